@@ -1,0 +1,58 @@
+package model
+
+import "net/netip"
+
+// Node is what a backend needs to know of the node it runs on.
+type Node struct {
+	// Name is the node's name in Kubernetes.
+	Name string
+	// IPs is the node's primary addresses, at most one a family, IPv4 first.
+	IPs []netip.Addr
+	// PodCIDRs is the pod networks of this node (detect-local mode NodeCIDR).
+	PodCIDRs []netip.Prefix
+}
+
+// Changes is what is new since the last Changes that a backend applied.
+type Changes struct {
+	// Full says that Ports is everything there is: what it does not name is gone.
+	Full bool
+	// Ports holds, for each port that changed, what it is now; nil means gone.
+	// The ServicePorts are shared: nobody may modify one that was handed out.
+	Ports map[PortID]*ServicePort
+	// Node is the node when it changed or Full is set, else nil.
+	Node *Node
+	// ServiceCIDRs is all ranges of the cluster's ServiceCIDR objects, sorted, when they
+	// changed or Full is set. It is meaningful only when ServiceCIDRsChanged is set.
+	ServiceCIDRs        []netip.Prefix
+	ServiceCIDRsChanged bool
+}
+
+// Empty reports whether applying c would do nothing.
+func (c *Changes) Empty() bool {
+	return !c.Full && len(c.Ports) == 0 && c.Node == nil && !c.ServiceCIDRsChanged
+}
+
+// Merge adds the later changes next to c: of two changes to one thing, the later counts.
+// A loop calls it when a backend did not apply c, so that nothing is lost.
+func (c *Changes) Merge(next *Changes) {
+	if next.Full {
+		*c = *next
+		return
+	}
+	if c.Ports == nil && len(next.Ports) > 0 {
+		c.Ports = make(map[PortID]*ServicePort, len(next.Ports))
+	}
+	for id, port := range next.Ports {
+		if port == nil && c.Full {
+			delete(c.Ports, id)
+			continue
+		}
+		c.Ports[id] = port
+	}
+	if next.Node != nil {
+		c.Node = next.Node
+	}
+	if next.ServiceCIDRsChanged {
+		c.ServiceCIDRs, c.ServiceCIDRsChanged = next.ServiceCIDRs, true
+	}
+}

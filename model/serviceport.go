@@ -1,0 +1,118 @@
+package model
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+	"time"
+)
+
+// PortID names one port of one Service in one IP family.
+type PortID struct {
+	Namespace string
+	Service   string
+	// Port is the name of the port; empty for the only port of a Service.
+	Port     string
+	Protocol Protocol
+	Family   Family
+}
+
+// String returns "namespace/service:port/PROTOCOL (family)", without ":port" when the port has no name.
+func (id PortID) String() string {
+	return fmt.Sprintf("%s/%s (%s)", id.ServicePortName(), id.Protocol, id.Family)
+}
+
+// ServicePortName returns "namespace/service:port", or "namespace/service" when the
+// port has no name: the spelling that kube-proxy uses in logs and rule comments.
+func (id PortID) ServicePortName() string {
+	if id.Port == "" {
+		return id.Namespace + "/" + id.Service
+	}
+	return id.Namespace + "/" + id.Service + ":" + id.Port
+}
+
+// Compare orders PortIDs by namespace, Service, port name, protocol and family.
+func (id PortID) Compare(other PortID) int {
+	return cmp.Or(
+		cmp.Compare(id.Namespace, other.Namespace),
+		cmp.Compare(id.Service, other.Service),
+		cmp.Compare(id.Port, other.Port),
+		cmp.Compare(id.Protocol, other.Protocol),
+		cmp.Compare(id.Family, other.Family),
+	)
+}
+
+// TrafficPolicy says whether all endpoints or only those on this node serve a kind of
+// traffic (KEP-2086 for internal traffic). The zero value is PolicyCluster.
+type TrafficPolicy uint8
+
+// The traffic policies.
+const (
+	// PolicyCluster sends traffic to the Cluster list of a ServicePort.
+	PolicyCluster TrafficPolicy = iota
+	// PolicyLocal sends traffic to the Local list of a ServicePort.
+	PolicyLocal
+)
+
+// String returns "Cluster" or "Local", Kubernetes' own spelling.
+func (p TrafficPolicy) String() string {
+	if p == PolicyLocal {
+		return "Local"
+	}
+	return "Cluster"
+}
+
+// ServicePort is what this node does for one port of one Service in one IP family. All
+// addresses are of the family in ID. Lists are sorted, hold no duplicates, and are nil
+// when empty, so that two equal ServicePorts are equal field by field.
+type ServicePort struct {
+	ID PortID
+
+	// ClusterIP is the address that clients in the cluster dial.
+	ClusterIP netip.Addr
+	// Port is the port on ClusterIP, ExternalIPs and LoadBalancerIPs.
+	Port uint16
+	// NodePort is the port on the node's own addresses; 0 means none.
+	NodePort uint16
+	// ExternalIPs is spec.externalIPs of the family.
+	ExternalIPs []netip.Addr
+	// LoadBalancerIPs is status.loadBalancer.ingress of the family, without those whose ipMode is Proxy (KEP-1860).
+	LoadBalancerIPs []netip.Addr
+	// LoadBalancerSourceRanges limits who may use LoadBalancerIPs. With Guarded unset there is
+	// no limit; with Guarded set and no ranges of this family, nobody may.
+	LoadBalancerSourceRanges []netip.Prefix
+	// Guarded says that the Service has loadBalancerSourceRanges, of any family.
+	Guarded bool
+
+	// AffinityTimeout is how long a client stays with its endpoint after its last new
+	// connection (sessionAffinity ClientIP); 0 means no affinity. Whole seconds.
+	AffinityTimeout time.Duration
+	// InternalPolicy is the policy for ClusterIP, ExternalPolicy for everything else.
+	InternalPolicy TrafficPolicy
+	ExternalPolicy TrafficPolicy
+	// HealthCheckNodePort is where load balancers ask for local endpoints; 0 means none.
+	HealthCheckNodePort uint16
+
+	// Cluster is the endpoints for policy Cluster: readiness, the fallback to terminating
+	// endpoints (KEP-1669) and topology (KEP-2433, KEP-4444) are already applied.
+	Cluster []Endpoint
+	// Local is the endpoints on this node for policy Local: readiness and the fallback are
+	// applied, topology never is.
+	Local []Endpoint
+	// Serving is every endpoint that serves, also those that the lists leave out because of
+	// topology or because they terminate: existing flows to them must not be cut. It is
+	// kept for UDP only and nil otherwise.
+	Serving []netip.AddrPort
+}
+
+// Endpoint is where a connection can be sent.
+type Endpoint struct {
+	AddrPort netip.AddrPort
+	// Local says that the endpoint is on this node.
+	Local bool
+}
+
+// CompareEndpoints orders endpoints by address and port.
+func CompareEndpoints(a, b Endpoint) int {
+	return a.AddrPort.Compare(b.AddrPort)
+}
