@@ -1,0 +1,111 @@
+package nft
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// Chain is a chain with its rules. It is a base chain when Hook is set.
+type Chain struct {
+	Name string
+	// Type, Hook and Priority say where a base chain is called; its policy is always accept.
+	Type     ChainType
+	Hook     Hook
+	Priority int32
+	Rules    []Rule
+	// Comment is shown by nft; at most 127 bytes.
+	Comment string
+}
+
+// ChainType is the type of a base chain.
+type ChainType string
+
+// The chain types.
+const (
+	TypeFilter ChainType = "filter"
+	TypeNAT    ChainType = "nat"
+)
+
+// Hook is where in a packet's path a base chain is called. Empty means a regular chain.
+type Hook string
+
+// The hooks.
+const (
+	HookPrerouting  Hook = "prerouting"
+	HookInput       Hook = "input"
+	HookForward     Hook = "forward"
+	HookOutput      Hook = "output"
+	HookPostrouting Hook = "postrouting"
+)
+
+// hookNumbers are the kernel's enum nf_inet_hooks.
+var hookNumbers = []Hook{HookPrerouting, HookInput, HookForward, HookOutput, HookPostrouting}
+
+// Priorities that nft has names for (enum nf_ip_hook_priorities).
+const (
+	PriorityDstNAT int32 = -100
+	PriorityFilter int32 = 0
+	PrioritySrcNAT int32 = 100
+)
+
+// priorityString names the priority as nft lists it.
+func priorityString(p int32, hook Hook) string {
+	for _, named := range []struct {
+		name string
+		at   int32
+	}{{"dstnat", PriorityDstNAT}, {"filter", PriorityFilter}, {"srcnat", PrioritySrcNAT}} {
+		// nft knows srcnat in postrouting only, and dstnat in prerouting and output only.
+		if named.name == "srcnat" && hook != HookPostrouting {
+			continue
+		}
+		if named.name == "dstnat" && hook != HookPrerouting {
+			continue
+		}
+		switch d := p - named.at; {
+		case d == 0:
+			return named.name
+		case d >= -10 && d <= 10:
+			return fmt.Sprintf("%s %s %d", named.name, map[bool]string{true: "+", false: "-"}[d > 0], max(d, -d))
+		}
+	}
+	return fmt.Sprint(p)
+}
+
+func (c *Chain) header() string {
+	if c.Hook == "" {
+		return ""
+	}
+	return fmt.Sprintf("type %s hook %s priority %s; policy accept;", c.Type, c.Hook, priorityString(c.Priority, c.Hook))
+}
+
+// same reports whether two chains differ in nothing but their rules.
+func (c *Chain) same(o *Chain) bool {
+	return c.Type == o.Type && c.Hook == o.Hook && c.Priority == o.Priority && c.Comment == o.Comment
+}
+
+func sameRules(a, b []Rule) bool {
+	return slices.EqualFunc(a, b, func(x, y Rule) bool { return x.String() == y.String() })
+}
+
+// Rule is a sequence of statements, applied as long as each one matches.
+type Rule struct {
+	Statements []Statement
+	// Comment is shown by nft; at most 127 bytes.
+	Comment string
+}
+
+// String prints the rule as nft lists it.
+func (r Rule) String() string {
+	var words []string
+	for _, s := range r.Statements {
+		words = append(words, s.String())
+	}
+	if r.Comment != "" {
+		words = append(words, "comment "+quote(r.Comment))
+	}
+	return strings.Join(words, " ")
+}
+
+// NewRule returns a rule of the statements, without a comment.
+func NewRule(statements ...Statement) Rule { return Rule{Statements: statements} }

@@ -1,0 +1,155 @@
+package nft
+
+import (
+	"encoding/binary"
+	"fmt"
+	"net/netip"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// Data is a value as the kernel holds it in registers and set elements: addresses and
+// ports in network byte order, marks and integers in the host's, every field of a
+// concatenation padded with zeros to a multiple of four bytes. It is a string so that it
+// can be compared and be a map key; it is not text.
+type Data string
+
+// AddrData returns addr as Data, four or sixteen bytes.
+func AddrData(addr netip.Addr) Data { return Data(addr.AsSlice()) }
+
+// PortData returns a transport port as Data, padded.
+func PortData(port uint16) Data { return Data([]byte{byte(port >> 8), byte(port), 0, 0}) }
+
+// ProtoData returns an IP protocol number as Data, padded.
+func ProtoData(proto uint8) Data { return Data([]byte{proto, 0, 0, 0}) }
+
+// IntegerData returns a host-endian integer, such as a numgen slot or a mark, as Data.
+func IntegerData(v uint32) Data { return Data(binary.NativeEndian.AppendUint32(nil, v)) }
+
+// AppendFrontend appends addr . proto . port, the key of a Service address, to b.
+func AppendFrontend(b []byte, addr netip.Addr, proto uint8, port uint16) []byte {
+	if addr.Is4() {
+		a := addr.As4()
+		b = append(b, a[:]...)
+	} else {
+		a := addr.As16()
+		b = append(b, a[:]...)
+	}
+	return append(b, proto, 0, 0, 0, byte(port>>8), byte(port), 0, 0)
+}
+
+// AppendInteger appends a host-endian integer to b.
+func AppendInteger(b []byte, v uint32) []byte { return binary.NativeEndian.AppendUint32(b, v) }
+
+// padded is n rounded up to whole registers.
+func padded(n int) int { return (n + 3) &^ 3 }
+
+// dataType is one of nft's data types: how a value of it is named, stored and printed.
+type dataType struct {
+	name   string
+	id     uint32 // enum datatypes in nft's datatype.h; kept by the kernel for nft only
+	length int    // bytes
+	order  uint32 // byte order as nft's userdata says it
+	format func(string) string
+}
+
+// Byte orders in the userdata of a set (nft's enum byteorder).
+const (
+	orderNone = 0
+	orderHost = 1
+	orderBig  = 2
+)
+
+// verdictType is the data type that the kernel calls NFT_DATA_VERDICT.
+const verdictType = 0xffffff00
+
+var (
+	typeInteger = dataType{"integer", 4, 4, orderHost, formatInteger}
+	typeIPv4    = dataType{"ipv4_addr", 7, 4, orderBig, formatAddr}
+	typeIPv6    = dataType{"ipv6_addr", 8, 16, orderBig, formatAddr}
+	typeProto   = dataType{"inet_proto", 12, 1, orderBig, formatProto}
+	typePort    = dataType{"inet_service", 13, 2, orderBig, formatPort}
+	typeMark    = dataType{"mark", 19, 4, orderHost, formatMark}
+	typeCTState = dataType{"ct_state", 26, 4, orderHost, formatFlags(ctStateNames)}
+	typeCTStat  = dataType{"ct_status", 28, 4, orderHost, formatFlags(ctStatusNames)}
+	typeFib     = dataType{"fib_addrtype", 40, 4, orderHost, formatAddrType}
+	typeIfname  = dataType{"ifname", 41, 16, orderHost, formatName}
+)
+
+func formatInteger(b string) string {
+	return strconv.FormatUint(uint64(binary.NativeEndian.Uint32([]byte(b))), 10)
+}
+
+func formatMark(b string) string {
+	return fmt.Sprintf("0x%08x", binary.NativeEndian.Uint32([]byte(b)))
+}
+
+func formatAddr(b string) string {
+	addr, _ := netip.AddrFromSlice([]byte(b))
+	return addr.String()
+}
+
+func formatProto(b string) string {
+	switch b[0] {
+	case unix.IPPROTO_TCP:
+		return "tcp"
+	case unix.IPPROTO_UDP:
+		return "udp"
+	case unix.IPPROTO_SCTP:
+		return "sctp"
+	}
+	return strconv.Itoa(int(b[0]))
+}
+
+func formatPort(b string) string {
+	return strconv.Itoa(int(b[0])<<8 | int(b[1]))
+}
+
+func formatName(b string) string {
+	return strconv.Quote(strings.TrimRight(b, "\x00"))
+}
+
+// Address types of the fib expression (RTN_* of the kernel's rtnetlink.h).
+var addrTypeNames = map[uint32]string{
+	unix.RTN_UNICAST: "unicast", unix.RTN_LOCAL: "local", unix.RTN_BROADCAST: "broadcast",
+	unix.RTN_ANYCAST: "anycast", unix.RTN_MULTICAST: "multicast",
+}
+
+func formatAddrType(b string) string {
+	v := binary.NativeEndian.Uint32([]byte(b))
+	if name, ok := addrTypeNames[v]; ok {
+		return name
+	}
+	return strconv.FormatUint(uint64(v), 10)
+}
+
+// CTStateNew is the bit of ct state that says a packet opens a connection.
+const CTStateNew = 1 << 3
+
+// CTStatusDNAT is the bit of ct status that says the destination was translated.
+const CTStatusDNAT = 1 << 5
+
+var (
+	ctStateNames  = map[uint32]string{1: "invalid", 2: "established", 4: "related", CTStateNew: "new", 64: "untracked"}
+	ctStatusNames = map[uint32]string{1: "expected", 2: "seen-reply", 4: "assured", 8: "confirmed", 16: "snat", CTStatusDNAT: "dnat", 512: "dying"}
+)
+
+func formatFlags(names map[uint32]string) func(string) string {
+	return func(b string) string {
+		v := binary.NativeEndian.Uint32([]byte(b))
+		var words []string
+		for bit := uint32(1); bit != 0; bit <<= 1 {
+			if v&bit == 0 {
+				continue
+			}
+			name, ok := names[bit]
+			if !ok {
+				return fmt.Sprintf("0x%08x", v)
+			}
+			words = append(words, name)
+		}
+		return strings.Join(words, ",")
+	}
+}

@@ -1,0 +1,410 @@
+package nft
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/google/nftables/expr"
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// errShort is a message too short to hold what it must.
+var errShort = errors.New("message is too short")
+
+// nfgenmsgLen is the length of the header before the attributes of every nf_tables message.
+const nfgenmsgLen = 4
+
+// decodeAttributes calls f for each attribute of a message with its type and payload.
+func decodeAttributes(data []byte, f func(typ uint16, b []byte) error) error {
+	if len(data) < nfgenmsgLen {
+		return errShort
+	}
+	return eachAttribute(data[nfgenmsgLen:], f)
+}
+
+// eachAttribute walks a list of netlink attributes without copying them.
+func eachAttribute(b []byte, f func(typ uint16, b []byte) error) error {
+	for len(b) >= attrHeader {
+		length := int(binary.NativeEndian.Uint16(b))
+		if length < attrHeader || length > len(b) {
+			return fmt.Errorf("attribute of %d bytes in %d: %w", length, len(b), errShort)
+		}
+		typ := binary.NativeEndian.Uint16(b[2:]) & attrTypeMask
+		if err := f(typ, b[attrHeader:length]); err != nil {
+			return err
+		}
+		b = b[min(padded(length), len(b)):]
+	}
+	return nil
+}
+
+func cString(b []byte) string { return strings.TrimRight(string(b), "\x00") }
+
+func be32(b []byte) (uint32, error) {
+	if len(b) != 4 {
+		return 0, fmt.Errorf("number of %d bytes: %w", len(b), errShort)
+	}
+	return binary.BigEndian.Uint32(b), nil
+}
+
+// decodeTable decodes an NFT_MSG_NEWTABLE message; the table has no chains and sets yet.
+func decodeTable(data []byte) (*Table, error) {
+	t := &Table{}
+	err := decodeAttributes(data, func(typ uint16, b []byte) error {
+		switch typ {
+		case unix.NFTA_TABLE_NAME:
+			t.Name = cString(b)
+		case nftaTableUserdata:
+			t.Comment = udataComment(b, udataTableComment)
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("table: %w", err)
+	}
+	t.Family = Family(data[0])
+	return t, nil
+}
+
+func udataComment(b []byte, want byte) (comment string) {
+	eachUdata(b, func(typ byte, value []byte) {
+		if typ == want {
+			comment = cString(value)
+		}
+	})
+	return comment
+}
+
+// decodeChain decodes an NFT_MSG_NEWCHAIN message and returns the table's name too.
+func decodeChain(data []byte) (table string, c *Chain, err error) {
+	c = &Chain{}
+	err = decodeAttributes(data, func(typ uint16, b []byte) error {
+		switch typ {
+		case unix.NFTA_CHAIN_TABLE:
+			table = cString(b)
+		case unix.NFTA_CHAIN_NAME:
+			c.Name = cString(b)
+		case unix.NFTA_CHAIN_TYPE:
+			c.Type = ChainType(cString(b))
+		case unix.NFTA_CHAIN_HOOK:
+			return eachAttribute(b, c.decodeHook)
+		case nftaChainUserdata:
+			c.Comment = udataComment(b, udataChainComment)
+		}
+		return nil
+	})
+	if err != nil {
+		return "", nil, fmt.Errorf("chain: %w", err)
+	}
+	return table, c, nil
+}
+
+func (c *Chain) decodeHook(typ uint16, b []byte) error {
+	v, err := be32(b)
+	if err != nil {
+		return nil // a device name or list: not of the families here
+	}
+	switch typ {
+	case unix.NFTA_HOOK_HOOKNUM:
+		if int(v) >= len(hookNumbers) {
+			return fmt.Errorf("hook number %d", v)
+		}
+		c.Hook = hookNumbers[v]
+	case unix.NFTA_HOOK_PRIORITY:
+		c.Priority = int32(v)
+	}
+	return nil
+}
+
+// decodeSet decodes an NFT_MSG_NEWSET message, without elements. Anonymous sets, sets
+// with flags that this package does not write, and sets without a readable
+// description are not misread: their key or data type is opaque.
+func decodeSet(data []byte) (table string, s *Set, err error) {
+	s = &Set{}
+	var flags, keyLen, dataLen, dataType uint32
+	var userdata []byte
+	err = decodeAttributes(data, func(typ uint16, b []byte) (err error) {
+		switch typ {
+		case unix.NFTA_SET_TABLE:
+			table = cString(b)
+		case unix.NFTA_SET_NAME:
+			s.Name = cString(b)
+		case unix.NFTA_SET_FLAGS:
+			flags, err = be32(b)
+		case unix.NFTA_SET_KEY_LEN:
+			keyLen, err = be32(b)
+		case unix.NFTA_SET_DATA_TYPE:
+			dataType, err = be32(b)
+		case unix.NFTA_SET_DATA_LEN:
+			dataLen, err = be32(b)
+		case unix.NFTA_SET_USERDATA:
+			userdata = b
+		}
+		return err
+	})
+	if err != nil {
+		return "", nil, fmt.Errorf("set: %w", err)
+	}
+	s.decodeUserdata(userdata)
+	if s.Key == nil || s.Key.keyLen() != int(keyLen) {
+		s.Key = opaque(keyLen)
+	}
+	s.Verdicts = flags&unix.NFT_SET_MAP != 0 && dataType == verdictType
+	switch {
+	case s.Verdicts || flags&unix.NFT_SET_MAP == 0:
+		s.Data = nil
+	case s.Data == nil || s.Data.keyLen() != int(dataLen):
+		s.Data = opaque(dataLen)
+	}
+	return table, s, nil
+}
+
+func (s *Set) decodeUserdata(b []byte) {
+	eachUdata(b, func(typ byte, value []byte) {
+		switch typ {
+		case udataSetKeyTypeof:
+			s.Key = decodeTypeof(value)
+		case udataSetDataTypeof:
+			s.Data = decodeTypeof(value)
+		case udataSetComment:
+			s.Comment = cString(value)
+		}
+	})
+}
+
+// decodeTypeof reads a typeof description by comparing it with those that this package
+// writes; nil if it is none of them.
+func decodeTypeof(b []byte) Concat {
+	var kind uint32
+	var body []byte
+	eachUdata(b, func(typ byte, value []byte) {
+		switch {
+		case typ == 0 && len(value) == 4:
+			kind = binary.NativeEndian.Uint32(value)
+		case typ == 1:
+			body = value
+		}
+	})
+	if kind != udataConcat {
+		if e := decodeTypeofOne(b, kind, body); e != nil {
+			return Concat{e}
+		}
+		return nil
+	}
+	var c Concat
+	eachUdata(body, func(_ byte, value []byte) { c = append(c, decodeTypeof(value)...) })
+	parts := 0
+	eachUdata(body, func(byte, []byte) { parts++ })
+	if len(c) != parts {
+		return nil
+	}
+	return c
+}
+
+func decodeTypeofOne(b []byte, kind uint32, body []byte) Expr {
+	if kind == udataNumgen {
+		n := Numgen{}
+		eachUdata(body, func(typ byte, value []byte) {
+			if typ == 1 && len(value) == 4 {
+				n.Mod = binary.NativeEndian.Uint32(value)
+			}
+		})
+		return n
+	}
+	for f := Field(1); int(f) < len(fields); f++ {
+		if fields[f].kind != 0 && string(f.typeof(nil)) == string(b) {
+			return f
+		}
+	}
+	return nil
+}
+
+// opaque is a type of the given length about which nothing else is known.
+func opaque(length uint32) Concat { return Concat{opaqueType(length)} }
+
+type opaqueType uint32
+
+func (o opaqueType) String() string { return fmt.Sprintf("opaque-%d-bytes", uint32(o)) }
+func (o opaqueType) dataType() dataType {
+	return dataType{name: o.String(), length: int(o), format: func(b string) string { return fmt.Sprintf("0x%x", b) }}
+}
+func (o opaqueType) load(uint32) expr.Any   { return &expr.Payload{} }
+func (o opaqueType) typeof(b []byte) []byte { return b }
+
+// decodeElements decodes an NFT_MSG_NEWSETELEM message into the set.
+func decodeElements(data []byte, s *Set) error {
+	err := decodeAttributes(data, func(typ uint16, b []byte) error {
+		if typ != unix.NFTA_SET_ELEM_LIST_ELEMENTS {
+			return nil
+		}
+		return eachAttribute(b, func(_ uint16, b []byte) error {
+			e, err := decodeElement(b)
+			if err == nil {
+				e.Key, e.Value = pad(e.Key), pad(e.Value)
+				s.Put(e)
+			}
+			return err
+		})
+	})
+	if err != nil {
+		return fmt.Errorf("elements of %s %s: %w", s.Kind(), s.Name, err)
+	}
+	return nil
+}
+
+// pad pads a value that stands alone, which the kernel keeps at its true length.
+func pad(d Data) Data { return d + Data(make([]byte, padded(len(d))-len(d))) }
+
+func decodeElement(b []byte) (Element, error) {
+	var e Element
+	err := eachAttribute(b, func(typ uint16, b []byte) error {
+		switch typ {
+		case unix.NFTA_SET_ELEM_KEY:
+			return eachAttribute(b, func(_ uint16, b []byte) error {
+				e.Key = Data(b)
+				return nil
+			})
+		case unix.NFTA_SET_ELEM_DATA:
+			return eachAttribute(b, e.decodeData)
+		case unix.NFTA_SET_ELEM_USERDATA:
+			e.Comment = udataComment(b, udataElementComment)
+		}
+		return nil
+	})
+	return e, err
+}
+
+func (e *Element) decodeData(typ uint16, b []byte) error {
+	if typ == unix.NFTA_DATA_VALUE {
+		e.Value = Data(b)
+		return nil
+	}
+	var code uint32
+	err := eachAttribute(b, func(typ uint16, b []byte) (err error) {
+		switch typ {
+		case unix.NFTA_VERDICT_CODE:
+			code, err = be32(b)
+		case unix.NFTA_VERDICT_CHAIN:
+			e.Verdict.Chain = cString(b)
+		}
+		return err
+	})
+	e.Verdict.Kind = verdictKind(code)
+	return err
+}
+
+func verdictKind(code uint32) VerdictKind {
+	for k := Accept; k <= GotoChain; k++ {
+		if uint32((Verdict{Kind: k}).kernel()) == code {
+			return k
+		}
+	}
+	return 0
+}
+
+// decodedRule is a rule as it came from the kernel, before its lookups are resolved.
+type decodedRule struct {
+	table, chain string
+	exprs        []any
+	comment      string
+}
+
+// decodeRule decodes an NFT_MSG_NEWRULE message.
+func decodeRule(data []byte) (r decodedRule, err error) {
+	err = decodeAttributes(data, func(typ uint16, b []byte) error {
+		switch typ {
+		case unix.NFTA_RULE_TABLE:
+			r.table = cString(b)
+		case unix.NFTA_RULE_CHAIN:
+			r.chain = cString(b)
+		case unix.NFTA_RULE_USERDATA:
+			r.comment = udataComment(b, udataRuleComment)
+		case unix.NFTA_RULE_EXPRESSIONS:
+			return eachAttribute(b, func(_ uint16, b []byte) error {
+				e, err := decodeExpr(data[0], b)
+				r.exprs = append(r.exprs, e)
+				return err
+			})
+		}
+		return nil
+	})
+	if err != nil {
+		return decodedRule{}, fmt.Errorf("rule: %w", err)
+	}
+	return r, nil
+}
+
+// decodeExpr decodes one expression of a rule with google/nftables, or as unknownExpr.
+func decodeExpr(family byte, b []byte) (any, error) {
+	var name string
+	var data []byte
+	err := eachAttribute(b, func(typ uint16, b []byte) error {
+		switch typ {
+		case unix.NFTA_EXPR_NAME:
+			name = cString(b)
+		case unix.NFTA_EXPR_DATA:
+			data = b
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	e := newExpr(name)
+	if e == nil {
+		return unknownExpr(name), nil
+	}
+	if err := unmarshalExpr(family, data, e); err != nil {
+		return nil, fmt.Errorf("%s expression: %w", name, err)
+	}
+	return e, nil
+}
+
+// unmarshalExpr turns a panic of the decoder on malformed input into an error: what
+// the bytes hold comes from outside.
+func unmarshalExpr(family byte, data []byte, e expr.Any) (err error) {
+	defer func() {
+		if r := recover(); r != nil {
+			err = fmt.Errorf("malformed: %v", r)
+		}
+	}()
+	return expr.Unmarshal(family, data, e)
+}
+
+func newExpr(name string) expr.Any {
+	switch name {
+	case "payload":
+		return &expr.Payload{}
+	case "meta":
+		return &expr.Meta{}
+	case "ct":
+		return &expr.Ct{}
+	case "fib":
+		return &expr.Fib{}
+	case "numgen":
+		return &expr.Numgen{}
+	case "bitwise":
+		return &expr.Bitwise{}
+	case "cmp":
+		return &expr.Cmp{}
+	case "lookup":
+		return &expr.Lookup{}
+	case "nat":
+		return &expr.NAT{}
+	case "masq":
+		return &expr.Masq{}
+	case "reject":
+		return &expr.Reject{}
+	case "counter":
+		return &expr.Counter{}
+	case "immediate":
+		return &expr.Verdict{}
+	}
+	return nil
+}
+
+// messageType returns the nf_tables type of a netlink message.
+func messageType(m netlink.Message) uint16 { return uint16(m.Header.Type) & 0xff }

@@ -1,0 +1,347 @@
+package nft
+
+import (
+	"bytes"
+	"encoding/binary"
+	"net/netip"
+	"reflect"
+	"strings"
+
+	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
+)
+
+// delinearizer turns the kernel's register machine back into statements. It follows what
+// each register holds and recognises the sequences that linearize writes; anything else
+// becomes Unknown.
+type delinearizer struct {
+	family Family
+	sets   func(name string) *Set
+	loaded map[int]loadedValue
+	out    []Statement
+}
+
+// loadedValue is what a register holds: a field, possibly only its first bytes, possibly masked.
+type loadedValue struct {
+	expr      Expr
+	length    int // bytes, when fewer than the field has
+	mask, xor []byte
+	lookup    *DNAT // the register holds what this map lookup gave
+}
+
+func delinearize(family Family, sets func(string) *Set, exprs []any) []Statement {
+	d := delinearizer{family: family, sets: sets, loaded: map[int]loadedValue{}}
+	for _, e := range exprs {
+		d.step(e)
+	}
+	return d.out
+}
+
+func (d *delinearizer) emit(s Statement) { d.out = append(d.out, s) }
+
+func (d *delinearizer) unknown(name string) { d.emit(Unknown{Name: name}) }
+
+func (d *delinearizer) step(e any) {
+	switch e := e.(type) {
+	case *expr.Payload:
+		d.loadPayload(e)
+	case *expr.Numgen:
+		d.loadNumgen(e)
+	case *expr.Ct, *expr.Fib:
+		d.load(e)
+	case *expr.Meta:
+		d.meta(e)
+	case *expr.Bitwise:
+		d.bitwise(e)
+	case *expr.Cmp:
+		d.cmp(e)
+	case *expr.Lookup:
+		d.lookup(e)
+	case *expr.NAT:
+		d.nat(e)
+	case *expr.Masq:
+		d.masquerade(e)
+	case *expr.Reject:
+		d.reject(e)
+	case *expr.Counter:
+		d.emit(Counter{})
+	case *expr.Verdict:
+		d.emit(verdictOf(e))
+	case unknownExpr:
+		d.unknown(string(e))
+	default:
+		d.unknown(strings.ToLower(reflect.TypeOf(e).Elem().Name()))
+	}
+}
+
+// unknownExpr stands for an expression that the decoder has no type for.
+type unknownExpr string
+
+// load recognises the load of a field by comparing it with the load that each field would make.
+func (d *delinearizer) load(e any) {
+	reg := loadRegister(e)
+	for f := Field(1); int(f) < len(fields); f++ {
+		if reflect.DeepEqual(f.load(reg), e) {
+			d.loaded[registerIndex(reg)] = loadedValue{expr: f}
+			return
+		}
+	}
+	d.unknown(strings.ToLower(reflect.TypeOf(e).Elem().Name()))
+}
+
+func (d *delinearizer) loadNumgen(n *expr.Numgen) {
+	if n.Type != unix.NFT_NG_RANDOM || n.Offset != 0 {
+		d.unknown("numgen")
+		return
+	}
+	d.loaded[registerIndex(n.Register)] = loadedValue{expr: Numgen{Mod: n.Modulus}}
+}
+
+func loadRegister(e any) uint32 {
+	switch e := e.(type) {
+	case *expr.Meta:
+		return e.Register
+	case *expr.Ct:
+		return e.Register
+	case *expr.Fib:
+		return e.Register
+	}
+	return 0
+}
+
+// loadPayload recognises a field also when only its first bytes are loaded, which is how a
+// byte-aligned prefix is matched.
+func (d *delinearizer) loadPayload(p *expr.Payload) {
+	if p.OperationType != expr.PayloadLoad {
+		d.unknown("payload")
+		return
+	}
+	for f := Field(1); int(f) < len(fields); f++ {
+		spec, ok := fields[f].load.(*expr.Payload)
+		if !ok || spec.Base != p.Base || spec.Offset != p.Offset || spec.Len < p.Len || !d.inFamily(f) {
+			continue
+		}
+		v := loadedValue{expr: f}
+		if p.Len < spec.Len {
+			v.length = int(p.Len)
+		}
+		d.loaded[registerIndex(p.DestRegister)] = v
+		return
+	}
+	d.unknown("payload")
+}
+
+// inFamily tells IPv4 from IPv6 header fields, whose offsets can coincide.
+func (d *delinearizer) inFamily(f Field) bool {
+	switch f {
+	case IPSaddr, IPDaddr:
+		return d.family == FamilyIP
+	case IP6Saddr, IP6Daddr:
+		return d.family == FamilyIP6
+	}
+	return true
+}
+
+func (d *delinearizer) meta(m *expr.Meta) {
+	if !m.SourceRegister {
+		d.load(m)
+		return
+	}
+	v := d.loaded[registerIndex(m.Register)]
+	if m.Key != expr.MetaKeyMARK || v.expr != MetaMark || len(v.xor) != 4 {
+		d.unknown("meta")
+		return
+	}
+	mask, xor := binary.NativeEndian.Uint32(v.mask), binary.NativeEndian.Uint32(v.xor)
+	switch {
+	case mask == ^xor:
+		d.emit(SetMarkBits{Bits: xor})
+	case mask == ^uint32(0):
+		d.emit(FlipMarkBits{Bits: xor})
+	default:
+		d.unknown("meta")
+	}
+}
+
+func (d *delinearizer) bitwise(b *expr.Bitwise) {
+	v, ok := d.loaded[registerIndex(b.SourceRegister)]
+	if !ok || v.mask != nil || b.SourceRegister != b.DestRegister || len(b.Mask) == 0 || len(b.Xor) != len(b.Mask) {
+		d.unknown("bitwise")
+		return
+	}
+	v.mask, v.xor = b.Mask, b.Xor
+	d.loaded[registerIndex(b.DestRegister)] = v
+}
+
+func (d *delinearizer) cmp(c *expr.Cmp) {
+	v, ok := d.loaded[registerIndex(c.Register)]
+	f, isField := v.expr.(Field)
+	if !ok || !isField || (c.Op != expr.CmpOpEq && c.Op != expr.CmpOpNeq) {
+		d.unknown("cmp")
+		return
+	}
+	op := Equal
+	if c.Op == expr.CmpOpNeq {
+		op = NotEqual
+	}
+	if s := matchOf(f, op, v, c.Data); s != nil {
+		d.emit(s)
+		return
+	}
+	d.unknown("cmp")
+}
+
+// matchOf returns the match of a field, loaded as v says, with data; nil if there is none.
+func matchOf(f Field, op Op, v loadedValue, data []byte) Statement {
+	length := f.dataType().length
+	switch {
+	case v.mask != nil && isAddr(f):
+		return maskedPrefix(f, op, v, data)
+	case v.mask != nil:
+		return maskedFlags(f, op, v, data)
+	case v.length > 0 && isAddr(f) && len(data) == v.length:
+		return prefixMatch(f, op, data, 8*v.length)
+	case v.length > 0:
+		return nil
+	case isAddr(f) && len(data) == length:
+		return prefixMatch(f, op, data, 8*length)
+	case (f == MetaIifname || f == MetaOifname) && len(data) == length:
+		return MatchIfname{Field: f, Op: op, Name: strings.TrimRight(string(data), "\x00")}
+	case f == MetaIifname || f == MetaOifname:
+		return MatchIfname{Field: f, Op: op, Name: string(data) + "*"}
+	case len(data) == length:
+		padding := make([]byte, padded(length)-length)
+		return Match{Field: f, Op: op, Value: Data(data) + Data(padding)}
+	}
+	return nil
+}
+
+func isAddr(f Field) bool {
+	return f == IPSaddr || f == IPDaddr || f == IP6Saddr || f == IP6Daddr
+}
+
+func prefixMatch(f Field, op Op, data []byte, bits int) Statement {
+	full := make([]byte, f.dataType().length)
+	copy(full, data)
+	addr, _ := netip.AddrFromSlice(full)
+	return MatchPrefix{Field: f, Op: op, Prefix: netip.PrefixFrom(addr, bits)}
+}
+
+func maskedPrefix(f Field, op Op, v loadedValue, data []byte) Statement {
+	if len(data) != f.dataType().length || len(v.mask) != len(data) || !allZero(v.xor) {
+		return nil
+	}
+	bits := 0
+	for bits < 8*len(v.mask) && v.mask[bits/8]&(0x80>>(bits%8)) != 0 {
+		bits++
+	}
+	m := prefixMatch(f, op, data, bits).(MatchPrefix)
+	var check linearizer
+	m.linearize(&check)
+	if b, ok := check.out[1].(*expr.Bitwise); !ok || !bytes.Equal(b.Mask, v.mask) || m.Prefix != m.Prefix.Masked() {
+		return nil
+	}
+	return m
+}
+
+func maskedFlags(f Field, op Op, v loadedValue, data []byte) Statement {
+	if len(data) != 4 || len(v.mask) != 4 || !allZero(v.xor) {
+		return nil
+	}
+	mask := binary.NativeEndian.Uint32(v.mask)
+	switch {
+	case op == NotEqual && allZero(data) && (f == CTState || f == CTStatus):
+		return MatchFlags{Field: f, Bits: mask}
+	case op == Equal && bytes.Equal(v.mask, data) && f == MetaMark:
+		return MatchMark{Bits: mask}
+	}
+	return nil
+}
+
+func allZero(b []byte) bool { return len(bytes.Trim(b, "\x00")) == 0 }
+
+// concatAt collects the expressions loaded from the register on, until they are length bytes.
+func (d *delinearizer) concatAt(reg uint32, length int) (Concat, bool) {
+	var c Concat
+	for i, n := registerIndex(reg), 0; n < length; {
+		v, ok := d.loaded[i]
+		if !ok || v.expr == nil || v.mask != nil || v.length > 0 {
+			return nil, false
+		}
+		c = append(c, v.expr)
+		size := padded(v.expr.dataType().length)
+		i += size / 4
+		n += size
+	}
+	return c, c.Len() == length
+}
+
+func (d *delinearizer) lookup(e *expr.Lookup) {
+	set := d.sets(e.SetName)
+	if set == nil {
+		d.unknown("lookup")
+		return
+	}
+	key, ok := d.concatAt(e.SourceRegister, set.Key.Len())
+	op := Equal
+	if e.Invert {
+		op = NotEqual
+	}
+	switch {
+	case !ok:
+		d.unknown("lookup")
+	case !e.IsDestRegSet:
+		d.emit(InSet{Key: key, Op: op, Set: e.SetName})
+	case e.DestRegister == unix.NFT_REG_VERDICT:
+		d.emit(Vmap{Key: key, Map: e.SetName})
+	default:
+		d.loaded[registerIndex(e.DestRegister)] = loadedValue{lookup: &DNAT{Family: d.family, Key: key, Map: e.SetName}}
+	}
+}
+
+func (d *delinearizer) nat(n *expr.NAT) {
+	port := padded(d.family.Daddr().dataType().length) / 4
+	from := d.loaded[registerIndex(n.RegAddrMin)].lookup
+	addrEnd := n.RegAddrMax == 0 || n.RegAddrMax == n.RegAddrMin
+	portEnd := n.RegProtoMax == 0 || n.RegProtoMax == n.RegProtoMin
+	if from == nil || n.Type != expr.NATTypeDestNAT || registerIndex(n.RegProtoMin) != registerIndex(n.RegAddrMin)+port ||
+		!addrEnd || !portEnd || n.Random || n.FullyRandom || n.Persistent || n.Prefix || Family(n.Family) != d.family {
+		d.unknown("nat")
+		return
+	}
+	d.emit(*from)
+}
+
+func (d *delinearizer) masquerade(m *expr.Masq) {
+	if !m.FullyRandom || m.Random || m.Persistent || m.ToPorts {
+		d.unknown("masq")
+		return
+	}
+	d.emit(Masquerade{})
+}
+
+func (d *delinearizer) reject(r *expr.Reject) {
+	want := linearizer{}
+	Reject{Family: d.family}.linearize(&want)
+	if !reflect.DeepEqual(want.out[0], r) {
+		d.unknown("reject")
+		return
+	}
+	d.emit(Reject{Family: d.family})
+}
+
+func verdictOf(e *expr.Verdict) Statement {
+	switch e.Kind {
+	case expr.VerdictAccept:
+		return Verdict{Kind: Accept}
+	case expr.VerdictDrop:
+		return Drop
+	case expr.VerdictReturn:
+		return Verdict{Kind: Return}
+	case expr.VerdictJump:
+		return Jump(e.Chain)
+	case expr.VerdictGoto:
+		return Goto(e.Chain)
+	}
+	return Unknown{Name: "verdict"}
+}

@@ -1,0 +1,81 @@
+package nft
+
+import (
+	"encoding/binary"
+	"slices"
+
+	"golang.org/x/sys/unix"
+)
+
+// describe prints what a message asks for, reduced to the element at the offset that an
+// extended acknowledgement names, if it names one.
+func (m *message) describe(offset int) string {
+	s := m.step
+	switch s.Op {
+	case AddRules:
+		chain := *s.Chain
+		chain.Rules = chain.Rules[m.rule : m.rule+1]
+		s.Chain = &chain
+	case AddElements, DeleteElements:
+		if e, ok := m.elementAt(offset - unix.NLMSG_HDRLEN); ok {
+			s.Elements = []Element{e}
+			return s.elementLine()
+		}
+		if len(s.Elements) > 1 {
+			return s.elementsSummary()
+		}
+		return s.elementLine()
+	}
+	return s.String()
+}
+
+func (s Step) elementLine() string {
+	where := stepNames[s.Op] + " " + s.Table.Family.String() + " " + s.Table.Name + " " + s.Set.Name
+	if s.Op == DeleteElements {
+		return where + " { " + s.Set.Key.Format(s.Elements[0].Key) + " }"
+	}
+	return where + " { " + s.Set.FormatElement(s.Elements[0]) + " }"
+}
+
+func (s Step) elementsSummary() string {
+	first := s
+	first.Elements = []Element{slices.MinFunc(s.Elements, compareElements)}
+	line := first.elementLine()
+	return line[:len(line)-2] + ", … }"
+}
+
+// elementAt finds the element whose attributes cover the offset in the message's data.
+func (m *message) elementAt(offset int) (e Element, ok bool) {
+	data := m.Data
+	at := nfgenmsgLen
+	for at+attrHeader <= len(data) {
+		length := int(binary.NativeEndian.Uint16(data[at:]))
+		typ := binary.NativeEndian.Uint16(data[at+2:]) & attrTypeMask
+		if length < attrHeader || at+length > len(data) {
+			return e, false
+		}
+		if typ == unix.NFTA_SET_ELEM_LIST_ELEMENTS {
+			return elementIn(data[at+attrHeader:at+length], offset-at-attrHeader)
+		}
+		at += padded(length)
+	}
+	return e, false
+}
+
+func elementIn(list []byte, offset int) (e Element, ok bool) {
+	if offset < 0 {
+		return e, false
+	}
+	at := 0
+	_ = eachAttribute(list, func(_ uint16, b []byte) error {
+		if !ok && offset < at+attrHeader+len(b) {
+			var err error
+			e, err = decodeElement(b)
+			e.Key, e.Value = pad(e.Key), pad(e.Value)
+			ok = err == nil
+		}
+		at += padded(attrHeader + len(b))
+		return nil
+	})
+	return e, ok
+}

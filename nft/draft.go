@@ -1,0 +1,160 @@
+package nft
+
+import (
+	"maps"
+	"slices"
+)
+
+// Draft is a table under change. It knows the table as it is wanted and what of it the
+// kernel does not have yet, so that the Transaction for a change costs as little as the
+// change. Nothing is lost when a commit fails: the next Transaction has it all.
+//
+// A Draft is not safe for concurrent use.
+type Draft struct {
+	family  Family
+	name    string
+	comment string
+	sets    []*Set
+	chains  map[string]*Chain
+	// What the kernel has instead, for every chain and element touched since the last
+	// commit; nil chain or absent element: it has none.
+	chainsBefore   map[string]*Chain
+	elementsBefore map[*Set]map[Data]elementBefore
+	committed      bool
+}
+
+type elementBefore struct {
+	element Element
+	present bool
+}
+
+// NewDraft returns a draft of a table that the kernel does not have, or has with unknown
+// contents: its first transaction replaces the table.
+func NewDraft(family Family, name, comment string) *Draft {
+	return &Draft{
+		family: family, name: name, comment: comment,
+		chains:         map[string]*Chain{},
+		chainsBefore:   map[string]*Chain{},
+		elementsBefore: map[*Set]map[Data]elementBefore{},
+	}
+}
+
+// Family is the family of the table.
+func (d *Draft) Family() Family { return d.family }
+
+// AddSet adds a set or map. All sets must be there before the first commit.
+func (d *Draft) AddSet(s *Set) *Set {
+	d.sets = append(d.sets, s)
+	return s
+}
+
+// Put adds an element to a set of the draft or replaces the one with its key.
+func (d *Draft) Put(s *Set, e Element) {
+	before, present := s.Element(e.Key)
+	if present && before == e {
+		return
+	}
+	d.touch(s, e.Key, before, present)
+	s.Put(e)
+}
+
+// Remove removes the element with the key, if there is one.
+func (d *Draft) Remove(s *Set, key Data) {
+	before, present := s.Element(key)
+	if !present {
+		return
+	}
+	d.touch(s, key, before, present)
+	s.Remove(key)
+}
+
+func (d *Draft) touch(s *Set, key Data, before Element, present bool) {
+	if !d.committed {
+		return
+	}
+	touched := d.elementsBefore[s]
+	if touched == nil {
+		touched = map[Data]elementBefore{}
+		d.elementsBefore[s] = touched
+	}
+	if _, ok := touched[key]; !ok {
+		touched[key] = elementBefore{before, present}
+	}
+}
+
+// PutChain adds a chain or replaces the one with its name. The chain must not be modified afterwards.
+func (d *Draft) PutChain(c *Chain) {
+	d.touchChain(c.Name)
+	d.chains[c.Name] = c
+}
+
+// RemoveChain removes the chain with the name, if there is one.
+func (d *Draft) RemoveChain(name string) {
+	d.touchChain(name)
+	delete(d.chains, name)
+}
+
+// HasChain reports whether the draft has a chain of that name.
+func (d *Draft) HasChain(name string) bool { return d.chains[name] != nil }
+
+func (d *Draft) touchChain(name string) {
+	if _, ok := d.chainsBefore[name]; !ok && d.committed {
+		d.chainsBefore[name] = d.chains[name]
+	}
+}
+
+// Table returns the table as it is wanted now. It shares its sets with the draft and is
+// valid until the next change to it.
+func (d *Draft) Table() *Table {
+	chains := slices.Collect(maps.Values(d.chains))
+	SortChains(chains)
+	return &Table{Family: d.family, Name: d.name, Comment: d.comment, Sets: d.sets, Chains: chains}
+}
+
+// Transaction returns what brings the kernel from the last commit to the draft: the whole
+// table if there was none.
+func (d *Draft) Transaction() Transaction {
+	if !d.committed {
+		return Replace(d.Table())
+	}
+	delta := delta{table: &Table{Family: d.family, Name: d.name}}
+	for _, name := range slices.SortedFunc(maps.Keys(d.chainsBefore), compareNatural) {
+		delta.compareChain(d.chainsBefore[name], d.chains[name])
+	}
+	for _, s := range d.sets {
+		gone, added := d.elementChanges(s)
+		delta.deleteElements = append(delta.deleteElements, setElements{s, gone})
+		delta.addElements = append(delta.addElements, setElements{s, added})
+	}
+	return delta.transaction()
+}
+
+func (d *Draft) elementChanges(s *Set) (gone, added []Element) {
+	for key, before := range d.elementsBefore[s] {
+		now, present := s.Element(key)
+		if before.present == present && before.element == now {
+			continue
+		}
+		if before.present {
+			gone = append(gone, before.element)
+		}
+		if present {
+			added = append(added, now)
+		}
+	}
+	return gone, added
+}
+
+// Committed says that the kernel now holds the draft as it is.
+func (d *Draft) Committed() {
+	d.committed = true
+	clear(d.chainsBefore)
+	clear(d.elementsBefore)
+}
+
+// Invalidate says that what the kernel holds is no longer known: the next Transaction
+// replaces the table.
+func (d *Draft) Invalidate() {
+	d.Committed()
+	d.committed = false
+}

@@ -1,0 +1,57 @@
+package nft
+
+import (
+	"errors"
+	"fmt"
+
+	"golang.org/x/sys/unix"
+)
+
+// CommitError is the kernel's refusal of a transaction. Nothing of the transaction was
+// carried out. It unwraps to the kernel's errno.
+type CommitError struct {
+	// Err is the errno.
+	Err error
+	// Step is the refused step in nft's syntax, reduced to the one rule or element
+	// that the kernel named where it named one (extended acknowledgement, kernel 4.20 for nf_tables);
+	// empty when the kernel refused the transaction as a whole.
+	Step string
+	// Message is the kernel's own explanation, if it gave one.
+	Message string
+	// Others is how many more steps were refused.
+	Others int
+}
+
+func (e *CommitError) Error() string {
+	what := e.Step
+	if what == "" {
+		what = "the transaction as a whole"
+	}
+	text := fmt.Sprintf("nft: kernel refused %s: %v", what, e.Err)
+	if e.Message != "" {
+		text += " (" + e.Message + ")"
+	}
+	if hint := hintFor(e.Err); hint != "" {
+		text += "; " + hint
+	}
+	if e.Others > 0 {
+		text += fmt.Sprintf("; %d more steps refused", e.Others)
+	}
+	return text
+}
+
+// Unwrap returns the errno.
+func (e *CommitError) Unwrap() error { return e.Err }
+
+// hintFor says what an errno usually means for a ruleset, where it is not obvious.
+func hintFor(err error) string {
+	switch {
+	case errors.Is(err, unix.EPERM):
+		return "programming nftables needs CAP_NET_ADMIN in the user namespace that owns the network namespace"
+	case errors.Is(err, unix.ENFILE), errors.Is(err, unix.ENOSPC):
+		return "a set is full"
+	case errors.Is(err, unix.ELOOP), errors.Is(err, unix.EMLINK):
+		return "chains call each other in a loop or more than 16 deep"
+	}
+	return ""
+}

@@ -1,0 +1,215 @@
+package nft
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
+)
+
+// Expr is a value that the kernel works out for each packet: a Field of the packet or of
+// what the kernel knows of it, or a Numgen. It prints as nft writes it.
+type Expr interface {
+	String() string
+	dataType() dataType
+	// load returns the kernel's expression that puts the value into a register.
+	load(register uint32) expr.Any
+	// typeof appends the description that nft keeps in a set's userdata, from which it
+	// prints "typeof" and knows how to read elements.
+	typeof(b []byte) []byte
+}
+
+// Field is a packet field or a piece of metadata.
+type Field uint8
+
+// The fields that rules and set keys may use, named as in nft.
+const (
+	IPSaddr Field = iota + 1
+	IPDaddr
+	IP6Saddr
+	IP6Daddr
+	ThSport
+	ThDport
+	MetaL4proto
+	MetaMark
+	MetaIifname
+	MetaOifname
+	CTState
+	CTStatus
+	FibSaddrType
+	FibDaddrType
+)
+
+type fieldSpec struct {
+	name string
+	typ  dataType
+	load expr.Any // without register
+	// nft's numbers for "typeof": the expression kind, then either protocol description and
+	// template (payload) or a key (meta). Zero kind: not allowed as a set key here.
+	kind, desc, key uint32
+}
+
+// nft's enum expr_types and proto_desc_id, as stored in userdata since nft 0.9.4.
+const (
+	udataPayload = 7
+	udataMeta    = 9
+	udataConcat  = 13
+	udataNumgen  = 23
+
+	udataDescTH  = 11
+	udataDescIP  = 12
+	udataDescIP6 = 13
+)
+
+func payload(base expr.PayloadBase, offset, length uint32) *expr.Payload {
+	return &expr.Payload{OperationType: expr.PayloadLoad, Base: base, Offset: offset, Len: length}
+}
+
+var fields = [...]fieldSpec{
+	IPSaddr:      {"ip saddr", typeIPv4, payload(expr.PayloadBaseNetworkHeader, 12, 4), udataPayload, udataDescIP, 11},
+	IPDaddr:      {"ip daddr", typeIPv4, payload(expr.PayloadBaseNetworkHeader, 16, 4), udataPayload, udataDescIP, 12},
+	IP6Saddr:     {"ip6 saddr", typeIPv6, payload(expr.PayloadBaseNetworkHeader, 8, 16), udataPayload, udataDescIP6, 8},
+	IP6Daddr:     {"ip6 daddr", typeIPv6, payload(expr.PayloadBaseNetworkHeader, 24, 16), udataPayload, udataDescIP6, 9},
+	ThSport:      {"th sport", typePort, payload(expr.PayloadBaseTransportHeader, 0, 2), udataPayload, udataDescTH, 1},
+	ThDport:      {"th dport", typePort, payload(expr.PayloadBaseTransportHeader, 2, 2), udataPayload, udataDescTH, 2},
+	MetaL4proto:  {"meta l4proto", typeProto, &expr.Meta{Key: expr.MetaKeyL4PROTO}, udataMeta, 0, unix.NFT_META_L4PROTO},
+	MetaMark:     {"meta mark", typeMark, &expr.Meta{Key: expr.MetaKeyMARK}, udataMeta, 0, unix.NFT_META_MARK},
+	MetaIifname:  {"iifname", typeIfname, &expr.Meta{Key: expr.MetaKeyIIFNAME}, udataMeta, 0, unix.NFT_META_IIFNAME},
+	MetaOifname:  {"oifname", typeIfname, &expr.Meta{Key: expr.MetaKeyOIFNAME}, udataMeta, 0, unix.NFT_META_OIFNAME},
+	CTState:      {"ct state", typeCTState, &expr.Ct{Key: expr.CtKeySTATE}, 0, 0, 0},
+	CTStatus:     {"ct status", typeCTStat, &expr.Ct{Key: expr.CtKeySTATUS}, 0, 0, 0},
+	FibSaddrType: {"fib saddr type", typeFib, &expr.Fib{ResultADDRTYPE: true, FlagSADDR: true}, 0, 0, 0},
+	FibDaddrType: {"fib daddr type", typeFib, &expr.Fib{ResultADDRTYPE: true, FlagDADDR: true}, 0, 0, 0},
+}
+
+// String returns the field as nft writes it, such as "ip daddr".
+func (f Field) String() string {
+	if int(f) < len(fields) && f != 0 {
+		return fields[f].name
+	}
+	return fmt.Sprintf("field-%d", uint8(f))
+}
+
+func (f Field) dataType() dataType { return fields[f].typ }
+
+func (f Field) load(register uint32) expr.Any {
+	switch e := fields[f].load.(type) {
+	case *expr.Payload:
+		c := *e
+		c.DestRegister = register
+		return &c
+	case *expr.Meta:
+		c := *e
+		c.Register = register
+		return &c
+	case *expr.Ct:
+		c := *e
+		c.Register = register
+		return &c
+	case *expr.Fib:
+		c := *e
+		c.Register = register
+		return &c
+	}
+	panic("nft: no load for " + f.String())
+}
+
+func (f Field) typeof(b []byte) []byte {
+	spec := fields[f]
+	b = appendUdataU32(b, 0, spec.kind)
+	switch spec.kind {
+	case udataPayload:
+		b = append(b, 1, 12)
+		b = appendUdataU32(b, 0, spec.desc)
+		return appendUdataU32(b, 1, spec.key)
+	case udataMeta:
+		b = append(b, 1, 6)
+		return appendUdataU32(b, 0, spec.key)
+	}
+	panic("nft: " + f.String() + " cannot be part of a set key")
+}
+
+// Numgen is "numgen random mod Mod": a number from 0 to Mod-1, drawn anew at each evaluation.
+type Numgen struct {
+	Mod uint32
+}
+
+// String returns the expression as nft writes it.
+func (n Numgen) String() string { return fmt.Sprintf("numgen random mod %d", n.Mod) }
+
+func (n Numgen) dataType() dataType { return typeInteger }
+
+func (n Numgen) load(register uint32) expr.Any {
+	return &expr.Numgen{Register: register, Modulus: n.Mod, Type: unix.NFT_NG_RANDOM}
+}
+
+func (n Numgen) typeof(b []byte) []byte {
+	b = appendUdataU32(b, 0, udataNumgen)
+	b = append(b, 1, 18)
+	b = appendUdataU32(b, 0, unix.NFT_NG_RANDOM)
+	b = appendUdataU32(b, 1, n.Mod)
+	return appendUdataU32(b, 2, 0)
+}
+
+// Concat is one or more expressions side by side, nft's "a . b . c": the key of a lookup,
+// or the type of a set's key or data.
+type Concat []Expr
+
+// String joins the parts with " . ", as nft does.
+func (c Concat) String() string {
+	parts := make([]string, len(c))
+	for i, e := range c {
+		parts[i] = e.String()
+	}
+	return strings.Join(parts, " . ")
+}
+
+// Len is how many bytes a value of the concatenation takes as Data.
+func (c Concat) Len() int {
+	n := 0
+	for _, e := range c {
+		n += padded(e.dataType().length)
+	}
+	return n
+}
+
+// typeID packs the data types of the parts six bits each, as nft does for concatenations.
+func (c Concat) typeID() uint32 {
+	var id uint32
+	for _, e := range c {
+		id = id<<6 | e.dataType().id
+	}
+	return id
+}
+
+// keyLen is the length the kernel is told: the true one for a single field, the padded one otherwise.
+func (c Concat) keyLen() int {
+	if len(c) == 1 {
+		return c[0].dataType().length
+	}
+	return c.Len()
+}
+
+// Format prints a value of the concatenation as nft writes it in an element, such as
+// "10.96.0.10 . tcp . 80". Data of another length prints as hexadecimal.
+func (c Concat) Format(d Data) string {
+	var b strings.Builder
+	c.appendFormat(&b, d)
+	return b.String()
+}
+
+func (c Concat) appendFormat(b *strings.Builder, d Data) {
+	if len(d) != c.Len() {
+		fmt.Fprintf(b, "0x%x", string(d))
+		return
+	}
+	for i, e := range c {
+		if i > 0 {
+			b.WriteString(" . ")
+		}
+		t := e.dataType()
+		b.WriteString(t.format(string(d[:t.length])))
+		d = d[padded(t.length):]
+	}
+}

@@ -1,0 +1,215 @@
+package nft
+
+import (
+	"bytes"
+	"errors"
+	"net/netip"
+	"os"
+	"os/exec"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+)
+
+// inNamespace moves the test to a network namespace of its own, for as long as it runs.
+func inNamespace(t testing.TB) {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Fatal("this test needs root: it makes a network namespace")
+	}
+	runtime.LockOSThread()
+	original, err := netns.Get()
+	if err != nil {
+		t.Fatal(err)
+	}
+	ns, err := netns.New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		ns.Close()
+		if err := netns.Set(original); err != nil {
+			return // the thread stays locked and ends with the goroutine
+		}
+		original.Close()
+		runtime.UnlockOSThread()
+	})
+}
+
+func dial(t testing.TB) *Conn {
+	t.Helper()
+	c, err := Dial(Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	return c
+}
+
+// runNft runs the nft program in the test's namespace; it is here to check this package, which does without.
+func runNft(t testing.TB, stdin string, args ...string) string {
+	t.Helper()
+	cmd := exec.Command("nft", args...)
+	cmd.Stdin = strings.NewReader(stdin)
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("nft %s: %v\n%s", strings.Join(args, " "), err, stderr.String())
+	}
+	return string(out)
+}
+
+func frontendKey(f Family) Concat { return Concat{f.Daddr(), MetaL4proto, ThDport} }
+
+// everything is a table that uses each thing this package can express.
+func everything(f Family) *Table {
+	addr, cidr, odd := netip.MustParseAddr("10.96.0.1"), netip.MustParsePrefix("10.244.0.0/16"), netip.MustParsePrefix("10.96.0.0/12")
+	if f == FamilyIP6 {
+		addr, cidr, odd = netip.MustParseAddr("fd00::1"), netip.MustParsePrefix("fd00:10::/32"), netip.MustParsePrefix("fd00::/45")
+	}
+	front := Data(AppendFrontend(nil, addr, unix.IPPROTO_TCP, 80))
+	slot := func(n uint32) Data { return front + IntegerData(n) }
+	key := frontendKey(f)
+	random := func(n uint32) Concat { return append(frontendKey(f), Numgen{Mod: n}) }
+
+	services := &Set{Name: "service-ips", Key: key, Verdicts: true, Comment: "frontends"}
+	services.Put(Element{Key: front, Verdict: Goto("cluster-2"), Comment: "default/web:http"})
+	services.Put(Element{Key: Data(AppendFrontend(nil, addr, unix.IPPROTO_UDP, 53)), Verdict: Drop})
+	services.Put(Element{Key: Data(AppendFrontend(nil, addr, unix.IPPROTO_SCTP, 9)), Verdict: Jump("mark-for-masquerade")})
+	endpoints := &Set{Name: "endpoints", Key: random(2), Data: Concat{f.Daddr(), ThDport}}
+	endpoints.Put(Element{Key: slot(0), Value: AddrData(addr.Next()) + PortData(8080)})
+	endpoints.Put(Element{Key: slot(1), Value: AddrData(addr.Next().Next()) + PortData(8081)})
+	ips := &Set{Name: "cluster-ips", Key: Concat{f.Daddr()}}
+	ips.Put(Element{Key: AddrData(addr), Comment: "one"})
+	ports := &Set{Name: "ports", Key: Concat{ThDport}, Data: Concat{ThDport}}
+	ports.Put(Element{Key: PortData(1), Value: PortData(2)})
+	protocols := &Set{Name: "protocols", Key: Concat{MetaL4proto}}
+	protocols.Put(Element{Key: ProtoData(unix.IPPROTO_UDP)})
+	hairpin := &Set{Name: "hairpin", Key: Concat{f.Saddr(), f.Daddr()}}
+	hairpin.Put(Element{Key: AddrData(addr) + AddrData(addr)})
+
+	return &Table{
+		Family: f, Name: "kube-proxy", Comment: "everything",
+		Sets: []*Set{services, endpoints, ips, ports, protocols, hairpin},
+		Chains: []*Chain{
+			{Name: "nat-prerouting", Type: TypeNAT, Hook: HookPrerouting, Priority: PriorityDstNAT, Rules: []Rule{NewRule(Jump("services"))}},
+			{Name: "filter-forward", Type: TypeFilter, Hook: HookForward, Priority: PriorityFilter, Rules: []Rule{
+				NewRule(MatchFlags{CTState, CTStateNew}, InSet{Concat{f.Daddr()}, Equal, "cluster-ips"}, Reject{f}),
+				NewRule(InSet{Concat{f.Daddr()}, NotEqual, "cluster-ips"}, Counter{}, Verdict{Kind: Return}),
+				NewRule(MatchPrefix{f.Daddr(), Equal, odd}, Drop),
+			}},
+			{Name: "filter-output", Type: TypeFilter, Hook: HookOutput, Priority: PriorityDstNAT + 10},
+			{Name: "nat-postrouting", Type: TypeNAT, Hook: HookPostrouting, Priority: PrioritySrcNAT, Rules: []Rule{
+				NewRule(MatchMark{0x4000}, FlipMarkBits{0x4000}, Masquerade{}),
+				NewRule(MatchFlags{CTStatus, CTStatusDNAT}, InSet{Concat{f.Saddr(), f.Daddr()}, Equal, "hairpin"}, Masquerade{}),
+			}},
+			{Name: "cluster-2", Rules: []Rule{
+				NewRule(MatchPrefix{f.Saddr(), NotEqual, cidr}, Jump("mark-for-masquerade")),
+				NewRule(DNAT{f, random(2), "endpoints"}),
+				NewRule(DNAT{f, random(1), "endpoints"}),
+			}},
+			{Name: "mark-for-masquerade", Comment: "sets the mark", Rules: []Rule{NewRule(SetMarkBits{0x4000})}},
+			{Name: "services", Rules: []Rule{
+				{Statements: []Statement{Vmap{key, "service-ips"}}, Comment: "to a Service's address"},
+				NewRule(Match{FibDaddrType, Equal, IntegerData(unix.RTN_LOCAL)}, MatchPrefix{f.Daddr(), NotEqual, f.Loopback()}, Match{MetaL4proto, Equal, ProtoData(unix.IPPROTO_TCP)}, Verdict{Kind: Accept}),
+				NewRule(Match{FibSaddrType, NotEqual, IntegerData(unix.RTN_LOCAL)}, Match{ThDport, Equal, PortData(53)}, Verdict{Kind: Return}),
+				NewRule(MatchIfname{MetaIifname, NotEqual, "cbr0"}, MatchIfname{MetaOifname, Equal, "veth*"}, MatchPrefix{f.Saddr(), Equal, netip.PrefixFrom(addr, addr.BitLen())}, Verdict{Kind: Return}),
+			}},
+		},
+	}
+}
+
+// text prints a table with its sets and chains in order, to compare by.
+func text(t *Table) string {
+	slices.SortFunc(t.Sets, func(a, b *Set) int { return strings.Compare(a.Name, b.Name) })
+	SortChains(t.Chains)
+	return t.String()
+}
+
+func TestWhatTheKernelHoldsIsWhatWasCommitted(t *testing.T) {
+	inNamespace(t)
+	c := dial(t)
+	for _, f := range []Family{FamilyIP, FamilyIP6} {
+		want := everything(f)
+		if _, err := c.Commit(Diff(nil, want)); err != nil {
+			t.Fatal(err)
+		}
+		got, err := c.ReadTable(f, "kube-proxy")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(text(want), text(got)); diff != "" {
+			t.Errorf("%s: read back (-want +got):\n%s", f, diff)
+		}
+		if tx := Diff(got, want); !tx.Empty() {
+			t.Errorf("%s: the diff with what was committed is not empty:\n%s", f, tx)
+		}
+	}
+}
+
+func TestOurEncodingIsTheOneOfTheNftProgram(t *testing.T) {
+	inNamespace(t)
+	c := dial(t)
+	for _, f := range []Family{FamilyIP, FamilyIP6} {
+		want := everything(f)
+		if _, err := c.Commit(Replace(want)); err != nil {
+			t.Fatal(err)
+		}
+		ours := runNft(t, "", "-s", "list", "table", f.String(), "kube-proxy")
+		runNft(t, "delete table "+f.String()+" kube-proxy\n"+want.String(), "-f", "-")
+		theirs := runNft(t, "", "-s", "list", "table", f.String(), "kube-proxy")
+		if diff := cmp.Diff(theirs, ours); diff != "" {
+			t.Errorf("%s: nft lists (-loaded by nft +committed by us):\n%s", f, diff)
+		}
+		got, err := c.ReadTable(f, "kube-proxy")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(text(want), text(got)); diff != "" {
+			t.Errorf("%s: loaded by nft, read back by us (-want +got):\n%s", f, diff)
+		}
+	}
+}
+
+func TestARefusedTransactionNamesTheElementAndChangesNothing(t *testing.T) {
+	inNamespace(t)
+	c := dial(t)
+	for _, f := range []Family{FamilyIP, FamilyIP6} {
+		if _, err := c.Commit(Diff(nil, everything(f))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	before := runNft(t, "", "list", "ruleset")
+	good, bad := everything(FamilyIP), everything(FamilyIP6)
+	good.Sets[2].Put(Element{Key: AddrData(netip.MustParseAddr("10.9.9.9"))})
+	bad.Sets[0].Put(Element{Key: Data(AppendFrontend(nil, netip.MustParseAddr("fd00::9"), 6, 80)), Verdict: Goto("nowhere"), Comment: "default/broken"})
+	tx := Diff(everything(FamilyIP), good)
+	tx.Append(Diff(everything(FamilyIP6), bad))
+	_, err := c.Commit(tx)
+	var refused *CommitError
+	if !errors.As(err, &refused) || !errors.Is(err, unix.ENOENT) {
+		t.Fatalf("Commit = %v, want a CommitError with ENOENT", err)
+	}
+	const want = `add element ip6 kube-proxy service-ips { fd00::9 . tcp . 80 comment "default/broken" : goto nowhere }`
+	if refused.Step != want {
+		t.Errorf("refused step = %s, want %s", refused.Step, want)
+	}
+	if diff := cmp.Diff(before, runNft(t, "", "list", "ruleset")); diff != "" {
+		t.Errorf("a refused transaction changed the kernel:\n%s", diff)
+	}
+	good.Chains = append(good.Chains, &Chain{Name: "loop", Rules: []Rule{NewRule(Jump("loop"))}}, &Chain{Name: "into", Type: TypeNAT, Hook: HookOutput, Rules: []Rule{NewRule(Jump("loop"))}})
+	if _, err := c.Commit(Diff(everything(FamilyIP), good)); !errors.As(err, &refused) {
+		t.Errorf("a jump loop: Commit = %v, want a CommitError", err)
+	} else {
+		t.Log(err)
+	}
+	if _, err := c.Commit(Remove(FamilyIP, "kube-proxy")); err != nil {
+		t.Errorf("the connection does not work after a refusal: %v", err)
+	}
+}

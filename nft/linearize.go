@@ -1,0 +1,171 @@
+package nft
+
+import (
+	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
+)
+
+// linearizer turns the statements of a rule into the kernel's register machine, with the
+// same registers and shortcuts that the nft program uses, so that both list alike.
+type linearizer struct {
+	out []expr.Any
+}
+
+func (l *linearizer) add(e ...expr.Any) { l.out = append(l.out, e...) }
+
+// linearize returns the kernel's expressions for a rule.
+func (r Rule) linearize() []expr.Any {
+	var l linearizer
+	for _, s := range r.Statements {
+		s.linearize(&l)
+	}
+	return l.out
+}
+
+// register numbers the i-th 32-bit register as nft does: by the 128-bit register
+// that starts there if one does, else by its own number.
+func register(i int) uint32 {
+	if i%4 == 0 {
+		return uint32(unix.NFT_REG_1 + i/4)
+	}
+	return uint32(unix.NFT_REG32_00 + i)
+}
+
+// registerIndex is the inverse of register.
+func registerIndex(n uint32) int {
+	if n >= unix.NFT_REG32_00 {
+		return int(n - unix.NFT_REG32_00)
+	}
+	return 4 * int(n-unix.NFT_REG_1)
+}
+
+// load puts a concatenation into registers from the first one on.
+func (l *linearizer) load(c Concat) {
+	i := 0
+	for _, e := range c {
+		l.add(e.load(register(i)))
+		i += padded(e.dataType().length) / 4
+	}
+}
+
+func (o Op) cmp() expr.CmpOp {
+	if o == NotEqual {
+		return expr.CmpOpNeq
+	}
+	return expr.CmpOpEq
+}
+
+func (m Match) linearize(l *linearizer) {
+	l.load(Concat{m.Field})
+	l.add(&expr.Cmp{Op: m.Op.cmp(), Register: unix.NFT_REG_1, Data: []byte(m.Value)[:m.Field.dataType().length]})
+}
+
+func (m MatchPrefix) linearize(l *linearizer) {
+	addr := m.Prefix.Masked().Addr().AsSlice()
+	load := m.Field.load(unix.NFT_REG_1).(*expr.Payload)
+	bits := m.Prefix.Bits()
+	if bits > 0 && bits%8 == 0 {
+		load.Len = uint32(bits / 8)
+		l.add(load, &expr.Cmp{Op: m.Op.cmp(), Register: unix.NFT_REG_1, Data: addr[:load.Len]})
+		return
+	}
+	mask := make([]byte, len(addr))
+	for i := range bits {
+		mask[i/8] |= 0x80 >> (i % 8)
+	}
+	l.add(load,
+		&expr.Bitwise{SourceRegister: unix.NFT_REG_1, DestRegister: unix.NFT_REG_1, Len: load.Len, Mask: mask, Xor: make([]byte, len(addr))},
+		&expr.Cmp{Op: m.Op.cmp(), Register: unix.NFT_REG_1, Data: addr})
+}
+
+// mask appends "register 1 = (register 1 & mask) ^ xor".
+func (l *linearizer) mask(mask, xor uint32) {
+	l.add(&expr.Bitwise{SourceRegister: unix.NFT_REG_1, DestRegister: unix.NFT_REG_1, Len: 4, Mask: hostOrder(mask), Xor: hostOrder(xor)})
+}
+
+func (m MatchFlags) linearize(l *linearizer) {
+	l.load(Concat{m.Field})
+	l.mask(m.Bits, 0)
+	l.add(&expr.Cmp{Op: expr.CmpOpNeq, Register: unix.NFT_REG_1, Data: hostOrder(0)})
+}
+
+func (m MatchMark) linearize(l *linearizer) {
+	l.load(Concat{MetaMark})
+	l.mask(m.Bits, 0)
+	l.add(&expr.Cmp{Op: expr.CmpOpEq, Register: unix.NFT_REG_1, Data: hostOrder(m.Bits)})
+}
+
+func (m MatchIfname) linearize(l *linearizer) {
+	l.load(Concat{m.Field})
+	l.add(&expr.Cmp{Op: m.Op.cmp(), Register: unix.NFT_REG_1, Data: ifnameData(m.Name)})
+}
+
+func (m InSet) linearize(l *linearizer) {
+	l.load(m.Key)
+	l.add(&expr.Lookup{SourceRegister: unix.NFT_REG_1, SetName: m.Set, Invert: m.Op == NotEqual})
+}
+
+func (v Vmap) linearize(l *linearizer) {
+	l.load(v.Key)
+	l.add(&expr.Lookup{SourceRegister: unix.NFT_REG_1, SetName: v.Map, IsDestRegSet: true, DestRegister: unix.NFT_REG_VERDICT})
+}
+
+func (s SetMarkBits) linearize(l *linearizer) {
+	l.load(Concat{MetaMark})
+	l.mask(^s.Bits, s.Bits)
+	l.add(&expr.Meta{Key: expr.MetaKeyMARK, SourceRegister: true, Register: unix.NFT_REG_1})
+}
+
+func (s FlipMarkBits) linearize(l *linearizer) {
+	l.load(Concat{MetaMark})
+	l.mask(^uint32(0), s.Bits)
+	l.add(&expr.Meta{Key: expr.MetaKeyMARK, SourceRegister: true, Register: unix.NFT_REG_1})
+}
+
+func (d DNAT) linearize(l *linearizer) {
+	l.load(d.Key)
+	port := padded(d.Family.Daddr().dataType().length) / 4
+	l.add(
+		&expr.Lookup{SourceRegister: unix.NFT_REG_1, SetName: d.Map, IsDestRegSet: true, DestRegister: unix.NFT_REG_1},
+		&expr.NAT{Type: expr.NATTypeDestNAT, Family: uint32(d.Family), RegAddrMin: unix.NFT_REG_1, RegProtoMin: register(port)})
+}
+
+func (Masquerade) linearize(l *linearizer) { l.add(&expr.Masq{FullyRandom: true}) }
+
+// ICMP codes for port unreachable: type 3 code 3 in IPv4 (RFC 792), type 1 code 4 in IPv6 (RFC 4443).
+const (
+	icmpPortUnreachable   = 3
+	icmpv6PortUnreachable = 4
+)
+
+func (r Reject) linearize(l *linearizer) {
+	code := uint8(icmpPortUnreachable)
+	if r.Family == FamilyIP6 {
+		code = icmpv6PortUnreachable
+	}
+	l.add(&expr.Reject{Type: unix.NFT_REJECT_ICMP_UNREACH, Code: code})
+}
+
+func (Counter) linearize(l *linearizer) { l.add(&expr.Counter{}) }
+
+// linearize adds nothing: what could not be read cannot be written either. Encoding a rule
+// with an Unknown is refused before it comes to this.
+func (u Unknown) linearize(*linearizer) {}
+
+func (v Verdict) linearize(l *linearizer) {
+	l.add(&expr.Verdict{Kind: v.kernel(), Chain: v.Chain})
+}
+
+func (v Verdict) kernel() expr.VerdictKind {
+	switch v.Kind {
+	case DropPacket:
+		return expr.VerdictDrop
+	case Return:
+		return expr.VerdictReturn
+	case JumpTo:
+		return expr.VerdictJump
+	case GotoChain:
+		return expr.VerdictGoto
+	}
+	return expr.VerdictAccept
+}

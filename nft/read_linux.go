@@ -1,0 +1,158 @@
+package nft
+
+import (
+	"errors"
+	"fmt"
+
+	"golang.org/x/sys/unix"
+)
+
+// readAttempts is how often a listing is tried when commits keep coming between its parts.
+const readAttempts = 10
+
+// ReadTable reads a table with all it holds back from the kernel. A table that does not
+// exist is nil without an error. When others change the ruleset meanwhile it starts
+// again, and gives up with an error after ten attempts.
+func (c *Conn) ReadTable(family Family, name string) (*Table, error) {
+	for range readAttempts {
+		t, err := c.readTable(family, name)
+		if !errors.Is(err, errInterrupted) {
+			if err != nil {
+				return nil, fmt.Errorf("nft: read table %s %s: %w", family, name, err)
+			}
+			return t, nil
+		}
+	}
+	return nil, fmt.Errorf("nft: read table %s %s: %w, %d times", family, name, errInterrupted, readAttempts)
+}
+
+// readTable reads once, and makes sure by the generation number that all its parts are of one state.
+func (c *Conn) readTable(family Family, name string) (*Table, error) {
+	before, err := c.Generation()
+	if err != nil {
+		return nil, err
+	}
+	t, err := c.readParts(family, name)
+	if err != nil || t == nil {
+		return nil, err
+	}
+	after, err := c.Generation()
+	if err != nil {
+		return nil, err
+	}
+	if before != after {
+		return nil, errInterrupted
+	}
+	return t, nil
+}
+
+func (c *Conn) readParts(family Family, name string) (*Table, error) {
+	t, err := c.readTableHeader(family, name)
+	if err != nil || t == nil {
+		return nil, err
+	}
+	for _, part := range []func(*Table) error{c.readSets, c.readChains, c.readRules} {
+		if err := part(t); errors.Is(err, unix.ENOENT) {
+			return nil, errInterrupted // deleted under our hands
+		} else if err != nil {
+			return nil, err
+		}
+	}
+	return t, nil
+}
+
+func (c *Conn) readTableHeader(family Family, name string) (*Table, error) {
+	var a attributes
+	a.str(unix.NFTA_TABLE_NAME, name)
+	replies, err := c.request(unix.NFT_MSG_GETTABLE, 0, family, a)
+	if errors.Is(err, unix.ENOENT) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	for _, r := range replies {
+		if messageType(r) == unix.NFT_MSG_NEWTABLE {
+			return decodeTable(r.Data)
+		}
+	}
+	return nil, errors.New("the kernel answered without a table")
+}
+
+func (c *Conn) readSets(t *Table) error {
+	var a attributes
+	a.str(unix.NFTA_SET_TABLE, t.Name)
+	replies, err := c.dump(unix.NFT_MSG_GETSET, t.Family, a)
+	if err != nil {
+		return err
+	}
+	for _, r := range replies {
+		table, s, err := decodeSet(r.Data)
+		if err != nil {
+			return err
+		}
+		if table != t.Name {
+			continue
+		}
+		t.Sets = append(t.Sets, s)
+		if err := c.readElements(t, s); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (c *Conn) readElements(t *Table, s *Set) error {
+	var a attributes
+	a.str(unix.NFTA_SET_ELEM_LIST_TABLE, t.Name)
+	a.str(unix.NFTA_SET_ELEM_LIST_SET, s.Name)
+	replies, err := c.dump(unix.NFT_MSG_GETSETELEM, t.Family, a)
+	if err != nil {
+		return err
+	}
+	for _, r := range replies {
+		if err := decodeElements(r.Data, s); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (c *Conn) readChains(t *Table) error {
+	replies, err := c.dump(unix.NFT_MSG_GETCHAIN, t.Family, nil)
+	if err != nil {
+		return err
+	}
+	for _, r := range replies {
+		table, chain, err := decodeChain(r.Data)
+		if err != nil {
+			return err
+		}
+		if table == t.Name {
+			t.Chains = append(t.Chains, chain)
+		}
+	}
+	SortChains(t.Chains)
+	return nil
+}
+
+func (c *Conn) readRules(t *Table) error {
+	var a attributes
+	a.str(unix.NFTA_RULE_TABLE, t.Name)
+	replies, err := c.dump(unix.NFT_MSG_GETRULE, t.Family, a)
+	if err != nil {
+		return err
+	}
+	for _, r := range replies {
+		rule, err := decodeRule(r.Data)
+		if err != nil {
+			return err
+		}
+		chain := t.Chain(rule.chain)
+		if rule.table != t.Name || chain == nil {
+			continue
+		}
+		chain.Rules = append(chain.Rules, Rule{Statements: delinearize(t.Family, t.Set, rule.exprs), Comment: rule.comment})
+	}
+	return nil
+}

@@ -1,0 +1,101 @@
+package nft
+
+import (
+	"maps"
+	"slices"
+	"strings"
+)
+
+// Set is an nft set or map with its elements. It is a map when Data or Verdicts is set.
+type Set struct {
+	Name string
+	// Key is what an element's key is made of. The kernel never sees the expressions, only
+	// their lengths; nft prints them as "typeof".
+	Key Concat
+	// Data is what a map's values are made of; nil in a set and in a verdict map.
+	Data Concat
+	// Verdicts makes the map's values verdicts.
+	Verdicts bool
+	// Comment is shown by nft; at most 127 bytes.
+	Comment string
+
+	elements map[Data]Element
+}
+
+// Element is one element of a set or map.
+type Element struct {
+	Key Data
+	// Value is the data of a map's element, in a map with Data.
+	Value Data
+	// Verdict is the verdict of an element in a verdict map.
+	Verdict Verdict
+	// Comment is shown by nft; at most 127 bytes.
+	Comment string
+}
+
+// IsMap reports whether nft calls the set a map.
+func (s *Set) IsMap() bool { return s.Data != nil || s.Verdicts }
+
+// Kind returns "map" or "set".
+func (s *Set) Kind() string {
+	if s.IsMap() {
+		return "map"
+	}
+	return "set"
+}
+
+// Len is the number of elements.
+func (s *Set) Len() int { return len(s.elements) }
+
+// Element returns the element with the key.
+func (s *Set) Element(key Data) (Element, bool) {
+	e, ok := s.elements[key]
+	return e, ok
+}
+
+// Put adds an element or replaces the one with its key.
+func (s *Set) Put(e Element) {
+	if s.elements == nil {
+		s.elements = make(map[Data]Element)
+	}
+	s.elements[e.Key] = e
+}
+
+// Remove removes the element with the key, if there is one.
+func (s *Set) Remove(key Data) { delete(s.elements, key) }
+
+// Elements returns all elements in the order of their keys.
+func (s *Set) Elements() []Element {
+	return slices.SortedFunc(maps.Values(s.elements), compareElements)
+}
+
+func compareElements(a, b Element) int { return strings.Compare(string(a.Key), string(b.Key)) }
+
+// FormatElement prints an element of the set as nft does, such as
+// `10.96.0.10 . tcp . 80 comment "default/web" : goto cluster-2`.
+func (s *Set) FormatElement(e Element) string {
+	var b strings.Builder
+	s.appendElement(&b, e)
+	return b.String()
+}
+
+func (s *Set) appendElement(b *strings.Builder, e Element) {
+	s.Key.appendFormat(b, e.Key)
+	if e.Comment != "" {
+		b.WriteString(" comment ")
+		b.WriteString(quote(e.Comment))
+	}
+	switch {
+	case s.Verdicts:
+		b.WriteString(" : ")
+		b.WriteString(e.Verdict.String())
+	case s.Data != nil:
+		b.WriteString(" : ")
+		s.Data.appendFormat(b, e.Value)
+	}
+}
+
+// sameType reports whether two sets can hold the same elements.
+func (s *Set) sameType(o *Set) bool {
+	return s.Key.String() == o.Key.String() && s.Data.String() == o.Data.String() && s.Verdicts == o.Verdicts && s.Comment == o.Comment
+}

@@ -1,0 +1,133 @@
+package nft
+
+import (
+	"fmt"
+	"io"
+	"strings"
+)
+
+// Table is a table with all it holds. Chains and Sets keep the order in which they print.
+type Table struct {
+	Family Family
+	Name   string
+	Chains []*Chain
+	Sets   []*Set
+	// Comment is shown by nft; at most 127 bytes. Kernel 5.10 and later.
+	Comment string
+}
+
+// Chain returns the chain of that name, or nil.
+func (t *Table) Chain(name string) *Chain {
+	for _, c := range t.Chains {
+		if c.Name == name {
+			return c
+		}
+	}
+	return nil
+}
+
+// Set returns the set or map of that name, or nil.
+func (t *Table) Set(name string) *Set {
+	for _, s := range t.Sets {
+		if s.Name == name {
+			return s
+		}
+	}
+	return nil
+}
+
+// String prints the table as nft lists it and can load it, except that elements stand one
+// a line in the order of their keys.
+func (t *Table) String() string {
+	var b strings.Builder
+	t.appendText(&b)
+	return b.String()
+}
+
+// WriteTo writes String to w.
+func (t *Table) WriteTo(w io.Writer) (int64, error) {
+	n, err := io.WriteString(w, t.String())
+	return int64(n), err
+}
+
+func (t *Table) appendText(b *strings.Builder) {
+	fmt.Fprintf(b, "table %s %s {\n", t.Family, t.Name)
+	blank := false
+	if t.Comment != "" {
+		fmt.Fprintf(b, "\tcomment %s\n", quote(t.Comment))
+		blank = true
+	}
+	for _, s := range t.Sets {
+		if blank {
+			b.WriteByte('\n')
+		}
+		s.appendText(b)
+		blank = true
+	}
+	for _, c := range t.Chains {
+		if blank {
+			b.WriteByte('\n')
+		}
+		c.appendText(b)
+		blank = true
+	}
+	b.WriteString("}\n")
+}
+
+func (s *Set) appendText(b *strings.Builder) {
+	fmt.Fprintf(b, "\t%s %s {\n\t\t%s\n", s.Kind(), s.Name, s.typeText())
+	if s.Comment != "" {
+		fmt.Fprintf(b, "\t\tcomment %s\n", quote(s.Comment))
+	}
+	if s.Len() > 0 {
+		b.WriteString("\t\telements = {\n")
+		for _, e := range s.Elements() {
+			b.WriteString("\t\t\t")
+			s.appendElement(b, e)
+			b.WriteString(",\n")
+		}
+		b.WriteString("\t\t}\n")
+	}
+	b.WriteString("\t}\n")
+}
+
+func (s *Set) typeText() string {
+	switch {
+	case s.Verdicts:
+		return "typeof " + s.Key.String() + " : verdict"
+	case s.Data != nil:
+		return "typeof " + s.Key.String() + " : " + s.Data.String()
+	}
+	return "typeof " + s.Key.String()
+}
+
+func (c *Chain) appendText(b *strings.Builder) {
+	fmt.Fprintf(b, "\tchain %s {\n", c.Name)
+	if c.Comment != "" {
+		fmt.Fprintf(b, "\t\tcomment %s\n", quote(c.Comment))
+	}
+	if h := c.header(); h != "" {
+		fmt.Fprintf(b, "\t\t%s\n", h)
+	}
+	for _, r := range c.Rules {
+		fmt.Fprintf(b, "\t\t%s\n", r)
+	}
+	b.WriteString("\t}\n")
+}
+
+// maxComment is the longest comment that nft loads (NFTNL_UDATA_COMMENT_MAXLEN less its final NUL).
+const maxComment = 127
+
+// TruncateComment shortens s to what nft can load as a comment; what was cut shows as "...".
+func TruncateComment(s string) string {
+	if len(s) <= maxComment {
+		return s
+	}
+	return s[:maxComment-3] + "..."
+}
+
+// quote puts a comment in nft's quotes. nft has no escapes inside a string, so a quote,
+// which Kubernetes names cannot contain, becomes an apostrophe.
+func quote(s string) string {
+	return `"` + strings.ReplaceAll(s, `"`, `'`) + `"`
+}

@@ -1,0 +1,116 @@
+package nft
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// Transaction is a list of steps that the kernel carries out whole or not at all. The
+// steps may concern several tables. It prints as a script for `nft -f`.
+type Transaction struct {
+	Steps []Step
+}
+
+// Step is one change to one table.
+type Step struct {
+	Op StepOp
+	// Table is the table concerned; of it only Family, Name and Comment count.
+	Table *Table
+	// Set is the set concerned by a step on sets or elements.
+	Set *Set
+	// Elements is what AddElements adds and DeleteElements deletes (only keys count there).
+	Elements []Element
+	// Chain is the chain concerned by a step on chains or rules; AddRules adds its rules.
+	Chain *Chain
+}
+
+// StepOp says what a step does.
+type StepOp uint8
+
+// What a step can do. Adding what is already there is no error except for rules, which are
+// appended, and elements with another value; deleting what is not there is one.
+const (
+	AddTable StepOp = iota
+	// DeleteTable deletes the table with all it holds.
+	DeleteTable
+	AddSet
+	DeleteSet
+	AddChain
+	// FlushChain deletes the rules of the chain.
+	FlushChain
+	// DeleteChain deletes a chain without rules that nothing refers to.
+	DeleteChain
+	AddRules
+	AddElements
+	DeleteElements
+)
+
+var stepNames = [...]string{
+	AddTable: "add table", DeleteTable: "delete table", AddSet: "add", DeleteSet: "delete",
+	AddChain: "add chain", FlushChain: "flush chain", DeleteChain: "delete chain",
+	AddRules: "add rule", AddElements: "add element", DeleteElements: "delete element",
+}
+
+// Append adds the steps of another transaction.
+func (tx *Transaction) Append(other Transaction) { tx.Steps = append(tx.Steps, other.Steps...) }
+
+// Empty reports whether the transaction does nothing.
+func (tx *Transaction) Empty() bool { return len(tx.Steps) == 0 }
+
+// String prints the transaction as a script that `nft -f` carries out to the same effect.
+func (tx Transaction) String() string {
+	var b strings.Builder
+	for _, s := range tx.Steps {
+		s.appendText(&b)
+	}
+	return b.String()
+}
+
+// String prints the step in nft's syntax.
+func (s Step) String() string {
+	var b strings.Builder
+	s.appendText(&b)
+	return strings.TrimSuffix(b.String(), "\n")
+}
+
+func (s Step) appendText(b *strings.Builder) {
+	where := s.Table.Family.String() + " " + s.Table.Name
+	switch s.Op {
+	case AddTable, DeleteTable:
+		fmt.Fprintf(b, "%s %s\n", stepNames[s.Op], where)
+	case AddSet:
+		fmt.Fprintf(b, "add %s %s %s { %s; }\n", s.Set.Kind(), where, s.Set.Name, s.Set.typeText())
+	case DeleteSet:
+		fmt.Fprintf(b, "delete %s %s %s\n", s.Set.Kind(), where, s.Set.Name)
+	case AddChain:
+		fmt.Fprintf(b, "add chain %s %s", where, s.Chain.Name)
+		if h := s.Chain.header(); h != "" {
+			fmt.Fprintf(b, " { %s }", h)
+		}
+		b.WriteByte('\n')
+	case FlushChain, DeleteChain:
+		fmt.Fprintf(b, "%s %s %s\n", stepNames[s.Op], where, s.Chain.Name)
+	case AddRules:
+		for _, r := range s.Chain.Rules {
+			fmt.Fprintf(b, "add rule %s %s %s\n", where, s.Chain.Name, r)
+		}
+	case AddElements, DeleteElements:
+		s.appendElements(b, where)
+	}
+}
+
+func (s Step) appendElements(b *strings.Builder, where string) {
+	elements := slices.SortedFunc(slices.Values(s.Elements), compareElements)
+	fmt.Fprintf(b, "%s %s %s {\n", stepNames[s.Op], where, s.Set.Name)
+	for _, e := range elements {
+		b.WriteByte('\t')
+		if s.Op == DeleteElements {
+			s.Set.Key.appendFormat(b, e.Key)
+		} else {
+			s.Set.appendElement(b, e)
+		}
+		b.WriteString(",\n")
+	}
+	b.WriteString("}\n")
+}
