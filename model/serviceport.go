@@ -99,6 +99,10 @@ type ServicePort struct {
 	// Local is the endpoints on this node for policy Local: readiness and the fallback are
 	// applied, topology never is.
 	Local []Endpoint
+	// LocalTerminating says that Local is the fallback: its endpoints still serve, but they
+	// terminate and none is ready. HealthCheckNodePort then counts no local endpoint, so
+	// that load balancers turn to other nodes (KEP-1669).
+	LocalTerminating bool
 	// Serving is every endpoint that serves, also those that the lists leave out because of
 	// topology or because they terminate: existing flows to them must not be cut. It is
 	// kept for UDP only and nil otherwise.

@@ -1,0 +1,98 @@
+package compiler
+
+import (
+	"fmt"
+	"net/netip"
+
+	"github.com/nftproxy/nftproxy/model"
+	"github.com/nftproxy/nftproxy/nft"
+)
+
+// TableName is the name of the tables of both families. It is the one that kube-proxy's
+// nftables mode uses, so that taking over from it, or handing back, replaces the rules.
+const TableName = "kube-proxy"
+
+// DefaultMasqueradeBit is the bit of the packet mark that kube-proxy has always used.
+const DefaultMasqueradeBit = 14
+
+// Config is what shapes the fixed program. The zero value masquerades nothing but hairpins
+// and external traffic, and answers node ports nowhere; see Default.
+type Config struct {
+	// MasqueradeBit is the bit of the packet mark, 0 to 31, that carries "to be
+	// masqueraded" from the NAT chains to postrouting, where it is cleared again.
+	MasqueradeBit uint8
+	// MasqueradeAll masquerades all traffic to ClusterIPs.
+	MasqueradeAll bool
+	// DetectLocal tells the cluster's own clients from others.
+	DetectLocal DetectLocal
+	// NodePortAddresses says where node ports answer.
+	NodePortAddresses NodePortAddresses
+}
+
+// Default is the configuration that kube-proxy has by default.
+func Default() Config {
+	return Config{MasqueradeBit: DefaultMasqueradeBit, NodePortAddresses: NodePortAddresses{Primary: true}}
+}
+
+// DetectLocal tells which clients are pods of the cluster. A client that any part of it
+// recognises is; with nothing set for a family, nobody is told apart and nothing is masqueraded for it.
+type DetectLocal struct {
+	// CIDRs holds the source addresses of pods (modes ClusterCIDR and NodeCIDR).
+	CIDRs []netip.Prefix
+	// NodePodCIDRs takes the node's own pod CIDRs from the model too (mode NodeCIDR).
+	NodePodCIDRs bool
+	// Interface is the name of the interface that pods' packets come in by (mode
+	// BridgeInterface), or, ending in "*", the start of such names (mode InterfaceNamePrefix).
+	Interface string
+}
+
+// NodePortAddresses says on which of the node's own addresses node ports answer. Loopback
+// addresses never do.
+type NodePortAddresses struct {
+	// Primary stands for the node's addresses in the model.
+	Primary bool
+	// CIDRs holds further addresses.
+	CIDRs []netip.Prefix
+}
+
+// Validate returns an error that names the first field that makes no sense.
+func (c *Config) Validate() error {
+	if c.MasqueradeBit > 31 {
+		return fmt.Errorf("masqueradeBit is %d: the packet mark has bits 0 to 31", c.MasqueradeBit)
+	}
+	for _, p := range c.DetectLocal.CIDRs {
+		if !p.IsValid() {
+			return fmt.Errorf("detectLocal: invalid CIDR")
+		}
+	}
+	// The kernel's interface names are at most 15 bytes long (IFNAMSIZ).
+	if len(c.DetectLocal.Interface) > 15 {
+		return fmt.Errorf("detectLocal: interface name %q is longer than 15 bytes", c.DetectLocal.Interface)
+	}
+	for _, p := range c.NodePortAddresses.CIDRs {
+		if !p.IsValid() {
+			return fmt.Errorf("nodePortAddresses: invalid CIDR")
+		}
+	}
+	return nil
+}
+
+func (c *Config) markBits() uint32 { return 1 << c.MasqueradeBit }
+
+// familyOf returns nft's family for a family of the model.
+func familyOf(f model.Family) nft.Family {
+	if f == model.IPv6 {
+		return nft.FamilyIP6
+	}
+	return nft.FamilyIP
+}
+
+func prefixesOf(f nft.Family, prefixes []netip.Prefix) []netip.Prefix {
+	var out []netip.Prefix
+	for _, p := range prefixes {
+		if p.Addr().Is4() == (f == nft.FamilyIP) {
+			out = append(out, p.Masked())
+		}
+	}
+	return out
+}

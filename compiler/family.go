@@ -1,0 +1,290 @@
+package compiler
+
+import (
+	"net/netip"
+	"slices"
+
+	"github.com/nftproxy/nftproxy/model"
+	"github.com/nftproxy/nftproxy/nft"
+)
+
+// family compiles one IP family.
+type family struct {
+	nft          nft.Family
+	config       *Config
+	draft        *nft.Draft
+	node         model.Node
+	serviceCIDRs []netip.Prefix
+
+	serviceIPs, serviceNodePorts            *nft.Set
+	endpoints, nodePortEndpoints            *nft.Set
+	localEndpoints, localNodePortEndpoints  *nft.Set
+	shortCircuitIPs, shortCircuitNodePorts  *nft.Set
+	noEndpointServices, noEndpointNodePorts *nft.Set
+	clusterIPs, hairpin                     *nft.Set
+
+	ports map[model.PortID]*model.ServicePort
+	// claims holds who wants a frontend, the winner first.
+	claims map[frontend][]claim
+	// programmed holds the plan that is in the draft for a frontend.
+	programmed map[frontend]plan
+	balancers  map[balancer]int
+	// How many ports use an address.
+	clusterIPUses, endpointUses map[netip.Addr]int
+}
+
+func newFamily(f nft.Family, config *Config) *family {
+	c := &family{
+		nft: f, config: config,
+		draft:         nft.NewDraft(f, TableName, "rules for Kubernetes Services, written by nftproxy"),
+		ports:         map[model.PortID]*model.ServicePort{},
+		claims:        map[frontend][]claim{},
+		programmed:    map[frontend]plan{},
+		balancers:     map[balancer]int{},
+		clusterIPUses: map[netip.Addr]int{},
+		endpointUses:  map[netip.Addr]int{},
+	}
+	c.addSets()
+	c.putFixedChains()
+	return c
+}
+
+func (f *family) addSets() {
+	verdicts := func(name string, nodePort bool) *nft.Set {
+		return f.draft.AddSet(&nft.Set{Name: name, Key: f.key(nodePort), Verdicts: true})
+	}
+	endpoints := func(name string, nodePort bool) *nft.Set {
+		key := append(f.key(nodePort), nft.Numgen{Mod: 2})
+		return f.draft.AddSet(&nft.Set{Name: name, Key: key, Data: nft.Concat{f.nft.Daddr(), nft.ThDport}})
+	}
+	f.serviceIPs = verdicts("service-ips", false)
+	f.serviceNodePorts = verdicts("service-nodeports", true)
+	f.endpoints = endpoints("endpoints", false)
+	f.nodePortEndpoints = endpoints("nodeport-endpoints", true)
+	f.shortCircuitIPs = verdicts("short-circuit-ips", false)
+	f.shortCircuitNodePorts = verdicts("short-circuit-nodeports", true)
+	f.localEndpoints = endpoints("local-endpoints", false)
+	f.localNodePortEndpoints = endpoints("local-nodeport-endpoints", true)
+	f.noEndpointServices = verdicts("no-endpoint-services", false)
+	f.noEndpointNodePorts = verdicts("no-endpoint-nodeports", true)
+	f.clusterIPs = f.draft.AddSet(&nft.Set{Name: "cluster-ips", Key: nft.Concat{f.nft.Daddr()}})
+	f.hairpin = f.draft.AddSet(&nft.Set{Name: "hairpin", Key: nft.Concat{f.nft.Saddr(), f.nft.Daddr()}})
+}
+
+// nodePortPrefixes is where node ports answer, sorted, without what another prefix contains.
+func (f *family) nodePortPrefixes() []netip.Prefix {
+	prefixes := prefixesOf(f.nft, f.config.NodePortAddresses.CIDRs)
+	if f.config.NodePortAddresses.Primary {
+		for _, ip := range f.node.IPs {
+			prefixes = append(prefixes, prefixesOf(f.nft, []netip.Prefix{netip.PrefixFrom(ip, ip.BitLen())})...)
+		}
+	}
+	slices.SortFunc(prefixes, netip.Prefix.Compare)
+	return slices.CompactFunc(prefixes, func(wide, next netip.Prefix) bool {
+		return wide.Bits() <= next.Bits() && wide.Contains(next.Addr())
+	})
+}
+
+// setPort makes p, which may be nil, what the port with that ID is. Frontends that may have
+// changed are added to touched.
+func (f *family) setPort(id model.PortID, p *model.ServicePort, touched map[frontend]bool) {
+	old := f.ports[id]
+	if old != nil {
+		for fe := range claims(old) {
+			f.withdraw(fe, id)
+			touched[fe] = true
+		}
+	}
+	if p != nil {
+		f.ports[id] = p
+		for fe, c := range claims(p) {
+			f.stake(fe, c)
+			touched[fe] = true
+		}
+	} else {
+		delete(f.ports, id)
+	}
+	f.countAddresses(old, -1)
+	f.countAddresses(p, +1)
+	f.settleAddresses(old)
+	f.settleAddresses(p)
+}
+
+func (f *family) withdraw(fe frontend, id model.PortID) {
+	rest := slices.DeleteFunc(f.claims[fe], func(c claim) bool { return c.id == id })
+	if len(rest) == 0 {
+		delete(f.claims, fe)
+		return
+	}
+	f.claims[fe] = rest
+}
+
+func (f *family) stake(fe frontend, c claim) {
+	list := f.claims[fe]
+	at, _ := slices.BinarySearchFunc(list, c, func(have, c claim) int {
+		if have.before(&c) {
+			return -1
+		}
+		return 1
+	})
+	f.claims[fe] = slices.Insert(list, at, c)
+}
+
+// countAddresses adds by to the uses of each address that the port uses.
+func (f *family) countAddresses(p *model.ServicePort, by int) {
+	if p == nil {
+		return
+	}
+	f.clusterIPUses[p.ClusterIP] += by
+	eachEndpoint(p, func(addr netip.Addr) { f.endpointUses[addr] += by })
+}
+
+func eachEndpoint(p *model.ServicePort, do func(netip.Addr)) {
+	for _, list := range [][]model.Endpoint{p.Cluster, p.Local} {
+		for i := range list {
+			do(list[i].AddrPort.Addr())
+		}
+	}
+}
+
+// settleAddresses brings cluster-ips and hairpin in line with the counts of what p uses.
+func (f *family) settleAddresses(p *model.ServicePort) {
+	if p == nil {
+		return
+	}
+	if p.ClusterIP.IsValid() {
+		f.settleAddress(f.clusterIPs, nft.AddrData(p.ClusterIP), f.clusterIPUses, p.ClusterIP)
+	}
+	eachEndpoint(p, func(addr netip.Addr) {
+		data := nft.AddrData(addr)
+		f.settleAddress(f.hairpin, data+data, f.endpointUses, addr)
+	})
+}
+
+func (f *family) settleAddress(set *nft.Set, key nft.Data, uses map[netip.Addr]int, addr netip.Addr) {
+	if uses[addr] > 0 {
+		f.draft.Put(set, nft.Element{Key: key})
+		return
+	}
+	delete(uses, addr)
+	f.draft.Remove(set, key)
+}
+
+// settle brings the draft in line with the claims for a frontend.
+func (f *family) settle(fe frontend) {
+	var want plan
+	if list := f.claims[fe]; len(list) > 0 {
+		want = list[0].plan
+	}
+	have := f.programmed[fe]
+	f.putLists(fe, have, want)
+	f.putVerdicts(fe, have, want)
+	if want.comment == "" {
+		delete(f.programmed, fe)
+	} else {
+		f.programmed[fe] = want
+	}
+}
+
+// listsOf returns the maps that hold the main and the local list of a frontend.
+func (f *family) listsOf(fe frontend) (main, local *nft.Set) {
+	if fe.isNodePort() {
+		return f.nodePortEndpoints, f.localNodePortEndpoints
+	}
+	return f.endpoints, f.localEndpoints
+}
+
+func (f *family) putLists(fe frontend, have, want plan) {
+	main, local := f.listsOf(fe)
+	f.putList(main, fe, have.main, want.main)
+	f.putList(local, fe, have.local, want.local)
+}
+
+func (f *family) putList(set *nft.Set, fe frontend, have, want []model.Endpoint) {
+	var buf [64]byte
+	key := fe.appendKey(buf[:0])
+	for i, e := range want {
+		if i < len(have) && have[i].AddrPort == e.AddrPort {
+			continue
+		}
+		value := append(e.AddrPort.Addr().AsSlice(), byte(e.AddrPort.Port()>>8), byte(e.AddrPort.Port()), 0, 0)
+		f.draft.Put(set, nft.Element{Key: nft.Data(nft.AppendInteger(key, uint32(i))), Value: nft.Data(value)})
+	}
+	for i := len(want); i < len(have); i++ {
+		f.draft.Remove(set, nft.Data(nft.AppendInteger(key, uint32(i))))
+	}
+}
+
+// verdictsOf returns the balancers that a plan's verdicts lead to; the second is for
+// clients whom policy Local does not bind.
+func (p plan) verdictsOf(fe frontend) (first, shortCircuit balancer) {
+	if p.kind == "" {
+		return balancer{}, balancer{}
+	}
+	if p.kind == kindLocal {
+		return balancer{kindLocal, fe.isNodePort(), len(p.local)}, balancer{kindDirect, fe.isNodePort(), len(p.main)}
+	}
+	return balancer{p.kind, fe.isNodePort(), len(p.main)}, balancer{}
+}
+
+func (f *family) putVerdicts(fe frontend, have, want plan) {
+	services, shortCircuits, none := f.serviceIPs, f.shortCircuitIPs, f.noEndpointServices
+	if fe.isNodePort() {
+		services, shortCircuits, none = f.serviceNodePorts, f.shortCircuitNodePorts, f.noEndpointNodePorts
+	}
+	key := nft.Data(fe.appendKey(nil))
+	wantFirst, wantShort := want.verdictsOf(fe)
+	haveFirst, haveShort := have.verdictsOf(fe)
+	f.use(wantFirst)
+	f.use(wantShort)
+	f.putGoto(services, key, wantFirst, want.comment)
+	f.putGoto(shortCircuits, key, wantShort, want.comment)
+	f.release(haveFirst)
+	f.release(haveShort)
+	switch want.unserved {
+	case unservedReject:
+		f.draft.Put(none, nft.Element{Key: key, Verdict: nft.Goto(chainReject), Comment: want.comment})
+	case unservedDrop:
+		f.draft.Put(none, nft.Element{Key: key, Verdict: nft.Drop, Comment: want.comment})
+	default:
+		f.draft.Remove(none, key)
+	}
+}
+
+func (f *family) putGoto(set *nft.Set, key nft.Data, to balancer, comment string) {
+	if to.kind == "" {
+		f.draft.Remove(set, key)
+		return
+	}
+	f.draft.Put(set, nft.Element{Key: key, Verdict: nft.Goto(to.name()), Comment: comment})
+}
+
+// use counts one more frontend that goes to the balancer and makes its chain if it is the first.
+func (f *family) use(b balancer) {
+	if b.kind == "" {
+		return
+	}
+	f.balancers[b]++
+	if f.balancers[b] == 1 {
+		f.draft.PutChain(f.balancerChain(b))
+	}
+}
+
+func (f *family) release(b balancer) {
+	if b.kind == "" {
+		return
+	}
+	f.balancers[b]--
+	if f.balancers[b] == 0 {
+		delete(f.balancers, b)
+		f.draft.RemoveChain(b.name())
+	}
+}
+
+// refreshChains rewrites all chains after node or ServiceCIDRs changed.
+func (f *family) refreshChains() {
+	f.putFixedChains()
+	for b := range f.balancers {
+		f.draft.PutChain(f.balancerChain(b))
+	}
+}

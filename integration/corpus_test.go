@@ -1,0 +1,132 @@
+// Package integration tests the whole path on real kernels, with real packets.
+package integration
+
+import (
+	"errors"
+	"flag"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/nftproxy/nftproxy/compiler"
+	"github.com/nftproxy/nftproxy/config"
+	"github.com/nftproxy/nftproxy/nft"
+	"github.com/nftproxy/nftproxy/proxy"
+	"github.com/nftproxy/nftproxy/source/manifests"
+	"github.com/nftproxy/nftproxy/tracker"
+)
+
+var update = flag.Bool("update", false, "rewrite ruleset.nft of every golden case")
+
+const corpus = "../testdata"
+
+// defaultConfig is what a case without config.yaml is compiled with.
+const defaultConfig = `
+apiVersion: kubeproxy.config.k8s.io/v1alpha1
+kind: KubeProxyConfiguration
+clusterCIDR: 10.244.0.0/16,fd00:10:244::/48
+`
+
+// goldenCase is a directory of the corpus.
+type goldenCase struct {
+	name, dir string
+}
+
+func cases(t testing.TB) []goldenCase {
+	t.Helper()
+	paths, err := filepath.Glob(filepath.Join(corpus, "*", "manifests.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(paths) < 25 {
+		t.Fatalf("the corpus has %d cases, want at least 25", len(paths))
+	}
+	var out []goldenCase
+	for _, p := range paths {
+		dir := filepath.Dir(p)
+		out = append(out, goldenCase{filepath.Base(dir), dir})
+	}
+	return out
+}
+
+func (g goldenCase) path(file string) string { return filepath.Join(g.dir, file) }
+
+func (g goldenCase) config(t testing.TB) compiler.Config {
+	t.Helper()
+	data, err := os.ReadFile(g.path("config.yaml"))
+	if errors.Is(err, fs.ErrNotExist) {
+		data, err = []byte(defaultConfig), nil
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := config.Parse(data)
+	if err != nil {
+		t.Fatalf("%s: %v", g.path("config.yaml"), err)
+	}
+	out, err := config.Compiler(c)
+	if err != nil {
+		t.Fatalf("%s: %v", g.path("config.yaml"), err)
+	}
+	return out
+}
+
+// compile compiles the case in memory. The manifests alone are copied to a directory
+// of their own, since flows.yaml and config.yaml are not Kubernetes objects.
+func (g goldenCase) compile(t testing.TB) []*nft.Table {
+	t.Helper()
+	objects, err := manifests.Load(g.manifestsDir(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	tables, _, err := proxy.Compile(&objects, tracker.Options{NodeName: "node-1"}, g.config(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return tables
+}
+
+func (g goldenCase) manifestsDir(t testing.TB) string {
+	t.Helper()
+	dir := t.TempDir()
+	data, err := os.ReadFile(g.path("manifests.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "manifests.yaml"), data, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+func printTables(tables []*nft.Table) string {
+	var b strings.Builder
+	for _, t := range tables {
+		b.WriteString(t.String())
+	}
+	return b.String()
+}
+
+func TestGoldenRulesets(t *testing.T) {
+	for _, g := range cases(t) {
+		t.Run(g.name, func(t *testing.T) {
+			got := printTables(g.compile(t))
+			if *update {
+				if err := os.WriteFile(g.path("ruleset.nft"), []byte(got), 0o644); err != nil {
+					t.Fatal(err)
+				}
+				return
+			}
+			want, err := os.ReadFile(g.path("ruleset.nft"))
+			if err != nil {
+				t.Fatalf("%v; `make golden` writes it", err)
+			}
+			if diff := cmp.Diff(string(want), got); diff != "" {
+				t.Errorf("ruleset (-golden +compiled); `make golden` accepts the change:\n%s", diff)
+			}
+		})
+	}
+}

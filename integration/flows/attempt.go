@@ -1,0 +1,185 @@
+package flows
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// outcome is how an attempt ended.
+type outcome struct {
+	kind outcomeKind
+	// local is where the attempt came from.
+	local netip.AddrPort
+	// answer is set when the kind is answered.
+	answer answer
+	// detail says more about the other kinds.
+	detail string
+}
+
+type outcomeKind int
+
+const (
+	// answered is the only kind in which all went well.
+	answered outcomeKind = iota
+	// refused is an ICMP port unreachable.
+	refused
+	// silent is nothing at all.
+	silent
+	// failed is all the rest.
+	failed
+)
+
+func (o outcome) String() string {
+	switch o.kind {
+	case answered:
+		return fmt.Sprintf("reached %s, which saw %s", o.answer.reached, o.answer.peer)
+	case refused:
+		return "was refused (" + o.detail + ")"
+	case silent:
+		return "got no answer"
+	}
+	return o.detail
+}
+
+func broken(format string, args ...any) outcome {
+	return outcome{kind: failed, detail: fmt.Sprintf(format, args...)}
+}
+
+// attempt is one connection, made once and never again: a retry would hide a lost packet.
+// Its methods must run inside the sending host.
+type attempt struct {
+	exchange
+	// from is the source address; bound says whether the sender insists on it.
+	from    netip.Addr
+	bound   bool
+	token   uint32
+	notices <-chan notice
+	// patience is how long to wait until silence is silence.
+	patience time.Duration
+	arrived  *arrivals
+}
+
+func (a *attempt) run() outcome {
+	var o outcome
+	switch a.protocol {
+	case TCP:
+		o = a.tcp()
+	case UDP:
+		o = a.udp()
+	case SCTP:
+		o = a.sctp()
+	case ICMP:
+		o = a.ping()
+	}
+	if at, arrived := a.arrived.find(a.token); o.kind == silent && arrived {
+		return broken("reached %s, whose answer got lost", at)
+	}
+	return o
+}
+
+// laterThan is how much longer an error message may take than the error it caused. The
+// kernel hands it to the raw socket first, so this is only about being scheduled.
+const laterThan = time.Second
+
+func (a *attempt) tcp() outcome {
+	dialer := net.Dialer{Timeout: a.patience, LocalAddr: &net.TCPAddr{IP: a.boundIP(), Port: int(a.port)}}
+	conn, err := dialer.Dial("tcp", a.to.String())
+	if err != nil {
+		return a.explain(err, "was reset")
+	}
+	defer conn.Close()
+	// A reset instead of a farewell leaves nothing behind that could be in the way of later connections.
+	conn.(*net.TCPConn).SetLinger(0)
+	return a.readAnswer(conn)
+}
+
+func (a *attempt) udp() outcome {
+	dialer := net.Dialer{LocalAddr: &net.UDPAddr{IP: a.boundIP(), Port: int(a.port)}}
+	conn, err := dialer.Dial("udp", a.to.String())
+	if err != nil {
+		return broken("cannot dial: %v", err)
+	}
+	defer conn.Close()
+	_, err = fmt.Fprint(conn, a.token)
+	// A node whose own rules drop its packet is told so, with EPERM.
+	if err != nil && !errors.Is(err, unix.EPERM) {
+		return a.explain(err, "was refused by no message")
+	}
+	return a.readAnswer(conn)
+}
+
+func (a *attempt) boundIP() net.IP {
+	if !a.bound {
+		return nil
+	}
+	return a.from.AsSlice()
+}
+
+func (a *attempt) readAnswer(conn net.Conn) outcome {
+	conn.SetReadDeadline(time.Now().Add(a.patience))
+	buffer := make([]byte, 256)
+	n, err := conn.Read(buffer)
+	if err != nil {
+		return a.explain(err, "was connected and got no answer")
+	}
+	reply, err := parseAnswer(string(buffer[:n]))
+	if err != nil {
+		return broken("%v", err)
+	}
+	return outcome{kind: answered, local: addrPort(conn.LocalAddr()), answer: reply}
+}
+
+// explain finds out what is behind a socket's error. without describes a refusal that no
+// ICMP message announced.
+func (a *attempt) explain(err error, without string) outcome {
+	if errors.Is(err, os.ErrDeadlineExceeded) || isTimeout(err) {
+		return a.silence()
+	}
+	if errors.Is(err, unix.EADDRINUSE) {
+		return broken("source port %d is taken", a.port)
+	}
+	select {
+	case n := <-a.notices:
+		return n.outcome()
+	case <-time.After(laterThan):
+		return broken("%s: %v", without, err)
+	}
+}
+
+func isTimeout(err error) bool {
+	var timeout net.Error
+	return errors.As(err, &timeout) && timeout.Timeout()
+}
+
+// silence is the end of an attempt that ran out of patience.
+func (a *attempt) silence() outcome {
+	select {
+	case n := <-a.notices:
+		return n.outcome()
+	default:
+		return outcome{kind: silent}
+	}
+}
+
+func (n notice) outcome() outcome {
+	if n.kind == portUnreachable {
+		return outcome{kind: refused, detail: n.text + " from " + n.from.String()}
+	}
+	return broken("got %s from %s", n.text, n.from)
+}
+
+// sourceTowards asks the kernel which source address it would choose; no packet is sent.
+func sourceTowards(to netip.Addr) (netip.Addr, error) {
+	conn, err := net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(netip.AddrPortFrom(to, 9)))
+	if err != nil {
+		return netip.Addr{}, err
+	}
+	defer conn.Close()
+	return addrPort(conn.LocalAddr()).Addr(), nil
+}

@@ -1,0 +1,163 @@
+package integration
+
+import (
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/nftproxy/nftproxy/compiler"
+	"github.com/nftproxy/nftproxy/integration/flows"
+	"github.com/nftproxy/nftproxy/integration/lab"
+	"github.com/nftproxy/nftproxy/nft"
+)
+
+func newLab(t testing.TB) *lab.Lab {
+	t.Helper()
+	l, err := lab.New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := l.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return l
+}
+
+// connTo returns a connection to the nf_tables of the host.
+func connTo(t testing.TB, h *lab.Host) *nft.Conn {
+	t.Helper()
+	c, err := nft.Dial(nft.Config{NetNS: int(h.NetNS().Fd())})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	return c
+}
+
+func replace(t testing.TB, c *nft.Conn, tables []*nft.Table) {
+	t.Helper()
+	var tx nft.Transaction
+	for _, table := range tables {
+		tx.Append(nft.Replace(table))
+	}
+	if _, err := c.Commit(tx); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// readBack prints what the kernel holds in the proxy's tables.
+func readBack(t testing.TB, c *nft.Conn) string {
+	t.Helper()
+	var tables []*nft.Table
+	for _, f := range []nft.Family{nft.FamilyIP, nft.FamilyIP6} {
+		table, err := c.ReadTable(f, compiler.TableName)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if table == nil {
+			t.Fatalf("the kernel has no table %s %s", f, compiler.TableName)
+		}
+		tables = append(tables, table)
+	}
+	return printTables(tables)
+}
+
+// runNft runs the nft program in the host's namespace: tests compare with it, the proxy never needs it.
+func runNft(t testing.TB, h *lab.Host, stdin string, args ...string) string {
+	t.Helper()
+	var out strings.Builder
+	err := h.Do(func() error {
+		cmd := exec.Command("nft", args...)
+		cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(stdin), &out, &out
+		return cmd.Run()
+	})
+	if err != nil {
+		t.Fatalf("nft %s: %v\n%s", strings.Join(args, " "), err, out.String())
+	}
+	return out.String()
+}
+
+// Every golden case in a real kernel: what was committed reads back the same, nft lists it,
+// and every flow becomes what the case says.
+func TestGoldenFlows(t *testing.T) {
+	l := newLab(t)
+	c := connTo(t, l.Node)
+	for _, g := range cases(t) {
+		t.Run(g.name, func(t *testing.T) {
+			tables := g.compile(t)
+			replace(t, c, tables)
+			if diff := cmp.Diff(printTables(tables), readBack(t, c)); diff != "" {
+				t.Errorf("the kernel holds something else (-compiled +read back):\n%s", diff)
+			}
+			g.sendFlows(t, l)
+		})
+	}
+}
+
+func (g goldenCase) sendFlows(t *testing.T, l *lab.Lab) {
+	t.Helper()
+	list, err := flows.Load(g.path("flows.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	data, err := os.ReadFile(g.path("manifests.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	endpoints, err := flows.Endpoints(data)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := flows.NewRunner(l, endpoints)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := r.Close(); err != nil {
+			t.Error(err)
+		}
+	}()
+	if err := r.Run(list); err != nil {
+		t.Error(err)
+	}
+}
+
+// The goldens loaded by the nft program make the kernel hold what our transaction makes it
+// hold, and nft lists ours and its own alike.
+func TestGoldensLoadedByTheNftProgramAreTheSame(t *testing.T) {
+	l := newLab(t)
+	c := connTo(t, l.Node)
+	for _, g := range cases(t) {
+		t.Run(g.name, func(t *testing.T) {
+			text, err := os.ReadFile(g.path("ruleset.nft"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			replace(t, c, g.compile(t))
+			ours, listed := readBack(t, c), runNft(t, l.Node, "", "list", "ruleset")
+			runNft(t, l.Node, "flush ruleset\n"+string(text), "-f", "-")
+			if diff := cmp.Diff(readBack(t, c), ours); diff != "" {
+				t.Errorf("the kernel holds (-loaded by nft +committed by us):\n%s", diff)
+			}
+			if diff := cmp.Diff(sortedLines(runNft(t, l.Node, "", "list", "ruleset")), sortedLines(listed)); diff != "" {
+				t.Errorf("nft lists (-loaded by nft +committed by us):\n%s", diff)
+			}
+		})
+	}
+}
+
+// sortedLines takes a listing apart into what it lists, in order: the kernel lists elements
+// in the order of a hash with a random seed.
+func sortedLines(listing string) []string {
+	fields := strings.FieldsFunc(listing, func(r rune) bool { return r == '\n' || r == ',' || r == '{' || r == '}' })
+	for i := range fields {
+		fields[i] = strings.TrimPrefix(strings.TrimSpace(fields[i]), "elements = ")
+	}
+	slices.Sort(fields)
+	return fields
+}

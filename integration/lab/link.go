@@ -1,0 +1,125 @@
+package lab
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+)
+
+// port is a host's end of a link between two hosts.
+type port struct {
+	host *Host
+	name string
+	link netlink.Link
+	mac  net.HardwareAddr
+}
+
+// connect joins two hosts with a veth pair. number makes the two hardware addresses
+// unique; they are chosen here so that neighbours can be static without asking for them.
+func connect(number int, a, b *port) error {
+	a.mac, b.mac = hardwareAddr(number, 1), hardwareAddr(number, 2)
+	pair := netlink.NewVeth(netlink.LinkAttrs{Name: a.name, HardwareAddr: a.mac})
+	pair.PeerName, pair.PeerHardwareAddr = b.name, b.mac
+	pair.PeerNamespace = netlink.NsFd(b.host.namespace.Fd())
+	if err := a.host.routes.LinkAdd(pair); err != nil {
+		return fmt.Errorf("connect %s to %s: %w", a.host.Name, b.host.Name, err)
+	}
+	for _, end := range []*port{a, b} {
+		if err := end.up(); err != nil {
+			return fmt.Errorf("connect %s to %s: link %s: %w", a.host.Name, b.host.Name, end.name, err)
+		}
+	}
+	return nil
+}
+
+func (p *port) up() (err error) {
+	if p.link, err = p.host.routes.LinkByName(p.name); err != nil {
+		return err
+	}
+	return p.host.routes.LinkSetUp(p.link)
+}
+
+// knows makes addr a static neighbour behind this end of the link.
+func (p *port) knows(addr netip.Addr, other *port) error {
+	err := p.host.routes.NeighAdd(&netlink.Neigh{
+		LinkIndex:    p.link.Attrs().Index,
+		State:        netlink.NUD_PERMANENT,
+		IP:           addr.AsSlice(),
+		HardwareAddr: other.mac,
+	})
+	if err != nil {
+		return fmt.Errorf("host %s: add neighbour %s: %w", p.host.Name, addr, err)
+	}
+	return nil
+}
+
+// reach routes to over the link, directly when via is not valid, and lets what the host
+// itself sends there start from source.
+func (p *port) reach(to netip.Prefix, via, source netip.Addr) error {
+	route := &netlink.Route{
+		LinkIndex: p.link.Attrs().Index,
+		Dst:       network(to),
+		Src:       source.AsSlice(),
+		Scope:     netlink.SCOPE_LINK,
+	}
+	if via.IsValid() {
+		route.Gw, route.Scope, route.Flags = via.AsSlice(), netlink.SCOPE_UNIVERSE, unix.RTNH_F_ONLINK
+	}
+	if err := p.host.routes.RouteAdd(route); err != nil {
+		return fmt.Errorf("host %s: add route to %s: %w", p.host.Name, to, err)
+	}
+	return nil
+}
+
+// doomed is the link group that removeLinks uses.
+const doomed = 1
+
+// removeLinks removes links in one go: the kernel does that for a link group.
+func (h *Host) removeLinks(links []netlink.Link) error {
+	if len(links) == 0 {
+		return nil
+	}
+	for _, link := range links {
+		if err := h.routes.LinkSetGroup(link, doomed); err != nil {
+			return fmt.Errorf("host %s: group link %s: %w", h.Name, link.Attrs().Name, err)
+		}
+	}
+	return h.Do(func() error {
+		request := nl.NewNetlinkRequest(unix.RTM_DELLINK, unix.NLM_F_ACK)
+		request.AddData(nl.NewIfInfomsg(unix.AF_UNSPEC))
+		request.AddData(nl.NewRtAttr(unix.IFLA_GROUP, nl.Uint32Attr(doomed)))
+		if _, err := request.Execute(unix.NETLINK_ROUTE, 0); err != nil {
+			return fmt.Errorf("host %s: remove links: %w", h.Name, err)
+		}
+		return nil
+	})
+}
+
+func hardwareAddr(number int, end byte) net.HardwareAddr {
+	return net.HardwareAddr{0x02, 0, byte(number >> 16), byte(number >> 8), byte(number), end}
+}
+
+// everything is the default route of addr's family.
+func everything(addr netip.Addr) netip.Prefix {
+	if addr.Is4() {
+		return netip.PrefixFrom(netip.IPv4Unspecified(), 0)
+	}
+	return netip.PrefixFrom(netip.IPv6Unspecified(), 0)
+}
+
+func only(addr netip.Addr) netip.Prefix {
+	return netip.PrefixFrom(addr, addr.BitLen())
+}
+
+func single(addr netip.Addr) *net.IPNet {
+	return network(only(addr))
+}
+
+func network(prefix netip.Prefix) *net.IPNet {
+	addr := prefix.Addr()
+	return &net.IPNet{IP: addr.AsSlice(), Mask: net.CIDRMask(prefix.Bits(), addr.BitLen())}
+}

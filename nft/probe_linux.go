@@ -1,0 +1,124 @@
+package nft
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// Missing is something that the running kernel cannot do.
+type Missing struct {
+	// Feature says what rules are affected, Option which kernel configuration option (or
+	// the module of it) provides it.
+	Feature, Option string
+	// Err is what the kernel answered.
+	Err error
+}
+
+// MissingError lists what the running kernel lacks.
+type MissingError []Missing
+
+func (e MissingError) Error() string {
+	var lines []string
+	for _, m := range e {
+		lines = append(lines, fmt.Sprintf("%s needs %s: %v", m.Feature, m.Option, m.Err))
+	}
+	return "the kernel lacks nf_tables features: " + strings.Join(lines, "; ")
+}
+
+// probeTable is the name of a table that exists only inside a probe's transaction.
+const probeTable = "nftproxy-probe"
+
+// Probe finds out whether the kernel can do all that this package can express, and returns
+// a MissingError that names what it cannot. Nothing of it ever takes effect: each
+// probe is one transaction that ends by deleting what it made. A lack of
+// privileges is reported as such.
+func (c *Conn) Probe() error {
+	return probe(func(tx Transaction) error {
+		_, err := c.Commit(tx)
+		return err
+	})
+}
+
+func probe(commit func(Transaction) error) error {
+	var missing MissingError
+	for _, f := range features() {
+		err := commit(f.transaction())
+		switch {
+		case err == nil:
+		case errors.Is(err, unix.EPERM), errors.Is(err, unix.EACCES):
+			return err
+		default:
+			missing = append(missing, Missing{Feature: f.name, Option: f.option, Err: errnoOf(err)})
+			if f.essential {
+				return missing
+			}
+		}
+	}
+	if len(missing) > 0 {
+		return missing
+	}
+	return nil
+}
+
+func errnoOf(err error) error {
+	var errno unix.Errno
+	if errors.As(err, &errno) {
+		return errno
+	}
+	return err
+}
+
+// feature is something the kernel may lack, and a table that uses it.
+type feature struct {
+	name, option string
+	// essential: nothing else can work without.
+	essential bool
+	table     *Table
+}
+
+func (f feature) transaction() Transaction {
+	tx := Diff(nil, f.table)
+	tx.Steps = append(tx.Steps, Step{Op: DeleteTable, Table: f.table})
+	return tx
+}
+
+func features() []feature {
+	var out []feature
+	for _, f := range []Family{FamilyIP, FamilyIP6} {
+		suffix := "IPV4"
+		if f == FamilyIP6 {
+			suffix = "IPV6"
+		}
+		rule := func(name, option string, statements ...Statement) feature {
+			t := &Table{Family: f, Name: probeTable, Chains: []*Chain{{Name: "probe", Rules: []Rule{NewRule(statements...)}}}}
+			return feature{name: f.String() + ": " + name, option: option, table: t}
+		}
+		nat := rule("nat chains", "CONFIG_NFT_NAT")
+		nat.table.Chains[0] = &Chain{Name: "probe", Type: TypeNAT, Hook: HookPostrouting, Priority: PrioritySrcNAT}
+		key := Concat{f.Daddr(), MetaL4proto, ThDport}
+		numbered := append(key[:len(key):len(key)], Numgen{Mod: 2})
+		endpoints := &Set{Name: "endpoints", Key: numbered, Data: Concat{f.Daddr(), ThDport}}
+		dnat := rule("dnat to a map", "CONFIG_NFT_NAT", DNAT{Family: f, Key: numbered, Map: endpoints.Name})
+		dnat.table.Sets = []*Set{endpoints}
+		slots := &Set{Name: "slots", Key: numbered}
+		numgen := rule("numgen", "CONFIG_NFT_NUMGEN", InSet{Key: numbered, Set: slots.Name})
+		numgen.table.Sets = []*Set{slots}
+		verdicts := &Set{Name: "verdicts", Key: key, Verdicts: true}
+		vmap := rule("verdict maps", "CONFIG_NF_TABLES", Vmap{Key: key, Map: verdicts.Name})
+		vmap.table.Sets = []*Set{verdicts}
+		out = append(out,
+			feature{name: f.String() + " tables", option: "CONFIG_NF_TABLES_" + suffix, essential: true, table: &Table{Family: f, Name: probeTable}},
+			rule("matching addresses", "CONFIG_NF_TABLES", MatchPrefix{Field: f.Daddr(), Prefix: netip.PrefixFrom(f.Loopback().Addr(), 5)}),
+			vmap, nat, numgen, dnat,
+			rule("masquerade", "CONFIG_NFT_MASQ", Masquerade{}),
+			rule("ct state", "CONFIG_NFT_CT", MatchFlags{Field: CTState, Bits: CTStateNew}),
+			rule("fib daddr type", "CONFIG_NFT_FIB_"+suffix, Match{Field: FibDaddrType, Value: IntegerData(unix.RTN_LOCAL)}),
+			rule("reject", "CONFIG_NFT_REJECT_"+suffix, Reject{Family: f}),
+		)
+	}
+	return out
+}

@@ -1,0 +1,56 @@
+package nft
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+func TestThisKernelHasEverythingAndAProbeLeavesNothing(t *testing.T) {
+	inNamespace(t)
+	c := dial(t)
+	if err := c.Probe(); err != nil {
+		t.Fatal(err)
+	}
+	if left := runNft(t, "", "list", "ruleset"); left != "" {
+		t.Errorf("the probe left:\n%s", left)
+	}
+}
+
+// refuse acts as a kernel without one kind of expression.
+func refuse(word string, errno unix.Errno) func(Transaction) error {
+	return func(tx Transaction) error {
+		if strings.Contains(tx.String(), word) {
+			return &CommitError{Err: errno, Step: word}
+		}
+		return nil
+	}
+}
+
+func TestAMissingFeatureIsNamedWithItsKernelOption(t *testing.T) {
+	for _, tt := range []struct {
+		word, want string
+		errno      unix.Errno
+	}{
+		{"fib daddr", "ip: fib daddr type needs CONFIG_NFT_FIB_IPV4: no such file or directory", unix.ENOENT},
+		{"masquerade", "ip6: masquerade needs CONFIG_NFT_MASQ: operation not supported", unix.EOPNOTSUPP},
+		{"numgen", "ip: numgen needs CONFIG_NFT_NUMGEN: no such file or directory", unix.ENOENT},
+		{"table ip6", "ip6 tables needs CONFIG_NF_TABLES_IPV6: address family not supported by protocol", unix.EAFNOSUPPORT},
+	} {
+		var missing MissingError
+		err := probe(refuse(tt.word, tt.errno))
+		if !errors.As(err, &missing) || !strings.Contains(err.Error(), tt.want) {
+			t.Errorf("a kernel without %s: %v, want a MissingError with %q", tt.word, err, tt.want)
+		}
+	}
+}
+
+func TestALackOfPrivilegesIsNotTakenForAMissingFeature(t *testing.T) {
+	err := probe(refuse("table", unix.EPERM))
+	var missing MissingError
+	if errors.As(err, &missing) || !errors.Is(err, unix.EPERM) || !strings.Contains(err.Error(), "CAP_NET_ADMIN") {
+		t.Errorf("probe = %v, want an error that names CAP_NET_ADMIN", err)
+	}
+}

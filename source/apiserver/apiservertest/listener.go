@@ -1,0 +1,60 @@
+package apiservertest
+
+import (
+	"net"
+	"sync"
+)
+
+// connections are those that a listener accepted and nobody closed yet.
+type connections struct {
+	mu   sync.Mutex
+	open map[*connection]struct{}
+}
+
+func (c *connections) closeAll() {
+	c.mu.Lock()
+	open := c.open
+	c.open = map[*connection]struct{}{}
+	c.mu.Unlock()
+	for conn := range open {
+		_ = conn.Conn.Close()
+	}
+}
+
+type connection struct {
+	net.Conn
+	owner *connections
+}
+
+func (c *connection) Close() error {
+	c.owner.mu.Lock()
+	delete(c.owner.open, c)
+	c.owner.mu.Unlock()
+	return c.Conn.Close()
+}
+
+// listener remembers what it accepted, so that it can be cut.
+type listener struct {
+	net.Listener
+	*connections
+}
+
+func listen(address string) (*listener, error) {
+	l, err := net.Listen("tcp", address)
+	if err != nil {
+		return nil, err
+	}
+	return &listener{l, &connections{open: map[*connection]struct{}{}}}, nil
+}
+
+func (l *listener) Accept() (net.Conn, error) {
+	raw, err := l.Listener.Accept()
+	if err != nil {
+		return nil, err
+	}
+	conn := &connection{raw, l.connections}
+	l.mu.Lock()
+	l.open[conn] = struct{}{}
+	l.mu.Unlock()
+	return conn, nil
+}

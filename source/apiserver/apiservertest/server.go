@@ -1,0 +1,200 @@
+package apiservertest
+
+import (
+	"crypto/tls"
+	"io"
+	"log"
+	"net/http"
+	"sync"
+	"testing"
+
+	"k8s.io/client-go/rest"
+)
+
+// Options say how the server behaves. The zero value is a current server on a free loopback port.
+type Options struct {
+	// Address is where to listen. Default 127.0.0.1:0, a free port.
+	Address string
+	// WithoutWatchList makes the server refuse sendInitialEvents, as servers do that are older
+	// than Kubernetes 1.32 or have the feature switched off. Clients then list and watch.
+	WithoutWatchList bool
+}
+
+// Server is an API server. Its methods may be called from any goroutine.
+type Server struct {
+	options     Options
+	store       *store
+	certificate certificate
+	token       string
+	log         requestLog
+
+	mu       sync.Mutex
+	address  string
+	http     *http.Server // nil while stopped
+	listener *listener
+	endWatch chan struct{}     // closed, and replaced, to end every open watch
+	refused  map[string]int    // plural resource name → HTTP status
+	watching map[*resource]int // open watches
+	handlers sync.WaitGroup
+}
+
+// Start starts a server that is closed when the test ends.
+func Start(tb testing.TB, options Options) *Server {
+	tb.Helper()
+	if options.Address == "" {
+		options.Address = "127.0.0.1:0"
+	}
+	cert, err := newCertificate()
+	if err != nil {
+		tb.Fatalf("making a server certificate: %v", err)
+	}
+	s := &Server{
+		options:     options,
+		store:       newStore(),
+		certificate: cert,
+		token:       newToken(),
+		address:     options.Address,
+		endWatch:    make(chan struct{}),
+		refused:     map[string]int{},
+		watching:    map[*resource]int{},
+	}
+	if err := s.Resume(); err != nil {
+		tb.Fatalf("starting the API server: %v", err)
+	}
+	tb.Cleanup(func() {
+		s.Stop()
+		s.handlers.Wait()
+	})
+	return s
+}
+
+// URL is the server's address as a kubeconfig has it.
+func (s *Server) URL() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return "https://" + s.address
+}
+
+// Stop closes the port and drops every connection: the server is gone, its objects are not.
+// Objects can still be changed through Create, Update and Delete. Stopping twice is no error.
+func (s *Server) Stop() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.http == nil {
+		return
+	}
+	_ = s.listener.Close() // first: http.Server knows it only once it has begun to serve
+	_ = s.http.Close()
+	s.listener.closeAll()
+	s.http = nil
+}
+
+// Resume listens again on the same port after Stop. The error is the listener's.
+func (s *Server) Resume() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.http != nil {
+		return nil
+	}
+	listener, err := listen(s.address)
+	if err != nil {
+		return err
+	}
+	s.address = listener.Addr().String()
+	s.listener = listener
+	s.http = &http.Server{
+		Handler:   http.HandlerFunc(s.serve),
+		TLSConfig: &tls.Config{Certificates: []tls.Certificate{s.certificate.pair}},
+		ErrorLog:  log.New(io.Discard, "", 0), // cut connections are what this server is for
+	}
+	go func(server *http.Server) { _ = server.ServeTLS(listener, "", "") }(s.http)
+	return nil
+}
+
+// DropConnections closes every connection abruptly; clients can come back at once.
+func (s *Server) DropConnections() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.listener.closeAll()
+}
+
+// EndWatches ends every open watch in good order, as a server does after some minutes: whatever
+// was sent before arrives.
+func (s *Server) EndWatches() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	close(s.endWatch)
+	s.endWatch = make(chan struct{})
+}
+
+// SendBookmarks makes every open watch that allows bookmarks send one with the current version.
+func (s *Server) SendBookmarks() { s.store.bookmark() }
+
+// Compact forgets the history: a watch that wants to start before the current version is told
+// that its version expired, and must list anew. Open watches go on.
+func (s *Server) Compact() { s.store.compact() }
+
+// Refuse answers every request for a resource, named as in URLs ("servicecidrs"), with an HTTP
+// status: 404 as a server that does not have it, 403 as one that does not allow it, anything else
+// as a server that fails. Status 0 serves it again. Open watches of the resource are not ended.
+func (s *Server) Refuse(plural string, status int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.refused[plural] = status
+}
+
+// Watches tells how many watches of a resource are open now.
+func (s *Server) Watches(plural string) int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	open := 0
+	for r, n := range s.watching {
+		if r.plural == plural {
+			open += n
+		}
+	}
+	return open
+}
+
+// Create stores an object and returns it with its version. It fails if the object exists.
+func (s *Server) Create(obj Object) (Object, error) {
+	r, err := resourceOf(obj)
+	if err != nil {
+		return nil, err
+	}
+	return s.store.create(r, obj)
+}
+
+// Update replaces an object, its status too. It fails if the object does not exist, or carries a
+// resourceVersion that is not the stored one; an empty resourceVersion replaces whatever is there.
+func (s *Server) Update(obj Object) (Object, error) {
+	r, err := resourceOf(obj)
+	if err != nil {
+		return nil, err
+	}
+	return s.store.update(r, obj)
+}
+
+// Delete removes the object with obj's kind, namespace and name. It fails if there is none.
+func (s *Server) Delete(obj Object) error {
+	r, err := resourceOf(obj)
+	if err != nil {
+		return err
+	}
+	_, err = s.store.remove(r, obj.GetNamespace(), obj.GetName())
+	return err
+}
+
+// RESTConfig is a client configuration for the server, without a file.
+func (s *Server) RESTConfig() *rest.Config {
+	return &rest.Config{
+		Host:            s.URL(),
+		BearerToken:     s.token,
+		TLSClientConfig: rest.TLSClientConfig{CAData: s.certificate.certPEM, ServerName: serverName},
+	}
+}
+
+// WriteKubeconfig writes a kubeconfig for the server, readable by its owner only.
+func (s *Server) WriteKubeconfig(path string) error {
+	return writeKubeconfig(path, s.URL(), s.certificate.certPEM, s.token)
+}

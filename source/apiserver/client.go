@@ -1,0 +1,86 @@
+package apiserver
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+)
+
+// connect makes a client. Nothing is sent yet: an API server that is away is no error.
+func connect(config Config) (kubernetes.Interface, *http.Client, error) {
+	settings, err := connectionSettings(config)
+	if err != nil {
+		return nil, nil, err
+	}
+	settings.ContentType = config.ContentType
+	settings.AcceptContentTypes = config.AcceptContentTypes
+	settings.QPS = config.QPS
+	settings.Burst = config.Burst
+	transport, err := rest.HTTPClientFor(settings)
+	if err != nil {
+		return nil, nil, describe(config, err)
+	}
+	client, err := kubernetes.NewForConfigAndClient(settings, transport)
+	if err != nil {
+		return nil, nil, describe(config, err)
+	}
+	return client, transport, nil
+}
+
+// connectionSettings finds the server and the credentials.
+func connectionSettings(config Config) (*rest.Config, error) {
+	if config.Kubeconfig == "" && config.Master == "" {
+		settings, err := rest.InClusterConfig()
+		if err != nil {
+			return nil, fmt.Errorf("no kubeconfig given, and no service account to use instead: %w", err)
+		}
+		return settings, nil
+	}
+	loaded, err := loadKubeconfig(config.Kubeconfig)
+	if err != nil {
+		return nil, describe(config, err)
+	}
+	if config.Master == "" {
+		// The loader below takes the absence of what the current context names for an empty file.
+		if err := clientcmd.ConfirmUsable(*loaded, ""); err != nil {
+			return nil, describe(config, err)
+		}
+	}
+	// Not the deferred loader that most programs use: given a kubeconfig without content, that one
+	// quietly takes the service account instead.
+	override := &clientcmd.ConfigOverrides{ClusterInfo: clientcmdapi.Cluster{Server: config.Master}}
+	settings, err := clientcmd.NewDefaultClientConfig(*loaded, override).ClientConfig()
+	if err != nil {
+		return nil, describe(config, err)
+	}
+	return settings, nil
+}
+
+// loadKubeconfig reads a file; no file is an empty configuration.
+func loadKubeconfig(path string) (*clientcmdapi.Config, error) {
+	if path == "" {
+		return clientcmdapi.NewConfig(), nil
+	}
+	loaded, err := clientcmd.LoadFromFile(path)
+	if err != nil {
+		return nil, err
+	}
+	// Paths of certificates are relative to the kubeconfig, not to where the process was started.
+	return loaded, clientcmd.ResolveLocalPaths(loaded)
+}
+
+// describe names the file that an error is about.
+func describe(config Config, err error) error {
+	if clientcmd.IsEmptyConfig(err) {
+		err = errors.New("it names no API server") // the original suggests a variable that nobody reads
+	}
+	if config.Kubeconfig == "" {
+		return fmt.Errorf("API server %s: %w", config.Master, err)
+	}
+	return fmt.Errorf("kubeconfig %s: %w", config.Kubeconfig, err)
+}

@@ -1,0 +1,45 @@
+package apiserver
+
+import (
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+)
+
+// labelServiceProxyName marks a Service that some other proxy takes care of.
+const labelServiceProxyName = "service.kubernetes.io/service-proxy-name"
+
+// narrowing restricts what a list or watch asks for.
+type narrowing func(*metav1.ListOptions)
+
+// ownServices selects the Services that carry this proxy's name, or no proxy's name.
+//
+// Headless ones are among them: the label for headless objects is not put on Services, and not
+// every server that is still in use can select by spec.clusterIP.
+func ownServices(proxyName string) narrowing {
+	selector := "!" + labelServiceProxyName
+	if proxyName != "" {
+		selector = labelServiceProxyName + "=" + proxyName
+	}
+	return func(options *metav1.ListOptions) { options.LabelSelector = selector }
+}
+
+// routableSlices selects the EndpointSlices of Services that have an IP of their own.
+//
+// Slices are not selected by proxy name, and kube-proxy (since v1.36) does not do so either. The
+// EndpointSlice controller copies a Service's labels to its slices, but a slice that somebody
+// writes by hand, or that is mirrored from Endpoints, has no such copy: the selector for a proxy
+// name would lose its endpoints. And while a Service moves from one proxy to another, its slices
+// follow later. A slice whose Service is another proxy's does no harm: nothing refers to it.
+func routableSlices(options *metav1.ListOptions) {
+	options.LabelSelector = "!" + corev1.IsHeadlessService
+}
+
+// oneNode selects the Node with that name.
+func oneNode(name string) narrowing {
+	selector := fields.OneTermEqualSelector(metav1.ObjectNameField, name).String()
+	return func(options *metav1.ListOptions) { options.FieldSelector = selector }
+}
+
+// everything selects all objects.
+func everything(*metav1.ListOptions) {}

@@ -1,0 +1,114 @@
+package apiserver
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/klog/v2"
+)
+
+// refusalPause is how long a resource that the server refused is left alone, plus up to the same
+// again. Servers gain resources by being upgraded and permissions by being granted, so it is asked
+// for again, but rarely: every node of a cluster does.
+const refusalPause = 10 * time.Minute
+
+// refusal lets the proxy do without a resource that the API server does not have (404) or does not
+// allow (403). It stands between an informer and the server.
+type refusal struct {
+	resource string
+	pause    time.Duration
+	refused  chan struct{} // closed at the first refusal
+
+	mu     sync.Mutex
+	reason metav1.StatusReason // what was logged last; empty while the resource is served
+}
+
+func newRefusal(resource string, pause time.Duration) *refusal {
+	return &refusal{resource: resource, pause: pause, refused: make(chan struct{})}
+}
+
+// Name and Done make the first refusal something that can be waited for (cache.DoneChecker).
+func (r *refusal) Name() string          { return r.resource + " refused" }
+func (r *refusal) Done() <-chan struct{} { return r.refused }
+
+// isRefusal tells errors that retrying soon cannot mend.
+func isRefusal(err error) bool {
+	return apierrors.IsNotFound(err) || apierrors.IsForbidden(err)
+}
+
+// guard makes inner wait after a refusal. An informer is kept, not restarted, so that it notices
+// what was deleted meanwhile when the resource is served again.
+func (r *refusal) guard(inner *cache.ListWatch) *cache.ListWatch {
+	return &cache.ListWatch{
+		ListWithContextFunc: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
+			if err := r.waitOut(ctx); err != nil {
+				return nil, err
+			}
+			list, err := inner.ListWithContext(ctx, options)
+			r.note(ctx, err)
+			return list, err
+		},
+		WatchFuncWithContext: func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
+			if err := r.waitOut(ctx); err != nil {
+				return nil, err
+			}
+			w, err := inner.WatchWithContext(ctx, options)
+			r.note(ctx, err)
+			return w, err
+		},
+	}
+}
+
+// waitOut pauses if the last answer was a refusal.
+func (r *refusal) waitOut(ctx context.Context) error {
+	r.mu.Lock()
+	refused := r.reason != ""
+	r.mu.Unlock()
+	if !refused {
+		return nil
+	}
+	timer := time.NewTimer(wait.Jitter(r.pause, 1))
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// note logs a refusal when it begins, changes or ends. Other errors say nothing about it.
+func (r *refusal) note(ctx context.Context, err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	logger := klog.FromContext(ctx)
+	switch {
+	case err == nil && r.reason != "":
+		r.reason = ""
+		logger.Info("The API server serves the resource now", "resource", r.resource)
+	case err != nil && isRefusal(err) && r.reason != apierrors.ReasonForError(err):
+		r.reason = apierrors.ReasonForError(err)
+		r.log(logger, err)
+		select {
+		case <-r.refused:
+		default:
+			close(r.refused)
+		}
+	}
+}
+
+func (r *refusal) log(logger klog.Logger, err error) {
+	if apierrors.IsForbidden(err) {
+		logger.Error(err, "Not allowed to list and watch; going on without. The proxy's ClusterRole needs both verbs",
+			"resource", r.resource)
+		return
+	}
+	logger.Info("The API server does not have the resource; going on without", "resource", r.resource, "err", err)
+}

@@ -1,0 +1,105 @@
+package manifests
+
+import (
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+)
+
+// errEmptied is a file that had objects and is empty now: between truncating and writing
+// it every file is, and nobody means to take all Services away by that.
+var errEmptied = errors.New("the file is empty; its last objects stay until it is deleted")
+
+// directory is the manifests of a directory as they were last good.
+type directory struct {
+	files map[string]*file
+	// bad is what is wrong with a file now, so that it is not decoded again unchanged.
+	bad map[string]badFile
+}
+
+type badFile struct {
+	sum [sha256.Size]byte
+	err error
+}
+
+// refresh reads dir and returns what is wrong with it now. Of a file that cannot be used
+// the last good objects stay; if dir itself cannot be read, everything stays.
+func (d *directory) refresh(dir string) []error {
+	texts, err := readDir(dir)
+	errs := flatten(err)
+	if texts == nil {
+		return errs
+	}
+	files := make(map[string]*file, len(texts))
+	bad := map[string]badFile{}
+	for _, name := range slices.Sorted(maps.Keys(texts)) {
+		sum := sha256.Sum256(texts[name])
+		f, err := d.refreshFile(name, texts[name], sum)
+		if f != nil {
+			files[name] = f
+		}
+		if err != nil {
+			bad[name] = badFile{sum, err}
+			errs = append(errs, flatten(err)...)
+		}
+	}
+	d.files, d.bad = files, bad
+	return errs
+}
+
+// refreshFile returns what the file now stands for. A nil text could not be read, which
+// was reported already.
+func (d *directory) refreshFile(name string, text []byte, sum [sha256.Size]byte) (*file, error) {
+	old := d.files[name]
+	switch {
+	case text == nil:
+		return old, nil
+	case old != nil && old.sum == sum:
+		return old, nil
+	case old != nil && len(old.objects) > 0 && isBlank(text):
+		return old, fmt.Errorf("%s: %w", name, errEmptied)
+	}
+	if bad, ok := d.bad[name]; ok && bad.sum == sum {
+		return old, bad.err
+	}
+	f, err := parseFile(name, text, old)
+	if err != nil {
+		return old, err
+	}
+	f.sum = sum
+	return f, nil
+}
+
+// objects returns all objects of the directory. Of an object in two places the first in
+// file name order counts, and the others are errors.
+func (d *directory) objects() (map[id]object, []error) {
+	all := map[id]object{}
+	origin := map[id]string{}
+	var errs []error
+	for _, name := range slices.Sorted(maps.Keys(d.files)) {
+		for _, o := range d.files[name].objects {
+			if first, taken := origin[o.id]; taken {
+				errs = append(errs, &DuplicateError{Object: o.id.String(), File: name, First: first})
+				continue
+			}
+			all[o.id] = o
+			origin[o.id] = name
+		}
+	}
+	return all, errs
+}
+
+// DuplicateError is an object that two files hold, or one file holds twice.
+type DuplicateError struct {
+	// Object is the object's kind and name.
+	Object string
+	// File holds the object that does not count; First holds the one that does.
+	File, First string
+}
+
+// Error names the object and both files.
+func (e *DuplicateError) Error() string {
+	return fmt.Sprintf("%s: %s is already in %s, which counts", e.File, e.Object, e.First)
+}

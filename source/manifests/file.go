@@ -1,0 +1,160 @@
+package manifests
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"errors"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+)
+
+// file is one manifest file as it was last good.
+type file struct {
+	// sum is of the text.
+	sum     [sha256.Size]byte
+	objects []object
+	ignored []groupKind
+	// byText finds a document that did not change, so that it need not be decoded again.
+	byText map[[sha256.Size]byte]decoded
+}
+
+// parseFile decodes all documents of a file, on all processors since decoding is the
+// whole cost of a large directory. Documents that are in old are taken from there.
+// Any error makes the whole file bad: half of it may be worse than what was there before.
+func parseFile(name string, text []byte, old *file) (*file, error) {
+	docs := slices.Collect(documents(text))
+	results := make([]decoded, len(docs))
+	errs := make([]error, len(docs))
+	f := &file{byText: make(map[[sha256.Size]byte]decoded, len(docs))}
+
+	var todo []int
+	sums := make([][sha256.Size]byte, len(docs))
+	for i, doc := range docs {
+		sums[i] = sha256.Sum256(doc.text)
+		if old != nil {
+			if known, ok := old.byText[sums[i]]; ok {
+				results[i] = known
+				continue
+			}
+		}
+		todo = append(todo, i)
+	}
+	inParallel(todo, func(i int) {
+		results[i], errs[i] = decode(docs[i])
+		errs[i] = located(errs[i], name, docs[i])
+	})
+	if err := errors.Join(errs...); err != nil {
+		return nil, err
+	}
+	for i, result := range results {
+		f.objects = append(f.objects, result.objects...)
+		f.ignored = append(f.ignored, result.ignored...)
+		f.byText[sums[i]] = result
+	}
+	return f, nil
+}
+
+// inParallel calls work for each item, on all processors if there is much to do.
+func inParallel(items []int, work func(int)) {
+	const share = 64 // too few documents to be worth a goroutine
+	var wg sync.WaitGroup
+	size := max(share, (len(items)+runtime.GOMAXPROCS(0)-1)/runtime.GOMAXPROCS(0))
+	for chunk := range slices.Chunk(items, size) {
+		wg.Go(func() {
+			for _, i := range chunk {
+				work(i)
+			}
+		})
+	}
+	wg.Wait()
+}
+
+// located fills in where the DecodeErrors in err come from.
+func located(err error, name string, doc document) error {
+	for _, e := range flatten(err) {
+		if d, ok := e.(*DecodeError); ok {
+			d.File, d.Document, d.Line = name, doc.number, doc.line
+		}
+	}
+	return err
+}
+
+// flatten returns the errors that were joined into err.
+func flatten(err error) []error {
+	if err == nil {
+		return nil
+	}
+	joined, ok := err.(interface{ Unwrap() []error })
+	if !ok {
+		return []error{err}
+	}
+	var all []error
+	for _, e := range joined.Unwrap() {
+		all = append(all, flatten(e)...)
+	}
+	return all
+}
+
+// isManifest reports whether a file of that name is read. Hidden files are not: editors
+// and Kubernetes' own volumes keep what is not finished under such names.
+func isManifest(name string) bool {
+	if strings.HasPrefix(name, ".") {
+		return false
+	}
+	switch filepath.Ext(name) {
+	case ".yaml", ".yml", ".json":
+		return true
+	}
+	return false
+}
+
+// readDir returns the text of each manifest in dir. A file that cannot be read is nil
+// there and an error; one that vanished meanwhile is no error.
+func readDir(dir string) (map[string][]byte, error) {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return nil, err
+	}
+	texts := map[string][]byte{}
+	var errs []error
+	for _, entry := range entries {
+		if !isManifest(entry.Name()) {
+			continue
+		}
+		text, err := readFile(filepath.Join(dir, entry.Name()))
+		switch {
+		case errors.Is(err, os.ErrNotExist), errors.Is(err, errNoFile):
+		case err != nil:
+			texts[entry.Name()] = nil
+			errs = append(errs, err)
+		default:
+			texts[entry.Name()] = text
+		}
+	}
+	return texts, errors.Join(errs...)
+}
+
+// errNoFile is a directory or device with the name of a manifest.
+var errNoFile = errors.New("not a regular file")
+
+// readFile reads a regular file or what a link to one points at.
+func readFile(path string) ([]byte, error) {
+	info, err := os.Stat(path)
+	if err != nil {
+		return nil, err
+	}
+	if !info.Mode().IsRegular() {
+		return nil, errNoFile
+	}
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	return text, nil
+}
+
+func isBlank(text []byte) bool { return len(bytes.TrimSpace(text)) == 0 }

@@ -1,0 +1,67 @@
+package manifests
+
+import (
+	"errors"
+	"maps"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+
+	"github.com/nftproxy/nftproxy/tracker"
+)
+
+// Objects is what the manifests of a directory hold, each kind sorted by namespace and name.
+type Objects struct {
+	Nodes          []*corev1.Node
+	ServiceCIDRs   []*networkingv1.ServiceCIDR
+	Services       []*corev1.Service
+	EndpointSlices []*discoveryv1.EndpointSlice
+}
+
+// Load reads the manifests in dir once. Any error (a DecodeError, a DuplicateError, a
+// file that cannot be read) makes it fail; all of them are returned, joined, together with
+// the Objects of the files that were good.
+func Load(dir string) (Objects, error) {
+	var d directory
+	errs := d.refresh(dir)
+	all, duplicates := d.objects()
+	errs = append(errs, duplicates...)
+
+	var objects Objects
+	for _, id := range slices.SortedFunc(maps.Keys(all), id.compare) {
+		objects.add(all[id])
+	}
+	return objects, errors.Join(errs...)
+}
+
+func (o *Objects) add(obj object) {
+	switch v := obj.value.(type) {
+	case *corev1.Node:
+		o.Nodes = append(o.Nodes, v)
+	case *networkingv1.ServiceCIDR:
+		o.ServiceCIDRs = append(o.ServiceCIDRs, v)
+	case *corev1.Service:
+		o.Services = append(o.Services, v)
+	case *discoveryv1.EndpointSlice:
+		o.EndpointSlices = append(o.EndpointSlices, v)
+	}
+}
+
+// Feed hands all objects to sink, and then says that they are all.
+func (o *Objects) Feed(sink tracker.Sink) {
+	for _, v := range o.Nodes {
+		sink.SetNode(v)
+	}
+	for _, v := range o.ServiceCIDRs {
+		sink.SetServiceCIDR(v)
+	}
+	for _, v := range o.Services {
+		sink.SetService(v)
+	}
+	for _, v := range o.EndpointSlices {
+		sink.SetEndpointSlice(v)
+	}
+	sink.Synced()
+}

@@ -1,0 +1,67 @@
+package tracker
+
+import (
+	"errors"
+	"net/netip"
+	"strings"
+
+	"github.com/nftproxy/nftproxy/model"
+)
+
+var (
+	errMapped = errors.New("IPv4 address written as IPv6")
+	errZone   = errors.New("address with a zone")
+	errNoHost = errors.New("address that cannot be a Service's or an endpoint's")
+)
+
+// parseAddr parses an IP as Kubernetes objects may still hold it. Leading zeros are
+// refused because programs disagree on whether they mean octal (CVE-2021-29923), and
+// 4-in-6 addresses because they disagree on the family (KEP-4858 forbids both in new
+// objects). Addresses that no connection can be sent to are refused as the API server
+// does, since a manifest never passed its validation.
+func parseAddr(s string) (netip.Addr, error) {
+	addr, err := netip.ParseAddr(s)
+	switch {
+	case err != nil:
+		return netip.Addr{}, err
+	case addr.Is4In6():
+		return netip.Addr{}, errMapped
+	case addr.Zone() != "":
+		return netip.Addr{}, errZone
+	case addr.IsUnspecified(), addr.IsLoopback(), addr.IsMulticast():
+		return netip.Addr{}, errNoHost
+	}
+	return addr, nil
+}
+
+// parsePrefix parses a CIDR. Surrounding blanks and bits beyond the mask are tolerated,
+// because the API server let both into loadBalancerSourceRanges.
+func parsePrefix(s string) (netip.Prefix, error) {
+	prefix, err := netip.ParsePrefix(strings.TrimSpace(s))
+	if err != nil {
+		return netip.Prefix{}, err
+	}
+	if prefix.Addr().Is4In6() {
+		return netip.Prefix{}, errMapped
+	}
+	return prefix.Masked(), nil
+}
+
+// comparePrefixes orders prefixes by family and address, the wider one first.
+func comparePrefixes(a, b netip.Prefix) int {
+	if c := a.Addr().Compare(b.Addr()); c != 0 {
+		return c
+	}
+	return a.Bits() - b.Bits()
+}
+
+// perFamily holds one thing for each IP family.
+type perFamily[T any] struct{ v4, v6 T }
+
+// of returns the place for family.
+func (p *perFamily[T]) of(family model.Family) *T {
+	if family == model.IPv4 {
+		return &p.v4
+	}
+	return &p.v6
+}

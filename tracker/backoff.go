@@ -1,0 +1,40 @@
+package tracker
+
+import "time"
+
+const (
+	// minBackoff is the wait after the first failure.
+	minBackoff = 100 * time.Millisecond
+	// maxBackoff is the longest wait between two tries.
+	maxBackoff = 30 * time.Second
+	// hopeShare is which part of the wait still has to pass when there is hope: new
+	// changes bring a try forward, yet a busy cluster does not make a hot loop of it.
+	hopeShare = 10
+)
+
+// backoff says when to try again. The zero value is at once.
+type backoff struct {
+	wait   time.Duration
+	failed time.Time
+	until  time.Time
+}
+
+// fail notes a failure now and returns how long to wait.
+func (b *backoff) fail() time.Duration {
+	b.wait = min(max(2*b.wait, minBackoff), maxBackoff)
+	b.failed = time.Now()
+	b.until = b.failed.Add(b.wait)
+	return b.wait
+}
+
+// hope brings the next try forward.
+func (b *backoff) hope() {
+	if b.wait > 0 {
+		b.until = b.failed.Add(max(b.wait/hopeShare, minBackoff))
+	}
+}
+
+// reset forgets all failures.
+func (b *backoff) reset() {
+	*b = backoff{}
+}

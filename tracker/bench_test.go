@@ -1,0 +1,62 @@
+package tracker
+
+import (
+	"fmt"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+)
+
+// fillCluster sets services Services with a slice of endpoints each.
+func fillCluster(tracker *Tracker, services, endpoints int) {
+	for i := range services {
+		tracker.SetService(makeService(func(s *corev1.Service) {
+			s.Name = fmt.Sprint("web-", i)
+			s.Spec.ClusterIPs = []string{fmt.Sprintf("10.%d.%d.%d", 96+i>>16, i>>8&255, i&255)}
+		}))
+		tracker.SetEndpointSlice(numberedSlice(i, endpoints))
+	}
+}
+
+func numberedSlice(service, endpoints int) *discoveryv1.EndpointSlice {
+	return makeSlice(func(s *discoveryv1.EndpointSlice) {
+		s.Name = fmt.Sprint("web-", service, "-1")
+		s.Labels[discoveryv1.LabelServiceName] = fmt.Sprint("web-", service)
+		for i := range endpoints {
+			s.Endpoints = append(s.Endpoints, pod(fmt.Sprintf("10.%d.%d.%d", i, service>>8, service&255), thisNode))
+		}
+	})
+}
+
+func BenchmarkColdStart(b *testing.B) {
+	for b.Loop() {
+		tracker := New(Options{NodeName: thisNode})
+		fillCluster(tracker, 10000, 2)
+		tracker.Synced()
+		if got := len(tracker.Changes().Ports); got != 10000 {
+			b.Fatalf("%d ports", got)
+		}
+	}
+}
+
+func BenchmarkOneChangeAmong(b *testing.B) {
+	for _, services := range []int{100, 10000} {
+		b.Run(fmt.Sprint(services), func(b *testing.B) {
+			tracker := New(Options{NodeName: thisNode})
+			fillCluster(tracker, services, 2)
+			tracker.Synced()
+			tracker.Changes()
+			few, many := numberedSlice(7, 2), numberedSlice(7, 3)
+			for b.Loop() {
+				tracker.SetEndpointSlice(many)
+				one := tracker.Changes()
+				tracker.SetEndpointSlice(few)
+				two := tracker.Changes()
+				if len(one.Ports) != 1 || len(two.Ports) != 1 {
+					b.Fatal("not one change each")
+				}
+			}
+		})
+	}
+}

@@ -1,0 +1,140 @@
+package tracker
+
+import (
+	"net/netip"
+	"slices"
+
+	"github.com/nftproxy/nftproxy/model"
+)
+
+// candidate is an endpoint of one Service port, before it is decided which lists it is in.
+type candidate struct {
+	addrPort netip.AddrPort
+	*sliceEndpoint
+}
+
+// fill sets the endpoint lists of port from the slices of its Service. zone is this node's.
+// It returns scratch for the next call to use again.
+func fill(port *model.ServicePort, slices []*endpointSlice, zone string, scratch []candidate) []candidate {
+	candidates := unique(gather(scratch[:0], port.ID, slices))
+	port.Cluster = clusterList(candidates, zone)
+	if port.InternalPolicy == model.PolicyLocal || port.ExternalPolicy == model.PolicyLocal {
+		port.Local, port.LocalTerminating = localList(candidates)
+	}
+	if port.ID.Protocol == model.UDP {
+		port.Serving = servingList(candidates)
+	}
+	return candidates
+}
+
+// gather appends to into what the slices hold for a port. A slice may give one port name
+// two numbers, and different slices may give it different ones (named target ports).
+func gather(into []candidate, id model.PortID, slices []*endpointSlice) []candidate {
+	for _, slice := range slices {
+		if slice.family != id.Family {
+			continue
+		}
+		for _, port := range slice.ports {
+			if port.name != id.Port || port.protocol != id.Protocol {
+				continue
+			}
+			for i := range slice.endpoints {
+				endpoint := &slice.endpoints[i]
+				into = append(into, candidate{netip.AddrPortFrom(endpoint.addr, port.number), endpoint})
+			}
+		}
+	}
+	return into
+}
+
+// unique sorts candidates by address and drops duplicates. While an endpoint moves from
+// one slice to another both may hold it, and they may disagree; the one that is more
+// useful wins, so that the result does not depend on the order of events.
+func unique(candidates []candidate) []candidate {
+	if !slices.IsSortedFunc(candidates, compareCandidates) {
+		slices.SortStableFunc(candidates, compareCandidates)
+	}
+	return slices.CompactFunc(candidates, func(a, b candidate) bool { return a.addrPort == b.addrPort })
+}
+
+// compareCandidates orders by address, and among equal ones puts first what is on this
+// node, then what is ready, then what serves.
+func compareCandidates(a, b candidate) int {
+	if c := a.addrPort.Compare(b.addrPort); c != 0 {
+		return c
+	}
+	return b.rank() - a.rank()
+}
+
+func (c candidate) rank() (rank int) {
+	if c.local {
+		rank += 4
+	}
+	if c.ready {
+		rank += 2
+	}
+	if c.serving {
+		rank++
+	}
+	return rank
+}
+
+// terminatingButServing is the fallback when nothing is ready (KEP-1669).
+func (c candidate) terminatingButServing() bool {
+	return c.serving && c.terminating
+}
+
+// clusterList is the endpoints for policy Cluster: the ready ones that topology leaves,
+// or without any ready one those that still serve while they terminate.
+func clusterList(candidates []candidate, zone string) []model.Endpoint {
+	near := nearby(candidates, zone)
+	ready := pick(candidates, func(c candidate) bool { return c.ready && near(c) })
+	if ready != nil {
+		return ready
+	}
+	return pick(candidates, candidate.terminatingButServing)
+}
+
+// localList is the endpoints for policy Local. It also tells whether they are the
+// fallback: none is ready, but some still serve.
+func localList(candidates []candidate) (list []model.Endpoint, terminating bool) {
+	ready := pick(candidates, func(c candidate) bool { return c.local && c.ready })
+	if ready != nil {
+		return ready, false
+	}
+	list = pick(candidates, func(c candidate) bool { return c.local && c.terminatingButServing() })
+	return list, list != nil
+}
+
+// servingList is every endpoint that an existing flow may stay with. Ready endpoints are
+// in it even if they do not serve: publishNotReadyAddresses makes them so.
+func servingList(candidates []candidate) []netip.AddrPort {
+	var list []netip.AddrPort
+	for _, c := range candidates {
+		if c.ready || c.serving {
+			list = append(list, c.addrPort)
+		}
+	}
+	return list
+}
+
+// pick returns the candidates that wanted accepts, in an exactly sized list since a
+// backend keeps it for as long as the Service lives.
+func pick(candidates []candidate, wanted func(candidate) bool) []model.Endpoint {
+	count := 0
+	for _, c := range candidates {
+		if wanted(c) {
+			count++
+		}
+	}
+	if count == 0 {
+		return nil
+	}
+	list := make([]model.Endpoint, 0, count)
+	for _, c := range candidates {
+		if wanted(c) {
+			list = append(list, model.Endpoint{AddrPort: c.addrPort, Local: c.local})
+		}
+	}
+	return list
+}

@@ -1,0 +1,90 @@
+package tracker
+
+import (
+	"net/netip"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+
+	"github.com/nftproxy/nftproxy/model"
+)
+
+// node is what counts of the Node that this proxy runs on.
+type node struct {
+	model.Node
+	zone  string
+	skips skipList
+}
+
+func parseNode(obj *corev1.Node) *node {
+	n := &node{Node: model.Node{Name: obj.Name}, zone: obj.Labels[corev1.LabelTopologyZone]}
+	n.parseIPs(obj.Status.Addresses)
+	cidrs := obj.Spec.PodCIDRs
+	if len(cidrs) == 0 && obj.Spec.PodCIDR != "" {
+		cidrs = []string{obj.Spec.PodCIDR}
+	}
+	n.PodCIDRs = parsePrefixes(cidrs, "spec.podCIDRs", &n.skips)
+	return n
+}
+
+// parseIPs picks the primary address of each family: the first InternalIP, else the
+// first ExternalIP, as the kubelet does for the IPs of host-network pods.
+func (n *node) parseIPs(addresses []corev1.NodeAddress) {
+	var primary perFamily[netip.Addr]
+	for _, wanted := range []corev1.NodeAddressType{corev1.NodeInternalIP, corev1.NodeExternalIP} {
+		for i, address := range addresses {
+			if address.Type != wanted {
+				continue
+			}
+			addr, err := parseAddr(address.Address)
+			if err != nil {
+				n.skips.add(ReasonInvalidIP, indexed("status.addresses", i), address.Address, err)
+				continue
+			}
+			if p := primary.of(model.FamilyOf(addr)); !p.IsValid() {
+				*p = addr
+			}
+		}
+	}
+	for _, family := range model.Families {
+		if addr := *primary.of(family); addr.IsValid() {
+			n.IPs = append(n.IPs, addr)
+		}
+	}
+}
+
+// sameForBackend reports whether a backend would see no difference.
+func (n *node) sameForBackend(other *node) bool {
+	return n.Name == other.Name && slices.Equal(n.IPs, other.IPs) && slices.Equal(n.PodCIDRs, other.PodCIDRs)
+}
+
+// serviceCIDR is the ranges of one ServiceCIDR object.
+type serviceCIDR struct {
+	ranges []netip.Prefix
+	skips  skipList
+}
+
+func parseServiceCIDR(obj *networkingv1.ServiceCIDR) *serviceCIDR {
+	c := &serviceCIDR{}
+	c.ranges = parsePrefixes(obj.Spec.CIDRs, "spec.cidrs", &c.skips)
+	return c
+}
+
+func (c *serviceCIDR) equal(other *serviceCIDR) bool {
+	return slices.Equal(c.ranges, other.ranges) && slices.Equal(c.skips, other.skips)
+}
+
+// parsePrefixes returns the valid ones of texts as a sorted set.
+func parsePrefixes(texts []string, field string, skips *skipList) []netip.Prefix {
+	var prefixes []netip.Prefix
+	for i, text := range texts {
+		prefix, err := parsePrefix(text)
+		if err != nil {
+			skips.add(ReasonInvalidIP, indexed(field, i), text, err)
+			continue
+		}
+		prefixes = append(prefixes, prefix)
+	}
+	return sortedSet(prefixes, comparePrefixes)
+}

@@ -1,0 +1,249 @@
+package tracker
+
+import (
+	"fmt"
+	"math"
+	"net/netip"
+	"slices"
+	"strconv"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/nftproxy/nftproxy/model"
+)
+
+// LabelServiceProxyName is the label that hands a Service to another proxy than the
+// cluster's default one (KEP-2447, Kubernetes' well-known labels).
+const LabelServiceProxyName = "service.kubernetes.io/service-proxy-name"
+
+// maxAffinitySeconds is the longest session affinity that the API server accepts.
+const maxAffinitySeconds = 86400
+
+// service is what counts of one Service.
+type service struct {
+	// ports are the Service's ports in all its families without their endpoints, sorted
+	// by ID. There are none if the Service is not for this proxy.
+	ports []model.ServicePort
+	skips skipList
+}
+
+func (s *service) equal(other *service) bool {
+	return slices.EqualFunc(s.ports, other.ports, func(a, b model.ServicePort) bool { return equalServicePorts(&a, &b) }) &&
+		slices.Equal(s.skips, other.skips)
+}
+
+// addresses is what a Service has in one family.
+type addresses struct {
+	clusterIP       netip.Addr
+	externalIPs     []netip.Addr
+	loadBalancerIPs []netip.Addr
+	sourceRanges    []netip.Prefix
+}
+
+// parseService takes from a Service what this node needs. It never fails: what is
+// invalid is left out and listed in skips.
+func parseService(obj *corev1.Service, proxyName string) *service {
+	s := &service{}
+	if !forThisProxy(obj, proxyName) {
+		return s
+	}
+	addrs := s.parseAddresses(obj)
+	base := s.parsePolicies(obj)
+	for i := range obj.Spec.Ports {
+		field := "spec.ports[" + strconv.Itoa(i) + "]"
+		port, ok := s.parsePort(&base, &obj.Spec.Ports[i], field)
+		if !ok {
+			continue
+		}
+		if slices.ContainsFunc(s.ports, func(p model.ServicePort) bool {
+			return p.ID.Port == port.ID.Port && p.ID.Protocol == port.ID.Protocol
+		}) {
+			s.skips.add(ReasonDuplicatePort, field, port.ID.Port, nil)
+			continue
+		}
+		s.addInEachFamily(port, &addrs)
+	}
+	slices.SortFunc(s.ports, func(a, b model.ServicePort) int { return a.ID.Compare(b.ID) })
+	return s
+}
+
+// forThisProxy reports whether obj is a Service that needs a proxy, and this one.
+func forThisProxy(obj *corev1.Service, proxyName string) bool {
+	name, labelled := obj.Labels[LabelServiceProxyName]
+	if labelled != (proxyName != "") || name != proxyName {
+		return false
+	}
+	if obj.Spec.Type == corev1.ServiceTypeExternalName {
+		return false
+	}
+	return obj.Spec.ClusterIP != corev1.ClusterIPNone && !slices.Contains(obj.Spec.ClusterIPs, corev1.ClusterIPNone)
+}
+
+// addInEachFamily appends port once for each family in which the Service has a ClusterIP.
+func (s *service) addInEachFamily(port model.ServicePort, addrs *perFamily[addresses]) {
+	for _, family := range model.Families {
+		a := addrs.of(family)
+		if !a.clusterIP.IsValid() {
+			continue
+		}
+		port.ID.Family = family
+		port.ClusterIP = a.clusterIP
+		port.ExternalIPs = a.externalIPs
+		port.LoadBalancerIPs = a.loadBalancerIPs
+		port.LoadBalancerSourceRanges = a.sourceRanges
+		s.ports = append(s.ports, port)
+	}
+}
+
+// parsePolicies fills in what all ports of a Service share, whatever the family.
+func (s *service) parsePolicies(obj *corev1.Service) model.ServicePort {
+	spec := &obj.Spec
+	base := model.ServicePort{
+		ID:      model.PortID{Namespace: obj.Namespace, Service: obj.Name},
+		Guarded: len(spec.LoadBalancerSourceRanges) > 0,
+	}
+	if spec.InternalTrafficPolicy != nil && *spec.InternalTrafficPolicy == corev1.ServiceInternalTrafficPolicyLocal {
+		base.InternalPolicy = model.PolicyLocal
+	}
+	if takesExternalTraffic(spec) && spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal {
+		base.ExternalPolicy = model.PolicyLocal
+	}
+	if spec.Type == corev1.ServiceTypeLoadBalancer && base.ExternalPolicy == model.PolicyLocal {
+		base.HealthCheckNodePort = s.optionalPort(spec.HealthCheckNodePort, "spec.healthCheckNodePort")
+	}
+	base.AffinityTimeout = s.parseAffinity(spec)
+	return base
+}
+
+// takesExternalTraffic reports whether externalTrafficPolicy means anything: the API
+// server clears it for other Services, but a manifest may still hold it.
+func takesExternalTraffic(spec *corev1.ServiceSpec) bool {
+	switch spec.Type {
+	case corev1.ServiceTypeNodePort, corev1.ServiceTypeLoadBalancer:
+		return true
+	}
+	return len(spec.ExternalIPs) > 0
+}
+
+func (s *service) parseAffinity(spec *corev1.ServiceSpec) time.Duration {
+	if spec.SessionAffinity != corev1.ServiceAffinityClientIP {
+		return 0
+	}
+	seconds := corev1.DefaultClientIPServiceAffinitySeconds
+	if c := spec.SessionAffinityConfig; c != nil && c.ClientIP != nil && c.ClientIP.TimeoutSeconds != nil {
+		if given := *c.ClientIP.TimeoutSeconds; given > 0 && given <= maxAffinitySeconds {
+			seconds = given
+		} else {
+			s.skips.add(ReasonInvalidTimeout, "spec.sessionAffinityConfig.clientIP.timeoutSeconds", strconv.Itoa(int(given)), nil)
+		}
+	}
+	return time.Duration(seconds) * time.Second
+}
+
+// parsePort returns base as port says. It returns false if the port cannot be served;
+// a bad node port alone only costs the node port.
+func (s *service) parsePort(base *model.ServicePort, port *corev1.ServicePort, field string) (model.ServicePort, bool) {
+	protocol, err := model.ParseProtocol(string(port.Protocol))
+	if err != nil {
+		s.skips.add(ReasonInvalidProtocol, field+".protocol", string(port.Protocol), err)
+		return model.ServicePort{}, false
+	}
+	if port.Port < 1 || port.Port > math.MaxUint16 {
+		s.skips.add(ReasonInvalidPort, field+".port", strconv.Itoa(int(port.Port)), nil)
+		return model.ServicePort{}, false
+	}
+	p := *base
+	p.ID.Port, p.ID.Protocol = port.Name, protocol
+	p.Port = uint16(port.Port)
+	p.NodePort = s.optionalPort(port.NodePort, field+".nodePort")
+	return p, true
+}
+
+// optionalPort returns a port number for which 0 means none.
+func (s *service) optionalPort(number int32, field string) uint16 {
+	if number < 0 || number > math.MaxUint16 {
+		s.skips.add(ReasonInvalidPort, field, strconv.Itoa(int(number)), nil)
+		return 0
+	}
+	return uint16(number)
+}
+
+// parseAddresses sorts a Service's addresses by family. The family comes from the
+// address itself; addresses in a family without a ClusterIP end up unused.
+func (s *service) parseAddresses(obj *corev1.Service) (addrs perFamily[addresses]) {
+	s.parseClusterIPs(&obj.Spec, &addrs)
+	for i, text := range obj.Spec.ExternalIPs {
+		if addr, ok := s.addr(text, "spec.externalIPs", i); ok {
+			a := addrs.of(model.FamilyOf(addr))
+			a.externalIPs = append(a.externalIPs, addr)
+		}
+	}
+	for i, ingress := range obj.Status.LoadBalancer.Ingress {
+		if ingress.IP == "" || ingress.IPMode != nil && *ingress.IPMode == corev1.LoadBalancerIPModeProxy {
+			continue
+		}
+		if addr, ok := s.addr(ingress.IP, "status.loadBalancer.ingress", i); ok {
+			a := addrs.of(model.FamilyOf(addr))
+			a.loadBalancerIPs = append(a.loadBalancerIPs, addr)
+		}
+	}
+	for i, text := range obj.Spec.LoadBalancerSourceRanges {
+		prefix, err := parsePrefix(text)
+		if err != nil {
+			s.skips.add(ReasonInvalidIP, indexed("spec.loadBalancerSourceRanges", i), text, err)
+			continue
+		}
+		a := addrs.of(model.FamilyOf(prefix.Addr()))
+		a.sourceRanges = append(a.sourceRanges, prefix)
+	}
+	for _, family := range model.Families {
+		a := addrs.of(family)
+		a.externalIPs = sortedSet(a.externalIPs, netip.Addr.Compare)
+		a.loadBalancerIPs = sortedSet(a.loadBalancerIPs, netip.Addr.Compare)
+		a.sourceRanges = sortedSet(a.sourceRanges, comparePrefixes)
+	}
+	return addrs
+}
+
+// parseClusterIPs takes the first ClusterIP of each family. clusterIPs is the whole list;
+// clusterIP repeats its first and stands alone only in what a person wrote by hand.
+func (s *service) parseClusterIPs(spec *corev1.ServiceSpec, addrs *perFamily[addresses]) {
+	texts := spec.ClusterIPs
+	if len(texts) == 0 && spec.ClusterIP != "" {
+		texts = []string{spec.ClusterIP}
+	}
+	if len(texts) == 0 {
+		s.skips.add(ReasonMalformed, "spec.clusterIPs", "", fmt.Errorf("the Service has no ClusterIP"))
+	}
+	for i, text := range texts {
+		addr, ok := s.addr(text, "spec.clusterIPs", i)
+		if !ok {
+			continue
+		}
+		if a := addrs.of(model.FamilyOf(addr)); !a.clusterIP.IsValid() {
+			a.clusterIP = addr
+		}
+	}
+}
+
+func (s *service) addr(text, list string, i int) (netip.Addr, bool) {
+	addr, err := parseAddr(text)
+	if err != nil {
+		s.skips.add(ReasonInvalidIP, indexed(list, i), text, err)
+	}
+	return addr, err == nil
+}
+
+func indexed(list string, i int) string {
+	return list + "[" + strconv.Itoa(i) + "]"
+}
+
+// sortedSet sorts list in place and drops duplicates. It returns nil when list is empty.
+func sortedSet[T comparable](list []T, compare func(a, b T) int) []T {
+	if len(list) == 0 {
+		return nil
+	}
+	slices.SortFunc(list, compare)
+	return slices.Compact(list)
+}
