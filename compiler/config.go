@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"net/netip"
 
-	"github.com/nftproxy/nftproxy/model"
 	"github.com/nftproxy/nftproxy/nft"
 )
 
@@ -78,14 +77,6 @@ func (c *Config) Validate() error {
 }
 
 func (c *Config) markBits() uint32 { return 1 << c.MasqueradeBit }
-
-// familyOf returns nft's family for a family of the model.
-func familyOf(f model.Family) nft.Family {
-	if f == model.IPv6 {
-		return nft.FamilyIP6
-	}
-	return nft.FamilyIP
-}
 
 func prefixesOf(f nft.Family, prefixes []netip.Prefix) []netip.Prefix {
 	var out []netip.Prefix

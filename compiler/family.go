@@ -246,7 +246,7 @@ func (f *family) putVerdicts(fe frontend, have, want plan) {
 		f.draft.Put(none, nft.Element{Key: key, Verdict: nft.Goto(chainReject), Comment: want.comment})
 	case unservedDrop:
 		f.draft.Put(none, nft.Element{Key: key, Verdict: nft.Drop, Comment: want.comment})
-	default:
+	case unservedNothing:
 		f.draft.Remove(none, key)
 	}
 }

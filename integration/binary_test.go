@@ -1,0 +1,328 @@
+package integration
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/nftproxy/nftproxy/compiler"
+	"github.com/nftproxy/nftproxy/integration/lab"
+	"github.com/nftproxy/nftproxy/nft"
+	"github.com/nftproxy/nftproxy/source/apiserver/apiservertest"
+	"github.com/nftproxy/nftproxy/source/manifests"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+)
+
+// patience is how long something may take that must happen.
+const patience = 30 * time.Second
+
+func eventually(t *testing.T, what string, check func() error) {
+	t.Helper()
+	deadline := time.Now().Add(patience)
+	for {
+		err := check()
+		if err == nil {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("%s: still not after %v: %v", what, patience, err)
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+}
+
+var buildOnce = sync.OnceValues(func() (string, error) {
+	dir, err := os.MkdirTemp("", "nftproxy-bin")
+	if err != nil {
+		return "", err
+	}
+	build := exec.Command("go", "build", "-o", dir, "../cmd/kube-proxy", "../cmd/ruledump")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := build.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("go build: %w\n%s", err, out)
+	}
+	return dir, nil
+})
+
+func TestMain(m *testing.M) {
+	code := m.Run()
+	if dir, err := buildOnce(); err == nil {
+		os.RemoveAll(dir)
+	}
+	os.Exit(code)
+}
+
+// binary returns the path of a command of this module, built for the test.
+func binary(t *testing.T, name string) string {
+	t.Helper()
+	dir, err := buildOnce()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return filepath.Join(dir, name)
+}
+
+// process is a command that runs in a host of the lab.
+type process struct {
+	cmd    *exec.Cmd
+	output *lockedBuffer
+}
+
+type lockedBuffer struct {
+	mu  sync.Mutex
+	buf bytes.Buffer
+}
+
+func (b *lockedBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.buf.Write(p)
+}
+
+func (b *lockedBuffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.buf.String()
+}
+
+func start(t *testing.T, h *lab.Host, name string, args ...string) *process {
+	t.Helper()
+	p := &process{cmd: exec.Command(binary(t, name), args...), output: &lockedBuffer{}}
+	p.cmd.Stdout, p.cmd.Stderr = p.output, p.output
+	if err := h.Do(p.cmd.Start); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if p.cmd.ProcessState == nil {
+			p.cmd.Process.Kill()
+			p.cmd.Wait()
+		}
+		if t.Failed() {
+			t.Logf("output of %s:\n%s", name, p.output)
+		}
+	})
+	return p
+}
+
+// stop ends the process with SIGTERM and returns how it ended.
+func (p *process) stop(t *testing.T) error {
+	t.Helper()
+	if err := p.cmd.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	return p.cmd.Wait()
+}
+
+// upload creates the objects of a golden case in an API server.
+func upload(t *testing.T, server *apiservertest.Server, g goldenCase) {
+	t.Helper()
+	objects, err := manifests.Load(g.manifestsDir(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	objects.Feed(&uploader{t, server})
+}
+
+// uploader is a sink that creates what it is fed.
+type uploader struct {
+	t      *testing.T
+	server *apiservertest.Server
+}
+
+func (u *uploader) create(obj apiservertest.Object) {
+	if _, err := u.server.Create(obj); err != nil {
+		u.t.Fatal(err)
+	}
+}
+func (u *uploader) SetService(o *corev1.Service)                  { u.create(o) }
+func (u *uploader) SetEndpointSlice(o *discoveryv1.EndpointSlice) { u.create(o) }
+func (u *uploader) SetNode(o *corev1.Node)                        { u.create(o) }
+func (u *uploader) SetServiceCIDR(o *networkingv1.ServiceCIDR)    { u.create(o) }
+func (u *uploader) DeleteService(string, string)                  {}
+func (u *uploader) DeleteEndpointSlice(string, string)            {}
+func (u *uploader) DeleteNode(string)                             {}
+func (u *uploader) DeleteServiceCIDR(string)                      {}
+func (u *uploader) Synced()                                       {}
+
+func (u *uploader) delete(obj apiservertest.Object) {
+	u.t.Helper()
+	if err := u.server.Delete(obj); err != nil {
+		u.t.Fatal(err)
+	}
+}
+
+// tableError says how the kernel's tables differ from the wanted ones; nil if they do not.
+func tableError(c *nft.Conn, want []*nft.Table) error {
+	for _, w := range want {
+		got, err := c.ReadTable(w.Family, w.Name)
+		if err != nil {
+			return err
+		}
+		if tx := nft.Diff(got, w); !tx.Empty() {
+			return fmt.Errorf("the kernel's table %s differs:\n%s", w.Family, tx)
+		}
+	}
+	return nil
+}
+
+func getFrom(h *lab.Host, url string) (string, error) {
+	client := http.Client{Transport: &http.Transport{
+		DisableKeepAlives: true,
+		DialContext: func(ctx context.Context, network, address string) (conn net.Conn, err error) {
+			err = h.Do(func() (err error) {
+				conn, err = (&net.Dialer{}).DialContext(ctx, network, address)
+				return err
+			})
+			return conn, err
+		},
+	}}
+	resp, err := client.Get(url)
+	if err != nil {
+		return "", err
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(resp.Body)
+	return string(body), err
+}
+
+// The binary, fed by an API server over HTTP, through outage and compaction, until it is
+// stopped and cleaned up after.
+func TestTheBinaryProgramsWhatTheAPIServerHas(t *testing.T) {
+	g := goldenCase{"load-balancer-policy-local-keeps-the-source", filepath.Join(corpus, "load-balancer-policy-local-keeps-the-source")}
+	l := newLab(t)
+	c := connTo(t, l.Node)
+	var server *apiservertest.Server
+	if err := l.Node.Do(func() error {
+		server = apiservertest.Start(t, apiservertest.Options{})
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")
+	if err := server.WriteKubeconfig(kubeconfig); err != nil {
+		t.Fatal(err)
+	}
+	upload(t, server, g)
+	p := start(t, l.Node, "kube-proxy", "--kubeconfig", kubeconfig, "--hostname-override", lab.NodeName,
+		"--cluster-cidr", "10.244.0.0/16,fd00:10:244::/48", "-v", "2")
+	want := g.compile(t)
+	eventually(t, "the case's rules are in the kernel", func() error { return tableError(c, want) })
+	g.sendFlows(t, l)
+
+	server.Compact()
+	server.DropConnections()
+	service := &corev1.Service{}
+	service.Namespace, service.Name = "shop", "web"
+	(&uploader{t, server}).delete(service)
+	eventually(t, "a Service deleted during an outage is gone from the kernel", func() error {
+		table, err := c.ReadTable(nft.FamilyIP, compiler.TableName)
+		if err != nil {
+			return err
+		}
+		if n := table.Set("service-ips").Len(); n != 0 {
+			return fmt.Errorf("service-ips has %d elements", n)
+		}
+		return nil
+	})
+
+	if mode, err := getFrom(l.Node, "http://127.0.0.1:10249/proxyMode"); err != nil || mode != "nftables" {
+		t.Errorf("/proxyMode = %q, %v; want nftables", mode, err)
+	}
+	metrics, err := getFrom(l.Node, "http://127.0.0.1:10249/metrics")
+	if err != nil {
+		t.Error(err)
+	}
+	for _, name := range []string{"kubeproxy_sync_proxy_rules_duration_seconds_count", "kubeproxy_sync_proxy_rules_last_timestamp_seconds", "kubeproxy_nftables_commit_bytes_total"} {
+		if !strings.Contains(metrics, name) {
+			t.Errorf("/metrics has no %s", name)
+		}
+	}
+	if err := p.stop(t); err != nil {
+		t.Errorf("after SIGTERM: %v, want exit code 0", err)
+	}
+	if table, err := c.ReadTable(nft.FamilyIP6, compiler.TableName); err != nil || table == nil {
+		t.Errorf("after exit the table is %v, %v; want it to stay", table, err)
+	}
+	if err := start(t, l.Node, "kube-proxy", "--cleanup").cmd.Wait(); err != nil {
+		t.Errorf("--cleanup: %v", err)
+	}
+	if listed := runNft(t, l.Node, "", "list", "ruleset"); listed != "" {
+		t.Errorf("--cleanup left:\n%s", listed)
+	}
+}
+
+// ruledump prints, live and offline, what the golden says.
+func TestRuledumpPrintsTheGolden(t *testing.T) {
+	g := goldenCase{"hairpin-over-cluster-ip", filepath.Join(corpus, "hairpin-over-cluster-ip")}
+	l := newLab(t)
+	golden, err := os.ReadFile(g.path("ruleset.nft"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	configFile := filepath.Join(t.TempDir(), "config.yaml")
+	if err := os.WriteFile(configFile, []byte(defaultConfig), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	replace(t, connTo(t, l.Node), g.compile(t))
+	for _, args := range [][]string{
+		{"compile", "--manifests", g.manifestsDir(t), "--node", "node-1", "--config", configFile},
+		{"live"},
+	} {
+		p := start(t, l.Node, "ruledump", args...)
+		if err := p.cmd.Wait(); err != nil {
+			t.Errorf("ruledump %v: %v", args, err)
+		}
+		if p.output.String() != string(golden) {
+			t.Errorf("ruledump %s prints\n%s", args[0], p.output)
+		}
+	}
+}
+
+// Bad input is refused with one clear line that says what to do.
+func TestTheBinaryRefusesBadInputWithOneLine(t *testing.T) {
+	l := newLab(t)
+	dir := t.TempDir()
+	for _, tt := range []struct {
+		name, want string
+		args       []string
+	}{
+		{"another mode", `--proxy-mode: mode "iptables" is not supported`, []string{"--proxy-mode=iptables"}},
+		{"a cluster CIDR that is none", `--cluster-cidr: "banana" is not a CIDR`, []string{"--cluster-cidr=banana"}},
+		{"a detect-local mode that is none", `--detect-local-mode: "Guess" is unknown`, []string{"--detect-local-mode=Guess"}},
+		{"no bridge", `--pod-bridge-interface: required`, []string{"--detect-local-mode=BridgeInterface"}},
+		{"node port addresses that are none", `--nodeport-addresses: "all" is not a CIDR`, []string{"--nodeport-addresses=all"}},
+		{"two sources", "--manifests: cannot be combined", []string{"--manifests=" + dir, "--kubeconfig=x"}},
+		{"no such directory", "manifest directory", []string{"--manifests=" + filepath.Join(dir, "none"), "--metrics-bind-address="}},
+		{"no such kubeconfig", "kubeconfig " + filepath.Join(dir, "none"), []string{"--kubeconfig=" + filepath.Join(dir, "none")}},
+		{"a metrics address without a port", "--metrics-bind-address: address here", []string{"--manifests=" + dir, "--metrics-bind-address=here"}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			p := start(t, l.Node, "kube-proxy", append([]string{"--v=0"}, tt.args...)...)
+			if err := p.cmd.Wait(); err == nil || p.cmd.ProcessState.ExitCode() != 1 {
+				t.Errorf("exit: %v, want code 1", err)
+			}
+			var errors []string
+			for _, line := range strings.Split(p.output.String(), "\n") {
+				if strings.HasPrefix(line, "E") {
+					errors = append(errors, line)
+				}
+			}
+			if len(errors) != 1 || !strings.Contains(strings.ReplaceAll(errors[0], `\"`, `"`), tt.want) {
+				t.Errorf("error lines %q, want one with %q", errors, tt.want)
+			}
+		})
+	}
+}
