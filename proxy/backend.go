@@ -1,10 +1,11 @@
 // Package proxy puts the parts together: it is the tracker's backend that compiles the
-// model and commits it to the kernel.
+// model, commits it to the kernel, and repairs what others do to it.
 package proxy
 
 import (
 	"context"
 	"fmt"
+	"sync"
 
 	"github.com/nftproxy/nftproxy/compiler"
 	"github.com/nftproxy/nftproxy/model"
@@ -12,21 +13,35 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// Backend writes the model to nftables. It implements tracker.Backend.
-type Backend struct {
-	conn     *nft.Conn
-	compiler *compiler.Compiler
-	onCommit func(nft.Stats)
+// Hooks are called as things happen, for metrics. Each may be nil.
+type Hooks struct {
+	// OnCommit is told of each transaction that the kernel carried out.
+	OnCommit func(nft.Stats)
+	// OnRepair is told of each time the tables were found changed by others and were replaced.
+	OnRepair func()
 }
 
-// NewBackend returns a backend that commits through conn. onCommit, if not nil, is told of
-// each transaction that the kernel carried out.
-func NewBackend(conn *nft.Conn, config compiler.Config, onCommit func(nft.Stats)) (*Backend, error) {
+// Backend writes the model to nftables. It implements tracker.Backend.
+type Backend struct {
+	conn  *nft.Conn
+	hooks Hooks
+
+	// mu keeps Sync and Check apart. It guards what follows.
+	mu       sync.Mutex
+	compiler *compiler.Compiler
+	// programmed is set by the first commit: before, there is nothing to check.
+	programmed bool
+	// generation is the kernel's generation number up to which the tables are known to be ours.
+	generation uint32
+}
+
+// NewBackend returns a backend that commits through conn.
+func NewBackend(conn *nft.Conn, config compiler.Config, hooks Hooks) (*Backend, error) {
 	c, err := compiler.New(config)
 	if err != nil {
 		return nil, err
 	}
-	return &Backend{conn: conn, compiler: c, onCommit: onCommit}, nil
+	return &Backend{conn: conn, compiler: c, hooks: hooks}, nil
 }
 
 // Sync brings the kernel in line with the changes, in one transaction for both IP families.
@@ -35,6 +50,8 @@ func NewBackend(conn *nft.Conn, config compiler.Config, onCommit func(nft.Stats)
 // again. When that is refused too it returns the error, the kernel is as it was, and
 // the next Sync has everything that this one had.
 func (b *Backend) Sync(ctx context.Context, changes *model.Changes) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
 	logger := klog.FromContext(ctx)
 	for _, c := range b.compiler.Apply(changes) {
 		logger.Info("Several Services claim the same address; only one gets it", "address", c.Frontend, "owner", c.Owner.ServicePortName(), "others", names(c.Others))
@@ -44,6 +61,11 @@ func (b *Backend) Sync(ctx context.Context, changes *model.Changes) error {
 		return nil
 	}
 	logger.Info("Replacing the tables, because the kernel refused a change to them", "reason", err.Error())
+	return b.replace()
+}
+
+// replace commits both tables whole, whatever the kernel holds.
+func (b *Backend) replace() error {
 	b.compiler.Invalidate()
 	if err := b.commit(); err != nil {
 		return fmt.Errorf("program the rules: %w", err)
@@ -61,14 +83,25 @@ func (b *Backend) commit() error {
 		return err
 	}
 	b.compiler.Committed()
-	if b.onCommit != nil {
-		b.onCommit(stats)
+	// The kernel counts one up for each commit. If others committed as well, the numbers
+	// differ from now on, and the next Check looks closer.
+	b.generation++
+	if !b.programmed {
+		b.programmed = true
+		b.generation, err = b.conn.Generation()
 	}
-	return nil
+	if b.hooks.OnCommit != nil {
+		b.hooks.OnCommit(stats)
+	}
+	return err
 }
 
 // Tables returns the rulesets as they are wanted now. They are valid until the next Sync.
-func (b *Backend) Tables() []*nft.Table { return b.compiler.Tables() }
+func (b *Backend) Tables() []*nft.Table {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.compiler.Tables()
+}
 
 // Cleanup removes the tables of both families in one transaction, whoever made them; tables
 // that are not there are no error.

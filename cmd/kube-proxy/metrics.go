@@ -48,6 +48,10 @@ var (
 		Subsystem: "kubeproxy", Name: "nftables_commit_bytes_total",
 		Help: "Bytes of the transactions that the kernel carried out", StabilityLevel: metrics.ALPHA,
 	})
+	repairsTotal = metrics.NewCounter(&metrics.CounterOpts{
+		Subsystem: "kubeproxy", Name: "nftables_foreign_changes_repaired_total",
+		Help: "Times that somebody else's changes to the proxy's tables were found and undone", StabilityLevel: metrics.ALPHA,
+	})
 	skippedTotal = metrics.NewCounterVec(&metrics.CounterOpts{
 		Subsystem: "kubeproxy", Name: "skipped_objects_total",
 		Help: "Objects, or parts of them, that were left out because they are invalid", StabilityLevel: metrics.ALPHA,
@@ -55,10 +59,12 @@ var (
 )
 
 func init() {
-	legacyregistry.MustRegister(syncDuration, syncTimestamp, queuedTimestamp, syncFailures, programmingDuration, commitDuration, commitBytes, skippedTotal)
+	legacyregistry.MustRegister(syncDuration, syncTimestamp, queuedTimestamp, syncFailures, programmingDuration, commitDuration, commitBytes, repairsTotal, skippedTotal)
 }
 
 func recordQueued() { queuedTimestamp.SetToCurrentTime() }
+
+func recordRepair() { repairsTotal.Inc() }
 
 func recordSkip(kind, reason string) { skippedTotal.WithLabelValues(kind, reason).Inc() }
 

@@ -48,7 +48,7 @@ func run(ctx context.Context, o *options) error {
 	if err := conn.Probe(); err != nil {
 		return err
 	}
-	backend, err := proxy.NewBackend(conn, compilerConfig, recordCommit)
+	backend, err := proxy.NewBackend(conn, compilerConfig, proxy.Hooks{OnCommit: recordCommit, OnRepair: recordRepair})
 	if err != nil {
 		return err
 	}
@@ -56,11 +56,11 @@ func run(ctx context.Context, o *options) error {
 	t := tracker.New(tracker.Options{NodeName: nodeName, Logger: logger, OnSkip: recordSkip})
 	loop := tracker.NewLoop(t, backend, tracker.LoopOptions{Logger: logger, OnQueued: recordQueued, OnSync: func(r tracker.SyncResult) { recordSync(logger, r) }})
 	logger.Info("Starting", "node", nodeName, "mode", "nftables")
-	return serve(ctx, o, source, t, loop)
+	return serve(ctx, o, source, t, loop, backend)
 }
 
 // serve runs all parts until ctx ends or one of them fails. The rules stay.
-func serve(ctx context.Context, o *options, source tracker.Source, t *tracker.Tracker, loop *tracker.Loop) error {
+func serve(ctx context.Context, o *options, source tracker.Source, t *tracker.Tracker, loop *tracker.Loop, backend *proxy.Backend) error {
 	group, ctx := errgroup.WithContext(ctx)
 	if o.metricsAddress != "" {
 		listener, err := listenMetrics(o.metricsAddress)
@@ -71,6 +71,10 @@ func serve(ctx context.Context, o *options, source tracker.Source, t *tracker.Tr
 	}
 	group.Go(func() error { return source.Run(ctx, t) })
 	group.Go(func() error { return loop.Run(ctx) })
+	group.Go(func() error {
+		backend.Watch(ctx)
+		return nil
+	})
 	err := group.Wait()
 	klog.FromContext(ctx).Info("Stopping; the rules stay in the kernel")
 	return err

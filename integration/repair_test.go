@@ -1,0 +1,88 @@
+package integration
+
+import (
+	"context"
+	"path/filepath"
+	"testing"
+
+	"github.com/nftproxy/nftproxy/compiler"
+	"github.com/nftproxy/nftproxy/integration/lab"
+	"github.com/nftproxy/nftproxy/nft"
+	"github.com/nftproxy/nftproxy/proxy"
+	"github.com/nftproxy/nftproxy/source/manifests"
+	"github.com/nftproxy/nftproxy/tracker"
+)
+
+// backendFor returns a backend that has committed the case.
+func backendFor(t *testing.T, c *nft.Conn, g goldenCase, hooks proxy.Hooks) *proxy.Backend {
+	t.Helper()
+	b, err := proxy.NewBackend(c, g.config(t), hooks)
+	if err != nil {
+		t.Fatal(err)
+	}
+	objects, err := manifests.Load(g.manifestsDir(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	tr := tracker.New(tracker.Options{NodeName: lab.NodeName})
+	objects.Feed(tr)
+	if err := b.Sync(context.Background(), tr.Changes()); err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+func TestWhatOthersDoToTheTablesIsRepaired(t *testing.T) {
+	g := goldenCase{"hairpin-over-node-port", filepath.Join(corpus, "hairpin-over-node-port")}
+	l := newLab(t)
+	c := connTo(t, l.Node)
+	repairs := 0
+	b := backendFor(t, c, g, proxy.Hooks{OnRepair: func() { repairs++ }})
+	for _, tt := range []struct {
+		name, script string
+		repaired     bool
+	}{
+		{"nothing", "", false},
+		{"rules of their own", "add table ip theirs\nadd chain ip theirs c", false},
+		{"a flushed ruleset", "flush ruleset", true},
+		{"one table deleted", "delete table ip6 kube-proxy", true},
+		{"a rule added", "add rule ip kube-proxy services drop", true},
+		{"a rule of a kind that the proxy does not write", "insert rule ip kube-proxy services limit rate 1/second drop", true},
+		{"the elements of a map deleted", "flush map ip kube-proxy service-ips", true},
+		{"a chain added", "add chain ip6 kube-proxy more", true},
+		{"a set of another type in the place of one", "delete table ip kube-proxy\nadd table ip kube-proxy\nadd set ip kube-proxy service-ips { type mark; }", true},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			if tt.script != "" {
+				runNft(t, l.Node, tt.script, "-f", "-")
+			}
+			before := repairs
+			repaired, err := b.Check(context.Background())
+			if err != nil || repaired != tt.repaired || (repairs > before) != tt.repaired {
+				t.Errorf("Check = %v, %v with %d repairs counted; want %v", repaired, err, repairs-before, tt.repaired)
+			}
+			if err := tableError(c, b.Tables()); err != nil {
+				t.Errorf("after Check: %v", err)
+			}
+			if repaired, err := b.Check(context.Background()); repaired || err != nil {
+				t.Errorf("a second Check = %v, %v; want nothing to do", repaired, err)
+			}
+		})
+	}
+}
+
+func TestARunningProxySurvivesAFlushedRuleset(t *testing.T) {
+	g := goldenCase{"cluster-ip-spreads-over-all-endpoints", filepath.Join(corpus, "cluster-ip-spreads-over-all-endpoints")}
+	l := newLab(t)
+	c := connTo(t, l.Node)
+	start(t, l.Node, "kube-proxy", "--manifests", g.manifestsDir(t), "--hostname-override", lab.NodeName,
+		"--cluster-cidr", "10.244.0.0/16,fd00:10:244::/48", "--metrics-bind-address=")
+	want := g.compile(t)
+	eventually(t, "the case's rules are in the kernel", func() error { return tableError(c, want) })
+	runNft(t, l.Node, "", "flush", "ruleset")
+	if table, err := c.ReadTable(nft.FamilyIP, compiler.TableName); err != nil || table != nil {
+		t.Logf("repaired before we looked: %v, %v", table != nil, err)
+	}
+	eventually(t, "the rules are back", func() error { return tableError(c, want) })
+	g.sendFlows(t, l)
+}
