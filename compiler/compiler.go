@@ -96,6 +96,7 @@ func (c *Compiler) applyCluster(changes *model.Changes) {
 			f.serviceCIDRs = changes.ServiceCIDRs
 		}
 		f.refreshChains()
+		f.resettleGuarded()
 	}
 }
 

@@ -22,6 +22,7 @@ type family struct {
 	shortCircuitIPs, shortCircuitNodePorts  *nft.Set
 	noEndpointServices, noEndpointNodePorts *nft.Set
 	clusterIPs, hairpin                     *nft.Set
+	guardedIPs, allowedSources              *nft.Set
 
 	ports map[model.PortID]*model.ServicePort
 	// claims holds who wants a frontend, the winner first.
@@ -68,6 +69,8 @@ func (f *family) addSets() {
 	f.noEndpointServices = verdicts("no-endpoint-services", false)
 	f.noEndpointNodePorts = verdicts("no-endpoint-nodeports", true)
 	f.clusterIPs = f.draft.AddSet(&nft.Set{Name: "cluster-ips", Key: nft.Concat{f.nft.Daddr()}})
+	f.guardedIPs = f.draft.AddSet(&nft.Set{Name: "guarded-ips", Key: f.key(false)})
+	f.allowedSources = f.draft.AddSet(&nft.Set{Name: "allowed-sources", Key: append(f.key(false), f.nft.Saddr()), Interval: true})
 	f.hairpin = f.draft.AddSet(&nft.Set{Name: "hairpin", Key: nft.Concat{f.nft.Saddr(), f.nft.Daddr()}})
 }
 
@@ -79,10 +82,7 @@ func (f *family) nodePortPrefixes() []netip.Prefix {
 			prefixes = append(prefixes, prefixesOf(f.nft, []netip.Prefix{netip.PrefixFrom(ip, ip.BitLen())})...)
 		}
 	}
-	slices.SortFunc(prefixes, netip.Prefix.Compare)
-	return slices.CompactFunc(prefixes, func(wide, next netip.Prefix) bool {
-		return wide.Bits() <= next.Bits() && wide.Contains(next.Addr())
-	})
+	return withoutNested(prefixes)
 }
 
 // setPort makes p, which may be nil, what the port with that ID is. Frontends that may have
@@ -176,9 +176,13 @@ func (f *family) settle(fe frontend) {
 	if list := f.claims[fe]; len(list) > 0 {
 		want = list[0].plan
 	}
+	if want.guarded {
+		want.sources = f.sourcesFor(fe, want.sources)
+	}
 	have := f.programmed[fe]
 	f.putLists(fe, have, want)
 	f.putVerdicts(fe, have, want)
+	f.putSources(fe, have, want)
 	if want.comment == "" {
 		delete(f.programmed, fe)
 	} else {

@@ -73,6 +73,9 @@ type plan struct {
 	local []model.Endpoint
 	// unserved is what becomes of new connections that were not sent anywhere.
 	unserved unserved
+	// guarded says that only sources may dial the frontend.
+	guarded bool
+	sources []netip.Prefix
 }
 
 type unserved uint8
@@ -101,7 +104,9 @@ func claims(p *model.ServicePort) map[frontend]claim {
 	}
 	external := externalPlan(p)
 	for _, addr := range p.LoadBalancerIPs {
-		add(rankLoadBalancer, addr, p.Port, external)
+		guarded := external
+		guarded.guarded, guarded.sources = p.Guarded, p.LoadBalancerSourceRanges
+		add(rankLoadBalancer, addr, p.Port, guarded)
 	}
 	for _, addr := range p.ExternalIPs {
 		add(rankExternalIP, addr, p.Port, external)

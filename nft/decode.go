@@ -149,7 +149,8 @@ func decodeSet(data []byte) (table string, s *Set, err error) {
 		return "", nil, fmt.Errorf("set: %w", err)
 	}
 	s.decodeUserdata(userdata)
-	if s.Key == nil || s.Key.keyLen() != int(keyLen) {
+	s.Interval = flags&^unix.NFT_SET_MAP == intervalFlags
+	if s.Key == nil || s.Key.keyLen() != int(keyLen) || flags&^unix.NFT_SET_MAP != 0 && !s.Interval {
 		s.Key = opaque(keyLen)
 	}
 	s.Verdicts = flags&unix.NFT_SET_MAP != 0 && dataType == verdictType
@@ -195,10 +196,13 @@ func decodeTypeof(b []byte) Concat {
 		return nil
 	}
 	var c Concat
-	eachUdata(body, func(_ byte, value []byte) { c = append(c, decodeTypeof(value)...) })
-	parts := 0
-	eachUdata(body, func(byte, []byte) { parts++ })
-	if len(c) != parts {
+	known := true
+	eachUdata(body, func(_ byte, value []byte) {
+		part := decodeTypeof(value)
+		known = known && len(part) == 1
+		c = append(c, part...)
+	})
+	if !known {
 		return nil
 	}
 	return c
@@ -212,6 +216,9 @@ func decodeTypeofOne(b []byte, kind uint32, body []byte) Expr {
 				n.Mod = binary.NativeEndian.Uint32(value)
 			}
 		})
+		if string(n.typeof(nil)) != string(b) {
+			return nil
+		}
 		return n
 	}
 	for f := Field(1); int(f) < len(fields); f++ {
@@ -265,6 +272,11 @@ func decodeElement(b []byte) (Element, error) {
 		case unix.NFTA_SET_ELEM_KEY:
 			return eachAttribute(b, func(_ uint16, b []byte) error {
 				e.Key = Data(b)
+				return nil
+			})
+		case nftaSetElemKeyEnd:
+			return eachAttribute(b, func(_ uint16, b []byte) error {
+				e.KeyEnd = Data(b)
 				return nil
 			})
 		case unix.NFTA_SET_ELEM_DATA:
@@ -353,14 +365,49 @@ func decodeExpr(family byte, b []byte) (any, error) {
 	if err != nil {
 		return nil, err
 	}
+	if name == "byteorder" {
+		return decodeByteorder(data)
+	}
 	e := newExpr(name)
-	if e == nil {
+	if e == nil || name == "immediate" && !isVerdict(data) {
 		return unknownExpr(name), nil
 	}
 	if err := unmarshalExpr(family, data, e); err != nil {
 		return nil, fmt.Errorf("%s expression: %w", name, err)
 	}
 	return e, nil
+}
+
+// isVerdict tells an immediate that is a verdict from one that loads data, which the decoder
+// would take for "drop".
+func isVerdict(immediate []byte) bool {
+	verdict := false
+	_ = eachAttribute(immediate, func(typ uint16, b []byte) error {
+		if typ == unix.NFTA_IMMEDIATE_DREG {
+			register, err := be32(b)
+			verdict = err == nil && register == unix.NFT_REG_VERDICT
+		}
+		return nil
+	})
+	return verdict
+}
+
+// byteorderExpr swaps the bytes of a register; google/nftables cannot decode it.
+type byteorderExpr struct {
+	source, dest uint32
+}
+
+func decodeByteorder(data []byte) (e byteorderExpr, err error) {
+	err = eachAttribute(data, func(typ uint16, b []byte) (err error) {
+		switch typ {
+		case unix.NFTA_BYTEORDER_SREG:
+			e.source, err = be32(b)
+		case unix.NFTA_BYTEORDER_DREG:
+			e.dest, err = be32(b)
+		}
+		return err
+	})
+	return e, err
 }
 
 // unmarshalExpr turns a panic of the decoder on malformed input into an error: what

@@ -53,6 +53,8 @@ func (d *delinearizer) step(e any) {
 		d.meta(e)
 	case *expr.Bitwise:
 		d.bitwise(e)
+	case byteorderExpr:
+		d.byteorder(e)
 	case *expr.Cmp:
 		d.cmp(e)
 	case *expr.Lookup:
@@ -171,6 +173,15 @@ func (d *delinearizer) bitwise(b *expr.Bitwise) {
 	}
 	v.mask, v.xor = b.Mask, b.Xor
 	d.loaded[registerIndex(b.DestRegister)] = v
+}
+
+// byteorder passes over the swapping of a single byte, which nft puts before lookups in
+// sets with ranges.
+func (d *delinearizer) byteorder(b byteorderExpr) {
+	v, ok := d.loaded[registerIndex(b.source)]
+	if !ok || v.expr == nil || v.expr.dataType().length != 1 || b.source != b.dest {
+		d.unknown("byteorder")
+	}
 }
 
 func (d *delinearizer) cmp(c *expr.Cmp) {

@@ -3,6 +3,7 @@ package nft
 import (
 	"encoding/binary"
 	"slices"
+	"strings"
 
 	"golang.org/x/sys/unix"
 )
@@ -32,7 +33,9 @@ func (m *message) describe(offset int) string {
 func (s Step) elementLine() string {
 	where := stepNames[s.Op] + " " + s.Table.Family.String() + " " + s.Table.Name + " " + s.Set.Name
 	if s.Op == DeleteElements {
-		return where + " { " + s.Set.Key.Format(s.Elements[0].Key) + " }"
+		var key strings.Builder
+		s.Set.appendKey(&key, s.Elements[0])
+		return where + " { " + key.String() + " }"
 	}
 	return where + " { " + s.Set.FormatElement(s.Elements[0]) + " }"
 }

@@ -6,7 +6,7 @@ import (
 
 // Diff returns the transaction that turns the table have into want. Either may be nil: no
 // table. It is empty when both are the same. Where the difference cannot be made step by
-// step (a set with another type), the whole table is replaced.
+// step (a set with another type, a regular chain with another comment), the whole table is replaced.
 func Diff(have, want *Table) Transaction {
 	switch {
 	case have == nil && want == nil:
@@ -63,7 +63,18 @@ func compatible(have, want *Table) bool {
 			return false
 		}
 	}
+	for _, w := range want.Chains {
+		if h := have.Chain(w.Name); h != nil && !replaceable(h, w) {
+			return false
+		}
+	}
 	return true
+}
+
+// replaceable reports whether have can be turned into want step by step. A regular chain
+// cannot be deleted while something leads to it, so only its rules can change.
+func replaceable(have, want *Chain) bool {
+	return have.same(want) || have.Hook != "" && want.Hook != ""
 }
 
 // delta is the difference between two states of one table, before it is put in an order
@@ -166,11 +177,12 @@ func (d *delta) transaction() Transaction {
 			add(Step{Op: DeleteElements, Set: e.set, Elements: e.elements})
 		}
 	}
-	for _, c := range d.deleteChains {
-		add(Step{Op: DeleteChain, Chain: c})
-	}
+	// Sets go before chains: their elements may lead to those.
 	for _, s := range d.deleteSets {
 		add(Step{Op: DeleteSet, Set: s})
+	}
+	for _, c := range d.deleteChains {
+		add(Step{Op: DeleteChain, Chain: c})
 	}
 	for _, s := range d.addSets {
 		add(Step{Op: AddSet, Set: s})

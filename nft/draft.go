@@ -119,7 +119,11 @@ func (d *Draft) Transaction() Transaction {
 	}
 	delta := delta{table: &Table{Family: d.family, Name: d.name}}
 	for _, name := range slices.SortedFunc(maps.Keys(d.chainsBefore), compareNatural) {
-		delta.compareChain(d.chainsBefore[name], d.chains[name])
+		have, want := d.chainsBefore[name], d.chains[name]
+		if have != nil && want != nil && !replaceable(have, want) {
+			return Replace(d.Table())
+		}
+		delta.compareChain(have, want)
 	}
 	for _, s := range d.sets {
 		gone, added := d.elementChanges(s)

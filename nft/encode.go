@@ -1,6 +1,7 @@
 package nft
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 
@@ -97,6 +98,9 @@ func (e *encoder) addSet(s Step, a attributes) {
 	if set.IsMap() {
 		flags |= unix.NFT_SET_MAP
 	}
+	if set.Interval {
+		flags |= intervalFlags
+	}
 	a.u32(unix.NFTA_SET_FLAGS, flags)
 	a.u32(unix.NFTA_SET_KEY_TYPE, set.Key.typeID())
 	a.u32(unix.NFTA_SET_KEY_LEN, uint32(set.Key.keyLen()))
@@ -108,10 +112,37 @@ func (e *encoder) addSet(s Step, a attributes) {
 		a.u32(unix.NFTA_SET_DATA_TYPE, set.Data.typeID())
 		a.u32(unix.NFTA_SET_DATA_LEN, uint32(set.Data.keyLen()))
 	}
+	if set.Interval {
+		a.concatDescription(set.Key)
+	}
 	a.u32(unix.NFTA_SET_ID, id)
 	a.bytes(unix.NFTA_SET_USERDATA, string(set.userdata()))
 	e.message(s, unix.NFT_MSG_NEWSET, netlink.Create, a)
 }
+
+// concatDescription tells the kernel where the fields of a key are, without which it cannot
+// take a range in one of them.
+func (a *attributes) concatDescription(key Concat) {
+	desc := a.begin(unix.NFTA_SET_DESC)
+	concat := a.begin(nftaSetDescConcat)
+	for _, e := range key {
+		field := a.begin(unix.NFTA_LIST_ELEM)
+		a.u32(nftaSetFieldLen, uint32(e.dataType().length))
+		a.end(field)
+	}
+	a.end(concat)
+	a.end(desc)
+}
+
+// intervalFlags are the flags of a set with Interval.
+const intervalFlags = unix.NFT_SET_INTERVAL | nftSetConcat
+
+// NFTA_SET_DESC_CONCAT and NFTA_SET_FIELD_LEN (kernel 5.6), NFTA_SET_ELEM_KEY_END.
+const (
+	nftaSetDescConcat = 2
+	nftaSetFieldLen   = 1
+	nftaSetElemKeyEnd = 10
+)
 
 func (e *encoder) addChain(s Step, a attributes) {
 	c := s.Chain
@@ -131,11 +162,13 @@ func (e *encoder) addChain(s Step, a attributes) {
 	e.message(s, unix.NFT_MSG_NEWCHAIN, netlink.Create, a)
 }
 
-// What x/sys/unix has no name for: NFTA_TABLE_USERDATA and NFTA_CHAIN_USERDATA (kernel 5.10), NF_ACCEPT.
+// What x/sys/unix has no name for: NFTA_TABLE_USERDATA and NFTA_CHAIN_USERDATA (kernel 5.10), NF_ACCEPT,
+// NFT_SET_CONCAT (kernel 5.6).
 const (
 	nftaTableUserdata = 6
 	nftaChainUserdata = 12
 	nfAccept          = 1
+	nftSetConcat      = 0x80
 )
 
 func (e *encoder) addRules(s Step) error {
@@ -163,6 +196,9 @@ func (a *attributes) expressions(family Family, r Rule) error {
 	for _, s := range r.Statements {
 		if u, ok := s.(Unknown); ok {
 			return fmt.Errorf("%q was read from the kernel and cannot be written back", u)
+		}
+		if v, ok := s.(Verdict); ok && v.Kind == 0 {
+			return errors.New("a verdict that says nothing")
 		}
 	}
 	for _, x := range r.linearize() {
@@ -216,6 +252,8 @@ func (s *Set) check(e *Element, withValue bool) error {
 	switch {
 	case len(e.Key) != s.Key.Len():
 		return fmt.Errorf("element key has %d bytes, want %d for %s", len(e.Key), s.Key.Len(), s.Key)
+	case s.Interval && len(e.KeyEnd) != len(e.Key):
+		return fmt.Errorf("element %s: the end of its range has %d bytes, want %d", s.Key.Format(e.Key), len(e.KeyEnd), len(e.Key))
 	case !withValue:
 		return nil
 	case s.Verdicts && e.Verdict.Kind == 0:
@@ -231,6 +269,11 @@ func (a *attributes) element(s *Set, e *Element, withValue bool) {
 	key := a.begin(unix.NFTA_SET_ELEM_KEY)
 	a.bytes(unix.NFTA_DATA_VALUE, string(e.Key)[:s.Key.keyLen()])
 	a.end(key)
+	if s.Interval {
+		end := a.begin(nftaSetElemKeyEnd)
+		a.bytes(unix.NFTA_DATA_VALUE, string(e.KeyEnd))
+		a.end(end)
+	}
 	if withValue {
 		a.value(s, e)
 	}

@@ -1,6 +1,9 @@
 package nft
 
-import "encoding/json"
+import (
+	"encoding/json"
+	"strings"
+)
 
 // The JSON of a table has nft's words as keys and, for rules, keys and values, the same text as
 // the nft syntax: it is for programs that look things up, such as
@@ -19,6 +22,7 @@ type setJSON struct {
 	Key      string        `json:"key"`
 	Data     string        `json:"data,omitempty"`
 	Comment  string        `json:"comment,omitempty"`
+	Interval bool          `json:"interval,omitempty"`
 	Elements []elementJSON `json:"elements"`
 }
 
@@ -59,7 +63,7 @@ func (t *Table) MarshalJSON() ([]byte, error) {
 }
 
 func (s *Set) json() setJSON {
-	out := setJSON{Name: s.Name, Key: s.Key.String(), Comment: s.Comment, Elements: []elementJSON{}}
+	out := setJSON{Name: s.Name, Key: s.Key.String(), Comment: s.Comment, Interval: s.Interval, Elements: []elementJSON{}}
 	switch {
 	case s.Verdicts:
 		out.Data = "verdict"
@@ -67,7 +71,9 @@ func (s *Set) json() setJSON {
 		out.Data = s.Data.String()
 	}
 	for _, e := range s.Elements() {
-		j := elementJSON{Key: s.Key.Format(e.Key), Comment: e.Comment}
+		var key strings.Builder
+		s.appendKey(&key, e)
+		j := elementJSON{Key: key.String(), Comment: e.Comment}
 		switch {
 		case s.Verdicts:
 			j.Value = e.Verdict.String()

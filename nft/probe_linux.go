@@ -107,13 +107,16 @@ func features() []feature {
 		slots := &Set{Name: "slots", Key: numbered}
 		numgen := rule("numgen", "CONFIG_NFT_NUMGEN", InSet{Key: numbered, Set: slots.Name})
 		numgen.table.Sets = []*Set{slots}
+		ranges := &Set{Name: "ranges", Key: append(key[:len(key):len(key)], f.Saddr()), Interval: true}
+		between := rule("sets with ranges in a concatenation", "CONFIG_NF_TABLES of kernel 5.6 or later", InSet{Key: ranges.Key, Set: ranges.Name})
+		between.table.Sets = []*Set{ranges}
 		verdicts := &Set{Name: "verdicts", Key: key, Verdicts: true}
 		vmap := rule("verdict maps", "CONFIG_NF_TABLES", Vmap{Key: key, Map: verdicts.Name})
 		vmap.table.Sets = []*Set{verdicts}
 		out = append(out,
 			feature{name: f.String() + " tables", option: "CONFIG_NF_TABLES_" + suffix, essential: true, table: &Table{Family: f, Name: probeTable}},
 			rule("matching addresses", "CONFIG_NF_TABLES", MatchPrefix{Field: f.Daddr(), Prefix: netip.PrefixFrom(f.Loopback().Addr(), 5)}),
-			vmap, nat, numgen, dnat,
+			vmap, between, nat, numgen, dnat,
 			rule("masquerade", "CONFIG_NFT_MASQ", Masquerade{}),
 			rule("ct state", "CONFIG_NFT_CT", MatchFlags{Field: CTState, Bits: CTStateNew}),
 			rule("fib daddr type", "CONFIG_NFT_FIB_"+suffix, Match{Field: FibDaddrType, Value: IntegerData(unix.RTN_LOCAL)}),

@@ -3,6 +3,7 @@ package nft
 import (
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 )
 
@@ -16,6 +17,9 @@ type Set struct {
 	Data Concat
 	// Verdicts makes the map's values verdicts.
 	Verdicts bool
+	// Interval lets the last field of an element's key be a range, given by KeyEnd. The ranges must not
+	// overlap. Key must have at least two fields (nft's "concatenation with ranges", kernel 5.6).
+	Interval bool
 	// Comment is shown by nft; at most 127 bytes.
 	Comment string
 
@@ -25,6 +29,8 @@ type Set struct {
 // Element is one element of a set or map.
 type Element struct {
 	Key Data
+	// KeyEnd is the last key of the range that starts with Key, in a set with Interval.
+	KeyEnd Data
 	// Value is the data of a map's element, in a map with Data.
 	Value Data
 	// Verdict is the verdict of an element in a verdict map.
@@ -80,7 +86,7 @@ func (s *Set) FormatElement(e Element) string {
 }
 
 func (s *Set) appendElement(b *strings.Builder, e Element) {
-	s.Key.appendFormat(b, e.Key)
+	s.appendKey(b, e)
 	if e.Comment != "" {
 		b.WriteString(" comment ")
 		b.WriteString(quote(e.Comment))
@@ -95,7 +101,37 @@ func (s *Set) appendElement(b *strings.Builder, e Element) {
 	}
 }
 
+// appendKey prints the key of an element; of a range, the last field as a prefix if it is one.
+func (s *Set) appendKey(b *strings.Builder, e Element) {
+	s.Key.appendFormat(b, e.Key)
+	if e.KeyEnd == "" || e.KeyEnd == e.Key {
+		return
+	}
+	last := Concat{s.Key[len(s.Key)-1]}
+	from, to := e.Key[len(e.Key)-last.Len():], e.KeyEnd[len(e.KeyEnd)-last.Len():]
+	if bits, ok := prefixLength(from, to); ok {
+		b.WriteString("/" + strconv.Itoa(bits))
+		return
+	}
+	b.WriteString("-" + last.Format(to))
+}
+
+// prefixLength returns the length of the prefix whose first and last values are given.
+func prefixLength(from, to Data) (bits int, ok bool) {
+	for bits < 8*len(from) && bitAt(from, bits) == bitAt(to, bits) {
+		bits++
+	}
+	for i := bits; i < 8*len(from); i++ {
+		if bitAt(from, i) != 0 || bitAt(to, i) == 0 {
+			return 0, false
+		}
+	}
+	return bits, true
+}
+
+func bitAt(d Data, i int) byte { return d[i/8] >> (7 - i%8) & 1 }
+
 // sameType reports whether two sets can hold the same elements.
 func (s *Set) sameType(o *Set) bool {
-	return s.Key.String() == o.Key.String() && s.Data.String() == o.Data.String() && s.Verdicts == o.Verdicts && s.Comment == o.Comment
+	return s.Key.String() == o.Key.String() && s.Data.String() == o.Data.String() && s.Verdicts == o.Verdicts && s.Interval == o.Interval && s.Comment == o.Comment
 }

@@ -76,6 +76,9 @@ func (t *Table) appendText(b *strings.Builder) {
 
 func (s *Set) appendText(b *strings.Builder) {
 	fmt.Fprintf(b, "\t%s %s {\n\t\t%s\n", s.Kind(), s.Name, s.typeText())
+	if s.Interval {
+		b.WriteString("\t\tflags interval\n")
+	}
 	if s.Comment != "" {
 		fmt.Fprintf(b, "\t\tcomment %s\n", quote(s.Comment))
 	}
@@ -126,8 +129,8 @@ func TruncateComment(s string) string {
 	return s[:maxComment-3] + "..."
 }
 
-// quote puts a comment in nft's quotes. nft has no escapes inside a string, so a quote,
-// which Kubernetes names cannot contain, becomes an apostrophe.
+// quote puts a comment in nft's quotes, as short as the kernel gets it. nft has no escapes
+// inside a string, so a quote, which Kubernetes names cannot contain, becomes an apostrophe.
 func quote(s string) string {
-	return `"` + strings.ReplaceAll(s, `"`, `'`) + `"`
+	return `"` + strings.ReplaceAll(TruncateComment(s), `"`, `'`) + `"`
 }

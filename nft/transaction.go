@@ -80,7 +80,11 @@ func (s Step) appendText(b *strings.Builder) {
 	case AddTable, DeleteTable:
 		fmt.Fprintf(b, "%s %s\n", stepNames[s.Op], where)
 	case AddSet:
-		fmt.Fprintf(b, "add %s %s %s { %s; }\n", s.Set.Kind(), where, s.Set.Name, s.Set.typeText())
+		flags := ""
+		if s.Set.Interval {
+			flags = " flags interval;"
+		}
+		fmt.Fprintf(b, "add %s %s %s { %s;%s }\n", s.Set.Kind(), where, s.Set.Name, s.Set.typeText(), flags)
 	case DeleteSet:
 		fmt.Fprintf(b, "delete %s %s %s\n", s.Set.Kind(), where, s.Set.Name)
 	case AddChain:
@@ -106,7 +110,7 @@ func (s Step) appendElements(b *strings.Builder, where string) {
 	for _, e := range elements {
 		b.WriteByte('\t')
 		if s.Op == DeleteElements {
-			s.Set.Key.appendFormat(b, e.Key)
+			s.Set.appendKey(b, e)
 		} else {
 			s.Set.appendElement(b, e)
 		}

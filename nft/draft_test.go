@@ -1,0 +1,428 @@
+package nft
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"pgregory.net/rapid"
+)
+
+// A small world for random tables, so that they often meet: six regular chains, of which
+// each may only lead to those after it (chains in a loop are refused), and three base chains.
+const regularChains = 6
+
+func regular(i int) string { return fmt.Sprintf("chain-%d", i) }
+
+var baseChains = []Chain{
+	{Name: "nat-prerouting", Type: TypeNAT, Hook: HookPrerouting, Priority: PriorityDstNAT},
+	{Name: "filter-forward", Type: TypeFilter, Hook: HookForward, Priority: PriorityFilter},
+	{Name: "nat-postrouting", Type: TypeNAT, Hook: HookPostrouting, Priority: PrioritySrcNAT},
+}
+
+// world draws tables of one family.
+type world struct {
+	*rapid.T
+	family Family
+}
+
+func (w world) one(of int, what string) bool { return rapid.IntRange(0, of-1).Draw(w.T, what) == 0 }
+
+func (w world) sets() []*Set {
+	f := w.family
+	return []*Set{
+		{Name: "service-ips", Key: frontendKey(f), Verdicts: true},
+		{Name: "endpoints", Key: append(frontendKey(f), Numgen{2}), Data: Concat{f.Daddr(), ThDport}},
+		{Name: "cluster-ips", Key: Concat{f.Daddr()}},
+		{Name: "ports", Key: Concat{ThDport}, Data: Concat{ThDport}},
+	}
+}
+
+func (w world) addr() netip.Addr {
+	n := byte(rapid.IntRange(1, 4).Draw(w.T, "addr"))
+	if w.family == FamilyIP6 {
+		return netip.AddrFrom16([16]byte{0xfd, 15: n})
+	}
+	return netip.AddrFrom4([4]byte{10, 0, 0, n})
+}
+
+func (w world) port() uint16 { return uint16(rapid.IntRange(80, 82).Draw(w.T, "port")) }
+
+// key draws a key of the set out of few.
+func (w world) key(s *Set) Data {
+	front := func() Data { return Data(AppendFrontend(nil, w.addr(), 6, w.port())) }
+	switch s.Name {
+	case "service-ips":
+		return front()
+	case "endpoints":
+		return front() + IntegerData(rapid.Uint32Range(0, 1).Draw(w.T, "slot"))
+	case "cluster-ips":
+		return AddrData(w.addr())
+	}
+	return PortData(w.port())
+}
+
+// element draws an element that leads to one of the chains at most.
+func (w world) element(s *Set, chains []string) Element {
+	e := Element{Key: w.key(s), Comment: rapid.SampledFrom([]string{"", "default/web", `a "quote"`}).Draw(w.T, "comment")}
+	switch {
+	case s.Verdicts && len(chains) > 0 && !w.one(4, "drop"):
+		e.Verdict = Goto(rapid.SampledFrom(chains).Draw(w.T, "to"))
+	case s.Verdicts:
+		e.Verdict = Drop
+	case s.Name == "endpoints":
+		e.Value = AddrData(w.addr()) + PortData(w.port())
+	case s.Name == "ports":
+		e.Value = PortData(w.port())
+	}
+	return e
+}
+
+// chain draws a chain whose rules refer to the sets and regular chains given only.
+func (w world) chain(c Chain, sets []*Set, chains []string) *Chain {
+	c.Comment = rapid.SampledFrom([]string{"", "", "", "what it does"}).Draw(w.T, "comment")
+	if c.Hook != "" && w.one(3, "another priority") {
+		c.Priority += 5
+	}
+	for range rapid.IntRange(0, 3).Draw(w.T, "rules") {
+		c.Rules = append(c.Rules, Rule{
+			Statements: append([]Statement{MatchPrefix{w.family.Saddr(), NotEqual, netip.PrefixFrom(w.addr(), 24)}}, w.action(&c, sets, chains)),
+			Comment:    rapid.SampledFrom([]string{"", "why"}).Draw(w.T, "comment"),
+		})
+	}
+	return &c
+}
+
+func (w world) action(c *Chain, sets []*Set, chains []string) Statement {
+	actions := []Statement{Counter{}, SetMarkBits{0x4000}, Drop, Verdict{Kind: Return}}
+	for _, to := range chains {
+		if c.Hook != "" || to > c.Name {
+			actions = append(actions, Jump(to))
+		}
+	}
+	for _, s := range sets {
+		switch {
+		case s.Name == "cluster-ips":
+			actions = append(actions, InSet{s.Key, NotEqual, s.Name})
+		case s.Verdicts && c.Hook != "":
+			actions = append(actions, Vmap{s.Key, s.Name})
+		case s.Name == "endpoints" && c.Hook == HookPrerouting:
+			actions = append(actions, DNAT{w.family, append(frontendKey(w.family), Numgen{2}), s.Name})
+		}
+	}
+	return actions[rapid.IntRange(0, len(actions)-1).Draw(w.T, "action")]
+}
+
+// table draws a whole table that the kernel would take; sometimes none.
+func (w world) table() *Table {
+	if w.one(12, "none") {
+		return nil
+	}
+	t := &Table{Family: w.family, Name: "random", Comment: rapid.SampledFrom([]string{"one", "one", "one", "another"}).Draw(w.T, "comment")}
+	var chains []string
+	for i := range regularChains {
+		if w.one(2, "chain") {
+			chains = append(chains, regular(i))
+		}
+	}
+	for _, s := range w.sets() {
+		if w.one(4, "no set") {
+			continue
+		}
+		if s.Name == "ports" && w.one(3, "another type") {
+			s.Data = Concat{MetaMark}
+		} else {
+			for range rapid.IntRange(0, 6).Draw(w.T, "elements") {
+				s.Put(w.element(s, chains))
+			}
+		}
+		t.Sets = append(t.Sets, s)
+	}
+	for _, name := range chains {
+		t.Chains = append(t.Chains, w.chain(Chain{Name: name}, t.Sets, chains))
+	}
+	for _, base := range baseChains {
+		if w.one(2, "base chain") {
+			t.Chains = append(t.Chains, w.chain(base, t.Sets, chains))
+		}
+	}
+	return t
+}
+
+func TestTheDiffOfATableWithItselfIsEmpty(t *testing.T) {
+	rapid.Check(t, func(rt *rapid.T) {
+		table := world{rt, drawFamily(rt)}.table()
+		if tx := Diff(table, table); !tx.Empty() {
+			rt.Fatalf("diff:\n%s", tx)
+		}
+		if table == nil {
+			return
+		}
+		if tx := Diff(clone(table), table); !tx.Empty() {
+			rt.Fatalf("diff with a copy:\n%s", tx)
+		}
+	})
+}
+
+func TestTheDiffOfTwoTablesTurnsOneIntoTheOther(t *testing.T) {
+	rapid.Check(t, func(rt *rapid.T) {
+		w := world{rt, drawFamily(rt)}
+		have, want := w.table(), w.table()
+		kernel := strictKernel{tables: map[string]*Table{}}
+		for _, step := range []struct{ from, to *Table }{{nil, have}, {have, want}} {
+			tx := Diff(step.from, step.to)
+			if err := kernel.commit(tx); err != nil {
+				rt.Fatalf("refused: %v\nof\n%s", err, tx)
+			}
+			if diff := cmp.Diff(inOrder(step.to), inOrder(kernel.tables[w.family.String()+" random"])); diff != "" {
+				rt.Fatalf("the kernel holds (-wanted +held):\n%s\nafter\n%s", diff, tx)
+			}
+		}
+	})
+}
+
+// kernelOf is what a random walk commits to: the strict one in memory or the real one.
+type kernelOf interface {
+	commit(Transaction) error
+	read(Family, string) (*Table, error)
+}
+
+func (k *strictKernel) read(f Family, name string) (*Table, error) {
+	return k.tables[f.String()+" "+name], nil
+}
+
+// walk takes a draft through random changes, with commits in between, of which some fail,
+// and compares what the kernel holds after each that succeeds.
+func walk(rt *rapid.T, kernel kernelOf) {
+	w := world{rt, drawFamily(rt)}
+	d := NewDraft(w.family, "random", "a draft")
+	for _, s := range w.sets() {
+		d.AddSet(s)
+	}
+	if w.one(2, "a table is there before") {
+		if err := kernel.commit(Diff(nil, &Table{Family: w.family, Name: "random", Sets: w.sets()[:1]})); err != nil {
+			rt.Fatal(err)
+		}
+	}
+	for range rapid.IntRange(1, 12).Draw(rt, "rounds") {
+		for range rapid.IntRange(0, 6).Draw(rt, "changes") {
+			w.change(d)
+		}
+		w.dropDangling(d)
+		tx := d.Transaction()
+		switch rapid.SampledFrom([]string{"commit", "commit", "commit", "fail", "invalidate"}).Draw(rt, "then") {
+		case "fail":
+			continue
+		case "invalidate":
+			d.Invalidate()
+			tx = d.Transaction()
+			if tx.Empty() || tx.Steps[1].Op != DeleteTable {
+				rt.Fatalf("after Invalidate the transaction does not replace the table:\n%s", tx)
+			}
+		}
+		if err := kernel.commit(tx); err != nil {
+			rt.Fatalf("refused: %v\nof\n%s", err, tx)
+		}
+		d.Committed()
+		got, err := kernel.read(w.family, "random")
+		if err != nil {
+			rt.Fatal(err)
+		}
+		if diff := cmp.Diff(inOrder(d.Table()), inOrder(got)); diff != "" {
+			rt.Fatalf("the kernel holds (-wanted +held):\n%s\nafter\n%s", diff, tx)
+		}
+		if tx := d.Transaction(); !tx.Empty() {
+			rt.Fatalf("after a commit there still is:\n%s", tx)
+		}
+		if tx := Diff(got, d.Table()); !tx.Empty() {
+			rt.Fatalf("the diff with what the kernel holds:\n%s", tx)
+		}
+	}
+}
+
+func (d *Draft) regularChains() []string {
+	var names []string
+	for i := range regularChains {
+		if d.HasChain(regular(i)) {
+			names = append(names, regular(i))
+		}
+	}
+	return names
+}
+
+func (w world) change(d *Draft) {
+	s := rapid.SampledFrom(d.sets).Draw(w.T, "set")
+	switch rapid.SampledFrom([]string{"put", "put", "put", "remove", "put chain", "put chain", "put base chain", "remove chain", "remove base chain"}).Draw(w.T, "change") {
+	case "put":
+		d.Put(s, w.element(s, d.regularChains()))
+	case "remove":
+		d.Remove(s, w.key(s))
+	case "put chain":
+		d.PutChain(w.chain(Chain{Name: regular(rapid.IntRange(0, regularChains-1).Draw(w.T, "chain"))}, d.sets, d.regularChains()))
+	case "put base chain":
+		d.PutChain(w.chain(rapid.SampledFrom(baseChains).Draw(w.T, "base"), d.sets, d.regularChains()))
+	case "remove chain":
+		d.RemoveChain(regular(rapid.IntRange(0, regularChains-1).Draw(w.T, "chain")))
+	case "remove base chain":
+		d.RemoveChain(rapid.SampledFrom(baseChains).Draw(w.T, "base").Name)
+	}
+}
+
+// dropDangling takes out what leads to chains that are gone: a draft must be valid when it is committed.
+func (w world) dropDangling(d *Draft) {
+	gone := func(r Rule) bool {
+		return slices.ContainsFunc(references(r), func(ref reference) bool { return ref.chain != "" && !d.HasChain(ref.chain) })
+	}
+	for _, c := range d.Table().Chains {
+		if slices.ContainsFunc(c.Rules, gone) {
+			kept := *c
+			kept.Rules = slices.DeleteFunc(slices.Clone(c.Rules), gone)
+			d.PutChain(&kept)
+		}
+	}
+	for _, s := range d.sets {
+		for _, e := range s.Elements() {
+			if e.Verdict.Chain == "" || d.HasChain(e.Verdict.Chain) {
+				continue
+			}
+			if e.Verdict = Drop; len(e.Comment)%2 == 0 {
+				d.Put(s, e)
+			} else {
+				d.Remove(s, e.Key)
+			}
+		}
+	}
+}
+
+func TestADraftsTransactionsEndInItsTable(t *testing.T) {
+	rapid.Check(t, func(rt *rapid.T) { walk(rt, &strictKernel{tables: map[string]*Table{}}) })
+}
+
+// realKernel checks invariant 4 on the way: an empty transaction leaves the generation alone.
+type realKernel struct {
+	conn *Conn
+}
+
+func (k realKernel) commit(tx Transaction) error {
+	before, err := k.conn.Generation()
+	if err != nil {
+		return err
+	}
+	if _, err := k.conn.Commit(tx); err != nil {
+		return err
+	}
+	after, err := k.conn.Generation()
+	if err != nil {
+		return err
+	}
+	want := before + 1
+	if tx.Empty() {
+		want = before
+	}
+	if after != want {
+		return fmt.Errorf("the generation went from %d to %d, want %d", before, after, want)
+	}
+	return nil
+}
+
+func (k realKernel) read(f Family, name string) (*Table, error) { return k.conn.ReadTable(f, name) }
+
+func TestTheRealKernelTakesADraftsTransactionsAndHoldsItsTable(t *testing.T) {
+	inNamespace(t)
+	c := dial(t)
+	limitChecks(t, 30)
+	rapid.Check(t, func(rt *rapid.T) {
+		for _, f := range []Family{FamilyIP, FamilyIP6} {
+			if _, err := c.Commit(Remove(f, "random")); err != nil {
+				rt.Fatal(err)
+			}
+		}
+		walk(rt, realKernel{c})
+	})
+}
+
+func TestTheRealKernelTakesTheDiffOfTwoTables(t *testing.T) {
+	inNamespace(t)
+	c := dial(t)
+	limitChecks(t, 30)
+	rapid.Check(t, func(rt *rapid.T) {
+		w := world{rt, drawFamily(rt)}
+		if _, err := c.Commit(Remove(w.family, "random")); err != nil {
+			rt.Fatal(err)
+		}
+		have, want := w.table(), w.table()
+		for _, step := range []struct{ from, to *Table }{{nil, have}, {have, want}} {
+			tx := Diff(step.from, step.to)
+			if err := (realKernel{c}).commit(tx); err != nil {
+				rt.Fatalf("refused: %v\nof\n%s", err, tx)
+			}
+			got, err := c.ReadTable(w.family, "random")
+			if err != nil {
+				rt.Fatal(err)
+			}
+			if diff := cmp.Diff(inOrder(step.to), inOrder(got)); diff != "" {
+				rt.Fatalf("the kernel holds (-wanted +held):\n%s\nafter\n%s", diff, tx)
+			}
+		}
+	})
+}
+
+func TestAnInvalidatedDraftReplacesTheTableOnce(t *testing.T) {
+	d := NewDraft(FamilyIP, "t", "")
+	ips := d.AddSet(&Set{Name: "ips", Key: Concat{IPDaddr}})
+	addr := AddrData(netip.MustParseAddr("10.0.0.1"))
+	d.Put(ips, Element{Key: addr})
+	d.Committed()
+	d.Remove(ips, addr)
+	d.Invalidate()
+	if got, want := d.Transaction().String(), Replace(d.Table()).String(); got != want {
+		t.Errorf("transaction (-replacement +got):\n%s", cmp.Diff(want, got))
+	}
+	d.Committed()
+	d.Put(ips, Element{Key: addr})
+	if diff := cmp.Diff("add element ip t ips {\n\t10.0.0.1,\n}\n", d.Transaction().String()); diff != "" {
+		t.Errorf("the next change (-want +got):\n%s", diff)
+	}
+}
+
+func TestAChangeTakenBackCostsNothing(t *testing.T) {
+	d := NewDraft(FamilyIP, "t", "")
+	ips := d.AddSet(&Set{Name: "ips", Key: Concat{IPDaddr}})
+	addr := AddrData(netip.MustParseAddr("10.0.0.1"))
+	d.Put(ips, Element{Key: addr})
+	d.PutChain(&Chain{Name: "c", Rules: []Rule{NewRule(Drop)}})
+	d.Committed()
+	d.Put(ips, Element{Key: addr, Comment: "other"})
+	d.Remove(ips, addr)
+	d.Put(ips, Element{Key: addr})
+	d.RemoveChain("c")
+	d.PutChain(&Chain{Name: "c", Rules: []Rule{NewRule(Drop)}})
+	if tx := d.Transaction(); !tx.Empty() {
+		t.Errorf("transaction:\n%s", tx)
+	}
+}
+
+func TestARegularChainThatIsInUseCanGetAnotherComment(t *testing.T) {
+	inNamespace(t)
+	c := dial(t)
+	table := func(comment string) *Table {
+		return &Table{Family: FamilyIP, Name: "t", Chains: []*Chain{
+			{Name: "caller", Rules: []Rule{NewRule(Jump("called"))}}, {Name: "called", Comment: comment},
+		}}
+	}
+	for _, tx := range []Transaction{Diff(nil, table("one")), Diff(table("one"), table("two"))} {
+		if _, err := c.Commit(tx); err != nil {
+			t.Fatal(err)
+		}
+	}
+	got, err := c.ReadTable(FamilyIP, "t")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !strings.Contains(inOrder(got), `comment "two"`) {
+		t.Errorf("the kernel holds:\n%s", inOrder(got))
+	}
+}

@@ -1,0 +1,97 @@
+package nft_test
+
+import (
+	"fmt"
+	"net/netip"
+
+	"github.com/nftproxy/nftproxy/nft"
+)
+
+// webTable sends connections to 192.0.2.1:80 to one of the given endpoints.
+func webTable(endpoints ...string) *nft.Table {
+	key := nft.Concat{nft.IPDaddr, nft.MetaL4proto, nft.ThDport}
+	draw := append(key[:len(key):len(key)], nft.Numgen{Mod: uint32(len(endpoints))})
+
+	web := &nft.Set{Name: "web", Key: draw, Data: nft.Concat{nft.IPDaddr, nft.ThDport}}
+	const tcp = 6
+	frontend := nft.AppendFrontend(nil, netip.MustParseAddr("192.0.2.1"), tcp, 80)
+	for slot, text := range endpoints {
+		endpoint := netip.MustParseAddrPort(text)
+		web.Put(nft.Element{
+			Key:   nft.Data(nft.AppendInteger(frontend[:len(frontend):len(frontend)], uint32(slot))),
+			Value: nft.AddrData(endpoint.Addr()) + nft.PortData(endpoint.Port()),
+		})
+	}
+	return &nft.Table{
+		Family: nft.FamilyIP,
+		Name:   "example",
+		Sets:   []*nft.Set{web},
+		Chains: []*nft.Chain{{
+			Name: "nat-prerouting", Type: nft.TypeNAT, Hook: nft.HookPrerouting, Priority: nft.PriorityDstNAT,
+			Rules: []nft.Rule{nft.NewRule(nft.DNAT{Family: nft.FamilyIP, Key: draw, Map: web.Name})},
+		}},
+	}
+}
+
+// A table is built of values and prints in nft's syntax.
+func Example() {
+	fmt.Print(webTable("10.0.0.1:8080", "10.0.0.2:8080"))
+	// Output:
+	// table ip example {
+	// 	map web {
+	// 		typeof ip daddr . meta l4proto . th dport . numgen random mod 2 : ip daddr . th dport
+	// 		elements = {
+	// 			192.0.2.1 . tcp . 80 . 0 : 10.0.0.1 . 8080,
+	// 			192.0.2.1 . tcp . 80 . 1 : 10.0.0.2 . 8080,
+	// 		}
+	// 	}
+	//
+	// 	chain nat-prerouting {
+	// 		type nat hook prerouting priority dstnat; policy accept;
+	// 		dnat ip to ip daddr . meta l4proto . th dport . numgen random mod 2 map @web
+	// 	}
+	// }
+}
+
+// Diff returns the steps from one table to another, which print as a script for nft -f.
+func ExampleDiff() {
+	have := webTable("10.0.0.1:8080", "10.0.0.2:8080")
+	want := webTable("10.0.0.1:8080", "10.0.0.3:8080")
+	fmt.Print(nft.Diff(have, want))
+	// Output:
+	// delete element ip example web {
+	// 	192.0.2.1 . tcp . 80 . 1,
+	// }
+	// add element ip example web {
+	// 	192.0.2.1 . tcp . 80 . 1 : 10.0.0.3 . 8080,
+	// }
+}
+
+// A Draft remembers what changed since the last commit, and nothing is lost when a commit fails.
+func ExampleDraft() {
+	draft := nft.NewDraft(nft.FamilyIP, "example", "")
+	blocked := draft.AddSet(&nft.Set{Name: "blocked", Key: nft.Concat{nft.IPSaddr}})
+	draft.Put(blocked, nft.Element{Key: nft.AddrData(netip.MustParseAddr("192.0.2.1"))})
+	fmt.Print("first, the whole table:\n", draft.Transaction())
+	draft.Committed() // the kernel has it now
+
+	draft.Put(blocked, nft.Element{Key: nft.AddrData(netip.MustParseAddr("192.0.2.2"))})
+	fmt.Print("then, what changed:\n", draft.Transaction())
+	draft.Committed()
+	tx := draft.Transaction()
+	fmt.Println("then, nothing:", tx.Empty())
+	// Output:
+	// first, the whole table:
+	// add table ip example
+	// delete table ip example
+	// add table ip example
+	// add set ip example blocked { typeof ip saddr; }
+	// add element ip example blocked {
+	// 	192.0.2.1,
+	// }
+	// then, what changed:
+	// add element ip example blocked {
+	// 	192.0.2.2,
+	// }
+	// then, nothing: true
+}

@@ -1,0 +1,250 @@
+package nft
+
+import (
+	"fmt"
+	"net/netip"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/nftables/expr"
+	"pgregory.net/rapid"
+)
+
+func drawFamily(t *rapid.T) Family {
+	return rapid.SampledFrom([]Family{FamilyIP, FamilyIP6}).Draw(t, "family")
+}
+
+func drawBytes(t *rapid.T, n int) []byte {
+	return rapid.SliceOfN(rapid.Byte(), n, n).Draw(t, "bytes")
+}
+
+// drawValue draws a value of the field: any bytes, zero where it is padded.
+func drawValue(t *rapid.T, e Expr) Data {
+	return pad(Data(drawBytes(t, e.dataType().length)))
+}
+
+func drawPrefix(t *rapid.T, f Field) netip.Prefix {
+	b := drawBytes(t, f.dataType().length)
+	addr, _ := netip.AddrFromSlice(b)
+	return netip.PrefixFrom(addr, rapid.IntRange(0, 8*len(b)).Draw(t, "bits")).Masked()
+}
+
+// drawKey draws a key that a set may have.
+func drawKey(t *rapid.T, f Family) Concat {
+	parts := rapid.SliceOfN(rapid.SampledFrom([]Field{f.Saddr(), f.Daddr(), ThSport, ThDport, MetaL4proto, MetaMark}), 1, 3).Draw(t, "parts")
+	var c Concat
+	for _, p := range parts {
+		c = append(c, p)
+	}
+	if rapid.Bool().Draw(t, "with numgen") {
+		c = append(c, Numgen{Mod: rapid.Uint32Range(1, 1000).Draw(t, "mod")})
+	}
+	return c
+}
+
+func drawOp(t *rapid.T) Op { return rapid.SampledFrom([]Op{Equal, NotEqual}).Draw(t, "op") }
+
+// drawStatement draws any statement; sets that it looks up are added to sets.
+func drawStatement(t *rapid.T, f Family, sets map[string]*Set) Statement {
+	lookIn := func(s Set) (Concat, string) {
+		s.Name = fmt.Sprintf("set-%d", len(sets))
+		s.Key = drawKey(t, f)
+		sets[s.Name] = &s
+		return s.Key, s.Name
+	}
+	ifname := func() string {
+		return rapid.StringMatching(`[a-z0-9.]{1,14}\*?`).Draw(t, "name")
+	}
+	flags := func() uint32 { return rapid.Uint32Range(1, 1<<32-1).Draw(t, "flags") }
+	switch rapid.IntRange(0, 13).Draw(t, "kind") {
+	case 0:
+		field := rapid.SampledFrom([]Field{ThSport, ThDport, MetaL4proto, MetaMark, CTState, CTStatus, FibSaddrType, FibDaddrType}).Draw(t, "field")
+		return Match{field, drawOp(t), drawValue(t, field)}
+	case 1:
+		field := rapid.SampledFrom([]Field{f.Saddr(), f.Daddr()}).Draw(t, "field")
+		return MatchPrefix{field, drawOp(t), drawPrefix(t, field)}
+	case 2:
+		return MatchFlags{rapid.SampledFrom([]Field{CTState, CTStatus}).Draw(t, "field"), flags()}
+	case 3:
+		return MatchMark{flags()}
+	case 4:
+		return MatchIfname{rapid.SampledFrom([]Field{MetaIifname, MetaOifname}).Draw(t, "field"), drawOp(t), ifname()}
+	case 5:
+		key, name := lookIn(Set{})
+		return InSet{key, drawOp(t), name}
+	case 6:
+		key, name := lookIn(Set{Verdicts: true})
+		return Vmap{key, name}
+	case 7:
+		key, name := lookIn(Set{Data: Concat{f.Daddr(), ThDport}})
+		return DNAT{f, key, name}
+	case 8:
+		return SetMarkBits{flags()}
+	case 9:
+		return FlipMarkBits{flags()}
+	case 10:
+		return Masquerade{}
+	case 11:
+		return Reject{f}
+	case 12:
+		return Counter{}
+	}
+	return rapid.SampledFrom([]Verdict{{Kind: Accept}, Drop, {Kind: Return}, Jump("a-chain"), Goto("a-chain")}).Draw(t, "verdict")
+}
+
+func TestEveryStatementSurvivesTheWayThroughTheKernelsExpressions(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		f := drawFamily(t)
+		sets := map[string]*Set{}
+		var want []Statement
+		for range rapid.IntRange(1, 6).Draw(t, "statements") {
+			want = append(want, drawStatement(t, f, sets))
+		}
+		var exprs []any
+		for _, x := range (Rule{Statements: want}).linearize() {
+			exprs = append(exprs, remarshal(t, f, x))
+		}
+		got := delinearize(f, func(name string) *Set { return sets[name] }, exprs)
+		if diff := cmp.Diff(want, got, cmp.Comparer(func(a, b netip.Prefix) bool { return a == b })); diff != "" {
+			t.Fatalf("statements (-written +read):\n%s", diff)
+		}
+	})
+}
+
+// remarshal takes an expression through its encoding, as the kernel does.
+func remarshal(t *rapid.T, f Family, x expr.Any) any {
+	b, err := expr.Marshal(byte(f), x)
+	if err != nil {
+		t.Fatal(err)
+	}
+	e, err := decodeExpr(byte(f), b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return e
+}
+
+func TestEverySetDescriptionSurvivesItsEncoding(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		f := drawFamily(t)
+		want := &Set{Name: "s", Key: drawKey(t, f), Comment: rapid.StringMatching(`[a-z ]{0,60}`).Draw(t, "comment")}
+		switch rapid.IntRange(0, 2).Draw(t, "kind") {
+		case 1:
+			want.Verdicts = true
+		case 2:
+			want.Data = Concat{f.Daddr(), ThDport}
+		}
+		data := onlyMessage(t, Step{Op: AddSet, Table: &Table{Family: f, Name: "t"}, Set: want})
+		table, got, err := decodeSet(data)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if table != "t" || got.Name != want.Name || !got.sameType(want) {
+			t.Fatalf("decoded %s %s, want %s %s", table, got.typeText(), "t", want.typeText())
+		}
+	})
+}
+
+func TestEveryElementSurvivesItsEncoding(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		f := drawFamily(t)
+		want := &Set{Name: "s", Key: drawKey(t, f)}
+		if rapid.Bool().Draw(t, "verdicts") {
+			want.Verdicts = true
+		} else if rapid.Bool().Draw(t, "data") {
+			want.Data = drawKey(t, f)
+		}
+		for range rapid.IntRange(1, 20).Draw(t, "elements") {
+			e := Element{Comment: rapid.StringMatching(`[a-z/:"]{0,127}`).Draw(t, "comment")}
+			for _, part := range want.Key {
+				e.Key += drawValue(t, part)
+			}
+			for _, part := range want.Data {
+				e.Value += drawValue(t, part)
+			}
+			if want.Verdicts {
+				e.Verdict = rapid.SampledFrom([]Verdict{{Kind: Accept}, Drop, {Kind: Return}, Jump("a"), Goto("b-1")}).Draw(t, "verdict")
+			}
+			want.Put(e)
+		}
+		step := Step{Op: AddElements, Table: &Table{Family: f, Name: "t"}, Set: want, Elements: want.Elements()}
+		got := &Set{Name: "s", Key: want.Key, Data: want.Data, Verdicts: want.Verdicts}
+		if err := decodeElements(onlyMessage(t, step), got); err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(want.Elements(), got.Elements()); diff != "" {
+			t.Fatalf("elements (-written +read):\n%s", diff)
+		}
+	})
+}
+
+type fataler interface {
+	Helper()
+	Fatal(...any)
+	Fatalf(string, ...any)
+}
+
+// onlyMessage encodes a step that takes one message and returns its data.
+func onlyMessage(t fataler, s Step) []byte {
+	t.Helper()
+	tx := Transaction{Steps: []Step{s}}
+	messages, err := tx.encode()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(messages) != 1 {
+		t.Fatalf("%d messages, want 1", len(messages))
+	}
+	return messages[0].Data
+}
+
+func TestALongElementListIsSplitOverMessagesAndLosesNothing(t *testing.T) {
+	want := &Set{Name: "s", Key: frontendKey(FamilyIP6), Verdicts: true}
+	addr := netip.MustParseAddr("fd00::1")
+	for range 5000 {
+		want.Put(Element{Key: Data(AppendFrontend(nil, addr, 6, 80)), Verdict: Goto("cluster-2"), Comment: "namespace/a-service-with-a-name:port"})
+		addr = addr.Next()
+	}
+	tx := Transaction{Steps: []Step{{Op: AddElements, Table: &Table{Family: FamilyIP6, Name: "t"}, Set: want, Elements: want.Elements()}}}
+	messages, err := tx.encode()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(messages) < 2 {
+		t.Errorf("5,000 elements take %d message", len(messages))
+	}
+	got := &Set{Name: "s", Key: want.Key, Verdicts: true}
+	for _, m := range messages {
+		if err := decodeElements(m.Data, got); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if diff := cmp.Diff(want.Elements(), got.Elements()); diff != "" {
+		t.Errorf("elements (-written +read):\n%s", diff)
+	}
+}
+
+func TestWhatCannotBeHeldIsRefusedBeforeTheKernelSeesIt(t *testing.T) {
+	table := &Table{Family: FamilyIP, Name: "t"}
+	ports := &Set{Name: "ports", Key: Concat{ThDport}, Data: Concat{ThDport}}
+	verdicts := &Set{Name: "verdicts", Key: Concat{ThDport}, Verdicts: true}
+	chain := func(s Statement) *Chain { return &Chain{Name: "c", Rules: []Rule{NewRule(s)}} }
+	for _, tc := range []struct {
+		name string
+		step Step
+	}{
+		{"a key of another length", Step{Op: AddElements, Table: table, Set: ports, Elements: []Element{{Key: "12345678", Value: PortData(1)}}}},
+		{"a key of another length in a deletion", Step{Op: DeleteElements, Table: table, Set: ports, Elements: []Element{{Key: ""}}}},
+		{"a value of another length", Step{Op: AddElements, Table: table, Set: ports, Elements: []Element{{Key: PortData(1)}}}},
+		{"a verdict that is none", Step{Op: AddElements, Table: table, Set: verdicts, Elements: []Element{{Key: PortData(1)}}}},
+		{"a statement that could not be read", Step{Op: AddRules, Table: table, Chain: chain(Unknown{"limit"})}},
+		{"a rule with a verdict that is none", Step{Op: AddRules, Table: table, Chain: chain(Verdict{})}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			tx := Transaction{Steps: []Step{tc.step}}
+			if _, err := tx.encode(); err == nil {
+				t.Error("it was encoded")
+			}
+		})
+	}
+}
