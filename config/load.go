@@ -3,10 +3,12 @@
 package config
 
 import (
+	"errors"
 	"fmt"
 	"os"
 
 	kubeproxyv1alpha1 "k8s.io/kube-proxy/config/v1alpha1"
+	"sigs.k8s.io/json"
 	"sigs.k8s.io/yaml"
 )
 
@@ -31,8 +33,13 @@ func Load(path string) (*kubeproxyv1alpha1.KubeProxyConfiguration, error) {
 
 // Parse reads a KubeProxyConfiguration v1alpha1. Unknown and repeated fields are errors.
 func Parse(data []byte) (*kubeproxyv1alpha1.KubeProxyConfiguration, error) {
+	document, err := yaml.YAMLToJSONStrict(data)
+	if err != nil {
+		return nil, err
+	}
 	var c kubeproxyv1alpha1.KubeProxyConfiguration
-	if err := yaml.UnmarshalStrict(data, &c); err != nil {
+	strict, err := json.UnmarshalStrict(document, &c)
+	if err := errors.Join(append(strict, err)...); err != nil {
 		return nil, err
 	}
 	if c.APIVersion != APIVersion || c.Kind != Kind {
