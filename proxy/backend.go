@@ -8,6 +8,7 @@ import (
 	"sync"
 
 	"github.com/nftproxy/nftproxy/compiler"
+	"github.com/nftproxy/nftproxy/conntrack"
 	"github.com/nftproxy/nftproxy/model"
 	"github.com/nftproxy/nftproxy/nft"
 	"k8s.io/klog/v2"
@@ -33,6 +34,9 @@ type Backend struct {
 	programmed bool
 	// generation is the kernel's generation number up to which the tables are known to be ours.
 	generation uint32
+	// conntrack is where stale UDP flows are removed from; nil for nowhere.
+	conntrack *conntrack.Conn
+	udp       *udpFlows
 }
 
 // NewBackend returns a backend that commits through conn.
@@ -41,14 +45,19 @@ func NewBackend(conn *nft.Conn, config compiler.Config, hooks Hooks) (*Backend, 
 	if err != nil {
 		return nil, err
 	}
-	return &Backend{conn: conn, compiler: c, hooks: hooks}, nil
+	return &Backend{conn: conn, compiler: c, hooks: hooks, udp: newUDPFlows()}, nil
 }
+
+// RemoveStaleFlows makes each Sync remove UDP flows to endpoints that do not serve any more
+// from the connection tracking table. It must be called before the first Sync.
+func (b *Backend) RemoveStaleFlows(conn *conntrack.Conn) { b.conntrack = conn }
 
 // Sync brings the kernel in line with the changes, in one transaction for both IP families.
 // When the kernel refuses it, its tables are probably not what they were after the last
 // commit (somebody flushed the ruleset), so Sync replaces them whole, in one transaction
 // again. When that is refused too it returns the error, the kernel is as it was, and
-// the next Sync has everything that this one had.
+// the next Sync has everything that this one had. Then stale UDP flows are removed, if
+// RemoveStaleFlows was called.
 func (b *Backend) Sync(ctx context.Context, changes *model.Changes) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -56,12 +65,26 @@ func (b *Backend) Sync(ctx context.Context, changes *model.Changes) error {
 	for _, c := range b.compiler.Apply(changes) {
 		logger.Info("Several Services claim the same address; only one gets it", "address", c.Frontend, "owner", c.Owner.ServicePortName(), "others", names(c.Others))
 	}
-	err := b.commit()
-	if err == nil {
+	b.udp.apply(changes)
+	if err := b.commit(); err != nil {
+		logger.Info("Replacing the tables, because the kernel refused a change to them", "reason", err.Error())
+		if err := b.replace(); err != nil {
+			return err
+		}
+	}
+	return b.removeStaleFlows(logger)
+}
+
+// removeStaleFlows comes after the commit: a flow removed before it could be made anew by the old rules.
+func (b *Backend) removeStaleFlows(logger klog.Logger) error {
+	if b.conntrack == nil {
 		return nil
 	}
-	logger.Info("Replacing the tables, because the kernel refused a change to them", "reason", err.Error())
-	return b.replace()
+	deleted, err := b.udp.clean(b.conntrack)
+	if deleted > 0 {
+		logger.V(2).Info("Removed UDP flows to endpoints that do not serve any more", "flows", deleted)
+	}
+	return err
 }
 
 // replace commits both tables whole, whatever the kernel holds.

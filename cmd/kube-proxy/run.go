@@ -7,6 +7,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/nftproxy/nftproxy/conntrack"
 	"github.com/nftproxy/nftproxy/nft"
 	"github.com/nftproxy/nftproxy/proxy"
 	"github.com/nftproxy/nftproxy/tracker"
@@ -52,6 +53,12 @@ func run(ctx context.Context, o *options) error {
 	if err != nil {
 		return err
 	}
+	flows, err := conntrack.Dial(0)
+	if err != nil {
+		return err
+	}
+	defer flows.Close()
+	backend.RemoveStaleFlows(flows)
 	logger := klog.FromContext(ctx)
 	t := tracker.New(tracker.Options{NodeName: nodeName, Logger: logger, OnSkip: recordSkip})
 	loop := tracker.NewLoop(t, backend, tracker.LoopOptions{Logger: logger, OnQueued: recordQueued, OnSync: func(r tracker.SyncResult) { recordSync(logger, r) }})
