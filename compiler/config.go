@@ -3,6 +3,7 @@ package compiler
 import (
 	"fmt"
 	"net/netip"
+	"strings"
 
 	"github.com/nftproxy/nftproxy/nft"
 )
@@ -65,7 +66,7 @@ func (c *Config) Validate() error {
 		}
 	}
 	// The kernel's interface names are at most 15 bytes long (IFNAMSIZ).
-	if len(c.DetectLocal.Interface) > 15 {
+	if len(strings.TrimSuffix(c.DetectLocal.Interface, "*")) > 15 {
 		return fmt.Errorf("detectLocal: interface name %q is longer than 15 bytes", c.DetectLocal.Interface)
 	}
 	for _, p := range c.NodePortAddresses.CIDRs {

@@ -129,7 +129,7 @@ func (p *process) stop(t *testing.T) error {
 // upload creates the objects of a golden case in an API server.
 func upload(t *testing.T, server *apiservertest.Server, g goldenCase) {
 	t.Helper()
-	objects, err := manifests.Load(g.manifestsDir(t))
+	objects, err := manifests.Load(g.path("manifests.yaml"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -278,7 +278,7 @@ func TestRuledumpPrintsTheGolden(t *testing.T) {
 	}
 	replace(t, connTo(t, l.Node), g.compile(t))
 	for _, args := range [][]string{
-		{"compile", "--manifests", g.manifestsDir(t), "--node", "node-1", "--config", configFile},
+		{"compile", "--manifests", g.path("manifests.yaml"), "--node", "node-1", "--config", configFile},
 		{"live"},
 	} {
 		p := start(t, l.Node, "ruledump", args...)

@@ -74,11 +74,10 @@ func (g goldenCase) config(t testing.TB) compiler.Config {
 	return out
 }
 
-// compile compiles the case in memory. The manifests alone are copied to a directory
-// of their own, since flows.yaml and config.yaml are not Kubernetes objects.
+// compile compiles the case in memory.
 func (g goldenCase) compile(t testing.TB) []*nft.Table {
 	t.Helper()
-	objects, err := manifests.Load(g.manifestsDir(t))
+	objects, err := manifests.Load(g.path("manifests.yaml"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -89,6 +88,8 @@ func (g goldenCase) compile(t testing.TB) []*nft.Table {
 	return tables
 }
 
+// manifestsDir copies the manifests alone to a directory of their own, since flows.yaml and
+// config.yaml are not Kubernetes objects.
 func (g goldenCase) manifestsDir(t testing.TB) string {
 	t.Helper()
 	dir := t.TempDir()

@@ -20,7 +20,7 @@ func backendFor(t *testing.T, c *nft.Conn, g goldenCase, hooks proxy.Hooks) *pro
 	if err != nil {
 		t.Fatal(err)
 	}
-	objects, err := manifests.Load(g.manifestsDir(t))
+	objects, err := manifests.Load(g.path("manifests.yaml"))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -205,10 +205,14 @@ func (c *Conn) request(typ uint16, flags netlink.HeaderFlags, family Family, att
 		return nil, err
 	}
 	data := append([]byte{uint8(family), unix.NFNETLINK_V0, 0, 0}, attrs...)
-	return c.nl.Execute(netlink.Message{
+	replies, err := c.nl.Execute(netlink.Message{
 		Header: netlink.Header{Type: netlink.HeaderType(unix.NFNL_SUBSYS_NFTABLES<<8 | typ), Flags: netlink.Request | flags},
 		Data:   data,
 	})
+	if errors.Is(err, unix.EPERM) {
+		return nil, fmt.Errorf("%w; %s", err, needsPrivilege)
+	}
+	return replies, err
 }
 
 // errInterrupted says that the ruleset changed while it was being listed.

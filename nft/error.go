@@ -31,7 +31,7 @@ func (e *CommitError) Error() string {
 	if e.Message != "" {
 		text += " (" + e.Message + ")"
 	}
-	if hint := hintFor(e.Err); hint != "" {
+	if hint := e.hint(); hint != "" {
 		text += "; " + hint
 	}
 	if e.Others > 0 {
@@ -43,11 +43,23 @@ func (e *CommitError) Error() string {
 // Unwrap returns the errno.
 func (e *CommitError) Unwrap() error { return e.Err }
 
+// needsPrivilege says what EPERM means for anything but a table with an owner.
+const needsPrivilege = "nftables needs CAP_NET_ADMIN in the user namespace that owns the network namespace"
+
+// hint says what the refusal usually means, where it is not obvious.
+func (e *CommitError) hint() string {
+	if errors.Is(e.Err, unix.EPERM) && e.Step != "" {
+		// Without the privilege no step is looked at, so this one met a table with flag owner.
+		return "the table belongs to another process, or CAP_NET_ADMIN is missing"
+	}
+	return hintFor(e.Err)
+}
+
 // hintFor says what an errno usually means for a ruleset, where it is not obvious.
 func hintFor(err error) string {
 	switch {
 	case errors.Is(err, unix.EPERM):
-		return "programming nftables needs CAP_NET_ADMIN in the user namespace that owns the network namespace"
+		return needsPrivilege
 	case errors.Is(err, unix.ENFILE), errors.Is(err, unix.ENOSPC):
 		return "a set is full"
 	case errors.Is(err, unix.ELOOP), errors.Is(err, unix.EMLINK):

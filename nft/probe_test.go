@@ -48,7 +48,7 @@ func TestAMissingFeatureIsNamedWithItsKernelOption(t *testing.T) {
 }
 
 func TestALackOfPrivilegesIsNotTakenForAMissingFeature(t *testing.T) {
-	err := probe(refuse("table", unix.EPERM))
+	err := probe(func(Transaction) error { return &CommitError{Err: unix.EPERM} })
 	var missing MissingError
 	if errors.As(err, &missing) || !errors.Is(err, unix.EPERM) || !strings.Contains(err.Error(), "CAP_NET_ADMIN") {
 		t.Errorf("probe = %v, want an error that names CAP_NET_ADMIN", err)

@@ -18,7 +18,7 @@ import (
 type Hooks struct {
 	// OnCommit is told of each transaction that the kernel carried out.
 	OnCommit func(nft.Stats)
-	// OnRepair is told of each time the tables were found changed by others and were replaced.
+	// OnRepair is told of each time the tables were replaced because they were not as committed.
 	OnRepair func()
 }
 
@@ -30,10 +30,14 @@ type Backend struct {
 	// mu keeps Sync and Check apart. It guards what follows.
 	mu       sync.Mutex
 	compiler *compiler.Compiler
-	// programmed is set by the first commit: before, there is nothing to check.
-	programmed bool
-	// generation is the kernel's generation number up to which the tables are known to be ours.
+	// current says that the kernel has what was committed last, as far as we know. Until the
+	// first commit, and after a refused replacement, it does not hold.
+	current bool
+	// generation is the kernel's generation number up to which the tables are known to be
+	// ours; 0 until the first Check.
 	generation uint32
+	// conflicts holds what was last logged of each contested address.
+	conflicts map[string]string
 	// conntrack is where stale UDP flows are removed from; nil for nowhere.
 	conntrack *conntrack.Conn
 	udp       *udpFlows
@@ -45,7 +49,7 @@ func NewBackend(conn *nft.Conn, config compiler.Config, hooks Hooks) (*Backend, 
 	if err != nil {
 		return nil, err
 	}
-	return &Backend{conn: conn, compiler: c, hooks: hooks, udp: newUDPFlows()}, nil
+	return &Backend{conn: conn, compiler: c, hooks: hooks, udp: newUDPFlows(), conflicts: map[string]string{}}, nil
 }
 
 // RemoveStaleFlows makes each Sync remove UDP flows to endpoints that do not serve any more
@@ -63,16 +67,46 @@ func (b *Backend) Sync(ctx context.Context, changes *model.Changes) error {
 	defer b.mu.Unlock()
 	logger := klog.FromContext(ctx)
 	for _, c := range b.compiler.Apply(changes) {
-		logger.Info("Several Services claim the same address; only one gets it", "address", c.Frontend, "owner", c.Owner.ServicePortName(), "others", names(c.Others))
+		b.logConflict(logger, c)
 	}
 	b.udp.apply(changes)
-	if err := b.commit(); err != nil {
-		logger.Info("Replacing the tables, because the kernel refused a change to them", "reason", err.Error())
-		if err := b.replace(); err != nil {
-			return err
-		}
+	if err := b.update(logger); err != nil {
+		return err
 	}
 	return b.removeStaleFlows(logger)
+}
+
+// update commits what changed; if the kernel refuses that, everything.
+func (b *Backend) update(logger klog.Logger) error {
+	if !b.current {
+		return b.replace()
+	}
+	err := b.commit()
+	if err == nil {
+		return nil
+	}
+	logger.Info("Replacing the tables, because the kernel refused a change to them", "reason", err.Error())
+	if err := b.replace(); err != nil {
+		return err
+	}
+	b.repaired()
+	return nil
+}
+
+func (b *Backend) repaired() {
+	if b.hooks.OnRepair != nil {
+		b.hooks.OnRepair()
+	}
+}
+
+// logConflict says once who gets a contested address, and again when that changes.
+func (b *Backend) logConflict(logger klog.Logger, c compiler.Conflict) {
+	text := fmt.Sprint(c.Owner, c.Others)
+	if b.conflicts[c.Frontend] == text {
+		return
+	}
+	b.conflicts[c.Frontend] = text
+	logger.Info("Several Services claim the same address; only one gets it", "address", c.Frontend, "owner", c.Owner.ServicePortName(), "others", names(c.Others))
 }
 
 // removeStaleFlows comes after the commit: a flow removed before it could be made anew by the old rules.
@@ -90,6 +124,7 @@ func (b *Backend) removeStaleFlows(logger klog.Logger) error {
 // replace commits both tables whole, whatever the kernel holds.
 func (b *Backend) replace() error {
 	b.compiler.Invalidate()
+	b.current = false
 	if err := b.commit(); err != nil {
 		return fmt.Errorf("program the rules: %w", err)
 	}
@@ -106,17 +141,14 @@ func (b *Backend) commit() error {
 		return err
 	}
 	b.compiler.Committed()
+	b.current = true
 	// The kernel counts one up for each commit. If others committed as well, the numbers
 	// differ from now on, and the next Check looks closer.
 	b.generation++
-	if !b.programmed {
-		b.programmed = true
-		b.generation, err = b.conn.Generation()
-	}
 	if b.hooks.OnCommit != nil {
 		b.hooks.OnCommit(stats)
 	}
-	return err
+	return nil
 }
 
 // Tables returns the rulesets as they are wanted now. They are valid until the next Sync.

@@ -41,8 +41,8 @@ func (b *Backend) Watch(ctx context.Context) {
 func (b *Backend) Check(ctx context.Context) (repaired bool, err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if !b.programmed {
-		return false, nil
+	if !b.current {
+		return false, nil // the next Sync replaces everything
 	}
 	generation, err := b.conn.Generation()
 	if err != nil || generation == b.generation {
@@ -62,15 +62,12 @@ func (b *Backend) Check(ctx context.Context) (repaired bool, err error) {
 		b.generation = seen // look again next time
 		return false, err
 	}
-	if b.hooks.OnRepair != nil {
-		b.hooks.OnRepair()
-	}
+	b.repaired()
 	return true, nil
 }
 
 // foreignChanges says what it would take to undo what others did to the tables; empty when
-// they are as committed. What is not committed yet, after a failed Sync, counts too: the
-// tables are then replaced a little before the retry would have done it.
+// they are as committed.
 func (b *Backend) foreignChanges() (string, error) {
 	var parts []string
 	for _, want := range b.compiler.Tables() {

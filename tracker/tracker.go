@@ -174,7 +174,9 @@ func (t *Tracker) SetNode(obj *corev1.Node) {
 		t.signal()
 	}
 	if old.zone != parsed.zone {
-		t.options.Logger.Info("Node is in another zone, deciding anew on topology", "node", parsed.Name, "zone", parsed.zone, "oldZone", old.zone)
+		if old.Name != "" {
+			t.options.Logger.Info("Node is in another zone, deciding anew on topology", "node", parsed.Name, "zone", parsed.zone, "oldZone", old.zone)
+		}
 		t.allDirty = true
 		t.signal()
 	}

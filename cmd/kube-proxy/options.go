@@ -54,6 +54,7 @@ var flagNames = strings.NewReplacer(
 	"detectLocalMode:", "--detect-local-mode:",
 	"detectLocal.bridgeInterface:", "--pod-bridge-interface:",
 	"detectLocal.interfaceNamePrefix:", "--pod-interface-name-prefix:",
+	"detectLocal:", "--pod-bridge-interface or --pod-interface-name-prefix:",
 	"mode:", "--proxy-mode:",
 )
 

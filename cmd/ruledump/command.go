@@ -30,9 +30,9 @@ func newCompileCommand() *cobra.Command {
 	var dir, node, configFile string
 	format := formatNft
 	cmd := &cobra.Command{
-		Use:   "compile --manifests DIR --node NAME",
-		Short: "Print what the proxy on a node would program for a directory of manifests",
-		Long: `compile reads Services, EndpointSlices, Nodes and ServiceCIDRs from a directory and prints
+		Use:   "compile --manifests DIR|FILE --node NAME",
+		Short: "Print what the proxy on a node would program for manifests",
+		Long: `compile reads Services, EndpointSlices, Nodes and ServiceCIDRs from a directory or file and prints
 the ruleset that the proxy would program for them on the node, without privileges and
 without touching the kernel. Unlike the proxy, which goes on with what is valid, it
 refuses a directory with an invalid file.`,
@@ -56,7 +56,7 @@ refuses a directory with an invalid file.`,
 			return format.write(cmd.OutOrStdout(), tables)
 		},
 	}
-	cmd.Flags().StringVar(&dir, "manifests", "", "directory with manifests (.yaml, .yml, .json)")
+	cmd.Flags().StringVar(&dir, "manifests", "", "directory with manifests (.yaml, .yml, .json), or one such file")
 	cmd.Flags().StringVar(&node, "node", "", "name of the Node to compile for")
 	cmd.Flags().StringVar(&configFile, "config", "", "KubeProxyConfiguration file; by default kube-proxy's defaults")
 	cmd.Flags().VarP(&format, "output", "o", "nft or json")

@@ -1,6 +1,7 @@
 package apiserver
 
 import (
+	"github.com/nftproxy/nftproxy/tracker"
 	"testing"
 
 	"github.com/nftproxy/nftproxy/source/apiserver/apiservertest"
@@ -52,7 +53,7 @@ func TestBookmarkSavesTheNextList(t *testing.T) {
 				eventually(t, "the first Service", sink.has("services/default/first"))
 
 				// Changes that the watch does not see make its version old.
-				c.create(t, service("foreign", labelServiceProxyName, "other"))
+				c.create(t, service("foreign", tracker.LabelServiceProxyName, "other"))
 				if test.bookmark {
 					c.server.SendBookmarks()
 				}

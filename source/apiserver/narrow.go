@@ -1,13 +1,11 @@
 package apiserver
 
 import (
+	"github.com/nftproxy/nftproxy/tracker"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 )
-
-// labelServiceProxyName marks a Service that some other proxy takes care of.
-const labelServiceProxyName = "service.kubernetes.io/service-proxy-name"
 
 // narrowing restricts what a list or watch asks for.
 type narrowing func(*metav1.ListOptions)
@@ -17,9 +15,9 @@ type narrowing func(*metav1.ListOptions)
 // Headless ones are among them: the label for headless objects is not put on Services, and not
 // every server that is still in use can select by spec.clusterIP.
 func ownServices(proxyName string) narrowing {
-	selector := "!" + labelServiceProxyName
+	selector := "!" + tracker.LabelServiceProxyName
 	if proxyName != "" {
-		selector = labelServiceProxyName + "=" + proxyName
+		selector = tracker.LabelServiceProxyName + "=" + proxyName
 	}
 	return func(options *metav1.ListOptions) { options.LabelSelector = selector }
 }

@@ -1,6 +1,7 @@
 package apiserver
 
 import (
+	"github.com/nftproxy/nftproxy/tracker"
 	"slices"
 	"testing"
 
@@ -37,9 +38,9 @@ func TestForeignAndHeadlessObjectsStayAtTheServer(t *testing.T) {
 			forEachServer(t, func(t *testing.T, c *cluster) {
 				c.create(t,
 					service("plain"), slice("plain-a", "plain"),
-					service("mine", labelServiceProxyName, "mine"),
-					slice("mine-a", "mine", labelServiceProxyName, "mine"), slice("mine-by-hand", "mine"),
-					service("other", labelServiceProxyName, "other"),
+					service("mine", tracker.LabelServiceProxyName, "mine"),
+					slice("mine-a", "mine", tracker.LabelServiceProxyName, "mine"), slice("mine-by-hand", "mine"),
+					service("other", tracker.LabelServiceProxyName, "other"),
 					slice("headless-a", "headless", corev1.IsHeadlessService, ""))
 				sink := c.run(t, proxyName(test.proxyName))
 				eventually(t, "Synced", sink.synced)
@@ -49,12 +50,12 @@ func TestForeignAndHeadlessObjectsStayAtTheServer(t *testing.T) {
 					}
 				}
 
-				c.create(t, service("other-2", labelServiceProxyName, "other"),
+				c.create(t, service("other-2", tracker.LabelServiceProxyName, "other"),
 					slice("headless-b", "headless", corev1.IsHeadlessService, ""), slice("last", "plain"))
-				c.relabel(t, test.takenOver, labelServiceProxyName, test.takenLabel)
+				c.relabel(t, test.takenOver, tracker.LabelServiceProxyName, test.takenLabel)
 				eventually(t, "a Service that is now this proxy's", sink.has("services/default/"+test.takenOver))
 				eventually(t, "a slice created after the headless one", sink.has("endpointslices/default/last"))
-				c.relabel(t, test.takenOver, labelServiceProxyName, "somebody-else")
+				c.relabel(t, test.takenOver, tracker.LabelServiceProxyName, "somebody-else")
 				eventually(t, "a Service to leave", sink.lacks("services/default/"+test.takenOver))
 
 				stay := append(test.stay, "services/default/other-2", "endpointslices/default/headless-b")

@@ -3,6 +3,8 @@ package manifests
 import (
 	"errors"
 	"maps"
+	"os"
+	"path/filepath"
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
@@ -20,12 +22,17 @@ type Objects struct {
 	EndpointSlices []*discoveryv1.EndpointSlice
 }
 
-// Load reads the manifests in dir once. Any error (a DecodeError, a DuplicateError, a
+// Load reads the manifests in a directory, or a single file of them, once. Any error (a DecodeError, a DuplicateError, a
 // file that cannot be read) makes it fail; all of them are returned, joined, together with
 // the Objects of the files that were good.
-func Load(dir string) (Objects, error) {
+func Load(path string) (Objects, error) {
 	var d directory
-	errs := d.refresh(dir)
+	var errs []error
+	if info, err := os.Stat(path); err == nil && info.Mode().IsRegular() {
+		errs = d.readOne(path)
+	} else {
+		errs = d.refresh(path)
+	}
 	all, duplicates := d.objects()
 	errs = append(errs, duplicates...)
 
@@ -34,6 +41,21 @@ func Load(dir string) (Objects, error) {
 		objects.add(all[id])
 	}
 	return objects, errors.Join(errs...)
+}
+
+// readOne makes the directory hold one file.
+func (d *directory) readOne(path string) []error {
+	text, err := readFile(path)
+	if err != nil {
+		return []error{err}
+	}
+	name := filepath.Base(path)
+	f, err := parseFile(name, text, nil)
+	if err != nil {
+		return flatten(err)
+	}
+	d.files = map[string]*file{name: f}
+	return nil
 }
 
 func (o *Objects) add(obj object) {
