@@ -1,0 +1,134 @@
+package proxy
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/nftproxy/nftproxy/compiler"
+	"github.com/nftproxy/nftproxy/model"
+	"github.com/nftproxy/nftproxy/nft"
+	"github.com/vishvananda/netns"
+)
+
+// namespaceConn returns a connection to the nf_tables of a network namespace of the test's own.
+func namespaceConn(t *testing.T) *nft.Conn {
+	t.Helper()
+	runtime.LockOSThread()
+	original, err := netns.Get()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer original.Close()
+	ns, err := netns.New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ns.Close()
+	c, err := nft.Dial(nft.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = c.Close() })
+	if err := netns.Set(original); err != nil {
+		t.Fatal(err) // the thread stays locked and ends with the goroutine
+	}
+	runtime.UnlockOSThread()
+	return c
+}
+
+func printed(tables ...*nft.Table) string {
+	var b strings.Builder
+	for _, t := range tables {
+		sorted := *t
+		sorted.Sets, sorted.Chains = slices.Clone(t.Sets), slices.Clone(t.Chains)
+		slices.SortFunc(sorted.Sets, func(a, b *nft.Set) int { return strings.Compare(a.Name, b.Name) })
+		nft.SortChains(sorted.Chains)
+		b.WriteString(sorted.String())
+	}
+	return b.String()
+}
+
+// randomPort returns one of a few Service ports in one of many shapes.
+func randomPort(r *rand.Rand) *model.ServicePort {
+	f := model.Families[r.IntN(2)]
+	at := func(network byte, n int) netip.Addr {
+		host := byte(1 + r.IntN(n))
+		if f == model.IPv6 {
+			return netip.AddrFrom16([16]byte{0xfd, 1: network, 15: host})
+		}
+		return netip.AddrFrom4([4]byte{10, network, 0, host})
+	}
+	p := &model.ServicePort{
+		ID:        model.PortID{Namespace: "default", Service: fmt.Sprintf("service-%d", r.IntN(4)), Protocol: model.TCP, Family: f},
+		ClusterIP: at(96, 3), Port: 80, NodePort: uint16(30000 + r.IntN(3)),
+		InternalPolicy: model.TrafficPolicy(r.IntN(2)), ExternalPolicy: model.TrafficPolicy(r.IntN(2)),
+		LoadBalancerIPs: []netip.Addr{at(100, 3)}, ExternalIPs: []netip.Addr{at(100, 3)},
+	}
+	if p.Guarded = r.IntN(2) == 0; p.Guarded {
+		a := at(101, 200)
+		p.LoadBalancerSourceRanges = []netip.Prefix{netip.PrefixFrom(a, a.BitLen()-r.IntN(9)).Masked()}
+	}
+	for _, list := range []*[]model.Endpoint{&p.Cluster, &p.Local} {
+		for range r.IntN(4) {
+			*list = append(*list, model.Endpoint{AddrPort: netip.AddrPortFrom(at(244, 20), 8080)})
+		}
+		slices.SortFunc(*list, model.CompareEndpoints)
+		*list = slices.Compact(*list)
+	}
+	return p
+}
+
+func TestTheKernelHoldsWhatWasCompiledAfterEverySyncAndTheSameAgainSendsNothing(t *testing.T) {
+	for seed := range uint64(6) {
+		t.Run(fmt.Sprintf("seed %d", seed), func(t *testing.T) {
+			r := rand.New(rand.NewPCG(seed, 0))
+			c := namespaceConn(t)
+			commits := 0
+			b, err := NewBackend(c, compiler.Default(), Hooks{OnCommit: func(nft.Stats) { commits++ }})
+			if err != nil {
+				t.Fatal(err)
+			}
+			changes := &model.Changes{Full: true, Node: &model.Node{Name: "node-1"}, ServiceCIDRsChanged: true}
+			for range 25 {
+				for again := range 2 {
+					before := commits
+					if err := b.Sync(t.Context(), changes); err != nil {
+						t.Fatal(err)
+					}
+					if again == 1 && commits != before {
+						t.Fatal("the same changes again were committed")
+					}
+				}
+				compareWithKernel(t, c, b)
+				changes = &model.Changes{Ports: map[model.PortID]*model.ServicePort{}}
+				for range 1 + r.IntN(3) {
+					p := randomPort(r)
+					if changes.Ports[p.ID] = p; r.IntN(4) == 0 {
+						changes.Ports[p.ID] = nil
+					}
+				}
+			}
+		})
+	}
+}
+
+func compareWithKernel(t *testing.T, c *nft.Conn, b *Backend) {
+	t.Helper()
+	var held []*nft.Table
+	for _, f := range []nft.Family{nft.FamilyIP, nft.FamilyIP6} {
+		table, err := c.ReadTable(f, compiler.TableName)
+		if err != nil || table == nil {
+			t.Fatalf("read table %s: %v, %v", f, table, err)
+		}
+		held = append(held, table)
+	}
+	if diff := cmp.Diff(printed(b.Tables()...), printed(held...)); diff != "" {
+		t.Fatalf("the kernel holds (-compiled +held):\n%s", diff)
+	}
+}
