@@ -49,6 +49,8 @@ func TestWhatOthersDoToTheTablesIsRepaired(t *testing.T) {
 		{"a rule added", "add rule ip kube-proxy services drop", true},
 		{"a rule of a kind that the proxy does not write", "insert rule ip kube-proxy services limit rate 1/second drop", true},
 		{"the elements of a map deleted", "flush map ip kube-proxy service-ips", true},
+		{"a base chain that drops", "add chain ip kube-proxy filter-forward { policy drop; }", true},
+		{"a table put to sleep", "add table ip6 kube-proxy { flags dormant; }", true},
 		{"a chain added", "add chain ip6 kube-proxy more", true},
 		{"a set of another type in the place of one", "delete table ip kube-proxy\nadd table ip kube-proxy\nadd set ip kube-proxy service-ips { type mark; }", true},
 	} {

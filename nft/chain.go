@@ -9,11 +9,13 @@ import (
 // Chain is a chain with its rules. It is a base chain when Hook is set.
 type Chain struct {
 	Name string
-	// Type, Hook and Priority say where a base chain is called; its policy is always accept.
+	// Type, Hook and Priority say where a base chain is called.
 	Type     ChainType
 	Hook     Hook
 	Priority int32
-	Rules    []Rule
+	// DropPolicy makes a base chain drop what no rule decides on, instead of accepting it.
+	DropPolicy bool
+	Rules      []Rule
 	// Comment is shown by nft; at most 127 bytes.
 	Comment string
 }
@@ -76,12 +78,16 @@ func (c *Chain) header() string {
 	if c.Hook == "" {
 		return ""
 	}
-	return fmt.Sprintf("type %s hook %s priority %s; policy accept;", c.Type, c.Hook, priorityString(c.Priority, c.Hook))
+	policy := "accept"
+	if c.DropPolicy {
+		policy = "drop"
+	}
+	return fmt.Sprintf("type %s hook %s priority %s; policy %s;", c.Type, c.Hook, priorityString(c.Priority, c.Hook), policy)
 }
 
 // same reports whether two chains differ in nothing but their rules.
 func (c *Chain) same(o *Chain) bool {
-	return c.Type == o.Type && c.Hook == o.Hook && c.Priority == o.Priority && c.Comment == o.Comment
+	return c.Type == o.Type && c.Hook == o.Hook && c.Priority == o.Priority && c.DropPolicy == o.DropPolicy && c.Comment == o.Comment
 }
 
 func sameRules(a, b []Rule) bool {

@@ -57,6 +57,10 @@ func decodeTable(data []byte) (*Table, error) {
 		switch typ {
 		case unix.NFTA_TABLE_NAME:
 			t.Name = cString(b)
+		case unix.NFTA_TABLE_FLAGS:
+			flags, err := be32(b)
+			t.Dormant = flags&tableDormant != 0
+			return err
 		case nftaTableUserdata:
 			t.Comment = udataComment(b, udataTableComment)
 		}
@@ -91,6 +95,10 @@ func decodeChain(data []byte) (table string, c *Chain, err error) {
 			c.Type = ChainType(cString(b))
 		case unix.NFTA_CHAIN_HOOK:
 			return eachAttribute(b, c.decodeHook)
+		case unix.NFTA_CHAIN_POLICY:
+			policy, err := be32(b)
+			c.DropPolicy = policy == nfDrop
+			return err
 		case nftaChainUserdata:
 			c.Comment = udataComment(b, udataChainComment)
 		}

@@ -38,6 +38,7 @@ func (w world) sets() []*Set {
 		{Name: "endpoints", Key: append(frontendKey(f), Numgen{2}), Data: Concat{f.Daddr(), ThDport}},
 		{Name: "cluster-ips", Key: Concat{f.Daddr()}},
 		{Name: "ports", Key: Concat{ThDport}, Data: Concat{ThDport}},
+		{Name: "sources", Key: append(frontendKey(f), f.Saddr()), Interval: true},
 	}
 }
 
@@ -47,6 +48,14 @@ func (w world) addr() netip.Addr {
 		return netip.AddrFrom16([16]byte{0xfd, 15: n})
 	}
 	return netip.AddrFrom4([4]byte{10, 0, 0, n})
+}
+
+// block draws the first address of one of a few blocks of 256.
+func (w world) block() netip.Addr {
+	b := w.addr().AsSlice()
+	b[len(b)-2], b[len(b)-1] = b[len(b)-1], 0
+	addr, _ := netip.AddrFromSlice(b)
+	return addr
 }
 
 func (w world) port() uint16 { return uint16(rapid.IntRange(80, 82).Draw(w.T, "port")) }
@@ -61,6 +70,8 @@ func (w world) key(s *Set) Data {
 		return front() + IntegerData(rapid.Uint32Range(0, 1).Draw(w.T, "slot"))
 	case "cluster-ips":
 		return AddrData(w.addr())
+	case "sources":
+		return front() + AddrData(w.block())
 	}
 	return PortData(w.port())
 }
@@ -69,6 +80,10 @@ func (w world) key(s *Set) Data {
 func (w world) element(s *Set, chains []string) Element {
 	e := Element{Key: w.key(s), Comment: rapid.SampledFrom([]string{"", "default/web", `a "quote"`}).Draw(w.T, "comment")}
 	switch {
+	case s.Interval:
+		// Ranges must not overlap, so each ends in the block that it starts in.
+		last := len(e.Key) - 1
+		e.KeyEnd = e.Key[:last] + Data([]byte{byte(rapid.IntRange(0, 255).Draw(w.T, "end"))})
 	case s.Verdicts && len(chains) > 0 && !w.one(4, "drop"):
 		e.Verdict = Goto(rapid.SampledFrom(chains).Draw(w.T, "to"))
 	case s.Verdicts:
@@ -107,6 +122,8 @@ func (w world) action(c *Chain, sets []*Set, chains []string) Statement {
 		switch {
 		case s.Name == "cluster-ips":
 			actions = append(actions, InSet{s.Key, NotEqual, s.Name})
+		case s.Interval:
+			actions = append(actions, InSet{s.Key, Equal, s.Name})
 		case s.Verdicts && c.Hook != "":
 			actions = append(actions, Vmap{s.Key, s.Name})
 		case s.Name == "endpoints" && c.Hook == HookPrerouting:

@@ -153,7 +153,11 @@ func (e *encoder) addChain(s Step, a attributes) {
 		a.u32(unix.NFTA_HOOK_HOOKNUM, uint32(slices.Index(hookNumbers, c.Hook)))
 		a.u32(unix.NFTA_HOOK_PRIORITY, uint32(c.Priority))
 		a.end(nest)
-		a.u32(unix.NFTA_CHAIN_POLICY, nfAccept)
+		policy := uint32(nfAccept)
+		if c.DropPolicy {
+			policy = nfDrop
+		}
+		a.u32(unix.NFTA_CHAIN_POLICY, policy)
 		a.str(unix.NFTA_CHAIN_TYPE, string(c.Type))
 	}
 	if c.Comment != "" {
@@ -162,11 +166,12 @@ func (e *encoder) addChain(s Step, a attributes) {
 	e.message(s, unix.NFT_MSG_NEWCHAIN, netlink.Create, a)
 }
 
-// What x/sys/unix has no name for: NFTA_TABLE_USERDATA and NFTA_CHAIN_USERDATA (kernel 5.10), NF_ACCEPT,
+// What x/sys/unix has no name for: NFTA_TABLE_USERDATA and NFTA_CHAIN_USERDATA (kernel 5.10), NF_DROP and NF_ACCEPT,
 // NFT_SET_CONCAT (kernel 5.6).
 const (
 	nftaTableUserdata = 6
 	nftaChainUserdata = 12
+	nfDrop            = 0
 	nfAccept          = 1
 	nftSetConcat      = 0x80
 )

@@ -104,7 +104,7 @@ func (s *Set) appendElement(b *strings.Builder, e Element) {
 // appendKey prints the key of an element; of a range, the last field as a prefix if it is one.
 func (s *Set) appendKey(b *strings.Builder, e Element) {
 	s.Key.appendFormat(b, e.Key)
-	if e.KeyEnd == "" || e.KeyEnd == e.Key {
+	if e.KeyEnd == e.Key || len(e.KeyEnd) != len(e.Key) || len(e.Key) != s.Key.Len() {
 		return
 	}
 	last := Concat{s.Key[len(s.Key)-1]}

@@ -12,9 +12,15 @@ type Table struct {
 	Name   string
 	Chains []*Chain
 	Sets   []*Set
+	// Dormant switches all base chains of the table off. It is only ever read: a table
+	// that is wanted is not dormant.
+	Dormant bool
 	// Comment is shown by nft; at most 127 bytes. Kernel 5.10 and later.
 	Comment string
 }
+
+// tableDormant is NFT_TABLE_F_DORMANT.
+const tableDormant = 1
 
 // Chain returns the chain of that name, or nil.
 func (t *Table) Chain(name string) *Chain {
@@ -53,6 +59,10 @@ func (t *Table) WriteTo(w io.Writer) (int64, error) {
 func (t *Table) appendText(b *strings.Builder) {
 	fmt.Fprintf(b, "table %s %s {\n", t.Family, t.Name)
 	blank := false
+	if t.Dormant {
+		b.WriteString("\tflags dormant\n")
+		blank = true
+	}
 	if t.Comment != "" {
 		fmt.Fprintf(b, "\tcomment %s\n", quote(t.Comment))
 		blank = true

@@ -1,0 +1,170 @@
+package nft
+
+import (
+	"errors"
+	"net/netip"
+	"runtime"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+)
+
+func TestARefusalNamesTheStepAndTheErrno(t *testing.T) {
+	table := &Table{Family: FamilyIP, Name: "t"}
+	inUse := &Chain{Name: "in-use"}
+	ips := &Set{Name: "ips", Key: Concat{IPDaddr}}
+	one := Element{Key: AddrData(netip.MustParseAddr("10.0.0.1"))}
+	ips.Put(one)
+	there := &Table{Family: FamilyIP, Name: "t", Sets: []*Set{ips}, Chains: []*Chain{
+		inUse, {Name: "user", Rules: []Rule{NewRule(Jump("in-use")), NewRule(InSet{ips.Key, Equal, "ips"}, Drop)}},
+	}}
+	otherwise := &Set{Name: "ips", Key: Concat{IPDaddr, ThDport}}
+	for _, tc := range []struct {
+		name  string
+		steps []Step
+		errno error
+		want  string
+	}{
+		{
+			name: "a rule that is right at its place in a chain, but leads nowhere",
+			steps: []Step{{Op: AddRules, Table: table, Chain: &Chain{Name: "user", Rules: []Rule{
+				NewRule(Counter{}), NewRule(MatchPrefix{IPSaddr, Equal, netip.MustParsePrefix("10.0.0.0/8")}, Jump("nowhere")),
+			}}}},
+			errno: unix.ENOENT,
+			want:  "add rule ip t user ip saddr 10.0.0.0/8 jump nowhere",
+		},
+		{
+			name: "a rule that its chain's hook does not allow",
+			steps: []Step{
+				{Op: AddChain, Table: table, Chain: &Chain{Name: "in", Type: TypeFilter, Hook: HookInput}},
+				{Op: AddRules, Table: table, Chain: &Chain{Name: "in", Rules: []Rule{NewRule(Masquerade{})}}},
+			},
+			errno: unix.EOPNOTSUPP,
+			want:  "add rule ip t in masquerade fully-random",
+		},
+		{"deleting a chain in use", []Step{{Op: DeleteChain, Table: table, Chain: inUse}}, unix.EBUSY, "delete chain ip t in-use"},
+		{"deleting a chain that is not there", []Step{{Op: DeleteChain, Table: table, Chain: &Chain{Name: "gone"}}}, unix.ENOENT, "delete chain ip t gone"},
+		{"deleting a set in use", []Step{{Op: DeleteSet, Table: table, Set: ips}}, unix.EBUSY, "delete set ip t ips"},
+		{"a set that is there with another type", []Step{{Op: AddSet, Table: table, Set: otherwise}}, unix.EEXIST, "add set ip t ips { typeof ip daddr . th dport; }"},
+		{
+			name:  "deleting an element that is not there",
+			steps: []Step{{Op: DeleteElements, Table: table, Set: ips, Elements: []Element{one, {Key: AddrData(netip.MustParseAddr("10.0.0.2"))}}}},
+			errno: unix.ENOENT,
+			want:  "delete element ip t ips { 10.0.0.2 }",
+		},
+		{"a table that is not there", []Step{{Op: DeleteTable, Table: &Table{Family: FamilyIP6, Name: "gone"}}}, unix.ENOENT, "delete table ip6 gone"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			inNamespace(t)
+			c := dial(t)
+			if _, err := c.Commit(Diff(nil, there)); err != nil {
+				t.Fatal(err)
+			}
+			_, err := c.Commit(Transaction{Steps: tc.steps})
+			var refused *CommitError
+			if !errors.As(err, &refused) {
+				t.Fatalf("Commit = %v, want a CommitError", err)
+			}
+			if !errors.Is(err, tc.errno) {
+				t.Errorf("the error is %v, want %v", refused.Err, tc.errno)
+			}
+			if diff := cmp.Diff(tc.want, refused.Step); diff != "" {
+				t.Errorf("refused step (-want +got):\n%s", diff)
+			}
+			if !strings.Contains(err.Error(), tc.want) {
+				t.Errorf("the message does not name the step: %v", err)
+			}
+			got, err := c.ReadTable(FamilyIP, "t")
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(inOrder(there), inOrder(got)); diff != "" {
+				t.Errorf("the kernel holds (-before +after):\n%s", diff)
+			}
+		})
+	}
+}
+
+// withoutNetAdmin takes CAP_NET_ADMIN from the test's thread for as long as it runs.
+func withoutNetAdmin(t *testing.T) {
+	t.Helper()
+	runtime.LockOSThread()
+	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var have [2]unix.CapUserData
+	if err := unix.Capget(&header, &have[0]); err != nil {
+		t.Fatal(err)
+	}
+	less := have
+	less[0].Effective &^= 1 << unix.CAP_NET_ADMIN
+	if err := unix.Capset(&header, &less[0]); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := unix.Capset(&header, &have[0]); err != nil {
+			return // the thread stays locked and ends with the goroutine
+		}
+		runtime.UnlockOSThread()
+	})
+}
+
+func TestWithoutPrivilegesTheErrorSaysWhichOneIsMissing(t *testing.T) {
+	inNamespace(t)
+	withoutNetAdmin(t)
+	c := dial(t)
+	_, err := c.Commit(Diff(nil, &Table{Family: FamilyIP, Name: "t"}))
+	var refused *CommitError
+	if !errors.As(err, &refused) || !errors.Is(err, unix.EPERM) {
+		t.Fatalf("Commit = %v, want a CommitError with EPERM", err)
+	}
+	const want = "nft: kernel refused the transaction as a whole: operation not permitted; " +
+		"nftables needs CAP_NET_ADMIN in the user namespace that owns the network namespace"
+	if diff := cmp.Diff(want, err.Error()); diff != "" {
+		t.Errorf("error (-want +got):\n%s", diff)
+	}
+	if _, err := c.ReadTable(FamilyIP, "t"); !errors.Is(err, unix.EPERM) {
+		t.Errorf("ReadTable = %v, want EPERM", err)
+	}
+}
+
+func TestAnErrorCountsTheOtherRefusals(t *testing.T) {
+	inNamespace(t)
+	c := dial(t)
+	gone := &Table{Family: FamilyIP, Name: "gone"}
+	_, err := c.Commit(Transaction{Steps: []Step{{Op: DeleteTable, Table: gone}, {Op: DeleteTable, Table: gone}, {Op: DeleteTable, Table: gone}}})
+	var refused *CommitError
+	if !errors.As(err, &refused) || refused.Others != 2 {
+		t.Fatalf("Commit = %v, want 2 more steps refused", err)
+	}
+	if want := "2 more steps refused"; !strings.Contains(err.Error(), want) {
+		t.Errorf("error %q does not say %q", err, want)
+	}
+}
+
+// A rule of somebody else's is read as what it is or as unknown, never as something else.
+func TestWhatThisPackageDoesNotWriteIsNotMisread(t *testing.T) {
+	for _, tc := range []struct{ name, load, never string }{
+		{"an address to translate to is no verdict", "chain c {\nip daddr 10.0.0.1 dnat to 10.0.0.2\n}", "drop"},
+		{"a limit", "chain c {\nlimit rate 1/second accept\n}", "c {\n\t\taccept"},
+		{"a set of ranges has no plain elements", "set s { typeof ip daddr; flags interval; elements = { 10.0.0.0/8 }; }", "\t10.0.0.0,"},
+		{"a numgen that counts is not one that draws", "map m { typeof numgen inc mod 2 : ip daddr; elements = { 0 : 10.0.0.1 }; }", "random"},
+		{"a set with timeouts", "set s { typeof ip daddr; flags timeout; }", "typeof ip daddr"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			inNamespace(t)
+			c := dial(t)
+			runNft(t, "table ip t {\n"+tc.load+"\n}\n", "-f", "-")
+			got, err := c.ReadTable(FamilyIP, "t")
+			if err != nil {
+				t.Fatal(err)
+			}
+			if strings.Contains(got.String(), tc.never) {
+				t.Errorf("read as:\n%s", got)
+			}
+			if !strings.Contains(got.String(), "unknown-") && !strings.Contains(got.String(), "opaque-") {
+				t.Errorf("nothing unknown is seen in:\n%s", got)
+			}
+		})
+	}
+}

@@ -1,0 +1,279 @@
+package nft
+
+import (
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+)
+
+var record = flag.Bool("record", false, "record what the kernel answers as seeds of the fuzz targets")
+
+// TestRecordSeeds writes testdata/fuzz anew, with -record.
+func TestRecordSeeds(t *testing.T) {
+	if !*record {
+		t.Skip("only with -record")
+	}
+	inNamespace(t)
+	c := dial(t)
+	for _, f := range []Family{FamilyIP, FamilyIP6} {
+		if _, err := c.Commit(Diff(nil, everything(f))); err != nil {
+			t.Fatal(err)
+		}
+		var named attributes
+		named.str(unix.NFTA_TABLE_NAME, "kube-proxy") // the same number for sets, elements and rules
+		for _, kind := range []struct {
+			target string
+			typ    uint16
+		}{
+			{"FuzzDecodeTable", unix.NFT_MSG_GETTABLE}, {"FuzzDecodeChain", unix.NFT_MSG_GETCHAIN},
+			{"FuzzDecodeSet", unix.NFT_MSG_GETSET}, {"FuzzDecodeRule", unix.NFT_MSG_GETRULE},
+		} {
+			replies, err := c.dump(kind.typ, f, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for i, r := range replies {
+				writeSeed(t, kind.target, fmt.Sprintf("kernel-%s-%d", f, i), r.Data)
+			}
+		}
+		for _, s := range everything(f).Sets {
+			list := append(attributes(nil), named...)
+			list.str(unix.NFTA_SET_ELEM_LIST_SET, s.Name)
+			replies, err := c.dump(unix.NFT_MSG_GETSETELEM, f, list)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for i, r := range replies {
+				writeSeed(t, "FuzzDecodeElements", fmt.Sprintf("kernel-%s-%s-%d", f, s.Name, i), r.Data)
+			}
+			writeSeed(t, "FuzzUserdata", fmt.Sprintf("set-%s-%s", f, s.Name), s.userdata())
+		}
+	}
+}
+
+func writeSeed(t *testing.T, target, name string, data []byte) {
+	t.Helper()
+	dir := filepath.Join("testdata", "fuzz", target)
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	text := fmt.Sprintf("go test fuzz v1\n[]byte(%q)\n", data)
+	if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// addSeeds adds what this package itself encodes for steps of the kind.
+func addSeeds(f *testing.F, op StepOp) {
+	f.Helper()
+	f.Add([]byte{})
+	f.Add([]byte{2, 0, 0, 0, 3, 0, 1, 0})
+	for _, family := range []Family{FamilyIP, FamilyIP6} {
+		tx := Diff(nil, everything(family))
+		messages, err := tx.encode()
+		if err != nil {
+			f.Fatal(err)
+		}
+		for _, m := range messages {
+			if m.step.Op == op {
+				f.Add(m.Data)
+			}
+		}
+	}
+}
+
+func FuzzDecodeTable(f *testing.F) {
+	addSeeds(f, AddTable)
+	f.Fuzz(func(t *testing.T, data []byte) {
+		table, err := decodeTable(data)
+		if err != nil {
+			return
+		}
+		_ = table.String()
+		again, err := decodeTable(onlyMessage(t, Step{Op: AddTable, Table: table}))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !fits(table.Name, table.Comment) {
+			return
+		}
+		if diff := cmp.Diff(table.String(), again.String()); diff != "" {
+			t.Errorf("decoded, encoded and decoded again (-once +twice):\n%s", diff)
+		}
+	})
+}
+
+// fits reports whether texts are such as the kernel would hold.
+func fits(name, comment string) bool { return len(name) < 256 && len(comment) <= maxComment }
+
+func FuzzDecodeChain(f *testing.F) {
+	addSeeds(f, AddChain)
+	f.Fuzz(func(t *testing.T, data []byte) {
+		name, c, err := decodeChain(data)
+		if err != nil {
+			return
+		}
+		want := (&Table{Name: name, Chains: []*Chain{c}}).String()
+		if !fits(name+c.Name+string(c.Type), c.Comment) {
+			return
+		}
+		again, got, err := decodeChain(onlyMessage(t, Step{Op: AddChain, Table: &Table{Name: name}, Chain: c}))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(want, (&Table{Name: again, Chains: []*Chain{got}}).String()); diff != "" {
+			t.Errorf("decoded, encoded and decoded again (-once +twice):\n%s", diff)
+		}
+	})
+}
+
+func FuzzDecodeSet(f *testing.F) {
+	addSeeds(f, AddSet)
+	f.Fuzz(func(t *testing.T, data []byte) {
+		name, s, err := decodeSet(data)
+		if err != nil {
+			return
+		}
+		_ = (&Table{Name: name, Sets: []*Set{s}}).String()
+		if !fits(name+s.Name, s.Comment) || isOpaque(s.Key) || isOpaque(s.Data) || len(s.Key) == 0 {
+			return
+		}
+		_, got, err := decodeSet(onlyMessage(t, Step{Op: AddSet, Table: &Table{Name: name}, Set: s}))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(s.typeText(), got.typeText()); diff != "" {
+			t.Errorf("decoded, encoded and decoded again (-once +twice):\n%s", diff)
+		}
+	})
+}
+
+func isOpaque(c Concat) bool {
+	for _, e := range c {
+		if _, ok := e.(opaqueType); ok {
+			return true
+		}
+	}
+	return false
+}
+
+func FuzzDecodeElements(f *testing.F) {
+	addSeeds(f, AddElements)
+	f.Fuzz(func(t *testing.T, data []byte) {
+		for _, shape := range append(everything(FamilyIP).Sets, everything(FamilyIP6).Sets...) {
+			fuzzElements(t, data, shape)
+		}
+	})
+}
+
+func fuzzElements(t *testing.T, data []byte, shape *Set) {
+	empty := func() *Set {
+		return &Set{Name: shape.Name, Key: shape.Key, Data: shape.Data, Verdicts: shape.Verdicts, Interval: shape.Interval}
+	}
+	s := empty()
+	if decodeElements(data, s) != nil {
+		return
+	}
+	var sound []Element
+	for _, e := range s.Elements() {
+		_ = s.FormatElement(e)
+		if s.check(&e, true) == nil && fits(e.Verdict.Chain, e.Comment) && roundTrips(s, e) {
+			sound = append(sound, e)
+		}
+	}
+	want := empty()
+	for _, e := range sound {
+		want.Put(e)
+	}
+	got := empty()
+	tx := Transaction{Steps: []Step{{Op: AddElements, Table: &Table{Name: "t"}, Set: want, Elements: sound}}}
+	messages, err := tx.encode()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range messages {
+		if err := decodeElements(m.Data, got); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if diff := cmp.Diff(want.Elements(), got.Elements()); diff != "" {
+		t.Errorf("decoded, encoded and decoded again (-once +twice):\n%s", diff)
+	}
+}
+
+// roundTrips leaves out what no kernel hands out: values beyond what the set declares, in
+// the padding of a lone field or in a set without such values.
+func roundTrips(s *Set, e Element) bool {
+	lone := func(c Concat, d Data) bool { return c == nil || pad(d[:c.keyLen()]) == d }
+	return lone(s.Key, e.Key) && lone(s.Data, e.Value) && (s.Verdicts || e.Verdict == Verdict{}) && (s.Interval || e.KeyEnd == "")
+}
+
+func FuzzDecodeRule(f *testing.F) {
+	addSeeds(f, AddRules)
+	f.Fuzz(func(t *testing.T, data []byte) {
+		r, err := decodeRule(data)
+		if err != nil {
+			return
+		}
+		family := Family(data[0])
+		if family != FamilyIP && family != FamilyIP6 {
+			return
+		}
+		table := everything(family)
+		read := func(r decodedRule) Rule {
+			return Rule{Statements: delinearize(family, table.Set, r.exprs), Comment: r.comment}
+		}
+		rule := read(r)
+		want := rule.String()
+		if hasUnknown(rule) || !fits(r.table+r.chain, r.comment) {
+			return
+		}
+		tx := Transaction{Steps: []Step{{Op: AddRules, Table: table, Chain: &Chain{Name: r.chain, Rules: []Rule{rule}}}}}
+		messages, err := tx.encode()
+		if err != nil {
+			t.Fatal(err)
+		}
+		again, err := decodeRule(messages[0].Data)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(want, read(again).String()); diff != "" {
+			t.Errorf("decoded, encoded and decoded again (-once +twice):\n%s", diff)
+		}
+	})
+}
+
+func hasUnknown(r Rule) bool {
+	for _, s := range r.Statements {
+		if _, ok := s.(Unknown); ok {
+			return true
+		}
+	}
+	return false
+}
+
+func FuzzUserdata(f *testing.F) {
+	f.Add([]byte{})
+	f.Add([]byte{3, 255, 0})
+	f.Fuzz(func(t *testing.T, data []byte) {
+		total := 0
+		eachUdata(data, func(_ byte, value []byte) { total += 2 + len(value) })
+		if total > len(data) {
+			t.Errorf("items of %d bytes in %d", total, len(data))
+		}
+		_ = udataComment(data, 0)
+		(&Set{}).decodeUserdata(data)
+		c := decodeTypeof(data)
+		if c == nil {
+			return
+		}
+		if diff := cmp.Diff(c.String(), decodeTypeof(c.typeof(nil)).String()); diff != "" {
+			t.Errorf("decoded, encoded and decoded again (-once +twice):\n%s", diff)
+		}
+	})
+}
