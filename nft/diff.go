@@ -15,7 +15,7 @@ func Diff(have, want *Table) Transaction {
 		return Transaction{Steps: []Step{{Op: DeleteTable, Table: have}}}
 	case have == nil:
 		return build(want)
-	case have.Dormant || have.Comment != want.Comment || !compatible(have, want):
+	case have.Dormant != want.Dormant || have.Comment != want.Comment || !compatible(have, want):
 		return Replace(want)
 	}
 	d := delta{table: want}

@@ -56,7 +56,11 @@ func (e *encoder) step(s Step) error {
 	switch s.Op {
 	case AddTable:
 		a.str(unix.NFTA_TABLE_NAME, s.Table.Name)
-		a.u32(unix.NFTA_TABLE_FLAGS, 0)
+		flags := uint32(0)
+		if s.Table.Dormant {
+			flags = tableDormant
+		}
+		a.u32(unix.NFTA_TABLE_FLAGS, flags)
 		if s.Table.Comment != "" {
 			a.bytes(nftaTableUserdata, string(appendUdataString(nil, udataTableComment, s.Table.Comment)))
 		}

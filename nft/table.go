@@ -12,8 +12,7 @@ type Table struct {
 	Name   string
 	Chains []*Chain
 	Sets   []*Set
-	// Dormant switches all base chains of the table off. It is only ever read: a table
-	// that is wanted is not dormant.
+	// Dormant switches all base chains of the table off.
 	Dormant bool
 	// Comment is shown by nft; at most 127 bytes. Kernel 5.10 and later.
 	Comment string
