@@ -26,6 +26,15 @@ func (c *Conn) ReadTable(family Family, name string) (*Table, error) {
 	return nil, fmt.Errorf("nft: read table %s %s: %w, %d times", family, name, errInterrupted, readAttempts)
 }
 
+// HasTable reports whether the kernel has a table of that name.
+func (c *Conn) HasTable(family Family, name string) (bool, error) {
+	t, err := c.readTableHeader(family, name)
+	if err != nil {
+		return false, fmt.Errorf("nft: look for table %s %s: %w", family, name, err)
+	}
+	return t != nil, nil
+}
+
 // readTable reads once, and makes sure by the generation number that all its parts are of one state.
 func (c *Conn) readTable(family Family, name string) (*Table, error) {
 	before, err := c.Generation()

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/nftproxy/nftproxy/compiler"
 	"github.com/nftproxy/nftproxy/nft"
 	"k8s.io/klog/v2"
 )
@@ -15,23 +16,31 @@ import (
 // instead would make it describe each element of our own commits to us.
 const CheckInterval = time.Second
 
-// checkShare bounds the time spent reading tables back to one part in this many.
-const checkShare = 20
+// readShare bounds the time that Watch spends reading tables back to one part in this many.
+const readShare = 20
 
-// Watch checks the tables again and again, and repairs them, until ctx ends.
+// Watch checks the tables again and again, and repairs them, until ctx ends. It finds out at
+// once when a table is gone. What others did inside of one it finds by reading both back,
+// which it does less often the longer that takes.
 func (b *Backend) Watch(ctx context.Context) {
 	logger := klog.FromContext(ctx)
-	for wait := CheckInterval; ; {
+	tick := time.NewTicker(CheckInterval)
+	defer tick.Stop()
+	var nextRead time.Time
+	for {
 		select {
 		case <-ctx.Done():
 			return
-		case <-time.After(wait):
+		case <-tick.C:
 		}
 		begin := time.Now()
-		if _, err := b.Check(ctx); err != nil {
+		read := !begin.Before(nextRead)
+		if _, err := b.check(ctx, read); err != nil {
 			logger.Error(err, "Cannot check the tables; trying again")
 		}
-		wait = max(CheckInterval, checkShare*time.Since(begin))
+		if read {
+			nextRead = begin.Add(readShare * time.Since(begin))
+		}
 	}
 }
 
@@ -39,6 +48,11 @@ func (b *Backend) Watch(ctx context.Context) {
 // committed anything since the last time, and replaces the tables if they differ. It reports
 // whether it had to. Rules that others put elsewhere are none of its business.
 func (b *Backend) Check(ctx context.Context) (repaired bool, err error) {
+	return b.check(ctx, true)
+}
+
+// check looks whether the tables are still there and, with read, what they hold.
+func (b *Backend) check(ctx context.Context, read bool) (repaired bool, err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if !b.current {
@@ -48,7 +62,13 @@ func (b *Backend) Check(ctx context.Context) (repaired bool, err error) {
 	if err != nil || generation == b.generation {
 		return false, err
 	}
-	foreign, err := b.foreignChanges()
+	foreign, err := b.missingTables()
+	if err != nil || foreign == "" && !read {
+		return false, err
+	}
+	if foreign == "" {
+		foreign, err = b.foreignChanges()
+	}
 	if err != nil {
 		return false, err
 	}
@@ -64,6 +84,21 @@ func (b *Backend) Check(ctx context.Context) (repaired bool, err error) {
 	}
 	b.repaired()
 	return true, nil
+}
+
+// missingTables says which tables are not there any more.
+func (b *Backend) missingTables() (string, error) {
+	var parts []string
+	for _, family := range []nft.Family{nft.FamilyIP, nft.FamilyIP6} {
+		there, err := b.conn.HasTable(family, compiler.TableName)
+		if err != nil {
+			return "", err
+		}
+		if !there {
+			parts = append(parts, fmt.Sprintf("add table %s %s", family, compiler.TableName))
+		}
+	}
+	return strings.Join(parts, "; "), nil
 }
 
 // foreignChanges says what it would take to undo what others did to the tables; empty when
