@@ -1,0 +1,204 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"sync"
+	"time"
+)
+
+// How long connections run before the change, and after the last one to the removed pod.
+const (
+	before = 500 * time.Millisecond
+	after  = 500 * time.Millisecond
+)
+
+// interval is the time between two connections of one stream; there are two streams.
+const interval = 4 * time.Millisecond
+
+// change replaces a pod while connections run, and measures what they notice.
+func (d *demo) change(ctx context.Context) error {
+	d.say("\n4. %s replaces %s while connections run\n", newcomer.name, oldPod.name)
+	if _, err := newcomer.start(d.lab); err != nil {
+		return err
+	}
+	rename, err := stageReplacement(d.manifests, oldPod, newcomer)
+	if err != nil {
+		return err
+	}
+	long, err := d.openLasting(ctx)
+	if err != nil {
+		return err
+	}
+	defer long.conn.Close()
+	// Streams that are still running when something failed must end too.
+	running, stop := context.WithCancel(ctx)
+	defer stop()
+	echoes := long.keepUsing(running)
+	streams := []*stream{
+		startStream(running, client{d.lab.Client, "tcp", webClusterIP[0]}),
+		startStream(running, client{d.lab.Outside, "tcp", webLoadBalancer[1]}),
+	}
+	if err := sleep(ctx, before); err != nil {
+		return err
+	}
+	renamed := time.Now()
+	if err := rename(); err != nil {
+		return err
+	}
+	if err := awaitHandover(ctx, streams); err != nil {
+		return err
+	}
+	// Only now does the pod go for good, as one that Kubernetes gives time to terminate.
+	d.old.close()
+	if err := d.lab.RemovePods(oldPod.name); err != nil {
+		return err
+	}
+	if err := sleep(ctx, after); err != nil {
+		return err
+	}
+	stop()
+	return d.judgeChange(renamed, streams, long.reached, <-echoes)
+}
+
+// judgeChange prints what was measured, and fails if a connection did.
+func (d *demo) judgeChange(renamed time.Time, streams []*stream, lasting netip.AddrPort, echoes echoResult) error {
+	var all observations
+	for _, s := range streams {
+		<-s.ended
+		d.say("    %-8s %4d connections to %-22s %d failed", s.client.host.Name, s.seen.total, s.client.to.String()+",", s.seen.failed)
+		all.merge(s.seen)
+	}
+	d.say("")
+	d.say("    manifest renamed into place            0.0 ms")
+	d.say("    first connection answered by %s  %9s", newcomer.name, milliseconds(all.firstNew.Sub(renamed)))
+	d.say("    last connection answered by %s   %9s", oldPod.name, milliseconds(all.lastOld.Sub(renamed)))
+	d.say("    (Of this, kube-proxy waits 50 ms to see that nobody writes to the directory any more.)")
+	d.say("\n    A connection opened before, to %s, stayed alive: %d of %d lines came back.", lasting, echoes.returned, echoes.sent)
+	if all.failed > 0 {
+		return fmt.Errorf("%d of %d connections failed during the change, the first with: %w", all.failed, all.total, all.firstFailure)
+	}
+	if echoes.err != nil {
+		return fmt.Errorf("the connection to %s broke: %w", lasting, echoes.err)
+	}
+	return nil
+}
+
+// awaitHandover waits until the new pod gets connections and the old one gets none.
+func awaitHandover(ctx context.Context, streams []*stream) error {
+	for deadline := time.Now().Add(5 * time.Second); time.Now().Before(deadline); {
+		if err := sleep(ctx, 20*time.Millisecond); err != nil {
+			return err
+		}
+		over := true
+		for _, s := range streams {
+			seen := s.observed()
+			over = over && !seen.firstNew.IsZero() && time.Since(seen.lastOld) > after
+		}
+		if over {
+			return nil
+		}
+	}
+	return errors.New("the change had no effect within 5 s")
+}
+
+// sleep returns early, with an error, when ctx ends.
+func sleep(ctx context.Context, d time.Duration) error {
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-time.After(d):
+		return nil
+	}
+}
+
+// observations is what a stream of connections has noticed so far.
+type observations struct {
+	total, failed int
+	firstFailure  error
+	// firstNew is when the new pod first answered, lastOld when the old one last did.
+	firstNew, lastOld time.Time
+}
+
+func (o *observations) add(r reply, err error) {
+	o.total++
+	if err != nil {
+		o.failed++
+		o.firstFailure = firstOf(o.firstFailure, err)
+		return
+	}
+	switch addr := r.reached.Addr(); {
+	case newcomer.has(addr) && o.firstNew.IsZero():
+		o.firstNew = r.answered
+	case oldPod.has(addr):
+		o.lastOld = r.answered
+	}
+}
+
+func (o *observations) merge(other observations) {
+	o.total += other.total
+	o.failed += other.failed
+	o.firstFailure = firstOf(o.firstFailure, other.firstFailure)
+	if o.firstNew.IsZero() || other.firstNew.Before(o.firstNew) {
+		o.firstNew = other.firstNew
+	}
+	if other.lastOld.After(o.lastOld) {
+		o.lastOld = other.lastOld
+	}
+}
+
+// firstOf returns the first error that is one.
+func firstOf(first, second error) error {
+	if first != nil {
+		return first
+	}
+	return second
+}
+
+// stream is one connection after the other, in the background.
+type stream struct {
+	client client
+	ended  chan struct{}
+	// mu guards seen until ended is closed.
+	mu   sync.Mutex
+	seen observations
+}
+
+func (s *stream) observed() observations {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.seen
+}
+
+func startStream(ctx context.Context, c client) *stream {
+	s := &stream{client: c, ended: make(chan struct{})}
+	go func() {
+		defer close(s.ended)
+		// All that can go wrong is counted, and a host that cannot be entered counts as well.
+		if err := c.host.Do(func() error { s.run(ctx); return nil }); err != nil {
+			s.note(reply{}, err)
+		}
+	}()
+	return s
+}
+
+func (s *stream) run(ctx context.Context) {
+	ticks := time.NewTicker(interval)
+	defer ticks.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticks.C:
+			s.note(s.client.ask(patience))
+		}
+	}
+}
+
+func (s *stream) note(r reply, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.seen.add(r, err)
+}

@@ -1,0 +1,186 @@
+package main
+
+import (
+	"bytes"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// nobody is a user without privileges.
+const nobody = 65534
+
+// buildPrograms builds the demo and what it shows into a directory that everybody can enter.
+func buildPrograms(t *testing.T) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "demo-test-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	if err := os.Chmod(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	build := exec.Command("go", "build", "-o", dir, "./cmd/kube-proxy", "./cmd/ruledump", "./integration/demo")
+	build.Dir = filepath.Join("..", "..")
+	if output, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("%s: %v\n%s", build, err, output)
+	}
+	return dir
+}
+
+func requireRoot(t *testing.T) {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Fatal("this test builds network namespaces, run it as root")
+	}
+}
+
+// demoIn prepares a run of the demo that keeps its temporary files in a directory of its own.
+func demoIn(t *testing.T, dir string) (cmd *exec.Cmd, output *bytes.Buffer, tmp string) {
+	t.Helper()
+	tmp = filepath.Join(dir, "tmp")
+	if err := os.Mkdir(tmp, 0o777); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chmod(tmp, 0o777); err != nil {
+		t.Fatal(err)
+	}
+	output = &bytes.Buffer{}
+	cmd = exec.Command(filepath.Join(dir, "demo"))
+	cmd.Dir, cmd.Env = dir, append(os.Environ(), "TMPDIR="+tmp)
+	cmd.Stdout, cmd.Stderr = output, output
+	return cmd, output, tmp
+}
+
+func checkNothingLeft(t *testing.T, tmp string) {
+	t.Helper()
+	entries, err := os.ReadDir(tmp)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range entries {
+		t.Errorf("the demo left %s", e.Name())
+	}
+}
+
+// checkDemo runs the demo to its end and looks for the lines that matter.
+func checkDemo(t *testing.T, cmd *exec.Cmd, output *bytes.Buffer) {
+	t.Helper()
+	begin := time.Now()
+	if err := cmd.Run(); err != nil {
+		t.Fatalf("%v\n%s", err, output)
+	}
+	if took := time.Since(begin); took > 30*time.Second {
+		t.Errorf("it took %s", took)
+	}
+	for _, want := range []string{
+		"First connection to 10.96.0.10:80 answered",
+		"(kept)",
+		"(masqueraded)",
+		"connection refused",
+		"first connection answered by web-5",
+		"stayed alive",
+		"goto cluster-4",
+		"numgen random mod 4 map @endpoints",
+		"40 of 40 new connections",
+		"tables ip kube-proxy and ip6 kube-proxy are gone",
+	} {
+		if !strings.Contains(output.String(), want) {
+			t.Errorf("no line with %q", want)
+		}
+	}
+	if t.Failed() {
+		t.Log(output)
+	}
+}
+
+func TestDemoAsRoot(t *testing.T) {
+	requireRoot(t)
+	cmd, output, tmp := demoIn(t, buildPrograms(t))
+	checkDemo(t, cmd, output)
+	checkNothingLeft(t, tmp)
+}
+
+func TestDemoWithoutPrivileges(t *testing.T) {
+	requireRoot(t)
+	asNobody := &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}}
+	skipWithoutUserNamespaces(t, asNobody)
+	cmd, output, tmp := demoIn(t, buildPrograms(t))
+	cmd.SysProcAttr = asNobody
+	checkDemo(t, cmd, output)
+	checkNothingLeft(t, tmp)
+}
+
+// skipWithoutUserNamespaces skips a test where the system forbids what it needs.
+func skipWithoutUserNamespaces(t *testing.T, asNobody *syscall.SysProcAttr) {
+	t.Helper()
+	probe := exec.Command("true")
+	probe.Dir, probe.SysProcAttr = "/", asNobody
+	if err := probe.Run(); err != nil {
+		t.Skipf("cannot become user %d here: %v", nobody, err)
+	}
+	for file, forbids := range map[string]string{
+		"/proc/sys/kernel/unprivileged_userns_clone":             "0",
+		"/proc/sys/user/max_user_namespaces":                     "0",
+		"/proc/sys/kernel/apparmor_restrict_unprivileged_userns": "1",
+	} {
+		if text, err := os.ReadFile(file); err == nil && strings.TrimSpace(string(text)) == forbids {
+			t.Skipf("%s is %s: users may not make user namespaces", file, forbids)
+		}
+	}
+}
+
+func TestInterruptCleansUp(t *testing.T) {
+	requireRoot(t)
+	cmd, output, tmp := demoIn(t, buildPrograms(t))
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(time.Second)
+	if err := cmd.Process.Signal(os.Interrupt); err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Wait(); err == nil || !strings.Contains(output.String(), "interrupted") {
+		t.Errorf("error %v\n%s", err, output)
+	}
+	checkNothingLeft(t, tmp)
+	program := filepath.Join(filepath.Dir(cmd.Path), "kube-proxy")
+	if found := processesOf(t, program); len(found) > 0 {
+		t.Errorf("still running: %v", found)
+	}
+}
+
+// processesOf returns the processes that run the program.
+func processesOf(t *testing.T, program string) []string {
+	t.Helper()
+	links, err := filepath.Glob("/proc/[0-9]*/exe")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var found []string
+	for _, link := range links {
+		if target, err := os.Readlink(link); err == nil && target == program {
+			found = append(found, link)
+		}
+	}
+	return found
+}
+
+func TestMissingProgramIsExplained(t *testing.T) {
+	dir := buildPrograms(t)
+	if err := os.Remove(filepath.Join(dir, "kube-proxy")); err != nil {
+		t.Fatal(err)
+	}
+	cmd, output, _ := demoIn(t, dir)
+	if err := cmd.Run(); err == nil {
+		t.Error("no error")
+	}
+	if want := "demo: kube-proxy not found: run `make demo`\n"; output.String() != want {
+		t.Errorf("got %q, want %q", output, want)
+	}
+}
