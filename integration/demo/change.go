@@ -78,7 +78,8 @@ func (d *demo) judgeChange(renamed time.Time, streams []*stream, lasting netip.A
 	d.say("    (Of this, kube-proxy waits 50 ms to see that nobody writes to the directory any more.)")
 	d.say("\n    A connection opened before, to %s, stayed alive: %d of %d lines came back.", lasting, echoes.returned, echoes.sent)
 	if all.failed > 0 {
-		return fmt.Errorf("%d of %d connections failed during the change, the first with: %w", all.failed, all.total, all.firstFailure)
+		return fmt.Errorf("%d of %d connections failed, the first %s after the change, with: %w",
+			all.failed, all.total, milliseconds(all.failedAt.Sub(renamed)), all.firstFailure)
 	}
 	if echoes.err != nil {
 		return fmt.Errorf("the connection to %s broke: %w", lasting, echoes.err)
@@ -118,6 +119,7 @@ func sleep(ctx context.Context, d time.Duration) error {
 type observations struct {
 	total, failed int
 	firstFailure  error
+	failedAt      time.Time
 	// firstNew is when the new pod first answered, lastOld when the old one last did.
 	firstNew, lastOld time.Time
 }
@@ -126,7 +128,9 @@ func (o *observations) add(r reply, err error) {
 	o.total++
 	if err != nil {
 		o.failed++
-		o.firstFailure = firstOf(o.firstFailure, err)
+		if o.firstFailure == nil {
+			o.firstFailure, o.failedAt = err, time.Now()
+		}
 		return
 	}
 	switch addr := r.reached.Addr(); {
@@ -140,21 +144,15 @@ func (o *observations) add(r reply, err error) {
 func (o *observations) merge(other observations) {
 	o.total += other.total
 	o.failed += other.failed
-	o.firstFailure = firstOf(o.firstFailure, other.firstFailure)
+	if other.firstFailure != nil && (o.firstFailure == nil || other.failedAt.Before(o.failedAt)) {
+		o.firstFailure, o.failedAt = other.firstFailure, other.failedAt
+	}
 	if o.firstNew.IsZero() || other.firstNew.Before(o.firstNew) {
 		o.firstNew = other.firstNew
 	}
 	if other.lastOld.After(o.lastOld) {
 		o.lastOld = other.lastOld
 	}
-}
-
-// firstOf returns the first error that is one.
-func firstOf(first, second error) error {
-	if first != nil {
-		return first
-	}
-	return second
 }
 
 // stream is one connection after the other, in the background.
