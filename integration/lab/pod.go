@@ -54,7 +54,8 @@ func (l *Lab) RemovePods(names ...string) error {
 			return fmt.Errorf("lab: there is no pod %s", name)
 		}
 		delete(l.pods, name)
-		p.host.close()
+		// Not before the links are removed: when a namespace goes its links go too, some time.
+		defer p.host.close()
 		if p.near.link != nil {
 			links = append(links, p.near.link)
 		}
