@@ -51,11 +51,9 @@ func (d *demo) change(ctx context.Context) error {
 	if err := awaitHandover(ctx, streams); err != nil {
 		return err
 	}
-	// Only now does the pod go for good, as one that Kubernetes gives time to terminate.
+	// Only now does the pod stop to serve, as one that Kubernetes gives time to terminate. A
+	// connection that still reached it would be refused, and count as failed.
 	d.old.close()
-	if err := d.lab.RemovePods(oldPod.name); err != nil {
-		return err
-	}
 	if err := sleep(ctx, after); err != nil {
 		return err
 	}
@@ -78,8 +76,8 @@ func (d *demo) judgeChange(renamed time.Time, streams []*stream, lasting netip.A
 	d.say("    (Of this, kube-proxy waits 50 ms to see that nobody writes to the directory any more.)")
 	d.say("\n    A connection opened before, to %s, stayed alive: %d of %d lines came back.", lasting, echoes.returned, echoes.sent)
 	if all.failed > 0 {
-		return fmt.Errorf("%d of %d connections failed, the first %s after the change, with: %w",
-			all.failed, all.total, milliseconds(all.failedAt.Sub(renamed)), all.firstFailure)
+		return fmt.Errorf("%d of %d connections failed, the first %s after the change, with: %w; kube-proxy said last: %s",
+			all.failed, all.total, milliseconds(all.failedAt.Sub(renamed)), all.firstFailure, d.proxy.lastWords())
 	}
 	if echoes.err != nil {
 		return fmt.Errorf("the connection to %s broke: %w", lasting, echoes.err)

@@ -73,10 +73,10 @@ func (p *proxy) stop() error {
 	_ = p.cmd.Process.Signal(syscall.SIGTERM)
 	select {
 	case <-p.exited:
-	case <-time.After(5 * time.Second):
+	case <-time.After(10 * time.Second):
 		_ = p.cmd.Process.Kill()
 		<-p.exited
-		return errors.New("kube-proxy did not end within 5 s of SIGTERM")
+		return errors.New("kube-proxy did not end within 10 s of SIGTERM")
 	}
 	if p.err != nil {
 		return fmt.Errorf("kube-proxy ended with %w and said last: %s", p.err, p.lastWords())
