@@ -51,7 +51,9 @@ func broken(format string, args ...any) outcome {
 	return outcome{kind: failed, detail: fmt.Sprintf(format, args...)}
 }
 
-// attempt is one connection, made once and never again: a retry would hide a lost packet.
+// attempt is one connection, from one source port, made once and never again: a second one
+// would hide that the first reached the wrong place. A datagram that nothing answers is
+// repeated, as TCP repeats its SYN; on a busy machine a new link can lose its first packet.
 // Its methods must run inside the sending host.
 type attempt struct {
 	exchange
@@ -111,7 +113,30 @@ func (a *attempt) udp() outcome {
 	if err != nil && !errors.Is(err, unix.EPERM) {
 		return a.explain(err, "was refused by no message")
 	}
+	defer repeat(func() { fmt.Fprint(conn, a.token) })()
 	return a.readAnswer(conn)
+}
+
+// repeatAfter is how long an unanswered datagram waits to be sent again: TCP's initial
+// retransmission timeout (RFC 6298), and more than the patience of a flow that is to be dropped.
+const repeatAfter = time.Second
+
+// repeat calls send again and again, until stop is called.
+func repeat(send func()) (stop func()) {
+	done := make(chan struct{})
+	go func() {
+		tick := time.NewTicker(repeatAfter)
+		defer tick.Stop()
+		for {
+			select {
+			case <-done:
+				return
+			case <-tick.C:
+				send()
+			}
+		}
+	}()
+	return func() { close(done) }
 }
 
 func (a *attempt) boundIP() net.IP {

@@ -11,13 +11,15 @@ import (
 
 // sctp opens an association and leaves it at that.
 func (a *attempt) sctp() outcome {
-	conn, err := a.sendRaw(sctpNetwork(a.to.Addr()), sctpPacket{
+	packet := sctpPacket{
 		source: a.port, destination: a.to.Port(), chunk: chunkInit, initTag: a.token,
-	}.marshal())
+	}.marshal()
+	conn, err := a.sendRaw(sctpNetwork(a.to.Addr()), packet)
 	if err != nil {
 		return broken("cannot send: %v", err)
 	}
 	defer conn.Close()
+	defer repeat(func() { conn.WriteToIP(packet, &net.IPAddr{IP: a.to.Addr().AsSlice()}) })()
 	answers := make(chan outcome, 1)
 	go a.readSCTP(conn, answers)
 	select {
