@@ -73,6 +73,38 @@ func TestWhatOthersDoToTheTablesIsRepaired(t *testing.T) {
 	}
 }
 
+// A restart leaves alone what is right, and mends what is not, without replacing the rest.
+func TestARestartChangesOnlyWhatIsWrong(t *testing.T) {
+	g := goldenCase{"hairpin-over-node-port", filepath.Join(corpus, "hairpin-over-node-port")}
+	l := newLab(t)
+	c := connTo(t, l.Node)
+	backendFor(t, c, g, proxy.Hooks{})
+	before, err := c.Generation()
+	if err != nil {
+		t.Fatal(err)
+	}
+	backendFor(t, c, g, proxy.Hooks{})
+	after, err := c.Generation()
+	if err != nil || after != before {
+		t.Errorf("a restart over the right tables took %d commits, %v; want none", after-before, err)
+	}
+	handle := runNft(t, l.Node, "", "-a", "list", "tables")
+	runNft(t, l.Node, "flush map ip kube-proxy service-ips\nadd chain ip6 kube-proxy more", "-f", "-")
+	b := backendFor(t, c, g, proxy.Hooks{})
+	if err := tableError(c, b.Tables()); err != nil {
+		t.Error(err)
+	}
+	if now := runNft(t, l.Node, "", "-a", "list", "tables"); now != handle {
+		t.Errorf("the tables were replaced: %s, before %s", now, handle)
+	}
+	// Tables of the same name with other things in them, such as another proxy's.
+	runNft(t, l.Node, "flush ruleset\nadd table ip kube-proxy\nadd map ip kube-proxy service-ips { type ipv4_addr . inet_proto . inet_service : verdict; }\nadd chain ip kube-proxy nat-prerouting { type nat hook prerouting priority -100; }\nadd rule ip kube-proxy nat-prerouting ip daddr . meta l4proto . th dport vmap @service-ips", "-f", "-")
+	b = backendFor(t, c, g, proxy.Hooks{})
+	if err := tableError(c, b.Tables()); err != nil {
+		t.Errorf("taking over from another proxy: %v", err)
+	}
+}
+
 func TestARunningProxySurvivesAFlushedRuleset(t *testing.T) {
 	g := goldenCase{"cluster-ip-spreads-over-all-endpoints", filepath.Join(corpus, "cluster-ip-spreads-over-all-endpoints")}
 	l := newLab(t)

@@ -79,7 +79,7 @@ func (b *Backend) Sync(ctx context.Context, changes *model.Changes) error {
 // update commits what changed; if the kernel refuses that, everything.
 func (b *Backend) update(logger klog.Logger) error {
 	if !b.current {
-		return b.replace()
+		return b.adopt(logger)
 	}
 	err := b.commit()
 	if err == nil {
@@ -121,6 +121,30 @@ func (b *Backend) removeStaleFlows(logger klog.Logger) error {
 	return err
 }
 
+// adopt brings whatever the kernel holds, from a run before or from another proxy, in line
+// with what is wanted. A packet on its way through the old rules while tables are replaced
+// may find their maps empty, so what is right already is left alone.
+func (b *Backend) adopt(logger klog.Logger) error {
+	err := b.commitDifference()
+	if err == nil {
+		return nil
+	}
+	logger.Info("Replacing the tables, because they cannot be brought in line step by step", "reason", err.Error())
+	return b.replace()
+}
+
+func (b *Backend) commitDifference() error {
+	var tx nft.Transaction
+	for _, want := range b.compiler.Tables() {
+		have, err := b.conn.ReadTable(want.Family, want.Name)
+		if err != nil {
+			return err
+		}
+		tx.Append(nft.Diff(have, want))
+	}
+	return b.send(tx)
+}
+
 // replace commits both tables whole, whatever the kernel holds.
 func (b *Backend) replace() error {
 	b.compiler.Invalidate()
@@ -136,12 +160,20 @@ func (b *Backend) commit() error {
 	if tx.Empty() {
 		return nil
 	}
+	return b.send(tx)
+}
+
+// send has the kernel carry out a transaction that makes it hold what is wanted.
+func (b *Backend) send(tx nft.Transaction) error {
 	stats, err := b.conn.Commit(tx)
 	if err != nil {
 		return err
 	}
 	b.compiler.Committed()
 	b.current = true
+	if tx.Empty() {
+		return nil
+	}
 	// The kernel counts one up for each commit. If others committed as well, the numbers
 	// differ from now on, and the next Check looks closer.
 	b.generation++
