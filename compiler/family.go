@@ -211,8 +211,8 @@ func (f *family) putList(set *nft.Set, fe frontend, have, want []model.Endpoint)
 		if i < len(have) && have[i].AddrPort == e.AddrPort {
 			continue
 		}
-		value := append(e.AddrPort.Addr().AsSlice(), byte(e.AddrPort.Port()>>8), byte(e.AddrPort.Port()), 0, 0)
-		f.draft.Put(set, nft.Element{Key: nft.Data(nft.AppendInteger(key, uint32(i))), Value: nft.Data(value)})
+		value := nft.AddrData(e.AddrPort.Addr()) + nft.PortData(e.AddrPort.Port())
+		f.draft.Put(set, nft.Element{Key: nft.Data(nft.AppendInteger(key, uint32(i))), Value: value})
 	}
 	for i := len(want); i < len(have); i++ {
 		f.draft.Remove(set, nft.Data(nft.AppendInteger(key, uint32(i))))

@@ -57,7 +57,8 @@ func NewBackend(conn *nft.Conn, config compiler.Config, hooks Hooks) (*Backend, 
 func (b *Backend) RemoveStaleFlows(conn *conntrack.Conn) { b.conntrack = conn }
 
 // Sync brings the kernel in line with the changes, in one transaction for both IP families.
-// When the kernel refuses it, its tables are probably not what they were after the last
+// The first one reads back what the kernel holds, and changes only what differs.
+// When the kernel refuses a transaction, its tables are probably not what they were after the last
 // commit (somebody flushed the ruleset), so Sync replaces them whole, in one transaction
 // again. When that is refused too it returns the error, the kernel is as it was, and
 // the next Sync has everything that this one had. Then stale UDP flows are removed, if
@@ -134,15 +135,24 @@ func (b *Backend) adopt(logger klog.Logger) error {
 }
 
 func (b *Backend) commitDifference() error {
+	tx, err := b.difference()
+	if err != nil {
+		return err
+	}
+	return b.send(tx)
+}
+
+// difference reads both tables back and returns what makes them what is wanted.
+func (b *Backend) difference() (nft.Transaction, error) {
 	var tx nft.Transaction
 	for _, want := range b.compiler.Tables() {
 		have, err := b.conn.ReadTable(want.Family, want.Name)
 		if err != nil {
-			return err
+			return tx, err
 		}
 		tx.Append(nft.Diff(have, want))
 	}
-	return b.send(tx)
+	return tx, nil
 }
 
 // replace commits both tables whole, whatever the kernel holds.

@@ -56,7 +56,7 @@ func (b *Backend) check(ctx context.Context, read bool) (repaired bool, err erro
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if !b.current {
-		return false, nil // the next Sync replaces everything
+		return false, nil // the next Sync reads back itself
 	}
 	generation, err := b.conn.Generation()
 	if err != nil || generation == b.generation {
@@ -104,23 +104,17 @@ func (b *Backend) missingTables() (string, error) {
 // foreignChanges says what it would take to undo what others did to the tables; empty when
 // they are as committed.
 func (b *Backend) foreignChanges() (string, error) {
-	var parts []string
-	for _, want := range b.compiler.Tables() {
-		have, err := b.conn.ReadTable(want.Family, want.Name)
-		if err != nil {
-			return "", err
-		}
-		if have == nil {
-			parts = append(parts, fmt.Sprintf("add table %s %s", want.Family, want.Name))
-			continue
-		}
-		for _, step := range nft.Diff(have, want).Steps {
-			parts = append(parts, firstLine(step))
-		}
+	tx, err := b.difference()
+	if err != nil {
+		return "", err
 	}
 	const shown = 5
-	if len(parts) > shown {
-		parts = append(parts[:shown], fmt.Sprintf("and %d more steps", len(parts)-shown))
+	var parts []string
+	for _, step := range tx.Steps[:min(shown, len(tx.Steps))] {
+		parts = append(parts, firstLine(step))
+	}
+	if more := len(tx.Steps) - shown; more > 0 {
+		parts = append(parts, fmt.Sprintf("and %d more steps", more))
 	}
 	return strings.Join(parts, "; "), nil
 }

@@ -12,7 +12,6 @@ import (
 func Compile(objects *manifests.Objects, options tracker.Options, config compiler.Config) ([]*nft.Table, []compiler.Conflict, error) {
 	t := tracker.New(options)
 	objects.Feed(t)
-	t.Synced()
 	c, err := compiler.New(config)
 	if err != nil {
 		return nil, nil, err

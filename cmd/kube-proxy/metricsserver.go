@@ -15,7 +15,7 @@ import (
 func listenMetrics(address string) (net.Listener, error) {
 	l, err := net.Listen("tcp", address)
 	if err != nil {
-		return nil, listenError("--metrics-bind-address", address, err)
+		return nil, fmt.Errorf("--metrics-bind-address: cannot listen on %s: %w", address, err)
 	}
 	return l, nil
 }

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"fmt"
 	"os/signal"
 	"syscall"
 	"time"
@@ -94,8 +93,4 @@ func recordSync(logger klog.Logger, r tracker.SyncResult) {
 		return // the loop has logged it
 	}
 	logger.V(2).Info("Synced", "changed", len(r.Changes.Ports), "full", r.Changes.Full, "duration", r.Duration.Round(time.Microsecond).String())
-}
-
-func listenError(flag, address string, err error) error {
-	return fmt.Errorf("%s: cannot listen on %s: %w", flag, address, err)
 }
