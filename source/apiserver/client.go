@@ -3,16 +3,19 @@ package apiserver
 import (
 	"errors"
 	"fmt"
-	"net/http"
+	"net"
+	"time"
 
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+	"k8s.io/client-go/util/connrotation"
 )
 
-// connect makes a client. Nothing is sent yet: an API server that is away is no error.
-func connect(config Config) (kubernetes.Interface, *http.Client, error) {
+// connect makes a client, and a dialer that knows all its connections. Nothing is sent yet: an
+// API server that is away is no error.
+func connect(config Config) (kubernetes.Interface, *connrotation.Dialer, error) {
 	settings, err := connectionSettings(config)
 	if err != nil {
 		return nil, nil, err
@@ -21,6 +24,9 @@ func connect(config Config) (kubernetes.Interface, *http.Client, error) {
 	settings.AcceptContentTypes = config.AcceptContentTypes
 	settings.QPS = config.QPS
 	settings.Burst = config.Burst
+	// As client-go dials by default.
+	dialer := connrotation.NewDialer((&net.Dialer{Timeout: 30 * time.Second, KeepAlive: 30 * time.Second}).DialContext)
+	settings.Dial = dialer.DialContext
 	transport, err := rest.HTTPClientFor(settings)
 	if err != nil {
 		return nil, nil, describe(config, err)
@@ -29,7 +35,7 @@ func connect(config Config) (kubernetes.Interface, *http.Client, error) {
 	if err != nil {
 		return nil, nil, describe(config, err)
 	}
-	return client, transport, nil
+	return client, dialer, nil
 }
 
 // connectionSettings finds the server and the credentials.

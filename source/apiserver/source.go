@@ -3,13 +3,12 @@ package apiserver
 import (
 	"context"
 	"fmt"
-	"net/http"
 	"sync"
 	"time"
 
-	utilnet "k8s.io/apimachinery/pkg/util/net"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/util/connrotation"
 
 	"github.com/nftproxy/nftproxy/tracker"
 )
@@ -18,7 +17,7 @@ import (
 type Source struct {
 	config       Config
 	client       kubernetes.Interface
-	transport    *http.Client
+	connections  *connrotation.Dialer
 	refusalPause time.Duration
 }
 
@@ -34,11 +33,11 @@ func New(config Config) (*Source, error) {
 	if err := config.validate(); err != nil {
 		return nil, err
 	}
-	client, transport, err := connect(config)
+	client, connections, err := connect(config)
 	if err != nil {
 		return nil, err
 	}
-	return &Source{config: config, client: client, transport: transport, refusalPause: refusalPause}, nil
+	return &Source{config: config, client: client, connections: connections, refusalPause: refusalPause}, nil
 }
 
 // Run watches until ctx ends, and then returns nil once nothing of it runs any more. The error is
@@ -49,8 +48,9 @@ func New(config Config) (*Source, error) {
 // server refuses them: those narrow what is dropped, and do not matter to Services that exist.
 func (s *Source) Run(ctx context.Context, sink tracker.Sink) error {
 	ctx, cancel := context.WithCancel(ctx)
-	// Connections are kept open for reuse, each with goroutines, unless somebody says otherwise.
-	defer utilnet.CloseIdleConnectionsFor(s.transport.Transport)
+	// Connections are kept open for reuse, each with goroutines, unless somebody says otherwise. Closing
+	// the idle ones would not do: one whose watch was ended just now does not count as idle yet.
+	defer s.connections.CloseAll()
 	var informers sync.WaitGroup
 	defer informers.Wait()
 	defer cancel()
