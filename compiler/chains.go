@@ -1,6 +1,7 @@
 package compiler
 
 import (
+	"net/netip"
 	"strconv"
 
 	"github.com/nftproxy/nftproxy/nft"
@@ -41,11 +42,16 @@ const (
 type balancer struct {
 	kind     chainKind
 	nodePort bool
+	// affinity says that clients go where they went before. With one endpoint they do anyway.
+	affinity bool
 	count    int
 }
 
 func (b balancer) name() string {
 	name := string(b.kind) + "-" + strconv.Itoa(b.count)
+	if b.affinity {
+		name = "affinity-" + name
+	}
 	if b.nodePort {
 		return "nodeport-" + name
 	}
@@ -100,7 +106,11 @@ func (f *family) choice(b balancer, endpoints *nft.Set) []nft.Rule {
 	if b.count == 1 {
 		return []nft.Rule{draw(1)}
 	}
-	return []nft.Rule{draw(uint32(b.count)), draw(1)}
+	var rules []nft.Rule
+	if b.affinity {
+		rules = append(rules, f.returning())
+	}
+	return append(rules, draw(uint32(b.count)), draw(1))
 }
 
 // key is what the maps know a frontend by.
@@ -120,16 +130,17 @@ func isLocalAddress(field nft.Field) nft.Statement {
 func (f *family) putFixedChains() {
 	newConnection := nft.MatchFlags{Field: nft.CTState, Bits: nft.CTStateNew}
 	check := func(chain string) nft.Rule { return nft.NewRule(newConnection, nft.Jump(chain)) }
+	learn := nft.NewRule(newConnection, nft.MatchFlags{Field: nft.CTStatus, Bits: nft.CTStatusDNAT}, nft.Jump(chainAffinity))
 	services := []nft.Rule{nft.NewRule(nft.Jump(chainServices))}
 	for _, c := range []*nft.Chain{
 		{Name: "nat-prerouting", Type: nft.TypeNAT, Hook: nft.HookPrerouting, Priority: nft.PriorityDstNAT, Rules: services},
 		{Name: "nat-output", Type: nft.TypeNAT, Hook: nft.HookOutput, Priority: nft.PriorityDstNAT, Rules: services},
 		{Name: "filter-input", Type: nft.TypeFilter, Hook: nft.HookInput, Priority: nft.PriorityFilter,
-			Rules: []nft.Rule{check(chainNoEndpoints), check(chainNoEndpointNodePorts)}},
+			Rules: []nft.Rule{check(chainNoEndpoints), check(chainNoEndpointNodePorts), learn}},
 		{Name: "filter-forward", Type: nft.TypeFilter, Hook: nft.HookForward, Priority: nft.PriorityFilter,
-			Rules: []nft.Rule{check(chainNoEndpoints), check(chainClusterIPs)}},
+			Rules: []nft.Rule{check(chainNoEndpoints), check(chainClusterIPs), learn}},
 		{Name: "filter-output", Type: nft.TypeFilter, Hook: nft.HookOutput, Priority: nft.PriorityFilter,
-			Rules: []nft.Rule{check(chainNoEndpoints), check(chainClusterIPs)}},
+			Rules: []nft.Rule{check(chainNoEndpoints), check(chainClusterIPs), learn}},
 		{Name: "nat-postrouting", Type: nft.TypeNAT, Hook: nft.HookPostrouting, Priority: nft.PrioritySrcNAT, Rules: f.postrouting()},
 		{Name: chainServices, Rules: f.servicesRules()},
 		{Name: chainNodePorts, Rules: []nft.Rule{nft.NewRule(nft.Vmap{Key: f.key(true), Map: f.serviceNodePorts.Name})}},
@@ -143,6 +154,7 @@ func (f *family) putFixedChains() {
 		{Name: "filter-output-pre-dnat", Type: nft.TypeFilter, Hook: nft.HookOutput, Priority: nft.PriorityDstNAT - 10,
 			Rules: []nft.Rule{check(chainFirewall)}},
 		{Name: chainFirewall, Rules: f.firewallRules()},
+		{Name: chainAffinity, Rules: f.affinityRules()},
 		{Name: chainReject, Rules: []nft.Rule{nft.NewRule(nft.Reject{Family: f.nft})}},
 	} {
 		f.draft.PutChain(c)
@@ -167,17 +179,22 @@ func (f *family) putMarkUnlessLocal() {
 // localClients returns the matches that each recognise clients of the cluster.
 func (f *family) localClients() []nft.Statement {
 	var out []nft.Statement
-	cidrs := f.config.DetectLocal.CIDRs
-	if f.config.DetectLocal.NodePodCIDRs {
-		cidrs = append(cidrs[:len(cidrs):len(cidrs)], f.node.PodCIDRs...)
-	}
-	for _, p := range prefixesOf(f.nft, cidrs) {
+	for _, p := range f.localCIDRs() {
 		out = append(out, nft.MatchPrefix{Field: f.nft.Saddr(), Prefix: p})
 	}
 	if name := f.config.DetectLocal.Interface; name != "" {
 		out = append(out, nft.MatchIfname{Field: nft.MetaIifname, Name: name})
 	}
 	return out
+}
+
+// localCIDRs returns the addresses of clients of the cluster.
+func (f *family) localCIDRs() []netip.Prefix {
+	cidrs := f.config.DetectLocal.CIDRs
+	if f.config.DetectLocal.NodePodCIDRs {
+		cidrs = append(cidrs[:len(cidrs):len(cidrs)], f.node.PodCIDRs...)
+	}
+	return prefixesOf(f.nft, cidrs)
 }
 
 func (f *family) servicesRules() []nft.Rule {

@@ -3,6 +3,7 @@ package compiler
 import (
 	"net/netip"
 	"slices"
+	"time"
 
 	"github.com/nftproxy/nftproxy/model"
 	"github.com/nftproxy/nftproxy/nft"
@@ -23,6 +24,8 @@ type family struct {
 	noEndpointServices, noEndpointNodePorts *nft.Set
 	clusterIPs, hairpin                     *nft.Set
 	guardedIPs, allowedSources              *nft.Set
+	affinity                                *nft.Set
+	affinityIPs, affinityNodePorts          *nft.Set
 
 	ports map[model.PortID]*model.ServicePort
 	// claims holds who wants a frontend, the winner first.
@@ -32,6 +35,13 @@ type family struct {
 	balancers  map[balancer]int
 	// How many ports use an address.
 	clusterIPUses, endpointUses map[netip.Addr]int
+
+	// How many frontends have affinity with a timeout.
+	learners map[time.Duration]int
+	// affinityStale says that elements of the affinity map may have to go, and forgotten holds the frontends
+	// of which all have to.
+	affinityStale bool
+	forgotten     map[frontend]bool
 }
 
 func newFamily(f nft.Family, config *Config) *family {
@@ -44,6 +54,9 @@ func newFamily(f nft.Family, config *Config) *family {
 		balancers:     map[balancer]int{},
 		clusterIPUses: map[netip.Addr]int{},
 		endpointUses:  map[netip.Addr]int{},
+		learners:      map[time.Duration]int{},
+		affinityStale: true,
+		forgotten:     map[frontend]bool{},
 	}
 	c.addSets()
 	c.putFixedChains()
@@ -71,6 +84,7 @@ func (f *family) addSets() {
 	f.clusterIPs = f.draft.AddSet(&nft.Set{Name: "cluster-ips", Key: nft.Concat{f.nft.Daddr()}})
 	f.guardedIPs = f.draft.AddSet(&nft.Set{Name: "guarded-ips", Key: f.key(false)})
 	f.allowedSources = f.draft.AddSet(&nft.Set{Name: "allowed-sources", Key: append(f.key(false), f.nft.Saddr()), Interval: true})
+	f.addAffinitySets()
 	f.hairpin = f.draft.AddSet(&nft.Set{Name: "hairpin", Key: nft.Concat{f.nft.Saddr(), f.nft.Daddr()}})
 }
 
@@ -183,6 +197,7 @@ func (f *family) settle(fe frontend) {
 	f.putLists(fe, have, want)
 	f.putVerdicts(fe, have, want)
 	f.putSources(fe, have, want)
+	f.putAffinity(fe, have, want)
 	if want.comment == "" {
 		delete(f.programmed, fe)
 	} else {
@@ -225,10 +240,13 @@ func (p plan) verdictsOf(fe frontend) (first, shortCircuit balancer) {
 	if p.kind == "" {
 		return balancer{}, balancer{}
 	}
-	if p.kind == kindLocal {
-		return balancer{kindLocal, fe.isNodePort(), len(p.local)}, balancer{kindDirect, fe.isNodePort(), len(p.main)}
+	to := func(kind chainKind, list []model.Endpoint) balancer {
+		return balancer{kind, fe.isNodePort(), p.affinity > 0 && len(list) > 1, len(list)}
 	}
-	return balancer{p.kind, fe.isNodePort(), len(p.main)}, balancer{}
+	if p.kind == kindLocal {
+		return to(kindLocal, p.local), to(kindDirect, p.main)
+	}
+	return to(p.kind, p.main), balancer{}
 }
 
 func (f *family) putVerdicts(fe frontend, have, want plan) {

@@ -3,6 +3,7 @@ package compiler
 import (
 	"fmt"
 	"net/netip"
+	"time"
 
 	"github.com/nftproxy/nftproxy/model"
 	"github.com/nftproxy/nftproxy/nft"
@@ -71,6 +72,8 @@ type plan struct {
 	main []model.Endpoint
 	// local is the list for policy Local, when kind is local.
 	local []model.Endpoint
+	// affinity is how long a client stays with its endpoint; 0 for no affinity.
+	affinity time.Duration
 	// unserved is what becomes of new connections that were not sent anywhere.
 	unserved unserved
 	// guarded says that only sources may dial the frontend.
@@ -94,6 +97,9 @@ func claims(p *model.ServicePort) map[frontend]claim {
 	out := make(map[frontend]claim, 2+len(p.ExternalIPs)+len(p.LoadBalancerIPs))
 	add := func(r rank, addr netip.Addr, port uint16, pl plan) {
 		pl.comment = nft.TruncateComment(p.ID.ServicePortName())
+		if pl.kind != "" {
+			pl.affinity = p.AffinityTimeout
+		}
 		f := frontend{addr: addr, port: port, protocol: p.ID.Protocol}
 		if _, ok := out[f]; !ok {
 			out[f] = claim{rank: r, id: p.ID, plan: pl}

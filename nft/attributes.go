@@ -2,6 +2,7 @@ package nft
 
 import (
 	"encoding/binary"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -47,6 +48,12 @@ func (a *attributes) bytes(typ uint16, b string) {
 func (a *attributes) u32(typ uint16, v uint32) {
 	a.header(typ, 4)
 	*a = binary.BigEndian.AppendUint32(*a, v)
+}
+
+// milliseconds adds a time as nf_tables takes it.
+func (a *attributes) milliseconds(typ uint16, d time.Duration) {
+	a.header(typ, 8)
+	*a = binary.BigEndian.AppendUint64(*a, uint64(d.Milliseconds()))
 }
 
 // begin opens a nested attribute; end closes it.

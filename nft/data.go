@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"strconv"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -135,6 +136,24 @@ var (
 	ctStateNames  = map[uint32]string{1: "invalid", 2: "established", 4: "related", CTStateNew: "new", 64: "untracked"}
 	ctStatusNames = map[uint32]string{1: "expected", 2: "seen-reply", 4: "assured", 8: "confirmed", 16: "snat", CTStatusDNAT: "dnat", 512: "dying"}
 )
+
+// formatDuration prints whole milliseconds as nft does: "3h", "1d2h3m4s500ms".
+func formatDuration(d time.Duration) string {
+	var b strings.Builder
+	for _, unit := range []struct {
+		name   string
+		length time.Duration
+	}{{"d", 24 * time.Hour}, {"h", time.Hour}, {"m", time.Minute}, {"s", time.Second}, {"ms", time.Millisecond}} {
+		if n := d / unit.length; n > 0 {
+			fmt.Fprintf(&b, "%d%s", n, unit.name)
+			d -= n * unit.length
+		}
+	}
+	if b.Len() == 0 {
+		return "0s"
+	}
+	return b.String()
+}
 
 func formatFlags(names map[uint32]string) func(string) string {
 	return func(b string) string {

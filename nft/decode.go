@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"time"
 
 	"github.com/google/nftables/expr"
 	"github.com/mdlayher/netlink"
@@ -132,7 +133,7 @@ func (c *Chain) decodeHook(typ uint16, b []byte) error {
 // description are not misread: their key or data type is opaque.
 func decodeSet(data []byte) (table string, s *Set, err error) {
 	s = &Set{}
-	var flags, keyLen, dataLen, dataType uint32
+	var flags, keyLen, dataLen, dataType, size uint32
 	var userdata []byte
 	err = decodeAttributes(data, func(typ uint16, b []byte) (err error) {
 		switch typ {
@@ -148,6 +149,8 @@ func decodeSet(data []byte) (table string, s *Set, err error) {
 			dataType, err = be32(b)
 		case unix.NFTA_SET_DATA_LEN:
 			dataLen, err = be32(b)
+		case unix.NFTA_SET_DESC:
+			size, err = setSize(b)
 		case unix.NFTA_SET_USERDATA:
 			userdata = b
 		}
@@ -157,8 +160,8 @@ func decodeSet(data []byte) (table string, s *Set, err error) {
 		return "", nil, fmt.Errorf("set: %w", err)
 	}
 	s.decodeUserdata(userdata)
-	s.Interval = flags&^unix.NFT_SET_MAP == intervalFlags
-	if s.Key == nil || s.Key.keyLen() != int(keyLen) || flags&^unix.NFT_SET_MAP != 0 && !s.Interval {
+	plain := s.decodeFlags(flags, size)
+	if s.Key == nil || s.Key.keyLen() != int(keyLen) || !plain {
 		s.Key = opaque(keyLen)
 	}
 	s.Verdicts = flags&unix.NFT_SET_MAP != 0 && dataType == verdictType
@@ -169,6 +172,32 @@ func decodeSet(data []byte) (table string, s *Set, err error) {
 		s.Data = opaque(dataLen)
 	}
 	return table, s, nil
+}
+
+// decodeFlags reports whether the flags and size are ones that this package writes.
+func (s *Set) decodeFlags(flags, size uint32) bool {
+	switch flags &^ unix.NFT_SET_MAP {
+	case 0:
+		return size == 0
+	case intervalFlags:
+		s.Interval = true
+		return size == 0
+	case dynamicFlags:
+		s.Dynamic, s.Size = true, size
+		return true
+	}
+	return false
+}
+
+// setSize returns the size in a set's description; 0 for none.
+func setSize(desc []byte) (size uint32, err error) {
+	err = eachAttribute(desc, func(typ uint16, b []byte) (err error) {
+		if typ == unix.NFTA_SET_DESC_SIZE {
+			size, err = be32(b)
+		}
+		return err
+	})
+	return size, err
 }
 
 func (s *Set) decodeUserdata(b []byte) {
@@ -289,12 +318,24 @@ func decodeElement(b []byte) (Element, error) {
 			})
 		case unix.NFTA_SET_ELEM_DATA:
 			return eachAttribute(b, e.decodeData)
+		case unix.NFTA_SET_ELEM_TIMEOUT:
+			e.Timeout = milliseconds(b)
+		case unix.NFTA_SET_ELEM_EXPIRATION:
+			e.Expires = milliseconds(b)
 		case unix.NFTA_SET_ELEM_USERDATA:
 			e.Comment = udataComment(b, udataElementComment)
 		}
 		return nil
 	})
 	return e, err
+}
+
+// milliseconds returns 0 for what is no time.
+func milliseconds(b []byte) time.Duration {
+	if len(b) != 8 {
+		return 0
+	}
+	return time.Duration(binary.BigEndian.Uint64(b)) * time.Millisecond
 }
 
 func (e *Element) decodeData(typ uint16, b []byte) error {
@@ -449,6 +490,8 @@ func newExpr(name string) expr.Any {
 		return &expr.Lookup{}
 	case "nat":
 		return &expr.NAT{}
+	case "dynset":
+		return &expr.Dynset{}
 	case "masq":
 		return &expr.Masq{}
 	case "reject":

@@ -61,6 +61,8 @@ func (d *delinearizer) step(e any) {
 		d.lookup(e)
 	case *expr.NAT:
 		d.nat(e)
+	case *expr.Dynset:
+		d.update(e)
 	case *expr.Masq:
 		d.masquerade(e)
 	case *expr.Reject:
@@ -321,6 +323,21 @@ func (d *delinearizer) nat(n *expr.NAT) {
 		return
 	}
 	d.emit(*from)
+}
+
+func (d *delinearizer) update(e *expr.Dynset) {
+	set := d.sets(e.SetName)
+	if set == nil || set.Data == nil || e.Operation != unix.NFT_DYNSET_OP_UPDATE || e.Invert || len(e.Exprs) > 0 {
+		d.unknown("dynset")
+		return
+	}
+	key, okKey := d.concatAt(e.SrcRegKey, set.Key.Len())
+	data, okData := d.concatAt(e.SrcRegData, set.Data.Len())
+	if !okKey || !okData {
+		d.unknown("dynset")
+		return
+	}
+	d.emit(Update{Map: e.SetName, Key: key, Data: data, Timeout: e.Timeout})
 }
 
 func (d *delinearizer) masquerade(m *expr.Masq) {

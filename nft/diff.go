@@ -101,7 +101,9 @@ func (d *delta) compareSets(have, want *Table) {
 			d.addSets = append(d.addSets, w)
 			h = &Set{}
 		}
-		d.compareElements(h, w)
+		if !w.Dynamic {
+			d.compareElements(h, w)
+		}
 	}
 	for _, h := range have.Sets {
 		if want.Set(h.Name) == nil {

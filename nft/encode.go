@@ -105,6 +105,9 @@ func (e *encoder) addSet(s Step, a attributes) {
 	if set.Interval {
 		flags |= intervalFlags
 	}
+	if set.Dynamic {
+		flags |= dynamicFlags
+	}
 	a.u32(unix.NFTA_SET_FLAGS, flags)
 	a.u32(unix.NFTA_SET_KEY_TYPE, set.Key.typeID())
 	a.u32(unix.NFTA_SET_KEY_LEN, uint32(set.Key.keyLen()))
@@ -116,8 +119,13 @@ func (e *encoder) addSet(s Step, a attributes) {
 		a.u32(unix.NFTA_SET_DATA_TYPE, set.Data.typeID())
 		a.u32(unix.NFTA_SET_DATA_LEN, uint32(set.Data.keyLen()))
 	}
-	if set.Interval {
+	switch {
+	case set.Interval:
 		a.concatDescription(set.Key)
+	case set.Size > 0:
+		desc := a.begin(unix.NFTA_SET_DESC)
+		a.u32(unix.NFTA_SET_DESC_SIZE, set.Size)
+		a.end(desc)
 	}
 	a.u32(unix.NFTA_SET_ID, id)
 	a.bytes(unix.NFTA_SET_USERDATA, string(set.userdata()))
@@ -140,6 +148,9 @@ func (a *attributes) concatDescription(key Concat) {
 
 // intervalFlags are the flags of a set with Interval.
 const intervalFlags = unix.NFT_SET_INTERVAL | nftSetConcat
+
+// dynamicFlags are the flags of a Dynamic set.
+const dynamicFlags = unix.NFT_SET_EVAL | unix.NFT_SET_TIMEOUT
 
 // NFTA_SET_DESC_CONCAT and NFTA_SET_FIELD_LEN (kernel 5.6), NFTA_SET_ELEM_KEY_END.
 const (
@@ -298,6 +309,10 @@ func (a *attributes) value(s *Set, e *Element) {
 			a.bytes(unix.NFTA_DATA_VALUE, string(e.Value)[:s.Data.keyLen()])
 		}
 		a.end(data)
+	}
+	if e.Timeout > 0 {
+		a.milliseconds(unix.NFTA_SET_ELEM_TIMEOUT, e.Timeout)
+		a.milliseconds(unix.NFTA_SET_ELEM_EXPIRATION, e.Expires)
 	}
 	if e.Comment != "" {
 		at := len(*a)

@@ -39,6 +39,10 @@ const (
 	CTStatus
 	FibSaddrType
 	FibDaddrType
+	CTOriginalIPDaddr
+	CTOriginalIP6Daddr
+	CTOriginalProtoDst
+	CTReplyProtoSrc
 )
 
 type fieldSpec struct {
@@ -66,6 +70,11 @@ func payload(base expr.PayloadBase, offset, length uint32) *expr.Payload {
 	return &expr.Payload{OperationType: expr.PayloadLoad, Base: base, Offset: offset, Len: length}
 }
 
+// ctOf loads part of the tuple that conntrack has for one direction of a connection (kernel 4.17).
+func ctOf(direction uint32, key expr.CtKey) *expr.Ct {
+	return &expr.Ct{Key: key, Direction: direction}
+}
+
 var fields = [...]fieldSpec{
 	IPSaddr:      {"ip saddr", typeIPv4, payload(expr.PayloadBaseNetworkHeader, 12, 4), udataPayload, udataDescIP, 11},
 	IPDaddr:      {"ip daddr", typeIPv4, payload(expr.PayloadBaseNetworkHeader, 16, 4), udataPayload, udataDescIP, 12},
@@ -81,6 +90,11 @@ var fields = [...]fieldSpec{
 	CTStatus:     {"ct status", typeCTStat, &expr.Ct{Key: expr.CtKeySTATUS}, 0, 0, 0},
 	FibSaddrType: {"fib saddr type", typeFib, &expr.Fib{ResultADDRTYPE: true, FlagSADDR: true}, 0, 0, 0},
 	FibDaddrType: {"fib daddr type", typeFib, &expr.Fib{ResultADDRTYPE: true, FlagDADDR: true}, 0, 0, 0},
+
+	CTOriginalIPDaddr:  {"ct original ip daddr", typeIPv4, ctOf(expr.CtDirOriginal, expr.CtKeyDSTIP), 0, 0, 0},
+	CTOriginalIP6Daddr: {"ct original ip6 daddr", typeIPv6, ctOf(expr.CtDirOriginal, expr.CtKeyDSTIP6), 0, 0, 0},
+	CTOriginalProtoDst: {"ct original proto-dst", typePort, ctOf(expr.CtDirOriginal, expr.CtKeyPROTODST), 0, 0, 0},
+	CTReplyProtoSrc:    {"ct reply proto-src", typePort, ctOf(expr.CtDirReply, expr.CtKeyPROTOSRC), 0, 0, 0},
 }
 
 // String returns the field as nft writes it, such as "ip daddr".

@@ -43,6 +43,15 @@ func (f Family) Daddr() Field {
 	return IPDaddr
 }
 
+// OriginalDaddr is the field with the destination address that the first packet of a connection had
+// before it was translated.
+func (f Family) OriginalDaddr() Field {
+	if f == FamilyIP6 {
+		return CTOriginalIP6Daddr
+	}
+	return CTOriginalIPDaddr
+}
+
 // Loopback is the prefix of the family's loopback addresses.
 func (f Family) Loopback() netip.Prefix {
 	if f == FamilyIP6 {

@@ -23,6 +23,8 @@ type setJSON struct {
 	Data     string        `json:"data,omitempty"`
 	Comment  string        `json:"comment,omitempty"`
 	Interval bool          `json:"interval,omitempty"`
+	Dynamic  bool          `json:"dynamic,omitempty"`
+	Size     uint32        `json:"size,omitempty"`
 	Elements []elementJSON `json:"elements"`
 }
 
@@ -63,7 +65,7 @@ func (t *Table) MarshalJSON() ([]byte, error) {
 }
 
 func (s *Set) json() setJSON {
-	out := setJSON{Name: s.Name, Key: s.Key.String(), Comment: s.Comment, Interval: s.Interval, Elements: []elementJSON{}}
+	out := setJSON{Name: s.Name, Key: s.Key.String(), Comment: s.Comment, Interval: s.Interval, Dynamic: s.Dynamic, Size: s.Size, Elements: []elementJSON{}}
 	switch {
 	case s.Verdicts:
 		out.Data = "verdict"

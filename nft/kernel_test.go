@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/vishvananda/netns"
@@ -77,6 +78,12 @@ func lastOf(p netip.Prefix) netip.Addr {
 }
 
 // everything is a table that uses each thing this package can express.
+// learning is a rule that learns where a packet went.
+func learning(f Family) Rule {
+	return NewRule(Match{MetaL4proto, Equal, ProtoData(unix.IPPROTO_TCP)},
+		Update{Map: "affinity", Key: Concat{f.Saddr(), f.OriginalDaddr(), MetaL4proto, CTOriginalProtoDst}, Data: Concat{f.Daddr(), CTReplyProtoSrc}, Timeout: 3 * time.Hour})
+}
+
 func everything(f Family) *Table {
 	addr, cidr, odd := netip.MustParseAddr("10.96.0.1"), netip.MustParsePrefix("10.244.0.0/16"), netip.MustParsePrefix("10.96.0.0/12")
 	if f == FamilyIP6 {
@@ -108,9 +115,15 @@ func everything(f Family) *Table {
 	sources.Put(Element{Key: front + AddrData(addr), KeyEnd: front + AddrData(addr)})
 	sources.Put(Element{Key: front + AddrData(addr.Next()), KeyEnd: front + AddrData(addr.Next().Next().Next())})
 
+	affinity := &Set{Name: "affinity", Key: append(Concat{f.Saddr()}, key...), Data: Concat{f.Daddr(), ThDport}, Dynamic: true, Size: 1 << 20}
+	learn := &Chain{Name: "learn", Rules: []Rule{NewRule(DNAT{f, affinity.Key, affinity.Name})}}
+	if f == FamilyIP { // the nft program 1.0.6 aborts when it is to load one for IPv6
+		learn.Rules = append(learn.Rules, learning(f))
+	}
+
 	return &Table{
 		Family: f, Name: "kube-proxy", Comment: "everything",
-		Sets: []*Set{services, endpoints, ips, ports, protocols, hairpin, sources},
+		Sets: []*Set{services, endpoints, ips, ports, protocols, hairpin, sources, affinity},
 		Chains: []*Chain{
 			{Name: "nat-prerouting", Type: TypeNAT, Hook: HookPrerouting, Priority: PriorityDstNAT, Rules: []Rule{NewRule(Jump("services"))}},
 			{Name: "filter-forward", Type: TypeFilter, Hook: HookForward, Priority: PriorityFilter, Rules: []Rule{
@@ -129,6 +142,7 @@ func everything(f Family) *Table {
 				NewRule(DNAT{f, random(2), "endpoints"}),
 				NewRule(DNAT{f, random(1), "endpoints"}),
 			}},
+			learn,
 			{Name: "mark-for-masquerade", Comment: "sets the mark", Rules: []Rule{NewRule(SetMarkBits{0x4000})}},
 			{Name: "services", Rules: []Rule{
 				{Statements: []Statement{Vmap{key, "service-ips"}}, Comment: "to a Service's address"},

@@ -40,8 +40,10 @@ func registerIndex(n uint32) int {
 }
 
 // load puts a concatenation into registers from the first one on.
-func (l *linearizer) load(c Concat) {
-	i := 0
+func (l *linearizer) load(c Concat) { l.loadFrom(0, c) }
+
+// loadFrom puts a concatenation into registers from the i-th one on.
+func (l *linearizer) loadFrom(i int, c Concat) {
 	for _, e := range c {
 		l.add(e.load(register(i)))
 		i += padded(e.dataType().length) / 4
@@ -128,6 +130,13 @@ func (d DNAT) linearize(l *linearizer) {
 	l.add(
 		&expr.Lookup{SourceRegister: unix.NFT_REG_1, SetName: d.Map, IsDestRegSet: true, DestRegister: unix.NFT_REG_1},
 		&expr.NAT{Type: expr.NATTypeDestNAT, Family: uint32(d.Family), RegAddrMin: unix.NFT_REG_1, RegProtoMin: register(port)})
+}
+
+func (u Update) linearize(l *linearizer) {
+	l.load(u.Key)
+	data := u.Key.Len() / 4
+	l.loadFrom(data, u.Data)
+	l.add(&expr.Dynset{SrcRegKey: unix.NFT_REG_1, SrcRegData: register(data), SetName: u.Map, Operation: unix.NFT_DYNSET_OP_UPDATE, Timeout: u.Timeout})
 }
 
 func (Masquerade) linearize(l *linearizer) { l.add(&expr.Masq{FullyRandom: true}) }

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
@@ -43,6 +44,8 @@ func TestStatementsPrintAsNftListsThem(t *testing.T) {
 		{"flipping mark bits", FlipMarkBits{0x4000}, "meta mark set meta mark ^ 0x00004000"},
 		{"destination NAT", DNAT{FamilyIP, append(slices.Clone(front), Numgen{3}), "endpoints"}, "dnat ip to ip daddr . meta l4proto . th dport . numgen random mod 3 map @endpoints"},
 		{"destination NAT for IPv6", DNAT{FamilyIP6, Concat{IP6Daddr}, "m"}, "dnat ip6 to ip6 daddr map @m"},
+		{"learning", learning(FamilyIP6).Statements[1], "update @affinity { ip6 saddr . ct original ip6 daddr . meta l4proto . ct original proto-dst timeout 3h : ip6 daddr . ct reply proto-src }"},
+		{"learning for a time of several units", Update{"m", Concat{IPSaddr}, Concat{IPDaddr}, 25*time.Hour + 62*time.Second + 5*time.Millisecond}, "update @m { ip saddr timeout 1d1h1m2s5ms : ip daddr }"},
 		{"masquerade", Masquerade{}, "masquerade fully-random"},
 		{"reject", Reject{FamilyIP6}, "reject"},
 		{"counter", Counter{}, "counter"},

@@ -104,11 +104,37 @@ func (c *Conn) readSets(t *Table) error {
 			continue
 		}
 		t.Sets = append(t.Sets, s)
+		if s.Dynamic {
+			continue
+		}
 		if err := c.readElements(t, s); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// ReadElements returns the elements that a Dynamic set has now, in no order. Packets add to it and time takes
+// from it while it is read. A set that does not exist, or whose elements are not of the type of s, is an error.
+func (c *Conn) ReadElements(family Family, table string, s *Set) ([]Element, error) {
+	var read *Set
+	var err error
+	for range readAttempts {
+		read = &Set{Name: s.Name, Key: s.Key, Data: s.Data}
+		if err = c.readElements(&Table{Family: family, Name: table}, read); !errors.Is(err, errInterrupted) {
+			break
+		}
+	}
+	if err != nil {
+		return nil, fmt.Errorf("nft: read elements of %s %s %s %s: %w", s.Kind(), family, table, s.Name, err)
+	}
+	elements := unordered(read)
+	for _, e := range elements {
+		if len(e.Key) != s.Key.Len() || len(e.Value) != s.Data.Len() {
+			return nil, fmt.Errorf("nft: %s %s %s %s: its elements are not %s : %s", s.Kind(), family, table, s.Name, s.Key, s.Data)
+		}
+	}
+	return elements, nil
 }
 
 func (c *Conn) readElements(t *Table, s *Set) error {

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/netip"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/nftables/expr"
@@ -56,7 +57,7 @@ func drawStatement(t *rapid.T, f Family, sets map[string]*Set) Statement {
 		return rapid.StringMatching(`[a-z0-9.]{1,14}\*?`).Draw(t, "name")
 	}
 	flags := func() uint32 { return rapid.Uint32Range(1, 1<<32-1).Draw(t, "flags") }
-	switch rapid.IntRange(0, 13).Draw(t, "kind") {
+	switch rapid.IntRange(0, 14).Draw(t, "kind") {
 	case 0:
 		field := rapid.SampledFrom([]Field{ThSport, ThDport, MetaL4proto, MetaMark, CTState, CTStatus, FibSaddrType, FibDaddrType}).Draw(t, "field")
 		return Match{field, drawOp(t), drawValue(t, field)}
@@ -88,8 +89,18 @@ func drawStatement(t *rapid.T, f Family, sets map[string]*Set) Statement {
 		return Reject{f}
 	case 12:
 		return Counter{}
+	case 13:
+		data := Concat{f.Daddr(), CTReplyProtoSrc}
+		_, name := lookIn(Set{Data: data, Dynamic: true})
+		key := Concat{f.Saddr(), f.OriginalDaddr(), CTOriginalProtoDst}
+		sets[name].Key = key
+		return Update{Map: name, Key: key, Data: data, Timeout: rapid.Custom(drawTimeout).Draw(t, "timeout")}
 	}
 	return rapid.SampledFrom([]Verdict{{Kind: Accept}, Drop, {Kind: Return}, Jump("a-chain"), Goto("a-chain")}).Draw(t, "verdict")
+}
+
+func drawTimeout(t *rapid.T) time.Duration {
+	return time.Duration(rapid.IntRange(1, 1e9).Draw(t, "milliseconds")) * time.Millisecond
 }
 
 func TestEveryStatementSurvivesTheWayThroughTheKernelsExpressions(t *testing.T) {
@@ -133,6 +144,10 @@ func TestEverySetDescriptionSurvivesItsEncoding(t *testing.T) {
 			want.Verdicts = true
 		case 2:
 			want.Data = Concat{f.Daddr(), ThDport}
+			want.Dynamic = rapid.Bool().Draw(t, "dynamic")
+			if want.Dynamic {
+				want.Size = rapid.Uint32().Draw(t, "size")
+			}
 		}
 		data := onlyMessage(t, Step{Op: AddSet, Table: &Table{Family: f, Name: "t"}, Set: want})
 		table, got, err := decodeSet(data)
@@ -149,6 +164,7 @@ func TestEveryElementSurvivesItsEncoding(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		f := drawFamily(t)
 		want := &Set{Name: "s", Key: drawKey(t, f)}
+		want.Dynamic = rapid.Bool().Draw(t, "dynamic")
 		if rapid.Bool().Draw(t, "verdicts") {
 			want.Verdicts = true
 		} else if rapid.Bool().Draw(t, "data") {
@@ -164,6 +180,9 @@ func TestEveryElementSurvivesItsEncoding(t *testing.T) {
 			}
 			if want.Verdicts {
 				e.Verdict = rapid.SampledFrom([]Verdict{{Kind: Accept}, Drop, {Kind: Return}, Jump("a"), Goto("b-1")}).Draw(t, "verdict")
+			}
+			if want.Dynamic {
+				e.Timeout, e.Expires = drawTimeout(t), drawTimeout(t)
 			}
 			want.Put(e)
 		}

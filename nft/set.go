@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 )
 
 // Set is an nft set or map with its elements. It is a map when Data or Verdicts is set.
@@ -20,6 +21,13 @@ type Set struct {
 	// Interval lets the last field of an element's key be a range, given by KeyEnd. The ranges must not
 	// overlap. Key must have at least two fields (nft's "concatenation with ranges", kernel 5.6).
 	Interval bool
+	// Dynamic makes packets add elements to the set, with an Update statement, each with a timeout (nft's
+	// flags dynamic and timeout). What they added is the kernel's alone: ReadTable leaves it out,
+	// Diff leaves it as it is, and Conn.ReadElements returns it.
+	Dynamic bool
+	// Size is how many elements a Dynamic set takes; what comes then is not added. The kernel takes
+	// 0 to mean 65,535. Sets that are not Dynamic have no limit.
+	Size uint32
 	// Comment is shown by nft; at most 127 bytes.
 	Comment string
 
@@ -37,6 +45,9 @@ type Element struct {
 	Verdict Verdict
 	// Comment is shown by nft; at most 127 bytes.
 	Comment string
+	// Timeout is how long the element of a Dynamic set lives after packets last updated it, and Expires how
+	// much of that is left, in whole milliseconds.
+	Timeout, Expires time.Duration
 }
 
 // IsMap reports whether nft calls the set a map.
@@ -91,6 +102,9 @@ func (s *Set) appendElement(b *strings.Builder, e Element) {
 		b.WriteString(" comment ")
 		b.WriteString(quote(e.Comment))
 	}
+	if e.Timeout > 0 {
+		b.WriteString(" timeout " + formatDuration(e.Timeout) + " expires " + formatDuration(e.Expires))
+	}
 	switch {
 	case s.Verdicts:
 		b.WriteString(" : ")
@@ -131,7 +145,18 @@ func prefixLength(from, to Data) (bits int, ok bool) {
 
 func bitAt(d Data, i int) byte { return d[i/8] >> (7 - i%8) & 1 }
 
+// flagsText returns the set's flags as nft lists them; empty for none.
+func (s *Set) flagsText() string {
+	switch {
+	case s.Dynamic:
+		return "dynamic,timeout"
+	case s.Interval:
+		return "interval"
+	}
+	return ""
+}
+
 // sameType reports whether two sets can hold the same elements.
 func (s *Set) sameType(o *Set) bool {
-	return s.Key.String() == o.Key.String() && s.Data.String() == o.Data.String() && s.Verdicts == o.Verdicts && s.Interval == o.Interval && s.Comment == o.Comment
+	return s.Key.String() == o.Key.String() && s.Data.String() == o.Data.String() && s.Verdicts == o.Verdicts && s.Interval == o.Interval && s.Dynamic == o.Dynamic && s.Size == o.Size && s.Comment == o.Comment
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/netip"
 	"strings"
+	"time"
 )
 
 // Statement is one step of a rule: a match, which ends the rule when it fails, or an action.
@@ -133,6 +134,19 @@ type DNAT struct {
 
 func (d DNAT) String() string {
 	return fmt.Sprintf("dnat %s to %s map @%s", d.Family, d.Key, d.Map)
+}
+
+// Update adds an element to the named Dynamic map, made of what Key and Data are in the packet, that expires
+// after Timeout. Where the map has the key already, the element keeps its data and its time starts anew.
+type Update struct {
+	Map       string
+	Key, Data Concat
+	// Timeout is in whole milliseconds.
+	Timeout time.Duration
+}
+
+func (u Update) String() string {
+	return fmt.Sprintf("update @%s { %s timeout %s : %s }", u.Map, u.Key, formatDuration(u.Timeout), u.Data)
 }
 
 // Masquerade translates the source to an address of the outgoing interface, to a fully

@@ -85,8 +85,11 @@ func (t *Table) appendText(b *strings.Builder) {
 
 func (s *Set) appendText(b *strings.Builder) {
 	fmt.Fprintf(b, "\t%s %s {\n\t\t%s\n", s.Kind(), s.Name, s.typeText())
-	if s.Interval {
-		b.WriteString("\t\tflags interval\n")
+	if s.Size > 0 {
+		fmt.Fprintf(b, "\t\tsize %d\n", s.Size)
+	}
+	if f := s.flagsText(); f != "" {
+		fmt.Fprintf(b, "\t\tflags %s\n", f)
 	}
 	if s.Comment != "" {
 		fmt.Fprintf(b, "\t\tcomment %s\n", quote(s.Comment))

@@ -58,6 +58,11 @@ func (tx *Transaction) Append(other Transaction) { tx.Steps = append(tx.Steps, o
 // Empty reports whether the transaction does nothing.
 func (tx *Transaction) Empty() bool { return len(tx.Steps) == 0 }
 
+// DeletesTable reports whether the transaction deletes a table with all it holds, if only to make it anew.
+func (tx *Transaction) DeletesTable() bool {
+	return slices.ContainsFunc(tx.Steps, func(s Step) bool { return s.Op == DeleteTable })
+}
+
 // String prints the transaction as a script that `nft -f` carries out to the same effect.
 func (tx Transaction) String() string {
 	var b strings.Builder
@@ -81,8 +86,11 @@ func (s Step) appendText(b *strings.Builder) {
 		fmt.Fprintf(b, "%s %s\n", stepNames[s.Op], where)
 	case AddSet:
 		flags := ""
-		if s.Set.Interval {
-			flags = " flags interval;"
+		if s.Set.Size > 0 {
+			flags = fmt.Sprintf(" size %d;", s.Set.Size)
+		}
+		if f := s.Set.flagsText(); f != "" {
+			flags += " flags " + f + ";"
 		}
 		fmt.Fprintf(b, "add %s %s %s { %s;%s }\n", s.Set.Kind(), where, s.Set.Name, s.Set.typeText(), flags)
 	case DeleteSet:

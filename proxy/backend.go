@@ -4,6 +4,7 @@ package proxy
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 
@@ -41,6 +42,8 @@ type Backend struct {
 	// conntrack is where stale UDP flows are removed from; nil for nowhere.
 	conntrack *conntrack.Conn
 	udp       *udpFlows
+	// sweepAgain says that the affinity maps were swept a moment ago.
+	sweepAgain bool
 }
 
 // NewBackend returns a backend that commits through conn.
@@ -74,6 +77,9 @@ func (b *Backend) Sync(ctx context.Context, changes *model.Changes) error {
 	if err := b.update(logger); err != nil {
 		return err
 	}
+	if err := b.settleAffinity(); err != nil {
+		return fmt.Errorf("session affinity: %w", err)
+	}
 	return b.removeStaleFlows(logger)
 }
 
@@ -87,7 +93,7 @@ func (b *Backend) update(logger klog.Logger) error {
 		return nil
 	}
 	logger.Info("Replacing the tables, because the kernel refused a change to them", "reason", err.Error())
-	if err := b.replace(); err != nil {
+	if err := b.replace(logger); err != nil {
 		return err
 	}
 	b.repaired()
@@ -131,13 +137,19 @@ func (b *Backend) adopt(logger klog.Logger) error {
 		return nil
 	}
 	logger.Info("Replacing the tables, because they cannot be brought in line step by step", "reason", err.Error())
-	return b.replace()
+	return b.replace(logger)
 }
+
+// errOtherTables says that tables can only be replaced.
+var errOtherTables = errors.New("they are another program's, or of another version of this one")
 
 func (b *Backend) commitDifference() error {
 	tx, err := b.difference()
 	if err != nil {
 		return err
+	}
+	if tx.DeletesTable() {
+		return errOtherTables
 	}
 	return b.send(tx)
 }
@@ -155,11 +167,14 @@ func (b *Backend) difference() (nft.Transaction, error) {
 	return tx, nil
 }
 
-// replace commits both tables whole, whatever the kernel holds.
-func (b *Backend) replace() error {
+// replace commits both tables whole, whatever the kernel holds, except for what packets have taught them.
+func (b *Backend) replace(logger klog.Logger) error {
+	learned := b.remember(logger)
 	b.compiler.Invalidate()
 	b.current = false
-	if err := b.commit(); err != nil {
+	tx := b.compiler.Transaction()
+	tx.Append(learned)
+	if err := b.send(tx); err != nil {
 		return fmt.Errorf("program the rules: %w", err)
 	}
 	return nil
@@ -167,22 +182,34 @@ func (b *Backend) replace() error {
 
 func (b *Backend) commit() error {
 	tx := b.compiler.Transaction()
-	if tx.Empty() {
-		return nil
+	if b.compiler.AffinityStale() {
+		stale, err := b.forget()
+		if err != nil {
+			return err
+		}
+		tx.Append(stale)
 	}
 	return b.send(tx)
 }
 
 // send has the kernel carry out a transaction that makes it hold what is wanted.
 func (b *Backend) send(tx nft.Transaction) error {
-	stats, err := b.conn.Commit(tx)
-	if err != nil {
+	if err := b.carryOut(tx); err != nil {
 		return err
 	}
 	b.compiler.Committed()
 	b.current = true
+	return nil
+}
+
+// carryOut has the kernel carry out a transaction, if there is something to do.
+func (b *Backend) carryOut(tx nft.Transaction) error {
 	if tx.Empty() {
 		return nil
+	}
+	stats, err := b.conn.Commit(tx)
+	if err != nil {
+		return err
 	}
 	// The kernel counts one up for each commit. If others committed as well, the numbers
 	// differ from now on, and the next Check looks closer.

@@ -38,6 +38,9 @@ func (b *Backend) Watch(ctx context.Context) {
 		if _, err := b.check(ctx, read); err != nil {
 			logger.Error(err, "Cannot check the tables; trying again")
 		}
+		if err := b.sweepLate(); err != nil {
+			logger.Error(err, "Cannot look for stale session affinity; trying again")
+		}
 		if read {
 			nextRead = begin.Add(readShare * time.Since(begin))
 		}
@@ -77,8 +80,9 @@ func (b *Backend) check(ctx context.Context, read bool) (repaired bool, err erro
 	if foreign == "" {
 		return false, nil
 	}
-	klog.FromContext(ctx).Info("Somebody else changed the proxy's tables; replacing them", "repair", foreign)
-	if err := b.replace(); err != nil {
+	logger := klog.FromContext(ctx)
+	logger.Info("Somebody else changed the proxy's tables; replacing them", "repair", foreign)
+	if err := b.replace(logger); err != nil {
 		b.generation = seen // look again next time
 		return false, err
 	}
