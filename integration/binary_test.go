@@ -31,6 +31,11 @@ const patience = 30 * time.Second
 
 func eventually(t *testing.T, what string, check func() error) {
 	t.Helper()
+	within(t, patience, what, check)
+}
+
+func within(t *testing.T, patience time.Duration, what string, check func() error) {
+	t.Helper()
 	deadline := time.Now().Add(patience)
 	for {
 		err := check()
