@@ -2,6 +2,9 @@ package integration
 
 import (
 	"context"
+	"fmt"
+	"io"
+	"os/exec"
 	"path/filepath"
 	"testing"
 
@@ -119,4 +122,45 @@ func TestARunningProxySurvivesAFlushedRuleset(t *testing.T) {
 	}
 	eventually(t, "the rules are back", func() error { return tableError(c, want) })
 	g.sendFlows(t, l)
+}
+
+// A repair that the kernel refuses is tried again, although no Service changes: here another process owns a
+// table of the same name, which nobody else may delete while it runs.
+func TestARefusedRepairIsTriedAgain(t *testing.T) {
+	g := goldenCase{"hairpin-over-node-port", filepath.Join(corpus, "hairpin-over-node-port")}
+	l := newLab(t)
+	c := connTo(t, l.Node)
+	b := backendFor(t, c, g, proxy.Hooks{})
+	owner := exec.Command("nft", "-i")
+	stdin, err := owner.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := l.Node.Do(owner.Start); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.WriteString(stdin, "flush ruleset; add table ip kube-proxy { flags owner; }\n"); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "another process owns the table", func() error {
+		if there, err := c.HasTable(nft.FamilyIP6, compiler.TableName); there || err != nil {
+			return fmt.Errorf("the old tables are there: %v, %v", there, err)
+		}
+		return nil
+	})
+	for range 2 {
+		if _, err := b.Check(context.Background()); err == nil {
+			t.Fatal("Check replaced a table that another process owns")
+		}
+	}
+	stdin.Close()
+	if err := owner.Wait(); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the tables are repaired", func() error {
+		if _, err := b.Check(context.Background()); err != nil {
+			return err
+		}
+		return tableError(c, b.Tables())
+	})
 }

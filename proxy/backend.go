@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"time"
 
 	"github.com/nftproxy/nftproxy/compiler"
 	"github.com/nftproxy/nftproxy/conntrack"
@@ -19,6 +20,10 @@ import (
 type Hooks struct {
 	// OnCommit is told of each transaction that the kernel carried out.
 	OnCommit func(nft.Stats)
+	// OnCompile is told how long the compiler took for each Sync.
+	OnCompile func(time.Duration)
+	// OnForeignChange is told of each time somebody else's changes to the tables were found.
+	OnForeignChange func()
 	// OnRepair is told of each time the tables were replaced because they were not as committed.
 	OnRepair func()
 }
@@ -34,6 +39,9 @@ type Backend struct {
 	// current says that the kernel has what was committed last, as far as we know. Until the
 	// first commit, and after a refused replacement, it does not hold.
 	current bool
+	// broken says how the tables differ after somebody else changed them and the kernel refused to have them
+	// replaced; empty when that is not so.
+	broken string
 	// generation is the kernel's generation number up to which the tables are known to be
 	// ours; 0 until the first Check.
 	generation uint32
@@ -70,7 +78,12 @@ func (b *Backend) Sync(ctx context.Context, changes *model.Changes) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	logger := klog.FromContext(ctx)
-	for _, c := range b.compiler.Apply(changes) {
+	begin := time.Now()
+	conflicts := b.compiler.Apply(changes)
+	if b.hooks.OnCompile != nil {
+		b.hooks.OnCompile(time.Since(begin))
+	}
+	for _, c := range conflicts {
 		b.logConflict(logger, c)
 	}
 	b.udp.apply(changes)
@@ -199,6 +212,7 @@ func (b *Backend) send(tx nft.Transaction) error {
 	}
 	b.compiler.Committed()
 	b.current = true
+	b.broken = ""
 	return nil
 }
 

@@ -58,6 +58,9 @@ func (b *Backend) Check(ctx context.Context) (repaired bool, err error) {
 func (b *Backend) check(ctx context.Context, read bool) (repaired bool, err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	if b.broken != "" {
+		return b.repair(ctx, b.broken)
+	}
 	if !b.current {
 		return false, nil // the next Sync reads back itself
 	}
@@ -75,15 +78,22 @@ func (b *Backend) check(ctx context.Context, read bool) (repaired bool, err erro
 	if err != nil {
 		return false, err
 	}
-	seen := b.generation
 	b.generation = generation
 	if foreign == "" {
 		return false, nil
 	}
+	if b.hooks.OnForeignChange != nil {
+		b.hooks.OnForeignChange()
+	}
+	return b.repair(ctx, foreign)
+}
+
+// repair replaces the tables. When the kernel refuses that, the next check tries again.
+func (b *Backend) repair(ctx context.Context, foreign string) (repaired bool, err error) {
 	logger := klog.FromContext(ctx)
 	logger.Info("Somebody else changed the proxy's tables; replacing them", "repair", foreign)
 	if err := b.replace(logger); err != nil {
-		b.generation = seen // look again next time
+		b.broken = foreign
 		return false, err
 	}
 	b.repaired()
