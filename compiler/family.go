@@ -96,6 +96,11 @@ func (f *family) nodePortPrefixes() []netip.Prefix {
 			prefixes = append(prefixes, prefixesOf(f.nft, []netip.Prefix{netip.PrefixFrom(ip, ip.BitLen())})...)
 		}
 	}
+	// Packets to loopback addresses never leave the machine: no rule can send them elsewhere.
+	loopback := f.nft.Loopback()
+	prefixes = slices.DeleteFunc(prefixes, func(p netip.Prefix) bool {
+		return p.Bits() >= loopback.Bits() && loopback.Contains(p.Addr())
+	})
 	return withoutNested(prefixes)
 }
 

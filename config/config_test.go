@@ -9,10 +9,14 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
+
 	"github.com/nftproxy/nftproxy/compiler"
 )
 
-const header = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
+const (
+	header1 = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
+	header2 = "apiVersion: kubeproxy.config.k8s.io/v1alpha2\nkind: KubeProxyConfiguration\n"
+)
 
 func prefixes(list ...string) []netip.Prefix {
 	var out []netip.Prefix
@@ -22,6 +26,15 @@ func prefixes(list ...string) []netip.Prefix {
 	return out
 }
 
+func parse(t testing.TB, document string) *File {
+	t.Helper()
+	f, err := Parse([]byte(document))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return f
+}
+
 func TestAConfigurationShapesTheRuleset(t *testing.T) {
 	withDefaults := func(change func(*compiler.Config)) compiler.Config {
 		c := compiler.Default()
@@ -29,28 +42,33 @@ func TestAConfigurationShapesTheRuleset(t *testing.T) {
 		return c
 	}
 	for _, tt := range []struct {
-		name, yaml string
-		want       compiler.Config
+		name, document string
+		want           compiler.Config
 	}{
-		{"nothing set", "", compiler.Default()},
-		{"the mode said aloud", "mode: nftables", compiler.Default()},
-		{"one cluster CIDR", "clusterCIDR: 10.0.0.0/8", withDefaults(func(c *compiler.Config) { c.DetectLocal.CIDRs = prefixes("10.0.0.0/8") })},
-		{"two cluster CIDRs", "clusterCIDR: 10.0.0.0/8,fd00::/8", withDefaults(func(c *compiler.Config) { c.DetectLocal.CIDRs = prefixes("10.0.0.0/8", "fd00::/8") })},
-		{"a cluster CIDR that another mode ignores", "clusterCIDR: 10.0.0.0/8\ndetectLocalMode: NodeCIDR", withDefaults(func(c *compiler.Config) { c.DetectLocal.NodePodCIDRs = true })},
-		{"a bridge", "detectLocalMode: BridgeInterface\ndetectLocal: {bridgeInterface: cni0}", withDefaults(func(c *compiler.Config) { c.DetectLocal.Interface = "cni0" })},
-		{"a name prefix", "detectLocalMode: InterfaceNamePrefix\ndetectLocal: {interfaceNamePrefix: cali}", withDefaults(func(c *compiler.Config) { c.DetectLocal.Interface = "cali*" })},
-		{"primary addresses", "nodePortAddresses: [primary]", compiler.Default()},
-		{"address ranges", "nodePortAddresses: [10.0.0.0/8, \"::/0\"]", withDefaults(func(c *compiler.Config) {
+		{"nothing set", header1, compiler.Default()},
+		{"nothing set in v1alpha2", header2, compiler.Default()},
+		{"the mode said aloud", header1 + "mode: nftables", compiler.Default()},
+		{"one cluster CIDR", header1 + "clusterCIDR: 10.0.0.0/8", withDefaults(func(c *compiler.Config) { c.DetectLocal.CIDRs = prefixes("10.0.0.0/8") })},
+		{"two cluster CIDRs", header1 + "clusterCIDR: 10.0.0.0/8,fd00::/8", withDefaults(func(c *compiler.Config) { c.DetectLocal.CIDRs = prefixes("10.0.0.0/8", "fd00::/8") })},
+		{"two cluster CIDRs in v1alpha2", header2 + "detectLocal: {clusterCIDRs: [10.0.0.0/8, \"fd00::/8\"]}", withDefaults(func(c *compiler.Config) { c.DetectLocal.CIDRs = prefixes("10.0.0.0/8", "fd00::/8") })},
+		{"numbers with leading zeros", header1 + "clusterCIDR: 010.000.0.0/8", withDefaults(func(c *compiler.Config) { c.DetectLocal.CIDRs = prefixes("10.0.0.0/8") })},
+		{"a cluster CIDR that another mode ignores", header1 + "clusterCIDR: 10.0.0.0/8\ndetectLocalMode: NodeCIDR", withDefaults(func(c *compiler.Config) { c.DetectLocal.NodePodCIDRs = true })},
+		{"a bridge", header1 + "detectLocalMode: BridgeInterface\ndetectLocal: {bridgeInterface: cni0}", withDefaults(func(c *compiler.Config) { c.DetectLocal.Interface = "cni0" })},
+		{"a name prefix", header1 + "detectLocalMode: InterfaceNamePrefix\ndetectLocal: {interfaceNamePrefix: cali}", withDefaults(func(c *compiler.Config) { c.DetectLocal.Interface = "cali*" })},
+		{"primary addresses", header1 + "nodePortAddresses: [primary]", compiler.Default()},
+		{"address ranges", header1 + "nodePortAddresses: [10.0.0.0/8, \"::/0\"]", withDefaults(func(c *compiler.Config) {
 			c.NodePortAddresses = compiler.NodePortAddresses{CIDRs: prefixes("10.0.0.0/8", "::/0")}
 		})},
-		{"masquerading", "nftables: {masqueradeAll: true, masqueradeBit: 0}", withDefaults(func(c *compiler.Config) { c.MasqueradeAll, c.MasqueradeBit = true, 0 })},
+		{"every keyword", header1 + "nodePortAddresses: [all, primary, localhost]", withDefaults(func(c *compiler.Config) {
+			c.NodePortAddresses = compiler.NodePortAddresses{Primary: true, CIDRs: prefixes("0.0.0.0/0", "::/0", "127.0.0.0/8", "::1/128")}
+		})},
+		{"masquerading", header1 + "mode: nftables\nnftables: {masqueradeAll: true, masqueradeBit: 0}", withDefaults(func(c *compiler.Config) { c.MasqueradeAll, c.MasqueradeBit = true, 0 })},
+		{"masquerading in v1alpha2", header2 + "linux: {masqueradeAll: true}\nnftables: {masqueradeBit: 0}", withDefaults(func(c *compiler.Config) { c.MasqueradeAll, c.MasqueradeBit = true, 0 })},
+		{"without a mode, what kube-proxy would have taken from iptables", header1 + "iptables: {masqueradeAll: true, masqueradeBit: 3}", withDefaults(func(c *compiler.Config) { c.MasqueradeAll, c.MasqueradeBit = true, 3 })},
+		{"in mode nftables, nothing from iptables", header1 + "mode: nftables\niptables: {masqueradeAll: true, masqueradeBit: 3}", compiler.Default()},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			c, err := Parse([]byte(header + tt.yaml))
-			if err != nil {
-				t.Fatal(err)
-			}
-			got, err := Compiler(c)
+			got, err := Compiler(parse(t, tt.document).Config)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -61,26 +79,47 @@ func TestAConfigurationShapesTheRuleset(t *testing.T) {
 	}
 }
 
-func TestABadConfigurationNamesTheField(t *testing.T) {
-	for _, tt := range []struct{ yaml, want string }{
-		{"mode: ipvs", `mode: mode "ipvs" is not supported: this kube-proxy programs nftables only`},
-		{"clusterCIDR: 10.0.0.1", `clusterCIDR: "10.0.0.1" is not a CIDR`},
-		{"clusterCIDR: 10.0.0.0/8,11.0.0.0/8", "clusterCIDR: "},
-		{"detectLocalMode: Magic", `detectLocalMode: "Magic" is unknown`},
-		{"detectLocalMode: BridgeInterface", "detectLocal.bridgeInterface: required"},
-		{"detectLocalMode: InterfaceNamePrefix", "detectLocal.interfaceNamePrefix: required"},
-		{"nodePortAddresses: [primary, 10.0.0.0/8]", `nodePortAddresses: "primary" is not a CIDR`},
-		{"nftables: {masqueradeBit: 32}", "nftables.masqueradeBit: 32"},
-		{"nftables: {masqueradBit: 3}", `unknown field "nftables.masqueradBit"`},
-		{"mode: nftables\nmode: nftables", `"mode" already set`},
-		{"kind: Service", `"kind" already set`},
-	} {
-		c, err := Parse([]byte(header + tt.yaml))
-		if err == nil {
-			_, err = Compiler(c)
+func TestOtherModesCanBeReadButNotCompiled(t *testing.T) {
+	for _, mode := range []string{"iptables", "ipvs", "kernelspace"} {
+		f := parse(t, header1+"mode: "+mode)
+		if _, err := Compiler(f.Config); err == nil || !strings.Contains(err.Error(), `does not have the mode "`+mode+`"; set it to "nftables"`) {
+			t.Errorf("mode %s: %v", mode, err)
 		}
-		if err == nil || !strings.Contains(err.Error(), tt.want) {
-			t.Errorf("%q: error %v, want one with %q", tt.yaml, err, tt.want)
+	}
+}
+
+func TestLoopbackNodePortsAreThoseThatAreNamed(t *testing.T) {
+	for _, tt := range []struct {
+		name, yaml string
+		want       []netip.Prefix
+	}{
+		{"by default none", "", nil},
+		{"not by all", "nodePortAddresses: [all]", nil},
+		{"the keyword", "nodePortAddresses: [primary, localhost]", prefixes("127.0.0.0/8", "::1/128")},
+		{"a prefix", "nodePortAddresses: [127.0.0.1/32, 10.0.0.0/8]", prefixes("127.0.0.1/32")},
+		{"not with the gate off", "nodePortAddresses: [localhost]\nfeatureGates: {KubeProxyNFTablesLocalhostNodePorts: false}", nil},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			if diff := cmp.Diff(tt.want, LoopbackNodePorts(parse(t, header1+tt.yaml).Config), cmpopts.EquateComparable(netip.Prefix{})); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestNodeIPsAreOverriddenByWhatIsAnAddress(t *testing.T) {
+	for _, tt := range []struct {
+		document string
+		want     []netip.Addr
+	}{
+		{header1, nil},
+		{header1 + "bindAddress: 0.0.0.0", nil},
+		{header1 + "bindAddress: '::'", nil},
+		{header1 + "bindAddress: 192.0.2.01", []netip.Addr{netip.MustParseAddr("192.0.2.1")}},
+		{header2 + "nodeIPOverride: ['2001:db8::1', 192.0.2.1]", []netip.Addr{netip.MustParseAddr("2001:db8::1"), netip.MustParseAddr("192.0.2.1")}},
+	} {
+		if diff := cmp.Diff(tt.want, NodeIPOverride(parse(t, tt.document).Config), cmpopts.EquateComparable(netip.Addr{})); diff != "" {
+			t.Errorf("%q (-want +got):\n%s", tt.document, diff)
 		}
 	}
 }

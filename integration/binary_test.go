@@ -250,7 +250,7 @@ func TestTheBinaryProgramsWhatTheAPIServerHas(t *testing.T) {
 	if err != nil {
 		t.Error(err)
 	}
-	for _, name := range []string{"kubeproxy_sync_proxy_rules_duration_seconds_count", "kubeproxy_sync_proxy_rules_last_timestamp_seconds", "kubeproxy_nftables_commit_bytes_total"} {
+	for _, name := range []string{"kubeproxy_sync_proxy_rules_duration_seconds_count", "kubeproxy_sync_proxy_rules_last_timestamp_seconds", "kubeproxy_nftables_commit_bytes_sum"} {
 		if !strings.Contains(metrics, name) {
 			t.Errorf("/metrics has no %s", name)
 		}
@@ -304,15 +304,16 @@ func TestTheBinaryRefusesBadInputWithOneLine(t *testing.T) {
 		name, want string
 		args       []string
 	}{
-		{"another mode", `--proxy-mode: mode "iptables" is not supported`, []string{"--proxy-mode=iptables"}},
-		{"a cluster CIDR that is none", `--cluster-cidr: "banana" is not a CIDR`, []string{"--cluster-cidr=banana"}},
-		{"a detect-local mode that is none", `--detect-local-mode: "Guess" is unknown`, []string{"--detect-local-mode=Guess"}},
-		{"no bridge", `--pod-bridge-interface: required`, []string{"--detect-local-mode=BridgeInterface"}},
-		{"node port addresses that are none", `--nodeport-addresses: "all" is not a CIDR`, []string{"--nodeport-addresses=all"}},
+		{"another mode", `--proxy-mode: this kube-proxy does not have the mode "iptables"; set it to "nftables"`, []string{"--proxy-mode=iptables"}},
+		{"a cluster CIDR that is none", `--cluster-cidr: Invalid value: "banana": must be a CIDR`, []string{"--cluster-cidr=banana"}},
+		{"a detect-local mode that is none", `--detect-local-mode: Unsupported value: "Guess"`, []string{"--detect-local-mode=Guess"}},
+		{"no bridge", `--pod-bridge-interface: Required value`, []string{"--detect-local-mode=BridgeInterface"}},
+		{"node port addresses that are none", `--nodeport-addresses: Invalid value: "eth0": must be a CIDR`, []string{"--nodeport-addresses=eth0"}},
 		{"two sources", "--manifests: cannot be combined", []string{"--manifests=" + dir, "--kubeconfig=x"}},
 		{"no such directory", "manifest directory", []string{"--manifests=" + filepath.Join(dir, "none"), "--metrics-bind-address="}},
 		{"no such kubeconfig", "kubeconfig " + filepath.Join(dir, "none"), []string{"--kubeconfig=" + filepath.Join(dir, "none")}},
-		{"a metrics address without a port", "--metrics-bind-address: address here", []string{"--manifests=" + dir, "--metrics-bind-address=here"}},
+		{"no such configuration", "read configuration: open " + filepath.Join(dir, "none"), []string{"--config=" + filepath.Join(dir, "none")}},
+		{"a metrics address without a port", `--metrics-bind-address: Invalid value: "here": must be an IP address and a port`, []string{"--manifests=" + dir, "--metrics-bind-address=here"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			p := start(t, l.Node, "kube-proxy", append([]string{"--v=0"}, tt.args...)...)

@@ -41,8 +41,8 @@ func cases(t testing.TB) []goldenCase {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(paths) < 25 {
-		t.Fatalf("the corpus has %d cases, want at least 25", len(paths))
+	if len(paths) < 80 {
+		t.Fatalf("the corpus has %d cases, want at least 80", len(paths))
 	}
 	var out []goldenCase
 	for _, p := range paths {
@@ -67,11 +67,29 @@ func (g goldenCase) config(t testing.TB) compiler.Config {
 	if err != nil {
 		t.Fatalf("%s: %v", g.path("config.yaml"), err)
 	}
-	out, err := config.Compiler(c)
+	out, err := config.Compiler(c.Config)
 	if err != nil {
 		t.Fatalf("%s: %v", g.path("config.yaml"), err)
 	}
 	return out
+}
+
+// bridge is the name of the bridge that the case's pods are connected to, empty for none.
+func (g goldenCase) bridge(t testing.TB) string {
+	t.Helper()
+	if name := g.config(t).DetectLocal.Interface; !strings.HasSuffix(name, "*") {
+		return name
+	}
+	return ""
+}
+
+// podLink is the name of an interface that packets of node-1's pods come in by.
+func (g goldenCase) podLink(t testing.TB) string {
+	t.Helper()
+	if bridge := g.bridge(t); bridge != "" {
+		return bridge
+	}
+	return "veth-1"
 }
 
 // compile compiles the case in memory.

@@ -143,7 +143,7 @@ func TestUDPClientsFollowTheirEndpoints(t *testing.T) {
 	undisturbed.expect(t, "other")
 	entryOf := func(c *udpClient) (n int) {
 		source := c.conn.LocalAddr().(*net.UDPAddr).AddrPort()
-		if _, err := flows.DeleteFlows(func(f conntrack.Flow) bool {
+		if _, err := flows.DeleteFlows(conntrack.IPv4, uint8(model.UDP), func(f conntrack.Flow) bool {
 			if f.Source == source {
 				n++
 			}

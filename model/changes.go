@@ -6,7 +6,7 @@ import "net/netip"
 type Node struct {
 	// Name is the node's name in Kubernetes.
 	Name string
-	// IPs is the node's primary addresses, at most one a family, IPv4 first.
+	// IPs is the node's primary addresses, at most one a family, that of its primary family first.
 	IPs []netip.Addr
 	// PodCIDRs is the pod networks of this node (detect-local mode NodeCIDR).
 	PodCIDRs []netip.Prefix

@@ -49,6 +49,9 @@ func (c *Conn) Close() error { return c.nl.Close() }
 type Stats struct {
 	// Messages and Bytes is what was sent to the kernel.
 	Messages, Bytes int
+	// Elements is how many elements were added and deleted, Chains how many chains were
+	// added, emptied to be written anew, and deleted. What goes with its table is not counted.
+	Elements, Chains int
 	// Encode is the time spent building the messages, Kernel the time until the kernel had
 	// carried them out.
 	Encode, Kernel time.Duration
@@ -72,9 +75,22 @@ func (c *Conn) Commit(tx Transaction) (Stats, error) {
 	defer c.mu.Unlock()
 	begin = time.Now()
 	stats.Messages, stats.Bytes = len(messages), batchBytes(messages)
+	stats.Elements, stats.Chains = tx.size()
 	err = c.commit(messages, stats.Bytes)
 	stats.Kernel = time.Since(begin)
 	return stats, err
+}
+
+func (tx *Transaction) size() (elements, chains int) {
+	for _, s := range tx.Steps {
+		switch s.Op {
+		case AddElements, DeleteElements:
+			elements += len(s.Elements)
+		case AddChain, FlushChain, DeleteChain:
+			chains++
+		}
+	}
+	return elements, chains
 }
 
 func batchBytes(messages []message) int {

@@ -39,6 +39,7 @@ func (t *Tracker) take() (*model.Changes, []time.Time) {
 	if !t.synced {
 		return nil, nil
 	}
+	t.counts.PendingServices, t.counts.PendingEndpointSlices = 0, 0
 	changes := &model.Changes{Full: t.full, Ports: make(map[model.PortID]*model.ServicePort, len(t.dirty))}
 	t.takePorts(changes)
 	t.takeNode(changes)

@@ -336,14 +336,14 @@ func TestNode(t *testing.T) {
 		want model.Node
 	}{
 		{
-			name: "the first InternalIP of each family, IPv4 first",
+			name: "the first InternalIP of each family, in the order of the Node",
 			node: makeNode(thisNode, "", func(n *corev1.Node) {
 				n.Status.Addresses = []corev1.NodeAddress{
 					address(corev1.NodeExternalIP, "198.51.100.1"), address(corev1.NodeHostName, "node-1"),
 					address(corev1.NodeInternalIP, "fd00::1"), address(corev1.NodeInternalIP, "192.0.2.1"), address(corev1.NodeInternalIP, "192.0.2.2"),
 				}
 			}),
-			want: model.Node{Name: thisNode, IPs: addrs("192.0.2.1", "fd00::1")},
+			want: model.Node{Name: thisNode, IPs: addrs("fd00::1", "192.0.2.1")},
 		},
 		{
 			name: "an ExternalIP where there is no InternalIP",
@@ -352,7 +352,7 @@ func TestNode(t *testing.T) {
 					address(corev1.NodeExternalIP, "198.51.100.1"), address(corev1.NodeInternalIP, "fd00::1"), address(corev1.NodeInternalIP, "192.0.2.01"),
 				}
 			}),
-			want: model.Node{Name: thisNode, IPs: addrs("198.51.100.1", "fd00::1")},
+			want: model.Node{Name: thisNode, IPs: addrs("fd00::1", "198.51.100.1")},
 		},
 		{
 			name: "pod CIDRs",

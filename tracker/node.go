@@ -17,6 +17,11 @@ type node struct {
 	skips skipList
 }
 
+// ParseNode returns what a backend is told of a Node. Parts that are invalid are left out.
+func ParseNode(obj *corev1.Node) model.Node {
+	return parseNode(obj).Node
+}
+
 func parseNode(obj *corev1.Node) *node {
 	n := &node{Node: model.Node{Name: obj.Name}, zone: obj.Labels[corev1.LabelTopologyZone]}
 	n.parseIPs(obj.Status.Addresses)
@@ -29,9 +34,9 @@ func parseNode(obj *corev1.Node) *node {
 }
 
 // parseIPs picks the primary address of each family: the first InternalIP, else the
-// first ExternalIP, as the kubelet does for the IPs of host-network pods.
+// first ExternalIP, as the kubelet does for the IPs of host-network pods. The family that
+// comes first is the node's primary one.
 func (n *node) parseIPs(addresses []corev1.NodeAddress) {
-	var primary perFamily[netip.Addr]
 	for _, wanted := range []corev1.NodeAddressType{corev1.NodeInternalIP, corev1.NodeExternalIP} {
 		for i, address := range addresses {
 			if address.Type != wanted {
@@ -42,14 +47,10 @@ func (n *node) parseIPs(addresses []corev1.NodeAddress) {
 				n.skips.add(ReasonInvalidIP, indexed("status.addresses", i), address.Address, err)
 				continue
 			}
-			if p := primary.of(model.FamilyOf(addr)); !p.IsValid() {
-				*p = addr
+			known := func(ip netip.Addr) bool { return model.FamilyOf(ip) == model.FamilyOf(addr) }
+			if !slices.ContainsFunc(n.IPs, known) {
+				n.IPs = append(n.IPs, addr)
 			}
-		}
-	}
-	for _, family := range model.Families {
-		if addr := *primary.of(family); addr.IsValid() {
-			n.IPs = append(n.IPs, addr)
 		}
 	}
 }

@@ -70,6 +70,7 @@ type Tracker struct {
 	handedNode   *node
 	handedRanges []netip.Prefix
 	scratch      []candidate
+	counts       Counts
 }
 
 var _ Sink = (*Tracker)(nil)
@@ -100,10 +101,12 @@ func (t *Tracker) SetService(obj *corev1.Service) {
 
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	t.counts.Services++
 	e := t.entry(name)
 	if e.service != nil && e.service.equal(parsed) {
 		return
 	}
+	t.counts.PendingServices++
 	e.service = parsed
 	t.markDirty(name)
 	t.report(KindService, name, parsed.skips)
@@ -114,7 +117,9 @@ func (t *Tracker) DeleteService(namespace, name string) {
 	key := objectName{namespace, name}
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	t.counts.Services++
 	if e := t.entries[key]; e != nil && e.service != nil {
+		t.counts.PendingServices++
 		e.service = nil
 		t.markDirty(key)
 	}
@@ -129,10 +134,12 @@ func (t *Tracker) SetEndpointSlice(obj *discoveryv1.EndpointSlice) {
 
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	t.counts.EndpointSlices++
 	old := t.slices[parsed.name]
 	if old != nil && old.equal(parsed) {
 		return
 	}
+	t.counts.PendingEndpointSlices++
 	if old != nil && old.service != parsed.service {
 		t.unlink(old)
 	}
@@ -147,7 +154,9 @@ func (t *Tracker) DeleteEndpointSlice(namespace, name string) {
 	key := objectName{namespace, name}
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	t.counts.EndpointSlices++
 	if old := t.slices[key]; old != nil {
+		t.counts.PendingEndpointSlices++
 		delete(t.slices, key)
 		t.unlink(old)
 		// The deletion carries no time, so the latency of this change is not known.

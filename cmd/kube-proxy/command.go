@@ -1,17 +1,27 @@
 package main
 
 import (
+	"context"
 	"fmt"
+	"slices"
 
 	"github.com/spf13/cobra"
-	"k8s.io/component-base/logs"
+	"k8s.io/apimachinery/pkg/util/validation/field"
 	logsapi "k8s.io/component-base/logs/api/v1"
+	"k8s.io/component-base/metrics"
+	metricsfeatures "k8s.io/component-base/metrics/features"
 	"k8s.io/component-base/version/verflag"
+	"k8s.io/klog/v2"
+
+	"github.com/nftproxy/nftproxy/config"
+	"github.com/nftproxy/nftproxy/config/conversion"
+	"github.com/nftproxy/nftproxy/introspect"
+	nftmetrics "github.com/nftproxy/nftproxy/metrics"
 )
 
-func newCommand() *cobra.Command {
-	o := defaultOptions()
-	logging := logsapi.NewLoggingConfiguration()
+func newCommand() *cobra.Command { return newCommandFor(defaultOptions()) }
+
+func newCommandFor(o *options) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "kube-proxy",
 		Short: "Program a node's nftables with the Services of a Kubernetes cluster",
@@ -21,21 +31,66 @@ account of the pod it runs in) or from a directory of manifests (--manifests).
 
 The rules stay in the kernel when kube-proxy exits, so that traffic flows on while it
 restarts; --cleanup removes them.`,
-		Args:          cobra.NoArgs,
+		Args:          noArgs,
 		SilenceUsage:  true,
 		SilenceErrors: true,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			verflag.PrintAndExitIfRequested()
-			logs.InitLogs()
-			if err := logsapi.ValidateAndApply(logging, nil); err != nil {
-				return fmt.Errorf("logging flags: %w", err)
+			if err := o.complete(cmd.Flags()); err != nil {
+				return err
 			}
-			return run(cmd.Context(), o)
+			if err := o.apply(cmd.Context()); err != nil {
+				return err
+			}
+			return o.do(cmd.Context())
 		},
 	}
 	o.addFlags(cmd.Flags())
-	logsapi.AddFlags(logging, cmd.Flags())
 	verflag.AddFlags(cmd.Flags())
 	cmd.SetContext(signalContext())
 	return cmd
+}
+
+// noArgs lets empty arguments pass, which templates of manifests leave behind.
+func noArgs(cmd *cobra.Command, args []string) error {
+	return cobra.NoArgs(cmd, slices.DeleteFunc(slices.Clone(args), func(arg string) bool { return arg == "" }))
+}
+
+// apply makes those settings that are the whole process's, and logs warnings as they say to.
+func (o *options) apply(ctx context.Context) error {
+	gates, _, _ := config.FeatureGates(o.config.FeatureGates)
+	if err := logsapi.ValidateAndApplyAsField(&o.config.Logging, gates, field.NewPath("logging")); err != nil {
+		return err
+	}
+	metricsfeatures.ApplyFeatureGates(gates)
+	nftmetrics.Register()
+	shown, _ := conversion.ToV1alpha1(o.config)
+	if err := introspect.PublishConfig(shown); err != nil {
+		return err
+	}
+	if o.config.ShowHiddenMetricsForVersion != "" {
+		metrics.SetShowHidden()
+	}
+	logger := klog.FromContext(ctx)
+	for _, warning := range o.warnings {
+		logger.Info("Configuration warning", "warning", warning)
+	}
+	return nil
+}
+
+// do is what the command line asks for.
+func (o *options) do(ctx context.Context) error {
+	switch {
+	case o.writeConfigTo != "":
+		if err := config.Write(o.config, o.writeConfigTo); err != nil {
+			return fmt.Errorf("--write-config-to: %w", err)
+		}
+		klog.FromContext(ctx).Info("Wrote configuration", "file", o.writeConfigTo)
+		return nil
+	case o.cleanup:
+		return cleanup()
+	case o.initOnly:
+		return initOnly(ctx, o.config)
+	}
+	return run(ctx, o)
 }

@@ -1,89 +1,90 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
-	"net"
 	"os"
 	"strings"
+	"time"
+
+	"github.com/spf13/pflag"
+	corev1 "k8s.io/api/core/v1"
+	kubeproxyv1alpha1 "k8s.io/kube-proxy/config/v1alpha1"
 
 	"github.com/nftproxy/nftproxy/compiler"
 	"github.com/nftproxy/nftproxy/config"
+	"github.com/nftproxy/nftproxy/config/conversion"
+	"github.com/nftproxy/nftproxy/config/v1alpha2"
+	"github.com/nftproxy/nftproxy/node"
 	"github.com/nftproxy/nftproxy/source/apiserver"
 	"github.com/nftproxy/nftproxy/source/manifests"
 	"github.com/nftproxy/nftproxy/tracker"
-	"github.com/spf13/pflag"
-	kubeproxyv1alpha1 "k8s.io/kube-proxy/config/v1alpha1"
 )
 
-// options is what the flags say. The fields of config have the names that error messages
-// use; flagNames translates them back.
+// options is what the command line says, or the configuration file in its place.
 type options struct {
-	master, kubeconfig, manifests string
-	hostname                      string
-	metricsAddress                string
-	cleanup                       bool
-	mode, detectLocalMode         string
-	config                        kubeproxyv1alpha1.KubeProxyConfiguration
+	configFile, writeConfigTo string
+	cleanup, initOnly         bool
+	master, manifests         string
+
+	// config is what the flags set; complete replaces it by the file's. It is valid then.
+	config *v1alpha2.KubeProxyConfiguration
+	// flags is where the flags are, for those who ask for them over HTTP.
+	flags *pflag.FlagSet
+	// file is what complete read; nil without --config.
+	file *config.File
+	// warnings has what complete found to have no effect.
+	warnings []string
+
+	// Flags that are not just a field of config.
+	hostname                 string
+	bindAddress, clusterCIDR string
+	healthzAddress           string
+	metricsAddress           string
+	healthzPort, metricsPort int32
+	ipvsSyncPeriod           time.Duration
+	ipvsMinSyncPeriod        time.Duration
 }
 
 func defaultOptions() *options {
-	return &options{metricsAddress: "127.0.0.1:10249"}
-}
-
-func (o *options) addFlags(flags *pflag.FlagSet) {
-	flags.StringVar(&o.master, "master", "", "The address of the API server; overrides the one in the kubeconfig file")
-	flags.StringVar(&o.kubeconfig, "kubeconfig", "", "Path to a kubeconfig file for the API server; without it and without --manifests, the pod's service account is used")
-	flags.StringVar(&o.manifests, "manifests", "", "A directory with manifests of Services, EndpointSlices, Nodes and ServiceCIDRs (.yaml, .yml, .json) to take them from instead of an API server; watched for changes")
-	flags.StringVar(&o.hostname, "hostname-override", "", "The name of the Node that this proxy runs on; by default the host name")
-	flags.StringVar(&o.mode, "proxy-mode", config.ModeNFTables, "Which proxy mode to use: nftables is the only one")
-	flags.StringVar(&o.config.ClusterCIDR, "cluster-cidr", "", "The range of the cluster's pods, or one of each IP family separated by a comma; clients outside it are masqueraded when they dial a ClusterIP (detect-local mode ClusterCIDR)")
-	flags.StringVar(&o.detectLocalMode, "detect-local-mode", "", "How to tell the cluster's pods from other clients: ClusterCIDR (the default), NodeCIDR, BridgeInterface or InterfaceNamePrefix")
-	flags.StringVar(&o.config.DetectLocal.BridgeInterface, "pod-bridge-interface", "", "The bridge that pods are connected to (detect-local mode BridgeInterface)")
-	flags.StringVar(&o.config.DetectLocal.InterfaceNamePrefix, "pod-interface-name-prefix", "", "What the names of pods' interfaces on the node start with (detect-local mode InterfaceNamePrefix)")
-	flags.StringSliceVar(&o.config.NodePortAddresses, "nodeport-addresses", nil, `The node's addresses on which node ports answer: CIDRs, or "primary" (the default) for the addresses of the Node object`)
-	flags.BoolVar(&o.config.NFTables.MasqueradeAll, "masquerade-all", false, "Masquerade all traffic to ClusterIPs")
-	flags.StringVar(&o.metricsAddress, "metrics-bind-address", o.metricsAddress, `The address and port of the metrics server; "" disables it`)
-	flags.BoolVar(&o.cleanup, "cleanup", false, "Remove the tables ip kube-proxy and ip6 kube-proxy and exit")
-}
-
-// flagNames maps the fields that config names in errors to the flags that set them.
-var flagNames = strings.NewReplacer(
-	"clusterCIDR:", "--cluster-cidr:",
-	"nodePortAddresses:", "--nodeport-addresses:",
-	"detectLocalMode:", "--detect-local-mode:",
-	"detectLocal.bridgeInterface:", "--pod-bridge-interface:",
-	"detectLocal.interfaceNamePrefix:", "--pod-interface-name-prefix:",
-	"detectLocal:", "--pod-bridge-interface or --pod-interface-name-prefix:",
-	"mode:", "--proxy-mode:",
-)
-
-// compiler returns what the flags say of the ruleset; errors name the flag.
-func (o *options) compiler() (compiler.Config, error) {
-	o.config.Mode = kubeproxyv1alpha1.ProxyMode(o.mode)
-	o.config.DetectLocalMode = kubeproxyv1alpha1.LocalMode(o.detectLocalMode)
-	c, err := config.Compiler(&o.config)
-	if err != nil {
-		return c, errors.New(flagNames.Replace(err.Error()))
+	// The flags have the defaults of v1alpha1, as kube-proxy's.
+	c, _ := conversion.ToV1alpha2(&kubeproxyv1alpha1.KubeProxyConfiguration{})
+	v1alpha2.SetDefaults(c)
+	return &options{
+		config:         c,
+		healthzAddress: c.HealthzBindAddress,
+		metricsAddress: c.MetricsBindAddress,
+		healthzPort:    v1alpha2.HealthzPort,
+		metricsPort:    v1alpha2.MetricsPort,
 	}
-	return c, nil
 }
 
-func (o *options) validate() error {
-	if o.manifests != "" && (o.kubeconfig != "" || o.master != "") {
+// validate checks what is not part of the configuration.
+func (o *options) validate(flags *pflag.FlagSet) error {
+	if o.manifests != "" && (flags.Changed("kubeconfig") || o.master != "") {
 		return errors.New("--manifests: cannot be combined with --kubeconfig or --master: Services come from one place")
-	}
-	if o.metricsAddress != "" {
-		if _, _, err := net.SplitHostPort(o.metricsAddress); err != nil {
-			return fmt.Errorf("--metrics-bind-address: %w; want an address and port such as 127.0.0.1:10249", err)
-		}
 	}
 	return nil
 }
 
+// compiler returns what shapes the ruleset. Errors name the file or the flag.
+func (o *options) compiler() (compiler.Config, error) {
+	if o.file == nil {
+		if err := config.CheckMode(o.config.Mode, flagNames()); err != nil {
+			return compiler.Config{}, err
+		}
+	}
+	out, err := config.Compiler(o.config)
+	if err != nil && o.file != nil {
+		err = fmt.Errorf("configuration %s: %w", o.file.Path, err)
+	}
+	return out, err
+}
+
 // nodeName returns the name of the Node that this proxy runs on, as the kubelet would choose it.
 func (o *options) nodeName() (string, error) {
-	name := o.hostname
+	name := o.config.HostnameOverride
 	if name == "" {
 		var err error
 		if name, err = os.Hostname(); err != nil {
@@ -100,7 +101,50 @@ func (o *options) nodeName() (string, error) {
 // source returns where Services come from.
 func (o *options) source(nodeName string) (tracker.Source, error) {
 	if o.manifests != "" {
-		return manifests.New(o.manifests), nil
+		return o.guard(manifests.New(o.manifests), nodeName), nil
 	}
-	return apiserver.New(apiserver.Config{Kubeconfig: o.kubeconfig, Master: o.master, NodeName: nodeName})
+	source, err := apiserver.New(o.apiserver(nodeName))
+	if err != nil {
+		return nil, err
+	}
+	return o.guard(source, nodeName), nil
+}
+
+func (o *options) apiserver(nodeName string) apiserver.Config {
+	client := o.config.ClientConnection
+	return apiserver.Config{
+		Kubeconfig:         client.Kubeconfig,
+		Master:             o.master,
+		ContentType:        client.ContentType,
+		AcceptContentTypes: client.AcceptContentTypes,
+		QPS:                client.QPS,
+		Burst:              int(client.Burst),
+		NodeName:           nodeName,
+	}
+}
+
+// events returns what posts events; nil where there is no API server to post them to.
+func (o *options) events(ctx context.Context, nodeName string) (*node.Events, error) {
+	if o.manifests != "" {
+		return nil, nil
+	}
+	settings, err := apiserver.RESTConfig(o.apiserver(nodeName))
+	if err != nil {
+		return nil, err
+	}
+	return node.NewEvents(ctx, settings, nodeName)
+}
+
+// guard returns what looks after the Node. A directory of manifests has all there will be, so nothing is waited for.
+func (o *options) guard(source tracker.Source, nodeName string) tracker.Source {
+	options := node.Options{
+		NodeName:     nodeName,
+		Override:     config.NodeIPOverride(o.config),
+		FamilyPolicy: corev1.IPFamilyPolicy(o.config.IPFamilyPolicy),
+		NodeCIDR:     o.config.DetectLocalMode == v1alpha2.LocalModeNodeCIDR,
+	}
+	if o.manifests == "" {
+		options.IPWait, options.PodCIDRWait = node.DefaultIPWait, node.DefaultPodCIDRWait
+	}
+	return node.NewGuard(source, options)
 }

@@ -6,12 +6,18 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/nftproxy/nftproxy/conntrack"
-	"github.com/nftproxy/nftproxy/nft"
-	"github.com/nftproxy/nftproxy/proxy"
-	"github.com/nftproxy/nftproxy/tracker"
 	"golang.org/x/sync/errgroup"
 	"k8s.io/klog/v2"
+
+	"github.com/nftproxy/nftproxy/compiler"
+	"github.com/nftproxy/nftproxy/conntrack"
+	"github.com/nftproxy/nftproxy/health"
+	"github.com/nftproxy/nftproxy/localnodeport"
+	"github.com/nftproxy/nftproxy/metrics"
+	"github.com/nftproxy/nftproxy/nft"
+	"github.com/nftproxy/nftproxy/node"
+	"github.com/nftproxy/nftproxy/proxy"
+	"github.com/nftproxy/nftproxy/tracker"
 )
 
 // signalContext ends on SIGTERM or SIGINT; a second one kills the process.
@@ -21,10 +27,17 @@ func signalContext() context.Context {
 	return ctx
 }
 
-func run(ctx context.Context, o *options) error {
-	if err := o.validate(); err != nil {
+// cleanup removes the rules, whatever the configuration says.
+func cleanup() error {
+	conn, err := nft.Dial(nft.Config{})
+	if err != nil {
 		return err
 	}
+	defer conn.Close()
+	return proxy.Cleanup(conn)
+}
+
+func run(ctx context.Context, o *options) error {
 	compilerConfig, err := o.compiler()
 	if err != nil {
 		return err
@@ -34,51 +47,96 @@ func run(ctx context.Context, o *options) error {
 		return err
 	}
 	defer conn.Close()
-	if o.cleanup {
-		return proxy.Cleanup(conn)
-	}
-	nodeName, err := o.nodeName()
-	if err != nil {
-		return err
-	}
-	source, err := o.source(nodeName)
-	if err != nil {
-		return err
-	}
-	if err := conn.Probe(); err != nil {
-		return err
-	}
-	backend, err := proxy.NewBackend(conn, compilerConfig, proxy.Hooks{OnCommit: recordCommit, OnRepair: recordRepair})
-	if err != nil {
-		return err
-	}
 	flows, err := conntrack.Dial(0)
 	if err != nil {
 		return err
 	}
 	defer flows.Close()
-	backend.RemoveStaleFlows(flows)
+	p, err := newParts(ctx, o, compilerConfig, conn)
+	if err != nil {
+		return err
+	}
+	setOOMScore(ctx, o.config)
+	if err := prepareKernel(ctx, o.config, conn); err != nil {
+		return err
+	}
+	p.backend.RemoveStaleFlows(flows)
+	klog.FromContext(ctx).Info("Starting", "node", p.nodeName, "mode", "nftables")
+	p.events.Starting()
+	return p.serve(ctx, o)
+}
+
+// parts is what a running proxy consists of.
+type parts struct {
+	nodeName string
+	source   tracker.Source
+	tracker  *tracker.Tracker
+	loop     *tracker.Loop
+	backend  *proxy.Backend
+	// events is nil when Services do not come from an API server.
+	events *node.Events
+
+	health     *health.Proxy
+	services   *health.Services
+	localhosts *localnodeport.Forwarder
+}
+
+func newParts(ctx context.Context, o *options, compilerConfig compiler.Config, conn *nft.Conn) (p *parts, err error) {
+	p = &parts{health: newHealth(o.config)}
+	if p.nodeName, err = o.nodeName(); err != nil {
+		return nil, err
+	}
+	if p.source, err = o.source(p.nodeName); err != nil {
+		return nil, err
+	}
+	if p.events, err = o.events(ctx, p.nodeName); err != nil {
+		return nil, err
+	}
+	if p.backend, err = proxy.NewBackend(conn, compilerConfig, hooks()); err != nil {
+		return nil, err
+	}
+	p.services = newServiceHealth(p.health, compilerConfig, p.events)
+	p.localhosts = newForwarder(o.config)
 	logger := klog.FromContext(ctx)
-	t := tracker.New(tracker.Options{NodeName: nodeName, Logger: logger, OnSkip: recordSkip})
-	loop := tracker.NewLoop(t, backend, tracker.LoopOptions{Logger: logger, OnQueued: recordQueued, OnSync: func(r tracker.SyncResult) { recordSync(logger, r) }})
-	logger.Info("Starting", "node", nodeName, "mode", "nftables")
-	return serve(ctx, o, source, t, loop, backend)
+	p.tracker = tracker.New(tracker.Options{NodeName: p.nodeName, Logger: logger, OnSkip: metrics.CountSkip})
+	metrics.ShowTracker(p.tracker)
+	p.loop = tracker.NewLoop(p.tracker, p.backend, tracker.LoopOptions{
+		MinSyncPeriod: o.config.MinSyncPeriod.Duration,
+		Logger:        logger,
+		OnQueued:      p.queued,
+		OnSync:        func(r tracker.SyncResult) { p.synced(ctx, r) },
+	})
+	return p, nil
+}
+
+func (p *parts) queued() {
+	metrics.ObserveQueued()
+	p.health.Queued()
+}
+
+// synced tells everything that follows the rules in the kernel what they now are.
+func (p *parts) synced(ctx context.Context, r tracker.SyncResult) {
+	metrics.ObserveSync(r)
+	if r.Err != nil {
+		return // the loop has logged it
+	}
+	p.health.Synced()
+	p.services.Apply(ctx, r.Changes)
+	p.localhosts.Apply(ctx, r.Changes)
+	klog.FromContext(ctx).V(2).Info("Synced", "changed", len(r.Changes.Ports), "full", r.Changes.Full, "duration", r.Duration.Round(time.Microsecond).String())
 }
 
 // serve runs all parts until ctx ends or one of them fails. The rules stay.
-func serve(ctx context.Context, o *options, source tracker.Source, t *tracker.Tracker, loop *tracker.Loop, backend *proxy.Backend) error {
+func (p *parts) serve(ctx context.Context, o *options) error {
 	group, ctx := errgroup.WithContext(ctx)
-	if o.metricsAddress != "" {
-		listener, err := listenMetrics(o.metricsAddress)
-		if err != nil {
-			return err
-		}
-		group.Go(func() error { return serveMetrics(ctx, listener) })
+	p.serveHTTP(ctx, group, o)
+	if o.file != nil {
+		group.Go(func() error { return o.file.Watch(ctx) })
 	}
-	group.Go(func() error { return source.Run(ctx, t) })
-	group.Go(func() error { return loop.Run(ctx) })
+	group.Go(func() error { return p.source.Run(ctx, p.health.WatchNode(p.nodeName, p.tracker)) })
+	group.Go(func() error { return p.loop.Run(ctx) })
 	group.Go(func() error {
-		backend.Watch(ctx)
+		p.backend.Watch(ctx)
 		return nil
 	})
 	err := group.Wait()
@@ -86,11 +144,13 @@ func serve(ctx context.Context, o *options, source tracker.Source, t *tracker.Tr
 	return err
 }
 
-// recordSync counts a sync and says what went wrong with it.
-func recordSync(logger klog.Logger, r tracker.SyncResult) {
-	observeSync(r)
-	if r.Err != nil {
-		return // the loop has logged it
+// hooks counts what the backend does.
+func hooks() proxy.Hooks {
+	return proxy.Hooks{
+		OnCommit:        metrics.ObserveCommit,
+		OnCompile:       metrics.ObserveCompile,
+		OnForeignChange: metrics.CountForeignChange,
+		OnRepair:        metrics.CountRepair,
+		OnFlowsRemoved:  observeFlows,
 	}
-	logger.V(2).Info("Synced", "changed", len(r.Changes.Ports), "full", r.Changes.Full, "duration", r.Duration.Round(time.Microsecond).String())
 }

@@ -22,12 +22,12 @@ func newCommand() *cobra.Command {
 		Args:          cobra.NoArgs,
 	}
 	root.CompletionOptions.DisableDefaultCmd = true
-	root.AddCommand(newCompileCommand(), newLiveCommand())
+	root.AddCommand(newCompileCommand(), newLiveCommand(), newExplainCommand())
 	return root
 }
 
 func newCompileCommand() *cobra.Command {
-	var dir, node, configFile string
+	var input input
 	format := formatNft
 	cmd := &cobra.Command{
 		Use:   "compile --manifests DIR|FILE --node NAME",
@@ -38,27 +38,14 @@ without touching the kernel. Unlike the proxy, which goes on with what is valid,
 refuses a directory with an invalid file.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			compilerConfig, err := loadConfig(configFile)
+			tables, _, err := input.compile(cmd.ErrOrStderr())
 			if err != nil {
 				return err
-			}
-			objects, err := manifests.Load(dir)
-			if err != nil {
-				return err
-			}
-			tables, conflicts, err := proxy.Compile(&objects, tracker.Options{NodeName: node}, compilerConfig)
-			if err != nil {
-				return err
-			}
-			for _, c := range conflicts {
-				fmt.Fprintf(cmd.ErrOrStderr(), "ruledump: %s is claimed by several Services; %s gets it\n", c.Frontend, c.Owner.ServicePortName())
 			}
 			return format.write(cmd.OutOrStdout(), tables)
 		},
 	}
-	cmd.Flags().StringVar(&dir, "manifests", "", "directory with manifests (.yaml, .yml, .json), or one such file")
-	cmd.Flags().StringVar(&node, "node", "", "name of the Node to compile for")
-	cmd.Flags().StringVar(&configFile, "config", "", "KubeProxyConfiguration file; by default kube-proxy's defaults")
+	input.addFlags(cmd)
 	cmd.Flags().VarP(&format, "output", "o", "nft or json")
 	for _, required := range []string{"manifests", "node"} {
 		if err := cmd.MarkFlagRequired(required); err != nil {
@@ -68,17 +55,50 @@ refuses a directory with an invalid file.`,
 	return cmd
 }
 
-func loadConfig(file string) (compiler.Config, error) {
-	if file == "" {
+// input is what there is to compile.
+type input struct{ manifests, node, config string }
+
+func (i *input) addFlags(cmd *cobra.Command) {
+	cmd.Flags().StringVar(&i.manifests, "manifests", "", "directory with manifests (.yaml, .yml, .json), or one such file")
+	cmd.Flags().StringVar(&i.node, "node", "", "name of the Node to compile for")
+	cmd.Flags().StringVar(&i.config, "config", "", "KubeProxyConfiguration file, v1alpha1 or v1alpha2; by default kube-proxy's defaults")
+}
+
+// compile returns the tables and what they were compiled from.
+func (i *input) compile(warnings io.Writer) ([]*nft.Table, *manifests.Objects, error) {
+	compilerConfig, err := loadConfig(i.config, warnings)
+	if err != nil {
+		return nil, nil, err
+	}
+	objects, err := manifests.Load(i.manifests)
+	if err != nil {
+		return nil, nil, err
+	}
+	tables, conflicts, err := proxy.Compile(&objects, tracker.Options{NodeName: i.node}, compilerConfig)
+	if err != nil {
+		return nil, nil, err
+	}
+	for _, c := range conflicts {
+		fmt.Fprintf(warnings, "ruledump: %s is claimed by several Services; %s gets it\n", c.Frontend, c.Owner.ServicePortName())
+	}
+	return tables, &objects, nil
+}
+
+// loadConfig reads a configuration and prints what in it has no effect.
+func loadConfig(path string, warnings io.Writer) (compiler.Config, error) {
+	if path == "" {
 		return compiler.Default(), nil
 	}
-	c, err := config.Load(file)
+	file, err := config.Load(path)
 	if err != nil {
 		return compiler.Config{}, err
 	}
-	out, err := config.Compiler(c)
+	for _, warning := range file.Warnings {
+		fmt.Fprintf(warnings, "ruledump: configuration %s: %s\n", path, warning)
+	}
+	out, err := config.Compiler(file.Config)
 	if err != nil {
-		return out, fmt.Errorf("configuration %s: %w", file, err)
+		return out, fmt.Errorf("configuration %s: %w", path, err)
 	}
 	return out, nil
 }
@@ -106,18 +126,27 @@ func live(w io.Writer, format outputFormat) error {
 		return err
 	}
 	defer conn.Close()
+	tables, err := readTables(conn)
+	if err != nil {
+		return err
+	}
+	return format.write(w, tables)
+}
+
+// readTables returns the proxy's tables as the kernel holds them.
+func readTables(conn *nft.Conn) ([]*nft.Table, error) {
 	var tables []*nft.Table
 	for _, family := range []nft.Family{nft.FamilyIP, nft.FamilyIP6} {
 		table, err := conn.ReadTable(family, compiler.TableName)
 		if err != nil {
-			return err
+			return nil, err
 		}
 		if table != nil {
 			tables = append(tables, table)
 		}
 	}
 	if len(tables) == 0 {
-		return fmt.Errorf("the kernel has no table ip %s or ip6 %s in this network namespace", compiler.TableName, compiler.TableName)
+		return nil, fmt.Errorf("the kernel has no table ip %s or ip6 %s in this network namespace", compiler.TableName, compiler.TableName)
 	}
-	return format.write(w, tables)
+	return tables, nil
 }

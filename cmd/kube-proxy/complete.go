@@ -1,0 +1,133 @@
+package main
+
+import (
+	"fmt"
+	"net"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/pflag"
+	logsapi "k8s.io/component-base/logs/api/v1"
+
+	"github.com/nftproxy/nftproxy/config"
+	"github.com/nftproxy/nftproxy/config/v1alpha2"
+)
+
+// complete makes one valid configuration out of flags that were parsed, or out of the file that
+// they name. As in kube-proxy, with a file most flags do not count.
+func (o *options) complete(flags *pflag.FlagSet) error {
+	if err := o.validate(flags); err != nil {
+		return err
+	}
+	if o.configFile != "" {
+		return o.completeFromFile(flags)
+	}
+	return o.completeFromFlags(flags)
+}
+
+func (o *options) completeFromFile(flags *pflag.FlagSet) error {
+	file, err := config.Load(o.configFile)
+	if err != nil {
+		return err
+	}
+	if err := overrideLogging(flags, &file.Config.Logging); err != nil {
+		return err
+	}
+	for _, warning := range file.Warnings {
+		o.warn("configuration %s: %s", file.Path, warning)
+	}
+	if ignored := changedFlags(flags, func(f flagInfo) bool { return !f.besideConfig }); len(ignored) > 0 {
+		o.warn("%s: ignored, because --config is given; set what they mean in the file", strings.Join(ignored, ", "))
+	}
+	o.file, o.config = file, file.Config
+	o.overrideHostname()
+	return nil
+}
+
+func (o *options) completeFromFlags(flags *pflag.FlagSet) error {
+	c := o.config
+	if flags.Changed("bind-address") && o.bindAddress != "" {
+		c.NodeIPOverride = []string{o.bindAddress}
+	}
+	if flags.Changed("cluster-cidr") && o.clusterCIDR != "" {
+		c.DetectLocal.ClusterCIDRs = strings.Split(o.clusterCIDR, ",")
+	}
+	*c.IPVS.MasqueradeBit = *c.IPTables.MasqueradeBit
+	if !flags.Changed("proxy-mode") {
+		// As in a v1alpha1 file without a mode: to kube-proxy that is the mode iptables.
+		*c.NFTables.MasqueradeBit = *c.IPTables.MasqueradeBit
+	} else if flags.Changed("iptables-masquerade-bit") {
+		o.warn("--iptables-masquerade-bit: ignored, because --proxy-mode is given; set nftables.masqueradeBit in a file instead")
+	}
+	for _, name := range changedFlags(flags, func(f flagInfo) bool { return f.ignored != "" }) {
+		o.warn("%s: ignored, because %s", name, reasonIgnored(name))
+	}
+	o.overrideHostname()
+	v1alpha2.SetDefaults(c)
+	// After the defaults, for which nothing stands for a server that is off.
+	c.HealthzBindAddress = serverAddress(flags, o.healthzAddress, "healthz-port", o.healthzPort)
+	c.MetricsBindAddress = serverAddress(flags, o.metricsAddress, "metrics-port", o.metricsPort)
+	_, ineffective, _ := config.FeatureGates(c.FeatureGates)
+	for _, gate := range ineffective {
+		o.warn("--feature-gates: %s has no effect in this proxy", gate)
+	}
+	return config.Validate(c, flagNames())
+}
+
+func (o *options) warn(format string, args ...any) {
+	o.warnings = append(o.warnings, fmt.Sprintf(format, args...))
+}
+
+func (o *options) overrideHostname() {
+	if name := strings.TrimSpace(o.hostname); name != "" {
+		o.config.HostnameOverride = name
+	}
+}
+
+// serverAddress puts an address and the deprecated flag for its port together.
+func serverAddress(flags *pflag.FlagSet, address, portFlag string, port int32) string {
+	if port == 0 {
+		return ""
+	}
+	if host, _, err := net.SplitHostPort(address); err == nil && flags.Changed(portFlag) {
+		return net.JoinHostPort(host, strconv.Itoa(int(port)))
+	}
+	return v1alpha2.WithPort(address, int(port))
+}
+
+// changedFlags returns the flags on the command line that a condition holds for, with dashes.
+func changedFlags(flags *pflag.FlagSet, condition func(flagInfo) bool) (names []string) {
+	for _, f := range flagTable {
+		if flags.Changed(f.name) && condition(f) {
+			names = append(names, "--"+f.name)
+		}
+	}
+	return names
+}
+
+func reasonIgnored(name string) string {
+	for _, f := range flagTable {
+		if "--"+f.name == name {
+			return f.ignored
+		}
+	}
+	return ""
+}
+
+// overrideLogging applies the logging flags on the command line to a file's configuration.
+// --vmodule adds to what is there, and comes first.
+func overrideLogging(from *pflag.FlagSet, to *logsapi.LoggingConfiguration) error {
+	before := to.DeepCopy()
+	onFile := pflag.NewFlagSet("logging", pflag.ContinueOnError)
+	logsapi.AddFlags(to, onFile)
+	*to = *before // AddFlags resets some of it
+	to.VModule = nil
+	var err error
+	onFile.VisitAll(func(f *pflag.Flag) {
+		if given := from.Lookup(f.Name); given.Changed && err == nil {
+			err = f.Value.Set(given.Value.String())
+		}
+	})
+	to.VModule = append(to.VModule, before.VModule...)
+	return err
+}

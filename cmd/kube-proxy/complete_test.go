@@ -1,0 +1,221 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/nftproxy/nftproxy/config"
+	"github.com/nftproxy/nftproxy/config/v1alpha2"
+)
+
+// parsed returns what a command line comes to.
+func parsed(t *testing.T, args ...string) (*options, error) {
+	t.Helper()
+	o := defaultOptions()
+	cmd := newCommandFor(o)
+	if err := cmd.ParseFlags(args); err != nil {
+		t.Fatal(err)
+	}
+	return o, o.complete(cmd.Flags())
+}
+
+func mustParse(t *testing.T, args ...string) *options {
+	t.Helper()
+	o, err := parsed(t, args...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return o
+}
+
+// configFile writes a document of a version to a file.
+func configFile(t *testing.T, version, body string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "config.yaml")
+	document := "apiVersion: kubeproxy.config.k8s.io/" + version + "\nkind: KubeProxyConfiguration\n" + body
+	if err := os.WriteFile(path, []byte(document), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+func TestFlagsSetFields(t *testing.T) {
+	for _, tt := range []struct {
+		args string
+		get  func(c *v1alpha2.KubeProxyConfiguration) any
+		want any
+	}{
+		{"--bind-address=192.0.2.1", func(c *v1alpha2.KubeProxyConfiguration) any { return c.NodeIPOverride }, []string{"192.0.2.1"}},
+		{"--bind-address-hard-fail", func(c *v1alpha2.KubeProxyConfiguration) any { return *c.BindAddressHardFail }, true},
+		{"", func(c *v1alpha2.KubeProxyConfiguration) any { return *c.BindAddressHardFail }, false},
+		{"--cluster-cidr=10.0.0.0/8,fd00::/8", func(c *v1alpha2.KubeProxyConfiguration) any { return c.DetectLocal.ClusterCIDRs }, []string{"10.0.0.0/8", "fd00::/8"}},
+		{"--conntrack-max-per-core=0", func(c *v1alpha2.KubeProxyConfiguration) any { return *c.Linux.Conntrack.MaxPerCore }, int32(0)},
+		{"--conntrack-tcp-timeout-established=0", func(c *v1alpha2.KubeProxyConfiguration) any { return c.Linux.Conntrack.TCPEstablishedTimeout.Duration }, time.Duration(0)},
+		{"--conntrack-udp-timeout-stream=3m", func(c *v1alpha2.KubeProxyConfiguration) any { return c.Linux.Conntrack.UDPStreamTimeout.Duration }, 3 * time.Minute},
+		{"--feature-gates=AllAlpha=true,ContextualLogging=false", func(c *v1alpha2.KubeProxyConfiguration) any { return c.FeatureGates }, map[string]bool{"AllAlpha": true, "ContextualLogging": false}},
+		{"", func(c *v1alpha2.KubeProxyConfiguration) any { return c.HealthzBindAddress }, "0.0.0.0:10256"},
+		{"--healthz-bind-address=::1", func(c *v1alpha2.KubeProxyConfiguration) any { return c.HealthzBindAddress }, "[::1]:10256"},
+		{"--healthz-bind-address=", func(c *v1alpha2.KubeProxyConfiguration) any { return c.HealthzBindAddress }, ""},
+		{"--healthz-port=0", func(c *v1alpha2.KubeProxyConfiguration) any { return c.HealthzBindAddress }, ""},
+		{"--healthz-port=20256", func(c *v1alpha2.KubeProxyConfiguration) any { return c.HealthzBindAddress }, "0.0.0.0:20256"},
+		{"--metrics-bind-address=127.0.0.1:1", func(c *v1alpha2.KubeProxyConfiguration) any { return c.MetricsBindAddress }, "127.0.0.1:1"},
+		{"--metrics-bind-address=", func(c *v1alpha2.KubeProxyConfiguration) any { return c.MetricsBindAddress }, ""},
+		{"--hostname-override=node-1", func(c *v1alpha2.KubeProxyConfiguration) any { return c.HostnameOverride }, "node-1"},
+		{"--iptables-masquerade-bit=3", func(c *v1alpha2.KubeProxyConfiguration) any { return *c.NFTables.MasqueradeBit }, int32(3)},
+		{"--iptables-masquerade-bit=3 --proxy-mode=nftables", func(c *v1alpha2.KubeProxyConfiguration) any { return *c.NFTables.MasqueradeBit }, int32(14)},
+		{"--iptables-sync-period=1m --iptables-min-sync-period=5s", func(c *v1alpha2.KubeProxyConfiguration) any {
+			return [2]time.Duration{c.SyncPeriod.Duration, c.MinSyncPeriod.Duration}
+		}, [2]time.Duration{time.Minute, 5 * time.Second}},
+		{"", func(c *v1alpha2.KubeProxyConfiguration) any { return c.MinSyncPeriod.Duration }, time.Duration(0)},
+		{"--kube-api-qps=50 --kube-api-burst=100", func(c *v1alpha2.KubeProxyConfiguration) any {
+			return []any{c.ClientConnection.QPS, c.ClientConnection.Burst}
+		}, []any{float32(50), int32(100)}},
+		{"--kubeconfig=/k", func(c *v1alpha2.KubeProxyConfiguration) any { return c.ClientConnection.Kubeconfig }, "/k"},
+		{"--masquerade-all", func(c *v1alpha2.KubeProxyConfiguration) any { return c.Linux.MasqueradeAll }, true},
+		{"--nodeport-addresses=primary,10.0.0.0/8", func(c *v1alpha2.KubeProxyConfiguration) any { return c.NodePortAddresses }, []string{"primary", "10.0.0.0/8"}},
+		{"--nodeport-addresses=", func(c *v1alpha2.KubeProxyConfiguration) any { return c.NodePortAddresses }, []string{"primary"}},
+		{"--oom-score-adj=-1000", func(c *v1alpha2.KubeProxyConfiguration) any { return *c.Linux.OOMScoreAdj }, int32(-1000)},
+		{"--proxy-mode=", func(c *v1alpha2.KubeProxyConfiguration) any { return c.Mode }, v1alpha2.ModeNFTables},
+		{"--v=4 --logging-format=json", func(c *v1alpha2.KubeProxyConfiguration) any { return c.Logging.Format }, "json"},
+	} {
+		o := mustParse(t, strings.Fields(tt.args)...)
+		if diff := cmp.Diff(tt.want, tt.get(o.config)); diff != "" {
+			t.Errorf("%q (-want +got):\n%s", tt.args, diff)
+		}
+	}
+}
+
+func TestFlagsWithoutEffectAreWarnedAbout(t *testing.T) {
+	for _, tt := range []struct{ args, want string }{
+		{"", ""},
+		{"--ipvs-scheduler=rr", "--ipvs-scheduler: ignored, because it is about the mode ipvs"},
+		{"--ipvs-sync-period=1m", "--ipvs-sync-period: ignored, because"},
+		{"--iptables-localhost-nodeports=false", `add "localhost" to --nodeport-addresses instead`},
+		{"--config-sync-period=1m", "--config-sync-period: ignored, because"},
+		{"--proxy-mode=nftables --iptables-masquerade-bit=3", "--iptables-masquerade-bit: ignored, because --proxy-mode is given"},
+		{"--feature-gates=KubeProxyIPVS=true", "--feature-gates: KubeProxyIPVS has no effect"},
+	} {
+		o := mustParse(t, strings.Fields(tt.args)...)
+		if got := strings.Join(o.warnings, "; "); !strings.Contains(got, tt.want) || tt.want == "" && got != "" || len(o.warnings) > 1 {
+			t.Errorf("%q: warnings %q, want %q", tt.args, o.warnings, tt.want)
+		}
+	}
+}
+
+func TestErrorsNameTheFlag(t *testing.T) {
+	for _, tt := range []struct{ args, want string }{
+		{"--cluster-cidr=banana", `--cluster-cidr: Invalid value: "banana": must be a CIDR`},
+		{"--detect-local-mode=Guess", `--detect-local-mode: Unsupported value: "Guess"`},
+		{"--detect-local-mode=BridgeInterface", "--pod-bridge-interface: Required value"},
+		{"--nodeport-addresses=eth0", `--nodeport-addresses: Invalid value: "eth0"`},
+		{"--metrics-bind-address=here", `--metrics-bind-address: Invalid value: "here": must be an IP address and a port`},
+		{"--bind-address=here", `--bind-address: Invalid value: "here"`},
+		{"--iptables-masquerade-bit=32", "--iptables-masquerade-bit: Invalid value: 32"},
+		{"--conntrack-min=-1", "--conntrack-min: Invalid value: -1"},
+		{"--oom-score-adj=2000", "--oom-score-adj: Invalid value: 2000"},
+		{"--iptables-min-sync-period=1m", "--iptables-min-sync-period: Invalid value"},
+		{"--feature-gates=Turbo=true", `--feature-gates: Invalid value: "Turbo"`},
+		{"--proxy-mode=userspace", `--proxy-mode: Unsupported value: "userspace"`},
+		{"--logging-format=xml", `--logging-format: Invalid value: "xml"`},
+		{"--manifests=/m --kubeconfig=/k", "--manifests: cannot be combined with --kubeconfig"},
+		{"--config=/none", "/none"},
+	} {
+		if _, err := parsed(t, strings.Fields(tt.args)...); err == nil || !strings.Contains(err.Error(), tt.want) {
+			t.Errorf("%q: error %v, want %q", tt.args, err, tt.want)
+		}
+	}
+}
+
+func TestWithAFileMostFlagsDoNotCount(t *testing.T) {
+	path := configFile(t, "v1alpha1", "mode: nftables\nhostnameOverride: from-file\nclusterCIDR: 10.0.0.0/8\nlogging: {verbosity: 3, vmodule: [{filePattern: loop, verbosity: 9}]}\n")
+	o := mustParse(t, "--config", path, "--cluster-cidr=11.0.0.0/8", "--masquerade-all", "--proxy-mode=iptables",
+		"--hostname-override= Node-2 ", "-v=5", "--vmodule=other=2", "--master=https://cp:6443")
+	if got := o.config.DetectLocal.ClusterCIDRs; !cmp.Equal(got, []string{"10.0.0.0/8"}) || o.config.Linux.MasqueradeAll || o.config.Mode != v1alpha2.ModeNFTables {
+		t.Errorf("the file's settings are not what counts: %+v", o.config)
+	}
+	want := []string{"--cluster-cidr, --masquerade-all, --proxy-mode: ignored, because --config is given; set what they mean in the file"}
+	if diff := cmp.Diff(want, o.warnings); diff != "" {
+		t.Errorf("warnings (-want +got):\n%s", diff)
+	}
+	if name, err := o.nodeName(); err != nil || name != "node-2" {
+		t.Errorf("the node is %q, %v; --hostname-override counts beside a file", name, err)
+	}
+	if got := o.config.Logging; got.Verbosity != 5 || len(got.VModule) != 2 || got.VModule[0].FilePattern != "other" {
+		t.Errorf("logging is %+v; logging flags count beside a file", got)
+	}
+}
+
+func TestLoggingOfAFileStaysWithoutFlags(t *testing.T) {
+	path := configFile(t, "v1alpha2", "featureGates: {LoggingAlphaOptions: true}\nlogging: {verbosity: 3, format: json, options: {json: {splitStream: true, infoBufferSize: 64Ki}}}\n")
+	got := mustParse(t, "--config", path).config.Logging
+	if got.Verbosity != 3 || got.Format != "json" || !got.Options.JSON.SplitStream || got.Options.JSON.InfoBufferSize.String() != "64Ki" {
+		t.Errorf("logging is %+v", got)
+	}
+}
+
+// The kubelet starts kubeadm's DaemonSet with these arguments.
+func TestKubeadmsConfigMapIsEnough(t *testing.T) {
+	for _, name := range []string{"kubeadm-v1.37-as-generated", "kubeadm-without-a-mode"} {
+		path := filepath.Join("..", "..", "config", "testdata", "corpus", name, "input.yaml")
+		o := mustParse(t, "--config="+path, "--hostname-override=node-1")
+		got, err := o.compiler()
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		if len(got.DetectLocal.CIDRs) != 1 || got.DetectLocal.CIDRs[0].String() != "10.244.0.0/16" || !got.NodePortAddresses.Primary {
+			t.Errorf("%s: %+v", name, got)
+		}
+		if o.config.ClientConnection.Kubeconfig != "/var/lib/kube-proxy/kubeconfig.conf" || o.config.HostnameOverride != "node-1" {
+			t.Errorf("%s: %+v", name, o.config)
+		}
+	}
+}
+
+func TestOtherModesAreRefusedByTheirNames(t *testing.T) {
+	o := mustParse(t, "--proxy-mode=iptables")
+	if _, err := o.compiler(); err == nil || !strings.HasPrefix(err.Error(), `--proxy-mode: this kube-proxy does not have the mode "iptables"; set it to "nftables"`) {
+		t.Errorf("with a flag: %v", err)
+	}
+	path := configFile(t, "v1alpha2", "mode: ipvs\n")
+	o = mustParse(t, "--config", path)
+	if _, err := o.compiler(); err == nil || !strings.HasPrefix(err.Error(), "configuration "+path+`: mode: this kube-proxy does not have the mode "ipvs"; set it to "nftables"`) {
+		t.Errorf("in a file: %v", err)
+	}
+}
+
+func TestWriteConfigToWritesTheLatestVersion(t *testing.T) {
+	for _, tt := range []struct {
+		name string
+		args []string
+	}{
+		{"from a file", []string{"--config", configFile(t, "v1alpha1", "mode: ipvs\nipvs: {scheduler: rr}\nconntrack: {min: 7}\n")}},
+		{"from flags", []string{"--proxy-mode=ipvs", "--ipvs-scheduler=rr", "--conntrack-min=7"}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			path := filepath.Join(t.TempDir(), "out.yaml")
+			o := mustParse(t, append(tt.args, "--write-config-to", path)...)
+			if err := o.do(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			data, err := os.ReadFile(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !strings.HasPrefix(string(data), "apiVersion: kubeproxy.config.k8s.io/v1alpha2\n") {
+				t.Errorf("wrote:\n%s", data)
+			}
+			f, err := config.Load(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if c := f.Config; c.Mode != v1alpha2.ModeIPVS || c.IPVS.Scheduler != "rr" || *c.Linux.Conntrack.Min != 7 || *c.Linux.Conntrack.MaxPerCore != 32768 {
+				t.Errorf("wrote:\n%s", data)
+			}
+		})
+	}
+}

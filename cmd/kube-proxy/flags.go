@@ -1,0 +1,104 @@
+package main
+
+import (
+	"time"
+
+	"github.com/spf13/pflag"
+	cliflag "k8s.io/component-base/cli/flag"
+	logsapi "k8s.io/component-base/logs/api/v1"
+)
+
+// addFlags adds every flag of kube-proxy v1.37, and --manifests. What each does is in flagTable.
+func (o *options) addFlags(flags *pflag.FlagSet) {
+	o.flags = flags
+	o.addCommandFlags(flags)
+	o.addServerFlags(flags)
+	o.addTrafficFlags(flags)
+	o.addNodeFlags(flags)
+	o.addOtherModesFlags(flags)
+	logsapi.AddFlags(&o.config.Logging, flags)
+}
+
+// addCommandFlags adds what the process is to do.
+func (o *options) addCommandFlags(flags *pflag.FlagSet) {
+	flags.StringVar(&o.configFile, "config", "", "Path to a KubeProxyConfiguration, v1alpha1 or v1alpha2; watched: the process exits when it changes. Most other flags are ignored then")
+	flags.StringVar(&o.writeConfigTo, "write-config-to", "", "Write the configuration with all defaults to this file, as v1alpha2, and exit; with --config, this converts")
+	flags.BoolVar(&o.cleanup, "cleanup", false, "Remove the tables ip kube-proxy and ip6 kube-proxy and exit")
+	flags.BoolVar(&o.initOnly, "init-only", false, "Do what needs full root privileges (sysctls) and exit; kube-proxy can then run with CAP_NET_ADMIN alone")
+	flags.StringVar(&o.hostname, "hostname-override", "", "The name of the Node that this proxy runs on; by default the host name")
+	flags.Var(cliflag.NewMapStringBool(&o.config.FeatureGates), "feature-gates", "Feature gates to set, as name=true or name=false; kube-proxy's are accepted, those of logging, metrics and the z-pages have an effect")
+}
+
+// addServerFlags adds the API server, and the addresses that the proxy listens on.
+func (o *options) addServerFlags(flags *pflag.FlagSet) {
+	c := o.config
+	flags.StringVar(&c.ClientConnection.Kubeconfig, "kubeconfig", "", "Path to a kubeconfig file for the API server; without it and without --manifests, the pod's service account is used")
+	flags.StringVar(&o.master, "master", "", "The address of the API server; overrides the one in the kubeconfig file")
+	flags.StringVar(&o.manifests, "manifests", "", "A directory with manifests of Services, EndpointSlices, Nodes and ServiceCIDRs (.yaml, .yml, .json) to take them from instead of an API server; watched for changes")
+	flags.StringVar(&c.ClientConnection.ContentType, "kube-api-content-type", c.ClientConnection.ContentType, "The encoding of requests to the API server")
+	flags.Float32Var(&c.ClientConnection.QPS, "kube-api-qps", c.ClientConnection.QPS, "Requests per second to the API server")
+	flags.Int32Var(&c.ClientConnection.Burst, "kube-api-burst", c.ClientConnection.Burst, "Requests to the API server at once, above the rate")
+	flags.DurationVar(&c.ConfigSyncPeriod.Duration, "config-sync-period", c.ConfigSyncPeriod.Duration, "How often what was read from the API server is handed out again; ignored")
+	flags.StringVar(&o.healthzAddress, "healthz-bind-address", o.healthzAddress, `The IP address and port of the health check server; "" disables it`)
+	flags.StringVar(&o.metricsAddress, "metrics-bind-address", o.metricsAddress, `The IP address and port of the metrics server; "" disables it`)
+	flags.BoolVar(c.BindAddressHardFail, "bind-address-hard-fail", *c.BindAddressHardFail, "Exit when one of these addresses cannot be listened on, instead of trying again")
+	flags.BoolVar(&c.EnableProfiling, "profiling", false, "Serve /debug/pprof on the metrics address")
+	flags.StringVar(&c.ShowHiddenMetricsForVersion, "show-hidden-metrics-for-version", "", `Show metrics that are hidden since this minor version, such as "1.36"`)
+	flags.Int32Var(&o.healthzPort, "healthz-port", o.healthzPort, "The port of the health check server; 0 disables it")
+	flags.Int32Var(&o.metricsPort, "metrics-port", o.metricsPort, "The port of the metrics server; 0 disables it")
+	for _, name := range []string{"healthz", "metrics"} {
+		// Fails only for a flag that is not there.
+		_ = flags.MarkDeprecated(name+"-port", "use --"+name+"-bind-address")
+	}
+}
+
+// addTrafficFlags adds what shapes the rules.
+func (o *options) addTrafficFlags(flags *pflag.FlagSet) {
+	c := o.config
+	flags.StringVar((*string)(&c.Mode), "proxy-mode", string(c.Mode), "Which proxy mode to use: nftables is the only one")
+	flags.StringVar((*string)(&c.DetectLocalMode), "detect-local-mode", string(c.DetectLocalMode), "How to tell the cluster's pods from other clients: ClusterCIDR, NodeCIDR, BridgeInterface or InterfaceNamePrefix")
+	flags.StringVar(&o.clusterCIDR, "cluster-cidr", "", "The range of the cluster's pods, or one of each IP family separated by a comma; clients outside it are masqueraded when they dial a ClusterIP (detect-local mode ClusterCIDR)")
+	flags.StringVar(&c.DetectLocal.BridgeInterface, "pod-bridge-interface", "", "The bridge that pods are connected to (detect-local mode BridgeInterface)")
+	flags.StringVar(&c.DetectLocal.InterfaceNamePrefix, "pod-interface-name-prefix", "", "What the names of pods' interfaces on the node start with (detect-local mode InterfaceNamePrefix)")
+	flags.StringSliceVar(&c.NodePortAddresses, "nodeport-addresses", c.NodePortAddresses, `The node's addresses on which node ports answer: CIDRs, "primary" (the addresses of the Node object), "localhost" and "all"`)
+	flags.BoolVar(&c.Linux.MasqueradeAll, "masquerade-all", false, "Masquerade all traffic to ClusterIPs")
+	flags.Int32Var(c.IPTables.MasqueradeBit, "iptables-masquerade-bit", *c.IPTables.MasqueradeBit, "The bit of the packet mark, 0 to 31, for what is to be masqueraded; ignored if --proxy-mode is given")
+	flags.DurationVar(&c.SyncPeriod.Duration, "iptables-sync-period", c.SyncPeriod.Duration, "Half of how long changes may wait for a successful sync before the proxy counts as unhealthy")
+	flags.DurationVar(&c.MinSyncPeriod.Duration, "iptables-min-sync-period", c.MinSyncPeriod.Duration, "The least time from one sync to the next; 0 is no delay")
+}
+
+// addNodeFlags adds what concerns the node and the process.
+func (o *options) addNodeFlags(flags *pflag.FlagSet) {
+	linux := &o.config.Linux
+	flags.StringVar(&o.bindAddress, "bind-address", "", "The node's primary IP address, instead of the one in the Node object; 0.0.0.0 and :: override nothing. Nothing is bound to it")
+	flags.Int32Var(linux.OOMScoreAdj, "oom-score-adj", *linux.OOMScoreAdj, "The process's oom_score_adj, -1000 to 1000")
+	flags.Int32Var(linux.Conntrack.MaxPerCore, "conntrack-max-per-core", *linux.Conntrack.MaxPerCore, "How many connections to track for each CPU core; 0 leaves the kernel's limit")
+	flags.Int32Var(linux.Conntrack.Min, "conntrack-min", *linux.Conntrack.Min, "How many connections to track at least, unless --conntrack-max-per-core is 0")
+	flags.BoolVar(&linux.Conntrack.TCPBeLiberal, "conntrack-tcp-be-liberal", false, "Take packets outside of the TCP window for valid")
+	for _, timeout := range []struct {
+		name, usage string
+		value       *time.Duration
+	}{
+		{"conntrack-tcp-timeout-established", "How long an idle TCP connection is tracked; 0 leaves the kernel's timeout", &linux.Conntrack.TCPEstablishedTimeout.Duration},
+		{"conntrack-tcp-timeout-close-wait", "How long a TCP connection in CLOSE_WAIT is tracked; 0 leaves the kernel's timeout", &linux.Conntrack.TCPCloseWaitTimeout.Duration},
+		{"conntrack-udp-timeout", "How long a UDP flow without answer is tracked; 0 leaves the kernel's timeout", &linux.Conntrack.UDPTimeout.Duration},
+		{"conntrack-udp-timeout-stream", "How long a UDP flow with answers is tracked; 0 leaves the kernel's timeout", &linux.Conntrack.UDPStreamTimeout.Duration},
+	} {
+		flags.DurationVar(timeout.value, timeout.name, *timeout.value, timeout.usage)
+	}
+}
+
+// addOtherModesFlags adds what is about modes that this proxy does not have. --write-config-to
+// writes it all the same.
+func (o *options) addOtherModesFlags(flags *pflag.FlagSet) {
+	c := &o.config.IPVS
+	flags.BoolVar(o.config.IPTables.LocalhostNodePorts, "iptables-localhost-nodeports", *o.config.IPTables.LocalhostNodePorts, `Let node ports answer on loopback addresses (mode iptables); here, add "localhost" to --nodeport-addresses`)
+	flags.StringVar(&c.Scheduler, "ipvs-scheduler", "", "The scheduler of the mode ipvs; ignored")
+	flags.StringSliceVar(&c.ExcludeCIDRs, "ipvs-exclude-cidrs", nil, "What the mode ipvs does not clean up; ignored")
+	flags.BoolVar(&c.StrictARP, "ipvs-strict-arp", false, "Strict ARP in the mode ipvs; ignored")
+	flags.DurationVar(&c.TCPTimeout.Duration, "ipvs-tcp-timeout", 0, "The timeout of idle TCP sessions in the mode ipvs; ignored")
+	flags.DurationVar(&c.TCPFinTimeout.Duration, "ipvs-tcpfin-timeout", 0, "The timeout of TCP sessions after a FIN in the mode ipvs; ignored")
+	flags.DurationVar(&c.UDPTimeout.Duration, "ipvs-udp-timeout", 0, "The timeout of UDP sessions in the mode ipvs; ignored")
+	flags.DurationVar(&o.ipvsSyncPeriod, "ipvs-sync-period", o.config.SyncPeriod.Duration, "The sync period of the mode ipvs; ignored")
+	flags.DurationVar(&o.ipvsMinSyncPeriod, "ipvs-min-sync-period", o.config.MinSyncPeriod.Duration, "The least sync period of the mode ipvs; ignored")
+}

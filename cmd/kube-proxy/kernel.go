@@ -1,0 +1,46 @@
+package main
+
+import (
+	"context"
+
+	"k8s.io/klog/v2"
+	kubeproxyv1alpha1 "k8s.io/kube-proxy/config/v1alpha1"
+
+	"github.com/nftproxy/nftproxy/config/v1alpha2"
+	"github.com/nftproxy/nftproxy/nft"
+	"github.com/nftproxy/nftproxy/sysctl"
+)
+
+// initOnly does what needs more privileges than CAP_NET_ADMIN, which is all that run needs then.
+func initOnly(ctx context.Context, c *v1alpha2.KubeProxyConfiguration) error {
+	conn, err := nft.Dial(nft.Config{})
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	if err := prepareKernel(ctx, c, conn); err != nil {
+		return err
+	}
+	klog.FromContext(ctx).Info("System initialized and --init-only specified")
+	return nil
+}
+
+// prepareKernel finds out whether the kernel can do all that the rules need, which also loads modules, and
+// then sets the sysctls, which those modules bring.
+func prepareKernel(ctx context.Context, c *v1alpha2.KubeProxyConfiguration, conn *nft.Conn) error {
+	if err := conn.Probe(); err != nil {
+		return err
+	}
+	conntrack := kubeproxyv1alpha1.KubeProxyConntrackConfiguration(c.Linux.Conntrack)
+	return sysctl.Tree{}.SetConntrack(ctx, &conntrack)
+}
+
+// setOOMScore does not stop a proxy that has not got the capability for it.
+func setOOMScore(ctx context.Context, c *v1alpha2.KubeProxyConfiguration) {
+	if c.Linux.OOMScoreAdj == nil {
+		return
+	}
+	if err := (sysctl.Tree{}).SetOOMScoreAdj(int(*c.Linux.OOMScoreAdj)); err != nil {
+		klog.FromContext(ctx).V(2).Info("Cannot set the OOM score", "reason", err.Error())
+	}
+}

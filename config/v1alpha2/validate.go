@@ -1,0 +1,194 @@
+package v1alpha2
+
+import (
+	"net"
+	"regexp"
+	"strconv"
+	"time"
+
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	netutils "k8s.io/utils/net"
+)
+
+const (
+	wantCIDR     = "must be a CIDR such as 10.0.0.0/8 or fd00::/8"
+	wantHostPort = "must be an IP address and a port such as 0.0.0.0:10256 or [::]:10256"
+	wantPositive = "must be greater than 0"
+	wantNotBelow = "must not be negative"
+)
+
+// Validate checks a configuration with defaults filled in. Nothing that kube-proxy v1.37
+// accepts is an error. FeatureGates and Logging are not looked at.
+func Validate(c *KubeProxyConfiguration) (errs field.ErrorList) {
+	errs = append(errs, validateMode(c)...)
+	errs = append(errs, validateLinux(&c.Linux, field.NewPath("linux"))...)
+	errs = append(errs, validateAddresses(c)...)
+	errs = append(errs, validateNodeIPs(c)...)
+	errs = append(errs, validatePeriods(c)...)
+	errs = append(errs, validateDetectLocal(c)...)
+	errs = append(errs, validateNodePortAddresses(c.NodePortAddresses, field.NewPath("nodePortAddresses"))...)
+	if c.ClientConnection.Burst < 0 {
+		errs = append(errs, field.Invalid(field.NewPath("clientConnection", "burst"), c.ClientConnection.Burst, wantNotBelow))
+	}
+	if v := c.ShowHiddenMetricsForVersion; v != "" && !minorVersion.MatchString(v) {
+		errs = append(errs, field.Invalid(field.NewPath("showHiddenMetricsForVersion"), v, `must be a minor version such as "1.36"`))
+	}
+	return errs
+}
+
+var minorVersion = regexp.MustCompile(`^[0-9]+\.[0-9]+$`)
+
+// validateMode checks the mode and, as kube-proxy does, the sections that count in it.
+func validateMode(c *KubeProxyConfiguration) (errs field.ErrorList) {
+	errs = append(errs, c.IPTables.Validate(field.NewPath("iptables"))...)
+	switch c.Mode {
+	case ModeIPTables, ModeKernelspace:
+	case ModeNFTables:
+		errs = append(errs, c.NFTables.Validate(field.NewPath("nftables"))...)
+	case ModeIPVS:
+		errs = append(errs, c.IPVS.Validate(field.NewPath("ipvs"))...)
+	default:
+		errs = append(errs, field.NotSupported(field.NewPath("mode"), c.Mode, []Mode{ModeNFTables, ModeIPTables, ModeIPVS, ModeKernelspace}))
+	}
+	return errs
+}
+
+func validateLinux(c *LinuxConfiguration, path *field.Path) (errs field.ErrorList) {
+	if score := *c.OOMScoreAdj; score < -1000 || score > 1000 {
+		errs = append(errs, field.Invalid(path.Child("oomScoreAdj"), score, "must be from -1000 to 1000"))
+	}
+	return append(errs, validateConntrack(&c.Conntrack, path.Child("conntrack"))...)
+}
+
+func validateConntrack(c *ConntrackConfiguration, path *field.Path) (errs field.ErrorList) {
+	limit := func(name string, n int32) {
+		if n < 0 {
+			errs = append(errs, field.Invalid(path.Child(name), n, wantNotBelow+"; 0 leaves the kernel's limit"))
+		}
+	}
+	timeout := func(name string, d time.Duration) {
+		if d < 0 {
+			errs = append(errs, field.Invalid(path.Child(name), d.String(), wantNotBelow+"; 0s leaves the kernel's timeout"))
+		}
+	}
+	limit("maxPerCore", *c.MaxPerCore)
+	limit("min", *c.Min)
+	timeout("tcpEstablishedTimeout", c.TCPEstablishedTimeout.Duration)
+	timeout("tcpCloseWaitTimeout", c.TCPCloseWaitTimeout.Duration)
+	timeout("udpTimeout", c.UDPTimeout.Duration)
+	timeout("udpStreamTimeout", c.UDPStreamTimeout.Duration)
+	return errs
+}
+
+func validateAddresses(c *KubeProxyConfiguration) (errs field.ErrorList) {
+	errs = append(errs, validateHostPort(c.HealthzBindAddress, field.NewPath("healthzBindAddress"))...)
+	errs = append(errs, validateHostPort(c.MetricsBindAddress, field.NewPath("metricsBindAddress"))...)
+	return errs
+}
+
+// validateHostPort accepts nothing at all, for a server that is off.
+func validateHostPort(address string, path *field.Path) field.ErrorList {
+	if address == "" {
+		return nil
+	}
+	host, port, err := net.SplitHostPort(address)
+	if err != nil || netutils.ParseIPSloppy(host) == nil {
+		return field.ErrorList{field.Invalid(path, address, wantHostPort)}
+	}
+	if n, err := strconv.Atoi(port); err != nil || n < 1 || n > 65535 {
+		return field.ErrorList{field.Invalid(path, address, "must have a port from 1 to 65535")}
+	}
+	return nil
+}
+
+func validateNodeIPs(c *KubeProxyConfiguration) (errs field.ErrorList) {
+	path := field.NewPath("nodeIPOverride")
+	for i, ip := range c.NodeIPOverride {
+		if netutils.ParseIPSloppy(ip) == nil {
+			errs = append(errs, field.Invalid(path.Index(i), ip, "must be an IP address such as 192.0.2.1 or 2001:db8::1"))
+		}
+	}
+	if n := len(c.NodeIPOverride); len(errs) == 0 && (n > 2 || n == 2 && netutils.IsIPv6String(c.NodeIPOverride[0]) == netutils.IsIPv6String(c.NodeIPOverride[1])) {
+		errs = append(errs, field.Invalid(path, c.NodeIPOverride, "must have at most one IP address of each family"))
+	}
+	switch c.IPFamilyPolicy {
+	case "", IPFamilyPolicySingleStack, IPFamilyPolicyPreferDualStack, IPFamilyPolicyRequireDualStack:
+	default:
+		errs = append(errs, field.NotSupported(field.NewPath("ipFamilyPolicy"), c.IPFamilyPolicy,
+			[]IPFamilyPolicy{IPFamilyPolicySingleStack, IPFamilyPolicyPreferDualStack, IPFamilyPolicyRequireDualStack}))
+	}
+	return errs
+}
+
+func validatePeriods(c *KubeProxyConfiguration) (errs field.ErrorList) {
+	if c.SyncPeriod.Duration <= 0 {
+		errs = append(errs, field.Invalid(field.NewPath("syncPeriod"), c.SyncPeriod.Duration.String(), wantPositive))
+	}
+	if c.MinSyncPeriod.Duration < 0 {
+		errs = append(errs, field.Invalid(field.NewPath("minSyncPeriod"), c.MinSyncPeriod.Duration.String(), wantNotBelow))
+	}
+	if c.SyncPeriod.Duration > 0 && c.MinSyncPeriod.Duration > c.SyncPeriod.Duration {
+		errs = append(errs, field.Invalid(field.NewPath("minSyncPeriod"), c.MinSyncPeriod.Duration.String(), "must not be greater than syncPeriod, which is "+c.SyncPeriod.Duration.String()))
+	}
+	if c.ConfigSyncPeriod.Duration <= 0 {
+		errs = append(errs, field.Invalid(field.NewPath("configSyncPeriod"), c.ConfigSyncPeriod.Duration.String(), wantPositive))
+	}
+	return errs
+}
+
+func validateDetectLocal(c *KubeProxyConfiguration) field.ErrorList {
+	path := field.NewPath("detectLocal")
+	switch c.DetectLocalMode {
+	case LocalModeClusterCIDR:
+		return validateClusterCIDRs(c.DetectLocal.ClusterCIDRs, path.Child("clusterCIDRs"))
+	case LocalModeNodeCIDR:
+		return nil
+	case LocalModeBridgeInterface:
+		return validateInterface(c.DetectLocal.BridgeInterface, c.DetectLocalMode, path.Child("bridgeInterface"))
+	case LocalModeInterfaceNamePrefix:
+		return validateInterface(c.DetectLocal.InterfaceNamePrefix, c.DetectLocalMode, path.Child("interfaceNamePrefix"))
+	}
+	return field.ErrorList{field.NotSupported(field.NewPath("detectLocalMode"), c.DetectLocalMode,
+		[]LocalMode{LocalModeClusterCIDR, LocalModeNodeCIDR, LocalModeBridgeInterface, LocalModeInterfaceNamePrefix})}
+}
+
+func validateClusterCIDRs(cidrs []string, path *field.Path) (errs field.ErrorList) {
+	for i, cidr := range cidrs {
+		if _, _, err := netutils.ParseCIDRSloppy(cidr); err != nil {
+			errs = append(errs, field.Invalid(path.Index(i), cidr, wantCIDR))
+		}
+	}
+	if n := len(cidrs); len(errs) == 0 && (n > 2 || n == 2 && netutils.IsIPv6CIDRString(cidrs[0]) == netutils.IsIPv6CIDRString(cidrs[1])) {
+		errs = append(errs, field.Invalid(path, cidrs, "must have at most one CIDR of each IP family"))
+	}
+	return errs
+}
+
+// validateInterface checks a name or the start of one. The kernel's are up to 15 bytes long.
+func validateInterface(name string, mode LocalMode, path *field.Path) field.ErrorList {
+	switch {
+	case name == "":
+		return field.ErrorList{field.Required(path, "must be set, detectLocalMode "+string(mode)+" needs it")}
+	case len(name) > 15:
+		return field.ErrorList{field.Invalid(path, name, "must be at most 15 bytes long, as interface names are")}
+	}
+	return nil
+}
+
+func validateNodePortAddresses(addresses []string, path *field.Path) (errs field.ErrorList) {
+	seen := map[string]bool{}
+	for i, address := range addresses {
+		switch address {
+		case NodePortAddressesPrimary, NodePortAddressesLocalhost, NodePortAddressesAll:
+			if seen[address] {
+				errs = append(errs, field.Invalid(path.Index(i), address, "must be there only once"))
+			}
+			seen[address] = true
+			continue
+		}
+		if _, _, err := netutils.ParseCIDRSloppy(address); err != nil {
+			errs = append(errs, field.Invalid(path.Index(i), address, wantCIDR+`, or "primary", "localhost" or "all"`))
+		}
+	}
+	return errs
+}

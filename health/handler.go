@@ -1,0 +1,77 @@
+package health
+
+import (
+	"encoding/json"
+	"net/http"
+	"time"
+
+	"github.com/nftproxy/nftproxy/model"
+)
+
+// answer is the body of /healthz and /livez, field by field as kube-proxy v1.37 has it.
+type answer struct {
+	LastUpdated  time.Time               `json:"lastUpdated"`
+	CurrentTime  time.Time               `json:"currentTime"`
+	NodeEligible *bool                   `json:"nodeEligible,omitempty"`
+	Healthy      bool                    `json:"healthy"`
+	Status       map[string]familyStatus `json:"status"`
+}
+
+type familyStatus struct {
+	LastUpdated time.Time `json:"lastUpdated"`
+	Healthy     bool      `json:"healthy"`
+}
+
+// Handler answers /healthz and /livez with 200 or 503. /healthz is for load balancers: it
+// fails also while the Node is being deleted. /livez is for the kubelet: it fails only when
+// a restart may help.
+func (p *Proxy) Handler() http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("/healthz", func(w http.ResponseWriter, _ *http.Request) {
+		s := p.state()
+		body := s.answer()
+		body.NodeEligible = &s.eligible
+		reply(w, s.healthy && s.eligible, body, p.options.OnHealthz)
+	})
+	mux.HandleFunc("/livez", func(w http.ResponseWriter, _ *http.Request) {
+		s := p.state()
+		reply(w, s.healthy, s.answer(), p.options.OnLivez)
+	})
+	return mux
+}
+
+// answer returns what both paths tell. Both IP families are synced at once, so what holds
+// for one holds for the other.
+func (s state) answer() answer {
+	a := answer{LastUpdated: s.synced, CurrentTime: s.now, Healthy: s.healthy, Status: map[string]familyStatus{}}
+	for _, family := range model.Families {
+		a.Status[family.String()] = familyStatus{LastUpdated: s.synced, Healthy: s.healthy}
+	}
+	return a
+}
+
+func reply(w http.ResponseWriter, ok bool, body answer, count func(code int)) {
+	code := http.StatusServiceUnavailable
+	if ok {
+		code = http.StatusOK
+		// Probes have always read "recent" from a good answer, also when nothing has changed
+		// for long. When the last sync really was is in status.
+		body.LastUpdated = body.CurrentTime
+	}
+	if count != nil {
+		count(code)
+	}
+	text, err := json.Marshal(body)
+	if err != nil { // a year beyond 9999
+		http.Error(w, err.Error(), http.StatusInternalServerError)
+		return
+	}
+	writeJSON(w, code, text)
+}
+
+func writeJSON(w http.ResponseWriter, code int, text []byte) {
+	w.Header().Set("Content-Type", "application/json")
+	w.Header().Set("X-Content-Type-Options", "nosniff")
+	w.WriteHeader(code)
+	_, _ = w.Write(text) // whoever asked may be gone
+}

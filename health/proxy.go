@@ -1,0 +1,125 @@
+package health
+
+import (
+	"cmp"
+	"slices"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/utils/clock"
+
+	"github.com/nftproxy/nftproxy/tracker"
+)
+
+// DefaultTimeout is twice kube-proxy's default sync period, which is what kube-proxy allows
+// a change to wait.
+const DefaultTimeout = time.Minute
+
+// taintToBeDeleted is set by the cluster autoscaler on a Node that it is about to remove.
+const taintToBeDeleted = "ToBeDeletedByClusterAutoscaler"
+
+// Options configures a Proxy. The zero value works.
+type Options struct {
+	// Timeout is how long a change may wait for a sync that succeeds before the proxy counts
+	// as stuck. kube-proxy takes twice its sync period; 0 means DefaultTimeout.
+	Timeout time.Duration
+	// Clock tells the time; nil means the machine's clock.
+	Clock clock.PassiveClock
+	// OnHealthz and OnLivez, if set, are called with the status code of each answer.
+	OnHealthz, OnLivez func(code int)
+}
+
+// Proxy knows whether this proxy does its work. It is healthy from the start, and stops
+// being so when a change has waited for longer than the timeout: syncs fail or hang. A
+// proxy that hears of no change stays healthy. Its methods are safe for concurrent use.
+type Proxy struct {
+	options Options
+
+	// mu guards what follows.
+	mu sync.Mutex
+	// synced is when a sync last succeeded, or when the proxy started.
+	synced time.Time
+	// waiting is since when a change waits for a sync that succeeds; zero when none does.
+	waiting time.Time
+	// leaving says that the Node is being deleted.
+	leaving bool
+}
+
+// NewProxy returns the health of a proxy that starts now.
+func NewProxy(options Options) *Proxy {
+	options.Timeout = cmp.Or(options.Timeout, DefaultTimeout)
+	if options.Clock == nil {
+		options.Clock = clock.RealClock{}
+	}
+	return &Proxy{options: options, synced: options.Clock.Now()}
+}
+
+// Queued says that a change waits for a sync (tracker.LoopOptions.OnQueued).
+func (p *Proxy) Queued() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.waiting.IsZero() {
+		p.waiting = p.options.Clock.Now()
+	}
+}
+
+// Synced says that everything queued has been synced.
+func (p *Proxy) Synced() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.synced, p.waiting = p.options.Clock.Now(), time.Time{}
+}
+
+// SetNode says what became of the Node that this proxy runs on. A Node with a deletion
+// timestamp, or with the taint of the cluster autoscaler, is about to go: /healthz then asks
+// load balancers to turn to other nodes (KEP-3836), while /livez does not care. Until the
+// first call the Node is taken to stay, so that a proxy without a Node object is healthy.
+func (p *Proxy) SetNode(node *corev1.Node) {
+	leaving := !node.DeletionTimestamp.IsZero() ||
+		slices.ContainsFunc(node.Spec.Taints, func(t corev1.Taint) bool { return t.Key == taintToBeDeleted })
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.leaving = leaving
+}
+
+// WatchNode returns a Sink that hands everything on to sink and calls SetNode with the Node
+// of that name.
+func (p *Proxy) WatchNode(nodeName string, sink tracker.Sink) tracker.Sink {
+	return &nodeWatch{Sink: sink, proxy: p, nodeName: nodeName}
+}
+
+type nodeWatch struct {
+	tracker.Sink
+	proxy    *Proxy
+	nodeName string
+}
+
+// SetNode implements tracker.Sink.
+func (w *nodeWatch) SetNode(node *corev1.Node) {
+	if node.Name == w.nodeName {
+		w.proxy.SetNode(node)
+	}
+	w.Sink.SetNode(node)
+}
+
+// Healthy reports whether no change has waited for too long. It does not depend on the Node.
+func (p *Proxy) Healthy() bool { return p.state().healthy }
+
+// state is what a Proxy knows at one moment.
+type state struct {
+	now, synced       time.Time
+	healthy, eligible bool
+}
+
+func (p *Proxy) state() state {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	now := p.options.Clock.Now()
+	return state{
+		now:      now,
+		synced:   p.synced,
+		healthy:  p.waiting.IsZero() || now.Sub(p.waiting) < p.options.Timeout,
+		eligible: !p.leaving,
+	}
+}

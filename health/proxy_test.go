@@ -1,0 +1,244 @@
+package health_test
+
+import (
+	"context"
+	"encoding/json"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	clocktesting "k8s.io/utils/clock/testing"
+
+	"github.com/nftproxy/nftproxy/health"
+	"github.com/nftproxy/nftproxy/tracker"
+)
+
+const timeout = 20 * time.Second
+
+var start = time.Date(2026, 7, 1, 3, 0, 0, 0, time.UTC)
+
+func get(t *testing.T, url string) (*http.Response, string) {
+	t.Helper()
+	response, err := http.Get(url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer response.Body.Close()
+	body, err := io.ReadAll(response.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return response, string(body)
+}
+
+// expectCodes asks both paths of p's server for their status code.
+func expectCodes(t *testing.T, url string, healthz, livez int) {
+	t.Helper()
+	for path, want := range map[string]int{"/healthz": healthz, "/livez": livez} {
+		if response, body := get(t, url+path); response.StatusCode != want {
+			t.Errorf("%s = %d, want %d: %s", path, response.StatusCode, want, body)
+		}
+	}
+}
+
+func tainted(keys ...string) *corev1.Node {
+	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-1"}}
+	for _, key := range keys {
+		node.Spec.Taints = append(node.Spec.Taints, corev1.Taint{Key: key, Effect: corev1.TaintEffectNoSchedule})
+	}
+	return node
+}
+
+func deleted() *corev1.Node {
+	return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-1", DeletionTimestamp: &metav1.Time{Time: start}}}
+}
+
+func TestProbes(t *testing.T) {
+	const ok, unavailable = http.StatusOK, http.StatusServiceUnavailable
+	cases := []struct {
+		name           string
+		do             func(p *health.Proxy, c *clocktesting.FakePassiveClock)
+		healthz, livez int
+	}{
+		{"a proxy that has just started is healthy", func(*health.Proxy, *clocktesting.FakePassiveClock) {}, ok, ok},
+		{"a proxy that hears of no change stays healthy", func(p *health.Proxy, c *clocktesting.FakePassiveClock) {
+			c.SetTime(start.Add(24 * time.Hour))
+		}, ok, ok},
+		{"a change may wait for a while", func(p *health.Proxy, c *clocktesting.FakePassiveClock) {
+			p.Queued()
+			c.SetTime(start.Add(timeout - 1))
+		}, ok, ok},
+		{"a change that waits for too long means that syncs are stuck", func(p *health.Proxy, c *clocktesting.FakePassiveClock) {
+			p.Queued()
+			c.SetTime(start.Add(timeout))
+		}, unavailable, unavailable},
+		{"the oldest change counts, however many follow", func(p *health.Proxy, c *clocktesting.FakePassiveClock) {
+			p.Queued()
+			c.SetTime(start.Add(timeout - 1))
+			p.Queued()
+			c.SetTime(start.Add(timeout))
+		}, unavailable, unavailable},
+		{"a sync in time resets the wait", func(p *health.Proxy, c *clocktesting.FakePassiveClock) {
+			p.Queued()
+			c.SetTime(start.Add(timeout - 1))
+			p.Synced()
+			p.Queued()
+			c.SetTime(start.Add(2*timeout - 2))
+		}, ok, ok},
+		{"a late sync makes it healthy again", func(p *health.Proxy, c *clocktesting.FakePassiveClock) {
+			p.Queued()
+			c.SetTime(start.Add(10 * timeout))
+			p.Synced()
+		}, ok, ok},
+		{"a Node being deleted sends load balancers away", func(p *health.Proxy, _ *clocktesting.FakePassiveClock) {
+			p.SetNode(deleted())
+		}, unavailable, ok},
+		{"a Node that the autoscaler removes sends load balancers away", func(p *health.Proxy, _ *clocktesting.FakePassiveClock) {
+			p.SetNode(tainted("example.com/other", "ToBeDeletedByClusterAutoscaler"))
+		}, unavailable, ok},
+		{"other taints do not matter", func(p *health.Proxy, _ *clocktesting.FakePassiveClock) {
+			p.SetNode(tainted("node.kubernetes.io/unschedulable"))
+		}, ok, ok},
+		{"a Node that stays after all is eligible again", func(p *health.Proxy, _ *clocktesting.FakePassiveClock) {
+			p.SetNode(tainted("ToBeDeletedByClusterAutoscaler"))
+			p.SetNode(tainted())
+		}, ok, ok},
+	}
+	for _, tc := range cases {
+		t.Run(tc.name, func(t *testing.T) {
+			clock := clocktesting.NewFakePassiveClock(start)
+			p := health.NewProxy(health.Options{Timeout: timeout, Clock: clock})
+			server := httptest.NewServer(p.Handler())
+			defer server.Close()
+			tc.do(p, clock)
+			expectCodes(t, server.URL, tc.healthz, tc.livez)
+			if got, want := p.Healthy(), tc.livez == ok; got != want {
+				t.Errorf("Healthy() = %v, want %v", got, want)
+			}
+		})
+	}
+}
+
+// The bodies were recorded from kube-proxy v1.37.1; only the times are others.
+func TestProbesAnswerAsKubeProxyDoes(t *testing.T) {
+	const (
+		sync = `{"lastUpdated":"2026-07-01T03:00:05Z","healthy":true}`
+		late = `{"lastUpdated":"2026-07-01T03:00:05Z","healthy":false}`
+	)
+	clock := clocktesting.NewFakePassiveClock(start)
+	p := health.NewProxy(health.Options{Timeout: timeout, Clock: clock})
+	server := httptest.NewServer(p.Handler())
+	defer server.Close()
+	expect := func(path, want string) {
+		t.Helper()
+		response, body := get(t, server.URL+path)
+		if diff := cmp.Diff(want, body); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", path, diff)
+		}
+		for header, want := range map[string]string{"Content-Type": "application/json", "X-Content-Type-Options": "nosniff"} {
+			if got := response.Header.Get(header); got != want {
+				t.Errorf("%s: %s is %q, want %q", path, header, got, want)
+			}
+		}
+	}
+
+	p.Queued()
+	clock.SetTime(start.Add(5 * time.Second))
+	p.Synced()
+	clock.SetTime(start.Add(7 * time.Second))
+	expect("/healthz", `{"lastUpdated":"2026-07-01T03:00:07Z","currentTime":"2026-07-01T03:00:07Z","nodeEligible":true,"healthy":true,"status":{"IPv4":`+sync+`,"IPv6":`+sync+`}}`)
+	expect("/livez", `{"lastUpdated":"2026-07-01T03:00:07Z","currentTime":"2026-07-01T03:00:07Z","healthy":true,"status":{"IPv4":`+sync+`,"IPv6":`+sync+`}}`)
+
+	p.SetNode(deleted())
+	expect("/healthz", `{"lastUpdated":"2026-07-01T03:00:05Z","currentTime":"2026-07-01T03:00:07Z","nodeEligible":false,"healthy":true,"status":{"IPv4":`+sync+`,"IPv6":`+sync+`}}`)
+
+	p.SetNode(tainted())
+	p.Queued()
+	clock.SetTime(start.Add(time.Minute))
+	expect("/healthz", `{"lastUpdated":"2026-07-01T03:00:05Z","currentTime":"2026-07-01T03:01:00Z","nodeEligible":true,"healthy":false,"status":{"IPv4":`+late+`,"IPv6":`+late+`}}`)
+	expect("/livez", `{"lastUpdated":"2026-07-01T03:00:05Z","currentTime":"2026-07-01T03:01:00Z","healthy":false,"status":{"IPv4":`+late+`,"IPv6":`+late+`}}`)
+}
+
+func TestAnswersAreCounted(t *testing.T) {
+	var healthz, livez []int
+	clock := clocktesting.NewFakePassiveClock(start)
+	p := health.NewProxy(health.Options{
+		Clock:     clock,
+		OnHealthz: func(code int) { healthz = append(healthz, code) },
+		OnLivez:   func(code int) { livez = append(livez, code) },
+	})
+	server := httptest.NewServer(p.Handler())
+	defer server.Close()
+	p.SetNode(deleted())
+	expectCodes(t, server.URL, http.StatusServiceUnavailable, http.StatusOK)
+	p.Queued()
+	clock.SetTime(start.Add(health.DefaultTimeout))
+	expectCodes(t, server.URL, http.StatusServiceUnavailable, http.StatusServiceUnavailable)
+	if diff := cmp.Diff([][]int{{503, 503}, {200, 503}}, [][]int{healthz, livez}); diff != "" {
+		t.Errorf("counted (-want +got):\n%s", diff)
+	}
+}
+
+// sinkStub remembers the Nodes that it was given.
+type sinkStub struct {
+	tracker.Sink
+	nodes []string
+}
+
+func (s *sinkStub) SetNode(node *corev1.Node) { s.nodes = append(s.nodes, node.Name) }
+
+func TestOnlyTheProxysOwnNodeCounts(t *testing.T) {
+	p := health.NewProxy(health.Options{})
+	server := httptest.NewServer(p.Handler())
+	defer server.Close()
+	var next sinkStub
+	sink := p.WatchNode("node-1", &next)
+
+	other := tainted("ToBeDeletedByClusterAutoscaler")
+	other.Name = "node-2"
+	sink.SetNode(other)
+	expectCodes(t, server.URL, http.StatusOK, http.StatusOK)
+	sink.SetNode(deleted())
+	expectCodes(t, server.URL, http.StatusServiceUnavailable, http.StatusOK)
+	if diff := cmp.Diff([]string{"node-2", "node-1"}, next.nodes); diff != "" {
+		t.Errorf("handed on (-want +got):\n%s", diff)
+	}
+}
+
+func TestServeEndsWithItsContext(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error)
+	go func() { done <- health.Serve(ctx, l, health.NewProxy(health.Options{}).Handler()) }()
+	response, body := get(t, "http://"+l.Addr().String()+"/livez")
+	if !json.Valid([]byte(body)) || response.StatusCode != http.StatusOK {
+		t.Errorf("/livez = %d %s", response.StatusCode, body)
+	}
+	cancel()
+	if err := <-done; err != nil {
+		t.Errorf("Serve() = %v after its context ended", err)
+	}
+	if _, err := http.Get("http://" + l.Addr().String() + "/livez"); err == nil {
+		t.Error("the server still answers")
+	}
+}
+
+func TestServeTellsWhenItsListenerBreaks(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.Close()
+	if err := health.Serve(t.Context(), l, http.NotFoundHandler()); err == nil {
+		t.Error("Serve() = nil on a closed listener")
+	}
+}

@@ -1,0 +1,148 @@
+package health
+
+import (
+	"encoding/json"
+	"errors"
+	"net"
+	"net/http"
+	"net/netip"
+	"slices"
+	"strconv"
+	"sync/atomic"
+
+	"k8s.io/klog/v2"
+
+	"github.com/nftproxy/nftproxy/model"
+)
+
+// server answers on the healthCheckNodePort of one Service in one IP family. Services.mu
+// guards it, but for what it needs to answer.
+type server struct {
+	id      serviceID
+	healthy func() bool
+	// localEndpoints is how many endpoints on this node are ready.
+	localEndpoints atomic.Int64
+	// ports is the ports of the Service. All have the same HealthCheckNodePort.
+	ports map[model.PortID]*model.ServicePort
+
+	// port and addresses is where the server listens; listeners is empty when it does not.
+	port      uint16
+	addresses []netip.Addr
+	listeners []net.Listener
+	http      *http.Server
+	// reported is the failure to listen that was last reported; empty when it listens.
+	reported string
+}
+
+// errNoAddress says that there is nowhere to listen.
+var errNoAddress = errors.New("no address of this machine is in nodePortAddresses")
+
+func newServiceServer(id serviceID, healthy func() bool) *server {
+	return &server{id: id, healthy: healthy, ports: map[model.PortID]*model.ServicePort{}}
+}
+
+// count brings the number of local endpoints up to date. An address counts once, however
+// many ports it serves. Endpoints that terminate do not count, even while they stand in for
+// ready ones, so that load balancers turn to other nodes (KEP-1669).
+func (s *server) count() {
+	ready := map[netip.Addr]struct{}{}
+	for _, port := range s.ports {
+		if port.LocalTerminating {
+			continue
+		}
+		for _, endpoint := range port.Local {
+			ready[endpoint.AddrPort.Addr()] = struct{}{}
+		}
+	}
+	s.localEndpoints.Store(int64(len(ready)))
+}
+
+func (s *server) wantedPort() uint16 {
+	for _, port := range s.ports {
+		return port.HealthCheckNodePort
+	}
+	return 0
+}
+
+func (s *server) listening() bool { return len(s.listeners) > 0 }
+
+func (s *server) listensOn(addresses []netip.Addr) bool {
+	return s.port == s.wantedPort() && slices.Equal(s.addresses, addresses)
+}
+
+// open listens on all addresses, or on none and returns an error.
+func (s *server) open(logger klog.Logger, addresses []netip.Addr) error {
+	if len(addresses) == 0 {
+		return errNoAddress
+	}
+	s.port, s.addresses = s.wantedPort(), addresses
+	network := "tcp4"
+	if s.id.family == model.IPv6 {
+		network = "tcp6"
+	}
+	for _, addr := range addresses {
+		l, err := net.Listen(network, netip.AddrPortFrom(addr, s.port).String())
+		if err != nil {
+			s.close()
+			return err
+		}
+		s.listeners = append(s.listeners, l)
+	}
+	httpServer := newServer(s)
+	s.http = httpServer
+	for _, l := range s.listeners {
+		go func() {
+			if err := httpServer.Serve(l); !errors.Is(err, http.ErrServerClosed) && !errors.Is(err, net.ErrClosed) {
+				logger.Error(err, "The health check of a Service is not served any more", "service", klog.KRef(s.id.namespace, s.id.name), "address", l.Addr())
+			}
+		}()
+	}
+	if s.reported != "" {
+		s.reported = ""
+		logger.Info("Serving the health check of a Service after all", s.logValues()...)
+	}
+	return nil
+}
+
+// close ends the server. Its ports are free when close returns.
+func (s *server) close() {
+	for _, l := range s.listeners {
+		_ = l.Close()
+	}
+	s.listeners = nil
+	if s.http != nil {
+		_ = s.http.Close()
+		s.http = nil
+	}
+}
+
+func (s *server) logValues() []any {
+	return []any{"service", klog.KRef(s.id.namespace, s.id.name), "ipFamily", s.id.family, "healthCheckNodePort", s.wantedPort()}
+}
+
+// serviceAnswer is the body of a health check, field by field as kube-proxy has it.
+type serviceAnswer struct {
+	Service struct {
+		Namespace string `json:"namespace"`
+		Name      string `json:"name"`
+	} `json:"service"`
+	LocalEndpoints      int64 `json:"localEndpoints"`
+	ServiceProxyHealthy bool  `json:"serviceProxyHealthy"`
+}
+
+// ServeHTTP answers any request, whatever its path and method.
+func (s *server) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
+	body := serviceAnswer{LocalEndpoints: s.localEndpoints.Load(), ServiceProxyHealthy: s.healthy()}
+	body.Service.Namespace, body.Service.Name = s.id.namespace, s.id.name
+	code := http.StatusServiceUnavailable
+	if body.LocalEndpoints > 0 && body.ServiceProxyHealthy {
+		code = http.StatusOK
+	}
+	text, err := json.MarshalIndent(body, "", "\t")
+	if err != nil { // cannot happen: the fields are strings, a number and a bool
+		http.Error(w, err.Error(), http.StatusInternalServerError)
+		return
+	}
+	w.Header().Set("X-Load-Balancing-Endpoint-Weight", strconv.FormatInt(body.LocalEndpoints, 10))
+	writeJSON(w, code, text)
+}

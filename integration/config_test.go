@@ -1,0 +1,97 @@
+package integration
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/nftproxy/nftproxy/config"
+	"github.com/nftproxy/nftproxy/integration/lab"
+	"github.com/nftproxy/nftproxy/proxy"
+	"github.com/nftproxy/nftproxy/source/manifests"
+	"github.com/nftproxy/nftproxy/tracker"
+)
+
+// kubeadmConfig returns a copy of the configuration that kubeadm generates.
+func kubeadmConfig(t *testing.T) (path string) {
+	t.Helper()
+	data, err := os.ReadFile(filepath.Join("..", "config", "testdata", "corpus", "kubeadm-v1.37-as-generated", "input.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	path = filepath.Join(t.TempDir(), "config.conf")
+	if err := os.WriteFile(path, data, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// With kubeadm's file as it is (and manifests in place of its API server) the rules get into
+// the kernel. When the file changes, the process ends.
+func TestTheBinaryRunsWithKubeadmsConfigurationUntilItChanges(t *testing.T) {
+	g := goldenCase{"cluster-ip-spreads-over-all-endpoints", filepath.Join(corpus, "cluster-ip-spreads-over-all-endpoints")}
+	l := newLab(t)
+	c := connTo(t, l.Node)
+	path := kubeadmConfig(t)
+	p := start(t, l.Node, "kube-proxy", "--config="+path, "--hostname-override="+lab.NodeName, "--manifests", g.manifestsDir(t), "--masquerade-all")
+	file, err := config.Load(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	compilerConfig, err := config.Compiler(file.Config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	objects, err := manifests.Load(g.path("manifests.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	want, _, err := proxy.Compile(&objects, tracker.Options{NodeName: lab.NodeName}, compilerConfig)
+	if err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the case's rules are in the kernel", func() error { return tableError(c, want) })
+
+	data, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, append(data, "# changed\n"...), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.cmd.Wait(); err == nil || p.cmd.ProcessState.ExitCode() != 1 {
+		t.Errorf("after the change: %v, want exit code 1", err)
+	}
+	for _, want := range []string{"configuration " + path + " has changed", "--masquerade-all: ignored, because --config is given", "mode: running as nftables"} {
+		if !strings.Contains(p.output.String(), want) {
+			t.Errorf("the log does not say %q", want)
+		}
+	}
+	if err := tableError(c, want); err != nil {
+		t.Errorf("the rules did not stay: %v", err)
+	}
+}
+
+func TestTheBinaryConvertsConfigurations(t *testing.T) {
+	l := newLab(t)
+	dir := t.TempDir()
+	for _, name := range []string{"kubeadm-v1.37-as-generated", "mode-ipvs-keeps-its-settings", "v1alpha2-every-field-set"} {
+		from := filepath.Join("..", "config", "testdata", "corpus", name)
+		to := filepath.Join(dir, name)
+		if err := start(t, l.Node, "kube-proxy", "--config", filepath.Join(from, "input.yaml"), "--write-config-to", to).cmd.Wait(); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		got, err := os.ReadFile(to)
+		if err != nil {
+			t.Fatal(err)
+		}
+		want, err := os.ReadFile(filepath.Join(from, "v1alpha2.yaml"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if string(got) != string(want) {
+			t.Errorf("%s was converted to:\n%s", name, got)
+		}
+	}
+}

@@ -1,0 +1,62 @@
+package metrics
+
+import (
+	"time"
+
+	"k8s.io/component-base/metrics"
+
+	"github.com/nftproxy/nftproxy/nft"
+)
+
+var (
+	compileDuration = newPhaseDuration("nftables_compile_duration_seconds", "Seconds that it took to work out what a sync changes in the rules")
+	encodeDuration  = newPhaseDuration("nftables_encode_duration_seconds", "Seconds that it took to write a transaction as netlink messages")
+	commitDuration  = newPhaseDuration("nftables_commit_duration_seconds", "Seconds that the kernel took to carry out a transaction")
+
+	commitBytes    = newCommitSize("nftables_commit_bytes", "Bytes of a transaction that the kernel carried out", 256)
+	commitElements = newCommitSize("nftables_commit_elements", "Elements added and deleted by a transaction that the kernel carried out", 1)
+	commitChains   = newCommitSize("nftables_commit_chains", "Chains added, rewritten and deleted by a transaction that the kernel carried out", 1)
+
+	foreignChanges = metrics.NewCounter(&metrics.CounterOpts{
+		Subsystem: subsystem, Name: "nftables_foreign_changes_total",
+		Help: "Times that somebody else was found to have changed the proxy's tables", StabilityLevel: metrics.ALPHA,
+	})
+	repairs = metrics.NewCounter(&metrics.CounterOpts{
+		Subsystem: subsystem, Name: "nftables_foreign_changes_repaired_total",
+		Help: "Times that the proxy's tables were replaced because they were not as committed", StabilityLevel: metrics.ALPHA,
+	})
+)
+
+// newPhaseDuration has buckets from 0.1 ms to 13 s.
+func newPhaseDuration(name, help string) *metrics.Histogram {
+	return metrics.NewHistogram(&metrics.HistogramOpts{
+		Subsystem: subsystem, Name: name, Help: help,
+		Buckets: metrics.ExponentialBuckets(0.0001, 2, 18), StabilityLevel: metrics.ALPHA,
+	})
+}
+
+// newCommitSize has ten buckets, from smallest up, each four times the one before.
+func newCommitSize(name, help string, smallest float64) *metrics.Histogram {
+	return metrics.NewHistogram(&metrics.HistogramOpts{
+		Subsystem: subsystem, Name: name, Help: help,
+		Buckets: metrics.ExponentialBuckets(smallest, 4, 10), StabilityLevel: metrics.ALPHA,
+	})
+}
+
+// ObserveCompile records how long it took to work out a transaction.
+func ObserveCompile(took time.Duration) { compileDuration.Observe(took.Seconds()) }
+
+// ObserveCommit records a transaction that the kernel carried out.
+func ObserveCommit(s nft.Stats) {
+	encodeDuration.Observe(s.Encode.Seconds())
+	commitDuration.Observe(s.Kernel.Seconds())
+	commitBytes.Observe(float64(s.Bytes))
+	commitElements.Observe(float64(s.Elements))
+	commitChains.Observe(float64(s.Chains))
+}
+
+// CountForeignChange counts that the tables were found changed by somebody else.
+func CountForeignChange() { foreignChanges.Inc() }
+
+// CountRepair counts that the tables were replaced because they were not as committed.
+func CountRepair() { repairs.Inc() }

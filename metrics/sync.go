@@ -1,0 +1,86 @@
+package metrics
+
+import (
+	"time"
+
+	"k8s.io/component-base/metrics"
+
+	"github.com/nftproxy/nftproxy/model"
+	"github.com/nftproxy/nftproxy/tracker"
+)
+
+var (
+	syncDuration        = newFamilyDuration("sync_proxy_rules_duration_seconds", "Seconds that a sync took, from the changes to the kernel's answer")
+	fullSyncDuration    = newFamilyDuration("sync_full_proxy_rules_duration_seconds", "Seconds that a sync of everything took, such as the first one")
+	partialSyncDuration = newFamilyDuration("sync_partial_proxy_rules_duration_seconds", "Seconds that a sync of changes took")
+
+	lastSync = metrics.NewGaugeVec(&metrics.GaugeOpts{
+		Subsystem: subsystem, Name: "sync_proxy_rules_last_timestamp_seconds",
+		Help: "When a sync last succeeded", StabilityLevel: metrics.ALPHA,
+	}, []string{ipFamily})
+	lastQueued = metrics.NewGaugeVec(&metrics.GaugeOpts{
+		Subsystem: subsystem, Name: "sync_proxy_rules_last_queued_timestamp_seconds",
+		Help: "When a sync was last asked for", StabilityLevel: metrics.ALPHA,
+	}, []string{ipFamily})
+	syncFailures = metrics.NewCounterVec(&metrics.CounterOpts{
+		Subsystem: subsystem, Name: "sync_proxy_rules_nftables_sync_failures_total",
+		Help: "Syncs that failed; each is tried again", StabilityLevel: metrics.ALPHA,
+	}, []string{ipFamily})
+	// cleanupFailures counts failures of a step that this proxy does not have: kube-proxy
+	// deletes stale chains in a transaction of their own, this proxy in that of the sync.
+	cleanupFailures = metrics.NewCounterVec(&metrics.CounterOpts{
+		Subsystem: subsystem, Name: "sync_proxy_rules_nftables_cleanup_failures_total",
+		Help: "Always 0, since chains are deleted in the transaction of the sync", StabilityLevel: metrics.ALPHA,
+	}, []string{ipFamily})
+	programmingDuration = metrics.NewHistogramVec(&metrics.HistogramOpts{
+		Subsystem: subsystem, Name: "network_programming_duration_seconds",
+		Help: "Seconds from the change of a pod or Service to the rules in the kernel",
+		Buckets: metrics.MergeBuckets(
+			metrics.LinearBuckets(0.25, 0.25, 2), metrics.LinearBuckets(1, 1, 59),
+			metrics.LinearBuckets(60, 5, 12), metrics.LinearBuckets(120, 30, 7)),
+		StabilityLevel: metrics.ALPHA,
+	}, []string{ipFamily})
+)
+
+// newFamilyDuration has buckets from 1 ms to 16 s, as in kube-proxy.
+func newFamilyDuration(name, help string) *metrics.HistogramVec {
+	return metrics.NewHistogramVec(&metrics.HistogramOpts{
+		Subsystem: subsystem, Name: name, Help: help,
+		Buckets: metrics.ExponentialBuckets(0.001, 2, 15), StabilityLevel: metrics.ALPHA,
+	}, []string{ipFamily})
+}
+
+// ObserveQueued records that a sync is needed (tracker.LoopOptions.OnQueued). It should be
+// called at start as well, so that the time is never 0.
+func ObserveQueued() {
+	for _, family := range model.Families {
+		lastQueued.WithLabelValues(family.String()).SetToCurrentTime()
+	}
+}
+
+// ports is what the syncs so far said of traffic policy Local.
+var ports = unserved{}
+
+// ObserveSync records a sync (tracker.LoopOptions.OnSync). Calls must not overlap.
+func ObserveSync(r tracker.SyncResult) {
+	observeBoth(syncDuration, r.Duration.Seconds())
+	if r.Changes.Full {
+		observeBoth(fullSyncDuration, r.Duration.Seconds())
+	} else {
+		observeBoth(partialSyncDuration, r.Duration.Seconds())
+	}
+	if r.Err != nil {
+		for _, family := range model.Families {
+			syncFailures.WithLabelValues(family.String()).Inc()
+		}
+		return
+	}
+	for _, family := range model.Families {
+		lastSync.WithLabelValues(family.String()).SetToCurrentTime()
+	}
+	for _, trigger := range r.Triggers {
+		observeBoth(programmingDuration, time.Since(trigger).Seconds())
+	}
+	ports.apply(r.Changes)
+	ports.show()
+}
