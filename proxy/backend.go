@@ -26,6 +26,9 @@ type Hooks struct {
 	OnForeignChange func()
 	// OnRepair is told of each time the tables were replaced because they were not as committed.
 	OnRepair func()
+	// OnFlowsRemoved is told of each search for stale UDP flows: how long it took, and how
+	// many it removed.
+	OnFlowsRemoved func(model.Family, conntrack.Stats)
 }
 
 // Backend writes the model to nftables. It implements tracker.Backend.
@@ -134,11 +137,14 @@ func (b *Backend) removeStaleFlows(logger klog.Logger) error {
 	if b.conntrack == nil {
 		return nil
 	}
-	deleted, err := b.udp.clean(b.conntrack)
-	if deleted > 0 {
-		logger.V(2).Info("Removed UDP flows to endpoints that do not serve any more", "flows", deleted)
-	}
-	return err
+	return b.udp.clean(b.conntrack, func(family model.Family, stats conntrack.Stats) {
+		if stats.Deleted > 0 {
+			logger.V(2).Info("Removed UDP flows to endpoints that do not serve any more", "family", family, "flows", stats.Deleted, "duration", stats.Duration)
+		}
+		if b.hooks.OnFlowsRemoved != nil {
+			b.hooks.OnFlowsRemoved(family, stats)
+		}
+	})
 }
 
 // adopt brings whatever the kernel holds, from a run before or from another proxy, in line

@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"errors"
 	"net/netip"
 	"slices"
 
@@ -14,9 +15,9 @@ type udpFlows struct {
 	ports map[model.PortID]*model.ServicePort
 	// users holds the ports that have a frontend.
 	users map[netip.AddrPort]map[model.PortID]bool
-	// touched holds the frontends whose flows have to be looked at. A node port is known by
-	// the unspecified address of its family.
-	touched map[netip.AddrPort]bool
+	// touched holds the frontends whose flows have to be looked at, by family. A node port is
+	// known by the unspecified address of its family.
+	touched map[model.Family]map[netip.AddrPort]bool
 	nodeIPs []netip.Addr
 }
 
@@ -24,7 +25,7 @@ func newUDPFlows() *udpFlows {
 	return &udpFlows{
 		ports:   map[model.PortID]*model.ServicePort{},
 		users:   map[netip.AddrPort]map[model.PortID]bool{},
-		touched: map[netip.AddrPort]bool{},
+		touched: map[model.Family]map[netip.AddrPort]bool{},
 	}
 }
 
@@ -56,7 +57,7 @@ func (u *udpFlows) set(id model.PortID, port *model.ServicePort) {
 			delete(u.users, fe)
 		}
 		if !slices.Contains(now, fe) || endpointsLeft(old, port) {
-			u.touched[fe] = true
+			u.touch(fe)
 		}
 	}
 	for _, fe := range now {
@@ -66,7 +67,7 @@ func (u *udpFlows) set(id model.PortID, port *model.ServicePort) {
 		u.users[fe][id] = true
 		// Packets that came while there was no endpoint may have made entries that lead nowhere.
 		if !slices.Contains(before, fe) || len(old.Serving) == 0 && len(port.Serving) > 0 {
-			u.touched[fe] = true
+			u.touch(fe)
 		}
 	}
 	if port == nil {
@@ -76,9 +77,22 @@ func (u *udpFlows) set(id model.PortID, port *model.ServicePort) {
 	u.ports[id] = port
 }
 
+func (u *udpFlows) touch(fe netip.AddrPort) {
+	family := model.FamilyOf(fe.Addr())
+	if u.touched[family] == nil {
+		u.touched[family] = map[netip.AddrPort]bool{}
+	}
+	u.touched[family][fe] = true
+}
+
 // endpointsLeft reports whether an endpoint of old does not serve any more.
 func endpointsLeft(old, port *model.ServicePort) bool {
-	return port == nil || slices.ContainsFunc(old.Serving, func(e netip.AddrPort) bool { return !slices.Contains(port.Serving, e) })
+	return port == nil || slices.ContainsFunc(old.Serving, func(e netip.AddrPort) bool { return !serves(port, e) })
+}
+
+func serves(p *model.ServicePort, endpoint netip.AddrPort) bool {
+	_, found := slices.BinarySearchFunc(p.Serving, endpoint, netip.AddrPort.Compare)
+	return found
 }
 
 func frontendsOf(p *model.ServicePort) []netip.AddrPort {
@@ -107,40 +121,48 @@ func unspecified(f model.Family) netip.Addr {
 	return netip.IPv4Unspecified()
 }
 
-// stale reports whether a flow leads to a touched frontend and from there to what does not
-// serve it.
+// stale reports whether a UDP flow leads to a touched frontend and from there to what does
+// not serve it.
 func (u *udpFlows) stale(f conntrack.Flow) bool {
-	if f.Protocol != uint8(model.UDP) {
-		return false
+	family := model.FamilyOf(f.Dialed.Addr())
+	touched := u.touched[family]
+	if _, known := u.users[f.Dialed]; known || touched[f.Dialed] {
+		return touched[f.Dialed] && !u.serves(f.Dialed, f.Server)
 	}
-	if _, known := u.users[f.Dialed]; known || u.touched[f.Dialed] {
-		return u.touched[f.Dialed] && !u.serves(f.Dialed, f.Server)
-	}
-	nodePort := netip.AddrPortFrom(unspecified(model.FamilyOf(f.Dialed.Addr())), f.Dialed.Port())
+	nodePort := netip.AddrPortFrom(unspecified(family), f.Dialed.Port())
 	// Only what was translated, or went to the node itself, can have been meant for a node
 	// port; the same number on another machine is none of our business.
 	ours := f.Translated() || slices.Contains(u.nodeIPs, f.Dialed.Addr())
-	return ours && u.touched[nodePort] && !u.serves(nodePort, f.Server)
+	return ours && touched[nodePort] && !u.serves(nodePort, f.Server)
 }
 
 func (u *udpFlows) serves(fe, endpoint netip.AddrPort) bool {
 	for id := range u.users[fe] {
-		if slices.Contains(u.ports[id].Serving, endpoint) {
+		if serves(u.ports[id], endpoint) {
 			return true
 		}
 	}
 	return false
 }
 
-// clean removes the stale flows in one pass over the table, if there is reason to look. What
-// could not be removed is tried again the next time.
-func (u *udpFlows) clean(conn *conntrack.Conn) (deleted int, err error) {
-	if len(u.touched) == 0 {
-		return 0, nil
+// conntrackFamilies are the families as conntrack knows them.
+var conntrackFamilies = map[model.Family]conntrack.Family{model.IPv4: conntrack.IPv4, model.IPv6: conntrack.IPv6}
+
+// clean removes the stale flows, in one search of the table for each family in which there
+// is a reason to look, and reports each to done. What could not be removed is tried again
+// the next time.
+func (u *udpFlows) clean(conn *conntrack.Conn, done func(model.Family, conntrack.Stats)) error {
+	var failures []error
+	for _, family := range model.Families {
+		if len(u.touched[family]) == 0 {
+			continue
+		}
+		stats, err := conn.DeleteFlows(conntrackFamilies[family], uint8(model.UDP), u.stale)
+		done(family, stats)
+		if err == nil {
+			clear(u.touched[family])
+		}
+		failures = append(failures, err)
 	}
-	deleted, err = conn.DeleteFlows(u.stale)
-	if err == nil {
-		clear(u.touched)
-	}
-	return deleted, err
+	return errors.Join(failures...)
 }

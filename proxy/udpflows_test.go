@@ -52,7 +52,6 @@ func TestWhichUDPFlowsAreStale(t *testing.T) {
 		{"to an endpoint that went, by node port", changed(udpPort("dns", 30053, endpointA)), changed(udpPort("dns", 30053, endpointB)), udpFlow("192.168.0.1:30053", endpointA), true},
 		{"to an endpoint that stays", changed(udpPort("dns", 0, endpointA, endpointB)), changed(udpPort("dns", 0, endpointA)), udpFlow("10.96.0.1:53", endpointA), false},
 		{"to another Service's port", changed(udpPort("dns", 0, endpointA)), changed(udpPort("dns", 0, endpointB)), udpFlow("10.96.0.1:54", endpointA), false},
-		{"over TCP", changed(udpPort("dns", 0, endpointA)), changed(udpPort("dns", 0, endpointB)), conntrack.Flow{Protocol: uint8(model.TCP), Dialed: netip.MustParseAddrPort("10.96.0.1:53"), Server: netip.MustParseAddrPort(endpointA)}, false},
 		{"untranslated, when the first endpoint comes", changed(udpPort("dns", 0)), changed(udpPort("dns", 0, endpointA)), udpFlow("10.96.0.1:53", "10.96.0.1:53"), true},
 		{"untranslated to the node, when the first endpoint of a node port comes", changed(udpPort("dns", 30053)), changed(udpPort("dns", 30053, endpointA)), udpFlow("192.168.0.1:30053", "192.168.0.1:30053"), true},
 		{"untranslated to another machine with the number of a node port", changed(udpPort("dns", 30053)), changed(udpPort("dns", 30053, endpointA)), udpFlow("8.8.8.8:30053", "8.8.8.8:30053"), false},

@@ -16,14 +16,10 @@ import (
 // connect makes a client, and a dialer that knows all its connections. Nothing is sent yet: an
 // API server that is away is no error.
 func connect(config Config) (kubernetes.Interface, *connrotation.Dialer, error) {
-	settings, err := connectionSettings(config)
+	settings, err := RESTConfig(config)
 	if err != nil {
 		return nil, nil, err
 	}
-	settings.ContentType = config.ContentType
-	settings.AcceptContentTypes = config.AcceptContentTypes
-	settings.QPS = config.QPS
-	settings.Burst = config.Burst
 	// As client-go dials by default.
 	dialer := connrotation.NewDialer((&net.Dialer{Timeout: 30 * time.Second, KeepAlive: 30 * time.Second}).DialContext)
 	settings.Dial = dialer.DialContext
@@ -36,6 +32,21 @@ func connect(config Config) (kubernetes.Interface, *connrotation.Dialer, error) 
 		return nil, nil, describe(config, err)
 	}
 	return client, dialer, nil
+}
+
+// RESTConfig returns how to talk to the API server that config names, for clients other than
+// a Source, such as one that posts events. Nothing is sent. Errors are those of New.
+func RESTConfig(config Config) (*rest.Config, error) {
+	config = config.withDefaults()
+	settings, err := connectionSettings(config)
+	if err != nil {
+		return nil, err
+	}
+	settings.ContentType = config.ContentType
+	settings.AcceptContentTypes = config.AcceptContentTypes
+	settings.QPS = config.QPS
+	settings.Burst = config.Burst
+	return settings, nil
 }
 
 // connectionSettings finds the server and the credentials.

@@ -1,0 +1,65 @@
+package conntrack
+
+import (
+	"encoding/binary"
+
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// Message types and attributes of linux/netfilter/nfnetlink_conntrack.h, for which x/sys/unix
+// has no names.
+const (
+	msgGet    = 1
+	msgDelete = 2
+
+	ctaTupleOrig  = 1
+	ctaTupleReply = 2
+	ctaID         = 12
+	ctaZone       = 18
+	ctaFilter     = 25 // since Linux 5.8
+
+	ctaTupleIP    = 1
+	ctaTupleProto = 2
+
+	ctaIPv4Src = 1
+	ctaIPv4Dst = 2
+	ctaIPv6Src = 3
+	ctaIPv6Dst = 4
+
+	ctaProtoNum     = 1
+	ctaProtoSrcPort = 2
+	ctaProtoDstPort = 3
+
+	ctaFilterOrigFlags = 1
+	// filterProtoNum makes the protocol in ctaTupleOrig count. The kernel's headers for
+	// programs do not have this bit; the conntrack program has it from the kernel's source.
+	filterProtoNum = 1 << 3
+)
+
+// listRequest asks for all entries of a family and a protocol.
+func listRequest(family Family, protocol uint8) netlink.Message {
+	proto := appendAttribute(nil, ctaProtoNum, []byte{protocol})
+	flags := appendAttribute(nil, ctaFilterOrigFlags, binary.NativeEndian.AppendUint32(nil, filterProtoNum))
+	body := appendAttribute(nil, ctaTupleOrig|nested, appendAttribute(nil, ctaTupleProto|nested, proto))
+	body = appendAttribute(body, ctaFilter|nested, flags)
+	return request(msgGet, netlink.Dump, family, body)
+}
+
+// deleteRequests asks to delete the entries of those names. The kernel answers where it
+// refuses, and, being asked to, the last.
+func deleteRequests(family Family, names [][]byte) []netlink.Message {
+	var requests []netlink.Message
+	for _, name := range names {
+		requests = append(requests, request(msgDelete, 0, family, name))
+	}
+	requests[len(requests)-1].Header.Flags |= netlink.Acknowledge
+	return requests
+}
+
+func request(typ uint16, flags netlink.HeaderFlags, family Family, attributes []byte) netlink.Message {
+	return netlink.Message{
+		Header: netlink.Header{Type: netlink.HeaderType(unix.NFNL_SUBSYS_CTNETLINK<<8 | typ), Flags: netlink.Request | flags},
+		Data:   append([]byte{uint8(family), unix.NFNETLINK_V0, 0, 0}, attributes...),
+	}
+}

@@ -1,0 +1,354 @@
+package localnodeport_test
+
+import (
+	"bufio"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"net/netip"
+	"slices"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/nftproxy/nftproxy/localnodeport"
+	"github.com/nftproxy/nftproxy/model"
+)
+
+func TestANodePortIsServedWhileItHasEndpoints(t *testing.T) {
+	forEachFamily(t, func(t *testing.T, f family) {
+		n := start(t, localnodeport.Options{})
+		first, second := f.echo(t, 1, 8080), f.echo(t, 2, 8080)
+		web := f.service("web", 30080, first)
+
+		expectRefused(t, f.at(30080))
+		n.Apply(n.ctx, &model.Changes{Full: true, Ports: map[model.PortID]*model.ServicePort{web.ID: web}})
+		expect(t, f.at(30080), first)
+		n.apply(f.service("web", 30080, second))
+		expect(t, f.at(30080), second)
+		n.apply(f.service("web", 30080))
+		expectRefused(t, f.at(30080))
+		n.apply(f.service("web", 30080, first))
+		expect(t, f.at(30080), first)
+		n.apply(f.service("web", 30081, first))
+		expectRefused(t, f.at(30080))
+		expect(t, f.at(30081), first)
+		n.Apply(n.ctx, &model.Changes{Ports: map[model.PortID]*model.ServicePort{web.ID: nil}})
+		expectRefused(t, f.at(30081))
+		n.apply(f.service("web", 0, first))
+		n.apply(f.service("web", 30080, first))
+		expect(t, f.at(30080), first)
+		n.Apply(n.ctx, &model.Changes{Full: true})
+		expectRefused(t, f.at(30080))
+	})
+}
+
+func TestOnlyTheGivenAddressesAreListenedOn(t *testing.T) {
+	server := families[0].echo(t, 1, 8080)
+	n := start(t, localnodeport.Options{Addresses: []netip.Addr{netip.MustParseAddr("127.0.0.1"), netip.MustParseAddr("127.0.0.5")}})
+	n.apply(families[0].service("web", 30080, server))
+	expect(t, "127.0.0.1:30080", server)
+	expect(t, "127.0.0.5:30080", server)
+	for _, other := range []string{"127.0.0.2:30080", "192.168.0.1:30080", "10.244.1.1:30080"} {
+		expectRefused(t, other)
+	}
+}
+
+func TestPolicyLocalDoesNotBindTheNode(t *testing.T) {
+	forEachFamily(t, func(t *testing.T, f family) {
+		n := start(t, localnodeport.Options{})
+		elsewhere := f.echo(t, 1, 8080)
+		web := f.service("web", 30080, elsewhere)
+		web.ExternalPolicy = model.PolicyLocal
+		n.apply(web)
+		expect(t, f.at(30080), elsewhere)
+	})
+}
+
+func TestTheFirstServiceByNameHasAContestedNodePort(t *testing.T) {
+	f := families[0]
+	n := start(t, localnodeport.Options{})
+	a, b := f.echo(t, 1, 8080), f.echo(t, 2, 8080)
+	n.apply(f.service("b", 30080, b))
+	expect(t, f.at(30080), b)
+	n.apply(f.service("a", 30080, a))
+	expect(t, f.at(30080), a)
+	gone := f.service("a", 30080)
+	n.Apply(n.ctx, &model.Changes{Ports: map[model.PortID]*model.ServicePort{gone.ID: nil}})
+	expect(t, f.at(30080), b)
+}
+
+func TestConnectionsSpreadOrStick(t *testing.T) {
+	f := families[0]
+	n := start(t, localnodeport.Options{})
+	spread := f.service("spread", 30080, f.echo(t, 1, 8080), f.echo(t, 2, 8080), f.echo(t, 3, 8080))
+	sticky := f.service("sticky", 30081, spread.Cluster[0].AddrPort, spread.Cluster[1].AddrPort, spread.Cluster[2].AddrPort)
+	sticky.AffinityTimeout = 3 * time.Hour
+	n.apply(spread, sticky)
+	for port, want := range map[uint16]int{30080: 3, 30081: 1} {
+		seen := map[string]bool{}
+		for range 60 { // one of three is left out once in 10^10 runs
+			who, err := ask(f.at(port))
+			if err != nil {
+				t.Fatal(err)
+			}
+			seen[who] = true
+		}
+		if len(seen) != want {
+			t.Errorf("port %d: %d endpoints were reached, want %d", port, len(seen), want)
+		}
+	}
+}
+
+func TestEstablishedConnectionsOutliveEveryChange(t *testing.T) {
+	forEachFamily(t, func(t *testing.T, f family) {
+		n := start(t, localnodeport.Options{})
+		first, second := f.echo(t, 1, 8080), f.echo(t, 2, 8080)
+		web := f.service("web", 30080, first)
+		n.apply(web)
+		conn := dial(t, f.at(30080))
+		from := bufio.NewReader(conn)
+		if who, err := converse(conn, from); who != first.String() || err != nil {
+			t.Fatalf("got %q, error %v", who, err)
+		}
+		for _, change := range []struct {
+			name string
+			make func()
+		}{
+			{"another endpoint came", func() { n.apply(f.service("web", 30080, first, second)) }},
+			{"its endpoint went", func() { n.apply(f.service("web", 30080, second)) }},
+			{"all endpoints went", func() { n.apply(f.service("web", 30080)) }},
+			{"the Service went", func() { n.Apply(n.ctx, &model.Changes{Full: true}) }},
+		} {
+			change.make()
+			if err := repeat(conn, from); err != nil {
+				t.Fatalf("after %s: %v", change.name, err)
+			}
+		}
+	})
+}
+
+func TestTheEndOfADirectionIsPassedOn(t *testing.T) {
+	forEachFamily(t, func(t *testing.T, f family) {
+		n := start(t, localnodeport.Options{})
+		// Answers when it has heard everything.
+		n.apply(f.service("client-first", 30080, f.serve(t, 1, 8080, func(conn *net.TCPConn) {
+			request, _ := io.ReadAll(conn)
+			fmt.Fprintf(conn, "heard %q", request)
+		})))
+		// Has said everything before it listens.
+		heard := make(chan string, 1)
+		n.apply(f.service("server-first", 30081, f.serve(t, 1, 8081, func(conn *net.TCPConn) {
+			fmt.Fprint(conn, "that is all")
+			conn.CloseWrite()
+			request, _ := io.ReadAll(conn)
+			heard <- string(request)
+		})))
+
+		conn := dial(t, f.at(30080))
+		fmt.Fprint(conn, "hello")
+		conn.CloseWrite()
+		if got, err := io.ReadAll(conn); string(got) != `heard "hello"` || err != nil {
+			t.Errorf("got %q, error %v", got, err)
+		}
+
+		conn = dial(t, f.at(30081))
+		if got, err := io.ReadAll(conn); string(got) != "that is all" || err != nil {
+			t.Errorf("got %q, error %v", got, err)
+		}
+		fmt.Fprint(conn, "I see")
+		conn.Close()
+		if got := receive(t, heard); got != "I see" {
+			t.Errorf("the server heard %q", got)
+		}
+	})
+}
+
+func TestAResetIsPassedOn(t *testing.T) {
+	forEachFamily(t, func(t *testing.T, f family) {
+		n := start(t, localnodeport.Options{})
+		n.apply(f.service("resets", 30080, f.serve(t, 1, 8080, func(conn *net.TCPConn) {
+			conn.Read(make([]byte, 1))
+			conn.SetLinger(0)
+		})))
+		conn := dial(t, f.at(30080))
+		fmt.Fprint(conn, "x")
+		if _, err := io.ReadAll(conn); !errors.Is(err, syscall.ECONNRESET) {
+			t.Errorf("the client got error %v, want a reset", err)
+		}
+
+		noticed := make(chan error, 1)
+		n.apply(f.service("is-reset", 30081, f.serve(t, 1, 8081, func(conn *net.TCPConn) {
+			fmt.Fprint(conn, "x")
+			_, err := io.ReadAll(conn)
+			noticed <- err
+		})))
+		conn = dial(t, f.at(30081))
+		conn.Read(make([]byte, 1))
+		conn.SetLinger(0)
+		conn.Close()
+		if err := receive(t, noticed); !errors.Is(err, syscall.ECONNRESET) {
+			t.Errorf("the server got error %v, want a reset", err)
+		}
+	})
+}
+
+func TestMuchDataBothWaysAtOnce(t *testing.T) {
+	f := families[0]
+	n := start(t, localnodeport.Options{})
+	n.apply(f.service("echo", 30080, f.serve(t, 1, 8080, func(conn *net.TCPConn) { io.Copy(conn, conn) })))
+	const size = 4 << 20
+	var clients sync.WaitGroup
+	for seed := range byte(8) {
+		conn := dial(t, f.at(30080))
+		sent := make(chan []byte, 1)
+		clients.Go(func() {
+			hash := sha256.New()
+			io.CopyN(io.MultiWriter(conn, hash), rand.NewChaCha8([32]byte{seed}), size)
+			conn.CloseWrite()
+			sent <- hash.Sum(nil)
+		})
+		clients.Go(func() {
+			hash := sha256.New()
+			if n, err := io.Copy(hash, conn); n != size || err != nil {
+				t.Errorf("client %d: got %d bytes, error %v", seed, n, err)
+			}
+			if !slices.Equal(<-sent, hash.Sum(nil)) {
+				t.Errorf("client %d: got other bytes than it sent", seed)
+			}
+		})
+	}
+	clients.Wait()
+}
+
+// An endpoint that is gone while the Service still names it.
+func TestAnEndpointThatRefusesIsPassedOver(t *testing.T) {
+	f := families[0]
+	n := start(t, localnodeport.Options{})
+	alive := f.echo(t, 1, 8080)
+	dead := netip.AddrPortFrom(netip.MustParseAddr(f.pod(2)), 8080)
+	other := netip.AddrPortFrom(netip.MustParseAddr(f.pod(3)), 8080)
+	sticky := f.service("sticky", 30081, alive, dead)
+	sticky.AffinityTimeout = time.Hour
+	n.apply(f.service("web", 30080, alive, dead, other), sticky, f.service("dead", 30082, dead, other))
+	for range 20 {
+		expect(t, f.at(30080), alive)
+		expect(t, f.at(30081), alive)
+	}
+	if who, err := ask(f.at(30082)); !errors.Is(err, syscall.ECONNRESET) {
+		t.Errorf("no endpoint answers: got %q, error %v, want a reset", who, err)
+	}
+	eventually(t, "a line in the log", func() error {
+		if len(n.log.with(`"service"="shop/dead:http"`, "connection refused")) == 0 {
+			return errors.New("there is none")
+		}
+		return nil
+	})
+}
+
+func TestAPortThatIsTakenIsTriedAgain(t *testing.T) {
+	forEachFamily(t, func(t *testing.T, f family) {
+		taken, err := net.Listen("tcp", f.at(30080))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer taken.Close()
+		var mu sync.Mutex
+		counts, failures := []int{}, 0
+		n := start(t, localnodeport.Options{
+			OnListeners: func(family model.Family, count int) {
+				mu.Lock()
+				defer mu.Unlock()
+				if counts = append(counts, count); family != f.Family {
+					t.Errorf("%d listeners in %s", count, family)
+				}
+			},
+			OnListenFailure: func(family model.Family) {
+				mu.Lock()
+				defer mu.Unlock()
+				if failures++; family != f.Family {
+					t.Errorf("a failure in %s", family)
+				}
+			},
+		})
+		server := f.echo(t, 1, 8080)
+		n.apply(f.service("web", 30080, server), f.service("other", 30081, server))
+		expect(t, f.at(30081), server)
+		failed := n.log.with("Cannot listen for a node port on loopback; trying again", `"service"="shop/web:http"`, fmt.Sprintf("%q", f.at(30080)), "address already in use")
+		if len(failed) != 1 {
+			t.Errorf("%d lines name the Service, the address and the reason, want 1: %q", len(failed), n.log.with(""))
+		}
+		eventually(t, "a second try", func() error {
+			mu.Lock()
+			defer mu.Unlock()
+			if failures < 2 {
+				return fmt.Errorf("%d failures", failures)
+			}
+			return nil
+		})
+		taken.Close()
+		eventually(t, "the port to be served", func() error {
+			_, err := ask(f.at(30080))
+			return err
+		})
+		expect(t, f.at(30080), server)
+		if got := n.log.with("Listening for a node port on loopback after all", `"service"="shop/web:http"`); len(got) != 1 {
+			t.Errorf("%d lines say that it works now, want 1", len(got))
+		}
+		n.Apply(n.ctx, &model.Changes{Full: true})
+		mu.Lock()
+		defer mu.Unlock()
+		if diff := cmp.Diff([]int{1, 2, 1, 0}, counts); diff != "" {
+			t.Errorf("listeners (-want +got):\n%s", diff)
+		}
+	})
+}
+
+func TestAServiceThatGoesWhileItsPortIsTaken(t *testing.T) {
+	f := families[0]
+	taken, err := net.Listen("tcp", f.at(30080))
+	if err != nil {
+		t.Fatal(err)
+	}
+	failed := make(chan bool, 1000)
+	n := start(t, localnodeport.Options{OnListenFailure: func(model.Family) { failed <- true }})
+	n.apply(f.service("web", 30080, f.echo(t, 1, 8080)))
+	receive(t, failed)
+	receive(t, failed) // it tries again
+	n.Apply(n.ctx, &model.Changes{Full: true})
+	taken.Close()
+	// Whoever still tried would have it now.
+	free, err := net.Listen("tcp", f.at(30080))
+	if err != nil {
+		t.Fatal(err)
+	}
+	free.Close()
+}
+
+func TestTheEndOfTheContextEndsListening(t *testing.T) {
+	forEachFamily(t, func(t *testing.T, f family) {
+		n := start(t, localnodeport.Options{})
+		n.apply(f.service("web", 30080, f.echo(t, 1, 8080)))
+		conn := dial(t, f.at(30080))
+		from := bufio.NewReader(conn)
+		if _, err := converse(conn, from); err != nil {
+			t.Fatal(err)
+		}
+		n.stop()
+		eventually(t, "a refusal", func() error {
+			if _, err := ask(f.at(30080)); !errors.Is(err, syscall.ECONNREFUSED) {
+				return fmt.Errorf("got error %v", err)
+			}
+			return nil
+		})
+		if err := repeat(conn, from); err != nil {
+			t.Errorf("the established connection: %v", err)
+		}
+	})
+}

@@ -1,0 +1,187 @@
+package localnodeport
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/netip"
+	"sync"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/nftproxy/nftproxy/model"
+)
+
+const (
+	// dialTimeout is how long an endpoint may take to accept a connection, as in kube-proxy.
+	dialTimeout = 5 * time.Second
+	// maxDials is how many endpoints are tried for one connection. An endpoint that died is
+	// refused by its node for as long as it takes until the EndpointSlices say so.
+	maxDials = 3
+	// How long to wait before trying again to listen on a port that is taken.
+	minListenWait, maxListenWait = 100 * time.Millisecond, 10 * time.Second
+	// How long to wait before accepting again when file descriptors have run out.
+	minAcceptWait, maxAcceptWait = 5 * time.Millisecond, time.Second
+)
+
+// listener serves one node port on one address.
+type listener struct {
+	at     netip.AddrPort
+	choice choice
+	// count is told of each change to how many listen, failed of each failure to.
+	count  func(by int)
+	failed func()
+	cancel func()
+
+	// mu guards what follows.
+	mu     sync.Mutex
+	id     model.PortID
+	socket *net.TCPListener // nil while the port is taken
+	closed bool
+}
+
+// listen starts a listener. It listens when listen returns, unless the port is taken.
+func (f *Forwarder) listen(ctx context.Context, at netip.AddrPort, port *model.ServicePort) *listener {
+	ctx, cancel := context.WithCancel(ctx)
+	l := &listener{
+		at: at, cancel: cancel,
+		count:  func(by int) { f.count(port.ID.Family, by) },
+		failed: func() { f.fail(port.ID.Family) },
+	}
+	l.update(port)
+	context.AfterFunc(ctx, l.close)
+	if err := l.open(ctx); err != nil {
+		klog.FromContext(ctx).Error(err, "Cannot listen for a node port on loopback; trying again", l.about()...)
+		go l.retry(ctx)
+	} else {
+		go l.accept(ctx)
+	}
+	return l
+}
+
+// about names the Service and the address in log lines.
+func (l *listener) about() []any {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return []any{"service", l.id.ServicePortName(), "address", l.at}
+}
+
+func (l *listener) update(port *model.ServicePort) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.id = port.ID
+	l.choice.update(endpoints(port), port.AffinityTimeout)
+}
+
+// close makes the kernel refuse connections from now on. Those that were accepted stay.
+func (l *listener) close() {
+	l.cancel()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if !l.closed && l.socket != nil {
+		l.socket.Close()
+		l.count(-1)
+	}
+	l.closed = true
+}
+
+func (l *listener) open(ctx context.Context) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.closed {
+		return net.ErrClosed
+	}
+	var config net.ListenConfig
+	config.SetMultipathTCP(false) // there is one path to loopback, and splice wants plain TCP
+	socket, err := config.Listen(ctx, "tcp", l.at.String())
+	if err != nil {
+		l.failed()
+		return err
+	}
+	l.socket = socket.(*net.TCPListener)
+	l.count(+1)
+	return nil
+}
+
+// retry tries to listen until that works, and then accepts connections.
+func (l *listener) retry(ctx context.Context) {
+	for wait := minListenWait; sleep(ctx, wait); wait = min(2*wait, maxListenWait) {
+		if l.open(ctx) == nil {
+			klog.FromContext(ctx).Info("Listening for a node port on loopback after all", l.about()...)
+			l.accept(ctx)
+			return
+		}
+	}
+}
+
+// accept serves connections until the socket is closed. Out of file descriptors or memory it
+// waits for some to be given back; the kernel keeps the clients waiting meanwhile.
+func (l *listener) accept(ctx context.Context) {
+	wait := minAcceptWait
+	for {
+		client, err := l.socket.AcceptTCP()
+		switch {
+		case err == nil:
+			wait = minAcceptWait
+			go l.serve(ctx, client)
+			continue
+		case errors.Is(err, net.ErrClosed):
+			return
+		case wait == minAcceptWait:
+			klog.FromContext(ctx).Error(err, "Cannot accept connections to a node port on loopback; trying again", l.about()...)
+		}
+		if !sleep(ctx, wait) {
+			return
+		}
+		wait = min(2*wait, maxAcceptWait)
+	}
+}
+
+// serve connects a client to an endpoint. It was accepted already, so when no endpoint
+// answers it can only be reset.
+func (l *listener) serve(ctx context.Context, client *net.TCPConn) {
+	// Only with route_localnet, left behind by another proxy, can anybody else get here.
+	if peer := client.RemoteAddr().(*net.TCPAddr); !peer.IP.IsLoopback() {
+		reset(client)
+		return
+	}
+	endpoint, err := l.dial(ctx)
+	if err != nil {
+		klog.FromContext(ctx).V(2).Info("Cannot connect to an endpoint of a node port on loopback", append(l.about(), "err", err)...)
+		reset(client)
+		return
+	}
+	relay(client, endpoint)
+}
+
+// dial connects to an endpoint, or when that fails to another one: unlike the rules, it can
+// tell before the client has sent anything.
+func (l *listener) dial(ctx context.Context) (*net.TCPConn, error) {
+	dialer := net.Dialer{Timeout: dialTimeout}
+	var tried []netip.AddrPort
+	failure := errors.New("no endpoint is left")
+	for len(tried) < maxDials {
+		to, ok := l.choice.draw(time.Now(), tried)
+		if !ok {
+			break
+		}
+		conn, err := dialer.DialContext(ctx, "tcp", to.String())
+		if err == nil {
+			return conn.(*net.TCPConn), nil
+		}
+		failure = err
+		tried = append(tried, to)
+	}
+	return nil, failure
+}
+
+// sleep returns false as soon as ctx ends.
+func sleep(ctx context.Context, wait time.Duration) bool {
+	select {
+	case <-ctx.Done():
+		return false
+	case <-time.After(wait):
+		return true
+	}
+}

@@ -1,0 +1,120 @@
+package sysctl
+
+import (
+	"context"
+	"fmt"
+	"runtime"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/klog/v2"
+	kubeproxyv1alpha1 "k8s.io/kube-proxy/config/v1alpha1"
+	"k8s.io/utils/cpuset"
+)
+
+// maxScaled is the most that maxPerCore can come to: memory is set aside for the table, and
+// machines with hundreds of cores exist (kube-proxy has the limit since v1.37).
+const maxScaled = 1 << 20
+
+const hashSizeFile = "sys/module/nf_conntrack/parameters/hashsize"
+
+// SetConntrack brings the parameters of connection tracking in line with the configuration.
+// What it leaves at 0, nil or false is left alone.
+//
+//   - nf_conntrack_max becomes the larger of min and maxPerCore × the node's cores, where
+//     that product counts up to 1,048,576. It is raised only: a table that
+//     somebody made larger stays so, where kube-proxy would shrink it.
+//   - The table's hash table gets a quarter as many buckets, if it has fewer. That needs the
+//     initial network namespace and a writable /sys; failing is logged, since
+//     lookups only get slower.
+//   - Timeouts are set to what the configuration says, in whole seconds, at least one.
+//
+// The error names each sysctl that is wrong and cannot be set, and how to go on. The module
+// nf_conntrack has to be loaded: rules that use connection tracking load it.
+func (t Tree) SetConntrack(ctx context.Context, config *kubeproxyv1alpha1.KubeProxyConntrackConfiguration) error {
+	logger := klog.FromContext(ctx)
+	entries := maxEntries(config, t.cores())
+	var failed error
+	for _, s := range conntrackSettings(config, entries) {
+		switch err := t.set(logger, s); {
+		case failed == nil:
+			failed = err
+		case err != nil:
+			failed = fmt.Errorf("%w; %w", failed, err)
+		}
+	}
+	if failed != nil {
+		return failed
+	}
+	if t.readOnly() {
+		logger.Info("Sysctls are read-only here, but right as they are")
+	}
+	if entries > 0 {
+		t.growHashTable(logger, entries/4)
+	}
+	return nil
+}
+
+func conntrackSettings(config *kubeproxyv1alpha1.KubeProxyConntrackConfiguration, entries int) []setting {
+	var settings []setting
+	if entries > 0 {
+		settings = append(settings, setting{"net.netfilter.nf_conntrack_max", entries, true, "conntrack.maxPerCore to 0"})
+	}
+	for _, timeout := range []struct {
+		name, field string
+		value       *metav1.Duration
+	}{
+		{"tcp_timeout_established", "tcpEstablishedTimeout", config.TCPEstablishedTimeout},
+		{"tcp_timeout_close_wait", "tcpCloseWaitTimeout", config.TCPCloseWaitTimeout},
+		{"udp_timeout", "udpTimeout", &config.UDPTimeout},
+		{"udp_timeout_stream", "udpStreamTimeout", &config.UDPStreamTimeout},
+	} {
+		if timeout.value != nil && timeout.value.Duration > 0 {
+			seconds := max(1, int(timeout.value.Duration/time.Second))
+			settings = append(settings, setting{"net.netfilter.nf_conntrack_" + timeout.name, seconds, false, "conntrack." + timeout.field + " to 0s"})
+		}
+	}
+	if config.TCPBeLiberal {
+		settings = append(settings, setting{"net.netfilter.nf_conntrack_tcp_be_liberal", 1, false, "conntrack.tcpBeLiberal to false"})
+	}
+	return settings
+}
+
+// maxEntries returns what nf_conntrack_max has to be at least; 0 says nothing. Without
+// maxPerCore, min does not count either.
+func maxEntries(config *kubeproxyv1alpha1.KubeProxyConntrackConfiguration, cores int) int {
+	if config.MaxPerCore == nil || *config.MaxPerCore <= 0 {
+		return 0
+	}
+	entries := min(int(*config.MaxPerCore)*cores, maxScaled)
+	if config.Min != nil {
+		entries = max(entries, int(*config.Min))
+	}
+	return entries
+}
+
+func (t Tree) growHashTable(logger klog.Logger, buckets int) {
+	current, err := t.readInt(hashSizeFile)
+	if err == nil && current >= buckets {
+		return
+	}
+	if err == nil {
+		err = t.writeInt(hashSizeFile, buckets)
+	}
+	if err != nil {
+		logger.Error(err, "Cannot enlarge the hash table of connection tracking; lookups get slower as it fills", "buckets", current, "wanted", buckets)
+		return
+	}
+	logger.Info("Enlarged the hash table of connection tracking", "buckets", buckets, "before", current)
+}
+
+// cores returns how many cores of the node are online. The limit is for the whole node,
+// and the process may be pinned to fewer cores than that.
+func (t Tree) cores() int {
+	if text, err := t.read("sys/devices/system/cpu/online"); err == nil {
+		if online, err := cpuset.Parse(text); err == nil && !online.IsEmpty() {
+			return online.Size()
+		}
+	}
+	return runtime.NumCPU()
+}

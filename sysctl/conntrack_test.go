@@ -1,0 +1,226 @@
+package sysctl
+
+import (
+	"context"
+	"maps"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/go-logr/logr/funcr"
+	"github.com/google/go-cmp/cmp"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/klog/v2"
+	kubeproxyv1alpha1 "k8s.io/kube-proxy/config/v1alpha1"
+)
+
+const netfilter = "proc/sys/net/netfilter/"
+
+// node is a machine with two cores as it starts up.
+func node() map[string]string {
+	return map[string]string{
+		"sys/devices/system/cpu/online":                    "0,2\n",
+		hashSizeFile:                                       "65536\n",
+		netfilter + "nf_conntrack_max":                     "262144\n",
+		netfilter + "nf_conntrack_tcp_timeout_established": "432000\n",
+		netfilter + "nf_conntrack_tcp_timeout_close_wait":  "60\n",
+		netfilter + "nf_conntrack_udp_timeout":             "30\n",
+		netfilter + "nf_conntrack_udp_timeout_stream":      "120\n",
+		netfilter + "nf_conntrack_tcp_be_liberal":          "0\n",
+		"proc/sys/net/ipv4/conf/all/route_localnet":        "0\n",
+		"proc/sys/net/bridge/bridge-nf-call-iptables":      "0\n",
+		"proc/sys/net/ipv4/ip_forward":                     "0\n",
+		"proc/sys/net/ipv4/vs/conntrack":                   "0\n",
+	}
+}
+
+// plant writes the files below a directory of their own.
+func plant(t *testing.T, files map[string]string) Tree {
+	t.Helper()
+	tree := Tree{Root: t.TempDir()}
+	for name, content := range files {
+		path := tree.path(name)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(content), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return tree
+}
+
+func harvest(t *testing.T, tree Tree, files map[string]string) map[string]string {
+	t.Helper()
+	found := map[string]string{}
+	for name := range files {
+		text, err := os.ReadFile(tree.path(name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		found[name] = string(text)
+	}
+	return found
+}
+
+// logged returns a context whose logger writes to lines.
+func logged(ctx context.Context, lines *[]string) context.Context {
+	return klog.NewContext(ctx, funcr.New(func(_, args string) { *lines = append(*lines, args) }, funcr.Options{}))
+}
+
+type conntrack = kubeproxyv1alpha1.KubeProxyConntrackConfiguration
+
+func perCore(perCore, atLeast int32) conntrack {
+	return conntrack{MaxPerCore: &perCore, Min: &atLeast}
+}
+
+func seconds(n int) metav1.Duration { return metav1.Duration{Duration: time.Duration(n) * time.Second} }
+
+func TestSetConntrack(t *testing.T) {
+	established, closeWait, none := seconds(86400), seconds(3600), seconds(0)
+	for _, test := range []struct {
+		name   string
+		config conntrack
+		before map[string]string // instead of what node has
+		want   map[string]string // what differs afterwards
+	}{
+		{name: "an empty configuration leaves everything alone"},
+		{
+			name:   "zeros leave everything alone",
+			config: conntrack{MaxPerCore: new(int32), Min: new(int32), TCPEstablishedTimeout: &none, TCPCloseWaitTimeout: &none},
+		},
+		{
+			name:   "the node's cores count, and the hash table follows",
+			config: perCore(200_000, 131_072),
+			want:   map[string]string{netfilter + "nf_conntrack_max": "400000", hashSizeFile: "100000"},
+		},
+		{
+			name:   "min counts when the cores come to less",
+			config: perCore(1, 300_000),
+			want:   map[string]string{netfilter + "nf_conntrack_max": "300000", hashSizeFile: "75000"},
+		},
+		{name: "min does not count without maxPerCore", config: perCore(0, 300_000)},
+		{
+			name:   "many cores come to a million at most",
+			config: perCore(32_768, 0),
+			before: map[string]string{"sys/devices/system/cpu/online": "0-255\n"},
+			want:   map[string]string{netfilter + "nf_conntrack_max": "1048576", hashSizeFile: "262144"},
+		},
+		{
+			name:   "min may be more than a million",
+			config: perCore(600_000, 2_000_000),
+			want:   map[string]string{netfilter + "nf_conntrack_max": "2000000", hashSizeFile: "500000"},
+		},
+		{name: "a larger table is not made smaller", config: perCore(32_768, 131_072)},
+		{
+			name:   "the hash table grows although the table is large enough",
+			config: perCore(32_768, 131_072),
+			before: map[string]string{hashSizeFile: "16384\n"},
+			want:   map[string]string{hashSizeFile: "32768"},
+		},
+		{
+			name: "timeouts go up and down",
+			config: conntrack{
+				TCPEstablishedTimeout: &established, TCPCloseWaitTimeout: &closeWait,
+				UDPTimeout: seconds(10), UDPStreamTimeout: seconds(300),
+			},
+			want: map[string]string{
+				netfilter + "nf_conntrack_tcp_timeout_established": "86400", netfilter + "nf_conntrack_tcp_timeout_close_wait": "3600",
+				netfilter + "nf_conntrack_udp_timeout": "10", netfilter + "nf_conntrack_udp_timeout_stream": "300",
+			},
+		},
+		{
+			name:   "a timeout of less than a second is one, not none",
+			config: conntrack{UDPTimeout: metav1.Duration{Duration: time.Millisecond}},
+			want:   map[string]string{netfilter + "nf_conntrack_udp_timeout": "1"},
+		},
+		{
+			name:   "TCP tracking becomes liberal",
+			config: conntrack{TCPBeLiberal: true},
+			want:   map[string]string{netfilter + "nf_conntrack_tcp_be_liberal": "1"},
+		},
+		{
+			name:   "TCP tracking that is liberal stays so",
+			before: map[string]string{netfilter + "nf_conntrack_tcp_be_liberal": "1\n"},
+		},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			files := node()
+			maps.Copy(files, test.before)
+			tree := plant(t, files)
+			if err := tree.SetConntrack(t.Context(), &test.config); err != nil {
+				t.Fatal(err)
+			}
+			want := maps.Clone(files)
+			maps.Copy(want, test.want)
+			if diff := cmp.Diff(want, harvest(t, tree, files)); diff != "" {
+				t.Errorf("files (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestEverySysctlThatDoesNotExistIsNamed(t *testing.T) {
+	config := perCore(200_000, 0)
+	config.TCPBeLiberal = true
+	config.UDPTimeout = seconds(10)
+	files := node()
+	delete(files, netfilter+"nf_conntrack_max")
+	delete(files, netfilter+"nf_conntrack_tcp_be_liberal")
+	tree := plant(t, files)
+	err := tree.SetConntrack(t.Context(), &config)
+	const want = "sysctl net.netfilter.nf_conntrack_max, which should be 400000, does not exist: load the kernel module nf_conntrack, or set conntrack.maxPerCore to 0 to leave it alone; " +
+		"sysctl net.netfilter.nf_conntrack_tcp_be_liberal, which should be 1, does not exist: load the kernel module nf_conntrack, or set conntrack.tcpBeLiberal to false to leave it alone"
+	if err == nil || err.Error() != want {
+		t.Errorf("got error %v, want %s", err, want)
+	}
+	files[netfilter+"nf_conntrack_udp_timeout"] = "10"
+	if diff := cmp.Diff(files, harvest(t, tree, files)); diff != "" {
+		t.Errorf("what could be set (-want +got):\n%s", diff)
+	}
+}
+
+func TestAHashTableThatCannotGrowIsLogged(t *testing.T) {
+	files := node()
+	delete(files, hashSizeFile)
+	tree := plant(t, files)
+	config := perCore(200_000, 0)
+	var lines []string
+	if err := tree.SetConntrack(logged(t.Context(), &lines), &config); err != nil {
+		t.Fatal(err)
+	}
+	if got := strings.Join(lines, "\n"); !strings.Contains(got, `"Cannot enlarge the hash table`) || !strings.Contains(got, `"wanted"=100000`) {
+		t.Errorf("the log does not tell: %s", got)
+	}
+}
+
+func TestCores(t *testing.T) {
+	for text, want := range map[string]int{"0\n": 1, "0-7\n": 8, "0,2-3,8\n": 4} {
+		tree := plant(t, map[string]string{"sys/devices/system/cpu/online": text})
+		if got := tree.cores(); got != want {
+			t.Errorf("%q: got %d cores, want %d", text, got, want)
+		}
+	}
+	if got := (Tree{Root: t.TempDir()}).cores(); got < 1 {
+		t.Errorf("got %d cores where the kernel does not say", got)
+	}
+}
+
+func TestHasIPv6(t *testing.T) {
+	const disable = "proc/sys/net/ipv6/conf/all/disable_ipv6"
+	for _, test := range []struct {
+		name  string
+		files map[string]string
+		want  bool
+	}{
+		{"enabled", map[string]string{"proc/net/if_inet6": "", disable: "0\n"}, true},
+		{"disabled for all interfaces", map[string]string{"proc/net/if_inet6": "", disable: "1\n"}, false},
+		{"not in the kernel", map[string]string{}, false},
+	} {
+		if got := plant(t, test.files).HasIPv6(); got != test.want {
+			t.Errorf("%s: got %v, want %v", test.name, got, test.want)
+		}
+	}
+}

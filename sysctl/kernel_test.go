@@ -1,0 +1,176 @@
+package sysctl
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	tracking "github.com/ti-mo/conntrack"
+	"golang.org/x/sys/unix"
+)
+
+// TestMain has the kernel load its connection tracking, as rules that use it do.
+func TestMain(m *testing.M) {
+	conn, err := tracking.Dial(nil)
+	if err == nil {
+		_, err = conn.Stats()
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "these tests need root and connection tracking:", err)
+		os.Exit(1)
+	}
+	conn.Close()
+	os.Exit(m.Run())
+}
+
+// apart runs fn on a thread that has left the given namespaces and dies with it.
+func apart(t *testing.T, namespaces int, fn func() error) {
+	t.Helper()
+	done := make(chan error)
+	go func() {
+		runtime.LockOSThread() // never unlocked: nobody else may get the thread
+		if err := unix.Unshare(namespaces); err != nil {
+			done <- fmt.Errorf("this test needs root: unshare: %w", err)
+			return
+		}
+		done <- fn()
+	}()
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+}
+
+// timeouts returns what the real files say that SetConntrack writes below.
+func timeouts() map[string]int {
+	found := map[string]int{}
+	for _, name := range []string{"tcp_timeout_established", "tcp_timeout_close_wait", "udp_timeout", "udp_timeout_stream", "tcp_be_liberal"} {
+		value, err := Tree{}.readInt(netfilter + "nf_conntrack_" + name)
+		if err != nil {
+			value = -1
+		}
+		found[name] = value
+	}
+	return found
+}
+
+func TestARealKernelTakesWhatIsSet(t *testing.T) {
+	established, closeWait := seconds(7200), seconds(601)
+	config := conntrack{
+		TCPEstablishedTimeout: &established, TCPCloseWaitTimeout: &closeWait,
+		UDPTimeout: seconds(11), UDPStreamTimeout: seconds(121), TCPBeLiberal: true,
+	}
+	home := timeouts()
+	apart(t, unix.CLONE_NEWNET, func() error {
+		if err := (Tree{}).SetConntrack(t.Context(), &config); err != nil {
+			return err
+		}
+		want := map[string]int{"tcp_timeout_established": 7200, "tcp_timeout_close_wait": 601, "udp_timeout": 11, "udp_timeout_stream": 121, "tcp_be_liberal": 1}
+		if diff := cmp.Diff(want, timeouts()); diff != "" {
+			return fmt.Errorf("sysctls (-want +got):\n%s", diff)
+		}
+		return nil
+	})
+	if diff := cmp.Diff(home, timeouts()); diff != "" {
+		t.Errorf("the namespace of this process changed (-before +after):\n%s", diff)
+	}
+}
+
+// Other network namespaces than the initial one show nf_conntrack_max, but cannot change it.
+func TestALimitThatBelongsToTheHost(t *testing.T) {
+	apart(t, unix.CLONE_NEWNET, func() error {
+		path := Tree{}.path(netfilter + "nf_conntrack_max")
+		info, err := os.Stat(path)
+		if err != nil {
+			return err
+		}
+		if info.Mode().Perm()&0o222 != 0 {
+			return fmt.Errorf("%s can be written to here: this is the initial namespace, or a kernel with a limit of its own for each", path)
+		}
+		limit, err := Tree{}.readInt(netfilter + "nf_conntrack_max")
+		if err != nil {
+			return err
+		}
+		enough := perCore(1, 1)
+		if err := (Tree{}).SetConntrack(t.Context(), &enough); err != nil {
+			return fmt.Errorf("although the limit is high enough: %w", err)
+		}
+		more := perCore(1, int32(limit)+1)
+		err = Tree{}.SetConntrack(t.Context(), &more)
+		want := fmt.Sprintf("sysctl net.netfilter.nf_conntrack_max is %d and cannot be set to %d: permission denied; "+
+			"set it on the host, give this process a writable /proc/sys (privileged, host network), or set conntrack.maxPerCore to 0 to leave it alone", limit, limit+1)
+		if err == nil || err.Error() != want {
+			return fmt.Errorf("got error %v, want %s", err, want)
+		}
+		return nil
+	})
+}
+
+// What container runtimes do to /proc/sys.
+func TestAReadOnlyProcSys(t *testing.T) {
+	tree := plant(t, node())
+	apart(t, unix.CLONE_NEWNS|unix.CLONE_FS, func() error {
+		if err := bindReadOnly(tree.path("proc/sys")); err != nil {
+			return err
+		}
+		var lines []string
+		right := perCore(1000, 2000)
+		right.UDPTimeout = seconds(30)
+		if err := tree.SetConntrack(logged(t.Context(), &lines), &right); err != nil {
+			return fmt.Errorf("although everything is right: %w", err)
+		}
+		if got := strings.Join(lines, "\n"); !strings.Contains(got, `"Sysctls are read-only here, but right as they are"`) {
+			return fmt.Errorf("the log does not tell: %s", got)
+		}
+		wrong := conntrack{UDPTimeout: seconds(31)}
+		err := tree.SetConntrack(t.Context(), &wrong)
+		const want = "sysctl net.netfilter.nf_conntrack_udp_timeout is 30 and cannot be set to 31: read-only file system; " +
+			"set it on the host, give this process a writable /proc/sys (privileged, host network), or set conntrack.udpTimeout to 0s to leave it alone"
+		if err == nil || err.Error() != want {
+			return fmt.Errorf("got error %v, want %s", err, want)
+		}
+		return nil
+	})
+}
+
+// bindReadOnly mounts a directory over itself, read-only, for this mount namespace only.
+func bindReadOnly(dir string) error {
+	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
+		return fmt.Errorf("make mounts private: %w", err)
+	}
+	if err := unix.Mount(dir, dir, "", unix.MS_BIND, ""); err != nil {
+		return fmt.Errorf("bind %s: %w", dir, err)
+	}
+	return unix.Mount("", dir, "", unix.MS_REMOUNT|unix.MS_BIND|unix.MS_RDONLY, "")
+}
+
+func TestOOMScoreAdjOfThisProcess(t *testing.T) {
+	before, err := Tree{}.readInt(oomScoreFile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := (Tree{}).SetOOMScoreAdj(999); err != nil {
+		t.Fatal(err)
+	}
+	defer Tree{}.writeInt(oomScoreFile, before)
+	if after, err := (Tree{}).readInt(oomScoreFile); err != nil || after != 999 {
+		t.Errorf("got %d, error %v", after, err)
+	}
+	err = Tree{}.SetOOMScoreAdj(1001)
+	if want := "oom_score_adj is 999 and cannot be set to 1001: invalid argument; "; err == nil || !strings.HasPrefix(err.Error(), want) {
+		t.Errorf("got error %v, want %s…", err, want)
+	}
+}
+
+func TestOOMScoreAdjThatIsRightIsNotWritten(t *testing.T) {
+	tree := plant(t, map[string]string{oomScoreFile: "-999\n"})
+	if err := tree.SetOOMScoreAdj(-999); err != nil {
+		t.Fatal(err)
+	}
+	if text, err := os.ReadFile(filepath.Join(tree.Root, oomScoreFile)); err != nil || string(text) != "-999\n" {
+		t.Errorf("the file became %q, error %v", text, err)
+	}
+}

@@ -1,0 +1,88 @@
+package sysctl
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+	"k8s.io/klog/v2"
+)
+
+// Tree is where the kernel shows its parameters as files. The zero value is the real one.
+type Tree struct {
+	// Root is the directory that holds proc and sys. Default "/".
+	Root string
+}
+
+func (t Tree) path(name string) string { return filepath.Join("/", t.Root, name) }
+
+func (t Tree) read(name string) (string, error) {
+	text, err := os.ReadFile(t.path(name))
+	return strings.TrimSpace(string(text)), err
+}
+
+func (t Tree) readInt(name string) (int, error) {
+	text, err := t.read(name)
+	if err != nil {
+		return 0, err
+	}
+	return strconv.Atoi(text)
+}
+
+func (t Tree) writeInt(name string, value int) error {
+	return os.WriteFile(t.path(name), []byte(strconv.Itoa(value)), 0o644)
+}
+
+// readOnly reports whether proc/sys is mounted read-only, as container runtimes do for
+// containers without privileges.
+func (t Tree) readOnly() bool {
+	var mount unix.Statfs_t
+	return unix.Statfs(t.path("proc/sys"), &mount) == nil && mount.Flags&unix.ST_RDONLY != 0
+}
+
+// setting is what a sysctl has to be.
+type setting struct {
+	// name is the sysctl as sysctl(8) spells it.
+	name  string
+	value int
+	// atLeast says that a larger value is right too.
+	atLeast bool
+	// leave is the configuration with which the sysctl is left alone.
+	leave string
+}
+
+// set writes the sysctl unless it is right already, so that a /proc/sys that cannot be
+// written to does no harm where nothing has to be written.
+func (t Tree) set(logger klog.Logger, s setting) error {
+	file := "proc/sys/" + strings.ReplaceAll(s.name, ".", "/")
+	current, err := t.readInt(file)
+	if errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("sysctl %s, which should be %d, does not exist: load the kernel module nf_conntrack, or set %s to leave it alone", s.name, s.value, s.leave)
+	}
+	if err != nil {
+		return fmt.Errorf("read sysctl %s: %w", s.name, err)
+	}
+	if current == s.value || s.atLeast && current > s.value {
+		logger.V(2).Info("Sysctl is right already", "sysctl", s.name, "value", current, "wanted", s.value)
+		return nil
+	}
+	if err := t.writeInt(file, s.value); err != nil {
+		return fmt.Errorf("sysctl %s is %d and cannot be set to %d: %w; set it on the host, give this process a writable /proc/sys (privileged, host network), or set %s to leave it alone",
+			s.name, current, s.value, reason(err), s.leave)
+	}
+	logger.Info("Set sysctl", "sysctl", s.name, "value", s.value, "before", current)
+	return nil
+}
+
+// reason strips an error of the file's path: the sysctl's name says it already.
+func reason(err error) error {
+	if pathError := (*fs.PathError)(nil); errors.As(err, &pathError) {
+		return pathError.Err
+	}
+	return err
+}
