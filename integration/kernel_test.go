@@ -17,7 +17,12 @@ import (
 
 func newLab(t testing.TB) *lab.Lab {
 	t.Helper()
-	l, err := lab.New()
+	return newLabWithBridge(t, "")
+}
+
+func newLabWithBridge(t testing.TB, bridge string) *lab.Lab {
+	t.Helper()
+	l, err := lab.NewWithBridge(bridge)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -86,10 +91,15 @@ func runNft(t testing.TB, h *lab.Host, stdin string, args ...string) string {
 // Every golden case in a real kernel: what was committed reads back the same, nft lists it,
 // and every flow becomes what the case says.
 func TestGoldenFlows(t *testing.T) {
-	l := newLab(t)
-	c := connTo(t, l.Node)
+	labs := map[string]*lab.Lab{}
 	for _, g := range cases(t) {
+		bridge := g.bridge(t)
+		if labs[bridge] == nil {
+			labs[bridge] = newLabWithBridge(t, bridge)
+		}
+		l := labs[bridge]
 		t.Run(g.name, func(t *testing.T) {
+			c := connTo(t, l.Node)
 			tables := g.compile(t)
 			replace(t, c, tables)
 			if diff := cmp.Diff(printTables(tables), readBack(t, c)); diff != "" {

@@ -19,6 +19,8 @@ type Lab struct {
 	Client *Host
 
 	namespaces *namespaces
+	// bridge is what the pods on node-1 are connected to; nil when each has a link of its own.
+	bridge *port
 
 	// mu guards what follows, and keeps pods with one name from being made twice.
 	mu    sync.Mutex
@@ -27,20 +29,24 @@ type Lab struct {
 }
 
 // New builds a lab. The error is ErrPrivilege when the process may not.
-func New() (*Lab, error) {
+func New() (*Lab, error) { return NewWithBridge("") }
+
+// NewWithBridge builds a lab whose pods on node-1 are connected to a bridge of that name, as
+// some network plugins do it. An empty name is no bridge.
+func NewWithBridge(name string) (*Lab, error) {
 	namespaces, err := openNamespaces()
 	if err != nil {
 		return nil, fmt.Errorf("lab: %w", err)
 	}
 	l := &Lab{namespaces: namespaces, pods: map[string]*pod{}}
-	if err := l.build(); err != nil {
+	if err := l.build(name); err != nil {
 		l.Close()
 		return nil, fmt.Errorf("lab: %w", err)
 	}
 	return l, nil
 }
 
-func (l *Lab) build() (err error) {
+func (l *Lab) build(bridge string) (err error) {
 	if l.Node, err = newHost(l.namespaces, NodeName, router); err != nil {
 		return err
 	}
@@ -55,6 +61,11 @@ func (l *Lab) build() (err error) {
 	}
 	if err := l.joinOutside(); err != nil {
 		return err
+	}
+	if bridge != "" {
+		if l.bridge, err = newBridge(l.Node, bridge, l.nextLink()); err != nil {
+			return err
+		}
 	}
 	l.Client, err = l.AddPod("client", ClientAddrs.list()...)
 	return err

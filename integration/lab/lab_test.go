@@ -16,7 +16,12 @@ import (
 
 func newLab(t testing.TB) *Lab {
 	t.Helper()
-	l, err := New()
+	return newLabWithBridge(t, "")
+}
+
+func newLabWithBridge(t testing.TB, bridge string) *Lab {
+	t.Helper()
+	l, err := NewWithBridge(bridge)
 	if errors.Is(err, ErrPrivilege) {
 		t.Fatalf("this test builds network namespaces, run it as root: %v", err)
 	}
@@ -63,7 +68,13 @@ func heard(host, listener *Host, to netip.Addr) (netip.Addr, error) {
 }
 
 func TestEveryHostSendsFromItsOwnAddress(t *testing.T) {
-	l := newLab(t)
+	for _, bridge := range []string{"", "cni0"} {
+		t.Run("bridge "+bridge, func(t *testing.T) { testEveryHostSends(t, newLabWithBridge(t, bridge)) })
+	}
+}
+
+func testEveryHostSends(t *testing.T, l *Lab) {
+	t.Helper()
 	pod, err := l.AddPod("pod", netip.MustParseAddr("10.244.1.5"), netip.MustParseAddr("fd00:10:244:1::5"))
 	if err != nil {
 		t.Fatal(err)
@@ -88,7 +99,13 @@ func TestEveryHostSendsFromItsOwnAddress(t *testing.T) {
 }
 
 func TestPodsComeAndGo(t *testing.T) {
-	l := newLab(t)
+	for _, bridge := range []string{"", "cni0"} {
+		t.Run("bridge "+bridge, func(t *testing.T) { testPodsComeAndGo(t, newLabWithBridge(t, bridge)) })
+	}
+}
+
+func testPodsComeAndGo(t *testing.T, l *Lab) {
+	t.Helper()
 	addrs := []netip.Addr{netip.MustParseAddr("10.244.1.5"), netip.MustParseAddr("fd00:10:244:1::5")}
 	for range 3 {
 		pod, err := l.AddPod("pod", addrs...)
@@ -177,7 +194,17 @@ func TestFlushConntrackForgets(t *testing.T) {
 
 // TestPodLinks shows what a proxy that recognises pods by interface can rely on.
 func TestPodLinks(t *testing.T) {
-	l := newLab(t)
+	if name := podLink(t, newLab(t)); name[:5] != "veth-" {
+		t.Errorf("the pod is behind %s", name)
+	}
+	if name := podLink(t, newLabWithBridge(t, "cni0")); name != "cni0" {
+		t.Errorf("with a bridge the pod is behind %s", name)
+	}
+}
+
+// podLink adds a pod and returns the name of the interface that it is behind.
+func podLink(t *testing.T, l *Lab) string {
+	t.Helper()
 	if _, err := l.AddPod("pod", netip.MustParseAddr("10.244.1.5")); err != nil {
 		t.Fatal(err)
 	}
@@ -187,9 +214,10 @@ func TestPodLinks(t *testing.T) {
 		t.Fatalf("got routes %v, error %v", routes, err)
 	}
 	link, err := l.Node.routes.LinkByIndex(routes[0].LinkIndex)
-	if err != nil || link.Attrs().Name[:5] != "veth-" {
-		t.Errorf("the pod is behind %v, error %v", link, err)
+	if err != nil {
+		t.Fatal(err)
 	}
+	return link.Attrs().Name
 }
 
 func BenchmarkLab(b *testing.B) {

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
@@ -33,7 +34,43 @@ func connect(number int, a, b *port) error {
 			return fmt.Errorf("connect %s to %s: link %s: %w", a.host.Name, b.host.Name, end.name, err)
 		}
 	}
-	return nil
+	return firstError(a.awaitUp, b.awaitUp)
+}
+
+// awaitUp waits until this end of the link transmits. The kernel leaves that to a work queue
+// too, and throws away without a trace what is sent before: the first packet to a new pod.
+func (p *port) awaitUp() error {
+	for deadline := time.Now().Add(10 * time.Second); time.Now().Before(deadline); time.Sleep(50 * time.Microsecond) {
+		link, err := p.host.routes.LinkByIndex(p.link.Attrs().Index)
+		if err == nil && link.Attrs().OperState == netlink.OperUp {
+			return nil
+		}
+	}
+	return fmt.Errorf("host %s: link %s does not come up", p.host.Name, p.name)
+}
+
+// newBridge makes a bridge of node-1 and gives it the addresses that pods have as their gateway.
+func newBridge(node *Host, name string, number int) (*port, error) {
+	p := &port{host: node, name: name, mac: hardwareAddr(number, 1)}
+	bridge := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: name, HardwareAddr: p.mac}}
+	err := firstError(
+		func() error { return node.routes.LinkAdd(bridge) },
+		p.up,
+		func() error { return node.addAddr(p.link, GatewayAddrs.IPv4) },
+		func() error { return node.addAddr(p.link, GatewayAddrs.IPv6) },
+	)
+	if err != nil {
+		return nil, fmt.Errorf("bridge %s: %w", name, err)
+	}
+	return p, nil
+}
+
+// enslave makes other a port of the bridge p.
+func (p *port) enslave(other *port) error {
+	if err := p.host.routes.LinkSetMaster(other.link, p.link); err != nil {
+		return fmt.Errorf("host %s: connect %s to the bridge %s: %w", p.host.Name, other.name, p.name, err)
+	}
+	return p.awaitUp() // Without a port it does not transmit.
 }
 
 func (p *port) up() (err error) {

@@ -14,8 +14,9 @@ type pod struct {
 }
 
 // AddPod adds a pod to node-1. Its address is a route to a veth of its own, named "veth-"
-// and a number, not a port of a bridge: a pod that reaches itself through a Service needs
-// no hairpin mode then, and node-1 sees every packet.
+// and a number, or to the bridge if the lab has one, of which the veth is a port then. Pods
+// have no route to each other but by node-1, so that it sees every packet either way, and a pod
+// that reaches itself through a Service needs no hairpin mode.
 func (l *Lab) AddPod(name string, addrs ...netip.Addr) (*Host, error) {
 	for _, addr := range addrs {
 		if owner := l.HostOf(addr); owner != nil {
@@ -34,7 +35,7 @@ func (l *Lab) AddPod(name string, addrs ...netip.Addr) (*Host, error) {
 	number := l.nextLink()
 	near := &port{host: l.Node, name: fmt.Sprintf("veth-%d", number)}
 	l.pods[name] = &pod{host: host, near: near}
-	if err := joinPod(number, near, &port{host: host, name: "eth0"}, addrs); err != nil {
+	if err := l.joinPod(number, near, &port{host: host, name: "eth0"}, addrs); err != nil {
 		l.abandon(name)
 		return nil, fmt.Errorf("lab: %w", err)
 	}
@@ -54,6 +55,9 @@ func (l *Lab) RemovePods(names ...string) error {
 			return fmt.Errorf("lab: there is no pod %s", name)
 		}
 		delete(l.pods, name)
+		if err := l.forget(p.host.Addrs()); err != nil {
+			return fmt.Errorf("lab: remove pod %s: %w", name, err)
+		}
 		// Not before the links are removed: when a namespace goes its links go too, some time.
 		defer p.host.close()
 		if p.near.link != nil {
@@ -66,15 +70,41 @@ func (l *Lab) RemovePods(names ...string) error {
 	return nil
 }
 
+// forget takes a pod's addresses off the bridge. Without one they go with the pod's link.
+func (l *Lab) forget(addrs []netip.Addr) error {
+	if l.bridge == nil {
+		return nil
+	}
+	index := l.bridge.link.Attrs().Index
+	for _, addr := range addrs {
+		err := firstError(
+			func() error {
+				return l.Node.routes.RouteDel(&netlink.Route{LinkIndex: index, Dst: single(addr), Scope: netlink.SCOPE_LINK})
+			},
+			func() error { return l.Node.routes.NeighDel(&netlink.Neigh{LinkIndex: index, IP: addr.AsSlice()}) },
+		)
+		if err != nil {
+			return fmt.Errorf("forget %s: %w", addr, err)
+		}
+	}
+	return nil
+}
+
 // abandon lets go of a pod that did not come to be. Whatever it got goes with its namespace.
 func (l *Lab) abandon(name string) {
 	l.pods[name].host.close()
 	delete(l.pods, name)
 }
 
-func joinPod(number int, near, far *port, addrs []netip.Addr) error {
+func (l *Lab) joinPod(number int, near, far *port, addrs []netip.Addr) error {
 	if err := connect(number, near, far); err != nil {
 		return err
+	}
+	if l.bridge != nil {
+		if err := l.bridge.enslave(near); err != nil {
+			return err
+		}
+		near = l.bridge
 	}
 	joined := map[bool]bool{}
 	for _, addr := range addrs {
@@ -90,7 +120,7 @@ func joinPod(number int, near, far *port, addrs []netip.Addr) error {
 			continue
 		}
 		joined[addr.Is4()] = true
-		if err := joinFamily(near, far, addr, GatewayAddrs.Like(addr)); err != nil {
+		if err := l.joinFamily(near, far, addr, GatewayAddrs.Like(addr)); err != nil {
 			return err
 		}
 	}
@@ -98,9 +128,14 @@ func joinPod(number int, near, far *port, addrs []netip.Addr) error {
 }
 
 // joinFamily gives a pod its gateway. What the pod sends starts from addr, its first address in the family.
-func joinFamily(near, far *port, addr, gateway netip.Addr) error {
+func (l *Lab) joinFamily(near, far *port, addr, gateway netip.Addr) error {
 	return firstError(
-		func() error { return near.host.addAddr(near.link, gateway) },
+		func() error {
+			if near == l.bridge {
+				return nil // It has its addresses already.
+			}
+			return near.host.addAddr(near.link, gateway)
+		},
 		func() error { return far.knows(gateway, near) },
 		func() error { return far.reach(only(gateway), netip.Addr{}, addr) },
 		func() error { return far.reach(everything(addr), gateway, addr) },

@@ -1,0 +1,107 @@
+package conformance
+
+import (
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+)
+
+// What test/e2e/network/conntrack.go tests. A client there sends a datagram every few seconds from one port; here it
+// does so all the time, so that a packet always gets in between. The pods that cycle go on
+// answering here, so that a flow to the wrong one is noticed and does not just time out.
+
+// dns is a port that is spoken to over UDP.
+var dns = udp(80)
+
+// cycles shows that from one socket whichever pod serves now is reached.
+func (c *cluster) cycles(s *service, talker *talker, pods ...*pod) {
+	c.t.Helper()
+	talker.hearsNobody()
+	s.selects(pods[0])
+	talker.hears(pods[0])
+	for i, next := range pods[1:] {
+		s.selects(pods[i], next)
+		c.catchesUp()
+		talker.hears(pods[i]) // A flow stays with a pod that serves.
+		s.selects(next)
+		talker.hears(next)
+	}
+}
+
+func TestUDPFollowsThePodOfANodePort(t *testing.T) {
+	c := start(t)
+	s := c.service("svc-udp", ports(dns.to(web)), ofType(corev1.ServiceTypeNodePort))
+	s.selects()
+	c.cycles(s, c.peer.talks(s.nodePort(dns)), c.runs("pod-server-1", node1), c.runs("pod-server-2", node1))
+}
+
+func TestUDPFollowsThePodOfAClusterIP(t *testing.T) {
+	c := start(t)
+	s := c.service("svc-udp", ports(dns.to(web)))
+	s.selects()
+	c.cycles(s, c.pod.talks(s.clusterIP(dns)), c.runs("pod-server-1", node2), c.runs("pod-server-2", node2))
+}
+
+func TestUDPFollowsTheLocalPodOfAClusterIP(t *testing.T) {
+	c := start(t)
+	s := c.service("svc-udp", ports(dns.to(web)), internalPolicy(corev1.ServiceInternalTrafficPolicyLocal))
+	first, elsewhere, again := c.runs("pod-server-1", node1), c.runs("pod-server-2", node2), c.runs("pod-server-3", node1)
+	talker := c.pod.talks(s.clusterIP(dns))
+	s.selects(first)
+	talker.hears(first)
+	s.selects(first, elsewhere)
+	c.catchesUp()
+	talker.hears(first)
+	s.selects(elsewhere)
+	talker.hearsNobody() // Dropped now, which must not become an entry that outlives it.
+	s.selects(elsewhere, again)
+	talker.hears(again)
+}
+
+func TestUDPOfTheNodeFollowsThePodOfAClusterIP(t *testing.T) {
+	c := start(t)
+	s := c.service("svc-udp", ports(dns.to(web)))
+	s.selects()
+	c.cycles(s, c.node.talks(s.clusterIP(dns)), c.runs("pod-server-1", node2), c.runs("pod-server-2", node2))
+}
+
+func TestUDPReachesAPodThatBecomesReady(t *testing.T) {
+	c := start(t)
+	s := c.service("svc-udp", ports(dns.to(web)))
+	pod := c.runs("pod-server-1", node2)
+	pod.becomes(false)
+	talker := c.pod.talks(s.clusterIP(dns))
+	talker.hearsNobody()
+	s.selects(pod)
+	c.catchesUp()
+	talker.hearsNobody()
+	pod.becomes(true)
+	talker.hears(pod)
+}
+
+func TestALateSegmentDoesNotResetAConnection(t *testing.T) {
+	start(t).testStraySegments(late)
+}
+
+// Beyond the suite: the remedy for all other segments, and for older kernels.
+func TestNoSegmentResetsAConnectionWithTCPBeLiberal(t *testing.T) {
+	c, _ := startWithCommand(t, "--conntrack-tcp-be-liberal")
+	c.testStraySegments(late, ahead)
+}
+
+// testStraySegments shows that segments outside of the window end no connection. If one arrived
+// from the pod's own address, its client would answer with a reset.
+func (c *cluster) testStraySegments(offs ...int32) {
+	c.t.Helper()
+	s := c.service("boom-server", ports(tcp(9000).to(web)))
+	server := c.runs("boom-server", node1)
+	s.selects(server)
+	c.pod.reaches(s.clusterIP(tcp(9000)), server)
+	wire := server.listensToTCP()
+	connection := c.pod.opens(s.clusterIP(tcp(9000)))
+	connection.works()
+	for _, off := range offs {
+		wire.strays(connection, off)
+		connection.works()
+	}
+}

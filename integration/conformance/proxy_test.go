@@ -1,0 +1,98 @@
+package conformance
+
+import (
+	"context"
+	"net/netip"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	"k8s.io/klog/v2"
+	"k8s.io/klog/v2/textlogger"
+
+	"github.com/nftproxy/nftproxy/compiler"
+	"github.com/nftproxy/nftproxy/conntrack"
+	"github.com/nftproxy/nftproxy/health"
+	"github.com/nftproxy/nftproxy/nft"
+	"github.com/nftproxy/nftproxy/proxy"
+	"github.com/nftproxy/nftproxy/source/apiserver"
+	"github.com/nftproxy/nftproxy/tracker"
+)
+
+// startProxy runs the proxy for node1 in this process until the test ends: all of it except the
+// command around it. It returns when the proxy has programmed what there is.
+func (c *cluster) startProxy(serviceProxyName string) {
+	c.t.Helper()
+	source, err := apiserver.New(apiserver.Config{Kubeconfig: c.kubeconfig, NodeName: node1, ServiceProxyName: serviceProxyName})
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	logger := textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(c.t.Output()), textlogger.Verbosity(2)))
+	ctx, stop := context.WithCancel(klog.NewContext(context.Background(), logger))
+	t, backend := tracker.New(tracker.Options{NodeName: node1, ServiceProxyName: serviceProxyName, Logger: logger}), c.backend()
+	onSync, synced := c.afterSync(ctx)
+	loop := tracker.NewLoop(t, backend, tracker.LoopOptions{Logger: logger, OnSync: onSync})
+	var parts errgroup.Group
+	parts.Go(func() error { return source.Run(ctx, t) })
+	parts.Go(func() error { return loop.Run(ctx) })
+	parts.Go(func() error {
+		backend.Watch(ctx)
+		return nil
+	})
+	c.t.Cleanup(func() {
+		stop()
+		if err := parts.Wait(); err != nil {
+			c.t.Error(err)
+		}
+	})
+	select {
+	case <-synced:
+	case <-time.After(patience):
+		c.t.Fatal("the proxy does not program what there is")
+	}
+}
+
+// afterSync serves health checks on node1 after each Sync, and closes synced after the first.
+func (c *cluster) afterSync(ctx context.Context) (onSync func(tracker.SyncResult), synced <-chan struct{}) {
+	checks := health.NewServices(health.ServicesOptions{Primary: true, Healthy: func() bool { return true }})
+	first := make(chan struct{})
+	once := sync.OnceFunc(func() { close(first) })
+	return func(r tracker.SyncResult) {
+		if r.Err != nil {
+			return
+		}
+		if err := c.lab.Node.Do(func() error {
+			checks.Apply(ctx, r.Changes)
+			return nil
+		}); err != nil {
+			c.t.Error(err)
+		}
+		once()
+	}, first
+}
+
+// backend writes to node1's kernel.
+func (c *cluster) backend() *proxy.Backend {
+	c.t.Helper()
+	conn, err := nft.Dial(nft.Config{NetNS: int(c.lab.Node.NetNS().Fd())})
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	c.t.Cleanup(func() { conn.Close() })
+	flows, err := conntrack.Dial(int(c.lab.Node.NetNS().Fd()))
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	c.t.Cleanup(func() { flows.Close() })
+	config := compiler.Default()
+	for cidr := range strings.SplitSeq(clusterCIDR, ",") {
+		config.DetectLocal.CIDRs = append(config.DetectLocal.CIDRs, netip.MustParsePrefix(cidr))
+	}
+	b, err := proxy.NewBackend(conn, config, proxy.Hooks{})
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	b.RemoveStaleFlows(flows)
+	return b
+}
