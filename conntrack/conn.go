@@ -86,6 +86,21 @@ func (c *Conn) DeleteFlows(family Family, protocol uint8, stale func(Flow) bool)
 	return stats, nil
 }
 
+// Each calls do with all entries of an IP family and an IP protocol.
+func (c *Conn) Each(family Family, protocol uint8, do func(Flow)) error {
+	if err := c.dial(); err != nil {
+		return err
+	}
+	if err := c.list(listRequest(family, protocol), func(e entry) {
+		if e.flow.Protocol == protocol {
+			do(e.flow)
+		}
+	}); err != nil {
+		return errors.Join(fmt.Errorf("conntrack: list %s entries: %w", family, err), c.Close())
+	}
+	return nil
+}
+
 // answerTimeout is how long the kernel may take for one answer.
 const answerTimeout = time.Minute
 

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/nftproxy/nftproxy/compiler"
+	"github.com/nftproxy/nftproxy/conntrack"
 	"github.com/nftproxy/nftproxy/integration/lab"
 	"github.com/nftproxy/nftproxy/model"
 	"github.com/nftproxy/nftproxy/proxy"
@@ -138,6 +139,12 @@ func (a *affinityTest) restart(endpoints ...string) {
 	if err != nil {
 		a.Fatal(err)
 	}
+	flows, err := conntrack.Dial(int(a.lab.Node.NetNS().Fd()))
+	if err != nil {
+		a.Fatal(err)
+	}
+	a.Cleanup(func() { flows.Close() })
+	a.backend.RemoveStaleFlows(flows)
 	full := a.ports("web", a.timeout, endpoints...)
 	full.Full = true
 	full.Node = &model.Node{Name: lab.NodeName, IPs: []netip.Addr{lab.NodeAddrs.IPv4, lab.NodeAddrs.IPv6}}
@@ -251,6 +258,12 @@ func TestAThousandClientsKeepTheirEndpoints(t *testing.T) {
 		t.Fatalf("Check = %v, %v; want a repair", repaired, err)
 	}
 	a.expectHome("a rebuild of the tables")
+
+	runNft(t, a.lab.Node, "", "flush", "ruleset")
+	if repaired, err := a.backend.Check(context.Background()); !repaired || err != nil {
+		t.Fatalf("Check = %v, %v; want a repair", repaired, err)
+	}
+	a.expectHome("somebody else flushed the ruleset")
 
 	a.sync(a.ports("web", a.timeout, "b", "c", "d", "e"))
 	a.expectHome("the removal of an endpoint", "a")

@@ -2,9 +2,12 @@ package proxy
 
 import (
 	"errors"
+	"maps"
+	"slices"
 	"time"
 
 	"github.com/nftproxy/nftproxy/compiler"
+	"github.com/nftproxy/nftproxy/conntrack"
 	"github.com/nftproxy/nftproxy/nft"
 	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
@@ -47,16 +50,41 @@ func (b *Backend) forget() (nft.Transaction, error) {
 	return b.learned(nft.DeleteElements, func(e nft.Element, stale bool) bool { return stale && e.Expires > aboutToExpire })
 }
 
-// remember returns the steps that put affinity that still holds into tables that are about to be replaced.
-// What cannot be read is lost: the tables may not be there, or be another proxy's.
+// remember returns the steps that put affinity that still holds into tables that are about to be replaced. When
+// it cannot be read, because the tables are gone or another proxy's, conntrack still knows the clients that had
+// a connection lately.
 func (b *Backend) remember(logger klog.Logger) nft.Transaction {
 	// Older kernels do not raise an element's timeout when a rule with a longer one updates it.
 	tx, err := b.learned(nft.AddElements, func(e nft.Element, stale bool) bool {
 		return !stale && e.Expires > 0 && e.Expires <= e.Timeout
 	})
 	if err != nil {
-		logger.V(2).Info("Session affinity starts anew", "reason", err.Error())
-		return nft.Transaction{}
+		logger.V(2).Info("Taking session affinity from conntrack", "reason", err.Error())
+		return b.recall(logger)
+	}
+	return tx
+}
+
+// recall returns the steps that note where the connections that conntrack knows went.
+func (b *Backend) recall(logger klog.Logger) (tx nft.Transaction) {
+	if b.conntrack == nil {
+		return tx
+	}
+	for _, table := range b.compiler.Tables() {
+		elements := map[nft.Data]nft.Element{}
+		for _, protocol := range b.compiler.AffinityProtocols(table.Family) {
+			err := b.conntrack.Each(conntrack.Family(table.Family), uint8(protocol), func(f conntrack.Flow) {
+				if e, ok := b.compiler.AffinityElement(protocol, f.Source.Addr(), f.Dialed, f.Server); ok {
+					elements[e.Key] = e
+				}
+			})
+			if err != nil {
+				logger.Error(err, "Session affinity starts anew")
+			}
+		}
+		if len(elements) > 0 {
+			tx.Steps = append(tx.Steps, nft.Step{Op: nft.AddElements, Table: table, Set: table.Set(compiler.AffinityMap), Elements: slices.Collect(maps.Values(elements))})
+		}
 	}
 	return tx
 }
