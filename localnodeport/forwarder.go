@@ -142,9 +142,14 @@ func (f *Forwarder) owner(fe frontend) *model.ServicePort {
 	return owner
 }
 
-// endpoints returns who may serve a program on the node. Policy Local does not bind it: its
-// connections count as traffic of the node itself, which may go to all endpoints.
-func endpoints(port *model.ServicePort) []model.Endpoint { return port.Cluster }
+// endpoints returns who may serve a program on the node. Under policy Local these are the ones on the node, as
+// KEP-6032 has it; over the node's own address such a program reaches all.
+func endpoints(port *model.ServicePort) []model.Endpoint {
+	if port.ExternalPolicy == model.PolicyLocal {
+		return port.Local
+	}
+	return port.Cluster
+}
 
 func (f *Forwarder) count(family model.Family, by int) {
 	f.countMu.Lock()

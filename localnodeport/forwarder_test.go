@@ -9,7 +9,10 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/netip"
+	"os"
+	"runtime/debug"
 	"slices"
+	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -60,14 +63,31 @@ func TestOnlyTheGivenAddressesAreListenedOn(t *testing.T) {
 	}
 }
 
-func TestPolicyLocalDoesNotBindTheNode(t *testing.T) {
+func TestNothingIsListenedForWithoutATCPNodePort(t *testing.T) {
+	f := families[0]
+	n := start(t, localnodeport.Options{OnListeners: func(_ model.Family, count int) { t.Errorf("%d listeners", count) }})
+	server := f.echo(t, 1, 8080)
+	udp := f.service("dns", 30080, server)
+	udp.ID.Protocol = model.UDP
+	n.apply(udp, f.service("without", 0, server), f.service("empty", 30081))
+	expectRefused(t, f.at(30080))
+}
+
+func TestUnderPolicyLocalOnlyEndpointsOnTheNodeServe(t *testing.T) {
 	forEachFamily(t, func(t *testing.T, f family) {
 		n := start(t, localnodeport.Options{})
-		elsewhere := f.echo(t, 1, 8080)
+		elsewhere, here := f.echo(t, 1, 8080), f.echo(t, 2, 8080)
 		web := f.service("web", 30080, elsewhere)
 		web.ExternalPolicy = model.PolicyLocal
 		n.apply(web)
-		expect(t, f.at(30080), elsewhere)
+		expectRefused(t, f.at(30080))
+		web = f.service("web", 30080, elsewhere, here)
+		web.ExternalPolicy = model.PolicyLocal
+		web.Local = []model.Endpoint{{AddrPort: here, Local: true}}
+		n.apply(web)
+		for range 20 {
+			expect(t, f.at(30080), here)
+		}
 	})
 }
 
@@ -225,6 +245,47 @@ func TestMuchDataBothWaysAtOnce(t *testing.T) {
 		})
 	}
 	clients.Wait()
+}
+
+func TestConnectionsGiveTheirSocketsBack(t *testing.T) {
+	f := families[0]
+	n := start(t, localnodeport.Options{})
+	greets := func(conn *net.TCPConn) { fmt.Fprint(conn, "hello") }
+	resets := func(conn *net.TCPConn) { conn.SetLinger(0) }
+	n.apply(f.service("greets", 30080, f.serve(t, 1, 8080, greets)), f.service("resets", 30081, f.serve(t, 1, 8081, resets)))
+	// The garbage collector closes what was forgotten.
+	defer debug.SetGCPercent(debug.SetGCPercent(-1))
+	before := openSockets(t)
+	for range 50 {
+		for _, port := range []uint16{30080, 30081} {
+			if conn, err := net.DialTimeout("tcp", f.at(port), patience); err == nil {
+				conn.SetDeadline(time.Now().Add(patience))
+				io.Copy(io.Discard, conn)
+				conn.Close()
+			}
+		}
+	}
+	eventually(t, "as many sockets as before", func() error {
+		if now := openSockets(t); now > before {
+			return fmt.Errorf("%d sockets, %d before", now, before)
+		}
+		return nil
+	})
+}
+
+func openSockets(t *testing.T) (count int) {
+	t.Helper()
+	const dir = "/proc/self/fd/"
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, entry := range entries {
+		if target, err := os.Readlink(dir + entry.Name()); err == nil && strings.HasPrefix(target, "socket:") {
+			count++
+		}
+	}
+	return count
 }
 
 // An endpoint that is gone while the Service still names it.

@@ -86,7 +86,8 @@ func start(t *testing.T, options Options) *guarded {
 		options.Kernel = kernel(t, true)
 	}
 	h := hand{make(chan tracker.Sink)}
-	g := &guarded{out: tracker.New(tracker.Options{NodeName: thisNode}), ended: make(chan error, 1)}
+	skip := func(kind, reason string) { t.Errorf("the tracker was given a part of a %s to skip: %s", kind, reason) }
+	g := &guarded{out: tracker.New(tracker.Options{NodeName: thisNode, OnSkip: skip}), ended: make(chan error, 1)}
 	ctx, stop := context.WithCancel(t.Context())
 	done := make(chan struct{})
 	go func() {

@@ -384,16 +384,3 @@ func TestErrorsOfTheSourceArePassedOn(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 }
-
-func TestParseOverride(t *testing.T) {
-	got, err := ParseOverride("192.0.2.1", "", "::")
-	if diff := cmp.Diff(addrs("192.0.2.1", "::"), got, sameAddrs); diff != "" || err != nil {
-		t.Errorf("error %v, addresses (-want +got):\n%s", err, diff)
-	}
-	for _, text := range []string{"nonsense", "192.0.2.01", "::ffff:192.0.2.1", "fe80::1%eth0", "192.0.2.0/24"} {
-		_, err := ParseOverride(text)
-		if want := `"` + text + `" is not an IP address such as 192.0.2.1 or 2001:db8::1`; err == nil || err.Error() != want {
-			t.Errorf("got error %v, want %s", err, want)
-		}
-	}
-}

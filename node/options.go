@@ -43,22 +43,6 @@ type Options struct {
 	Kernel sysctl.Tree
 }
 
-// ParseOverride parses a list of addresses for Options.Override. Empty strings are left out.
-func ParseOverride(list ...string) ([]netip.Addr, error) {
-	var override []netip.Addr
-	for _, text := range list {
-		if text == "" {
-			continue
-		}
-		addr, err := netip.ParseAddr(text)
-		if err != nil || addr.Is4In6() || addr.Zone() != "" {
-			return nil, fmt.Errorf("%q is not an IP address such as 192.0.2.1 or 2001:db8::1", text)
-		}
-		override = append(override, addr)
-	}
-	return override, nil
-}
-
 // effective returns the Node as if the addresses that count were all that it has. The
 // tracker takes the first of each family.
 func (o *Options) effective(obj *corev1.Node) *corev1.Node {
