@@ -25,10 +25,17 @@ type Conn struct {
 	mu sync.Mutex
 }
 
+// messageSize is room for the largest message: a refusal that echoes what was refused. The kernel puts more
+// elements of a listing into one message, up to 32 KiB, for those who can take it.
+const messageSize = 1 << 17
+
 // Dial opens a connection. Commit needs CAP_NET_ADMIN, and so do the Read methods: the kernel
 // lists rulesets for those who may change them only.
 func Dial(config Config) (*Conn, error) {
-	nl, err := netlink.Dial(unix.NETLINK_NETFILTER, &netlink.Config{NetNS: config.NetNS})
+	nl, err := netlink.Dial(unix.NETLINK_NETFILTER, &netlink.Config{NetNS: config.NetNS, MessageBufferSize: messageSize})
+	if errors.Is(err, unix.EPROTONOSUPPORT) {
+		return nil, fmt.Errorf("nft: open netlink socket: %w; the kernel needs nf_tables (CONFIG_NETFILTER_NETLINK, CONFIG_NF_TABLES)", err)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("nft: open netlink socket: %w", err)
 	}

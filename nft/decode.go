@@ -269,6 +269,12 @@ func decodeTypeofOne(b []byte, kind uint32, body []byte) Expr {
 // opaque is a type of the given length about which nothing else is known.
 func opaque(length uint32) Concat { return Concat{opaqueType(length)} }
 
+// isOpaque reports whether the set is of a kind that this package does not write.
+func (s *Set) isOpaque() bool {
+	_, ok := s.Key[0].(opaqueType)
+	return ok
+}
+
 type opaqueType uint32
 
 func (o opaqueType) String() string { return fmt.Sprintf("opaque-%d-bytes", uint32(o)) }

@@ -110,6 +110,11 @@ func (c *Conn) readSets(t *Table) error {
 		if err := c.readElements(t, s); err != nil {
 			return err
 		}
+		// A listing can leave elements out while the kernel rehashes a set that has grown. What the kernel counts
+		// in sets with ranges is its own affair.
+		if n, known := elementCount(r.Data); known && n != s.Len() && !s.Interval && !s.isOpaque() {
+			return errInterrupted
+		}
 	}
 	return nil
 }
@@ -151,6 +156,21 @@ func (c *Conn) readElements(t *Table, s *Set) error {
 		}
 	}
 	return nil
+}
+
+// nftaSetCount is NFTA_SET_COUNT (kernel 6.15).
+const nftaSetCount = 20
+
+// elementCount returns how many elements the description of a set says that it has; false if it does not.
+func elementCount(data []byte) (n int, known bool) {
+	_ = decodeAttributes(data, func(typ uint16, b []byte) error {
+		if typ == nftaSetCount {
+			count, err := be32(b)
+			n, known = int(count), err == nil
+		}
+		return nil
+	})
+	return n, known
 }
 
 func (c *Conn) readChains(t *Table) error {

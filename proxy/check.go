@@ -73,7 +73,7 @@ func (b *Backend) check(ctx context.Context, read bool) (repaired bool, err erro
 		return false, err
 	}
 	if foreign == "" {
-		foreign, err = b.foreignChanges()
+		foreign, err = b.confirmedChanges()
 	}
 	if err != nil {
 		return false, err
@@ -113,6 +113,20 @@ func (b *Backend) missingTables() (string, error) {
 		}
 	}
 	return strings.Join(parts, "; "), nil
+}
+
+// confirmedChanges returns what two readings agree on. Before kernel 6.15 a listing cannot be checked for
+// elements that the kernel left out while it rehashed a set.
+func (b *Backend) confirmedChanges() (string, error) {
+	first, err := b.foreignChanges()
+	if err != nil || first == "" {
+		return "", err
+	}
+	second, err := b.foreignChanges()
+	if err == nil && second != first {
+		err = fmt.Errorf("two readings differ: the tables need %q, then %q", first, second)
+	}
+	return first, err
 }
 
 // foreignChanges says what it would take to undo what others did to the tables; empty when
