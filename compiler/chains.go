@@ -149,7 +149,7 @@ func (f *family) putFixedChains() {
 		{Name: chainNoEndpoints, Rules: []nft.Rule{nft.NewRule(nft.Vmap{Key: f.key(false), Map: f.noEndpointServices.Name})}},
 		{Name: chainNoEndpointNodePorts, Rules: f.onNodePortAddresses(nft.Vmap{Key: f.key(true), Map: f.noEndpointNodePorts.Name})},
 		{Name: chainClusterIPs, Rules: f.clusterIPRules()},
-		{Name: "filter-prerouting", Type: nft.TypeFilter, Hook: nft.HookPrerouting, Priority: nft.PriorityDstNAT - 10,
+		{Name: "filter-prerouting-pre-dnat", Type: nft.TypeFilter, Hook: nft.HookPrerouting, Priority: nft.PriorityDstNAT - 10,
 			Rules: []nft.Rule{check(chainFirewall)}},
 		{Name: "filter-output-pre-dnat", Type: nft.TypeFilter, Hook: nft.HookOutput, Priority: nft.PriorityDstNAT - 10,
 			Rules: []nft.Rule{check(chainFirewall)}},

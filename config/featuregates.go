@@ -26,7 +26,7 @@ var kubeProxyGates string
 // FeatureGates returns the gates that have an effect here, as set or by default: those of
 // logging, metrics, the z-pages and LocalhostNodePorts. The names of others that kube-proxy
 // knows are returned as ineffective, and one that it does not know either is an error.
-func FeatureGates(set map[string]bool) (gates featuregate.FeatureGate, ineffective []string, errs field.ErrorList) {
+func FeatureGates(set map[string]bool) (gates featuregate.MutableVersionedFeatureGate, ineffective []string, errs field.ErrorList) {
 	own := newFeatureGate()
 	path := field.NewPath("featureGates")
 	known := strings.Fields(kubeProxyGates)

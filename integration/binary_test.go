@@ -105,18 +105,23 @@ func (b *lockedBuffer) String() string {
 
 func start(t *testing.T, h *lab.Host, name string, args ...string) *process {
 	t.Helper()
-	p := &process{cmd: exec.Command(binary(t, name), args...), output: &lockedBuffer{}}
-	p.cmd.Stdout, p.cmd.Stderr = p.output, p.output
-	if err := h.Do(p.cmd.Start); err != nil {
+	return startCommand(t, h, exec.Command(binary(t, name), args...))
+}
+
+func startCommand(t *testing.T, h *lab.Host, cmd *exec.Cmd) *process {
+	t.Helper()
+	p := &process{cmd: cmd, output: &lockedBuffer{}}
+	cmd.Stdout, cmd.Stderr = p.output, p.output
+	if err := h.Do(cmd.Start); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if p.cmd.ProcessState == nil {
-			p.cmd.Process.Kill()
-			p.cmd.Wait()
+		if cmd.ProcessState == nil {
+			cmd.Process.Kill()
+			cmd.Wait()
 		}
 		if t.Failed() {
-			t.Logf("output of %s:\n%s", name, p.output)
+			t.Logf("output of %v:\n%s", cmd.Args, p.output)
 		}
 	})
 	return p
@@ -129,6 +134,29 @@ func (p *process) stop(t *testing.T) error {
 		t.Fatal(err)
 	}
 	return p.cmd.Wait()
+}
+
+// fails waits for the process to end, which must be with exit code 1 and one error line that says want.
+func (p *process) fails(t *testing.T, want string) {
+	t.Helper()
+	tooLong := time.AfterFunc(patience, func() { p.cmd.Process.Kill() })
+	defer tooLong.Stop()
+	if err := p.cmd.Wait(); err == nil || p.cmd.ProcessState.ExitCode() != 1 {
+		t.Errorf("exit: %v, want code 1", err)
+	}
+	if errors := p.errors(); len(errors) != 1 || !strings.Contains(errors[0], want) {
+		t.Errorf("error lines %q, want one with %q", errors, want)
+	}
+}
+
+// errors returns the error lines of the log.
+func (p *process) errors() (lines []string) {
+	for _, line := range strings.Split(p.output.String(), "\n") {
+		if strings.HasPrefix(line, "E") {
+			lines = append(lines, strings.ReplaceAll(line, `\"`, `"`))
+		}
+	}
+	return lines
 }
 
 // upload creates the objects of a golden case in an API server.
@@ -183,17 +211,19 @@ func tableError(c *nft.Conn, want []*nft.Table) error {
 	return nil
 }
 
+// dialFrom returns what dials from a host of the lab.
+func dialFrom(h *lab.Host) func(ctx context.Context, network, address string) (net.Conn, error) {
+	return func(ctx context.Context, network, address string) (conn net.Conn, err error) {
+		err = h.Do(func() (err error) {
+			conn, err = (&net.Dialer{}).DialContext(ctx, network, address)
+			return err
+		})
+		return conn, err
+	}
+}
+
 func getFrom(h *lab.Host, url string) (string, error) {
-	client := http.Client{Transport: &http.Transport{
-		DisableKeepAlives: true,
-		DialContext: func(ctx context.Context, network, address string) (conn net.Conn, err error) {
-			err = h.Do(func() (err error) {
-				conn, err = (&net.Dialer{}).DialContext(ctx, network, address)
-				return err
-			})
-			return conn, err
-		},
-	}}
+	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: dialFrom(h)}}
 	resp, err := client.Get(url)
 	if err != nil {
 		return "", err
@@ -316,19 +346,7 @@ func TestTheBinaryRefusesBadInputWithOneLine(t *testing.T) {
 		{"a metrics address without a port", `--metrics-bind-address: Invalid value: "here": must be an IP address and a port`, []string{"--manifests=" + dir, "--metrics-bind-address=here"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			p := start(t, l.Node, "kube-proxy", append([]string{"--v=0"}, tt.args...)...)
-			if err := p.cmd.Wait(); err == nil || p.cmd.ProcessState.ExitCode() != 1 {
-				t.Errorf("exit: %v, want code 1", err)
-			}
-			var errors []string
-			for _, line := range strings.Split(p.output.String(), "\n") {
-				if strings.HasPrefix(line, "E") {
-					errors = append(errors, line)
-				}
-			}
-			if len(errors) != 1 || !strings.Contains(strings.ReplaceAll(errors[0], `\"`, `"`), tt.want) {
-				t.Errorf("error lines %q, want one with %q", errors, tt.want)
-			}
+			start(t, l.Node, "kube-proxy", append([]string{"--v=0"}, tt.args...)...).fails(t, tt.want)
 		})
 	}
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/nftproxy/nftproxy/config"
 	"github.com/nftproxy/nftproxy/integration/lab"
+	"github.com/nftproxy/nftproxy/nft"
 	"github.com/nftproxy/nftproxy/proxy"
 	"github.com/nftproxy/nftproxy/source/manifests"
 	"github.com/nftproxy/nftproxy/tracker"
@@ -27,14 +28,9 @@ func kubeadmConfig(t *testing.T) (path string) {
 	return path
 }
 
-// With kubeadm's file as it is (and manifests in place of its API server) the rules get into
-// the kernel. When the file changes, the process ends.
-func TestTheBinaryRunsWithKubeadmsConfigurationUntilItChanges(t *testing.T) {
-	g := goldenCase{"cluster-ip-spreads-over-all-endpoints", filepath.Join(corpus, "cluster-ip-spreads-over-all-endpoints")}
-	l := newLab(t)
-	c := connTo(t, l.Node)
-	path := kubeadmConfig(t)
-	p := start(t, l.Node, "kube-proxy", "--config="+path, "--hostname-override="+lab.NodeName, "--manifests", g.manifestsDir(t), "--masquerade-all")
+// compileFor compiles the case as a proxy does with a configuration file.
+func (g goldenCase) compileFor(t *testing.T, path string) []*nft.Table {
+	t.Helper()
 	file, err := config.Load(path)
 	if err != nil {
 		t.Fatal(err)
@@ -47,10 +43,22 @@ func TestTheBinaryRunsWithKubeadmsConfigurationUntilItChanges(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want, _, err := proxy.Compile(&objects, tracker.Options{NodeName: lab.NodeName}, compilerConfig)
+	tables, _, err := proxy.Compile(&objects, tracker.Options{NodeName: lab.NodeName}, compilerConfig)
 	if err != nil {
 		t.Fatal(err)
 	}
+	return tables
+}
+
+// With kubeadm's file as it is (and manifests in place of its API server) the rules get into
+// the kernel. When the file changes, the process ends.
+func TestTheBinaryRunsWithKubeadmsConfigurationUntilItChanges(t *testing.T) {
+	g := goldenCase{"cluster-ip-spreads-over-all-endpoints", filepath.Join(corpus, "cluster-ip-spreads-over-all-endpoints")}
+	l := newLab(t)
+	c := connTo(t, l.Node)
+	path := kubeadmConfig(t)
+	p := start(t, l.Node, "kube-proxy", "--config="+path, "--hostname-override="+lab.NodeName, "--manifests", g.manifestsDir(t), "--masquerade-all")
+	want := g.compileFor(t, path)
 	eventually(t, "the case's rules are in the kernel", func() error { return tableError(c, want) })
 
 	data, err := os.ReadFile(path)

@@ -183,7 +183,7 @@ func (t *Tracker) SetNode(obj *corev1.Node) {
 		t.signal()
 	}
 	if old.zone != parsed.zone {
-		if old.Name != "" {
+		if old.zone != "" {
 			t.options.Logger.Info("Node is in another zone, deciding anew on topology", "node", parsed.Name, "zone", parsed.zone, "oldZone", old.zone)
 		}
 		t.allDirty = true

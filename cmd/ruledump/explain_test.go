@@ -29,9 +29,9 @@ func TestExplainPrintsThePathThatAllEndpointsShareOnce(t *testing.T) {
 
 to 10.244.1.5:8080 or 10.244.1.6:8080, source kept
   prerouting
-    ip kube-proxy filter-prerouting: ct state new jump firewall-check
+    ip kube-proxy filter-prerouting-pre-dnat: ct state new jump firewall-check
       firewall-check: no rule matches
-    ip kube-proxy filter-prerouting: policy accept
+    ip kube-proxy filter-prerouting-pre-dnat: policy accept
     ip kube-proxy nat-prerouting: jump services
       services: ip daddr . meta l4proto . th dport vmap @service-ips
           192.0.2.10 . tcp . 80 comment "shop/web:http" : goto local-2

@@ -1,0 +1,163 @@
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/nftproxy/nftproxy/integration/lab"
+)
+
+// contender is a proxy to be measured.
+type contender struct {
+	name, path string
+	args       []string
+	verbose    bool
+}
+
+func contenders(o options) []contender {
+	return []contender{
+		{"kube-proxy", o.kubeProxy, o.kubeProxyFlags, o.verbose},
+		{"nftproxy", o.ours, nil, o.verbose},
+	}
+}
+
+// process is a running contender.
+type process struct {
+	cmd *exec.Cmd
+	// peak is the most memory that it and the programs that it runs had at a time, in bytes.
+	peak    atomic.Int64
+	stopped chan struct{}
+	log     io.Closer
+}
+
+func (c *cluster) start(p contender) (*process, error) {
+	args := append([]string{
+		"--proxy-mode=nftables", "--kubeconfig=" + c.kubeconfig, "--hostname-override=" + lab.NodeName, "--cluster-cidr=" + clusterCIDR,
+		// The sysctls of connection tracking are in part those of the whole machine.
+		"--conntrack-max-per-core=0", "--conntrack-min=0", "--conntrack-tcp-timeout-established=0", "--conntrack-tcp-timeout-close-wait=0",
+	}, p.args...)
+	r := &process{cmd: exec.Command(p.path, args...), stopped: make(chan struct{})}
+	if p.verbose {
+		f, err := os.OpenFile("compare-"+p.name+".log", os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
+		if err != nil {
+			return nil, err
+		}
+		r.cmd.Stderr, r.log = f, f
+	}
+	if err := c.lab.Node.Do(r.cmd.Start); err != nil {
+		return nil, err
+	}
+	go r.watchMemory()
+	return r, nil
+}
+
+func (r *process) stop() error {
+	if err := r.cmd.Process.Signal(syscall.SIGTERM); err != nil {
+		return fmt.Errorf("it ended by itself: %w", err)
+	}
+	_ = r.cmd.Wait() // kube-proxy does not catch the signal
+	close(r.stopped)
+	if r.log != nil {
+		return r.log.Close()
+	}
+	return nil
+}
+
+// kill ends the process when measuring failed.
+func (r *process) kill() {
+	_ = r.cmd.Process.Kill()
+	_ = r.cmd.Wait()
+}
+
+func (r *process) watchMemory() {
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		select {
+		case <-r.stopped:
+			return
+		case <-tick.C:
+		}
+		sum := int64(0)
+		for _, pid := range append(childrenOf(r.cmd.Process.Pid), r.cmd.Process.Pid) {
+			sum += residentBytes(pid)
+		}
+		r.peak.Store(max(sum, r.peak.Load()))
+	}
+}
+
+func childrenOf(pid int) (pids []int) {
+	lists, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
+	for _, path := range lists {
+		text, _ := os.ReadFile(path)
+		for _, field := range strings.Fields(string(text)) {
+			if child, err := strconv.Atoi(field); err == nil {
+				pids = append(pids, child)
+			}
+		}
+	}
+	return pids
+}
+
+func residentBytes(pid int) int64 {
+	text, _ := os.ReadFile(fmt.Sprintf("/proc/%d/statm", pid))
+	fields := strings.Fields(string(text))
+	if len(fields) < 2 {
+		return 0 // it is gone
+	}
+	pages, _ := strconv.ParseInt(fields[1], 10, 64)
+	return pages * int64(os.Getpagesize())
+}
+
+// cpu returns the time that the process and the programs that it ran have had of a processor, to 10 ms.
+func (r *process) cpu() (time.Duration, error) {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", r.cmd.Process.Pid))
+	if err != nil {
+		return 0, err
+	}
+	// The name, in parentheses, may have blanks; utime, stime, cutime and cstime are fields 14 to 17.
+	fields := bytes.Fields(text[bytes.LastIndexByte(text, ')')+1:])
+	const ticksPerSecond = 100 // USER_HZ
+	var sum time.Duration
+	for _, field := range fields[11:15] {
+		ticks, err := strconv.ParseInt(string(field), 10, 64)
+		if err != nil {
+			return 0, err
+		}
+		sum += time.Duration(ticks) * time.Second / ticksPerSecond
+	}
+	return sum, nil
+}
+
+// settle waits until the process has nothing to do.
+func (r *process) settle() error {
+	const (
+		look  = 250 * time.Millisecond
+		quiet = 6 // looks
+		busy  = 20 * time.Millisecond
+	)
+	for idle := 0; idle < quiet; idle++ {
+		before, err := r.cpu()
+		if err != nil {
+			return err
+		}
+		time.Sleep(look)
+		after, err := r.cpu()
+		if err != nil {
+			return err
+		}
+		if after-before > busy || len(childrenOf(r.cmd.Process.Pid)) > 0 {
+			idle = -1
+		}
+	}
+	return nil
+}

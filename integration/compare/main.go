@@ -1,0 +1,97 @@
+// Command compare measures this module's kube-proxy against Kubernetes' own in nftables mode. Both run one after the
+// other in the same network namespace, fed by the same API server over HTTP. It needs root and the nft program:
+//
+//	go run ./integration/compare --kube-proxy /path/to/kube-proxy
+//
+// It prints a Markdown table. Numbers of one run can be compared with each other, not with those of another.
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"os"
+	"os/signal"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// options are the flags.
+type options struct {
+	kubeProxy, ours string
+	// kubeProxyFlags are flags that only Kubernetes' kube-proxy gets.
+	kubeProxyFlags []string
+	sizes          []size
+	changes        int
+	patience       time.Duration
+	verbose        bool
+}
+
+// size is how large a cluster is.
+type size struct{ services, endpoints int }
+
+func (s size) String() string { return fmt.Sprintf("%d×%d", s.services, s.endpoints) }
+
+func main() {
+	o, err := parse()
+	if err == nil {
+		ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
+		defer stop()
+		err = run(ctx, o)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "compare:", err)
+		os.Exit(1)
+	}
+}
+
+func parse() (options, error) {
+	var o options
+	flag.StringVar(&o.kubeProxy, "kube-proxy", "", "the kube-proxy of Kubernetes; required")
+	flag.StringVar(&o.ours, "nftproxy", "bin/kube-proxy", "the kube-proxy of this module, from `make build`")
+	flag.IntVar(&o.changes, "changes", 5, "how many Services are added one by one; the median counts")
+	flag.DurationVar(&o.patience, "patience", 2*time.Minute, "how long to wait for Services to work again after somebody else removed the tables")
+	flag.BoolVar(&o.verbose, "v", false, "say what is being measured, and keep what the proxies log in compare-NAME.log")
+	flags := flag.String("kube-proxy-flags", "", "more flags for the kube-proxy of Kubernetes, separated by blanks")
+	sizes := flag.String("sizes", "10000x2,5000x50", "SERVICESxENDPOINTS, separated by commas")
+	flag.Parse()
+	o.kubeProxyFlags = strings.Fields(*flags)
+	for _, text := range strings.Split(*sizes, ",") {
+		services, endpoints, _ := strings.Cut(text, "x")
+		s, err1 := strconv.Atoi(services)
+		e, err2 := strconv.Atoi(endpoints)
+		if err1 != nil || err2 != nil || s < 1 || e < 1 {
+			return o, fmt.Errorf("--sizes: %q is not SERVICESxENDPOINTS, such as 10000x2", text)
+		}
+		o.sizes = append(o.sizes, size{s, e})
+	}
+	if o.kubeProxy == "" {
+		return o, fmt.Errorf("--kube-proxy: required; a binary of Kubernetes' kube-proxy")
+	}
+	return o, nil
+}
+
+func run(ctx context.Context, o options) error {
+	report, err := newReport(o)
+	if err != nil {
+		return err
+	}
+	for _, s := range o.sizes {
+		c, err := newCluster(s)
+		if err != nil {
+			return err
+		}
+		for _, p := range contenders(o) {
+			result, err := c.measure(ctx, p, o)
+			if err != nil {
+				return fmt.Errorf("%s, %s: %w", s, p.name, err)
+			}
+			report.add(s, result)
+		}
+		c.close()
+	}
+	report.print(os.Stdout)
+	return nil
+}

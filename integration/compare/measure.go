@@ -1,0 +1,188 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"os/exec"
+	"slices"
+	"time"
+)
+
+// span is how long something took, and the processor time that it cost until the proxy was idle again.
+type span struct {
+	took, cpu time.Duration
+	// over says that it took longer than anybody waited.
+	over bool
+}
+
+// result is what was measured of one contender.
+type result struct {
+	name                                string
+	cold, change, restart, flush, table span
+	peak                                int64
+}
+
+// startPatience is how long a proxy may take to program everything.
+const startPatience = 20 * time.Minute
+
+// measure takes one contender through all of it. There are no tables before, and none after.
+func (c *cluster) measure(ctx context.Context, p contender, o options) (r result, err error) {
+	r.name = p.name
+	say := func(what string) {
+		if o.verbose {
+			fmt.Fprintf(os.Stderr, "%s %s %s: %s\n", time.Now().Format(time.TimeOnly), c.size, p.name, what)
+		}
+	}
+	say("cold sync")
+	proxy, err := c.timedStart(ctx, p, &r.cold, c.first, c.last)
+	if err != nil {
+		return r, err
+	}
+	defer func() {
+		if err != nil {
+			proxy.kill()
+		}
+	}()
+	say("one more Service")
+	if r.change, err = c.timedChanges(ctx, proxy, o.changes); err != nil {
+		return r, err
+	}
+	say("flush ruleset")
+	if r.flush, err = c.timedRepair(ctx, proxy, o.patience, "flush ruleset"); err != nil {
+		return r, err
+	}
+	say("delete table")
+	if r.table, err = c.timedRepair(ctx, proxy, o.patience, "delete table ip kube-proxy"); err != nil {
+		return r, err
+	}
+	r.peak = proxy.peak.Load()
+	say("restart")
+	if err := proxy.stop(); err != nil {
+		return r, err
+	}
+	meanwhile, err := c.addAnswering()
+	if err != nil {
+		return r, err
+	}
+	if proxy, err = c.timedStart(ctx, p, &r.restart, meanwhile); err != nil {
+		return r, err
+	}
+	r.peak = max(r.peak, proxy.peak.Load())
+	if err := proxy.stop(); err != nil {
+		return r, err
+	}
+	return r, c.reset()
+}
+
+// timedStart starts a proxy and waits until it serves the addresses.
+func (c *cluster) timedStart(ctx context.Context, p contender, s *span, addrs ...netip.AddrPort) (*process, error) {
+	begin := time.Now()
+	proxy, err := c.start(p)
+	if err != nil {
+		return nil, err
+	}
+	for _, addr := range addrs {
+		at, err := c.untilServed(ctx, addr, startPatience)
+		if err != nil {
+			proxy.kill()
+			return nil, err
+		}
+		s.took = max(s.took, at.Sub(begin))
+	}
+	if err := proxy.settle(); err != nil {
+		return nil, err
+	}
+	s.cpu, err = proxy.cpu()
+	return proxy, err
+}
+
+// timedChanges adds Services one by one, each when the proxy is done with the one before.
+func (c *cluster) timedChanges(ctx context.Context, proxy *process, n int) (s span, err error) {
+	var took, cpu []time.Duration
+	for range n {
+		one, err := c.timed(proxy, func(begin time.Time) (time.Time, error) {
+			addr, err := c.addAnswering()
+			if err != nil {
+				return begin, err
+			}
+			return c.untilServed(ctx, addr, startPatience)
+		})
+		if err != nil {
+			return s, err
+		}
+		took, cpu = append(took, one.took), append(cpu, one.cpu)
+	}
+	return span{took: median(took), cpu: median(cpu)}, nil
+}
+
+// timedRepair has somebody else remove the tables. If the proxy does not notice, another Service makes it.
+func (c *cluster) timedRepair(ctx context.Context, proxy *process, patience time.Duration, command string) (span, error) {
+	over := false
+	s, err := c.timed(proxy, func(begin time.Time) (time.Time, error) {
+		if err := c.nft(command); err != nil {
+			return begin, err
+		}
+		at, err := c.untilServed(ctx, c.last, patience)
+		if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
+			over = true
+			return begin.Add(patience), nil
+		}
+		return at, err
+	})
+	s.over = over
+	if err != nil || !over {
+		return s, err
+	}
+	if _, err := c.addAnswering(); err != nil {
+		return s, err
+	}
+	if _, err := c.untilServed(ctx, c.last, startPatience); err != nil {
+		return s, fmt.Errorf("after `nft %s` and a change: %w", command, err)
+	}
+	return s, proxy.settle()
+}
+
+func (c *cluster) timed(proxy *process, do func(begin time.Time) (time.Time, error)) (s span, err error) {
+	before, err := proxy.cpu()
+	if err != nil {
+		return s, err
+	}
+	begin := time.Now()
+	end, err := do(begin)
+	if err != nil {
+		return s, err
+	}
+	s.took = end.Sub(begin)
+	if err := proxy.settle(); err != nil {
+		return s, err
+	}
+	after, err := proxy.cpu()
+	s.cpu = after - before
+	return s, err
+}
+
+// reset removes what a contender left, for the next.
+func (c *cluster) reset() error {
+	if err := c.nft("flush ruleset"); err != nil {
+		return err
+	}
+	return c.lab.Node.FlushConntrack()
+}
+
+func (c *cluster) nft(command string) error {
+	return c.lab.Node.Do(func() error {
+		out, err := exec.Command("nft", command).CombinedOutput()
+		if err != nil {
+			return fmt.Errorf("nft %s: %w\n%s", command, err, out)
+		}
+		return nil
+	})
+}
+
+func median(all []time.Duration) time.Duration {
+	slices.Sort(all)
+	return all[len(all)/2]
+}

@@ -1,0 +1,309 @@
+package integration
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	eventsclient "k8s.io/client-go/kubernetes/typed/events/v1"
+
+	"github.com/nftproxy/nftproxy/compiler"
+	"github.com/nftproxy/nftproxy/integration/lab"
+	"github.com/nftproxy/nftproxy/nft"
+	"github.com/nftproxy/nftproxy/source/apiserver/apiservertest"
+	"github.com/nftproxy/nftproxy/source/manifests"
+)
+
+// troubled is a node on which something is to go wrong, and what its proxy should program all the same.
+type troubled struct {
+	lab  *lab.Lab
+	conn *nft.Conn
+	g    goldenCase
+	want []*nft.Table
+}
+
+func newTroubled(t *testing.T) *troubled {
+	t.Helper()
+	t.Parallel()
+	const name = "single-stack-ipv4"
+	f := &troubled{lab: newLab(t), g: goldenCase{name, filepath.Join(corpus, name)}}
+	f.conn, f.want = connTo(t, f.lab.Node), f.g.compile(t)
+	return f
+}
+
+// start starts the proxy as the golden case wants it.
+func (f *troubled) start(t *testing.T, args ...string) *process {
+	t.Helper()
+	return start(t, f.lab.Node, "kube-proxy", append(f.args(), args...)...)
+}
+
+func (f *troubled) args() []string {
+	return []string{"--hostname-override=" + lab.NodeName, "--cluster-cidr=10.244.0.0/16,fd00:10:244::/48"}
+}
+
+func (f *troubled) programmed(t *testing.T) {
+	t.Helper()
+	eventually(t, "the rules are in the kernel", func() error { return tableError(f.conn, f.want) })
+}
+
+func (f *troubled) stays(t *testing.T) {
+	t.Helper()
+	if err := tableError(f.conn, f.want); err != nil {
+		t.Errorf("the rules did not stay: %v", err)
+	}
+}
+
+// nothingProgrammed checks that there is no table yet.
+func (f *troubled) nothingProgrammed(t *testing.T) {
+	t.Helper()
+	if table, err := f.conn.ReadTable(nft.FamilyIP, compiler.TableName); err != nil || table != nil {
+		t.Errorf("table %v, %v; want none", table, err)
+	}
+}
+
+// says waits for a line of the log.
+func (p *process) says(t *testing.T, line string) {
+	t.Helper()
+	eventually(t, "the log says "+line, func() error {
+		if !strings.Contains(p.output.String(), line) {
+			return errors.New("it does not")
+		}
+		return nil
+	})
+}
+
+// withServer is a troubled node with an API server that has the case's objects.
+type withServer struct {
+	*troubled
+	server     *apiservertest.Server
+	kubeconfig string
+	// node is this node's Node.
+	node *corev1.Node
+}
+
+func newWithServer(t *testing.T) *withServer {
+	t.Helper()
+	f := &withServer{troubled: newTroubled(t), kubeconfig: filepath.Join(t.TempDir(), "kubeconfig")}
+	if err := f.lab.Node.Do(func() error {
+		f.server = apiservertest.Start(t, apiservertest.Options{})
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if err := f.server.WriteKubeconfig(f.kubeconfig); err != nil {
+		t.Fatal(err)
+	}
+	upload(t, f.server, f.g)
+	objects, err := manifests.Load(f.g.path("manifests.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, node := range objects.Nodes {
+		if node.Name == lab.NodeName {
+			f.node = node
+		}
+	}
+	return f
+}
+
+// listen takes a port of the node away from the proxy.
+func (f *troubled) listen(t *testing.T, address string) net.Listener {
+	t.Helper()
+	var listener net.Listener
+	if err := f.lab.Node.Do(func() (err error) {
+		listener, err = net.Listen("tcp", address)
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { listener.Close() })
+	return listener
+}
+
+// servers are the proxy's own two, as they are called in messages.
+var servers = []struct{ name, address, path, field, event string }{
+	{"health server", "0.0.0.0:10256", "/healthz", "healthzBindAddress", "FailedToStartProxierHealthcheck"},
+	{"metrics server", "127.0.0.1:10249", "/healthz", "metricsBindAddress", "FailedToStartMetricServer"},
+}
+
+func TestATakenPortEndsTheProxyIfItIsToFailHard(t *testing.T) {
+	for _, server := range servers {
+		t.Run(server.name, func(t *testing.T) {
+			f := newTroubled(t)
+			f.listen(t, server.address)
+			f.start(t, "--manifests="+f.g.manifestsDir(t), "--bind-address-hard-fail").fails(t,
+				fmt.Sprintf("%s at %s: listen tcp %[2]s: bind: address already in use; stop what listens there, or choose another %s", server.name, server.address, server.field))
+		})
+	}
+}
+
+func TestATakenPortIsTriedAgain(t *testing.T) {
+	for _, server := range servers {
+		t.Run(server.name, func(t *testing.T) {
+			f := newWithServer(t)
+			listener := f.listen(t, server.address)
+			p := f.start(t, "--kubeconfig="+f.kubeconfig)
+			f.programmed(t)
+			p.says(t, fmt.Sprintf(`"Cannot serve, trying again" err="%s at %s: listen tcp %[2]s: bind: address already in use;`, server.name, server.address))
+			f.hasEvent(t, server.event)
+			listener.Close()
+			eventually(t, "the port answers", func() error {
+				_, err := getFrom(f.lab.Node, "http://"+strings.Replace(server.address, "0.0.0.0", "127.0.0.1", 1)+server.path)
+				return err
+			})
+			if err := p.stop(t); err != nil {
+				t.Errorf("the proxy ended with %v", err)
+			}
+		})
+	}
+}
+
+func TestABadKubeconfigEndsTheProxy(t *testing.T) {
+	f := newWithServer(t)
+	good, err := os.ReadFile(f.kubeconfig)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const token = "    token: "
+	if !bytes.Contains(good, []byte(token)) {
+		t.Fatalf("the kubeconfig has no token:\n%s", good)
+	}
+	for _, tt := range []struct{ name, content, want string }{
+		{"missing", "", "no such file or directory"},
+		{"not YAML", "clusters: [", "yaml: "},
+		{"unknown context", strings.Replace(string(good), "current-context: test", "current-context: other", 1), "context was not found for specified context: other"},
+		{"certificate file missing", strings.Replace(string(good), token, "    client-certificate: no.crt\n    client-key: no.key\n"+token, 1), "no.crt"},
+	} {
+		path := filepath.Join(t.TempDir(), "kubeconfig")
+		if tt.content != "" {
+			if err := os.WriteFile(path, []byte(tt.content), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		p := f.start(t, "--kubeconfig="+path)
+		p.fails(t, tt.want)
+		if got := strings.Join(p.errors(), ""); !strings.Contains(got, "kubeconfig "+path+": ") {
+			t.Errorf("%s: the error %s does not name the file", tt.name, got)
+		}
+	}
+	f.nothingProgrammed(t)
+}
+
+// Credentials that the API server does not know, while rules of an earlier run are in the kernel.
+func TestWithoutValidCredentialsTheRulesStay(t *testing.T) {
+	f := newWithServer(t)
+	p := f.start(t, "--kubeconfig="+f.kubeconfig)
+	f.programmed(t)
+	if err := p.stop(t); err != nil {
+		t.Error(err)
+	}
+	good, err := os.ReadFile(f.kubeconfig)
+	if err != nil {
+		t.Fatal(err)
+	}
+	bad := bytes.Replace(good, []byte("token: "), []byte("token: not-"), 1)
+	if err := os.WriteFile(f.kubeconfig, bad, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	p = f.start(t, "--kubeconfig="+f.kubeconfig)
+	p.says(t, `"Cannot watch; keeping the last known state and retrying" err="failed to list *v1.Service: the server has asked for the client to provide credentials (get services)" resource="services"`)
+	f.stays(t)
+	if err := p.stop(t); err != nil {
+		t.Errorf("the proxy ended with %v", err)
+	}
+	f.stays(t)
+}
+
+// What the proxy may not list is asked for until it may.
+func TestWithoutPermissionTheProxyAsksAgain(t *testing.T) {
+	f := newWithServer(t)
+	f.server.Refuse("services", 403)
+	p := f.start(t, "--kubeconfig="+f.kubeconfig)
+	p.says(t, `"Cannot watch; keeping the last known state and retrying" err="failed to list *v1.Service: services is forbidden`)
+	f.nothingProgrammed(t)
+	f.server.Refuse("services", 0)
+	f.programmed(t)
+	p.says(t, `"Watching again" resource="services"`)
+	if err := p.stop(t); err != nil {
+		t.Errorf("the proxy ended with %v", err)
+	}
+}
+
+func TestTheProxyWaitsForItsNode(t *testing.T) {
+	f := newWithServer(t)
+	(&uploader{t, f.server}).delete(f.node)
+	p := f.start(t, "--kubeconfig="+f.kubeconfig)
+	p.says(t, `"Waiting for the Node" node="node-1" ips=null`)
+	f.nothingProgrammed(t)
+	if _, err := f.server.Create(f.node); err != nil {
+		t.Fatal(err)
+	}
+	f.programmed(t)
+	p.says(t, `"Node is known" node="node-1" ips=["192.168.0.1","fd00:1::1"]`)
+	f.hasEvent(t, "Starting")
+	if errors := p.errors(); len(errors) > 0 {
+		t.Errorf("error lines %q, want none", errors)
+	}
+}
+
+// The 30 seconds are those of docs/node.md.
+func TestWithoutANodeTheProxyGoesOnAfterHalfAMinute(t *testing.T) {
+	f := newWithServer(t)
+	(&uploader{t, f.server}).delete(f.node)
+	p := f.start(t, "--kubeconfig="+f.kubeconfig)
+	p.says(t, `"Waiting for the Node"`)
+	within(t, 2*patience, "there are rules", func() error {
+		table, err := f.conn.ReadTable(nft.FamilyIP, compiler.TableName)
+		if err == nil && table == nil {
+			err = errors.New("no table")
+		}
+		return err
+	})
+	p.says(t, `Cannot tell this node's addresses, because the Node does not exist or has none`)
+	if errors := p.errors(); len(errors) != 1 || !strings.Contains(errors[0], `node="node-1" waited="30s"`) {
+		t.Errorf("error lines %q, want one that says how long", errors)
+	}
+}
+
+// hasEvent waits for an event about the Node.
+func (f *withServer) hasEvent(t *testing.T, reason string) {
+	t.Helper()
+	var client *eventsclient.EventsV1Client
+	config := f.server.RESTConfig()
+	config.Dial = dialFrom(f.lab.Node)
+	client, err := eventsclient.NewForConfig(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "there is an event "+reason, func() error {
+		list, err := client.Events(metav1.NamespaceDefault).List(t.Context(), metav1.ListOptions{})
+		if err != nil {
+			return err
+		}
+		for _, event := range list.Items {
+			if event.Reason == reason && event.Regarding.Kind == "Node" && event.Regarding.Name == lab.NodeName {
+				return nil
+			}
+		}
+		return fmt.Errorf("there are %d others", len(list.Items))
+	})
+}
+
+func TestAnotherNodeIPEndsTheProxy(t *testing.T) {
+	f := newWithServer(t)
+	p := f.start(t, "--kubeconfig="+f.kubeconfig)
+	f.programmed(t)
+	f.node.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: "192.168.0.9"}}
+	if _, err := f.server.Update(f.node); err != nil {
+		t.Fatal(err)
+	}
+	p.fails(t, "node node-1: its addresses changed from 192.168.0.1, fd00:1::1 to 192.168.0.9; exiting, so that a restart sets up everything anew")
+	f.stays(t)
+}

@@ -1,0 +1,46 @@
+package integration
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/nftproxy/nftproxy/integration/lab"
+)
+
+// kubeadm's ConfigMap and command line, and an API server: what a node of a cluster made with kubeadm has, on which only the program
+// was exchanged.
+func TestTheBinaryTakesThePlaceOfKubeadmsKubeProxy(t *testing.T) {
+	f := newWithServer(t)
+	configuration := kubeadmConfig(t)
+	f.want = f.g.compileFor(t, configuration)
+	script := fmt.Sprintf(`
+		mount -t tmpfs tmpfs /var/lib
+		mkdir /var/lib/kube-proxy
+		cp %s /var/lib/kube-proxy/config.conf
+		cp %s /var/lib/kube-proxy/kubeconfig.conf`, configuration, f.kubeconfig)
+	p := startCommand(t, f.lab.Node, inMounts(script, binary(t, "kube-proxy"), "--config=/var/lib/kube-proxy/config.conf", "--hostname-override="+lab.NodeName))
+	f.programmed(t)
+	f.g.sendFlows(t, f.lab)
+	f.hasEvent(t, "Starting")
+	for _, url := range []string{"http://127.0.0.1:10256/healthz", "http://127.0.0.1:10249/metrics"} {
+		if _, err := getFrom(f.lab.Node, url); err != nil {
+			t.Error(err)
+		}
+	}
+	if errors := p.errors(); len(errors) > 0 {
+		t.Errorf("error lines %q, want none", errors)
+	}
+
+	inside := filepath.Join("/proc", fmt.Sprint(p.cmd.Process.Pid), "root/var/lib/kube-proxy/config.conf")
+	data, err := os.ReadFile(inside)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(inside, append(data, "# changed\n"...), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	p.fails(t, "configuration /var/lib/kube-proxy/config.conf has changed: exiting, to be restarted with it")
+	f.stays(t)
+}

@@ -1,0 +1,116 @@
+package integration
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+	corev1 "k8s.io/api/core/v1"
+)
+
+// leaveConntrack keeps the proxy from sysctls, which need more than CAP_NET_ADMIN in a container.
+var leaveConntrack = []string{"--conntrack-max-per-core=0", "--conntrack-tcp-timeout-established=0s", "--conntrack-tcp-timeout-close-wait=0s"}
+
+// startAsNobody starts the proxy for a user that has these capabilities alone.
+func (f *troubled) startAsNobody(t *testing.T, capabilities ...uintptr) *process {
+	t.Helper()
+	const nobody = 65534
+	program, objects := binary(t, "kube-proxy"), f.g.manifestsDir(t)
+	// Directories for tests are their owner's only.
+	for _, path := range []string{filepath.Dir(program), filepath.Dir(objects), objects} {
+		if err := os.Chmod(path, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Chown(filepath.Join(objects, "manifests.yaml"), nobody, nobody); err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(program, append(append(f.args(), "--manifests="+objects), leaveConntrack...)...)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}, AmbientCaps: capabilities}
+	return startCommand(t, f.lab.Node, cmd)
+}
+
+func TestWithoutPrivilegesTheProxySaysWhichItNeeds(t *testing.T) {
+	newTroubled(t).startAsNobody(t).fails(t, "operation not permitted; nftables needs CAP_NET_ADMIN in the user namespace that owns the network namespace")
+}
+
+func TestCapNetAdminIsEnough(t *testing.T) {
+	f := newTroubled(t)
+	p := f.startAsNobody(t, unix.CAP_NET_ADMIN)
+	f.programmed(t)
+	if err := p.stop(t); err != nil {
+		t.Errorf("the proxy ended with %v", err)
+	}
+	if errors := p.errors(); len(errors) > 0 {
+		t.Errorf("error lines %q, want none", errors)
+	}
+}
+
+// inMounts returns a command that runs a program with mounts of its own, which a shell script makes.
+func inMounts(script, program string, args ...string) *exec.Cmd {
+	cmd := exec.Command("sh", append([]string{"-ec", script + "\n" + `exec "$@"`, "sh", program}, args...)...)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS}
+	return cmd
+}
+
+// As in a container: a proxy that has the privileges has to set the sysctls first.
+func TestReadOnlySysctlsMustBeRight(t *testing.T) {
+	f := newTroubled(t)
+	args := append(f.args(), "--manifests="+f.g.manifestsDir(t), "--conntrack-max-per-core=0", "--conntrack-tcp-timeout-established=1h", "--conntrack-tcp-timeout-close-wait=0s")
+	readOnly := func() *process {
+		return startCommand(t, f.lab.Node, inMounts("mount --bind /proc/sys /proc/sys; mount -o remount,bind,ro /proc/sys", binary(t, "kube-proxy"), args...))
+	}
+	readOnly().fails(t, "sysctl net.netfilter.nf_conntrack_tcp_timeout_established is 432000 and cannot be set to 3600: read-only file system; "+
+		"set it on the host, give this process a writable /proc/sys (privileged, host network), or set conntrack.tcpEstablishedTimeout to 0s to leave it alone")
+	f.nothingProgrammed(t)
+
+	if err := f.start(t, append(args, "--init-only")...).cmd.Wait(); err != nil {
+		t.Fatal(err)
+	}
+	p := readOnly()
+	f.programmed(t)
+	p.says(t, "Sysctls are read-only here, but right as they are")
+}
+
+// Without IPv6 the proxy serves IPv4, unless the node is one of IPv6 in the first place.
+func TestOnAMachineWithoutIPv6(t *testing.T) {
+	for _, tt := range []struct {
+		name, fails string
+		addresses   []string
+	}{
+		{name: "a dual-stack Node", addresses: []string{"192.168.0.1", "fd00:1::1"}},
+		{
+			name: "a Node of IPv6 first", addresses: []string{"fd00:1::1", "192.168.0.1"},
+			fails: "node node-1: its address fd00:1::1 is needed, but IPv6 is disabled on this machine (sysctl net.ipv6.conf.all.disable_ipv6, kernel parameter ipv6.disable)",
+		},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			f := newWithServer(t)
+			if err := f.lab.Node.Do(func() error {
+				return os.WriteFile("/proc/sys/net/ipv6/conf/all/disable_ipv6", []byte("1"), 0)
+			}); err != nil {
+				t.Fatal(err)
+			}
+			f.node.Status.Addresses = nil
+			for _, address := range tt.addresses {
+				f.node.Status.Addresses = append(f.node.Status.Addresses, corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: address})
+			}
+			if _, err := f.server.Update(f.node); err != nil {
+				t.Fatal(err)
+			}
+			p := f.start(t, "--kubeconfig="+f.kubeconfig)
+			if tt.fails != "" {
+				p.fails(t, tt.fails)
+				f.nothingProgrammed(t)
+				return
+			}
+			f.programmed(t)
+			if errors := p.errors(); len(errors) > 0 {
+				t.Errorf("error lines %q, want none", errors)
+			}
+		})
+	}
+}

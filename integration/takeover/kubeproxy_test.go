@@ -1,0 +1,143 @@
+package takeover
+
+import (
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/nftproxy/nftproxy/compiler"
+	"github.com/nftproxy/nftproxy/integration/lab"
+	"github.com/nftproxy/nftproxy/nft"
+	"github.com/nftproxy/nftproxy/source/apiserver/apiservertest"
+	"github.com/nftproxy/nftproxy/source/manifests"
+)
+
+// Without the flag, tests go by what a kube-proxy did when it was recorded.
+var kubeProxy = flag.String("kube-proxy", "", "Kubernetes' kube-proxy, to record anew what it does, and to go back to it instead of playing that")
+
+const recordedRuleset = "testdata/ruleset.nft"
+
+func recordedFirstSync(f nft.Family) string { return fmt.Sprintf("testdata/first-sync-%s.nft", f) }
+
+// loadRecorded makes the kernel hold what the recorded kube-proxy made it hold.
+func loadRecorded(t *testing.T, h *lab.Host) {
+	t.Helper()
+	runNft(t, h, "", "-f", recordedRuleset)
+}
+
+// playFirstSync sends what kube-proxy begins with: a transaction for each family.
+func playFirstSync(t *testing.T, h *lab.Host, c *nft.Conn) {
+	t.Helper()
+	for _, f := range []nft.Family{nft.FamilyIP, nft.FamilyIP6} {
+		have, err := c.ReadTable(f, compiler.TableName)
+		if err != nil {
+			t.Fatal(err)
+		}
+		script, err := os.ReadFile(recordedFirstSync(f))
+		if err != nil {
+			t.Fatal(err)
+		}
+		runNft(t, h, firstSync(string(script), have), "-f", "-")
+	}
+}
+
+// startKubeProxy starts the kube-proxy of the flag with the manifests, from an API server in the same host. Its
+// nft is the program of that name in dir, if there is one.
+func startKubeProxy(t *testing.T, h *lab.Host, dir string) *process {
+	t.Helper()
+	var server *apiservertest.Server
+	if err := h.Do(func() error {
+		server = apiservertest.Start(t, apiservertest.Options{})
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	kubeconfig := filepath.Join(dir, "kubeconfig")
+	if err := server.WriteKubeconfig(kubeconfig); err != nil {
+		t.Fatal(err)
+	}
+	upload(t, server)
+	p := start(t, h, *kubeProxy, []string{"PATH=" + dir + ":" + os.Getenv("PATH")}, append(flags, "--kubeconfig", kubeconfig)...)
+	eventually(t, "kube-proxy has synced both families", func() error {
+		for _, f := range []nft.Family{nft.FamilyIP, nft.FamilyIP6} {
+			if !strings.Contains(runNft(t, h, "", "list", "ruleset", f.String()), "chain service-") {
+				return fmt.Errorf("no Service in table %s", f)
+			}
+		}
+		return nil
+	})
+	return p
+}
+
+func upload(t *testing.T, server *apiservertest.Server) {
+	t.Helper()
+	objects, err := manifests.Load(manifestsFile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	create := func(obj apiservertest.Object) {
+		if _, err := server.Create(obj); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, o := range objects.Nodes {
+		create(o)
+	}
+	for _, o := range objects.ServiceCIDRs {
+		create(o)
+	}
+	for _, o := range objects.Services {
+		create(o)
+	}
+	for _, o := range objects.EndpointSlices {
+		create(o)
+	}
+}
+
+// record runs the kube-proxy of the flag where there are no tables, with an nft that keeps what it is sent.
+func record(t *testing.T) {
+	t.Helper()
+	l, dir := newLab(t), t.TempDir()
+	program, err := exec.LookPath("nft")
+	if err != nil {
+		t.Fatal(err)
+	}
+	wrapper := fmt.Sprintf("#!/bin/sh\ncase $1 in -f) tee %s/script.$$ | exec %s \"$@\";; *) exec %[2]s \"$@\";; esac\n", dir, program)
+	if err := os.WriteFile(filepath.Join(dir, "nft"), []byte(wrapper), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	startKubeProxy(t, l.Node, dir).stop(t)
+	version, err := exec.Command(*kubeProxy, "--version").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	by := strings.TrimSpace(string(version))
+	keep(t, recordedRuleset, fmt.Sprintf("`nft list ruleset` after kube-proxy (%s, nftables mode) was given manifests.yaml.", by), runNft(t, l.Node, "", "list", "ruleset"))
+	scripts, err := filepath.Glob(filepath.Join(dir, "script.*"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range scripts {
+		script, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, f := range []nft.Family{nft.FamilyIP, nft.FamilyIP6} {
+			if strings.HasPrefix(string(script), "add table "+f.String()+" ") {
+				keep(t, recordedFirstSync(f), fmt.Sprintf("What kube-proxy (%s, nftables mode) sends to nft first, given manifests.yaml, where there is no table.", by), string(script))
+			}
+		}
+	}
+}
+
+func keep(t *testing.T, path, what, text string) {
+	t.Helper()
+	header := "# " + what + "\n# Made by `go test ./integration/takeover -run TestTheRecordedRulesetServes -args -kube-proxy PATH`.\n"
+	if err := os.WriteFile(path, []byte(header+text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+}
