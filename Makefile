@@ -7,15 +7,24 @@ LDFLAGS     := -s -w -X k8s.io/component-base/version.gitVersion=v0.0.0-$(VERSIO
 # A number of runs, not a time: at a deadline go test now and then reports "context deadline
 # exceeded" for a fuzz target that found nothing. `make fuzz FUZZTIME=10m` for a long one.
 FUZZTIME    ?= 5000x
+BIN         ?= bin
+BUILD       := CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)'
+COMMANDS    := ./cmd/kube-proxy ./cmd/ruledump
+IMAGE       ?= localhost/nftproxy/kube-proxy
 
-.PHONY: build demo test check unit fuzz golden bench clean
+.PHONY: build image demo test check unit fuzz golden bench clean
 
 build: ## static binaries in bin/
-	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/ ./cmd/kube-proxy ./cmd/ruledump
+	$(BUILD) -o $(BIN)/ $(COMMANDS)
+
+image: ## bin/image.tar, a container image for amd64 and arm64; needs no container daemon
+	GOOS=linux GOARCH=amd64 $(BUILD) -o $(BIN)/linux/amd64/ $(COMMANDS)
+	GOOS=linux GOARCH=arm64 $(BUILD) -o $(BIN)/linux/arm64/ $(COMMANDS)
+	cd deploy && $(GO) run ./image -name $(IMAGE) -version $(VERSION) -binaries $(abspath $(BIN))/linux -o $(abspath $(BIN))/image.tar
 
 demo: build ## the main job, in network namespaces that it makes and removes
-	$(GO) build -o bin/demo ./integration/demo
-	bin/demo
+	$(GO) build -o $(BIN)/demo ./integration/demo
+	$(BIN)/demo
 
 test: build check unit fuzz ## all of it; needs root and the nft program
 
@@ -23,9 +32,11 @@ check:
 	@unformatted=$$(gofmt -l $$(git ls-files '*.go')); if [ -n "$$unformatted" ]; then echo "gofmt: $$unformatted"; exit 1; fi
 	$(GO) vet ./...
 	$(STATICCHECK) ./...
+	cd deploy && $(GO) vet ./... && $(STATICCHECK) ./...
 
-unit: ## unit, property, golden and network-namespace tests
+unit: ## unit, property, golden and network-namespace tests, and those of what is in deploy/
 	$(GO) test -race ./...
+	cd deploy && $(GO) test ./...
 
 fuzz: ## each fuzz target for a short while
 	@set -e; for package in $$($(GO) list ./...); do \

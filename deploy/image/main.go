@@ -1,0 +1,56 @@
+// Command image packs the program into a container image, without a container daemon. It
+// writes one archive that holds an image for each platform.
+//
+// The archive is an OCI image layout, which containerd, Podman and current Docker import,
+// and at the same time what `docker save` writes, for Docker's older image store. The same
+// binaries and version always give the same bytes.
+package main
+
+import (
+	"flag"
+	"fmt"
+	"io"
+	"os"
+)
+
+func main() {
+	var s spec
+	flag.StringVar(&s.binaries, "binaries", "", "the directory with the programs, in a directory for each architecture: DIR/amd64/kube-proxy")
+	flag.StringVar(&s.name, "name", "", "the name of the image without a tag")
+	flag.StringVar(&s.version, "version", "", "the version: the image's tag and label")
+	output := flag.String("o", "", "the archive to write")
+	flag.Parse()
+	if err := run(s, *output); err != nil {
+		fmt.Fprintln(os.Stderr, "image:", err)
+		os.Exit(1)
+	}
+}
+
+func run(s spec, output string) error {
+	file, err := os.Create(output)
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	if err := write(file, s); err != nil {
+		return fmt.Errorf("%s: %w", output, err)
+	}
+	return file.Close()
+}
+
+// write writes the archive of the image that s describes.
+func write(w io.Writer, s spec) error {
+	images, err := s.images()
+	if err != nil {
+		return err
+	}
+	dir, err := os.MkdirTemp("", "image")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(dir)
+	if err := writeLayout(dir, s, images); err != nil {
+		return err
+	}
+	return archive(w, dir)
+}

@@ -1,0 +1,139 @@
+package deploy
+
+import (
+	"archive/tar"
+	"debug/elf"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/google/go-containerregistry/pkg/name"
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/mutate"
+	"github.com/google/go-containerregistry/pkg/v1/tarball"
+)
+
+// testVersion is the version that the image is built as.
+const testVersion = "v9.8.7-test"
+
+// imageDir is where the image is built. TestMain makes and removes it.
+var imageDir string
+
+// buildImage runs `make image`, once for all tests, and returns the archive that it wrote.
+var buildImage = sync.OnceValues(func() (string, error) {
+	make := exec.Command("make", "-C", "..", "image", "BIN="+imageDir, "VERSION="+testVersion)
+	make.Env = append(os.Environ(), "MAKEFLAGS=")
+	if output, err := make.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("make image: %w\n%s", err, output)
+	}
+	return filepath.Join(imageDir, "image.tar"), nil
+})
+
+// builtImage is the image of an architecture.
+func builtImage(t *testing.T, arch string) v1.Image {
+	t.Helper()
+	archive, err := buildImage()
+	if err != nil {
+		t.Fatal(err)
+	}
+	tag, err := name.NewTag("localhost/nftproxy/kube-proxy:" + testVersion + "-" + arch)
+	if err != nil {
+		t.Fatal(err)
+	}
+	image, err := tarball.ImageFromPath(archive, &tag)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return image
+}
+
+// unpacked writes the files of an image to an empty directory, as a runtime does for a
+// container's root, and returns that.
+func unpacked(t *testing.T, arch string) string {
+	t.Helper()
+	root := t.TempDir()
+	layers := mutate.Extract(builtImage(t, arch))
+	defer layers.Close()
+	files := tar.NewReader(layers)
+	for {
+		header, err := files.Next()
+		if errors.Is(err, io.EOF) {
+			return root
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := unpack(filepath.Join(root, header.Name), header, files); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func unpack(path string, header *tar.Header, content io.Reader) error {
+	if header.Typeflag == tar.TypeDir {
+		return os.Mkdir(path, header.FileInfo().Mode())
+	}
+	file, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_WRONLY, header.FileInfo().Mode())
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	if _, err := io.Copy(file, content); err != nil {
+		return err
+	}
+	return file.Close()
+}
+
+func TestTheProgramsInTheImageNeedNoLibraries(t *testing.T) {
+	for arch, machine := range map[string]elf.Machine{"amd64": elf.EM_X86_64, "arm64": elf.EM_AARCH64} {
+		root := unpacked(t, arch)
+		for _, program := range []string{"kube-proxy", "ruledump"} {
+			file, err := elf.Open(filepath.Join(root, "usr/local/bin", program))
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer file.Close()
+			if file.Machine != machine {
+				t.Errorf("%s of %s is for %s", program, arch, file.Machine)
+			}
+			for _, p := range file.Progs {
+				if p.Type == elf.PT_INTERP || p.Type == elf.PT_DYNAMIC {
+					t.Errorf("%s of %s is linked dynamically: it has %s", program, arch, p.Type)
+				}
+			}
+		}
+	}
+}
+
+func TestTheImageAlonePrintsItsVersion(t *testing.T) {
+	config, err := builtImage(t, runtime.GOARCH).ConfigFile()
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := container{Root: newRoot(t), Command: append(config.Config.Entrypoint, "--version"), Env: config.Config.Env, ReadOnlyRootFilesystem: true}
+	cmd, err := c.command()
+	if err != nil {
+		t.Fatal(err)
+	}
+	output, err := cmd.CombinedOutput()
+	if err != nil || !strings.Contains(string(output), testVersion) {
+		t.Errorf("error %v, output %q; want %s", err, output, testVersion)
+	}
+}
+
+// newRoot is the root directory of a container with the image's files and what a runtime adds.
+func newRoot(t *testing.T) string {
+	t.Helper()
+	root := unpacked(t, runtime.GOARCH)
+	if err := os.Mkdir(filepath.Join(root, "proc"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	return root
+}

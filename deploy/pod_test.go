@@ -1,0 +1,150 @@
+package deploy
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"golang.org/x/sys/unix"
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/nftproxy/nftproxy/integration/lab"
+)
+
+// pod runs the containers of a pod on a cluster's node, from the image that `make image` made.
+type pod struct {
+	spec    corev1.PodSpec
+	cluster cluster
+	root    string
+}
+
+// newPod prepares the root directory that the containers share: the image's files, the mounted
+// ConfigMap, and the service account.
+func newPod(t *testing.T, c cluster, spec corev1.PodSpec, configMap *corev1.ConfigMap) pod {
+	t.Helper()
+	p := pod{spec, c, newRoot(t)}
+	for file, content := range configMap.Data {
+		p.write(t, filepath.Join(p.mountPath(t), file), content)
+	}
+	account := c.api.RESTConfig()
+	const mount = "/var/run/secrets/kubernetes.io/serviceaccount"
+	p.write(t, mount+"/token", account.BearerToken)
+	p.write(t, mount+"/ca.crt", string(account.CAData))
+	return p
+}
+
+// mountPath is where the pod's only volume is mounted in every container.
+func (p pod) mountPath(t *testing.T) string {
+	t.Helper()
+	for _, c := range append(p.spec.InitContainers, p.spec.Containers...) {
+		if len(c.VolumeMounts) != 1 || c.VolumeMounts[0].Name != p.spec.Volumes[0].Name {
+			t.Fatalf("container %s mounts %v, want the volume %s", c.Name, c.VolumeMounts, p.spec.Volumes[0].Name)
+		}
+	}
+	return p.spec.Containers[0].VolumeMounts[0].MountPath
+}
+
+func (p pod) write(t *testing.T, path, content string) {
+	t.Helper()
+	path = filepath.Join(p.root, path)
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, []byte(content), 0o644); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// container is what the runtime makes of a container of the pod. It gets no more than the
+// pod's security context allows.
+func (p pod) container(c corev1.Container) container {
+	out := container{
+		Root:                   p.root,
+		Env:                    []string{"PATH=/usr/local/bin"},
+		Privileged:             *c.SecurityContext.Privileged,
+		ReadOnlyRootFilesystem: *c.SecurityContext.ReadOnlyRootFilesystem,
+	}
+	for _, word := range c.Command {
+		out.Command = append(out.Command, strings.ReplaceAll(word, "$(NODE_NAME)", lab.NodeName))
+	}
+	if added := c.SecurityContext.Capabilities; added != nil {
+		for _, name := range added.Add {
+			out.Capabilities = append(out.Capabilities, capabilities[name])
+		}
+	}
+	return out
+}
+
+// capabilities are those that a manifest may add.
+var capabilities = map[corev1.Capability]uintptr{"NET_ADMIN": unix.CAP_NET_ADMIN}
+
+// start starts a container in the node's network.
+func (p pod) start(t *testing.T, c container) *process {
+	t.Helper()
+	cmd, err := c.command()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out := &process{cmd: cmd}
+	cmd.Stdout, cmd.Stderr = &out.output, &out.output
+	if err := p.cluster.node.Do(cmd.Start); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if cmd.ProcessState == nil {
+			cmd.Process.Kill()
+			cmd.Wait()
+		}
+	})
+	return out
+}
+
+// process is a running container.
+type process struct {
+	cmd    *exec.Cmd
+	output lockedBuffer
+}
+
+// logWhenFailed shows what the process printed, if the test fails.
+func (p *process) logWhenFailed(t *testing.T, name string) {
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("output of %s:\n%s", name, &p.output)
+		}
+	})
+}
+
+// run runs another command of the image with the privileges of a container, as `kubectl exec` does.
+func (p pod) run(t *testing.T, c corev1.Container, command ...string) (string, error) {
+	t.Helper()
+	with := p.container(c)
+	with.Command = command
+	process := p.start(t, with)
+	err := process.cmd.Wait()
+	if err != nil {
+		err = fmt.Errorf("%v: %w: %s", command, err, &process.output)
+	}
+	return process.output.String(), err
+}
+
+type lockedBuffer struct {
+	mu     sync.Mutex
+	buffer bytes.Buffer
+}
+
+func (b *lockedBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.buffer.Write(p)
+}
+
+func (b *lockedBuffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.buffer.String()
+}

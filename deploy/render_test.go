@@ -1,0 +1,66 @@
+package deploy
+
+import (
+	"testing"
+
+	"helm.sh/helm/v4/pkg/chart/common"
+	"helm.sh/helm/v4/pkg/chart/common/util"
+	"helm.sh/helm/v4/pkg/chart/v2/loader"
+	"helm.sh/helm/v4/pkg/engine"
+	"sigs.k8s.io/kustomize/api/krusty"
+	"sigs.k8s.io/kustomize/kyaml/filesys"
+)
+
+// kustomize renders a directory.
+func kustomize(t *testing.T, dir string) objects {
+	t.Helper()
+	resources, err := krusty.MakeKustomizer(krusty.MakeDefaultOptions()).Run(filesys.MakeFsOnDisk(), dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	documents, err := resources.AsYaml()
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := objects{}
+	if err := all.addDocuments(documents); err != nil {
+		t.Fatalf("%s: %v", dir, err)
+	}
+	return all
+}
+
+// values are what an operator sets of the chart.
+type values = map[string]any
+
+// chart renders the chart.
+func chart(t *testing.T, v values) objects {
+	t.Helper()
+	all, err := renderChart(v)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return all
+}
+
+func renderChart(v values) (objects, error) {
+	loaded, err := loader.LoadDir("chart")
+	if err != nil {
+		return nil, err
+	}
+	release := common.ReleaseOptions{Name: "release", Namespace: "kube-system", Revision: 1, IsInstall: true}
+	all, err := util.ToRenderValues(loaded, v, release, nil)
+	if err != nil {
+		return nil, err
+	}
+	files, err := engine.Render(loaded, all)
+	if err != nil {
+		return nil, err
+	}
+	out := objects{}
+	for _, documents := range files {
+		if err := out.addDocuments([]byte(documents)); err != nil {
+			return nil, err
+		}
+	}
+	return out, nil
+}
