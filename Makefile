@@ -3,7 +3,7 @@
 GO          ?= go
 STATICCHECK := $(GO) run honnef.co/go/tools/cmd/staticcheck@v0.8.2
 VERSION     := $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
-LDFLAGS     := -s -w -X k8s.io/component-base/version.gitVersion=v0.0.0-$(VERSION)
+LDFLAGS     := -s -w -X k8s.io/component-base/version.gitVersion=$(if $(filter v%,$(VERSION)),$(VERSION),v0.0.0-$(VERSION))
 # A number of runs, not a time: at a deadline go test now and then reports "context deadline
 # exceeded" for a fuzz target that found nothing. `make fuzz FUZZTIME=10m` for a long one.
 FUZZTIME    ?= 5000x
@@ -46,11 +46,12 @@ fuzz: ## each fuzz target for a short while
 		done; \
 	done
 
-golden: ## rewrite ruleset.nft of every golden case
+golden: ## rewrite what is generated: rulesets, converted configurations, lists of metrics, tables in docs/
 	$(GO) test ./integration -run '^TestGoldenRulesets$$' -update
+	$(GO) test ./config ./metrics ./cmd/kube-proxy -update
 
 bench: ## benchmarks; compare numbers of one run only
-	$(GO) test -run '^$$' -bench . -benchmem ./nft ./compiler ./tracker ./source/manifests
+	$(GO) test -run '^$$' -bench . -benchmem ./nft ./compiler ./tracker ./source/manifests ./conntrack
 
 clean:
 	rm -rf bin

@@ -49,11 +49,15 @@ func within(t *testing.T, patience time.Duration, what string, check func() erro
 	}
 }
 
+// built is where the commands are, once a test needed one.
+var built string
+
 var buildOnce = sync.OnceValues(func() (string, error) {
 	dir, err := os.MkdirTemp("", "nftproxy-bin")
 	if err != nil {
 		return "", err
 	}
+	built = dir
 	build := exec.Command("go", "build", "-o", dir, "../cmd/kube-proxy", "../cmd/ruledump")
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := build.CombinedOutput(); err != nil {
@@ -64,8 +68,8 @@ var buildOnce = sync.OnceValues(func() (string, error) {
 
 func TestMain(m *testing.M) {
 	code := m.Run()
-	if dir, err := buildOnce(); err == nil {
-		os.RemoveAll(dir)
+	if built != "" {
+		os.RemoveAll(built)
 	}
 	os.Exit(code)
 }

@@ -26,7 +26,7 @@ type Events struct {
 }
 
 // NewEvents returns Events that post until ctx ends. It does not connect yet; the error is about
-// config only. At the API server it takes leave to create, update and patch
+// config only. At the API server it takes leave to create and patch
 // events.events.k8s.io, in the namespace default for those about Nodes.
 func NewEvents(ctx context.Context, config *rest.Config, nodeName string) (*Events, error) {
 	client, err := eventsclient.NewForConfig(config)
