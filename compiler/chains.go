@@ -131,10 +131,16 @@ func (f *family) putFixedChains() {
 	newConnection := nft.MatchFlags{Field: nft.CTState, Bits: nft.CTStateNew}
 	check := func(chain string) nft.Rule { return nft.NewRule(newConnection, nft.Jump(chain)) }
 	learn := nft.NewRule(newConnection, nft.MatchFlags{Field: nft.CTStatus, Bits: nft.CTStatusDNAT}, nft.Jump(chainAffinity))
+	// Each base chain decides anew which generation of rules a packet sees, and each lookup which generation of
+	// elements. A packet with the rules from before a commit can find a new element that leads to a chain
+	// which has no rules yet for it. So base chains come in twos: the second one sees what the commit made. It
+	// is not run for what the first one translated.
 	services := []nft.Rule{nft.NewRule(nft.Jump(chainServices))}
 	for _, c := range []*nft.Chain{
 		{Name: "nat-prerouting", Type: nft.TypeNAT, Hook: nft.HookPrerouting, Priority: nft.PriorityDstNAT, Rules: services},
 		{Name: "nat-output", Type: nft.TypeNAT, Hook: nft.HookOutput, Priority: nft.PriorityDstNAT, Rules: services},
+		{Name: "nat-prerouting-again", Type: nft.TypeNAT, Hook: nft.HookPrerouting, Priority: nft.PriorityDstNAT + 1, Rules: services},
+		{Name: "nat-output-again", Type: nft.TypeNAT, Hook: nft.HookOutput, Priority: nft.PriorityDstNAT + 1, Rules: services},
 		{Name: "filter-input", Type: nft.TypeFilter, Hook: nft.HookInput, Priority: nft.PriorityFilter,
 			Rules: []nft.Rule{check(chainNoEndpoints), check(chainNoEndpointNodePorts), learn}},
 		{Name: "filter-forward", Type: nft.TypeFilter, Hook: nft.HookForward, Priority: nft.PriorityFilter,
