@@ -1,6 +1,7 @@
 package flows
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net"
@@ -90,15 +91,39 @@ func (a *attempt) run() outcome {
 const laterThan = time.Second
 
 func (a *attempt) tcp() outcome {
-	dialer := net.Dialer{Timeout: a.patience, LocalAddr: &net.TCPAddr{IP: a.boundIP(), Port: int(a.port)}}
-	conn, err := dialer.Dial("tcp", a.to.String())
+	ctx, cancel := context.WithTimeout(context.Background(), a.patience)
+	defer cancel()
+	heard := a.hearken(ctx, cancel)
+	dialer := net.Dialer{LocalAddr: &net.TCPAddr{IP: a.boundIP(), Port: int(a.port)}}
+	conn, err := dialer.DialContext(ctx, "tcp", a.to.String())
 	if err != nil {
+		cancel()
+		if n, ok := <-heard; ok {
+			return n.outcome()
+		}
 		return a.explain(err, "was reset")
 	}
 	defer conn.Close()
 	// A reset instead of a farewell leaves nothing behind that could be in the way of later connections.
 	conn.(*net.TCPConn).SetLinger(0)
 	return a.readAnswer(conn)
+}
+
+// hearken returns the first notice that comes before ctx ends, and then ends it. A socket may
+// miss an ICMP error: one that comes back while the kernel still sends the SYN finds the socket locked,
+// and only the next SYN, a second later, is refused to its face.
+func (a *attempt) hearken(ctx context.Context, end func()) <-chan notice {
+	heard := make(chan notice, 1)
+	go func() {
+		defer close(heard)
+		select {
+		case n := <-a.notices:
+			heard <- n
+			end()
+		case <-ctx.Done():
+		}
+	}()
+	return heard
 }
 
 func (a *attempt) udp() outcome {

@@ -113,8 +113,16 @@ func (s *sender) await() error {
 	return err
 }
 
+// patience is how long an attempt waits for an answer.
+func (s *sender) patience() time.Duration {
+	if s.flow.Expect.Result == Dropped {
+		return shortPatience
+	}
+	return patience
+}
+
 // attempt makes one connection. It runs inside the host.
-func (s *sender) attempt() outcome {
+func (s *sender) attempt(patience time.Duration) outcome {
 	token, port := s.runner.next()
 	x := exchange{s.flow.Protocol, port, s.flow.To}
 	notices, done := s.ear.await(x)
@@ -131,9 +139,6 @@ func (s *sender) attempt() outcome {
 		patience: patience,
 		arrived:  &s.runner.arrived,
 	}
-	if s.flow.Expect.Result == Dropped {
-		a.patience = shortPatience
-	}
 	return a.run()
 }
 
@@ -143,7 +148,7 @@ func (s *sender) often() error {
 	least, most := 10+4*len(want), 10+40*len(want)
 	seen := map[netip.AddrPort]bool{}
 	for i := 1; i <= most; i++ {
-		o := s.attempt()
+		o := s.attempt(s.patience())
 		if reason := s.judge(o); reason != "" {
 			return fmt.Errorf("connection %d %s, %s", i, o, reason)
 		}
@@ -160,7 +165,7 @@ func (s *sender) often() error {
 }
 
 func (s *sender) once() error {
-	o := s.attempt()
+	o := s.attempt(s.patience())
 	if reason := s.judge(o); reason != "" {
 		return fmt.Errorf("%s, %s", o, reason)
 	}

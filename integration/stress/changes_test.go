@@ -1,0 +1,65 @@
+package stress
+
+import (
+	"flag"
+	"math/rand/v2"
+	"testing"
+	"time"
+)
+
+var seed = flag.Uint64("seed", uint64(time.Now().UnixNano()), "seed of the random changes")
+
+const (
+	// changes is how many times something changes.
+	changes = 1000
+	// betweenChanges is how many new connections are made between two changes.
+	betweenChanges = 16
+)
+
+// Eight clients use lasting connections to a Service and dial it all the time, while a
+// thousand things change around them. Nothing must break, no new connection may fail, and
+// none may reach an endpoint that went before it began.
+func TestAThousandChangesBreakNoConnection(t *testing.T) {
+	t.Logf("seed %d", *seed)
+	w := newWorld(t, rand.New(rand.NewPCG(*seed, 0)))
+	w.populate(t)
+	w.syncChanges(t)
+	probe := newProbe(t, w.Node, untranslatedSYNs)
+	tr := w.startTraffic(t)
+	n := 0
+	for broken := false; n < changes && !broken; n++ {
+		change := w.choose()
+		change.do(t)
+		if err := tr.await(betweenChanges); err != nil {
+			t.Errorf("after change %d (%s): %v", n, change.name, err)
+			broken = true
+		}
+	}
+	tr.end()
+	t.Logf("%d changes; %d new connections, the slowest after %v; %d lines over lasting ones", n, tr.short, tr.slowest, tr.echoes)
+	for _, err := range tr.failures {
+		t.Error(err)
+	}
+	if missed := probe.read(t)["missed"]; missed > 0 {
+		t.Errorf("%d packets were sent to no endpoint at first", missed)
+	}
+}
+
+// untranslatedSYNs counts first packets to Services that come past the rules as they are.
+const untranslatedSYNs = `
+table inet probe {
+	counter missed { }
+	chain input {
+		type filter hook input priority -10
+		tcp flags & (syn | ack) == syn tcp dport { 80, 30000-30255 } counter name missed
+	}
+	chain forward {
+		type filter hook forward priority -10
+		tcp flags & (syn | ack) == syn tcp dport { 80, 30000-30255 } counter name missed
+	}
+	chain output {
+		type filter hook output priority -10
+		tcp flags & (syn | ack) == syn tcp dport { 80, 30000-30255 } counter name missed
+	}
+}
+`

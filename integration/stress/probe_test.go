@@ -1,0 +1,76 @@
+package stress
+
+import (
+	"encoding/json"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/nftproxy/nftproxy/integration/lab"
+)
+
+// probe is a table of the test's own next to the proxy's, with counters of what becomes of
+// packets right before the proxy's rules would refuse those that were not translated.
+type probe struct{ node *lab.Host }
+
+func newProbe(t *testing.T, node *lab.Host, table string) *probe {
+	t.Helper()
+	runNft(t, node, table, "-f", "-")
+	return &probe{node}
+}
+
+func (p *probe) reset(t *testing.T) {
+	t.Helper()
+	runNft(t, p.node, "", "reset", "counters", "table", "inet", "probe")
+}
+
+// await returns the counters "translated" and "missed" when all packets were counted.
+func (p *probe) await(t *testing.T, sent int) (translated, missed int) {
+	t.Helper()
+	for deadline := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
+		counts := p.read(t)
+		translated, missed = counts["translated"], counts["missed"]
+		if translated+missed == sent {
+			return translated, missed
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("of %d packets only %d arrived", sent, translated+missed)
+		}
+	}
+}
+
+func (p *probe) read(t *testing.T) map[string]int {
+	t.Helper()
+	var listing struct {
+		Nftables []struct {
+			Counter struct {
+				Name    string
+				Packets int
+			}
+		}
+	}
+	out := runNft(t, p.node, "", "--json", "list", "counters", "table", "inet", "probe")
+	if err := json.Unmarshal([]byte(out), &listing); err != nil {
+		t.Fatal(err)
+	}
+	counts := map[string]int{}
+	for _, object := range listing.Nftables {
+		counts[object.Counter.Name] = object.Counter.Packets
+	}
+	return counts
+}
+
+func runNft(t *testing.T, h *lab.Host, stdin string, args ...string) string {
+	t.Helper()
+	var out strings.Builder
+	err := h.Do(func() error {
+		cmd := exec.Command("nft", args...)
+		cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(stdin), &out, &out
+		return cmd.Run()
+	})
+	if err != nil {
+		t.Fatalf("nft %s: %v\n%s", strings.Join(args, " "), err, out.String())
+	}
+	return out.String()
+}

@@ -1,0 +1,272 @@
+package stress
+
+import (
+	"fmt"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/go-logr/logr"
+	"github.com/nftproxy/nftproxy/integration/lab"
+	"github.com/nftproxy/nftproxy/model"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/klog/v2"
+)
+
+// watchedNumber is that of the Service with clients; those of others follow.
+const (
+	watchedNumber = 10
+	others        = 30
+	mostOthers    = 12 // endpoints
+	// otherPort is where nobody listens: a connection to another Service's endpoint fails.
+	otherPort = 9090
+)
+
+// What is behind the Service with clients: keepers all the time, extras now and then. All of
+// them serve at any time.
+var (
+	keepers = []byte{1, 2, 3}
+	extras  = []byte{11, 12, 13, 14}
+)
+
+// populate makes the objects at the beginning, and the pods.
+func (w *world) populate(t *testing.T) {
+	t.Helper()
+	var addrs []netip.Addr
+	for _, family := range model.Families {
+		for _, n := range append(keepers[:len(keepers):len(keepers)], extras...) {
+			addrs = append(addrs, podIP(family, n))
+		}
+	}
+	pods, err := w.AddPod("endpoints", addrs...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	greet(t, pods)
+	greet(t, w.Remote)
+	w.setNode(makeNode("a"))
+	w.setServiceCIDR(makeServiceCIDR("kubernetes", "10.96.0.0/16", "fd00:10:96::/112"))
+	w.setService(makeService(watched, watchedNumber, withSourceRanges()))
+	for _, family := range model.Families {
+		w.setSlice(w.watchedSlice(family, 0))
+	}
+	w.tracker.Synced()
+}
+
+// withSourceRanges lets all clients of the lab in, and more.
+func withSourceRanges(more ...string) func(*corev1.Service) {
+	return func(s *corev1.Service) {
+		s.Spec.LoadBalancerSourceRanges = append([]string{"10.244.0.0/16", "198.51.100.0/24", "fd00:10:244::/48", "2001:db8:51::/48"}, more...)
+	}
+}
+
+// watchedSlice has the keepers, one of them on node-2, and some extras.
+func (w *world) watchedSlice(family model.Family, extra int) *discoveryv1.EndpointSlice {
+	list := []discoveryv1.Endpoint{makeEndpoint(lab.RemotePodAddrs.Like(podIP(family, 1)), lab.RemoteName)}
+	for _, n := range keepers {
+		list = append(list, makeEndpoint(podIP(family, n), lab.NodeName))
+	}
+	for _, i := range w.random.Perm(len(extras))[:extra] {
+		list = append(list, makeEndpoint(podIP(family, extras[i]), lab.NodeName))
+	}
+	if w.random.IntN(3) == 0 {
+		for i := range list {
+			list[i].Hints = &discoveryv1.EndpointHints{ForZones: []discoveryv1.ForZone{{Name: w.zone()}}}
+		}
+	}
+	return makeSlice(watched, family, targetPort, list...)
+}
+
+func (w *world) zone() string { return []string{"a", "b"}[w.random.IntN(2)] }
+
+func (w *world) family() model.Family { return model.Families[w.random.IntN(2)] }
+
+// change is something that happens to the world, and is synced when do returns.
+type change struct {
+	name   string
+	weight int
+	do     func(t *testing.T)
+}
+
+func (w *world) changes() []change {
+	synced := func(do func()) func(t *testing.T) {
+		return func(t *testing.T) {
+			t.Helper()
+			do()
+			w.syncChanges(t)
+		}
+	}
+	return []change{
+		{"another Service", 40, synced(w.changeOther)},
+		{"endpoints of the Service", 25, synced(w.changeEndpoints)},
+		{"the node's zone", 8, synced(w.changeZone)},
+		{"the Service's source ranges", 8, synced(w.changeSourceRanges)},
+		{"a ServiceCIDR", 6, synced(w.changeServiceCIDR)},
+		{"a lot at once", 8, synced(w.changeALot)},
+		{"a restart", 3, w.restartAndSync},
+		{"somebody else's change", 2, w.repair},
+	}
+}
+
+// choose draws a change.
+func (w *world) choose() change {
+	all, total := w.changes(), 0
+	for _, c := range all {
+		total += c.weight
+	}
+	drawn := w.random.IntN(total)
+	for _, c := range all {
+		if drawn -= c.weight; drawn < 0 {
+			return c
+		}
+	}
+	panic("unreachable")
+}
+
+func (w *world) changeEndpoints() {
+	w.setSlice(w.watchedSlice(w.family(), w.random.IntN(len(extras)+1)))
+}
+
+func (w *world) changeZone() { w.setNode(makeNode([]string{"", "a", "b", "c"}[w.random.IntN(4)])) }
+
+func (w *world) changeSourceRanges() {
+	var more []string
+	for range w.random.IntN(4) {
+		more = append(more, fmt.Sprintf("192.0.%d.0/%d", w.random.IntN(256), 20+w.random.IntN(5)))
+	}
+	w.setService(makeService(watched, watchedNumber, withSourceRanges(more...)))
+}
+
+func (w *world) changeServiceCIDR() {
+	const second = "second"
+	if w.cidrs[second] != nil {
+		w.deleteServiceCIDR(second)
+		return
+	}
+	w.setServiceCIDR(makeServiceCIDR(second, "10.97.0.0/16"))
+}
+
+func (w *world) changeALot() {
+	for range 10 {
+		w.changeOther()
+	}
+	w.changeEndpoints()
+	w.changeZone()
+}
+
+// changeOther makes, changes or deletes another Service.
+func (w *world) changeOther() {
+	number := w.random.IntN(others)
+	name := fmt.Sprint("other-", number)
+	if w.services[name] != nil && w.random.IntN(3) == 0 {
+		w.deleteService(name)
+		return
+	}
+	w.setService(makeService(name, watchedNumber+1+byte(number), w.randomKind()))
+	for _, family := range model.Families {
+		var list []discoveryv1.Endpoint
+		for i := range w.random.IntN(mostOthers + 1) {
+			list = append(list, makeEndpoint(podIP(family, 100+byte(i)), []string{lab.NodeName, lab.RemoteName}[w.random.IntN(2)]))
+		}
+		w.setSlice(makeSlice(name, family, otherPort, list...))
+	}
+}
+
+// randomKind makes a Service one of many kinds.
+func (w *world) randomKind() func(*corev1.Service) {
+	coin := func() bool { return w.random.IntN(2) == 0 }
+	clusterOnly, local, internal, guarded, sticky := coin(), coin(), coin(), coin(), coin()
+	return func(s *corev1.Service) {
+		if clusterOnly {
+			s.Spec.Type, s.Spec.Ports[0].NodePort, s.Status = corev1.ServiceTypeClusterIP, 0, corev1.ServiceStatus{}
+		} else if local {
+			s.Spec.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyLocal
+		}
+		if internal {
+			s.Spec.InternalTrafficPolicy = new(corev1.ServiceInternalTrafficPolicyLocal)
+		}
+		if guarded && !clusterOnly {
+			withSourceRanges()(s)
+		}
+		if sticky {
+			s.Spec.SessionAffinity = corev1.ServiceAffinityClientIP
+		}
+	}
+}
+
+func (w *world) restartAndSync(t *testing.T) {
+	t.Helper()
+	w.restartProxy(t)
+	w.syncChanges(t)
+}
+
+// repair has somebody else change the tables, and the proxy undo that.
+func (w *world) repair(t *testing.T) {
+	t.Helper()
+	w.meddle(t)
+	repaired, err := w.backend.Check(klog.NewContext(t.Context(), logr.Discard()))
+	if err != nil || !repaired {
+		t.Fatalf("Check = %v, %v; want a repair", repaired, err)
+	}
+}
+
+// clients are eight, over every kind of address and from everywhere.
+func (w *world) clients() []tcpClient {
+	at := func(addr netip.Addr, port uint16) netip.AddrPort { return netip.AddrPortFrom(addr, port) }
+	return []tcpClient{
+		{from: w.Client, to: at(clusterIP(model.IPv4, watchedNumber), servicePort)},
+		{from: w.Client, to: at(balancerIP(model.IPv6, watchedNumber), servicePort)},
+		{from: w.Node, to: at(clusterIP(model.IPv6, watchedNumber), servicePort)},
+		{from: w.Node, to: at(lab.NodeAddrs.IPv4, nodePort(watchedNumber))},
+		{from: w.Outside, to: at(balancerIP(model.IPv4, watchedNumber), servicePort)},
+		{from: w.Outside, to: at(lab.NodeAddrs.IPv6, nodePort(watchedNumber)), source: lab.SecondOutsideAddrs.IPv6},
+		{from: w.Outside, to: at(externalIP(model.IPv6, watchedNumber), servicePort)},
+		{from: w.Remote, to: at(externalIP(model.IPv4, watchedNumber), servicePort)},
+	}
+}
+
+// How often each client uses its lasting connection, and dials anew.
+const (
+	echoEvery = 2 * time.Millisecond
+	dialEvery = 4 * time.Millisecond
+)
+
+// startTraffic opens a lasting connection for each client and keeps it busy, and has each
+// dial the Service again and again.
+func (w *world) startTraffic(t *testing.T) *traffic {
+	t.Helper()
+	tr := newTraffic()
+	for _, c := range w.clients() {
+		var lasting *connection
+		if err := c.from.Do(func() (err error) {
+			lasting, err = c.open()
+			return err
+		}); err != nil {
+			t.Fatalf("%s: %v", c, err)
+		}
+		t.Cleanup(func() { lasting.Close() })
+		lines := 0
+		tr.every(echoEvery, c, func() error {
+			if err := lasting.echo(fmt.Sprint("line ", lines)); err != nil {
+				return fmt.Errorf("the connection to %s broke after %d lines: %w", lasting.reached, lines, err)
+			}
+			lines++
+			tr.countEcho()
+			return nil
+		})
+		tr.every(dialEvery, c, func() error { return w.dialOnce(c, tr) })
+	}
+	return tr
+}
+
+func (w *world) dialOnce(c tcpClient, tr *traffic) error {
+	syncs, begin := w.now(), time.Now()
+	conn, err := c.open()
+	if err != nil {
+		return fmt.Errorf("a new connection failed after %v: %w", time.Since(begin), err)
+	}
+	defer conn.abort()
+	tr.countShort(time.Since(begin))
+	return w.check(conn.reached, syncs)
+}
