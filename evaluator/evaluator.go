@@ -1,0 +1,178 @@
+package evaluator
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/nftproxy/nftproxy/nft"
+)
+
+// maxPaths is how many paths of one packet are followed. Each draw of a number multiplies
+// them, so a ruleset can have more of them than anybody can wait for.
+const maxPaths = 1 << 16
+
+// maxStatements is how many statements one path, and maxAllStatements how many all paths
+// of one packet together may run. Chains that jump to one another many times can take
+// longer than anybody can wait for.
+const (
+	maxStatements    = 1 << 12
+	maxAllStatements = 1 << 21
+)
+
+// Evaluator walks packets through tables. It may be used by many goroutines at once as
+// long as nobody changes the tables.
+type Evaluator struct {
+	host Host
+	// hooks holds the base chains by family and hook, in the order in which they run.
+	hooks map[hookKey][]baseChain
+}
+
+type hookKey struct {
+	family nft.Family
+	hook   nft.Hook
+}
+
+// ruleset is a table with an index of what rules refer to by name.
+type ruleset struct {
+	*nft.Table
+	chains map[string]*nft.Chain
+	sets   map[string]*nft.Set
+	// ranges holds the elements of the sets with ranges, in the order of their keys.
+	ranges map[string][]nft.Element
+}
+
+type baseChain struct {
+	*ruleset
+	chain *nft.Chain
+}
+
+// New returns an evaluator of the tables on a host. Other tables that the kernel may hold
+// count as if they accepted everything and changed nothing.
+func New(tables []*nft.Table, host Host) *Evaluator {
+	e := &Evaluator{host: host, hooks: map[hookKey][]baseChain{}}
+	for _, t := range tables {
+		if t.Dormant {
+			continue
+		}
+		r := index(t)
+		for _, c := range t.Chains {
+			if c.Hook != "" {
+				key := hookKey{t.Family, c.Hook}
+				e.hooks[key] = append(e.hooks[key], baseChain{r, c})
+			}
+		}
+	}
+	for _, chains := range e.hooks {
+		slices.SortStableFunc(chains, compareBaseChains)
+	}
+	return e
+}
+
+func index(t *nft.Table) *ruleset {
+	r := &ruleset{Table: t, chains: map[string]*nft.Chain{}, sets: map[string]*nft.Set{}, ranges: map[string][]nft.Element{}}
+	for _, c := range t.Chains {
+		r.chains[c.Name] = c
+	}
+	for _, s := range t.Sets {
+		r.sets[s.Name] = s
+		if s.Interval {
+			r.ranges[s.Name] = s.Elements()
+		}
+	}
+	return r
+}
+
+// baseChains returns the chains of a hook in the order in which they run.
+func (e *Evaluator) baseChains(family nft.Family, hook nft.Hook) ([]baseChain, error) {
+	chains := e.hooks[hookKey{family, hook}]
+	for i := 1; i < len(chains); i++ {
+		if a, b := chains[i-1], chains[i]; compareBaseChains(a, b) == 0 {
+			return nil, fmt.Errorf("%s %s %s: chain %s of table %s has the same hook and priority; which one runs first is not known",
+				b.Family, b.Name, b.chain.Name, a.chain.Name, a.Name)
+		}
+	}
+	return chains, nil
+}
+
+// compareBaseChains orders the chains of a hook by when they run; 0 means that nothing in the
+// ruleset says so: the kernel goes by when they were added. The priority of a NAT chain orders it among NAT chains only.
+func compareBaseChains(a, b baseChain) int {
+	c := cmp.Compare(runsAt(a.chain), runsAt(b.chain))
+	if c == 0 && a.chain.Type == nft.TypeNAT && b.chain.Type == nft.TypeNAT {
+		return cmp.Compare(a.chain.Priority, b.chain.Priority)
+	}
+	return c
+}
+
+// runsAt returns the priority at which the kernel runs a chain: all NAT chains of a hook run
+// from one place, at a priority that does not depend on theirs (nf_nat_ipv4_ops in
+// net/netfilter/nf_nat_proto.c).
+func runsAt(c *nft.Chain) int32 {
+	if c.Type == nft.TypeNAT {
+		return natPriority(c.Hook)
+	}
+	return c.Priority
+}
+
+func natPriority(hook nft.Hook) int32 {
+	if translates(hook) == destination {
+		return nft.PriorityDstNAT
+	}
+	return nft.PrioritySrcNAT
+}
+
+// Fates returns what can become of a packet: one fate for each way through the rules, in
+// the order of the numbers drawn. There is more than one only where rules draw random numbers.
+// learned is what earlier packets taught dynamic maps, next to the elements that their tables have.
+// An error names what the evaluator does not model, or was not told.
+func (e *Evaluator) Fates(p Packet, learned ...Learned) (Fates, error) {
+	if err := p.validate(); err != nil {
+		return nil, err
+	}
+	var fates Fates
+	d := &draws{}
+	statements := 0
+	for {
+		w := newWalk(e, p, learned, d)
+		if err := w.run(); err != nil {
+			return nil, fmt.Errorf("evaluator: %w", err)
+		}
+		fates = append(fates, w.fate)
+		if !d.next() {
+			return fates, nil
+		}
+		if statements += w.statements; len(fates) == maxPaths || statements > maxAllStatements {
+			return nil, errors.New("evaluator: the rules draw numbers in more ways than can be followed")
+		}
+	}
+}
+
+// draws is the numbers that rules draw on one walk. next goes through all there are.
+type draws struct {
+	numbers, moduli []uint32
+	// used is how many of them the present walk has drawn.
+	used int
+}
+
+// draw returns a number from 0 to modulus-1.
+func (d *draws) draw(modulus uint32) uint32 {
+	if d.used == len(d.numbers) {
+		d.numbers, d.moduli = append(d.numbers, 0), append(d.moduli, modulus)
+	}
+	d.used++
+	return d.numbers[d.used-1]
+}
+
+// next prepares the walk that draws other numbers than all before. It reports whether there is one.
+func (d *draws) next() bool {
+	for d.used = 0; len(d.numbers) > 0; {
+		last := len(d.numbers) - 1
+		if d.numbers[last]++; d.numbers[last] < d.moduli[last] {
+			return true
+		}
+		d.numbers, d.moduli = d.numbers[:last], d.moduli[:last]
+	}
+	return false
+}

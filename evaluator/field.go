@@ -1,0 +1,150 @@
+package evaluator
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"github.com/nftproxy/nftproxy/nft"
+	"golang.org/x/sys/unix"
+)
+
+// ctStateEstablished is the bit of ct state that says that packets were seen in both directions.
+const ctStateEstablished = 1 << 1
+
+// ctStatusSNAT is the bit of ct status that says the source was translated.
+const ctStatusSNAT = 1 << 4
+
+// value is what a field holds; where that is not known, data is zeros and unknown says why.
+type value struct {
+	data    nft.Data
+	unknown string
+}
+
+func unknownValue(length int, why string) value {
+	return value{nft.Data(make([]byte, length)), why}
+}
+
+// known returns what a field holds, and an error when that is not known.
+func (w *walk) known(f nft.Field) (nft.Data, error) {
+	v, err := w.field(f)
+	if err == nil && v.unknown != "" {
+		err = errors.New(v.unknown)
+	}
+	return v.data, err
+}
+
+// field returns what a field holds at the moment. An error says that the field is not modelled, or not here.
+func (w *walk) field(f nft.Field) (value, error) {
+	switch f {
+	case nft.IPSaddr, nft.IP6Saddr:
+		return w.address(f, w.family.Saddr(), w.source.Addr())
+	case nft.IPDaddr, nft.IP6Daddr:
+		return w.address(f, w.family.Daddr(), w.destination.Addr())
+	case nft.ThSport:
+		return w.port(w.source.Port(), "the source port is not known"), nil
+	case nft.ThDport:
+		return w.port(w.destination.Port(), "the destination port is not known"), nil
+	case nft.MetaL4proto:
+		return value{data: nft.ProtoData(w.packet.Protocol)}, nil
+	case nft.MetaMark:
+		return value{data: nft.IntegerData(w.mark)}, nil
+	case nft.MetaIifname:
+		return w.iif.value(), nil
+	case nft.MetaOifname:
+		return w.oif.value(), nil
+	case nft.FibSaddrType:
+		return w.addressType(w.source.Addr()), nil
+	case nft.FibDaddrType:
+		return w.addressType(w.destination.Addr()), nil
+	}
+	if !w.tracked {
+		return value{}, errors.New("the chain runs before connection tracking")
+	}
+	return w.conntrackField(f)
+}
+
+func (w *walk) conntrackField(f nft.Field) (value, error) {
+	switch f {
+	case nft.CTState:
+		if w.packet.Connection != nil {
+			return value{data: nft.IntegerData(ctStateEstablished)}, nil
+		}
+		return value{data: nft.IntegerData(nft.CTStateNew)}, nil
+	case nft.CTStatus:
+		return value{data: nft.IntegerData(w.ctStatus())}, nil
+	case nft.CTOriginalIPDaddr, nft.CTOriginalIP6Daddr:
+		return w.address(f, w.family.OriginalDaddr(), w.packet.Destination.Addr())
+	case nft.CTOriginalProtoDst:
+		return w.port(w.packet.Destination.Port(), "the destination port is not known"), nil
+	case nft.CTReplyProtoSrc:
+		return w.port(w.answerer().Port(), "the destination port is not known"), nil
+	}
+	return value{}, errors.New("the evaluator does not model this field")
+}
+
+// answerer is who sends the connection's answers, as far as is decided.
+func (w *walk) answerer() netip.AddrPort {
+	if c := w.packet.Connection; c != nil && w.changed[destination] {
+		return c.Destination
+	}
+	return w.destination
+}
+
+// address returns an address field; want is the field of its kind that packets of the family have.
+func (w *walk) address(f, want nft.Field, addr netip.Addr) (value, error) {
+	if f != want {
+		return value{}, fmt.Errorf("packets of family %s have no %s", w.family, f)
+	}
+	if !addr.IsValid() {
+		return unknownValue(w.destination.Addr().BitLen()/8, w.unknownSource()), nil
+	}
+	return value{data: nft.AddrData(addr)}, nil
+}
+
+// unknownSource says why there is no source address.
+func (w *walk) unknownSource() string {
+	return fmt.Sprintf("the source address after masquerading towards %s is not known", w.destination.Addr())
+}
+
+// port returns a port field. Without ports, the kernel takes whatever stands in their place.
+func (w *walk) port(port uint16, unknown string) value {
+	if !hasPorts(w.packet.Protocol) {
+		unknown = protocolName(w.packet.Protocol) + " has no ports"
+	} else if port != 0 {
+		return value{data: nft.PortData(port)}
+	}
+	return unknownValue(len(nft.PortData(0)), unknown)
+}
+
+// value is the name as registers hold it. A hook without such an interface sees an empty name.
+func (i ifname) value() value {
+	var name [unix.IFNAMSIZ]byte
+	copy(name[:], i.name)
+	return value{nft.Data(name[:]), i.unknown}
+}
+
+// addressType tells local addresses from all others.
+func (w *walk) addressType(addr netip.Addr) value {
+	switch {
+	case !addr.IsValid(): // masqueraded
+		return value{data: nft.IntegerData(unix.RTN_LOCAL)}
+	case w.host.isLocal(addr):
+		return value{data: nft.IntegerData(unix.RTN_LOCAL)}
+	}
+	return value{data: nft.IntegerData(unix.RTN_UNSPEC)}
+}
+
+func (w *walk) ctStatus() uint32 {
+	var status uint32
+	if w.changed[destination] {
+		status |= nft.CTStatusDNAT
+	}
+	if w.changed[source] {
+		status |= ctStatusSNAT
+	}
+	return status
+}
+
+func integer(d nft.Data) uint32 { return binary.NativeEndian.Uint32([]byte(d)) }

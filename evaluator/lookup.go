@@ -1,0 +1,138 @@
+package evaluator
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/nftproxy/nftproxy/nft"
+)
+
+// key is the value of a concatenation. Where parts of it are not known, unknown says why and
+// holes says where.
+type key struct {
+	data    nft.Data
+	unknown string
+	holes   []hole
+}
+
+type hole struct{ from, to int }
+
+// evaluate works out a concatenation.
+func (w *walk) evaluate(c nft.Concat) (key, error) {
+	var k key
+	var data strings.Builder
+	for _, e := range c {
+		v, err := w.expression(e)
+		if err != nil {
+			return key{}, fmt.Errorf("%s: %w", e, err)
+		}
+		from := data.Len()
+		data.WriteString(string(v.data))
+		if v.unknown != "" {
+			k.unknown = v.unknown
+			k.holes = append(k.holes, hole{from, data.Len()})
+		}
+	}
+	k.data = nft.Data(data.String())
+	return k, nil
+}
+
+func (w *walk) expression(e nft.Expr) (value, error) {
+	switch e := e.(type) {
+	case nft.Field:
+		if e == nft.FibSaddrType || e == nft.FibDaddrType || e == nft.CTStatus {
+			return value{}, errors.New("the evaluator does not know all of it")
+		}
+		return w.field(e)
+	case nft.Numgen:
+		if e.Mod == 0 {
+			return value{}, errors.New("there is no number below 0")
+		}
+		return value{data: nft.IntegerData(w.draws.draw(e.Mod))}, nil
+	}
+	return value{}, errors.New("the evaluator does not model this expression")
+}
+
+// lookup finds the element of a set or map that has a key.
+func (s *statements) lookup(c nft.Concat, name string) (e nft.Element, found bool, err error) {
+	set := s.sets[name]
+	if set == nil {
+		return e, false, fmt.Errorf("there is no set or map %s", name)
+	}
+	if set.Interval && !ordered(set.Key[len(set.Key)-1]) {
+		return e, false, fmt.Errorf("the evaluator does not model ranges of %s", set.Key)
+	}
+	k, err := s.evaluate(c)
+	if err != nil {
+		return e, false, err
+	}
+	if len(k.data) != set.Key.Len() {
+		return e, false, fmt.Errorf("%s is looked up by %d bytes, want %d", name, len(k.data), set.Key.Len())
+	}
+	if k.unknown != "" {
+		return e, false, s.lookupUnknown(set, k)
+	}
+	e, found = s.find(set, k)
+	if found {
+		s.elements = append(s.elements, set.FormatElement(e))
+	}
+	return e, found, nil
+}
+
+// ordered reports whether the bytes of an expression's values are in the order of the values.
+func ordered(e nft.Expr) bool {
+	switch e {
+	case nft.IPSaddr, nft.IPDaddr, nft.IP6Saddr, nft.IP6Daddr, nft.ThSport, nft.ThDport, nft.MetaL4proto:
+		return true
+	}
+	return false
+}
+
+func (s *statements) find(set *nft.Set, k key) (nft.Element, bool) {
+	if e, ok := s.recall(set, k.data); ok {
+		return e, true
+	}
+	if !set.Interval {
+		return set.Element(k.data)
+	}
+	// Ranges do not overlap: only the last one that starts before the key can have it.
+	ranges := s.ranges[set.Name]
+	i, exact := slices.BinarySearchFunc(ranges, k.data, func(e nft.Element, d nft.Data) int { return strings.Compare(string(e.Key), string(d)) })
+	if !exact {
+		i--
+	}
+	if i < 0 || !k.isIn(ranges[i]) {
+		return nft.Element{}, false
+	}
+	return ranges[i], true
+}
+
+// isIn reports whether an element has the key, as far as that is known: each part but the last must be
+// the same, and the last one between the ends of the element's range.
+func (k key) isIn(e nft.Element) bool {
+	end := e.KeyEnd
+	if end == "" {
+		end = e.Key
+	}
+	if len(e.Key) != len(k.data) || len(end) != len(k.data) {
+		return false
+	}
+	from := 0
+	for _, h := range append(k.holes, hole{len(k.data), len(k.data)}) {
+		if part := k.data[from:h.from]; part < e.Key[from:h.from] || part > end[from:h.from] {
+			return false
+		}
+		from = h.to
+	}
+	return true
+}
+
+// lookupUnknown is a lookup by a key that is not known in full. It fails if any element could have it.
+func (s *statements) lookupUnknown(set *nft.Set, k key) error {
+	if slices.ContainsFunc(append(s.recallAll(set), set.Elements()...), k.isIn) {
+		return errors.New(k.unknown)
+	}
+	return nil
+}

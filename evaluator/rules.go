@@ -1,0 +1,126 @@
+package evaluator
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/nftproxy/nftproxy/nft"
+)
+
+// maxNesting is how many chains may lead to one another, the base chain included
+// (NFT_JUMP_STACK_SIZE): the kernel refuses a ruleset with more, whether they jump or go.
+const maxNesting = 16
+
+// verdict is what a rule or chain decided. The zero Kind means nothing: go on.
+type verdict struct {
+	nft.Verdict
+	// refused says that a drop comes with an ICMP error.
+	refused bool
+}
+
+// place is where in the ruleset the walk is.
+type place struct {
+	*ruleset
+	base  *nft.Chain
+	chain *nft.Chain
+	level int
+}
+
+func (p place) fail(err error) error {
+	return fmt.Errorf("%s %s %s: %w", p.Family, p.Name, p.chain.Name, err)
+}
+
+// baseChain runs a base chain to its verdict: accept or drop.
+func (w *walk) baseChain(c baseChain) (verdict, error) {
+	at := place{ruleset: c.ruleset, base: c.chain, chain: c.chain}
+	if c.chain.Type != nft.TypeFilter && c.chain.Type != nft.TypeNAT {
+		return verdict{}, fmt.Errorf("%s %s %s: chain type %s: not modelled", c.Family, c.Name, c.chain.Name, c.chain.Type)
+	}
+	v, err := w.walkChain(at)
+	if err != nil || v.Kind != 0 {
+		return v, err
+	}
+	if c.chain.DropPolicy {
+		w.step(at, nil, "policy drop")
+		return verdict{Verdict: nft.Drop}, nil
+	}
+	w.step(at, nil, "policy accept")
+	return verdict{Verdict: nft.Verdict{Kind: nft.Accept}}, nil
+}
+
+// walkChain runs the rules of a chain up to one that decides.
+func (w *walk) walkChain(at place) (verdict, error) {
+	steps := len(w.fate.Path)
+	for i := range at.chain.Rules {
+		r := &at.chain.Rules[i]
+		v, err := w.rule(at, r)
+		if err != nil {
+			return verdict{}, at.fail(err)
+		}
+		switch v.Kind {
+		case 0:
+			continue
+		case nft.Return:
+			return verdict{}, nil
+		case nft.JumpTo, nft.GotoChain:
+			next, err := at.enter(v.Chain)
+			if err != nil {
+				return verdict{}, at.fail(fmt.Errorf("%s: %w", v, err))
+			}
+			decided, err := w.walkChain(next)
+			if err != nil || decided.Kind != 0 || v.Kind == nft.GotoChain {
+				return decided, err
+			}
+		default:
+			return v, nil
+		}
+	}
+	if at.level > 0 && len(w.fate.Path) == steps {
+		w.step(at, nil, "no rule matches")
+	}
+	return verdict{}, nil
+}
+
+func (p place) enter(chain string) (place, error) {
+	if p.level+1 == maxNesting {
+		return p, fmt.Errorf("chains are nested more than %d deep, which no kernel allows", maxNesting)
+	}
+	next := p.chains[chain]
+	if next == nil || next.Hook != "" {
+		return p, fmt.Errorf("there is no regular chain %s", chain)
+	}
+	return place{ruleset: p.ruleset, base: p.base, chain: next, level: p.level + 1}, nil
+}
+
+// rule runs the statements of a rule up to one that does not match or decides.
+func (w *walk) rule(at place, r *nft.Rule) (verdict, error) {
+	s := &statements{walk: w, place: at}
+	mark := w.mark
+	for _, statement := range r.Statements {
+		if w.statements++; w.statements > maxStatements {
+			return verdict{}, errors.New("the rules take longer than can be followed")
+		}
+		matched, v, err := s.run(statement)
+		switch {
+		case err != nil:
+			return verdict{}, fmt.Errorf("%s: %w", statement, err)
+		case !matched && w.mark != mark:
+			w.step(at, r, "no match, after setting the mark", s.elements...)
+			return verdict{}, nil
+		case !matched:
+			return verdict{}, nil
+		case v.Kind != 0:
+			w.step(at, r, verdictText(v), s.elements...)
+			return v, nil
+		}
+	}
+	w.step(at, r, "continue", s.elements...)
+	return verdict{}, nil
+}
+
+func verdictText(v verdict) string {
+	if v.refused {
+		return "drop, port unreachable"
+	}
+	return v.String()
+}

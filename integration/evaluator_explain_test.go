@@ -1,0 +1,65 @@
+package integration
+
+import (
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/nftproxy/nftproxy/integration/flows"
+	"github.com/nftproxy/nftproxy/integration/lab"
+)
+
+// Explained by the tables of the kernel, a client stays with the endpoint that it reached before.
+func TestExplainKnowsWhatTheKernelLearned(t *testing.T) {
+	g := goldenCase{"affinity-over-cluster-ip", filepath.Join(corpus, "affinity-over-cluster-ip")}
+	l := newLab(t)
+	replace(t, connTo(t, l.Node), g.compile(t))
+	data, err := os.ReadFile(g.path("manifests.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	endpoints, err := flows.Endpoints(data)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := flows.NewRunner(l, endpoints)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	all := []string{"10.244.1.5:8080", "10.244.1.6:8080", "10.244.2.6:8080"}
+	before := explainLive(t, l, lab.ClientAddrs.IPv4.String(), "10.96.0.10:80")
+	if want := "to " + strings.Join(all, " or ") + ", source kept"; !strings.Contains(before, want) {
+		t.Fatalf("before the first connection, no %q in\n%s", want, before)
+	}
+
+	var reached []flows.Expectation
+	for _, endpoint := range all {
+		reached = append(reached, flows.Expectation{Endpoints: []netip.AddrPort{netip.MustParseAddrPort(endpoint)}})
+	}
+	met, became, err := r.Observe(flows.Flow{From: flows.FromClient, To: netip.MustParseAddrPort("10.96.0.10:80"), Protocol: flows.TCP}, reached)
+	if err != nil || len(met) != 1 {
+		t.Fatalf("the first connection %s: %v", became, err)
+	}
+	after := explainLive(t, l, lab.ClientAddrs.IPv4.String(), "10.96.0.10:80")
+	for _, want := range []string{"\n\nto " + all[met[0]] + ", source kept", "map @affinity (accept)\n"} {
+		if !strings.Contains(after, want) {
+			t.Errorf("after the first connection, no %q in\n%s", want, after)
+		}
+	}
+	another := explainLive(t, l, lab.OutsideAddrs.IPv4.String(), "10.96.0.10:80")
+	if want := "to " + strings.Join(all, " or ") + ", source masqueraded"; !strings.Contains(another, want) {
+		t.Errorf("another client: no %q in\n%s", want, another)
+	}
+}
+
+func explainLive(t *testing.T, l *lab.Lab, from, to string) string {
+	t.Helper()
+	p := start(t, l.Node, "ruledump", "explain", "--from", from, "--to", to)
+	if err := p.cmd.Wait(); err != nil {
+		t.Fatalf("ruledump explain: %v\n%s", err, p.output)
+	}
+	return p.output.String()
+}

@@ -1,0 +1,154 @@
+package integration
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/nftproxy/nftproxy/evaluator"
+	"github.com/nftproxy/nftproxy/integration/flows"
+	"github.com/nftproxy/nftproxy/integration/lab"
+	"golang.org/x/sys/unix"
+)
+
+// nodeOnPaper is the node under test as the lab builds it.
+var nodeOnPaper = evaluator.Host{Addresses: []netip.Addr{
+	lab.NodeAddrs.IPv4, lab.NodeAddrs.IPv6, lab.GatewayAddrs.IPv4, lab.GatewayAddrs.IPv6,
+}}
+
+// packetOf is the first packet of a flow, as the node sees it that has its pods behind podLink.
+func packetOf(f flows.Flow, podLink string) evaluator.Packet {
+	p := evaluator.Packet{
+		Source:      netip.AddrPortFrom(f.From.Addr(f.To.Addr()), 0),
+		Destination: f.To,
+		Protocol:    protocolNumber(f),
+		Local:       f.From == flows.FromNode,
+	}
+	switch f.From {
+	case flows.FromNode:
+	case flows.FromOutside, flows.FromOutside2:
+		p.Interface = "outside"
+	case flows.FromRemote:
+		p.Interface = "eth0"
+	default:
+		p.Interface = podLink
+		if remotePod(p.Source.Addr()) {
+			p.Interface = "eth0"
+		}
+	}
+	return p
+}
+
+func remotePod(addr netip.Addr) bool {
+	return slices.ContainsFunc(lab.RemotePodNetworks, func(p netip.Prefix) bool { return p.Contains(addr) })
+}
+
+func protocolNumber(f flows.Flow) uint8 {
+	switch f.Protocol {
+	case flows.UDP:
+		return unix.IPPROTO_UDP
+	case flows.SCTP:
+		return unix.IPPROTO_SCTP
+	case flows.ICMP:
+		if f.To.Addr().Is6() {
+			return unix.IPPROTO_ICMPV6
+		}
+		return unix.IPPROTO_ICMP
+	}
+	return unix.IPPROTO_TCP
+}
+
+// Every flow of every golden case, walked through the compiled ruleset in memory: all that
+// can become of it is what the case says.
+func TestGoldenFlowsOnPaper(t *testing.T) {
+	for _, g := range cases(t) {
+		t.Run(g.name, func(t *testing.T) {
+			list, err := flows.Load(g.path("flows.yaml"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			e := evaluator.New(g.compile(t), nodeOnPaper)
+			for _, f := range list {
+				t.Run(f.Name, func(t *testing.T) { judgeOnPaper(t, e, f, g.podLink(t)) })
+			}
+		})
+	}
+}
+
+func judgeOnPaper(t *testing.T, e *evaluator.Evaluator, f flows.Flow, podLink string) {
+	t.Helper()
+	fates, err := e.Fates(packetOf(f, podLink))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range fates {
+		if reason := judgeFate(f, &fates[i]); reason != "" {
+			t.Errorf("%s, want %s\n%s", fates[i].String(), reason, fates[i].Path)
+		}
+	}
+	if diff := cmp.Diff(sortedTexts(f.Expect.Endpoints), sortedTexts(fates.Destinations())); f.Expect.Result == "" && diff != "" {
+		t.Errorf("endpoints (-want +got):\n%s", diff)
+	}
+	if f.Expect.Sticky {
+		judgeStickiness(t, e, packetOf(f, podLink), fates)
+	}
+}
+
+// judgeStickiness checks that whatever endpoint a connection draws, the next one gets it too.
+func judgeStickiness(t *testing.T, e *evaluator.Evaluator, p evaluator.Packet, fates evaluator.Fates) {
+	t.Helper()
+	for i := range fates {
+		later, err := e.Fates(p, fates[i].Learned...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		want := []netip.AddrPort{fates[i].Destination}
+		if diff := cmp.Diff(sortedTexts(want), sortedTexts(later.Destinations())); diff != "" {
+			t.Errorf("endpoints of the next connection (-want +got):\n%s\n%s", diff, later)
+		}
+	}
+}
+
+func sortedTexts(list []netip.AddrPort) []string {
+	var out []string
+	for _, a := range list {
+		out = append(out, a.String())
+	}
+	slices.Sort(out)
+	return out
+}
+
+// judgeFate returns what the fate should have been instead, empty when it is right.
+func judgeFate(f flows.Flow, fate *evaluator.Fate) string {
+	switch f.Expect.Result {
+	case flows.Refused:
+		return unlessTrue(fate.Result == evaluator.Refused, "refused")
+	case flows.Dropped:
+		return unlessTrue(fate.Result == evaluator.Dropped, "dropped")
+	case flows.Untouched:
+		return unlessTrue(fate.Untouched(), "untouched")
+	}
+	if fate.Result != evaluator.Delivered {
+		return fmt.Sprintf("one of %v", f.Expect.Endpoints)
+	}
+	source := f.Expect.Source
+	if fate.Destination.Addr() == f.From.Addr(f.To.Addr()) {
+		source = flows.Masqueraded
+	}
+	switch source {
+	case flows.Kept:
+		return unlessTrue(!fate.Masqueraded, "the source kept")
+	case flows.Masqueraded:
+		return unlessTrue(fate.Masqueraded, "the source masqueraded")
+	}
+	return ""
+}
+
+func unlessTrue(ok bool, want string) string {
+	if ok {
+		return ""
+	}
+	return want
+}
