@@ -130,7 +130,8 @@ func isLocalAddress(field nft.Field) nft.Statement {
 func (f *family) putFixedChains() {
 	newConnection := nft.MatchFlags{Field: nft.CTState, Bits: nft.CTStateNew}
 	check := func(chain string) nft.Rule { return nft.NewRule(newConnection, nft.Jump(chain)) }
-	learn := nft.NewRule(newConnection, nft.MatchFlags{Field: nft.CTStatus, Bits: nft.CTStatusDNAT}, nft.Jump(chainAffinity))
+	// What was translated has somewhere to go, even if its endpoint has the address of a frontend without any.
+	translated := nft.NewRule(newConnection, nft.MatchFlags{Field: nft.CTStatus, Bits: nft.CTStatusDNAT}, nft.Goto(chainAffinity))
 	// Each base chain decides anew which generation of rules a packet sees, and each lookup which generation of
 	// elements. A packet with the rules from before a commit can find a new element that leads to a chain
 	// which has no rules yet for it. So base chains come in twos: the second one sees what the commit made. It
@@ -142,11 +143,11 @@ func (f *family) putFixedChains() {
 		{Name: "nat-prerouting-again", Type: nft.TypeNAT, Hook: nft.HookPrerouting, Priority: nft.PriorityDstNAT + 1, Rules: services},
 		{Name: "nat-output-again", Type: nft.TypeNAT, Hook: nft.HookOutput, Priority: nft.PriorityDstNAT + 1, Rules: services},
 		{Name: "filter-input", Type: nft.TypeFilter, Hook: nft.HookInput, Priority: nft.PriorityFilter,
-			Rules: []nft.Rule{check(chainNoEndpoints), check(chainNoEndpointNodePorts), learn}},
+			Rules: []nft.Rule{translated, check(chainNoEndpoints), check(chainNoEndpointNodePorts)}},
 		{Name: "filter-forward", Type: nft.TypeFilter, Hook: nft.HookForward, Priority: nft.PriorityFilter,
-			Rules: []nft.Rule{check(chainNoEndpoints), check(chainClusterIPs), learn}},
+			Rules: []nft.Rule{translated, check(chainNoEndpoints), check(chainClusterIPs)}},
 		{Name: "filter-output", Type: nft.TypeFilter, Hook: nft.HookOutput, Priority: nft.PriorityFilter,
-			Rules: []nft.Rule{check(chainNoEndpoints), check(chainClusterIPs), learn}},
+			Rules: []nft.Rule{translated, check(chainNoEndpoints), check(chainClusterIPs)}},
 		{Name: "nat-postrouting", Type: nft.TypeNAT, Hook: nft.HookPostrouting, Priority: nft.PrioritySrcNAT, Rules: f.postrouting()},
 		{Name: chainServices, Rules: f.servicesRules()},
 		{Name: chainNodePorts, Rules: []nft.Rule{nft.NewRule(nft.Vmap{Key: f.key(true), Map: f.serviceNodePorts.Name})}},

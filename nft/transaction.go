@@ -58,9 +58,9 @@ func (tx *Transaction) Append(other Transaction) { tx.Steps = append(tx.Steps, o
 // Empty reports whether the transaction does nothing.
 func (tx *Transaction) Empty() bool { return len(tx.Steps) == 0 }
 
-// DeletesTable reports whether the transaction deletes a table with all it holds, if only to make it anew.
-func (tx *Transaction) DeletesTable() bool {
-	return slices.ContainsFunc(tx.Steps, func(s Step) bool { return s.Op == DeleteTable })
+// AddsTable reports whether the transaction makes a table, be it new or in place of one that it deletes.
+func (tx *Transaction) AddsTable() bool {
+	return slices.ContainsFunc(tx.Steps, func(s Step) bool { return s.Op == AddTable })
 }
 
 // String prints the transaction as a script that `nft -f` carries out to the same effect.

@@ -4,7 +4,6 @@ package proxy
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"sync"
 	"time"
@@ -108,8 +107,8 @@ func (b *Backend) update(logger klog.Logger) error {
 	if err == nil {
 		return nil
 	}
-	logger.Info("Replacing the tables, because the kernel refused a change to them", "reason", err.Error())
-	if err := b.replace(logger); err != nil {
+	logger.Info("Bringing the tables in line, because the kernel refused a change to them", "reason", err.Error())
+	if err := b.adopt(logger); err != nil {
 		return err
 	}
 	b.repaired()
@@ -147,30 +146,23 @@ func (b *Backend) removeStaleFlows(logger klog.Logger) error {
 	})
 }
 
-// adopt brings whatever the kernel holds, from a run before or from another proxy, in line
+// adopt brings whatever the kernel holds, from a run before, from another proxy, or after somebody else changed it, in line
 // with what is wanted. A packet on its way through the old rules while tables are replaced
 // may find their maps empty, so what is right already is left alone.
 func (b *Backend) adopt(logger klog.Logger) error {
-	err := b.commitDifference()
-	if err == nil {
-		return nil
-	}
-	logger.Info("Replacing the tables, because they cannot be brought in line step by step", "reason", err.Error())
-	return b.replace(logger)
-}
-
-// errOtherTables says that tables can only be replaced.
-var errOtherTables = errors.New("they are another program's, or of another version of this one")
-
-func (b *Backend) commitDifference() error {
 	tx, err := b.difference()
-	if err != nil {
-		return err
+	switch {
+	case err != nil:
+		logger.Info("Replacing the tables, because they cannot be read", "reason", err.Error())
+	case tx.AddsTable():
+		logger.V(2).Info("Making the tables anew, because they are not there or another program's")
+	default:
+		if err = b.send(tx); err == nil {
+			return nil
+		}
+		logger.Info("Replacing the tables, because the kernel refused to have them brought in line", "reason", err.Error())
 	}
-	if tx.DeletesTable() {
-		return errOtherTables
-	}
-	return b.send(tx)
+	return b.replace(logger)
 }
 
 // difference reads both tables back and returns what makes them what is wanted.

@@ -48,7 +48,7 @@ func (b *Backend) Watch(ctx context.Context) {
 }
 
 // Check compares what the kernel holds with what was committed, if anybody else has
-// committed anything since the last time, and replaces the tables if they differ. It reports
+// committed anything since the last time, and brings them in line if they differ. It reports
 // whether it had to. Rules that others put elsewhere are none of its business.
 func (b *Backend) Check(ctx context.Context) (repaired bool, err error) {
 	return b.check(ctx, true)
@@ -88,11 +88,11 @@ func (b *Backend) check(ctx context.Context, read bool) (repaired bool, err erro
 	return b.repair(ctx, foreign)
 }
 
-// repair replaces the tables. When the kernel refuses that, the next check tries again.
+// repair brings the tables in line. When the kernel refuses that, the next check tries again.
 func (b *Backend) repair(ctx context.Context, foreign string) (repaired bool, err error) {
 	logger := klog.FromContext(ctx)
-	logger.Info("Somebody else changed the proxy's tables; replacing them", "repair", foreign)
-	if err := b.replace(logger); err != nil {
+	logger.Info("Somebody else changed the proxy's tables; bringing them in line", "repair", foreign)
+	if err := b.adopt(logger); err != nil {
 		b.broken = foreign
 		return false, err
 	}
