@@ -82,7 +82,7 @@ func (f *family) addSets() {
 	f.noEndpointServices = verdicts("no-endpoint-services", false)
 	f.noEndpointNodePorts = verdicts("no-endpoint-nodeports", true)
 	f.clusterIPs = f.draft.AddSet(&nft.Set{Name: "cluster-ips", Key: nft.Concat{f.nft.Daddr()}})
-	f.guardedIPs = f.draft.AddSet(&nft.Set{Name: "guarded-ips", Key: f.key(false)})
+	f.guardedIPs = f.draft.AddSet(&nft.Set{Name: GuardSet, Key: f.key(false)})
 	f.allowedSources = f.draft.AddSet(&nft.Set{Name: "allowed-sources", Key: append(f.key(false), f.nft.Saddr()), Interval: true})
 	f.addAffinitySets()
 	f.hairpin = f.draft.AddSet(&nft.Set{Name: "hairpin", Key: nft.Concat{f.nft.Saddr(), f.nft.Daddr()}})

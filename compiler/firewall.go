@@ -8,6 +8,9 @@ import (
 	"github.com/nftproxy/nftproxy/nft"
 )
 
+// GuardSet is the name of the set of load balancer addresses that only some sources may dial.
+const GuardSet = "guarded-ips"
+
 // sourcesFor returns who may dial a load balancer address, given the Service's ranges,
 // sorted and without what another prefix contains, since the kernel takes no ranges that
 // overlap. A range with the node's own address lets the load balancer's address in too:

@@ -150,6 +150,17 @@ func (b *Backend) removeStaleFlows(logger klog.Logger) error {
 // with what is wanted. A packet on its way through the old rules while tables are replaced
 // may find their maps empty, so what is right already is left alone.
 func (b *Backend) adopt(logger klog.Logger) error {
+	if err := b.bringInLine(logger); err != nil {
+		return err
+	}
+	if err := b.removeStandIns(); err != nil {
+		b.current = false // the next Sync tries again
+		return err
+	}
+	return nil
+}
+
+func (b *Backend) bringInLine(logger klog.Logger) error {
 	tx, err := b.difference()
 	switch {
 	case err != nil:
@@ -162,7 +173,7 @@ func (b *Backend) adopt(logger klog.Logger) error {
 		}
 		logger.Info("Replacing the tables, because the kernel refused to have them brought in line", "reason", err.Error())
 	}
-	return b.replace(logger)
+	return b.takeOver(logger)
 }
 
 // difference reads both tables back and returns what makes them what is wanted.
@@ -179,13 +190,15 @@ func (b *Backend) difference() (nft.Transaction, error) {
 }
 
 // replace commits both tables whole, whatever the kernel holds, except for what packets have taught them.
-func (b *Backend) replace(logger klog.Logger) error {
+func (b *Backend) replace(logger klog.Logger) error { return b.replaceIn(logger, (*Backend).send) }
+
+func (b *Backend) replaceIn(logger klog.Logger, send func(*Backend, nft.Transaction) error) error {
 	learned := b.remember(logger)
 	b.compiler.Invalidate()
 	b.current = false
 	tx := b.compiler.Transaction()
 	tx.Append(learned)
-	if err := b.send(tx); err != nil {
+	if err := send(b, tx); err != nil {
 		return fmt.Errorf("program the rules: %w", err)
 	}
 	return nil
@@ -242,8 +255,11 @@ func (b *Backend) Tables() []*nft.Table {
 // Cleanup removes the tables of both families in one transaction, whoever made them; tables
 // that are not there are no error.
 func Cleanup(conn *nft.Conn) error {
-	tx := nft.Remove(nft.FamilyIP, compiler.TableName)
-	tx.Append(nft.Remove(nft.FamilyIP6, compiler.TableName))
+	var tx nft.Transaction
+	for _, family := range []nft.Family{nft.FamilyIP, nft.FamilyIP6} {
+		tx.Append(nft.Remove(family, compiler.TableName))
+		tx.Append(nft.Remove(family, standInName))
+	}
 	_, err := conn.Commit(tx)
 	return err
 }

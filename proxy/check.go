@@ -3,6 +3,7 @@ package proxy
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -102,13 +103,13 @@ func (b *Backend) repair(ctx context.Context, foreign string) (repaired bool, er
 
 // missingTables says which tables are not there any more.
 func (b *Backend) missingTables() (string, error) {
+	there, err := b.tablesThere(compiler.TableName)
+	if err != nil {
+		return "", err
+	}
 	var parts []string
 	for _, family := range []nft.Family{nft.FamilyIP, nft.FamilyIP6} {
-		there, err := b.conn.HasTable(family, compiler.TableName)
-		if err != nil {
-			return "", err
-		}
-		if !there {
+		if !slices.Contains(there, family) {
 			parts = append(parts, fmt.Sprintf("add table %s %s", family, compiler.TableName))
 		}
 	}

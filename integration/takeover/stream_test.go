@@ -24,10 +24,9 @@ const (
 	// enough is how many connections each stream makes before a change, and after it.
 	enough = 30
 	// unlucky is how many connections may go wrong in one exchange of rulesets. The kernel lets a packet that is on
-	// its way through the old rules at that very instant look into the new, or emptied, maps. It is on that way for
-	// microseconds: with 730 connections a second, 2 of 544 exchanges cost one. Without any rules for as
-	// long as a program takes to start it would be dozens.
-	unlucky = 2
+	// its way through the old rules at that very instant look into the new, or emptied, maps: it cost a connection
+	// in 2 of 544 exchanges before there were stand-ins, and going back to kube-proxy has none.
+	unlucky = 1
 )
 
 // outcome is what must become of every connection of a stream.

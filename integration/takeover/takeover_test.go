@@ -44,8 +44,8 @@ func TestTakingOverLosesNoConnectionAndLeavesNothing(t *testing.T) {
 			batches := watchBatches(t, l.Node)
 			startOurs(t, l.Node)
 			awaitOurs(t, c)
-			if n := batches(); n != 1 {
-				t.Errorf("it took %d transactions, want 1", n)
+			if n := batches(); n != 2 {
+				t.Errorf("it took %d transactions on the tables, want 2: all, then what guards addresses", n)
 			}
 			tr.finish(t)
 			tables := runNft(t, l.Node, "", "list", "tables")
