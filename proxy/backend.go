@@ -41,6 +41,8 @@ type Backend struct {
 	// current says that the kernel has what was committed last, as far as we know. Until the
 	// first commit, and after a refused replacement, it does not hold.
 	current bool
+	// ours says that this process has written the tables before.
+	ours bool
 	// broken says how the tables differ after somebody else changed them and the kernel refused to have them
 	// replaced; empty when that is not so.
 	broken string
@@ -173,6 +175,9 @@ func (b *Backend) bringInLine(logger klog.Logger) error {
 		}
 		logger.Info("Replacing the tables, because the kernel refused to have them brought in line", "reason", err.Error())
 	}
+	if b.ours {
+		return b.replace(logger)
+	}
 	return b.takeOver(logger)
 }
 
@@ -222,7 +227,7 @@ func (b *Backend) send(tx nft.Transaction) error {
 		return err
 	}
 	b.compiler.Committed()
-	b.current = true
+	b.current, b.ours = true, true
 	b.broken = ""
 	return nil
 }

@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"errors"
 	"time"
 
 	"github.com/nftproxy/nftproxy/compiler"
@@ -31,8 +32,8 @@ func (b *Backend) takeOver(logger klog.Logger) error {
 		return b.replace(logger)
 	}
 	time.Sleep(inFlight)
-	if err := b.replaceIn(logger, (*Backend).sendGuardsLast); err != nil { // the stand-ins stay until it succeeds
-		return err
+	if err := b.replaceIn(logger, (*Backend).sendGuardsLast); err != nil {
+		return errors.Join(err, b.removeStandIns())
 	}
 	time.Sleep(inFlight)
 	return nil
