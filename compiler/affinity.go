@@ -155,20 +155,30 @@ func (c *Compiler) AffinitySettled() {
 // StaleAffinity reports whether an element of a family's affinity map must go: its frontend has no affinity
 // any more, or another kind of traffic policy, or the endpoint does not serve it.
 func (c *Compiler) StaleAffinity(family nft.Family, e nft.Element) bool {
-	f := c.of(family)
-	client, fe, ok := f.decodeClient(e.Key)
-	if !ok {
-		return true
+	f := c.families[0]
+	if family == nft.FamilyIP6 {
+		f = c.families[1]
 	}
-	fe = f.dialed(fe)
-	p := f.programmed[fe]
-	return p.affinity == 0 || f.forgotten[fe] || !f.mayServe(p, client, decodeEndpoint(e.Value))
+	client, dialed, ok := f.decodeClient(e.Key)
+	return !ok || f.staysFor(client, dialed, decodeEndpoint(e.Value)) == 0
+}
+
+// staysFor returns how long a client that dialed an address stays with an endpoint; 0 when it does not.
+func (f *family) staysFor(client netip.Addr, dialed frontend, endpoint netip.AddrPort) time.Duration {
+	if _, ok := f.programmed[dialed]; !ok {
+		dialed.addr = netip.Addr{} // a node port, if anything
+	}
+	p := f.programmed[dialed]
+	if f.forgotten[dialed] || !f.mayServe(p, client, endpoint) {
+		return 0
+	}
+	return p.affinity
 }
 
 // AffinityProtocols returns the protocols of frontends with affinity in a family, in no order.
-func (c *Compiler) AffinityProtocols(family nft.Family) []model.Protocol {
+func (c *Compiler) AffinityProtocols(family model.Family) []model.Protocol {
 	protocols := map[model.Protocol]bool{}
-	for fe, p := range c.of(family).programmed {
+	for fe, p := range c.families[familyIndex(family)].programmed {
 		if p.affinity > 0 {
 			protocols[fe.protocol] = true
 		}
@@ -179,34 +189,14 @@ func (c *Compiler) AffinityProtocols(family nft.Family) []model.Protocol {
 // AffinityElement returns what a client's packet leaves in the affinity map when it dials a frontend and is
 // sent to the endpoint. There is none for a frontend without affinity, or when the endpoint does not serve it.
 func (c *Compiler) AffinityElement(protocol model.Protocol, client netip.Addr, dialed, endpoint netip.AddrPort) (e nft.Element, ok bool) {
-	family := nft.FamilyIP
-	if dialed.Addr().Is6() {
-		family = nft.FamilyIP6
-	}
-	e.Key = nft.AddrData(client) + nft.Data(nft.AppendFrontend(nil, dialed.Addr(), uint8(protocol), dialed.Port()))
-	e.Value = nft.AddrData(endpoint.Addr()) + nft.PortData(endpoint.Port())
-	if c.StaleAffinity(family, e) {
-		return e, false
-	}
-	f := c.of(family)
-	e.Timeout = f.programmed[f.dialed(frontend{dialed.Addr(), dialed.Port(), protocol})].affinity
-	e.Expires = e.Timeout
-	return e, true
-}
-
-func (c *Compiler) of(f nft.Family) *family {
-	if f == nft.FamilyIP6 {
-		return c.families[1]
-	}
-	return c.families[0]
-}
-
-// dialed returns which frontend an address is: the node port, if it is none itself.
-func (f *family) dialed(fe frontend) frontend {
-	if _, ok := f.programmed[fe]; !ok {
-		fe.addr = netip.Addr{}
-	}
-	return fe
+	f := c.families[familyIndex(model.FamilyOf(dialed.Addr()))]
+	fe := frontend{dialed.Addr(), dialed.Port(), protocol}
+	stays := f.staysFor(client, fe, endpoint)
+	return nft.Element{
+		Key:     nft.AddrData(client) + nft.Data(fe.appendKey(nil)),
+		Value:   nft.AddrData(endpoint.Addr()) + nft.PortData(endpoint.Port()),
+		Timeout: stays, Expires: stays,
+	}, stays > 0
 }
 
 // mayServe reports whether a client may be sent to the endpoint. Under policy Local only clients of the

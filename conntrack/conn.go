@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/mdlayher/netlink"
+	"github.com/nftproxy/nftproxy/model"
 	"golang.org/x/sys/unix"
 )
 
@@ -65,20 +66,17 @@ type Stats struct {
 //
 // The kernel leaves other protocols out since Linux 5.8. An older one lists the whole
 // family, and they are passed over here.
-func (c *Conn) DeleteFlows(family Family, protocol uint8, stale func(Flow) bool) (stats Stats, err error) {
+func (c *Conn) DeleteFlows(family model.Family, protocol uint8, stale func(Flow) bool) (stats Stats, err error) {
 	begin := time.Now()
 	defer func() { stats.Duration = time.Since(begin) }()
-	if err := c.dial(); err != nil {
-		return stats, err
-	}
 	var names [][]byte
-	if err := c.list(listRequest(family, protocol), func(e entry) {
-		stats.Listed++
-		if e.flow.Protocol == protocol && stale(e.flow) {
+	stats.Listed, err = c.each(family, protocol, func(e entry) {
+		if stale(e.flow) {
 			names = append(names, e.name())
 		}
-	}); err != nil {
-		return stats, errors.Join(fmt.Errorf("conntrack: list %s entries: %w", family, err), c.Close())
+	})
+	if err != nil {
+		return stats, err
 	}
 	if stats.Deleted, err = c.delete(family, names); err != nil {
 		return stats, errors.Join(fmt.Errorf("conntrack: delete %s entries: %w", family, err), c.Close())
@@ -87,18 +85,25 @@ func (c *Conn) DeleteFlows(family Family, protocol uint8, stale func(Flow) bool)
 }
 
 // Each calls do with all entries of an IP family and an IP protocol.
-func (c *Conn) Each(family Family, protocol uint8, do func(Flow)) error {
+func (c *Conn) Each(family model.Family, protocol uint8, do func(Flow)) error {
+	_, err := c.each(family, protocol, func(e entry) { do(e.flow) })
+	return err
+}
+
+// each returns how many entries the kernel handed over.
+func (c *Conn) each(family model.Family, protocol uint8, do func(entry)) (listed int, err error) {
 	if err := c.dial(); err != nil {
-		return err
+		return 0, err
 	}
 	if err := c.list(listRequest(family, protocol), func(e entry) {
+		listed++
 		if e.flow.Protocol == protocol {
-			do(e.flow)
+			do(e)
 		}
 	}); err != nil {
-		return errors.Join(fmt.Errorf("conntrack: list %s entries: %w", family, err), c.Close())
+		return listed, errors.Join(fmt.Errorf("conntrack: list %s entries: %w", family, err), c.Close())
 	}
-	return nil
+	return listed, nil
 }
 
 // answerTimeout is how long the kernel may take for one answer.
@@ -130,7 +135,7 @@ func (c *Conn) list(request netlink.Message, do func(entry)) error {
 const deleteAtOnce = 100
 
 // delete deletes the entries of those names, and returns how many of them there were.
-func (c *Conn) delete(family Family, names [][]byte) (deleted int, err error) {
+func (c *Conn) delete(family model.Family, names [][]byte) (deleted int, err error) {
 	var failures []error
 	for some := range slices.Chunk(names, deleteAtOnce) {
 		if err := c.nl.SetReadDeadline(time.Now().Add(answerTimeout)); err != nil {

@@ -7,32 +7,7 @@
 // as it keeps the entry alive, so somebody has to remove it.
 package conntrack
 
-import (
-	"fmt"
-	"net/netip"
-
-	"golang.org/x/sys/unix"
-)
-
-// Family is an IP family, with the number that the kernel has for it.
-type Family uint8
-
-// The IP families.
-const (
-	IPv4 Family = unix.AF_INET
-	IPv6 Family = unix.AF_INET6
-)
-
-// String returns "IPv4" or "IPv6".
-func (f Family) String() string {
-	switch f {
-	case IPv4:
-		return "IPv4"
-	case IPv6:
-		return "IPv6"
-	}
-	return fmt.Sprintf("Family(%d)", uint8(f))
-}
+import "net/netip"
 
 // Flow is what matters of an entry: where its first packet went, and where answers come
 // from. The two differ when the destination was translated.

@@ -10,6 +10,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/mdlayher/netlink"
+	"github.com/nftproxy/nftproxy/model"
 	"github.com/ti-mo/conntrack"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
@@ -114,18 +115,18 @@ func TestDeleteFlows(t *testing.T) {
 	every := func(Flow) bool { return true }
 	for _, tt := range []struct {
 		name     string
-		family   Family
+		family   model.Family
 		protocol uint8
 		stale    func(Flow) bool
 		listed   []Flow
 		deleted  []Flow
 	}{
-		{"all UDP flows over IPv4", IPv4, unix.IPPROTO_UDP, every, []Flow{dns4, plain}, []Flow{dns4, plain}},
-		{"all UDP flows over IPv6", IPv6, unix.IPPROTO_UDP, every, []Flow{dns6}, []Flow{dns6}},
-		{"all TCP flows over IPv4", IPv4, unix.IPPROTO_TCP, every, []Flow{web4}, []Flow{web4}},
-		{"those that were translated", IPv4, unix.IPPROTO_UDP, Flow.Translated, []Flow{dns4, plain}, []Flow{dns4}},
-		{"none", IPv4, unix.IPPROTO_UDP, func(Flow) bool { return false }, []Flow{dns4, plain}, nil},
-		{"of a protocol that nobody speaks", IPv4, unix.IPPROTO_UDPLITE, every, nil, nil},
+		{"all UDP flows over IPv4", model.IPv4, unix.IPPROTO_UDP, every, []Flow{dns4, plain}, []Flow{dns4, plain}},
+		{"all UDP flows over IPv6", model.IPv6, unix.IPPROTO_UDP, every, []Flow{dns6}, []Flow{dns6}},
+		{"all TCP flows over IPv4", model.IPv4, unix.IPPROTO_TCP, every, []Flow{web4}, []Flow{web4}},
+		{"those that were translated", model.IPv4, unix.IPPROTO_UDP, Flow.Translated, []Flow{dns4, plain}, []Flow{dns4}},
+		{"none", model.IPv4, unix.IPPROTO_UDP, func(Flow) bool { return false }, []Flow{dns4, plain}, nil},
+		{"of a protocol that nobody speaks", model.IPv4, unix.IPPROTO_UDPLITE, every, nil, nil},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			c, table := newTable(t)
@@ -159,7 +160,7 @@ func TestFlowsInAZoneOfTheirOwnAreDeletedToo(t *testing.T) {
 	c, table := newTable(t)
 	add(t, table, dns4)
 	add(t, table, dns4, func(e *conntrack.Flow) { e.Zone = 7 })
-	if stats, err := c.DeleteFlows(IPv4, unix.IPPROTO_UDP, Flow.Translated); err != nil || stats.Deleted != 2 {
+	if stats, err := c.DeleteFlows(model.IPv4, unix.IPPROTO_UDP, Flow.Translated); err != nil || stats.Deleted != 2 {
 		t.Errorf("%+v, %v; want 2 deleted", stats, err)
 	}
 	if left := held(t, table); left != nil {
@@ -171,7 +172,7 @@ func TestAFlowThatIsGoneMeanwhileIsNoError(t *testing.T) {
 	c, table := newTable(t)
 	add(t, table, dns4)
 	add(t, table, plain)
-	stats, err := c.DeleteFlows(IPv4, unix.IPPROTO_UDP, func(f Flow) bool {
+	stats, err := c.DeleteFlows(model.IPv4, unix.IPPROTO_UDP, func(f Flow) bool {
 		if err := table.Flush(); err != nil {
 			t.Fatal(err)
 		}
@@ -187,11 +188,11 @@ func TestALaterFlowWithTheSameAddressesStays(t *testing.T) {
 	c, table := newTable(t)
 	add(t, table, dns4)
 	var earlier entry
-	if err := c.list(listRequest(IPv4, unix.IPPROTO_UDP), func(e entry) { earlier = e }); err != nil {
+	if err := c.list(listRequest(model.IPv4, unix.IPPROTO_UDP), func(e entry) { earlier = e }); err != nil {
 		t.Fatal(err)
 	}
 	earlier.id[0] ^= 1
-	if deleted, err := c.delete(IPv4, [][]byte{earlier.name()}); deleted != 0 || err != nil {
+	if deleted, err := c.delete(model.IPv4, [][]byte{earlier.name()}); deleted != 0 || err != nil {
 		t.Errorf("%d deleted, %v; want none and no error", deleted, err)
 	}
 	if diff := cmp.Diff(printed(dns4), held(t, table)); diff != "" {
@@ -207,7 +208,7 @@ func TestManyFlowsAreDeleted(t *testing.T) {
 		add(t, table, f)
 	}
 	add(t, table, plain)
-	if stats, err := c.DeleteFlows(IPv4, unix.IPPROTO_UDP, Flow.Translated); err != nil || stats.Deleted != 2*deleteAtOnce+1 {
+	if stats, err := c.DeleteFlows(model.IPv4, unix.IPPROTO_UDP, Flow.Translated); err != nil || stats.Deleted != 2*deleteAtOnce+1 {
 		t.Errorf("%+v, %v; want %d deleted", stats, err, 2*deleteAtOnce+1)
 	}
 	if diff := cmp.Diff(printed(plain), held(t, table)); diff != "" {
@@ -224,11 +225,11 @@ func TestAnEntryThatCannotBeDeletedDoesNotKeepTheOthers(t *testing.T) {
 			c, table := newTable(t)
 			add(t, table, dns4)
 			var good []byte
-			if err := c.list(listRequest(IPv4, unix.IPPROTO_UDP), func(e entry) { good = e.name() }); err != nil {
+			if err := c.list(listRequest(model.IPv4, unix.IPPROTO_UDP), func(e entry) { good = e.name() }); err != nil {
 				t.Fatal(err)
 			}
 			bad := appendAttribute(nil, ctaTupleOrig|nested, nil)
-			if deleted, err := c.delete(IPv4, arrange(bad, good)); deleted != 1 || !errors.Is(err, unix.EINVAL) {
+			if deleted, err := c.delete(model.IPv4, arrange(bad, good)); deleted != 1 || !errors.Is(err, unix.EINVAL) {
 				t.Errorf("%d deleted, %v; want 1 and %v", deleted, err, unix.EINVAL)
 			}
 			if left := held(t, table); left != nil {
@@ -244,10 +245,10 @@ func TestAfterAnErrorTheNextSearchStartsAnew(t *testing.T) {
 	if err := c.nl.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := c.DeleteFlows(IPv4, unix.IPPROTO_UDP, Flow.Translated); err == nil {
+	if _, err := c.DeleteFlows(model.IPv4, unix.IPPROTO_UDP, Flow.Translated); err == nil {
 		t.Fatal("a search over a closed socket had no error")
 	}
-	if stats, err := c.DeleteFlows(IPv4, unix.IPPROTO_UDP, Flow.Translated); err != nil || stats.Deleted != 1 {
+	if stats, err := c.DeleteFlows(model.IPv4, unix.IPPROTO_UDP, Flow.Translated); err != nil || stats.Deleted != 1 {
 		t.Errorf("%+v, %v; want 1 deleted", stats, err)
 	}
 }

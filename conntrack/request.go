@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 
 	"github.com/mdlayher/netlink"
+	"github.com/nftproxy/nftproxy/model"
 	"golang.org/x/sys/unix"
 )
 
@@ -37,8 +38,11 @@ const (
 	filterProtoNum = 1 << 3
 )
 
+// addressFamilies has the kernel's numbers of the families.
+var addressFamilies = map[model.Family]uint8{model.IPv4: unix.AF_INET, model.IPv6: unix.AF_INET6}
+
 // listRequest asks for all entries of a family and a protocol.
-func listRequest(family Family, protocol uint8) netlink.Message {
+func listRequest(family model.Family, protocol uint8) netlink.Message {
 	proto := appendAttribute(nil, ctaProtoNum, []byte{protocol})
 	flags := appendAttribute(nil, ctaFilterOrigFlags, binary.NativeEndian.AppendUint32(nil, filterProtoNum))
 	body := appendAttribute(nil, ctaTupleOrig|nested, appendAttribute(nil, ctaTupleProto|nested, proto))
@@ -48,7 +52,7 @@ func listRequest(family Family, protocol uint8) netlink.Message {
 
 // deleteRequests asks to delete the entries of those names. The kernel answers where it
 // refuses, and, being asked to, the last.
-func deleteRequests(family Family, names [][]byte) []netlink.Message {
+func deleteRequests(family model.Family, names [][]byte) []netlink.Message {
 	var requests []netlink.Message
 	for _, name := range names {
 		requests = append(requests, request(msgDelete, 0, family, name))
@@ -57,9 +61,9 @@ func deleteRequests(family Family, names [][]byte) []netlink.Message {
 	return requests
 }
 
-func request(typ uint16, flags netlink.HeaderFlags, family Family, attributes []byte) netlink.Message {
+func request(typ uint16, flags netlink.HeaderFlags, family model.Family, attributes []byte) netlink.Message {
 	return netlink.Message{
 		Header: netlink.Header{Type: netlink.HeaderType(unix.NFNL_SUBSYS_CTNETLINK<<8 | typ), Flags: netlink.Request | flags},
-		Data:   append([]byte{uint8(family), unix.NFNETLINK_V0, 0, 0}, attributes...),
+		Data:   append([]byte{addressFamilies[family], unix.NFNETLINK_V0, 0, 0}, attributes...),
 	}
 }

@@ -60,7 +60,7 @@ func replace(t testing.TB, c *nft.Conn, tables []*nft.Table) {
 func readBack(t testing.TB, c *nft.Conn) string {
 	t.Helper()
 	var tables []*nft.Table
-	for _, f := range []nft.Family{nft.FamilyIP, nft.FamilyIP6} {
+	for _, f := range nft.Families {
 		table, err := c.ReadTable(f, compiler.TableName)
 		if err != nil {
 			t.Fatal(err)

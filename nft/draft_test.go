@@ -352,7 +352,7 @@ func TestTheRealKernelTakesADraftsTransactionsAndHoldsItsTable(t *testing.T) {
 	c := dial(t)
 	limitChecks(t, 30)
 	rapid.Check(t, func(rt *rapid.T) {
-		for _, f := range []Family{FamilyIP, FamilyIP6} {
+		for _, f := range Families {
 			if _, err := c.Commit(Remove(f, "random")); err != nil {
 				rt.Fatal(err)
 			}

@@ -31,7 +31,7 @@ func learned(f Family, seed byte, timeout, expires time.Duration) Element {
 func TestTheNftProgramListsRulesThatLearn(t *testing.T) {
 	inNamespace(t)
 	conn := dial(t)
-	for _, f := range []Family{FamilyIP, FamilyIP6} {
+	for _, f := range Families {
 		if _, err := conn.Commit(Diff(nil, dynamicTable(f))); err != nil {
 			t.Fatal(err)
 		}
@@ -47,7 +47,7 @@ func TestTheNftProgramListsRulesThatLearn(t *testing.T) {
 func TestWhatPacketsAddedStaysThroughDiffsAndIsReadOnRequest(t *testing.T) {
 	inNamespace(t)
 	conn := dial(t)
-	for _, f := range []Family{FamilyIP, FamilyIP6} {
+	for _, f := range Families {
 		want := dynamicTable(f)
 		tx := Diff(nil, want)
 		long, short := learned(f, 1, time.Hour, 30*time.Minute), learned(f, 2, time.Minute, time.Minute)

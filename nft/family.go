@@ -16,6 +16,9 @@ const (
 	FamilyIP6 Family = unix.NFPROTO_IPV6
 )
 
+// Families lists both families, in the order in which everything here is printed.
+var Families = [...]Family{FamilyIP, FamilyIP6}
+
 // String returns nft's word for the family: "ip" or "ip6".
 func (f Family) String() string {
 	switch f {

@@ -20,7 +20,7 @@ func TestRecordSeeds(t *testing.T) {
 	}
 	inNamespace(t)
 	c := dial(t)
-	for _, f := range []Family{FamilyIP, FamilyIP6} {
+	for _, f := range Families {
 		if _, err := c.Commit(Diff(nil, everything(f))); err != nil {
 			t.Fatal(err)
 		}
@@ -73,7 +73,7 @@ func addSeeds(f *testing.F, op StepOp) {
 	f.Helper()
 	f.Add([]byte{})
 	f.Add([]byte{2, 0, 0, 0, 3, 0, 1, 0})
-	for _, family := range []Family{FamilyIP, FamilyIP6} {
+	for _, family := range Families {
 		tx := Diff(nil, everything(family))
 		messages, err := tx.encode()
 		if err != nil {

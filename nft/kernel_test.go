@@ -164,7 +164,7 @@ func text(t *Table) string {
 func TestWhatTheKernelHoldsIsWhatWasCommitted(t *testing.T) {
 	inNamespace(t)
 	c := dial(t)
-	for _, f := range []Family{FamilyIP, FamilyIP6} {
+	for _, f := range Families {
 		want := everything(f)
 		if _, err := c.Commit(Diff(nil, want)); err != nil {
 			t.Fatal(err)
@@ -196,7 +196,7 @@ func listedLines(listing string) []string {
 func TestOurEncodingIsTheOneOfTheNftProgram(t *testing.T) {
 	inNamespace(t)
 	c := dial(t)
-	for _, f := range []Family{FamilyIP, FamilyIP6} {
+	for _, f := range Families {
 		want := everything(f)
 		if _, err := c.Commit(Replace(want)); err != nil {
 			t.Fatal(err)
@@ -220,7 +220,7 @@ func TestOurEncodingIsTheOneOfTheNftProgram(t *testing.T) {
 func TestARefusedTransactionNamesTheElementAndChangesNothing(t *testing.T) {
 	inNamespace(t)
 	c := dial(t)
-	for _, f := range []Family{FamilyIP, FamilyIP6} {
+	for _, f := range Families {
 		if _, err := c.Commit(Diff(nil, everything(f))); err != nil {
 			t.Fatal(err)
 		}

@@ -166,7 +166,7 @@ func TestLongAndQuotedCommentsReadBackAndLoad(t *testing.T) {
 func TestTransactionsPrintAsAScriptThatNftCarriesOut(t *testing.T) {
 	inNamespace(t)
 	c := dial(t)
-	for _, f := range []Family{FamilyIP, FamilyIP6} {
+	for _, f := range Families {
 		want := everything(f)
 		want.Comment = "" // `add table` with a comment is beyond nft 1.0.6
 		for _, s := range want.Sets {

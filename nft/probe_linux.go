@@ -89,7 +89,7 @@ func (f feature) transaction() Transaction {
 
 func features() []feature {
 	var out []feature
-	for _, f := range []Family{FamilyIP, FamilyIP6} {
+	for _, f := range Families {
 		suffix := "IPV4"
 		if f == FamilyIP6 {
 			suffix = "IPV6"

@@ -12,7 +12,7 @@ import (
 )
 
 func drawFamily(t *rapid.T) Family {
-	return rapid.SampledFrom([]Family{FamilyIP, FamilyIP6}).Draw(t, "family")
+	return rapid.SampledFrom(Families[:]).Draw(t, "family")
 }
 
 func drawBytes(t *rapid.T, n int) []byte {

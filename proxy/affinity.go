@@ -8,6 +8,7 @@ import (
 
 	"github.com/nftproxy/nftproxy/compiler"
 	"github.com/nftproxy/nftproxy/conntrack"
+	"github.com/nftproxy/nftproxy/model"
 	"github.com/nftproxy/nftproxy/nft"
 	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
@@ -70,10 +71,11 @@ func (b *Backend) recall(logger klog.Logger) (tx nft.Transaction) {
 	if b.conntrack == nil {
 		return tx
 	}
-	for _, table := range b.compiler.Tables() {
+	for i, table := range b.compiler.Tables() {
 		elements := map[nft.Data]nft.Element{}
-		for _, protocol := range b.compiler.AffinityProtocols(table.Family) {
-			err := b.conntrack.Each(conntrack.Family(table.Family), uint8(protocol), func(f conntrack.Flow) {
+		family := model.Families[i]
+		for _, protocol := range b.compiler.AffinityProtocols(family) {
+			err := b.conntrack.Each(family, uint8(protocol), func(f conntrack.Flow) {
 				if e, ok := b.compiler.AffinityElement(protocol, f.Source.Addr(), f.Dialed, f.Server); ok {
 					elements[e.Key] = e
 				}

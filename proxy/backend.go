@@ -23,7 +23,7 @@ type Hooks struct {
 	OnCompile func(time.Duration)
 	// OnForeignChange is told of each time somebody else's changes to the tables were found.
 	OnForeignChange func()
-	// OnRepair is told of each time the tables were replaced because they were not as committed.
+	// OnRepair is told of each time the tables were brought in line because they were not as committed.
 	OnRepair func()
 	// OnFlowsRemoved is told of each search for stale UDP flows: how long it took, and how
 	// many it removed.
@@ -44,7 +44,7 @@ type Backend struct {
 	// ours says that this process has written the tables before.
 	ours bool
 	// broken says how the tables differ after somebody else changed them and the kernel refused to have them
-	// replaced; empty when that is not so.
+	// brought in line; empty when that is not so.
 	broken string
 	// generation is the kernel's generation number up to which the tables are known to be
 	// ours; 0 until the first Check.
@@ -73,10 +73,11 @@ func (b *Backend) RemoveStaleFlows(conn *conntrack.Conn) { b.conntrack = conn }
 
 // Sync brings the kernel in line with the changes, in one transaction for both IP families.
 // The first one reads back what the kernel holds, and changes only what differs.
+// When it holds another program's tables, stand-ins serve while those are replaced.
 // When the kernel refuses a transaction, its tables are probably not what they were after the last
-// commit (somebody flushed the ruleset), so Sync replaces them whole, in one transaction
-// again. When that is refused too it returns the error, the kernel is as it was, and
-// the next Sync has everything that this one had. Then stale UDP flows are removed, if
+// commit (somebody flushed the ruleset), so Sync reads them back and brings them in line, if need be by
+// replacing them whole, in one transaction again. When that is refused too it returns the error, the kernel is
+// as it was, and the next Sync has everything that this one had. A sweep of session affinity may follow. Then stale UDP flows are removed, if
 // RemoveStaleFlows was called.
 func (b *Backend) Sync(ctx context.Context, changes *model.Changes) error {
 	b.mu.Lock()
@@ -100,7 +101,7 @@ func (b *Backend) Sync(ctx context.Context, changes *model.Changes) error {
 	return b.removeStaleFlows(logger)
 }
 
-// update commits what changed; if the kernel refuses that, everything.
+// update commits what changed; if the kernel refuses that, what differs from what it holds.
 func (b *Backend) update(logger klog.Logger) error {
 	if !b.current {
 		return b.adopt(logger)
@@ -195,15 +196,15 @@ func (b *Backend) difference() (nft.Transaction, error) {
 }
 
 // replace commits both tables whole, whatever the kernel holds, except for what packets have taught them.
-func (b *Backend) replace(logger klog.Logger) error { return b.replaceIn(logger, (*Backend).send) }
+func (b *Backend) replace(logger klog.Logger) error { return b.replaceBy(logger, b.send) }
 
-func (b *Backend) replaceIn(logger klog.Logger, send func(*Backend, nft.Transaction) error) error {
+func (b *Backend) replaceBy(logger klog.Logger, send func(nft.Transaction) error) error {
 	learned := b.remember(logger)
 	b.compiler.Invalidate()
 	b.current = false
 	tx := b.compiler.Transaction()
 	tx.Append(learned)
-	if err := send(b, tx); err != nil {
+	if err := send(tx); err != nil {
 		return fmt.Errorf("program the rules: %w", err)
 	}
 	return nil
@@ -261,7 +262,7 @@ func (b *Backend) Tables() []*nft.Table {
 // that are not there are no error.
 func Cleanup(conn *nft.Conn) error {
 	var tx nft.Transaction
-	for _, family := range []nft.Family{nft.FamilyIP, nft.FamilyIP6} {
+	for _, family := range nft.Families {
 		tx.Append(nft.Remove(family, compiler.TableName))
 		tx.Append(nft.Remove(family, standInName))
 	}

@@ -127,7 +127,7 @@ func TestTheKernelHoldsWhatWasCompiledAfterEverySyncAndTheSameAgainSendsNothing(
 func compareWithKernel(t *testing.T, c *nft.Conn, b *Backend) {
 	t.Helper()
 	var held []*nft.Table
-	for _, f := range []nft.Family{nft.FamilyIP, nft.FamilyIP6} {
+	for _, f := range nft.Families {
 		table, err := c.ReadTable(f, compiler.TableName)
 		if err != nil || table == nil {
 			t.Fatalf("read table %s: %v, %v", f, table, err)

@@ -108,7 +108,7 @@ func (b *Backend) missingTables() (string, error) {
 		return "", err
 	}
 	var parts []string
-	for _, family := range []nft.Family{nft.FamilyIP, nft.FamilyIP6} {
+	for _, family := range nft.Families {
 		if !slices.Contains(there, family) {
 			parts = append(parts, fmt.Sprintf("add table %s %s", family, compiler.TableName))
 		}

@@ -27,25 +27,21 @@ func (b *Backend) takeOver(logger klog.Logger) error {
 	if err != nil || len(there) == 0 {
 		return b.replace(logger)
 	}
-	if err := b.carryOutGuardsLast(b.standIns(), (*Backend).carryOut); err != nil {
+	if err := b.guardLast(b.standIns(), b.carryOut); err != nil {
 		logger.Info("Replacing the tables without stand-ins", "reason", err.Error())
 		return b.replace(logger)
 	}
 	time.Sleep(inFlight)
-	if err := b.replaceIn(logger, (*Backend).sendGuardsLast); err != nil {
+	if err := b.replaceBy(logger, func(tx nft.Transaction) error { return b.guardLast(tx, b.send) }); err != nil {
 		return errors.Join(err, b.removeStandIns())
 	}
 	time.Sleep(inFlight)
 	return nil
 }
 
-func (b *Backend) sendGuardsLast(tx nft.Transaction) error {
-	return b.carryOutGuardsLast(tx, (*Backend).send)
-}
-
-// carryOutGuardsLast carries out a transaction, but for what makes load balancer addresses guarded, and then has
+// guardLast carries out a transaction, but for what makes load balancer addresses guarded, and then has
 // end carry out that.
-func (b *Backend) carryOutGuardsLast(tx nft.Transaction, end func(*Backend, nft.Transaction) error) error {
+func (b *Backend) guardLast(tx nft.Transaction, end func(nft.Transaction) error) error {
 	var first, last nft.Transaction
 	for _, step := range tx.Steps {
 		if step.Op == nft.AddElements && step.Set.Name == compiler.GuardSet {
@@ -57,12 +53,12 @@ func (b *Backend) carryOutGuardsLast(tx nft.Transaction, end func(*Backend, nft.
 	if err := b.carryOut(first); err != nil {
 		return err
 	}
-	return end(b, last)
+	return end(last)
 }
 
 // tablesThere returns the families that have a table of that name.
 func (b *Backend) tablesThere(name string) (there []nft.Family, err error) {
-	for _, family := range []nft.Family{nft.FamilyIP, nft.FamilyIP6} {
+	for _, family := range nft.Families {
 		has, err := b.conn.HasTable(family, name)
 		if err != nil {
 			return nil, err

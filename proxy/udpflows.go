@@ -145,9 +145,6 @@ func (u *udpFlows) serves(fe, endpoint netip.AddrPort) bool {
 	return false
 }
 
-// conntrackFamilies are the families as conntrack knows them.
-var conntrackFamilies = map[model.Family]conntrack.Family{model.IPv4: conntrack.IPv4, model.IPv6: conntrack.IPv6}
-
 // clean removes the stale flows, in one search of the table for each family in which there
 // is a reason to look, and reports each to done. What could not be removed is tried again
 // the next time.
@@ -157,7 +154,7 @@ func (u *udpFlows) clean(conn *conntrack.Conn, done func(model.Family, conntrack
 		if len(u.touched[family]) == 0 {
 			continue
 		}
-		stats, err := conn.DeleteFlows(conntrackFamilies[family], uint8(model.UDP), u.stale)
+		stats, err := conn.DeleteFlows(family, uint8(model.UDP), u.stale)
 		done(family, stats)
 		if err == nil {
 			clear(u.touched[family])

@@ -136,7 +136,7 @@ func live(w io.Writer, format outputFormat) error {
 // readTables returns the proxy's tables as the kernel holds them.
 func readTables(conn *nft.Conn) ([]*nft.Table, error) {
 	var tables []*nft.Table
-	for _, family := range []nft.Family{nft.FamilyIP, nft.FamilyIP6} {
+	for _, family := range nft.Families {
 		table, err := conn.ReadTable(family, compiler.TableName)
 		if err != nil {
 			return nil, err

@@ -222,7 +222,7 @@ func (d *demo) cleanup(ctx context.Context) error {
 	if _, err := runOnNode(ctx, d.lab.Node, d.programs.kubeProxy, "--cleanup"); err != nil {
 		return err
 	}
-	for _, family := range families {
+	for _, family := range nft.Families {
 		t, err := d.rules.ReadTable(family, tableName)
 		if err != nil {
 			return err

@@ -13,8 +13,6 @@ import (
 
 const tableName = compiler.TableName
 
-var families = []nft.Family{nft.FamilyIP, nft.FamilyIP6}
-
 // sharedChain is the load balancer that the demo explains.
 const sharedChain = "cluster-4"
 
@@ -22,7 +20,7 @@ const sharedChain = "cluster-4"
 func (d *demo) explain(ctx context.Context) error {
 	d.say("\n5. What the kernel holds now\n")
 	var tables []*nft.Table
-	for _, family := range families {
+	for _, family := range nft.Families {
 		t, err := d.rules.ReadTable(family, tableName)
 		if err != nil {
 			return err

@@ -32,7 +32,7 @@ func loadRecorded(t *testing.T, h *lab.Host) {
 // playFirstSync sends what kube-proxy begins with: a transaction for each family.
 func playFirstSync(t *testing.T, h *lab.Host, c *nft.Conn) {
 	t.Helper()
-	for _, f := range []nft.Family{nft.FamilyIP, nft.FamilyIP6} {
+	for _, f := range nft.Families {
 		have, err := c.ReadTable(f, compiler.TableName)
 		if err != nil {
 			t.Fatal(err)
@@ -63,7 +63,7 @@ func startKubeProxy(t *testing.T, h *lab.Host, dir string) *process {
 	upload(t, server)
 	p := start(t, h, *kubeProxy, []string{"PATH=" + dir + ":" + os.Getenv("PATH")}, append(flags, "--kubeconfig", kubeconfig)...)
 	eventually(t, "kube-proxy has synced both families", func() error {
-		for _, f := range []nft.Family{nft.FamilyIP, nft.FamilyIP6} {
+		for _, f := range nft.Families {
 			if !strings.Contains(runNft(t, h, "", "list", "ruleset", f.String()), "chain service-") {
 				return fmt.Errorf("no Service in table %s", f)
 			}
@@ -126,7 +126,7 @@ func record(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, f := range []nft.Family{nft.FamilyIP, nft.FamilyIP6} {
+		for _, f := range nft.Families {
 			if strings.HasPrefix(string(script), "add table "+f.String()+" ") {
 				keep(t, recordedFirstSync(f), fmt.Sprintf("What kube-proxy (%s, nftables mode) sends to nft first, given manifests.yaml, where there is no table.", by), string(script))
 			}
