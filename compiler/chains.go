@@ -42,15 +42,27 @@ const (
 type balancer struct {
 	kind     chainKind
 	nodePort bool
-	// affinity says that clients go where they went before. With one endpoint they do anyway.
-	affinity bool
 	count    int
+	// affinity says that clients go where they went before. With one endpoint they do anyway.
+	affinity balancerAffinity
+}
+
+// balancerAffinity is the affinity of a chain that serves one Service port only; the zero value is none.
+type balancerAffinity struct {
+	// port is affinityName of the port.
+	port     string
+	protocol uint8
+	list     affinityList
 }
 
 func (b balancer) name() string {
-	name := string(b.kind) + "-" + strconv.Itoa(b.count)
-	if b.affinity {
-		name = "affinity-" + name
+	name := string(b.kind)
+	if b.kind == kindCluster && b.affinity.list == listLocal {
+		name += "-local"
+	}
+	name += "-" + strconv.Itoa(b.count)
+	if b.affinity.port != "" {
+		name = "affinity-" + name + "/" + b.affinity.port
 	}
 	if b.nodePort {
 		return "nodeport-" + name
@@ -99,18 +111,17 @@ func (f *family) choice(b balancer, endpoints *nft.Set) []nft.Rule {
 	if b.count == 0 {
 		return nil
 	}
-	draw := func(mod uint32) nft.Rule {
-		key := append(f.key(b.nodePort), nft.Numgen{Mod: mod})
-		return nft.NewRule(nft.DNAT{Family: f.nft, Key: key, Map: endpoints.Name})
+	draw := func(slot nft.Expr) nft.Rule {
+		return nft.NewRule(nft.DNAT{Family: f.nft, Key: append(f.key(b.nodePort), slot), Map: endpoints.Name})
 	}
-	if b.count == 1 {
-		return []nft.Rule{draw(1)}
+	first := draw(nft.Numgen{Mod: 1})
+	switch {
+	case b.count == 1:
+		return []nft.Rule{first}
+	case b.affinity.port != "":
+		return []nft.Rule{f.returning(b), draw(nft.JHash{Field: f.nft.Saddr(), Mod: uint32(b.count), Seed: affinitySeed}), first}
 	}
-	var rules []nft.Rule
-	if b.affinity {
-		rules = append(rules, f.returning())
-	}
-	return append(rules, draw(uint32(b.count)), draw(1))
+	return []nft.Rule{draw(nft.Numgen{Mod: uint32(b.count)}), first}
 }
 
 // key is what the maps know a frontend by.
@@ -131,7 +142,7 @@ func (f *family) putFixedChains() {
 	newConnection := nft.MatchFlags{Field: nft.CTState, Bits: nft.CTStateNew}
 	check := func(chain string) nft.Rule { return nft.NewRule(newConnection, nft.Jump(chain)) }
 	// What was translated has somewhere to go, even if its endpoint has the address of a frontend without any.
-	translated := nft.NewRule(newConnection, nft.MatchFlags{Field: nft.CTStatus, Bits: nft.CTStatusDNAT}, nft.Goto(chainAffinity))
+	translated := nft.NewRule(newConnection, nft.MatchFlags{Field: nft.CTStatus, Bits: nft.CTStatusDNAT}, f.afterTranslation())
 	// Each base chain decides anew which generation of rules a packet sees, and each lookup which generation of
 	// elements. A packet with the rules from before a commit can find a new element that leads to a chain
 	// which has no rules yet for it. So base chains come in twos: the second one sees what the commit made. It
@@ -161,12 +172,12 @@ func (f *family) putFixedChains() {
 		{Name: "filter-output-pre-dnat", Type: nft.TypeFilter, Hook: nft.HookOutput, Priority: nft.PriorityDstNAT - 10,
 			Rules: []nft.Rule{check(chainFirewall)}},
 		{Name: chainFirewall, Rules: f.firewallRules()},
-		{Name: chainAffinity, Rules: f.affinityRules()},
 		{Name: chainReject, Rules: []nft.Rule{nft.NewRule(nft.Reject{Family: f.nft})}},
 	} {
 		f.draft.PutChain(c)
 	}
 	f.putMarkUnlessLocal()
+	f.putAffinityCheck()
 }
 
 func (f *family) putMarkUnlessLocal() {

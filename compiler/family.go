@@ -3,7 +3,6 @@ package compiler
 import (
 	"net/netip"
 	"slices"
-	"time"
 
 	"github.com/nftproxy/nftproxy/model"
 	"github.com/nftproxy/nftproxy/nft"
@@ -24,7 +23,6 @@ type family struct {
 	noEndpointServices, noEndpointNodePorts *nft.Set
 	clusterIPs, hairpin                     *nft.Set
 	guardedIPs, allowedSources              *nft.Set
-	affinity                                *nft.Set
 	affinityIPs, affinityNodePorts          *nft.Set
 
 	ports map[model.PortID]*model.ServicePort
@@ -36,12 +34,16 @@ type family struct {
 	// How many ports use an address.
 	clusterIPUses, endpointUses map[netip.Addr]int
 
-	// How many frontends have affinity with a timeout.
-	learners map[time.Duration]int
-	// affinityStale says that elements of the affinity map may have to go, and forgotten holds the frontends
-	// of which all have to.
-	affinityStale bool
-	forgotten     map[frontend]bool
+	// affinityPorts holds the Service ports with affinity by affinityName.
+	affinityPorts map[string]*affinityPort
+	// affinityFrontends is how many frontends with affinity there are for each rule that looks for them.
+	affinityFrontends map[affinityRule]int
+	// affinityNumbers holds the node ports with affinity, and externals the external addresses without it by port number, with
+	// the comment for an element.
+	affinityNumbers map[portNumber]bool
+	externals       map[portNumber]map[frontend]string
+	// affinityMoves holds the ports of which a map came or went since the last commit.
+	affinityMoves map[string]bool
 }
 
 func newFamily(f nft.Family, config *Config) *family {
@@ -54,9 +56,12 @@ func newFamily(f nft.Family, config *Config) *family {
 		balancers:     map[balancer]int{},
 		clusterIPUses: map[netip.Addr]int{},
 		endpointUses:  map[netip.Addr]int{},
-		learners:      map[time.Duration]int{},
-		affinityStale: true,
-		forgotten:     map[frontend]bool{},
+		affinityPorts: map[string]*affinityPort{},
+
+		affinityFrontends: map[affinityRule]int{},
+		affinityMoves:     map[string]bool{},
+		affinityNumbers:   map[portNumber]bool{},
+		externals:         map[portNumber]map[frontend]string{},
 	}
 	c.addSets()
 	c.putFixedChains()
@@ -82,7 +87,7 @@ func (f *family) addSets() {
 	f.noEndpointServices = verdicts("no-endpoint-services", false)
 	f.noEndpointNodePorts = verdicts("no-endpoint-nodeports", true)
 	f.clusterIPs = f.draft.AddSet(&nft.Set{Name: "cluster-ips", Key: nft.Concat{f.nft.Daddr()}})
-	f.guardedIPs = f.draft.AddSet(&nft.Set{Name: GuardSet, Key: f.key(false)})
+	f.guardedIPs = f.draft.AddSet(&nft.Set{Name: guardSet, Key: f.key(false)})
 	f.allowedSources = f.draft.AddSet(&nft.Set{Name: "allowed-sources", Key: append(f.key(false), f.nft.Saddr()), Interval: true})
 	f.addAffinitySets()
 	f.hairpin = f.draft.AddSet(&nft.Set{Name: "hairpin", Key: nft.Concat{f.nft.Saddr(), f.nft.Daddr()}})
@@ -245,13 +250,17 @@ func (p plan) verdictsOf(fe frontend) (first, shortCircuit balancer) {
 	if p.kind == "" {
 		return balancer{}, balancer{}
 	}
-	to := func(kind chainKind, list []model.Endpoint) balancer {
-		return balancer{kind, fe.isNodePort(), p.affinity > 0 && len(list) > 1, len(list)}
+	to := func(kind chainKind, list affinityList, endpoints []model.Endpoint) balancer {
+		b := balancer{kind: kind, nodePort: fe.isNodePort(), count: len(endpoints)}
+		if p.affinity != nil && len(endpoints) > 1 {
+			b.affinity = balancerAffinity{p.affinity.name, uint8(fe.protocol), list}
+		}
+		return b
 	}
 	if p.kind == kindLocal {
-		return to(kindLocal, p.local), to(kindDirect, p.main)
+		return to(kindLocal, listLocal, p.local), to(kindDirect, listCluster, p.main)
 	}
-	return to(p.kind, p.main), balancer{}
+	return to(p.kind, p.mainList, p.main), balancer{}
 }
 
 func (f *family) putVerdicts(fe frontend, have, want plan) {
@@ -311,6 +320,7 @@ func (f *family) release(b balancer) {
 // refreshChains rewrites all chains after node or ServiceCIDRs changed.
 func (f *family) refreshChains() {
 	f.putFixedChains()
+	f.refreshAffinity()
 	for b := range f.balancers {
 		f.draft.PutChain(f.balancerChain(b))
 	}

@@ -8,8 +8,8 @@ import (
 	"github.com/nftproxy/nftproxy/nft"
 )
 
-// GuardSet is the name of the set of load balancer addresses that only some sources may dial.
-const GuardSet = "guarded-ips"
+// guardSet is the name of the set of load balancer addresses that only some sources may dial.
+const guardSet = "guarded-ips"
 
 // sourcesFor returns who may dial a load balancer address, given the Service's ranges,
 // sorted and without what another prefix contains, since the kernel takes no ranges that

@@ -72,13 +72,44 @@ type plan struct {
 	main []model.Endpoint
 	// local is the list for policy Local, when kind is local.
 	local []model.Endpoint
-	// affinity is how long a client stays with its endpoint; 0 for no affinity.
-	affinity time.Duration
+	// mainList says which of the port's lists main is.
+	mainList affinityList
+	// external says that the frontend is an external or load balancer IP.
+	external bool
+	// affinity is nil for no affinity.
+	affinity *planAffinity
 	// unserved is what becomes of new connections that were not sent anywhere.
 	unserved unserved
 	// guarded says that only sources may dial the frontend.
 	guarded bool
 	sources []netip.Prefix
+}
+
+// planAffinity is what the frontends of a Service port with affinity have in common.
+type planAffinity struct {
+	id model.PortID
+	// name is affinityName of the port.
+	name    string
+	timeout time.Duration
+}
+
+// planList is a list of endpoints that clients of a frontend may be sent to.
+type planList struct {
+	list      affinityList
+	endpoints []model.Endpoint
+}
+
+// lists returns the lists of a frontend that are not empty.
+func (p plan) lists() (lists []planList) {
+	if p.kind != kindLocal {
+		return []planList{{p.mainList, p.main}}
+	}
+	for _, l := range []planList{{listCluster, p.main}, {listLocal, p.local}} {
+		if len(l.endpoints) > 0 {
+			lists = append(lists, l)
+		}
+	}
+	return lists
 }
 
 type unserved uint8
@@ -95,13 +126,18 @@ const (
 // claims returns all that a Service port wants, a frontend once.
 func claims(p *model.ServicePort) map[frontend]claim {
 	out := make(map[frontend]claim, 2+len(p.ExternalIPs)+len(p.LoadBalancerIPs))
+	var affinity *planAffinity
+	if p.AffinityTimeout > 0 {
+		affinity = &planAffinity{p.ID, affinityName(p.ID), p.AffinityTimeout}
+	}
 	add := func(r rank, addr netip.Addr, port uint16, pl plan) {
 		pl.comment = nft.TruncateComment(p.ID.ServicePortName())
 		if pl.kind != "" {
-			pl.affinity = p.AffinityTimeout
+			pl.affinity = affinity
 		}
 		f := frontend{addr: addr, port: port, protocol: p.ID.Protocol}
 		if _, ok := out[f]; !ok {
+			pl.external = r == rankLoadBalancer || r == rankExternalIP
 			out[f] = claim{rank: r, id: p.ID, plan: pl}
 		}
 	}
@@ -124,13 +160,13 @@ func claims(p *model.ServicePort) map[frontend]claim {
 }
 
 func internalPlan(p *model.ServicePort) plan {
-	list := p.Cluster
+	list, which := p.Cluster, listCluster
 	if p.InternalPolicy == model.PolicyLocal {
-		list = p.Local
+		list, which = p.Local, listLocal
 	}
 	switch {
 	case len(list) > 0:
-		return plan{kind: kindCluster, main: list}
+		return plan{kind: kindCluster, main: list, mainList: which}
 	case len(p.Cluster) > 0:
 		return plan{unserved: unservedDrop}
 	}

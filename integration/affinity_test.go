@@ -282,11 +282,16 @@ func (a *affinityTest) learnedElements() int {
 	a.Helper()
 	c, n := connTo(a, a.lab.Node), 0
 	for _, table := range a.backend.Tables() {
-		elements, err := c.ReadElements(table.Family, table.Name, table.Set(compiler.AffinityMap))
-		if err != nil {
-			a.Fatal(err)
+		for _, set := range table.Sets {
+			if !compiler.IsAffinityMap(set.Name) {
+				continue
+			}
+			elements, err := c.ReadElements(table.Family, table.Name, set)
+			if err != nil {
+				a.Fatal(err)
+			}
+			n += len(elements)
 		}
-		n += len(elements)
 	}
 	return n
 }

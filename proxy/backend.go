@@ -4,7 +4,9 @@ package proxy
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -32,20 +34,17 @@ type Hooks struct {
 
 // Backend writes the model to nftables. It implements tracker.Backend.
 type Backend struct {
-	conn  *nft.Conn
-	hooks Hooks
+	conn *nft.Conn
+	// reader is for listings that can be long, so that commits do not wait for them.
+	reader *nft.Conn
+	hooks  Hooks
 
 	// mu keeps Sync and Check apart. It guards what follows.
 	mu       sync.Mutex
 	compiler *compiler.Compiler
-	// current says that the kernel has what was committed last, as far as we know. Until the
-	// first commit, and after a refused replacement, it does not hold.
-	current bool
+	state    state
 	// ours says that this process has written the tables before.
 	ours bool
-	// broken says how the tables differ after somebody else changed them and the kernel refused to have them
-	// brought in line; empty when that is not so.
-	broken string
 	// generation is the kernel's generation number up to which the tables are known to be
 	// ours; 0 until the first Check.
 	generation uint32
@@ -54,8 +53,7 @@ type Backend struct {
 	// conntrack is where stale UDP flows are removed from; nil for nowhere.
 	conntrack *conntrack.Conn
 	udp       *udpFlows
-	// sweepAgain says that the affinity maps were swept a moment ago.
-	sweepAgain bool
+	affinity  *affinityReconciler
 }
 
 // NewBackend returns a backend that commits through conn.
@@ -64,7 +62,9 @@ func NewBackend(conn *nft.Conn, config compiler.Config, hooks Hooks) (*Backend, 
 	if err != nil {
 		return nil, err
 	}
-	return &Backend{conn: conn, compiler: c, hooks: hooks, udp: newUDPFlows(), conflicts: map[string]string{}}, nil
+	b := &Backend{conn: conn, reader: conn, compiler: c, hooks: hooks, udp: newUDPFlows(), conflicts: map[string]string{}}
+	b.affinity = newAffinityReconciler(b)
+	return b, nil
 }
 
 // RemoveStaleFlows makes each Sync remove UDP flows to endpoints that do not serve any more
@@ -92,26 +92,24 @@ func (b *Backend) Sync(ctx context.Context, changes *model.Changes) error {
 		b.logConflict(logger, c)
 	}
 	b.udp.apply(changes)
-	if err := b.update(logger); err != nil {
+	if err := b.update(ctx, logger); err != nil {
 		return err
 	}
-	if err := b.settleAffinity(); err != nil {
-		return fmt.Errorf("session affinity: %w", err)
-	}
+	b.affinity.signal()
 	return b.removeStaleFlows(logger)
 }
 
 // update commits what changed; if the kernel refuses that, what differs from what it holds.
-func (b *Backend) update(logger klog.Logger) error {
-	if !b.current {
-		return b.adopt(logger)
+func (b *Backend) update(ctx context.Context, logger klog.Logger) error {
+	if b.state.kind != stateApplied {
+		return b.reconcile(ctx, logger)
 	}
-	err := b.commit()
+	err := b.commit(ctx)
 	if err == nil {
 		return nil
 	}
-	logger.Info("Bringing the tables in line, because the kernel refused a change to them", "reason", err.Error())
-	if err := b.adopt(logger); err != nil {
+	logger.Info("Reconciling the tables, because the kernel refused a change to them", "reason", err.Error())
+	if err := b.reconcile(ctx, logger); err != nil {
 		return err
 	}
 	b.repaired()
@@ -149,21 +147,21 @@ func (b *Backend) removeStaleFlows(logger klog.Logger) error {
 	})
 }
 
-// adopt brings whatever the kernel holds, from a run before, from another proxy, or after somebody else changed it, in line
-// with what is wanted. A packet on its way through the old rules while tables are replaced
-// may find their maps empty, so what is right already is left alone.
-func (b *Backend) adopt(logger klog.Logger) error {
-	if err := b.bringInLine(logger); err != nil {
+// reconcile makes whatever the kernel holds, from a run before, from another proxy, or after somebody else changed it,
+// what is wanted. It leaves alone what is right already: while a table is replaced, a packet on
+// its way through the old rules may find their maps empty.
+func (b *Backend) reconcile(ctx context.Context, logger klog.Logger) error {
+	if err := b.reconcileTables(ctx, logger); err != nil {
 		return err
 	}
 	if err := b.removeStandIns(); err != nil {
-		b.current = false // the next Sync tries again
+		b.state = state{} // the next Sync tries again
 		return err
 	}
 	return nil
 }
 
-func (b *Backend) bringInLine(logger klog.Logger) error {
+func (b *Backend) reconcileTables(ctx context.Context, logger klog.Logger) error {
 	tx, err := b.difference()
 	switch {
 	case err != nil:
@@ -171,18 +169,18 @@ func (b *Backend) bringInLine(logger klog.Logger) error {
 	case tx.AddsTable():
 		logger.V(2).Info("Making the tables anew, because they are not there or another program's")
 	default:
-		if err = b.send(tx); err == nil {
+		if err = b.sendWithAffinity(ctx, tx); err == nil {
 			return nil
 		}
-		logger.Info("Replacing the tables, because the kernel refused to have them brought in line", "reason", err.Error())
+		logger.Info("Replacing the tables, because the kernel refused the difference", "reason", err.Error())
 	}
 	if b.ours {
-		return b.replace(logger)
+		return b.replace(ctx, b.send)
 	}
-	return b.takeOver(logger)
+	return b.takeOver(ctx, logger)
 }
 
-// difference reads both tables back and returns what makes them what is wanted.
+// difference reads both tables and returns the transaction that makes them what is wanted.
 func (b *Backend) difference() (nft.Transaction, error) {
 	var tx nft.Transaction
 	for _, want := range b.compiler.Tables() {
@@ -195,31 +193,39 @@ func (b *Backend) difference() (nft.Transaction, error) {
 	return tx, nil
 }
 
-// replace commits both tables whole, whatever the kernel holds, except for what packets have taught them.
-func (b *Backend) replace(logger klog.Logger) error { return b.replaceBy(logger, b.send) }
-
-func (b *Backend) replaceBy(logger klog.Logger, send func(nft.Transaction) error) error {
-	learned := b.remember(logger)
+// replace commits both tables whole, whatever the kernel holds. The clients in maps of session affinity go along as far
+// as they can be read in time; conntrack adds those that it knows afterwards.
+func (b *Backend) replace(ctx context.Context, send func(nft.Transaction) error) error {
+	kept := b.keptAffinity(ctx)
 	b.compiler.Invalidate()
-	b.current = false
+	b.state = state{}
 	tx := b.compiler.Transaction()
-	tx.Append(learned)
+	tx.Append(kept)
 	if err := send(tx); err != nil {
 		return fmt.Errorf("program the rules: %w", err)
 	}
+	b.affinity.restore = true
+	b.affinity.signal()
 	return nil
 }
 
-func (b *Backend) commit() error {
-	tx := b.compiler.Transaction()
-	if b.compiler.AffinityStale() {
-		stale, err := b.forget()
-		if err != nil {
-			return err
-		}
-		tx.Append(stale)
+func (b *Backend) commit(ctx context.Context) error {
+	return b.sendWithAffinity(ctx, b.compiler.Transaction())
+}
+
+// sendWithAffinity sends a transaction together with the changes to maps of clients that follow from it. Packets and time
+// change those maps too, which can make the kernel refuse the whole; then the transaction goes alone.
+func (b *Backend) sendWithAffinity(ctx context.Context, tx nft.Transaction) error {
+	changes := b.affinityChanges(ctx)
+	if changes.Empty() {
+		return b.send(tx)
 	}
-	return b.send(tx)
+	whole := nft.Transaction{Steps: slices.Concat(tx.Steps, changes.Steps)}
+	err := b.send(whole)
+	if refused := (*nft.CommitError)(nil); errors.As(err, &refused) {
+		return b.send(tx)
+	}
+	return err
 }
 
 // send has the kernel carry out a transaction that makes it hold what is wanted.
@@ -228,8 +234,8 @@ func (b *Backend) send(tx nft.Transaction) error {
 		return err
 	}
 	b.compiler.Committed()
-	b.current, b.ours = true, true
-	b.broken = ""
+	b.state = state{kind: stateApplied}
+	b.ours = true
 	return nil
 }
 
@@ -264,7 +270,7 @@ func Cleanup(conn *nft.Conn) error {
 	var tx nft.Transaction
 	for _, family := range nft.Families {
 		tx.Append(nft.Remove(family, compiler.TableName))
-		tx.Append(nft.Remove(family, standInName))
+		tx.Append(nft.Remove(family, compiler.StandInName))
 	}
 	_, err := conn.Commit(tx)
 	return err
