@@ -60,8 +60,9 @@ type affinityUse struct {
 	// frontends is how many use the list. There is a map as long as there are any.
 	frontends int
 	endpoints []model.Endpoint
-	// stale says that the map may hold clients of endpoints that are not in the list any more.
-	stale bool
+	// stale says that the map may hold clients of endpoints that are not in the list any more, and losing that it
+	// has been so since the last commit only.
+	stale, losing bool
 }
 
 func (p *affinityPort) mapName(list affinityList) string { return affinityMapPrefixes[list] + p.name }
@@ -281,12 +282,17 @@ func (f *family) useAffinityList(p *affinityPort, list affinityList, endpoints [
 		f.draft.PutSet(f.affinitySet(p.mapName(list)))
 		// The kernel may have a map of that name with what another process, or another Service of that name, left in it.
 		_, new := f.draft.SetBefore(p.mapName(list))
-		*use = affinityUse{stale: !new}
+		*use = affinityUse{stale: !new, losing: !new}
 		f.noteMove(p)
 	}
 	use.frontends++
-	use.stale = use.stale || lost(use.endpoints, endpoints)
+	if lost(use.endpoints, endpoints) {
+		use.stale, use.losing = true, true
+	}
 	use.endpoints = endpoints
+	if use.losing {
+		f.affinityLosing[p] = true
+	}
 	f.draft.PutChain(f.affinityUpdate(p, list))
 }
 

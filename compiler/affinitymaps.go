@@ -67,6 +67,31 @@ func (a Affinity) Stale() []AffinityMap {
 	return a.mapsWhere(func(use affinityUse) bool { return use.stale })
 }
 
+// Losing returns those stale maps that lose an endpoint by the transaction to be committed, or that the kernel may
+// have from a process before this one. In no order.
+func (a Affinity) Losing() (maps []AffinityMap) {
+	for _, f := range a.families {
+		for p := range f.affinityLosing {
+			for _, list := range affinityLists {
+				if p.has(list) && p.lists[list].losing {
+					maps = append(maps, f.affinityMap(p, list))
+				}
+			}
+		}
+	}
+	return maps
+}
+
+func (f *family) affinityCommitted() {
+	clear(f.affinityMoves)
+	for p := range f.affinityLosing {
+		for _, list := range affinityLists {
+			p.lists[list].losing = false
+		}
+	}
+	clear(f.affinityLosing)
+}
+
 func (a Affinity) mapsWhere(choose func(affinityUse) bool) (maps []AffinityMap) {
 	for _, f := range a.families {
 		for _, p := range f.affinityPorts {

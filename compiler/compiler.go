@@ -132,7 +132,7 @@ func (c *Compiler) Transaction() nft.Transaction {
 func (c *Compiler) Committed() {
 	for _, f := range c.families {
 		f.draft.Committed()
-		clear(f.affinityMoves)
+		f.affinityCommitted()
 	}
 }
 

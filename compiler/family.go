@@ -42,6 +42,8 @@ type family struct {
 	// the comment for an element.
 	affinityNumbers map[portNumber]bool
 	externals       map[portNumber]map[frontend]string
+	// affinityLosing holds the ports with a map that loses an endpoint by the next commit.
+	affinityLosing map[*affinityPort]bool
 	// affinityMoves holds the ports of which a map came or went since the last commit.
 	affinityMoves map[string]bool
 }
@@ -59,6 +61,7 @@ func newFamily(f nft.Family, config *Config) *family {
 		affinityPorts: map[string]*affinityPort{},
 
 		affinityFrontends: map[affinityRule]int{},
+		affinityLosing:    map[*affinityPort]bool{},
 		affinityMoves:     map[string]bool{},
 		affinityNumbers:   map[portNumber]bool{},
 		externals:         map[portNumber]map[frontend]string{},

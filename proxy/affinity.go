@@ -41,7 +41,7 @@ func (b *Backend) affinityChanges(ctx context.Context) nft.Transaction {
 	budget := affinityBudget{ctx, affinitySyncElements}
 	affinity := b.compiler.Affinity()
 	var tx nft.Transaction
-	for _, m := range affinity.Stale() {
+	for _, m := range affinity.Losing() {
 		tx.Append(b.deletions(&budget, m))
 	}
 	for _, move := range affinity.Moves() {
