@@ -35,14 +35,14 @@ var affinityLists = [...]affinityList{listCluster, listLocal}
 
 // affinityPrefixes are the start of the names of maps, and of the chains that fill them, by affinityList.
 var (
-	affinityMapPrefixes   = [...]string{listCluster: "affinity/", listLocal: "affinity-local/"}
-	affinityChainPrefixes = [...]string{listCluster: "affinity-update/", listLocal: "affinity-update-local/"}
+	affinityMapPrefixes   = [...]string{listCluster: "affinity.", listLocal: "affinity-local."}
+	affinityChainPrefixes = [...]string{listCluster: "affinity-update.", listLocal: "affinity-update-local."}
 )
 
 const (
 	chainAffinity = "affinity-check"
 	// affinityShortCircuitPrefix starts the name of the chain that tells under policy Local from which list an endpoint came.
-	affinityShortCircuitPrefix = "affinity-update-short-circuit/"
+	affinityShortCircuitPrefix = "affinity-update-short-circuit."
 )
 
 // affinityPort is the session affinity of one Service port: its maps, and the chains that fill them.

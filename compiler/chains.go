@@ -62,7 +62,7 @@ func (b balancer) name() string {
 	}
 	name += "-" + strconv.Itoa(b.count)
 	if b.affinity.port != "" {
-		name = "affinity-" + name + "/" + b.affinity.port
+		name = "affinity-" + name + "." + b.affinity.port
 	}
 	if b.nodePort {
 		return "nodeport-" + name

@@ -127,7 +127,7 @@ func (c *cluster) clientsOf(t *testing.T, name string) map[netip.Addr]netip.Addr
 	t.Helper()
 	for _, table := range c.backend.Tables() {
 		for _, set := range table.Sets {
-			if table.Family != nft.FamilyIP || set.Name != "affinity/shop/"+name+"/tcp" || !compiler.IsAffinityMap(set.Name) {
+			if table.Family != nft.FamilyIP || set.Name != "affinity.shop."+name+".tcp" || !compiler.IsAffinityMap(set.Name) {
 				continue
 			}
 			elements, err := c.rules.ReadElements(table.Family, table.Name, set)
