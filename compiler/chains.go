@@ -31,6 +31,8 @@ const (
 	chainMarkUnlessLocal       = "mark-unless-local"
 	chainShortCircuit          = "short-circuit"
 	chainShortCircuitNodePorts = "short-circuit-nodeports"
+	chainInputCheck            = "input-check"
+	chainForwardCheck          = "forward-check"
 	chainNoEndpoints           = "no-endpoints-check"
 	chainNoEndpointNodePorts   = "no-endpoint-nodeports-check"
 	chainClusterIPs            = "cluster-ips-check"
@@ -139,10 +141,6 @@ func isLocalAddress(field nft.Field) nft.Statement {
 // putFixedChains puts the part of the program that depends on configuration, node and
 // ServiceCIDRs only. Chains that are the same as before cost nothing.
 func (f *family) putFixedChains() {
-	newConnection := nft.MatchFlags{Field: nft.CTState, Bits: nft.CTStateNew}
-	check := func(chain string) nft.Rule { return nft.NewRule(newConnection, nft.Jump(chain)) }
-	// What was translated has somewhere to go, even if its endpoint has the address of a frontend without any.
-	translated := nft.NewRule(newConnection, nft.MatchFlags{Field: nft.CTStatus, Bits: nft.CTStatusDNAT}, f.afterTranslation())
 	// Each base chain decides anew which generation of rules a packet sees, and each lookup which generation of
 	// elements. A packet with the rules from before a commit can find a new element that leads to a chain
 	// which has no rules yet for it. So base chains come in twos: the second one sees what the commit made. It
@@ -153,31 +151,41 @@ func (f *family) putFixedChains() {
 		{Name: "nat-output", Type: nft.TypeNAT, Hook: nft.HookOutput, Priority: nft.PriorityDstNAT, Rules: services},
 		{Name: "nat-prerouting-again", Type: nft.TypeNAT, Hook: nft.HookPrerouting, Priority: nft.PriorityDstNAT + 1, Rules: services},
 		{Name: "nat-output-again", Type: nft.TypeNAT, Hook: nft.HookOutput, Priority: nft.PriorityDstNAT + 1, Rules: services},
-		{Name: "filter-input", Type: nft.TypeFilter, Hook: nft.HookInput, Priority: nft.PriorityFilter,
-			Rules: []nft.Rule{translated, check(chainNoEndpoints), check(chainNoEndpointNodePorts)}},
-		{Name: "filter-forward", Type: nft.TypeFilter, Hook: nft.HookForward, Priority: nft.PriorityFilter,
-			Rules: []nft.Rule{translated, check(chainNoEndpoints), check(chainClusterIPs)}},
-		{Name: "filter-output", Type: nft.TypeFilter, Hook: nft.HookOutput, Priority: nft.PriorityFilter,
-			Rules: []nft.Rule{translated, check(chainNoEndpoints), check(chainClusterIPs)}},
+		{Name: "filter-input", Type: nft.TypeFilter, Hook: nft.HookInput, Priority: nft.PriorityFilter, Rules: newConnections(chainInputCheck)},
+		{Name: "filter-forward", Type: nft.TypeFilter, Hook: nft.HookForward, Priority: nft.PriorityFilter, Rules: newConnections(chainForwardCheck)},
+		{Name: "filter-output", Type: nft.TypeFilter, Hook: nft.HookOutput, Priority: nft.PriorityFilter, Rules: newConnections(chainForwardCheck)},
 		{Name: "nat-postrouting", Type: nft.TypeNAT, Hook: nft.HookPostrouting, Priority: nft.PrioritySrcNAT, Rules: f.postrouting()},
 		{Name: chainServices, Rules: f.servicesRules()},
 		{Name: chainNodePorts, Rules: []nft.Rule{nft.NewRule(nft.Vmap{Key: f.key(true), Map: f.serviceNodePorts.Name})}},
 		{Name: chainShortCircuit, Rules: f.shortCircuitRules(false, f.shortCircuitIPs)},
 		{Name: chainShortCircuitNodePorts, Rules: f.shortCircuitRules(true, f.shortCircuitNodePorts)},
+		{Name: chainInputCheck, Rules: f.checks(chainNoEndpoints, chainNoEndpointNodePorts)},
+		{Name: chainForwardCheck, Rules: f.checks(chainNoEndpoints, chainClusterIPs)},
 		{Name: chainNoEndpoints, Rules: []nft.Rule{nft.NewRule(nft.Vmap{Key: f.key(false), Map: f.noEndpointServices.Name})}},
 		{Name: chainNoEndpointNodePorts, Rules: f.onNodePortAddresses(nft.Vmap{Key: f.key(true), Map: f.noEndpointNodePorts.Name})},
 		{Name: chainClusterIPs, Rules: f.clusterIPRules()},
-		{Name: "filter-prerouting-pre-dnat", Type: nft.TypeFilter, Hook: nft.HookPrerouting, Priority: nft.PriorityDstNAT - 10,
-			Rules: []nft.Rule{check(chainFirewall)}},
-		{Name: "filter-output-pre-dnat", Type: nft.TypeFilter, Hook: nft.HookOutput, Priority: nft.PriorityDstNAT - 10,
-			Rules: []nft.Rule{check(chainFirewall)}},
-		{Name: chainFirewall, Rules: f.firewallRules()},
 		{Name: chainReject, Rules: []nft.Rule{nft.NewRule(nft.Reject{Family: f.nft})}},
 	} {
 		f.draft.PutChain(c)
 	}
 	f.putMarkUnlessLocal()
 	f.putAffinityCheck()
+	f.putFirewall()
+}
+
+// newConnections has a chain look at the first packet of each connection. All other packets pay for one comparison.
+func newConnections(chain string) []nft.Rule {
+	return []nft.Rule{nft.NewRule(nft.MatchFlags{Field: nft.CTState, Bits: nft.CTStateNew}, nft.Jump(chain))}
+}
+
+// checks has chains look at packets whose destination was not translated. An endpoint may have the address of a
+// frontend without endpoints, so translated packets pass.
+func (f *family) checks(chains ...string) []nft.Rule {
+	rules := []nft.Rule{nft.NewRule(nft.MatchFlags{Field: nft.CTStatus, Bits: nft.CTStatusDNAT}, f.afterTranslation())}
+	for _, chain := range chains {
+		rules = append(rules, nft.NewRule(nft.Jump(chain)))
+	}
+	return rules
 }
 
 func (f *family) putMarkUnlessLocal() {

@@ -54,6 +54,23 @@ func withoutNested(prefixes []netip.Prefix) []netip.Prefix {
 	return out
 }
 
+// putFirewall puts the chains that guard load balancer addresses, as long as there are any: packets pay for base chains
+// even if these do nothing.
+func (f *family) putFirewall() {
+	chains := []*nft.Chain{
+		{Name: "filter-prerouting-pre-dnat", Type: nft.TypeFilter, Hook: nft.HookPrerouting, Priority: nft.PriorityDstNAT - 10, Rules: newConnections(chainFirewall)},
+		{Name: "filter-output-pre-dnat", Type: nft.TypeFilter, Hook: nft.HookOutput, Priority: nft.PriorityDstNAT - 10, Rules: newConnections(chainFirewall)},
+		{Name: chainFirewall, Rules: f.firewallRules()},
+	}
+	for _, c := range chains {
+		if f.guardedIPs.Len() > 0 {
+			f.draft.PutChain(c)
+		} else {
+			f.draft.RemoveChain(c.Name)
+		}
+	}
+}
+
 // firewallRules drop connections to a guarded load balancer address from sources that
 // loadBalancerSourceRanges does not name. They run before the destination is translated,
 // and look at the packet's own source.
@@ -71,6 +88,7 @@ func (f *family) putSources(fe frontend, have, want plan) {
 		return
 	}
 	key := nft.Data(fe.appendKey(nil))
+	before := f.guardedIPs.Len() > 0
 	if want.guarded {
 		f.draft.Put(f.guardedIPs, nft.Element{Key: key, Comment: want.comment})
 	} else {
@@ -89,6 +107,9 @@ func (f *family) putSources(fe frontend, have, want plan) {
 		if !starts[p.Addr()] {
 			f.draft.Remove(f.allowedSources, key+nft.AddrData(p.Addr()))
 		}
+	}
+	if f.guardedIPs.Len() > 0 != before {
+		f.putFirewall()
 	}
 }
 
