@@ -150,7 +150,7 @@ func parseEndpoint(addr netip.Addr, endpoint *discoveryv1.Endpoint, nodeName str
 		local: nodeName != "" && endpoint.NodeName != nil && *endpoint.NodeName == nodeName,
 	}
 	e.ready = orElse(endpoint.Conditions.Ready, true)
-	e.serving = orElse(endpoint.Conditions.Serving, e.ready)
+	e.serving = orElse(endpoint.Conditions.Serving, true)
 	e.terminating = orElse(endpoint.Conditions.Terminating, false)
 	if endpoint.Hints == nil {
 		return e
