@@ -106,7 +106,6 @@ func (c *cluster) port(id model.PortID) *model.ServicePort {
 	p.LoadBalancerIPs = c.addrs(id.Family, externalNet, 3)
 	p.ExternalIPs = c.addrs(id.Family, []byte{externalNet, serviceNet}[c.choose(2)], 3)
 	if c.maybe(3) {
-		p.Guarded = true
 		for _, a := range c.addrs(id.Family, externalNet, 4) {
 			p.LoadBalancerSourceRanges = append(p.LoadBalancerSourceRanges, netip.PrefixFrom(a, a.BitLen()-2*c.choose(4)).Masked())
 		}

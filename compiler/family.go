@@ -203,7 +203,7 @@ func (f *family) settle(fe frontend) {
 	if list := f.claims[fe]; len(list) > 0 {
 		want = list[0].plan
 	}
-	if want.guarded {
+	if len(want.sources) > 0 {
 		want.sources = f.sourcesFor(fe, want.sources)
 	}
 	have := f.programmed[fe]

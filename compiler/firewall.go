@@ -29,7 +29,7 @@ func (f *family) sourcesFor(fe frontend, ranges []netip.Prefix) []netip.Prefix {
 // resettleGuarded brings guarded frontends in line after the node's addresses changed.
 func (f *family) resettleGuarded() {
 	for fe, p := range f.programmed {
-		if p.guarded {
+		if len(p.sources) > 0 {
 			f.settle(fe)
 		}
 	}
@@ -84,12 +84,12 @@ func (f *family) firewallRules() []nft.Rule {
 
 // putSources brings the elements for who may dial a frontend in line.
 func (f *family) putSources(fe frontend, have, want plan) {
-	if fe.isNodePort() || !have.guarded && !want.guarded {
+	if len(have.sources) == 0 && len(want.sources) == 0 {
 		return
 	}
 	key := nft.Data(fe.appendKey(nil))
 	before := f.guardedIPs.Len() > 0
-	if want.guarded {
+	if len(want.sources) > 0 {
 		f.draft.Put(f.guardedIPs, nft.Element{Key: key, Comment: want.comment})
 	} else {
 		f.draft.Remove(f.guardedIPs, key)

@@ -80,8 +80,7 @@ type plan struct {
 	affinity *planAffinity
 	// unserved is what becomes of new connections that were not sent anywhere.
 	unserved unserved
-	// guarded says that only sources may dial the frontend.
-	guarded bool
+	// sources is who may dial the frontend; nil means everybody.
 	sources []netip.Prefix
 }
 
@@ -147,7 +146,7 @@ func claims(p *model.ServicePort) map[frontend]claim {
 	external := externalPlan(p)
 	for _, addr := range p.LoadBalancerIPs {
 		guarded := external
-		guarded.guarded, guarded.sources = p.Guarded, p.LoadBalancerSourceRanges
+		guarded.sources = p.LoadBalancerSourceRanges
 		add(rankLoadBalancer, addr, p.Port, guarded)
 	}
 	for _, addr := range p.ExternalIPs {

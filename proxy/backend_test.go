@@ -70,7 +70,7 @@ func randomPort(r *rand.Rand) *model.ServicePort {
 		InternalPolicy: model.TrafficPolicy(r.IntN(2)), ExternalPolicy: model.TrafficPolicy(r.IntN(2)),
 		LoadBalancerIPs: []netip.Addr{at(100, 3)}, ExternalIPs: []netip.Addr{at(100, 3)},
 	}
-	if p.Guarded = r.IntN(2) == 0; p.Guarded {
+	if r.IntN(2) == 0 {
 		a := at(101, 200)
 		p.LoadBalancerSourceRanges = []netip.Prefix{netip.PrefixFrom(a, a.BitLen()-r.IntN(9)).Masked()}
 	}
