@@ -72,8 +72,9 @@ func Parse(data []byte) (*File, error) {
 	}
 	_, ineffective, _ := FeatureGates(f.Config.FeatureGates)
 	for _, gate := range ineffective {
-		f.Warnings = append(f.Warnings, fmt.Sprintf("featureGates: %s has no effect in this proxy", gate))
+		f.Warnings = append(f.Warnings, "featureGates: "+gate)
 	}
+	f.Warnings = append(f.Warnings, OpenNodePorts(f.Config, names)...)
 	return f, nil
 }
 

@@ -69,8 +69,9 @@ func (o *options) completeFromFlags(flags *pflag.FlagSet) error {
 	c.MetricsBindAddress = serverAddress(flags, o.metricsAddress, "metrics-port", o.metricsPort)
 	_, ineffective, _ := config.FeatureGates(c.FeatureGates)
 	for _, gate := range ineffective {
-		o.warn("--feature-gates: %s has no effect in this proxy", gate)
+		o.warn("--feature-gates: %s", gate)
 	}
+	o.warnings = append(o.warnings, config.OpenNodePorts(c, flagNames())...)
 	return config.Validate(c, flagNames())
 }
 

@@ -10,6 +10,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/nftproxy/nftproxy/compiler"
+	"github.com/nftproxy/nftproxy/config"
 	"github.com/nftproxy/nftproxy/conntrack"
 	"github.com/nftproxy/nftproxy/health"
 	"github.com/nftproxy/nftproxy/localnodeport"
@@ -98,7 +99,9 @@ func newParts(ctx context.Context, o *options, compilerConfig compiler.Config, c
 	p.services = newServiceHealth(p.health, compilerConfig, p.events)
 	p.localhosts = newForwarder(o.config)
 	logger := klog.FromContext(ctx)
-	p.tracker = tracker.New(tracker.Options{NodeName: p.nodeName, Logger: logger, OnSkip: metrics.CountSkip})
+	trackerOptions := config.Tracker(o.config)
+	trackerOptions.NodeName, trackerOptions.Logger, trackerOptions.OnSkip = p.nodeName, logger, metrics.CountSkip
+	p.tracker = tracker.New(trackerOptions)
 	metrics.ShowTracker(p.tracker)
 	p.loop = tracker.NewLoop(p.tracker, p.backend, tracker.LoopOptions{
 		MinSyncPeriod: o.config.MinSyncPeriod.Duration,
