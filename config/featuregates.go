@@ -11,6 +11,7 @@ import (
 	logsapi "k8s.io/component-base/logs/api/v1"
 	metricsfeatures "k8s.io/component-base/metrics/features"
 	zpagesfeatures "k8s.io/component-base/zpages/features"
+	"k8s.io/klog/v2"
 )
 
 // The gates of kube-proxy's own that have an effect here.
@@ -53,7 +54,9 @@ func FeatureGates(set map[string]bool) (gates featuregate.MutableVersionedFeatur
 		_, effective := own.GetAll()[featuregate.Feature(name)]
 		switch {
 		case effective:
-			if err := own.SetFromMap(map[string]bool{name: set[name]}); err != nil {
+			// Without a logger: gates are set many times over, and each time component-base would
+			// say that one is deprecated, or generally available.
+			if err := own.SetFromMapWithLogger(klog.Logger{}, map[string]bool{name: set[name]}); err != nil {
 				errs = append(errs, field.Invalid(path, name, err.Error()))
 			}
 		case slices.Contains(known, name):
@@ -74,7 +77,12 @@ func describeIneffective(name string) string {
 	return text
 }
 
-func newFeatureGate() featuregate.MutableVersionedFeatureGate {
+type quietGates interface {
+	featuregate.MutableVersionedFeatureGate
+	featuregate.MutableFeatureGateWithLogger
+}
+
+func newFeatureGate() quietGates {
 	gates := featuregate.NewFeatureGate()
 	for _, add := range []func(featuregate.MutableVersionedFeatureGate) error{
 		logsapi.AddFeatureGates, metricsfeatures.AddFeatureGates, zpagesfeatures.AddFeatureGates, addClientGates, addOwn,
