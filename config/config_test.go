@@ -110,6 +110,8 @@ func TestLoopbackNodePortsAreThoseThatAreNamed(t *testing.T) {
 		{"the keyword", "nodePortAddresses: [primary, localhost]", prefixes("127.0.0.0/8", "::1/128")},
 		{"a prefix", "nodePortAddresses: [127.0.0.1/32, 10.0.0.0/8]", prefixes("127.0.0.1/32")},
 		{"not by an unnamed family", "nodePortAddresses: [10.0.0.0/8]", nil},
+		{"not with all alpha gates off", "nodePortAddresses: [localhost]\nfeatureGates: {AllAlpha: false}", nil},
+		{"with all beta gates off", "nodePortAddresses: [localhost]\nfeatureGates: {AllBeta: false}", prefixes("127.0.0.0/8", "::1/128")},
 		{"not with the gate off", "nodePortAddresses: [localhost]\nfeatureGates: {KubeProxyNFTablesLocalhostNodePorts: false}", nil},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

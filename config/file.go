@@ -23,7 +23,7 @@ type File struct {
 	Path string
 	// Config has what the document says, with defaults filled in, and is valid.
 	Config *v1alpha2.KubeProxyConfiguration
-	// Warnings are about what in the document has no effect, one line each.
+	// Warnings are about what in the document has no effect, and about what it leaves open; one line each.
 	Warnings []string
 
 	data []byte
