@@ -23,9 +23,9 @@ const (
 	LocalhostNodePorts featuregate.Feature = "KubeProxyNFTablesLocalhostNodePorts"
 )
 
-// settledGates are gates with which kube-proxy v1.37 would behave otherwise and this proxy does
+// fixedGates are gates with which kube-proxy v1.37 would behave otherwise and this proxy does
 // not, and why. Those that kube-proxy v1.37 has locked are among them.
-var settledGates = map[string]string{
+var fixedGates = map[string]string{
 	"CBORServingAndStorage":         "/statusz and /flagz have no CBOR form",
 	"KubeProxyIPVS":                 "there is no mode ipvs",
 	"MultiCIDRServiceAllocator":     "ServiceCIDRs are always followed",
@@ -71,7 +71,7 @@ func FeatureGates(set map[string]bool) (gates featuregate.MutableVersionedFeatur
 // describeIneffective completes "featureGates: ".
 func describeIneffective(name string) string {
 	text := name + " has no effect in this proxy"
-	if why := settledGates[name]; why != "" {
+	if why := fixedGates[name]; why != "" {
 		text += ": " + why
 	}
 	return text

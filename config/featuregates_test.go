@@ -98,7 +98,7 @@ func TestEveryGateOfKubeProxyIsDocumented(t *testing.T) {
 	for _, row := range regexp.MustCompile("(?m)^\\| `(\\w+)` \\| ([^|]+) \\|").FindAllStringSubmatch(section, -1) {
 		documented[row[1]] = row[2]
 	}
-	want := maps.Clone(settledGates)
+	want := maps.Clone(fixedGates)
 	gates, _, _ := FeatureGates(nil)
 	for name, spec := range gates.GetAll() {
 		want[string(name)] = defaultOf(spec)

@@ -136,6 +136,14 @@ func TestServiceBecomesPorts(t *testing.T) {
 			want: []*model.ServicePort{web(func(p *model.ServicePort) { p.LoadBalancerIPs = addrs("192.0.2.7") })},
 		},
 		{
+			name: "source ranges are a sorted set, also before there are load balancer IPs",
+			service: makeService(func(s *corev1.Service) {
+				s.Spec.Type = corev1.ServiceTypeLoadBalancer
+				s.Spec.LoadBalancerSourceRanges = []string{"172.16.0.0/12", "10.0.0.0/8", "172.16.0.0/12"}
+			}),
+			want: []*model.ServicePort{web(func(p *model.ServicePort) { p.LoadBalancerSourceRanges = prefixes("10.0.0.0/8", "172.16.0.0/12") })},
+		},
+		{
 			name: "an invalid source range opens nothing: without a valid one of the family its load balancer IPs are left out",
 			service: makeService(func(s *corev1.Service) {
 				s.Spec.Type = corev1.ServiceTypeLoadBalancer

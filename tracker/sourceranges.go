@@ -29,18 +29,19 @@ func (s *service) parseSourceRanges(texts []string, addrs *perFamily[addresses])
 	}
 	for _, family := range model.Families {
 		a := addrs.of(family)
-		if len(texts) == 0 || len(a.loadBalancerIPs) == 0 || !a.clusterIP.IsValid() {
+		named := len(a.sourceRanges) > 0
+		a.sourceRanges = guardOf(a.sourceRanges)
+		exposed := a.clusterIP.IsValid() && len(a.loadBalancerIPs) > 0
+		if len(texts) == 0 || !exposed || len(a.sourceRanges) > 0 {
 			continue
 		}
-		if unreadable && len(a.sourceRanges) == 0 {
+		if unreadable && !named {
 			// The range may be of this family. Whoever wrote it meant to keep others out.
 			s.skips.add(ReasonUnreadableGuard, "status.loadBalancer.ingress", family.String(), errUnreadableGuard)
 			a.loadBalancerIPs = nil
 			continue
 		}
-		if a.sourceRanges = guardOf(a.sourceRanges); a.sourceRanges == nil {
-			s.unguarded = append(s.unguarded, family)
-		}
+		s.unguarded = append(s.unguarded, family)
 	}
 }
 
