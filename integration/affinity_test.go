@@ -14,7 +14,6 @@ import (
 	"time"
 
 	"github.com/nftproxy/nftproxy/compiler"
-	"github.com/nftproxy/nftproxy/conntrack"
 	"github.com/nftproxy/nftproxy/integration/lab"
 	"github.com/nftproxy/nftproxy/model"
 	"github.com/nftproxy/nftproxy/proxy"
@@ -148,11 +147,10 @@ func (a *affinityTest) restart(endpoints ...string) {
 	if err != nil {
 		a.Fatal(err)
 	}
-	flows, err := conntrack.Dial(int(a.lab.Node.NetNS().Fd()))
+	flows, err := proxy.NewFlowCleaner(int(a.lab.Node.NetNS().Fd()), nil)
 	if err != nil {
 		a.Fatal(err)
 	}
-	a.Cleanup(func() { flows.Close() })
 	a.backend.RemoveStaleFlows(flows)
 	full := a.ports("web", a.timeout, endpoints...)
 	full.Full = true

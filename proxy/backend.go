@@ -27,9 +27,6 @@ type Hooks struct {
 	OnForeignChange func()
 	// OnRepair is told of each time the tables were brought in line because they were not as committed.
 	OnRepair func()
-	// OnFlowsRemoved is told of each search for stale UDP flows: how long it took, and how
-	// many it removed.
-	OnFlowsRemoved func(model.Family, conntrack.Stats)
 }
 
 // Backend writes the model to nftables. It implements tracker.Backend.
@@ -50,10 +47,11 @@ type Backend struct {
 	generation uint32
 	// conflicts holds what was last logged of each contested address.
 	conflicts map[string]string
-	// conntrack is where stale UDP flows are removed from; nil for nowhere.
+	// conntrack is where connections are found that affinity is taken from; nil for nowhere.
 	conntrack *conntrack.Conn
-	udp       *udpFlows
-	affinity  *affinityReconciler
+	// flows is told what is committed; nil for nobody.
+	flows    *FlowCleaner
+	affinity *affinityReconciler
 }
 
 // NewBackend returns a backend that commits through conn.
@@ -62,14 +60,14 @@ func NewBackend(conn *nft.Conn, config compiler.Config, hooks Hooks) (*Backend, 
 	if err != nil {
 		return nil, err
 	}
-	b := &Backend{conn: conn, reader: conn, compiler: c, hooks: hooks, udp: newUDPFlows(), conflicts: map[string]string{}}
+	b := &Backend{conn: conn, reader: conn, compiler: c, hooks: hooks, conflicts: map[string]string{}}
 	b.affinity = newAffinityReconciler(b)
 	return b, nil
 }
 
-// RemoveStaleFlows makes each Sync remove UDP flows to endpoints that do not serve any more
-// from the connection tracking table. It must be called before the first Sync.
-func (b *Backend) RemoveStaleFlows(conn *conntrack.Conn) { b.conntrack = conn }
+// RemoveStaleFlows makes each Sync that succeeded leave it to c to remove UDP flows to
+// endpoints that do not serve any more. It must be called before the first Sync.
+func (b *Backend) RemoveStaleFlows(c *FlowCleaner) { b.flows, b.conntrack = c, c.table }
 
 // Sync brings the kernel in line with the changes, in one transaction for both IP families.
 // The first one reads back what the kernel holds, and changes only what differs.
@@ -77,8 +75,8 @@ func (b *Backend) RemoveStaleFlows(conn *conntrack.Conn) { b.conntrack = conn }
 // When the kernel refuses a transaction, its tables are probably not what they were after the last
 // commit (somebody flushed the ruleset), so Sync reads them back and brings them in line, if need be by
 // replacing them whole, in one transaction again. When that is refused too it returns the error, the kernel is
-// as it was, and the next Sync has everything that this one had. A sweep of session affinity may follow. Then stale UDP flows are removed, if
-// RemoveStaleFlows was called.
+// as it was, and the next Sync has everything that this one had. A sweep of session affinity may follow. Stale UDP
+// flows are removed later, by the FlowCleaner.
 func (b *Backend) Sync(ctx context.Context, changes *model.Changes) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -91,12 +89,14 @@ func (b *Backend) Sync(ctx context.Context, changes *model.Changes) error {
 	for _, c := range conflicts {
 		b.logConflict(logger, c)
 	}
-	b.udp.apply(changes)
 	if err := b.update(ctx, logger); err != nil {
 		return err
 	}
+	if b.flows != nil {
+		b.flows.note(b.compiler, changes) // after the commit: the old rules could make a removed flow anew
+	}
 	b.affinity.signal()
-	return b.removeStaleFlows(logger)
+	return nil
 }
 
 // update commits what changed; if the kernel refuses that, what differs from what it holds.
@@ -130,21 +130,6 @@ func (b *Backend) logConflict(logger klog.Logger, c compiler.Conflict) {
 	}
 	b.conflicts[c.Frontend] = text
 	logger.Info("Several Services claim the same address; only one gets it", "address", c.Frontend, "owner", c.Owner.ServicePortName(), "others", names(c.Others))
-}
-
-// removeStaleFlows comes after the commit: a flow removed before it could be made anew by the old rules.
-func (b *Backend) removeStaleFlows(logger klog.Logger) error {
-	if b.conntrack == nil {
-		return nil
-	}
-	return b.udp.clean(b.conntrack, func(family model.Family, stats conntrack.Stats) {
-		if stats.Deleted > 0 {
-			logger.V(2).Info("Removed UDP flows to endpoints that do not serve any more", "family", family, "flows", stats.Deleted, "duration", stats.Duration)
-		}
-		if b.hooks.OnFlowsRemoved != nil {
-			b.hooks.OnFlowsRemoved(family, stats)
-		}
-	})
 }
 
 // reconcile makes whatever the kernel holds, from a run before, from another proxy, or after somebody else changed it,

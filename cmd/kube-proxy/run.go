@@ -11,7 +11,6 @@ import (
 
 	"github.com/nftproxy/nftproxy/compiler"
 	"github.com/nftproxy/nftproxy/config"
-	"github.com/nftproxy/nftproxy/conntrack"
 	"github.com/nftproxy/nftproxy/health"
 	"github.com/nftproxy/nftproxy/localnodeport"
 	"github.com/nftproxy/nftproxy/metrics"
@@ -48,11 +47,6 @@ func run(ctx context.Context, o *options) error {
 		return err
 	}
 	defer conn.Close()
-	flows, err := conntrack.Dial(0)
-	if err != nil {
-		return err
-	}
-	defer flows.Close()
 	p, err := newParts(ctx, o, compilerConfig, conn)
 	if err != nil {
 		return err
@@ -61,7 +55,6 @@ func run(ctx context.Context, o *options) error {
 	if err := prepareKernel(ctx, o.config, conn); err != nil {
 		return err
 	}
-	p.backend.RemoveStaleFlows(flows)
 	klog.FromContext(ctx).Info("Starting", "node", p.nodeName, "mode", "nftables")
 	p.events.Starting()
 	return p.serve(ctx, o)
@@ -74,6 +67,7 @@ type parts struct {
 	tracker  *tracker.Tracker
 	loop     *tracker.Loop
 	backend  *proxy.Backend
+	flows    *proxy.FlowCleaner
 	// events is nil when Services do not come from an API server.
 	events *node.Events
 
@@ -96,6 +90,10 @@ func newParts(ctx context.Context, o *options, compilerConfig compiler.Config, c
 	if p.backend, err = proxy.NewBackend(conn, compilerConfig, hooks()); err != nil {
 		return nil, err
 	}
+	if p.flows, err = proxy.NewFlowCleaner(0, observeFlows); err != nil {
+		return nil, err
+	}
+	p.backend.RemoveStaleFlows(p.flows)
 	p.services = newServiceHealth(p.health, compilerConfig, p.events)
 	p.localhosts = newForwarder(o.config)
 	logger := klog.FromContext(ctx)
@@ -142,6 +140,10 @@ func (p *parts) serve(ctx context.Context, o *options) error {
 		p.backend.Watch(ctx)
 		return nil
 	})
+	group.Go(func() error {
+		p.flows.Run(ctx)
+		return nil
+	})
 	err := group.Wait()
 	klog.FromContext(ctx).Info("Stopping; the rules stay in the kernel")
 	return err
@@ -154,6 +156,5 @@ func hooks() proxy.Hooks {
 		OnCompile:       metrics.ObserveCompile,
 		OnForeignChange: metrics.CountForeignChange,
 		OnRepair:        metrics.CountRepair,
-		OnFlowsRemoved:  observeFlows,
 	}
 }
