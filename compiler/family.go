@@ -28,11 +28,13 @@ type family struct {
 	ports map[model.PortID]*model.ServicePort
 	// claims holds who wants a frontend, the winner first.
 	claims map[frontend][]claim
+	// contested holds who wants a frontend that more than one wants, sorted, as Apply returned it.
+	contested map[frontend][]model.PortID
 	// programmed holds the plan that is in the draft for a frontend.
 	programmed map[frontend]plan
 	balancers  map[balancer]int
 	// How many ports use an address.
-	clusterIPUses, endpointUses map[netip.Addr]int
+	clusterIPUses, hairpinUses map[netip.Addr]int
 
 	// affinityPorts holds the Service ports with affinity by affinityName.
 	affinityPorts map[string]*affinityPort
@@ -54,10 +56,11 @@ func newFamily(f nft.Family, config *Config) *family {
 		draft:         nft.NewDraft(f, TableName, "rules for Kubernetes Services, written by nftproxy"),
 		ports:         map[model.PortID]*model.ServicePort{},
 		claims:        map[frontend][]claim{},
+		contested:     map[frontend][]model.PortID{},
 		programmed:    map[frontend]plan{},
 		balancers:     map[balancer]int{},
 		clusterIPUses: map[netip.Addr]int{},
-		endpointUses:  map[netip.Addr]int{},
+		hairpinUses:   map[netip.Addr]int{},
 		affinityPorts: map[string]*affinityPort{},
 
 		affinityFrontends: map[affinityRule]int{},
@@ -163,13 +166,21 @@ func (f *family) countAddresses(p *model.ServicePort, by int) {
 		return
 	}
 	f.clusterIPUses[p.ClusterIP] += by
-	eachEndpoint(p, func(addr netip.Addr) { f.endpointUses[addr] += by })
+	eachHairpin(p, func(addr netip.Addr) { f.hairpinUses[addr] += by })
 }
 
-func eachEndpoint(p *model.ServicePort, do func(netip.Addr)) {
+// eachHairpin calls do with each endpoint of a port that may be sent to itself by this node, without
+// being masqueraded for another reason.
+//
+// A client's packet is translated on the client's own node, so the client, and the endpoint
+// that it is, must be on this one. The exception is a node port: a pod of another node
+// can dial it here. Under policy Cluster it is masqueraded anyway, under policy Local it is not.
+func eachHairpin(p *model.ServicePort, do func(netip.Addr)) {
 	for _, list := range [][]model.Endpoint{p.Cluster, p.Local} {
 		for i := range list {
-			do(list[i].AddrPort.Addr())
+			if !list[i].Remote || p.ExternalPolicy == model.PolicyLocal {
+				do(list[i].AddrPort.Addr())
+			}
 		}
 	}
 }
@@ -182,9 +193,9 @@ func (f *family) settleAddresses(p *model.ServicePort) {
 	if p.ClusterIP.IsValid() {
 		f.settleAddress(f.clusterIPs, nft.AddrData(p.ClusterIP), f.clusterIPUses, p.ClusterIP)
 	}
-	eachEndpoint(p, func(addr netip.Addr) {
+	eachHairpin(p, func(addr netip.Addr) {
 		data := nft.AddrData(addr)
-		f.settleAddress(f.hairpin, data+data, f.endpointUses, addr)
+		f.settleAddress(f.hairpin, data+data, f.hairpinUses, addr)
 	})
 }
 

@@ -38,6 +38,11 @@ func (f frontend) appendKey(b []byte) []byte {
 // rank orders what may claim one frontend: a ClusterIP is the cluster's own and must not be
 // taken over by an external IP that any Service author can name (CVE-2020-8554); a load
 // balancer IP is set by a controller, an external IP by the author.
+//
+// A claim of lower rank does not get the frontend either while the owner has no endpoints,
+// though kube-proxy would give it away: whoever may name an external IP would only have to
+// wait for a rollout or a crash of the Service that holds the ClusterIP or the load balancer
+// IP, and its clients' data would go to him. Refusing them is the safe answer.
 type rank uint8
 
 const (
@@ -54,10 +59,14 @@ type claim struct {
 	plan plan
 }
 
-// before reports whether c wins over other: deterministically, whatever came first.
+// before reports whether c wins over other: by rank, then whoever has something to serve, as
+// in kube-proxy, then by name. Who came first does not matter, and all nodes decide alike.
 func (c *claim) before(other *claim) bool {
 	if c.rank != other.rank {
 		return c.rank < other.rank
+	}
+	if c.plan.serves() != other.plan.serves() {
+		return c.plan.serves()
 	}
 	return c.id.Compare(other.id) < 0
 }
@@ -121,6 +130,10 @@ const (
 	// health check tells it to go there; a refusal would tell the client to give up.
 	unservedDrop
 )
+
+// serves reports whether there is a usable endpoint, on whatever node: one that policy Local keeps
+// this node from using counts, or nodes would disagree on whom an address belongs to.
+func (p *plan) serves() bool { return p.unserved != unservedReject }
 
 // claims returns all that a Service port wants, a frontend once.
 func claims(p *model.ServicePort) map[frontend]claim {

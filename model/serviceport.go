@@ -110,8 +110,9 @@ type ServicePort struct {
 // Endpoint is where a connection can be sent.
 type Endpoint struct {
 	AddrPort netip.AddrPort
-	// Local says that the endpoint is on this node.
-	Local bool
+	// Local says that the endpoint is on this node, Remote that it is on another one. With
+	// neither set its slice names no node, and it may be on this one.
+	Local, Remote bool
 }
 
 // CompareEndpoints orders endpoints by address and port.

@@ -45,8 +45,6 @@ type Backend struct {
 	// generation is the kernel's generation number up to which the tables are known to be
 	// ours; 0 until the first Check.
 	generation uint32
-	// conflicts holds what was last logged of each contested address.
-	conflicts map[string]string
 	// conntrack is where connections are found that affinity is taken from; nil for nowhere.
 	conntrack *conntrack.Conn
 	// flows is told what is committed; nil for nobody.
@@ -60,7 +58,7 @@ func NewBackend(conn *nft.Conn, config compiler.Config, hooks Hooks) (*Backend, 
 	if err != nil {
 		return nil, err
 	}
-	b := &Backend{conn: conn, reader: conn, compiler: c, hooks: hooks, conflicts: map[string]string{}}
+	b := &Backend{conn: conn, reader: conn, compiler: c, hooks: hooks}
 	b.affinity = newAffinityReconciler(b)
 	return b, nil
 }
@@ -87,7 +85,7 @@ func (b *Backend) Sync(ctx context.Context, changes *model.Changes) error {
 		b.hooks.OnCompile(time.Since(begin))
 	}
 	for _, c := range conflicts {
-		b.logConflict(logger, c)
+		logConflict(logger, c)
 	}
 	if err := b.update(ctx, logger); err != nil {
 		return err
@@ -122,13 +120,7 @@ func (b *Backend) repaired() {
 	}
 }
 
-// logConflict says once who gets a contested address, and again when that changes.
-func (b *Backend) logConflict(logger klog.Logger, c compiler.Conflict) {
-	text := fmt.Sprint(c.Owner, c.Others)
-	if b.conflicts[c.Frontend] == text {
-		return
-	}
-	b.conflicts[c.Frontend] = text
+func logConflict(logger klog.Logger, c compiler.Conflict) {
 	logger.Info("Several Services claim the same address; only one gets it", "address", c.Frontend, "owner", c.Owner.ServicePortName(), "others", names(c.Others))
 }
 

@@ -17,7 +17,7 @@ import (
 )
 
 // namespaceConn returns a connection to the nf_tables of a network namespace of the test's own.
-func namespaceConn(t *testing.T) *nft.Conn {
+func namespaceConn(t testing.TB) *nft.Conn {
 	t.Helper()
 	runtime.LockOSThread()
 	original, err := netns.Get()

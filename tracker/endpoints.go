@@ -138,7 +138,7 @@ func pick(candidates []candidate, wanted func(candidate) bool) []model.Endpoint 
 	list := make([]model.Endpoint, 0, count)
 	for _, c := range candidates {
 		if wanted(c) {
-			list = append(list, model.Endpoint{AddrPort: c.addrPort, Local: c.local})
+			list = append(list, model.Endpoint{AddrPort: c.addrPort, Local: c.local, Remote: c.remote})
 		}
 	}
 	return list
