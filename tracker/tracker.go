@@ -76,6 +76,7 @@ type Tracker struct {
 	nodeDirty    bool
 	cidrsDirty   bool
 	triggers     map[objectName][]time.Time
+	triggerCount int
 	handedNode   *node
 	handedRanges []netip.Prefix
 	scratch      []candidate
@@ -171,7 +172,7 @@ func (t *Tracker) DeleteEndpointSlice(namespace, name string) {
 		delete(t.slices, key)
 		t.unlink(old)
 		// The deletion carries no time, so the latency of this change is not known.
-		delete(t.triggers, old.service)
+		t.forgetTriggers(old.service)
 	}
 }
 
