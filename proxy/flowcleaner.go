@@ -53,7 +53,8 @@ func NewFlowCleaner(netNS int, onSearch func(model.Family, conntrack.Stats, erro
 	return &FlowCleaner{netNS: netNS, table: table, onSearch: onSearch, flows: newUDPFlows(), wake: make(chan struct{}, 1)}, nil
 }
 
-// note takes in what a Sync has committed.
+// note takes in what a Sync has committed. The changes of one that failed come again with the next
+// (tracker.Backend).
 func (c *FlowCleaner) note(rules *compiler.Compiler, changes *model.Changes) {
 	if !c.flows.apply(rules, changes) {
 		return
