@@ -12,7 +12,6 @@ import (
 	"github.com/nftproxy/nftproxy/compiler"
 	"github.com/nftproxy/nftproxy/model"
 	"github.com/nftproxy/nftproxy/nft"
-	"github.com/nftproxy/nftproxy/proxy"
 	"golang.org/x/sys/unix"
 )
 
@@ -27,7 +26,7 @@ const (
 // TestAffinityFlood has forged SYNs fill the map of one Service while another one has clients, and takes an
 // endpoint of each away.
 func TestAffinityFlood(t *testing.T) {
-	c := newCluster(t, proxy.Hooks{})
+	c := newCluster(t)
 	c.dropTranslated(t)
 	sticky := func(name string, number byte, pods ...byte) *model.ServicePort {
 		p := service(name, model.TCP, model.IPv4, number, pods...)
