@@ -23,7 +23,7 @@ type File struct {
 	Path string
 	// Config has what the document says, with defaults filled in, and is valid.
 	Config *v1alpha2.KubeProxyConfiguration
-	// Warnings are about what in the document has no effect, and about what it leaves open; one line each.
+	// Warnings are about what in the document has no effect, leaves something open, or is missing; one line each.
 	Warnings []string
 
 	data []byte
@@ -75,6 +75,7 @@ func Parse(data []byte) (*File, error) {
 		f.Warnings = append(f.Warnings, "featureGates: "+gate)
 	}
 	f.Warnings = append(f.Warnings, OpenNodePorts(f.Config, names)...)
+	f.Warnings = append(f.Warnings, Missing(f.Config, names)...)
 	return f, nil
 }
 

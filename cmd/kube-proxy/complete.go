@@ -72,6 +72,7 @@ func (o *options) completeFromFlags(flags *pflag.FlagSet) error {
 		o.warn("--feature-gates: %s", gate)
 	}
 	o.warnings = append(o.warnings, config.OpenNodePorts(c, flagNames())...)
+	o.warnings = append(o.warnings, config.Missing(c, flagNames())...)
 	return config.Validate(c, flagNames())
 }
 

@@ -102,7 +102,7 @@ func TestFlagsWithoutEffectAreWarnedAbout(t *testing.T) {
 		{"--feature-gates=AllowServiceExternalIPs=false,WatchListClient=false", ""},
 		{"--nodeport-addresses=10.0.0.0/8", "--nodeport-addresses: has no IPv6 address"},
 	} {
-		o := mustParse(t, strings.Fields(tt.args)...)
+		o := mustParse(t, append(strings.Fields(tt.args), "--cluster-cidr=10.0.0.0/8")...)
 		if got := strings.Join(o.warnings, "; "); !strings.Contains(got, tt.want) || tt.want == "" && got != "" || len(o.warnings) > 1 {
 			t.Errorf("%q: warnings %q, want %q", tt.args, o.warnings, tt.want)
 		}
