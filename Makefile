@@ -3,9 +3,6 @@
 GO          ?= go
 STATICCHECK := $(GO) run honnef.co/go/tools/cmd/staticcheck@v0.8.2
 VERSION     := $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
-# When the image was made, in seconds since 1970, for those who look at it: the time of the commit,
-# so that the same source gives the same bytes. 0 is no time.
-SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || echo 0)
 LDFLAGS     := -s -w -X k8s.io/component-base/version.gitVersion=$(if $(filter v%,$(VERSION)),$(VERSION),v0.0.0-$(VERSION))
 # A number of runs, not a time: at a deadline go test now and then reports "context deadline
 # exceeded" for a fuzz target that found nothing. `make fuzz FUZZTIME=10m` for a long one.
@@ -14,6 +11,9 @@ BIN         ?= bin
 BUILD       := CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)'
 COMMANDS    := ./cmd/kube-proxy ./cmd/ruledump
 IMAGE       ?= localhost/nftproxy/kube-proxy
+# When the image was made, in seconds since 1970, for those who look at it: the time of the commit,
+# so that the same source gives the same bytes. 0 is no time.
+SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || echo 0)
 
 .PHONY: build image demo test check unit fuzz golden bench clean
 
