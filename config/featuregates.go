@@ -14,6 +14,10 @@ import (
 	"k8s.io/klog/v2"
 )
 
+// AffinityHash is a gate of this proxy, off by default: a new client of a Service with session affinity goes to the endpoint that the hash of its
+// address chooses, instead of a random one. See compiler.Config.AffinityHash.
+const AffinityHash featuregate.Feature = "NFTProxyAffinityHash"
+
 // The gates of kube-proxy's own that have an effect here.
 const (
 	// AllowServiceExternalIPs is on by default. Off, the externalIPs of Services do not count (CVE-2020-8554).
@@ -43,7 +47,7 @@ var fixedGates = map[string]string{
 var kubeProxyGates string
 
 // FeatureGates returns the gates that have an effect here, as set or by default: those of
-// logging, metrics, the z-pages and client-go, and the two above. Others that kube-proxy knows are
+// logging, metrics, the z-pages and client-go, and those above. Others that kube-proxy knows are
 // returned as ineffective, each as its name and why it is if kube-proxy itself would behave otherwise. One
 // that kube-proxy does not know either is an error.
 func FeatureGates(set map[string]bool) (gates featuregate.MutableVersionedFeatureGate, ineffective []string, errs field.ErrorList) {
@@ -96,6 +100,7 @@ func newFeatureGate() quietGates {
 
 func addOwn(gates featuregate.MutableVersionedFeatureGate) error {
 	return gates.Add(map[featuregate.Feature]featuregate.FeatureSpec{
+		AffinityHash:            {Default: false, PreRelease: featuregate.Alpha},
 		AllowServiceExternalIPs: {Default: true, PreRelease: featuregate.GA},
 		LocalhostNodePorts:      {Default: true, PreRelease: featuregate.Alpha},
 	})
