@@ -49,6 +49,7 @@ func everything() {
 	metrics.CountHealthz(200)
 	metrics.CountLivez(200)
 	metrics.SetServiceHealthPorts(1, 1)
+	metrics.SetLeftovers("ipvs", 1)
 }
 
 // gather returns all metrics by name.

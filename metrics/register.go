@@ -39,6 +39,7 @@ func Register() {
 			healthz, livez, serviceHealthPorts,
 			localhostListeners, localhostListenFailures,
 			skippedObjects,
+			leftoverRules, buildInfo,
 		)
 		legacyregistry.CustomMustRegister(trackerCollector)
 		startAtZero()
@@ -54,6 +55,7 @@ func startAtZero() {
 		}
 	}
 	SetServiceHealthPorts(0, 0)
+	showBuildInfo()
 }
 
 // observeBoth records a duration in seconds for both families.
