@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"fmt"
 	"runtime"
 	"slices"
 
@@ -87,11 +86,7 @@ func (o *options) apply(ctx context.Context) error {
 func (o *options) do(ctx context.Context) error {
 	switch {
 	case o.writeConfigTo != "":
-		if err := config.Write(o.config, o.writeConfigTo); err != nil {
-			return fmt.Errorf("--write-config-to: %w", err)
-		}
-		klog.FromContext(ctx).Info("Wrote configuration", "file", o.writeConfigTo)
-		return nil
+		return o.writeConfig(ctx)
 	case o.cleanup:
 		return cleanup(ctx)
 	case o.initOnly:
