@@ -8,7 +8,7 @@ import (
 // Names of chains as kube-proxy v1.36 has them in its modes iptables and ipvs, and as older versions had them.
 //
 // The kubelet has chains of its own, which no proxy may touch: KUBE-FIREWALL, KUBE-IPTABLES-HINT,
-// KUBE-KUBELET-CANARY, and KUBE-MARK-DROP before v1.29. Network plugins have others that begin with KUBE-, such as
+// KUBE-KUBELET-CANARY, and KUBE-MARK-DROP before v1.27. Network plugins have others that begin with KUBE-, such as
 // kube-router's KUBE-ROUTER-INPUT and KUBE-NWPLCY-…. So nothing goes by KUBE- alone.
 var (
 	proxyChains = []string{
@@ -17,7 +17,7 @@ var (
 	}
 	// servicePrefixes are those of chains of one Service or endpoint.
 	servicePrefixes = []string{"KUBE-SVC-", "KUBE-SVL-", "KUBE-SEP-", "KUBE-EXT-", "KUBE-FW-", "KUBE-XLB-"}
-	// sharedChains are made by kubelets before v1.29 too, and network plugins may use them: the CNI plugin
+	// sharedChains are made by kubelets before v1.27 too, and network plugins may use them: the CNI plugin
 	// portmap jumps to KUBE-MARK-MASQ if told to. Alone they do nothing to Services, so they are no sign of another mode.
 	sharedChains = []string{markChain, postroutingChain}
 )

@@ -9,7 +9,7 @@ import (
 func Present(conn *nft.Conn) ([]string, error) {
 	var tables []string
 	for _, family := range nft.Families {
-		for _, name := range []string{compiler.TableName, standInName} {
+		for _, name := range []string{compiler.TableName, compiler.StandInName} {
 			there, err := conn.HasTable(family, name)
 			if err != nil {
 				return nil, err

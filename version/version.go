@@ -6,7 +6,6 @@
 package version
 
 import (
-	"runtime/debug"
 	"strings"
 
 	kubernetes "k8s.io/component-base/version"
@@ -14,9 +13,6 @@ import (
 
 // own is set by the Makefile. It also sets the version that k8s.io/component-base reports.
 var own string
-
-// modelModule is the module whose version v0.X.Y belongs to kube-proxy vX.Y.Z: its configuration is kube-proxy's.
-const modelModule = "k8s.io/kube-proxy"
 
 // Own returns the version of nftproxy, such as "v0.1.0"; "unknown" for a program that was built by hand.
 func Own() string {
@@ -26,24 +22,17 @@ func Own() string {
 	return own
 }
 
-// KubeProxy returns the version of the kube-proxy that this program stands for, such as "v1.37.2".
+// KubeProxy returns the version of the kube-proxy that this program stands for, such as "v1.37.2"; for
+// a program that was built by hand only the minor version, "v1.37".
 func KubeProxy() string {
-	if version, _, ours := strings.Cut(kubernetes.Get().GitVersion, "+nftproxy-"); ours {
+	if version, _, ours := strings.Cut(kubernetes.Get().GitVersion, infix); ours {
 		return version
 	}
-	return builtWith()
+	return "v" + kubernetes.DefaultKubeBinaryVersion
 }
 
-// builtWith returns what Go knows of a program that was built by hand.
-func builtWith() string {
-	info, ok := debug.ReadBuildInfo()
-	if !ok {
-		return "unknown"
-	}
-	for _, module := range info.Deps {
-		if minor, ok := strings.CutPrefix(module.Version, "v0."); ok && module.Path == modelModule {
-			return "v1." + minor
-		}
-	}
-	return "unknown"
-}
+// Full returns both as other components of Kubernetes write a version that somebody added to: "v1.37.2+nftproxy-v0.1.0".
+func Full() string { return KubeProxy() + infix + Own() }
+
+// infix stands between the two versions, here and in the Makefile.
+const infix = "+nftproxy-"

@@ -79,6 +79,7 @@ var flagDifferences = map[string]string{
 	"metrics-bind-address":     "`\"\"` disables the server; kube-proxy keeps the default",
 	"metrics-port":             "changes the port; kube-proxy only knows 0, which disables the server",
 	"proxy-mode":               "`nftables` is the only mode, and the default",
+	"version":                  "prints its own version too, after `+nftproxy-`",
 	"write-config-to":          "writes v1alpha2 unless `--write-config-version` says otherwise, and also what `--config` says",
 }
 
