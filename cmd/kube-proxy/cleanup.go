@@ -45,14 +45,14 @@ func cleanup(ctx context.Context) error {
 	for _, chain := range chains.Kept {
 		logger.Info("Kept, because a chain of somebody else's leads to it", "chain", chain)
 	}
-	return remaining()
+	return remaining(logger)
 }
 
 // remaining returns an error that says what cleanup cannot remove.
-func remaining() error {
+func remaining(logger klog.Logger) error {
 	found, err := leftovers.Find()
 	if err != nil {
-		return err
+		logger.Info("Cannot look for everything that kube-proxy's other modes may have left behind", "reason", err.Error())
 	}
 	var left []string
 	for _, l := range found {

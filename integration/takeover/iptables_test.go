@@ -194,7 +194,7 @@ func TestWhatTheModeIPTablesLeft(t *testing.T) {
 			}
 
 			before := savedIPTables(t, l.Node, variant, "ip")
-			err, output := runCleanup(t, l.Node)
+			output, err := runCleanup(t, l.Node)
 			if !strings.Contains(output, `"Removed" table="ip kube-proxy"`) || !strings.Contains(output, `"Removed" table="ip6 kube-proxy"`) {
 				t.Errorf("--cleanup does not say which tables it removed:\n%s", output)
 			}
@@ -214,7 +214,7 @@ func TestWhatTheModeIPTablesLeft(t *testing.T) {
 			if err := dialDeleted(l); err == nil {
 				t.Error("the deleted Service is served after --cleanup")
 			}
-			if _, output := runCleanup(t, l.Node); !strings.Contains(output, "Nothing to remove") {
+			if output, _ := runCleanup(t, l.Node); !strings.Contains(output, "Nothing to remove") {
 				t.Errorf("a second --cleanup says:\n%s", output)
 			}
 		})
@@ -250,7 +250,8 @@ func expectNoKubeProxyChain(t *testing.T, h *lab.Host, variant, after string) {
 	}
 }
 
-func runCleanup(t *testing.T, h *lab.Host) (error, string) {
+// runCleanup returns what --cleanup prints, and how it ended.
+func runCleanup(t *testing.T, h *lab.Host) (output string, err error) {
 	t.Helper()
 	path, err := buildOnce()
 	if err != nil {
@@ -258,7 +259,7 @@ func runCleanup(t *testing.T, h *lab.Host) (error, string) {
 	}
 	p := start(t, h, path, nil, "--cleanup")
 	err = p.cmd.Wait()
-	return err, p.output.String()
+	return p.output.String(), err
 }
 
 func awaitTables(t *testing.T, c *nft.Conn) {
