@@ -235,14 +235,14 @@ func TestWriteConfigTo(t *testing.T) {
 				}
 			}
 		}
-		if _, log := write(t, "--proxy-mode=nftables"); strings.Contains(log, "warning") {
+		if _, log := write(t, "--proxy-mode=nftables", "--cluster-cidr=10.0.0.0/8"); strings.Contains(log, "warning") {
 			t.Errorf("warnings about nothing:\n%s", log)
 		}
 	})
 }
 
 func TestIgnoredFlagsBesideAFile(t *testing.T) {
-	o := mustParse(t, "--config", configFile(t, "v1alpha1", ""), "--boot-id-file=/b")
+	o := mustParse(t, "--config", configFile(t, "v1alpha1", "clusterCIDR: 10.0.0.0/8\n"), "--boot-id-file=/b")
 	if diff := cmp.Diff([]string{"--boot-id-file: ignored, because " + notRead}, o.warnings); diff != "" {
 		t.Errorf("warnings (-want +got):\n%s", diff)
 	}
