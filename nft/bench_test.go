@@ -45,6 +45,15 @@ func manyServices(n int) *Table {
 	}
 }
 
+// manyAddresses returns a table with one set of n addresses.
+func manyAddresses(n int) *Table {
+	set := &Set{Name: "cluster-ips", Key: Concat{IPDaddr}}
+	for i := range n {
+		set.Put(Element{Key: AddrData(numberedAddr(byte(i>>16), i&0xffff))})
+	}
+	return &Table{Family: FamilyIP, Name: "kube-proxy", Sets: []*Set{set}}
+}
+
 // The same 20,000 elements of a verdict map, encoded in three ways.
 func BenchmarkEncodeElements(b *testing.B) {
 	const n = 20_000

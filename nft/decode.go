@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/google/nftables/expr"
-	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 )
 
@@ -513,4 +512,4 @@ func newExpr(name string) expr.Any {
 }
 
 // messageType returns the nf_tables type of a netlink message.
-func messageType(m netlink.Message) uint16 { return uint16(m.Header.Type) & 0xff }
+func messageType(r reply) uint16 { return r.Type & 0xff }

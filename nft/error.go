@@ -20,6 +20,8 @@ type CommitError struct {
 	Message string
 	// Others is how many more steps were refused.
 	Others int
+	// unread says that more answers of the kernel may wait, which the socket could not hold.
+	unread bool
 }
 
 func (e *CommitError) Error() string {

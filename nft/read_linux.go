@@ -16,14 +16,14 @@ const readAttempts = 10
 func (c *Conn) ReadTable(family Family, name string) (*Table, error) {
 	for range readAttempts {
 		t, err := c.readTable(family, name)
-		if !errors.Is(err, errInterrupted) {
+		if !errors.Is(err, ErrGenerationMoved) {
 			if err != nil {
 				return nil, fmt.Errorf("nft: read table %s %s: %w", family, name, err)
 			}
 			return t, nil
 		}
 	}
-	return nil, fmt.Errorf("nft: read table %s %s: %w, %d times", family, name, errInterrupted, readAttempts)
+	return nil, fmt.Errorf("nft: read table %s %s: %w, %d times", family, name, ErrGenerationMoved, readAttempts)
 }
 
 // HasTable reports whether the kernel has a table of that name.
@@ -50,7 +50,7 @@ func (c *Conn) readTable(family Family, name string) (*Table, error) {
 		return nil, err
 	}
 	if before != after {
-		return nil, errInterrupted
+		return nil, ErrGenerationMoved
 	}
 	return t, nil
 }
@@ -62,7 +62,7 @@ func (c *Conn) readParts(family Family, name string) (*Table, error) {
 	}
 	for _, part := range []func(*Table) error{c.readSets, c.readChains, c.readRules} {
 		if err := part(t); errors.Is(err, unix.ENOENT) {
-			return nil, errInterrupted // deleted under our hands
+			return nil, ErrGenerationMoved // deleted under our hands
 		} else if err != nil {
 			return nil, err
 		}
@@ -113,7 +113,7 @@ func (c *Conn) readSets(t *Table) error {
 		// A listing can leave elements out while the kernel rehashes a set that has grown. What the kernel counts
 		// in sets with ranges is its own affair.
 		if n, known := elementCount(r.Data); known && n != s.Len() && !s.Interval && !s.isOpaque() {
-			return errInterrupted
+			return ErrGenerationMoved
 		}
 	}
 	return nil
@@ -126,7 +126,7 @@ func (c *Conn) ReadElements(family Family, table string, s *Set) ([]Element, err
 	var err error
 	for range readAttempts {
 		read = &Set{Name: s.Name, Key: s.Key, Data: s.Data}
-		if err = c.readElements(&Table{Family: family, Name: table}, read); !errors.Is(err, errInterrupted) {
+		if err = c.readElements(&Table{Family: family, Name: table}, read); !errors.Is(err, ErrGenerationMoved) {
 			break
 		}
 	}
