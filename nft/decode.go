@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"strings"
-	"time"
 
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
@@ -282,94 +281,6 @@ func (o opaqueType) dataType() dataType {
 }
 func (o opaqueType) loadVia(uint32, uint32) []expr.Any { return nil }
 func (o opaqueType) typeof(b []byte) []byte            { return b }
-
-// decodeElements decodes an NFT_MSG_NEWSETELEM message into the set.
-func decodeElements(data []byte, s *Set) error {
-	err := decodeAttributes(data, func(typ uint16, b []byte) error {
-		if typ != unix.NFTA_SET_ELEM_LIST_ELEMENTS {
-			return nil
-		}
-		return eachAttribute(b, func(_ uint16, b []byte) error {
-			e, err := decodeElement(b)
-			if err == nil {
-				e.Key, e.Value = pad(e.Key), pad(e.Value)
-				s.Put(e)
-			}
-			return err
-		})
-	})
-	if err != nil {
-		return fmt.Errorf("elements of %s %s: %w", s.Kind(), s.Name, err)
-	}
-	return nil
-}
-
-// pad pads a value that stands alone, which the kernel keeps at its true length.
-func pad(d Data) Data { return d + Data(make([]byte, padded(len(d))-len(d))) }
-
-func decodeElement(b []byte) (Element, error) {
-	var e Element
-	err := eachAttribute(b, func(typ uint16, b []byte) error {
-		switch typ {
-		case unix.NFTA_SET_ELEM_KEY:
-			return eachAttribute(b, func(_ uint16, b []byte) error {
-				e.Key = Data(b)
-				return nil
-			})
-		case nftaSetElemKeyEnd:
-			return eachAttribute(b, func(_ uint16, b []byte) error {
-				e.KeyEnd = Data(b)
-				return nil
-			})
-		case unix.NFTA_SET_ELEM_DATA:
-			return eachAttribute(b, e.decodeData)
-		case unix.NFTA_SET_ELEM_TIMEOUT:
-			e.Timeout = milliseconds(b)
-		case unix.NFTA_SET_ELEM_EXPIRATION:
-			e.Expires = milliseconds(b)
-		case unix.NFTA_SET_ELEM_USERDATA:
-			e.Comment = udataComment(b, udataElementComment)
-		}
-		return nil
-	})
-	return e, err
-}
-
-// milliseconds returns 0 for what is no time.
-func milliseconds(b []byte) time.Duration {
-	if len(b) != 8 {
-		return 0
-	}
-	return time.Duration(binary.BigEndian.Uint64(b)) * time.Millisecond
-}
-
-func (e *Element) decodeData(typ uint16, b []byte) error {
-	if typ == unix.NFTA_DATA_VALUE {
-		e.Value = Data(b)
-		return nil
-	}
-	var code uint32
-	err := eachAttribute(b, func(typ uint16, b []byte) (err error) {
-		switch typ {
-		case unix.NFTA_VERDICT_CODE:
-			code, err = be32(b)
-		case unix.NFTA_VERDICT_CHAIN:
-			e.Verdict.Chain = cString(b)
-		}
-		return err
-	})
-	e.Verdict.Kind = verdictKind(code)
-	return err
-}
-
-func verdictKind(code uint32) VerdictKind {
-	for k := Accept; k <= GotoChain; k++ {
-		if uint32((Verdict{Kind: k}).kernel()) == code {
-			return k
-		}
-	}
-	return 0
-}
 
 // decodedRule is a rule as it came from the kernel, before its lookups are resolved.
 type decodedRule struct {

@@ -74,7 +74,6 @@ func elementIn(list []byte, offset int) (e Element, ok bool) {
 		if !ok && offset < at+attrHeader+len(b) {
 			var err error
 			e, err = decodeElement(b)
-			e.Key, e.Value = pad(e.Key), pad(e.Value)
 			ok = err == nil
 		}
 		at += padded(attrHeader + len(b))

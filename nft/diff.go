@@ -101,9 +101,7 @@ func (d *delta) compareSets(have, want *Table) {
 			d.addSets = append(d.addSets, w)
 			h = &Set{}
 		}
-		if !w.Dynamic {
-			d.compareElements(h, w)
-		}
+		d.compareElements(h, w)
 	}
 	for _, h := range have.Sets {
 		if want.Set(h.Name) == nil {
@@ -112,15 +110,22 @@ func (d *delta) compareSets(have, want *Table) {
 	}
 }
 
+// compareElements compares all elements; of sets that packets add to, only the catch-all, which packets cannot add.
 func (d *delta) compareElements(have, want *Set) {
 	var gone, added []Element
 	for key, h := range have.elements {
-		if w, ok := want.elements[key]; !ok || w != h {
+		if want.Dynamic && key != CatchAll {
+			continue
+		}
+		if w, ok := want.elements[key]; !ok || w != h || have.foreign[key] != "" {
 			gone = append(gone, h)
 		}
 	}
 	for key, w := range want.elements {
-		if h, ok := have.elements[key]; !ok || w != h {
+		if want.Dynamic {
+			break
+		}
+		if h, ok := have.elements[key]; !ok || w != h || have.foreign[key] != "" {
 			added = append(added, w)
 		}
 	}

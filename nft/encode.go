@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/google/nftables/expr"
 	"github.com/mdlayher/netlink"
@@ -269,23 +270,46 @@ func (e *encoder) elements(s Step) error {
 
 // check refuses an element that the set cannot hold, before the kernel does with a mere number.
 func (s *Set) check(e *Element, withValue bool) error {
+	if err := s.checkKey(e); err != nil || !withValue {
+		return err
+	}
+	var key strings.Builder
 	switch {
+	case s.Verdicts && e.Verdict.Kind == 0:
+		s.appendKey(&key, *e)
+		return fmt.Errorf("element %s has no verdict", key.String())
+	case len(e.Value) != s.Data.Len():
+		s.appendKey(&key, *e)
+		return fmt.Errorf("element %s: value has %d bytes, want %d", key.String(), len(e.Value), s.Data.Len())
+	}
+	return nil
+}
+
+func (s *Set) checkKey(e *Element) error {
+	switch {
+	case e.Key == CatchAll:
 	case len(e.Key) != s.Key.Len():
 		return fmt.Errorf("element key has %d bytes, want %d for %s", len(e.Key), s.Key.Len(), s.Key)
 	case s.Interval && len(e.KeyEnd) != len(e.Key):
 		return fmt.Errorf("element %s: the end of its range has %d bytes, want %d", s.Key.Format(e.Key), len(e.KeyEnd), len(e.Key))
-	case !withValue:
-		return nil
-	case s.Verdicts && e.Verdict.Kind == 0:
-		return fmt.Errorf("element %s has no verdict", s.Key.Format(e.Key))
-	case len(e.Value) != s.Data.Len():
-		return fmt.Errorf("element %s: value has %d bytes, want %d", s.Key.Format(e.Key), len(e.Value), s.Data.Len())
 	}
 	return nil
 }
 
 func (a *attributes) element(s *Set, e *Element, withValue bool) {
 	elem := a.begin(unix.NFTA_LIST_ELEM)
+	if e.Key == CatchAll {
+		a.u32(unix.NFTA_SET_ELEM_FLAGS, elemCatchAll)
+	} else {
+		a.key(s, e)
+	}
+	if withValue {
+		a.value(s, e)
+	}
+	a.end(elem)
+}
+
+func (a *attributes) key(s *Set, e *Element) {
 	key := a.begin(unix.NFTA_SET_ELEM_KEY)
 	a.bytes(unix.NFTA_DATA_VALUE, string(e.Key)[:s.Key.keyLen()])
 	a.end(key)
@@ -294,10 +318,6 @@ func (a *attributes) element(s *Set, e *Element, withValue bool) {
 		a.bytes(unix.NFTA_DATA_VALUE, string(e.KeyEnd))
 		a.end(end)
 	}
-	if withValue {
-		a.value(s, e)
-	}
-	a.end(elem)
 }
 
 func (a *attributes) value(s *Set, e *Element) {

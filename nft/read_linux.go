@@ -1,9 +1,11 @@
 package nft
 
 import (
+	"context"
 	"errors"
 	"fmt"
 
+	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 )
 
@@ -105,6 +107,9 @@ func (c *Conn) readSets(t *Table) error {
 		}
 		t.Sets = append(t.Sets, s)
 		if s.Dynamic {
+			if err := c.readCatchAll(t, s); err != nil {
+				return err
+			}
 			continue
 		}
 		if err := c.readElements(t, s); err != nil {
@@ -112,14 +117,22 @@ func (c *Conn) readSets(t *Table) error {
 		}
 		// A listing can leave elements out while the kernel rehashes a set that has grown. What the kernel counts
 		// in sets with ranges is its own affair.
-		if n, known := elementCount(r.Data); known && n != s.Len() && !s.Interval && !s.isOpaque() {
+		if n, known := elementCount(r.Data); known && n != s.counted() && !s.Interval && !s.isOpaque() {
 			return ErrGenerationMoved
 		}
 	}
 	return nil
 }
 
-// ReadElements returns the elements that a Dynamic set has now, in no order. Packets add to it and time takes
+// counted is how many elements the kernel says that the set has: it does not count the catch-all.
+func (s *Set) counted() int {
+	if _, has := s.Element(CatchAll); has {
+		return s.Len() - 1
+	}
+	return s.Len()
+}
+
+// ReadElements returns the elements that a Dynamic set has now, in no order and without a catch-all. Packets add to it and time takes
 // from it while it is read. A set that does not exist, or whose elements are not of the type of s, is an error.
 func (c *Conn) ReadElements(family Family, table string, s *Set) ([]Element, error) {
 	var read *Set
@@ -133,6 +146,7 @@ func (c *Conn) ReadElements(family Family, table string, s *Set) ([]Element, err
 	if err != nil {
 		return nil, fmt.Errorf("nft: read elements of %s %s %s %s: %w", s.Kind(), family, table, s.Name, err)
 	}
+	read.Remove(CatchAll)
 	elements := unordered(read)
 	for _, e := range elements {
 		if len(e.Key) != s.Key.Len() || len(e.Value) != s.Data.Len() {
@@ -143,19 +157,33 @@ func (c *Conn) ReadElements(family Family, table string, s *Set) ([]Element, err
 }
 
 func (c *Conn) readElements(t *Table, s *Set) error {
+	return c.ask(context.Background(), query{unix.NFT_MSG_GETSETELEM, netlink.Dump, t.Family, elementList(t, s)}, func(r reply) error {
+		return decodeElements(r.Data, s)
+	})
+}
+
+// elementList begins a request for elements of a set.
+func elementList(t *Table, s *Set) attributes {
 	var a attributes
 	a.str(unix.NFTA_SET_ELEM_LIST_TABLE, t.Name)
 	a.str(unix.NFTA_SET_ELEM_LIST_SET, s.Name)
-	replies, err := c.dump(unix.NFT_MSG_GETSETELEM, t.Family, a)
-	if err != nil {
-		return err
+	return a
+}
+
+// readCatchAll reads the catch-all element, if the set has one, without listing the others.
+func (c *Conn) readCatchAll(t *Table, s *Set) error {
+	a := elementList(t, s)
+	list := a.begin(unix.NFTA_SET_ELEM_LIST_ELEMENTS)
+	a.element(s, &Element{Key: CatchAll}, false)
+	a.end(list)
+	err := c.ask(context.Background(), query{typ: unix.NFT_MSG_GETSETELEM, family: t.Family, attrs: a}, func(r reply) error {
+		return decodeElements(r.Data, s)
+	})
+	switch {
+	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.EINVAL):
+		return nil // it has none, or the kernel knows none
 	}
-	for _, r := range replies {
-		if err := decodeElements(r.Data, s); err != nil {
-			return err
-		}
-	}
-	return nil
+	return err
 }
 
 // nftaSetCount is NFTA_SET_COUNT (kernel 6.15).

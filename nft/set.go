@@ -33,6 +33,8 @@ type Set struct {
 	Comment string
 
 	elements map[Data]Element
+	// foreign says of elements that were read what there is to them that an Element cannot say; nil for none.
+	foreign map[Data]string
 }
 
 // DefaultSize is the size that the kernel gives to a Dynamic set without one. Such a set starts
@@ -41,6 +43,7 @@ const DefaultSize = 1<<16 - 1
 
 // Element is one element of a set or map.
 type Element struct {
+	// Key is the key, or CatchAll.
 	Key Data
 	// KeyEnd is the last key of the range that starts with Key, in a set with Interval.
 	KeyEnd Data
@@ -81,10 +84,14 @@ func (s *Set) Put(e Element) {
 		s.elements = make(map[Data]Element)
 	}
 	s.elements[e.Key] = e
+	delete(s.foreign, e.Key)
 }
 
 // Remove removes the element with the key, if there is one.
-func (s *Set) Remove(key Data) { delete(s.elements, key) }
+func (s *Set) Remove(key Data) {
+	delete(s.elements, key)
+	delete(s.foreign, key)
+}
 
 // Elements returns all elements in the order of their keys.
 func (s *Set) Elements() []Element {
@@ -103,6 +110,9 @@ func (s *Set) FormatElement(e Element) string {
 
 func (s *Set) appendElement(b *strings.Builder, e Element) {
 	s.appendKey(b, e)
+	if foreign := s.foreign[e.Key]; foreign != "" {
+		b.WriteString(" " + Unknown{foreign}.String())
+	}
 	if e.Comment != "" {
 		b.WriteString(" comment ")
 		b.WriteString(quote(e.Comment))
@@ -122,6 +132,10 @@ func (s *Set) appendElement(b *strings.Builder, e Element) {
 
 // appendKey prints the key of an element; of a range, the last field as a prefix if it is one.
 func (s *Set) appendKey(b *strings.Builder, e Element) {
+	if e.Key == CatchAll {
+		b.WriteString("*")
+		return
+	}
 	s.Key.appendFormat(b, e.Key)
 	if e.KeyEnd == e.Key || len(e.KeyEnd) != len(e.Key) || len(e.Key) != s.Key.Len() {
 		return
