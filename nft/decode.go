@@ -98,6 +98,10 @@ func decodeChain(data []byte) (table string, c *Chain, err error) {
 			policy, err := be32(b)
 			c.DropPolicy = policy == nfDrop
 			return err
+		case nftaChainFlags:
+			flags, err := be32(b)
+			c.bound = flags&chainBinding != 0
+			return err
 		case nftaChainUserdata:
 			c.Comment = udataComment(b, udataChainComment)
 		}
@@ -109,6 +113,12 @@ func decodeChain(data []byte) (table string, c *Chain, err error) {
 	return table, c, nil
 }
 
+// NFTA_CHAIN_FLAGS and NFT_CHAIN_BINDING (kernel 5.9).
+const (
+	nftaChainFlags = 10
+	chainBinding   = 4
+)
+
 func (c *Chain) decodeHook(typ uint16, b []byte) error {
 	v, err := be32(b)
 	if err != nil {
@@ -116,10 +126,10 @@ func (c *Chain) decodeHook(typ uint16, b []byte) error {
 	}
 	switch typ {
 	case unix.NFTA_HOOK_HOOKNUM:
-		if int(v) >= len(hookNumbers) {
-			return fmt.Errorf("hook number %d", v)
+		c.Hook = Hook(fmt.Sprintf("hook-%d", v)) // not of the families here
+		if int(v) < len(hookNumbers) {
+			c.Hook = hookNumbers[v]
 		}
-		c.Hook = hookNumbers[v]
 	case unix.NFTA_HOOK_PRIORITY:
 		c.Priority = int32(v)
 	}
@@ -133,6 +143,7 @@ func decodeSet(data []byte) (table string, s *Set, err error) {
 	s = &Set{}
 	var flags, keyLen, dataLen, dataType, size uint32
 	var userdata []byte
+	plain := true
 	err = decodeAttributes(data, func(typ uint16, b []byte) (err error) {
 		switch typ {
 		case unix.NFTA_SET_TABLE:
@@ -151,6 +162,8 @@ func decodeSet(data []byte) (table string, s *Set, err error) {
 			size, err = setSize(b)
 		case unix.NFTA_SET_USERDATA:
 			userdata = b
+		case unix.NFTA_SET_TIMEOUT, unix.NFTA_SET_GC_INTERVAL, nftaSetExpr, nftaSetExpressions:
+			plain = false
 		}
 		return err
 	})
@@ -158,7 +171,8 @@ func decodeSet(data []byte) (table string, s *Set, err error) {
 		return "", nil, fmt.Errorf("set: %w", err)
 	}
 	s.decodeUserdata(userdata)
-	plain := s.decodeFlags(flags, size)
+	s.anonymous = flags&unix.NFT_SET_ANONYMOUS != 0
+	plain = s.decodeFlags(flags, size) && plain
 	if s.Key == nil || s.Key.keyLen() != int(keyLen) || !plain {
 		s.Key = opaque(keyLen)
 	}
@@ -171,6 +185,12 @@ func decodeSet(data []byte) (table string, s *Set, err error) {
 	}
 	return table, s, nil
 }
+
+// NFTA_SET_EXPR (kernel 5.7) and NFTA_SET_EXPRESSIONS (kernel 5.11).
+const (
+	nftaSetExpr        = 17
+	nftaSetExpressions = 18
+)
 
 // decodeFlags reports whether the flags and size are ones that this package writes.
 func (s *Set) decodeFlags(flags, size uint32) bool {
@@ -331,14 +351,18 @@ func decodeExpr(family byte, b []byte) (any, error) {
 		return nil, err
 	}
 	if name == "byteorder" {
-		return decodeByteorder(data)
+		if e, err := decodeByteorder(data); err == nil {
+			return e, nil
+		}
+		return unknownExpr(name), nil
 	}
 	e := newExpr(name)
 	if e == nil || name == "immediate" && !isVerdict(data) {
 		return unknownExpr(name), nil
 	}
+	// An expression that cannot be decoded is not one of ours. That must not keep the table from being read.
 	if err := unmarshalExpr(family, data, e); err != nil {
-		return nil, fmt.Errorf("%s expression: %w", name, err)
+		return unknownExpr(name), nil
 	}
 	return e, nil
 }

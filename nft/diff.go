@@ -6,7 +6,8 @@ import (
 
 // Diff returns the transaction that turns the table have into want. Either may be nil: no
 // table. It is empty when both are the same. Where the difference cannot be made step by
-// step (a set with another type, a regular chain with another comment), the whole table is replaced.
+// step (a set with another type, a regular chain with another comment), the whole table is replaced. A set of another
+// size is made anew, together with the rules that use it.
 func Diff(have, want *Table) Transaction {
 	switch {
 	case have == nil && want == nil:
@@ -18,7 +19,7 @@ func Diff(have, want *Table) Transaction {
 	case have.Dormant != want.Dormant || have.Comment != want.Comment || !compatible(have, want):
 		return Replace(want)
 	}
-	d := delta{table: want}
+	d := delta{table: want, deleteObjects: have.Objects}
 	d.compareSets(have, want)
 	d.compareChains(have, want)
 	return d.transaction()
@@ -59,7 +60,7 @@ func unordered(s *Set) []Element {
 // compatible reports whether have can be turned into want step by step.
 func compatible(have, want *Table) bool {
 	for _, w := range want.Sets {
-		if h := have.Set(w.Name); h != nil && !h.sameType(w) {
+		if h := have.Set(w.Name); h != nil && !h.sameType(w) && !h.resizable(w) {
 			return false
 		}
 	}
@@ -83,8 +84,10 @@ type delta struct {
 	table                   *Table
 	addTable                bool
 	addSets, deleteSets     []*Set
+	rebuiltSets             []string // names of those that are deleted and added again
 	addChains, deleteChains []*Chain
 	flushChains, newRules   []*Chain
+	deleteObjects           []Object
 	deleteElements          []setElements
 	addElements             []setElements
 }
@@ -97,14 +100,20 @@ type setElements struct {
 func (d *delta) compareSets(have, want *Table) {
 	for _, w := range want.Sets {
 		h := have.Set(w.Name)
-		if h == nil {
+		switch {
+		case h == nil:
 			d.addSets = append(d.addSets, w)
+			h = &Set{}
+		case !h.sameType(w):
+			d.deleteSets, d.addSets = append(d.deleteSets, h), append(d.addSets, w)
+			d.rebuiltSets = append(d.rebuiltSets, w.Name)
 			h = &Set{}
 		}
 		d.compareElements(h, w)
 	}
 	for _, h := range have.Sets {
-		if want.Set(h.Name) == nil {
+		// An anonymous set goes with its rule, and cannot be deleted by name.
+		if want.Set(h.Name) == nil && !h.anonymous {
 			d.deleteSets = append(d.deleteSets, h)
 		}
 	}
@@ -138,7 +147,8 @@ func (d *delta) compareChains(have, want *Table) {
 		d.compareChain(have.Chain(w.Name), w)
 	}
 	for _, h := range have.Chains {
-		if want.Chain(h.Name) == nil {
+		// A chain that belongs to a rule goes with it, and cannot be touched by name.
+		if want.Chain(h.Name) == nil && !h.bound {
 			d.compareChain(h, nil)
 		}
 	}
@@ -169,10 +179,18 @@ func (d *delta) compareChain(have, want *Chain) {
 		d.deleteChains = append(d.deleteChains, have)
 		d.addChains = append(d.addChains, want)
 		d.newRules = append(d.newRules, want)
-	case !sameRules(have.Rules, want.Rules):
+	case !sameRules(have.Rules, want.Rules), d.rebuilds(want):
 		d.flushChains = append(d.flushChains, have)
 		d.newRules = append(d.newRules, want)
 	}
+}
+
+// rebuilds reports whether a rule of the chain refers to a set that is deleted and added again. That takes the rule
+// along: the kernel deletes no set that is in use.
+func (d *delta) rebuilds(c *Chain) bool {
+	return slices.ContainsFunc(d.rebuiltSets, func(set string) bool {
+		return slices.ContainsFunc(c.Rules, func(r Rule) bool { return r.uses(set) })
+	})
 }
 
 // transaction orders the steps so that nothing is referred to before it is there or
@@ -200,6 +218,9 @@ func (d *delta) transaction() Transaction {
 	}
 	for _, c := range d.deleteChains {
 		add(Step{Op: DeleteChain, Chain: c})
+	}
+	for _, o := range d.deleteObjects {
+		add(Step{Op: DeleteObject, Object: o})
 	}
 	for _, s := range d.addSets {
 		add(Step{Op: AddSet, Set: s})

@@ -89,6 +89,8 @@ func (e *encoder) step(s Step) error {
 		return e.addRules(s)
 	case AddElements, DeleteElements:
 		return e.elements(s)
+	case DeleteObject:
+		e.deleteObject(s, a)
 	}
 	return nil
 }

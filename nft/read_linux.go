@@ -62,7 +62,7 @@ func (c *Conn) readParts(family Family, name string) (*Table, error) {
 	if err != nil || t == nil {
 		return nil, err
 	}
-	for _, part := range []func(*Table) error{c.readSets, c.readChains, c.readRules} {
+	for _, part := range []func(*Table) error{c.readSets, c.readObjects, c.readFlowtables, c.readChains, c.readRules} {
 		if err := part(t); errors.Is(err, unix.ENOENT) {
 			return nil, ErrGenerationMoved // deleted under our hands
 		} else if err != nil {
@@ -199,6 +199,28 @@ func elementCount(data []byte) (n int, known bool) {
 		return nil
 	})
 	return n, known
+}
+
+func (c *Conn) readObjects(t *Table) error {
+	var a attributes
+	a.str(unix.NFTA_OBJ_TABLE, t.Name)
+	return c.appendObjects(t, query{unix.NFT_MSG_GETOBJ, netlink.Dump, t.Family, a}, decodeObject)
+}
+
+func (c *Conn) readFlowtables(t *Table) error {
+	var a attributes
+	a.str(nftaFlowtableTable, t.Name)
+	return c.appendObjects(t, query{nftMsgGetFlowtable, netlink.Dump, t.Family, a}, decodeFlowtable)
+}
+
+func (c *Conn) appendObjects(t *Table, q query, decode func([]byte) (string, Object, error)) error {
+	return c.ask(context.Background(), q, func(r reply) error {
+		table, o, err := decode(r.Data)
+		if err == nil && table == t.Name {
+			t.Objects = append(t.Objects, o)
+		}
+		return err
+	})
 }
 
 func (c *Conn) readChains(t *Table) error {

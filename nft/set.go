@@ -32,7 +32,9 @@ type Set struct {
 	// Comment is shown by nft; at most 127 bytes.
 	Comment string
 
-	elements map[Data]Element
+	// anonymous says that the set was read from the kernel and belongs to a rule, with which it goes.
+	anonymous bool
+	elements  map[Data]Element
 	// foreign says of elements that were read what there is to them that an Element cannot say; nil for none.
 	foreign map[Data]string
 }
@@ -178,4 +180,12 @@ func (s *Set) flagsText() string {
 // sameType reports whether two sets can hold the same elements.
 func (s *Set) sameType(o *Set) bool {
 	return s.Key.String() == o.Key.String() && s.Data.String() == o.Data.String() && s.Verdicts == o.Verdicts && s.Interval == o.Interval && s.Dynamic == o.Dynamic && (s.Dynamic || s.Size == o.Size) && s.Comment == o.Comment
+}
+
+// resizable reports whether two sets differ in nothing but their size, and can be exchanged. What packets have put
+// into a Dynamic set would be lost on the way.
+func (s *Set) resizable(o *Set) bool {
+	resized := *s
+	resized.Size = o.Size
+	return !s.Dynamic && resized.sameType(o)
 }

@@ -12,6 +12,8 @@ type Table struct {
 	Name   string
 	Chains []*Chain
 	Sets   []*Set
+	// Objects are what somebody else put into a table of the kernel's besides chains and sets.
+	Objects []Object
 	// Dormant switches all base chains of the table off.
 	Dormant bool
 	// Comment is shown by nft; at most 127 bytes. Kernel 5.10 and later.
@@ -64,6 +66,10 @@ func (t *Table) appendText(b *strings.Builder) {
 	}
 	if t.Comment != "" {
 		fmt.Fprintf(b, "\tcomment %s\n", quote(t.Comment))
+		blank = true
+	}
+	for _, o := range t.Objects {
+		fmt.Fprintf(b, "\t%s {\n\t}\n", o)
 		blank = true
 	}
 	for _, s := range t.Sets {

@@ -23,6 +23,8 @@ type Step struct {
 	Elements []Element
 	// Chain is the chain concerned by a step on chains or rules; AddRules adds its rules.
 	Chain *Chain
+	// Object is what DeleteObject deletes.
+	Object Object
 }
 
 // StepOp says what a step does.
@@ -44,12 +46,15 @@ const (
 	AddRules
 	AddElements
 	DeleteElements
+	// DeleteObject deletes a stateful object or flowtable that no rule and no element refers to.
+	DeleteObject
 )
 
 var stepNames = [...]string{
 	AddTable: "add table", DeleteTable: "delete table", AddSet: "add", DeleteSet: "delete",
 	AddChain: "add chain", FlushChain: "flush chain", DeleteChain: "delete chain",
 	AddRules: "add rule", AddElements: "add element", DeleteElements: "delete element",
+	DeleteObject: "delete",
 }
 
 // Append adds the steps of another transaction.
@@ -109,6 +114,8 @@ func (s Step) appendText(b *strings.Builder) {
 		}
 	case AddElements, DeleteElements:
 		s.appendElements(b, where)
+	case DeleteObject:
+		fmt.Fprintf(b, "delete %s %s %s\n", s.Object.Kind, where, s.Object.Name)
 	}
 }
 
