@@ -89,7 +89,7 @@ func (c *Chain) header() string {
 
 // same reports whether two chains differ in nothing but their rules.
 func (c *Chain) same(o *Chain) bool {
-	return c.Type == o.Type && c.Hook == o.Hook && c.Priority == o.Priority && c.DropPolicy == o.DropPolicy && c.Comment == o.Comment
+	return c.Type == o.Type && c.Hook == o.Hook && c.Priority == o.Priority && c.DropPolicy == o.DropPolicy && sameComment(c.Comment, o.Comment)
 }
 
 func sameRules(a, b []Rule) bool {

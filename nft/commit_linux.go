@@ -101,20 +101,20 @@ func batchMarker(typ uint16) *netlink.Message {
 	}
 }
 
-// errTooLarge says that the socket does not take the batch, which therefore was not sent.
-var errTooLarge = errors.New("the batch is larger than the socket takes")
+// socketOverhead is what a socket wants in its send buffer beside the batch, and some more.
+const socketOverhead = 1 << 16
 
 // sendBatch sends a batch, in a single send, as the kernel wants it. So the socket must take all of it.
 func (s *socket) sendBatch(batch []byte) error {
-	// The kernel doubles what it is told.
-	if err := s.conn.SetWriteBuffer(len(batch) + 1<<16); err != nil {
+	if err := s.conn.SetWriteBuffer(len(batch) + socketOverhead); err != nil {
 		return fmt.Errorf("nft: make room for a batch of %d bytes: %w", len(batch), err)
 	}
 	err := s.send(batch)
 	if errors.Is(err, unix.EMSGSIZE) {
 		room, _ := s.conn.WriteBuffer()
-		return fmt.Errorf("nft: %w: %d bytes of %d (%w); set the sysctl net.core.wmem_max to at least %d, or run with CAP_NET_ADMIN in the initial user namespace",
-			errTooLarge, room, len(batch), err, len(batch)/2+1<<16)
+		// The kernel doubles what it is told, of which wmem_max is the most.
+		return fmt.Errorf("nft: %w: %d bytes, and it takes %d (%w); set the sysctl net.core.wmem_max to at least %d, or run with CAP_NET_ADMIN in the initial user namespace",
+			ErrTooLarge, len(batch), room, err, (len(batch)+1)/2+socketOverhead)
 	}
 	if err != nil {
 		return fmt.Errorf("nft: send a batch of %d bytes: %w", len(batch), err)

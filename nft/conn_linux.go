@@ -120,7 +120,7 @@ func (c *Conn) use(f func(*socket) error) error {
 func isAnswer(err error) bool {
 	var answer *kernelError
 	var refused *CommitError
-	return err == nil || errors.As(err, &answer) || errors.As(err, &refused) && !refused.unread || errors.Is(err, errTooLarge)
+	return err == nil || errors.As(err, &answer) || errors.As(err, &refused) && !refused.unread || errors.Is(err, ErrTooLarge)
 }
 
 // query is a request for information.

@@ -192,16 +192,17 @@ const (
 	nftaSetExpressions = 18
 )
 
-// decodeFlags reports whether the flags and size are ones that this package writes.
+// decodeFlags reports whether the flags are ones that this package writes.
 func (s *Set) decodeFlags(flags, size uint32) bool {
+	s.Size = size
 	switch flags &^ unix.NFT_SET_MAP {
 	case 0:
-		return size == 0
+		return true
 	case intervalFlags:
 		s.Interval = true
-		return size == 0
+		return true
 	case dynamicFlags:
-		s.Dynamic, s.Size = true, size
+		s.Dynamic = true
 		return true
 	}
 	return false

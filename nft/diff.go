@@ -16,7 +16,7 @@ func Diff(have, want *Table) Transaction {
 		return Transaction{Steps: []Step{{Op: DeleteTable, Table: have}}}
 	case have == nil:
 		return build(want)
-	case have.Dormant != want.Dormant || have.Comment != want.Comment || !compatible(have, want):
+	case have.Dormant != want.Dormant || !sameComment(have.Comment, want.Comment) || !compatible(have, want):
 		return Replace(want)
 	}
 	d := delta{table: want, deleteObjects: have.Objects}
@@ -126,7 +126,7 @@ func (d *delta) compareElements(have, want *Set) {
 		if want.Dynamic && key != CatchAll {
 			continue
 		}
-		if w, ok := want.elements[key]; !ok || w != h || have.foreign[key] != "" {
+		if w, ok := want.elements[key]; !ok || !w.same(h) || have.foreign[key] != "" {
 			gone = append(gone, h)
 		}
 	}
@@ -134,7 +134,7 @@ func (d *delta) compareElements(have, want *Set) {
 		if want.Dynamic {
 			break
 		}
-		if h, ok := have.elements[key]; !ok || w != h || have.foreign[key] != "" {
+		if h, ok := have.elements[key]; !ok || !w.same(h) || have.foreign[key] != "" {
 			added = append(added, w)
 		}
 	}

@@ -53,6 +53,9 @@ func start(t *Table, capacity int) attributes {
 }
 
 func (e *encoder) step(s Step) error {
+	if err := s.checkNames(); err != nil {
+		return err
+	}
 	a := start(s.Table, 256)
 	switch s.Op {
 	case AddTable:
@@ -122,30 +125,35 @@ func (e *encoder) addSet(s Step, a attributes) {
 		a.u32(unix.NFTA_SET_DATA_TYPE, set.Data.typeID())
 		a.u32(unix.NFTA_SET_DATA_LEN, uint32(set.Data.keyLen()))
 	}
-	switch {
-	case set.Interval:
-		a.concatDescription(set.Key)
-	case set.Size > 0 && !(set.Dynamic && set.Size == DefaultSize):
-		desc := a.begin(unix.NFTA_SET_DESC)
-		a.u32(unix.NFTA_SET_DESC_SIZE, set.Size)
-		a.end(desc)
-	}
+	a.description(set)
 	a.u32(unix.NFTA_SET_ID, id)
 	a.bytes(unix.NFTA_SET_USERDATA, string(set.userdata()))
 	e.message(s, unix.NFT_MSG_NEWSET, netlink.Create, a)
 }
 
-// concatDescription tells the kernel where the fields of a key are, without which it cannot
-// take a range in one of them.
-func (a *attributes) concatDescription(key Concat) {
-	desc := a.begin(unix.NFTA_SET_DESC)
-	concat := a.begin(nftaSetDescConcat)
-	for _, e := range key {
-		field := a.begin(unix.NFTA_LIST_ELEM)
-		a.u32(nftaSetFieldLen, uint32(e.dataType().length))
-		a.end(field)
+// description tells the kernel the size of a set, if it has one, and where the fields of a key are, without which it
+// cannot take a range in one of them.
+func (a *attributes) description(set *Set) {
+	size := set.Size
+	if set.Dynamic && size == DefaultSize {
+		size = 0 // what the kernel makes of 0, without the hash buckets for all of it
 	}
-	a.end(concat)
+	if !set.Interval && size == 0 {
+		return
+	}
+	desc := a.begin(unix.NFTA_SET_DESC)
+	if size > 0 {
+		a.u32(unix.NFTA_SET_DESC_SIZE, size)
+	}
+	if set.Interval {
+		concat := a.begin(nftaSetDescConcat)
+		for _, e := range set.Key {
+			field := a.begin(unix.NFTA_LIST_ELEM)
+			a.u32(nftaSetFieldLen, uint32(e.dataType().length))
+			a.end(field)
+		}
+		a.end(concat)
+	}
 	a.end(desc)
 }
 
@@ -219,6 +227,11 @@ func (a *attributes) expressions(family Family, r Rule) error {
 	for _, s := range r.Statements {
 		if u, ok := s.(Unknown); ok {
 			return fmt.Errorf("%q was read from the kernel and cannot be written back", u)
+		}
+		if m, ok := s.(MatchIfname); ok {
+			if err := m.check(); err != nil {
+				return err
+			}
 		}
 		if v, ok := s.(Verdict); ok && v.Kind == 0 {
 			return errors.New("a verdict that says nothing")

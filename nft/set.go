@@ -25,9 +25,11 @@ type Set struct {
 	// flags dynamic and timeout). What they added is the kernel's alone: ReadTable leaves it out,
 	// Diff leaves it as it is, and Conn.ReadElements returns it.
 	Dynamic bool
-	// Size is how many elements a Dynamic set takes; what comes then is not added. The kernel takes
-	// 0 to mean DefaultSize. Sets that are not Dynamic have no limit. A Dynamic set that is there keeps its
-	// size whatever is wanted, since it would lose its elements otherwise.
+	// Size is how many elements the set takes. In a Dynamic set, what packets would add beyond it is not added, and the
+	// kernel takes 0 to mean DefaultSize. Such a set keeps the size that it was made with, whatever is wanted later, since it
+	// would lose its elements otherwise. Elsewhere 0 means no limit; a transaction that goes beyond the limit is refused
+	// with ErrSetFull. Elements that the transaction deletes first make room in it. In return the kernel chooses a table of fixed
+	// length, which makes commits faster.
 	Size uint32
 	// Comment is shown by nft; at most 127 bytes.
 	Comment string
@@ -58,6 +60,18 @@ type Element struct {
 	// Timeout is how long the element of a Dynamic set lives after packets last updated it, and Expires how
 	// much of that is left, in whole milliseconds.
 	Timeout, Expires time.Duration
+}
+
+// same reports whether the kernel would hold the same for both.
+func (e Element) same(o Element) bool {
+	if e == o {
+		return true
+	}
+	if !sameComment(e.Comment, o.Comment) {
+		return false
+	}
+	e.Comment = o.Comment
+	return e == o
 }
 
 // IsMap reports whether nft calls the set a map.
@@ -179,7 +193,7 @@ func (s *Set) flagsText() string {
 
 // sameType reports whether two sets can hold the same elements.
 func (s *Set) sameType(o *Set) bool {
-	return s.Key.String() == o.Key.String() && s.Data.String() == o.Data.String() && s.Verdicts == o.Verdicts && s.Interval == o.Interval && s.Dynamic == o.Dynamic && (s.Dynamic || s.Size == o.Size) && s.Comment == o.Comment
+	return s.Key.String() == o.Key.String() && s.Data.String() == o.Data.String() && s.Verdicts == o.Verdicts && s.Interval == o.Interval && s.Dynamic == o.Dynamic && (s.Dynamic || s.Size == o.Size) && sameComment(s.Comment, o.Comment)
 }
 
 // resizable reports whether two sets differ in nothing but their size, and can be exchanged. What packets have put

@@ -135,20 +135,3 @@ func (c *Chain) appendText(b *strings.Builder) {
 	}
 	b.WriteString("\t}\n")
 }
-
-// maxComment is the longest comment that nft loads (NFTNL_UDATA_COMMENT_MAXLEN less its final NUL).
-const maxComment = 127
-
-// TruncateComment shortens s to what nft can load as a comment; what was cut shows as "...".
-func TruncateComment(s string) string {
-	if len(s) <= maxComment {
-		return s
-	}
-	return s[:maxComment-3] + "..."
-}
-
-// quote puts a comment in nft's quotes, as short as the kernel gets it. nft has no escapes
-// inside a string, so a quote, which Kubernetes names cannot contain, becomes an apostrophe.
-func quote(s string) string {
-	return `"` + strings.ReplaceAll(TruncateComment(s), `"`, `'`) + `"`
-}
