@@ -30,8 +30,12 @@ func (c *Conn) Commit(tx Transaction) (Stats, error) {
 	if tx.Empty() {
 		return stats, nil
 	}
+	canDestroy, err := c.knowsDestroy(tx)
+	if err != nil {
+		return stats, err
+	}
 	begin := time.Now()
-	messages, err := tx.encode()
+	messages, err := tx.encodeFor(canDestroy)
 	stats.Encode = time.Since(begin)
 	if err != nil || len(messages) == 0 {
 		return stats, err
@@ -42,6 +46,9 @@ func (c *Conn) Commit(tx Transaction) (Stats, error) {
 		stats.Elements, stats.Chains = tx.size()
 		err := s.commit(messages, stats.Bytes)
 		stats.Kernel = time.Since(begin)
+		if err == nil {
+			c.noteOwned(tx)
+		}
 		return err
 	})
 	return stats, err

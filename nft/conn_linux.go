@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/mdlayher/netlink"
@@ -33,8 +34,13 @@ type Conn struct {
 	// socket is nil after an error, until the next call.
 	socket *socket
 	closed bool
+	// owned are the tables that belong to the socket, to take them over with the next one.
+	owned map[identity]*Table
 	// patience is how long each socket waits for the kernel; tests wait less.
 	patience time.Duration
+
+	// canDestroy says whether the kernel has NFT_MSG_DESTROYTABLE; nil until that is asked.
+	canDestroy atomic.Pointer[bool]
 }
 
 // Dial opens a connection. Commit needs CAP_NET_ADMIN, and so do the Read methods: the kernel
@@ -89,6 +95,9 @@ func (c *Conn) open() (*socket, error) {
 	}
 	s.patience = c.patience
 	c.socket = s
+	if err := c.adoptOwned(); err != nil {
+		return nil, errors.Join(err, c.drop())
+	}
 	return s, nil
 }
 
@@ -112,6 +121,9 @@ func (c *Conn) use(f func(*socket) error) error {
 	}
 	if err = f(s); !isAnswer(err) {
 		_ = c.drop() // what matters is err
+		if len(c.owned) > 0 {
+			_, _ = c.open() // the tables have no owner meanwhile; the next call tries again
+		}
 	}
 	return err
 }
@@ -183,9 +195,12 @@ func (r reply) handle(each func(reply) error) error {
 	return nil
 }
 
-// ask has the socket ask, and says which privilege is missing if that is refused.
 func (c *Conn) ask(ctx context.Context, q query, each func(reply) error) error {
-	err := c.use(func(s *socket) error { return s.ask(ctx, q, each) })
+	return withPrivilege(c.use(func(s *socket) error { return s.ask(ctx, q, each) }))
+}
+
+// withPrivilege says which privilege is missing where a query is refused.
+func withPrivilege(err error) error {
 	if errors.Is(err, unix.EPERM) {
 		return fmt.Errorf("%w; %s", err, needsPrivilege)
 	}

@@ -58,7 +58,11 @@ func decodeTable(data []byte) (*Table, error) {
 			t.Name = cString(b)
 		case unix.NFTA_TABLE_FLAGS:
 			flags, err := be32(b)
-			t.Dormant = flags&tableDormant != 0
+			t.setFlags(flags)
+			return err
+		case nftaTableOwner:
+			port, err := be32(b)
+			t.OwnerPort = port
 			return err
 		case nftaTableUserdata:
 			t.Comment = udataComment(b, udataTableComment)

@@ -13,6 +13,8 @@ import (
 func (m *message) describe(offset int) string {
 	s := m.step
 	switch s.Op {
+	case DestroyTable:
+		s.Op = DeleteTable
 	case AddRules:
 		chain := *s.Chain
 		chain.Rules = chain.Rules[m.rule : m.rule+1]

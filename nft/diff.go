@@ -16,10 +16,10 @@ func Diff(have, want *Table) Transaction {
 		return Transaction{Steps: []Step{{Op: DeleteTable, Table: have}}}
 	case have == nil:
 		return build(want)
-	case have.Dormant != want.Dormant || !sameComment(have.Comment, want.Comment) || !compatible(have, want):
+	case !have.becomes(want) || !sameComment(have.Comment, want.Comment) || !compatible(have, want):
 		return Replace(want)
 	}
-	d := delta{table: want, deleteObjects: have.Objects}
+	d := delta{table: want, adopt: want.Owner && !have.Owner, deleteObjects: have.Objects}
 	d.compareSets(have, want)
 	d.compareChains(have, want)
 	return d.transaction()
@@ -28,16 +28,22 @@ func Diff(have, want *Table) Transaction {
 // Replace returns the transaction that makes want from nothing, after deleting whatever
 // table of its name there may be. To packets it happens in one instant.
 func Replace(want *Table) Transaction {
-	// Adding first makes the deletion succeed when there is no table; "destroy" would need kernel 6.3.
-	tx := Transaction{Steps: []Step{{Op: AddTable, Table: &Table{Family: want.Family, Name: want.Name}}, {Op: DeleteTable, Table: want}}}
+	tx := Remove(want.Family, want.Name)
 	tx.Append(build(want))
 	return tx
 }
 
 // Remove returns the transaction that deletes a table if it exists.
 func Remove(family Family, name string) Transaction {
-	t := &Table{Family: family, Name: name}
-	return Transaction{Steps: []Step{{Op: AddTable, Table: t}, {Op: DeleteTable, Table: t}}}
+	return Transaction{Steps: []Step{{Op: DestroyTable, Table: &Table{Family: family, Name: name}}}}
+}
+
+// becomes reports whether the flags of have can be made those of want. An orphan can be taken over, nothing else.
+func (t *Table) becomes(want *Table) bool {
+	if t.orphan() && want.Persist && want.Owner {
+		return t.Dormant == want.Dormant
+	}
+	return t.flags() == want.flags()
 }
 
 func build(want *Table) Transaction {
@@ -82,7 +88,7 @@ func replaceable(have, want *Chain) bool {
 // that the kernel accepts.
 type delta struct {
 	table                   *Table
-	addTable                bool
+	addTable, adopt         bool
 	addSets, deleteSets     []*Set
 	rebuiltSets             []string // names of those that are deleted and added again
 	addChains, deleteChains []*Chain
@@ -203,6 +209,9 @@ func (d *delta) transaction() Transaction {
 	}
 	if d.addTable {
 		add(Step{Op: AddTable})
+	}
+	if d.adopt {
+		add(Step{Op: AdoptTable})
 	}
 	for _, c := range d.flushChains {
 		add(Step{Op: FlushChain, Chain: c})

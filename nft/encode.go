@@ -19,9 +19,12 @@ type message struct {
 	rule int
 }
 
-// encode returns the messages for the transaction, without the batch's begin and end.
-func (tx *Transaction) encode() ([]message, error) {
-	e := encoder{setIDs: map[*Set]uint32{}}
+// encode returns the messages for the transaction, without the batch's begin and end, as all kernels understand them.
+func (tx *Transaction) encode() ([]message, error) { return tx.encodeFor(false) }
+
+// encodeFor encodes for kernels that can destroy tables, or for those that cannot.
+func (tx *Transaction) encodeFor(canDestroy bool) ([]message, error) {
+	e := encoder{setIDs: map[*Set]uint32{}, canDestroy: canDestroy}
 	for _, s := range tx.Steps {
 		if err := e.step(s); err != nil {
 			return nil, err
@@ -33,6 +36,8 @@ func (tx *Transaction) encode() ([]message, error) {
 type encoder struct {
 	out    []message
 	setIDs map[*Set]uint32
+	// canDestroy says that the kernel has NFT_MSG_DESTROYTABLE.
+	canDestroy bool
 }
 
 // maxList bounds the element list of one message: the length of a netlink attribute is 16
@@ -58,20 +63,13 @@ func (e *encoder) step(s Step) error {
 	}
 	a := start(s.Table, 256)
 	switch s.Op {
-	case AddTable:
-		a.str(unix.NFTA_TABLE_NAME, s.Table.Name)
-		flags := uint32(0)
-		if s.Table.Dormant {
-			flags = tableDormant
-		}
-		a.u32(unix.NFTA_TABLE_FLAGS, flags)
-		if s.Table.Comment != "" {
-			a.bytes(nftaTableUserdata, string(appendUdataString(nil, udataTableComment, s.Table.Comment)))
-		}
-		e.message(s, unix.NFT_MSG_NEWTABLE, netlink.Create, a)
+	case AddTable, AdoptTable:
+		e.addTable(s, a)
 	case DeleteTable:
 		a.str(unix.NFTA_TABLE_NAME, s.Table.Name)
 		e.message(s, unix.NFT_MSG_DELTABLE, 0, a)
+	case DestroyTable:
+		e.destroyTable(s, a)
 	case AddSet:
 		e.addSet(s, a)
 	case DeleteSet:
@@ -96,6 +94,27 @@ func (e *encoder) step(s Step) error {
 		e.deleteObject(s, a)
 	}
 	return nil
+}
+
+func (e *encoder) addTable(s Step, a attributes) {
+	a.str(unix.NFTA_TABLE_NAME, s.Table.Name)
+	a.u32(unix.NFTA_TABLE_FLAGS, s.Table.flags())
+	if s.Table.Comment != "" {
+		a.bytes(nftaTableUserdata, string(appendUdataString(nil, udataTableComment, s.Table.Comment)))
+	}
+	e.message(s, unix.NFT_MSG_NEWTABLE, netlink.Create, a)
+}
+
+// destroyTable deletes a table that may not be there. Kernels before 6.3 cannot say that; there, adding the table
+// first makes the deletion succeed. On later ones that would fail if the table has flags that it is not added with.
+func (e *encoder) destroyTable(s Step, a attributes) {
+	a.str(unix.NFTA_TABLE_NAME, s.Table.Name)
+	if e.canDestroy {
+		e.message(s, nftMsgDestroyTable, 0, a)
+		return
+	}
+	e.message(s, unix.NFT_MSG_NEWTABLE, netlink.Create, a)
+	e.message(s, unix.NFT_MSG_DELTABLE, 0, a)
 }
 
 func (e *encoder) addSet(s Step, a attributes) {
@@ -192,10 +211,13 @@ func (e *encoder) addChain(s Step, a attributes) {
 	e.message(s, unix.NFT_MSG_NEWCHAIN, netlink.Create, a)
 }
 
-// What x/sys/unix has no name for: NFTA_TABLE_USERDATA and NFTA_CHAIN_USERDATA (kernel 5.10), NF_DROP and NF_ACCEPT,
-// NFT_SET_CONCAT (kernel 5.6).
+// What x/sys/unix has no name for: NFTA_TABLE_USERDATA and NFTA_CHAIN_USERDATA (kernel 5.10), NFTA_TABLE_OWNER (kernel
+// 5.12), NF_DROP and NF_ACCEPT, NFT_SET_CONCAT (kernel 5.6), NFT_MSG_DESTROYTABLE (kernel 6.3).
 const (
+	nftMsgDestroyTable = 26
+
 	nftaTableUserdata = 6
+	nftaTableOwner    = 7
 	nftaChainUserdata = 12
 	nfDrop            = 0
 	nfAccept          = 1

@@ -52,9 +52,15 @@ func dial(t testing.TB) *Conn {
 	return c
 }
 
+// initialNamespace is where the tests were started. Its rules are not theirs.
+var initialNamespace, _ = os.Stat(currentNamespace)
+
 // runNft runs the nft program in the test's namespace; it is here to check this package, which does without.
 func runNft(t testing.TB, stdin string, args ...string) string {
 	t.Helper()
+	if here, err := os.Stat(currentNamespace); err != nil || os.SameFile(here, initialNamespace) {
+		t.Fatal("this thread is not in a namespace of the test's own: a subtest has to call inNamespace itself")
+	}
 	cmd := exec.Command("nft", args...)
 	cmd.Stdin = strings.NewReader(stdin)
 	var stderr bytes.Buffer

@@ -30,11 +30,26 @@ func (c *Conn) ReadTable(family Family, name string) (*Table, error) {
 
 // HasTable reports whether the kernel has a table of that name.
 func (c *Conn) HasTable(family Family, name string) (bool, error) {
-	t, err := c.readTableHeader(family, name)
+	t, err := c.ReadHeader(family, name)
+	return t != nil, err
+}
+
+// ReadHeader reads a table without its chains and sets: its comment, its flags and its owner. A table that does not
+// exist is nil without an error.
+func (c *Conn) ReadHeader(family Family, name string) (*Table, error) {
+	t, err := c.readHeader(family, name)
 	if err != nil {
-		return false, fmt.Errorf("nft: look for table %s %s: %w", family, name, err)
+		return nil, fmt.Errorf("nft: look for table %s %s: %w", family, name, err)
 	}
-	return t != nil, nil
+	return t, nil
+}
+
+func (c *Conn) readHeader(family Family, name string) (t *Table, err error) {
+	err = c.use(func(s *socket) error {
+		t, err = s.readHeader(family, name)
+		return err
+	})
+	return t, withPrivilege(err)
 }
 
 // readTable reads once, and makes sure by the generation number that all its parts are of one state.
@@ -58,7 +73,7 @@ func (c *Conn) readTable(family Family, name string) (*Table, error) {
 }
 
 func (c *Conn) readParts(family Family, name string) (*Table, error) {
-	t, err := c.readTableHeader(family, name)
+	t, err := c.readHeader(family, name)
 	if err != nil || t == nil {
 		return nil, err
 	}
@@ -70,24 +85,6 @@ func (c *Conn) readParts(family Family, name string) (*Table, error) {
 		}
 	}
 	return t, nil
-}
-
-func (c *Conn) readTableHeader(family Family, name string) (*Table, error) {
-	var a attributes
-	a.str(unix.NFTA_TABLE_NAME, name)
-	replies, err := c.request(unix.NFT_MSG_GETTABLE, 0, family, a)
-	if errors.Is(err, unix.ENOENT) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, err
-	}
-	for _, r := range replies {
-		if messageType(r) == unix.NFT_MSG_NEWTABLE {
-			return decodeTable(r.Data)
-		}
-	}
-	return nil, errors.New("the kernel answered without a table")
 }
 
 func (c *Conn) readSets(t *Table) error {
