@@ -114,7 +114,7 @@ func TestElementsThatSayMoreThanThisPackageCanAreReplaced(t *testing.T) {
 // limitedElement adds an element that matches a packet an hour.
 func limitedElement(table *Table, set *Set, e Element) message {
 	a := start(table, 512)
-	a = append(a, elementList(table, set)...)
+	a = append(a, elementList(table.Name, set.Name)...)
 	list := a.begin(unix.NFTA_SET_ELEM_LIST_ELEMENTS)
 	elem := a.begin(unix.NFTA_LIST_ELEM)
 	a.key(set, &e)

@@ -189,11 +189,15 @@ func (r reply) handle(each func(reply) error) error {
 			return err
 		}
 	}
-	if r.Flags&netlink.DumpInterrupted != 0 {
-		return ErrGenerationMoved
+	if r.Type == unix.NLMSG_DONE && r.Flags&netlink.DumpInterrupted != 0 {
+		return errInterrupted
 	}
 	return nil
 }
+
+// errInterrupted is what a listing ends with that was read to its end, of which the kernel says that somebody
+// committed meanwhile.
+var errInterrupted = &kernelError{errno: unix.EINTR}
 
 func (c *Conn) ask(ctx context.Context, q query, each func(reply) error) error {
 	return withPrivilege(c.use(func(s *socket) error { return s.ask(ctx, q, each) }))

@@ -1,10 +1,10 @@
 package nft
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"strings"
 
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
@@ -40,7 +40,10 @@ func eachAttribute(b []byte, f func(typ uint16, b []byte) error) error {
 	return nil
 }
 
-func cString(b []byte) string { return strings.TrimRight(string(b), "\x00") }
+func cString(b []byte) string { return string(cBytes(b)) }
+
+// cBytes takes the NULs off the end.
+func cBytes(b []byte) []byte { return bytes.TrimRight(b, "\x00") }
 
 func be32(b []byte) (uint32, error) {
 	if len(b) != 4 {
@@ -144,7 +147,7 @@ func (c *Chain) decodeHook(typ uint16, b []byte) error {
 // with flags that this package does not write, and sets without a readable
 // description are not misread: their key or data type is opaque.
 func decodeSet(data []byte) (table string, s *Set, err error) {
-	s = &Set{}
+	s = &Set{kernelCount: -1}
 	var flags, keyLen, dataLen, dataType, size uint32
 	var userdata []byte
 	plain := true
@@ -166,6 +169,10 @@ func decodeSet(data []byte) (table string, s *Set, err error) {
 			size, err = setSize(b)
 		case unix.NFTA_SET_USERDATA:
 			userdata = b
+		case nftaSetCount:
+			count, err := be32(b)
+			s.kernelCount = int(count)
+			return err
 		case unix.NFTA_SET_TIMEOUT, unix.NFTA_SET_GC_INTERVAL, nftaSetExpr, nftaSetExpressions:
 			plain = false
 		}
@@ -190,10 +197,11 @@ func decodeSet(data []byte) (table string, s *Set, err error) {
 	return table, s, nil
 }
 
-// NFTA_SET_EXPR (kernel 5.7) and NFTA_SET_EXPRESSIONS (kernel 5.11).
+// NFTA_SET_EXPR (kernel 5.7), NFTA_SET_EXPRESSIONS (kernel 5.11) and NFTA_SET_COUNT (kernel 6.15).
 const (
 	nftaSetExpr        = 17
 	nftaSetExpressions = 18
+	nftaSetCount       = 20
 )
 
 // decodeFlags reports whether the flags are ones that this package writes.
@@ -450,6 +458,3 @@ func newExpr(name string) expr.Any {
 	}
 	return nil
 }
-
-// messageType returns the nf_tables type of a netlink message.
-func messageType(r reply) uint16 { return r.Type & 0xff }

@@ -9,20 +9,32 @@ import (
 // step (a set with another type, a regular chain with another comment), the whole table is replaced. A set of another
 // size is made anew, together with the rules that use it.
 func Diff(have, want *Table) Transaction {
+	tx, d, pairs := beginDiff(have, want)
+	if d == nil {
+		return tx
+	}
+	for _, pair := range pairs {
+		d.compareElements(pair.have, pair.want)
+	}
+	return d.transaction()
+}
+
+// beginDiff compares two tables. If d is nil, tx is the difference; otherwise d is, but for the elements of the pairs.
+func beginDiff(have, want *Table) (tx Transaction, d *delta, pairs []setPair) {
 	switch {
 	case have == nil && want == nil:
-		return Transaction{}
+		return Transaction{}, nil, nil
 	case want == nil:
-		return Transaction{Steps: []Step{{Op: DeleteTable, Table: have}}}
+		return Transaction{Steps: []Step{{Op: DeleteTable, Table: have}}}, nil, nil
 	case have == nil:
-		return build(want)
+		return build(want), nil, nil
 	case !have.becomes(want) || !sameComment(have.Comment, want.Comment) || !compatible(have, want):
-		return Replace(want)
+		return Replace(want), nil, nil
 	}
-	d := delta{table: want, adopt: want.Owner && !have.Owner, deleteObjects: have.Objects}
-	d.compareSets(have, want)
+	d = &delta{table: want, adopt: want.Owner && !have.Owner, deleteObjects: have.Objects}
+	pairs = d.compareSets(have, want)
 	d.compareChains(have, want)
-	return d.transaction()
+	return Transaction{}, d, pairs
 }
 
 // Replace returns the transaction that makes want from nothing, after deleting whatever
@@ -103,19 +115,22 @@ type setElements struct {
 	elements []Element
 }
 
-func (d *delta) compareSets(have, want *Table) {
+// setPair is a set as it is wanted, and as it is: nil if there is none that could stay.
+type setPair struct{ have, want *Set }
+
+// compareSets compares the sets without their elements, and returns those of which the elements have to be compared.
+func (d *delta) compareSets(have, want *Table) (pairs []setPair) {
 	for _, w := range want.Sets {
 		h := have.Set(w.Name)
 		switch {
 		case h == nil:
 			d.addSets = append(d.addSets, w)
-			h = &Set{}
 		case !h.sameType(w):
 			d.deleteSets, d.addSets = append(d.deleteSets, h), append(d.addSets, w)
 			d.rebuiltSets = append(d.rebuiltSets, w.Name)
-			h = &Set{}
+			h = nil
 		}
-		d.compareElements(h, w)
+		pairs = append(pairs, setPair{h, w})
 	}
 	for _, h := range have.Sets {
 		// An anonymous set goes with its rule, and cannot be deleted by name.
@@ -123,10 +138,14 @@ func (d *delta) compareSets(have, want *Table) {
 			d.deleteSets = append(d.deleteSets, h)
 		}
 	}
+	return pairs
 }
 
 // compareElements compares all elements; of sets that packets add to, only the catch-all, which packets cannot add.
 func (d *delta) compareElements(have, want *Set) {
+	if have == nil {
+		have = &Set{}
+	}
 	var gone, added []Element
 	for key, h := range have.elements {
 		if want.Dynamic && key != CatchAll {

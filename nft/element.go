@@ -137,7 +137,7 @@ func milliseconds(b []byte) uint64 {
 func (r *rawElement) element() Element {
 	e := Element{
 		Key: pad(Data(r.key)), KeyEnd: Data(r.keyEnd), Value: pad(Data(r.value)),
-		Comment: udataComment(r.userdata, udataElementComment),
+		Comment: string(r.comment()),
 		Timeout: time.Duration(r.timeout) * time.Millisecond, Expires: time.Duration(r.expires) * time.Millisecond,
 	}
 	if r.catchAll() {
@@ -147,6 +147,47 @@ func (r *rawElement) element() Element {
 		e.Verdict = Verdict{Kind: verdictKind(r.verdict), Chain: cString(r.chain)}
 	}
 	return e
+}
+
+// is reports whether the element is e, as far as both can say: what else there is to r is in foreign.
+func (r *rawElement) is(e *Element) bool {
+	switch {
+	case r.timeout != uint64(e.Timeout.Milliseconds()) || r.expires != uint64(e.Expires.Milliseconds()):
+		return false
+	case !r.catchAll() && string(r.keyEnd) != string(e.KeyEnd), !isPadded(r.value, e.Value):
+		return false
+	case r.hasVerdict:
+		if e.Verdict.Kind == 0 || r.verdict != uint32(e.Verdict.kernel()) || string(cBytes(r.chain)) != e.Verdict.Chain {
+			return false
+		}
+	case e.Verdict != Verdict{}:
+		return false
+	}
+	comment := r.comment()
+	return string(comment) == e.Comment || sameComment(string(comment), e.Comment)
+}
+
+// comment returns the comment in the element's userdata.
+func (r *rawElement) comment() (comment []byte) {
+	eachUdata(r.userdata, func(typ byte, value []byte) {
+		if typ == udataElementComment {
+			comment = cBytes(value)
+		}
+	})
+	return comment
+}
+
+// isPadded reports whether d is b, padded.
+func isPadded(b []byte, d Data) bool {
+	if len(d) != padded(len(b)) || string(b) != string(d[:len(b)]) {
+		return false
+	}
+	for i := len(b); i < len(d); i++ {
+		if d[i] != 0 {
+			return false
+		}
+	}
+	return true
 }
 
 // pad pads a value that stands alone, which the kernel keeps at its true length.

@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
@@ -190,6 +191,7 @@ func fuzzElements(t *testing.T, data []byte, shape *Set) {
 	if decodeElements(data, s) != nil {
 		return
 	}
+	checkElementsAreThemselves(t, data, s)
 	var sound []Element
 	for _, e := range s.Elements() {
 		_ = s.FormatElement(e)
@@ -214,6 +216,38 @@ func fuzzElements(t *testing.T, data []byte, shape *Set) {
 	}
 	if diff := cmp.Diff(want.Elements(), got.Elements(), sameElements); diff != "" {
 		t.Errorf("decoded, encoded and decoded again (-once +twice):\n%s", diff)
+	}
+}
+
+// checkElementsAreThemselves compares each element with its own copy, and with another one.
+func checkElementsAreThemselves(t *testing.T, data []byte, s *Set) {
+	t.Helper()
+	err := eachElement(data, func(r *rawElement) error {
+		e := r.element()
+		if r.catchAll() || r.hasVerdict && e.Verdict.Kind == 0 || max(r.timeout, r.expires) > 1<<40 {
+			return nil // nothing that can be wanted
+		}
+		if !r.is(&e) {
+			t.Errorf("the element is not what was read of it: %+v", e)
+		}
+		for _, change := range []func(*Element){
+			func(e *Element) { e.Value += "\x00\x00\x00\x00" },
+			func(e *Element) { e.KeyEnd += "x" },
+			func(e *Element) { e.Verdict = Verdict{Kind: e.Verdict.Kind%GotoChain + 1, Chain: e.Verdict.Chain} },
+			func(e *Element) { e.Verdict.Chain += "x" },
+			func(e *Element) { e.Comment = "x" + e.Comment },
+			func(e *Element) { e.Timeout += time.Millisecond },
+		} {
+			other := e
+			change(&other)
+			if r.is(&other) && !e.same(other) {
+				t.Errorf("%+v is taken for %+v", e, other)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatalf("%s was decoded before: %v", s.Name, err)
 	}
 }
 

@@ -111,16 +111,11 @@ func (s *socket) readHeader(family Family, name string) (*Table, error) {
 	a.str(unix.NFTA_TABLE_NAME, name)
 	var t *Table
 	err := s.ask(context.Background(), query{typ: unix.NFT_MSG_GETTABLE, family: family, attrs: a}, func(r reply) (err error) {
-		if messageType(r) == unix.NFT_MSG_NEWTABLE {
-			t, err = decodeTable(r.Data)
-		}
+		t, err = decodeTable(r.Data)
 		return err
 	})
-	switch {
-	case errors.Is(err, unix.ENOENT):
+	if errors.Is(err, unix.ENOENT) {
 		return nil, nil
-	case err == nil && t == nil:
-		err = errors.New("the kernel answered without a table")
 	}
 	return t, err
 }

@@ -36,7 +36,9 @@ type Set struct {
 
 	// anonymous says that the set was read from the kernel and belongs to a rule, with which it goes.
 	anonymous bool
-	elements  map[Data]Element
+	// kernelCount is how many elements the kernel said that it has, when the set was read; -1 if it did not say.
+	kernelCount int
+	elements    map[Data]Element
 	// foreign says of elements that were read what there is to them that an Element cannot say; nil for none.
 	foreign map[Data]string
 }
@@ -91,6 +93,12 @@ func (s *Set) Len() int { return len(s.elements) }
 // Element returns the element with the key.
 func (s *Set) Element(key Data) (Element, bool) {
 	e, ok := s.elements[key]
+	return e, ok
+}
+
+// elementAt is Element without the need to make a Data of the key.
+func (s *Set) elementAt(key []byte) (Element, bool) {
+	e, ok := s.elements[Data(key)]
 	return e, ok
 }
 
