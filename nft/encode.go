@@ -77,6 +77,9 @@ func (e *encoder) step(s Step) error {
 		a.str(unix.NFTA_SET_NAME, s.Set.Name)
 		e.message(s, unix.NFT_MSG_DELSET, 0, a)
 	case AddChain:
+		if s.Chain.Hook != "" && !slices.Contains(hookNumbers, s.Chain.Hook) {
+			return fmt.Errorf("nft: chain %s %s %s: unknown hook %q", s.Table.Family, s.Table.Name, s.Chain.Name, s.Chain.Hook)
+		}
 		e.addChain(s, a)
 	case DeleteChain:
 		a.str(unix.NFTA_CHAIN_TABLE, s.Table.Name)

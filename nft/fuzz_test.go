@@ -128,7 +128,7 @@ func FuzzDecodeChain(f *testing.F) {
 			return
 		}
 		want := (&Table{Name: name, Chains: []*Chain{c}}).String()
-		if !fits(c.Comment, name, c.Name, string(c.Type)+"x") {
+		if !fits(c.Comment, name, c.Name, string(c.Type)+"x") || c.Hook != "" && !slices.Contains(hookNumbers, c.Hook) {
 			return
 		}
 		again, got, err := decodeChain(onlyMessage(t, Step{Op: AddChain, Table: &Table{Name: name}, Chain: c}))
@@ -329,5 +329,48 @@ func FuzzUserdata(f *testing.F) {
 		if diff := cmp.Diff(c.String(), decodeTypeof(c.typeof(nil)).String()); diff != "" {
 			t.Errorf("decoded, encoded and decoded again (-once +twice):\n%s", diff)
 		}
+	})
+}
+
+// FuzzDecodeObject feeds what no other target decodes: objects, flowtables, notices.
+func FuzzDecodeObject(f *testing.F) {
+	a := start(&Table{Family: FamilyIP}, 64)
+	a.str(unix.NFTA_OBJ_TABLE, "t")
+	a.str(unix.NFTA_OBJ_NAME, "o")
+	a.u32(unix.NFTA_OBJ_TYPE, 1)
+	f.Add([]byte(a))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		for _, decode := range []func([]byte) (string, Object, error){decodeObject, decodeFlowtable} {
+			name, o, err := decode(data)
+			if err != nil || !fits("", name, o.Name) {
+				continue
+			}
+			again, o2, err := decode(onlyMessage(t, Step{Op: DeleteObject, Table: &Table{Name: name}, Object: o}))
+			if err != nil || again != name || o2 != o {
+				t.Errorf("%v of %q, encoded and decoded again, is %v of %q (%v)", o, name, o2, again, err)
+			}
+		}
+		var n Notice
+		_ = decodeAttributes(data, n.take)
+		_ = n.String()
+	})
+}
+
+func FuzzReplies(f *testing.F) {
+	s := &socket{}
+	f.Add(s.appendMessage(s.appendMessage(nil, batchMarker(unix.NFNL_MSG_BATCH_BEGIN)), batchMarker(unix.NFNL_MSG_BATCH_END)))
+	f.Add([]byte("\x24\x00\x00\x00\x02\x00\x00\x03\x01\x00\x00\x00\x00\x00\x00\x00\xff\xff\xff\xff\x24\x00\x00\x00\x02\x00\x00\x00\x01\x00\x00\x00\x00\x00\x00\x00"))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		total := 0
+		_ = eachMessage(data, func(r reply) error {
+			total += unix.NLMSG_HDRLEN + len(r.Data)
+			_ = r.refusal()
+			return nil
+		})
+		if total > len(data) {
+			t.Errorf("messages of %d bytes in %d", total, len(data))
+		}
+		a := answers{begin: 1, last: 9}
+		_ = eachMessage(data, a.take)
 	})
 }

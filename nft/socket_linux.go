@@ -146,6 +146,11 @@ func (n *namespace) isCurrent() bool {
 
 func (n *namespace) Close() error { return n.file.Close() }
 
+// networkOrder returns the number that network byte order makes of v's bytes.
+func networkOrder(v uint16) uint16 {
+	return binary.BigEndian.Uint16(binary.NativeEndian.AppendUint16(nil, v))
+}
+
 // appendMessage appends a message, and gives it the next sequence number.
 func (s *socket) appendMessage(b []byte, m *netlink.Message) []byte {
 	s.sequence++
@@ -167,7 +172,14 @@ func (s *socket) send(b []byte) error {
 // receive waits for the next datagram and calls each for its messages, until each returns an error. It gives up when
 // ctx is done, provided that interruptible was called for it.
 func (s *socket) receive(ctx context.Context, each func(reply) error) error {
-	if err := s.conn.SetReadDeadline(time.Now().Add(s.patience)); err != nil {
+	return s.receiveUntil(ctx, time.Now().Add(s.patience), each)
+}
+
+// noDeadline is the deadline of what may come at any time.
+var noDeadline time.Time
+
+func (s *socket) receiveUntil(ctx context.Context, deadline time.Time, each func(reply) error) error {
+	if err := s.conn.SetReadDeadline(deadline); err != nil {
 		return err
 	}
 	if err := ctx.Err(); err != nil {
