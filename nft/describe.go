@@ -3,7 +3,6 @@ package nft
 import (
 	"encoding/binary"
 	"slices"
-	"strings"
 
 	"golang.org/x/sys/unix"
 )
@@ -35,9 +34,7 @@ func (m *message) describe(offset int) string {
 func (s Step) elementLine() string {
 	where := stepNames[s.Op] + " " + s.Table.Family.String() + " " + s.Table.Name + " " + s.Set.Name
 	if s.Op == DeleteElements {
-		var key strings.Builder
-		s.Set.appendKey(&key, s.Elements[0])
-		return where + " { " + key.String() + " }"
+		return where + " { " + s.Set.formatKey(s.Elements[0]) + " }"
 	}
 	return where + " { " + s.Set.FormatElement(s.Elements[0]) + " }"
 }

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 
 	"github.com/google/nftables/expr"
 	"github.com/mdlayher/netlink"
@@ -313,14 +312,11 @@ func (s *Set) check(e *Element, withValue bool) error {
 	if err := s.checkKey(e); err != nil || !withValue {
 		return err
 	}
-	var key strings.Builder
 	switch {
 	case s.Verdicts && e.Verdict.Kind == 0:
-		s.appendKey(&key, *e)
-		return fmt.Errorf("element %s has no verdict", key.String())
+		return fmt.Errorf("element %s has no verdict", s.formatKey(*e))
 	case len(e.Value) != s.Data.Len():
-		s.appendKey(&key, *e)
-		return fmt.Errorf("element %s: value has %d bytes, want %d", key.String(), len(e.Value), s.Data.Len())
+		return fmt.Errorf("element %s: value has %d bytes, want %d", s.formatKey(*e), len(e.Value), s.Data.Len())
 	}
 	return nil
 }

@@ -154,6 +154,12 @@ func (s *Set) appendElement(b *strings.Builder, e Element) {
 	}
 }
 
+func (s *Set) formatKey(e Element) string {
+	var b strings.Builder
+	s.appendKey(&b, e)
+	return b.String()
+}
+
 // appendKey prints the key of an element; of a range, the last field as a prefix if it is one.
 func (s *Set) appendKey(b *strings.Builder, e Element) {
 	if e.Key == CatchAll {

@@ -23,7 +23,7 @@ type Table struct {
 	Owner bool
 	// Persist has the kernel keep the table when its owner goes. Then the table has no owner, anybody can
 	// change it, and whoever commits it with Owner and Persist takes it over. Without Persist, the table goes with its
-	// owner. Kernel 6.9 and later: see ProbePersist.
+	// owner. Kernel 6.9 and later: see ProbePersist. nft 1.0.6 lists `flags owner` for both, and nothing for an orphan.
 	Persist bool
 	// OwnerPort is the netlink port id of a table's owner, as read from the kernel; 0 for none. By convention it
 	// is the process id of the owner, if the owner has one netlink socket only.
