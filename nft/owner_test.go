@@ -57,7 +57,12 @@ func TestOwnedTableStaysWhenSomebodyFlushesTheRuleset(t *testing.T) {
 	if !strings.Contains(listing, "flags owner") {
 		t.Errorf("nft lists:\n%s", listing)
 	}
-	t.Log(strings.Join(strings.SplitN(listing, "\n", 4)[:3], "\n"))
+	if err := owner.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if listing := runNft(t, "", "list", "table", "ip", want.Name); strings.Contains(listing, "owner") || !strings.Contains(listing, "cluster-ips") {
+		t.Errorf("when the owner has gone, nft lists:\n%s", listing)
+	}
 }
 
 func TestOwnedTable(t *testing.T) {
