@@ -124,7 +124,6 @@ func everything(f Family) *Table {
 	affinity := &Set{Name: "affinity", Key: append(Concat{f.Saddr()}, key...), Data: Concat{f.Daddr(), ThDport}, Dynamic: true, Size: 1 << 20}
 	learn := &Chain{Name: "learn", Rules: []Rule{
 		NewRule(DNAT{f, affinity.Key, affinity.Name}),
-		NewRule(DNAT{f, append(frontendKey(f), JHash{f.Saddr(), 3, 0x5eed}), "endpoints"}),
 	}}
 	if f == FamilyIP { // the nft program 1.0.6 aborts when it is to load one for IPv6
 		learn.Rules = append(learn.Rules, learning(f))
@@ -149,6 +148,7 @@ func everything(f Family) *Table {
 			{Name: "cluster-2", Rules: []Rule{
 				NewRule(MatchPrefix{f.Saddr(), NotEqual, cidr}, Jump("mark-for-masquerade")),
 				NewRule(DNAT{f, random(2), "endpoints"}),
+				NewRule(DNAT{f, append(frontendKey(f), JHash{f.Saddr(), 3, 0x5eed}), "endpoints"}),
 				NewRule(DNAT{f, random(1), "endpoints"}),
 			}},
 			learn,

@@ -61,10 +61,10 @@ func TestSetSize(t *testing.T) {
 			}
 		}
 	})
-	t.Run("of a set that packets add to changes with the table", func(t *testing.T) {
+	t.Run("of a set that packets add to stays, so that its elements do", func(t *testing.T) {
 		have, want := everything(FamilyIP), everything(FamilyIP)
 		want.Set("affinity").Size++
-		if tx := Diff(have, want); !tx.AddsTable() {
+		if tx := Diff(have, want); !tx.Empty() {
 			t.Errorf("the difference is\n%s", tx)
 		}
 	})
