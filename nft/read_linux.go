@@ -79,14 +79,14 @@ func (c *Conn) readElements(family Family, table string, s *Set) (elements []Ele
 }
 
 // Elements lists the elements of a set as they arrive, in no order and without a catch-all: nothing is held but the
-// element at hand. The loop's last step has the error, if there is one: the error of ctx as soon as that is done,
-// ErrGenerationMoved as soon as somebody has committed anything. A set that does not exist, or whose elements are not
+// element at hand. The loop's last step has the error, if there is one: the error of ctx as soon as that is done, and
+// ErrGenerationMoved as soon as somebody has committed anything, unless the set is Dynamic: packets change those without commits. A set that does not exist, or whose elements are not
 // of the type of s, is an error. While the kernel rehashes a set that has just grown, which takes it some milliseconds after
 // the growth, a listing can leave elements out and have others twice. The connection is busy until the loop ends; the
 // body must not use it.
 func (c *Conn) Elements(ctx context.Context, family Family, table string, s *Set) iter.Seq2[Element, error] {
 	return func(yield func(Element, error) bool) {
-		r := reader{conn: c, ctx: ctx}
+		r := reader{conn: c, ctx: ctx, throughCommits: s.Dynamic}
 		err := r.elements(family, table, s.Name, func(raw *rawElement) error {
 			if raw.catchAll() {
 				return nil

@@ -49,7 +49,7 @@ func (b *Backend) affinityChanges(ctx context.Context) nft.Transaction {
 }
 
 func (b *Backend) deletions(budget *affinityBudget, m compiler.AffinityMap) nft.Transaction {
-	elements, err := b.readAffinity(budget.ctx, m)
+	elements, err := readAffinity(budget.ctx, b.reader, m)
 	if err != nil {
 		return nft.Transaction{}
 	}
@@ -58,11 +58,11 @@ func (b *Backend) deletions(budget *affinityBudget, m compiler.AffinityMap) nft.
 
 // copies leaves out clients that the other map has already.
 func (b *Backend) copies(budget *affinityBudget, move compiler.AffinityMove) nft.Transaction {
-	from, err := b.readAffinity(budget.ctx, move.From)
+	from, err := readAffinity(budget.ctx, b.reader, move.From)
 	if err != nil {
 		return nft.Transaction{}
 	}
-	to, err := b.readAffinity(budget.ctx, move.To)
+	to, err := readAffinity(budget.ctx, b.reader, move.To)
 	if err != nil && !errors.Is(err, unix.ENOENT) {
 		return nft.Transaction{}
 	}
@@ -92,10 +92,13 @@ func (budget *affinityBudget) step(op nft.StepOp, m compiler.AffinityMap, elemen
 	return tx
 }
 
-// readAffinity reads the clients that the kernel has in a map.
-func (b *Backend) readAffinity(ctx context.Context, m compiler.AffinityMap) ([]nft.Element, error) {
-	if err := ctx.Err(); err != nil {
-		return nil, err
+// readAffinity reads the clients that the kernel has in a map, over a connection on which it may take long.
+func readAffinity(ctx context.Context, conn *nft.Conn, m compiler.AffinityMap) (clients []nft.Element, err error) {
+	for e, err := range conn.Elements(ctx, m.Table.Family, m.Table.Name, m.Set) {
+		if err != nil {
+			return nil, err
+		}
+		clients = append(clients, e)
 	}
-	return b.reader.ReadElements(m.Table.Family, m.Table.Name, m.Set)
+	return clients, ctx.Err()
 }

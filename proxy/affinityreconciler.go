@@ -29,6 +29,8 @@ const (
 // affinityReconciler does beside the Syncs what these leave to do in the maps of clients.
 type affinityReconciler struct {
 	backend *Backend
+	// conn is for reading the maps, while it runs.
+	conn *nft.Conn
 	// wake has room for one. A Sync that leaves something to do fills it.
 	wake chan struct{}
 	// restore says that maps were lost, and that conntrack may know their clients. Backend.mu guards it.
@@ -58,15 +60,19 @@ func (r *affinityReconciler) signal() {
 	}
 }
 
-// run works until ctx ends.
-func (r *affinityReconciler) run(ctx context.Context) {
+// run works until ctx ends. The error says that the kernel cannot be reached at all.
+func (r *affinityReconciler) run(ctx context.Context) (err error) {
+	if r.conn, err = r.backend.conn.Another(); err != nil {
+		return err
+	}
+	defer r.conn.Close()
 	logger := klog.FromContext(ctx)
 	for {
 		timer := time.NewTimer(r.untilDue())
 		select {
 		case <-ctx.Done():
 			timer.Stop()
-			return
+			return nil
 		case <-r.wake:
 		case <-timer.C:
 		}
@@ -82,7 +88,7 @@ func (r *affinityReconciler) run(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 			rest.Stop()
-			return
+			return nil
 		case <-rest.C:
 		}
 	}
@@ -163,7 +169,7 @@ func (r *affinityReconciler) addClients(ctx context.Context, m compiler.Affinity
 // meanwhile, for which the kernel refuses a transaction with the error passing; then it starts again.
 func (r *affinityReconciler) change(ctx context.Context, m compiler.AffinityMap, op nft.StepOp, passing error, choose func(held []nft.Element) []nft.Element) error {
 	for attempt := 1; ; attempt++ {
-		held, err := r.backend.readAffinity(ctx, m)
+		held, err := readAffinity(ctx, r.conn, m)
 		if errors.Is(err, unix.ENOENT) {
 			return nil // the map is gone
 		}

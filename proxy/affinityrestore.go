@@ -66,7 +66,7 @@ func (b *Backend) readKept(ctx context.Context, kept clients) (lost bool) {
 	ctx, cancel := context.WithTimeout(ctx, affinityKeepTime)
 	defer cancel()
 	for _, m := range b.compiler.Affinity().Maps() {
-		elements, err := b.readAffinity(ctx, m)
+		elements, err := readAffinity(ctx, b.reader, m)
 		lost = lost || err != nil
 		for _, e := range elements {
 			if m.Serves(e) && restorable(e) {

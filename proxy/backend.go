@@ -25,6 +25,9 @@ type Hooks struct {
 	OnCompile func(time.Duration)
 	// OnForeignChange is told of each time somebody else's changes to the tables were found.
 	OnForeignChange func()
+	// OnDiverged is told when the tables differ from what is wanted and the kernel refuses the repair, with
+	// true, each time that it does, and with false once the repair succeeded.
+	OnDiverged func(bool)
 	// OnRepair is told of each time the tables were brought in line because they were not as committed.
 	OnRepair func()
 }
@@ -36,15 +39,25 @@ type Backend struct {
 	reader *nft.Conn
 	hooks  Hooks
 
-	// mu keeps Sync and Check apart. It guards what follows.
+	// checking keeps checks apart.
+	checking sync.Mutex
+	// mu keeps Sync, the steps of a check and the affinity reconciler apart. It guards what follows.
 	mu       sync.Mutex
 	compiler *compiler.Compiler
 	state    state
+	// toldDiverged is what OnDiverged was told last.
+	toldDiverged bool
 	// ours says that this process has written the tables before.
 	ours bool
-	// generation is the kernel's generation number up to which the tables are known to be
-	// ours; 0 until the first Check.
-	generation uint32
+	// generation is the kernel's generation number up to which the tables are known to be as committed, counting
+	// one for each commit of our own since. commits is how many those were.
+	generation, commits uint32
+	// meanwhile notes what is committed while a comparison with the kernel runs; nil while none does.
+	meanwhile *meanwhile
+	// listener hears of other programs' commits; nil while nobody watches.
+	listener *nft.Listener
+	// noticed has room for one. It is filled when somebody else may have committed.
+	noticed chan struct{}
 	// conntrack is where connections are found that affinity is restored from; nil for nowhere.
 	conntrack *conntrack.Conn
 	// flows is told what is committed; nil for nobody.
@@ -58,10 +71,17 @@ func NewBackend(conn *nft.Conn, config compiler.Config, hooks Hooks) (*Backend, 
 	if err != nil {
 		return nil, err
 	}
-	b := &Backend{conn: conn, reader: conn, compiler: c, hooks: hooks}
+	reader, err := conn.Another()
+	if err != nil {
+		return nil, err
+	}
+	b := &Backend{conn: conn, reader: reader, compiler: c, hooks: hooks, noticed: make(chan struct{}, 1)}
 	b.affinity = newAffinityReconciler(b)
 	return b, nil
 }
+
+// Close closes the connections that the backend has opened besides its own. Nothing may run any more. The rules stay.
+func (b *Backend) Close() error { return b.reader.Close() }
 
 // RemoveStaleFlows makes each Sync that succeeded leave it to c to remove UDP flows to
 // endpoints that do not serve any more. It must be called before the first Sync.
@@ -114,6 +134,14 @@ func (b *Backend) update(ctx context.Context, logger klog.Logger) error {
 	return nil
 }
 
+// diverged tells whether the kernel refuses to have the tables repaired.
+func (b *Backend) diverged(yes bool) {
+	b.toldDiverged = yes
+	if b.hooks.OnDiverged != nil {
+		b.hooks.OnDiverged(yes)
+	}
+}
+
 func (b *Backend) repaired() {
 	if b.hooks.OnRepair != nil {
 		b.hooks.OnRepair()
@@ -139,7 +167,7 @@ func (b *Backend) reconcile(ctx context.Context, logger klog.Logger) error {
 }
 
 func (b *Backend) reconcileTables(ctx context.Context, logger klog.Logger) error {
-	tx, err := b.difference()
+	tx, err := b.difference(ctx)
 	switch {
 	case err != nil:
 		logger.Info("Replacing the tables, because they cannot be read", "reason", err.Error())
@@ -157,15 +185,29 @@ func (b *Backend) reconcileTables(ctx context.Context, logger klog.Logger) error
 	return b.takeOver(ctx, logger)
 }
 
+// differenceAttempts is how often the tables are read when others commit meanwhile.
+const differenceAttempts = 10
+
 // difference reads both tables and returns the transaction that makes them what is wanted.
-func (b *Backend) difference() (nft.Transaction, error) {
-	var tx nft.Transaction
+func (b *Backend) difference(ctx context.Context) (nft.Transaction, error) {
+	for attempt := 1; ; attempt++ {
+		tx, err := b.differenceOnce(ctx)
+		if !errors.Is(err, nft.ErrGenerationMoved) || attempt == differenceAttempts {
+			return tx, err
+		}
+	}
+}
+
+func (b *Backend) differenceOnce(ctx context.Context) (tx nft.Transaction, err error) {
+	if b.generation, err = b.conn.Generation(); err != nil {
+		return tx, err
+	}
 	for _, want := range b.compiler.Tables() {
-		have, err := b.conn.ReadTable(want.Family, want.Name)
+		step, err := b.reader.Compare(ctx, want, nft.Comparison{})
 		if err != nil {
 			return tx, err
 		}
-		tx.Append(nft.Diff(have, want))
+		tx.Append(step)
 	}
 	return tx, nil
 }
@@ -210,6 +252,9 @@ func (b *Backend) send(tx nft.Transaction) error {
 		return err
 	}
 	b.compiler.Committed()
+	if b.toldDiverged {
+		b.diverged(false)
+	}
 	b.state = state{kind: stateApplied}
 	b.ours = true
 	return nil
@@ -220,17 +265,42 @@ func (b *Backend) carryOut(tx nft.Transaction) error {
 	if tx.Empty() {
 		return nil
 	}
-	stats, err := b.conn.Commit(tx)
+	b.meanwhile.note(tx)
+	stats, err := b.commitUnheard(tx)
 	if err != nil {
 		return err
 	}
-	// The kernel counts one up for each commit. If others committed as well, the numbers
-	// differ from now on, and the next Check looks closer.
 	b.generation++
+	b.commits++
 	if b.hooks.OnCommit != nil {
 		b.hooks.OnCommit(stats)
 	}
 	return nil
+}
+
+// commitUnheard commits while nobody of this process listens: the kernel describes each element of a commit to those who do,
+// which takes time. What others commit meanwhile is found by the generation number.
+func (b *Backend) commitUnheard(tx nft.Transaction) (nft.Stats, error) {
+	if b.listener == nil {
+		return b.conn.Commit(tx)
+	}
+	left := b.listener.Leave() == nil
+	stats, err := b.conn.Commit(tx)
+	if left && b.listener.Join() != nil {
+		return stats, err // the next check asks by itself
+	}
+	if now, failed := b.conn.Generation(); failed != nil || now != b.generation+1 {
+		b.notice()
+	}
+	return stats, err
+}
+
+// notice has the next check come at once.
+func (b *Backend) notice() {
+	select {
+	case b.noticed <- struct{}{}:
+	default:
+	}
 }
 
 // Tables returns the rulesets as they are wanted now. They are valid until the next Sync.

@@ -2,102 +2,162 @@ package proxy
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/nftproxy/nftproxy/compiler"
 	"github.com/nftproxy/nftproxy/nft"
 	"k8s.io/klog/v2"
 )
 
-// CheckInterval is how often Watch asks the kernel whether anybody committed anything. It
-// asks for one number, which costs microseconds. Listening to the kernel's notifications
-// instead would make it describe each element of our own commits to us.
-const CheckInterval = time.Second
+// Check compares what the kernel holds with what was committed, if anybody else has committed anything since the last
+// time, and repairs what differs. It reports whether it had to. Rules that others put elsewhere do not matter. The kernel lists
+// the tables while Syncs go on.
+func (b *Backend) Check(ctx context.Context) (repaired bool, err error) {
+	conn, err := b.conn.Another()
+	if err != nil {
+		return false, err
+	}
+	defer conn.Close()
+	return b.check(ctx, conn, true)
+}
 
-// readShare bounds the time that Watch spends reading tables back to one part in this many.
-const readShare = 20
-
-// Watch checks the tables again and again, and repairs them, until ctx ends. It finds out at
-// once when a table is gone. What others did inside of one it finds by reading both back,
-// which it does less often the longer that takes.
-func (b *Backend) Watch(ctx context.Context) {
-	logger := klog.FromContext(ctx)
-	reconcilerDone := make(chan struct{})
-	go func() {
-		defer close(reconcilerDone)
-		b.affinity.run(ctx)
-	}()
-	defer func() { <-reconcilerDone }()
-	tick := time.NewTicker(CheckInterval)
-	defer tick.Stop()
-	var nextRead time.Time
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-tick.C:
+// check looks whether the tables are there and, with compare, what they hold, over a connection of its own.
+func (b *Backend) check(ctx context.Context, conn *nft.Conn, compare bool) (repaired bool, err error) {
+	b.checking.Lock()
+	defer b.checking.Unlock()
+	c, repaired, err := b.beginCheck(ctx, compare)
+	if c == nil || err != nil {
+		return repaired, err
+	}
+	defer b.endComparison()
+	for attempt := 1; ; attempt++ {
+		tx, err := c.compare(ctx, conn)
+		if err == nil {
+			return b.endCheck(ctx, c, tx)
 		}
-		begin := time.Now()
-		read := !begin.Before(nextRead)
-		if _, err := b.check(ctx, read); err != nil {
-			logger.Error(err, "Cannot check the tables; trying again")
-		}
-		if read {
-			nextRead = begin.Add(readShare * time.Since(begin))
+		if !errors.Is(err, nft.ErrGenerationMoved) || attempt == differenceAttempts {
+			return false, err
 		}
 	}
 }
 
-// Check compares what the kernel holds with what was committed, if anybody else has
-// committed anything since the last time, and brings them in line if they differ. It reports
-// whether it had to. Rules that others put elsewhere are none of its business.
-func (b *Backend) Check(ctx context.Context) (repaired bool, err error) {
-	return b.check(ctx, true)
+// comparison is one comparison of the kernel's tables with the wanted ones.
+type comparison struct {
+	backend *Backend
+	wanted  []*nft.Table
+	// generation is the kernel's, and commits the number of our own commits, when it began.
+	generation, commits uint32
+	meanwhile           *meanwhile
 }
 
-// check looks whether the tables are still there and, with read, what they hold.
-func (b *Backend) check(ctx context.Context, read bool) (repaired bool, err error) {
+// beginCheck does what takes no time. It returns nil where no comparison is needed.
+func (b *Backend) beginCheck(ctx context.Context, compare bool) (c *comparison, repaired bool, err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	switch b.state.kind {
 	case stateDiverged:
-		return b.repair(ctx, b.state.reason)
+		repaired, err = b.repair(ctx, b.state.reason)
+		return nil, repaired, err
 	case stateUnknown:
-		return false, nil // the next Sync reads the tables itself
+		return nil, false, nil // the next Sync reads the tables itself
 	}
 	generation, err := b.conn.Generation()
 	if err != nil || generation == b.generation {
-		return false, err
+		return nil, false, err
 	}
-	foreign, err := b.missingTables()
-	if err != nil || foreign == "" && !read {
-		return false, err
+	if foreign, err := b.missingTables(); err != nil || foreign != "" {
+		if err != nil {
+			return nil, false, err
+		}
+		b.foreignChange()
+		repaired, err = b.repair(ctx, foreign)
+		return nil, repaired, err
 	}
-	if foreign == "" {
-		foreign, err = b.confirmedChanges()
+	if err := b.removeStandIns(); err != nil || !compare {
+		return nil, false, err
 	}
-	if err != nil {
-		return false, err
+	b.meanwhile = newMeanwhile()
+	return &comparison{b, b.compiler.Tables(), generation, b.commits, b.meanwhile}, false, nil
+}
+
+func (b *Backend) endComparison() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.meanwhile = nil
+}
+
+// errOvertaken says that the tables were replaced while they were compared.
+var errOvertaken = errors.New("a Sync replaced the tables meanwhile")
+
+// compare returns what makes the kernel's tables the wanted ones. It holds up no Sync for longer than it takes to look at some
+// hundred elements.
+func (c *comparison) compare(ctx context.Context, conn *nft.Conn) (tx nft.Transaction, err error) {
+	guard := func(work func()) error {
+		c.backend.mu.Lock()
+		defer c.backend.mu.Unlock()
+		if c.meanwhile.all {
+			return errOvertaken
+		}
+		work()
+		return nil
 	}
-	b.generation = generation
-	if foreign == "" {
+	for _, want := range c.wanted {
+		part, err := conn.Compare(ctx, want, nft.Comparison{Guard: guard, ThroughCommits: true})
+		if errors.Is(err, errOvertaken) {
+			return nft.Transaction{}, nil // what was read or committed for that is newer
+		}
+		if err != nil && (part.Empty() || !errors.Is(err, nft.ErrGenerationMoved)) {
+			return tx, err
+		}
+		tx.Append(part)
+	}
+	return tx, nil
+}
+
+// endCheck repairs the difference.
+func (b *Backend) endCheck(ctx context.Context, c *comparison, tx nft.Transaction) (repaired bool, err error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.state.kind != stateApplied || c.meanwhile.all {
 		return false, nil
 	}
-	if b.hooks.OnForeignChange != nil {
-		b.hooks.OnForeignChange()
+	tx = c.meanwhile.without(tx)
+	b.generation = c.generation + b.commits - c.commits
+	if tx.Empty() {
+		return false, nil
+	}
+	b.foreignChange()
+	foreign := describe(tx)
+	logForeignChange(klog.FromContext(ctx), foreign)
+	if !tx.AddsTable() && b.carryOut(tx) == nil {
+		b.repaired()
+		return true, nil
 	}
 	return b.repair(ctx, foreign)
 }
 
-// repair brings the tables in line. When the kernel refuses that, the next check tries again.
+func (b *Backend) foreignChange() {
+	if b.hooks.OnForeignChange != nil {
+		b.hooks.OnForeignChange()
+	}
+}
+
+func logForeignChange(logger klog.Logger, repair string) {
+	logger.Info("Somebody else changed the proxy's tables; repairing them", "repair", repair)
+}
+
+// repair reconciles the tables. When the kernel refuses that, the next check tries again.
 func (b *Backend) repair(ctx context.Context, foreign string) (repaired bool, err error) {
 	logger := klog.FromContext(ctx)
-	logger.Info("Somebody else changed the proxy's tables; bringing them in line", "repair", foreign)
+	if b.state.kind != stateDiverged {
+		logForeignChange(logger, foreign)
+	}
 	if err := b.reconcile(ctx, logger); err != nil {
 		b.state = state{stateDiverged, foreign}
+		b.diverged(true)
 		return false, err
 	}
 	b.repaired()
@@ -119,27 +179,8 @@ func (b *Backend) missingTables() (string, error) {
 	return strings.Join(parts, "; "), nil
 }
 
-// confirmedChanges returns what two readings agree on. Before kernel 6.15 a listing cannot be checked for
-// elements that the kernel left out while it rehashed a set.
-func (b *Backend) confirmedChanges() (string, error) {
-	first, err := b.foreignChanges()
-	if err != nil || first == "" {
-		return "", err
-	}
-	second, err := b.foreignChanges()
-	if err == nil && second != first {
-		err = fmt.Errorf("two readings differ: the tables need %q, then %q", first, second)
-	}
-	return first, err
-}
-
-// foreignChanges says what it would take to undo what others did to the tables; empty when
-// they are as committed.
-func (b *Backend) foreignChanges() (string, error) {
-	tx, err := b.difference()
-	if err != nil {
-		return "", err
-	}
+// describe says in a line what a transaction does.
+func describe(tx nft.Transaction) string {
 	const shown = 5
 	var parts []string
 	for _, step := range tx.Steps[:min(shown, len(tx.Steps))] {
@@ -148,7 +189,7 @@ func (b *Backend) foreignChanges() (string, error) {
 	if more := len(tx.Steps) - shown; more > 0 {
 		parts = append(parts, fmt.Sprintf("and %d more steps", more))
 	}
-	return strings.Join(parts, "; "), nil
+	return strings.Join(parts, "; ")
 }
 
 func firstLine(step nft.Step) string {

@@ -1,0 +1,88 @@
+package proxy
+
+import "github.com/nftproxy/nftproxy/nft"
+
+// meanwhile is what was committed while a comparison with the kernel ran. What the comparison says of these things is of no
+// use: it may have seen them before or after. A nil *meanwhile notes nothing.
+type meanwhile struct {
+	elements map[elementID]bool
+	// objects holds chains and sets.
+	objects map[objectID]bool
+	// all says that a table was replaced, or that more was changed than is worth noting.
+	all bool
+}
+
+type objectID struct {
+	family nft.Family
+	kind   string
+	name   string
+}
+
+type elementID struct {
+	family nft.Family
+	set    string
+	key    nft.Data
+}
+
+// maxMeanwhile bounds how many elements are noted.
+const maxMeanwhile = 100_000
+
+func newMeanwhile() *meanwhile {
+	return &meanwhile{elements: map[elementID]bool{}, objects: map[objectID]bool{}}
+}
+
+func (m *meanwhile) note(tx nft.Transaction) {
+	if m == nil {
+		return
+	}
+	for _, s := range tx.Steps {
+		switch {
+		case s.Chain != nil || s.Set != nil && s.Elements == nil:
+			m.objects[objectOf(s)] = true
+		case s.Set != nil:
+			m.noteElements(s)
+		default:
+			m.all = true
+		}
+	}
+}
+
+func (m *meanwhile) noteElements(s nft.Step) {
+	if len(m.elements)+len(s.Elements) > maxMeanwhile {
+		m.all = true
+		return
+	}
+	for _, e := range s.Elements {
+		m.elements[elementID{s.Table.Family, s.Set.Name, e.Key}] = true
+	}
+}
+
+func objectOf(s nft.Step) objectID {
+	if s.Chain != nil {
+		return objectID{s.Table.Family, "chain", s.Chain.Name}
+	}
+	return objectID{s.Table.Family, "set", s.Set.Name}
+}
+
+// without returns a transaction without what concerns things that were noted.
+func (m *meanwhile) without(tx nft.Transaction) (rest nft.Transaction) {
+	for _, s := range tx.Steps {
+		if (s.Chain != nil || s.Set != nil) && m.objects[objectOf(s)] {
+			continue
+		}
+		if s.Elements != nil {
+			var elements []nft.Element
+			for _, e := range s.Elements {
+				if !m.elements[elementID{s.Table.Family, s.Set.Name, e.Key}] {
+					elements = append(elements, e)
+				}
+			}
+			if len(elements) == 0 {
+				continue
+			}
+			s.Elements = elements
+		}
+		rest.Steps = append(rest.Steps, s)
+	}
+	return rest
+}

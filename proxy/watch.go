@@ -1,0 +1,115 @@
+package proxy
+
+import (
+	"context"
+	"time"
+
+	"github.com/nftproxy/nftproxy/nft"
+	"golang.org/x/sync/errgroup"
+	"k8s.io/klog/v2"
+)
+
+const (
+	// CheckInterval is how often Watch asks for the kernel's generation number, in case that a notice was lost or the kernel
+	// gives none. The number costs microseconds.
+	CheckInterval = time.Second
+	// compareShare bounds the time that Watch spends comparing tables to one part in this many.
+	compareShare = 20
+	// maxRetryDelay bounds the delay between tries after failures. The first is CheckInterval, each next one twice as long.
+	maxRetryDelay = 30 * time.Second
+)
+
+// Watch checks the tables whenever somebody else commits, and repairs them, until ctx ends. A table that is gone it
+// makes anew at once. What others did inside of one it finds by comparing both tables, which it does less often the longer
+// that takes. It also does what Syncs leave to do for session affinity.
+func (b *Backend) Watch(ctx context.Context) {
+	logger := klog.FromContext(ctx)
+	group, ctx := errgroup.WithContext(ctx)
+	again := func(what string, do func(context.Context) error) {
+		group.Go(func() error {
+			for wait := CheckInterval; ctx.Err() == nil; wait = min(2*wait, maxRetryDelay) {
+				if err := do(ctx); err != nil && ctx.Err() == nil {
+					logger.Error(err, "Cannot "+what+"; trying again", "in", wait)
+					sleep(ctx, wait)
+				}
+			}
+			return nil
+		})
+	}
+	again("reconcile session affinity", b.affinity.run)
+	again("listen for other programs' commits", b.listen)
+	again("check the tables", b.checkAgain)
+	_ = group.Wait()
+}
+
+func sleep(ctx context.Context, d time.Duration) {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+	case <-timer.C:
+	}
+}
+
+// listen fills noticed whenever somebody commits.
+func (b *Backend) listen(ctx context.Context) error {
+	listener, err := b.conn.Listen()
+	if err != nil {
+		return err
+	}
+	defer listener.Close()
+	if err := b.setListener(listener); err != nil {
+		return err
+	}
+	defer func() { _ = b.setListener(nil) }()
+	for {
+		if _, err := listener.Next(ctx); err != nil {
+			return err
+		}
+		b.notice()
+	}
+}
+
+func (b *Backend) setListener(l *nft.Listener) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.listener = l
+	if l == nil {
+		return nil
+	}
+	return l.Join()
+}
+
+// checkAgain checks the tables until ctx ends, or until the kernel cannot be reached.
+func (b *Backend) checkAgain(ctx context.Context) error {
+	conn, err := b.conn.Another()
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	logger := klog.FromContext(ctx)
+	tick := time.NewTicker(CheckInterval)
+	defer tick.Stop()
+	var nextComparison time.Time
+	retry := CheckInterval
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-b.noticed:
+		case <-tick.C:
+		}
+		begin := time.Now()
+		compare := !begin.Before(nextComparison)
+		if _, err := b.check(ctx, conn, compare); err != nil && ctx.Err() == nil {
+			logger.Error(err, "Cannot check or repair the tables; trying again", "in", retry)
+			sleep(ctx, retry)
+			retry = min(2*retry, maxRetryDelay)
+			continue
+		}
+		retry = CheckInterval
+		if compare {
+			nextComparison = begin.Add(compareShare * time.Since(begin))
+		}
+	}
+}
