@@ -55,6 +55,11 @@ func TestWhatOthersDoToTheTablesIsRepaired(t *testing.T) {
 		{"a base chain that drops", "add chain ip kube-proxy filter-forward { policy drop; }", true},
 		{"a table put to sleep", "add table ip6 kube-proxy { flags dormant; }", true},
 		{"a chain added", "add chain ip6 kube-proxy more", true},
+		{"a catch-all element", "add element ip kube-proxy service-ips { * : drop }", true},
+		{"a catch-all element in a set without data", "add element ip6 kube-proxy cluster-ips { * }", true},
+		{"a rule with an anonymous set", "insert rule ip kube-proxy services tcp dport { 1, 2 } drop", true},
+		{"a stateful object", "add counter ip kube-proxy mine", true},
+		{"a stand-in table that nobody removed", "add table ip kube-proxy-stand-in", false},
 		{"a set of another type in the place of one", "delete table ip kube-proxy\nadd table ip kube-proxy\nadd set ip kube-proxy service-ips { type mark; }", true},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -68,6 +73,9 @@ func TestWhatOthersDoToTheTablesIsRepaired(t *testing.T) {
 			}
 			if err := tableError(c, b.Tables()); err != nil {
 				t.Errorf("after Check: %v", err)
+			}
+			if there, err := c.HasTable(nft.FamilyIP, compiler.StandInName); there || err != nil {
+				t.Errorf("after Check there is a stand-in: %v, %v", there, err)
 			}
 			if repaired, err := b.Check(context.Background()); repaired || err != nil {
 				t.Errorf("a second Check = %v, %v; want nothing to do", repaired, err)

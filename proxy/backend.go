@@ -56,6 +56,8 @@ type Backend struct {
 	meanwhile *meanwhile
 	// listener hears of other programs' commits; nil while nobody watches.
 	listener *nft.Listener
+	// checkInterval is CheckInterval, but in tests of what does not wait for it.
+	checkInterval time.Duration
 	// noticed has room for one. It is filled when somebody else may have committed.
 	noticed chan struct{}
 	// conntrack is where connections are found that affinity is restored from; nil for nowhere.
@@ -75,7 +77,7 @@ func NewBackend(conn *nft.Conn, config compiler.Config, hooks Hooks) (*Backend, 
 	if err != nil {
 		return nil, err
 	}
-	b := &Backend{conn: conn, reader: reader, compiler: c, hooks: hooks, noticed: make(chan struct{}, 1)}
+	b := &Backend{conn: conn, reader: reader, compiler: c, hooks: hooks, checkInterval: CheckInterval, noticed: make(chan struct{}, 1)}
 	b.affinity = newAffinityReconciler(b)
 	return b, nil
 }

@@ -88,7 +88,7 @@ func (b *Backend) checkAgain(ctx context.Context) error {
 	}
 	defer conn.Close()
 	logger := klog.FromContext(ctx)
-	tick := time.NewTicker(CheckInterval)
+	tick := time.NewTicker(b.checkInterval)
 	defer tick.Stop()
 	var nextComparison time.Time
 	retry := CheckInterval

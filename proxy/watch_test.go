@@ -1,0 +1,215 @@
+package proxy
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/nftproxy/nftproxy/compiler"
+	"github.com/nftproxy/nftproxy/model"
+	"github.com/nftproxy/nftproxy/nft"
+)
+
+// manyPorts is n Services with two endpoints each. The last byte of the first endpoint's address is version.
+func manyPorts(n int, version byte) *model.Changes {
+	changes := &model.Changes{Full: true, Node: &model.Node{Name: "node-1"}, Ports: map[model.PortID]*model.ServicePort{}}
+	for i := range n {
+		at := func(network, last byte) netip.Addr {
+			return netip.AddrFrom4([4]byte{10, network + byte(i>>8), byte(i), last})
+		}
+		p := &model.ServicePort{
+			ID:        model.PortID{Namespace: "default", Service: fmt.Sprintf("service-%d", i), Protocol: model.TCP, Family: model.IPv4},
+			ClusterIP: at(0, 1), Port: 80,
+			Cluster: []model.Endpoint{{AddrPort: netip.AddrPortFrom(at(100, version), 8080)}, {AddrPort: netip.AddrPortFrom(at(100, 255), 8080)}},
+		}
+		changes.Ports[p.ID] = p
+	}
+	return changes
+}
+
+// watched returns a backend that has committed n Services, and a connection of another program.
+func watched(t *testing.T, n int, hooks Hooks) (*Backend, *nft.Conn) {
+	t.Helper()
+	c := namespaceConn(t)
+	b, err := NewBackend(c, compiler.Default(), hooks)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = b.Close() })
+	if err := b.Sync(t.Context(), manyPorts(n, 1)); err != nil {
+		t.Fatal(err)
+	}
+	others, err := c.Another()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = others.Close() })
+	return b, others
+}
+
+// watch runs Watch until the test ends.
+func watch(t *testing.T, b *Backend) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	var running sync.WaitGroup
+	running.Go(func() { b.Watch(ctx) })
+	t.Cleanup(func() {
+		cancel()
+		running.Wait()
+	})
+}
+
+func eventually(t *testing.T, what string, holds func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(30 * time.Second); !holds(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("%s: not within 30 s", what)
+		}
+	}
+}
+
+func commit(t *testing.T, c *nft.Conn, tx nft.Transaction) {
+	t.Helper()
+	if _, err := c.Commit(tx); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// foreignElement adds an element to service-ips that nobody wants.
+func foreignElement(b *Backend, last byte) nft.Transaction {
+	table := b.Tables()[0]
+	key := nft.Data(nft.AppendFrontend(nil, netip.AddrFrom4([4]byte{192, 0, 2, last}), 6, 80))
+	return nft.Transaction{Steps: []nft.Step{{
+		Op: nft.AddElements, Table: table, Set: table.Set("service-ips"), Elements: []nft.Element{{Key: key, Verdict: nft.Drop}},
+	}}}
+}
+
+func TestWatchHearsOfCommits(t *testing.T) {
+	b, others := watched(t, 10, Hooks{})
+	b.checkInterval = time.Hour
+	watch(t, b)
+	repaired := func() bool {
+		for _, f := range nft.Families {
+			if there, err := others.HasTable(f, compiler.TableName); err != nil || !there {
+				return false
+			}
+		}
+		return true
+	}
+	// The listener may not have joined yet.
+	for range 5 {
+		eventually(t, "the backend listens", func() bool {
+			b.mu.Lock()
+			defer b.mu.Unlock()
+			return b.listener != nil
+		})
+		commit(t, others, nft.Remove(nft.FamilyIP, compiler.TableName))
+		eventually(t, "the table is back", repaired)
+	}
+	compareWithKernel(t, others, b)
+	// While this process commits it does not hear of others.
+	if err := b.Sync(t.Context(), manyPorts(10, 2)); err != nil {
+		t.Fatal(err)
+	}
+	commit(t, others, nft.Remove(nft.FamilyIP6, compiler.TableName))
+	eventually(t, "the table is back after a Sync", repaired)
+}
+
+func TestCheckBesideSyncsAndCommits(t *testing.T) {
+	const services = 500
+	repairs := 0
+	b, others := watched(t, services, Hooks{OnRepair: func() { repairs++ }})
+	ctx, cancel := context.WithCancel(t.Context())
+	var busy sync.WaitGroup
+	defer busy.Wait()
+	defer cancel()
+	busy.Go(func() {
+		for last := byte(0); ctx.Err() == nil; last++ {
+			theirs := nft.Table{Family: nft.FamilyIP, Name: "theirs"}
+			if _, err := others.Commit(nft.Replace(&theirs)); err != nil {
+				t.Error(err)
+			}
+		}
+	})
+	busy.Go(func() {
+		for version := byte(0); ctx.Err() == nil; version++ {
+			if err := b.Sync(ctx, manyPorts(services, version%200)); err != nil && ctx.Err() == nil {
+				t.Error(err)
+			}
+		}
+	})
+	another, err := others.Another()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer another.Close()
+	for last := range byte(5) {
+		before := repairs
+		commit(t, another, foreignElement(b, last))
+		eventually(t, "the foreign element is found", func() bool {
+			if _, err := b.Check(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			return repairs > before
+		})
+	}
+	cancel()
+	busy.Wait()
+	if repairs != 5 {
+		t.Errorf("%d repairs of 5 foreign elements: what Syncs changed was taken for foreign", repairs)
+	}
+	compareWithKernel(t, others, b)
+}
+
+func TestCheckAfterStart(t *testing.T) {
+	b, others := watched(t, 10, Hooks{})
+	compared := func() bool {
+		c, _, err := b.beginCheck(t.Context(), true)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return c != nil
+	}
+	if compared() {
+		t.Error("the first check compares the tables, although nobody has committed since the first Sync")
+	}
+	commit(t, others, foreignElement(b, 1))
+	if !compared() {
+		t.Error("a check does not compare the tables although somebody committed")
+	}
+}
+
+func TestWatchBacksOff(t *testing.T) {
+	var mu sync.Mutex
+	refused, resolved := 0, 0
+	b, others := watched(t, 10, Hooks{OnDiverged: func(yes bool) {
+		mu.Lock()
+		defer mu.Unlock()
+		if yes {
+			refused++
+		} else {
+			resolved++
+		}
+	}})
+	mine := &nft.Table{Family: nft.FamilyIP, Name: compiler.TableName, Owner: true, Persist: true}
+	commit(t, others, nft.Replace(mine))
+	b.checkInterval = 10 * time.Millisecond
+	watch(t, b)
+	const observed = 3 * time.Second
+	time.Sleep(observed)
+	mu.Lock()
+	if n := refused; n == 0 || n > 3 {
+		t.Errorf("%d refused repairs within %v, want one at once, and the others after 1 s and 2 s more", n, observed)
+	}
+	mu.Unlock()
+	commit(t, others, nft.Remove(nft.FamilyIP, compiler.TableName))
+	eventually(t, "the repair", func() bool {
+		mu.Lock()
+		defer mu.Unlock()
+		return resolved == 1
+	})
+	compareWithKernel(t, others, b)
+}
