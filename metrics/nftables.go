@@ -23,7 +23,11 @@ var (
 	})
 	repairs = metrics.NewCounter(&metrics.CounterOpts{
 		Subsystem: subsystem, Name: "nftables_foreign_changes_repaired_total",
-		Help: "Times that the proxy's tables were replaced because they were not as committed", StabilityLevel: metrics.ALPHA,
+		Help: "Times that the proxy's tables were repaired because they were not as committed", StabilityLevel: metrics.ALPHA,
+	})
+	divergedTables = metrics.NewGauge(&metrics.GaugeOpts{
+		Subsystem: subsystem, Name: "nftables_diverged",
+		Help: "1 while the proxy's tables differ from what is wanted and the kernel refuses the repair, else 0", StabilityLevel: metrics.ALPHA,
 	})
 )
 
@@ -58,5 +62,14 @@ func ObserveCommit(s nft.Stats) {
 // CountForeignChange counts that the tables were found changed by somebody else.
 func CountForeignChange() { foreignChanges.Inc() }
 
-// CountRepair counts that the tables were replaced because they were not as committed.
+// CountRepair counts that the tables were repaired because they were not as committed.
 func CountRepair() { repairs.Inc() }
+
+// SetDiverged says whether the kernel refuses to have the tables repaired.
+func SetDiverged(yes bool) {
+	if yes {
+		divergedTables.Set(1)
+	} else {
+		divergedTables.Set(0)
+	}
+}
