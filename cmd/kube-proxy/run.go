@@ -42,16 +42,15 @@ func run(ctx context.Context, o *options) error {
 	if err != nil {
 		return err
 	}
+	// The kernel closes both connections with the process. Close would wait for a sync that is left behind.
 	conn, err := nft.Dial(nft.Config{})
 	if err != nil {
 		return err
 	}
-	defer conn.Close()
 	flows, err := conntrack.Dial(0)
 	if err != nil {
 		return err
 	}
-	defer flows.Close()
 	p, err := newParts(ctx, o, compilerConfig, conn)
 	if err != nil {
 		return err
