@@ -11,6 +11,9 @@ BIN         ?= bin
 BUILD       := CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)'
 COMMANDS    := ./cmd/kube-proxy ./cmd/ruledump
 IMAGE       ?= localhost/nftproxy/kube-proxy
+# When the image was made, in seconds since 1970, for those who look at it: the time of the commit,
+# so that the same source gives the same bytes. 0 is no time.
+SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || echo 0)
 
 .PHONY: build image demo test check unit fuzz golden bench clean
 
@@ -20,7 +23,7 @@ build: ## static binaries in bin/
 image: ## bin/image.tar, a container image for amd64 and arm64; needs no container daemon
 	GOOS=linux GOARCH=amd64 $(BUILD) -o $(BIN)/linux/amd64/ $(COMMANDS)
 	GOOS=linux GOARCH=arm64 $(BUILD) -o $(BIN)/linux/arm64/ $(COMMANDS)
-	cd deploy && $(GO) run ./image -name $(IMAGE) -version $(VERSION) -binaries $(abspath $(BIN))/linux -o $(abspath $(BIN))/image.tar
+	cd deploy && $(GO) run ./image -name $(IMAGE) -version $(VERSION) -created $(SOURCE_DATE_EPOCH) -binaries $(abspath $(BIN))/linux -o $(abspath $(BIN))/image.tar
 
 demo: build ## the main job, in network namespaces that it makes and removes
 	$(GO) build -o $(BIN)/demo ./integration/demo

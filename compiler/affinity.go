@@ -1,112 +1,331 @@
 package compiler
 
 import (
-	"fmt"
-	"maps"
 	"net/netip"
 	"slices"
 	"time"
 
 	"github.com/nftproxy/nftproxy/model"
 	"github.com/nftproxy/nftproxy/nft"
-	"golang.org/x/sys/unix"
 )
 
-// AffinityMap is the name of the map in which packets leave where their client's connections to a frontend
-// go: sessionAffinity ClientIP. One map serves all Services. Its elements expire, and stay when the
-// proxy restarts.
-const AffinityMap = "affinity"
+// Session affinity (sessionAffinity ClientIP) is code, not data: each Service port with affinity has maps and chains of
+// its own. All frontends of the port share them, so a client has one endpoint whichever address it dials, and a flood
+// of clients at one Service fills that Service's map only.
+//
+// A client that is not in the map yet is not sent to a random endpoint but to the one that the hash of its address
+// chooses. So it has the same endpoint on every node and after the map is lost, as long as the list of endpoints is the same.
+// The map keeps clients in place when the list changes.
 
-// affinitySize is how many pairs of client and frontend the kernel remembers for each IP family. Beyond it new
-// clients are served without affinity. The memory, about 100 bytes each, is used only as clients come.
-const affinitySize = 1 << 20
+// affinitySize is how many clients a map holds. Clients beyond that are sent by the hash of their address alone.
+const affinitySize = nft.DefaultSize
 
-const chainAffinity = "affinity-check"
+// affinitySeed is the seed of the hash. It is the same on all nodes and in all versions, so that all of them choose alike.
+const affinitySeed = 0x5eed
 
-// affinityProtocols are the protocols that Services have. Each has rules of its own, since nft can
-// show a port that conntrack remembers only where the rule names the protocol first.
-var affinityProtocols = []uint8{unix.IPPROTO_TCP, unix.IPPROTO_UDP, unix.IPPROTO_SCTP}
+// affinityList says which of a Service port's two lists of endpoints a map is for.
+type affinityList uint8
+
+const (
+	listCluster affinityList = iota
+	listLocal
+)
+
+var affinityLists = [...]affinityList{listCluster, listLocal}
+
+// affinityPrefixes are the start of the names of maps, and of the chains that fill them, by affinityList.
+var (
+	affinityMapPrefixes   = [...]string{listCluster: "affinity.", listLocal: "affinity-local."}
+	affinityChainPrefixes = [...]string{listCluster: "affinity-update.", listLocal: "affinity-update-local."}
+)
+
+const (
+	chainAffinity = "affinity-check"
+	// affinityShortCircuitPrefix starts the name of the chain that tells under policy Local from which list an endpoint came.
+	affinityShortCircuitPrefix = "affinity-update-short-circuit."
+)
+
+// affinityPort is the session affinity of one Service port: its maps, and the chains that fill them.
+type affinityPort struct {
+	id      model.PortID
+	name    string
+	timeout time.Duration
+	lists   [len(affinityLists)]affinityUse
+	// shortCircuits is how many frontends use the chain that tells the lists apart.
+	shortCircuits int
+}
+
+// affinityUse is the use of one list of a port.
+type affinityUse struct {
+	// frontends is how many use the list. There is a map as long as there are any.
+	frontends int
+	endpoints []model.Endpoint
+	// stale says that the map may hold clients of endpoints that are not in the list any more, and losing that it
+	// has been so since the last commit only.
+	stale, losing bool
+}
+
+func (p *affinityPort) mapName(list affinityList) string { return affinityMapPrefixes[list] + p.name }
 
 func (f *family) addAffinitySets() {
-	f.affinity = f.draft.AddSet(&nft.Set{
-		Name: AffinityMap, Key: f.clientKey(), Data: nft.Concat{f.nft.Daddr(), nft.ThDport}, Dynamic: true, Size: affinitySize,
-	})
 	f.affinityIPs = f.draft.AddSet(&nft.Set{Name: "affinity-ips", Key: f.key(false), Verdicts: true})
 	f.affinityNodePorts = f.draft.AddSet(&nft.Set{Name: "affinity-nodeports", Key: f.key(true), Verdicts: true})
 }
 
-// clientKey is what the affinity map knows a client of a frontend by. A node port is known by the node's
-// address that was dialed too.
-func (f *family) clientKey() nft.Concat { return append(nft.Concat{f.nft.Saddr()}, f.key(false)...) }
+// affinitySet returns the map of a port's clients for one list.
+func (f *family) affinitySet(name string) *nft.Set {
+	return &nft.Set{
+		Name: name, Key: nft.Concat{f.nft.Saddr()}, Data: nft.Concat{f.nft.Daddr(), nft.ThDport}, Dynamic: true, Size: affinitySize,
+	}
+}
 
-// returning sends a client to the endpoint that it was sent to before.
-func (f *family) returning() nft.Rule {
-	return nft.NewRule(nft.DNAT{Family: f.nft, Key: f.clientKey(), Map: AffinityMap})
+// returning sends a client to the endpoint that it was sent to before. The protocol is there for nft, which cannot
+// show a translation to a port without it.
+func (f *family) returning(b balancer) nft.Rule {
+	return nft.NewRule(isProtocol(b.affinity.protocol), nft.DNAT{Family: f.nft, Key: nft.Concat{f.nft.Saddr()}, Map: affinityMapPrefixes[b.affinity.list] + b.affinity.port})
+}
+
+// afterTranslation is what becomes of a packet of a new connection once its destination was translated.
+func (f *family) afterTranslation() nft.Verdict {
+	if len(f.affinityFrontends) > 0 {
+		return nft.Goto(chainAffinity)
+	}
+	return nft.Verdict{Kind: nft.Accept}
+}
+
+func (f *family) putAffinityCheck() {
+	if len(f.affinityFrontends) > 0 {
+		f.draft.PutChain(&nft.Chain{Name: chainAffinity, Rules: f.affinityRules()})
+	} else {
+		f.draft.RemoveChain(chainAffinity)
+	}
 }
 
 // affinityRules run after the destination was translated. They find the frontend that was dialed in
-// what conntrack remembers, and whether it has affinity.
+// what conntrack remembers, and with it the chain that notes where its client went. Each protocol has rules of its own,
+// since nft can show a port that conntrack remembers only where the rule names the protocol first.
 func (f *family) affinityRules() []nft.Rule {
 	var rules []nft.Rule
-	for _, m := range []struct {
-		key nft.Concat
-		set *nft.Set
-	}{
-		{nft.Concat{f.nft.OriginalDaddr(), nft.MetaL4proto, nft.CTOriginalProtoDst}, f.affinityIPs},
-		{nft.Concat{nft.MetaL4proto, nft.CTOriginalProtoDst}, f.affinityNodePorts},
-	} {
-		for _, protocol := range affinityProtocols {
-			rules = append(rules, nft.NewRule(isProtocol(protocol), nft.Vmap{Key: m.key, Map: m.set.Name}))
+	for _, nodePort := range []bool{false, true} {
+		for _, protocol := range []model.Protocol{model.TCP, model.UDP, model.SCTP} {
+			// The exceptions to node ports are found by address.
+			if f.affinityFrontends[affinityRule{protocol, true}] > 0 || !nodePort && f.affinityFrontends[affinityRule{protocol, false}] > 0 {
+				rules = append(rules, f.affinityRule(protocol, nodePort))
+			}
 		}
 	}
 	return rules
+}
+
+// affinityRule looks for frontends of one kind. A node port is known by its number alone: ClusterIPs may have the
+// same one, and external addresses too, for which see putAffinityExceptions.
+func (f *family) affinityRule(protocol model.Protocol, nodePort bool) nft.Rule {
+	daddr := f.nft.OriginalDaddr()
+	if !nodePort {
+		return nft.NewRule(isProtocol(uint8(protocol)), nft.Vmap{Key: nft.Concat{daddr, nft.MetaL4proto, nft.CTOriginalProtoDst}, Map: f.affinityIPs.Name})
+	}
+	return nft.NewRule(isProtocol(uint8(protocol)),
+		nft.InSet{Key: nft.Concat{daddr}, Op: nft.NotEqual, Set: f.clusterIPs.Name},
+		nft.Vmap{Key: nft.Concat{nft.MetaL4proto, nft.CTOriginalProtoDst}, Map: f.affinityNodePorts.Name})
+}
+
+// affinityRule identifies a rule of affinityRules.
+type affinityRule struct {
+	protocol model.Protocol
+	nodePort bool
 }
 
 func isProtocol(protocol uint8) nft.Statement {
 	return nft.Match{Field: nft.MetaL4proto, Value: nft.ProtoData(protocol)}
 }
 
-func learnerName(timeout time.Duration) string {
-	return fmt.Sprintf("learn-%ds", timeout/time.Second)
+// affinityUpdate builds the chain that notes where a client goes. A client that is known keeps its endpoint, and its
+// time starts anew.
+func (f *family) affinityUpdate(p *affinityPort, list affinityList) *nft.Chain {
+	return &nft.Chain{Name: affinityChainPrefixes[list] + p.name, Rules: []nft.Rule{nft.NewRule(
+		isProtocol(uint8(p.id.Protocol)),
+		nft.Update{
+			Map:     p.mapName(list),
+			Key:     nft.Concat{f.nft.Saddr()},
+			Data:    nft.Concat{f.nft.Daddr(), nft.CTReplyProtoSrc},
+			Timeout: p.timeout,
+		})}}
 }
 
-// learner builds the chain that notes where the packet goes, for the timeout: nft has no way to take it from a map.
-func (f *family) learner(timeout time.Duration) *nft.Chain {
-	c := &nft.Chain{Name: learnerName(timeout)}
-	for _, protocol := range affinityProtocols {
-		c.Rules = append(c.Rules, nft.NewRule(isProtocol(protocol), nft.Update{
-			Map:     AffinityMap,
-			Key:     nft.Concat{f.nft.Saddr(), f.nft.OriginalDaddr(), nft.MetaL4proto, nft.CTOriginalProtoDst},
-			Data:    nft.Concat{f.nft.Daddr(), nft.CTReplyProtoSrc},
-			Timeout: timeout,
-		}))
+// affinityShortCircuit builds the chain for policy Local: clients of the cluster and of the node were sent to
+// an endpoint of the Cluster list, all others to one of the Local list.
+func (f *family) affinityShortCircuit(p *affinityPort) *nft.Chain {
+	c := &nft.Chain{Name: affinityShortCircuitPrefix + p.name}
+	if p.has(listCluster) {
+		update := nft.Goto(affinityChainPrefixes[listCluster] + p.name)
+		for _, match := range append(f.localClients(), isLocalAddress(nft.FibSaddrType)) {
+			c.Rules = append(c.Rules, nft.NewRule(match, update))
+		}
+	}
+	if p.has(listLocal) {
+		c.Rules = append(c.Rules, nft.NewRule(nft.Goto(affinityChainPrefixes[listLocal]+p.name)))
 	}
 	return c
 }
 
-// putAffinity brings the maps that say which frontends have affinity in line, and notes what clients may have
-// learnt that does not hold any more.
+// putAffinity updates the maps and chains of affinity after a frontend changed.
 func (f *family) putAffinity(fe frontend, have, want plan) {
 	set := f.affinityIPs
 	if fe.isNodePort() {
 		set = f.affinityNodePorts
 	}
 	key := nft.Data(fe.appendKey(nil))
-	if want.affinity > 0 {
-		f.useLearner(want.affinity)
-		f.draft.Put(set, nft.Element{Key: key, Verdict: nft.Goto(learnerName(want.affinity)), Comment: want.comment})
+	if want.affinity != nil {
+		f.draft.Put(set, nft.Element{Key: key, Verdict: nft.Goto(f.useAffinity(want)), Comment: want.comment})
 	} else {
 		f.draft.Remove(set, key)
 	}
-	f.releaseLearner(have.affinity)
-	if have.affinity == 0 {
+	f.putAffinityExceptions(fe, want)
+	if have.affinity != nil {
+		f.releaseAffinity(have)
+	}
+	f.countAffinity(affinityRule{fe.protocol, fe.isNodePort()}, have, want)
+}
+
+// portNumber is a port of a protocol, whatever the address.
+type portNumber struct {
+	protocol model.Protocol
+	port     uint16
+}
+
+// putAffinityExceptions keeps connections to external addresses without affinity from being taken for
+// connections to a node port with the same number that has affinity. Such addresses get an element that ends the search.
+func (f *family) putAffinityExceptions(fe frontend, want plan) {
+	number := portNumber{fe.protocol, fe.port}
+	if fe.isNodePort() {
+		if want.affinity != nil {
+			f.affinityNumbers[number] = true
+		} else {
+			delete(f.affinityNumbers, number)
+		}
+		for external, comment := range f.externals[number] {
+			f.putAffinityException(external, comment)
+		}
 		return
 	}
-	if have.kind != want.kind || have.affinity != want.affinity {
-		f.forgotten[fe] = true
+	delete(f.externals[number], fe)
+	if want.external && want.kind != "" && want.affinity == nil {
+		if f.externals[number] == nil {
+			f.externals[number] = map[frontend]string{}
+		}
+		f.externals[number][fe] = want.comment
+		f.putAffinityException(fe, want.comment)
+	} else if len(f.externals[number]) == 0 {
+		delete(f.externals, number)
 	}
-	if f.forgotten[fe] || lost(have.main, want.main) || lost(have.local, want.local) {
-		f.affinityStale = true
+}
+
+func (f *family) putAffinityException(fe frontend, comment string) {
+	key := nft.Data(fe.appendKey(nil))
+	if f.affinityNumbers[portNumber{fe.protocol, fe.port}] {
+		f.draft.Put(f.affinityIPs, nft.Element{Key: key, Verdict: nft.Verdict{Kind: nft.Accept}, Comment: comment})
+	} else {
+		f.draft.Remove(f.affinityIPs, key)
+	}
+}
+
+// countAffinity counts the frontends with affinity. The rules that look for them are there only as long as there are any.
+func (f *family) countAffinity(rule affinityRule, have, want plan) {
+	switch {
+	case have.affinity == nil && want.affinity != nil:
+		f.affinityFrontends[rule]++
+		if f.affinityFrontends[rule] == 1 {
+			f.putFixedChains()
+		}
+	case have.affinity != nil && want.affinity == nil:
+		f.affinityFrontends[rule]--
+		if f.affinityFrontends[rule] == 0 {
+			delete(f.affinityFrontends, rule)
+			f.putFixedChains()
+		}
+	}
+}
+
+// useAffinity counts one more frontend with the plan, and returns the chain that notes where its clients go.
+func (f *family) useAffinity(want plan) (chain string) {
+	p := f.affinityPorts[want.affinity.name]
+	if p == nil {
+		p = &affinityPort{id: want.affinity.id, name: want.affinity.name}
+		f.affinityPorts[p.name] = p
+	}
+	p.timeout = want.affinity.timeout
+	lists := want.lists()
+	for _, list := range lists {
+		f.useAffinityList(p, list.list, list.endpoints)
+	}
+	chain = affinityChainPrefixes[lists[0].list] + p.name
+	if want.kind == kindLocal {
+		p.shortCircuits++
+		chain = affinityShortCircuitPrefix + p.name
+	}
+	f.putAffinityShortCircuit(p)
+	return chain
+}
+
+// putAffinityShortCircuit writes the chain that tells the lists of a port apart, if a frontend needs it.
+func (f *family) putAffinityShortCircuit(p *affinityPort) {
+	if p.shortCircuits > 0 {
+		f.draft.PutChain(f.affinityShortCircuit(p))
+	} else {
+		f.draft.RemoveChain(affinityShortCircuitPrefix + p.name)
+	}
+}
+
+func (f *family) useAffinityList(p *affinityPort, list affinityList, endpoints []model.Endpoint) {
+	use := &p.lists[list]
+	if use.frontends == 0 {
+		f.draft.PutSet(f.affinitySet(p.mapName(list)))
+		// The kernel may have a map of that name with what another process, or another Service of that name, left in it.
+		_, new := f.draft.SetBefore(p.mapName(list))
+		*use = affinityUse{stale: !new, losing: !new}
+		f.noteMove(p)
+	}
+	use.frontends++
+	if lost(use.endpoints, endpoints) {
+		use.stale, use.losing = true, true
+	}
+	use.endpoints = endpoints
+	if use.losing {
+		f.affinityLosing[p] = true
+	}
+	f.draft.PutChain(f.affinityUpdate(p, list))
+}
+
+func (f *family) releaseAffinity(have plan) {
+	p := f.affinityPorts[have.affinity.name]
+	if have.kind == kindLocal {
+		p.shortCircuits--
+	}
+	for _, list := range have.lists() {
+		f.releaseAffinityList(p, list.list)
+	}
+	f.putAffinityShortCircuit(p)
+	if !p.has(listCluster) && !p.has(listLocal) {
+		delete(f.affinityPorts, p.name)
+	}
+}
+
+func (f *family) releaseAffinityList(p *affinityPort, list affinityList) {
+	use := &p.lists[list]
+	use.frontends--
+	if use.frontends > 0 {
+		return
+	}
+	*use = affinityUse{}
+	f.draft.RemoveChain(affinityChainPrefixes[list] + p.name)
+	f.draft.RemoveSet(p.mapName(list))
+	f.noteMove(p)
+}
+
+// noteMove notes that a map of a port came or went since the last commit, and so that its clients may have to move to the other one.
+func (f *family) noteMove(p *affinityPort) {
+	if f.draft.HasCommitted() {
+		f.affinityMoves[p.name] = true
 	}
 }
 
@@ -120,120 +339,17 @@ func hasEndpoint(list []model.Endpoint, addr netip.AddrPort) bool {
 	return found
 }
 
-func (f *family) useLearner(timeout time.Duration) {
-	f.learners[timeout]++
-	if f.learners[timeout] == 1 {
-		f.draft.PutChain(f.learner(timeout))
+// refreshAffinity rewrites the chains that depend on who is a client of the cluster.
+func (f *family) refreshAffinity() {
+	for _, p := range f.affinityPorts {
+		f.putAffinityShortCircuit(p)
 	}
 }
 
-func (f *family) releaseLearner(timeout time.Duration) {
-	if timeout == 0 {
-		return
+// isLocalClient reports whether policy Local does not bind a client, and whether that can be told by its address.
+func (f *family) isLocalClient(client netip.Addr) (local, known bool) {
+	if slices.Contains(f.node.IPs, client) || slices.ContainsFunc(f.localCIDRs(), func(p netip.Prefix) bool { return p.Contains(client) }) {
+		return true, true
 	}
-	f.learners[timeout]--
-	if f.learners[timeout] == 0 {
-		delete(f.learners, timeout)
-		f.draft.RemoveChain(learnerName(timeout))
-	}
-}
-
-// AffinityStale reports whether elements of the affinity maps may lead to endpoints that do not serve their
-// frontend any more. It does from New until AffinitySettled, and after a change that took an endpoint away.
-func (c *Compiler) AffinityStale() bool {
-	return c.families[0].affinityStale || c.families[1].affinityStale
-}
-
-// AffinitySettled says that the affinity maps have no stale elements any more.
-func (c *Compiler) AffinitySettled() {
-	for _, f := range c.families {
-		f.affinityStale = false
-		clear(f.forgotten)
-	}
-}
-
-// StaleAffinity reports whether an element of a family's affinity map must go: its frontend has no affinity
-// any more, or another kind of traffic policy, or the endpoint does not serve it.
-func (c *Compiler) StaleAffinity(family nft.Family, e nft.Element) bool {
-	f := c.families[0]
-	if family == nft.FamilyIP6 {
-		f = c.families[1]
-	}
-	client, dialed, ok := f.decodeClient(e.Key)
-	return !ok || f.staysFor(client, dialed, decodeEndpoint(e.Value)) == 0
-}
-
-// staysFor returns how long a client that dialed an address stays with an endpoint; 0 when it does not.
-func (f *family) staysFor(client netip.Addr, dialed frontend, endpoint netip.AddrPort) time.Duration {
-	if _, ok := f.programmed[dialed]; !ok {
-		dialed.addr = netip.Addr{} // a node port, if anything
-	}
-	p := f.programmed[dialed]
-	if f.forgotten[dialed] || !f.mayServe(p, client, endpoint) {
-		return 0
-	}
-	return p.affinity
-}
-
-// AffinityProtocols returns the protocols of frontends with affinity in a family, in no order.
-func (c *Compiler) AffinityProtocols(family model.Family) []model.Protocol {
-	protocols := map[model.Protocol]bool{}
-	for fe, p := range c.families[familyIndex(family)].programmed {
-		if p.affinity > 0 {
-			protocols[fe.protocol] = true
-		}
-	}
-	return slices.Collect(maps.Keys(protocols))
-}
-
-// AffinityElement returns what a client's packet leaves in the affinity map when it dials a frontend and is
-// sent to the endpoint. There is none for a frontend without affinity, or when the endpoint does not serve it.
-func (c *Compiler) AffinityElement(protocol model.Protocol, client netip.Addr, dialed, endpoint netip.AddrPort) (e nft.Element, ok bool) {
-	f := c.families[familyIndex(model.FamilyOf(dialed.Addr()))]
-	fe := frontend{dialed.Addr(), dialed.Port(), protocol}
-	stays := f.staysFor(client, fe, endpoint)
-	return nft.Element{
-		Key:     nft.AddrData(client) + nft.Data(fe.appendKey(nil)),
-		Value:   nft.AddrData(endpoint.Addr()) + nft.PortData(endpoint.Port()),
-		Timeout: stays, Expires: stays,
-	}, stays > 0
-}
-
-// mayServe reports whether a client may be sent to the endpoint. Under policy Local only clients of the
-// cluster may go to another node; where they are told by their interface, any may be one.
-func (f *family) mayServe(p plan, client netip.Addr, endpoint netip.AddrPort) bool {
-	switch {
-	case p.kind != kindLocal:
-		return hasEndpoint(p.main, endpoint)
-	case hasEndpoint(p.local, endpoint):
-		return true
-	}
-	return hasEndpoint(p.main, endpoint) && f.mayBeLocalClient(client)
-}
-
-func (f *family) mayBeLocalClient(client netip.Addr) bool {
-	contains := func(p netip.Prefix) bool { return p.Contains(client) }
-	return f.config.DetectLocal.Interface != "" || slices.ContainsFunc(f.localCIDRs(), contains) || slices.Contains(f.node.IPs, client)
-}
-
-// decodeClient takes a key of the affinity map apart.
-func (f *family) decodeClient(key nft.Data) (client netip.Addr, fe frontend, ok bool) {
-	n := nft.Concat{f.nft.Saddr()}.Len()
-	if len(key) != 2*n+8 {
-		return client, fe, false
-	}
-	client, _ = netip.AddrFromSlice([]byte(key[:n]))
-	fe.addr, _ = netip.AddrFromSlice([]byte(key[n : 2*n]))
-	fe.protocol = model.Protocol(key[2*n])
-	fe.port = uint16(key[2*n+4])<<8 | uint16(key[2*n+5])
-	return client, fe, true
-}
-
-func decodeEndpoint(value nft.Data) netip.AddrPort {
-	n := len(value) - 4
-	if n < 0 {
-		return netip.AddrPort{}
-	}
-	addr, _ := netip.AddrFromSlice([]byte(value[:n]))
-	return netip.AddrPortFrom(addr, uint16(value[n])<<8|uint16(value[n+1]))
+	return false, f.config.DetectLocal.Interface == ""
 }

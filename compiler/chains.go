@@ -31,6 +31,8 @@ const (
 	chainMarkUnlessLocal       = "mark-unless-local"
 	chainShortCircuit          = "short-circuit"
 	chainShortCircuitNodePorts = "short-circuit-nodeports"
+	chainInputCheck            = "input-check"
+	chainForwardCheck          = "forward-check"
 	chainNoEndpoints           = "no-endpoints-check"
 	chainNoEndpointNodePorts   = "no-endpoint-nodeports-check"
 	chainClusterIPs            = "cluster-ips-check"
@@ -42,15 +44,27 @@ const (
 type balancer struct {
 	kind     chainKind
 	nodePort bool
-	// affinity says that clients go where they went before. With one endpoint they do anyway.
-	affinity bool
 	count    int
+	// affinity says that clients go where they went before. With one endpoint they do anyway.
+	affinity balancerAffinity
+}
+
+// balancerAffinity is the affinity of a chain that serves one Service port only; the zero value is none.
+type balancerAffinity struct {
+	// port is affinityName of the port.
+	port     string
+	protocol uint8
+	list     affinityList
 }
 
 func (b balancer) name() string {
-	name := string(b.kind) + "-" + strconv.Itoa(b.count)
-	if b.affinity {
-		name = "affinity-" + name
+	name := string(b.kind)
+	if b.kind == kindCluster && b.affinity.list == listLocal {
+		name += "-local"
+	}
+	name += "-" + strconv.Itoa(b.count)
+	if b.affinity.port != "" {
+		name = "affinity-" + name + "." + b.affinity.port
 	}
 	if b.nodePort {
 		return "nodeport-" + name
@@ -99,18 +113,17 @@ func (f *family) choice(b balancer, endpoints *nft.Set) []nft.Rule {
 	if b.count == 0 {
 		return nil
 	}
-	draw := func(mod uint32) nft.Rule {
-		key := append(f.key(b.nodePort), nft.Numgen{Mod: mod})
-		return nft.NewRule(nft.DNAT{Family: f.nft, Key: key, Map: endpoints.Name})
+	draw := func(slot nft.Expr) nft.Rule {
+		return nft.NewRule(nft.DNAT{Family: f.nft, Key: append(f.key(b.nodePort), slot), Map: endpoints.Name})
 	}
-	if b.count == 1 {
-		return []nft.Rule{draw(1)}
+	first := draw(nft.Numgen{Mod: 1})
+	switch {
+	case b.count == 1:
+		return []nft.Rule{first}
+	case b.affinity.port != "":
+		return []nft.Rule{f.returning(b), draw(nft.JHash{Field: f.nft.Saddr(), Mod: uint32(b.count), Seed: affinitySeed}), first}
 	}
-	var rules []nft.Rule
-	if b.affinity {
-		rules = append(rules, f.returning())
-	}
-	return append(rules, draw(uint32(b.count)), draw(1))
+	return []nft.Rule{draw(nft.Numgen{Mod: uint32(b.count)}), first}
 }
 
 // key is what the maps know a frontend by.
@@ -128,10 +141,6 @@ func isLocalAddress(field nft.Field) nft.Statement {
 // putFixedChains puts the part of the program that depends on configuration, node and
 // ServiceCIDRs only. Chains that are the same as before cost nothing.
 func (f *family) putFixedChains() {
-	newConnection := nft.MatchFlags{Field: nft.CTState, Bits: nft.CTStateNew}
-	check := func(chain string) nft.Rule { return nft.NewRule(newConnection, nft.Jump(chain)) }
-	// What was translated has somewhere to go, even if its endpoint has the address of a frontend without any.
-	translated := nft.NewRule(newConnection, nft.MatchFlags{Field: nft.CTStatus, Bits: nft.CTStatusDNAT}, nft.Goto(chainAffinity))
 	// Each base chain decides anew which generation of rules a packet sees, and each lookup which generation of
 	// elements. A packet with the rules from before a commit can find a new element that leads to a chain
 	// which has no rules yet for it. So base chains come in twos: the second one sees what the commit made. It
@@ -142,31 +151,41 @@ func (f *family) putFixedChains() {
 		{Name: "nat-output", Type: nft.TypeNAT, Hook: nft.HookOutput, Priority: nft.PriorityDstNAT, Rules: services},
 		{Name: "nat-prerouting-again", Type: nft.TypeNAT, Hook: nft.HookPrerouting, Priority: nft.PriorityDstNAT + 1, Rules: services},
 		{Name: "nat-output-again", Type: nft.TypeNAT, Hook: nft.HookOutput, Priority: nft.PriorityDstNAT + 1, Rules: services},
-		{Name: "filter-input", Type: nft.TypeFilter, Hook: nft.HookInput, Priority: nft.PriorityFilter,
-			Rules: []nft.Rule{translated, check(chainNoEndpoints), check(chainNoEndpointNodePorts)}},
-		{Name: "filter-forward", Type: nft.TypeFilter, Hook: nft.HookForward, Priority: nft.PriorityFilter,
-			Rules: []nft.Rule{translated, check(chainNoEndpoints), check(chainClusterIPs)}},
-		{Name: "filter-output", Type: nft.TypeFilter, Hook: nft.HookOutput, Priority: nft.PriorityFilter,
-			Rules: []nft.Rule{translated, check(chainNoEndpoints), check(chainClusterIPs)}},
+		{Name: "filter-input", Type: nft.TypeFilter, Hook: nft.HookInput, Priority: nft.PriorityFilter, Rules: newConnections(chainInputCheck)},
+		{Name: "filter-forward", Type: nft.TypeFilter, Hook: nft.HookForward, Priority: nft.PriorityFilter, Rules: newConnections(chainForwardCheck)},
+		{Name: "filter-output", Type: nft.TypeFilter, Hook: nft.HookOutput, Priority: nft.PriorityFilter, Rules: newConnections(chainForwardCheck)},
 		{Name: "nat-postrouting", Type: nft.TypeNAT, Hook: nft.HookPostrouting, Priority: nft.PrioritySrcNAT, Rules: f.postrouting()},
 		{Name: chainServices, Rules: f.servicesRules()},
 		{Name: chainNodePorts, Rules: []nft.Rule{nft.NewRule(nft.Vmap{Key: f.key(true), Map: f.serviceNodePorts.Name})}},
 		{Name: chainShortCircuit, Rules: f.shortCircuitRules(false, f.shortCircuitIPs)},
 		{Name: chainShortCircuitNodePorts, Rules: f.shortCircuitRules(true, f.shortCircuitNodePorts)},
+		{Name: chainInputCheck, Rules: f.checks(chainNoEndpoints, chainNoEndpointNodePorts)},
+		{Name: chainForwardCheck, Rules: f.checks(chainNoEndpoints, chainClusterIPs)},
 		{Name: chainNoEndpoints, Rules: []nft.Rule{nft.NewRule(nft.Vmap{Key: f.key(false), Map: f.noEndpointServices.Name})}},
 		{Name: chainNoEndpointNodePorts, Rules: f.onNodePortAddresses(nft.Vmap{Key: f.key(true), Map: f.noEndpointNodePorts.Name})},
 		{Name: chainClusterIPs, Rules: f.clusterIPRules()},
-		{Name: "filter-prerouting-pre-dnat", Type: nft.TypeFilter, Hook: nft.HookPrerouting, Priority: nft.PriorityDstNAT - 10,
-			Rules: []nft.Rule{check(chainFirewall)}},
-		{Name: "filter-output-pre-dnat", Type: nft.TypeFilter, Hook: nft.HookOutput, Priority: nft.PriorityDstNAT - 10,
-			Rules: []nft.Rule{check(chainFirewall)}},
-		{Name: chainFirewall, Rules: f.firewallRules()},
-		{Name: chainAffinity, Rules: f.affinityRules()},
 		{Name: chainReject, Rules: []nft.Rule{nft.NewRule(nft.Reject{Family: f.nft})}},
 	} {
 		f.draft.PutChain(c)
 	}
 	f.putMarkUnlessLocal()
+	f.putAffinityCheck()
+	f.putFirewall()
+}
+
+// newConnections has a chain look at the first packet of each connection. All other packets pay for one comparison.
+func newConnections(chain string) []nft.Rule {
+	return []nft.Rule{nft.NewRule(nft.MatchFlags{Field: nft.CTState, Bits: nft.CTStateNew}, nft.Jump(chain))}
+}
+
+// checks has chains look at packets whose destination was not translated. An endpoint may have the address of a
+// frontend without endpoints, so translated packets pass.
+func (f *family) checks(chains ...string) []nft.Rule {
+	rules := []nft.Rule{nft.NewRule(nft.MatchFlags{Field: nft.CTStatus, Bits: nft.CTStatusDNAT}, f.afterTranslation())}
+	for _, chain := range chains {
+		rules = append(rules, nft.NewRule(nft.Jump(chain)))
+	}
+	return rules
 }
 
 func (f *family) putMarkUnlessLocal() {

@@ -39,14 +39,15 @@ type Conflict struct {
 	Others   []model.PortID
 }
 
-// Apply takes changes of the model into the rulesets and returns the conflicts among what
-// changed, sorted by frontend. Applying the same changes again changes nothing.
+// Apply takes changes of the model into the rulesets and returns the conflicts that are new or
+// have other claimants than before, sorted by frontend. An owner who changes because endpoints
+// come and go does not make a conflict new. Applying the same changes again changes nothing.
 func (c *Compiler) Apply(changes *model.Changes) []Conflict {
+	touched := [2]map[frontend]bool{{}, {}}
 	if changes.Full {
-		c.dropAllBut(changes.Ports)
+		c.dropAllBut(changes.Ports, &touched)
 	}
 	c.applyCluster(changes)
-	touched := [2]map[frontend]bool{{}, {}}
 	for id, port := range changes.Ports {
 		i := familyIndex(id.Family)
 		c.families[i].setPort(id, port, touched[i])
@@ -55,7 +56,7 @@ func (c *Compiler) Apply(changes *model.Changes) []Conflict {
 	for i, f := range c.families {
 		for fe := range touched[i] {
 			f.settle(fe)
-			conflicts = append(conflicts, f.conflict(fe)...)
+			conflicts = append(conflicts, f.newConflict(fe)...)
 		}
 	}
 	slices.SortFunc(conflicts, func(a, b Conflict) int { return cmp.Compare(a.Frontend, b.Frontend) })
@@ -70,16 +71,12 @@ func familyIndex(f model.Family) int {
 }
 
 // dropAllBut removes the ports that a full model does not name.
-func (c *Compiler) dropAllBut(ports map[model.PortID]*model.ServicePort) {
-	for _, f := range c.families {
-		touched := map[frontend]bool{}
+func (c *Compiler) dropAllBut(ports map[model.PortID]*model.ServicePort, touched *[2]map[frontend]bool) {
+	for i, f := range c.families {
 		for id := range f.ports {
 			if ports[id] == nil {
-				f.setPort(id, nil, touched)
+				f.setPort(id, nil, touched[i])
 			}
-		}
-		for fe := range touched {
-			f.settle(fe)
 		}
 	}
 }
@@ -100,15 +97,22 @@ func (c *Compiler) applyCluster(changes *model.Changes) {
 	}
 }
 
-func (f *family) conflict(fe frontend) []Conflict {
+// newConflict returns the conflict over a frontend if its claimants are not those of the last call.
+func (f *family) newConflict(fe frontend) []Conflict {
 	list := f.claims[fe]
 	if len(list) < 2 {
+		delete(f.contested, fe)
 		return nil
 	}
 	c := Conflict{Frontend: fe.String(), Owner: list[0].id}
 	for _, other := range list[1:] {
 		c.Others = append(c.Others, other.id)
 	}
+	claimants := slices.SortedFunc(slices.Values(append(c.Others, c.Owner)), model.PortID.Compare)
+	if slices.Equal(f.contested[fe], claimants) {
+		return nil
+	}
+	f.contested[fe] = claimants
 	return []Conflict{c}
 }
 
@@ -132,6 +136,7 @@ func (c *Compiler) Transaction() nft.Transaction {
 func (c *Compiler) Committed() {
 	for _, f := range c.families {
 		f.draft.Committed()
+		f.affinityCommitted()
 	}
 }
 

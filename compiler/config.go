@@ -47,7 +47,8 @@ type DetectLocal struct {
 }
 
 // NodePortAddresses says on which of the node's own addresses node ports answer. Loopback
-// addresses never do.
+// addresses never do. In a family of which it has nothing they answer nowhere; that they answer
+// everywhere in a family that kube-proxy's nodePortAddresses does not name is package config's doing.
 type NodePortAddresses struct {
 	// Primary stands for the node's addresses in the model.
 	Primary bool

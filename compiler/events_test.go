@@ -106,7 +106,6 @@ func (c *cluster) port(id model.PortID) *model.ServicePort {
 	p.LoadBalancerIPs = c.addrs(id.Family, externalNet, 3)
 	p.ExternalIPs = c.addrs(id.Family, []byte{externalNet, serviceNet}[c.choose(2)], 3)
 	if c.maybe(3) {
-		p.Guarded = true
 		for _, a := range c.addrs(id.Family, externalNet, 4) {
 			p.LoadBalancerSourceRanges = append(p.LoadBalancerSourceRanges, netip.PrefixFrom(a, a.BitLen()-2*c.choose(4)).Masked())
 		}
@@ -124,7 +123,9 @@ func (c *cluster) port(id model.PortID) *model.ServicePort {
 func (c *cluster) endpoints(f model.Family, local bool) []model.Endpoint {
 	var out []model.Endpoint
 	for _, a := range c.addrs(f, podNet, 5) {
-		out = append(out, model.Endpoint{AddrPort: netip.AddrPortFrom(a, uint16(8080+c.choose(2))), Local: local || c.maybe(3)})
+		e := model.Endpoint{AddrPort: netip.AddrPortFrom(a, uint16(8080+c.choose(2))), Local: local || c.maybe(3)}
+		e.Remote = !e.Local && c.maybe(2)
+		out = append(out, e)
 	}
 	return out
 }

@@ -3,7 +3,6 @@ package compiler
 import (
 	"net/netip"
 	"slices"
-	"time"
 
 	"github.com/nftproxy/nftproxy/model"
 	"github.com/nftproxy/nftproxy/nft"
@@ -24,24 +23,31 @@ type family struct {
 	noEndpointServices, noEndpointNodePorts *nft.Set
 	clusterIPs, hairpin                     *nft.Set
 	guardedIPs, allowedSources              *nft.Set
-	affinity                                *nft.Set
 	affinityIPs, affinityNodePorts          *nft.Set
 
 	ports map[model.PortID]*model.ServicePort
 	// claims holds who wants a frontend, the winner first.
 	claims map[frontend][]claim
+	// contested holds who wants a frontend that more than one wants, sorted, as Apply returned it.
+	contested map[frontend][]model.PortID
 	// programmed holds the plan that is in the draft for a frontend.
 	programmed map[frontend]plan
 	balancers  map[balancer]int
 	// How many ports use an address.
-	clusterIPUses, endpointUses map[netip.Addr]int
+	clusterIPUses, hairpinUses map[netip.Addr]int
 
-	// How many frontends have affinity with a timeout.
-	learners map[time.Duration]int
-	// affinityStale says that elements of the affinity map may have to go, and forgotten holds the frontends
-	// of which all have to.
-	affinityStale bool
-	forgotten     map[frontend]bool
+	// affinityPorts holds the Service ports with affinity by affinityName.
+	affinityPorts map[string]*affinityPort
+	// affinityFrontends is how many frontends with affinity there are for each rule that looks for them.
+	affinityFrontends map[affinityRule]int
+	// affinityNumbers holds the node ports with affinity, and externals the external addresses without it by port number, with
+	// the comment for an element.
+	affinityNumbers map[portNumber]bool
+	externals       map[portNumber]map[frontend]string
+	// affinityLosing holds the ports with a map that loses an endpoint by the next commit.
+	affinityLosing map[*affinityPort]bool
+	// affinityMoves holds the ports of which a map came or went since the last commit.
+	affinityMoves map[string]bool
 }
 
 func newFamily(f nft.Family, config *Config) *family {
@@ -50,13 +56,18 @@ func newFamily(f nft.Family, config *Config) *family {
 		draft:         nft.NewDraft(f, TableName, "rules for Kubernetes Services, written by nftproxy"),
 		ports:         map[model.PortID]*model.ServicePort{},
 		claims:        map[frontend][]claim{},
+		contested:     map[frontend][]model.PortID{},
 		programmed:    map[frontend]plan{},
 		balancers:     map[balancer]int{},
 		clusterIPUses: map[netip.Addr]int{},
-		endpointUses:  map[netip.Addr]int{},
-		learners:      map[time.Duration]int{},
-		affinityStale: true,
-		forgotten:     map[frontend]bool{},
+		hairpinUses:   map[netip.Addr]int{},
+		affinityPorts: map[string]*affinityPort{},
+
+		affinityFrontends: map[affinityRule]int{},
+		affinityLosing:    map[*affinityPort]bool{},
+		affinityMoves:     map[string]bool{},
+		affinityNumbers:   map[portNumber]bool{},
+		externals:         map[portNumber]map[frontend]string{},
 	}
 	c.addSets()
 	c.putFixedChains()
@@ -82,7 +93,7 @@ func (f *family) addSets() {
 	f.noEndpointServices = verdicts("no-endpoint-services", false)
 	f.noEndpointNodePorts = verdicts("no-endpoint-nodeports", true)
 	f.clusterIPs = f.draft.AddSet(&nft.Set{Name: "cluster-ips", Key: nft.Concat{f.nft.Daddr()}})
-	f.guardedIPs = f.draft.AddSet(&nft.Set{Name: GuardSet, Key: f.key(false)})
+	f.guardedIPs = f.draft.AddSet(&nft.Set{Name: guardSet, Key: f.key(false)})
 	f.allowedSources = f.draft.AddSet(&nft.Set{Name: "allowed-sources", Key: append(f.key(false), f.nft.Saddr()), Interval: true})
 	f.addAffinitySets()
 	f.hairpin = f.draft.AddSet(&nft.Set{Name: "hairpin", Key: nft.Concat{f.nft.Saddr(), f.nft.Daddr()}})
@@ -155,13 +166,21 @@ func (f *family) countAddresses(p *model.ServicePort, by int) {
 		return
 	}
 	f.clusterIPUses[p.ClusterIP] += by
-	eachEndpoint(p, func(addr netip.Addr) { f.endpointUses[addr] += by })
+	eachHairpin(p, func(addr netip.Addr) { f.hairpinUses[addr] += by })
 }
 
-func eachEndpoint(p *model.ServicePort, do func(netip.Addr)) {
+// eachHairpin calls do with each endpoint of a port that may be sent to itself by this node, without
+// being masqueraded for another reason.
+//
+// A client's packet is translated on the client's own node, so the client, and the endpoint
+// that it is, must be on this one. The exception is a node port: a pod of another node
+// can dial it here. Under policy Cluster it is masqueraded anyway, under policy Local it is not.
+func eachHairpin(p *model.ServicePort, do func(netip.Addr)) {
 	for _, list := range [][]model.Endpoint{p.Cluster, p.Local} {
 		for i := range list {
-			do(list[i].AddrPort.Addr())
+			if !list[i].Remote || p.ExternalPolicy == model.PolicyLocal {
+				do(list[i].AddrPort.Addr())
+			}
 		}
 	}
 }
@@ -174,9 +193,9 @@ func (f *family) settleAddresses(p *model.ServicePort) {
 	if p.ClusterIP.IsValid() {
 		f.settleAddress(f.clusterIPs, nft.AddrData(p.ClusterIP), f.clusterIPUses, p.ClusterIP)
 	}
-	eachEndpoint(p, func(addr netip.Addr) {
+	eachHairpin(p, func(addr netip.Addr) {
 		data := nft.AddrData(addr)
-		f.settleAddress(f.hairpin, data+data, f.endpointUses, addr)
+		f.settleAddress(f.hairpin, data+data, f.hairpinUses, addr)
 	})
 }
 
@@ -195,7 +214,7 @@ func (f *family) settle(fe frontend) {
 	if list := f.claims[fe]; len(list) > 0 {
 		want = list[0].plan
 	}
-	if want.guarded {
+	if len(want.sources) > 0 {
 		want.sources = f.sourcesFor(fe, want.sources)
 	}
 	have := f.programmed[fe]
@@ -245,13 +264,17 @@ func (p plan) verdictsOf(fe frontend) (first, shortCircuit balancer) {
 	if p.kind == "" {
 		return balancer{}, balancer{}
 	}
-	to := func(kind chainKind, list []model.Endpoint) balancer {
-		return balancer{kind, fe.isNodePort(), p.affinity > 0 && len(list) > 1, len(list)}
+	to := func(kind chainKind, list affinityList, endpoints []model.Endpoint) balancer {
+		b := balancer{kind: kind, nodePort: fe.isNodePort(), count: len(endpoints)}
+		if p.affinity != nil && len(endpoints) > 1 {
+			b.affinity = balancerAffinity{p.affinity.name, uint8(fe.protocol), list}
+		}
+		return b
 	}
 	if p.kind == kindLocal {
-		return to(kindLocal, p.local), to(kindDirect, p.main)
+		return to(kindLocal, listLocal, p.local), to(kindDirect, listCluster, p.main)
 	}
-	return to(p.kind, p.main), balancer{}
+	return to(p.kind, p.mainList, p.main), balancer{}
 }
 
 func (f *family) putVerdicts(fe frontend, have, want plan) {
@@ -311,6 +334,7 @@ func (f *family) release(b balancer) {
 // refreshChains rewrites all chains after node or ServiceCIDRs changed.
 func (f *family) refreshChains() {
 	f.putFixedChains()
+	f.refreshAffinity()
 	for b := range f.balancers {
 		f.draft.PutChain(f.balancerChain(b))
 	}

@@ -8,8 +8,8 @@ import (
 	"github.com/nftproxy/nftproxy/nft"
 )
 
-// GuardSet is the name of the set of load balancer addresses that only some sources may dial.
-const GuardSet = "guarded-ips"
+// guardSet is the name of the set of load balancer addresses that only some sources may dial.
+const guardSet = "guarded-ips"
 
 // sourcesFor returns who may dial a load balancer address, given the Service's ranges,
 // sorted and without what another prefix contains, since the kernel takes no ranges that
@@ -29,7 +29,7 @@ func (f *family) sourcesFor(fe frontend, ranges []netip.Prefix) []netip.Prefix {
 // resettleGuarded brings guarded frontends in line after the node's addresses changed.
 func (f *family) resettleGuarded() {
 	for fe, p := range f.programmed {
-		if p.guarded {
+		if len(p.sources) > 0 {
 			f.settle(fe)
 		}
 	}
@@ -54,6 +54,23 @@ func withoutNested(prefixes []netip.Prefix) []netip.Prefix {
 	return out
 }
 
+// putFirewall puts the chains that guard load balancer addresses, as long as there are any: packets pay for base chains
+// even if these do nothing.
+func (f *family) putFirewall() {
+	chains := []*nft.Chain{
+		{Name: "filter-prerouting-pre-dnat", Type: nft.TypeFilter, Hook: nft.HookPrerouting, Priority: nft.PriorityDstNAT - 10, Rules: newConnections(chainFirewall)},
+		{Name: "filter-output-pre-dnat", Type: nft.TypeFilter, Hook: nft.HookOutput, Priority: nft.PriorityDstNAT - 10, Rules: newConnections(chainFirewall)},
+		{Name: chainFirewall, Rules: f.firewallRules()},
+	}
+	for _, c := range chains {
+		if f.guardedIPs.Len() > 0 {
+			f.draft.PutChain(c)
+		} else {
+			f.draft.RemoveChain(c.Name)
+		}
+	}
+}
+
 // firewallRules drop connections to a guarded load balancer address from sources that
 // loadBalancerSourceRanges does not name. They run before the destination is translated,
 // and look at the packet's own source.
@@ -67,11 +84,12 @@ func (f *family) firewallRules() []nft.Rule {
 
 // putSources brings the elements for who may dial a frontend in line.
 func (f *family) putSources(fe frontend, have, want plan) {
-	if fe.isNodePort() || !have.guarded && !want.guarded {
+	if len(have.sources) == 0 && len(want.sources) == 0 {
 		return
 	}
 	key := nft.Data(fe.appendKey(nil))
-	if want.guarded {
+	before := f.guardedIPs.Len() > 0
+	if len(want.sources) > 0 {
 		f.draft.Put(f.guardedIPs, nft.Element{Key: key, Comment: want.comment})
 	} else {
 		f.draft.Remove(f.guardedIPs, key)
@@ -89,6 +107,9 @@ func (f *family) putSources(fe frontend, have, want plan) {
 		if !starts[p.Addr()] {
 			f.draft.Remove(f.allowedSources, key+nft.AddrData(p.Addr()))
 		}
+	}
+	if f.guardedIPs.Len() > 0 != before {
+		f.putFirewall()
 	}
 }
 

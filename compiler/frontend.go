@@ -38,6 +38,11 @@ func (f frontend) appendKey(b []byte) []byte {
 // rank orders what may claim one frontend: a ClusterIP is the cluster's own and must not be
 // taken over by an external IP that any Service author can name (CVE-2020-8554); a load
 // balancer IP is set by a controller, an external IP by the author.
+//
+// A claim of lower rank does not get the frontend either while the owner has no endpoints,
+// though kube-proxy would give it away: whoever may name an external IP would only have to
+// wait for a rollout or a crash of the Service that holds the ClusterIP or the load balancer
+// IP, and its clients' data would go to him. Refusing them is the safe answer.
 type rank uint8
 
 const (
@@ -54,10 +59,14 @@ type claim struct {
 	plan plan
 }
 
-// before reports whether c wins over other: deterministically, whatever came first.
+// before reports whether c wins over other: by rank, then whoever has something to serve, as
+// in kube-proxy, then by name. Who came first does not matter, and all nodes decide alike.
 func (c *claim) before(other *claim) bool {
 	if c.rank != other.rank {
 		return c.rank < other.rank
+	}
+	if c.plan.serves() != other.plan.serves() {
+		return c.plan.serves()
 	}
 	return c.id.Compare(other.id) < 0
 }
@@ -72,13 +81,43 @@ type plan struct {
 	main []model.Endpoint
 	// local is the list for policy Local, when kind is local.
 	local []model.Endpoint
-	// affinity is how long a client stays with its endpoint; 0 for no affinity.
-	affinity time.Duration
+	// mainList says which of the port's lists main is.
+	mainList affinityList
+	// external says that the frontend is an external or load balancer IP.
+	external bool
+	// affinity is nil for no affinity.
+	affinity *planAffinity
 	// unserved is what becomes of new connections that were not sent anywhere.
 	unserved unserved
-	// guarded says that only sources may dial the frontend.
-	guarded bool
+	// sources is who may dial the frontend; nil means everybody.
 	sources []netip.Prefix
+}
+
+// planAffinity is what the frontends of a Service port with affinity have in common.
+type planAffinity struct {
+	id model.PortID
+	// name is affinityName of the port.
+	name    string
+	timeout time.Duration
+}
+
+// planList is a list of endpoints that clients of a frontend may be sent to.
+type planList struct {
+	list      affinityList
+	endpoints []model.Endpoint
+}
+
+// lists returns the lists of a frontend that are not empty.
+func (p plan) lists() (lists []planList) {
+	if p.kind != kindLocal {
+		return []planList{{p.mainList, p.main}}
+	}
+	for _, l := range []planList{{listCluster, p.main}, {listLocal, p.local}} {
+		if len(l.endpoints) > 0 {
+			lists = append(lists, l)
+		}
+	}
+	return lists
 }
 
 type unserved uint8
@@ -92,16 +131,25 @@ const (
 	unservedDrop
 )
 
+// serves reports whether there is a usable endpoint, on whatever node: one that policy Local keeps
+// this node from using counts, or nodes would disagree on whom an address belongs to.
+func (p *plan) serves() bool { return p.unserved != unservedReject }
+
 // claims returns all that a Service port wants, a frontend once.
 func claims(p *model.ServicePort) map[frontend]claim {
 	out := make(map[frontend]claim, 2+len(p.ExternalIPs)+len(p.LoadBalancerIPs))
+	var affinity *planAffinity
+	if p.AffinityTimeout > 0 {
+		affinity = &planAffinity{p.ID, affinityName(p.ID), p.AffinityTimeout}
+	}
 	add := func(r rank, addr netip.Addr, port uint16, pl plan) {
 		pl.comment = nft.TruncateComment(p.ID.ServicePortName())
 		if pl.kind != "" {
-			pl.affinity = p.AffinityTimeout
+			pl.affinity = affinity
 		}
 		f := frontend{addr: addr, port: port, protocol: p.ID.Protocol}
 		if _, ok := out[f]; !ok {
+			pl.external = r == rankLoadBalancer || r == rankExternalIP
 			out[f] = claim{rank: r, id: p.ID, plan: pl}
 		}
 	}
@@ -111,7 +159,7 @@ func claims(p *model.ServicePort) map[frontend]claim {
 	external := externalPlan(p)
 	for _, addr := range p.LoadBalancerIPs {
 		guarded := external
-		guarded.guarded, guarded.sources = p.Guarded, p.LoadBalancerSourceRanges
+		guarded.sources = p.LoadBalancerSourceRanges
 		add(rankLoadBalancer, addr, p.Port, guarded)
 	}
 	for _, addr := range p.ExternalIPs {
@@ -124,13 +172,13 @@ func claims(p *model.ServicePort) map[frontend]claim {
 }
 
 func internalPlan(p *model.ServicePort) plan {
-	list := p.Cluster
+	list, which := p.Cluster, listCluster
 	if p.InternalPolicy == model.PolicyLocal {
-		list = p.Local
+		list, which = p.Local, listLocal
 	}
 	switch {
 	case len(list) > 0:
-		return plan{kind: kindCluster, main: list}
+		return plan{kind: kindCluster, main: list, mainList: which}
 	case len(p.Cluster) > 0:
 		return plan{unserved: unservedDrop}
 	}

@@ -1,16 +1,58 @@
 package config
 
 import (
+	"fmt"
 	"net/netip"
+	"slices"
 
 	netutils "k8s.io/utils/net"
 
 	"github.com/nftproxy/nftproxy/compiler"
 	"github.com/nftproxy/nftproxy/config/v1alpha2"
+	"github.com/nftproxy/nftproxy/model"
 )
 
-// nodePortAddresses resolves the keywords.
-func nodePortAddresses(list []string) (out compiler.NodePortAddresses) {
+// everywhere holds each family's range of all addresses.
+var everywhere = []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0"), netip.MustParsePrefix("::/0")}
+
+// nodePortAddresses resolves the keywords. As in kube-proxy, node ports of a family that the list does not
+// name answer everywhere.
+func nodePortAddresses(list []string) compiler.NodePortAddresses {
+	out := namedNodePortAddresses(list)
+	out.CIDRs = append(out.CIDRs, unnamed(out)...)
+	return out
+}
+
+// OpenNodePorts returns a warning for each IP family that nodePortAddresses does not name, one line that
+// calls the field as names does. kube-proxy warns of the same where the cluster looks like dual-stack.
+func OpenNodePorts(c *v1alpha2.KubeProxyConfiguration, names Names) (warnings []string) {
+	if len(c.NodePortAddresses) == 0 {
+		return nil // of a mode that this proxy does not have
+	}
+	for _, all := range unnamed(namedNodePortAddresses(c.NodePortAddresses)) {
+		family := model.FamilyOf(all.Addr())
+		warnings = append(warnings, fmt.Sprintf("%s: has no %s address, so %s node ports answer on every address of the node but loopback; add a CIDR or \"primary\" to limit them, or %s to say that this is meant",
+			names.of("nodePortAddresses"), family, family, all))
+	}
+	return warnings
+}
+
+// unnamed returns the ranges of all addresses of those families that addresses does not name. The keyword
+// primary names both, also where the Node has no address of a family.
+func unnamed(addresses compiler.NodePortAddresses) (out []netip.Prefix) {
+	if addresses.Primary {
+		return nil
+	}
+	for _, all := range everywhere {
+		named := func(p netip.Prefix) bool { return p.Addr().Is4() == all.Addr().Is4() }
+		if !slices.ContainsFunc(addresses.CIDRs, named) {
+			out = append(out, all)
+		}
+	}
+	return out
+}
+
+func namedNodePortAddresses(list []string) (out compiler.NodePortAddresses) {
 	for _, address := range list {
 		switch address {
 		case v1alpha2.NodePortAddressesPrimary:
@@ -18,7 +60,7 @@ func nodePortAddresses(list []string) (out compiler.NodePortAddresses) {
 		case v1alpha2.NodePortAddressesLocalhost:
 			out.CIDRs = append(out.CIDRs, parseCIDRs([]string{"127.0.0.0/8", "::1/128"})...)
 		case v1alpha2.NodePortAddressesAll:
-			out.CIDRs = append(out.CIDRs, parseCIDRs([]string{"0.0.0.0/0", "::/0"})...)
+			out.CIDRs = append(out.CIDRs, everywhere...)
 		default:
 			out.CIDRs = append(out.CIDRs, parseCIDRs([]string{address})...)
 		}

@@ -62,6 +62,18 @@ func TestAConfigurationShapesTheRuleset(t *testing.T) {
 		{"every keyword", header1 + "nodePortAddresses: [all, primary, localhost]", withDefaults(func(c *compiler.Config) {
 			c.NodePortAddresses = compiler.NodePortAddresses{Primary: true, CIDRs: prefixes("0.0.0.0/0", "::/0", "127.0.0.0/8", "::1/128")}
 		})},
+		{"addresses of IPv4 alone: IPv6 everywhere", header1 + "nodePortAddresses: [10.0.0.0/8]", withDefaults(func(c *compiler.Config) {
+			c.NodePortAddresses = compiler.NodePortAddresses{CIDRs: prefixes("10.0.0.0/8", "::/0")}
+		})},
+		{"loopback of IPv6 alone: IPv4 everywhere", header1 + "nodePortAddresses: [\"::1/128\"]", withDefaults(func(c *compiler.Config) {
+			c.NodePortAddresses = compiler.NodePortAddresses{CIDRs: prefixes("::1/128", "0.0.0.0/0")}
+		})},
+		{"the keyword primary names both families", header1 + "nodePortAddresses: [primary, 10.0.0.0/8]", withDefaults(func(c *compiler.Config) {
+			c.NodePortAddresses = compiler.NodePortAddresses{Primary: true, CIDRs: prefixes("10.0.0.0/8")}
+		})},
+		{"the keyword localhost names both families", header1 + "nodePortAddresses: [localhost]", withDefaults(func(c *compiler.Config) {
+			c.NodePortAddresses = compiler.NodePortAddresses{CIDRs: prefixes("127.0.0.0/8", "::1/128")}
+		})},
 		{"masquerading", header1 + "mode: nftables\nnftables: {masqueradeAll: true, masqueradeBit: 0}", withDefaults(func(c *compiler.Config) { c.MasqueradeAll, c.MasqueradeBit = true, 0 })},
 		{"masquerading in v1alpha2", header2 + "linux: {masqueradeAll: true}\nnftables: {masqueradeBit: 0}", withDefaults(func(c *compiler.Config) { c.MasqueradeAll, c.MasqueradeBit = true, 0 })},
 		{"without a mode, what kube-proxy would have taken from iptables", header1 + "iptables: {masqueradeAll: true, masqueradeBit: 3}", withDefaults(func(c *compiler.Config) { c.MasqueradeAll, c.MasqueradeBit = true, 3 })},
@@ -97,11 +109,33 @@ func TestLoopbackNodePortsAreThoseThatAreNamed(t *testing.T) {
 		{"not by all", "nodePortAddresses: [all]", nil},
 		{"the keyword", "nodePortAddresses: [primary, localhost]", prefixes("127.0.0.0/8", "::1/128")},
 		{"a prefix", "nodePortAddresses: [127.0.0.1/32, 10.0.0.0/8]", prefixes("127.0.0.1/32")},
+		{"not by an unnamed family", "nodePortAddresses: [10.0.0.0/8]", nil},
+		{"not with all alpha gates off", "nodePortAddresses: [localhost]\nfeatureGates: {AllAlpha: false}", nil},
+		{"with all beta gates off", "nodePortAddresses: [localhost]\nfeatureGates: {AllBeta: false}", prefixes("127.0.0.0/8", "::1/128")},
 		{"not with the gate off", "nodePortAddresses: [localhost]\nfeatureGates: {KubeProxyNFTablesLocalhostNodePorts: false}", nil},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			if diff := cmp.Diff(tt.want, LoopbackNodePorts(parse(t, header1+tt.yaml).Config), cmpopts.EquateComparable(netip.Prefix{})); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestUnnamedNodePortFamiliesAreWarnedAbout(t *testing.T) {
+	for _, tt := range []struct{ name, yaml, want string }{
+		{"by default none", "", ""},
+		{"both named", `nodePortAddresses: [10.0.0.0/8, "fd00::/8"]`, ""},
+		{"primary names both", "nodePortAddresses: [primary]", ""},
+		{"IPv6 is not named", "nodePortAddresses: [10.0.0.0/8]", "nodePortAddresses: has no IPv6 address"},
+		{"IPv4 is not named", `nodePortAddresses: ["fd00::/8"]`, "nodePortAddresses: has no IPv4 address"},
+		{"IPv6 is meant to be open", `nodePortAddresses: [10.0.0.0/8, "::/0"]`, ""},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			// With a clusterCIDR, so that nothing else is worth a warning.
+			warnings := parse(t, header1+"clusterCIDR: 10.244.0.0/16\n"+tt.yaml).Warnings
+			if got := strings.Join(warnings, "; "); !strings.HasPrefix(got, tt.want) || tt.want == "" && got != "" || len(warnings) > 1 {
+				t.Errorf("warnings %q, want %q", warnings, tt.want)
 			}
 		})
 	}

@@ -11,11 +11,30 @@ import (
 	logsapi "k8s.io/component-base/logs/api/v1"
 	metricsfeatures "k8s.io/component-base/metrics/features"
 	zpagesfeatures "k8s.io/component-base/zpages/features"
+	"k8s.io/klog/v2"
 )
 
-// LocalhostNodePorts is the gate that kube-proxy has (off by default) before it serves node
-// ports on loopback addresses that nodePortAddresses names. Here it is on by default.
-const LocalhostNodePorts featuregate.Feature = "KubeProxyNFTablesLocalhostNodePorts"
+// The gates of kube-proxy's own that have an effect here.
+const (
+	// AllowServiceExternalIPs is on by default. Off, the externalIPs of Services do not count (CVE-2020-8554).
+	AllowServiceExternalIPs featuregate.Feature = "AllowServiceExternalIPs"
+	// LocalhostNodePorts is the gate that kube-proxy has (alpha, off by default) before it
+	// serves node ports on loopback addresses that nodePortAddresses names. Here it is on by default.
+	LocalhostNodePorts featuregate.Feature = "KubeProxyNFTablesLocalhostNodePorts"
+)
+
+// fixedGates are gates with which kube-proxy v1.37 would behave otherwise and this proxy does
+// not, and why. Those that kube-proxy v1.37 has locked are among them.
+var fixedGates = map[string]string{
+	"CBORServingAndStorage":         "/statusz and /flagz have no CBOR form",
+	"KubeProxyIPVS":                 "there is no mode ipvs",
+	"MultiCIDRServiceAllocator":     "ServiceCIDRs are always followed",
+	"NFTablesNetlink":               "rules always go to the kernel over netlink, no nft program is run",
+	"NFTablesProxyMode":             "nftables is the only mode",
+	"PreferSameTrafficDistribution": "hints for nodes are always followed",
+	"WinDSR":                        "this is not Windows",
+	"WinOverlay":                    "this is not Windows",
+}
 
 // kubeProxyGates are the names of the feature gates that kube-proxy v1.37.1 accepts, one a line.
 // It accepts those of all Kubernetes components.
@@ -24,8 +43,9 @@ const LocalhostNodePorts featuregate.Feature = "KubeProxyNFTablesLocalhostNodePo
 var kubeProxyGates string
 
 // FeatureGates returns the gates that have an effect here, as set or by default: those of
-// logging, metrics, the z-pages and LocalhostNodePorts. The names of others that kube-proxy
-// knows are returned as ineffective, and one that it does not know either is an error.
+// logging, metrics, the z-pages and client-go, and the two above. Others that kube-proxy knows are
+// returned as ineffective, each as its name and why it is if kube-proxy itself would behave otherwise. One
+// that kube-proxy does not know either is an error.
 func FeatureGates(set map[string]bool) (gates featuregate.MutableVersionedFeatureGate, ineffective []string, errs field.ErrorList) {
 	own := newFeatureGate()
 	path := field.NewPath("featureGates")
@@ -34,11 +54,13 @@ func FeatureGates(set map[string]bool) (gates featuregate.MutableVersionedFeatur
 		_, effective := own.GetAll()[featuregate.Feature(name)]
 		switch {
 		case effective:
-			if err := own.SetFromMap(map[string]bool{name: set[name]}); err != nil {
+			// Without a logger: gates are set many times over, and each time component-base would
+			// say that one is deprecated, or generally available.
+			if err := own.SetFromMapWithLogger(klog.Logger{}, map[string]bool{name: set[name]}); err != nil {
 				errs = append(errs, field.Invalid(path, name, err.Error()))
 			}
 		case slices.Contains(known, name):
-			ineffective = append(ineffective, name)
+			ineffective = append(ineffective, describeIneffective(name))
 		default:
 			errs = append(errs, field.Invalid(path, name, "must be the name of a feature gate of Kubernetes v1.37; remove it"))
 		}
@@ -46,10 +68,24 @@ func FeatureGates(set map[string]bool) (gates featuregate.MutableVersionedFeatur
 	return own, ineffective, errs
 }
 
-func newFeatureGate() featuregate.MutableVersionedFeatureGate {
+// describeIneffective completes "featureGates: ".
+func describeIneffective(name string) string {
+	text := name + " has no effect in this proxy"
+	if why := fixedGates[name]; why != "" {
+		text += ": " + why
+	}
+	return text
+}
+
+type quietGates interface {
+	featuregate.MutableVersionedFeatureGate
+	featuregate.MutableFeatureGateWithLogger
+}
+
+func newFeatureGate() quietGates {
 	gates := featuregate.NewFeatureGate()
 	for _, add := range []func(featuregate.MutableVersionedFeatureGate) error{
-		logsapi.AddFeatureGates, metricsfeatures.AddFeatureGates, zpagesfeatures.AddFeatureGates, addOwn,
+		logsapi.AddFeatureGates, metricsfeatures.AddFeatureGates, zpagesfeatures.AddFeatureGates, addClientGates, addOwn,
 	} {
 		if err := add(gates); err != nil {
 			panic(err) // two packages define one gate
@@ -60,6 +96,7 @@ func newFeatureGate() featuregate.MutableVersionedFeatureGate {
 
 func addOwn(gates featuregate.MutableVersionedFeatureGate) error {
 	return gates.Add(map[featuregate.Feature]featuregate.FeatureSpec{
-		LocalhostNodePorts: {Default: true, PreRelease: featuregate.Beta},
+		AllowServiceExternalIPs: {Default: true, PreRelease: featuregate.GA},
+		LocalhostNodePorts:      {Default: true, PreRelease: featuregate.Alpha},
 	})
 }

@@ -23,7 +23,7 @@ type File struct {
 	Path string
 	// Config has what the document says, with defaults filled in, and is valid.
 	Config *v1alpha2.KubeProxyConfiguration
-	// Warnings are about what in the document has no effect, one line each.
+	// Warnings are about what in the document has no effect, leaves something open, or is missing; one line each.
 	Warnings []string
 
 	data []byte
@@ -70,10 +70,12 @@ func Parse(data []byte) (*File, error) {
 	if err := Validate(f.Config, names); err != nil {
 		return nil, err
 	}
+	f.Warnings = append(f.Warnings, Missing(f.Config, names)...)
 	_, ineffective, _ := FeatureGates(f.Config.FeatureGates)
 	for _, gate := range ineffective {
-		f.Warnings = append(f.Warnings, fmt.Sprintf("featureGates: %s has no effect in this proxy", gate))
+		f.Warnings = append(f.Warnings, "featureGates: "+gate)
 	}
+	f.Warnings = append(f.Warnings, OpenNodePorts(f.Config, names)...)
 	return f, nil
 }
 

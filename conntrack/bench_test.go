@@ -47,7 +47,7 @@ func BenchmarkStaleFlows(b *testing.B) {
 	c, table := newTable(b)
 	search := func(b *testing.B, stale func(Flow) bool, want Stats) {
 		b.Helper()
-		stats, err := c.DeleteFlows(model.IPv4, unix.IPPROTO_UDP, stale)
+		stats, err := c.DeleteFlows(b.Context(), model.IPv4, unix.IPPROTO_UDP, stale)
 		if err != nil || stats.Listed != want.Listed || stats.Deleted != want.Deleted {
 			b.Fatalf("%+v, %v; want %+v", stats, err, want)
 		}
@@ -63,8 +63,13 @@ func BenchmarkStaleFlows(b *testing.B) {
 	})
 	b.Run("the kernel lists the whole family", func(b *testing.B) {
 		measure(b, func() {
+			s, err := c.open()
+			if err != nil {
+				b.Fatal(err)
+			}
+			defer s.nl.Close()
 			listed := 0
-			if err := c.list(request(msgGet, netlink.Dump, model.IPv4, nil), func(entry) { listed++ }); err != nil || listed != manyTCP+manyUDP {
+			if err := s.list(request(msgGet, netlink.Dump, model.IPv4, nil), func(entry) bool { listed++; return true }); err != nil || listed != manyTCP+manyUDP {
 				b.Fatalf("listed %d, %v", listed, err)
 			}
 		}, nil)

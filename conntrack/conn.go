@@ -1,9 +1,9 @@
 package conntrack
 
 import (
+	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"time"
 
 	"github.com/mdlayher/netlink"
@@ -11,170 +11,148 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Conn is a connection to the connection tracking table of one network namespace. It is not
-// safe for concurrent use.
+// Conn searches the connection tracking table of one network namespace. It is safe for
+// concurrent use: each search opens its own sockets, so an answer that arrives late can
+// never be taken for the answer to a later request.
 type Conn struct {
 	netNS int
-	// nl is nil after an error: what is left of an answer must not be taken for the next one.
-	nl *netlink.Conn
+	// timeout is how long the kernel may take for one datagram.
+	timeout time.Duration
 }
 
-// Dial opens a connection to the network namespace of the file descriptor, which must stay
-// open as long as the connection, or, with 0, to the current one. Listing and deleting need
-// CAP_NET_ADMIN.
+// answerTimeout is far above what the kernel needs for one datagram of a listing: the walk
+// through a table of a million entries that its filter leaves out takes 0.1 s.
+const answerTimeout = 10 * time.Second
+
+// Dial returns a Conn for the network namespace of the file descriptor, which must stay open
+// as long as the Conn is used, or, with 0, for the current one. The error says that netlink
+// sockets cannot be opened there. Listing and deleting need CAP_NET_ADMIN.
 func Dial(netNS int) (*Conn, error) {
-	c := &Conn{netNS: netNS}
-	return c, c.dial()
+	c := &Conn{netNS: netNS, timeout: answerTimeout}
+	s, err := c.open()
+	if err != nil {
+		return nil, err
+	}
+	return c, s.nl.Close()
+}
+
+// Stats is what a search for stale flows came to.
+type Stats struct {
+	// Listed is how many entries the kernel handed over. Deleted is how many were deleted,
+	// Refused how many the kernel refused to delete.
+	Listed, Deleted, Refused int
+	// Duration is how long the search took.
+	Duration time.Duration
+}
+
+// DeleteFlows looks once at all entries of an IP family and an IP protocol, and deletes those
+// that stale picks, while the listing goes on. Entries that end by themselves meanwhile are
+// no error. An entry that the kernel refuses to delete (EBUSY while it is offloaded to a
+// flowtable) does not keep the others; the error then wraps the first refusal. When ctx ends,
+// the search ends with ctx's error.
+//
+// The kernel leaves other protocols out since Linux 5.8. An older one lists the whole
+// family, and they are passed over here.
+func (c *Conn) DeleteFlows(ctx context.Context, family model.Family, protocol uint8, stale func(Flow) bool) (stats Stats, err error) {
+	begin := time.Now()
+	d := deletion{conn: c, ctx: ctx, family: family}
+	stats.Listed, err = c.each(ctx, family, protocol, func(e entry) bool {
+		return !stale(e.flow) || d.add(e.name())
+	})
+	err = errors.Join(err, d.finish())
+	stats.Deleted, stats.Refused, stats.Duration = d.deleted, d.refused, time.Since(begin)
+	if ctx.Err() != nil {
+		return stats, ctx.Err()
+	}
+	return stats, err
+}
+
+// Each calls do with all entries of an IP family and an IP protocol.
+func (c *Conn) Each(family model.Family, protocol uint8, do func(Flow)) error {
+	_, err := c.each(context.Background(), family, protocol, func(e entry) bool {
+		do(e.flow)
+		return true
+	})
+	return err
+}
+
+// each lists entries as long as do returns true, and returns how many the kernel handed over.
+func (c *Conn) each(ctx context.Context, family model.Family, protocol uint8, do func(entry) bool) (listed int, err error) {
+	s, err := c.open()
+	if err != nil {
+		return 0, err
+	}
+	defer s.closeWith(ctx)()
+	if err := s.list(listRequest(family, protocol), func(e entry) bool {
+		listed++
+		return e.flow.Protocol != protocol || do(e)
+	}); err != nil {
+		return listed, fmt.Errorf("conntrack: list %s entries: %w", family, err)
+	}
+	return listed, nil
+}
+
+// socket is a netlink socket for one search.
+type socket struct {
+	nl      *netlink.Conn
+	timeout time.Duration
 }
 
 // datagramSize is the most that the kernel puts into one datagram of a listing, if whoever
 // reads takes as much.
 const datagramSize = 1 << 15
 
-func (c *Conn) dial() (err error) {
-	if c.nl != nil {
-		return nil
-	}
-	c.nl, err = netlink.Dial(unix.NETLINK_NETFILTER, &netlink.Config{NetNS: c.netNS, MessageBufferSize: datagramSize})
+func (c *Conn) open() (*socket, error) {
+	nl, err := netlink.Dial(unix.NETLINK_NETFILTER, &netlink.Config{NetNS: c.netNS, MessageBufferSize: datagramSize})
 	if err != nil {
-		return fmt.Errorf("conntrack: open netlink socket: %w", err)
+		return nil, fmt.Errorf("conntrack: open netlink socket: %w", err)
+	}
+	return &socket{nl, c.timeout}, nil
+}
+
+// closeWith closes the socket when ctx ends, which ends whatever waits for it, or when the
+// function that it returns is called.
+func (s *socket) closeWith(ctx context.Context) (closeNow func()) {
+	stop := context.AfterFunc(ctx, func() { s.nl.Close() })
+	return func() {
+		stop()
+		s.nl.Close() // closing twice is harmless
+	}
+}
+
+// expect gives the kernel the time for one more datagram.
+func (s *socket) expect() error { return s.nl.SetReadDeadline(time.Now().Add(s.timeout)) }
+
+// deadlineEvery is after how many entries the deadline moves. Fewer fill a datagram.
+const deadlineEvery = 64
+
+// list calls do with each entry that the kernel answers a request with, as they come in, as
+// long as it returns true.
+func (s *socket) list(request netlink.Message, do func(entry) bool) error {
+	if err := s.expect(); err != nil {
+		return err
+	}
+	if _, err := s.nl.Send(request); err != nil {
+		return err
+	}
+	n := 0
+	for m, err := range s.nl.ReceiveIter() {
+		goOn := false
+		if err == nil {
+			goOn, err = s.handle(m, do)
+		}
+		if n++; goOn && n%deadlineEvery == 0 {
+			err = s.expect()
+		}
+		if !goOn || err != nil {
+			s.nl.Close() // or the iterator reads the rest of the listing
+			return err
+		}
 	}
 	return nil
 }
 
-// Close closes the connection.
-func (c *Conn) Close() error {
-	if c.nl == nil {
-		return nil
-	}
-	err := c.nl.Close()
-	c.nl = nil
-	return err
-}
-
-// Stats is what a search for stale flows came to.
-type Stats struct {
-	// Listed is how many entries the kernel handed over, Deleted how many of them were deleted.
-	Listed, Deleted int
-	// Duration is how long the search took.
-	Duration time.Duration
-}
-
-// DeleteFlows looks once at all entries of an IP family and an IP protocol, and deletes those
-// that stale picks. Entries that end by themselves meanwhile are no error. An entry that
-// cannot be deleted does not keep the others.
-//
-// The kernel leaves other protocols out since Linux 5.8. An older one lists the whole
-// family, and they are passed over here.
-func (c *Conn) DeleteFlows(family model.Family, protocol uint8, stale func(Flow) bool) (stats Stats, err error) {
-	begin := time.Now()
-	defer func() { stats.Duration = time.Since(begin) }()
-	var names [][]byte
-	stats.Listed, err = c.each(family, protocol, func(e entry) {
-		if stale(e.flow) {
-			names = append(names, e.name())
-		}
-	})
-	if err != nil {
-		return stats, err
-	}
-	if stats.Deleted, err = c.delete(family, names); err != nil {
-		return stats, errors.Join(fmt.Errorf("conntrack: delete %s entries: %w", family, err), c.Close())
-	}
-	return stats, nil
-}
-
-// Each calls do with all entries of an IP family and an IP protocol.
-func (c *Conn) Each(family model.Family, protocol uint8, do func(Flow)) error {
-	_, err := c.each(family, protocol, func(e entry) { do(e.flow) })
-	return err
-}
-
-// each returns how many entries the kernel handed over.
-func (c *Conn) each(family model.Family, protocol uint8, do func(entry)) (listed int, err error) {
-	if err := c.dial(); err != nil {
-		return 0, err
-	}
-	if err := c.list(listRequest(family, protocol), func(e entry) {
-		listed++
-		if e.flow.Protocol == protocol {
-			do(e)
-		}
-	}); err != nil {
-		return listed, errors.Join(fmt.Errorf("conntrack: list %s entries: %w", family, err), c.Close())
-	}
-	return listed, nil
-}
-
-// answerTimeout is how long the kernel may take for one answer.
-const answerTimeout = time.Minute
-
-// list calls do with each entry that the kernel answers a request with, as they come in.
-func (c *Conn) list(request netlink.Message, do func(entry)) error {
-	if err := c.nl.SetReadDeadline(time.Now().Add(answerTimeout)); err != nil {
-		return err
-	}
-	if _, err := c.nl.Send(request); err != nil {
-		return err
-	}
-	for m, err := range c.nl.ReceiveIter() {
-		if err != nil {
-			return err
-		}
-		e, err := decodeEntry(m.Data)
-		if err != nil {
-			return err
-		}
-		do(e)
-	}
-	return nil
-}
-
-// deleteAtOnce is how many entries the kernel is asked to delete at once. Its refusals of all
-// of them must fit into the socket's buffer.
-const deleteAtOnce = 100
-
-// delete deletes the entries of those names, and returns how many of them there were.
-func (c *Conn) delete(family model.Family, names [][]byte) (deleted int, err error) {
-	var failures []error
-	for some := range slices.Chunk(names, deleteAtOnce) {
-		if err := c.nl.SetReadDeadline(time.Now().Add(answerTimeout)); err != nil {
-			return deleted, err
-		}
-		sent, err := c.nl.SendMessages(deleteRequests(family, some))
-		if err != nil {
-			return deleted, err
-		}
-		refused, err := c.refusals(sent[len(sent)-1].Header.Sequence)
-		deleted += len(some) - refused
-		failures = append(failures, err)
-	}
-	return deleted, errors.Join(failures...)
-}
-
-// refusals reads the kernel's answers up to the one for the last request, and returns how
-// many requests it refused. That an entry does not exist is not an error.
-func (c *Conn) refusals(last uint32) (refused int, err error) {
-	var failures []error
-	for {
-		answers, err := c.nl.Receive()
-		var refusal *netlink.OpError
-		switch {
-		case errors.As(err, &refusal) && refusal.Sequence != 0:
-			refused++
-			if !errors.Is(err, unix.ENOENT) {
-				failures = append(failures, err)
-			}
-			if refusal.Sequence == last {
-				return refused, errors.Join(failures...)
-			}
-		case err != nil:
-			return refused, errors.Join(append(failures, err)...)
-		}
-		for _, m := range answers {
-			if m.Header.Sequence == last {
-				return refused, errors.Join(failures...)
-			}
-		}
-	}
+func (s *socket) handle(m netlink.Message, do func(entry) bool) (goOn bool, err error) {
+	e, err := decodeEntry(m.Data)
+	return err == nil && do(e), err
 }

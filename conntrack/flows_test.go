@@ -1,18 +1,22 @@
 package conntrack
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net/netip"
+	"os"
 	"runtime"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/mdlayher/netlink"
 	"github.com/nftproxy/nftproxy/model"
 	"github.com/ti-mo/conntrack"
 	"github.com/vishvananda/netns"
+	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 )
 
@@ -25,7 +29,6 @@ func newTable(t testing.TB) (*Conn, *conntrack.Conn) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { c.Close() })
 	table, err := conntrack.Dial(&netlink.Config{NetNS: int(ns)})
 	if err != nil {
 		t.Fatal(err)
@@ -134,7 +137,7 @@ func TestDeleteFlows(t *testing.T) {
 				add(t, table, f)
 			}
 			var listed []Flow
-			stats, err := c.DeleteFlows(tt.family, tt.protocol, func(f Flow) bool {
+			stats, err := c.DeleteFlows(t.Context(), tt.family, tt.protocol, func(f Flow) bool {
 				listed = append(listed, f)
 				return tt.stale(f)
 			})
@@ -160,7 +163,7 @@ func TestFlowsInAZoneOfTheirOwnAreDeletedToo(t *testing.T) {
 	c, table := newTable(t)
 	add(t, table, dns4)
 	add(t, table, dns4, func(e *conntrack.Flow) { e.Zone = 7 })
-	if stats, err := c.DeleteFlows(model.IPv4, unix.IPPROTO_UDP, Flow.Translated); err != nil || stats.Deleted != 2 {
+	if stats, err := c.DeleteFlows(t.Context(), model.IPv4, unix.IPPROTO_UDP, Flow.Translated); err != nil || stats.Deleted != 2 {
 		t.Errorf("%+v, %v; want 2 deleted", stats, err)
 	}
 	if left := held(t, table); left != nil {
@@ -172,7 +175,7 @@ func TestAFlowThatIsGoneMeanwhileIsNoError(t *testing.T) {
 	c, table := newTable(t)
 	add(t, table, dns4)
 	add(t, table, plain)
-	stats, err := c.DeleteFlows(model.IPv4, unix.IPPROTO_UDP, func(f Flow) bool {
+	stats, err := c.DeleteFlows(t.Context(), model.IPv4, unix.IPPROTO_UDP, func(f Flow) bool {
 		if err := table.Flush(); err != nil {
 			t.Fatal(err)
 		}
@@ -183,17 +186,25 @@ func TestAFlowThatIsGoneMeanwhileIsNoError(t *testing.T) {
 	}
 }
 
+// entryOf returns the only IPv4 UDP entry.
+func entryOf(t *testing.T, c *Conn) (only entry) {
+	t.Helper()
+	if n, err := c.each(t.Context(), model.IPv4, unix.IPPROTO_UDP, func(e entry) bool { only = e; return true }); n != 1 || err != nil {
+		t.Fatalf("%d entries, %v; want 1", n, err)
+	}
+	return only
+}
+
 // An entry with the addresses of one that is gone was made by the rules as they are now.
 func TestALaterFlowWithTheSameAddressesStays(t *testing.T) {
 	c, table := newTable(t)
 	add(t, table, dns4)
-	var earlier entry
-	if err := c.list(listRequest(model.IPv4, unix.IPPROTO_UDP), func(e entry) { earlier = e }); err != nil {
-		t.Fatal(err)
-	}
+	earlier := entryOf(t, c)
 	earlier.id[0] ^= 1
-	if deleted, err := c.delete(model.IPv4, [][]byte{earlier.name()}); deleted != 0 || err != nil {
-		t.Errorf("%d deleted, %v; want none and no error", deleted, err)
+	d := deletion{conn: c, ctx: t.Context(), family: model.IPv4}
+	d.add(earlier.name())
+	if err := d.finish(); d.deleted != 0 || err != nil {
+		t.Errorf("%d deleted, %v; want none and no error", d.deleted, err)
 	}
 	if diff := cmp.Diff(printed(dns4), held(t, table)); diff != "" {
 		t.Errorf("left (-want +got):\n%s", diff)
@@ -208,7 +219,7 @@ func TestManyFlowsAreDeleted(t *testing.T) {
 		add(t, table, f)
 	}
 	add(t, table, plain)
-	if stats, err := c.DeleteFlows(model.IPv4, unix.IPPROTO_UDP, Flow.Translated); err != nil || stats.Deleted != 2*deleteAtOnce+1 {
+	if stats, err := c.DeleteFlows(t.Context(), model.IPv4, unix.IPPROTO_UDP, Flow.Translated); err != nil || stats.Deleted != 2*deleteAtOnce+1 {
 		t.Errorf("%+v, %v; want %d deleted", stats, err, 2*deleteAtOnce+1)
 	}
 	if diff := cmp.Diff(printed(plain), held(t, table)); diff != "" {
@@ -216,21 +227,24 @@ func TestManyFlowsAreDeleted(t *testing.T) {
 	}
 }
 
-func TestAnEntryThatCannotBeDeletedDoesNotKeepTheOthers(t *testing.T) {
+func TestDeleteFlowsWithARefusedEntry(t *testing.T) {
 	for name, arrange := range map[string]func(bad, good []byte) [][]byte{
-		"before": func(bad, good []byte) [][]byte { return [][]byte{bad, good} },
-		"after":  func(bad, good []byte) [][]byte { return [][]byte{good, bad} },
+		"a refused entry does not keep the next one":     func(bad, good []byte) [][]byte { return [][]byte{bad, good} },
+		"a refused entry does not keep the one before":   func(bad, good []byte) [][]byte { return [][]byte{good, bad} },
+		"a refused entry does not keep the next request": func(bad, good []byte) [][]byte { return append(slices.Repeat([][]byte{bad}, deleteAtOnce), good) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			c, table := newTable(t)
 			add(t, table, dns4)
-			var good []byte
-			if err := c.list(listRequest(model.IPv4, unix.IPPROTO_UDP), func(e entry) { good = e.name() }); err != nil {
-				t.Fatal(err)
-			}
+			good := entryOf(t, c)
 			bad := appendAttribute(nil, ctaTupleOrig|nested, nil)
-			if deleted, err := c.delete(model.IPv4, arrange(bad, good)); deleted != 1 || !errors.Is(err, unix.EINVAL) {
-				t.Errorf("%d deleted, %v; want 1 and %v", deleted, err, unix.EINVAL)
+			d := deletion{conn: c, ctx: t.Context(), family: model.IPv4}
+			names := arrange(bad, good.name())
+			for _, name := range names {
+				d.add(name)
+			}
+			if err := d.finish(); d.deleted != 1 || d.refused != len(names)-1 || !errors.Is(err, unix.EINVAL) {
+				t.Errorf("%d deleted, %d refused, %v; want 1, %d and %v", d.deleted, d.refused, err, len(names)-1, unix.EINVAL)
 			}
 			if left := held(t, table); left != nil {
 				t.Errorf("left: %v", left)
@@ -239,16 +253,111 @@ func TestAnEntryThatCannotBeDeletedDoesNotKeepTheOthers(t *testing.T) {
 	}
 }
 
-func TestAfterAnErrorTheNextSearchStartsAnew(t *testing.T) {
+func TestDeleteFlowsDeletesWhileItLists(t *testing.T) {
 	c, table := newTable(t)
-	add(t, table, dns4)
-	if err := c.nl.Close(); err != nil {
+	// More than fit into two datagrams, so that the kernel cannot have handed over all of them.
+	const many = 2 * datagramSize / 100
+	for i := range many {
+		f := dns4
+		f.Source = client(i)
+		add(t, table, f)
+	}
+	seen, left := 0, 0
+	_, err := c.DeleteFlows(t.Context(), model.IPv4, unix.IPPROTO_UDP, func(Flow) bool {
+		if seen++; seen == many {
+			left = len(held(t, table))
+		}
+		return true
+	})
+	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := c.DeleteFlows(model.IPv4, unix.IPPROTO_UDP, Flow.Translated); err == nil {
-		t.Fatal("a search over a closed socket had no error")
+	if left == 0 || left > deleteAtOnce {
+		t.Errorf("%d of %d entries are left when the last is listed, want at most %d", left, many, deleteAtOnce)
 	}
-	if stats, err := c.DeleteFlows(model.IPv4, unix.IPPROTO_UDP, Flow.Translated); err != nil || stats.Deleted != 1 {
-		t.Errorf("%+v, %v; want 1 deleted", stats, err)
+}
+
+func TestConnTimeout(t *testing.T) {
+	c, table := newTable(t)
+	c.timeout = 50 * time.Millisecond
+	t.Run("a kernel that does not answer ends the search", func(t *testing.T) {
+		s, err := c.open()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer s.nl.Close()
+		// To a deletion that succeeds the kernel has no answer, unless it is asked for one.
+		add(t, table, dns4)
+		e := entryOf(t, c)
+		err = s.list(request(msgDelete, 0, model.IPv4, e.name()), func(entry) bool { return true })
+		if !errors.Is(err, os.ErrDeadlineExceeded) {
+			t.Errorf("%v, want %v", err, os.ErrDeadlineExceeded)
+		}
+	})
+	t.Run("a search may take longer than one answer", func(t *testing.T) {
+		const many = 2000
+		for i := range many {
+			f := dns4
+			f.Source = client(i)
+			add(t, table, f)
+		}
+		begin, seen := time.Now(), 0
+		err := c.Each(model.IPv4, unix.IPPROTO_UDP, func(Flow) {
+			if seen++; seen%(many/10) == 0 {
+				time.Sleep(c.timeout / 4)
+			}
+		})
+		if err != nil || seen != many || time.Since(begin) < 2*c.timeout {
+			t.Errorf("%d of %d entries in %v, %v; want all, and more than %v", seen, many, time.Since(begin), err, 2*c.timeout)
+		}
+	})
+}
+
+func TestDeleteFlowsEndsWithItsContext(t *testing.T) {
+	c, table := newTable(t)
+	for i := range 1000 {
+		f := dns4
+		f.Source = client(i)
+		add(t, table, f)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	seen := 0
+	_, err := c.DeleteFlows(ctx, model.IPv4, unix.IPPROTO_UDP, func(Flow) bool {
+		seen++
+		cancel()
+		return false
+	})
+	if !errors.Is(err, context.Canceled) || seen == 1000 {
+		t.Errorf("saw %d of 1000 entries, %v; want fewer and %v", seen, err, context.Canceled)
+	}
+	t.Run("the next search is not concerned", func(t *testing.T) {
+		if stats, err := c.DeleteFlows(t.Context(), model.IPv4, unix.IPPROTO_UDP, Flow.Translated); err != nil || stats.Deleted != 1000 {
+			t.Errorf("%+v, %v; want 1000 deleted", stats, err)
+		}
+	})
+}
+
+func TestConnIsSafeForConcurrentUse(t *testing.T) {
+	c, table := newTable(t)
+	for i := range 500 {
+		f := dns4
+		f.Source = client(i)
+		add(t, table, f)
+	}
+	var searches errgroup.Group
+	for range 8 {
+		searches.Go(func() error {
+			seen := 0
+			if err := c.Each(model.IPv4, unix.IPPROTO_UDP, func(Flow) { seen++ }); err != nil {
+				return err
+			}
+			if seen != 500 {
+				return fmt.Errorf("saw %d entries, want 500", seen)
+			}
+			return nil
+		})
+	}
+	if err := searches.Wait(); err != nil {
+		t.Error(err)
 	}
 }

@@ -10,9 +10,11 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/google/go-containerregistry/pkg/name"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
@@ -23,13 +25,16 @@ import (
 // testVersion is the version that the image is built as.
 const testVersion = "v9.8.7-test"
 
+// testTime is when the image is said to be made.
+var testTime = time.Date(2026, 7, 1, 3, 0, 0, 0, time.UTC)
+
 // imageDir is where the image is built. TestMain makes and removes it.
 var imageDir string
 
 // buildImage runs `make image`, once for all tests, and returns the archive that it wrote.
 var buildImage = sync.OnceValues(func() (string, error) {
 	make := exec.Command("make", "-C", "..", "image", "BIN="+imageDir, "VERSION="+testVersion)
-	make.Env = append(os.Environ(), "MAKEFLAGS=")
+	make.Env = append(os.Environ(), "MAKEFLAGS=", fmt.Sprintf("SOURCE_DATE_EPOCH=%d", testTime.Unix()))
 	if output, err := make.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("make image: %w\n%s", err, output)
 	}
@@ -110,6 +115,35 @@ func TestTheProgramsInTheImageNeedNoLibraries(t *testing.T) {
 			}
 		}
 	}
+}
+
+func TestImageCreated(t *testing.T) {
+	t.Run("is what SOURCE_DATE_EPOCH says", func(t *testing.T) {
+		for _, arch := range []string{"amd64", "arm64"} {
+			file, err := builtImage(t, arch).ConfigFile()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !file.Created.Equal(testTime) {
+				t.Errorf("%s: %v, want %v", arch, file.Created, testTime)
+			}
+		}
+	})
+	t.Run("is the time of the commit otherwise", func(t *testing.T) {
+		commit, err := exec.Command("git", "log", "-1", "--format=%ct").Output()
+		if err != nil {
+			commit = []byte("0") // not a repository
+		}
+		make := exec.Command("make", "-C", "..", "--dry-run", "image")
+		make.Env = append(slices.DeleteFunc(os.Environ(), func(v string) bool { return strings.HasPrefix(v, "SOURCE_DATE_EPOCH=") }), "MAKEFLAGS=")
+		commands, err := make.Output()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if want := "-created " + strings.TrimSpace(string(commit)) + " "; !strings.Contains(string(commands), want) {
+			t.Errorf("no %q in\n%s", want, commands)
+		}
+	})
 }
 
 func TestTheImageAlonePrintsItsVersion(t *testing.T) {

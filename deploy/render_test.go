@@ -3,6 +3,7 @@ package deploy
 import (
 	"testing"
 
+	helmchart "helm.sh/helm/v4/pkg/chart"
 	"helm.sh/helm/v4/pkg/chart/common"
 	"helm.sh/helm/v4/pkg/chart/common/util"
 	"helm.sh/helm/v4/pkg/chart/v2/loader"
@@ -32,6 +33,11 @@ func kustomize(t *testing.T, dir string) objects {
 // values are what an operator sets of the chart.
 type values = map[string]any
 
+// needed adds to values what the chart does without in no case.
+func needed(more values) values {
+	return util.CoalesceTables(more, values{"apiServer": apiServer, "config": values{"clusterCIDR": podsRange}})
+}
+
 // chart renders the chart.
 func chart(t *testing.T, v values) objects {
 	t.Helper()
@@ -42,7 +48,10 @@ func chart(t *testing.T, v values) objects {
 	return all
 }
 
-func renderChart(v values) (objects, error) {
+func renderChart(v values) (objects, error) { return renderChartIn(v, engine.Render) }
+
+// renderChartIn renders the chart with what the engine knows of a cluster.
+func renderChartIn(v values, render func(helmchart.Charter, common.Values) (map[string]string, error)) (objects, error) {
 	loaded, err := loader.LoadDir("chart")
 	if err != nil {
 		return nil, err
@@ -52,7 +61,7 @@ func renderChart(v values) (objects, error) {
 	if err != nil {
 		return nil, err
 	}
-	files, err := engine.Render(loaded, all)
+	files, err := render(loaded, all)
 	if err != nil {
 		return nil, err
 	}

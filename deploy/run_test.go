@@ -6,6 +6,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -72,13 +73,24 @@ func checkPod(t *testing.T, p pod) {
 	}
 }
 
-// checkPorts asks the container's ports what Prometheus and the kubelet ask them.
-func (p pod) checkPorts(t *testing.T, c corev1.Container) {
-	t.Helper()
+// checkProbe asks what the kubelet asks for a probe.
+func (p pod) checkProbe(probe *corev1.Probe, ports map[string]int32) error {
+	_, err := p.cluster.get(ports[probe.HTTPGet.Port.StrVal], probe.HTTPGet.Path)
+	return err
+}
+
+func portsOf(c corev1.Container) map[string]int32 {
 	ports := map[string]int32{}
 	for _, port := range c.Ports {
 		ports[port.Name] = port.ContainerPort
 	}
+	return ports
+}
+
+// checkPorts asks the container's ports what Prometheus and the kubelet ask them.
+func (p pod) checkPorts(t *testing.T, c corev1.Container) {
+	t.Helper()
+	ports := portsOf(c)
 	page, err := p.cluster.get(ports["metrics"], "/metrics")
 	if err != nil {
 		t.Error(err)
@@ -88,16 +100,64 @@ func (p pod) checkPorts(t *testing.T, c corev1.Container) {
 			t.Errorf("/metrics has no %s, which alerts and dashboard ask for", name)
 		}
 	}
-	for _, probe := range []*corev1.Probe{c.LivenessProbe, c.ReadinessProbe} {
-		if _, err := p.cluster.get(ports[probe.HTTPGet.Port.StrVal], probe.HTTPGet.Path); err != nil {
+	for _, probe := range []*corev1.Probe{c.StartupProbe, c.LivenessProbe, c.ReadinessProbe} {
+		if err := p.checkProbe(probe, ports); err != nil {
 			t.Error(err)
 		}
 	}
 }
 
+func TestProbes(t *testing.T) {
+	for name, set := range daemonSets(t) {
+		c := set.Spec.Template.Spec.Containers[0]
+		t.Run(name+": the kubelet waits before it asks for the first time", func(t *testing.T) {
+			// Else it asks before anybody listens, and posts a failure for each new pod.
+			if c.StartupProbe == nil || c.StartupProbe.InitialDelaySeconds < 1 {
+				t.Errorf("startup probe %v", c.StartupProbe)
+			}
+		})
+		t.Run(name+": readiness asks for Services, liveness does not", func(t *testing.T) {
+			if got := c.ReadinessProbe.HTTPGet.Path; got != "/healthz" {
+				t.Errorf("readiness asks %s", got)
+			}
+			for _, probe := range []*corev1.Probe{c.StartupProbe, c.LivenessProbe} {
+				if probe == nil || probe.HTTPGet.Path != "/livez" {
+					t.Errorf("startup or liveness asks %v, want /livez", probe)
+				}
+			}
+		})
+	}
+	t.Run("a pod lives on while the API server is away", func(t *testing.T) {
+		cluster := newCluster(t)
+		spec, configMap := fromChart(t, cluster)
+		cluster.api.Stop()
+		p := newPod(t, cluster, spec, configMap)
+		c := spec.Containers[0]
+		if c.StartupProbe == nil {
+			t.Fatal("no startup probe")
+		}
+		process := p.start(t, privileged(p.container(c)))
+		process.logWhenFailed(t, c.Name)
+		started := time.Now()
+		eventually(t, "the health server", func() error { return p.checkProbe(c.StartupProbe, portsOf(c)) })
+		t.Logf("listens after %v", time.Since(started).Round(time.Millisecond))
+		for _, probe := range []*corev1.Probe{c.StartupProbe, c.LivenessProbe} {
+			if err := p.checkProbe(probe, portsOf(c)); err != nil {
+				t.Error(err)
+			}
+		}
+	})
+}
+
+// privileged lets a container set the sysctls, for a test without the init container.
+func privileged(c container) container {
+	c.Privileged = true
+	return c
+}
+
 func fromChart(t *testing.T, c cluster) (corev1.PodSpec, *corev1.ConfigMap) {
 	t.Helper()
-	all := chart(t, values{"apiServer": c.api.URL()})
+	all := chart(t, needed(values{"apiServer": c.api.URL()}))
 	return get[*appsv1.DaemonSet](t, all, "DaemonSet nftproxy").Spec.Template.Spec, configMapOf(t, all)
 }
 
@@ -106,7 +166,7 @@ func fromKustomize(t *testing.T, c cluster) (corev1.PodSpec, *corev1.ConfigMap) 
 	all := kustomize(t, "kustomize/overlays/standalone")
 	configMap := configMapOf(t, all)
 	for file, content := range configMap.Data {
-		configMap.Data[file] = strings.ReplaceAll(content, apiServer, c.api.URL())
+		configMap.Data[file] = strings.NewReplacer(apiServer, c.api.URL(), unsetPodsRange, podsRange).Replace(content)
 	}
 	return get[*appsv1.DaemonSet](t, all, "DaemonSet nftproxy").Spec.Template.Spec, configMap
 }

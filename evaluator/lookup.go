@@ -51,8 +51,28 @@ func (w *walk) expression(e nft.Expr) (value, error) {
 			return value{}, errors.New("there is no number below 0")
 		}
 		return value{data: nft.IntegerData(w.draws.draw(e.Mod))}, nil
+	case nft.JHash:
+		return w.hash(e)
 	}
 	return value{}, errors.New("the evaluator does not model this expression")
+}
+
+// hash works out the slot of a field's value.
+func (w *walk) hash(h nft.JHash) (value, error) {
+	if h.Mod == 0 {
+		return value{}, errors.New("there is no number below 0")
+	}
+	if h.Field != w.family.Saddr() && h.Field != w.family.Daddr() {
+		return value{}, errors.New("the evaluator hashes addresses only")
+	}
+	v, err := w.expression(h.Field)
+	if err != nil {
+		return value{}, err
+	}
+	if v.unknown != "" {
+		return unknownValue(4, v.unknown), nil
+	}
+	return value{data: nft.IntegerData(slot(jenkinsHash([]byte(v.data), h.Seed), h.Mod))}, nil
 }
 
 // lookup finds the element of a set or map that has a key.

@@ -8,12 +8,12 @@ import (
 	"net"
 	"net/netip"
 	"slices"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
 
 	"github.com/nftproxy/nftproxy/compiler"
-	"github.com/nftproxy/nftproxy/conntrack"
 	"github.com/nftproxy/nftproxy/integration/lab"
 	"github.com/nftproxy/nftproxy/model"
 	"github.com/nftproxy/nftproxy/proxy"
@@ -21,6 +21,11 @@ import (
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 )
+
+// affinityNodePort and affinityExternalIPs are further frontends of the Service.
+const affinityNodePort = 30080
+
+var affinityExternalIPs = [2]netip.Addr{netip.MustParseAddr("192.0.2.10"), netip.MustParseAddr("2001:db8:192::10")}
 
 // affinityTest is a Service with session affinity, its endpoints and many clients outside the cluster.
 type affinityTest struct {
@@ -112,13 +117,16 @@ func (a *affinityTest) ports(service string, timeout time.Duration, endpoints ..
 			ID:        model.PortID{Namespace: "shop", Service: service, Protocol: model.TCP, Family: family},
 			ClusterIP: affinityClientIPs[i], Port: 80, AffinityTimeout: timeout,
 		}
-		if service != "web" {
+		if service == "web" {
+			p.NodePort, p.LoadBalancerIPs = affinityNodePort, []netip.Addr{affinityExternalIPs[i]}
+		} else {
 			p.Port = uint16(1000 + len(service))
 		}
 		for _, name := range endpoints {
 			p.Cluster = append(p.Cluster, model.Endpoint{AddrPort: netip.AddrPortFrom(affinityAddrs(name)[i], 8080), Local: true})
 		}
 		slices.SortFunc(p.Cluster, model.CompareEndpoints)
+		p.Local = p.Cluster
 		changes.Ports[p.ID] = p
 	}
 	return changes
@@ -139,11 +147,10 @@ func (a *affinityTest) restart(endpoints ...string) {
 	if err != nil {
 		a.Fatal(err)
 	}
-	flows, err := conntrack.Dial(int(a.lab.Node.NetNS().Fd()))
+	flows, err := proxy.NewFlowCleaner(int(a.lab.Node.NetNS().Fd()), nil)
 	if err != nil {
 		a.Fatal(err)
 	}
-	a.Cleanup(func() { flows.Close() })
 	a.backend.RemoveStaleFlows(flows)
 	full := a.ports("web", a.timeout, endpoints...)
 	full.Full = true
@@ -151,15 +158,35 @@ func (a *affinityTest) restart(endpoints ...string) {
 	a.sync(full)
 }
 
-// visit has every client dial the Service once and returns who served it.
+// affinityFrontend returns the address of a frontend for one IP family.
+type affinityFrontend func(family int) netip.AddrPort
+
+func overClusterIP(family int) netip.AddrPort {
+	return netip.AddrPortFrom(affinityClientIPs[family], 80)
+}
+
+func overLoadBalancer(family int) netip.AddrPort {
+	return netip.AddrPortFrom(affinityExternalIPs[family], 80)
+}
+
+func overNodePort(family int) netip.AddrPort {
+	return netip.AddrPortFrom([2]netip.Addr{lab.NodeAddrs.IPv4, lab.NodeAddrs.IPv6}[family], affinityNodePort)
+}
+
+// visit has every client dial the Service's ClusterIP once and returns who served it.
 func (a *affinityTest) visit() map[netip.Addr]string {
+	a.Helper()
+	return a.visitOver(overClusterIP)
+}
+
+func (a *affinityTest) visitOver(frontend affinityFrontend) map[netip.Addr]string {
 	a.Helper()
 	names := make([]string, len(a.clients))
 	var group errgroup.Group
 	group.SetLimit(32)
 	for i, client := range a.clients {
 		group.Go(func() (err error) {
-			names[i], err = a.dial(client)
+			names[i], err = a.dial(client, frontend)
 			return err
 		})
 	}
@@ -184,15 +211,15 @@ func bindAnyAddr(network, _ string, conn syscall.RawConn) (err error) {
 	return err
 }
 
-func (a *affinityTest) dial(client netip.Addr) (string, error) {
-	to := affinityClientIPs[0]
+func (a *affinityTest) dial(client netip.Addr, frontend affinityFrontend) (string, error) {
+	to := frontend(0)
 	if client.Is6() {
-		to = affinityClientIPs[1]
+		to = frontend(1)
 	}
 	dialer := net.Dialer{LocalAddr: &net.TCPAddr{IP: client.AsSlice()}, Timeout: 10 * time.Second, Control: bindAnyAddr}
 	var conn net.Conn
 	if err := a.lab.Outside.Do(func() (err error) {
-		conn, err = dialer.Dial("tcp", netip.AddrPortFrom(to, 80).String())
+		conn, err = dialer.Dial("tcp", to.String())
 		return err
 	}); err != nil {
 		return "", err
@@ -206,8 +233,13 @@ func (a *affinityTest) dial(client netip.Addr) (string, error) {
 // else, which is their home from then on.
 func (a *affinityTest) expectHome(after string, gone ...string) {
 	a.Helper()
+	a.expectHomeOver(overClusterIP, after, gone...)
+}
+
+func (a *affinityTest) expectHomeOver(frontend affinityFrontend, after string, gone ...string) {
+	a.Helper()
 	moved := 0
-	for client, name := range a.visit() {
+	for client, name := range a.visitOver(frontend) {
 		home := a.home[client]
 		switch {
 		case slices.Contains(gone, name):
@@ -277,16 +309,109 @@ func TestAThousandClientsKeepTheirEndpoints(t *testing.T) {
 	a.expectHome("the return of the endpoints")
 }
 
+// TestAffinityOfEdits changes a Service in ways that take no endpoint away.
+func TestAffinityOfEdits(t *testing.T) {
+	a := newAffinityTest(t, 40, 3*time.Hour)
+	for _, name := range affinityEndpoints {
+		a.serve(name)
+	}
+	// Clients whose endpoint is not the one that the hash of their address chooses show that it is remembered.
+	a.sync(a.ports("web", a.timeout, "a", "b"))
+	a.home = a.visit()
+	a.sync(a.ports("web", a.timeout, affinityEndpoints...))
+	a.expectHome("more endpoints")
+
+	edit := func(change func(*model.ServicePort)) {
+		changes := a.ports("web", a.timeout, affinityEndpoints...)
+		for _, p := range changes.Ports {
+			change(p)
+		}
+		a.sync(changes)
+	}
+	edit(func(p *model.ServicePort) { p.AffinityTimeout = time.Hour })
+	a.expectHome("another timeout")
+	a.expectHomeOver(overLoadBalancer, "dialing the load balancer IP")
+	a.expectHomeOver(overNodePort, "dialing the node port")
+	edit(func(p *model.ServicePort) { p.ExternalPolicy = model.PolicyLocal })
+	a.expectHomeOver(overLoadBalancer, "externalTrafficPolicy Local")
+	a.expectHomeOver(overNodePort, "externalTrafficPolicy Local, dialing the node port")
+	edit(func(p *model.ServicePort) { p.ExternalPolicy, p.InternalPolicy = model.PolicyLocal, model.PolicyLocal })
+	a.expectHome("internalTrafficPolicy Local")
+	edit(func(*model.ServicePort) {})
+	a.expectHome("policies Cluster again")
+	a.expectHomeOver(overLoadBalancer, "policies Cluster again, dialing the load balancer IP")
+	if n := a.learnedElements(); n != len(a.clients) {
+		t.Errorf("the kernel remembers %d clients, want each of %d once", n, len(a.clients))
+	}
+}
+
+// TestAffinityOfLostMaps loses the tables, with and without conntrack's memory.
+func TestAffinityOfLostMaps(t *testing.T) {
+	a := newAffinityTest(t, 40, 3*time.Hour)
+	for _, name := range affinityEndpoints {
+		a.serve(name)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	var watching sync.WaitGroup
+	watching.Go(func() { a.backend.Watch(ctx) })
+	defer watching.Wait()
+	defer cancel()
+
+	hashed := a.visit()
+	runNft(t, a.lab.Node, "", "flush", "ruleset")
+	if err := a.lab.Node.FlushConntrack(); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the repair", a.tablesThere)
+	a.home = hashed
+	a.expectHome("nothing remembers, and the hash of the address decides as before")
+
+	runNft(t, a.lab.Node, "", "flush", "ruleset")
+	if err := a.lab.Node.FlushConntrack(); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the repair", a.tablesThere)
+	a.sync(a.ports("web", a.timeout, "a", "b"))
+	a.home = a.visit()
+	a.sync(a.ports("web", a.timeout, affinityEndpoints...))
+	runNft(t, a.lab.Node, "", "flush", "ruleset")
+	eventually(t, "the repair", func() error {
+		if err := a.tablesThere(); err != nil {
+			return err
+		}
+		if n := a.learnedElements(); n != len(a.clients) {
+			return fmt.Errorf("the kernel remembers %d clients, want %d", n, len(a.clients))
+		}
+		return nil
+	})
+	a.expectHome("conntrack restored the maps")
+}
+
+// tablesThere is an error until the proxy has made its tables again.
+func (a *affinityTest) tablesThere() error {
+	for _, table := range a.backend.Tables() {
+		if there, err := connTo(a, a.lab.Node).HasTable(table.Family, table.Name); err != nil || !there {
+			return fmt.Errorf("table %s %s: %v, %v", table.Family, table.Name, there, err)
+		}
+	}
+	return nil
+}
+
 // learnedElements is how many pairs of client and endpoint the kernel remembers.
 func (a *affinityTest) learnedElements() int {
 	a.Helper()
 	c, n := connTo(a, a.lab.Node), 0
 	for _, table := range a.backend.Tables() {
-		elements, err := c.ReadElements(table.Family, table.Name, table.Set(compiler.AffinityMap))
-		if err != nil {
-			a.Fatal(err)
+		for _, set := range table.Sets {
+			if !compiler.IsAffinityMap(set.Name) {
+				continue
+			}
+			elements, err := c.ReadElements(table.Family, table.Name, set)
+			if err != nil {
+				a.Fatal(err)
+			}
+			n += len(elements)
 		}
-		n += len(elements)
 	}
 	return n
 }

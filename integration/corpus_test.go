@@ -13,6 +13,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/nftproxy/nftproxy/compiler"
 	"github.com/nftproxy/nftproxy/config"
+	"github.com/nftproxy/nftproxy/config/v1alpha2"
+	"github.com/nftproxy/nftproxy/integration/lab"
 	"github.com/nftproxy/nftproxy/nft"
 	"github.com/nftproxy/nftproxy/proxy"
 	"github.com/nftproxy/nftproxy/source/manifests"
@@ -54,7 +56,8 @@ func cases(t testing.TB) []goldenCase {
 
 func (g goldenCase) path(file string) string { return filepath.Join(g.dir, file) }
 
-func (g goldenCase) config(t testing.TB) compiler.Config {
+// configuration is the case's config.yaml, or the default one.
+func (g goldenCase) configuration(t testing.TB) *v1alpha2.KubeProxyConfiguration {
 	t.Helper()
 	data, err := os.ReadFile(g.path("config.yaml"))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -67,11 +70,23 @@ func (g goldenCase) config(t testing.TB) compiler.Config {
 	if err != nil {
 		t.Fatalf("%s: %v", g.path("config.yaml"), err)
 	}
-	out, err := config.Compiler(c.Config)
+	return c.Config
+}
+
+func (g goldenCase) config(t testing.TB) compiler.Config {
+	t.Helper()
+	out, err := config.Compiler(g.configuration(t))
 	if err != nil {
 		t.Fatalf("%s: %v", g.path("config.yaml"), err)
 	}
 	return out
+}
+
+func (g goldenCase) trackerOptions(t testing.TB) tracker.Options {
+	t.Helper()
+	options := config.Tracker(g.configuration(t))
+	options.NodeName = lab.NodeName
+	return options
 }
 
 // bridge is the name of the bridge that the case's pods are connected to, empty for none.
@@ -99,7 +114,7 @@ func (g goldenCase) compile(t testing.TB) []*nft.Table {
 	if err != nil {
 		t.Fatal(err)
 	}
-	tables, _, err := proxy.Compile(&objects, tracker.Options{NodeName: "node-1"}, g.config(t))
+	tables, _, err := proxy.Compile(&objects, g.trackerOptions(t), g.config(t))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -168,7 +168,6 @@ func (d dice) port(p *place) *model.ServicePort {
 		port.NodePort = one(d, nodePorts)
 	}
 	if d.maybe(3) {
-		port.Guarded = true
 		port.LoadBalancerSourceRanges = some(d, p.sources, 3, netip.Prefix.Compare)
 	}
 	if d.maybe(3) {

@@ -35,7 +35,7 @@ func TestThousandsOfSourceRanges(t *testing.T) {
 		slices.SortFunc(ranges, func(a, b netip.Prefix) int { return a.Addr().Compare(b.Addr()) })
 		port := &model.ServicePort{
 			ID:              model.PortID{Namespace: "shop", Service: "web", Protocol: model.TCP, Family: model.IPv4},
-			LoadBalancerIPs: []netip.Addr{netip.MustParseAddr("192.0.2.10")}, Port: 80, Guarded: true, LoadBalancerSourceRanges: ranges,
+			LoadBalancerIPs: []netip.Addr{netip.MustParseAddr("192.0.2.10")}, Port: 80, LoadBalancerSourceRanges: ranges,
 			Cluster: []model.Endpoint{{AddrPort: netip.MustParseAddrPort("10.244.1.5:8080"), Local: true}},
 		}
 		changes := &model.Changes{Full: full, Ports: map[model.PortID]*model.ServicePort{port.ID: port}}

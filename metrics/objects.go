@@ -13,6 +13,7 @@ var (
 	serviceChangesPending  = newTrackerDesc("sync_proxy_rules_service_changes_pending", "Changes of Services that no sync has taken up yet")
 	endpointChanges        = newTrackerDesc("sync_proxy_rules_endpoint_changes_total", "EndpointSlices that were reported as added, changed or deleted")
 	endpointChangesPending = newTrackerDesc("sync_proxy_rules_endpoint_changes_pending", "Changes of EndpointSlices that no sync has taken up yet")
+	unguardedServices      = newTrackerDesc("unguarded_load_balancer_services", "Services with loadBalancerSourceRanges and load balancer IPs of an IP family that everybody may dial all the same")
 
 	skippedObjects = metrics.NewCounterVec(&metrics.CounterOpts{
 		Subsystem: subsystem, Name: "skipped_objects_total",
@@ -41,7 +42,7 @@ type collector struct {
 
 // DescribeWithStability implements metrics.StableCollector.
 func (c *collector) DescribeWithStability(ch chan<- *metrics.Desc) {
-	for _, desc := range []*metrics.Desc{serviceChanges, serviceChangesPending, endpointChanges, endpointChangesPending} {
+	for _, desc := range []*metrics.Desc{serviceChanges, serviceChangesPending, endpointChanges, endpointChangesPending, unguardedServices} {
 		ch <- desc
 	}
 }
@@ -57,4 +58,5 @@ func (c *collector) CollectWithStability(ch chan<- metrics.Metric) {
 	ch <- metrics.NewLazyConstMetric(serviceChangesPending, metrics.GaugeValue, float64(counts.PendingServices))
 	ch <- metrics.NewLazyConstMetric(endpointChanges, metrics.CounterValue, float64(counts.EndpointSlices))
 	ch <- metrics.NewLazyConstMetric(endpointChangesPending, metrics.GaugeValue, float64(counts.PendingEndpointSlices))
+	ch <- metrics.NewLazyConstMetric(unguardedServices, metrics.GaugeValue, float64(counts.UnguardedServices))
 }

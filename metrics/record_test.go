@@ -188,15 +188,20 @@ func TestTheTrackersCountsAreShown(t *testing.T) {
 	names := []string{
 		"sync_proxy_rules_service_changes_total", "sync_proxy_rules_service_changes_pending",
 		"sync_proxy_rules_endpoint_changes_total", "sync_proxy_rules_endpoint_changes_pending",
+		"unguarded_load_balancer_services",
 	}
 	tr := tracker.New(tracker.Options{})
 	metrics.ShowTracker(tr)
-	tr.SetService(&corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web"}})
+	tr.SetService(&corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web"},
+		Spec:       corev1.ServiceSpec{ClusterIP: "10.96.0.1", LoadBalancerSourceRanges: []string{"0.0.0.0/0"}},
+		Status:     corev1.ServiceStatus{LoadBalancer: corev1.LoadBalancerStatus{Ingress: []corev1.LoadBalancerIngress{{IP: "192.0.2.1"}}}},
+	})
 	tr.DeleteService("shop", "api")
 	for range 3 {
 		tr.DeleteEndpointSlice("shop", "web-1")
 	}
-	for i, want := range []float64{2, 1, 3, 0} {
+	for i, want := range []float64{2, 1, 3, 0, 1} {
 		if got := value(t, names[i]); got != want {
 			t.Errorf("%s = %v, want %v", names[i], got, want)
 		}

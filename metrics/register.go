@@ -35,7 +35,7 @@ func Register() {
 			syncFailures, cleanupFailures,
 			compileDuration, encodeDuration, commitDuration, commitBytes, commitElements, commitChains,
 			foreignChanges, repairs,
-			conntrackDuration, conntrackDeleted,
+			conntrackDuration, conntrackDeleted, conntrackFailures,
 			healthz, livez, serviceHealthPorts,
 			localhostListeners, localhostListenFailures,
 			skippedObjects,
@@ -50,7 +50,7 @@ func Register() {
 // alert on its increase sees none.
 func startAtZero() {
 	for _, family := range model.Families {
-		for _, counter := range []*metrics.CounterVec{syncFailures, cleanupFailures, conntrackDeleted, localhostListenFailures} {
+		for _, counter := range []*metrics.CounterVec{syncFailures, cleanupFailures, conntrackDeleted, conntrackFailures, localhostListenFailures} {
 			counter.WithLabelValues(family.String())
 		}
 	}

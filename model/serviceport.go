@@ -78,11 +78,9 @@ type ServicePort struct {
 	ExternalIPs []netip.Addr
 	// LoadBalancerIPs is status.loadBalancer.ingress of the family, without those whose ipMode is Proxy (KEP-1860).
 	LoadBalancerIPs []netip.Addr
-	// LoadBalancerSourceRanges limits who may use LoadBalancerIPs. With Guarded unset there is
-	// no limit; with Guarded set and no ranges of this family, nobody may.
+	// LoadBalancerSourceRanges limits who may use LoadBalancerIPs, and nothing else. Nil means
+	// everybody. It is decided by family: a Service may limit one and leave the other open.
 	LoadBalancerSourceRanges []netip.Prefix
-	// Guarded says that the Service has loadBalancerSourceRanges, of any family.
-	Guarded bool
 
 	// AffinityTimeout is how long a client stays with its endpoint after its last new
 	// connection (sessionAffinity ClientIP); 0 means no affinity. Whole seconds.
@@ -112,8 +110,9 @@ type ServicePort struct {
 // Endpoint is where a connection can be sent.
 type Endpoint struct {
 	AddrPort netip.AddrPort
-	// Local says that the endpoint is on this node.
-	Local bool
+	// Local says that the endpoint is on this node, Remote that it is on another one. With
+	// neither set its slice names no node, and it may be on this one.
+	Local, Remote bool
 }
 
 // CompareEndpoints orders endpoints by address and port.

@@ -281,8 +281,8 @@ func (o opaqueType) String() string { return fmt.Sprintf("opaque-%d-bytes", uint
 func (o opaqueType) dataType() dataType {
 	return dataType{name: o.String(), length: int(o), format: func(b string) string { return fmt.Sprintf("0x%x", b) }}
 }
-func (o opaqueType) load(uint32) expr.Any   { return &expr.Payload{} }
-func (o opaqueType) typeof(b []byte) []byte { return b }
+func (o opaqueType) loadVia(uint32, uint32) []expr.Any { return nil }
+func (o opaqueType) typeof(b []byte) []byte            { return b }
 
 // decodeElements decodes an NFT_MSG_NEWSETELEM message into the set.
 func decodeElements(data []byte, s *Set) error {
@@ -488,6 +488,8 @@ func newExpr(name string) expr.Any {
 		return &expr.Fib{}
 	case "numgen":
 		return &expr.Numgen{}
+	case "hash":
+		return &expr.Hash{}
 	case "bitwise":
 		return &expr.Bitwise{}
 	case "cmp":

@@ -47,6 +47,8 @@ func (d *delinearizer) step(e any) {
 		d.loadPayload(e)
 	case *expr.Numgen:
 		d.loadNumgen(e)
+	case *expr.Hash:
+		d.loadHash(e)
 	case *expr.Ct, *expr.Fib:
 		d.load(e)
 	case *expr.Meta:
@@ -99,6 +101,16 @@ func (d *delinearizer) loadNumgen(n *expr.Numgen) {
 		return
 	}
 	d.loaded[registerIndex(n.Register)] = loadedValue{expr: Numgen{Mod: n.Modulus}}
+}
+
+func (d *delinearizer) loadHash(h *expr.Hash) {
+	v := d.loaded[registerIndex(h.SourceRegister)]
+	f, ok := v.expr.(Field)
+	if !ok || v.mask != nil || v.length > 0 || h.Type != expr.HashTypeJenkins || h.Offset != 0 || int(h.Length) != f.dataType().length {
+		d.unknown("hash")
+		return
+	}
+	d.loaded[registerIndex(h.DestRegister)] = loadedValue{expr: JHash{Field: f, Mod: h.Modulus, Seed: h.Seed}}
 }
 
 func loadRegister(e any) uint32 {

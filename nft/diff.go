@@ -139,6 +139,16 @@ func (d *delta) compareChains(have, want *Table) {
 	}
 }
 
+// compareSet notes what it takes to turn have, a set of the same type if any, into want; nil means no such set.
+func (d *delta) compareSet(have, want *Set) {
+	switch {
+	case have == nil && want != nil:
+		d.addSets = append(d.addSets, want)
+	case have != nil && want == nil:
+		d.deleteSets = append(d.deleteSets, have)
+	}
+}
+
 // compareChain notes what it takes to turn have into want; nil means no such chain.
 func (d *delta) compareChain(have, want *Chain) {
 	switch {

@@ -15,10 +15,13 @@ type Draft struct {
 	name    string
 	comment string
 	sets    []*Set
+	// dynamic holds the sets of PutSet by name.
+	dynamic map[string]*Set
 	chains  map[string]*Chain
-	// What the kernel has instead, for every chain and element touched since the last
-	// commit; nil chain or absent element: it has none.
+	// What the kernel has instead, for every chain, Dynamic set and element touched since the last
+	// commit; nil chain, nil set or absent element: it has none.
 	chainsBefore   map[string]*Chain
+	setsBefore     map[string]*Set
 	elementsBefore map[*Set]map[Data]elementBefore
 	committed      bool
 }
@@ -33,8 +36,10 @@ type elementBefore struct {
 func NewDraft(family Family, name, comment string) *Draft {
 	return &Draft{
 		family: family, name: name, comment: comment,
+		dynamic:        map[string]*Set{},
 		chains:         map[string]*Chain{},
 		chainsBefore:   map[string]*Chain{},
+		setsBefore:     map[string]*Set{},
 		elementsBefore: map[*Set]map[Data]elementBefore{},
 	}
 }
@@ -46,6 +51,32 @@ func (d *Draft) Family() Family { return d.family }
 func (d *Draft) AddSet(s *Set) *Set {
 	d.sets = append(d.sets, s)
 	return s
+}
+
+// PutSet adds a Dynamic set, or replaces the one with its name. Unlike the sets of AddSet, Dynamic ones may come and
+// go between commits. One that is replaced by a set of the same type keeps what packets added.
+func (d *Draft) PutSet(s *Set) {
+	d.touchSet(s.Name)
+	d.dynamic[s.Name] = s
+}
+
+// RemoveSet removes the set of PutSet with the name, if there is one. No rule of the draft may use it.
+func (d *Draft) RemoveSet(name string) {
+	d.touchSet(name)
+	delete(d.dynamic, name)
+}
+
+// SetBefore returns what the kernel has instead of the set of PutSet with the name, if it came or went since the last
+// commit: nil if the kernel has none.
+func (d *Draft) SetBefore(name string) (before *Set, changed bool) {
+	before, touched := d.setsBefore[name]
+	return before, touched && (before == nil) != (d.dynamic[name] == nil)
+}
+
+func (d *Draft) touchSet(name string) {
+	if _, ok := d.setsBefore[name]; !ok && d.committed {
+		d.setsBefore[name] = d.dynamic[name]
+	}
 }
 
 // Put adds an element to a set of the draft or replaces the one with its key.
@@ -108,7 +139,16 @@ func (d *Draft) touchChain(name string) {
 func (d *Draft) Table() *Table {
 	chains := slices.Collect(maps.Values(d.chains))
 	SortChains(chains)
-	return &Table{Family: d.family, Name: d.name, Comment: d.comment, Sets: d.sets, Chains: chains}
+	return &Table{Family: d.family, Name: d.name, Comment: d.comment, Sets: d.allSets(), Chains: chains}
+}
+
+// allSets returns the sets of AddSet, then those of PutSet by name.
+func (d *Draft) allSets() []*Set {
+	sets := slices.Clone(d.sets)
+	for _, name := range slices.SortedFunc(maps.Keys(d.dynamic), compareNatural) {
+		sets = append(sets, d.dynamic[name])
+	}
+	return sets
 }
 
 // Transaction returns what brings the kernel from the last commit to the draft: the whole
@@ -124,6 +164,13 @@ func (d *Draft) Transaction() Transaction {
 			return Replace(d.Table())
 		}
 		delta.compareChain(have, want)
+	}
+	for _, name := range slices.Sorted(maps.Keys(d.setsBefore)) {
+		have, want := d.setsBefore[name], d.dynamic[name]
+		if have != nil && want != nil && !have.sameType(want) {
+			return Replace(d.Table())
+		}
+		delta.compareSet(have, want)
 	}
 	for _, s := range d.sets {
 		gone, added := d.elementChanges(s)
@@ -153,8 +200,12 @@ func (d *Draft) elementChanges(s *Set) (gone, added []Element) {
 func (d *Draft) Committed() {
 	d.committed = true
 	clear(d.chainsBefore)
+	clear(d.setsBefore)
 	clear(d.elementsBefore)
 }
+
+// HasCommitted reports whether the kernel is known to hold the draft, but for what changed since.
+func (d *Draft) HasCommitted() bool { return d.committed }
 
 // Invalidate says that what the kernel holds is no longer known: the next Transaction
 // replaces the table.

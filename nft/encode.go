@@ -122,7 +122,7 @@ func (e *encoder) addSet(s Step, a attributes) {
 	switch {
 	case set.Interval:
 		a.concatDescription(set.Key)
-	case set.Size > 0:
+	case set.Size > 0 && !(set.Dynamic && set.Size == DefaultSize):
 		desc := a.begin(unix.NFTA_SET_DESC)
 		a.u32(unix.NFTA_SET_DESC_SIZE, set.Size)
 		a.end(desc)

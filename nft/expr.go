@@ -9,12 +9,13 @@ import (
 )
 
 // Expr is a value that the kernel works out for each packet: a Field of the packet or of
-// what the kernel knows of it, or a Numgen. It prints as nft writes it.
+// what the kernel knows of it, a Numgen or a JHash. It prints as nft writes it.
 type Expr interface {
 	String() string
 	dataType() dataType
-	// load returns the kernel's expression that puts the value into a register.
-	load(register uint32) expr.Any
+	// loadVia returns the kernel's expressions that put the value into a register. Those in
+	// between may use scratch and the registers after it.
+	loadVia(register, scratch uint32) []expr.Any
 	// typeof appends the description that nft keeps in a set's userdata, from which it
 	// prints "typeof" and knows how to read elements.
 	typeof(b []byte) []byte
@@ -107,6 +108,8 @@ func (f Field) String() string {
 
 func (f Field) dataType() dataType { return fields[f].typ }
 
+func (f Field) loadVia(register, _ uint32) []expr.Any { return []expr.Any{f.load(register)} }
+
 func (f Field) load(register uint32) expr.Any {
 	switch e := fields[f].load.(type) {
 	case *expr.Payload:
@@ -154,8 +157,8 @@ func (n Numgen) String() string { return fmt.Sprintf("numgen random mod %d", n.M
 
 func (n Numgen) dataType() dataType { return typeInteger }
 
-func (n Numgen) load(register uint32) expr.Any {
-	return &expr.Numgen{Register: register, Modulus: n.Mod, Type: unix.NFT_NG_RANDOM}
+func (n Numgen) loadVia(register, _ uint32) []expr.Any {
+	return []expr.Any{&expr.Numgen{Register: register, Modulus: n.Mod, Type: unix.NFT_NG_RANDOM}}
 }
 
 func (n Numgen) typeof(b []byte) []byte {
@@ -165,6 +168,30 @@ func (n Numgen) typeof(b []byte) []byte {
 	b = appendUdataU32(b, 1, n.Mod)
 	return appendUdataU32(b, 2, 0)
 }
+
+// JHash is "jhash Field mod Mod seed Seed": a number from 0 to Mod-1 that depends on the value of the
+// field and on nothing else (the kernel's Jenkins hash, CONFIG_NFT_HASH). It cannot be part of a set's
+// type; use Numgen there, which has the same type.
+type JHash struct {
+	Field     Field
+	Mod, Seed uint32
+}
+
+// String returns the expression as nft writes it.
+func (h JHash) String() string {
+	return fmt.Sprintf("jhash %s mod %d seed 0x%x", h.Field, h.Mod, h.Seed)
+}
+
+func (h JHash) dataType() dataType { return typeInteger }
+
+func (h JHash) loadVia(register, scratch uint32) []expr.Any {
+	return []expr.Any{h.Field.load(scratch), &expr.Hash{
+		SourceRegister: scratch, DestRegister: register, Length: uint32(h.Field.dataType().length),
+		Modulus: h.Mod, Seed: h.Seed, Type: expr.HashTypeJenkins,
+	}}
+}
+
+func (h JHash) typeof([]byte) []byte { panic("nft: " + h.String() + " cannot be part of a set key") }
 
 // Concat is one or more expressions side by side, nft's "a . b . c": the key of a lookup,
 // or the type of a set's key or data.

@@ -116,7 +116,10 @@ func everything(f Family) *Table {
 	sources.Put(Element{Key: front + AddrData(addr.Next()), KeyEnd: front + AddrData(addr.Next().Next().Next())})
 
 	affinity := &Set{Name: "affinity", Key: append(Concat{f.Saddr()}, key...), Data: Concat{f.Daddr(), ThDport}, Dynamic: true, Size: 1 << 20}
-	learn := &Chain{Name: "learn", Rules: []Rule{NewRule(DNAT{f, affinity.Key, affinity.Name})}}
+	learn := &Chain{Name: "learn", Rules: []Rule{
+		NewRule(DNAT{f, affinity.Key, affinity.Name}),
+		NewRule(DNAT{f, append(frontendKey(f), JHash{f.Saddr(), 3, 0x5eed}), "endpoints"}),
+	}}
 	if f == FamilyIP { // the nft program 1.0.6 aborts when it is to load one for IPv6
 		learn.Rules = append(learn.Rules, learning(f))
 	}

@@ -42,10 +42,12 @@ func registerIndex(n uint32) int {
 // load puts a concatenation into registers from the first one on.
 func (l *linearizer) load(c Concat) { l.loadFrom(0, c) }
 
-// loadFrom puts a concatenation into registers from the i-th one on.
+// loadFrom puts a concatenation into registers from the i-th one on. For what comes in between it uses the
+// registers that nft uses, four after the concatenation.
 func (l *linearizer) loadFrom(i int, c Concat) {
+	scratch := register(i + c.Len()/4 + 4)
 	for _, e := range c {
-		l.add(e.load(register(i)))
+		l.add(e.loadVia(register(i), scratch)...)
 		i += padded(e.dataType().length) / 4
 	}
 }

@@ -26,13 +26,18 @@ type Set struct {
 	// Diff leaves it as it is, and Conn.ReadElements returns it.
 	Dynamic bool
 	// Size is how many elements a Dynamic set takes; what comes then is not added. The kernel takes
-	// 0 to mean 65,535. Sets that are not Dynamic have no limit.
+	// 0 to mean DefaultSize. Sets that are not Dynamic have no limit. A Dynamic set that is there keeps its
+	// size whatever is wanted, since it would lose its elements otherwise.
 	Size uint32
 	// Comment is shown by nft; at most 127 bytes.
 	Comment string
 
 	elements map[Data]Element
 }
+
+// DefaultSize is the size that the kernel gives to a Dynamic set without one. Such a set starts
+// small and grows; the kernel allocates the hash buckets of a declared size at once (16 bytes for each element).
+const DefaultSize = 1<<16 - 1
 
 // Element is one element of a set or map.
 type Element struct {
@@ -158,5 +163,5 @@ func (s *Set) flagsText() string {
 
 // sameType reports whether two sets can hold the same elements.
 func (s *Set) sameType(o *Set) bool {
-	return s.Key.String() == o.Key.String() && s.Data.String() == o.Data.String() && s.Verdicts == o.Verdicts && s.Interval == o.Interval && s.Dynamic == o.Dynamic && s.Size == o.Size && s.Comment == o.Comment
+	return s.Key.String() == o.Key.String() && s.Data.String() == o.Data.String() && s.Verdicts == o.Verdicts && s.Interval == o.Interval && s.Dynamic == o.Dynamic && (s.Dynamic || s.Size == o.Size) && s.Comment == o.Comment
 }

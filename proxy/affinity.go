@@ -1,136 +1,118 @@
 package proxy
 
 import (
+	"context"
 	"errors"
-	"maps"
-	"slices"
 	"time"
 
 	"github.com/nftproxy/nftproxy/compiler"
-	"github.com/nftproxy/nftproxy/conntrack"
-	"github.com/nftproxy/nftproxy/model"
 	"github.com/nftproxy/nftproxy/nft"
 	"golang.org/x/sys/unix"
-	"k8s.io/klog/v2"
 )
 
-// Packets add elements to the affinity maps themselves: which endpoint a client went to. When an endpoint goes,
-// the elements that lead to it go in the transaction that takes it away. A packet that was on its way
-// meanwhile can add one more, so the maps are swept after the commit, and again a moment later.
+// Packets fill the maps of session affinity. When an endpoint goes, its clients must go from the maps. A Sync deletes
+// them in its own transaction as far as it can read the maps in a fixed time. The rest is done right after it, beside
+// the Syncs, and so is what packets added that were on their way meanwhile.
 
-// aboutToExpire is how long an element must have left for a transaction to delete it: one that
-// expires before the kernel comes to it would have the whole transaction refused.
-const aboutToExpire = 5 * time.Second
+const (
+	// affinityReadTime bounds how long a Sync reads maps of clients.
+	affinityReadTime = 50 * time.Millisecond
+	// affinitySyncElements bounds how many clients a Sync moves or deletes.
+	affinitySyncElements = 8192
+	// aboutToExpire is how long an element must have left for a Sync to delete it: one that
+	// expires before the kernel comes to it would have the whole transaction refused.
+	aboutToExpire = 5 * time.Second
+	// affinityKeepTime bounds how long clients are read out of tables that are about to be replaced.
+	affinityKeepTime = time.Second
+)
 
-// sweepAttempts is how often a sweep is tried when elements expire under its hands.
-const sweepAttempts = 5
+// affinityBudget is what a Sync may still spend on maps of clients.
+type affinityBudget struct {
+	ctx      context.Context
+	elements int
+}
 
-// learned reads both affinity maps and returns one step for each with those of its elements that choose wants.
-func (b *Backend) learned(op nft.StepOp, choose func(e nft.Element, stale bool) bool) (tx nft.Transaction, err error) {
-	for _, table := range b.compiler.Tables() {
-		set := table.Set(compiler.AffinityMap)
-		elements, err := b.conn.ReadElements(table.Family, table.Name, set)
-		if err != nil {
-			return tx, err
-		}
-		var chosen []nft.Element
-		for _, e := range elements {
-			if choose(e, b.compiler.StaleAffinity(table.Family, e)) {
-				chosen = append(chosen, e)
-			}
-		}
-		if len(chosen) > 0 {
-			tx.Steps = append(tx.Steps, nft.Step{Op: op, Table: table, Set: set, Elements: chosen})
-		}
+// affinityChanges returns the steps that the transaction of a Sync takes along: clients of endpoints that went are
+// deleted, and clients whose frontends use another map now are copied to it. It returns less than all when that
+// takes too long or a map cannot be read.
+func (b *Backend) affinityChanges(ctx context.Context) nft.Transaction {
+	ctx, cancel := context.WithTimeout(ctx, affinityReadTime)
+	defer cancel()
+	budget := affinityBudget{ctx, affinitySyncElements}
+	affinity := b.compiler.Affinity()
+	var tx nft.Transaction
+	for _, m := range affinity.Losing() {
+		tx.Append(b.deletions(&budget, m))
 	}
-	return tx, nil
+	for _, move := range affinity.Moves() {
+		tx.Append(b.copies(&budget, move))
+	}
+	return tx
 }
 
-// forget returns the steps that take stale affinity away, for the transaction that makes it stale.
-func (b *Backend) forget() (nft.Transaction, error) {
-	return b.learned(nft.DeleteElements, func(e nft.Element, stale bool) bool { return stale && e.Expires > aboutToExpire })
-}
-
-// remember returns the steps that put affinity that still holds into tables that are about to be replaced. When
-// it cannot be read, because the tables are gone or another proxy's, conntrack still knows the clients that had
-// a connection lately.
-func (b *Backend) remember(logger klog.Logger) nft.Transaction {
-	// Older kernels do not raise an element's timeout when a rule with a longer one updates it.
-	tx, err := b.learned(nft.AddElements, func(e nft.Element, stale bool) bool {
-		return !stale && e.Expires > 0 && e.Expires <= e.Timeout
-	})
+func (b *Backend) deletions(budget *affinityBudget, m compiler.AffinityMap) nft.Transaction {
+	elements, err := b.readAffinity(budget.ctx, m)
 	if err != nil {
-		logger.V(2).Info("Taking session affinity from conntrack", "reason", err.Error())
-		return b.recall(logger)
+		return nft.Transaction{}
+	}
+	return budget.step(nft.DeleteElements, m, elements, func(e nft.Element) bool { return !m.Serves(e) && e.Expires > aboutToExpire })
+}
+
+// copies leaves out clients that the other map has already.
+func (b *Backend) copies(budget *affinityBudget, move compiler.AffinityMove) nft.Transaction {
+	from, err := b.readAffinity(budget.ctx, move.From)
+	if err != nil {
+		return nft.Transaction{}
+	}
+	to, err := b.readAffinity(budget.ctx, move.To)
+	if err != nil && !errors.Is(err, unix.ENOENT) {
+		return nft.Transaction{}
+	}
+	known := map[nft.Data]bool{}
+	for _, e := range to {
+		known[e.Key] = true
+	}
+	return budget.step(nft.AddElements, move.To, from, func(e nft.Element) bool { return move.To.Serves(e) && !known[e.Key] && restorable(e) })
+}
+
+// restorable reports whether the kernel takes an element that was read back. Older kernels do not raise an element's timeout when
+// a rule with a longer one updates it.
+func restorable(e nft.Element) bool { return e.Expires > 0 && e.Expires <= e.Timeout }
+
+// step returns the step that does op to those elements of a map that choose wants, as far as the budget goes.
+func (budget *affinityBudget) step(op nft.StepOp, m compiler.AffinityMap, elements []nft.Element, choose func(nft.Element) bool) (tx nft.Transaction) {
+	var chosen []nft.Element
+	for _, e := range elements {
+		if len(chosen) < budget.elements && choose(e) {
+			chosen = append(chosen, e)
+		}
+	}
+	budget.elements -= len(chosen)
+	if len(chosen) > 0 {
+		tx.Steps = append(tx.Steps, nft.Step{Op: op, Table: m.Table, Set: m.Set, Elements: chosen})
 	}
 	return tx
 }
 
-// recall returns the steps that note where the connections that conntrack knows went.
-func (b *Backend) recall(logger klog.Logger) (tx nft.Transaction) {
-	if b.conntrack == nil {
-		return tx
+// readAffinity reads the clients that the kernel has in a map.
+func (b *Backend) readAffinity(ctx context.Context, m compiler.AffinityMap) ([]nft.Element, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
 	}
-	for i, table := range b.compiler.Tables() {
-		elements := map[nft.Data]nft.Element{}
-		family := model.Families[i]
-		for _, protocol := range b.compiler.AffinityProtocols(family) {
-			err := b.conntrack.Each(family, uint8(protocol), func(f conntrack.Flow) {
-				if e, ok := b.compiler.AffinityElement(protocol, f.Source.Addr(), f.Dialed, f.Server); ok {
-					elements[e.Key] = e
-				}
-			})
-			if err != nil {
-				logger.Error(err, "Session affinity starts anew")
-			}
+	return b.reader.ReadElements(m.Table.Family, m.Table.Name, m.Set)
+}
+
+// keptAffinity returns the steps that put the clients of tables that are about to be replaced into the new ones.
+func (b *Backend) keptAffinity(ctx context.Context) (tx nft.Transaction) {
+	ctx, cancel := context.WithTimeout(ctx, affinityKeepTime)
+	defer cancel()
+	for _, m := range b.compiler.Affinity().Maps() {
+		elements, err := b.readAffinity(ctx, m)
+		if err != nil {
+			continue // not there, or another program's: conntrack may know better
 		}
-		if len(elements) > 0 {
-			tx.Steps = append(tx.Steps, nft.Step{Op: nft.AddElements, Table: table, Set: table.Set(compiler.AffinityMap), Elements: slices.Collect(maps.Values(elements))})
-		}
+		budget := affinityBudget{ctx, len(elements)}
+		tx.Append(budget.step(nft.AddElements, m, elements, func(e nft.Element) bool { return m.Serves(e) && restorable(e) }))
 	}
 	return tx
-}
-
-// sweep removes stale affinity from the kernel.
-func (b *Backend) sweep() error {
-	for attempt := 1; ; attempt++ {
-		tx, err := b.learned(nft.DeleteElements, func(_ nft.Element, stale bool) bool { return stale })
-		if err != nil || tx.Empty() {
-			return err
-		}
-		err = b.carryOut(tx)
-		if err == nil {
-			return nil
-		}
-		if !errors.Is(err, unix.ENOENT) || attempt == sweepAttempts {
-			return err
-		}
-	}
-}
-
-// settleAffinity sweeps if something happened that can make affinity stale.
-func (b *Backend) settleAffinity() error {
-	if !b.compiler.AffinityStale() {
-		return nil
-	}
-	if err := b.sweep(); err != nil {
-		return err
-	}
-	b.compiler.AffinitySettled()
-	b.sweepAgain = true
-	return nil
-}
-
-// sweepLate is the sweep a moment later.
-func (b *Backend) sweepLate() error {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if !b.sweepAgain || !b.current {
-		return nil
-	}
-	if err := b.sweep(); err != nil {
-		return err
-	}
-	b.sweepAgain = false
-	return nil
 }

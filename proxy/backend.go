@@ -4,7 +4,9 @@ package proxy
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -25,37 +27,29 @@ type Hooks struct {
 	OnForeignChange func()
 	// OnRepair is told of each time the tables were brought in line because they were not as committed.
 	OnRepair func()
-	// OnFlowsRemoved is told of each search for stale UDP flows: how long it took, and how
-	// many it removed.
-	OnFlowsRemoved func(model.Family, conntrack.Stats)
 }
 
 // Backend writes the model to nftables. It implements tracker.Backend.
 type Backend struct {
-	conn  *nft.Conn
-	hooks Hooks
+	conn *nft.Conn
+	// reader is for listings that can be long, so that commits do not wait for them.
+	reader *nft.Conn
+	hooks  Hooks
 
 	// mu keeps Sync and Check apart. It guards what follows.
 	mu       sync.Mutex
 	compiler *compiler.Compiler
-	// current says that the kernel has what was committed last, as far as we know. Until the
-	// first commit, and after a refused replacement, it does not hold.
-	current bool
+	state    state
 	// ours says that this process has written the tables before.
 	ours bool
-	// broken says how the tables differ after somebody else changed them and the kernel refused to have them
-	// brought in line; empty when that is not so.
-	broken string
 	// generation is the kernel's generation number up to which the tables are known to be
 	// ours; 0 until the first Check.
 	generation uint32
-	// conflicts holds what was last logged of each contested address.
-	conflicts map[string]string
-	// conntrack is where stale UDP flows are removed from; nil for nowhere.
+	// conntrack is where connections are found that affinity is taken from; nil for nowhere.
 	conntrack *conntrack.Conn
-	udp       *udpFlows
-	// sweepAgain says that the affinity maps were swept a moment ago.
-	sweepAgain bool
+	// flows is told what is committed; nil for nobody.
+	flows    *FlowCleaner
+	affinity *affinityReconciler
 }
 
 // NewBackend returns a backend that commits through conn.
@@ -64,12 +58,14 @@ func NewBackend(conn *nft.Conn, config compiler.Config, hooks Hooks) (*Backend, 
 	if err != nil {
 		return nil, err
 	}
-	return &Backend{conn: conn, compiler: c, hooks: hooks, udp: newUDPFlows(), conflicts: map[string]string{}}, nil
+	b := &Backend{conn: conn, reader: conn, compiler: c, hooks: hooks}
+	b.affinity = newAffinityReconciler(b)
+	return b, nil
 }
 
-// RemoveStaleFlows makes each Sync remove UDP flows to endpoints that do not serve any more
-// from the connection tracking table. It must be called before the first Sync.
-func (b *Backend) RemoveStaleFlows(conn *conntrack.Conn) { b.conntrack = conn }
+// RemoveStaleFlows makes each Sync that succeeded leave it to c to remove UDP flows to
+// endpoints that do not serve any more. It must be called before the first Sync.
+func (b *Backend) RemoveStaleFlows(c *FlowCleaner) { b.flows, b.conntrack = c, c.table }
 
 // Sync brings the kernel in line with the changes, in one transaction for both IP families.
 // The first one reads back what the kernel holds, and changes only what differs.
@@ -77,8 +73,8 @@ func (b *Backend) RemoveStaleFlows(conn *conntrack.Conn) { b.conntrack = conn }
 // When the kernel refuses a transaction, its tables are probably not what they were after the last
 // commit (somebody flushed the ruleset), so Sync reads them back and brings them in line, if need be by
 // replacing them whole, in one transaction again. When that is refused too it returns the error, the kernel is
-// as it was, and the next Sync has everything that this one had. A sweep of session affinity may follow. Then stale UDP flows are removed, if
-// RemoveStaleFlows was called.
+// as it was, and the next Sync has everything that this one had. A sweep of session affinity may follow. Stale UDP
+// flows are removed later, by the FlowCleaner.
 func (b *Backend) Sync(ctx context.Context, changes *model.Changes) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -89,29 +85,29 @@ func (b *Backend) Sync(ctx context.Context, changes *model.Changes) error {
 		b.hooks.OnCompile(time.Since(begin))
 	}
 	for _, c := range conflicts {
-		b.logConflict(logger, c)
+		logConflict(logger, c)
 	}
-	b.udp.apply(changes)
-	if err := b.update(logger); err != nil {
+	if err := b.update(ctx, logger); err != nil {
 		return err
 	}
-	if err := b.settleAffinity(); err != nil {
-		return fmt.Errorf("session affinity: %w", err)
+	if b.flows != nil {
+		b.flows.note(b.compiler, changes) // after the commit: the old rules could make a removed flow anew
 	}
-	return b.removeStaleFlows(logger)
+	b.affinity.signal()
+	return nil
 }
 
 // update commits what changed; if the kernel refuses that, what differs from what it holds.
-func (b *Backend) update(logger klog.Logger) error {
-	if !b.current {
-		return b.adopt(logger)
+func (b *Backend) update(ctx context.Context, logger klog.Logger) error {
+	if b.state.kind != stateApplied {
+		return b.reconcile(ctx, logger)
 	}
-	err := b.commit()
+	err := b.commit(ctx)
 	if err == nil {
 		return nil
 	}
-	logger.Info("Bringing the tables in line, because the kernel refused a change to them", "reason", err.Error())
-	if err := b.adopt(logger); err != nil {
+	logger.Info("Reconciling the tables, because the kernel refused a change to them", "reason", err.Error())
+	if err := b.reconcile(ctx, logger); err != nil {
 		return err
 	}
 	b.repaired()
@@ -124,46 +120,25 @@ func (b *Backend) repaired() {
 	}
 }
 
-// logConflict says once who gets a contested address, and again when that changes.
-func (b *Backend) logConflict(logger klog.Logger, c compiler.Conflict) {
-	text := fmt.Sprint(c.Owner, c.Others)
-	if b.conflicts[c.Frontend] == text {
-		return
-	}
-	b.conflicts[c.Frontend] = text
+func logConflict(logger klog.Logger, c compiler.Conflict) {
 	logger.Info("Several Services claim the same address; only one gets it", "address", c.Frontend, "owner", c.Owner.ServicePortName(), "others", names(c.Others))
 }
 
-// removeStaleFlows comes after the commit: a flow removed before it could be made anew by the old rules.
-func (b *Backend) removeStaleFlows(logger klog.Logger) error {
-	if b.conntrack == nil {
-		return nil
-	}
-	return b.udp.clean(b.conntrack, func(family model.Family, stats conntrack.Stats) {
-		if stats.Deleted > 0 {
-			logger.V(2).Info("Removed UDP flows to endpoints that do not serve any more", "family", family, "flows", stats.Deleted, "duration", stats.Duration)
-		}
-		if b.hooks.OnFlowsRemoved != nil {
-			b.hooks.OnFlowsRemoved(family, stats)
-		}
-	})
-}
-
-// adopt brings whatever the kernel holds, from a run before, from another proxy, or after somebody else changed it, in line
-// with what is wanted. A packet on its way through the old rules while tables are replaced
-// may find their maps empty, so what is right already is left alone.
-func (b *Backend) adopt(logger klog.Logger) error {
-	if err := b.bringInLine(logger); err != nil {
+// reconcile makes whatever the kernel holds, from a run before, from another proxy, or after somebody else changed it,
+// what is wanted. It leaves alone what is right already: while a table is replaced, a packet on
+// its way through the old rules may find their maps empty.
+func (b *Backend) reconcile(ctx context.Context, logger klog.Logger) error {
+	if err := b.reconcileTables(ctx, logger); err != nil {
 		return err
 	}
 	if err := b.removeStandIns(); err != nil {
-		b.current = false // the next Sync tries again
+		b.state = state{} // the next Sync tries again
 		return err
 	}
 	return nil
 }
 
-func (b *Backend) bringInLine(logger klog.Logger) error {
+func (b *Backend) reconcileTables(ctx context.Context, logger klog.Logger) error {
 	tx, err := b.difference()
 	switch {
 	case err != nil:
@@ -171,18 +146,18 @@ func (b *Backend) bringInLine(logger klog.Logger) error {
 	case tx.AddsTable():
 		logger.V(2).Info("Making the tables anew, because they are not there or another program's")
 	default:
-		if err = b.send(tx); err == nil {
+		if err = b.sendWithAffinity(ctx, tx); err == nil {
 			return nil
 		}
-		logger.Info("Replacing the tables, because the kernel refused to have them brought in line", "reason", err.Error())
+		logger.Info("Replacing the tables, because the kernel refused the difference", "reason", err.Error())
 	}
 	if b.ours {
-		return b.replace(logger)
+		return b.replace(ctx, b.send)
 	}
-	return b.takeOver(logger)
+	return b.takeOver(ctx, logger)
 }
 
-// difference reads both tables back and returns what makes them what is wanted.
+// difference reads both tables and returns the transaction that makes them what is wanted.
 func (b *Backend) difference() (nft.Transaction, error) {
 	var tx nft.Transaction
 	for _, want := range b.compiler.Tables() {
@@ -195,31 +170,39 @@ func (b *Backend) difference() (nft.Transaction, error) {
 	return tx, nil
 }
 
-// replace commits both tables whole, whatever the kernel holds, except for what packets have taught them.
-func (b *Backend) replace(logger klog.Logger) error { return b.replaceBy(logger, b.send) }
-
-func (b *Backend) replaceBy(logger klog.Logger, send func(nft.Transaction) error) error {
-	learned := b.remember(logger)
+// replace commits both tables whole, whatever the kernel holds. The clients in maps of session affinity go along as far
+// as they can be read in time; conntrack adds those that it knows afterwards.
+func (b *Backend) replace(ctx context.Context, send func(nft.Transaction) error) error {
+	kept := b.keptAffinity(ctx)
 	b.compiler.Invalidate()
-	b.current = false
+	b.state = state{}
 	tx := b.compiler.Transaction()
-	tx.Append(learned)
+	tx.Append(kept)
 	if err := send(tx); err != nil {
 		return fmt.Errorf("program the rules: %w", err)
 	}
+	b.affinity.restore = true
+	b.affinity.signal()
 	return nil
 }
 
-func (b *Backend) commit() error {
-	tx := b.compiler.Transaction()
-	if b.compiler.AffinityStale() {
-		stale, err := b.forget()
-		if err != nil {
-			return err
-		}
-		tx.Append(stale)
+func (b *Backend) commit(ctx context.Context) error {
+	return b.sendWithAffinity(ctx, b.compiler.Transaction())
+}
+
+// sendWithAffinity sends a transaction together with the changes to maps of clients that follow from it. Packets and time
+// change those maps too, which can make the kernel refuse the whole; then the transaction goes alone.
+func (b *Backend) sendWithAffinity(ctx context.Context, tx nft.Transaction) error {
+	changes := b.affinityChanges(ctx)
+	if changes.Empty() {
+		return b.send(tx)
 	}
-	return b.send(tx)
+	whole := nft.Transaction{Steps: slices.Concat(tx.Steps, changes.Steps)}
+	err := b.send(whole)
+	if refused := (*nft.CommitError)(nil); errors.As(err, &refused) {
+		return b.send(tx)
+	}
+	return err
 }
 
 // send has the kernel carry out a transaction that makes it hold what is wanted.
@@ -228,8 +211,8 @@ func (b *Backend) send(tx nft.Transaction) error {
 		return err
 	}
 	b.compiler.Committed()
-	b.current, b.ours = true, true
-	b.broken = ""
+	b.state = state{kind: stateApplied}
+	b.ours = true
 	return nil
 }
 
@@ -264,7 +247,7 @@ func Cleanup(conn *nft.Conn) error {
 	var tx nft.Transaction
 	for _, family := range nft.Families {
 		tx.Append(nft.Remove(family, compiler.TableName))
-		tx.Append(nft.Remove(family, standInName))
+		tx.Append(nft.Remove(family, compiler.StandInName))
 	}
 	_, err := conn.Commit(tx)
 	return err

@@ -17,7 +17,7 @@ import (
 )
 
 // namespaceConn returns a connection to the nf_tables of a network namespace of the test's own.
-func namespaceConn(t *testing.T) *nft.Conn {
+func namespaceConn(t testing.TB) *nft.Conn {
 	t.Helper()
 	runtime.LockOSThread()
 	original, err := netns.Get()
@@ -70,7 +70,7 @@ func randomPort(r *rand.Rand) *model.ServicePort {
 		InternalPolicy: model.TrafficPolicy(r.IntN(2)), ExternalPolicy: model.TrafficPolicy(r.IntN(2)),
 		LoadBalancerIPs: []netip.Addr{at(100, 3)}, ExternalIPs: []netip.Addr{at(100, 3)},
 	}
-	if p.Guarded = r.IntN(2) == 0; p.Guarded {
+	if r.IntN(2) == 0 {
 		a := at(101, 200)
 		p.LoadBalancerSourceRanges = []netip.Prefix{netip.PrefixFrom(a, a.BitLen()-r.IntN(9)).Masked()}
 	}

@@ -25,6 +25,12 @@ const readShare = 20
 // which it does less often the longer that takes.
 func (b *Backend) Watch(ctx context.Context) {
 	logger := klog.FromContext(ctx)
+	reconcilerDone := make(chan struct{})
+	go func() {
+		defer close(reconcilerDone)
+		b.affinity.run(ctx)
+	}()
+	defer func() { <-reconcilerDone }()
 	tick := time.NewTicker(CheckInterval)
 	defer tick.Stop()
 	var nextRead time.Time
@@ -38,9 +44,6 @@ func (b *Backend) Watch(ctx context.Context) {
 		read := !begin.Before(nextRead)
 		if _, err := b.check(ctx, read); err != nil {
 			logger.Error(err, "Cannot check the tables; trying again")
-		}
-		if err := b.sweepLate(); err != nil {
-			logger.Error(err, "Cannot look for stale session affinity; trying again")
 		}
 		if read {
 			nextRead = begin.Add(readShare * time.Since(begin))
@@ -59,11 +62,11 @@ func (b *Backend) Check(ctx context.Context) (repaired bool, err error) {
 func (b *Backend) check(ctx context.Context, read bool) (repaired bool, err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.broken != "" {
-		return b.repair(ctx, b.broken)
-	}
-	if !b.current {
-		return false, nil // the next Sync reads back itself
+	switch b.state.kind {
+	case stateDiverged:
+		return b.repair(ctx, b.state.reason)
+	case stateUnknown:
+		return false, nil // the next Sync reads the tables itself
 	}
 	generation, err := b.conn.Generation()
 	if err != nil || generation == b.generation {
@@ -93,8 +96,8 @@ func (b *Backend) check(ctx context.Context, read bool) (repaired bool, err erro
 func (b *Backend) repair(ctx context.Context, foreign string) (repaired bool, err error) {
 	logger := klog.FromContext(ctx)
 	logger.Info("Somebody else changed the proxy's tables; bringing them in line", "repair", foreign)
-	if err := b.adopt(logger); err != nil {
-		b.broken = foreign
+	if err := b.reconcile(ctx, logger); err != nil {
+		b.state = state{stateDiverged, foreign}
 		return false, err
 	}
 	b.repaired()

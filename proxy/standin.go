@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"context"
 	"errors"
 	"time"
 
@@ -8,9 +9,6 @@ import (
 	"github.com/nftproxy/nftproxy/nft"
 	"k8s.io/klog/v2"
 )
-
-// standInName is the name of the tables that serve while another program's are replaced.
-const standInName = compiler.TableName + "-stand-in"
 
 // inFlight is longer than a packet needs for its way through the rules of one hook.
 const inFlight = 20 * time.Millisecond
@@ -22,38 +20,30 @@ const inFlight = 20 * time.Millisecond
 //     all others and translate what those did not.
 //   - The kernel makes elements of sets with ranges valid last. Load balancer addresses with source ranges would let
 //     nobody in until then. So the stand-ins guard them until the ranges hold in the new tables.
-func (b *Backend) takeOver(logger klog.Logger) error {
+func (b *Backend) takeOver(ctx context.Context, logger klog.Logger) error {
 	there, err := b.tablesThere(compiler.TableName)
 	if err != nil || len(there) == 0 {
-		return b.replace(logger)
+		return b.replace(ctx, b.send)
 	}
-	if err := b.guardLast(b.standIns(), b.carryOut); err != nil {
+	if err := b.guardsLast(b.standIns(), b.carryOut); err != nil {
 		logger.Info("Replacing the tables without stand-ins", "reason", err.Error())
-		return b.replace(logger)
+		return b.replace(ctx, b.send)
 	}
 	time.Sleep(inFlight)
-	if err := b.replaceBy(logger, func(tx nft.Transaction) error { return b.guardLast(tx, b.send) }); err != nil {
+	if err := b.replace(ctx, func(tx nft.Transaction) error { return b.guardsLast(tx, b.send) }); err != nil {
 		return errors.Join(err, b.removeStandIns())
 	}
 	time.Sleep(inFlight)
 	return nil
 }
 
-// guardLast carries out a transaction, but for what makes load balancer addresses guarded, and then has
-// end carry out that.
-func (b *Backend) guardLast(tx nft.Transaction, end func(nft.Transaction) error) error {
-	var first, last nft.Transaction
-	for _, step := range tx.Steps {
-		if step.Op == nft.AddElements && step.Set.Name == compiler.GuardSet {
-			last.Steps = append(last.Steps, step)
-		} else {
-			first.Steps = append(first.Steps, step)
-		}
-	}
+// guardsLast carries out a transaction without the steps that guard load balancer addresses, and has end carry out those.
+func (b *Backend) guardsLast(tx nft.Transaction, end func(nft.Transaction) error) error {
+	first, guards := compiler.GuardsLast(tx)
 	if err := b.carryOut(first); err != nil {
 		return err
 	}
-	return end(last)
+	return end(guards)
 }
 
 // tablesThere returns the families that have a table of that name.
@@ -71,38 +61,21 @@ func (b *Backend) tablesThere(name string) (there []nft.Family, err error) {
 }
 
 func (b *Backend) standIns() (tx nft.Transaction) {
-	for _, table := range b.compiler.Tables() {
-		tx.Append(nft.Replace(standIn(table)))
+	for _, table := range b.compiler.StandIns() {
+		tx.Append(nft.Replace(table))
 	}
 	return tx
 }
 
-// standIn is a table with only what guards addresses and what translates them, the latter where it runs last.
-func standIn(table *nft.Table) *nft.Table {
-	s := *table
-	s.Name, s.Chains = standInName, nil
-	for _, chain := range table.Chains {
-		if chain.Type == nft.TypeFilter && chain.Priority > nft.PriorityDstNAT {
-			continue
-		}
-		c := *chain
-		if c.Type == nft.TypeNAT {
-			c.Priority += 2
-		}
-		s.Chains = append(s.Chains, &c)
-	}
-	return &s
-}
-
 // removeStandIns also removes those of a process that did not come to it.
 func (b *Backend) removeStandIns() error {
-	there, err := b.tablesThere(standInName)
+	there, err := b.tablesThere(compiler.StandInName)
 	if err != nil {
 		return err
 	}
 	var tx nft.Transaction
 	for _, family := range there {
-		tx.Append(nft.Remove(family, standInName))
+		tx.Append(nft.Remove(family, compiler.StandInName))
 	}
 	return b.carryOut(tx)
 }

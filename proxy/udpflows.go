@@ -1,73 +1,84 @@
 package proxy
 
 import (
-	"errors"
 	"net/netip"
 	"slices"
+	"sync"
 
+	"github.com/nftproxy/nftproxy/compiler"
 	"github.com/nftproxy/nftproxy/conntrack"
 	"github.com/nftproxy/nftproxy/model"
 )
 
-// udpFlows knows which endpoints serve each UDP frontend, and which frontends lost one, or
-// got their first, since stale flows were last removed.
+// udpFlows knows which endpoints serve each UDP frontend, and of which frontends the flows
+// have to be looked at. A frontend is an address and port, or a node port, which has the
+// unspecified address of its family.
+//
+// The rules are kube-proxy's. A flow is stale when it leads to an endpoint that does not serve
+// the Service port any more, or was never translated, and the Service port has endpoints that
+// serve. Without any, and when the address or the Service is gone, flows are left alone: the
+// endpoint may still answer, and nobody else would.
 type udpFlows struct {
+	// mu is never held for longer than it takes to look at one change or one flow.
+	mu    sync.Mutex
 	ports map[model.PortID]*model.ServicePort
-	// users holds the ports that have a frontend.
-	users map[netip.AddrPort]map[model.PortID]bool
-	// touched holds the frontends whose flows have to be looked at, by family. A node port is
-	// known by the unspecified address of its family.
-	touched map[model.Family]map[netip.AddrPort]bool
-	nodeIPs []netip.Addr
+	// serving holds the endpoints that serve each frontend; none for a frontend whose owner
+	// has none.
+	serving map[netip.AddrPort][]netip.AddrPort
+	// pending holds the frontends whose flows have to be looked at, by family, with the number of
+	// the change that made it so. Those of a frontend that nobody serves are not among them.
+	pending   map[model.Family]map[netip.AddrPort]uint64
+	changes   uint64
+	nodePorts map[model.Family][]netip.Prefix
 }
 
 func newUDPFlows() *udpFlows {
-	return &udpFlows{
-		ports:   map[model.PortID]*model.ServicePort{},
-		users:   map[netip.AddrPort]map[model.PortID]bool{},
-		touched: map[model.Family]map[netip.AddrPort]bool{},
+	u := &udpFlows{
+		ports:     map[model.PortID]*model.ServicePort{},
+		serving:   map[netip.AddrPort][]netip.AddrPort{},
+		pending:   map[model.Family]map[netip.AddrPort]uint64{},
+		nodePorts: map[model.Family][]netip.Prefix{},
 	}
+	for _, family := range model.Families {
+		u.pending[family] = map[netip.AddrPort]uint64{}
+	}
+	return u
 }
 
-// apply takes changes in and notes the frontends whose flows they concern.
-func (u *udpFlows) apply(changes *model.Changes) {
-	if changes.Node != nil {
-		u.nodeIPs = changes.Node.IPs
-	}
+// apply takes in changes that rules has applied, and notes the frontends whose flows they
+// concern. It reports whether flows have to be looked at.
+func (u *udpFlows) apply(rules *compiler.Compiler, changes *model.Changes) (pending bool) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	u.changes++
+	concerned := map[netip.AddrPort]bool{}
 	if changes.Full {
 		for id := range u.ports {
 			if changes.Ports[id] == nil {
-				u.set(id, nil)
+				u.set(id, nil, concerned)
 			}
 		}
 	}
 	for id, port := range changes.Ports {
 		if id.Protocol == model.UDP {
-			u.set(id, port)
+			u.set(id, port, concerned)
 		}
 	}
+	for fe := range concerned {
+		u.settle(fe, rules)
+	}
+	for _, family := range model.Families {
+		u.nodePorts[family] = rules.NodePortPrefixes(family)
+		pending = pending || len(u.pending[family]) > 0
+	}
+	return pending
 }
 
-func (u *udpFlows) set(id model.PortID, port *model.ServicePort) {
-	old := u.ports[id]
-	before, now := frontendsOf(old), frontendsOf(port)
-	for _, fe := range before {
-		delete(u.users[fe], id)
-		if len(u.users[fe]) == 0 {
-			delete(u.users, fe)
-		}
-		if !slices.Contains(now, fe) || endpointsLeft(old, port) {
-			u.touch(fe)
-		}
-	}
-	for _, fe := range now {
-		if u.users[fe] == nil {
-			u.users[fe] = map[model.PortID]bool{}
-		}
-		u.users[fe][id] = true
-		// Packets that came while there was no endpoint may have made entries that lead nowhere.
-		if !slices.Contains(before, fe) || len(old.Serving) == 0 && len(port.Serving) > 0 {
-			u.touch(fe)
+// set notes what the port with that ID is now, and the frontends that it had and has.
+func (u *udpFlows) set(id model.PortID, port *model.ServicePort, concerned map[netip.AddrPort]bool) {
+	for _, p := range []*model.ServicePort{u.ports[id], port} {
+		for _, fe := range frontendsOf(p) {
+			concerned[fe] = true
 		}
 	}
 	if port == nil {
@@ -77,21 +88,34 @@ func (u *udpFlows) set(id model.PortID, port *model.ServicePort) {
 	u.ports[id] = port
 }
 
-func (u *udpFlows) touch(fe netip.AddrPort) {
+// settle brings what is known of a frontend in line with whom it belongs to. Only the endpoints
+// of the owner count: an author who names another Service's address as an external IP does
+// not get that Service's flows removed.
+func (u *udpFlows) settle(fe netip.AddrPort, rules *compiler.Compiler) {
 	family := model.FamilyOf(fe.Addr())
-	if u.touched[family] == nil {
-		u.touched[family] = map[netip.AddrPort]bool{}
+	addr := fe.Addr()
+	if addr.IsUnspecified() {
+		addr = netip.Addr{}
 	}
-	u.touched[family][fe] = true
+	owner := rules.Owner(family, model.UDP, addr, fe.Port())
+	if owner == nil {
+		delete(u.serving, fe)
+		delete(u.pending[family], fe)
+		return
+	}
+	before, now := u.serving[fe], owner.Serving
+	u.serving[fe] = now
+	switch {
+	case len(now) == 0:
+		delete(u.pending[family], fe)
+	case len(before) == 0 || slices.ContainsFunc(before, func(e netip.AddrPort) bool { return !contains(now, e) }):
+		u.pending[family][fe] = u.changes
+	}
 }
 
-// endpointsLeft reports whether an endpoint of old does not serve any more.
-func endpointsLeft(old, port *model.ServicePort) bool {
-	return port == nil || slices.ContainsFunc(old.Serving, func(e netip.AddrPort) bool { return !serves(port, e) })
-}
-
-func serves(p *model.ServicePort, endpoint netip.AddrPort) bool {
-	_, found := slices.BinarySearchFunc(p.Serving, endpoint, netip.AddrPort.Compare)
+// contains looks in a sorted list.
+func contains(serving []netip.AddrPort, endpoint netip.AddrPort) bool {
+	_, found := slices.BinarySearchFunc(serving, endpoint, netip.AddrPort.Compare)
 	return found
 }
 
@@ -121,45 +145,48 @@ func unspecified(f model.Family) netip.Addr {
 	return netip.IPv4Unspecified()
 }
 
-// stale reports whether a UDP flow leads to a touched frontend and from there to what does
-// not serve it.
-func (u *udpFlows) stale(f conntrack.Flow) bool {
-	family := model.FamilyOf(f.Dialed.Addr())
-	touched := u.touched[family]
-	if _, known := u.users[f.Dialed]; known || touched[f.Dialed] {
-		return touched[f.Dialed] && !u.serves(f.Dialed, f.Server)
+// begin reports whether flows of a family have to be looked at, whether some may have dialed
+// a node port, and the number of the change up to which a search that starts now sees them.
+func (u *udpFlows) begin(family model.Family) (some, nodePorts bool, upTo uint64) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	for fe := range u.pending[family] {
+		if fe.Addr().IsUnspecified() {
+			nodePorts = true
+			break
+		}
 	}
-	nodePort := netip.AddrPortFrom(unspecified(family), f.Dialed.Port())
-	// Only what was translated, or went to the node itself, can have been meant for a node
-	// port; the same number on another machine is none of our business.
-	ours := f.Translated() || slices.Contains(u.nodeIPs, f.Dialed.Addr())
-	return ours && touched[nodePort] && !u.serves(nodePort, f.Server)
+	return len(u.pending[family]) > 0, nodePorts, u.changes
 }
 
-func (u *udpFlows) serves(fe, endpoint netip.AddrPort) bool {
-	for id := range u.users[fe] {
-		if serves(u.ports[id], endpoint) {
-			return true
+// done notes that a search has seen all flows that were there when begin returned upTo.
+func (u *udpFlows) done(family model.Family, upTo uint64) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	for fe, change := range u.pending[family] {
+		if change <= upTo {
+			delete(u.pending[family], fe)
 		}
 	}
-	return false
 }
 
-// clean removes the stale flows, in one search of the table for each family in which there
-// is a reason to look, and reports each to done. What could not be removed is tried again
-// the next time.
-func (u *udpFlows) clean(conn *conntrack.Conn, done func(model.Family, conntrack.Stats)) error {
-	var failures []error
-	for _, family := range model.Families {
-		if len(u.touched[family]) == 0 {
-			continue
+// stale reports whether a UDP flow of a frontend that has to be looked at leads to what does not serve it.
+// local holds the machine's own addresses: a node port's number on another machine is none of
+// its business.
+func (u *udpFlows) stale(f conntrack.Flow, local []netip.Prefix) bool {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	fe, family := f.Dialed, model.FamilyOf(f.Dialed.Addr())
+	if _, known := u.serving[fe]; !known {
+		if !within(local, fe.Addr()) || !within(u.nodePorts[family], fe.Addr()) {
+			return false
 		}
-		stats, err := conn.DeleteFlows(family, uint8(model.UDP), u.stale)
-		done(family, stats)
-		if err == nil {
-			clear(u.touched[family])
-		}
-		failures = append(failures, err)
+		fe = netip.AddrPortFrom(unspecified(family), fe.Port())
 	}
-	return errors.Join(failures...)
+	_, pending := u.pending[family][fe]
+	return pending && !contains(u.serving[fe], f.Server)
+}
+
+func within(prefixes []netip.Prefix, addr netip.Addr) bool {
+	return !addr.IsLoopback() && slices.ContainsFunc(prefixes, func(p netip.Prefix) bool { return p.Contains(addr) })
 }

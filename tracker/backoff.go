@@ -27,9 +27,12 @@ func (b *backoff) fail() time.Duration {
 	return b.wait
 }
 
+// failing reports whether the last try failed.
+func (b *backoff) failing() bool { return b.wait > 0 }
+
 // hope brings the next try forward.
 func (b *backoff) hope() {
-	if b.wait > 0 {
+	if b.failing() {
 		b.until = b.failed.Add(max(b.wait/hopeShare, minBackoff))
 	}
 }

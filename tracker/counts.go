@@ -8,6 +8,10 @@ type Counts struct {
 	// PendingServices and PendingEndpointSlices is how many of those changed something and
 	// have not been looked at by Changes yet.
 	PendingServices, PendingEndpointSlices int
+	// UnguardedServices is how many Services have loadBalancerSourceRanges and, in one family at
+	// least, load balancer IPs that everybody may dial: no range is of that family, or one
+	// has length 0.
+	UnguardedServices int
 }
 
 // Counts returns the counts of this moment.

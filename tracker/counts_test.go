@@ -20,18 +20,18 @@ func TestCounts(t *testing.T) {
 		{"nothing yet", func() {}, Counts{}},
 		{"a Service", func() { tr.SetService(service) }, Counts{Services: 1, PendingServices: 1}},
 		{"the same Service again counts, but changes nothing", func() { tr.SetService(service) }, Counts{Services: 2, PendingServices: 1}},
-		{"a slice", func() { tr.SetEndpointSlice(slice) }, Counts{2, 1, 1, 1}},
-		{"the same slice again", func() { tr.SetEndpointSlice(slice) }, Counts{2, 2, 1, 1}},
-		{"what cannot be handed out yet stays pending", func() { tr.Changes() }, Counts{2, 2, 1, 1}},
+		{"a slice", func() { tr.SetEndpointSlice(slice) }, Counts{Services: 2, EndpointSlices: 1, PendingServices: 1, PendingEndpointSlices: 1}},
+		{"the same slice again", func() { tr.SetEndpointSlice(slice) }, Counts{Services: 2, EndpointSlices: 2, PendingServices: 1, PendingEndpointSlices: 1}},
+		{"what cannot be handed out yet stays pending", func() { tr.Changes() }, Counts{Services: 2, EndpointSlices: 2, PendingServices: 1, PendingEndpointSlices: 1}},
 		{"handed out", func() { tr.Synced(); tr.Changes() }, Counts{Services: 2, EndpointSlices: 2}},
 		{"deletions", func() {
 			tr.DeleteService(service.Namespace, service.Name)
 			tr.DeleteEndpointSlice(slice.Namespace, slice.Name)
-		}, Counts{3, 3, 1, 1}},
+		}, Counts{Services: 3, EndpointSlices: 3, PendingServices: 1, PendingEndpointSlices: 1}},
 		{"deletions of what is not there", func() {
 			tr.DeleteService(service.Namespace, service.Name)
 			tr.DeleteEndpointSlice(slice.Namespace, slice.Name)
-		}, Counts{4, 4, 1, 1}},
+		}, Counts{Services: 4, EndpointSlices: 4, PendingServices: 1, PendingEndpointSlices: 1}},
 		{"handed out again", func() { tr.Changes() }, Counts{Services: 4, EndpointSlices: 4}},
 	}
 	for _, step := range steps {

@@ -47,9 +47,10 @@ func gather(into []candidate, id model.PortID, slices []*endpointSlice) []candid
 	return into
 }
 
-// unique sorts candidates by address and drops duplicates. While an endpoint moves from
-// one slice to another both may hold it, and they may disagree; the one that is more
-// useful wins, so that the result does not depend on the order of events.
+// unique sorts candidates by address and drops duplicates. Two slices may hold one address
+// and disagree: while an endpoint moves from one slice to another, or when a new pod gets
+// the address of one that still terminates, perhaps on another node. The one that can take
+// connections wins, so that the result does not depend on the order of events.
 func unique(candidates []candidate) []candidate {
 	if !slices.IsSortedFunc(candidates, compareCandidates) {
 		slices.SortStableFunc(candidates, compareCandidates)
@@ -57,8 +58,7 @@ func unique(candidates []candidate) []candidate {
 	return slices.CompactFunc(candidates, func(a, b candidate) bool { return a.addrPort == b.addrPort })
 }
 
-// compareCandidates orders by address, and among equal ones puts first what is on this
-// node, then what is ready, then what serves.
+// compareCandidates orders by address, and among equal ones by rank, highest first.
 func compareCandidates(a, b candidate) int {
 	if c := a.addrPort.Compare(b.addrPort); c != 0 {
 		return c
@@ -66,14 +66,19 @@ func compareCandidates(a, b candidate) int {
 	return b.rank() - a.rank()
 }
 
+// rank is higher for an endpoint that is ready, then for one that serves, then for one that
+// does not terminate. Only among equals the one on this node is higher.
 func (c candidate) rank() (rank int) {
-	if c.local {
-		rank += 4
-	}
 	if c.ready {
-		rank += 2
+		rank += 8
 	}
 	if c.serving {
+		rank += 4
+	}
+	if !c.terminating {
+		rank += 2
+	}
+	if c.local {
 		rank++
 	}
 	return rank
@@ -133,7 +138,7 @@ func pick(candidates []candidate, wanted func(candidate) bool) []model.Endpoint 
 	list := make([]model.Endpoint, 0, count)
 	for _, c := range candidates {
 		if wanted(c) {
-			list = append(list, model.Endpoint{AddrPort: c.addrPort, Local: c.local})
+			list = append(list, model.Endpoint{AddrPort: c.addrPort, Local: c.local, Remote: c.remote})
 		}
 	}
 	return list

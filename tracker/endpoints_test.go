@@ -48,8 +48,9 @@ func TestEndpointsAreChosen(t *testing.T) {
 			endpoints: []discoveryv1.Endpoint{pod("10.0.0.1", thisNode, "!ready", "serving")},
 		},
 		{
-			name:      "serving unset is as ready",
+			name:      "serving unset means serving",
 			endpoints: []discoveryv1.Endpoint{pod("10.0.0.1", thisNode, "!ready", "terminating")},
+			want:      lists{Cluster: []string{"10.0.0.1:8080 local"}, Local: []string{"10.0.0.1:8080 local"}, LocalTerminating: true},
 		},
 		{
 			name:      "the fallback is decided for Local alone",
@@ -302,6 +303,61 @@ func TestSlicesJoinServices(t *testing.T) {
 	}
 }
 
+// TestAnEndpointInTwoSlices has the same address twice, on this node and on the other, in
+// both orders of slices: only conditions decide, and the node where they are equal.
+func TestAnEndpointInTwoSlices(t *testing.T) {
+	here := func(conditions ...string) discoveryv1.Endpoint { return pod("10.0.0.1", thisNode, conditions...) }
+	there := func(conditions ...string) discoveryv1.Endpoint { return pod("10.0.0.1", otherNode, conditions...) }
+	for _, tc := range []struct {
+		name string
+		a, b discoveryv1.Endpoint
+		want lists
+	}{
+		{
+			name: "ready elsewhere beats terminating here",
+			a:    here("!ready", "serving", "terminating"), b: there("ready"),
+			want: lists{Cluster: []string{"10.0.0.1:8080"}},
+		},
+		{
+			name: "ready elsewhere beats serving here",
+			a:    here("!ready", "serving"), b: there("ready", "!serving"),
+			want: lists{Cluster: []string{"10.0.0.1:8080"}},
+		},
+		{
+			name: "serving elsewhere beats not serving here",
+			a:    here("!ready", "!serving", "terminating"), b: there("!ready", "serving", "terminating"),
+			want: lists{Cluster: []string{"10.0.0.1:8080"}},
+		},
+		{
+			name: "among serving ones the one that does not terminate counts, and does not stand in",
+			a:    here("!ready", "serving", "terminating"), b: there("!ready", "serving"),
+		},
+		{
+			name: "serving while it terminates beats not serving at all",
+			a:    here("!ready", "!serving"), b: there("!ready", "serving", "terminating"),
+			want: lists{Cluster: []string{"10.0.0.1:8080"}},
+		},
+		{
+			name: "among equals the one on this node counts",
+			a:    here(), b: there(),
+			want: lists{Cluster: []string{"10.0.0.1:8080 local"}, Local: []string{"10.0.0.1:8080 local"}},
+		},
+	} {
+		for order, endpoints := range map[string][2]discoveryv1.Endpoint{"": {tc.a, tc.b}, ", the other way round": {tc.b, tc.a}} {
+			t.Run(tc.name+order, func(t *testing.T) {
+				first, second := sliceOf(endpoints[0]), sliceOf(endpoints[1])
+				second.Name = "web-2"
+				tracker, _ := newSynced(localService(), first, second)
+				port := onePort(t, tracker)
+				got := lists{texts(port.Cluster), texts(port.Local), port.LocalTerminating}
+				if diff := cmp.Diff(tc.want, got); diff != "" {
+					t.Errorf("lists (-want +got):\n%s", diff)
+				}
+			})
+		}
+	}
+}
+
 func TestServingListIsForUDP(t *testing.T) {
 	slice := sliceOf(
 		hintZones(pod("10.0.0.1", ""), "a"),
@@ -309,6 +365,7 @@ func TestServingListIsForUDP(t *testing.T) {
 		pod("10.0.0.3", "", "!ready", "serving", "terminating"),
 		pod("10.0.0.4", "", "!ready", "!serving"),
 		hintZones(pod("10.0.0.5", "", "ready", "!serving"), "b"), // publishNotReadyAddresses
+		pod("10.0.0.6", "", "!ready"),                            // serving unset means serving
 	)
 	slice.Ports = append(slice.Ports, discoveryv1.EndpointPort{Name: new("dns"), Protocol: new(corev1.ProtocolUDP), Port: new(int32(53))})
 	service := makeService(func(s *corev1.Service) {
@@ -326,6 +383,7 @@ func TestServingListIsForUDP(t *testing.T) {
 	want := []netip.AddrPort{
 		netip.MustParseAddrPort("10.0.0.1:53"), netip.MustParseAddrPort("10.0.0.2:53"),
 		netip.MustParseAddrPort("10.0.0.3:53"), netip.MustParseAddrPort("10.0.0.5:53"),
+		netip.MustParseAddrPort("10.0.0.6:53"),
 	}
 	if diff := cmp.Diff(want, udp.Serving, sameAddrs); diff != "" {
 		t.Errorf("serving list (-want +got):\n%s", diff)

@@ -14,7 +14,6 @@ func equalServicePorts(a, b *model.ServicePort) bool {
 		slices.Equal(a.ExternalIPs, b.ExternalIPs) &&
 		slices.Equal(a.LoadBalancerIPs, b.LoadBalancerIPs) &&
 		slices.Equal(a.LoadBalancerSourceRanges, b.LoadBalancerSourceRanges) &&
-		a.Guarded == b.Guarded &&
 		a.AffinityTimeout == b.AffinityTimeout &&
 		a.InternalPolicy == b.InternalPolicy && a.ExternalPolicy == b.ExternalPolicy &&
 		a.HealthCheckNodePort == b.HealthCheckNodePort &&

@@ -30,7 +30,7 @@ type SyncResult struct {
 	Changes *model.Changes
 	// Triggers is when the events happened that led to Changes, oldest first, as far as
 	// EndpointSlices tell (annotation endpoints.kubernetes.io/last-change-trigger-time).
-	// After an error they come again with the Sync that succeeds.
+	// After an error they come again with the Sync that succeeds. There are at most 10,000, the oldest ones.
 	Triggers []time.Time
 	// Started is when Sync was called, Duration how long it took.
 	Started  time.Time
@@ -39,6 +39,10 @@ type SyncResult struct {
 	Err     error
 	RetryIn time.Duration
 }
+
+// maxPending is how many changed ports are kept one by one while Syncs fail. With more, everything
+// there is replaces them: ports that came and went meanwhile would be remembered for ever.
+const maxPending = 10_000
 
 // Loop carries what changed in a Tracker to a Backend.
 type Loop struct {
@@ -90,11 +94,14 @@ func (l *Loop) collect() {
 	if changes == nil {
 		return
 	}
-	l.triggers = append(l.triggers, triggers...)
+	l.triggers = append(l.triggers, triggers[:min(len(triggers), maxTriggers-len(l.triggers))]...)
 	if l.pending == nil {
 		l.pending = changes
 	} else {
 		l.pending.Merge(changes)
+	}
+	if l.backoff.failing() && !l.pending.Full && len(l.pending.Ports) > maxPending {
+		l.tracker.Resync()
 	}
 	l.backoff.hope()
 	if l.options.OnQueued != nil {

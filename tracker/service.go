@@ -25,12 +25,15 @@ type service struct {
 	// ports are the Service's ports in all its families without their endpoints, sorted
 	// by ID. There are none if the Service is not for this proxy.
 	ports []model.ServicePort
-	skips skipList
+	// unguarded is the families in which everybody may dial the load balancer IPs although
+	// the Service has loadBalancerSourceRanges.
+	unguarded []model.Family
+	skips     skipList
 }
 
 func (s *service) equal(other *service) bool {
 	return slices.EqualFunc(s.ports, other.ports, func(a, b model.ServicePort) bool { return equalServicePorts(&a, &b) }) &&
-		slices.Equal(s.skips, other.skips)
+		slices.Equal(s.unguarded, other.unguarded) && slices.Equal(s.skips, other.skips)
 }
 
 // addresses is what a Service has in one family.
@@ -43,10 +46,15 @@ type addresses struct {
 
 // parseService takes from a Service what this node needs. It never fails: what is
 // invalid is left out and listed in skips.
-func parseService(obj *corev1.Service, proxyName string) *service {
+func parseService(obj *corev1.Service, options *Options) *service {
 	s := &service{}
-	if !forThisProxy(obj, proxyName) {
+	if !forThisProxy(obj, options.ServiceProxyName) {
 		return s
+	}
+	if options.IgnoreExternalIPs && len(obj.Spec.ExternalIPs) > 0 {
+		without := *obj
+		without.Spec.ExternalIPs = nil
+		obj = &without
 	}
 	addrs := s.parseAddresses(obj)
 	base := s.parsePolicies(obj)
@@ -99,10 +107,7 @@ func (s *service) addInEachFamily(port model.ServicePort, addrs *perFamily[addre
 // parsePolicies fills in what all ports of a Service share, whatever the family.
 func (s *service) parsePolicies(obj *corev1.Service) model.ServicePort {
 	spec := &obj.Spec
-	base := model.ServicePort{
-		ID:      model.PortID{Namespace: obj.Namespace, Service: obj.Name},
-		Guarded: len(spec.LoadBalancerSourceRanges) > 0,
-	}
+	base := model.ServicePort{ID: model.PortID{Namespace: obj.Namespace, Service: obj.Name}}
 	if spec.InternalTrafficPolicy != nil && *spec.InternalTrafficPolicy == corev1.ServiceInternalTrafficPolicyLocal {
 		base.InternalPolicy = model.PolicyLocal
 	}
@@ -188,21 +193,12 @@ func (s *service) parseAddresses(obj *corev1.Service) (addrs perFamily[addresses
 			a.loadBalancerIPs = append(a.loadBalancerIPs, addr)
 		}
 	}
-	for i, text := range obj.Spec.LoadBalancerSourceRanges {
-		prefix, err := parsePrefix(text)
-		if err != nil {
-			s.skips.add(ReasonInvalidIP, indexed("spec.loadBalancerSourceRanges", i), text, err)
-			continue
-		}
-		a := addrs.of(model.FamilyOf(prefix.Addr()))
-		a.sourceRanges = append(a.sourceRanges, prefix)
-	}
 	for _, family := range model.Families {
 		a := addrs.of(family)
 		a.externalIPs = sortedSet(a.externalIPs, netip.Addr.Compare)
 		a.loadBalancerIPs = sortedSet(a.loadBalancerIPs, netip.Addr.Compare)
-		a.sourceRanges = sortedSet(a.sourceRanges, comparePrefixes)
 	}
+	s.parseSourceRanges(obj.Spec.LoadBalancerSourceRanges, &addrs)
 	return addrs
 }
 

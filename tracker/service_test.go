@@ -101,7 +101,6 @@ func TestServiceBecomesPorts(t *testing.T) {
 				p.ExternalIPs = addrs("192.0.2.1")
 				p.LoadBalancerIPs = addrs("192.0.2.7")
 				p.LoadBalancerSourceRanges = prefixes("10.0.0.0/8")
-				p.Guarded = true
 			})},
 			skipped: skips{"Service invalid_ip": 8},
 		},
@@ -119,12 +118,48 @@ func TestServiceBecomesPorts(t *testing.T) {
 			want: []*model.ServicePort{web(func(p *model.ServicePort) { p.LoadBalancerIPs = addrs("192.0.2.2", "192.0.2.3") })},
 		},
 		{
-			name: "source ranges of the other family still guard",
+			name: "source ranges of the other family guard nothing",
 			service: makeService(func(s *corev1.Service) {
 				s.Spec.Type = corev1.ServiceTypeLoadBalancer
 				s.Spec.LoadBalancerSourceRanges = []string{"2001:db8::/32"}
+				s.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: "192.0.2.7"}}
 			}),
-			want: []*model.ServicePort{web(func(p *model.ServicePort) { p.Guarded = true })},
+			want: []*model.ServicePort{web(func(p *model.ServicePort) { p.LoadBalancerIPs = addrs("192.0.2.7") })},
+		},
+		{
+			name: "a source range of length 0 beside others guards nothing",
+			service: makeService(func(s *corev1.Service) {
+				s.Spec.Type = corev1.ServiceTypeLoadBalancer
+				s.Spec.LoadBalancerSourceRanges = []string{"10.0.0.0/8", "0.0.0.0/0"}
+				s.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: "192.0.2.7"}}
+			}),
+			want: []*model.ServicePort{web(func(p *model.ServicePort) { p.LoadBalancerIPs = addrs("192.0.2.7") })},
+		},
+		{
+			name: "source ranges are a sorted set, also before there are load balancer IPs",
+			service: makeService(func(s *corev1.Service) {
+				s.Spec.Type = corev1.ServiceTypeLoadBalancer
+				s.Spec.LoadBalancerSourceRanges = []string{"172.16.0.0/12", "10.0.0.0/8", "172.16.0.0/12"}
+			}),
+			want: []*model.ServicePort{web(func(p *model.ServicePort) { p.LoadBalancerSourceRanges = prefixes("10.0.0.0/8", "172.16.0.0/12") })},
+		},
+		{
+			name: "an invalid source range opens nothing: without a valid one of the family its load balancer IPs are left out",
+			service: makeService(func(s *corev1.Service) {
+				s.Spec.Type = corev1.ServiceTypeLoadBalancer
+				s.Spec.ClusterIPs = []string{"10.96.0.1", "fd00::1"}
+				s.Spec.LoadBalancerSourceRanges = []string{"010.0.0.0/8", "2001:db8::/32"}
+				s.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: "192.0.2.7"}, {IP: "2001:db8::7"}}
+			}),
+			want: []*model.ServicePort{
+				web(),
+				web(func(p *model.ServicePort) {
+					p.ID.Family, p.ClusterIP = model.IPv6, addr("fd00::1")
+					p.LoadBalancerIPs = addrs("2001:db8::7")
+					p.LoadBalancerSourceRanges = prefixes("2001:db8::/32")
+				}),
+			},
+			skipped: skips{"Service invalid_ip": 1, "Service unreadable_guard": 1},
 		},
 		{
 			name: "external policy Local counts for a NodePort Service",

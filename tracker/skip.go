@@ -19,6 +19,10 @@ const (
 	ReasonMalformed = "malformed"
 	// ReasonInvalidIP is an IP address or CIDR that is unparsable or not canonical.
 	ReasonInvalidIP = "invalid_ip"
+	// ReasonUnreadableGuard is the load balancer IPs of a family, when loadBalancerSourceRanges
+	// has a range that is invalid and no valid one of that family. Serving them would let
+	// everybody in.
+	ReasonUnreadableGuard = "unreadable_guard"
 	// ReasonWrongFamily is an endpoint address of another family than its slice.
 	ReasonWrongFamily = "wrong_family"
 	// ReasonInvalidPort is a port number out of range, or missing.

@@ -34,8 +34,9 @@ type slicePort struct {
 
 // sliceEndpoint is one endpoint as seen from this node.
 type sliceEndpoint struct {
-	addr  netip.Addr
-	local bool
+	addr netip.Addr
+	// With neither set the slice names no node.
+	local, remote bool
 
 	ready, serving, terminating bool
 
@@ -47,7 +48,7 @@ type sliceEndpoint struct {
 }
 
 func (e *sliceEndpoint) equal(other *sliceEndpoint) bool {
-	return e.addr == other.addr && e.local == other.local &&
+	return e.addr == other.addr && e.local == other.local && e.remote == other.remote &&
 		e.ready == other.ready && e.serving == other.serving && e.terminating == other.terminating &&
 		e.nodeHinted == other.nodeHinted && e.hintsThisNode == other.hintsThisNode &&
 		slices.Equal(e.zones, other.zones)
@@ -145,12 +146,13 @@ func (s *endpointSlice) parseEndpoints(endpoints []discoveryv1.Endpoint, nodeNam
 }
 
 func parseEndpoint(addr netip.Addr, endpoint *discoveryv1.Endpoint, nodeName string) sliceEndpoint {
-	e := sliceEndpoint{
-		addr:  addr,
-		local: nodeName != "" && endpoint.NodeName != nil && *endpoint.NodeName == nodeName,
+	e := sliceEndpoint{addr: addr}
+	if nodeName != "" && endpoint.NodeName != nil && *endpoint.NodeName != "" {
+		e.local = *endpoint.NodeName == nodeName
+		e.remote = !e.local
 	}
 	e.ready = orElse(endpoint.Conditions.Ready, true)
-	e.serving = orElse(endpoint.Conditions.Serving, e.ready)
+	e.serving = orElse(endpoint.Conditions.Serving, true)
 	e.terminating = orElse(endpoint.Conditions.Terminating, false)
 	if endpoint.Hints == nil {
 		return e

@@ -23,6 +23,10 @@ type Options struct {
 	// ServiceProxyName makes the Tracker take exactly the Services whose label
 	// LabelServiceProxyName has this value. Empty means those without the label.
 	ServiceProxyName string
+	// IgnoreExternalIPs leaves out the externalIPs of all Services, as if nobody had set them:
+	// whoever may create a Service could else claim any address (CVE-2020-8554).
+	// It is kube-proxy's feature gate AllowServiceExternalIPs, turned off.
+	IgnoreExternalIPs bool
 	// Logger takes warnings about what is skipped. The zero value logs nothing.
 	Logger klog.Logger
 	// OnSkip, if set, is called for each invalid object or part of an object that is left
@@ -30,6 +34,11 @@ type Options struct {
 	// is not counted again. It runs on the goroutine of the Source and must not call
 	// the Tracker.
 	OnSkip func(kind, reason string)
+	// OnUnguarded, if set, is called for a Service that has loadBalancerSourceRanges when everybody
+	// may dial its load balancer IPs of some families all the same: no range is of that
+	// family, or one has length 0. It is called again when another family becomes
+	// open. The rules for OnSkip hold for it too.
+	OnUnguarded func(namespace, service string, families []model.Family)
 }
 
 // objectName names an object; namespace is empty for objects of the whole cluster.
@@ -67,6 +76,7 @@ type Tracker struct {
 	nodeDirty    bool
 	cidrsDirty   bool
 	triggers     map[objectName][]time.Time
+	triggerCount int
 	handedNode   *node
 	handedRanges []netip.Prefix
 	scratch      []candidate
@@ -97,7 +107,7 @@ func (t *Tracker) SetService(obj *corev1.Service) {
 		return
 	}
 	name := objectName{obj.Namespace, obj.Name}
-	parsed := parseService(obj, t.options.ServiceProxyName)
+	parsed := parseService(obj, &t.options)
 
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -107,6 +117,7 @@ func (t *Tracker) SetService(obj *corev1.Service) {
 		return
 	}
 	t.counts.PendingServices++
+	t.noteUnguarded(name, e.service, parsed)
 	e.service = parsed
 	t.markDirty(name)
 	t.report(KindService, name, parsed.skips)
@@ -120,6 +131,7 @@ func (t *Tracker) DeleteService(namespace, name string) {
 	t.counts.Services++
 	if e := t.entries[key]; e != nil && e.service != nil {
 		t.counts.PendingServices++
+		t.noteUnguarded(key, e.service, nil)
 		e.service = nil
 		t.markDirty(key)
 	}
@@ -160,7 +172,7 @@ func (t *Tracker) DeleteEndpointSlice(namespace, name string) {
 		delete(t.slices, key)
 		t.unlink(old)
 		// The deletion carries no time, so the latency of this change is not known.
-		delete(t.triggers, old.service)
+		t.forgetTriggers(old.service)
 	}
 }
 

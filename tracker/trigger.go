@@ -7,6 +7,10 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
+// maxTriggers is how many times are remembered until a Sync succeeds. The oldest are kept: they tell
+// how long the worst took. More come only when Syncs fail for long, or nothing is synced yet.
+const maxTriggers = 10_000
+
 // noteTrigger remembers when the event happened that led to a change of a slice. The
 // EndpointSlice controller says so in an annotation, for the network programming latency
 // SLI. What happened before this process started says nothing about this process.
@@ -16,10 +20,17 @@ func (t *Tracker) noteTrigger(service objectName, annotations map[string]string)
 		return
 	}
 	when, err := time.Parse(time.RFC3339Nano, text)
-	if err != nil || !when.After(t.started) {
+	if err != nil || !when.After(t.started) || t.triggerCount >= maxTriggers {
 		return
 	}
 	t.triggers[service] = append(t.triggers[service], when)
+	t.triggerCount++
+}
+
+// forgetTriggers forgets the times of one Service.
+func (t *Tracker) forgetTriggers(service objectName) {
+	t.triggerCount -= len(t.triggers[service])
+	delete(t.triggers, service)
 }
 
 // takeTriggers returns the remembered times in order and forgets them.
@@ -31,7 +42,7 @@ func (t *Tracker) takeTriggers() []time.Time {
 	for _, times := range t.triggers {
 		all = append(all, times...)
 	}
-	t.triggers = map[objectName][]time.Time{}
+	t.triggers, t.triggerCount = map[objectName][]time.Time{}, 0
 	slices.SortFunc(all, time.Time.Compare)
 	return all
 }

@@ -63,6 +63,7 @@ func (o *options) apply(ctx context.Context) error {
 		return err
 	}
 	metricsfeatures.ApplyFeatureGates(gates)
+	config.UseInClients(gates)
 	gates.AddMetrics()
 	nftmetrics.Register()
 	shown, _ := conversion.ToV1alpha1(o.config)

@@ -98,9 +98,11 @@ func TestFlagsWithoutEffectAreWarnedAbout(t *testing.T) {
 		{"--iptables-localhost-nodeports=false", `add "localhost" to --nodeport-addresses instead`},
 		{"--config-sync-period=1m", "--config-sync-period: ignored, because"},
 		{"--proxy-mode=nftables --iptables-masquerade-bit=3", "--iptables-masquerade-bit: ignored, because --proxy-mode is given"},
-		{"--feature-gates=KubeProxyIPVS=true", "--feature-gates: KubeProxyIPVS has no effect"},
+		{"--feature-gates=KubeProxyIPVS=true", "--feature-gates: KubeProxyIPVS has no effect in this proxy: there is no mode ipvs"},
+		{"--feature-gates=AllowServiceExternalIPs=false,WatchListClient=false", ""},
+		{"--nodeport-addresses=10.0.0.0/8", "--nodeport-addresses: has no IPv6 address"},
 	} {
-		o := mustParse(t, strings.Fields(tt.args)...)
+		o := mustParse(t, append(strings.Fields(tt.args), "--cluster-cidr=10.0.0.0/8")...)
 		if got := strings.Join(o.warnings, "; "); !strings.Contains(got, tt.want) || tt.want == "" && got != "" || len(o.warnings) > 1 {
 			t.Errorf("%q: warnings %q, want %q", tt.args, o.warnings, tt.want)
 		}

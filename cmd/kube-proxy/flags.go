@@ -26,7 +26,7 @@ func (o *options) addCommandFlags(flags *pflag.FlagSet) {
 	flags.BoolVar(&o.cleanup, "cleanup", false, "Remove the tables ip kube-proxy and ip6 kube-proxy and exit")
 	flags.BoolVar(&o.initOnly, "init-only", false, "Do what needs full root privileges (sysctls) and exit; kube-proxy can then run with CAP_NET_ADMIN alone")
 	flags.StringVar(&o.hostname, "hostname-override", "", "The name of the Node that this proxy runs on; by default the host name")
-	flags.Var(cliflag.NewMapStringBool(&o.config.FeatureGates), "feature-gates", "Feature gates to set, as name=true or name=false; kube-proxy's are accepted, those of logging, metrics and the z-pages have an effect")
+	flags.Var(cliflag.NewMapStringBool(&o.config.FeatureGates), "feature-gates", "Feature gates to set, as name=true or name=false; kube-proxy's are accepted, a warning names those without effect")
 }
 
 // addServerFlags adds the API server, and the addresses that the proxy listens on.

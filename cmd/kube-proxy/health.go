@@ -46,6 +46,9 @@ func newForwarder(c *v1alpha2.KubeProxyConfiguration) *localnodeport.Forwarder {
 	})
 }
 
-func observeFlows(family model.Family, stats conntrack.Stats) {
+func observeFlows(family model.Family, stats conntrack.Stats, err error) {
 	metrics.ObserveConntrack(family, stats.Duration, stats.Deleted)
+	if err != nil {
+		metrics.CountConntrackFailure(family)
+	}
 }

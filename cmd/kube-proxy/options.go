@@ -34,7 +34,7 @@ type options struct {
 	flags *pflag.FlagSet
 	// file is what complete read; nil without --config.
 	file *config.File
-	// warnings has what complete found to have no effect.
+	// warnings has what complete found to have no effect, to leave something open, or to be missing.
 	warnings []string
 
 	// Flags that are not just a field of config.

@@ -10,7 +10,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/nftproxy/nftproxy/compiler"
-	"github.com/nftproxy/nftproxy/conntrack"
+	"github.com/nftproxy/nftproxy/config"
 	"github.com/nftproxy/nftproxy/health"
 	"github.com/nftproxy/nftproxy/localnodeport"
 	"github.com/nftproxy/nftproxy/metrics"
@@ -42,12 +42,8 @@ func run(ctx context.Context, o *options) error {
 	if err != nil {
 		return err
 	}
-	// The kernel closes both connections with the process. Close would wait for a sync that is left behind.
+	// The kernel closes the connection with the process. Close would wait for a sync that is left behind.
 	conn, err := nft.Dial(nft.Config{})
-	if err != nil {
-		return err
-	}
-	flows, err := conntrack.Dial(0)
 	if err != nil {
 		return err
 	}
@@ -59,7 +55,6 @@ func run(ctx context.Context, o *options) error {
 	if err := prepareKernel(ctx, o.config, conn); err != nil {
 		return err
 	}
-	p.backend.RemoveStaleFlows(flows)
 	klog.FromContext(ctx).Info("Starting", "node", p.nodeName, "mode", "nftables")
 	p.events.Starting()
 	return p.serve(ctx, o)
@@ -72,6 +67,7 @@ type parts struct {
 	tracker  *tracker.Tracker
 	loop     *tracker.Loop
 	backend  *proxy.Backend
+	flows    *proxy.FlowCleaner
 	// events is nil when Services do not come from an API server.
 	events *node.Events
 
@@ -97,10 +93,16 @@ func newParts(ctx context.Context, o *options, compilerConfig compiler.Config, c
 	if p.backend, err = proxy.NewBackend(conn, compilerConfig, hooks()); err != nil {
 		return nil, err
 	}
+	if p.flows, err = proxy.NewFlowCleaner(0, observeFlows); err != nil {
+		return nil, err
+	}
+	p.backend.RemoveStaleFlows(p.flows)
 	p.services = newServiceHealth(p.health, compilerConfig, p.events)
 	p.localhosts = newForwarder(o.config)
 	logger := klog.FromContext(ctx)
-	p.tracker = tracker.New(tracker.Options{NodeName: p.nodeName, Logger: logger, OnSkip: metrics.CountSkip})
+	trackerOptions := config.Tracker(o.config)
+	trackerOptions.NodeName, trackerOptions.Logger, trackerOptions.OnSkip = p.nodeName, logger, metrics.CountSkip
+	p.tracker = tracker.New(trackerOptions)
 	metrics.ShowTracker(p.tracker)
 	p.loop = tracker.NewLoop(p.tracker, p.backend, tracker.LoopOptions{
 		MinSyncPeriod: o.config.MinSyncPeriod.Duration,
@@ -146,6 +148,10 @@ func (p *parts) serve(ctx context.Context, o *options) error {
 		p.backend.Watch(ctx)
 		return nil
 	})
+	group.Go(func() error {
+		p.flows.Run(ctx)
+		return nil
+	})
 	err := await(parent, ctx, group)
 	klog.FromContext(ctx).Info("Stopping; the rules stay in the kernel")
 	return err
@@ -158,6 +164,5 @@ func hooks() proxy.Hooks {
 		OnCompile:       metrics.ObserveCompile,
 		OnForeignChange: metrics.CountForeignChange,
 		OnRepair:        metrics.CountRepair,
-		OnFlowsRemoved:  observeFlows,
 	}
 }

@@ -3,9 +3,11 @@ package main
 import (
 	"fmt"
 	"io"
+	"strings"
 
 	"github.com/nftproxy/nftproxy/compiler"
 	"github.com/nftproxy/nftproxy/config"
+	"github.com/nftproxy/nftproxy/model"
 	"github.com/nftproxy/nftproxy/nft"
 	"github.com/nftproxy/nftproxy/proxy"
 	"github.com/nftproxy/nftproxy/source/manifests"
@@ -66,7 +68,7 @@ func (i *input) addFlags(cmd *cobra.Command) {
 
 // compile returns the tables and what they were compiled from.
 func (i *input) compile(warnings io.Writer) ([]*nft.Table, *manifests.Objects, error) {
-	compilerConfig, err := loadConfig(i.config, warnings)
+	compilerConfig, trackerOptions, err := loadConfig(i.config, warnings)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -74,7 +76,12 @@ func (i *input) compile(warnings io.Writer) ([]*nft.Table, *manifests.Objects, e
 	if err != nil {
 		return nil, nil, err
 	}
-	tables, conflicts, err := proxy.Compile(&objects, tracker.Options{NodeName: i.node}, compilerConfig)
+	trackerOptions.NodeName = i.node
+	trackerOptions.OnUnguarded = func(namespace, service string, families []model.Family) {
+		fmt.Fprintf(warnings, "ruledump: Service %s/%s: everybody may dial its %s load balancer IPs: loadBalancerSourceRanges has no range of the family, or one of length 0\n",
+			namespace, service, strings.Trim(fmt.Sprint(families), "[]"))
+	}
+	tables, conflicts, err := proxy.Compile(&objects, trackerOptions, compilerConfig)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -84,23 +91,23 @@ func (i *input) compile(warnings io.Writer) ([]*nft.Table, *manifests.Objects, e
 	return tables, &objects, nil
 }
 
-// loadConfig reads a configuration and prints what in it has no effect.
-func loadConfig(path string, warnings io.Writer) (compiler.Config, error) {
+// loadConfig reads a configuration and prints the warnings about it.
+func loadConfig(path string, warnings io.Writer) (compiler.Config, tracker.Options, error) {
 	if path == "" {
-		return compiler.Default(), nil
+		return compiler.Default(), tracker.Options{}, nil
 	}
 	file, err := config.Load(path)
 	if err != nil {
-		return compiler.Config{}, err
+		return compiler.Config{}, tracker.Options{}, err
 	}
 	for _, warning := range file.Warnings {
 		fmt.Fprintf(warnings, "ruledump: configuration %s: %s\n", path, warning)
 	}
 	out, err := config.Compiler(file.Config)
 	if err != nil {
-		return out, fmt.Errorf("configuration %s: %w", path, err)
+		return out, tracker.Options{}, fmt.Errorf("configuration %s: %w", path, err)
 	}
-	return out, nil
+	return out, config.Tracker(file.Config), nil
 }
 
 func newLiveCommand() *cobra.Command {

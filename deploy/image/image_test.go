@@ -19,6 +19,9 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/validate"
 )
 
+// testTime is when the images of tests are made.
+var testTime = time.Date(2026, 7, 1, 3, 0, 0, 0, time.UTC)
+
 // testSpec describes an image of programs that are only their own names.
 func testSpec(t *testing.T) spec {
 	t.Helper()
@@ -28,7 +31,7 @@ func testSpec(t *testing.T) spec {
 // specOf is testSpec with programs of a certain mode and age.
 func specOf(t *testing.T, mode os.FileMode, modified time.Time) spec {
 	t.Helper()
-	s := spec{binaries: t.TempDir(), name: "localhost/test", version: "v1.2.3"}
+	s := spec{binaries: t.TempDir(), name: "localhost/test", version: "v1.2.3", created: testTime}
 	for _, arch := range architectures {
 		for _, program := range programNames {
 			path := filepath.Join(s.binaries, arch, program)
@@ -161,8 +164,8 @@ func checkImage(t *testing.T, image v1.Image, arch string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if file.OS != "linux" || file.Architecture != arch || !file.Created.IsZero() {
-		t.Errorf("%s: %s/%s, created %v; want no time", arch, file.OS, file.Architecture, file.Created)
+	if file.OS != "linux" || file.Architecture != arch || !file.Created.Equal(testTime) {
+		t.Errorf("%s: %s/%s, created %v, want %v", arch, file.OS, file.Architecture, file.Created, testTime)
 	}
 	want := v1.Config{
 		Entrypoint: []string{"/usr/local/bin/kube-proxy"},

@@ -3,7 +3,7 @@
 //
 // The archive is an OCI image layout, which containerd, Podman and current Docker import,
 // and at the same time what `docker save` writes, for Docker's older image store. The same
-// binaries and version always give the same bytes.
+// binaries, version and time always give the same bytes.
 package main
 
 import (
@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"time"
 )
 
 func main() {
@@ -18,8 +19,12 @@ func main() {
 	flag.StringVar(&s.binaries, "binaries", "", "the directory with the programs, in a directory for each architecture: DIR/amd64/kube-proxy")
 	flag.StringVar(&s.name, "name", "", "the name of the image without a tag")
 	flag.StringVar(&s.version, "version", "", "the version: the image's tag and label")
+	created := flag.Int64("created", 0, "when the image was made, in seconds since 1970; 0 leaves that out")
 	output := flag.String("o", "", "the archive to write")
 	flag.Parse()
+	if *created != 0 {
+		s.created = time.Unix(*created, 0).UTC()
+	}
 	if err := run(s, *output); err != nil {
 		fmt.Fprintln(os.Stderr, "image:", err)
 		os.Exit(1)

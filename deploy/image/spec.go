@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"time"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/empty"
@@ -16,6 +17,8 @@ type spec struct {
 	binaries string
 	// name and version are the name and the tag of the image.
 	name, version string
+	// created is when the image was made; zero leaves that out.
+	created time.Time
 }
 
 // architectures are those that the image is made for, in Go's and OCI's words.
@@ -58,7 +61,7 @@ func (s spec) image(arch string) (v1.Image, error) {
 		return nil, err
 	}
 	file = file.DeepCopy()
-	file.OS, file.Architecture = "linux", arch
+	file.OS, file.Architecture, file.Created = "linux", arch, v1.Time{Time: s.created}
 	file.Config = v1.Config{
 		Entrypoint: []string{"/" + binDir + "/kube-proxy"},
 		Env:        []string{"PATH=/" + binDir},

@@ -198,8 +198,12 @@ func slice(service string, endpoints []netip.AddrPort) *discoveryv1.EndpointSlic
 		Ports:       []discoveryv1.EndpointPort{{Name: &name, Protocol: &protocol, Port: &port}},
 	}
 	for _, e := range endpoints {
+		on := lab.RemoteName
+		if e == answering {
+			on = lab.NodeName
+		}
 		s.Endpoints = append(s.Endpoints, discoveryv1.Endpoint{
-			Addresses: []string{e.Addr().String()}, Conditions: discoveryv1.EndpointConditions{Ready: &ready, Serving: &ready},
+			Addresses: []string{e.Addr().String()}, NodeName: &on, Conditions: discoveryv1.EndpointConditions{Ready: &ready, Serving: &ready},
 		})
 	}
 	return s

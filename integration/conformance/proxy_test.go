@@ -12,7 +12,6 @@ import (
 	"k8s.io/klog/v2/textlogger"
 
 	"github.com/nftproxy/nftproxy/compiler"
-	"github.com/nftproxy/nftproxy/conntrack"
 	"github.com/nftproxy/nftproxy/health"
 	"github.com/nftproxy/nftproxy/nft"
 	"github.com/nftproxy/nftproxy/proxy"
@@ -30,7 +29,8 @@ func (c *cluster) startProxy(serviceProxyName string) {
 	}
 	logger := textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(c.t.Output()), textlogger.Verbosity(2)))
 	ctx, stop := context.WithCancel(klog.NewContext(context.Background(), logger))
-	t, backend := tracker.New(tracker.Options{NodeName: node1, ServiceProxyName: serviceProxyName, Logger: logger}), c.backend()
+	t := tracker.New(tracker.Options{NodeName: node1, ServiceProxyName: serviceProxyName, Logger: logger})
+	backend, flows := c.backend()
 	onSync, synced := c.afterSync(ctx)
 	loop := tracker.NewLoop(t, backend, tracker.LoopOptions{Logger: logger, OnSync: onSync})
 	var parts errgroup.Group
@@ -38,6 +38,10 @@ func (c *cluster) startProxy(serviceProxyName string) {
 	parts.Go(func() error { return loop.Run(ctx) })
 	parts.Go(func() error {
 		backend.Watch(ctx)
+		return nil
+	})
+	parts.Go(func() error {
+		flows.Run(ctx)
 		return nil
 	})
 	c.t.Cleanup(func() {
@@ -73,18 +77,17 @@ func (c *cluster) afterSync(ctx context.Context) (onSync func(tracker.SyncResult
 }
 
 // backend writes to node1's kernel.
-func (c *cluster) backend() *proxy.Backend {
+func (c *cluster) backend() (*proxy.Backend, *proxy.FlowCleaner) {
 	c.t.Helper()
 	conn, err := nft.Dial(nft.Config{NetNS: int(c.lab.Node.NetNS().Fd())})
 	if err != nil {
 		c.t.Fatal(err)
 	}
 	c.t.Cleanup(func() { conn.Close() })
-	flows, err := conntrack.Dial(int(c.lab.Node.NetNS().Fd()))
+	flows, err := proxy.NewFlowCleaner(int(c.lab.Node.NetNS().Fd()), nil)
 	if err != nil {
 		c.t.Fatal(err)
 	}
-	c.t.Cleanup(func() { flows.Close() })
 	config := compiler.Default()
 	for cidr := range strings.SplitSeq(clusterCIDR, ",") {
 		config.DetectLocal.CIDRs = append(config.DetectLocal.CIDRs, netip.MustParsePrefix(cidr))
@@ -94,5 +97,5 @@ func (c *cluster) backend() *proxy.Backend {
 		c.t.Fatal(err)
 	}
 	b.RemoveStaleFlows(flows)
-	return b
+	return b, flows
 }

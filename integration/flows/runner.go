@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"net/netip"
+	"slices"
 	"sync"
 
 	"github.com/nftproxy/nftproxy/integration/lab"
@@ -41,8 +42,9 @@ type Runner struct {
 }
 
 // NewRunner sets up endpoints: those on the node under test as pods, those with an address
-// that a host in the lab has on that host, all others on the other node. Ready or not,
-// each serves its ports.
+// that a host in the lab has on that host, all others on the other node. An endpoint of which
+// no slice says where it is is on the node whose pods have such addresses. Ready or not, each
+// serves its ports.
 func NewRunner(l *lab.Lab, endpoints []Endpoint) (*Runner, error) {
 	r := &Runner{
 		lab:     l,
@@ -78,7 +80,8 @@ func (r *Runner) place(endpoint Endpoint) (*lab.Host, error) {
 	if host := r.lab.HostOf(endpoint.Addr); host != nil {
 		return host, nil
 	}
-	if endpoint.Node == lab.NodeName {
+	ofNode := slices.ContainsFunc(lab.LocalPodNetworks, func(p netip.Prefix) bool { return p.Contains(endpoint.Addr) })
+	if endpoint.Node == lab.NodeName || endpoint.Node == "" && ofNode {
 		name := endpoint.Addr.String()
 		host, err := r.lab.AddPod(name, endpoint.Addr)
 		if err == nil {

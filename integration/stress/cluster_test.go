@@ -17,13 +17,15 @@ import (
 type cluster struct {
 	*lab.Lab
 	rules   *nft.Conn
-	tracked *conntrack.Conn
+	config  compiler.Config
 	backend *proxy.Backend
-	hooks   proxy.Hooks
+	flows   *proxy.FlowCleaner
+	// searches is how often the connection tracking table was searched.
+	searches int
 }
 
 // newCluster returns a cluster whose proxy has not synced yet.
-func newCluster(t *testing.T, hooks proxy.Hooks) *cluster {
+func newCluster(t *testing.T, edits ...func(*compiler.Config)) *cluster {
 	t.Helper()
 	l, err := lab.New()
 	if err != nil {
@@ -34,16 +36,16 @@ func newCluster(t *testing.T, hooks proxy.Hooks) *cluster {
 			t.Error(err)
 		}
 	})
-	c := &cluster{Lab: l, hooks: hooks}
+	c := &cluster{Lab: l, config: compiler.Default()}
+	c.config.DetectLocal.CIDRs = []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16"), netip.MustParsePrefix("fd00:10:244::/48")}
+	for _, edit := range edits {
+		edit(&c.config)
+	}
 	node := int(l.Node.NetNS().Fd())
 	if c.rules, err = nft.Dial(nft.Config{NetNS: node}); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { c.rules.Close() })
-	if c.tracked, err = conntrack.Dial(node); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { c.tracked.Close() })
 	c.restart(t)
 	return c
 }
@@ -51,19 +53,25 @@ func newCluster(t *testing.T, hooks proxy.Hooks) *cluster {
 // restart puts a new proxy in the place of the old one. It knows nothing yet.
 func (c *cluster) restart(t *testing.T) {
 	t.Helper()
-	config := compiler.Default()
-	config.DetectLocal.CIDRs = []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16"), netip.MustParsePrefix("fd00:10:244::/48")}
-	b, err := proxy.NewBackend(c.rules, config, c.hooks)
+	b, err := proxy.NewBackend(c.rules, c.config, proxy.Hooks{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	b.RemoveStaleFlows(c.tracked)
+	c.flows, err = proxy.NewFlowCleaner(int(c.Node.NetNS().Fd()), func(model.Family, conntrack.Stats, error) { c.searches++ })
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.RemoveStaleFlows(c.flows)
 	c.backend = b
 }
 
+// sync returns when the rules are as wanted and stale UDP flows are gone.
 func (c *cluster) sync(t *testing.T, changes *model.Changes) {
 	t.Helper()
 	if err := c.backend.Sync(t.Context(), changes); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.flows.Clean(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 }

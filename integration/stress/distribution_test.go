@@ -14,7 +14,6 @@ import (
 
 	"github.com/nftproxy/nftproxy/integration/lab"
 	"github.com/nftproxy/nftproxy/model"
-	"github.com/nftproxy/nftproxy/proxy"
 )
 
 // connections is how many clients a Service gets, each with a port of its own.
@@ -29,7 +28,7 @@ const significance = 0.001
 const mostEndpoints = 100
 
 func TestConnectionsSpreadEvenly(t *testing.T) {
-	c := newCluster(t, proxy.Hooks{})
+	c := newCluster(t)
 	counters := countDatagrams(t, c.Lab)
 	for _, family := range model.Families {
 		for _, n := range []int{3, 7, mostEndpoints} {

@@ -13,7 +13,6 @@ import (
 	"github.com/nftproxy/nftproxy/integration/lab"
 	"github.com/nftproxy/nftproxy/model"
 	"github.com/nftproxy/nftproxy/nft"
-	"github.com/nftproxy/nftproxy/proxy"
 	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
 )
@@ -25,7 +24,7 @@ const packets = 100_000
 // A packet that is on its way through the rules when a commit takes effect sees the rules of
 // one generation and the elements of the next. It must find an endpoint all the same.
 func TestNoPacketFallsBetweenTwoGenerations(t *testing.T) {
-	c := newCluster(t, proxy.Hooks{})
+	c := newCluster(t)
 	probe := newProbe(t, c.Node, everyPacket)
 	web := func(pods ...byte) *model.Changes {
 		return only(service("web", model.TCP, model.IPv4, 10, pods...), service("web", model.TCP, model.IPv6, 10, pods...))

@@ -8,10 +8,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/mdlayher/netlink"
-	proxyconntrack "github.com/nftproxy/nftproxy/conntrack"
 	"github.com/nftproxy/nftproxy/integration/lab"
 	"github.com/nftproxy/nftproxy/model"
-	"github.com/nftproxy/nftproxy/proxy"
 	"github.com/ti-mo/conntrack"
 )
 
@@ -28,19 +26,10 @@ var podNames = map[byte]string{first: "first", second: "second", keeper: "keeper
 const enough = 20
 
 // A client that sends all the time from one socket reaches the endpoint that replaces its own
-// with every datagram that it sends after the Sync, and a client whose endpoint stays notices nothing.
+// with every datagram that it sends once stale flows were removed, and a client whose endpoint stays notices nothing.
 func TestUDPClientsFollowTheirEndpoints(t *testing.T) {
-	searches := 0
-	c := newCluster(t, proxy.Hooks{OnFlowsRemoved: func(model.Family, proxyconntrack.Stats) { searches++ }})
-	for number, name := range podNames {
-		pod, err := c.AddPod(name, podIP(model.IPv4, number), podIP(model.IPv6, number))
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, family := range model.Families {
-			answerDatagrams(t, pod, netip.AddrPortFrom(podIP(family, number), targetPort))
-		}
-	}
+	c := newCluster(t)
+	c.answeringPods(t)
 	c.sync(t, full(dns(first, keeper)...))
 	var moving, staying []*udpClient
 	for i := range model.Families {
@@ -58,11 +47,11 @@ func TestUDPClientsFollowTheirEndpoints(t *testing.T) {
 	}
 	sync := func(changes *model.Changes, wantSearches int) marks {
 		t.Helper()
-		searches = 0
+		c.searches = 0
 		c.sync(t, changes)
 		after := mark(all)
-		if searches != wantSearches {
-			t.Errorf("the connection tracking table was searched %d times, want %d", searches, wantSearches)
+		if c.searches != wantSearches {
+			t.Errorf("the connection tracking table was searched %d times, want %d", c.searches, wantSearches)
 		}
 		return after
 	}
@@ -90,12 +79,26 @@ func TestUDPClientsFollowTheirEndpoints(t *testing.T) {
 		t.Errorf("entries that came or went because of an endpoint more:\n%s", diff)
 	}
 
-	// Nobody serves, and then somebody does again.
-	sync(only(dns()...), len(model.Families))
-	for _, client := range all {
-		client.awaitRefusal(t)
+	// Nobody serves, so flows stay where they are. Then somebody serves again, who did before, and takes over the others.
+	sync(only(dns()...), 0)
+	replaced.expect(t, moving, "second", "keeper")
+	start.expect(t, staying, "keeper")
+	sync(only(dns(keeper)...), len(model.Families)).expect(t, all, "keeper")
+	start.expect(t, staying, "keeper")
+}
+
+// answeringPods makes the pods, which answer datagrams over both families.
+func (c *cluster) answeringPods(t *testing.T) {
+	t.Helper()
+	for number, name := range podNames {
+		pod, err := c.AddPod(name, podIP(model.IPv4, number), podIP(model.IPv6, number))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, family := range model.Families {
+			answerDatagrams(t, pod, netip.AddrPortFrom(podIP(family, number), targetPort))
+		}
 	}
-	sync(only(dns(first)...), len(model.Families)).expect(t, all, "first")
 }
 
 // dns returns the ports of a UDP Service with every kind of address.

@@ -11,7 +11,6 @@ import (
 
 	"github.com/nftproxy/nftproxy/integration/lab"
 	"github.com/nftproxy/nftproxy/model"
-	"github.com/nftproxy/nftproxy/proxy"
 	"github.com/nftproxy/nftproxy/tracker"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -43,7 +42,7 @@ const watched = "watched"
 func newWorld(t *testing.T, random *rand.Rand) *world {
 	t.Helper()
 	return &world{
-		cluster:  newCluster(t, proxy.Hooks{}),
+		cluster:  newCluster(t),
 		random:   random,
 		tracker:  newTracker(),
 		cidrs:    map[string]*networkingv1.ServiceCIDR{},

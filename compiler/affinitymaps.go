@@ -1,0 +1,230 @@
+package compiler
+
+import (
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/nftproxy/nftproxy/model"
+	"github.com/nftproxy/nftproxy/nft"
+)
+
+// Affinity is the part of the rulesets that packets fill: for each Service port with sessionAffinity ClientIP one or two maps
+// from clients to endpoints. The kernel alone knows what is in them. Whoever commits the rulesets reads them, asks
+// here what has to change, and writes it.
+type Affinity struct {
+	families [2]*family
+}
+
+// Affinity returns the handle on session affinity. It follows the compiler, and is no safer for concurrent use.
+func (c *Compiler) Affinity() Affinity { return Affinity{c.families} }
+
+// AffinityMap is one map from clients to endpoints, as it is wanted at one moment. It does not change when the
+// compiler goes on.
+type AffinityMap struct {
+	// Table has the family and the name of the table that the map is in, and nothing else.
+	Table *nft.Table
+	// Set describes the map, and has no elements.
+	Set *nft.Set
+	// Port is the Service port that the map is of.
+	Port      model.PortID
+	timeout   time.Duration
+	endpoints []model.Endpoint
+}
+
+// Serves reports whether the endpoint that an element of the map leads to still serves the map's clients. If
+// not, the element must go.
+func (m AffinityMap) Serves(e nft.Element) bool {
+	return hasEndpoint(m.endpoints, decodeEndpoint(e.Value))
+}
+
+// Element returns the element that a connection of a client to an endpoint leaves in the map.
+func (m AffinityMap) Element(client netip.Addr, endpoint netip.AddrPort) nft.Element {
+	return nft.Element{
+		Key:     nft.AddrData(client),
+		Value:   nft.AddrData(endpoint.Addr()) + nft.PortData(endpoint.Port()),
+		Timeout: m.timeout, Expires: m.timeout,
+	}
+}
+
+// SameEndpoints reports whether two states of one map have the same endpoints.
+func (m AffinityMap) SameEndpoints(o AffinityMap) bool { return slices.Equal(m.endpoints, o.endpoints) }
+
+// IsAffinityMap reports whether a set of the name is a map from clients to endpoints.
+func IsAffinityMap(name string) bool {
+	return slices.ContainsFunc(affinityMapPrefixes[:], func(prefix string) bool { return strings.HasPrefix(name, prefix) })
+}
+
+// Maps returns all maps that the rulesets have, in no order.
+func (a Affinity) Maps() []AffinityMap {
+	return a.mapsWhere(func(affinityUse) bool { return true })
+}
+
+// Stale returns the maps that may have clients of endpoints that do not serve them any more: since Reconciled was
+// called for the map, an endpoint went. In no order.
+func (a Affinity) Stale() []AffinityMap {
+	return a.mapsWhere(func(use affinityUse) bool { return use.stale })
+}
+
+// Losing returns those stale maps that lose an endpoint by the transaction to be committed, or that the kernel may
+// have from a process before this one. In no order.
+func (a Affinity) Losing() (maps []AffinityMap) {
+	for _, f := range a.families {
+		for p := range f.affinityLosing {
+			for _, list := range affinityLists {
+				if p.has(list) && p.lists[list].losing {
+					maps = append(maps, f.affinityMap(p, list))
+				}
+			}
+		}
+	}
+	return maps
+}
+
+func (f *family) affinityCommitted() {
+	clear(f.affinityMoves)
+	for p := range f.affinityLosing {
+		for _, list := range affinityLists {
+			p.lists[list].losing = false
+		}
+	}
+	clear(f.affinityLosing)
+}
+
+func (a Affinity) mapsWhere(choose func(affinityUse) bool) (maps []AffinityMap) {
+	for _, f := range a.families {
+		for _, p := range f.affinityPorts {
+			for _, list := range affinityLists {
+				if p.has(list) && choose(p.lists[list]) {
+					maps = append(maps, f.affinityMap(p, list))
+				}
+			}
+		}
+	}
+	return maps
+}
+
+func (f *family) affinityMap(p *affinityPort, list affinityList) AffinityMap {
+	return AffinityMap{
+		Table: &nft.Table{Family: f.nft, Name: TableName}, Set: f.affinitySet(p.mapName(list)),
+		Port: p.id, timeout: p.timeout, endpoints: p.lists[list].endpoints,
+	}
+}
+
+// Current returns the map as it is wanted now; false if it is not wanted any more.
+func (a Affinity) Current(m AffinityMap) (AffinityMap, bool) {
+	f := a.families[familyIndex(m.Port.Family)]
+	if p := f.affinityPorts[affinityName(m.Port)]; p != nil {
+		for _, list := range affinityLists {
+			if p.mapName(list) == m.Set.Name && p.has(list) {
+				return f.affinityMap(p, list), true
+			}
+		}
+	}
+	return AffinityMap{}, false
+}
+
+// Reconciled says that the kernel's map has no clients of endpoints other than those of m. If an endpoint
+// went since m was returned, the map stays stale.
+func (a Affinity) Reconciled(m AffinityMap) {
+	f := a.families[familyIndex(m.Port.Family)]
+	p := f.affinityPorts[affinityName(m.Port)]
+	if p == nil {
+		return
+	}
+	for _, list := range affinityLists {
+		if use := &p.lists[list]; p.mapName(list) == m.Set.Name && !lost(m.endpoints, use.endpoints) {
+			use.stale = false
+		}
+	}
+}
+
+// AffinityMove is a reason to copy clients from one map to another: the traffic policy of a Service port changed, and
+// frontends that used the one map use the other.
+type AffinityMove struct{ From, To AffinityMap }
+
+// Moves returns the moves that the transaction to be committed causes, in no order. The kernel still has From, and
+// may not have To.
+func (a Affinity) Moves() (moves []AffinityMove) {
+	for _, f := range a.families {
+		for name := range f.affinityMoves {
+			moves = append(moves, f.movesOf(name)...)
+		}
+	}
+	return moves
+}
+
+func (f *family) movesOf(name string) (moves []AffinityMove) {
+	p := f.affinityPorts[name]
+	if p == nil {
+		return nil
+	}
+	for _, to := range affinityLists {
+		from := listLocal - to
+		came := p.has(to) && !f.kernelHas(p, to)
+		went := f.kernelHas(p, from) && !p.has(from)
+		if p.has(to) && f.kernelHas(p, from) && (came || went) {
+			moves = append(moves, AffinityMove{f.affinityMap(p, from), f.affinityMap(p, to)})
+		}
+	}
+	return moves
+}
+
+// has reports whether a port has a map for the list.
+func (p *affinityPort) has(list affinityList) bool { return p.lists[list].frontends > 0 }
+
+// kernelHas reports whether a port had a map for the list at the last commit.
+func (f *family) kernelHas(p *affinityPort, list affinityList) bool {
+	if before, changed := f.draft.SetBefore(p.mapName(list)); changed {
+		return before != nil
+	}
+	return p.has(list)
+}
+
+// ConnectionElements returns what a connection that conntrack knows would have left in the maps: the elements of those
+// maps that its client uses and that have its endpoint.
+func (a Affinity) ConnectionElements(protocol model.Protocol, client netip.Addr, dialed, endpoint netip.AddrPort, do func(AffinityMap, nft.Element)) {
+	f := a.families[familyIndex(model.FamilyOf(dialed.Addr()))]
+	want, ok := f.programmed[frontend{dialed.Addr(), dialed.Port(), protocol}]
+	if !ok {
+		want = f.programmed[frontend{port: dialed.Port(), protocol: protocol}]
+	}
+	if want.affinity == nil {
+		return
+	}
+	for _, l := range want.lists() {
+		if hasEndpoint(l.endpoints, endpoint) && f.mayUse(want, l.list, client) {
+			m := f.affinityMap(f.affinityPorts[want.affinity.name], l.list)
+			do(m, m.Element(client, endpoint))
+		}
+	}
+}
+
+// mayUse reports whether a client may be one of those that a plan sends to endpoints of the list.
+func (f *family) mayUse(p plan, list affinityList, client netip.Addr) bool {
+	if p.kind != kindLocal {
+		return true
+	}
+	local, known := f.isLocalClient(client)
+	return !known || local == (list == listCluster)
+}
+
+// Protocols returns the protocols of Service ports with affinity in a family, in no order.
+func (a Affinity) Protocols(family model.Family) (protocols []model.Protocol) {
+	for rule := range a.families[familyIndex(family)].affinityFrontends {
+		if !slices.Contains(protocols, rule.protocol) {
+			protocols = append(protocols, rule.protocol)
+		}
+	}
+	return protocols
+}
+
+func decodeEndpoint(value nft.Data) netip.AddrPort {
+	n := len(value) - 4
+	if n < 0 {
+		return netip.AddrPort{}
+	}
+	addr, _ := netip.AddrFromSlice([]byte(value[:n]))
+	return netip.AddrPortFrom(addr, uint16(value[n])<<8|uint16(value[n+1]))
+}

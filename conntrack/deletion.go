@@ -1,0 +1,119 @@
+package conntrack
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/mdlayher/netlink"
+	"github.com/nftproxy/nftproxy/model"
+	"golang.org/x/sys/unix"
+)
+
+// deleteAtOnce is how many entries the kernel is asked to delete at once. Its refusals of all
+// of them must fit into the socket's buffer.
+const deleteAtOnce = 100
+
+// deletion deletes entries on a socket of its own while a listing goes on, so that the
+// entries to delete never pile up: a flood makes as many as the table holds.
+type deletion struct {
+	conn   *Conn
+	ctx    context.Context
+	family model.Family
+
+	// s is nil until there is something to delete.
+	s     *socket
+	names [][]byte
+
+	deleted, refused int
+	// refusal is the first of the kernel's refusals. err says that no more can be deleted.
+	refusal, err error
+}
+
+// add deletes the entry of that name, now or together with those that follow. It reports
+// whether more can be deleted.
+func (d *deletion) add(name []byte) bool {
+	d.names = append(d.names, name)
+	if len(d.names) == deleteAtOnce {
+		d.flush()
+	}
+	return d.err == nil
+}
+
+// finish deletes what is left, and returns an error if any entry could not be deleted.
+func (d *deletion) finish() error {
+	d.flush()
+	if d.s != nil {
+		d.s.nl.Close()
+	}
+	var failures []error
+	if d.refusal != nil {
+		failures = append(failures, fmt.Errorf("conntrack: %d %s entries cannot be deleted: %w", d.refused, d.family, d.refusal))
+	}
+	if d.err != nil {
+		failures = append(failures, fmt.Errorf("conntrack: delete %s entries: %w", d.family, d.err))
+	}
+	return errors.Join(failures...)
+}
+
+func (d *deletion) flush() {
+	if len(d.names) > 0 && d.err == nil {
+		d.err = d.delete(d.names)
+	}
+	d.names = nil
+}
+
+// delete has the kernel delete the entries of those names. It returns an error if the kernel
+// did not answer for all of them.
+func (d *deletion) delete(names [][]byte) (err error) {
+	if d.s == nil {
+		if d.s, err = d.conn.open(); err != nil {
+			return err
+		}
+	}
+	defer context.AfterFunc(d.ctx, func() { d.s.nl.Close() })()
+	sent, err := d.s.nl.SendMessages(deleteRequests(d.family, names))
+	if err != nil {
+		return err
+	}
+	gone, err := d.readAnswers(sent[len(sent)-1].Header.Sequence)
+	d.deleted += len(names) - gone
+	return err
+}
+
+// readAnswers reads the kernel's answers up to the one for the last request, and returns how
+// many entries were not deleted. That an entry does not exist any more is not a refusal.
+func (d *deletion) readAnswers(last uint32) (kept int, err error) {
+	for {
+		if err := d.s.expect(); err != nil {
+			return kept, err
+		}
+		answers, err := d.s.nl.Receive()
+		var answer *netlink.OpError
+		switch {
+		case errors.As(err, &answer) && answer.Sequence != 0:
+			kept++
+			d.noteRefusal(answer)
+			if answer.Sequence == last {
+				return kept, nil
+			}
+		case err != nil:
+			return kept, err
+		}
+		for _, m := range answers {
+			if m.Header.Sequence == last {
+				return kept, nil
+			}
+		}
+	}
+}
+
+func (d *deletion) noteRefusal(err error) {
+	if errors.Is(err, unix.ENOENT) {
+		return
+	}
+	d.refused++
+	if d.refusal == nil {
+		d.refusal = err
+	}
+}

@@ -1,0 +1,265 @@
+package proxy
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/nftproxy/nftproxy/compiler"
+	"github.com/nftproxy/nftproxy/conntrack"
+	"github.com/nftproxy/nftproxy/model"
+	"github.com/nftproxy/nftproxy/nft"
+	"golang.org/x/sys/unix"
+	"k8s.io/klog/v2"
+)
+
+const (
+	// affinityBatch is how many clients one transaction changes. A Sync waits for one of them at most.
+	affinityBatch = 500
+	// affinityAttempts is how often a map is tried whose elements expire, or appear, while it is changed.
+	affinityAttempts = 5
+	// lateDelay is longer than a packet needs from the rule that chooses an endpoint to the rule that notes it.
+	lateDelay = time.Second
+	// restPerWork is how many times as long as it worked the reconciler rests, so that maps that somebody fills
+	// and endpoints that come and go do not take a processor.
+	restPerWork = 4
+)
+
+// affinityReconciler does beside the Syncs what these leave to do in the maps of clients.
+type affinityReconciler struct {
+	backend *Backend
+	// wake has room for one. A Sync that leaves something to do fills it.
+	wake chan struct{}
+	// restore says that maps were lost, and that conntrack may know their clients. Backend.mu guards it.
+	restore bool
+	// late holds the maps to look at a second time, because packets were on their way when the endpoint went.
+	late map[mapID]lateLook
+}
+
+type mapID struct {
+	port model.PortID
+	name string
+}
+
+type lateLook struct {
+	affinityMap compiler.AffinityMap
+	due         time.Time
+}
+
+func newAffinityReconciler(b *Backend) *affinityReconciler {
+	return &affinityReconciler{backend: b, wake: make(chan struct{}, 1), late: map[mapID]lateLook{}}
+}
+
+func (r *affinityReconciler) signal() {
+	select {
+	case r.wake <- struct{}{}:
+	default:
+	}
+}
+
+// run works until ctx ends.
+func (r *affinityReconciler) run(ctx context.Context) {
+	logger := klog.FromContext(ctx)
+	for {
+		timer := time.NewTimer(r.untilDue())
+		select {
+		case <-ctx.Done():
+			timer.Stop()
+			return
+		case <-r.wake:
+		case <-timer.C:
+		}
+		timer.Stop()
+		begin := time.Now()
+		if err := r.restoreFromConntrack(ctx); err != nil {
+			logger.Error(err, "Cannot restore session affinity from conntrack; clients go where the hash of their address sends them")
+		}
+		if err := r.deleteStale(ctx); err != nil && ctx.Err() == nil {
+			logger.Error(err, "Cannot delete clients of endpoints that went from the maps of session affinity; trying again")
+		}
+		rest := time.NewTimer(restPerWork * time.Since(begin))
+		select {
+		case <-ctx.Done():
+			rest.Stop()
+			return
+		case <-rest.C:
+		}
+	}
+}
+
+// untilDue returns how long there is nothing to do if no Sync wakes the reconciler.
+func (r *affinityReconciler) untilDue() time.Duration {
+	wait := time.Hour
+	for _, look := range r.late {
+		wait = min(wait, time.Until(look.due))
+	}
+	return wait
+}
+
+// deleteStale looks at maps from which endpoints went, at once and again a moment later.
+func (r *affinityReconciler) deleteStale(ctx context.Context) error {
+	var failures []error
+	for _, m := range r.stale() {
+		id := mapID{m.Port, m.Set.Name}
+		look, again := r.late[id]
+		if again && look.affinityMap.SameEndpoints(m) && time.Now().Before(look.due) {
+			continue
+		}
+		err := r.deleteClients(ctx, m)
+		switch {
+		case err != nil:
+			failures = append(failures, err)
+			r.late[id] = lateLook{m, time.Now().Add(lateDelay)}
+		case again && look.affinityMap.SameEndpoints(m):
+			delete(r.late, id)
+			r.reconciled(m)
+		default:
+			r.late[id] = lateLook{m, time.Now().Add(lateDelay)}
+		}
+	}
+	return errors.Join(failures...)
+}
+
+func (r *affinityReconciler) stale() []compiler.AffinityMap {
+	r.backend.mu.Lock()
+	defer r.backend.mu.Unlock()
+	stale := r.backend.compiler.Affinity().Stale()
+	// What is not stale any more, because it is gone, needs no second look.
+	names := map[mapID]bool{}
+	for _, m := range stale {
+		names[mapID{m.Port, m.Set.Name}] = true
+	}
+	maps.DeleteFunc(r.late, func(id mapID, _ lateLook) bool { return !names[id] })
+	return stale
+}
+
+func (r *affinityReconciler) reconciled(m compiler.AffinityMap) {
+	r.backend.mu.Lock()
+	defer r.backend.mu.Unlock()
+	r.backend.compiler.Affinity().Reconciled(m)
+}
+
+// deleteClients deletes the clients of a map whose endpoint does not serve them.
+func (r *affinityReconciler) deleteClients(ctx context.Context, m compiler.AffinityMap) error {
+	stale := func(e nft.Element) bool { return !m.Serves(e) }
+	return r.change(ctx, m, nft.DeleteElements, unix.ENOENT, func(held []nft.Element) []nft.Element {
+		return slices.DeleteFunc(held, func(e nft.Element) bool { return !stale(e) })
+	})
+}
+
+// addClients adds clients to a map that does not know them.
+func (r *affinityReconciler) addClients(ctx context.Context, m compiler.AffinityMap, clients map[nft.Data]nft.Element) error {
+	return r.change(ctx, m, nft.AddElements, unix.EEXIST, func(held []nft.Element) []nft.Element {
+		unknown := maps.Clone(clients)
+		for _, e := range held {
+			delete(unknown, e.Key)
+		}
+		return slices.Collect(maps.Values(unknown))
+	})
+}
+
+// change reads a map, has choose say which elements to add or delete, and does that. Packets and time change the map
+// meanwhile, for which the kernel refuses a transaction with the error passing; then it starts again.
+func (r *affinityReconciler) change(ctx context.Context, m compiler.AffinityMap, op nft.StepOp, passing error, choose func(held []nft.Element) []nft.Element) error {
+	for attempt := 1; ; attempt++ {
+		held, err := r.backend.readAffinity(ctx, m)
+		if errors.Is(err, unix.ENOENT) {
+			return nil // the map is gone
+		}
+		if err != nil {
+			return err
+		}
+		err = r.commit(m, op, choose(held))
+		if err == nil || !errors.Is(err, passing) && !errors.Is(err, unix.EBUSY) || attempt == affinityAttempts {
+			return err
+		}
+	}
+}
+
+// commit changes the elements in many small transactions. One that is refused does not stop the others.
+func (r *affinityReconciler) commit(m compiler.AffinityMap, op nft.StepOp, elements []nft.Element) error {
+	var failures []error
+	for some := range slices.Chunk(elements, affinityBatch) {
+		failures = append(failures, r.commitBatch(m, op, some))
+	}
+	return errors.Join(failures...)
+}
+
+// commitBatch leaves out elements that are right, or wrong, by now.
+func (r *affinityReconciler) commitBatch(m compiler.AffinityMap, op nft.StepOp, elements []nft.Element) error {
+	b := r.backend
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	now, wanted := b.compiler.Affinity().Current(m)
+	if !wanted {
+		return nil
+	}
+	elements = slices.DeleteFunc(elements, func(e nft.Element) bool { return now.Serves(e) != (op == nft.AddElements) })
+	if len(elements) == 0 {
+		return nil
+	}
+	return b.carryOut(nft.Transaction{Steps: []nft.Step{{Op: op, Table: m.Table, Set: m.Set, Elements: elements}}})
+}
+
+// restoreFromConntrack puts the clients of connections that conntrack knows into maps that were lost.
+func (r *affinityReconciler) restoreFromConntrack(ctx context.Context) error {
+	b := r.backend
+	b.mu.Lock()
+	restore, flows := r.restore, b.conntrack
+	r.restore = false
+	b.mu.Unlock()
+	if !restore || flows == nil {
+		return nil
+	}
+	var failures []error
+	for _, family := range model.Families {
+		for _, protocol := range r.protocols(family) {
+			failures = append(failures, r.restoreProtocol(ctx, flows, family, protocol))
+		}
+	}
+	return errors.Join(failures...)
+}
+
+func (r *affinityReconciler) protocols(family model.Family) []model.Protocol {
+	r.backend.mu.Lock()
+	defer r.backend.mu.Unlock()
+	return r.backend.compiler.Affinity().Protocols(family)
+}
+
+// lostMap is a map and the clients that it should have.
+type lostMap struct {
+	compiler.AffinityMap
+	clients map[nft.Data]nft.Element
+}
+
+func (r *affinityReconciler) restoreProtocol(ctx context.Context, flows *conntrack.Conn, family model.Family, protocol model.Protocol) error {
+	lost := map[string]*lostMap{}
+	if err := flows.Each(family, uint8(protocol), func(f conntrack.Flow) {
+		if f.Translated() {
+			r.addConnection(lost, protocol, f)
+		}
+	}); err != nil {
+		return fmt.Errorf("%s %s: %w", family, protocol, err)
+	}
+	var failures []error
+	for _, m := range lost {
+		failures = append(failures, r.addClients(ctx, m.AffinityMap, m.clients))
+	}
+	return errors.Join(failures...)
+}
+
+func (r *affinityReconciler) addConnection(lost map[string]*lostMap, protocol model.Protocol, f conntrack.Flow) {
+	r.backend.mu.Lock()
+	defer r.backend.mu.Unlock()
+	r.backend.compiler.Affinity().ConnectionElements(protocol, f.Source.Addr(), f.Dialed, f.Server, func(m compiler.AffinityMap, e nft.Element) {
+		if lost[m.Set.Name] == nil {
+			lost[m.Set.Name] = &lostMap{m, map[nft.Data]nft.Element{}}
+		}
+		if clients := lost[m.Set.Name].clients; len(clients) < int(m.Set.Size) {
+			clients[e.Key] = e
+		}
+	})
+}

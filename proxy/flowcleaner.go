@@ -1,0 +1,147 @@
+package proxy
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"sync"
+	"time"
+
+	"github.com/nftproxy/nftproxy/compiler"
+	"github.com/nftproxy/nftproxy/conntrack"
+	"github.com/nftproxy/nftproxy/model"
+	"github.com/nftproxy/nftproxy/route"
+	"k8s.io/klog/v2"
+)
+
+const (
+	// firstFlowRetry is how long Run waits after a search that failed, and after each that
+	// follows twice as long, up to lastFlowRetry.
+	firstFlowRetry = 100 * time.Millisecond
+	lastFlowRetry  = 30 * time.Second
+)
+
+// FlowCleaner removes stale UDP flows from the connection tracking table, so that their
+// clients' next packets are sent to an endpoint that serves. It works beside Sync, which only
+// notes what has to be looked at: a table that is large, or cannot be listed, holds up no
+// change of the rules. What it has to look at is merged, and never more than the UDP
+// addresses that Services have.
+type FlowCleaner struct {
+	netNS    int
+	table    *conntrack.Conn
+	onSearch func(model.Family, conntrack.Stats, error)
+	flows    *udpFlows
+	// wake has one place: many Syncs are one search.
+	wake chan struct{}
+	// searching keeps searches apart.
+	searching sync.Mutex
+}
+
+// NewFlowCleaner returns a FlowCleaner for the network namespace of the file descriptor, which
+// must stay open as long as the FlowCleaner is used, or, with 0, for the current one. It does
+// something once Backend.RemoveStaleFlows was called with it and Run runs. onSearch, which may
+// be nil, is told of each search and why it failed.
+func NewFlowCleaner(netNS int, onSearch func(model.Family, conntrack.Stats, error)) (*FlowCleaner, error) {
+	table, err := conntrack.Dial(netNS)
+	if err != nil {
+		return nil, err
+	}
+	if onSearch == nil {
+		onSearch = func(model.Family, conntrack.Stats, error) {}
+	}
+	return &FlowCleaner{netNS: netNS, table: table, onSearch: onSearch, flows: newUDPFlows(), wake: make(chan struct{}, 1)}, nil
+}
+
+// note takes in what a Sync has committed. The changes of one that failed come again with the next
+// (tracker.Backend).
+func (c *FlowCleaner) note(rules *compiler.Compiler, changes *model.Changes) {
+	if !c.flows.apply(rules, changes) {
+		return
+	}
+	select {
+	case c.wake <- struct{}{}:
+	default:
+	}
+}
+
+// Run searches whenever a Sync left something to look at, until ctx ends. What could not be
+// removed is tried again with back-off; new changes do not wait for that. After a search it
+// rests for as long as the search took. The first failure is logged, and the end of it.
+func (c *FlowCleaner) Run(ctx context.Context) {
+	logger := klog.FromContext(ctx)
+	retry := time.NewTimer(0)
+	retry.Stop()
+	defer retry.Stop()
+	var wait time.Duration
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-c.wake:
+		case <-retry.C:
+		}
+		begin := time.Now()
+		err := c.Clean(ctx)
+		switch {
+		case ctx.Err() != nil:
+			return
+		case err != nil:
+			if wait == 0 {
+				logger.Error(err, "Cannot remove all stale UDP flows, trying again; this is said once")
+			}
+			wait = min(max(2*wait, firstFlowRetry), lastFlowRetry)
+			retry.Reset(wait)
+		case wait > 0:
+			logger.Info("Stale UDP flows can be removed again")
+			wait = 0
+			retry.Stop()
+		}
+		rest(ctx, time.Since(begin))
+	}
+}
+
+func rest(ctx context.Context, d time.Duration) {
+	select {
+	case <-ctx.Done():
+	case <-time.After(d):
+	}
+}
+
+// Clean searches now for the stale flows that Syncs before the call have left, in one search
+// of the table for each IP family in which there is a reason to. It returns an error when some
+// could not be removed; the next Clean tries again.
+func (c *FlowCleaner) Clean(ctx context.Context) error {
+	c.searching.Lock()
+	defer c.searching.Unlock()
+	var failures []error
+	for _, family := range model.Families {
+		some, nodePorts, upTo := c.flows.begin(family)
+		if !some {
+			continue
+		}
+		stats, err := c.search(ctx, family, nodePorts)
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		c.onSearch(family, stats, err)
+		if stats.Deleted > 0 {
+			klog.FromContext(ctx).V(2).Info("Removed UDP flows to endpoints that do not serve any more", "family", family, "flows", stats.Deleted, "duration", stats.Duration)
+		}
+		if err == nil {
+			c.flows.done(family, upTo)
+		}
+		failures = append(failures, err)
+	}
+	return errors.Join(failures...)
+}
+
+func (c *FlowCleaner) search(ctx context.Context, family model.Family, nodePorts bool) (stats conntrack.Stats, err error) {
+	var local []netip.Prefix
+	if nodePorts {
+		if local, err = route.Local(c.netNS, family); err != nil {
+			return stats, fmt.Errorf("find node ports' addresses: %w", err)
+		}
+	}
+	return c.table.DeleteFlows(ctx, family, uint8(model.UDP), func(f conntrack.Flow) bool { return c.flows.stale(f, local) })
+}

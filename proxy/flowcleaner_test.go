@@ -1,0 +1,381 @@
+package proxy
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/mdlayher/netlink"
+	"github.com/nftproxy/nftproxy/compiler"
+	"github.com/nftproxy/nftproxy/conntrack"
+	"github.com/nftproxy/nftproxy/model"
+	"github.com/nftproxy/nftproxy/nft"
+	trackedby "github.com/ti-mo/conntrack"
+	routes "github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+	"k8s.io/klog/v2"
+	"k8s.io/klog/v2/textlogger"
+)
+
+// search is what one search of the connection tracking table came to.
+type search struct {
+	family model.Family
+	stats  conntrack.Stats
+	err    error
+	at     time.Time
+}
+
+// cleaning is a Backend with a FlowCleaner in a network namespace of the test's own.
+type cleaning struct {
+	*testing.T
+	backend *Backend
+	flows   *FlowCleaner
+	table   *trackedby.Conn
+	// namespace is the namespace, used a descriptor for it that the FlowCleaner has.
+	namespace, used int
+	searches        chan search
+	log             *lockedBuffer
+}
+
+// lockedBuffer is a log that can be read while it is written.
+type lockedBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (l *lockedBuffer) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(p)
+}
+
+func (l *lockedBuffer) count(text string) int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return strings.Count(l.b.String(), text)
+}
+
+func newCleaning(t *testing.T) *cleaning {
+	t.Helper()
+	c := &cleaning{T: t, searches: make(chan search, 1000), log: &lockedBuffer{}}
+	c.namespace = newNamespace(t)
+	var err error
+	if c.used, err = unix.FcntlInt(uintptr(c.namespace), unix.F_DUPFD_CLOEXEC, 0); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { unix.Close(c.used) })
+	rules, err := nft.Dial(nft.Config{NetNS: c.namespace})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { rules.Close() })
+	if c.table, err = trackedby.Dial(&netlink.Config{NetNS: c.namespace}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.table.Close() })
+	if c.backend, err = NewBackend(rules, compiler.Default(), Hooks{}); err != nil {
+		t.Fatal(err)
+	}
+	c.flows, err = NewFlowCleaner(c.used, func(f model.Family, s conntrack.Stats, err error) { c.searches <- search{f, s, err, time.Now()} })
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.backend.RemoveStaleFlows(c.flows)
+	return c
+}
+
+func newNamespace(t *testing.T) int {
+	t.Helper()
+	runtime.LockOSThread()
+	original, err := netns.Get()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer original.Close()
+	ns, err := netns.New()
+	if err != nil {
+		t.Fatalf("make a network namespace (needs root): %v", err)
+	}
+	t.Cleanup(func() { ns.Close() })
+	if err := netns.Set(original); err != nil {
+		t.Fatal(err) // The thread stays locked and ends with the test.
+	}
+	runtime.UnlockOSThread()
+	return int(ns)
+}
+
+// unlistable makes every search fail, as one that is not allowed does, until listable.
+func (c *cleaning) unlistable() {
+	c.Helper()
+	null, err := os.Open(os.DevNull)
+	if err != nil {
+		c.Fatal(err)
+	}
+	defer null.Close()
+	c.use(int(null.Fd()))
+}
+
+func (c *cleaning) listable() { c.use(c.namespace) }
+
+func (c *cleaning) use(fd int) {
+	c.Helper()
+	if err := unix.Dup3(fd, c.used, unix.O_CLOEXEC); err != nil {
+		c.Fatal(err)
+	}
+}
+
+// run runs the FlowCleaner until the test ends.
+func (c *cleaning) run() {
+	ctx, cancel := context.WithCancel(klog.NewContext(c.Context(), textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(c.log)))))
+	stopped := make(chan struct{})
+	go func() {
+		defer close(stopped)
+		c.flows.Run(ctx)
+	}()
+	c.Cleanup(func() {
+		cancel()
+		select {
+		case <-stopped:
+		case <-time.After(10 * time.Second):
+			c.Error("Run does not end with its context")
+		}
+	})
+}
+
+// sync applies the changes, and fails when that takes long.
+func (c *cleaning) sync(changes *model.Changes) {
+	c.Helper()
+	begin := time.Now()
+	if err := c.backend.Sync(c.Context(), changes); err != nil {
+		c.Fatal(err)
+	}
+	if took := time.Since(begin); took > 5*time.Second {
+		c.Errorf("Sync took %v", took)
+	}
+}
+
+func (c *cleaning) add(f conntrack.Flow) {
+	c.Helper()
+	entry := trackedby.NewFlow(f.Protocol, 0, f.Source.Addr(), f.Dialed.Addr(), f.Source.Port(), f.Dialed.Port(), 3600, 0)
+	entry.TupleReply.IP.SourceAddress, entry.TupleReply.Proto.SourcePort = f.Server.Addr(), f.Server.Port()
+	if err := c.table.Create(entry); err != nil {
+		c.Fatal(err)
+	}
+}
+
+func (c *cleaning) held() int {
+	c.Helper()
+	entries, err := c.table.Dump(nil)
+	if err != nil {
+		c.Fatal(err)
+	}
+	return len(entries)
+}
+
+// next returns the next search.
+func (c *cleaning) next() search {
+	c.Helper()
+	select {
+	case s := <-c.searches:
+		return s
+	case <-time.After(10 * time.Second):
+		c.Fatal("nothing was searched for 10 s")
+		return search{}
+	}
+}
+
+func TestFlowCleaner(t *testing.T) {
+	t.Run("Clean removes what a Sync made stale", func(t *testing.T) {
+		c := newCleaning(t)
+		c.sync(started(changed(udpPort("dns", 0, endpointA))))
+		if err := c.flows.Clean(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		c.add(udpFlow("10.96.0.1:53", endpointA))
+		c.sync(changed(udpPort("dns", 0, endpointB)))
+		if n := c.held(); n != 1 {
+			t.Fatalf("%d entries before Clean, want 1", n)
+		}
+		if err := c.flows.Clean(t.Context()); err != nil || c.held() != 0 {
+			t.Errorf("%d entries are left, %v", c.held(), err)
+		}
+	})
+	t.Run("Clean searches only for what is pending", func(t *testing.T) {
+		c := newCleaning(t)
+		c.sync(started(changed(udpPort("dns", 0, endpointA))))
+		for range 3 {
+			if err := c.flows.Clean(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if n := len(c.searches); n != 1 {
+			t.Errorf("%d searches, want 1: one family, once", n)
+		}
+	})
+	t.Run("Run removes what a Sync made stale", func(t *testing.T) {
+		c := newCleaning(t)
+		c.add(udpFlow("10.96.0.1:53", endpointA))
+		c.run()
+		c.sync(started(changed(udpPort("dns", 0, endpointB))))
+		if s := c.next(); s.err != nil || s.family != model.IPv4 || s.stats.Deleted != 1 {
+			t.Errorf("%+v, want one entry deleted", s)
+		}
+	})
+	t.Run("many Syncs during a search are one search more", func(t *testing.T) {
+		c := newCleaning(t)
+		release := make(chan struct{})
+		tell := c.flows.onSearch
+		c.flows.onSearch = func(f model.Family, s conntrack.Stats, err error) {
+			tell(f, s, err)
+			<-release
+		}
+		c.run()
+		c.sync(started(changed(udpPort("dns", 0, endpointA))))
+		c.next() // and its search does not end
+		for i := range 50 {
+			c.sync(changed(udpPort("dns", 0, fmt.Sprintf("10.244.1.%d:5353", 10+i))))
+		}
+		close(release)
+		c.next()
+		time.Sleep(300 * time.Millisecond)
+		if n := len(c.searches); n != 0 {
+			t.Errorf("%d searches more, want none", n)
+		}
+	})
+}
+
+func TestFlowCleanerFailures(t *testing.T) {
+	t.Run("a table that cannot be listed fails no Sync and is tried again, less and less often", func(t *testing.T) {
+		c := newCleaning(t)
+		c.unlistable()
+		c.run()
+		begin := time.Now()
+		c.sync(started(changed(udpPort("dns", 0, endpointB))))
+		var failed []time.Duration
+		for range 4 {
+			s := c.next()
+			if s.err == nil {
+				t.Fatalf("a search succeeded: %+v", s)
+			}
+			failed = append(failed, s.at.Sub(begin).Round(time.Millisecond))
+		}
+		// The waits are 100, 200 and 400 ms.
+		if failed[3] < 700*time.Millisecond || slices.ContainsFunc([]int{1, 2, 3}, func(i int) bool { return failed[i]-failed[i-1] < 100*time.Millisecond<<(i-1) }) {
+			t.Errorf("searches failed after %v", failed)
+		}
+		if n := c.log.count("Cannot remove all stale UDP flows"); n != 1 {
+			t.Errorf("the failure is logged %d times, want once", n)
+		}
+
+		c.add(udpFlow("10.96.0.1:53", endpointA))
+		c.listable()
+		for s := c.next(); s.err != nil; {
+			s = c.next()
+		}
+		if n := c.held(); n != 0 {
+			t.Errorf("%d entries are left when the table can be listed again", n)
+		}
+		for deadline := time.Now().Add(10 * time.Second); c.log.count("can be removed again") != 1; time.Sleep(time.Millisecond) {
+			if time.Now().After(deadline) {
+				t.Fatal("the end of the failures is not logged")
+			}
+		}
+	})
+	t.Run("new changes do not wait for the back-off", func(t *testing.T) {
+		c := newCleaning(t)
+		c.unlistable()
+		c.run()
+		c.sync(started(changed(udpPort("dns", 0, endpointA))))
+		for range 5 {
+			c.next()
+		}
+		// The next try comes in 1.6 s.
+		c.listable()
+		begin := time.Now()
+		c.sync(changed(udpPort("dns", 0, endpointB)))
+		if s := c.next(); s.err != nil || s.at.Sub(begin) > time.Second {
+			t.Errorf("searched after %v, %v", s.at.Sub(begin), s.err)
+		}
+	})
+	t.Run("Clean returns the failure and tries again the next time", func(t *testing.T) {
+		c := newCleaning(t)
+		c.add(udpFlow("10.96.0.1:53", endpointA))
+		c.sync(started(changed(udpPort("dns", 0, endpointB))))
+		c.unlistable()
+		if err := c.flows.Clean(t.Context()); err == nil {
+			t.Fatal("Clean returned no error")
+		}
+		c.listable()
+		if err := c.flows.Clean(t.Context()); err != nil || c.held() != 0 {
+			t.Errorf("%d entries are left, %v", c.held(), err)
+		}
+	})
+	t.Run("Clean ends with its context", func(t *testing.T) {
+		c := newCleaning(t)
+		c.sync(started(changed(udpPort("dns", 0, endpointB))))
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		if err := c.flows.Clean(ctx); !errors.Is(err, context.Canceled) {
+			t.Errorf("%v, want %v", err, context.Canceled)
+		}
+	})
+	t.Run("a namespace that is not open is an error at once", func(t *testing.T) {
+		if _, err := NewFlowCleaner(1<<30, nil); err == nil {
+			t.Error("want an error")
+		}
+	})
+}
+
+// What the cleaner does not know of cannot have been a node port's: only the kernel knows the machine's addresses.
+func TestFlowCleanerKnowsTheAddressesOfItsNamespace(t *testing.T) {
+	c := newCleaning(t)
+	config := compiler.Default()
+	config.NodePortAddresses = compiler.NodePortAddresses{CIDRs: []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0")}}
+	rules, err := compiler.New(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.backend.compiler = rules
+	addLocalRoute(t, c.namespace, "192.0.2.0/24")
+	c.add(udpFlow("192.0.2.7:30053", "192.0.2.7:30053"))
+	c.add(udpFlow("192.0.3.7:30053", "192.0.3.7:30053"))
+	c.sync(started(changed(udpPort("dns", 30053, endpointA))))
+	if err := c.flows.Clean(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	entries, err := c.table.Dump(nil)
+	if err != nil || len(entries) != 1 || entries[0].TupleOrig.IP.DestinationAddress != netip.MustParseAddr("192.0.3.7") {
+		t.Errorf("left: %v, %v; want the flow to another machine alone", entries, err)
+	}
+}
+
+// addLocalRoute makes all addresses of a prefix the namespace's own.
+func addLocalRoute(t *testing.T, namespace int, prefix string) {
+	t.Helper()
+	h, err := routes.NewHandleAt(netns.NsHandle(namespace))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer h.Close()
+	_, network, err := net.ParseCIDR(prefix)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := h.LinkSetUp(&routes.Device{LinkAttrs: routes.LinkAttrs{Name: "lo", Index: 1}}); err != nil {
+		t.Fatal(err)
+	}
+	if err := h.RouteAdd(&routes.Route{Dst: network, LinkIndex: 1, Type: unix.RTN_LOCAL, Table: unix.RT_TABLE_LOCAL, Scope: unix.RT_SCOPE_HOST}); err != nil {
+		t.Fatal(err)
+	}
+}

@@ -1,0 +1,101 @@
+package tracker
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+)
+
+// triggered sets a slice as if an event of that time had led to it.
+func triggered(tracker *Tracker, i int, when time.Time) {
+	s := sliceOf(pod(fmt.Sprintf("10.%d.%d.%d", i>>16, i>>8&255, i&255), ""))
+	s.Annotations = map[string]string{corev1.EndpointsLastChangeTriggerTime: when.Format(time.RFC3339Nano)}
+	tracker.SetEndpointSlice(s)
+}
+
+func TestTriggersAreBounded(t *testing.T) {
+	start := time.Now().Add(time.Hour)
+	t.Run("in a Tracker that nobody asks", func(t *testing.T) {
+		tracker := New(Options{})
+		for i := range maxTriggers + 100 {
+			triggered(tracker, i, start.Add(time.Duration(i)))
+		}
+		tracker.Synced()
+		_, triggers := tracker.take()
+		if len(triggers) != maxTriggers || !triggers[0].Equal(start) {
+			t.Errorf("%d triggers from %v, want the oldest %d from %v", len(triggers), triggers[0], maxTriggers, start)
+		}
+		t.Run("and there is room again when they were taken", func(t *testing.T) {
+			triggered(tracker, 1<<20, start)
+			if _, triggers := tracker.take(); len(triggers) != 1 {
+				t.Errorf("%d triggers, want 1", len(triggers))
+			}
+		})
+	})
+	t.Run("in a Tracker whose slices go", func(t *testing.T) {
+		tracker := New(Options{})
+		for i := range maxTriggers {
+			triggered(tracker, i, start)
+		}
+		s := sliceOf()
+		tracker.DeleteEndpointSlice(s.Namespace, s.Name)
+		triggered(tracker, 1, start)
+		tracker.Synced()
+		if _, triggers := tracker.take(); len(triggers) != 1 {
+			t.Errorf("%d triggers, want 1", len(triggers))
+		}
+	})
+	t.Run("in a Loop whose Syncs fail", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			tracker, _ := newSynced(makeService())
+			backend := &fakeBackend{}
+			backend.broken.Store(true)
+			var last SyncResult
+			runLoop(t, tracker, backend, LoopOptions{OnSync: func(r SyncResult) { last = r }})
+			begin := time.Now().Add(time.Millisecond)
+			for i := range maxTriggers + 100 {
+				triggered(tracker, i, begin.Add(time.Duration(i)))
+				if i%1000 == 0 {
+					pass(time.Minute)
+				}
+			}
+			pass(time.Minute)
+			backend.broken.Store(false)
+			pass(time.Minute)
+			if last.Err != nil || len(last.Triggers) != maxTriggers || !last.Triggers[0].Equal(begin) {
+				t.Errorf("%v with %d triggers, want none and %d", last.Err, len(last.Triggers), maxTriggers)
+			}
+		})
+	})
+}
+
+func TestPendingChangesAreBounded(t *testing.T) {
+	tracker, _ := newSynced(serviceNamed("stays"))
+	backend := &fakeBackend{}
+	loop := NewLoop(tracker, backend, LoopOptions{})
+	loop.collect()
+	loop.sync(context.Background())
+	backend.broken.Store(true)
+	tracker.SetService(serviceNamed("changes"))
+	loop.collect()
+	loop.sync(context.Background())
+	for i := range 3 * maxPending {
+		name := fmt.Sprint("goes-", i)
+		tracker.SetService(serviceNamed(name))
+		loop.collect()
+		tracker.DeleteService(serviceNamed(name).Namespace, name)
+		loop.collect()
+		if n := len(loop.pending.Ports); n > maxPending+1 {
+			t.Fatalf("%d changed ports are kept after %d Services came and went", n, i)
+		}
+	}
+	backend.broken.Store(false)
+	loop.sync(context.Background())
+	if state := backend.state(); len(state.Ports) != 2 {
+		t.Errorf("the backend has %d ports, want 2", len(state.Ports))
+	}
+}
