@@ -21,7 +21,7 @@ func TestTheProxyWaitsForItsNode(t *testing.T) {
 	f := newWithServer(t)
 	(&uploader{t, f.server}).delete(f.node)
 	p := f.start(t, "--kubeconfig="+f.kubeconfig)
-	p.says(t, `"Waiting for the Node; programming Services meanwhile" node="node-1" missing="addresses" upTo="30s"`)
+	p.says(t, `"Waiting for the Node; programming Services meanwhile" node="node-1" missing="the Node, addresses" upTo="30s"`)
 	eventually(t, "the Service's ClusterIP is programmed", func() error { return f.holds("service-ips", 1) })
 	f.becomes(t, "503 200", `"the Node is waited for"`)
 	if strings.Contains(p.output.String(), "Node is known") {
@@ -64,9 +64,12 @@ func TestWithoutANodeTheProxyGoesOnAfterHalfAMinute(t *testing.T) {
 		}
 		return nil
 	})
-	if errors := p.errors(); len(errors) != 1 || !strings.Contains(errors[0], `"Going on without the node's addresses; node ports do not answer on them until the Node has them" node="node-1" cause="no Node has this name; if it has another one, set hostnameOverride" waited="30s"`) {
-		t.Errorf("error lines %q, want one that says what is missing, why, and how long it was waited for", errors)
+	if errors := p.errors(); len(errors) != 2 ||
+		!strings.Contains(errors[0], `"Going on without a Node, because there is none of this name. If it has another one, set hostnameOverride: endpoints on it are not known as local" node="node-1" waited="30s"`) ||
+		!strings.Contains(errors[1], `"Going on without the node's addresses; node ports do not answer on them until the Node has them" node="node-1" waited="30s"`) {
+		t.Errorf("error lines %q, want those that say what is missing and how long it was waited for", errors)
 	}
+	f.metricIs(t, `kubeproxy_node_missing{what="node"}`, "1")
 	if strings.Contains(p.output.String(), "Node is known") {
 		t.Error("the log says that the Node is known, and there is none")
 	}
@@ -162,7 +165,6 @@ func (o *outlived) begin(t *testing.T) {
 	t.Helper()
 	o.process = o.start(t, "--kubeconfig="+o.kubeconfig)
 	o.process.says(t, programmedOnce)
-	o.becomes(t, "200 200")
 }
 
 func (o *outlived) restart(t *testing.T) {
@@ -172,6 +174,12 @@ func (o *outlived) restart(t *testing.T) {
 	}
 	o.begin(t)
 	o.stays(t)
+}
+
+// ready checks that load balancers may send traffic.
+func (o *outlived) ready(t *testing.T) {
+	t.Helper()
+	o.becomes(t, "200 200")
 }
 
 // follows checks that Services are followed, and that the rules are otherwise as they were.
@@ -200,6 +208,7 @@ func TestNodeAddressesThatVanish(t *testing.T) {
 		o.updateNode(t)
 
 		o.restart(t)
+		o.ready(t)
 		o.process.says(t, `"The Node does not say what counts; going on with what the run before knew" node="node-1" missing="addresses" ips="192.168.0.1, fd00:1::1"`)
 		o.follows(t, "two")
 		o.updateNode(t, "192.168.0.1", "fd00:1::1")
@@ -215,9 +224,11 @@ func TestNodeAddressesThatVanish(t *testing.T) {
 		o.process.says(t, "Node of this proxy was deleted, keeping its addresses and zone")
 		o.follows(t, "one")
 		o.restart(t)
+		o.becomes(t, "503 200", `"the Node is waited for"`) // it might have another name
 		o.follows(t, "two")
 		o.node.Status.Addresses = nil
 		(&uploader{t, o.server}).create(o.node)
+		o.ready(t)
 		o.restart(t)
 		o.follows(t, "three")
 		o.updateNode(t, "192.168.0.1", "fd00:1::1")

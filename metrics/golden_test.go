@@ -50,7 +50,7 @@ func everything() {
 	metrics.CountLivez(200)
 	metrics.SetServiceHealthPorts(1, 1)
 	metrics.SetWatchFailing("services", true)
-	metrics.SetNodeMissing(true, false)
+	metrics.SetNodeMissing(true, true, false)
 }
 
 // gather returns all metrics by name.

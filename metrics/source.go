@@ -9,7 +9,7 @@ var (
 	}, []string{"resource"})
 	nodeMissing = metrics.NewGaugeVec(&metrics.GaugeOpts{
 		Subsystem: subsystem, Name: "node_missing",
-		Help: "1 while the Node lacks something that the rules need: its addresses or its pod_cidrs", StabilityLevel: metrics.ALPHA,
+		Help: "1 while the rules lack something of the Node: the node itself, its addresses or its pod_cidrs", StabilityLevel: metrics.ALPHA,
 	}, []string{"what"})
 )
 
@@ -19,7 +19,8 @@ func SetWatchFailing(resource string, failing bool) {
 }
 
 // SetNodeMissing records what the Node lacks (node.Options.OnMissing).
-func SetNodeMissing(addresses, podCIDRs bool) {
+func SetNodeMissing(node, addresses, podCIDRs bool) {
+	nodeMissing.WithLabelValues("node").Set(oneIf(node))
 	nodeMissing.WithLabelValues("addresses").Set(oneIf(addresses))
 	nodeMissing.WithLabelValues("pod_cidrs").Set(oneIf(podCIDRs))
 }

@@ -55,7 +55,7 @@ func TestAStartWithoutTheWholeNode(t *testing.T) {
 			events:   []event{{5 * time.Second, makeNode(thisNode, nil, nil)}, {10 * time.Second, makeNode(thisNode, v4, nil)}},
 			first:    knows(nil),
 			then:     knows(v4),
-			reported: []Missing{{Addresses: true, Waiting: true}, {}},
+			reported: []Missing{{Node: true, Addresses: true, Waiting: true}, {Addresses: true, Waiting: true}, {}},
 		},
 		{
 			name:     "a Node that registers after the wait",
@@ -63,19 +63,19 @@ func TestAStartWithoutTheWholeNode(t *testing.T) {
 			events:   []event{{time.Minute, makeNode(thisNode, v4, nil)}},
 			first:    knows(nil),
 			then:     knows(v4),
-			reported: []Missing{{Addresses: true, Waiting: true}, {Addresses: true}, {}},
+			reported: []Missing{{Node: true, Addresses: true, Waiting: true}, {Node: true, Addresses: true}, {}},
 		},
 		{
 			name:     "a Node that never registers",
 			options:  Options{Wait: DefaultWait},
 			first:    knows(nil),
-			reported: []Missing{{Addresses: true, Waiting: true}, {Addresses: true}},
+			reported: []Missing{{Node: true, Addresses: true, Waiting: true}, {Node: true, Addresses: true}},
 		},
 		{
 			name:     "a Node that never registers, with an override",
 			options:  with(func(o *Options) { o.Override = addrs("198.51.100.1") }),
 			first:    knows([]string{"198.51.100.1"}),
-			reported: []Missing{{}},
+			reported: []Missing{{Node: true, Waiting: true}, {Node: true}},
 		},
 		{
 			name:     "an override is as good as an address of the Node",
@@ -87,14 +87,14 @@ func TestAStartWithoutTheWholeNode(t *testing.T) {
 		{
 			name:     "without a wait, a Node that is not there is none",
 			first:    knows(nil),
-			reported: []Missing{{Addresses: true}},
+			reported: []Missing{{Node: true, Addresses: true}},
 		},
 		{
 			name:     "what the run before knew holds until the Node says the same",
 			options:  with(recall(knows(dual), nil)),
 			events:   []event{{time.Minute, makeNode(thisNode, dual, nil)}},
 			first:    knows(dual),
-			reported: []Missing{{}},
+			reported: []Missing{{Node: true, Waiting: true}, {Node: true}, {}},
 		},
 		{
 			name:     "what the run before knew holds until the Node says something else",
@@ -115,7 +115,7 @@ func TestAStartWithoutTheWholeNode(t *testing.T) {
 			name:     "the run before cannot be asked",
 			options:  with(recall(knows(dual), errors.New("no table"))),
 			first:    knows(nil),
-			reported: []Missing{{Addresses: true, Waiting: true}, {Addresses: true}},
+			reported: []Missing{{Node: true, Addresses: true, Waiting: true}, {Node: true, Addresses: true}},
 		},
 		{
 			name:     "the run before knew the pod CIDR",
@@ -146,7 +146,7 @@ func TestAStartWithoutTheWholeNode(t *testing.T) {
 			events:   []event{{time.Second, makeNode(thisNode, nil, []string{"10.0.1.0/24"})}},
 			first:    knows(nil),
 			then:     knows(nil, "10.0.1.0/24"),
-			reported: []Missing{{Addresses: true, PodCIDRs: true, Waiting: true}, {Addresses: true, Waiting: true}, {Addresses: true}},
+			reported: []Missing{{Node: true, Addresses: true, PodCIDRs: true, Waiting: true}, {Addresses: true, Waiting: true}, {Addresses: true}},
 		},
 		{
 			name:     "dual stack is waited for where it is required",

@@ -187,7 +187,7 @@ func (w *watch) settle() {
 
 // announce logs that the Node itself has said all that counts.
 func (w *watch) announce() {
-	known := w.listed && !w.stopped && w.object != nil && !w.missing().any() && !w.known.recalled
+	known := w.listed && !w.stopped && !w.missing().any() && !w.known.recalled
 	if known && !w.announced {
 		w.logger.Info("Node is known", "node", w.options.NodeName, "ips", text(w.options.counted(w.known.ips)), "podCIDRs", text(w.known.podCIDRs))
 	}

@@ -24,7 +24,7 @@ func newSourceHooks(p *health.Proxy, conn *nft.Conn) sourceHooks {
 		},
 		onMissing: func(m node.Missing) {
 			p.AwaitNode(m.Waiting)
-			metrics.SetNodeMissing(m.Addresses, m.PodCIDRs)
+			metrics.SetNodeMissing(m.Node, m.Addresses, m.PodCIDRs)
 		},
 		recall: func() (model.Node, error) { return recall(conn) },
 	}
