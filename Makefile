@@ -3,7 +3,13 @@
 GO          ?= go
 STATICCHECK := $(GO) run honnef.co/go/tools/cmd/staticcheck@v0.8.2
 VERSION     := $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
-LDFLAGS     := -s -w -X k8s.io/component-base/version.gitVersion=$(if $(filter v%,$(VERSION)),$(VERSION),v0.0.0-$(VERSION))
+# The kube-proxy that this one stands for. Set it to the cluster's version, so that kubernetes-mixin's
+# KubeVersionMismatch does not fire: package version says more.
+KUBE_VERSION ?= $(shell $(GO) list -m -f '{{.Version}}' k8s.io/kube-proxy | sed 's/^v0\./v1./')
+KUBE         := $(KUBE_VERSION)
+KUBE_INFO    := k8s.io/component-base/version
+LDFLAGS      := -s -w -X github.com/nftproxy/nftproxy/version.own=$(VERSION) -X $(KUBE_INFO).gitVersion=$(KUBE)+nftproxy-$(VERSION) \
+	-X $(KUBE_INFO).gitMajor=$(patsubst v%,%,$(word 1,$(subst ., ,$(KUBE)))) -X $(KUBE_INFO).gitMinor=$(word 2,$(subst ., ,$(KUBE)))
 # A number of runs, not a time: at a deadline go test now and then reports "context deadline
 # exceeded" for a fuzz target that found nothing. `make fuzz FUZZTIME=10m` for a long one.
 FUZZTIME    ?= 5000x

@@ -13,11 +13,10 @@ import (
 // its own. All frontends of the port share them, so a client has one endpoint whichever address it dials, and a flood
 // of clients at one Service fills that Service's map only.
 //
-// A client that is not in the map yet is not sent to a random endpoint but to the one that the hash of its address
-// chooses. So it has the same endpoint on every node and after the map is lost, as long as the list of endpoints is the same.
-// The map keeps clients in place when the list changes.
+// A client that is not in the map is sent to a random endpoint, as in kube-proxy; Config.AffinityHash has the hash of its
+// address choose instead. The map keeps clients in place.
 
-// affinitySize is how many clients a map holds. Clients beyond that are sent by the hash of their address alone.
+// affinitySize is how many clients a map holds. Clients beyond that are served as if they were new each time.
 const affinitySize = nft.DefaultSize
 
 // affinitySeed is the seed of the hash. It is the same on all nodes and in all versions, so that all of them choose alike.
@@ -77,6 +76,14 @@ func (f *family) affinitySet(name string) *nft.Set {
 	return &nft.Set{
 		Name: name, Key: nft.Concat{f.nft.Saddr()}, Data: nft.Concat{f.nft.Daddr(), nft.ThDport}, Dynamic: true, Size: affinitySize,
 	}
+}
+
+// firstSlot chooses one of so many endpoints for a client that is not in the map.
+func (f *family) firstSlot(endpoints int) nft.Expr {
+	if f.config.AffinityHash {
+		return nft.JHash{Field: f.nft.Saddr(), Mod: uint32(endpoints), Seed: affinitySeed}
+	}
+	return nft.Numgen{Mod: uint32(endpoints)}
 }
 
 // returning sends a client to the endpoint that it was sent to before. The protocol is there for nft, which cannot

@@ -121,7 +121,7 @@ func (f *family) choice(b balancer, endpoints *nft.Set) []nft.Rule {
 	case b.count == 1:
 		return []nft.Rule{first}
 	case b.affinity.port != "":
-		return []nft.Rule{f.returning(b), draw(nft.JHash{Field: f.nft.Saddr(), Mod: uint32(b.count), Seed: affinitySeed}), first}
+		return []nft.Rule{f.returning(b), draw(f.firstSlot(b.count)), first}
 	}
 	return []nft.Rule{draw(nft.Numgen{Mod: uint32(b.count)}), first}
 }

@@ -27,6 +27,11 @@ type Config struct {
 	DetectLocal DetectLocal
 	// NodePortAddresses says where node ports answer.
 	NodePortAddresses NodePortAddresses
+	// AffinityHash sends a new client of a Service with session affinity to the endpoint that the hash of its address
+	// chooses, instead of a random one (kernel: CONFIG_NFT_HASH). Then a client has one endpoint on all nodes, and also
+	// after its affinity was lost, as long as the list of endpoints is the same. It also has the same one again after its
+	// affinity timed out.
+	AffinityHash bool
 }
 
 // Default is the configuration that kube-proxy has by default.

@@ -11,11 +11,13 @@ func Compiler(c *v1alpha2.KubeProxyConfiguration) (compiler.Config, error) {
 	if err := CheckMode(c.Mode, nil); err != nil {
 		return compiler.Config{}, err
 	}
+	gates, _, _ := FeatureGates(c.FeatureGates)
 	out := compiler.Config{
 		MasqueradeBit:     uint8(*c.NFTables.MasqueradeBit),
 		MasqueradeAll:     c.Linux.MasqueradeAll,
 		DetectLocal:       detectLocal(c),
 		NodePortAddresses: nodePortAddresses(c.NodePortAddresses),
+		AffinityHash:      gates.Enabled(AffinityHash),
 	}
 	return out, out.Validate()
 }

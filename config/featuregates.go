@@ -14,6 +14,10 @@ import (
 	"k8s.io/klog/v2"
 )
 
+// AffinityHash is a gate of this proxy, off by default: a new client of a Service with session affinity goes to the endpoint that the hash of its
+// address chooses, instead of a random one. See compiler.Config.AffinityHash.
+const AffinityHash featuregate.Feature = "NFTProxyAffinityHash"
+
 // The gates of kube-proxy's own that have an effect here.
 const (
 	// AllowServiceExternalIPs is on by default. Off, the externalIPs of Services do not count (CVE-2020-8554).
@@ -42,14 +46,20 @@ var fixedGates = map[string]string{
 //go:embed featuregates.txt
 var kubeProxyGates string
 
+// removedGates are those that kube-proxy v1.34, v1.35 or v1.36 accepted, and v1.37 does not any more. What they turned
+// on cannot be turned off by now. A file of an older version, which was valid, is no reason to end the program.
+//
+//go:embed featuregates-removed.txt
+var removedGates string
+
 // FeatureGates returns the gates that have an effect here, as set or by default: those of
-// logging, metrics, the z-pages and client-go, and the two above. Others that kube-proxy knows are
+// logging, metrics, the z-pages and client-go, and those above. Others that kube-proxy knows are
 // returned as ineffective, each as its name and why it is if kube-proxy itself would behave otherwise. One
 // that kube-proxy does not know either is an error.
 func FeatureGates(set map[string]bool) (gates featuregate.MutableVersionedFeatureGate, ineffective []string, errs field.ErrorList) {
 	own := newFeatureGate()
 	path := field.NewPath("featureGates")
-	known := strings.Fields(kubeProxyGates)
+	known := strings.Fields(kubeProxyGates + removedGates)
 	for _, name := range slices.Sorted(maps.Keys(set)) {
 		_, effective := own.GetAll()[featuregate.Feature(name)]
 		switch {
@@ -62,7 +72,7 @@ func FeatureGates(set map[string]bool) (gates featuregate.MutableVersionedFeatur
 		case slices.Contains(known, name):
 			ineffective = append(ineffective, describeIneffective(name))
 		default:
-			errs = append(errs, field.Invalid(path, name, "must be the name of a feature gate of Kubernetes v1.37; remove it"))
+			errs = append(errs, field.Invalid(path, name, "must be the name of a feature gate of Kubernetes v1.34 to v1.37; remove it"))
 		}
 	}
 	return own, ineffective, errs
@@ -96,6 +106,7 @@ func newFeatureGate() quietGates {
 
 func addOwn(gates featuregate.MutableVersionedFeatureGate) error {
 	return gates.Add(map[featuregate.Feature]featuregate.FeatureSpec{
+		AffinityHash:            {Default: false, PreRelease: featuregate.Alpha},
 		AllowServiceExternalIPs: {Default: true, PreRelease: featuregate.GA},
 		LocalhostNodePorts:      {Default: true, PreRelease: featuregate.Alpha},
 	})

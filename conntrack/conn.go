@@ -67,12 +67,15 @@ func (c *Conn) DeleteFlows(ctx context.Context, family model.Family, protocol ui
 	return stats, err
 }
 
-// Each calls do with all entries of an IP family and an IP protocol.
-func (c *Conn) Each(family model.Family, protocol uint8, do func(Flow)) error {
-	_, err := c.each(context.Background(), family, protocol, func(e entry) bool {
+// Each calls do with all entries of an IP family and an IP protocol. When ctx ends, so does the listing, with ctx's error.
+func (c *Conn) Each(ctx context.Context, family model.Family, protocol uint8, do func(Flow)) error {
+	_, err := c.each(ctx, family, protocol, func(e entry) bool {
 		do(e.flow)
-		return true
+		return ctx.Err() == nil
 	})
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
 	return err
 }
 

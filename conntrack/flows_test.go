@@ -302,7 +302,7 @@ func TestConnTimeout(t *testing.T) {
 			add(t, table, f)
 		}
 		begin, seen := time.Now(), 0
-		err := c.Each(model.IPv4, unix.IPPROTO_UDP, func(Flow) {
+		err := c.Each(t.Context(), model.IPv4, unix.IPPROTO_UDP, func(Flow) {
 			if seen++; seen%(many/10) == 0 {
 				time.Sleep(c.timeout / 4)
 			}
@@ -348,7 +348,7 @@ func TestConnIsSafeForConcurrentUse(t *testing.T) {
 	for range 8 {
 		searches.Go(func() error {
 			seen := 0
-			if err := c.Each(model.IPv4, unix.IPPROTO_UDP, func(Flow) { seen++ }); err != nil {
+			if err := c.Each(t.Context(), model.IPv4, unix.IPPROTO_UDP, func(Flow) { seen++ }); err != nil {
 				return err
 			}
 			if seen != 500 {

@@ -8,7 +8,6 @@ import (
 	"net"
 	"net/netip"
 	"slices"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -33,6 +32,8 @@ type affinityTest struct {
 	lab     *lab.Lab
 	backend *proxy.Backend
 	timeout time.Duration
+	// hash is compiler.Config.AffinityHash.
+	hash    bool
 	clients []netip.Addr
 	// home is where each client was sent.
 	home map[netip.Addr]string
@@ -143,7 +144,9 @@ func (a *affinityTest) sync(changes *model.Changes) {
 func (a *affinityTest) restart(endpoints ...string) {
 	a.Helper()
 	var err error
-	a.backend, err = proxy.NewBackend(connTo(a, a.lab.Node), compiler.Default(), proxy.Hooks{})
+	config := compiler.Default()
+	config.AffinityHash = a.hash
+	a.backend, err = proxy.NewBackend(connTo(a, a.lab.Node), config, proxy.Hooks{})
 	if err != nil {
 		a.Fatal(err)
 	}
@@ -351,50 +354,30 @@ func TestAffinityOfLostMaps(t *testing.T) {
 	for _, name := range affinityEndpoints {
 		a.serve(name)
 	}
-	ctx, cancel := context.WithCancel(context.Background())
-	var watching sync.WaitGroup
-	watching.Go(func() { a.backend.Watch(ctx) })
-	defer watching.Wait()
-	defer cancel()
-
-	hashed := a.visit()
-	runNft(t, a.lab.Node, "", "flush", "ruleset")
-	if err := a.lab.Node.FlushConntrack(); err != nil {
-		t.Fatal(err)
+	flush := func() {
+		t.Helper()
+		runNft(t, a.lab.Node, "", "flush", "ruleset")
+		if repaired, err := a.backend.Check(context.Background()); !repaired || err != nil {
+			t.Fatalf("Check = %v, %v; want a repair", repaired, err)
+		}
 	}
-	eventually(t, "the repair", a.tablesThere)
-	a.home = hashed
-	a.expectHome("nothing remembers, and the hash of the address decides as before")
-
-	runNft(t, a.lab.Node, "", "flush", "ruleset")
-	if err := a.lab.Node.FlushConntrack(); err != nil {
-		t.Fatal(err)
-	}
-	eventually(t, "the repair", a.tablesThere)
-	a.sync(a.ports("web", a.timeout, "a", "b"))
 	a.home = a.visit()
-	a.sync(a.ports("web", a.timeout, affinityEndpoints...))
-	runNft(t, a.lab.Node, "", "flush", "ruleset")
-	eventually(t, "the repair", func() error {
-		if err := a.tablesThere(); err != nil {
-			return err
-		}
-		if n := a.learnedElements(); n != len(a.clients) {
-			return fmt.Errorf("the kernel remembers %d clients, want %d", n, len(a.clients))
-		}
-		return nil
-	})
+	flush()
 	a.expectHome("conntrack restored the maps")
-}
 
-// tablesThere is an error until the proxy has made its tables again.
-func (a *affinityTest) tablesThere() error {
-	for _, table := range a.backend.Tables() {
-		if there, err := connTo(a, a.lab.Node).HasTable(table.Family, table.Name); err != nil || !there {
-			return fmt.Errorf("table %s %s: %v, %v", table.Family, table.Name, there, err)
+	a.hash = true
+	a.restart(affinityEndpoints...)
+	forget := func() {
+		t.Helper()
+		if err := a.lab.Node.FlushConntrack(); err != nil {
+			t.Fatal(err)
 		}
+		flush()
 	}
-	return nil
+	forget()
+	a.home = a.visit()
+	forget()
+	a.expectHome("nothing remembers, and the hash of the address decides as before")
 }
 
 // learnedElements is how many pairs of client and endpoint the kernel remembers.

@@ -44,7 +44,7 @@ func TestExplainKnowsWhatTheKernelLearned(t *testing.T) {
 		t.Fatalf("the first connection %s: %v", became, err)
 	}
 	after := explainLive(t, l, lab.ClientAddrs.IPv4.String(), "10.96.0.10:80")
-	for _, want := range []string{"\n\nto " + all[met[0]] + ", source kept", "map @affinity (accept)\n"} {
+	for _, want := range []string{"\n\nto " + all[met[0]] + ", source kept", "map @affinity.shop.web.tcp (accept)\n"} {
 		if !strings.Contains(after, want) {
 			t.Errorf("after the first connection, no %q in\n%s", want, after)
 		}

@@ -71,15 +71,16 @@ func TestGoldenFlowsOnPaper(t *testing.T) {
 			}
 			e := evaluator.New(g.compile(t), nodeOnPaper)
 			for _, f := range list {
-				t.Run(f.Name, func(t *testing.T) { judgeOnPaper(t, e, f, g.podLink(t)) })
+				t.Run(f.Name, func(t *testing.T) { judgeOnPaper(t, e, f, g) })
 			}
 		})
 	}
 }
 
-func judgeOnPaper(t *testing.T, e *evaluator.Evaluator, f flows.Flow, podLink string) {
+func judgeOnPaper(t *testing.T, e *evaluator.Evaluator, f flows.Flow, g goldenCase) {
 	t.Helper()
-	fates, err := e.Fates(packetOf(f, podLink))
+	packet := packetOf(f, g.podLink(t))
+	fates, err := e.Fates(packet)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -89,8 +90,10 @@ func judgeOnPaper(t *testing.T, e *evaluator.Evaluator, f flows.Flow, podLink st
 		}
 	}
 	if f.Expect.Sticky {
-		judgeFirstDraw(t, f, fates)
-		judgeStickiness(t, e, packetOf(f, podLink), fates)
+		judgeStickiness(t, e, packet, fates)
+	}
+	if f.Expect.Sticky && g.config(t).AffinityHash {
+		judgeHash(t, f, fates)
 		return
 	}
 	if diff := cmp.Diff(sortedTexts(f.Expect.Endpoints), sortedTexts(fates.Destinations())); f.Expect.Result == "" && diff != "" {
@@ -98,8 +101,8 @@ func judgeOnPaper(t *testing.T, e *evaluator.Evaluator, f flows.Flow, podLink st
 	}
 }
 
-// judgeFirstDraw checks that the first connection of a client has one fate, by the hash of its address.
-func judgeFirstDraw(t *testing.T, f flows.Flow, fates evaluator.Fates) {
+// judgeHash checks that the first connection of a client has one fate, by the hash of its address.
+func judgeHash(t *testing.T, f flows.Flow, fates evaluator.Fates) {
 	t.Helper()
 	got := fates.Destinations()
 	if len(got) != 1 || !slices.Contains(f.Expect.Endpoints, got[0]) {

@@ -1,6 +1,7 @@
 package introspect
 
 import (
+	"fmt"
 	"io"
 	"net/http"
 	"net/http/pprof"
@@ -18,10 +19,15 @@ func addProfiling(mux *http.ServeMux) {
 	mux.HandleFunc("/debug/pprof/profile", pprof.Profile)
 	mux.HandleFunc("/debug/pprof/symbol", pprof.Symbol)
 	mux.HandleFunc("/debug/pprof/trace", pprof.Trace)
-	mux.HandleFunc("/debug/flags/", func(w http.ResponseWriter, _ *http.Request) {
-		writeText(w, http.StatusOK, "flags that PUT changes: v\n")
-	})
+	// Without the slash a client would be redirected, and a PUT with it.
+	mux.HandleFunc("/debug/flags", listFlags)
+	mux.HandleFunc("/debug/flags/", listFlags)
 	mux.HandleFunc("/debug/flags/v", setLogLevel)
+}
+
+func listFlags(w http.ResponseWriter, _ *http.Request) {
+	w.Header().Set("Content-Type", "text/html; charset=utf-8")
+	fmt.Fprint(w, "<html><head><title>/debug/flags/</title></head><body>\nFlags that PUT /debug/flags/NAME changes:\n<table>\n<tr><td>v</td></tr>\n</table>\n</body></html>\n")
 }
 
 func setLogLevel(w http.ResponseWriter, r *http.Request) {

@@ -51,6 +51,7 @@ func everything() {
 	metrics.SetServiceHealthPorts(1, 1)
 	metrics.SetWatchFailing("services", true)
 	metrics.SetNodeMissing(true, true, false)
+	metrics.SetLeftovers("ipvs", 1)
 }
 
 // gather returns all metrics by name.

@@ -40,6 +40,7 @@ func Register() {
 			localhostListeners, localhostListenFailures,
 			skippedObjects,
 			watchFailing, nodeMissing,
+			leftoverRules, buildInfo,
 		)
 		legacyregistry.CustomMustRegister(trackerCollector)
 		startAtZero()
@@ -55,6 +56,7 @@ func startAtZero() {
 		}
 	}
 	SetServiceHealthPorts(0, 0)
+	showBuildInfo()
 }
 
 // observeBoth records a duration in seconds for both families.

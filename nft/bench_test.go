@@ -1,10 +1,14 @@
 package nft
 
 import (
+	"context"
 	"encoding/binary"
 	"fmt"
 	"net/netip"
+	"runtime"
+	"runtime/metrics"
 	"testing"
+	"time"
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
@@ -43,6 +47,15 @@ func manyServices(n int) *Table {
 			{Name: "cluster-2", Rules: []Rule{NewRule(DNAT{FamilyIP, endpoints.Key, "endpoints"})}},
 		},
 	}
+}
+
+// manyAddresses returns a table with one set of n addresses.
+func manyAddresses(n int) *Table {
+	set := &Set{Name: "cluster-ips", Key: Concat{IPDaddr}}
+	for i := range n {
+		set.Put(Element{Key: AddrData(numberedAddr(byte(i>>16), i&0xffff))})
+	}
+	return &Table{Family: FamilyIP, Name: "kube-proxy", Sets: []*Set{set}}
 }
 
 // The same 20,000 elements of a verdict map, encoded in three ways.
@@ -166,6 +179,69 @@ func BenchmarkCommit(b *testing.B) {
 			commit()
 		}
 	})
+}
+
+// A check of a table that is as it should be: by reading it and comparing the copy, and by comparing as it is listed.
+func BenchmarkCheck(b *testing.B) {
+	for _, n := range []int{10_000, 50_000, 250_000} {
+		table := manyAddresses(n)
+		for _, way := range []struct {
+			name  string
+			check func(c *Conn) (Transaction, error)
+		}{
+			{"read and diff", func(c *Conn) (Transaction, error) {
+				have, err := c.ReadTable(table.Family, table.Name)
+				return Diff(have, table), err
+			}},
+			{"compare", func(c *Conn) (Transaction, error) {
+				return c.Compare(context.Background(), table, Comparison{})
+			}},
+		} {
+			b.Run(fmt.Sprintf("%s/%d", way.name, n), func(b *testing.B) {
+				inNamespace(b)
+				c := dial(b)
+				commitAll(b, c, Replace(table))
+				settle(b, c, table)
+				peak := watchHeap()
+				for b.Loop() {
+					tx, err := way.check(c)
+					if err != nil || !tx.Empty() {
+						b.Fatalf("%v, %.100s", err, tx)
+					}
+				}
+				b.ReportMetric(peak(), "peak-MB")
+			})
+		}
+	}
+}
+
+// watchHeap samples the heap and returns how far it grew, in MB, when asked.
+func watchHeap() (growth func() float64) {
+	used := func() uint64 {
+		sample := []metrics.Sample{{Name: "/memory/classes/heap/objects:bytes"}}
+		metrics.Read(sample)
+		return sample[0].Value.Uint64()
+	}
+	runtime.GC()
+	before, peak := used(), uint64(0)
+	stop, done := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(done)
+		for tick := time.NewTicker(time.Millisecond); ; {
+			select {
+			case <-stop:
+				tick.Stop()
+				return
+			case <-tick.C:
+				peak = max(peak, used())
+			}
+		}
+	}()
+	return func() float64 {
+		close(stop)
+		<-done
+		return float64(max(peak, before)-before) / 1e6
+	}
 }
 
 func BenchmarkReadTable(b *testing.B) {

@@ -18,6 +18,8 @@ type Chain struct {
 	Rules      []Rule
 	// Comment is shown by nft; at most 127 bytes.
 	Comment string
+	// bound says that the chain was read from the kernel and belongs to a rule ("jump { … }"), with which it goes.
+	bound bool
 }
 
 // ChainType is the type of a base chain.
@@ -87,7 +89,7 @@ func (c *Chain) header() string {
 
 // same reports whether two chains differ in nothing but their rules.
 func (c *Chain) same(o *Chain) bool {
-	return c.Type == o.Type && c.Hook == o.Hook && c.Priority == o.Priority && c.DropPolicy == o.DropPolicy && c.Comment == o.Comment
+	return c.Type == o.Type && c.Hook == o.Hook && c.Priority == o.Priority && c.DropPolicy == o.DropPolicy && sameComment(c.Comment, o.Comment)
 }
 
 func sameRules(a, b []Rule) bool {
@@ -111,6 +113,23 @@ func (r Rule) String() string {
 		words = append(words, "comment "+quote(r.Comment))
 	}
 	return strings.Join(words, " ")
+}
+
+// uses reports whether the rule refers to the set.
+func (r Rule) uses(set string) bool {
+	return slices.ContainsFunc(r.Statements, func(s Statement) bool {
+		switch s := s.(type) {
+		case InSet:
+			return s.Set == set
+		case Vmap:
+			return s.Map == set
+		case DNAT:
+			return s.Map == set
+		case Update:
+			return s.Map == set
+		}
+		return false
+	})
 }
 
 // NewRule returns a rule of the statements, without a comment.

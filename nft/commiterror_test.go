@@ -87,8 +87,8 @@ func TestARefusalNamesTheStepAndTheErrno(t *testing.T) {
 	}
 }
 
-// withoutNetAdmin takes CAP_NET_ADMIN from the test's thread for as long as it runs.
-func withoutNetAdmin(t *testing.T) {
+// withoutCapability takes a capability from the test's thread for as long as it runs.
+func withoutCapability(t *testing.T, capability int) {
 	t.Helper()
 	runtime.LockOSThread()
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
@@ -97,7 +97,7 @@ func withoutNetAdmin(t *testing.T) {
 		t.Fatal(err)
 	}
 	less := have
-	less[0].Effective &^= 1 << unix.CAP_NET_ADMIN
+	less[0].Effective &^= 1 << capability
 	if err := unix.Capset(&header, &less[0]); err != nil {
 		t.Fatal(err)
 	}
@@ -111,7 +111,7 @@ func withoutNetAdmin(t *testing.T) {
 
 func TestWithoutPrivilegesTheErrorSaysWhichOneIsMissing(t *testing.T) {
 	inNamespace(t)
-	withoutNetAdmin(t)
+	withoutCapability(t, unix.CAP_NET_ADMIN)
 	c := dial(t)
 	_, err := c.Commit(Diff(nil, &Table{Family: FamilyIP, Name: "t"}))
 	var refused *CommitError

@@ -1,14 +1,12 @@
 package nft
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"strings"
-	"time"
 
 	"github.com/google/nftables/expr"
-	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 )
 
@@ -42,7 +40,10 @@ func eachAttribute(b []byte, f func(typ uint16, b []byte) error) error {
 	return nil
 }
 
-func cString(b []byte) string { return strings.TrimRight(string(b), "\x00") }
+func cString(b []byte) string { return string(cBytes(b)) }
+
+// cBytes takes the NULs off the end.
+func cBytes(b []byte) []byte { return bytes.TrimRight(b, "\x00") }
 
 func be32(b []byte) (uint32, error) {
 	if len(b) != 4 {
@@ -60,7 +61,11 @@ func decodeTable(data []byte) (*Table, error) {
 			t.Name = cString(b)
 		case unix.NFTA_TABLE_FLAGS:
 			flags, err := be32(b)
-			t.Dormant = flags&tableDormant != 0
+			t.setFlags(flags)
+			return err
+		case nftaTableOwner:
+			port, err := be32(b)
+			t.OwnerPort = port
 			return err
 		case nftaTableUserdata:
 			t.Comment = udataComment(b, udataTableComment)
@@ -100,6 +105,10 @@ func decodeChain(data []byte) (table string, c *Chain, err error) {
 			policy, err := be32(b)
 			c.DropPolicy = policy == nfDrop
 			return err
+		case nftaChainFlags:
+			flags, err := be32(b)
+			c.bound = flags&chainBinding != 0
+			return err
 		case nftaChainUserdata:
 			c.Comment = udataComment(b, udataChainComment)
 		}
@@ -111,6 +120,12 @@ func decodeChain(data []byte) (table string, c *Chain, err error) {
 	return table, c, nil
 }
 
+// NFTA_CHAIN_FLAGS and NFT_CHAIN_BINDING (kernel 5.9).
+const (
+	nftaChainFlags = 10
+	chainBinding   = 4
+)
+
 func (c *Chain) decodeHook(typ uint16, b []byte) error {
 	v, err := be32(b)
 	if err != nil {
@@ -118,10 +133,10 @@ func (c *Chain) decodeHook(typ uint16, b []byte) error {
 	}
 	switch typ {
 	case unix.NFTA_HOOK_HOOKNUM:
-		if int(v) >= len(hookNumbers) {
-			return fmt.Errorf("hook number %d", v)
+		c.Hook = Hook(fmt.Sprintf("hook-%d", v)) // not of the families here
+		if int(v) < len(hookNumbers) {
+			c.Hook = hookNumbers[v]
 		}
-		c.Hook = hookNumbers[v]
 	case unix.NFTA_HOOK_PRIORITY:
 		c.Priority = int32(v)
 	}
@@ -132,9 +147,10 @@ func (c *Chain) decodeHook(typ uint16, b []byte) error {
 // with flags that this package does not write, and sets without a readable
 // description are not misread: their key or data type is opaque.
 func decodeSet(data []byte) (table string, s *Set, err error) {
-	s = &Set{}
+	s = &Set{kernelCount: -1}
 	var flags, keyLen, dataLen, dataType, size uint32
 	var userdata []byte
+	plain := true
 	err = decodeAttributes(data, func(typ uint16, b []byte) (err error) {
 		switch typ {
 		case unix.NFTA_SET_TABLE:
@@ -153,6 +169,12 @@ func decodeSet(data []byte) (table string, s *Set, err error) {
 			size, err = setSize(b)
 		case unix.NFTA_SET_USERDATA:
 			userdata = b
+		case nftaSetCount:
+			count, err := be32(b)
+			s.kernelCount = int(count)
+			return err
+		case unix.NFTA_SET_TIMEOUT, unix.NFTA_SET_GC_INTERVAL, nftaSetExpr, nftaSetExpressions:
+			plain = false
 		}
 		return err
 	})
@@ -160,7 +182,8 @@ func decodeSet(data []byte) (table string, s *Set, err error) {
 		return "", nil, fmt.Errorf("set: %w", err)
 	}
 	s.decodeUserdata(userdata)
-	plain := s.decodeFlags(flags, size)
+	s.anonymous = flags&unix.NFT_SET_ANONYMOUS != 0
+	plain = s.decodeFlags(flags, size) && plain
 	if s.Key == nil || s.Key.keyLen() != int(keyLen) || !plain {
 		s.Key = opaque(keyLen)
 	}
@@ -174,16 +197,24 @@ func decodeSet(data []byte) (table string, s *Set, err error) {
 	return table, s, nil
 }
 
-// decodeFlags reports whether the flags and size are ones that this package writes.
+// NFTA_SET_EXPR (kernel 5.7), NFTA_SET_EXPRESSIONS (kernel 5.11) and NFTA_SET_COUNT (kernel 6.15).
+const (
+	nftaSetExpr        = 17
+	nftaSetExpressions = 18
+	nftaSetCount       = 20
+)
+
+// decodeFlags reports whether the flags are ones that this package writes.
 func (s *Set) decodeFlags(flags, size uint32) bool {
+	s.Size = size
 	switch flags &^ unix.NFT_SET_MAP {
 	case 0:
-		return size == 0
+		return true
 	case intervalFlags:
 		s.Interval = true
-		return size == 0
+		return true
 	case dynamicFlags:
-		s.Dynamic, s.Size = true, size
+		s.Dynamic = true
 		return true
 	}
 	return false
@@ -284,94 +315,6 @@ func (o opaqueType) dataType() dataType {
 func (o opaqueType) loadVia(uint32, uint32) []expr.Any { return nil }
 func (o opaqueType) typeof(b []byte) []byte            { return b }
 
-// decodeElements decodes an NFT_MSG_NEWSETELEM message into the set.
-func decodeElements(data []byte, s *Set) error {
-	err := decodeAttributes(data, func(typ uint16, b []byte) error {
-		if typ != unix.NFTA_SET_ELEM_LIST_ELEMENTS {
-			return nil
-		}
-		return eachAttribute(b, func(_ uint16, b []byte) error {
-			e, err := decodeElement(b)
-			if err == nil {
-				e.Key, e.Value = pad(e.Key), pad(e.Value)
-				s.Put(e)
-			}
-			return err
-		})
-	})
-	if err != nil {
-		return fmt.Errorf("elements of %s %s: %w", s.Kind(), s.Name, err)
-	}
-	return nil
-}
-
-// pad pads a value that stands alone, which the kernel keeps at its true length.
-func pad(d Data) Data { return d + Data(make([]byte, padded(len(d))-len(d))) }
-
-func decodeElement(b []byte) (Element, error) {
-	var e Element
-	err := eachAttribute(b, func(typ uint16, b []byte) error {
-		switch typ {
-		case unix.NFTA_SET_ELEM_KEY:
-			return eachAttribute(b, func(_ uint16, b []byte) error {
-				e.Key = Data(b)
-				return nil
-			})
-		case nftaSetElemKeyEnd:
-			return eachAttribute(b, func(_ uint16, b []byte) error {
-				e.KeyEnd = Data(b)
-				return nil
-			})
-		case unix.NFTA_SET_ELEM_DATA:
-			return eachAttribute(b, e.decodeData)
-		case unix.NFTA_SET_ELEM_TIMEOUT:
-			e.Timeout = milliseconds(b)
-		case unix.NFTA_SET_ELEM_EXPIRATION:
-			e.Expires = milliseconds(b)
-		case unix.NFTA_SET_ELEM_USERDATA:
-			e.Comment = udataComment(b, udataElementComment)
-		}
-		return nil
-	})
-	return e, err
-}
-
-// milliseconds returns 0 for what is no time.
-func milliseconds(b []byte) time.Duration {
-	if len(b) != 8 {
-		return 0
-	}
-	return time.Duration(binary.BigEndian.Uint64(b)) * time.Millisecond
-}
-
-func (e *Element) decodeData(typ uint16, b []byte) error {
-	if typ == unix.NFTA_DATA_VALUE {
-		e.Value = Data(b)
-		return nil
-	}
-	var code uint32
-	err := eachAttribute(b, func(typ uint16, b []byte) (err error) {
-		switch typ {
-		case unix.NFTA_VERDICT_CODE:
-			code, err = be32(b)
-		case unix.NFTA_VERDICT_CHAIN:
-			e.Verdict.Chain = cString(b)
-		}
-		return err
-	})
-	e.Verdict.Kind = verdictKind(code)
-	return err
-}
-
-func verdictKind(code uint32) VerdictKind {
-	for k := Accept; k <= GotoChain; k++ {
-		if uint32((Verdict{Kind: k}).kernel()) == code {
-			return k
-		}
-	}
-	return 0
-}
-
 // decodedRule is a rule as it came from the kernel, before its lookups are resolved.
 type decodedRule struct {
 	table, chain string
@@ -421,14 +364,18 @@ func decodeExpr(family byte, b []byte) (any, error) {
 		return nil, err
 	}
 	if name == "byteorder" {
-		return decodeByteorder(data)
+		if e, err := decodeByteorder(data); err == nil {
+			return e, nil
+		}
+		return unknownExpr(name), nil
 	}
 	e := newExpr(name)
 	if e == nil || name == "immediate" && !isVerdict(data) {
 		return unknownExpr(name), nil
 	}
+	// An expression that cannot be decoded is not one of ours. That must not keep the table from being read.
 	if err := unmarshalExpr(family, data, e); err != nil {
-		return nil, fmt.Errorf("%s expression: %w", name, err)
+		return unknownExpr(name), nil
 	}
 	return e, nil
 }
@@ -511,6 +458,3 @@ func newExpr(name string) expr.Any {
 	}
 	return nil
 }
-
-// messageType returns the nf_tables type of a netlink message.
-func messageType(m netlink.Message) uint16 { return uint16(m.Header.Type) & 0xff }

@@ -3,7 +3,6 @@ package nft
 import (
 	"encoding/binary"
 	"slices"
-	"strings"
 
 	"golang.org/x/sys/unix"
 )
@@ -13,6 +12,8 @@ import (
 func (m *message) describe(offset int) string {
 	s := m.step
 	switch s.Op {
+	case DestroyTable:
+		s.Op = DeleteTable
 	case AddRules:
 		chain := *s.Chain
 		chain.Rules = chain.Rules[m.rule : m.rule+1]
@@ -33,9 +34,7 @@ func (m *message) describe(offset int) string {
 func (s Step) elementLine() string {
 	where := stepNames[s.Op] + " " + s.Table.Family.String() + " " + s.Table.Name + " " + s.Set.Name
 	if s.Op == DeleteElements {
-		var key strings.Builder
-		s.Set.appendKey(&key, s.Elements[0])
-		return where + " { " + key.String() + " }"
+		return where + " { " + s.Set.formatKey(s.Elements[0]) + " }"
 	}
 	return where + " { " + s.Set.FormatElement(s.Elements[0]) + " }"
 }
@@ -74,7 +73,6 @@ func elementIn(list []byte, offset int) (e Element, ok bool) {
 		if !ok && offset < at+attrHeader+len(b) {
 			var err error
 			e, err = decodeElement(b)
-			e.Key, e.Value = pad(e.Key), pad(e.Value)
 			ok = err == nil
 		}
 		at += padded(attrHeader + len(b))

@@ -6,37 +6,56 @@ import (
 
 // Diff returns the transaction that turns the table have into want. Either may be nil: no
 // table. It is empty when both are the same. Where the difference cannot be made step by
-// step (a set with another type, a regular chain with another comment), the whole table is replaced.
+// step (a set with another type, a regular chain with another comment), the whole table is replaced. A set of another
+// size is made anew, together with the rules that use it.
 func Diff(have, want *Table) Transaction {
+	tx, d, pairs := beginDiff(have, want)
+	if d == nil {
+		return tx
+	}
+	for _, pair := range pairs {
+		d.compareElements(pair.have, pair.want)
+	}
+	return d.transaction()
+}
+
+// beginDiff compares two tables. If d is nil, tx is the difference; otherwise d is, but for the elements of the pairs.
+func beginDiff(have, want *Table) (tx Transaction, d *delta, pairs []setPair) {
 	switch {
 	case have == nil && want == nil:
-		return Transaction{}
+		return Transaction{}, nil, nil
 	case want == nil:
-		return Transaction{Steps: []Step{{Op: DeleteTable, Table: have}}}
+		return Transaction{Steps: []Step{{Op: DeleteTable, Table: have}}}, nil, nil
 	case have == nil:
-		return build(want)
-	case have.Dormant != want.Dormant || have.Comment != want.Comment || !compatible(have, want):
-		return Replace(want)
+		return build(want), nil, nil
+	case !have.becomes(want) || !sameComment(have.Comment, want.Comment) || !compatible(have, want):
+		return Replace(want), nil, nil
 	}
-	d := delta{table: want}
-	d.compareSets(have, want)
+	d = &delta{table: want, adopt: want.Owner && !have.Owner, deleteObjects: have.Objects}
+	pairs = d.compareSets(have, want)
 	d.compareChains(have, want)
-	return d.transaction()
+	return Transaction{}, d, pairs
 }
 
 // Replace returns the transaction that makes want from nothing, after deleting whatever
 // table of its name there may be. To packets it happens in one instant.
 func Replace(want *Table) Transaction {
-	// Adding first makes the deletion succeed when there is no table; "destroy" would need kernel 6.3.
-	tx := Transaction{Steps: []Step{{Op: AddTable, Table: &Table{Family: want.Family, Name: want.Name}}, {Op: DeleteTable, Table: want}}}
+	tx := Remove(want.Family, want.Name)
 	tx.Append(build(want))
 	return tx
 }
 
 // Remove returns the transaction that deletes a table if it exists.
 func Remove(family Family, name string) Transaction {
-	t := &Table{Family: family, Name: name}
-	return Transaction{Steps: []Step{{Op: AddTable, Table: t}, {Op: DeleteTable, Table: t}}}
+	return Transaction{Steps: []Step{{Op: DestroyTable, Table: &Table{Family: family, Name: name}}}}
+}
+
+// becomes reports whether the flags of have can be made those of want. An orphan can be taken over, nothing else.
+func (t *Table) becomes(want *Table) bool {
+	if t.orphan() && want.Persist && want.Owner {
+		return t.Dormant == want.Dormant
+	}
+	return t.flags() == want.flags()
 }
 
 func build(want *Table) Transaction {
@@ -59,7 +78,7 @@ func unordered(s *Set) []Element {
 // compatible reports whether have can be turned into want step by step.
 func compatible(have, want *Table) bool {
 	for _, w := range want.Sets {
-		if h := have.Set(w.Name); h != nil && !h.sameType(w) {
+		if h := have.Set(w.Name); h != nil && !h.sameType(w) && !h.resizable(w) {
 			return false
 		}
 	}
@@ -81,10 +100,12 @@ func replaceable(have, want *Chain) bool {
 // that the kernel accepts.
 type delta struct {
 	table                   *Table
-	addTable                bool
+	addTable, adopt         bool
 	addSets, deleteSets     []*Set
+	rebuiltSets             []string // names of those that are deleted and added again
 	addChains, deleteChains []*Chain
 	flushChains, newRules   []*Chain
+	deleteObjects           []Object
 	deleteElements          []setElements
 	addElements             []setElements
 }
@@ -94,33 +115,51 @@ type setElements struct {
 	elements []Element
 }
 
-func (d *delta) compareSets(have, want *Table) {
+// setPair is a set as it is wanted, and as it is: nil if there is none that could stay.
+type setPair struct{ have, want *Set }
+
+// compareSets compares the sets without their elements, and returns those of which the elements have to be compared.
+func (d *delta) compareSets(have, want *Table) (pairs []setPair) {
 	for _, w := range want.Sets {
 		h := have.Set(w.Name)
-		if h == nil {
+		switch {
+		case h == nil:
 			d.addSets = append(d.addSets, w)
-			h = &Set{}
+		case !h.sameType(w):
+			d.deleteSets, d.addSets = append(d.deleteSets, h), append(d.addSets, w)
+			d.rebuiltSets = append(d.rebuiltSets, w.Name)
+			h = nil
 		}
-		if !w.Dynamic {
-			d.compareElements(h, w)
-		}
+		pairs = append(pairs, setPair{h, w})
 	}
 	for _, h := range have.Sets {
-		if want.Set(h.Name) == nil {
+		// An anonymous set goes with its rule, and cannot be deleted by name.
+		if want.Set(h.Name) == nil && !h.anonymous {
 			d.deleteSets = append(d.deleteSets, h)
 		}
 	}
+	return pairs
 }
 
+// compareElements compares all elements; of sets that packets add to, only the catch-all, which packets cannot add.
 func (d *delta) compareElements(have, want *Set) {
+	if have == nil {
+		have = &Set{}
+	}
 	var gone, added []Element
 	for key, h := range have.elements {
-		if w, ok := want.elements[key]; !ok || w != h {
+		if want.Dynamic && key != CatchAll {
+			continue
+		}
+		if w, ok := want.elements[key]; !ok || !w.same(h) || have.foreign[key] != "" {
 			gone = append(gone, h)
 		}
 	}
 	for key, w := range want.elements {
-		if h, ok := have.elements[key]; !ok || w != h {
+		if want.Dynamic {
+			break
+		}
+		if h, ok := have.elements[key]; !ok || !w.same(h) || have.foreign[key] != "" {
 			added = append(added, w)
 		}
 	}
@@ -133,7 +172,8 @@ func (d *delta) compareChains(have, want *Table) {
 		d.compareChain(have.Chain(w.Name), w)
 	}
 	for _, h := range have.Chains {
-		if want.Chain(h.Name) == nil {
+		// A chain that belongs to a rule goes with it, and cannot be touched by name.
+		if want.Chain(h.Name) == nil && !h.bound {
 			d.compareChain(h, nil)
 		}
 	}
@@ -164,10 +204,18 @@ func (d *delta) compareChain(have, want *Chain) {
 		d.deleteChains = append(d.deleteChains, have)
 		d.addChains = append(d.addChains, want)
 		d.newRules = append(d.newRules, want)
-	case !sameRules(have.Rules, want.Rules):
+	case !sameRules(have.Rules, want.Rules), d.rebuilds(want):
 		d.flushChains = append(d.flushChains, have)
 		d.newRules = append(d.newRules, want)
 	}
+}
+
+// rebuilds reports whether a rule of the chain refers to a set that is deleted and added again. That takes the rule
+// along: the kernel deletes no set that is in use.
+func (d *delta) rebuilds(c *Chain) bool {
+	return slices.ContainsFunc(d.rebuiltSets, func(set string) bool {
+		return slices.ContainsFunc(c.Rules, func(r Rule) bool { return r.uses(set) })
+	})
 }
 
 // transaction orders the steps so that nothing is referred to before it is there or
@@ -180,6 +228,9 @@ func (d *delta) transaction() Transaction {
 	}
 	if d.addTable {
 		add(Step{Op: AddTable})
+	}
+	if d.adopt {
+		add(Step{Op: AdoptTable})
 	}
 	for _, c := range d.flushChains {
 		add(Step{Op: FlushChain, Chain: c})
@@ -195,6 +246,9 @@ func (d *delta) transaction() Transaction {
 	}
 	for _, c := range d.deleteChains {
 		add(Step{Op: DeleteChain, Chain: c})
+	}
+	for _, o := range d.deleteObjects {
+		add(Step{Op: DeleteObject, Object: o})
 	}
 	for _, s := range d.addSets {
 		add(Step{Op: AddSet, Set: s})

@@ -14,6 +14,7 @@ type Draft struct {
 	family  Family
 	name    string
 	comment string
+	owned   bool
 	sets    []*Set
 	// dynamic holds the sets of PutSet by name.
 	dynamic map[string]*Set
@@ -46,6 +47,10 @@ func NewDraft(family Family, name, comment string) *Draft {
 
 // Family is the family of the table.
 func (d *Draft) Family() Family { return d.family }
+
+// Own makes the table belong to the Conn that commits it, with the flags owner and persist: see Table. It must be called before
+// the first commit.
+func (d *Draft) Own() { d.owned = true }
 
 // AddSet adds a set or map. All sets must be there before the first commit.
 func (d *Draft) AddSet(s *Set) *Set {
@@ -139,7 +144,14 @@ func (d *Draft) touchChain(name string) {
 func (d *Draft) Table() *Table {
 	chains := slices.Collect(maps.Values(d.chains))
 	SortChains(chains)
-	return &Table{Family: d.family, Name: d.name, Comment: d.comment, Sets: d.allSets(), Chains: chains}
+	t := d.header()
+	t.Sets, t.Chains = d.allSets(), chains
+	return t
+}
+
+// header returns the table without what it holds.
+func (d *Draft) header() *Table {
+	return &Table{Family: d.family, Name: d.name, Comment: d.comment, Owner: d.owned, Persist: d.owned}
 }
 
 // allSets returns the sets of AddSet, then those of PutSet by name.
@@ -157,7 +169,7 @@ func (d *Draft) Transaction() Transaction {
 	if !d.committed {
 		return Replace(d.Table())
 	}
-	delta := delta{table: &Table{Family: d.family, Name: d.name}}
+	delta := delta{table: d.header()}
 	for _, name := range slices.SortedFunc(maps.Keys(d.chainsBefore), compareNatural) {
 		have, want := d.chainsBefore[name], d.chains[name]
 		if have != nil && want != nil && !replaceable(have, want) {

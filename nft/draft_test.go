@@ -236,7 +236,7 @@ func walk(rt *rapid.T, kernel kernelOf) {
 		case "invalidate":
 			d.Invalidate()
 			tx = d.Transaction()
-			if tx.Empty() || tx.Steps[1].Op != DeleteTable {
+			if tx.Empty() || tx.Steps[0].Op != DestroyTable {
 				rt.Fatalf("after Invalidate the transaction does not replace the table:\n%s", tx)
 			}
 		}

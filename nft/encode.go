@@ -18,9 +18,12 @@ type message struct {
 	rule int
 }
 
-// encode returns the messages for the transaction, without the batch's begin and end.
-func (tx *Transaction) encode() ([]message, error) {
-	e := encoder{setIDs: map[*Set]uint32{}}
+// encode returns the messages for the transaction, without the batch's begin and end, as all kernels understand them.
+func (tx *Transaction) encode() ([]message, error) { return tx.encodeFor(false) }
+
+// encodeFor encodes for kernels that can destroy tables, or for those that cannot.
+func (tx *Transaction) encodeFor(canDestroy bool) ([]message, error) {
+	e := encoder{setIDs: map[*Set]uint32{}, canDestroy: canDestroy}
 	for _, s := range tx.Steps {
 		if err := e.step(s); err != nil {
 			return nil, err
@@ -32,6 +35,8 @@ func (tx *Transaction) encode() ([]message, error) {
 type encoder struct {
 	out    []message
 	setIDs map[*Set]uint32
+	// canDestroy says that the kernel has NFT_MSG_DESTROYTABLE.
+	canDestroy bool
 }
 
 // maxList bounds the element list of one message: the length of a netlink attribute is 16
@@ -52,22 +57,18 @@ func start(t *Table, capacity int) attributes {
 }
 
 func (e *encoder) step(s Step) error {
+	if err := s.checkNames(); err != nil {
+		return err
+	}
 	a := start(s.Table, 256)
 	switch s.Op {
-	case AddTable:
-		a.str(unix.NFTA_TABLE_NAME, s.Table.Name)
-		flags := uint32(0)
-		if s.Table.Dormant {
-			flags = tableDormant
-		}
-		a.u32(unix.NFTA_TABLE_FLAGS, flags)
-		if s.Table.Comment != "" {
-			a.bytes(nftaTableUserdata, string(appendUdataString(nil, udataTableComment, s.Table.Comment)))
-		}
-		e.message(s, unix.NFT_MSG_NEWTABLE, netlink.Create, a)
+	case AddTable, AdoptTable:
+		e.addTable(s, a)
 	case DeleteTable:
 		a.str(unix.NFTA_TABLE_NAME, s.Table.Name)
 		e.message(s, unix.NFT_MSG_DELTABLE, 0, a)
+	case DestroyTable:
+		e.destroyTable(s, a)
 	case AddSet:
 		e.addSet(s, a)
 	case DeleteSet:
@@ -75,6 +76,9 @@ func (e *encoder) step(s Step) error {
 		a.str(unix.NFTA_SET_NAME, s.Set.Name)
 		e.message(s, unix.NFT_MSG_DELSET, 0, a)
 	case AddChain:
+		if s.Chain.Hook != "" && !slices.Contains(hookNumbers, s.Chain.Hook) {
+			return fmt.Errorf("nft: chain %s %s %s: unknown hook %q", s.Table.Family, s.Table.Name, s.Chain.Name, s.Chain.Hook)
+		}
 		e.addChain(s, a)
 	case DeleteChain:
 		a.str(unix.NFTA_CHAIN_TABLE, s.Table.Name)
@@ -88,8 +92,31 @@ func (e *encoder) step(s Step) error {
 		return e.addRules(s)
 	case AddElements, DeleteElements:
 		return e.elements(s)
+	case DeleteObject:
+		e.deleteObject(s, a)
 	}
 	return nil
+}
+
+func (e *encoder) addTable(s Step, a attributes) {
+	a.str(unix.NFTA_TABLE_NAME, s.Table.Name)
+	a.u32(unix.NFTA_TABLE_FLAGS, s.Table.flags())
+	if s.Table.Comment != "" {
+		a.bytes(nftaTableUserdata, string(appendUdataString(nil, udataTableComment, s.Table.Comment)))
+	}
+	e.message(s, unix.NFT_MSG_NEWTABLE, netlink.Create, a)
+}
+
+// destroyTable deletes a table that may not be there. Kernels before 6.3 cannot say that; there, adding the table
+// first makes the deletion succeed. On later ones that would fail if the table has flags that it is not added with.
+func (e *encoder) destroyTable(s Step, a attributes) {
+	a.str(unix.NFTA_TABLE_NAME, s.Table.Name)
+	if e.canDestroy {
+		e.message(s, nftMsgDestroyTable, 0, a)
+		return
+	}
+	e.message(s, unix.NFT_MSG_NEWTABLE, netlink.Create, a)
+	e.message(s, unix.NFT_MSG_DELTABLE, 0, a)
 }
 
 func (e *encoder) addSet(s Step, a attributes) {
@@ -119,30 +146,35 @@ func (e *encoder) addSet(s Step, a attributes) {
 		a.u32(unix.NFTA_SET_DATA_TYPE, set.Data.typeID())
 		a.u32(unix.NFTA_SET_DATA_LEN, uint32(set.Data.keyLen()))
 	}
-	switch {
-	case set.Interval:
-		a.concatDescription(set.Key)
-	case set.Size > 0 && !(set.Dynamic && set.Size == DefaultSize):
-		desc := a.begin(unix.NFTA_SET_DESC)
-		a.u32(unix.NFTA_SET_DESC_SIZE, set.Size)
-		a.end(desc)
-	}
+	a.description(set)
 	a.u32(unix.NFTA_SET_ID, id)
 	a.bytes(unix.NFTA_SET_USERDATA, string(set.userdata()))
 	e.message(s, unix.NFT_MSG_NEWSET, netlink.Create, a)
 }
 
-// concatDescription tells the kernel where the fields of a key are, without which it cannot
-// take a range in one of them.
-func (a *attributes) concatDescription(key Concat) {
-	desc := a.begin(unix.NFTA_SET_DESC)
-	concat := a.begin(nftaSetDescConcat)
-	for _, e := range key {
-		field := a.begin(unix.NFTA_LIST_ELEM)
-		a.u32(nftaSetFieldLen, uint32(e.dataType().length))
-		a.end(field)
+// description tells the kernel the size of a set, if it has one, and where the fields of a key are, without which it
+// cannot take a range in one of them.
+func (a *attributes) description(set *Set) {
+	size := set.Size
+	if set.Dynamic && size == DefaultSize {
+		size = 0 // what the kernel makes of 0, without the hash buckets for all of it
 	}
-	a.end(concat)
+	if !set.Interval && size == 0 {
+		return
+	}
+	desc := a.begin(unix.NFTA_SET_DESC)
+	if size > 0 {
+		a.u32(unix.NFTA_SET_DESC_SIZE, size)
+	}
+	if set.Interval {
+		concat := a.begin(nftaSetDescConcat)
+		for _, e := range set.Key {
+			field := a.begin(unix.NFTA_LIST_ELEM)
+			a.u32(nftaSetFieldLen, uint32(e.dataType().length))
+			a.end(field)
+		}
+		a.end(concat)
+	}
 	a.end(desc)
 }
 
@@ -181,10 +213,13 @@ func (e *encoder) addChain(s Step, a attributes) {
 	e.message(s, unix.NFT_MSG_NEWCHAIN, netlink.Create, a)
 }
 
-// What x/sys/unix has no name for: NFTA_TABLE_USERDATA and NFTA_CHAIN_USERDATA (kernel 5.10), NF_DROP and NF_ACCEPT,
-// NFT_SET_CONCAT (kernel 5.6).
+// What x/sys/unix has no name for: NFTA_TABLE_USERDATA and NFTA_CHAIN_USERDATA (kernel 5.10), NFTA_TABLE_OWNER (kernel
+// 5.12), NF_DROP and NF_ACCEPT, NFT_SET_CONCAT (kernel 5.6), NFT_MSG_DESTROYTABLE (kernel 6.3).
 const (
+	nftMsgDestroyTable = 26
+
 	nftaTableUserdata = 6
+	nftaTableOwner    = 7
 	nftaChainUserdata = 12
 	nfDrop            = 0
 	nfAccept          = 1
@@ -216,6 +251,11 @@ func (a *attributes) expressions(family Family, r Rule) error {
 	for _, s := range r.Statements {
 		if u, ok := s.(Unknown); ok {
 			return fmt.Errorf("%q was read from the kernel and cannot be written back", u)
+		}
+		if m, ok := s.(MatchIfname); ok {
+			if err := m.check(); err != nil {
+				return err
+			}
 		}
 		if v, ok := s.(Verdict); ok && v.Kind == 0 {
 			return errors.New("a verdict that says nothing")
@@ -269,23 +309,43 @@ func (e *encoder) elements(s Step) error {
 
 // check refuses an element that the set cannot hold, before the kernel does with a mere number.
 func (s *Set) check(e *Element, withValue bool) error {
+	if err := s.checkKey(e); err != nil || !withValue {
+		return err
+	}
 	switch {
+	case s.Verdicts && e.Verdict.Kind == 0:
+		return fmt.Errorf("element %s has no verdict", s.formatKey(*e))
+	case len(e.Value) != s.Data.Len():
+		return fmt.Errorf("element %s: value has %d bytes, want %d", s.formatKey(*e), len(e.Value), s.Data.Len())
+	}
+	return nil
+}
+
+func (s *Set) checkKey(e *Element) error {
+	switch {
+	case e.Key == CatchAll:
 	case len(e.Key) != s.Key.Len():
 		return fmt.Errorf("element key has %d bytes, want %d for %s", len(e.Key), s.Key.Len(), s.Key)
 	case s.Interval && len(e.KeyEnd) != len(e.Key):
 		return fmt.Errorf("element %s: the end of its range has %d bytes, want %d", s.Key.Format(e.Key), len(e.KeyEnd), len(e.Key))
-	case !withValue:
-		return nil
-	case s.Verdicts && e.Verdict.Kind == 0:
-		return fmt.Errorf("element %s has no verdict", s.Key.Format(e.Key))
-	case len(e.Value) != s.Data.Len():
-		return fmt.Errorf("element %s: value has %d bytes, want %d", s.Key.Format(e.Key), len(e.Value), s.Data.Len())
 	}
 	return nil
 }
 
 func (a *attributes) element(s *Set, e *Element, withValue bool) {
 	elem := a.begin(unix.NFTA_LIST_ELEM)
+	if e.Key == CatchAll {
+		a.u32(unix.NFTA_SET_ELEM_FLAGS, elemCatchAll)
+	} else {
+		a.key(s, e)
+	}
+	if withValue {
+		a.value(s, e)
+	}
+	a.end(elem)
+}
+
+func (a *attributes) key(s *Set, e *Element) {
 	key := a.begin(unix.NFTA_SET_ELEM_KEY)
 	a.bytes(unix.NFTA_DATA_VALUE, string(e.Key)[:s.Key.keyLen()])
 	a.end(key)
@@ -294,10 +354,6 @@ func (a *attributes) element(s *Set, e *Element, withValue bool) {
 		a.bytes(unix.NFTA_DATA_VALUE, string(e.KeyEnd))
 		a.end(end)
 	}
-	if withValue {
-		a.value(s, e)
-	}
-	a.end(elem)
 }
 
 func (a *attributes) value(s *Set, e *Element) {

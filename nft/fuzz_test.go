@@ -5,7 +5,9 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
@@ -95,12 +97,12 @@ func FuzzDecodeTable(f *testing.F) {
 			return
 		}
 		_ = table.String()
+		if !fits(table.Comment, table.Name) {
+			return
+		}
 		again, err := decodeTable(onlyMessage(t, Step{Op: AddTable, Table: table}))
 		if err != nil {
 			t.Fatal(err)
-		}
-		if !fits(table.Name, table.Comment) {
-			return
 		}
 		if diff := cmp.Diff(table.String(), again.String()); diff != "" {
 			t.Errorf("decoded, encoded and decoded again (-once +twice):\n%s", diff)
@@ -109,7 +111,14 @@ func FuzzDecodeTable(f *testing.F) {
 }
 
 // fits reports whether texts are such as the kernel would hold.
-func fits(name, comment string) bool { return len(name) < 256 && len(comment) <= maxComment }
+func fits(comment string, names ...string) bool {
+	for _, name := range names {
+		if checkName("it", name) != nil {
+			return false
+		}
+	}
+	return len(comment) <= maxComment
+}
 
 func FuzzDecodeChain(f *testing.F) {
 	addSeeds(f, AddChain)
@@ -119,7 +128,7 @@ func FuzzDecodeChain(f *testing.F) {
 			return
 		}
 		want := (&Table{Name: name, Chains: []*Chain{c}}).String()
-		if !fits(name+c.Name+string(c.Type), c.Comment) {
+		if !fits(c.Comment, name, c.Name, string(c.Type)+"x") || c.Hook != "" && !slices.Contains(hookNumbers, c.Hook) {
 			return
 		}
 		again, got, err := decodeChain(onlyMessage(t, Step{Op: AddChain, Table: &Table{Name: name}, Chain: c}))
@@ -140,7 +149,7 @@ func FuzzDecodeSet(f *testing.F) {
 			return
 		}
 		_ = (&Table{Name: name, Sets: []*Set{s}}).String()
-		if !fits(name+s.Name, s.Comment) || isOpaque(s.Key) || isOpaque(s.Data) || len(s.Key) == 0 {
+		if !fits(s.Comment, name, s.Name) || isOpaque(s.Key) || isOpaque(s.Data) || len(s.Key) == 0 {
 			return
 		}
 		_, got, err := decodeSet(onlyMessage(t, Step{Op: AddSet, Table: &Table{Name: name}, Set: s}))
@@ -164,6 +173,9 @@ func isOpaque(c Concat) bool {
 
 func FuzzDecodeElements(f *testing.F) {
 	addSeeds(f, AddElements)
+	catchAll := &Set{Name: "s", Key: Concat{IPDaddr}, Verdicts: true}
+	catchAll.Put(Element{Key: CatchAll, Verdict: Drop, Comment: "the rest"})
+	f.Add([]byte(onlyMessage(f, Step{Op: AddElements, Table: &Table{Name: "t"}, Set: catchAll, Elements: catchAll.Elements()})))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		for _, shape := range append(everything(FamilyIP).Sets, everything(FamilyIP6).Sets...) {
 			fuzzElements(t, data, shape)
@@ -179,10 +191,11 @@ func fuzzElements(t *testing.T, data []byte, shape *Set) {
 	if decodeElements(data, s) != nil {
 		return
 	}
+	checkElementsAreThemselves(t, data, s)
 	var sound []Element
 	for _, e := range s.Elements() {
 		_ = s.FormatElement(e)
-		if s.check(&e, true) == nil && fits(e.Verdict.Chain, e.Comment) && roundTrips(s, e) {
+		if s.foreign[e.Key] == "" && s.check(&e, true) == nil && fits(e.Comment, e.Verdict.Chain+"x") && roundTrips(s, e) {
 			sound = append(sound, e)
 		}
 	}
@@ -201,14 +214,49 @@ func fuzzElements(t *testing.T, data []byte, shape *Set) {
 			t.Fatal(err)
 		}
 	}
-	if diff := cmp.Diff(want.Elements(), got.Elements()); diff != "" {
+	if diff := cmp.Diff(want.Elements(), got.Elements(), sameElements); diff != "" {
 		t.Errorf("decoded, encoded and decoded again (-once +twice):\n%s", diff)
+	}
+}
+
+// checkElementsAreThemselves compares each element with its own copy, and with another one.
+func checkElementsAreThemselves(t *testing.T, data []byte, s *Set) {
+	t.Helper()
+	err := eachElement(data, func(r *rawElement) error {
+		e := r.element()
+		if r.catchAll() || r.hasVerdict && e.Verdict.Kind == 0 || max(r.timeout, r.expires) > 1<<40 {
+			return nil // nothing that can be wanted
+		}
+		if !r.is(&e) {
+			t.Errorf("the element is not what was read of it: %+v", e)
+		}
+		for _, change := range []func(*Element){
+			func(e *Element) { e.Value += "\x00\x00\x00\x00" },
+			func(e *Element) { e.KeyEnd += "x" },
+			func(e *Element) { e.Verdict = Verdict{Kind: e.Verdict.Kind%GotoChain + 1, Chain: e.Verdict.Chain} },
+			func(e *Element) { e.Verdict.Chain += "x" },
+			func(e *Element) { e.Comment = "x" + e.Comment },
+			func(e *Element) { e.Timeout += time.Millisecond },
+		} {
+			other := e
+			change(&other)
+			if r.is(&other) && !e.same(other) {
+				t.Errorf("%+v is taken for %+v", e, other)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatalf("%s was decoded before: %v", s.Name, err)
 	}
 }
 
 // roundTrips leaves out what no kernel hands out: values beyond what the set declares, in
 // the padding of a lone field or in a set without such values.
 func roundTrips(s *Set, e Element) bool {
+	if e.Key == CatchAll {
+		return (s.Data == nil || pad(e.Value[:s.Data.keyLen()]) == e.Value) && (s.Verdicts || e.Verdict == Verdict{})
+	}
 	lone := func(c Concat, d Data) bool { return c == nil || pad(d[:c.keyLen()]) == d }
 	return lone(s.Key, e.Key) && lone(s.Data, e.Value) && (s.Verdicts || e.Verdict == Verdict{}) && (s.Interval || e.KeyEnd == "")
 }
@@ -230,7 +278,13 @@ func FuzzDecodeRule(f *testing.F) {
 		}
 		rule := read(r)
 		want := rule.String()
-		if hasUnknown(rule) || !fits(r.table+r.chain, r.comment) {
+		if hasUnknown(rule) || !fits(r.comment, r.table, r.chain) {
+			return
+		}
+		if slices.ContainsFunc(rule.Statements, func(s Statement) bool {
+			m, ok := s.(MatchIfname)
+			return ok && m.check() != nil
+		}) {
 			return
 		}
 		tx := Transaction{Steps: []Step{{Op: AddRules, Table: table, Chain: &Chain{Name: r.chain, Rules: []Rule{rule}}}}}
@@ -275,5 +329,48 @@ func FuzzUserdata(f *testing.F) {
 		if diff := cmp.Diff(c.String(), decodeTypeof(c.typeof(nil)).String()); diff != "" {
 			t.Errorf("decoded, encoded and decoded again (-once +twice):\n%s", diff)
 		}
+	})
+}
+
+// FuzzDecodeObject feeds what no other target decodes: objects, flowtables, notices.
+func FuzzDecodeObject(f *testing.F) {
+	a := start(&Table{Family: FamilyIP}, 64)
+	a.str(unix.NFTA_OBJ_TABLE, "t")
+	a.str(unix.NFTA_OBJ_NAME, "o")
+	a.u32(unix.NFTA_OBJ_TYPE, 1)
+	f.Add([]byte(a))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		for _, decode := range []func([]byte) (string, Object, error){decodeObject, decodeFlowtable} {
+			name, o, err := decode(data)
+			if err != nil || !fits("", name, o.Name) {
+				continue
+			}
+			again, o2, err := decode(onlyMessage(t, Step{Op: DeleteObject, Table: &Table{Name: name}, Object: o}))
+			if err != nil || again != name || o2 != o {
+				t.Errorf("%v of %q, encoded and decoded again, is %v of %q (%v)", o, name, o2, again, err)
+			}
+		}
+		var n Notice
+		_ = decodeAttributes(data, n.take)
+		_ = n.String()
+	})
+}
+
+func FuzzReplies(f *testing.F) {
+	s := &socket{}
+	f.Add(s.appendMessage(s.appendMessage(nil, batchMarker(unix.NFNL_MSG_BATCH_BEGIN)), batchMarker(unix.NFNL_MSG_BATCH_END)))
+	f.Add([]byte("\x24\x00\x00\x00\x02\x00\x00\x03\x01\x00\x00\x00\x00\x00\x00\x00\xff\xff\xff\xff\x24\x00\x00\x00\x02\x00\x00\x00\x01\x00\x00\x00\x00\x00\x00\x00"))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		total := 0
+		_ = eachMessage(data, func(r reply) error {
+			total += unix.NLMSG_HDRLEN + len(r.Data)
+			_ = r.refusal()
+			return nil
+		})
+		if total > len(data) {
+			t.Errorf("messages of %d bytes in %d", total, len(data))
+		}
+		a := answers{begin: 1, last: 9}
+		_ = eachMessage(data, a.take)
 	})
 }

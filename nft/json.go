@@ -1,9 +1,6 @@
 package nft
 
-import (
-	"encoding/json"
-	"strings"
-)
+import "encoding/json"
 
 // The JSON of a table has nft's words as keys and, for rules, keys and values, the same text as
 // the nft syntax: it is for programs that look things up, such as
@@ -73,9 +70,7 @@ func (s *Set) json() setJSON {
 		out.Data = s.Data.String()
 	}
 	for _, e := range s.Elements() {
-		var key strings.Builder
-		s.appendKey(&key, e)
-		j := elementJSON{Key: key.String(), Comment: e.Comment}
+		j := elementJSON{Key: s.formatKey(e), Comment: e.Comment}
 		switch {
 		case s.Verdicts:
 			j.Value = e.Verdict.String()

@@ -52,9 +52,15 @@ func dial(t testing.TB) *Conn {
 	return c
 }
 
+// initialNamespace is where the tests were started. Its rules are not theirs.
+var initialNamespace, _ = os.Stat(currentNamespace)
+
 // runNft runs the nft program in the test's namespace; it is here to check this package, which does without.
 func runNft(t testing.TB, stdin string, args ...string) string {
 	t.Helper()
+	if here, err := os.Stat(currentNamespace); err != nil || os.SameFile(here, initialNamespace) {
+		t.Fatal("this thread is not in a namespace of the test's own: a subtest has to call inNamespace itself")
+	}
 	cmd := exec.Command("nft", args...)
 	cmd.Stdin = strings.NewReader(stdin)
 	var stderr bytes.Buffer
@@ -118,7 +124,6 @@ func everything(f Family) *Table {
 	affinity := &Set{Name: "affinity", Key: append(Concat{f.Saddr()}, key...), Data: Concat{f.Daddr(), ThDport}, Dynamic: true, Size: 1 << 20}
 	learn := &Chain{Name: "learn", Rules: []Rule{
 		NewRule(DNAT{f, affinity.Key, affinity.Name}),
-		NewRule(DNAT{f, append(frontendKey(f), JHash{f.Saddr(), 3, 0x5eed}), "endpoints"}),
 	}}
 	if f == FamilyIP { // the nft program 1.0.6 aborts when it is to load one for IPv6
 		learn.Rules = append(learn.Rules, learning(f))
@@ -143,6 +148,7 @@ func everything(f Family) *Table {
 			{Name: "cluster-2", Rules: []Rule{
 				NewRule(MatchPrefix{f.Saddr(), NotEqual, cidr}, Jump("mark-for-masquerade")),
 				NewRule(DNAT{f, random(2), "endpoints"}),
+				NewRule(DNAT{f, append(frontendKey(f), JHash{f.Saddr(), 3, 0x5eed}), "endpoints"}),
 				NewRule(DNAT{f, random(1), "endpoints"}),
 			}},
 			learn,

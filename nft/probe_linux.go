@@ -3,6 +3,7 @@ package nft
 import (
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net/netip"
 	"strings"
 	"time"
@@ -30,8 +31,9 @@ func (e MissingError) Error() string {
 	return "the kernel lacks nf_tables features: " + strings.Join(lines, "; ")
 }
 
-// probeTable is the name of a table that exists only inside a probe's transaction.
-const probeTable = "nftproxy-probe"
+// probeTable returns a name for a table that exists only inside a probe's transaction. It is another one each time,
+// so that nobody can have a table of that name, let alone own one.
+func probeTable() string { return fmt.Sprintf("nftproxy-probe-%016x", rand.Uint64()) }
 
 // Probe finds out whether the kernel can do all that this package can express, and returns
 // a MissingError that names what it cannot. Nothing of it ever takes effect: each
@@ -46,7 +48,7 @@ func (c *Conn) Probe() error {
 
 func probe(commit func(Transaction) error) error {
 	var missing MissingError
-	for _, f := range features() {
+	for _, f := range features(probeTable()) {
 		err := commit(f.transaction())
 		switch {
 		case err == nil:
@@ -87,7 +89,7 @@ func (f feature) transaction() Transaction {
 	return tx
 }
 
-func features() []feature {
+func features(table string) []feature {
 	var out []feature
 	for _, f := range Families {
 		suffix := "IPV4"
@@ -95,7 +97,7 @@ func features() []feature {
 			suffix = "IPV6"
 		}
 		rule := func(name, option string, statements ...Statement) feature {
-			t := &Table{Family: f, Name: probeTable, Chains: []*Chain{{Name: "probe", Rules: []Rule{NewRule(statements...)}}}}
+			t := &Table{Family: f, Name: table, Chains: []*Chain{{Name: "probe", Rules: []Rule{NewRule(statements...)}}}}
 			return feature{name: f.String() + ": " + name, option: option, table: t}
 		}
 		nat := rule("nat chains", "CONFIG_NFT_NAT")
@@ -119,7 +121,7 @@ func features() []feature {
 			Update{Map: learned.Name, Key: Concat{f.Saddr(), f.OriginalDaddr(), MetaL4proto, CTOriginalProtoDst}, Data: Concat{f.Daddr(), CTReplyProtoSrc}, Timeout: time.Hour})
 		learn.table.Sets = []*Set{learned}
 		out = append(out,
-			feature{name: f.String() + " tables", option: "CONFIG_NF_TABLES_" + suffix, essential: true, table: &Table{Family: f, Name: probeTable}},
+			feature{name: f.String() + " tables", option: "CONFIG_NF_TABLES_" + suffix, essential: true, table: &Table{Family: f, Name: table}},
 			rule("matching addresses", "CONFIG_NF_TABLES", MatchPrefix{Field: f.Daddr(), Prefix: netip.PrefixFrom(f.Loopback().Addr(), 5)}),
 			vmap, between, nat, numgen, dnat, learn,
 			rule("masquerade", "CONFIG_NFT_MASQ", Masquerade{}),

@@ -1,9 +1,13 @@
 package nft
 
 import (
+	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
+	"iter"
 
+	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 )
 
@@ -12,57 +16,109 @@ const readAttempts = 10
 
 // ReadTable reads a table with all it holds back from the kernel. A table that does not
 // exist is nil without an error. When others change the ruleset meanwhile it starts
-// again, and gives up with an error after ten attempts.
+// again, and gives up with ErrGenerationMoved after ten attempts. Of a large table it makes a large copy; to see
+// whether a table is as it should be, Compare needs none.
 func (c *Conn) ReadTable(family Family, name string) (*Table, error) {
 	for range readAttempts {
 		t, err := c.readTable(family, name)
-		if !errors.Is(err, errInterrupted) {
+		if !errors.Is(err, ErrGenerationMoved) {
 			if err != nil {
 				return nil, fmt.Errorf("nft: read table %s %s: %w", family, name, err)
 			}
 			return t, nil
 		}
 	}
-	return nil, fmt.Errorf("nft: read table %s %s: %w, %d times", family, name, errInterrupted, readAttempts)
+	return nil, fmt.Errorf("nft: read table %s %s: %w, %d times", family, name, ErrGenerationMoved, readAttempts)
 }
 
 // HasTable reports whether the kernel has a table of that name.
 func (c *Conn) HasTable(family Family, name string) (bool, error) {
-	t, err := c.readTableHeader(family, name)
-	if err != nil {
-		return false, fmt.Errorf("nft: look for table %s %s: %w", family, name, err)
-	}
-	return t != nil, nil
+	t, err := c.ReadHeader(family, name)
+	return t != nil, err
 }
 
-// readTable reads once, and makes sure by the generation number that all its parts are of one state.
-func (c *Conn) readTable(family Family, name string) (*Table, error) {
-	before, err := c.Generation()
+// ReadHeader reads a table without its chains and sets: its comment, its flags and its owner. A table that does not
+// exist is nil without an error.
+func (c *Conn) ReadHeader(family Family, name string) (*Table, error) {
+	t, err := c.readHeader(family, name)
 	if err != nil {
-		return nil, err
-	}
-	t, err := c.readParts(family, name)
-	if err != nil || t == nil {
-		return nil, err
-	}
-	after, err := c.Generation()
-	if err != nil {
-		return nil, err
-	}
-	if before != after {
-		return nil, errInterrupted
+		return nil, fmt.Errorf("nft: look for table %s %s: %w", family, name, err)
 	}
 	return t, nil
 }
 
-func (c *Conn) readParts(family Family, name string) (*Table, error) {
-	t, err := c.readTableHeader(family, name)
+func (c *Conn) readHeader(family Family, name string) (t *Table, err error) {
+	err = c.use(func(s *socket) error {
+		t, err = s.readHeader(family, name)
+		return err
+	})
+	return t, withPrivilege(err)
+}
+
+// ReadElements returns the elements that a Dynamic set has now, in no order and without a catch-all. Packets add to it
+// and time takes from it while it is read; see Elements. A set that does not exist, or whose elements are not of the type of s, is an
+// error.
+func (c *Conn) ReadElements(family Family, table string, s *Set) (elements []Element, err error) {
+	for range readAttempts {
+		elements, err = c.readElements(family, table, s)
+		if !errors.Is(err, ErrGenerationMoved) {
+			break
+		}
+	}
+	return elements, err
+}
+
+func (c *Conn) readElements(family Family, table string, s *Set) (elements []Element, err error) {
+	for e, err := range c.Elements(context.Background(), family, table, s) {
+		if err != nil {
+			return nil, err
+		}
+		elements = append(elements, e)
+	}
+	return elements, nil
+}
+
+// Elements lists the elements of a set as they arrive, in no order and without a catch-all: nothing is held but the
+// element at hand. The loop's last step has the error, if there is one: the error of ctx as soon as that is done,
+// ErrGenerationMoved as soon as somebody has committed anything. A set that does not exist, or whose elements are not
+// of the type of s, is an error. While the kernel rehashes a set that has just grown, which takes it some milliseconds after
+// the growth, a listing can leave elements out and have others twice. The connection is busy until the loop ends; the
+// body must not use it.
+func (c *Conn) Elements(ctx context.Context, family Family, table string, s *Set) iter.Seq2[Element, error] {
+	return func(yield func(Element, error) bool) {
+		r := reader{conn: c, ctx: ctx}
+		err := r.elements(family, table, s.Name, func(raw *rawElement) error {
+			if raw.catchAll() {
+				return nil
+			}
+			e := raw.element()
+			if len(e.Key) != s.Key.Len() || len(e.Value) != s.Data.Len() {
+				return fmt.Errorf("its elements are not %s", s.typeText())
+			}
+			if !yield(e, nil) {
+				return errStopped
+			}
+			return nil
+		})
+		if err != nil && !errors.Is(err, errStopped) {
+			yield(Element{}, fmt.Errorf("nft: read elements of %s %s %s %s: %w", s.Kind(), family, table, s.Name, err))
+		}
+	}
+}
+
+// errStopped says that nobody wants the rest of a listing.
+var errStopped = errors.New("stopped")
+
+// readTable reads once.
+func (c *Conn) readTable(family Family, name string) (*Table, error) {
+	r := reader{conn: c, ctx: context.Background()}
+	t, err := r.header(family, name)
 	if err != nil || t == nil {
 		return nil, err
 	}
-	for _, part := range []func(*Table) error{c.readSets, c.readChains, c.readRules} {
+	for _, part := range []func(*Table) error{r.setsWithElements, r.objects, r.flowtables, r.chains, r.rules, r.steady} {
 		if err := part(t); errors.Is(err, unix.ENOENT) {
-			return nil, errInterrupted // deleted under our hands
+			return nil, ErrGenerationMoved // deleted under our hands
 		} else if err != nil {
 			return nil, err
 		}
@@ -70,144 +126,216 @@ func (c *Conn) readParts(family Family, name string) (*Table, error) {
 	return t, nil
 }
 
-func (c *Conn) readTableHeader(family Family, name string) (*Table, error) {
+// reader reads parts of one table, and makes sure that they are of one state.
+type reader struct {
+	conn *Conn
+	ctx  context.Context
+	// throughCommits goes on when somebody commits; steady says so in the end.
+	throughCommits bool
+	// generation is the lower half of the kernel's generation number, which each answer has, since started; moved says
+	// that it has changed.
+	generation     uint16
+	started, moved bool
+}
+
+// ask asks the kernel, and ends with ErrGenerationMoved as soon as an answer is of another generation.
+func (r *reader) ask(q query, each func(reply) error) error {
+	err := r.conn.ask(r.ctx, q, func(m reply) error {
+		if err := r.note(m); err != nil {
+			return err
+		}
+		return each(m)
+	})
+	if errors.Is(err, errInterrupted) {
+		r.moved = true
+		return nil
+	}
+	return err
+}
+
+// note compares the generation of an answer with that of the ones before.
+func (r *reader) note(m reply) error {
+	if len(m.Data) < nfgenmsgLen {
+		return errShort
+	}
+	now := binary.BigEndian.Uint16(m.Data[2:]) // nfgenmsg.res_id
+	if r.started && now != r.generation {
+		r.moved = true
+	}
+	r.generation, r.started = now, true
+	if r.moved && !r.throughCommits {
+		return ErrGenerationMoved
+	}
+	return nil
+}
+
+// steady fails if the generation moved while the table was read.
+func (r *reader) steady(t *Table) error {
+	// Any answer tells the generation; this one is short.
+	if _, err := r.header(t.Family, t.Name); err != nil {
+		return err
+	}
+	if r.moved {
+		return ErrGenerationMoved
+	}
+	return nil
+}
+
+// header reads the table without what it holds; nil if there is none.
+func (r *reader) header(family Family, name string) (t *Table, err error) {
 	var a attributes
 	a.str(unix.NFTA_TABLE_NAME, name)
-	replies, err := c.request(unix.NFT_MSG_GETTABLE, 0, family, a)
+	err = r.ask(query{typ: unix.NFT_MSG_GETTABLE, family: family, attrs: a}, func(m reply) error {
+		t, err = decodeTable(m.Data)
+		return err
+	})
 	if errors.Is(err, unix.ENOENT) {
 		return nil, nil
 	}
-	if err != nil {
-		return nil, err
-	}
-	for _, r := range replies {
-		if messageType(r) == unix.NFT_MSG_NEWTABLE {
-			return decodeTable(r.Data)
-		}
-	}
-	return nil, errors.New("the kernel answered without a table")
+	return t, err
 }
 
-func (c *Conn) readSets(t *Table) error {
+// sets reads the sets without elements.
+func (r *reader) sets(t *Table) error {
 	var a attributes
 	a.str(unix.NFTA_SET_TABLE, t.Name)
-	replies, err := c.dump(unix.NFT_MSG_GETSET, t.Family, a)
-	if err != nil {
+	return r.ask(query{unix.NFT_MSG_GETSET, netlink.Dump, t.Family, a}, func(m reply) error {
+		table, s, err := decodeSet(m.Data)
+		if err == nil && table == t.Name {
+			t.Sets = append(t.Sets, s)
+		}
+		return err
+	})
+}
+
+// setsWithElements reads the sets with their elements; of those that packets add to, with the catch-all only.
+func (r *reader) setsWithElements(t *Table) error {
+	if err := r.sets(t); err != nil {
 		return err
 	}
-	for _, r := range replies {
-		table, s, err := decodeSet(r.Data)
+	for _, s := range t.Sets {
+		put := func(raw *rawElement) error {
+			s.putRead(raw.element(), raw.foreign)
+			return nil
+		}
+		if s.Dynamic {
+			if err := r.catchAll(t, s, func(data []byte) error { return eachElement(data, put) }); err != nil {
+				return err
+			}
+			continue
+		}
+		if err := r.elements(t.Family, t.Name, s.Name, put); err != nil {
+			return err
+		}
+		counted := s.Len()
+		if _, has := s.Element(CatchAll); has {
+			counted-- // the kernel does not count it
+		}
+		if err := s.complete(counted); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// errIncomplete says that the kernel left elements out of a listing, which it can do while it rehashes a set that has
+// grown.
+var errIncomplete = fmt.Errorf("%w: the kernel listed a part of a set", ErrGenerationMoved)
+
+// complete compares the number of elements listed, without a catch-all, with what the kernel said there are (kernel
+// 6.15). What it counts in sets with ranges is its own affair.
+func (s *Set) complete(listed int) error {
+	if s.kernelCount >= 0 && s.kernelCount != listed && !s.Interval && !s.isOpaque() {
+		return errIncomplete
+	}
+	return nil
+}
+
+// elements lists the elements of a set.
+func (r *reader) elements(family Family, table, set string, each func(*rawElement) error) error {
+	return r.elementMessages(family, table, set, func(data []byte) error { return eachElement(data, each) })
+}
+
+// elementMessages lists the elements of a set, message by message.
+func (r *reader) elementMessages(family Family, table, set string, each func(data []byte) error) error {
+	return r.ask(query{unix.NFT_MSG_GETSETELEM, netlink.Dump, family, elementList(table, set)}, func(m reply) error {
+		return each(m.Data)
+	})
+}
+
+// elementList begins a request for elements of a set.
+func elementList(table, set string) attributes {
+	var a attributes
+	a.str(unix.NFTA_SET_ELEM_LIST_TABLE, table)
+	a.str(unix.NFTA_SET_ELEM_LIST_SET, set)
+	return a
+}
+
+// catchAll reads the catch-all element, if the set has one, without listing the others.
+func (r *reader) catchAll(t *Table, s *Set, each func(data []byte) error) error {
+	a := elementList(t.Name, s.Name)
+	list := a.begin(unix.NFTA_SET_ELEM_LIST_ELEMENTS)
+	a.element(s, &Element{Key: CatchAll}, false)
+	a.end(list)
+	err := r.ask(query{typ: unix.NFT_MSG_GETSETELEM, family: t.Family, attrs: a}, func(m reply) error {
+		return each(m.Data)
+	})
+	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EINVAL) {
+		return nil // it has none, or the kernel knows none
+	}
+	return err
+}
+
+func (r *reader) objects(t *Table) error {
+	var a attributes
+	a.str(unix.NFTA_OBJ_TABLE, t.Name)
+	return r.appendObjects(t, query{unix.NFT_MSG_GETOBJ, netlink.Dump, t.Family, a}, decodeObject)
+}
+
+func (r *reader) flowtables(t *Table) error {
+	var a attributes
+	a.str(nftaFlowtableTable, t.Name)
+	return r.appendObjects(t, query{nftMsgGetFlowtable, netlink.Dump, t.Family, a}, decodeFlowtable)
+}
+
+func (r *reader) appendObjects(t *Table, q query, decode func([]byte) (string, Object, error)) error {
+	return r.ask(q, func(m reply) error {
+		table, o, err := decode(m.Data)
+		if err == nil && table == t.Name {
+			t.Objects = append(t.Objects, o)
+		}
+		return err
+	})
+}
+
+func (r *reader) chains(t *Table) error {
+	err := r.ask(query{unix.NFT_MSG_GETCHAIN, netlink.Dump, t.Family, nil}, func(m reply) error {
+		table, chain, err := decodeChain(m.Data)
+		if err == nil && table == t.Name {
+			t.Chains = append(t.Chains, chain)
+		}
+		return err
+	})
+	SortChains(t.Chains)
+	return err
+}
+
+// rules reads the rules of the table's chains. Its sets and chains must have been read.
+func (r *reader) rules(t *Table) error {
+	var a attributes
+	a.str(unix.NFTA_RULE_TABLE, t.Name)
+	chains := map[string]*Chain{}
+	for _, c := range t.Chains {
+		chains[c.Name] = c
+	}
+	return r.ask(query{unix.NFT_MSG_GETRULE, netlink.Dump, t.Family, a}, func(m reply) error {
+		rule, err := decodeRule(m.Data)
 		if err != nil {
 			return err
 		}
-		if table != t.Name {
-			continue
-		}
-		t.Sets = append(t.Sets, s)
-		if s.Dynamic {
-			continue
-		}
-		if err := c.readElements(t, s); err != nil {
-			return err
-		}
-		// A listing can leave elements out while the kernel rehashes a set that has grown. What the kernel counts
-		// in sets with ranges is its own affair.
-		if n, known := elementCount(r.Data); known && n != s.Len() && !s.Interval && !s.isOpaque() {
-			return errInterrupted
-		}
-	}
-	return nil
-}
-
-// ReadElements returns the elements that a Dynamic set has now, in no order. Packets add to it and time takes
-// from it while it is read. A set that does not exist, or whose elements are not of the type of s, is an error.
-func (c *Conn) ReadElements(family Family, table string, s *Set) ([]Element, error) {
-	var read *Set
-	var err error
-	for range readAttempts {
-		read = &Set{Name: s.Name, Key: s.Key, Data: s.Data}
-		if err = c.readElements(&Table{Family: family, Name: table}, read); !errors.Is(err, errInterrupted) {
-			break
-		}
-	}
-	if err != nil {
-		return nil, fmt.Errorf("nft: read elements of %s %s %s %s: %w", s.Kind(), family, table, s.Name, err)
-	}
-	elements := unordered(read)
-	for _, e := range elements {
-		if len(e.Key) != s.Key.Len() || len(e.Value) != s.Data.Len() {
-			return nil, fmt.Errorf("nft: %s %s %s %s: its elements are not %s : %s", s.Kind(), family, table, s.Name, s.Key, s.Data)
-		}
-	}
-	return elements, nil
-}
-
-func (c *Conn) readElements(t *Table, s *Set) error {
-	var a attributes
-	a.str(unix.NFTA_SET_ELEM_LIST_TABLE, t.Name)
-	a.str(unix.NFTA_SET_ELEM_LIST_SET, s.Name)
-	replies, err := c.dump(unix.NFT_MSG_GETSETELEM, t.Family, a)
-	if err != nil {
-		return err
-	}
-	for _, r := range replies {
-		if err := decodeElements(r.Data, s); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// nftaSetCount is NFTA_SET_COUNT (kernel 6.15).
-const nftaSetCount = 20
-
-// elementCount returns how many elements the description of a set says that it has; false if it does not.
-func elementCount(data []byte) (n int, known bool) {
-	_ = decodeAttributes(data, func(typ uint16, b []byte) error {
-		if typ == nftaSetCount {
-			count, err := be32(b)
-			n, known = int(count), err == nil
+		if chain := chains[rule.chain]; rule.table == t.Name && chain != nil {
+			chain.Rules = append(chain.Rules, Rule{Statements: delinearize(t.Family, t.Set, rule.exprs), Comment: rule.comment})
 		}
 		return nil
 	})
-	return n, known
-}
-
-func (c *Conn) readChains(t *Table) error {
-	replies, err := c.dump(unix.NFT_MSG_GETCHAIN, t.Family, nil)
-	if err != nil {
-		return err
-	}
-	for _, r := range replies {
-		table, chain, err := decodeChain(r.Data)
-		if err != nil {
-			return err
-		}
-		if table == t.Name {
-			t.Chains = append(t.Chains, chain)
-		}
-	}
-	SortChains(t.Chains)
-	return nil
-}
-
-func (c *Conn) readRules(t *Table) error {
-	var a attributes
-	a.str(unix.NFTA_RULE_TABLE, t.Name)
-	replies, err := c.dump(unix.NFT_MSG_GETRULE, t.Family, a)
-	if err != nil {
-		return err
-	}
-	for _, r := range replies {
-		rule, err := decodeRule(r.Data)
-		if err != nil {
-			return err
-		}
-		chain := t.Chain(rule.chain)
-		if rule.table != t.Name || chain == nil {
-			continue
-		}
-		chain.Rules = append(chain.Rules, Rule{Statements: delinearize(t.Family, t.Set, rule.exprs), Comment: rule.comment})
-	}
-	return nil
 }

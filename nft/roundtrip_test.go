@@ -171,7 +171,7 @@ func TestEveryElementSurvivesItsEncoding(t *testing.T) {
 			want.Data = drawKey(t, f)
 		}
 		for range rapid.IntRange(1, 20).Draw(t, "elements") {
-			e := Element{Comment: rapid.StringMatching(`[a-z/:"]{0,127}`).Draw(t, "comment")}
+			e := Element{Comment: rapid.String().Draw(t, "comment")}
 			for _, part := range want.Key {
 				e.Key += drawValue(t, part)
 			}
@@ -191,11 +191,14 @@ func TestEveryElementSurvivesItsEncoding(t *testing.T) {
 		if err := decodeElements(onlyMessage(t, step), got); err != nil {
 			t.Fatal(err)
 		}
-		if diff := cmp.Diff(want.Elements(), got.Elements()); diff != "" {
+		if diff := cmp.Diff(want.Elements(), got.Elements(), sameElements); diff != "" {
 			t.Fatalf("elements (-written +read):\n%s", diff)
 		}
 	})
 }
+
+// sameElements compares elements as the kernel would hold them.
+var sameElements = cmp.Comparer(Element.same)
 
 type fataler interface {
 	Helper()
@@ -238,7 +241,7 @@ func TestALongElementListIsSplitOverMessagesAndLosesNothing(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if diff := cmp.Diff(want.Elements(), got.Elements()); diff != "" {
+	if diff := cmp.Diff(want.Elements(), got.Elements(), sameElements); diff != "" {
 		t.Errorf("elements (-written +read):\n%s", diff)
 	}
 }

@@ -25,14 +25,22 @@ type Set struct {
 	// flags dynamic and timeout). What they added is the kernel's alone: ReadTable leaves it out,
 	// Diff leaves it as it is, and Conn.ReadElements returns it.
 	Dynamic bool
-	// Size is how many elements a Dynamic set takes; what comes then is not added. The kernel takes
-	// 0 to mean DefaultSize. Sets that are not Dynamic have no limit. A Dynamic set that is there keeps its
-	// size whatever is wanted, since it would lose its elements otherwise.
+	// Size is how many elements the set takes. In a Dynamic set, what packets would add beyond it is not added, and the
+	// kernel takes 0 to mean DefaultSize. Such a set keeps the size that it was made with, whatever is wanted later, since it
+	// would lose its elements otherwise. Elsewhere 0 means no limit; a transaction that goes beyond the limit is refused
+	// with ErrSetFull. Elements that the transaction deletes first make room in it. In return the kernel chooses a table of fixed
+	// length, which makes commits faster.
 	Size uint32
 	// Comment is shown by nft; at most 127 bytes.
 	Comment string
 
-	elements map[Data]Element
+	// anonymous says that the set was read from the kernel and belongs to a rule, with which it goes.
+	anonymous bool
+	// kernelCount is how many elements the kernel said that it has, when the set was read; -1 if it did not say.
+	kernelCount int
+	elements    map[Data]Element
+	// foreign says of elements that were read what there is to them that an Element cannot say; nil for none.
+	foreign map[Data]string
 }
 
 // DefaultSize is the size that the kernel gives to a Dynamic set without one. Such a set starts
@@ -41,6 +49,7 @@ const DefaultSize = 1<<16 - 1
 
 // Element is one element of a set or map.
 type Element struct {
+	// Key is the key, or CatchAll.
 	Key Data
 	// KeyEnd is the last key of the range that starts with Key, in a set with Interval.
 	KeyEnd Data
@@ -53,6 +62,18 @@ type Element struct {
 	// Timeout is how long the element of a Dynamic set lives after packets last updated it, and Expires how
 	// much of that is left, in whole milliseconds.
 	Timeout, Expires time.Duration
+}
+
+// same reports whether the kernel would hold the same for both.
+func (e Element) same(o Element) bool {
+	if e == o {
+		return true
+	}
+	if !sameComment(e.Comment, o.Comment) {
+		return false
+	}
+	e.Comment = o.Comment
+	return e == o
 }
 
 // IsMap reports whether nft calls the set a map.
@@ -75,16 +96,26 @@ func (s *Set) Element(key Data) (Element, bool) {
 	return e, ok
 }
 
+// elementAt is Element without the need to make a Data of the key.
+func (s *Set) elementAt(key []byte) (Element, bool) {
+	e, ok := s.elements[Data(key)]
+	return e, ok
+}
+
 // Put adds an element or replaces the one with its key.
 func (s *Set) Put(e Element) {
 	if s.elements == nil {
 		s.elements = make(map[Data]Element)
 	}
 	s.elements[e.Key] = e
+	delete(s.foreign, e.Key)
 }
 
 // Remove removes the element with the key, if there is one.
-func (s *Set) Remove(key Data) { delete(s.elements, key) }
+func (s *Set) Remove(key Data) {
+	delete(s.elements, key)
+	delete(s.foreign, key)
+}
 
 // Elements returns all elements in the order of their keys.
 func (s *Set) Elements() []Element {
@@ -103,6 +134,9 @@ func (s *Set) FormatElement(e Element) string {
 
 func (s *Set) appendElement(b *strings.Builder, e Element) {
 	s.appendKey(b, e)
+	if foreign := s.foreign[e.Key]; foreign != "" {
+		b.WriteString(" " + Unknown{foreign}.String())
+	}
 	if e.Comment != "" {
 		b.WriteString(" comment ")
 		b.WriteString(quote(e.Comment))
@@ -120,8 +154,18 @@ func (s *Set) appendElement(b *strings.Builder, e Element) {
 	}
 }
 
+func (s *Set) formatKey(e Element) string {
+	var b strings.Builder
+	s.appendKey(&b, e)
+	return b.String()
+}
+
 // appendKey prints the key of an element; of a range, the last field as a prefix if it is one.
 func (s *Set) appendKey(b *strings.Builder, e Element) {
+	if e.Key == CatchAll {
+		b.WriteString("*")
+		return
+	}
 	s.Key.appendFormat(b, e.Key)
 	if e.KeyEnd == e.Key || len(e.KeyEnd) != len(e.Key) || len(e.Key) != s.Key.Len() {
 		return
@@ -163,5 +207,13 @@ func (s *Set) flagsText() string {
 
 // sameType reports whether two sets can hold the same elements.
 func (s *Set) sameType(o *Set) bool {
-	return s.Key.String() == o.Key.String() && s.Data.String() == o.Data.String() && s.Verdicts == o.Verdicts && s.Interval == o.Interval && s.Dynamic == o.Dynamic && (s.Dynamic || s.Size == o.Size) && s.Comment == o.Comment
+	return s.Key.String() == o.Key.String() && s.Data.String() == o.Data.String() && s.Verdicts == o.Verdicts && s.Interval == o.Interval && s.Dynamic == o.Dynamic && (s.Dynamic || s.Size == o.Size) && sameComment(s.Comment, o.Comment)
+}
+
+// resizable reports whether two sets differ in nothing but their size, and can be exchanged. What packets have put
+// into a Dynamic set would be lost on the way.
+func (s *Set) resizable(o *Set) bool {
+	resized := *s
+	resized.Size = o.Size
+	return !s.Dynamic && resized.sameType(o)
 }

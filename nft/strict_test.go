@@ -49,6 +49,10 @@ func clone(t *Table) *Table {
 
 func (k *strictKernel) step(s Step) error {
 	t := k.tables[tableKey(s.Table)]
+	if s.Op == DestroyTable {
+		delete(k.tables, tableKey(s.Table))
+		return nil
+	}
 	if s.Op == AddTable {
 		if t == nil {
 			k.tables[tableKey(s.Table)] = &Table{Family: s.Table.Family, Name: s.Table.Name, Comment: s.Table.Comment}

@@ -12,14 +12,72 @@ type Table struct {
 	Name   string
 	Chains []*Chain
 	Sets   []*Set
+	// Objects are what somebody else put into a table of the kernel's besides chains and sets.
+	Objects []Object
 	// Dormant switches all base chains of the table off.
 	Dormant bool
 	// Comment is shown by nft; at most 127 bytes. Kernel 5.10 and later.
 	Comment string
+	// Owner makes the table belong to the Conn that commits it: as long as that Conn is open, the kernel refuses what
+	// anybody else wants to change in the table (ErrTableOwned), and `nft flush ruleset` skips it. Kernel 5.12 and later.
+	Owner bool
+	// Persist has the kernel keep the table when its owner goes. Then the table has no owner, anybody can
+	// change it, and whoever commits it with Owner and Persist takes it over. Without Persist, the table goes with its
+	// owner. Kernel 6.9 and later: see ProbePersist. nft 1.0.6 lists `flags owner` for both, and nothing for an orphan.
+	Persist bool
+	// OwnerPort is the netlink port id of a table's owner, as read from the kernel; 0 for none. By convention it
+	// is the process id of the owner, if the owner has one netlink socket only.
+	OwnerPort uint32
 }
 
-// tableDormant is NFT_TABLE_F_DORMANT.
-const tableDormant = 1
+// Flags of a table (NFT_TABLE_F_…).
+const (
+	tableDormant = 1
+	tableOwner   = 2
+	tablePersist = 4
+)
+
+// flags returns the kernel's flags.
+func (t *Table) flags() (flags uint32) {
+	for _, f := range []struct {
+		set  bool
+		flag uint32
+	}{{t.Dormant, tableDormant}, {t.Owner, tableOwner}, {t.Persist, tablePersist}} {
+		if f.set {
+			flags |= f.flag
+		}
+	}
+	return flags
+}
+
+func (t *Table) setFlags(flags uint32) {
+	t.Dormant, t.Owner, t.Persist = flags&tableDormant != 0, flags&tableOwner != 0, flags&tablePersist != 0
+}
+
+// flagsText returns the flags as nft lists them; empty for none.
+func (t *Table) flagsText() string {
+	var words []string
+	for _, f := range []struct {
+		set  bool
+		word string
+	}{{t.Dormant, "dormant"}, {t.Owner, "owner"}, {t.Persist, "persist"}} {
+		if f.set {
+			words = append(words, f.word)
+		}
+	}
+	return strings.Join(words, ", ")
+}
+
+// orphan reports whether the table has lost its owner and can be taken over.
+func (t *Table) orphan() bool { return t.Persist && !t.Owner }
+
+// identity is what tells one table from another.
+type identity struct {
+	family Family
+	name   string
+}
+
+func (t *Table) identity() identity { return identity{t.Family, t.Name} }
 
 // Chain returns the chain of that name, or nil.
 func (t *Table) Chain(name string) *Chain {
@@ -58,12 +116,16 @@ func (t *Table) WriteTo(w io.Writer) (int64, error) {
 func (t *Table) appendText(b *strings.Builder) {
 	fmt.Fprintf(b, "table %s %s {\n", t.Family, t.Name)
 	blank := false
-	if t.Dormant {
-		b.WriteString("\tflags dormant\n")
+	if flags := t.flagsText(); flags != "" {
+		fmt.Fprintf(b, "\tflags %s\n", flags)
 		blank = true
 	}
 	if t.Comment != "" {
 		fmt.Fprintf(b, "\tcomment %s\n", quote(t.Comment))
+		blank = true
+	}
+	for _, o := range t.Objects {
+		fmt.Fprintf(b, "\t%s {\n\t}\n", o)
 		blank = true
 	}
 	for _, s := range t.Sets {
@@ -128,21 +190,4 @@ func (c *Chain) appendText(b *strings.Builder) {
 		fmt.Fprintf(b, "\t\t%s\n", r)
 	}
 	b.WriteString("\t}\n")
-}
-
-// maxComment is the longest comment that nft loads (NFTNL_UDATA_COMMENT_MAXLEN less its final NUL).
-const maxComment = 127
-
-// TruncateComment shortens s to what nft can load as a comment; what was cut shows as "...".
-func TruncateComment(s string) string {
-	if len(s) <= maxComment {
-		return s
-	}
-	return s[:maxComment-3] + "..."
-}
-
-// quote puts a comment in nft's quotes, as short as the kernel gets it. nft has no escapes
-// inside a string, so a quote, which Kubernetes names cannot contain, becomes an apostrophe.
-func quote(s string) string {
-	return `"` + strings.ReplaceAll(TruncateComment(s), `"`, `'`) + `"`
 }

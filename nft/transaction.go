@@ -15,7 +15,7 @@ type Transaction struct {
 // Step is one change to one table.
 type Step struct {
 	Op StepOp
-	// Table is the table concerned; of it only Family, Name and Comment count.
+	// Table is the table concerned; of it only Family, Name, Comment and flags count.
 	Table *Table
 	// Set is the set concerned by a step on sets or elements.
 	Set *Set
@@ -23,6 +23,8 @@ type Step struct {
 	Elements []Element
 	// Chain is the chain concerned by a step on chains or rules; AddRules adds its rules.
 	Chain *Chain
+	// Object is what DeleteObject deletes.
+	Object Object
 }
 
 // StepOp says what a step does.
@@ -44,12 +46,20 @@ const (
 	AddRules
 	AddElements
 	DeleteElements
+	// DeleteObject deletes a stateful object or flowtable that no rule and no element refers to.
+	DeleteObject
+	// DestroyTable deletes the table with all it holds, if it is there.
+	DestroyTable
+	// AdoptTable makes a table with flag persist that has lost its owner belong to the Conn that commits, which has no
+	// effect where it does already. A table that is not there is added.
+	AdoptTable
 )
 
 var stepNames = [...]string{
 	AddTable: "add table", DeleteTable: "delete table", AddSet: "add", DeleteSet: "delete",
 	AddChain: "add chain", FlushChain: "flush chain", DeleteChain: "delete chain",
 	AddRules: "add rule", AddElements: "add element", DeleteElements: "delete element",
+	DeleteObject: "delete", DestroyTable: "delete table", AdoptTable: "add table",
 }
 
 // Append adds the steps of another transaction.
@@ -82,8 +92,17 @@ func (s Step) String() string {
 func (s Step) appendText(b *strings.Builder) {
 	where := s.Table.Family.String() + " " + s.Table.Name
 	switch s.Op {
-	case AddTable, DeleteTable:
+	case DestroyTable:
+		// The word "destroy" would take nft 1.0.7.
+		fmt.Fprintf(b, "%s %s\n%s %s\n", stepNames[AddTable], where, stepNames[DeleteTable], where)
+	case DeleteTable:
 		fmt.Fprintf(b, "%s %s\n", stepNames[s.Op], where)
+	case AddTable, AdoptTable:
+		fmt.Fprintf(b, "%s %s", stepNames[s.Op], where)
+		if flags := s.Table.flagsText(); flags != "" {
+			fmt.Fprintf(b, " { flags %s; }", flags)
+		}
+		b.WriteByte('\n')
 	case AddSet:
 		flags := ""
 		if s.Set.Size > 0 {
@@ -109,6 +128,8 @@ func (s Step) appendText(b *strings.Builder) {
 		}
 	case AddElements, DeleteElements:
 		s.appendElements(b, where)
+	case DeleteObject:
+		fmt.Fprintf(b, "delete %s %s %s\n", s.Object.Kind, where, s.Object.Name)
 	}
 }
 

@@ -22,8 +22,6 @@ const (
 	// aboutToExpire is how long an element must have left for a Sync to delete it: one that
 	// expires before the kernel comes to it would have the whole transaction refused.
 	aboutToExpire = 5 * time.Second
-	// affinityKeepTime bounds how long clients are read out of tables that are about to be replaced.
-	affinityKeepTime = time.Second
 )
 
 // affinityBudget is what a Sync may still spend on maps of clients.
@@ -100,19 +98,4 @@ func (b *Backend) readAffinity(ctx context.Context, m compiler.AffinityMap) ([]n
 		return nil, err
 	}
 	return b.reader.ReadElements(m.Table.Family, m.Table.Name, m.Set)
-}
-
-// keptAffinity returns the steps that put the clients of tables that are about to be replaced into the new ones.
-func (b *Backend) keptAffinity(ctx context.Context) (tx nft.Transaction) {
-	ctx, cancel := context.WithTimeout(ctx, affinityKeepTime)
-	defer cancel()
-	for _, m := range b.compiler.Affinity().Maps() {
-		elements, err := b.readAffinity(ctx, m)
-		if err != nil {
-			continue // not there, or another program's: conntrack may know better
-		}
-		budget := affinityBudget{ctx, len(elements)}
-		tx.Append(budget.step(nft.AddElements, m, elements, func(e nft.Element) bool { return m.Serves(e) && restorable(e) }))
-	}
-	return tx
 }

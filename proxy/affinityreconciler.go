@@ -3,13 +3,11 @@ package proxy
 import (
 	"context"
 	"errors"
-	"fmt"
 	"maps"
 	"slices"
 	"time"
 
 	"github.com/nftproxy/nftproxy/compiler"
-	"github.com/nftproxy/nftproxy/conntrack"
 	"github.com/nftproxy/nftproxy/model"
 	"github.com/nftproxy/nftproxy/nft"
 	"golang.org/x/sys/unix"
@@ -202,64 +200,4 @@ func (r *affinityReconciler) commitBatch(m compiler.AffinityMap, op nft.StepOp, 
 		return nil
 	}
 	return b.carryOut(nft.Transaction{Steps: []nft.Step{{Op: op, Table: m.Table, Set: m.Set, Elements: elements}}})
-}
-
-// restoreFromConntrack puts the clients of connections that conntrack knows into maps that were lost.
-func (r *affinityReconciler) restoreFromConntrack(ctx context.Context) error {
-	b := r.backend
-	b.mu.Lock()
-	restore, flows := r.restore, b.conntrack
-	r.restore = false
-	b.mu.Unlock()
-	if !restore || flows == nil {
-		return nil
-	}
-	var failures []error
-	for _, family := range model.Families {
-		for _, protocol := range r.protocols(family) {
-			failures = append(failures, r.restoreProtocol(ctx, flows, family, protocol))
-		}
-	}
-	return errors.Join(failures...)
-}
-
-func (r *affinityReconciler) protocols(family model.Family) []model.Protocol {
-	r.backend.mu.Lock()
-	defer r.backend.mu.Unlock()
-	return r.backend.compiler.Affinity().Protocols(family)
-}
-
-// lostMap is a map and the clients that it should have.
-type lostMap struct {
-	compiler.AffinityMap
-	clients map[nft.Data]nft.Element
-}
-
-func (r *affinityReconciler) restoreProtocol(ctx context.Context, flows *conntrack.Conn, family model.Family, protocol model.Protocol) error {
-	lost := map[string]*lostMap{}
-	if err := flows.Each(family, uint8(protocol), func(f conntrack.Flow) {
-		if f.Translated() {
-			r.addConnection(lost, protocol, f)
-		}
-	}); err != nil {
-		return fmt.Errorf("%s %s: %w", family, protocol, err)
-	}
-	var failures []error
-	for _, m := range lost {
-		failures = append(failures, r.addClients(ctx, m.AffinityMap, m.clients))
-	}
-	return errors.Join(failures...)
-}
-
-func (r *affinityReconciler) addConnection(lost map[string]*lostMap, protocol model.Protocol, f conntrack.Flow) {
-	r.backend.mu.Lock()
-	defer r.backend.mu.Unlock()
-	r.backend.compiler.Affinity().ConnectionElements(protocol, f.Source.Addr(), f.Dialed, f.Server, func(m compiler.AffinityMap, e nft.Element) {
-		if lost[m.Set.Name] == nil {
-			lost[m.Set.Name] = &lostMap{m, map[nft.Data]nft.Element{}}
-		}
-		if clients := lost[m.Set.Name].clients; len(clients) < int(m.Set.Size) {
-			clients[e.Key] = e
-		}
-	})
 }

@@ -45,7 +45,7 @@ type Backend struct {
 	// generation is the kernel's generation number up to which the tables are known to be
 	// ours; 0 until the first Check.
 	generation uint32
-	// conntrack is where connections are found that affinity is taken from; nil for nowhere.
+	// conntrack is where connections are found that affinity is restored from; nil for nowhere.
 	conntrack *conntrack.Conn
 	// flows is told what is committed; nil for nobody.
 	flows    *FlowCleaner
@@ -171,7 +171,7 @@ func (b *Backend) difference() (nft.Transaction, error) {
 }
 
 // replace commits both tables whole, whatever the kernel holds. The clients in maps of session affinity go along as far
-// as they can be read in time; conntrack adds those that it knows afterwards.
+// as they can be read in time.
 func (b *Backend) replace(ctx context.Context, send func(nft.Transaction) error) error {
 	kept := b.keptAffinity(ctx)
 	b.compiler.Invalidate()
@@ -181,7 +181,6 @@ func (b *Backend) replace(ctx context.Context, send func(nft.Transaction) error)
 	if err := send(tx); err != nil {
 		return fmt.Errorf("program the rules: %w", err)
 	}
-	b.affinity.restore = true
 	b.affinity.signal()
 	return nil
 }

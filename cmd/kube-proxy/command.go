@@ -2,7 +2,7 @@ package main
 
 import (
 	"context"
-	"fmt"
+	"runtime"
 	"slices"
 
 	"github.com/spf13/cobra"
@@ -17,6 +17,7 @@ import (
 	"github.com/nftproxy/nftproxy/config/conversion"
 	"github.com/nftproxy/nftproxy/introspect"
 	nftmetrics "github.com/nftproxy/nftproxy/metrics"
+	"github.com/nftproxy/nftproxy/version"
 )
 
 func newCommand() *cobra.Command { return newCommandFor(defaultOptions()) }
@@ -74,6 +75,7 @@ func (o *options) apply(ctx context.Context) error {
 		metrics.SetShowHidden()
 	}
 	logger := klog.FromContext(ctx)
+	logger.Info("Version info", "nftproxy", version.Own(), "kubeProxy", version.KubeProxy(), "go", runtime.Version())
 	for _, warning := range o.warnings {
 		logger.Info("Configuration warning", "warning", warning)
 	}
@@ -84,13 +86,9 @@ func (o *options) apply(ctx context.Context) error {
 func (o *options) do(ctx context.Context) error {
 	switch {
 	case o.writeConfigTo != "":
-		if err := config.Write(o.config, o.writeConfigTo); err != nil {
-			return fmt.Errorf("--write-config-to: %w", err)
-		}
-		klog.FromContext(ctx).Info("Wrote configuration", "file", o.writeConfigTo)
-		return nil
+		return o.writeConfig(ctx)
 	case o.cleanup:
-		return cleanup()
+		return cleanup(ctx)
 	case o.initOnly:
 		return initOnly(ctx, o.config)
 	}

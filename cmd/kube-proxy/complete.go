@@ -39,6 +39,7 @@ func (o *options) completeFromFile(flags *pflag.FlagSet) error {
 	if ignored := changedFlags(flags, func(f flagInfo) bool { return !f.besideConfig }); len(ignored) > 0 {
 		o.warn("%s: ignored, because --config is given; set what they mean in the file", strings.Join(ignored, ", "))
 	}
+	o.warnIgnored(flags, func(f flagInfo) bool { return f.ignored != "" && f.besideConfig })
 	o.file, o.config = file, file.Config
 	o.overrideHostname()
 	return nil
@@ -59,9 +60,7 @@ func (o *options) completeFromFlags(flags *pflag.FlagSet) error {
 	} else if flags.Changed("iptables-masquerade-bit") {
 		o.warn("--iptables-masquerade-bit: ignored, because --proxy-mode is given; set nftables.masqueradeBit in a file instead")
 	}
-	for _, name := range changedFlags(flags, func(f flagInfo) bool { return f.ignored != "" }) {
-		o.warn("%s: ignored, because %s", name, reasonIgnored(name))
-	}
+	o.warnIgnored(flags, func(f flagInfo) bool { return f.ignored != "" })
 	o.overrideHostname()
 	v1alpha2.SetDefaults(c)
 	// After the defaults, for which nothing stands for a server that is off.
@@ -78,6 +77,13 @@ func (o *options) completeFromFlags(flags *pflag.FlagSet) error {
 
 func (o *options) warn(format string, args ...any) {
 	o.warnings = append(o.warnings, fmt.Sprintf(format, args...))
+}
+
+// warnIgnored says of each flag on the command line that a condition holds for why it has no effect.
+func (o *options) warnIgnored(flags *pflag.FlagSet, condition func(flagInfo) bool) {
+	for _, name := range changedFlags(flags, condition) {
+		o.warn("%s: ignored, because %s", name, reasonIgnored(name))
+	}
 }
 
 func (o *options) overrideHostname() {

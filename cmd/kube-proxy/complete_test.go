@@ -7,7 +7,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/go-logr/logr/funcr"
 	"github.com/google/go-cmp/cmp"
+	"k8s.io/klog/v2"
 
 	"github.com/nftproxy/nftproxy/config"
 	"github.com/nftproxy/nftproxy/config/v1alpha2"
@@ -98,6 +100,9 @@ func TestFlagsWithoutEffectAreWarnedAbout(t *testing.T) {
 		{"--iptables-localhost-nodeports=false", `add "localhost" to --nodeport-addresses instead`},
 		{"--config-sync-period=1m", "--config-sync-period: ignored, because"},
 		{"--proxy-mode=nftables --iptables-masquerade-bit=3", "--iptables-masquerade-bit: ignored, because --proxy-mode is given"},
+		{"--boot-id-file=/b", "--boot-id-file: ignored, because no kube-proxy ever read the file"},
+		{"--machine-id-file=/m", "--machine-id-file: ignored, because no kube-proxy ever read the file"},
+		{"--feature-gates=SidecarContainers=true", "--feature-gates: SidecarContainers has no effect"},
 		{"--feature-gates=KubeProxyIPVS=true", "--feature-gates: KubeProxyIPVS has no effect in this proxy: there is no mode ipvs"},
 		{"--feature-gates=AllowServiceExternalIPs=false,WatchListClient=false", ""},
 		{"--nodeport-addresses=10.0.0.0/8", "--nodeport-addresses: has no IPv6 address"},
@@ -122,7 +127,8 @@ func TestErrorsNameTheFlag(t *testing.T) {
 		{"--oom-score-adj=2000", "--oom-score-adj: Invalid value: 2000"},
 		{"--iptables-min-sync-period=1m", "--iptables-min-sync-period: Invalid value"},
 		{"--feature-gates=Turbo=true", `--feature-gates: Invalid value: "Turbo"`},
-		{"--proxy-mode=userspace", `--proxy-mode: Unsupported value: "userspace"`},
+		{"--proxy-mode=foo", `--proxy-mode: Unsupported value: "foo": supported values: "nftables"`},
+		{"--write-config-version=v1", `--write-config-version: "v1" must be v1alpha1 or v1alpha2`},
 		{"--logging-format=xml", `--logging-format: Invalid value: "xml"`},
 		{"--manifests=/m --kubeconfig=/k", "--manifests: cannot be combined with --kubeconfig"},
 		{"--config=/none", "/none"},
@@ -187,6 +193,58 @@ func TestOtherModesAreRefusedByTheirNames(t *testing.T) {
 	o = mustParse(t, "--config", path)
 	if _, err := o.compiler(); err == nil || !strings.HasPrefix(err.Error(), "configuration "+path+`: mode: this kube-proxy does not have the mode "ipvs"; set it to "nftables"`) {
 		t.Errorf("in a file: %v", err)
+	}
+}
+
+func TestWriteConfigTo(t *testing.T) {
+	write := func(t *testing.T, args ...string) (written string, log string) {
+		t.Helper()
+		var lines strings.Builder
+		logger := funcr.New(func(_, args string) { lines.WriteString(args + "\n") }, funcr.Options{})
+		path := filepath.Join(t.TempDir(), "out.yaml")
+		o := mustParse(t, append(args, "--write-config-to", path)...)
+		if err := o.do(klog.NewContext(t.Context(), logger)); err != nil {
+			t.Fatal(err)
+		}
+		data, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(data), lines.String()
+	}
+	t.Run("v1alpha1 is a way back", func(t *testing.T) {
+		newer := configFile(t, "v1alpha2", "nodeIPOverride: [192.0.2.1, \"fd00::1\"]\ndetectLocal: {clusterCIDRs: [10.244.0.0/16]}\nlinux: {conntrack: {min: 7}}\n")
+		text, log := write(t, "--config", newer, "--write-config-version=v1alpha1")
+		for _, want := range []string{"apiVersion: kubeproxy.config.k8s.io/v1alpha1\n", "bindAddress: 192.0.2.1\n", "clusterCIDR: 10.244.0.0/16\n", "mode: nftables\n", "  min: 7\n"} {
+			if !strings.Contains(text, want) {
+				t.Errorf("%q is not in:\n%s", want, text)
+			}
+		}
+		for _, want := range []string{"not in v1alpha1: nodeIPOverride[1]: ", "not in v1alpha1: configHardFail: "} {
+			if !strings.Contains(log, want) {
+				t.Errorf("the log does not say %q:\n%s", want, log)
+			}
+		}
+	})
+	t.Run("a mode that is refused is written, and said", func(t *testing.T) {
+		for _, mode := range []string{"iptables", "ipvs", "kernelspace"} {
+			for _, args := range [][]string{{"--proxy-mode=" + mode}, {"--config", configFile(t, "v1alpha1", "mode: "+mode+"\n")}} {
+				text, log := write(t, args...)
+				if !strings.Contains(text, "mode: "+mode+"\n") || !strings.Contains(log, "this kube-proxy does not have the mode") {
+					t.Errorf("%v: the log says\n%s\nwritten is\n%s", args, log, text)
+				}
+			}
+		}
+		if _, log := write(t, "--proxy-mode=nftables", "--cluster-cidr=10.0.0.0/8"); strings.Contains(log, "warning") {
+			t.Errorf("warnings about nothing:\n%s", log)
+		}
+	})
+}
+
+func TestIgnoredFlagsBesideAFile(t *testing.T) {
+	o := mustParse(t, "--config", configFile(t, "v1alpha1", "clusterCIDR: 10.0.0.0/8\n"), "--boot-id-file=/b")
+	if diff := cmp.Diff([]string{"--boot-id-file: ignored, because " + notRead}, o.warnings); diff != "" {
+		t.Errorf("warnings (-want +got):\n%s", diff)
 	}
 }
 

@@ -69,7 +69,7 @@ func tableBelow(t *testing.T, heading string) (rows [][]string) {
 
 // flagDifferences says what flags do otherwise than kube-proxy's, beyond what the fields do that they set.
 var flagDifferences = map[string]string{
-	"cleanup":                  "removes the tables `ip kube-proxy` and `ip6 kube-proxy` only; kube-proxy's also removes the rules of the modes iptables and ipvs",
+	"cleanup":                  "does not remove what the mode iptables made with iptables-legacy, and IPVS; the error says so if there is any",
 	"config":                   "reads v1alpha2 too",
 	"healthz-bind-address":     "`\"\"` disables the server; kube-proxy keeps the default",
 	"healthz-port":             "changes the port; kube-proxy only knows 0, which disables the server",
@@ -79,16 +79,17 @@ var flagDifferences = map[string]string{
 	"metrics-bind-address":     "`\"\"` disables the server; kube-proxy keeps the default",
 	"metrics-port":             "changes the port; kube-proxy only knows 0, which disables the server",
 	"proxy-mode":               "`nftables` is the only mode, and the default",
-	"write-config-to":          "writes v1alpha2, and also what `--config` says",
+	"version":                  "prints its own version too, after `+nftproxy-`",
+	"write-config-to":          "writes v1alpha2 unless `--write-config-version` says otherwise, and also what `--config` says",
 }
 
 // flagVerdict says whether a flag does what kube-proxy's does. fields are the rows of the table of fields.
 func flagVerdict(f flagInfo, ofKubeProxy bool, fields [][]string) string {
 	switch difference := flagDifferences[f.name]; {
-	case !ofKubeProxy:
-		return "only here"
 	case f.ignored != "":
 		return "not applicable: " + f.ignored
+	case !ofKubeProxy:
+		return "only here"
 	case difference != "":
 		return "different: " + difference
 	}

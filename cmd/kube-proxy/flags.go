@@ -6,9 +6,11 @@ import (
 	"github.com/spf13/pflag"
 	cliflag "k8s.io/component-base/cli/flag"
 	logsapi "k8s.io/component-base/logs/api/v1"
+
+	"github.com/nftproxy/nftproxy/config"
 )
 
-// addFlags adds every flag of kube-proxy v1.37, and --manifests. What each does is in flagTable.
+// addFlags adds every flag of kube-proxy v1.37, those that v1.36 had besides, and --manifests and --write-config-version. What each does is in flagTable.
 func (o *options) addFlags(flags *pflag.FlagSet) {
 	o.flags = flags
 	o.addCommandFlags(flags)
@@ -16,14 +18,16 @@ func (o *options) addFlags(flags *pflag.FlagSet) {
 	o.addTrafficFlags(flags)
 	o.addNodeFlags(flags)
 	o.addOtherModesFlags(flags)
+	addUnusedFlags(flags)
 	logsapi.AddFlags(&o.config.Logging, flags)
 }
 
 // addCommandFlags adds what the process is to do.
 func (o *options) addCommandFlags(flags *pflag.FlagSet) {
 	flags.StringVar(&o.configFile, "config", "", "Path to a KubeProxyConfiguration, v1alpha1 or v1alpha2; watched: the process exits when it changes. Most other flags are ignored then")
-	flags.StringVar(&o.writeConfigTo, "write-config-to", "", "Write the configuration with all defaults to this file, as v1alpha2, and exit; with --config, this converts")
-	flags.BoolVar(&o.cleanup, "cleanup", false, "Remove the tables ip kube-proxy and ip6 kube-proxy and exit")
+	flags.StringVar(&o.writeConfigTo, "write-config-to", "", "Write the configuration with all defaults to this file and exit; with --config, this converts")
+	flags.StringVar(&o.writeConfigVersion, "write-config-version", config.V1alpha2, "The version that --write-config-to writes: v1alpha2, or v1alpha1, which Kubernetes' kube-proxy reads")
+	flags.BoolVar(&o.cleanup, "cleanup", false, "Remove the tables ip kube-proxy and ip6 kube-proxy, and the chains that kube-proxy's modes iptables and ipvs made with iptables-nft, and exit")
 	flags.BoolVar(&o.initOnly, "init-only", false, "Do what needs full root privileges (sysctls) and exit; kube-proxy can then run with CAP_NET_ADMIN alone")
 	flags.StringVar(&o.hostname, "hostname-override", "", "The name of the Node that this proxy runs on; by default the host name")
 	flags.Var(cliflag.NewMapStringBool(&o.config.FeatureGates), "feature-gates", "Feature gates to set, as name=true or name=false; kube-proxy's are accepted, a warning names those without effect")
@@ -101,4 +105,10 @@ func (o *options) addOtherModesFlags(flags *pflag.FlagSet) {
 	flags.DurationVar(&c.UDPTimeout.Duration, "ipvs-udp-timeout", 0, "The timeout of UDP sessions in the mode ipvs; ignored")
 	flags.DurationVar(&o.ipvsSyncPeriod, "ipvs-sync-period", o.config.SyncPeriod.Duration, "The sync period of the mode ipvs; ignored")
 	flags.DurationVar(&o.ipvsMinSyncPeriod, "ipvs-min-sync-period", o.config.MinSyncPeriod.Duration, "The least sync period of the mode ipvs; ignored")
+}
+
+// addUnusedFlags adds those that kube-proxy had up to v1.36, because a library that it contained had them.
+func addUnusedFlags(flags *pflag.FlagSet) {
+	flags.String("boot-id-file", "/proc/sys/kernel/random/boot_id", "Files to read the boot ID from; ignored")
+	flags.String("machine-id-file", "/etc/machine-id,/var/lib/dbus/machine-id", "Files to read the machine ID from; ignored")
 }

@@ -18,6 +18,7 @@ type flagInfo struct {
 const (
 	noIPVS     = "it is about the mode ipvs, which this proxy does not have"
 	noIPTables = `it is about the mode iptables, which this proxy does not have; add "localhost" to --nodeport-addresses instead`
+	notRead    = "no kube-proxy ever read the file, and v1.37 does not have the flag; remove it"
 	noResync   = "nothing is handed out again: what the API server sends is applied when it arrives, and tried again until it is"
 )
 
@@ -25,6 +26,7 @@ const (
 var flagTable = []flagInfo{
 	{name: "bind-address", field: "nodeIPOverride"},
 	{name: "bind-address-hard-fail", field: "bindAddressHardFail"},
+	{name: "boot-id-file", ignored: notRead, besideConfig: true},
 	{name: "cleanup", besideConfig: true},
 	{name: "cluster-cidr", field: "detectLocal.clusterCIDRs"},
 	{name: "config", besideConfig: true},
@@ -65,6 +67,7 @@ var flagTable = []flagInfo{
 	{name: "log-text-info-buffer-size", field: "logging.options.text.infoBufferSize", besideConfig: true},
 	{name: "log-text-split-stream", field: "logging.options.text.splitStream", besideConfig: true},
 	{name: "logging-format", field: "logging.format", besideConfig: true},
+	{name: "machine-id-file", ignored: notRead, besideConfig: true},
 	{name: "manifests", besideConfig: true},
 	{name: "masquerade-all", field: "linux.masqueradeAll"},
 	{name: "master", besideConfig: true},
@@ -81,6 +84,7 @@ var flagTable = []flagInfo{
 	{name: "version", besideConfig: true},
 	{name: "vmodule", field: "logging.vmodule", besideConfig: true},
 	{name: "write-config-to", besideConfig: true},
+	{name: "write-config-version", besideConfig: true},
 }
 
 // flagNames is how errors about the configuration name its fields when flags set them.

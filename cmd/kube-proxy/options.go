@@ -25,6 +25,7 @@ import (
 // options is what the command line says, or the configuration file in its place.
 type options struct {
 	configFile, writeConfigTo string
+	writeConfigVersion        string
 	cleanup, initOnly         bool
 	master, manifests         string
 
@@ -62,6 +63,9 @@ func defaultOptions() *options {
 
 // validate checks what is not part of the configuration.
 func (o *options) validate(flags *pflag.FlagSet) error {
+	if o.writeConfigVersion != config.V1alpha1 && o.writeConfigVersion != config.V1alpha2 {
+		return fmt.Errorf("--write-config-version: %q must be %s or %s", o.writeConfigVersion, config.V1alpha1, config.V1alpha2)
+	}
 	if o.manifests != "" && (flags.Changed("kubeconfig") || o.master != "") {
 		return errors.New("--manifests: cannot be combined with --kubeconfig or --master: Services come from one place")
 	}
@@ -70,10 +74,8 @@ func (o *options) validate(flags *pflag.FlagSet) error {
 
 // compiler returns what shapes the ruleset. Errors name the file or the flag.
 func (o *options) compiler() (compiler.Config, error) {
-	if o.file == nil {
-		if err := config.CheckMode(o.config.Mode, flagNames()); err != nil {
-			return compiler.Config{}, err
-		}
+	if err := o.checkMode(); err != nil {
+		return compiler.Config{}, err
 	}
 	out, err := config.Compiler(o.config)
 	if err != nil && o.file != nil {

@@ -12,6 +12,7 @@ import (
 	"github.com/nftproxy/nftproxy/compiler"
 	"github.com/nftproxy/nftproxy/config"
 	"github.com/nftproxy/nftproxy/health"
+	"github.com/nftproxy/nftproxy/leftovers"
 	"github.com/nftproxy/nftproxy/localnodeport"
 	"github.com/nftproxy/nftproxy/metrics"
 	"github.com/nftproxy/nftproxy/nft"
@@ -25,16 +26,6 @@ func signalContext() context.Context {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	context.AfterFunc(ctx, stop)
 	return ctx
-}
-
-// cleanup removes the rules, whatever the configuration says.
-func cleanup() error {
-	conn, err := nft.Dial(nft.Config{})
-	if err != nil {
-		return err
-	}
-	defer conn.Close()
-	return proxy.Cleanup(conn)
 }
 
 func run(ctx context.Context, o *options) error {
@@ -150,6 +141,10 @@ func (p *parts) serve(ctx context.Context, o *options) error {
 	})
 	group.Go(func() error {
 		p.flows.Run(ctx)
+		return nil
+	})
+	group.Go(func() error {
+		leftovers.Watch(ctx, showLeftovers)
 		return nil
 	})
 	err := await(parent, ctx, group)

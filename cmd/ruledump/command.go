@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 
 	"github.com/nftproxy/nftproxy/compiler"
@@ -12,20 +13,38 @@ import (
 	"github.com/nftproxy/nftproxy/proxy"
 	"github.com/nftproxy/nftproxy/source/manifests"
 	"github.com/nftproxy/nftproxy/tracker"
+	"github.com/nftproxy/nftproxy/version"
 	"github.com/spf13/cobra"
+	corev1 "k8s.io/api/core/v1"
 )
 
 func newCommand() *cobra.Command {
 	root := &cobra.Command{
 		Use:           "ruledump",
 		Short:         "Print the proxy's nftables rulesets",
+		Version:       fmt.Sprintf("%s, for kube-proxy %s", version.Own(), version.KubeProxy()),
 		SilenceUsage:  true,
 		SilenceErrors: true,
-		Args:          cobra.NoArgs,
+		// Without a function to run, cobra prints the help for an unknown command and calls that a success.
+		Args: knownCommand,
+		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
+	root.SetVersionTemplate("{{.Name}} {{.Version}}\n")
 	root.CompletionOptions.DisableDefaultCmd = true
 	root.AddCommand(newCompileCommand(), newLiveCommand(), newExplainCommand())
 	return root
+}
+
+// knownCommand gets what is left of the command line if it starts with no command.
+func knownCommand(cmd *cobra.Command, args []string) error {
+	if len(args) == 0 {
+		return nil
+	}
+	var names []string
+	for _, c := range cmd.Commands() {
+		names = append(names, c.Name())
+	}
+	return fmt.Errorf("unknown command %q; there are %s", args[0], strings.Join(names, ", "))
 }
 
 func newCompileCommand() *cobra.Command {
@@ -40,9 +59,12 @@ without touching the kernel. Unlike the proxy, which goes on with what is valid,
 refuses a directory with an invalid file.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			tables, _, err := input.compile(cmd.ErrOrStderr())
+			tables, objects, err := input.compile(cmd.ErrOrStderr())
 			if err != nil {
 				return err
+			}
+			if !hasNode(objects, input.node) {
+				fmt.Fprintf(cmd.ErrOrStderr(), "ruledump: the manifests have no Node %s; these are the rules of a node without addresses and zone\n", input.node)
 			}
 			return format.write(cmd.OutOrStdout(), tables)
 		},
@@ -89,6 +111,10 @@ func (i *input) compile(warnings io.Writer) ([]*nft.Table, *manifests.Objects, e
 		fmt.Fprintf(warnings, "ruledump: %s is claimed by several Services; %s gets it\n", c.Frontend, c.Owner.ServicePortName())
 	}
 	return tables, &objects, nil
+}
+
+func hasNode(objects *manifests.Objects, name string) bool {
+	return slices.ContainsFunc(objects.Nodes, func(n *corev1.Node) bool { return n.Name == name })
 }
 
 // loadConfig reads a configuration and prints the warnings about it.

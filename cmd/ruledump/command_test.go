@@ -1,9 +1,65 @@
 package main
 
 import (
+	"bytes"
+	"regexp"
 	"strings"
 	"testing"
 )
+
+// ruledump runs a command line and returns its exit status and what it printed.
+func ruledump(args ...string) (status int, stdout, stderr string) {
+	var out, errs bytes.Buffer
+	cmd := newCommand()
+	cmd.SetArgs(args)
+	cmd.SetOut(&out)
+	cmd.SetErr(&errs)
+	status = execute(cmd)
+	return status, out.String(), errs.String()
+}
+
+func TestExitStatus(t *testing.T) {
+	const manifests = "--manifests=../../docs/example/manifests"
+	for _, tt := range []struct {
+		name   string
+		args   []string
+		status int
+		// stdout begins with one, stderr has the other.
+		stdout, stderr string
+	}{
+		{"no command", nil, 0, "Print the proxy's nftables rulesets", ""},
+		{"help", []string{"--help"}, 0, "Print the proxy's nftables rulesets", ""},
+		{"unknown command", []string{"dump"}, 2, "", `ruledump: unknown command "dump"; there are compile, explain, help, live`},
+		{"unknown flag", []string{"live", "--colour"}, 2, "", "ruledump: unknown flag: --colour"},
+		{"argument too many", []string{"live", "now"}, 2, "", `"ruledump live --help" says more`},
+		{"flag missing", []string{"compile", manifests}, 2, "", `ruledump: required flag(s) "node" not set`},
+		{"flag without its other half", []string{"explain", "--from=10.0.0.1", "--to=10.0.0.2:80", manifests}, 2, "", "[manifests node]"},
+		{"no such directory", []string{"compile", "--manifests=/nonexistent", "--node=node-1"}, 1, "", "ruledump: open /nonexistent: no such file or directory"},
+		{"a Node that is there", []string{"compile", manifests, "--node=node-1"}, 0, "table ip kube-proxy {", ""},
+		{"a Node that is not there", []string{"compile", manifests, "--node=node-9"}, 0, "table ip kube-proxy {",
+			"ruledump: the manifests have no Node node-9; these are the rules of a node without addresses and zone"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			status, stdout, stderr := ruledump(tt.args...)
+			if status != tt.status {
+				t.Errorf("status %d, want %d", status, tt.status)
+			}
+			if !strings.HasPrefix(stdout, tt.stdout) || tt.stdout == "" && stdout != "" {
+				t.Errorf("stdout %.200q, want %q", stdout, tt.stdout)
+			}
+			if !strings.Contains(stderr, tt.stderr) || tt.stderr == "" && stderr != "" {
+				t.Errorf("stderr %q, want %q", stderr, tt.stderr)
+			}
+		})
+	}
+}
+
+func TestVersion(t *testing.T) {
+	status, stdout, _ := ruledump("--version")
+	if !regexp.MustCompile(`^ruledump \S+, for kube-proxy \S+\n$`).MatchString(stdout) || status != 0 {
+		t.Errorf("status %d, stdout %q", status, stdout)
+	}
+}
 
 func TestCompileWarns(t *testing.T) {
 	const (

@@ -48,7 +48,8 @@ func validateMode(c *KubeProxyConfiguration) (errs field.ErrorList) {
 	case ModeIPVS:
 		errs = append(errs, c.IPVS.Validate(field.NewPath("ipvs"))...)
 	default:
-		errs = append(errs, field.NotSupported(field.NewPath("mode"), c.Mode, []Mode{ModeNFTables, ModeIPTables, ModeIPVS, ModeKernelspace}))
+		// The others are accepted to be converted, not to be run.
+		errs = append(errs, field.NotSupported(field.NewPath("mode"), c.Mode, []Mode{ModeNFTables}))
 	}
 	return errs
 }

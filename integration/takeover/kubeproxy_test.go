@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -45,9 +46,24 @@ func playFirstSync(t *testing.T, h *lab.Host, c *nft.Conn) {
 	}
 }
 
-// startKubeProxy starts the kube-proxy of the flag with the manifests, from an API server in the same host. Its
-// nft is the program of that name in dir, if there is one.
+// startKubeProxy starts the kube-proxy of the flag with the manifests, and waits until it has synced them.
 func startKubeProxy(t *testing.T, h *lab.Host, dir string) *process {
+	t.Helper()
+	p := startKubeProxyInMode(t, h, "nftables", dir)
+	eventually(t, "kube-proxy has synced both families", func() error {
+		for _, f := range nft.Families {
+			if !strings.Contains(runNft(t, h, "", "list", "ruleset", f.String()), "chain service-") {
+				return fmt.Errorf("no Service in table %s", f)
+			}
+		}
+		return nil
+	})
+	return p
+}
+
+// startKubeProxyInMode starts it with an API server in the same host. The programs that it runs are those in
+// dir, as far as they are there.
+func startKubeProxyInMode(t *testing.T, h *lab.Host, mode, dir string) *process {
 	t.Helper()
 	var server *apiservertest.Server
 	if err := h.Do(func() error {
@@ -61,16 +77,8 @@ func startKubeProxy(t *testing.T, h *lab.Host, dir string) *process {
 		t.Fatal(err)
 	}
 	upload(t, server)
-	p := start(t, h, *kubeProxy, []string{"PATH=" + dir + ":" + os.Getenv("PATH")}, append(flags, "--kubeconfig", kubeconfig)...)
-	eventually(t, "kube-proxy has synced both families", func() error {
-		for _, f := range nft.Families {
-			if !strings.Contains(runNft(t, h, "", "list", "ruleset", f.String()), "chain service-") {
-				return fmt.Errorf("no Service in table %s", f)
-			}
-		}
-		return nil
-	})
-	return p
+	args := append(slices.Clone(flags), "--kubeconfig", kubeconfig, "--proxy-mode="+mode)
+	return start(t, h, *kubeProxy, []string{"PATH=" + dir + ":" + os.Getenv("PATH")}, args...)
 }
 
 func upload(t *testing.T, server *apiservertest.Server) {
@@ -136,7 +144,7 @@ func record(t *testing.T) {
 
 func keep(t *testing.T, path, what, text string) {
 	t.Helper()
-	header := "# " + what + "\n# Made by `go test ./integration/takeover -run TestTheRecordedRulesetServes -args -kube-proxy PATH`.\n"
+	header := "# " + what + "\n# Made by `go test ./integration/takeover -run " + t.Name() + " -args -kube-proxy PATH`.\n"
 	if err := os.WriteFile(path, []byte(header+text), 0o644); err != nil {
 		t.Fatal(err)
 	}

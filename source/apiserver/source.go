@@ -66,8 +66,8 @@ func New(config Config) (*Source, error) {
 // always nil: whatever an API server can answer, a later answer may be better.
 //
 // Sink.Synced is called after Services and EndpointSlices have been listed and handed over, however
-// long that takes. This node's Node is waited for for 10 s more, ServiceCIDRs for half a second and
-// only until their list fails: they narrow what is dropped, and do not matter to Services that exist.
+// long that takes. The list of this node's Node may take 10 s more, that of ServiceCIDRs half a second
+// and nothing once it has failed: they narrow what is dropped, and do not matter to Services that exist.
 func (s *Source) Run(ctx context.Context, sink tracker.Sink) error {
 	ctx, cancel := context.WithCancel(ctx)
 	// Connections are kept open for reuse, each with goroutines, unless somebody says otherwise. Closing

@@ -1,0 +1,71 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"strings"
+
+	"k8s.io/klog/v2"
+
+	"github.com/nftproxy/nftproxy/leftovers"
+	"github.com/nftproxy/nftproxy/metrics"
+	"github.com/nftproxy/nftproxy/nft"
+	"github.com/nftproxy/nftproxy/proxy"
+)
+
+// cleanup removes the rules of every mode of kube-proxy as far as it can, whatever the configuration says, and
+// logs what it removed. What it had to leave is an error.
+func cleanup(ctx context.Context) error {
+	logger := klog.FromContext(ctx)
+	conn, err := nft.Dial(nft.Config{})
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	tables, err := proxy.Present(conn)
+	if err != nil {
+		return err
+	}
+	if err := proxy.Cleanup(conn); err != nil {
+		return err
+	}
+	for _, table := range tables {
+		logger.Info("Removed", "table", table)
+	}
+	chains, err := leftovers.Remove()
+	if err != nil {
+		return err
+	}
+	if n := len(chains.Removed); n > 0 {
+		logger.Info("Removed the chains of the modes iptables and ipvs, and the rules that led to them", "chains", n, "example", chains.Removed[0])
+	}
+	if len(tables) == 0 && len(chains.Removed) == 0 {
+		logger.Info("Nothing to remove")
+	}
+	for _, chain := range chains.Kept {
+		logger.Info("Kept, because a chain of somebody else's leads to it", "chain", chain)
+	}
+	return remaining(logger)
+}
+
+// remaining returns an error that says what cleanup cannot remove.
+func remaining(logger klog.Logger) error {
+	found, err := leftovers.Find()
+	if err != nil {
+		logger.Info("Cannot look for everything that kube-proxy's other modes may have left behind", "reason", err.Error())
+	}
+	var left []string
+	for _, l := range found {
+		left = append(left, fmt.Sprintf("%s: %s (%d in all)", l.Kind, l.Example, l.Count))
+	}
+	if len(left) == 0 {
+		return nil
+	}
+	return fmt.Errorf("cannot remove what other modes of kube-proxy left, %s; run Kubernetes' own kube-proxy --cleanup from its image, or restart the node", strings.Join(left, ", "))
+}
+
+func showLeftovers(count map[leftovers.Kind]int) {
+	for _, kind := range leftovers.Kinds {
+		metrics.SetLeftovers(string(kind), count[kind])
+	}
+}

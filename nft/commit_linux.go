@@ -1,0 +1,189 @@
+package nft
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// Stats is what a commit consisted of.
+type Stats struct {
+	// Messages and Bytes is what was sent to the kernel.
+	Messages, Bytes int
+	// Elements is how many elements were added and deleted, Chains how many chains were
+	// added, emptied to be written anew, and deleted. What goes with its table is not counted.
+	Elements, Chains int
+	// Encode is the time spent building the messages, Kernel the time until the kernel had
+	// carried them out.
+	Encode, Kernel time.Duration
+}
+
+// Commit has the kernel carry out the transaction, whole or not at all: all its tables, of
+// whatever family, change in one instant for packets. A refusal is a *CommitError.
+// An empty transaction sends nothing.
+func (c *Conn) Commit(tx Transaction) (Stats, error) {
+	var stats Stats
+	if tx.Empty() {
+		return stats, nil
+	}
+	canDestroy, err := c.knowsDestroy(tx)
+	if err != nil {
+		return stats, err
+	}
+	begin := time.Now()
+	messages, err := tx.encodeFor(canDestroy)
+	stats.Encode = time.Since(begin)
+	if err != nil || len(messages) == 0 {
+		return stats, err
+	}
+	err = c.use(func(s *socket) error {
+		begin = time.Now()
+		stats.Messages, stats.Bytes = len(messages), batchBytes(messages)
+		stats.Elements, stats.Chains = tx.size()
+		err := s.commit(messages, stats.Bytes)
+		stats.Kernel = time.Since(begin)
+		if err == nil {
+			c.noteOwned(tx)
+		}
+		return err
+	})
+	return stats, err
+}
+
+func (tx *Transaction) size() (elements, chains int) {
+	for _, s := range tx.Steps {
+		switch s.Op {
+		case AddElements, DeleteElements:
+			elements += len(s.Elements)
+		case AddChain, FlushChain, DeleteChain:
+			chains++
+		}
+	}
+	return elements, chains
+}
+
+// batchBytes is the length of the messages, without the batch's begin and end.
+func batchBytes(messages []message) int {
+	n := 0
+	for i := range messages {
+		n += unix.NLMSG_HDRLEN + padded(len(messages[i].Data))
+	}
+	return n
+}
+
+// commit sends a batch and reads the kernel's answers to it.
+func (s *socket) commit(messages []message, size int) error {
+	batch := make([]byte, 0, size+2*batchMarkerLen)
+	batch = s.appendMessage(batch, batchMarker(unix.NFNL_MSG_BATCH_BEGIN))
+	begin := s.sequence
+	for i := range messages {
+		m := messages[i].Message
+		if i == len(messages)-1 {
+			// The kernel answers a batch only where it is asked to or refuses; by the time it
+			// answers the last message it has answered all.
+			m.Header.Flags |= netlink.Acknowledge
+		}
+		batch = s.appendMessage(batch, &m)
+	}
+	last := s.sequence
+	batch = s.appendMessage(batch, batchMarker(unix.NFNL_MSG_BATCH_END))
+	if err := s.sendBatch(batch); err != nil {
+		return err
+	}
+	a := answers{messages: messages, begin: begin, last: last}
+	return a.await(s)
+}
+
+// batchMarkerLen is the length of each of the two messages around a batch.
+const batchMarkerLen = unix.NLMSG_HDRLEN + nfgenmsgLen
+
+func batchMarker(typ uint16) *netlink.Message {
+	return &netlink.Message{
+		Header: netlink.Header{Type: netlink.HeaderType(typ), Flags: netlink.Request},
+		Data:   []byte{unix.AF_UNSPEC, unix.NFNETLINK_V0, 0, unix.NFNL_SUBSYS_NFTABLES},
+	}
+}
+
+// socketOverhead is what a socket wants in its send buffer beside the batch, and some more.
+const socketOverhead = 1 << 16
+
+// sendBatch sends a batch, in a single send, as the kernel wants it. So the socket must take all of it.
+func (s *socket) sendBatch(batch []byte) error {
+	if err := s.conn.SetWriteBuffer(len(batch) + socketOverhead); err != nil {
+		return fmt.Errorf("nft: make room for a batch of %d bytes: %w", len(batch), err)
+	}
+	err := s.send(batch)
+	if errors.Is(err, unix.EMSGSIZE) {
+		room, _ := s.conn.WriteBuffer()
+		// The kernel doubles what it is told, of which wmem_max is the most.
+		return fmt.Errorf("nft: %w: %d bytes, and it takes %d (%w); set the sysctl net.core.wmem_max to at least %d, or run with CAP_NET_ADMIN in the initial user namespace",
+			ErrTooLarge, len(batch), room, err, (len(batch)+1)/2+socketOverhead)
+	}
+	if err != nil {
+		return fmt.Errorf("nft: send a batch of %d bytes: %w", len(batch), err)
+	}
+	return nil
+}
+
+// answers is what the kernel answers to a batch.
+type answers struct {
+	messages []message
+	// begin and last are the sequence numbers of the batch's begin and of its last message.
+	begin, last uint32
+	refused     *CommitError
+	// complete: the last answer was there.
+	complete bool
+}
+
+// await reads up to the answer to the last message. The kernel carries out a batch before the send returns, so all
+// answers are there already.
+func (a *answers) await(s *socket) error {
+	for overflowed := false; !a.complete; {
+		err := s.receive(context.Background(), a.take)
+		switch {
+		case errors.Is(err, unix.ENOBUFS) && !overflowed:
+			// More refusals than the socket holds; those it holds come next.
+			overflowed = true
+			s.patience = min(s.patience, time.Second)
+		case err != nil && a.refused != nil:
+			a.refused.unread = true
+			return a.refused
+		case err != nil:
+			return fmt.Errorf("nft: the outcome of a batch is unknown: %w", err)
+		}
+	}
+	if a.refused != nil {
+		return a.refused
+	}
+	return nil
+}
+
+// take takes one message. Answers to something else are passed over.
+func (a *answers) take(r reply) error {
+	if r.Type != unix.NLMSG_ERROR || r.Sequence-a.begin > a.last-a.begin {
+		return nil
+	}
+	// A batch that is refused as a whole has an answer to its begin only.
+	a.complete = a.complete || r.Sequence == a.last || r.Sequence == a.begin
+	var e *kernelError
+	if errors.As(r.refusal(), &e) {
+		a.add(e)
+	}
+	return nil
+}
+
+// add keeps the first refusal, which the others often follow from, and counts the rest.
+func (a *answers) add(e *kernelError) {
+	if a.refused != nil {
+		a.refused.Others++
+		return
+	}
+	a.refused = &CommitError{Err: e.errno, Message: e.message}
+	if i := int(e.sequence - a.begin - 1); i >= 0 && i < len(a.messages) {
+		a.refused.Step = a.messages[i].describe(e.offset)
+	}
+}

@@ -1,0 +1,193 @@
+package nft
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"golang.org/x/sys/unix"
+)
+
+// Comparison says how Compare goes about it. The zero value is a comparison that nothing disturbs, with a table that
+// does not change meanwhile.
+type Comparison struct {
+	// Guard, if set, is called to run each piece of work that looks at the elements of the wanted table: some hundred
+	// of them in some tens of microseconds, and once all of a set of which elements are missing. So a lock need
+	// not be held while the kernel lists. A Guard that finds that the wanted table has changed since Compare was called
+	// does not run the work but returns an error, and Compare ends with it.
+	Guard func(work func()) error
+	// ThroughCommits goes on when somebody commits meanwhile. A commit that does not concern the table does not disturb
+	// the listing of it. If the table is then found as it is wanted, it was: what was changed after it was
+	// looked at makes yet another generation. If it is not, Compare returns what it found and ErrGenerationMoved.
+	ThroughCommits bool
+}
+
+// Compare lists the table of the kernel and returns the transaction that turns it into want: what Diff would return for
+// what ReadTable would read, but without a copy of the elements. Only the differences are held, and eleven to
+// twenty-two bytes for each element. Of sets that packets add to no elements are listed, so that nothing that packets do makes it
+// last.
+//
+// It ends as soon as ctx is done, with that error, and as soon as somebody commits anything, with ErrGenerationMoved; also when the
+// kernel says that it listed a part of a set only (kernel 6.15; without the kernel's count, what Compare finds missing may
+// be there, and adding it again has no effect). The connection is busy meanwhile, so it should be one of its own: see
+// Another.
+func (c *Conn) Compare(ctx context.Context, want *Table, how Comparison) (Transaction, error) {
+	if how.Guard == nil {
+		how.Guard = func(work func()) error {
+			work()
+			return nil
+		}
+	}
+	run := comparison{reader: reader{conn: c, ctx: ctx, throughCommits: how.ThroughCommits}, guard: how.Guard, want: want}
+	tx, err := run.run()
+	if errors.Is(err, unix.ENOENT) {
+		err = ErrGenerationMoved // deleted under our hands
+	}
+	if err != nil {
+		return tx, fmt.Errorf("nft: compare table %s %s: %w", want.Family, want.Name, err)
+	}
+	return tx, nil
+}
+
+type comparison struct {
+	reader reader
+	guard  func(func()) error
+	want   *Table
+}
+
+func (c *comparison) run() (Transaction, error) {
+	have, err := c.readHeld()
+	if err != nil {
+		return Transaction{}, err
+	}
+	var tx Transaction
+	var d *delta
+	var pairs []setPair
+	// What is added whole is taken from the wanted sets here.
+	if err := c.guard(func() { tx, d, pairs = beginDiff(have, c.want) }); err != nil {
+		return Transaction{}, err
+	}
+	if d != nil {
+		for _, pair := range pairs {
+			if err := c.compareElements(d, pair); err != nil {
+				return Transaction{}, err
+			}
+		}
+		tx = d.transaction()
+	}
+	return tx, c.settle(tx)
+}
+
+// readHeld reads the table without elements; nil if there is none.
+func (c *comparison) readHeld() (*Table, error) {
+	t, err := c.reader.header(c.want.Family, c.want.Name)
+	if err != nil || t == nil {
+		return nil, err
+	}
+	for _, part := range []func(*Table) error{c.reader.sets, c.reader.objects, c.reader.flowtables, c.reader.chains, c.reader.rules} {
+		if err := part(t); err != nil {
+			return nil, err
+		}
+	}
+	return t, nil
+}
+
+// settle says whether tx is what was wanted to know.
+func (c *comparison) settle(tx Transaction) error {
+	err := c.reader.steady(c.want)
+	if c.reader.throughCommits && tx.Empty() && errors.Is(err, ErrGenerationMoved) {
+		return nil
+	}
+	return err
+}
+
+func (c *comparison) compareElements(d *delta, pair setPair) error {
+	if pair.have == nil {
+		return c.guard(func() { d.compareElements(nil, pair.want) })
+	}
+	e := elementComparison{set: pair.want}
+	// The elements of a message are compared at a stretch.
+	message := func(data []byte) (err error) {
+		if refused := c.guard(func() { err = eachElement(data, e.take) }); refused != nil {
+			return refused
+		}
+		return err
+	}
+	if pair.want.Dynamic {
+		if err := c.reader.catchAll(c.want, pair.want, message); err != nil {
+			return err
+		}
+	} else {
+		e.seen = newSeenKeys(max(pair.have.kernelCount, 0))
+		if err := c.reader.elementMessages(c.want.Family, c.want.Name, pair.want.Name, message); err != nil {
+			return err
+		}
+		if err := pair.have.complete(e.seen.n); err != nil {
+			return err
+		}
+		if err := c.guard(e.findMissing); err != nil {
+			return err
+		}
+	}
+	d.deleteElements = append(d.deleteElements, setElements{pair.want, e.gone})
+	d.addElements = append(d.addElements, setElements{pair.want, e.added})
+	return nil
+}
+
+// elementComparison compares a set as it is wanted with the elements that the kernel lists.
+type elementComparison struct {
+	set *Set
+	// seen are the keys that were listed, without the catch-all; nil for a Dynamic set.
+	seen *seenKeys
+	// found is how many of them are wanted, if with another value.
+	found       int
+	catchAll    bool
+	gone, added []Element
+	key         [maxKey]byte
+}
+
+// maxKey is the longest key that the kernel takes (NFT_DATA_VALUE_MAXLEN).
+const maxKey = 64
+
+// take takes one element that the kernel has.
+func (e *elementComparison) take(r *rawElement) error {
+	key := append(append(e.key[:0], r.key...), "\x00\x00\x00"[:padded(len(r.key))-len(r.key)]...)
+	switch {
+	case r.catchAll():
+		key = append(e.key[:0], CatchAll...)
+		e.catchAll = true
+	case e.seen == nil || !e.seen.add(key):
+		return nil // listed twice, which happens while the kernel rehashes
+	}
+	want, wanted := e.set.elementAt(key)
+	if wanted {
+		if !r.catchAll() {
+			e.found++
+		}
+		if r.foreign == "" && r.is(&want) {
+			return nil
+		}
+		e.added = append(e.added, want)
+	}
+	e.gone = append(e.gone, r.element())
+	return nil
+}
+
+// findMissing finds the wanted elements that were not listed.
+func (e *elementComparison) findMissing() {
+	if want, wanted := e.set.Element(CatchAll); wanted && !e.catchAll {
+		e.added = append(e.added, want)
+	}
+	missing := e.set.Len() - e.found
+	if _, wanted := e.set.Element(CatchAll); wanted {
+		missing--
+	}
+	if missing == 0 {
+		return
+	}
+	for key, want := range e.set.elements {
+		if key != CatchAll && !e.seen.has(key) {
+			e.added = append(e.added, want)
+		}
+	}
+}

@@ -1,0 +1,389 @@
+package nft
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"pgregory.net/rapid"
+)
+
+// compare compares the kernel's table with want, on a connection of its own, or ends the test.
+func compare(t fataler, c *Conn, want *Table, how Comparison) Transaction {
+	t.Helper()
+	another, err := c.Another()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer another.Close()
+	tx, err := another.Compare(context.Background(), want, how)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return tx
+}
+
+// settle waits until the kernel has rehashed the sets of the table, which have just grown, and lists them whole.
+func settle(t testing.TB, c *Conn, table *Table) {
+	t.Helper()
+	begin := time.Now()
+	for {
+		tx, err := c.Compare(context.Background(), table, Comparison{})
+		switch {
+		case err == nil && tx.Empty():
+			return
+		case err == nil:
+			t.Fatalf("what was committed differs by %.200s", tx)
+		case !errors.Is(err, ErrGenerationMoved) || time.Since(begin) > 30*time.Second:
+			t.Fatal(err)
+		}
+	}
+}
+
+// sortedText prints a transaction with the sets, chains and so on of each kind of step in order: the order in which the
+// kernel lists differs each time.
+func sortedText(tx Transaction) string {
+	var steps []string
+	for _, s := range tx.Steps {
+		steps = append(steps, fmt.Sprintf("%02d %s", s.Op, s))
+	}
+	slices.Sort(steps)
+	return strings.Join(steps, "\n")
+}
+
+func TestCompareFindsWhatDiffFinds(t *testing.T) {
+	limitChecks(t, 60)
+	inNamespace(t)
+	c := dial(t)
+	rapid.Check(t, func(r *rapid.T) {
+		w := world{r, rapid.SampledFrom(Families[:]).Draw(r, "family")}
+		have, want := w.table(), w.table()
+		if want == nil {
+			r.Skip("nothing is wanted")
+		}
+		tx := Remove(w.family, want.Name)
+		tx.Append(Diff(nil, have))
+		commitAll(t, c, tx)
+		read, err := c.ReadTable(w.family, want.Name)
+		if err != nil {
+			r.Fatal(err)
+		}
+		got := compare(r, c, want, Comparison{})
+		if diff := cmp.Diff(sortedText(Diff(read, want)), sortedText(got)); diff != "" {
+			r.Fatalf("transaction (-Diff +Compare):\n%s", diff)
+		}
+		commitAll(t, c, got)
+		if rest := compare(r, c, want, Comparison{}); !rest.Empty() {
+			r.Fatalf("after the repair there is still:\n%s", rest)
+		}
+	})
+}
+
+func TestCompareRepairsWhatOthersDid(t *testing.T) {
+	for _, load := range []string{
+		"delete table ip kube-proxy",
+		"flush table ip kube-proxy",
+		"add element ip kube-proxy service-ips { * : drop }",
+		"add element ip kube-proxy affinity { * : 10.0.0.9 . 80 }",
+		"add rule ip kube-proxy services ip saddr { 10.0.0.1, 10.0.0.2 } drop",
+		"add counter ip kube-proxy theirs",
+		"delete element ip kube-proxy cluster-ips { 10.96.0.1 }",
+		"delete element ip kube-proxy cluster-ips { 10.96.0.1 }; add element ip kube-proxy cluster-ips { 10.96.0.2, 10.96.0.3 }",
+		`delete element ip kube-proxy protocols { udp }; add element ip kube-proxy protocols { udp comment "another" }`,
+		"delete element ip kube-proxy ports { 1 }; add element ip kube-proxy ports { 1 : 3 }",
+		"delete table ip kube-proxy; add table ip kube-proxy",
+	} {
+		t.Run(load, func(t *testing.T) {
+			inNamespace(t)
+			c := dial(t)
+			want := everything(FamilyIP)
+			commitAll(t, c, Diff(nil, want))
+			if tx := compare(t, c, want, Comparison{}); !tx.Empty() {
+				t.Fatalf("what was committed differs by\n%s", tx)
+			}
+			runNft(t, load+"\n", "-f", "-")
+			tx := compare(t, c, want, Comparison{})
+			if diff := cmp.Diff(sortedText(Diff(readTable(t, c, want), want)), sortedText(tx)); diff != "" {
+				t.Errorf("transaction (-Diff +Compare):\n%s", diff)
+			}
+			commitAll(t, c, tx)
+			if rest := compare(t, c, want, Comparison{}); !rest.Empty() {
+				t.Errorf("after the repair there is still:\n%s", rest)
+			}
+		})
+	}
+}
+
+// readTable reads a table that may not be there.
+func readTable(t *testing.T, c *Conn, want *Table) *Table {
+	t.Helper()
+	got, err := c.ReadTable(want.Family, want.Name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return got
+}
+
+// giveUpTime is how soon a listing has to end when nobody wants it any more. The kernel makes a piece in less than 10 ms; the rest is
+// for the other tests of a busy machine.
+const giveUpTime = 300 * time.Millisecond
+
+func TestCompareGivesUp(t *testing.T) {
+	const n = 120_000
+	table := manyAddresses(n)
+	for _, tc := range []struct {
+		name string
+		// disturb is called once, early in the comparison.
+		disturb func(t *testing.T, c *Conn, cancel func())
+		guard   error
+		want    error
+	}{
+		{"when its context is done", func(_ *testing.T, _ *Conn, cancel func()) { cancel() }, nil, context.Canceled},
+		{"when somebody commits", func(t *testing.T, c *Conn, _ func()) {
+			commitAll(t, c, Diff(nil, &Table{Family: FamilyIP6, Name: "other"}))
+		}, nil, ErrGenerationMoved},
+		{"when its guard says so", func(*testing.T, *Conn, func()) {}, errors.New("something else is to do"), nil},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			inNamespace(t)
+			c := dial(t)
+			commitAll(t, c, Diff(nil, table))
+			settle(t, c, table)
+			another, err := c.Another()
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer another.Close()
+			ctx, cancel := context.WithCancel(context.Background())
+			defer cancel()
+			calls, disturbed := 0, time.Time{}
+			tx, err := another.Compare(ctx, table, Comparison{Guard: func(work func()) error {
+				work()
+				if calls++; calls == 20 {
+					tc.disturb(t, c, cancel)
+					disturbed = time.Now()
+					return tc.guard
+				}
+				return nil
+			}})
+			took := time.Since(disturbed)
+			want := tc.want
+			if tc.guard != nil {
+				want = tc.guard
+			}
+			if !errors.Is(err, want) || !tx.Empty() || took > giveUpTime {
+				t.Errorf("Compare = %v, %v, %v after it had been disturbed; want %v", tx, err, took, want)
+			}
+			t.Logf("gave up after %v", took)
+			if tx, err := another.Compare(context.Background(), table, Comparison{}); err != nil || !tx.Empty() {
+				t.Errorf("the next one: %v, %v", tx, err)
+			}
+		})
+	}
+}
+
+func TestCompareThroughCommits(t *testing.T) {
+	inNamespace(t)
+	c := dial(t)
+	table := manyAddresses(100_000)
+	commitAll(t, c, Diff(nil, table))
+	settle(t, c, table)
+	calls := 0
+	others := Comparison{ThroughCommits: true, Guard: func(work func()) error {
+		work()
+		if calls++; calls%20 == 0 {
+			commitAll(t, c, Replace(&Table{Family: FamilyIP, Name: "other"}))
+		}
+		return nil
+	}}
+	if tx := compare(t, c, table, others); !tx.Empty() {
+		t.Errorf("commits to another table make a difference: %.200s", tx)
+	}
+	if calls < 40 {
+		t.Errorf("there were %d commits only", calls/20)
+	}
+	want := manyAddresses(100_001)
+	another, err := c.Another()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer another.Close()
+	tx, err := another.Compare(context.Background(), want, others)
+	if got := tx.String(); !errors.Is(err, ErrGenerationMoved) || got != "add element ip kube-proxy cluster-ips {\n\t10.1.134.160,\n}\n" {
+		t.Errorf("Compare = %.200s, %v, want the missing element and ErrGenerationMoved", got, err)
+	}
+}
+
+// fillAffinity adds elements as packets would.
+func fillAffinity(t testing.TB, c *Conn, table *Table, n int) {
+	t.Helper()
+	set := table.Set("affinity")
+	elements := make([]Element, n)
+	for i := range elements {
+		e := learned(table.Family, 1, time.Hour, time.Hour)
+		e.Key = Data(binary.BigEndian.AppendUint32(nil, uint32(i))) + e.Key[4:]
+		elements[i] = e
+	}
+	commitAll(t, c, Transaction{Steps: []Step{{Op: AddElements, Table: table, Set: set, Elements: elements}}})
+}
+
+func TestCompareListsNoSetThatPacketsAddTo(t *testing.T) {
+	inNamespace(t)
+	c := dial(t)
+	want := everything(FamilyIP)
+	commitAll(t, c, Diff(nil, want))
+	fillAffinity(t, c, want, 200_000)
+	pieces := 0
+	begin := time.Now()
+	tx := compare(t, c, want, Comparison{Guard: func(work func()) error {
+		pieces++
+		work()
+		return nil
+	}})
+	if !tx.Empty() || pieces > 4*len(want.Sets) {
+		t.Errorf("the difference is %.200s, found in %d pieces", tx, pieces)
+	}
+	t.Logf("%d pieces, %v", pieces, time.Since(begin))
+	runNft(t, "", "add", "element", "ip", "kube-proxy", "affinity", "{ * : 10.0.0.9 . 80 }")
+	tx = compare(t, c, want, Comparison{})
+	if got := tx.String(); got != "delete element ip kube-proxy affinity {\n\t*,\n}\n" {
+		t.Errorf("the repair of a catch-all is\n%s", got)
+	}
+}
+
+func TestElements(t *testing.T) {
+	inNamespace(t)
+	c := dial(t)
+	want := everything(FamilyIP)
+	commitAll(t, c, Diff(nil, want))
+	fillAffinity(t, c, want, 50_000)
+	set := want.Set("affinity")
+	t.Run("are all listed", func(t *testing.T) {
+		// While the kernel rehashes the set, which has just grown, it leaves some out.
+		seen := map[Data]bool{}
+		for deadline := time.Now().Add(20 * time.Second); len(seen) != 50_000 && time.Now().Before(deadline); {
+			clear(seen)
+			for e, err := range c.Elements(context.Background(), FamilyIP, want.Name, set) {
+				if err != nil {
+					t.Fatal(err)
+				}
+				seen[e.Key] = true
+			}
+		}
+		if len(seen) != 50_000 {
+			t.Errorf("%d elements, want 50,000", len(seen))
+		}
+	})
+	t.Run("end when the loop does", func(t *testing.T) {
+		n := 0
+		for range c.Elements(context.Background(), FamilyIP, want.Name, set) {
+			if n++; n == 10 {
+				break
+			}
+		}
+		if _, err := c.Generation(); err != nil || n != 10 {
+			t.Errorf("after %d elements, the connection says %v", n, err)
+		}
+	})
+	t.Run("end when the context is done", func(t *testing.T) {
+		ctx, cancel := context.WithCancel(context.Background())
+		defer cancel()
+		n := 0
+		var last error
+		for _, err := range c.Elements(ctx, FamilyIP, want.Name, set) {
+			if n++; n == 10 {
+				cancel()
+			}
+			last = err
+		}
+		if !errors.Is(last, context.Canceled) || n > 5000 {
+			t.Errorf("after %d elements: %v", n, last)
+		}
+	})
+	t.Run("end when somebody commits", func(t *testing.T) {
+		other, err := c.Another()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer other.Close()
+		n := 0
+		var last error
+		for _, err := range c.Elements(context.Background(), FamilyIP, want.Name, set) {
+			if n++; n == 10 {
+				commitAll(t, other, Diff(nil, &Table{Family: FamilyIP6, Name: "other"}))
+			}
+			last = err
+		}
+		if !errors.Is(last, ErrGenerationMoved) || n > 5000 {
+			t.Errorf("after %d elements: %v", n, last)
+		}
+	})
+	t.Run("of another type are an error", func(t *testing.T) {
+		var last error
+		for _, err := range c.Elements(context.Background(), FamilyIP, want.Name, &Set{Name: "affinity", Key: Concat{IPDaddr}}) {
+			last = err
+		}
+		if last == nil || !strings.Contains(last.Error(), "its elements are not typeof ip daddr") {
+			t.Errorf("error %v", last)
+		}
+	})
+}
+
+// The lock that a Guard takes is what keeps the wanted table still; a race detector would see if it did not.
+func TestCompareBesideChanges(t *testing.T) {
+	inNamespace(t)
+	c := dial(t)
+	table := manyAddresses(20_000)
+	commitAll(t, c, Diff(nil, table))
+	settle(t, c, table)
+	another, err := c.Another()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer another.Close()
+	lock := make(chan struct{}, 1)
+	var revision atomic.Int64
+	errChanged := errors.New("the wanted table changed")
+	outcome := make(chan error)
+	go func() {
+		for range 20 {
+			at := revision.Load()
+			_, err := another.Compare(context.Background(), table, Comparison{Guard: func(work func()) error {
+				lock <- struct{}{}
+				defer func() { <-lock }()
+				if revision.Load() != at {
+					return errChanged
+				}
+				work()
+				return nil
+			}})
+			if err != nil && !errors.Is(err, errChanged) && !errors.Is(err, ErrGenerationMoved) {
+				outcome <- err
+				return
+			}
+		}
+		outcome <- nil
+	}()
+	for {
+		select {
+		case err := <-outcome:
+			if err != nil {
+				t.Error(err)
+			}
+			return
+		case <-time.After(time.Duration(rand.IntN(10)) * time.Millisecond):
+			lock <- struct{}{}
+			revision.Add(1)
+			table.Sets[0].Put(Element{Key: IntegerData(rand.Uint32N(1000))})
+			<-lock
+		}
+	}
+}

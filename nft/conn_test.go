@@ -1,0 +1,230 @@
+package nft
+
+import (
+	"errors"
+	"net"
+	"os"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/mdlayher/netlink"
+	"golang.org/x/net/bpf"
+	"golang.org/x/sys/unix"
+)
+
+// commitAll commits the transaction or ends the test.
+func commitAll(t testing.TB, c *Conn, tx Transaction) {
+	t.Helper()
+	if _, err := c.Commit(tx); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// deafen has the socket drop all that the kernel answers.
+func deafen(t *testing.T, c *Conn) {
+	t.Helper()
+	if err := c.socket.conn.SetBPF([]bpf.RawInstruction{{Op: unix.BPF_RET | unix.BPF_K}}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestConnAfterAFault(t *testing.T) {
+	table := &Table{Family: FamilyIP, Name: "t"}
+	gone := &Table{Family: FamilyIP, Name: "gone"}
+	refused := Transaction{}
+	for range 5000 {
+		refused.Steps = append(refused.Steps, Step{Op: DeleteTable, Table: gone})
+	}
+	for _, tc := range []struct {
+		name  string
+		fault func(t *testing.T, c *Conn)
+	}{
+		{"an answer that nobody read is passed over", func(t *testing.T, c *Conn) {
+			request := netlink.Message{
+				Header: netlink.Header{Type: unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_GETGEN, Flags: netlink.Request},
+				Data:   []byte{unix.AF_UNSPEC, unix.NFNETLINK_V0, 0, 0},
+			}
+			if err := c.socket.send(c.socket.appendMessage(nil, &request)); err != nil {
+				t.Fatal(err)
+			}
+		}},
+		{"a listing that nobody read is passed over", func(t *testing.T, c *Conn) {
+			request := netlink.Message{
+				Header: netlink.Header{Type: unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_GETTABLE, Flags: netlink.Request | netlink.Dump},
+				Data:   []byte{unix.NFPROTO_IPV4, unix.NFNETLINK_V0, 0, 0},
+			}
+			if err := c.socket.send(c.socket.appendMessage(nil, &request)); err != nil {
+				t.Fatal(err)
+			}
+		}},
+		{"a request without an answer ends in time", func(t *testing.T, c *Conn) {
+			deafen(t, c)
+			if _, err := c.Generation(); !errors.Is(err, os.ErrDeadlineExceeded) {
+				t.Errorf("Generation = %v, want a time-out", err)
+			}
+		}},
+		{"a commit without an answer ends in time", func(t *testing.T, c *Conn) {
+			deafen(t, c)
+			_, err := c.Commit(Diff(nil, &Table{Family: FamilyIP, Name: "other"}))
+			var refused *CommitError
+			if !errors.Is(err, os.ErrDeadlineExceeded) || errors.As(err, &refused) {
+				t.Errorf("Commit = %v, want a time-out that is no refusal", err)
+			}
+		}},
+		{"answers that did not fit are not waited for", func(t *testing.T, c *Conn) {
+			if err := c.socket.conn.SetsockoptInt(unix.SOL_SOCKET, unix.SO_RCVBUF, 1); err != nil {
+				t.Fatal(err)
+			}
+			_, err := c.Commit(refused)
+			var e *CommitError
+			if !errors.As(err, &e) || e.Step != "delete table ip gone" {
+				t.Errorf("Commit = %v, want a CommitError", err)
+			}
+		}},
+		{"a socket that fails is replaced", func(t *testing.T, c *Conn) {
+			if err := c.socket.conn.Close(); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := c.Generation(); err == nil {
+				t.Error("a closed socket answered")
+			}
+		}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			inNamespace(t)
+			c := dial(t)
+			commitAll(t, c, Diff(nil, table))
+			c.patience, c.socket.patience = 50*time.Millisecond, 50*time.Millisecond
+			tc.fault(t, c)
+			c.patience = patience
+			// More than one call: an answer too many would be one for the next call too.
+			for range 3 {
+				if _, err := c.Generation(); err != nil {
+					t.Fatalf("after the fault: %v", err)
+				}
+				if got, err := c.ReadTable(FamilyIP, "t"); err != nil || got == nil {
+					t.Fatalf("after the fault: ReadTable = %v, %v", got, err)
+				}
+			}
+			commitAll(t, c, Diff(nil, &Table{Family: FamilyIP6, Name: "t"}))
+		})
+	}
+}
+
+func TestConnReadsAListingThatTakesLongerThanItWaitsForAnAnswer(t *testing.T) {
+	inNamespace(t)
+	c := dial(t)
+	table := manyAddresses(200_000)
+	commitAll(t, c, Diff(nil, table))
+	settle(t, c, table)
+	const wait = 200 * time.Millisecond
+	c.socket.patience = wait
+	begin := time.Now()
+	got, err := c.ReadTable(FamilyIP, table.Name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if took := time.Since(begin); took < 2*wait {
+		t.Errorf("reading took only %v: this test shows nothing", took)
+	}
+	if n := got.Sets[0].Len(); n != 200_000 {
+		t.Errorf("read %d elements, want 200,000", n)
+	}
+}
+
+func TestConnReopensInItsOwnNamespace(t *testing.T) {
+	elsewhere := make(chan func())
+	go func() { // on a thread that stays in the namespace of the process
+		runtime.LockOSThread()
+		for f := range elsewhere {
+			f()
+		}
+	}()
+	defer close(elsewhere)
+	ready := make(chan struct{})
+	elsewhere <- func() { close(ready) }
+	<-ready
+	inNamespace(t)
+	for _, config := range []Config{{}, {NetNS: namespaceFile(t)}} {
+		c, err := Dial(config)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		table := &Table{Family: FamilyIP, Name: "only-here"}
+		commitAll(t, c, Replace(table))
+		done := make(chan error)
+		elsewhere <- func() {
+			c.socket.conn.Close()
+			_, err := c.Generation()
+			if err == nil {
+				done <- errors.New("a closed socket answered")
+				return
+			}
+			there, err := c.HasTable(FamilyIP, table.Name)
+			if err == nil && !there {
+				err = errors.New("the table is not there: another namespace was asked")
+			}
+			done <- err
+		}
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+func namespaceFile(t *testing.T) int {
+	t.Helper()
+	f, err := os.Open(currentNamespace)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { f.Close() })
+	return int(f.Fd())
+}
+
+// kube-proxy's container has CAP_NET_ADMIN only.
+func TestConnReopensWithoutTheRightToChangeNamespaces(t *testing.T) {
+	inNamespace(t)
+	c := dial(t)
+	withoutCapability(t, unix.CAP_SYS_ADMIN)
+	c.socket.conn.Close()
+	if _, err := c.Generation(); err == nil {
+		t.Error("a closed socket answered")
+	}
+	if _, err := c.Generation(); err != nil {
+		t.Error(err)
+	}
+	another, err := c.Another()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer another.Close()
+	if _, err := another.Generation(); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestConnAfterCloseIsClosed(t *testing.T) {
+	inNamespace(t)
+	c := dial(t)
+	if err := c.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.Generation(); !errors.Is(err, net.ErrClosed) {
+		t.Errorf("Generation = %v, want net.ErrClosed", err)
+	}
+	if err := c.Close(); err != nil {
+		t.Errorf("a second Close = %v", err)
+	}
+}
+
+func TestEachMessageRefusesWhatIsTooShort(t *testing.T) {
+	for _, b := range []string{"short", strings.Repeat("\xff", unix.NLMSG_HDRLEN), strings.Repeat("\x00", unix.NLMSG_HDRLEN)} {
+		if err := eachMessage([]byte(b), func(reply) error { return nil }); !errors.Is(err, errShort) {
+			t.Errorf("%q: %v, want %v", b, err, errShort)
+		}
+	}
+}

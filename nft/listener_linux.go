@@ -1,0 +1,133 @@
+package nft
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"sync/atomic"
+
+	"golang.org/x/net/bpf"
+	"golang.org/x/sys/unix"
+)
+
+// Notice says that somebody committed to the nf_tables of a network namespace.
+type Notice struct {
+	// Generation is the generation number that the commit made.
+	Generation uint32
+	// PID and Process are the id, in the initial PID namespace, and the name of the thread that committed. The name of a
+	// thread of a Go program is the program's, its id often not.
+	PID     uint32
+	Process string
+	// Lost says that notices were lost, because more came than the socket holds. Nothing else of the Notice is known then.
+	Lost bool
+}
+
+// String says it in a few words, for logs.
+func (n Notice) String() string {
+	if n.Lost {
+		return "notices were lost"
+	}
+	return fmt.Sprintf("generation %d by %s (pid %d)", n.Generation, n.Process, n.PID)
+}
+
+// Listener hears of each commit to the nf_tables of one network namespace, whoever makes it, while it is joined. A new
+// Listener is not.
+//
+// While anybody in the namespace is joined, each commit describes all its elements to the group. The Listener has the
+// kernel drop that for it, but making it takes time: about a third more for a commit of many elements. So leave before
+// commits of one's own, and join again when they are made. What others commit in between goes unheard: ask for the
+// Generation after Join and count one for each commit of one's own.
+//
+// Join, Leave and Close are safe for concurrent use with Next; Next is not with itself.
+type Listener struct {
+	socket *socket
+	closed atomic.Bool
+}
+
+// Listen opens a listener in the connection's network namespace, which need not stay open. It needs CAP_NET_ADMIN.
+func (c *Conn) Listen() (*Listener, error) {
+	s, err := c.namespace.openSocket()
+	if err != nil {
+		return nil, err
+	}
+	l := &Listener{socket: s}
+	filter, err := bpf.Assemble(onlyGenerations)
+	if err == nil {
+		err = s.conn.SetBPF(filter)
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("nft: filter notices: %w", err), l.Close())
+	}
+	return l, nil
+}
+
+// onlyGenerations lets messages pass that tell of a new generation. The kernel sends them alone, after
+// all that describes the commit.
+var onlyGenerations = []bpf.Instruction{
+	// nlmsg_type is at offset 4, in the byte order of the host; BPF loads in network byte order.
+	bpf.LoadAbsolute{Off: 4, Size: 2},
+	bpf.JumpIf{Cond: bpf.JumpEqual, Val: uint32(networkOrder(unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_NEWGEN)), SkipFalse: 1},
+	bpf.RetConstant{Val: datagramSize},
+	bpf.RetConstant{Val: 0},
+}
+
+// Join begins to hear of commits. Being joined already is no error.
+func (l *Listener) Join() error { return l.membership(unix.NETLINK_ADD_MEMBERSHIP, "join") }
+
+// Leave ends hearing of commits. Notices that are there already stay.
+func (l *Listener) Leave() error { return l.membership(unix.NETLINK_DROP_MEMBERSHIP, "leave") }
+
+func (l *Listener) membership(option int, what string) error {
+	if err := l.socket.conn.SetsockoptInt(unix.SOL_NETLINK, option, unix.NFNLGRP_NFTABLES); err != nil {
+		return fmt.Errorf("nft: %s the group of notices: %w", what, withPrivilege(err))
+	}
+	return nil
+}
+
+// Next waits for the next commit. It ends with the error of ctx when that is done, or with net.ErrClosed. After any
+// other error the listener is of no more use.
+func (l *Listener) Next(ctx context.Context) (Notice, error) {
+	defer l.socket.interruptible(ctx)()
+	for {
+		var n Notice
+		heard := false
+		err := l.socket.receiveUntil(ctx, noDeadline, func(r reply) error {
+			if r.Type != unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_NEWGEN {
+				return nil
+			}
+			heard = true
+			return decodeAttributes(r.Data, n.take)
+		})
+		switch {
+		case err != nil && l.closed.Load():
+			return Notice{}, fmt.Errorf("nft: wait for a commit: %w", net.ErrClosed)
+		case errors.Is(err, unix.ENOBUFS):
+			return Notice{Lost: true}, nil
+		case err != nil:
+			return Notice{}, fmt.Errorf("nft: wait for a commit: %w", err)
+		case heard:
+			return n, nil
+		}
+	}
+}
+
+func (n *Notice) take(typ uint16, b []byte) (err error) {
+	switch typ {
+	case unix.NFTA_GEN_ID:
+		n.Generation, err = be32(b)
+	case unix.NFTA_GEN_PROC_PID:
+		n.PID, err = be32(b)
+	case unix.NFTA_GEN_PROC_NAME:
+		n.Process = cString(b)
+	}
+	return err
+}
+
+// Close closes the listener. A Next that waits ends.
+func (l *Listener) Close() error {
+	if l.closed.Swap(true) {
+		return nil
+	}
+	return l.socket.conn.Close()
+}

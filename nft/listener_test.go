@@ -1,0 +1,261 @@
+package nft
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// listen opens a listener that is joined.
+func listen(t testing.TB, c *Conn) *Listener {
+	t.Helper()
+	l, err := c.Listen()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close() })
+	if err := l.Join(); err != nil {
+		t.Fatal(err)
+	}
+	return l
+}
+
+// next waits for a notice.
+func next(t testing.TB, l *Listener) Notice {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	n, err := l.Next(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+// checkSilence checks that no notice is there.
+func checkSilence(t testing.TB, l *Listener) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
+	defer cancel()
+	if n, err := l.Next(ctx); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("Next = %v, %v, want nothing", n, err)
+	}
+}
+
+func generation(t testing.TB, c *Conn) uint32 {
+	t.Helper()
+	g, err := c.Generation()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return g
+}
+
+func TestListener(t *testing.T) {
+	inNamespace(t)
+	c := dial(t)
+	l := listen(t, c)
+	checkSilence(t, l)
+
+	// What the nft program commits. It describes elements too, which the filter drops.
+	for _, command := range []string{
+		"add table ip t; add set ip t s { type ipv4_addr; }; add element ip t s { 10.0.0.1, 10.0.0.2 }",
+		"add table ip6 t",
+		"flush ruleset",
+	} {
+		runNft(t, command+"\n", "-f", "-")
+		n := next(t, l)
+		if want := generation(t, c); n.Generation != want || n.Process != "nft" || n.PID == 0 || n.Lost {
+			t.Errorf("%s: noticed %+v, want generation %d by nft", command, n, want)
+		}
+		checkSilence(t, l)
+	}
+
+	// Our own commits, of which the name is known.
+	comm, err := os.ReadFile(fmt.Sprintf("/proc/self/task/%d/comm", unix.Gettid()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	commitAll(t, c, Diff(nil, everything(FamilyIP)))
+	if n := next(t, l); n.PID != uint32(unix.Gettid()) || n.Process+"\n" != string(comm) || n.Generation != generation(t, c) {
+		t.Errorf("noticed %+v, want thread %d of %s", n, unix.Gettid(), filepath.Base(os.Args[0]))
+	}
+
+	// Unheard while it has left.
+	for range 2 {
+		if err := l.Leave(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	commitAll(t, c, Replace(everything(FamilyIP)))
+	checkSilence(t, l)
+	for range 2 {
+		if err := l.Join(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	checkSilence(t, l)
+	commitAll(t, c, Remove(FamilyIP, "kube-proxy"))
+	if n := next(t, l); n.Generation != generation(t, c) {
+		t.Errorf("noticed %+v", n)
+	}
+
+	// A refused commit makes no generation.
+	if _, err := c.Commit(Transaction{Steps: []Step{{Op: DeleteTable, Table: &Table{Family: FamilyIP, Name: "gone"}}}}); err == nil {
+		t.Error("deleting what is not there was no error")
+	}
+	checkSilence(t, l)
+}
+
+func TestListenerWhoseNoticesDoNotFitSaysSo(t *testing.T) {
+	inNamespace(t)
+	c := dial(t)
+	l := listen(t, c)
+	if err := l.socket.conn.SetsockoptInt(unix.SOL_SOCKET, unix.SO_RCVBUF, 1); err != nil {
+		t.Fatal(err)
+	}
+	table := &Table{Family: FamilyIP, Name: "t"}
+	const commits = 200
+	for range commits {
+		commitAll(t, c, Replace(table))
+	}
+	lost, heard := 0, 0
+	for ; lost == 0; heard++ {
+		if next(t, l).Lost {
+			lost++
+		}
+	}
+	if heard >= commits {
+		t.Errorf("%d notices of %d commits", heard, commits)
+	}
+	// It goes on after that.
+	for {
+		ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
+		_, err := l.Next(ctx)
+		cancel()
+		if err != nil {
+			break
+		}
+	}
+	commitAll(t, c, Replace(table))
+	if n := next(t, l); n.Lost || n.Generation != generation(t, c) {
+		t.Errorf("noticed %+v", n)
+	}
+}
+
+func TestListenerEnds(t *testing.T) {
+	inNamespace(t)
+	c := dial(t)
+	t.Run("when its context does", func(t *testing.T) {
+		l := listen(t, c)
+		ctx, cancel := context.WithCancel(context.Background())
+		time.AfterFunc(20*time.Millisecond, cancel)
+		if _, err := l.Next(ctx); !errors.Is(err, context.Canceled) {
+			t.Errorf("Next = %v", err)
+		}
+		// Notices that came meanwhile are heard with another context.
+		commitAll(t, c, Replace(&Table{Family: FamilyIP, Name: "t"}))
+		next(t, l)
+	})
+	t.Run("when it is closed", func(t *testing.T) {
+		l := listen(t, c)
+		time.AfterFunc(20*time.Millisecond, func() { l.Close() })
+		if _, err := l.Next(context.Background()); !errors.Is(err, net.ErrClosed) {
+			t.Errorf("Next = %v", err)
+		}
+	})
+	t.Run("without privileges", func(t *testing.T) {
+		inNamespace(t)
+		c := dial(t)
+		withoutCapability(t, unix.CAP_NET_ADMIN)
+		l, err := c.Listen()
+		if err == nil {
+			err = l.Join()
+			defer l.Close()
+		}
+		if !errors.Is(err, unix.EPERM) {
+			t.Errorf("Listen, Join = %v, want EPERM", err)
+		}
+	})
+}
+
+// How long after the nft program was started to flush the ruleset the notice is there.
+func BenchmarkListenerHearsAFlush(b *testing.B) {
+	inNamespace(b)
+	c := dial(b)
+	l := listen(b, c)
+	table := manyServices(10_000)
+	var sum, worst time.Duration
+	for b.Loop() {
+		b.StopTimer()
+		commitAll(b, c, Replace(table))
+		next(b, l)
+		heard := make(chan time.Time)
+		go func() {
+			if _, err := l.Next(context.Background()); err == nil {
+				heard <- time.Now()
+			}
+		}()
+		b.StartTimer()
+		begin := time.Now()
+		runNft(b, "", "flush", "ruleset")
+		took := (<-heard).Sub(begin)
+		sum, worst = sum+took, max(worst, took)
+	}
+	b.ReportMetric(float64(sum.Microseconds())/float64(b.N)/1000, "ms-to-notice")
+	b.ReportMetric(float64(worst.Microseconds())/1000, "ms-at-most")
+}
+
+// What a listener costs those who commit: 60,000 elements.
+func BenchmarkCommitBesideAListener(b *testing.B) {
+	for _, bc := range []struct {
+		name  string
+		setUp func(b *testing.B, c *Conn) *Listener
+		leave bool
+	}{
+		{"nobody listens", func(*testing.B, *Conn) *Listener { return nil }, false},
+		{"a filtered listener is joined", func(b *testing.B, c *Conn) *Listener { return listen(b, c) }, false},
+		{"a filtered listener leaves meanwhile", func(b *testing.B, c *Conn) *Listener { return listen(b, c) }, true},
+		{"an unfiltered listener is joined", func(b *testing.B, c *Conn) *Listener {
+			l := listen(b, c)
+			if err := l.socket.conn.RemoveBPF(); err != nil {
+				b.Fatal(err)
+			}
+			return l
+		}, false},
+	} {
+		b.Run(bc.name, func(b *testing.B) {
+			inNamespace(b)
+			c := dial(b)
+			table := manyServices(20_000)
+			l := bc.setUp(b, c)
+			fastest := time.Hour
+			for b.Loop() {
+				if bc.leave {
+					if err := l.Leave(); err != nil {
+						b.Fatal(err)
+					}
+				}
+				begin := time.Now()
+				commitAll(b, c, Diff(nil, table))
+				fastest = min(fastest, time.Since(begin))
+				if bc.leave {
+					if err := l.Join(); err != nil {
+						b.Fatal(err)
+					}
+				}
+				b.StopTimer()
+				commitAll(b, c, Remove(table.Family, table.Name))
+				b.StartTimer()
+			}
+			b.ReportMetric(float64(fastest.Microseconds())/1000, "ms-at-least")
+		})
+	}
+}

@@ -1,0 +1,89 @@
+package nft
+
+import (
+	"fmt"
+
+	"golang.org/x/sys/unix"
+)
+
+// Object is a stateful object or a flowtable. This package does not make any; it deletes those that somebody else put
+// into a table.
+type Object struct {
+	// Kind is nft's word for it, such as "counter" or "flowtable".
+	Kind string
+	Name string
+	// number is the kernel's number of the kind of a stateful object; 0 for a flowtable.
+	number uint32
+}
+
+// String prints the object as nft names it.
+func (o Object) String() string { return o.Kind + " " + o.Name }
+
+// objectKinds are nft's words for the kernel's NFT_OBJECT_….
+var objectKinds = map[uint32]string{
+	1: "counter", 2: "quota", 3: "ct helper", 4: "limit", 6: "tunnel", 7: "ct timeout", 8: "secmark", 9: "ct expectation", 10: "synproxy",
+}
+
+const flowtableKind = "flowtable"
+
+// What x/sys/unix has no names for: messages and attributes of flowtables.
+const (
+	nftMsgGetFlowtable = 23
+	nftMsgDelFlowtable = 24
+	nftaFlowtableTable = 1
+	nftaFlowtableName  = 2
+)
+
+// decodeObject decodes an NFT_MSG_NEWOBJ message and returns the table's name too.
+func decodeObject(data []byte) (table string, o Object, err error) {
+	err = decodeAttributes(data, func(typ uint16, b []byte) (err error) {
+		switch typ {
+		case unix.NFTA_OBJ_TABLE:
+			table = cString(b)
+		case unix.NFTA_OBJ_NAME:
+			o.Name = cString(b)
+		case unix.NFTA_OBJ_TYPE:
+			o.number, err = be32(b)
+		}
+		return err
+	})
+	if err != nil {
+		return "", Object{}, fmt.Errorf("object: %w", err)
+	}
+	if o.Kind = objectKinds[o.number]; o.Kind == "" {
+		o.Kind = fmt.Sprintf("object-%d", o.number)
+	}
+	return table, o, nil
+}
+
+// decodeFlowtable decodes an NFT_MSG_NEWFLOWTABLE message and returns the table's name too.
+func decodeFlowtable(data []byte) (table string, o Object, err error) {
+	o.Kind = flowtableKind
+	err = decodeAttributes(data, func(typ uint16, b []byte) error {
+		switch typ {
+		case nftaFlowtableTable:
+			table = cString(b)
+		case nftaFlowtableName:
+			o.Name = cString(b)
+		}
+		return nil
+	})
+	if err != nil {
+		return "", Object{}, fmt.Errorf("flowtable: %w", err)
+	}
+	return table, o, nil
+}
+
+// deleteObject encodes the deletion of an object.
+func (e *encoder) deleteObject(s Step, a attributes) {
+	if s.Object.Kind == flowtableKind {
+		a.str(nftaFlowtableTable, s.Table.Name)
+		a.str(nftaFlowtableName, s.Object.Name)
+		e.message(s, nftMsgDelFlowtable, 0, a)
+		return
+	}
+	a.str(unix.NFTA_OBJ_TABLE, s.Table.Name)
+	a.str(unix.NFTA_OBJ_NAME, s.Object.Name)
+	a.u32(unix.NFTA_OBJ_TYPE, s.Object.number)
+	e.message(s, unix.NFT_MSG_DELOBJ, 0, a)
+}

@@ -1,0 +1,121 @@
+package nft
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"golang.org/x/sys/unix"
+)
+
+// noteOwned remembers which tables the committed transaction made the socket's own.
+func (c *Conn) noteOwned(tx Transaction) {
+	for _, s := range tx.Steps {
+		switch s.Op {
+		case AddTable, AdoptTable:
+			if s.Table.Owner && s.Table.Persist {
+				c.own(s.Table)
+			}
+		case DeleteTable, DestroyTable:
+			delete(c.owned, s.Table.identity())
+		}
+	}
+}
+
+func (c *Conn) own(t *Table) {
+	if c.owned == nil {
+		c.owned = map[identity]*Table{}
+	}
+	c.owned[t.identity()] = &Table{Family: t.Family, Name: t.Name, Dormant: t.Dormant, Owner: true, Persist: true}
+}
+
+// adoptOwned takes over, with a new socket, the tables that belonged to the one before. The kernel knows an owner by
+// its socket. A table that is gone, or belongs to somebody else now, is left to the next commit.
+func (c *Conn) adoptOwned() error {
+	for _, t := range c.owned {
+		have, err := c.socket.readHeader(t.Family, t.Name)
+		if err != nil {
+			return fmt.Errorf("nft: take over table %s %s with a new socket: %w", t.Family, t.Name, err)
+		}
+		if have == nil || !have.orphan() {
+			continue
+		}
+		tx := Transaction{Steps: []Step{{Op: AdoptTable, Table: t}}}
+		messages, err := tx.encode()
+		if err == nil {
+			err = c.socket.commit(messages, batchBytes(messages))
+		}
+		var refused *CommitError
+		if err != nil && !errors.As(err, &refused) {
+			return fmt.Errorf("nft: take over table %s %s with a new socket: %w", t.Family, t.Name, err)
+		}
+	}
+	return nil
+}
+
+// Owns reports whether the table, as it was read from the kernel, belongs to this connection.
+func (c *Conn) Owns(t *Table) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return t.OwnerPort != 0 && c.socket != nil && c.socket.port == t.OwnerPort
+}
+
+// ProbePersist finds out whether the kernel keeps a table whose owner goes (Table.Owner and Table.Persist), and
+// returns a MissingError if not. On such kernels a table with an owner would go with the process: do not set Owner there.
+func (c *Conn) ProbePersist() error {
+	t := &Table{Family: FamilyIP, Name: probeTable(), Owner: true, Persist: true}
+	tx := Transaction{Steps: []Step{{Op: AddTable, Table: t}, {Op: DeleteTable, Table: t}}}
+	return probePersist(func() error {
+		_, err := c.Commit(tx)
+		return err
+	})
+}
+
+func probePersist(commit func() error) error {
+	err := commit()
+	var refused *CommitError
+	if errors.As(err, &refused) && !errors.Is(err, unix.EPERM) {
+		return MissingError{{Feature: "tables that stay when their owner goes", Option: "CONFIG_NF_TABLES of kernel 6.9 or later", Err: errnoOf(err)}}
+	}
+	return err
+}
+
+// knowsDestroy reports whether the kernel can destroy tables, if the transaction does that.
+func (c *Conn) knowsDestroy(tx Transaction) (bool, error) {
+	if !slices.ContainsFunc(tx.Steps, func(s Step) bool { return s.Op == DestroyTable }) {
+		return false, nil
+	}
+	if known := c.canDestroy.Load(); known != nil {
+		return *known, nil
+	}
+	// Destroying what is not there is no commit: the generation stays.
+	probe := Remove(FamilyIP, probeTable())
+	messages, err := probe.encodeFor(true)
+	if err != nil {
+		return false, err
+	}
+	err = c.use(func(s *socket) error { return s.commit(messages, batchBytes(messages)) })
+	var refused *CommitError
+	if err != nil && (!errors.As(err, &refused) || errors.Is(err, unix.EPERM)) {
+		return false, err
+	}
+	known := err == nil
+	c.canDestroy.Store(&known)
+	return known, nil
+}
+
+// readHeader reads a table without what it holds; nil if there is none.
+func (s *socket) readHeader(family Family, name string) (*Table, error) {
+	var a attributes
+	a.str(unix.NFTA_TABLE_NAME, name)
+	var t *Table
+	err := s.ask(context.Background(), query{typ: unix.NFT_MSG_GETTABLE, family: family, attrs: a}, func(r reply) (err error) {
+		t, err = decodeTable(r.Data)
+		return err
+	})
+	if errors.Is(err, unix.ENOENT) {
+		return nil, nil
+	}
+	return t, err
+}

@@ -1,0 +1,273 @@
+package nft
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"runtime"
+	"time"
+
+	"github.com/mdlayher/netlink"
+	socketpkg "github.com/mdlayher/socket"
+	"golang.org/x/sys/unix"
+)
+
+// socket is one netlink socket to nf_tables: sending, receiving and the framing of messages.
+//
+// Own code instead of mdlayher/netlink's Conn, for three reasons. That one keeps the message that ends a listing to
+// itself, and with it the kernel's word that the listing is inconsistent. It cannot give up in the middle of a
+// listing. And it copies each batch and each reply once more than needed.
+type socket struct {
+	conn *socketpkg.Conn
+	// port is the socket's netlink port id, by which the kernel knows the owner of a table.
+	port uint32
+	// sequence is the number of the message that was sent last.
+	sequence uint32
+	// patience is how long to wait for each datagram.
+	patience time.Duration
+	buffer   []byte
+}
+
+// datagramSize is room for the largest datagram. Refusals do not echo the refused message (NETLINK_CAP_ACK), and a
+// listing comes in pieces of up to 32 KiB to those who can take that.
+const datagramSize = 1 << 16
+
+// patience is how long a call waits for each piece of the kernel's answer. The kernel does the work in the system
+// calls themselves, so an answer that is not there at once hardly ever comes.
+const patience = 10 * time.Second
+
+// reply is one message from the kernel.
+type reply struct {
+	Type     uint16
+	Flags    netlink.HeaderFlags
+	Sequence uint32
+	// Data is what follows the netlink header. It is valid until the next datagram is received.
+	Data []byte
+}
+
+// kernelError is an answer of the kernel that refuses a message.
+type kernelError struct {
+	errno    unix.Errno
+	sequence uint32
+	// message and offset are the kernel's explanation and the place in the refused message that it is about; empty
+	// and 0 if it gave none.
+	message string
+	offset  int
+}
+
+func (e *kernelError) Error() string {
+	if e.message == "" {
+		return e.errno.Error()
+	}
+	return fmt.Sprintf("%v (%s)", e.errno, e.message)
+}
+
+func (e *kernelError) Unwrap() error { return e.errno }
+
+// openSocket opens a socket in the namespace.
+func (n *namespace) openSocket() (*socket, error) {
+	conn, err := n.open()
+	if errors.Is(err, unix.EPROTONOSUPPORT) {
+		return nil, fmt.Errorf("nft: open netlink socket: %w; the kernel needs nf_tables (CONFIG_NETFILTER_NETLINK, CONFIG_NF_TABLES)", err)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("nft: open netlink socket: %w", err)
+	}
+	s := &socket{conn: conn, patience: patience, buffer: make([]byte, datagramSize)}
+	if err := s.prepare(); err != nil {
+		return nil, errors.Join(fmt.Errorf("nft: prepare netlink socket: %w", err), conn.Close())
+	}
+	return s, nil
+}
+
+func (s *socket) prepare() error {
+	if err := s.conn.Bind(&unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
+		return err
+	}
+	address, err := s.conn.Getsockname()
+	if err != nil {
+		return err
+	}
+	s.port = address.(*unix.SockaddrNetlink).Pid
+	for _, option := range []int{unix.NETLINK_EXT_ACK, unix.NETLINK_CAP_ACK} {
+		if err := s.conn.SetsockoptInt(unix.SOL_NETLINK, option, 1); err != nil {
+			return err
+		}
+	}
+	// Room for the answers to a batch of which much is refused. Best effort: too little of it
+	// shows as an error of the commit, never as a false success.
+	_ = s.conn.SetReadBuffer(1 << 22)
+	return nil
+}
+
+// namespace is a network namespace that sockets can be opened in, also later and by other threads.
+type namespace struct{ file *os.File }
+
+// holdNamespace takes hold of the namespace of the file descriptor, or of the current one for 0.
+func holdNamespace(fd int) (*namespace, error) {
+	if fd == 0 {
+		file, err := os.Open(currentNamespace)
+		if err != nil {
+			return nil, fmt.Errorf("nft: find the network namespace: %w", err)
+		}
+		return &namespace{file}, nil
+	}
+	held, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("nft: keep the network namespace: %w", err)
+	}
+	return &namespace{os.NewFile(uintptr(held), "network namespace")}, nil
+}
+
+const currentNamespace = "/proc/thread-self/ns/net"
+
+// open opens a socket. Only where the thread is in another namespace does it have to move there, which takes
+// CAP_SYS_ADMIN.
+func (n *namespace) open() (*socketpkg.Conn, error) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	config := &socketpkg.Config{}
+	if !n.isCurrent() {
+		config.NetNS = int(n.file.Fd())
+	}
+	return socketpkg.Socket(unix.AF_NETLINK, unix.SOCK_RAW, unix.NETLINK_NETFILTER, "netlink", config)
+}
+
+func (n *namespace) isCurrent() bool {
+	mine, err := n.file.Stat()
+	if err != nil {
+		return false
+	}
+	current, err := os.Stat(currentNamespace)
+	return err == nil && os.SameFile(mine, current)
+}
+
+func (n *namespace) Close() error { return n.file.Close() }
+
+// networkOrder returns the number that network byte order makes of v's bytes.
+func networkOrder(v uint16) uint16 {
+	return binary.BigEndian.Uint16(binary.NativeEndian.AppendUint16(nil, v))
+}
+
+// appendMessage appends a message, and gives it the next sequence number.
+func (s *socket) appendMessage(b []byte, m *netlink.Message) []byte {
+	s.sequence++
+	b = binary.NativeEndian.AppendUint32(b, uint32(unix.NLMSG_HDRLEN+len(m.Data)))
+	b = binary.NativeEndian.AppendUint16(b, uint16(m.Header.Type))
+	b = binary.NativeEndian.AppendUint16(b, uint16(m.Header.Flags))
+	b = binary.NativeEndian.AppendUint32(b, s.sequence)
+	b = binary.NativeEndian.AppendUint32(b, s.port)
+	b = append(b, m.Data...)
+	return append(b, make([]byte, padded(len(b))-len(b))...)
+}
+
+// send sends what appendMessage made, in one piece. The kernel has carried it out when send returns.
+func (s *socket) send(b []byte) error {
+	_, err := s.conn.Sendmsg(context.Background(), b, nil, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}, 0)
+	return err
+}
+
+// receive waits for the next datagram and calls each for its messages, until each returns an error. It gives up when
+// ctx is done, provided that interruptible was called for it.
+func (s *socket) receive(ctx context.Context, each func(reply) error) error {
+	return s.receiveUntil(ctx, time.Now().Add(s.patience), each)
+}
+
+// noDeadline is the deadline of what may come at any time.
+var noDeadline time.Time
+
+func (s *socket) receiveUntil(ctx context.Context, deadline time.Time, each func(reply) error) error {
+	if err := s.conn.SetReadDeadline(deadline); err != nil {
+		return err
+	}
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	n, _, flags, _, err := s.conn.Recvmsg(context.Background(), s.buffer, nil, 0)
+	switch {
+	case err != nil && ctx.Err() != nil:
+		return ctx.Err()
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		return fmt.Errorf("no answer from the kernel for %v: %w", s.patience, err)
+	case err != nil:
+		return err
+	case flags&unix.MSG_TRUNC != 0:
+		return fmt.Errorf("a datagram of more than %d bytes from the kernel", len(s.buffer))
+	}
+	return eachMessage(s.buffer[:n], each)
+}
+
+// interruptible has a receive that waits give up when ctx is done. The function that it returns ends that.
+func (s *socket) interruptible(ctx context.Context) (end func() bool) {
+	return context.AfterFunc(ctx, func() { _ = s.conn.SetReadDeadline(time.Unix(1, 0)) })
+}
+
+// eachMessage calls each for the messages of a datagram, until it returns an error.
+func eachMessage(b []byte, each func(reply) error) error {
+	for len(b) > 0 {
+		if len(b) < unix.NLMSG_HDRLEN {
+			return fmt.Errorf("netlink header of %d bytes: %w", len(b), errShort)
+		}
+		length := int(binary.NativeEndian.Uint32(b))
+		if length < unix.NLMSG_HDRLEN || length > len(b) {
+			return fmt.Errorf("netlink message of %d bytes in %d: %w", length, len(b), errShort)
+		}
+		if err := each(reply{
+			Type:     binary.NativeEndian.Uint16(b[4:]),
+			Flags:    netlink.HeaderFlags(binary.NativeEndian.Uint16(b[6:])),
+			Sequence: binary.NativeEndian.Uint32(b[8:]),
+			Data:     b[unix.NLMSG_HDRLEN:length],
+		}); err != nil {
+			return err
+		}
+		b = b[min(padded(length), len(b)):]
+	}
+	return nil
+}
+
+// Flags of an NLMSG_ERROR message: the refused message is left out, attributes follow.
+const (
+	flagCapped  = 0x100
+	flagAckTLVs = 0x200
+)
+
+// refusal returns the error that a message of type NLMSG_ERROR or NLMSG_DONE carries; nil if it says that all is well.
+func (r reply) refusal() error {
+	if len(r.Data) < 4 {
+		return nil // NLMSG_DONE need not say anything
+	}
+	errno := -int32(binary.NativeEndian.Uint32(r.Data))
+	if errno == 0 {
+		return nil
+	}
+	e := &kernelError{errno: unix.Errno(errno), sequence: r.Sequence}
+	if r.Flags&flagAckTLVs != 0 {
+		// Best effort: what the kernel says beside the number is for people.
+		_ = eachAttribute(r.explanation(), e.explain)
+	}
+	return e
+}
+
+// explanation returns the attributes of an extended acknowledgement.
+func (r reply) explanation() []byte {
+	at := 4
+	if r.Type == unix.NLMSG_ERROR {
+		at += unix.NLMSG_HDRLEN
+		if r.Flags&flagCapped == 0 && len(r.Data) >= 8 {
+			at = 4 + padded(int(min(binary.NativeEndian.Uint32(r.Data[4:]), datagramSize)))
+		}
+	}
+	return r.Data[min(at, len(r.Data)):]
+}
+
+func (e *kernelError) explain(typ uint16, b []byte) error {
+	switch {
+	case typ == unix.NLMSGERR_ATTR_MSG:
+		e.message = cString(b)
+	case typ == unix.NLMSGERR_ATTR_OFFS && len(b) == 4:
+		e.offset = int(binary.NativeEndian.Uint32(b))
+	}
+	return nil
+}

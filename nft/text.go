@@ -1,0 +1,98 @@
+package nft
+
+import (
+	"fmt"
+	"strings"
+	"unicode"
+	"unicode/utf8"
+
+	"golang.org/x/sys/unix"
+)
+
+// maxComment is the longest comment that nft loads (NFTNL_UDATA_COMMENT_MAXLEN less its final NUL).
+const maxComment = 127
+
+// TruncateComment returns s as it can be a comment: what the kernel keeps, nft lists and loads, and ReadTable reads
+// back. Whatever is longer than 127 bytes is cut, and ends in "...". nft has no escapes inside of a string, so a quote
+// becomes an apostrophe. A control character, of which NUL would end the comment, becomes "?", and so does each byte
+// that is not UTF-8. Everything in this package that prints or commits a comment goes through here.
+func TruncateComment(s string) string {
+	if len(s) <= maxComment && isPlain(s) {
+		return s
+	}
+	s = strings.Map(plainRune, s)
+	if len(s) <= maxComment {
+		return s
+	}
+	cut := maxComment - len("...")
+	for !utf8.RuneStart(s[cut]) {
+		cut--
+	}
+	return s[:cut] + "..."
+}
+
+// isPlain reports whether s is printable ASCII without quotes, as nearly all comments are.
+func isPlain(s string) bool {
+	for i := range len(s) {
+		if s[i] < ' ' || s[i] > '~' || s[i] == '"' {
+			return false
+		}
+	}
+	return true
+}
+
+func plainRune(r rune) rune {
+	switch {
+	case r == '"':
+		return '\''
+	case r == utf8.RuneError || unicode.IsControl(r):
+		return '?'
+	}
+	return r
+}
+
+// sameComment reports whether two comments are the same to the kernel.
+func sameComment(a, b string) bool { return a == b || TruncateComment(a) == TruncateComment(b) }
+
+// quote puts a comment in nft's quotes.
+func quote(s string) string { return `"` + TruncateComment(s) + `"` }
+
+// maxName is the longest name of a table, chain or set (NFT_NAME_MAXLEN less its final NUL).
+const maxName = 255
+
+// checkName refuses a name that the kernel would refuse, or cut at a NUL. what says whose name it is.
+func checkName(what, name string) error {
+	return checkText(what, name, maxName)
+}
+
+// checkText refuses what would not come back from the kernel as it is.
+func checkText(what, name string, longest int) error {
+	switch {
+	case name == "":
+		return fmt.Errorf("nft: %s without a name", what)
+	case strings.Contains(name, "\x00"):
+		return fmt.Errorf("nft: name of %s %q has a NUL in it", what, name)
+	case len(name) > longest:
+		return fmt.Errorf("nft: name of %s %q has %d bytes, at most %d are allowed", what, name, len(name), longest)
+	}
+	return nil
+}
+
+// checkNames refuses a step that names anything in a way that cannot be.
+func (s Step) checkNames() error {
+	if err := checkName("table", s.Table.Name); err != nil {
+		return err
+	}
+	if s.Set != nil {
+		return checkName(s.Set.Kind(), s.Set.Name)
+	}
+	if s.Chain != nil {
+		return checkName("chain", s.Chain.Name)
+	}
+	return nil
+}
+
+// check refuses an interface name that cannot be; one that ends in "*" stands for all that begin like it.
+func (m MatchIfname) check() error {
+	return checkText("interface", strings.TrimSuffix(m.Name, "*"), unix.IFNAMSIZ-1)
+}

@@ -1,0 +1,142 @@
+package proxy
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/nftproxy/nftproxy/compiler"
+	"github.com/nftproxy/nftproxy/conntrack"
+	"github.com/nftproxy/nftproxy/model"
+	"github.com/nftproxy/nftproxy/nft"
+)
+
+const (
+	// affinityKeepTime bounds how long clients are read out of tables that are about to be replaced.
+	affinityKeepTime = time.Second
+	// affinityConnectionsTime bounds how long new tables wait for connections to be listed when the maps are gone. The
+	// rest is added to the new tables.
+	affinityConnectionsTime = 100 * time.Millisecond
+)
+
+// clients is who should be in which maps.
+type clients map[mapID]*mapClients
+
+type mapClients struct {
+	compiler.AffinityMap
+	elements map[nft.Data]nft.Element
+}
+
+// add leaves out clients for which the map has no room.
+func (c clients) add(m compiler.AffinityMap, e nft.Element) {
+	id := mapID{m.Port, m.Set.Name}
+	if c[id] == nil {
+		c[id] = &mapClients{m, map[nft.Data]nft.Element{}}
+	}
+	if elements := c[id].elements; len(elements) < int(m.Set.Size) {
+		elements[e.Key] = e
+	}
+}
+
+func (c clients) transaction() (tx nft.Transaction) {
+	for _, m := range c {
+		var elements []nft.Element
+		for _, e := range m.elements {
+			elements = append(elements, e)
+		}
+		tx.Steps = append(tx.Steps, nft.Step{Op: nft.AddElements, Table: m.Table, Set: m.Set, Elements: elements})
+	}
+	return tx
+}
+
+// keptAffinity returns the steps that put the clients of tables that are about to be replaced into the new ones. Where
+// the maps are gone, or another program's, conntrack still knows clients that had a connection lately. What
+// takes too long is left to the reconciler.
+func (b *Backend) keptAffinity(ctx context.Context) nft.Transaction {
+	kept := clients{}
+	if lost := b.readKept(ctx, kept); lost {
+		b.affinity.restore = b.connections(ctx, kept) != nil
+	}
+	return kept.transaction()
+}
+
+// readKept reports whether there was a map that could not be read.
+func (b *Backend) readKept(ctx context.Context, kept clients) (lost bool) {
+	ctx, cancel := context.WithTimeout(ctx, affinityKeepTime)
+	defer cancel()
+	for _, m := range b.compiler.Affinity().Maps() {
+		elements, err := b.readAffinity(ctx, m)
+		lost = lost || err != nil
+		for _, e := range elements {
+			if m.Serves(e) && restorable(e) {
+				kept.add(m, e)
+			}
+		}
+	}
+	return lost
+}
+
+// connections adds the clients of connections that conntrack knows.
+func (b *Backend) connections(ctx context.Context, to clients) error {
+	if b.conntrack == nil {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, affinityConnectionsTime)
+	defer cancel()
+	for _, family := range model.Families {
+		for _, protocol := range b.compiler.Affinity().Protocols(family) {
+			if err := b.conntrack.Each(ctx, family, uint8(protocol), func(f conntrack.Flow) { b.addConnection(to, protocol, f) }); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func (b *Backend) addConnection(to clients, protocol model.Protocol, f conntrack.Flow) {
+	if f.Translated() {
+		b.compiler.Affinity().ConnectionElements(protocol, f.Source.Addr(), f.Dialed, f.Server, to.add)
+	}
+}
+
+// restoreFromConntrack puts the clients of connections that conntrack knows into maps that were lost.
+func (r *affinityReconciler) restoreFromConntrack(ctx context.Context) error {
+	b := r.backend
+	b.mu.Lock()
+	restore, table := r.restore, b.conntrack
+	r.restore = false
+	b.mu.Unlock()
+	if !restore || table == nil {
+		return nil
+	}
+	var failures []error
+	for _, family := range model.Families {
+		for _, protocol := range r.protocols(family) {
+			failures = append(failures, r.restoreProtocol(ctx, table, family, protocol))
+		}
+	}
+	return errors.Join(failures...)
+}
+
+func (r *affinityReconciler) protocols(family model.Family) []model.Protocol {
+	r.backend.mu.Lock()
+	defer r.backend.mu.Unlock()
+	return r.backend.compiler.Affinity().Protocols(family)
+}
+
+func (r *affinityReconciler) restoreProtocol(ctx context.Context, table *conntrack.Conn, family model.Family, protocol model.Protocol) error {
+	lost := clients{}
+	if err := table.Each(ctx, family, uint8(protocol), func(f conntrack.Flow) {
+		r.backend.mu.Lock()
+		defer r.backend.mu.Unlock()
+		r.backend.addConnection(lost, protocol, f)
+	}); err != nil {
+		return fmt.Errorf("%s %s: %w", family, protocol, err)
+	}
+	var failures []error
+	for _, m := range lost {
+		failures = append(failures, r.addClients(ctx, m.AffinityMap, m.elements))
+	}
+	return errors.Join(failures...)
+}
