@@ -8,13 +8,15 @@ import (
 	"github.com/nftproxy/nftproxy/model"
 )
 
-// answer is the body of /healthz and /livez, field by field as kube-proxy v1.37 has it.
+// answer is the body of /healthz and /livez, field by field as kube-proxy v1.37 has it, except for
+// problems, which only this proxy has. A time of the year 1 is never.
 type answer struct {
 	LastUpdated  time.Time               `json:"lastUpdated"`
 	CurrentTime  time.Time               `json:"currentTime"`
 	NodeEligible *bool                   `json:"nodeEligible,omitempty"`
 	Healthy      bool                    `json:"healthy"`
 	Status       map[string]familyStatus `json:"status"`
+	Problems     []string                `json:"problems,omitempty"`
 }
 
 type familyStatus struct {
@@ -22,30 +24,30 @@ type familyStatus struct {
 	Healthy     bool      `json:"healthy"`
 }
 
-// Handler answers /healthz and /livez with 200 or 503. /healthz is for load balancers: it
-// fails also while the Node is being deleted. /livez is for the kubelet: it fails only when
-// a restart may help.
+// Handler answers /healthz and /livez with 200 or 503. /healthz is for load balancers and readiness
+// probes: it fails until a sync has succeeded, and while the Node is being deleted. /livez is for the
+// kubelet: it fails only when a restart may help.
 func (p *Proxy) Handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("/healthz", func(w http.ResponseWriter, _ *http.Request) {
 		s := p.state()
-		body := s.answer()
-		body.NodeEligible = &s.eligible
-		reply(w, s.healthy && s.eligible, body, p.options.OnHealthz)
+		body, eligible := s.answer(s.ready), !s.leaving
+		body.NodeEligible = &eligible
+		reply(w, s.ready && eligible, body, p.options.OnHealthz)
 	})
 	mux.HandleFunc("/livez", func(w http.ResponseWriter, _ *http.Request) {
 		s := p.state()
-		reply(w, s.healthy, s.answer(), p.options.OnLivez)
+		reply(w, s.alive, s.answer(s.alive), p.options.OnLivez)
 	})
 	return mux
 }
 
 // answer returns what both paths tell. Both IP families are synced at once, so what holds
 // for one holds for the other.
-func (s state) answer() answer {
-	a := answer{LastUpdated: s.synced, CurrentTime: s.now, Healthy: s.healthy, Status: map[string]familyStatus{}}
+func (s state) answer(healthy bool) answer {
+	a := answer{LastUpdated: s.synced, CurrentTime: s.now, Healthy: healthy, Status: map[string]familyStatus{}, Problems: s.problems}
 	for _, family := range model.Families {
-		a.Status[family.String()] = familyStatus{LastUpdated: s.synced, Healthy: s.healthy}
+		a.Status[family.String()] = familyStatus{LastUpdated: s.synced, Healthy: healthy}
 	}
 	return a
 }

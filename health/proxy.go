@@ -2,6 +2,7 @@ package health
 
 import (
 	"cmp"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -30,20 +31,26 @@ type Options struct {
 	OnHealthz, OnLivez func(code int)
 }
 
-// Proxy knows whether this proxy does its work. It is healthy from the start, and stops
-// being so when a change has waited for longer than the timeout: syncs fail or hang. A
-// proxy that hears of no change stays healthy. Its methods are safe for concurrent use.
+// Proxy knows whether this proxy does its work, which is two questions. Is it stuck? That is so when
+// a change has waited for longer than the timeout: syncs fail or hang, and a restart may help. A proxy
+// that hears of no change is not stuck, nor is one that cannot reach the API server. Is it ready? That
+// takes that it is not stuck, that a sync has succeeded, and that the Node is not waited for. Its
+// methods are safe for concurrent use.
 type Proxy struct {
 	options Options
 
 	// mu guards what follows.
 	mu sync.Mutex
-	// synced is when a sync last succeeded, or when the proxy started.
+	// synced is when a sync last succeeded; zero when none did.
 	synced time.Time
 	// waiting is since when a change waits for a sync that succeeds; zero when none does.
 	waiting time.Time
 	// leaving says that the Node is being deleted.
 	leaving bool
+	// awaitsNode says that the Node is waited for.
+	awaitsNode bool
+	// failing holds the resources that cannot be watched.
+	failing map[string]bool
 }
 
 // NewProxy returns the health of a proxy that starts now.
@@ -52,7 +59,7 @@ func NewProxy(options Options) *Proxy {
 	if options.Clock == nil {
 		options.Clock = clock.RealClock{}
 	}
-	return &Proxy{options: options, synced: options.Clock.Now()}
+	return &Proxy{options: options, failing: map[string]bool{}}
 }
 
 // Queued says that a change waits for a sync (tracker.LoopOptions.OnQueued).
@@ -83,6 +90,26 @@ func (p *Proxy) SetNode(node *corev1.Node) {
 	p.leaving = leaving
 }
 
+// AwaitNode says whether the Node is waited for. Until it is known, node ports may answer nowhere, so
+// the proxy is not ready.
+func (p *Proxy) AwaitNode(waiting bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.awaitsNode = waiting
+}
+
+// SetFailing says whether a resource of the API server cannot be watched (apiserver.Config.OnFailing).
+// Answers name it. It changes none of them: what was synced before goes on working.
+func (p *Proxy) SetFailing(resource string, failing bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if failing {
+		p.failing[resource] = true
+	} else {
+		delete(p.failing, resource)
+	}
+}
+
 // WatchNode returns a Sink that hands everything on to sink and calls SetNode with the Node
 // of that name.
 func (p *Proxy) WatchNode(nodeName string, sink tracker.Sink) tracker.Sink {
@@ -103,23 +130,42 @@ func (w *nodeWatch) SetNode(node *corev1.Node) {
 	w.Sink.SetNode(node)
 }
 
-// Healthy reports whether no change has waited for too long. It does not depend on the Node.
-func (p *Proxy) Healthy() bool { return p.state().healthy }
+// Ready reports whether traffic may come to this node, as far as that is the proxy's affair. It does
+// not depend on whether the Node stays.
+func (p *Proxy) Ready() bool { return p.state().ready }
 
 // state is what a Proxy knows at one moment.
 type state struct {
-	now, synced       time.Time
-	healthy, eligible bool
+	now, synced           time.Time
+	alive, ready, leaving bool
+	problems              []string
 }
 
 func (p *Proxy) state() state {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	now := p.options.Clock.Now()
+	alive := p.waiting.IsZero() || now.Sub(p.waiting) < p.options.Timeout
 	return state{
 		now:      now,
 		synced:   p.synced,
-		healthy:  p.waiting.IsZero() || now.Sub(p.waiting) < p.options.Timeout,
-		eligible: !p.leaving,
+		alive:    alive,
+		ready:    alive && !p.synced.IsZero() && !p.awaitsNode,
+		leaving:  p.leaving,
+		problems: p.problems(),
 	}
+}
+
+// problems says what is wrong beyond what the other fields of an answer say. It needs mu.
+func (p *Proxy) problems() (out []string) {
+	if p.synced.IsZero() {
+		out = append(out, "no sync has succeeded since the start")
+	}
+	if p.awaitsNode {
+		out = append(out, "the Node is waited for")
+	}
+	for _, resource := range slices.Sorted(maps.Keys(p.failing)) {
+		out = append(out, "cannot watch "+resource)
+	}
+	return out
 }

@@ -59,14 +59,75 @@ func deleted() *corev1.Node {
 	return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-1", DeletionTimestamp: &metav1.Time{Time: start}}}
 }
 
+// change does something to a Proxy, and lets time pass.
+type change func(p *health.Proxy, c *clocktesting.FakePassiveClock)
+
+type probeCase struct {
+	name           string
+	do             change
+	healthz, livez int
+}
+
+const ok, unavailable = http.StatusOK, http.StatusServiceUnavailable
+
+// checkProbes asks a proxy, prepared by before and then by each case, for its health.
+func checkProbes(t *testing.T, before func(*health.Proxy), cases []probeCase) {
+	t.Helper()
+	for _, tc := range cases {
+		t.Run(tc.name, func(t *testing.T) {
+			clock := clocktesting.NewFakePassiveClock(start)
+			p := health.NewProxy(health.Options{Timeout: timeout, Clock: clock})
+			server := httptest.NewServer(p.Handler())
+			defer server.Close()
+			before(p)
+			tc.do(p, clock)
+			expectCodes(t, server.URL, tc.healthz, tc.livez)
+		})
+	}
+}
+
+func TestProbesBeforeTheFirstSync(t *testing.T) {
+	checkProbes(t, func(*health.Proxy) {}, []probeCase{
+		{"nothing is programmed yet", func(*health.Proxy, *clocktesting.FakePassiveClock) {}, unavailable, ok},
+		{"who never hears of anything is not ready, and a restart is no help", func(_ *health.Proxy, c *clocktesting.FakePassiveClock) {
+			c.SetTime(start.Add(24 * time.Hour))
+		}, unavailable, ok},
+		{"a resource that cannot be watched is no reason to restart", func(p *health.Proxy, c *clocktesting.FakePassiveClock) {
+			p.SetFailing("services", true)
+			c.SetTime(start.Add(24 * time.Hour))
+		}, unavailable, ok},
+		{"the first sync may take a while", func(p *health.Proxy, c *clocktesting.FakePassiveClock) {
+			p.Queued()
+			c.SetTime(start.Add(timeout - 1))
+		}, unavailable, ok},
+		{"a first sync that never succeeds is stuck", func(p *health.Proxy, c *clocktesting.FakePassiveClock) {
+			p.Queued()
+			c.SetTime(start.Add(timeout))
+		}, unavailable, unavailable},
+		{"the first sync makes it ready", func(p *health.Proxy, _ *clocktesting.FakePassiveClock) {
+			p.Queued()
+			p.Synced()
+		}, ok, ok},
+		{"the first sync while the Node is waited for does not", func(p *health.Proxy, _ *clocktesting.FakePassiveClock) {
+			p.AwaitNode(true)
+			p.Queued()
+			p.Synced()
+		}, unavailable, ok},
+	})
+}
+
 func TestProbes(t *testing.T) {
-	const ok, unavailable = http.StatusOK, http.StatusServiceUnavailable
-	cases := []struct {
-		name           string
-		do             func(p *health.Proxy, c *clocktesting.FakePassiveClock)
-		healthz, livez int
-	}{
-		{"a proxy that has just started is healthy", func(*health.Proxy, *clocktesting.FakePassiveClock) {}, ok, ok},
+	checkProbes(t, (*health.Proxy).Synced, []probeCase{
+		{"while the Node is waited for, node ports may answer nowhere", func(p *health.Proxy, _ *clocktesting.FakePassiveClock) {
+			p.AwaitNode(true)
+		}, unavailable, ok},
+		{"the Node is known, or given up", func(p *health.Proxy, _ *clocktesting.FakePassiveClock) {
+			p.AwaitNode(true)
+			p.AwaitNode(false)
+		}, ok, ok},
+		{"a resource that cannot be watched takes nothing away", func(p *health.Proxy, _ *clocktesting.FakePassiveClock) {
+			p.SetFailing("services", true)
+		}, ok, ok},
 		{"a proxy that hears of no change stays healthy", func(p *health.Proxy, c *clocktesting.FakePassiveClock) {
 			c.SetTime(start.Add(24 * time.Hour))
 		}, ok, ok},
@@ -109,20 +170,7 @@ func TestProbes(t *testing.T) {
 			p.SetNode(tainted("ToBeDeletedByClusterAutoscaler"))
 			p.SetNode(tainted())
 		}, ok, ok},
-	}
-	for _, tc := range cases {
-		t.Run(tc.name, func(t *testing.T) {
-			clock := clocktesting.NewFakePassiveClock(start)
-			p := health.NewProxy(health.Options{Timeout: timeout, Clock: clock})
-			server := httptest.NewServer(p.Handler())
-			defer server.Close()
-			tc.do(p, clock)
-			expectCodes(t, server.URL, tc.healthz, tc.livez)
-			if got, want := p.Healthy(), tc.livez == ok; got != want {
-				t.Errorf("Healthy() = %v, want %v", got, want)
-			}
-		})
-	}
+	})
 }
 
 // The bodies were recorded from kube-proxy v1.37.1; only the times are others.
@@ -165,6 +213,36 @@ func TestProbesAnswerAsKubeProxyDoes(t *testing.T) {
 	expect("/livez", `{"lastUpdated":"2026-07-01T03:00:05Z","currentTime":"2026-07-01T03:01:00Z","healthy":false,"status":{"IPv4":`+late+`,"IPv6":`+late+`}}`)
 }
 
+func TestProbesSayWhatIsWrong(t *testing.T) {
+	clock := clocktesting.NewFakePassiveClock(start)
+	p := health.NewProxy(health.Options{Timeout: timeout, Clock: clock})
+	server := httptest.NewServer(p.Handler())
+	defer server.Close()
+	expect := func(path, want string) {
+		t.Helper()
+		if _, body := get(t, server.URL+path); body != want {
+			t.Errorf("%s (-want +got):\n%s", path, cmp.Diff(want, body))
+		}
+	}
+	const never = `"lastUpdated":"0001-01-01T00:00:00Z"`
+	p.SetFailing("services", true)
+	p.SetFailing("endpointslices", true)
+	expect("/healthz", `{`+never+`,"currentTime":"2026-07-01T03:00:00Z","nodeEligible":true,"healthy":false,`+
+		`"status":{"IPv4":{`+never+`,"healthy":false},"IPv6":{`+never+`,"healthy":false}},`+
+		`"problems":["no sync has succeeded since the start","cannot watch endpointslices","cannot watch services"]}`)
+	expect("/livez", `{"lastUpdated":"2026-07-01T03:00:00Z","currentTime":"2026-07-01T03:00:00Z","healthy":true,`+
+		`"status":{"IPv4":{`+never+`,"healthy":true},"IPv6":{`+never+`,"healthy":true}},`+
+		`"problems":["no sync has succeeded since the start","cannot watch endpointslices","cannot watch services"]}`)
+
+	p.SetFailing("services", false)
+	p.SetFailing("endpointslices", false)
+	p.AwaitNode(true)
+	p.Synced()
+	const now = `{"lastUpdated":"2026-07-01T03:00:00Z","healthy":false}`
+	expect("/healthz", `{"lastUpdated":"2026-07-01T03:00:00Z","currentTime":"2026-07-01T03:00:00Z","nodeEligible":true,"healthy":false,`+
+		`"status":{"IPv4":`+now+`,"IPv6":`+now+`},"problems":["the Node is waited for"]}`)
+}
+
 func TestAnswersAreCounted(t *testing.T) {
 	var healthz, livez []int
 	clock := clocktesting.NewFakePassiveClock(start)
@@ -175,6 +253,7 @@ func TestAnswersAreCounted(t *testing.T) {
 	})
 	server := httptest.NewServer(p.Handler())
 	defer server.Close()
+	p.Synced()
 	p.SetNode(deleted())
 	expectCodes(t, server.URL, http.StatusServiceUnavailable, http.StatusOK)
 	p.Queued()
@@ -197,6 +276,7 @@ func TestOnlyTheProxysOwnNodeCounts(t *testing.T) {
 	p := health.NewProxy(health.Options{})
 	server := httptest.NewServer(p.Handler())
 	defer server.Close()
+	p.Synced()
 	var next sinkStub
 	sink := p.WatchNode("node-1", &next)
 

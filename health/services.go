@@ -15,9 +15,9 @@ import (
 
 // ServicesOptions configures Services.
 type ServicesOptions struct {
-	// Healthy says whether the proxy works: (*Proxy).Healthy. While it does not, every
+	// Ready says whether the proxy works: (*Proxy).Ready. While it does not, every
 	// answer is 503.
-	Healthy func() bool
+	Ready func() bool
 	// Primary listens on the node's addresses in the model, CIDRs on each address of the
 	// machine that is in one of them; a CIDR of length 0 means all addresses of its family
 	// (KubeProxyConfiguration nodePortAddresses).
@@ -119,7 +119,7 @@ func (s *Services) update(changes *model.Changes) map[serviceID]bool {
 			continue
 		}
 		if server == nil {
-			server = newServiceServer(key, s.options.Healthy)
+			server = newServiceServer(key, s.options.Ready)
 			s.servers[key] = server
 		}
 		if served {

@@ -92,8 +92,8 @@ func full(ports ...*model.ServicePort) *model.Changes {
 }
 
 func newServices(options health.ServicesOptions) *health.Services {
-	if options.Healthy == nil {
-		options.Healthy = always
+	if options.Ready == nil {
+		options.Ready = always
 	}
 	return health.NewServices(options)
 }
@@ -124,7 +124,7 @@ func TestAHealthCheckAnswersAsKubeProxyDoes(t *testing.T) {
 	p := freePort(t)
 	var healthy atomic.Bool
 	healthy.Store(true)
-	s := newServices(health.ServicesOptions{Healthy: healthy.Load, CIDRs: []netip.Prefix{loopback4}})
+	s := newServices(health.ServicesOptions{Ready: healthy.Load, CIDRs: []netip.Prefix{loopback4}})
 	expect := func(code int, weight, body string) {
 		t.Helper()
 		response, got := get(t, fmt.Sprintf("http://127.0.0.1:%d/", p))

@@ -204,16 +204,9 @@ func TestWithoutValidCredentialsTheRulesStay(t *testing.T) {
 	if err := p.stop(t); err != nil {
 		t.Error(err)
 	}
-	good, err := os.ReadFile(f.kubeconfig)
-	if err != nil {
-		t.Fatal(err)
-	}
-	bad := bytes.Replace(good, []byte("token: "), []byte("token: not-"), 1)
-	if err := os.WriteFile(f.kubeconfig, bad, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	f.badToken(t)
 	p = f.start(t, "--kubeconfig="+f.kubeconfig)
-	p.says(t, `"Cannot watch; keeping the last known state and retrying" err="failed to list *v1.Service: the server has asked for the client to provide credentials (get services)" resource="services"`)
+	p.says(t, `"Cannot list; programming nothing before it is listed, and retrying" err="failed to list *v1.Service: the server has asked for the client to provide credentials (get services)" resource="services"`)
 	f.stays(t)
 	if err := p.stop(t); err != nil {
 		t.Errorf("the proxy ended with %v", err)
@@ -226,49 +219,13 @@ func TestWithoutPermissionTheProxyAsksAgain(t *testing.T) {
 	f := newWithServer(t)
 	f.server.Refuse("services", 403)
 	p := f.start(t, "--kubeconfig="+f.kubeconfig)
-	p.says(t, `"Cannot watch; keeping the last known state and retrying" err="failed to list *v1.Service: services is forbidden`)
+	p.says(t, `"Cannot list; programming nothing before it is listed, and retrying" err="failed to list *v1.Service: services is forbidden`)
 	f.nothingProgrammed(t)
 	f.server.Refuse("services", 0)
 	f.programmed(t)
 	p.says(t, `"Watching again" resource="services"`)
 	if err := p.stop(t); err != nil {
 		t.Errorf("the proxy ended with %v", err)
-	}
-}
-
-func TestTheProxyWaitsForItsNode(t *testing.T) {
-	f := newWithServer(t)
-	(&uploader{t, f.server}).delete(f.node)
-	p := f.start(t, "--kubeconfig="+f.kubeconfig)
-	p.says(t, `"Waiting for the Node" node="node-1" ips=null`)
-	f.nothingProgrammed(t)
-	if _, err := f.server.Create(f.node); err != nil {
-		t.Fatal(err)
-	}
-	f.programmed(t)
-	p.says(t, `"Node is known" node="node-1" ips=["192.168.0.1","fd00:1::1"]`)
-	f.hasEvent(t, "Starting")
-	if errors := p.errors(); len(errors) > 0 {
-		t.Errorf("error lines %q, want none", errors)
-	}
-}
-
-// The 30 seconds are those of docs/node.md.
-func TestWithoutANodeTheProxyGoesOnAfterHalfAMinute(t *testing.T) {
-	f := newWithServer(t)
-	(&uploader{t, f.server}).delete(f.node)
-	p := f.start(t, "--kubeconfig="+f.kubeconfig)
-	p.says(t, `"Waiting for the Node"`)
-	within(t, 2*patience, "there are rules", func() error {
-		table, err := f.conn.ReadTable(nft.FamilyIP, compiler.TableName)
-		if err == nil && table == nil {
-			err = errors.New("no table")
-		}
-		return err
-	})
-	p.says(t, `Cannot tell this node's addresses, because the Node does not exist or has none`)
-	if errors := p.errors(); len(errors) != 1 || !strings.Contains(errors[0], `node="node-1" waited="30s"`) {
-		t.Errorf("error lines %q, want one that says how long", errors)
 	}
 }
 
@@ -294,16 +251,4 @@ func (f *withServer) hasEvent(t *testing.T, reason string) {
 		}
 		return fmt.Errorf("there are %d others", len(list.Items))
 	})
-}
-
-func TestAnotherNodeIPEndsTheProxy(t *testing.T) {
-	f := newWithServer(t)
-	p := f.start(t, "--kubeconfig="+f.kubeconfig)
-	f.programmed(t)
-	f.node.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: "192.168.0.9"}}
-	if _, err := f.server.Update(f.node); err != nil {
-		t.Fatal(err)
-	}
-	p.fails(t, "node node-1: its addresses changed from 192.168.0.1, fd00:1::1 to 192.168.0.9; exiting, so that a restart sets up everything anew")
-	f.stays(t)
 }

@@ -13,29 +13,29 @@ import (
 
 func TestAKernelWithoutNftablesEndsTheProxy(t *testing.T) {
 	f := newTroubled(t)
-	f.startFiltered(t, netfilterSockets(unix.SECCOMP_RET_ERRNO|uint32(unix.EPROTONOSUPPORT))).
+	f.startFiltered(t, netfilterSockets(unix.SECCOMP_RET_ERRNO|uint32(unix.EPROTONOSUPPORT)), withoutFib, "--manifests="+f.g.manifestsDir(t)).
 		fails(t, "nft: open netlink socket: socket: protocol not supported; the kernel needs nf_tables (CONFIG_NETFILTER_NETLINK, CONFIG_NF_TABLES)")
 }
 
 func TestAKernelWithoutAFeatureEndsTheProxy(t *testing.T) {
 	f := newTroubled(t)
-	f.startFiltered(t, messages(unix.SECCOMP_RET_USER_NOTIF)).
+	f.startFiltered(t, messages(unix.SECCOMP_RET_USER_NOTIF), withoutFib, "--manifests="+f.g.manifestsDir(t)).
 		fails(t, "the kernel lacks nf_tables features: ip: fib daddr type needs CONFIG_NFT_FIB_IPV4: no such file or directory; "+
 			"ip6: fib daddr type needs CONFIG_NFT_FIB_IPV6: no such file or directory")
 	f.nothingProgrammed(t)
 }
 
 // startFiltered starts the proxy behind a filter of system calls.
-func (f *troubled) startFiltered(t *testing.T, filter []unix.SockFilter) *process {
+func (f *troubled) startFiltered(t *testing.T, filter []unix.SockFilter, judge judgement, args ...string) *process {
 	t.Helper()
-	p := &process{cmd: exec.Command(binary(t, "kube-proxy"), append(f.args(), "--manifests="+f.g.manifestsDir(t))...), output: &lockedBuffer{}}
+	p := &process{cmd: exec.Command(binary(t, "kube-proxy"), append(f.args(), args...)...), output: &lockedBuffer{}}
 	p.cmd.Stdout, p.cmd.Stderr = p.output, p.output
 	started := make(chan error)
 	go func() {
 		runtime.LockOSThread() // for good: the thread is not to be used again
 		err := unix.Setns(int(f.lab.Node.NetNS().Fd()), unix.CLONE_NEWNET)
 		if err == nil {
-			err = install(filter)
+			err = install(filter, judge)
 		}
 		if err == nil {
 			err = p.cmd.Start()

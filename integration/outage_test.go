@@ -55,10 +55,13 @@ func servePod(t *testing.T, l *lab.Lab, name, addr string) {
 }
 
 // dialService returns a connection to the Service and who serves it.
-func dialService(h *lab.Host) (net.Conn, string, error) {
+func dialService(h *lab.Host) (net.Conn, string, error) { return dialAt(h, "10.96.0.10:80") }
+
+// dialAt returns a connection to what servePod started, by some address of the Service.
+func dialAt(h *lab.Host, address string) (net.Conn, string, error) {
 	var conn net.Conn
 	if err := h.Do(func() (err error) {
-		conn, err = net.DialTimeout("tcp", "10.96.0.10:80", patience)
+		conn, err = net.DialTimeout("tcp", address, patience)
 		return err
 	}); err != nil {
 		return nil, "", err
@@ -91,16 +94,20 @@ func outageObjects(endpoints ...string) (*corev1.Service, *discoveryv1.EndpointS
 	return service, slice
 }
 
-// keepDialing makes one connection after the other until stopped, and fails the test when one fails.
+// keepDialing makes one connection to the Service after the other until stopped, and fails the test when one fails.
 func keepDialing(t *testing.T, h *lab.Host) (stop func()) {
+	return keepDialingAt(t, h, "10.96.0.10:80")
+}
+
+func keepDialingAt(t *testing.T, h *lab.Host, address string) (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	var group sync.WaitGroup
 	dialed := 0
 	group.Go(func() {
 		for ctx.Err() == nil {
-			conn, _, err := dialService(h)
+			conn, _, err := dialAt(h, address)
 			if err != nil {
-				t.Errorf("connection %d: %v", dialed, err)
+				t.Errorf("connection %d to %s: %v", dialed, address, err)
 				return
 			}
 			conn.Close()

@@ -5,6 +5,7 @@ import (
 	endian "encoding/binary"
 	"fmt"
 	"os"
+	"sync"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -43,15 +44,26 @@ func messages(action uint32) []unix.SockFilter {
 	return []unix.SockFilter{load(callNumber), unless(unix.SYS_SENDMSG, 1), verdict(action), verdict(unix.SECCOMP_RET_ALLOW)}
 }
 
-// install puts a filter before the system calls of this thread and of what it starts. Those that the filter wants judged
-// are refused if they send something about fib, as by a kernel that does not know it.
-func install(filter []unix.SockFilter) error {
+// judgement says what becomes of a message that is about to be sent: an error, or 0 to send it. It may take its time.
+type judgement func(message []byte) unix.Errno
+
+// withoutFib refuses what is about fib, as a kernel does that does not know it.
+func withoutFib(message []byte) unix.Errno {
+	if bytes.Contains(message, []byte("fib\x00")) {
+		return unix.ENOENT
+	}
+	return 0
+}
+
+// install puts a filter before the system calls of this thread and of what it starts. Messages that the filter wants judged
+// are, each by itself.
+func install(filter []unix.SockFilter, judge judgement) error {
 	program := unix.SockFprog{Len: uint16(len(filter)), Filter: &filter[0]}
 	listener, _, errno := unix.Syscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, unix.SECCOMP_FILTER_FLAG_NEW_LISTENER, uintptr(unsafe.Pointer(&program)))
 	if errno != 0 {
 		return fmt.Errorf("seccomp: %w", errno)
 	}
-	go judge(int(listener))
+	go hear(int(listener), judge)
 	return nil
 }
 
@@ -72,9 +84,11 @@ type answer struct {
 	flags uint32
 }
 
-// judge answers until all that run behind the filter have ended.
-func judge(listener int) {
+// hear answers until all that run behind the filter have ended.
+func hear(listener int, judge judgement) {
+	var answering sync.WaitGroup
 	defer unix.Close(listener)
+	defer answering.Wait() // before others can get the listener's number
 	for {
 		poll := []unix.PollFd{{Fd: int32(listener), Events: unix.POLLIN}}
 		if _, err := unix.Poll(poll, -1); err == unix.EINTR {
@@ -86,11 +100,13 @@ func judge(listener int) {
 		if _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(listener), unix.SECCOMP_IOCTL_NOTIF_RECV, uintptr(unsafe.Pointer(&n))); errno != 0 {
 			continue // it was killed meanwhile
 		}
-		a := answer{id: n.id, flags: unix.SECCOMP_USER_NOTIF_FLAG_CONTINUE}
-		if bytes.Contains(sent(n), []byte("fib\x00")) {
-			a = answer{id: n.id, error: -int32(unix.ENOENT)}
-		}
-		unix.Syscall(unix.SYS_IOCTL, uintptr(listener), unix.SECCOMP_IOCTL_NOTIF_SEND, uintptr(unsafe.Pointer(&a)))
+		answering.Go(func() {
+			a := answer{id: n.id, flags: unix.SECCOMP_USER_NOTIF_FLAG_CONTINUE}
+			if errno := judge(sent(n)); errno != 0 {
+				a = answer{id: n.id, error: -int32(errno)}
+			}
+			unix.Syscall(unix.SYS_IOCTL, uintptr(listener), unix.SECCOMP_IOCTL_NOTIF_SEND, uintptr(unsafe.Pointer(&a)))
+		})
 	}
 }
 

@@ -49,6 +49,8 @@ func everything() {
 	metrics.CountHealthz(200)
 	metrics.CountLivez(200)
 	metrics.SetServiceHealthPorts(1, 1)
+	metrics.SetWatchFailing("services", true)
+	metrics.SetNodeMissing(true, true, false)
 	metrics.SetLeftovers("ipvs", 1)
 }
 

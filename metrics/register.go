@@ -39,6 +39,7 @@ func Register() {
 			healthz, livez, serviceHealthPorts,
 			localhostListeners, localhostListenFailures,
 			skippedObjects,
+			watchFailing, nodeMissing,
 			leftoverRules, buildInfo,
 		)
 		legacyregistry.CustomMustRegister(trackerCollector)

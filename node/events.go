@@ -8,6 +8,7 @@ import (
 	eventsclient "k8s.io/client-go/kubernetes/typed/events/v1"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/events"
+	"k8s.io/klog/v2"
 )
 
 // controller is who posts the events, under the name that kube-proxy has.
@@ -34,7 +35,7 @@ func NewEvents(ctx context.Context, config *rest.Config, nodeName string) (*Even
 		return nil, err
 	}
 	broadcaster := events.NewBroadcaster(&events.EventSinkImpl{Interface: client})
-	if err := broadcaster.StartRecordingToSinkWithContext(ctx); err != nil {
+	if err := broadcaster.StartRecordingToSinkWithContext(klog.NewContext(ctx, withoutRepeats(klog.FromContext(ctx)))); err != nil {
 		return nil, err
 	}
 	context.AfterFunc(ctx, broadcaster.Shutdown)

@@ -7,11 +7,13 @@ import (
 	"testing"
 	"time"
 
+	"github.com/go-logr/logr/funcr"
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	eventsv1 "k8s.io/api/events/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	eventsclient "k8s.io/client-go/kubernetes/typed/events/v1"
+	"k8s.io/klog/v2"
 
 	"github.com/nftproxy/nftproxy/source/apiserver/apiservertest"
 )
@@ -95,4 +97,34 @@ func TestNoEventsPostNothing(t *testing.T) {
 	if events.Recorder() != nil {
 		t.Error("there is a recorder")
 	}
+}
+
+func TestRepeatedErrorsAreForDebugging(t *testing.T) {
+	for verbosity, want := range map[int][]string{
+		0: {"E refused", "E gone", "E refused", "E nothing"},
+		2: {"E refused", "I refused", "I refused", "E gone", "E refused", "E nothing"},
+	} {
+		var lines []string
+		logger := withoutRepeats(funcr.New(func(_, args string) {
+			kind := "I"
+			if !strings.Contains(args, `"level"`) {
+				kind = "E"
+			}
+			for _, text := range []string{"refused", "gone", "nothing"} {
+				if strings.Contains(args, text) {
+					lines = append(lines, kind+" "+text)
+				}
+			}
+		}, funcr.Options{Verbosity: verbosity}))
+		for range 3 {
+			logger.Error(errors.New("refused"), "Unable to write")
+		}
+		logger.Error(errors.New("gone"), "Unable to write")
+		logger.Error(errors.New("refused"), "Unable to write")
+		logger.Error(nil, "nothing")
+		if diff := cmp.Diff(want, lines); diff != "" {
+			t.Errorf("at -v %d (-want +got):\n%s", verbosity, diff)
+		}
+	}
+	withoutRepeats(klog.Logger{}).Error(nil, "to nobody")
 }

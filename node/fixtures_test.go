@@ -5,6 +5,8 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
+	"sync"
 	"testing"
 	"time"
 
@@ -77,6 +79,16 @@ type guarded struct {
 	in    tracker.Sink
 	out   *tracker.Tracker
 	ended chan error
+
+	mu       sync.Mutex
+	reported []Missing
+}
+
+// missing returns what OnMissing was told so far.
+func (g *guarded) missing() []Missing {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return slices.Clone(g.reported)
 }
 
 func start(t *testing.T, options Options) *guarded {
@@ -88,6 +100,11 @@ func start(t *testing.T, options Options) *guarded {
 	h := hand{make(chan tracker.Sink)}
 	skip := func(kind, reason string) { t.Errorf("the tracker was given a part of a %s to skip: %s", kind, reason) }
 	g := &guarded{out: tracker.New(tracker.Options{NodeName: thisNode, OnSkip: skip}), ended: make(chan error, 1)}
+	options.OnMissing = func(m Missing) {
+		g.mu.Lock()
+		defer g.mu.Unlock()
+		g.reported = append(g.reported, m)
+	}
 	ctx, stop := context.WithCancel(t.Context())
 	done := make(chan struct{})
 	go func() {

@@ -12,13 +12,13 @@ import (
 // Guard is a Source that hands on what another Source sees, and looks after the Node among it:
 //
 //   - It overrides the Node's addresses (Options.Override, Options.FamilyPolicy).
-//   - It holds Synced back until the Node has addresses and, if they count, pod CIDRs, but not
-//     for longer than the Options say. The rules of the run before go on working meanwhile.
-//   - It ends when they change later, as kube-proxy v1.37 does, so that a restart sets up everything
-//     anew. A Node that is deleted is no such change, unlike in kube-proxy: it may be registered
-//     anew, and this machine goes on running meanwhile.
-//
-// Addresses that come only after Guard went on without are taken as they come.
+//   - It keeps addresses and pod CIDRs in force that the Node had and has no more. This machine goes
+//     on running while its Node is registered anew, or loses its addresses.
+//   - At a start with a Node that lacks them, it goes on with those of the run before
+//     (Options.Recall), else without, and says so after a while (Options.Wait). Services are
+//     programmed meanwhile. What comes later is taken as it comes.
+//   - It ends when the Node has new ones in place of, or beside, those that it had before, as
+//     kube-proxy v1.37 does, so that a restart sets up everything anew.
 type Guard struct {
 	source  tracker.Source
 	options Options
@@ -32,8 +32,8 @@ func NewGuard(source tracker.Source, options Options) *Guard {
 }
 
 // Run implements tracker.Source. Beyond the errors of the guarded Source it returns one when
-// the Node's addresses or pod CIDRs changed, when the Node was not given a pod CIDR in time, and
-// when the proxy cannot serve the IP families that it has to.
+// the Node has new addresses or, if they count, pod CIDRs, and when the proxy cannot serve the IP
+// families that it has to.
 func (g *Guard) Run(ctx context.Context, sink tracker.Sink) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()

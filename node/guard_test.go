@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -54,20 +53,33 @@ func TestChangesOfTheNode(t *testing.T) {
 			next: makeNode(thisNode, []string{"192.0.2.7", "fd00::1"}, []string{"10.0.1.0/24"}),
 			ends: "node node-1: its addresses changed from 192.0.2.1, fd00::1 to 192.0.2.7, fd00::1; exiting, so that a restart sets up everything anew",
 		},
+		{name: "a family less is kept", next: makeNode(thisNode, []string{"fd00::1"}, []string{"10.0.1.0/24"})},
+		{name: "no address any more: both are kept", next: makeNode(thisNode, nil, []string{"10.0.1.0/24"})},
 		{
-			name: "a family less",
-			next: makeNode(thisNode, []string{"fd00::1"}, []string{"10.0.1.0/24"}),
-			ends: "node node-1: its addresses changed from 192.0.2.1, fd00::1 to fd00::1; exiting, so that a restart sets up everything anew",
+			name:    "the only family that counts is gone, and kept",
+			options: Options{FamilyPolicy: corev1.IPFamilyPolicySingleStack},
+			next:    makeNode(thisNode, []string{"fd00::1"}, []string{"10.0.1.0/24"}),
 		},
 		{
-			name: "another primary family",
+			name: "a family less, and another address of the other one",
+			next: makeNode(thisNode, []string{"fd00::7"}, []string{"10.0.1.0/24"}),
+			ends: "node node-1: its addresses changed from 192.0.2.1, fd00::1 to 192.0.2.1, fd00::7; exiting, so that a restart sets up everything anew",
+		},
+		{
+			name: "the same addresses in another order",
 			next: makeNode(thisNode, []string{"fd00::1", "192.0.2.1"}, []string{"10.0.1.0/24"}),
-			ends: "node node-1: its addresses changed from 192.0.2.1, fd00::1 to fd00::1, 192.0.2.1; exiting, so that a restart sets up everything anew",
+			want: &model.Node{Name: thisNode, IPs: addrs("fd00::1", "192.0.2.1"), PodCIDRs: prefixes("10.0.1.0/24")},
 		},
 		{
-			name: "no address any more",
-			next: makeNode(thisNode, nil, []string{"10.0.1.0/24"}),
-			ends: "node node-1: its addresses changed from 192.0.2.1, fd00::1 to none; exiting, so that a restart sets up everything anew",
+			name:    "another primary family where only that counts",
+			options: Options{FamilyPolicy: corev1.IPFamilyPolicySingleStack},
+			next:    makeNode(thisNode, []string{"fd00::1", "192.0.2.1"}, []string{"10.0.1.0/24"}),
+			ends:    "node node-1: its addresses changed from 192.0.2.1 to fd00::1; exiting, so that a restart sets up everything anew",
+		},
+		{
+			name:    "the address beside an overridden one is gone, and kept",
+			options: Options{Override: addrs("fd00::9")},
+			next:    makeNode(thisNode, nil, []string{"10.0.1.0/24"}),
 		},
 		{
 			name:    "another address that is overridden",
@@ -95,6 +107,11 @@ func TestChangesOfTheNode(t *testing.T) {
 			options: Options{NodeCIDR: true},
 			next:    makeNode(thisNode, dual, []string{"10.0.1.0/24", "fd00:1::/64"}),
 			ends:    "node node-1: its pod CIDRs changed from 10.0.1.0/24 to 10.0.1.0/24, fd00:1::/64; exiting, so that a restart sets up everything anew",
+		},
+		{
+			name:    "no pod CIDR any more under NodeCIDR: it is kept",
+			options: Options{NodeCIDR: true},
+			next:    makeNode(thisNode, dual, nil),
 		},
 		{name: "another Node is nothing to us", next: makeNode("node-2", []string{"192.0.2.2"}, nil)},
 	} {
@@ -124,183 +141,54 @@ func TestChangesOfTheNode(t *testing.T) {
 	}
 }
 
-func TestADeletedNodeIsNoChangeUntilItComesBackDifferent(t *testing.T) {
+func TestAFamilyThatAppearsEndsTheProxy(t *testing.T) {
 	g := start(t, Options{})
 	g.in.SetNode(makeNode(thisNode, []string{"192.0.2.1"}, nil))
 	g.in.Synced()
-	g.node()
-	g.in.DeleteNode(thisNode)
-	g.in.SetNode(makeNode(thisNode, []string{"192.0.2.1"}, nil))
-	if node := g.node(); node != nil {
-		t.Errorf("handed on %v", node)
-	}
-	g.in.DeleteNode(thisNode)
-	g.in.SetNode(makeNode(thisNode, []string{"192.0.2.2"}, nil))
-	if err := g.wait(t); err == nil {
-		t.Error("no error although the Node came back with another address")
+	g.in.SetNode(makeNode(thisNode, []string{"192.0.2.1", "fd00::1"}, nil))
+	const want = "node node-1: its addresses changed from 192.0.2.1 to 192.0.2.1, fd00::1; exiting, so that a restart sets up everything anew"
+	if err := g.wait(t); err == nil || err.Error() != want {
+		t.Errorf("got error %v, want %s", err, want)
 	}
 }
 
-// What the next Sink is told, and when, while the Node comes to be.
-func TestWaitingForTheNode(t *testing.T) {
-	waits := Options{IPWait: DefaultIPWait, PodCIDRWait: DefaultPodCIDRWait}
-	with := func(modify func(*Options)) Options {
-		options := waits
-		modify(&options)
-		return options
-	}
-	type event struct {
-		after time.Duration
-		node  *corev1.Node
-	}
-	for _, test := range []struct {
-		name    string
-		options Options
-		events  []event
-		// released is when Synced is passed on, with what is known of the Node then.
-		released time.Duration
-		want     *model.Node
-		ends     string
+// A Node that loses its addresses, or is deleted and registers anew without any, and what it says then.
+func TestANodeThatComesBack(t *testing.T) {
+	with := func(ips ...string) *corev1.Node { return makeNode(thisNode, ips, nil) }
+	for _, vanish := range []struct {
+		name string
+		do   func(tracker.Sink)
 	}{
-		{
-			name:    "a Node that is there is not waited for",
-			options: waits,
-			events:  []event{{0, makeNode(thisNode, []string{"192.0.2.1"}, nil)}},
-			want:    &model.Node{Name: thisNode, IPs: addrs("192.0.2.1")},
-		},
-		{
-			name:     "a Node that registers late",
-			options:  waits,
-			events:   []event{{10 * time.Second, makeNode(thisNode, []string{"192.0.2.1"}, nil)}},
-			released: 10 * time.Second,
-			want:     &model.Node{Name: thisNode, IPs: addrs("192.0.2.1")},
-		},
-		{
-			name:     "a Node that gets its address late, and another one meanwhile",
-			options:  with(func(o *Options) { o.NodeCIDR = true }),
-			events:   []event{{0, makeNode(thisNode, nil, nil)}, {time.Second, makeNode(thisNode, []string{"192.0.2.1"}, nil)}, {2 * time.Second, makeNode(thisNode, []string{"192.0.2.2"}, []string{"10.0.1.0/24"})}},
-			released: 2 * time.Second,
-			want:     &model.Node{Name: thisNode, IPs: addrs("192.0.2.2"), PodCIDRs: prefixes("10.0.1.0/24")},
-		},
-		{
-			name:     "a Node that never registers",
-			options:  waits,
-			released: DefaultIPWait,
-			want:     &model.Node{Name: thisNode},
-		},
-		{
-			name:     "a Node that never registers, with an override",
-			options:  with(func(o *Options) { o.Override = addrs("198.51.100.1") }),
-			released: DefaultIPWait,
-			want:     &model.Node{Name: thisNode, IPs: addrs("198.51.100.1")},
-		},
-		{
-			name:    "an override is as good as an address of the Node",
-			options: with(func(o *Options) { o.Override = addrs("0.0.0.0", "fd00::9") }),
-			events:  []event{{0, makeNode(thisNode, nil, nil)}},
-			want:    &model.Node{Name: thisNode, IPs: addrs("fd00::9")},
-		},
-		{
-			name:    "without waiting, a Node that is not there is none",
-			options: Options{},
-			want:    &model.Node{Name: thisNode},
-		},
-		{
-			name:     "a pod CIDR that is allocated late",
-			options:  with(func(o *Options) { o.NodeCIDR = true }),
-			events:   []event{{0, makeNode(thisNode, []string{"192.0.2.1"}, nil)}, {4 * time.Minute, makeNode(thisNode, []string{"192.0.2.1"}, []string{"10.0.1.0/24"})}},
-			released: 4 * time.Minute,
-			want:     &model.Node{Name: thisNode, IPs: addrs("192.0.2.1"), PodCIDRs: prefixes("10.0.1.0/24")},
-		},
-		{
-			name:     "a pod CIDR but never an address",
-			options:  with(func(o *Options) { o.NodeCIDR = true }),
-			events:   []event{{time.Minute, makeNode(thisNode, nil, []string{"10.0.1.0/24"})}},
-			released: time.Minute,
-			want:     &model.Node{Name: thisNode, PodCIDRs: prefixes("10.0.1.0/24")},
-		},
-		{
-			name:     "a pod CIDR that is never allocated",
-			options:  with(func(o *Options) { o.NodeCIDR = true }),
-			events:   []event{{0, makeNode(thisNode, []string{"192.0.2.1"}, nil)}},
-			released: DefaultPodCIDRWait,
-			ends: "node node-1: it has no pod CIDR after 5m0s, which detectLocalMode NodeCIDR needs; have the controller manager allocate them (--allocate-node-cidrs), " +
-				"correct hostnameOverride if the Node has another name, or set another detectLocalMode",
-		},
-		{
-			name:     "dual stack is waited for where it is required",
-			options:  with(func(o *Options) { o.FamilyPolicy = corev1.IPFamilyPolicyRequireDualStack }),
-			events:   []event{{0, makeNode(thisNode, []string{"192.0.2.1"}, nil)}, {time.Second, makeNode(thisNode, []string{"192.0.2.1", "fd00::1"}, nil)}},
-			released: time.Second,
-			want:     &model.Node{Name: thisNode, IPs: addrs("192.0.2.1", "fd00::1")},
-		},
-		{
-			name:     "dual stack that is required and never comes",
-			options:  with(func(o *Options) { o.FamilyPolicy = corev1.IPFamilyPolicyRequireDualStack }),
-			events:   []event{{0, makeNode(thisNode, []string{"192.0.2.1"}, nil)}},
-			released: DefaultIPWait,
-			ends:     "node node-1: ipFamilyPolicy is RequireDualStack, but the Node has 192.0.2.1; give it an address of each family in status.addresses (the kubelet's --node-ip), or set nodeIPOverride",
-		},
+		{"addresses vanish", func(sink tracker.Sink) { sink.SetNode(with()) }},
+		{"the Node is deleted", func(sink tracker.Sink) { sink.DeleteNode(thisNode) }},
+		{"the Node is deleted and registers without addresses", func(sink tracker.Sink) {
+			sink.DeleteNode(thisNode)
+			sink.SetNode(with())
+		}},
 	} {
-		t.Run(test.name, func(t *testing.T) {
-			test.options.Kernel = kernel(t, true)
-			synctest.Test(t, func(t *testing.T) {
-				g := start(t, test.options)
-				begin := time.Now()
-				for len(test.events) > 0 && test.events[0].after == 0 {
-					g.in.SetNode(test.events[0].node)
-					test.events = test.events[1:]
+		t.Run(vanish.name, func(t *testing.T) {
+			g := start(t, Options{Wait: DefaultWait})
+			g.in.SetNode(with("192.0.2.1"))
+			g.in.Synced()
+			g.node()
+			for range 2 {
+				vanish.do(g.in)
+				g.in.SetNode(with("192.0.2.1"))
+				if node := g.node(); node != nil {
+					t.Errorf("with the same address it hands on %v, want nothing", node)
 				}
-				g.in.Synced()
-				go func() {
-					for _, e := range test.events {
-						time.Sleep(time.Until(begin.Add(e.after)))
-						g.in.SetNode(e.node)
-					}
-				}()
-				if test.released > 0 {
-					time.Sleep(test.released - time.Nanosecond)
-					synctest.Wait()
-					if node := g.node(); node != nil {
-						t.Errorf("handed on too early: %v", node)
-					}
-					time.Sleep(time.Nanosecond)
-				}
-				synctest.Wait()
-				if diff := cmp.Diff(test.want, g.node(), sameAddrs); diff != "" {
-					t.Errorf("handed on (-want +got):\n%s", diff)
-				}
-				select {
-				case err := <-g.ended:
-					if err == nil || err.Error() != test.ends {
-						t.Errorf("got error %v, want %q", err, test.ends)
-					}
-				default:
-					if test.ends != "" {
-						t.Errorf("it goes on, want %q", test.ends)
-					}
-				}
-			})
+			}
+			if diff := cmp.Diff([]Missing{{}}, g.missing()); diff != "" {
+				t.Errorf("reported (-want +got):\n%s", diff)
+			}
+			vanish.do(g.in)
+			g.in.SetNode(with("192.0.2.2"))
+			const want = "node node-1: its addresses changed from 192.0.2.1 to 192.0.2.2; exiting, so that a restart sets up everything anew"
+			if err := g.wait(t); err == nil || err.Error() != want {
+				t.Errorf("with another address: error %v, want %s", err, want)
+			}
 		})
 	}
-}
-
-func TestAnAddressThatComesAfterTheWaitIsTaken(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		g := start(t, Options{IPWait: DefaultIPWait})
-		g.in.Synced()
-		time.Sleep(time.Hour)
-		synctest.Wait()
-		g.node()
-		g.in.SetNode(makeNode(thisNode, []string{"192.0.2.1"}, nil))
-		if diff := cmp.Diff(&model.Node{Name: thisNode, IPs: addrs("192.0.2.1")}, g.node(), sameAddrs); diff != "" {
-			t.Errorf("handed on (-want +got):\n%s", diff)
-		}
-		g.in.SetNode(makeNode(thisNode, []string{"192.0.2.2"}, nil))
-		if err := <-g.ended; err == nil {
-			t.Error("no error although the address changed afterwards")
-		}
-	})
 }
 
 func TestWhichAddressesCount(t *testing.T) {

@@ -10,16 +10,10 @@ import (
 
 	"github.com/nftproxy/nftproxy/model"
 	"github.com/nftproxy/nftproxy/sysctl"
-	"github.com/nftproxy/nftproxy/tracker"
 )
 
-// How long kube-proxy v1.37 waits for its Node when it starts.
-const (
-	// DefaultIPWait is how long the Node may take to exist and have addresses.
-	DefaultIPWait = 30 * time.Second
-	// DefaultPodCIDRWait is how long the Node may take to be given a pod CIDR.
-	DefaultPodCIDRWait = 5 * time.Minute
-)
+// DefaultWait is how long kube-proxy v1.37 waits for its Node's addresses when it starts.
+const DefaultWait = 30 * time.Second
 
 // Options says what of the Node counts. The zero value waits for nothing.
 type Options struct {
@@ -35,38 +29,22 @@ type Options struct {
 	FamilyPolicy corev1.IPFamilyPolicy
 	// NodeCIDR says that the Node's pod CIDRs count (detectLocalMode NodeCIDR).
 	NodeCIDR bool
-	// IPWait is how long to wait for addresses before going on without.
-	IPWait time.Duration
-	// PodCIDRWait is how long to wait for pod CIDRs, if they count, before the proxy ends.
-	PodCIDRWait time.Duration
+	// Wait is how long the Node may take to exist and to have what counts. Then the log says what is
+	// missing. Services are programmed all the while, with what is known.
+	Wait time.Duration
+	// Recall, if set, returns what the run before knew of the Node, as far as that can be told. It is
+	// called when a start finds the Node without something that counts, and may take its time.
+	Recall func() (model.Node, error)
+	// OnMissing, if set, is told what is missing once that is known, and whenever it changes. It must
+	// not block.
+	OnMissing func(Missing)
 	// Kernel is where to see whether the kernel has IPv6.
 	Kernel sysctl.Tree
 }
 
-// effective returns the Node as if the addresses that count were all that it has. The
-// tracker takes the first of each family.
-func (o *Options) effective(obj *corev1.Node) *corev1.Node {
-	effective := *obj
-	effective.Status.Addresses = append(o.overrides(), obj.Status.Addresses...)
-	ips := tracker.ParseNode(&effective).IPs
-	if o.FamilyPolicy != corev1.IPFamilyPolicySingleStack || len(ips) < 2 {
-		return &effective
-	}
-	effective.Status.Addresses = slices.DeleteFunc(effective.Status.Addresses, func(a corev1.NodeAddress) bool {
-		addr, err := netip.ParseAddr(a.Address)
-		return err == nil && model.FamilyOf(addr) != model.FamilyOf(ips[0])
-	})
-	return &effective
-}
-
-func (o *Options) overrides() []corev1.NodeAddress {
-	var addresses []corev1.NodeAddress
-	for _, addr := range o.Override {
-		if !addr.IsUnspecified() && !addr.IsLoopback() {
-			addresses = append(addresses, corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: addr.String()})
-		}
-	}
-	return addresses
+// overrides returns those of Override that override something.
+func (o *Options) overrides() []netip.Addr {
+	return slices.DeleteFunc(slices.Clone(o.Override), func(addr netip.Addr) bool { return addr.IsUnspecified() || addr.IsLoopback() })
 }
 
 // wantedIPs returns how many addresses are worth waiting for.

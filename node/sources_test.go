@@ -83,7 +83,7 @@ func TestTheLifeOfANode(t *testing.T) {
 			loop := tracker.NewLoop(tr, synced, tracker.LoopOptions{})
 			looping := make(chan error, 1)
 			go func() { looping <- loop.Run(ctx) }()
-			guard := NewGuard(p.source, Options{NodeName: thisNode, Override: addrs("fd00::9"), IPWait: time.Hour, Kernel: kernel(t, true)})
+			guard := NewGuard(p.source, Options{NodeName: thisNode, Override: addrs("fd00::9"), Wait: time.Hour, Kernel: kernel(t, true)})
 			ended := make(chan error, 1)
 			go func() { ended <- guard.Run(ctx, tr) }()
 

@@ -12,7 +12,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/klog/v2"
 
-	"github.com/nftproxy/nftproxy/model"
 	"github.com/nftproxy/nftproxy/tracker"
 )
 
@@ -25,13 +24,20 @@ type watch struct {
 	cancel func()
 
 	// mu guards what follows, and keeps what is said of the Node to the next Sink in order.
-	mu     sync.Mutex
-	timers []*time.Timer
-	// listed says that the Source said Synced, released that the next Sink was told, givenUp
-	// that addresses are not waited for any more.
-	listed, released, givenUp bool
-	// known is the Node as last handed on; without a Name none was.
-	known model.Node
+	mu    sync.Mutex
+	timer *time.Timer
+	// object is the Node as the Source last had it; nil if it never had one.
+	object *corev1.Node
+	// known is what counts of the Node, as last handed on.
+	known facts
+	// listed says that the Source said Synced, givenUp that what is missing is not waited for any more.
+	listed, givenUp bool
+	// reported is what the Options were last told; nil before the first time. announced says that the
+	// log has said that the Node is known.
+	reported  *Missing
+	announced bool
+	// keeping is the addresses and pod CIDRs that the log last said are kept.
+	keeping string
 	// stopped says that nothing must be handed on any more, reason is why; nil is the Source.
 	stopped bool
 	reason  error
@@ -45,97 +51,164 @@ func (w *watch) SetNode(obj *corev1.Node) {
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.setNode(obj)
-	w.proceed()
+	w.object = obj
+	w.handOn(obj)
+	w.settle()
 }
 
-func (w *watch) setNode(obj *corev1.Node) {
-	obj = w.options.effective(obj)
-	seen := tracker.ParseNode(obj)
-	if err := w.changed(&seen); err != nil {
+// handOn gives the next Sink the Node with what counts of it, unless that takes a restart.
+func (w *watch) handOn(obj *corev1.Node) {
+	next := w.known.next(w.options.factsOf(obj), w.options)
+	if err := w.changed(next); err != nil {
 		w.fail(err)
 	}
 	if w.stopped {
 		return
 	}
-	w.known = seen
-	w.Sink.SetNode(obj)
+	w.logKept(next)
+	w.known = next
+	w.Sink.SetNode(next.applyTo(obj, w.options))
 }
 
-// changed returns an error for a change that only a restart takes up. Until the next Sink was
-// told Synced nothing was set up yet.
-func (w *watch) changed(seen *model.Node) error {
-	if !w.released {
+// changed returns an error for a change that only a restart takes up: something new where the Node
+// itself had said something before. Until then, what it says is taken as it comes.
+func (w *watch) changed(next facts) error {
+	if !w.settled() {
 		return nil
 	}
 	const format = "node %s: its %s changed from %s to %s; exiting, so that a restart sets up everything anew"
-	if was := w.known.IPs; len(was) > 0 && !slices.Equal(was, seen.IPs) {
-		return fmt.Errorf(format, seen.Name, "addresses", text(was), text(seen.IPs))
+	was, is := w.options.counted(w.known.ips), w.options.counted(next.ips)
+	if w.known.ipsConfirmed && hasNew(was, is) {
+		return fmt.Errorf(format, w.options.NodeName, "addresses", text(was), text(is))
 	}
-	if was := w.known.PodCIDRs; w.options.NodeCIDR && !slices.Equal(was, seen.PodCIDRs) {
-		return fmt.Errorf(format, seen.Name, "pod CIDRs", text(was), text(seen.PodCIDRs))
+	if w.options.NodeCIDR && w.known.cidrsConfirmed && hasNew(w.known.podCIDRs, next.podCIDRs) {
+		return fmt.Errorf(format, w.options.NodeName, "pod CIDRs", text(w.known.podCIDRs), text(next.podCIDRs))
 	}
 	return nil
 }
 
-// Synced implements tracker.Sink.
+// logKept says when the Node loses something that stays in force, and when it has everything again.
+func (w *watch) logKept(next facts) {
+	if !w.listed || !next.ipsConfirmed && !next.cidrsConfirmed || next.kept == w.keeping {
+		return
+	}
+	w.keeping = next.kept
+	if next.kept == "" {
+		w.logger.Info("The Node has again what it had lost", "node", w.options.NodeName)
+		return
+	}
+	w.logger.Info("The Node has lost addresses or pod CIDRs; keeping them in force", "node", w.options.NodeName, "kept", next.kept)
+}
+
+// Synced implements tracker.Sink. It holds nothing back: what is missing of the Node is added later.
 func (w *watch) Synced() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	if w.object == nil && len(w.options.overrides()) > 0 {
+		w.logger.Info("There is no Node of this name yet; going on with the addresses that override its own", "node", w.options.NodeName, "ips", text(w.options.overrides()))
+		w.handOnAgain()
+	}
+	if w.missing().any() {
+		w.recall()
+	}
 	w.listed = true
-	w.proceed()
-	if w.released || w.stopped {
-		return
+	switch missing := w.missing(); {
+	case missing.any() && w.options.Wait > 0:
+		w.logger.Info("Waiting for the Node; programming Services meanwhile", "node", w.options.NodeName, "missing", missing.String(), "upTo", w.options.Wait.String())
+		w.timer = time.AfterFunc(w.options.Wait, w.waited)
+	case missing.any():
+		w.giveUp()
 	}
-	w.logger.Info("Waiting for the Node", "node", w.options.NodeName, "ips", w.known.IPs, "podCIDRs", w.known.PodCIDRs)
-	w.timers = append(w.timers, time.AfterFunc(w.options.IPWait, w.goOnWithoutIPs))
-	if w.options.NodeCIDR {
-		w.timers = append(w.timers, time.AfterFunc(w.options.PodCIDRWait, w.missPodCIDRs))
+	w.settle()
+	if !w.stopped {
+		w.Sink.Synced()
 	}
 }
 
-// proceed tells the next Sink Synced, once, when there is nothing left to wait for.
-func (w *watch) proceed() {
-	waiting := len(w.known.IPs) < w.options.wantedIPs() && !w.givenUp ||
-		w.options.NodeCIDR && len(w.known.PodCIDRs) == 0
-	if !w.listed || w.released || w.stopped || waiting {
+// recall takes what the run before knew in place of what the Node does not say.
+func (w *watch) recall() {
+	if w.options.Recall == nil {
 		return
 	}
-	if err := w.options.checkFamilies(w.known.IPs); err != nil {
-		w.fail(err)
+	last, err := w.options.Recall()
+	if err != nil {
+		w.logger.Error(err, "Cannot tell what the run before knew of the Node", "node", w.options.NodeName)
 		return
 	}
-	w.logger.Info("Node is known", "node", w.options.NodeName, "ips", w.known.IPs, "podCIDRs", w.known.PodCIDRs)
-	w.released = true
-	w.Sink.Synced()
+	missing := w.missing()
+	if missing.Addresses && len(last.IPs) > 0 {
+		w.known.ips, w.known.recalled = keepIPs(last.IPs, w.known.ips, w.options), true
+	}
+	if missing.PodCIDRs && len(last.PodCIDRs) > 0 {
+		w.known.podCIDRs, w.known.recalled = last.PodCIDRs, true
+	}
+	if !w.known.recalled {
+		return
+	}
+	w.logger.Info("The Node does not say what counts; going on with what the run before knew", "node", w.options.NodeName,
+		"missing", missing.String(), "ips", text(w.known.ips), "podCIDRs", text(w.known.podCIDRs))
+	w.handOnAgain()
 }
 
-// goOnWithoutIPs is for a Node that has no addresses, or that does not exist, in which case
-// those that override them still hold.
-func (w *watch) goOnWithoutIPs() {
+// handOnAgain hands the Node on with what is known apart from it, also if there is none.
+func (w *watch) handOnAgain() {
+	obj := w.object
+	if obj == nil {
+		obj = &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: w.options.NodeName}}
+	}
+	w.handOn(obj)
+}
+
+// settled reports whether nothing is waited for any more.
+func (w *watch) settled() bool { return w.listed && (w.givenUp || !w.missing().any()) }
+
+// settle says what is missing, if that changed, and ends the wait if nothing is.
+func (w *watch) settle() {
+	defer w.announce()
+	if !w.listed || w.stopped {
+		return
+	}
+	missing := w.missing()
+	missing.Waiting = missing.any() && !w.givenUp
+	if w.reported != nil && *w.reported == missing {
+		return
+	}
+	w.reported = &missing
+	if !missing.Waiting {
+		if err := w.options.checkFamilies(w.options.counted(w.known.ips)); err != nil {
+			w.fail(err)
+			return
+		}
+	}
+	if w.options.OnMissing != nil {
+		w.options.OnMissing(missing)
+	}
+}
+
+// announce logs that the Node itself has said all that counts.
+func (w *watch) announce() {
+	known := w.listed && !w.stopped && !w.missing().any() && !w.known.recalled
+	if known && !w.announced {
+		w.logger.Info("Node is known", "node", w.options.NodeName, "ips", text(w.options.counted(w.known.ips)), "podCIDRs", text(w.known.podCIDRs))
+	}
+	w.announced = known
+}
+
+// waited ends the wait.
+func (w *watch) waited() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.released || w.stopped {
+	if w.stopped || w.settled() {
 		return
 	}
+	w.giveUp()
+	w.settle()
+}
+
+// giveUp goes on without what is missing.
+func (w *watch) giveUp() {
 	w.givenUp = true
-	if w.known.Name == "" {
-		w.setNode(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: w.options.NodeName}})
-	}
-	if len(w.known.IPs) == 0 {
-		w.logger.Error(nil, "Cannot tell this node's addresses, because the Node does not exist or has none; node ports do not answer on them until it has. If the Node has another name, set hostnameOverride",
-			"node", w.options.NodeName, "waited", w.options.IPWait)
-	}
-	w.proceed()
-}
-
-func (w *watch) missPodCIDRs() {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if len(w.known.PodCIDRs) == 0 {
-		w.fail(fmt.Errorf("node %s: it has no pod CIDR after %v, which detectLocalMode NodeCIDR needs; have the controller manager allocate them (--allocate-node-cidrs), correct hostnameOverride if the Node has another name, or set another detectLocalMode",
-			w.options.NodeName, w.options.PodCIDRWait))
-	}
+	w.logMissing(w.missing())
 }
 
 // fail ends the guarded Source with a reason, the first one.
@@ -151,10 +224,15 @@ func (w *watch) stop() error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.stopped = true
-	for _, timer := range w.timers {
-		timer.Stop()
+	if w.timer != nil {
+		w.timer.Stop()
 	}
 	return w.reason
+}
+
+// hasNew reports whether is has something that was has not.
+func hasNew[T comparable](was, is []T) bool {
+	return slices.ContainsFunc(is, func(v T) bool { return !slices.Contains(was, v) })
 }
 
 // text returns a list as people read it.

@@ -33,7 +33,8 @@ type Sink interface {
 	// SetServiceCIDR adds a ServiceCIDR or replaces the one with its name.
 	SetServiceCIDR(*networkingv1.ServiceCIDR)
 	DeleteServiceCIDR(name string)
-	// Synced says that everything that exists has been handed over once. Before that
-	// nothing is programmed: a half-known cluster would cut working Services.
+	// Synced says that all Services and EndpointSlices that exist have been handed over once.
+	// Before that nothing is programmed: a half-known cluster would cut working Services. The Node
+	// and ServiceCIDRs may come later.
 	Synced()
 }

@@ -25,7 +25,7 @@ func newHealth(c *v1alpha2.KubeProxyConfiguration) *health.Proxy {
 // newServiceHealth returns what serves healthCheckNodePorts, on the addresses that node ports have.
 func newServiceHealth(p *health.Proxy, c compiler.Config, events *node.Events) *health.Services {
 	return health.NewServices(health.ServicesOptions{
-		Healthy:   p.Healthy,
+		Ready:     p.Ready,
 		Primary:   c.NodePortAddresses.Primary,
 		CIDRs:     c.NodePortAddresses.CIDRs,
 		OnSettled: metrics.SetServiceHealthPorts,

@@ -101,15 +101,17 @@ func (o *options) nodeName() (string, error) {
 }
 
 // source returns where Services come from.
-func (o *options) source(nodeName string) (tracker.Source, error) {
+func (o *options) source(nodeName string, hooks sourceHooks) (tracker.Source, error) {
 	if o.manifests != "" {
-		return o.guard(manifests.New(o.manifests), nodeName), nil
+		return o.guard(manifests.New(o.manifests), nodeName, hooks), nil
 	}
-	source, err := apiserver.New(o.apiserver(nodeName))
+	config := o.apiserver(nodeName)
+	config.OnFailing = hooks.onFailing
+	source, err := apiserver.New(config)
 	if err != nil {
 		return nil, err
 	}
-	return o.guard(source, nodeName), nil
+	return o.guard(source, nodeName, hooks), nil
 }
 
 func (o *options) apiserver(nodeName string) apiserver.Config {
@@ -138,15 +140,16 @@ func (o *options) events(ctx context.Context, nodeName string) (*node.Events, er
 }
 
 // guard returns what looks after the Node. A directory of manifests has all there will be, so nothing is waited for.
-func (o *options) guard(source tracker.Source, nodeName string) tracker.Source {
+func (o *options) guard(source tracker.Source, nodeName string, hooks sourceHooks) tracker.Source {
 	options := node.Options{
 		NodeName:     nodeName,
 		Override:     config.NodeIPOverride(o.config),
 		FamilyPolicy: corev1.IPFamilyPolicy(o.config.IPFamilyPolicy),
 		NodeCIDR:     o.config.DetectLocalMode == v1alpha2.LocalModeNodeCIDR,
+		OnMissing:    hooks.onMissing,
 	}
 	if o.manifests == "" {
-		options.IPWait, options.PodCIDRWait = node.DefaultIPWait, node.DefaultPodCIDRWait
+		options.Wait, options.Recall = node.DefaultWait, hooks.recall
 	}
 	return node.NewGuard(source, options)
 }

@@ -33,11 +33,11 @@ func run(ctx context.Context, o *options) error {
 	if err != nil {
 		return err
 	}
+	// The kernel closes the connection with the process. Close would wait for a sync that is left behind.
 	conn, err := nft.Dial(nft.Config{})
 	if err != nil {
 		return err
 	}
-	defer conn.Close()
 	p, err := newParts(ctx, o, compilerConfig, conn)
 	if err != nil {
 		return err
@@ -65,6 +65,9 @@ type parts struct {
 	health     *health.Proxy
 	services   *health.Services
 	localhosts *localnodeport.Forwarder
+
+	// programmed says that a sync has succeeded.
+	programmed bool
 }
 
 func newParts(ctx context.Context, o *options, compilerConfig compiler.Config, conn *nft.Conn) (p *parts, err error) {
@@ -72,7 +75,7 @@ func newParts(ctx context.Context, o *options, compilerConfig compiler.Config, c
 	if p.nodeName, err = o.nodeName(); err != nil {
 		return nil, err
 	}
-	if p.source, err = o.source(p.nodeName); err != nil {
+	if p.source, err = o.source(p.nodeName, newSourceHooks(p.health, conn)); err != nil {
 		return nil, err
 	}
 	if p.events, err = o.events(ctx, p.nodeName); err != nil {
@@ -115,12 +118,17 @@ func (p *parts) synced(ctx context.Context, r tracker.SyncResult) {
 	p.health.Synced()
 	p.services.Apply(ctx, r.Changes)
 	p.localhosts.Apply(ctx, r.Changes)
+	if !p.programmed {
+		p.programmed = true
+		klog.FromContext(ctx).Info("Programmed all Services; following changes from now on", "servicePorts", len(r.Changes.Ports), "duration", r.Duration.Round(time.Microsecond).String())
+	}
 	klog.FromContext(ctx).V(2).Info("Synced", "changed", len(r.Changes.Ports), "full", r.Changes.Full, "duration", r.Duration.Round(time.Microsecond).String())
 }
 
 // serve runs all parts until ctx ends or one of them fails. The rules stay.
 func (p *parts) serve(ctx context.Context, o *options) error {
-	group, ctx := errgroup.WithContext(ctx)
+	parent := ctx
+	group, ctx := errgroup.WithContext(parent)
 	p.serveHTTP(ctx, group, o)
 	if o.file != nil {
 		group.Go(func() error { return o.file.Watch(ctx) })
@@ -139,7 +147,7 @@ func (p *parts) serve(ctx context.Context, o *options) error {
 		leftovers.Watch(ctx, showLeftovers)
 		return nil
 	})
-	err := group.Wait()
+	err := await(parent, ctx, group)
 	klog.FromContext(ctx).Info("Stopping; the rules stay in the kernel")
 	return err
 }

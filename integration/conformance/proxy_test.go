@@ -59,7 +59,7 @@ func (c *cluster) startProxy(serviceProxyName string) {
 
 // afterSync serves health checks on node1 after each Sync, and closes synced after the first.
 func (c *cluster) afterSync(ctx context.Context) (onSync func(tracker.SyncResult), synced <-chan struct{}) {
-	checks := health.NewServices(health.ServicesOptions{Primary: true, Healthy: func() bool { return true }})
+	checks := health.NewServices(health.ServicesOptions{Primary: true, Ready: func() bool { return true }})
 	first := make(chan struct{})
 	once := sync.OnceFunc(func() { close(first) })
 	return func(r tracker.SyncResult) {

@@ -31,6 +31,10 @@ type Config struct {
 	// ServiceProxyName is the value of the label service.kubernetes.io/service-proxy-name that
 	// makes a Service this proxy's own. Default: the Services without that label.
 	ServiceProxyName string
+	// OnFailing, if set, is told when a resource, named as in URLs ("services"), cannot be listed or
+	// watched, and when it can again. A resource that the server does not have does not fail.
+	// It may be called from several goroutines, and must not block.
+	OnFailing func(resource string, failing bool)
 }
 
 // Defaults of QPS and Burst: those of a KubeProxyConfiguration.

@@ -5,6 +5,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/google/go-cmp/cmp"
 )
 
 const goodKubeconfig = `apiVersion: v1
@@ -112,7 +114,7 @@ func TestDefaults(t *testing.T) {
 		QPS:                5,
 		Burst:              10,
 	}
-	if got != want {
-		t.Errorf("defaults are %+v, want %+v", got, want)
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("defaults (-want +got):\n%s", diff)
 	}
 }

@@ -3,6 +3,7 @@ package apiserver
 import (
 	"context"
 	"sync"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -22,33 +23,47 @@ type feed struct {
 	source   *cache.ListWatch
 	handler  cache.ResourceEventHandler
 	outage   *outage
-	refusal  *refusal // nil: the proxy cannot do without this resource
+	refusal  *refusal // nil: a refusal is an outage
+	// patience is how long Synced waits for the resource; 0 is for ever.
+	patience time.Duration
+	// giveUp ends the wait as well; nil does not.
+	giveUp <-chan struct{}
 }
 
-// feeds returns the four resources that a proxy reads.
+// feeds returns the four resources that a proxy reads, those that Synced waits for first.
 func (s *Source) feeds(sink tracker.Sink) []*feed {
 	all := metav1.NamespaceAll
-	feeds := []*feed{
-		newFeed("services", &corev1.Service{}, s.client.CoreV1().Services(all),
-			ownServices(s.config.ServiceProxyName), handover(sink.SetService, sink.DeleteService)),
-		newFeed("endpointslices", &discoveryv1.EndpointSlice{}, s.client.DiscoveryV1().EndpointSlices(all),
-			routableSlices, handover(sink.SetEndpointSlice, sink.DeleteEndpointSlice)),
-		newFeed("nodes", &corev1.Node{}, s.client.CoreV1().Nodes(),
-			oneNode(s.config.NodeName), handover(sink.SetNode, byName(sink.DeleteNode))),
-	}
-	cidrs := newFeed("servicecidrs", &networkingv1.ServiceCIDR{}, s.client.NetworkingV1().ServiceCIDRs(),
+	services := newFeed(s.outage("services", true), &corev1.Service{}, s.client.CoreV1().Services(all),
+		ownServices(s.config.ServiceProxyName), handover(sink.SetService, sink.DeleteService))
+	slices := newFeed(s.outage("endpointslices", true), &discoveryv1.EndpointSlice{}, s.client.DiscoveryV1().EndpointSlices(all),
+		routableSlices, handover(sink.SetEndpointSlice, sink.DeleteEndpointSlice))
+	nodes := newFeed(s.outage("nodes", false), &corev1.Node{}, s.client.CoreV1().Nodes(),
+		oneNode(s.config.NodeName), handover(sink.SetNode, byName(sink.DeleteNode)))
+	nodes.patience = s.timing.node
+	cidrs := newFeed(s.outage("servicecidrs", false), &networkingv1.ServiceCIDR{}, s.client.NetworkingV1().ServiceCIDRs(),
 		everything, handover(sink.SetServiceCIDR, byName(sink.DeleteServiceCIDR)))
-	cidrs.refusal = newRefusal(cidrs.resource, s.refusalPause)
+	cidrs.refusal = newRefusal(cidrs.outage, s.timing.refusal)
 	cidrs.source = cidrs.refusal.guard(cidrs.source)
-	return append(feeds, cidrs)
+	cidrs.patience, cidrs.giveUp = s.timing.cidrs, cidrs.outage.noticed
+	return []*feed{services, slices, nodes, cidrs}
+}
+
+func (s *Source) outage(resource string, needed bool) *outage {
+	report := func(failing bool) {
+		if s.config.OnFailing != nil {
+			s.config.OnFailing(resource, failing)
+		}
+	}
+	o := newOutage(resource, needed, report)
+	o.silence = s.timing.silence
+	return o
 }
 
 func newFeed[L runtime.Object](
-	resource string, example runtime.Object, objects collection[L], narrow narrowing, handler cache.ResourceEventHandler,
+	outage *outage, example runtime.Object, objects collection[L], narrow narrowing, handler cache.ResourceEventHandler,
 ) *feed {
-	outage := &outage{resource: resource}
 	return &feed{
-		resource: resource,
+		resource: outage.resource,
 		example:  example,
 		source:   listWatch(objects, narrow, outage),
 		handler:  handler,
@@ -71,11 +86,27 @@ func (f *feed) start(ctx context.Context, running *sync.WaitGroup) (cache.DoneCh
 	if err != nil {
 		return nil, err
 	}
-	running.Go(func() { informer.RunWithContext(ctx) })
-	if f.refusal == nil {
-		return handle.HasSyncedChecker(), nil
+	stop := f.outage.awaitAnswer(ctx)
+	running.Go(func() {
+		defer stop()
+		informer.RunWithContext(ctx)
+	})
+	return handle.HasSyncedChecker(), nil
+}
+
+// wait waits for the resource for as long as Synced may wait for it.
+func (f *feed) wait(ctx context.Context, listed cache.DoneChecker) {
+	var timeout <-chan time.Time
+	if f.patience > 0 {
+		timeout = time.After(f.patience)
 	}
-	return firstOf(ctx, running, handle.HasSyncedChecker(), f.refusal), nil
+	select {
+	case <-listed.Done():
+	case <-f.giveUp:
+	case <-timeout:
+		klog.FromContext(ctx).Info("Going on without a resource that is not listed yet", "resource", f.resource, "waited", f.patience.String())
+	case <-ctx.Done():
+	}
 }
 
 func (f *feed) watchError(ctx context.Context, _ *cache.Reflector, err error) {
@@ -83,28 +114,4 @@ func (f *feed) watchError(ctx context.Context, _ *cache.Reflector, err error) {
 		return // logged where it was noticed
 	}
 	f.outage.failed(ctx, err)
-}
-
-// either is done when one of two things is.
-type either struct {
-	name string
-	done chan struct{}
-}
-
-// Name and Done implement cache.DoneChecker.
-func (e *either) Name() string          { return e.name }
-func (e *either) Done() <-chan struct{} { return e.done }
-
-func firstOf(ctx context.Context, running *sync.WaitGroup, a, b cache.DoneChecker) cache.DoneChecker {
-	e := &either{a.Name() + " or " + b.Name(), make(chan struct{})}
-	running.Go(func() {
-		select {
-		case <-a.Done():
-		case <-b.Done():
-		case <-ctx.Done():
-			return
-		}
-		close(e.done)
-	})
-	return e
 }

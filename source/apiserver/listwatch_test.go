@@ -23,17 +23,17 @@ func TestStreamingListNeverFailsInAWayThatBlocks(t *testing.T) {
 			ctx := klog.NewContext(context.Background(), logs.logger(0))
 			initial := true
 
-			got := watchFailed(ctx, metav1.ListOptions{SendInitialEvents: &initial}, err, &outage{})
+			got := watchFailed(ctx, metav1.ListOptions{SendInitialEvents: &initial}, err, newOutage("services", true, nil))
 			if got == nil || utilnet.IsConnectionRefused(got) || apierrors.IsTooManyRequests(got) {
 				t.Errorf("a streaming list fails with %v", got)
 			}
-			if logs.count("Cannot watch") != 0 {
+			if logs.count("Cannot list") != 0 {
 				t.Error("logged here, and again by the list that follows")
 			}
-			if got := watchFailed(ctx, metav1.ListOptions{}, err, &outage{}); got != err {
+			if got := watchFailed(ctx, metav1.ListOptions{}, err, newOutage("services", true, nil)); got != err {
 				t.Errorf("a watch fails with %v, want %v as it was", got, err)
 			}
-			if logs.count("Cannot watch") != 1 {
+			if logs.count("Cannot list") != 1 {
 				t.Error("the reflector does not log this, and neither did we")
 			}
 		})

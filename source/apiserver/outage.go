@@ -2,20 +2,51 @@ package apiserver
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"io"
+	"regexp"
 	"sync"
+	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/klog/v2"
 )
 
-// outage logs failures to list or watch one resource so that a person can follow: the first of a
-// kind and the recovery stand out, the repetitions between them are for debugging.
+const (
+	// reminder is how often the log says that an outage goes on.
+	reminder = 5 * time.Minute
+	// maxKinds is how many different errors of one outage are logged as they come.
+	maxKinds = 4
+)
+
+// outage follows whether one resource can be listed and watched. It logs so that a person can
+// follow: the first error of each kind, a reminder now and then, and the recovery. The
+// repetitions in between are for debugging.
 type outage struct {
 	resource string
+	// needed says that nothing is programmed before the resource was listed.
+	needed bool
+	// onFailing, if set, is told when the resource begins and ceases to fail.
+	onFailing func(failing bool)
+	// silence is how long the first answer may take before that is a failure.
+	silence time.Duration
+	// noticed is closed at the first failure.
+	noticed chan struct{}
 
-	mu   sync.Mutex
-	last string // what failed last; empty while all is well
+	// mu guards what follows, and keeps the calls of onFailing in order.
+	mu sync.Mutex
+	// answered says that the server has answered with what was asked for.
+	answered bool
+	failing  bool
+	// since is when the first of failures came. kinds holds those that were logged, the last one at logged.
+	since, logged time.Time
+	failures      int
+	kinds         map[string]bool
+}
+
+func newOutage(resource string, needed bool, onFailing func(bool)) *outage {
+	return &outage{resource: resource, needed: needed, onFailing: onFailing, noticed: make(chan struct{})}
 }
 
 // failed logs an error unless it is one of the ways in which a watch normally ends.
@@ -27,31 +58,110 @@ func (o *outage) failed(ctx context.Context, err error) {
 	case apierrors.IsResourceExpired(err), apierrors.IsGone(err):
 		logger.V(2).Info("The API server no longer has the changes since the last watch; listing anew",
 			"resource", o.resource, "err", err)
-	case o.news(err):
-		logger.Error(err, "Cannot watch; keeping the last known state and retrying", "resource", o.resource)
+	default:
+		o.count(logger, tidy(err))
+	}
+}
+
+// count notes one more failure, and logs it if it is news.
+func (o *outage) count(logger klog.Logger, err error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	now := time.Now()
+	if o.failures == 0 {
+		o.since, o.logged, o.kinds = now, now, map[string]bool{}
+	}
+	o.failures++
+	o.setFailing(true)
+	switch kind := err.Error(); {
+	case !o.kinds[kind] && len(o.kinds) < maxKinds:
+		o.kinds[kind] = true
+		o.logged = now
+		logger.Error(err, o.consequence(), "resource", o.resource)
+	case now.Sub(o.logged) >= reminder:
+		o.logged = now
+		logger.Error(err, "Still cannot watch", "resource", o.resource, "since", o.since, "failures", o.failures)
 	default:
 		logger.V(2).Info("Still cannot watch", "resource", o.resource, "err", err)
 	}
 }
 
-// news tells whether an error differs from the last one, and remembers it.
-func (o *outage) news(err error) bool {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	text := err.Error()
-	if o.last == text {
-		return false
+// consequence says what the proxy does meanwhile.
+func (o *outage) consequence() string {
+	switch {
+	case o.answered:
+		return "Cannot watch; keeping the last known state and retrying"
+	case o.needed:
+		return "Cannot list; programming nothing before it is listed, and retrying"
+	default:
+		return "Cannot list; going on without it and retrying"
 	}
-	o.last = text
-	return true
 }
 
 // over notes that the server has answered.
 func (o *outage) over(ctx context.Context) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if o.last != "" {
-		klog.FromContext(ctx).Info("Watching again", "resource", o.resource)
-		o.last = ""
+	o.answered = true
+	o.setFailing(false)
+	if o.failures > 0 {
+		klog.FromContext(ctx).Info("Watching again", "resource", o.resource, "outage", time.Since(o.since).Round(time.Second).String(), "failures", o.failures)
+		o.failures = 0
 	}
+}
+
+// refused notes that the server does not give the resource away. A server that does not have it is no failure.
+func (o *outage) refused(failing bool) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.notice()
+	o.setFailing(failing)
+}
+
+// awaitAnswer logs if the server neither answers nor fails for a while: a request has no time limit.
+func (o *outage) awaitAnswer(ctx context.Context) (stop func()) {
+	timer := time.AfterFunc(o.silence, func() {
+		o.mu.Lock()
+		heard := o.answered || o.failing
+		o.mu.Unlock()
+		if !heard {
+			o.failed(ctx, fmt.Errorf("no answer from the API server for %v", o.silence))
+		}
+	})
+	return func() { timer.Stop() }
+}
+
+// setFailing needs mu.
+func (o *outage) setFailing(failing bool) {
+	if failing {
+		o.notice()
+	}
+	if o.failing != failing {
+		o.failing = failing
+		if o.onFailing != nil {
+			o.onFailing(failing)
+		}
+	}
+}
+
+// notice needs mu.
+func (o *outage) notice() {
+	select {
+	case <-o.noticed:
+	default:
+		close(o.noticed)
+	}
+}
+
+// What is different each time in the text of one and the same error: the options of a request, among
+// them a random time limit, and the port at our end of a connection.
+var (
+	requestOptions = regexp.MustCompile(`\?[^" ]*`)
+	ownAddress     = regexp.MustCompile(`(tcp[46]?) [^ ]+->`)
+)
+
+// tidy returns an error without what differs between two tries.
+func tidy(err error) error {
+	text := requestOptions.ReplaceAllString(err.Error(), "")
+	return errors.New(ownAddress.ReplaceAllString(text, "$1 "))
 }

@@ -75,7 +75,7 @@ func TestServerThatIsAwayAtFirst(t *testing.T) {
 		logs := &logLines{}
 		sink := c.runLogged(t, logs)
 		eventually(t, "a message about services", func() bool {
-			return logs.count("Cannot watch", `"resource"="services"`, "connection refused") > 0
+			return logs.count("Cannot list; programming nothing before it is listed", `"resource"="services"`, "connection refused") > 0
 		})
 		if sink.synced() {
 			t.Fatal("Synced without a server")
@@ -96,7 +96,7 @@ func TestServerThatIsAwayAtFirst(t *testing.T) {
 func TestOutageIsLoggedOnce(t *testing.T) {
 	logs := &logLines{}
 	ctx := klog.NewContext(context.Background(), logs.logger(0))
-	o := &outage{resource: "services"}
+	o := newOutage("services", true, nil)
 	refused := errors.New("connection refused")
 	for range 3 {
 		o.failed(ctx, refused)
@@ -121,7 +121,7 @@ func TestErrorsOfAnEndingContextAreNotLogged(t *testing.T) {
 	logs := &logLines{}
 	ctx, cancel := context.WithCancel(klog.NewContext(context.Background(), logs.logger(9)))
 	cancel()
-	(&outage{resource: "services"}).failed(ctx, context.Canceled)
+	newOutage("services", true, nil).failed(ctx, context.Canceled)
 	if logs.String() != "" {
 		t.Errorf("logged while stopping:\n%s", logs)
 	}

@@ -14,29 +14,19 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// refusalPause is how long a resource that the server refused is left alone, plus up to the same
-// again. Servers gain resources by being upgraded and permissions by being granted, so it is asked
-// for again, but rarely: every node of a cluster does.
-const refusalPause = 10 * time.Minute
-
 // refusal lets the proxy do without a resource that the API server does not have (404) or does not
 // allow (403). It stands between an informer and the server.
 type refusal struct {
-	resource string
-	pause    time.Duration
-	refused  chan struct{} // closed at the first refusal
+	outage *outage
+	pause  time.Duration
 
 	mu     sync.Mutex
 	reason metav1.StatusReason // what was logged last; empty while the resource is served
 }
 
-func newRefusal(resource string, pause time.Duration) *refusal {
-	return &refusal{resource: resource, pause: pause, refused: make(chan struct{})}
+func newRefusal(outage *outage, pause time.Duration) *refusal {
+	return &refusal{outage: outage, pause: pause}
 }
-
-// Name and Done make the first refusal something that can be waited for (cache.DoneChecker).
-func (r *refusal) Name() string          { return r.resource + " refused" }
-func (r *refusal) Done() <-chan struct{} { return r.refused }
 
 // isRefusal tells errors that retrying soon cannot mend.
 func isRefusal(err error) bool {
@@ -92,23 +82,19 @@ func (r *refusal) note(ctx context.Context, err error) {
 	switch {
 	case err == nil && r.reason != "":
 		r.reason = ""
-		logger.Info("The API server serves the resource now", "resource", r.resource)
+		logger.Info("The API server serves the resource now", "resource", r.outage.resource)
 	case err != nil && isRefusal(err) && r.reason != apierrors.ReasonForError(err):
 		r.reason = apierrors.ReasonForError(err)
 		r.log(logger, err)
-		select {
-		case <-r.refused:
-		default:
-			close(r.refused)
-		}
+		r.outage.refused(apierrors.IsForbidden(err))
 	}
 }
 
 func (r *refusal) log(logger klog.Logger, err error) {
 	if apierrors.IsForbidden(err) {
 		logger.Error(err, "Not allowed to list and watch; going on without. The proxy's ClusterRole needs both verbs",
-			"resource", r.resource)
+			"resource", r.outage.resource)
 		return
 	}
-	logger.Info("The API server does not have the resource; going on without", "resource", r.resource, "err", err)
+	logger.Info("The API server does not have the resource; going on without", "resource", r.outage.resource, "err", err)
 }

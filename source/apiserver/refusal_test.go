@@ -95,4 +95,4 @@ func TestRefusedResourceIsLeftAlone(t *testing.T) {
 }
 
 // pause shortens how long a refused resource is left alone.
-func pause(d time.Duration) func(*Source) { return func(s *Source) { s.refusalPause = d } }
+func pause(d time.Duration) func(*Source) { return func(s *Source) { s.timing.refusal = d } }

@@ -15,10 +15,32 @@ import (
 
 // Source watches an API server. It implements tracker.Source.
 type Source struct {
-	config       Config
-	client       kubernetes.Interface
-	connections  *connrotation.Dialer
-	refusalPause time.Duration
+	config      Config
+	client      kubernetes.Interface
+	connections *connrotation.Dialer
+	timing      timing
+}
+
+// timing is how long what is not there yet is waited for.
+type timing struct {
+	// node and cidrs is how long Synced waits for what the proxy can begin without, once it has what
+	// it cannot. What comes later is handed over later.
+	node, cidrs time.Duration
+	// silence is how long a first answer may take before the log says that it is missing.
+	silence time.Duration
+	// refusal is how long a resource that the server refused is left alone, plus up to the same again.
+	refusal time.Duration
+}
+
+var defaultTiming = timing{
+	// Spares a start that endpoints are chosen twice, without and with the Node's zone.
+	node: 10 * time.Second,
+	// Spares a start that the rules for ServiceCIDRs go and come back.
+	cidrs:   500 * time.Millisecond,
+	silence: 10 * time.Second,
+	// Servers gain resources by being upgraded and permissions by being granted, so a resource is
+	// asked for again, but rarely: every node of a cluster does.
+	refusal: 10 * time.Minute,
 }
 
 var _ tracker.Source = (*Source)(nil)
@@ -37,15 +59,15 @@ func New(config Config) (*Source, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Source{config: config, client: client, connections: connections, refusalPause: refusalPause}, nil
+	return &Source{config: config, client: client, connections: connections, timing: defaultTiming}, nil
 }
 
 // Run watches until ctx ends, and then returns nil once nothing of it runs any more. The error is
 // always nil: whatever an API server can answer, a later answer may be better.
 //
-// Sink.Synced is called after Services, EndpointSlices and this node's Node (if there is one: a
-// Node may register later) have been listed and handed over, and ServiceCIDRs too unless the API
-// server refuses them: those narrow what is dropped, and do not matter to Services that exist.
+// Sink.Synced is called after Services and EndpointSlices have been listed and handed over, however
+// long that takes. The list of this node's Node may take 10 s more, that of ServiceCIDRs half a second
+// and nothing once it has failed: they narrow what is dropped, and do not matter to Services that exist.
 func (s *Source) Run(ctx context.Context, sink tracker.Sink) error {
 	ctx, cancel := context.WithCancel(ctx)
 	// Connections are kept open for reuse, each with goroutines, unless somebody says otherwise. Closing
@@ -55,15 +77,18 @@ func (s *Source) Run(ctx context.Context, sink tracker.Sink) error {
 	defer informers.Wait()
 	defer cancel()
 
-	var waitFor []cache.DoneChecker
-	for _, f := range s.feeds(sink) {
-		synced, err := f.start(ctx, &informers)
-		if err != nil {
+	feeds := s.feeds(sink)
+	listed := make([]cache.DoneChecker, len(feeds))
+	for i, f := range feeds {
+		var err error
+		if listed[i], err = f.start(ctx, &informers); err != nil {
 			return fmt.Errorf("watching %s: %w", f.resource, err)
 		}
-		waitFor = append(waitFor, synced)
 	}
-	if cache.WaitFor(ctx, "", waitFor...) {
+	for i, f := range feeds {
+		f.wait(ctx, listed[i])
+	}
+	if ctx.Err() == nil {
 		sink.Synced()
 	}
 	<-ctx.Done()

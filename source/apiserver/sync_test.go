@@ -40,7 +40,7 @@ func TestEmptyClusterIsSynced(t *testing.T) {
 }
 
 func TestSyncedWaitsForEveryNeededResource(t *testing.T) {
-	for _, resource := range []string{"services", "endpointslices", "nodes"} {
+	for _, resource := range []string{"services", "endpointslices"} {
 		t.Run(resource, func(t *testing.T) {
 			forEachObedientServer(t, "fail for one resource", func(t *testing.T, c *cluster) {
 				c.create(t, node(thisNode), service("web"), slice("web-a", "web"))

@@ -4,7 +4,7 @@
 // selectors and both encodings (JSON and protobuf) behave as kube-apiserver's do.
 //
 // What a real server does only by chance it does on command: drop every connection, go away and
-// come back on the same port, end all watches, forget its history, refuse a resource.
+// come back on the same port, end all watches, forget its history, refuse a resource, or never answer for it.
 //
 // It keeps objects as they are written: there is no defaulting, no validation and no
 // authorization beyond the token. [StartBinaries] starts the real thing where that matters.

@@ -1,6 +1,7 @@
 package apiservertest
 
 import (
+	"context"
 	"fmt"
 	"io"
 	"net/http"
@@ -72,6 +73,9 @@ func verbOf(method string, t target, options *metav1.ListOptions) string {
 
 // handle answers, or returns the error to answer with.
 func (s *Server) handle(w http.ResponseWriter, r *http.Request, verb string, t target, options *metav1.ListOptions) error {
+	if err := s.awaitAnswer(r.Context(), t.resource); err != nil {
+		return err
+	}
 	switch status := s.refusal(t.resource); status {
 	case 0:
 	case http.StatusNotFound: // without a Status object, as a server that never heard of the group
@@ -93,6 +97,22 @@ func (s *Server) handle(w http.ResponseWriter, r *http.Request, verb string, t t
 		return s.write(w, r, verb, t)
 	}
 	return apierrors.NewMethodNotSupported(t.resource.groupResource(), verb)
+}
+
+// awaitAnswer waits while the resource hangs.
+func (s *Server) awaitAnswer(ctx context.Context, r *resource) error {
+	s.mu.Lock()
+	answer := s.hanging[r.plural]
+	s.mu.Unlock()
+	if answer == nil {
+		return nil
+	}
+	select {
+	case <-answer:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 }
 
 func (s *Server) refusal(r *resource) int {

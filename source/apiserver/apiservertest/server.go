@@ -32,9 +32,10 @@ type Server struct {
 	address  string
 	http     *http.Server // nil while stopped
 	listener *listener
-	endWatch chan struct{}     // closed, and replaced, to end every open watch
-	refused  map[string]int    // plural resource name → HTTP status
-	watching map[*resource]int // open watches
+	endWatch chan struct{}            // closed, and replaced, to end every open watch
+	refused  map[string]int           // plural resource name → HTTP status
+	hanging  map[string]chan struct{} // plural resource name → closed when it answers again
+	watching map[*resource]int        // open watches
 	handlers sync.WaitGroup
 }
 
@@ -56,6 +57,7 @@ func Start(tb testing.TB, options Options) *Server {
 		address:     options.Address,
 		endWatch:    make(chan struct{}),
 		refused:     map[string]int{},
+		hanging:     map[string]chan struct{}{},
 		watching:    map[*resource]int{},
 	}
 	if err := s.Resume(); err != nil {
@@ -141,6 +143,26 @@ func (s *Server) Refuse(plural string, status int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.refused[plural] = status
+}
+
+// Hang leaves every request for a resource without an answer until Answer is called or the client
+// leaves. Open watches of the resource go on.
+func (s *Server) Hang(plural string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.hanging[plural] == nil {
+		s.hanging[plural] = make(chan struct{})
+	}
+}
+
+// Answer ends what Hang began: those that wait are answered as well.
+func (s *Server) Answer(plural string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if answer := s.hanging[plural]; answer != nil {
+		close(answer)
+		delete(s.hanging, plural)
+	}
 }
 
 // Watches tells how many watches of a resource are open now.

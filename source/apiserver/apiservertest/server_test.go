@@ -2,9 +2,11 @@ package apiservertest_test
 
 import (
 	"context"
+	"errors"
 	"net/http"
 	"path/filepath"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -185,5 +187,31 @@ func expect(t *testing.T, w watch.Interface, want ...string) {
 		if got != text {
 			t.Fatalf("got event %q, want %q", got, text)
 		}
+	}
+}
+
+func TestAHangingResourceIsAnsweredLater(t *testing.T) {
+	server := apiservertest.Start(t, apiservertest.Options{})
+	core := client(t, server.RESTConfig()).CoreV1()
+	server.Hang("services")
+	if _, err := core.Nodes().List(t.Context(), metav1.ListOptions{}); err != nil {
+		t.Errorf("another resource gives %v", err)
+	}
+	impatient, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	if _, err := core.Services("").List(impatient, metav1.ListOptions{}); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("a list gives %v, want no answer", err)
+	}
+	answered := make(chan error, 1)
+	go func() {
+		_, err := core.Services("").List(t.Context(), metav1.ListOptions{})
+		answered <- err
+	}()
+	for len(server.Requests("list", "services")) < 2 {
+		time.Sleep(time.Millisecond)
+	}
+	server.Answer("services")
+	if err := <-answered; err != nil {
+		t.Errorf("who waited is answered with %v", err)
 	}
 }

@@ -42,9 +42,10 @@ func (s *Server) watch(w http.ResponseWriter, r *http.Request, t target, options
 
 	out := &stream{s, t.resource, match, options.AllowWatchBookmarks,
 		newEventEncoder(w, r, t.resource), http.NewResponseController(w).Flush}
+	bookmarks := s.store.since(t.resource, start).bookmarks // those asked for once the client knows of the watch count
 	from, err := out.begin(start, initial)
 	if err == nil {
-		_ = out.follow(ctx, ended, from)
+		_ = out.follow(ctx, ended, from, bookmarks)
 	}
 	return nil // the answer has begun: an error can only end it
 }
@@ -96,9 +97,8 @@ func (w *stream) begin(start uint64, initial bool) (uint64, error) {
 }
 
 // follow sends changes as they are made.
-func (w *stream) follow(ctx context.Context, ended <-chan struct{}, version uint64) error {
-	position := w.server.store.since(w.resource, version)
-	position.version = version
+func (w *stream) follow(ctx context.Context, ended <-chan struct{}, version, bookmarks uint64) error {
+	position := news{version: version, bookmarks: bookmarks}
 	for {
 		next, err := w.catchUp(position.version, position.bookmarks)
 		if err != nil {

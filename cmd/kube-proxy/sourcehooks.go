@@ -1,0 +1,45 @@
+package main
+
+import (
+	"github.com/nftproxy/nftproxy/compiler"
+	"github.com/nftproxy/nftproxy/health"
+	"github.com/nftproxy/nftproxy/metrics"
+	"github.com/nftproxy/nftproxy/model"
+	"github.com/nftproxy/nftproxy/nft"
+	"github.com/nftproxy/nftproxy/node"
+)
+
+// sourceHooks is what a source is given by those who want to know how it fares, and what it may ask.
+type sourceHooks struct {
+	onFailing func(resource string, failing bool)
+	onMissing func(node.Missing)
+	recall    func() (model.Node, error)
+}
+
+func newSourceHooks(p *health.Proxy, conn *nft.Conn) sourceHooks {
+	return sourceHooks{
+		onFailing: func(resource string, failing bool) {
+			p.SetFailing(resource, failing)
+			metrics.SetWatchFailing(resource, failing)
+		},
+		onMissing: func(m node.Missing) {
+			p.AwaitNode(m.Waiting)
+			metrics.SetNodeMissing(m.Node, m.Addresses, m.PodCIDRs)
+		},
+		recall: func() (model.Node, error) { return recall(conn) },
+	}
+}
+
+// recall returns what the rules in the kernel say of the Node: those of the run before, or of the
+// kube-proxy that is taken over from.
+func recall(conn *nft.Conn) (model.Node, error) {
+	var tables []*nft.Table
+	for _, family := range nft.Families {
+		table, err := conn.ReadTable(family, compiler.TableName)
+		if err != nil {
+			return model.Node{}, err
+		}
+		tables = append(tables, table)
+	}
+	return compiler.Recall(tables...), nil
+}

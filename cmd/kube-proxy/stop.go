@@ -1,0 +1,36 @@
+package main
+
+import (
+	"context"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	"k8s.io/klog/v2"
+)
+
+// stopGrace is how long a sync under way may take to end when the proxy stops. Kubernetes kills it
+// after 30 s. A transaction is carried out whole or not at all, and the next run reads back what there
+// is, so leaving a sync does no harm.
+const stopGrace = 5 * time.Second
+
+// await returns when all parts have ended, or stopGrace after ctx, that of the group, has. The error is that of
+// the first part that failed; there is none if the parts ended because parent did.
+func await(parent, ctx context.Context, group *errgroup.Group) error {
+	ended := make(chan error, 1)
+	go func() { ended <- group.Wait() }()
+	select {
+	case err := <-ended:
+		return err
+	case <-ctx.Done():
+	}
+	select {
+	case err := <-ended:
+		return err
+	case <-time.After(stopGrace):
+	}
+	klog.FromContext(ctx).Info("Leaving a sync that is still under way", "waited", stopGrace.String())
+	if parent.Err() != nil {
+		return nil
+	}
+	return context.Cause(ctx)
+}

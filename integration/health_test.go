@@ -1,0 +1,244 @@
+package integration
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/nftproxy/nftproxy/compiler"
+	"github.com/nftproxy/nftproxy/integration/lab"
+	"github.com/nftproxy/nftproxy/nft"
+)
+
+// programmedOnce is the line of the log that the documents name as the sign of success.
+const programmedOnce = "Programmed all Services; following changes from now on"
+
+// ask returns the status code and the body of a path of the node's health server, or another port of the node.
+func ask(h *lab.Host, port int, path string) (int, string, error) {
+	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: dialFrom(h)}, Timeout: 5 * time.Second}
+	response, err := client.Get(fmt.Sprintf("http://127.0.0.1:%d%s", port, path))
+	if err != nil {
+		return 0, "", err
+	}
+	defer response.Body.Close()
+	body, err := io.ReadAll(response.Body)
+	return response.StatusCode, string(body), err
+}
+
+// health returns the codes of /healthz and /livez, such as "503 200", and the body of the first.
+func (f *troubled) health() (codes, body string, err error) {
+	healthz, body, err := ask(f.lab.Node, 10256, "/healthz")
+	livez, _, err2 := ask(f.lab.Node, 10256, "/livez")
+	return fmt.Sprintf("%d %d", healthz, livez), body, errors.Join(err, err2)
+}
+
+// becomes waits until /healthz and /livez have these codes, and the former says these things.
+func (f *troubled) becomes(t *testing.T, codes string, says ...string) {
+	t.Helper()
+	eventually(t, "/healthz and /livez are "+codes, func() error {
+		got, body, err := f.health()
+		if err != nil || got != codes {
+			return fmt.Errorf("%s, %v: %s", got, err, body)
+		}
+		for _, text := range says {
+			if !strings.Contains(body, text) {
+				return fmt.Errorf("the body lacks %q: %s", text, body)
+			}
+		}
+		return nil
+	})
+}
+
+// remains checks for a while that they have these codes.
+func (f *troubled) remains(t *testing.T, codes string) {
+	t.Helper()
+	for end := time.Now().Add(2 * time.Second); time.Now().Before(end); time.Sleep(100 * time.Millisecond) {
+		if got, body, err := f.health(); got != codes {
+			t.Fatalf("/healthz and /livez are %s, want %s: %v %s", got, codes, err, body)
+		}
+	}
+}
+
+// metric returns the value of a metric with its labels, as /metrics has it; empty if it is not there.
+func (f *troubled) metric(t *testing.T, name string) string {
+	t.Helper()
+	_, page, err := ask(f.lab.Node, 10249, "/metrics")
+	if err != nil {
+		t.Error(err)
+	}
+	if value := regexp.MustCompile(`(?m)^` + regexp.QuoteMeta(name) + ` (.+)$`).FindStringSubmatch(page); value != nil {
+		return value[1]
+	}
+	return ""
+}
+
+func (f *troubled) metricIs(t *testing.T, name, want string) {
+	t.Helper()
+	eventually(t, "metric "+name, func() error {
+		if got := f.metric(t, name); got != want {
+			return fmt.Errorf("it is %q, want %q", got, want)
+		}
+		return nil
+	})
+}
+
+// badToken spoils the credentials in the kubeconfig.
+func (f *withServer) badToken(t *testing.T) {
+	t.Helper()
+	good, err := os.ReadFile(f.kubeconfig)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(f.kubeconfig, bytes.Replace(good, []byte("token: "), []byte("token: not-"), 1), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (f *withServer) resume(t *testing.T) {
+	t.Helper()
+	if err := f.lab.Node.Do(f.server.Resume); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestHealthUntilTheFirstSync(t *testing.T) {
+	const lastSync = `kubeproxy_sync_proxy_rules_last_timestamp_seconds{ip_family="IPv4"}`
+	for name, tt := range map[string]struct {
+		spoil func(t *testing.T, f *withServer)
+		mend  func(t *testing.T, f *withServer) // nil: a restart is needed
+	}{
+		"a token that the API server does not know": {func(t *testing.T, f *withServer) { f.badToken(t) }, nil},
+		"may not list Services": {
+			func(_ *testing.T, f *withServer) { f.server.Refuse("services", http.StatusForbidden) },
+			func(_ *testing.T, f *withServer) { f.server.Refuse("services", 0) },
+		},
+		"the list of EndpointSlices is never answered": {
+			func(_ *testing.T, f *withServer) { f.server.Hang("endpointslices") },
+			func(_ *testing.T, f *withServer) { f.server.Answer("endpointslices") },
+		},
+		"the API server is away": {
+			func(_ *testing.T, f *withServer) { f.server.Stop() },
+			func(t *testing.T, f *withServer) { f.resume(t) },
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newWithServer(t)
+			tt.spoil(t, f)
+			p := f.start(t, "--kubeconfig="+f.kubeconfig)
+			f.becomes(t, "503 200", "no sync has succeeded since the start", `"cannot watch `)
+			f.remains(t, "503 200")
+			if got := f.metric(t, lastSync); got != "" {
+				t.Errorf("%s is %s, and the alert for those that never synced asks for its absence", lastSync, got)
+			}
+			for _, line := range []string{programmedOnce, "Node is known"} {
+				if strings.Contains(p.output.String(), line) {
+					t.Errorf("the log says %q", line)
+				}
+			}
+			f.nothingProgrammed(t)
+			if tt.mend == nil {
+				return
+			}
+			tt.mend(t, f)
+			within(t, 2*patience, "the rules are in the kernel", func() error { return tableError(f.conn, f.want) })
+			f.becomes(t, "200 200")
+			p.says(t, programmedOnce)
+			p.says(t, "Node is known")
+			if got := f.metric(t, lastSync); got == "" {
+				t.Errorf("no metric %s", lastSync)
+			}
+			if _, body, _ := f.health(); strings.Contains(body, "problems") {
+				t.Errorf("/healthz has problems: %s", body)
+			}
+		})
+	}
+}
+
+// Kubernetes drops packets to addresses of a ServiceCIDR that no Service holds. Nothing waits for that.
+func TestServiceCIDRsThatFailHoldUpNothing(t *testing.T) {
+	cidr := &networkingv1.ServiceCIDR{ObjectMeta: metav1.ObjectMeta{Name: "kubernetes"}, Spec: networkingv1.ServiceCIDRSpec{CIDRs: []string{"10.96.0.0/16"}}}
+	const failing = `kubeproxy_watch_failing{resource="servicecidrs"}`
+	for name, tt := range map[string]struct {
+		spoil func(f *withServer)
+		log   string
+	}{
+		"an internal error": {
+			func(f *withServer) { f.server.Refuse("servicecidrs", http.StatusInternalServerError) },
+			`"Cannot list; going on without it and retrying" err="failed to list *v1.ServiceCIDR`,
+		},
+		"no answer": {
+			func(f *withServer) { f.server.Hang("servicecidrs") },
+			`"Cannot list; going on without it and retrying" err="no answer from the API server for 10s" resource="servicecidrs"`,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newWithServer(t)
+			(&uploader{t, f.server}).create(cidr)
+			tt.spoil(f)
+			p := f.start(t, "--kubeconfig="+f.kubeconfig)
+			within(t, 10*time.Second, "the rules are in the kernel", func() error { return tableError(f.conn, f.want) })
+			f.becomes(t, "200 200", `"problems":["cannot watch servicecidrs"]`)
+			f.metricIs(t, failing, "1")
+			p.says(t, tt.log)
+
+			f.server.Refuse("servicecidrs", 0)
+			f.server.Answer("servicecidrs")
+			eventually(t, "the rule for the ServiceCIDR", func() error {
+				table, err := f.conn.ReadTable(nft.FamilyIP, compiler.TableName)
+				if err == nil && !strings.Contains(table.String(), "ip daddr 10.96.0.0/16 drop") {
+					err = errors.New("it is not there")
+				}
+				return err
+			})
+			f.metricIs(t, failing, "0")
+			if err := p.stop(t); err != nil {
+				t.Errorf("the proxy ended with %v", err)
+			}
+		})
+	}
+}
+
+// A Service's health check must not attract traffic while node ports answer nowhere.
+func TestHealthWhileTheNodeIsWaitedFor(t *testing.T) {
+	f := newWithServer(t)
+	(&uploader{t, f.server}).delete(f.node)
+	service, slice := outageObjects("10.244.1.5")
+	service.Name, service.Spec.ClusterIP, service.Spec.ClusterIPs = "balanced", "10.96.0.20", []string{"10.96.0.20"}
+	service.Spec.Type, service.Spec.ExternalTrafficPolicy, service.Spec.HealthCheckNodePort = corev1.ServiceTypeLoadBalancer, corev1.ServiceExternalTrafficPolicyLocal, 32080
+	slice.Name, slice.Labels = "balanced", map[string]string{"kubernetes.io/service-name": "balanced"}
+	slice.Endpoints[0].NodeName = &f.node.Name
+	(&uploader{t, f.server}).create(service)
+	(&uploader{t, f.server}).create(slice)
+	serviceHealth := func(want int) func() error {
+		return func() error {
+			if got, body, err := ask(f.lab.Node, 32080, "/"); got != want {
+				return fmt.Errorf("%d, want %d: %v %s", got, want, err, body)
+			}
+			return nil
+		}
+	}
+
+	p := f.start(t, "--kubeconfig="+f.kubeconfig, "--nodeport-addresses=0.0.0.0/0")
+	p.says(t, programmedOnce)
+	f.becomes(t, "503 200", `"problems":["the Node is waited for"]`)
+	eventually(t, "the health check of the Service", serviceHealth(http.StatusServiceUnavailable))
+	f.remains(t, "503 200")
+	f.metricIs(t, `kubeproxy_node_missing{what="addresses"}`, "1")
+	if _, err := f.server.Create(f.node); err != nil {
+		t.Fatal(err)
+	}
+	f.becomes(t, "200 200")
+	eventually(t, "the health check of the Service", serviceHealth(http.StatusOK))
+	f.metricIs(t, `kubeproxy_node_missing{what="addresses"}`, "0")
+}

@@ -1,0 +1,61 @@
+package integration
+
+import (
+	"bytes"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// A transaction that the kernel does not answer, and the kubelet, which kills what has not ended 30 s
+// after SIGTERM.
+func TestSIGTERM(t *testing.T) {
+	t.Run("during a sync that does not end, the proxy ends with code 0", func(t *testing.T) {
+		f := newWithServer(t)
+		hangs, release := make(chan struct{}), make(chan struct{})
+		hang := sync.OnceFunc(func() { close(hangs) })
+		t.Cleanup(func() { close(release) })
+		p := f.startFiltered(t, messages(unix.SECCOMP_RET_USER_NOTIF), func(message []byte) unix.Errno {
+			if bytes.Contains(message, []byte("shop/hanging")) {
+				hang()
+				<-release
+			}
+			return 0
+		}, "--kubeconfig="+f.kubeconfig)
+		f.programmed(t)
+		service, slice := outageObjects("10.244.1.5")
+		service.Name, slice.Name, service.Spec.ClusterIP, service.Spec.ClusterIPs = "hanging", "hanging", "10.96.0.99", []string{"10.96.0.99"}
+		slice.Labels["kubernetes.io/service-name"] = "hanging"
+		(&uploader{t, f.server}).create(service)
+		(&uploader{t, f.server}).create(slice)
+		select {
+		case <-hangs:
+		case <-time.After(patience):
+			t.Fatalf("no sync of the Service; the log:\n%s", p.output)
+		}
+
+		if err := p.cmd.Process.Signal(syscall.SIGTERM); err != nil {
+			t.Fatal(err)
+		}
+		ended := make(chan error, 1)
+		go func() { ended <- p.cmd.Wait() }()
+		select {
+		case err := <-ended:
+			if err != nil {
+				t.Errorf("it ended with %v", err)
+			}
+		case <-time.After(20 * time.Second):
+			p.cmd.Process.Kill()
+			<-ended
+			t.Errorf("still running after 20 s; the log:\n%s", p.output)
+		}
+		if log := p.output.String(); !strings.Contains(log, "Leaving a sync that is still under way") || !strings.Contains(log, "Stopping; the rules stay in the kernel") {
+			t.Errorf("the log does not say why:\n%s", log)
+		}
+		f.stays(t)
+	})
+}

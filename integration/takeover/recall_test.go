@@ -1,0 +1,36 @@
+package takeover
+
+import (
+	"net/netip"
+	"os"
+	"slices"
+	"testing"
+
+	"github.com/nftproxy/nftproxy/compiler"
+	"github.com/nftproxy/nftproxy/nft"
+)
+
+// A Node may have no addresses just when its kube-proxy is swapped. Where node ports answer is then
+// taken from the rules that kube-proxy left.
+func TestNodeAddressesAreRecalledFromKubeProxysTables(t *testing.T) {
+	l := newLab(t)
+	ruleset, err := os.ReadFile("testdata/ruleset.nft")
+	if err != nil {
+		t.Fatal(err)
+	}
+	runNft(t, l.Node, string(ruleset), "-f", "-")
+	conn := connTo(t, l.Node)
+	var tables []*nft.Table
+	for _, family := range nft.Families {
+		table, err := conn.ReadTable(family, compiler.TableName)
+		if err != nil {
+			t.Fatal(err)
+		}
+		tables = append(tables, table)
+	}
+	got := compiler.Recall(tables...)
+	want := []netip.Addr{netip.MustParseAddr("192.168.0.1"), netip.MustParseAddr("fd00:1::1")}
+	if !slices.Equal(got.IPs, want) || len(got.PodCIDRs) > 0 {
+		t.Errorf("recalled addresses %v and pod CIDRs %v, want %v and none", got.IPs, got.PodCIDRs, want)
+	}
+}

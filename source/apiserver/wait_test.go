@@ -1,0 +1,130 @@
+package apiserver
+
+import (
+	"fmt"
+	"net/http"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+)
+
+// spoil makes a server fail for one resource in one of the ways in which servers fail.
+var spoil = map[string]func(c *cluster, resource string){
+	"internal error": func(c *cluster, resource string) { c.server.Refuse(resource, http.StatusInternalServerError) },
+	"forbidden":      func(c *cluster, resource string) { c.server.Refuse(resource, http.StatusForbidden) },
+	"overloaded":     func(c *cluster, resource string) { c.server.Refuse(resource, http.StatusTooManyRequests) },
+	"no answer":      func(c *cluster, resource string) { c.server.Hang(resource) },
+}
+
+// impatient shortens all waits.
+func impatient(s *Source) {
+	s.timing = timing{node: time.Second, cidrs: 500 * time.Millisecond, silence: 2 * time.Second, refusal: 50 * time.Millisecond}
+}
+
+func mend(c *cluster, resource string) {
+	c.server.Refuse(resource, 0)
+	c.server.Answer(resource)
+}
+
+// reports collects what OnFailing is told.
+type reports struct {
+	mu  sync.Mutex
+	all []string
+}
+
+func (r *reports) listen(s *Source) {
+	s.config.OnFailing = func(resource string, failing bool) {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		r.all = append(r.all, fmt.Sprintf("%s %v", resource, failing))
+	}
+}
+
+func (r *reports) of(resource string) (out []bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, failing := range []bool{true, false} {
+		if slices.Contains(r.all, fmt.Sprintf("%s %v", resource, failing)) {
+			out = append(out, failing)
+		}
+	}
+	return out
+}
+
+func TestFailingServiceCIDRsDelayNothing(t *testing.T) {
+	for name, spoil := range spoil {
+		t.Run(name, func(t *testing.T) {
+			forEachObedientServer(t, "fail for one resource", func(t *testing.T, c *cluster) {
+				c.create(t, node(thisNode), service("web"), slice("web-a", "web"), serviceCIDR("more", "10.97.0.0/16"))
+				spoil(c, "servicecidrs")
+				reports, begin := &reports{}, time.Now()
+				sink := c.run(t, reports.listen, impatient)
+				eventually(t, "Synced", sink.synced)
+				// A reflector's first retry comes after 0.8 s, and a machine may be busy.
+				if took := time.Since(begin); took > 5*time.Second {
+					t.Errorf("Synced after %v", took)
+				}
+				for _, id := range []string{"services/default/web", "endpointslices/default/web-a", "nodes//" + thisNode} {
+					if sink.atSynced[id] == nil {
+						t.Errorf("%s was not handed over before Synced", id)
+					}
+				}
+				eventually(t, "the report of the failure", func() bool { return slices.Equal(reports.of("servicecidrs"), []bool{true}) })
+				if got := reports.of("services"); got != nil {
+					t.Errorf("Services were reported as failing: %v", got)
+				}
+
+				mend(c, "servicecidrs")
+				eventually(t, "the ServiceCIDR, once it is served", sink.has("servicecidrs//more"))
+				eventually(t, "the report of the end", func() bool { return slices.Equal(reports.of("servicecidrs"), []bool{true, false}) })
+			})
+		})
+	}
+}
+
+func TestAFailingNodeIsNotWaitedForForEver(t *testing.T) {
+	for name, spoil := range spoil {
+		t.Run(name, func(t *testing.T) {
+			forEachObedientServer(t, "fail for one resource", func(t *testing.T, c *cluster) {
+				c.create(t, node(thisNode), service("web"), slice("web-a", "web"))
+				spoil(c, "nodes")
+				logs := &logLines{}
+				begin := time.Now()
+				sink := c.runLogged(t, logs, impatient)
+				eventually(t, "Synced without the Node", sink.synced)
+				if took := time.Since(begin); took < time.Second {
+					t.Errorf("Synced after %v, want a second", took)
+				}
+				if got := logs.count("Going on without a resource that is not listed yet", `"resource"="nodes"`); got != 1 {
+					t.Errorf("logged %d times, want once:\n%s", got, logs)
+				}
+				mend(c, "nodes")
+				eventually(t, "the Node, once it is served", sink.has("nodes//"+thisNode))
+			})
+		})
+	}
+}
+
+func TestAListThatIsNeverAnsweredIsLogged(t *testing.T) {
+	forEachObedientServer(t, "leave a request without an answer", func(t *testing.T, c *cluster) {
+		c.server.Hang("services")
+		logs, reports := &logLines{}, &reports{}
+		sink := c.runLogged(t, logs, reports.listen, impatient)
+		eventually(t, "a line of the log", func() bool {
+			return logs.count("Cannot list; programming nothing before it is listed", "no answer from the API server for 2s", `"resource"="services"`) == 1
+		})
+		if got := reports.of("services"); !slices.Equal(got, []bool{true}) {
+			t.Errorf("reports %v, want one of a failure", got)
+		}
+		if got := logs.count("no answer"); got != 1 {
+			t.Errorf("%d lines about missing answers, want one:\n%s", got, logs)
+		}
+		if sink.synced() {
+			t.Error("Synced without Services")
+		}
+		c.server.Answer("services")
+		eventually(t, "Synced", sink.synced)
+		eventually(t, "the report of the end", func() bool { return slices.Equal(reports.of("services"), []bool{true, false}) })
+	})
+}
