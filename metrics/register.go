@@ -34,7 +34,7 @@ func Register() {
 			syncDuration, fullSyncDuration, partialSyncDuration, lastSync, lastQueued, programmingDuration, noLocalEndpoints,
 			syncFailures, cleanupFailures,
 			compileDuration, encodeDuration, commitDuration, commitBytes, commitElements, commitChains,
-			foreignChanges, repairs,
+			foreignChanges, repairs, divergedTables,
 			conntrackDuration, conntrackDeleted, conntrackFailures,
 			healthz, livez, serviceHealthPorts,
 			localhostListeners, localhostListenFailures,

@@ -81,7 +81,7 @@ func newParts(ctx context.Context, o *options, compilerConfig compiler.Config, c
 	if p.events, err = o.events(ctx, p.nodeName); err != nil {
 		return nil, err
 	}
-	if p.backend, err = proxy.NewBackend(conn, compilerConfig, hooks()); err != nil {
+	if p.backend, err = proxy.NewBackend(conn, compilerConfig, hooks(p.health)); err != nil {
 		return nil, err
 	}
 	if p.flows, err = proxy.NewFlowCleaner(0, observeFlows); err != nil {
@@ -152,12 +152,20 @@ func (p *parts) serve(ctx context.Context, o *options) error {
 	return err
 }
 
-// hooks counts what the backend does.
-func hooks() proxy.Hooks {
+// hooks counts what the backend does. Tables that differ and cannot be repaired count as a change that waits for a sync.
+func hooks(h *health.Proxy) proxy.Hooks {
 	return proxy.Hooks{
 		OnCommit:        metrics.ObserveCommit,
 		OnCompile:       metrics.ObserveCompile,
 		OnForeignChange: metrics.CountForeignChange,
 		OnRepair:        metrics.CountRepair,
+		OnDiverged: func(yes bool) {
+			metrics.SetDiverged(yes)
+			if yes {
+				h.Queued()
+			} else {
+				h.Synced()
+			}
+		},
 	}
 }
