@@ -32,6 +32,10 @@ type Config struct {
 	// after its affinity was lost, as long as the list of endpoints is the same. It also has the same one again after its
 	// affinity timed out.
 	AffinityHash bool
+	// OwnTables gives the tables the flags owner and persist (kernel 6.9): while the connection that commits them lives, nobody
+	// else can change or delete them, and "nft flush ruleset" passes over them. They stay when it ends. kube-proxy cannot
+	// take such tables over: they have to be deleted first. The kernel must be asked before with nft.Conn.ProbePersist.
+	OwnTables bool
 }
 
 // Default is the configuration that kube-proxy has by default.

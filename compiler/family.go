@@ -69,6 +69,9 @@ func newFamily(f nft.Family, config *Config) *family {
 		affinityNumbers:   map[portNumber]bool{},
 		externals:         map[portNumber]map[frontend]string{},
 	}
+	if config.OwnTables {
+		c.draft.Own()
+	}
 	c.addSets()
 	c.putFixedChains()
 	return c

@@ -18,6 +18,7 @@ func Compiler(c *v1alpha2.KubeProxyConfiguration) (compiler.Config, error) {
 		DetectLocal:       detectLocal(c),
 		NodePortAddresses: nodePortAddresses(c.NodePortAddresses),
 		AffinityHash:      gates.Enabled(AffinityHash),
+		OwnTables:         gates.Enabled(OwnTables),
 	}
 	return out, out.Validate()
 }

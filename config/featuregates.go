@@ -18,6 +18,10 @@ import (
 // address chooses, instead of a random one. See compiler.Config.AffinityHash.
 const AffinityHash featuregate.Feature = "NFTProxyAffinityHash"
 
+// OwnTables is a gate of this proxy, off by default: nobody else can change or flush its tables while it runs. See
+// compiler.Config.OwnTables.
+const OwnTables featuregate.Feature = "NFTProxyOwnTables"
+
 // The gates of kube-proxy's own that have an effect here.
 const (
 	// AllowServiceExternalIPs is on by default. Off, the externalIPs of Services do not count (CVE-2020-8554).
@@ -107,6 +111,7 @@ func newFeatureGate() quietGates {
 func addOwn(gates featuregate.MutableVersionedFeatureGate) error {
 	return gates.Add(map[featuregate.Feature]featuregate.FeatureSpec{
 		AffinityHash:            {Default: false, PreRelease: featuregate.Alpha},
+		OwnTables:               {Default: false, PreRelease: featuregate.Alpha},
 		AllowServiceExternalIPs: {Default: true, PreRelease: featuregate.GA},
 		LocalhostNodePorts:      {Default: true, PreRelease: featuregate.Alpha},
 	})

@@ -2,10 +2,12 @@ package main
 
 import (
 	"context"
+	"fmt"
 
 	"k8s.io/klog/v2"
 	kubeproxyv1alpha1 "k8s.io/kube-proxy/config/v1alpha1"
 
+	"github.com/nftproxy/nftproxy/config"
 	"github.com/nftproxy/nftproxy/config/v1alpha2"
 	"github.com/nftproxy/nftproxy/nft"
 	"github.com/nftproxy/nftproxy/sysctl"
@@ -30,6 +32,11 @@ func initOnly(ctx context.Context, c *v1alpha2.KubeProxyConfiguration) error {
 func prepareKernel(ctx context.Context, c *v1alpha2.KubeProxyConfiguration, conn *nft.Conn) error {
 	if err := conn.Probe(); err != nil {
 		return err
+	}
+	if gates, _, _ := config.FeatureGates(c.FeatureGates); gates.Enabled(config.OwnTables) {
+		if err := conn.ProbePersist(); err != nil {
+			return fmt.Errorf("featureGates: %s: %w", config.OwnTables, err)
+		}
 	}
 	conntrack := kubeproxyv1alpha1.KubeProxyConntrackConfiguration(c.Linux.Conntrack)
 	return sysctl.Tree{}.SetConntrack(ctx, &conntrack)
