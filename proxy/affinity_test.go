@@ -1,0 +1,173 @@
+package proxy
+
+import (
+	"context"
+	"net/netip"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/nftproxy/nftproxy/compiler"
+	"github.com/nftproxy/nftproxy/model"
+	"github.com/nftproxy/nftproxy/nft"
+)
+
+// stickyPort is a Service port with session affinity and the endpoints 10.100.0.N.
+func stickyPort(name string, endpoints ...byte) *model.ServicePort {
+	p := &model.ServicePort{
+		ID:        model.PortID{Namespace: "default", Service: name, Protocol: model.TCP, Family: model.IPv4},
+		ClusterIP: netip.AddrFrom4([4]byte{10, 96, 0, name[0]}), Port: 80, AffinityTimeout: time.Hour,
+	}
+	for _, n := range endpoints {
+		p.Cluster = append(p.Cluster, model.Endpoint{AddrPort: stickyEndpoint(n)})
+	}
+	return p
+}
+
+func stickyEndpoint(n byte) netip.AddrPort {
+	return netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 100, 0, n}), 8080)
+}
+
+func changesOf(ports ...*model.ServicePort) *model.Changes {
+	changes := &model.Changes{Ports: map[model.PortID]*model.ServicePort{}}
+	for _, p := range ports {
+		changes.Ports[p.ID] = p
+	}
+	return changes
+}
+
+func fullSync(t *testing.T, b *Backend, ports ...*model.ServicePort) {
+	t.Helper()
+	changes := changesOf(ports...)
+	changes.Full, changes.Node = true, &model.Node{Name: "node-1"}
+	if err := b.Sync(t.Context(), changes); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// mapOf returns the map of a port's clients.
+func mapOf(t *testing.T, b *Backend, p *model.ServicePort) compiler.AffinityMap {
+	t.Helper()
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, m := range b.compiler.Affinity().Maps() {
+		if m.Port == p.ID {
+			return m
+		}
+	}
+	t.Fatalf("%s has no map", p.ID)
+	return compiler.AffinityMap{}
+}
+
+// client is the i-th client.
+func client(i int) netip.Addr {
+	return netip.AddrFrom4([4]byte{20, byte(i >> 16), byte(i >> 8), byte(i)})
+}
+
+// putClients has n clients be with an endpoint, as packets would.
+func putClients(t *testing.T, c *nft.Conn, m compiler.AffinityMap, n int, endpoint byte) {
+	t.Helper()
+	var elements []nft.Element
+	for i := range n {
+		elements = append(elements, m.Element(client(i), stickyEndpoint(endpoint)))
+	}
+	commit(t, c, nft.Transaction{Steps: []nft.Step{{Op: nft.AddElements, Table: m.Table, Set: m.Set, Elements: elements}}})
+}
+
+func clientsIn(t *testing.T, c *nft.Conn, m compiler.AffinityMap) []nft.Element {
+	t.Helper()
+	elements, err := c.ReadElements(m.Table.Family, m.Table.Name, m.Set)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return elements
+}
+
+func newSticky(t *testing.T, ports ...*model.ServicePort) (*Backend, *nft.Conn) {
+	t.Helper()
+	c := namespaceConn(t)
+	b, err := NewBackend(c, compiler.Default(), Hooks{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = b.Close() })
+	fullSync(t, b, ports...)
+	others, err := c.Another()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = others.Close() })
+	return b, others
+}
+
+// TestSyncWhileClientsGo has clients vanish, as when they expire, while Syncs and the reconciler delete them.
+func TestSyncWhileClientsGo(t *testing.T) {
+	b, others := newSticky(t, stickyPort("web", 1, 2, 3))
+	m := mapOf(t, b, stickyPort("web"))
+	watch(t, b)
+	ctx, cancel := context.WithCancel(t.Context())
+	var busy sync.WaitGroup
+	defer busy.Wait()
+	defer cancel()
+	busy.Go(func() {
+		for ctx.Err() == nil {
+			for i := range 200 {
+				e := m.Element(client(i), stickyEndpoint(1))
+				step := nft.Step{Op: nft.AddElements, Table: m.Table, Set: m.Set, Elements: []nft.Element{e}}
+				_, _ = others.Commit(nft.Transaction{Steps: []nft.Step{step}})
+				step.Op = nft.DeleteElements
+				_, _ = others.Commit(nft.Transaction{Steps: []nft.Step{step}})
+			}
+		}
+	})
+	for range 100 {
+		for _, endpoints := range [][]byte{{2, 3}, {1, 2, 3}} {
+			if err := b.Sync(ctx, changesOf(stickyPort("web", endpoints...))); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if err := b.Sync(ctx, changesOf(stickyPort("web", 2, 3))); err != nil {
+		t.Fatal(err)
+	}
+	cancel()
+	busy.Wait()
+	eventually(t, "nobody is with the endpoint that went", func() bool { return len(clientsIn(t, b.conn, m)) == 0 })
+}
+
+// TestReconcilerDeletesLate adds a client after the Sync that took its endpoint away, as a packet does that was on its way.
+func TestReconcilerDeletesLate(t *testing.T) {
+	b, others := newSticky(t, stickyPort("web", 1, 2, 3))
+	m := mapOf(t, b, stickyPort("web"))
+	putClients(t, others, m, 10, 1)
+	if err := b.Sync(t.Context(), changesOf(stickyPort("web", 2, 3))); err != nil {
+		t.Fatal(err)
+	}
+	if left := clientsIn(t, others, m); len(left) != 0 {
+		t.Errorf("after the Sync %d clients are with the endpoint that went", len(left))
+	}
+	putClients(t, others, m, 5, 1)
+	watch(t, b)
+	eventually(t, "the late clients are deleted", func() bool { return len(clientsIn(t, others, m)) == 0 })
+	eventually(t, "the map is reconciled", func() bool {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		return len(b.compiler.Affinity().Stale()) == 0
+	})
+}
+
+// TestRestartDeletesClients has a process find clients of an endpoint that went while none ran.
+func TestRestartDeletesClients(t *testing.T) {
+	b, others := newSticky(t, stickyPort("web", 1, 2, 3))
+	m := mapOf(t, b, stickyPort("web"))
+	putClients(t, others, m, 10, 1)
+	next, err := NewBackend(b.conn, compiler.Default(), Hooks{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer next.Close()
+	fullSync(t, next, stickyPort("web", 2, 3))
+	if left := clientsIn(t, others, m); len(left) != 0 {
+		t.Errorf("%d clients are with an endpoint that went before the restart", len(left))
+	}
+}
