@@ -1,6 +1,7 @@
 package tracker
 
 import (
+	"errors"
 	"fmt"
 	"math"
 	"net/netip"
@@ -115,11 +116,17 @@ func (s *service) parsePolicies(obj *corev1.Service) model.ServicePort {
 		base.ExternalPolicy = model.PolicyLocal
 	}
 	if spec.Type == corev1.ServiceTypeLoadBalancer && base.ExternalPolicy == model.PolicyLocal {
+		if spec.HealthCheckNodePort == 0 {
+			s.skips.add(ReasonInvalidPort, "spec.healthCheckNodePort", "0", errNoHealthCheck)
+		}
 		base.HealthCheckNodePort = s.optionalPort(spec.HealthCheckNodePort, "spec.healthCheckNodePort")
 	}
 	base.AffinityTimeout = s.parseAffinity(spec)
 	return base
 }
+
+// errNoHealthCheck can only happen with manifests: the API server allocates the port.
+var errNoHealthCheck = errors.New("externalTrafficPolicy is Local, and load balancers cannot ask which nodes have endpoints")
 
 // takesExternalTraffic reports whether externalTrafficPolicy means anything: the API
 // server clears it for other Services, but a manifest may still hold it.

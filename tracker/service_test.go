@@ -205,6 +205,15 @@ func TestServiceBecomesPorts(t *testing.T) {
 			})},
 		},
 		{
+			name: "a LoadBalancer with policy Local works without a health check port, and is reported",
+			service: makeService(func(s *corev1.Service) {
+				s.Spec.Type = corev1.ServiceTypeLoadBalancer
+				s.Spec.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyLocal
+			}),
+			want:    []*model.ServicePort{web(func(p *model.ServicePort) { p.ExternalPolicy = model.PolicyLocal })},
+			skipped: skips{"Service invalid_port": 1},
+		},
+		{
 			name: "the health check port means nothing with policy Cluster",
 			service: makeService(func(s *corev1.Service) {
 				s.Spec.Type = corev1.ServiceTypeLoadBalancer

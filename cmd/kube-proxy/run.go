@@ -66,12 +66,14 @@ type parts struct {
 	services   *health.Services
 	localhosts *localnodeport.Forwarder
 
+	// detectLocal is how clients of the cluster are told.
+	detectLocal compiler.DetectLocal
 	// programmed says that a sync has succeeded.
 	programmed bool
 }
 
 func newParts(ctx context.Context, o *options, compilerConfig compiler.Config, conn *nft.Conn) (p *parts, err error) {
-	p = &parts{health: newHealth(o.config)}
+	p = &parts{health: newHealth(o.config), detectLocal: compilerConfig.DetectLocal}
 	if p.nodeName, err = o.nodeName(); err != nil {
 		return nil, err
 	}
@@ -116,6 +118,7 @@ func (p *parts) synced(ctx context.Context, r tracker.SyncResult) {
 		return // the loop has logged it
 	}
 	p.health.Synced()
+	p.warnOfPrimaryFamily(ctx, r.Changes.Node)
 	p.services.Apply(ctx, r.Changes)
 	p.localhosts.Apply(ctx, r.Changes)
 	if !p.programmed {
