@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/netip"
 	"slices"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -294,10 +295,7 @@ func TestAThousandClientsKeepTheirEndpoints(t *testing.T) {
 	}
 	a.expectHome("a rebuild of the tables")
 
-	runNft(t, a.lab.Node, "", "flush", "ruleset")
-	if repaired, err := a.backend.Check(context.Background()); !repaired || err != nil {
-		t.Fatalf("Check = %v, %v; want a repair", repaired, err)
-	}
+	a.flush(len(a.clients))
 	a.expectHome("somebody else flushed the ruleset")
 
 	a.sync(a.ports("web", a.timeout, "b", "c", "d", "e"))
@@ -354,15 +352,8 @@ func TestAffinityOfLostMaps(t *testing.T) {
 	for _, name := range affinityEndpoints {
 		a.serve(name)
 	}
-	flush := func() {
-		t.Helper()
-		runNft(t, a.lab.Node, "", "flush", "ruleset")
-		if repaired, err := a.backend.Check(context.Background()); !repaired || err != nil {
-			t.Fatalf("Check = %v, %v; want a repair", repaired, err)
-		}
-	}
 	a.home = a.visit()
-	flush()
+	a.flush(len(a.clients))
 	a.expectHome("conntrack restored the maps")
 
 	a.hash = true
@@ -372,12 +363,32 @@ func TestAffinityOfLostMaps(t *testing.T) {
 		if err := a.lab.Node.FlushConntrack(); err != nil {
 			t.Fatal(err)
 		}
-		flush()
+		a.flush(0)
 	}
 	forget()
 	a.home = a.visit()
 	forget()
 	a.expectHome("nothing remembers, and the hash of the address decides as before")
+}
+
+// flush has somebody flush the ruleset, and the proxy repair it and restore that many clients.
+func (a *affinityTest) flush(restored int) {
+	a.Helper()
+	runNft(a, a.lab.Node, "", "flush", "ruleset")
+	ctx, cancel := context.WithCancel(context.Background())
+	var watching sync.WaitGroup
+	defer watching.Wait()
+	defer cancel()
+	watching.Go(func() { a.backend.Watch(ctx) })
+	eventually(a.T, "the repair", func() error {
+		if err := tableError(connTo(a, a.lab.Node), a.backend.Tables()); err != nil {
+			return err
+		}
+		if n := a.learnedElements(); n != restored {
+			return fmt.Errorf("the kernel remembers %d clients, want %d", n, restored)
+		}
+		return nil
+	})
 }
 
 // learnedElements is how many pairs of client and endpoint the kernel remembers.

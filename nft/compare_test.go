@@ -308,21 +308,32 @@ func TestElements(t *testing.T) {
 			t.Errorf("after %d elements: %v", n, last)
 		}
 	})
-	t.Run("end when somebody commits", func(t *testing.T) {
+	// listWhile lists elements while another connection commits, after the tenth one.
+	listWhile := func(t *testing.T, table *Table, set *Set) (n int, last error) {
+		t.Helper()
 		other, err := c.Another()
 		if err != nil {
 			t.Fatal(err)
 		}
 		defer other.Close()
-		n := 0
-		var last error
-		for _, err := range c.Elements(context.Background(), FamilyIP, want.Name, set) {
+		for _, err := range c.Elements(context.Background(), FamilyIP, table.Name, set) {
 			if n++; n == 10 {
-				commitAll(t, other, Diff(nil, &Table{Family: FamilyIP6, Name: "other"}))
+				commitAll(t, other, Replace(&Table{Family: FamilyIP6, Name: "other"}))
 			}
 			last = err
 		}
-		if !errors.Is(last, ErrGenerationMoved) || n > 5000 {
+		return n, last
+	}
+	t.Run("go on when somebody commits", func(t *testing.T) {
+		if n, last := listWhile(t, want, set); last != nil || n < 25_000 {
+			t.Errorf("after %d elements: %v", n, last)
+		}
+	})
+	t.Run("of a set that packets do not add to end when somebody commits", func(t *testing.T) {
+		plain := manyAddresses(50_000)
+		plain.Name = "plain"
+		commitAll(t, c, Diff(nil, plain))
+		if n, last := listWhile(t, plain, plain.Sets[0]); !errors.Is(last, ErrGenerationMoved) || n > 5000 {
 			t.Errorf("after %d elements: %v", n, last)
 		}
 	})

@@ -17,7 +17,7 @@ const (
 	affinityKeepTime = time.Second
 	// affinityConnectionsTime bounds how long new tables wait for connections to be listed when the maps are gone. The
 	// rest is added to the new tables.
-	affinityConnectionsTime = 100 * time.Millisecond
+	affinityConnectionsTime = 250 * time.Millisecond
 )
 
 // clients is who should be in which maps.

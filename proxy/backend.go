@@ -173,7 +173,7 @@ func (b *Backend) reconcileTables(ctx context.Context, logger klog.Logger) error
 	switch {
 	case err != nil:
 		logger.Info("Replacing the tables, because they cannot be read", "reason", err.Error())
-	case tx.AddsTable():
+	case tx.AddsTable(), !b.ours && changesBaseChains(tx):
 		logger.V(2).Info("Making the tables anew, because they are not there or another program's")
 	default:
 		if err = b.sendWithAffinity(ctx, tx); err == nil {
@@ -185,6 +185,12 @@ func (b *Backend) reconcileTables(ctx context.Context, logger klog.Logger) error
 		return b.replace(ctx, b.send)
 	}
 	return b.takeOver(ctx, logger)
+}
+
+// changesBaseChains reports whether a transaction changes a base chain: another program, or another version of this one, wrote
+// the table, and packets are on their way through its rules.
+func changesBaseChains(tx nft.Transaction) bool {
+	return slices.ContainsFunc(tx.Steps, func(s nft.Step) bool { return s.Chain != nil && s.Chain.Hook != "" })
 }
 
 // differenceAttempts is how often the tables are read when others commit meanwhile.
