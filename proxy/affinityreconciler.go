@@ -35,8 +35,11 @@ type affinityReconciler struct {
 	wake chan struct{}
 	// restore says that maps were lost, and that conntrack may know their clients. Backend.mu guards it.
 	restore bool
-	// late holds the maps to look at a second time, because packets were on their way when the endpoint went.
+	// late holds the maps to look at again: a second time, because packets were on their way when the endpoint went, or
+	// because the first look failed.
 	late map[mapID]lateLook
+	// retry is how long to wait after the next failure.
+	retry time.Duration
 }
 
 type mapID struct {
@@ -50,7 +53,7 @@ type lateLook struct {
 }
 
 func newAffinityReconciler(b *Backend) *affinityReconciler {
-	return &affinityReconciler{backend: b, wake: make(chan struct{}, 1), late: map[mapID]lateLook{}}
+	return &affinityReconciler{backend: b, wake: make(chan struct{}, 1), late: map[mapID]lateLook{}, retry: lateDelay}
 }
 
 func (r *affinityReconciler) signal() {
@@ -79,18 +82,15 @@ func (r *affinityReconciler) run(ctx context.Context) (err error) {
 		timer.Stop()
 		begin := time.Now()
 		if err := r.restoreFromConntrack(ctx); err != nil {
-			logger.Error(err, "Cannot restore session affinity from conntrack; clients go where the hash of their address sends them")
+			logger.Error(err, "Cannot restore session affinity from conntrack; clients without an element may get another endpoint")
 		}
 		if err := r.deleteStale(ctx); err != nil && ctx.Err() == nil {
-			logger.Error(err, "Cannot delete clients of endpoints that went from the maps of session affinity; trying again")
+			logger.Error(err, "Cannot delete clients of endpoints that went from the maps of session affinity; trying again", "in", r.retry)
+			r.retry = min(2*r.retry, maxRetryDelay)
+		} else {
+			r.retry = lateDelay
 		}
-		rest := time.NewTimer(restPerWork * time.Since(begin))
-		select {
-		case <-ctx.Done():
-			rest.Stop()
-			return nil
-		case <-rest.C:
-		}
+		sleep(ctx, restPerWork*time.Since(begin))
 	}
 }
 
@@ -109,15 +109,16 @@ func (r *affinityReconciler) deleteStale(ctx context.Context) error {
 	for _, m := range r.stale() {
 		id := mapID{m.Port, m.Set.Name}
 		look, again := r.late[id]
-		if again && look.affinityMap.SameEndpoints(m) && time.Now().Before(look.due) {
+		again = again && look.affinityMap.SameEndpoints(m)
+		if again && time.Now().Before(look.due) {
 			continue
 		}
 		err := r.deleteClients(ctx, m)
 		switch {
 		case err != nil:
 			failures = append(failures, err)
-			r.late[id] = lateLook{m, time.Now().Add(lateDelay)}
-		case again && look.affinityMap.SameEndpoints(m):
+			r.late[id] = lateLook{m, time.Now().Add(r.retry)}
+		case again:
 			delete(r.late, id)
 			r.reconciled(m)
 		default:
