@@ -108,6 +108,10 @@ func (t *tally) add(what string) {
 
 // compare sends all flows at the same time.
 func (c *comparison) compare(list []flows.Flow) error {
+	list, err := c.independent(list)
+	if err != nil {
+		return err
+	}
 	var all errgroup.Group
 	all.SetLimit(64)
 	for _, f := range list {
@@ -119,6 +123,34 @@ func (c *comparison) compare(list []flows.Flow) error {
 		})
 	}
 	return all.Wait()
+}
+
+// independent leaves out flows whose client another flow can teach something to: all addresses of a Service port with
+// session affinity share a map of clients.
+func (c *comparison) independent(list []flows.Flow) (alone []flows.Flow, err error) {
+	taken := map[string]bool{}
+	for _, f := range list {
+		fates, err := c.evaluator.Fates(packetInLab(c.host, f))
+		if err != nil {
+			return nil, err
+		}
+		clients := map[string]bool{}
+		shared := false
+		for _, fate := range fates {
+			for _, l := range fate.Learned {
+				client := fmt.Sprintf("%s %s %x", l.Family, l.Map, l.Element.Key)
+				clients[client] = true
+				shared = shared || taken[client]
+			}
+		}
+		if shared {
+			c.tally.add("shares its client with another flow")
+			continue
+		}
+		maps.Copy(taken, clients)
+		alone = append(alone, f)
+	}
+	return alone, nil
 }
 
 // fewFates is how many fates a flow may have at most for each to be seen: of many, some come about
