@@ -171,6 +171,9 @@ func (b *Backend) reconcile(ctx context.Context, logger klog.Logger) error {
 func (b *Backend) reconcileTables(ctx context.Context, logger klog.Logger) error {
 	tx, err := b.difference(ctx)
 	switch {
+	case ctx.Err() != nil:
+		b.state = state{}
+		return ctx.Err() // tables that were not read to the end may well be readable
 	case err != nil:
 		logger.Info("Replacing the tables, because they cannot be read", "reason", err.Error())
 	case tx.AddsTable():
@@ -218,6 +221,9 @@ func (b *Backend) differenceOnce(ctx context.Context) (tx nft.Transaction, err e
 // as they can be read in time.
 func (b *Backend) replace(ctx context.Context, send func(nft.Transaction) error) error {
 	kept := b.keptAffinity(ctx)
+	if err := ctx.Err(); err != nil {
+		return err // before the clients were read
+	}
 	b.compiler.Invalidate()
 	b.state = state{}
 	tx := b.compiler.Transaction()
