@@ -2,6 +2,7 @@ package proxy
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	"github.com/nftproxy/nftproxy/nft"
@@ -101,15 +102,30 @@ func (b *Backend) checkAgain(ctx context.Context) error {
 		}
 		begin := time.Now()
 		compare := !begin.Before(nextComparison)
-		if _, err := b.check(ctx, conn, compare); err != nil && ctx.Err() == nil {
-			logger.Error(err, "Cannot check or repair the tables; trying again", "in", retry)
-			sleep(ctx, retry)
-			retry = min(2*retry, maxRetryDelay)
-			continue
-		}
-		retry = CheckInterval
+		_, err := b.check(ctx, conn, compare)
 		if compare {
 			nextComparison = begin.Add(compareShare * time.Since(begin))
 		}
+		if err != nil && ctx.Err() == nil {
+			logger.Error(err, "Cannot check or repair the tables; trying again", "in", retry)
+			if errors.Is(err, nft.ErrGenerationMoved) {
+				// Commits disturbed the comparison. They do not keep a table that is gone from being noticed.
+				nextComparison = later(nextComparison, time.Now().Add(retry))
+			} else {
+				sleep(ctx, retry)
+			}
+			retry = min(2*retry, maxRetryDelay)
+			continue
+		}
+		if compare {
+			retry = CheckInterval
+		}
 	}
+}
+
+func later(a, b time.Time) time.Time {
+	if a.After(b) {
+		return a
+	}
+	return b
 }
