@@ -131,8 +131,8 @@ func (b *Backend) endCheck(ctx context.Context, c *comparison, tx nft.Transactio
 	}
 	b.foreignChange()
 	foreign := describe(tx)
-	logForeignChange(klog.FromContext(ctx), foreign)
 	if !tx.AddsTable() && b.carryOut(tx) == nil {
+		logForeignChange(klog.FromContext(ctx), foreign)
 		b.repaired()
 		return true, nil
 	}
