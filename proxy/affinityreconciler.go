@@ -79,7 +79,7 @@ func (r *affinityReconciler) run(ctx context.Context) (err error) {
 		timer.Stop()
 		begin := time.Now()
 		if err := r.restoreFromConntrack(ctx); err != nil {
-			logger.Error(err, "Cannot restore session affinity from conntrack; clients go where the hash of their address sends them")
+			logger.Error(err, "Cannot restore session affinity from conntrack; clients of lost maps may get another endpoint")
 		}
 		if err := r.deleteStale(ctx); err != nil && ctx.Err() == nil {
 			logger.Error(err, "Cannot delete clients of endpoints that went from the maps of session affinity; trying again")
