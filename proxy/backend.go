@@ -121,18 +121,20 @@ func (b *Backend) Sync(ctx context.Context, changes *model.Changes) error {
 
 // update commits what changed; if the kernel refuses that, what differs from what it holds.
 func (b *Backend) update(ctx context.Context, logger klog.Logger) error {
-	if b.state.kind != stateApplied {
-		return b.reconcile(ctx, logger)
+	if b.state.kind == stateApplied {
+		err := b.commit(ctx)
+		if err == nil {
+			return nil
+		}
+		logger.Info("Reconciling the tables, because the kernel refused a change to them", "reason", err.Error())
 	}
-	err := b.commit(ctx)
-	if err == nil {
-		return nil
-	}
-	logger.Info("Reconciling the tables, because the kernel refused a change to them", "reason", err.Error())
+	again := b.ours
 	if err := b.reconcile(ctx, logger); err != nil {
 		return err
 	}
-	b.repaired()
+	if again {
+		b.repaired()
+	}
 	return nil
 }
 
@@ -145,6 +147,9 @@ func (b *Backend) diverged(yes bool) {
 }
 
 func (b *Backend) repaired() {
+	if b.flows != nil {
+		b.flows.repaired()
+	}
 	if b.hooks.OnRepair != nil {
 		b.hooks.OnRepair()
 	}
