@@ -107,11 +107,12 @@ func (b *Backend) checkAgain(ctx context.Context) error {
 			nextComparison = begin.Add(compareShare * time.Since(begin))
 		}
 		if err != nil && ctx.Err() == nil {
-			logger.Error(err, "Cannot check or repair the tables; trying again", "in", retry)
 			if errors.Is(err, nft.ErrGenerationMoved) {
-				// Commits disturbed the comparison. They do not keep a table that is gone from being noticed.
+				// That does not keep a table that is gone from being noticed.
+				logger.Info("Cannot compare the tables, because they change meanwhile; trying again", "in", retry)
 				nextComparison = later(nextComparison, time.Now().Add(retry))
 			} else {
+				logger.Error(err, "Cannot check or repair the tables; trying again", "in", retry)
 				sleep(ctx, retry)
 			}
 			retry = min(2*retry, maxRetryDelay)
