@@ -117,23 +117,33 @@ func (f *family) affinityRules() []nft.Rule {
 		for _, protocol := range []model.Protocol{model.TCP, model.UDP, model.SCTP} {
 			// The exceptions to node ports are found by address.
 			if f.affinityFrontends[affinityRule{protocol, true}] > 0 || !nodePort && f.affinityFrontends[affinityRule{protocol, false}] > 0 {
-				rules = append(rules, f.affinityRule(protocol, nodePort))
+				rules = append(rules, f.affinityRulesOf(protocol, nodePort)...)
 			}
 		}
 	}
 	return rules
 }
 
-// affinityRule looks for frontends of one kind. A node port is known by its number alone: ClusterIPs may have the
-// same one, and external addresses too, for which see putAffinityExceptions.
-func (f *family) affinityRule(protocol model.Protocol, nodePort bool) nft.Rule {
-	daddr := f.nft.OriginalDaddr()
+// affinityRulesOf looks for frontends of one kind. A node port is known by its number alone, and other programs translate
+// destinations too. So the address that was dialed has to be one on which node ports answer, or, where these are whole
+// networks, at least no ClusterIP. External addresses may have a node port's number as well: see putAffinityExceptions.
+func (f *family) affinityRulesOf(protocol model.Protocol, nodePort bool) (rules []nft.Rule) {
+	daddr, isOf := f.nft.OriginalDaddr(), isProtocol(uint8(protocol))
 	if !nodePort {
-		return nft.NewRule(isProtocol(uint8(protocol)), nft.Vmap{Key: nft.Concat{daddr, nft.MetaL4proto, nft.CTOriginalProtoDst}, Map: f.affinityIPs.Name})
+		return []nft.Rule{nft.NewRule(isOf, nft.Vmap{Key: nft.Concat{daddr, nft.MetaL4proto, nft.CTOriginalProtoDst}, Map: f.affinityIPs.Name})}
 	}
-	return nft.NewRule(isProtocol(uint8(protocol)),
-		nft.InSet{Key: nft.Concat{daddr}, Op: nft.NotEqual, Set: f.clusterIPs.Name},
-		nft.Vmap{Key: nft.Concat{nft.MetaL4proto, nft.CTOriginalProtoDst}, Map: f.affinityNodePorts.Name})
+	find := nft.Vmap{Key: nft.Concat{nft.MetaL4proto, nft.CTOriginalProtoDst}, Map: f.affinityNodePorts.Name}
+	networks := false
+	for _, p := range f.nodePortPrefixes() {
+		if p.IsSingleIP() {
+			rules = append(rules, nft.NewRule(isOf, nft.Match{Field: daddr, Value: nft.AddrData(p.Addr())}, find))
+		}
+		networks = networks || !p.IsSingleIP()
+	}
+	if networks {
+		rules = append(rules, nft.NewRule(isOf, nft.InSet{Key: nft.Concat{daddr}, Op: nft.NotEqual, Set: f.clusterIPs.Name}, find))
+	}
+	return rules
 }
 
 // affinityRule identifies a rule of affinityRules.

@@ -3,6 +3,7 @@ package compiler
 import (
 	"crypto/sha256"
 	"encoding/hex"
+	"fmt"
 	"strings"
 
 	"github.com/nftproxy/nftproxy/model"
@@ -23,7 +24,7 @@ func affinityName(id model.PortID) string {
 	name := strings.Join(parts, ".")
 	for _, part := range parts {
 		if !isName(part) || len(name) > maxAffinityName {
-			sum := sha256.Sum256([]byte(name))
+			sum := sha256.Sum256(fmt.Appendf(nil, "%q", parts)) // quoted, since such parts may have dots
 			return "_" + hex.EncodeToString(sum[:16])
 		}
 	}

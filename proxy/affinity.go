@@ -17,8 +17,10 @@ import (
 const (
 	// affinityReadTime bounds how long a Sync reads maps of clients.
 	affinityReadTime = 50 * time.Millisecond
-	// affinitySyncElements bounds how many clients a Sync moves or deletes.
+	// affinitySyncElements bounds how many clients a Sync deletes.
 	affinitySyncElements = 8192
+	// affinityCopyTime bounds how long a Sync reads maps to copy clients from, which takes a change of a Service's policy.
+	affinityCopyTime = 250 * time.Millisecond
 	// aboutToExpire is how long an element must have left for a Sync to delete it: one that
 	// expires before the kernel comes to it would have the whole transaction refused.
 	aboutToExpire = 5 * time.Second
@@ -33,8 +35,8 @@ type affinityBudget struct {
 // affinityChanges returns the steps that the transaction of a Sync takes along: clients of endpoints that went are
 // deleted, and clients whose frontends use another map now are copied to it. It returns less than all when that
 // takes too long or a map cannot be read.
-func (b *Backend) affinityChanges(ctx context.Context) nft.Transaction {
-	ctx, cancel := context.WithTimeout(ctx, affinityReadTime)
+func (b *Backend) affinityChanges(parent context.Context) nft.Transaction {
+	ctx, cancel := context.WithTimeout(parent, affinityReadTime)
 	defer cancel()
 	budget := affinityBudget{ctx, affinitySyncElements}
 	affinity := b.compiler.Affinity()
@@ -42,8 +44,21 @@ func (b *Backend) affinityChanges(ctx context.Context) nft.Transaction {
 	for _, m := range affinity.Losing() {
 		tx.Append(b.deletions(&budget, m))
 	}
-	for _, move := range affinity.Moves() {
-		tx.Append(b.copies(&budget, move))
+	tx.Append(b.allCopies(parent, affinity.Moves()))
+	return tx
+}
+
+// allCopies copies whole maps. What cannot be read in time is restored from conntrack, as far as that knows it.
+func (b *Backend) allCopies(ctx context.Context, moves []compiler.AffinityMove) (tx nft.Transaction) {
+	if len(moves) == 0 {
+		return tx
+	}
+	ctx, cancel := context.WithTimeout(ctx, affinityCopyTime)
+	defer cancel()
+	for _, move := range moves {
+		copies, err := b.copies(ctx, move)
+		b.affinity.restore = b.affinity.restore || err != nil
+		tx.Append(copies)
 	}
 	return tx
 }
@@ -57,20 +72,21 @@ func (b *Backend) deletions(budget *affinityBudget, m compiler.AffinityMap) nft.
 }
 
 // copies leaves out clients that the other map has already.
-func (b *Backend) copies(budget *affinityBudget, move compiler.AffinityMove) nft.Transaction {
-	from, err := readAffinity(budget.ctx, b.reader, move.From)
+func (b *Backend) copies(ctx context.Context, move compiler.AffinityMove) (tx nft.Transaction, err error) {
+	from, err := readAffinity(ctx, b.reader, move.From)
 	if err != nil {
-		return nft.Transaction{}
+		return tx, err
 	}
-	to, err := readAffinity(budget.ctx, b.reader, move.To)
+	to, err := readAffinity(ctx, b.reader, move.To)
 	if err != nil && !errors.Is(err, unix.ENOENT) {
-		return nft.Transaction{}
+		return tx, err
 	}
+	budget := affinityBudget{ctx, len(from)}
 	known := map[nft.Data]bool{}
 	for _, e := range to {
 		known[e.Key] = true
 	}
-	return budget.step(nft.AddElements, move.To, from, func(e nft.Element) bool { return move.To.Serves(e) && !known[e.Key] && restorable(e) })
+	return budget.step(nft.AddElements, move.To, from, func(e nft.Element) bool { return move.To.Serves(e) && !known[e.Key] && restorable(e) }), nil
 }
 
 // restorable reports whether the kernel takes an element that was read back. Older kernels do not raise an element's timeout when

@@ -171,3 +171,36 @@ func TestRestartDeletesClients(t *testing.T) {
 		t.Errorf("%d clients are with an endpoint that went before the restart", len(left))
 	}
 }
+
+// TestPolicyKeepsClients changes externalTrafficPolicy while a full map of clients is in use.
+func TestPolicyKeepsClients(t *testing.T) {
+	const clients = 60_000
+	port := func(policy model.TrafficPolicy) *model.ServicePort {
+		p := stickyPort("web", 1, 2, 3)
+		p.Local = p.Cluster
+		p.ExternalPolicy, p.LoadBalancerIPs = policy, []netip.Addr{netip.AddrFrom4([4]byte{192, 0, 2, 1})}
+		return p
+	}
+	b, others := newSticky(t, port(model.PolicyLocal))
+	var local, cluster compiler.AffinityMap
+	for _, m := range b.compiler.Affinity().Maps() {
+		if m.Set.Name == "affinity-local.default.web.tcp" {
+			local = m
+		} else {
+			cluster = m
+		}
+	}
+	putClients(t, others, local, clients, 2)
+	if err := b.Sync(t.Context(), changesOf(port(model.PolicyCluster))); err != nil {
+		t.Fatal(err)
+	}
+	if kept := len(clientsIn(t, others, cluster)); kept != clients {
+		t.Errorf("%d of %d clients keep their endpoint when the policy becomes Cluster", kept, clients)
+	}
+	if err := b.Sync(t.Context(), changesOf(port(model.PolicyLocal))); err != nil {
+		t.Fatal(err)
+	}
+	if kept := len(clientsIn(t, others, local)); kept != clients {
+		t.Errorf("%d of %d clients keep their endpoint when the policy becomes Local again", kept, clients)
+	}
+}

@@ -82,7 +82,7 @@ func (r *affinityReconciler) run(ctx context.Context) (err error) {
 		timer.Stop()
 		begin := time.Now()
 		if err := r.restoreFromConntrack(ctx); err != nil {
-			logger.Error(err, "Cannot restore session affinity from conntrack; clients without an element may get another endpoint")
+			logger.Error(err, "Cannot restore session affinity from conntrack; clients of lost maps may get another endpoint")
 		}
 		if err := r.deleteStale(ctx); err != nil && ctx.Err() == nil {
 			logger.Error(err, "Cannot delete clients of endpoints that went from the maps of session affinity; trying again", "in", r.retry)
@@ -188,9 +188,26 @@ func (r *affinityReconciler) change(ctx context.Context, m compiler.AffinityMap,
 func (r *affinityReconciler) commit(m compiler.AffinityMap, op nft.StepOp, elements []nft.Element) error {
 	var failures []error
 	for some := range slices.Chunk(elements, affinityBatch) {
-		failures = append(failures, r.commitBatch(m, op, some))
+		if op == nft.DeleteElements {
+			failures = append(failures, r.deleteBatch(m, some))
+		} else {
+			failures = append(failures, r.commitBatch(m, op, some))
+		}
 	}
 	return errors.Join(failures...)
+}
+
+// deleteBatch splits a batch that the kernel refuses because an element is gone already.
+func (r *affinityReconciler) deleteBatch(m compiler.AffinityMap, elements []nft.Element) error {
+	err := r.commitBatch(m, nft.DeleteElements, slices.Clone(elements))
+	switch {
+	case !errors.Is(err, unix.ENOENT):
+		return err
+	case len(elements) == 1:
+		return nil
+	}
+	half := len(elements) / 2
+	return errors.Join(r.deleteBatch(m, elements[:half]), r.deleteBatch(m, elements[half:]))
 }
 
 // commitBatch leaves out elements that are right, or wrong, by now.

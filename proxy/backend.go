@@ -52,6 +52,8 @@ type Backend struct {
 	// generation is the kernel's generation number up to which the tables are known to be as committed, counting
 	// one for each commit of our own since. commits is how many those were.
 	generation, commits uint32
+	// failures is how many comparisons failed in a row.
+	failures int
 	// meanwhile notes what is committed while a comparison with the kernel runs; nil while none does.
 	meanwhile *meanwhile
 	// listener hears of other programs' commits; nil while nobody watches.
@@ -121,18 +123,20 @@ func (b *Backend) Sync(ctx context.Context, changes *model.Changes) error {
 
 // update commits what changed; if the kernel refuses that, what differs from what it holds.
 func (b *Backend) update(ctx context.Context, logger klog.Logger) error {
-	if b.state.kind != stateApplied {
-		return b.reconcile(ctx, logger)
+	if b.state.kind == stateApplied {
+		err := b.commit(ctx)
+		if err == nil {
+			return nil
+		}
+		logger.Info("Reconciling the tables, because the kernel refused a change to them", "reason", err.Error())
 	}
-	err := b.commit(ctx)
-	if err == nil {
-		return nil
-	}
-	logger.Info("Reconciling the tables, because the kernel refused a change to them", "reason", err.Error())
+	again := b.ours
 	if err := b.reconcile(ctx, logger); err != nil {
 		return err
 	}
-	b.repaired()
+	if again {
+		b.repaired()
+	}
 	return nil
 }
 
@@ -145,6 +149,9 @@ func (b *Backend) diverged(yes bool) {
 }
 
 func (b *Backend) repaired() {
+	if b.flows != nil {
+		b.flows.repaired()
+	}
 	if b.hooks.OnRepair != nil {
 		b.hooks.OnRepair()
 	}
@@ -171,6 +178,9 @@ func (b *Backend) reconcile(ctx context.Context, logger klog.Logger) error {
 func (b *Backend) reconcileTables(ctx context.Context, logger klog.Logger) error {
 	tx, err := b.difference(ctx)
 	switch {
+	case ctx.Err() != nil:
+		b.state = state{}
+		return ctx.Err() // tables that were not read to the end may well be readable
 	case err != nil:
 		logger.Info("Replacing the tables, because they cannot be read", "reason", err.Error())
 	case tx.AddsTable(), !b.ours && changesBaseChains(tx):
@@ -224,6 +234,9 @@ func (b *Backend) differenceOnce(ctx context.Context) (tx nft.Transaction, err e
 // as they can be read in time.
 func (b *Backend) replace(ctx context.Context, send func(nft.Transaction) error) error {
 	kept := b.keptAffinity(ctx)
+	if err := ctx.Err(); err != nil {
+		return err // before the clients were read
+	}
 	b.compiler.Invalidate()
 	b.state = state{}
 	tx := b.compiler.Transaction()

@@ -38,10 +38,28 @@ func (b *Backend) check(ctx context.Context, conn *nft.Conn, compare bool) (repa
 		if err == nil {
 			return b.endCheck(ctx, c, tx)
 		}
-		if !errors.Is(err, nft.ErrGenerationMoved) || attempt == differenceAttempts {
+		if !errors.Is(err, nft.ErrGenerationMoved) {
+			return b.cannotCompare(ctx, err)
+		}
+		if attempt == differenceAttempts {
 			return false, err
 		}
 	}
+}
+
+// comparisonFailures is how many comparisons in a row may fail before the tables are made anew.
+const comparisonFailures = 3
+
+// cannotCompare takes tables that cannot be read, for other reasons than that they change, as damaged.
+func (b *Backend) cannotCompare(ctx context.Context, err error) (repaired bool, _ error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.failures++
+	if ctx.Err() != nil || b.failures < comparisonFailures || b.state.kind != stateApplied {
+		return false, err
+	}
+	b.failures = 0
+	return b.repair(ctx, "replace what cannot be read: "+err.Error())
 }
 
 // comparison is one comparison of the kernel's tables with the wanted ones.
@@ -124,6 +142,7 @@ func (b *Backend) endCheck(ctx context.Context, c *comparison, tx nft.Transactio
 	if b.state.kind != stateApplied || c.meanwhile.all {
 		return false, nil
 	}
+	b.failures = 0
 	tx = c.meanwhile.without(tx)
 	b.generation = c.generation + b.commits - c.commits
 	if tx.Empty() {
@@ -131,8 +150,8 @@ func (b *Backend) endCheck(ctx context.Context, c *comparison, tx nft.Transactio
 	}
 	b.foreignChange()
 	foreign := describe(tx)
-	logForeignChange(klog.FromContext(ctx), foreign)
 	if !tx.AddsTable() && b.carryOut(tx) == nil {
+		logForeignChange(klog.FromContext(ctx), foreign)
 		b.repaired()
 		return true, nil
 	}

@@ -56,9 +56,18 @@ func NewFlowCleaner(netNS int, onSearch func(model.Family, conntrack.Stats, erro
 // note takes in what a Sync has committed. The changes of one that failed come again with the next
 // (tracker.Backend).
 func (c *FlowCleaner) note(rules *compiler.Compiler, changes *model.Changes) {
-	if !c.flows.apply(rules, changes) {
-		return
+	if c.flows.apply(rules, changes) {
+		c.signal()
 	}
+}
+
+// repaired has the flows of all frontends looked at: while the rules were not as they should be, packets went untranslated.
+func (c *FlowCleaner) repaired() {
+	c.flows.lookAtAll()
+	c.signal()
+}
+
+func (c *FlowCleaner) signal() {
 	select {
 	case c.wake <- struct{}{}:
 	default:

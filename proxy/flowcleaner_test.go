@@ -255,6 +255,65 @@ func TestFlowCleaner(t *testing.T) {
 	})
 }
 
+// While somebody else's doing leaves the tables without rules, packets of UDP clients go untranslated, and conntrack
+// keeps them so for as long as their client sends.
+func TestFlowCleanerAfterARepair(t *testing.T) {
+	untranslated := udpFlow("10.96.0.1:53", "10.96.0.1:53")
+	for _, tt := range []struct {
+		name   string
+		repair func(*cleaning)
+	}{
+		{"by a check", func(c *cleaning) {
+			if repaired, err := c.backend.Check(c.Context()); err != nil || !repaired {
+				c.Fatalf("Check = %v, %v", repaired, err)
+			}
+		}},
+		{"by a Sync of something else, after the kernel refused the repair", func(c *cleaning) {
+			owner := commitOwned(c)
+			if _, err := c.backend.Check(c.Context()); err == nil {
+				c.Fatal("the kernel lets the backend change a table that another program owns")
+			}
+			if err := owner.Close(); err != nil {
+				c.Fatal(err)
+			}
+			c.sync(changed())
+		}},
+		{"by a Sync of something else", func(c *cleaning) {
+			c.sync(changed(with(udpPort("other", 0, endpointB), func(p *model.ServicePort) {
+				p.ClusterIP, p.ExternalIPs = netip.MustParseAddr("10.96.0.2"), nil
+			})))
+		}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			c := newCleaning(t)
+			c.sync(started(changed(udpPort("dns", 0, endpointA))))
+			if err := c.flows.Clean(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			for _, f := range nft.Families {
+				commit(t, c.backend.conn, nft.Remove(f, compiler.TableName))
+			}
+			c.add(untranslated)
+			c.add(udpFlow("203.0.113.1:53", endpointA))
+			tt.repair(c)
+			if err := c.flows.Clean(t.Context()); err != nil || c.held() != 1 {
+				t.Errorf("%d flows are left (%v), want the translated one only", c.held(), err)
+			}
+		})
+	}
+}
+
+// commitOwned makes another program the owner of the proxy's IPv4 table, until it closes the connection.
+func commitOwned(c *cleaning) *nft.Conn {
+	c.Helper()
+	owner, err := c.backend.conn.Another()
+	if err != nil {
+		c.Fatal(err)
+	}
+	commit(c.T, owner, nft.Replace(&nft.Table{Family: nft.FamilyIP, Name: compiler.TableName, Owner: true, Persist: true}))
+	return owner
+}
+
 func TestFlowCleanerFailures(t *testing.T) {
 	t.Run("a table that cannot be listed fails no Sync and is tried again, less and less often", func(t *testing.T) {
 		c := newCleaning(t)

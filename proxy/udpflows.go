@@ -74,6 +74,18 @@ func (u *udpFlows) apply(rules *compiler.Compiler, changes *model.Changes) (pend
 	return pending
 }
 
+// lookAtAll notes all frontends that somebody serves.
+func (u *udpFlows) lookAtAll() {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	u.changes++
+	for fe, serving := range u.serving {
+		if len(serving) > 0 {
+			u.pending[model.FamilyOf(fe.Addr())][fe] = u.changes
+		}
+	}
+}
+
 // set notes what the port with that ID is now, and the frontends that it had and has.
 func (u *udpFlows) set(id model.PortID, port *model.ServicePort, concerned map[netip.AddrPort]bool) {
 	for _, p := range []*model.ServicePort{u.ports[id], port} {

@@ -2,6 +2,7 @@ package proxy
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	"github.com/nftproxy/nftproxy/nft"
@@ -28,7 +29,12 @@ func (b *Backend) Watch(ctx context.Context) {
 	again := func(what string, do func(context.Context) error) {
 		group.Go(func() error {
 			for wait := CheckInterval; ctx.Err() == nil; wait = min(2*wait, maxRetryDelay) {
-				if err := do(ctx); err != nil && ctx.Err() == nil {
+				begin := time.Now()
+				err := do(ctx)
+				if time.Since(begin) > maxRetryDelay {
+					wait = CheckInterval // it worked for a while
+				}
+				if err != nil && ctx.Err() == nil {
 					logger.Error(err, "Cannot "+what+"; trying again", "in", wait)
 					sleep(ctx, wait)
 				}
@@ -101,15 +107,31 @@ func (b *Backend) checkAgain(ctx context.Context) error {
 		}
 		begin := time.Now()
 		compare := !begin.Before(nextComparison)
-		if _, err := b.check(ctx, conn, compare); err != nil && ctx.Err() == nil {
-			logger.Error(err, "Cannot check or repair the tables; trying again", "in", retry)
-			sleep(ctx, retry)
-			retry = min(2*retry, maxRetryDelay)
-			continue
-		}
-		retry = CheckInterval
+		_, err := b.check(ctx, conn, compare)
 		if compare {
 			nextComparison = begin.Add(compareShare * time.Since(begin))
 		}
+		if err != nil && ctx.Err() == nil {
+			if errors.Is(err, nft.ErrGenerationMoved) {
+				// That does not keep a table that is gone from being noticed.
+				logger.Info("Cannot compare the tables, because they change meanwhile; trying again", "in", retry)
+				nextComparison = later(nextComparison, time.Now().Add(retry))
+			} else {
+				logger.Error(err, "Cannot check or repair the tables; trying again", "in", retry)
+				sleep(ctx, retry)
+			}
+			retry = min(2*retry, maxRetryDelay)
+			continue
+		}
+		if compare {
+			retry = CheckInterval
+		}
 	}
+}
+
+func later(a, b time.Time) time.Time {
+	if a.After(b) {
+		return a
+	}
+	return b
 }

@@ -213,3 +213,35 @@ func TestWatchBacksOff(t *testing.T) {
 	})
 	compareWithKernel(t, others, b)
 }
+
+// A large table is listed in many pieces. Syncs that change the number of elements in between make the listing useless,
+// as often as it is tried. Meanwhile a flush must not go unnoticed.
+func TestWatchWhileNoComparisonSucceeds(t *testing.T) {
+	const services = 4000
+	b, others := watched(t, services, Hooks{})
+	watch(t, b)
+	some := manyPorts(1, 1)
+	some.Full = false
+	none := &model.Changes{Ports: map[model.PortID]*model.ServicePort{}}
+	for id := range some.Ports {
+		none.Ports[id] = nil
+	}
+	for begin, n := time.Now(), 0; time.Since(begin) < 6*time.Second; n++ {
+		if err := b.Sync(t.Context(), []*model.Changes{none, some}[n%2]); err != nil {
+			t.Fatal(err)
+		}
+		if n%20 == 0 {
+			commit(t, others, nft.Replace(&nft.Table{Family: nft.FamilyIP, Name: "theirs"}))
+		}
+		time.Sleep(time.Millisecond)
+	}
+	commit(t, others, nft.Remove(nft.FamilyIP6, compiler.TableName))
+	begin := time.Now()
+	eventually(t, "the table is back", func() bool {
+		there, err := others.HasTable(nft.FamilyIP6, compiler.TableName)
+		return there && err == nil
+	})
+	if took := time.Since(begin); took > CheckInterval {
+		t.Errorf("a table that was deleted is back after %v, want no more than %v", took, CheckInterval)
+	}
+}

@@ -1,0 +1,59 @@
+package proxy
+
+import (
+	"context"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/nftproxy/nftproxy/compiler"
+	"github.com/nftproxy/nftproxy/model"
+	"github.com/nftproxy/nftproxy/nft"
+)
+
+// A proxy that is told to stop while its first Sync reads the tables must not take that for tables that cannot be read:
+// replacing them costs packets, and the clients of session affinity, which cannot be read in time either.
+func TestSyncInterrupted(t *testing.T) {
+	changes := manyPorts(10, 1)
+	for _, p := range changes.Ports {
+		p.AffinityTimeout = time.Hour
+	}
+	c := namespaceConn(t)
+	before, err := NewBackend(c, compiler.Default(), Hooks{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer before.Close()
+	if err := before.Sync(t.Context(), changes); err != nil {
+		t.Fatal(err)
+	}
+	m := before.compiler.Affinity().Maps()[0]
+	client := m.Element(netip.MustParseAddr("192.0.2.1"), changes.Ports[m.Port].Cluster[0].AddrPort)
+	commit(t, c, nft.Transaction{Steps: []nft.Step{{Op: nft.AddElements, Table: m.Table, Set: m.Set, Elements: []nft.Element{client}}}})
+	generation, err := c.Generation()
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	after, err := NewBackend(c, compiler.Default(), Hooks{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer after.Close()
+	stopped, stop := context.WithCancel(t.Context())
+	stop()
+	if err := after.Sync(stopped, changes); err == nil {
+		t.Error("a Sync that was interrupted while it read the tables succeeds")
+	}
+	if now, err := c.Generation(); err != nil || now != generation {
+		t.Errorf("a Sync that was interrupted while it read the tables committed: generation %d became %d (%v)", generation, now, err)
+	}
+	if clients, err := readAffinity(t.Context(), c, m); err != nil || len(clients) != 1 {
+		t.Errorf("%d clients of session affinity are left (%v), want 1", len(clients), err)
+	}
+	// Nothing is lost by it.
+	if err := after.Sync(t.Context(), &model.Changes{}); err != nil {
+		t.Fatal(err)
+	}
+	compareWithKernel(t, c, after)
+}
