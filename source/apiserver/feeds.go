@@ -16,12 +16,18 @@ import (
 	"github.com/nftproxy/nftproxy/tracker"
 )
 
+// object is any of the four kinds.
+type object interface {
+	runtime.Object
+	metav1.Object
+}
+
 // feed is one resource on its way to the sink.
 type feed struct {
 	resource string
 	example  runtime.Object
 	source   *cache.ListWatch
-	handler  cache.ResourceEventHandler
+	queue    cache.Queue
 	outage   *outage
 	refusal  *refusal // nil: a refusal is an outage
 	// patience is how long Synced waits for the resource; 0 is for ever.
@@ -34,14 +40,14 @@ type feed struct {
 func (s *Source) feeds(sink tracker.Sink) []*feed {
 	all := metav1.NamespaceAll
 	services := newFeed(s.outage("services", true), &corev1.Service{}, s.client.CoreV1().Services(all),
-		ownServices(s.config.ServiceProxyName), handover(sink.SetService, sink.DeleteService))
+		ownServices(s.config.ServiceProxyName), sink.SetService, sink.DeleteService)
 	slices := newFeed(s.outage("endpointslices", true), &discoveryv1.EndpointSlice{}, s.client.DiscoveryV1().EndpointSlices(all),
-		routableSlices, handover(sink.SetEndpointSlice, sink.DeleteEndpointSlice))
+		routableSlices, sink.SetEndpointSlice, sink.DeleteEndpointSlice)
 	nodes := newFeed(s.outage("nodes", false), &corev1.Node{}, s.client.CoreV1().Nodes(),
-		oneNode(s.config.NodeName), handover(sink.SetNode, byName(sink.DeleteNode)))
+		oneNode(s.config.NodeName), sink.SetNode, byName(sink.DeleteNode))
 	nodes.patience = s.timing.node
 	cidrs := newFeed(s.outage("servicecidrs", false), &networkingv1.ServiceCIDR{}, s.client.NetworkingV1().ServiceCIDRs(),
-		everything, handover(sink.SetServiceCIDR, byName(sink.DeleteServiceCIDR)))
+		everything, sink.SetServiceCIDR, byName(sink.DeleteServiceCIDR))
 	cidrs.refusal = newRefusal(cidrs.outage, s.timing.refusal)
 	cidrs.source = cidrs.refusal.guard(cidrs.source)
 	cidrs.patience, cidrs.giveUp = s.timing.cidrs, cidrs.outage.noticed
@@ -59,39 +65,33 @@ func (s *Source) outage(resource string, needed bool) *outage {
 	return o
 }
 
-func newFeed[L runtime.Object](
-	outage *outage, example runtime.Object, objects collection[L], narrow narrowing, handler cache.ResourceEventHandler,
+func newFeed[T object, L runtime.Object](
+	outage *outage, example T, objects collection[L], narrow narrowing, set func(T), remove func(namespace, name string),
 ) *feed {
 	return &feed{
 		resource: outage.resource,
 		example:  example,
 		source:   listWatch(objects, narrow, outage),
-		handler:  handler,
+		queue:    newDirectQueue(outage.resource, set, remove),
 		outage:   outage,
 	}
 }
 
-// start runs an informer until ctx ends, and returns what is done when everything that existed
+// start lists and watches until ctx ends, and returns what is done when everything that existed
 // has been handed over. There is no resync: a sink keeps what it was given.
-func (f *feed) start(ctx context.Context, running *sync.WaitGroup) (cache.DoneChecker, error) {
-	informer := cache.NewSharedIndexInformerWithOptions(f.source, f.example, cache.SharedIndexInformerOptions{})
-	if err := informer.SetTransform(trim); err != nil {
-		return nil, err
-	}
-	if err := informer.SetWatchErrorHandlerWithContext(f.watchError); err != nil {
-		return nil, err
-	}
-	logger := klog.FromContext(ctx)
-	handle, err := informer.AddEventHandlerWithOptions(f.handler, cache.HandlerOptions{Logger: &logger})
-	if err != nil {
-		return nil, err
-	}
+func (f *feed) start(ctx context.Context, running *sync.WaitGroup) cache.DoneChecker {
+	controller := cache.New(&cache.Config{
+		Queue:                        f.queue,
+		ListerWatcher:                f.source,
+		ObjectType:                   f.example,
+		WatchErrorHandlerWithContext: f.watchError,
+	})
 	stop := f.outage.awaitAnswer(ctx)
 	running.Go(func() {
 		defer stop()
-		informer.RunWithContext(ctx)
+		controller.RunWithContext(ctx)
 	})
-	return handle.HasSyncedChecker(), nil
+	return f.queue.HasSyncedChecker()
 }
 
 // wait waits for the resource for as long as Synced may wait for it.

@@ -15,7 +15,7 @@ import (
 )
 
 // refusal lets the proxy do without a resource that the API server does not have (404) or does not
-// allow (403). It stands between an informer and the server.
+// allow (403). It stands between a reflector and the server.
 type refusal struct {
 	outage *outage
 	pause  time.Duration
@@ -33,7 +33,7 @@ func isRefusal(err error) bool {
 	return apierrors.IsNotFound(err) || apierrors.IsForbidden(err)
 }
 
-// guard makes inner wait after a refusal. An informer is kept, not restarted, so that it notices
+// guard makes inner wait after a refusal. The controller is kept, not restarted, so that it notices
 // what was deleted meanwhile when the resource is served again.
 func (r *refusal) guard(inner *cache.ListWatch) *cache.ListWatch {
 	return &cache.ListWatch{

@@ -2,7 +2,6 @@ package apiserver
 
 import (
 	"context"
-	"fmt"
 	"sync"
 	"time"
 
@@ -73,17 +72,14 @@ func (s *Source) Run(ctx context.Context, sink tracker.Sink) error {
 	// Connections are kept open for reuse, each with goroutines, unless somebody says otherwise. Closing
 	// the idle ones would not do: one whose watch was ended just now does not count as idle yet.
 	defer s.connections.CloseAll()
-	var informers sync.WaitGroup
-	defer informers.Wait()
+	var controllers sync.WaitGroup
+	defer controllers.Wait()
 	defer cancel()
 
 	feeds := s.feeds(sink)
 	listed := make([]cache.DoneChecker, len(feeds))
 	for i, f := range feeds {
-		var err error
-		if listed[i], err = f.start(ctx, &informers); err != nil {
-			return fmt.Errorf("watching %s: %w", f.resource, err)
-		}
+		listed[i] = f.start(ctx, &controllers)
 	}
 	for i, f := range feeds {
 		f.wait(ctx, listed[i])

@@ -2,24 +2,18 @@ package apiserver
 
 import (
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// trim drops what no part of the proxy reads, before an object is cached: who wrote which field,
-// and annotations, among them whole manifests (kubectl.kubernetes.io/last-applied-configuration).
+// trim drops what no part of the proxy reads, so that a sink that keeps a piece of an object does not keep
+// that too: who wrote which field, and annotations, among them whole manifests
+// (kubectl.kubernetes.io/last-applied-configuration).
 // The time at which endpoints changed stays: latency metrics are computed from it.
-//
-// It is a cache.TransformFunc. Those may see an object twice, and things that are no objects.
-func trim(obj any) (any, error) {
-	accessor, err := meta.Accessor(obj)
-	if err != nil {
-		return obj, nil // the marker of a missed deletion: nothing to trim
-	}
-	accessor.SetManagedFields(nil)
+func trim(obj metav1.Object) {
+	obj.SetManagedFields(nil)
 	var kept map[string]string
-	if changed, ok := accessor.GetAnnotations()[corev1.EndpointsLastChangeTriggerTime]; ok {
+	if changed, ok := obj.GetAnnotations()[corev1.EndpointsLastChangeTriggerTime]; ok {
 		kept = map[string]string{corev1.EndpointsLastChangeTriggerTime: changed}
 	}
-	accessor.SetAnnotations(kept)
-	return obj, nil
+	obj.SetAnnotations(kept)
 }
