@@ -2,6 +2,7 @@ package tracker
 
 import (
 	"fmt"
+	"runtime"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -38,6 +39,32 @@ func BenchmarkColdStart(b *testing.B) {
 			b.Fatalf("%d ports", got)
 		}
 	}
+}
+
+// BenchmarkHeap reports how much memory a Tracker keeps when it has handed out everything, the lists that a Backend
+// shares included.
+func BenchmarkHeap(b *testing.B) {
+	for _, size := range []struct{ services, endpoints int }{{10000, 2}, {5000, 50}} {
+		b.Run(fmt.Sprintf("%dx%d", size.services, size.endpoints), func(b *testing.B) {
+			for b.Loop() {
+				before := liveHeap()
+				tracker := New(Options{NodeName: thisNode})
+				fillCluster(tracker, size.services, size.endpoints)
+				tracker.Synced()
+				tracker.Changes()
+				b.ReportMetric(float64(liveHeap()-before)/1e6, "MB-kept")
+				runtime.KeepAlive(tracker)
+			}
+		})
+	}
+}
+
+// liveHeap returns how many bytes are in use after a collection.
+func liveHeap() int64 {
+	runtime.GC()
+	var stats runtime.MemStats
+	runtime.ReadMemStats(&stats)
+	return int64(stats.HeapAlloc)
 }
 
 func BenchmarkOneChangeAmong(b *testing.B) {

@@ -10,6 +10,8 @@ import (
 // candidate is an endpoint of one Service port, before it is decided which lists it is in.
 type candidate struct {
 	addrPort netip.AddrPort
+	// zones is those that the endpoint is meant for, if any.
+	zones []string
 	*sliceEndpoint
 }
 
@@ -40,7 +42,8 @@ func gather(into []candidate, id model.PortID, slices []*endpointSlice) []candid
 			}
 			for i := range slice.endpoints {
 				endpoint := &slice.endpoints[i]
-				into = append(into, candidate{netip.AddrPortFrom(endpoint.addr, port.number), endpoint})
+				addr := netip.AddrPortFrom(slice.addrOf(endpoint), port.number)
+				into = append(into, candidate{addr, slice.zonesOf(endpoint), endpoint})
 			}
 		}
 	}

@@ -22,7 +22,9 @@ type endpointSlice struct {
 	family    model.Family
 	ports     []slicePort
 	endpoints []sliceEndpoint
-	skips     skipList
+	// zones is the different lists of zones that endpoints are meant for, in the order of the endpoints.
+	zones [][]string
+	skips skipList
 }
 
 // slicePort is where the endpoints of a slice listen for the Service port of that name.
@@ -32,9 +34,14 @@ type slicePort struct {
 	number   uint16
 }
 
-// sliceEndpoint is one endpoint as seen from this node.
+// sliceEndpoint is one endpoint as seen from this node. A cluster may have hundreds of thousands, so it is
+// small and without pointers, which the garbage collector would follow.
 type sliceEndpoint struct {
-	addr netip.Addr
+	// address is of the slice's family, an IPv4 address as netip.Addr.As16 maps it.
+	address [16]byte
+	// zones is where in the slice's zones those that the endpoint is meant for are, counted from 1; 0 is none.
+	zones uint32
+
 	// With neither set the slice names no node.
 	local, remote bool
 
@@ -43,21 +50,29 @@ type sliceEndpoint struct {
 	// nodeHinted says that the endpoint is meant for certain nodes, hintsThisNode that
 	// this node is one of them. They are decided early because a node's name never changes.
 	nodeHinted, hintsThisNode bool
-	// zones is the zones that the endpoint is meant for, if any.
-	zones []string
 }
 
-func (e *sliceEndpoint) equal(other *sliceEndpoint) bool {
-	return e.addr == other.addr && e.local == other.local && e.remote == other.remote &&
-		e.ready == other.ready && e.serving == other.serving && e.terminating == other.terminating &&
-		e.nodeHinted == other.nodeHinted && e.hintsThisNode == other.hintsThisNode &&
-		slices.Equal(e.zones, other.zones)
+// addrOf returns the address of an endpoint of s.
+func (s *endpointSlice) addrOf(e *sliceEndpoint) netip.Addr {
+	addr := netip.AddrFrom16(e.address)
+	if s.family == model.IPv4 {
+		return addr.Unmap()
+	}
+	return addr
+}
+
+// zonesOf returns the zones that an endpoint of s is meant for, if any.
+func (s *endpointSlice) zonesOf(e *sliceEndpoint) []string {
+	if e.zones == 0 {
+		return nil
+	}
+	return s.zones[e.zones-1]
 }
 
 func (s *endpointSlice) equal(other *endpointSlice) bool {
 	return s.name == other.name && s.service == other.service && s.family == other.family &&
 		slices.Equal(s.ports, other.ports) &&
-		slices.EqualFunc(s.endpoints, other.endpoints, func(a, b sliceEndpoint) bool { return a.equal(&b) }) &&
+		slices.Equal(s.endpoints, other.endpoints) && slices.EqualFunc(s.zones, other.zones, slices.Equal) &&
 		slices.Equal(s.skips, other.skips)
 }
 
@@ -141,12 +156,12 @@ func (s *endpointSlice) parseEndpoints(endpoints []discoveryv1.Endpoint, nodeNam
 			s.skips.add(ReasonWrongFamily, indexed("endpoints", i)+".addresses[0]", text, nil)
 			continue
 		}
-		s.endpoints = append(s.endpoints, parseEndpoint(addr, endpoint, nodeName))
+		s.endpoints = append(s.endpoints, s.parseEndpoint(addr, endpoint, nodeName))
 	}
 }
 
-func parseEndpoint(addr netip.Addr, endpoint *discoveryv1.Endpoint, nodeName string) sliceEndpoint {
-	e := sliceEndpoint{addr: addr}
+func (s *endpointSlice) parseEndpoint(addr netip.Addr, endpoint *discoveryv1.Endpoint, nodeName string) sliceEndpoint {
+	e := sliceEndpoint{address: addr.As16()}
 	if nodeName != "" && endpoint.NodeName != nil && *endpoint.NodeName != "" {
 		e.local = *endpoint.NodeName == nodeName
 		e.remote = !e.local
@@ -161,10 +176,29 @@ func parseEndpoint(addr netip.Addr, endpoint *discoveryv1.Endpoint, nodeName str
 		e.nodeHinted = true
 		e.hintsThisNode = e.hintsThisNode || nodeName != "" && node.Name == nodeName
 	}
-	for _, zone := range endpoint.Hints.ForZones {
-		e.zones = append(e.zones, zone.Name)
-	}
+	e.zones = s.zonesIndex(endpoint.Hints.ForZones)
 	return e
+}
+
+// zonesIndex returns where in s.zones the hinted zones are, counted from 1, and adds them if need be; 0 is none.
+// There are about as many lists as zones, so a search costs little.
+func (s *endpointSlice) zonesIndex(hints []discoveryv1.ForZone) uint32 {
+	if len(hints) == 0 {
+		return 0
+	}
+	same := func(zones []string) bool {
+		return slices.EqualFunc(zones, hints, func(zone string, hint discoveryv1.ForZone) bool { return zone == hint.Name })
+	}
+	i := slices.IndexFunc(s.zones, same)
+	if i < 0 {
+		zones := make([]string, 0, len(hints))
+		for _, hint := range hints {
+			zones = append(zones, hint.Name)
+		}
+		i = len(s.zones)
+		s.zones = append(s.zones, zones)
+	}
+	return uint32(i) + 1
 }
 
 // orElse returns what condition points at, or unset if it is nil.

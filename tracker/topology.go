@@ -27,6 +27,6 @@ func nearby(candidates []candidate, zone string) func(candidate) bool {
 	return func(candidate) bool { return true }
 }
 
-func (e *sliceEndpoint) hintsZone(zone string) bool {
-	return zone != "" && slices.Contains(e.zones, zone)
+func (c candidate) hintsZone(zone string) bool {
+	return zone != "" && slices.Contains(c.zones, zone)
 }
