@@ -124,6 +124,7 @@ func (p *parts) synced(ctx context.Context, r tracker.SyncResult) {
 	if !p.programmed {
 		p.programmed = true
 		klog.FromContext(ctx).Info("Programmed all Services; following changes from now on", "servicePorts", len(r.Changes.Ports), "duration", r.Duration.Round(time.Microsecond).String())
+		returnMemory(startIsOver)
 	}
 	klog.FromContext(ctx).V(2).Info("Synced", "changed", len(r.Changes.Ports), "full", r.Changes.Full, "duration", r.Duration.Round(time.Microsecond).String())
 }
