@@ -17,8 +17,8 @@ type Stats struct {
 	// Elements is how many elements were added and deleted, Chains how many chains were
 	// added, emptied to be written anew, and deleted. What goes with its table is not counted.
 	Elements, Chains int
-	// Encode is the time spent building the messages, Kernel the time until the kernel had
-	// carried them out.
+	// Encode is the time spent building the batch, Kernel the time until the kernel had
+	// carried it out.
 	Encode, Kernel time.Duration
 }
 
@@ -44,7 +44,10 @@ func (c *Conn) Commit(tx Transaction) (Stats, error) {
 		begin = time.Now()
 		stats.Messages, stats.Bytes = len(messages), batchBytes(messages)
 		stats.Elements, stats.Chains = tx.size()
-		err := s.commit(messages, stats.Bytes)
+		b := s.newBatch(messages, stats.Bytes)
+		stats.Encode += time.Since(begin)
+		begin = time.Now()
+		err := s.commit(b)
 		stats.Kernel = time.Since(begin)
 		if err == nil {
 			c.noteOwned(tx)
@@ -75,11 +78,19 @@ func batchBytes(messages []message) int {
 	return n
 }
 
-// commit sends a batch and reads the kernel's answers to it.
-func (s *socket) commit(messages []message, size int) error {
-	batch := make([]byte, 0, size+2*batchMarkerLen)
-	batch = s.appendMessage(batch, batchMarker(unix.NFNL_MSG_BATCH_BEGIN))
-	begin := s.sequence
+// batch is a transaction as it is sent, and what it takes to understand the kernel's answers to it.
+type batch struct {
+	messages []message
+	bytes    []byte
+	// begin and last are the sequence numbers of the batch's begin and of its last message.
+	begin, last uint32
+}
+
+// newBatch puts messages, which are size bytes in all, into a batch.
+func (s *socket) newBatch(messages []message, size int) *batch {
+	b := batch{messages: messages, bytes: make([]byte, 0, size+2*batchMarkerLen)}
+	b.bytes = s.appendMessage(b.bytes, batchMarker(unix.NFNL_MSG_BATCH_BEGIN))
+	b.begin = s.sequence
 	for i := range messages {
 		m := messages[i].Message
 		if i == len(messages)-1 {
@@ -87,14 +98,19 @@ func (s *socket) commit(messages []message, size int) error {
 			// answers the last message it has answered all.
 			m.Header.Flags |= netlink.Acknowledge
 		}
-		batch = s.appendMessage(batch, &m)
+		b.bytes = s.appendMessage(b.bytes, &m)
 	}
-	last := s.sequence
-	batch = s.appendMessage(batch, batchMarker(unix.NFNL_MSG_BATCH_END))
-	if err := s.sendBatch(batch); err != nil {
+	b.last = s.sequence
+	b.bytes = s.appendMessage(b.bytes, batchMarker(unix.NFNL_MSG_BATCH_END))
+	return &b
+}
+
+// commit sends a batch and reads the kernel's answers to it.
+func (s *socket) commit(b *batch) error {
+	if err := s.sendBatch(b.bytes); err != nil {
 		return err
 	}
-	a := answers{messages: messages, begin: begin, last: last}
+	a := answers{batch: b}
 	return a.await(s)
 }
 
@@ -112,29 +128,27 @@ func batchMarker(typ uint16) *netlink.Message {
 const socketOverhead = 1 << 16
 
 // sendBatch sends a batch, in a single send, as the kernel wants it. So the socket must take all of it.
-func (s *socket) sendBatch(batch []byte) error {
-	if err := s.conn.SetWriteBuffer(len(batch) + socketOverhead); err != nil {
-		return fmt.Errorf("nft: make room for a batch of %d bytes: %w", len(batch), err)
+func (s *socket) sendBatch(b []byte) error {
+	if err := s.conn.SetWriteBuffer(len(b) + socketOverhead); err != nil {
+		return fmt.Errorf("nft: make room for a batch of %d bytes: %w", len(b), err)
 	}
-	err := s.send(batch)
+	err := s.send(b)
 	if errors.Is(err, unix.EMSGSIZE) {
 		room, _ := s.conn.WriteBuffer()
 		// The kernel doubles what it is told, of which wmem_max is the most.
 		return fmt.Errorf("nft: %w: %d bytes, and it takes %d (%w); set the sysctl net.core.wmem_max to at least %d, or run with CAP_NET_ADMIN in the initial user namespace",
-			ErrTooLarge, len(batch), room, err, (len(batch)+1)/2+socketOverhead)
+			ErrTooLarge, len(b), room, err, (len(b)+1)/2+socketOverhead)
 	}
 	if err != nil {
-		return fmt.Errorf("nft: send a batch of %d bytes: %w", len(batch), err)
+		return fmt.Errorf("nft: send a batch of %d bytes: %w", len(b), err)
 	}
 	return nil
 }
 
 // answers is what the kernel answers to a batch.
 type answers struct {
-	messages []message
-	// begin and last are the sequence numbers of the batch's begin and of its last message.
-	begin, last uint32
-	refused     *CommitError
+	*batch
+	refused *CommitError
 	// complete: the last answer was there.
 	complete bool
 }

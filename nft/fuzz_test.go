@@ -370,7 +370,7 @@ func FuzzReplies(f *testing.F) {
 		if total > len(data) {
 			t.Errorf("messages of %d bytes in %d", total, len(data))
 		}
-		a := answers{begin: 1, last: 9}
+		a := answers{batch: &batch{begin: 1, last: 9}}
 		_ = eachMessage(data, a.take)
 	})
 }

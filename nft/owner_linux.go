@@ -44,7 +44,7 @@ func (c *Conn) adoptOwned() error {
 		tx := Transaction{Steps: []Step{{Op: AdoptTable, Table: t}}}
 		messages, err := tx.encode()
 		if err == nil {
-			err = c.socket.commit(messages, batchBytes(messages))
+			err = c.socket.commit(c.socket.newBatch(messages, batchBytes(messages)))
 		}
 		var refused *CommitError
 		if err != nil && !errors.As(err, &refused) {
@@ -95,7 +95,7 @@ func (c *Conn) knowsDestroy(tx Transaction) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	err = c.use(func(s *socket) error { return s.commit(messages, batchBytes(messages)) })
+	err = c.use(func(s *socket) error { return s.commit(s.newBatch(messages, batchBytes(messages))) })
 	var refused *CommitError
 	if err != nil && (!errors.As(err, &refused) || errors.Is(err, unix.EPERM)) {
 		return false, err

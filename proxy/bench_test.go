@@ -1,8 +1,10 @@
 package proxy
 
 import (
+	"encoding/binary"
 	"fmt"
 	"net/netip"
+	"slices"
 	"testing"
 	"time"
 
@@ -12,53 +14,199 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// manyEndpoints returns Services with a ClusterIP and endpoints of which one in a hundred is on
-// this node, and the others elsewhere or, without placed, anywhere.
-func manyEndpoints(services, endpoints int, placed bool) *model.Changes {
-	changes := &model.Changes{Full: true, Ports: make(map[model.PortID]*model.ServicePort, services), Node: &model.Node{Name: "node-1"}, ServiceCIDRsChanged: true}
-	at := netip.MustParseAddr("10.128.0.0")
-	for i := range services {
-		p := &model.ServicePort{
-			ID:        model.PortID{Namespace: "default", Service: fmt.Sprintf("service-%d", i), Protocol: model.TCP, Family: model.IPv4},
-			ClusterIP: netip.AddrFrom4([4]byte{10, 96, byte(i >> 8), byte(i)}), Port: 80,
-		}
-		for slot := range endpoints {
-			at = at.Next()
-			local := (i*endpoints+slot)%100 == 0
-			p.Cluster = append(p.Cluster, model.Endpoint{AddrPort: netip.AddrPortFrom(at, 8080), Local: placed && local, Remote: placed && !local})
-		}
+// cluster describes the Services of a benchmark. They have a ClusterIP each.
+type cluster struct {
+	services, endpoints int
+	// nowhere leaves out on which node the endpoints are. Otherwise one in a hundred is on this one.
+	nowhere bool
+	// affinity is the time of session affinity; 0 for none.
+	affinity time.Duration
+}
+
+func (c cluster) String() string {
+	name := fmt.Sprintf("%dx%d", c.services, c.endpoints)
+	if c.nowhere {
+		name += "-nodes-unknown"
+	}
+	if c.affinity > 0 {
+		name += "-affinity"
+	}
+	return name
+}
+
+// numbered returns the i-th address from first on.
+func numbered(first string, i int) netip.Addr {
+	b := netip.MustParseAddr(first).As4()
+	binary.BigEndian.PutUint32(b[:], binary.BigEndian.Uint32(b[:])+uint32(i))
+	return netip.AddrFrom4(b)
+}
+
+// port returns the i-th Service port.
+func (c cluster) port(i int) *model.ServicePort {
+	p := &model.ServicePort{
+		ID:        model.PortID{Namespace: "default", Service: fmt.Sprintf("service-%d", i), Protocol: model.TCP, Family: model.IPv4},
+		ClusterIP: numbered("10.96.0.0", i), Port: 80, AffinityTimeout: c.affinity,
+	}
+	for slot := range c.endpoints {
+		n := i*c.endpoints + slot
+		local := n%100 == 0
+		p.Cluster = append(p.Cluster, model.Endpoint{
+			AddrPort: netip.AddrPortFrom(numbered("10.128.0.1", n), 8080), Local: !c.nowhere && local, Remote: !c.nowhere && !local,
+		})
+	}
+	return p
+}
+
+// changes returns all of the cluster.
+func (c cluster) changes() *model.Changes {
+	changes := &model.Changes{Full: true, Ports: make(map[model.PortID]*model.ServicePort, c.services), Node: &model.Node{Name: "node-1"}, ServiceCIDRsChanged: true}
+	for i := range c.services {
+		p := c.port(i)
 		changes.Ports[p.ID] = p
 	}
 	return changes
 }
 
-// BenchmarkFirstSync shows what it is worth to know on which node an endpoint is: the set hairpin then
-// holds the few on this one.
+// phases says where the time of Syncs goes.
+type phases struct {
+	sync, compile, encode, kernel []time.Duration
+	elements                      int
+}
+
+func (p *phases) hooks() Hooks {
+	return Hooks{
+		OnCompile: func(d time.Duration) { p.compile = append(p.compile, d) },
+		OnCommit: func(s nft.Stats) {
+			p.encode, p.kernel = append(p.encode, s.Encode), append(p.kernel, s.Kernel)
+			p.elements = s.Elements
+		},
+	}
+}
+
+// forget has the phases begin anew.
+func (p *phases) forget() { *p = phases{} }
+
+// reportMedian reports a median. Other users of the machine disturb it less than a mean.
+func reportMedian(b *testing.B, samples []time.Duration, name string) time.Duration {
+	if len(samples) == 0 {
+		return 0
+	}
+	slices.Sort(samples)
+	median := samples[len(samples)/2]
+	b.ReportMetric(median.Seconds()*1e3, name+"-ms")
+	return median
+}
+
+func (p *phases) report(b *testing.B) {
+	reportMedian(b, p.sync, "sync")
+	reportMedian(b, p.compile, "compile")
+	reportMedian(b, p.encode, "encode")
+	reportMedian(b, p.kernel, "kernel")
+	b.ReportMetric(float64(p.elements), "elements")
+}
+
+// floor returns how long the kernel takes to carry out what makes the tables in a namespace that has none: a lower bound of
+// each first Sync. The transaction is encoded before.
+func floor(b *testing.B, tables []*nft.Table) time.Duration {
+	var tx nft.Transaction
+	for _, t := range tables {
+		tx.Append(nft.Replace(t))
+	}
+	stats, err := namespaceConn(b).Commit(tx)
+	if err != nil {
+		b.Fatal(err)
+	}
+	return stats.Kernel
+}
+
+// BenchmarkFirstSync measures the first Sync into an empty namespace: objects in memory until the kernel has committed. floor-ms
+// is the time in which the kernel carries out the same batch. Endpoints with unknown nodes show what it is worth to
+// know them: the set hairpin then holds the few on this one.
 func BenchmarkFirstSync(b *testing.B) {
-	for _, size := range []struct{ services, endpoints int }{{10_000, 2}, {5_000, 50}} {
-		for _, placed := range []bool{false, true} {
-			b.Run(fmt.Sprintf("%dx%d/endpoints with a node %v", size.services, size.endpoints, placed), func(b *testing.B) {
-				changes := manyEndpoints(size.services, size.endpoints, placed)
-				// Other time says little on a busy machine.
-				var processor, kernel time.Duration
-				elements := 0
+	const affinity = 3 * time.Hour
+	for _, c := range []cluster{
+		{services: 10_000, endpoints: 2}, {services: 44_000, endpoints: 2}, {services: 5_000, endpoints: 50},
+		{services: 10_000, endpoints: 2, nowhere: true}, {services: 5_000, endpoints: 50, nowhere: true},
+		{services: 1_000, endpoints: 2, affinity: affinity}, {services: 5_000, endpoints: 2, affinity: affinity},
+	} {
+		b.Run(c.String(), func(b *testing.B) {
+			changes := c.changes()
+			var p phases
+			var floors []time.Duration
+			// Other time says little on a busy machine.
+			var processor time.Duration
+			for b.Loop() {
+				b.StopTimer()
+				backend, err := NewBackend(namespaceConn(b), compiler.Default(), p.hooks())
+				if err != nil {
+					b.Fatal(err)
+				}
+				used, begin := processorTime(b), time.Now()
+				b.StartTimer()
+				if err := backend.Sync(b.Context(), changes); err != nil {
+					b.Fatal(err)
+				}
+				b.StopTimer()
+				p.sync = append(p.sync, time.Since(begin))
+				processor += processorTime(b) - used
+				floors = append(floors, floor(b, backend.Tables()))
+				b.StartTimer()
+			}
+			p.report(b)
+			reportMedian(b, floors, "floor")
+			b.ReportMetric(processor.Seconds()*1e3/float64(b.N), "cpu-ms/op")
+			b.ReportMetric(p.sync[len(p.sync)/2].Seconds()/floors[len(floors)/2].Seconds(), "sync/floor")
+		})
+	}
+}
+
+// BenchmarkOneChange measures a change among many Services: kernel-ms is the part of the kernel, which validates the
+// whole table when the change has elements with a verdict.
+func BenchmarkOneChange(b *testing.B) {
+	for _, c := range []cluster{
+		{services: 100, endpoints: 2}, {services: 10_000, endpoints: 2}, {services: 44_000, endpoints: 2},
+		{services: 5_000, endpoints: 2, affinity: 3 * time.Hour},
+	} {
+		var p phases
+		backend, err := NewBackend(namespaceConn(b), compiler.Default(), p.hooks())
+		if err != nil {
+			b.Fatal(err)
+		}
+		if err := backend.Sync(b.Context(), c.changes()); err != nil {
+			b.Fatal(err)
+		}
+		for _, change := range []struct {
+			name  string
+			ports func(i int) *model.ServicePort
+		}{
+			{"endpoint-replaced", func(i int) *model.ServicePort {
+				p := c.port(c.services / 2)
+				p.Cluster[1].AddrPort = netip.AddrPortFrom(numbered("10.200.0.1", i), 8080)
+				return p
+			}},
+			{"endpoint-more", func(i int) *model.ServicePort {
+				p := c.port(c.services / 2)
+				if i%2 == 1 {
+					p.Cluster = append(p.Cluster, model.Endpoint{AddrPort: netip.MustParseAddrPort("10.200.0.1:8080"), Remote: true})
+				}
+				return p
+			}},
+			{"service-more", func(i int) *model.ServicePort { return c.port(c.services + i) }},
+		} {
+			b.Run(c.String()+"/"+change.name, func(b *testing.B) {
+				p.forget()
+				i := 0
 				for b.Loop() {
-					b.StopTimer()
-					conn := namespaceConn(b)
-					backend, err := NewBackend(conn, compiler.Default(), Hooks{OnCommit: func(s nft.Stats) { kernel += s.Kernel; elements = s.Elements }})
-					if err != nil {
-						b.Fatal(err)
-					}
-					begin := processorTime(b)
-					b.StartTimer()
+					i++
+					port := change.ports(i)
+					changes := &model.Changes{Ports: map[model.PortID]*model.ServicePort{port.ID: port}}
+					begin := time.Now()
 					if err := backend.Sync(b.Context(), changes); err != nil {
 						b.Fatal(err)
 					}
-					processor += processorTime(b) - begin
+					p.sync = append(p.sync, time.Since(begin))
 				}
-				b.ReportMetric(processor.Seconds()*1e3/float64(b.N), "cpu-ms/op")
-				b.ReportMetric(kernel.Seconds()*1e3/float64(b.N), "kernel-ms/op")
-				b.ReportMetric(float64(elements), "elements")
+				p.report(b)
 			})
 		}
 	}
