@@ -78,14 +78,6 @@ func (f *family) affinitySet(name string) *nft.Set {
 	}
 }
 
-// firstSlot chooses one of so many endpoints for a client that is not in the map.
-func (f *family) firstSlot(endpoints int) nft.Expr {
-	if f.config.AffinityHash {
-		return nft.JHash{Field: f.nft.Saddr(), Mod: uint32(endpoints), Seed: affinitySeed}
-	}
-	return nft.Numgen{Mod: uint32(endpoints)}
-}
-
 // returning sends a client to the endpoint that it was sent to before. The protocol is there for nft, which cannot
 // show a translation to a port without it.
 func (f *family) returning(b balancer) nft.Rule {
@@ -310,6 +302,9 @@ func (f *family) useAffinityList(p *affinityPort, list affinityList, endpoints [
 	if use.losing {
 		f.affinityLosing[p] = true
 	}
+	if use.stale {
+		f.affinityStale[p] = true
+	}
 	f.draft.PutChain(f.affinityUpdate(p, list))
 }
 
@@ -324,6 +319,8 @@ func (f *family) releaseAffinity(have plan) {
 	f.putAffinityShortCircuit(p)
 	if !p.has(listCluster) && !p.has(listLocal) {
 		delete(f.affinityPorts, p.name)
+		delete(f.affinityStale, p)
+		delete(f.affinityLosing, p)
 	}
 }
 

@@ -57,14 +57,24 @@ func IsAffinityMap(name string) bool {
 }
 
 // Maps returns all maps that the rulesets have, in no order.
-func (a Affinity) Maps() []AffinityMap {
-	return a.mapsWhere(func(affinityUse) bool { return true })
+func (a Affinity) Maps() (maps []AffinityMap) {
+	for _, f := range a.families {
+		for _, p := range f.affinityPorts {
+			maps = f.appendMaps(maps, p, func(affinityUse) bool { return true })
+		}
+	}
+	return maps
 }
 
 // Stale returns the maps that may have clients of endpoints that do not serve them any more: since Reconciled was
-// called for the map, an endpoint went. In no order.
-func (a Affinity) Stale() []AffinityMap {
-	return a.mapsWhere(func(use affinityUse) bool { return use.stale })
+// called for the map, an endpoint went. In no order. It costs as much as there are.
+func (a Affinity) Stale() (maps []AffinityMap) {
+	for _, f := range a.families {
+		for p := range f.affinityStale {
+			maps = f.appendMaps(maps, p, func(use affinityUse) bool { return use.stale })
+		}
+	}
+	return maps
 }
 
 // Losing returns those stale maps that lose an endpoint by the transaction to be committed, or that the kernel may
@@ -72,11 +82,7 @@ func (a Affinity) Stale() []AffinityMap {
 func (a Affinity) Losing() (maps []AffinityMap) {
 	for _, f := range a.families {
 		for p := range f.affinityLosing {
-			for _, list := range affinityLists {
-				if p.has(list) && p.lists[list].losing {
-					maps = append(maps, f.affinityMap(p, list))
-				}
-			}
+			maps = f.appendMaps(maps, p, func(use affinityUse) bool { return use.losing })
 		}
 	}
 	return maps
@@ -92,14 +98,11 @@ func (f *family) affinityCommitted() {
 	clear(f.affinityLosing)
 }
 
-func (a Affinity) mapsWhere(choose func(affinityUse) bool) (maps []AffinityMap) {
-	for _, f := range a.families {
-		for _, p := range f.affinityPorts {
-			for _, list := range affinityLists {
-				if p.has(list) && choose(p.lists[list]) {
-					maps = append(maps, f.affinityMap(p, list))
-				}
-			}
+// appendMaps appends those maps of a port that choose wants.
+func (f *family) appendMaps(maps []AffinityMap, p *affinityPort, choose func(affinityUse) bool) []AffinityMap {
+	for _, list := range affinityLists {
+		if p.has(list) && choose(p.lists[list]) {
+			maps = append(maps, f.affinityMap(p, list))
 		}
 	}
 	return maps
@@ -137,6 +140,9 @@ func (a Affinity) Reconciled(m AffinityMap) {
 		if use := &p.lists[list]; p.mapName(list) == m.Set.Name && !lost(m.endpoints, use.endpoints) {
 			use.stale = false
 		}
+	}
+	if !slices.ContainsFunc(p.lists[:], func(use affinityUse) bool { return use.stale }) {
+		delete(f.affinityStale, p)
 	}
 }
 

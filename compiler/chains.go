@@ -20,8 +20,11 @@ const (
 	// kindLocal serves external traffic with policy Local: the client's address is kept,
 	// and only clients of the cluster and the node may go to other nodes.
 	kindLocal chainKind = "local"
-	// kindDirect only chooses an endpoint: for clients of the cluster under policy Local.
+	// kindDirect only chooses an endpoint: for clients of the cluster under policy Local, and for clients with affinity that
+	// are new.
 	kindDirect chainKind = "direct"
+	// kindDirectLocal chooses among the endpoints for policy Local: for clients with affinity that are new.
+	kindDirectLocal chainKind = "direct-local"
 )
 
 // Chains with fixed names.
@@ -47,6 +50,21 @@ type balancer struct {
 	count    int
 	// affinity says that clients go where they went before. With one endpoint they do anyway.
 	affinity balancerAffinity
+	// hash has the hash of a client's address choose.
+	hash bool
+}
+
+// choice returns the balancer that chooses an endpoint for clients of b that are new, if that is another one; the zero value if
+// not. Chains of a Service port with affinity leave the choice to chains that all ports share. Whenever an element is added to a map,
+// the kernel walks all rules that look it up, so these must not become more with each Service.
+func (b balancer) choice(hash bool) balancer {
+	switch {
+	case b.affinity.port == "":
+		return balancer{}
+	case b.kind == kindLocal:
+		return balancer{kind: kindDirectLocal, nodePort: b.nodePort, count: b.count, hash: hash}
+	}
+	return balancer{kind: kindDirect, nodePort: b.nodePort, count: b.count, hash: hash}
 }
 
 // balancerAffinity is the affinity of a chain that serves one Service port only; the zero value is none.
@@ -62,6 +80,9 @@ func (b balancer) name() string {
 	if b.kind == kindCluster && b.affinity.list == listLocal {
 		name += "-local"
 	}
+	if b.hash {
+		name += "-hash"
+	}
 	name += "-" + strconv.Itoa(b.count)
 	if b.affinity.port != "" {
 		name = "affinity-" + name + "." + b.affinity.port
@@ -75,10 +96,6 @@ func (b balancer) name() string {
 // balancerChain builds the chain: what comes before the choice, then the choice.
 func (f *family) balancerChain(b balancer) *nft.Chain {
 	c := &nft.Chain{Name: b.name()}
-	endpoints := f.endpoints
-	if b.nodePort {
-		endpoints = f.nodePortEndpoints
-	}
 	switch b.kind {
 	case kindCluster:
 		c.Rules = f.beforeCluster()
@@ -86,14 +103,16 @@ func (f *family) balancerChain(b balancer) *nft.Chain {
 		c.Rules = []nft.Rule{nft.NewRule(nft.SetMarkBits{Bits: f.config.markBits()})}
 	case kindLocal:
 		shortCircuit := chainShortCircuit
-		endpoints = f.localEndpoints
 		if b.nodePort {
 			shortCircuit = chainShortCircuitNodePorts
-			endpoints = f.localNodePortEndpoints
 		}
 		c.Rules = []nft.Rule{nft.NewRule(nft.Jump(shortCircuit))}
 	}
-	c.Rules = append(c.Rules, f.choice(b, endpoints)...)
+	if b.affinity.port != "" {
+		c.Rules = append(c.Rules, f.returning(b), nft.NewRule(nft.Goto(b.choice(f.config.AffinityHash).name())))
+	} else {
+		c.Rules = append(c.Rules, f.draws(b)...)
+	}
 	return c
 }
 
@@ -107,23 +126,42 @@ func (f *family) beforeCluster() []nft.Rule {
 	return nil
 }
 
-// choice draws a slot and translates to the endpoint in it. A packet can run while a commit
+// draws chooses a slot and translates to the endpoint in it. A packet can run while a commit
 // takes effect and draw a slot that is just gone; a second rule then takes slot 0.
-func (f *family) choice(b balancer, endpoints *nft.Set) []nft.Rule {
-	if b.count == 0 {
-		return nil
-	}
+func (f *family) draws(b balancer) []nft.Rule {
 	draw := func(slot nft.Expr) nft.Rule {
-		return nft.NewRule(nft.DNAT{Family: f.nft, Key: append(f.key(b.nodePort), slot), Map: endpoints.Name})
+		return nft.NewRule(nft.DNAT{Family: f.nft, Key: append(f.key(b.nodePort), slot), Map: f.endpointsOf(b).Name})
 	}
 	first := draw(nft.Numgen{Mod: 1})
-	switch {
-	case b.count == 1:
+	switch b.count {
+	case 0:
+		return nil
+	case 1:
 		return []nft.Rule{first}
-	case b.affinity.port != "":
-		return []nft.Rule{f.returning(b), draw(f.firstSlot(b.count)), first}
 	}
-	return []nft.Rule{draw(nft.Numgen{Mod: uint32(b.count)}), first}
+	return []nft.Rule{draw(f.slot(b)), first}
+}
+
+// slot chooses one of the balancer's endpoints.
+func (f *family) slot(b balancer) nft.Expr {
+	if b.hash {
+		return nft.JHash{Field: f.nft.Saddr(), Mod: uint32(b.count), Seed: affinitySeed}
+	}
+	return nft.Numgen{Mod: uint32(b.count)}
+}
+
+// endpointsOf returns the map that the balancer's endpoints are in.
+func (f *family) endpointsOf(b balancer) *nft.Set {
+	local := b.kind == kindLocal || b.kind == kindDirectLocal
+	switch {
+	case local && b.nodePort:
+		return f.localNodePortEndpoints
+	case local:
+		return f.localEndpoints
+	case b.nodePort:
+		return f.nodePortEndpoints
+	}
+	return f.endpoints
 }
 
 // key is what the maps know a frontend by.

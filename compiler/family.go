@@ -46,6 +46,8 @@ type family struct {
 	externals       map[portNumber]map[frontend]string
 	// affinityLosing holds the ports with a map that loses an endpoint by the next commit.
 	affinityLosing map[*affinityPort]bool
+	// affinityStale holds the ports with a map that may hold clients of endpoints that do not serve them any more.
+	affinityStale map[*affinityPort]bool
 	// affinityMoves holds the ports of which a map came or went since the last commit.
 	affinityMoves map[string]bool
 }
@@ -65,6 +67,7 @@ func newFamily(f nft.Family, config *Config) *family {
 
 		affinityFrontends: map[affinityRule]int{},
 		affinityLosing:    map[*affinityPort]bool{},
+		affinityStale:     map[*affinityPort]bool{},
 		affinityMoves:     map[string]bool{},
 		affinityNumbers:   map[portNumber]bool{},
 		externals:         map[portNumber]map[frontend]string{},
@@ -320,6 +323,7 @@ func (f *family) use(b balancer) {
 	f.balancers[b]++
 	if f.balancers[b] == 1 {
 		f.draft.PutChain(f.balancerChain(b))
+		f.use(b.choice(f.config.AffinityHash))
 	}
 }
 
@@ -331,6 +335,7 @@ func (f *family) release(b balancer) {
 	if f.balancers[b] == 0 {
 		delete(f.balancers, b)
 		f.draft.RemoveChain(b.name())
+		f.release(b.choice(f.config.AffinityHash))
 	}
 }
 

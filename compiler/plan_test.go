@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/nftproxy/nftproxy/model"
@@ -254,6 +255,41 @@ func counts(tx nft.Transaction) map[string]int {
 		}
 	}
 	return out
+}
+
+// For each element that is added to a map, the kernel walks all rules that look it up.
+func TestRulesThatLookUpEndpointsAreFewHoweverManyServices(t *testing.T) {
+	for _, hash := range []bool{false, true} {
+		config := Default()
+		config.AffinityHash = hash
+		c, err := New(config)
+		if err != nil {
+			t.Fatal(err)
+		}
+		rules := map[int]int{}
+		for _, services := range []int{10, 100} {
+			ports := map[model.PortID]*model.ServicePort{}
+			for i := range services {
+				p := &model.ServicePort{
+					ID: webID(fmt.Sprintf("service-%d", i)), ClusterIP: netip.AddrFrom4([4]byte{10, 96, 0, byte(i)}), Port: 80,
+					NodePort: uint16(30000 + i), AffinityTimeout: time.Hour, ExternalPolicy: model.TrafficPolicy(i % 2),
+					Cluster: endpoints("10.244.0.1:8080", "10.244.0.2:8080", "10.244.0.3:8080"), Local: endpoints("10.244.0.1:8080", "10.244.0.2:8080"),
+				}
+				ports[p.ID] = p
+			}
+			c.Apply(&model.Changes{Full: true, Ports: ports})
+			for _, chain := range c.Tables()[0].Chains {
+				for _, rule := range chain.Rules {
+					if strings.Contains(rule.String(), "endpoints") && strings.Contains(rule.String(), "dnat") {
+						rules[services]++
+					}
+				}
+			}
+		}
+		if rules[10] == 0 || rules[100] != rules[10] {
+			t.Errorf("with hash %v, %d rules look up endpoints of 10 Services with affinity, %d of 100", hash, rules[10], rules[100])
+		}
+	}
 }
 
 func TestATransactionIsAsLargeAsItsChange(t *testing.T) {
