@@ -247,9 +247,9 @@ func counts(tx nft.Transaction) map[string]int {
 		where := s.Table.Family.String() + " "
 		switch s.Op {
 		case nft.AddElements:
-			out[where+"add to "+s.Set.Name] += len(s.Elements)
+			out[where+"add to "+s.Set.Name] += s.Len()
 		case nft.DeleteElements:
-			out[where+"delete from "+s.Set.Name] += len(s.Elements)
+			out[where+"delete from "+s.Set.Name] += s.Len()
 		default:
 			out[s.String()]++
 		}

@@ -61,7 +61,7 @@ func (tx *Transaction) size() (elements, chains int) {
 	for _, s := range tx.Steps {
 		switch s.Op {
 		case AddElements, DeleteElements:
-			elements += len(s.Elements)
+			elements += s.Len()
 		case AddChain, FlushChain, DeleteChain:
 			chains++
 		}

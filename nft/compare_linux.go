@@ -129,8 +129,8 @@ func (c *comparison) compareElements(d *delta, pair setPair) error {
 			return err
 		}
 	}
-	d.deleteElements = append(d.deleteElements, setElements{pair.want, e.gone})
-	d.addElements = append(d.addElements, setElements{pair.want, e.added})
+	d.deleteElements = append(d.deleteElements, setElements{set: pair.want, elements: e.gone})
+	d.addElements = append(d.addElements, setElements{set: pair.want, elements: e.added})
 	return nil
 }
 
@@ -167,6 +167,7 @@ func (e *elementComparison) take(r *rawElement) error {
 		if r.foreign == "" && r.is(&want) {
 			return nil
 		}
+		want.Key = Data(key)
 		e.added = append(e.added, want)
 	}
 	e.gone = append(e.gone, r.element())
@@ -185,8 +186,8 @@ func (e *elementComparison) findMissing() {
 	if missing == 0 {
 		return
 	}
-	for key, want := range e.set.elements {
-		if key != CatchAll && !e.seen.has(key) {
+	for want := range e.set.each() {
+		if want.Key != CatchAll && !e.seen.has(want.Key) {
 			e.added = append(e.added, want)
 		}
 	}

@@ -2,7 +2,6 @@ package nft
 
 import (
 	"encoding/binary"
-	"slices"
 
 	"golang.org/x/sys/unix"
 )
@@ -20,10 +19,10 @@ func (m *message) describe(offset int) string {
 		s.Chain = &chain
 	case AddElements, DeleteElements:
 		if e, ok := m.elementAt(offset - unix.NLMSG_HDRLEN); ok {
-			s.Elements = []Element{e}
+			s.Elements, s.All = []Element{e}, false
 			return s.elementLine()
 		}
-		if len(s.Elements) > 1 {
+		if s.Len() > 1 {
 			return s.elementsSummary()
 		}
 		return s.elementLine()
@@ -34,15 +33,24 @@ func (m *message) describe(offset int) string {
 func (s Step) elementLine() string {
 	where := stepNames[s.Op] + " " + s.Table.Family.String() + " " + s.Table.Name + " " + s.Set.Name
 	if s.Op == DeleteElements {
-		return where + " { " + s.Set.formatKey(s.Elements[0]) + " }"
+		return where + " { " + s.Set.formatKey(s.first()) + " }"
 	}
-	return where + " { " + s.Set.FormatElement(s.Elements[0]) + " }"
+	return where + " { " + s.Set.FormatElement(s.first()) + " }"
+}
+
+// first returns the first element in the order of keys.
+func (s Step) first() (first Element) {
+	none := true
+	for e := range s.EachElement() {
+		if none || compareElements(e, first) < 0 {
+			first, none = e, false
+		}
+	}
+	return first
 }
 
 func (s Step) elementsSummary() string {
-	first := s
-	first.Elements = []Element{slices.MinFunc(s.Elements, compareElements)}
-	line := first.elementLine()
+	line := s.elementLine()
 	return line[:len(line)-2] + ", … }"
 }
 

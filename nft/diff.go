@@ -61,18 +61,9 @@ func (t *Table) becomes(want *Table) bool {
 func build(want *Table) Transaction {
 	d := delta{table: want, addTable: true, addSets: want.Sets, addChains: want.Chains, newRules: want.Chains}
 	for _, s := range want.Sets {
-		d.addElements = append(d.addElements, setElements{s, unordered(s)})
+		d.addElements = append(d.addElements, setElements{set: s, all: true})
 	}
 	return d.transaction()
-}
-
-// unordered returns the elements of a set in any order, which is all the kernel needs.
-func unordered(s *Set) []Element {
-	out := make([]Element, 0, len(s.elements))
-	for _, e := range s.elements {
-		out = append(out, e)
-	}
-	return out
 }
 
 // compatible reports whether have can be turned into want step by step.
@@ -113,6 +104,17 @@ type delta struct {
 type setElements struct {
 	set      *Set
 	elements []Element
+	// all stands for all elements of the set.
+	all bool
+}
+
+// steps returns the step that does op to the elements, if there are any.
+func (e setElements) steps(op StepOp) []Step {
+	s := Step{Op: op, Set: e.set, Elements: e.elements, All: e.all}
+	if s.Len() == 0 {
+		return nil
+	}
+	return []Step{s}
 }
 
 // setPair is a set as it is wanted, and as it is: nil if there is none that could stay.
@@ -147,24 +149,24 @@ func (d *delta) compareElements(have, want *Set) {
 		have = &Set{}
 	}
 	var gone, added []Element
-	for key, h := range have.elements {
-		if want.Dynamic && key != CatchAll {
+	for h := range have.each() {
+		if want.Dynamic && h.Key != CatchAll {
 			continue
 		}
-		if w, ok := want.elements[key]; !ok || !w.same(h) || have.foreign[key] != "" {
+		if w, ok := want.Element(h.Key); !ok || !w.same(h) || have.foreign[h.Key] != "" {
 			gone = append(gone, h)
 		}
 	}
-	for key, w := range want.elements {
+	for w := range want.each() {
 		if want.Dynamic {
 			break
 		}
-		if h, ok := have.elements[key]; !ok || !w.same(h) || have.foreign[key] != "" {
+		if h, ok := have.Element(w.Key); !ok || !w.same(h) || have.foreign[w.Key] != "" {
 			added = append(added, w)
 		}
 	}
-	d.deleteElements = append(d.deleteElements, setElements{want, gone})
-	d.addElements = append(d.addElements, setElements{want, added})
+	d.deleteElements = append(d.deleteElements, setElements{set: want, elements: gone})
+	d.addElements = append(d.addElements, setElements{set: want, elements: added})
 }
 
 func (d *delta) compareChains(have, want *Table) {
@@ -222,9 +224,11 @@ func (d *delta) rebuilds(c *Chain) bool {
 // deleted while something refers to it.
 func (d *delta) transaction() Transaction {
 	var tx Transaction
-	add := func(s Step) {
-		s.Table = d.table
-		tx.Steps = append(tx.Steps, s)
+	add := func(steps ...Step) {
+		for _, s := range steps {
+			s.Table = d.table
+			tx.Steps = append(tx.Steps, s)
+		}
 	}
 	if d.addTable {
 		add(Step{Op: AddTable})
@@ -236,9 +240,7 @@ func (d *delta) transaction() Transaction {
 		add(Step{Op: FlushChain, Chain: c})
 	}
 	for _, e := range d.deleteElements {
-		if len(e.elements) > 0 {
-			add(Step{Op: DeleteElements, Set: e.set, Elements: e.elements})
-		}
+		add(e.steps(DeleteElements)...)
 	}
 	// Sets go before chains: their elements may lead to those.
 	for _, s := range d.deleteSets {
@@ -262,9 +264,7 @@ func (d *delta) transaction() Transaction {
 		}
 	}
 	for _, e := range d.addElements {
-		if len(e.elements) > 0 {
-			add(Step{Op: AddElements, Set: e.set, Elements: e.elements})
-		}
+		add(e.steps(AddElements)...)
 	}
 	return tx
 }

@@ -186,8 +186,8 @@ func (d *Draft) Transaction() Transaction {
 	}
 	for _, s := range d.sets {
 		gone, added := d.elementChanges(s)
-		delta.deleteElements = append(delta.deleteElements, setElements{s, gone})
-		delta.addElements = append(delta.addElements, setElements{s, added})
+		delta.deleteElements = append(delta.deleteElements, setElements{set: s, elements: gone})
+		delta.addElements = append(delta.addElements, setElements{set: s, elements: added})
 	}
 	return delta.transaction()
 }

@@ -276,6 +276,7 @@ func (e *encoder) elements(s Step) error {
 	if s.Op == DeleteElements {
 		typ, flags = unix.NFT_MSG_DELSETELEM, 0
 	}
+	lengths := s.Set.lengths()
 	var a attributes
 	list := -1
 	finish := func() {
@@ -285,15 +286,16 @@ func (e *encoder) elements(s Step) error {
 			list = -1
 		}
 	}
-	for i := range s.Elements {
-		if err := s.Set.check(&s.Elements[i], s.Op == AddElements); err != nil {
+	left := s.Len()
+	for element := range s.EachElement() {
+		if err := lengths.check(s.Set, &element, s.Op == AddElements); err != nil {
 			return fmt.Errorf("nft: %s %s %s %s: %w", s.Set.Kind(), s.Table.Family, s.Table.Name, s.Set.Name, err)
 		}
 		if list >= 0 && len(a)-list > maxList {
 			finish()
 		}
 		if list < 0 {
-			a = start(s.Table, min(1<<16+256, 256+160*(len(s.Elements)-i)))
+			a = start(s.Table, min(1<<16+256, 256+160*left))
 			a.str(unix.NFTA_SET_ELEM_LIST_TABLE, s.Table.Name)
 			a.str(unix.NFTA_SET_ELEM_LIST_SET, s.Set.Name)
 			if id := e.setIDs[s.Set]; id != 0 {
@@ -301,53 +303,61 @@ func (e *encoder) elements(s Step) error {
 			}
 			list = a.begin(unix.NFTA_SET_ELEM_LIST_ELEMENTS)
 		}
-		a.element(s.Set, &s.Elements[i], s.Op == AddElements)
+		a.element(s.Set, lengths, &element, s.Op == AddElements)
+		left--
 	}
 	finish()
 	return nil
 }
 
+// setLengths is how long the keys and values of a set are, as Data and as the kernel is told.
+type setLengths struct{ key, keyTold, value, valueTold int }
+
+func (s *Set) lengths() setLengths {
+	return setLengths{s.Key.Len(), s.Key.keyLen(), s.Data.Len(), s.Data.keyLen()}
+}
+
 // check refuses an element that the set cannot hold, before the kernel does with a mere number.
-func (s *Set) check(e *Element, withValue bool) error {
-	if err := s.checkKey(e); err != nil || !withValue {
+func (l setLengths) check(s *Set, e *Element, withValue bool) error {
+	if err := l.checkKey(s, e); err != nil || !withValue {
 		return err
 	}
 	switch {
 	case s.Verdicts && e.Verdict.Kind == 0:
 		return fmt.Errorf("element %s has no verdict", s.formatKey(*e))
-	case len(e.Value) != s.Data.Len():
-		return fmt.Errorf("element %s: value has %d bytes, want %d", s.formatKey(*e), len(e.Value), s.Data.Len())
+	case len(e.Value) != l.value:
+		return fmt.Errorf("element %s: value has %d bytes, want %d", s.formatKey(*e), len(e.Value), l.value)
 	}
 	return nil
 }
 
-func (s *Set) checkKey(e *Element) error {
+func (l setLengths) checkKey(s *Set, e *Element) error {
 	switch {
 	case e.Key == CatchAll:
-	case len(e.Key) != s.Key.Len():
-		return fmt.Errorf("element key has %d bytes, want %d for %s", len(e.Key), s.Key.Len(), s.Key)
+	case len(e.Key) != l.key:
+		return fmt.Errorf("element key has %d bytes, want %d for %s", len(e.Key), l.key, s.Key)
 	case s.Interval && len(e.KeyEnd) != len(e.Key):
 		return fmt.Errorf("element %s: the end of its range has %d bytes, want %d", s.Key.Format(e.Key), len(e.KeyEnd), len(e.Key))
 	}
 	return nil
 }
 
-func (a *attributes) element(s *Set, e *Element, withValue bool) {
+func (a *attributes) element(s *Set, l setLengths, e *Element, withValue bool) {
 	elem := a.begin(unix.NFTA_LIST_ELEM)
 	if e.Key == CatchAll {
 		a.u32(unix.NFTA_SET_ELEM_FLAGS, elemCatchAll)
 	} else {
-		a.key(s, e)
+		a.key(s, l, e)
 	}
 	if withValue {
-		a.value(s, e)
+		a.value(s, l, e)
 	}
 	a.end(elem)
 }
 
-func (a *attributes) key(s *Set, e *Element) {
+func (a *attributes) key(s *Set, l setLengths, e *Element) {
 	key := a.begin(unix.NFTA_SET_ELEM_KEY)
-	a.bytes(unix.NFTA_DATA_VALUE, string(e.Key)[:s.Key.keyLen()])
+	a.bytes(unix.NFTA_DATA_VALUE, string(e.Key)[:l.keyTold])
 	a.end(key)
 	if s.Interval {
 		end := a.begin(nftaSetElemKeyEnd)
@@ -356,13 +366,13 @@ func (a *attributes) key(s *Set, e *Element) {
 	}
 }
 
-func (a *attributes) value(s *Set, e *Element) {
+func (a *attributes) value(s *Set, l setLengths, e *Element) {
 	if s.IsMap() {
 		data := a.begin(unix.NFTA_SET_ELEM_DATA)
 		if s.Verdicts {
 			a.verdict(e.Verdict)
 		} else {
-			a.bytes(unix.NFTA_DATA_VALUE, string(e.Value)[:s.Data.keyLen()])
+			a.bytes(unix.NFTA_DATA_VALUE, string(e.Value)[:l.valueTold])
 		}
 		a.end(data)
 	}

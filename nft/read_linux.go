@@ -275,7 +275,7 @@ func elementList(table, set string) attributes {
 func (r *reader) catchAll(t *Table, s *Set, each func(data []byte) error) error {
 	a := elementList(t.Name, s.Name)
 	list := a.begin(unix.NFTA_SET_ELEM_LIST_ELEMENTS)
-	a.element(s, &Element{Key: CatchAll}, false)
+	a.element(s, s.lengths(), &Element{Key: CatchAll}, false)
 	a.end(list)
 	err := r.ask(query{typ: unix.NFT_MSG_GETSETELEM, family: t.Family, attrs: a}, func(m reply) error {
 		return each(m.Data)

@@ -1,7 +1,7 @@
 package nft
 
 import (
-	"maps"
+	"iter"
 	"slices"
 	"strconv"
 	"strings"
@@ -38,7 +38,7 @@ type Set struct {
 	anonymous bool
 	// kernelCount is how many elements the kernel said that it has, when the set was read; -1 if it did not say.
 	kernelCount int
-	elements    map[Data]Element
+	elements    map[Data]stored
 	// foreign says of elements that were read what there is to them that an Element cannot say; nil for none.
 	foreign map[Data]string
 }
@@ -62,6 +62,36 @@ type Element struct {
 	// Timeout is how long the element of a Dynamic set lives after packets last updated it, and Expires how
 	// much of that is left, in whole milliseconds.
 	Timeout, Expires time.Duration
+}
+
+// stored is an element as a Set keeps it, without its key. Large sets have elements with a key and perhaps a value and nothing else, so the
+// rest is apart: elements are most of what a program with many of them has in memory.
+type stored struct {
+	value Data
+	rest  *elementRest // nil if it would be zero
+}
+
+type elementRest struct {
+	keyEnd           Data
+	verdict          Verdict
+	comment          string
+	timeout, expires time.Duration
+}
+
+func store(e Element) stored {
+	s := stored{value: e.Value}
+	if rest := (elementRest{e.KeyEnd, e.Verdict, e.Comment, e.Timeout, e.Expires}); rest != (elementRest{}) {
+		s.rest = &rest
+	}
+	return s
+}
+
+func (s stored) element(key Data) Element {
+	e := Element{Key: key, Value: s.value}
+	if r := s.rest; r != nil {
+		e.KeyEnd, e.Verdict, e.Comment, e.Timeout, e.Expires = r.keyEnd, r.verdict, r.comment, r.timeout, r.expires
+	}
+	return e
 }
 
 // same reports whether the kernel would hold the same for both.
@@ -93,21 +123,27 @@ func (s *Set) Len() int { return len(s.elements) }
 // Element returns the element with the key.
 func (s *Set) Element(key Data) (Element, bool) {
 	e, ok := s.elements[key]
-	return e, ok
+	if !ok {
+		return Element{}, false
+	}
+	return e.element(key), true
 }
 
-// elementAt is Element without the need to make a Data of the key.
+// elementAt is Element without the need to make a Data of the key: it returns the element without it.
 func (s *Set) elementAt(key []byte) (Element, bool) {
 	e, ok := s.elements[Data(key)]
-	return e, ok
+	if !ok {
+		return Element{}, false
+	}
+	return e.element(""), true
 }
 
 // Put adds an element or replaces the one with its key.
 func (s *Set) Put(e Element) {
 	if s.elements == nil {
-		s.elements = make(map[Data]Element)
+		s.elements = make(map[Data]stored)
 	}
-	s.elements[e.Key] = e
+	s.elements[e.Key] = store(e)
 	delete(s.foreign, e.Key)
 }
 
@@ -119,7 +155,18 @@ func (s *Set) Remove(key Data) {
 
 // Elements returns all elements in the order of their keys.
 func (s *Set) Elements() []Element {
-	return slices.SortedFunc(maps.Values(s.elements), compareElements)
+	return slices.SortedFunc(s.each(), compareElements)
+}
+
+// each returns the elements in any order, which is all the kernel needs.
+func (s *Set) each() iter.Seq[Element] {
+	return func(yield func(Element) bool) {
+		for key, e := range s.elements {
+			if !yield(e.element(key)) {
+				return
+			}
+		}
+	}
 }
 
 func compareElements(a, b Element) int { return strings.Compare(string(a.Key), string(b.Key)) }

@@ -94,7 +94,7 @@ func (t *Table) setStep(s Step) error {
 		t.Sets = slices.DeleteFunc(t.Sets, func(o *Set) bool { return o == have })
 		return nil
 	}
-	for _, e := range s.Elements {
+	for e := range s.EachElement() {
 		if err := t.elementStep(s.Op, have, e); err != nil {
 			return fmt.Errorf("%s: %w", have.FormatElement(e), err)
 		}
@@ -103,7 +103,7 @@ func (t *Table) setStep(s Step) error {
 }
 
 func (t *Table) elementStep(op StepOp, s *Set, e Element) error {
-	if err := s.check(&e, op == AddElements); err != nil {
+	if err := s.lengths().check(s, &e, op == AddElements); err != nil {
 		return err
 	}
 	_, present := s.Element(e.Key)

@@ -2,6 +2,7 @@ package nft
 
 import (
 	"fmt"
+	"iter"
 	"slices"
 	"strings"
 )
@@ -21,10 +22,29 @@ type Step struct {
 	Set *Set
 	// Elements is what AddElements adds and DeleteElements deletes (only keys count there).
 	Elements []Element
+	// All makes AddElements add all elements that Set has when the step is encoded or printed, instead of Elements. So a large table needs no
+	// second list of its elements.
+	All bool
 	// Chain is the chain concerned by a step on chains or rules; AddRules adds its rules.
 	Chain *Chain
 	// Object is what DeleteObject deletes.
 	Object Object
+}
+
+// Len is how many elements the step adds or deletes.
+func (s *Step) Len() int {
+	if s.All {
+		return s.Set.Len()
+	}
+	return len(s.Elements)
+}
+
+// EachElement returns the elements that the step adds or deletes, in no order.
+func (s *Step) EachElement() iter.Seq[Element] {
+	if s.All {
+		return s.Set.each()
+	}
+	return slices.Values(s.Elements)
 }
 
 // StepOp says what a step does.
@@ -134,7 +154,7 @@ func (s Step) appendText(b *strings.Builder) {
 }
 
 func (s Step) appendElements(b *strings.Builder, where string) {
-	elements := slices.SortedFunc(slices.Values(s.Elements), compareElements)
+	elements := slices.SortedFunc(s.EachElement(), compareElements)
 	fmt.Fprintf(b, "%s %s %s {\n", stepNames[s.Op], where, s.Set.Name)
 	for _, e := range elements {
 		b.WriteByte('\t')

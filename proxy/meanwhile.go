@@ -37,7 +37,7 @@ func (m *meanwhile) note(tx nft.Transaction) {
 	}
 	for _, s := range tx.Steps {
 		switch {
-		case s.Chain != nil || s.Set != nil && s.Elements == nil:
+		case s.Chain != nil || s.Set != nil && s.Len() == 0:
 			m.objects[objectOf(s)] = true
 		case s.Set != nil:
 			m.noteElements(s)
@@ -48,11 +48,11 @@ func (m *meanwhile) note(tx nft.Transaction) {
 }
 
 func (m *meanwhile) noteElements(s nft.Step) {
-	if len(m.elements)+len(s.Elements) > maxMeanwhile {
+	if len(m.elements)+s.Len() > maxMeanwhile {
 		m.all = true
 		return
 	}
-	for _, e := range s.Elements {
+	for e := range s.EachElement() {
 		m.elements[elementID{s.Table.Family, s.Set.Name, e.Key}] = true
 	}
 }
@@ -70,9 +70,9 @@ func (m *meanwhile) without(tx nft.Transaction) (rest nft.Transaction) {
 		if (s.Chain != nil || s.Set != nil) && m.objects[objectOf(s)] {
 			continue
 		}
-		if s.Elements != nil {
+		if s.Len() > 0 {
 			var elements []nft.Element
-			for _, e := range s.Elements {
+			for e := range s.EachElement() {
 				if !m.elements[elementID{s.Table.Family, s.Set.Name, e.Key}] {
 					elements = append(elements, e)
 				}
@@ -80,7 +80,7 @@ func (m *meanwhile) without(tx nft.Transaction) (rest nft.Transaction) {
 			if len(elements) == 0 {
 				continue
 			}
-			s.Elements = elements
+			s.Elements, s.All = elements, false
 		}
 		rest.Steps = append(rest.Steps, s)
 	}
