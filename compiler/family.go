@@ -32,7 +32,8 @@ type family struct {
 	contested map[frontend][]model.PortID
 	// programmed holds the plan that is in the draft for a frontend.
 	programmed map[frontend]plan
-	balancers  map[balancer]int
+	// balancers holds how many frontends go to a balancer, and balancerGroups how many to those that differ in count only.
+	balancers, balancerGroups map[balancer]int
 	// How many ports use an address.
 	clusterIPUses, hairpinUses map[netip.Addr]int
 
@@ -55,15 +56,17 @@ type family struct {
 func newFamily(f nft.Family, config *Config) *family {
 	c := &family{
 		nft: f, config: config,
-		draft:         nft.NewDraft(f, TableName, "rules for Kubernetes Services, written by nftproxy"),
-		ports:         map[model.PortID]*model.ServicePort{},
-		claims:        map[frontend][]claim{},
-		contested:     map[frontend][]model.PortID{},
-		programmed:    map[frontend]plan{},
-		balancers:     map[balancer]int{},
-		clusterIPUses: map[netip.Addr]int{},
-		hairpinUses:   map[netip.Addr]int{},
-		affinityPorts: map[string]*affinityPort{},
+		draft:      nft.NewDraft(f, TableName, "rules for Kubernetes Services, written by nftproxy"),
+		ports:      map[model.PortID]*model.ServicePort{},
+		claims:     map[frontend][]claim{},
+		contested:  map[frontend][]model.PortID{},
+		programmed: map[frontend]plan{},
+		balancers:  map[balancer]int{},
+
+		balancerGroups: map[balancer]int{},
+		clusterIPUses:  map[netip.Addr]int{},
+		hairpinUses:    map[netip.Addr]int{},
+		affinityPorts:  map[string]*affinityPort{},
 
 		affinityFrontends: map[affinityRule]int{},
 		affinityLosing:    map[*affinityPort]bool{},
@@ -250,14 +253,16 @@ func (f *family) putLists(fe frontend, have, want plan) {
 }
 
 func (f *family) putList(set *nft.Set, fe frontend, have, want []model.Endpoint) {
-	var buf [64]byte
+	var buf [64]byte // enough for an IPv6 frontend, a slot and an endpoint
 	key := fe.appendKey(buf[:0])
 	for i, e := range want {
 		if i < len(have) && have[i].AddrPort == e.AddrPort {
 			continue
 		}
-		value := nft.AddrData(e.AddrPort.Addr()) + nft.PortData(e.AddrPort.Port())
-		f.draft.Put(set, nft.Element{Key: nft.Data(nft.AppendInteger(key, uint32(i))), Value: value})
+		slot := nft.AppendInteger(key, uint32(i))
+		// One allocation for both: there are many endpoints.
+		both := nft.Data(nft.AppendEndpoint(slot, e.AddrPort))
+		f.draft.Put(set, nft.Element{Key: both[:len(slot)], Value: both[len(slot):]})
 	}
 	for i := len(want); i < len(have); i++ {
 		f.draft.Remove(set, nft.Data(nft.AppendInteger(key, uint32(i))))
@@ -315,35 +320,9 @@ func (f *family) putGoto(set *nft.Set, key nft.Data, to balancer, comment string
 	f.draft.Put(set, nft.Element{Key: key, Verdict: nft.Goto(to.name()), Comment: comment})
 }
 
-// use counts one more frontend that goes to the balancer and makes its chain if it is the first.
-func (f *family) use(b balancer) {
-	if b.kind == "" {
-		return
-	}
-	f.balancers[b]++
-	if f.balancers[b] == 1 {
-		f.draft.PutChain(f.balancerChain(b))
-		f.use(b.choice(f.config.AffinityHash))
-	}
-}
-
-func (f *family) release(b balancer) {
-	if b.kind == "" {
-		return
-	}
-	f.balancers[b]--
-	if f.balancers[b] == 0 {
-		delete(f.balancers, b)
-		f.draft.RemoveChain(b.name())
-		f.release(b.choice(f.config.AffinityHash))
-	}
-}
-
 // refreshChains rewrites all chains after node or ServiceCIDRs changed.
 func (f *family) refreshChains() {
 	f.putFixedChains()
 	f.refreshAffinity()
-	for b := range f.balancers {
-		f.draft.PutChain(f.balancerChain(b))
-	}
+	f.refreshBalancers()
 }

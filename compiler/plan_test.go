@@ -267,11 +267,11 @@ func TestRulesThatLookUpEndpointsAreFewHoweverManyServices(t *testing.T) {
 			t.Fatal(err)
 		}
 		rules := map[int]int{}
-		for _, services := range []int{10, 100} {
+		for _, services := range []int{2 * spareChainsFrom, 5 * spareChainsFrom} {
 			ports := map[model.PortID]*model.ServicePort{}
 			for i := range services {
 				p := &model.ServicePort{
-					ID: webID(fmt.Sprintf("service-%d", i)), ClusterIP: netip.AddrFrom4([4]byte{10, 96, 0, byte(i)}), Port: 80,
+					ID: webID(fmt.Sprintf("service-%d", i)), ClusterIP: netip.AddrFrom4([4]byte{10, 96, byte(i >> 8), byte(i)}), Port: 80,
 					NodePort: uint16(30000 + i), AffinityTimeout: time.Hour, ExternalPolicy: model.TrafficPolicy(i % 2),
 					Cluster: endpoints("10.244.0.1:8080", "10.244.0.2:8080", "10.244.0.3:8080"), Local: endpoints("10.244.0.1:8080", "10.244.0.2:8080"),
 				}
@@ -286,8 +286,8 @@ func TestRulesThatLookUpEndpointsAreFewHoweverManyServices(t *testing.T) {
 				}
 			}
 		}
-		if rules[10] == 0 || rules[100] != rules[10] {
-			t.Errorf("with hash %v, %d rules look up endpoints of 10 Services with affinity, %d of 100", hash, rules[10], rules[100])
+		if few, many := rules[2*spareChainsFrom], rules[5*spareChainsFrom]; few == 0 || many != few {
+			t.Errorf("with hash %v, %d rules look up endpoints of %d Services with affinity, %d of %d", hash, few, 2*spareChainsFrom, many, 5*spareChainsFrom)
 		}
 	}
 }
@@ -297,6 +297,10 @@ func TestATransactionIsAsLargeAsItsChange(t *testing.T) {
 	moved.Cluster = append(slices.Clone(moved.Cluster[:1]), endpoints("10.250.0.1:8080")...)
 	third := numbered(77, model.IPv4)
 	third.Cluster = append(slices.Clone(third.Cluster), endpoints("10.250.0.1:8080")...)
+	large := numbered(77, model.IPv4)
+	for host := range byte(spareChains - 1) {
+		large.Cluster = append(large.Cluster, model.Endpoint{AddrPort: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 250, 0, host}), 8080)})
+	}
 	another := numbered(10_000, model.IPv6)
 	gone := numbered(77, model.IPv6).ID
 	c := newCompiler(t)
@@ -314,11 +318,16 @@ func TestATransactionIsAsLargeAsItsChange(t *testing.T) {
 		{
 			"one more endpoint, the first frontend with three",
 			&model.Changes{Ports: map[model.PortID]*model.ServicePort{third.ID: third}},
+			map[string]int{"ip add to endpoints": 1, "ip add to hairpin": 1, "ip add to service-ips": 1, "ip delete from service-ips": 1},
+		},
+		{
+			"many more endpoints, the first frontend with so many",
+			&model.Changes{Ports: map[model.PortID]*model.ServicePort{large.ID: large}},
 			map[string]int{
-				"ip add to endpoints": 1, "ip add to hairpin": 1, "ip add to service-ips": 1, "ip delete from service-ips": 1,
-				"add chain ip kube-proxy cluster-3": 1,
-				"add rule ip kube-proxy cluster-3 dnat ip to ip daddr . meta l4proto . th dport . numgen random mod 3 map @endpoints\n" +
-					"add rule ip kube-proxy cluster-3 dnat ip to ip daddr . meta l4proto . th dport . numgen random mod 1 map @endpoints": 1,
+				"ip add to endpoints": spareChains - 1, "ip add to hairpin": spareChains - 1, "ip add to service-ips": 1, "ip delete from service-ips": 1,
+				"add chain ip kube-proxy cluster-33": 1,
+				"add rule ip kube-proxy cluster-33 dnat ip to ip daddr . meta l4proto . th dport . numgen random mod 33 map @endpoints\n" +
+					"add rule ip kube-proxy cluster-33 dnat ip to ip daddr . meta l4proto . th dport . numgen random mod 1 map @endpoints": 1,
 			},
 		},
 		{

@@ -17,8 +17,14 @@ import (
 // can be compared and be a map key; it is not text.
 type Data string
 
-// AddrData returns addr as Data, four or sixteen bytes.
-func AddrData(addr netip.Addr) Data { return Data(addr.AsSlice()) }
+// AddrData returns addr as Data, four or sixteen bytes; empty if it is not valid.
+func AddrData(addr netip.Addr) Data {
+	if !addr.IsValid() {
+		return ""
+	}
+	var buf [16]byte
+	return Data(appendAddr(buf[:0], addr))
+}
 
 // PortData returns a transport port as Data, padded.
 func PortData(port uint16) Data { return Data([]byte{byte(port >> 8), byte(port), 0, 0}) }
@@ -31,14 +37,21 @@ func IntegerData(v uint32) Data { return Data(binary.NativeEndian.AppendUint32(n
 
 // AppendFrontend appends addr . proto . port, the key of a Service address, to b.
 func AppendFrontend(b []byte, addr netip.Addr, proto uint8, port uint16) []byte {
+	return append(appendAddr(b, addr), proto, 0, 0, 0, byte(port>>8), byte(port), 0, 0)
+}
+
+// AppendEndpoint appends addr . port, what a packet's destination is translated to, to b.
+func AppendEndpoint(b []byte, a netip.AddrPort) []byte {
+	return append(appendAddr(b, a.Addr()), byte(a.Port()>>8), byte(a.Port()), 0, 0)
+}
+
+func appendAddr(b []byte, addr netip.Addr) []byte {
 	if addr.Is4() {
 		a := addr.As4()
-		b = append(b, a[:]...)
-	} else {
-		a := addr.As16()
-		b = append(b, a[:]...)
+		return append(b, a[:]...)
 	}
-	return append(b, proto, 0, 0, 0, byte(port>>8), byte(port), 0, 0)
+	a := addr.As16()
+	return append(b, a[:]...)
 }
 
 // AppendInteger appends a host-endian integer to b.
