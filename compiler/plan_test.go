@@ -325,9 +325,9 @@ func TestATransactionIsAsLargeAsItsChange(t *testing.T) {
 			&model.Changes{Ports: map[model.PortID]*model.ServicePort{large.ID: large}},
 			map[string]int{
 				"ip add to endpoints": spareChains - 1, "ip add to hairpin": spareChains - 1, "ip add to service-ips": 1, "ip delete from service-ips": 1,
-				"add chain ip kube-proxy cluster-33": 1,
-				"add rule ip kube-proxy cluster-33 dnat ip to ip daddr . meta l4proto . th dport . numgen random mod 33 map @endpoints\n" +
-					"add rule ip kube-proxy cluster-33 dnat ip to ip daddr . meta l4proto . th dport . numgen random mod 1 map @endpoints": 1,
+				"add chain ip kube-proxy cluster-9": 1,
+				"add rule ip kube-proxy cluster-9 dnat ip to ip daddr . meta l4proto . th dport . numgen random mod 9 map @endpoints\n" +
+					"add rule ip kube-proxy cluster-9 dnat ip to ip daddr . meta l4proto . th dport . numgen random mod 1 map @endpoints": 1,
 			},
 		},
 		{
