@@ -158,9 +158,13 @@ func TestHealthUntilTheFirstSync(t *testing.T) {
 			if got := f.metric(t, lastSync); got == "" {
 				t.Errorf("no metric %s", lastSync)
 			}
-			if _, body, _ := f.health(); strings.Contains(body, "problems") {
-				t.Errorf("/healthz has problems: %s", body)
-			}
+			// What nothing waits for may take longer: client-go waits for up to a minute before it asks again.
+			within(t, 3*patience, "no resource fails any more", func() error {
+				if _, body, _ := f.health(); strings.Contains(body, "problems") {
+					return fmt.Errorf("/healthz has problems: %s", body)
+				}
+				return nil
+			})
 		})
 	}
 }
