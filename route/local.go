@@ -85,10 +85,14 @@ func decode(message []byte, family uint8) (destination netip.Prefix, ok bool) {
 	if err != nil {
 		return destination, false
 	}
+	bits := addr.BitLen()
 	for attributes.Next() {
 		if attributes.Type() == unix.RTA_DST {
 			addr, _ = netip.AddrFromSlice(attributes.Bytes())
 		}
+	}
+	if addr.BitLen() != bits {
+		return destination, false // of another length than the family's addresses
 	}
 	destination, err = addr.Prefix(int(h.bits))
 	return destination, err == nil
