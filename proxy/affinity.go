@@ -3,6 +3,7 @@ package proxy
 import (
 	"context"
 	"errors"
+	"slices"
 	"time"
 
 	"github.com/nftproxy/nftproxy/compiler"
@@ -68,7 +69,14 @@ func (b *Backend) deletions(budget *affinityBudget, m compiler.AffinityMap) nft.
 	if err != nil {
 		return nft.Transaction{}
 	}
-	return budget.step(nft.DeleteElements, m, elements, func(e nft.Element) bool { return !m.Serves(e) && e.Expires > aboutToExpire })
+	var stale []nft.Element
+	for _, e := range elements {
+		if len(stale) < budget.elements && !m.Serves(e) && e.Expires > aboutToExpire {
+			stale = append(stale, e)
+		}
+	}
+	budget.elements -= len(stale)
+	return changeClients(nft.DeleteElements, m, stale)
 }
 
 // copies leaves out clients that the other map has already.
@@ -81,29 +89,22 @@ func (b *Backend) copies(ctx context.Context, move compiler.AffinityMove) (tx nf
 	if err != nil && !errors.Is(err, unix.ENOENT) {
 		return tx, err
 	}
-	budget := affinityBudget{ctx, len(from)}
 	known := map[nft.Data]bool{}
 	for _, e := range to {
 		known[e.Key] = true
 	}
-	return budget.step(nft.AddElements, move.To, from, func(e nft.Element) bool { return move.To.Serves(e) && !known[e.Key] && restorable(e) }), nil
+	from = slices.DeleteFunc(from, func(e nft.Element) bool { return !move.To.Serves(e) || known[e.Key] || !restorable(e) })
+	return changeClients(nft.AddElements, move.To, from), nil
 }
 
 // restorable reports whether the kernel takes an element that was read back. Older kernels do not raise an element's timeout when
 // a rule with a longer one updates it.
 func restorable(e nft.Element) bool { return e.Expires > 0 && e.Expires <= e.Timeout }
 
-// step returns the step that does op to those elements of a map that choose wants, as far as the budget goes.
-func (budget *affinityBudget) step(op nft.StepOp, m compiler.AffinityMap, elements []nft.Element, choose func(nft.Element) bool) (tx nft.Transaction) {
-	var chosen []nft.Element
-	for _, e := range elements {
-		if len(chosen) < budget.elements && choose(e) {
-			chosen = append(chosen, e)
-		}
-	}
-	budget.elements -= len(chosen)
-	if len(chosen) > 0 {
-		tx.Steps = append(tx.Steps, nft.Step{Op: op, Table: m.Table, Set: m.Set, Elements: chosen})
+// changeClients returns the transaction that adds clients to a map, or deletes them from it.
+func changeClients(op nft.StepOp, m compiler.AffinityMap, elements []nft.Element) (tx nft.Transaction) {
+	if len(elements) > 0 {
+		tx.Steps = []nft.Step{{Op: op, Table: m.Table, Set: m.Set, Elements: elements}}
 	}
 	return tx
 }

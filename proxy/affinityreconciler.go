@@ -149,9 +149,8 @@ func (r *affinityReconciler) reconciled(m compiler.AffinityMap) {
 
 // deleteClients deletes the clients of a map whose endpoint does not serve them.
 func (r *affinityReconciler) deleteClients(ctx context.Context, m compiler.AffinityMap) error {
-	stale := func(e nft.Element) bool { return !m.Serves(e) }
 	return r.change(ctx, m, nft.DeleteElements, unix.ENOENT, func(held []nft.Element) []nft.Element {
-		return slices.DeleteFunc(held, func(e nft.Element) bool { return !stale(e) })
+		return slices.DeleteFunc(held, m.Serves)
 	})
 }
 
@@ -220,8 +219,5 @@ func (r *affinityReconciler) commitBatch(m compiler.AffinityMap, op nft.StepOp, 
 		return nil
 	}
 	elements = slices.DeleteFunc(elements, func(e nft.Element) bool { return now.Serves(e) != (op == nft.AddElements) })
-	if len(elements) == 0 {
-		return nil
-	}
-	return b.carryOut(nft.Transaction{Steps: []nft.Step{{Op: op, Table: m.Table, Set: m.Set, Elements: elements}}})
+	return b.carryOut(changeClients(op, m, elements)) // which does nothing without any
 }

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"time"
 
 	"github.com/nftproxy/nftproxy/compiler"
@@ -41,11 +43,7 @@ func (c clients) add(m compiler.AffinityMap, e nft.Element) {
 
 func (c clients) transaction() (tx nft.Transaction) {
 	for _, m := range c {
-		var elements []nft.Element
-		for _, e := range m.elements {
-			elements = append(elements, e)
-		}
-		tx.Steps = append(tx.Steps, nft.Step{Op: nft.AddElements, Table: m.Table, Set: m.Set, Elements: elements})
+		tx.Append(changeClients(nft.AddElements, m.AffinityMap, slices.Collect(maps.Values(m.elements))))
 	}
 	return tx
 }
