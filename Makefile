@@ -8,7 +8,7 @@ VERSION     := $(shell git describe --tags --always --dirty 2>/dev/null || echo 
 KUBE_VERSION ?= $(shell $(GO) list -m -f '{{.Version}}' k8s.io/kube-proxy | sed 's/^v0\./v1./')
 KUBE         := $(KUBE_VERSION)
 KUBE_INFO    := k8s.io/component-base/version
-LDFLAGS      := -s -w -X github.com/nftproxy/nftproxy/version.own=$(VERSION) -X $(KUBE_INFO).gitVersion=$(KUBE)+nftproxy-$(VERSION) \
+LDFLAGS      := -s -w -X github.com/nftproxy/nftproxy/internal/version.own=$(VERSION) -X $(KUBE_INFO).gitVersion=$(KUBE)+nftproxy-$(VERSION) \
 	-X $(KUBE_INFO).gitMajor=$(patsubst v%,%,$(word 1,$(subst ., ,$(KUBE)))) -X $(KUBE_INFO).gitMinor=$(word 2,$(subst ., ,$(KUBE)))
 # A number of runs, not a time: at a deadline go test now and then reports "context deadline
 # exceeded" for a fuzz target that found nothing. `make fuzz FUZZTIME=10m` for a long one.
@@ -57,7 +57,7 @@ fuzz: ## each fuzz target for a short while
 
 golden: ## rewrite what is generated: rulesets, converted configurations, lists of metrics, tables in docs/
 	$(GO) test ./integration -run '^TestGoldenRulesets$$' -update
-	$(GO) test ./config ./metrics ./cmd/kube-proxy -update
+	$(GO) test ./internal/config ./internal/metrics ./cmd/kube-proxy -update
 
 bench: ## benchmarks; compare numbers of one run only
 	$(GO) test -run '^$$' -bench . -benchmem ./nft ./compiler ./proxy ./tracker ./source/manifests ./conntrack

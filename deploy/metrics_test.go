@@ -32,7 +32,7 @@ var golden = regexp.MustCompile(`(?m)^(\w+)\{([\w,]*)\} (\w+)`)
 // knownMetrics are all metrics that expressions may ask for, by name.
 func knownMetrics(t *testing.T) map[string]metric {
 	t.Helper()
-	data, err := os.ReadFile("../metrics/testdata/metrics.txt")
+	data, err := os.ReadFile("../internal/metrics/testdata/metrics.txt")
 	if err != nil {
 		t.Fatal(err)
 	}

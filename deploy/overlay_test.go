@@ -4,7 +4,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/nftproxy/nftproxy/config"
+	"github.com/nftproxy/nftproxy/internal/config"
 )
 
 // unsetPodsRange stands in the overlay standalone where an operator has to set the pods' range.

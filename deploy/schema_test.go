@@ -16,8 +16,8 @@ import (
 	kubeproxyv1alpha1 "k8s.io/kube-proxy/config/v1alpha1"
 	"sigs.k8s.io/yaml"
 
-	"github.com/nftproxy/nftproxy/config"
-	"github.com/nftproxy/nftproxy/config/v1alpha2"
+	"github.com/nftproxy/nftproxy/internal/config"
+	"github.com/nftproxy/nftproxy/internal/config/v1alpha2"
 )
 
 // node is a part of a JSON schema that has fields.
@@ -137,7 +137,7 @@ var differences = map[string]string{
 
 // TestSchemaAgreesWithTheProgram takes every v1alpha1 document of the corpus as the value config.
 func TestSchemaAgreesWithTheProgram(t *testing.T) {
-	inputs, err := filepath.Glob("../config/testdata/corpus/*/input.yaml")
+	inputs, err := filepath.Glob("../internal/config/testdata/corpus/*/input.yaml")
 	if err != nil || len(inputs) < 40 {
 		t.Fatalf("error %v, %d documents", err, len(inputs))
 	}

@@ -6,10 +6,10 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/nftproxy/nftproxy/config"
 	"github.com/nftproxy/nftproxy/integration/lab"
+	"github.com/nftproxy/nftproxy/internal/config"
+	"github.com/nftproxy/nftproxy/internal/offline"
 	"github.com/nftproxy/nftproxy/nft"
-	"github.com/nftproxy/nftproxy/proxy"
 	"github.com/nftproxy/nftproxy/source/manifests"
 	"github.com/nftproxy/nftproxy/tracker"
 )
@@ -17,7 +17,7 @@ import (
 // kubeadmConfig returns a copy of the configuration that kubeadm generates.
 func kubeadmConfig(t *testing.T) (path string) {
 	t.Helper()
-	data, err := os.ReadFile(filepath.Join("..", "config", "testdata", "corpus", "kubeadm-v1.37-as-generated", "input.yaml"))
+	data, err := os.ReadFile(filepath.Join("..", "internal", "config", "testdata", "corpus", "kubeadm-v1.37-as-generated", "input.yaml"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -43,7 +43,7 @@ func (g goldenCase) compileFor(t *testing.T, path string) []*nft.Table {
 	if err != nil {
 		t.Fatal(err)
 	}
-	tables, _, err := proxy.Compile(&objects, tracker.Options{NodeName: lab.NodeName}, compilerConfig)
+	tables, _, err := offline.Compile(&objects, tracker.Options{NodeName: lab.NodeName}, compilerConfig)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -85,7 +85,7 @@ func TestTheBinaryConvertsConfigurations(t *testing.T) {
 	l := newLab(t)
 	dir := t.TempDir()
 	for _, name := range []string{"kubeadm-v1.37-as-generated", "mode-ipvs-keeps-its-settings", "v1alpha2-every-field-set"} {
-		from := filepath.Join("..", "config", "testdata", "corpus", name)
+		from := filepath.Join("..", "internal", "config", "testdata", "corpus", name)
 		to := filepath.Join(dir, name)
 		if err := start(t, l.Node, "kube-proxy", "--config", filepath.Join(from, "input.yaml"), "--write-config-to", to).cmd.Wait(); err != nil {
 			t.Errorf("%s: %v", name, err)

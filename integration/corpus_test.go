@@ -12,11 +12,11 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/nftproxy/nftproxy/compiler"
-	"github.com/nftproxy/nftproxy/config"
-	"github.com/nftproxy/nftproxy/config/v1alpha2"
 	"github.com/nftproxy/nftproxy/integration/lab"
+	"github.com/nftproxy/nftproxy/internal/config"
+	"github.com/nftproxy/nftproxy/internal/config/v1alpha2"
+	"github.com/nftproxy/nftproxy/internal/offline"
 	"github.com/nftproxy/nftproxy/nft"
-	"github.com/nftproxy/nftproxy/proxy"
 	"github.com/nftproxy/nftproxy/source/manifests"
 	"github.com/nftproxy/nftproxy/tracker"
 )
@@ -114,7 +114,7 @@ func (g goldenCase) compile(t testing.TB) []*nft.Table {
 	if err != nil {
 		t.Fatal(err)
 	}
-	tables, _, err := proxy.Compile(&objects, g.trackerOptions(t), g.config(t))
+	tables, _, err := offline.Compile(&objects, g.trackerOptions(t), g.config(t))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -27,10 +27,10 @@ func TestImports(t *testing.T) {
 		{module + "/tracker", module + "/nft", "trackers can be used without nftables"},
 		{module + "/tracker", module + "/compiler", "trackers can be used without nftables"},
 		{module + "/tracker", "k8s.io/kubernetes", "not needed"},
-		{module + "/config/v1alpha2/iptables", module + "/", "no mode's configuration knows another's"},
-		{module + "/config/v1alpha2/ipvs", module + "/", "no mode's configuration knows another's"},
-		{module + "/config/v1alpha2/nftables", module + "/", "no mode's configuration knows another's"},
-		{module + "/config/v1alpha2/winkernel", module + "/", "no mode's configuration knows another's"},
+		{module + "/internal/config/v1alpha2/iptables", module + "/", "no mode's configuration knows another's"},
+		{module + "/internal/config/v1alpha2/ipvs", module + "/", "no mode's configuration knows another's"},
+		{module + "/internal/config/v1alpha2/nftables", module + "/", "no mode's configuration knows another's"},
+		{module + "/internal/config/v1alpha2/winkernel", module + "/", "no mode's configuration knows another's"},
 	}
 	out, err := exec.Command("go", "list", "-deps", "-json=ImportPath,Imports", "../cmd/kube-proxy", "../cmd/ruledump").Output()
 	if err != nil {

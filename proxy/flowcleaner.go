@@ -10,8 +10,8 @@ import (
 
 	"github.com/nftproxy/nftproxy/compiler"
 	"github.com/nftproxy/nftproxy/conntrack"
+	"github.com/nftproxy/nftproxy/internal/route"
 	"github.com/nftproxy/nftproxy/model"
-	"github.com/nftproxy/nftproxy/route"
 	"k8s.io/klog/v2"
 )
 

@@ -7,8 +7,8 @@ import (
 
 	"k8s.io/klog/v2"
 
-	"github.com/nftproxy/nftproxy/leftovers"
-	"github.com/nftproxy/nftproxy/metrics"
+	"github.com/nftproxy/nftproxy/internal/leftovers"
+	"github.com/nftproxy/nftproxy/internal/metrics"
 	"github.com/nftproxy/nftproxy/nft"
 	"github.com/nftproxy/nftproxy/proxy"
 )

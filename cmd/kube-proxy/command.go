@@ -13,11 +13,11 @@ import (
 	"k8s.io/component-base/version/verflag"
 	"k8s.io/klog/v2"
 
-	"github.com/nftproxy/nftproxy/config"
-	"github.com/nftproxy/nftproxy/config/conversion"
-	"github.com/nftproxy/nftproxy/introspect"
-	nftmetrics "github.com/nftproxy/nftproxy/metrics"
-	"github.com/nftproxy/nftproxy/version"
+	"github.com/nftproxy/nftproxy/internal/config"
+	"github.com/nftproxy/nftproxy/internal/config/conversion"
+	"github.com/nftproxy/nftproxy/internal/introspect"
+	nftmetrics "github.com/nftproxy/nftproxy/internal/metrics"
+	"github.com/nftproxy/nftproxy/internal/version"
 )
 
 func newCommand() *cobra.Command { return newCommandFor(defaultOptions()) }

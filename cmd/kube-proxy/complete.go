@@ -9,8 +9,8 @@ import (
 	"github.com/spf13/pflag"
 	logsapi "k8s.io/component-base/logs/api/v1"
 
-	"github.com/nftproxy/nftproxy/config"
-	"github.com/nftproxy/nftproxy/config/v1alpha2"
+	"github.com/nftproxy/nftproxy/internal/config"
+	"github.com/nftproxy/nftproxy/internal/config/v1alpha2"
 )
 
 // complete makes one valid configuration out of flags that were parsed, or out of the file that

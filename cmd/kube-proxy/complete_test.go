@@ -11,8 +11,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"k8s.io/klog/v2"
 
-	"github.com/nftproxy/nftproxy/config"
-	"github.com/nftproxy/nftproxy/config/v1alpha2"
+	"github.com/nftproxy/nftproxy/internal/config"
+	"github.com/nftproxy/nftproxy/internal/config/v1alpha2"
 )
 
 // parsed returns what a command line comes to.
@@ -169,7 +169,7 @@ func TestLoggingOfAFileStaysWithoutFlags(t *testing.T) {
 // The kubelet starts kubeadm's DaemonSet with these arguments.
 func TestKubeadmsConfigMapIsEnough(t *testing.T) {
 	for _, name := range []string{"kubeadm-v1.37-as-generated", "kubeadm-without-a-mode"} {
-		path := filepath.Join("..", "..", "config", "testdata", "corpus", name, "input.yaml")
+		path := filepath.Join("..", "..", "internal", "config", "testdata", "corpus", name, "input.yaml")
 		o := mustParse(t, "--config="+path, "--hostname-override=node-1")
 		got, err := o.compiler()
 		if err != nil {

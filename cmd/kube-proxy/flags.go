@@ -7,7 +7,7 @@ import (
 	cliflag "k8s.io/component-base/cli/flag"
 	logsapi "k8s.io/component-base/logs/api/v1"
 
-	"github.com/nftproxy/nftproxy/config"
+	"github.com/nftproxy/nftproxy/internal/config"
 )
 
 // addFlags adds every flag of kube-proxy v1.37, those that v1.36 had besides, and --manifests and --write-config-version. What each does is in flagTable.

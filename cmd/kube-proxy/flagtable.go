@@ -1,7 +1,7 @@
 package main
 
 import (
-	"github.com/nftproxy/nftproxy/config"
+	"github.com/nftproxy/nftproxy/internal/config"
 )
 
 // flagInfo says what a flag does here.

@@ -4,14 +4,14 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/nftproxy/nftproxy/compiler"
-	"github.com/nftproxy/nftproxy/config"
-	"github.com/nftproxy/nftproxy/config/v1alpha2"
 	"github.com/nftproxy/nftproxy/conntrack"
 	"github.com/nftproxy/nftproxy/health"
+	"github.com/nftproxy/nftproxy/internal/config"
+	"github.com/nftproxy/nftproxy/internal/config/v1alpha2"
+	"github.com/nftproxy/nftproxy/internal/metrics"
+	"github.com/nftproxy/nftproxy/internal/node"
 	"github.com/nftproxy/nftproxy/localnodeport"
-	"github.com/nftproxy/nftproxy/metrics"
 	"github.com/nftproxy/nftproxy/model"
-	"github.com/nftproxy/nftproxy/node"
 )
 
 func newHealth(c *v1alpha2.KubeProxyConfiguration) *health.Proxy {

@@ -7,8 +7,8 @@ import (
 	"k8s.io/klog/v2"
 	kubeproxyv1alpha1 "k8s.io/kube-proxy/config/v1alpha1"
 
-	"github.com/nftproxy/nftproxy/config"
-	"github.com/nftproxy/nftproxy/config/v1alpha2"
+	"github.com/nftproxy/nftproxy/internal/config"
+	"github.com/nftproxy/nftproxy/internal/config/v1alpha2"
 	"github.com/nftproxy/nftproxy/nft"
 	"github.com/nftproxy/nftproxy/sysctl"
 )

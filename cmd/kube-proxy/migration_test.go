@@ -12,7 +12,7 @@ import (
 
 	kubeproxyv1alpha1 "k8s.io/kube-proxy/config/v1alpha1"
 
-	"github.com/nftproxy/nftproxy/config/v1alpha2"
+	"github.com/nftproxy/nftproxy/internal/config/v1alpha2"
 )
 
 // fieldsOf returns the paths of all fields below a type that are not objects themselves.
@@ -97,7 +97,7 @@ var metricDifferences = map[string]string{
 // metricList reads what the package metrics keeps of metrics: their signatures by name.
 func metricList(t *testing.T, file string) map[string]string {
 	t.Helper()
-	text, err := os.ReadFile("../../metrics/testdata/" + file)
+	text, err := os.ReadFile("../../internal/metrics/testdata/" + file)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -10,13 +10,13 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/nftproxy/nftproxy/compiler"
-	"github.com/nftproxy/nftproxy/config"
 	"github.com/nftproxy/nftproxy/health"
-	"github.com/nftproxy/nftproxy/leftovers"
+	"github.com/nftproxy/nftproxy/internal/config"
+	"github.com/nftproxy/nftproxy/internal/leftovers"
+	"github.com/nftproxy/nftproxy/internal/metrics"
+	"github.com/nftproxy/nftproxy/internal/node"
 	"github.com/nftproxy/nftproxy/localnodeport"
-	"github.com/nftproxy/nftproxy/metrics"
 	"github.com/nftproxy/nftproxy/nft"
-	"github.com/nftproxy/nftproxy/node"
 	"github.com/nftproxy/nftproxy/proxy"
 	"github.com/nftproxy/nftproxy/tracker"
 )

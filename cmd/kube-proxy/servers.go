@@ -12,10 +12,10 @@ import (
 	zpages "k8s.io/component-base/zpages/features"
 	"k8s.io/klog/v2"
 
-	"github.com/nftproxy/nftproxy/config"
-	"github.com/nftproxy/nftproxy/config/v1alpha2"
 	"github.com/nftproxy/nftproxy/health"
-	"github.com/nftproxy/nftproxy/introspect"
+	"github.com/nftproxy/nftproxy/internal/config"
+	"github.com/nftproxy/nftproxy/internal/config/v1alpha2"
+	"github.com/nftproxy/nftproxy/internal/introspect"
 )
 
 // retryServe is how long to wait before an address that cannot be listened on is tried again.

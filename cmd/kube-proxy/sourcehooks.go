@@ -3,10 +3,10 @@ package main
 import (
 	"github.com/nftproxy/nftproxy/compiler"
 	"github.com/nftproxy/nftproxy/health"
-	"github.com/nftproxy/nftproxy/metrics"
+	"github.com/nftproxy/nftproxy/internal/metrics"
+	"github.com/nftproxy/nftproxy/internal/node"
 	"github.com/nftproxy/nftproxy/model"
 	"github.com/nftproxy/nftproxy/nft"
-	"github.com/nftproxy/nftproxy/node"
 )
 
 // sourceHooks is what a source is given by those who want to know how it fares, and what it may ask.

@@ -6,7 +6,7 @@ import (
 
 	"k8s.io/klog/v2"
 
-	"github.com/nftproxy/nftproxy/config"
+	"github.com/nftproxy/nftproxy/internal/config"
 )
 
 // writeConfig writes the configuration with all defaults. Its result need not be one that this proxy can run with:

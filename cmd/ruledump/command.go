@@ -7,13 +7,13 @@ import (
 	"strings"
 
 	"github.com/nftproxy/nftproxy/compiler"
-	"github.com/nftproxy/nftproxy/config"
+	"github.com/nftproxy/nftproxy/internal/config"
+	"github.com/nftproxy/nftproxy/internal/offline"
+	"github.com/nftproxy/nftproxy/internal/version"
 	"github.com/nftproxy/nftproxy/model"
 	"github.com/nftproxy/nftproxy/nft"
-	"github.com/nftproxy/nftproxy/proxy"
 	"github.com/nftproxy/nftproxy/source/manifests"
 	"github.com/nftproxy/nftproxy/tracker"
-	"github.com/nftproxy/nftproxy/version"
 	"github.com/spf13/cobra"
 	corev1 "k8s.io/api/core/v1"
 )
@@ -103,7 +103,7 @@ func (i *input) compile(warnings io.Writer) ([]*nft.Table, *manifests.Objects, e
 		fmt.Fprintf(warnings, "ruledump: Service %s/%s: everybody may dial its %s load balancer IPs: loadBalancerSourceRanges has no range of the family, or one of length 0\n",
 			namespace, service, strings.Trim(fmt.Sprint(families), "[]"))
 	}
-	tables, conflicts, err := proxy.Compile(&objects, trackerOptions, compilerConfig)
+	tables, conflicts, err := offline.Compile(&objects, trackerOptions, compilerConfig)
 	if err != nil {
 		return nil, nil, err
 	}

@@ -14,8 +14,8 @@ import (
 
 	"github.com/nftproxy/nftproxy/compiler"
 	"github.com/nftproxy/nftproxy/integration/lab"
+	"github.com/nftproxy/nftproxy/internal/offline"
 	"github.com/nftproxy/nftproxy/nft"
-	"github.com/nftproxy/nftproxy/proxy"
 	"github.com/nftproxy/nftproxy/source/manifests"
 	"github.com/nftproxy/nftproxy/tracker"
 )
@@ -173,7 +173,7 @@ func wanted(t *testing.T) []*nft.Table {
 	for _, cidr := range strings.Split(clusterCIDR, ",") {
 		config.DetectLocal.CIDRs = append(config.DetectLocal.CIDRs, netip.MustParsePrefix(cidr))
 	}
-	tables, _, err := proxy.Compile(&objects, tracker.Options{NodeName: lab.NodeName}, config)
+	tables, _, err := offline.Compile(&objects, tracker.Options{NodeName: lab.NodeName}, config)
 	if err != nil {
 		t.Fatal(err)
 	}

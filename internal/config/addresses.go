@@ -1,0 +1,113 @@
+package config
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+
+	netutils "k8s.io/utils/net"
+
+	"github.com/nftproxy/nftproxy/compiler"
+	"github.com/nftproxy/nftproxy/internal/config/v1alpha2"
+	"github.com/nftproxy/nftproxy/model"
+)
+
+// everywhere holds each family's range of all addresses.
+var everywhere = []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0"), netip.MustParsePrefix("::/0")}
+
+// nodePortAddresses resolves the keywords. As in kube-proxy, node ports of a family that the list does not
+// name answer everywhere.
+func nodePortAddresses(list []string) compiler.NodePortAddresses {
+	out := namedNodePortAddresses(list)
+	out.CIDRs = append(out.CIDRs, unnamed(out)...)
+	return out
+}
+
+// OpenNodePorts returns a warning for each IP family that nodePortAddresses does not name, one line that
+// calls the field as names does. kube-proxy warns of the same where the cluster looks like dual-stack.
+func OpenNodePorts(c *v1alpha2.KubeProxyConfiguration, names Names) (warnings []string) {
+	if len(c.NodePortAddresses) == 0 {
+		return nil // of a mode that this proxy does not have
+	}
+	for _, all := range unnamed(namedNodePortAddresses(c.NodePortAddresses)) {
+		family := model.FamilyOf(all.Addr())
+		warnings = append(warnings, fmt.Sprintf("%s: has no %s address, so %s node ports answer on every address of the node but loopback; add a CIDR or \"primary\" to limit them, or %s to say that this is meant",
+			names.of("nodePortAddresses"), family, family, all))
+	}
+	return warnings
+}
+
+// unnamed returns the ranges of all addresses of those families that addresses does not name. The keyword
+// primary names both, also where the Node has no address of a family.
+func unnamed(addresses compiler.NodePortAddresses) (out []netip.Prefix) {
+	if addresses.Primary {
+		return nil
+	}
+	for _, all := range everywhere {
+		named := func(p netip.Prefix) bool { return p.Addr().Is4() == all.Addr().Is4() }
+		if !slices.ContainsFunc(addresses.CIDRs, named) {
+			out = append(out, all)
+		}
+	}
+	return out
+}
+
+func namedNodePortAddresses(list []string) (out compiler.NodePortAddresses) {
+	for _, address := range list {
+		switch address {
+		case v1alpha2.NodePortAddressesPrimary:
+			out.Primary = true
+		case v1alpha2.NodePortAddressesLocalhost:
+			out.CIDRs = append(out.CIDRs, parseCIDRs([]string{"127.0.0.0/8", "::1/128"})...)
+		case v1alpha2.NodePortAddressesAll:
+			out.CIDRs = append(out.CIDRs, everywhere...)
+		default:
+			out.CIDRs = append(out.CIDRs, parseCIDRs([]string{address})...)
+		}
+	}
+	return out
+}
+
+// LoopbackNodePorts returns the loopback addresses on which node ports shall answer: what
+// nodePortAddresses names of them, unless the gate LocalhostNodePorts is off. A prefix such as
+// 0.0.0.0/0 that only contains loopback does not name it.
+func LoopbackNodePorts(c *v1alpha2.KubeProxyConfiguration) (out []netip.Prefix) {
+	gates, _, _ := FeatureGates(c.FeatureGates)
+	if !gates.Enabled(LocalhostNodePorts) {
+		return nil
+	}
+	for _, prefix := range nodePortAddresses(c.NodePortAddresses).CIDRs {
+		if prefix.Addr().IsLoopback() {
+			out = append(out, prefix)
+		}
+	}
+	return out
+}
+
+// parseCIDRs parses valid CIDRs. As everywhere in kube-proxy's configuration, numbers of an
+// IPv4 address may have leading zeros, which netip refuses.
+func parseCIDRs(list []string) (out []netip.Prefix) {
+	for _, s := range list {
+		if _, n, err := netutils.ParseCIDRSloppy(s); err == nil {
+			address, _ := netip.AddrFromSlice(n.IP)
+			ones, _ := n.Mask.Size()
+			out = append(out, netip.PrefixFrom(address, ones))
+		}
+	}
+	return out
+}
+
+// NodeIPOverride returns the addresses to use instead of the Node object's. Unspecified ones,
+// which override nothing, are left out.
+func NodeIPOverride(c *v1alpha2.KubeProxyConfiguration) (out []netip.Addr) {
+	for _, s := range c.NodeIPOverride {
+		ip := netutils.ParseIPSloppy(s)
+		if v4 := ip.To4(); v4 != nil {
+			ip = v4
+		}
+		if address, ok := netip.AddrFromSlice(ip); ok && !address.IsUnspecified() {
+			out = append(out, address)
+		}
+	}
+	return out
+}

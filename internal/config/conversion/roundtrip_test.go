@@ -1,0 +1,180 @@
+package conversion
+
+import (
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	kubeproxyv1alpha1 "k8s.io/kube-proxy/config/v1alpha1"
+	"pgregory.net/rapid"
+
+	"github.com/nftproxy/nftproxy/internal/config/v1alpha2"
+)
+
+// lossFields returns the fields of losses, sorted.
+func lossFields(losses []Loss) []string {
+	fields := []string{}
+	for _, loss := range losses {
+		fields = append(fields, loss.Field)
+	}
+	slices.Sort(fields)
+	return fields
+}
+
+// v1alpha1ThereAndBack: what was set comes back as it was, or is listed as lost; and nothing
+// is listed that does come back.
+func v1alpha1ThereAndBack(example map[string]any) func(*rapid.T) {
+	return func(t *rapid.T) {
+		in := decode[kubeproxyv1alpha1.KubeProxyConfiguration](t, draw(t, example, ""))
+		before := flatten(t, in)
+		middle, losses := ToV1alpha2(in)
+		back, backLosses := ToV1alpha1(middle)
+		if len(backLosses) > 0 {
+			t.Errorf("v1alpha1 cannot express what came from v1alpha1: %v", backLosses)
+		}
+		if diff := cmp.Diff(before, flatten(t, in)); diff != "" {
+			t.Errorf("the input was changed:\n%s", diff)
+		}
+		changed := []string{}
+		after := flatten(t, back)
+		for path, value := range before {
+			if !isZero(value) && !reflect.DeepEqual(after[path], value) {
+				changed = append(changed, path)
+			}
+		}
+		slices.Sort(changed)
+		if diff := cmp.Diff(changed, lossFields(losses)); diff != "" {
+			t.Errorf("(-changed +listed as lost):\n%s", diff)
+		}
+		again, _ := ToV1alpha2(back)
+		v1alpha2.SetDefaults(middle)
+		v1alpha2.SetDefaults(again)
+		if diff := cmp.Diff(flatten(t, middle), flatten(t, again)); diff != "" {
+			t.Errorf("it means something else after a round trip:\n%s", diff)
+		}
+	}
+}
+
+// v1alpha2ThereAndBack: with defaults filled in, what comes back is what was, except for what
+// is listed as lost.
+func v1alpha2ThereAndBack(example map[string]any) func(*rapid.T) {
+	return func(t *rapid.T) {
+		in := decode[v1alpha2.KubeProxyConfiguration](t, draw(t, example, ""))
+		unchanged := flatten(t, in)
+		middle, losses := ToV1alpha1(in)
+		back, backLosses := ToV1alpha2(middle)
+		if len(backLosses) > 0 {
+			t.Errorf("v1alpha2 cannot express what came from v1alpha2: %v", backLosses)
+		}
+		if diff := cmp.Diff(unchanged, flatten(t, in)); diff != "" {
+			t.Errorf("the input was changed:\n%s", diff)
+		}
+		v1alpha2.SetDefaults(in)
+		v1alpha2.SetDefaults(back)
+		before, after := flatten(t, in), flatten(t, back)
+		changed := []string{}
+		for path := range before {
+			if !reflect.DeepEqual(before[path], after[path]) {
+				changed = append(changed, path)
+			}
+		}
+		for path := range after {
+			if _, ok := before[path]; !ok {
+				changed = append(changed, path)
+			}
+		}
+		slices.Sort(changed)
+		if diff := cmp.Diff(changed, lossFields(losses)); diff != "" {
+			t.Errorf("(-changed +listed as lost):\n%s", diff)
+		}
+	}
+}
+
+func TestV1alpha1ThereAndBackLosesOnlyWhatIsListed(t *testing.T) {
+	rapid.Check(t, v1alpha1ThereAndBack(example(t, "every-field-set")))
+}
+
+func TestV1alpha2ThereAndBackLosesOnlyWhatIsListed(t *testing.T) {
+	rapid.Check(t, v1alpha2ThereAndBack(example(t, "v1alpha2-every-field-set")))
+}
+
+func FuzzV1alpha1ThereAndBack(f *testing.F) {
+	f.Fuzz(rapid.MakeFuzz(v1alpha1ThereAndBack(example(f, "every-field-set"))))
+}
+
+func FuzzV1alpha2ThereAndBack(f *testing.F) {
+	f.Fuzz(rapid.MakeFuzz(v1alpha2ThereAndBack(example(f, "v1alpha2-every-field-set"))))
+}
+
+// The tests above are worth something only if the examples have every field.
+func TestTheExamplesSetEveryField(t *testing.T) {
+	// No proxy has settings of other components.
+	except := []string{"logging.vmodule", "logging.options", "creationTimestamp"}
+	for _, tt := range []struct {
+		name string
+		of   reflect.Type
+	}{
+		{"every-field-set", reflect.TypeFor[kubeproxyv1alpha1.KubeProxyConfiguration]()},
+		{"v1alpha2-every-field-set", reflect.TypeFor[v1alpha2.KubeProxyConfiguration]()},
+	} {
+		tree := flatten(t, example(t, tt.name))
+		for _, path := range fieldPaths(tt.of, "") {
+			set := slices.ContainsFunc(except, func(e string) bool { return strings.HasPrefix(path, e) })
+			for leaf, value := range tree {
+				set = set || strings.HasPrefix(leaf, path) && (!isZero(value) || value == false)
+			}
+			if !set {
+				t.Errorf("%s does not set %s", tt.name, path)
+			}
+		}
+	}
+}
+
+// fieldPaths returns the JSON paths of a struct's fields, and of those in structs of this group.
+func fieldPaths(of reflect.Type, prefix string) (out []string) {
+	for i := range of.NumField() {
+		f := of.Field(i)
+		name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
+		path := strings.TrimPrefix(prefix+"."+name, ".")
+		if f.Anonymous {
+			path = prefix
+		}
+		if f.Type.Kind() == reflect.Struct && !strings.HasSuffix(f.Type.Name(), "Duration") {
+			out = append(out, fieldPaths(f.Type, path)...)
+		} else {
+			out = append(out, path)
+		}
+	}
+	return out
+}
+
+func TestConvertedDocumentsShareNothing(t *testing.T) {
+	score, bit := int32(1), int32(2)
+	in := &kubeproxyv1alpha1.KubeProxyConfiguration{
+		OOMScoreAdj:       &score,
+		NodePortAddresses: []string{"primary"},
+		FeatureGates:      map[string]bool{"AllAlpha": true},
+		IPTables:          kubeproxyv1alpha1.KubeProxyIPTablesConfiguration{MasqueradeBit: &bit},
+	}
+	before := in.DeepCopy()
+	change := func(c *v1alpha2.KubeProxyConfiguration) {
+		*c.Linux.OOMScoreAdj, *c.IPTables.MasqueradeBit = 99, 99
+		c.NodePortAddresses[0], c.FeatureGates["AllAlpha"] = "changed", false
+	}
+	middle, _ := ToV1alpha2(in)
+	back, _ := ToV1alpha1(middle)
+	change(middle)
+	for name, c := range map[string]*kubeproxyv1alpha1.KubeProxyConfiguration{"the input": in, "what was converted back": back} {
+		if diff := cmp.Diff(flatten(t, before)["oomScoreAdj"], flatten(t, c)["oomScoreAdj"]); diff != "" {
+			t.Errorf("%s has changed:\n%s", name, diff)
+		}
+		if c.NodePortAddresses[0] != "primary" || !c.FeatureGates["AllAlpha"] || *c.IPTables.MasqueradeBit != 2 {
+			t.Errorf("%s has changed: %+v", name, c)
+		}
+	}
+	if *middle.IPVS.MasqueradeBit != 2 {
+		t.Error("ipvs.masqueradeBit is that of iptables")
+	}
+}

@@ -1,0 +1,83 @@
+package conversion
+
+import (
+	"strings"
+
+	kubeproxyv1alpha1 "k8s.io/kube-proxy/config/v1alpha1"
+	"k8s.io/utils/ptr"
+
+	"github.com/nftproxy/nftproxy/internal/config/v1alpha2"
+)
+
+// ToV1alpha1 converts a v1alpha2 document, for proxies that know only the older version.
+// Losses are ipFamilyPolicy, configHardFail unless it is false, a second nodeIPOverride, and the
+// masqueradeBit of iptables or ipvs where they differ.
+func ToV1alpha1(in *v1alpha2.KubeProxyConfiguration) (*kubeproxyv1alpha1.KubeProxyConfiguration, []Loss) {
+	out := &kubeproxyv1alpha1.KubeProxyConfiguration{
+		FeatureGates:                in.FeatureGates,
+		ClientConnection:            in.ClientConnection,
+		Logging:                     in.Logging,
+		HostnameOverride:            in.HostnameOverride,
+		HealthzBindAddress:          in.HealthzBindAddress,
+		MetricsBindAddress:          in.MetricsBindAddress,
+		BindAddressHardFail:         ptr.Deref(in.BindAddressHardFail, true),
+		EnableProfiling:             in.EnableProfiling,
+		ShowHiddenMetricsForVersion: in.ShowHiddenMetricsForVersion,
+		Mode:                        kubeproxyv1alpha1.ProxyMode(in.Mode),
+		Winkernel:                   kubeproxyv1alpha1.KubeProxyWinkernelConfiguration(in.Winkernel),
+		DetectLocalMode:             kubeproxyv1alpha1.LocalMode(in.DetectLocalMode),
+		ClusterCIDR:                 strings.Join(in.DetectLocal.ClusterCIDRs, ","),
+		NodePortAddresses:           in.NodePortAddresses,
+		OOMScoreAdj:                 in.Linux.OOMScoreAdj,
+		Conntrack:                   kubeproxyv1alpha1.KubeProxyConntrackConfiguration(in.Linux.Conntrack),
+		ConfigSyncPeriod:            in.ConfigSyncPeriod,
+		WindowsRunAsService:         in.Windows.RunAsService,
+	}
+	out.SetGroupVersionKind(kubeproxyv1alpha1.SchemeGroupVersion.WithKind(v1alpha2.Kind))
+	out.DetectLocal.BridgeInterface = in.DetectLocal.BridgeInterface
+	out.DetectLocal.InterfaceNamePrefix = in.DetectLocal.InterfaceNamePrefix
+	var lost losses
+	lost.modesToV1alpha1(in, out)
+	lost.nodeIPsToV1alpha1(in, out)
+	if ptr.Deref(in.ConfigHardFail, true) {
+		lost.add("configHardFail", "a proxy that reads v1alpha1 only warns about unknown fields")
+	}
+	return out.DeepCopy(), lost
+}
+
+func (l *losses) modesToV1alpha1(in *v1alpha2.KubeProxyConfiguration, out *kubeproxyv1alpha1.KubeProxyConfiguration) {
+	out.IPTables.LocalhostNodePorts = ptr.To(ptr.Deref(in.IPTables.LocalhostNodePorts, false))
+	out.IPVS.Scheduler = in.IPVS.Scheduler
+	out.IPVS.ExcludeCIDRs = in.IPVS.ExcludeCIDRs
+	out.IPVS.StrictARP = in.IPVS.StrictARP
+	out.IPVS.TCPTimeout = in.IPVS.TCPTimeout
+	out.IPVS.TCPFinTimeout = in.IPVS.TCPFinTimeout
+	out.IPVS.UDPTimeout = in.IPVS.UDPTimeout
+	out.NFTables.MasqueradeBit = in.NFTables.MasqueradeBit
+	spreadSections(in, out)
+
+	kept, lost := in.IPTables.MasqueradeBit, in.IPVS.MasqueradeBit
+	keptField, lostField := "iptables.masqueradeBit", "ipvs.masqueradeBit"
+	if in.Mode == v1alpha2.ModeIPVS {
+		kept, lost = lost, kept
+		keptField, lostField = lostField, keptField
+	}
+	out.IPTables.MasqueradeBit = kept
+	if ptr.Deref(kept, defaultMasqueradeBit) != ptr.Deref(lost, defaultMasqueradeBit) {
+		l.add(lostField, "in v1alpha1 iptables and ipvs have one bit; %s is kept", keptField)
+	}
+}
+
+const defaultMasqueradeBit = 14
+
+func (l *losses) nodeIPsToV1alpha1(in *v1alpha2.KubeProxyConfiguration, out *kubeproxyv1alpha1.KubeProxyConfiguration) {
+	if len(in.NodeIPOverride) > 0 {
+		out.BindAddress = in.NodeIPOverride[0]
+	}
+	if len(in.NodeIPOverride) > 1 {
+		l.add("nodeIPOverride[1]", "v1alpha1 has one bindAddress, which is nodeIPOverride[0]; the other family's address is the Node object's")
+	}
+	if in.IPFamilyPolicy != "" {
+		l.add("ipFamilyPolicy", "v1alpha1 has no such field; the node's addresses are taken as under PreferDualStack")
+	}
+}

@@ -1,0 +1,55 @@
+package config
+
+import (
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"sigs.k8s.io/yaml"
+
+	"github.com/nftproxy/nftproxy/internal/config/conversion"
+	"github.com/nftproxy/nftproxy/internal/config/v1alpha2"
+)
+
+// FuzzParse: whatever the document, there is a configuration or a one-line error. A
+// configuration reads the same after it was written, converts, and compiles in mode nftables.
+func FuzzParse(f *testing.F) {
+	for _, c := range corpus(f) {
+		input, err := os.ReadFile(c.input())
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(string(input))
+	}
+	f.Fuzz(func(t *testing.T, input string) {
+		file, err := Parse([]byte(input))
+		if err != nil {
+			if strings.Contains(err.Error(), "\n") {
+				t.Errorf("an error of several lines: %q", err)
+			}
+			return
+		}
+		for _, warning := range file.Warnings {
+			if strings.Contains(warning, "\n") {
+				t.Errorf("a warning of several lines: %q", warning)
+			}
+		}
+		written, err := yaml.Marshal(file.Config)
+		if err != nil {
+			t.Fatal(err)
+		}
+		again, err := Parse(written)
+		if err != nil {
+			t.Fatalf("what was written cannot be read: %v\n%s", err, written)
+		}
+		if diff := cmp.Diff(string(written), document(t, again.Config)); diff != "" {
+			t.Errorf("(-written +read):\n%s", diff)
+		}
+		back, _ := conversion.ToV1alpha1(file.Config)
+		conversion.ToV1alpha2(back)
+		if _, err := Compiler(file.Config); err != nil && file.Config.Mode == v1alpha2.ModeNFTables {
+			t.Errorf("a valid configuration does not compile: %v", err)
+		}
+	})
+}

@@ -1,0 +1,25 @@
+package config
+
+import (
+	"fmt"
+
+	"github.com/nftproxy/nftproxy/internal/config/v1alpha2"
+)
+
+// Validate checks a configuration with defaults filled in. Its error, one line, names every
+// field that is wrong, as names does, and what is right.
+func Validate(c *v1alpha2.KubeProxyConfiguration, names Names) error {
+	errs := v1alpha2.Validate(c)
+	gates, _, gateErrs := FeatureGates(c.FeatureGates)
+	errs = append(errs, gateErrs...)
+	errs = append(errs, validateLogging(&c.Logging, gates)...)
+	return fieldErrors(errs, names)
+}
+
+// CheckMode returns an error for a mode that this proxy does not have.
+func CheckMode(mode v1alpha2.Mode, names Names) error {
+	if mode == v1alpha2.ModeNFTables {
+		return nil
+	}
+	return fmt.Errorf("%s: this kube-proxy does not have the mode %q; set it to %q, or run Kubernetes' own kube-proxy", names.of("mode"), mode, v1alpha2.ModeNFTables)
+}

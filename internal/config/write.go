@@ -1,0 +1,41 @@
+package config
+
+import (
+	"fmt"
+	"os"
+
+	kubeproxyv1alpha1 "k8s.io/kube-proxy/config/v1alpha1"
+	"sigs.k8s.io/yaml"
+
+	"github.com/nftproxy/nftproxy/internal/config/conversion"
+	"github.com/nftproxy/nftproxy/internal/config/v1alpha2"
+)
+
+// Versions of the configuration, as Write takes them and an apiVersion ends with them.
+const (
+	V1alpha1 = "v1alpha1"
+	V1alpha2 = "v1alpha2"
+)
+
+// Write writes a configuration to a file, as YAML of a version. A file that is there is
+// overwritten. What v1alpha1 cannot express is left out and returned.
+func Write(c *v1alpha2.KubeProxyConfiguration, version, path string) (lost []conversion.Loss, err error) {
+	var document any = c
+	switch version {
+	case V1alpha2:
+	case V1alpha1:
+		var older *kubeproxyv1alpha1.KubeProxyConfiguration
+		older, lost = conversion.ToV1alpha1(c)
+		document = older
+	default:
+		return nil, fmt.Errorf("write configuration: version %q must be %s or %s", version, V1alpha1, V1alpha2)
+	}
+	data, err := yaml.Marshal(document)
+	if err != nil {
+		return nil, fmt.Errorf("write configuration %s: %w", path, err)
+	}
+	if err := os.WriteFile(path, data, 0o644); err != nil {
+		return nil, fmt.Errorf("write configuration: %w", err)
+	}
+	return lost, nil
+}

@@ -1,0 +1,286 @@
+package leftovers
+
+import (
+	"bytes"
+	"errors"
+	"os"
+	"os/exec"
+	"regexp"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+)
+
+// inNamespace moves the test to a network namespace of its own, for as long as it runs.
+func inNamespace(t *testing.T) {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Fatal("this test needs root: it makes a network namespace")
+	}
+	runtime.LockOSThread()
+	original, err := netns.Get()
+	if err != nil {
+		t.Fatal(err)
+	}
+	ns, err := netns.New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		ns.Close()
+		if err := netns.Set(original); err != nil {
+			return // the thread stays locked and ends with the goroutine
+		}
+		original.Close()
+		runtime.UnlockOSThread()
+	})
+}
+
+// run runs one of the iptables programs, which the package itself never does.
+func run(t *testing.T, stdin, program string, args ...string) string {
+	t.Helper()
+	cmd := exec.Command(program, args...)
+	cmd.Stdin = strings.NewReader(stdin)
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("%s %s: %v\n%s", program, strings.Join(args, " "), err, stderr.String())
+	}
+	return string(out)
+}
+
+// saved returns the rules of a variant (nft or legacy) in both families, without counters.
+func saved(t *testing.T, variant string) string {
+	t.Helper()
+	var out string
+	for _, name := range []string{"iptables", "ip6tables"} {
+		out += name + "\n" + run(t, "", name+"-"+variant+"-save")
+	}
+	return regexp.MustCompile(`(?m)^#.*\n| \[\d+:\d+\]$`).ReplaceAllString(out, "")
+}
+
+// recorded has what kube-proxy left in its mode iptables, in the words of iptables-save.
+var recorded = map[string]string{
+	"iptables":  "../../integration/takeover/testdata/iptables-ip.rules",
+	"ip6tables": "../../integration/takeover/testdata/iptables-ip6.rules",
+}
+
+// leaveKubeProxy makes the rules that kube-proxy made, beside what is there.
+func leaveKubeProxy(t *testing.T, variant string) {
+	t.Helper()
+	for name, path := range recorded {
+		rules, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		run(t, string(rules), name+"-"+variant+"-restore", "--noflush")
+	}
+}
+
+// The kubelet's chains as it makes them in v1.36, a firewall, and plugins with names that begin like kube-proxy's.
+const ofOthers = `*mangle
+:KUBE-IPTABLES-HINT - [0:0]
+:KUBE-KUBELET-CANARY - [0:0]
+COMMIT
+*nat
+:KUBE-KUBELET-CANARY - [0:0]
+:DOCKER - [0:0]
+-A PREROUTING -m addrtype --dst-type LOCAL -j DOCKER
+-A DOCKER -p tcp -m tcp --dport 8080 -j REDIRECT --to-ports 80
+-A POSTROUTING -o eth9 -m comment --comment "KUBE-SERVICES in a comment" -j MASQUERADE
+COMMIT
+*filter
+:KUBE-KUBELET-CANARY - [0:0]
+:KUBE-FIREWALL - [0:0]
+:KUBE-ROUTER-INPUT - [0:0]
+:KUBE-NWPLCY-DEFAULT - [0:0]
+:KUBE-SVCS - [0:0]
+-A INPUT -j KUBE-FIREWALL
+-A INPUT -m comment --comment "kube-router netpol" -j KUBE-ROUTER-INPUT
+-A INPUT -p tcp -m tcp --dport 22 -j ACCEPT
+-A OUTPUT -j KUBE-FIREWALL
+-A KUBE-ROUTER-INPUT -g KUBE-NWPLCY-DEFAULT
+-A FORWARD -j KUBE-SVCS
+COMMIT
+`
+
+func leaveOthers(t *testing.T, variant string) {
+	t.Helper()
+	for name := range recorded {
+		run(t, ofOthers, name+"-"+variant+"-restore", "--noflush")
+	}
+}
+
+func find(t *testing.T) []Leftover {
+	t.Helper()
+	found, err := Find()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return found
+}
+
+func TestFind(t *testing.T) {
+	t.Run("an empty namespace has nothing, and looking makes nothing", func(t *testing.T) {
+		inNamespace(t)
+		if found := find(t); found != nil {
+			t.Errorf("found %+v", found)
+		}
+		if tables := run(t, "", "nft", "list", "tables"); tables != "" {
+			t.Errorf("looking made tables:\n%s", tables)
+		}
+		for _, f := range legacyFamilies {
+			if tables, err := f.tables(); err != nil || len(tables) > 0 {
+				t.Errorf("looking made tables %v of iptables-legacy (%v)", tables, err)
+			}
+		}
+	})
+	for kind, variant := range map[Kind]string{NFT: "nft", Legacy: "legacy"} {
+		t.Run("chains of others are not kube-proxy's, "+variant, func(t *testing.T) {
+			inNamespace(t)
+			leaveOthers(t, variant)
+			if found := find(t); found != nil {
+				t.Errorf("found %+v", found)
+			}
+		})
+		t.Run("every chain that only kube-proxy makes counts, "+variant, func(t *testing.T) {
+			inNamespace(t)
+			leaveOthers(t, variant)
+			leaveKubeProxy(t, variant)
+			count := 0
+			for _, line := range strings.Split(saved(t, variant), "\n") {
+				name, _, _ := strings.Cut(strings.TrimPrefix(line, ":"), " ")
+				if strings.HasPrefix(line, ":KUBE-") && !slices.Contains(
+					[]string{"KUBE-FIREWALL", "KUBE-KUBELET-CANARY", "KUBE-IPTABLES-HINT", "KUBE-ROUTER-INPUT", "KUBE-NWPLCY-DEFAULT", "KUBE-SVCS", "KUBE-MARK-MASQ", "KUBE-POSTROUTING"}, name) {
+					count++
+				}
+			}
+			found := find(t)
+			if len(found) != 1 || found[0].Kind != kind || found[0].Count != count || !strings.HasPrefix(found[0].Example, "ip ") || count < 50 {
+				t.Errorf("found %+v, want %d chains of %s", found, count, kind)
+			}
+		})
+	}
+	t.Run("the device of the mode ipvs", func(t *testing.T) {
+		inNamespace(t)
+		// A device of another type: the kernel need not have dummy devices.
+		if err := netlink.LinkAdd(&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: ipvsDevice}}); err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff([]Leftover{{Kind: IPVS, Count: 1, Example: "kube-ipvs0"}}, find(t)); diff != "" {
+			t.Errorf("(-want +got):\n%s", diff)
+		}
+	})
+}
+
+func TestRemove(t *testing.T) {
+	remove := func(t *testing.T) Removal {
+		t.Helper()
+		removal, err := Remove()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return removal
+	}
+	t.Run("what others have stays as it was", func(t *testing.T) {
+		inNamespace(t)
+		leaveOthers(t, "nft")
+		// kube-proxy makes this rule in the kubelet's chain when it starts, and leaves it.
+		run(t, "*filter\n-A KUBE-FIREWALL ! -s 127.0.0.0/8 -d 127.0.0.0/8 -j DROP\nCOMMIT\n", "iptables-nft-restore", "--noflush")
+		before := saved(t, "nft")
+		leaveKubeProxyAlone(t)
+		removal := remove(t)
+		if diff := cmp.Diff(before, saved(t, "nft")); diff != "" {
+			t.Errorf("the rules are not those of before kube-proxy (-before +after):\n%s", diff)
+		}
+		if len(removal.Removed) < 50 || removal.Kept != nil {
+			t.Errorf("removed %d chains, kept %v", len(removal.Removed), removal.Kept)
+		}
+		if found := find(t); found != nil {
+			t.Errorf("found %+v after the removal", found)
+		}
+		if removal := remove(t); removal.Removed != nil || removal.Kept != nil {
+			t.Errorf("a second removal did %+v", removal)
+		}
+	})
+	t.Run("where there is nothing, nothing is done", func(t *testing.T) {
+		inNamespace(t)
+		if removal := remove(t); removal.Removed != nil || removal.Kept != nil {
+			t.Errorf("removed %+v", removal)
+		}
+		if tables := run(t, "", "nft", "list", "tables"); tables != "" {
+			t.Errorf("the removal made tables:\n%s", tables)
+		}
+	})
+	t.Run("a chain that somebody else uses stays, with what belongs to it", func(t *testing.T) {
+		inNamespace(t)
+		leaveKubeProxy(t, "nft")
+		// As the CNI plugin portmap does with externalSetMarkChain.
+		run(t, "*nat\n:CNI-HOSTPORT-SETMARK - [0:0]\n-A CNI-HOSTPORT-SETMARK -j KUBE-MARK-MASQ\nCOMMIT\n", "iptables-nft-restore", "--noflush")
+		removal := remove(t)
+		if diff := cmp.Diff([]string{"ip nat KUBE-MARK-MASQ", "ip nat KUBE-POSTROUTING"}, removal.Kept); diff != "" {
+			t.Errorf("kept (-want +got):\n%s", diff)
+		}
+		if found := find(t); found != nil {
+			t.Errorf("found %+v after the removal", found)
+		}
+		rules := run(t, "", "iptables-nft-save", "-t", "nat")
+		for _, want := range []string{"-A CNI-HOSTPORT-SETMARK -j KUBE-MARK-MASQ", "-A KUBE-MARK-MASQ -j MARK", "-A KUBE-POSTROUTING", "-j KUBE-POSTROUTING"} {
+			if !strings.Contains(rules, want) {
+				t.Errorf("%s is gone:\n%s", want, rules)
+			}
+		}
+	})
+	t.Run("a reference that is not understood refuses all of it", func(t *testing.T) {
+		inNamespace(t)
+		leaveKubeProxy(t, "nft")
+		run(t, "add rule ip nat PREROUTING tcp dport vmap { 99 : jump KUBE-SERVICES }", "nft", "-f", "-")
+		before := run(t, "", "nft", "list", "ruleset")
+		if removal, err := Remove(); err == nil || !strings.Contains(err.Error(), "device or resource busy") {
+			t.Errorf("removal %+v, error %v", removal, err)
+		}
+		if diff := cmp.Diff(before, run(t, "", "nft", "list", "ruleset")); diff != "" {
+			t.Errorf("a refused removal changed something:\n%s", diff)
+		}
+	})
+	t.Run("the rules changed since they were read", func(t *testing.T) {
+		inNamespace(t)
+		leaveKubeProxy(t, "nft")
+		k, err := dial()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer k.close()
+		generation, err := k.generation()
+		if err != nil {
+			t.Fatal(err)
+		}
+		run(t, "", "nft", "add", "table", "ip", "somebody-elses")
+		p := plan{chains: []chain{{table: "mangle", name: "KUBE-PROXY-CANARY"}}}
+		if err := k.commit(generation, p.messages(families[0], "mangle")); !errors.Is(err, errChanged) {
+			t.Errorf("error %v, want %v", err, errChanged)
+		}
+		if found := find(t); len(found) != 1 {
+			t.Errorf("found %+v", found)
+		}
+	})
+}
+
+// leaveKubeProxyAlone makes kube-proxy's rules without the one chain that it shares with the kubelet.
+func leaveKubeProxyAlone(t *testing.T) {
+	t.Helper()
+	for name, path := range recorded {
+		rules, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		own := slices.DeleteFunc(strings.SplitAfter(string(rules), "\n"), func(line string) bool { return strings.Contains(line, "KUBE-FIREWALL") })
+		run(t, strings.Join(own, ""), name+"-nft-restore", "--noflush")
+	}
+}
