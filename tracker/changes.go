@@ -93,7 +93,7 @@ func (t *Tracker) recompute(name objectName, changed map[model.PortID]*model.Ser
 	}
 	for i, port := range e.handed {
 		j, found := findPort(old, port.ID)
-		if found && equalServicePorts(old[j], port) {
+		if found && old[j].Equal(port) {
 			e.handed[i] = old[j]
 			continue
 		}

@@ -33,7 +33,7 @@ type service struct {
 }
 
 func (s *service) equal(other *service) bool {
-	return slices.EqualFunc(s.ports, other.ports, func(a, b model.ServicePort) bool { return equalServicePorts(&a, &b) }) &&
+	return slices.EqualFunc(s.ports, other.ports, func(a, b model.ServicePort) bool { return a.Equal(&b) }) &&
 		slices.Equal(s.unguarded, other.unguarded) && slices.Equal(s.skips, other.skips)
 }
 
