@@ -60,7 +60,7 @@ golden: ## rewrite what is generated: rulesets, converted configurations, lists 
 	$(GO) test ./internal/config ./internal/metrics ./cmd/kube-proxy -update
 
 bench: ## benchmarks; compare numbers of one run only
-	$(GO) test -run '^$$' -bench . -benchmem ./nft ./compiler ./proxy ./tracker ./source/manifests ./conntrack
+	$(GO) test -run '^$$' -bench . -benchmem ./nft ./compiler ./proxy ./tracker ./source/manifests ./conntrack ./diffstore
 
 clean:
 	rm -rf bin

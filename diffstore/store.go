@@ -1,0 +1,275 @@
+package diffstore
+
+import (
+	"cmp"
+	"iter"
+	"maps"
+	"slices"
+)
+
+// Store holds what a dataplane should have and what it was last given, by key.
+//
+// The Store keeps the values that it gets. Nobody may modify what a value points to afterwards: such a
+// change would be in both states, and so in no difference. A Store may not be used by several goroutines at a time.
+type Store[K comparable, V any] struct {
+	compare func(a, b K) int
+	equal   func(a, b V) bool
+	entries map[K]*entry[V]
+	// changed is the entries that differ, except for those that are unseen.
+	changed map[K]*entry[V]
+	// round is the number of the full state that is written, or was written last.
+	round uint64
+	// wanted is how many entries are wanted in this round. unseen is how many were
+	// wanted before it and have not been written in it, so that they are not wanted unless that still happens.
+	wanted, unseen int
+}
+
+// entry is what a Store knows of a key.
+type entry[V any] struct {
+	want, applied V
+	// round is the one in which the entry was last written. isWanted says that it then got the value want.
+	round    uint64
+	isWanted bool
+	// present says that the dataplane may have something under the key, known that it is applied.
+	present, known bool
+}
+
+// New returns an empty Store whose keys have their natural order and whose values are compared with ==. Pointers
+// are then equal only if they point to the same thing: use NewFunc to compare what they point to.
+func New[K cmp.Ordered, V comparable]() *Store[K, V] {
+	return NewFunc(cmp.Compare[K], func(a, b V) bool { return a == b })
+}
+
+// NewFunc returns an empty Store that orders keys with compare, which is 0 only for keys that are equal, and
+// compares values with equal. Both functions are called with the Store's own goroutine and must not use the Store.
+func NewFunc[K comparable, V any](compare func(a, b K) int, equal func(a, b V) bool) *Store[K, V] {
+	return &Store[K, V]{compare: compare, equal: equal, entries: map[K]*entry[V]{}, changed: map[K]*entry[V]{}}
+}
+
+// Begin starts a full state: from now on nothing is wanted but what Set adds. It costs the same however
+// large the Store is. A full state that was only half written can be begun again.
+func (s *Store[K, V]) Begin() {
+	s.round++
+	s.unseen += s.wanted
+	s.wanted = 0
+}
+
+// Set says that the dataplane should have value under key. The last Set of a key counts. A value that is equal to
+// the one that was applied costs one look-up and one comparison.
+func (s *Store[K, V]) Set(key K, value V) {
+	e := s.write(key)
+	if !e.isWanted {
+		e.isWanted = true
+		s.wanted++
+	}
+	if e.known && s.equal(e.applied, value) {
+		value = e.applied // one of two equal values can be freed
+	}
+	e.want = value
+	s.note(key, e)
+}
+
+// Delete says that the dataplane should have nothing under key.
+func (s *Store[K, V]) Delete(key K) {
+	if _, ok := s.entries[key]; !ok {
+		return
+	}
+	e := s.write(key)
+	if e.isWanted {
+		s.wanted--
+	}
+	e.unwant()
+	s.note(key, e)
+}
+
+// Get returns the wanted value of key. After Begin that is only what was Set since, so a caller
+// that writes a full state can see whether somebody else has the key already.
+func (s *Store[K, V]) Get(key K) (value V, ok bool) {
+	if e := s.entries[key]; e != nil && e.isWanted && e.round == s.round {
+		return e.want, true
+	}
+	return value, false
+}
+
+// Len returns how many keys are wanted.
+func (s *Store[K, V]) Len() int { return s.wanted }
+
+// All yields what is wanted, ordered by key.
+func (s *Store[K, V]) All() iter.Seq2[K, V] {
+	return func(yield func(K, V) bool) {
+		s.endRound()
+		for _, key := range slices.SortedFunc(maps.Keys(s.entries), s.compare) {
+			if value, ok := s.Get(key); ok && !yield(key, value) {
+				return
+			}
+		}
+	}
+}
+
+// Applied returns what the dataplane has under key, as far as the Store was told by Commit, CommitOne and Adopt.
+func (s *Store[K, V]) Applied(key K) (value V, ok bool) {
+	if e := s.entries[key]; e != nil && e.known {
+		return e.applied, true
+	}
+	return value, false
+}
+
+// Changed reports whether there is any difference.
+func (s *Store[K, V]) Changed() bool {
+	s.endRound()
+	return len(s.changed) > 0
+}
+
+// Updated yields what the dataplane lacks or has with another value, ordered by key. The loop may call CommitOne and InvalidateOne.
+func (s *Store[K, V]) Updated() iter.Seq2[K, V] {
+	return s.differences(func(e *entry[V]) (V, bool) { return e.want, e.isWanted })
+}
+
+// Deleted yields what the dataplane has and should not have, ordered by key, with the value that was last applied: the zero
+// value if that was never known. Deleted keys go before Updated ones where a new record may need what an old
+// one occupies. The loop may call CommitOne and InvalidateOne.
+func (s *Store[K, V]) Deleted() iter.Seq2[K, V] {
+	return s.differences(func(e *entry[V]) (V, bool) { return e.applied, !e.isWanted })
+}
+
+// differences yields those of the changed entries for which value returns true.
+func (s *Store[K, V]) differences(value func(*entry[V]) (V, bool)) iter.Seq2[K, V] {
+	return func(yield func(K, V) bool) {
+		s.endRound()
+		var keys []K
+		for key, e := range s.changed {
+			if _, ok := value(e); ok {
+				keys = append(keys, key)
+			}
+		}
+		slices.SortFunc(keys, s.compare)
+		for _, key := range keys {
+			e := s.changed[key]
+			if e == nil {
+				continue // committed by the loop
+			}
+			if v, ok := value(e); ok && !yield(key, v) {
+				return
+			}
+		}
+	}
+}
+
+// Commit says that the dataplane has all that is wanted and nothing else.
+func (s *Store[K, V]) Commit() {
+	s.endRound()
+	for key, e := range s.changed {
+		s.commit(key, e)
+	}
+	s.dropChanged()
+}
+
+// CommitOne says that the dataplane has what is wanted under key, for backends that apply
+// differences one by one: what a failure left undone is still a difference.
+func (s *Store[K, V]) CommitOne(key K) {
+	s.endRound()
+	e := s.changed[key]
+	if e == nil {
+		return
+	}
+	s.commit(key, e)
+	delete(s.changed, key)
+	if len(s.changed) == 0 {
+		s.dropChanged()
+	}
+}
+
+// Adopt says that the dataplane has value under key. A backend that can read its dataplane calls it for all
+// that is there when it starts, so that its first differences are small.
+func (s *Store[K, V]) Adopt(key K, value V) {
+	e := s.entry(key)
+	e.applied, e.present, e.known = value, true, true
+	s.note(key, e)
+}
+
+// Invalidate says that nobody knows what the dataplane has. All that is wanted becomes an update. Keys that were applied and are not
+// wanted stay deletions, and the dataplane may turn out not to have them.
+func (s *Store[K, V]) Invalidate() {
+	for key, e := range s.entries {
+		e.known = false
+		s.note(key, e)
+	}
+}
+
+// InvalidateOne says that nobody knows what the dataplane has under key, as after a failure half way. Without it
+// a value that was half applied would be no difference once the value before is wanted again.
+func (s *Store[K, V]) InvalidateOne(key K) {
+	e := s.entry(key)
+	e.present, e.known = true, false
+	s.note(key, e)
+}
+
+func (s *Store[K, V]) entry(key K) *entry[V] {
+	e := s.entries[key]
+	if e == nil {
+		e = &entry[V]{round: s.round}
+		s.entries[key] = e
+	}
+	return e
+}
+
+// write returns the entry of key as one of this round.
+func (s *Store[K, V]) write(key K) *entry[V] {
+	e := s.entry(key)
+	if e.round != s.round {
+		e.round = s.round
+		if e.isWanted {
+			e.isWanted = false
+			s.unseen--
+		}
+	}
+	return e
+}
+
+func (e *entry[V]) unwant() {
+	var none V
+	e.want, e.isWanted = none, false
+}
+
+// note keeps changed right after a change to e. An entry of which there is nothing to remember goes.
+func (s *Store[K, V]) note(key K, e *entry[V]) {
+	if !e.isWanted && !e.present {
+		delete(s.entries, key)
+		delete(s.changed, key)
+		return
+	}
+	if e.isWanted && e.known && s.equal(e.applied, e.want) {
+		delete(s.changed, key)
+		return
+	}
+	s.changed[key] = e
+}
+
+// endRound turns what was wanted before Begin and not written since into deletions. It looks at all
+// entries, but only once after a Begin, and not if all were written.
+func (s *Store[K, V]) endRound() {
+	if s.unseen == 0 {
+		return
+	}
+	for key, e := range s.entries {
+		if e.isWanted && e.round != s.round {
+			e.unwant()
+			s.note(key, e)
+		}
+	}
+	s.unseen = 0
+}
+
+// commit makes what is wanted under key what is applied. The caller takes e out of changed.
+func (s *Store[K, V]) commit(key K, e *entry[V]) {
+	if !e.isWanted {
+		delete(s.entries, key)
+		return
+	}
+	e.applied, e.present, e.known = e.want, true, true
+}
+
+// dropChanged takes another map, since an empty one that was large once is walked as slowly as before.
+func (s *Store[K, V]) dropChanged() {
+	s.changed = map[K]*entry[V]{}
+}

@@ -1,0 +1,248 @@
+package diffstore
+
+import (
+	"maps"
+	"slices"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"pgregory.net/rapid"
+)
+
+// naive is a Store as one would write it without a thought of cost.
+type naive struct {
+	wanted, applied map[string]int
+	// unknown is keys of which nobody knows what the dataplane has; applied is then what it had.
+	unknown map[string]bool
+}
+
+// pair is a key and its value.
+type pair struct {
+	Key   string
+	Value int
+}
+
+func (n *naive) updated() (out []pair) {
+	for _, key := range slices.Sorted(maps.Keys(n.wanted)) {
+		if had, ok := n.applied[key]; !ok || n.unknown[key] || had != n.wanted[key] {
+			out = append(out, pair{key, n.wanted[key]})
+		}
+	}
+	return out
+}
+
+func (n *naive) deleted() (out []pair) {
+	for _, key := range slices.Sorted(maps.Keys(n.applied)) {
+		if _, ok := n.wanted[key]; !ok {
+			out = append(out, pair{key, n.applied[key]})
+		}
+	}
+	return out
+}
+
+func (n *naive) all() (out []pair) {
+	for _, key := range slices.Sorted(maps.Keys(n.wanted)) {
+		out = append(out, pair{key, n.wanted[key]})
+	}
+	return out
+}
+
+func (n *naive) commitOne(key string) {
+	delete(n.unknown, key)
+	if value, ok := n.wanted[key]; ok {
+		n.applied[key] = value
+	} else {
+		delete(n.applied, key)
+	}
+}
+
+func (n *naive) invalidateOne(key string) {
+	if _, ok := n.applied[key]; !ok {
+		n.applied[key] = 0
+	}
+	n.unknown[key] = true
+}
+
+func pairs(sequence func(func(string, int) bool)) (out []pair) {
+	for key, value := range sequence {
+		out = append(out, pair{key, value})
+	}
+	return out
+}
+
+func TestStoreIsTheNaiveOne(t *testing.T) {
+	keys := rapid.SampledFrom([]string{"a", "b", "c", "d", "e"})
+	values := rapid.IntRange(0, 2)
+	rapid.Check(t, func(t *rapid.T) {
+		s := New[string, int]()
+		n := &naive{wanted: map[string]int{}, applied: map[string]int{}, unknown: map[string]bool{}}
+		t.Repeat(map[string]func(*rapid.T){
+			"begin": func(*rapid.T) {
+				s.Begin()
+				clear(n.wanted)
+			},
+			"set": func(t *rapid.T) {
+				key, value := keys.Draw(t, "key"), values.Draw(t, "value")
+				s.Set(key, value)
+				n.wanted[key] = value
+			},
+			"the same again": func(*rapid.T) {
+				s.Begin()
+				for key, value := range n.wanted {
+					s.Set(key, value)
+				}
+			},
+			"delete": func(t *rapid.T) {
+				key := keys.Draw(t, "key")
+				s.Delete(key)
+				delete(n.wanted, key)
+			},
+			"commit": func(*rapid.T) {
+				s.Commit()
+				n.applied = maps.Clone(n.wanted)
+				clear(n.unknown)
+			},
+			"commit one": func(t *rapid.T) {
+				key := keys.Draw(t, "key")
+				s.CommitOne(key)
+				n.commitOne(key)
+			},
+			"adopt": func(t *rapid.T) {
+				key, value := keys.Draw(t, "key"), values.Draw(t, "value")
+				s.Adopt(key, value)
+				n.applied[key] = value
+				delete(n.unknown, key)
+			},
+			"invalidate": func(*rapid.T) {
+				s.Invalidate()
+				for key := range n.applied {
+					n.unknown[key] = true
+				}
+			},
+			"invalidate one": func(t *rapid.T) {
+				key := keys.Draw(t, "key")
+				s.InvalidateOne(key)
+				n.invalidateOne(key)
+			},
+			"get": func(t *rapid.T) {
+				key := keys.Draw(t, "key")
+				got, ok := s.Get(key)
+				if want, wantOK := n.wanted[key]; got != want || ok != wantOK {
+					t.Fatalf("Get(%s) = %d, %t; want %d, %t", key, got, ok, want, wantOK)
+				}
+				got, ok = s.Applied(key)
+				want, wantOK := n.applied[key]
+				if wantOK = wantOK && !n.unknown[key]; ok != wantOK || ok && got != want {
+					t.Fatalf("Applied(%s) = %d, %t; want %d, %t", key, got, ok, want, wantOK)
+				}
+				if s.Len() != len(n.wanted) {
+					t.Fatalf("Len is %d, want %d", s.Len(), len(n.wanted))
+				}
+			},
+			// It is an action and not the check after each of the others, since reading ends a full state.
+			"read": func(t *rapid.T) { compare(t, s, n) },
+		})
+		compare(t, s, n)
+		s.Commit()
+		if s.Changed() || len(s.entries) != s.Len() {
+			t.Fatalf("after Commit %d entries are left for %d keys, changed: %t", len(s.entries), s.Len(), s.Changed())
+		}
+	})
+}
+
+func compare(t *rapid.T, s *Store[string, int], n *naive) {
+	if diff := cmp.Diff(n.deleted(), pairs(s.Deleted())); diff != "" {
+		t.Fatalf("Deleted (-want +got):\n%s", diff)
+	}
+	if diff := cmp.Diff(n.updated(), pairs(s.Updated())); diff != "" {
+		t.Fatalf("Updated (-want +got):\n%s", diff)
+	}
+	if diff := cmp.Diff(n.all(), pairs(s.All())); diff != "" {
+		t.Fatalf("All (-want +got):\n%s", diff)
+	}
+	if want := len(n.deleted())+len(n.updated()) > 0; s.Changed() != want {
+		t.Fatalf("Changed is %t, want %t", s.Changed(), want)
+	}
+}
+
+func TestStore(t *testing.T) {
+	t.Run("a failure loses nothing", func(t *testing.T) {
+		s := New[string, int]()
+		s.Set("a", 1)
+		s.Set("b", 1)
+		s.Commit()
+		s.Begin()
+		s.Set("b", 2) // a goes, b changes; applying fails, so there is no Commit
+		s.Begin()
+		s.Set("b", 2)
+		s.Set("c", 3)
+		if diff := cmp.Diff([]pair{{"a", 1}}, pairs(s.Deleted())); diff != "" {
+			t.Errorf("Deleted (-want +got):\n%s", diff)
+		}
+		if diff := cmp.Diff([]pair{{"b", 2}, {"c", 3}}, pairs(s.Updated())); diff != "" {
+			t.Errorf("Updated (-want +got):\n%s", diff)
+		}
+	})
+	t.Run("what was half applied is a difference after the way back", func(t *testing.T) {
+		s := New[string, int]()
+		s.Set("a", 1)
+		s.Commit()
+		s.Set("a", 2)
+		s.InvalidateOne("a") // 2 or 1 or something between
+		s.Set("a", 1)
+		if diff := cmp.Diff([]pair{{"a", 1}}, pairs(s.Updated())); diff != "" {
+			t.Errorf("Updated (-want +got):\n%s", diff)
+		}
+	})
+	t.Run("loops may commit what they apply, and end early", func(t *testing.T) {
+		s := New[string, int]()
+		for i, key := range []string{"a", "b", "c"} {
+			s.Set(key, i)
+		}
+		for key := range s.Updated() {
+			if key == "b" {
+				break
+			}
+			s.CommitOne(key)
+		}
+		if diff := cmp.Diff([]pair{{"b", 1}, {"c", 2}}, pairs(s.Updated())); diff != "" {
+			t.Errorf("Updated (-want +got):\n%s", diff)
+		}
+		for key := range s.Updated() {
+			s.CommitOne(key)
+			s.CommitOne("c")
+			if key == "c" {
+				t.Error("the loop saw a key that it had committed")
+			}
+		}
+		if s.Changed() {
+			t.Error("something is left")
+		}
+	})
+	t.Run("keys that come and go unapplied leave nothing behind", func(t *testing.T) {
+		s := New[int, int]()
+		for i := range 1000 {
+			s.Set(i, i)
+			s.Delete(i)
+		}
+		if len(s.entries)+len(s.changed) > 0 || s.Changed() {
+			t.Errorf("%d entries, %d of them changed", len(s.entries), len(s.changed))
+		}
+	})
+	t.Run("a full state that is as before allocates nothing", func(t *testing.T) {
+		s := New[int, int]()
+		write := func() {
+			s.Begin()
+			for i := range 1000 {
+				s.Set(i, i)
+			}
+			if s.Changed() {
+				s.Commit()
+			}
+		}
+		write()
+		if n := testing.AllocsPerRun(10, write); n > 0 {
+			t.Errorf("%v allocations", n)
+		}
+	})
+}
