@@ -59,7 +59,7 @@ func IsAffinityMap(name string) bool {
 // Maps returns all maps that the rulesets have, in no order.
 func (a Affinity) Maps() (maps []AffinityMap) {
 	for _, f := range a.families {
-		for _, p := range f.affinityPorts {
+		for _, p := range f.affinity.ports {
 			maps = f.appendMaps(maps, p, func(affinityUse) bool { return true })
 		}
 	}
@@ -70,7 +70,7 @@ func (a Affinity) Maps() (maps []AffinityMap) {
 // called for the map, an endpoint went. In no order. It costs as much as there are.
 func (a Affinity) Stale() (maps []AffinityMap) {
 	for _, f := range a.families {
-		for p := range f.affinityStale {
+		for p := range f.affinity.stale {
 			maps = f.appendMaps(maps, p, func(use affinityUse) bool { return use.stale })
 		}
 	}
@@ -81,7 +81,7 @@ func (a Affinity) Stale() (maps []AffinityMap) {
 // have from a process before this one. In no order.
 func (a Affinity) Losing() (maps []AffinityMap) {
 	for _, f := range a.families {
-		for p := range f.affinityLosing {
+		for p := range f.affinity.losing {
 			maps = f.appendMaps(maps, p, func(use affinityUse) bool { return use.losing })
 		}
 	}
@@ -89,18 +89,18 @@ func (a Affinity) Losing() (maps []AffinityMap) {
 }
 
 func (f *family) affinityCommitted() {
-	clear(f.affinityMoves)
-	for p := range f.affinityLosing {
-		for _, list := range affinityLists {
+	clear(f.affinity.moves)
+	for p := range f.affinity.losing {
+		for _, list := range endpointLists {
 			p.lists[list].losing = false
 		}
 	}
-	clear(f.affinityLosing)
+	clear(f.affinity.losing)
 }
 
 // appendMaps appends those maps of a port that choose wants.
 func (f *family) appendMaps(maps []AffinityMap, p *affinityPort, choose func(affinityUse) bool) []AffinityMap {
-	for _, list := range affinityLists {
+	for _, list := range endpointLists {
 		if p.has(list) && choose(p.lists[list]) {
 			maps = append(maps, f.affinityMap(p, list))
 		}
@@ -108,9 +108,9 @@ func (f *family) appendMaps(maps []AffinityMap, p *affinityPort, choose func(aff
 	return maps
 }
 
-func (f *family) affinityMap(p *affinityPort, list affinityList) AffinityMap {
+func (f *family) affinityMap(p *affinityPort, list endpointList) AffinityMap {
 	return AffinityMap{
-		Table: &nft.Table{Family: f.nft, Name: TableName}, Set: f.affinitySet(p.mapName(list)),
+		Table: &nft.Table{Family: f.family, Name: TableName}, Set: f.affinitySet(p.mapName(list)),
 		Port: p.id, timeout: p.timeout, endpoints: p.lists[list].endpoints,
 	}
 }
@@ -118,8 +118,8 @@ func (f *family) affinityMap(p *affinityPort, list affinityList) AffinityMap {
 // Current returns the map as it is wanted now; false if it is not wanted any more.
 func (a Affinity) Current(m AffinityMap) (AffinityMap, bool) {
 	f := a.families[familyIndex(m.Port.Family)]
-	if p := f.affinityPorts[affinityName(m.Port)]; p != nil {
-		for _, list := range affinityLists {
+	if p := f.affinity.ports[affinityName(m.Port)]; p != nil {
+		for _, list := range endpointLists {
 			if p.mapName(list) == m.Set.Name && p.has(list) {
 				return f.affinityMap(p, list), true
 			}
@@ -132,17 +132,17 @@ func (a Affinity) Current(m AffinityMap) (AffinityMap, bool) {
 // went since m was returned, the map stays stale.
 func (a Affinity) Reconciled(m AffinityMap) {
 	f := a.families[familyIndex(m.Port.Family)]
-	p := f.affinityPorts[affinityName(m.Port)]
+	p := f.affinity.ports[affinityName(m.Port)]
 	if p == nil {
 		return
 	}
-	for _, list := range affinityLists {
+	for _, list := range endpointLists {
 		if use := &p.lists[list]; p.mapName(list) == m.Set.Name && !lost(m.endpoints, use.endpoints) {
 			use.stale = false
 		}
 	}
 	if !slices.ContainsFunc(p.lists[:], func(use affinityUse) bool { return use.stale }) {
-		delete(f.affinityStale, p)
+		delete(f.affinity.stale, p)
 	}
 }
 
@@ -154,7 +154,7 @@ type AffinityMove struct{ From, To AffinityMap }
 // may not have To.
 func (a Affinity) Moves() (moves []AffinityMove) {
 	for _, f := range a.families {
-		for name := range f.affinityMoves {
+		for name := range f.affinity.moves {
 			moves = append(moves, f.movesOf(name)...)
 		}
 	}
@@ -162,11 +162,11 @@ func (a Affinity) Moves() (moves []AffinityMove) {
 }
 
 func (f *family) movesOf(name string) (moves []AffinityMove) {
-	p := f.affinityPorts[name]
+	p := f.affinity.ports[name]
 	if p == nil {
 		return nil
 	}
-	for _, to := range affinityLists {
+	for _, to := range endpointLists {
 		from := listLocal - to
 		came := p.has(to) && !f.kernelHas(p, to)
 		went := f.kernelHas(p, from) && !p.has(from)
@@ -178,10 +178,10 @@ func (f *family) movesOf(name string) (moves []AffinityMove) {
 }
 
 // has reports whether a port has a map for the list.
-func (p *affinityPort) has(list affinityList) bool { return p.lists[list].frontends > 0 }
+func (p *affinityPort) has(list endpointList) bool { return p.lists[list].frontends > 0 }
 
 // kernelHas reports whether a port had a map for the list at the last commit.
-func (f *family) kernelHas(p *affinityPort, list affinityList) bool {
+func (f *family) kernelHas(p *affinityPort, list endpointList) bool {
 	if before, changed := f.draft.SetBefore(p.mapName(list)); changed {
 		return before != nil
 	}
@@ -192,23 +192,23 @@ func (f *family) kernelHas(p *affinityPort, list affinityList) bool {
 // maps that its client uses and that have its endpoint.
 func (a Affinity) ConnectionElements(protocol model.Protocol, client netip.Addr, dialed, endpoint netip.AddrPort, do func(AffinityMap, nft.Element)) {
 	f := a.families[familyIndex(model.FamilyOf(dialed.Addr()))]
-	want, ok := f.programmed[frontend{dialed.Addr(), dialed.Port(), protocol}]
-	if !ok {
-		want = f.programmed[frontend{port: dialed.Port(), protocol: protocol}]
+	want := f.applied(frontend{dialed.Addr(), dialed.Port(), protocol})
+	if want == &noPlan {
+		want = f.applied(frontend{port: dialed.Port(), protocol: protocol})
 	}
 	if want.affinity == nil {
 		return
 	}
 	for _, l := range want.lists() {
 		if hasEndpoint(l.endpoints, endpoint) && f.mayUse(want, l.list, client) {
-			m := f.affinityMap(f.affinityPorts[want.affinity.name], l.list)
+			m := f.affinityMap(f.affinity.ports[want.affinity.name], l.list)
 			do(m, m.Element(client, endpoint))
 		}
 	}
 }
 
 // mayUse reports whether a client may be one of those that a plan sends to endpoints of the list.
-func (f *family) mayUse(p plan, list affinityList, client netip.Addr) bool {
+func (f *family) mayUse(p *plan, list endpointList, client netip.Addr) bool {
 	if p.kind != kindLocal {
 		return true
 	}
@@ -218,7 +218,7 @@ func (f *family) mayUse(p plan, list affinityList, client netip.Addr) bool {
 
 // Protocols returns the protocols of Service ports with affinity in a family, in no order.
 func (a Affinity) Protocols(family model.Family) (protocols []model.Protocol) {
-	for rule := range a.families[familyIndex(family)].affinityFrontends {
+	for rule := range a.families[familyIndex(family)].affinity.frontends {
 		if !slices.Contains(protocols, rule.protocol) {
 			protocols = append(protocols, rule.protocol)
 		}

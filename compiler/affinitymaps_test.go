@@ -37,7 +37,7 @@ func TestStaleAffinityMaps(t *testing.T) {
 			t.Errorf("%s: %d maps are stale, want those of %v", when, len(maps), want)
 		}
 		// Stale is called under the backend's lock after each Sync, and must not look at all ports.
-		if n := len(c.families[0].affinityStale); n != len(want) {
+		if n := len(c.families[0].affinity.stale); n != len(want) {
 			t.Errorf("%s: Stale looks at %d ports, want %d", when, n, len(want))
 		}
 	}

@@ -30,34 +30,20 @@ func (c *Compiler) reset() {
 	c.families = [2]*family{newFamily(nft.FamilyIP, &c.config), newFamily(nft.FamilyIP6, &c.config)}
 }
 
-// Conflict is a frontend that more than one Service port claims. The Owner has it; the
-// others are served on their other addresses only.
-type Conflict struct {
-	// Frontend is the address, such as "203.0.113.1:80/TCP".
-	Frontend string
-	Owner    model.PortID
-	Others   []model.PortID
-}
-
 // Apply takes changes of the model into the rulesets and returns the conflicts that are new or
 // have other claimants than before, sorted by frontend. An owner who changes because endpoints
 // come and go does not make a conflict new. Applying the same changes again changes nothing.
 func (c *Compiler) Apply(changes *model.Changes) []Conflict {
-	touched := [2]map[frontend]bool{{}, {}}
 	if changes.Full {
-		c.dropAllBut(changes.Ports, &touched)
+		c.removeAllBut(changes.Ports)
 	}
 	c.applyCluster(changes)
 	for id, port := range changes.Ports {
-		i := familyIndex(id.Family)
-		c.families[i].setPort(id, port, touched[i])
+		c.families[familyIndex(id.Family)].setPort(id, port)
 	}
 	var conflicts []Conflict
-	for i, f := range c.families {
-		for fe := range touched[i] {
-			f.settle(fe)
-			conflicts = append(conflicts, f.newConflict(fe)...)
-		}
+	for _, f := range c.families {
+		conflicts = append(conflicts, f.reconcileTouched()...)
 	}
 	slices.SortFunc(conflicts, func(a, b Conflict) int { return cmp.Compare(a.Frontend, b.Frontend) })
 	return conflicts
@@ -70,12 +56,12 @@ func familyIndex(f model.Family) int {
 	return 0
 }
 
-// dropAllBut removes the ports that a full model does not name.
-func (c *Compiler) dropAllBut(ports map[model.PortID]*model.ServicePort, touched *[2]map[frontend]bool) {
-	for i, f := range c.families {
+// removeAllBut removes the ports that a full model does not name.
+func (c *Compiler) removeAllBut(ports map[model.PortID]*model.ServicePort) {
+	for _, f := range c.families {
 		for id := range f.ports {
 			if ports[id] == nil {
-				f.setPort(id, nil, touched[i])
+				f.setPort(id, nil)
 			}
 		}
 	}
@@ -93,27 +79,8 @@ func (c *Compiler) applyCluster(changes *model.Changes) {
 			f.serviceCIDRs = changes.ServiceCIDRs
 		}
 		f.refreshChains()
-		f.resettleGuarded()
+		f.refreshGuarded()
 	}
-}
-
-// newConflict returns the conflict over a frontend if its claimants are not those of the last call.
-func (f *family) newConflict(fe frontend) []Conflict {
-	list := f.claims[fe]
-	if len(list) < 2 {
-		delete(f.contested, fe)
-		return nil
-	}
-	c := Conflict{Frontend: fe.String(), Owner: list[0].id}
-	for _, other := range list[1:] {
-		c.Others = append(c.Others, other.id)
-	}
-	claimants := slices.SortedFunc(slices.Values(append(c.Others, c.Owner)), model.PortID.Compare)
-	if slices.Equal(f.contested[fe], claimants) {
-		return nil
-	}
-	f.contested[fe] = claimants
-	return []Conflict{c}
 }
 
 // Tables returns the rulesets as they are wanted now, IPv4 first. They are valid until the

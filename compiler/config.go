@@ -4,8 +4,6 @@ import (
 	"fmt"
 	"net/netip"
 	"strings"
-
-	"github.com/nftproxy/nftproxy/nft"
 )
 
 // TableName is the name of the tables of both families. It is the one that kube-proxy's
@@ -88,13 +86,3 @@ func (c *Config) Validate() error {
 }
 
 func (c *Config) markBits() uint32 { return 1 << c.MasqueradeBit }
-
-func prefixesOf(f nft.Family, prefixes []netip.Prefix) []netip.Prefix {
-	var out []netip.Prefix
-	for _, p := range prefixes {
-		if p.Addr().Is4() == (f == nft.FamilyIP) {
-			out = append(out, p.Masked())
-		}
-	}
-	return out
-}

@@ -1,15 +1,11 @@
 package compiler
 
 import (
-	"cmp"
 	"net/netip"
 	"slices"
 
 	"github.com/nftproxy/nftproxy/nft"
 )
-
-// guardSet is the name of the set of load balancer addresses that only some sources may dial.
-const guardSet = "guarded-ips"
 
 // sourcesFor returns who may dial a load balancer address, given the Service's ranges,
 // sorted and without what another prefix contains, since the kernel takes no ranges that
@@ -26,34 +22,6 @@ func (f *family) sourcesFor(fe frontend, ranges []netip.Prefix) []netip.Prefix {
 	return withoutNested(sources)
 }
 
-// resettleGuarded brings guarded frontends in line after the node's addresses changed.
-func (f *family) resettleGuarded() {
-	for fe, p := range f.programmed {
-		if len(p.sources) > 0 {
-			f.settle(fe)
-		}
-	}
-}
-
-// withoutNested sorts prefixes and leaves out those that another one contains.
-func withoutNested(prefixes []netip.Prefix) []netip.Prefix {
-	sorted := make([]netip.Prefix, len(prefixes))
-	for i, p := range prefixes {
-		sorted[i] = p.Masked()
-	}
-	slices.SortFunc(sorted, func(a, b netip.Prefix) int {
-		return cmp.Or(a.Addr().Compare(b.Addr()), cmp.Compare(a.Bits(), b.Bits()))
-	})
-	// A wide prefix sorts right before all that it contains.
-	var out []netip.Prefix
-	for _, p := range sorted {
-		if len(out) == 0 || !out[len(out)-1].Contains(p.Addr()) {
-			out = append(out, p)
-		}
-	}
-	return out
-}
-
 // putFirewall puts the chains that guard load balancer addresses, as long as there are any: packets pay for base chains
 // even if these do nothing.
 func (f *family) putFirewall() {
@@ -63,7 +31,7 @@ func (f *family) putFirewall() {
 		{Name: chainFirewall, Rules: f.firewallRules()},
 	}
 	for _, c := range chains {
-		if f.guardedIPs.Len() > 0 {
+		if f.sets.guardedIPs.Len() > 0 {
 			f.draft.PutChain(c)
 		} else {
 			f.draft.RemoveChain(c.Name)
@@ -76,49 +44,40 @@ func (f *family) putFirewall() {
 // and look at the packet's own source.
 func (f *family) firewallRules() []nft.Rule {
 	return []nft.Rule{nft.NewRule(
-		nft.InSet{Key: f.key(false), Set: f.guardedIPs.Name},
-		nft.InSet{Key: append(f.key(false), f.nft.Saddr()), Op: nft.NotEqual, Set: f.allowedSources.Name},
+		nft.InSet{Key: f.key(false), Set: f.sets.guardedIPs.Name},
+		nft.InSet{Key: append(f.key(false), f.family.Saddr()), Op: nft.NotEqual, Set: f.sets.allowedSources.Name},
 		nft.Drop,
 	)}
 }
 
-// putSources brings the elements for who may dial a frontend in line.
-func (f *family) putSources(fe frontend, have, want plan) {
-	if len(have.sources) == 0 && len(want.sources) == 0 {
+// putSources puts who may dial a frontend.
+func (f *family) putSources(e frontendElements) {
+	have, want := e.have.sources, e.want.sources
+	if len(have) == 0 && len(want) == 0 {
 		return
 	}
-	key := nft.Data(fe.appendKey(nil))
-	before := f.guardedIPs.Len() > 0
-	if len(want.sources) > 0 {
-		f.draft.Put(f.guardedIPs, nft.Element{Key: key, Comment: want.comment})
+	guarded, allowed := f.sets.guardedIPs, f.sets.allowedSources
+	before := guarded.Len() > 0
+	if len(want) > 0 {
+		f.draft.Put(guarded, nft.Element{Key: e.key, Comment: e.want.comment})
 	} else {
-		f.draft.Remove(f.guardedIPs, key)
+		f.draft.Remove(guarded, e.key)
 	}
 	starts := map[netip.Addr]bool{}
-	for _, p := range want.sources {
+	for _, p := range want {
 		starts[p.Addr()] = true
-		f.draft.Put(f.allowedSources, nft.Element{
-			Key:     key + nft.AddrData(p.Addr()),
-			KeyEnd:  key + nft.AddrData(lastAddr(p)),
-			Comment: want.comment,
+		f.draft.Put(allowed, nft.Element{
+			Key:     e.key + nft.AddrData(p.Addr()),
+			KeyEnd:  e.key + nft.AddrData(lastAddr(p)),
+			Comment: e.want.comment,
 		})
 	}
-	for _, p := range have.sources {
+	for _, p := range have {
 		if !starts[p.Addr()] {
-			f.draft.Remove(f.allowedSources, key+nft.AddrData(p.Addr()))
+			f.draft.Remove(allowed, e.key+nft.AddrData(p.Addr()))
 		}
 	}
-	if f.guardedIPs.Len() > 0 != before {
+	if guarded.Len() > 0 != before {
 		f.putFirewall()
 	}
-}
-
-// lastAddr returns the last address of a prefix.
-func lastAddr(p netip.Prefix) netip.Addr {
-	b := p.Addr().AsSlice()
-	for i := p.Bits(); i < 8*len(b); i++ {
-		b[i/8] |= 0x80 >> (i % 8)
-	}
-	addr, _ := netip.AddrFromSlice(b)
-	return addr
 }

@@ -11,11 +11,11 @@ import (
 // claims them.
 func (c *Compiler) Owner(family model.Family, protocol model.Protocol, addr netip.Addr, port uint16) *model.ServicePort {
 	f := c.families[familyIndex(family)]
-	list := f.claims[frontend{addr, port, protocol}]
-	if len(list) == 0 {
+	s := f.frontends[frontend{addr, port, protocol}]
+	if s == nil {
 		return nil
 	}
-	return f.ports[list[0].id]
+	return s.claims[0].port
 }
 
 // NodePortPrefixes returns where node ports of a family answer: on those of the node's own

@@ -41,5 +41,5 @@ func recall(conn *nft.Conn) (model.Node, error) {
 		}
 		tables = append(tables, table)
 	}
-	return compiler.Recall(tables...), nil
+	return compiler.NodeFromTables(tables...), nil
 }

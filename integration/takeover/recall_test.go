@@ -28,7 +28,7 @@ func TestNodeAddressesAreRecalledFromKubeProxysTables(t *testing.T) {
 		}
 		tables = append(tables, table)
 	}
-	got := compiler.Recall(tables...)
+	got := compiler.NodeFromTables(tables...)
 	want := []netip.Addr{netip.MustParseAddr("192.168.0.1"), netip.MustParseAddr("fd00:1::1")}
 	if !slices.Equal(got.IPs, want) || len(got.PodCIDRs) > 0 {
 		t.Errorf("recalled addresses %v and pod CIDRs %v, want %v and none", got.IPs, got.PodCIDRs, want)

@@ -39,7 +39,7 @@ func TestRecall(t *testing.T) {
 				t.Fatal(err)
 			}
 			c.Apply(&model.Changes{Full: true, Node: &test.node})
-			got := compiler.Recall(c.Tables()...)
+			got := compiler.NodeFromTables(c.Tables()...)
 			if diff := cmp.Diff(test.want, got, cmpopts.EquateComparable(netip.Addr{}, netip.Prefix{})); diff != "" {
 				t.Errorf("recalled (-want +got):\n%s", diff)
 			}
@@ -48,7 +48,7 @@ func TestRecall(t *testing.T) {
 	t.Run("kube-proxy's own table", func(t *testing.T) {
 		ips := &nft.Set{Name: "nodeport-ips", Key: nft.Concat{nft.FamilyIP6.Daddr()}}
 		ips.Put(nft.Element{Key: nft.AddrData(addr("fd00:1::1"))})
-		got := compiler.Recall(nil, &nft.Table{Family: nft.FamilyIP6, Name: "kube-proxy", Sets: []*nft.Set{ips}})
+		got := compiler.NodeFromTables(nil, &nft.Table{Family: nft.FamilyIP6, Name: "kube-proxy", Sets: []*nft.Set{ips}})
 		if diff := cmp.Diff(model.Node{IPs: dual[1:]}, got, cmpopts.EquateComparable(netip.Addr{}, netip.Prefix{})); diff != "" {
 			t.Errorf("recalled (-want +got):\n%s", diff)
 		}

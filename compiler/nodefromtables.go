@@ -11,11 +11,11 @@ import (
 // kubeProxyNodePortIPs is the set in which kube-proxy's nftables mode keeps where node ports answer.
 const kubeProxyNodePortIPs = "nodeport-ips"
 
-// Recall returns what tables say of the Node that they were compiled for: an address of each family on
+// NodeFromTables returns what tables say of the Node that they were compiled for: an address of each family on
 // which node ports answer, and the networks of the cluster's clients. The tables may be those of
 // kube-proxy's nftables mode, which do not tell the latter; nil ones say nothing. A proxy that starts
 // while its Node has no addresses keeps node ports alive by it.
-func Recall(tables ...*nft.Table) model.Node {
+func NodeFromTables(tables ...*nft.Table) model.Node {
 	var node model.Node
 	for _, t := range tables {
 		if t == nil {

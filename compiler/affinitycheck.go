@@ -1,0 +1,112 @@
+package compiler
+
+import (
+	"github.com/nftproxy/nftproxy/model"
+	"github.com/nftproxy/nftproxy/nft"
+)
+
+// afterTranslation is what becomes of a packet of a new connection once its destination was translated.
+func (f *family) afterTranslation() nft.Verdict {
+	if len(f.affinity.frontends) > 0 {
+		return nft.Goto(chainAffinityCheck)
+	}
+	return nft.Verdict{Kind: nft.Accept}
+}
+
+func (f *family) putAffinityCheck() {
+	if len(f.affinity.frontends) > 0 {
+		f.draft.PutChain(&nft.Chain{Name: chainAffinityCheck, Rules: f.affinityRules()})
+	} else {
+		f.draft.RemoveChain(chainAffinityCheck)
+	}
+}
+
+// affinityRules run after the destination was translated. They find the frontend that was dialed in
+// what conntrack remembers, and with it the chain that notes where its client went. Each protocol has rules of its own,
+// since nft can show a port that conntrack remembers only where the rule names the protocol first.
+func (f *family) affinityRules() []nft.Rule {
+	var rules []nft.Rule
+	for _, nodePort := range []bool{false, true} {
+		for _, protocol := range []model.Protocol{model.TCP, model.UDP, model.SCTP} {
+			// The exceptions to node ports are found by address.
+			if f.affinity.frontends[affinityRule{protocol, true}] > 0 || !nodePort && f.affinity.frontends[affinityRule{protocol, false}] > 0 {
+				rules = append(rules, f.affinityRulesOf(protocol, nodePort)...)
+			}
+		}
+	}
+	return rules
+}
+
+// affinityRulesOf looks for frontends of one kind. A node port is known by its number alone, and other programs translate
+// destinations too. So the address that was dialed has to be one on which node ports answer, or, where these are whole
+// networks, at least no ClusterIP. External addresses may have a node port's number as well: see putAffinityExceptions.
+func (f *family) affinityRulesOf(protocol model.Protocol, nodePort bool) (rules []nft.Rule) {
+	daddr, isOf := f.family.OriginalDaddr(), isProtocol(uint8(protocol))
+	if !nodePort {
+		return []nft.Rule{nft.NewRule(isOf, nft.Vmap{Key: nft.Concat{daddr, nft.MetaL4proto, nft.CTOriginalProtoDst}, Map: f.sets.affinityIPs.Name})}
+	}
+	find := nft.Vmap{Key: nft.Concat{nft.MetaL4proto, nft.CTOriginalProtoDst}, Map: f.sets.affinityNodePorts.Name}
+	networks := false
+	for _, p := range f.nodePortPrefixes() {
+		if p.IsSingleIP() {
+			rules = append(rules, nft.NewRule(isOf, nft.Match{Field: daddr, Value: nft.AddrData(p.Addr())}, find))
+		}
+		networks = networks || !p.IsSingleIP()
+	}
+	if networks {
+		rules = append(rules, nft.NewRule(isOf, nft.InSet{Key: nft.Concat{daddr}, Op: nft.NotEqual, Set: f.sets.clusterIPs.Name}, find))
+	}
+	return rules
+}
+
+// affinityRule identifies a rule of affinityRules.
+type affinityRule struct {
+	protocol model.Protocol
+	nodePort bool
+}
+
+func isProtocol(protocol uint8) nft.Statement {
+	return nft.Match{Field: nft.MetaL4proto, Value: nft.ProtoData(protocol)}
+}
+
+// portNumber is a port of a protocol, whatever the address.
+type portNumber struct {
+	protocol model.Protocol
+	port     uint16
+}
+
+// putAffinityExceptions keeps connections to external addresses without affinity from being taken for
+// connections to a node port with the same number that has affinity. Such addresses get an element that ends the search.
+func (f *family) putAffinityExceptions(fe frontend, want *plan) {
+	number := portNumber{fe.protocol, fe.port}
+	if fe.isNodePort() {
+		if want.affinity != nil {
+			f.affinity.nodePorts[number] = true
+		} else {
+			delete(f.affinity.nodePorts, number)
+		}
+		for external, comment := range f.affinity.externals[number] {
+			f.putAffinityException(external, comment)
+		}
+		return
+	}
+	delete(f.affinity.externals[number], fe)
+	if want.external && want.kind != "" && want.affinity == nil {
+		if f.affinity.externals[number] == nil {
+			f.affinity.externals[number] = map[frontend]string{}
+		}
+		f.affinity.externals[number][fe] = want.comment
+		f.putAffinityException(fe, want.comment)
+	} else if len(f.affinity.externals[number]) == 0 {
+		delete(f.affinity.externals, number)
+	}
+}
+
+func (f *family) putAffinityException(fe frontend, comment string) {
+	key := fe.key()
+	if f.affinity.nodePorts[portNumber{fe.protocol, fe.port}] {
+		f.draft.Put(f.sets.affinityIPs, nft.Element{Key: key, Verdict: nft.Verdict{Kind: nft.Accept}, Comment: comment})
+	} else {
+		f.draft.Remove(f.sets.affinityIPs, key)
+	}
+}

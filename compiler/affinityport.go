@@ -1,0 +1,129 @@
+package compiler
+
+import (
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/nftproxy/nftproxy/model"
+)
+
+// affinityPort is the session affinity of one Service port: its maps, and the chains that fill them.
+type affinityPort struct {
+	id      model.PortID
+	name    string
+	timeout time.Duration
+	lists   [len(endpointLists)]affinityUse
+	// shortCircuits is how many frontends use the chain that tells the lists apart.
+	shortCircuits int
+}
+
+// affinityUse is the use of one list of a port.
+type affinityUse struct {
+	// frontends is how many use the list. There is a map as long as there are any.
+	frontends int
+	endpoints []model.Endpoint
+	// stale says that the map may hold clients of endpoints that are not in the list any more, and losing that it
+	// has been so since the last commit only.
+	stale, losing bool
+}
+
+func (p *affinityPort) mapName(list endpointList) string { return affinityMapPrefixes[list] + p.name }
+
+// useAffinity counts one more frontend with the plan, and returns the chain that notes where its clients go.
+func (f *family) useAffinity(want *plan) (chain string) {
+	p := f.affinity.ports[want.affinity.name]
+	if p == nil {
+		p = &affinityPort{id: want.affinity.id, name: want.affinity.name}
+		f.affinity.ports[p.name] = p
+	}
+	p.timeout = want.affinity.timeout
+	lists := want.lists()
+	for _, list := range lists {
+		f.useAffinityList(p, list.list, list.endpoints)
+	}
+	chain = affinityChainPrefixes[lists[0].list] + p.name
+	if want.kind == kindLocal {
+		p.shortCircuits++
+		chain = affinityShortCircuitPrefix + p.name
+	}
+	f.putAffinityShortCircuit(p)
+	return chain
+}
+
+// putAffinityShortCircuit writes the chain that tells the lists of a port apart, if a frontend needs it.
+func (f *family) putAffinityShortCircuit(p *affinityPort) {
+	if p.shortCircuits > 0 {
+		f.draft.PutChain(f.affinityShortCircuit(p))
+	} else {
+		f.draft.RemoveChain(affinityShortCircuitPrefix + p.name)
+	}
+}
+
+func (f *family) useAffinityList(p *affinityPort, list endpointList, endpoints []model.Endpoint) {
+	use := &p.lists[list]
+	if use.frontends == 0 {
+		f.draft.PutSet(f.affinitySet(p.mapName(list)))
+		// The kernel may have a map of that name with what another process, or another Service of that name, left in it.
+		_, new := f.draft.SetBefore(p.mapName(list))
+		*use = affinityUse{stale: !new, losing: !new}
+		f.noteMove(p)
+	}
+	use.frontends++
+	if lost(use.endpoints, endpoints) {
+		use.stale, use.losing = true, true
+	}
+	use.endpoints = endpoints
+	if use.losing {
+		f.affinity.losing[p] = true
+	}
+	if use.stale {
+		f.affinity.stale[p] = true
+	}
+	f.draft.PutChain(f.affinityUpdate(p, list))
+}
+
+func (f *family) releaseAffinity(have *plan) {
+	p := f.affinity.ports[have.affinity.name]
+	if have.kind == kindLocal {
+		p.shortCircuits--
+	}
+	for _, list := range have.lists() {
+		f.releaseAffinityList(p, list.list)
+	}
+	f.putAffinityShortCircuit(p)
+	if !p.has(listCluster) && !p.has(listLocal) {
+		delete(f.affinity.ports, p.name)
+		delete(f.affinity.stale, p)
+		delete(f.affinity.losing, p)
+	}
+}
+
+func (f *family) releaseAffinityList(p *affinityPort, list endpointList) {
+	use := &p.lists[list]
+	use.frontends--
+	if use.frontends > 0 {
+		return
+	}
+	*use = affinityUse{}
+	f.draft.RemoveChain(affinityChainPrefixes[list] + p.name)
+	f.draft.RemoveSet(p.mapName(list))
+	f.noteMove(p)
+}
+
+// noteMove notes that a map of a port came or went since the last commit, and so that its clients may have to move to the other one.
+func (f *family) noteMove(p *affinityPort) {
+	if f.draft.HasCommitted() {
+		f.affinity.moves[p.name] = true
+	}
+}
+
+// lost reports whether an endpoint of have is not in want. Both are sorted.
+func lost(have, want []model.Endpoint) bool {
+	return slices.ContainsFunc(have, func(e model.Endpoint) bool { return !hasEndpoint(want, e.AddrPort) })
+}
+
+func hasEndpoint(list []model.Endpoint, addr netip.AddrPort) bool {
+	_, found := slices.BinarySearchFunc(list, addr, func(e model.Endpoint, addr netip.AddrPort) int { return e.AddrPort.Compare(addr) })
+	return found
+}

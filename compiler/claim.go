@@ -1,0 +1,94 @@
+package compiler
+
+import (
+	"slices"
+
+	"github.com/nftproxy/nftproxy/model"
+)
+
+// rank orders the claims for one frontend: a ClusterIP is the cluster's own and must not be
+// taken over by an external IP that any Service author can name (CVE-2020-8554); a load
+// balancer IP is set by a controller, an external IP by the author.
+//
+// A claim of lower rank does not get the frontend either while the owner has no endpoints,
+// though kube-proxy would give it away: whoever may name an external IP would only have to
+// wait for a rollout or a crash of the Service that holds the ClusterIP or the load balancer
+// IP, and its clients' data would go to him. Refusing them is the safe answer.
+type rank uint8
+
+const (
+	rankClusterIP rank = iota
+	rankLoadBalancer
+	rankExternalIP
+	rankNodePort
+)
+
+// claim says that a Service port wants a frontend, and for what.
+type claim struct {
+	rank rank
+	port *model.ServicePort
+	plan *plan
+}
+
+// before reports whether c wins over other: by rank, then whoever has something to serve, as
+// in kube-proxy, then by name. Who came first does not matter, and all nodes decide alike.
+func (c *claim) before(other *claim) bool {
+	if c.rank != other.rank {
+		return c.rank < other.rank
+	}
+	if c.plan.serves() != other.plan.serves() {
+		return c.plan.serves()
+	}
+	return c.port.ID.Compare(other.port.ID) < 0
+}
+
+// addClaims makes a port, which may be nil, claim its frontends.
+func (f *family) addClaims(p *model.ServicePort) {
+	if p == nil {
+		return
+	}
+	plans := plansOf(p)
+	eachFrontend(p, func(r rank, fe frontend) { f.addClaim(fe, claim{r, p, plans.of(r)}) })
+}
+
+// addClaim touches the frontend. Of two claims of one port the first counts.
+func (f *family) addClaim(fe frontend, c claim) {
+	s := f.frontends[fe]
+	if s == nil {
+		s = &frontendState{frontend: fe, applied: &noPlan}
+		f.frontends[fe] = s
+	}
+	if slices.ContainsFunc(s.claims, func(have claim) bool { return have.port.ID == c.port.ID }) {
+		return
+	}
+	at, _ := slices.BinarySearchFunc(s.claims, c, func(have, c claim) int {
+		if have.before(&c) {
+			return -1
+		}
+		return 1
+	})
+	s.claims = slices.Insert(s.claims, at, c)
+	f.touch(s)
+}
+
+// removeClaims removes the claims of a port, which may be nil.
+func (f *family) removeClaims(p *model.ServicePort) {
+	if p == nil {
+		return
+	}
+	eachFrontend(p, func(_ rank, fe frontend) { f.removeClaim(fe, p.ID) })
+}
+
+// removeClaim touches the frontend, which goes when it is reconciled and nobody claims it.
+func (f *family) removeClaim(fe frontend, id model.PortID) {
+	s := f.frontends[fe]
+	s.claims = slices.DeleteFunc(s.claims, func(c claim) bool { return c.port.ID == id })
+	f.touch(s)
+}
+
+func (f *family) touch(s *frontendState) {
+	if !s.touched {
+		s.touched = true
+		f.touched = append(f.touched, s)
+	}
+}

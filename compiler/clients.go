@@ -1,0 +1,62 @@
+package compiler
+
+import (
+	"net/netip"
+	"slices"
+
+	"github.com/nftproxy/nftproxy/nft"
+)
+
+func (f *family) putMarkUnlessLocal() {
+	clients := f.localClients()
+	if len(clients) == 0 || f.config.MasqueradeAll {
+		f.draft.RemoveChain(chainMarkUnlessLocal)
+		return
+	}
+	c := &nft.Chain{Name: chainMarkUnlessLocal}
+	for _, match := range clients {
+		c.Rules = append(c.Rules, nft.NewRule(match, nft.Verdict{Kind: nft.Return}))
+	}
+	c.Rules = append(c.Rules, nft.NewRule(nft.SetMarkBits{Bits: f.config.markBits()}))
+	f.draft.PutChain(c)
+}
+
+// localClients returns the matches that each recognise clients of the cluster.
+func (f *family) localClients() []nft.Statement {
+	var out []nft.Statement
+	for _, p := range f.localCIDRs() {
+		out = append(out, nft.MatchPrefix{Field: f.family.Saddr(), Prefix: p})
+	}
+	if name := f.config.DetectLocal.Interface; name != "" {
+		out = append(out, nft.MatchIfname{Field: nft.MetaIifname, Name: name})
+	}
+	return out
+}
+
+// localCIDRs returns the addresses of clients of the cluster.
+func (f *family) localCIDRs() []netip.Prefix {
+	cidrs := f.config.DetectLocal.CIDRs
+	if f.config.DetectLocal.NodePodCIDRs {
+		cidrs = append(cidrs[:len(cidrs):len(cidrs)], f.node.PodCIDRs...)
+	}
+	return prefixesOf(f.family, cidrs)
+}
+
+// shortCircuitRules treat clients of the cluster and of the node, under policy Local, as if
+// their packets went out and came back through a load balancer: any endpoint may serve.
+func (f *family) shortCircuitRules(nodePort bool, m *nft.Set) []nft.Rule {
+	choose := nft.Vmap{Key: f.key(nodePort), Map: m.Name}
+	var rules []nft.Rule
+	for _, match := range f.localClients() {
+		rules = append(rules, nft.NewRule(match, choose))
+	}
+	return append(rules, nft.NewRule(isLocalAddress(nft.FibSaddrType), nft.SetMarkBits{Bits: f.config.markBits()}, choose))
+}
+
+// isLocalClient reports whether policy Local does not bind a client, and whether that can be told by its address.
+func (f *family) isLocalClient(client netip.Addr) (local, known bool) {
+	if slices.Contains(f.node.IPs, client) || slices.ContainsFunc(f.localCIDRs(), func(p netip.Prefix) bool { return p.Contains(client) }) {
+		return true, true
+	}
+	return false, f.config.DetectLocal.Interface == ""
+}

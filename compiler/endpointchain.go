@@ -1,0 +1,135 @@
+package compiler
+
+import (
+	"strconv"
+
+	"github.com/nftproxy/nftproxy/nft"
+)
+
+// chainKind is what an endpoint chain does besides choosing an endpoint. The name of
+// the chain is the kind and the number of endpoints.
+type chainKind string
+
+const (
+	// kindCluster serves ClusterIPs: clients from outside the cluster are masqueraded.
+	kindCluster chainKind = "cluster"
+	// kindExternal serves external traffic with policy Cluster: always masqueraded.
+	kindExternal chainKind = "external"
+	// kindLocal serves external traffic with policy Local: the client's address is kept,
+	// and only clients of the cluster and the node may go to other nodes.
+	kindLocal chainKind = "local"
+	// kindDirect only chooses an endpoint: for clients of the cluster under policy Local, and for clients with affinity that
+	// are new.
+	kindDirect chainKind = "direct"
+	// kindDirectLocal chooses among the endpoints for policy Local: for clients with affinity that are new.
+	kindDirectLocal chainKind = "direct-local"
+)
+
+// endpointChain identifies a chain that ends in an endpoint. The zero value is none.
+type endpointChain struct {
+	kind     chainKind
+	nodePort bool
+	count    int
+	// affinity says that clients go where they went before. With one endpoint they do anyway.
+	affinity chainAffinity
+	// hash has the hash of a client's address choose.
+	hash bool
+}
+
+// chainAffinity is the affinity of a chain that serves one Service port only; the zero value is none.
+type chainAffinity struct {
+	// port is affinityName of the port.
+	port     string
+	protocol uint8
+	list     endpointList
+}
+
+// choice returns the chain that chooses an endpoint for clients of c that are new, if that is another one; the zero value if
+// not. Chains of a Service port with affinity leave the choice to chains that all ports share. Whenever an element is added to a map,
+// the kernel walks all rules that look it up, so these must not become more with each Service.
+func (c endpointChain) choice(hash bool) endpointChain {
+	switch {
+	case c.affinity.port == "":
+		return endpointChain{}
+	case c.kind == kindLocal:
+		return endpointChain{kind: kindDirectLocal, nodePort: c.nodePort, count: c.count, hash: hash}
+	}
+	return endpointChain{kind: kindDirect, nodePort: c.nodePort, count: c.count, hash: hash}
+}
+
+// name returns the chain's name, such as "cluster-3", "nodeport-local-1" or "affinity-cluster-2.shop.web.tcp".
+func (c endpointChain) name() string {
+	name := string(c.kind)
+	if c.kind == kindCluster && c.affinity.list == listLocal {
+		name += "-local"
+	}
+	if c.hash {
+		name += "-hash"
+	}
+	name += "-" + strconv.Itoa(c.count)
+	if c.affinity.port != "" {
+		name = "affinity-" + name + "." + c.affinity.port
+	}
+	if c.nodePort {
+		return "nodeport-" + name
+	}
+	return name
+}
+
+// endpointChain builds the chain: what comes before the choice, then the choice.
+func (f *family) endpointChain(c endpointChain) *nft.Chain {
+	chain := &nft.Chain{Name: c.name()}
+	switch c.kind {
+	case kindCluster:
+		chain.Rules = f.beforeCluster()
+	case kindExternal:
+		chain.Rules = []nft.Rule{nft.NewRule(nft.SetMarkBits{Bits: f.config.markBits()})}
+	case kindLocal:
+		shortCircuit := chainShortCircuit
+		if c.nodePort {
+			shortCircuit = chainShortCircuitNodePorts
+		}
+		chain.Rules = []nft.Rule{nft.NewRule(nft.Jump(shortCircuit))}
+	}
+	if c.affinity.port != "" {
+		chain.Rules = append(chain.Rules, f.returning(c), nft.NewRule(nft.Goto(c.choice(f.config.AffinityHash).name())))
+	} else {
+		chain.Rules = append(chain.Rules, f.draws(c)...)
+	}
+	return chain
+}
+
+// beforeCluster masquerades clients that are not the cluster's own.
+func (f *family) beforeCluster() []nft.Rule {
+	switch {
+	case f.config.MasqueradeAll:
+		return []nft.Rule{nft.NewRule(nft.SetMarkBits{Bits: f.config.markBits()})}
+	case len(f.localClients()) > 0:
+		return []nft.Rule{nft.NewRule(nft.Jump(chainMarkUnlessLocal))}
+	}
+	return nil
+}
+
+// draws chooses a slot and translates to the endpoint in it. A packet can run while a commit
+// takes effect and draw a slot that is just gone; a second rule then takes slot 0.
+func (f *family) draws(c endpointChain) []nft.Rule {
+	draw := func(slot nft.Expr) nft.Rule {
+		return nft.NewRule(nft.DNAT{Family: f.family, Key: append(f.key(c.nodePort), slot), Map: f.sets.endpointsOf(c).Name})
+	}
+	first := draw(nft.Numgen{Mod: 1})
+	switch c.count {
+	case 0:
+		return nil
+	case 1:
+		return []nft.Rule{first}
+	}
+	return []nft.Rule{draw(f.slot(c)), first}
+}
+
+// slot chooses one of the chain's endpoints.
+func (f *family) slot(c endpointChain) nft.Expr {
+	if c.hash {
+		return nft.JHash{Field: f.family.Saddr(), Mod: uint32(c.count), Seed: affinitySeed}
+	}
+	return nft.Numgen{Mod: uint32(c.count)}
+}

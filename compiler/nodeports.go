@@ -1,0 +1,43 @@
+package compiler
+
+import (
+	"net/netip"
+	"slices"
+
+	"github.com/nftproxy/nftproxy/nft"
+)
+
+// nodePortPrefixes is where node ports answer, sorted, without what another prefix contains.
+func (f *family) nodePortPrefixes() []netip.Prefix {
+	prefixes := prefixesOf(f.family, f.config.NodePortAddresses.CIDRs)
+	if f.config.NodePortAddresses.Primary {
+		for _, ip := range f.node.IPs {
+			prefixes = append(prefixes, prefixesOf(f.family, []netip.Prefix{netip.PrefixFrom(ip, ip.BitLen())})...)
+		}
+	}
+	// Packets to loopback addresses never leave the machine: no rule can send them elsewhere.
+	loopback := f.family.Loopback()
+	prefixes = slices.DeleteFunc(prefixes, func(p netip.Prefix) bool {
+		return p.Bits() >= loopback.Bits() && loopback.Contains(p.Addr())
+	})
+	return withoutNested(prefixes)
+}
+
+// onNodePortAddresses returns rules that do what is given for packets to an address on
+// which node ports answer. The address must be one of the node's own at that moment,
+// whatever the configuration says: a range may cover other machines.
+func (f *family) onNodePortAddresses(do nft.Statement) []nft.Rule {
+	var rules []nft.Rule
+	for _, p := range f.nodePortPrefixes() {
+		statements := []nft.Statement{}
+		if p.Bits() > 0 {
+			statements = append(statements, nft.MatchPrefix{Field: f.family.Daddr(), Prefix: p})
+		}
+		statements = append(statements, isLocalAddress(nft.FibDaddrType))
+		if p.Overlaps(f.family.Loopback()) {
+			statements = append(statements, nft.MatchPrefix{Field: f.family.Daddr(), Op: nft.NotEqual, Prefix: f.family.Loopback()})
+		}
+		rules = append(rules, nft.NewRule(append(statements, do)...))
+	}
+	return rules
+}

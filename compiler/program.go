@@ -1,0 +1,109 @@
+package compiler
+
+import (
+	"github.com/nftproxy/nftproxy/nft"
+	"golang.org/x/sys/unix"
+)
+
+// Chains with fixed names.
+const (
+	chainServices              = "services"
+	chainNodePorts             = "nodeports"
+	chainMarkUnlessLocal       = "mark-unless-local"
+	chainShortCircuit          = "short-circuit"
+	chainShortCircuitNodePorts = "short-circuit-nodeports"
+	chainInputCheck            = "input-check"
+	chainForwardCheck          = "forward-check"
+	chainNoEndpoints           = "no-endpoints-check"
+	chainNoEndpointNodePorts   = "no-endpoint-nodeports-check"
+	chainClusterIPs            = "cluster-ips-check"
+	chainFirewall              = "firewall-check"
+	chainReject                = "reject-chain"
+)
+
+// putFixedChains puts the part of the program that depends on configuration, node and
+// ServiceCIDRs only. Chains that are the same as before cost nothing.
+func (f *family) putFixedChains() {
+	// Each base chain decides anew which generation of rules a packet sees, and each lookup which generation of
+	// elements. A packet with the rules from before a commit can find a new element that leads to a chain
+	// which has no rules yet for it. So base chains come in twos: the second one sees what the commit made. It
+	// is not run for what the first one translated.
+	services := []nft.Rule{nft.NewRule(nft.Jump(chainServices))}
+	for _, c := range []*nft.Chain{
+		{Name: "nat-prerouting", Type: nft.TypeNAT, Hook: nft.HookPrerouting, Priority: nft.PriorityDstNAT, Rules: services},
+		{Name: "nat-output", Type: nft.TypeNAT, Hook: nft.HookOutput, Priority: nft.PriorityDstNAT, Rules: services},
+		{Name: "nat-prerouting-again", Type: nft.TypeNAT, Hook: nft.HookPrerouting, Priority: nft.PriorityDstNAT + 1, Rules: services},
+		{Name: "nat-output-again", Type: nft.TypeNAT, Hook: nft.HookOutput, Priority: nft.PriorityDstNAT + 1, Rules: services},
+		{Name: "filter-input", Type: nft.TypeFilter, Hook: nft.HookInput, Priority: nft.PriorityFilter, Rules: newConnections(chainInputCheck)},
+		{Name: "filter-forward", Type: nft.TypeFilter, Hook: nft.HookForward, Priority: nft.PriorityFilter, Rules: newConnections(chainForwardCheck)},
+		{Name: "filter-output", Type: nft.TypeFilter, Hook: nft.HookOutput, Priority: nft.PriorityFilter, Rules: newConnections(chainForwardCheck)},
+		{Name: "nat-postrouting", Type: nft.TypeNAT, Hook: nft.HookPostrouting, Priority: nft.PrioritySrcNAT, Rules: f.postrouting()},
+		{Name: chainServices, Rules: f.servicesRules()},
+		{Name: chainNodePorts, Rules: []nft.Rule{nft.NewRule(nft.Vmap{Key: f.key(true), Map: f.sets.serviceNodePorts.Name})}},
+		{Name: chainShortCircuit, Rules: f.shortCircuitRules(false, f.sets.shortCircuitIPs)},
+		{Name: chainShortCircuitNodePorts, Rules: f.shortCircuitRules(true, f.sets.shortCircuitNodePorts)},
+		{Name: chainInputCheck, Rules: f.checks(chainNoEndpoints, chainNoEndpointNodePorts)},
+		{Name: chainForwardCheck, Rules: f.checks(chainNoEndpoints, chainClusterIPs)},
+		{Name: chainNoEndpoints, Rules: []nft.Rule{nft.NewRule(nft.Vmap{Key: f.key(false), Map: f.sets.noEndpointServices.Name})}},
+		{Name: chainNoEndpointNodePorts, Rules: f.onNodePortAddresses(nft.Vmap{Key: f.key(true), Map: f.sets.noEndpointNodePorts.Name})},
+		{Name: chainClusterIPs, Rules: f.clusterIPRules()},
+		{Name: chainReject, Rules: []nft.Rule{nft.NewRule(nft.Reject{Family: f.family})}},
+	} {
+		f.draft.PutChain(c)
+	}
+	f.putMarkUnlessLocal()
+	f.putAffinityCheck()
+	f.putFirewall()
+}
+
+// newConnections has a chain look at the first packet of each connection. All other packets pay for one comparison.
+func newConnections(chain string) []nft.Rule {
+	return []nft.Rule{nft.NewRule(nft.MatchFlags{Field: nft.CTState, Bits: nft.CTStateNew}, nft.Jump(chain))}
+}
+
+// checks has chains look at packets whose destination was not translated. An endpoint may have the address of a
+// frontend without endpoints, so translated packets pass.
+func (f *family) checks(chains ...string) []nft.Rule {
+	rules := []nft.Rule{nft.NewRule(nft.MatchFlags{Field: nft.CTStatus, Bits: nft.CTStatusDNAT}, f.afterTranslation())}
+	for _, chain := range chains {
+		rules = append(rules, nft.NewRule(nft.Jump(chain)))
+	}
+	return rules
+}
+
+func (f *family) servicesRules() []nft.Rule {
+	return append(
+		[]nft.Rule{nft.NewRule(nft.Vmap{Key: f.key(false), Map: f.sets.serviceIPs.Name})},
+		f.onNodePortAddresses(nft.Goto(chainNodePorts))...)
+}
+
+func (f *family) clusterIPRules() []nft.Rule {
+	daddr := f.family.Daddr()
+	rules := []nft.Rule{{
+		Statements: []nft.Statement{nft.InSet{Key: nft.Concat{daddr}, Set: f.sets.clusterIPs.Name}, nft.Reject{Family: f.family}},
+		Comment:    "a port that the ClusterIP does not have",
+	}}
+	for _, p := range prefixesOf(f.family, f.serviceCIDRs) {
+		rules = append(rules, nft.Rule{
+			Statements: []nft.Statement{nft.MatchPrefix{Field: daddr, Prefix: p}, nft.Drop},
+			Comment:    "an address that no Service holds",
+		})
+	}
+	return rules
+}
+
+func (f *family) postrouting() []nft.Rule {
+	bits := f.config.markBits()
+	pair := nft.Concat{f.family.Saddr(), f.family.Daddr()}
+	return []nft.Rule{
+		nft.NewRule(nft.MatchMark{Bits: bits}, nft.FlipMarkBits{Bits: bits}, nft.Masquerade{}),
+		{
+			Statements: []nft.Statement{nft.MatchFlags{Field: nft.CTStatus, Bits: nft.CTStatusDNAT}, nft.InSet{Key: pair, Set: f.sets.hairpin.Name}, nft.Masquerade{}},
+			Comment:    "the endpoint is the client itself",
+		},
+	}
+}
+
+func isLocalAddress(field nft.Field) nft.Statement {
+	return nft.Match{Field: field, Op: nft.Equal, Value: nft.IntegerData(unix.RTN_LOCAL)}
+}

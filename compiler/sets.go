@@ -1,0 +1,92 @@
+package compiler
+
+import "github.com/nftproxy/nftproxy/nft"
+
+// guardSet is the name of the set of load balancer addresses that only some sources may dial.
+const guardSet = "guarded-ips"
+
+// sets holds the sets and maps of a table, all but the maps that packets fill. docs/ruleset.md explains each.
+type sets struct {
+	serviceIPs, serviceNodePorts            *nft.Set
+	endpoints, nodePortEndpoints            *nft.Set
+	localEndpoints, localNodePortEndpoints  *nft.Set
+	shortCircuitIPs, shortCircuitNodePorts  *nft.Set
+	noEndpointServices, noEndpointNodePorts *nft.Set
+	clusterIPs, hairpin                     *nft.Set
+	guardedIPs, allowedSources              *nft.Set
+	affinityIPs, affinityNodePorts          *nft.Set
+}
+
+// addSets adds the sets to the draft, in the order in which the table has them.
+func (f *family) addSets() {
+	verdicts := func(name string, nodePort bool) *nft.Set {
+		return f.draft.AddSet(&nft.Set{Name: name, Key: f.key(nodePort), Verdicts: true})
+	}
+	endpoints := func(name string, nodePort bool) *nft.Set {
+		key := append(f.key(nodePort), nft.Numgen{Mod: 2})
+		return f.draft.AddSet(&nft.Set{Name: name, Key: key, Data: nft.Concat{f.family.Daddr(), nft.ThDport}})
+	}
+	s := &f.sets
+	s.serviceIPs = verdicts("service-ips", false)
+	s.serviceNodePorts = verdicts("service-nodeports", true)
+	s.endpoints = endpoints("endpoints", false)
+	s.nodePortEndpoints = endpoints("nodeport-endpoints", true)
+	s.shortCircuitIPs = verdicts("short-circuit-ips", false)
+	s.shortCircuitNodePorts = verdicts("short-circuit-nodeports", true)
+	s.localEndpoints = endpoints("local-endpoints", false)
+	s.localNodePortEndpoints = endpoints("local-nodeport-endpoints", true)
+	s.noEndpointServices = verdicts("no-endpoint-services", false)
+	s.noEndpointNodePorts = verdicts("no-endpoint-nodeports", true)
+	s.clusterIPs = f.draft.AddSet(&nft.Set{Name: "cluster-ips", Key: nft.Concat{f.family.Daddr()}})
+	s.guardedIPs = f.draft.AddSet(&nft.Set{Name: guardSet, Key: f.key(false)})
+	s.allowedSources = f.draft.AddSet(&nft.Set{Name: "allowed-sources", Key: append(f.key(false), f.family.Saddr()), Interval: true})
+	s.affinityIPs = verdicts("affinity-ips", false)
+	s.affinityNodePorts = verdicts("affinity-nodeports", true)
+	s.hairpin = f.draft.AddSet(&nft.Set{Name: "hairpin", Key: nft.Concat{f.family.Saddr(), f.family.Daddr()}})
+}
+
+// key returns the fields by which the maps know a frontend.
+func (f *family) key(nodePort bool) nft.Concat {
+	if nodePort {
+		return nft.Concat{nft.MetaL4proto, nft.ThDport}
+	}
+	return nft.Concat{f.family.Daddr(), nft.MetaL4proto, nft.ThDport}
+}
+
+// listsOf returns the maps that hold the endpoints of a frontend's plan.
+func (s *sets) listsOf(fe frontend) (endpoints, local *nft.Set) {
+	if fe.isNodePort() {
+		return s.nodePortEndpoints, s.localNodePortEndpoints
+	}
+	return s.endpoints, s.localEndpoints
+}
+
+// verdictsOf returns the maps that hold the verdicts of a frontend.
+func (s *sets) verdictsOf(fe frontend) (services, shortCircuits, unserved *nft.Set) {
+	if fe.isNodePort() {
+		return s.serviceNodePorts, s.shortCircuitNodePorts, s.noEndpointNodePorts
+	}
+	return s.serviceIPs, s.shortCircuitIPs, s.noEndpointServices
+}
+
+// affinityOf returns the map that finds the affinity of a frontend.
+func (s *sets) affinityOf(fe frontend) *nft.Set {
+	if fe.isNodePort() {
+		return s.affinityNodePorts
+	}
+	return s.affinityIPs
+}
+
+// endpointsOf returns the map that the chain's endpoints are in.
+func (s *sets) endpointsOf(c endpointChain) *nft.Set {
+	local := c.kind == kindLocal || c.kind == kindDirectLocal
+	switch {
+	case local && c.nodePort:
+		return s.localNodePortEndpoints
+	case local:
+		return s.localEndpoints
+	case c.nodePort:
+		return s.nodePortEndpoints
+	}
+	return s.endpoints
+}

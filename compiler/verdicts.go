@@ -1,0 +1,54 @@
+package compiler
+
+import (
+	"github.com/nftproxy/nftproxy/model"
+	"github.com/nftproxy/nftproxy/nft"
+)
+
+// chains returns the endpoint chains that a plan's verdicts lead to; the second is for
+// clients whom policy Local does not bind.
+func (p *plan) chains(fe frontend) (first, shortCircuit endpointChain) {
+	switch p.kind {
+	case "":
+		return endpointChain{}, endpointChain{}
+	case kindLocal:
+		return p.chain(fe, kindLocal, listLocal, p.localEndpoints), p.chain(fe, kindDirect, listCluster, p.endpoints)
+	}
+	return p.chain(fe, p.kind, p.list, p.endpoints), endpointChain{}
+}
+
+func (p *plan) chain(fe frontend, kind chainKind, list endpointList, endpoints []model.Endpoint) endpointChain {
+	c := endpointChain{kind: kind, nodePort: fe.isNodePort(), count: len(endpoints)}
+	if p.affinity != nil && len(endpoints) > 1 {
+		c.affinity = chainAffinity{p.affinity.name, uint8(fe.protocol), list}
+	}
+	return c
+}
+
+// putVerdicts puts the verdicts of a frontend, and the chains that they lead to.
+func (f *family) putVerdicts(e frontendElements) {
+	services, shortCircuits, unserved := f.sets.verdictsOf(e.frontend)
+	wantFirst, wantShort := e.want.chains(e.frontend)
+	haveFirst, haveShort := e.have.chains(e.frontend)
+	f.putGoto(services, e, f.useChain(wantFirst))
+	f.putGoto(shortCircuits, e, f.useChain(wantShort))
+	f.releaseChain(haveFirst)
+	f.releaseChain(haveShort)
+	switch e.want.unserved {
+	case unservedReject:
+		f.draft.Put(unserved, nft.Element{Key: e.key, Verdict: nft.Goto(chainReject), Comment: e.want.comment})
+	case unservedDrop:
+		f.draft.Put(unserved, nft.Element{Key: e.key, Verdict: nft.Drop, Comment: e.want.comment})
+	case unservedNothing:
+		f.draft.Remove(unserved, e.key)
+	}
+}
+
+// putGoto puts a verdict that leads to the named chain; without a name, none.
+func (f *family) putGoto(set *nft.Set, e frontendElements, chain string) {
+	if chain == "" {
+		f.draft.Remove(set, e.key)
+		return
+	}
+	f.draft.Put(set, nft.Element{Key: e.key, Verdict: nft.Goto(chain), Comment: e.want.comment})
+}
