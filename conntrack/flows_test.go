@@ -6,16 +6,15 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
-	"runtime"
 	"slices"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/mdlayher/netlink"
+	"github.com/nftproxy/nftproxy/integration/netns"
 	"github.com/nftproxy/nftproxy/model"
 	"github.com/ti-mo/conntrack"
-	"github.com/vishvananda/netns"
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 )
@@ -24,37 +23,17 @@ import (
 // by which the test can do what it wants there.
 func newTable(t testing.TB) (*Conn, *conntrack.Conn) {
 	t.Helper()
-	ns := newNamespace(t)
-	c, err := Dial(int(ns))
+	ns := netns.ForTest(t)
+	c, err := Dial(ns.FD())
 	if err != nil {
 		t.Fatal(err)
 	}
-	table, err := conntrack.Dial(&netlink.Config{NetNS: int(ns)})
+	table, err := conntrack.Dial(&netlink.Config{NetNS: ns.FD()})
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { table.Close() })
 	return c, table
-}
-
-func newNamespace(t testing.TB) netns.NsHandle {
-	t.Helper()
-	runtime.LockOSThread()
-	original, err := netns.Get()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer original.Close()
-	ns, err := netns.New()
-	if err != nil {
-		t.Fatalf("make a network namespace (needs root): %v", err)
-	}
-	t.Cleanup(func() { ns.Close() })
-	if err := netns.Set(original); err != nil {
-		t.Fatal(err) // The thread stays locked and ends with the test.
-	}
-	runtime.UnlockOSThread()
-	return ns
 }
 
 // add makes an entry that expires in an hour.

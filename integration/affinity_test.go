@@ -14,7 +14,9 @@ import (
 	"time"
 
 	"github.com/nftproxy/nftproxy/compiler"
+	"github.com/nftproxy/nftproxy/integration/await"
 	"github.com/nftproxy/nftproxy/integration/lab"
+	"github.com/nftproxy/nftproxy/integration/lab/labtest"
 	"github.com/nftproxy/nftproxy/model"
 	"github.com/nftproxy/nftproxy/proxy"
 	"github.com/vishvananda/netlink"
@@ -47,7 +49,7 @@ var (
 
 // newAffinityTest gives the host outside n addresses, half of each family.
 func newAffinityTest(t *testing.T, n int, timeout time.Duration) *affinityTest {
-	a := &affinityTest{T: t, lab: newLab(t), timeout: timeout, home: map[netip.Addr]string{}}
+	a := &affinityTest{T: t, lab: labtest.New(t), timeout: timeout, home: map[netip.Addr]string{}}
 	for _, network := range affinityClients {
 		if err := a.lab.Outside.Do(func() error { return ownAll(network) }); err != nil {
 			t.Fatal(err)
@@ -147,7 +149,7 @@ func (a *affinityTest) restart(endpoints ...string) {
 	var err error
 	config := compiler.Default()
 	config.AffinityHash = a.hash
-	a.backend, err = proxy.NewBackend(connTo(a, a.lab.Node), config, proxy.Hooks{})
+	a.backend, err = proxy.NewBackend(labtest.Conn(a, a.lab.Node), config, proxy.Hooks{})
 	if err != nil {
 		a.Fatal(err)
 	}
@@ -288,7 +290,7 @@ func TestAThousandClientsKeepTheirEndpoints(t *testing.T) {
 	a.expectHome("a restart of the proxy")
 
 	for _, family := range []string{"ip", "ip6"} {
-		runNft(t, a.lab.Node, "", "flush", "chain", family, "kube-proxy", "services")
+		labtest.Nft(t, a.lab.Node, "", "flush", "chain", family, "kube-proxy", "services")
 	}
 	if repaired, err := a.backend.Check(context.Background()); !repaired || err != nil {
 		t.Fatalf("Check = %v, %v; want a repair", repaired, err)
@@ -374,14 +376,14 @@ func TestAffinityOfLostMaps(t *testing.T) {
 // flush has somebody flush the ruleset, and the proxy repair it and restore that many clients.
 func (a *affinityTest) flush(restored int) {
 	a.Helper()
-	runNft(a, a.lab.Node, "", "flush", "ruleset")
+	labtest.Nft(a, a.lab.Node, "", "flush", "ruleset")
 	ctx, cancel := context.WithCancel(context.Background())
 	var watching sync.WaitGroup
 	defer watching.Wait()
 	defer cancel()
 	watching.Go(func() { a.backend.Watch(ctx) })
-	eventually(a.T, "the repair", func() error {
-		if err := tableError(connTo(a, a.lab.Node), a.backend.Tables()); err != nil {
+	await.Until(a.T, "the repair", func() error {
+		if err := tableError(labtest.Conn(a, a.lab.Node), a.backend.Tables()); err != nil {
 			return err
 		}
 		if n := a.learnedElements(); n != restored {
@@ -394,7 +396,7 @@ func (a *affinityTest) flush(restored int) {
 // learnedElements is how many pairs of client and endpoint the kernel remembers.
 func (a *affinityTest) learnedElements() int {
 	a.Helper()
-	c, n := connTo(a, a.lab.Node), 0
+	c, n := labtest.Conn(a, a.lab.Node), 0
 	for _, table := range a.backend.Tables() {
 		for _, set := range table.Sets {
 			if !compiler.IsAffinityMap(set.Name) {
@@ -425,7 +427,7 @@ func TestAffinityEndsWithItsTimeoutItsServiceAndItsSetting(t *testing.T) {
 	}
 	a.sync(a.ports("web", time.Second, affinityEndpoints...))
 	a.visit()
-	eventually(t, "the end of a second's affinity", func() error {
+	await.Until(t, "the end of a second's affinity", func() error {
 		if n := a.learnedElements(); n > 0 {
 			return fmt.Errorf("the kernel remembers %d clients", n)
 		}

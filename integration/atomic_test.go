@@ -11,6 +11,7 @@ import (
 	"github.com/mdlayher/netlink"
 	"github.com/nftproxy/nftproxy/compiler"
 	"github.com/nftproxy/nftproxy/integration/lab"
+	"github.com/nftproxy/nftproxy/integration/lab/labtest"
 	"github.com/nftproxy/nftproxy/model"
 	"github.com/nftproxy/nftproxy/nft"
 	"github.com/nftproxy/nftproxy/proxy"
@@ -123,8 +124,8 @@ func watchBatches(t *testing.T, h *lab.Host) func() int {
 }
 
 func TestADualStackChangeIsExactlyOneBatch(t *testing.T) {
-	l := newLab(t)
-	c := connTo(t, l.Node)
+	l := labtest.New(t)
+	c := labtest.Conn(t, l.Node)
 	b := started(t, c)
 	announced := watchBatches(t, l.Node)
 	for _, tc := range []struct {
@@ -194,8 +195,8 @@ func takeTable(t *testing.T, h *lab.Host, family nft.Family, name string) (relea
 }
 
 func TestWhileEveryCommitFailsNothingChangesAndNothingIsLost(t *testing.T) {
-	l := newLab(t)
-	c := connTo(t, l.Node)
+	l := labtest.New(t)
+	c := labtest.Conn(t, l.Node)
 	b := started(t, c)
 	// The IPv6 table becomes somebody else's, so the batch fails after its IPv4 half.
 	if _, err := c.Commit(nft.Remove(nft.FamilyIP6, compiler.TableName)); err != nil {
@@ -237,7 +238,7 @@ func TestWhileEveryCommitFailsNothingChangesAndNothingIsLost(t *testing.T) {
 }
 
 func TestABatchRefusedInTheMiddleIsReplacedInTheSameSync(t *testing.T) {
-	l := newLab(t)
+	l := labtest.New(t)
 	for _, tc := range []struct{ name, by string }{
 		{"everything was flushed", "flush ruleset"},
 		{"both tables are gone", "delete table ip kube-proxy\ndelete table ip6 kube-proxy"},
@@ -247,9 +248,9 @@ func TestABatchRefusedInTheMiddleIsReplacedInTheSameSync(t *testing.T) {
 		{"a chain that comes is there", "add chain ip6 kube-proxy cluster-1 { type filter hook input priority 0; }"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			c := connTo(t, l.Node)
+			c := labtest.Conn(t, l.Node)
 			b := started(t, c)
-			runNft(t, l.Node, tc.by+"\n", "-f", "-")
+			labtest.Nft(t, l.Node, tc.by+"\n", "-f", "-")
 			before := generation(t, c)
 			mustSync(t, b, dualStack("first", 1, 1))
 			if got := generation(t, c) - before; got != 1 {
@@ -264,15 +265,15 @@ func TestABatchRefusedInTheMiddleIsReplacedInTheSameSync(t *testing.T) {
 }
 
 func TestCleanupRemovesBothTablesAndNothingElse(t *testing.T) {
-	l := newLab(t)
-	c := connTo(t, l.Node)
+	l := labtest.New(t)
+	c := labtest.Conn(t, l.Node)
 	started(t, c)
-	runNft(t, l.Node, "add table ip somebody-elses\n", "-f", "-")
+	labtest.Nft(t, l.Node, "add table ip somebody-elses\n", "-f", "-")
 	for range 2 {
 		if err := proxy.Cleanup(c); err != nil {
 			t.Fatal(err)
 		}
-		if diff := cmp.Diff("table ip somebody-elses\n", runNft(t, l.Node, "", "list", "tables")); diff != "" {
+		if diff := cmp.Diff("table ip somebody-elses\n", labtest.Nft(t, l.Node, "", "list", "tables")); diff != "" {
 			t.Errorf("tables after cleaning up (-want +got):\n%s", diff)
 		}
 	}

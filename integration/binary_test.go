@@ -1,23 +1,18 @@
 package integration
 
 import (
-	"bytes"
-	"context"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
-	"sync"
-	"syscall"
 	"testing"
-	"time"
 
 	"github.com/nftproxy/nftproxy/compiler"
+	"github.com/nftproxy/nftproxy/integration/await"
 	"github.com/nftproxy/nftproxy/integration/lab"
+	"github.com/nftproxy/nftproxy/integration/lab/labtest"
 	"github.com/nftproxy/nftproxy/nft"
 	"github.com/nftproxy/nftproxy/source/apiserver/apiservertest"
 	"github.com/nftproxy/nftproxy/source/manifests"
@@ -26,142 +21,7 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 )
 
-// patience is how long something may take that must happen.
-const patience = 30 * time.Second
-
-func eventually(t *testing.T, what string, check func() error) {
-	t.Helper()
-	within(t, patience, what, check)
-}
-
-func within(t *testing.T, patience time.Duration, what string, check func() error) {
-	t.Helper()
-	deadline := time.Now().Add(patience)
-	for {
-		err := check()
-		if err == nil {
-			return
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("%s: still not after %v: %v", what, patience, err)
-		}
-		time.Sleep(20 * time.Millisecond)
-	}
-}
-
-// built is where the commands are, once a test needed one.
-var built string
-
-var buildOnce = sync.OnceValues(func() (string, error) {
-	dir, err := os.MkdirTemp("", "nftproxy-bin")
-	if err != nil {
-		return "", err
-	}
-	built = dir
-	build := exec.Command("go", "build", "-o", dir, "../cmd/kube-proxy", "../cmd/ruledump")
-	build.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := build.CombinedOutput(); err != nil {
-		return "", fmt.Errorf("go build: %w\n%s", err, out)
-	}
-	return dir, nil
-})
-
-func TestMain(m *testing.M) {
-	code := m.Run()
-	if built != "" {
-		os.RemoveAll(built)
-	}
-	os.Exit(code)
-}
-
-// binary returns the path of a command of this module, built for the test.
-func binary(t *testing.T, name string) string {
-	t.Helper()
-	dir, err := buildOnce()
-	if err != nil {
-		t.Fatal(err)
-	}
-	return filepath.Join(dir, name)
-}
-
-// process is a command that runs in a host of the lab.
-type process struct {
-	cmd    *exec.Cmd
-	output *lockedBuffer
-}
-
-type lockedBuffer struct {
-	mu  sync.Mutex
-	buf bytes.Buffer
-}
-
-func (b *lockedBuffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.buf.Write(p)
-}
-
-func (b *lockedBuffer) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.buf.String()
-}
-
-func start(t *testing.T, h *lab.Host, name string, args ...string) *process {
-	t.Helper()
-	return startCommand(t, h, exec.Command(binary(t, name), args...))
-}
-
-func startCommand(t *testing.T, h *lab.Host, cmd *exec.Cmd) *process {
-	t.Helper()
-	p := &process{cmd: cmd, output: &lockedBuffer{}}
-	cmd.Stdout, cmd.Stderr = p.output, p.output
-	if err := h.Do(cmd.Start); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if cmd.ProcessState == nil {
-			cmd.Process.Kill()
-			cmd.Wait()
-		}
-		if t.Failed() {
-			t.Logf("output of %v:\n%s", cmd.Args, p.output)
-		}
-	})
-	return p
-}
-
-// stop ends the process with SIGTERM and returns how it ended.
-func (p *process) stop(t *testing.T) error {
-	t.Helper()
-	if err := p.cmd.Process.Signal(syscall.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
-	return p.cmd.Wait()
-}
-
-// fails waits for the process to end, which must be with exit code 1 and one error line that says want.
-func (p *process) fails(t *testing.T, want string) {
-	t.Helper()
-	tooLong := time.AfterFunc(patience, func() { p.cmd.Process.Kill() })
-	defer tooLong.Stop()
-	if err := p.cmd.Wait(); err == nil || p.cmd.ProcessState.ExitCode() != 1 {
-		t.Errorf("exit: %v, want code 1", err)
-	}
-	if errors := p.errors(); len(errors) != 1 || !strings.Contains(errors[0], want) {
-		t.Errorf("error lines %q, want one with %q", errors, want)
-	}
-}
-
-// errors returns the error lines of the log.
-func (p *process) errors() (lines []string) {
-	for _, line := range strings.Split(p.output.String(), "\n") {
-		if strings.HasPrefix(line, "E") {
-			lines = append(lines, strings.ReplaceAll(line, `\"`, `"`))
-		}
-	}
-	return lines
-}
+func TestMain(m *testing.M) { labtest.Main(m) }
 
 // upload creates the objects of a golden case in an API server.
 func upload(t *testing.T, server *apiservertest.Server, g goldenCase) {
@@ -215,19 +75,8 @@ func tableError(c *nft.Conn, want []*nft.Table) error {
 	return nil
 }
 
-// dialFrom returns what dials from a host of the lab.
-func dialFrom(h *lab.Host) func(ctx context.Context, network, address string) (net.Conn, error) {
-	return func(ctx context.Context, network, address string) (conn net.Conn, err error) {
-		err = h.Do(func() (err error) {
-			conn, err = (&net.Dialer{}).DialContext(ctx, network, address)
-			return err
-		})
-		return conn, err
-	}
-}
-
 func getFrom(h *lab.Host, url string) (string, error) {
-	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: dialFrom(h)}}
+	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: h.DialContext}}
 	resp, err := client.Get(url)
 	if err != nil {
 		return "", err
@@ -241,24 +90,14 @@ func getFrom(h *lab.Host, url string) (string, error) {
 // stopped and cleaned up after.
 func TestTheBinaryProgramsWhatTheAPIServerHas(t *testing.T) {
 	g := goldenCase{"load-balancer-policy-local-keeps-the-source", filepath.Join(corpus, "load-balancer-policy-local-keeps-the-source")}
-	l := newLab(t)
-	c := connTo(t, l.Node)
-	var server *apiservertest.Server
-	if err := l.Node.Do(func() error {
-		server = apiservertest.Start(t, apiservertest.Options{})
-		return nil
-	}); err != nil {
-		t.Fatal(err)
-	}
-	kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")
-	if err := server.WriteKubeconfig(kubeconfig); err != nil {
-		t.Fatal(err)
-	}
+	l := labtest.New(t)
+	c := labtest.Conn(t, l.Node)
+	server, kubeconfig := labtest.APIServer(t, l.Node)
 	upload(t, server, g)
-	p := start(t, l.Node, "kube-proxy", "--kubeconfig", kubeconfig, "--hostname-override", lab.NodeName,
+	p := labtest.Start(t, l.Node, "kube-proxy", "--kubeconfig", kubeconfig, "--hostname-override", lab.NodeName,
 		"--cluster-cidr", "10.244.0.0/16,fd00:10:244::/48", "-v", "2")
 	want := g.compile(t)
-	eventually(t, "the case's rules are in the kernel", func() error { return tableError(c, want) })
+	await.Until(t, "the case's rules are in the kernel", func() error { return tableError(c, want) })
 	g.sendFlows(t, l)
 
 	server.Compact()
@@ -266,7 +105,7 @@ func TestTheBinaryProgramsWhatTheAPIServerHas(t *testing.T) {
 	service := &corev1.Service{}
 	service.Namespace, service.Name = "shop", "web"
 	(&uploader{t, server}).delete(service)
-	eventually(t, "a Service deleted during an outage is gone from the kernel", func() error {
+	await.Until(t, "a Service deleted during an outage is gone from the kernel", func() error {
 		table, err := c.ReadTable(nft.FamilyIP, compiler.TableName)
 		if err != nil {
 			return err
@@ -289,16 +128,16 @@ func TestTheBinaryProgramsWhatTheAPIServerHas(t *testing.T) {
 			t.Errorf("/metrics has no %s", name)
 		}
 	}
-	if err := p.stop(t); err != nil {
+	if err := p.Stop(t); err != nil {
 		t.Errorf("after SIGTERM: %v, want exit code 0", err)
 	}
 	if table, err := c.ReadTable(nft.FamilyIP6, compiler.TableName); err != nil || table == nil {
 		t.Errorf("after exit the table is %v, %v; want it to stay", table, err)
 	}
-	if err := start(t, l.Node, "kube-proxy", "--cleanup").cmd.Wait(); err != nil {
+	if err := labtest.Start(t, l.Node, "kube-proxy", "--cleanup").Wait(); err != nil {
 		t.Errorf("--cleanup: %v", err)
 	}
-	if listed := runNft(t, l.Node, "", "list", "ruleset"); listed != "" {
+	if listed := labtest.Nft(t, l.Node, "", "list", "ruleset"); listed != "" {
 		t.Errorf("--cleanup left:\n%s", listed)
 	}
 }
@@ -306,7 +145,7 @@ func TestTheBinaryProgramsWhatTheAPIServerHas(t *testing.T) {
 // ruledump prints, live and offline, what the golden says.
 func TestRuledumpPrintsTheGolden(t *testing.T) {
 	g := goldenCase{"hairpin-over-cluster-ip", filepath.Join(corpus, "hairpin-over-cluster-ip")}
-	l := newLab(t)
+	l := labtest.New(t)
 	golden, err := os.ReadFile(g.path("ruleset.nft"))
 	if err != nil {
 		t.Fatal(err)
@@ -315,24 +154,24 @@ func TestRuledumpPrintsTheGolden(t *testing.T) {
 	if err := os.WriteFile(configFile, []byte(defaultConfig), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	replace(t, connTo(t, l.Node), g.compile(t))
+	replace(t, labtest.Conn(t, l.Node), g.compile(t))
 	for _, args := range [][]string{
 		{"compile", "--manifests", g.path("manifests.yaml"), "--node", "node-1", "--config", configFile},
 		{"live"},
 	} {
-		p := start(t, l.Node, "ruledump", args...)
-		if err := p.cmd.Wait(); err != nil {
+		p := labtest.Start(t, l.Node, "ruledump", args...)
+		if err := p.Wait(); err != nil {
 			t.Errorf("ruledump %v: %v", args, err)
 		}
-		if p.output.String() != string(golden) {
-			t.Errorf("ruledump %s prints\n%s", args[0], p.output)
+		if p.Output() != string(golden) {
+			t.Errorf("ruledump %s prints\n%s", args[0], p.Output())
 		}
 	}
 }
 
 // Bad input is refused with one clear line that says what to do.
 func TestTheBinaryRefusesBadInputWithOneLine(t *testing.T) {
-	l := newLab(t)
+	l := labtest.New(t)
 	dir := t.TempDir()
 	for _, tt := range []struct {
 		name, want string
@@ -350,7 +189,7 @@ func TestTheBinaryRefusesBadInputWithOneLine(t *testing.T) {
 		{"a metrics address without a port", `--metrics-bind-address: Invalid value: "here": must be an IP address and a port`, []string{"--manifests=" + dir, "--metrics-bind-address=here"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			start(t, l.Node, "kube-proxy", append([]string{"--v=0"}, tt.args...)...).fails(t, tt.want)
+			labtest.Start(t, l.Node, "kube-proxy", append([]string{"--v=0"}, tt.args...)...).Fails(t, tt.want)
 		})
 	}
 }

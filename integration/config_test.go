@@ -6,7 +6,9 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/nftproxy/nftproxy/integration/await"
 	"github.com/nftproxy/nftproxy/integration/lab"
+	"github.com/nftproxy/nftproxy/integration/lab/labtest"
 	"github.com/nftproxy/nftproxy/internal/config"
 	"github.com/nftproxy/nftproxy/internal/offline"
 	"github.com/nftproxy/nftproxy/nft"
@@ -54,12 +56,12 @@ func (g goldenCase) compileFor(t *testing.T, path string) []*nft.Table {
 // the kernel. When the file changes, the process ends.
 func TestTheBinaryRunsWithKubeadmsConfigurationUntilItChanges(t *testing.T) {
 	g := goldenCase{"cluster-ip-spreads-over-all-endpoints", filepath.Join(corpus, "cluster-ip-spreads-over-all-endpoints")}
-	l := newLab(t)
-	c := connTo(t, l.Node)
+	l := labtest.New(t)
+	c := labtest.Conn(t, l.Node)
 	path := kubeadmConfig(t)
-	p := start(t, l.Node, "kube-proxy", "--config="+path, "--hostname-override="+lab.NodeName, "--manifests", g.manifestsDir(t), "--masquerade-all")
+	p := labtest.Start(t, l.Node, "kube-proxy", "--config="+path, "--hostname-override="+lab.NodeName, "--manifests", g.manifestsDir(t), "--masquerade-all")
 	want := g.compileFor(t, path)
-	eventually(t, "the case's rules are in the kernel", func() error { return tableError(c, want) })
+	await.Until(t, "the case's rules are in the kernel", func() error { return tableError(c, want) })
 
 	data, err := os.ReadFile(path)
 	if err != nil {
@@ -68,11 +70,11 @@ func TestTheBinaryRunsWithKubeadmsConfigurationUntilItChanges(t *testing.T) {
 	if err := os.WriteFile(path, append(data, "# changed\n"...), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := p.cmd.Wait(); err == nil || p.cmd.ProcessState.ExitCode() != 1 {
+	if err := p.Wait(); err == nil || p.Cmd.ProcessState.ExitCode() != 1 {
 		t.Errorf("after the change: %v, want exit code 1", err)
 	}
 	for _, want := range []string{"configuration " + path + " has changed", "--masquerade-all: ignored, because --config is given", "mode: running as nftables"} {
-		if !strings.Contains(p.output.String(), want) {
+		if !strings.Contains(p.Output(), want) {
 			t.Errorf("the log does not say %q", want)
 		}
 	}
@@ -82,12 +84,12 @@ func TestTheBinaryRunsWithKubeadmsConfigurationUntilItChanges(t *testing.T) {
 }
 
 func TestTheBinaryConvertsConfigurations(t *testing.T) {
-	l := newLab(t)
+	l := labtest.New(t)
 	dir := t.TempDir()
 	for _, name := range []string{"kubeadm-v1.37-as-generated", "mode-ipvs-keeps-its-settings", "v1alpha2-every-field-set"} {
 		from := filepath.Join("..", "internal", "config", "testdata", "corpus", name)
 		to := filepath.Join(dir, name)
-		if err := start(t, l.Node, "kube-proxy", "--config", filepath.Join(from, "input.yaml"), "--write-config-to", to).cmd.Wait(); err != nil {
+		if err := labtest.Start(t, l.Node, "kube-proxy", "--config", filepath.Join(from, "input.yaml"), "--write-config-to", to).Wait(); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
 		got, err := os.ReadFile(to)

@@ -9,13 +9,14 @@ import (
 
 	"github.com/nftproxy/nftproxy/integration/flows"
 	"github.com/nftproxy/nftproxy/integration/lab"
+	"github.com/nftproxy/nftproxy/integration/lab/labtest"
 )
 
 // Explained by the tables of the kernel, a client stays with the endpoint that it reached before.
 func TestExplainKnowsWhatTheKernelLearned(t *testing.T) {
 	g := goldenCase{"affinity-over-cluster-ip", filepath.Join(corpus, "affinity-over-cluster-ip")}
-	l := newLab(t)
-	replace(t, connTo(t, l.Node), g.compile(t))
+	l := labtest.New(t)
+	replace(t, labtest.Conn(t, l.Node), g.compile(t))
 	data, err := os.ReadFile(g.path("manifests.yaml"))
 	if err != nil {
 		t.Fatal(err)
@@ -57,9 +58,9 @@ func TestExplainKnowsWhatTheKernelLearned(t *testing.T) {
 
 func explainLive(t *testing.T, l *lab.Lab, from, to string) string {
 	t.Helper()
-	p := start(t, l.Node, "ruledump", "explain", "--from", from, "--to", to)
-	if err := p.cmd.Wait(); err != nil {
-		t.Fatalf("ruledump explain: %v\n%s", err, p.output)
+	p := labtest.Start(t, l.Node, "ruledump", "explain", "--from", from, "--to", to)
+	if err := p.Wait(); err != nil {
+		t.Fatalf("ruledump explain: %v\n%s", err, p.Output())
 	}
-	return p.output.String()
+	return p.Output()
 }

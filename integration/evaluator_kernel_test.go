@@ -14,6 +14,7 @@ import (
 	"github.com/nftproxy/nftproxy/evaluator"
 	"github.com/nftproxy/nftproxy/integration/flows"
 	"github.com/nftproxy/nftproxy/integration/lab"
+	"github.com/nftproxy/nftproxy/integration/lab/labtest"
 	"github.com/nftproxy/nftproxy/model"
 	"github.com/nftproxy/nftproxy/nft"
 	"github.com/vishvananda/netlink"
@@ -54,7 +55,7 @@ type bench struct {
 
 func newBench(t *testing.T) *bench {
 	t.Helper()
-	l := newLab(t)
+	l := labtest.New(t)
 	runner, err := flows.NewRunner(l, allEndpoints())
 	if err != nil {
 		t.Fatal(err)
@@ -64,7 +65,7 @@ func newBench(t *testing.T) *bench {
 			t.Error(err)
 		}
 	})
-	return &bench{lab: l, conn: connTo(t, l.Node), runner: runner, host: hostInLab(t, l), tally: &tally{counts: map[string]int{}}}
+	return &bench{lab: l, conn: labtest.Conn(t, l.Node), runner: runner, host: hostInLab(t, l), tally: &tally{counts: map[string]int{}}}
 }
 
 // load puts tables in force, and forgets all connections.

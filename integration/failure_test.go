@@ -2,7 +2,6 @@ package integration
 
 import (
 	"bytes"
-	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -10,15 +9,16 @@ import (
 	"strings"
 	"testing"
 
-	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	eventsclient "k8s.io/client-go/kubernetes/typed/events/v1"
-
 	"github.com/nftproxy/nftproxy/compiler"
+	"github.com/nftproxy/nftproxy/integration/await"
 	"github.com/nftproxy/nftproxy/integration/lab"
+	"github.com/nftproxy/nftproxy/integration/lab/labtest"
 	"github.com/nftproxy/nftproxy/nft"
 	"github.com/nftproxy/nftproxy/source/apiserver/apiservertest"
 	"github.com/nftproxy/nftproxy/source/manifests"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	eventsclient "k8s.io/client-go/kubernetes/typed/events/v1"
 )
 
 // troubled is a node on which something is to go wrong, and what its proxy should program all the same.
@@ -33,15 +33,15 @@ func newTroubled(t *testing.T) *troubled {
 	t.Helper()
 	t.Parallel()
 	const name = "single-stack-ipv4"
-	f := &troubled{lab: newLab(t), g: goldenCase{name, filepath.Join(corpus, name)}}
-	f.conn, f.want = connTo(t, f.lab.Node), f.g.compile(t)
+	f := &troubled{lab: labtest.New(t), g: goldenCase{name, filepath.Join(corpus, name)}}
+	f.conn, f.want = labtest.Conn(t, f.lab.Node), f.g.compile(t)
 	return f
 }
 
 // start starts the proxy as the golden case wants it.
-func (f *troubled) start(t *testing.T, args ...string) *process {
+func (f *troubled) start(t *testing.T, args ...string) *labtest.Process {
 	t.Helper()
-	return start(t, f.lab.Node, "kube-proxy", append(f.args(), args...)...)
+	return labtest.Start(t, f.lab.Node, "kube-proxy", append(f.args(), args...)...)
 }
 
 func (f *troubled) args() []string {
@@ -50,7 +50,7 @@ func (f *troubled) args() []string {
 
 func (f *troubled) programmed(t *testing.T) {
 	t.Helper()
-	eventually(t, "the rules are in the kernel", func() error { return tableError(f.conn, f.want) })
+	await.Until(t, "the rules are in the kernel", func() error { return tableError(f.conn, f.want) })
 }
 
 func (f *troubled) stays(t *testing.T) {
@@ -68,17 +68,6 @@ func (f *troubled) nothingProgrammed(t *testing.T) {
 	}
 }
 
-// says waits for a line of the log.
-func (p *process) says(t *testing.T, line string) {
-	t.Helper()
-	eventually(t, "the log says "+line, func() error {
-		if !strings.Contains(p.output.String(), line) {
-			return errors.New("it does not")
-		}
-		return nil
-	})
-}
-
 // withServer is a troubled node with an API server that has the case's objects.
 type withServer struct {
 	*troubled
@@ -90,16 +79,8 @@ type withServer struct {
 
 func newWithServer(t *testing.T) *withServer {
 	t.Helper()
-	f := &withServer{troubled: newTroubled(t), kubeconfig: filepath.Join(t.TempDir(), "kubeconfig")}
-	if err := f.lab.Node.Do(func() error {
-		f.server = apiservertest.Start(t, apiservertest.Options{})
-		return nil
-	}); err != nil {
-		t.Fatal(err)
-	}
-	if err := f.server.WriteKubeconfig(f.kubeconfig); err != nil {
-		t.Fatal(err)
-	}
+	f := &withServer{troubled: newTroubled(t)}
+	f.server, f.kubeconfig = labtest.APIServer(t, f.lab.Node)
 	upload(t, f.server, f.g)
 	objects, err := manifests.Load(f.g.path("manifests.yaml"))
 	if err != nil {
@@ -138,7 +119,7 @@ func TestATakenPortEndsTheProxyIfItIsToFailHard(t *testing.T) {
 		t.Run(server.name, func(t *testing.T) {
 			f := newTroubled(t)
 			f.listen(t, server.address)
-			f.start(t, "--manifests="+f.g.manifestsDir(t), "--bind-address-hard-fail").fails(t,
+			f.start(t, "--manifests="+f.g.manifestsDir(t), "--bind-address-hard-fail").Fails(t,
 				fmt.Sprintf("%s at %s: listen tcp %[2]s: bind: address already in use; stop what listens there, or choose another %s", server.name, server.address, server.field))
 		})
 	}
@@ -151,14 +132,14 @@ func TestATakenPortIsTriedAgain(t *testing.T) {
 			listener := f.listen(t, server.address)
 			p := f.start(t, "--kubeconfig="+f.kubeconfig)
 			f.programmed(t)
-			p.says(t, fmt.Sprintf(`"Cannot serve, trying again" err="%s at %s: listen tcp %[2]s: bind: address already in use;`, server.name, server.address))
+			p.Says(t, fmt.Sprintf(`"Cannot serve, trying again" err="%s at %s: listen tcp %[2]s: bind: address already in use;`, server.name, server.address))
 			f.hasEvent(t, server.event)
 			listener.Close()
-			eventually(t, "the port answers", func() error {
+			await.Until(t, "the port answers", func() error {
 				_, err := getFrom(f.lab.Node, "http://"+strings.Replace(server.address, "0.0.0.0", "127.0.0.1", 1)+server.path)
 				return err
 			})
-			if err := p.stop(t); err != nil {
+			if err := p.Stop(t); err != nil {
 				t.Errorf("the proxy ended with %v", err)
 			}
 		})
@@ -188,8 +169,8 @@ func TestABadKubeconfigEndsTheProxy(t *testing.T) {
 			}
 		}
 		p := f.start(t, "--kubeconfig="+path)
-		p.fails(t, tt.want)
-		if got := strings.Join(p.errors(), ""); !strings.Contains(got, "kubeconfig "+path+": ") {
+		p.Fails(t, tt.want)
+		if got := strings.Join(p.Errors(), ""); !strings.Contains(got, "kubeconfig "+path+": ") {
 			t.Errorf("%s: the error %s does not name the file", tt.name, got)
 		}
 	}
@@ -201,14 +182,14 @@ func TestWithoutValidCredentialsTheRulesStay(t *testing.T) {
 	f := newWithServer(t)
 	p := f.start(t, "--kubeconfig="+f.kubeconfig)
 	f.programmed(t)
-	if err := p.stop(t); err != nil {
+	if err := p.Stop(t); err != nil {
 		t.Error(err)
 	}
 	f.badToken(t)
 	p = f.start(t, "--kubeconfig="+f.kubeconfig)
-	p.says(t, `"Cannot list; programming nothing before it is listed, and retrying" err="failed to list *v1.Service: the server has asked for the client to provide credentials (get services)" resource="services"`)
+	p.Says(t, `"Cannot list; programming nothing before it is listed, and retrying" err="failed to list *v1.Service: the server has asked for the client to provide credentials (get services)" resource="services"`)
 	f.stays(t)
-	if err := p.stop(t); err != nil {
+	if err := p.Stop(t); err != nil {
 		t.Errorf("the proxy ended with %v", err)
 	}
 	f.stays(t)
@@ -219,12 +200,12 @@ func TestWithoutPermissionTheProxyAsksAgain(t *testing.T) {
 	f := newWithServer(t)
 	f.server.Refuse("services", 403)
 	p := f.start(t, "--kubeconfig="+f.kubeconfig)
-	p.says(t, `"Cannot list; programming nothing before it is listed, and retrying" err="failed to list *v1.Service: services is forbidden`)
+	p.Says(t, `"Cannot list; programming nothing before it is listed, and retrying" err="failed to list *v1.Service: services is forbidden`)
 	f.nothingProgrammed(t)
 	f.server.Refuse("services", 0)
 	f.programmed(t)
-	p.says(t, `"Watching again" resource="services"`)
-	if err := p.stop(t); err != nil {
+	p.Says(t, `"Watching again" resource="services"`)
+	if err := p.Stop(t); err != nil {
 		t.Errorf("the proxy ended with %v", err)
 	}
 }
@@ -234,12 +215,12 @@ func (f *withServer) hasEvent(t *testing.T, reason string) {
 	t.Helper()
 	var client *eventsclient.EventsV1Client
 	config := f.server.RESTConfig()
-	config.Dial = dialFrom(f.lab.Node)
+	config.Dial = f.lab.Node.DialContext
 	client, err := eventsclient.NewForConfig(config)
 	if err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "there is an event "+reason, func() error {
+	await.Until(t, "there is an event "+reason, func() error {
 		list, err := client.Events(metav1.NamespaceDefault).List(t.Context(), metav1.ListOptions{})
 		if err != nil {
 			return err

@@ -6,38 +6,39 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/nftproxy/nftproxy/integration/await"
 	"github.com/nftproxy/nftproxy/integration/lab"
-	"github.com/nftproxy/nftproxy/source/apiserver/apiservertest"
+	"github.com/nftproxy/nftproxy/integration/lab/labtest"
 )
 
 // With the gate off no external IP gets into the kernel, and ruledump says so beforehand.
 func TestExternalIPsStayOutWithTheGateOff(t *testing.T) {
 	g := goldenCase{"external-ips-are-left-out-with-the-feature-gate-off", filepath.Join(corpus, "external-ips-are-left-out-with-the-feature-gate-off")}
 	t.Run("from the file", func(t *testing.T) {
-		l := newLab(t)
-		c := connTo(t, l.Node)
-		start(t, l.Node, "kube-proxy", "--config", g.path("config.yaml"), "--hostname-override="+lab.NodeName, "--manifests", g.manifestsDir(t))
-		eventually(t, "the case's rules are in the kernel", func() error { return tableError(c, g.compile(t)) })
+		l := labtest.New(t)
+		c := labtest.Conn(t, l.Node)
+		labtest.Start(t, l.Node, "kube-proxy", "--config", g.path("config.yaml"), "--hostname-override="+lab.NodeName, "--manifests", g.manifestsDir(t))
+		await.Until(t, "the case's rules are in the kernel", func() error { return tableError(c, g.compile(t)) })
 		g.sendFlows(t, l)
 	})
 	t.Run("from the flag", func(t *testing.T) {
-		l := newLab(t)
-		c := connTo(t, l.Node)
-		start(t, l.Node, "kube-proxy", "--feature-gates=AllowServiceExternalIPs=false", "--cluster-cidr=10.244.0.0/16,fd00:10:244::/48",
+		l := labtest.New(t)
+		c := labtest.Conn(t, l.Node)
+		labtest.Start(t, l.Node, "kube-proxy", "--feature-gates=AllowServiceExternalIPs=false", "--cluster-cidr=10.244.0.0/16,fd00:10:244::/48",
 			"--hostname-override="+lab.NodeName, "--manifests", g.manifestsDir(t))
-		eventually(t, "the case's rules are in the kernel", func() error { return tableError(c, g.compile(t)) })
+		await.Until(t, "the case's rules are in the kernel", func() error { return tableError(c, g.compile(t)) })
 	})
 	t.Run("in ruledump", func(t *testing.T) {
 		golden, err := os.ReadFile(g.path("ruleset.nft"))
 		if err != nil {
 			t.Fatal(err)
 		}
-		p := start(t, newLab(t).Node, "ruledump", "compile", "--manifests", g.path("manifests.yaml"), "--node", lab.NodeName, "--config", g.path("config.yaml"))
-		if err := p.cmd.Wait(); err != nil {
+		p := labtest.Start(t, labtest.New(t).Node, "ruledump", "compile", "--manifests", g.path("manifests.yaml"), "--node", lab.NodeName, "--config", g.path("config.yaml"))
+		if err := p.Wait(); err != nil {
 			t.Error(err)
 		}
-		if p.output.String() != string(golden) {
-			t.Errorf("ruledump prints\n%s", p.output)
+		if p.Output() != string(golden) {
+			t.Errorf("ruledump prints\n%s", p.Output())
 		}
 	})
 }
@@ -47,23 +48,13 @@ func TestWatchListClient(t *testing.T) {
 	g := goldenCase{"cluster-ip-spreads-over-all-endpoints", filepath.Join(corpus, "cluster-ip-spreads-over-all-endpoints")}
 	for gate, want := range map[string]struct{ lists, streams bool }{"false": {lists: true}, "true": {streams: true}} {
 		t.Run(gate, func(t *testing.T) {
-			l := newLab(t)
-			c := connTo(t, l.Node)
-			var server *apiservertest.Server
-			if err := l.Node.Do(func() error {
-				server = apiservertest.Start(t, apiservertest.Options{})
-				return nil
-			}); err != nil {
-				t.Fatal(err)
-			}
-			kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")
-			if err := server.WriteKubeconfig(kubeconfig); err != nil {
-				t.Fatal(err)
-			}
+			l := labtest.New(t)
+			c := labtest.Conn(t, l.Node)
+			server, kubeconfig := labtest.APIServer(t, l.Node)
 			upload(t, server, g)
-			start(t, l.Node, "kube-proxy", "--kubeconfig", kubeconfig, "--hostname-override", lab.NodeName,
+			labtest.Start(t, l.Node, "kube-proxy", "--kubeconfig", kubeconfig, "--hostname-override", lab.NodeName,
 				"--cluster-cidr", "10.244.0.0/16,fd00:10:244::/48", "--feature-gates=WatchListClient="+gate)
-			eventually(t, "the case's rules are in the kernel", func() error { return tableError(c, g.compile(t)) })
+			await.Until(t, "the case's rules are in the kernel", func() error { return tableError(c, g.compile(t)) })
 			streams := false
 			for _, r := range server.Requests("watch", "services") {
 				streams = streams || strings.EqualFold(r.Query.Get("sendInitialEvents"), "true")

@@ -12,13 +12,13 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nftproxy/nftproxy/compiler"
+	"github.com/nftproxy/nftproxy/integration/await"
+	"github.com/nftproxy/nftproxy/integration/lab"
+	"github.com/nftproxy/nftproxy/nft"
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-
-	"github.com/nftproxy/nftproxy/compiler"
-	"github.com/nftproxy/nftproxy/integration/lab"
-	"github.com/nftproxy/nftproxy/nft"
 )
 
 // programmedOnce is the line of the log that the documents name as the sign of success.
@@ -26,7 +26,7 @@ const programmedOnce = "Programmed all Services; following changes from now on"
 
 // ask returns the status code and the body of a path of the node's health server, or another port of the node.
 func ask(h *lab.Host, port int, path string) (int, string, error) {
-	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: dialFrom(h)}, Timeout: 5 * time.Second}
+	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: h.DialContext}, Timeout: 5 * time.Second}
 	response, err := client.Get(fmt.Sprintf("http://127.0.0.1:%d%s", port, path))
 	if err != nil {
 		return 0, "", err
@@ -46,7 +46,7 @@ func (f *troubled) health() (codes, body string, err error) {
 // becomes waits until /healthz and /livez have these codes, and the former says these things.
 func (f *troubled) becomes(t *testing.T, codes string, says ...string) {
 	t.Helper()
-	eventually(t, "/healthz and /livez are "+codes, func() error {
+	await.Until(t, "/healthz and /livez are "+codes, func() error {
 		got, body, err := f.health()
 		if err != nil || got != codes {
 			return fmt.Errorf("%s, %v: %s", got, err, body)
@@ -85,7 +85,7 @@ func (f *troubled) metric(t *testing.T, name string) string {
 
 func (f *troubled) metricIs(t *testing.T, name, want string) {
 	t.Helper()
-	eventually(t, "metric "+name, func() error {
+	await.Until(t, "metric "+name, func() error {
 		if got := f.metric(t, name); got != want {
 			return fmt.Errorf("it is %q, want %q", got, want)
 		}
@@ -142,7 +142,7 @@ func TestHealthUntilTheFirstSync(t *testing.T) {
 				t.Errorf("%s is %s, and the alert for those that never synced asks for its absence", lastSync, got)
 			}
 			for _, line := range []string{programmedOnce, "Node is known"} {
-				if strings.Contains(p.output.String(), line) {
+				if strings.Contains(p.Output(), line) {
 					t.Errorf("the log says %q", line)
 				}
 			}
@@ -151,15 +151,15 @@ func TestHealthUntilTheFirstSync(t *testing.T) {
 				return
 			}
 			tt.mend(t, f)
-			within(t, 2*patience, "the rules are in the kernel", func() error { return tableError(f.conn, f.want) })
+			await.Within(t, 2*await.Patience, "the rules are in the kernel", func() error { return tableError(f.conn, f.want) })
 			f.becomes(t, "200 200")
-			p.says(t, programmedOnce)
-			p.says(t, "Node is known")
+			p.Says(t, programmedOnce)
+			p.Says(t, "Node is known")
 			if got := f.metric(t, lastSync); got == "" {
 				t.Errorf("no metric %s", lastSync)
 			}
 			// What nothing waits for may take longer: client-go waits for up to a minute before it asks again.
-			within(t, 3*patience, "no resource fails any more", func() error {
+			await.Within(t, 3*await.Patience, "no resource fails any more", func() error {
 				if _, body, _ := f.health(); strings.Contains(body, "problems") {
 					return fmt.Errorf("/healthz has problems: %s", body)
 				}
@@ -191,14 +191,14 @@ func TestServiceCIDRsThatFailHoldUpNothing(t *testing.T) {
 			(&uploader{t, f.server}).create(cidr)
 			tt.spoil(f)
 			p := f.start(t, "--kubeconfig="+f.kubeconfig)
-			within(t, 10*time.Second, "the rules are in the kernel", func() error { return tableError(f.conn, f.want) })
+			await.Within(t, 10*time.Second, "the rules are in the kernel", func() error { return tableError(f.conn, f.want) })
 			f.becomes(t, "200 200", `"problems":["cannot watch servicecidrs"]`)
 			f.metricIs(t, failing, "1")
-			p.says(t, tt.log)
+			p.Says(t, tt.log)
 
 			f.server.Refuse("servicecidrs", 0)
 			f.server.Answer("servicecidrs")
-			eventually(t, "the rule for the ServiceCIDR", func() error {
+			await.Until(t, "the rule for the ServiceCIDR", func() error {
 				table, err := f.conn.ReadTable(nft.FamilyIP, compiler.TableName)
 				if err == nil && !strings.Contains(table.String(), "ip daddr 10.96.0.0/16 drop") {
 					err = errors.New("it is not there")
@@ -206,7 +206,7 @@ func TestServiceCIDRsThatFailHoldUpNothing(t *testing.T) {
 				return err
 			})
 			f.metricIs(t, failing, "0")
-			if err := p.stop(t); err != nil {
+			if err := p.Stop(t); err != nil {
 				t.Errorf("the proxy ended with %v", err)
 			}
 		})
@@ -234,15 +234,15 @@ func TestHealthWhileTheNodeIsWaitedFor(t *testing.T) {
 	}
 
 	p := f.start(t, "--kubeconfig="+f.kubeconfig, "--nodeport-addresses=0.0.0.0/0")
-	p.says(t, programmedOnce)
+	p.Says(t, programmedOnce)
 	f.becomes(t, "503 200", `"problems":["the Node is waited for"]`)
-	eventually(t, "the health check of the Service", serviceHealth(http.StatusServiceUnavailable))
+	await.Until(t, "the health check of the Service", serviceHealth(http.StatusServiceUnavailable))
 	f.remains(t, "503 200")
 	f.metricIs(t, `kubeproxy_node_missing{what="addresses"}`, "1")
 	if _, err := f.server.Create(f.node); err != nil {
 		t.Fatal(err)
 	}
 	f.becomes(t, "200 200")
-	eventually(t, "the health check of the Service", serviceHealth(http.StatusOK))
+	await.Until(t, "the health check of the Service", serviceHealth(http.StatusOK))
 	f.metricIs(t, `kubeproxy_node_missing{what="addresses"}`, "0")
 }

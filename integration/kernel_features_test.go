@@ -5,6 +5,7 @@ import (
 	"runtime"
 	"testing"
 
+	"github.com/nftproxy/nftproxy/integration/lab/labtest"
 	"golang.org/x/sys/unix"
 )
 
@@ -14,22 +15,21 @@ import (
 func TestAKernelWithoutNftablesEndsTheProxy(t *testing.T) {
 	f := newTroubled(t)
 	f.startFiltered(t, netfilterSockets(unix.SECCOMP_RET_ERRNO|uint32(unix.EPROTONOSUPPORT)), withoutFib, "--manifests="+f.g.manifestsDir(t)).
-		fails(t, "nft: open netlink socket: socket: protocol not supported; the kernel needs nf_tables (CONFIG_NETFILTER_NETLINK, CONFIG_NF_TABLES)")
+		Fails(t, "nft: open netlink socket: socket: protocol not supported; the kernel needs nf_tables (CONFIG_NETFILTER_NETLINK, CONFIG_NF_TABLES)")
 }
 
 func TestAKernelWithoutAFeatureEndsTheProxy(t *testing.T) {
 	f := newTroubled(t)
 	f.startFiltered(t, messages(unix.SECCOMP_RET_USER_NOTIF), withoutFib, "--manifests="+f.g.manifestsDir(t)).
-		fails(t, "the kernel lacks nf_tables features: ip: fib daddr type needs CONFIG_NFT_FIB_IPV4: no such file or directory; "+
+		Fails(t, "the kernel lacks nf_tables features: ip: fib daddr type needs CONFIG_NFT_FIB_IPV4: no such file or directory; "+
 			"ip6: fib daddr type needs CONFIG_NFT_FIB_IPV6: no such file or directory")
 	f.nothingProgrammed(t)
 }
 
 // startFiltered starts the proxy behind a filter of system calls.
-func (f *troubled) startFiltered(t *testing.T, filter []unix.SockFilter, judge judgement, args ...string) *process {
+func (f *troubled) startFiltered(t *testing.T, filter []unix.SockFilter, judge judgement, args ...string) *labtest.Process {
 	t.Helper()
-	p := &process{cmd: exec.Command(binary(t, "kube-proxy"), append(f.args(), args...)...), output: &lockedBuffer{}}
-	p.cmd.Stdout, p.cmd.Stderr = p.output, p.output
+	p := labtest.NewProcess(t, exec.Command(labtest.Binary(t, "kube-proxy"), append(f.args(), args...)...))
 	started := make(chan error)
 	go func() {
 		runtime.LockOSThread() // for good: the thread is not to be used again
@@ -38,7 +38,7 @@ func (f *troubled) startFiltered(t *testing.T, filter []unix.SockFilter, judge j
 			err = install(filter, judge)
 		}
 		if err == nil {
-			err = p.cmd.Start()
+			err = p.Cmd.Start()
 		}
 		started <- err
 	}()

@@ -3,7 +3,6 @@ package integration
 import (
 	"fmt"
 	"os"
-	"os/exec"
 	"regexp"
 	"slices"
 	"strings"
@@ -13,38 +12,9 @@ import (
 	"github.com/nftproxy/nftproxy/compiler"
 	"github.com/nftproxy/nftproxy/integration/flows"
 	"github.com/nftproxy/nftproxy/integration/lab"
+	"github.com/nftproxy/nftproxy/integration/lab/labtest"
 	"github.com/nftproxy/nftproxy/nft"
 )
-
-func newLab(t testing.TB) *lab.Lab {
-	t.Helper()
-	return newLabWithBridge(t, "")
-}
-
-func newLabWithBridge(t testing.TB, bridge string) *lab.Lab {
-	t.Helper()
-	l, err := lab.NewWithBridge(bridge)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := l.Close(); err != nil {
-			t.Error(err)
-		}
-	})
-	return l
-}
-
-// connTo returns a connection to the nf_tables of the host.
-func connTo(t testing.TB, h *lab.Host) *nft.Conn {
-	t.Helper()
-	c, err := nft.Dial(nft.Config{NetNS: int(h.NetNS().Fd())})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { c.Close() })
-	return c
-}
 
 func replace(t testing.TB, c *nft.Conn, tables []*nft.Table) {
 	t.Helper()
@@ -74,21 +44,6 @@ func readBack(t testing.TB, c *nft.Conn) string {
 	return printTables(tables)
 }
 
-// runNft runs the nft program in the host's namespace: tests compare with it, the proxy never needs it.
-func runNft(t testing.TB, h *lab.Host, stdin string, args ...string) string {
-	t.Helper()
-	var out strings.Builder
-	err := h.Do(func() error {
-		cmd := exec.Command("nft", args...)
-		cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(stdin), &out, &out
-		return cmd.Run()
-	})
-	if err != nil {
-		t.Fatalf("nft %s: %v\n%s", strings.Join(args, " "), err, out.String())
-	}
-	return out.String()
-}
-
 // Every golden case in a real kernel: what was committed reads back the same, nft lists it,
 // and every flow becomes what the case says.
 func TestGoldenFlows(t *testing.T) {
@@ -96,11 +51,11 @@ func TestGoldenFlows(t *testing.T) {
 	for _, g := range cases(t) {
 		bridge := g.bridge(t)
 		if labs[bridge] == nil {
-			labs[bridge] = newLabWithBridge(t, bridge)
+			labs[bridge] = labtest.NewWithBridge(t, bridge)
 		}
 		l := labs[bridge]
 		t.Run(g.name, func(t *testing.T) {
-			c := connTo(t, l.Node)
+			c := labtest.Conn(t, l.Node)
 			tables := g.compile(t)
 			replace(t, c, tables)
 			if diff := cmp.Diff(printTables(tables), readBack(t, c)); diff != "" {
@@ -142,8 +97,8 @@ func (g goldenCase) sendFlows(t *testing.T, l *lab.Lab) {
 // The goldens loaded by the nft program make the kernel hold what our transaction makes it
 // hold, and nft lists ours and its own alike.
 func TestGoldensLoadedByTheNftProgramAreTheSame(t *testing.T) {
-	l := newLab(t)
-	c := connTo(t, l.Node)
+	l := labtest.New(t)
+	c := labtest.Conn(t, l.Node)
 	for _, g := range cases(t) {
 		t.Run(g.name, func(t *testing.T) {
 			text, err := os.ReadFile(g.path("ruleset.nft"))
@@ -151,14 +106,14 @@ func TestGoldensLoadedByTheNftProgramAreTheSame(t *testing.T) {
 				t.Fatal(err)
 			}
 			replace(t, c, withoutLearningIPv6(g.compile(t)))
-			ours, listed := readBack(t, c), runNft(t, l.Node, "", "list", "ruleset")
+			ours, listed := readBack(t, c), labtest.Nft(t, l.Node, "", "list", "ruleset")
 			// Without the rules that fill it, a map has the size that it was made with; ours have none.
 			loadable := strings.ReplaceAll(learningIPv6.ReplaceAllString(string(text), ""), fmt.Sprintf("\t\tsize %d\n", nft.DefaultSize), "")
-			runNft(t, l.Node, "flush ruleset\n"+loadable, "-f", "-")
+			labtest.Nft(t, l.Node, "flush ruleset\n"+loadable, "-f", "-")
 			if diff := cmp.Diff(readBack(t, c), ours); diff != "" {
 				t.Errorf("the kernel holds (-loaded by nft +committed by us):\n%s", diff)
 			}
-			if diff := cmp.Diff(sortedLines(runNft(t, l.Node, "", "list", "ruleset")), sortedLines(listed)); diff != "" {
+			if diff := cmp.Diff(sortedLines(labtest.Nft(t, l.Node, "", "list", "ruleset")), sortedLines(listed)); diff != "" {
 				t.Errorf("nft lists (-loaded by nft +committed by us):\n%s", diff)
 			}
 		})

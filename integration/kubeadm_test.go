@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/nftproxy/nftproxy/integration/lab"
+	"github.com/nftproxy/nftproxy/integration/lab/labtest"
 )
 
 // kubeadm's ConfigMap and command line, and an API server: what a node of a cluster made with kubeadm has, on which only the program
@@ -20,7 +21,7 @@ func TestTheBinaryTakesThePlaceOfKubeadmsKubeProxy(t *testing.T) {
 		mkdir /var/lib/kube-proxy
 		cp %s /var/lib/kube-proxy/config.conf
 		cp %s /var/lib/kube-proxy/kubeconfig.conf`, configuration, f.kubeconfig)
-	p := startCommand(t, f.lab.Node, inMounts(script, binary(t, "kube-proxy"), "--config=/var/lib/kube-proxy/config.conf", "--hostname-override="+lab.NodeName))
+	p := labtest.StartCommand(t, f.lab.Node, inMounts(script, labtest.Binary(t, "kube-proxy"), "--config=/var/lib/kube-proxy/config.conf", "--hostname-override="+lab.NodeName))
 	f.programmed(t)
 	f.g.sendFlows(t, f.lab)
 	f.hasEvent(t, "Starting")
@@ -29,11 +30,11 @@ func TestTheBinaryTakesThePlaceOfKubeadmsKubeProxy(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	if errors := p.errors(); len(errors) > 0 {
+	if errors := p.Errors(); len(errors) > 0 {
 		t.Errorf("error lines %q, want none", errors)
 	}
 
-	inside := filepath.Join("/proc", fmt.Sprint(p.cmd.Process.Pid), "root/var/lib/kube-proxy/config.conf")
+	inside := filepath.Join("/proc", fmt.Sprint(p.Cmd.Process.Pid), "root/var/lib/kube-proxy/config.conf")
 	data, err := os.ReadFile(inside)
 	if err != nil {
 		t.Fatal(err)
@@ -41,6 +42,6 @@ func TestTheBinaryTakesThePlaceOfKubeadmsKubeProxy(t *testing.T) {
 	if err := os.WriteFile(inside, append(data, "# changed\n"...), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	p.fails(t, "configuration /var/lib/kube-proxy/config.conf has changed: exiting, to be restarted with it")
+	p.Fails(t, "configuration /var/lib/kube-proxy/config.conf has changed: exiting, to be restarted with it")
 	f.stays(t)
 }

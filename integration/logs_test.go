@@ -5,14 +5,17 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/nftproxy/nftproxy/integration/await"
+	"github.com/nftproxy/nftproxy/integration/lab/labtest"
 )
 
 // resources are those that the proxy watches.
 var resources = []string{"services", "endpointslices", "nodes", "servicecidrs"}
 
 // linesWith returns how many lines of the log hold all the texts.
-func (p *process) linesWith(texts ...string) (n int) {
-	for line := range strings.Lines(p.output.String()) {
+func linesWith(p *labtest.Process, texts ...string) (n int) {
+	for line := range strings.Lines(p.Output()) {
 		all := true
 		for _, text := range texts {
 			all = all && strings.Contains(line, text)
@@ -25,24 +28,24 @@ func (p *process) linesWith(texts ...string) (n int) {
 }
 
 // expectLines checks how often each resource is named together with a text.
-func (p *process) expectLines(t *testing.T, text string, want int) {
+func expectLines(t *testing.T, p *labtest.Process, text string, want int) {
 	t.Helper()
 	for _, resource := range resources {
-		if got := p.linesWith(text, fmt.Sprintf("resource=%q", resource)); got != want {
+		if got := linesWith(p, text, fmt.Sprintf("resource=%q", resource)); got != want {
 			t.Errorf("%d lines %q about %s, want %d", got, text, resource, want)
 		}
 	}
 }
 
 // goodLog checks that a log has no errors or warnings, and says in the end that all is well.
-func (p *process) goodLog(t *testing.T) {
+func goodLog(t *testing.T, p *labtest.Process) {
 	t.Helper()
-	for line := range strings.Lines(p.output.String()) {
+	for line := range strings.Lines(p.Output()) {
 		if strings.HasPrefix(line, "E") || strings.HasPrefix(line, "W") {
 			t.Errorf("the log of a good start has the line %s", line)
 		}
 	}
-	if p.linesWith("Node is known") != 1 || p.linesWith(programmedOnce) != 1 {
+	if linesWith(p, "Node is known") != 1 || linesWith(p, programmedOnce) != 1 {
 		t.Error("the log does not say once that the Node is known, and once that Services are programmed")
 	}
 }
@@ -53,29 +56,29 @@ func TestTheLogOfAnOutage(t *testing.T) {
 	t.Run("of a proxy that runs", func(t *testing.T) {
 		f := newWithServer(t)
 		p := f.start(t, "--kubeconfig="+f.kubeconfig)
-		p.says(t, programmedOnce)
+		p.Says(t, programmedOnce)
 		f.becomes(t, "200 200")
-		p.goodLog(t)
+		goodLog(t, p)
 
 		f.server.Stop()
 		time.Sleep(outage)
-		p.expectLines(t, "Cannot watch; keeping the last known state and retrying", 1)
-		if errors := p.errors(); len(errors) != len(resources) {
+		expectLines(t, p, "Cannot watch; keeping the last known state and retrying", 1)
+		if errors := p.Errors(); len(errors) != len(resources) {
 			t.Errorf("%d error lines, want one for each of %d resources", len(errors), len(resources))
 		}
 		f.becomes(t, "200 200", `"problems":["cannot watch endpointslices","cannot watch nodes","cannot watch servicecidrs","cannot watch services"]`)
 		f.metricIs(t, `kubeproxy_watch_failing{resource="services"}`, "1")
 
 		f.resume(t)
-		within(t, 3*patience, "everything is watched again", func() error {
-			if got := p.linesWith("Watching again", "outage=", "failures="); got != len(resources) {
+		await.Within(t, 3*await.Patience, "everything is watched again", func() error {
+			if got := linesWith(p, "Watching again", "outage=", "failures="); got != len(resources) {
 				return fmt.Errorf("%d of %d resources", got, len(resources))
 			}
 			return nil
 		})
-		p.expectLines(t, "Watching again", 1)
+		expectLines(t, p, "Watching again", 1)
 		f.metricIs(t, `kubeproxy_watch_failing{resource="services"}`, "0")
-		if got := p.linesWith(programmedOnce); got != 1 {
+		if got := linesWith(p, programmedOnce); got != 1 {
 			t.Errorf("the log says %d times that Services are programmed for the first time", got)
 		}
 	})
@@ -84,17 +87,17 @@ func TestTheLogOfAnOutage(t *testing.T) {
 		f.server.Stop()
 		p := f.start(t, "--kubeconfig="+f.kubeconfig)
 		time.Sleep(outage)
-		if errors := p.errors(); len(errors) != len(resources)+1 || p.linesWith("Unable to write event") != 1 {
+		if errors := p.Errors(); len(errors) != len(resources)+1 || linesWith(p, "Unable to write event") != 1 {
 			t.Errorf("error lines %q, want one for each resource and one for an event", errors)
 		}
 		for _, line := range []string{programmedOnce, "Node is known", "Watching again"} {
-			if p.linesWith(line) > 0 {
+			if linesWith(p, line) > 0 {
 				t.Errorf("the log says %q", line)
 			}
 		}
 		f.resume(t)
-		within(t, 3*patience, "Services are programmed", func() error {
-			if p.linesWith(programmedOnce) == 0 {
+		await.Within(t, 3*await.Patience, "Services are programmed", func() error {
+			if linesWith(p, programmedOnce) == 0 {
 				return fmt.Errorf("not yet")
 			}
 			return nil

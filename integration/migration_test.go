@@ -9,6 +9,9 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+
+	"github.com/nftproxy/nftproxy/integration/await"
+	"github.com/nftproxy/nftproxy/integration/lab/labtest"
 )
 
 var kubeProxy = flag.String("kube-proxy", "", "Kubernetes' kube-proxy, to compare its endpoints with docs/migration.md")
@@ -29,7 +32,7 @@ func migrationRows(t *testing.T, pattern string, atLeast int) [][]string {
 
 func TestTheEndpointsAreAsDocumented(t *testing.T) {
 	rows := migrationRows(t, "^\\| (\\d+) \\| `(GET|PUT) (/\\S*)` \\| (\\d+) \\| (\\d+) \\| (.*) \\|$", 20)
-	programs := map[string]string{"this": binary(t, "kube-proxy")}
+	programs := map[string]string{"this": labtest.Binary(t, "kube-proxy")}
 	if *kubeProxy != "" {
 		programs["Kubernetes'"] = *kubeProxy
 	}
@@ -38,7 +41,7 @@ func TestTheEndpointsAreAsDocumented(t *testing.T) {
 			t.Run(name+" "+profiling, func(t *testing.T) {
 				f := newWithServer(t)
 				args := append(append(f.args(), leaveConntrack...), "--proxy-mode=nftables", "--kubeconfig="+f.kubeconfig, profiling)
-				p := startCommand(t, f.lab.Node, exec.Command(program, args...))
+				p := labtest.StartCommand(t, f.lab.Node, exec.Command(program, args...))
 				f.serves(t)
 				for _, row := range rows {
 					port, method, path, want := row[1], row[2], row[3], row[column]
@@ -46,7 +49,7 @@ func TestTheEndpointsAreAsDocumented(t *testing.T) {
 						t.Errorf("%s %s at port %s: status %s, want %s", method, path, port, got, want)
 					}
 				}
-				if err := p.stop(t); err != nil && name == "this" {
+				if err := p.Stop(t); err != nil && name == "this" {
 					t.Errorf("the proxy ended with %v", err)
 				}
 			})
@@ -58,12 +61,12 @@ func TestTheEndpointsAreAsDocumented(t *testing.T) {
 func (f *withServer) serves(t *testing.T) {
 	t.Helper()
 	for _, server := range servers {
-		eventually(t, "there is a "+server.name, func() error {
+		await.Until(t, "there is a "+server.name, func() error {
 			_, err := getFrom(f.lab.Node, strings.Replace("http://"+server.address+server.path, "0.0.0.0", "127.0.0.1", 1))
 			return err
 		})
 	}
-	eventually(t, "the proxy is healthy", func() error {
+	await.Until(t, "the proxy is healthy", func() error {
 		if got := f.status(t, http.MethodGet, "http://127.0.0.1:10256/healthz"); got != "200" {
 			return fmt.Errorf("status %s", got)
 		}
@@ -78,7 +81,7 @@ func (f *troubled) status(t *testing.T, method, url string) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: dialFrom(f.lab.Node)}}
+	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: f.lab.Node.DialContext}}
 	response, err := client.Do(request)
 	if err != nil {
 		t.Fatal(err)

@@ -3,28 +3,28 @@ package integration
 import (
 	"fmt"
 	"net/http"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-
 	"github.com/nftproxy/nftproxy/compiler"
+	"github.com/nftproxy/nftproxy/integration/await"
 	"github.com/nftproxy/nftproxy/integration/lab"
+	"github.com/nftproxy/nftproxy/integration/lab/labtest"
 	"github.com/nftproxy/nftproxy/nft"
 	"github.com/nftproxy/nftproxy/source/apiserver/apiservertest"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
 func TestTheProxyWaitsForItsNode(t *testing.T) {
 	f := newWithServer(t)
 	(&uploader{t, f.server}).delete(f.node)
 	p := f.start(t, "--kubeconfig="+f.kubeconfig)
-	p.says(t, `"Waiting for the Node; programming Services meanwhile" node="node-1" missing="the Node, addresses" upTo="30s"`)
-	eventually(t, "the Service's ClusterIP is programmed", func() error { return f.holds("service-ips", 1) })
+	p.Says(t, `"Waiting for the Node; programming Services meanwhile" node="node-1" missing="the Node, addresses" upTo="30s"`)
+	await.Until(t, "the Service's ClusterIP is programmed", func() error { return f.holds("service-ips", 1) })
 	f.becomes(t, "503 200", `"the Node is waited for"`)
-	if strings.Contains(p.output.String(), "Node is known") {
+	if strings.Contains(p.Output(), "Node is known") {
 		t.Error("the log says that the Node is known, and there is none")
 	}
 	if _, err := f.server.Create(f.node); err != nil {
@@ -32,9 +32,9 @@ func TestTheProxyWaitsForItsNode(t *testing.T) {
 	}
 	f.programmed(t)
 	f.becomes(t, "200 200")
-	p.says(t, `"Node is known" node="node-1" ips="192.168.0.1, fd00:1::1"`)
+	p.Says(t, `"Node is known" node="node-1" ips="192.168.0.1, fd00:1::1"`)
 	f.hasEvent(t, "Starting")
-	if errors := p.errors(); len(errors) > 0 {
+	if errors := p.Errors(); len(errors) > 0 {
 		t.Errorf("error lines %q, want none", errors)
 	}
 }
@@ -56,21 +56,21 @@ func TestWithoutANodeTheProxyGoesOnAfterHalfAMinute(t *testing.T) {
 	f := newWithServer(t)
 	(&uploader{t, f.server}).delete(f.node)
 	p := f.start(t, "--kubeconfig="+f.kubeconfig)
-	p.says(t, programmedOnce)
+	p.Says(t, programmedOnce)
 	f.becomes(t, "503 200")
-	within(t, 2*patience, "it is ready", func() error {
+	await.Within(t, 2*await.Patience, "it is ready", func() error {
 		if got, body, err := f.health(); got != "200 200" {
 			return fmt.Errorf("%s, %v: %s", got, err, body)
 		}
 		return nil
 	})
-	if errors := p.errors(); len(errors) != 2 ||
+	if errors := p.Errors(); len(errors) != 2 ||
 		!strings.Contains(errors[0], `"Going on without a Node, because there is none of this name. If it has another one, set hostnameOverride: endpoints on it are not known as local" node="node-1" waited="30s"`) ||
 		!strings.Contains(errors[1], `"Going on without the node's addresses; node ports do not answer on them until the Node has them" node="node-1" waited="30s"`) {
 		t.Errorf("error lines %q, want those that say what is missing and how long it was waited for", errors)
 	}
 	f.metricIs(t, `kubeproxy_node_missing{what="node"}`, "1")
-	if strings.Contains(p.output.String(), "Node is known") {
+	if strings.Contains(p.Output(), "Node is known") {
 		t.Error("the log says that the Node is known, and there is none")
 	}
 	f.metricIs(t, `kubeproxy_node_missing{what="addresses"}`, "1")
@@ -79,7 +79,7 @@ func TestWithoutANodeTheProxyGoesOnAfterHalfAMinute(t *testing.T) {
 		t.Fatal(err)
 	}
 	f.programmed(t)
-	p.says(t, `"Node is known" node="node-1" ips="192.168.0.1, fd00:1::1"`)
+	p.Says(t, `"Node is known" node="node-1" ips="192.168.0.1, fd00:1::1"`)
 	f.metricIs(t, `kubeproxy_node_missing{what="addresses"}`, "0")
 }
 
@@ -87,10 +87,10 @@ func TestAListOfNodesThatFailsIsNotWaitedForForEver(t *testing.T) {
 	f := newWithServer(t)
 	f.server.Refuse("nodes", http.StatusInternalServerError)
 	p := f.start(t, "--kubeconfig="+f.kubeconfig)
-	p.says(t, programmedOnce)
+	p.Says(t, programmedOnce)
 	f.becomes(t, "503 200", `"problems":["the Node is waited for","cannot watch nodes"]`)
 	f.server.Refuse("nodes", 0)
-	within(t, 2*patience, "the rules are in the kernel", func() error { return tableError(f.conn, f.want) })
+	await.Within(t, 2*await.Patience, "the rules are in the kernel", func() error { return tableError(f.conn, f.want) })
 	f.becomes(t, "200 200")
 }
 
@@ -98,9 +98,9 @@ func TestAnotherNodeIPEndsTheProxy(t *testing.T) {
 	f := newWithServer(t)
 	p := f.start(t, "--kubeconfig="+f.kubeconfig)
 	f.programmed(t)
-	p.says(t, "Node is known")
+	p.Says(t, "Node is known")
 	f.updateNode(t, "192.168.0.9")
-	p.fails(t, "node node-1: its addresses changed from 192.168.0.1, fd00:1::1 to 192.168.0.9, fd00:1::1; exiting, so that a restart sets up everything anew")
+	p.Fails(t, "node node-1: its addresses changed from 192.168.0.1, fd00:1::1 to 192.168.0.9, fd00:1::1; exiting, so that a restart sets up everything anew")
 	f.stays(t)
 }
 
@@ -119,7 +119,7 @@ func (f *withServer) updateNode(t *testing.T, ips ...string) {
 // outlived is a node with a node port that clients dial without pause, whatever happens to the Node.
 type outlived struct {
 	*withServer
-	process *process
+	process *labtest.Process
 }
 
 const outlivedPort = "192.168.0.1:30081"
@@ -127,17 +127,9 @@ const outlivedPort = "192.168.0.1:30081"
 func newOutlived(t *testing.T) *outlived {
 	t.Helper()
 	t.Parallel()
-	f := &withServer{troubled: &troubled{lab: newLab(t)}, kubeconfig: filepath.Join(t.TempDir(), "kubeconfig")}
-	f.conn = connTo(t, f.lab.Node)
-	if err := f.lab.Node.Do(func() error {
-		f.server = apiservertest.Start(t, apiservertest.Options{})
-		return nil
-	}); err != nil {
-		t.Fatal(err)
-	}
-	if err := f.server.WriteKubeconfig(f.kubeconfig); err != nil {
-		t.Fatal(err)
-	}
+	f := &withServer{troubled: &troubled{lab: labtest.New(t)}}
+	f.conn = labtest.Conn(t, f.lab.Node)
+	f.server, f.kubeconfig = labtest.APIServer(t, f.lab.Node)
 	servePod(t, f.lab, "pod", "10.244.1.5")
 	f.node = &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: lab.NodeName}}
 	service, slice := outageObjects("10.244.1.5")
@@ -164,12 +156,12 @@ func newOutlived(t *testing.T) *outlived {
 func (o *outlived) begin(t *testing.T) {
 	t.Helper()
 	o.process = o.start(t, "--kubeconfig="+o.kubeconfig)
-	o.process.says(t, programmedOnce)
+	o.process.Says(t, programmedOnce)
 }
 
 func (o *outlived) restart(t *testing.T) {
 	t.Helper()
-	if err := o.process.stop(t); err != nil {
+	if err := o.process.Stop(t); err != nil {
 		t.Errorf("the proxy ended with %v", err)
 	}
 	o.begin(t)
@@ -190,10 +182,10 @@ func (o *outlived) follows(t *testing.T, name string) {
 	slice.Name, slice.Labels = name, map[string]string{"kubernetes.io/service-name": name}
 	(&uploader{t, o.server}).create(service)
 	(&uploader{t, o.server}).create(slice)
-	eventually(t, "a new Service", func() error { return o.holds("service-ips", 2) })
+	await.Until(t, "a new Service", func() error { return o.holds("service-ips", 2) })
 	(&uploader{t, o.server}).delete(service)
 	(&uploader{t, o.server}).delete(slice)
-	eventually(t, "the rules are what they were", func() error { return tableError(o.conn, o.want) })
+	await.Until(t, "the rules are what they were", func() error { return tableError(o.conn, o.want) })
 }
 
 func TestNodeAddressesThatVanish(t *testing.T) {
@@ -201,27 +193,27 @@ func TestNodeAddressesThatVanish(t *testing.T) {
 	t.Run("they stay in force, also over restarts, until they come back", func(t *testing.T) {
 		o := newOutlived(t)
 		o.updateNode(t)
-		o.process.says(t, lost)
+		o.process.Says(t, lost)
 		o.follows(t, "one")
 		o.updateNode(t, "192.168.0.1", "fd00:1::1")
-		o.process.says(t, back)
+		o.process.Says(t, back)
 		o.updateNode(t)
 
 		o.restart(t)
 		o.ready(t)
-		o.process.says(t, `"The Node does not say what counts; going on with what the run before knew" node="node-1" missing="addresses" ips="192.168.0.1, fd00:1::1"`)
+		o.process.Says(t, `"The Node does not say what counts; going on with what the run before knew" node="node-1" missing="addresses" ips="192.168.0.1, fd00:1::1"`)
 		o.follows(t, "two")
 		o.updateNode(t, "192.168.0.1", "fd00:1::1")
-		o.process.says(t, "Node is known")
+		o.process.Says(t, "Node is known")
 		o.follows(t, "three")
-		if errors := o.process.errors(); len(errors) > 0 {
+		if errors := o.process.Errors(); len(errors) > 0 {
 			t.Errorf("error lines %q, want none", errors)
 		}
 	})
 	t.Run("a Node that is deleted and registers anew", func(t *testing.T) {
 		o := newOutlived(t)
 		(&uploader{t, o.server}).delete(o.node)
-		o.process.says(t, "Node of this proxy was deleted, keeping its addresses and zone")
+		o.process.Says(t, "Node of this proxy was deleted, keeping its addresses and zone")
 		o.follows(t, "one")
 		o.restart(t)
 		o.becomes(t, "503 200", `"the Node is waited for"`) // it might have another name
@@ -232,21 +224,21 @@ func TestNodeAddressesThatVanish(t *testing.T) {
 		o.restart(t)
 		o.follows(t, "three")
 		o.updateNode(t, "192.168.0.1", "fd00:1::1")
-		o.process.says(t, "Node is known")
+		o.process.Says(t, "Node is known")
 		o.stays(t)
 	})
 	t.Run("a Node that comes back with another address ends the proxy, and not again after its restart", func(t *testing.T) {
 		o := newOutlived(t)
 		o.updateNode(t)
-		o.process.says(t, lost)
+		o.process.Says(t, lost)
 		o.updateNode(t, "192.168.0.9")
-		o.process.fails(t, "node node-1: its addresses changed from 192.168.0.1, fd00:1::1 to 192.168.0.9, fd00:1::1; exiting")
+		o.process.Fails(t, "node node-1: its addresses changed from 192.168.0.1, fd00:1::1 to 192.168.0.9, fd00:1::1; exiting")
 		o.stays(t)
 		o.updateNode(t)
 		o.begin(t)
 		o.stays(t)
 		o.updateNode(t, "192.168.0.1", "fd00:1::1")
-		o.process.says(t, "Node is known")
+		o.process.Says(t, "Node is known")
 		time.Sleep(time.Second)
 		o.follows(t, "one")
 	})

@@ -8,21 +8,23 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/nftproxy/nftproxy/integration/await"
 	"github.com/nftproxy/nftproxy/integration/lab"
+	"github.com/nftproxy/nftproxy/integration/lab/labtest"
 )
 
 // The health checks of Services are where node ports are: in a family that nodePortAddresses does not
 // name, on every address. A warning says so.
 func TestHealthChecksOfAnUnnamedFamilyAnswerEverywhere(t *testing.T) {
 	g := goldenCase{"source-ranges-under-policy-local", filepath.Join(corpus, "source-ranges-under-policy-local")}
-	l := newLab(t)
+	l := labtest.New(t)
 	config := filepath.Join(t.TempDir(), "config.yaml")
 	if err := os.WriteFile(config, []byte(defaultConfig+"nodePortAddresses: [10.244.1.254/32]\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	p := start(t, l.Node, "kube-proxy", "--config", config, "--hostname-override="+lab.NodeName, "--manifests", g.manifestsDir(t))
+	p := labtest.Start(t, l.Node, "kube-proxy", "--config", config, "--hostname-override="+lab.NodeName, "--manifests", g.manifestsDir(t))
 	for _, url := range []string{"http://10.244.1.254:32080", "http://[fd00:1::1]:32080", "http://[fd00:10:244:1::254]:32080", "http://[::1]:32080"} {
-		eventually(t, url+" answers", func() error {
+		await.Until(t, url+" answers", func() error {
 			_, err := getFrom(l.Node, url)
 			return err
 		})
@@ -30,7 +32,7 @@ func TestHealthChecksOfAnUnnamedFamilyAnswerEverywhere(t *testing.T) {
 	if _, err := getFrom(l.Node, "http://192.168.0.1:32080"); !errors.Is(err, syscall.ECONNREFUSED) {
 		t.Errorf("the node's primary IPv4 address: %v, want a refusal", err)
 	}
-	if want := "nodePortAddresses: has no IPv6 address"; !strings.Contains(p.output.String(), want) {
-		t.Errorf("the log does not say %q:\n%s", want, p.output)
+	if want := "nodePortAddresses: has no IPv6 address"; !strings.Contains(p.Output(), want) {
+		t.Errorf("the log does not say %q:\n%s", want, p.Output())
 	}
 }

@@ -7,13 +7,14 @@ import (
 	"io"
 	"net"
 	"net/netip"
-	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
+	"github.com/nftproxy/nftproxy/integration/await"
 	"github.com/nftproxy/nftproxy/integration/lab"
+	"github.com/nftproxy/nftproxy/integration/lab/labtest"
 	"github.com/nftproxy/nftproxy/source/apiserver/apiservertest"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -61,7 +62,7 @@ func dialService(h *lab.Host) (net.Conn, string, error) { return dialAt(h, "10.9
 func dialAt(h *lab.Host, address string) (net.Conn, string, error) {
 	var conn net.Conn
 	if err := h.Do(func() (err error) {
-		conn, err = net.DialTimeout("tcp", address, patience)
+		conn, err = net.DialTimeout("tcp", address, await.Patience)
 		return err
 	}); err != nil {
 		return nil, "", err
@@ -126,18 +127,8 @@ func keepDialingAt(t *testing.T, h *lab.Host, address string) (stop func()) {
 
 func TestTrafficFlowsWhileTheAPIServerIsGone(t *testing.T) {
 	t.Parallel()
-	l := newLab(t)
-	var server *apiservertest.Server
-	if err := l.Node.Do(func() error {
-		server = apiservertest.Start(t, apiservertest.Options{})
-		return nil
-	}); err != nil {
-		t.Fatal(err)
-	}
-	kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")
-	if err := server.WriteKubeconfig(kubeconfig); err != nil {
-		t.Fatal(err)
-	}
+	l := labtest.New(t)
+	server, kubeconfig := labtest.APIServer(t, l.Node)
 	servePod(t, l, "first", "10.244.1.5")
 	servePod(t, l, "second", "10.244.1.6")
 	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: lab.NodeName}, Status: corev1.NodeStatus{
@@ -149,9 +140,9 @@ func TestTrafficFlowsWhileTheAPIServerIsGone(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	p := start(t, l.Node, "kube-proxy", "--kubeconfig", kubeconfig, "--hostname-override", lab.NodeName)
+	p := labtest.Start(t, l.Node, "kube-proxy", "--kubeconfig", kubeconfig, "--hostname-override", lab.NodeName)
 	var lasting net.Conn
-	eventually(t, "the Service answers", func() (err error) {
+	await.Until(t, "the Service answers", func() (err error) {
 		lasting, _, err = dialService(l.Client)
 		return err
 	})
@@ -174,7 +165,7 @@ func TestTrafficFlowsWhileTheAPIServerIsGone(t *testing.T) {
 		t.Fatal(err)
 	}
 	// By now client-go waits for 30 to 60 seconds before it tries again.
-	within(t, 90*time.Second, "a change made during the outage arrives", func() error {
+	await.Within(t, 90*time.Second, "a change made during the outage arrives", func() error {
 		conn, name, err := dialService(l.Client)
 		if err != nil {
 			return err
@@ -192,7 +183,7 @@ func TestTrafficFlowsWhileTheAPIServerIsGone(t *testing.T) {
 	if name, err := readLine(lasting); err != nil || name != "first" {
 		t.Errorf("a connection from before the outage reads %q, %v; want first", name, err)
 	}
-	if err := p.stop(t); err != nil {
+	if err := p.Stop(t); err != nil {
 		t.Errorf("the process ended with %v; want it to have lived through the outage", err)
 	}
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/nftproxy/nftproxy/compiler"
 	"github.com/nftproxy/nftproxy/integration/lab"
+	"github.com/nftproxy/nftproxy/integration/lab/labtest"
 	"github.com/nftproxy/nftproxy/nft"
 	"github.com/nftproxy/nftproxy/proxy"
 	"github.com/nftproxy/nftproxy/source/manifests"
@@ -31,7 +32,7 @@ func (o *ownerTest) restart(own bool) {
 			o.Fatal(err)
 		}
 	}
-	o.conn = connTo(o, o.lab.Node)
+	o.conn = labtest.Conn(o, o.lab.Node)
 	config := o.g.config(o)
 	config.OwnTables = own
 	var err error
@@ -59,11 +60,11 @@ func (o *ownerTest) nft(args ...string) (ok bool) {
 	return err == nil
 }
 
-func (o *ownerTest) handles() string { return runNft(o, o.lab.Node, "", "-a", "list", "tables") }
+func (o *ownerTest) handles() string { return labtest.Nft(o, o.lab.Node, "", "-a", "list", "tables") }
 
 func TestOwnedTables(t *testing.T) {
 	const name = "hairpin-over-node-port"
-	o := &ownerTest{T: t, g: goldenCase{name, filepath.Join(corpus, name)}, lab: newLab(t)}
+	o := &ownerTest{T: t, g: goldenCase{name, filepath.Join(corpus, name)}, lab: labtest.New(t)}
 	o.restart(true)
 	before := o.handles()
 	t.Run("others can neither flush nor change them", func(t *testing.T) {
@@ -100,7 +101,7 @@ func TestOwnedTables(t *testing.T) {
 		if err := o.conn.Close(); err != nil {
 			t.Fatal(err)
 		}
-		o.conn = connTo(o, o.lab.Node)
+		o.conn = labtest.Conn(o, o.lab.Node)
 		if err := proxy.Cleanup(o.conn); err != nil {
 			t.Fatal(err)
 		}

@@ -7,6 +7,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/nftproxy/nftproxy/integration/lab/labtest"
 	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 )
@@ -15,10 +16,10 @@ import (
 var leaveConntrack = []string{"--conntrack-max-per-core=0", "--conntrack-tcp-timeout-established=0s", "--conntrack-tcp-timeout-close-wait=0s"}
 
 // startAsNobody starts the proxy for a user that has these capabilities alone.
-func (f *troubled) startAsNobody(t *testing.T, capabilities ...uintptr) *process {
+func (f *troubled) startAsNobody(t *testing.T, capabilities ...uintptr) *labtest.Process {
 	t.Helper()
 	const nobody = 65534
-	program, objects := binary(t, "kube-proxy"), f.g.manifestsDir(t)
+	program, objects := labtest.Binary(t, "kube-proxy"), f.g.manifestsDir(t)
 	// Directories for tests are their owner's only.
 	for _, path := range []string{filepath.Dir(program), filepath.Dir(objects), objects} {
 		if err := os.Chmod(path, 0o755); err != nil {
@@ -30,21 +31,21 @@ func (f *troubled) startAsNobody(t *testing.T, capabilities ...uintptr) *process
 	}
 	cmd := exec.Command(program, append(append(f.args(), "--manifests="+objects), leaveConntrack...)...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}, AmbientCaps: capabilities}
-	return startCommand(t, f.lab.Node, cmd)
+	return labtest.StartCommand(t, f.lab.Node, cmd)
 }
 
 func TestWithoutPrivilegesTheProxySaysWhichItNeeds(t *testing.T) {
-	newTroubled(t).startAsNobody(t).fails(t, "operation not permitted; nftables needs CAP_NET_ADMIN in the user namespace that owns the network namespace")
+	newTroubled(t).startAsNobody(t).Fails(t, "operation not permitted; nftables needs CAP_NET_ADMIN in the user namespace that owns the network namespace")
 }
 
 func TestCapNetAdminIsEnough(t *testing.T) {
 	f := newTroubled(t)
 	p := f.startAsNobody(t, unix.CAP_NET_ADMIN)
 	f.programmed(t)
-	if err := p.stop(t); err != nil {
+	if err := p.Stop(t); err != nil {
 		t.Errorf("the proxy ended with %v", err)
 	}
-	if errors := p.errors(); len(errors) > 0 {
+	if errors := p.Errors(); len(errors) > 0 {
 		t.Errorf("error lines %q, want none", errors)
 	}
 }
@@ -60,19 +61,19 @@ func inMounts(script, program string, args ...string) *exec.Cmd {
 func TestReadOnlySysctlsMustBeRight(t *testing.T) {
 	f := newTroubled(t)
 	args := append(f.args(), "--manifests="+f.g.manifestsDir(t), "--conntrack-max-per-core=0", "--conntrack-tcp-timeout-established=1h", "--conntrack-tcp-timeout-close-wait=0s")
-	readOnly := func() *process {
-		return startCommand(t, f.lab.Node, inMounts("mount --bind /proc/sys /proc/sys; mount -o remount,bind,ro /proc/sys", binary(t, "kube-proxy"), args...))
+	readOnly := func() *labtest.Process {
+		return labtest.StartCommand(t, f.lab.Node, inMounts("mount --bind /proc/sys /proc/sys; mount -o remount,bind,ro /proc/sys", labtest.Binary(t, "kube-proxy"), args...))
 	}
-	readOnly().fails(t, "sysctl net.netfilter.nf_conntrack_tcp_timeout_established is 432000 and cannot be set to 3600: read-only file system; "+
+	readOnly().Fails(t, "sysctl net.netfilter.nf_conntrack_tcp_timeout_established is 432000 and cannot be set to 3600: read-only file system; "+
 		"set it on the host, give this process a writable /proc/sys (privileged, host network), or set conntrack.tcpEstablishedTimeout to 0s to leave it alone")
 	f.nothingProgrammed(t)
 
-	if err := f.start(t, append(args, "--init-only")...).cmd.Wait(); err != nil {
+	if err := f.start(t, append(args, "--init-only")...).Wait(); err != nil {
 		t.Fatal(err)
 	}
 	p := readOnly()
 	f.programmed(t)
-	p.says(t, "Sysctls are read-only here, but right as they are")
+	p.Says(t, "Sysctls are read-only here, but right as they are")
 }
 
 // Without IPv6 the proxy serves IPv4, unless the node is one of IPv6 in the first place.
@@ -103,12 +104,12 @@ func TestOnAMachineWithoutIPv6(t *testing.T) {
 			}
 			p := f.start(t, "--kubeconfig="+f.kubeconfig)
 			if tt.fails != "" {
-				p.fails(t, tt.fails)
+				p.Fails(t, tt.fails)
 				f.nothingProgrammed(t)
 				return
 			}
 			f.programmed(t)
-			if errors := p.errors(); len(errors) > 0 {
+			if errors := p.Errors(); len(errors) > 0 {
 				t.Errorf("error lines %q, want none", errors)
 			}
 		})

@@ -9,7 +9,9 @@ import (
 	"testing"
 
 	"github.com/nftproxy/nftproxy/compiler"
+	"github.com/nftproxy/nftproxy/integration/await"
 	"github.com/nftproxy/nftproxy/integration/lab"
+	"github.com/nftproxy/nftproxy/integration/lab/labtest"
 	"github.com/nftproxy/nftproxy/nft"
 	"github.com/nftproxy/nftproxy/proxy"
 	"github.com/nftproxy/nftproxy/source/manifests"
@@ -37,8 +39,8 @@ func backendFor(t *testing.T, c *nft.Conn, g goldenCase, hooks proxy.Hooks) *pro
 
 func TestWhatOthersDoToTheTablesIsRepaired(t *testing.T) {
 	g := goldenCase{"hairpin-over-node-port", filepath.Join(corpus, "hairpin-over-node-port")}
-	l := newLab(t)
-	c := connTo(t, l.Node)
+	l := labtest.New(t)
+	c := labtest.Conn(t, l.Node)
 	repairs := 0
 	b := backendFor(t, c, g, proxy.Hooks{OnRepair: func() { repairs++ }})
 	for _, tt := range []struct {
@@ -64,7 +66,7 @@ func TestWhatOthersDoToTheTablesIsRepaired(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			if tt.script != "" {
-				runNft(t, l.Node, tt.script, "-f", "-")
+				labtest.Nft(t, l.Node, tt.script, "-f", "-")
 			}
 			before := repairs
 			repaired, err := b.Check(context.Background())
@@ -87,8 +89,8 @@ func TestWhatOthersDoToTheTablesIsRepaired(t *testing.T) {
 // A restart leaves alone what is right, and mends what is not, without replacing the rest.
 func TestARestartChangesOnlyWhatIsWrong(t *testing.T) {
 	g := goldenCase{"hairpin-over-node-port", filepath.Join(corpus, "hairpin-over-node-port")}
-	l := newLab(t)
-	c := connTo(t, l.Node)
+	l := labtest.New(t)
+	c := labtest.Conn(t, l.Node)
 	backendFor(t, c, g, proxy.Hooks{})
 	before, err := c.Generation()
 	if err != nil {
@@ -99,17 +101,17 @@ func TestARestartChangesOnlyWhatIsWrong(t *testing.T) {
 	if err != nil || after != before {
 		t.Errorf("a restart over the right tables took %d commits, %v; want none", after-before, err)
 	}
-	handle := runNft(t, l.Node, "", "-a", "list", "tables")
-	runNft(t, l.Node, "flush map ip kube-proxy service-ips\nadd chain ip6 kube-proxy more", "-f", "-")
+	handle := labtest.Nft(t, l.Node, "", "-a", "list", "tables")
+	labtest.Nft(t, l.Node, "flush map ip kube-proxy service-ips\nadd chain ip6 kube-proxy more", "-f", "-")
 	b := backendFor(t, c, g, proxy.Hooks{})
 	if err := tableError(c, b.Tables()); err != nil {
 		t.Error(err)
 	}
-	if now := runNft(t, l.Node, "", "-a", "list", "tables"); now != handle {
+	if now := labtest.Nft(t, l.Node, "", "-a", "list", "tables"); now != handle {
 		t.Errorf("the tables were replaced: %s, before %s", now, handle)
 	}
 	// Tables of the same name with other things in them, such as another proxy's.
-	runNft(t, l.Node, "flush ruleset\nadd table ip kube-proxy\nadd map ip kube-proxy service-ips { type ipv4_addr . inet_proto . inet_service : verdict; }\nadd chain ip kube-proxy nat-prerouting { type nat hook prerouting priority -100; }\nadd rule ip kube-proxy nat-prerouting ip daddr . meta l4proto . th dport vmap @service-ips", "-f", "-")
+	labtest.Nft(t, l.Node, "flush ruleset\nadd table ip kube-proxy\nadd map ip kube-proxy service-ips { type ipv4_addr . inet_proto . inet_service : verdict; }\nadd chain ip kube-proxy nat-prerouting { type nat hook prerouting priority -100; }\nadd rule ip kube-proxy nat-prerouting ip daddr . meta l4proto . th dport vmap @service-ips", "-f", "-")
 	b = backendFor(t, c, g, proxy.Hooks{})
 	if err := tableError(c, b.Tables()); err != nil {
 		t.Errorf("taking over from another proxy: %v", err)
@@ -118,17 +120,17 @@ func TestARestartChangesOnlyWhatIsWrong(t *testing.T) {
 
 func TestARunningProxySurvivesAFlushedRuleset(t *testing.T) {
 	g := goldenCase{"cluster-ip-spreads-over-all-endpoints", filepath.Join(corpus, "cluster-ip-spreads-over-all-endpoints")}
-	l := newLab(t)
-	c := connTo(t, l.Node)
-	start(t, l.Node, "kube-proxy", "--manifests", g.manifestsDir(t), "--hostname-override", lab.NodeName,
+	l := labtest.New(t)
+	c := labtest.Conn(t, l.Node)
+	labtest.Start(t, l.Node, "kube-proxy", "--manifests", g.manifestsDir(t), "--hostname-override", lab.NodeName,
 		"--cluster-cidr", "10.244.0.0/16,fd00:10:244::/48", "--metrics-bind-address=")
 	want := g.compile(t)
-	eventually(t, "the case's rules are in the kernel", func() error { return tableError(c, want) })
-	runNft(t, l.Node, "", "flush", "ruleset")
+	await.Until(t, "the case's rules are in the kernel", func() error { return tableError(c, want) })
+	labtest.Nft(t, l.Node, "", "flush", "ruleset")
 	if table, err := c.ReadTable(nft.FamilyIP, compiler.TableName); err != nil || table != nil {
 		t.Logf("repaired before we looked: %v, %v", table != nil, err)
 	}
-	eventually(t, "the rules are back", func() error { return tableError(c, want) })
+	await.Until(t, "the rules are back", func() error { return tableError(c, want) })
 	g.sendFlows(t, l)
 }
 
@@ -136,8 +138,8 @@ func TestARunningProxySurvivesAFlushedRuleset(t *testing.T) {
 // table of the same name, which nobody else may delete while it runs.
 func TestARefusedRepairIsTriedAgain(t *testing.T) {
 	g := goldenCase{"hairpin-over-node-port", filepath.Join(corpus, "hairpin-over-node-port")}
-	l := newLab(t)
-	c := connTo(t, l.Node)
+	l := labtest.New(t)
+	c := labtest.Conn(t, l.Node)
 	b := backendFor(t, c, g, proxy.Hooks{})
 	owner := exec.Command("nft", "-i")
 	stdin, err := owner.StdinPipe()
@@ -150,7 +152,7 @@ func TestARefusedRepairIsTriedAgain(t *testing.T) {
 	if _, err := io.WriteString(stdin, "flush ruleset; add table ip kube-proxy { flags owner; }\n"); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "another process owns the table", func() error {
+	await.Until(t, "another process owns the table", func() error {
 		if there, err := c.HasTable(nft.FamilyIP6, compiler.TableName); there || err != nil {
 			return fmt.Errorf("the old tables are there: %v, %v", there, err)
 		}
@@ -165,7 +167,7 @@ func TestARefusedRepairIsTriedAgain(t *testing.T) {
 	if err := owner.Wait(); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the tables are repaired", func() error {
+	await.Until(t, "the tables are repaired", func() error {
 		if _, err := b.Check(context.Background()); err != nil {
 			return err
 		}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/nftproxy/nftproxy/compiler"
 	"github.com/nftproxy/nftproxy/integration/lab"
+	"github.com/nftproxy/nftproxy/integration/lab/labtest"
 	"github.com/nftproxy/nftproxy/model"
 	"github.com/nftproxy/nftproxy/nft"
 	"github.com/nftproxy/nftproxy/proxy"
@@ -18,10 +19,10 @@ import (
 // Thousands of source ranges, nested and side by side, are elements of one set: they let in whom
 // they should, and one more or less is a change of one element.
 func TestThousandsOfSourceRanges(t *testing.T) {
-	l := newLab(t)
+	l := labtest.New(t)
 	servePod(t, l, "web", "10.244.1.5")
 	var commits []nft.Stats
-	b, err := proxy.NewBackend(connTo(t, l.Node), compiler.Default(), proxy.Hooks{OnCommit: func(s nft.Stats) { commits = append(commits, s) }})
+	b, err := proxy.NewBackend(labtest.Conn(t, l.Node), compiler.Default(), proxy.Hooks{OnCommit: func(s nft.Stats) { commits = append(commits, s) }})
 	if err != nil {
 		t.Fatal(err)
 	}

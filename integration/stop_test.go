@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nftproxy/nftproxy/integration/await"
 	"golang.org/x/sys/unix"
 )
 
@@ -34,26 +35,26 @@ func TestSIGTERM(t *testing.T) {
 		(&uploader{t, f.server}).create(slice)
 		select {
 		case <-hangs:
-		case <-time.After(patience):
-			t.Fatalf("no sync of the Service; the log:\n%s", p.output)
+		case <-time.After(await.Patience):
+			t.Fatalf("no sync of the Service; the log:\n%s", p.Output())
 		}
 
-		if err := p.cmd.Process.Signal(syscall.SIGTERM); err != nil {
+		if err := p.Cmd.Process.Signal(syscall.SIGTERM); err != nil {
 			t.Fatal(err)
 		}
 		ended := make(chan error, 1)
-		go func() { ended <- p.cmd.Wait() }()
+		go func() { ended <- p.Wait() }()
 		select {
 		case err := <-ended:
 			if err != nil {
 				t.Errorf("it ended with %v", err)
 			}
 		case <-time.After(20 * time.Second):
-			p.cmd.Process.Kill()
+			p.Cmd.Process.Kill()
 			<-ended
-			t.Errorf("still running after 20 s; the log:\n%s", p.output)
+			t.Errorf("still running after 20 s; the log:\n%s", p.Output())
 		}
-		if log := p.output.String(); !strings.Contains(log, "Leaving a sync that is still under way") || !strings.Contains(log, "Stopping; the rules stay in the kernel") {
+		if log := p.Output(); !strings.Contains(log, "Leaving a sync that is still under way") || !strings.Contains(log, "Stopping; the rules stay in the kernel") {
 			t.Errorf("the log does not say why:\n%s", log)
 		}
 		f.stays(t)

@@ -8,6 +8,8 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+
+	"github.com/nftproxy/nftproxy/integration/lab/labtest"
 )
 
 // made runs `make build` with a version, and returns the directory of the programs.
@@ -49,7 +51,7 @@ func TestVersions(t *testing.T) {
 			t.Errorf("ruledump --version prints %q, want %q", got, want)
 		}
 
-		p := startCommand(t, f.lab.Node, exec.Command(filepath.Join(dir, "kube-proxy"), append(f.args(), "--kubeconfig="+f.kubeconfig)...))
+		p := labtest.StartCommand(t, f.lab.Node, exec.Command(filepath.Join(dir, "kube-proxy"), append(f.args(), "--kubeconfig="+f.kubeconfig)...))
 		f.programmed(t)
 		page, err := getFrom(f.lab.Node, "http://127.0.0.1:10249/metrics")
 		if err != nil {
@@ -65,10 +67,10 @@ func TestVersions(t *testing.T) {
 		if own := fmt.Sprintf(`kube_proxy_version="%s",version="v9.8.7-test"} 1`, kube); !strings.Contains(page, own) {
 			t.Errorf("nftproxy_build_info does not have %s", own)
 		}
-		if err := p.stop(t); err != nil {
+		if err := p.Stop(t); err != nil {
 			t.Error(err)
 		}
-		first, _, _ := strings.Cut(p.output.String(), "\n")
+		first, _, _ := strings.Cut(p.Output(), "\n")
 		if want := fmt.Sprintf(`"Version info" nftproxy="v9.8.7-test" kubeProxy="%s"`, kube); !strings.Contains(first, want) {
 			t.Errorf("the log begins with %s, want %s", first, want)
 		}

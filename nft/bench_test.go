@@ -13,6 +13,7 @@ import (
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
 	"github.com/mdlayher/netlink"
+	"github.com/nftproxy/nftproxy/integration/netns"
 	"golang.org/x/sys/unix"
 )
 
@@ -147,7 +148,7 @@ func TestTheBenchmarkedEncoderWritesWhatOursDoes(t *testing.T) {
 
 func BenchmarkCommit(b *testing.B) {
 	b.Run("cold 10,000 services", func(b *testing.B) {
-		inNamespace(b)
+		netns.EnterForTest(b)
 		c := dial(b)
 		table := manyServices(10_000)
 		for b.Loop() {
@@ -157,7 +158,7 @@ func BenchmarkCommit(b *testing.B) {
 		}
 	})
 	b.Run("one more among 10,000", func(b *testing.B) {
-		inNamespace(b)
+		netns.EnterForTest(b)
 		c := dial(b)
 		table := manyServices(10_000)
 		d := NewDraft(FamilyIP, table.Name, "")
@@ -198,7 +199,7 @@ func BenchmarkCheck(b *testing.B) {
 			}},
 		} {
 			b.Run(fmt.Sprintf("%s/%d", way.name, n), func(b *testing.B) {
-				inNamespace(b)
+				netns.EnterForTest(b)
 				c := dial(b)
 				commitAll(b, c, Replace(table))
 				settle(b, c, table)
@@ -245,7 +246,7 @@ func watchHeap() (growth func() float64) {
 }
 
 func BenchmarkReadTable(b *testing.B) {
-	inNamespace(b)
+	netns.EnterForTest(b)
 	c := dial(b)
 	if _, err := c.Commit(Replace(manyServices(10_000))); err != nil {
 		b.Fatal(err)

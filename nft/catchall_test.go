@@ -4,6 +4,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/nftproxy/nftproxy/integration/netns"
 	"golang.org/x/sys/unix"
 )
 
@@ -57,7 +58,7 @@ func TestCatchAllOfSomebodyElseIsDeleted(t *testing.T) {
 		{"affinity", "* : 10.0.0.9 . 80"},
 	} {
 		t.Run(tc.set+" { "+tc.element+" }", func(t *testing.T) {
-			inNamespace(t)
+			netns.EnterForTest(t)
 			c := dial(t)
 			want := everything(FamilyIP)
 			commitAll(t, c, Diff(nil, want))
@@ -76,7 +77,7 @@ func TestCatchAllOfSomebodyElseIsDeleted(t *testing.T) {
 }
 
 func TestCatchAllThatIsWantedIsCommittedAndListed(t *testing.T) {
-	inNamespace(t)
+	netns.EnterForTest(t)
 	c := dial(t)
 	for _, f := range Families {
 		want := everything(f)
@@ -99,7 +100,7 @@ func TestCatchAllThatIsWantedIsCommittedAndListed(t *testing.T) {
 }
 
 func TestElementsThatSayMoreThanThisPackageCanAreReplaced(t *testing.T) {
-	inNamespace(t)
+	netns.EnterForTest(t)
 	c := dial(t)
 	want := everything(FamilyIP)
 	commitAll(t, c, Diff(nil, want))

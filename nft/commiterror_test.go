@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/nftproxy/nftproxy/integration/netns"
 	"golang.org/x/sys/unix"
 )
 
@@ -57,7 +58,7 @@ func TestARefusalNamesTheStepAndTheErrno(t *testing.T) {
 		{"a table that is not there", []Step{{Op: DeleteTable, Table: &Table{Family: FamilyIP6, Name: "gone"}}}, unix.ENOENT, "delete table ip6 gone"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			inNamespace(t)
+			netns.EnterForTest(t)
 			c := dial(t)
 			if _, err := c.Commit(Diff(nil, there)); err != nil {
 				t.Fatal(err)
@@ -110,7 +111,7 @@ func withoutCapability(t *testing.T, capability int) {
 }
 
 func TestWithoutPrivilegesTheErrorSaysWhichOneIsMissing(t *testing.T) {
-	inNamespace(t)
+	netns.EnterForTest(t)
 	withoutCapability(t, unix.CAP_NET_ADMIN)
 	c := dial(t)
 	_, err := c.Commit(Diff(nil, &Table{Family: FamilyIP, Name: "t"}))
@@ -129,7 +130,7 @@ func TestWithoutPrivilegesTheErrorSaysWhichOneIsMissing(t *testing.T) {
 }
 
 func TestAnErrorCountsTheOtherRefusals(t *testing.T) {
-	inNamespace(t)
+	netns.EnterForTest(t)
 	c := dial(t)
 	gone := &Table{Family: FamilyIP, Name: "gone"}
 	_, err := c.Commit(Transaction{Steps: []Step{{Op: DeleteTable, Table: gone}, {Op: DeleteTable, Table: gone}, {Op: DeleteTable, Table: gone}}})
@@ -152,7 +153,7 @@ func TestWhatThisPackageDoesNotWriteIsNotMisread(t *testing.T) {
 		{"a set with timeouts", "set s { typeof ip daddr; flags timeout; }", "typeof ip daddr"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			inNamespace(t)
+			netns.EnterForTest(t)
 			c := dial(t)
 			runNft(t, "table ip t {\n"+tc.load+"\n}\n", "-f", "-")
 			got, err := c.ReadTable(FamilyIP, "t")

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/nftproxy/nftproxy/integration/netns"
 	"pgregory.net/rapid"
 )
 
@@ -61,7 +62,7 @@ func sortedText(tx Transaction) string {
 
 func TestCompareFindsWhatDiffFinds(t *testing.T) {
 	limitChecks(t, 60)
-	inNamespace(t)
+	netns.EnterForTest(t)
 	c := dial(t)
 	rapid.Check(t, func(r *rapid.T) {
 		w := world{r, rapid.SampledFrom(Families[:]).Draw(r, "family")}
@@ -102,7 +103,7 @@ func TestCompareRepairsWhatOthersDid(t *testing.T) {
 		"delete table ip kube-proxy; add table ip kube-proxy",
 	} {
 		t.Run(load, func(t *testing.T) {
-			inNamespace(t)
+			netns.EnterForTest(t)
 			c := dial(t)
 			want := everything(FamilyIP)
 			commitAll(t, c, Diff(nil, want))
@@ -153,7 +154,7 @@ func TestCompareGivesUp(t *testing.T) {
 		{"when its guard says so", func(*testing.T, *Conn, func()) {}, errors.New("something else is to do"), nil},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			inNamespace(t)
+			netns.EnterForTest(t)
 			c := dial(t)
 			commitAll(t, c, Diff(nil, table))
 			settle(t, c, table)
@@ -199,7 +200,7 @@ func TestCompareGivesUp(t *testing.T) {
 }
 
 func TestCompareThroughCommits(t *testing.T) {
-	inNamespace(t)
+	netns.EnterForTest(t)
 	c := dial(t)
 	table := manyAddresses(100_000)
 	commitAll(t, c, Diff(nil, table))
@@ -244,7 +245,7 @@ func fillAffinity(t testing.TB, c *Conn, table *Table, n int) {
 }
 
 func TestCompareListsNoSetThatPacketsAddTo(t *testing.T) {
-	inNamespace(t)
+	netns.EnterForTest(t)
 	c := dial(t)
 	want := everything(FamilyIP)
 	commitAll(t, c, Diff(nil, want))
@@ -268,7 +269,7 @@ func TestCompareListsNoSetThatPacketsAddTo(t *testing.T) {
 }
 
 func TestElements(t *testing.T) {
-	inNamespace(t)
+	netns.EnterForTest(t)
 	c := dial(t)
 	want := everything(FamilyIP)
 	commitAll(t, c, Diff(nil, want))
@@ -358,7 +359,7 @@ func TestElements(t *testing.T) {
 
 // The lock that a Guard takes is what keeps the wanted table still; a race detector would see if it did not.
 func TestCompareBesideChanges(t *testing.T) {
-	inNamespace(t)
+	netns.EnterForTest(t)
 	c := dial(t)
 	table := manyAddresses(20_000)
 	commitAll(t, c, Diff(nil, table))

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/mdlayher/netlink"
+	"github.com/nftproxy/nftproxy/integration/netns"
 	"golang.org/x/net/bpf"
 	"golang.org/x/sys/unix"
 )
@@ -93,7 +94,7 @@ func TestConnAfterAFault(t *testing.T) {
 		}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			inNamespace(t)
+			netns.EnterForTest(t)
 			c := dial(t)
 			commitAll(t, c, Diff(nil, table))
 			c.patience, c.socket.patience = 50*time.Millisecond, 50*time.Millisecond
@@ -114,7 +115,7 @@ func TestConnAfterAFault(t *testing.T) {
 }
 
 func TestConnReadsAListingThatTakesLongerThanItWaitsForAnAnswer(t *testing.T) {
-	inNamespace(t)
+	netns.EnterForTest(t)
 	c := dial(t)
 	table := manyAddresses(200_000)
 	commitAll(t, c, Diff(nil, table))
@@ -146,7 +147,7 @@ func TestConnReopensInItsOwnNamespace(t *testing.T) {
 	ready := make(chan struct{})
 	elsewhere <- func() { close(ready) }
 	<-ready
-	inNamespace(t)
+	netns.EnterForTest(t)
 	for _, config := range []Config{{}, {NetNS: namespaceFile(t)}} {
 		c, err := Dial(config)
 		if err != nil {
@@ -187,7 +188,7 @@ func namespaceFile(t *testing.T) int {
 
 // kube-proxy's container has CAP_NET_ADMIN only.
 func TestConnReopensWithoutTheRightToChangeNamespaces(t *testing.T) {
-	inNamespace(t)
+	netns.EnterForTest(t)
 	c := dial(t)
 	withoutCapability(t, unix.CAP_SYS_ADMIN)
 	c.socket.conn.Close()
@@ -208,7 +209,7 @@ func TestConnReopensWithoutTheRightToChangeNamespaces(t *testing.T) {
 }
 
 func TestConnAfterCloseIsClosed(t *testing.T) {
-	inNamespace(t)
+	netns.EnterForTest(t)
 	c := dial(t)
 	if err := c.Close(); err != nil {
 		t.Fatal(err)

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/nftproxy/nftproxy/integration/netns"
 	"pgregory.net/rapid"
 )
 
@@ -348,7 +349,7 @@ func (k realKernel) commit(tx Transaction) error {
 func (k realKernel) read(f Family, name string) (*Table, error) { return k.conn.ReadTable(f, name) }
 
 func TestTheRealKernelTakesADraftsTransactionsAndHoldsItsTable(t *testing.T) {
-	inNamespace(t)
+	netns.EnterForTest(t)
 	c := dial(t)
 	limitChecks(t, 30)
 	rapid.Check(t, func(rt *rapid.T) {
@@ -362,7 +363,7 @@ func TestTheRealKernelTakesADraftsTransactionsAndHoldsItsTable(t *testing.T) {
 }
 
 func TestTheRealKernelTakesTheDiffOfTwoTables(t *testing.T) {
-	inNamespace(t)
+	netns.EnterForTest(t)
 	c := dial(t)
 	limitChecks(t, 30)
 	rapid.Check(t, func(rt *rapid.T) {
@@ -423,7 +424,7 @@ func TestAChangeTakenBackCostsNothing(t *testing.T) {
 }
 
 func TestARegularChainThatIsInUseCanGetAnotherComment(t *testing.T) {
-	inNamespace(t)
+	netns.EnterForTest(t)
 	c := dial(t)
 	table := func(comment string) *Table {
 		return &Table{Family: FamilyIP, Name: "t", Chains: []*Chain{

@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nftproxy/nftproxy/integration/netns"
 	"golang.org/x/sys/unix"
 )
 
@@ -29,7 +30,7 @@ func learned(f Family, seed byte, timeout, expires time.Duration) Element {
 }
 
 func TestTheNftProgramListsRulesThatLearn(t *testing.T) {
-	inNamespace(t)
+	netns.EnterForTest(t)
 	conn := dial(t)
 	for _, f := range Families {
 		if _, err := conn.Commit(Diff(nil, dynamicTable(f))); err != nil {
@@ -45,7 +46,7 @@ func TestTheNftProgramListsRulesThatLearn(t *testing.T) {
 }
 
 func TestWhatPacketsAddedStaysThroughDiffsAndIsReadOnRequest(t *testing.T) {
-	inNamespace(t)
+	netns.EnterForTest(t)
 	conn := dial(t)
 	for _, f := range Families {
 		want := dynamicTable(f)

@@ -4,6 +4,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/nftproxy/nftproxy/integration/netns"
 	"golang.org/x/sys/unix"
 )
 
@@ -69,7 +70,7 @@ func TestForeignObjectsAreRemovedInOneTransaction(t *testing.T) {
 			chain services { ip daddr vmap @theirs-too; jump theirs; }`},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			inNamespace(t)
+			netns.EnterForTest(t)
 			c := dial(t)
 			want := everything(FamilyIP)
 			commitAll(t, c, Diff(nil, want))
@@ -93,7 +94,7 @@ func TestForeignFlowtableIsDeletedByItsName(t *testing.T) {
 	if err != nil || table != "kube-proxy" || o.String() != "flowtable ft" {
 		t.Fatalf("decodeFlowtable = %q, %v, %v", table, o, err)
 	}
-	inNamespace(t)
+	netns.EnterForTest(t)
 	c := dial(t)
 	have, want := everything(FamilyIP), everything(FamilyIP)
 	commitAll(t, c, Diff(nil, want))

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/nftproxy/nftproxy/integration/netns"
 	"golang.org/x/sys/unix"
 )
 
@@ -20,7 +21,7 @@ func TestRecordSeeds(t *testing.T) {
 	if !*record {
 		t.Skip("only with -record")
 	}
-	inNamespace(t)
+	netns.EnterForTest(t)
 	c := dial(t)
 	for _, f := range Families {
 		if _, err := c.Commit(Diff(nil, everything(f))); err != nil {

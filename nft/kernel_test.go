@@ -6,41 +6,15 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
-	"runtime"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/vishvananda/netns"
+	"github.com/nftproxy/nftproxy/integration/netns"
 	"golang.org/x/sys/unix"
 )
-
-// inNamespace moves the test to a network namespace of its own, for as long as it runs.
-func inNamespace(t testing.TB) {
-	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Fatal("this test needs root: it makes a network namespace")
-	}
-	runtime.LockOSThread()
-	original, err := netns.Get()
-	if err != nil {
-		t.Fatal(err)
-	}
-	ns, err := netns.New()
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		ns.Close()
-		if err := netns.Set(original); err != nil {
-			return // the thread stays locked and ends with the goroutine
-		}
-		original.Close()
-		runtime.UnlockOSThread()
-	})
-}
 
 func dial(t testing.TB) *Conn {
 	t.Helper()
@@ -59,7 +33,7 @@ var initialNamespace, _ = os.Stat(currentNamespace)
 func runNft(t testing.TB, stdin string, args ...string) string {
 	t.Helper()
 	if here, err := os.Stat(currentNamespace); err != nil || os.SameFile(here, initialNamespace) {
-		t.Fatal("this thread is not in a namespace of the test's own: a subtest has to call inNamespace itself")
+		t.Fatal("this thread is not in a namespace of the test's own: a subtest has to call netns.EnterForTest itself")
 	}
 	cmd := exec.Command("nft", args...)
 	cmd.Stdin = strings.NewReader(stdin)
@@ -171,7 +145,7 @@ func text(t *Table) string {
 }
 
 func TestWhatTheKernelHoldsIsWhatWasCommitted(t *testing.T) {
-	inNamespace(t)
+	netns.EnterForTest(t)
 	c := dial(t)
 	for _, f := range Families {
 		want := everything(f)
@@ -203,7 +177,7 @@ func listedLines(listing string) []string {
 }
 
 func TestOurEncodingIsTheOneOfTheNftProgram(t *testing.T) {
-	inNamespace(t)
+	netns.EnterForTest(t)
 	c := dial(t)
 	for _, f := range Families {
 		want := everything(f)
@@ -227,7 +201,7 @@ func TestOurEncodingIsTheOneOfTheNftProgram(t *testing.T) {
 }
 
 func TestARefusedTransactionNamesTheElementAndChangesNothing(t *testing.T) {
-	inNamespace(t)
+	netns.EnterForTest(t)
 	c := dial(t)
 	for _, f := range Families {
 		if _, err := c.Commit(Diff(nil, everything(f))); err != nil {

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nftproxy/nftproxy/integration/netns"
 	"golang.org/x/sys/unix"
 )
 
@@ -59,7 +60,7 @@ func generation(t testing.TB, c *Conn) uint32 {
 }
 
 func TestListener(t *testing.T) {
-	inNamespace(t)
+	netns.EnterForTest(t)
 	c := dial(t)
 	l := listen(t, c)
 	checkSilence(t, l)
@@ -115,7 +116,7 @@ func TestListener(t *testing.T) {
 }
 
 func TestListenerWhoseNoticesDoNotFitSaysSo(t *testing.T) {
-	inNamespace(t)
+	netns.EnterForTest(t)
 	c := dial(t)
 	l := listen(t, c)
 	if err := l.socket.conn.SetsockoptInt(unix.SOL_SOCKET, unix.SO_RCVBUF, 1); err != nil {
@@ -151,7 +152,7 @@ func TestListenerWhoseNoticesDoNotFitSaysSo(t *testing.T) {
 }
 
 func TestListenerEnds(t *testing.T) {
-	inNamespace(t)
+	netns.EnterForTest(t)
 	c := dial(t)
 	t.Run("when its context does", func(t *testing.T) {
 		l := listen(t, c)
@@ -172,7 +173,7 @@ func TestListenerEnds(t *testing.T) {
 		}
 	})
 	t.Run("without privileges", func(t *testing.T) {
-		inNamespace(t)
+		netns.EnterForTest(t)
 		c := dial(t)
 		withoutCapability(t, unix.CAP_NET_ADMIN)
 		l, err := c.Listen()
@@ -188,7 +189,7 @@ func TestListenerEnds(t *testing.T) {
 
 // How long after the nft program was started to flush the ruleset the notice is there.
 func BenchmarkListenerHearsAFlush(b *testing.B) {
-	inNamespace(b)
+	netns.EnterForTest(b)
 	c := dial(b)
 	l := listen(b, c)
 	table := manyServices(10_000)
@@ -232,7 +233,7 @@ func BenchmarkCommitBesideAListener(b *testing.B) {
 		}, false},
 	} {
 		b.Run(bc.name, func(b *testing.B) {
-			inNamespace(b)
+			netns.EnterForTest(b)
 			c := dial(b)
 			table := manyServices(20_000)
 			l := bc.setUp(b, c)

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/nftproxy/nftproxy/integration/netns"
 	"golang.org/x/sys/unix"
 )
 
@@ -40,7 +41,7 @@ func failsAsOwned(t *testing.T, err error) {
 }
 
 func TestOwnedTableStaysWhenSomebodyFlushesTheRuleset(t *testing.T) {
-	inNamespace(t)
+	netns.EnterForTest(t)
 	owner, other := dial(t), dial(t)
 	want := ours(FamilyIP)
 	commitAll(t, owner, Replace(want))
@@ -66,7 +67,7 @@ func TestOwnedTableStaysWhenSomebodyFlushesTheRuleset(t *testing.T) {
 }
 
 func TestOwnedTable(t *testing.T) {
-	inNamespace(t)
+	netns.EnterForTest(t)
 	owner, other := dial(t), dial(t)
 	want := ours(FamilyIP)
 	commitAll(t, owner, Replace(want))
@@ -117,7 +118,7 @@ func TestOwnedTable(t *testing.T) {
 }
 
 func TestOwnedTableIsLeftToWhoTookItMeanwhile(t *testing.T) {
-	inNamespace(t)
+	netns.EnterForTest(t)
 	owner, other := dial(t), dial(t)
 	want := ours(FamilyIP)
 	commitAll(t, owner, Replace(want))
@@ -188,7 +189,7 @@ func TestOrphanedTable(t *testing.T) {
 			if isOwner() {
 				ownUntilKilled(t)
 			}
-			inNamespace(t)
+			netns.EnterForTest(t)
 			want := ours(FamilyIP)
 			killOwner(t, want)
 			c := dial(t)
@@ -199,7 +200,7 @@ func TestOrphanedTable(t *testing.T) {
 		})
 	}
 	t.Run("of an ordinary one becomes owned by being replaced", func(t *testing.T) {
-		inNamespace(t)
+		netns.EnterForTest(t)
 		c := dial(t)
 		commitAll(t, c, Replace(everything(FamilyIP)))
 		want := ours(FamilyIP)
@@ -253,7 +254,7 @@ func killOwner(t *testing.T, want *Table) {
 
 func TestProbePersist(t *testing.T) {
 	t.Run("this kernel keeps tables, and the probe leaves nothing", func(t *testing.T) {
-		inNamespace(t)
+		netns.EnterForTest(t)
 		c := dial(t)
 		if err := c.ProbePersist(); err != nil {
 			t.Fatal(err)
@@ -270,7 +271,7 @@ func TestProbePersist(t *testing.T) {
 		}
 	})
 	t.Run("a lack of privileges is not taken for an old kernel", func(t *testing.T) {
-		inNamespace(t)
+		netns.EnterForTest(t)
 		withoutCapability(t, unix.CAP_NET_ADMIN)
 		var missing MissingError
 		if err := dial(t).ProbePersist(); !errors.Is(err, unix.EPERM) || errors.As(err, &missing) {
@@ -281,7 +282,7 @@ func TestProbePersist(t *testing.T) {
 
 // The name of the probe's table is another one each time, and nobody's table is in its way.
 func TestProbeWithALeftoverTable(t *testing.T) {
-	inNamespace(t)
+	netns.EnterForTest(t)
 	owner, c := dial(t), dial(t)
 	for _, f := range Families {
 		commitAll(t, owner, Diff(nil, &Table{Family: f, Name: "nftproxy-probe", Owner: true, Persist: true,
@@ -297,7 +298,7 @@ func TestProbeWithALeftoverTable(t *testing.T) {
 
 // A kernel before 6.3 cannot destroy a table; what it is sent has the same effect.
 func TestDestroyTableOnOlderKernels(t *testing.T) {
-	inNamespace(t)
+	netns.EnterForTest(t)
 	c := dial(t)
 	old := false
 	c.canDestroy.Store(&old)
@@ -313,7 +314,7 @@ func TestDestroyTableOnOlderKernels(t *testing.T) {
 }
 
 func TestAskingWhetherTheKernelCanDestroyIsNoCommit(t *testing.T) {
-	inNamespace(t)
+	netns.EnterForTest(t)
 	c := dial(t)
 	before, err := c.Generation()
 	if err != nil {

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/nftproxy/nftproxy/integration/netns"
 	"golang.org/x/sys/unix"
 )
 
@@ -143,7 +144,7 @@ func TestCommentsPrintAsTheKernelGetsThem(t *testing.T) {
 }
 
 func TestLongAndQuotedCommentsReadBackAndLoad(t *testing.T) {
-	inNamespace(t)
+	netns.EnterForTest(t)
 	c := dial(t)
 	comment := strings.Repeat("x", 200)
 	ips := &Set{Name: "ips", Key: Concat{IPDaddr}}
@@ -164,7 +165,7 @@ func TestLongAndQuotedCommentsReadBackAndLoad(t *testing.T) {
 }
 
 func TestTransactionsPrintAsAScriptThatNftCarriesOut(t *testing.T) {
-	inNamespace(t)
+	netns.EnterForTest(t)
 	c := dial(t)
 	for _, f := range Families {
 		want := everything(f)

@@ -5,11 +5,12 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/nftproxy/nftproxy/integration/netns"
 	"golang.org/x/sys/unix"
 )
 
 func TestThisKernelHasEverythingAndAProbeLeavesNothing(t *testing.T) {
-	inNamespace(t)
+	netns.EnterForTest(t)
 	c := dial(t)
 	if err := c.Probe(); err != nil {
 		t.Fatal(err)

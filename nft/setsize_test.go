@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/nftproxy/nftproxy/integration/netns"
 )
 
 // sized gives each set of the table that packets do not add to room for n elements.
@@ -21,7 +22,7 @@ func sized(table *Table, n uint32) *Table {
 
 func TestSetSize(t *testing.T) {
 	t.Run("is committed, read back, and loaded by nft", func(t *testing.T) {
-		inNamespace(t)
+		netns.EnterForTest(t)
 		c := dial(t)
 		for _, f := range Families {
 			want := sized(everything(f), 64)
@@ -43,7 +44,7 @@ func TestSetSize(t *testing.T) {
 	})
 	t.Run("changes in place, with the rules that use the set", func(t *testing.T) {
 		for _, size := range []struct{ from, to uint32 }{{0, 64}, {64, 0}, {64, 128}} {
-			inNamespace(t)
+			netns.EnterForTest(t)
 			c := dial(t)
 			commitAll(t, c, Replace(sized(everything(FamilyIP), size.from)))
 			want := everything(FamilyIP)
@@ -69,7 +70,7 @@ func TestSetSize(t *testing.T) {
 		}
 	})
 	t.Run("reached, the error says so", func(t *testing.T) {
-		inNamespace(t)
+		netns.EnterForTest(t)
 		c := dial(t)
 		table := manyAddresses(5)
 		commitAll(t, c, Diff(nil, sized(table, 5)))

@@ -5,6 +5,8 @@ import (
 	"strings"
 	"testing"
 	"unicode/utf8"
+
+	"github.com/nftproxy/nftproxy/integration/netns"
 )
 
 // badComments are comments that cannot be kept as they are, and what is kept.
@@ -68,7 +70,7 @@ func commented(comment string) *Table {
 }
 
 func TestCommentsAreReadBackAsWhatWasWanted(t *testing.T) {
-	inNamespace(t)
+	netns.EnterForTest(t)
 	c := dial(t)
 	for _, tc := range badComments {
 		want := commented(tc.comment)
@@ -93,7 +95,7 @@ func TestCommentsAreReadBackAsWhatWasWanted(t *testing.T) {
 }
 
 func TestNamesThatCannotBeAreRefusedByName(t *testing.T) {
-	inNamespace(t)
+	netns.EnterForTest(t)
 	c := dial(t)
 	long := strings.Repeat("x", 256)
 	for _, tc := range []struct {

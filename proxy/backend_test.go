@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
-	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -12,34 +11,19 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/nftproxy/nftproxy/compiler"
+	"github.com/nftproxy/nftproxy/integration/netns"
 	"github.com/nftproxy/nftproxy/model"
 	"github.com/nftproxy/nftproxy/nft"
-	"github.com/vishvananda/netns"
 )
 
 // namespaceConn returns a connection to the nf_tables of a network namespace of the test's own.
 func namespaceConn(t testing.TB) *nft.Conn {
 	t.Helper()
-	runtime.LockOSThread()
-	original, err := netns.Get()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer original.Close()
-	ns, err := netns.New()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer ns.Close()
-	c, err := nft.Dial(nft.Config{})
+	c, err := nft.Dial(nft.Config{NetNS: netns.ForTest(t).FD()})
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = c.Close() })
-	if err := netns.Set(original); err != nil {
-		t.Fatal(err) // the thread stays locked and ends with the goroutine
-	}
-	runtime.UnlockOSThread()
 	return c
 }
 

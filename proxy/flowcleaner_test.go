@@ -8,7 +8,6 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -18,11 +17,12 @@ import (
 	"github.com/mdlayher/netlink"
 	"github.com/nftproxy/nftproxy/compiler"
 	"github.com/nftproxy/nftproxy/conntrack"
+	"github.com/nftproxy/nftproxy/integration/netns"
 	"github.com/nftproxy/nftproxy/model"
 	"github.com/nftproxy/nftproxy/nft"
 	trackedby "github.com/ti-mo/conntrack"
 	routes "github.com/vishvananda/netlink"
-	"github.com/vishvananda/netns"
+	vishvananda "github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
 	"k8s.io/klog/v2/textlogger"
@@ -69,7 +69,7 @@ func (l *lockedBuffer) count(text string) int {
 func newCleaning(t *testing.T) *cleaning {
 	t.Helper()
 	c := &cleaning{T: t, searches: make(chan search, 1000), log: &lockedBuffer{}}
-	c.namespace = newNamespace(t)
+	c.namespace = netns.ForTest(t).FD()
 	var err error
 	if c.used, err = unix.FcntlInt(uintptr(c.namespace), unix.F_DUPFD_CLOEXEC, 0); err != nil {
 		t.Fatal(err)
@@ -93,26 +93,6 @@ func newCleaning(t *testing.T) *cleaning {
 	}
 	c.backend.RemoveStaleFlows(c.flows)
 	return c
-}
-
-func newNamespace(t *testing.T) int {
-	t.Helper()
-	runtime.LockOSThread()
-	original, err := netns.Get()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer original.Close()
-	ns, err := netns.New()
-	if err != nil {
-		t.Fatalf("make a network namespace (needs root): %v", err)
-	}
-	t.Cleanup(func() { ns.Close() })
-	if err := netns.Set(original); err != nil {
-		t.Fatal(err) // The thread stays locked and ends with the test.
-	}
-	runtime.UnlockOSThread()
-	return int(ns)
 }
 
 // unlistable makes every search fail, as one that is not allowed does, until listable.
@@ -422,7 +402,7 @@ func TestFlowCleanerKnowsTheAddressesOfItsNamespace(t *testing.T) {
 // addLocalRoute makes all addresses of a prefix the namespace's own.
 func addLocalRoute(t *testing.T, namespace int, prefix string) {
 	t.Helper()
-	h, err := routes.NewHandleAt(netns.NsHandle(namespace))
+	h, err := routes.NewHandleAt(vishvananda.NsHandle(namespace))
 	if err != nil {
 		t.Fatal(err)
 	}

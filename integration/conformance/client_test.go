@@ -2,7 +2,6 @@ package conformance
 
 import (
 	"bufio"
-	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -15,9 +14,9 @@ import (
 	"sync"
 	"time"
 
-	"golang.org/x/sys/unix"
-
+	"github.com/nftproxy/nftproxy/integration/await"
 	"github.com/nftproxy/nftproxy/integration/lab"
+	"golang.org/x/sys/unix"
 )
 
 // client dials from a host of the lab.
@@ -98,7 +97,7 @@ func (cl *client) gets(to address, path string, status int) {
 func (t target) get(path string) (status int, body string, err error) {
 	web := http.Client{
 		Timeout:   answerTimeout,
-		Transport: &http.Transport{DisableKeepAlives: true, DialContext: t.client.dialContext},
+		Transport: &http.Transport{DisableKeepAlives: true, DialContext: t.client.host.DialContext},
 	}
 	response, err := web.Get("http://" + t.addr.String() + path)
 	if err != nil {
@@ -161,7 +160,7 @@ func (cl *client) eventually(to address, what string, check func(target) error) 
 	var all sync.WaitGroup
 	for i, to := range targets {
 		all.Go(func() {
-			if err := poll(func() error { return check(to) }); err != nil {
+			if err := await.Poll(await.Patience, func() error { return check(to) }); err != nil {
 				failures[i] = fmt.Errorf("%s, dialling %s, %s: %w", cl.name, to, what, err)
 			}
 		})
@@ -241,15 +240,6 @@ func (t target) dial(patience time.Duration) (conn net.Conn, err error) {
 	if timeout, ok := errors.AsType[net.Error](err); ok && timeout.Timeout() {
 		err = os.ErrDeadlineExceeded
 	}
-	return conn, err
-}
-
-// dialContext dials from the client's host, for libraries.
-func (cl *client) dialContext(ctx context.Context, network, address string) (conn net.Conn, err error) {
-	err = cl.host.Do(func() error {
-		conn, err = (&net.Dialer{}).DialContext(ctx, network, address)
-		return err
-	})
 	return conn, err
 }
 

@@ -13,22 +13,15 @@ import (
 	"net"
 	"path/filepath"
 	"testing"
-	"time"
 
+	"github.com/nftproxy/nftproxy/integration/await"
+	"github.com/nftproxy/nftproxy/integration/lab"
+	"github.com/nftproxy/nftproxy/integration/lab/labtest"
+	"github.com/nftproxy/nftproxy/source/apiserver/apiservertest"
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
-
-	"github.com/nftproxy/nftproxy/integration/lab"
-	"github.com/nftproxy/nftproxy/source/apiserver/apiservertest"
-)
-
-// patience is how long something may take that must happen, and pause how long to wait before
-// looking again.
-const (
-	patience = 30 * time.Second
-	pause    = 10 * time.Millisecond
 )
 
 // The nodes. node1 runs the proxy under test. node2 stands for every other node: it has no
@@ -73,6 +66,10 @@ func startNamed(t *testing.T, serviceProxyName string) *cluster {
 	t.Helper()
 	c := build(t)
 	c.server = apiservertest.Start(t, apiservertest.Options{})
+	c.kubeconfig = filepath.Join(t.TempDir(), "kubeconfig")
+	if err := c.server.WriteKubeconfig(c.kubeconfig); err != nil {
+		t.Fatal(err)
+	}
 	c.connect(nil)
 	c.startProxy(serviceProxyName)
 	return c
@@ -82,15 +79,7 @@ func startNamed(t *testing.T, serviceProxyName string) *cluster {
 func build(t *testing.T) *cluster {
 	t.Helper()
 	t.Parallel()
-	l, err := lab.New()
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := l.Close(); err != nil {
-			t.Error(err)
-		}
-	})
+	l := labtest.New(t)
 	c := &cluster{t: t, lab: l}
 	c.pod = &client{c: c, name: "a pod", host: l.Client}
 	c.node = &client{c: c, name: "a process on node-1", host: l.Node}
@@ -113,10 +102,6 @@ func (c *cluster) connect(dial dialFunc) {
 		c.t.Fatal(err)
 	}
 	c.api = api
-	c.kubeconfig = filepath.Join(c.t.TempDir(), "kubeconfig")
-	if err := c.server.WriteKubeconfig(c.kubeconfig); err != nil {
-		c.t.Fatal(err)
-	}
 	c.register(node1, lab.NodeAddrs, lab.LocalPodNetworks[0].String(), lab.LocalPodNetworks[1].String())
 	c.register(node2, lab.RemoteAddrs, lab.RemotePodNetworks[0].String(), lab.RemotePodNetworks[1].String())
 	c.serviceCIDR("kubernetes", "10.96.0.0/24", "fd00:10:96::/112")
@@ -159,22 +144,7 @@ func (c *cluster) catchesUp() {
 }
 
 // eventually fails the test if check still complains when patience is at its end.
-func (c *cluster) eventually(what string, check func() error) {
+func (c *cluster) eventually(subject string, check func() error) {
 	c.t.Helper()
-	if err := poll(check); err != nil {
-		c.t.Fatalf("%s: %v", what, err)
-	}
-}
-
-// poll asks until check has nothing to complain about, or patience is at its end.
-func poll(check func() error) error {
-	for deadline := time.Now().Add(patience); ; time.Sleep(pause) {
-		err := check()
-		if err == nil {
-			return nil
-		}
-		if time.Now().After(deadline) {
-			return fmt.Errorf("still not after %v: %w", patience, err)
-		}
-	}
+	await.Until(c.t, subject, check)
 }

@@ -7,16 +7,16 @@ import (
 	"sync"
 	"time"
 
-	"golang.org/x/sync/errgroup"
-	"k8s.io/klog/v2"
-	"k8s.io/klog/v2/textlogger"
-
 	"github.com/nftproxy/nftproxy/compiler"
 	"github.com/nftproxy/nftproxy/health"
+	"github.com/nftproxy/nftproxy/integration/await"
 	"github.com/nftproxy/nftproxy/nft"
 	"github.com/nftproxy/nftproxy/proxy"
 	"github.com/nftproxy/nftproxy/source/apiserver"
 	"github.com/nftproxy/nftproxy/tracker"
+	"golang.org/x/sync/errgroup"
+	"k8s.io/klog/v2"
+	"k8s.io/klog/v2/textlogger"
 )
 
 // startProxy runs the proxy for node1 in this process until the test ends: all of it except the
@@ -52,7 +52,7 @@ func (c *cluster) startProxy(serviceProxyName string) {
 	})
 	select {
 	case <-synced:
-	case <-time.After(patience):
+	case <-time.After(await.Patience):
 		c.t.Fatal("the proxy does not program what there is")
 	}
 }

@@ -94,7 +94,7 @@ func (v *voice) talk() {
 			a, _ = parseAnswer(text)
 		}
 		v.heard(a.pod)
-		time.Sleep(pause)
+		time.Sleep(10 * time.Millisecond)
 	}
 }
 

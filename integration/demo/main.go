@@ -14,6 +14,7 @@ import (
 	"syscall"
 
 	"github.com/nftproxy/nftproxy/integration/lab"
+	"github.com/nftproxy/nftproxy/integration/netns"
 )
 
 func main() {
@@ -38,7 +39,7 @@ func start(ctx context.Context) error {
 		return err
 	}
 	l, err := lab.New()
-	if errors.Is(err, lab.ErrPrivilege) {
+	if errors.Is(err, netns.ErrPrivilege) {
 		if isSecondSelf() {
 			return errors.New("user namespaces grant no privileges on this system: run as root")
 		}
@@ -47,5 +48,6 @@ func start(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(run(ctx, l, programs), l.Close())
+	defer l.Close()
+	return run(ctx, l, programs)
 }

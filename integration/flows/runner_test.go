@@ -1,16 +1,14 @@
 package flows
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"net/netip"
-	"os/exec"
 	"strings"
 	"sync"
 	"testing"
 
-	"github.com/nftproxy/nftproxy/integration/lab"
+	"github.com/nftproxy/nftproxy/integration/lab/labtest"
 )
 
 // clusterEndpoints is two local pods, a remote pod and both nodes themselves, in both
@@ -30,17 +28,8 @@ func clusterEndpoints() []Endpoint {
 // newRunner builds a lab with clusterEndpoints, and rules on the node under test.
 func newRunner(t *testing.T, rules string) *Runner {
 	t.Helper()
-	l, err := lab.New()
-	if errors.Is(err, lab.ErrPrivilege) {
-		t.Fatalf("this test builds network namespaces, run it as root: %v", err)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { l.Close() })
-	if err := l.Node.Do(func() error { return loadRules(rules) }); err != nil {
-		t.Fatal(err)
-	}
+	l := labtest.New(t)
+	labtest.Nft(t, l.Node, rules, "-f", "-")
 	r, err := NewRunner(l, clusterEndpoints())
 	if err != nil {
 		t.Fatal(err)
@@ -51,16 +40,6 @@ func newRunner(t *testing.T, rules string) *Runner {
 		}
 	})
 	return r
-}
-
-// loadRules runs inside the node: a program that is started inherits the thread's namespace.
-func loadRules(rules string) error {
-	nft := exec.Command("nft", "-f", "-")
-	nft.Stdin = strings.NewReader(rules)
-	if out, err := nft.CombinedOutput(); err != nil {
-		return fmt.Errorf("nft -f -: %w\n%s", err, bytes.TrimSpace(out))
-	}
-	return nil
 }
 
 // everyWay is flows between everything in the lab, in all protocols, all untouched.

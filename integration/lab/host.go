@@ -1,13 +1,16 @@
 package lab
 
 import (
+	"context"
 	"fmt"
+	"net"
 	"net/netip"
 	"os"
 	"slices"
 	"sync"
 	"time"
 
+	"github.com/nftproxy/nftproxy/integration/netns"
 	"github.com/ti-mo/conntrack"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -18,8 +21,7 @@ type Host struct {
 	// Name says which host this is, for messages.
 	Name string
 
-	namespaces *namespaces
-	namespace  *os.File
+	namespace *netns.Namespace
 	// routes talks rtnetlink inside the namespace, from any thread.
 	routes *netlink.Handle
 
@@ -28,12 +30,12 @@ type Host struct {
 	addrs []netip.Addr
 }
 
-func newHost(n *namespaces, name string, role role) (*Host, error) {
-	namespace, err := n.create()
+func newHost(name string, role role) (*Host, error) {
+	namespace, err := netns.New()
 	if err != nil {
 		return nil, fmt.Errorf("host %s: %w", name, err)
 	}
-	h := &Host{Name: name, namespaces: n, namespace: namespace}
+	h := &Host{Name: name, namespace: namespace}
 	if err := h.Do(func() error { return h.prepare(role) }); err != nil {
 		h.close()
 		return nil, fmt.Errorf("host %s: %w", name, err)
@@ -62,13 +64,13 @@ func (h *Host) close() {
 // opens belong to the host for good and may be used anywhere; goroutines that fn starts do
 // not run inside. fn must not use testing.T's FailNow family: it ends a goroutine that is not the test's.
 func (h *Host) Do(fn func() error) error {
-	return h.namespaces.inside(h.namespace, fn)
+	return h.namespace.Do(fn)
 }
 
 // NetNS returns the open namespace, for libraries that take a file descriptor. The lab
 // keeps owning it.
 func (h *Host) NetNS() *os.File {
-	return h.namespace
+	return h.namespace.File()
 }
 
 // Addrs returns the addresses of the host in the order in which it got them, without loopback.
@@ -152,4 +154,13 @@ func addrFlags(addr netip.Addr) int {
 		return unix.IFA_F_NODAD
 	}
 	return 0
+}
+
+// DialContext connects from the host, for libraries that take a function like net.Dialer's.
+func (h *Host) DialContext(ctx context.Context, network, address string) (conn net.Conn, err error) {
+	err = h.Do(func() (err error) {
+		conn, err = (&net.Dialer{}).DialContext(ctx, network, address)
+		return err
+	})
+	return conn, err
 }

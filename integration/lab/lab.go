@@ -18,7 +18,6 @@ type Lab struct {
 	// Client is a pod on node-1.
 	Client *Host
 
-	namespaces *namespaces
 	// bridge is what the pods on node-1 are connected to; nil when each has a link of its own.
 	bridge *port
 
@@ -28,17 +27,13 @@ type Lab struct {
 	links int
 }
 
-// New builds a lab. The error is ErrPrivilege when the process may not.
+// New builds a lab. The error is netns.ErrPrivilege when the process may not.
 func New() (*Lab, error) { return NewWithBridge("") }
 
 // NewWithBridge builds a lab whose pods on node-1 are connected to a bridge of that name, as
 // some network plugins do it. An empty name is no bridge.
 func NewWithBridge(name string) (*Lab, error) {
-	namespaces, err := openNamespaces()
-	if err != nil {
-		return nil, fmt.Errorf("lab: %w", err)
-	}
-	l := &Lab{namespaces: namespaces, pods: map[string]*pod{}}
+	l := &Lab{pods: map[string]*pod{}}
 	if err := l.build(name); err != nil {
 		l.Close()
 		return nil, fmt.Errorf("lab: %w", err)
@@ -47,13 +42,13 @@ func NewWithBridge(name string) (*Lab, error) {
 }
 
 func (l *Lab) build(bridge string) (err error) {
-	if l.Node, err = newHost(l.namespaces, NodeName, router); err != nil {
+	if l.Node, err = newHost(NodeName, router); err != nil {
 		return err
 	}
-	if l.Remote, err = newHost(l.namespaces, RemoteName, leaf); err != nil {
+	if l.Remote, err = newHost(RemoteName, leaf); err != nil {
 		return err
 	}
-	if l.Outside, err = newHost(l.namespaces, "outside", leaf); err != nil {
+	if l.Outside, err = newHost("outside", leaf); err != nil {
 		return err
 	}
 	if err := l.joinRemote(); err != nil {
@@ -73,7 +68,7 @@ func (l *Lab) build(bridge string) (err error) {
 
 // Close lets go of the lab; the kernel removes it in its own time. Sockets that are still
 // open keep the namespace that they are in.
-func (l *Lab) Close() error {
+func (l *Lab) Close() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for name := range l.pods {
@@ -84,7 +79,6 @@ func (l *Lab) Close() error {
 			h.close()
 		}
 	}
-	return l.namespaces.close()
 }
 
 // HostOf returns the host that has addr, nil when none has.

@@ -25,7 +25,7 @@ func connect(number int, a, b *port) error {
 	a.mac, b.mac = hardwareAddr(number, 1), hardwareAddr(number, 2)
 	pair := netlink.NewVeth(netlink.LinkAttrs{Name: a.name, HardwareAddr: a.mac})
 	pair.PeerName, pair.PeerHardwareAddr = b.name, b.mac
-	pair.PeerNamespace = netlink.NsFd(b.host.namespace.Fd())
+	pair.PeerNamespace = netlink.NsFd(b.host.namespace.FD())
 	if err := a.host.routes.LinkAdd(pair); err != nil {
 		return fmt.Errorf("connect %s to %s: %w", a.host.Name, b.host.Name, err)
 	}

@@ -28,7 +28,7 @@ func (l *Lab) AddPod(name string, addrs ...netip.Addr) (*Host, error) {
 	if l.pods[name] != nil {
 		return nil, fmt.Errorf("lab: there is a pod %s already", name)
 	}
-	host, err := newHost(l.namespaces, name, leaf)
+	host, err := newHost(name, leaf)
 	if err != nil {
 		return nil, fmt.Errorf("lab: %w", err)
 	}

@@ -8,6 +8,7 @@ import (
 	"github.com/nftproxy/nftproxy/compiler"
 	"github.com/nftproxy/nftproxy/conntrack"
 	"github.com/nftproxy/nftproxy/integration/lab"
+	"github.com/nftproxy/nftproxy/integration/lab/labtest"
 	"github.com/nftproxy/nftproxy/model"
 	"github.com/nftproxy/nftproxy/nft"
 	"github.com/nftproxy/nftproxy/proxy"
@@ -27,25 +28,12 @@ type cluster struct {
 // newCluster returns a cluster whose proxy has not synced yet.
 func newCluster(t *testing.T, edits ...func(*compiler.Config)) *cluster {
 	t.Helper()
-	l, err := lab.New()
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := l.Close(); err != nil {
-			t.Error(err)
-		}
-	})
-	c := &cluster{Lab: l, config: compiler.Default()}
+	c := &cluster{Lab: labtest.New(t), config: compiler.Default()}
 	c.config.DetectLocal.CIDRs = []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16"), netip.MustParsePrefix("fd00:10:244::/48")}
 	for _, edit := range edits {
 		edit(&c.config)
 	}
-	node := int(l.Node.NetNS().Fd())
-	if c.rules, err = nft.Dial(nft.Config{NetNS: node}); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { c.rules.Close() })
+	c.rules = labtest.Conn(t, c.Node)
 	c.restart(t)
 	return c
 }

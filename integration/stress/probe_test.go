@@ -2,12 +2,11 @@ package stress
 
 import (
 	"encoding/json"
-	"os/exec"
-	"strings"
 	"testing"
 	"time"
 
 	"github.com/nftproxy/nftproxy/integration/lab"
+	"github.com/nftproxy/nftproxy/integration/lab/labtest"
 )
 
 // probe is a table of the test's own next to the proxy's, with counters of what becomes of
@@ -16,13 +15,13 @@ type probe struct{ node *lab.Host }
 
 func newProbe(t *testing.T, node *lab.Host, table string) *probe {
 	t.Helper()
-	runNft(t, node, table, "-f", "-")
+	labtest.Nft(t, node, table, "-f", "-")
 	return &probe{node}
 }
 
 func (p *probe) reset(t *testing.T) {
 	t.Helper()
-	runNft(t, p.node, "", "reset", "counters", "table", "inet", "probe")
+	labtest.Nft(t, p.node, "", "reset", "counters", "table", "inet", "probe")
 }
 
 // await returns the counters "translated" and "missed" when all packets were counted.
@@ -50,7 +49,7 @@ func (p *probe) read(t *testing.T) map[string]int {
 			}
 		}
 	}
-	out := runNft(t, p.node, "", "--json", "list", "counters", "table", "inet", "probe")
+	out := labtest.Nft(t, p.node, "", "--json", "list", "counters", "table", "inet", "probe")
 	if err := json.Unmarshal([]byte(out), &listing); err != nil {
 		t.Fatal(err)
 	}
@@ -59,18 +58,4 @@ func (p *probe) read(t *testing.T) map[string]int {
 		counts[object.Counter.Name] = object.Counter.Packets
 	}
 	return counts
-}
-
-func runNft(t *testing.T, h *lab.Host, stdin string, args ...string) string {
-	t.Helper()
-	var out strings.Builder
-	err := h.Do(func() error {
-		cmd := exec.Command("nft", args...)
-		cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(stdin), &out, &out
-		return cmd.Run()
-	})
-	if err != nil {
-		t.Fatalf("nft %s: %v\n%s", strings.Join(args, " "), err, out.String())
-	}
-	return out.String()
 }

@@ -16,7 +16,9 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/nftproxy/nftproxy/compiler"
+	"github.com/nftproxy/nftproxy/integration/await"
 	"github.com/nftproxy/nftproxy/integration/lab"
+	"github.com/nftproxy/nftproxy/integration/lab/labtest"
 	"github.com/nftproxy/nftproxy/nft"
 )
 
@@ -80,17 +82,17 @@ func savedIPTables(t *testing.T, h *lab.Host, variant, family string) string {
 // recordIPTables runs the kube-proxy of the flag in its mode iptables.
 func recordIPTables(t *testing.T) {
 	t.Helper()
-	l, dir := newLab(t), iptablesPath(t, "nft")
+	l, dir := labtest.New(t), iptablesPath(t, "nft")
 	p := startKubeProxyInMode(t, l.Node, "iptables", dir)
 	for family := range commandsOf("nft") {
-		eventually(t, "kube-proxy has synced "+family, func() error {
+		await.Until(t, "kube-proxy has synced "+family, func() error {
 			if !strings.Contains(savedIPTables(t, l.Node, "nft", family), "KUBE-SEP-") {
 				return errors.New("there is no endpoint")
 			}
 			return nil
 		})
 	}
-	p.stop(t)
+	p.Stop(t)
 	version, err := exec.Command(*kubeProxy, "--version").Output()
 	if err != nil {
 		t.Fatal(err)
@@ -114,18 +116,14 @@ func leaveIPTables(t *testing.T, h *lab.Host, variant string) {
 }
 
 // startWithoutServices starts this module's kube-proxy in a cluster whose Services are all gone.
-func startWithoutServices(t *testing.T, h *lab.Host) *process {
+func startWithoutServices(t *testing.T, h *lab.Host) *labtest.Process {
 	t.Helper()
-	path, err := buildOnce()
-	if err != nil {
-		t.Fatal(err)
-	}
 	dir := t.TempDir()
 	node := "apiVersion: v1\nkind: Node\nmetadata: {name: " + lab.NodeName + "}\nstatus: {addresses: [{type: InternalIP, address: 192.168.0.1}]}\n"
 	if err := os.WriteFile(filepath.Join(dir, "node.yaml"), []byte(node), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	return start(t, h, path, nil, append(flags, "--manifests", dir)...)
+	return labtest.Start(t, h, "kube-proxy", append(flags, "--manifests", dir)...)
 }
 
 // dialDeleted dials, from a pod, a Service that kube-proxy's old rules have and the cluster has no more.
@@ -143,7 +141,7 @@ func dialDeleted(l *lab.Lab) error {
 func leftoversMetric(t *testing.T, h *lab.Host, kind string) (count float64) {
 	t.Helper()
 	pattern := regexp.MustCompile(`(?m)^kubeproxy_other_modes_leftovers\{kind="` + kind + `"\} (\d+)$`)
-	eventually(t, "the metric of leftovers is there", func() error {
+	await.Until(t, "the metric of leftovers is there", func() error {
 		return h.Do(func() error {
 			conn, err := net.DialTimeout("tcp", "127.0.0.1:10249", time.Second)
 			if err != nil {
@@ -176,20 +174,20 @@ func TestWhatTheModeIPTablesLeft(t *testing.T) {
 			if *kubeProxy != "" {
 				kubeProxyCleansUp(t, variant)
 			}
-			l := newLab(t)
+			l := labtest.New(t)
 			serveEndpoints(t, l)
 			leaveIPTables(t, l.Node, variant)
 			p := startWithoutServices(t, l.Node)
 			if count := leftoversMetric(t, l.Node, "iptables-"+variant); count < 50 {
 				t.Errorf("the metric counts %v chains", count)
 			}
-			awaitTables(t, connTo(t, l.Node))
+			awaitTables(t, labtest.Conn(t, l.Node))
 			if err := dialDeleted(l); err != nil {
 				t.Errorf("the old rules do not serve the deleted Service: %v; this test shows nothing", err)
 			}
-			p.stop(t)
+			p.Stop(t)
 			said := "Another mode of kube-proxy left rules behind; they go on serving Services that were changed or deleted since\" kind=\"iptables-" + variant
-			if n := strings.Count(p.output.String(), said); n != 1 {
+			if n := strings.Count(p.Output(), said); n != 1 {
 				t.Errorf("the log says %d times, want once: %s", n, said)
 			}
 
@@ -227,13 +225,13 @@ func kubeProxyCleansUp(t *testing.T, variant string) {
 	t.Helper()
 	for name, run := range map[string]func(h *lab.Host, dir string){
 		"--cleanup": func(h *lab.Host, dir string) {
-			if err := start(t, h, *kubeProxy, []string{"PATH=" + dir + ":" + os.Getenv("PATH")}, "--cleanup").cmd.Wait(); err != nil {
+			if err := startKubernetes(t, h, dir, "--cleanup").Wait(); err != nil {
 				t.Errorf("--cleanup: %v", err)
 			}
 		},
-		"a start in mode nftables": func(h *lab.Host, dir string) { startKubeProxy(t, h, dir).stop(t) },
+		"a start in mode nftables": func(h *lab.Host, dir string) { startKubeProxy(t, h, dir).Stop(t) },
 	} {
-		l, dir := newLab(t), iptablesPath(t, variant)
+		l, dir := labtest.New(t), iptablesPath(t, variant)
 		leaveIPTables(t, l.Node, variant)
 		run(l.Node, dir)
 		expectNoKubeProxyChain(t, l.Node, variant, name)
@@ -253,18 +251,14 @@ func expectNoKubeProxyChain(t *testing.T, h *lab.Host, variant, after string) {
 // runCleanup returns what --cleanup prints, and how it ended.
 func runCleanup(t *testing.T, h *lab.Host) (output string, err error) {
 	t.Helper()
-	path, err := buildOnce()
-	if err != nil {
-		t.Fatal(err)
-	}
-	p := start(t, h, path, nil, "--cleanup")
-	err = p.cmd.Wait()
-	return p.output.String(), err
+	p := labtest.Start(t, h, "kube-proxy", "--cleanup")
+	err = p.Wait()
+	return p.Output(), err
 }
 
 func awaitTables(t *testing.T, c *nft.Conn) {
 	t.Helper()
-	eventually(t, "there are tables", func() error {
+	await.Until(t, "there are tables", func() error {
 		there, err := c.HasTable(nft.FamilyIP, compiler.TableName)
 		if err == nil && !there {
 			err = errors.New("there are none")

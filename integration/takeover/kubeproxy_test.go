@@ -11,7 +11,9 @@ import (
 	"testing"
 
 	"github.com/nftproxy/nftproxy/compiler"
+	"github.com/nftproxy/nftproxy/integration/await"
 	"github.com/nftproxy/nftproxy/integration/lab"
+	"github.com/nftproxy/nftproxy/integration/lab/labtest"
 	"github.com/nftproxy/nftproxy/nft"
 	"github.com/nftproxy/nftproxy/source/apiserver/apiservertest"
 	"github.com/nftproxy/nftproxy/source/manifests"
@@ -27,7 +29,7 @@ func recordedFirstSync(f nft.Family) string { return fmt.Sprintf("testdata/first
 // loadRecorded makes the kernel hold what the recorded kube-proxy made it hold.
 func loadRecorded(t *testing.T, h *lab.Host) {
 	t.Helper()
-	runNft(t, h, "", "-f", recordedRuleset)
+	labtest.Nft(t, h, "", "-f", recordedRuleset)
 }
 
 // playFirstSync sends what kube-proxy begins with: a transaction for each family.
@@ -42,17 +44,17 @@ func playFirstSync(t *testing.T, h *lab.Host, c *nft.Conn) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		runNft(t, h, firstSync(string(script), have), "-f", "-")
+		labtest.Nft(t, h, firstSync(string(script), have), "-f", "-")
 	}
 }
 
 // startKubeProxy starts the kube-proxy of the flag with the manifests, and waits until it has synced them.
-func startKubeProxy(t *testing.T, h *lab.Host, dir string) *process {
+func startKubeProxy(t *testing.T, h *lab.Host, dir string) *labtest.Process {
 	t.Helper()
 	p := startKubeProxyInMode(t, h, "nftables", dir)
-	eventually(t, "kube-proxy has synced both families", func() error {
+	await.Until(t, "kube-proxy has synced both families", func() error {
 		for _, f := range nft.Families {
-			if !strings.Contains(runNft(t, h, "", "list", "ruleset", f.String()), "chain service-") {
+			if !strings.Contains(labtest.Nft(t, h, "", "list", "ruleset", f.String()), "chain service-") {
 				return fmt.Errorf("no Service in table %s", f)
 			}
 		}
@@ -63,22 +65,20 @@ func startKubeProxy(t *testing.T, h *lab.Host, dir string) *process {
 
 // startKubeProxyInMode starts it with an API server in the same host. The programs that it runs are those in
 // dir, as far as they are there.
-func startKubeProxyInMode(t *testing.T, h *lab.Host, mode, dir string) *process {
+func startKubeProxyInMode(t *testing.T, h *lab.Host, mode, dir string) *labtest.Process {
 	t.Helper()
-	var server *apiservertest.Server
-	if err := h.Do(func() error {
-		server = apiservertest.Start(t, apiservertest.Options{})
-		return nil
-	}); err != nil {
-		t.Fatal(err)
-	}
-	kubeconfig := filepath.Join(dir, "kubeconfig")
-	if err := server.WriteKubeconfig(kubeconfig); err != nil {
-		t.Fatal(err)
-	}
+	server, kubeconfig := labtest.APIServer(t, h)
 	upload(t, server)
 	args := append(slices.Clone(flags), "--kubeconfig", kubeconfig, "--proxy-mode="+mode)
-	return start(t, h, *kubeProxy, []string{"PATH=" + dir + ":" + os.Getenv("PATH")}, args...)
+	return startKubernetes(t, h, dir, args...)
+}
+
+// startKubernetes starts Kubernetes' kube-proxy. The programs that it runs are those in dir, as far as they are there.
+func startKubernetes(t *testing.T, h *lab.Host, dir string, args ...string) *labtest.Process {
+	t.Helper()
+	cmd := exec.Command(*kubeProxy, args...)
+	cmd.Env = append(os.Environ(), "PATH="+dir+":"+os.Getenv("PATH"))
+	return labtest.StartCommand(t, h, cmd)
 }
 
 func upload(t *testing.T, server *apiservertest.Server) {
@@ -109,7 +109,7 @@ func upload(t *testing.T, server *apiservertest.Server) {
 // record runs the kube-proxy of the flag where there are no tables, with an nft that keeps what it is sent.
 func record(t *testing.T) {
 	t.Helper()
-	l, dir := newLab(t), t.TempDir()
+	l, dir := labtest.New(t), t.TempDir()
 	program, err := exec.LookPath("nft")
 	if err != nil {
 		t.Fatal(err)
@@ -118,13 +118,13 @@ func record(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, "nft"), []byte(wrapper), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	startKubeProxy(t, l.Node, dir).stop(t)
+	startKubeProxy(t, l.Node, dir).Stop(t)
 	version, err := exec.Command(*kubeProxy, "--version").Output()
 	if err != nil {
 		t.Fatal(err)
 	}
 	by := strings.TrimSpace(string(version))
-	keep(t, recordedRuleset, fmt.Sprintf("`nft list ruleset` after kube-proxy (%s, nftables mode) was given manifests.yaml.", by), runNft(t, l.Node, "", "list", "ruleset"))
+	keep(t, recordedRuleset, fmt.Sprintf("`nft list ruleset` after kube-proxy (%s, nftables mode) was given manifests.yaml.", by), labtest.Nft(t, l.Node, "", "list", "ruleset"))
 	scripts, err := filepath.Glob(filepath.Join(dir, "script.*"))
 	if err != nil {
 		t.Fatal(err)

@@ -7,19 +7,20 @@ import (
 	"testing"
 
 	"github.com/nftproxy/nftproxy/compiler"
+	"github.com/nftproxy/nftproxy/integration/lab/labtest"
 	"github.com/nftproxy/nftproxy/nft"
 )
 
 // A Node may have no addresses just when its kube-proxy is swapped. Where node ports answer is then
 // taken from the rules that kube-proxy left.
 func TestNodeAddressesAreRecalledFromKubeProxysTables(t *testing.T) {
-	l := newLab(t)
+	l := labtest.New(t)
 	ruleset, err := os.ReadFile("testdata/ruleset.nft")
 	if err != nil {
 		t.Fatal(err)
 	}
-	runNft(t, l.Node, string(ruleset), "-f", "-")
-	conn := connTo(t, l.Node)
+	labtest.Nft(t, l.Node, string(ruleset), "-f", "-")
+	conn := labtest.Conn(t, l.Node)
 	var tables []*nft.Table
 	for _, family := range nft.Families {
 		table, err := conn.ReadTable(family, compiler.TableName)

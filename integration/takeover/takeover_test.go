@@ -10,6 +10,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/nftproxy/nftproxy/integration/lab"
+	"github.com/nftproxy/nftproxy/integration/lab/labtest"
 	"github.com/nftproxy/nftproxy/nft"
 )
 
@@ -18,7 +19,7 @@ func TestTheRecordedRulesetServes(t *testing.T) {
 	if *kubeProxy != "" {
 		record(t)
 	}
-	l := newLab(t)
+	l := labtest.New(t)
 	loadRecorded(t, l.Node)
 	startTraffic(t, l).finish(t)
 }
@@ -32,13 +33,13 @@ func TestTakingOverLosesNoConnectionAndLeavesNothing(t *testing.T) {
 		{"from kube-proxy that had taken over from this one", func(t *testing.T, h *lab.Host, c *nft.Conn) {
 			p := startOurs(t, h)
 			awaitOurs(t, c)
-			p.stop(t)
+			p.Stop(t)
 			playFirstSync(t, h, c)
 		}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			l := newLab(t)
-			c := connTo(t, l.Node)
+			l := labtest.New(t)
+			c := labtest.Conn(t, l.Node)
 			tt.found(t, l.Node, c)
 			tr := startTraffic(t, l)
 			batches := watchBatches(t, l.Node)
@@ -48,7 +49,7 @@ func TestTakingOverLosesNoConnectionAndLeavesNothing(t *testing.T) {
 				t.Errorf("it took %d transactions on the tables, want 2: all, then what guards addresses", n)
 			}
 			tr.finish(t)
-			tables := runNft(t, l.Node, "", "list", "tables")
+			tables := labtest.Nft(t, l.Node, "", "list", "tables")
 			if diff := cmp.Diff("table ip kube-proxy\ntable ip6 kube-proxy\n", tables); diff != "" {
 				t.Errorf("tables (-want +got):\n%s", diff)
 			}
@@ -58,19 +59,19 @@ func TestTakingOverLosesNoConnectionAndLeavesNothing(t *testing.T) {
 
 // Nothing of this proxy has to be cleaned up before going back.
 func TestGoingBackLosesNoConnection(t *testing.T) {
-	l := newLab(t)
-	c := connTo(t, l.Node)
+	l := labtest.New(t)
+	c := labtest.Conn(t, l.Node)
 	p := startOurs(t, l.Node)
 	awaitOurs(t, c)
 	tr := startTraffic(t, l)
-	p.stop(t)
+	p.Stop(t)
 	if *kubeProxy == "" {
 		playFirstSync(t, l.Node, c)
 	} else {
 		startKubeProxy(t, l.Node, t.TempDir())
 	}
 	tr.finish(t)
-	alone := newLab(t)
+	alone := labtest.New(t)
 	loadRecorded(t, alone.Node)
 	want, got := chainsOf(t, alone.Node), chainsOf(t, l.Node)
 	rules := strings.Join(slices.Collect(maps.Values(want)), "")
@@ -96,7 +97,7 @@ func chainsOf(t *testing.T, h *lab.Host) map[string]string {
 	t.Helper()
 	chains := map[string]string{}
 	var table, chain string
-	for _, line := range strings.Split(runNft(t, h, "", "list", "ruleset"), "\n") {
+	for _, line := range strings.Split(labtest.Nft(t, h, "", "list", "ruleset"), "\n") {
 		switch {
 		case strings.HasPrefix(line, "table "):
 			table = line
@@ -114,17 +115,13 @@ func chainsOf(t *testing.T, h *lab.Host) map[string]string {
 }
 
 func TestCleanupRemovesWhatKubeProxyLeft(t *testing.T) {
-	l := newLab(t)
+	l := labtest.New(t)
 	loadRecorded(t, l.Node)
-	runNft(t, l.Node, "add table ip somebody-elses", "-f", "-")
-	path, err := buildOnce()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := start(t, l.Node, path, nil, "--cleanup").cmd.Wait(); err != nil {
+	labtest.Nft(t, l.Node, "add table ip somebody-elses", "-f", "-")
+	if err := labtest.Start(t, l.Node, "kube-proxy", "--cleanup").Wait(); err != nil {
 		t.Errorf("--cleanup: %v", err)
 	}
-	if diff := cmp.Diff("table ip somebody-elses\n", runNft(t, l.Node, "", "list", "tables")); diff != "" {
+	if diff := cmp.Diff("table ip somebody-elses\n", labtest.Nft(t, l.Node, "", "list", "tables")); diff != "" {
 		t.Errorf("--cleanup left (-want +got):\n%s", diff)
 	}
 }

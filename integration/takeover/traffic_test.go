@@ -6,6 +6,7 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/nftproxy/nftproxy/integration/await"
 	"github.com/nftproxy/nftproxy/integration/lab"
 )
 
@@ -76,7 +77,7 @@ func (tr *traffic) note(list *[]error, err error) {
 func (tr *traffic) flow(t *testing.T) {
 	t.Helper()
 	before := tr.counts()
-	eventually(t, "traffic flows", func() error {
+	await.Until(t, "traffic flows", func() error {
 		for i, now := range tr.counts() {
 			if now.n < before[i].n+now.enough && !tr.anyBroken() {
 				return fmt.Errorf("%s: %d of %d", now.what, now.n-before[i].n, now.enough)

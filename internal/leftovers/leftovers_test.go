@@ -6,40 +6,14 @@ import (
 	"os"
 	"os/exec"
 	"regexp"
-	"runtime"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/nftproxy/nftproxy/integration/netns"
 	"github.com/vishvananda/netlink"
-	"github.com/vishvananda/netns"
 )
-
-// inNamespace moves the test to a network namespace of its own, for as long as it runs.
-func inNamespace(t *testing.T) {
-	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Fatal("this test needs root: it makes a network namespace")
-	}
-	runtime.LockOSThread()
-	original, err := netns.Get()
-	if err != nil {
-		t.Fatal(err)
-	}
-	ns, err := netns.New()
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		ns.Close()
-		if err := netns.Set(original); err != nil {
-			return // the thread stays locked and ends with the goroutine
-		}
-		original.Close()
-		runtime.UnlockOSThread()
-	})
-}
 
 // run runs one of the iptables programs, which the package itself never does.
 func run(t *testing.T, stdin, program string, args ...string) string {
@@ -128,7 +102,7 @@ func find(t *testing.T) []Leftover {
 
 func TestFind(t *testing.T) {
 	t.Run("an empty namespace has nothing, and looking makes nothing", func(t *testing.T) {
-		inNamespace(t)
+		netns.EnterForTest(t)
 		if found := find(t); found != nil {
 			t.Errorf("found %+v", found)
 		}
@@ -143,14 +117,14 @@ func TestFind(t *testing.T) {
 	})
 	for kind, variant := range map[Kind]string{NFT: "nft", Legacy: "legacy"} {
 		t.Run("chains of others are not kube-proxy's, "+variant, func(t *testing.T) {
-			inNamespace(t)
+			netns.EnterForTest(t)
 			leaveOthers(t, variant)
 			if found := find(t); found != nil {
 				t.Errorf("found %+v", found)
 			}
 		})
 		t.Run("every chain that only kube-proxy makes counts, "+variant, func(t *testing.T) {
-			inNamespace(t)
+			netns.EnterForTest(t)
 			leaveOthers(t, variant)
 			leaveKubeProxy(t, variant)
 			count := 0
@@ -168,7 +142,7 @@ func TestFind(t *testing.T) {
 		})
 	}
 	t.Run("the device of the mode ipvs", func(t *testing.T) {
-		inNamespace(t)
+		netns.EnterForTest(t)
 		// A device of another type: the kernel need not have dummy devices.
 		if err := netlink.LinkAdd(&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: ipvsDevice}}); err != nil {
 			t.Fatal(err)
@@ -189,7 +163,7 @@ func TestRemove(t *testing.T) {
 		return removal
 	}
 	t.Run("what others have stays as it was", func(t *testing.T) {
-		inNamespace(t)
+		netns.EnterForTest(t)
 		leaveOthers(t, "nft")
 		// kube-proxy makes this rule in the kubelet's chain when it starts, and leaves it.
 		run(t, "*filter\n-A KUBE-FIREWALL ! -s 127.0.0.0/8 -d 127.0.0.0/8 -j DROP\nCOMMIT\n", "iptables-nft-restore", "--noflush")
@@ -210,7 +184,7 @@ func TestRemove(t *testing.T) {
 		}
 	})
 	t.Run("where there is nothing, nothing is done", func(t *testing.T) {
-		inNamespace(t)
+		netns.EnterForTest(t)
 		if removal := remove(t); removal.Removed != nil || removal.Kept != nil {
 			t.Errorf("removed %+v", removal)
 		}
@@ -219,7 +193,7 @@ func TestRemove(t *testing.T) {
 		}
 	})
 	t.Run("a chain that somebody else uses stays, with what belongs to it", func(t *testing.T) {
-		inNamespace(t)
+		netns.EnterForTest(t)
 		leaveKubeProxy(t, "nft")
 		// As the CNI plugin portmap does with externalSetMarkChain.
 		run(t, "*nat\n:CNI-HOSTPORT-SETMARK - [0:0]\n-A CNI-HOSTPORT-SETMARK -j KUBE-MARK-MASQ\nCOMMIT\n", "iptables-nft-restore", "--noflush")
@@ -238,7 +212,7 @@ func TestRemove(t *testing.T) {
 		}
 	})
 	t.Run("a reference that is not understood refuses all of it", func(t *testing.T) {
-		inNamespace(t)
+		netns.EnterForTest(t)
 		leaveKubeProxy(t, "nft")
 		run(t, "add rule ip nat PREROUTING tcp dport vmap { 99 : jump KUBE-SERVICES }", "nft", "-f", "-")
 		before := run(t, "", "nft", "list", "ruleset")
@@ -250,7 +224,7 @@ func TestRemove(t *testing.T) {
 		}
 	})
 	t.Run("the rules changed since they were read", func(t *testing.T) {
-		inNamespace(t)
+		netns.EnterForTest(t)
 		leaveKubeProxy(t, "nft")
 		k, err := dial()
 		if err != nil {

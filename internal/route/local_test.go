@@ -3,42 +3,28 @@ package route
 import (
 	"net"
 	"net/netip"
-	"runtime"
 	"slices"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/nftproxy/nftproxy/integration/netns"
 	"github.com/nftproxy/nftproxy/model"
 	"github.com/vishvananda/netlink"
-	"github.com/vishvananda/netns"
+	vishvananda "github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 )
 
 // namespace returns a network namespace of the test's own, and a handle to make routes there.
 func namespace(t *testing.T) (int, *netlink.Handle) {
 	t.Helper()
-	runtime.LockOSThread()
-	original, err := netns.Get()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer original.Close()
-	ns, err := netns.New()
-	if err != nil {
-		t.Fatalf("make a network namespace (needs root): %v", err)
-	}
-	t.Cleanup(func() { ns.Close() })
-	if err := netns.Set(original); err != nil {
-		t.Fatal(err) // The thread stays locked and ends with the test.
-	}
-	runtime.UnlockOSThread()
-	h, err := netlink.NewHandleAt(ns)
+	ns := netns.ForTest(t).FD()
+	h, err := netlink.NewHandleAt(vishvananda.NsHandle(ns))
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(h.Close)
-	return int(ns), h
+	return ns, h
 }
 
 // loopback has addresses put on it.

@@ -1,0 +1,44 @@
+// Package await lets tests wait for something that must happen, and fails them with the reason why
+// it has not happened yet.
+package await
+
+import (
+	"fmt"
+	"testing"
+	"time"
+)
+
+// Patience is how long something may take that must happen. It is long, because only a test that
+// fails waits for its end.
+const Patience = 30 * time.Second
+
+// pause is the time between two checks.
+const pause = 10 * time.Millisecond
+
+// Until returns once check returns nil. It fails the test with the last error of check when that has not
+// happened within Patience. The subject names the awaited state, as in "the rules are in the kernel".
+func Until(t testing.TB, subject string, check func() error) {
+	t.Helper()
+	Within(t, Patience, subject, check)
+}
+
+// Within is Until with another patience.
+func Within(t testing.TB, patience time.Duration, subject string, check func() error) {
+	t.Helper()
+	if err := Poll(patience, check); err != nil {
+		t.Fatalf("%s: %v", subject, err)
+	}
+}
+
+// Poll is Within for goroutines that are not the test's own: it returns the error.
+func Poll(patience time.Duration, check func() error) error {
+	for deadline := time.Now().Add(patience); ; time.Sleep(pause) {
+		err := check()
+		if err == nil {
+			return nil
+		}
+		if time.Now().After(deadline) {
+			return fmt.Errorf("still not after %v: %w", patience, err)
+		}
+	}
+}
