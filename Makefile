@@ -21,7 +21,7 @@ IMAGE       ?= localhost/nftproxy/kube-proxy
 # so that the same source gives the same bytes. 0 is no time.
 SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || echo 0)
 
-.PHONY: build image demo test check unit fuzz golden bench clean
+.PHONY: build image demo test check unit fuzz golden bench test-kernels clean
 
 build: ## static binaries in bin/
 	$(BUILD) -o $(BIN)/ $(COMMANDS)
@@ -61,6 +61,9 @@ golden: ## rewrite what is generated: rulesets, converted configurations, lists 
 
 bench: ## benchmarks; compare numbers of one run only
 	$(GO) test -run '^$$' -bench . -benchmem ./nft ./compiler ./proxy ./tracker ./source/manifests ./conntrack ./diffstore
+
+test-kernels: ## the tests that depend on the kernel, on Debian's kernels 6.1 and 6.12 in qemu; long
+	$(GO) run ./integration/kernels -report docs/kernels.md
 
 clean:
 	rm -rf bin

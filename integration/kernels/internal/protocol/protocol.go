@@ -1,0 +1,26 @@
+// Package protocol is what the host and the first process of a test machine agree on: where files are, and how
+// results are told on the console.
+package protocol
+
+// Paths in the machine.
+const (
+	Source   = "/src"       // the module's files, so that tests find their data
+	Binaries = "/binaries"  // the tests, kube-proxy and ruledump
+	Modules  = "/modules"   // 000-name.ko, 001-name.ko, …: to be loaded in this order
+	Jobs     = "/jobs.json" // a list of Job
+)
+
+// A Job is one run of a test binary.
+type Job struct {
+	Name string
+	Dir  string
+	Path string
+	Args []string
+}
+
+// Lines on the console that are not the tests' own begin with Mark.
+//
+//	Mark begin NAME
+//	Mark end NAME STATUS SECONDS
+//	Mark done
+const Mark = "=@= "

@@ -1,0 +1,103 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path"
+	"path/filepath"
+	"strings"
+
+	"github.com/nftproxy/nftproxy/integration/kernels/internal/protocol"
+)
+
+// A suite is some tests of one package, as they stand in a column of the report.
+type suite struct {
+	name string
+	pkg  string // directory below the module's root
+	run  string // the tests' names, as go test -run takes them
+	skip string // those of them that need what the machine does not have, as go test -skip takes them
+}
+
+// suites are the tests that depend on the kernel.
+var suites = []suite{
+	{name: "nft", pkg: "nft", run: "."},
+	{name: "conntrack", pkg: "conntrack", run: "."},
+	{name: "golden flows", pkg: "integration", run: "^TestGoldenFlows$"},
+	{name: "evaluator", pkg: "integration", run: "^TestTheEvaluatorAgrees"},
+	{name: "affinity", pkg: "integration", run: "(?i)affinity"},
+	{name: "proxy", pkg: "proxy", run: "."},
+	{name: "repair", pkg: "integration", run: "(?i)repair|flush"},
+	{name: "atomicity", pkg: "integration/stress", run: "."},
+	{name: "takeover", pkg: "integration/takeover", run: "."},
+}
+
+func selectSuites(only string) ([]suite, error) {
+	var out []suite
+	for _, s := range suites {
+		if strings.Contains(s.name, only) {
+			out = append(out, s)
+		}
+	}
+	if len(out) == 0 {
+		return nil, fmt.Errorf("-only %q: no suite has that in its name", only)
+	}
+	return out, nil
+}
+
+func (s suite) job() protocol.Job {
+	args := []string{"-test.v", "-test.run=" + s.run, "-test.timeout=30m"}
+	if s.skip != "" {
+		args = append(args, "-test.skip="+s.skip)
+	}
+	return protocol.Job{
+		Name: s.name,
+		Dir:  path.Join(protocol.Source, s.pkg),
+		Path: path.Join(protocol.Binaries, s.testBinary()),
+		Args: args,
+	}
+}
+
+func (s suite) testBinary() string { return strings.ReplaceAll(s.pkg, "/", "-") + ".test" }
+
+// binaries are what was built for the machine, by the path there.
+type binaries map[string]string
+
+// commands are programs of this module that tests start.
+var commands = []string{"cmd/kube-proxy", "cmd/ruledump", "integration/kernels/init"}
+
+func buildSuites(ctx context.Context, root, dir string, suites []suite) (binaries, error) {
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return nil, err
+	}
+	built := binaries{}
+	goBuild := func(name string, args ...string) error {
+		file := filepath.Join(dir, name)
+		built[path.Join(protocol.Binaries, name)] = file
+		cmd := exec.CommandContext(ctx, "go", append(args[:len(args)-1:len(args)-1], "-ldflags=-s -w", "-o", file, args[len(args)-1])...)
+		cmd.Dir = root
+		cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+		cmd.Stderr = os.Stderr
+		return cmd.Run()
+	}
+	for _, c := range commands {
+		if err := goBuild(path.Base(c), "build", "./"+c); err != nil {
+			return nil, err
+		}
+	}
+	for _, s := range suites {
+		if _, done := built[path.Join(protocol.Binaries, s.testBinary())]; done {
+			continue
+		}
+		if err := goBuild(s.testBinary(), "test", "-c", "./"+s.pkg); err != nil {
+			return nil, err
+		}
+	}
+	return built, nil
+}
+
+func moduleRoot(ctx context.Context) (string, error) {
+	out, err := output(exec.CommandContext(ctx, "go", "list", "-m", "-f", "{{.Dir}}"))
+	return strings.TrimSpace(string(out)), err
+}
