@@ -1,65 +1,242 @@
 package integration
 
 import (
-	"encoding/json"
-	"errors"
-	"io"
-	"os/exec"
+	"fmt"
+	"go/parser"
+	"go/token"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/google/go-cmp/cmp"
 )
 
-// No package of this module that the products are made of starts programs, and the
-// libraries keep to their layers.
+const module = "github.com/nftproxy/nftproxy"
+
+// architecture has a table of the packages that other programs may import, and one of the others.
+const architecture = "../docs/architecture.md"
+
+// withoutKubernetes are the packages that import nothing of Kubernetes, not even its types, and why.
+var withoutKubernetes = map[string]string{
+	"model":     "a backend needs nothing but the model",
+	"nft":       "nft can be used without Kubernetes",
+	"compiler":  "the compiler takes the model, from whomever",
+	"evaluator": "the evaluator takes rulesets, from whomever",
+	"conntrack": "conntrack can be used without Kubernetes",
+}
+
+// TestImports compares the imports of each package with its row in docs/architecture.md, so that neither can
+// change without the other.
 func TestImports(t *testing.T) {
-	const module = "github.com/nftproxy/nftproxy"
-	type forbidden struct{ of, what, why string }
-	rules := []forbidden{
-		{module + "/", "os/exec", "nothing executes a program"},
-		{module + "/nft", "k8s.io/", "nft can be used without Kubernetes"},
-		{module + "/nft", module + "/", "nft knows no Service"},
-		{module + "/model", "k8s.io/", "a backend needs nothing but the model"},
-		{module + "/evaluator", "k8s.io/", "the evaluator knows rules only"},
-		{module + "/evaluator", module + "/compiler", "the evaluator takes rulesets, from whomever"},
-		{module + "/evaluator", module + "/model", "the evaluator knows no Service"},
-		{module + "/compiler", "k8s.io/", "the compiler knows no Kubernetes"},
-		{module + "/compiler", module + "/tracker", "the compiler takes the model, from whomever"},
-		{module + "/tracker", module + "/nft", "trackers can be used without nftables"},
-		{module + "/tracker", module + "/compiler", "trackers can be used without nftables"},
-		{module + "/tracker", "k8s.io/kubernetes", "not needed"},
-		{module + "/internal/config/v1alpha2/iptables", module + "/", "no mode's configuration knows another's"},
-		{module + "/internal/config/v1alpha2/ipvs", module + "/", "no mode's configuration knows another's"},
-		{module + "/internal/config/v1alpha2/nftables", module + "/", "no mode's configuration knows another's"},
-		{module + "/internal/config/v1alpha2/winkernel", module + "/", "no mode's configuration knows another's"},
+	imports, rows := packageImports(t), importRows(t)
+	for _, pkg := range slices.Sorted(maps.Keys(imports)) {
+		t.Run(strings.TrimPrefix(pkg, "./"), func(t *testing.T) {
+			if !strings.HasPrefix(pkg, "integration") {
+				expectProduct(t, pkg, imports[pkg])
+			}
+			row, ok := rowOf(rows, pkg)
+			if !ok {
+				t.Fatalf("docs/architecture.md has no row for package %s", pkg)
+			}
+			if public := !strings.HasPrefix(pkg, "internal/") && !strings.HasPrefix(pkg, "cmd/") && !strings.HasPrefix(pkg, "integration"); public != row.public {
+				t.Errorf("package %s: public is %v, and docs/architecture.md lists it where public is %v", pkg, public, row.public)
+			}
+			if row.anything {
+				return
+			}
+			if diff := cmp.Diff(row.imports, ownImports(imports[pkg], row.imports)); diff != "" {
+				t.Errorf("package %s imports from this module (-docs/architecture.md +code):\n%s", pkg, diff)
+			}
+		})
 	}
-	out, err := exec.Command("go", "list", "-deps", "-json=ImportPath,Imports", "../cmd/kube-proxy", "../cmd/ruledump").Output()
+	t.Run("every row has a package", func(t *testing.T) {
+		for _, row := range rows {
+			if !slices.ContainsFunc(slices.Collect(maps.Keys(imports)), row.matches) {
+				t.Errorf("docs/architecture.md has a row for %s, and there is no such package", row.pattern)
+			}
+		}
+	})
+}
+
+// expectProduct checks what holds for all packages outside integration. The test server may start programs.
+func expectProduct(t *testing.T, pkg string, imports []string) {
+	t.Helper()
+	for _, path := range imports {
+		switch {
+		case strings.HasPrefix(path, module+"/integration"):
+			t.Errorf("package %s imports %s: products do without the tests' packages", pkg, path)
+		case path == "os/exec" && pkg != "source/apiserver/apiservertest":
+			t.Errorf("package %s imports os/exec: products execute no program", pkg)
+		case strings.HasPrefix(path, "k8s.io/kubernetes"):
+			t.Errorf("package %s imports %s: Kubernetes' libraries are enough", pkg, path)
+		case strings.HasPrefix(path, "k8s.io/") && withoutKubernetes[pkg] != "":
+			t.Errorf("package %s imports %s: %s", pkg, path, withoutKubernetes[pkg])
+		}
+	}
+}
+
+// packageImports returns what each package of the module imports, tests excepted. A package is named by its
+// directory; the root is ".".
+func packageImports(t *testing.T) map[string][]string {
+	t.Helper()
+	imports := map[string][]string{}
+	err := filepath.WalkDir("..", func(path string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		if d.IsDir() {
+			return skipDir(path, d.Name())
+		}
+		if !strings.HasSuffix(path, ".go") {
+			return nil
+		}
+		dir := filepath.ToSlash(strings.TrimPrefix(filepath.Dir(path), "../"))
+		if dir == ".." {
+			return nil // the root has documentation only
+		}
+		imports[dir] = append(imports[dir], fileImports(t, path)...)
+		return nil
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	seen := 0
-	for dec := json.NewDecoder(strings.NewReader(string(out))); ; {
-		var p struct {
-			ImportPath string
-			Imports    []string
-		}
-		if err := dec.Decode(&p); errors.Is(err, io.EOF) {
-			break
-		} else if err != nil {
+	return imports
+}
+
+// skipDir leaves out the directories that Go leaves out, and other modules.
+func skipDir(path, name string) error {
+	if path == ".." {
+		return nil
+	}
+	if name == "testdata" || name == "bin" || strings.HasPrefix(name, ".") || strings.HasPrefix(name, "_") {
+		return filepath.SkipDir
+	}
+	if _, err := os.Stat(filepath.Join(path, "go.mod")); err == nil {
+		return filepath.SkipDir
+	}
+	return nil
+}
+
+func fileImports(t *testing.T, path string) (imports []string) {
+	t.Helper()
+	if strings.HasSuffix(path, "_test.go") {
+		return nil
+	}
+	file, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.ImportsOnly)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, spec := range file.Imports {
+		imported, err := strconv.Unquote(spec.Path.Value)
+		if err != nil {
 			t.Fatal(err)
 		}
-		if !strings.HasPrefix(p.ImportPath, module) {
+		imports = append(imports, imported)
+	}
+	return imports
+}
+
+// importRow is what docs/architecture.md says of a package, or of several.
+type importRow struct {
+	// pattern is the package's directory. One that ends in "/*" is all packages below.
+	pattern string
+	// imports is sorted. anything says that they are not listed.
+	imports          []string
+	anything, public bool
+}
+
+func (r importRow) matches(pkg string) bool { return matches(r.pattern, pkg) }
+
+func matches(pattern, pkg string) bool {
+	prefix, all := strings.CutSuffix(pattern, "*")
+	return pattern == pkg || all && strings.HasPrefix(pkg, prefix)
+}
+
+// rowOf returns the row for a package: the one that names it, else the first whose pattern matches.
+func rowOf(rows []importRow, pkg string) (importRow, bool) {
+	i := slices.IndexFunc(rows, func(r importRow) bool { return r.pattern == pkg })
+	if i < 0 {
+		i = slices.IndexFunc(rows, func(r importRow) bool { return r.matches(pkg) })
+	}
+	if i < 0 {
+		return importRow{}, false
+	}
+	return rows[i], true
+}
+
+// ownImports returns the packages of this module among the imports, once each and sorted. Those that a pattern of
+// the row matches stand as that pattern.
+func ownImports(imports, row []string) (own []string) {
+	for _, path := range imports {
+		pkg, ok := strings.CutPrefix(path, module+"/")
+		if !ok {
 			continue
 		}
-		seen++
-		for _, r := range rules {
-			for _, imp := range p.Imports {
-				if (p.ImportPath == r.of || strings.HasSuffix(r.of, "/") && strings.HasPrefix(p.ImportPath, r.of)) && strings.HasPrefix(imp, r.what) {
-					t.Errorf("%s imports %s: %s", p.ImportPath, imp, r.why)
-				}
+		if i := slices.IndexFunc(row, func(pattern string) bool { return matches(pattern, pkg) }); i >= 0 {
+			pkg = row[i]
+		}
+		own = append(own, pkg)
+	}
+	slices.Sort(own)
+	return slices.Compact(own)
+}
+
+var (
+	importTable = regexp.MustCompile(`(?m)^\| package \| purpose \| imports from this module \|\n\|[-|]+\|\n((?:\|.*\n)+)`)
+	code        = regexp.MustCompile("`([^`]+)`")
+)
+
+// importRows reads the tables of docs/architecture.md: first the public packages, then the others.
+func importRows(t *testing.T) (rows []importRow) {
+	t.Helper()
+	page, err := os.ReadFile(architecture)
+	if err != nil {
+		t.Fatal(err)
+	}
+	tables := importTable.FindAllStringSubmatch(string(page), -1)
+	if len(tables) != 2 {
+		t.Fatalf("docs/architecture.md has %d tables of packages, want one of public packages and one of the others", len(tables))
+	}
+	for i, table := range tables {
+		for line := range strings.Lines(table[1]) {
+			parsed, err := parseImportRow(line, i == 0)
+			if err != nil {
+				t.Fatalf("docs/architecture.md: %v", err)
 			}
+			rows = append(rows, parsed...)
 		}
 	}
-	if seen < 8 {
-		t.Errorf("saw %d packages of the module; this test looks in the wrong place", seen)
+	return rows
+}
+
+// parseImportRow returns a row for each package that the line's first cell names. The last cell names packages, or
+// says "none" or "any of the above".
+func parseImportRow(line string, public bool) (rows []importRow, err error) {
+	cells := strings.Split(strings.Trim(strings.TrimSpace(line), "|"), "|")
+	if len(cells) != 3 {
+		return nil, fmt.Errorf("row %q has %d cells, want 3", line, len(cells))
 	}
+	imports, last := codes(cells[2]), strings.TrimSpace(cells[2])
+	slices.Sort(imports)
+	if len(imports) == 0 && last != "none" && last != "any of the above" {
+		return nil, fmt.Errorf("row %q: the imports are neither packages nor %q nor %q", line, "none", "any of the above")
+	}
+	for _, pattern := range codes(cells[0]) {
+		rows = append(rows, importRow{pattern: pattern, imports: imports, anything: last == "any of the above", public: public})
+	}
+	return rows, nil
+}
+
+// codes returns what stands between backticks.
+func codes(text string) (found []string) {
+	for _, m := range code.FindAllStringSubmatch(text, -1) {
+		found = append(found, m[1])
+	}
+	return found
 }
