@@ -118,3 +118,13 @@ func processorTime(b *testing.B) time.Duration {
 	}
 	return time.Duration(usage.Utime.Nano() + usage.Stime.Nano())
 }
+
+func BenchmarkDecodeEntry(b *testing.B) {
+	b.ReportAllocs()
+	message := unhex(b, listedDNS4)
+	for b.Loop() {
+		if _, err := decodeEntry(message); err != nil {
+			b.Fatal(err)
+		}
+	}
+}

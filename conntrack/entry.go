@@ -1,9 +1,12 @@
 package conntrack
 
 import (
-	"encoding/binary"
 	"errors"
+	"fmt"
 	"net/netip"
+
+	"github.com/nftproxy/nftproxy/internal/netlinkattr"
+	"golang.org/x/sys/unix"
 )
 
 // entry is an entry as the kernel lists it.
@@ -17,11 +20,13 @@ type entry struct {
 
 // name returns the attributes that name the entry to the kernel.
 func (e *entry) name() []byte {
-	b := appendAttribute(nil, ctaTupleOrig|nested, e.original)
+	var b netlinkattr.List
+	b.Bytes(ctaTupleOrig|unix.NLA_F_NESTED, e.original)
 	if e.zone != nil {
-		b = appendAttribute(b, ctaZone, e.zone)
+		b.Bytes(ctaZone, e.zone)
 	}
-	return appendAttribute(b, ctaID, e.id)
+	b.Bytes(ctaID, e.id)
+	return b
 }
 
 var errMalformed = errors.New("the kernel sent a malformed entry")
@@ -34,19 +39,25 @@ const headerLen = 4
 func decodeEntry(message []byte) (entry, error) {
 	var e entry
 	var original, reply tuple
-	for typ, payload := range attributes(message[min(headerLen, len(message)):]) {
+	err := netlinkattr.Each(message[min(headerLen, len(message)):], func(typ uint16, payload []byte) (err error) {
 		switch typ {
 		case ctaTupleOrig:
-			e.original, original = payload, decodeTuple(payload)
+			e.original, original = payload, tuple{} // the last one counts
+			err = netlinkattr.Each(payload, original.take)
 		case ctaTupleReply:
-			reply = decodeTuple(payload)
+			reply = tuple{}
+			err = netlinkattr.Each(payload, reply.take)
 		case ctaZone:
 			e.zone = payload
 		case ctaID:
 			e.id = payload
 		}
+		return err
+	})
+	if err != nil {
+		return e, fmt.Errorf("%w: %w", errMalformed, err)
 	}
-	e.flow = Flow{Protocol: original.protocol, Source: original.source, Dialed: original.destination, Server: reply.source}
+	e.flow = Flow{Protocol: original.protocol, Source: original.from(), Dialed: original.to(), Server: reply.from()}
 	if !e.flow.Source.IsValid() || !e.flow.Dialed.IsValid() || !e.flow.Server.IsValid() || e.id == nil {
 		return e, errMalformed
 	}
@@ -55,47 +66,46 @@ func decodeEntry(message []byte) (entry, error) {
 
 // tuple is one direction of a flow. Ports are 0 where the protocol has none.
 type tuple struct {
-	protocol            uint8
-	source, destination netip.AddrPort
+	protocol             uint8
+	source, destination  netip.Addr
+	sourcePort, destPort uint16
 }
 
-func decodeTuple(b []byte) (t tuple) {
-	var from, to netip.Addr
-	var fromPort, toPort uint16
-	for typ, payload := range attributes(b) {
-		switch typ {
-		case ctaTupleIP:
-			from, to = decodeAddrs(payload)
-		case ctaTupleProto:
-			t.protocol, fromPort, toPort = decodeTransport(payload)
-		}
+func (t *tuple) from() netip.AddrPort { return netip.AddrPortFrom(t.source, t.sourcePort) }
+func (t *tuple) to() netip.AddrPort   { return netip.AddrPortFrom(t.destination, t.destPort) }
+
+// take takes an attribute of a tuple.
+func (t *tuple) take(typ uint16, payload []byte) error {
+	switch typ {
+	case ctaTupleIP:
+		return netlinkattr.Each(payload, t.takeAddr)
+	case ctaTupleProto:
+		return netlinkattr.Each(payload, t.takeTransport)
 	}
-	t.source, t.destination = netip.AddrPortFrom(from, fromPort), netip.AddrPortFrom(to, toPort)
-	return t
+	return nil
 }
 
-func decodeAddrs(b []byte) (from, to netip.Addr) {
-	for typ, payload := range attributes(b) {
-		switch typ {
-		case ctaIPv4Src, ctaIPv6Src:
-			from, _ = netip.AddrFromSlice(payload)
-		case ctaIPv4Dst, ctaIPv6Dst:
-			to, _ = netip.AddrFromSlice(payload)
-		}
+func (t *tuple) takeAddr(typ uint16, payload []byte) error {
+	switch typ {
+	case ctaIPv4Src, ctaIPv6Src:
+		t.source, _ = netip.AddrFromSlice(payload)
+	case ctaIPv4Dst, ctaIPv6Dst:
+		t.destination, _ = netip.AddrFromSlice(payload)
 	}
-	return from, to
+	return nil
 }
 
-func decodeTransport(b []byte) (protocol uint8, from, to uint16) {
-	for typ, payload := range attributes(b) {
-		switch {
-		case typ == ctaProtoNum && len(payload) == 1:
-			protocol = payload[0]
-		case typ == ctaProtoSrcPort && len(payload) == 2:
-			from = binary.BigEndian.Uint16(payload)
-		case typ == ctaProtoDstPort && len(payload) == 2:
-			to = binary.BigEndian.Uint16(payload)
+func (t *tuple) takeTransport(typ uint16, payload []byte) (err error) {
+	switch typ {
+	case ctaProtoNum:
+		if len(payload) != 1 {
+			return netlinkattr.ErrShort
 		}
+		t.protocol = payload[0]
+	case ctaProtoSrcPort:
+		t.sourcePort, err = netlinkattr.Uint16(payload)
+	case ctaProtoDstPort:
+		t.destPort, err = netlinkattr.Uint16(payload)
 	}
-	return protocol, from, to
+	return err
 }

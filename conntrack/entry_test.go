@@ -4,6 +4,8 @@ import (
 	"encoding/hex"
 	"errors"
 	"testing"
+
+	"github.com/nftproxy/nftproxy/internal/netlinkattr"
 )
 
 // What Linux 6.18 lists for dns4 and dns6.
@@ -56,8 +58,9 @@ func FuzzDecodeEntry(f *testing.F) {
 		if err != nil {
 			return
 		}
-		again := append(make([]byte, headerLen), e.name()...)
-		named, err := decodeEntry(appendAttribute(again, ctaTupleReply|nested, reply(message)))
+		again := netlinkattr.List(append(make([]byte, headerLen), e.name()...))
+		again.Bytes(ctaTupleReply, reply(message))
+		named, err := decodeEntry(again)
 		if err != nil || named.flow != e.flow || string(named.id) != string(e.id) || string(named.zone) != string(e.zone) {
 			t.Errorf("%+v is named %+v, %v", e, named, err)
 		}
@@ -66,10 +69,11 @@ func FuzzDecodeEntry(f *testing.F) {
 
 // reply returns the reply tuple that counts in a message: the last.
 func reply(message []byte) (last []byte) {
-	for typ, payload := range attributes(message[headerLen:]) {
+	_ = netlinkattr.Each(message[headerLen:], func(typ uint16, payload []byte) error {
 		if typ == ctaTupleReply {
 			last = payload
 		}
-	}
+		return nil
+	})
 	return last
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/mdlayher/netlink"
 	"github.com/nftproxy/nftproxy/integration/netns"
+	"github.com/nftproxy/nftproxy/internal/netlinkattr"
 	"github.com/nftproxy/nftproxy/model"
 	"github.com/ti-mo/conntrack"
 	"golang.org/x/sync/errgroup"
@@ -216,7 +217,8 @@ func TestDeleteFlowsWithARefusedEntry(t *testing.T) {
 			c, table := newTable(t)
 			add(t, table, dns4)
 			good := entryOf(t, c)
-			bad := appendAttribute(nil, ctaTupleOrig|nested, nil)
+			var bad netlinkattr.List
+			bad.End(bad.Begin(ctaTupleOrig))
 			d := deletion{conn: c, ctx: t.Context(), family: model.IPv4}
 			names := arrange(bad, good.name())
 			for _, name := range names {

@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 
 	"github.com/mdlayher/netlink"
+	"github.com/nftproxy/nftproxy/internal/netlinkattr"
 	"github.com/nftproxy/nftproxy/model"
 	"golang.org/x/sys/unix"
 )
@@ -43,10 +44,16 @@ var addressFamilies = map[model.Family]uint8{model.IPv4: unix.AF_INET, model.IPv
 
 // listRequest asks for all entries of a family and a protocol.
 func listRequest(family model.Family, protocol uint8) netlink.Message {
-	proto := appendAttribute(nil, ctaProtoNum, []byte{protocol})
-	flags := appendAttribute(nil, ctaFilterOrigFlags, binary.NativeEndian.AppendUint32(nil, filterProtoNum))
-	body := appendAttribute(nil, ctaTupleOrig|nested, appendAttribute(nil, ctaTupleProto|nested, proto))
-	body = appendAttribute(body, ctaFilter|nested, flags)
+	var body netlinkattr.List
+	tuple := body.Begin(ctaTupleOrig)
+	transport := body.Begin(ctaTupleProto)
+	body.Bytes(ctaProtoNum, []byte{protocol})
+	body.End(transport)
+	body.End(tuple)
+	filter := body.Begin(ctaFilter)
+	// In the byte order of the machine, unlike all other numbers.
+	body.Bytes(ctaFilterOrigFlags, binary.NativeEndian.AppendUint32(nil, filterProtoNum))
+	body.End(filter)
 	return request(msgGet, netlink.Dump, family, body)
 }
 

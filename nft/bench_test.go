@@ -257,3 +257,23 @@ func BenchmarkReadTable(b *testing.B) {
 		}
 	}
 }
+
+// A table with a map and a chain for each of n Service ports, compared with itself.
+func BenchmarkDiffManySets(b *testing.B) {
+	for _, n := range []int{100, 1000, 10_000} {
+		b.Run(fmt.Sprint(n), func(b *testing.B) {
+			table := &Table{Family: FamilyIP, Name: "kube-proxy"}
+			for i := range n {
+				affinity := &Set{Name: fmt.Sprintf("affinity.%d", i), Key: Concat{IPSaddr}, Data: Concat{IPDaddr, ThDport}, Dynamic: true}
+				table.Sets = append(table.Sets, affinity)
+				table.Chains = append(table.Chains, &Chain{Name: fmt.Sprintf("service-%d", i),
+					Rules: []Rule{NewRule(DNAT{Family: FamilyIP, Key: affinity.Key, Map: affinity.Name})}})
+			}
+			for b.Loop() {
+				if tx := Diff(table, table); !tx.Empty() {
+					b.Fatal(tx)
+				}
+			}
+		})
+	}
+}

@@ -2,7 +2,6 @@ package nft
 
 import (
 	"fmt"
-	"slices"
 	"strings"
 )
 
@@ -92,45 +91,16 @@ func (c *Chain) same(o *Chain) bool {
 	return c.Type == o.Type && c.Hook == o.Hook && c.Priority == o.Priority && c.DropPolicy == o.DropPolicy && sameComment(c.Comment, o.Comment)
 }
 
-func sameRules(a, b []Rule) bool {
-	return slices.EqualFunc(a, b, func(x, y Rule) bool { return x.String() == y.String() })
-}
-
-// Rule is a sequence of statements, applied as long as each one matches.
-type Rule struct {
-	Statements []Statement
-	// Comment is shown by nft; at most 127 bytes.
-	Comment string
-}
-
-// String prints the rule as nft lists it.
-func (r Rule) String() string {
-	var words []string
-	for _, s := range r.Statements {
-		words = append(words, s.String())
+func (c *Chain) appendText(b *strings.Builder) {
+	fmt.Fprintf(b, "\tchain %s {\n", c.Name)
+	if c.Comment != "" {
+		fmt.Fprintf(b, "\t\tcomment %s\n", quote(c.Comment))
 	}
-	if r.Comment != "" {
-		words = append(words, "comment "+quote(r.Comment))
+	if h := c.header(); h != "" {
+		fmt.Fprintf(b, "\t\t%s\n", h)
 	}
-	return strings.Join(words, " ")
+	for _, r := range c.Rules {
+		fmt.Fprintf(b, "\t\t%s\n", r)
+	}
+	b.WriteString("\t}\n")
 }
-
-// uses reports whether the rule refers to the set.
-func (r Rule) uses(set string) bool {
-	return slices.ContainsFunc(r.Statements, func(s Statement) bool {
-		switch s := s.(type) {
-		case InSet:
-			return s.Set == set
-		case Vmap:
-			return s.Map == set
-		case DNAT:
-			return s.Map == set
-		case Update:
-			return s.Map == set
-		}
-		return false
-	})
-}
-
-// NewRule returns a rule of the statements, without a comment.
-func NewRule(statements ...Statement) Rule { return Rule{Statements: statements} }

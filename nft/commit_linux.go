@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/mdlayher/netlink"
+	"github.com/nftproxy/nftproxy/internal/netlinkattr"
 	"golang.org/x/sys/unix"
 )
 
@@ -73,7 +74,7 @@ func (tx *Transaction) size() (elements, chains int) {
 func batchBytes(messages []message) int {
 	n := 0
 	for i := range messages {
-		n += unix.NLMSG_HDRLEN + padded(len(messages[i].Data))
+		n += unix.NLMSG_HDRLEN + netlinkattr.Padded(len(messages[i].Data))
 	}
 	return n
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/nftproxy/nftproxy/internal/netlinkattr"
 	"golang.org/x/sys/unix"
 )
 
@@ -151,7 +152,7 @@ const maxKey = 64
 
 // take takes one element that the kernel has.
 func (e *elementComparison) take(r *rawElement) error {
-	key := append(append(e.key[:0], r.key...), "\x00\x00\x00"[:padded(len(r.key))-len(r.key)]...)
+	key := append(append(e.key[:0], r.key...), "\x00\x00\x00"[:netlinkattr.Padded(len(r.key))-len(r.key)]...)
 	switch {
 	case r.catchAll():
 		key = append(e.key[:0], CatchAll...)

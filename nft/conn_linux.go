@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/mdlayher/netlink"
+	"github.com/nftproxy/nftproxy/internal/netlinkattr"
 	"golang.org/x/sys/unix"
 )
 
@@ -140,7 +141,7 @@ type query struct {
 	typ    uint16 // NFT_MSG_GET…
 	flags  netlink.HeaderFlags
 	family Family
-	attrs  attributes
+	attrs  netlinkattr.List
 }
 
 // ErrGenerationMoved says that somebody committed to nf_tables while it was being read, so that the parts read do not
@@ -212,7 +213,7 @@ func withPrivilege(err error) error {
 }
 
 // request sends one request and returns a copy of the messages that answer it.
-func (c *Conn) request(typ uint16, flags netlink.HeaderFlags, family Family, attrs attributes) ([]reply, error) {
+func (c *Conn) request(typ uint16, flags netlink.HeaderFlags, family Family, attrs netlinkattr.List) ([]reply, error) {
 	var replies []reply
 	err := c.ask(context.Background(), query{typ, flags, family, attrs}, func(r reply) error {
 		r.Data = append([]byte(nil), r.Data...)
@@ -223,7 +224,7 @@ func (c *Conn) request(typ uint16, flags netlink.HeaderFlags, family Family, att
 }
 
 // dump lists all objects of a kind.
-func (c *Conn) dump(typ uint16, family Family, attrs attributes) ([]reply, error) {
+func (c *Conn) dump(typ uint16, family Family, attrs netlinkattr.List) ([]reply, error) {
 	return c.request(typ, netlink.Dump, family, attrs)
 }
 
@@ -234,7 +235,7 @@ func (c *Conn) Generation() (uint32, error) {
 	err := c.ask(context.Background(), query{typ: unix.NFT_MSG_GETGEN}, func(r reply) error {
 		return decodeAttributes(r.Data, func(typ uint16, b []byte) (err error) {
 			if typ == unix.NFTA_GEN_ID {
-				id, err = be32(b)
+				id, err = netlinkattr.Uint32(b)
 			}
 			return err
 		})

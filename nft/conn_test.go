@@ -11,6 +11,7 @@ import (
 
 	"github.com/mdlayher/netlink"
 	"github.com/nftproxy/nftproxy/integration/netns"
+	"github.com/nftproxy/nftproxy/internal/netlinkattr"
 	"golang.org/x/net/bpf"
 	"golang.org/x/sys/unix"
 )
@@ -224,8 +225,8 @@ func TestConnAfterCloseIsClosed(t *testing.T) {
 
 func TestEachMessageRefusesWhatIsTooShort(t *testing.T) {
 	for _, b := range []string{"short", strings.Repeat("\xff", unix.NLMSG_HDRLEN), strings.Repeat("\x00", unix.NLMSG_HDRLEN)} {
-		if err := eachMessage([]byte(b), func(reply) error { return nil }); !errors.Is(err, errShort) {
-			t.Errorf("%q: %v, want %v", b, err, errShort)
+		if err := eachMessage([]byte(b), func(reply) error { return nil }); !errors.Is(err, netlinkattr.ErrShort) {
+			t.Errorf("%q: %v, want %v", b, err, netlinkattr.ErrShort)
 		}
 	}
 }

@@ -57,9 +57,6 @@ func appendAddr(b []byte, addr netip.Addr) []byte {
 // AppendInteger appends a host-endian integer to b.
 func AppendInteger(b []byte, v uint32) []byte { return binary.NativeEndian.AppendUint32(b, v) }
 
-// padded is n rounded up to whole registers.
-func padded(n int) int { return (n + 3) &^ 3 }
-
 // dataType is one of nft's data types: how a value of it is named, stored and printed.
 type dataType struct {
 	name   string

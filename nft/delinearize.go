@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/google/nftables/expr"
+	"github.com/nftproxy/nftproxy/internal/netlinkattr"
 	"golang.org/x/sys/unix"
 )
 
@@ -79,9 +80,6 @@ func (d *delinearizer) step(e any) {
 		d.unknown(strings.ToLower(reflect.TypeOf(e).Elem().Name()))
 	}
 }
-
-// unknownExpr stands for an expression that the decoder has no type for.
-type unknownExpr string
 
 // load recognises the load of a field by comparing it with the load that each field would make.
 func (d *delinearizer) load(e any) {
@@ -235,7 +233,7 @@ func matchOf(f Field, op Op, v loadedValue, data []byte) Statement {
 	case f == MetaIifname || f == MetaOifname:
 		return MatchIfname{Field: f, Op: op, Name: string(data) + "*"}
 	case len(data) == length:
-		padding := make([]byte, padded(length)-length)
+		padding := make([]byte, netlinkattr.Padded(length)-length)
 		return Match{Field: f, Op: op, Value: Data(data) + Data(padding)}
 	}
 	return nil
@@ -294,7 +292,7 @@ func (d *delinearizer) concatAt(reg uint32, length int) (Concat, bool) {
 			return nil, false
 		}
 		c = append(c, v.expr)
-		size := padded(v.expr.dataType().length)
+		size := netlinkattr.Padded(v.expr.dataType().length)
 		i += size / 4
 		n += size
 	}
@@ -325,7 +323,7 @@ func (d *delinearizer) lookup(e *expr.Lookup) {
 }
 
 func (d *delinearizer) nat(n *expr.NAT) {
-	port := padded(d.family.Daddr().dataType().length) / 4
+	port := netlinkattr.Padded(d.family.Daddr().dataType().length) / 4
 	from := d.loaded[registerIndex(n.RegAddrMin)].lookup
 	addrEnd := n.RegAddrMax == 0 || n.RegAddrMax == n.RegAddrMin
 	portEnd := n.RegProtoMax == 0 || n.RegProtoMax == n.RegProtoMin

@@ -1,8 +1,7 @@
 package nft
 
 import (
-	"encoding/binary"
-
+	"github.com/nftproxy/nftproxy/internal/netlinkattr"
 	"golang.org/x/sys/unix"
 )
 
@@ -55,36 +54,15 @@ func (s Step) elementsSummary() string {
 }
 
 // elementAt finds the element whose attributes cover the offset in the message's data.
-func (m *message) elementAt(offset int) (e Element, ok bool) {
-	data := m.Data
-	at := nfgenmsgLen
-	for at+attrHeader <= len(data) {
-		length := int(binary.NativeEndian.Uint16(data[at:]))
-		typ := binary.NativeEndian.Uint16(data[at+2:]) & attrTypeMask
-		if length < attrHeader || at+length > len(data) {
-			return e, false
-		}
-		if typ == unix.NFTA_SET_ELEM_LIST_ELEMENTS {
-			return elementIn(data[at+attrHeader:at+length], offset-at-attrHeader)
-		}
-		at += padded(length)
+func (m *message) elementAt(offset int) (Element, bool) {
+	list, inside, ok := netlinkattr.At(m.Data[nfgenmsgLen:], offset-nfgenmsgLen)
+	if !ok {
+		return Element{}, false
 	}
-	return e, false
-}
-
-func elementIn(list []byte, offset int) (e Element, ok bool) {
-	if offset < 0 {
-		return e, false
+	element, _, ok := netlinkattr.At(list, inside)
+	if !ok {
+		return Element{}, false
 	}
-	at := 0
-	_ = eachAttribute(list, func(_ uint16, b []byte) error {
-		if !ok && offset < at+attrHeader+len(b) {
-			var err error
-			e, err = decodeElement(b)
-			ok = err == nil
-		}
-		at += padded(attrHeader + len(b))
-		return nil
-	})
-	return e, ok
+	e, err := decodeElement(element)
+	return e, err == nil
 }

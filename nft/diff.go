@@ -28,12 +28,14 @@ func beginDiff(have, want *Table) (tx Transaction, d *delta, pairs []setPair) {
 		return Transaction{Steps: []Step{{Op: DeleteTable, Table: have}}}, nil, nil
 	case have == nil:
 		return build(want), nil, nil
-	case !have.becomes(want) || !sameComment(have.Comment, want.Comment) || !compatible(have, want):
+	}
+	has, wants := have.index(), want.index()
+	if !have.becomes(want) || !sameComment(have.Comment, want.Comment) || !has.becomes(want) {
 		return Replace(want), nil, nil
 	}
-	d = &delta{table: want, adopt: want.Owner && !have.Owner, deleteObjects: have.Objects}
-	pairs = d.compareSets(have, want)
-	d.compareChains(have, want)
+	d = &delta{table: want, adopt: want.Owner && !have.Owner, deleteObjects: have.Objects, rebuiltSets: map[string]bool{}}
+	pairs = d.compareSets(has, wants)
+	d.compareChains(has, wants)
 	return Transaction{}, d, pairs
 }
 
@@ -66,15 +68,15 @@ func build(want *Table) Transaction {
 	return d.transaction()
 }
 
-// compatible reports whether have can be turned into want step by step.
-func compatible(have, want *Table) bool {
+// becomes reports whether the sets and chains can be turned into those of want step by step.
+func (i index) becomes(want *Table) bool {
 	for _, w := range want.Sets {
-		if h := have.Set(w.Name); h != nil && !h.sameType(w) && !h.resizable(w) {
+		if h := i.sets[w.Name]; h != nil && !h.sameType(w) && !h.resizable(w) {
 			return false
 		}
 	}
 	for _, w := range want.Chains {
-		if h := have.Chain(w.Name); h != nil && !replaceable(h, w) {
+		if h := i.chains[w.Name]; h != nil && !replaceable(h, w) {
 			return false
 		}
 	}
@@ -93,7 +95,7 @@ type delta struct {
 	table                   *Table
 	addTable, adopt         bool
 	addSets, deleteSets     []*Set
-	rebuiltSets             []string // names of those that are deleted and added again
+	rebuiltSets             map[string]bool // by name: those that are deleted and added again
 	addChains, deleteChains []*Chain
 	flushChains, newRules   []*Chain
 	deleteObjects           []Object
@@ -120,27 +122,39 @@ func (e setElements) steps(op StepOp) []Step {
 // setPair is a set as it is wanted, and as it is: nil if there is none that could stay.
 type setPair struct{ have, want *Set }
 
-// compareSets compares the sets without their elements, and returns those of which the elements have to be compared.
-func (d *delta) compareSets(have, want *Table) (pairs []setPair) {
-	for _, w := range want.Sets {
-		h := have.Set(w.Name)
+// compareSets compares the sets without their elements, and returns those whose elements have to be compared.
+func (d *delta) compareSets(have, want index) (pairs []setPair) {
+	for _, w := range want.table.Sets {
+		h := have.sets[w.Name]
 		switch {
 		case h == nil:
 			d.addSets = append(d.addSets, w)
 		case !h.sameType(w):
 			d.deleteSets, d.addSets = append(d.deleteSets, h), append(d.addSets, w)
-			d.rebuiltSets = append(d.rebuiltSets, w.Name)
+			d.rebuiltSets[w.Name] = true
 			h = nil
 		}
 		pairs = append(pairs, setPair{h, w})
 	}
-	for _, h := range have.Sets {
+	for _, h := range have.table.Sets {
 		// An anonymous set goes with its rule, and cannot be deleted by name.
-		if want.Set(h.Name) == nil && !h.anonymous {
+		if want.sets[h.Name] == nil && !h.anonymous {
 			d.deleteSets = append(d.deleteSets, h)
 		}
 	}
 	return pairs
+}
+
+func (d *delta) compareChains(have, want index) {
+	for _, w := range want.table.Chains {
+		d.compareChain(have.chains[w.Name], w)
+	}
+	for _, h := range have.table.Chains {
+		// A chain that belongs to a rule goes with it, and cannot be touched by name.
+		if want.chains[h.Name] == nil && !h.bound {
+			d.compareChain(h, nil)
+		}
+	}
 }
 
 // compareElements compares all elements; of sets that packets add to, only the catch-all, which packets cannot add.
@@ -167,18 +181,6 @@ func (d *delta) compareElements(have, want *Set) {
 	}
 	d.deleteElements = append(d.deleteElements, setElements{set: want, elements: gone})
 	d.addElements = append(d.addElements, setElements{set: want, elements: added})
-}
-
-func (d *delta) compareChains(have, want *Table) {
-	for _, w := range want.Chains {
-		d.compareChain(have.Chain(w.Name), w)
-	}
-	for _, h := range have.Chains {
-		// A chain that belongs to a rule goes with it, and cannot be touched by name.
-		if want.Chain(h.Name) == nil && !h.bound {
-			d.compareChain(h, nil)
-		}
-	}
 }
 
 // compareSet notes what it takes to turn have, a set of the same type if any, into want; nil means no such set.
@@ -215,8 +217,8 @@ func (d *delta) compareChain(have, want *Chain) {
 // rebuilds reports whether a rule of the chain refers to a set that is deleted and added again. That takes the rule
 // along: the kernel deletes no set that is in use.
 func (d *delta) rebuilds(c *Chain) bool {
-	return slices.ContainsFunc(d.rebuiltSets, func(set string) bool {
-		return slices.ContainsFunc(c.Rules, func(r Rule) bool { return r.uses(set) })
+	return len(d.rebuiltSets) > 0 && slices.ContainsFunc(c.Rules, func(r Rule) bool {
+		return slices.ContainsFunc(r.Statements, func(s Statement) bool { return d.rebuiltSets[setOf(s)] })
 	})
 }
 
@@ -267,10 +269,4 @@ func (d *delta) transaction() Transaction {
 		add(e.steps(AddElements)...)
 	}
 	return tx
-}
-
-// SortChains puts chains in the order in which this package's callers print them: base
-// chains first, by hook and priority, then the others by name, numbers by value.
-func SortChains(chains []*Chain) {
-	slices.SortFunc(chains, compareChainOrder)
 }

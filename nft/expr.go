@@ -5,6 +5,7 @@ import (
 	"strings"
 
 	"github.com/google/nftables/expr"
+	"github.com/nftproxy/nftproxy/internal/netlinkattr"
 	"golang.org/x/sys/unix"
 )
 
@@ -210,7 +211,7 @@ func (c Concat) String() string {
 func (c Concat) Len() int {
 	n := 0
 	for _, e := range c {
-		n += padded(e.dataType().length)
+		n += netlinkattr.Padded(e.dataType().length)
 	}
 	return n
 }
@@ -251,6 +252,27 @@ func (c Concat) appendFormat(b *strings.Builder, d Data) {
 		}
 		t := e.dataType()
 		b.WriteString(t.format(string(d[:t.length])))
-		d = d[padded(t.length):]
+		d = d[netlinkattr.Padded(t.length):]
 	}
 }
+
+type opaqueType uint32
+
+// opaque is a type of the given length about which nothing else is known.
+func opaque(length uint32) Concat { return Concat{opaqueType(length)} }
+
+// isOpaque reports whether the set is of a kind that this package does not write.
+func (s *Set) isOpaque() bool {
+	_, ok := s.Key[0].(opaqueType)
+	return ok
+}
+
+func (o opaqueType) String() string { return fmt.Sprintf("opaque-%d-bytes", uint32(o)) }
+
+func (o opaqueType) dataType() dataType {
+	return dataType{name: o.String(), length: int(o), format: func(b string) string { return fmt.Sprintf("0x%x", b) }}
+}
+
+func (o opaqueType) loadVia(uint32, uint32) []expr.Any { return nil }
+
+func (o opaqueType) typeof(b []byte) []byte { return b }

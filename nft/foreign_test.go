@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/nftproxy/nftproxy/integration/netns"
+	"github.com/nftproxy/nftproxy/internal/netlinkattr"
 	"golang.org/x/sys/unix"
 )
 
@@ -88,8 +89,8 @@ func TestForeignObjectsAreRemovedInOneTransaction(t *testing.T) {
 // is to test here.
 func TestForeignFlowtableIsDeletedByItsName(t *testing.T) {
 	a := start(&Table{Family: FamilyIP}, 64)
-	a.str(nftaFlowtableTable, "kube-proxy")
-	a.str(nftaFlowtableName, "ft")
+	a.Text(nftaFlowtableTable, "kube-proxy")
+	a.Text(nftaFlowtableName, "ft")
 	table, o, err := decodeFlowtable(a)
 	if err != nil || table != "kube-proxy" || o.String() != "flowtable ft" {
 		t.Fatalf("decodeFlowtable = %q, %v, %v", table, o, err)
@@ -113,9 +114,9 @@ func TestForeignFlowtableIsDeletedByItsName(t *testing.T) {
 // What google/nftables cannot decode, or panics on, is no reason for not reading the table.
 func TestForeignExpressionThatCannotBeDecodedIsUnknown(t *testing.T) {
 	for _, name := range []string{"cmp", "numgen", "byteorder", "bitwise", "nat", "dynset", "fib"} {
-		var a attributes
-		a.str(unix.NFTA_EXPR_NAME, name)
-		a.bytes(unix.NFTA_EXPR_DATA, "\x05\x00\x01\x00\xff\x00\x00\x00\x05\x00\x02\x00\xff\x00\x00\x00\x05\x00\x03\x00\xff\x00\x00\x00\x09")
+		var a netlinkattr.List
+		a.Text(unix.NFTA_EXPR_NAME, name)
+		a.ByteString(unix.NFTA_EXPR_DATA, "\x05\x00\x01\x00\xff\x00\x00\x00\x05\x00\x02\x00\xff\x00\x00\x00\x05\x00\x03\x00\xff\x00\x00\x00\x09")
 		e, err := decodeExpr(uint8(FamilyIP), a)
 		if err != nil {
 			t.Errorf("%s: %v", name, err)

@@ -11,6 +11,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/nftproxy/nftproxy/integration/netns"
+	"github.com/nftproxy/nftproxy/internal/netlinkattr"
 	"golang.org/x/sys/unix"
 )
 
@@ -27,8 +28,8 @@ func TestRecordSeeds(t *testing.T) {
 		if _, err := c.Commit(Diff(nil, everything(f))); err != nil {
 			t.Fatal(err)
 		}
-		var named attributes
-		named.str(unix.NFTA_TABLE_NAME, "kube-proxy") // the same number for sets, elements and rules
+		var named netlinkattr.List
+		named.Text(unix.NFTA_TABLE_NAME, "kube-proxy") // the same number for sets, elements and rules
 		for _, kind := range []struct {
 			target string
 			typ    uint16
@@ -45,8 +46,8 @@ func TestRecordSeeds(t *testing.T) {
 			}
 		}
 		for _, s := range everything(f).Sets {
-			list := append(attributes(nil), named...)
-			list.str(unix.NFTA_SET_ELEM_LIST_SET, s.Name)
+			list := append(netlinkattr.List(nil), named...)
+			list.Text(unix.NFTA_SET_ELEM_LIST_SET, s.Name)
 			replies, err := c.dump(unix.NFT_MSG_GETSETELEM, f, list)
 			if err != nil {
 				t.Fatal(err)
@@ -336,9 +337,9 @@ func FuzzUserdata(f *testing.F) {
 // FuzzDecodeObject feeds what no other target decodes: objects, flowtables, notices.
 func FuzzDecodeObject(f *testing.F) {
 	a := start(&Table{Family: FamilyIP}, 64)
-	a.str(unix.NFTA_OBJ_TABLE, "t")
-	a.str(unix.NFTA_OBJ_NAME, "o")
-	a.u32(unix.NFTA_OBJ_TYPE, 1)
+	a.Text(unix.NFTA_OBJ_TABLE, "t")
+	a.Text(unix.NFTA_OBJ_NAME, "o")
+	a.Uint32(unix.NFTA_OBJ_TYPE, 1)
 	f.Add([]byte(a))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		for _, decode := range []func([]byte) (string, Object, error){decodeObject, decodeFlowtable} {

@@ -2,6 +2,7 @@ package nft
 
 import (
 	"github.com/google/nftables/expr"
+	"github.com/nftproxy/nftproxy/internal/netlinkattr"
 	"golang.org/x/sys/unix"
 )
 
@@ -48,7 +49,7 @@ func (l *linearizer) loadFrom(i int, c Concat) {
 	scratch := register(i + c.Len()/4 + 4)
 	for _, e := range c {
 		l.add(e.loadVia(register(i), scratch)...)
-		i += padded(e.dataType().length) / 4
+		i += netlinkattr.Padded(e.dataType().length) / 4
 	}
 }
 
@@ -128,7 +129,7 @@ func (s FlipMarkBits) linearize(l *linearizer) {
 
 func (d DNAT) linearize(l *linearizer) {
 	l.load(d.Key)
-	port := padded(d.Family.Daddr().dataType().length) / 4
+	port := netlinkattr.Padded(d.Family.Daddr().dataType().length) / 4
 	l.add(
 		&expr.Lookup{SourceRegister: unix.NFT_REG_1, SetName: d.Map, IsDestRegSet: true, DestRegister: unix.NFT_REG_1},
 		&expr.NAT{Type: expr.NATTypeDestNAT, Family: uint32(d.Family), RegAddrMin: unix.NFT_REG_1, RegProtoMin: register(port)})

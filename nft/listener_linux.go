@@ -7,6 +7,7 @@ import (
 	"net"
 	"sync/atomic"
 
+	"github.com/nftproxy/nftproxy/internal/netlinkattr"
 	"golang.org/x/net/bpf"
 	"golang.org/x/sys/unix"
 )
@@ -115,11 +116,11 @@ func (l *Listener) Next(ctx context.Context) (Notice, error) {
 func (n *Notice) take(typ uint16, b []byte) (err error) {
 	switch typ {
 	case unix.NFTA_GEN_ID:
-		n.Generation, err = be32(b)
+		n.Generation, err = netlinkattr.Uint32(b)
 	case unix.NFTA_GEN_PROC_PID:
-		n.PID, err = be32(b)
+		n.PID, err = netlinkattr.Uint32(b)
 	case unix.NFTA_GEN_PROC_NAME:
-		n.Process = cString(b)
+		n.Process = netlinkattr.Text(b)
 	}
 	return err
 }

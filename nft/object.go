@@ -3,6 +3,7 @@ package nft
 import (
 	"fmt"
 
+	"github.com/nftproxy/nftproxy/internal/netlinkattr"
 	"golang.org/x/sys/unix"
 )
 
@@ -26,24 +27,16 @@ var objectKinds = map[uint32]string{
 
 const flowtableKind = "flowtable"
 
-// What x/sys/unix has no names for: messages and attributes of flowtables.
-const (
-	nftMsgGetFlowtable = 23
-	nftMsgDelFlowtable = 24
-	nftaFlowtableTable = 1
-	nftaFlowtableName  = 2
-)
-
 // decodeObject decodes an NFT_MSG_NEWOBJ message and returns the table's name too.
 func decodeObject(data []byte) (table string, o Object, err error) {
 	err = decodeAttributes(data, func(typ uint16, b []byte) (err error) {
 		switch typ {
 		case unix.NFTA_OBJ_TABLE:
-			table = cString(b)
+			table = netlinkattr.Text(b)
 		case unix.NFTA_OBJ_NAME:
-			o.Name = cString(b)
+			o.Name = netlinkattr.Text(b)
 		case unix.NFTA_OBJ_TYPE:
-			o.number, err = be32(b)
+			o.number, err = netlinkattr.Uint32(b)
 		}
 		return err
 	})
@@ -62,9 +55,9 @@ func decodeFlowtable(data []byte) (table string, o Object, err error) {
 	err = decodeAttributes(data, func(typ uint16, b []byte) error {
 		switch typ {
 		case nftaFlowtableTable:
-			table = cString(b)
+			table = netlinkattr.Text(b)
 		case nftaFlowtableName:
-			o.Name = cString(b)
+			o.Name = netlinkattr.Text(b)
 		}
 		return nil
 	})
@@ -75,15 +68,15 @@ func decodeFlowtable(data []byte) (table string, o Object, err error) {
 }
 
 // deleteObject encodes the deletion of an object.
-func (e *encoder) deleteObject(s Step, a attributes) {
+func (e *encoder) deleteObject(s Step, a netlinkattr.List) {
 	if s.Object.Kind == flowtableKind {
-		a.str(nftaFlowtableTable, s.Table.Name)
-		a.str(nftaFlowtableName, s.Object.Name)
+		a.Text(nftaFlowtableTable, s.Table.Name)
+		a.Text(nftaFlowtableName, s.Object.Name)
 		e.message(s, nftMsgDelFlowtable, 0, a)
 		return
 	}
-	a.str(unix.NFTA_OBJ_TABLE, s.Table.Name)
-	a.str(unix.NFTA_OBJ_NAME, s.Object.Name)
-	a.u32(unix.NFTA_OBJ_TYPE, s.Object.number)
+	a.Text(unix.NFTA_OBJ_TABLE, s.Table.Name)
+	a.Text(unix.NFTA_OBJ_NAME, s.Object.Name)
+	a.Uint32(unix.NFTA_OBJ_TYPE, s.Object.number)
 	e.message(s, unix.NFT_MSG_DELOBJ, 0, a)
 }

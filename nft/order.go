@@ -37,3 +37,11 @@ func splitNumber(s string) (head, number string) {
 	head = strings.TrimRight(s, "0123456789")
 	return head, s[len(head):]
 }
+
+func compareElements(a, b Element) int { return strings.Compare(string(a.Key), string(b.Key)) }
+
+// SortChains puts chains in the order in which this package's callers print them: base
+// chains first, by hook and priority, then the others by name, numbers by value.
+func SortChains(chains []*Chain) {
+	slices.SortFunc(chains, compareChainOrder)
+}

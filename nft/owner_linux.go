@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/nftproxy/nftproxy/internal/netlinkattr"
 	"golang.org/x/sys/unix"
 )
 
@@ -107,8 +108,8 @@ func (c *Conn) knowsDestroy(tx Transaction) (bool, error) {
 
 // readHeader reads a table without what it holds; nil if there is none.
 func (s *socket) readHeader(family Family, name string) (*Table, error) {
-	var a attributes
-	a.str(unix.NFTA_TABLE_NAME, name)
+	var a netlinkattr.List
+	a.Text(unix.NFTA_TABLE_NAME, name)
 	var t *Table
 	err := s.ask(context.Background(), query{typ: unix.NFT_MSG_GETTABLE, family: family, attrs: a}, func(r reply) (err error) {
 		t, err = decodeTable(r.Data)

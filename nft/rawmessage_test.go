@@ -4,11 +4,12 @@ import (
 	"testing"
 
 	"github.com/mdlayher/netlink"
+	"github.com/nftproxy/nftproxy/internal/netlinkattr"
 	"golang.org/x/sys/unix"
 )
 
 // rawMessage is a message that this package would not write.
-func rawMessage(typ uint16, data attributes) message {
+func rawMessage(typ uint16, data netlinkattr.List) message {
 	return message{Message: netlink.Message{
 		Header: netlink.Header{Type: netlink.HeaderType(unix.NFNL_SUBSYS_NFTABLES<<8 | typ), Flags: netlink.Request | netlink.Create},
 		Data:   data,

@@ -8,6 +8,7 @@ import (
 	"iter"
 
 	"github.com/mdlayher/netlink"
+	"github.com/nftproxy/nftproxy/internal/netlinkattr"
 	"golang.org/x/sys/unix"
 )
 
@@ -156,7 +157,7 @@ func (r *reader) ask(q query, each func(reply) error) error {
 // note compares the generation of an answer with that of the ones before.
 func (r *reader) note(m reply) error {
 	if len(m.Data) < nfgenmsgLen {
-		return errShort
+		return netlinkattr.ErrShort
 	}
 	now := binary.BigEndian.Uint16(m.Data[2:]) // nfgenmsg.res_id
 	if r.started && now != r.generation {
@@ -183,8 +184,8 @@ func (r *reader) steady(t *Table) error {
 
 // header reads the table without what it holds; nil if there is none.
 func (r *reader) header(family Family, name string) (t *Table, err error) {
-	var a attributes
-	a.str(unix.NFTA_TABLE_NAME, name)
+	var a netlinkattr.List
+	a.Text(unix.NFTA_TABLE_NAME, name)
 	err = r.ask(query{typ: unix.NFT_MSG_GETTABLE, family: family, attrs: a}, func(m reply) error {
 		t, err = decodeTable(m.Data)
 		return err
@@ -197,8 +198,8 @@ func (r *reader) header(family Family, name string) (t *Table, err error) {
 
 // sets reads the sets without elements.
 func (r *reader) sets(t *Table) error {
-	var a attributes
-	a.str(unix.NFTA_SET_TABLE, t.Name)
+	var a netlinkattr.List
+	a.Text(unix.NFTA_SET_TABLE, t.Name)
 	return r.ask(query{unix.NFT_MSG_GETSET, netlink.Dump, t.Family, a}, func(m reply) error {
 		table, s, err := decodeSet(m.Data)
 		if err == nil && table == t.Name {
@@ -264,19 +265,19 @@ func (r *reader) elementMessages(family Family, table, set string, each func(dat
 }
 
 // elementList begins a request for elements of a set.
-func elementList(table, set string) attributes {
-	var a attributes
-	a.str(unix.NFTA_SET_ELEM_LIST_TABLE, table)
-	a.str(unix.NFTA_SET_ELEM_LIST_SET, set)
+func elementList(table, set string) netlinkattr.List {
+	var a netlinkattr.List
+	a.Text(unix.NFTA_SET_ELEM_LIST_TABLE, table)
+	a.Text(unix.NFTA_SET_ELEM_LIST_SET, set)
 	return a
 }
 
 // catchAll reads the catch-all element, if the set has one, without listing the others.
 func (r *reader) catchAll(t *Table, s *Set, each func(data []byte) error) error {
 	a := elementList(t.Name, s.Name)
-	list := a.begin(unix.NFTA_SET_ELEM_LIST_ELEMENTS)
-	a.element(s, s.lengths(), &Element{Key: CatchAll}, false)
-	a.end(list)
+	list := a.Begin(unix.NFTA_SET_ELEM_LIST_ELEMENTS)
+	encodeElement(&a, s, s.lengths(), &Element{Key: CatchAll}, false)
+	a.End(list)
 	err := r.ask(query{typ: unix.NFT_MSG_GETSETELEM, family: t.Family, attrs: a}, func(m reply) error {
 		return each(m.Data)
 	})
@@ -287,14 +288,14 @@ func (r *reader) catchAll(t *Table, s *Set, each func(data []byte) error) error 
 }
 
 func (r *reader) objects(t *Table) error {
-	var a attributes
-	a.str(unix.NFTA_OBJ_TABLE, t.Name)
+	var a netlinkattr.List
+	a.Text(unix.NFTA_OBJ_TABLE, t.Name)
 	return r.appendObjects(t, query{unix.NFT_MSG_GETOBJ, netlink.Dump, t.Family, a}, decodeObject)
 }
 
 func (r *reader) flowtables(t *Table) error {
-	var a attributes
-	a.str(nftaFlowtableTable, t.Name)
+	var a netlinkattr.List
+	a.Text(nftaFlowtableTable, t.Name)
 	return r.appendObjects(t, query{nftMsgGetFlowtable, netlink.Dump, t.Family, a}, decodeFlowtable)
 }
 
@@ -322,19 +323,17 @@ func (r *reader) chains(t *Table) error {
 
 // rules reads the rules of the table's chains. Its sets and chains must have been read.
 func (r *reader) rules(t *Table) error {
-	var a attributes
-	a.str(unix.NFTA_RULE_TABLE, t.Name)
-	chains := map[string]*Chain{}
-	for _, c := range t.Chains {
-		chains[c.Name] = c
-	}
+	var a netlinkattr.List
+	a.Text(unix.NFTA_RULE_TABLE, t.Name)
+	index := t.index()
+	find := func(name string) *Set { return index.sets[name] }
 	return r.ask(query{unix.NFT_MSG_GETRULE, netlink.Dump, t.Family, a}, func(m reply) error {
 		rule, err := decodeRule(m.Data)
 		if err != nil {
 			return err
 		}
-		if chain := chains[rule.chain]; rule.table == t.Name && chain != nil {
-			chain.Rules = append(chain.Rules, Rule{Statements: delinearize(t.Family, t.Set, rule.exprs), Comment: rule.comment})
+		if chain := index.chains[rule.chain]; rule.table == t.Name && chain != nil {
+			chain.Rules = append(chain.Rules, Rule{Statements: delinearize(t.Family, find, rule.exprs), Comment: rule.comment})
 		}
 		return nil
 	})

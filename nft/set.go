@@ -3,9 +3,6 @@ package nft
 import (
 	"iter"
 	"slices"
-	"strconv"
-	"strings"
-	"time"
 )
 
 // Set is an nft set or map with its elements. It is a map when Data or Verdicts is set.
@@ -46,65 +43,6 @@ type Set struct {
 // DefaultSize is the size that the kernel gives to a Dynamic set without one. Such a set starts
 // small and grows; the kernel allocates the hash buckets of a declared size at once (16 bytes for each element).
 const DefaultSize = 1<<16 - 1
-
-// Element is one element of a set or map.
-type Element struct {
-	// Key is the key, or CatchAll.
-	Key Data
-	// KeyEnd is the last key of the range that starts with Key, in a set with Interval.
-	KeyEnd Data
-	// Value is the data of a map's element, in a map with Data.
-	Value Data
-	// Verdict is the verdict of an element in a verdict map.
-	Verdict Verdict
-	// Comment is shown by nft; at most 127 bytes.
-	Comment string
-	// Timeout is how long the element of a Dynamic set lives after packets last updated it, and Expires how
-	// much of that is left, in whole milliseconds.
-	Timeout, Expires time.Duration
-}
-
-// stored is an element as a Set keeps it, without its key. Large sets have elements with a key and perhaps a value and nothing else, so the
-// rest is apart: elements are most of what a program with many of them has in memory.
-type stored struct {
-	value Data
-	rest  *elementRest // nil if it would be zero
-}
-
-type elementRest struct {
-	keyEnd           Data
-	verdict          Verdict
-	comment          string
-	timeout, expires time.Duration
-}
-
-func store(e Element) stored {
-	s := stored{value: e.Value}
-	if rest := (elementRest{e.KeyEnd, e.Verdict, e.Comment, e.Timeout, e.Expires}); rest != (elementRest{}) {
-		s.rest = &rest
-	}
-	return s
-}
-
-func (s stored) element(key Data) Element {
-	e := Element{Key: key, Value: s.value}
-	if r := s.rest; r != nil {
-		e.KeyEnd, e.Verdict, e.Comment, e.Timeout, e.Expires = r.keyEnd, r.verdict, r.comment, r.timeout, r.expires
-	}
-	return e
-}
-
-// same reports whether the kernel would hold the same for both.
-func (e Element) same(o Element) bool {
-	if e == o {
-		return true
-	}
-	if !sameComment(e.Comment, o.Comment) {
-		return false
-	}
-	e.Comment = o.Comment
-	return e == o
-}
 
 // IsMap reports whether nft calls the set a map.
 func (s *Set) IsMap() bool { return s.Data != nil || s.Verdicts }
@@ -167,89 +105,6 @@ func (s *Set) each() iter.Seq[Element] {
 			}
 		}
 	}
-}
-
-func compareElements(a, b Element) int { return strings.Compare(string(a.Key), string(b.Key)) }
-
-// FormatElement prints an element of the set as nft does, such as
-// `10.96.0.10 . tcp . 80 comment "default/web" : goto cluster-2`.
-func (s *Set) FormatElement(e Element) string {
-	var b strings.Builder
-	s.appendElement(&b, e)
-	return b.String()
-}
-
-func (s *Set) appendElement(b *strings.Builder, e Element) {
-	s.appendKey(b, e)
-	if foreign := s.foreign[e.Key]; foreign != "" {
-		b.WriteString(" " + Unknown{foreign}.String())
-	}
-	if e.Comment != "" {
-		b.WriteString(" comment ")
-		b.WriteString(quote(e.Comment))
-	}
-	if e.Timeout > 0 {
-		b.WriteString(" timeout " + formatDuration(e.Timeout) + " expires " + formatDuration(e.Expires))
-	}
-	switch {
-	case s.Verdicts:
-		b.WriteString(" : ")
-		b.WriteString(e.Verdict.String())
-	case s.Data != nil:
-		b.WriteString(" : ")
-		s.Data.appendFormat(b, e.Value)
-	}
-}
-
-func (s *Set) formatKey(e Element) string {
-	var b strings.Builder
-	s.appendKey(&b, e)
-	return b.String()
-}
-
-// appendKey prints the key of an element; of a range, the last field as a prefix if it is one.
-func (s *Set) appendKey(b *strings.Builder, e Element) {
-	if e.Key == CatchAll {
-		b.WriteString("*")
-		return
-	}
-	s.Key.appendFormat(b, e.Key)
-	if e.KeyEnd == e.Key || len(e.KeyEnd) != len(e.Key) || len(e.Key) != s.Key.Len() {
-		return
-	}
-	last := Concat{s.Key[len(s.Key)-1]}
-	from, to := e.Key[len(e.Key)-last.Len():], e.KeyEnd[len(e.KeyEnd)-last.Len():]
-	if bits, ok := prefixLength(from, to); ok {
-		b.WriteString("/" + strconv.Itoa(bits))
-		return
-	}
-	b.WriteString("-" + last.Format(to))
-}
-
-// prefixLength returns the length of the prefix whose first and last values are given.
-func prefixLength(from, to Data) (bits int, ok bool) {
-	for bits < 8*len(from) && bitAt(from, bits) == bitAt(to, bits) {
-		bits++
-	}
-	for i := bits; i < 8*len(from); i++ {
-		if bitAt(from, i) != 0 || bitAt(to, i) == 0 {
-			return 0, false
-		}
-	}
-	return bits, true
-}
-
-func bitAt(d Data, i int) byte { return d[i/8] >> (7 - i%8) & 1 }
-
-// flagsText returns the set's flags as nft lists them; empty for none.
-func (s *Set) flagsText() string {
-	switch {
-	case s.Dynamic:
-		return "dynamic,timeout"
-	case s.Interval:
-		return "interval"
-	}
-	return ""
 }
 
 // sameType reports whether two sets can hold the same elements.

@@ -11,6 +11,7 @@ import (
 
 	"github.com/mdlayher/netlink"
 	socketpkg "github.com/mdlayher/socket"
+	"github.com/nftproxy/nftproxy/internal/netlinkattr"
 	"golang.org/x/sys/unix"
 )
 
@@ -160,7 +161,7 @@ func (s *socket) appendMessage(b []byte, m *netlink.Message) []byte {
 	b = binary.NativeEndian.AppendUint32(b, s.sequence)
 	b = binary.NativeEndian.AppendUint32(b, s.port)
 	b = append(b, m.Data...)
-	return append(b, make([]byte, padded(len(b))-len(b))...)
+	return append(b, make([]byte, netlinkattr.Padded(len(b))-len(b))...)
 }
 
 // send sends what appendMessage made, in one piece. The kernel has carried it out when send returns.
@@ -208,11 +209,11 @@ func (s *socket) interruptible(ctx context.Context) (end func() bool) {
 func eachMessage(b []byte, each func(reply) error) error {
 	for len(b) > 0 {
 		if len(b) < unix.NLMSG_HDRLEN {
-			return fmt.Errorf("netlink header of %d bytes: %w", len(b), errShort)
+			return fmt.Errorf("netlink header of %d bytes: %w", len(b), netlinkattr.ErrShort)
 		}
 		length := int(binary.NativeEndian.Uint32(b))
 		if length < unix.NLMSG_HDRLEN || length > len(b) {
-			return fmt.Errorf("netlink message of %d bytes in %d: %w", length, len(b), errShort)
+			return fmt.Errorf("netlink message of %d bytes in %d: %w", length, len(b), netlinkattr.ErrShort)
 		}
 		if err := each(reply{
 			Type:     binary.NativeEndian.Uint16(b[4:]),
@@ -222,7 +223,7 @@ func eachMessage(b []byte, each func(reply) error) error {
 		}); err != nil {
 			return err
 		}
-		b = b[min(padded(length), len(b)):]
+		b = b[min(netlinkattr.Padded(length), len(b)):]
 	}
 	return nil
 }
@@ -245,7 +246,7 @@ func (r reply) refusal() error {
 	e := &kernelError{errno: unix.Errno(errno), sequence: r.Sequence}
 	if r.Flags&flagAckTLVs != 0 {
 		// Best effort: what the kernel says beside the number is for people.
-		_ = eachAttribute(r.explanation(), e.explain)
+		_ = netlinkattr.Each(r.explanation(), e.explain)
 	}
 	return e
 }
@@ -256,7 +257,7 @@ func (r reply) explanation() []byte {
 	if r.Type == unix.NLMSG_ERROR {
 		at += unix.NLMSG_HDRLEN
 		if r.Flags&flagCapped == 0 && len(r.Data) >= 8 {
-			at = 4 + padded(int(min(binary.NativeEndian.Uint32(r.Data[4:]), datagramSize)))
+			at = 4 + netlinkattr.Padded(int(min(binary.NativeEndian.Uint32(r.Data[4:]), datagramSize)))
 		}
 	}
 	return r.Data[min(at, len(r.Data)):]
@@ -265,7 +266,7 @@ func (r reply) explanation() []byte {
 func (e *kernelError) explain(typ uint16, b []byte) error {
 	switch {
 	case typ == unix.NLMSGERR_ATTR_MSG:
-		e.message = cString(b)
+		e.message = netlinkattr.Text(b)
 	case typ == unix.NLMSGERR_ATTR_OFFS && len(b) == 4:
 		e.offset = int(binary.NativeEndian.Uint32(b))
 	}

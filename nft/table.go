@@ -3,6 +3,7 @@ package nft
 import (
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 )
 
@@ -29,13 +30,6 @@ type Table struct {
 	// is the process id of the owner, if the owner has one netlink socket only.
 	OwnerPort uint32
 }
-
-// Flags of a table (NFT_TABLE_F_…).
-const (
-	tableDormant = 1
-	tableOwner   = 2
-	tablePersist = 4
-)
 
 // flags returns the kernel's flags.
 func (t *Table) flags() (flags uint32) {
@@ -79,7 +73,7 @@ type identity struct {
 
 func (t *Table) identity() identity { return identity{t.Family, t.Name} }
 
-// Chain returns the chain of that name, or nil.
+// Chain returns the chain of that name, or nil. It searches all chains.
 func (t *Table) Chain(name string) *Chain {
 	for _, c := range t.Chains {
 		if c.Name == name {
@@ -89,7 +83,7 @@ func (t *Table) Chain(name string) *Chain {
 	return nil
 }
 
-// Set returns the set or map of that name, or nil.
+// Set returns the set or map of that name, or nil. It searches all sets.
 func (t *Table) Set(name string) *Set {
 	for _, s := range t.Sets {
 		if s.Name == name {
@@ -97,6 +91,26 @@ func (t *Table) Set(name string) *Set {
 		}
 	}
 	return nil
+}
+
+// index finds what a table holds by its name. Diff and the decoder look up every set and chain, which Table.Set and
+// Table.Chain would search one by one.
+type index struct {
+	table  *Table
+	sets   map[string]*Set
+	chains map[string]*Chain
+}
+
+func (t *Table) index() index {
+	i := index{t, make(map[string]*Set, len(t.Sets)), make(map[string]*Chain, len(t.Chains))}
+	// The first of a name counts, as in Set and Chain.
+	for _, s := range slices.Backward(t.Sets) {
+		i.sets[s.Name] = s
+	}
+	for _, c := range slices.Backward(t.Chains) {
+		i.chains[c.Name] = c
+	}
+	return i
 }
 
 // String prints the table as nft lists it and can load it, except that elements stand one
@@ -143,51 +157,4 @@ func (t *Table) appendText(b *strings.Builder) {
 		blank = true
 	}
 	b.WriteString("}\n")
-}
-
-func (s *Set) appendText(b *strings.Builder) {
-	fmt.Fprintf(b, "\t%s %s {\n\t\t%s\n", s.Kind(), s.Name, s.typeText())
-	if s.Size > 0 {
-		fmt.Fprintf(b, "\t\tsize %d\n", s.Size)
-	}
-	if f := s.flagsText(); f != "" {
-		fmt.Fprintf(b, "\t\tflags %s\n", f)
-	}
-	if s.Comment != "" {
-		fmt.Fprintf(b, "\t\tcomment %s\n", quote(s.Comment))
-	}
-	if s.Len() > 0 {
-		b.WriteString("\t\telements = {\n")
-		for _, e := range s.Elements() {
-			b.WriteString("\t\t\t")
-			s.appendElement(b, e)
-			b.WriteString(",\n")
-		}
-		b.WriteString("\t\t}\n")
-	}
-	b.WriteString("\t}\n")
-}
-
-func (s *Set) typeText() string {
-	switch {
-	case s.Verdicts:
-		return "typeof " + s.Key.String() + " : verdict"
-	case s.Data != nil:
-		return "typeof " + s.Key.String() + " : " + s.Data.String()
-	}
-	return "typeof " + s.Key.String()
-}
-
-func (c *Chain) appendText(b *strings.Builder) {
-	fmt.Fprintf(b, "\tchain %s {\n", c.Name)
-	if c.Comment != "" {
-		fmt.Fprintf(b, "\t\tcomment %s\n", quote(c.Comment))
-	}
-	if h := c.header(); h != "" {
-		fmt.Fprintf(b, "\t\t%s\n", h)
-	}
-	for _, r := range c.Rules {
-		fmt.Fprintf(b, "\t\t%s\n", r)
-	}
-	b.WriteString("\t}\n")
 }

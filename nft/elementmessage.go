@@ -1,0 +1,138 @@
+package nft
+
+import (
+	"fmt"
+
+	"github.com/mdlayher/netlink"
+	"github.com/nftproxy/nftproxy/internal/netlinkattr"
+	"golang.org/x/sys/unix"
+)
+
+func (e *encoder) elements(s Step) error {
+	typ, flags := uint16(unix.NFT_MSG_NEWSETELEM), netlink.Create
+	if s.Op == DeleteElements {
+		typ, flags = unix.NFT_MSG_DELSETELEM, 0
+	}
+	lengths := s.Set.lengths()
+	var a netlinkattr.List
+	list := -1
+	finish := func() {
+		if list >= 0 {
+			a.End(list)
+			e.message(s, typ, flags, a)
+			list = -1
+		}
+	}
+	left := s.Len()
+	for element := range s.EachElement() {
+		if err := lengths.check(s.Set, &element, s.Op == AddElements); err != nil {
+			return fmt.Errorf("nft: %s %s %s %s: %w", s.Set.Kind(), s.Table.Family, s.Table.Name, s.Set.Name, err)
+		}
+		if list >= 0 && len(a)-list > maxList {
+			finish()
+		}
+		if list < 0 {
+			a = start(s.Table, min(1<<16+256, 256+160*left))
+			a.Text(unix.NFTA_SET_ELEM_LIST_TABLE, s.Table.Name)
+			a.Text(unix.NFTA_SET_ELEM_LIST_SET, s.Set.Name)
+			if id := e.setIDs[s.Set]; id != 0 {
+				a.Uint32(unix.NFTA_SET_ELEM_LIST_SET_ID, id)
+			}
+			list = a.Begin(unix.NFTA_SET_ELEM_LIST_ELEMENTS)
+		}
+		encodeElement(&a, s.Set, lengths, &element, s.Op == AddElements)
+		left--
+	}
+	finish()
+	return nil
+}
+
+// maxList bounds the element list of one message: the length of a netlink attribute is 16
+// bits, and the largest element (two IPv6 addresses, ports, a slot and a full comment) stays below 512.
+const maxList = 1<<16 - 1 - 512
+
+// setLengths is how long the keys and values of a set are, as Data and as the kernel is told.
+type setLengths struct{ key, keyTold, value, valueTold int }
+
+func (s *Set) lengths() setLengths {
+	return setLengths{s.Key.Len(), s.Key.keyLen(), s.Data.Len(), s.Data.keyLen()}
+}
+
+// check refuses an element that the set cannot hold, before the kernel does with a mere number.
+func (l setLengths) check(s *Set, e *Element, withValue bool) error {
+	if err := l.checkKey(s, e); err != nil || !withValue {
+		return err
+	}
+	switch {
+	case s.Verdicts && e.Verdict.Kind == 0:
+		return fmt.Errorf("element %s has no verdict", s.formatKey(*e))
+	case len(e.Value) != l.value:
+		return fmt.Errorf("element %s: value has %d bytes, want %d", s.formatKey(*e), len(e.Value), l.value)
+	}
+	return nil
+}
+
+func (l setLengths) checkKey(s *Set, e *Element) error {
+	switch {
+	case e.Key == CatchAll:
+	case len(e.Key) != l.key:
+		return fmt.Errorf("element key has %d bytes, want %d for %s", len(e.Key), l.key, s.Key)
+	case s.Interval && len(e.KeyEnd) != len(e.Key):
+		return fmt.Errorf("element %s: the end of its range has %d bytes, want %d", s.Key.Format(e.Key), len(e.KeyEnd), len(e.Key))
+	}
+	return nil
+}
+
+func encodeElement(a *netlinkattr.List, s *Set, l setLengths, e *Element, withValue bool) {
+	elem := a.Begin(unix.NFTA_LIST_ELEM)
+	if e.Key == CatchAll {
+		a.Uint32(unix.NFTA_SET_ELEM_FLAGS, elemCatchAll)
+	} else {
+		encodeKey(a, s, l, e)
+	}
+	if withValue {
+		encodeValue(a, s, l, e)
+	}
+	a.End(elem)
+}
+
+func encodeKey(a *netlinkattr.List, s *Set, l setLengths, e *Element) {
+	key := a.Begin(unix.NFTA_SET_ELEM_KEY)
+	a.ByteString(unix.NFTA_DATA_VALUE, string(e.Key)[:l.keyTold])
+	a.End(key)
+	if s.Interval {
+		end := a.Begin(nftaSetElemKeyEnd)
+		a.ByteString(unix.NFTA_DATA_VALUE, string(e.KeyEnd))
+		a.End(end)
+	}
+}
+
+func encodeValue(a *netlinkattr.List, s *Set, l setLengths, e *Element) {
+	if s.IsMap() {
+		data := a.Begin(unix.NFTA_SET_ELEM_DATA)
+		if s.Verdicts {
+			encodeVerdict(a, e.Verdict)
+		} else {
+			a.ByteString(unix.NFTA_DATA_VALUE, string(e.Value)[:l.valueTold])
+		}
+		a.End(data)
+	}
+	if e.Timeout > 0 {
+		a.Uint64(unix.NFTA_SET_ELEM_TIMEOUT, uint64(e.Timeout.Milliseconds()))
+		a.Uint64(unix.NFTA_SET_ELEM_EXPIRATION, uint64(e.Expires.Milliseconds()))
+	}
+	if e.Comment != "" {
+		at := a.BeginBytes(unix.NFTA_SET_ELEM_USERDATA)
+		*a = appendUdataString(*a, udataElementComment, e.Comment)
+		a.End(at)
+	}
+}
+
+func encodeVerdict(a *netlinkattr.List, v Verdict) {
+	nest := a.Begin(unix.NFTA_DATA_VERDICT)
+	a.Uint32(unix.NFTA_VERDICT_CODE, uint32(v.kernel()))
+	if v.Chain != "" {
+		a.Text(unix.NFTA_VERDICT_CHAIN, v.Chain)
+	}
+	a.End(nest)
+}

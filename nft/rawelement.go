@@ -1,0 +1,213 @@
+package nft
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/nftproxy/nftproxy/internal/netlinkattr"
+	"golang.org/x/sys/unix"
+)
+
+// rawElement is an element as it is in a message, without copies of what it consists of. Listings are the hot path of
+// a check: to see that an element is the one wanted must not cost an allocation.
+type rawElement struct {
+	// key, keyEnd and value are at their true length: a value that stands alone is not padded.
+	key, keyEnd, value []byte
+	// verdict is the kernel's code of a verdict, chain where it leads.
+	verdict    uint32
+	hasVerdict bool
+	chain      []byte
+	userdata   []byte
+	// timeout and expires are in milliseconds.
+	timeout, expires uint64
+	flags            uint32
+	// foreign says what there is to the element that this package cannot express; empty for nothing.
+	foreign string
+}
+
+// errNoKey says that an element has no key and is no catch-all.
+var errNoKey = errors.New("element without a key")
+
+// eachElement calls each for the elements of an NFT_MSG_NEWSETELEM message. What it is given is valid until it returns.
+func eachElement(data []byte, each func(*rawElement) error) error {
+	var raw rawElement
+	return decodeAttributes(data, func(typ uint16, b []byte) error {
+		if typ != unix.NFTA_SET_ELEM_LIST_ELEMENTS {
+			return nil
+		}
+		return netlinkattr.Each(b, func(_ uint16, b []byte) error {
+			raw = rawElement{}
+			if err := netlinkattr.Each(b, raw.take); err != nil {
+				return err
+			}
+			if raw.key == nil && !raw.catchAll() {
+				return errNoKey
+			}
+			return each(&raw)
+		})
+	})
+}
+
+// decodeElement decodes one item of an element list.
+func decodeElement(b []byte) (Element, error) {
+	var raw rawElement
+	err := netlinkattr.Each(b, raw.take)
+	return raw.element(), err
+}
+
+func (r *rawElement) catchAll() bool { return r.flags&elemCatchAll != 0 }
+
+func (r *rawElement) take(typ uint16, b []byte) (err error) {
+	switch typ {
+	case unix.NFTA_SET_ELEM_KEY:
+		r.key, err = onlyValue(b)
+	case nftaSetElemKeyEnd:
+		r.keyEnd, err = onlyValue(b)
+	case unix.NFTA_SET_ELEM_DATA:
+		return netlinkattr.Each(b, r.takeData)
+	case unix.NFTA_SET_ELEM_FLAGS:
+		r.flags, err = netlinkattr.Uint32(b)
+		if r.flags&^elemCatchAll != 0 {
+			r.foreign = "flags"
+		}
+	case unix.NFTA_SET_ELEM_TIMEOUT:
+		r.timeout, err = netlinkattr.Uint64(b)
+	case unix.NFTA_SET_ELEM_EXPIRATION:
+		r.expires, err = netlinkattr.Uint64(b)
+	case unix.NFTA_SET_ELEM_USERDATA:
+		r.userdata = b
+	case unix.NFTA_SET_ELEM_EXPR, nftaSetElemExpressions:
+		r.foreign = "expression"
+	case unix.NFTA_SET_ELEM_OBJREF:
+		r.foreign = "object"
+	}
+	return err
+}
+
+func (r *rawElement) takeData(typ uint16, b []byte) error {
+	if typ == unix.NFTA_DATA_VALUE {
+		r.value = b
+		return nil
+	}
+	r.hasVerdict = true
+	return netlinkattr.Each(b, r.takeVerdict)
+}
+
+func (r *rawElement) takeVerdict(typ uint16, b []byte) (err error) {
+	switch typ {
+	case unix.NFTA_VERDICT_CODE:
+		r.verdict, err = netlinkattr.Uint32(b)
+	case unix.NFTA_VERDICT_CHAIN:
+		r.chain = b
+	}
+	return err
+}
+
+// onlyValue returns the value in a nest that holds nothing else.
+func onlyValue(nest []byte) (value []byte, err error) {
+	err = netlinkattr.Each(nest, func(_ uint16, b []byte) error {
+		value = b
+		return nil
+	})
+	return value, err
+}
+
+// element returns the element with copies of all it consists of.
+func (r *rawElement) element() Element {
+	e := Element{
+		Key: pad(Data(r.key)), KeyEnd: Data(r.keyEnd), Value: pad(Data(r.value)),
+		Comment: string(r.comment()),
+		Timeout: time.Duration(r.timeout) * time.Millisecond, Expires: time.Duration(r.expires) * time.Millisecond,
+	}
+	if r.catchAll() {
+		e.Key, e.KeyEnd = CatchAll, ""
+	}
+	if r.hasVerdict {
+		e.Verdict = Verdict{Kind: verdictKind(r.verdict), Chain: netlinkattr.Text(r.chain)}
+	}
+	return e
+}
+
+// is reports whether the element is e, as far as both can say: what else there is to r is in foreign.
+func (r *rawElement) is(e *Element) bool {
+	switch {
+	case r.timeout != uint64(e.Timeout.Milliseconds()) || r.expires != uint64(e.Expires.Milliseconds()):
+		return false
+	case !r.catchAll() && string(r.keyEnd) != string(e.KeyEnd), !isPadded(r.value, e.Value):
+		return false
+	case r.hasVerdict:
+		if e.Verdict.Kind == 0 || r.verdict != uint32(e.Verdict.kernel()) || string(netlinkattr.TextBytes(r.chain)) != e.Verdict.Chain {
+			return false
+		}
+	case e.Verdict != Verdict{}:
+		return false
+	}
+	comment := r.comment()
+	return string(comment) == e.Comment || sameComment(string(comment), e.Comment)
+}
+
+// comment returns the comment in the element's userdata.
+func (r *rawElement) comment() (comment []byte) {
+	eachUdata(r.userdata, func(typ byte, value []byte) {
+		if typ == udataElementComment {
+			comment = netlinkattr.TextBytes(value)
+		}
+	})
+	return comment
+}
+
+// isPadded reports whether d is b, padded.
+func isPadded(b []byte, d Data) bool {
+	if len(d) != netlinkattr.Padded(len(b)) || string(b) != string(d[:len(b)]) {
+		return false
+	}
+	for i := len(b); i < len(d); i++ {
+		if d[i] != 0 {
+			return false
+		}
+	}
+	return true
+}
+
+// pad pads a value that stands alone, which the kernel keeps at its true length.
+func pad(d Data) Data {
+	if len(d)%4 == 0 {
+		return d
+	}
+	return d + Data(make([]byte, netlinkattr.Padded(len(d))-len(d)))
+}
+
+func verdictKind(code uint32) VerdictKind {
+	for k := Accept; k <= GotoChain; k++ {
+		if uint32((Verdict{Kind: k}).kernel()) == code {
+			return k
+		}
+	}
+	return 0
+}
+
+// decodeElements decodes an NFT_MSG_NEWSETELEM message into the set.
+func decodeElements(data []byte, s *Set) error {
+	err := eachElement(data, func(r *rawElement) error {
+		s.putRead(r.element(), r.foreign)
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("elements of %s %s: %w", s.Kind(), s.Name, err)
+	}
+	return nil
+}
+
+// putRead puts an element that was read. foreign says what there is to it beyond e, which makes it different from
+// each element that can be wanted.
+func (s *Set) putRead(e Element, foreign string) {
+	s.Put(e)
+	if foreign == "" {
+		return
+	}
+	if s.foreign == nil {
+		s.foreign = map[Data]string{}
+	}
+	s.foreign[e.Key] = foreign
+}

@@ -1,0 +1,88 @@
+package nft
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/google/nftables/expr"
+	"github.com/mdlayher/netlink"
+	"github.com/nftproxy/nftproxy/internal/netlinkattr"
+	"golang.org/x/sys/unix"
+)
+
+func (e *encoder) addRules(s Step) error {
+	for i, r := range s.Chain.Rules {
+		a := start(s.Table, 512)
+		a.Text(unix.NFTA_RULE_TABLE, s.Table.Name)
+		a.Text(unix.NFTA_RULE_CHAIN, s.Chain.Name)
+		nest := a.Begin(unix.NFTA_RULE_EXPRESSIONS)
+		if err := encodeExpressions(&a, s.Table.Family, r); err != nil {
+			return fmt.Errorf("nft: rule %d of chain %s %s %s: %w", i+1, s.Table.Family, s.Table.Name, s.Chain.Name, err)
+		}
+		a.End(nest)
+		if r.Comment != "" {
+			a.Bytes(unix.NFTA_RULE_USERDATA, appendUdataString(nil, udataRuleComment, r.Comment))
+		}
+		e.message(s, unix.NFT_MSG_NEWRULE, netlink.Create|netlink.Append, a)
+		e.out[len(e.out)-1].rule = i
+	}
+	return nil
+}
+
+// expressions appends the kernel's expressions of a rule. The rules are few and their
+// number does not grow with the cluster, so google/nftables encodes them.
+func encodeExpressions(a *netlinkattr.List, family Family, r Rule) error {
+	for _, s := range r.Statements {
+		if u, ok := s.(Unknown); ok {
+			return fmt.Errorf("%q was read from the kernel and cannot be written back", u)
+		}
+		if m, ok := s.(MatchIfname); ok {
+			if err := m.check(); err != nil {
+				return err
+			}
+		}
+		if v, ok := s.(Verdict); ok && v.Kind == 0 {
+			return errors.New("a verdict that says nothing")
+		}
+	}
+	for _, x := range r.linearize() {
+		b, err := expr.Marshal(byte(family), x)
+		if err != nil {
+			return err
+		}
+		a.Bytes(unix.NFTA_LIST_ELEM|unix.NLA_F_NESTED, b)
+	}
+	return nil
+}
+
+// decodedRule is a rule as it came from the kernel, before its lookups are resolved.
+type decodedRule struct {
+	table, chain string
+	exprs        []any
+	comment      string
+}
+
+// decodeRule decodes an NFT_MSG_NEWRULE message.
+func decodeRule(data []byte) (r decodedRule, err error) {
+	err = decodeAttributes(data, func(typ uint16, b []byte) error {
+		switch typ {
+		case unix.NFTA_RULE_TABLE:
+			r.table = netlinkattr.Text(b)
+		case unix.NFTA_RULE_CHAIN:
+			r.chain = netlinkattr.Text(b)
+		case unix.NFTA_RULE_USERDATA:
+			r.comment = udataComment(b, udataRuleComment)
+		case unix.NFTA_RULE_EXPRESSIONS:
+			return netlinkattr.Each(b, func(_ uint16, b []byte) error {
+				e, err := decodeExpr(data[0], b)
+				r.exprs = append(r.exprs, e)
+				return err
+			})
+		}
+		return nil
+	})
+	if err != nil {
+		return decodedRule{}, fmt.Errorf("rule: %w", err)
+	}
+	return r, nil
+}

@@ -1,0 +1,190 @@
+package nft
+
+import (
+	"fmt"
+
+	"github.com/mdlayher/netlink"
+	"github.com/nftproxy/nftproxy/internal/netlinkattr"
+	"golang.org/x/sys/unix"
+)
+
+func (e *encoder) addSet(s Step, a netlinkattr.List) {
+	set := s.Set
+	id := uint32(len(e.setIDs) + 1)
+	e.setIDs[set] = id
+	a.Text(unix.NFTA_SET_TABLE, s.Table.Name)
+	a.Text(unix.NFTA_SET_NAME, set.Name)
+	flags := uint32(0)
+	if set.IsMap() {
+		flags |= unix.NFT_SET_MAP
+	}
+	if set.Interval {
+		flags |= intervalFlags
+	}
+	if set.Dynamic {
+		flags |= dynamicFlags
+	}
+	a.Uint32(unix.NFTA_SET_FLAGS, flags)
+	a.Uint32(unix.NFTA_SET_KEY_TYPE, set.Key.typeID())
+	a.Uint32(unix.NFTA_SET_KEY_LEN, uint32(set.Key.keyLen()))
+	switch {
+	case set.Verdicts:
+		a.Uint32(unix.NFTA_SET_DATA_TYPE, verdictType)
+		a.Uint32(unix.NFTA_SET_DATA_LEN, 0)
+	case set.Data != nil:
+		a.Uint32(unix.NFTA_SET_DATA_TYPE, set.Data.typeID())
+		a.Uint32(unix.NFTA_SET_DATA_LEN, uint32(set.Data.keyLen()))
+	}
+	encodeDescription(&a, set)
+	a.Uint32(unix.NFTA_SET_ID, id)
+	a.Bytes(unix.NFTA_SET_USERDATA, set.userdata())
+	e.message(s, unix.NFT_MSG_NEWSET, netlink.Create, a)
+}
+
+// description tells the kernel the size of a set, if it has one, and where the fields of a key are, without which it
+// cannot take a range in one of them.
+func encodeDescription(a *netlinkattr.List, set *Set) {
+	size := set.Size
+	if set.Dynamic && size == DefaultSize {
+		size = 0 // what the kernel makes of 0, without the hash buckets for all of it
+	}
+	if !set.Interval && size == 0 {
+		return
+	}
+	desc := a.Begin(unix.NFTA_SET_DESC)
+	if size > 0 {
+		a.Uint32(unix.NFTA_SET_DESC_SIZE, size)
+	}
+	if set.Interval {
+		concat := a.Begin(nftaSetDescConcat)
+		for _, e := range set.Key {
+			field := a.Begin(unix.NFTA_LIST_ELEM)
+			a.Uint32(nftaSetFieldLen, uint32(e.dataType().length))
+			a.End(field)
+		}
+		a.End(concat)
+	}
+	a.End(desc)
+}
+
+// intervalFlags are the flags of a set with Interval.
+const intervalFlags = unix.NFT_SET_INTERVAL | nftSetConcat
+
+// dynamicFlags are the flags of a Dynamic set.
+const dynamicFlags = unix.NFT_SET_EVAL | unix.NFT_SET_TIMEOUT
+
+// decodeSet decodes an NFT_MSG_NEWSET message, without elements. Anonymous sets, sets
+// with flags that this package does not write, and sets without a readable
+// description are not misread: their key or data type is opaque.
+func decodeSet(data []byte) (table string, s *Set, err error) {
+	s = &Set{kernelCount: -1}
+	var flags, keyLen, dataLen, dataType, size uint32
+	var userdata []byte
+	plain := true
+	err = decodeAttributes(data, func(typ uint16, b []byte) (err error) {
+		switch typ {
+		case unix.NFTA_SET_TABLE:
+			table = netlinkattr.Text(b)
+		case unix.NFTA_SET_NAME:
+			s.Name = netlinkattr.Text(b)
+		case unix.NFTA_SET_FLAGS:
+			flags, err = netlinkattr.Uint32(b)
+		case unix.NFTA_SET_KEY_LEN:
+			keyLen, err = netlinkattr.Uint32(b)
+		case unix.NFTA_SET_DATA_TYPE:
+			dataType, err = netlinkattr.Uint32(b)
+		case unix.NFTA_SET_DATA_LEN:
+			dataLen, err = netlinkattr.Uint32(b)
+		case unix.NFTA_SET_DESC:
+			size, err = setSize(b)
+		case unix.NFTA_SET_USERDATA:
+			userdata = b
+		case nftaSetCount:
+			count, err := netlinkattr.Uint32(b)
+			s.kernelCount = int(count)
+			return err
+		case unix.NFTA_SET_TIMEOUT, unix.NFTA_SET_GC_INTERVAL, nftaSetExpr, nftaSetExpressions:
+			plain = false
+		}
+		return err
+	})
+	if err != nil {
+		return "", nil, fmt.Errorf("set: %w", err)
+	}
+	s.decodeUserdata(userdata)
+	s.anonymous = flags&unix.NFT_SET_ANONYMOUS != 0
+	plain = s.decodeFlags(flags, size) && plain
+	if s.Key == nil || s.Key.keyLen() != int(keyLen) || !plain {
+		s.Key = opaque(keyLen)
+	}
+	s.Verdicts = flags&unix.NFT_SET_MAP != 0 && dataType == verdictType
+	switch {
+	case s.Verdicts || flags&unix.NFT_SET_MAP == 0:
+		s.Data = nil
+	case s.Data == nil || s.Data.keyLen() != int(dataLen):
+		s.Data = opaque(dataLen)
+	}
+	return table, s, nil
+}
+
+// decodeFlags reports whether the flags are ones that this package writes.
+func (s *Set) decodeFlags(flags, size uint32) bool {
+	s.Size = size
+	switch flags &^ unix.NFT_SET_MAP {
+	case 0:
+		return true
+	case intervalFlags:
+		s.Interval = true
+		return true
+	case dynamicFlags:
+		s.Dynamic = true
+		return true
+	}
+	return false
+}
+
+// setSize returns the size in a set's description; 0 for none.
+func setSize(desc []byte) (size uint32, err error) {
+	err = netlinkattr.Each(desc, func(typ uint16, b []byte) (err error) {
+		if typ == unix.NFTA_SET_DESC_SIZE {
+			size, err = netlinkattr.Uint32(b)
+		}
+		return err
+	})
+	return size, err
+}
+
+// userdata describes the set to nft, exactly as nft itself would when given the set's text.
+func (s *Set) userdata() []byte {
+	b := appendUdataU32(nil, udataSetKeyByteOrder, s.Key.byteOrder())
+	if s.IsMap() {
+		b = appendUdataU32(b, udataSetDataByteOrder, s.Data.byteOrder())
+	}
+	b = appendNested(b, udataSetKeyTypeof, s.Key.typeof)
+	switch {
+	case s.Verdicts:
+		b = appendNested(b, udataSetDataTypeof, typeofVerdict)
+	case s.Data != nil:
+		b = appendNested(b, udataSetDataTypeof, s.Data.typeof)
+	}
+	if s.IsMap() {
+		b = appendUdataU32(b, udataSetDataInterval, 0)
+	}
+	if s.Comment != "" {
+		b = appendUdataString(b, udataSetComment, s.Comment)
+	}
+	return b
+}
+
+func (s *Set) decodeUserdata(b []byte) {
+	eachUdata(b, func(typ byte, value []byte) {
+		switch typ {
+		case udataSetKeyTypeof:
+			s.Key = decodeTypeof(value)
+		case udataSetDataTypeof:
+			s.Data = decodeTypeof(value)
+		case udataSetComment:
+			s.Comment = netlinkattr.Text(value)
+		}
+	})
+}

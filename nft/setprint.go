@@ -1,0 +1,121 @@
+package nft
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+)
+
+func (s *Set) appendText(b *strings.Builder) {
+	fmt.Fprintf(b, "\t%s %s {\n\t\t%s\n", s.Kind(), s.Name, s.typeText())
+	if s.Size > 0 {
+		fmt.Fprintf(b, "\t\tsize %d\n", s.Size)
+	}
+	if f := s.flagsText(); f != "" {
+		fmt.Fprintf(b, "\t\tflags %s\n", f)
+	}
+	if s.Comment != "" {
+		fmt.Fprintf(b, "\t\tcomment %s\n", quote(s.Comment))
+	}
+	if s.Len() > 0 {
+		b.WriteString("\t\telements = {\n")
+		for _, e := range s.Elements() {
+			b.WriteString("\t\t\t")
+			s.appendElement(b, e)
+			b.WriteString(",\n")
+		}
+		b.WriteString("\t\t}\n")
+	}
+	b.WriteString("\t}\n")
+}
+
+func (s *Set) typeText() string {
+	switch {
+	case s.Verdicts:
+		return "typeof " + s.Key.String() + " : verdict"
+	case s.Data != nil:
+		return "typeof " + s.Key.String() + " : " + s.Data.String()
+	}
+	return "typeof " + s.Key.String()
+}
+
+// flagsText returns the set's flags as nft lists them; empty for none.
+func (s *Set) flagsText() string {
+	switch {
+	case s.Dynamic:
+		return "dynamic,timeout"
+	case s.Interval:
+		return "interval"
+	}
+	return ""
+}
+
+// FormatElement prints an element of the set as nft does, such as
+// `10.96.0.10 . tcp . 80 comment "default/web" : goto cluster-2`.
+func (s *Set) FormatElement(e Element) string {
+	var b strings.Builder
+	s.appendElement(&b, e)
+	return b.String()
+}
+
+func (s *Set) appendElement(b *strings.Builder, e Element) {
+	s.appendKey(b, e)
+	if foreign := s.foreign[e.Key]; foreign != "" {
+		b.WriteString(" " + Unknown{foreign}.String())
+	}
+	if e.Comment != "" {
+		b.WriteString(" comment ")
+		b.WriteString(quote(e.Comment))
+	}
+	if e.Timeout > 0 {
+		b.WriteString(" timeout " + formatDuration(e.Timeout) + " expires " + formatDuration(e.Expires))
+	}
+	switch {
+	case s.Verdicts:
+		b.WriteString(" : ")
+		b.WriteString(e.Verdict.String())
+	case s.Data != nil:
+		b.WriteString(" : ")
+		s.Data.appendFormat(b, e.Value)
+	}
+}
+
+func (s *Set) formatKey(e Element) string {
+	var b strings.Builder
+	s.appendKey(&b, e)
+	return b.String()
+}
+
+// appendKey prints the key of an element; of a range, the last field as a prefix if it is one.
+func (s *Set) appendKey(b *strings.Builder, e Element) {
+	if e.Key == CatchAll {
+		b.WriteString("*")
+		return
+	}
+	s.Key.appendFormat(b, e.Key)
+	if e.KeyEnd == e.Key || len(e.KeyEnd) != len(e.Key) || len(e.Key) != s.Key.Len() {
+		return
+	}
+	last := Concat{s.Key[len(s.Key)-1]}
+	from, to := e.Key[len(e.Key)-last.Len():], e.KeyEnd[len(e.KeyEnd)-last.Len():]
+	if bits, ok := prefixLength(from, to); ok {
+		b.WriteString("/" + strconv.Itoa(bits))
+		return
+	}
+	b.WriteString("-" + last.Format(to))
+}
+
+// prefixLength returns the length of the prefix whose first and last values are given.
+func prefixLength(from, to Data) (bits int, ok bool) {
+	for bits < 8*len(from) && bitAt(from, bits) == bitAt(to, bits) {
+		bits++
+	}
+	for i := bits; i < 8*len(from); i++ {
+		if bitAt(from, i) != 0 || bitAt(to, i) == 0 {
+			return 0, false
+		}
+	}
+	return bits, true
+}
+
+func bitAt(d Data, i int) byte { return d[i/8] >> (7 - i%8) & 1 }

@@ -1,0 +1,57 @@
+package nft
+
+import (
+	"fmt"
+
+	"github.com/mdlayher/netlink"
+	"github.com/nftproxy/nftproxy/internal/netlinkattr"
+	"golang.org/x/sys/unix"
+)
+
+func (e *encoder) addTable(s Step, a netlinkattr.List) {
+	a.Text(unix.NFTA_TABLE_NAME, s.Table.Name)
+	a.Uint32(unix.NFTA_TABLE_FLAGS, s.Table.flags())
+	if s.Table.Comment != "" {
+		a.Bytes(nftaTableUserdata, appendUdataString(nil, udataTableComment, s.Table.Comment))
+	}
+	e.message(s, unix.NFT_MSG_NEWTABLE, netlink.Create, a)
+}
+
+// destroyTable deletes a table that may not be there. Kernels before 6.3 cannot say that; there, adding the table
+// first makes the deletion succeed. On later ones that would fail if the table has flags that it is not added with.
+func (e *encoder) destroyTable(s Step, a netlinkattr.List) {
+	a.Text(unix.NFTA_TABLE_NAME, s.Table.Name)
+	if e.canDestroy {
+		e.message(s, nftMsgDestroyTable, 0, a)
+		return
+	}
+	e.message(s, unix.NFT_MSG_NEWTABLE, netlink.Create, a)
+	e.message(s, unix.NFT_MSG_DELTABLE, 0, a)
+}
+
+// decodeTable decodes an NFT_MSG_NEWTABLE message; the table has no chains and sets yet.
+func decodeTable(data []byte) (*Table, error) {
+	t := &Table{}
+	err := decodeAttributes(data, func(typ uint16, b []byte) error {
+		switch typ {
+		case unix.NFTA_TABLE_NAME:
+			t.Name = netlinkattr.Text(b)
+		case unix.NFTA_TABLE_FLAGS:
+			flags, err := netlinkattr.Uint32(b)
+			t.setFlags(flags)
+			return err
+		case nftaTableOwner:
+			port, err := netlinkattr.Uint32(b)
+			t.OwnerPort = port
+			return err
+		case nftaTableUserdata:
+			t.Comment = udataComment(b, udataTableComment)
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("table: %w", err)
+	}
+	t.Family = Family(data[0])
+	return t, nil
+}

@@ -1,0 +1,62 @@
+package nft
+
+import (
+	"encoding/binary"
+
+	"github.com/nftproxy/nftproxy/internal/netlinkattr"
+)
+
+// appendUdataU32 appends one item of nft's userdata, which is a list of (type, length,
+// value) with a byte each for type and length and no padding. Numbers are host-endian.
+func appendUdataU32(b []byte, typ byte, v uint32) []byte {
+	b = append(b, typ, 4)
+	return binary.NativeEndian.AppendUint32(b, v)
+}
+
+func appendUdataString(b []byte, typ byte, s string) []byte {
+	s = TruncateComment(s)
+	b = append(b, typ, byte(len(s)+1))
+	b = append(b, s...)
+	return append(b, 0)
+}
+
+// eachUdata calls f for every item of nft's userdata and stops at the first malformed one.
+func eachUdata(b []byte, f func(typ byte, value []byte)) {
+	for len(b) >= 2 && len(b) >= 2+int(b[1]) {
+		f(b[0], b[2:2+int(b[1])])
+		b = b[2+int(b[1]):]
+	}
+}
+
+// Types of userdata items (nft's libnftnl/udata.h).
+const (
+	udataTableComment   = 0
+	udataChainComment   = 0
+	udataRuleComment    = 0
+	udataElementComment = 0
+
+	udataSetKeyByteOrder  = 0
+	udataSetDataByteOrder = 1
+	udataSetMerge         = 2
+	udataSetKeyTypeof     = 3
+	udataSetDataTypeof    = 4
+	udataSetExpr          = 5
+	udataSetDataInterval  = 6
+	udataSetComment       = 7
+)
+
+func appendNested(b []byte, typ byte, f func([]byte) []byte) []byte {
+	at := len(b)
+	b = f(append(b, typ, 0))
+	b[at+1] = byte(len(b) - at - 2)
+	return b
+}
+
+func udataComment(b []byte, want byte) (comment string) {
+	eachUdata(b, func(typ byte, value []byte) {
+		if typ == want {
+			comment = netlinkattr.Text(value)
+		}
+	})
+	return comment
+}
