@@ -9,13 +9,12 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nftproxy/nftproxy/integration/lab"
+	"github.com/nftproxy/nftproxy/source/apiserver/apiservertest"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-
-	"github.com/nftproxy/nftproxy/integration/lab"
-	"github.com/nftproxy/nftproxy/source/apiserver/apiservertest"
 )
 
 // patience is how long something may take that must happen.
@@ -105,20 +104,4 @@ func (c cluster) dial(ctx context.Context, network, address string) (conn net.Co
 		return err
 	})
 	return conn, err
-}
-
-// eventually waits until check succeeds.
-func eventually(t *testing.T, what string, check func() error) {
-	t.Helper()
-	deadline := time.Now().Add(patience)
-	for {
-		err := check()
-		if err == nil {
-			return
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("%s: still not after %v: %v", what, patience, err)
-		}
-		time.Sleep(20 * time.Millisecond)
-	}
 }

@@ -8,14 +8,14 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nftproxy/nftproxy/integration/await"
+	"github.com/nftproxy/nftproxy/source/apiserver/apiservertest"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	kubeproxyv1alpha1 "k8s.io/kube-proxy/config/v1alpha1"
 	"sigs.k8s.io/yaml"
-
-	"github.com/nftproxy/nftproxy/source/apiserver/apiservertest"
 )
 
 func TestThePodsProgramTheirNodes(t *testing.T) {
@@ -47,7 +47,7 @@ func checkPod(t *testing.T, p pod) {
 	c := p.spec.Containers[0]
 	proxy := p.start(t, p.container(c))
 	proxy.logWhenFailed(t, c.Name)
-	eventually(t, "the Service in the kernel", func() error {
+	await.Until(t, "the Service in the kernel", func() error {
 		rules, err := p.run(t, c, "/usr/local/bin/ruledump", "live")
 		if err == nil && !strings.Contains(rules, clusterIP) {
 			err = fmt.Errorf("no %s in\n%s", clusterIP, rules)
@@ -139,7 +139,7 @@ func TestProbes(t *testing.T) {
 		process := p.start(t, privileged(p.container(c)))
 		process.logWhenFailed(t, c.Name)
 		started := time.Now()
-		eventually(t, "the health server", func() error { return p.checkProbe(c.StartupProbe, portsOf(c)) })
+		await.Until(t, "the health server", func() error { return p.checkProbe(c.StartupProbe, portsOf(c)) })
 		t.Logf("listens after %v", time.Since(started).Round(time.Millisecond))
 		for _, probe := range []*corev1.Probe{c.StartupProbe, c.LivenessProbe} {
 			if err := p.checkProbe(probe, portsOf(c)); err != nil {

@@ -14,12 +14,12 @@ import (
 
 	"github.com/go-logr/logr/funcr"
 	"github.com/google/go-cmp/cmp"
+	"github.com/nftproxy/nftproxy/health"
+	"github.com/nftproxy/nftproxy/integration/await"
+	"github.com/nftproxy/nftproxy/model"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 	clocktesting "k8s.io/utils/clock/testing"
-
-	"github.com/nftproxy/nftproxy/health"
-	"github.com/nftproxy/nftproxy/model"
 )
 
 var (
@@ -224,19 +224,9 @@ func TestServersEndWithTheContext(t *testing.T) {
 	s.Apply(ctx, full(port("web", "http", model.IPv4, p)))
 	expectCheck(t, "127.0.0.1", p, "503 0")
 	cancel()
-	eventually(t, "the port is free", func() bool { return check(t, "127.0.0.1", p) == "closed" })
+	await.True(t, "the port is free", func() bool { return check(t, "127.0.0.1", p) == "closed" })
 	s.Apply(ctx, full(port("web", "http", model.IPv4, p)))
 	expectCheck(t, "127.0.0.1", p, "closed")
-}
-
-func eventually(t *testing.T, what string, holds func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(10 * time.Second); !holds(); {
-		if time.Now().After(deadline) {
-			t.Fatalf("not so after 10 s: %s", what)
-		}
-		time.Sleep(time.Millisecond)
-	}
 }
 
 func TestServersListenOnNodePortAddresses(t *testing.T) {
@@ -409,7 +399,7 @@ func TestTriesEndWithTheContext(t *testing.T) {
 		t.Error("does not mean to try again")
 	}
 	cancel()
-	eventually(t, "nothing is to be tried any more", func() bool { return !fake.HasWaiters() })
+	await.True(t, "nothing is to be tried any more", func() bool { return !fake.HasWaiters() })
 	other.Close()
 	expectCheck(t, "127.0.0.1", taken, "closed")
 }

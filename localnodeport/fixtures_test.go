@@ -15,29 +15,13 @@ import (
 	"time"
 
 	"github.com/go-logr/logr/funcr"
-	"k8s.io/klog/v2"
-
 	"github.com/nftproxy/nftproxy/localnodeport"
 	"github.com/nftproxy/nftproxy/model"
+	"k8s.io/klog/v2"
 )
 
 // patience is how long something may take that must happen.
 const patience = 30 * time.Second
-
-func eventually(t *testing.T, what string, check func() error) {
-	t.Helper()
-	deadline := time.Now().Add(patience)
-	for {
-		err := check()
-		if err == nil {
-			return
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("%s: still not after %v: %v", what, patience, err)
-		}
-		time.Sleep(5 * time.Millisecond)
-	}
-}
 
 // family has what the tests need of each IP family.
 type family struct {

@@ -19,7 +19,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-
+	"github.com/nftproxy/nftproxy/integration/await"
 	"github.com/nftproxy/nftproxy/localnodeport"
 	"github.com/nftproxy/nftproxy/model"
 )
@@ -265,7 +265,7 @@ func TestConnectionsGiveTheirSocketsBack(t *testing.T) {
 			}
 		}
 	}
-	eventually(t, "as many sockets as before", func() error {
+	await.Until(t, "as many sockets as before", func() error {
 		if now := openSockets(t); now > before {
 			return fmt.Errorf("%d sockets, %d before", now, before)
 		}
@@ -305,7 +305,7 @@ func TestAnEndpointThatRefusesIsPassedOver(t *testing.T) {
 	if who, err := ask(f.at(30082)); !errors.Is(err, syscall.ECONNRESET) {
 		t.Errorf("no endpoint answers: got %q, error %v, want a reset", who, err)
 	}
-	eventually(t, "a line in the log", func() error {
+	await.Until(t, "a line in the log", func() error {
 		if len(n.log.with(`"service"="shop/dead:http"`, "connection refused")) == 0 {
 			return errors.New("there is none")
 		}
@@ -345,7 +345,7 @@ func TestAPortThatIsTakenIsTriedAgain(t *testing.T) {
 		if len(failed) != 1 {
 			t.Errorf("%d lines name the Service, the address and the reason, want 1: %q", len(failed), n.log.with(""))
 		}
-		eventually(t, "a second try", func() error {
+		await.Until(t, "a second try", func() error {
 			mu.Lock()
 			defer mu.Unlock()
 			if failures < 2 {
@@ -354,7 +354,7 @@ func TestAPortThatIsTakenIsTriedAgain(t *testing.T) {
 			return nil
 		})
 		taken.Close()
-		eventually(t, "the port to be served", func() error {
+		await.Until(t, "the port to be served", func() error {
 			_, err := ask(f.at(30080))
 			return err
 		})
@@ -402,7 +402,7 @@ func TestTheEndOfTheContextEndsListening(t *testing.T) {
 			t.Fatal(err)
 		}
 		n.stop()
-		eventually(t, "a refusal", func() error {
+		await.Until(t, "a refusal", func() error {
 			if _, err := ask(f.at(30080)); !errors.Is(err, syscall.ECONNREFUSED) {
 				return fmt.Errorf("got error %v", err)
 			}

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/nftproxy/nftproxy/integration/netns"
 	tracking "github.com/ti-mo/conntrack"
 	"golang.org/x/sys/unix"
 )
@@ -27,13 +28,21 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// apart runs fn on a thread that has left the given namespaces and dies with it.
-func apart(t *testing.T, namespaces int, fn func() error) {
+// inNamespace runs fn in a network namespace of the test's own.
+func inNamespace(t *testing.T, fn func() error) {
+	t.Helper()
+	if err := netns.ForTest(t).Do(fn); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// withOwnMounts runs fn on a thread that has mounts of its own and dies with it.
+func withOwnMounts(t *testing.T, fn func() error) {
 	t.Helper()
 	done := make(chan error)
 	go func() {
 		runtime.LockOSThread() // never unlocked: nobody else may get the thread
-		if err := unix.Unshare(namespaces); err != nil {
+		if err := unix.Unshare(unix.CLONE_NEWNS | unix.CLONE_FS); err != nil {
 			done <- fmt.Errorf("this test needs root: unshare: %w", err)
 			return
 		}
@@ -64,7 +73,7 @@ func TestARealKernelTakesWhatIsSet(t *testing.T) {
 		UDPTimeout: seconds(11), UDPStreamTimeout: seconds(121), TCPBeLiberal: true,
 	}
 	home := timeouts()
-	apart(t, unix.CLONE_NEWNET, func() error {
+	inNamespace(t, func() error {
 		if err := (Tree{}).SetConntrack(t.Context(), &config); err != nil {
 			return err
 		}
@@ -81,7 +90,7 @@ func TestARealKernelTakesWhatIsSet(t *testing.T) {
 
 // Other network namespaces than the initial one show nf_conntrack_max, but cannot change it.
 func TestALimitThatBelongsToTheHost(t *testing.T) {
-	apart(t, unix.CLONE_NEWNET, func() error {
+	inNamespace(t, func() error {
 		path := Tree{}.path(netfilter + "nf_conntrack_max")
 		info, err := os.Stat(path)
 		if err != nil {
@@ -112,7 +121,7 @@ func TestALimitThatBelongsToTheHost(t *testing.T) {
 // What container runtimes do to /proc/sys.
 func TestAReadOnlyProcSys(t *testing.T) {
 	tree := plant(t, node())
-	apart(t, unix.CLONE_NEWNS|unix.CLONE_FS, func() error {
+	withOwnMounts(t, func() error {
 		if err := bindReadOnly(tree.path("proc/sys")); err != nil {
 			return err
 		}

@@ -3,14 +3,15 @@
 package await
 
 import (
+	"errors"
 	"fmt"
 	"testing"
 	"time"
 )
 
 // Patience is how long something may take that must happen. It is long, because only a test that
-// fails waits for its end.
-const Patience = 30 * time.Second
+// fails waits for its end, and because reflectors of client-go back off for up to 30 s.
+const Patience = time.Minute
 
 // pause is the time between two checks.
 const pause = 10 * time.Millisecond
@@ -20,6 +21,17 @@ const pause = 10 * time.Millisecond
 func Until(t testing.TB, subject string, check func() error) {
 	t.Helper()
 	Within(t, Patience, subject, check)
+}
+
+// True is Until for a condition that has nothing to add to the subject.
+func True(t testing.TB, subject string, holds func() bool) {
+	t.Helper()
+	Until(t, subject, func() error {
+		if !holds() {
+			return errors.New("it does not hold")
+		}
+		return nil
+	})
 }
 
 // Within is Until with another patience.

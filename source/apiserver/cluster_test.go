@@ -5,8 +5,8 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
-	"time"
 
+	"github.com/nftproxy/nftproxy/source/apiserver/apiservertest"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	networkingv1 "k8s.io/api/networking/v1"
@@ -14,13 +14,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/klog/v2"
-
-	"github.com/nftproxy/nftproxy/source/apiserver/apiservertest"
 )
-
-// patience is how long anything may take before a test gives up. Reflectors back off for some
-// seconds after a broken connection.
-const patience = 60 * time.Second
 
 // assets names a folder with kube-apiserver and etcd; with it the tests run against those.
 var assets = os.Getenv("KUBEBUILDER_ASSETS")
@@ -189,16 +183,4 @@ func (c *cluster) runLogged(t *testing.T, logs *logLines, adjust ...func(*Source
 // proxyName makes a Source that of a proxy with a name.
 func proxyName(name string) func(*Source) {
 	return func(s *Source) { s.config.ServiceProxyName = name }
-}
-
-// eventually polls a condition until it holds.
-func eventually(t *testing.T, what string, condition func() bool) {
-	t.Helper()
-	deadline := time.Now().Add(patience)
-	for !condition() {
-		if time.Now().After(deadline) {
-			t.Fatalf("still waiting after %v: %s", patience, what)
-		}
-		time.Sleep(5 * time.Millisecond)
-	}
 }

@@ -2,6 +2,8 @@ package apiserver
 
 import (
 	"testing"
+
+	"github.com/nftproxy/nftproxy/integration/await"
 )
 
 func TestAnswersAreProtobuf(t *testing.T) {
@@ -10,7 +12,7 @@ func TestAnswersAreProtobuf(t *testing.T) {
 		sink := c.run(t)
 		settled(t, c, sink)
 		c.create(t, service("later"))
-		eventually(t, "a Service through the watch", sink.has("services/default/later"))
+		await.True(t, "a Service through the watch", sink.has("services/default/later"))
 
 		const accept = "application/vnd.kubernetes.protobuf,application/json"
 		for _, resource := range []string{"services", "endpointslices", "nodes", "servicecidrs"} {
@@ -39,9 +41,9 @@ func TestJSONWorksToo(t *testing.T) {
 			t.Fatal(err)
 		}
 		sink := c.run(t, func(s *Source) { *s = *source })
-		eventually(t, "Synced", sink.synced)
+		await.True(t, "Synced", sink.synced)
 		c.create(t, service("later"))
-		eventually(t, "a Service through the watch", sink.has("services/default/later"))
+		await.True(t, "a Service through the watch", sink.has("services/default/later"))
 		if c.server == nil {
 			return
 		}

@@ -3,6 +3,7 @@ package apiserver
 import (
 	"testing"
 
+	"github.com/nftproxy/nftproxy/integration/await"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
@@ -10,15 +11,15 @@ func TestChangesArrive(t *testing.T) {
 	forEachServer(t, func(t *testing.T, c *cluster) {
 		c.create(t, service("old"))
 		sink := c.run(t)
-		eventually(t, "Synced", sink.synced)
+		await.True(t, "Synced", sink.synced)
 
 		c.create(t, service("new"), slice("new-a", "new"), node(thisNode), serviceCIDR("more", "10.98.0.0/16"))
 		for _, id := range []string{"services/default/new", "endpointslices/default/new-a", "nodes//" + thisNode, "servicecidrs//more"} {
-			eventually(t, id+" to arrive", sink.has(id))
+			await.True(t, id+" to arrive", sink.has(id))
 		}
 
 		c.relabel(t, "old", "step", "2")
-		eventually(t, "the update", sink.labelled("services/default/old", "2"))
+		await.True(t, "the update", sink.labelled("services/default/old", "2"))
 
 		for id, remove := range map[string]func() error{
 			"services/default/old": func() error {
@@ -34,7 +35,7 @@ func TestChangesArrive(t *testing.T) {
 			if err := remove(); err != nil {
 				t.Fatal(err)
 			}
-			eventually(t, id+" to go", sink.lacks(id))
+			await.True(t, id+" to go", sink.lacks(id))
 		}
 		if sink.get("services/default/new") == nil {
 			t.Error("a Service that was not deleted is gone")

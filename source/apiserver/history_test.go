@@ -1,10 +1,11 @@
 package apiserver
 
 import (
-	"github.com/nftproxy/nftproxy/tracker"
 	"testing"
 
+	"github.com/nftproxy/nftproxy/integration/await"
 	"github.com/nftproxy/nftproxy/source/apiserver/apiservertest"
+	"github.com/nftproxy/nftproxy/tracker"
 )
 
 // lists counts how often the state of a resource was asked for in full, in either way.
@@ -21,9 +22,9 @@ func lists(server *apiservertest.Server, resource string) int {
 // settled waits until the Source is synced and watches everything.
 func settled(t *testing.T, c *cluster, sink *recorder) {
 	t.Helper()
-	eventually(t, "Synced", sink.synced)
+	await.True(t, "Synced", sink.synced)
 	for _, resource := range []string{"services", "endpointslices", "nodes", "servicecidrs"} {
-		eventually(t, "a watch of "+resource, func() bool { return c.server.Watches(resource) > 0 })
+		await.True(t, "a watch of "+resource, func() bool { return c.server.Watches(resource) > 0 })
 	}
 }
 
@@ -32,8 +33,8 @@ func settled(t *testing.T, c *cluster, sink *recorder) {
 func watchedFor(t *testing.T, c *cluster, sink *recorder) {
 	t.Helper()
 	c.create(t, service("event"), slice("event-a", "event"))
-	eventually(t, "a Service through the watch", sink.has("services/default/event"))
-	eventually(t, "a slice through the watch", sink.has("endpointslices/default/event-a"))
+	await.True(t, "a Service through the watch", sink.has("services/default/event"))
+	await.True(t, "a slice through the watch", sink.has("endpointslices/default/event-a"))
 }
 
 func TestBookmarkSavesTheNextList(t *testing.T) {
@@ -50,7 +51,7 @@ func TestBookmarkSavesTheNextList(t *testing.T) {
 				sink := c.run(t)
 				settled(t, c, sink)
 				c.create(t, service("first"))
-				eventually(t, "the first Service", sink.has("services/default/first"))
+				await.True(t, "the first Service", sink.has("services/default/first"))
 
 				// Changes that the watch does not see make its version old.
 				c.create(t, service("foreign", tracker.LabelServiceProxyName, "other"))
@@ -61,7 +62,7 @@ func TestBookmarkSavesTheNextList(t *testing.T) {
 				c.server.EndWatches()
 
 				c.create(t, service("second"))
-				eventually(t, "the second Service", sink.has("services/default/second"))
+				await.True(t, "the second Service", sink.has("services/default/second"))
 				if got := lists(c.server, "services"); got != test.wantLists {
 					t.Errorf("Services were listed %d times, want %d", got, test.wantLists)
 				}
@@ -91,13 +92,13 @@ func TestCompactionWhileDisconnectedLosesNothing(t *testing.T) {
 		}
 
 		for _, id := range []string{"services/default/gone", "endpointslices/default/gone-a", "servicecidrs//gone", "nodes//" + thisNode} {
-			eventually(t, id+" to go", sink.lacks(id))
+			await.True(t, id+" to go", sink.lacks(id))
 			if got := sink.deletions(id); got != 1 {
 				t.Errorf("%s was deleted %d times, want once", id, got)
 			}
 		}
-		eventually(t, "the update", sink.labelled("services/default/changed", "2"))
-		eventually(t, "the new Service", sink.has("services/default/new"))
+		await.True(t, "the update", sink.labelled("services/default/changed", "2"))
+		await.True(t, "the new Service", sink.has("services/default/new"))
 		if sink.get("services/default/kept") == nil || sink.deletions("services/default/kept") > 0 {
 			t.Error("a Service that was not touched was deleted")
 		}

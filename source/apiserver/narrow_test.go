@@ -1,10 +1,11 @@
 package apiserver
 
 import (
-	"github.com/nftproxy/nftproxy/tracker"
 	"slices"
 	"testing"
 
+	"github.com/nftproxy/nftproxy/integration/await"
+	"github.com/nftproxy/nftproxy/tracker"
 	corev1 "k8s.io/api/core/v1"
 )
 
@@ -43,7 +44,7 @@ func TestForeignAndHeadlessObjectsStayAtTheServer(t *testing.T) {
 					service("other", tracker.LabelServiceProxyName, "other"),
 					slice("headless-a", "headless", corev1.IsHeadlessService, ""))
 				sink := c.run(t, proxyName(test.proxyName))
-				eventually(t, "Synced", sink.synced)
+				await.True(t, "Synced", sink.synced)
 				for _, id := range test.arrive {
 					if sink.atSynced[id] == nil {
 						t.Errorf("%s did not arrive", id)
@@ -53,10 +54,10 @@ func TestForeignAndHeadlessObjectsStayAtTheServer(t *testing.T) {
 				c.create(t, service("other-2", tracker.LabelServiceProxyName, "other"),
 					slice("headless-b", "headless", corev1.IsHeadlessService, ""), slice("last", "plain"))
 				c.relabel(t, test.takenOver, tracker.LabelServiceProxyName, test.takenLabel)
-				eventually(t, "a Service that is now this proxy's", sink.has("services/default/"+test.takenOver))
-				eventually(t, "a slice created after the headless one", sink.has("endpointslices/default/last"))
+				await.True(t, "a Service that is now this proxy's", sink.has("services/default/"+test.takenOver))
+				await.True(t, "a slice created after the headless one", sink.has("endpointslices/default/last"))
 				c.relabel(t, test.takenOver, tracker.LabelServiceProxyName, "somebody-else")
-				eventually(t, "a Service to leave", sink.lacks("services/default/"+test.takenOver))
+				await.True(t, "a Service to leave", sink.lacks("services/default/"+test.takenOver))
 
 				stay := append(test.stay, "services/default/other-2", "endpointslices/default/headless-b")
 				stay = slices.DeleteFunc(stay, func(id string) bool { return id == "services/default/"+test.takenOver })

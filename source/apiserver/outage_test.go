@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/go-logr/logr/funcr"
+	"github.com/nftproxy/nftproxy/integration/await"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/klog/v2"
 )
@@ -33,11 +34,11 @@ func TestNothingIsLostInAnOutage(t *testing.T) {
 			t.Fatal(err)
 		}
 
-		eventually(t, "the deletion", sink.lacks("services/default/gone"))
-		eventually(t, "the update", sink.labelled("services/default/changed", "2"))
-		eventually(t, "the recreated Service", sink.labelled("services/default/kept", "again"))
-		eventually(t, "the new Service", sink.has("services/default/new"))
-		eventually(t, "the new slice", sink.has("endpointslices/default/new-a"))
+		await.True(t, "the deletion", sink.lacks("services/default/gone"))
+		await.True(t, "the update", sink.labelled("services/default/changed", "2"))
+		await.True(t, "the recreated Service", sink.labelled("services/default/kept", "again"))
+		await.True(t, "the new Service", sink.has("services/default/new"))
+		await.True(t, "the new slice", sink.has("endpointslices/default/new-a"))
 		if got := lists(c.server, "services"); got != 1 {
 			t.Errorf("Services were listed %d times, want once: the history was all there", got)
 		}
@@ -61,8 +62,8 @@ func TestDroppedConnectionsAreReplaced(t *testing.T) {
 			}
 			for j := range 2 {
 				name := fmt.Sprintf("svc-%d-%d", i, j)
-				eventually(t, name, sink.has("services/default/"+name))
-				eventually(t, name+"-a", sink.has("endpointslices/default/"+name+"-a"))
+				await.True(t, name, sink.has("services/default/"+name))
+				await.True(t, name+"-a", sink.has("endpointslices/default/"+name+"-a"))
 			}
 		}
 	})
@@ -74,7 +75,7 @@ func TestServerThatIsAwayAtFirst(t *testing.T) {
 		c.server.Stop()
 		logs := &logLines{}
 		sink := c.runLogged(t, logs)
-		eventually(t, "a message about services", func() bool {
+		await.True(t, "a message about services", func() bool {
 			return logs.count("Cannot list; programming nothing before it is listed", `"resource"="services"`, "connection refused") > 0
 		})
 		if sink.synced() {
@@ -83,7 +84,7 @@ func TestServerThatIsAwayAtFirst(t *testing.T) {
 		if err := c.server.Resume(); err != nil {
 			t.Fatal(err)
 		}
-		eventually(t, "Synced", sink.synced)
+		await.True(t, "Synced", sink.synced)
 		if sink.atSynced["services/default/web"] == nil {
 			t.Error("the Service was not handed over before Synced")
 		}

@@ -4,6 +4,8 @@ import (
 	"net/http"
 	"testing"
 	"time"
+
+	"github.com/nftproxy/nftproxy/integration/await"
 )
 
 func TestServiceCIDRsMayBeRefused(t *testing.T) {
@@ -21,12 +23,12 @@ func TestServiceCIDRsMayBeRefused(t *testing.T) {
 				c.server.Refuse("servicecidrs", test.status)
 				logs := &logLines{}
 				sink := c.runLogged(t, logs, pause(50*time.Millisecond))
-				eventually(t, "Synced without ServiceCIDRs", sink.synced)
+				await.True(t, "Synced without ServiceCIDRs", sink.synced)
 				if sink.atSynced["services/default/web"] == nil {
 					t.Error("the Service was not handed over before Synced")
 				}
 				// Asked for again, and again in vain, it is not logged again.
-				eventually(t, "more attempts", func() bool { return len(c.server.Requests("", "servicecidrs")) >= 4 })
+				await.True(t, "more attempts", func() bool { return len(c.server.Requests("", "servicecidrs")) >= 4 })
 				if got := logs.count(test.logged, `"resource"="servicecidrs"`); got != 1 {
 					t.Errorf("the refusal was logged %d times, want once:\n%s", got, logs)
 				}
@@ -35,7 +37,7 @@ func TestServiceCIDRsMayBeRefused(t *testing.T) {
 				}
 
 				c.server.Refuse("servicecidrs", 0)
-				eventually(t, "the ServiceCIDR, once it is served", sink.has("servicecidrs//more"))
+				await.True(t, "the ServiceCIDR, once it is served", sink.has("servicecidrs//more"))
 				if got := logs.count("serves the resource now"); got != 1 {
 					t.Errorf("the end of the refusal was logged %d times, want once:\n%s", got, logs)
 				}
@@ -65,13 +67,13 @@ func TestServiceCIDRDeletedDuringARefusalGoes(t *testing.T) {
 			}
 			return n
 		}
-		eventually(t, "a refusal", func() bool { return refusals() > 0 })
+		await.True(t, "a refusal", func() bool { return refusals() > 0 })
 		if sink.get("servicecidrs//gone") == nil {
 			t.Error("what was known was forgotten because it is refused now")
 		}
 		c.delete(t, serviceCIDR("gone", ""))
 		c.server.Refuse("servicecidrs", 0)
-		eventually(t, "the deletion", sink.lacks("servicecidrs//gone"))
+		await.True(t, "the deletion", sink.lacks("servicecidrs//gone"))
 	})
 }
 
@@ -80,12 +82,12 @@ func TestRefusedResourceIsLeftAlone(t *testing.T) {
 	forEachObedientServer(t, "refuse a resource", func(t *testing.T, c *cluster) {
 		c.server.Refuse("servicecidrs", http.StatusNotFound)
 		sink := c.run(t)
-		eventually(t, "Synced", sink.synced)
+		await.True(t, "Synced", sink.synced)
 		// Long enough for a reflector's back-off to have tried more than once.
 		c.server.Refuse("nodes", http.StatusInternalServerError)
 		c.server.DropConnections()
 		before := len(c.server.Requests("list", "nodes"))
-		eventually(t, "three more lists of what fails", func() bool {
+		await.True(t, "three more lists of what fails", func() bool {
 			return len(c.server.Requests("list", "nodes")) >= before+3
 		})
 		if got := len(c.server.Requests("", "servicecidrs")); got != 1 {

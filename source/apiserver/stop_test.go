@@ -8,9 +8,9 @@ import (
 	"testing"
 	"time"
 
-	"k8s.io/klog/v2"
-
+	"github.com/nftproxy/nftproxy/integration/await"
 	"github.com/nftproxy/nftproxy/source/apiserver/apiservertest"
+	"k8s.io/klog/v2"
 )
 
 // promptly is how long Run may take to return. It must be shorter than any back-off that Run could
@@ -24,17 +24,17 @@ func TestRunEndsWithItsContext(t *testing.T) {
 		},
 		"while the server is away from the start": func(t *testing.T, c *cluster, _ *recorder, logs *logLines) {
 			c.server.Stop()
-			eventually(t, "a failure", func() bool { return logs.count("connection refused") > 0 })
+			await.True(t, "a failure", func() bool { return logs.count("connection refused") > 0 })
 		},
 		"while the server is away": func(t *testing.T, c *cluster, sink *recorder, logs *logLines) {
 			settled(t, c, sink)
 			c.server.Stop()
-			eventually(t, "a failure", func() bool { return logs.count("connection refused") > 0 })
+			await.True(t, "a failure", func() bool { return logs.count("connection refused") > 0 })
 		},
 		"while a resource is refused": func(t *testing.T, c *cluster, sink *recorder, _ *logLines) {
 			c.server.Refuse("servicecidrs", 404)
 			c.server.DropConnections()
-			eventually(t, "Synced", sink.synced)
+			await.True(t, "Synced", sink.synced)
 		},
 	}
 	for name, reach := range tests {

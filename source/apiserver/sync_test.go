@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"net/http"
 	"testing"
+
+	"github.com/nftproxy/nftproxy/integration/await"
 )
 
 func TestSyncedComesAfterEverythingThatExists(t *testing.T) {
@@ -18,7 +20,7 @@ func TestSyncedComesAfterEverythingThatExists(t *testing.T) {
 		want = append(want, "nodes//"+thisNode, "servicecidrs//more")
 
 		sink := c.run(t)
-		eventually(t, "Synced", sink.synced)
+		await.True(t, "Synced", sink.synced)
 		for _, id := range want {
 			if sink.atSynced[id] == nil {
 				t.Errorf("%s was not handed over before Synced", id)
@@ -33,9 +35,9 @@ func TestSyncedComesAfterEverythingThatExists(t *testing.T) {
 func TestEmptyClusterIsSynced(t *testing.T) {
 	forEachServer(t, func(t *testing.T, c *cluster) {
 		sink := c.run(t)
-		eventually(t, "Synced without a Node", sink.synced)
+		await.True(t, "Synced without a Node", sink.synced)
 		c.create(t, node(thisNode))
-		eventually(t, "the Node that registered later", sink.has("nodes//"+thisNode))
+		await.True(t, "the Node that registered later", sink.has("nodes//"+thisNode))
 	})
 }
 
@@ -47,14 +49,14 @@ func TestSyncedWaitsForEveryNeededResource(t *testing.T) {
 				c.server.Refuse(resource, http.StatusInternalServerError)
 				sink := c.run(t)
 				// A second failed list says that the first was not taken for an answer.
-				eventually(t, "a second attempt", func() bool {
+				await.True(t, "a second attempt", func() bool {
 					return len(c.server.Requests("list", resource)) >= 2
 				})
 				if sink.synced() {
 					t.Fatalf("Synced although %s could not be listed", resource)
 				}
 				c.server.Refuse(resource, 0)
-				eventually(t, "Synced", sink.synced)
+				await.True(t, "Synced", sink.synced)
 				for _, id := range []string{"services/default/web", "endpointslices/default/web-a", "nodes//" + thisNode} {
 					if sink.atSynced[id] == nil {
 						t.Errorf("%s was not handed over before Synced", id)

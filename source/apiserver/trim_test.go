@@ -4,6 +4,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/nftproxy/nftproxy/integration/await"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
@@ -32,7 +33,7 @@ func TestTrimmedObjectsArrive(t *testing.T) {
 		svc.Annotations = map[string]string{"example.com/long": "text"}
 		c.create(t, svc)
 		sink := c.run(t)
-		eventually(t, "Synced", sink.synced)
+		await.True(t, "Synced", sink.synced)
 		got := sink.get("services/default/web")
 		if got == nil || got.GetAnnotations() != nil || got.GetManagedFields() != nil {
 			t.Errorf("the Service arrived as %v", got)

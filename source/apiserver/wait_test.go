@@ -7,6 +7,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/nftproxy/nftproxy/integration/await"
 )
 
 // spoil makes a server fail for one resource in one of the ways in which servers fail.
@@ -60,7 +62,7 @@ func TestFailingServiceCIDRsDelayNothing(t *testing.T) {
 				spoil(c, "servicecidrs")
 				reports, begin := &reports{}, time.Now()
 				sink := c.run(t, reports.listen, impatient)
-				eventually(t, "Synced", sink.synced)
+				await.True(t, "Synced", sink.synced)
 				// A reflector's first retry comes after 0.8 s, and a machine may be busy.
 				if took := time.Since(begin); took > 5*time.Second {
 					t.Errorf("Synced after %v", took)
@@ -70,14 +72,14 @@ func TestFailingServiceCIDRsDelayNothing(t *testing.T) {
 						t.Errorf("%s was not handed over before Synced", id)
 					}
 				}
-				eventually(t, "the report of the failure", func() bool { return slices.Equal(reports.of("servicecidrs"), []bool{true}) })
+				await.True(t, "the report of the failure", func() bool { return slices.Equal(reports.of("servicecidrs"), []bool{true}) })
 				if got := reports.of("services"); got != nil {
 					t.Errorf("Services were reported as failing: %v", got)
 				}
 
 				mend(c, "servicecidrs")
-				eventually(t, "the ServiceCIDR, once it is served", sink.has("servicecidrs//more"))
-				eventually(t, "the report of the end", func() bool { return slices.Equal(reports.of("servicecidrs"), []bool{true, false}) })
+				await.True(t, "the ServiceCIDR, once it is served", sink.has("servicecidrs//more"))
+				await.True(t, "the report of the end", func() bool { return slices.Equal(reports.of("servicecidrs"), []bool{true, false}) })
 			})
 		})
 	}
@@ -92,7 +94,7 @@ func TestAFailingNodeIsNotWaitedForForEver(t *testing.T) {
 				logs := &logLines{}
 				begin := time.Now()
 				sink := c.runLogged(t, logs, impatient)
-				eventually(t, "Synced without the Node", sink.synced)
+				await.True(t, "Synced without the Node", sink.synced)
 				if took := time.Since(begin); took < time.Second {
 					t.Errorf("Synced after %v, want a second", took)
 				}
@@ -100,7 +102,7 @@ func TestAFailingNodeIsNotWaitedForForEver(t *testing.T) {
 					t.Errorf("logged %d times, want once:\n%s", got, logs)
 				}
 				mend(c, "nodes")
-				eventually(t, "the Node, once it is served", sink.has("nodes//"+thisNode))
+				await.True(t, "the Node, once it is served", sink.has("nodes//"+thisNode))
 			})
 		})
 	}
@@ -111,7 +113,7 @@ func TestAListThatIsNeverAnsweredIsLogged(t *testing.T) {
 		c.server.Hang("services")
 		logs, reports := &logLines{}, &reports{}
 		sink := c.runLogged(t, logs, reports.listen, impatient)
-		eventually(t, "a line of the log", func() bool {
+		await.True(t, "a line of the log", func() bool {
 			return logs.count("Cannot list; programming nothing before it is listed", "no answer from the API server for 2s", `"resource"="services"`) == 1
 		})
 		if got := reports.of("services"); !slices.Equal(got, []bool{true}) {
@@ -124,7 +126,7 @@ func TestAListThatIsNeverAnsweredIsLogged(t *testing.T) {
 			t.Error("Synced without Services")
 		}
 		c.server.Answer("services")
-		eventually(t, "Synced", sink.synced)
-		eventually(t, "the report of the end", func() bool { return slices.Equal(reports.of("services"), []bool{true, false}) })
+		await.True(t, "Synced", sink.synced)
+		await.True(t, "the report of the end", func() bool { return slices.Equal(reports.of("services"), []bool{true, false}) })
 	})
 }
