@@ -10,7 +10,7 @@ func (f *family) afterTranslation() nft.Verdict {
 	if len(f.affinity.frontends) > 0 {
 		return nft.Goto(chainAffinityCheck)
 	}
-	return nft.Verdict{Kind: nft.Accept}
+	return nft.Accept
 }
 
 func (f *family) putAffinityCheck() {
@@ -105,7 +105,7 @@ func (f *family) putAffinityExceptions(fe frontend, want *plan) {
 func (f *family) putAffinityException(fe frontend, comment string) {
 	key := fe.key()
 	if f.affinity.nodePorts[portNumber{fe.protocol, fe.port}] {
-		f.draft.Put(f.sets.affinityIPs, nft.Element{Key: key, Verdict: nft.Verdict{Kind: nft.Accept}, Comment: comment})
+		f.draft.Put(f.sets.affinityIPs, nft.Element{Key: key, Verdict: nft.Accept, Comment: comment})
 	} else {
 		f.draft.Remove(f.sets.affinityIPs, key)
 	}

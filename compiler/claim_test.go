@@ -66,7 +66,7 @@ func TestClaimOrder(t *testing.T) {
 		c := newCompiler(t)
 		blue, green := claimant("blue", 1, asExternalIP), claimant("green", 2, asExternalIP)
 		green.Cluster = endpoints("10.244.0.2:8080")
-		key := nft.Data(nft.AppendFrontend(nil, netip.MustParseAddr(contested), 6, 80))
+		key := nft.AddrData(netip.MustParseAddr(contested)) + nft.ProtoData(6) + nft.PortData(80)
 		for _, step := range []struct {
 			change *model.ServicePort
 			want   string

@@ -15,7 +15,7 @@ func (f *family) putMarkUnlessLocal() {
 	}
 	c := &nft.Chain{Name: chainMarkUnlessLocal}
 	for _, match := range clients {
-		c.Rules = append(c.Rules, nft.NewRule(match, nft.Verdict{Kind: nft.Return}))
+		c.Rules = append(c.Rules, nft.NewRule(match, nft.Return))
 	}
 	c.Rules = append(c.Rules, nft.NewRule(nft.SetMarkBits{Bits: f.config.markBits()}))
 	f.draft.PutChain(c)

@@ -35,7 +35,7 @@ func (f frontend) key() nft.Data {
 		return nft.ProtoData(uint8(f.protocol)) + nft.PortData(f.port)
 	}
 	var buf [maxFrontendKey]byte
-	return nft.Data(nft.AppendFrontend(buf[:0], f.addr, uint8(f.protocol), f.port))
+	return nft.Data(nft.AppendPort(nft.AppendProto(nft.AppendAddr(buf[:0], f.addr), uint8(f.protocol)), f.port))
 }
 
 // eachFrontend calls do with each frontend of a Service port and its rank. A frontend comes twice if the port names the

@@ -31,7 +31,7 @@ func (f *family) putList(set *nft.Set, key nft.Data, have, want []model.Endpoint
 			if at := first + i; at >= len(have) || have[at].AddrPort != e.AddrPort {
 				block = append(block, key...)
 				block = nft.AppendInteger(block, uint32(at))
-				block = nft.AppendEndpoint(block, e.AddrPort)
+				block = nft.AppendPort(nft.AppendAddr(block, e.AddrPort.Addr()), e.AddrPort.Port())
 			}
 			ends[i] = len(block)
 		}

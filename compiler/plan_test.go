@@ -190,7 +190,7 @@ func TestWhoGetsAContestedAddress(t *testing.T) {
 				if diff := cmp.Diff(tc.others, others); diff != "" {
 					t.Errorf("the others (-want +got):\n%s", diff)
 				}
-				e, _ := c.Tables()[0].Set("service-ips").Element(nft.Data(nft.AppendFrontend(nil, netip.MustParseAddr(contested), 6, 80)))
+				e, _ := c.Tables()[0].Set("service-ips").Element(nft.AddrData(netip.MustParseAddr(contested)) + nft.ProtoData(6) + nft.PortData(80))
 				if want := "default/" + tc.owner; e.Comment != want {
 					t.Errorf("the kernel is told of %q, want %q", e.Comment, want)
 				}

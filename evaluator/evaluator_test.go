@@ -62,8 +62,8 @@ func withPolicyDrop(c *nft.Chain) *nft.Chain {
 func rule(statements ...nft.Statement) nft.Rule { return nft.NewRule(statements...) }
 
 var (
-	accept = nft.Verdict{Kind: nft.Accept}
-	back   = nft.Verdict{Kind: nft.Return}
+	accept = nft.Accept
+	back   = nft.Return
 	reject = nft.Reject{Family: nft.FamilyIP}
 )
 
@@ -545,7 +545,7 @@ func TestWhatIsNotKnownOrModelledIsAnError(t *testing.T) {
 // What is not known does no harm where it cannot decide.
 func TestWhatIsNotKnownMayNotMatter(t *testing.T) {
 	key := nft.Concat{nft.IPDaddr, nft.MetaL4proto, nft.ThDport}
-	frontends := setOf("frontends", key, nft.Element{Key: nft.Data(nft.AppendFrontend(nil, netip.MustParseAddr("10.0.0.1"), unix.IPPROTO_TCP, 80))})
+	frontends := setOf("frontends", key, nft.Element{Key: nft.AddrData(netip.MustParseAddr("10.0.0.1")) + nft.ProtoData(unix.IPPROTO_TCP) + nft.PortData(80)})
 	p := tcp(outside, "10.0.0.1:80")
 	p.Protocol, p.Interface = unix.IPPROTO_ICMP, ""
 	p.Destination = netip.AddrPortFrom(p.Destination.Addr(), 0)

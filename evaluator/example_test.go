@@ -15,7 +15,7 @@ func webTable() *nft.Table {
 	draw := nft.Concat{nft.IPDaddr, nft.MetaL4proto, nft.ThDport, nft.Numgen{Mod: 2}}
 	web := &nft.Set{Name: "web", Key: draw, Data: nft.Concat{nft.IPDaddr, nft.ThDport}}
 	hairpin := &nft.Set{Name: "hairpin", Key: nft.Concat{nft.IPSaddr, nft.IPDaddr}}
-	frontend := nft.Data(nft.AppendFrontend(nil, netip.MustParseAddr("192.0.2.1"), unix.IPPROTO_TCP, 80))
+	frontend := nft.AddrData(netip.MustParseAddr("192.0.2.1")) + nft.ProtoData(unix.IPPROTO_TCP) + nft.PortData(80)
 	for slot, text := range []string{"10.0.0.1", "10.0.0.2"} {
 		endpoint := nft.AddrData(netip.MustParseAddr(text))
 		web.Put(nft.Element{Key: frontend + nft.IntegerData(uint32(slot)), Value: endpoint + nft.PortData(8080)})

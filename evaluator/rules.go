@@ -45,7 +45,7 @@ func (w *walk) baseChain(c baseChain) (verdict, error) {
 		return verdict{Verdict: nft.Drop}, nil
 	}
 	w.step(at, nil, "policy accept")
-	return verdict{Verdict: nft.Verdict{Kind: nft.Accept}}, nil
+	return verdict{Verdict: nft.Accept}, nil
 }
 
 // walkChain runs the rules of a chain up to one that decides.
@@ -60,15 +60,15 @@ func (w *walk) walkChain(at place) (verdict, error) {
 		switch v.Kind {
 		case 0:
 			continue
-		case nft.Return:
+		case nft.VerdictReturn:
 			return verdict{}, nil
-		case nft.JumpTo, nft.GotoChain:
+		case nft.VerdictJump, nft.VerdictGoto:
 			next, err := at.enter(v.Chain)
 			if err != nil {
 				return verdict{}, at.fail(fmt.Errorf("%s: %w", v, err))
 			}
 			decided, err := w.walkChain(next)
-			if err != nil || decided.Kind != 0 || v.Kind == nft.GotoChain {
+			if err != nil || decided.Kind != 0 || v.Kind == nft.VerdictGoto {
 				return decided, err
 			}
 		default:

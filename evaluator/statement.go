@@ -59,7 +59,7 @@ func (s *statements) run(statement nft.Statement) (matched bool, v verdict, err 
 }
 
 func validVerdict(v nft.Verdict) error {
-	if v.Kind < nft.Accept || v.Kind > nft.GotoChain {
+	if v.Kind < nft.VerdictAccept || v.Kind > nft.VerdictGoto {
 		return errors.New("there is no such verdict")
 	}
 	return nil
@@ -149,7 +149,7 @@ func (s *statements) dnat(d nft.DNAT) (bool, verdict, error) {
 		return false, verdict{}, fmt.Errorf("%s does not map to an address and port of family %s", d.Map, s.family)
 	}
 	s.setDestination(netip.AddrPortFrom(addr, uint16(e.Value[length])<<8|uint16(e.Value[length+1])))
-	return true, verdict{Verdict: nft.Verdict{Kind: nft.Accept}}, nil
+	return true, verdict{Verdict: nft.Accept}, nil
 }
 
 func (s *statements) masqueradeHere() (bool, verdict, error) {
@@ -157,7 +157,7 @@ func (s *statements) masqueradeHere() (bool, verdict, error) {
 		return false, verdict{}, errors.New("masquerade works in nat chains at postrouting only")
 	}
 	s.masquerade()
-	return true, verdict{Verdict: nft.Verdict{Kind: nft.Accept}}, nil
+	return true, verdict{Verdict: nft.Accept}, nil
 }
 
 func (s *statements) reject(r nft.Reject) (bool, verdict, error) {

@@ -169,7 +169,7 @@ func (w *walk) traverse(hook nft.Hook) (bool, error) {
 		if err != nil {
 			return false, err
 		}
-		if v.Kind == nft.DropPacket {
+		if v.Kind == nft.VerdictDrop {
 			w.fate.Result = Dropped
 			if v.refused {
 				w.fate.Result = Refused

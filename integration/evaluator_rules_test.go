@@ -143,8 +143,8 @@ func (d *ruleDice) chains() []*nft.Chain {
 	// is what became of the first packets.
 	const invalidEstablishedRelated = 1 | 2 | 4
 	d.base.Rules = []nft.Rule{
-		nft.NewRule(nft.MatchFlags{Field: nft.CTState, Bits: invalidEstablishedRelated}, nft.Verdict{Kind: nft.Accept}),
-		nft.NewRule(nft.Match{Field: nft.MetaL4proto, Value: nft.ProtoData(unix.IPPROTO_ICMPV6)}, nft.Verdict{Kind: nft.Accept}),
+		nft.NewRule(nft.MatchFlags{Field: nft.CTState, Bits: invalidEstablishedRelated}, nft.Accept),
+		nft.NewRule(nft.Match{Field: nft.MetaL4proto, Value: nft.ProtoData(unix.IPPROTO_ICMPV6)}, nft.Accept),
 		nft.NewRule(d.leaveTrace()),
 	}
 	d.from = 0
@@ -174,14 +174,14 @@ func (d *ruleDice) leaveTrace() nft.Statement {
 // verdictMap leads nowhere but to the last regular chain, so that all others may use it.
 func (d *ruleDice) verdictMap() *nft.Set {
 	s := &nft.Set{Name: d.base.Name + "-verdicts", Key: nft.Concat{d.nft().Daddr(), nft.MetaL4proto, nft.ThDport}, Verdicts: true}
-	verdicts := []nft.Verdict{{Kind: nft.Accept}, {Kind: nft.Return}, nft.Drop}
+	verdicts := []nft.Verdict{nft.Accept, nft.Return, nft.Drop}
 	if n := len(d.regular); n > 0 {
 		last := d.regular[n-1].Name
 		verdicts = append(verdicts, nft.Jump(last), nft.Goto(last))
 	}
 	for range 6 {
-		key := nft.AppendFrontend(nil, one(d.dice, d.at.endpoints), uint8(one(d.dice, protocols)), one(d.dice, endpointPorts))
-		s.Put(nft.Element{Key: nft.Data(key), Verdict: one(d.dice, verdicts)})
+		key := nft.AddrData(one(d.dice, d.at.endpoints)) + nft.ProtoData(uint8(one(d.dice, protocols))) + nft.PortData(one(d.dice, endpointPorts))
+		s.Put(nft.Element{Key: key, Verdict: one(d.dice, verdicts)})
 	}
 	return s
 }
@@ -233,7 +233,7 @@ func (d *ruleDice) match() nft.Statement {
 // action draws what the base chain's type and hook allow; nil for none.
 func (d *ruleDice) action() nft.Statement {
 	f := d.nft()
-	actions := []nft.Statement{nil, nft.Verdict{Kind: nft.Accept}, nft.Verdict{Kind: nft.Return}}
+	actions := []nft.Statement{nil, nft.Accept, nft.Return}
 	for _, c := range d.regular[d.from:] {
 		actions = append(actions, nft.Jump(c.Name), nft.Goto(c.Name))
 	}

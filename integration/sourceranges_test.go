@@ -21,8 +21,8 @@ import (
 func TestThousandsOfSourceRanges(t *testing.T) {
 	l := labtest.New(t)
 	servePod(t, l, "web", "10.244.1.5")
-	var commits []nft.Stats
-	b, err := proxy.NewBackend(labtest.Conn(t, l.Node), compiler.Default(), proxy.Hooks{OnCommit: func(s nft.Stats) { commits = append(commits, s) }})
+	var commits []nft.CommitStats
+	b, err := proxy.NewBackend(labtest.Conn(t, l.Node), compiler.Default(), proxy.Hooks{OnCommit: func(s nft.CommitStats) { commits = append(commits, s) }})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -26,7 +26,7 @@ func numberedAddr(network byte, i int) netip.Addr {
 
 // putService puts a Service with two endpoints.
 func putService(services, endpoints *Set, put func(*Set, Element), i int) {
-	front := Data(AppendFrontend(nil, numberedAddr(96, i), 6, 80))
+	front := AddrData(numberedAddr(96, i)) + ProtoData(6) + PortData(80)
 	put(services, Element{Key: front, Verdict: Goto("cluster-2"), Comment: fmt.Sprintf("default/service-%d", i)})
 	for slot := range 2 {
 		put(endpoints, Element{Key: front + IntegerData(uint32(slot)), Value: AddrData(numberedAddr(200, 2*i+slot)) + PortData(8080)})

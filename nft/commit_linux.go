@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Stats is what a commit consisted of.
-type Stats struct {
+// CommitStats is what a commit consisted of.
+type CommitStats struct {
 	// Messages and Bytes is what was sent to the kernel.
 	Messages, Bytes int
 	// Elements is how many elements were added and deleted, Chains how many chains were
@@ -26,8 +26,8 @@ type Stats struct {
 // Commit has the kernel carry out the transaction, whole or not at all: all its tables, of
 // whatever family, change in one instant for packets. A refusal is a *CommitError.
 // An empty transaction sends nothing.
-func (c *Conn) Commit(tx Transaction) (Stats, error) {
-	var stats Stats
+func (c *Conn) Commit(tx Transaction) (CommitStats, error) {
+	var stats CommitStats
 	if tx.Empty() {
 		return stats, nil
 	}

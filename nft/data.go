@@ -23,7 +23,7 @@ func AddrData(addr netip.Addr) Data {
 		return ""
 	}
 	var buf [16]byte
-	return Data(appendAddr(buf[:0], addr))
+	return Data(AppendAddr(buf[:0], addr))
 }
 
 // PortData returns a transport port as Data, padded.
@@ -35,17 +35,11 @@ func ProtoData(proto uint8) Data { return Data([]byte{proto, 0, 0, 0}) }
 // IntegerData returns a host-endian integer, such as a numgen slot or a mark, as Data.
 func IntegerData(v uint32) Data { return Data(binary.NativeEndian.AppendUint32(nil, v)) }
 
-// AppendFrontend appends addr . proto . port, the key of a Service address, to b.
-func AppendFrontend(b []byte, addr netip.Addr, proto uint8, port uint16) []byte {
-	return append(appendAddr(b, addr), proto, 0, 0, 0, byte(port>>8), byte(port), 0, 0)
-}
+// AppendAddr, AppendProto, AppendPort and AppendInteger append to b what AddrData, ProtoData, PortData and IntegerData
+// return. They are for code that makes so many keys that the strings in between would count.
 
-// AppendEndpoint appends addr . port, what a packet's destination is translated to, to b.
-func AppendEndpoint(b []byte, a netip.AddrPort) []byte {
-	return append(appendAddr(b, a.Addr()), byte(a.Port()>>8), byte(a.Port()), 0, 0)
-}
-
-func appendAddr(b []byte, addr netip.Addr) []byte {
+// AppendAddr appends an address, four or sixteen bytes, to b.
+func AppendAddr(b []byte, addr netip.Addr) []byte {
 	if addr.Is4() {
 		a := addr.As4()
 		return append(b, a[:]...)
@@ -53,6 +47,12 @@ func appendAddr(b []byte, addr netip.Addr) []byte {
 	a := addr.As16()
 	return append(b, a[:]...)
 }
+
+// AppendProto appends an IP protocol number to b, padded.
+func AppendProto(b []byte, proto uint8) []byte { return append(b, proto, 0, 0, 0) }
+
+// AppendPort appends a transport port to b, padded.
+func AppendPort(b []byte, port uint16) []byte { return append(b, byte(port>>8), byte(port), 0, 0) }
 
 // AppendInteger appends a host-endian integer to b.
 func AppendInteger(b []byte, v uint32) []byte { return binary.NativeEndian.AppendUint32(b, v) }
@@ -64,6 +64,8 @@ type dataType struct {
 	length int    // bytes
 	order  uint32 // byte order as nft's userdata says it
 	format func(string) string
+	// pack returns a Go value as Data of that length; its error says what it should be.
+	pack func(any) (Data, error)
 }
 
 // Byte orders in the userdata of a set (nft's enum byteorder).
@@ -77,16 +79,16 @@ const (
 const verdictType = 0xffffff00
 
 var (
-	typeInteger = dataType{"integer", 4, 4, orderHost, formatInteger}
-	typeIPv4    = dataType{"ipv4_addr", 7, 4, orderBig, formatAddr}
-	typeIPv6    = dataType{"ipv6_addr", 8, 16, orderBig, formatAddr}
-	typeProto   = dataType{"inet_proto", 12, 1, orderBig, formatProto}
-	typePort    = dataType{"inet_service", 13, 2, orderBig, formatPort}
-	typeMark    = dataType{"mark", 19, 4, orderHost, formatMark}
-	typeCTState = dataType{"ct_state", 26, 4, orderHost, formatFlags(ctStateNames)}
-	typeCTStat  = dataType{"ct_status", 28, 4, orderHost, formatFlags(ctStatusNames)}
-	typeFib     = dataType{"fib_addrtype", 40, 4, orderHost, formatAddrType}
-	typeIfname  = dataType{"ifname", 41, 16, orderHost, formatName}
+	typeInteger = dataType{"integer", 4, 4, orderHost, formatInteger, packHostOrder}
+	typeIPv4    = dataType{"ipv4_addr", 7, 4, orderBig, formatAddr, packAddr(netip.Addr.Is4)}
+	typeIPv6    = dataType{"ipv6_addr", 8, 16, orderBig, formatAddr, packAddr(netip.Addr.Is6)}
+	typeProto   = dataType{"inet_proto", 12, 1, orderBig, formatProto, packProto}
+	typePort    = dataType{"inet_service", 13, 2, orderBig, formatPort, packPort}
+	typeMark    = dataType{"mark", 19, 4, orderHost, formatMark, packHostOrder}
+	typeCTState = dataType{"ct_state", 26, 4, orderHost, formatFlags(ctStateNames), packHostOrder}
+	typeCTStat  = dataType{"ct_status", 28, 4, orderHost, formatFlags(ctStatusNames), packHostOrder}
+	typeFib     = dataType{"fib_addrtype", 40, 4, orderHost, formatAddrType, packHostOrder}
+	typeIfname  = dataType{"ifname", 41, 16, orderHost, formatName, packName}
 )
 
 func formatInteger(b string) string {

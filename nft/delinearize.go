@@ -371,11 +371,11 @@ func (d *delinearizer) reject(r *expr.Reject) {
 func verdictOf(e *expr.Verdict) Statement {
 	switch e.Kind {
 	case expr.VerdictAccept:
-		return Verdict{Kind: Accept}
+		return Accept
 	case expr.VerdictDrop:
 		return Drop
 	case expr.VerdictReturn:
-		return Verdict{Kind: Return}
+		return Return
 	case expr.VerdictJump:
 		return Jump(e.Chain)
 	case expr.VerdictGoto:

@@ -63,7 +63,7 @@ func (w world) port() uint16 { return uint16(rapid.IntRange(80, 82).Draw(w.T, "p
 
 // key draws a key of the set out of few.
 func (w world) key(s *Set) Data {
-	front := func() Data { return Data(AppendFrontend(nil, w.addr(), 6, w.port())) }
+	front := func() Data { return AddrData(w.addr()) + ProtoData(6) + PortData(w.port()) }
 	switch s.Name {
 	case "service-ips":
 		return front()
@@ -113,7 +113,7 @@ func (w world) chain(c Chain, sets []*Set, chains []string) *Chain {
 }
 
 func (w world) action(c *Chain, sets []*Set, chains []string) Statement {
-	actions := []Statement{Counter{}, SetMarkBits{0x4000}, Drop, Verdict{Kind: Return}}
+	actions := []Statement{Counter{}, SetMarkBits{0x4000}, Drop, Return}
 	for _, to := range chains {
 		if c.Hook != "" || to > c.Name {
 			actions = append(actions, Jump(to))

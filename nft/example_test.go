@@ -2,6 +2,7 @@ package nft_test
 
 import (
 	"fmt"
+	"log"
 	"net/netip"
 
 	"github.com/nftproxy/nftproxy/nft"
@@ -13,14 +14,14 @@ func webTable(endpoints ...string) *nft.Table {
 	draw := append(key[:len(key):len(key)], nft.Numgen{Mod: uint32(len(endpoints))})
 
 	web := &nft.Set{Name: "web", Key: draw, Data: nft.Concat{nft.IPDaddr, nft.ThDport}}
-	const tcp = 6
-	frontend := nft.AppendFrontend(nil, netip.MustParseAddr("192.0.2.1"), tcp, 80)
+	address := netip.MustParseAddr("192.0.2.1")
 	for slot, text := range endpoints {
 		endpoint := netip.MustParseAddrPort(text)
-		web.Put(nft.Element{
-			Key:   nft.Data(nft.AppendInteger(frontend[:len(frontend):len(frontend)], uint32(slot))),
-			Value: nft.AddrData(endpoint.Addr()) + nft.PortData(endpoint.Port()),
-		})
+		e, err := web.NewElement(nft.Values{address, "tcp", 80, slot}, endpoint.Addr(), endpoint.Port())
+		if err != nil {
+			log.Fatal(err)
+		}
+		web.Put(e)
 	}
 	return &nft.Table{
 		Family: nft.FamilyIP,

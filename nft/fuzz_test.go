@@ -235,7 +235,7 @@ func checkElementsAreThemselves(t *testing.T, data []byte, s *Set) {
 		for _, change := range []func(*Element){
 			func(e *Element) { e.Value += "\x00\x00\x00\x00" },
 			func(e *Element) { e.KeyEnd += "x" },
-			func(e *Element) { e.Verdict = Verdict{Kind: e.Verdict.Kind%GotoChain + 1, Chain: e.Verdict.Chain} },
+			func(e *Element) { e.Verdict = Verdict{Kind: e.Verdict.Kind%VerdictGoto + 1, Chain: e.Verdict.Chain} },
 			func(e *Element) { e.Verdict.Chain += "x" },
 			func(e *Element) { e.Comment = "x" + e.Comment },
 			func(e *Element) { e.Timeout += time.Millisecond },

@@ -48,15 +48,6 @@ func runNft(t testing.TB, stdin string, args ...string) string {
 
 func frontendKey(f Family) Concat { return Concat{f.Daddr(), MetaL4proto, ThDport} }
 
-func lastOf(p netip.Prefix) netip.Addr {
-	b := p.Addr().AsSlice()
-	for i := p.Bits(); i < 8*len(b); i++ {
-		b[i/8] |= 0x80 >> (i % 8)
-	}
-	addr, _ := netip.AddrFromSlice(b)
-	return addr
-}
-
 // everything is a table that uses each thing this package can express.
 // learning is a rule that learns where a packet went.
 func learning(f Family) Rule {
@@ -69,15 +60,15 @@ func everything(f Family) *Table {
 	if f == FamilyIP6 {
 		addr, cidr, odd = netip.MustParseAddr("fd00::1"), netip.MustParsePrefix("fd00:10::/32"), netip.MustParsePrefix("fd00::/45")
 	}
-	front := Data(AppendFrontend(nil, addr, unix.IPPROTO_TCP, 80))
+	front := AddrData(addr) + ProtoData(unix.IPPROTO_TCP) + PortData(80)
 	slot := func(n uint32) Data { return front + IntegerData(n) }
 	key := frontendKey(f)
 	random := func(n uint32) Concat { return append(frontendKey(f), Numgen{Mod: n}) }
 
 	services := &Set{Name: "service-ips", Key: key, Verdicts: true, Comment: "frontends"}
 	services.Put(Element{Key: front, Verdict: Goto("cluster-2"), Comment: "default/web:http"})
-	services.Put(Element{Key: Data(AppendFrontend(nil, addr, unix.IPPROTO_UDP, 53)), Verdict: Drop})
-	services.Put(Element{Key: Data(AppendFrontend(nil, addr, unix.IPPROTO_SCTP, 9)), Verdict: Jump("mark-for-masquerade")})
+	services.Put(Element{Key: AddrData(addr) + ProtoData(unix.IPPROTO_UDP) + PortData(53), Verdict: Drop})
+	services.Put(Element{Key: AddrData(addr) + ProtoData(unix.IPPROTO_SCTP) + PortData(9), Verdict: Jump("mark-for-masquerade")})
 	endpoints := &Set{Name: "endpoints", Key: random(2), Data: Concat{f.Daddr(), ThDport}}
 	endpoints.Put(Element{Key: slot(0), Value: AddrData(addr.Next()) + PortData(8080)})
 	endpoints.Put(Element{Key: slot(1), Value: AddrData(addr.Next().Next()) + PortData(8081)})
@@ -91,7 +82,7 @@ func everything(f Family) *Table {
 	hairpin.Put(Element{Key: AddrData(addr) + AddrData(addr)})
 
 	sources := &Set{Name: "sources", Key: append(frontendKey(f), f.Saddr()), Interval: true}
-	sources.Put(Element{Key: front + AddrData(cidr.Addr()), KeyEnd: front + AddrData(lastOf(cidr)), Comment: "a prefix"})
+	sources.Put(Element{Key: front + AddrData(cidr.Addr()), KeyEnd: front + AddrData(lastAddr(cidr)), Comment: "a prefix"})
 	sources.Put(Element{Key: front + AddrData(addr), KeyEnd: front + AddrData(addr)})
 	sources.Put(Element{Key: front + AddrData(addr.Next()), KeyEnd: front + AddrData(addr.Next().Next().Next())})
 
@@ -110,7 +101,7 @@ func everything(f Family) *Table {
 			{Name: "nat-prerouting", Type: TypeNAT, Hook: HookPrerouting, Priority: PriorityDstNAT, Rules: []Rule{NewRule(Jump("services"))}},
 			{Name: "filter-forward", Type: TypeFilter, Hook: HookForward, Priority: PriorityFilter, Rules: []Rule{
 				NewRule(MatchFlags{CTState, CTStateNew}, InSet{Concat{f.Daddr()}, Equal, "cluster-ips"}, Reject{f}),
-				NewRule(InSet{Concat{f.Daddr()}, NotEqual, "cluster-ips"}, Counter{}, Verdict{Kind: Return}),
+				NewRule(InSet{Concat{f.Daddr()}, NotEqual, "cluster-ips"}, Counter{}, Return),
 				NewRule(MatchPrefix{f.Daddr(), Equal, odd}, Drop),
 				NewRule(InSet{append(frontendKey(f), f.Saddr()), NotEqual, "sources"}, Drop),
 			}},
@@ -129,9 +120,9 @@ func everything(f Family) *Table {
 			{Name: "mark-for-masquerade", Comment: "sets the mark", Rules: []Rule{NewRule(SetMarkBits{0x4000})}},
 			{Name: "services", Rules: []Rule{
 				{Statements: []Statement{Vmap{key, "service-ips"}}, Comment: "to a Service's address"},
-				NewRule(Match{FibDaddrType, Equal, IntegerData(unix.RTN_LOCAL)}, MatchPrefix{f.Daddr(), NotEqual, f.Loopback()}, Match{MetaL4proto, Equal, ProtoData(unix.IPPROTO_TCP)}, Verdict{Kind: Accept}),
-				NewRule(Match{FibSaddrType, NotEqual, IntegerData(unix.RTN_LOCAL)}, Match{ThDport, Equal, PortData(53)}, Verdict{Kind: Return}),
-				NewRule(MatchIfname{MetaIifname, NotEqual, "cbr0"}, MatchIfname{MetaOifname, Equal, "veth*"}, MatchPrefix{f.Saddr(), Equal, netip.PrefixFrom(addr, addr.BitLen())}, Verdict{Kind: Return}),
+				NewRule(Match{FibDaddrType, Equal, IntegerData(unix.RTN_LOCAL)}, MatchPrefix{f.Daddr(), NotEqual, f.Loopback()}, Match{MetaL4proto, Equal, ProtoData(unix.IPPROTO_TCP)}, Accept),
+				NewRule(Match{FibSaddrType, NotEqual, IntegerData(unix.RTN_LOCAL)}, Match{ThDport, Equal, PortData(53)}, Return),
+				NewRule(MatchIfname{MetaIifname, NotEqual, "cbr0"}, MatchIfname{MetaOifname, Equal, "veth*"}, MatchPrefix{f.Saddr(), Equal, netip.PrefixFrom(addr, addr.BitLen())}, Return),
 			}},
 		},
 	}
@@ -211,7 +202,7 @@ func TestARefusedTransactionNamesTheElementAndChangesNothing(t *testing.T) {
 	before := runNft(t, "", "list", "ruleset")
 	good, bad := everything(FamilyIP), everything(FamilyIP6)
 	good.Sets[2].Put(Element{Key: AddrData(netip.MustParseAddr("10.9.9.9"))})
-	bad.Sets[0].Put(Element{Key: Data(AppendFrontend(nil, netip.MustParseAddr("fd00::9"), 6, 80)), Verdict: Goto("nowhere"), Comment: "default/broken"})
+	bad.Sets[0].Put(Element{Key: AddrData(netip.MustParseAddr("fd00::9")) + ProtoData(6) + PortData(80), Verdict: Goto("nowhere"), Comment: "default/broken"})
 	tx := Diff(everything(FamilyIP), good)
 	tx.Append(Diff(everything(FamilyIP6), bad))
 	_, err := c.Commit(tx)

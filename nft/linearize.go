@@ -170,13 +170,13 @@ func (v Verdict) linearize(l *linearizer) {
 
 func (v Verdict) kernel() expr.VerdictKind {
 	switch v.Kind {
-	case DropPacket:
+	case VerdictDrop:
 		return expr.VerdictDrop
-	case Return:
+	case VerdictReturn:
 		return expr.VerdictReturn
-	case JumpTo:
+	case VerdictJump:
 		return expr.VerdictJump
-	case GotoChain:
+	case VerdictGoto:
 		return expr.VerdictGoto
 	}
 	return expr.VerdictAccept

@@ -179,7 +179,7 @@ func pad(d Data) Data {
 }
 
 func verdictKind(code uint32) VerdictKind {
-	for k := Accept; k <= GotoChain; k++ {
+	for k := VerdictAccept; k <= VerdictGoto; k++ {
 		if uint32((Verdict{Kind: k}).kernel()) == code {
 			return k
 		}

@@ -96,7 +96,7 @@ func drawStatement(t *rapid.T, f Family, sets map[string]*Set) Statement {
 		sets[name].Key = key
 		return Update{Map: name, Key: key, Data: data, Timeout: rapid.Custom(drawTimeout).Draw(t, "timeout")}
 	}
-	return rapid.SampledFrom([]Verdict{{Kind: Accept}, Drop, {Kind: Return}, Jump("a-chain"), Goto("a-chain")}).Draw(t, "verdict")
+	return rapid.SampledFrom([]Verdict{Accept, Drop, Return, Jump("a-chain"), Goto("a-chain")}).Draw(t, "verdict")
 }
 
 func drawTimeout(t *rapid.T) time.Duration {
@@ -179,7 +179,7 @@ func TestEveryElementSurvivesItsEncoding(t *testing.T) {
 				e.Value += drawValue(t, part)
 			}
 			if want.Verdicts {
-				e.Verdict = rapid.SampledFrom([]Verdict{{Kind: Accept}, Drop, {Kind: Return}, Jump("a"), Goto("b-1")}).Draw(t, "verdict")
+				e.Verdict = rapid.SampledFrom([]Verdict{Accept, Drop, Return, Jump("a"), Goto("b-1")}).Draw(t, "verdict")
 			}
 			if want.Dynamic {
 				e.Timeout, e.Expires = drawTimeout(t), drawTimeout(t)
@@ -224,7 +224,7 @@ func TestALongElementListIsSplitOverMessagesAndLosesNothing(t *testing.T) {
 	want := &Set{Name: "s", Key: frontendKey(FamilyIP6), Verdicts: true}
 	addr := netip.MustParseAddr("fd00::1")
 	for range 5000 {
-		want.Put(Element{Key: Data(AppendFrontend(nil, addr, 6, 80)), Verdict: Goto("cluster-2"), Comment: "namespace/a-service-with-a-name:port"})
+		want.Put(Element{Key: AddrData(addr) + ProtoData(6) + PortData(80), Verdict: Goto("cluster-2"), Comment: "namespace/a-service-with-a-name:port"})
 		addr = addr.Next()
 	}
 	tx := Transaction{Steps: []Step{{Op: AddElements, Table: &Table{Family: FamilyIP6, Name: "t"}, Set: want, Elements: want.Elements()}}}

@@ -189,23 +189,32 @@ type VerdictKind uint8
 
 // The kinds of verdicts.
 const (
-	Accept VerdictKind = iota + 1
-	DropPacket
-	Return
-	JumpTo
-	GotoChain
+	VerdictAccept VerdictKind = iota + 1
+	VerdictDrop
+	VerdictReturn
+	VerdictJump
+	VerdictGoto
 )
 
-var verdictNames = [...]string{Accept: "accept", DropPacket: "drop", Return: "return", JumpTo: "jump", GotoChain: "goto"}
+var verdictNames = [...]string{
+	VerdictAccept: "accept", VerdictDrop: "drop", VerdictReturn: "return", VerdictJump: "jump", VerdictGoto: "goto",
+}
+
+// The verdicts that lead nowhere.
+var (
+	// Accept ends the base chain; the packet goes on to the next one.
+	Accept = Verdict{Kind: VerdictAccept}
+	// Drop drops the packet silently.
+	Drop = Verdict{Kind: VerdictDrop}
+	// Return goes back to the chain that jumped here. In a base chain its policy decides.
+	Return = Verdict{Kind: VerdictReturn}
+)
 
 // Jump returns the verdict that runs a chain and comes back.
-func Jump(chain string) Verdict { return Verdict{JumpTo, chain} }
+func Jump(chain string) Verdict { return Verdict{VerdictJump, chain} }
 
 // Goto returns the verdict that runs a chain and does not come back.
-func Goto(chain string) Verdict { return Verdict{GotoChain, chain} }
-
-// Drop is the verdict that drops the packet silently.
-var Drop = Verdict{Kind: DropPacket}
+func Goto(chain string) Verdict { return Verdict{VerdictGoto, chain} }
 
 func (v Verdict) String() string {
 	if int(v.Kind) >= len(verdictNames) || v.Kind == 0 {

@@ -20,7 +20,7 @@ import (
 // Hooks are called as things happen, for metrics. Each may be nil.
 type Hooks struct {
 	// OnCommit is told of each transaction that the kernel carried out.
-	OnCommit func(nft.Stats)
+	OnCommit func(nft.CommitStats)
 	// OnCompile is told how long the compiler took for each Sync.
 	OnCompile func(time.Duration)
 	// OnForeignChange is told of each time somebody else's changes to the tables were found.
@@ -301,7 +301,7 @@ func (b *Backend) carryOut(tx nft.Transaction) error {
 
 // commitUnheard commits while nobody of this process listens: the kernel describes each element of a commit to those who do,
 // which takes time. What others commit meanwhile is found by the generation number.
-func (b *Backend) commitUnheard(tx nft.Transaction) (nft.Stats, error) {
+func (b *Backend) commitUnheard(tx nft.Transaction) (nft.CommitStats, error) {
 	if b.listener == nil {
 		return b.conn.Commit(tx)
 	}

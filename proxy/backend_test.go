@@ -78,7 +78,7 @@ func TestTheKernelHoldsWhatWasCompiledAfterEverySyncAndTheSameAgainSendsNothing(
 			r := rand.New(rand.NewPCG(seed, 0))
 			c := namespaceConn(t)
 			commits, refused := 0, false
-			b, err := NewBackend(c, compiler.Default(), Hooks{OnCommit: func(nft.Stats) { commits++ }, OnRepair: func() { refused = true }})
+			b, err := NewBackend(c, compiler.Default(), Hooks{OnCommit: func(nft.CommitStats) { commits++ }, OnRepair: func() { refused = true }})
 			if err != nil {
 				t.Fatal(err)
 			}

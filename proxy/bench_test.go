@@ -76,7 +76,7 @@ type phases struct {
 func (p *phases) hooks() Hooks {
 	return Hooks{
 		OnCompile: func(d time.Duration) { p.compile = append(p.compile, d) },
-		OnCommit: func(s nft.Stats) {
+		OnCommit: func(s nft.CommitStats) {
 			p.encode, p.kernel = append(p.encode, s.Encode), append(p.kernel, s.Kernel)
 			p.elements = s.Elements
 		},

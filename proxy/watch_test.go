@@ -81,7 +81,7 @@ func commit(t *testing.T, c *nft.Conn, tx nft.Transaction) {
 // foreignElement adds an element to service-ips that nobody wants.
 func foreignElement(b *Backend, last byte) nft.Transaction {
 	table := b.Tables()[0]
-	key := nft.Data(nft.AppendFrontend(nil, netip.AddrFrom4([4]byte{192, 0, 2, last}), 6, 80))
+	key := nft.AddrData(netip.AddrFrom4([4]byte{192, 0, 2, last})) + nft.ProtoData(6) + nft.PortData(80)
 	return nft.Transaction{Steps: []nft.Step{{
 		Op: nft.AddElements, Table: table, Set: table.Set("service-ips"), Elements: []nft.Element{{Key: key, Verdict: nft.Drop}},
 	}}}

@@ -37,7 +37,7 @@ func everything() {
 	metrics.ObserveSync(tracker.SyncResult{Changes: &model.Changes{Full: true}, Triggers: []time.Time{time.Now()}})
 	metrics.ObserveSync(tracker.SyncResult{Changes: &model.Changes{}})
 	metrics.ObserveCompile(time.Millisecond)
-	metrics.ObserveCommit(nft.Stats{})
+	metrics.ObserveCommit(nft.CommitStats{})
 	metrics.CountForeignChange()
 	metrics.CountRepair()
 	metrics.CountSkip(tracker.KindService, tracker.ReasonInvalidIP)

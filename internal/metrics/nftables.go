@@ -51,7 +51,7 @@ func newCommitSize(name, help string, smallest float64) *metrics.Histogram {
 func ObserveCompile(took time.Duration) { compileDuration.Observe(took.Seconds()) }
 
 // ObserveCommit records a transaction that the kernel carried out.
-func ObserveCommit(s nft.Stats) {
+func ObserveCommit(s nft.CommitStats) {
 	encodeDuration.Observe(s.Encode.Seconds())
 	commitDuration.Observe(s.Kernel.Seconds())
 	commitBytes.Observe(float64(s.Bytes))

@@ -169,7 +169,7 @@ func TestATransactionsSizeIsRecorded(t *testing.T) {
 		return out
 	}
 	before := sums()
-	metrics.ObserveCommit(nft.Stats{Bytes: 1000, Elements: 20, Chains: 3})
+	metrics.ObserveCommit(nft.CommitStats{Bytes: 1000, Elements: 20, Chains: 3})
 	after := sums()
 	if got, want := [3]float64{after[0] - before[0], after[1] - before[1], after[2] - before[2]}, [3]float64{1000, 20, 3}; got != want {
 		t.Errorf("bytes, elements, chains grew by %v, want %v", got, want)
