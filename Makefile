@@ -21,7 +21,7 @@ IMAGE       ?= localhost/nftproxy/kube-proxy
 # so that the same source gives the same bytes. 0 is no time.
 SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || echo 0)
 
-.PHONY: build image demo test check unit fuzz golden bench test-kernels clean
+.PHONY: build image demo test check check-api unit fuzz golden generate bench test-kernels clean
 
 build: ## static binaries in bin/
 	$(BUILD) -o $(BIN)/ $(COMMANDS)
@@ -42,6 +42,20 @@ check:
 	$(GO) vet ./...
 	$(STATICCHECK) ./...
 	cd deploy && $(GO) vet ./... && $(STATICCHECK) ./...
+	$(MAKE) check-api
+
+# The first run compiles buf, which takes minutes.
+BUF := cd tools && $(GO) tool buf
+
+check-api: ## the node-local API: style, generated code that is current, nothing that breaks clients of a release
+	$(BUF) lint ..
+	$(BUF) breaking .. --against ../nodelocal/v1/released.binpb
+	rm -rf $(BIN)/api && mkdir -p $(BIN)/api
+	$(BUF) generate .. --template buf.gen.yaml -o $(abspath $(BIN))/api/tools
+	for file in nodelocal.pb.go nodelocal_grpc.pb.go; do diff -u nodelocal/v1/$$file $(BIN)/api/nodelocal/v1/$$file || { echo "run make generate"; exit 1; }; done
+
+generate: ## the Go code of the node-local API
+	$(BUF) generate .. --template buf.gen.yaml
 
 unit: ## unit, property, golden and network-namespace tests, and those of what is in deploy/
 	$(GO) test -race ./...

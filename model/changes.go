@@ -10,6 +10,9 @@ type Node struct {
 	IPs []netip.Addr
 	// PodCIDRs is the pod networks of this node (detect-local mode NodeCIDR).
 	PodCIDRs []netip.Prefix
+	// GoingAway says that the node is being deleted: its Node object has a deletion timestamp, or the taint
+	// ToBeDeletedByClusterAutoscaler. Load balancers should send it no new connections (KEP-3836).
+	GoingAway bool
 }
 
 // Changes is what is new since the last Changes that a backend applied.

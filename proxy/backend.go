@@ -32,7 +32,7 @@ type Hooks struct {
 	OnRepair func()
 }
 
-// Backend writes the model to nftables. It implements tracker.Backend.
+// Backend writes the model to nftables. It implements model.Backend.
 type Backend struct {
 	conn *nft.Conn
 	// reader is for listings that can be long, so that commits do not wait for them.

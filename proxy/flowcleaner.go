@@ -54,7 +54,7 @@ func NewFlowCleaner(netNS int, onSearch func(model.Family, conntrack.Stats, erro
 }
 
 // note takes in what a Sync has committed. The changes of one that failed come again with the next
-// (tracker.Backend).
+// (model.Backend).
 func (c *FlowCleaner) note(rules *compiler.Compiler, changes *model.Changes) {
 	if c.flows.apply(rules, changes) {
 		c.signal()

@@ -73,7 +73,7 @@ type printer struct {
 	done  func()
 }
 
-// Sync implements tracker.Backend.
+// Sync implements model.Backend.
 func (p *printer) Sync(_ context.Context, changes *model.Changes) error {
 	if changes.Full || p.ports == nil {
 		p.ports = map[model.PortID]*model.ServicePort{}

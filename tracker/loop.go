@@ -24,7 +24,7 @@ type LoopOptions struct {
 	OnSync func(SyncResult)
 }
 
-// SyncResult is what one call of Backend.Sync came to.
+// SyncResult is the result of one call of Backend.Sync.
 type SyncResult struct {
 	// Changes is what the Backend was given. It may change after the hook returns.
 	Changes *model.Changes
@@ -47,7 +47,7 @@ const maxPending = 10_000
 // Loop carries what changed in a Tracker to a Backend.
 type Loop struct {
 	tracker *Tracker
-	backend Backend
+	backend model.Backend
 	options LoopOptions
 
 	// pending is what the Backend has not applied yet; nil is nothing.
@@ -59,7 +59,7 @@ type Loop struct {
 }
 
 // NewLoop returns a Loop that Run starts. It must be the only reader of tracker's Changes.
-func NewLoop(tracker *Tracker, backend Backend, options LoopOptions) *Loop {
+func NewLoop(tracker *Tracker, backend model.Backend, options LoopOptions) *Loop {
 	return &Loop{tracker: tracker, backend: backend, options: options}
 }
 

@@ -97,7 +97,7 @@ func clone(c *model.Changes) *model.Changes {
 }
 
 // runLoop runs a Loop in a synctest bubble until the test function ends.
-func runLoop(t *testing.T, tracker *Tracker, backend Backend, options LoopOptions) {
+func runLoop(t *testing.T, tracker *Tracker, backend model.Backend, options LoopOptions) {
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- NewLoop(tracker, backend, options).Run(ctx) }()

@@ -24,6 +24,7 @@ func ParseNode(obj *corev1.Node) model.Node {
 
 func parseNode(obj *corev1.Node) *node {
 	n := &node{Node: model.Node{Name: obj.Name}, zone: obj.Labels[corev1.LabelTopologyZone]}
+	n.GoingAway = goingAway(obj)
 	n.parseIPs(obj.Status.Addresses)
 	cidrs := obj.Spec.PodCIDRs
 	if len(cidrs) == 0 && obj.Spec.PodCIDR != "" {
@@ -31,6 +32,15 @@ func parseNode(obj *corev1.Node) *node {
 	}
 	n.PodCIDRs = parsePrefixes(cidrs, "spec.podCIDRs", &n.skips)
 	return n
+}
+
+// taintToBeDeleted is set by the cluster autoscaler before it removes a node.
+const taintToBeDeleted = "ToBeDeletedByClusterAutoscaler"
+
+// goingAway reports whether a Node is about to be deleted (KEP-3836).
+func goingAway(obj *corev1.Node) bool {
+	return !obj.DeletionTimestamp.IsZero() ||
+		slices.ContainsFunc(obj.Spec.Taints, func(t corev1.Taint) bool { return t.Key == taintToBeDeleted })
 }
 
 // parseIPs picks the primary address of each family: the first InternalIP, else the
@@ -57,7 +67,7 @@ func (n *node) parseIPs(addresses []corev1.NodeAddress) {
 
 // sameForBackend reports whether a backend would see no difference.
 func (n *node) sameForBackend(other *node) bool {
-	return n.Name == other.Name && slices.Equal(n.IPs, other.IPs) && slices.Equal(n.PodCIDRs, other.PodCIDRs)
+	return n.Name == other.Name && n.GoingAway == other.GoingAway && slices.Equal(n.IPs, other.IPs) && slices.Equal(n.PodCIDRs, other.PodCIDRs)
 }
 
 // serviceCIDR is the ranges of one ServiceCIDR object.

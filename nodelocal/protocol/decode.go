@@ -1,0 +1,189 @@
+package protocol
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/nftproxy/nftproxy/model"
+	nodelocalv1 "github.com/nftproxy/nftproxy/nodelocal/v1"
+)
+
+// DecodeID is the inverse of EncodeID. It is an error if the message names no Service, or a
+// protocol or an IP family that this client does not know.
+func DecodeID(id *nodelocalv1.PortID) (model.PortID, error) {
+	out := model.PortID{Namespace: id.GetNamespace(), Service: id.GetService(), Port: id.GetPort()}
+	switch p := id.GetProtocol(); p {
+	case nodelocalv1.Protocol_PROTOCOL_TCP, nodelocalv1.Protocol_PROTOCOL_UDP, nodelocalv1.Protocol_PROTOCOL_SCTP:
+		out.Protocol = model.Protocol(p)
+	default:
+		return out, fmt.Errorf("id.protocol: %s is not TCP, UDP or SCTP", p)
+	}
+	switch f := id.GetFamily(); f {
+	case nodelocalv1.Family_FAMILY_IPV4, nodelocalv1.Family_FAMILY_IPV6:
+		out.Family = model.Family(f)
+	default:
+		return out, fmt.Errorf("id.family: %s is not IPv4 or IPv6", f)
+	}
+	if out.Service == "" {
+		return out, errors.New("id.service: empty")
+	}
+	return out, nil
+}
+
+// DecodePort is the inverse of EncodePort: lists come out sorted and without duplicates. Errors name the field.
+func DecodePort(port *nodelocalv1.ServicePort) (*model.ServicePort, error) {
+	id, err := DecodeID(port.GetId())
+	if err != nil {
+		return nil, fmt.Errorf("port %s: %w", id, err)
+	}
+	d := decoder{family: id.Family}
+	out := &model.ServicePort{
+		ID:                       id,
+		ClusterIP:                d.addr("cluster_ip", port.GetClusterIp()),
+		Port:                     d.port("port", port.GetPort(), 1),
+		NodePort:                 d.port("node_port", port.GetNodePort(), 0),
+		ExternalIPs:              d.addrs("external_ips", port.GetExternalIps()),
+		LoadBalancerIPs:          d.addrs("load_balancer_ips", port.GetLoadBalancerIps()),
+		LoadBalancerSourceRanges: d.prefixes("load_balancer_source_ranges", port.GetLoadBalancerSourceRanges()),
+		AffinityTimeout:          time.Duration(port.GetAffinityTimeoutSeconds()) * time.Second,
+		InternalPolicy:           d.policy("internal_policy", port.GetInternalPolicy()),
+		ExternalPolicy:           d.policy("external_policy", port.GetExternalPolicy()),
+		HealthCheckNodePort:      d.port("health_check_node_port", port.GetHealthCheckNodePort(), 0),
+		Cluster:                  d.endpoints("cluster", port.GetCluster()),
+		Local:                    d.endpoints("local", port.GetLocal()),
+		LocalTerminating:         port.GetLocalTerminating(),
+		Serving:                  d.addrPorts("serving", port.GetServing()),
+	}
+	if d.err != nil {
+		return nil, fmt.Errorf("port %s: %w", id, d.err)
+	}
+	return out, nil
+}
+
+// DecodeNode is the inverse of EncodeNode.
+func DecodeNode(node *nodelocalv1.Node) (*model.Node, error) {
+	var d decoder
+	out := &model.Node{
+		Name:      node.GetName(),
+		PodCIDRs:  d.prefixes("pod_cidrs", node.GetPodCidrs()),
+		GoingAway: node.GetGoingAway(),
+	}
+	for _, text := range node.GetIps() { // their order counts
+		out.IPs = append(out.IPs, d.addr("ips", text))
+	}
+	if d.err != nil {
+		return nil, fmt.Errorf("node %q: %w", node.GetName(), d.err)
+	}
+	return out, nil
+}
+
+// DecodeServiceCIDRs is the inverse of EncodeServiceCIDRs.
+func DecodeServiceCIDRs(ranges *nodelocalv1.ServiceCIDRs) ([]netip.Prefix, error) {
+	var d decoder
+	out := d.prefixes("service_cidrs.cidrs", ranges.GetCidrs())
+	return out, d.err
+}
+
+// decoder keeps the first error.
+type decoder struct {
+	// family is that of all addresses; 0 is either.
+	family model.Family
+	err    error
+}
+
+func (d *decoder) fail(field string, err error) {
+	if d.err == nil {
+		d.err = fmt.Errorf("%s: %w", field, err)
+	}
+}
+
+func (d *decoder) addr(field, text string) netip.Addr {
+	addr, err := netip.ParseAddr(text)
+	switch {
+	case err != nil:
+		d.fail(field, err)
+	case d.family != 0 && model.FamilyOf(addr) != d.family:
+		d.fail(field, fmt.Errorf("%s is not an %s address", addr, d.family))
+	case addr.Zone() != "" || addr.Is4In6():
+		d.fail(field, fmt.Errorf("%q is not an address that a Service can have", text))
+	}
+	return addr
+}
+
+func (d *decoder) addrs(field string, texts []string) (out []netip.Addr) {
+	for _, text := range texts {
+		out = append(out, d.addr(field, text))
+	}
+	return sortedSet(out, netip.Addr.Compare)
+}
+
+func (d *decoder) prefixes(field string, texts []string) (out []netip.Prefix) {
+	for _, text := range texts {
+		prefix, err := netip.ParsePrefix(text)
+		switch {
+		case err != nil:
+			d.fail(field, err)
+		case d.family != 0 && model.FamilyOf(prefix.Addr()) != d.family:
+			d.fail(field, fmt.Errorf("%s is not an %s range", prefix, d.family))
+		case prefix != prefix.Masked():
+			d.fail(field, fmt.Errorf("%s has bits set beyond its length", prefix))
+		}
+		out = append(out, prefix)
+	}
+	return sortedSet(out, netip.Prefix.Compare)
+}
+
+func (d *decoder) port(field string, number uint32, least uint32) uint16 {
+	if number < least || number > math.MaxUint16 {
+		d.fail(field, fmt.Errorf("%d is not %d to %d", number, least, math.MaxUint16))
+	}
+	return uint16(number)
+}
+
+func (d *decoder) policy(field string, policy nodelocalv1.TrafficPolicy) model.TrafficPolicy {
+	switch policy {
+	case nodelocalv1.TrafficPolicy_TRAFFIC_POLICY_CLUSTER:
+		return model.PolicyCluster
+	case nodelocalv1.TrafficPolicy_TRAFFIC_POLICY_LOCAL:
+		return model.PolicyLocal
+	}
+	d.fail(field, fmt.Errorf("%s is not Cluster or Local", policy))
+	return model.PolicyCluster
+}
+
+func (d *decoder) endpoints(field string, list []*nodelocalv1.Endpoint) []model.Endpoint {
+	if len(list) == 0 {
+		return nil
+	}
+	out := make([]model.Endpoint, len(list))
+	for i, e := range list {
+		out[i] = model.Endpoint{
+			AddrPort: netip.AddrPortFrom(d.addr(field, e.GetAddress()), d.port(field, e.GetPort(), 1)),
+			Local:    e.GetPlacement() == nodelocalv1.Placement_PLACEMENT_LOCAL,
+			Remote:   e.GetPlacement() == nodelocalv1.Placement_PLACEMENT_REMOTE,
+		}
+	}
+	if !slices.IsSortedFunc(out, model.CompareEndpoints) {
+		slices.SortStableFunc(out, model.CompareEndpoints)
+	}
+	return slices.CompactFunc(out, func(a, b model.Endpoint) bool { return a.AddrPort == b.AddrPort })
+}
+
+func (d *decoder) addrPorts(field string, list []*nodelocalv1.AddressPort) (out []netip.AddrPort) {
+	for _, ap := range list {
+		out = append(out, netip.AddrPortFrom(d.addr(field, ap.GetAddress()), d.port(field, ap.GetPort(), 1)))
+	}
+	return sortedSet(out, netip.AddrPort.Compare)
+}
+
+// sortedSet sorts list in place and drops duplicates.
+func sortedSet[T comparable](list []T, compare func(a, b T) int) []T {
+	if !slices.IsSortedFunc(list, compare) {
+		slices.SortFunc(list, compare)
+	}
+	return slices.Compact(list)
+}

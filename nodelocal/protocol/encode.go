@@ -1,0 +1,102 @@
+package protocol
+
+import (
+	"net/netip"
+	"time"
+
+	"github.com/nftproxy/nftproxy/model"
+	nodelocalv1 "github.com/nftproxy/nftproxy/nodelocal/v1"
+)
+
+// EncodeID returns the message for a PortID.
+func EncodeID(id model.PortID) *nodelocalv1.PortID {
+	return &nodelocalv1.PortID{
+		Namespace: id.Namespace,
+		Service:   id.Service,
+		Port:      id.Port,
+		Protocol:  nodelocalv1.Protocol(id.Protocol),
+		Family:    nodelocalv1.Family(id.Family),
+	}
+}
+
+// EncodePort returns the message for a ServicePort. Parts of a second of its AffinityTimeout are lost.
+func EncodePort(port *model.ServicePort) *nodelocalv1.ServicePort {
+	return &nodelocalv1.ServicePort{
+		Id:                       EncodeID(port.ID),
+		ClusterIp:                encodeAddr(port.ClusterIP),
+		Port:                     uint32(port.Port),
+		NodePort:                 uint32(port.NodePort),
+		ExternalIps:              texts(port.ExternalIPs),
+		LoadBalancerIps:          texts(port.LoadBalancerIPs),
+		LoadBalancerSourceRanges: texts(port.LoadBalancerSourceRanges),
+		AffinityTimeoutSeconds:   uint32(port.AffinityTimeout / time.Second),
+		InternalPolicy:           nodelocalv1.TrafficPolicy(port.InternalPolicy),
+		ExternalPolicy:           nodelocalv1.TrafficPolicy(port.ExternalPolicy),
+		HealthCheckNodePort:      uint32(port.HealthCheckNodePort),
+		Cluster:                  encodeEndpoints(port.Cluster),
+		Local:                    encodeEndpoints(port.Local),
+		LocalTerminating:         port.LocalTerminating,
+		Serving:                  encodeAddrPorts(port.Serving),
+	}
+}
+
+// EncodeNode returns the message for a Node.
+func EncodeNode(node *model.Node) *nodelocalv1.Node {
+	return &nodelocalv1.Node{Name: node.Name, Ips: texts(node.IPs), PodCidrs: texts(node.PodCIDRs), GoingAway: node.GoingAway}
+}
+
+// EncodeServiceCIDRs returns the message for ranges.
+func EncodeServiceCIDRs(ranges []netip.Prefix) *nodelocalv1.ServiceCIDRs {
+	return &nodelocalv1.ServiceCIDRs{Cidrs: texts(ranges)}
+}
+
+func encodeEndpoints(list []model.Endpoint) []*nodelocalv1.Endpoint {
+	if len(list) == 0 {
+		return nil
+	}
+	out := make([]*nodelocalv1.Endpoint, len(list))
+	for i, e := range list {
+		out[i] = &nodelocalv1.Endpoint{Address: e.AddrPort.Addr().String(), Port: uint32(e.AddrPort.Port()), Placement: placementOf(e)}
+	}
+	return out
+}
+
+func placementOf(e model.Endpoint) nodelocalv1.Placement {
+	switch {
+	case e.Local:
+		return nodelocalv1.Placement_PLACEMENT_LOCAL
+	case e.Remote:
+		return nodelocalv1.Placement_PLACEMENT_REMOTE
+	}
+	return nodelocalv1.Placement_PLACEMENT_UNSPECIFIED
+}
+
+func encodeAddrPorts(list []netip.AddrPort) []*nodelocalv1.AddressPort {
+	if len(list) == 0 {
+		return nil
+	}
+	out := make([]*nodelocalv1.AddressPort, len(list))
+	for i, ap := range list {
+		out[i] = &nodelocalv1.AddressPort{Address: ap.Addr().String(), Port: uint32(ap.Port())}
+	}
+	return out
+}
+
+// encodeAddr returns "" for no address.
+func encodeAddr(addr netip.Addr) string {
+	if !addr.IsValid() {
+		return ""
+	}
+	return addr.String()
+}
+
+func texts[T interface{ String() string }](list []T) []string {
+	if len(list) == 0 {
+		return nil
+	}
+	out := make([]string, len(list))
+	for i, element := range list {
+		out[i] = element.String()
+	}
+	return out
+}
