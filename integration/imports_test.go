@@ -29,6 +29,10 @@ var withoutKubernetes = map[string]string{
 	"compiler":  "the compiler takes the model, from whomever",
 	"evaluator": "the evaluator takes rulesets, from whomever",
 	"conntrack": "conntrack can be used without Kubernetes",
+
+	"nodelocal":          "a client needs nothing of Kubernetes",
+	"nodelocal/protocol": "a client needs nothing of Kubernetes",
+	"nodelocal/v1":       "a client needs nothing of Kubernetes",
 }
 
 // TestImports compares the imports of each package with its row in docs/architecture.md, so that neither can
