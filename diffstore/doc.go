@@ -11,6 +11,8 @@
 //	for key, value := range store.Updated() { … } // in order
 //	store.Commit() // not if that failed: then the same differences are there the next time
 //
+// Apply does the last three for dataplanes that take one difference at a time, and keeps those that were refused.
+//
 // It is for backends that compute their own records (virtual servers, map entries, lines of a file) anew from all Service ports
 // and want to touch only those that differ; [ServicePorts] is a Store of the Service ports themselves.
 //

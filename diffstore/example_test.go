@@ -1,7 +1,6 @@
 package diffstore_test
 
 import (
-	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -40,33 +39,29 @@ func Example() {
 }
 
 // A dataplane that refuses something is asked for it again, and for nothing else.
-func ExampleStore_CommitOne() {
+func ExampleStore_Apply() {
 	store := diffstore.New[string, int]()
 	store.Set("web", 80)
 	store.Set("dns", 53)
 
 	busy := true
-	apply := func(name string, port int) error {
+	open := func(name string, port int) error {
 		if name == "web" && busy {
-			return errors.New("busy")
+			return fmt.Errorf("cannot open %s: busy", name)
 		}
 		fmt.Println("open", name, port)
 		return nil
 	}
-	for range 2 {
-		for name, port := range store.Updated() {
-			if err := apply(name, port); err != nil {
-				fmt.Println(name, "is not open:", err)
-				continue
-			}
-			store.CommitOne(name)
-		}
-		busy = false
-	}
+	closed := func(name string, _ int) error { return nil }
+
+	fmt.Println("error:", store.Apply(closed, open))
+	busy = false
+	fmt.Println("error:", store.Apply(closed, open))
 	// Output:
 	// open dns 53
-	// web is not open: busy
+	// error: cannot open web: busy
 	// open web 80
+	// error: <nil>
 }
 
 // A backend that starts again reads what it left in the dataplane, and touches only what is different.

@@ -2,6 +2,7 @@ package diffstore
 
 import (
 	"cmp"
+	"errors"
 	"iter"
 	"maps"
 	"slices"
@@ -153,6 +154,27 @@ func (s *Store[K, V]) differences(value func(*entry[V]) (V, bool)) iter.Seq2[K, 
 			}
 		}
 	}
+}
+
+// Apply has the differences applied one by one: it calls remove for each of Deleted, then set for each of Updated, in order. Those that
+// succeed are committed. One that fails keeps no other from being tried; it may be half done, so it is said to be unknown, and
+// is a difference again the next time. The error joins those of remove and set as they are.
+func (s *Store[K, V]) Apply(remove, set func(key K, value V) error) error {
+	var errs []error
+	try := func(apply func(K, V) error) func(K, V) bool {
+		return func(key K, value V) bool {
+			if err := apply(key, value); err != nil {
+				errs = append(errs, err)
+				s.InvalidateOne(key)
+			} else {
+				s.CommitOne(key)
+			}
+			return true
+		}
+	}
+	s.Deleted()(try(remove))
+	s.Updated()(try(set))
+	return errors.Join(errs...)
 }
 
 // Commit says that the dataplane has all that is wanted and nothing else.

@@ -1,6 +1,7 @@
 package diffstore
 
 import (
+	"errors"
 	"maps"
 	"slices"
 	"testing"
@@ -123,6 +124,35 @@ func TestStoreIsTheNaiveOne(t *testing.T) {
 				key := keys.Draw(t, "key")
 				s.InvalidateOne(key)
 				n.invalidateOne(key)
+			},
+			"apply": func(t *rapid.T) {
+				refused := keys.Draw(t, "refused")
+				before := n.deleted()
+				wanted := append(before, n.updated()...)
+				var got []pair
+				failures := 0
+				apply := func(key string, value int) error {
+					got = append(got, pair{key, value})
+					if key == refused {
+						failures++
+						return errors.New(key)
+					}
+					return nil
+				}
+				err := s.Apply(apply, apply)
+				if diff := cmp.Diff(wanted, got); diff != "" {
+					t.Fatalf("Apply (-want +got):\n%s", diff)
+				}
+				if (err != nil) != (failures > 0) {
+					t.Fatalf("Apply: %v after %d failures", err, failures)
+				}
+				for _, p := range got {
+					if p.Key == refused {
+						n.invalidateOne(p.Key)
+					} else {
+						n.commitOne(p.Key)
+					}
+				}
 			},
 			"get": func(t *rapid.T) {
 				key := keys.Draw(t, "key")

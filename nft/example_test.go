@@ -1,6 +1,7 @@
 package nft_test
 
 import (
+	"errors"
 	"fmt"
 	"log"
 	"net/netip"
@@ -95,4 +96,40 @@ func ExampleDraft() {
 	// 	192.0.2.2,
 	// }
 	// then, nothing: true
+}
+
+// A program that keeps a table reads it at its start, and from then on commits the differences. A commit
+// has its effect whole or not at all; a refusal names the rule or element.
+func ExampleConn_Commit() {
+	conn, err := nft.Dial(nft.Config{}) // the network namespace of this process
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer conn.Close()
+	have, err := conn.ReadTable(nft.FamilyIP, "example") // nil if there is none
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	want := webTable("10.0.0.1:8080", "10.0.0.2:8080")
+	_, err = conn.Commit(nft.Diff(have, want))
+	var refusal *nft.CommitError
+	if errors.As(err, &refusal) {
+		fmt.Println("the kernel refuses", refusal.Step, "with", refusal.Err)
+	}
+}
+
+// One commit can change several tables of both families, in one instant.
+func ExampleTransaction_Append() {
+	var tx nft.Transaction
+	tx.Append(nft.Remove(nft.FamilyIP, "old"))
+	tx.Append(nft.Replace(&nft.Table{Family: nft.FamilyIP6, Name: "example"}))
+	fmt.Print(tx)
+	// Output:
+	// add table ip old
+	// delete table ip old
+	// add table ip6 example
+	// delete table ip6 example
+	// add table ip6 example
 }
