@@ -100,8 +100,15 @@ func newSticky(t *testing.T, ports ...*model.ServicePort) (*Backend, *nft.Conn) 
 	return b, others
 }
 
-// TestSyncWhileClientsGo has clients vanish, as when they expire, while Syncs and the reconciler delete them.
-func TestSyncWhileClientsGo(t *testing.T) {
+func TestBackendAffinity(t *testing.T) {
+	t.Run("Syncs succeed while clients expire", testSyncWhileClientsGo)
+	t.Run("a client that comes after the Sync is deleted", testReconcilerDeletesLate)
+	t.Run("a restart deletes clients of endpoints that went", testRestartDeletesClients)
+	t.Run("a change of policy keeps clients", testPolicyKeepsClients)
+}
+
+// testSyncWhileClientsGo has clients vanish, as when they expire, while Syncs and the reconciler delete them.
+func testSyncWhileClientsGo(t *testing.T) {
 	b, others := newSticky(t, stickyPort("web", 1, 2, 3))
 	m := mapOf(t, b, stickyPort("web"))
 	watch(t, b)
@@ -135,8 +142,8 @@ func TestSyncWhileClientsGo(t *testing.T) {
 	eventually(t, "nobody is with the endpoint that went", func() bool { return len(clientsIn(t, b.conn, m)) == 0 })
 }
 
-// TestReconcilerDeletesLate adds a client after the Sync that took its endpoint away, as a packet does that was on its way.
-func TestReconcilerDeletesLate(t *testing.T) {
+// testReconcilerDeletesLate adds a client after the Sync that took its endpoint away, as a packet does that was on its way.
+func testReconcilerDeletesLate(t *testing.T) {
 	b, others := newSticky(t, stickyPort("web", 1, 2, 3))
 	m := mapOf(t, b, stickyPort("web"))
 	putClients(t, others, m, 10, 1)
@@ -156,8 +163,8 @@ func TestReconcilerDeletesLate(t *testing.T) {
 	})
 }
 
-// TestRestartDeletesClients has a process find clients of an endpoint that went while none ran.
-func TestRestartDeletesClients(t *testing.T) {
+// testRestartDeletesClients has a process find clients of an endpoint that went while none ran.
+func testRestartDeletesClients(t *testing.T) {
 	b, others := newSticky(t, stickyPort("web", 1, 2, 3))
 	m := mapOf(t, b, stickyPort("web"))
 	putClients(t, others, m, 10, 1)
@@ -172,8 +179,8 @@ func TestRestartDeletesClients(t *testing.T) {
 	}
 }
 
-// TestPolicyKeepsClients changes externalTrafficPolicy while a map of many clients is in use.
-func TestPolicyKeepsClients(t *testing.T) {
+// testPolicyKeepsClients changes externalTrafficPolicy while a map of many clients is in use.
+func testPolicyKeepsClients(t *testing.T) {
 	const clients = 12_000
 	port := func(policy model.TrafficPolicy) *model.ServicePort {
 		p := stickyPort("web", 1, 2, 3)
@@ -192,16 +199,16 @@ func TestPolicyKeepsClients(t *testing.T) {
 	}
 	putClients(t, others, local, clients, 2)
 	// Right after a map has grown a listing leaves clients out.
-	settled := func(m compiler.AffinityMap) {
+	listedWhole := func(m compiler.AffinityMap) {
 		eventually(t, "the map is listed whole", func() bool { return len(clientsIn(t, others, m)) == clients })
 	}
-	settled(local)
+	listedWhole(local)
 	if err := b.Sync(t.Context(), changesOf(port(model.PolicyCluster))); err != nil {
 		t.Fatal(err)
 	}
-	settled(cluster)
+	listedWhole(cluster)
 	if err := b.Sync(t.Context(), changesOf(port(model.PolicyLocal))); err != nil {
 		t.Fatal(err)
 	}
-	settled(local)
+	listedWhole(local)
 }

@@ -219,5 +219,5 @@ func (r *affinityReconciler) commitBatch(m compiler.AffinityMap, op nft.StepOp, 
 		return nil
 	}
 	elements = slices.DeleteFunc(elements, func(e nft.Element) bool { return now.Serves(e) != (op == nft.AddElements) })
-	return b.carryOut(changeClients(op, m, elements)) // which does nothing without any
+	return b.commit(changeClients(op, m, elements)) // which does nothing without any
 }

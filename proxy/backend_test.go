@@ -72,9 +72,9 @@ func randomPort(r *rand.Rand) *model.ServicePort {
 	return p
 }
 
-func TestTheKernelHoldsWhatWasCompiledAfterEverySyncAndTheSameAgainSendsNothing(t *testing.T) {
+func TestBackendSync(t *testing.T) {
 	for seed := range uint64(6) {
-		t.Run(fmt.Sprintf("seed %d", seed), func(t *testing.T) {
+		t.Run(fmt.Sprintf("the kernel holds what was compiled and the same again sends nothing/seed %d", seed), func(t *testing.T) {
 			r := rand.New(rand.NewPCG(seed, 0))
 			c := namespaceConn(t)
 			commits, refused := 0, false

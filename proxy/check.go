@@ -12,9 +12,8 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// Check compares what the kernel holds with what was committed, if anybody else has committed anything since the last
-// time, and repairs what differs. It reports whether it had to. Rules that others put elsewhere do not matter. The kernel lists
-// the tables while Syncs go on.
+// Check compares the kernel's tables with the wanted ones, if anybody else has committed since the last time, and repairs
+// them. It reports whether they differed. Other tables do not matter. Syncs go on while the kernel lists the tables.
 func (b *Backend) Check(ctx context.Context) (repaired bool, err error) {
 	conn, err := b.conn.Another()
 	if err != nil {
@@ -24,7 +23,7 @@ func (b *Backend) Check(ctx context.Context) (repaired bool, err error) {
 	return b.check(ctx, conn, true)
 }
 
-// check looks whether the tables are there and, with compare, what they hold, over a connection of its own.
+// check makes sure that the tables are there and, with compare, compares them over conn.
 func (b *Backend) check(ctx context.Context, conn *nft.Conn, compare bool) (repaired bool, err error) {
 	b.checking.Lock()
 	defer b.checking.Unlock()
@@ -50,7 +49,7 @@ func (b *Backend) check(ctx context.Context, conn *nft.Conn, compare bool) (repa
 // comparisonFailures is how many comparisons in a row may fail before the tables are made anew.
 const comparisonFailures = 3
 
-// cannotCompare takes tables that cannot be read, for other reasons than that they change, as damaged.
+// cannotCompare counts failures for other reasons than that the tables change, and replaces tables that cannot be read.
 func (b *Backend) cannotCompare(ctx context.Context, err error) (repaired bool, _ error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -71,7 +70,7 @@ type comparison struct {
 	meanwhile           *meanwhile
 }
 
-// beginCheck does what takes no time. It returns nil where no comparison is needed.
+// beginCheck does the part of a check that takes no time. It returns nil if no comparison is needed.
 func (b *Backend) beginCheck(ctx context.Context, compare bool) (c *comparison, repaired bool, err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -79,8 +78,8 @@ func (b *Backend) beginCheck(ctx context.Context, compare bool) (c *comparison, 
 	case stateDiverged:
 		repaired, err = b.repair(ctx, b.state.reason)
 		return nil, repaired, err
-	case stateUnknown:
-		return nil, false, nil // the next Sync reads the tables itself
+	case stateNew, stateUnknown:
+		return nil, false, nil // the next Sync reads the tables
 	}
 	generation, err := b.conn.Generation()
 	if err != nil || generation == b.generation {
@@ -110,8 +109,8 @@ func (b *Backend) endComparison() {
 // errOvertaken says that the tables were replaced while they were compared.
 var errOvertaken = errors.New("a Sync replaced the tables meanwhile")
 
-// compare returns what makes the kernel's tables the wanted ones. It holds up no Sync for longer than it takes to look at some
-// hundred elements.
+// compare returns the transaction that turns the kernel's tables into the wanted ones. A Sync waits for it at most as long
+// as it takes to compare some hundred elements.
 func (c *comparison) compare(ctx context.Context, conn *nft.Conn) (tx nft.Transaction, err error) {
 	guard := func(work func()) error {
 		c.backend.mu.Lock()
@@ -125,7 +124,7 @@ func (c *comparison) compare(ctx context.Context, conn *nft.Conn) (tx nft.Transa
 	for _, want := range c.wanted {
 		part, err := conn.Compare(ctx, want, nft.Comparison{Guard: guard, ThroughCommits: true})
 		if errors.Is(err, errOvertaken) {
-			return nft.Transaction{}, nil // what was read or committed for that is newer
+			return nft.Transaction{}, nil // the tables were read or replaced since
 		}
 		if err != nil && (part.Empty() || !errors.Is(err, nft.ErrGenerationMoved)) {
 			return tx, err
@@ -150,9 +149,9 @@ func (b *Backend) endCheck(ctx context.Context, c *comparison, tx nft.Transactio
 	}
 	b.foreignChange()
 	foreign := describe(tx)
-	if !tx.AddsTable() && b.carryOut(tx) == nil {
+	if !tx.AddsTable() && b.commit(tx) == nil {
 		logForeignChange(klog.FromContext(ctx), foreign)
-		b.repaired()
+		b.tellRepaired()
 		return true, nil
 	}
 	return b.repair(ctx, foreign)
@@ -176,16 +175,16 @@ func (b *Backend) repair(ctx context.Context, foreign string) (repaired bool, er
 	}
 	if err := b.reconcile(ctx, logger); err != nil {
 		b.state = state{stateDiverged, foreign}
-		b.diverged(true)
+		b.tellDiverged(true)
 		return false, err
 	}
-	b.repaired()
+	b.tellRepaired()
 	return true, nil
 }
 
 // missingTables says which tables are not there any more.
 func (b *Backend) missingTables() (string, error) {
-	there, err := b.tablesThere(compiler.TableName)
+	there, err := familiesWith(b.conn, compiler.TableName)
 	if err != nil {
 		return "", err
 	}

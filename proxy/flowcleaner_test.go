@@ -377,7 +377,7 @@ func TestFlowCleanerFailures(t *testing.T) {
 }
 
 // What the cleaner does not know of cannot have been a node port's: only the kernel knows the machine's addresses.
-func TestFlowCleanerKnowsTheAddressesOfItsNamespace(t *testing.T) {
+func TestFlowCleanerNodePortAddresses(t *testing.T) {
 	c := newCleaning(t)
 	config := compiler.Default()
 	config.NodePortAddresses = compiler.NodePortAddresses{CIDRs: []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0")}}

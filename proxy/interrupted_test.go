@@ -13,7 +13,7 @@ import (
 
 // A proxy that is told to stop while its first Sync reads the tables must not take that for tables that cannot be read:
 // replacing them costs packets, and the clients of session affinity, which cannot be read in time either.
-func TestSyncInterrupted(t *testing.T) {
+func TestBackendSyncInterrupted(t *testing.T) {
 	changes := manyPorts(10, 1)
 	for _, p := range changes.Ports {
 		p.AffinityTimeout = time.Hour

@@ -65,7 +65,7 @@ func (u *udpFlows) apply(rules *compiler.Compiler, changes *model.Changes) (pend
 		}
 	}
 	for fe := range concerned {
-		u.settle(fe, rules)
+		u.reconcile(fe, rules)
 	}
 	for _, family := range model.Families {
 		u.nodePorts[family] = rules.NodePortPrefixes(family)
@@ -100,10 +100,10 @@ func (u *udpFlows) set(id model.PortID, port *model.ServicePort, concerned map[n
 	u.ports[id] = port
 }
 
-// settle brings what is known of a frontend in line with whom it belongs to. Only the endpoints
+// reconcile updates the endpoints of a frontend after a change of its owner. Only the endpoints
 // of the owner count: an author who names another Service's address as an external IP does
 // not get that Service's flows removed.
-func (u *udpFlows) settle(fe netip.AddrPort, rules *compiler.Compiler) {
+func (u *udpFlows) reconcile(fe netip.AddrPort, rules *compiler.Compiler) {
 	family := model.FamilyOf(fe.Addr())
 	addr := fe.Addr()
 	if addr.IsUnspecified() {

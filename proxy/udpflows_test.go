@@ -183,7 +183,7 @@ func TestUDPFlowsPending(t *testing.T) {
 			}
 		}
 		if n := len(u.ports) + len(u.serving) + len(u.pending[model.IPv4]); n != 0 {
-			t.Errorf("%d things are remembered of Services that are gone", n)
+			t.Errorf("%d things are known of Services that are gone", n)
 		}
 	})
 }

@@ -87,7 +87,13 @@ func foreignElement(b *Backend, last byte) nft.Transaction {
 	}}}
 }
 
-func TestWatchHearsOfCommits(t *testing.T) {
+func TestBackendWatch(t *testing.T) {
+	t.Run("hears of commits", testWatchHearsOfCommits)
+	t.Run("backs off while the kernel refuses the repair", testWatchBacksOff)
+	t.Run("notices a flush while no comparison succeeds", testWatchWhileNoComparisonSucceeds)
+}
+
+func testWatchHearsOfCommits(t *testing.T) {
 	b, others := watched(t, 10, Hooks{})
 	b.checkInterval = time.Hour
 	watch(t, b)
@@ -118,7 +124,12 @@ func TestWatchHearsOfCommits(t *testing.T) {
 	eventually(t, "the table is back after a Sync", repaired)
 }
 
-func TestCheckBesideSyncsAndCommits(t *testing.T) {
+func TestBackendCheck(t *testing.T) {
+	t.Run("finds what is foreign and nothing else beside Syncs and commits", testCheckBesideSyncsAndCommits)
+	t.Run("compares nothing after a start if nobody committed", testCheckAfterStart)
+}
+
+func testCheckBesideSyncsAndCommits(t *testing.T) {
 	const services = 500
 	repairs := 0
 	b, others := watched(t, services, Hooks{OnRepair: func() { repairs++ }})
@@ -164,7 +175,7 @@ func TestCheckBesideSyncsAndCommits(t *testing.T) {
 	compareWithKernel(t, others, b)
 }
 
-func TestCheckAfterStart(t *testing.T) {
+func testCheckAfterStart(t *testing.T) {
 	b, others := watched(t, 10, Hooks{})
 	compared := func() bool {
 		c, _, err := b.beginCheck(t.Context(), true)
@@ -182,7 +193,7 @@ func TestCheckAfterStart(t *testing.T) {
 	}
 }
 
-func TestWatchBacksOff(t *testing.T) {
+func testWatchBacksOff(t *testing.T) {
 	var mu sync.Mutex
 	refused, resolved := 0, 0
 	b, others := watched(t, 10, Hooks{OnDiverged: func(yes bool) {
@@ -216,7 +227,7 @@ func TestWatchBacksOff(t *testing.T) {
 
 // A large table is listed in many pieces. Syncs that change the number of elements in between make the listing useless,
 // as often as it is tried. Meanwhile a flush must not go unnoticed.
-func TestWatchWhileNoComparisonSucceeds(t *testing.T) {
+func testWatchWhileNoComparisonSucceeds(t *testing.T) {
 	const services = 4000
 	b, others := watched(t, services, Hooks{})
 	watch(t, b)

@@ -1,0 +1,85 @@
+package proxy
+
+import (
+	"context"
+	"errors"
+	"slices"
+
+	"github.com/nftproxy/nftproxy/nft"
+)
+
+// commitChanges commits what changed since the last commit.
+func (b *Backend) commitChanges(ctx context.Context) error {
+	return b.commitWithAffinity(ctx, b.compiler.Transaction())
+}
+
+// commitWithAffinity commits a transaction together with the changes to the maps of clients that follow from it. Packets
+// and time change those maps too, so the kernel may refuse the whole. Then the transaction is committed alone.
+func (b *Backend) commitWithAffinity(ctx context.Context, tx nft.Transaction) error {
+	changes := b.affinityChanges(ctx)
+	if changes.Empty() {
+		return b.commitWanted(tx)
+	}
+	whole := nft.Transaction{Steps: slices.Concat(tx.Steps, changes.Steps)}
+	err := b.commitWanted(whole)
+	if refused := (*nft.CommitError)(nil); errors.As(err, &refused) {
+		return b.commitWanted(tx)
+	}
+	return err
+}
+
+// commitWanted commits a transaction after which the kernel holds the wanted tables.
+func (b *Backend) commitWanted(tx nft.Transaction) error {
+	if err := b.commit(tx); err != nil {
+		return err
+	}
+	b.compiler.Committed()
+	if b.state.kind == stateDiverged {
+		b.tellDiverged(false)
+	}
+	b.state = state{kind: stateApplied}
+	return nil
+}
+
+// commit commits a transaction, unless it is empty.
+func (b *Backend) commit(tx nft.Transaction) error {
+	if tx.Empty() {
+		return nil
+	}
+	b.meanwhile.note(tx)
+	stats, err := b.commitUnheard(tx)
+	if err != nil {
+		return err
+	}
+	b.generation++
+	b.commits++
+	if b.hooks.OnCommit != nil {
+		b.hooks.OnCommit(stats)
+	}
+	return nil
+}
+
+// commitUnheard commits while this process does not listen for commits: the kernel describes each element of a commit to
+// its listeners, which takes time. The generation number tells afterwards whether others have committed meanwhile.
+func (b *Backend) commitUnheard(tx nft.Transaction) (nft.CommitStats, error) {
+	if b.listener == nil {
+		return b.conn.Commit(tx)
+	}
+	left := b.listener.Leave() == nil
+	stats, err := b.conn.Commit(tx)
+	if left && b.listener.Join() != nil {
+		return stats, err // the next check asks for the generation number
+	}
+	if now, failed := b.conn.Generation(); failed != nil || now != b.generation+1 {
+		b.notice()
+	}
+	return stats, err
+}
+
+// notice makes the next check come at once.
+func (b *Backend) notice() {
+	select {
+	case b.noticed <- struct{}{}:
+	default:
+	}
+}

@@ -1,0 +1,98 @@
+package proxy
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/nftproxy/nftproxy/nft"
+	"k8s.io/klog/v2"
+)
+
+// reconcile reads the kernel's tables and commits the difference with the wanted ones. The tables may be from a run before,
+// from another proxy, or changed by somebody else. It replaces them whole only if it must: while a table is replaced, a
+// packet on its way through the old rules may find their maps empty.
+func (b *Backend) reconcile(ctx context.Context, logger klog.Logger) error {
+	if err := b.reconcileTables(ctx, logger); err != nil {
+		return err
+	}
+	if err := b.removeStandIns(); err != nil {
+		b.lost() // the next Sync tries again
+		return err
+	}
+	return nil
+}
+
+func (b *Backend) reconcileTables(ctx context.Context, logger klog.Logger) error {
+	tx, err := b.difference(ctx)
+	switch {
+	case ctx.Err() != nil:
+		b.lost()
+		return ctx.Err() // tables that were not read to the end may well be readable
+	case err != nil:
+		logger.Info("Replacing the tables, because they cannot be read", "reason", err.Error())
+	case tx.AddsTable(), !b.committed() && changesBaseChains(tx):
+		logger.V(2).Info("Making the tables anew, because they are not there or another program's")
+	default:
+		if err = b.commitWithAffinity(ctx, tx); err == nil {
+			return nil
+		}
+		logger.Info("Replacing the tables, because the kernel refused the difference", "reason", err.Error())
+	}
+	if b.committed() {
+		return b.replace(ctx, b.commitWanted)
+	}
+	return b.takeOver(ctx, logger)
+}
+
+// changesBaseChains reports whether a transaction changes a base chain: another program, or another version of this one, wrote
+// the table, and packets are on their way through its rules.
+func changesBaseChains(tx nft.Transaction) bool {
+	return slices.ContainsFunc(tx.Steps, func(s nft.Step) bool { return s.Chain != nil && s.Chain.Hook != "" })
+}
+
+// differenceAttempts is how often the tables are read when others commit meanwhile.
+const differenceAttempts = 10
+
+// difference reads both tables and returns the transaction that turns them into the wanted ones.
+func (b *Backend) difference(ctx context.Context) (nft.Transaction, error) {
+	for attempt := 1; ; attempt++ {
+		tx, err := b.differenceOnce(ctx)
+		if !errors.Is(err, nft.ErrGenerationMoved) || attempt == differenceAttempts {
+			return tx, err
+		}
+	}
+}
+
+func (b *Backend) differenceOnce(ctx context.Context) (tx nft.Transaction, err error) {
+	if b.generation, err = b.conn.Generation(); err != nil {
+		return tx, err
+	}
+	for _, want := range b.compiler.Tables() {
+		step, err := b.reader.Compare(ctx, want, nft.Comparison{})
+		if err != nil {
+			return tx, err
+		}
+		tx.Append(step)
+	}
+	return tx, nil
+}
+
+// replace replaces both tables with the wanted ones, in a transaction that do commits. It keeps the clients in the maps of
+// session affinity as far as it can read them in time.
+func (b *Backend) replace(ctx context.Context, do func(nft.Transaction) error) error {
+	kept := b.keptAffinity(ctx)
+	if err := ctx.Err(); err != nil {
+		return err // not all clients were read
+	}
+	b.compiler.Invalidate()
+	b.lost()
+	tx := b.compiler.Transaction()
+	tx.Append(kept)
+	if err := do(tx); err != nil {
+		return fmt.Errorf("program the rules: %w", err)
+	}
+	b.affinity.signal()
+	return nil
+}

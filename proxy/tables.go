@@ -1,0 +1,50 @@
+package proxy
+
+import (
+	"slices"
+
+	"github.com/nftproxy/nftproxy/compiler"
+	"github.com/nftproxy/nftproxy/nft"
+)
+
+// Present returns the tables that Cleanup would remove, in nft's words, such as "ip kube-proxy".
+func Present(conn *nft.Conn) ([]string, error) {
+	var tables []string
+	for _, name := range []string{compiler.TableName, compiler.StandInName} {
+		there, err := familiesWith(conn, name)
+		if err != nil {
+			return nil, err
+		}
+		for _, family := range there {
+			tables = append(tables, family.String()+" "+name)
+		}
+	}
+	slices.Sort(tables)
+	return tables, nil
+}
+
+// Cleanup removes the tables of both families and the stand-ins in one transaction, whoever made them. It succeeds if there
+// are none.
+func Cleanup(conn *nft.Conn) error {
+	var tx nft.Transaction
+	for _, family := range nft.Families {
+		tx.Append(nft.Remove(family, compiler.TableName))
+		tx.Append(nft.Remove(family, compiler.StandInName))
+	}
+	_, err := conn.Commit(tx)
+	return err
+}
+
+// familiesWith returns the families that have a table of that name.
+func familiesWith(conn *nft.Conn, name string) (there []nft.Family, err error) {
+	for _, family := range nft.Families {
+		has, err := conn.HasTable(family, name)
+		if err != nil {
+			return nil, err
+		}
+		if has {
+			there = append(there, family)
+		}
+	}
+	return there, nil
+}
