@@ -6,8 +6,8 @@ import "github.com/nftproxy/nftproxy/nft"
 // its own. All frontends of the port share them, so a client has one endpoint whichever address it dials, and a flood
 // of clients at one Service fills that Service's map only.
 //
-// A client that is not in the map is sent to a random endpoint, as in kube-proxy; Config.AffinityHash has the hash of its
-// address choose instead. The map keeps clients in place.
+// A client that is not in the map is sent to a random endpoint, as in kube-proxy. With Config.AffinityHash the hash of its
+// address chooses instead. The map keeps clients in place.
 
 // affinitySize is how many clients a map holds. Clients beyond that are served as if they were new each time.
 const affinitySize = nft.DefaultSize

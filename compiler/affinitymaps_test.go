@@ -9,7 +9,7 @@ import (
 	"github.com/nftproxy/nftproxy/model"
 )
 
-func TestStaleAffinityMaps(t *testing.T) {
+func TestAffinityStale(t *testing.T) {
 	c := newCompiler(t)
 	port := func(i int, list ...string) *model.ServicePort {
 		return &model.ServicePort{

@@ -83,7 +83,7 @@ func TestClaimOrder(t *testing.T) {
 	})
 }
 
-func TestApplyReturnsAConflict(t *testing.T) {
+func TestConflicts(t *testing.T) {
 	services := func(conflicts []Conflict) (names []string) {
 		for _, c := range conflicts {
 			names = append(names, c.Owner.Service)

@@ -9,8 +9,8 @@ import (
 	"github.com/nftproxy/nftproxy/nft"
 )
 
-// Compiler keeps the rulesets of both families in line with the model. The cost of a
-// change is in proportion to the Service ports in it. It is not safe for concurrent use.
+// Compiler holds the rulesets of both families and updates them after changes of the model. A change costs in proportion
+// to the Service ports in it. A Compiler is not safe for concurrent use.
 type Compiler struct {
 	config   Config
 	families [2]*family
@@ -30,9 +30,9 @@ func (c *Compiler) reset() {
 	c.families = [2]*family{newFamily(nft.FamilyIP, &c.config), newFamily(nft.FamilyIP6, &c.config)}
 }
 
-// Apply takes changes of the model into the rulesets and returns the conflicts that are new or
-// have other claimants than before, sorted by frontend. An owner who changes because endpoints
-// come and go does not make a conflict new. Applying the same changes again changes nothing.
+// Apply updates the rulesets after changes of the model. It returns the conflicts that are new or have other claimants than
+// before, sorted by frontend. A conflict is not new because its owner changes as endpoints come and go. Applying the same
+// changes again changes nothing.
 func (c *Compiler) Apply(changes *model.Changes) []Conflict {
 	if changes.Full {
 		c.removeAllBut(changes.Ports)
@@ -89,8 +89,8 @@ func (c *Compiler) Tables() []*nft.Table {
 	return []*nft.Table{c.families[0].draft.Table(), c.families[1].draft.Table()}
 }
 
-// Transaction returns what brings the kernel from the last commit to Tables, for both
-// families at once. It is empty when nothing changed.
+// Transaction returns the difference between the last commit and Tables, for both families. It is empty if nothing
+// changed.
 func (c *Compiler) Transaction() nft.Transaction {
 	var tx nft.Transaction
 	for _, f := range c.families {
@@ -107,8 +107,7 @@ func (c *Compiler) Committed() {
 	}
 }
 
-// Invalidate says that what the kernel holds is not known any more, so that the next
-// Transaction replaces both tables.
+// Invalidate says that the kernel's tables are not known any more, so that the next Transaction replaces both.
 func (c *Compiler) Invalidate() {
 	for _, f := range c.families {
 		f.draft.Invalidate()

@@ -8,7 +8,7 @@ import (
 	"github.com/nftproxy/nftproxy/model"
 )
 
-func TestSpareChains(t *testing.T) {
+func TestChainsInAdvance(t *testing.T) {
 	incremental := newCompiler(t)
 	incremental.Apply(&model.Changes{Full: true, Ports: map[model.PortID]*model.ServicePort{}})
 	incremental.Committed()

@@ -12,7 +12,7 @@ import (
 	"github.com/nftproxy/nftproxy/nft"
 )
 
-func TestRecall(t *testing.T) {
+func TestNodeFromTables(t *testing.T) {
 	addr, prefix := netip.MustParseAddr, netip.MustParsePrefix
 	dual := []netip.Addr{addr("192.168.0.1"), addr("fd00:1::1")}
 	pods := []netip.Prefix{prefix("10.244.1.0/24"), prefix("fd00:10:244:1::/64")}
@@ -41,7 +41,7 @@ func TestRecall(t *testing.T) {
 			c.Apply(&model.Changes{Full: true, Node: &test.node})
 			got := compiler.NodeFromTables(c.Tables()...)
 			if diff := cmp.Diff(test.want, got, cmpopts.EquateComparable(netip.Addr{}, netip.Prefix{})); diff != "" {
-				t.Errorf("recalled (-want +got):\n%s", diff)
+				t.Errorf("from tables (-want +got):\n%s", diff)
 			}
 		})
 	}
@@ -50,7 +50,7 @@ func TestRecall(t *testing.T) {
 		ips.Put(nft.Element{Key: nft.AddrData(addr("fd00:1::1"))})
 		got := compiler.NodeFromTables(nil, &nft.Table{Family: nft.FamilyIP6, Name: "kube-proxy", Sets: []*nft.Set{ips}})
 		if diff := cmp.Diff(model.Node{IPs: dual[1:]}, got, cmpopts.EquateComparable(netip.Addr{}, netip.Prefix{})); diff != "" {
-			t.Errorf("recalled (-want +got):\n%s", diff)
+			t.Errorf("from tables (-want +got):\n%s", diff)
 		}
 	})
 }

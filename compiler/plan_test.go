@@ -61,7 +61,7 @@ var verdictMaps = []string{
 	"local-endpoints", "local-nodeport-endpoints",
 }
 
-func TestWhereAFrontendLeads(t *testing.T) {
+func TestPlan(t *testing.T) {
 	both := endpoints("10.244.0.1:8080", "10.244.0.2:8080")
 	one := both[:1]
 	for _, tc := range []struct {
@@ -146,7 +146,7 @@ func TestWhereAFrontendLeads(t *testing.T) {
 	}
 }
 
-func TestWhoGetsAContestedAddress(t *testing.T) {
+func TestClaimRank(t *testing.T) {
 	const contested = "10.96.0.1"
 	list := endpoints("10.244.0.1:8080")
 	port := func(service, clusterIP string) *model.ServicePort {
@@ -227,7 +227,7 @@ func numbered(i int, f model.Family) *model.ServicePort {
 	return p
 }
 
-func TestChainsAreFewHoweverManyServices(t *testing.T) {
+func TestChainCount(t *testing.T) {
 	c := newCompiler(t)
 	c.Apply(many(10_000))
 	for _, table := range c.Tables() {
@@ -258,7 +258,7 @@ func counts(tx nft.Transaction) map[string]int {
 }
 
 // For each element that is added to a map, the kernel walks all rules that look it up.
-func TestRulesThatLookUpEndpointsAreFewHoweverManyServices(t *testing.T) {
+func TestChainCountWithAffinity(t *testing.T) {
 	for _, hash := range []bool{false, true} {
 		config := Default()
 		config.AffinityHash = hash
@@ -292,7 +292,7 @@ func TestRulesThatLookUpEndpointsAreFewHoweverManyServices(t *testing.T) {
 	}
 }
 
-func TestATransactionIsAsLargeAsItsChange(t *testing.T) {
+func TestTransactionSize(t *testing.T) {
 	moved := numbered(77, model.IPv4)
 	moved.Cluster = append(slices.Clone(moved.Cluster[:1]), endpoints("10.250.0.1:8080")...)
 	third := numbered(77, model.IPv4)

@@ -19,7 +19,7 @@ func prefixesOf(f nft.Family, prefixes []netip.Prefix) []netip.Prefix {
 	return out
 }
 
-// withoutNested sorts prefixes and leaves out those that another one contains.
+// withoutNested returns the prefixes, sorted, without those that another one contains.
 func withoutNested(prefixes []netip.Prefix) []netip.Prefix {
 	sorted := make([]netip.Prefix, len(prefixes))
 	for i, p := range prefixes {

@@ -5,11 +5,11 @@
 // possible [Fate], since a rule may draw a random number, and for each fate the [Path]:
 // the hooks, chains and rules that led there, and the elements that the rules found.
 //
-// It knows nft's ruleset types only, and nothing of Services. What it must be told is what the kernel knows
-// besides rules: which addresses are the node's own and, for rules that ask for it, which way packets leave
-// ([Host]); what earlier packets taught dynamic maps ([Learned]).
+// It knows nft's ruleset types only, and nothing of Services. The caller says what the kernel knows besides rules: the
+// node's own addresses and, for rules that ask for it, the interface by which packets leave ([Host]); the elements
+// that earlier packets added to dynamic maps ([Added]).
 //
-// It follows the kernel, where nft's manual is silent too:
+// It follows the kernel, also where nft's manual is silent:
 //
 //   - A packet that comes in runs through prerouting, then input if its destination is now
 //     local, else forward and postrouting. One that a process sends runs through output and postrouting; if its
@@ -19,9 +19,9 @@
 //   - accept ends a base chain and not the hook; drop and reject end everything.
 //   - In output, oifname is the way to where the packet was sent, before it is translated.
 //
-// It does not guess. A statement, field or verdict that it does not model is an error that
-// names it, as soon as a packet comes by; so is a field whose value it was not told. It does
-// not model reply packets, fragments, routes that lead nowhere, and source validation (rp_filter).
+// It does not guess. When a packet meets a statement, field or verdict that the package does not model, or a field whose
+// value the caller did not give, the result is an error that names it. Not modelled are reply packets, fragments, routes
+// that lead nowhere, and source validation (rp_filter).
 //
-// integration's tests compare it with a real kernel, on random rulesets and packets.
+// Tests in the package integration compare it with a real kernel, on random rulesets and packets.
 package evaluator

@@ -125,9 +125,9 @@ func natPriority(hook nft.Hook) int32 {
 
 // Fates returns what can become of a packet: one fate for each way through the rules, in
 // the order of the numbers drawn. There is more than one only where rules draw random numbers.
-// learned is what earlier packets taught dynamic maps, next to the elements that their tables have.
-// An error names what the evaluator does not model, or was not told.
-func (e *Evaluator) Fates(p Packet, learned ...Learned) (Fates, error) {
+// added holds the elements that earlier packets added to dynamic maps, besides those in the tables.
+// An error names the statement or field that the evaluator does not model, or the value that it was not given.
+func (e *Evaluator) Fates(p Packet, added ...Added) (Fates, error) {
 	if err := p.validate(); err != nil {
 		return nil, err
 	}
@@ -135,7 +135,7 @@ func (e *Evaluator) Fates(p Packet, learned ...Learned) (Fates, error) {
 	d := &draws{}
 	statements := 0
 	for {
-		w := newWalk(e, p, learned, d)
+		w := newWalk(e, p, added, d)
 		if err := w.run(); err != nil {
 			return nil, fmt.Errorf("evaluator: %w", err)
 		}

@@ -126,7 +126,7 @@ func briefly(fates Fates) []string {
 	return out
 }
 
-func TestWhatBecomesOfAPacket(t *testing.T) {
+func TestFates(t *testing.T) {
 	const (
 		untouched = "untouched, to 10.0.0.1:80"
 		refused   = "refused: the sender gets an ICMP port unreachable"
@@ -324,7 +324,7 @@ func ranges(name string, port uint16, from, to string) *nft.Set {
 	return s
 }
 
-func TestAnEstablishedConnectionGoesWhereItWent(t *testing.T) {
+func TestFatesEstablished(t *testing.T) {
 	e := New([]*nft.Table{tableOf(
 		nat("a", nft.HookPrerouting, dnat(1)), targets("10.0.0.1", "10.244.1.5:8080"),
 		base("b", nft.HookForward, 0, rule(nft.MatchFlags{Field: nft.CTState, Bits: nft.CTStateNew}, nft.Drop)),
@@ -361,8 +361,8 @@ func TestAnEstablishedConnectionGoesWhereItWent(t *testing.T) {
 	}
 }
 
-// learning is a table that holds clients to what they drew first.
-func learning(size uint32) *nft.Table {
+// affinityTable is a table that holds clients to the endpoint that they drew first.
+func affinityTable(size uint32) *nft.Table {
 	memory := &nft.Set{
 		Name: "memory", Dynamic: true, Size: size,
 		Key: nft.Concat{nft.IPSaddr, nft.IPDaddr}, Data: nft.Concat{nft.IPDaddr, nft.ThDport},
@@ -375,8 +375,8 @@ func learning(size uint32) *nft.Table {
 	)
 }
 
-func TestWhatAPacketTeachesDecidesTheNext(t *testing.T) {
-	e := New([]*nft.Table{learning(0)}, host)
+func TestFatesAfterUpdate(t *testing.T) {
+	e := New([]*nft.Table{affinityTable(0)}, host)
 	p := tcp(outside, "10.0.0.1:80")
 	first, err := e.Fates(p)
 	if err != nil {
@@ -387,17 +387,17 @@ func TestWhatAPacketTeachesDecidesTheNext(t *testing.T) {
 	}
 	for i := range first {
 		want := []string{first[i].String()}
-		later, err := e.Fates(p, first[i].Learned...)
+		later, err := e.Fates(p, first[i].Added...)
 		if err != nil {
 			t.Fatal(err)
 		}
 		if diff := cmp.Diff(want, briefly(later)); diff != "" {
 			t.Errorf("fates of the next packet (-want +got):\n%s", diff)
 		}
-		if diff := cmp.Diff(first[i].Learned, later[0].Learned); diff != "" {
-			t.Errorf("what the next packet teaches (-first +next):\n%s", diff)
+		if diff := cmp.Diff(first[i].Added, later[0].Added); diff != "" {
+			t.Errorf("what the next packet adds (-first +next):\n%s", diff)
 		}
-		another, err := e.Fates(tcp(client, "10.0.0.1:80"), first[i].Learned...)
+		another, err := e.Fates(tcp(client, "10.0.0.1:80"), first[i].Added...)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -407,8 +407,8 @@ func TestWhatAPacketTeachesDecidesTheNext(t *testing.T) {
 	}
 }
 
-func TestAFullMapLearnsNothing(t *testing.T) {
-	e := New([]*nft.Table{learning(1)}, host)
+func TestFatesFullMap(t *testing.T) {
+	e := New([]*nft.Table{affinityTable(1)}, host)
 	first, err := e.Fates(tcp(outside, "10.0.0.1:80"))
 	if err != nil {
 		t.Fatal(err)
@@ -416,18 +416,18 @@ func TestAFullMapLearnsNothing(t *testing.T) {
 	for _, tc := range []struct {
 		name, from string
 		want       int
-	}{{"a client that it knows", outside, 1}, {"one more client", client, 0}} {
-		fates, err := e.Fates(tcp(tc.from, "10.0.0.1:80"), first[0].Learned...)
+	}{{"a client that is in it", outside, 1}, {"one more client", client, 0}} {
+		fates, err := e.Fates(tcp(tc.from, "10.0.0.1:80"), first[0].Added...)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if got := len(fates[0].Learned); got != tc.want {
-			t.Errorf("%s teaches %d elements, want %d", tc.name, got, tc.want)
+		if got := len(fates[0].Added); got != tc.want {
+			t.Errorf("%s adds %d elements, want %d", tc.name, got, tc.want)
 		}
 	}
 }
 
-func TestWhatIsNotKnownOrModelledIsAnError(t *testing.T) {
+func TestFatesErrors(t *testing.T) {
 	iif := nft.MatchIfname{Field: nft.MetaIifname, Name: "eth0"}
 	endless := chain("b", rule(nft.Jump("b")))
 	wide := []*nft.Chain{base("a", nft.HookForward, 0, rule(nft.Jump("0")))}
@@ -543,7 +543,7 @@ func TestWhatIsNotKnownOrModelledIsAnError(t *testing.T) {
 }
 
 // What is not known does no harm where it cannot decide.
-func TestWhatIsNotKnownMayNotMatter(t *testing.T) {
+func TestFatesUnknownField(t *testing.T) {
 	key := nft.Concat{nft.IPDaddr, nft.MetaL4proto, nft.ThDport}
 	frontends := setOf("frontends", key, nft.Element{Key: nft.AddrData(netip.MustParseAddr("10.0.0.1")) + nft.ProtoData(unix.IPPROTO_TCP) + nft.PortData(80)})
 	p := tcp(outside, "10.0.0.1:80")
@@ -559,7 +559,7 @@ func TestWhatIsNotKnownMayNotMatter(t *testing.T) {
 }
 
 // As many chains may be nested as in the kernel: 15 below a base chain.
-func TestChainsAreNestedAsDeepAsInTheKernel(t *testing.T) {
+func TestFatesNesting(t *testing.T) {
 	chains := []any{base("a", nft.HookForward, 0, rule(nft.Jump("1")))}
 	name := "1"
 	for range 14 {

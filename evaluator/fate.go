@@ -20,8 +20,8 @@ type Fate struct {
 	Interface string
 	// Mark is the packet mark in the end.
 	Mark uint32
-	// Learned is what the packet taught dynamic maps, in order.
-	Learned []Learned
+	// Added holds the elements that the packet added to dynamic maps, in order.
+	Added []Added
 	// Path is how it came to this.
 	Path Path
 

@@ -111,7 +111,7 @@ func ordered(e nft.Expr) bool {
 }
 
 func (s *statements) find(set *nft.Set, k key) (nft.Element, bool) {
-	if e, ok := s.recall(set, k.data); ok {
+	if e, ok := s.addedElement(set, k.data); ok {
 		return e, true
 	}
 	if !set.Interval {
@@ -151,7 +151,7 @@ func (k key) isIn(e nft.Element) bool {
 
 // lookupUnknown is a lookup by a key that is not known in full. It fails if any element could have it.
 func (s *statements) lookupUnknown(set *nft.Set, k key) error {
-	if slices.ContainsFunc(append(s.recallAll(set), set.Elements()...), k.isIn) {
+	if slices.ContainsFunc(append(s.addedElements(set), set.Elements()...), k.isIn) {
 		return errors.New(k.unknown)
 	}
 	return nil

@@ -11,10 +11,10 @@ import (
 // the kernel knows of it.
 type walk struct {
 	*Evaluator
-	packet  Packet // as it was sent
-	family  nft.Family
-	learned []Learned // before, and by this packet
-	draws   *draws
+	packet Packet // as it was sent
+	family nft.Family
+	added  []Added // by earlier packets and this one
+	draws  *draws
 	// statements counts those that ran.
 	statements int
 
@@ -55,9 +55,9 @@ func translates(hook nft.Hook) end {
 	return neither
 }
 
-func newWalk(e *Evaluator, p Packet, learned []Learned, d *draws) *walk {
+func newWalk(e *Evaluator, p Packet, added []Added, d *draws) *walk {
 	w := &walk{
-		Evaluator: e, packet: p, family: p.family(), learned: learned[:len(learned):len(learned)], draws: d,
+		Evaluator: e, packet: p, family: p.family(), added: added[:len(added):len(added)], draws: d,
 		source: p.Source, destination: p.Destination, mark: p.Mark,
 	}
 	if c := p.Connection; c != nil {

@@ -37,7 +37,7 @@ func TestTheEvaluatorAgreesWithTheKernel(t *testing.T) {
 		if err := c.compare(d.flows(m, flowsPerRuleset)); err != nil {
 			rt.Fatalf("%+v\n%s\n%v", config, portsOf(m), err)
 		}
-		if err := c.checkLearned(tables); err != nil {
+		if err := c.checkAdded(tables); err != nil {
 			rt.Fatalf("%+v\n%s\n%v", config, portsOf(m), err)
 		}
 	})
@@ -89,7 +89,7 @@ type comparison struct {
 	*bench
 	evaluator *evaluator.Evaluator
 
-	// mu guards may and must: what connections can have taught dynamic maps, and what they did for sure.
+	// mu guards may and must: the elements that connections can have added to dynamic maps, and those that they must have.
 	mu        sync.Mutex
 	may, must map[string]bool
 }
@@ -126,7 +126,7 @@ func (c *comparison) compare(list []flows.Flow) error {
 	return all.Wait()
 }
 
-// independent leaves out flows whose client another flow can teach something to: all addresses of a Service port with
+// independent leaves out flows whose client another flow can add to a map: all addresses of a Service port with
 // session affinity share a map of clients.
 func (c *comparison) independent(list []flows.Flow) (alone []flows.Flow, err error) {
 	taken := map[string]bool{}
@@ -138,7 +138,7 @@ func (c *comparison) independent(list []flows.Flow) (alone []flows.Flow, err err
 		clients := map[string]bool{}
 		shared := false
 		for _, fate := range fates {
-			for _, l := range fate.Learned {
+			for _, l := range fate.Added {
 				client := fmt.Sprintf("%s %s %x", l.Family, l.Map, l.Element.Key)
 				clients[client] = true
 				shared = shared || taken[client]
@@ -159,12 +159,12 @@ func (c *comparison) independent(list []flows.Flow) (alone []flows.Flow, err err
 const fewFates = 4
 
 // compareFlow makes connections until each fate of the first one was seen. Each must have one of
-// the fates that the evaluator gives it, knowing what those before it taught.
+// the fates that the evaluator gives it, knowing what those before it added.
 func (c *comparison) compareFlow(f flows.Flow) error {
-	var learned []evaluator.Learned
+	var added []evaluator.Added
 	var unseen map[string]bool
 	for i := 0; ; i++ {
-		fates, err := c.evaluator.Fates(packetInLab(c.host, f), learned...)
+		fates, err := c.evaluator.Fates(packetInLab(c.host, f), added...)
 		if err != nil {
 			return err
 		}
@@ -187,8 +187,8 @@ func (c *comparison) compareFlow(f flows.Flow) error {
 			delete(unseen, describe(expectations[m]))
 		}
 		c.tally.add(kind(expectations[met[0]]))
-		c.remember(fates, met)
-		learned = append(learned, fates[met[0]].Learned...)
+		c.record(fates, met)
+		added = append(added, fates[met[0]].Added...)
 		switch {
 		case len(unseen) == 0, i >= 3 && (len(fates) > fewFates || !canCome(unseen, expectations)):
 			return nil
@@ -203,16 +203,16 @@ func canCome(unseen map[string]bool, expectations []flows.Expectation) bool {
 	return slices.ContainsFunc(expectations, func(e flows.Expectation) bool { return unseen[describe(e)] })
 }
 
-// remember takes down what a connection taught, which had one of the fates that it met. Those
-// that look alike may have taught different things.
-func (c *comparison) remember(fates evaluator.Fates, met []int) {
+// record notes the elements that a connection added, which had one of the fates that it met. Those
+// that look alike may have added different things.
+func (c *comparison) record(fates evaluator.Fates, met []int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	times := map[string]int{}
 	for i := range fates {
 		once := map[string]bool{}
-		for _, l := range fates[i].Learned {
-			once[taught(l)] = true
+		for _, l := range fates[i].Added {
+			once[added(l)] = true
 		}
 		for l := range once {
 			c.may[l] = true
@@ -228,8 +228,8 @@ func (c *comparison) remember(fates evaluator.Fates, met []int) {
 	}
 }
 
-// taught prints an element that a map learned, without its times.
-func taught(l evaluator.Learned) string {
+// added prints an element that packets added, without its times.
+func added(l evaluator.Added) string {
 	return fmt.Sprintf("%s %s %x : %x", l.Family, l.Map, l.Element.Key, l.Element.Value)
 }
 
@@ -273,8 +273,8 @@ func distinct(expectations []flows.Expectation) map[string]bool {
 	return out
 }
 
-// checkLearned compares what the kernel's dynamic maps hold with what connections taught them.
-func (c *comparison) checkLearned(tables []*nft.Table) error {
+// checkAdded compares the kernel's dynamic maps with the elements that connections added.
+func (c *comparison) checkAdded(tables []*nft.Table) error {
 	var errs []error
 	holds := map[string]bool{}
 	for _, table := range tables {
@@ -287,17 +287,17 @@ func (c *comparison) checkLearned(tables []*nft.Table) error {
 				return err
 			}
 			for _, e := range elements {
-				l := taught(evaluator.Learned{Family: table.Family, Map: s.Name, Element: e})
+				l := added(evaluator.Added{Family: table.Family, Map: s.Name, Element: e})
 				holds[l] = true
 				if !c.may[l] {
-					errs = append(errs, fmt.Errorf("the kernel learned, and nothing should have taught it: %s: %s", l, s.FormatElement(e)))
+					errs = append(errs, fmt.Errorf("the kernel has an element that nothing should have added: %s: %s", l, s.FormatElement(e)))
 				}
 			}
 		}
 	}
 	for l := range c.must {
 		if !holds[l] {
-			errs = append(errs, fmt.Errorf("the kernel did not learn: %s", l))
+			errs = append(errs, fmt.Errorf("the kernel lacks: %s", l))
 		}
 	}
 	return errors.Join(errs...)

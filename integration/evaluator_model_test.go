@@ -187,7 +187,7 @@ func (d dice) endpoints(p *place, from []netip.Addr) []model.Endpoint {
 	return out
 }
 
-// flows draws n flows at most, no two of them alike: connections of both could teach the
+// flows draws n flows at most, no two of them alike: connections of both could add the
 // same client's endpoint.
 func (d dice) flows(m *model.Changes, n int) []flows.Flow {
 	var out []flows.Flow

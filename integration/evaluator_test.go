@@ -114,7 +114,7 @@ func judgeHash(t *testing.T, f flows.Flow, fates evaluator.Fates) {
 func judgeStickiness(t *testing.T, e *evaluator.Evaluator, p evaluator.Packet, fates evaluator.Fates) {
 	t.Helper()
 	for i := range fates {
-		later, err := e.Fates(p, fates[i].Learned...)
+		later, err := e.Fates(p, fates[i].Added...)
 		if err != nil {
 			t.Fatal(err)
 		}

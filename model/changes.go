@@ -2,7 +2,7 @@ package model
 
 import "net/netip"
 
-// Node is what a backend needs to know of the node it runs on.
+// Node is what a backend needs to know of the node that it runs on.
 type Node struct {
 	// Name is the node's name in Kubernetes.
 	Name string
@@ -15,7 +15,7 @@ type Node struct {
 	GoingAway bool
 }
 
-// Changes is what is new since the last Changes that a backend applied.
+// Changes holds what changed since the last Changes that a backend applied.
 type Changes struct {
 	// Full says that Ports is everything there is: what it does not name is gone.
 	Full bool

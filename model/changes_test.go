@@ -14,7 +14,7 @@ var sameAddrs = cmp.Options{
 	cmp.Comparer(func(a, b netip.Prefix) bool { return a == b }),
 }
 
-func TestMerge(t *testing.T) {
+func TestChangesMerge(t *testing.T) {
 	a, b := PortID{Service: "a"}, PortID{Service: "b"}
 	one, two := &ServicePort{ID: a, Port: 1}, &ServicePort{ID: a, Port: 2}
 	ranges := []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16")}
@@ -80,7 +80,7 @@ func TestMerge(t *testing.T) {
 	}
 }
 
-func TestEmpty(t *testing.T) {
+func TestChangesEmpty(t *testing.T) {
 	for name, c := range map[string]Changes{
 		"full":   {Full: true},
 		"ports":  {Ports: map[PortID]*ServicePort{{}: nil}},
@@ -110,7 +110,7 @@ func apply(state map[PortID]uint16, c *Changes) {
 	}
 }
 
-func TestMergedChangesDoWhatTheyDidOneByOne(t *testing.T) {
+func TestChangesMergeSequences(t *testing.T) {
 	ids := []PortID{{Service: "a"}, {Service: "b"}, {Service: "c"}}
 	rapid.Check(t, func(t *rapid.T) {
 		gen := func() *Changes {

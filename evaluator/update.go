@@ -7,33 +7,33 @@ import (
 	"github.com/nftproxy/nftproxy/nft"
 )
 
-// Learned is an element that packets added to a dynamic map: to hold a client to its
+// Added is an element that packets added to a dynamic map: to hold a client to its
 // endpoint, for instance.
-type Learned struct {
+type Added struct {
 	Family nft.Family
 	// Table and Map are the names of the table and of the map in it.
 	Table, Map string
 	Element    nft.Element
 }
 
-func (l Learned) isOf(r *ruleset, set *nft.Set) bool {
+func (l Added) isOf(r *ruleset, set *nft.Set) bool {
 	return l.Family == r.Family && l.Table == r.Name && l.Map == set.Name
 }
 
-// recall returns what a map learned last for a key.
-func (s *statements) recall(set *nft.Set, key nft.Data) (nft.Element, bool) {
-	for i := len(s.learned) - 1; i >= 0; i-- {
-		if l := s.learned[i]; l.isOf(s.ruleset, set) && l.Element.Key == key {
+// addedElement returns the element that packets added last to a map under a key.
+func (s *statements) addedElement(set *nft.Set, key nft.Data) (nft.Element, bool) {
+	for i := len(s.added) - 1; i >= 0; i-- {
+		if l := s.added[i]; l.isOf(s.ruleset, set) && l.Element.Key == key {
 			return l.Element, true
 		}
 	}
 	return nft.Element{}, false
 }
 
-// recallAll returns all that a map learned.
-func (s *statements) recallAll(set *nft.Set) []nft.Element {
+// addedElements returns all elements that packets added to a map.
+func (s *statements) addedElements(set *nft.Set) []nft.Element {
 	var out []nft.Element
-	for _, l := range s.learned {
+	for _, l := range s.added {
 		if l.isOf(s.ruleset, set) {
 			out = append(out, l.Element)
 		}
@@ -41,8 +41,8 @@ func (s *statements) recallAll(set *nft.Set) []nft.Element {
 	return out
 }
 
-// update teaches a dynamic map. An element that is there keeps its data and starts its time
-// anew. A full map takes no others, which ends the rule (net/netfilter/nft_dynset.c).
+// update adds an element to a dynamic map. An element that is there keeps its data and starts its time
+// anew. A full map takes no more, which ends the rule (net/netfilter/nft_dynset.c).
 func (s *statements) update(u nft.Update) (matched bool, err error) {
 	set := s.sets[u.Map]
 	if set == nil || !set.Dynamic {
@@ -72,9 +72,9 @@ func (s *statements) update(u nft.Update) (matched bool, err error) {
 		e = nft.Element{Key: k.data, Value: data.data}
 	}
 	e.Timeout, e.Expires = u.Timeout, u.Timeout
-	taught := Learned{Family: s.Family, Table: s.Name, Map: u.Map, Element: e}
-	s.learned = append(s.learned, taught)
-	s.fate.Learned = append(s.fate.Learned, taught)
+	added := Added{Family: s.Family, Table: s.Name, Map: u.Map, Element: e}
+	s.added = append(s.added, added)
+	s.fate.Added = append(s.fate.Added, added)
 	s.elements = append(s.elements, set.FormatElement(e))
 	return true, nil
 }
@@ -86,7 +86,7 @@ func (s *statements) full(set *nft.Set) bool {
 		size = 1<<16 - 1
 	}
 	keys := map[nft.Data]bool{}
-	for _, e := range append(s.recallAll(set), set.Elements()...) {
+	for _, e := range append(s.addedElements(set), set.Elements()...) {
 		keys[e.Key] = true
 	}
 	return len(keys) >= size

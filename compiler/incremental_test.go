@@ -42,7 +42,7 @@ type failer interface {
 	Fatalf(string, ...any)
 }
 
-// cluster is a small world of Services that claim each other's addresses, and the compiler
+// cluster is a few Services that claim each other's addresses, and the compiler
 // that is told of each change.
 type cluster struct {
 	failer
@@ -84,7 +84,7 @@ func (c *cluster) id() model.PortID {
 	}
 }
 
-// The networks of the world. External and load balancer addresses may meet, and an external
+// The networks of the cluster. External and load balancer addresses may meet, and an external
 // address may be a ClusterIP.
 const (
 	serviceNet  = 96
@@ -274,7 +274,7 @@ func randomConfig(c chooser) Config {
 	return config
 }
 
-func TestCompilingChangeByChangeIsCompilingAtOnce(t *testing.T) {
+func TestCompilerIncremental(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		c := &cluster{failer: rt, chooser: drawn{rt}, config: randomConfig(drawn{rt})}
 		c.run(rapid.IntRange(1, 15).Draw(rt, "events"))
