@@ -4,20 +4,19 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
-	"path/filepath"
 	"reflect"
 	"slices"
 	"strings"
 	"testing"
 
+	"github.com/nftproxy/nftproxy/internal/config"
+	"github.com/nftproxy/nftproxy/internal/config/corpus"
+	"github.com/nftproxy/nftproxy/internal/config/v1alpha2"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	logsapi "k8s.io/component-base/logs/api/v1"
 	kubeproxyv1alpha1 "k8s.io/kube-proxy/config/v1alpha1"
 	"sigs.k8s.io/yaml"
-
-	"github.com/nftproxy/nftproxy/internal/config"
-	"github.com/nftproxy/nftproxy/internal/config/v1alpha2"
 )
 
 // node is a part of a JSON schema that has fields.
@@ -137,27 +136,23 @@ var differences = map[string]string{
 
 // TestSchemaAgreesWithTheProgram takes every v1alpha1 document of the corpus as the value config.
 func TestSchemaAgreesWithTheProgram(t *testing.T) {
-	inputs, err := filepath.Glob("../internal/config/testdata/corpus/*/input.yaml")
-	if err != nil || len(inputs) < 40 {
-		t.Fatalf("error %v, %d documents", err, len(inputs))
+	cases := corpus.All(t)
+	if len(cases) < 40 {
+		t.Fatalf("the corpus has %d cases, want at least 40", len(cases))
 	}
 	counts := map[bool]int{}
-	for _, input := range inputs {
-		name := filepath.Base(filepath.Dir(input))
-		data, err := os.ReadFile(input)
-		if err != nil {
-			t.Fatal(err)
-		}
+	for _, c := range cases {
+		data := []byte(c.File(corpus.Input))
 		var document values
 		if yaml.UnmarshalStrict(data, &document) != nil || document["apiVersion"] != "kubeproxy.config.k8s.io/v1alpha1" || document["kind"] != "KubeProxyConfiguration" {
 			continue
 		}
 		delete(document, "hostnameOverride") // the chart's
-		t.Run(name, func(t *testing.T) {
+		t.Run(c.Name, func(t *testing.T) {
 			runs := programRuns(data)
 			_, err := renderChart(needed(values{"config": document}))
-			if agree := runs == (err == nil); agree == (differences[name] != "") {
-				t.Errorf("the program runs it: %v; the chart says %v; a difference is expected: %v", runs, err, differences[name])
+			if agree := runs == (err == nil); agree == (differences[c.Name] != "") {
+				t.Errorf("the program runs it: %v; the chart says %v; a difference is expected: %v", runs, err, differences[c.Name])
 			}
 			counts[runs]++
 		})

@@ -10,6 +10,7 @@ import (
 	"github.com/nftproxy/nftproxy/integration/lab"
 	"github.com/nftproxy/nftproxy/integration/lab/labtest"
 	"github.com/nftproxy/nftproxy/internal/config"
+	configs "github.com/nftproxy/nftproxy/internal/config/corpus"
 	"github.com/nftproxy/nftproxy/internal/offline"
 	"github.com/nftproxy/nftproxy/nft"
 	"github.com/nftproxy/nftproxy/source/manifests"
@@ -19,12 +20,9 @@ import (
 // kubeadmConfig returns a copy of the configuration that kubeadm generates.
 func kubeadmConfig(t *testing.T) (path string) {
 	t.Helper()
-	data, err := os.ReadFile(filepath.Join("..", "internal", "config", "testdata", "corpus", "kubeadm-v1.37-as-generated", "input.yaml"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := configs.Get(t, "kubeadm-v1.37-as-generated")
 	path = filepath.Join(t.TempDir(), "config.conf")
-	if err := os.WriteFile(path, data, 0o600); err != nil {
+	if err := os.WriteFile(path, []byte(c.File(configs.Input)), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	return path
@@ -87,20 +85,16 @@ func TestTheBinaryConvertsConfigurations(t *testing.T) {
 	l := labtest.New(t)
 	dir := t.TempDir()
 	for _, name := range []string{"kubeadm-v1.37-as-generated", "mode-ipvs-keeps-its-settings", "v1alpha2-every-field-set"} {
-		from := filepath.Join("..", "internal", "config", "testdata", "corpus", name)
+		c := configs.Get(t, name)
 		to := filepath.Join(dir, name)
-		if err := labtest.Start(t, l.Node, "kube-proxy", "--config", filepath.Join(from, "input.yaml"), "--write-config-to", to).Wait(); err != nil {
+		if err := labtest.Start(t, l.Node, "kube-proxy", "--config", c.WriteInput(t), "--write-config-to", to).Wait(); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
 		got, err := os.ReadFile(to)
 		if err != nil {
 			t.Fatal(err)
 		}
-		want, err := os.ReadFile(filepath.Join(from, "v1alpha2.yaml"))
-		if err != nil {
-			t.Fatal(err)
-		}
-		if string(got) != string(want) {
+		if string(got) != c.File("v1alpha2.yaml") {
 			t.Errorf("%s was converted to:\n%s", name, got)
 		}
 	}

@@ -9,10 +9,10 @@ import (
 
 	"github.com/go-logr/logr/funcr"
 	"github.com/google/go-cmp/cmp"
-	"k8s.io/klog/v2"
-
 	"github.com/nftproxy/nftproxy/internal/config"
+	"github.com/nftproxy/nftproxy/internal/config/corpus"
 	"github.com/nftproxy/nftproxy/internal/config/v1alpha2"
+	"k8s.io/klog/v2"
 )
 
 // parsed returns what a command line comes to.
@@ -169,8 +169,8 @@ func TestLoggingOfAFileStaysWithoutFlags(t *testing.T) {
 // The kubelet starts kubeadm's DaemonSet with these arguments.
 func TestKubeadmsConfigMapIsEnough(t *testing.T) {
 	for _, name := range []string{"kubeadm-v1.37-as-generated", "kubeadm-without-a-mode"} {
-		path := filepath.Join("..", "..", "internal", "config", "testdata", "corpus", name, "input.yaml")
-		o := mustParse(t, "--config="+path, "--hostname-override=node-1")
+		c := corpus.Get(t, name)
+		o := mustParse(t, "--config="+c.WriteInput(t), "--hostname-override=node-1")
 		got, err := o.compiler()
 		if err != nil {
 			t.Errorf("%s: %v", name, err)

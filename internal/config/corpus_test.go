@@ -1,9 +1,7 @@
 package config
 
 import (
-	"errors"
 	"flag"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -11,55 +9,45 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	"sigs.k8s.io/yaml"
-
 	"github.com/nftproxy/nftproxy/internal/config/conversion"
+	"github.com/nftproxy/nftproxy/internal/config/corpus"
+	"sigs.k8s.io/yaml"
 )
 
 var update = flag.Bool("update", false, "write v1alpha2.yaml, v1alpha1.yaml and messages.txt of every case")
 
-// corpusCase is a directory with input.yaml and what must come of it: v1alpha2.yaml (what
-// --write-config-to writes), v1alpha1.yaml (that, converted back) and messages.txt. Of an
-// invalid document there is only messages.txt, with the error.
-type corpusCase struct{ name, dir string }
+// corpusFolder is where -update writes the cases.
+const corpusFolder = "corpus/testdata"
 
-func corpus(t testing.TB) (out []corpusCase) {
+func cases(t testing.TB) []corpus.Case {
 	t.Helper()
-	paths, err := filepath.Glob("testdata/corpus/*/input.yaml")
-	if err != nil {
-		t.Fatal(err)
+	all := corpus.All(t)
+	if len(all) < 40 {
+		t.Fatalf("the corpus has %d cases, want at least 40", len(all))
 	}
-	if len(paths) < 40 {
-		t.Fatalf("the corpus has %d cases, want at least 40", len(paths))
-	}
-	for _, path := range paths {
-		dir := filepath.Dir(path)
-		out = append(out, corpusCase{filepath.Base(dir), dir})
-	}
-	return out
+	return all
 }
 
-func (c corpusCase) input() string { return filepath.Join(c.dir, "input.yaml") }
-
-// golden compares what there is with a file; nothing is no file.
-func (c corpusCase) golden(t *testing.T, name, got string) {
+// results are the files of a case that follow from its input.
+func results(t *testing.T, c corpus.Case) map[string]string {
 	t.Helper()
-	path := filepath.Join(c.dir, name)
-	if *update {
-		_ = os.Remove(path)
-		if got != "" {
-			if err := os.WriteFile(path, []byte(got), 0o644); err != nil {
-				t.Fatal(err)
-			}
-		}
+	path := c.WriteInput(t)
+	f, err := Load(path)
+	if err != nil {
+		return map[string]string{"messages.txt": "error: " + strings.ReplaceAll(err.Error(), path, corpus.Input) + "\n"}
 	}
-	want, err := os.ReadFile(path)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		t.Fatal(err)
+	var messages strings.Builder
+	for _, warning := range f.Warnings {
+		messages.WriteString("warning: " + strings.ReplaceAll(warning, path, corpus.Input) + "\n")
 	}
-	if diff := cmp.Diff(string(want), got); diff != "" {
-		t.Errorf("%s (-want +got):\n%s", path, diff)
+	back, losses := conversion.ToV1alpha1(f.Config)
+	for _, loss := range losses {
+		messages.WriteString("lost in v1alpha1: " + loss.String() + "\n")
 	}
+	if _, err := Compiler(f.Config); err != nil {
+		messages.WriteString("error when run: " + err.Error() + "\n")
+	}
+	return map[string]string{"messages.txt": messages.String(), "v1alpha2.yaml": document(t, f.Config), "v1alpha1.yaml": document(t, back)}
 }
 
 func document(t testing.TB, c any) string {
@@ -71,30 +59,23 @@ func document(t testing.TB, c any) string {
 	return string(data)
 }
 
-func TestTheCorpusConvertsAndValidates(t *testing.T) {
-	for _, c := range corpus(t) {
-		t.Run(c.name, func(t *testing.T) {
-			f, err := Load(c.input())
-			if err != nil {
-				c.golden(t, "messages.txt", "error: "+err.Error()+"\n")
-				c.golden(t, "v1alpha2.yaml", "")
-				c.golden(t, "v1alpha1.yaml", "")
-				return
+func TestCorpus(t *testing.T) {
+	for _, c := range cases(t) {
+		t.Run(c.Name, func(t *testing.T) {
+			results := results(t, c)
+			for _, name := range []string{"messages.txt", "v1alpha2.yaml", "v1alpha1.yaml"} {
+				if *update {
+					c.Set(name, results[name])
+				}
+				if diff := cmp.Diff(c.File(name), results[name]); diff != "" {
+					t.Errorf("%s (-want +got):\n%s", name, diff)
+				}
 			}
-			var messages strings.Builder
-			for _, warning := range f.Warnings {
-				messages.WriteString("warning: " + warning + "\n")
+			if *update {
+				if err := c.Save(corpusFolder); err != nil {
+					t.Fatal(err)
+				}
 			}
-			back, losses := conversion.ToV1alpha1(f.Config)
-			for _, loss := range losses {
-				messages.WriteString("lost in v1alpha1: " + loss.String() + "\n")
-			}
-			if _, err := Compiler(f.Config); err != nil {
-				messages.WriteString("error when run: " + err.Error() + "\n")
-			}
-			c.golden(t, "messages.txt", messages.String())
-			c.golden(t, "v1alpha2.yaml", document(t, f.Config))
-			c.golden(t, "v1alpha1.yaml", document(t, back))
 		})
 	}
 }
@@ -105,31 +86,32 @@ func TestErrorsNameFileFieldAndRemedy(t *testing.T) {
 	withoutField := map[string]bool{"bad-not-yaml": true}
 	named := regexp.MustCompile(`^(line [0-9]+: key "[a-zA-Z]+"|apiVersion ".*", kind ".*": |[a-zA-Z0-9.]+(\[[0-9]+\])?: )`)
 	remedy := regexp.MustCompile("must |supported values: |remove |this version calls it ")
-	for _, c := range corpus(t) {
-		_, err := Load(c.input())
-		if invalid := strings.HasPrefix(c.name, "bad-"); invalid != (err != nil) {
-			t.Errorf("%s: error %v, want one: %v", c.name, err, invalid)
+	for _, c := range cases(t) {
+		path := c.WriteInput(t)
+		_, err := Load(path)
+		if invalid := strings.HasPrefix(c.Name, "bad-"); invalid != (err != nil) {
+			t.Errorf("%s: error %v, want one: %v", c.Name, err, invalid)
 		}
 		if err == nil {
 			continue
 		}
-		text, ok := strings.CutPrefix(err.Error(), "configuration "+c.input()+": ")
+		text, ok := strings.CutPrefix(err.Error(), "configuration "+path+": ")
 		if !ok || strings.Contains(text, "\n") {
-			t.Errorf("%s: %q is not one line that starts with the file", c.name, err)
+			t.Errorf("%s: %q is not one line that starts with the file", c.Name, err)
 		}
-		if !withoutField[c.name] && !named.MatchString(text) {
-			t.Errorf("%s: %q names no field", c.name, text)
+		if !withoutField[c.Name] && !named.MatchString(text) {
+			t.Errorf("%s: %q names no field", c.Name, text)
 		}
 		if !remedy.MatchString(text) {
-			t.Errorf("%s: %q does not say what to do", c.name, text)
+			t.Errorf("%s: %q does not say what to do", c.Name, text)
 		}
 	}
 }
 
 // What --write-config-to writes is read as what was written.
 func TestWhatIsWrittenIsReadBack(t *testing.T) {
-	for _, c := range corpus(t) {
-		f, err := Load(c.input())
+	for _, c := range cases(t) {
+		f, err := Load(c.WriteInput(t))
 		if err != nil {
 			continue
 		}
@@ -139,19 +121,19 @@ func TestWhatIsWrittenIsReadBack(t *testing.T) {
 		}
 		again, err := Load(path)
 		if err != nil {
-			t.Errorf("%s: %v", c.name, err)
+			t.Errorf("%s: %v", c.Name, err)
 			continue
 		}
 		if diff := cmp.Diff(document(t, f.Config), document(t, again.Config)); diff != "" {
-			t.Errorf("%s (-written +read):\n%s", c.name, diff)
+			t.Errorf("%s (-written +read):\n%s", c.Name, diff)
 		}
-		c.isWrittenAsV1alpha1(t, f)
+		isWrittenAsV1alpha1(t, c, f)
 	}
 }
 
 // isWrittenAsV1alpha1 checks that a proxy which reads what was written as v1alpha1 has the same configuration, apart from what
 // is said to be lost.
-func (c corpusCase) isWrittenAsV1alpha1(t *testing.T, f *File) {
+func isWrittenAsV1alpha1(t *testing.T, c corpus.Case, f *File) {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "v1alpha1.yaml")
 	lost, err := Write(f.Config, V1alpha1, path)
@@ -160,16 +142,16 @@ func (c corpusCase) isWrittenAsV1alpha1(t *testing.T, f *File) {
 	}
 	want, losses := conversion.ToV1alpha1(f.Config)
 	if diff := cmp.Diff(losses, lost); diff != "" {
-		t.Errorf("%s: losses (-conversion +said):\n%s", c.name, diff)
+		t.Errorf("%s: losses (-conversion +said):\n%s", c.Name, diff)
 	}
 	again, err := Load(path)
 	if err != nil {
-		t.Errorf("%s: %v", c.name, err)
+		t.Errorf("%s: %v", c.Name, err)
 		return
 	}
 	got, _ := conversion.ToV1alpha1(again.Config)
 	if diff := cmp.Diff(document(t, want), document(t, got)); diff != "" {
-		t.Errorf("%s (-written as v1alpha1 +read):\n%s", c.name, diff)
+		t.Errorf("%s (-written as v1alpha1 +read):\n%s", c.Name, diff)
 	}
 }
 
@@ -179,17 +161,13 @@ func TestNothingIsRefusedThatKubeProxyAccepts(t *testing.T) {
 		"bad-interface-name-too-long": "kube-proxy accepts it, and then fails to write rules with it",
 	}
 	accepted := 0
-	for _, c := range corpus(t) {
-		input, err := os.ReadFile(c.input())
-		if err != nil {
-			t.Fatal(err)
-		}
-		if !strings.Contains(string(input), "\n# kube-proxy v1.37.1 accepts it.\n") {
+	for _, c := range cases(t) {
+		if !strings.Contains(c.File(corpus.Input), "\n# kube-proxy v1.37.1 accepts it.\n") {
 			continue
 		}
 		accepted++
-		if _, err := Load(c.input()); err != nil && except[c.name] == "" {
-			t.Errorf("%s: %v", c.name, err)
+		if _, err := Load(c.WriteInput(t)); err != nil && except[c.Name] == "" {
+			t.Errorf("%s: %v", c.Name, err)
 		}
 	}
 	if accepted < 20 {
@@ -206,21 +184,21 @@ func TestDefaultsAreThoseOfKubeProxy(t *testing.T) {
 		"iptables.syncPeriod":    "another mode",
 		"ipvs.syncPeriod":        "another mode",
 	}
-	want := readTree(t, filepath.Join("testdata", "kube-proxy-defaults.yaml"))
-	got := readTree(t, filepath.Join("testdata", "corpus", "nothing-set", "v1alpha1.yaml"))
+	defaults, err := os.ReadFile(filepath.Join("testdata", "kube-proxy-defaults.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	nothingSet := corpus.Get(t, "nothing-set")
+	want, got := readTree(t, string(defaults)), readTree(t, nothingSet.File("v1alpha1.yaml"))
 	compareTrees(t, "", want, got, differs)
 	for path := range differs {
 		t.Errorf("%s is as kube-proxy has it", path)
 	}
 }
 
-func readTree(t *testing.T, path string) (tree any) {
+func readTree(t *testing.T, document string) (tree any) {
 	t.Helper()
-	data, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := yaml.Unmarshal(data, &tree); err != nil {
+	if err := yaml.Unmarshal([]byte(document), &tree); err != nil {
 		t.Fatal(err)
 	}
 	return tree

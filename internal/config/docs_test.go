@@ -5,6 +5,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/nftproxy/nftproxy/internal/config/corpus"
 )
 
 func TestEveryFieldIsDocumented(t *testing.T) {
@@ -14,8 +16,9 @@ func TestEveryFieldIsDocumented(t *testing.T) {
 	}
 	// What the page says of several fields at once.
 	together := []string{"apiVersion", "kind", "logging.", "iptables.syncPeriod", "iptables.minSyncPeriod", "ipvs.syncPeriod", "ipvs.minSyncPeriod", "iptables.masqueradeAll"}
-	for _, file := range []string{"every-field-set/v1alpha1.yaml", "v1alpha2-every-field-set/v1alpha2.yaml", "every-field-set/input.yaml", "v1alpha2-every-field-set/input.yaml"} {
-		for _, path := range paths("", readTree(t, filepath.Join("testdata", "corpus", filepath.FromSlash(file)))) {
+	v1alpha1, v1alpha2 := corpus.Get(t, "every-field-set"), corpus.Get(t, "v1alpha2-every-field-set")
+	for _, document := range []string{v1alpha1.File("v1alpha1.yaml"), v1alpha2.File("v1alpha2.yaml"), v1alpha1.File(corpus.Input), v1alpha2.File(corpus.Input)} {
+		for _, path := range paths("", readTree(t, document)) {
 			documented := strings.Contains(string(page), "| `"+path+"` |")
 			for _, prefix := range together {
 				documented = documented || strings.HasPrefix(path, prefix)

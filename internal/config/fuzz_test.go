@@ -1,26 +1,21 @@
 package config
 
 import (
-	"os"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	"sigs.k8s.io/yaml"
-
 	"github.com/nftproxy/nftproxy/internal/config/conversion"
+	"github.com/nftproxy/nftproxy/internal/config/corpus"
 	"github.com/nftproxy/nftproxy/internal/config/v1alpha2"
+	"sigs.k8s.io/yaml"
 )
 
 // FuzzParse: whatever the document, there is a configuration or a one-line error. A
 // configuration reads the same after it was written, converts, and compiles in mode nftables.
 func FuzzParse(f *testing.F) {
-	for _, c := range corpus(f) {
-		input, err := os.ReadFile(c.input())
-		if err != nil {
-			f.Fatal(err)
-		}
-		f.Add(string(input))
+	for _, c := range cases(f) {
+		f.Add(c.File(corpus.Input))
 	}
 	f.Fuzz(func(t *testing.T, input string) {
 		file, err := Parse([]byte(input))

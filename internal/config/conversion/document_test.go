@@ -4,13 +4,12 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
-	"os"
-	"path/filepath"
 	"reflect"
 	"slices"
 	"strings"
 	"testing"
 
+	"github.com/nftproxy/nftproxy/internal/config/corpus"
 	"pgregory.net/rapid"
 	"sigs.k8s.io/yaml"
 )
@@ -57,12 +56,9 @@ func isZero(value any) bool {
 // example reads a document of the corpus in which every field is set.
 func example(t testing.TB, name string) map[string]any {
 	t.Helper()
-	data, err := os.ReadFile(filepath.Join("..", "testdata", "corpus", name, "input.yaml"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := corpus.Get(t, name)
 	var tree map[string]any
-	if err := yaml.Unmarshal(data, &tree); err != nil {
+	if err := yaml.Unmarshal([]byte(c.File(corpus.Input)), &tree); err != nil {
 		t.Fatal(err)
 	}
 	return tree
