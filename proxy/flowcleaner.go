@@ -10,8 +10,8 @@ import (
 
 	"github.com/nftproxy/nftproxy/compiler"
 	"github.com/nftproxy/nftproxy/conntrack"
-	"github.com/nftproxy/nftproxy/internal/route"
 	"github.com/nftproxy/nftproxy/model"
+	"github.com/nftproxy/nftproxy/nodeaddr"
 	"k8s.io/klog/v2"
 )
 
@@ -148,7 +148,7 @@ func (c *FlowCleaner) Clean(ctx context.Context) error {
 func (c *FlowCleaner) search(ctx context.Context, family model.Family, nodePorts bool) (stats conntrack.Stats, err error) {
 	var local []netip.Prefix
 	if nodePorts {
-		if local, err = route.Local(c.netNS, family); err != nil {
+		if local, err = nodeaddr.Local(c.netNS, family); err != nil {
 			return stats, fmt.Errorf("find node ports' addresses: %w", err)
 		}
 	}

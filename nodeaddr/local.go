@@ -1,5 +1,4 @@
-// Package route asks the kernel which addresses are the machine's own.
-package route
+package nodeaddr
 
 import (
 	"errors"

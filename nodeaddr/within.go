@@ -1,0 +1,61 @@
+package nodeaddr
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+
+	"github.com/nftproxy/nftproxy/model"
+)
+
+// Within returns where a server listens that is to answer on the machine's addresses in prefixes
+// (KubeProxyConfiguration nodePortAddresses), by family, sorted. A prefix of length 0 is all addresses of its family: the list is then the
+// unspecified address alone. A family without a prefix has no list; one without an address in its prefixes has an empty one.
+//
+// It looks at the interfaces of the network namespace that the calling thread is in. Link-local
+// addresses of IPv6 are left out, since they mean nothing without an interface. The error says that the addresses cannot be listed.
+func Within(prefixes []netip.Prefix) (map[model.Family][]netip.Addr, error) {
+	mine, err := interfaceAddrs()
+	if err != nil {
+		return nil, fmt.Errorf("list the addresses of interfaces: %w", err)
+	}
+	out := map[model.Family][]netip.Addr{}
+	for _, prefix := range prefixes {
+		family := model.FamilyOf(prefix.Addr())
+		out[family] = append(out[family], within(prefix, mine)...)
+	}
+	for family, list := range out {
+		slices.SortFunc(list, netip.Addr.Compare)
+		// The unspecified address sorts first. With it no other can be listened on.
+		if len(list) > 0 && list[0].IsUnspecified() {
+			list = list[:1]
+		}
+		out[family] = slices.Compact(list)
+	}
+	return out, nil
+}
+
+func within(prefix netip.Prefix, addresses []netip.Addr) (out []netip.Addr) {
+	if prefix.Bits() == 0 {
+		return []netip.Addr{prefix.Masked().Addr()}
+	}
+	for _, addr := range addresses {
+		if prefix.Contains(addr) {
+			out = append(out, addr)
+		}
+	}
+	return out
+}
+
+func interfaceAddrs() (out []netip.Addr, err error) {
+	nets, err := net.InterfaceAddrs()
+	for _, n := range nets {
+		prefix, err := netip.ParsePrefix(n.String())
+		if err != nil || prefix.Addr().Is6() && prefix.Addr().IsLinkLocalUnicast() {
+			continue
+		}
+		out = append(out, prefix.Addr())
+	}
+	return out, err
+}
