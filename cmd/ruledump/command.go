@@ -2,26 +2,36 @@ package main
 
 import (
 	"fmt"
-	"io"
-	"slices"
+	"path/filepath"
 	"strings"
 
-	"github.com/nftproxy/nftproxy/compiler"
-	"github.com/nftproxy/nftproxy/internal/config"
-	"github.com/nftproxy/nftproxy/internal/offline"
 	"github.com/nftproxy/nftproxy/internal/version"
-	"github.com/nftproxy/nftproxy/model"
-	"github.com/nftproxy/nftproxy/nft"
-	"github.com/nftproxy/nftproxy/source/manifests"
-	"github.com/nftproxy/nftproxy/tracker"
 	"github.com/spf13/cobra"
-	corev1 "k8s.io/api/core/v1"
 )
 
-func newCommand() *cobra.Command {
+// plugin is the name under which kubectl finds the program, as `kubectl nftproxy`.
+const plugin = "kubectl-nftproxy"
+
+// newCommand returns the command for a program of that path.
+func newCommand(path string) *cobra.Command {
 	root := &cobra.Command{
-		Use:           "ruledump",
-		Short:         "Print the proxy's nftables rulesets",
+		Use:   "ruledump",
+		Short: "Show what the proxy's nftables rules do",
+		Long: `ruledump shows the nftables rules that the proxy wrote on this node, or would write: as
+rules, as Services, as the way of one packet. It changes nothing.
+
+All commands take the same sources: the running kernel (on a node, the default),
+manifests, a cluster, and a dump that "ruledump live -o json" made on another node.
+Called ` + plugin + `, it is a plugin: kubectl nftproxy.`,
+		Example: `  # Which Services does this node serve, and where do they go?
+  ruledump services
+
+  # Why does a client not reach a Service?
+  ruledump explain --from 198.51.100.7 --to 192.0.2.10:80
+
+  # Save what this node has, and look at it elsewhere.
+  ruledump live -o json > node-1.json
+  ruledump services --dump node-1.json`,
 		Version:       fmt.Sprintf("%s, for kube-proxy %s", version.Own(), version.KubeProxy()),
 		SilenceUsage:  true,
 		SilenceErrors: true,
@@ -29,10 +39,19 @@ func newCommand() *cobra.Command {
 		Args: knownCommand,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
+	if filepath.Base(path) == plugin {
+		root.Annotations = map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl nftproxy"}
+	}
 	root.SetVersionTemplate("{{.Name}} {{.Version}}\n")
-	root.CompletionOptions.DisableDefaultCmd = true
-	root.AddCommand(newCompileCommand(), newLiveCommand(), newExplainCommand())
+	root.AddCommand(commands()...)
 	return root
+}
+
+// commands returns the subcommands.
+func commands() []*cobra.Command {
+	return []*cobra.Command{
+		newServicesCommand(), newExplainCommand(), newCompileCommand(), newLiveCommand(), newSchemaCommand(),
+	}
 }
 
 // knownCommand gets what is left of the command line if it starts with no command.
@@ -42,144 +61,89 @@ func knownCommand(cmd *cobra.Command, args []string) error {
 	}
 	var names []string
 	for _, c := range cmd.Commands() {
-		names = append(names, c.Name())
+		if !c.Hidden {
+			names = append(names, c.Name())
+		}
 	}
 	return fmt.Errorf("unknown command %q; there are %s", args[0], strings.Join(names, ", "))
 }
 
 func newCompileCommand() *cobra.Command {
-	var input input
-	format := formatNft
+	var from source
+	format := newFormat("nft", "json")
 	cmd := &cobra.Command{
-		Use:   "compile --manifests DIR|FILE --node NAME",
-		Short: "Print what the proxy on a node would program for manifests",
-		Long: `compile reads Services, EndpointSlices, Nodes and ServiceCIDRs from a directory or file and prints
-the ruleset that the proxy would program for them on the node, without privileges and
-without touching the kernel. Unlike the proxy, which goes on with what is valid, it
-refuses a directory with an invalid file.`,
+		Use:   "compile {--manifests DIR|FILE | --kubeconfig FILE} --node NAME",
+		Short: "Print the rules that the proxy on a node would write",
+		Long: `compile reads Services, EndpointSlices, Nodes and ServiceCIDRs from manifests or from a
+cluster and prints the ruleset that the proxy would write for them on the node, without
+privileges and without touching the kernel. Unlike the proxy, which goes on with what is
+valid, it refuses a directory with an invalid file.`,
+		Example: `  # What would node-1 do, given these manifests?
+  ruledump compile --manifests objects/ --node node-1
+
+  # Let nft check it.
+  ruledump compile --kubeconfig ~/.kube/config --node node-1 | nft -c -f -`,
 		Args: cobra.NoArgs,
+		PreRunE: func(*cobra.Command, []string) error {
+			if !from.isCompiled() {
+				return fmt.Errorf("give --manifests or --kubeconfig; \"ruledump live\" prints the kernel's rules")
+			}
+			return from.checkWanted()
+		},
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			tables, objects, err := input.compile(cmd.ErrOrStderr())
+			s, err := from.compile(cmd)
 			if err != nil {
 				return err
 			}
-			if !hasNode(objects, input.node) {
-				fmt.Fprintf(cmd.ErrOrStderr(), "ruledump: the manifests have no Node %s; these are the rules of a node without addresses and zone\n", input.node)
-			}
-			return format.write(cmd.OutOrStdout(), tables)
+			return writeRuleset(cmd.OutOrStdout(), format, s)
 		},
 	}
-	input.addFlags(cmd)
-	cmd.Flags().VarP(&format, "output", "o", "nft or json")
-	for _, required := range []string{"manifests", "node"} {
-		if err := cmd.MarkFlagRequired(required); err != nil {
-			panic(err)
-		}
-	}
+	from.addWanted(cmd)
+	format.addTo(cmd)
 	return cmd
-}
-
-// input is what there is to compile.
-type input struct{ manifests, node, config string }
-
-func (i *input) addFlags(cmd *cobra.Command) {
-	cmd.Flags().StringVar(&i.manifests, "manifests", "", "directory with manifests (.yaml, .yml, .json), or one such file")
-	cmd.Flags().StringVar(&i.node, "node", "", "name of the Node to compile for")
-	cmd.Flags().StringVar(&i.config, "config", "", "KubeProxyConfiguration file, v1alpha1 or v1alpha2; by default kube-proxy's defaults")
-}
-
-// compile returns the tables and what they were compiled from.
-func (i *input) compile(warnings io.Writer) ([]*nft.Table, *manifests.Objects, error) {
-	compilerConfig, trackerOptions, err := loadConfig(i.config, warnings)
-	if err != nil {
-		return nil, nil, err
-	}
-	objects, err := manifests.Load(i.manifests)
-	if err != nil {
-		return nil, nil, err
-	}
-	trackerOptions.NodeName = i.node
-	trackerOptions.OnUnguarded = func(namespace, service string, families []model.Family) {
-		fmt.Fprintf(warnings, "ruledump: Service %s/%s: everybody may dial its %s load balancer IPs: loadBalancerSourceRanges has no range of the family, or one of length 0\n",
-			namespace, service, strings.Trim(fmt.Sprint(families), "[]"))
-	}
-	tables, conflicts, err := offline.Compile(&objects, trackerOptions, compilerConfig)
-	if err != nil {
-		return nil, nil, err
-	}
-	for _, c := range conflicts {
-		fmt.Fprintf(warnings, "ruledump: %s is claimed by several Services; %s gets it\n", c.Frontend, c.Owner.ServicePortName())
-	}
-	return tables, &objects, nil
-}
-
-func hasNode(objects *manifests.Objects, name string) bool {
-	return slices.ContainsFunc(objects.Nodes, func(n *corev1.Node) bool { return n.Name == name })
-}
-
-// loadConfig reads a configuration and prints the warnings about it.
-func loadConfig(path string, warnings io.Writer) (compiler.Config, tracker.Options, error) {
-	if path == "" {
-		return compiler.Default(), tracker.Options{}, nil
-	}
-	file, err := config.Load(path)
-	if err != nil {
-		return compiler.Config{}, tracker.Options{}, err
-	}
-	for _, warning := range file.Warnings {
-		fmt.Fprintf(warnings, "ruledump: configuration %s: %s\n", path, warning)
-	}
-	out, err := config.Compiler(file.Config)
-	if err != nil {
-		return out, tracker.Options{}, fmt.Errorf("configuration %s: %w", path, err)
-	}
-	return out, config.Tracker(file.Config), nil
 }
 
 func newLiveCommand() *cobra.Command {
-	format := formatNft
+	var from source
+	var clients bool
+	format := newFormat("nft", "json")
 	cmd := &cobra.Command{
 		Use:   "live",
-		Short: "Print the proxy's tables as the kernel holds them",
+		Short: "Print the proxy's rules as the kernel holds them, or make a dump",
 		Long: `live reads the tables ip kube-proxy and ip6 kube-proxy of the current network namespace
 from the kernel over netlink and prints them. It needs CAP_NET_ADMIN. Expressions that
-the proxy does not write print as "unknown-" and their name.`,
+the proxy does not write print as "unknown-" and their name.
+
+With -o json it writes a dump: what all commands read with --dump, on any machine, without
+privileges. With --dump it prints such a dump again.
+
+Clients of Services with session affinity are left out, since there may be many and their
+addresses are nobody's business; --clients adds them.`,
+		Example: `  # Save what this node has.
+  ruledump live -o json > node-1.json
+
+  # The addresses of which Services have no endpoint?
+  ruledump live -o json | jq -r '.tables[].maps[] | select(.name == "no-endpoint-services").elements[].comment'
+
+  # Print a dump as nft would.
+  ruledump live --dump node-1.json`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return live(cmd.OutOrStdout(), format)
+			s, err := from.actual(cmd)
+			if err != nil {
+				return err
+			}
+			defer s.Close()
+			if clients {
+				if err := s.ReadAllClients(); err != nil {
+					return err
+				}
+			}
+			return writeRuleset(cmd.OutOrStdout(), format, s.Snapshot)
 		},
 	}
-	cmd.Flags().VarP(&format, "output", "o", "nft or json")
+	from.addDump(cmd)
+	format.addTo(cmd)
+	cmd.Flags().BoolVar(&clients, "clients", false, "print the clients of Services with session affinity too")
 	return cmd
-}
-
-func live(w io.Writer, format outputFormat) error {
-	conn, err := nft.Dial(nft.Config{})
-	if err != nil {
-		return err
-	}
-	defer conn.Close()
-	tables, err := readTables(conn)
-	if err != nil {
-		return err
-	}
-	return format.write(w, tables)
-}
-
-// readTables returns the proxy's tables as the kernel holds them.
-func readTables(conn *nft.Conn) ([]*nft.Table, error) {
-	var tables []*nft.Table
-	for _, family := range nft.Families {
-		table, err := conn.ReadTable(family, compiler.TableName)
-		if err != nil {
-			return nil, err
-		}
-		if table != nil {
-			tables = append(tables, table)
-		}
-	}
-	if len(tables) == 0 {
-		return nil, fmt.Errorf("the kernel has no table ip %s or ip6 %s in this network namespace", compiler.TableName, compiler.TableName)
-	}
-	return tables, nil
 }

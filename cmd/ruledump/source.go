@@ -1,0 +1,140 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+
+	"github.com/nftproxy/nftproxy/internal/ruledump/snapshot"
+	"github.com/nftproxy/nftproxy/nft"
+	"github.com/spf13/cobra"
+)
+
+// source is the flags that say whose rules to look at.
+type source struct {
+	manifests, kubeconfig, dump string
+	node, config                string
+}
+
+const sourceHelp = `
+The rules are those of the running kernel, in this network namespace (which needs
+CAP_NET_ADMIN), or of one of --manifests, --kubeconfig (each with --node) and --dump. Only
+the kernel takes privileges.`
+
+// addWanted adds the flags for rules that are compiled.
+func (s *source) addWanted(cmd *cobra.Command) {
+	flags := cmd.Flags()
+	flags.StringVar(&s.manifests, "manifests", "", "compile the manifests in this directory (.yaml, .yml, .json), or in one such file")
+	flags.StringVar(&s.kubeconfig, "kubeconfig", "", "compile the objects of a cluster, which are listed once and not changed")
+	flags.StringVar(&s.node, "node", "", "name of the Node to compile for")
+	flags.StringVar(&s.config, "config", "", "KubeProxyConfiguration file, v1alpha1 or v1alpha2, to compile with; by default kube-proxy's defaults")
+	for _, name := range []string{"manifests", "kubeconfig", "config"} {
+		_ = cmd.MarkFlagFilename(name)
+	}
+}
+
+// addDump adds the flag for rules that were read elsewhere.
+func (s *source) addDump(cmd *cobra.Command) {
+	cmd.Flags().StringVar(&s.dump, "dump", "", `read what "ruledump live -o json" wrote, perhaps on another node; - is standard input`)
+	_ = cmd.MarkFlagFilename("dump", "json")
+}
+
+// addTo adds all flags, and makes the command refuse combinations that make no sense.
+func (s *source) addTo(cmd *cobra.Command) {
+	s.addWanted(cmd)
+	s.addDump(cmd)
+	cmd.Long = strings.TrimRight(cmd.Long, "\n") + "\n" + sourceHelp
+	cmd.PreRunE = func(*cobra.Command, []string) error {
+		if err := s.checkWanted(); err != nil {
+			return err
+		}
+		if s.dump != "" && s.isCompiled() {
+			return errors.New("--dump, --manifests and --kubeconfig are different sources: give one")
+		}
+		return nil
+	}
+}
+
+func (s *source) isCompiled() bool { return s.manifests != "" || s.kubeconfig != "" }
+
+// checkWanted refuses flags for compiled rules that do not belong together.
+func (s *source) checkWanted() error {
+	switch {
+	case s.manifests != "" && s.kubeconfig != "":
+		return errors.New("--manifests and --kubeconfig are different sources: give one")
+	case s.isCompiled() && s.node == "":
+		return errors.New("--node is missing: rules are compiled for one Node")
+	case !s.isCompiled() && s.node != "":
+		return errors.New("--node says what to compile for: give --manifests or --kubeconfig too")
+	case !s.isCompiled() && s.config != "":
+		return errors.New("--config says how to compile: give --manifests or --kubeconfig too")
+	}
+	return nil
+}
+
+// opened is a Snapshot with what has to be closed after use.
+type opened struct {
+	*snapshot.Snapshot
+	conn *nft.Conn
+}
+
+func (o *opened) Close() {
+	if o.conn != nil {
+		_ = o.conn.Close() // nothing was written
+	}
+}
+
+// open gets the rules.
+func (s *source) open(cmd *cobra.Command) (*opened, error) {
+	if s.isCompiled() {
+		wanted, err := s.compile(cmd)
+		return &opened{Snapshot: wanted}, err
+	}
+	return s.actual(cmd)
+}
+
+// compile compiles the rules that are wanted.
+func (s *source) compile(cmd *cobra.Command) (*snapshot.Snapshot, error) {
+	how := snapshot.Compilation{Node: s.node, Config: s.config, Warn: func(text string) {
+		fmt.Fprintln(cmd.ErrOrStderr(), "ruledump: "+text)
+	}}
+	if s.kubeconfig != "" {
+		return snapshot.FromCluster(cmd.Context(), s.kubeconfig, how)
+	}
+	return snapshot.FromManifests(s.manifests, how)
+}
+
+// actual reads the rules that are in a kernel, or were.
+func (s *source) actual(cmd *cobra.Command) (*opened, error) {
+	if s.dump != "" {
+		dumped, err := s.readDump(cmd)
+		return &opened{Snapshot: dumped}, err
+	}
+	conn, err := nft.Dial(nft.Config{})
+	if err != nil {
+		return nil, err
+	}
+	live, err := snapshot.FromKernel(conn)
+	if err != nil {
+		_ = conn.Close() // what matters is err
+		return nil, err
+	}
+	return &opened{live, conn}, nil
+}
+
+func (s *source) readDump(cmd *cobra.Command) (*snapshot.Snapshot, error) {
+	if s.dump == "-" {
+		return snapshot.FromDump(cmd.InOrStdin())
+	}
+	file, err := os.Open(s.dump)
+	if err != nil {
+		return nil, err
+	}
+	defer file.Close()
+	dumped, err := snapshot.FromDump(file)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", s.dump, err)
+	}
+	return dumped, nil
+}

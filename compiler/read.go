@@ -1,0 +1,359 @@
+package compiler
+
+import (
+	"encoding/binary"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/nftproxy/nftproxy/model"
+	"github.com/nftproxy/nftproxy/nft"
+)
+
+// FrontendKind says what sort of address a frontend is, as far as a table tells.
+type FrontendKind string
+
+// The kinds. A table does not tell external IPs from load balancer IPs.
+const (
+	FrontendClusterIP FrontendKind = "ClusterIP"
+	FrontendExternal  FrontendKind = "External"
+	FrontendNodePort  FrontendKind = "NodePort"
+)
+
+// Unserved says what becomes of new connections that a frontend sends nowhere.
+type Unserved string
+
+// What becomes of them. The empty string means that every client is sent to an endpoint.
+const (
+	UnservedReject Unserved = "reject"
+	UnservedDrop   Unserved = "drop"
+)
+
+// Frontend is what a table does with one address that clients dial. Everything in it is read from the table.
+type Frontend struct {
+	Family   nft.Family
+	Protocol model.Protocol
+	// Addr is the address; not valid for a node port, which has a port alone.
+	Addr netip.Addr
+	Port uint16
+	// ServicePort is the Service port that the frontend belongs to, as in "shop/web:http". It is the comment of the
+	// frontend's elements, so names of more than 127 bytes are cut and end in "...".
+	ServicePort string
+	Kind        FrontendKind
+	// Policy is the traffic policy: "Cluster" or "Local", or empty where the table does not tell. That is so for a
+	// ClusterIP that has endpoints: its rules are the same under both policies.
+	Policy string
+	// Chain is where new connections go, such as "cluster-3"; empty for none. ShortCircuit is, under policy Local, where
+	// those of the cluster's own clients go.
+	Chain, ShortCircuit string
+	// Masquerade says that all clients get a source address of the node's, whoever they are.
+	Masquerade bool
+	// Endpoints is the list that Chain, or under policy Local ShortCircuit, draws from, in the order of the slots.
+	// LocalEndpoints is the list for the clients that policy Local binds, in the order of the slots.
+	Endpoints, LocalEndpoints []netip.AddrPort
+	Unserved                  Unserved
+	// AffinityTimeout is how long a client stays with its endpoint; 0 means no affinity. AffinityMaps are the names of the maps
+	// that say which client is with which endpoint: first that for Endpoints, then that for LocalEndpoints, as far as there are any.
+	AffinityTimeout time.Duration
+	AffinityMaps    []string
+	// Sources is who may dial the frontend; nil means everybody.
+	Sources []netip.Prefix
+}
+
+// String returns "address:port/PROTOCOL", or "node port 30080/PROTOCOL".
+func (f *Frontend) String() string { return f.frontend().String() }
+
+func (f *Frontend) frontend() frontend { return frontend{f.Addr, f.Port, f.Protocol} }
+
+// Key returns the frontend as it begins the keys of the table's maps.
+func (f *Frontend) Key() nft.Data { return nft.Data(f.frontend().appendKey(nil)) }
+
+// Compare orders frontends by Service port, protocol, kind, family, address and port.
+func (f *Frontend) Compare(other *Frontend) int {
+	for _, c := range []int{
+		strings.Compare(f.ServicePort, other.ServicePort), int(f.Protocol) - int(other.Protocol),
+		strings.Compare(string(f.Kind), string(other.Kind)), f.Addr.Compare(other.Addr), int(f.Port) - int(other.Port), int(f.Family) - int(other.Family),
+	} {
+		if c != 0 {
+			return c
+		}
+	}
+	return 0
+}
+
+// Read returns the frontends of a table of TableName, sorted. The table may have been compiled, or read from a
+// kernel where others may have changed it; what makes no sense there is left out. A table that this version of the
+// compiler did not write is an error that says what is missing.
+func Read(table *nft.Table) ([]*Frontend, error) {
+	r, err := newReader(table)
+	if err != nil {
+		return nil, err
+	}
+	return r.read(), nil
+}
+
+// reader reads a table by the layout that the compiler writes.
+type reader struct {
+	table *nft.Table
+	// layout is a family without Services: it has the names and the types of all sets.
+	layout *family
+	// updates holds the statements of each chain that fill maps of clients.
+	updates map[string][]nft.Update
+}
+
+func newReader(table *nft.Table) (*reader, error) {
+	if table.Family != nft.FamilyIP && table.Family != nft.FamilyIP6 {
+		return nil, fmt.Errorf("table %s %s is of another family than ip and ip6", table.Family, table.Name)
+	}
+	r := &reader{table: table, layout: newFamily(table.Family, &Config{}), updates: map[string][]nft.Update{}}
+	for _, want := range r.layout.draft.Table().Sets {
+		have := table.Set(want.Name)
+		switch {
+		case have == nil && !r.isOwn():
+			return nil, fmt.Errorf("table %s %s is not nftproxy's: it has no %s %s, so another program wrote it, such as Kubernetes' own kube-proxy", table.Family, table.Name, want.Kind(), want.Name)
+		case have == nil:
+			return nil, fmt.Errorf("table %s %s was written by another version of nftproxy: it has no %s %s", table.Family, table.Name, want.Kind(), want.Name)
+		case have.Key.String() != want.Key.String() || have.Data.String() != want.Data.String() || have.Verdicts != want.Verdicts:
+			return nil, fmt.Errorf("table %s %s was written by another version of nftproxy: %s %s is of another type", table.Family, table.Name, want.Kind(), want.Name)
+		}
+	}
+	for _, chain := range table.Chains {
+		r.addUpdates(chain)
+	}
+	return r, nil
+}
+
+// isOwn reports whether the table says that nftproxy wrote it.
+func (r *reader) isOwn() bool { return r.table.Comment == r.layout.draft.Table().Comment }
+
+// addUpdates notes which maps a chain fills.
+func (r *reader) addUpdates(chain *nft.Chain) {
+	for _, rule := range chain.Rules {
+		for _, statement := range rule.Statements {
+			if update, ok := statement.(nft.Update); ok {
+				r.updates[chain.Name] = append(r.updates[chain.Name], update)
+			}
+		}
+	}
+}
+
+func (r *reader) set(like *nft.Set) *nft.Set { return r.table.Set(like.Name) }
+
+func (r *reader) read() []*Frontend {
+	found := map[nft.Data]*Frontend{}
+	l := r.layout
+	for _, sets := range [][]*nft.Set{
+		{l.serviceIPs, l.noEndpointServices, l.guardedIPs},
+		{l.serviceNodePorts, l.noEndpointNodePorts},
+	} {
+		for _, set := range sets {
+			for _, e := range r.set(set).Elements() {
+				r.addFrontend(found, e)
+			}
+		}
+	}
+	r.addSources(found)
+	return slices.SortedFunc(maps.Values(found), (*Frontend).Compare)
+}
+
+func (r *reader) addFrontend(found map[nft.Data]*Frontend, e nft.Element) {
+	if found[e.Key] != nil {
+		return
+	}
+	fe, ok := r.parseKey(e.Key)
+	if !ok {
+		return
+	}
+	f := &Frontend{Family: r.table.Family, Addr: fe.addr, Port: fe.port, Protocol: fe.protocol, ServicePort: e.Comment}
+	found[e.Key] = f
+	r.readKind(f)
+	r.readVerdicts(f)
+	r.readAffinity(f)
+}
+
+// parseKey is the inverse of frontend.appendKey.
+func (r *reader) parseKey(key nft.Data) (fe frontend, ok bool) {
+	if addr := len(key) - 8; addr > 0 {
+		if fe.addr, ok = netip.AddrFromSlice([]byte(key[:addr])); !ok {
+			return fe, false
+		}
+		key = key[addr:]
+	}
+	if len(key) != 8 {
+		return fe, false
+	}
+	fe.protocol, fe.port = model.Protocol(key[0]), binary.BigEndian.Uint16([]byte(key[4:6]))
+	return fe, true
+}
+
+func (r *reader) readKind(f *Frontend) {
+	switch _, isClusterIP := r.set(r.layout.clusterIPs).Element(nft.AddrData(f.Addr)); {
+	case !f.Addr.IsValid():
+		f.Kind = FrontendNodePort
+	case isClusterIP:
+		f.Kind = FrontendClusterIP
+	default:
+		f.Kind = FrontendExternal
+	}
+}
+
+// readVerdicts reads the chains that a frontend goes to and the lists that they draw from.
+func (r *reader) readVerdicts(f *Frontend) {
+	l, fe := r.layout, f.frontend()
+	services, shortCircuits, none := l.serviceIPs, l.shortCircuitIPs, l.noEndpointServices
+	if fe.isNodePort() {
+		services, shortCircuits, none = l.serviceNodePorts, l.shortCircuitNodePorts, l.noEndpointNodePorts
+	}
+	key := f.Key()
+	main, local := l.listsOf(fe)
+	first, firstFound := r.balancerAt(services, key)
+	short, shortFound := r.balancerAt(shortCircuits, key)
+	if firstFound {
+		f.Chain = first.name()
+	}
+	switch {
+	case firstFound && first.kind == kindLocal:
+		f.Policy, f.LocalEndpoints = model.PolicyLocal.String(), r.list(local, key, first.count)
+		if shortFound {
+			f.ShortCircuit, f.Endpoints = short.name(), r.list(main, key, short.count)
+		}
+	case firstFound:
+		f.Endpoints = r.list(main, key, first.count)
+		if first.kind == kindExternal {
+			f.Policy, f.Masquerade = model.PolicyCluster.String(), true
+		}
+		if first.affinity.list == listLocal {
+			f.Policy = model.PolicyLocal.String()
+		}
+	}
+	if e, found := r.set(none).Element(key); found {
+		f.Unserved = UnservedReject
+		if e.Verdict == nft.Drop {
+			f.Unserved, f.Policy = UnservedDrop, model.PolicyLocal.String()
+		}
+	}
+}
+
+func (r *reader) balancerAt(set *nft.Set, key nft.Data) (balancer, bool) {
+	e, found := r.set(set).Element(key)
+	if !found || e.Verdict.Kind != nft.GotoChain {
+		return balancer{}, false
+	}
+	return parseBalancer(e.Verdict.Chain)
+}
+
+// list returns the endpoints in the first count slots of a frontend. Slots that are empty are left out.
+func (r *reader) list(like *nft.Set, key nft.Data, count int) []netip.AddrPort {
+	set := r.set(like)
+	var out []netip.AddrPort
+	for slot := range min(count, set.Len()) {
+		e, found := set.Element(key + nft.IntegerData(uint32(slot)))
+		if !found {
+			continue
+		}
+		if addr, ok := ParseEndpoint(e.Value); ok {
+			out = append(out, addr)
+		}
+	}
+	return out
+}
+
+// ParseEndpoint reads the value of an element of a map of endpoints, or of one of clients: an address and a port.
+func ParseEndpoint(value nft.Data) (netip.AddrPort, bool) {
+	if len(value) < 4 {
+		return netip.AddrPort{}, false
+	}
+	at := len(value) - 4
+	addr, ok := netip.AddrFromSlice([]byte(value[:at]))
+	return netip.AddrPortFrom(addr, binary.BigEndian.Uint16([]byte(value[at:at+2]))), ok
+}
+
+// parseBalancer is the inverse of balancer.name, but for the protocol of affinity, which the name does not have by itself.
+func parseBalancer(name string) (b balancer, ok bool) {
+	name, b.nodePort = strings.CutPrefix(name, "nodeport-")
+	name, isAffinity := strings.CutPrefix(name, "affinity-")
+	if isAffinity {
+		name, b.affinity.port, ok = strings.Cut(name, ".")
+		if !ok {
+			return b, false
+		}
+	}
+	at := strings.LastIndexByte(name, '-')
+	if at < 0 {
+		return b, false
+	}
+	count, err := strconv.Atoi(name[at+1:])
+	if err != nil || count < 0 {
+		return b, false
+	}
+	b.count, name = count, name[:at]
+	name, b.hash = strings.CutSuffix(name, "-hash")
+	if kind, isLocal := strings.CutSuffix(name, "-local"); isLocal && kind == string(kindCluster) {
+		name, b.affinity.list = kind, listLocal
+	}
+	b.kind = chainKind(name)
+	if b.kind == kindLocal && isAffinity {
+		b.affinity.list = listLocal
+	}
+	return b, slices.Contains([]chainKind{kindCluster, kindExternal, kindLocal, kindDirect, kindDirectLocal}, b.kind)
+}
+
+// readAffinity finds the maps that hold the clients of a frontend.
+func (r *reader) readAffinity(f *Frontend) {
+	set := r.layout.affinityIPs
+	if f.Kind == FrontendNodePort {
+		set = r.layout.affinityNodePorts
+	}
+	e, found := r.set(set).Element(f.Key())
+	if !found || e.Verdict.Kind != nft.GotoChain {
+		return
+	}
+	updates := r.updates[e.Verdict.Chain]
+	if port, isShortCircuit := strings.CutPrefix(e.Verdict.Chain, affinityShortCircuitPrefix); isShortCircuit {
+		for _, prefix := range affinityChainPrefixes {
+			updates = append(updates, r.updates[prefix+port]...)
+		}
+	}
+	for _, u := range updates {
+		f.AffinityTimeout = u.Timeout
+		f.AffinityMaps = append(f.AffinityMaps, u.Map)
+	}
+}
+
+// addSources reads who may dial guarded frontends. A guarded frontend without any source lets nobody in.
+func (r *reader) addSources(found map[nft.Data]*Frontend) {
+	for _, e := range r.set(r.layout.guardedIPs).Elements() {
+		if f := found[e.Key]; f != nil {
+			f.Sources = []netip.Prefix{}
+		}
+	}
+	size := nft.Concat{r.table.Family.Saddr()}.Len()
+	for _, e := range r.set(r.layout.allowedSources).Elements() {
+		at := len(e.Key) - size
+		if at < 0 || len(e.KeyEnd) != len(e.Key) {
+			continue
+		}
+		if f := found[e.Key[:at]]; f != nil && f.Sources != nil {
+			f.Sources = append(f.Sources, prefixBetween(e.Key[at:], e.KeyEnd[at:]))
+		}
+	}
+	for _, f := range found {
+		slices.SortFunc(f.Sources, netip.Prefix.Compare)
+	}
+}
+
+// prefixBetween returns the longest prefix that has both addresses.
+func prefixBetween(from, to nft.Data) netip.Prefix {
+	first, _ := netip.AddrFromSlice([]byte(from))
+	last, _ := netip.AddrFromSlice([]byte(to))
+	for bits := first.BitLen(); bits > 0; bits-- {
+		if p := netip.PrefixFrom(first, bits).Masked(); p.Contains(last) {
+			return p
+		}
+	}
+	return netip.PrefixFrom(first, 0).Masked()
+}

@@ -1,0 +1,180 @@
+package compiler
+
+import (
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	"github.com/nftproxy/nftproxy/model"
+	"github.com/nftproxy/nftproxy/nft"
+)
+
+var readOptions = cmp.Options{
+	cmp.Comparer(func(a, b netip.Addr) bool { return a == b }),
+	cmp.Comparer(func(a, b netip.AddrPort) bool { return a == b }),
+	cmp.Comparer(func(a, b netip.Prefix) bool { return a == b }),
+	cmpopts.EquateEmpty(),
+}
+
+func TestParseBalancer(t *testing.T) {
+	for _, kind := range []chainKind{kindCluster, kindExternal, kindLocal, kindDirect, kindDirectLocal} {
+		for _, nodePort := range []bool{false, true} {
+			b := balancer{kind: kind, nodePort: nodePort, count: 12}
+			variants := []balancer{b}
+			if kind == kindDirect || kind == kindDirectLocal {
+				b.hash = true
+				variants = append(variants, b)
+			} else {
+				list := listCluster
+				if kind == kindLocal {
+					list = listLocal
+				}
+				b.affinity = balancerAffinity{port: "shop.web.tcp.http-local-3", list: list}
+				variants = append(variants, b)
+			}
+			if kind == kindCluster {
+				b.affinity.list = listLocal
+				variants = append(variants, b)
+			}
+			for _, want := range variants {
+				t.Run(want.name(), func(t *testing.T) {
+					if got, ok := parseBalancer(want.name()); !ok || got != want {
+						t.Errorf("got %+v, %t; want %+v", got, ok, want)
+					}
+				})
+			}
+		}
+	}
+	for _, name := range []string{"", "services", "reject-chain", "cluster-x", "cluster--1", "affinity-cluster-2", "service-ABCD", "nat-prerouting"} {
+		t.Run("not "+name, func(t *testing.T) {
+			if got, ok := parseBalancer(name); ok {
+				t.Errorf("got %+v", got)
+			}
+		})
+	}
+}
+
+func readPort(change func(*model.ServicePort)) *model.ServicePort {
+	p := &model.ServicePort{
+		ID:        model.PortID{Namespace: "shop", Service: "web", Port: "http", Protocol: model.TCP, Family: model.IPv4},
+		ClusterIP: netip.MustParseAddr("10.96.0.10"), Port: 80, NodePort: 30080,
+		LoadBalancerIPs: []netip.Addr{netip.MustParseAddr("192.0.2.10")},
+		Cluster: []model.Endpoint{
+			{AddrPort: netip.MustParseAddrPort("10.244.1.5:8080"), Local: true}, {AddrPort: netip.MustParseAddrPort("10.244.2.5:8080"), Remote: true},
+		},
+		Local: []model.Endpoint{{AddrPort: netip.MustParseAddrPort("10.244.1.5:8080"), Local: true}},
+	}
+	change(p)
+	return p
+}
+
+func readBack(t *testing.T, p *model.ServicePort) []*Frontend {
+	t.Helper()
+	c, err := New(Default())
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.Apply(&model.Changes{Full: true, Ports: map[model.PortID]*model.ServicePort{p.ID: p}})
+	got, err := Read(c.Tables()[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	return got
+}
+
+func TestRead(t *testing.T) {
+	all := []netip.AddrPort{netip.MustParseAddrPort("10.244.1.5:8080"), netip.MustParseAddrPort("10.244.2.5:8080")}
+	base := func(change func(cluster, external, nodePort *Frontend)) []*Frontend {
+		f := Frontend{Family: nft.FamilyIP, Protocol: model.TCP, ServicePort: "shop/web:http"}
+		cluster, external, nodePort := f, f, f
+		cluster.Kind, cluster.Addr, cluster.Port = FrontendClusterIP, netip.MustParseAddr("10.96.0.10"), 80
+		cluster.Chain, cluster.Endpoints = "cluster-2", all
+		external.Kind, external.Addr, external.Port = FrontendExternal, netip.MustParseAddr("192.0.2.10"), 80
+		external.Chain, external.Endpoints, external.Policy, external.Masquerade = "external-2", all, "Cluster", true
+		nodePort.Kind, nodePort.Port = FrontendNodePort, 30080
+		nodePort.Chain, nodePort.Endpoints, nodePort.Policy, nodePort.Masquerade = "nodeport-external-2", all, "Cluster", true
+		change(&cluster, &external, &nodePort)
+		return []*Frontend{&cluster, &external, &nodePort}
+	}
+	local := func(f *Frontend) {
+		f.Policy, f.Masquerade, f.LocalEndpoints = "Local", false, all[:1]
+	}
+	for _, tt := range []struct {
+		name   string
+		change func(*model.ServicePort)
+		want   []*Frontend
+	}{
+		{"all policies Cluster", func(*model.ServicePort) {}, base(func(_, _, _ *Frontend) {})},
+		{"nothing to serve", func(p *model.ServicePort) { p.Cluster, p.Local = nil, nil }, base(func(c, e, n *Frontend) {
+			for _, f := range []*Frontend{c, e, n} {
+				f.Chain, f.Endpoints, f.Policy, f.Masquerade, f.Unserved = "", nil, "", false, UnservedReject
+			}
+		})},
+		{"external policy Local", func(p *model.ServicePort) { p.ExternalPolicy = model.PolicyLocal }, base(func(_, e, n *Frontend) {
+			local(e)
+			local(n)
+			e.Chain, e.ShortCircuit = "local-1", "direct-2"
+			n.Chain, n.ShortCircuit = "nodeport-local-1", "nodeport-direct-2"
+		})},
+		{"both policies Local and nothing local", func(p *model.ServicePort) {
+			p.ExternalPolicy, p.InternalPolicy, p.Local = model.PolicyLocal, model.PolicyLocal, nil
+		}, base(func(c, e, n *Frontend) {
+			c.Chain, c.Endpoints, c.Policy, c.Unserved = "", nil, "Local", UnservedDrop
+			local(e)
+			local(n)
+			e.LocalEndpoints, n.LocalEndpoints, e.Unserved, n.Unserved = nil, nil, UnservedDrop, UnservedDrop
+			e.Chain, e.ShortCircuit = "local-0", "direct-2"
+			n.Chain, n.ShortCircuit = "nodeport-local-0", "nodeport-direct-2"
+		})},
+		{"affinity", func(p *model.ServicePort) { p.AffinityTimeout = time.Hour }, base(func(c, e, n *Frontend) {
+			for _, f := range []*Frontend{c, e, n} {
+				f.AffinityTimeout, f.AffinityMaps = time.Hour, []string{"affinity.shop.web.tcp.http"}
+			}
+			c.Chain, e.Chain, n.Chain = "affinity-cluster-2.shop.web.tcp.http", "affinity-external-2.shop.web.tcp.http", "nodeport-affinity-external-2.shop.web.tcp.http"
+		})},
+		{"source ranges", func(p *model.ServicePort) {
+			p.LoadBalancerSourceRanges = []netip.Prefix{netip.MustParsePrefix("198.51.100.0/24"), netip.MustParsePrefix("203.0.113.7/32")}
+		}, base(func(_, e, _ *Frontend) {
+			e.Sources = []netip.Prefix{netip.MustParsePrefix("198.51.100.0/24"), netip.MustParsePrefix("203.0.113.7/32")}
+		})},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			if diff := cmp.Diff(tt.want, readBack(t, readPort(tt.change)), readOptions); diff != "" {
+				t.Errorf("-want +got:\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestReadRefusesForeignTables(t *testing.T) {
+	own := func(change func(*nft.Table)) *nft.Table {
+		c, err := New(Default())
+		if err != nil {
+			t.Fatal(err)
+		}
+		table := *c.Tables()[0]
+		change(&table)
+		return &table
+	}
+	for _, tt := range []struct {
+		name  string
+		table *nft.Table
+		want  string
+	}{
+		{"kube-proxy's", &nft.Table{Family: nft.FamilyIP, Name: TableName, Comment: "rules for kube-proxy"}, "another program wrote it, such as Kubernetes' own kube-proxy"},
+		{"one that lacks a map", own(func(t *nft.Table) { t.Sets = t.Sets[1:] }), "was written by another version of nftproxy: it has no map service-ips"},
+		{"one with a map of another type", own(func(t *nft.Table) {
+			t.Sets = append([]*nft.Set{{Name: t.Sets[0].Name, Key: nft.Concat{nft.IPSaddr}, Verdicts: true}}, t.Sets[1:]...)
+		}), "map service-ips is of another type"},
+		{"one of no IP family", &nft.Table{Family: 1, Name: TableName}, "is of another family"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			if _, err := Read(tt.table); err == nil || !strings.Contains(err.Error(), tt.want) {
+				t.Errorf("error %v, want %q", err, tt.want)
+			}
+		})
+	}
+}

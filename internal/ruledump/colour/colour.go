@@ -1,0 +1,38 @@
+// Package colour marks text on terminals.
+package colour
+
+import (
+	"io"
+	"os"
+
+	"golang.org/x/term"
+)
+
+// Scheme marks text. The zero value leaves it as it is.
+type Scheme struct{ on bool }
+
+// For returns the scheme for a writer: colours if it is a terminal, TERM is not "dumb" and NO_COLOR is not set
+// (https://no-color.org).
+func For(w io.Writer) Scheme {
+	file, isFile := w.(*os.File)
+	return Scheme{isFile && os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb" && term.IsTerminal(int(file.Fd()))}
+}
+
+func (s Scheme) mark(code, text string) string {
+	if !s.on {
+		return text
+	}
+	return "\x1b[" + code + "m" + text + "\x1b[0m"
+}
+
+// Bold is for headings.
+func (s Scheme) Bold(text string) string { return s.mark("1", text) }
+
+// Bad is for what serves nobody, and what should not be there.
+func (s Scheme) Bad(text string) string { return s.mark("31", text) }
+
+// Good is for what is missing and should be there.
+func (s Scheme) Good(text string) string { return s.mark("32", text) }
+
+// Faint is for details.
+func (s Scheme) Faint(text string) string { return s.mark("2", text) }

@@ -1,0 +1,171 @@
+package dump
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"github.com/nftproxy/nftproxy/nft"
+)
+
+// verdictData is what the data of a verdict map is called.
+const verdictData = "verdict"
+
+// MaxSize is how many bytes of a dump are read. A dump of 10,000 Services with 10 endpoints each has some 10 MB.
+const MaxSize = 1 << 30
+
+// ErrTruncated says that a dump ends in the middle.
+var ErrTruncated = errors.New("the dump is truncated: it ends in the middle")
+
+// Read reads what Write wrote. The Tables of the Document are left out; they are returned as rulesets. An error says what is
+// wrong and where: a truncated dump, JSON that is no dump, a dump of a newer version, a rule that cannot be read.
+func Read(r io.Reader) (*Document, []*nft.Table, error) {
+	limited := &io.LimitedReader{R: r, N: MaxSize + 1}
+	var d Document
+	switch err := decode(limited, &d); {
+	case limited.N <= 0:
+		return nil, nil, fmt.Errorf("the dump has more than %d bytes", MaxSize)
+	case err != nil:
+		return nil, nil, err
+	}
+	tables := make([]*nft.Table, 0, len(d.Tables))
+	for i := range d.Tables {
+		t, err := d.Tables[i].table()
+		if err != nil {
+			return nil, nil, fmt.Errorf("table %s %s: %w", d.Tables[i].Family, d.Tables[i].Name, err)
+		}
+		tables = append(tables, t)
+	}
+	d.Tables = nil
+	return &d, tables, nil
+}
+
+func decode(r io.Reader, d *Document) error {
+	dec := json.NewDecoder(r)
+	err := dec.Decode(d)
+	var syntax *json.SyntaxError
+	switch {
+	case errors.Is(err, io.EOF):
+		return errors.New("the dump is empty")
+	case errors.Is(err, io.ErrUnexpectedEOF):
+		return ErrTruncated
+	case errors.As(err, &syntax):
+		return fmt.Errorf("this is no dump: at byte %d: %w", syntax.Offset, err)
+	}
+	// The version first: what a newer one changed may be the very thing that does not decode.
+	switch {
+	case d.APIVersion == "" && d.Kind == "":
+		return fmt.Errorf("this is no dump of ruledump's: it has no apiVersion; %s %s is wanted, as `ruledump live -o json` writes it", APIVersion, Kind)
+	case d.APIVersion != APIVersion:
+		return fmt.Errorf("the dump has apiVersion %q, and this ruledump reads %s: use the ruledump of the version that wrote it", d.APIVersion, APIVersion)
+	case d.Kind != Kind:
+		return fmt.Errorf("the document is of kind %q, and a dump is of kind %s, as `ruledump live -o json` writes it", d.Kind, Kind)
+	case err != nil:
+		return fmt.Errorf("the dump cannot be read: %w", err)
+	}
+	if _, err := dec.Token(); !errors.Is(err, io.EOF) {
+		return errors.New("there is more after the end of the dump")
+	}
+	return nil
+}
+
+func (t *Table) table() (*nft.Table, error) {
+	out := &nft.Table{Name: t.Name, Comment: t.Comment, OwnerPort: t.OwnerPort}
+	for _, f := range nft.Families {
+		if f.String() == t.Family {
+			out.Family = f
+		}
+	}
+	if out.Family == 0 {
+		return nil, errors.New("the family is not ip or ip6")
+	}
+	for _, f := range t.Flags {
+		switch f {
+		case "dormant":
+			out.Dormant = true
+		case "owner":
+			out.Owner = true
+		case "persist":
+			out.Persist = true
+		}
+	}
+	for _, sets := range [][]Set{t.Maps, t.Sets} {
+		for i := range sets {
+			s, err := sets[i].set()
+			if err != nil {
+				return nil, fmt.Errorf("set %s: %w", sets[i].Name, err)
+			}
+			out.Sets = append(out.Sets, s)
+		}
+	}
+	for i := range t.Chains {
+		c, err := t.Chains[i].chain(out.Family)
+		if err != nil {
+			return nil, fmt.Errorf("chain %s: %w", t.Chains[i].Name, err)
+		}
+		out.Chains = append(out.Chains, c)
+	}
+	return out, nil
+}
+
+func (s *Set) set() (*nft.Set, error) {
+	out := &nft.Set{Name: s.Name, Comment: s.Comment, Interval: s.Interval, Dynamic: s.Dynamic, Size: s.Size, Verdicts: s.Data == verdictData}
+	var err error
+	if out.Key, err = parseType(s.Key); err != nil {
+		return nil, fmt.Errorf("key %q: %w", s.Key, err)
+	}
+	if s.Data != "" && !out.Verdicts {
+		if out.Data, err = parseType(s.Data); err != nil {
+			return nil, fmt.Errorf("data %q: %w", s.Data, err)
+		}
+	}
+	for i := range s.Elements {
+		e, err := s.Elements[i].element(out)
+		if err != nil {
+			return nil, fmt.Errorf("element %q: %w", s.Elements[i].Key, err)
+		}
+		out.Put(e)
+	}
+	return out, nil
+}
+
+func (e *Element) element(set *nft.Set) (out nft.Element, err error) {
+	out.Comment = e.Comment
+	if out.Key, out.KeyEnd, err = parseKey(set, e.Key); err != nil {
+		return out, err
+	}
+	switch {
+	case set.Verdicts:
+		if out.Verdict, err = parseVerdict(e.Value); err != nil {
+			return out, err
+		}
+	case set.Data != nil:
+		if out.Value, err = parseData(set.Data, e.Value); err != nil {
+			return out, err
+		}
+	}
+	if e.Timeout != "" {
+		if out.Timeout, err = time.ParseDuration(e.Timeout); err == nil {
+			out.Expires, err = time.ParseDuration(e.Expires)
+		}
+	}
+	return out, err
+}
+
+func (c *Chain) chain(family nft.Family) (*nft.Chain, error) {
+	out := &nft.Chain{Name: c.Name, Comment: c.Comment, Type: nft.ChainType(c.Type), Hook: nft.Hook(c.Hook), DropPolicy: c.Policy == "drop"}
+	if c.Priority != nil {
+		out.Priority = *c.Priority
+	}
+	for _, r := range c.Rules {
+		statements, err := parseRule(family, strings.TrimSpace(r.Rule))
+		if err != nil {
+			return nil, fmt.Errorf("rule %q: %w", r.Rule, err)
+		}
+		out.Rules = append(out.Rules, nft.Rule{Statements: statements, Comment: r.Comment})
+	}
+	return out, nil
+}

@@ -1,0 +1,80 @@
+package dump
+
+import (
+	"encoding/json"
+	"io"
+
+	"github.com/nftproxy/nftproxy/nft"
+)
+
+// Write writes tables, with a header of which the Tables are not looked at.
+func Write(w io.Writer, header Document, tables []*nft.Table) error {
+	header.APIVersion, header.Kind, header.Tables = APIVersion, Kind, []Table{}
+	for _, t := range tables {
+		header.Tables = append(header.Tables, fromTable(t))
+	}
+	enc := json.NewEncoder(w)
+	enc.SetIndent("", "  ")
+	enc.SetEscapeHTML(false)
+	return enc.Encode(header)
+}
+
+func fromTable(t *nft.Table) Table {
+	out := Table{
+		Family: t.Family.String(), Name: t.Name, Comment: t.Comment, Flags: flags(t), OwnerPort: t.OwnerPort,
+		Sets: []Set{}, Maps: []Set{}, Chains: []Chain{},
+	}
+	for _, o := range t.Objects {
+		out.Objects = append(out.Objects, o.String())
+	}
+	for _, s := range t.Sets {
+		if s.IsMap() {
+			out.Maps = append(out.Maps, fromSet(s))
+		} else {
+			out.Sets = append(out.Sets, fromSet(s))
+		}
+	}
+	for _, c := range t.Chains {
+		out.Chains = append(out.Chains, fromChain(c))
+	}
+	return out
+}
+
+func fromSet(s *nft.Set) Set {
+	out := Set{Name: s.Name, Key: s.Key.String(), Comment: s.Comment, Interval: s.Interval, Dynamic: s.Dynamic, Size: s.Size, Elements: []Element{}}
+	switch {
+	case s.Verdicts:
+		out.Data = verdictData
+	case s.Data != nil:
+		out.Data = s.Data.String()
+	}
+	keys := nft.Set{Key: s.Key} // prints keys alone
+	for _, e := range s.Elements() {
+		j := Element{Key: keys.FormatElement(nft.Element{Key: e.Key, KeyEnd: e.KeyEnd}), Comment: e.Comment}
+		switch {
+		case s.Verdicts:
+			j.Value = e.Verdict.String()
+		case s.Data != nil:
+			j.Value = s.Data.Format(e.Value)
+		}
+		if e.Timeout > 0 {
+			j.Timeout, j.Expires = e.Timeout.String(), e.Expires.String()
+		}
+		out.Elements = append(out.Elements, j)
+	}
+	return out
+}
+
+func fromChain(c *nft.Chain) Chain {
+	out := Chain{Name: c.Name, Comment: c.Comment, Type: string(c.Type), Hook: string(c.Hook), Rules: []Rule{}}
+	if c.Hook != "" {
+		out.Priority = &c.Priority
+	}
+	if c.DropPolicy {
+		out.Policy = "drop"
+	}
+	for _, r := range c.Rules {
+		out.Rules = append(out.Rules, Rule{Rule: nft.Rule{Statements: r.Statements}.String(), Comment: r.Comment})
+	}
+	return out
+}

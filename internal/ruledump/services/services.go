@@ -1,0 +1,146 @@
+// Package services shows rulesets as Services: which addresses there are, and where each sends its clients. All of it is
+// read back from the tables, but for where endpoints are, which is known only where the objects are.
+package services
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+
+	"github.com/nftproxy/nftproxy/compiler"
+	"github.com/nftproxy/nftproxy/internal/ruledump/dump"
+	"github.com/nftproxy/nftproxy/internal/ruledump/snapshot"
+)
+
+// List is the frontends of one node.
+type List struct {
+	APIVersion string `json:"apiVersion"`
+	Kind       string `json:"kind"`
+	Node       string `json:"node,omitempty"`
+	// Frontends is sorted by Service port.
+	Frontends []Frontend `json:"frontends"`
+}
+
+// Frontend is one address that clients dial.
+type Frontend struct {
+	Namespace string `json:"namespace"`
+	Service   string `json:"service"`
+	// Port is the name of the Service port; empty if it has none.
+	Port     string `json:"port,omitempty"`
+	Protocol string `json:"protocol"`
+	// Kind is "ClusterIP", "External" (an external or load balancer IP) or "NodePort".
+	Kind string `json:"kind"`
+	// Family is "ip" or "ip6".
+	Family string `json:"family"`
+	// Address is what clients dial, such as "10.96.0.10:80"; of a node port, ":30080".
+	Address string `json:"address"`
+	// Policy is "Cluster" or "Local"; empty where the rules are the same under both.
+	Policy string `json:"policy,omitempty"`
+	// Endpoints is where clients are sent; under policy Local, only clients of the cluster and of the node are.
+	Endpoints []Endpoint `json:"endpoints"`
+	// LocalEndpoints is where all other clients are sent under policy Local.
+	LocalEndpoints []Endpoint `json:"localEndpoints,omitempty"`
+	// Unserved is "reject" or "drop" if some clients are sent nowhere.
+	Unserved string `json:"unserved,omitempty"`
+	// AffinitySeconds is how long a client stays with its endpoint; 0 for no affinity.
+	AffinitySeconds int `json:"affinitySeconds,omitempty"`
+	// Sources is who may dial the address; absent for everybody.
+	Sources []netip.Prefix `json:"sources,omitzero"`
+	// Chain is where new connections go.
+	Chain string `json:"chain,omitempty"`
+}
+
+// Endpoint is where a connection can be sent.
+type Endpoint struct {
+	Address netip.AddrPort `json:"address"`
+	snapshot.Place
+}
+
+// Filter picks Services. The zero value picks all.
+type Filter struct {
+	// Namespace is the namespace; empty for all.
+	Namespace string
+	// Name is the name of a Service; empty for all.
+	Name string
+}
+
+// ParseFilter reads a namespace and a name, which may have the form "namespace/name".
+func ParseFilter(namespace, name string) (Filter, error) {
+	before, after, qualified := strings.Cut(name, "/")
+	switch {
+	case !qualified:
+		return Filter{namespace, name}, nil
+	case namespace != "" && namespace != before:
+		return Filter{}, fmt.Errorf("%s is not in namespace %s", name, namespace)
+	}
+	return Filter{before, after}, nil
+}
+
+func (f Filter) String() string {
+	switch {
+	case f.Name == "" && f.Namespace == "":
+		return "Service"
+	case f.Name == "":
+		return "Service in namespace " + f.Namespace
+	case f.Namespace == "":
+		return "Service " + f.Name
+	}
+	return "Service " + f.Namespace + "/" + f.Name
+}
+
+// Matches reports whether a Service port, as the comments of elements name it, is of a Service that the filter picks.
+func (f Filter) Matches(servicePort string) bool {
+	namespace, service, _ := Split(servicePort)
+	return (f.Namespace == "" || f.Namespace == namespace) && (f.Name == "" || f.Name == service)
+}
+
+// Split takes "namespace/service:port" apart.
+func Split(servicePort string) (namespace, service, port string) {
+	namespace, service, _ = strings.Cut(servicePort, "/")
+	service, port, _ = strings.Cut(service, ":")
+	return namespace, service, port
+}
+
+// Of returns the frontends of the Services that the filter picks.
+func Of(s *snapshot.Snapshot, filter Filter) (*List, error) {
+	frontends, err := s.Frontends()
+	if err != nil {
+		return nil, err
+	}
+	list := &List{APIVersion: dump.APIVersion, Kind: "Services", Node: s.Node, Frontends: []Frontend{}}
+	for _, f := range frontends {
+		if filter.Matches(f.ServicePort) {
+			list.Frontends = append(list.Frontends, from(f, s.Places))
+		}
+	}
+	return list, nil
+}
+
+func from(f *compiler.Frontend, places map[netip.Addr]snapshot.Place) Frontend {
+	out := Frontend{
+		Protocol: f.Protocol.String(), Kind: string(f.Kind), Family: f.Family.String(), Address: Address(f),
+		Policy: f.Policy, Endpoints: endpoints(f.Endpoints, places), Unserved: string(f.Unserved),
+		AffinitySeconds: int(f.AffinityTimeout.Seconds()), Sources: f.Sources, Chain: f.Chain,
+	}
+	if len(f.LocalEndpoints) > 0 {
+		out.LocalEndpoints = endpoints(f.LocalEndpoints, places)
+	}
+	out.Namespace, out.Service, out.Port = Split(f.ServicePort)
+	return out
+}
+
+// Address returns what clients dial: "10.96.0.10:80", or ":30080" for a node port.
+func Address(f *compiler.Frontend) string {
+	if !f.Addr.IsValid() {
+		return fmt.Sprintf(":%d", f.Port)
+	}
+	return netip.AddrPortFrom(f.Addr, f.Port).String()
+}
+
+func endpoints(list []netip.AddrPort, places map[netip.Addr]snapshot.Place) []Endpoint {
+	out := make([]Endpoint, 0, len(list))
+	for _, e := range list {
+		out = append(out, Endpoint{e, places[e.Addr()]})
+	}
+	return out
+}

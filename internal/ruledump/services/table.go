@@ -1,0 +1,124 @@
+package services
+
+import (
+	"fmt"
+	"io"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/nftproxy/nftproxy/internal/ruledump/colour"
+)
+
+// Table prints the list for people. Wide adds the endpoints themselves and the source ranges.
+func (l *List) Table(w io.Writer, wide bool, c colour.Scheme) error {
+	var b strings.Builder
+	tab := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
+	head := []string{"SERVICE PORT", "FRONTEND", "KIND", "POLICY", "ENDPOINTS", "AFFINITY", "SOURCES", "CHAIN"}
+	if wide {
+		head = append(head, "TO")
+	}
+	fmt.Fprintln(tab, strings.Join(head, "\t"))
+	for i := range l.Frontends {
+		fmt.Fprintln(tab, strings.Join(l.Frontends[i].row(wide), "\t"))
+	}
+	if err := tab.Flush(); err != nil {
+		return err
+	}
+	for i, line := range strings.Split(strings.TrimSuffix(b.String(), "\n"), "\n") {
+		line = strings.TrimRight(line, " ")
+		switch {
+		case i == 0:
+			line = c.Bold(line)
+		case l.Frontends[i-1].Unserved != "":
+			line = c.Bad(line)
+		}
+		if _, err := fmt.Fprintln(w, line); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (f *Frontend) row(wide bool) []string {
+	row := []string{
+		f.ServicePort(), f.Address + "/" + f.Protocol, f.Kind, orDash(f.Policy), f.count(), f.affinity(), f.sources(wide), orDash(f.Chain),
+	}
+	if wide {
+		row = append(row, f.where())
+	}
+	return row
+}
+
+// ServicePort returns "namespace/service:port".
+func (f *Frontend) ServicePort() string {
+	name := f.Namespace + "/" + f.Service
+	if f.Port != "" {
+		name += ":" + f.Port
+	}
+	return name
+}
+
+func orDash(text string) string {
+	if text == "" {
+		return "-"
+	}
+	return text
+}
+
+// fates says what becomes of clients that are sent nowhere.
+var fates = map[string]string{"reject": "refused", "drop": "dropped"}
+
+func (f *Frontend) count() string {
+	text := fmt.Sprint(len(f.Endpoints))
+	if f.Policy == "Local" && f.Kind != "ClusterIP" {
+		text = fmt.Sprintf("%d local of %d", len(f.LocalEndpoints), len(f.Endpoints))
+	}
+	if f.Unserved != "" {
+		text += ", " + fates[f.Unserved]
+	}
+	return text
+}
+
+func (f *Frontend) affinity() string {
+	if f.AffinitySeconds == 0 {
+		return "-"
+	}
+	text := (time.Duration(f.AffinitySeconds) * time.Second).String()
+	return strings.TrimSuffix(strings.TrimSuffix(text, "0s"), "0m")
+}
+
+func (f *Frontend) sources(wide bool) string {
+	switch {
+	case f.Sources == nil:
+		return "all"
+	case len(f.Sources) == 1 || wide && len(f.Sources) > 0:
+		var texts []string
+		for _, p := range f.Sources {
+			texts = append(texts, p.String())
+		}
+		return strings.Join(texts, ",")
+	}
+	return fmt.Sprintf("%d ranges", len(f.Sources))
+}
+
+// where lists the endpoints, and in what place each is if that is known.
+func (f *Frontend) where() string {
+	texts := addresses(f.Endpoints)
+	if len(f.LocalEndpoints) > 0 {
+		texts += "; local: " + addresses(f.LocalEndpoints)
+	}
+	return texts
+}
+
+func addresses(list []Endpoint) string {
+	var texts []string
+	for _, e := range list {
+		text := e.Address.String()
+		if e.Node != "" || e.Zone != "" {
+			text += "@" + strings.Trim(e.Node+"/"+e.Zone, "/")
+		}
+		texts = append(texts, text)
+	}
+	return orDash(strings.Join(texts, ","))
+}

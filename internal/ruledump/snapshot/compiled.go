@@ -1,0 +1,115 @@
+package snapshot
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/nftproxy/nftproxy/compiler"
+	"github.com/nftproxy/nftproxy/internal/config"
+	"github.com/nftproxy/nftproxy/internal/offline"
+	"github.com/nftproxy/nftproxy/model"
+	"github.com/nftproxy/nftproxy/source/manifests"
+	"github.com/nftproxy/nftproxy/tracker"
+	corev1 "k8s.io/api/core/v1"
+)
+
+// Compilation says for which node, and how, objects are compiled.
+type Compilation struct {
+	// Node is the name of the Node.
+	Node string
+	// Config is the path of a KubeProxyConfiguration; empty for kube-proxy's defaults.
+	Config string
+	// Warn, if set, is told what is odd about the objects or the configuration.
+	Warn func(text string)
+}
+
+func (c *Compilation) warn(format string, args ...any) {
+	if c.Warn != nil {
+		c.Warn(fmt.Sprintf(format, args...))
+	}
+}
+
+// FromManifests compiles the manifests in a directory, or in one file. Unlike the proxy, which goes on with what is
+// valid, it refuses a directory with an invalid file.
+func FromManifests(path string, c Compilation) (*Snapshot, error) {
+	objects, err := manifests.Load(path)
+	if err != nil {
+		return nil, err
+	}
+	return compile(Manifests, &objects, c)
+}
+
+// compile returns what the proxy on the node would apply for the objects.
+func compile(origin string, objects *manifests.Objects, c Compilation) (*Snapshot, error) {
+	compilerConfig, options, err := c.load()
+	if err != nil {
+		return nil, err
+	}
+	options.NodeName = c.Node
+	options.OnUnguarded = func(namespace, service string, families []model.Family) {
+		c.warn("Service %s/%s: everybody may dial its %s load balancer IPs: loadBalancerSourceRanges has no range of the family, or one of length 0",
+			namespace, service, strings.Trim(fmt.Sprint(families), "[]"))
+	}
+	tables, conflicts, err := offline.Compile(objects, options, compilerConfig)
+	if err != nil {
+		return nil, err
+	}
+	for _, conflict := range conflicts {
+		c.warn("%s is claimed by several Services; %s gets it", conflict.Frontend, conflict.Owner.ServicePortName())
+	}
+	s := &Snapshot{Origin: origin, Node: c.Node, Tables: tables, Places: places(objects)}
+	at := slices.IndexFunc(objects.Nodes, func(n *corev1.Node) bool { return n.Name == c.Node })
+	if at < 0 {
+		c.warn("the %s have no Node %s; these are the rules of a node without addresses and zone", objectsOf[origin], c.Node)
+		return s, nil
+	}
+	s.Addresses = tracker.ParseNode(objects.Nodes[at]).IPs
+	return s, nil
+}
+
+// objectsOf names the objects of an origin.
+var objectsOf = map[string]string{Manifests: "manifests", Cluster: "objects of the cluster"}
+
+// load reads the configuration.
+func (c *Compilation) load() (compiler.Config, tracker.Options, error) {
+	if c.Config == "" {
+		return compiler.Default(), tracker.Options{}, nil
+	}
+	file, err := config.Load(c.Config)
+	if err != nil {
+		return compiler.Config{}, tracker.Options{}, err
+	}
+	for _, warning := range file.Warnings {
+		c.warn("configuration %s: %s", c.Config, warning)
+	}
+	out, err := config.Compiler(file.Config)
+	if err != nil {
+		return out, tracker.Options{}, fmt.Errorf("configuration %s: %w", c.Config, err)
+	}
+	return out, config.Tracker(file.Config), nil
+}
+
+// places returns where the endpoints of all slices are.
+func places(objects *manifests.Objects) map[netip.Addr]Place {
+	out := map[netip.Addr]Place{}
+	for _, slice := range objects.EndpointSlices {
+		for i := range slice.Endpoints {
+			e := &slice.Endpoints[i]
+			var p Place
+			if e.NodeName != nil {
+				p.Node = *e.NodeName
+			}
+			if e.Zone != nil {
+				p.Zone = *e.Zone
+			}
+			for _, text := range e.Addresses {
+				if addr, err := netip.ParseAddr(text); err == nil && p != (Place{}) {
+					out[addr] = p
+				}
+			}
+		}
+	}
+	return out
+}

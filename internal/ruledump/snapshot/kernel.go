@@ -1,0 +1,74 @@
+package snapshot
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"time"
+
+	"github.com/nftproxy/nftproxy/compiler"
+	"github.com/nftproxy/nftproxy/nft"
+)
+
+// FromKernel reads the proxy's tables in the current network namespace. It needs CAP_NET_ADMIN. The clients in
+// dynamic maps are left out until ReadClients is called, which uses the connection.
+func FromKernel(conn *nft.Conn) (*Snapshot, error) {
+	s := &Snapshot{Origin: Kernel, Taken: time.Now().UTC().Truncate(time.Second)}
+	var err error
+	if s.Generation, err = conn.Generation(); err != nil {
+		return nil, err
+	}
+	for _, family := range nft.Families {
+		table, err := conn.ReadTable(family, compiler.TableName)
+		if err != nil {
+			return nil, err
+		}
+		if table != nil {
+			s.Tables = append(s.Tables, table)
+		}
+	}
+	if len(s.Tables) == 0 {
+		return nil, fmt.Errorf("the kernel has no table ip %s or ip6 %s in this network namespace", compiler.TableName, compiler.TableName)
+	}
+	s.ReadClients = func(table *nft.Table, set *nft.Set) error {
+		elements, err := conn.ReadElements(table.Family, table.Name, set)
+		for _, e := range elements {
+			set.Put(e)
+		}
+		return err
+	}
+	s.Node, _ = os.Hostname() // only shown
+	s.Addresses, err = ownAddresses()
+	return s, err
+}
+
+// ReadAllClients reads the clients in all dynamic maps.
+func (s *Snapshot) ReadAllClients() error {
+	for _, t := range s.Tables {
+		for _, set := range t.Sets {
+			if !set.Dynamic || s.ReadClients == nil {
+				continue
+			}
+			if err := s.ReadClients(t, set); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// ownAddresses returns the addresses of this network namespace.
+func ownAddresses() ([]netip.Addr, error) {
+	list, err := net.InterfaceAddrs()
+	if err != nil {
+		return nil, fmt.Errorf("list the addresses of this network namespace: %w", err)
+	}
+	var out []netip.Addr
+	for _, a := range list {
+		if prefix, err := netip.ParsePrefix(a.String()); err == nil {
+			out = append(out, prefix.Addr().Unmap())
+		}
+	}
+	return out, nil
+}

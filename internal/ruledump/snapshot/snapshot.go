@@ -1,0 +1,90 @@
+// Package snapshot gets the rules of one node from wherever they are: compiled from manifests or from a cluster's
+// objects, read from a kernel, or read from a dump. All views of ruledump take a Snapshot, so they answer alike.
+package snapshot
+
+import (
+	"fmt"
+	"io"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/nftproxy/nftproxy/compiler"
+	"github.com/nftproxy/nftproxy/evaluator"
+	"github.com/nftproxy/nftproxy/internal/ruledump/dump"
+	"github.com/nftproxy/nftproxy/internal/version"
+	"github.com/nftproxy/nftproxy/nft"
+)
+
+// The origins of a Snapshot.
+const (
+	Manifests = "manifests"
+	Cluster   = "cluster"
+	Kernel    = "kernel"
+)
+
+// Snapshot is the rules of one node, and what is known besides.
+type Snapshot struct {
+	// Origin is where the tables come from; for a dump, where those who made it had them from.
+	Origin string
+	// Node is the name of the node; of a kernel, its host name.
+	Node string
+	// Taken is when the tables were read; zero for compiled ones.
+	Taken time.Time
+	// Generation is the kernel's count of commits; 0 for tables that are not from a kernel.
+	Generation uint32
+	// Addresses is the node's own addresses.
+	Addresses []netip.Addr
+	Tables    []*nft.Table
+	// Places says where endpoints are, by address. It is nil where the objects are not known.
+	Places map[netip.Addr]Place
+	// ReadClients, if set, reads the clients in a dynamic map of a table into it, which reading the tables leaves out.
+	ReadClients func(table *nft.Table, set *nft.Set) error
+}
+
+// Place is where an endpoint is, as its slice says.
+type Place struct {
+	Node string `json:"node,omitempty"`
+	Zone string `json:"zone,omitempty"`
+}
+
+// Host returns what an evaluator has to know of the node.
+func (s *Snapshot) Host() evaluator.Host { return evaluator.Host{Addresses: s.Addresses} }
+
+// Frontends returns all frontends of the tables, sorted.
+func (s *Snapshot) Frontends() ([]*compiler.Frontend, error) {
+	var out []*compiler.Frontend
+	for _, t := range s.Tables {
+		frontends, err := compiler.Read(t)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, frontends...)
+	}
+	slices.SortStableFunc(out, (*compiler.Frontend).Compare)
+	return out, nil
+}
+
+// Write writes the snapshot as a dump.
+func (s *Snapshot) Write(w io.Writer) error {
+	return dump.Write(w, dump.Document{
+		Writer: "ruledump " + version.Own(), Origin: s.Origin, Node: s.Node, Taken: s.Taken, Generation: s.Generation, Addresses: s.Addresses,
+	}, s.Tables)
+}
+
+// FromDump reads a dump.
+func FromDump(r io.Reader) (*Snapshot, error) {
+	d, tables, err := dump.Read(r)
+	if err != nil {
+		return nil, err
+	}
+	for _, t := range tables {
+		if t.Name != compiler.TableName {
+			return nil, fmt.Errorf("the dump has a table %s %s, and the proxy's are called %s", t.Family, t.Name, compiler.TableName)
+		}
+	}
+	if len(tables) == 0 {
+		return nil, fmt.Errorf("the dump has no table ip %s or ip6 %s", compiler.TableName, compiler.TableName)
+	}
+	return &Snapshot{Origin: d.Origin, Node: d.Node, Taken: d.Taken, Generation: d.Generation, Addresses: d.Addresses, Tables: tables}, nil
+}
