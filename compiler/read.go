@@ -70,7 +70,7 @@ func (f *Frontend) String() string { return f.frontend().String() }
 func (f *Frontend) frontend() frontend { return frontend{f.Addr, f.Port, f.Protocol} }
 
 // Key returns the frontend as it begins the keys of the table's maps.
-func (f *Frontend) Key() nft.Data { return nft.Data(f.frontend().appendKey(nil)) }
+func (f *Frontend) Key() nft.Data { return f.frontend().key() }
 
 // Compare orders frontends by Service port, protocol, kind, family, address and port.
 func (f *Frontend) Compare(other *Frontend) int {
@@ -145,7 +145,7 @@ func (r *reader) set(like *nft.Set) *nft.Set { return r.table.Set(like.Name) }
 
 func (r *reader) read() []*Frontend {
 	found := map[nft.Data]*Frontend{}
-	l := r.layout
+	l := r.layout.sets
 	for _, sets := range [][]*nft.Set{
 		{l.serviceIPs, l.noEndpointServices, l.guardedIPs},
 		{l.serviceNodePorts, l.noEndpointNodePorts},
@@ -175,7 +175,7 @@ func (r *reader) addFrontend(found map[nft.Data]*Frontend, e nft.Element) {
 	r.readAffinity(f)
 }
 
-// parseKey is the inverse of frontend.appendKey.
+// parseKey is the inverse of frontend.key.
 func (r *reader) parseKey(key nft.Data) (fe frontend, ok bool) {
 	if addr := len(key) - 8; addr > 0 {
 		if fe.addr, ok = netip.AddrFromSlice([]byte(key[:addr])); !ok {
@@ -191,7 +191,7 @@ func (r *reader) parseKey(key nft.Data) (fe frontend, ok bool) {
 }
 
 func (r *reader) readKind(f *Frontend) {
-	switch _, isClusterIP := r.set(r.layout.clusterIPs).Element(nft.AddrData(f.Addr)); {
+	switch _, isClusterIP := r.set(r.layout.sets.clusterIPs).Element(nft.AddrData(f.Addr)); {
 	case !f.Addr.IsValid():
 		f.Kind = FrontendNodePort
 	case isClusterIP:
@@ -203,15 +203,12 @@ func (r *reader) readKind(f *Frontend) {
 
 // readVerdicts reads the chains that a frontend goes to and the lists that they draw from.
 func (r *reader) readVerdicts(f *Frontend) {
-	l, fe := r.layout, f.frontend()
-	services, shortCircuits, none := l.serviceIPs, l.shortCircuitIPs, l.noEndpointServices
-	if fe.isNodePort() {
-		services, shortCircuits, none = l.serviceNodePorts, l.shortCircuitNodePorts, l.noEndpointNodePorts
-	}
+	l, fe := &r.layout.sets, f.frontend()
+	services, shortCircuits, none := l.verdictsOf(fe)
 	key := f.Key()
 	main, local := l.listsOf(fe)
-	first, firstFound := r.balancerAt(services, key)
-	short, shortFound := r.balancerAt(shortCircuits, key)
+	first, firstFound := r.chainAt(services, key)
+	short, shortFound := r.chainAt(shortCircuits, key)
 	if firstFound {
 		f.Chain = first.name()
 	}
@@ -238,12 +235,12 @@ func (r *reader) readVerdicts(f *Frontend) {
 	}
 }
 
-func (r *reader) balancerAt(set *nft.Set, key nft.Data) (balancer, bool) {
+func (r *reader) chainAt(set *nft.Set, key nft.Data) (endpointChain, bool) {
 	e, found := r.set(set).Element(key)
 	if !found || e.Verdict.Kind != nft.GotoChain {
-		return balancer{}, false
+		return endpointChain{}, false
 	}
-	return parseBalancer(e.Verdict.Chain)
+	return parseEndpointChain(e.Verdict.Chain)
 }
 
 // list returns the endpoints in the first count slots of a frontend. Slots that are empty are left out.
@@ -272,8 +269,8 @@ func ParseEndpoint(value nft.Data) (netip.AddrPort, bool) {
 	return netip.AddrPortFrom(addr, binary.BigEndian.Uint16([]byte(value[at:at+2]))), ok
 }
 
-// parseBalancer is the inverse of balancer.name, but for the protocol of affinity, which the name does not have by itself.
-func parseBalancer(name string) (b balancer, ok bool) {
+// parseEndpointChain is the inverse of endpointChain.name, but for the protocol of affinity, which the name does not have by itself.
+func parseEndpointChain(name string) (b endpointChain, ok bool) {
 	name, b.nodePort = strings.CutPrefix(name, "nodeport-")
 	name, isAffinity := strings.CutPrefix(name, "affinity-")
 	if isAffinity {
@@ -304,11 +301,7 @@ func parseBalancer(name string) (b balancer, ok bool) {
 
 // readAffinity finds the maps that hold the clients of a frontend.
 func (r *reader) readAffinity(f *Frontend) {
-	set := r.layout.affinityIPs
-	if f.Kind == FrontendNodePort {
-		set = r.layout.affinityNodePorts
-	}
-	e, found := r.set(set).Element(f.Key())
+	e, found := r.set(r.layout.sets.affinityOf(f.frontend())).Element(f.Key())
 	if !found || e.Verdict.Kind != nft.GotoChain {
 		return
 	}
@@ -326,13 +319,13 @@ func (r *reader) readAffinity(f *Frontend) {
 
 // addSources reads who may dial guarded frontends. A guarded frontend without any source lets nobody in.
 func (r *reader) addSources(found map[nft.Data]*Frontend) {
-	for _, e := range r.set(r.layout.guardedIPs).Elements() {
+	for _, e := range r.set(r.layout.sets.guardedIPs).Elements() {
 		if f := found[e.Key]; f != nil {
 			f.Sources = []netip.Prefix{}
 		}
 	}
 	size := nft.Concat{r.table.Family.Saddr()}.Len()
-	for _, e := range r.set(r.layout.allowedSources).Elements() {
+	for _, e := range r.set(r.layout.sets.allowedSources).Elements() {
 		at := len(e.Key) - size
 		if at < 0 || len(e.KeyEnd) != len(e.Key) {
 			continue

@@ -19,11 +19,11 @@ var readOptions = cmp.Options{
 	cmpopts.EquateEmpty(),
 }
 
-func TestParseBalancer(t *testing.T) {
+func TestParseEndpointChain(t *testing.T) {
 	for _, kind := range []chainKind{kindCluster, kindExternal, kindLocal, kindDirect, kindDirectLocal} {
 		for _, nodePort := range []bool{false, true} {
-			b := balancer{kind: kind, nodePort: nodePort, count: 12}
-			variants := []balancer{b}
+			b := endpointChain{kind: kind, nodePort: nodePort, count: 12}
+			variants := []endpointChain{b}
 			if kind == kindDirect || kind == kindDirectLocal {
 				b.hash = true
 				variants = append(variants, b)
@@ -32,7 +32,7 @@ func TestParseBalancer(t *testing.T) {
 				if kind == kindLocal {
 					list = listLocal
 				}
-				b.affinity = balancerAffinity{port: "shop.web.tcp.http-local-3", list: list}
+				b.affinity = chainAffinity{port: "shop.web.tcp.http-local-3", list: list}
 				variants = append(variants, b)
 			}
 			if kind == kindCluster {
@@ -41,7 +41,7 @@ func TestParseBalancer(t *testing.T) {
 			}
 			for _, want := range variants {
 				t.Run(want.name(), func(t *testing.T) {
-					if got, ok := parseBalancer(want.name()); !ok || got != want {
+					if got, ok := parseEndpointChain(want.name()); !ok || got != want {
 						t.Errorf("got %+v, %t; want %+v", got, ok, want)
 					}
 				})
@@ -50,7 +50,7 @@ func TestParseBalancer(t *testing.T) {
 	}
 	for _, name := range []string{"", "services", "reject-chain", "cluster-x", "cluster--1", "affinity-cluster-2", "service-ABCD", "nat-prerouting"} {
 		t.Run("not "+name, func(t *testing.T) {
-			if got, ok := parseBalancer(name); ok {
+			if got, ok := parseEndpointChain(name); ok {
 				t.Errorf("got %+v", got)
 			}
 		})

@@ -5,6 +5,9 @@ import "github.com/nftproxy/nftproxy/nft"
 // guardSet is the name of the set of load balancer addresses that only some sources may dial.
 const guardSet = "guarded-ips"
 
+// hairpinSet is the name of the set of endpoints that may be sent to themselves.
+const hairpinSet = "hairpin"
+
 // sets holds the sets and maps of a table, all but the maps that packets fill. docs/ruleset.md explains each.
 type sets struct {
 	serviceIPs, serviceNodePorts            *nft.Set
@@ -42,7 +45,7 @@ func (f *family) addSets() {
 	s.allowedSources = f.draft.AddSet(&nft.Set{Name: "allowed-sources", Key: append(f.key(false), f.family.Saddr()), Interval: true})
 	s.affinityIPs = verdicts("affinity-ips", false)
 	s.affinityNodePorts = verdicts("affinity-nodeports", true)
-	s.hairpin = f.draft.AddSet(&nft.Set{Name: "hairpin", Key: nft.Concat{f.family.Saddr(), f.family.Daddr()}})
+	s.hairpin = f.draft.AddSet(&nft.Set{Name: hairpinSet, Key: nft.Concat{f.family.Saddr(), f.family.Daddr()}})
 }
 
 // key returns the fields by which the maps know a frontend.

@@ -10,7 +10,7 @@ import (
 // ruledump runs a command line and returns its exit status and what it printed.
 func ruledump(args ...string) (status int, stdout, stderr string) {
 	var out, errs bytes.Buffer
-	cmd := newCommand()
+	cmd := newCommand("ruledump")
 	cmd.SetArgs(args)
 	cmd.SetOut(&out)
 	cmd.SetErr(&errs)
@@ -27,13 +27,13 @@ func TestExitStatus(t *testing.T) {
 		// stdout begins with one, stderr has the other.
 		stdout, stderr string
 	}{
-		{"no command", nil, 0, "Print the proxy's nftables rulesets", ""},
-		{"help", []string{"--help"}, 0, "Print the proxy's nftables rulesets", ""},
-		{"unknown command", []string{"dump"}, 2, "", `ruledump: unknown command "dump"; there are compile, explain, help, live`},
+		{"no command", nil, 0, "ruledump shows the nftables rules", ""},
+		{"help", []string{"--help"}, 0, "ruledump shows the nftables rules", ""},
+		{"unknown command", []string{"dump"}, 2, "", `ruledump: unknown command "dump"; there are `},
 		{"unknown flag", []string{"live", "--colour"}, 2, "", "ruledump: unknown flag: --colour"},
 		{"argument too many", []string{"live", "now"}, 2, "", `"ruledump live --help" says more`},
-		{"flag missing", []string{"compile", manifests}, 2, "", `ruledump: required flag(s) "node" not set`},
-		{"flag without its other half", []string{"explain", "--from=10.0.0.1", "--to=10.0.0.2:80", manifests}, 2, "", "[manifests node]"},
+		{"flag missing", []string{"compile", manifests}, 2, "", "--node is missing: rules are compiled for one Node"},
+		{"flag without its other half", []string{"explain", "--from=10.0.0.1", "--to=10.0.0.2:80", manifests}, 2, "", "--node is missing: rules are compiled for one Node"},
 		{"no such directory", []string{"compile", "--manifests=/nonexistent", "--node=node-1"}, 1, "", "ruledump: open /nonexistent: no such file or directory"},
 		{"a Node that is there", []string{"compile", manifests, "--node=node-1"}, 0, "table ip kube-proxy {", ""},
 		{"a Node that is not there", []string{"compile", manifests, "--node=node-9"}, 0, "table ip kube-proxy {",

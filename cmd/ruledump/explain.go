@@ -3,150 +3,103 @@ package main
 import (
 	"errors"
 	"fmt"
-	"net"
 	"net/netip"
-	"slices"
 	"strings"
 
+	"github.com/nftproxy/nftproxy/conntrack"
 	"github.com/nftproxy/nftproxy/evaluator"
-	"github.com/nftproxy/nftproxy/nft"
-	"github.com/nftproxy/nftproxy/source/manifests"
-	"github.com/nftproxy/nftproxy/tracker"
+	"github.com/nftproxy/nftproxy/internal/ruledump/explain"
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 )
 
 func newExplainCommand() *cobra.Command {
-	var input input
+	var where source
 	var from, to, iif string
+	format := newFormat("text", "json", "yaml")
 	cmd := &cobra.Command{
-		Use:   "explain --from ADDRESS --to ADDRESS:PORT/PROTOCOL",
-		Short: "Say what becomes of a packet, and by which rules",
-		Long: `explain walks the first packet of a connection through the proxy's tables and prints
-everything that can become of it, each with the rules that lead there and the elements
-that they find. Nothing is sent.
+		Use:   "explain --from ADDRESS[%INTERFACE] --to ADDRESS:PORT[/PROTOCOL]",
+		Short: "Say what becomes of a packet, by which rules, and why",
+		Long: `explain walks the first packet of a connection through the proxy's rules and prints
+everything that can become of it: why, in a sentence, and the rules that lead there with
+the elements that they find, hook by hook. Nothing is sent.
 
-The tables are those that the kernel of this network namespace holds (which needs
-CAP_NET_ADMIN) or, with --manifests and --node, those that the proxy on that node would
-program. A packet from an address of the node's own is one of a process on the node;
-with --manifests these are the Node's addresses alone. Rules of other programs and
-routes that lead nowhere are not looked at.`,
+A packet from an address of the node's own is one of a process on the node; with compiled
+rules these are the Node's addresses alone. Rules of other programs and routes that lead
+nowhere are not looked at.
+
+With the rules of the kernel it also says where session affinity keeps the client, and
+which open connections the client has with the address: those go where they were sent
+first, whatever the rules say now.`,
 		Example: `  # What does a pod reach at a ClusterIP, on this node, at this moment?
   ruledump explain --from 10.244.1.5 --to 10.96.0.10:80
 
   # Does a client that comes in by eth0 keep its address at a node port?
-  ruledump explain --from 198.51.100.7 --iif eth0 --to 192.168.0.1:30080/tcp
+  ruledump explain --from 198.51.100.7%eth0 --to 192.168.0.1:30080/tcp
 
   # What would node-1 do, given these manifests?
   ruledump explain --manifests objects/ --node node-1 --from fd00::1 --to '[fd00:10:96::a]:53/udp'`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			packet, err := parsePacket(from, to)
+			packet, err := parsePacket(from, to, iif)
 			if err != nil {
 				return err
 			}
-			tables, host, err := input.situation(cmd)
+			s, err := where.open(cmd)
 			if err != nil {
 				return err
 			}
-			packet.Local = packet.Source.Addr().IsLoopback() || slices.Contains(host.Addresses, packet.Source.Addr())
-			packet.Interface = iif
-			fates, err := evaluator.New(tables, host).Fates(packet)
+			defer s.Close()
+			e, err := explain.Explain(s.Snapshot, packet)
+			if err == nil && s.conn != nil {
+				err = addConnections(cmd, e)
+			}
 			if err != nil {
 				return err
 			}
-			_, err = fmt.Fprintf(cmd.OutOrStdout(), "%s\n\n%s", packet, fates)
+			if format.value != "text" {
+				return writeValue(cmd.OutOrStdout(), format.value, e)
+			}
+			_, err = e.WriteTo(cmd.OutOrStdout())
 			return err
 		},
 	}
-	cmd.Flags().StringVar(&from, "from", "", "source: ADDRESS or ADDRESS:PORT")
+	cmd.Flags().StringVar(&from, "from", "", "source: ADDRESS or ADDRESS:PORT, and perhaps %INTERFACE that the packet comes in by, needed only if a rule asks for it")
 	cmd.Flags().StringVar(&to, "to", "", "destination: ADDRESS:PORT/tcp (or udp, sctp; tcp if left out), or ADDRESS/icmp")
-	cmd.Flags().StringVar(&iif, "iif", "", "interface that the packet comes in by; needed only if a rule asks for it")
-	input.addFlags(cmd)
+	cmd.Flags().StringVar(&iif, "iif", "", "interface that the packet comes in by, as in --from")
+	where.addTo(cmd)
+	format.addTo(cmd)
 	for _, required := range []string{"from", "to"} {
 		if err := cmd.MarkFlagRequired(required); err != nil {
 			panic(err)
 		}
 	}
-	cmd.MarkFlagsRequiredTogether("manifests", "node")
 	return cmd
 }
 
-// situation returns the tables to look at and the host that they are on.
-func (i *input) situation(cmd *cobra.Command) ([]*nft.Table, evaluator.Host, error) {
-	if i.manifests == "" {
-		return liveSituation()
-	}
-	tables, objects, err := i.compile(cmd.ErrOrStderr())
+// addConnections looks up what the kernel's connection tracking knows.
+func addConnections(cmd *cobra.Command, e *explain.Explanation) error {
+	conn, err := conntrack.Dial(0)
 	if err != nil {
-		return nil, evaluator.Host{}, err
+		return err
 	}
-	addresses, err := nodeAddresses(objects, i.node)
-	return tables, evaluator.Host{Addresses: addresses}, err
+	return e.AddConnections(cmd.Context(), conn)
 }
 
-func nodeAddresses(objects *manifests.Objects, name string) ([]netip.Addr, error) {
-	for _, n := range objects.Nodes {
-		if n.Name == name {
-			return tracker.ParseNode(n).IPs, nil
-		}
+// parseSource reads the value of --from: an address, perhaps with a port, perhaps with "%" and an interface.
+func parseSource(text string) (source netip.AddrPort, iface string, err error) {
+	address, iface, _ := strings.Cut(text, "%")
+	if strings.Contains(iface, "]") { // [fe80::1%eth0]:80
+		var rest string
+		iface, rest, _ = strings.Cut(iface, "]")
+		address += "]" + rest
 	}
-	return nil, fmt.Errorf("the manifests have no Node %s", name)
+	source, err = parseAddrPort(address)
+	return source, iface, err
 }
 
-// liveSituation reads the tables of the kernel, and what packets taught their dynamic maps.
-func liveSituation() ([]*nft.Table, evaluator.Host, error) {
-	conn, err := nft.Dial(nft.Config{})
-	if err != nil {
-		return nil, evaluator.Host{}, err
-	}
-	defer conn.Close()
-	tables, err := readTables(conn)
-	if err != nil {
-		return nil, evaluator.Host{}, err
-	}
-	if err := readLearned(conn, tables); err != nil {
-		return nil, evaluator.Host{}, err
-	}
-	addresses, err := ownAddresses()
-	return tables, evaluator.Host{Addresses: addresses}, err
-}
-
-func readLearned(conn *nft.Conn, tables []*nft.Table) error {
-	for _, t := range tables {
-		for _, s := range t.Sets {
-			if !s.Dynamic {
-				continue
-			}
-			elements, err := conn.ReadElements(t.Family, t.Name, s)
-			if err != nil {
-				return err
-			}
-			for _, e := range elements {
-				s.Put(e)
-			}
-		}
-	}
-	return nil
-}
-
-// ownAddresses returns the addresses of this network namespace.
-func ownAddresses() ([]netip.Addr, error) {
-	list, err := net.InterfaceAddrs()
-	if err != nil {
-		return nil, fmt.Errorf("list the addresses of this network namespace: %w", err)
-	}
-	var out []netip.Addr
-	for _, a := range list {
-		if prefix, err := netip.ParsePrefix(a.String()); err == nil {
-			out = append(out, prefix.Addr().Unmap())
-		}
-	}
-	return out, nil
-}
-
-// parsePacket reads the values of --from and --to.
-func parsePacket(from, to string) (evaluator.Packet, error) {
+// parsePacket reads the values of --from, --to and --iif.
+func parsePacket(from, to, iif string) (evaluator.Packet, error) {
 	target, protocol, named := strings.Cut(to, "/")
 	if !named {
 		protocol = "tcp"
@@ -155,9 +108,12 @@ func parsePacket(from, to string) (evaluator.Packet, error) {
 	if err != nil {
 		return evaluator.Packet{}, fmt.Errorf("--to: %w", err)
 	}
-	source, err := parseAddrPort(from)
+	source, iface, err := parseSource(from)
 	if err != nil {
 		return evaluator.Packet{}, fmt.Errorf("--from: %w", err)
+	}
+	if iif == "" {
+		iif = iface
 	}
 	if source.Addr().Is4() != destination.Addr().Is4() {
 		return evaluator.Packet{}, fmt.Errorf("--from %s and --to %s are of different IP families", from, to)
@@ -166,7 +122,7 @@ func parsePacket(from, to string) (evaluator.Packet, error) {
 	if err != nil {
 		return evaluator.Packet{}, fmt.Errorf("--to: %w", err)
 	}
-	return evaluator.Packet{Source: source, Destination: destination, Protocol: number}, nil
+	return evaluator.Packet{Source: source, Destination: destination, Protocol: number, Interface: iif}, nil
 }
 
 // parseAddrPort reads an address with or without a port, which is 0 then.

@@ -1,0 +1,209 @@
+package integration
+
+import (
+	"net/netip"
+	"slices"
+	"testing"
+
+	"github.com/nftproxy/nftproxy/compiler"
+	"github.com/nftproxy/nftproxy/evaluator"
+	"github.com/nftproxy/nftproxy/integration/flows"
+	"github.com/nftproxy/nftproxy/internal/ruledump/explain"
+	"github.com/nftproxy/nftproxy/internal/ruledump/snapshot"
+	"github.com/nftproxy/nftproxy/model"
+	"github.com/nftproxy/nftproxy/source/manifests"
+	"github.com/nftproxy/nftproxy/tracker"
+)
+
+// TestExplainGoldenFlows explains every flow of every golden case, of which TestGoldenFlows sends the packets. The
+// result is what the case says, and the reason what follows from that and from the Services. The reason is
+// worked out here from the model; explain knows the tables alone.
+func TestExplainGoldenFlows(t *testing.T) {
+	reasons := map[explain.Reason]int{}
+	sources := map[explain.SourceReason]int{}
+	for _, g := range cases(t) {
+		t.Run(g.name, func(t *testing.T) {
+			list, err := flows.Load(g.path("flows.yaml"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			o := newOracle(t, g)
+			s := &snapshot.Snapshot{Node: "node-1", Addresses: nodeOnPaper.Addresses, Tables: o.compiler.Tables()}
+			for _, f := range list {
+				t.Run(f.Name, func(t *testing.T) {
+					packet := packetOf(f, g.podLink(t))
+					e, err := explain.Explain(s, packet)
+					if err != nil {
+						t.Fatal(err)
+					}
+					for _, got := range e.Outcomes {
+						reasons[got.Reason]++
+						sources[got.SourceReason]++
+						o.judge(t, f, packet, got)
+					}
+				})
+			}
+		})
+	}
+	t.Run("every reason but that of foreign rules and of affinity comes up", func(t *testing.T) {
+		for _, r := range []explain.Reason{explain.ReasonServed, explain.ReasonNotService, explain.ReasonNoEndpoints, explain.ReasonPolicyLocal, explain.ReasonUnknownPort, explain.ReasonUnassigned, explain.ReasonSource} {
+			if reasons[r] == 0 {
+				t.Errorf("no flow has the reason %s", r)
+			}
+		}
+		for _, r := range []explain.SourceReason{
+			explain.SourceHairpin, explain.SourceOutside, explain.SourcePolicyCluster, explain.SourceNode, explain.SourceAll,
+			explain.SourceClusterClient, explain.SourcePolicyLocal, explain.SourceNotTold,
+		} {
+			if sources[r] == 0 {
+				t.Errorf("no flow has the source reason %s", r)
+			}
+		}
+	})
+}
+
+// oracle knows a case's Services as the tracker has them.
+type oracle struct {
+	compiler *compiler.Compiler
+	config   compiler.Config
+	node     *model.Node
+}
+
+func newOracle(t *testing.T, g goldenCase) *oracle {
+	t.Helper()
+	objects, err := manifests.Load(g.path("manifests.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	options := g.trackerOptions(t)
+	tr := tracker.New(options)
+	objects.Feed(tr)
+	o := &oracle{config: g.config(t)}
+	if o.compiler, err = compiler.New(o.config); err != nil {
+		t.Fatal(err)
+	}
+	changes := tr.Changes()
+	o.node = changes.Node
+	o.compiler.Apply(changes)
+	return o
+}
+
+// judge compares an outcome with what the case says of the flow.
+func (o *oracle) judge(t *testing.T, f flows.Flow, p evaluator.Packet, got explain.Outcome) {
+	t.Helper()
+	port, kind := o.owner(p)
+	result, reason, source := "delivered", explain.ReasonServed, explain.SourceReason("")
+	switch f.Expect.Result {
+	case flows.Untouched:
+		result, reason = "untouched", explain.ReasonNotService
+	case flows.Refused:
+		result, reason = "refused", explain.ReasonNoEndpoints
+		if port == nil {
+			reason = explain.ReasonUnknownPort
+		}
+	case flows.Dropped:
+		result, reason = "dropped", o.reasonOfDrop(p, port, kind)
+	default:
+		source = o.sourceReason(p, port, kind, got.Destinations)
+	}
+	if got.Result != result || got.Reason != reason || got.SourceReason != source {
+		t.Errorf("%s, %s, %q; want %s, %s, %q\n%s", got.Result, got.Reason, got.SourceReason, result, reason, source, got.Why)
+	}
+	if got.Why == "" {
+		t.Error("no sentence says why")
+	}
+}
+
+// kinds of addresses that a packet may be for.
+type addressKind int
+
+const (
+	clusterIP addressKind = iota
+	loadBalancerIP
+	externalIP
+	nodePort
+)
+
+func (o *oracle) owner(p evaluator.Packet) (*model.ServicePort, addressKind) {
+	to := p.Destination
+	family, protocol := model.FamilyOf(to.Addr()), model.Protocol(p.Protocol)
+	if port := o.compiler.Owner(family, protocol, to.Addr(), to.Port()); port != nil {
+		switch {
+		case port.ClusterIP == to.Addr():
+			return port, clusterIP
+		case slices.Contains(port.LoadBalancerIPs, to.Addr()):
+			return port, loadBalancerIP
+		}
+		return port, externalIP
+	}
+	return o.compiler.Owner(family, protocol, netip.Addr{}, to.Port()), nodePort
+}
+
+func (o *oracle) reasonOfDrop(p evaluator.Packet, port *model.ServicePort, kind addressKind) explain.Reason {
+	switch {
+	case port == nil:
+		return explain.ReasonUnassigned
+	case kind == loadBalancerIP && port.LoadBalancerSourceRanges != nil && !contains(port.LoadBalancerSourceRanges, p.Source.Addr()):
+		return explain.ReasonSource
+	}
+	return explain.ReasonPolicyLocal
+}
+
+// sourceReason says why the source is kept or not. An endpoint that is sent to itself is masqueraded if nothing else masquerades it.
+func (o *oracle) sourceReason(p evaluator.Packet, port *model.ServicePort, kind addressKind, to []netip.AddrPort) explain.SourceReason {
+	reason := o.reasonByPolicy(p, port, kind)
+	keeps := reason == explain.SourceClusterClient || reason == explain.SourceNotTold || reason == explain.SourcePolicyLocal
+	if keeps && len(to) == 1 && to[0].Addr() == p.Source.Addr() {
+		return explain.SourceHairpin
+	}
+	return reason
+}
+
+// reasonByPolicy says what becomes of the source by what the client dials and who it is.
+func (o *oracle) reasonByPolicy(p evaluator.Packet, port *model.ServicePort, kind addressKind) explain.SourceReason {
+	own, told := o.isOwnClient(p)
+	switch {
+	case kind == clusterIP && o.config.MasqueradeAll:
+		return explain.SourceAll
+	case kind == clusterIP && !told:
+		return explain.SourceNotTold
+	case kind == clusterIP && own:
+		return explain.SourceClusterClient
+	case kind == clusterIP:
+		return explain.SourceOutside
+	case port.ExternalPolicy == model.PolicyCluster:
+		return explain.SourcePolicyCluster
+	case own:
+		return explain.SourceClusterClient
+	case p.Local:
+		return explain.SourceNode
+	}
+	return explain.SourcePolicyLocal
+}
+
+// isOwnClient reports whether detect-local counts the sender among the cluster's own, and whether it can tell at all.
+func (o *oracle) isOwnClient(p evaluator.Packet) (own, told bool) {
+	cidrs := o.config.DetectLocal.CIDRs
+	if o.config.DetectLocal.NodePodCIDRs {
+		cidrs = append(slices.Clone(cidrs), o.node.PodCIDRs...)
+	}
+	told = slices.ContainsFunc(cidrs, func(c netip.Prefix) bool { return c.Addr().Is4() == p.Source.Addr().Is4() })
+	own = contains(cidrs, p.Source.Addr())
+	if name := o.config.DetectLocal.Interface; name != "" {
+		prefix, wild := cutWildcard(name)
+		told = true
+		own = own || p.Interface == name || wild && len(p.Interface) >= len(prefix) && p.Interface[:len(prefix)] == prefix
+	}
+	return own, told
+}
+
+func cutWildcard(name string) (prefix string, wild bool) {
+	if last := len(name) - 1; last >= 0 && name[last] == '*' {
+		return name[:last], true
+	}
+	return name, false
+}
+
+func contains(prefixes []netip.Prefix, addr netip.Addr) bool {
+	return slices.ContainsFunc(prefixes, func(p netip.Prefix) bool { return p.Contains(addr) })
+}

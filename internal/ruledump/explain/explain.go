@@ -1,0 +1,253 @@
+// Package explain says what becomes of a packet, by which rules, and why.
+package explain
+
+import (
+	"fmt"
+	"io"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/nftproxy/nftproxy/compiler"
+	"github.com/nftproxy/nftproxy/evaluator"
+	"github.com/nftproxy/nftproxy/internal/ruledump/dump"
+	"github.com/nftproxy/nftproxy/internal/ruledump/snapshot"
+	"github.com/nftproxy/nftproxy/nft"
+)
+
+// Explanation is what becomes of the first packet of a connection.
+type Explanation struct {
+	APIVersion string `json:"apiVersion"`
+	Kind       string `json:"kind"`
+	Node       string `json:"node,omitempty"`
+	// Packet is the packet in one line.
+	Packet string `json:"packet"`
+	// ServicePort is the Service port that the packet is for; empty if it is for none.
+	ServicePort string `json:"servicePort,omitempty"`
+	// Outcomes has more than one where the rules draw a random number.
+	Outcomes []Outcome `json:"outcomes"`
+	// Affinity is where session affinity keeps the client.
+	Affinity []Client `json:"affinity,omitempty"`
+	// Connections are those that the client has already with this address, at most MaxConnections of ConnectionsTotal. New
+	// rules do not concern them any more.
+	Connections      []Connection `json:"connections,omitempty"`
+	ConnectionsTotal int          `json:"connectionsTotal,omitempty"`
+
+	packet evaluator.Packet
+}
+
+// Outcome is one way that the packet may go.
+type Outcome struct {
+	// Result is "delivered", "refused", "dropped" or "untouched".
+	Result string `json:"result"`
+	Reason Reason `json:"reason"`
+	// Source is "kept" or "masqueraded", of a packet that an endpoint gets, and SourceReason why.
+	Source       string       `json:"source,omitempty"`
+	SourceReason SourceReason `json:"sourceReason,omitempty"`
+	// Why is both reasons in one sentence.
+	Why          string           `json:"why"`
+	Destinations []netip.AddrPort `json:"destinations,omitempty"`
+	Path         []Step           `json:"path"`
+
+	head, text string
+}
+
+// Step is a rule that matched.
+type Step struct {
+	Hook     string   `json:"hook"`
+	Table    string   `json:"table,omitempty"`
+	Chain    string   `json:"chain,omitempty"`
+	Rule     string   `json:"rule,omitempty"`
+	Elements []string `json:"elements,omitempty"`
+	Verdict  string   `json:"verdict"`
+}
+
+// Client is a client in a map of session affinity.
+type Client struct {
+	Map      string         `json:"map"`
+	Endpoint netip.AddrPort `json:"endpoint"`
+	// ExpiresSeconds is how long the client stays there unless it connects again.
+	ExpiresSeconds int `json:"expiresSeconds"`
+	// Clients is how many clients the map has.
+	Clients int `json:"clients"`
+}
+
+// Connection is a connection that conntrack knows.
+type Connection struct {
+	Source netip.AddrPort `json:"source"`
+	Dialed netip.AddrPort `json:"dialed"`
+	// Server is who answers: the endpoint, if the connection was translated.
+	Server netip.AddrPort `json:"server"`
+}
+
+// Explain walks the packet through the tables of a snapshot.
+func Explain(s *snapshot.Snapshot, p evaluator.Packet) (*Explanation, error) {
+	frontends, err := s.Frontends()
+	if err != nil {
+		return nil, err
+	}
+	p.Local = p.Local || p.Source.Addr().IsLoopback() || slices.Contains(s.Addresses, p.Source.Addr())
+	e := &Explanation{APIVersion: dump.APIVersion, Kind: "Explanation", Node: s.Node, Packet: p.String(), packet: p}
+	for _, f := range candidates(frontends, p) {
+		if err := e.readAffinity(s, f); err != nil {
+			return nil, err
+		}
+	}
+	fates, err := evaluator.New(s.Tables, s.Host()).Fates(p)
+	if err != nil {
+		return nil, err
+	}
+	for _, o := range fates.Outcomes() {
+		e.add(frontends, &o)
+	}
+	return e, nil
+}
+
+// candidates returns the frontends that a packet may be for.
+func candidates(frontends []*compiler.Frontend, p evaluator.Packet) (out []*compiler.Frontend) {
+	for _, nodePort := range []bool{false, true} {
+		if f := dialed(frontends, p, nodePort); f != nil {
+			out = append(out, f)
+		}
+	}
+	return out
+}
+
+// dialed returns the frontend, of an address or of a node port, that has the packet's destination.
+func dialed(frontends []*compiler.Frontend, p evaluator.Packet, nodePort bool) *compiler.Frontend {
+	for _, f := range frontends {
+		if uint8(f.Protocol) != p.Protocol || f.Port != p.Destination.Port() || (f.Family == nft.FamilyIP) != p.Destination.Addr().Is4() {
+			continue
+		}
+		if nodePort && f.Kind == compiler.FrontendNodePort || !nodePort && f.Addr == p.Destination.Addr() {
+			return f
+		}
+	}
+	return nil
+}
+
+func (e *Explanation) add(frontends []*compiler.Frontend, o *evaluator.Outcome) {
+	out := Outcome{Result: o.Fate.Result.String(), Reason: reasonOf(&o.Fate), head: o.String(), text: indent(o.Fate.Path.String())}
+	var f *compiler.Frontend
+	switch {
+	case o.Fate.Untouched():
+		out.Result = "untouched"
+	case o.Fate.Result == evaluator.Delivered:
+		out.SourceReason, out.Source = sourceReasonOf(&o.Fate), "kept"
+		if o.Fate.Masqueraded {
+			out.Source = "masqueraded"
+		}
+		f = dialed(frontends, e.packet, throughNodePort(o.Fate.Path))
+	default:
+		for _, f = range candidates(frontends, e.packet) {
+			break
+		}
+	}
+	if o.Fate.Result == evaluator.Delivered {
+		out.Destinations = o.Destinations
+	}
+	if f != nil && e.ServicePort == "" && out.Reason != ReasonUnknownPort {
+		e.ServicePort = f.ServicePort
+	}
+	for i := range o.Fate.Path {
+		out.Path = append(out.Path, step(&o.Fate.Path[i]))
+	}
+	out.Why = e.why(&out, f, total(f, o))
+	e.Outcomes = append(e.Outcomes, out)
+}
+
+// throughNodePort reports whether a path led through a chain for node ports.
+func throughNodePort(path evaluator.Path) bool {
+	return slices.ContainsFunc(path, func(s evaluator.Step) bool { return s.Chain != nil && compiler.ServesNodePorts(s.Chain.Name) })
+}
+
+// total returns how many endpoints a packet may have drawn from.
+func total(f *compiler.Frontend, o *evaluator.Outcome) int {
+	if f == nil {
+		return len(o.Destinations)
+	}
+	for _, list := range [][]netip.AddrPort{f.LocalEndpoints, f.Endpoints} {
+		if len(list) > 0 && !slices.ContainsFunc(o.Destinations, func(d netip.AddrPort) bool { return !slices.Contains(list, d) }) {
+			if sourceReasonOf(&o.Fate) == SourcePolicyLocal || len(f.LocalEndpoints) == 0 || &list[0] == &f.Endpoints[0] {
+				return len(list)
+			}
+		}
+	}
+	return len(o.Destinations)
+}
+
+func step(s *evaluator.Step) Step {
+	out := Step{Hook: string(s.Hook), Elements: s.Elements, Verdict: s.Verdict}
+	if s.Chain != nil {
+		out.Table, out.Chain = s.Table.Family.String()+" "+s.Table.Name, s.Chain.Name
+	}
+	if s.Rule != nil {
+		out.Rule = s.Rule.String()
+	}
+	return out
+}
+
+// readAffinity finds the client of the packet in the maps of a frontend with session affinity, after reading them from the kernel.
+func (e *Explanation) readAffinity(s *snapshot.Snapshot, f *compiler.Frontend) error {
+	for _, t := range s.Tables {
+		if t.Family != f.Family {
+			continue
+		}
+		for _, name := range f.AffinityMaps {
+			set := t.Set(name)
+			if set == nil {
+				continue
+			}
+			if s.ReadClients != nil {
+				if err := s.ReadClients(t, set); err != nil {
+					return err
+				}
+			}
+			client, found := set.Element(nft.AddrData(e.packet.Source.Addr()))
+			endpoint, ok := compiler.ParseEndpoint(client.Value)
+			if found && ok {
+				e.Affinity = append(e.Affinity, Client{Map: name, Endpoint: endpoint, ExpiresSeconds: int(client.Expires.Seconds()), Clients: set.Len()})
+			}
+		}
+	}
+	return nil
+}
+
+func indent(text string) string {
+	return "  " + strings.ReplaceAll(strings.TrimSuffix(text, "\n"), "\n", "\n  ") + "\n"
+}
+
+// WriteTo prints the explanation for people.
+func (e *Explanation) WriteTo(w io.Writer) (int64, error) {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s\n\n", e.Packet)
+	if len(e.Outcomes) > 1 {
+		fmt.Fprintf(&b, "%d possible fates\n\n", len(e.Outcomes))
+	}
+	for i := range e.Outcomes {
+		o := &e.Outcomes[i]
+		if i > 0 {
+			b.WriteByte('\n')
+		}
+		fmt.Fprintf(&b, "%s\n  why: %s\n%s", o.head, o.Why, o.text)
+	}
+	for _, c := range e.Affinity {
+		fmt.Fprintf(&b, "\nsession affinity: %s keeps the client at %s for %d s more (%d clients in the map)\n", c.Map, c.Endpoint, c.ExpiresSeconds, c.Clients)
+	}
+	e.printConnections(&b)
+	n, err := io.WriteString(w, b.String())
+	return int64(n), err
+}
+
+func (e *Explanation) printConnections(b *strings.Builder) {
+	if e.ConnectionsTotal == 0 {
+		return
+	}
+	fmt.Fprintf(b, "\nconntrack: %d open connections of the client to this address go where they were sent first, whatever the rules say now\n", e.ConnectionsTotal)
+	for _, c := range e.Connections {
+		fmt.Fprintf(b, "  %s to %s: answered by %s\n", c.Source, c.Dialed, c.Server)
+	}
+	if more := e.ConnectionsTotal - len(e.Connections); more > 0 {
+		fmt.Fprintf(b, "  … and %d more\n", more)
+	}
+}
