@@ -237,7 +237,7 @@ func (r *reader) readVerdicts(f *Frontend) {
 
 func (r *reader) chainAt(set *nft.Set, key nft.Data) (endpointChain, bool) {
 	e, found := r.set(set).Element(key)
-	if !found || e.Verdict.Kind != nft.GotoChain {
+	if !found || e.Verdict.Kind != nft.VerdictGoto {
 		return endpointChain{}, false
 	}
 	return parseEndpointChain(e.Verdict.Chain)
@@ -302,7 +302,7 @@ func parseEndpointChain(name string) (b endpointChain, ok bool) {
 // readAffinity finds the maps that hold the clients of a frontend.
 func (r *reader) readAffinity(f *Frontend) {
 	e, found := r.set(r.layout.sets.affinityOf(f.frontend())).Element(f.Key())
-	if !found || e.Verdict.Kind != nft.GotoChain {
+	if !found || e.Verdict.Kind != nft.VerdictGoto {
 		return
 	}
 	updates := r.updates[e.Verdict.Chain]

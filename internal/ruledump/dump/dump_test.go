@@ -33,14 +33,14 @@ func everything() *nft.Table {
 	ranges := &nft.Set{Name: "ranges", Key: nft.Concat{nft.MetaL4proto, nft.IPSaddr}, Interval: true}
 	ranges.Put(nft.Element{Key: nft.ProtoData(47) + "\x0a\x00\x00\x01", KeyEnd: nft.ProtoData(47) + "\x0a\x00\x00\x09", Comment: "nine"})
 	verdicts := &nft.Set{Name: "verdicts", Key: nft.Concat{nft.MetaMark, nft.MetaIifname}, Verdicts: true}
-	verdicts.Put(nft.Element{Key: nft.CatchAll, Verdict: nft.Verdict{Kind: nft.Return}})
+	verdicts.Put(nft.Element{Key: nft.CatchAll, Verdict: nft.Return})
 	verdicts.Put(nft.Element{Key: nft.IntegerData(5) + nft.Data("eth0"+strings.Repeat("\x00", 12)), Verdict: nft.Jump("other")})
 	rule := func(s ...nft.Statement) nft.Rule { return nft.Rule{Statements: s, Comment: "a rule"} }
 	return &nft.Table{
 		Family: nft.FamilyIP, Name: "kube-proxy", Comment: "all of it", Owner: true, Persist: true, OwnerPort: 7,
 		Sets: []*nft.Set{clients, ranges, verdicts},
 		Chains: []*nft.Chain{{Name: "base", Type: nft.TypeFilter, Hook: nft.HookForward, Priority: -7, DropPolicy: true, Comment: "base chain", Rules: []nft.Rule{
-			rule(nft.MatchIfname{Field: nft.MetaOifname, Op: nft.NotEqual, Name: "eth 0*"}, nft.Counter{}, nft.Verdict{Kind: nft.Accept}),
+			rule(nft.MatchIfname{Field: nft.MetaOifname, Op: nft.NotEqual, Name: "eth 0*"}, nft.Counter{}, nft.Accept),
 			rule(nft.MatchFlags{Field: nft.CTState, Bits: 6}, nft.Unknown{Name: "limit"}, nft.Drop),
 			rule(nft.MatchMark{Bits: 0x4000}, nft.FlipMarkBits{Bits: 0x4000}, nft.SetMarkBits{Bits: 1}, nft.Masquerade{}),
 			rule(nft.Match{Field: nft.CTOriginalProtoDst, Op: nft.NotEqual, Value: nft.PortData(80)}, nft.MatchPrefix{Field: nft.IPDaddr, Op: nft.NotEqual, Prefix: mustPrefix("10.0.0.0/8")}, nft.Goto("other")),

@@ -154,10 +154,10 @@ func parseDuration(text string) (time.Duration, error) {
 
 // verdict takes a verdict off the front.
 func (t *ruleText) verdict() (nft.Verdict, bool) {
-	for _, kind := range []nft.VerdictKind{nft.Accept, nft.DropPacket, nft.Return, nft.JumpTo, nft.GotoChain} {
+	for _, kind := range []nft.VerdictKind{nft.VerdictAccept, nft.VerdictDrop, nft.VerdictReturn, nft.VerdictJump, nft.VerdictGoto} {
 		if t.skip(nft.Verdict{Kind: kind}.String()) {
 			v := nft.Verdict{Kind: kind}
-			if kind == nft.JumpTo || kind == nft.GotoChain {
+			if kind == nft.VerdictJump || kind == nft.VerdictGoto {
 				t.rest = strings.TrimLeft(t.rest, " ")
 				v.Chain = t.word()
 			}
