@@ -402,7 +402,7 @@ func (a *affinityTest) learnedElements() int {
 			if !compiler.IsAffinityMap(set.Name) {
 				continue
 			}
-			elements, err := c.ReadElements(table.Family, table.Name, set)
+			elements, err := c.ReadElements(context.Background(), table.Family, table.Name, set)
 			if err != nil {
 				a.Fatal(err)
 			}

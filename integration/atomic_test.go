@@ -1,6 +1,7 @@
 package integration
 
 import (
+	"context"
 	"errors"
 	"net/netip"
 	"strings"
@@ -69,7 +70,7 @@ func checkHeld(t *testing.T, c *nft.Conn, b *proxy.Backend) {
 
 func generation(t *testing.T, c *nft.Conn) uint32 {
 	t.Helper()
-	n, err := c.Generation()
+	n, err := c.Generation(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -199,7 +200,7 @@ func TestWhileEveryCommitFailsNothingChangesAndNothingIsLost(t *testing.T) {
 	c := labtest.Conn(t, l.Node)
 	b := started(t, c)
 	// The IPv6 table becomes somebody else's, so the batch fails after its IPv4 half.
-	if _, err := c.Commit(nft.Remove(nft.FamilyIP6, compiler.TableName)); err != nil {
+	if _, err := c.Commit(t.Context(), nft.Remove(nft.FamilyIP6, compiler.TableName)); err != nil {
 		t.Fatal(err)
 	}
 	release := takeTable(t, l.Node, nft.FamilyIP6, compiler.TableName)
@@ -257,7 +258,7 @@ func TestABatchRefusedInTheMiddleIsReplacedInTheSameSync(t *testing.T) {
 				t.Errorf("it took %d batches, want the replacement alone", got)
 			}
 			checkHeld(t, c, b)
-			if err := proxy.Cleanup(c); err != nil {
+			if err := proxy.Cleanup(context.Background(), c); err != nil {
 				t.Fatal(err)
 			}
 		})
@@ -270,7 +271,7 @@ func TestCleanupRemovesBothTablesAndNothingElse(t *testing.T) {
 	started(t, c)
 	labtest.Nft(t, l.Node, "add table ip somebody-elses\n", "-f", "-")
 	for range 2 {
-		if err := proxy.Cleanup(c); err != nil {
+		if err := proxy.Cleanup(context.Background(), c); err != nil {
 			t.Fatal(err)
 		}
 		if diff := cmp.Diff("table ip somebody-elses\n", labtest.Nft(t, l.Node, "", "list", "tables")); diff != "" {

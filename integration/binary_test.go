@@ -1,6 +1,7 @@
 package integration
 
 import (
+	"context"
 	"fmt"
 	"io"
 	"net/http"
@@ -64,7 +65,7 @@ func (u *uploader) delete(obj apiservertest.Object) {
 // tableError says how the kernel's tables differ from the wanted ones; nil if they do not.
 func tableError(c *nft.Conn, want []*nft.Table) error {
 	for _, w := range want {
-		got, err := c.ReadTable(w.Family, w.Name)
+		got, err := c.ReadTable(context.Background(), w.Family, w.Name)
 		if err != nil {
 			return err
 		}
@@ -106,7 +107,7 @@ func TestTheBinaryProgramsWhatTheAPIServerHas(t *testing.T) {
 	service.Namespace, service.Name = "shop", "web"
 	(&uploader{t, server}).delete(service)
 	await.Until(t, "a Service deleted during an outage is gone from the kernel", func() error {
-		table, err := c.ReadTable(nft.FamilyIP, compiler.TableName)
+		table, err := c.ReadTable(t.Context(), nft.FamilyIP, compiler.TableName)
 		if err != nil {
 			return err
 		}
@@ -131,7 +132,7 @@ func TestTheBinaryProgramsWhatTheAPIServerHas(t *testing.T) {
 	if err := p.Stop(t); err != nil {
 		t.Errorf("after SIGTERM: %v, want exit code 0", err)
 	}
-	if table, err := c.ReadTable(nft.FamilyIP6, compiler.TableName); err != nil || table == nil {
+	if table, err := c.ReadTable(t.Context(), nft.FamilyIP6, compiler.TableName); err != nil || table == nil {
 		t.Errorf("after exit the table is %v, %v; want it to stay", table, err)
 	}
 	if err := labtest.Start(t, l.Node, "kube-proxy", "--cleanup").Wait(); err != nil {

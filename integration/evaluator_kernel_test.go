@@ -1,6 +1,7 @@
 package integration
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"maps"
@@ -75,7 +76,7 @@ func (b *bench) load(t failing, tables []*nft.Table) *comparison {
 	for _, table := range tables {
 		tx.Append(nft.Replace(table))
 	}
-	if _, err := b.conn.Commit(tx); err != nil {
+	if _, err := b.conn.Commit(context.Background(), tx); err != nil {
 		t.Fatalf("%v\n%s", err, printTables(tables))
 	}
 	if err := b.lab.Node.FlushConntrack(); err != nil {
@@ -282,7 +283,7 @@ func (c *comparison) checkAdded(tables []*nft.Table) error {
 			if !s.Dynamic {
 				continue
 			}
-			elements, err := c.conn.ReadElements(table.Family, table.Name, s)
+			elements, err := c.conn.ReadElements(context.Background(), table.Family, table.Name, s)
 			if err != nil {
 				return err
 			}

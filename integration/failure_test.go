@@ -63,7 +63,7 @@ func (f *troubled) stays(t *testing.T) {
 // nothingProgrammed checks that there is no table yet.
 func (f *troubled) nothingProgrammed(t *testing.T) {
 	t.Helper()
-	if table, err := f.conn.ReadTable(nft.FamilyIP, compiler.TableName); err != nil || table != nil {
+	if table, err := f.conn.ReadTable(t.Context(), nft.FamilyIP, compiler.TableName); err != nil || table != nil {
 		t.Errorf("table %v, %v; want none", table, err)
 	}
 }

@@ -199,7 +199,7 @@ func TestServiceCIDRsThatFailHoldUpNothing(t *testing.T) {
 			f.server.Refuse("servicecidrs", 0)
 			f.server.Answer("servicecidrs")
 			await.Until(t, "the rule for the ServiceCIDR", func() error {
-				table, err := f.conn.ReadTable(nft.FamilyIP, compiler.TableName)
+				table, err := f.conn.ReadTable(t.Context(), nft.FamilyIP, compiler.TableName)
 				if err == nil && !strings.Contains(table.String(), "ip daddr 10.96.0.0/16 drop") {
 					err = errors.New("it is not there")
 				}

@@ -22,7 +22,7 @@ func replace(t testing.TB, c *nft.Conn, tables []*nft.Table) {
 	for _, table := range tables {
 		tx.Append(nft.Replace(table))
 	}
-	if _, err := c.Commit(tx); err != nil {
+	if _, err := c.Commit(t.Context(), tx); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -32,7 +32,7 @@ func readBack(t testing.TB, c *nft.Conn) string {
 	t.Helper()
 	var tables []*nft.Table
 	for _, f := range nft.Families {
-		table, err := c.ReadTable(f, compiler.TableName)
+		table, err := c.ReadTable(t.Context(), f, compiler.TableName)
 		if err != nil {
 			t.Fatal(err)
 		}

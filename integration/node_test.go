@@ -1,6 +1,7 @@
 package integration
 
 import (
+	"context"
 	"fmt"
 	"net/http"
 	"strings"
@@ -41,7 +42,7 @@ func TestTheProxyWaitsForItsNode(t *testing.T) {
 
 // holds returns an error unless a set of the IPv4 table has that many elements.
 func (f *troubled) holds(set string, elements int) error {
-	table, err := f.conn.ReadTable(nft.FamilyIP, compiler.TableName)
+	table, err := f.conn.ReadTable(context.Background(), nft.FamilyIP, compiler.TableName)
 	if err != nil {
 		return err
 	}
@@ -141,7 +142,7 @@ func newOutlived(t *testing.T) *outlived {
 	o := &outlived{withServer: f}
 	o.begin(t)
 	for _, family := range nft.Families {
-		table, err := f.conn.ReadTable(family, compiler.TableName)
+		table, err := f.conn.ReadTable(t.Context(), family, compiler.TableName)
 		if err != nil {
 			t.Fatal(err)
 		}

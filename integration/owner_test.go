@@ -89,7 +89,7 @@ func TestOwnedTables(t *testing.T) {
 	})
 	t.Run("without the gate they have no owner any more", func(t *testing.T) {
 		o.restart(false)
-		if table, err := o.conn.ReadHeader(nft.FamilyIP, compiler.TableName); err != nil || table.Owner || table.Persist {
+		if table, err := o.conn.ReadHeader(t.Context(), nft.FamilyIP, compiler.TableName); err != nil || table.Owner || table.Persist {
 			t.Errorf("the table is %+v, %v; want no flags", table, err)
 		}
 		if !o.nft("flush", "ruleset") || o.nft("list", "table", "ip", "kube-proxy") {
@@ -102,7 +102,7 @@ func TestOwnedTables(t *testing.T) {
 			t.Fatal(err)
 		}
 		o.conn = labtest.Conn(o, o.lab.Node)
-		if err := proxy.Cleanup(o.conn); err != nil {
+		if err := proxy.Cleanup(context.Background(), o.conn); err != nil {
 			t.Fatal(err)
 		}
 		if o.nft("list", "table", "ip", "kube-proxy") {

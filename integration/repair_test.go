@@ -76,7 +76,7 @@ func TestWhatOthersDoToTheTablesIsRepaired(t *testing.T) {
 			if err := tableError(c, b.Tables()); err != nil {
 				t.Errorf("after Check: %v", err)
 			}
-			if there, err := c.HasTable(nft.FamilyIP, compiler.StandInName); there || err != nil {
+			if there, err := c.HasTable(t.Context(), nft.FamilyIP, compiler.StandInName); there || err != nil {
 				t.Errorf("after Check there is a stand-in: %v, %v", there, err)
 			}
 			if repaired, err := b.Check(context.Background()); repaired || err != nil {
@@ -92,12 +92,12 @@ func TestARestartChangesOnlyWhatIsWrong(t *testing.T) {
 	l := labtest.New(t)
 	c := labtest.Conn(t, l.Node)
 	backendFor(t, c, g, proxy.Hooks{})
-	before, err := c.Generation()
+	before, err := c.Generation(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
 	backendFor(t, c, g, proxy.Hooks{})
-	after, err := c.Generation()
+	after, err := c.Generation(t.Context())
 	if err != nil || after != before {
 		t.Errorf("a restart over the right tables took %d commits, %v; want none", after-before, err)
 	}
@@ -127,7 +127,7 @@ func TestARunningProxySurvivesAFlushedRuleset(t *testing.T) {
 	want := g.compile(t)
 	await.Until(t, "the case's rules are in the kernel", func() error { return tableError(c, want) })
 	labtest.Nft(t, l.Node, "", "flush", "ruleset")
-	if table, err := c.ReadTable(nft.FamilyIP, compiler.TableName); err != nil || table != nil {
+	if table, err := c.ReadTable(t.Context(), nft.FamilyIP, compiler.TableName); err != nil || table != nil {
 		t.Logf("repaired before we looked: %v, %v", table != nil, err)
 	}
 	await.Until(t, "the rules are back", func() error { return tableError(c, want) })
@@ -153,7 +153,7 @@ func TestARefusedRepairIsTriedAgain(t *testing.T) {
 		t.Fatal(err)
 	}
 	await.Until(t, "another process owns the table", func() error {
-		if there, err := c.HasTable(nft.FamilyIP6, compiler.TableName); there || err != nil {
+		if there, err := c.HasTable(t.Context(), nft.FamilyIP6, compiler.TableName); there || err != nil {
 			return fmt.Errorf("the old tables are there: %v, %v", there, err)
 		}
 		return nil

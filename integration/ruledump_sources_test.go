@@ -32,7 +32,7 @@ func TestRuledumpSources(t *testing.T) {
 		t.Run(g.name, func(t *testing.T) {
 			compiled := &snapshot.Snapshot{Node: "node-1", Tables: g.compile(t)}
 			replace(t, conn, compiled.Tables)
-			live, err := snapshot.FromKernel(conn)
+			live, err := snapshot.FromKernel(t.Context(), conn)
 			if err != nil {
 				t.Fatal(err)
 			}

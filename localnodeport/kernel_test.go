@@ -2,6 +2,7 @@ package localnodeport_test
 
 import (
 	"bufio"
+	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -37,7 +38,7 @@ func TestBesideTheRules(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer proxy.Cleanup(conn)
+	defer proxy.Cleanup(context.Background(), conn)
 
 	changes := &model.Changes{Full: true, Ports: map[model.PortID]*model.ServicePort{}, Node: &model.Node{Name: "node-1"}}
 	servers := map[model.Family]netip.AddrPort{}

@@ -152,7 +152,7 @@ func BenchmarkCommit(b *testing.B) {
 		c := dial(b)
 		table := manyServices(10_000)
 		for b.Loop() {
-			if _, err := c.Commit(Replace(table)); err != nil {
+			if _, err := c.Commit(b.Context(), Replace(table)); err != nil {
 				b.Fatal(err)
 			}
 		}
@@ -169,7 +169,7 @@ func BenchmarkCommit(b *testing.B) {
 			d.PutChain(chain)
 		}
 		commit := func() {
-			if _, err := c.Commit(d.Transaction()); err != nil {
+			if _, err := c.Commit(b.Context(), d.Transaction()); err != nil {
 				b.Fatal(err)
 			}
 			d.Committed()
@@ -191,7 +191,7 @@ func BenchmarkCheck(b *testing.B) {
 			check func(c *Conn) (Transaction, error)
 		}{
 			{"read and diff", func(c *Conn) (Transaction, error) {
-				have, err := c.ReadTable(table.Family, table.Name)
+				have, err := c.ReadTable(b.Context(), table.Family, table.Name)
 				return Diff(have, table), err
 			}},
 			{"compare", func(c *Conn) (Transaction, error) {
@@ -248,11 +248,11 @@ func watchHeap() (growth func() float64) {
 func BenchmarkReadTable(b *testing.B) {
 	netns.EnterForTest(b)
 	c := dial(b)
-	if _, err := c.Commit(Replace(manyServices(10_000))); err != nil {
+	if _, err := c.Commit(b.Context(), Replace(manyServices(10_000))); err != nil {
 		b.Fatal(err)
 	}
 	for b.Loop() {
-		if _, err := c.ReadTable(FamilyIP, "kube-proxy"); err != nil {
+		if _, err := c.ReadTable(b.Context(), FamilyIP, "kube-proxy"); err != nil {
 			b.Fatal(err)
 		}
 	}

@@ -11,7 +11,7 @@ import (
 // readBack reads the table or ends the test.
 func readBack(t testing.TB, c *Conn, family Family, name string) *Table {
 	t.Helper()
-	got, err := c.ReadTable(family, name)
+	got, err := c.ReadTable(t.Context(), family, name)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -29,7 +29,7 @@ func checkRepaired(t *testing.T, c *Conn, want *Table) Transaction {
 	if tx.AddsTable() {
 		t.Errorf("the table is replaced:\n%s", tx)
 	}
-	if _, err := c.Commit(tx); err != nil {
+	if _, err := c.Commit(t.Context(), tx); err != nil {
 		t.Fatalf("%v\nin\n%s", err, tx)
 	}
 	if rest := Diff(readBack(t, c, want.Family, want.Name), want); !rest.Empty() {
@@ -41,7 +41,7 @@ func checkRepaired(t *testing.T, c *Conn, want *Table) Transaction {
 // learnedElements reads what packets added to the affinity map.
 func learnedElements(t *testing.T, c *Conn, table *Table) []Element {
 	t.Helper()
-	elements, err := c.ReadElements(table.Family, table.Name, table.Set("affinity"))
+	elements, err := c.ReadElements(t.Context(), table.Family, table.Name, table.Set("affinity"))
 	if err != nil {
 		t.Fatal(err)
 	}

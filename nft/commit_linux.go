@@ -26,12 +26,15 @@ type CommitStats struct {
 // Commit has the kernel carry out the transaction, whole or not at all: all its tables, of
 // whatever family, change in one instant for packets. A refusal is a *CommitError.
 // An empty transaction sends nothing.
-func (c *Conn) Commit(tx Transaction) (CommitStats, error) {
+//
+// When ctx is done before the transaction is sent, nothing is, and Commit returns ctx's error. Once it is sent, Commit
+// waits for the outcome whatever becomes of ctx: the kernel does the work while it is sent.
+func (c *Conn) Commit(ctx context.Context, tx Transaction) (CommitStats, error) {
 	var stats CommitStats
 	if tx.Empty() {
 		return stats, nil
 	}
-	canDestroy, err := c.knowsDestroy(tx)
+	canDestroy, err := c.knowsDestroy(ctx, tx)
 	if err != nil {
 		return stats, err
 	}
@@ -41,12 +44,15 @@ func (c *Conn) Commit(tx Transaction) (CommitStats, error) {
 	if err != nil || len(messages) == 0 {
 		return stats, err
 	}
-	err = c.use(func(s *socket) error {
+	err = c.use(ctx, func(s *socket) error {
 		begin = time.Now()
 		stats.Messages, stats.Bytes = len(messages), batchBytes(messages)
 		stats.Elements, stats.Chains = tx.size()
 		b := s.newBatch(messages, stats.Bytes)
 		stats.Encode += time.Since(begin)
+		if err := ctx.Err(); err != nil {
+			return notSent{err}
+		}
 		begin = time.Now()
 		err := s.commit(b)
 		stats.Kernel = time.Since(begin)

@@ -60,10 +60,10 @@ func TestARefusalNamesTheStepAndTheErrno(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			netns.EnterForTest(t)
 			c := dial(t)
-			if _, err := c.Commit(Diff(nil, there)); err != nil {
+			if _, err := c.Commit(t.Context(), Diff(nil, there)); err != nil {
 				t.Fatal(err)
 			}
-			_, err := c.Commit(Transaction{Steps: tc.steps})
+			_, err := c.Commit(t.Context(), Transaction{Steps: tc.steps})
 			var refused *CommitError
 			if !errors.As(err, &refused) {
 				t.Fatalf("Commit = %v, want a CommitError", err)
@@ -77,7 +77,7 @@ func TestARefusalNamesTheStepAndTheErrno(t *testing.T) {
 			if !strings.Contains(err.Error(), tc.want) {
 				t.Errorf("the message does not name the step: %v", err)
 			}
-			got, err := c.ReadTable(FamilyIP, "t")
+			got, err := c.ReadTable(t.Context(), FamilyIP, "t")
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -114,7 +114,7 @@ func TestWithoutPrivilegesTheErrorSaysWhichOneIsMissing(t *testing.T) {
 	netns.EnterForTest(t)
 	withoutCapability(t, unix.CAP_NET_ADMIN)
 	c := dial(t)
-	_, err := c.Commit(Diff(nil, &Table{Family: FamilyIP, Name: "t"}))
+	_, err := c.Commit(t.Context(), Diff(nil, &Table{Family: FamilyIP, Name: "t"}))
 	var refused *CommitError
 	if !errors.As(err, &refused) || !errors.Is(err, unix.EPERM) {
 		t.Fatalf("Commit = %v, want a CommitError with EPERM", err)
@@ -124,7 +124,7 @@ func TestWithoutPrivilegesTheErrorSaysWhichOneIsMissing(t *testing.T) {
 	if diff := cmp.Diff(want, err.Error()); diff != "" {
 		t.Errorf("error (-want +got):\n%s", diff)
 	}
-	if _, err := c.ReadTable(FamilyIP, "t"); !errors.Is(err, unix.EPERM) {
+	if _, err := c.ReadTable(t.Context(), FamilyIP, "t"); !errors.Is(err, unix.EPERM) {
 		t.Errorf("ReadTable = %v, want EPERM", err)
 	}
 }
@@ -133,7 +133,7 @@ func TestAnErrorCountsTheOtherRefusals(t *testing.T) {
 	netns.EnterForTest(t)
 	c := dial(t)
 	gone := &Table{Family: FamilyIP, Name: "gone"}
-	_, err := c.Commit(Transaction{Steps: []Step{{Op: DeleteTable, Table: gone}, {Op: DeleteTable, Table: gone}, {Op: DeleteTable, Table: gone}}})
+	_, err := c.Commit(t.Context(), Transaction{Steps: []Step{{Op: DeleteTable, Table: gone}, {Op: DeleteTable, Table: gone}, {Op: DeleteTable, Table: gone}}})
 	var refused *CommitError
 	if !errors.As(err, &refused) || refused.Others != 2 {
 		t.Fatalf("Commit = %v, want 2 more steps refused", err)
@@ -156,7 +156,7 @@ func TestWhatThisPackageDoesNotWriteIsNotMisread(t *testing.T) {
 			netns.EnterForTest(t)
 			c := dial(t)
 			runNft(t, "table ip t {\n"+tc.load+"\n}\n", "-f", "-")
-			got, err := c.ReadTable(FamilyIP, "t")
+			got, err := c.ReadTable(t.Context(), FamilyIP, "t")
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -73,7 +73,7 @@ func TestCompareFindsWhatDiffFinds(t *testing.T) {
 		tx := Remove(w.family, want.Name)
 		tx.Append(Diff(nil, have))
 		commitAll(t, c, tx)
-		read, err := c.ReadTable(w.family, want.Name)
+		read, err := c.ReadTable(t.Context(), w.family, want.Name)
 		if err != nil {
 			r.Fatal(err)
 		}
@@ -126,7 +126,7 @@ func TestCompareRepairsWhatOthersDid(t *testing.T) {
 // readTable reads a table that may not be there.
 func readTable(t *testing.T, c *Conn, want *Table) *Table {
 	t.Helper()
-	got, err := c.ReadTable(want.Family, want.Name)
+	got, err := c.ReadTable(t.Context(), want.Family, want.Name)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -298,7 +298,7 @@ func TestElements(t *testing.T) {
 				break
 			}
 		}
-		if _, err := c.Generation(); err != nil || n != 10 {
+		if _, err := c.Generation(t.Context()); err != nil || n != 10 {
 			t.Errorf("after %d elements, the connection says %v", n, err)
 		}
 	})

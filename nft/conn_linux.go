@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -30,11 +29,14 @@ type Config struct {
 // call opens another one in the same namespace.
 type Conn struct {
 	namespace *namespace
-	// mu keeps the request and the replies of one call together. It guards what follows.
-	mu sync.Mutex
+	// turn keeps the request and the replies of one call together: whoever has put something into it may use what
+	// follows. It is a channel, so that a call whose context is done need not wait for the others.
+	turn chan struct{}
 	// socket is nil after an error, until the next call.
 	socket *socket
 	closed bool
+	// port is the socket's netlink port id; 0 for no socket. It may be read at any time.
+	port atomic.Uint32
 	// owned are the tables that belong to the socket, to take them over with the next one.
 	owned map[identity]*Table
 	// patience is how long each socket waits for the kernel; tests wait less.
@@ -64,8 +66,8 @@ func (c *Conn) Another() (*Conn, error) {
 }
 
 func dialIn(n *namespace) (*Conn, error) {
-	c := &Conn{namespace: n, patience: patience}
-	if _, err := c.open(); err != nil {
+	c := &Conn{namespace: n, patience: patience, turn: make(chan struct{}, 1)}
+	if _, err := c.open(context.Background()); err != nil {
 		return nil, errors.Join(err, n.Close())
 	}
 	return c, nil
@@ -73,8 +75,8 @@ func dialIn(n *namespace) (*Conn, error) {
 
 // Close closes the connection, after the call that runs. The rules stay in the kernel.
 func (c *Conn) Close() error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
+	c.turn <- struct{}{}
+	defer c.endTurn()
 	if c.closed {
 		return nil
 	}
@@ -82,8 +84,23 @@ func (c *Conn) Close() error {
 	return errors.Join(c.drop(), c.namespace.Close())
 }
 
+// begin waits until no other call uses the connection, or until ctx is done.
+func (c *Conn) begin(ctx context.Context) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	select {
+	case c.turn <- struct{}{}:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+func (c *Conn) endTurn() { <-c.turn }
+
 // open returns the socket, and opens it if need be.
-func (c *Conn) open() (*socket, error) {
+func (c *Conn) open(ctx context.Context) (*socket, error) {
 	if c.closed {
 		return nil, fmt.Errorf("nft: %w", net.ErrClosed)
 	}
@@ -96,7 +113,8 @@ func (c *Conn) open() (*socket, error) {
 	}
 	s.patience = c.patience
 	c.socket = s
-	if err := c.adoptOwned(); err != nil {
+	c.port.Store(s.port)
+	if err := c.adoptOwned(ctx); err != nil {
 		return nil, errors.Join(err, c.drop())
 	}
 	return s, nil
@@ -109,21 +127,24 @@ func (c *Conn) drop() error {
 	}
 	err := c.socket.conn.Close()
 	c.socket = nil
+	c.port.Store(0)
 	return err
 }
 
 // use has f work with the socket, which is not used again when f ends with anything but the kernel's answer.
-func (c *Conn) use(f func(*socket) error) error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	s, err := c.open()
+func (c *Conn) use(ctx context.Context, f func(*socket) error) error {
+	if err := c.begin(ctx); err != nil {
+		return err
+	}
+	defer c.endTurn()
+	s, err := c.open(ctx)
 	if err != nil {
 		return err
 	}
 	if err = f(s); !isAnswer(err) {
 		_ = c.drop() // what matters is err
 		if len(c.owned) > 0 {
-			_, _ = c.open() // the tables have no owner meanwhile; the next call tries again
+			_, _ = c.open(context.WithoutCancel(ctx)) // the tables have no owner meanwhile; the next call tries again
 		}
 	}
 	return err
@@ -133,8 +154,14 @@ func (c *Conn) use(f func(*socket) error) error {
 func isAnswer(err error) bool {
 	var answer *kernelError
 	var refused *CommitError
-	return err == nil || errors.As(err, &answer) || errors.As(err, &refused) && !refused.unread || errors.Is(err, ErrTooLarge)
+	var unsent notSent
+	return err == nil || errors.As(err, &answer) || errors.As(err, &refused) && !refused.unread || errors.Is(err, ErrTooLarge) || errors.As(err, &unsent)
 }
+
+// notSent is the error of a context that was done before anything was sent, so that no answer is left.
+type notSent struct{ error }
+
+func (e notSent) Unwrap() error { return e.error }
 
 // query is a request for information.
 type query struct {
@@ -201,7 +228,7 @@ func (r reply) handle(each func(reply) error) error {
 var errInterrupted = &kernelError{errno: unix.EINTR}
 
 func (c *Conn) ask(ctx context.Context, q query, each func(reply) error) error {
-	return withPrivilege(c.use(func(s *socket) error { return s.ask(ctx, q, each) }))
+	return withPrivilege(c.use(ctx, func(s *socket) error { return s.ask(ctx, q, each) }))
 }
 
 // withPrivilege says which privilege is missing where a query is refused.
@@ -213,9 +240,9 @@ func withPrivilege(err error) error {
 }
 
 // request sends one request and returns a copy of the messages that answer it.
-func (c *Conn) request(typ uint16, flags netlink.HeaderFlags, family Family, attrs netlinkattr.List) ([]reply, error) {
+func (c *Conn) request(ctx context.Context, typ uint16, flags netlink.HeaderFlags, family Family, attrs netlinkattr.List) ([]reply, error) {
 	var replies []reply
-	err := c.ask(context.Background(), query{typ, flags, family, attrs}, func(r reply) error {
+	err := c.ask(ctx, query{typ, flags, family, attrs}, func(r reply) error {
 		r.Data = append([]byte(nil), r.Data...)
 		replies = append(replies, r)
 		return nil
@@ -224,15 +251,15 @@ func (c *Conn) request(typ uint16, flags netlink.HeaderFlags, family Family, att
 }
 
 // dump lists all objects of a kind.
-func (c *Conn) dump(typ uint16, family Family, attrs netlinkattr.List) ([]reply, error) {
-	return c.request(typ, netlink.Dump, family, attrs)
+func (c *Conn) dump(ctx context.Context, typ uint16, family Family, attrs netlinkattr.List) ([]reply, error) {
+	return c.request(ctx, typ, netlink.Dump, family, attrs)
 }
 
 // Generation returns the number that the kernel counts up with every commit to the
 // network namespace, whoever makes it.
-func (c *Conn) Generation() (uint32, error) {
+func (c *Conn) Generation(ctx context.Context) (uint32, error) {
 	var id uint32
-	err := c.ask(context.Background(), query{typ: unix.NFT_MSG_GETGEN}, func(r reply) error {
+	err := c.ask(ctx, query{typ: unix.NFT_MSG_GETGEN}, func(r reply) error {
 		return decodeAttributes(r.Data, func(typ uint16, b []byte) (err error) {
 			if typ == unix.NFTA_GEN_ID {
 				id, err = netlinkattr.Uint32(b)

@@ -1,6 +1,7 @@
 package nft
 
 import (
+	"context"
 	"errors"
 	"net"
 	"os"
@@ -19,7 +20,7 @@ import (
 // commitAll commits the transaction or ends the test.
 func commitAll(t testing.TB, c *Conn, tx Transaction) {
 	t.Helper()
-	if _, err := c.Commit(tx); err != nil {
+	if _, err := c.Commit(t.Context(), tx); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -63,13 +64,13 @@ func TestConnAfterAFault(t *testing.T) {
 		}},
 		{"a request without an answer ends in time", func(t *testing.T, c *Conn) {
 			deafen(t, c)
-			if _, err := c.Generation(); !errors.Is(err, os.ErrDeadlineExceeded) {
+			if _, err := c.Generation(t.Context()); !errors.Is(err, os.ErrDeadlineExceeded) {
 				t.Errorf("Generation = %v, want a time-out", err)
 			}
 		}},
 		{"a commit without an answer ends in time", func(t *testing.T, c *Conn) {
 			deafen(t, c)
-			_, err := c.Commit(Diff(nil, &Table{Family: FamilyIP, Name: "other"}))
+			_, err := c.Commit(t.Context(), Diff(nil, &Table{Family: FamilyIP, Name: "other"}))
 			var refused *CommitError
 			if !errors.Is(err, os.ErrDeadlineExceeded) || errors.As(err, &refused) {
 				t.Errorf("Commit = %v, want a time-out that is no refusal", err)
@@ -79,7 +80,7 @@ func TestConnAfterAFault(t *testing.T) {
 			if err := c.socket.conn.SetsockoptInt(unix.SOL_SOCKET, unix.SO_RCVBUF, 1); err != nil {
 				t.Fatal(err)
 			}
-			_, err := c.Commit(refused)
+			_, err := c.Commit(t.Context(), refused)
 			var e *CommitError
 			if !errors.As(err, &e) || e.Step != "delete table ip gone" {
 				t.Errorf("Commit = %v, want a CommitError", err)
@@ -89,7 +90,7 @@ func TestConnAfterAFault(t *testing.T) {
 			if err := c.socket.conn.Close(); err != nil {
 				t.Fatal(err)
 			}
-			if _, err := c.Generation(); err == nil {
+			if _, err := c.Generation(t.Context()); err == nil {
 				t.Error("a closed socket answered")
 			}
 		}},
@@ -103,10 +104,10 @@ func TestConnAfterAFault(t *testing.T) {
 			c.patience = patience
 			// More than one call: an answer too many would be one for the next call too.
 			for range 3 {
-				if _, err := c.Generation(); err != nil {
+				if _, err := c.Generation(t.Context()); err != nil {
 					t.Fatalf("after the fault: %v", err)
 				}
-				if got, err := c.ReadTable(FamilyIP, "t"); err != nil || got == nil {
+				if got, err := c.ReadTable(t.Context(), FamilyIP, "t"); err != nil || got == nil {
 					t.Fatalf("after the fault: ReadTable = %v, %v", got, err)
 				}
 			}
@@ -124,7 +125,7 @@ func TestConnReadsAListingThatTakesLongerThanItWaitsForAnAnswer(t *testing.T) {
 	const wait = 200 * time.Millisecond
 	c.socket.patience = wait
 	begin := time.Now()
-	got, err := c.ReadTable(FamilyIP, table.Name)
+	got, err := c.ReadTable(t.Context(), FamilyIP, table.Name)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -160,12 +161,12 @@ func TestConnReopensInItsOwnNamespace(t *testing.T) {
 		done := make(chan error)
 		elsewhere <- func() {
 			c.socket.conn.Close()
-			_, err := c.Generation()
+			_, err := c.Generation(t.Context())
 			if err == nil {
 				done <- errors.New("a closed socket answered")
 				return
 			}
-			there, err := c.HasTable(FamilyIP, table.Name)
+			there, err := c.HasTable(t.Context(), FamilyIP, table.Name)
 			if err == nil && !there {
 				err = errors.New("the table is not there: another namespace was asked")
 			}
@@ -193,10 +194,10 @@ func TestConnReopensWithoutTheRightToChangeNamespaces(t *testing.T) {
 	c := dial(t)
 	withoutCapability(t, unix.CAP_SYS_ADMIN)
 	c.socket.conn.Close()
-	if _, err := c.Generation(); err == nil {
+	if _, err := c.Generation(t.Context()); err == nil {
 		t.Error("a closed socket answered")
 	}
-	if _, err := c.Generation(); err != nil {
+	if _, err := c.Generation(t.Context()); err != nil {
 		t.Error(err)
 	}
 	another, err := c.Another()
@@ -204,7 +205,7 @@ func TestConnReopensWithoutTheRightToChangeNamespaces(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer another.Close()
-	if _, err := another.Generation(); err != nil {
+	if _, err := another.Generation(t.Context()); err != nil {
 		t.Error(err)
 	}
 }
@@ -215,7 +216,7 @@ func TestConnAfterCloseIsClosed(t *testing.T) {
 	if err := c.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := c.Generation(); !errors.Is(err, net.ErrClosed) {
+	if _, err := c.Generation(t.Context()); !errors.Is(err, net.ErrClosed) {
 		t.Errorf("Generation = %v, want net.ErrClosed", err)
 	}
 	if err := c.Close(); err != nil {
@@ -228,5 +229,51 @@ func TestEachMessageRefusesWhatIsTooShort(t *testing.T) {
 		if err := eachMessage([]byte(b), func(reply) error { return nil }); !errors.Is(err, netlinkattr.ErrShort) {
 			t.Errorf("%q: %v, want %v", b, err, netlinkattr.ErrShort)
 		}
+	}
+}
+
+// A call whose context is done waits for nobody, sends nothing, and leaves the connection usable.
+func TestConnContext(t *testing.T) {
+	netns.EnterForTest(t)
+	c := dial(t)
+	table := &Table{Family: FamilyIP, Name: "kube-proxy"}
+	calls := map[string]func(context.Context) error{
+		"Commit":       func(ctx context.Context) error { _, err := c.Commit(ctx, Diff(nil, table)); return err },
+		"ReadTable":    func(ctx context.Context) error { _, err := c.ReadTable(ctx, FamilyIP, "kube-proxy"); return err },
+		"ReadHeader":   func(ctx context.Context) error { _, err := c.ReadHeader(ctx, FamilyIP, "kube-proxy"); return err },
+		"HasTable":     func(ctx context.Context) error { _, err := c.HasTable(ctx, FamilyIP, "kube-proxy"); return err },
+		"Generation":   func(ctx context.Context) error { _, err := c.Generation(ctx); return err },
+		"Probe":        c.Probe,
+		"ProbePersist": c.ProbePersist,
+		"Compare":      func(ctx context.Context) error { _, err := c.Compare(ctx, table, Comparison{}); return err },
+		"ReadElements": func(ctx context.Context) error {
+			_, err := c.ReadElements(ctx, FamilyIP, "kube-proxy", &Set{Name: "s", Key: Concat{IPDaddr}})
+			return err
+		},
+	}
+	before, err := c.Generation(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, call := range calls {
+		t.Run(name+" ends when its context is done already", func(t *testing.T) {
+			ctx, cancel := context.WithCancel(t.Context())
+			cancel()
+			if err := call(ctx); !errors.Is(err, context.Canceled) {
+				t.Errorf("error %v", err)
+			}
+		})
+		t.Run(name+" ends when its context is done while another call goes on", func(t *testing.T) {
+			c.turn <- struct{}{}
+			defer c.endTurn()
+			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+			defer cancel()
+			if err := call(ctx); !errors.Is(err, context.DeadlineExceeded) {
+				t.Errorf("error %v", err)
+			}
+		})
+	}
+	if after, err := c.Generation(t.Context()); err != nil || after != before {
+		t.Errorf("the generation went from %d to %d (%v), so something was sent", before, after, err)
 	}
 }

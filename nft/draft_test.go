@@ -1,6 +1,7 @@
 package nft
 
 import (
+	"context"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -325,14 +326,14 @@ type realKernel struct {
 }
 
 func (k realKernel) commit(tx Transaction) error {
-	before, err := k.conn.Generation()
+	before, err := k.conn.Generation(context.Background())
 	if err != nil {
 		return err
 	}
-	if _, err := k.conn.Commit(tx); err != nil {
+	if _, err := k.conn.Commit(context.Background(), tx); err != nil {
 		return err
 	}
-	after, err := k.conn.Generation()
+	after, err := k.conn.Generation(context.Background())
 	if err != nil {
 		return err
 	}
@@ -346,7 +347,9 @@ func (k realKernel) commit(tx Transaction) error {
 	return nil
 }
 
-func (k realKernel) read(f Family, name string) (*Table, error) { return k.conn.ReadTable(f, name) }
+func (k realKernel) read(f Family, name string) (*Table, error) {
+	return k.conn.ReadTable(context.Background(), f, name)
+}
 
 func TestTheRealKernelTakesADraftsTransactionsAndHoldsItsTable(t *testing.T) {
 	netns.EnterForTest(t)
@@ -354,7 +357,7 @@ func TestTheRealKernelTakesADraftsTransactionsAndHoldsItsTable(t *testing.T) {
 	limitChecks(t, 30)
 	rapid.Check(t, func(rt *rapid.T) {
 		for _, f := range Families {
-			if _, err := c.Commit(Remove(f, "random")); err != nil {
+			if _, err := c.Commit(t.Context(), Remove(f, "random")); err != nil {
 				rt.Fatal(err)
 			}
 		}
@@ -368,7 +371,7 @@ func TestTheRealKernelTakesTheDiffOfTwoTables(t *testing.T) {
 	limitChecks(t, 30)
 	rapid.Check(t, func(rt *rapid.T) {
 		w := world{rt, drawFamily(rt)}
-		if _, err := c.Commit(Remove(w.family, "random")); err != nil {
+		if _, err := c.Commit(t.Context(), Remove(w.family, "random")); err != nil {
 			rt.Fatal(err)
 		}
 		have, want := w.table(), w.table()
@@ -377,7 +380,7 @@ func TestTheRealKernelTakesTheDiffOfTwoTables(t *testing.T) {
 			if err := (realKernel{c}).commit(tx); err != nil {
 				rt.Fatalf("refused: %v\nof\n%s", err, tx)
 			}
-			got, err := c.ReadTable(w.family, "random")
+			got, err := c.ReadTable(t.Context(), w.family, "random")
 			if err != nil {
 				rt.Fatal(err)
 			}
@@ -432,11 +435,11 @@ func TestARegularChainThatIsInUseCanGetAnotherComment(t *testing.T) {
 		}}
 	}
 	for _, tx := range []Transaction{Diff(nil, table("one")), Diff(table("one"), table("two"))} {
-		if _, err := c.Commit(tx); err != nil {
+		if _, err := c.Commit(t.Context(), tx); err != nil {
 			t.Fatal(err)
 		}
 	}
-	got, err := c.ReadTable(FamilyIP, "t")
+	got, err := c.ReadTable(t.Context(), FamilyIP, "t")
 	if err != nil {
 		t.Fatal(err)
 	}

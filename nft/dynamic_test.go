@@ -33,7 +33,7 @@ func TestTheNftProgramListsRulesThatLearn(t *testing.T) {
 	netns.EnterForTest(t)
 	conn := dial(t)
 	for _, f := range Families {
-		if _, err := conn.Commit(Diff(nil, dynamicTable(f))); err != nil {
+		if _, err := conn.Commit(t.Context(), Diff(nil, dynamicTable(f))); err != nil {
 			t.Fatal(err)
 		}
 		listing := runNft(t, "", "list", "table", f.String(), "kube-proxy")
@@ -53,17 +53,17 @@ func TestWhatPacketsAddedStaysThroughDiffsAndIsReadOnRequest(t *testing.T) {
 		tx := Diff(nil, want)
 		long, short := learned(f, 1, time.Hour, 30*time.Minute), learned(f, 2, time.Minute, time.Minute)
 		tx.Steps = append(tx.Steps, Step{Op: AddElements, Table: want, Set: want.Sets[0], Elements: []Element{long, short}})
-		if _, err := conn.Commit(tx); err != nil {
+		if _, err := conn.Commit(t.Context(), tx); err != nil {
 			t.Fatal(err)
 		}
-		have, err := conn.ReadTable(f, "kube-proxy")
+		have, err := conn.ReadTable(t.Context(), f, "kube-proxy")
 		if err != nil {
 			t.Fatal(err)
 		}
 		if diff := Diff(have, want); !diff.Empty() {
 			t.Errorf("%s: the difference is not empty:\n%s", f, diff)
 		}
-		elements, err := conn.ReadElements(f, "kube-proxy", want.Sets[0])
+		elements, err := conn.ReadElements(t.Context(), f, "kube-proxy", want.Sets[0])
 		if err != nil {
 			t.Fatal(err)
 		}

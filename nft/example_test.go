@@ -1,6 +1,7 @@
 package nft_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"log"
@@ -107,13 +108,13 @@ func ExampleConn_Commit() {
 		return
 	}
 	defer conn.Close()
-	have, err := conn.ReadTable(nft.FamilyIP, "example") // nil if there is none
+	have, err := conn.ReadTable(context.Background(), nft.FamilyIP, "example") // nil if there is none
 	if err != nil {
 		fmt.Println(err)
 		return
 	}
 	want := webTable("10.0.0.1:8080", "10.0.0.2:8080")
-	_, err = conn.Commit(nft.Diff(have, want))
+	_, err = conn.Commit(context.Background(), nft.Diff(have, want))
 	var refusal *nft.CommitError
 	if errors.As(err, &refusal) {
 		fmt.Println("the kernel refuses", refusal.Step, "with", refusal.Err)

@@ -105,7 +105,7 @@ func TestForeignFlowtableIsDeletedByItsName(t *testing.T) {
 		t.Errorf("the repair is %q", got)
 	}
 	// The kernel understands it: it says that there is none.
-	_, err = c.Commit(tx)
+	_, err = c.Commit(t.Context(), tx)
 	if want := "delete flowtable ip kube-proxy ft: no such file or directory"; err == nil || !strings.Contains(err.Error(), want) {
 		t.Errorf("Commit = %v, want %q", err, want)
 	}

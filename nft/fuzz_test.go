@@ -25,7 +25,7 @@ func TestRecordSeeds(t *testing.T) {
 	netns.EnterForTest(t)
 	c := dial(t)
 	for _, f := range Families {
-		if _, err := c.Commit(Diff(nil, everything(f))); err != nil {
+		if _, err := c.Commit(t.Context(), Diff(nil, everything(f))); err != nil {
 			t.Fatal(err)
 		}
 		var named netlinkattr.List
@@ -37,7 +37,7 @@ func TestRecordSeeds(t *testing.T) {
 			{"FuzzDecodeTable", unix.NFT_MSG_GETTABLE}, {"FuzzDecodeChain", unix.NFT_MSG_GETCHAIN},
 			{"FuzzDecodeSet", unix.NFT_MSG_GETSET}, {"FuzzDecodeRule", unix.NFT_MSG_GETRULE},
 		} {
-			replies, err := c.dump(kind.typ, f, nil)
+			replies, err := c.dump(t.Context(), kind.typ, f, nil)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -48,7 +48,7 @@ func TestRecordSeeds(t *testing.T) {
 		for _, s := range everything(f).Sets {
 			list := append(netlinkattr.List(nil), named...)
 			list.Text(unix.NFTA_SET_ELEM_LIST_SET, s.Name)
-			replies, err := c.dump(unix.NFT_MSG_GETSETELEM, f, list)
+			replies, err := c.dump(t.Context(), unix.NFT_MSG_GETSETELEM, f, list)
 			if err != nil {
 				t.Fatal(err)
 			}

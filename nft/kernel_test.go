@@ -140,10 +140,10 @@ func TestWhatTheKernelHoldsIsWhatWasCommitted(t *testing.T) {
 	c := dial(t)
 	for _, f := range Families {
 		want := everything(f)
-		if _, err := c.Commit(Diff(nil, want)); err != nil {
+		if _, err := c.Commit(t.Context(), Diff(nil, want)); err != nil {
 			t.Fatal(err)
 		}
-		got, err := c.ReadTable(f, "kube-proxy")
+		got, err := c.ReadTable(t.Context(), f, "kube-proxy")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -172,7 +172,7 @@ func TestOurEncodingIsTheOneOfTheNftProgram(t *testing.T) {
 	c := dial(t)
 	for _, f := range Families {
 		want := everything(f)
-		if _, err := c.Commit(Replace(want)); err != nil {
+		if _, err := c.Commit(t.Context(), Replace(want)); err != nil {
 			t.Fatal(err)
 		}
 		ours := runNft(t, "", "-s", "list", "table", f.String(), "kube-proxy")
@@ -181,7 +181,7 @@ func TestOurEncodingIsTheOneOfTheNftProgram(t *testing.T) {
 		if diff := cmp.Diff(listedLines(theirs), listedLines(ours)); diff != "" {
 			t.Errorf("%s: nft lists (-loaded by nft +committed by us):\n%s", f, diff)
 		}
-		got, err := c.ReadTable(f, "kube-proxy")
+		got, err := c.ReadTable(t.Context(), f, "kube-proxy")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -195,7 +195,7 @@ func TestARefusedTransactionNamesTheElementAndChangesNothing(t *testing.T) {
 	netns.EnterForTest(t)
 	c := dial(t)
 	for _, f := range Families {
-		if _, err := c.Commit(Diff(nil, everything(f))); err != nil {
+		if _, err := c.Commit(t.Context(), Diff(nil, everything(f))); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -205,7 +205,7 @@ func TestARefusedTransactionNamesTheElementAndChangesNothing(t *testing.T) {
 	bad.Sets[0].Put(Element{Key: AddrData(netip.MustParseAddr("fd00::9")) + ProtoData(6) + PortData(80), Verdict: Goto("nowhere"), Comment: "default/broken"})
 	tx := Diff(everything(FamilyIP), good)
 	tx.Append(Diff(everything(FamilyIP6), bad))
-	_, err := c.Commit(tx)
+	_, err := c.Commit(t.Context(), tx)
 	var refused *CommitError
 	if !errors.As(err, &refused) || !errors.Is(err, unix.ENOENT) {
 		t.Fatalf("Commit = %v, want a CommitError with ENOENT", err)
@@ -218,12 +218,12 @@ func TestARefusedTransactionNamesTheElementAndChangesNothing(t *testing.T) {
 		t.Errorf("a refused transaction changed the kernel:\n%s", diff)
 	}
 	good.Chains = append(good.Chains, &Chain{Name: "loop", Rules: []Rule{NewRule(Jump("loop"))}}, &Chain{Name: "into", Type: TypeNAT, Hook: HookOutput, Rules: []Rule{NewRule(Jump("loop"))}})
-	if _, err := c.Commit(Diff(everything(FamilyIP), good)); !errors.As(err, &refused) {
+	if _, err := c.Commit(t.Context(), Diff(everything(FamilyIP), good)); !errors.As(err, &refused) {
 		t.Errorf("a jump loop: Commit = %v, want a CommitError", err)
 	} else {
 		t.Log(err)
 	}
-	if _, err := c.Commit(Remove(FamilyIP, "kube-proxy")); err != nil {
+	if _, err := c.Commit(t.Context(), Remove(FamilyIP, "kube-proxy")); err != nil {
 		t.Errorf("the connection does not work after a refusal: %v", err)
 	}
 }

@@ -52,7 +52,7 @@ func checkSilence(t testing.TB, l *Listener) {
 
 func generation(t testing.TB, c *Conn) uint32 {
 	t.Helper()
-	g, err := c.Generation()
+	g, err := c.Generation(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -109,7 +109,7 @@ func TestListener(t *testing.T) {
 	}
 
 	// A refused commit makes no generation.
-	if _, err := c.Commit(Transaction{Steps: []Step{{Op: DeleteTable, Table: &Table{Family: FamilyIP, Name: "gone"}}}}); err == nil {
+	if _, err := c.Commit(t.Context(), Transaction{Steps: []Step{{Op: DeleteTable, Table: &Table{Family: FamilyIP, Name: "gone"}}}}); err == nil {
 		t.Error("deleting what is not there was no error")
 	}
 	checkSilence(t, l)

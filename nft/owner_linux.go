@@ -33,9 +33,9 @@ func (c *Conn) own(t *Table) {
 
 // adoptOwned takes over, with a new socket, the tables that belonged to the one before. The kernel knows an owner by
 // its socket. A table that is gone, or belongs to somebody else now, is left to the next commit.
-func (c *Conn) adoptOwned() error {
+func (c *Conn) adoptOwned(ctx context.Context) error {
 	for _, t := range c.owned {
-		have, err := c.socket.readHeader(t.Family, t.Name)
+		have, err := c.socket.readHeader(ctx, t.Family, t.Name)
 		if err != nil {
 			return fmt.Errorf("nft: take over table %s %s with a new socket: %w", t.Family, t.Name, err)
 		}
@@ -57,18 +57,16 @@ func (c *Conn) adoptOwned() error {
 
 // Owns reports whether the table, as it was read from the kernel, belongs to this connection.
 func (c *Conn) Owns(t *Table) bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return t.OwnerPort != 0 && c.socket != nil && c.socket.port == t.OwnerPort
+	return t.OwnerPort != 0 && c.port.Load() == t.OwnerPort
 }
 
 // ProbePersist finds out whether the kernel keeps a table whose owner goes (Table.Owner and Table.Persist), and
 // returns a MissingError if not. On such kernels a table with an owner would go with the process: do not set Owner there.
-func (c *Conn) ProbePersist() error {
+func (c *Conn) ProbePersist(ctx context.Context) error {
 	t := &Table{Family: FamilyIP, Name: probeTable(), Owner: true, Persist: true}
 	tx := Transaction{Steps: []Step{{Op: AddTable, Table: t}, {Op: DeleteTable, Table: t}}}
 	return probePersist(func() error {
-		_, err := c.Commit(tx)
+		_, err := c.Commit(ctx, tx)
 		return err
 	})
 }
@@ -83,7 +81,7 @@ func probePersist(commit func() error) error {
 }
 
 // knowsDestroy reports whether the kernel can destroy tables, if the transaction does that.
-func (c *Conn) knowsDestroy(tx Transaction) (bool, error) {
+func (c *Conn) knowsDestroy(ctx context.Context, tx Transaction) (bool, error) {
 	if !slices.ContainsFunc(tx.Steps, func(s Step) bool { return s.Op == DestroyTable }) {
 		return false, nil
 	}
@@ -96,7 +94,7 @@ func (c *Conn) knowsDestroy(tx Transaction) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	err = c.use(func(s *socket) error { return s.commit(s.newBatch(messages, batchBytes(messages))) })
+	err = c.use(ctx, func(s *socket) error { return s.commit(s.newBatch(messages, batchBytes(messages))) })
 	var refused *CommitError
 	if err != nil && (!errors.As(err, &refused) || errors.Is(err, unix.EPERM)) {
 		return false, err
@@ -107,11 +105,11 @@ func (c *Conn) knowsDestroy(tx Transaction) (bool, error) {
 }
 
 // readHeader reads a table without what it holds; nil if there is none.
-func (s *socket) readHeader(family Family, name string) (*Table, error) {
+func (s *socket) readHeader(ctx context.Context, family Family, name string) (*Table, error) {
 	var a netlinkattr.List
 	a.Text(unix.NFTA_TABLE_NAME, name)
 	var t *Table
-	err := s.ask(context.Background(), query{typ: unix.NFT_MSG_GETTABLE, family: family, attrs: a}, func(r reply) (err error) {
+	err := s.ask(ctx, query{typ: unix.NFT_MSG_GETTABLE, family: family, attrs: a}, func(r reply) (err error) {
 		t, err = decodeTable(r.Data)
 		return err
 	})

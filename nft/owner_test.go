@@ -22,7 +22,7 @@ func ours(f Family) *Table {
 // header reads the table's flags and owner, or ends the test.
 func header(t *testing.T, c *Conn, table *Table) *Table {
 	t.Helper()
-	h, err := c.ReadHeader(table.Family, table.Name)
+	h, err := c.ReadHeader(t.Context(), table.Family, table.Name)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -47,7 +47,7 @@ func TestOwnedTableStaysWhenSomebodyFlushesTheRuleset(t *testing.T) {
 	commitAll(t, owner, Replace(want))
 	commitAll(t, other, Diff(nil, &Table{Family: FamilyIP, Name: "other"}))
 	runNft(t, "", "flush", "ruleset")
-	if there, err := other.HasTable(FamilyIP, "other"); there || err != nil {
+	if there, err := other.HasTable(t.Context(), FamilyIP, "other"); there || err != nil {
 		t.Fatalf("the flush left other tables (%v)", err)
 	}
 	if tx := Diff(readBack(t, other, FamilyIP, want.Name), want); !tx.Empty() {
@@ -85,7 +85,7 @@ func TestOwnedTable(t *testing.T) {
 			{Steps: []Step{{Op: DeleteElements, Table: want, Set: set, Elements: set.Elements()}}},
 			{Steps: []Step{{Op: FlushChain, Table: want, Chain: want.Chains[0]}}},
 		} {
-			_, err := other.Commit(tx)
+			_, err := other.Commit(t.Context(), tx)
 			failsAsOwned(t, err)
 		}
 	})
@@ -99,7 +99,7 @@ func TestOwnedTable(t *testing.T) {
 	})
 	t.Run("is taken over by the owner's next socket", func(t *testing.T) {
 		owner.socket.conn.Close()
-		if _, err := owner.Generation(); err == nil {
+		if _, err := owner.Generation(t.Context()); err == nil {
 			t.Fatal("a closed socket answered")
 		}
 		if h := header(t, other, want); !owner.Owns(h) {
@@ -110,8 +110,8 @@ func TestOwnedTable(t *testing.T) {
 	t.Run("is not made anew by the owner's next socket when it is gone", func(t *testing.T) {
 		commitAll(t, owner, Remove(FamilyIP, want.Name))
 		owner.socket.conn.Close()
-		_, _ = owner.Generation()
-		if there, err := owner.HasTable(FamilyIP, want.Name); there || err != nil {
+		_, _ = owner.Generation(t.Context())
+		if there, err := owner.HasTable(t.Context(), FamilyIP, want.Name); there || err != nil {
 			t.Errorf("HasTable = %v, %v", there, err)
 		}
 	})
@@ -125,10 +125,10 @@ func TestOwnedTableIsLeftToWhoTookItMeanwhile(t *testing.T) {
 	// As in a call that fails, but somebody else is faster.
 	owner.drop()
 	commitAll(t, other, Diff(readBack(t, other, FamilyIP, want.Name), want))
-	if _, err := owner.Generation(); err != nil {
+	if _, err := owner.Generation(t.Context()); err != nil {
 		t.Fatalf("the connection does not work without its table: %v", err)
 	}
-	_, err := owner.Commit(Replace(want))
+	_, err := owner.Commit(t.Context(), Replace(want))
 	failsAsOwned(t, err)
 }
 
@@ -180,7 +180,7 @@ func TestOrphanedTable(t *testing.T) {
 		}},
 		{"is removed", func(t *testing.T, c *Conn, want *Table) {
 			commitAll(t, c, Remove(FamilyIP, want.Name))
-			if there, err := c.HasTable(FamilyIP, want.Name); there || err != nil {
+			if there, err := c.HasTable(t.Context(), FamilyIP, want.Name); there || err != nil {
 				t.Errorf("HasTable = %v, %v", there, err)
 			}
 		}},
@@ -256,7 +256,7 @@ func TestProbePersist(t *testing.T) {
 	t.Run("this kernel keeps tables, and the probe leaves nothing", func(t *testing.T) {
 		netns.EnterForTest(t)
 		c := dial(t)
-		if err := c.ProbePersist(); err != nil {
+		if err := c.ProbePersist(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 		if left := runNft(t, "", "list", "ruleset"); left != "" {
@@ -274,7 +274,7 @@ func TestProbePersist(t *testing.T) {
 		netns.EnterForTest(t)
 		withoutCapability(t, unix.CAP_NET_ADMIN)
 		var missing MissingError
-		if err := dial(t).ProbePersist(); !errors.Is(err, unix.EPERM) || errors.As(err, &missing) {
+		if err := dial(t).ProbePersist(t.Context()); !errors.Is(err, unix.EPERM) || errors.As(err, &missing) {
 			t.Errorf("ProbePersist = %v, want EPERM", err)
 		}
 	})
@@ -288,7 +288,7 @@ func TestProbeWithALeftoverTable(t *testing.T) {
 		commitAll(t, owner, Diff(nil, &Table{Family: f, Name: "nftproxy-probe", Owner: true, Persist: true,
 			Sets: []*Set{{Name: "verdicts", Key: Concat{MetaMark}}}, Chains: []*Chain{{Name: "probe", Type: TypeFilter, Hook: HookInput}}}))
 	}
-	if err := c.Probe(); err != nil {
+	if err := c.Probe(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	if a, b := probeTable(), probeTable(); a == b {
@@ -316,14 +316,14 @@ func TestDestroyTableOnOlderKernels(t *testing.T) {
 func TestAskingWhetherTheKernelCanDestroyIsNoCommit(t *testing.T) {
 	netns.EnterForTest(t)
 	c := dial(t)
-	before, err := c.Generation()
+	before, err := c.Generation(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
-	if can, err := c.knowsDestroy(Remove(FamilyIP, "t")); !can || err != nil {
+	if can, err := c.knowsDestroy(t.Context(), Remove(FamilyIP, "t")); !can || err != nil {
 		t.Fatalf("knowsDestroy = %v, %v", can, err)
 	}
-	after, err := c.Generation()
+	after, err := c.Generation(t.Context())
 	if err != nil || after != before {
 		t.Errorf("the generation went from %d to %d (%v)", before, after, err)
 	}

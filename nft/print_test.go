@@ -151,10 +151,10 @@ func TestLongAndQuotedCommentsReadBackAndLoad(t *testing.T) {
 	ips.Put(Element{Key: AddrData(netip.MustParseAddr("10.0.0.1")), Comment: comment})
 	want := &Table{Family: FamilyIP, Name: "t", Comment: comment, Sets: []*Set{ips},
 		Chains: []*Chain{{Name: "c", Comment: comment, Rules: []Rule{{Statements: []Statement{Drop}, Comment: comment}}}}}
-	if _, err := c.Commit(Diff(nil, want)); err != nil {
+	if _, err := c.Commit(t.Context(), Diff(nil, want)); err != nil {
 		t.Fatal(err)
 	}
-	got, err := c.ReadTable(FamilyIP, "t")
+	got, err := c.ReadTable(t.Context(), FamilyIP, "t")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -175,7 +175,7 @@ func TestTransactionsPrintAsAScriptThatNftCarriesOut(t *testing.T) {
 		}
 		want.Chain("mark-for-masquerade").Comment = ""
 		runNft(t, Diff(nil, want).String(), "-f", "-")
-		got, err := c.ReadTable(f, want.Name)
+		got, err := c.ReadTable(t.Context(), f, want.Name)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -183,7 +183,7 @@ func TestTransactionsPrintAsAScriptThatNftCarriesOut(t *testing.T) {
 			t.Errorf("%s: after the script (-want +got):\n%s", f, diff)
 		}
 		runNft(t, Diff(want, nil).String(), "-f", "-")
-		if got, err := c.ReadTable(f, want.Name); err != nil || got != nil {
+		if got, err := c.ReadTable(t.Context(), f, want.Name); err != nil || got != nil {
 			t.Errorf("%s: after the script that deletes: ReadTable = %v, %v", f, got, err)
 		}
 	}

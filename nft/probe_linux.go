@@ -1,6 +1,7 @@
 package nft
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -39,9 +40,9 @@ func probeTable() string { return fmt.Sprintf("nftproxy-probe-%016x", rand.Uint6
 // a MissingError that names what it cannot. Nothing of it ever takes effect: each
 // probe is one transaction that ends by deleting what it made. A lack of
 // privileges is reported as such.
-func (c *Conn) Probe() error {
+func (c *Conn) Probe(ctx context.Context) error {
 	return probe(func(tx Transaction) error {
-		_, err := c.Commit(tx)
+		_, err := c.Commit(ctx, tx)
 		return err
 	})
 }
@@ -50,9 +51,10 @@ func probe(commit func(Transaction) error) error {
 	var missing MissingError
 	for _, f := range features(probeTable()) {
 		err := commit(f.transaction())
+		var refused *CommitError
 		switch {
 		case err == nil:
-		case errors.Is(err, unix.EPERM), errors.Is(err, unix.EACCES):
+		case !errors.As(err, &refused), errors.Is(err, unix.EPERM), errors.Is(err, unix.EACCES):
 			return err
 		default:
 			missing = append(missing, Missing{Feature: f.name, Option: f.option, Err: errnoOf(err)})

@@ -12,7 +12,7 @@ import (
 func TestThisKernelHasEverythingAndAProbeLeavesNothing(t *testing.T) {
 	netns.EnterForTest(t)
 	c := dial(t)
-	if err := c.Probe(); err != nil {
+	if err := c.Probe(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	if left := runNft(t, "", "list", "ruleset"); left != "" {

@@ -19,9 +19,9 @@ const readAttempts = 10
 // exist is nil without an error. When others change the ruleset meanwhile it starts
 // again, and gives up with ErrGenerationMoved after ten attempts. Of a large table it makes a large copy; to see
 // whether a table is as it should be, Compare needs none.
-func (c *Conn) ReadTable(family Family, name string) (*Table, error) {
+func (c *Conn) ReadTable(ctx context.Context, family Family, name string) (*Table, error) {
 	for range readAttempts {
-		t, err := c.readTable(family, name)
+		t, err := c.readTable(ctx, family, name)
 		if !errors.Is(err, ErrGenerationMoved) {
 			if err != nil {
 				return nil, fmt.Errorf("nft: read table %s %s: %w", family, name, err)
@@ -33,24 +33,24 @@ func (c *Conn) ReadTable(family Family, name string) (*Table, error) {
 }
 
 // HasTable reports whether the kernel has a table of that name.
-func (c *Conn) HasTable(family Family, name string) (bool, error) {
-	t, err := c.ReadHeader(family, name)
+func (c *Conn) HasTable(ctx context.Context, family Family, name string) (bool, error) {
+	t, err := c.ReadHeader(ctx, family, name)
 	return t != nil, err
 }
 
 // ReadHeader reads a table without its chains and sets: its comment, its flags and its owner. A table that does not
 // exist is nil without an error.
-func (c *Conn) ReadHeader(family Family, name string) (*Table, error) {
-	t, err := c.readHeader(family, name)
+func (c *Conn) ReadHeader(ctx context.Context, family Family, name string) (*Table, error) {
+	t, err := c.readHeader(ctx, family, name)
 	if err != nil {
 		return nil, fmt.Errorf("nft: look for table %s %s: %w", family, name, err)
 	}
 	return t, nil
 }
 
-func (c *Conn) readHeader(family Family, name string) (t *Table, err error) {
-	err = c.use(func(s *socket) error {
-		t, err = s.readHeader(family, name)
+func (c *Conn) readHeader(ctx context.Context, family Family, name string) (t *Table, err error) {
+	err = c.use(ctx, func(s *socket) error {
+		t, err = s.readHeader(ctx, family, name)
 		return err
 	})
 	return t, withPrivilege(err)
@@ -59,9 +59,9 @@ func (c *Conn) readHeader(family Family, name string) (t *Table, err error) {
 // ReadElements returns the elements that a Dynamic set has now, in no order and without a catch-all. Packets add to it
 // and time takes from it while it is read; see Elements. A set that does not exist, or whose elements are not of the type of s, is an
 // error.
-func (c *Conn) ReadElements(family Family, table string, s *Set) (elements []Element, err error) {
+func (c *Conn) ReadElements(ctx context.Context, family Family, table string, s *Set) (elements []Element, err error) {
 	for range readAttempts {
-		elements, err = c.readElements(family, table, s)
+		elements, err = c.readElements(ctx, family, table, s)
 		if !errors.Is(err, ErrGenerationMoved) {
 			break
 		}
@@ -69,8 +69,8 @@ func (c *Conn) ReadElements(family Family, table string, s *Set) (elements []Ele
 	return elements, err
 }
 
-func (c *Conn) readElements(family Family, table string, s *Set) (elements []Element, err error) {
-	for e, err := range c.Elements(context.Background(), family, table, s) {
+func (c *Conn) readElements(ctx context.Context, family Family, table string, s *Set) (elements []Element, err error) {
+	for e, err := range c.Elements(ctx, family, table, s) {
 		if err != nil {
 			return nil, err
 		}
@@ -111,8 +111,8 @@ func (c *Conn) Elements(ctx context.Context, family Family, table string, s *Set
 var errStopped = errors.New("stopped")
 
 // readTable reads once.
-func (c *Conn) readTable(family Family, name string) (*Table, error) {
-	r := reader{conn: c, ctx: context.Background()}
+func (c *Conn) readTable(ctx context.Context, family Family, name string) (*Table, error) {
+	r := reader{conn: c, ctx: ctx}
 	t, err := r.header(family, name)
 	if err != nil || t == nil {
 		return nil, err

@@ -76,7 +76,7 @@ func TestSetSize(t *testing.T) {
 		commitAll(t, c, Diff(nil, sized(table, 5)))
 		more := manyAddresses(6)
 		sized(more, 5)
-		_, err := c.Commit(Diff(table, more))
+		_, err := c.Commit(t.Context(), Diff(table, more))
 		if !errors.Is(err, ErrSetFull) || !strings.Contains(err.Error(), "add element ip kube-proxy cluster-ips { 10.0.0.5 }") {
 			t.Errorf("Commit = %v, want ErrSetFull that names the element", err)
 		}

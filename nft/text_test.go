@@ -110,7 +110,7 @@ func TestNamesThatCannotBeAreRefusedByName(t *testing.T) {
 		{`name of interface "eth0\x00" has a NUL in it`, &Table{Family: FamilyIP, Name: "t", Chains: []*Chain{{Name: "c", Rules: []Rule{NewRule(MatchIfname{MetaIifname, Equal, "eth0\x00"})}}}}},
 		{`name of interface "a-long-interface" has 16 bytes, at most 15 are allowed`, &Table{Family: FamilyIP, Name: "t", Chains: []*Chain{{Name: "c", Rules: []Rule{NewRule(MatchIfname{MetaIifname, Equal, "a-long-interface"})}}}}},
 	} {
-		if _, err := c.Commit(Diff(nil, tc.table)); err == nil || !strings.Contains(err.Error(), tc.want) {
+		if _, err := c.Commit(t.Context(), Diff(nil, tc.table)); err == nil || !strings.Contains(err.Error(), tc.want) {
 			t.Errorf("Commit = %v, want %q", err, tc.want)
 		}
 	}

@@ -45,7 +45,7 @@ func TestBatchTooLargeForTheSocketSaysWhatItNeeds(t *testing.T) {
 	// The largest batch that fits passes, one twice as large does not, and is as large as the error says.
 	small, large := manyAddresses(limit/32), manyAddresses(limit/8)
 	commitAll(t, c, Replace(small))
-	stats, err := c.Commit(Replace(large))
+	stats, err := c.Commit(t.Context(), Replace(large))
 	var refused *CommitError
 	if !errors.Is(err, ErrTooLarge) || !errors.Is(err, unix.EMSGSIZE) || errors.As(err, &refused) {
 		t.Fatalf("Commit of %d bytes with wmem_max %d = %v, want ErrTooLarge", stats.Bytes, limit, err)
@@ -57,7 +57,7 @@ func TestBatchTooLargeForTheSocketSaysWhatItNeeds(t *testing.T) {
 	if n, _ := strconv.Atoi(needed[1]); n < stats.Bytes/2 || n > stats.Bytes {
 		t.Errorf("for %d bytes the error asks for %d", stats.Bytes, n)
 	}
-	got, err := c.ReadTable(FamilyIP, small.Name)
+	got, err := c.ReadTable(t.Context(), FamilyIP, small.Name)
 	if err != nil {
 		t.Fatal(err)
 	}

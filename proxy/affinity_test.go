@@ -76,7 +76,7 @@ func putClients(t *testing.T, c *nft.Conn, m compiler.AffinityMap, n int, endpoi
 
 func clientsIn(t *testing.T, c *nft.Conn, m compiler.AffinityMap) []nft.Element {
 	t.Helper()
-	elements, err := c.ReadElements(m.Table.Family, m.Table.Name, m.Set)
+	elements, err := c.ReadElements(t.Context(), m.Table.Family, m.Table.Name, m.Set)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -121,9 +121,9 @@ func testSyncWhileClientsGo(t *testing.T) {
 			for i := range 200 {
 				e := m.Element(client(i), stickyEndpoint(1))
 				step := nft.Step{Op: nft.AddElements, Table: m.Table, Set: m.Set, Elements: []nft.Element{e}}
-				_, _ = others.Commit(nft.Transaction{Steps: []nft.Step{step}})
+				_, _ = others.Commit(t.Context(), nft.Transaction{Steps: []nft.Step{step}})
 				step.Op = nft.DeleteElements
-				_, _ = others.Commit(nft.Transaction{Steps: []nft.Step{step}})
+				_, _ = others.Commit(t.Context(), nft.Transaction{Steps: []nft.Step{step}})
 			}
 		}
 	})

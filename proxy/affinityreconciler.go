@@ -176,7 +176,7 @@ func (r *affinityReconciler) change(ctx context.Context, m compiler.AffinityMap,
 		if err != nil {
 			return err
 		}
-		err = r.commit(m, op, choose(held))
+		err = r.commit(ctx, m, op, choose(held))
 		if err == nil || !errors.Is(err, passing) && !errors.Is(err, unix.EBUSY) || attempt == affinityAttempts {
 			return err
 		}
@@ -184,21 +184,21 @@ func (r *affinityReconciler) change(ctx context.Context, m compiler.AffinityMap,
 }
 
 // commit changes the elements in many small transactions. One that is refused does not stop the others.
-func (r *affinityReconciler) commit(m compiler.AffinityMap, op nft.StepOp, elements []nft.Element) error {
+func (r *affinityReconciler) commit(ctx context.Context, m compiler.AffinityMap, op nft.StepOp, elements []nft.Element) error {
 	var failures []error
 	for some := range slices.Chunk(elements, affinityBatch) {
 		if op == nft.DeleteElements {
-			failures = append(failures, r.deleteBatch(m, some))
+			failures = append(failures, r.deleteBatch(ctx, m, some))
 		} else {
-			failures = append(failures, r.commitBatch(m, op, some))
+			failures = append(failures, r.commitBatch(ctx, m, op, some))
 		}
 	}
 	return errors.Join(failures...)
 }
 
 // deleteBatch splits a batch that the kernel refuses because an element is gone already.
-func (r *affinityReconciler) deleteBatch(m compiler.AffinityMap, elements []nft.Element) error {
-	err := r.commitBatch(m, nft.DeleteElements, slices.Clone(elements))
+func (r *affinityReconciler) deleteBatch(ctx context.Context, m compiler.AffinityMap, elements []nft.Element) error {
+	err := r.commitBatch(ctx, m, nft.DeleteElements, slices.Clone(elements))
 	switch {
 	case !errors.Is(err, unix.ENOENT):
 		return err
@@ -206,11 +206,11 @@ func (r *affinityReconciler) deleteBatch(m compiler.AffinityMap, elements []nft.
 		return nil
 	}
 	half := len(elements) / 2
-	return errors.Join(r.deleteBatch(m, elements[:half]), r.deleteBatch(m, elements[half:]))
+	return errors.Join(r.deleteBatch(ctx, m, elements[:half]), r.deleteBatch(ctx, m, elements[half:]))
 }
 
 // commitBatch leaves out elements that are right, or wrong, by now.
-func (r *affinityReconciler) commitBatch(m compiler.AffinityMap, op nft.StepOp, elements []nft.Element) error {
+func (r *affinityReconciler) commitBatch(ctx context.Context, m compiler.AffinityMap, op nft.StepOp, elements []nft.Element) error {
 	b := r.backend
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -219,5 +219,5 @@ func (r *affinityReconciler) commitBatch(m compiler.AffinityMap, op nft.StepOp, 
 		return nil
 	}
 	elements = slices.DeleteFunc(elements, func(e nft.Element) bool { return now.Serves(e) != (op == nft.AddElements) })
-	return b.commit(changeClients(op, m, elements)) // which does nothing without any
+	return b.commit(ctx, changeClients(op, m, elements)) // which does nothing without any
 }

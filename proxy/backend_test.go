@@ -112,7 +112,7 @@ func compareWithKernel(t *testing.T, c *nft.Conn, b *Backend) {
 	t.Helper()
 	var held []*nft.Table
 	for _, f := range nft.Families {
-		table, err := c.ReadTable(f, compiler.TableName)
+		table, err := c.ReadTable(t.Context(), f, compiler.TableName)
 		if err != nil || table == nil {
 			t.Fatalf("read table %s: %v, %v", f, table, err)
 		}

@@ -110,7 +110,7 @@ func floor(b *testing.B, tables []*nft.Table) time.Duration {
 	for _, t := range tables {
 		tx.Append(nft.Replace(t))
 	}
-	stats, err := namespaceConn(b).Commit(tx)
+	stats, err := namespaceConn(b).Commit(b.Context(), tx)
 	if err != nil {
 		b.Fatal(err)
 	}

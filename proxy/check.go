@@ -81,11 +81,11 @@ func (b *Backend) beginCheck(ctx context.Context, compare bool) (c *comparison, 
 	case stateNew, stateUnknown:
 		return nil, false, nil // the next Sync reads the tables
 	}
-	generation, err := b.conn.Generation()
+	generation, err := b.conn.Generation(ctx)
 	if err != nil || generation == b.generation {
 		return nil, false, err
 	}
-	if foreign, err := b.missingTables(); err != nil || foreign != "" {
+	if foreign, err := b.missingTables(ctx); err != nil || foreign != "" {
 		if err != nil {
 			return nil, false, err
 		}
@@ -93,7 +93,7 @@ func (b *Backend) beginCheck(ctx context.Context, compare bool) (c *comparison, 
 		repaired, err = b.repair(ctx, foreign)
 		return nil, repaired, err
 	}
-	if err := b.removeStandIns(); err != nil || !compare {
+	if err := b.removeStandIns(ctx); err != nil || !compare {
 		return nil, false, err
 	}
 	b.meanwhile = newMeanwhile()
@@ -149,7 +149,7 @@ func (b *Backend) endCheck(ctx context.Context, c *comparison, tx nft.Transactio
 	}
 	b.foreignChange()
 	foreign := describe(tx)
-	if !tx.AddsTable() && b.commit(tx) == nil {
+	if !tx.AddsTable() && b.commit(ctx, tx) == nil {
 		logForeignChange(klog.FromContext(ctx), foreign)
 		b.tellRepaired()
 		return true, nil
@@ -183,8 +183,8 @@ func (b *Backend) repair(ctx context.Context, foreign string) (repaired bool, er
 }
 
 // missingTables says which tables are not there any more.
-func (b *Backend) missingTables() (string, error) {
-	there, err := familiesWith(b.conn, compiler.TableName)
+func (b *Backend) missingTables(ctx context.Context) (string, error) {
+	there, err := familiesWith(ctx, b.conn, compiler.TableName)
 	if err != nil {
 		return "", err
 	}

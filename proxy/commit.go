@@ -18,19 +18,19 @@ func (b *Backend) commitChanges(ctx context.Context) error {
 func (b *Backend) commitWithAffinity(ctx context.Context, tx nft.Transaction) error {
 	changes := b.affinityChanges(ctx)
 	if changes.Empty() {
-		return b.commitWanted(tx)
+		return b.commitWanted(ctx, tx)
 	}
 	whole := nft.Transaction{Steps: slices.Concat(tx.Steps, changes.Steps)}
-	err := b.commitWanted(whole)
+	err := b.commitWanted(ctx, whole)
 	if refused := (*nft.CommitError)(nil); errors.As(err, &refused) {
-		return b.commitWanted(tx)
+		return b.commitWanted(ctx, tx)
 	}
 	return err
 }
 
 // commitWanted commits a transaction after which the kernel holds the wanted tables.
-func (b *Backend) commitWanted(tx nft.Transaction) error {
-	if err := b.commit(tx); err != nil {
+func (b *Backend) commitWanted(ctx context.Context, tx nft.Transaction) error {
+	if err := b.commit(ctx, tx); err != nil {
 		return err
 	}
 	b.compiler.Committed()
@@ -42,12 +42,12 @@ func (b *Backend) commitWanted(tx nft.Transaction) error {
 }
 
 // commit commits a transaction, unless it is empty.
-func (b *Backend) commit(tx nft.Transaction) error {
+func (b *Backend) commit(ctx context.Context, tx nft.Transaction) error {
 	if tx.Empty() {
 		return nil
 	}
 	b.meanwhile.note(tx)
-	stats, err := b.commitUnheard(tx)
+	stats, err := b.commitUnheard(ctx, tx)
 	if err != nil {
 		return err
 	}
@@ -61,16 +61,16 @@ func (b *Backend) commit(tx nft.Transaction) error {
 
 // commitUnheard commits while this process does not listen for commits: the kernel describes each element of a commit to
 // its listeners, which takes time. The generation number tells afterwards whether others have committed meanwhile.
-func (b *Backend) commitUnheard(tx nft.Transaction) (nft.CommitStats, error) {
+func (b *Backend) commitUnheard(ctx context.Context, tx nft.Transaction) (nft.CommitStats, error) {
 	if b.listener == nil {
-		return b.conn.Commit(tx)
+		return b.conn.Commit(ctx, tx)
 	}
 	left := b.listener.Leave() == nil
-	stats, err := b.conn.Commit(tx)
+	stats, err := b.conn.Commit(ctx, tx)
 	if left && b.listener.Join() != nil {
 		return stats, err // the next check asks for the generation number
 	}
-	if now, failed := b.conn.Generation(); failed != nil || now != b.generation+1 {
+	if now, failed := b.conn.Generation(ctx); failed != nil || now != b.generation+1 {
 		b.notice()
 	}
 	return stats, err

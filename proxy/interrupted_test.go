@@ -30,7 +30,7 @@ func TestBackendSyncInterrupted(t *testing.T) {
 	m := before.compiler.Affinity().Maps()[0]
 	client := m.Element(netip.MustParseAddr("192.0.2.1"), changes.Ports[m.Port].Cluster[0].AddrPort)
 	commit(t, c, nft.Transaction{Steps: []nft.Step{{Op: nft.AddElements, Table: m.Table, Set: m.Set, Elements: []nft.Element{client}}}})
-	generation, err := c.Generation()
+	generation, err := c.Generation(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -45,7 +45,7 @@ func TestBackendSyncInterrupted(t *testing.T) {
 	if err := after.Sync(stopped, changes); err == nil {
 		t.Error("a Sync that was interrupted while it read the tables succeeds")
 	}
-	if now, err := c.Generation(); err != nil || now != generation {
+	if now, err := c.Generation(t.Context()); err != nil || now != generation {
 		t.Errorf("a Sync that was interrupted while it read the tables committed: generation %d became %d (%v)", generation, now, err)
 	}
 	if clients, err := readAffinity(t.Context(), c, m); err != nil || len(clients) != 1 {

@@ -17,7 +17,7 @@ func (b *Backend) reconcile(ctx context.Context, logger klog.Logger) error {
 	if err := b.reconcileTables(ctx, logger); err != nil {
 		return err
 	}
-	if err := b.removeStandIns(); err != nil {
+	if err := b.removeStandIns(ctx); err != nil {
 		b.lost() // the next Sync tries again
 		return err
 	}
@@ -66,7 +66,7 @@ func (b *Backend) difference(ctx context.Context) (nft.Transaction, error) {
 }
 
 func (b *Backend) differenceOnce(ctx context.Context) (tx nft.Transaction, err error) {
-	if b.generation, err = b.conn.Generation(); err != nil {
+	if b.generation, err = b.conn.Generation(ctx); err != nil {
 		return tx, err
 	}
 	for _, want := range b.compiler.Tables() {
@@ -81,7 +81,7 @@ func (b *Backend) differenceOnce(ctx context.Context) (tx nft.Transaction, err e
 
 // replace replaces both tables with the wanted ones, in a transaction that do commits. It keeps the clients in the maps of
 // session affinity as far as it can read them in time.
-func (b *Backend) replace(ctx context.Context, do func(nft.Transaction) error) error {
+func (b *Backend) replace(ctx context.Context, do func(context.Context, nft.Transaction) error) error {
 	kept := b.keptAffinity(ctx)
 	if err := ctx.Err(); err != nil {
 		return err // not all clients were read
@@ -90,7 +90,7 @@ func (b *Backend) replace(ctx context.Context, do func(nft.Transaction) error) e
 	b.lost()
 	tx := b.compiler.Transaction()
 	tx.Append(kept)
-	if err := do(tx); err != nil {
+	if err := do(ctx, tx); err != nil {
 		return fmt.Errorf("program the rules: %w", err)
 	}
 	b.affinity.signal()

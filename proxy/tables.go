@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"context"
 	"slices"
 
 	"github.com/nftproxy/nftproxy/compiler"
@@ -8,10 +9,10 @@ import (
 )
 
 // Present returns the tables that Cleanup would remove, in nft's words, such as "ip kube-proxy".
-func Present(conn *nft.Conn) ([]string, error) {
+func Present(ctx context.Context, conn *nft.Conn) ([]string, error) {
 	var tables []string
 	for _, name := range []string{compiler.TableName, compiler.StandInName} {
-		there, err := familiesWith(conn, name)
+		there, err := familiesWith(ctx, conn, name)
 		if err != nil {
 			return nil, err
 		}
@@ -25,20 +26,20 @@ func Present(conn *nft.Conn) ([]string, error) {
 
 // Cleanup removes the tables of both families and the stand-ins in one transaction, whoever made them. It succeeds if there
 // are none.
-func Cleanup(conn *nft.Conn) error {
+func Cleanup(ctx context.Context, conn *nft.Conn) error {
 	var tx nft.Transaction
 	for _, family := range nft.Families {
 		tx.Append(nft.Remove(family, compiler.TableName))
 		tx.Append(nft.Remove(family, compiler.StandInName))
 	}
-	_, err := conn.Commit(tx)
+	_, err := conn.Commit(ctx, tx)
 	return err
 }
 
 // familiesWith returns the families that have a table of that name.
-func familiesWith(conn *nft.Conn, name string) (there []nft.Family, err error) {
+func familiesWith(ctx context.Context, conn *nft.Conn, name string) (there []nft.Family, err error) {
 	for _, family := range nft.Families {
-		has, err := conn.HasTable(family, name)
+		has, err := conn.HasTable(ctx, family, name)
 		if err != nil {
 			return nil, err
 		}

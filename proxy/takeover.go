@@ -21,17 +21,17 @@ const inFlight = 20 * time.Millisecond
 //   - The kernel makes the elements of sets with ranges valid last. Load balancer addresses with source ranges would let
 //     nobody in until then. So the stand-ins guard these addresses until the new tables have the ranges.
 func (b *Backend) takeOver(ctx context.Context, logger klog.Logger) error {
-	there, err := familiesWith(b.conn, compiler.TableName)
+	there, err := familiesWith(ctx, b.conn, compiler.TableName)
 	if err != nil || len(there) == 0 {
 		return b.replace(ctx, b.commitWanted)
 	}
-	if err := b.guardsLast(b.standIns(), b.commit); err != nil {
+	if err := b.guardsLast(ctx, b.standIns(), b.commit); err != nil {
 		logger.Info("Replacing the tables without stand-ins", "reason", err.Error())
 		return b.replace(ctx, b.commitWanted)
 	}
 	time.Sleep(inFlight)
-	if err := b.replace(ctx, func(tx nft.Transaction) error { return b.guardsLast(tx, b.commitWanted) }); err != nil {
-		return errors.Join(err, b.removeStandIns())
+	if err := b.replace(ctx, func(ctx context.Context, tx nft.Transaction) error { return b.guardsLast(ctx, tx, b.commitWanted) }); err != nil {
+		return errors.Join(err, b.removeStandIns(context.WithoutCancel(ctx)))
 	}
 	time.Sleep(inFlight)
 	return nil
@@ -39,12 +39,12 @@ func (b *Backend) takeOver(ctx context.Context, logger klog.Logger) error {
 
 // guardsLast commits a transaction in two: first all but the steps that guard load balancer addresses, then, with
 // commitGuards, those.
-func (b *Backend) guardsLast(tx nft.Transaction, commitGuards func(nft.Transaction) error) error {
+func (b *Backend) guardsLast(ctx context.Context, tx nft.Transaction, commitGuards func(context.Context, nft.Transaction) error) error {
 	first, guards := compiler.GuardsLast(tx)
-	if err := b.commit(first); err != nil {
+	if err := b.commit(ctx, first); err != nil {
 		return err
 	}
-	return commitGuards(guards)
+	return commitGuards(ctx, guards)
 }
 
 // standIns returns the transaction that makes the stand-ins.
@@ -56,8 +56,8 @@ func (b *Backend) standIns() (tx nft.Transaction) {
 }
 
 // removeStandIns also removes the stand-ins of a process that ended before it could.
-func (b *Backend) removeStandIns() error {
-	there, err := familiesWith(b.conn, compiler.StandInName)
+func (b *Backend) removeStandIns(ctx context.Context) error {
+	there, err := familiesWith(ctx, b.conn, compiler.StandInName)
 	if err != nil {
 		return err
 	}
@@ -65,5 +65,5 @@ func (b *Backend) removeStandIns() error {
 	for _, family := range there {
 		tx.Append(nft.Remove(family, compiler.StandInName))
 	}
-	return b.commit(tx)
+	return b.commit(ctx, tx)
 }

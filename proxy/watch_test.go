@@ -73,7 +73,7 @@ func eventually(t *testing.T, what string, holds func() bool) {
 
 func commit(t *testing.T, c *nft.Conn, tx nft.Transaction) {
 	t.Helper()
-	if _, err := c.Commit(tx); err != nil {
+	if _, err := c.Commit(t.Context(), tx); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -99,7 +99,7 @@ func testWatchHearsOfCommits(t *testing.T) {
 	watch(t, b)
 	repaired := func() bool {
 		for _, f := range nft.Families {
-			if there, err := others.HasTable(f, compiler.TableName); err != nil || !there {
+			if there, err := others.HasTable(t.Context(), f, compiler.TableName); err != nil || !there {
 				return false
 			}
 		}
@@ -140,7 +140,7 @@ func testCheckBesideSyncsAndCommits(t *testing.T) {
 	busy.Go(func() {
 		for last := byte(0); ctx.Err() == nil; last++ {
 			theirs := nft.Table{Family: nft.FamilyIP, Name: "theirs"}
-			if _, err := others.Commit(nft.Replace(&theirs)); err != nil {
+			if _, err := others.Commit(t.Context(), nft.Replace(&theirs)); err != nil {
 				t.Error(err)
 			}
 		}
@@ -249,7 +249,7 @@ func testWatchWhileNoComparisonSucceeds(t *testing.T) {
 	commit(t, others, nft.Remove(nft.FamilyIP6, compiler.TableName))
 	begin := time.Now()
 	eventually(t, "the table is back", func() bool {
-		there, err := others.HasTable(nft.FamilyIP6, compiler.TableName)
+		there, err := others.HasTable(t.Context(), nft.FamilyIP6, compiler.TableName)
 		return there && err == nil
 	})
 	if took := time.Since(begin); took > CheckInterval {

@@ -22,11 +22,11 @@ func cleanup(ctx context.Context) error {
 		return err
 	}
 	defer conn.Close()
-	tables, err := proxy.Present(conn)
+	tables, err := proxy.Present(ctx, conn)
 	if err != nil {
 		return err
 	}
-	if err := proxy.Cleanup(conn); err != nil {
+	if err := proxy.Cleanup(ctx, conn); err != nil {
 		return err
 	}
 	for _, table := range tables {

@@ -30,11 +30,11 @@ func initOnly(ctx context.Context, c *v1alpha2.KubeProxyConfiguration) error {
 // prepareKernel finds out whether the kernel can do all that the rules need, which also loads modules, and
 // then sets the sysctls, which those modules bring.
 func prepareKernel(ctx context.Context, c *v1alpha2.KubeProxyConfiguration, conn *nft.Conn) error {
-	if err := conn.Probe(); err != nil {
+	if err := conn.Probe(ctx); err != nil {
 		return err
 	}
 	if gates, _, _ := config.FeatureGates(c.FeatureGates); gates.Enabled(config.OwnTables) {
-		if err := conn.ProbePersist(); err != nil {
+		if err := conn.ProbePersist(ctx); err != nil {
 			return fmt.Errorf("featureGates: %s: %w", config.OwnTables, err)
 		}
 	}

@@ -77,7 +77,7 @@ func newParts(ctx context.Context, o *options, compilerConfig compiler.Config, c
 	if p.nodeName, err = o.nodeName(); err != nil {
 		return nil, err
 	}
-	if p.source, err = o.source(p.nodeName, newSourceHooks(p.health, conn)); err != nil {
+	if p.source, err = o.source(p.nodeName, newSourceHooks(ctx, p.health, conn)); err != nil {
 		return nil, err
 	}
 	if p.events, err = o.events(ctx, p.nodeName); err != nil {

@@ -1,6 +1,8 @@
 package main
 
 import (
+	"context"
+
 	"github.com/nftproxy/nftproxy/compiler"
 	"github.com/nftproxy/nftproxy/health"
 	"github.com/nftproxy/nftproxy/internal/metrics"
@@ -16,7 +18,7 @@ type sourceHooks struct {
 	recall    func() (model.Node, error)
 }
 
-func newSourceHooks(p *health.Proxy, conn *nft.Conn) sourceHooks {
+func newSourceHooks(ctx context.Context, p *health.Proxy, conn *nft.Conn) sourceHooks {
 	return sourceHooks{
 		onFailing: func(resource string, failing bool) {
 			p.SetFailing(resource, failing)
@@ -26,16 +28,16 @@ func newSourceHooks(p *health.Proxy, conn *nft.Conn) sourceHooks {
 			p.AwaitNode(m.Waiting)
 			metrics.SetNodeMissing(m.Node, m.Addresses, m.PodCIDRs)
 		},
-		recall: func() (model.Node, error) { return recall(conn) },
+		recall: func() (model.Node, error) { return recall(ctx, conn) },
 	}
 }
 
 // recall returns what the rules in the kernel say of the Node: those of the run before, or of the
 // kube-proxy that is taken over from.
-func recall(conn *nft.Conn) (model.Node, error) {
+func recall(ctx context.Context, conn *nft.Conn) (model.Node, error) {
 	var tables []*nft.Table
 	for _, family := range nft.Families {
-		table, err := conn.ReadTable(family, compiler.TableName)
+		table, err := conn.ReadTable(ctx, family, compiler.TableName)
 		if err != nil {
 			return model.Node{}, err
 		}

@@ -115,7 +115,7 @@ func (s *source) actual(cmd *cobra.Command) (*opened, error) {
 	if err != nil {
 		return nil, err
 	}
-	live, err := snapshot.FromKernel(conn)
+	live, err := snapshot.FromKernel(cmd.Context(), conn)
 	if err != nil {
 		_ = conn.Close() // what matters is err
 		return nil, err

@@ -1,6 +1,7 @@
 package conformance
 
 import (
+	"context"
 	"net/netip"
 	"testing"
 
@@ -200,7 +201,7 @@ func TestDeletedRulesComeBack(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer conn.Close()
-	if err := proxy.Cleanup(conn); err != nil {
+	if err := proxy.Cleanup(context.Background(), conn); err != nil {
 		t.Fatal(err)
 	}
 	c.pod.reaches(s.clusterIP(tcp(80)), pods...)

@@ -79,7 +79,7 @@ func (d *demo) say(format string, args ...any) {
 }
 
 // build fills the lab and writes the manifests.
-func (d *demo) build(context.Context) error {
+func (d *demo) build(ctx context.Context) error {
 	d.say(`1. A cluster of network namespaces
 
             pods: client, web-1, web-2         pods: web-3, web-4
@@ -87,7 +87,7 @@ func (d *demo) build(context.Context) error {
     outside ------- node-1 ------------------------- node-2
                       kube-proxy runs here
 `)
-	if err := d.rules.Probe(); err != nil {
+	if err := d.rules.Probe(ctx); err != nil {
 		return err
 	}
 	for _, p := range pods {
@@ -223,7 +223,7 @@ func (d *demo) cleanup(ctx context.Context) error {
 		return err
 	}
 	for _, family := range nft.Families {
-		t, err := d.rules.ReadTable(family, tableName)
+		t, err := d.rules.ReadTable(ctx, family, tableName)
 		if err != nil {
 			return err
 		}

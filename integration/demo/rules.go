@@ -21,7 +21,7 @@ func (d *demo) explain(ctx context.Context) error {
 	d.say("\n5. What the kernel holds now\n")
 	var tables []*nft.Table
 	for _, family := range nft.Families {
-		t, err := d.rules.ReadTable(family, tableName)
+		t, err := d.rules.ReadTable(ctx, family, tableName)
 		if err != nil {
 			return err
 		}

@@ -130,7 +130,7 @@ func (c *cluster) clientsOf(t *testing.T, name string) map[netip.Addr]netip.Addr
 			if table.Family != nft.FamilyIP || set.Name != "affinity.shop."+name+".tcp" || !compiler.IsAffinityMap(set.Name) {
 				continue
 			}
-			elements, err := c.rules.ReadElements(table.Family, table.Name, set)
+			elements, err := c.rules.ReadElements(t.Context(), table.Family, table.Name, set)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -81,7 +81,7 @@ func (c *cluster) meddle(t *testing.T) {
 	t.Helper()
 	table := &nft.Table{Family: nft.FamilyIP, Name: compiler.TableName}
 	step := nft.Step{Op: nft.AddChain, Table: table, Chain: &nft.Chain{Name: "foreign"}}
-	if _, err := c.rules.Commit(nft.Transaction{Steps: []nft.Step{step}}); err != nil {
+	if _, err := c.rules.Commit(t.Context(), nft.Transaction{Steps: []nft.Step{step}}); err != nil {
 		t.Fatal(err)
 	}
 }

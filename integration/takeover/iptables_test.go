@@ -259,7 +259,7 @@ func runCleanup(t *testing.T, h *lab.Host) (output string, err error) {
 func awaitTables(t *testing.T, c *nft.Conn) {
 	t.Helper()
 	await.Until(t, "there are tables", func() error {
-		there, err := c.HasTable(nft.FamilyIP, compiler.TableName)
+		there, err := c.HasTable(t.Context(), nft.FamilyIP, compiler.TableName)
 		if err == nil && !there {
 			err = errors.New("there are none")
 		}

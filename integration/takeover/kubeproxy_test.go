@@ -36,7 +36,7 @@ func loadRecorded(t *testing.T, h *lab.Host) {
 func playFirstSync(t *testing.T, h *lab.Host, c *nft.Conn) {
 	t.Helper()
 	for _, f := range nft.Families {
-		have, err := c.ReadTable(f, compiler.TableName)
+		have, err := c.ReadTable(t.Context(), f, compiler.TableName)
 		if err != nil {
 			t.Fatal(err)
 		}

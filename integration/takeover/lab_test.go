@@ -70,7 +70,7 @@ func awaitOurs(t *testing.T, c *nft.Conn) {
 	want := wanted(t)
 	await.Until(t, "the tables are this proxy's", func() error {
 		for _, w := range want {
-			got, err := c.ReadTable(w.Family, w.Name)
+			got, err := c.ReadTable(t.Context(), w.Family, w.Name)
 			if err != nil {
 				return err
 			}

@@ -23,7 +23,7 @@ func TestNodeAddressesAreRecalledFromKubeProxysTables(t *testing.T) {
 	conn := labtest.Conn(t, l.Node)
 	var tables []*nft.Table
 	for _, family := range nft.Families {
-		table, err := conn.ReadTable(family, compiler.TableName)
+		table, err := conn.ReadTable(t.Context(), family, compiler.TableName)
 		if err != nil {
 			t.Fatal(err)
 		}

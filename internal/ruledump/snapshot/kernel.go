@@ -1,6 +1,7 @@
 package snapshot
 
 import (
+	"context"
 	"fmt"
 	"net"
 	"net/netip"
@@ -12,15 +13,15 @@ import (
 )
 
 // FromKernel reads the proxy's tables in the current network namespace. It needs CAP_NET_ADMIN. The clients in
-// dynamic maps are left out until ReadClients is called, which uses the connection.
-func FromKernel(conn *nft.Conn) (*Snapshot, error) {
+// dynamic maps are left out until ReadClients is called, which uses the connection and ctx.
+func FromKernel(ctx context.Context, conn *nft.Conn) (*Snapshot, error) {
 	s := &Snapshot{Origin: Kernel, Taken: time.Now().UTC().Truncate(time.Second)}
 	var err error
-	if s.Generation, err = conn.Generation(); err != nil {
+	if s.Generation, err = conn.Generation(ctx); err != nil {
 		return nil, err
 	}
 	for _, family := range nft.Families {
-		table, err := conn.ReadTable(family, compiler.TableName)
+		table, err := conn.ReadTable(ctx, family, compiler.TableName)
 		if err != nil {
 			return nil, err
 		}
@@ -32,7 +33,7 @@ func FromKernel(conn *nft.Conn) (*Snapshot, error) {
 		return nil, fmt.Errorf("the kernel has no table ip %s or ip6 %s in this network namespace", compiler.TableName, compiler.TableName)
 	}
 	s.ReadClients = func(table *nft.Table, set *nft.Set) error {
-		elements, err := conn.ReadElements(table.Family, table.Name, set)
+		elements, err := conn.ReadElements(ctx, table.Family, table.Name, set)
 		for _, e := range elements {
 			set.Put(e)
 		}
