@@ -147,7 +147,7 @@ func testCheckBesideSyncsAndCommits(t *testing.T) {
 	})
 	busy.Go(func() {
 		for version := byte(0); ctx.Err() == nil; version++ {
-			if err := b.Sync(ctx, manyPorts(services, version%200)); err != nil && ctx.Err() == nil {
+			if err := b.Sync(t.Context(), manyPorts(services, version%200)); err != nil {
 				t.Error(err)
 			}
 		}
