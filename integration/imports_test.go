@@ -30,6 +30,7 @@ var withoutKubernetes = map[string]string{
 	"evaluator": "the evaluator takes rulesets, from whomever",
 	"conntrack": "conntrack can be used without Kubernetes",
 
+	"syncloop":           "a client needs nothing of Kubernetes",
 	"nodelocal":          "a client needs nothing of Kubernetes",
 	"nodelocal/protocol": "a client needs nothing of Kubernetes",
 	"nodelocal/v1":       "a client needs nothing of Kubernetes",

@@ -1,7 +1,6 @@
 package tracker
 
 import (
-	"context"
 	"fmt"
 	"testing"
 	"testing/synctest"
@@ -25,13 +24,13 @@ func TestTriggersAreBounded(t *testing.T) {
 			triggered(tracker, i, start.Add(time.Duration(i)))
 		}
 		tracker.Synced()
-		_, triggers := tracker.take()
+		_, triggers := tracker.Take()
 		if len(triggers) != maxTriggers || !triggers[0].Equal(start) {
 			t.Errorf("%d triggers from %v, want the oldest %d from %v", len(triggers), triggers[0], maxTriggers, start)
 		}
 		t.Run("and there is room again when they were taken", func(t *testing.T) {
 			triggered(tracker, 1<<20, start)
-			if _, triggers := tracker.take(); len(triggers) != 1 {
+			if _, triggers := tracker.Take(); len(triggers) != 1 {
 				t.Errorf("%d triggers, want 1", len(triggers))
 			}
 		})
@@ -45,7 +44,7 @@ func TestTriggersAreBounded(t *testing.T) {
 		tracker.DeleteEndpointSlice(s.Namespace, s.Name)
 		triggered(tracker, 1, start)
 		tracker.Synced()
-		if _, triggers := tracker.take(); len(triggers) != 1 {
+		if _, triggers := tracker.Take(); len(triggers) != 1 {
 			t.Errorf("%d triggers, want 1", len(triggers))
 		}
 	})
@@ -71,31 +70,4 @@ func TestTriggersAreBounded(t *testing.T) {
 			}
 		})
 	})
-}
-
-func TestPendingChangesAreBounded(t *testing.T) {
-	tracker, _ := newSynced(serviceNamed("stays"))
-	backend := &fakeBackend{}
-	loop := NewLoop(tracker, backend, LoopOptions{})
-	loop.collect()
-	loop.sync(context.Background())
-	backend.broken.Store(true)
-	tracker.SetService(serviceNamed("changes"))
-	loop.collect()
-	loop.sync(context.Background())
-	for i := range 3 * maxPending {
-		name := fmt.Sprint("goes-", i)
-		tracker.SetService(serviceNamed(name))
-		loop.collect()
-		tracker.DeleteService(serviceNamed(name).Namespace, name)
-		loop.collect()
-		if n := len(loop.pending.Ports); n > maxPending+1 {
-			t.Fatalf("%d changed ports are kept after %d Services came and went", n, i)
-		}
-	}
-	backend.broken.Store(false)
-	loop.sync(context.Background())
-	if state := backend.state(); len(state.Ports) != 2 {
-		t.Errorf("the backend has %d ports, want 2", len(state.Ports))
-	}
 }

@@ -3,7 +3,6 @@ package tracker
 import (
 	"maps"
 	"net/netip"
-	"slices"
 	"time"
 
 	"github.com/nftproxy/nftproxy/model"
@@ -12,7 +11,7 @@ import (
 // Dirty returns a channel that receives after something happened for which Changes may
 // have news. Many events make one receive. It is never closed, and has one reader.
 func (t *Tracker) Dirty() <-chan struct{} {
-	return t.wake
+	return t.own.wake
 }
 
 // Changes returns the difference between now and the last call, or nil if there is none
@@ -20,131 +19,76 @@ func (t *Tracker) Dirty() <-chan struct{} {
 // between does not show. The caller owns the Changes; the ServicePorts in it are shared
 // and must not be modified.
 func (t *Tracker) Changes() *model.Changes {
-	changes, _ := t.take()
+	changes, _ := t.Take()
 	return changes
 }
 
 // Resync makes the next Changes Full, for a backend that lost its state.
-func (t *Tracker) Resync() {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.full = true
-	t.signal()
+func (t *Tracker) Resync() { t.own.Resync() }
+
+// Take returns Changes together with the times of the events that led to them.
+func (t *Tracker) Take() (*model.Changes, []time.Time) { return t.own.Take() }
+
+// publish returns the ports of a Service with their endpoints, as a node sees them. What came out as it was in old, which
+// may be nil, is the same.
+func (t *Tracker) publish(e *entry, from place, old *published) *published {
+	switch {
+	case t.options.EveryNode && !e.names(from.node):
+		return t.publishShared(e, from, old)
+	case t.own != nil && t.own.has(e, from):
+		return t.own.handed[e.index]
+	}
+	return t.join(e, from, old)
 }
 
-// take returns Changes together with the times of the events that led to them.
-func (t *Tracker) take() (*model.Changes, []time.Time) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if !t.synced {
-		return nil, nil
+// publishShared is publish for all nodes of a zone that the Service's endpoints do not name.
+func (t *Tracker) publishShared(e *entry, from place, old *published) *published {
+	lists := &e.forMany().lists
+	if lists.revision != e.changed {
+		*lists = sharedLists{revision: e.changed, before: lists.byZone, byZone: map[string]*published{}}
 	}
-	t.counts.PendingServices, t.counts.PendingEndpointSlices = 0, 0
-	changes := &model.Changes{Full: t.full, Ports: make(map[model.PortID]*model.ServicePort, len(t.dirty))}
-	t.takePorts(changes)
-	t.takeNode(changes)
-	t.takeServiceCIDRs(changes)
-	t.full = false
-	triggers := t.takeTriggers()
-	if changes.Empty() {
-		return nil, triggers
+	zone := ""
+	if e.zoned() {
+		zone = from.zone
 	}
-	return changes, triggers
+	now, known := lists.byZone[zone]
+	if !known {
+		if before := lists.before[zone]; before != nil {
+			old = before
+		}
+		now = t.join(e, place{zone: zone}, old)
+		lists.byZone[zone] = now
+		delete(lists.before, zone)
+	}
+	return now
 }
 
-func (t *Tracker) takePorts(changes *model.Changes) {
-	if t.allDirty {
-		for name := range t.entries {
-			t.dirty[name] = struct{}{}
-		}
-		t.allDirty = false
-	}
-	for name := range t.dirty {
-		t.recompute(name, changes.Ports)
-	}
-	// Not clear: that costs what the map once held, which at start is everything.
-	t.dirty = map[objectName]struct{}{}
-	// Do not keep the endpoints of deleted slices alive.
-	clear(t.scratch[:cap(t.scratch)])
-	if !changes.Full {
-		return
-	}
-	clear(changes.Ports)
-	for _, e := range t.entries {
-		for _, port := range e.handed {
-			changes.Ports[port.ID] = port
-		}
-	}
-}
-
-// recompute brings the ports of one Service up to date and puts what is different into
-// changed. A port that came out as it was keeps its old ServicePort.
-func (t *Tracker) recompute(name objectName, changed map[model.PortID]*model.ServicePort) {
-	e := t.entries[name]
-	if e == nil {
-		return
-	}
-	old := e.handed
-	e.handed = t.join(e)
-	for _, port := range old {
-		if _, found := findPort(e.handed, port.ID); !found {
-			changed[port.ID] = nil
-		}
-	}
-	for i, port := range e.handed {
-		j, found := findPort(old, port.ID)
-		if found && old[j].Equal(port) {
-			e.handed[i] = old[j]
-			continue
-		}
-		changed[port.ID] = port
-	}
-	if e.service == nil && len(e.slices) == 0 {
-		delete(t.entries, name)
-	}
-}
-
-// join returns the ports of a Service with their endpoints, sorted by ID.
-func (t *Tracker) join(e *entry) []*model.ServicePort {
+// join returns the ports of a Service as a node sees them, nil if there are none.
+func (t *Tracker) join(e *entry, from place, old *published) *published {
 	if e.service == nil || len(e.service.ports) == 0 {
 		return nil
 	}
+	same := old != nil && len(old.ports) == len(e.service.ports)
 	ports := make([]*model.ServicePort, 0, len(e.service.ports))
 	for _, port := range e.service.ports {
-		t.scratch = fill(&port, e.slices, t.node.zone, t.scratch)
+		t.scratch = fill(&port, e.slices, from, t.scratch)
+		if j, found := findPort(old.list(), port.ID); found && old.ports[j].Equal(&port) {
+			ports = append(ports, old.ports[j])
+			continue
+		}
+		same = false
 		ports = append(ports, &port)
 	}
-	return ports
+	if same {
+		return old
+	}
+	return &published{ports}
 }
 
-func findPort(ports []*model.ServicePort, id model.PortID) (int, bool) {
-	return slices.BinarySearchFunc(ports, id, func(p *model.ServicePort, id model.PortID) int { return p.ID.Compare(id) })
-}
-
-func (t *Tracker) takeNode(changes *model.Changes) {
-	if !t.nodeDirty && !changes.Full {
-		return
-	}
-	t.nodeDirty = false
-	if changes.Full || !t.handedNode.sameForBackend(t.node) {
-		node := t.node.Node
-		changes.Node = &node
-		t.handedNode = t.node
-	}
-}
-
-func (t *Tracker) takeServiceCIDRs(changes *model.Changes) {
-	if !t.cidrsDirty && !changes.Full {
-		return
-	}
-	t.cidrsDirty = false
-	var ranges []netip.Prefix
+// serviceRanges returns the ranges of all ServiceCIDRs, sorted.
+func (t *Tracker) serviceRanges() (ranges []netip.Prefix) {
 	for cidr := range maps.Values(t.cidrs) {
 		ranges = append(ranges, cidr.ranges...)
 	}
-	ranges = sortedSet(ranges, comparePrefixes)
-	if changes.Full || !slices.Equal(ranges, t.handedRanges) {
-		changes.ServiceCIDRs, changes.ServiceCIDRsChanged = ranges, true
-		t.handedRanges = ranges
-	}
+	return sortedSet(ranges, comparePrefixes)
 }

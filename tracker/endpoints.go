@@ -10,16 +10,21 @@ import (
 // candidate is an endpoint of one Service port, before it is decided which lists it is in.
 type candidate struct {
 	addrPort netip.AddrPort
-	// zones is those that the endpoint is meant for, if any.
-	zones []string
-	*sliceEndpoint
+	// hint is where it is meant to be used.
+	*hint
+	// With neither set the slice names no node.
+	local, remote bool
+	// hintsThisNode says that one of the hint's nodes is this one.
+	hintsThisNode bool
+
+	ready, serving, terminating bool
 }
 
-// fill sets the endpoint lists of port from the slices of its Service. zone is this node's.
+// fill sets the endpoint lists of port from the slices of its Service, as the node sees them.
 // It returns scratch for the next call to use again.
-func fill(port *model.ServicePort, slices []*endpointSlice, zone string, scratch []candidate) []candidate {
-	candidates := unique(gather(scratch[:0], port.ID, slices))
-	port.Cluster = clusterList(candidates, zone)
+func fill(port *model.ServicePort, slices []*endpointSlice, seenFrom place, scratch []candidate) []candidate {
+	candidates := withoutDuplicates(gather(scratch[:0], port.ID, slices, seenFrom.node))
+	port.Cluster = clusterList(candidates, seenFrom.zone)
 	if port.InternalPolicy == model.PolicyLocal || port.ExternalPolicy == model.PolicyLocal {
 		port.Local, port.LocalTerminating = localList(candidates)
 	}
@@ -29,32 +34,47 @@ func fill(port *model.ServicePort, slices []*endpointSlice, zone string, scratch
 	return candidates
 }
 
+// place is a node, and the zone that it is in; either may be unknown, and empty.
+type place struct{ node, zone string }
+
 // gather appends to into what the slices hold for a port. A slice may give one port name
 // two numbers, and different slices may give it different ones (named target ports).
-func gather(into []candidate, id model.PortID, slices []*endpointSlice) []candidate {
+func gather(into []candidate, id model.PortID, slices []*endpointSlice, node string) []candidate {
 	for _, slice := range slices {
 		if slice.family != id.Family {
 			continue
 		}
+		this := slice.codeOf(node)
 		for _, port := range slice.ports {
 			if port.name != id.Port || port.protocol != id.Protocol {
 				continue
 			}
 			for i := range slice.endpoints {
-				endpoint := &slice.endpoints[i]
-				addr := netip.AddrPortFrom(slice.addrOf(endpoint), port.number)
-				into = append(into, candidate{addr, slice.zonesOf(endpoint), endpoint})
+				into = append(into, slice.candidate(&slice.endpoints[i], port.number, this))
 			}
 		}
 	}
 	return into
 }
 
-// unique sorts candidates by address and drops duplicates. Two slices may hold one address
+// candidate returns an endpoint of s as the node with the code this sees it.
+func (s *endpointSlice) candidate(e *sliceEndpoint, port uint16, this nodeCode) candidate {
+	c := candidate{
+		addrPort: netip.AddrPortFrom(s.addrOf(e), port),
+		hint:     s.hintOf(e),
+		local:    e.node != noNode && e.node == this,
+		remote:   e.node != noNode && e.node != this,
+		ready:    e.ready, serving: e.serving, terminating: e.terminating,
+	}
+	c.hintsThisNode = this != noNode && slices.Contains(c.nodes, this)
+	return c
+}
+
+// withoutDuplicates sorts candidates by address and drops duplicates. Two slices may hold one address
 // and disagree: while an endpoint moves from one slice to another, or when a new pod gets
 // the address of one that still terminates, perhaps on another node. The one that can take
 // connections wins, so that the result does not depend on the order of events.
-func unique(candidates []candidate) []candidate {
+func withoutDuplicates(candidates []candidate) []candidate {
 	if !slices.IsSortedFunc(candidates, compareCandidates) {
 		slices.SortStableFunc(candidates, compareCandidates)
 	}

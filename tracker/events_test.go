@@ -303,7 +303,9 @@ func TestEventTouchesOnlyItsService(t *testing.T) {
 	tracker, _ := newSynced(named("web"), named("dns"))
 	tracker.Changes()
 	tracker.SetEndpointSlice(sliceOf(pod("10.0.0.1", "")))
-	if got := len(tracker.dirty); got != 1 {
+	got := 0
+	tracker.changes.since(tracker.own.seen, func(*entry) { got++ })
+	if got != 1 {
 		t.Errorf("%d Services to recompute, want 1", got)
 	}
 	if got := onePort(t, tracker).ID.Service; got != "web" {
@@ -320,7 +322,7 @@ func TestNothingIsKeptOfDeletedObjects(t *testing.T) {
 	tracker.DeleteService("default", "web")
 	tracker.DeleteEndpointSlice("default", "web-1")
 	tracker.Changes()
-	if n := len(tracker.entries) + len(tracker.slices) + len(tracker.dirty) + len(tracker.triggers); n != 0 {
+	if n := len(tracker.entries) + len(tracker.slices) + len(tracker.changes.graves) + len(tracker.triggers); n != 0 {
 		t.Errorf("%d things are left", n)
 	}
 }
@@ -430,7 +432,7 @@ func TestObjectsWithoutANameAreSkipped(t *testing.T) {
 
 func TestTriggersComeWithTheChanges(t *testing.T) {
 	tracker, _ := newSynced(makeService())
-	tracker.take()
+	tracker.Take()
 	at := func(when string, ip string) *discoveryv1.EndpointSlice {
 		s := sliceOf(pod(ip, ""))
 		s.Annotations = map[string]string{corev1.EndpointsLastChangeTriggerTime: when}
@@ -440,11 +442,11 @@ func TestTriggersComeWithTheChanges(t *testing.T) {
 	tracker.SetEndpointSlice(at(late.Format(time.RFC3339Nano), "10.0.0.1"))
 	tracker.SetEndpointSlice(at(tracker.started.Add(-time.Minute).Format(time.RFC3339Nano), "10.0.0.2"))
 	tracker.SetEndpointSlice(at("nonsense", "10.0.0.3"))
-	_, triggers := tracker.take()
+	_, triggers := tracker.Take()
 	if len(triggers) != 1 || !triggers[0].Equal(late) {
 		t.Errorf("triggers are %v, want %v", triggers, late)
 	}
-	if _, triggers = tracker.take(); triggers != nil {
+	if _, triggers = tracker.Take(); triggers != nil {
 		t.Errorf("triggers came twice: %v", triggers)
 	}
 }

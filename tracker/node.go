@@ -10,11 +10,15 @@ import (
 	"github.com/nftproxy/nftproxy/model"
 )
 
-// node is what counts of the Node that this proxy runs on.
+// node is what counts of a Node.
 type node struct {
 	model.Node
 	zone  string
 	skips skipList
+	// changed is the revision of the last change that a backend sees, moved that of the last change of zone.
+	changed, moved uint64
+	// deleted says that there is no such Node any more, but somebody watches it.
+	deleted bool
 }
 
 // ParseNode returns what a backend is told of a Node. Parts that are invalid are left out.

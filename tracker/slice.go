@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"slices"
 	"strconv"
+	"unique"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -22,8 +23,10 @@ type endpointSlice struct {
 	family    model.Family
 	ports     []slicePort
 	endpoints []sliceEndpoint
-	// zones is the different lists of zones that endpoints are meant for, in the order of the endpoints.
-	zones [][]string
+	// nodes is the nodes that endpoints name, as far as anybody may watch them, sorted.
+	nodes []string
+	// hints is the different hints of the endpoints.
+	hints []hint
 	skips skipList
 }
 
@@ -34,22 +37,31 @@ type slicePort struct {
 	number   uint16
 }
 
-// sliceEndpoint is one endpoint as seen from this node. A cluster may have hundreds of thousands, so it is
+// hint is where endpoints are meant to be used: zones (KEP-2433) and nodes (KEP-4444), each possibly empty.
+type hint struct {
+	zones []string
+	nodes []nodeCode
+}
+
+// nodeCode is where in a slice's nodes a node is, counted from 1.
+type nodeCode = uint32
+
+const (
+	noNode        nodeCode = 0
+	unwatchedNode nodeCode = math.MaxUint32 // one that nobody may watch
+)
+
+// sliceEndpoint is one endpoint. A cluster may have hundreds of thousands, so it is
 // small and without pointers, which the garbage collector would follow.
 type sliceEndpoint struct {
 	// address is of the slice's family, an IPv4 address as netip.Addr.As16 maps it.
 	address [16]byte
-	// zones is where in the slice's zones those that the endpoint is meant for are, counted from 1; 0 is none.
-	zones uint32
-
-	// With neither set the slice names no node.
-	local, remote bool
+	// node is where the endpoint is.
+	node nodeCode
+	// hint is where in the slice's hints that of the endpoint is, counted from 1; 0 is none.
+	hint uint32
 
 	ready, serving, terminating bool
-
-	// nodeHinted says that the endpoint is meant for certain nodes, hintsThisNode that
-	// this node is one of them. They are decided early because a node's name never changes.
-	nodeHinted, hintsThisNode bool
 }
 
 // addrOf returns the address of an endpoint of s.
@@ -61,19 +73,34 @@ func (s *endpointSlice) addrOf(e *sliceEndpoint) netip.Addr {
 	return addr
 }
 
-// zonesOf returns the zones that an endpoint of s is meant for, if any.
-func (s *endpointSlice) zonesOf(e *sliceEndpoint) []string {
-	if e.zones == 0 {
-		return nil
+// hintOf returns the hint of an endpoint of s, an empty one if there is none.
+func (s *endpointSlice) hintOf(e *sliceEndpoint) *hint {
+	if e.hint == 0 {
+		return &noHint
 	}
-	return s.zones[e.zones-1]
+	return &s.hints[e.hint-1]
+}
+
+var noHint hint
+
+// codeOf returns the code of a node in s, noNode if no endpoint names it.
+func (s *endpointSlice) codeOf(node string) nodeCode {
+	if i, found := slices.BinarySearch(s.nodes, node); found {
+		return nodeCode(i) + 1
+	}
+	return noNode
 }
 
 func (s *endpointSlice) equal(other *endpointSlice) bool {
 	return s.name == other.name && s.service == other.service && s.family == other.family &&
 		slices.Equal(s.ports, other.ports) &&
-		slices.Equal(s.endpoints, other.endpoints) && slices.EqualFunc(s.zones, other.zones, slices.Equal) &&
+		slices.Equal(s.nodes, other.nodes) && slices.Equal(s.endpoints, other.endpoints) &&
+		slices.EqualFunc(s.hints, other.hints, hint.equal) &&
 		slices.Equal(s.skips, other.skips)
+}
+
+func (h hint) equal(other hint) bool {
+	return slices.Equal(h.zones, other.zones) && slices.Equal(h.nodes, other.nodes)
 }
 
 // compareSlices orders the slices of one Service by name.
@@ -83,8 +110,8 @@ func compareSlices(a, b *endpointSlice) int {
 
 // parseSlice takes from an EndpointSlice what this node needs. It never fails: what is
 // invalid is left out and listed in skips. A slice that no proxy uses (headless, FQDN,
-// without a Service) comes back without a service.
-func parseSlice(obj *discoveryv1.EndpointSlice, nodeName string) *endpointSlice {
+// without a Service) comes back without a service. nodes is those that count; nil is those that the slice names.
+func parseSlice(obj *discoveryv1.EndpointSlice, nodes []string) *endpointSlice {
 	s := &endpointSlice{name: objectName{obj.Namespace, obj.Name}}
 	if _, headless := obj.Labels[corev1.IsHeadlessService]; headless || obj.Labels[discoveryv1.LabelServiceName] == "" {
 		return s
@@ -102,7 +129,11 @@ func parseSlice(obj *discoveryv1.EndpointSlice, nodeName string) *endpointSlice 
 	}
 	s.service = objectName{obj.Namespace, obj.Labels[discoveryv1.LabelServiceName]}
 	s.parsePorts(obj.Ports)
-	s.parseEndpoints(obj.Endpoints, nodeName)
+	s.nodes = nodes
+	if nodes == nil {
+		s.nodes = nodesIn(obj.Endpoints)
+	}
+	s.parseEndpoints(obj.Endpoints)
 	return s
 }
 
@@ -135,7 +166,7 @@ func (s *endpointSlice) parsePorts(ports []discoveryv1.EndpointPort) {
 	}
 }
 
-func (s *endpointSlice) parseEndpoints(endpoints []discoveryv1.Endpoint, nodeName string) {
+func (s *endpointSlice) parseEndpoints(endpoints []discoveryv1.Endpoint) {
 	if len(endpoints) > 0 {
 		s.endpoints = make([]sliceEndpoint, 0, len(endpoints))
 	}
@@ -156,49 +187,96 @@ func (s *endpointSlice) parseEndpoints(endpoints []discoveryv1.Endpoint, nodeNam
 			s.skips.add(ReasonWrongFamily, indexed("endpoints", i)+".addresses[0]", text, nil)
 			continue
 		}
-		s.endpoints = append(s.endpoints, s.parseEndpoint(addr, endpoint, nodeName))
+		s.endpoints = append(s.endpoints, s.parseEndpoint(addr, endpoint))
 	}
 }
 
-func (s *endpointSlice) parseEndpoint(addr netip.Addr, endpoint *discoveryv1.Endpoint, nodeName string) sliceEndpoint {
-	e := sliceEndpoint{address: addr.As16()}
-	if nodeName != "" && endpoint.NodeName != nil && *endpoint.NodeName != "" {
-		e.local = *endpoint.NodeName == nodeName
-		e.remote = !e.local
+func (s *endpointSlice) parseEndpoint(addr netip.Addr, endpoint *discoveryv1.Endpoint) sliceEndpoint {
+	e := sliceEndpoint{
+		address:     addr.As16(),
+		ready:       orElse(endpoint.Conditions.Ready, true),
+		serving:     orElse(endpoint.Conditions.Serving, true),
+		terminating: orElse(endpoint.Conditions.Terminating, false),
 	}
-	e.ready = orElse(endpoint.Conditions.Ready, true)
-	e.serving = orElse(endpoint.Conditions.Serving, true)
-	e.terminating = orElse(endpoint.Conditions.Terminating, false)
-	if endpoint.Hints == nil {
-		return e
+	if endpoint.NodeName != nil {
+		e.node = s.parseNode(*endpoint.NodeName)
 	}
-	for _, node := range endpoint.Hints.ForNodes {
-		e.nodeHinted = true
-		e.hintsThisNode = e.hintsThisNode || nodeName != "" && node.Name == nodeName
+	if endpoint.Hints != nil {
+		e.hint = s.hintIndex(endpoint.Hints)
 	}
-	e.zones = s.zonesIndex(endpoint.Hints.ForZones)
 	return e
 }
 
-// zonesIndex returns where in s.zones the hinted zones are, counted from 1, and adds them if need be; 0 is none.
-// There are about as many lists as zones, so a search costs little.
-func (s *endpointSlice) zonesIndex(hints []discoveryv1.ForZone) uint32 {
-	if len(hints) == 0 {
+// parseNode returns the code for a node that an endpoint names.
+func (s *endpointSlice) parseNode(name string) nodeCode {
+	if name == "" || slices.Equal(s.nodes, nameless) {
+		return noNode
+	}
+	if code := s.codeOf(name); code != noNode {
+		return code
+	}
+	return unwatchedNode
+}
+
+// nameless is the nodes that count for a Tracker that does not know its node.
+var nameless = []string{""}
+
+// nodesIn returns the names of all nodes that endpoints are on or meant for, sorted.
+func nodesIn(endpoints []discoveryv1.Endpoint) []string {
+	seen := map[string]struct{}{}
+	for i := range endpoints {
+		if name := endpoints[i].NodeName; name != nil && *name != "" {
+			seen[*name] = struct{}{}
+		}
+		if hints := endpoints[i].Hints; hints != nil {
+			for _, node := range hints.ForNodes {
+				seen[node.Name] = struct{}{}
+			}
+		}
+	}
+	names := make([]string, 0, len(seen))
+	for name := range seen {
+		// Interned: thousands of slices name the same nodes.
+		names = append(names, unique.Make(name).Value())
+	}
+	slices.Sort(names)
+	return names
+}
+
+// hintIndex returns where in s.hints the hints are, counted from 1, and adds them if need be; 0 is none.
+// There are about as many as zones or nodes, so a search costs little.
+func (s *endpointSlice) hintIndex(hints *discoveryv1.EndpointHints) uint32 {
+	if len(hints.ForZones) == 0 && len(hints.ForNodes) == 0 {
 		return 0
 	}
-	same := func(zones []string) bool {
-		return slices.EqualFunc(zones, hints, func(zone string, hint discoveryv1.ForZone) bool { return zone == hint.Name })
-	}
-	i := slices.IndexFunc(s.zones, same)
-	if i < 0 {
-		zones := make([]string, 0, len(hints))
-		for _, hint := range hints {
-			zones = append(zones, hint.Name)
+	var codes []nodeCode
+	for _, node := range hints.ForNodes {
+		if code := s.hintedNode(node.Name); !slices.Contains(codes, code) {
+			codes = append(codes, code)
 		}
-		i = len(s.zones)
-		s.zones = append(s.zones, zones)
+	}
+	same := func(h hint) bool {
+		return slices.Equal(h.nodes, codes) && slices.EqualFunc(h.zones, hints.ForZones, func(zone string, hint discoveryv1.ForZone) bool { return zone == hint.Name })
+	}
+	i := slices.IndexFunc(s.hints, same)
+	if i < 0 {
+		h := hint{nodes: codes}
+		for _, zone := range hints.ForZones {
+			h.zones = append(h.zones, zone.Name)
+		}
+		i = len(s.hints)
+		s.hints = append(s.hints, h)
 	}
 	return uint32(i) + 1
+}
+
+// hintedNode returns the code for a node that an endpoint is meant for. Unlike an endpoint's own node it is
+// known to be some node even if its name is empty.
+func (s *endpointSlice) hintedNode(name string) nodeCode {
+	if code := s.parseNode(name); code != noNode {
+		return code
+	}
+	return unwatchedNode
 }
 
 // orElse returns what condition points at, or unset if it is nil.

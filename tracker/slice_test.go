@@ -15,12 +15,12 @@ func TestSliceZones(t *testing.T) {
 		for i := range 100 {
 			endpoints = append(endpoints, hintZones(pod(fmt.Sprint("10.0.0.", i+1), ""), []string{"a", "b"}[i%2]))
 		}
-		s := parseSlice(sliceOf(endpoints...), thisNode)
-		if want := [][]string{{"a"}, {"b"}}; !reflect.DeepEqual(s.zones, want) {
-			t.Errorf("kept %v, want %v", s.zones, want)
+		s := parseSlice(sliceOf(endpoints...), []string{thisNode})
+		if want := []hint{{zones: []string{"a"}}, {zones: []string{"b"}}}; !reflect.DeepEqual(s.hints, want) {
+			t.Errorf("kept %v, want %v", s.hints, want)
 		}
 		for i := range s.endpoints {
-			if got, want := s.zonesOf(&s.endpoints[i]), []string{"a", "b"}[i%2]; !slices.Equal(got, []string{want}) {
+			if got, want := s.hintOf(&s.endpoints[i]).zones, []string{"a", "b"}[i%2]; !slices.Equal(got, []string{want}) {
 				t.Errorf("endpoint %d is for zones %v, want %s", i, got, want)
 			}
 		}

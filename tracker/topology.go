@@ -13,7 +13,7 @@ func nearby(candidates []candidate, zone string) func(candidate) bool {
 		if !c.ready {
 			continue
 		}
-		allNode = allNode && c.nodeHinted
+		allNode = allNode && len(c.nodes) > 0
 		anyNode = anyNode || c.hintsThisNode
 		allZone = allZone && len(c.zones) > 0
 		anyZone = anyZone || c.hintsZone(zone)

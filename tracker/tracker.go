@@ -1,7 +1,6 @@
 package tracker
 
 import (
-	"net/netip"
 	"slices"
 	"sync"
 	"time"
@@ -20,6 +19,12 @@ type Options struct {
 	// NodeName is the name of the node that this proxy runs on: endpoints with it are
 	// local, and of all Nodes only this one is used.
 	NodeName string
+	// EveryNode makes the Tracker keep what any node needs, so that View may be called for any name. NodeName
+	// is then the node of Changes and Dirty, and all Nodes are used.
+	EveryNode bool
+	// History is how many deletions of Services are remembered, so that a view can resume after a revision that somebody
+	// has seen. 0 remembers none: only views that exist learn of deletions.
+	History int
 	// ServiceProxyName makes the Tracker take exactly the Services whose label
 	// LabelServiceProxyName has this value. Empty means those without the label.
 	ServiceProxyName string
@@ -44,41 +49,31 @@ type Options struct {
 // objectName names an object; namespace is empty for objects of the whole cluster.
 type objectName struct{ namespace, name string }
 
-// entry is what belongs to one Service name, also when the Service itself is not there.
-type entry struct {
-	service *service
-	// slices is sorted by name.
-	slices []*endpointSlice
-	// handed is the ports as last handed out, sorted by ID.
-	handed []*model.ServicePort
-}
-
-// Tracker holds the state of the cluster as far as this node needs it. It is a Sink; its
+// Tracker holds the state of the cluster as far as its views need it. It is a Sink; its
 // methods are safe for concurrent use. What it needs of an object it copies.
 type Tracker struct {
 	options Options
 	started time.Time
-	wake    chan struct{}
+	// nodes is those that count in slices; nil is all.
+	nodes []string
+	// own is the view of the node in options.
+	own *View
 
-	// mu guards everything below. It is held while dirty Services are recomputed, so a
+	// mu guards everything below, and what is in views. It is held while changed Services are recomputed, so a
 	// Source waits for that; a Backend never does.
 	mu      sync.Mutex
 	synced  bool
 	entries map[objectName]*entry
 	slices  map[objectName]*endpointSlice
 	cidrs   map[string]*serviceCIDR
-	node    *node
+	// known is the Nodes by name, those that are watched in any case.
+	known map[string]*node
+	views map[*View]struct{}
 
-	// What the next Changes has to look at.
-	full         bool
-	dirty        map[objectName]struct{}
-	allDirty     bool
-	nodeDirty    bool
-	cidrsDirty   bool
+	changes      changeLog
+	cidrsChanged uint64
 	triggers     map[objectName][]time.Time
 	triggerCount int
-	handedNode   *node
-	handedRanges []netip.Prefix
 	scratch      []candidate
 	counts       Counts
 }
@@ -87,18 +82,23 @@ var _ Sink = (*Tracker)(nil)
 
 // New returns an empty Tracker. It hands out nothing before Synced was called.
 func New(options Options) *Tracker {
-	return &Tracker{
+	t := &Tracker{
 		options:  options,
 		started:  time.Now(),
-		wake:     make(chan struct{}, 1),
 		entries:  map[objectName]*entry{},
 		slices:   map[objectName]*endpointSlice{},
 		cidrs:    map[string]*serviceCIDR{},
-		node:     &node{Node: model.Node{Name: options.NodeName}},
-		full:     true,
-		dirty:    map[objectName]struct{}{},
+		known:    map[string]*node{},
+		views:    map[*View]struct{}{},
 		triggers: map[objectName][]time.Time{},
 	}
+	if !options.EveryNode {
+		t.nodes = []string{options.NodeName}
+	}
+	if options.NodeName != "" || !options.EveryNode {
+		t.own = t.newView(options.NodeName)
+	}
+	return t
 }
 
 // SetService implements Sink.
@@ -118,6 +118,7 @@ func (t *Tracker) SetService(obj *corev1.Service) {
 	}
 	t.counts.PendingServices++
 	t.noteUnguarded(name, e.service, parsed)
+	t.noteGone(e, parsed)
 	e.service = parsed
 	t.markDirty(name)
 	t.report(KindService, name, parsed.skips)
@@ -132,6 +133,7 @@ func (t *Tracker) DeleteService(namespace, name string) {
 	if e := t.entries[key]; e != nil && e.service != nil {
 		t.counts.PendingServices++
 		t.noteUnguarded(key, e.service, nil)
+		t.noteGone(e, nil)
 		e.service = nil
 		t.markDirty(key)
 	}
@@ -142,7 +144,7 @@ func (t *Tracker) SetEndpointSlice(obj *discoveryv1.EndpointSlice) {
 	if obj == nil || t.nameless(KindEndpointSlice, obj.Name) {
 		return
 	}
-	parsed := parseSlice(obj, t.options.NodeName)
+	parsed := parseSlice(obj, t.nodes)
 
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -178,37 +180,56 @@ func (t *Tracker) DeleteEndpointSlice(namespace, name string) {
 
 // SetNode implements Sink.
 func (t *Tracker) SetNode(obj *corev1.Node) {
-	if obj == nil || obj.Name != t.options.NodeName {
+	if obj == nil || obj.Name == "" || !t.options.EveryNode && obj.Name != t.options.NodeName {
 		return
 	}
 	parsed := parseNode(obj)
 
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	old := t.node
-	t.node = parsed
+	old := t.node(parsed.Name)
+	t.known[parsed.Name] = parsed
 	if !slices.Equal(old.skips, parsed.skips) {
 		t.report(KindNode, objectName{name: parsed.Name}, parsed.skips)
 	}
+	parsed.changed, parsed.moved = old.changed, old.moved
 	if !old.sameForBackend(parsed) {
-		t.nodeDirty = true
-		t.signal()
+		parsed.changed = t.changes.next()
 	}
 	if old.zone != parsed.zone {
-		if old.zone != "" {
+		if old.zone != "" && !t.options.EveryNode {
 			t.options.Logger.Info("Node is in another zone, deciding anew on topology", "node", parsed.Name, "zone", parsed.zone, "oldZone", old.zone)
 		}
-		t.allDirty = true
-		t.signal()
+		parsed.moved = t.changes.next()
+	}
+	if parsed.changed != old.changed || parsed.moved != old.moved {
+		t.signalNode(parsed.Name)
 	}
 }
 
-// DeleteNode implements Sink. What was known of this node stays: a Node object that
+// DeleteNode implements Sink. What was known of a watched node stays: a Node object that
 // goes away, for example to be registered anew, does not move the machine.
 func (t *Tracker) DeleteNode(name string) {
-	if name == t.options.NodeName {
-		t.options.Logger.Info("Node of this proxy was deleted, keeping its addresses and zone", "node", name)
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.watched(name) {
+		if !t.options.EveryNode {
+			t.options.Logger.Info("Node of this proxy was deleted, keeping its addresses and zone", "node", name)
+		}
+		if n := t.known[name]; n != nil {
+			n.deleted = true
+		}
+		return
 	}
+	delete(t.known, name)
+}
+
+// node returns what is known of a node, if only its name.
+func (t *Tracker) node(name string) *node {
+	if n := t.known[name]; n != nil {
+		return n
+	}
+	return &node{Node: model.Node{Name: name}}
 }
 
 // SetServiceCIDR implements Sink.
@@ -224,7 +245,7 @@ func (t *Tracker) SetServiceCIDR(obj *networkingv1.ServiceCIDR) {
 		return
 	}
 	t.cidrs[obj.Name] = parsed
-	t.cidrsDirty = true
+	t.cidrsChanged = t.changes.next()
 	t.signal()
 	t.report(KindServiceCIDR, objectName{name: obj.Name}, parsed.skips)
 }
@@ -235,7 +256,7 @@ func (t *Tracker) DeleteServiceCIDR(name string) {
 	defer t.mu.Unlock()
 	if t.cidrs[name] != nil {
 		delete(t.cidrs, name)
-		t.cidrsDirty = true
+		t.cidrsChanged = t.changes.next()
 		t.signal()
 	}
 }
@@ -264,6 +285,7 @@ func (t *Tracker) entry(name objectName) *entry {
 	e := t.entries[name]
 	if e == nil {
 		e = &entry{}
+		t.changes.add(e)
 		t.entries[name] = e
 	}
 	return e
@@ -296,18 +318,44 @@ func (t *Tracker) unlink(s *endpointSlice) {
 	t.markDirty(s.service)
 }
 
+// markDirty notes that the ports of a Service may be different now.
 func (t *Tracker) markDirty(name objectName) {
-	t.dirty[name] = struct{}{}
+	e := t.entries[name]
+	t.changes.touch(e)
+	if e.empty() {
+		t.changes.bury(name, e)
+	}
 	t.signal()
 }
 
-// signal wakes whoever waits for Dirty, once there may be something to hand out.
+// signal wakes whoever waits for a view, once there may be something to hand out.
 func (t *Tracker) signal() {
 	if !t.synced {
 		return
 	}
-	select {
-	case t.wake <- struct{}{}:
-	default:
+	for v := range t.views {
+		v.signal()
 	}
+}
+
+// signalNode wakes the views of one node.
+func (t *Tracker) signalNode(name string) {
+	if !t.synced {
+		return
+	}
+	for v := range t.views {
+		if v.name == name {
+			v.signal()
+		}
+	}
+}
+
+// watched reports whether there is a view of a node.
+func (t *Tracker) watched(name string) bool {
+	for v := range t.views {
+		if v.name == name {
+			return true
+		}
+	}
+	return false
 }

@@ -1,0 +1,94 @@
+package syncloop
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"testing"
+	"time"
+
+	"github.com/nftproxy/nftproxy/model"
+)
+
+// fakeFeed hands out what a test sets.
+type fakeFeed struct {
+	state   map[model.PortID]*model.ServicePort
+	changes *model.Changes
+}
+
+func newFeed() *fakeFeed {
+	return &fakeFeed{state: map[model.PortID]*model.ServicePort{}, changes: &model.Changes{Full: true}}
+}
+
+func (f *fakeFeed) set(service string) {
+	id := model.PortID{Service: service}
+	f.state[id] = &model.ServicePort{ID: id}
+	f.changes.Merge(&model.Changes{Ports: map[model.PortID]*model.ServicePort{id: f.state[id]}})
+}
+
+func (f *fakeFeed) delete(service string) {
+	id := model.PortID{Service: service}
+	delete(f.state, id)
+	f.changes.Merge(&model.Changes{Ports: map[model.PortID]*model.ServicePort{id: nil}})
+}
+
+func (f *fakeFeed) Dirty() <-chan struct{} { return nil }
+
+func (f *fakeFeed) Take() (*model.Changes, []time.Time) {
+	taken := f.changes
+	f.changes = &model.Changes{}
+	return taken, nil
+}
+
+func (f *fakeFeed) Resync() { f.changes = &model.Changes{Full: true, Ports: maps.Clone(f.state)} }
+
+// fakeBackend keeps the names of the ports that it has.
+type fakeBackend struct {
+	broken bool
+	has    map[model.PortID]bool
+}
+
+func (b *fakeBackend) Sync(_ context.Context, changes *model.Changes) error {
+	if b.broken {
+		return errors.New("broken")
+	}
+	if changes.Full {
+		b.has = map[model.PortID]bool{}
+	}
+	for id, port := range changes.Ports {
+		if port == nil {
+			delete(b.has, id)
+		} else {
+			b.has[id] = true
+		}
+	}
+	return nil
+}
+
+func TestPendingChangesAreBounded(t *testing.T) {
+	feed, backend := newFeed(), &fakeBackend{}
+	feed.set("stays")
+	loop := New(feed, backend, Options{})
+	loop.collect()
+	loop.sync(context.Background())
+	backend.broken = true
+	feed.set("changes")
+	loop.collect()
+	loop.sync(context.Background())
+	for i := range 3 * maxPending {
+		name := fmt.Sprint("goes-", i)
+		feed.set(name)
+		loop.collect()
+		feed.delete(name)
+		loop.collect()
+		if n := len(loop.pending.Ports); n > maxPending+1 {
+			t.Fatalf("%d changed ports are kept after %d Services came and went", n, i)
+		}
+	}
+	backend.broken = false
+	loop.sync(context.Background())
+	if len(backend.has) != 2 {
+		t.Errorf("the backend has %d ports, want 2", len(backend.has))
+	}
+}

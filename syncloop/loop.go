@@ -1,0 +1,158 @@
+package syncloop
+
+import (
+	"context"
+	"time"
+
+	"github.com/go-logr/logr"
+
+	"github.com/nftproxy/nftproxy/model"
+)
+
+// Options configures a Loop. The zero value syncs as soon as something changes.
+type Options struct {
+	// MinSyncPeriod is the least time from the start of one Sync to the start of the next
+	// (KubeProxyConfiguration nftables.minSyncPeriod). 0 means no delay: what arrives
+	// while a Sync runs is one next Sync anyway.
+	MinSyncPeriod time.Duration
+	// Logger takes errors of the Backend. The zero value logs nothing.
+	Logger logr.Logger
+	// OnQueued, if set, is called when changes were found that a Sync is needed for.
+	// A health check that hears nothing of a good Sync afterwards knows that syncs are stuck.
+	OnQueued func()
+	// OnSync, if set, is called after each Sync.
+	OnSync func(Result)
+}
+
+// Result is the result of one call of Backend.Sync.
+type Result struct {
+	// Changes is what the Backend was given. It may change after the hook returns.
+	Changes *model.Changes
+	// Triggers is when the events happened that led to Changes, oldest first, as far as
+	// EndpointSlices tell (annotation endpoints.kubernetes.io/last-change-trigger-time).
+	// After an error they come again with the Sync that succeeds. There are at most 10,000, the oldest ones.
+	Triggers []time.Time
+	// Started is when Sync was called, Duration how long it took.
+	Started  time.Time
+	Duration time.Duration
+	// Err is what Sync returned, RetryIn when the Loop will try again because of it.
+	Err     error
+	RetryIn time.Duration
+}
+
+// MaxTriggers is how many times are kept until a Sync succeeds.
+const MaxTriggers = 10_000
+
+// maxPending is how many changed ports are kept one by one while Syncs fail. With more, everything
+// there is replaces them: ports that came and went meanwhile would be remembered for ever.
+const maxPending = 10_000
+
+// Feed is where changes come from: a tracker.Tracker, or a server of the node-local API.
+type Feed interface {
+	// Dirty returns a channel that receives after something happened for which Take may have
+	// news. Many events make one receive. It is never closed, and has one reader.
+	Dirty() <-chan struct{}
+	// Take returns the difference between now and the last call, or nil if there is none, and when the events
+	// happened that led to it, as far as that is known. The first difference is Full. The caller owns the Changes;
+	// the ServicePorts in it are shared.
+	Take() (changes *model.Changes, triggers []time.Time)
+	// Resync makes the next changes Full.
+	Resync()
+}
+
+// Loop carries what changed in a Feed to a Backend.
+type Loop struct {
+	feed    Feed
+	backend model.Backend
+	options Options
+
+	// pending is what the Backend has not applied yet; nil is nothing.
+	pending  *model.Changes
+	triggers []time.Time
+	backoff  backoff
+	// started is when the last Sync was called.
+	started time.Time
+}
+
+// New returns a Loop that Run starts. It must be the only reader of feed.
+func New(feed Feed, backend model.Backend, options Options) *Loop {
+	return &Loop{feed: feed, backend: backend, options: options}
+}
+
+// Run calls the Backend whenever something changed, until ctx ends; then it returns nil.
+// A Sync that fails is tried again after 100 ms, and after twice as long each time, up to
+// 30 s. Changes that arrive meanwhile are merged in and bring the next try forward, since
+// they may be the cure. Run must not be called twice.
+func (l *Loop) Run(ctx context.Context) error {
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for {
+		if l.pending != nil {
+			timer.Reset(time.Until(l.due()))
+		} else {
+			timer.Stop()
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-l.feed.Dirty():
+			l.collect()
+		case <-timer.C:
+			l.collect()
+			l.sync(ctx)
+		}
+	}
+}
+
+// collect adds what is new in the Feed to what is pending.
+func (l *Loop) collect() {
+	changes, triggers := l.feed.Take()
+	if changes == nil {
+		return
+	}
+	l.triggers = append(l.triggers, triggers[:min(len(triggers), MaxTriggers-len(l.triggers))]...)
+	if l.pending == nil {
+		l.pending = changes
+	} else {
+		l.pending.Merge(changes)
+	}
+	if l.backoff.failing() && !l.pending.Full && len(l.pending.Ports) > maxPending {
+		l.feed.Resync()
+	}
+	l.backoff.hope()
+	if l.options.OnQueued != nil {
+		l.options.OnQueued()
+	}
+}
+
+// due returns when the pending changes may be synced.
+func (l *Loop) due() time.Time {
+	due := l.backoff.until
+	if earliest := l.started.Add(l.options.MinSyncPeriod); earliest.After(due) {
+		due = earliest
+	}
+	return due
+}
+
+// sync gives the pending changes to the Backend, which has them afterwards unless it failed.
+func (l *Loop) sync(ctx context.Context) {
+	l.started = time.Now()
+	err := l.backend.Sync(ctx, l.pending)
+	result := Result{
+		Changes:  l.pending,
+		Triggers: l.triggers,
+		Started:  l.started,
+		Duration: time.Since(l.started),
+		Err:      err,
+	}
+	if err == nil {
+		l.backoff.reset()
+		l.pending, l.triggers = nil, nil
+	} else {
+		result.RetryIn = l.backoff.fail()
+		l.options.Logger.Error(err, "Sync failed, will retry", "changedPorts", len(l.pending.Ports), "full", l.pending.Full, "retryIn", result.RetryIn)
+	}
+	if l.options.OnSync != nil {
+		l.options.OnSync(result)
+	}
+}

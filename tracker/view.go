@@ -1,0 +1,261 @@
+package tracker
+
+import (
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/nftproxy/nftproxy/model"
+)
+
+// View is what one node has to do. It hands out what changed since it was asked last.
+type View struct {
+	tracker *Tracker
+	name    string
+	wake    chan struct{}
+
+	// The tracker's lock guards what follows.
+
+	// full makes the next changes Full; begun says that there were changes.
+	full bool
+	// seen is the revision up to which everything was handed out.
+	seen uint64
+	// zone is that of the node when it was looked at last.
+	zone string
+	// handed is what was handed out of each entry, by its index.
+	handed []*published
+	// lost is what was handed out, when handed cannot tell any more.
+	lost map[model.PortID]*model.ServicePort
+	node *node
+	// ranges is the ServiceCIDRs as handed out.
+	ranges []netip.Prefix
+	// resumed is the revision that somebody else had seen when the view began; 0 is none.
+	resumed uint64
+}
+
+func (t *Tracker) newView(node string) *View {
+	v := &View{tracker: t, name: node, wake: make(chan struct{}, 1), full: true}
+	t.views[v] = struct{}{}
+	return v
+}
+
+// View returns a view of a node; without Options.EveryNode it must be the one in Options. Close has to be called. The first
+// changes are Full, unless resume names a revision of this Tracker, as Revision returned it for this node, after which all is
+// remembered: then they are what the node needs to know more. They may name ports that did not change.
+func (t *Tracker) View(node string, resume uint64) *View {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	v := t.newView(node)
+	if resume > 0 && t.options.History > 0 && t.synced && resume >= t.changes.horizon && resume <= t.changes.revision {
+		v.resume(resume)
+	}
+	if t.synced {
+		v.signal()
+	}
+	return v
+}
+
+// Serves reports whether View may be called for a node.
+func (t *Tracker) Serves(node string) bool {
+	return t.options.EveryNode || node == t.options.NodeName
+}
+
+// Close ends the view.
+func (v *View) Close() {
+	t := v.tracker
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	delete(t.views, v)
+	if n := t.known[v.name]; n != nil && n.deleted && !t.watched(v.name) {
+		delete(t.known, v.name)
+	}
+}
+
+// Dirty returns a channel that receives after something happened for which Take may have
+// news. Many events make one receive. It is never closed, and has one reader.
+func (v *View) Dirty() <-chan struct{} { return v.wake }
+
+// Resync makes the next changes Full.
+func (v *View) Resync() {
+	v.tracker.mu.Lock()
+	defer v.tracker.mu.Unlock()
+	v.full = true
+	if v.tracker.synced {
+		v.signal()
+	}
+}
+
+// Take returns the difference between now and the last call, and the times of the events that led to it, as Tracker.Take does.
+func (v *View) Take() (*model.Changes, []time.Time) {
+	changes, triggers, _ := v.TakeRevision()
+	return changes, triggers
+}
+
+// TakeRevision is Take, and the revision that the node has seen then.
+func (v *View) TakeRevision() (*model.Changes, []time.Time, uint64) {
+	t := v.tracker
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if !t.synced {
+		return nil, nil, 0
+	}
+	t.counts.PendingServices, t.counts.PendingEndpointSlices = 0, 0
+	changes := &model.Changes{Full: v.full, Ports: map[model.PortID]*model.ServicePort{}}
+	v.takePorts(changes)
+	v.takeNode(changes)
+	v.takeServiceCIDRs(changes)
+	v.full, v.seen, v.resumed = false, t.changes.revision, 0
+	var triggers []time.Time
+	if v == t.own {
+		triggers = t.takeTriggers()
+	}
+	t.forgetGraves()
+	if changes.Empty() {
+		changes = nil
+	}
+	return changes, triggers, v.seen
+}
+
+func (v *View) signal() {
+	select {
+	case v.wake <- struct{}{}:
+	default:
+	}
+}
+
+// resume makes the view go on after a revision, as if it had handed out everything up to that.
+func (v *View) resume(revision uint64) {
+	t := v.tracker
+	n := t.node(v.name)
+	v.full, v.seen, v.resumed, v.zone = false, revision, revision, n.zone
+	if n.changed <= revision {
+		v.node = n
+	}
+	if t.cidrsChanged <= revision {
+		v.ranges = t.serviceRanges()
+	}
+	if n.moved > revision {
+		v.seen = 0
+		return
+	}
+	for e := t.changes.oldest; e != nil && e.changed <= revision; e = e.next {
+		*v.place(e) = t.publish(e, v.where(), nil)
+	}
+}
+
+// where is where the view looks from.
+func (v *View) where() place { return place{v.name, v.zone} }
+
+// has reports whether the view has handed out an entry as it is now, and from that place.
+func (v *View) has(e *entry, from place) bool {
+	return v.seen >= e.changed && v.lost == nil && int(e.index) < len(v.handed) && from == v.where()
+}
+
+// place returns where the view keeps what it handed out of an entry.
+func (v *View) place(e *entry) **published {
+	if missing := int(e.index) + 1 - len(v.handed); missing > 0 {
+		if v.handed == nil {
+			missing = int(v.tracker.changes.size)
+		}
+		v.handed = append(v.handed, make([]*published, missing)...)
+	}
+	return &v.handed[e.index]
+}
+
+func (v *View) takePorts(changes *model.Changes) {
+	t := v.tracker
+	if zone := t.node(v.name).zone; zone != v.zone || v.lost != nil {
+		v.zone, v.seen = zone, 0
+	}
+	lost := v.lost
+	v.lost = nil
+	t.changes.since(v.seen, func(e *entry) { v.recompute(e, changes.Ports) })
+	// Do not keep the endpoints of deleted slices alive.
+	clear(t.scratch[:cap(t.scratch)])
+	if changes.Full {
+		v.everything(changes)
+		return
+	}
+	for id, old := range lost {
+		if now, is := changes.Ports[id]; !is {
+			changes.Ports[id] = nil
+		} else if now != nil && now.Equal(old) {
+			delete(changes.Ports, id)
+		}
+	}
+}
+
+// everything replaces the ports in changes by all that there are.
+func (v *View) everything(changes *model.Changes) {
+	changes.Ports = make(map[model.PortID]*model.ServicePort, len(v.handed))
+	for _, p := range v.handed {
+		for _, port := range p.list() {
+			changes.Ports[port.ID] = port
+		}
+	}
+}
+
+// recompute brings the ports of one Service up to date and puts what is different into
+// changed. A port that came out as it was keeps its old ServicePort.
+func (v *View) recompute(e *entry, changed map[model.PortID]*model.ServicePort) {
+	kept := v.place(e)
+	old := *kept
+	now := v.tracker.publish(e, v.where(), old)
+	*kept = now
+	if v.resumed > 0 && e.served != nil {
+		for _, gone := range e.served.gone {
+			if gone.revision > v.resumed {
+				changed[gone.id] = nil
+			}
+		}
+	}
+	if old == now {
+		return
+	}
+	for _, port := range old.list() {
+		if _, found := findPort(now.list(), port.ID); !found {
+			changed[port.ID] = nil
+		}
+	}
+	for _, port := range now.list() {
+		j, found := findPort(old.list(), port.ID)
+		if found && (old.ports[j] == port || old.ports[j].Equal(port)) {
+			continue
+		}
+		changed[port.ID] = port
+	}
+}
+
+// takeOver remembers what was handed out by itself, without the tracker's entries.
+func (v *View) takeOver() {
+	if v.lost == nil {
+		v.lost = map[model.PortID]*model.ServicePort{}
+	}
+	for _, p := range v.handed {
+		for _, port := range p.list() {
+			v.lost[port.ID] = port
+		}
+	}
+	v.handed, v.seen = nil, v.tracker.changes.revision
+}
+
+func (v *View) takeNode(changes *model.Changes) {
+	now := v.tracker.node(v.name)
+	if changes.Full || v.node == nil || v.node != now && !v.node.sameForBackend(now) {
+		node := now.Node
+		changes.Node = &node
+	}
+	v.node = now
+}
+
+func (v *View) takeServiceCIDRs(changes *model.Changes) {
+	t := v.tracker
+	if t.cidrsChanged <= v.seen && !changes.Full {
+		return
+	}
+	ranges := t.serviceRanges()
+	if changes.Full || !slices.Equal(ranges, v.ranges) {
+		changes.ServiceCIDRs, changes.ServiceCIDRsChanged = ranges, true
+		v.ranges = ranges
+	}
+}

@@ -1,0 +1,201 @@
+package tracker
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	"pgregory.net/rapid"
+
+	"github.com/nftproxy/nftproxy/model"
+)
+
+// watcher is somebody who follows one node through views, as a client of a server does.
+type watcher struct {
+	view     *View
+	state    *model.Changes
+	revision uint64
+}
+
+func (w *watcher) take() {
+	changes, _, revision := w.view.TakeRevision()
+	w.revision = revision
+	if changes == nil {
+		return
+	}
+	if w.state == nil {
+		w.state = &model.Changes{}
+	}
+	w.state.Merge(changes)
+}
+
+// expectTruth compares what a watcher has with what a Tracker of that node alone says.
+func expectTruth(t *rapid.T, cluster *world, node string, state *model.Changes, nodes map[string]*corev1.Node) {
+	truth := New(Options{NodeName: node})
+	for _, obj := range cluster.objects(1) {
+		set(truth, obj)
+	}
+	if n := nodes[node]; n != nil {
+		truth.SetNode(n)
+	}
+	truth.Synced()
+	if diff := cmp.Diff(truth.Changes(), state, sameAddrs); diff != "" {
+		t.Fatalf("node %s (-alone +view):\n%s", node, diff)
+	}
+}
+
+func TestViewsAgreeWithATrackerOfTheirNode(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		history := rapid.SampledFrom([]int{0, 1, 100}).Draw(t, "history")
+		shared := New(Options{EveryNode: true, History: history})
+		cluster := &world{map[string]*corev1.Service{}, map[string]*discoveryv1.EndpointSlice{}, map[string]*networkingv1.ServiceCIDR{}, nil}
+		nodes := map[string]*corev1.Node{}
+		watchers := map[string]*watcher{}
+		names := []string{thisNode, otherNode, "third"}
+		if rapid.Bool().Draw(t, "synced early") {
+			shared.Synced()
+		}
+		for range rapid.IntRange(1, 40).Draw(t, "steps") {
+			name := rapid.SampledFrom(names).Draw(t, "node")
+			switch rapid.IntRange(0, 5).Draw(t, "step") {
+			case 0: // somebody begins, or takes
+				w := watchers[name]
+				if w == nil {
+					w = &watcher{view: shared.View(name, 0)}
+					watchers[name] = w
+				}
+				w.take()
+			case 1: // a connection breaks, and is there again
+				if w := watchers[name]; w != nil {
+					w.view.Close()
+					w.view = shared.View(name, w.revision)
+				}
+			case 2:
+				n := makeNode(name, rapid.SampledFrom([]string{"", "a", "b"}).Draw(t, "zone"))
+				n.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: rapid.SampledFrom([]string{"192.0.2.1", "192.0.2.2"}).Draw(t, "ip")}}
+				nodes[name] = n
+				shared.SetNode(n)
+			default:
+				cluster.event(t, sinkWithoutNodes{shared})
+				cluster.node = nil
+			}
+		}
+		shared.Synced()
+		for name, w := range watchers {
+			w.take()
+			expectTruth(t, cluster, name, w.state, nodes)
+			w.take()
+			w.view.Close()
+		}
+		if len(shared.views) != 0 {
+			t.Fatal("views are left")
+		}
+		if n := len(shared.changes.graves); n > history+len(shared.entries) {
+			t.Fatalf("%d graves are left", n)
+		}
+	})
+}
+
+// sinkWithoutNodes keeps Nodes for the test to set.
+type sinkWithoutNodes struct{ *Tracker }
+
+func (sinkWithoutNodes) SetNode(*corev1.Node) {}
+
+func TestViewResume(t *testing.T) {
+	begin := func() (*Tracker, *watcher) {
+		tracker := New(Options{EveryNode: true, History: 10})
+		for i := range 5 {
+			tracker.SetService(serviceNamed(fmt.Sprint("web-", i)))
+		}
+		tracker.Synced()
+		w := &watcher{view: tracker.View("n", 0)}
+		w.take()
+		w.view.Close()
+		return tracker, w
+	}
+	t.Run("without a change there is nothing new but the node", func(t *testing.T) {
+		tracker, w := begin()
+		changes, _ := tracker.View("n", w.revision).Take()
+		if changes != nil && (changes.Full || len(changes.Ports) > 0) {
+			t.Errorf("got %+v", changes)
+		}
+	})
+	t.Run("what changed comes, and what went", func(t *testing.T) {
+		tracker, w := begin()
+		tracker.SetService(serviceNamed("new"))
+		tracker.DeleteService("default", "web-1")
+		changes, _ := tracker.View("n", w.revision).Take()
+		if changes.Full || len(changes.Ports) != 2 {
+			t.Errorf("got %+v", changes)
+		}
+	})
+	t.Run("after more deletions than are remembered everything comes", func(t *testing.T) {
+		tracker, w := begin()
+		for i := range 20 {
+			tracker.SetService(serviceNamed(fmt.Sprint("short-", i)))
+			tracker.DeleteService("default", fmt.Sprint("short-", i))
+		}
+		other := &watcher{view: tracker.View("m", 0)}
+		other.take()
+		if changes, _ := tracker.View("n", w.revision).Take(); !changes.Full {
+			t.Errorf("got %+v", changes)
+		}
+	})
+	t.Run("a revision of the future is none", func(t *testing.T) {
+		tracker, w := begin()
+		if changes, _ := tracker.View("n", w.revision+1).Take(); !changes.Full {
+			t.Errorf("got %+v", changes)
+		}
+	})
+}
+
+func TestAViewThatNobodyAsksKeepsNothingGrowing(t *testing.T) {
+	tracker := New(Options{EveryNode: true})
+	stalled := &watcher{view: tracker.View("stalled", 0)}
+	tracker.SetService(serviceNamed("stays"))
+	tracker.Synced()
+	stalled.take()
+	reader := &watcher{view: tracker.View("reads", 0)}
+	for i := range 3 * maxGraves {
+		name := fmt.Sprint("goes-", i)
+		tracker.SetService(serviceNamed(name))
+		tracker.DeleteService("default", name)
+		if i == 10 {
+			tracker.DeleteService("default", "stays")
+		}
+		if i%100 == 0 {
+			reader.take()
+		}
+	}
+	if n := len(tracker.entries); n > maxGraves+200 {
+		t.Errorf("%d deleted Services are kept", n)
+	}
+	stalled.take()
+	if n := len(stalled.state.Ports); n != 1 || stalled.state.Ports[model.PortID{Namespace: "default", Service: "stays", Protocol: model.TCP, Family: model.IPv4}] != nil {
+		// It is Full with a later deletion merged in.
+		if n != 0 {
+			t.Errorf("the one that read nothing has %d ports", n)
+		}
+	}
+}
+
+// Watchers share what is the same for them: memory follows what is particular to a node.
+func TestViewsShareLists(t *testing.T) {
+	tracker := New(Options{EveryNode: true})
+	tracker.SetService(makeService())
+	tracker.SetEndpointSlice(sliceOf(pod("10.0.0.1", thisNode), pod("10.0.0.2", "")))
+	tracker.Synced()
+	port := func(node string) *model.ServicePort {
+		changes, _ := tracker.View(node, 0).Take()
+		return portsOf(t, changes)[0]
+	}
+	if port("a") != port("b") {
+		t.Error("two nodes without an endpoint do not share")
+	}
+	if !port(thisNode).Cluster[0].Local || port("a").Cluster[0].Local || !port("a").Cluster[0].Remote {
+		t.Error("the node with the endpoint is not told apart")
+	}
+}
