@@ -7,13 +7,40 @@ import (
 	"github.com/nftproxy/nftproxy/nft"
 )
 
-// countAddresses adds by to the uses of each address that the port, which may be nil, uses.
+// countAddresses adds by, 1 or -1, to the uses of each address that the port, which may be nil, uses. The sets cluster-ips
+// and hairpin hold the addresses that are used.
 func (f *family) countAddresses(p *model.ServicePort, by int) {
 	if p == nil {
 		return
 	}
-	f.clusterIPs[p.ClusterIP] += by
-	eachHairpin(p, func(addr netip.Addr) { f.hairpins[addr] += by })
+	if p.ClusterIP.IsValid() && countUse(f.clusterIPs, p.ClusterIP, by) {
+		f.putOrRemove(f.sets.clusterIPs, nft.AddrData(p.ClusterIP), by > 0)
+	}
+	eachHairpin(p, func(addr netip.Addr) {
+		if countUse(f.hairpins, addr, by) {
+			data := nft.AddrData(addr)
+			f.putOrRemove(f.sets.hairpin, data+data, by > 0)
+		}
+	})
+}
+
+// countUse reports whether the use is the first, or was the last.
+func countUse(uses map[netip.Addr]int, addr netip.Addr, by int) (changed bool) {
+	n := uses[addr] + by
+	if n == 0 {
+		delete(uses, addr)
+		return true
+	}
+	uses[addr] = n
+	return n == 1 && by > 0
+}
+
+func (f *family) putOrRemove(set *nft.Set, key nft.Data, put bool) {
+	if put {
+		f.draft.Put(set, nft.Element{Key: key})
+	} else {
+		f.draft.Remove(set, key)
+	}
 }
 
 // eachHairpin calls do with each endpoint of a port that this node may send to itself
@@ -30,28 +57,4 @@ func eachHairpin(p *model.ServicePort, do func(netip.Addr)) {
 			}
 		}
 	}
-}
-
-// reconcileAddresses puts the addresses that a port, which may be nil, uses or used into cluster-ips and hairpin, or
-// removes those that no port uses.
-func (f *family) reconcileAddresses(p *model.ServicePort) {
-	if p == nil {
-		return
-	}
-	if p.ClusterIP.IsValid() {
-		f.reconcileAddress(f.sets.clusterIPs, nft.AddrData(p.ClusterIP), f.clusterIPs, p.ClusterIP)
-	}
-	eachHairpin(p, func(addr netip.Addr) {
-		data := nft.AddrData(addr)
-		f.reconcileAddress(f.sets.hairpin, data+data, f.hairpins, addr)
-	})
-}
-
-func (f *family) reconcileAddress(set *nft.Set, key nft.Data, uses map[netip.Addr]int, addr netip.Addr) {
-	if uses[addr] > 0 {
-		f.draft.Put(set, nft.Element{Key: key})
-		return
-	}
-	delete(uses, addr)
-	f.draft.Remove(set, key)
 }

@@ -56,6 +56,7 @@ func (f *family) addClaim(fe frontend, c claim) {
 	s := f.frontends[fe]
 	if s == nil {
 		s = &frontendState{frontend: fe, applied: &noPlan}
+		s.claims = s.first[:0]
 		f.frontends[fe] = s
 	}
 	if slices.ContainsFunc(s.claims, func(have claim) bool { return have.port.ID == c.port.ID }) {

@@ -35,6 +35,7 @@ func (c *Compiler) reset() {
 // changes again changes nothing.
 func (c *Compiler) Apply(changes *model.Changes) []Conflict {
 	if changes.Full {
+		c.grow(changes.Ports)
 		c.removeAllBut(changes.Ports)
 	}
 	c.applyCluster(changes)

@@ -61,10 +61,8 @@ func (f *family) setPort(id model.PortID, p *model.ServicePort) {
 	} else {
 		delete(f.ports, id)
 	}
-	f.countAddresses(old, -1)
 	f.countAddresses(p, +1)
-	f.reconcileAddresses(old)
-	f.reconcileAddresses(p)
+	f.countAddresses(old, -1)
 }
 
 // reconcileTouched reconciles the touched frontends and returns the conflicts over them that are new.

@@ -61,6 +61,8 @@ type frontendState struct {
 	frontend frontend
 	// claims holds who claims it, the owner first.
 	claims []claim
+	// first is where claims keeps the first claim: nearly all frontends have no other.
+	first [1]claim
 	// applied is the plan that the draft has; &noPlan for none.
 	applied *plan
 	// touched says that it is in family.touched.

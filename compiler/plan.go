@@ -95,8 +95,8 @@ type portPlans struct {
 	external, balanced *plan
 }
 
-func plansOf(p *model.ServicePort) *portPlans {
-	plans := &portPlans{port: p, comment: nft.TruncateComment(p.ID.ServicePortName())}
+func plansOf(p *model.ServicePort) portPlans {
+	plans := portPlans{port: p, comment: nft.TruncateComment(p.ID.ServicePortName())}
 	if p.AffinityTimeout > 0 {
 		plans.affinity = &planAffinity{p.ID, affinityName(p.ID), p.AffinityTimeout}
 	}

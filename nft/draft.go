@@ -86,6 +86,10 @@ func (d *Draft) touchSet(name string) {
 
 // Put adds an element to a set of the draft or replaces the one with its key.
 func (d *Draft) Put(s *Set, e Element) {
+	if !d.committed {
+		s.Put(e)
+		return
+	}
 	before, present := s.Element(e.Key)
 	if present && before == e {
 		return

@@ -41,7 +41,8 @@ type elementRest struct {
 func store(e Element) stored {
 	s := stored{value: e.Value}
 	if rest := (elementRest{e.KeyEnd, e.Verdict, e.Comment, e.Timeout, e.Expires}); rest != (elementRest{}) {
-		s.rest = &rest
+		kept := rest // the address of rest would move it to the heap for each element
+		s.rest = &kept
 	}
 	return s
 }

@@ -85,6 +85,13 @@ func (s *Set) Put(e Element) {
 	delete(s.foreign, e.Key)
 }
 
+// Grow makes room for n elements in a set that has none, which saves time if that many are put.
+func (s *Set) Grow(n int) {
+	if len(s.elements) == 0 {
+		s.elements = make(map[Data]stored, n)
+	}
+}
+
 // Remove removes the element with the key, if there is one.
 func (s *Set) Remove(key Data) {
 	delete(s.elements, key)
