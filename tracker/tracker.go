@@ -58,6 +58,8 @@ type Tracker struct {
 	nodes []string
 	// own is the view of the node in options.
 	own *View
+	// ready is closed when everything was handed over once.
+	ready chan struct{}
 
 	// mu guards everything below, and what is in views. It is held while changed Services are recomputed, so a
 	// Source waits for that; a Backend never does.
@@ -85,6 +87,7 @@ func New(options Options) *Tracker {
 	t := &Tracker{
 		options:  options,
 		started:  time.Now(),
+		ready:    make(chan struct{}),
 		entries:  map[objectName]*entry{},
 		slices:   map[objectName]*endpointSlice{},
 		cidrs:    map[string]*serviceCIDR{},
@@ -267,9 +270,13 @@ func (t *Tracker) Synced() {
 	defer t.mu.Unlock()
 	if !t.synced {
 		t.synced = true
+		close(t.ready)
 		t.signal()
 	}
 }
+
+// Ready returns a channel that is closed when Synced was called.
+func (t *Tracker) Ready() <-chan struct{} { return t.ready }
 
 // nameless reports whether an object has no name, and then counts it as skipped.
 func (t *Tracker) nameless(kind, name string) bool {

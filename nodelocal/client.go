@@ -1,0 +1,150 @@
+package nodelocal
+
+import (
+	"context"
+	"errors"
+	"io"
+	"math/rand/v2"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/nftproxy/nftproxy/model"
+	"github.com/nftproxy/nftproxy/nodelocal/protocol"
+	nodelocalv1 "github.com/nftproxy/nftproxy/nodelocal/v1"
+	"github.com/nftproxy/nftproxy/syncloop"
+)
+
+// Run drives backend with what the server at target says of the node, until ctx ends; then it returns nil. It returns an
+// error only for a target or options that cannot work; whatever happens to the server, or to a
+// Sync, it tries again. target is unix:///PATH or tcp://HOST:PORT.
+func Run(ctx context.Context, target string, backend model.Backend, options Options) error {
+	client, err := NewClient(target, options)
+	if err != nil {
+		return err
+	}
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	ended := make(chan error, 1)
+	go func() { ended <- client.Run(ctx) }()
+	err = syncloop.New(client, backend, client.options.Loop).Run(ctx)
+	stop()
+	return errors.Join(err, <-ended)
+}
+
+// Client follows a server. It is a syncloop.Feed: a syncloop.Loop carries what it hears to a backend.
+type Client struct {
+	options Options
+	conn    *grpc.ClientConn
+	api     nodelocalv1.NodeLocalClient
+	state   state
+}
+
+var _ syncloop.Feed = (*Client)(nil)
+
+// NewClient returns a client that Run starts. Errors are about target or options.
+func NewClient(target string, options Options) (*Client, error) {
+	if err := options.setDefaults(); err != nil {
+		return nil, err
+	}
+	conn, err := dial(target, &options)
+	if err != nil {
+		return nil, err
+	}
+	return &Client{options: options, conn: conn, api: nodelocalv1.NewNodeLocalClient(conn), state: newState()}, nil
+}
+
+// The wait before a server is tried again: after the first failure, and at most. A third of each wait is random, so that
+// the clients of a server do not come back all at once.
+const (
+	minRetry = 100 * time.Millisecond
+	maxRetry = 10 * time.Second
+)
+
+// Run follows the server until ctx ends, and then returns nil. It must not be called twice.
+func (c *Client) Run(ctx context.Context) error {
+	defer c.conn.Close()
+	retry := minRetry
+	for ctx.Err() == nil {
+		connected, err := c.follow(ctx)
+		if ctx.Err() != nil {
+			return nil
+		}
+		if connected {
+			retry = minRetry
+		}
+		wait := retry - rand.N(retry/3)
+		c.options.Logger.Info("No connection to the node-local server, keeping the last state", "target", c.conn.Target(), "node", c.options.Node, "reason", reason(err), "retryIn", wait)
+		retry = min(2*retry, maxRetry)
+		select {
+		case <-ctx.Done():
+		case <-time.After(wait):
+		}
+		// gRPC has a back-off of its own, which would come on top.
+		c.conn.ResetConnectBackoff()
+	}
+	return nil
+}
+
+// follow reads one stream to its end. connected says that it brought at least one batch.
+func (c *Client) follow(ctx context.Context) (connected bool, err error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	stream, err := c.api.Watch(ctx, &nodelocalv1.WatchRequest{Node: c.options.Node, LastSeen: c.state.position()})
+	if err != nil {
+		return false, err
+	}
+	defer func() {
+		if connected && c.options.OnConnected != nil {
+			c.options.OnConnected(false)
+		}
+	}()
+	var batch protocol.Batch
+	for {
+		update, err := stream.Recv()
+		if err != nil {
+			return connected, err
+		}
+		changes, position, err := batch.Add(update)
+		if err != nil {
+			// Nothing of it was applied. A full state may be good.
+			c.state.forgetPosition()
+			return connected, err
+		}
+		if changes == nil {
+			continue
+		}
+		if err := c.state.apply(changes, position); err != nil {
+			return connected, err
+		}
+		if !connected {
+			connected = true
+			c.options.Logger.Info("Connected to the node-local server", "target", c.conn.Target(), "node", c.options.Node, "full", changes.Full, "changedPorts", len(changes.Ports))
+			if c.options.OnConnected != nil {
+				c.options.OnConnected(true)
+			}
+		}
+	}
+}
+
+// reason is an error without the words that gRPC puts before it.
+func reason(err error) string {
+	if errors.Is(err, io.EOF) {
+		return "the server ended the stream"
+	}
+	if s, ok := status.FromError(err); ok && s.Code() != codes.Unknown {
+		return s.Code().String() + ": " + s.Message()
+	}
+	return err.Error()
+}
+
+// Dirty implements syncloop.Feed.
+func (c *Client) Dirty() <-chan struct{} { return c.state.wake }
+
+// Take implements syncloop.Feed. When the events happened is not known.
+func (c *Client) Take() (*model.Changes, []time.Time) { return c.state.take(), nil }
+
+// Resync implements syncloop.Feed.
+func (c *Client) Resync() { c.state.resync() }

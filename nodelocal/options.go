@@ -1,0 +1,84 @@
+package nodelocal
+
+import (
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/go-logr/logr"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/keepalive"
+
+	"github.com/nftproxy/nftproxy/syncloop"
+)
+
+// Options configures a client. The zero value follows the node that has the host's name.
+type Options struct {
+	// Node is the name of the Node; empty is the host name in lower case, as the kubelet chooses it.
+	Node string
+	// TLS authenticates both sides of a target tcp://. It must be nil for unix://.
+	TLS *tls.Config
+	// Logger takes what goes wrong between this client and the server. The zero value logs nothing.
+	Logger logr.Logger
+	// OnConnected, if set, is called when the first batch of a stream has arrived, with true, and when the stream
+	// has ended, with false. It must not block.
+	OnConnected func(bool)
+	// Loop is how Run calls the backend. Its Logger is by default the one above.
+	Loop syncloop.Options
+}
+
+// Keep-alive finds a server that is gone without a word. A server refuses pings that are more frequent than every 10 s.
+const (
+	keepaliveTime    = 30 * time.Second
+	keepaliveTimeout = 10 * time.Second
+)
+
+// ErrTarget is returned, wrapped, for a target that cannot be one.
+var ErrTarget = errors.New("not a target")
+
+// dial returns a connection, which connects when it is used.
+func dial(target string, options *Options) (*grpc.ClientConn, error) {
+	scheme, rest, _ := strings.Cut(target, "://")
+	transport := insecure.NewCredentials()
+	switch {
+	case scheme == "unix" && strings.HasPrefix(rest, "/"):
+		if options.TLS != nil {
+			return nil, fmt.Errorf("%w: %q is a socket of this machine, TLS is for tcp://", ErrTarget, target)
+		}
+	case scheme == "tcp" && rest != "":
+		if options.TLS == nil {
+			return nil, fmt.Errorf("%w: %q needs TLS with a client certificate", ErrTarget, target)
+		}
+		transport, target = credentials.NewTLS(options.TLS), "dns:///"+rest
+	default:
+		return nil, fmt.Errorf("%w: %q is neither unix:///PATH nor tcp://HOST:PORT", ErrTarget, target)
+	}
+	conn, err := grpc.NewClient(target,
+		grpc.WithTransportCredentials(transport),
+		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: keepaliveTime, Timeout: keepaliveTimeout}),
+		grpc.WithUserAgent("nftproxy-nodelocal"),
+	)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %q: %w", ErrTarget, target, err)
+	}
+	return conn, nil
+}
+
+func (o *Options) setDefaults() error {
+	if o.Node == "" {
+		name, err := os.Hostname()
+		if err != nil {
+			return fmt.Errorf("find the node's name: %w; set Options.Node", err)
+		}
+		o.Node = strings.ToLower(name)
+	}
+	if o.Loop.Logger.IsZero() {
+		o.Loop.Logger = o.Logger
+	}
+	return nil
+}

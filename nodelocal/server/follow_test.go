@@ -1,0 +1,153 @@
+package server_test
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+
+	"github.com/nftproxy/nftproxy/model"
+	"github.com/nftproxy/nftproxy/nodelocal/server"
+	"github.com/nftproxy/nftproxy/tracker"
+)
+
+// cluster is the objects that exist.
+type cluster struct {
+	random   *rand.Rand
+	services map[int]*corev1.Service
+	slices   map[int]*discoveryv1.EndpointSlice
+}
+
+func newCluster(seed uint64) *cluster {
+	return &cluster{rand.New(rand.NewPCG(seed, 1)), map[int]*corev1.Service{}, map[int]*discoveryv1.EndpointSlice{}}
+}
+
+// event changes one object, and tells sink.
+func (c *cluster) event(sink tracker.Sink) {
+	i := c.random.IntN(50)
+	switch c.random.IntN(6) {
+	case 0:
+		c.services[i] = service(i)
+		sink.SetService(c.services[i])
+	case 1:
+		delete(c.services, i)
+		sink.DeleteService("default", fmt.Sprint("web-", i))
+	case 2:
+		delete(c.slices, i)
+		sink.DeleteEndpointSlice("default", fmt.Sprint("web-", i, "-1"))
+	default:
+		c.slices[i] = slice(i, c.random.IntN(5), c.random.IntN(3))
+		sink.SetEndpointSlice(c.slices[i])
+	}
+}
+
+// truth is what a tracker of the node alone says of the objects.
+func (c *cluster) truth(node string) *model.Changes {
+	t := tracker.New(tracker.Options{NodeName: node})
+	for _, s := range c.services {
+		t.SetService(s)
+	}
+	for _, s := range c.slices {
+		t.SetEndpointSlice(s)
+	}
+	t.Synced()
+	return t.Changes()
+}
+
+func servingTracker(history int) *tracker.Tracker {
+	return tracker.New(tracker.Options{EveryNode: true, History: history})
+}
+
+func TestRunWhenEitherSideIsKilled(t *testing.T) {
+	const node = "node-1"
+	for seed := range uint64(4) {
+		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
+			t.Parallel()
+			objects := newCluster(seed)
+			tr := servingTracker(20)
+			for range 50 {
+				objects.event(tr)
+			}
+			tr.Synced()
+			b := newBrain(t, tr, server.Options{MinInterval: time.Millisecond})
+			follower := &backend{}
+			stop := follow(t, b.address, node, follower)
+			for step := range 2500 {
+				objects.event(tr)
+				switch objects.random.IntN(250) {
+				case 0: // the connection
+					b.cut()
+				case 1: // the brain: another instance with other revisions, and what it learnt while it was away
+					b.cut()
+					b.stop()
+					<-b.ended
+					objects.event(tr)
+					b.start()
+				case 2: // the backend, which loses its state
+					stop()
+					follower = &backend{}
+					stop = follow(t, b.address, node, follower)
+				case 3: // the backend's dataplane fails now and then
+					failures := 0
+					follower.mu.Lock()
+					follower.fail = func() error {
+						if failures++; failures%2 == 1 && failures < 6 {
+							return errors.New("no")
+						}
+						return nil
+					}
+					follower.mu.Unlock()
+				}
+				if step%100 == 99 {
+					time.Sleep(time.Millisecond)
+				}
+				if step%500 == 499 {
+					want := objects.truth(node)
+					eventually(t, func() string { return follower.difference(want) })
+				}
+			}
+		})
+	}
+}
+
+func TestRunResumes(t *testing.T) {
+	tr := servingTracker(100)
+	fill(tr, 100, 3)
+	tr.Synced()
+	b := newBrain(t, tr, server.Options{})
+	follower := &backend{}
+	follow(t, b.address, "node-1", follower)
+	synced := func(more int) func() string {
+		return func() string {
+			if syncs, changes := follower.counts(); syncs == 0 || changes < more {
+				return fmt.Sprint(syncs, " Syncs, ", changes, " changes")
+			}
+			return ""
+		}
+	}
+	eventually(t, synced(0))
+	t.Run("without a full resend while the revision is known", func(t *testing.T) {
+		for i := range 10 {
+			b.cut()
+			tr.SetEndpointSlice(slice(i, 2, 0))
+			eventually(t, synced(i+1))
+		}
+		if n := b.fulls(); n != 1 {
+			t.Errorf("%d full states were sent, want 1", n)
+		}
+	})
+	t.Run("and another instance makes the backend do what changed", func(t *testing.T) {
+		_, before := follower.counts()
+		b.end()
+		tr.SetEndpointSlice(slice(50, 2, 0))
+		b.start()
+		eventually(t, synced(before+1))
+		if _, now := follower.counts(); now != before+1 {
+			t.Errorf("%d changes, want 1", now-before)
+		}
+	})
+}

@@ -1,0 +1,74 @@
+package server
+
+import (
+	"crypto/tls"
+	"time"
+
+	"github.com/go-logr/logr"
+)
+
+// Options configures a Server. The zero value has the defaults below.
+type Options struct {
+	// MaxStreams is how many calls of Watch and Get may run at once, by default 5,000.
+	MaxStreams int
+	// MaxStreamsPerPeer is how many of them one peer may have, by default 1,100: a process on a unix socket, an address
+	// over TCP.
+	MaxStreamsPerPeer int
+	// MaxConnections is how many connections there may be, by default 5,000. More wait to be accepted.
+	MaxConnections int
+	// MinInterval is the least time from one batch of a stream to the next, by default 50 ms. What happens meanwhile is merged.
+	MinInterval time.Duration
+	// SendTimeout is how long a client may take for a part of a batch, by default 30 s.
+	SendTimeout time.Duration
+	// TLS is for tcp://; it must ask clients for certificates (nodelocal.TLSFiles).
+	TLS *tls.Config
+	// Logger takes what happens to clients. The zero value logs nothing.
+	Logger logr.Logger
+	// Hooks are for metrics.
+	Hooks Hooks
+}
+
+// Hooks are called for what metrics count. Each may be nil. They must not block.
+type Hooks struct {
+	// OnWatchers is told how many streams there are when that changes.
+	OnWatchers func(n int)
+	// OnBatch is called for each batch that was handed to the transport: whether it was the full state, its bytes, and the time since the
+	// server learnt of the first change in it; 0 for the first batch of a stream.
+	OnBatch func(full bool, bytes int, lag time.Duration)
+	// OnRefused is called for each call that is refused or ended by the server, with one of the Refused constants.
+	OnRefused func(reason string)
+}
+
+// Why calls are refused or ended, as given to Hooks.OnRefused.
+const (
+	RefusedNode    = "node"    // the name is invalid, or the server does not serve the node
+	RefusedStreams = "streams" // there are too many
+	RefusedStalled = "stalled" // the client did not read
+)
+
+// Refused lists the reasons.
+var Refused = []string{RefusedNode, RefusedStreams, RefusedStalled}
+
+func (o *Options) setDefaults() {
+	setDefault(&o.MaxStreams, 5000)
+	setDefault(&o.MaxStreamsPerPeer, 1100)
+	setDefault(&o.MaxConnections, 5000)
+	setDefault(&o.MinInterval, 50*time.Millisecond)
+	setDefault(&o.SendTimeout, 30*time.Second)
+	if o.Hooks.OnWatchers == nil {
+		o.Hooks.OnWatchers = func(int) {}
+	}
+	if o.Hooks.OnBatch == nil {
+		o.Hooks.OnBatch = func(bool, int, time.Duration) {}
+	}
+	if o.Hooks.OnRefused == nil {
+		o.Hooks.OnRefused = func(string) {}
+	}
+}
+
+func setDefault[T comparable](value *T, otherwise T) {
+	var zero T
+	if *value == zero {
+		*value = otherwise
+	}
+}

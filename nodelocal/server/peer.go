@@ -1,0 +1,68 @@
+package server
+
+import (
+	"context"
+	"net"
+	"strconv"
+
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/peer"
+)
+
+// namedPeers adds to what is known of a peer who it is, and its connection.
+type namedPeers struct {
+	credentials.TransportCredentials
+}
+
+// identity is a peer.
+type identity struct {
+	credentials.AuthInfo
+	// name is "process 4711" on a unix socket, else an IP address.
+	name string
+	conn net.Conn
+}
+
+func (n namedPeers) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	conn, info, err := n.TransportCredentials.ServerHandshake(raw)
+	return conn, identity{info, nameOf(raw), raw}, err
+}
+
+func (n namedPeers) Clone() credentials.TransportCredentials {
+	return namedPeers{n.TransportCredentials.Clone()}
+}
+
+// identify returns the peer of a call.
+func identify(ctx context.Context) identity {
+	p, _ := peer.FromContext(ctx)
+	if p == nil {
+		return identity{}
+	}
+	id, _ := p.AuthInfo.(identity)
+	return id
+}
+
+func nameOf(conn net.Conn) string {
+	if counted, ok := conn.(*countedConn); ok {
+		conn = counted.Conn
+	}
+	if local, ok := conn.(*net.UnixConn); ok {
+		return "process " + strconv.Itoa(int(pidOf(local)))
+	}
+	host, _, _ := net.SplitHostPort(conn.RemoteAddr().String())
+	return host
+}
+
+// pidOf returns the process that connected, 0 if the kernel does not say.
+func pidOf(conn *net.UnixConn) (pid int32) {
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return 0
+	}
+	_ = raw.Control(func(fd uintptr) {
+		if cred, err := unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED); err == nil {
+			pid = cred.Pid
+		}
+	})
+	return pid
+}

@@ -1,0 +1,124 @@
+package server
+
+import (
+	"context"
+	"crypto/rand"
+	"net"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/health"
+	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/keepalive"
+	"google.golang.org/grpc/reflection"
+
+	nodelocalv1 "github.com/nftproxy/nftproxy/nodelocal/v1"
+	"github.com/nftproxy/nftproxy/tracker"
+)
+
+const (
+	// maxRequest is more than any request needs, in bytes.
+	maxRequest = 4 << 10
+	// maxHeaders is how many bytes of headers a call may have.
+	maxHeaders = 8 << 10
+	// handshakeTimeout is how long a new connection may take until it can carry calls.
+	handshakeTimeout = 10 * time.Second
+	// streamsPerConnection is how many calls one connection may carry; more wait in the client.
+	streamsPerConnection = 100
+	// idleTimeout is how long a connection without calls is kept.
+	idleTimeout = 5 * time.Minute
+	// buffers is the size of the buffers of a connection, in bytes. Most connections are idle most of the time.
+	buffers = 4 << 10
+	// stopGrace is how long calls may take to end when the server stops.
+	stopGrace = 2 * time.Second
+)
+
+// Server serves the node-local API.
+type Server struct {
+	nodelocalv1.UnimplementedNodeLocalServer
+
+	tracker  *tracker.Tracker
+	options  Options
+	instance string
+	streams  admission
+	encoded  encodings
+	// stopping is closed when calls are to end.
+	stopping chan struct{}
+}
+
+// New returns a server of what tracker has. It is another instance each time: clients of an earlier one get the full state.
+func New(t *tracker.Tracker, options Options) *Server {
+	options.setDefaults()
+	return &Server{
+		tracker:  t,
+		options:  options,
+		instance: rand.Text(),
+		streams:  newAdmission(&options),
+		stopping: make(chan struct{}),
+	}
+}
+
+// Serve answers on the listener, which Listen returned, until ctx ends; then it ends all calls, closes the listener and returns nil. It must not be called twice.
+func (s *Server) Serve(ctx context.Context, listener net.Listener) error {
+	server := s.newGRPC(ctx)
+	ended := make(chan error, 1)
+	go func() { ended <- server.Serve(newLimited(listener, s.options.MaxConnections)) }()
+	select {
+	case err := <-ended:
+		return err
+	case <-ctx.Done():
+	}
+	close(s.stopping)
+	force := time.AfterFunc(stopGrace, server.Stop)
+	defer force.Stop()
+	server.GracefulStop()
+	<-ended
+	return nil
+}
+
+func (s *Server) newGRPC(ctx context.Context) *grpc.Server {
+	var transport credentials.TransportCredentials = insecure.NewCredentials()
+	if s.options.TLS != nil {
+		transport = credentials.NewTLS(s.options.TLS)
+	}
+	server := grpc.NewServer(
+		grpc.Creds(namedPeers{transport}),
+		grpc.ForceServerCodecV2(codec{}),
+		grpc.MaxRecvMsgSize(maxRequest),
+		grpc.MaxHeaderListSize(maxHeaders),
+		grpc.MaxConcurrentStreams(streamsPerConnection),
+		grpc.ConnectionTimeout(handshakeTimeout),
+		grpc.ReadBufferSize(buffers),
+		grpc.WriteBufferSize(buffers),
+		grpc.SharedWriteBuffer(true),
+		// A peer that is gone without a word is found by pings; one that pings too often is disconnected.
+		grpc.KeepaliveParams(keepalive.ServerParameters{MaxConnectionIdle: idleTimeout, Time: 30 * time.Second, Timeout: 10 * time.Second}),
+		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 10 * time.Second, PermitWithoutStream: true}),
+	)
+	nodelocalv1.RegisterNodeLocalServer(server, s)
+	healthv1.RegisterHealthServer(server, s.newHealth(ctx))
+	reflection.Register(server)
+	return server
+}
+
+// newHealth answers grpc.health.v1: not serving before the tracker has everything.
+func (s *Server) newHealth(ctx context.Context) *health.Server {
+	h := health.NewServer()
+	set := func(status healthv1.HealthCheckResponse_ServingStatus) {
+		h.SetServingStatus("", status)
+		h.SetServingStatus(nodelocalv1.NodeLocal_ServiceDesc.ServiceName, status)
+	}
+	set(healthv1.HealthCheckResponse_NOT_SERVING)
+	go func() {
+		select {
+		case <-s.tracker.Ready():
+			set(healthv1.HealthCheckResponse_SERVING)
+		case <-ctx.Done():
+		}
+		<-ctx.Done()
+		h.Shutdown()
+	}()
+	return h
+}

@@ -1,0 +1,188 @@
+package server
+
+import (
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"k8s.io/apimachinery/pkg/util/validation"
+
+	"github.com/nftproxy/nftproxy/model"
+	"github.com/nftproxy/nftproxy/nodelocal/protocol"
+	nodelocalv1 "github.com/nftproxy/nftproxy/nodelocal/v1"
+	"github.com/nftproxy/nftproxy/tracker"
+)
+
+var (
+	errStopping = status.Error(codes.Unavailable, "the server stops; try again")
+	errUnsynced = status.Error(codes.Unavailable, "the server does not know all Services and EndpointSlices yet; try again")
+	errStreams  = status.Error(codes.ResourceExhausted, "too many calls, of all clients or of this one; try again later")
+	errStalled  = status.Error(codes.ResourceExhausted, "the client did not read for too long")
+)
+
+// Watch implements nodelocalv1.NodeLocalServer.
+func (s *Server) Watch(request *nodelocalv1.WatchRequest, out grpc.ServerStreamingServer[nodelocalv1.Update]) error {
+	return s.call(request.GetNode(), out, func(st *stream) error {
+		st.view = s.tracker.View(st.node, s.resumable(request.GetLastSeen()))
+		defer st.view.Close()
+		return st.follow()
+	})
+}
+
+// Get implements nodelocalv1.NodeLocalServer.
+func (s *Server) Get(request *nodelocalv1.GetRequest, out grpc.ServerStreamingServer[nodelocalv1.Update]) error {
+	return s.call(request.GetNode(), out, func(st *stream) error {
+		st.view = s.tracker.View(st.node, 0)
+		defer st.view.Close()
+		changes, _, revision := st.view.TakeRevision()
+		if revision == 0 {
+			return errUnsynced
+		}
+		return st.send(changes, revision, time.Time{})
+	})
+}
+
+// resumable returns the revision that a client has seen, 0 if it is none of this server's.
+func (s *Server) resumable(seen *nodelocalv1.Position) uint64 {
+	if seen.GetInstance() != s.instance {
+		return 0
+	}
+	return seen.GetRevision()
+}
+
+// call runs one call, on a goroutine of its own: this one can return, and so end the stream, while that one waits for the client to read.
+func (s *Server) call(node string, out grpc.ServerStream, run func(*stream) error) error {
+	if err := s.checkNode(node); err != nil {
+		s.options.Hooks.OnRefused(RefusedNode)
+		return err
+	}
+	peer := identify(out.Context())
+	if !s.streams.enter(peer.name) {
+		s.options.Hooks.OnRefused(RefusedStreams)
+		return errStreams
+	}
+	st := &stream{server: s, node: node, out: out, stalled: make(chan struct{})}
+	st.watchdog = time.AfterFunc(s.options.SendTimeout, func() { st.once.Do(func() { close(st.stalled) }) })
+	st.watchdog.Stop()
+	ended := make(chan error, 1)
+	go func() {
+		defer s.streams.leave(peer.name)
+		ended <- run(st)
+	}()
+	select {
+	case err := <-ended:
+		return err
+	case <-st.stalled:
+		s.options.Hooks.OnRefused(RefusedStalled)
+		s.options.Logger.Info("Closing the connection of a client that does not read", "node", node, "peer", peer.name, "waited", s.options.SendTimeout)
+		// Ending the stream alone would leave what it has not read in the connection's buffers.
+		if peer.conn != nil {
+			_ = peer.conn.Close()
+		}
+		return errStalled
+	case <-s.stopping:
+		return errStopping
+	}
+}
+
+func (s *Server) checkNode(node string) error {
+	if problems := validation.IsDNS1123Subdomain(node); len(problems) > 0 {
+		return status.Errorf(codes.InvalidArgument, "node %.300q: %s", node, problems[0])
+	}
+	if !s.tracker.Serves(node) {
+		return status.Errorf(codes.NotFound, "node %q is not served here, but only the node that this server runs on", node)
+	}
+	return nil
+}
+
+// stream is what is sent to one client.
+type stream struct {
+	server *Server
+	node   string
+	view   *tracker.View
+	out    grpc.ServerStream
+	// watchdog closes stalled when a part has not been taken in time.
+	watchdog *time.Timer
+	once     sync.Once
+	stalled  chan struct{}
+	// sent is the revision that the client was told last, last when that was.
+	sent uint64
+	last time.Time
+}
+
+// maxBehind is after how many revisions without a change for its node a client is told the revision all the same, so that it can resume after it.
+const maxBehind = 1000
+
+// follow sends what changes until the client goes.
+func (st *stream) follow() error {
+	var woken time.Time
+	for {
+		changes, _, revision := st.view.TakeRevision()
+		first := st.sent == 0
+		if revision > 0 && (first || changes != nil || revision-st.sent > maxBehind) {
+			if err := st.send(changes, revision, woken); err != nil {
+				return err
+			}
+		}
+		select {
+		case <-st.view.Dirty():
+			woken = time.Now()
+		case <-st.out.Context().Done():
+			return st.out.Context().Err()
+		case <-st.server.stopping:
+			return errStopping
+		}
+		if err := st.rest(); err != nil {
+			return err
+		}
+	}
+}
+
+// rest waits until the next batch may be sent.
+func (st *stream) rest() error {
+	wait := st.server.options.MinInterval - time.Since(st.last)
+	if wait <= 0 {
+		return nil
+	}
+	select {
+	case <-time.After(wait):
+		return nil
+	case <-st.out.Context().Done():
+		return st.out.Context().Err()
+	case <-st.server.stopping:
+		return errStopping
+	}
+}
+
+// send sends one batch. woken is when the server learnt of it, the zero value if that does not count.
+func (st *stream) send(changes *model.Changes, revision uint64, woken time.Time) error {
+	s := st.server
+	full := changes != nil && changes.Full
+	if full {
+		s.encoded.expect(len(changes.Ports))
+	}
+	var err error
+	bytes := 0
+	position := &nodelocalv1.Position{Instance: s.instance, Revision: revision}
+	for data := range protocol.Parts(changes, position, s.encoded.of) {
+		if err = st.sendPart(data); err != nil {
+			return err
+		}
+		bytes += len(data)
+	}
+	st.sent, st.last = revision, time.Now()
+	var lag time.Duration
+	if !woken.IsZero() {
+		lag = st.last.Sub(woken)
+	}
+	s.options.Hooks.OnBatch(full, bytes, lag)
+	return nil
+}
+
+func (st *stream) sendPart(data protocol.Update) error {
+	st.watchdog.Reset(st.server.options.SendTimeout)
+	defer st.watchdog.Stop()
+	return st.out.SendMsg(&part{data})
+}

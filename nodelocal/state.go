@@ -1,0 +1,144 @@
+package nodelocal
+
+import (
+	"errors"
+	"maps"
+	"slices"
+	"sync"
+
+	"github.com/nftproxy/nftproxy/model"
+	nodelocalv1 "github.com/nftproxy/nftproxy/nodelocal/v1"
+)
+
+// state is what a server said last, and what of it the backend does not know yet.
+type state struct {
+	wake chan struct{}
+
+	mu sync.Mutex
+	// all is the full state; nil before the first batch.
+	all *model.Changes
+	// seen is where the server is.
+	seen *nodelocalv1.Position
+	// pending is what Take hands out next; nil is nothing. It is all if full is set.
+	pending *model.Changes
+	full    bool
+}
+
+func newState() state { return state{wake: make(chan struct{}, 1), full: true} }
+
+func (s *state) position() *nodelocalv1.Position {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.seen
+}
+
+// forgetPosition makes the next server send everything.
+func (s *state) forgetPosition() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.seen = nil
+}
+
+// apply takes a complete batch. What it says that was so before is left out of what is pending.
+func (s *state) apply(batch *model.Changes, position *nodelocalv1.Position) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.all == nil && !batch.Full {
+		return errors.New("the server sent increments to a state that this client does not have")
+	}
+	s.seen = position
+	if s.all == nil {
+		s.all = batch
+		s.signal()
+		return nil
+	}
+	news := s.news(batch)
+	s.all.Merge(batch)
+	if news.Empty() {
+		return nil
+	}
+	if !s.full {
+		s.remember(news)
+	}
+	s.signal()
+	return nil
+}
+
+// news returns what batch changes.
+func (s *state) news(batch *model.Changes) *model.Changes {
+	news := &model.Changes{Ports: map[model.PortID]*model.ServicePort{}}
+	for id, port := range batch.Ports {
+		old := s.all.Ports[id]
+		switch {
+		case port == nil && old == nil:
+		case port != nil && old != nil && port.Equal(old):
+			// One copy of it is enough, the one that the backend has.
+			batch.Ports[id] = old
+		default:
+			news.Ports[id] = port
+		}
+	}
+	if batch.Full {
+		for id := range s.all.Ports {
+			if batch.Ports[id] == nil {
+				news.Ports[id] = nil
+			}
+		}
+	}
+	if batch.Node != nil && !sameNode(batch.Node, s.all.Node) {
+		news.Node = batch.Node
+	}
+	if batch.ServiceCIDRsChanged && !slices.Equal(batch.ServiceCIDRs, s.all.ServiceCIDRs) {
+		news.ServiceCIDRs, news.ServiceCIDRsChanged = batch.ServiceCIDRs, true
+	}
+	return news
+}
+
+func sameNode(a, b *model.Node) bool {
+	return a.Name == b.Name && a.GoingAway == b.GoingAway && slices.Equal(a.IPs, b.IPs) && slices.Equal(a.PodCIDRs, b.PodCIDRs)
+}
+
+// maxPending is how many changed ports more than there are ports are kept for a backend that does not take them.
+// With more, everything replaces them.
+const maxPending = 10_000
+
+func (s *state) remember(news *model.Changes) {
+	if s.pending == nil {
+		s.pending = news
+	} else {
+		s.pending.Merge(news)
+	}
+	if len(s.pending.Ports) > len(s.all.Ports)+maxPending {
+		s.pending, s.full = nil, true
+	}
+}
+
+// take returns what is pending.
+func (s *state) take() *model.Changes {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	taken := s.pending
+	if s.full && s.all != nil {
+		all := *s.all
+		all.Ports = maps.Clone(s.all.Ports)
+		taken, s.full = &all, false
+	}
+	s.pending = nil
+	return taken
+}
+
+func (s *state) resync() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.pending, s.full = nil, true
+	if s.all != nil {
+		s.signal()
+	}
+}
+
+func (s *state) signal() {
+	select {
+	case s.wake <- struct{}{}:
+	default:
+	}
+}
