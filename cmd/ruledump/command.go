@@ -50,7 +50,7 @@ Called ` + plugin + `, it is a plugin: kubectl nftproxy.`,
 // commands returns the subcommands.
 func commands() []*cobra.Command {
 	return []*cobra.Command{
-		newServicesCommand(), newExplainCommand(), newCompileCommand(), newLiveCommand(),
+		newServicesCommand(), newExplainCommand(), newDiffCommand(), newStatsCommand(), newGraphCommand(), newCompileCommand(), newLiveCommand(),
 	}
 }
 

@@ -84,8 +84,19 @@ func (f *Frontend) affinity() string {
 	if f.AffinitySeconds == 0 {
 		return "-"
 	}
-	text := (time.Duration(f.AffinitySeconds) * time.Second).String()
-	return strings.TrimSuffix(strings.TrimSuffix(text, "0s"), "0m")
+	return Short(time.Duration(f.AffinitySeconds) * time.Second)
+}
+
+// Short prints a duration of whole seconds without the parts that are zero: "3h", "1h30m".
+func Short(d time.Duration) string {
+	text := d.String()
+	if strings.HasSuffix(text, "m0s") {
+		text = strings.TrimSuffix(text, "0s")
+	}
+	if strings.HasSuffix(text, "h0m") {
+		text = strings.TrimSuffix(text, "0m")
+	}
+	return text
 }
 
 func (f *Frontend) sources(wide bool) string {

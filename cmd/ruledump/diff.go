@@ -1,0 +1,84 @@
+package main
+
+import (
+	"errors"
+
+	"github.com/nftproxy/nftproxy/internal/ruledump/colour"
+	"github.com/nftproxy/nftproxy/internal/ruledump/difference"
+	"github.com/spf13/cobra"
+)
+
+// Exit statuses of diff.
+const (
+	exitDifferent  = 1
+	exitDiffFailed = 2
+)
+
+func newDiffCommand() *cobra.Command {
+	var from source
+	var all bool
+	format := newFormat("text", "json", "yaml")
+	cmd := &cobra.Command{
+		Use:   "diff {--manifests DIR|FILE | --kubeconfig FILE} --node NAME [--dump FILE]",
+		Short: "Compare the rules that are wanted with those that there are",
+		Long: `diff compiles the rules that are wanted, from manifests or from a cluster, and compares them
+with those of the kernel or of a dump: first in terms of Services, then in elements, chains and
+rules. A line with - is missing, one with + is there and not wanted, one with ~ is there in
+another way.
+
+The exit status is 0 if there is no difference, 1 if there is one, and 2 if that could not be
+found out. The proxy is a moment behind the cluster, so a difference counts that is there
+twice, some seconds apart.
+
+Give the proxy's own --config, or the rules differ in what depends on it. Clients of Services
+with session affinity do not count.`,
+		Example: `  # For cron: is this node as the cluster wants it?
+  ruledump diff --kubeconfig /etc/kubernetes/kubeconfig --node "$(hostname)" --config /var/lib/kube-proxy/config.conf
+
+  # What was different when the dump was made?
+  ruledump diff --manifests objects/ --node node-1 --dump node-1.json`,
+		Args: cobra.NoArgs,
+		PreRunE: func(*cobra.Command, []string) error {
+			if !from.isCompiled() {
+				return errors.New("give --manifests or --kubeconfig, which say what is wanted")
+			}
+			return from.checkWanted()
+		},
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			d, err := diff(cmd, &from)
+			if err != nil {
+				return &status{exitDiffFailed, err}
+			}
+			if format.value == "text" {
+				err = d.Text(cmd.OutOrStdout(), all, colour.For(cmd.OutOrStdout()))
+			} else {
+				err = writeValue(cmd.OutOrStdout(), format.value, d)
+			}
+			switch {
+			case err != nil:
+				return &status{exitDiffFailed, err}
+			case !d.Equal:
+				return &status{code: exitDifferent}
+			}
+			return nil
+		},
+	}
+	from.addWanted(cmd)
+	from.addDump(cmd)
+	format.addTo(cmd)
+	cmd.Flags().BoolVar(&all, "all", false, "print all elements and rules that differ, not only the first 20")
+	return cmd
+}
+
+func diff(cmd *cobra.Command, from *source) (*difference.Difference, error) {
+	wanted, err := from.compile(cmd)
+	if err != nil {
+		return nil, err
+	}
+	actual, err := from.actual(cmd)
+	if err != nil {
+		return nil, err
+	}
+	defer actual.Close()
+	return difference.Of(wanted, actual.Snapshot)
+}

@@ -1,0 +1,239 @@
+// Package graph draws the way that the packets of a Service take on a node: from the addresses that clients dial, through
+// the chains that serve them, to endpoints.
+package graph
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/nftproxy/nftproxy/compiler"
+	"github.com/nftproxy/nftproxy/internal/ruledump/services"
+	"github.com/nftproxy/nftproxy/internal/ruledump/snapshot"
+	"github.com/nftproxy/nftproxy/nft"
+)
+
+// Graph is boxes in columns, and edges from each column to the next.
+type Graph struct {
+	// Title says what is drawn.
+	Title   string
+	Columns [columns][]*Box
+	Edges   []Edge
+}
+
+// The columns, from left to right: what clients dial, what serves them, where they end.
+const (
+	dialed = iota
+	serving
+	ending
+	columns
+)
+
+var headings = [columns]string{"clients dial", "the node", "and they reach"}
+
+// Box is a few lines of text; the first is its name.
+type Box struct {
+	Lines []string
+	// Dead is a box where packets end without an answer from an endpoint.
+	Dead bool
+	key  string
+}
+
+// Edge is a way from one box to one of the next column.
+type Edge struct{ From, To *Box }
+
+// What is folded beyond these numbers, so that a Service with 200 endpoints can be looked at.
+const (
+	maxFrontends = 12
+	maxEndpoints = 8
+	maxSources   = 3
+)
+
+// Of draws the Service that the filter picks. A name that several namespaces have is an error.
+func Of(s *snapshot.Snapshot, filter services.Filter) (*Graph, error) {
+	frontends, err := s.Frontends()
+	if err != nil {
+		return nil, err
+	}
+	var own []*compiler.Frontend
+	names := map[string]bool{}
+	for _, f := range frontends {
+		if filter.Matches(f.ServicePort) {
+			own = append(own, f)
+			namespace, name, _ := services.Split(f.ServicePort)
+			names[namespace+"/"+name] = true
+		}
+	}
+	switch {
+	case len(own) == 0:
+		return nil, fmt.Errorf("the rules have no %s: see whether it exists, is not headless or ExternalName, and has a ClusterIP", filter)
+	case len(names) > 1:
+		return nil, fmt.Errorf("%d Services are called %s: give a namespace", len(names), filter.Name)
+	}
+	g := &Graph{}
+	for name := range names {
+		g.Title = name
+	}
+	if s.Node != "" {
+		g.Title += " on " + s.Node
+	}
+	d := drawing{g, s}
+	for i, f := range own {
+		if i == maxFrontends {
+			g.box(dialed, Box{Lines: []string{fmt.Sprintf("… and %d more addresses", len(own)-i)}})
+			break
+		}
+		d.frontend(f)
+	}
+	return g, nil
+}
+
+// box returns the box with that text in a column, and adds it if there is none.
+func (g *Graph) box(column int, b Box) *Box {
+	b.key = strings.Join(b.Lines, "\n") + b.key
+	for _, have := range g.Columns[column] {
+		if have.key == b.key {
+			return have
+		}
+	}
+	g.Columns[column] = append(g.Columns[column], &b)
+	return &b
+}
+
+func (g *Graph) edge(from, to *Box) {
+	if !slices.Contains(g.Edges, Edge{from, to}) {
+		g.Edges = append(g.Edges, Edge{from, to})
+	}
+}
+
+// drawing draws frontends into a graph.
+type drawing struct {
+	*Graph
+	snapshot *snapshot.Snapshot
+}
+
+func (d *drawing) frontend(f *compiler.Frontend) {
+	_, _, port := services.Split(f.ServicePort)
+	kind := map[compiler.FrontendKind]string{compiler.FrontendClusterIP: "ClusterIP", compiler.FrontendExternal: "external IP", compiler.FrontendNodePort: "node port"}[f.Kind]
+	if port != "" {
+		kind += ", port " + port
+	}
+	b := Box{Lines: []string{services.Address(f) + "/" + f.Protocol.String(), kind}}
+	if f.Sources != nil {
+		b.Lines = append(b.Lines, "only from "+folded(f.Sources, maxSources, "nobody"))
+	}
+	from := d.box(dialed, b)
+	if f.Sources != nil {
+		d.edge(from, d.dead("all others: dropped", "loadBalancerSourceRanges"))
+	}
+	if f.Chain != "" {
+		d.chain(from, f, f.Chain, f.Policy == "Local" && f.Kind != compiler.FrontendClusterIP)
+	}
+	if f.ShortCircuit != "" {
+		d.chain(from, f, f.ShortCircuit, false)
+	}
+	switch {
+	case f.Unserved == compiler.UnservedReject:
+		d.edge(d.through(from, "no endpoint on any node"), d.box(ending, Box{Lines: []string{"refused", "ICMP port unreachable"}, Dead: true}))
+	case f.Unserved == compiler.UnservedDrop && f.Chain == "":
+		d.edge(d.through(from, "policy Local,", "no endpoint on this node"), d.box(ending, Box{Lines: []string{"dropped"}, Dead: true}))
+	}
+}
+
+// through adds a box between a frontend and its end.
+func (d *drawing) through(from *Box, lines ...string) *Box {
+	b := d.box(serving, Box{Lines: lines, Dead: true})
+	d.edge(from, b)
+	return b
+}
+
+func (d *drawing) dead(lines ...string) *Box { return d.box(serving, Box{Lines: lines, Dead: true}) }
+
+// chain draws a chain and its endpoints. Under policy Local there are two: isLocal is that for the clients that the policy binds.
+func (d *drawing) chain(from *Box, f *compiler.Frontend, chain string, isLocal bool) {
+	list := f.Endpoints
+	if isLocal {
+		list = f.LocalEndpoints
+	}
+	if len(list) == 0 {
+		at := d.through(from, chain, "clients outside the cluster:", "no endpoint on this node")
+		d.edge(at, d.box(ending, Box{Lines: []string{"dropped"}, Dead: true}))
+		return
+	}
+	b := Box{Lines: append([]string{chain}, d.describe(f, chain)...), key: fmt.Sprint(list)}
+	if f.AffinityTimeout > 0 {
+		b.Lines = append(b.Lines, "a client stays for "+services.Short(f.AffinityTimeout))
+	}
+	at := d.box(serving, b)
+	d.edge(from, at)
+	where := ""
+	if isLocal {
+		where = " on this node"
+	}
+	d.edge(at, d.box(ending, Box{Lines: d.endpoints(list, where)}))
+}
+
+// describe says whom a chain serves and what becomes of their source addresses.
+func (d *drawing) describe(f *compiler.Frontend, chain string) []string {
+	switch compiler.RoleOf(chain) {
+	case compiler.RoleServeExternal:
+		return []string{"source masqueraded"}
+	case compiler.RoleServeLocal:
+		return []string{"clients outside the cluster", "source kept"}
+	case compiler.RoleServeDirect:
+		return []string{"the cluster's own clients: source kept", "this node: source masqueraded"}
+	}
+	switch first := d.firstStatement(f, chain).(type) {
+	case nft.SetMarkBits:
+		return []string{"source masqueraded"}
+	case nft.Verdict:
+		if compiler.RoleOf(first.Chain) == compiler.RoleMarkUnlessLocal {
+			return []string{"the cluster's own clients: source kept", "all others: source masqueraded"}
+		}
+	}
+	return []string{"source kept"}
+}
+
+func (d *drawing) firstStatement(f *compiler.Frontend, chain string) nft.Statement {
+	for _, t := range d.snapshot.Tables {
+		if c := t.Chain(chain); c != nil && t.Family == f.Family && len(c.Rules) > 0 && len(c.Rules[0].Statements) > 0 {
+			return c.Rules[0].Statements[0]
+		}
+	}
+	return nil
+}
+
+// endpoints lists endpoints, the many folded.
+func (d *drawing) endpoints(list []netip.AddrPort, where string) []string {
+	lines := []string{"1 endpoint" + where}
+	if len(list) > 1 {
+		lines[0] = fmt.Sprintf("%d endpoints%s, each as likely", len(list), where)
+	}
+	for i, e := range list {
+		if i == maxEndpoints-1 && len(list) > maxEndpoints {
+			return append(lines, fmt.Sprintf("… and %d more", len(list)-i))
+		}
+		line := e.String()
+		if p := d.snapshot.Places[e.Addr()]; p != (snapshot.Place{}) {
+			line += "  " + strings.Trim(p.Node+" "+p.Zone, " ")
+		}
+		lines = append(lines, line)
+	}
+	return lines
+}
+
+func folded(list []netip.Prefix, n int, none string) string {
+	var texts []string
+	for i, p := range list {
+		if i == n {
+			texts = append(texts, fmt.Sprintf("%d more", len(list)-i))
+			break
+		}
+		texts = append(texts, p.String())
+	}
+	if len(texts) == 0 {
+		return none
+	}
+	return strings.Join(texts, ", ")
+}

@@ -1,0 +1,234 @@
+// Package statistics counts what is in the rules.
+package statistics
+
+import (
+	"cmp"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/nftproxy/nftproxy/internal/ruledump/dump"
+	"github.com/nftproxy/nftproxy/internal/ruledump/snapshot"
+	"github.com/nftproxy/nftproxy/nft"
+)
+
+// Statistics is what is in the tables of one node.
+type Statistics struct {
+	APIVersion string `json:"apiVersion"`
+	Kind       string `json:"kind"`
+	Node       string `json:"node,omitempty"`
+	// Taken is when the tables were read.
+	Taken time.Time `json:"taken,omitzero"`
+	// Generation is the kernel's count of commits, by anybody.
+	Generation uint32  `json:"generation,omitempty"`
+	Tables     []Table `json:"tables"`
+	// Frontends counts addresses and node ports, ServicePorts the Service ports that they are of, and Unserved the
+	// frontends that refuse or drop some clients because there is no endpoint for them.
+	Frontends    int `json:"frontends"`
+	ServicePorts int `json:"servicePorts"`
+	Unserved     int `json:"unserved"`
+	// Affinity is the maps of session affinity, the fullest first.
+	Affinity []Affinity `json:"affinity"`
+}
+
+// Table is what is in one table.
+type Table struct {
+	Family   string `json:"family"`
+	Chains   int    `json:"chains"`
+	Rules    int    `json:"rules"`
+	Sets     int    `json:"sets"`
+	Elements int    `json:"elements"`
+	// MemoryBytes is an estimate of what the kernel needs for it.
+	MemoryBytes int `json:"memoryBytes"`
+	// Owner is the netlink port of the process that owns the table, which is its process id as a rule; 0 for none.
+	Owner uint32 `json:"owner,omitempty"`
+	// Foreign counts rules with statements that the proxy does not write, and objects other than chains and sets.
+	Foreign int `json:"foreign"`
+}
+
+// Affinity is how full a map of session affinity is.
+type Affinity struct {
+	Family  string `json:"family"`
+	Map     string `json:"map"`
+	Clients int    `json:"clients"`
+	Size    int    `json:"size"`
+}
+
+// Of counts. The clients of session affinity are read from the kernel for it.
+func Of(s *snapshot.Snapshot) (*Statistics, error) {
+	out := &Statistics{APIVersion: dump.APIVersion, Kind: "Statistics", Node: s.Node, Taken: s.Taken, Generation: s.Generation, Tables: []Table{}, Affinity: []Affinity{}}
+	frontends, err := s.Frontends()
+	if err != nil {
+		return nil, err
+	}
+	ports := map[string]bool{}
+	for _, f := range frontends {
+		out.Frontends++
+		ports[f.ServicePort+f.Protocol.String()+f.Family.String()] = true
+		if f.Unserved != "" {
+			out.Unserved++
+		}
+	}
+	out.ServicePorts = len(ports)
+	if err := s.ReadAllClients(); err != nil {
+		return nil, err
+	}
+	for _, t := range s.Tables {
+		out.addTable(t)
+	}
+	slices.SortFunc(out.Affinity, func(a, b Affinity) int {
+		return cmp.Or(b.Clients-a.Clients, strings.Compare(a.Map, b.Map), strings.Compare(a.Family, b.Family))
+	})
+	return out, nil
+}
+
+func (s *Statistics) addTable(t *nft.Table) {
+	out := Table{Family: t.Family.String(), Chains: len(t.Chains), Sets: len(t.Sets), Owner: t.OwnerPort, Foreign: len(t.Objects)}
+	for _, c := range t.Chains {
+		out.Rules += len(c.Rules)
+		out.MemoryBytes += chainBytes
+		for _, r := range c.Rules {
+			out.MemoryBytes += ruleBytes
+			if slices.ContainsFunc(r.Statements, isForeign) {
+				out.Foreign++
+			}
+		}
+	}
+	for _, set := range t.Sets {
+		out.Elements += set.Len()
+		out.MemoryBytes += memoryOf(set)
+		if set.Dynamic {
+			s.Affinity = append(s.Affinity, Affinity{Family: t.Family.String(), Map: set.Name, Clients: set.Len(), Size: int(cmp.Or(set.Size, nft.DefaultSize))})
+		}
+	}
+	s.Tables = append(s.Tables, out)
+}
+
+func isForeign(s nft.Statement) bool {
+	_, unknown := s.(nft.Unknown)
+	return unknown
+}
+
+// What the kernel allocates, roughly, on a machine of 64 bits: structures of net/netfilter/nf_tables_api.c and of the hash sets,
+// rounded up as its allocator does.
+const (
+	chainBytes = 512
+	ruleBytes  = 512
+	setBytes   = 1024
+	// elementBytes is a hash node, a bucket and the header of the extensions, without what these hold.
+	elementBytes = 16 + 8 + 16
+	// verdictBytes is a verdict with the chain that it leads to.
+	verdictBytes = 16
+	commentBytes = 4
+	timeoutBytes = 16
+)
+
+// memoryOf estimates what the kernel needs for a set.
+func memoryOf(s *nft.Set) int {
+	bytes := setBytes
+	for _, e := range s.Elements() {
+		n := elementBytes + len(e.Key) + len(e.KeyEnd) + len(e.Value)
+		if s.Verdicts {
+			n += verdictBytes
+		}
+		if e.Comment != "" {
+			n += commentBytes + len(e.Comment)
+		}
+		if s.Dynamic {
+			n += timeoutBytes
+		}
+		bytes += (n + 15) / 16 * 16
+	}
+	return bytes
+}
+
+// affinityShown is how many maps are printed for people.
+const affinityShown = 10
+
+// WriteTo prints the statistics for people.
+func (s *Statistics) WriteTo(w io.Writer) (int64, error) {
+	var b strings.Builder
+	fmt.Fprintf(&b, "node %s, %d frontends of %d Service ports, %d of them without an endpoint for some clients\n", s.Node, s.Frontends, s.ServicePorts, s.Unserved)
+	if s.Generation != 0 {
+		fmt.Fprintf(&b, "generation %d at %s\n", s.Generation, s.Taken.Format(time.RFC3339))
+	}
+	tab := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(tab, "\nTABLE\tCHAINS\tRULES\tSETS\tELEMENTS\tMEMORY (ESTIMATE)\tOWNER\tFOREIGN")
+	for _, t := range s.Tables {
+		owner := "-"
+		if t.Owner != 0 {
+			owner = fmt.Sprint("port ", t.Owner)
+		}
+		fmt.Fprintf(tab, "%s\t%d\t%d\t%d\t%d\t%.1f MiB\t%s\t%d\n", t.Family, t.Chains, t.Rules, t.Sets, t.Elements, float64(t.MemoryBytes)/(1<<20), owner, t.Foreign)
+	}
+	if len(s.Affinity) > 0 {
+		fmt.Fprintln(tab, "\nAFFINITY\tCLIENTS\tSIZE\tFULL")
+	}
+	for i, a := range s.Affinity {
+		if i == affinityShown {
+			fmt.Fprintf(tab, "… and %d more\n", len(s.Affinity)-i)
+			break
+		}
+		fmt.Fprintf(tab, "%s %s\t%d\t%d\t%d%%\n", a.Family, a.Map, a.Clients, a.Size, 100*a.Clients/a.Size)
+	}
+	if err := tab.Flush(); err != nil {
+		return 0, err
+	}
+	n, err := io.WriteString(w, b.String())
+	return int64(n), err
+}
+
+// almostFull is from what part on a map counts as full in metrics, in percent.
+const almostFull = 90
+
+// Metrics prints the statistics in the text format of Prometheus, for the textfile collector of a node exporter. The
+// number of series does not depend on how many Services there are.
+func (s *Statistics) Metrics(w io.Writer) error {
+	var b strings.Builder
+	gauge := func(name, help string) {
+		fmt.Fprintf(&b, "# HELP nftproxy_ruleset_%s %s\n# TYPE nftproxy_ruleset_%s gauge\n", name, help, name)
+	}
+	plain := func(name, help string, v int) {
+		gauge(name, help)
+		fmt.Fprintf(&b, "nftproxy_ruleset_%s %d\n", name, v)
+	}
+	for _, m := range []struct {
+		name, help string
+		of         func(*Table) int
+	}{
+		{"chains", "Chains in the table.", func(t *Table) int { return t.Chains }},
+		{"rules", "Rules in the table.", func(t *Table) int { return t.Rules }},
+		{"sets", "Sets and maps in the table.", func(t *Table) int { return t.Sets }},
+		{"elements", "Elements in the table.", func(t *Table) int { return t.Elements }},
+		{"memory_bytes", "Estimate of the kernel memory that the table takes.", func(t *Table) int { return t.MemoryBytes }},
+		{"owned", "1 if a process owns the table, else 0.", func(t *Table) int { return min(int(t.Owner), 1) }},
+		{"foreign", "Rules and objects in the table that the proxy does not write.", func(t *Table) int { return t.Foreign }},
+	} {
+		gauge(m.name, m.help)
+		for i := range s.Tables {
+			fmt.Fprintf(&b, "nftproxy_ruleset_%s{family=%q} %d\n", m.name, s.Tables[i].Family, m.of(&s.Tables[i]))
+		}
+	}
+	clients, fullest, full := 0, 0, 0
+	for _, a := range s.Affinity {
+		clients += a.Clients
+		percent := 100 * a.Clients / a.Size
+		fullest = max(fullest, percent)
+		if percent >= almostFull {
+			full++
+		}
+	}
+	plain("frontends", "Addresses and node ports that clients dial.", s.Frontends)
+	plain("service_ports", "Service ports that the frontends are of, by IP family.", s.ServicePorts)
+	plain("unserved_frontends", "Frontends that have no endpoint for some clients.", s.Unserved)
+	plain("generation", "The kernel's count of nftables commits.", int(s.Generation))
+	plain("affinity_maps", "Maps of session affinity.", len(s.Affinity))
+	plain("affinity_clients", "Clients in all maps of session affinity.", clients)
+	plain("affinity_fullest_percent", "How full the fullest map of session affinity is.", fullest)
+	plain("affinity_full_maps", "Maps of session affinity that are full to 90 percent or more.", full)
+	_, err := io.WriteString(w, b.String())
+	return err
+}
