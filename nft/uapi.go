@@ -5,6 +5,7 @@ package nft
 
 // Messages (enum nf_tables_msg_types).
 const (
+	nftMsgNewFlowtable = 22
 	nftMsgGetFlowtable = 23
 	nftMsgDelFlowtable = 24
 	nftMsgDestroyTable = 26 // 6.3

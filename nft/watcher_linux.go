@@ -10,39 +10,45 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Announcement is one part of a commit: a table, chain, set, rule, element or object that was added or deleted. What it
-// holds is valid until the function that it is given to returns.
+// Announcement is one part of a commit: a table, chain, set, rule, element or object that was added or deleted.
 type Announcement struct {
 	// Deleted says that it was deleted; else it was added, or changed.
 	Deleted bool
-	// Kind is "table", "chain", "set", "map", "rule", "element", or nft's word for another object.
+	// Kind is "table", "chain", "set", "map", "rule", "element", nft's word for another object, or "unknown".
 	Kind   string
 	Family Family
-	// Table is the name of the table, and In that of the set or chain concerned; empty for a table itself.
+	// Table is the name of the table, and In that of the set, chain or object concerned; empty for a table itself.
 	Table, In string
-	// Set is the set, in the announcement of a set or map, without elements. It tells how the elements that follow print.
-	Set *Set
-	// Rule is the rule, in the announcement of one, as nft lists it.
-	Rule string
-	// Element is the element, in the announcement of one.
-	Element Element
+	// What is the rule or the element, as nft lists it.
+	What string
 }
 
-// Watcher hears of each commit to the nf_tables of one network namespace and of all that it consists of. While there is one, each
-// commit by anybody describes all its elements, which makes large ones slower: see Listener, which is cheaper. A
-// commit that is larger than the socket holds is lost in part.
-type Watcher struct{ listener *Listener }
+// Watcher hears of each commit to the nf_tables of one network namespace, and of all that it consists of in the tables of
+// one name. While there is one, each commit by anybody describes all its elements, which makes large ones slower; a Listener
+// is cheaper. Of a commit that is larger than the socket holds, parts are lost.
+type Watcher struct {
+	listener *Listener
+	table    string
+	// sets are those of the tables, without elements: they say how keys and rules print.
+	sets map[setName]*Set
+}
+
+type setName struct {
+	family Family
+	name   string
+}
 
 // watcherBuffer is how many bytes of announcements may wait to be read. An element takes some 150 bytes.
 const watcherBuffer = 32 << 20
 
-// Watch opens a Watcher in the connection's network namespace, which need not stay open. It needs CAP_NET_ADMIN.
-func (c *Conn) Watch() (*Watcher, error) {
+// Watch opens a Watcher for tables of a name in the connection's network namespace, which need not stay open. It needs
+// CAP_NET_ADMIN.
+func (c *Conn) Watch(ctx context.Context, table string) (*Watcher, error) {
 	s, err := c.namespace.openSocket()
 	if err != nil {
 		return nil, err
 	}
-	w := &Watcher{&Listener{socket: s}}
+	w := &Watcher{listener: &Listener{socket: s}, table: table, sets: map[setName]*Set{}}
 	// SO_RCVBUFFORCE goes beyond net.core.rmem_max, which CAP_NET_ADMIN allows.
 	err = s.conn.SetsockoptInt(unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, watcherBuffer)
 	if errors.Is(err, unix.EPERM) {
@@ -51,15 +57,39 @@ func (c *Conn) Watch() (*Watcher, error) {
 	if err == nil {
 		err = w.listener.Join()
 	}
+	if err == nil {
+		err = w.readSets(ctx, c)
+	}
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("nft: watch: %w", err), w.Close())
 	}
 	return w, nil
 }
 
+// readSets reads which sets there are.
+func (w *Watcher) readSets(ctx context.Context, c *Conn) error {
+	for _, family := range Families {
+		r := reader{conn: c, ctx: ctx, throughCommits: true}
+		t, err := r.header(family, w.table)
+		if err == nil && t != nil {
+			err = r.sets(t)
+		}
+		if err != nil {
+			return fmt.Errorf("read sets: %w", withPrivilege(err))
+		}
+		if t != nil {
+			for _, s := range t.Sets {
+				w.sets[setName{family, s.Name}] = s
+			}
+		}
+	}
+	return nil
+}
+
 // Next waits for the next commit. It calls each for every part of it as it arrives, keeps none, and returns who
-// committed. Parts in tables of other families than ip and ip6 are left out. Parts that this package cannot decode are of the kind "unknown". A Notice
-// that is Lost says that parts of some commits were lost. It ends with the error of ctx when that is done, or with net.ErrClosed.
+// committed. Of tables of other names an Announcement has the Table alone; those of other families than ip and ip6 are left
+// out. A Notice that is Lost says that parts of some commits were lost. Next ends with the error of ctx when that is done, or with
+// net.ErrClosed.
 func (w *Watcher) Next(ctx context.Context, each func(Announcement)) (Notice, error) {
 	l := w.listener
 	defer l.socket.interruptible(ctx)()
@@ -70,7 +100,7 @@ func (w *Watcher) Next(ctx context.Context, each func(Announcement)) (Notice, er
 				heard = true
 				return decodeAttributes(r.Data, n.take)
 			}
-			announce(r, each)
+			w.announce(r, each)
 			return nil
 		})
 		switch {
@@ -95,82 +125,90 @@ var deletions = map[uint16]bool{
 }
 
 // announce decodes a message.
-func announce(r reply, each func(Announcement)) {
+func (w *Watcher) announce(r reply, each func(Announcement)) {
 	if r.Type>>8 != unix.NFNL_SUBSYS_NFTABLES || len(r.Data) < nfgenmsgLen {
 		return
 	}
 	typ := r.Type & 0xff
-	a := Announcement{Deleted: deletions[typ], Family: Family(r.Data[0])}
+	a := Announcement{Deleted: deletions[typ], Family: Family(r.Data[0]), Kind: "unknown"}
 	if a.Family != FamilyIP && a.Family != FamilyIP6 {
 		return
 	}
-	if typ == unix.NFT_MSG_NEWSETELEM || typ == unix.NFT_MSG_DELSETELEM {
-		announceElements(r.Data, a, each)
-		return
+	// Messages of all kinds begin with the name of the table.
+	_ = decodeAttributes(r.Data, func(typ uint16, b []byte) error {
+		if typ == unix.NFTA_TABLE_NAME {
+			a.Table = netlinkattr.Text(b)
+		}
+		return nil
+	})
+	switch {
+	case a.Table != w.table:
+		each(a)
+	case typ == unix.NFT_MSG_NEWSETELEM || typ == unix.NFT_MSG_DELSETELEM:
+		w.announceElements(r.Data, a, each)
+	default:
+		w.decode(&a, typ, r.Data)
+		each(a)
 	}
-	if err := a.decode(typ, r.Data); err != nil {
-		a.Kind = "unknown"
-	}
-	each(a)
 }
 
-func (a *Announcement) decode(typ uint16, data []byte) (err error) {
+// decode fills in what a message is about. What cannot be decoded stays of the kind "unknown".
+func (w *Watcher) decode(a *Announcement, typ uint16, data []byte) {
 	switch typ {
 	case unix.NFT_MSG_NEWTABLE, unix.NFT_MSG_DELTABLE:
-		var t *Table
-		if t, err = decodeTable(data); err == nil {
-			a.Kind, a.Table = "table", t.Name
-		}
+		a.Kind = "table"
 	case unix.NFT_MSG_NEWCHAIN, unix.NFT_MSG_DELCHAIN:
-		var c *Chain
-		if a.Table, c, err = decodeChain(data); err == nil {
+		if _, c, err := decodeChain(data); err == nil {
 			a.Kind, a.In = "chain", c.Name
 		}
 	case unix.NFT_MSG_NEWSET, unix.NFT_MSG_DELSET:
-		if a.Table, a.Set, err = decodeSet(data); err == nil {
-			a.Kind, a.In = a.Set.Kind(), a.Set.Name
+		if _, s, err := decodeSet(data); err == nil {
+			a.Kind, a.In = s.Kind(), s.Name
+			w.noteSet(setName{a.Family, s.Name}, s, a.Deleted)
 		}
 	case unix.NFT_MSG_NEWRULE, unix.NFT_MSG_DELRULE:
-		var r decodedRule
-		if r, err = decodeRule(data); err == nil {
-			a.Kind, a.Table, a.In = "rule", r.table, r.chain
-			a.Rule = Rule{Statements: delinearize(a.Family, func(string) *Set { return nil }, r.exprs), Comment: r.comment}.String()
+		if r, err := decodeRule(data); err == nil {
+			sets := func(name string) *Set { return w.sets[setName{a.Family, name}] }
+			a.Kind, a.In = "rule", r.chain
+			a.What = Rule{Statements: delinearize(a.Family, sets, r.exprs), Comment: r.comment}.String()
 		}
 	case unix.NFT_MSG_NEWOBJ, unix.NFT_MSG_DELOBJ:
-		var o Object
-		a.Table, o, err = decodeObject(data)
-		a.Kind, a.In = o.Kind, o.Name
+		if _, o, err := decodeObject(data); err == nil {
+			a.Kind, a.In = o.Kind, o.Name
+		}
 	case nftMsgNewFlowtable, nftMsgDelFlowtable:
-		var o Object
-		a.Table, o, err = decodeFlowtable(data)
-		a.Kind, a.In = o.Kind, o.Name
-	default:
-		return errors.New("another kind of message")
+		if _, o, err := decodeFlowtable(data); err == nil {
+			a.Kind, a.In = o.Kind, o.Name
+		}
 	}
-	return err
 }
 
-// nftMsgNewFlowtable is missing in x/sys/unix.
-const nftMsgNewFlowtable = 22
+func (w *Watcher) noteSet(name setName, s *Set, deleted bool) {
+	if deleted {
+		delete(w.sets, name)
+	} else {
+		w.sets[name] = s
+	}
+}
 
-func announceElements(data []byte, a Announcement, each func(Announcement)) {
-	a.Kind = "element"
+func (w *Watcher) announceElements(data []byte, a Announcement, each func(Announcement)) {
 	_ = decodeAttributes(data, func(typ uint16, b []byte) error {
-		switch typ {
-		case unix.NFTA_SET_ELEM_LIST_TABLE:
-			a.Table = netlinkattr.Text(b)
-		case unix.NFTA_SET_ELEM_LIST_SET:
+		if typ == unix.NFTA_SET_ELEM_LIST_SET {
 			a.In = netlinkattr.Text(b)
 		}
 		return nil
 	})
+	set := w.sets[setName{a.Family, a.In}]
 	err := eachElement(data, func(r *rawElement) error {
-		a.Element = r.element()
+		a.Kind = "element"
+		if set != nil {
+			a.What = set.FormatElement(r.element())
+		}
 		each(a)
 		return nil
 	})
 	if err != nil {
-		a.Kind, a.Element = "unknown", Element{}
+		a.Kind, a.What = "unknown", ""
 		each(a)
 	}
 }

@@ -50,7 +50,7 @@ Called ` + plugin + `, it is a plugin: kubectl nftproxy.`,
 // commands returns the subcommands.
 func commands() []*cobra.Command {
 	return []*cobra.Command{
-		newServicesCommand(), newExplainCommand(), newDiffCommand(), newStatsCommand(), newGraphCommand(), newCompileCommand(), newLiveCommand(),
+		newServicesCommand(), newExplainCommand(), newDiffCommand(), newStatsCommand(), newGraphCommand(), newWatchCommand(), newCompileCommand(), newLiveCommand(), newSchemaCommand(), newManCommand(),
 	}
 }
 

@@ -2,6 +2,8 @@ package main
 
 import (
 	"bytes"
+	"os"
+	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
@@ -109,4 +111,57 @@ func TestCompileWarns(t *testing.T) {
 			}
 		})
 	}
+}
+
+func TestPlugin(t *testing.T) {
+	var out bytes.Buffer
+	cmd := newCommand("/usr/local/bin/kubectl-nftproxy")
+	cmd.SetArgs([]string{"services", "--help"})
+	cmd.SetOut(&out)
+	if status := execute(cmd); status != 0 || !strings.Contains(out.String(), "Usage:\n  kubectl nftproxy services [NAME] [flags]\n") {
+		t.Errorf("status %d\n%s", status, &out)
+	}
+}
+
+// Every command has examples, and a man page with the text of its help.
+func TestManPages(t *testing.T) {
+	dir := t.TempDir()
+	if status, _, stderr := ruledump("man", dir); status != 0 {
+		t.Fatal(stderr)
+	}
+	for _, c := range commands() {
+		if c.Hidden {
+			continue
+		}
+		t.Run(c.Name(), func(t *testing.T) {
+			page, err := os.ReadFile(filepath.Join(dir, "ruledump-"+c.Name()+".8"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !strings.Contains(string(page), ".SH EXAMPLE") || c.Example == "" {
+				t.Error("no examples")
+			}
+			for line := range strings.Lines(c.Example) {
+				if !strings.HasPrefix(line, "  ") && strings.TrimSpace(line) != "" {
+					t.Errorf("example %q is not indented", line)
+				}
+			}
+		})
+	}
+}
+
+func TestCompletion(t *testing.T) {
+	for _, shell := range []string{"bash", "zsh", "fish"} {
+		t.Run(shell, func(t *testing.T) {
+			if status, stdout, stderr := ruledump("completion", shell); status != 0 || !strings.Contains(stdout, "ruledump") {
+				t.Errorf("status %d: %s", status, stderr)
+			}
+		})
+	}
+	t.Run("of the names of Services", func(t *testing.T) {
+		_, stdout, stderr := ruledump("__complete", "services", "--manifests=../../docs/example/manifests", "--node=node-1", "")
+		if want := "shop/api\nshop/empty\nshop/web\n:4\n"; stdout != want {
+			t.Errorf("%q, want %q\n%s", stdout, want, stderr)
+		}
+	})
 }

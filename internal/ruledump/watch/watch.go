@@ -1,0 +1,113 @@
+// Package watch tells of each change to the proxy's tables as the kernel announces it.
+package watch
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/nftproxy/nftproxy/compiler"
+	"github.com/nftproxy/nftproxy/internal/ruledump/colour"
+	"github.com/nftproxy/nftproxy/internal/ruledump/dump"
+	"github.com/nftproxy/nftproxy/nft"
+)
+
+// Change is one commit that concerns the proxy's tables.
+type Change struct {
+	APIVersion string    `json:"apiVersion"`
+	Kind       string    `json:"kind"`
+	Time       time.Time `json:"time"`
+	// Generation is the kernel's count of commits.
+	Generation uint32 `json:"generation"`
+	// Process and PID say who committed. The kernel cuts names after 15 bytes.
+	Process string `json:"process"`
+	PID     uint32 `json:"pid"`
+	// Foreign says that it was not the proxy, by the name of the process.
+	Foreign bool `json:"foreign"`
+	// Lost says that parts of this and perhaps of other commits were lost, because they were larger than a socket holds.
+	Lost bool `json:"lost,omitempty"`
+	// Counts is how much was added or deleted, by kind, such as "+element".
+	Counts map[string]int `json:"counts"`
+	// Parts is the first of that, MaxParts at most.
+	Parts []string `json:"parts"`
+}
+
+// Options say what to tell.
+type Options struct {
+	// Proxy is the name of the proxy's process.
+	Proxy string
+	// MaxParts is how many parts of a commit are kept. It bounds the memory.
+	MaxParts int
+}
+
+// Watch calls tell for each commit that changes the proxy's tables, until ctx ends or tell fails.
+func Watch(ctx context.Context, conn *nft.Conn, o Options, tell func(*Change) error) error {
+	w, err := conn.Watch(ctx, compiler.TableName)
+	if err != nil {
+		return err
+	}
+	defer w.Close()
+	for {
+		c := &Change{APIVersion: dump.APIVersion, Kind: "Change", Counts: map[string]int{}, Parts: []string{}}
+		notice, err := w.Next(ctx, func(a nft.Announcement) { c.add(a, o.MaxParts) })
+		switch {
+		case ctx.Err() != nil:
+			return nil
+		case err != nil:
+			return err
+		}
+		c.Time, c.Generation, c.Process, c.PID, c.Lost = time.Now().UTC(), notice.Generation, notice.Process, notice.PID, notice.Lost
+		c.Foreign = !notice.Lost && notice.Process != o.Proxy
+		if len(c.Counts) == 0 && !c.Lost {
+			continue
+		}
+		if err := tell(c); err != nil {
+			return err
+		}
+	}
+}
+
+func (c *Change) add(a nft.Announcement, maxParts int) {
+	if a.Table != compiler.TableName {
+		return
+	}
+	sign := "+"
+	if a.Deleted {
+		sign = "-"
+	}
+	c.Counts[sign+a.Kind]++
+	if len(c.Parts) < maxParts {
+		c.Parts = append(c.Parts, strings.TrimSpace(fmt.Sprintf("%s %s %s %s %s %s", sign, a.Kind, a.Family, a.Table, a.In, a.What)))
+	}
+}
+
+// Text prints the change for people.
+func (c *Change) Text(w io.Writer, s colour.Scheme) error {
+	var b strings.Builder
+	who := fmt.Sprintf("%s (pid %d)", c.Process, c.PID)
+	switch {
+	case c.Lost:
+		who = "unknown: announcements were lost"
+	case c.Foreign:
+		who = s.Bad("foreign: " + who)
+	}
+	var counts []string
+	total := 0
+	for _, kind := range slices.Sorted(maps.Keys(c.Counts)) {
+		counts = append(counts, fmt.Sprintf("%s %d", kind, c.Counts[kind]))
+		total += c.Counts[kind]
+	}
+	fmt.Fprintf(&b, "%s generation %d by %s: %s\n", c.Time.Format(time.RFC3339Nano), c.Generation, who, strings.Join(counts, ", "))
+	for _, p := range c.Parts {
+		fmt.Fprintf(&b, "  %s\n", p)
+	}
+	if more := total - len(c.Parts); more > 0 {
+		fmt.Fprintf(&b, "  … and %d more\n", more)
+	}
+	_, err := io.WriteString(w, b.String())
+	return err
+}
