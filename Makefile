@@ -21,7 +21,7 @@ IMAGE       ?= localhost/nftproxy/kube-proxy
 # so that the same source gives the same bytes. 0 is no time.
 SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || echo 0)
 
-.PHONY: build image demo test check check-api unit fuzz golden generate bench test-kernels clean
+.PHONY: build image demo test check check-api unit fuzz golden generate bench soak test-kernels clean
 
 build: ## static binaries in bin/
 	$(BUILD) -o $(BIN)/ $(COMMANDS)
@@ -75,6 +75,12 @@ golden: ## rewrite what is generated: rulesets, converted configurations, lists 
 
 bench: ## benchmarks; compare numbers of one run only
 	$(GO) test -run '^$$' -bench . -benchmem ./nft ./compiler ./proxy ./tracker ./source/manifests ./conntrack ./diffstore
+
+SOAK ?= 30m
+SEED ?= 0
+soak: ## random changes, faults and traffic for SOAK (30m); SEED replays one; the last line is the verdict
+	$(GO) test -c -o $(BIN)/soak.test ./integration/soak
+	cd integration/soak && $(abspath $(BIN))/soak.test -test.run '^TestSoak$$' -test.timeout 0 -test.v -soak $(SOAK) -seed $(SEED)
 
 test-kernels: ## the tests that depend on the kernel, on Debian's kernels 6.1 and 6.12 in qemu; long
 	$(GO) run ./integration/kernels -report docs/kernels.md

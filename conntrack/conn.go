@@ -54,9 +54,22 @@ type Stats struct {
 // The kernel leaves other protocols out since Linux 5.8. An older one lists the whole
 // family, and they are passed over here.
 func (c *Conn) DeleteFlows(ctx context.Context, family model.Family, protocol uint8, stale func(Flow) bool) (stats Stats, err error) {
+	return c.delete(ctx, family, protocol, 0, stale)
+}
+
+// DeleteUntranslated is DeleteFlows for the entries of which the destination was not translated and that nobody has
+// answered, such as a TCP connection whose first packet came while there were no rules. All packets of such
+// a connection share its fate, also those that the client sends again, so it can only begin anew without the entry.
+//
+// The kernel leaves other entries out since Linux 5.15. An older one lists all, and they are passed over here.
+func (c *Conn) DeleteUntranslated(ctx context.Context, family model.Family, protocol uint8, stale func(Flow) bool) (Stats, error) {
+	return c.delete(ctx, family, protocol, statusSeenReply|statusDstNAT, stale)
+}
+
+func (c *Conn) delete(ctx context.Context, family model.Family, protocol uint8, without uint32, stale func(Flow) bool) (stats Stats, err error) {
 	begin := time.Now()
 	d := deletion{conn: c, ctx: ctx, family: family}
-	stats.Listed, err = c.each(ctx, family, protocol, func(e entry) bool {
+	stats.Listed, err = c.each(ctx, family, protocol, without, func(e entry) bool {
 		return !stale(e.flow) || d.add(e.name())
 	})
 	err = errors.Join(err, d.finish())
@@ -69,7 +82,7 @@ func (c *Conn) DeleteFlows(ctx context.Context, family model.Family, protocol ui
 
 // Each calls do with all entries of an IP family and an IP protocol. When ctx ends, so does the listing, with ctx's error.
 func (c *Conn) Each(ctx context.Context, family model.Family, protocol uint8, do func(Flow)) error {
-	_, err := c.each(ctx, family, protocol, func(e entry) bool {
+	_, err := c.each(ctx, family, protocol, 0, func(e entry) bool {
 		do(e.flow)
 		return ctx.Err() == nil
 	})
@@ -79,16 +92,17 @@ func (c *Conn) Each(ctx context.Context, family model.Family, protocol uint8, do
 	return err
 }
 
-// each lists entries as long as do returns true, and returns how many the kernel handed over.
-func (c *Conn) each(ctx context.Context, family model.Family, protocol uint8, do func(entry) bool) (listed int, err error) {
+// each lists entries that have none of the status bits without, as long as do returns true. It returns how many the
+// kernel handed over.
+func (c *Conn) each(ctx context.Context, family model.Family, protocol uint8, without uint32, do func(entry) bool) (listed int, err error) {
 	s, err := c.open()
 	if err != nil {
 		return 0, err
 	}
 	defer s.closeWith(ctx)()
-	if err := s.list(listRequest(family, protocol), func(e entry) bool {
+	if err := s.list(listRequest(family, protocol, without), func(e entry) bool {
 		listed++
-		return e.flow.Protocol != protocol || do(e)
+		return e.flow.Protocol != protocol || e.status&without != 0 || do(e)
 	}); err != nil {
 		return listed, fmt.Errorf("conntrack: list %s entries: %w", family, err)
 	}

@@ -16,6 +16,7 @@ type entry struct {
 	// unless it is the default one, and the number that tells it from a later entry with the
 	// same tuple.
 	original, zone, id []byte
+	status             uint32
 }
 
 // name returns the attributes that name the entry to the kernel.
@@ -51,6 +52,8 @@ func decodeEntry(message []byte) (entry, error) {
 			e.zone = payload
 		case ctaID:
 			e.id = payload
+		case ctaStatus:
+			e.status, err = netlinkattr.Uint32(payload)
 		}
 		return err
 	})

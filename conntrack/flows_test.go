@@ -169,7 +169,7 @@ func TestAFlowThatIsGoneMeanwhileIsNoError(t *testing.T) {
 // entryOf returns the only IPv4 UDP entry.
 func entryOf(t *testing.T, c *Conn) (only entry) {
 	t.Helper()
-	if n, err := c.each(t.Context(), model.IPv4, unix.IPPROTO_UDP, func(e entry) bool { only = e; return true }); n != 1 || err != nil {
+	if n, err := c.each(t.Context(), model.IPv4, unix.IPPROTO_UDP, 0, func(e entry) bool { only = e; return true }); n != 1 || err != nil {
 		t.Fatalf("%d entries, %v; want 1", n, err)
 	}
 	return only
@@ -340,5 +340,36 @@ func TestConnIsSafeForConcurrentUse(t *testing.T) {
 	}
 	if err := searches.Wait(); err != nil {
 		t.Error(err)
+	}
+}
+
+func TestDeleteUntranslated(t *testing.T) {
+	answered := func(f *conntrack.Flow) { f.Status |= conntrack.StatusConfirmed | conntrack.StatusSeenReply }
+	for name, tt := range map[string]struct {
+		flow    Flow
+		edit    func(*conntrack.Flow)
+		deleted bool
+	}{
+		"a connection that nobody has answered is deleted": {flow(unix.IPPROTO_TCP, "10.244.1.9:1000", "10.96.0.10:80", "10.96.0.10:80"), func(*conntrack.Flow) {}, true},
+		"one that somebody has answered stays":             {flow(unix.IPPROTO_TCP, "10.244.1.9:1000", "10.96.0.10:80", "10.96.0.10:80"), answered, false},
+		"one of another protocol stays":                    {plain, func(*conntrack.Flow) {}, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c, table := newTable(t)
+			add(t, table, tt.flow, tt.edit)
+			stats, err := c.DeleteUntranslated(t.Context(), model.IPv4, unix.IPPROTO_TCP, func(f Flow) bool { return !f.Translated() })
+			if err != nil {
+				t.Fatal(err)
+			}
+			want := printed(tt.flow)
+			if tt.deleted {
+				want = nil
+			} else if stats.Listed != 0 {
+				t.Errorf("the kernel handed over %d entries, want none", stats.Listed)
+			}
+			if diff := cmp.Diff(want, held(t, table)); diff != "" {
+				t.Errorf("left (-want +got):\n%s", diff)
+			}
+		})
 	}
 }

@@ -17,9 +17,11 @@ const (
 
 	ctaTupleOrig  = 1
 	ctaTupleReply = 2
+	ctaStatus     = 3
 	ctaID         = 12
 	ctaZone       = 18
 	ctaFilter     = 25 // since Linux 5.8
+	ctaStatusMask = 26 // since Linux 5.15
 
 	ctaTupleIP    = 1
 	ctaTupleProto = 2
@@ -33,6 +35,10 @@ const (
 	ctaProtoSrcPort = 2
 	ctaProtoDstPort = 3
 
+	// Bits of ctaStatus, from enum ip_conntrack_status.
+	statusSeenReply = 1 << 1
+	statusDstNAT    = 1 << 5
+
 	ctaFilterOrigFlags = 1
 	// filterProtoNum makes the protocol in ctaTupleOrig count. The kernel's headers for
 	// programs do not have this bit; the conntrack program has it from the kernel's source.
@@ -42,8 +48,8 @@ const (
 // addressFamilies has the kernel's numbers of the families.
 var addressFamilies = map[model.Family]uint8{model.IPv4: unix.AF_INET, model.IPv6: unix.AF_INET6}
 
-// listRequest asks for all entries of a family and a protocol.
-func listRequest(family model.Family, protocol uint8) netlink.Message {
+// listRequest asks for the entries of a family and a protocol that have none of the bits without in their status.
+func listRequest(family model.Family, protocol uint8, without uint32) netlink.Message {
 	var body netlinkattr.List
 	tuple := body.Begin(ctaTupleOrig)
 	transport := body.Begin(ctaTupleProto)
@@ -54,6 +60,10 @@ func listRequest(family model.Family, protocol uint8) netlink.Message {
 	// In the byte order of the machine, unlike all other numbers.
 	body.Bytes(ctaFilterOrigFlags, binary.NativeEndian.AppendUint32(nil, filterProtoNum))
 	body.End(filter)
+	if without != 0 {
+		body.Bytes(ctaStatus, binary.BigEndian.AppendUint32(nil, 0))
+		body.Bytes(ctaStatusMask, binary.BigEndian.AppendUint32(nil, without))
+	}
 	return request(msgGet, netlink.Dump, family, body)
 }
 

@@ -383,7 +383,7 @@ func (a *affinityTest) flush(restored int) {
 	defer cancel()
 	watching.Go(func() { a.backend.Watch(ctx) })
 	await.Until(a.T, "the repair", func() error {
-		if err := tableError(labtest.Conn(a, a.lab.Node), a.backend.Tables()); err != nil {
+		if err := labtest.TableError(labtest.Conn(a, a.lab.Node), a.backend.Tables()); err != nil {
 			return err
 		}
 		if n := a.learnedElements(); n != restored {

@@ -1,7 +1,6 @@
 package integration
 
 import (
-	"context"
 	"fmt"
 	"io"
 	"net/http"
@@ -62,20 +61,6 @@ func (u *uploader) delete(obj apiservertest.Object) {
 	}
 }
 
-// tableError says how the kernel's tables differ from the wanted ones; nil if they do not.
-func tableError(c *nft.Conn, want []*nft.Table) error {
-	for _, w := range want {
-		got, err := c.ReadTable(context.Background(), w.Family, w.Name)
-		if err != nil {
-			return err
-		}
-		if tx := nft.Diff(got, w); !tx.Empty() {
-			return fmt.Errorf("the kernel's table %s differs:\n%s", w.Family, tx)
-		}
-	}
-	return nil
-}
-
 func getFrom(h *lab.Host, url string) (string, error) {
 	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: h.DialContext}}
 	resp, err := client.Get(url)
@@ -98,7 +83,7 @@ func TestTheBinaryProgramsWhatTheAPIServerHas(t *testing.T) {
 	p := labtest.Start(t, l.Node, "kube-proxy", "--kubeconfig", kubeconfig, "--hostname-override", lab.NodeName,
 		"--cluster-cidr", "10.244.0.0/16,fd00:10:244::/48", "-v", "2")
 	want := g.compile(t)
-	await.Until(t, "the case's rules are in the kernel", func() error { return tableError(c, want) })
+	await.Until(t, "the case's rules are in the kernel", func() error { return labtest.TableError(c, want) })
 	g.sendFlows(t, l)
 
 	server.Compact()

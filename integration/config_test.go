@@ -59,7 +59,7 @@ func TestTheBinaryRunsWithKubeadmsConfigurationUntilItChanges(t *testing.T) {
 	path := kubeadmConfig(t)
 	p := labtest.Start(t, l.Node, "kube-proxy", "--config="+path, "--hostname-override="+lab.NodeName, "--manifests", g.manifestsDir(t), "--masquerade-all")
 	want := g.compileFor(t, path)
-	await.Until(t, "the case's rules are in the kernel", func() error { return tableError(c, want) })
+	await.Until(t, "the case's rules are in the kernel", func() error { return labtest.TableError(c, want) })
 
 	data, err := os.ReadFile(path)
 	if err != nil {
@@ -76,7 +76,7 @@ func TestTheBinaryRunsWithKubeadmsConfigurationUntilItChanges(t *testing.T) {
 			t.Errorf("the log does not say %q", want)
 		}
 	}
-	if err := tableError(c, want); err != nil {
+	if err := labtest.TableError(c, want); err != nil {
 		t.Errorf("the rules did not stay: %v", err)
 	}
 }

@@ -50,12 +50,12 @@ func (f *troubled) args() []string {
 
 func (f *troubled) programmed(t *testing.T) {
 	t.Helper()
-	await.Until(t, "the rules are in the kernel", func() error { return tableError(f.conn, f.want) })
+	await.Until(t, "the rules are in the kernel", func() error { return labtest.TableError(f.conn, f.want) })
 }
 
 func (f *troubled) stays(t *testing.T) {
 	t.Helper()
-	if err := tableError(f.conn, f.want); err != nil {
+	if err := labtest.TableError(f.conn, f.want); err != nil {
 		t.Errorf("the rules did not stay: %v", err)
 	}
 }

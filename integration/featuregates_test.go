@@ -18,7 +18,7 @@ func TestExternalIPsStayOutWithTheGateOff(t *testing.T) {
 		l := labtest.New(t)
 		c := labtest.Conn(t, l.Node)
 		labtest.Start(t, l.Node, "kube-proxy", "--config", g.path("config.yaml"), "--hostname-override="+lab.NodeName, "--manifests", g.manifestsDir(t))
-		await.Until(t, "the case's rules are in the kernel", func() error { return tableError(c, g.compile(t)) })
+		await.Until(t, "the case's rules are in the kernel", func() error { return labtest.TableError(c, g.compile(t)) })
 		g.sendFlows(t, l)
 	})
 	t.Run("from the flag", func(t *testing.T) {
@@ -26,7 +26,7 @@ func TestExternalIPsStayOutWithTheGateOff(t *testing.T) {
 		c := labtest.Conn(t, l.Node)
 		labtest.Start(t, l.Node, "kube-proxy", "--feature-gates=AllowServiceExternalIPs=false", "--cluster-cidr=10.244.0.0/16,fd00:10:244::/48",
 			"--hostname-override="+lab.NodeName, "--manifests", g.manifestsDir(t))
-		await.Until(t, "the case's rules are in the kernel", func() error { return tableError(c, g.compile(t)) })
+		await.Until(t, "the case's rules are in the kernel", func() error { return labtest.TableError(c, g.compile(t)) })
 	})
 	t.Run("in ruledump", func(t *testing.T) {
 		golden, err := os.ReadFile(g.path("ruleset.nft"))
@@ -54,7 +54,7 @@ func TestWatchListClient(t *testing.T) {
 			upload(t, server, g)
 			labtest.Start(t, l.Node, "kube-proxy", "--kubeconfig", kubeconfig, "--hostname-override", lab.NodeName,
 				"--cluster-cidr", "10.244.0.0/16,fd00:10:244::/48", "--feature-gates=WatchListClient="+gate)
-			await.Until(t, "the case's rules are in the kernel", func() error { return tableError(c, g.compile(t)) })
+			await.Until(t, "the case's rules are in the kernel", func() error { return labtest.TableError(c, g.compile(t)) })
 			streams := false
 			for _, r := range server.Requests("watch", "services") {
 				streams = streams || strings.EqualFold(r.Query.Get("sendInitialEvents"), "true")

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"github.com/nftproxy/nftproxy/integration/lab/labtest"
 	"io"
 	"net/http"
 	"os"
@@ -151,7 +152,7 @@ func TestHealthUntilTheFirstSync(t *testing.T) {
 				return
 			}
 			tt.mend(t, f)
-			await.Within(t, 2*await.Patience, "the rules are in the kernel", func() error { return tableError(f.conn, f.want) })
+			await.Within(t, 2*await.Patience, "the rules are in the kernel", func() error { return labtest.TableError(f.conn, f.want) })
 			f.becomes(t, "200 200")
 			p.Says(t, programmedOnce)
 			p.Says(t, "Node is known")
@@ -191,7 +192,7 @@ func TestServiceCIDRsThatFailHoldUpNothing(t *testing.T) {
 			(&uploader{t, f.server}).create(cidr)
 			tt.spoil(f)
 			p := f.start(t, "--kubeconfig="+f.kubeconfig)
-			await.Within(t, 10*time.Second, "the rules are in the kernel", func() error { return tableError(f.conn, f.want) })
+			await.Within(t, 10*time.Second, "the rules are in the kernel", func() error { return labtest.TableError(f.conn, f.want) })
 			f.becomes(t, "200 200", `"problems":["cannot watch servicecidrs"]`)
 			f.metricIs(t, failing, "1")
 			p.Says(t, tt.log)

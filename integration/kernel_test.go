@@ -66,12 +66,9 @@ func TestGoldenFlows(t *testing.T) {
 	}
 }
 
-func (g goldenCase) sendFlows(t *testing.T, l *lab.Lab) {
+// serve sets up the case's endpoints until the test ends.
+func (g goldenCase) serve(t *testing.T, l *lab.Lab) *flows.Runner {
 	t.Helper()
-	list, err := flows.Load(g.path("flows.yaml"))
-	if err != nil {
-		t.Fatal(err)
-	}
 	data, err := os.ReadFile(g.path("manifests.yaml"))
 	if err != nil {
 		t.Fatal(err)
@@ -84,11 +81,21 @@ func (g goldenCase) sendFlows(t *testing.T, l *lab.Lab) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer func() {
+	t.Cleanup(func() {
 		if err := r.Close(); err != nil {
 			t.Error(err)
 		}
-	}()
+	})
+	return r
+}
+
+func (g goldenCase) sendFlows(t *testing.T, l *lab.Lab) {
+	t.Helper()
+	list, err := flows.Load(g.path("flows.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := g.serve(t, l)
 	if err := r.Run(list); err != nil {
 		t.Error(err)
 	}

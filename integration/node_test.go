@@ -91,7 +91,7 @@ func TestAListOfNodesThatFailsIsNotWaitedForForEver(t *testing.T) {
 	p.Says(t, programmedOnce)
 	f.becomes(t, "503 200", `"problems":["the Node is waited for","cannot watch nodes"]`)
 	f.server.Refuse("nodes", 0)
-	await.Within(t, 2*await.Patience, "the rules are in the kernel", func() error { return tableError(f.conn, f.want) })
+	await.Within(t, 2*await.Patience, "the rules are in the kernel", func() error { return labtest.TableError(f.conn, f.want) })
 	f.becomes(t, "200 200")
 }
 
@@ -186,7 +186,7 @@ func (o *outlived) follows(t *testing.T, name string) {
 	await.Until(t, "a new Service", func() error { return o.holds("service-ips", 2) })
 	(&uploader{t, o.server}).delete(service)
 	(&uploader{t, o.server}).delete(slice)
-	await.Until(t, "the rules are what they were", func() error { return tableError(o.conn, o.want) })
+	await.Until(t, "the rules are what they were", func() error { return labtest.TableError(o.conn, o.want) })
 }
 
 func TestNodeAddressesThatVanish(t *testing.T) {

@@ -48,7 +48,7 @@ func (o *ownerTest) restart(own bool) {
 	if err := o.backend.Sync(context.Background(), tr.Changes()); err != nil {
 		o.Fatal(err)
 	}
-	if err := tableError(o.conn, o.backend.Tables()); err != nil {
+	if err := labtest.TableError(o.conn, o.backend.Tables()); err != nil {
 		o.Fatal(err)
 	}
 }
@@ -74,7 +74,7 @@ func TestOwnedTables(t *testing.T) {
 		if o.nft("delete", "table", "ip", "kube-proxy") || o.nft("add", "rule", "ip", "kube-proxy", "services", "drop") {
 			t.Error("another process changed the table")
 		}
-		if err := tableError(o.conn, o.backend.Tables()); err != nil {
+		if err := labtest.TableError(o.conn, o.backend.Tables()); err != nil {
 			t.Error(err)
 		}
 	})

@@ -73,7 +73,7 @@ func TestWhatOthersDoToTheTablesIsRepaired(t *testing.T) {
 			if err != nil || repaired != tt.repaired || (repairs > before) != tt.repaired {
 				t.Errorf("Check = %v, %v with %d repairs counted; want %v", repaired, err, repairs-before, tt.repaired)
 			}
-			if err := tableError(c, b.Tables()); err != nil {
+			if err := labtest.TableError(c, b.Tables()); err != nil {
 				t.Errorf("after Check: %v", err)
 			}
 			if there, err := c.HasTable(t.Context(), nft.FamilyIP, compiler.StandInName); there || err != nil {
@@ -104,7 +104,7 @@ func TestARestartChangesOnlyWhatIsWrong(t *testing.T) {
 	handle := labtest.Nft(t, l.Node, "", "-a", "list", "tables")
 	labtest.Nft(t, l.Node, "flush map ip kube-proxy service-ips\nadd chain ip6 kube-proxy more", "-f", "-")
 	b := backendFor(t, c, g, proxy.Hooks{})
-	if err := tableError(c, b.Tables()); err != nil {
+	if err := labtest.TableError(c, b.Tables()); err != nil {
 		t.Error(err)
 	}
 	if now := labtest.Nft(t, l.Node, "", "-a", "list", "tables"); now != handle {
@@ -113,7 +113,7 @@ func TestARestartChangesOnlyWhatIsWrong(t *testing.T) {
 	// Tables of the same name with other things in them, such as another proxy's.
 	labtest.Nft(t, l.Node, "flush ruleset\nadd table ip kube-proxy\nadd map ip kube-proxy service-ips { type ipv4_addr . inet_proto . inet_service : verdict; }\nadd chain ip kube-proxy nat-prerouting { type nat hook prerouting priority -100; }\nadd rule ip kube-proxy nat-prerouting ip daddr . meta l4proto . th dport vmap @service-ips", "-f", "-")
 	b = backendFor(t, c, g, proxy.Hooks{})
-	if err := tableError(c, b.Tables()); err != nil {
+	if err := labtest.TableError(c, b.Tables()); err != nil {
 		t.Errorf("taking over from another proxy: %v", err)
 	}
 }
@@ -125,12 +125,12 @@ func TestARunningProxySurvivesAFlushedRuleset(t *testing.T) {
 	labtest.Start(t, l.Node, "kube-proxy", "--manifests", g.manifestsDir(t), "--hostname-override", lab.NodeName,
 		"--cluster-cidr", "10.244.0.0/16,fd00:10:244::/48", "--metrics-bind-address=")
 	want := g.compile(t)
-	await.Until(t, "the case's rules are in the kernel", func() error { return tableError(c, want) })
+	await.Until(t, "the case's rules are in the kernel", func() error { return labtest.TableError(c, want) })
 	labtest.Nft(t, l.Node, "", "flush", "ruleset")
 	if table, err := c.ReadTable(t.Context(), nft.FamilyIP, compiler.TableName); err != nil || table != nil {
 		t.Logf("repaired before we looked: %v, %v", table != nil, err)
 	}
-	await.Until(t, "the rules are back", func() error { return tableError(c, want) })
+	await.Until(t, "the rules are back", func() error { return labtest.TableError(c, want) })
 	g.sendFlows(t, l)
 }
 
@@ -171,6 +171,6 @@ func TestARefusedRepairIsTriedAgain(t *testing.T) {
 		if _, err := b.Check(context.Background()); err != nil {
 			return err
 		}
-		return tableError(c, b.Tables())
+		return labtest.TableError(c, b.Tables())
 	})
 }

@@ -64,9 +64,13 @@ func NewBackend(conn *nft.Conn, config compiler.Config, hooks Hooks) (*Backend, 
 // more. The rules stay.
 func (b *Backend) Close() error { return b.reader.Close() }
 
-// RemoveStaleFlows makes each Sync that succeeds tell c which UDP flows may be stale. It must be called before the first
+// RemoveStaleFlows makes each Sync that succeeds tell c which UDP flows may be stale, and each repair that connections
+// may have begun without rules. It must be called before the first
 // Sync.
-func (b *Backend) RemoveStaleFlows(c *FlowCleaner) { b.flows, b.conntrack = c, c.table }
+func (b *Backend) RemoveStaleFlows(c *FlowCleaner) {
+	b.flows, b.conntrack = c, c.table
+	c.serves = b.frontendServes
+}
 
 // Sync compiles the changes and commits them, in one transaction for both IP families.
 //
@@ -116,6 +120,8 @@ func (b *Backend) update(ctx context.Context, logger klog.Logger) error {
 	}
 	if again {
 		b.tellRepaired()
+	} else if b.flows != nil {
+		b.flows.begun()
 	}
 	return nil
 }

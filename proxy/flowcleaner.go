@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/nftproxy/nftproxy/compiler"
@@ -23,7 +24,7 @@ const (
 )
 
 // FlowCleaner removes stale UDP flows from the connection tracking table, so that their
-// clients' next packets are sent to an endpoint that serves. It works beside Sync, which only
+// clients' next packets are sent to an endpoint that serves, and connections that began while there were no rules. It works beside Sync, which only
 // notes what has to be looked at: a table that is large, or cannot be listed, holds up no
 // change of the rules. What it has to look at is merged, and never more than the UDP
 // addresses that Services have.
@@ -32,10 +33,14 @@ type FlowCleaner struct {
 	table    *conntrack.Conn
 	onSearch func(model.Family, conntrack.Stats, error)
 	flows    *udpFlows
+	serves   frontendServes
+	// gaps counts how often the tables were made anew: connections may have begun before without rules.
+	gaps atomic.Uint32
 	// wake has one place: many Syncs are one search.
 	wake chan struct{}
-	// searching keeps searches apart.
-	searching sync.Mutex
+	// searching keeps searches apart. It guards gapsSearched, the value of gaps up to which a search has seen all.
+	searching    sync.Mutex
+	gapsSearched uint32
 }
 
 // NewFlowCleaner returns a FlowCleaner for the network namespace of the file descriptor, which
@@ -64,6 +69,12 @@ func (c *FlowCleaner) note(rules *compiler.Compiler, changes *model.Changes) {
 // repaired has the flows of all frontends looked at: while the rules were not as they should be, packets went untranslated.
 func (c *FlowCleaner) repaired() {
 	c.flows.lookAtAll()
+	c.begun()
+}
+
+// begun has connections looked at: before, there may have been no rules.
+func (c *FlowCleaner) begun() {
+	c.gaps.Add(1)
 	c.signal()
 }
 
@@ -142,6 +153,7 @@ func (c *FlowCleaner) Clean(ctx context.Context) error {
 		}
 		failures = append(failures, err)
 	}
+	failures = append(failures, c.deleteUntranslated(ctx))
 	return errors.Join(failures...)
 }
 

@@ -199,6 +199,13 @@ func (u *udpFlows) stale(f conntrack.Flow, local []netip.Prefix) bool {
 	return pending && !contains(u.serving[fe], f.Server)
 }
 
+// answersNodePorts reports whether node ports answer on the address, if it is one of the machine's own.
+func (u *udpFlows) answersNodePorts(addr netip.Addr) bool {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	return within(u.nodePorts[model.FamilyOf(addr)], addr)
+}
+
 func within(prefixes []netip.Prefix, addr netip.Addr) bool {
 	return !addr.IsLoopback() && slices.ContainsFunc(prefixes, func(p netip.Prefix) bool { return p.Contains(addr) })
 }

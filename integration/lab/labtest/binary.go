@@ -9,8 +9,11 @@ import (
 	"testing"
 )
 
+// Prebuilt is the environment variable that names a directory with the commands, for machines without a Go toolchain.
+const Prebuilt = "NFTPROXY_BINARIES"
+
 // Binary returns the path of a command of this module: "kube-proxy" or "ruledump". The first call builds
-// both, so a package that calls it has a TestMain that calls Main.
+// both, unless Prebuilt says where they are, so a package that calls it has a TestMain that calls Main.
 func Binary(t testing.TB, name string) string {
 	t.Helper()
 	dir, err := binaries()
@@ -21,18 +24,25 @@ func Binary(t testing.TB, name string) string {
 }
 
 // Main runs the tests of a package, removes the commands that Binary built, and ends the process.
-func Main(m *testing.M) {
-	code := m.Run()
-	if built != "" {
-		os.RemoveAll(built)
-	}
-	os.Exit(code)
+func Main(m *testing.M) { os.Exit(Run(m)) }
+
+// Run is Main for a TestMain that has more to do: it returns the exit code.
+func Run(m *testing.M) int {
+	defer func() {
+		if built != "" {
+			os.RemoveAll(built)
+		}
+	}()
+	return m.Run()
 }
 
 // built is the directory with the commands, empty until a test needs one.
 var built string
 
 var binaries = sync.OnceValues(func() (string, error) {
+	if dir := os.Getenv(Prebuilt); dir != "" {
+		return dir, nil
+	}
 	dir, err := os.MkdirTemp("", "nftproxy-bin")
 	if err != nil {
 		return "", err

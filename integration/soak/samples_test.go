@@ -1,0 +1,199 @@
+package soak
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"io"
+	"math"
+	"net/http"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/nftproxy/nftproxy/integration/lab"
+)
+
+const metricsAddress = "127.0.0.1:10249"
+
+// samples are what the proxy's process took of the machine, over time.
+type samples struct {
+	host *lab.Host
+
+	mu    sync.Mutex
+	pid   int
+	taken []sample
+}
+
+// A sample is one look at the process.
+type sample struct {
+	at          time.Time
+	pid         int
+	memory      float64 // resident set, MB
+	descriptors float64
+	goroutines  float64
+}
+
+// follow begins to look at another process.
+func (s *samples) follow(pid int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.pid = pid
+}
+
+// take looks at the process once a second.
+func (s *samples) take(ctx context.Context) {
+	tick := time.NewTicker(time.Second)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+			s.mu.Lock()
+			pid := s.pid
+			s.mu.Unlock()
+			one, err := s.look(ctx, pid)
+			if err != nil {
+				continue // It is being restarted.
+			}
+			s.mu.Lock()
+			s.taken = append(s.taken, one)
+			s.mu.Unlock()
+		}
+	}
+}
+
+func (s *samples) look(ctx context.Context, pid int) (sample, error) {
+	one := sample{at: time.Now(), pid: pid}
+	var err error
+	if one.memory, err = residentMB(pid); err != nil {
+		return one, err
+	}
+	open, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", pid))
+	if err != nil {
+		return one, err
+	}
+	one.descriptors = float64(len(open))
+	one.goroutines, err = s.metric(ctx, "go_goroutines")
+	return one, err
+}
+
+func residentMB(pid int) (float64, error) {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	if err != nil {
+		return 0, err
+	}
+	_, rest, _ := strings.Cut(string(text), "VmRSS:")
+	var kB float64
+	_, err = fmt.Sscan(rest, &kB)
+	return kB / 1024, err
+}
+
+func (s *samples) metric(ctx context.Context, name string) (float64, error) {
+	client := http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{DisableKeepAlives: true, DialContext: s.host.DialContext}}
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+metricsAddress+"/metrics", nil)
+	if err != nil {
+		return 0, err
+	}
+	response, err := client.Do(request)
+	if err != nil {
+		return 0, err
+	}
+	defer response.Body.Close()
+	for lines := bufio.NewScanner(response.Body); lines.Scan(); {
+		if value, found := strings.CutPrefix(lines.Text(), name+" "); found {
+			_, _ = io.Copy(io.Discard, response.Body)
+			return strconv.ParseFloat(value, 64)
+		}
+	}
+	return 0, fmt.Errorf("no metric %s", name)
+}
+
+// quantities are what must stay flat. A little growth is allowed: the memory of a Go program goes up and down with its
+// garbage collector, and connections to the API server come and go.
+var quantities = []struct {
+	name     string
+	of       func(sample) float64
+	share    float64 // of the mean
+	absolute float64 // and that much besides
+}{
+	{"resident memory (MB)", func(s sample) float64 { return s.memory }, 0.1, 8},
+	{"file descriptors", func(s sample) float64 { return s.descriptors }, 0, 4},
+	{"goroutines", func(s sample) float64 { return s.goroutines }, 0, 8},
+}
+
+// judge fits a line to each quantity since then. From the first sample to the last it must not rise by more than allowed.
+func (s *samples) judge(t *testing.T, since time.Time) {
+	t.Helper()
+	x, chosen := s.since(since)
+	if len(x) < 10 {
+		t.Errorf("only %d samples of the process since %v; is %s answered?", len(x), since, metricsAddress)
+		return
+	}
+	for _, q := range quantities {
+		y := make([]float64, len(chosen))
+		for i, one := range chosen {
+			y[i] = q.of(one)
+		}
+		slope, mean := fit(x, y)
+		rise, bound := slope*(x[len(x)-1]-x[0]), q.share*mean+q.absolute
+		t.Logf("%s: mean %.1f, rise %+.1f in %.0f s, bound %.1f", q.name, mean, rise, x[len(x)-1]-x[0], bound)
+		if rise > bound {
+			t.Errorf("%s rose by %.1f in %.0f s, more than %.1f", q.name, rise, x[len(x)-1]-x[0], bound)
+		}
+	}
+}
+
+// since returns the samples of the last process from then on, and their times in seconds.
+func (s *samples) since(then time.Time) (x []float64, chosen []sample) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, one := range s.taken {
+		if one.pid == s.pid && one.at.After(then) {
+			x = append(x, one.at.Sub(then).Seconds())
+			chosen = append(chosen, one)
+		}
+	}
+	return x, chosen
+}
+
+// fit returns the slope of the line with the least squares, and the mean.
+func fit(x, y []float64) (slope, mean float64) {
+	var meanX float64
+	for i := range x {
+		meanX += x[i] / float64(len(x))
+		mean += y[i] / float64(len(y))
+	}
+	var xy, xx float64
+	for i := range x {
+		xy += (x[i] - meanX) * (y[i] - mean)
+		xx += (x[i] - meanX) * (x[i] - meanX)
+	}
+	if xx == 0 {
+		return 0, mean
+	}
+	return xy / xx, mean
+}
+
+func (s *samples) report() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var peak float64
+	pids := map[int]bool{}
+	for _, one := range s.taken {
+		peak = math.Max(peak, one.memory)
+		pids[one.pid] = true
+	}
+	return fmt.Sprintf("%d samples of %d processes, peak memory %.0f MB", len(s.taken), len(pids), peak)
+}
+
+func TestFit(t *testing.T) {
+	slope, mean := fit([]float64{0, 1, 2, 3}, []float64{5, 7, 9, 11})
+	if slope != 2 || mean != 8 {
+		t.Errorf("slope %v, mean %v; want 2, 8", slope, mean)
+	}
+}

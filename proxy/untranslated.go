@@ -1,0 +1,65 @@
+package proxy
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+
+	"github.com/nftproxy/nftproxy/conntrack"
+	"github.com/nftproxy/nftproxy/model"
+	"github.com/nftproxy/nftproxy/nodeaddr"
+	"k8s.io/klog/v2"
+)
+
+// Connections that begin while the rules are not there are not translated, and never will be: connection tracking remembers
+// that for all their packets, also for the SYN that TCP sends again. So after the tables were made anew, entries of
+// TCP and SCTP that nobody has answered are removed if they dial a frontend that has endpoints. The client's next SYN is
+// then translated, and for whoever dials it took a second longer. kube-proxy leaves them to their timeout (120 s).
+var connectionProtocols = []model.Protocol{model.TCP, model.SCTP}
+
+// frontendServes says whether somebody serves an address and port, or, with an address that is not valid, a node port.
+type frontendServes func(family model.Family, protocol model.Protocol, addr netip.Addr, port uint16) bool
+
+func (b *Backend) frontendServes(family model.Family, protocol model.Protocol, addr netip.Addr, port uint16) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	owner := b.compiler.Owner(family, protocol, addr, port)
+	return owner != nil && len(owner.Cluster)+len(owner.Local) > 0
+}
+
+// deleteUntranslated searches for such entries, if the tables were made anew since the last search that succeeded.
+func (c *FlowCleaner) deleteUntranslated(ctx context.Context) error {
+	gaps := c.gaps.Load()
+	if gaps == c.gapsSearched {
+		return nil
+	}
+	var failures []error
+	for _, family := range model.Families {
+		local, err := nodeaddr.Local(c.netNS, family)
+		if err != nil {
+			failures = append(failures, err)
+			continue
+		}
+		for _, protocol := range connectionProtocols {
+			stats, err := c.table.DeleteUntranslated(ctx, family, uint8(protocol), func(f conntrack.Flow) bool {
+				return !f.Translated() && c.dialsFrontend(family, protocol, f.Dialed, local)
+			})
+			if stats.Deleted > 0 {
+				klog.FromContext(ctx).V(2).Info("Removed connections that began without rules", "family", family, "protocol", protocol, "connections", stats.Deleted, "duration", stats.Duration)
+			}
+			failures = append(failures, err)
+		}
+	}
+	err := errors.Join(failures...)
+	if err == nil {
+		c.gapsSearched = gaps
+	}
+	return err
+}
+
+func (c *FlowCleaner) dialsFrontend(family model.Family, protocol model.Protocol, dialed netip.AddrPort, local []netip.Prefix) bool {
+	if c.serves(family, protocol, dialed.Addr(), dialed.Port()) {
+		return true
+	}
+	return within(local, dialed.Addr()) && c.flows.answersNodePorts(dialed.Addr()) && c.serves(family, protocol, netip.Addr{}, dialed.Port())
+}
