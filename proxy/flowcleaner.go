@@ -34,13 +34,13 @@ type FlowCleaner struct {
 	onSearch func(model.Family, conntrack.Stats, error)
 	flows    *udpFlows
 	serves   frontendServes
-	// gaps counts how often the tables were made anew: connections may have begun before without rules.
-	gaps atomic.Uint32
+	// gaps counts how often the tables were made anew: connections may have begun before without rules. gapsSearched is
+	// the value up to which a search has seen all.
+	gaps, gapsSearched atomic.Uint32
 	// wake has one place: many Syncs are one search.
 	wake chan struct{}
-	// searching keeps searches apart. It guards gapsSearched, the value of gaps up to which a search has seen all.
-	searching    sync.Mutex
-	gapsSearched uint32
+	// searching keeps searches apart.
+	searching sync.Mutex
 }
 
 // NewFlowCleaner returns a FlowCleaner for the network namespace of the file descriptor, which
@@ -61,7 +61,7 @@ func NewFlowCleaner(netNS int, onSearch func(model.Family, conntrack.Stats, erro
 // note takes in what a Sync has committed. The changes of one that failed come again with the next
 // (model.Backend).
 func (c *FlowCleaner) note(rules *compiler.Compiler, changes *model.Changes) {
-	if c.flows.apply(rules, changes) {
+	if c.flows.apply(rules, changes) || c.gaps.Load() != c.gapsSearched.Load() {
 		c.signal()
 	}
 }
@@ -70,13 +70,11 @@ func (c *FlowCleaner) note(rules *compiler.Compiler, changes *model.Changes) {
 func (c *FlowCleaner) repaired() {
 	c.flows.lookAtAll()
 	c.begun()
-}
-
-// begun has connections looked at: before, there may have been no rules.
-func (c *FlowCleaner) begun() {
-	c.gaps.Add(1)
 	c.signal()
 }
+
+// begun has connections looked at with the next search: until now there may have been no rules.
+func (c *FlowCleaner) begun() { c.gaps.Add(1) }
 
 func (c *FlowCleaner) signal() {
 	select {

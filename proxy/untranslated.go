@@ -30,7 +30,7 @@ func (b *Backend) frontendServes(family model.Family, protocol model.Protocol, a
 // deleteUntranslated searches for such entries, if the tables were made anew since the last search that succeeded.
 func (c *FlowCleaner) deleteUntranslated(ctx context.Context) error {
 	gaps := c.gaps.Load()
-	if gaps == c.gapsSearched {
+	if gaps == c.gapsSearched.Load() {
 		return nil
 	}
 	var failures []error
@@ -52,7 +52,7 @@ func (c *FlowCleaner) deleteUntranslated(ctx context.Context) error {
 	}
 	err := errors.Join(failures...)
 	if err == nil {
-		c.gapsSearched = gaps
+		c.gapsSearched.Store(gaps)
 	}
 	return err
 }
