@@ -13,8 +13,8 @@ import (
 // does not change meanwhile.
 type Comparison struct {
 	// Guard, if set, is called to run each piece of work that looks at the elements of the wanted table: some hundred
-	// of them in some tens of microseconds, and once all of a set of which elements are missing. So a lock need
-	// not be held while the kernel lists. A Guard that finds that the wanted table has changed since Compare was called
+	// of them in some tens of microseconds, and once all of a set if elements are missing or somebody has committed
+	// meanwhile. So a lock need not be held while the kernel lists. A Guard that finds that the wanted table has changed since Compare was called
 	// does not run the work but returns an error, and Compare ends with it.
 	Guard func(work func()) error
 	// ThroughCommits goes on when somebody commits meanwhile. A commit that does not concern the table does not disturb
@@ -29,9 +29,8 @@ type Comparison struct {
 // last.
 //
 // It ends as soon as ctx is done, with that error, and as soon as somebody commits anything, with ErrGenerationMoved; also when the
-// kernel says that it listed a part of a set only (kernel 6.15; without the kernel's count, what Compare finds missing may
-// be there, and adding it again has no effect). The connection is busy meanwhile, so it should be one of its own: see
-// Another.
+// kernel's count of a set says that it listed a part of it only (kernel 6.15). An element that was not listed is asked for by
+// its key before it counts as missing. The connection is busy meanwhile, so it should be one of its own: see Another.
 func (c *Conn) Compare(ctx context.Context, want *Table, how Comparison) (Transaction, error) {
 	if how.Guard == nil {
 		how.Guard = func(work func()) error {
@@ -107,32 +106,81 @@ func (c *comparison) compareElements(d *delta, pair setPair) error {
 		return c.guard(func() { d.compareElements(nil, pair.want) })
 	}
 	e := elementComparison{set: pair.want}
-	// The elements of a message are compared at a stretch.
-	message := func(data []byte) (err error) {
+	if pair.want.Dynamic {
+		if err := c.reader.element(c.want, pair.want, Element{Key: CatchAll}, c.taking(&e)); err != nil {
+			return err
+		}
+	} else if err := c.compareListing(&e, pair.have); err != nil {
+		return err
+	}
+	d.deleteElements = append(d.deleteElements, setElements{set: pair.want, elements: e.gone})
+	d.addElements = append(d.addElements, setElements{set: pair.want, elements: e.added})
+	return nil
+}
+
+// taking returns a function that compares the elements of a message at a stretch.
+func (c *comparison) taking(e *elementComparison) func(data []byte) error {
+	return func(data []byte) (err error) {
 		if refused := c.guard(func() { err = eachElement(data, e.take) }); refused != nil {
 			return refused
 		}
 		return err
 	}
-	if pair.want.Dynamic {
-		if err := c.reader.catchAll(c.want, pair.want, message); err != nil {
+}
+
+// compareListing lists the elements of a set and compares them.
+func (c *comparison) compareListing(e *elementComparison, have *Set) error {
+	e.seen = newSeenKeys(max(have.kernelCount, 0))
+	if err := c.reader.elementMessages(c.want.Family, c.want.Name, e.set.Name, c.taking(e)); err != nil {
+		return err
+	}
+	var missing []Element
+	if err := c.guard(func() { missing = e.missing(c.reader.moved) }); err != nil {
+		return err
+	}
+	if len(missing) > maxAsked {
+		// Somebody emptied the set, or the listing was cut short. The kernel's count tells which.
+		if err := have.complete(e.seen.n); err != nil {
 			return err
 		}
-	} else {
-		e.seen = newSeenKeys(max(pair.have.kernelCount, 0))
-		if err := c.reader.elementMessages(c.want.Family, c.want.Name, pair.want.Name, message); err != nil {
-			return err
-		}
-		if err := pair.have.complete(e.seen.n); err != nil {
-			return err
-		}
-		if err := c.guard(e.findMissing); err != nil {
+	} else if err := c.askFor(e, missing); err != nil {
+		return err
+	}
+	if err := c.guard(func() { e.addMissing(missing) }); err != nil {
+		return err
+	}
+	if e.seen.n >= have.kernelCount || have.complete(e.seen.n) == nil {
+		return nil
+	}
+	return c.countAgain(e)
+}
+
+// maxAsked is how many elements the kernel is asked for one by one, which takes it some microseconds each.
+const maxAsked = 1000
+
+// askFor asks the kernel for elements that it has not listed. A listing leaves elements out that are there: each piece of
+// it begins after as many elements of the hash as were listed before. An element that goes meanwhile has the next piece
+// begin one too late, and a set that has grown is rehashed.
+func (c *comparison) askFor(e *elementComparison, missing []Element) error {
+	for _, want := range missing {
+		if err := c.reader.element(c.want, e.set, want, c.taking(e)); err != nil {
 			return err
 		}
 	}
-	d.deleteElements = append(d.deleteElements, setElements{set: pair.want, elements: e.gone})
-	d.addElements = append(d.addElements, setElements{set: pair.want, elements: e.added})
 	return nil
+}
+
+// countAgain is for a listing with fewer elements than the kernel counted before it. Either elements went meanwhile, or the
+// listing left some out, among which may be foreign ones. So the kernel's count (kernel 6.15) is compared with what is wanted
+// and found at one moment, which the guard holds still.
+func (c *comparison) countAgain(e *elementComparison) (err error) {
+	refused := c.guard(func() {
+		var now int
+		if now, err = c.reader.count(c.want, e.set); err == nil && now > e.known() {
+			err = errIncomplete
+		}
+	})
+	return errors.Join(refused, err)
 }
 
 // elementComparison compares a set as it is wanted with the elements that the kernel lists.
@@ -175,20 +223,58 @@ func (e *elementComparison) take(r *rawElement) error {
 	return nil
 }
 
-// findMissing finds the wanted elements that were not listed.
-func (e *elementComparison) findMissing() {
-	if want, wanted := e.set.Element(CatchAll); wanted && !e.catchAll {
-		e.added = append(e.added, want)
+// missing returns the wanted elements that were not listed. If nobody has committed meanwhile, it takes no time where there
+// are none.
+func (e *elementComparison) missing(committed bool) (missing []Element) {
+	if catchAll, wanted := e.set.Element(CatchAll); wanted && !e.catchAll {
+		missing = append(missing, catchAll)
 	}
-	missing := e.set.Len() - e.found
-	if _, wanted := e.set.Element(CatchAll); wanted {
-		missing--
-	}
-	if missing == 0 {
-		return
+	if !committed && e.found == e.listable() {
+		return missing
 	}
 	for want := range e.set.each() {
 		if want.Key != CatchAll && !e.seen.has(want.Key) {
+			missing = append(missing, want)
+		}
+	}
+	return missing
+}
+
+// listable is how many elements are wanted that the kernel counts: all but a catch-all.
+func (e *elementComparison) listable() int {
+	n := e.set.Len()
+	if _, wanted := e.set.Element(CatchAll); wanted {
+		n--
+	}
+	return n
+}
+
+// known is how many elements the kernel has as far as is known: those that are wanted, without the missing ones, and
+// foreign ones.
+func (e *elementComparison) known() int {
+	n := e.listable()
+	replaced := map[Data]bool{}
+	for _, g := range e.gone {
+		if _, wanted := e.set.Element(g.Key); !wanted && g.Key != CatchAll {
+			n++
+		}
+		replaced[g.Key] = true
+	}
+	for _, a := range e.added {
+		if _, wanted := e.set.Element(a.Key); wanted && !replaced[a.Key] && a.Key != CatchAll {
+			n-- // what is in both is there with another value
+		}
+	}
+	return n
+}
+
+// addMissing notes those of the missing elements that the kernel has not handed over since, and that are still wanted.
+func (e *elementComparison) addMissing(missing []Element) {
+	for _, m := range missing {
+		if m.Key == CatchAll && e.catchAll || m.Key != CatchAll && e.seen.has(m.Key) {
+			continue
+		}
+		if want, wanted := e.set.Element(m.Key); wanted {
 			e.added = append(e.added, want)
 		}
 	}

@@ -220,7 +220,7 @@ func (r *reader) setsWithElements(t *Table) error {
 			return nil
 		}
 		if s.Dynamic {
-			if err := r.catchAll(t, s, func(data []byte) error { return eachElement(data, put) }); err != nil {
+			if err := r.element(t, s, Element{Key: CatchAll}, func(data []byte) error { return eachElement(data, put) }); err != nil {
 				return err
 			}
 			continue
@@ -272,19 +272,35 @@ func elementList(table, set string) netlinkattr.List {
 	return a
 }
 
-// catchAll reads the catch-all element, if the set has one, without listing the others.
-func (r *reader) catchAll(t *Table, s *Set, each func(data []byte) error) error {
+// element asks for the element with the key of e, without listing the others, and hands it over if there is one. In a set with
+// ranges that may be another range.
+func (r *reader) element(t *Table, s *Set, e Element, each func(data []byte) error) error {
 	a := elementList(t.Name, s.Name)
 	list := a.Begin(unix.NFTA_SET_ELEM_LIST_ELEMENTS)
-	encodeElement(&a, s, s.lengths(), &Element{Key: CatchAll}, false)
+	encodeElement(&a, s, s.lengths(), &e, false)
 	a.End(list)
 	err := r.ask(query{typ: unix.NFT_MSG_GETSETELEM, family: t.Family, attrs: a}, func(m reply) error {
 		return each(m.Data)
 	})
-	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EINVAL) {
-		return nil // it has none, or the kernel knows none
+	if errors.Is(err, unix.ENOENT) || e.Key == CatchAll && errors.Is(err, unix.EINVAL) {
+		return nil // it has none, or the kernel knows no catch-all
 	}
 	return err
+}
+
+// count reads how many elements the kernel counts in a set; -1 if it does not say.
+func (r *reader) count(t *Table, s *Set) (n int, err error) {
+	var a netlinkattr.List
+	a.Text(unix.NFTA_SET_TABLE, t.Name)
+	a.Text(unix.NFTA_SET_NAME, s.Name)
+	err = r.ask(query{typ: unix.NFT_MSG_GETSET, family: t.Family, attrs: a}, func(m reply) error {
+		_, now, err := decodeSet(m.Data)
+		if err == nil {
+			n = now.kernelCount
+		}
+		return err
+	})
+	return n, err
 }
 
 func (r *reader) objects(t *Table) error {
