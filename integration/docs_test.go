@@ -1,0 +1,149 @@
+package integration
+
+import (
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// TestDocs reads all pages for people: the ones at the root of the repository and the ones in docs/.
+func TestDocs(t *testing.T) {
+	pages := pages(t)
+	t.Run("every link leads somewhere", func(t *testing.T) { testLinks(t, pages) })
+	t.Run("every test that a page names exists", func(t *testing.T) { testTestNames(t, pages) })
+	t.Run("doc.go lists every public package", testOverview)
+}
+
+// pages returns the text of each page by its path from the root of the repository.
+func pages(t *testing.T) map[string]string {
+	t.Helper()
+	out := map[string]string{}
+	for _, pattern := range []string{"../*.md", "../docs/*.md", "../nft/*.md", "../.github/*.md"} {
+		paths, err := filepath.Glob(pattern)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, path := range paths {
+			text, err := os.ReadFile(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			out[strings.TrimPrefix(filepath.ToSlash(path), "../")] = string(text)
+		}
+	}
+	if len(out) < 15 {
+		t.Fatalf("found %d pages; this test looks in the wrong place", len(out))
+	}
+	return out
+}
+
+var (
+	link     = regexp.MustCompile(`\]\(([^)\s]+)\)`)
+	heading  = regexp.MustCompile(`(?m)^#+ (.*)$`)
+	notInID  = regexp.MustCompile(`[^\p{L}\p{N}_ -]`)
+	testName = regexp.MustCompile("`(Test[A-Z]\\w*)")
+	testFunc = regexp.MustCompile(`(?m)^func (Test[A-Z]\w*)\(`)
+)
+
+func testLinks(t *testing.T, pages map[string]string) {
+	for page, text := range pages {
+		for _, match := range link.FindAllStringSubmatch(withoutCode(text), -1) {
+			target, anchor, _ := strings.Cut(match[1], "#")
+			if strings.Contains(target, "://") || strings.HasPrefix(target, "mailto:") {
+				continue
+			}
+			path := page
+			if target != "" {
+				path = filepath.ToSlash(filepath.Join(filepath.Dir(page), target))
+			}
+			if _, err := os.Stat(filepath.Join("..", path)); err != nil {
+				t.Errorf("%s links to %s: %v", page, match[1], err)
+			} else if to, isPage := pages[path]; anchor != "" && isPage && !slices.Contains(anchors(to), anchor) {
+				t.Errorf("%s links to %s, and %s has no such heading", page, match[1], path)
+			}
+		}
+	}
+}
+
+// anchors returns the fragments that GitHub gives the headings of a page.
+func anchors(text string) (out []string) {
+	for _, match := range heading.FindAllStringSubmatch(withoutCode(text), -1) {
+		id := notInID.ReplaceAllString(strings.ToLower(match[1]), "")
+		out = append(out, strings.ReplaceAll(id, " ", "-"))
+	}
+	return out
+}
+
+// withoutCode returns a page without its blocks of code.
+func withoutCode(text string) string {
+	var out strings.Builder
+	for line, code := range lines(text) {
+		if !code {
+			out.WriteString(line)
+		}
+	}
+	return out.String()
+}
+
+// lines yields each line with its newline, and whether it belongs to a block of code.
+func lines(text string) func(yield func(string, bool) bool) {
+	return func(yield func(string, bool) bool) {
+		fenced := false
+		for line := range strings.Lines(text) {
+			fence := strings.HasPrefix(strings.TrimSpace(line), "```")
+			if fence {
+				fenced = !fenced
+			}
+			if !yield(line, fence || fenced || strings.HasPrefix(line, "    ") || strings.HasPrefix(line, "\t")) {
+				return
+			}
+		}
+	}
+}
+
+func testTestNames(t *testing.T, pages map[string]string) {
+	there := testsOfTheModules(t)
+	for page, text := range pages {
+		for _, match := range testName.FindAllStringSubmatch(text, -1) {
+			if !there[match[1]] {
+				t.Errorf("%s names %s, which is no test", page, match[1])
+			}
+		}
+	}
+}
+
+func testsOfTheModules(t *testing.T) map[string]bool {
+	t.Helper()
+	there := map[string]bool{}
+	err := filepath.WalkDir("..", func(path string, entry os.DirEntry, err error) error {
+		if err != nil || entry.IsDir() || !strings.HasSuffix(path, "_test.go") {
+			return err
+		}
+		text, err := os.ReadFile(path)
+		for _, match := range testFunc.FindAllSubmatch(text, -1) {
+			there[string(match[1])] = true
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return there
+}
+
+// testOverview compares the overview of the module with the table of public packages, which TestImports compares
+// with the code.
+func testOverview(t *testing.T) {
+	overview, err := os.ReadFile("../doc.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, row := range importRows(t) {
+		if row.public && !strings.Contains(string(overview), "//   - "+row.pattern+": ") {
+			t.Errorf("doc.go does not list package %s", row.pattern)
+		}
+	}
+}
