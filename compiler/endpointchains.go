@@ -1,5 +1,7 @@
 package compiler
 
+import "github.com/nftproxy/nftproxy/nft"
+
 // A new number of endpoints takes a new chain, and a rule in it that looks up the map of all endpoints. The kernel then
 // walks that map to its end: with 88,000 endpoints that took three times as long as all else about the change. So where many frontends
 // use a kind of chain, those for small numbers are there before they are needed.
@@ -18,6 +20,8 @@ type endpointChains struct {
 	used map[endpointChain]*chainUse
 	// groups counts the frontends of chains that differ in nothing but the number of endpoints.
 	groups map[endpointChain]int
+	// crowds holds the sets of the chains that have one.
+	crowds map[endpointChain]*nft.Set
 }
 
 // chainUse is the use of one chain.
@@ -28,7 +32,7 @@ type chainUse struct {
 }
 
 func newEndpointChains() endpointChains {
-	return endpointChains{used: map[endpointChain]*chainUse{}, groups: map[endpointChain]int{}}
+	return endpointChains{used: map[endpointChain]*chainUse{}, groups: map[endpointChain]int{}, crowds: map[endpointChain]*nft.Set{}}
 }
 
 // group identifies the chains that differ in nothing but the number of endpoints; false for chains of one Service port.
@@ -47,10 +51,10 @@ func (e *endpointChains) wants(c endpointChain) bool {
 	return shared && c.count > 0 && c.count <= spareChains && e.groups[group] >= spareChainsFrom
 }
 
-// useChain counts one more frontend that goes to the chain, makes the chains that this takes, and returns the chain's name.
-func (f *family) useChain(c endpointChain) (name string) {
+// useChain counts one more frontend that goes to the chain, and makes the chains that this takes.
+func (f *family) useChain(c endpointChain) {
 	if c.kind == "" {
-		return ""
+		return
 	}
 	e := &f.endpointChains
 	use := e.used[c]
@@ -65,7 +69,9 @@ func (f *family) useChain(c endpointChain) (name string) {
 	if e.groups[group]++; e.groups[group] == spareChainsFrom {
 		f.putGroup(group)
 	}
-	return use.name
+	if use.frontends == f.crowdFrom {
+		f.updateCrowd(c)
+	}
 }
 
 // releaseChain counts one frontend less, and removes the chains that nobody needs any more.
@@ -82,7 +88,10 @@ func (f *family) releaseChain(c endpointChain) {
 		delete(e.groups, group)
 	}
 	use := e.used[c]
-	if use.frontends--; use.frontends == 0 {
+	if use.frontends--; use.frontends == f.crowdFrom-1 {
+		f.updateCrowd(c)
+	}
+	if use.frontends == 0 {
 		delete(e.used, c)
 		f.putEndpointChain(c)
 		f.releaseChain(c.choice(f.config.AffinityHash))

@@ -26,6 +26,9 @@ type family struct {
 	contested map[frontend][]model.PortID
 
 	endpointChains endpointChains
+	// crowdFrom is the constant of that name; tests change it. crowdSets holds the sets that chains have or had, by name.
+	crowdFrom int
+	crowdSets map[string]*nft.Set
 	// clusterIPs and hairpins count how many ports use an address.
 	clusterIPs, hairpins map[netip.Addr]int
 	affinity             affinityState
@@ -39,6 +42,8 @@ func newFamily(ip nft.Family, config *Config) *family {
 		frontends:      map[frontend]*frontendState{},
 		contested:      map[frontend][]model.PortID{},
 		endpointChains: newEndpointChains(),
+		crowdFrom:      crowdFrom,
+		crowdSets:      map[string]*nft.Set{},
 		clusterIPs:     map[netip.Addr]int{},
 		hairpins:       map[netip.Addr]int{},
 		affinity:       newAffinityState(),
@@ -85,12 +90,12 @@ func (f *family) reconcile(s *frontendState) {
 	if have == want {
 		return
 	}
+	s.applied = want
 	e := frontendElements{frontend: s.frontend, key: s.frontend.key(), have: have, want: want}
 	f.putLists(e)
 	f.putVerdicts(e)
 	f.putSources(e)
 	f.putAffinity(e)
-	s.applied = want
 }
 
 // applied returns the plan that the draft has for a frontend.

@@ -27,7 +27,6 @@ func (f *family) grow(ports, endpoints int) {
 	f.frontends = make(map[frontend]*frontendState, ports)
 	f.touched = make([]*frontendState, 0, ports)
 	f.clusterIPs = make(map[netip.Addr]int, ports)
-	f.sets.serviceIPs.Grow(ports)
 	f.sets.clusterIPs.Grow(ports)
 	f.sets.endpoints.Grow(endpoints)
 }

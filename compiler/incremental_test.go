@@ -180,12 +180,21 @@ func (c *cluster) change() *model.Changes {
 	return next
 }
 
-// fresh compiles the state from nothing.
-func (c *cluster) fresh() *Compiler {
+// newCompiler returns a compiler that gives a chain a set from two frontends on.
+func (c *cluster) newCompiler() *Compiler {
 	compiler, err := New(c.config)
 	if err != nil {
 		c.Fatalf("%v", err)
 	}
+	for _, f := range compiler.families {
+		f.crowdFrom = 2
+	}
+	return compiler
+}
+
+// fresh compiles the state from nothing.
+func (c *cluster) fresh() *Compiler {
+	compiler := c.newCompiler()
 	all := c.state
 	all.Ports = maps.Clone(c.state.Ports)
 	compiler.Apply(&all)
@@ -204,10 +213,7 @@ func printed(tables []*nft.Table) string {
 // anything but the state after each of them.
 func (c *cluster) run(events int) {
 	c.Helper()
-	var err error
-	if c.compiler, err = New(c.config); err != nil {
-		c.Fatalf("%v", err)
-	}
+	c.compiler = c.newCompiler()
 	c.state = model.Changes{Full: true, Ports: map[model.PortID]*model.ServicePort{}, Node: c.node(), ServiceCIDRsChanged: true}
 	first := c.state
 	first.Ports = nil

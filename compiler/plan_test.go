@@ -231,7 +231,7 @@ func TestChainCount(t *testing.T) {
 	c := newCompiler(t)
 	c.Apply(many(10_000))
 	for _, table := range c.Tables() {
-		if n := table.Set("service-ips").Len(); n != 10_000 {
+		if n := table.Set("service-ips-cluster-2").Len(); n != 10_000 {
 			t.Errorf("%s: %d frontends, want 10,000", table.Family, n)
 		}
 		if n := len(table.Chains); n > 60 {
@@ -318,13 +318,13 @@ func TestTransactionSize(t *testing.T) {
 		{
 			"one more endpoint, the first frontend with three",
 			&model.Changes{Ports: map[model.PortID]*model.ServicePort{third.ID: third}},
-			map[string]int{"ip add to endpoints": 1, "ip add to hairpin": 1, "ip add to service-ips": 1, "ip delete from service-ips": 1},
+			map[string]int{"ip add to endpoints": 1, "ip add to hairpin": 1, "ip add to service-ips": 1, "ip delete from service-ips-cluster-2": 1},
 		},
 		{
 			"many more endpoints, the first frontend with so many",
 			&model.Changes{Ports: map[model.PortID]*model.ServicePort{large.ID: large}},
 			map[string]int{
-				"ip add to endpoints": spareChains - 1, "ip add to hairpin": spareChains - 1, "ip add to service-ips": 1, "ip delete from service-ips": 1,
+				"ip add to endpoints": spareChains - 1, "ip add to hairpin": spareChains - 1, "ip add to service-ips": 1, "ip delete from service-ips-cluster-2": 1,
 				"add chain ip kube-proxy cluster-9": 1,
 				"add rule ip kube-proxy cluster-9 dnat ip to ip daddr . meta l4proto . th dport . numgen random mod 9 map @endpoints\n" +
 					"add rule ip kube-proxy cluster-9 dnat ip to ip daddr . meta l4proto . th dport . numgen random mod 1 map @endpoints": 1,
@@ -333,12 +333,12 @@ func TestTransactionSize(t *testing.T) {
 		{
 			"one more Service",
 			&model.Changes{Ports: map[model.PortID]*model.ServicePort{another.ID: another}},
-			map[string]int{"ip6 add to service-ips": 1, "ip6 add to endpoints": 2, "ip6 add to cluster-ips": 1, "ip6 add to hairpin": 2},
+			map[string]int{"ip6 add to service-ips-cluster-2": 1, "ip6 add to endpoints": 2, "ip6 add to cluster-ips": 1, "ip6 add to hairpin": 2},
 		},
 		{
 			"one Service less",
 			&model.Changes{Ports: map[model.PortID]*model.ServicePort{gone: nil}},
-			map[string]int{"ip6 delete from service-ips": 1, "ip6 delete from endpoints": 2, "ip6 delete from cluster-ips": 1, "ip6 delete from hairpin": 2},
+			map[string]int{"ip6 delete from service-ips-cluster-2": 1, "ip6 delete from endpoints": 2, "ip6 delete from cluster-ips": 1, "ip6 delete from hairpin": 2},
 		},
 		{"nothing at all", &model.Changes{}, map[string]int{}},
 	} {

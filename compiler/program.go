@@ -38,7 +38,6 @@ func (f *family) putFixedChains() {
 		{Name: "filter-forward", Type: nft.TypeFilter, Hook: nft.HookForward, Priority: nft.PriorityFilter, Rules: newConnections(chainForwardCheck)},
 		{Name: "filter-output", Type: nft.TypeFilter, Hook: nft.HookOutput, Priority: nft.PriorityFilter, Rules: newConnections(chainForwardCheck)},
 		{Name: "nat-postrouting", Type: nft.TypeNAT, Hook: nft.HookPostrouting, Priority: nft.PrioritySrcNAT, Rules: f.postrouting()},
-		{Name: chainServices, Rules: f.servicesRules()},
 		{Name: chainNodePorts, Rules: []nft.Rule{nft.NewRule(nft.Vmap{Key: f.key(true), Map: f.sets.serviceNodePorts.Name})}},
 		{Name: chainShortCircuit, Rules: f.shortCircuitRules(false, f.sets.shortCircuitIPs)},
 		{Name: chainShortCircuitNodePorts, Rules: f.shortCircuitRules(true, f.sets.shortCircuitNodePorts)},
@@ -51,6 +50,7 @@ func (f *family) putFixedChains() {
 	} {
 		f.draft.PutChain(c)
 	}
+	f.putServices()
 	f.putMarkUnlessLocal()
 	f.putAffinityCheck()
 	f.putFirewall()
@@ -71,10 +71,10 @@ func (f *family) checks(chains ...string) []nft.Rule {
 	return rules
 }
 
-func (f *family) servicesRules() []nft.Rule {
-	return append(
-		[]nft.Rule{nft.NewRule(nft.Vmap{Key: f.key(false), Map: f.sets.serviceIPs.Name})},
-		f.onNodePortAddresses(nft.Goto(chainNodePorts))...)
+// putServices puts the chain that finds the frontend of a packet.
+func (f *family) putServices() {
+	rules := append(f.crowdRules(), nft.NewRule(nft.Vmap{Key: f.key(false), Map: f.sets.serviceIPs.Name}))
+	f.draft.PutChain(&nft.Chain{Name: chainServices, Rules: append(rules, f.onNodePortAddresses(nft.Goto(chainNodePorts))...)})
 }
 
 func (f *family) clusterIPRules() []nft.Rule {

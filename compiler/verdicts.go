@@ -30,10 +30,8 @@ func (f *family) putVerdicts(e frontendElements) {
 	services, shortCircuits, unserved := f.sets.verdictsOf(e.frontend)
 	wantFirst, wantShort := e.want.chains(e.frontend)
 	haveFirst, haveShort := e.have.chains(e.frontend)
-	f.putGoto(services, e, f.useChain(wantFirst))
-	f.putGoto(shortCircuits, e, f.useChain(wantShort))
-	f.releaseChain(haveFirst)
-	f.releaseChain(haveShort)
+	f.putGoto(services, e, haveFirst, wantFirst)
+	f.putGoto(shortCircuits, e, haveShort, wantShort)
 	switch e.want.unserved {
 	case unservedReject:
 		f.draft.Put(unserved, nft.Element{Key: e.key, Verdict: nft.Goto(chainReject), Comment: e.want.comment})
@@ -44,11 +42,16 @@ func (f *family) putVerdicts(e frontendElements) {
 	}
 }
 
-// putGoto puts a verdict that leads to the named chain; without a name, none.
-func (f *family) putGoto(set *nft.Set, e frontendElements, chain string) {
-	if chain == "" {
-		f.draft.Remove(set, e.key)
-		return
+// putGoto puts the element that leads to the wanted chain into verdicts or into the chain's own set.
+func (f *family) putGoto(verdicts *nft.Set, e frontendElements, have, want endpointChain) {
+	chains := &f.endpointChains
+	if have != want {
+		f.draft.Remove(chains.placeOf(have, verdicts), e.key)
+		f.useChain(want)
+		f.releaseChain(have)
 	}
-	f.draft.Put(set, nft.Element{Key: e.key, Verdict: nft.Goto(chain), Comment: e.want.comment})
+	if want.kind != "" {
+		place := chains.placeOf(want, verdicts)
+		f.draft.Put(place, gotoElement(place, e.key, chains.used[want].name, e.want.comment))
+	}
 }

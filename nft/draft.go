@@ -16,9 +16,9 @@ type Draft struct {
 	comment string
 	owned   bool
 	sets    []*Set
-	// dynamic holds the sets of PutSet by name.
-	dynamic map[string]*Set
-	chains  map[string]*Chain
+	// coming holds the sets of PutSet by name.
+	coming map[string]*Set
+	chains map[string]*Chain
 	// What the kernel has instead, for every chain, Dynamic set and element touched since the last
 	// commit; nil chain, nil set or absent element: it has none.
 	chainsBefore   map[string]*Chain
@@ -37,7 +37,7 @@ type elementBefore struct {
 func NewDraft(family Family, name, comment string) *Draft {
 	return &Draft{
 		family: family, name: name, comment: comment,
-		dynamic:        map[string]*Set{},
+		coming:         map[string]*Set{},
 		chains:         map[string]*Chain{},
 		chainsBefore:   map[string]*Chain{},
 		setsBefore:     map[string]*Set{},
@@ -58,29 +58,30 @@ func (d *Draft) AddSet(s *Set) *Set {
 	return s
 }
 
-// PutSet adds a Dynamic set, or replaces the one with its name. Unlike the sets of AddSet, Dynamic ones may come and
-// go between commits. One that is replaced by a set of the same type keeps what packets added.
+// PutSet adds a set that, unlike those of AddSet, may come and go between commits. It replaces the one with its name. A
+// Dynamic set that is replaced by one of the same type keeps what packets added. Any other set that comes again before
+// the next commit must be the same object.
 func (d *Draft) PutSet(s *Set) {
 	d.touchSet(s.Name)
-	d.dynamic[s.Name] = s
+	d.coming[s.Name] = s
 }
 
 // RemoveSet removes the set of PutSet with the name, if there is one. No rule of the draft may use it.
 func (d *Draft) RemoveSet(name string) {
 	d.touchSet(name)
-	delete(d.dynamic, name)
+	delete(d.coming, name)
 }
 
 // SetBefore returns what the kernel has instead of the set of PutSet with the name, if it came or went since the last
 // commit: nil if the kernel has none.
 func (d *Draft) SetBefore(name string) (before *Set, changed bool) {
 	before, touched := d.setsBefore[name]
-	return before, touched && (before == nil) != (d.dynamic[name] == nil)
+	return before, touched && (before == nil) != (d.coming[name] == nil)
 }
 
 func (d *Draft) touchSet(name string) {
 	if _, ok := d.setsBefore[name]; !ok && d.committed {
-		d.setsBefore[name] = d.dynamic[name]
+		d.setsBefore[name] = d.coming[name]
 	}
 }
 
@@ -161,8 +162,8 @@ func (d *Draft) header() *Table {
 // allSets returns the sets of AddSet, then those of PutSet by name.
 func (d *Draft) allSets() []*Set {
 	sets := slices.Clone(d.sets)
-	for _, name := range slices.SortedFunc(maps.Keys(d.dynamic), compareNatural) {
-		sets = append(sets, d.dynamic[name])
+	for _, name := range slices.SortedFunc(maps.Keys(d.coming), compareNatural) {
+		sets = append(sets, d.coming[name])
 	}
 	return sets
 }
@@ -182,18 +183,30 @@ func (d *Draft) Transaction() Transaction {
 		delta.compareChain(have, want)
 	}
 	for _, name := range slices.Sorted(maps.Keys(d.setsBefore)) {
-		have, want := d.setsBefore[name], d.dynamic[name]
+		have, want := d.setsBefore[name], d.coming[name]
 		if have != nil && want != nil && !have.sameType(want) {
 			return Replace(d.Table())
 		}
 		delta.compareSet(have, want)
 	}
-	for _, s := range d.sets {
+	for _, s := range d.changedSets() {
 		gone, added := d.elementChanges(s)
 		delta.deleteElements = append(delta.deleteElements, setElements{set: s, elements: gone})
 		delta.addElements = append(delta.addElements, setElements{set: s, elements: added})
 	}
 	return delta.transaction()
+}
+
+// changedSets returns the sets of AddSet, then those of PutSet that had elements put or removed, by name.
+func (d *Draft) changedSets() []*Set {
+	var changed []*Set
+	for s := range d.elementsBefore {
+		if d.coming[s.Name] == s {
+			changed = append(changed, s)
+		}
+	}
+	slices.SortFunc(changed, func(a, b *Set) int { return compareNatural(a.Name, b.Name) })
+	return append(slices.Clip(d.sets), changed...)
 }
 
 func (d *Draft) elementChanges(s *Set) (gone, added []Element) {

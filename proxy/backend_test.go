@@ -2,6 +2,7 @@ package proxy
 
 import (
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"net/netip"
 	"slices"
@@ -120,5 +121,39 @@ func compareWithKernel(t *testing.T, c *nft.Conn, b *Backend) {
 	}
 	if diff := cmp.Diff(printed(b.Tables()...), printed(held...)); diff != "" {
 		t.Fatalf("the kernel holds (-compiled +held):\n%s", diff)
+	}
+}
+
+// Many Services with one endpoint count have a set of their own, which comes and goes with their number.
+func TestBackendSyncCrowds(t *testing.T) {
+	const crowd = 1000 // compiler: crowdFrom
+	c := namespaceConn(t)
+	b, err := NewBackend(c, compiler.Default(), Hooks{OnRepair: func() { t.Error("the kernel refused the change") }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer b.Close()
+	full := manyPorts(crowd+10, 1)
+	ids := slices.SortedFunc(maps.Keys(full.Ports), model.PortID.Compare)
+	changesTo := func(from, to int) *model.Changes {
+		changes := &model.Changes{Ports: map[model.PortID]*model.ServicePort{}}
+		for _, id := range ids[min(from, to):max(from, to)] {
+			if changes.Ports[id] = nil; to > from {
+				changes.Ports[id] = full.Ports[id]
+			}
+		}
+		return changes
+	}
+	have := 0
+	for _, services := range []int{crowd - 1, crowd, crowd - 1, crowd + 10, crowd + 5, 1, crowd + 10, 0} {
+		if err := b.Sync(t.Context(), changesTo(have, services)); err != nil {
+			t.Fatal(err)
+		}
+		have = services
+		set := b.Tables()[0].Set("service-ips-cluster-2")
+		if got := set != nil && set.Len() == services; got != (services >= crowd) {
+			t.Errorf("%d Services: the set is %v", services, set)
+		}
+		compareWithKernel(t, c, b)
 	}
 }
