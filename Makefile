@@ -71,7 +71,7 @@ fuzz: ## each fuzz target for a short while
 
 golden: ## rewrite what is generated: rulesets, converted configurations, lists of metrics, tables in docs/
 	$(GO) test ./integration -run '^TestGoldenRulesets$$' -update
-	$(GO) test ./internal/config ./internal/metrics ./cmd/kube-proxy -update
+	$(GO) test ./internal/config ./internal/metrics ./cmd/kube-proxy ./examples -update
 
 bench: ## benchmarks; compare numbers of one run only
 	$(GO) test -run '^$$' -bench . -benchmem ./nft ./compiler ./proxy ./tracker ./source/manifests ./conntrack ./diffstore

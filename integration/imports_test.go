@@ -29,6 +29,8 @@ var withoutKubernetes = map[string]string{
 	"compiler":  "the compiler takes the model, from whomever",
 	"evaluator": "the evaluator takes rulesets, from whomever",
 	"conntrack": "conntrack can be used without Kubernetes",
+	"diffstore": "a backend needs no Kubernetes library",
+	"nodeaddr":  "a backend needs no Kubernetes library",
 
 	"syncloop":           "a client needs nothing of Kubernetes",
 	"nodelocal":          "a client needs nothing of Kubernetes",

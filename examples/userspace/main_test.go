@@ -1,0 +1,64 @@
+package main
+
+import (
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+
+	"github.com/nftproxy/nftproxy/integration/backendtest"
+	"github.com/nftproxy/nftproxy/integration/flows"
+)
+
+func TestConformance(t *testing.T) {
+	program := backendtest.Build(t)
+	count := backendtest.Run(t, "../../testdata", backendtest.Program{
+		Command: func(target string) *exec.Cmd {
+			return exec.Command(program, "-node-local-source", target, "-hostname-override", "node-1", "-cluster-cidr", "10.244.0.0/16", "-cluster-cidr", "fd00:10:244::/48")
+		},
+		Ready: "synced",
+		Applies: func(f *flows.Flow) bool {
+			if f.Protocol != flows.TCP && f.Protocol != flows.UDP {
+				return false
+			}
+			switch f.Expect.Result {
+			case "":
+				f.Expect.Source = flows.Masqueraded // endpoints see the proxy
+				if f.From == flows.FromNode {
+					f.Expect.Source = "" // which has the same address
+				}
+			case flows.Dropped:
+				return false // a socket that listens accepts
+			}
+			return true
+		},
+		Without: map[string]string{
+			"an-endpoint-may-have-the-address-of-a-refused-node-port": "the kernel refuses only where nobody else listens",
+		},
+		// The kernel refuses a TCP connection to a port of its own with a reset.
+		Excused: func(f *flows.Failure) bool {
+			return f.Flow.Protocol == flows.TCP && f.Flow.Expect.Result == flows.Refused && strings.HasPrefix(f.Reason, "was reset")
+		},
+	})
+	if count.Sent < 100 {
+		t.Errorf("%d flows were sent", count.Sent)
+	}
+}
+
+func TestSize(t *testing.T) {
+	lines := 0
+	for _, name := range []string{"proxy.go", "server.go"} {
+		text, err := os.ReadFile(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for line := range strings.Lines(string(text)) {
+			if line = strings.TrimSpace(line); line != "" && !strings.HasPrefix(line, "//") {
+				lines++
+			}
+		}
+	}
+	if lines >= 300 {
+		t.Errorf("%d lines of code: docs/writing-a-proxy.md says less than 300", lines)
+	}
+}

@@ -1,0 +1,129 @@
+// Package backendtest runs backends, as programs, through the flows of the golden cases: a brain serves the
+// objects of a case, the program runs on the node of a lab of network namespaces, and every flow is really sent.
+package backendtest
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	"github.com/nftproxy/nftproxy/integration/flows"
+	"github.com/nftproxy/nftproxy/integration/lab"
+	"github.com/nftproxy/nftproxy/integration/lab/labtest"
+)
+
+// Program is a backend that is tried.
+type Program struct {
+	// Command returns the command line for a brain at target.
+	Command func(target string) *exec.Cmd
+	// Ready is the text that the program prints when it has applied a state.
+	Ready string
+	// Applies says whether the backend promises what a flow expects. It may change the expectation, such as the source
+	// address that an endpoint sees.
+	Applies func(*flows.Flow) bool
+	// Excused says that a flow may fail like this.
+	Excused func(*flows.Failure) bool
+	// Only, if set, names the cases whose flows the backend promises; Without names cases that it does not promise, and why.
+	Only    []string
+	Without map[string]string
+}
+
+// Count is how many flows were sent, of how many that there are.
+type Count struct{ Sent, All int }
+
+// Run sends the flows of all cases that have no configuration of their own.
+func Run(t *testing.T, corpus string, b Program) (count Count) {
+	t.Helper()
+	paths, err := filepath.Glob(filepath.Join(corpus, "*", "flows.yaml"))
+	if err != nil || len(paths) < 80 {
+		t.Fatalf("the corpus has %d cases, %v", len(paths), err)
+	}
+	l := labtest.New(t)
+	for _, path := range paths {
+		dir := filepath.Dir(path)
+		name := filepath.Base(dir)
+		all, err := flows.Load(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		count.All += len(all)
+		_, err = os.Stat(filepath.Join(dir, "config.yaml"))
+		if !errors.Is(err, fs.ErrNotExist) || b.Without[name] != "" || b.Only != nil && !slices.Contains(b.Only, name) {
+			continue
+		}
+		list := b.applicable(all)
+		count.Sent += len(list)
+		if len(list) > 0 {
+			t.Run(name, func(t *testing.T) { b.try(t, l, dir, list) })
+		}
+	}
+	t.Logf("%d of %d flows apply", count.Sent, count.All)
+	return count
+}
+
+func (b Program) applicable(all []flows.Flow) (out []flows.Flow) {
+	for _, flow := range all {
+		if b.Applies(&flow) {
+			out = append(out, flow)
+		}
+	}
+	return out
+}
+
+// try runs the program for one case.
+func (b Program) try(t *testing.T, l *lab.Lab, dir string, list []flows.Flow) {
+	objects, err := os.ReadFile(filepath.Join(dir, "manifests.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	endpoints, err := flows.Endpoints(objects)
+	if err != nil {
+		t.Fatal(err)
+	}
+	target, _ := Brain(t, filepath.Join(dir, "manifests.yaml"))
+	p := labtest.StartCommand(t, l.Node, b.Command(target))
+	defer p.Stop(t)
+	p.Says(t, b.Ready)
+	r, err := flows.NewRunner(l, endpoints)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := r.Close(); err != nil {
+			t.Error(err)
+		}
+	}()
+	err = r.Run(list)
+	for _, e := range parts(err) {
+		var failure *flows.Failure
+		if b.Excused == nil || !errors.As(e, &failure) || !b.Excused(failure) {
+			t.Error(e)
+		}
+	}
+}
+
+func parts(err error) []error {
+	if err == nil {
+		return nil
+	}
+	if joined, ok := err.(interface{ Unwrap() []error }); ok {
+		return joined.Unwrap()
+	}
+	return []error{err}
+}
+
+// Build builds the program in the current directory and returns its path.
+func Build(t *testing.T) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "program")
+	build := exec.Command("go", "build", "-o", path, ".")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("go build: %v\n%s", err, out)
+	}
+	return path
+}
