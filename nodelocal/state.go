@@ -39,6 +39,10 @@ func (s *state) forgetPosition() {
 	s.seen = nil
 }
 
+// maxInstance is how many bytes the API allows in Position.instance. To name a longer one would be a request that servers refuse for
+// its size, also the next server, which does not know it.
+const maxInstance = 64
+
 // apply takes a complete batch. What it says that was so before is left out of what is pending.
 func (s *state) apply(batch *model.Changes, position *nodelocalv1.Position) error {
 	s.mu.Lock()
@@ -47,6 +51,9 @@ func (s *state) apply(batch *model.Changes, position *nodelocalv1.Position) erro
 		return errors.New("the server sent increments to a state that this client does not have")
 	}
 	s.seen = position
+	if len(position.GetInstance()) > maxInstance {
+		s.seen = nil
+	}
 	if s.all == nil {
 		s.all = batch
 		s.signal()
