@@ -21,7 +21,7 @@ IMAGE       ?= localhost/nftproxy/kube-proxy
 # so that the same source gives the same bytes. 0 is no time.
 SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || echo 0)
 
-.PHONY: build image demo test check check-api unit fuzz golden generate bench soak test-kernels clean
+.PHONY: api build image demo test check check-api unit fuzz golden generate bench soak test-kernels clean
 
 build: ## static binaries in bin/
 	$(BUILD) -o $(BIN)/ $(COMMANDS)
@@ -42,7 +42,10 @@ check:
 	$(GO) vet ./...
 	$(STATICCHECK) ./...
 	cd deploy && $(GO) vet ./... && $(STATICCHECK) ./...
-	$(MAKE) check-api
+	$(MAKE) check-api api
+
+api: ## the Go API: nothing that breaks programs built on the last version tag, but for what breaking.txt lists
+	GO=$(GO) ./integration/goapi/check.sh integration/goapi/breaking.txt
 
 # The first run compiles buf, which takes minutes.
 BUF := cd tools && $(GO) tool buf

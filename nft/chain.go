@@ -45,24 +45,24 @@ const (
 // hookNumbers are the kernel's enum nf_inet_hooks.
 var hookNumbers = []Hook{HookPrerouting, HookInput, HookForward, HookOutput, HookPostrouting}
 
-// Priorities that nft has names for (enum nf_ip_hook_priorities).
+// Priorities that service proxies use (enum nf_ip_hook_priorities).
 const (
 	PriorityDstNAT int32 = -100
 	PriorityFilter int32 = 0
 	PrioritySrcNAT int32 = 100
 )
 
-// priorityString names the priority as nft lists it.
+// priorityString prints a priority as nft lists it for a chain of the hook: relative to a name if one is at most 10 away.
 func priorityString(p int32, hook Hook) string {
 	for _, named := range []struct {
 		name string
 		at   int32
-	}{{"dstnat", PriorityDstNAT}, {"filter", PriorityFilter}, {"srcnat", PrioritySrcNAT}} {
-		// nft knows srcnat in postrouting only, and dstnat in prerouting and output only.
-		if named.name == "srcnat" && hook != HookPostrouting {
-			continue
-		}
-		if named.name == "dstnat" && hook != HookPrerouting {
+		hook Hook // where nft knows the name; empty for all hooks
+	}{
+		{"raw", -300, ""}, {"mangle", -150, ""}, {"dstnat", PriorityDstNAT, HookPrerouting},
+		{"filter", PriorityFilter, ""}, {"security", 50, ""}, {"srcnat", PrioritySrcNAT, HookPostrouting},
+	} {
+		if named.hook != "" && named.hook != hook {
 			continue
 		}
 		switch d := p - named.at; {

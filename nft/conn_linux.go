@@ -171,10 +171,6 @@ type query struct {
 	attrs  netlinkattr.List
 }
 
-// ErrGenerationMoved says that somebody committed to nf_tables while it was being read, so that the parts read do not
-// belong together.
-var ErrGenerationMoved = errors.New("the ruleset changed while it was read")
-
 // ask sends a query and calls each for every message of the answer as it arrives. What each is given is valid until it
 // returns. When ctx is done, or each returns an error, that is the outcome, and the rest of the answer is left unread.
 func (s *socket) ask(ctx context.Context, q query, each func(reply) error) error {
@@ -237,22 +233,6 @@ func withPrivilege(err error) error {
 		return fmt.Errorf("%w; %s", err, needsPrivilege)
 	}
 	return err
-}
-
-// request sends one request and returns a copy of the messages that answer it.
-func (c *Conn) request(ctx context.Context, typ uint16, flags netlink.HeaderFlags, family Family, attrs netlinkattr.List) ([]reply, error) {
-	var replies []reply
-	err := c.ask(ctx, query{typ, flags, family, attrs}, func(r reply) error {
-		r.Data = append([]byte(nil), r.Data...)
-		replies = append(replies, r)
-		return nil
-	})
-	return replies, err
-}
-
-// dump lists all objects of a kind.
-func (c *Conn) dump(ctx context.Context, typ uint16, family Family, attrs netlinkattr.List) ([]reply, error) {
-	return c.request(ctx, typ, netlink.Dump, family, attrs)
 }
 
 // Generation returns the number that the kernel counts up with every commit to the

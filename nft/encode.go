@@ -17,12 +17,12 @@ type message struct {
 // encode returns the messages for the transaction, without the batch's begin and end, as all kernels understand them.
 func (tx *Transaction) encode() ([]message, error) { return tx.encodeFor(false) }
 
-// encodeFor encodes for kernels that can destroy tables, or for those that cannot.
+// encodeFor encodes for kernels that can destroy tables, or for those that cannot. Its errors are ErrInvalid.
 func (tx *Transaction) encodeFor(canDestroy bool) ([]message, error) {
 	e := encoder{setIDs: map[*Set]uint32{}, canDestroy: canDestroy}
 	for _, s := range tx.Steps {
 		if err := e.step(s); err != nil {
-			return nil, err
+			return nil, invalidError{err}
 		}
 	}
 	return e.out, nil

@@ -8,8 +8,27 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// What errors.Is finds in a refused transaction.
+// Errors of this package are told apart with errors.Is and errors.As:
+//
+//	ErrInvalid             nothing was sent: a name, a key, a value or a rule is not one that the kernel could take
+//	ErrTooLarge            nothing was sent: the socket does not take a batch of that size
+//	ErrTableOwned          refused: the table belongs to another process
+//	ErrSetFull             refused: a set has as many elements as its Size allows
+//	*CommitError           refused, these two or anything else: it names the step, and unwraps to the kernel's errno
+//	MissingError           a probe found that the kernel lacks something
+//	ErrGenerationMoved     others committed while the ruleset was read
+//	fs.ErrPermission       the process lacks CAP_NET_ADMIN, or the table has an owner
+//	net.ErrClosed          the Conn or Listener is closed
+//	context.Canceled,      the context was done. A transaction was not sent then
+//	context.DeadlineExceeded
+//	os.ErrDeadlineExceeded the kernel did not answer within ten seconds. Whether a transaction holds is unknown
+//
+// All else is an errno of the socket or of a listing, or an answer that cannot be decoded. After a Commit that ends with an
+// error other than those above it is unknown whether the transaction holds: read or compare the tables.
 var (
+	// ErrInvalid says that something cannot be, so that it was not sent. The error's text names the object and what is
+	// wrong with it.
+	ErrInvalid = errors.New("not valid")
 	// ErrTableOwned says that another process owns the table (flag owner), or that this one did and its connection was
 	// closed. Trying again helps only once that process has gone or has given the table up.
 	ErrTableOwned = errors.New("the table belongs to another process")
@@ -17,7 +36,39 @@ var (
 	ErrSetFull = errors.New("the set is full")
 	// ErrTooLarge says that the socket does not take a batch of that size, so that nothing was sent.
 	ErrTooLarge = errors.New("the batch is larger than the socket takes")
+	// ErrGenerationMoved says that somebody committed to nf_tables while it was being read, so that the parts read do not
+	// belong together. Trying again helps.
+	ErrGenerationMoved = errors.New("the ruleset changed while it was read")
 )
+
+// invalidError is an ErrInvalid that says why.
+type invalidError struct{ error }
+
+func (e invalidError) Is(target error) bool { return target == ErrInvalid }
+
+func (e invalidError) Unwrap() error { return e.error }
+
+func invalidf(format string, args ...any) error { return invalidError{fmt.Errorf(format, args...)} }
+
+// Missing is something that the running kernel cannot do.
+type Missing struct {
+	// Feature says what rules are affected, Option which kernel configuration option (or
+	// the module of it) provides it.
+	Feature, Option string
+	// Err is what the kernel answered.
+	Err error
+}
+
+// MissingError lists what the running kernel lacks.
+type MissingError []Missing
+
+func (e MissingError) Error() string {
+	var lines []string
+	for _, m := range e {
+		lines = append(lines, fmt.Sprintf("%s needs %s: %v", m.Feature, m.Option, m.Err))
+	}
+	return "the kernel lacks nf_tables features: " + strings.Join(lines, "; ")
+}
 
 // CommitError is the kernel's refusal of a transaction. Nothing of the transaction was
 // carried out. It unwraps to the kernel's errno.

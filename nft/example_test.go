@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log"
 	"net/netip"
 
@@ -133,4 +134,81 @@ func ExampleTransaction_Append() {
 	// add table ip6 example
 	// delete table ip6 example
 	// add table ip6 example
+}
+
+// Keys and values are made of Go's own types, and checked against the type of the set.
+func ExampleSet_NewElement() {
+	services := &nft.Set{Name: "services", Key: nft.Concat{nft.IPDaddr, nft.MetaL4proto, nft.ThDport}, Verdicts: true}
+	address := netip.MustParseAddr("192.0.2.1")
+	e, err := services.NewElement(nft.Values{address, "tcp", 80}, nft.Goto("web"))
+	if err != nil {
+		log.Fatal(err)
+	}
+	e.Comment = "the web server"
+	services.Put(e)
+	fmt.Println(services.FormatElement(e))
+
+	_, err = services.NewElement(nft.Values{address, "tcp", 80_000}, nft.Goto("web"))
+	fmt.Println(errors.Is(err, nft.ErrInvalid), err)
+	// Output:
+	// 192.0.2.1 . tcp . 80 comment "the web server" : goto web
+	// true nft: part 3 of ip daddr . meta l4proto . th dport: th dport cannot be 80000: not an integer from 0 to 65535 (key of map services)
+}
+
+// Reading needs CAP_NET_ADMIN, like everything that concerns rulesets.
+func ExampleConn_ReadTable() {
+	conn, err := nft.Dial(nft.Config{})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer conn.Close()
+	table, err := conn.ReadTable(context.Background(), nft.FamilyIP, "example")
+	switch {
+	case errors.Is(err, fs.ErrPermission):
+		log.Fatal("run this as root: ", err)
+	case err != nil:
+		log.Fatal(err)
+	case table == nil:
+		log.Fatal("there is no such table")
+	}
+	fmt.Print(table) // as nft lists it
+}
+
+// A program whose table is large compares it while the kernel lists it, and repairs it when somebody else has committed.
+func ExampleConn_Compare() {
+	ctx := context.Background()
+	conn, err := nft.Dial(nft.Config{})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer conn.Close()
+	listener, err := conn.Listen()
+	if err == nil {
+		err = listener.Join()
+	}
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer listener.Close()
+	want := webTable("10.0.0.1:8080", "10.0.0.2:8080")
+	for {
+		notice, err := listener.Next(ctx)
+		if err != nil {
+			log.Fatal(err)
+		}
+		repair, err := conn.Compare(ctx, want, nft.Comparison{})
+		if errors.Is(err, nft.ErrGenerationMoved) {
+			continue // yet another commit, of which there is a notice too
+		}
+		if err != nil {
+			log.Fatal(err)
+		}
+		if repair.Empty() {
+			continue // ours, or of other tables
+		}
+		log.Printf("%v changed the table; this repairs it:\n%s", notice, repair)
+		if _, err := conn.Commit(ctx, repair); err != nil {
+			log.Fatal(err)
+		}
+	}
 }

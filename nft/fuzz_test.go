@@ -1,35 +1,37 @@
 package nft
 
 import (
+	"encoding/hex"
 	"flag"
 	"fmt"
 	"os"
-	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/mdlayher/netlink"
 	"github.com/nftproxy/nftproxy/integration/netns"
-	"github.com/nftproxy/nftproxy/internal/netlinkattr"
 	"golang.org/x/sys/unix"
 )
 
 var record = flag.Bool("record", false, "record what the kernel answers as seeds of the fuzz targets")
 
-// TestRecordSeeds writes testdata/fuzz anew, with -record.
+// kernelReplies has what a kernel answered when it was asked for everything(f): a line for each message, with the name of the
+// fuzz target and the message in hexadecimal. It was recorded on a little-endian machine.
+const kernelReplies = "testdata/kernel-replies.txt"
+
+// TestRecordSeeds writes kernelReplies anew, with -record.
 func TestRecordSeeds(t *testing.T) {
 	if !*record {
 		t.Skip("only with -record")
 	}
 	netns.EnterForTest(t)
 	c := dial(t)
+	var lines strings.Builder
 	for _, f := range Families {
-		if _, err := c.Commit(t.Context(), Diff(nil, everything(f))); err != nil {
-			t.Fatal(err)
-		}
-		var named netlinkattr.List
-		named.Text(unix.NFTA_TABLE_NAME, "kube-proxy") // the same number for sets, elements and rules
+		commitAll(t, c, Diff(nil, everything(f)))
 		for _, kind := range []struct {
 			target string
 			typ    uint16
@@ -37,44 +39,56 @@ func TestRecordSeeds(t *testing.T) {
 			{"FuzzDecodeTable", unix.NFT_MSG_GETTABLE}, {"FuzzDecodeChain", unix.NFT_MSG_GETCHAIN},
 			{"FuzzDecodeSet", unix.NFT_MSG_GETSET}, {"FuzzDecodeRule", unix.NFT_MSG_GETRULE},
 		} {
-			replies, err := c.dump(t.Context(), kind.typ, f, nil)
-			if err != nil {
-				t.Fatal(err)
-			}
-			for i, r := range replies {
-				writeSeed(t, kind.target, fmt.Sprintf("kernel-%s-%d", f, i), r.Data)
-			}
+			recordReplies(t, c, &lines, kind.target, query{kind.typ, netlink.Dump, f, nil})
 		}
 		for _, s := range everything(f).Sets {
-			list := append(netlinkattr.List(nil), named...)
-			list.Text(unix.NFTA_SET_ELEM_LIST_SET, s.Name)
-			replies, err := c.dump(t.Context(), unix.NFT_MSG_GETSETELEM, f, list)
-			if err != nil {
-				t.Fatal(err)
-			}
-			for i, r := range replies {
-				writeSeed(t, "FuzzDecodeElements", fmt.Sprintf("kernel-%s-%s-%d", f, s.Name, i), r.Data)
-			}
-			writeSeed(t, "FuzzUserdata", fmt.Sprintf("set-%s-%s", f, s.Name), s.userdata())
+			recordReplies(t, c, &lines, "FuzzDecodeElements", query{unix.NFT_MSG_GETSETELEM, netlink.Dump, f, elementList("kube-proxy", s.Name)})
 		}
 	}
+	if err := os.WriteFile(kernelReplies, []byte(lines.String()), 0o644); err != nil {
+		t.Fatal(err)
+	}
 }
 
-func writeSeed(t *testing.T, target, name string, data []byte) {
+func recordReplies(t *testing.T, c *Conn, lines *strings.Builder, target string, q query) {
 	t.Helper()
-	dir := filepath.Join("testdata", "fuzz", target)
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	text := fmt.Sprintf("go test fuzz v1\n[]byte(%q)\n", data)
-	if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644); err != nil {
+	if err := c.ask(t.Context(), q, func(r reply) error {
+		fmt.Fprintf(lines, "%s %x\n", target, r.Data)
+		return nil
+	}); err != nil {
 		t.Fatal(err)
 	}
 }
 
-// addSeeds adds what this package itself encodes for steps of the kind.
+// addKernelReplies adds what a kernel answered.
+func addKernelReplies(f *testing.F) {
+	f.Helper()
+	text, err := os.ReadFile(kernelReplies)
+	if err != nil {
+		f.Fatal(err)
+	}
+	added := 0
+	for line := range strings.Lines(string(text)) {
+		target, digits, _ := strings.Cut(strings.TrimSpace(line), " ")
+		if target != f.Name() {
+			continue
+		}
+		data, err := hex.DecodeString(digits)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(data)
+		added++
+	}
+	if added == 0 {
+		f.Fatalf("%s has no line for %s", kernelReplies, f.Name())
+	}
+}
+
+// addSeeds adds what this package itself encodes for steps of the kind, and what a kernel answered.
 func addSeeds(f *testing.F, op StepOp) {
 	f.Helper()
+	addKernelReplies(f)
 	f.Add([]byte{})
 	f.Add([]byte{2, 0, 0, 0, 3, 0, 1, 0})
 	for _, family := range Families {
@@ -316,6 +330,11 @@ func hasUnknown(r Rule) bool {
 func FuzzUserdata(f *testing.F) {
 	f.Add([]byte{})
 	f.Add([]byte{3, 255, 0})
+	for _, family := range Families {
+		for _, s := range everything(family).Sets {
+			f.Add(s.userdata())
+		}
+	}
 	f.Fuzz(func(t *testing.T, data []byte) {
 		total := 0
 		eachUdata(data, func(_ byte, value []byte) { total += 2 + len(value) })

@@ -25,7 +25,7 @@ type Values []any
 // netip.Prefix says the same for addresses.
 type Range struct{ First, Last any }
 
-// Pack returns a value of the concatenation as Data. The error names the part that the concatenation cannot hold.
+// Pack returns a value of the concatenation as Data. The error is ErrInvalid and names the part that the concatenation cannot hold.
 //
 //	key := nft.Concat{nft.IPDaddr, nft.MetaL4proto, nft.ThDport}
 //	data, err := key.Pack(netip.MustParseAddr("192.0.2.1"), "tcp", 80)
@@ -34,14 +34,14 @@ type Range struct{ First, Last any }
 // without a check.
 func (c Concat) Pack(values ...any) (Data, error) {
 	if len(values) != len(c) {
-		return "", fmt.Errorf("nft: %s has %d parts, and there are %d values", c, len(c), len(values))
+		return "", invalidf("nft: %s has %d parts, and there are %d values", c, len(c), len(values))
 	}
 	b := make([]byte, 0, c.Len())
 	for i, e := range c {
 		t := e.dataType()
 		part, err := t.pack(values[i])
 		if err != nil {
-			return "", fmt.Errorf("nft: part %d of %s: %s cannot be %#v: %w", i+1, c, e, values[i], err)
+			return "", invalidf("nft: part %d of %s: %s cannot be %#v: %w", i+1, c, e, values[i], err)
 		}
 		b = append(b, pad(Data(part))...)
 	}
@@ -49,7 +49,7 @@ func (c Concat) Pack(values ...any) (Data, error) {
 }
 
 // NewElement returns an element of the set: its key, and in a map its value, which is one Verdict or one part for each
-// field of Data. The error names the part that the set cannot hold. In a set with Interval the last part of the key may be
+// field of Data. The error is ErrInvalid and names the part that the set cannot hold. In a set with Interval the last part of the key may be
 // a Range or a netip.Prefix.
 //
 //	endpoint, err := endpoints.NewElement(nft.Values{addr, "tcp", 80, 0}, netip.MustParseAddr("10.0.0.1"), 8080)
@@ -57,10 +57,10 @@ func (c Concat) Pack(values ...any) (Data, error) {
 //	source, err := sources.NewElement(nft.Values{addr, netip.MustParsePrefix("198.51.100.0/24")})
 func (s *Set) NewElement(key Values, value ...any) (e Element, err error) {
 	if e.Key, e.KeyEnd, err = s.packKey(key); err != nil {
-		return Element{}, fmt.Errorf("%w (key of %s %s)", err, s.Kind(), s.Name)
+		return Element{}, invalidf("%w (key of %s %s)", err, s.Kind(), s.Name)
 	}
 	if e.Value, e.Verdict, err = s.packValue(value); err != nil {
-		return Element{}, fmt.Errorf("%w (value of %s %s)", err, s.Kind(), s.Name)
+		return Element{}, invalidf("%w (value of %s %s)", err, s.Kind(), s.Name)
 	}
 	return e, nil
 }
@@ -73,7 +73,7 @@ func (s *Set) packKey(key Values) (first, last Data, err error) {
 			from, to = append(key[:n:n], r.First), append(key[:n:n], r.Last)
 		case netip.Prefix:
 			if !r.IsValid() {
-				return "", "", fmt.Errorf("nft: part %d of %s is not a valid prefix", n+1, s.Key)
+				return "", "", invalidf("nft: part %d of %s is not a valid prefix", n+1, s.Key)
 			}
 			from, to = append(key[:n:n], r.Masked().Addr()), append(key[:n:n], lastAddr(r))
 		}
@@ -82,7 +82,7 @@ func (s *Set) packKey(key Values) (first, last Data, err error) {
 		return first, "", err
 	}
 	if last, err = s.Key.Pack(to...); err == nil && last < first {
-		err = fmt.Errorf("nft: the range ends at %s, before it begins at %s", s.Key.Format(last), s.Key.Format(first))
+		err = invalidf("nft: the range ends at %s, before it begins at %s", s.Key.Format(last), s.Key.Format(first))
 	}
 	return first, last, err
 }
@@ -107,7 +107,7 @@ func (s *Set) packValue(value []any) (Data, Verdict, error) {
 			return "", v, nil
 		}
 	}
-	return "", Verdict{}, fmt.Errorf("nft: a verdict map takes one verdict, not %v", value)
+	return "", Verdict{}, invalidf("nft: a verdict map takes one verdict, not %v", value)
 }
 
 func packAddr(is func(netip.Addr) bool) func(any) (Data, error) {

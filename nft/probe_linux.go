@@ -6,31 +6,10 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
-	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
 )
-
-// Missing is something that the running kernel cannot do.
-type Missing struct {
-	// Feature says what rules are affected, Option which kernel configuration option (or
-	// the module of it) provides it.
-	Feature, Option string
-	// Err is what the kernel answered.
-	Err error
-}
-
-// MissingError lists what the running kernel lacks.
-type MissingError []Missing
-
-func (e MissingError) Error() string {
-	var lines []string
-	for _, m := range e {
-		lines = append(lines, fmt.Sprintf("%s needs %s: %v", m.Feature, m.Option, m.Err))
-	}
-	return "the kernel lacks nf_tables features: " + strings.Join(lines, "; ")
-}
 
 // probeTable returns a name for a table that exists only inside a probe's transaction. It is another one each time,
 // so that nobody can have a table of that name, let alone own one.

@@ -16,7 +16,8 @@ type Transaction struct {
 // Step is one change to one table.
 type Step struct {
 	Op StepOp
-	// Table is the table concerned; of it only Family, Name, Comment and flags count.
+	// Table is the table that the step changes, or whose sets, chains or objects it changes. AddTable and AdoptTable take its
+	// flags, and AddTable its comment; all other steps take only Family and Name.
 	Table *Table
 	// Set is the set concerned by a step on sets or elements.
 	Set *Set
@@ -93,7 +94,7 @@ func (tx *Transaction) AddsTable() bool {
 	return slices.ContainsFunc(tx.Steps, func(s Step) bool { return s.Op == AddTable })
 }
 
-// String prints the transaction as a script that `nft -f` carries out to the same effect.
+// String prints the transaction as a script for `nft -f` (1.0.6 and later) with the same effect.
 func (tx Transaction) String() string {
 	var b strings.Builder
 	for _, s := range tx.Steps {
@@ -118,28 +119,28 @@ func (s Step) appendText(b *strings.Builder) {
 	case DeleteTable:
 		fmt.Fprintf(b, "%s %s\n", stepNames[s.Op], where)
 	case AddTable, AdoptTable:
-		fmt.Fprintf(b, "%s %s", stepNames[s.Op], where)
-		if flags := s.Table.flagsText(); flags != "" {
-			fmt.Fprintf(b, " { flags %s; }", flags)
-		}
-		b.WriteByte('\n')
-	case AddSet:
 		flags := ""
+		if f := s.Table.flagsText(); f != "" {
+			flags = "flags " + f + ";"
+		}
+		comment := ""
+		if s.Op == AddTable {
+			comment = commentText(s.Table.Comment)
+		}
+		fmt.Fprintf(b, "%s %s%s\n", stepNames[s.Op], where, block(flags, comment))
+	case AddSet:
+		size, flags := "", ""
 		if s.Set.Size > 0 {
-			flags = fmt.Sprintf(" size %d;", s.Set.Size)
+			size = fmt.Sprintf("size %d;", s.Set.Size)
 		}
 		if f := s.Set.flagsText(); f != "" {
-			flags += " flags " + f + ";"
+			flags = "flags " + f + ";"
 		}
-		fmt.Fprintf(b, "add %s %s %s { %s;%s }\n", s.Set.Kind(), where, s.Set.Name, s.Set.typeText(), flags)
+		fmt.Fprintf(b, "add %s %s %s%s\n", s.Set.Kind(), where, s.Set.Name, block(s.Set.typeText()+";", size, flags, commentText(s.Set.Comment)))
 	case DeleteSet:
 		fmt.Fprintf(b, "delete %s %s %s\n", s.Set.Kind(), where, s.Set.Name)
 	case AddChain:
-		fmt.Fprintf(b, "add chain %s %s", where, s.Chain.Name)
-		if h := s.Chain.header(); h != "" {
-			fmt.Fprintf(b, " { %s }", h)
-		}
-		b.WriteByte('\n')
+		fmt.Fprintf(b, "add chain %s %s%s\n", where, s.Chain.Name, block(s.Chain.header(), commentText(s.Chain.Comment)))
 	case FlushChain, DeleteChain:
 		fmt.Fprintf(b, "%s %s %s\n", stepNames[s.Op], where, s.Chain.Name)
 	case AddRules:
@@ -151,6 +152,22 @@ func (s Step) appendText(b *strings.Builder) {
 	case DeleteObject:
 		fmt.Fprintf(b, "delete %s %s %s\n", s.Object.Kind, where, s.Object.Name)
 	}
+}
+
+// block puts the parts that are not empty into braces; nothing for none.
+func block(parts ...string) string {
+	parts = slices.DeleteFunc(parts, func(part string) bool { return part == "" })
+	if len(parts) == 0 {
+		return ""
+	}
+	return " { " + strings.Join(parts, " ") + " }"
+}
+
+func commentText(comment string) string {
+	if comment == "" {
+		return ""
+	}
+	return "comment " + quote(comment) + ";"
 }
 
 func (s Step) appendElements(b *strings.Builder, where string) {
