@@ -36,8 +36,10 @@
 //
 // # The node-local API
 //
-//   - nodelocal/v1: the messages and the gRPC service.
+//   - nodelocal: a client that feeds a backend from a node-local server.
+//   - nodelocal/server: the server, on top of a tracker.
 //   - nodelocal/protocol: the model as messages, and back.
+//   - nodelocal/v1: the messages and the gRPC service.
 //
 // # Stability
 //

@@ -202,7 +202,7 @@ func TestNodeAddressesThatVanish(t *testing.T) {
 
 		o.restart(t)
 		o.ready(t)
-		o.process.Says(t, `"The Node does not say what counts; going on with what the run before knew" node="node-1" missing="addresses" ips="192.168.0.1, fd00:1::1"`)
+		o.process.Says(t, `"The Node lacks facts; going on with those of the previous run" node="node-1" missing="addresses" ips="192.168.0.1, fd00:1::1"`)
 		o.follows(t, "two")
 		o.updateNode(t, "192.168.0.1", "fd00:1::1")
 		o.process.Says(t, "Node is known")

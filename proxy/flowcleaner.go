@@ -106,7 +106,7 @@ func (c *FlowCleaner) Run(ctx context.Context) {
 			return
 		case err != nil:
 			if wait == 0 {
-				logger.Error(err, "Cannot remove all stale UDP flows, trying again; this is said once")
+				logger.Error(err, "Cannot remove all stale UDP flows, trying again; this is logged once")
 			}
 			wait = min(max(2*wait, firstFlowRetry), lastFlowRetry)
 			retry.Reset(wait)

@@ -43,7 +43,7 @@ func cleanup(ctx context.Context) error {
 		logger.Info("Nothing to remove")
 	}
 	for _, chain := range chains.Kept {
-		logger.Info("Kept, because a chain of somebody else's leads to it", "chain", chain)
+		logger.Info("Kept, because a chain of another program leads to it", "chain", chain)
 	}
 	return remaining(logger)
 }

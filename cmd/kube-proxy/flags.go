@@ -22,13 +22,13 @@ func (o *options) addFlags(flags *pflag.FlagSet) {
 	logsapi.AddFlags(&o.config.Logging, flags)
 }
 
-// addCommandFlags adds what the process is to do.
+// addCommandFlags adds the flags that choose the task of the process.
 func (o *options) addCommandFlags(flags *pflag.FlagSet) {
-	flags.StringVar(&o.configFile, "config", "", "Path to a KubeProxyConfiguration, v1alpha1 or v1alpha2; watched: the process exits when it changes. Most other flags are ignored then")
+	flags.StringVar(&o.configFile, "config", "", "Path to a KubeProxyConfiguration, v1alpha1 or v1alpha2; the process exits when the file changes. With it, most other flags are ignored")
 	flags.StringVar(&o.writeConfigTo, "write-config-to", "", "Write the configuration with all defaults to this file and exit; with --config, this converts")
 	flags.StringVar(&o.writeConfigVersion, "write-config-version", config.V1alpha2, "The version that --write-config-to writes: v1alpha2, or v1alpha1, which Kubernetes' kube-proxy reads")
 	flags.BoolVar(&o.cleanup, "cleanup", false, "Remove the tables ip kube-proxy and ip6 kube-proxy, and the chains that kube-proxy's modes iptables and ipvs made with iptables-nft, and exit")
-	flags.BoolVar(&o.initOnly, "init-only", false, "Do what needs full root privileges (sysctls) and exit; kube-proxy can then run with CAP_NET_ADMIN alone")
+	flags.BoolVar(&o.initOnly, "init-only", false, "Do the part that needs full root privileges (sysctls) and exit; kube-proxy can then run with CAP_NET_ADMIN alone")
 	flags.StringVar(&o.hostname, "hostname-override", "", "The name of the Node that this proxy runs on; by default the host name")
 	flags.Var(cliflag.NewMapStringBool(&o.config.FeatureGates), "feature-gates", "Feature gates to set, as name=true or name=false; kube-proxy's are accepted, a warning names those without effect")
 }
@@ -42,10 +42,10 @@ func (o *options) addServerFlags(flags *pflag.FlagSet) {
 	flags.StringVar(&c.ClientConnection.ContentType, "kube-api-content-type", c.ClientConnection.ContentType, "The encoding of requests to the API server")
 	flags.Float32Var(&c.ClientConnection.QPS, "kube-api-qps", c.ClientConnection.QPS, "Requests per second to the API server")
 	flags.Int32Var(&c.ClientConnection.Burst, "kube-api-burst", c.ClientConnection.Burst, "Requests to the API server at once, above the rate")
-	flags.DurationVar(&c.ConfigSyncPeriod.Duration, "config-sync-period", c.ConfigSyncPeriod.Duration, "How often what was read from the API server is handed out again; ignored")
+	flags.DurationVar(&c.ConfigSyncPeriod.Duration, "config-sync-period", c.ConfigSyncPeriod.Duration, "How often objects from the API server are published again; ignored")
 	flags.StringVar(&o.healthzAddress, "healthz-bind-address", o.healthzAddress, `The IP address and port of the health check server; "" disables it`)
 	flags.StringVar(&o.metricsAddress, "metrics-bind-address", o.metricsAddress, `The IP address and port of the metrics server; "" disables it`)
-	flags.BoolVar(c.BindAddressHardFail, "bind-address-hard-fail", *c.BindAddressHardFail, "Exit when one of these addresses cannot be listened on, instead of trying again")
+	flags.BoolVar(c.BindAddressHardFail, "bind-address-hard-fail", *c.BindAddressHardFail, "Exit when the proxy cannot listen on one of these addresses, instead of trying again")
 	flags.BoolVar(&c.EnableProfiling, "profiling", false, "Serve /debug/pprof on the metrics address")
 	flags.StringVar(&c.ShowHiddenMetricsForVersion, "show-hidden-metrics-for-version", "", `Show metrics that are hidden since this minor version, such as "1.36"`)
 	flags.Int32Var(&o.healthzPort, "healthz-port", o.healthzPort, "The port of the health check server; 0 disables it")
@@ -56,29 +56,29 @@ func (o *options) addServerFlags(flags *pflag.FlagSet) {
 	}
 }
 
-// addTrafficFlags adds what shapes the rules.
+// addTrafficFlags adds the flags that shape the rules.
 func (o *options) addTrafficFlags(flags *pflag.FlagSet) {
 	c := o.config
 	flags.StringVar((*string)(&c.Mode), "proxy-mode", string(c.Mode), "Which proxy mode to use: nftables is the only one")
 	flags.StringVar((*string)(&c.DetectLocalMode), "detect-local-mode", string(c.DetectLocalMode), "How to tell the cluster's pods from other clients: ClusterCIDR, NodeCIDR, BridgeInterface or InterfaceNamePrefix")
 	flags.StringVar(&o.clusterCIDR, "cluster-cidr", "", "The range of the cluster's pods, or one of each IP family separated by a comma; clients outside it are masqueraded when they dial a ClusterIP (detect-local mode ClusterCIDR)")
 	flags.StringVar(&c.DetectLocal.BridgeInterface, "pod-bridge-interface", "", "The bridge that pods are connected to (detect-local mode BridgeInterface)")
-	flags.StringVar(&c.DetectLocal.InterfaceNamePrefix, "pod-interface-name-prefix", "", "What the names of pods' interfaces on the node start with (detect-local mode InterfaceNamePrefix)")
+	flags.StringVar(&c.DetectLocal.InterfaceNamePrefix, "pod-interface-name-prefix", "", "The prefix of the names of the pods' interfaces on the node (detect-local mode InterfaceNamePrefix)")
 	flags.StringSliceVar(&c.NodePortAddresses, "nodeport-addresses", c.NodePortAddresses, `The node's addresses on which node ports answer: CIDRs, "primary" (the addresses of the Node object), "localhost" and "all"`)
 	flags.BoolVar(&c.Linux.MasqueradeAll, "masquerade-all", false, "Masquerade all traffic to ClusterIPs")
-	flags.Int32Var(c.IPTables.MasqueradeBit, "iptables-masquerade-bit", *c.IPTables.MasqueradeBit, "The bit of the packet mark, 0 to 31, for what is to be masqueraded; ignored if --proxy-mode is given")
-	flags.DurationVar(&c.SyncPeriod.Duration, "iptables-sync-period", c.SyncPeriod.Duration, "Half of how long changes may wait for a successful sync before the proxy counts as unhealthy")
-	flags.DurationVar(&c.MinSyncPeriod.Duration, "iptables-min-sync-period", c.MinSyncPeriod.Duration, "The least time from one sync to the next; 0 is no delay")
+	flags.Int32Var(c.IPTables.MasqueradeBit, "iptables-masquerade-bit", *c.IPTables.MasqueradeBit, "The bit of the packet mark, 0 to 31, that marks packets for masquerading; ignored if --proxy-mode is given")
+	flags.DurationVar(&c.SyncPeriod.Duration, "iptables-sync-period", c.SyncPeriod.Duration, "The proxy is unhealthy when a change has waited for twice this time for a successful sync")
+	flags.DurationVar(&c.MinSyncPeriod.Duration, "iptables-min-sync-period", c.MinSyncPeriod.Duration, "The minimum time from one sync to the next; 0 is no delay")
 }
 
-// addNodeFlags adds what concerns the node and the process.
+// addNodeFlags adds the flags for the node and the process.
 func (o *options) addNodeFlags(flags *pflag.FlagSet) {
 	linux := &o.config.Linux
 	flags.StringVar(&o.bindAddress, "bind-address", "", "The node's primary IP address, instead of the one in the Node object; 0.0.0.0 and :: override nothing. Nothing is bound to it")
 	flags.Int32Var(linux.OOMScoreAdj, "oom-score-adj", *linux.OOMScoreAdj, "The process's oom_score_adj, -1000 to 1000")
 	flags.Int32Var(linux.Conntrack.MaxPerCore, "conntrack-max-per-core", *linux.Conntrack.MaxPerCore, "How many connections to track for each CPU core; 0 leaves the kernel's limit")
 	flags.Int32Var(linux.Conntrack.Min, "conntrack-min", *linux.Conntrack.Min, "How many connections to track at least, unless --conntrack-max-per-core is 0")
-	flags.BoolVar(&linux.Conntrack.TCPBeLiberal, "conntrack-tcp-be-liberal", false, "Take packets outside of the TCP window for valid")
+	flags.BoolVar(&linux.Conntrack.TCPBeLiberal, "conntrack-tcp-be-liberal", false, "Treat packets outside of the TCP window as valid")
 	for _, timeout := range []struct {
 		name, usage string
 		value       *time.Duration
@@ -92,19 +92,19 @@ func (o *options) addNodeFlags(flags *pflag.FlagSet) {
 	}
 }
 
-// addOtherModesFlags adds what is about modes that this proxy does not have. --write-config-to
-// writes it all the same.
+// addOtherModesFlags adds the flags for modes that this proxy does not have. --write-config-to
+// writes their values nevertheless.
 func (o *options) addOtherModesFlags(flags *pflag.FlagSet) {
 	c := &o.config.IPVS
 	flags.BoolVar(o.config.IPTables.LocalhostNodePorts, "iptables-localhost-nodeports", *o.config.IPTables.LocalhostNodePorts, `Let node ports answer on loopback addresses (mode iptables); here, add "localhost" to --nodeport-addresses`)
 	flags.StringVar(&c.Scheduler, "ipvs-scheduler", "", "The scheduler of the mode ipvs; ignored")
-	flags.StringSliceVar(&c.ExcludeCIDRs, "ipvs-exclude-cidrs", nil, "What the mode ipvs does not clean up; ignored")
+	flags.StringSliceVar(&c.ExcludeCIDRs, "ipvs-exclude-cidrs", nil, "CIDRs that the mode ipvs does not clean up; ignored")
 	flags.BoolVar(&c.StrictARP, "ipvs-strict-arp", false, "Strict ARP in the mode ipvs; ignored")
 	flags.DurationVar(&c.TCPTimeout.Duration, "ipvs-tcp-timeout", 0, "The timeout of idle TCP sessions in the mode ipvs; ignored")
 	flags.DurationVar(&c.TCPFinTimeout.Duration, "ipvs-tcpfin-timeout", 0, "The timeout of TCP sessions after a FIN in the mode ipvs; ignored")
 	flags.DurationVar(&c.UDPTimeout.Duration, "ipvs-udp-timeout", 0, "The timeout of UDP sessions in the mode ipvs; ignored")
 	flags.DurationVar(&o.ipvsSyncPeriod, "ipvs-sync-period", o.config.SyncPeriod.Duration, "The sync period of the mode ipvs; ignored")
-	flags.DurationVar(&o.ipvsMinSyncPeriod, "ipvs-min-sync-period", o.config.MinSyncPeriod.Duration, "The least sync period of the mode ipvs; ignored")
+	flags.DurationVar(&o.ipvsMinSyncPeriod, "ipvs-min-sync-period", o.config.MinSyncPeriod.Duration, "The minimum sync period of the mode ipvs; ignored")
 }
 
 // addUnusedFlags adds those that kube-proxy had up to v1.36, because a library that it contained had them.

@@ -19,7 +19,7 @@ const (
 	noIPVS     = "it is about the mode ipvs, which this proxy does not have"
 	noIPTables = `it is about the mode iptables, which this proxy does not have; add "localhost" to --nodeport-addresses instead`
 	notRead    = "no kube-proxy ever read the file, and v1.37 does not have the flag; remove it"
-	noResync   = "nothing is handed out again: what the API server sends is applied when it arrives, and tried again until it is"
+	noResync   = "objects are not published again: each is applied when it arrives, and tried again until that succeeds"
 )
 
 // flagTable has every flag of the command, in alphabetical order.

@@ -59,7 +59,7 @@ func (w *watch) look(found []Leftover, err error) {
 		case err != nil:
 			count[kind] = w.known[kind] // probably still there: not everything could be looked at
 		default:
-			w.logger.Info("What another mode of kube-proxy left behind is gone", "kind", kind)
+			w.logger.Info("The rules that another mode of kube-proxy left behind are gone", "kind", kind)
 		}
 	}
 	w.known = count

@@ -10,7 +10,7 @@ import (
 
 var buildInfo = metrics.NewGaugeVec(&metrics.GaugeOpts{
 	Name: "nftproxy_build_info",
-	Help: "1; the labels have the version of nftproxy, of the kube-proxy that it stands for, and of Go", StabilityLevel: metrics.ALPHA,
+	Help: "1; the labels have the version of nftproxy, of the kube-proxy that it replaces, and of Go", StabilityLevel: metrics.ALPHA,
 }, []string{"version", "kube_proxy_version", "go_version"})
 
 // showBuildInfo says in the metrics what was built.

@@ -17,7 +17,7 @@ var (
 	}, []string{"code"})
 	serviceHealthPorts = metrics.NewGaugeVec(&metrics.GaugeOpts{
 		Subsystem: subsystem, Name: "service_health_ports",
-		Help: "Services' healthCheckNodePorts, one for each IP family, that are listened on or cannot be", StabilityLevel: metrics.ALPHA,
+		Help: "Services' healthCheckNodePorts, one for each IP family, by state: listening, or failing to listen", StabilityLevel: metrics.ALPHA,
 	}, []string{"state"})
 )
 

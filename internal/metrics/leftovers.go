@@ -6,7 +6,7 @@ import (
 
 var leftoverRules = metrics.NewGaugeVec(&metrics.GaugeOpts{
 	Subsystem: subsystem, Name: "other_modes_leftovers",
-	Help: "What kube-proxy's modes iptables and ipvs left on the node: chains of iptables-nft and iptables-legacy, and the device of ipvs", StabilityLevel: metrics.ALPHA,
+	Help: "Leftovers of kube-proxy's iptables and ipvs modes on the node: the number of chains of iptables-nft and of iptables-legacy, and 1 for the device of ipvs", StabilityLevel: metrics.ALPHA,
 }, []string{"kind"})
 
 // SetLeftovers records how much another mode of kube-proxy left behind of a kind (leftovers.Kind).

@@ -13,7 +13,7 @@ var (
 	}, []string{ipFamily})
 	localhostListenFailures = metrics.NewCounterVec(&metrics.CounterOpts{
 		Subsystem: subsystem, Name: "nftables_localhost_nodeport_listener_creation_failures_total",
-		Help: "Times that a node port could not be listened on at a loopback address", StabilityLevel: metrics.ALPHA,
+		Help: "Failures to listen for a node port on a loopback address", StabilityLevel: metrics.ALPHA,
 	}, []string{ipFamily})
 )
 

@@ -9,25 +9,25 @@ import (
 )
 
 var (
-	compileDuration = newPhaseDuration("nftables_compile_duration_seconds", "Seconds that it took to work out what a sync changes in the rules")
-	encodeDuration  = newPhaseDuration("nftables_encode_duration_seconds", "Seconds that it took to write a transaction as netlink messages")
-	commitDuration  = newPhaseDuration("nftables_commit_duration_seconds", "Seconds that the kernel took to carry out a transaction")
+	compileDuration = newPhaseDuration("nftables_compile_duration_seconds", "Seconds that a sync took to compute the change of the rules")
+	encodeDuration  = newPhaseDuration("nftables_encode_duration_seconds", "Seconds that a sync took to encode its transaction as netlink messages")
+	commitDuration  = newPhaseDuration("nftables_commit_duration_seconds", "Seconds that the kernel took to apply a transaction")
 
-	commitBytes    = newCommitSize("nftables_commit_bytes", "Bytes of a transaction that the kernel carried out", 256)
-	commitElements = newCommitSize("nftables_commit_elements", "Elements added and deleted by a transaction that the kernel carried out", 1)
-	commitChains   = newCommitSize("nftables_commit_chains", "Chains added, rewritten and deleted by a transaction that the kernel carried out", 1)
+	commitBytes    = newCommitSize("nftables_commit_bytes", "Bytes of a transaction that the kernel applied", 256)
+	commitElements = newCommitSize("nftables_commit_elements", "Elements added and deleted by a transaction that the kernel applied", 1)
+	commitChains   = newCommitSize("nftables_commit_chains", "Chains added, rewritten and deleted by a transaction that the kernel applied", 1)
 
 	foreignChanges = metrics.NewCounter(&metrics.CounterOpts{
 		Subsystem: subsystem, Name: "nftables_foreign_changes_total",
-		Help: "Times that somebody else was found to have changed the proxy's tables", StabilityLevel: metrics.ALPHA,
+		Help: "Foreign changes found in the proxy's tables", StabilityLevel: metrics.ALPHA,
 	})
 	repairs = metrics.NewCounter(&metrics.CounterOpts{
 		Subsystem: subsystem, Name: "nftables_foreign_changes_repaired_total",
-		Help: "Times that the proxy's tables were repaired because they were not as committed", StabilityLevel: metrics.ALPHA,
+		Help: "Repairs of the proxy's tables, after a foreign change or after the kernel refused a change", StabilityLevel: metrics.ALPHA,
 	})
 	divergedTables = metrics.NewGauge(&metrics.GaugeOpts{
 		Subsystem: subsystem, Name: "nftables_diverged",
-		Help: "1 while the proxy's tables differ from what is wanted and the kernel refuses the repair, else 0", StabilityLevel: metrics.ALPHA,
+		Help: "1 while the proxy's tables differ from the wanted ones and the kernel refuses the repair, else 0", StabilityLevel: metrics.ALPHA,
 	})
 )
 
@@ -47,10 +47,10 @@ func newCommitSize(name, help string, smallest float64) *metrics.Histogram {
 	})
 }
 
-// ObserveCompile records how long it took to work out a transaction.
+// ObserveCompile records the time that a sync took to compute its transaction.
 func ObserveCompile(took time.Duration) { compileDuration.Observe(took.Seconds()) }
 
-// ObserveCommit records a transaction that the kernel carried out.
+// ObserveCommit records a transaction that the kernel applied.
 func ObserveCommit(s nft.CommitStats) {
 	encodeDuration.Observe(s.Encode.Seconds())
 	commitDuration.Observe(s.Kernel.Seconds())
@@ -59,10 +59,10 @@ func ObserveCommit(s nft.CommitStats) {
 	commitChains.Observe(float64(s.Chains))
 }
 
-// CountForeignChange counts that the tables were found changed by somebody else.
+// CountForeignChange counts a foreign change that was found in the tables.
 func CountForeignChange() { foreignChanges.Inc() }
 
-// CountRepair counts that the tables were repaired because they were not as committed.
+// CountRepair counts a repair of the tables.
 func CountRepair() { repairs.Inc() }
 
 // SetDiverged says whether the kernel refuses to have the tables repaired.

@@ -13,11 +13,11 @@ var (
 	serviceChangesPending  = newTrackerDesc("sync_proxy_rules_service_changes_pending", "Changes of Services that no sync has taken up yet")
 	endpointChanges        = newTrackerDesc("sync_proxy_rules_endpoint_changes_total", "EndpointSlices that were reported as added, changed or deleted")
 	endpointChangesPending = newTrackerDesc("sync_proxy_rules_endpoint_changes_pending", "Changes of EndpointSlices that no sync has taken up yet")
-	unguardedServices      = newTrackerDesc("unguarded_load_balancer_services", "Services with loadBalancerSourceRanges and load balancer IPs of an IP family that everybody may dial all the same")
+	unguardedServices      = newTrackerDesc("unguarded_load_balancer_services", "Services with loadBalancerSourceRanges and load balancer IPs of an IP family that everybody may dial nevertheless")
 
 	skippedObjects = metrics.NewCounterVec(&metrics.CounterOpts{
 		Subsystem: subsystem, Name: "skipped_objects_total",
-		Help: "Objects, or parts of them, that were left out because they are invalid", StabilityLevel: metrics.ALPHA,
+		Help: "Objects, or parts of them, that were skipped because they are invalid", StabilityLevel: metrics.ALPHA,
 	}, []string{"kind", "reason"})
 )
 

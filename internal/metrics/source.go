@@ -9,7 +9,7 @@ var (
 	}, []string{"resource"})
 	nodeMissing = metrics.NewGaugeVec(&metrics.GaugeOpts{
 		Subsystem: subsystem, Name: "node_missing",
-		Help: "1 while the rules lack something of the Node: the node itself, its addresses or its pod_cidrs", StabilityLevel: metrics.ALPHA,
+		Help: "1 while the proxy runs without the Node itself (node), its addresses or its pod CIDRs", StabilityLevel: metrics.ALPHA,
 	}, []string{"what"})
 )
 

@@ -11,16 +11,16 @@ import (
 
 var (
 	syncDuration        = newFamilyDuration("sync_proxy_rules_duration_seconds", "Seconds that a sync took, from the changes to the kernel's answer")
-	fullSyncDuration    = newFamilyDuration("sync_full_proxy_rules_duration_seconds", "Seconds that a sync of everything took, such as the first one")
-	partialSyncDuration = newFamilyDuration("sync_partial_proxy_rules_duration_seconds", "Seconds that a sync of changes took")
+	fullSyncDuration    = newFamilyDuration("sync_full_proxy_rules_duration_seconds", "Seconds that a full sync took, such as the first one")
+	partialSyncDuration = newFamilyDuration("sync_partial_proxy_rules_duration_seconds", "Seconds that a sync took that was not full")
 
 	lastSync = metrics.NewGaugeVec(&metrics.GaugeOpts{
 		Subsystem: subsystem, Name: "sync_proxy_rules_last_timestamp_seconds",
-		Help: "When a sync last succeeded", StabilityLevel: metrics.ALPHA,
+		Help: "Time when a sync last succeeded", StabilityLevel: metrics.ALPHA,
 	}, []string{ipFamily})
 	lastQueued = metrics.NewGaugeVec(&metrics.GaugeOpts{
 		Subsystem: subsystem, Name: "sync_proxy_rules_last_queued_timestamp_seconds",
-		Help: "When a sync was last asked for", StabilityLevel: metrics.ALPHA,
+		Help: "Time when a sync was last requested", StabilityLevel: metrics.ALPHA,
 	}, []string{ipFamily})
 	syncFailures = metrics.NewCounterVec(&metrics.CounterOpts{
 		Subsystem: subsystem, Name: "sync_proxy_rules_nftables_sync_failures_total",

@@ -39,10 +39,17 @@ func TestChangesOfTheNode(t *testing.T) {
 			name: "labels, taints and conditions change all the time",
 			next: change(func(n *corev1.Node) {
 				n.Labels = map[string]string{corev1.LabelTopologyZone: "b"}
-				n.Spec.Taints = []corev1.Taint{{Key: "ToBeDeletedByClusterAutoscaler"}}
+				n.Spec.Taints = []corev1.Taint{{Key: corev1.TaintNodeUnschedulable}}
 				n.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady}}
+			}),
+		},
+		{
+			name: "a Node that is about to go is handed on and ends nothing",
+			next: change(func(n *corev1.Node) {
+				n.Spec.Taints = []corev1.Taint{{Key: "ToBeDeletedByClusterAutoscaler"}}
 				n.DeletionTimestamp = &metav1.Time{Time: time.Unix(1, 0)}
 			}),
+			want: &model.Node{Name: thisNode, IPs: addrs(dual...), PodCIDRs: prefixes("10.0.1.0/24"), GoingAway: true},
 		},
 		{
 			name: "addresses that are not the first of their family do not count",

@@ -132,7 +132,7 @@ func (w *watch) recall() {
 	}
 	last, err := w.options.Recall()
 	if err != nil {
-		w.logger.Error(err, "Cannot tell what the run before knew of the Node", "node", w.options.NodeName)
+		w.logger.Error(err, "Cannot read the previous run's facts about the Node", "node", w.options.NodeName)
 		return
 	}
 	missing := w.missing()
@@ -145,7 +145,7 @@ func (w *watch) recall() {
 	if !w.known.recalled {
 		return
 	}
-	w.logger.Info("The Node does not say what counts; going on with what the run before knew", "node", w.options.NodeName,
+	w.logger.Info("The Node lacks facts; going on with those of the previous run", "node", w.options.NodeName,
 		"missing", missing.String(), "ips", text(w.known.ips), "podCIDRs", text(w.known.podCIDRs))
 	w.handOnAgain()
 }
