@@ -25,7 +25,7 @@ func TestWatch(t *testing.T) {
 		{"another kind is said too", []func(*watch){looked(chains, nil), looked(append(device, chains...), nil)},
 			[]string{"left rules behind iptables-nft", "left rules behind ipvs"}, map[Kind]int{NFT: 7, IPVS: 1}},
 		{"said when it is gone, and when it is back", []func(*watch){looked(chains, nil), looked(nil, nil), looked(nil, nil), looked(chains, nil)},
-			[]string{"left rules behind iptables-nft", "is gone iptables-nft", "left rules behind iptables-nft"}, map[Kind]int{NFT: 7}},
+			[]string{"left rules behind iptables-nft", "are gone iptables-nft", "left rules behind iptables-nft"}, map[Kind]int{NFT: 7}},
 		{"a failure is said once and makes nothing gone", []func(*watch){looked(chains, nil), looked(nil, errors.New("no")), looked(nil, errors.New("no")), looked(chains, nil)},
 			[]string{"left rules behind iptables-nft", "Cannot look no"}, map[Kind]int{NFT: 7}},
 	} {
