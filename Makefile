@@ -35,10 +35,27 @@ demo: build ## the main job, in network namespaces that it makes and removes
 	$(GO) build -o $(BIN)/demo ./integration/demo
 	$(BIN)/demo
 
-test: build check unit fuzz ## all of it; needs root and the nft program
+.PHONY: quick prerequisites format
 
-check:
+quick: format ## for each save: no root, no nft program, under a minute with a warm cache
+	$(GO) vet ./...
+	$(GO) test -short $$($(GO) list ./... | grep -v /integration/)
+
+test: prerequisites build check unit fuzz ## all of it; needs root, nft, both variants of iptables, and gcc
+
+prerequisites: ## says in one line what `make test` lacks on this machine
+	@lacks=; \
+	[ "$$(id -u)" = 0 ] || lacks="$$lacks root (sudo make test);"; \
+	command -v nft >/dev/null || lacks="$$lacks nft (apt-get install nftables);"; \
+	{ command -v iptables-nft-restore && command -v iptables-legacy-restore; } >/dev/null || \
+		lacks="$$lacks iptables-nft-restore and iptables-legacy-restore (apt-get install iptables);"; \
+	command -v gcc >/dev/null || lacks="$$lacks gcc for the race detector (apt-get install gcc libc6-dev);"; \
+	[ -z "$$lacks" ] || { echo "make test lacks$$lacks make quick needs none of these" >&2; exit 1; }
+
+format:
 	@unformatted=$$(gofmt -l $$(git ls-files '*.go')); if [ -n "$$unformatted" ]; then echo "gofmt: $$unformatted"; exit 1; fi
+
+check: format
 	$(GO) vet ./...
 	$(STATICCHECK) ./...
 	cd deploy && $(GO) vet ./... && $(STATICCHECK) ./...

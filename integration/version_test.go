@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/nftproxy/nftproxy/integration/lab/labtest"
+	"github.com/nftproxy/nftproxy/integration/netns"
 )
 
 // made runs `make build` with a version, and returns the directory of the programs.
@@ -38,6 +39,7 @@ func printed(t *testing.T, program string, args ...string) string {
 var mixinsVersion = regexp.MustCompile(`^(v[0-9]*.[0-9]*).*$`)
 
 func TestVersions(t *testing.T) {
+	netns.Need(t)
 	t.Run("of the libraries, unless told otherwise", func(t *testing.T) {
 		f := newWithServer(t)
 		dir := made(t, "VERSION=v9.8.7-test")

@@ -2,6 +2,7 @@ package localnodeport_test
 
 import (
 	"errors"
+	"flag"
 	"fmt"
 	"net"
 	"os"
@@ -19,6 +20,11 @@ const inside = "LOCALNODEPORT_TEST_INSIDE"
 // TestMain runs the tests in a network namespace of their own, all of the process: what
 // listens and dials here are goroutines on any thread.
 func TestMain(m *testing.M) {
+	flag.Parse()
+	if testing.Short() {
+		fmt.Fprintln(os.Stderr, "these tests need a network namespace: left out with -short")
+		return
+	}
 	if os.Getenv(inside) == "" {
 		fmt.Fprintln(os.Stderr, "these tests make a network namespace, run them as root:", again())
 		os.Exit(1)

@@ -10,6 +10,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/nftproxy/nftproxy/integration/netns"
 	"golang.org/x/sys/unix"
 )
 
@@ -17,6 +18,7 @@ import (
 // capabilities there, and none in the initial ones. It reports whether that process is this one.
 func inUserNamespace(t *testing.T) bool {
 	t.Helper()
+	netns.Need(t)
 	const mark = "NFT_TEST_IN_USER_NAMESPACE"
 	if os.Getenv(mark) != "" {
 		return true

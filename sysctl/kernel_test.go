@@ -1,6 +1,7 @@
 package sysctl
 
 import (
+	"flag"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -16,6 +17,10 @@ import (
 
 // TestMain has the kernel load its connection tracking, as rules that use it do.
 func TestMain(m *testing.M) {
+	flag.Parse()
+	if testing.Short() {
+		os.Exit(m.Run()) // the tests that need the kernel are left out
+	}
 	conn, err := tracking.Dial(nil)
 	if err == nil {
 		_, err = conn.Stats()
@@ -39,6 +44,7 @@ func inNamespace(t *testing.T, fn func() error) {
 // withOwnMounts runs fn on a thread that has mounts of its own and dies with it.
 func withOwnMounts(t *testing.T, fn func() error) {
 	t.Helper()
+	netns.Need(t)
 	done := make(chan error)
 	go func() {
 		runtime.LockOSThread() // never unlocked: nobody else may get the thread
@@ -157,6 +163,7 @@ func bindReadOnly(dir string) error {
 }
 
 func TestOOMScoreAdjOfThisProcess(t *testing.T) {
+	netns.Need(t)
 	before, err := Tree{}.readInt(oomScoreFile)
 	if err != nil {
 		t.Fatal(err)

@@ -1,7 +1,6 @@
 package conformance
 
 import (
-	"flag"
 	"testing"
 
 	"github.com/nftproxy/nftproxy/integration/lab/labtest"
@@ -39,14 +38,4 @@ func (p *command) stop() {
 	}
 }
 
-// atOnce is how many tests run at the same time, however few cores there are: most of a test
-// is waiting, a second each time that TCP is refused.
-const atOnce = "8"
-
-func TestMain(m *testing.M) {
-	flag.Parse()
-	if err := flag.Set("test.parallel", atOnce); err != nil {
-		panic(err) // There is no such flag any more.
-	}
-	labtest.Main(m)
-}
+func TestMain(m *testing.M) { labtest.Main(m) }

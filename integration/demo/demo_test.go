@@ -9,6 +9,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/nftproxy/nftproxy/integration/netns"
 )
 
 // nobody is a user without privileges.
@@ -35,6 +37,7 @@ func buildPrograms(t *testing.T) string {
 
 func requireRoot(t *testing.T) {
 	t.Helper()
+	netns.Need(t)
 	if os.Geteuid() != 0 {
 		t.Fatal("this test builds network namespaces, run it as root")
 	}
@@ -172,6 +175,7 @@ func processesOf(t *testing.T, program string) []string {
 }
 
 func TestMissingProgramIsExplained(t *testing.T) {
+	netns.Need(t)
 	dir := buildPrograms(t)
 	if err := os.Remove(filepath.Join(dir, "kube-proxy")); err != nil {
 		t.Fatal(err)

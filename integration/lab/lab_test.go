@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nftproxy/nftproxy/integration/netns"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
@@ -21,6 +22,7 @@ func newLab(t testing.TB) *Lab {
 
 func newLabWithBridge(t testing.TB, bridge string) *Lab {
 	t.Helper()
+	netns.Need(t)
 	l, err := NewWithBridge(bridge)
 	if err != nil {
 		t.Fatal(err)

@@ -5,10 +5,20 @@ import (
 	"testing"
 )
 
+// Need skips the test with -short, which leaves out all tests that need a kernel and the privileges to change it.
+// Without -short a test that lacks them fails.
+func Need(t testing.TB) {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("needs a network namespace: left out with -short")
+	}
+}
+
 // ForTest returns a namespace that is closed when the test ends. The test itself stays where it is:
 // give the descriptor to what is to work inside, or use Do.
 func ForTest(t testing.TB) *Namespace {
 	t.Helper()
+	Need(t)
 	n, err := New()
 	if err != nil {
 		t.Fatal(err)
@@ -21,6 +31,7 @@ func ForTest(t testing.TB) *Namespace {
 // goroutines do not run inside: a subtest calls EnterForTest itself.
 func EnterForTest(t testing.TB) {
 	t.Helper()
+	Need(t)
 	if errHome != nil {
 		t.Fatal(errHome)
 	}

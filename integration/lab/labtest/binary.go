@@ -7,6 +7,9 @@ import (
 	"path/filepath"
 	"sync"
 	"testing"
+
+	"github.com/nftproxy/nftproxy/integration/await"
+	"github.com/nftproxy/nftproxy/integration/netns"
 )
 
 // Prebuilt is the environment variable that names a directory with the commands, for machines without a Go toolchain.
@@ -16,6 +19,7 @@ const Prebuilt = "NFTPROXY_BINARIES"
 // both, unless Prebuilt says where they are, so a package that calls it has a TestMain that calls Main.
 func Binary(t testing.TB, name string) string {
 	t.Helper()
+	netns.Need(t)
 	dir, err := binaries()
 	if err != nil {
 		t.Fatal(err)
@@ -23,11 +27,16 @@ func Binary(t testing.TB, name string) string {
 	return filepath.Join(dir, name)
 }
 
+// atOnce is the number of parallel tests that run at once: most of a test is waiting, a second each time that TCP is
+// refused.
+const atOnce = "8"
+
 // Main runs the tests of a package, removes the commands that Binary built, and ends the process.
 func Main(m *testing.M) { os.Exit(Run(m)) }
 
 // Run is Main for a TestMain that has more to do: it returns the exit code.
 func Run(m *testing.M) int {
+	await.Parallel(atOnce)
 	defer func() {
 		if built != "" {
 			os.RemoveAll(built)
@@ -48,7 +57,8 @@ var binaries = sync.OnceValues(func() (string, error) {
 		return "", err
 	}
 	built = dir
-	build := exec.Command("go", "build", "-o", dir,
+	// The flags are those of make build, which thereby has compiled everything already.
+	build := exec.Command("go", "build", "-trimpath", "-o", dir,
 		"github.com/nftproxy/nftproxy/cmd/kube-proxy", "github.com/nftproxy/nftproxy/cmd/ruledump")
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := build.CombinedOutput(); err != nil {

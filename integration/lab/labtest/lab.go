@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/nftproxy/nftproxy/integration/lab"
+	"github.com/nftproxy/nftproxy/integration/netns"
 	"github.com/nftproxy/nftproxy/nft"
 )
 
@@ -20,6 +21,7 @@ func New(t testing.TB) *lab.Lab {
 // NewWithBridge returns a lab whose pods are connected to a bridge of that name, as with lab.NewWithBridge.
 func NewWithBridge(t testing.TB, bridge string) *lab.Lab {
 	t.Helper()
+	netns.Need(t)
 	l, err := lab.NewWithBridge(bridge)
 	if err != nil {
 		t.Fatal(err)

@@ -1,0 +1,14 @@
+package apiserver
+
+import (
+	"os"
+	"testing"
+
+	"github.com/nftproxy/nftproxy/integration/await"
+)
+
+// Most of these tests is waiting for the back-off of a reflector.
+func TestMain(m *testing.M) {
+	await.Parallel("16")
+	os.Exit(m.Run())
+}
