@@ -31,7 +31,7 @@ const flowsPerRuleset = 40
 func TestTheEvaluatorAgreesWithTheKernel(t *testing.T) {
 	b := newBench(t)
 	rapid.Check(t, func(rt *rapid.T) {
-		d := dice{rt}
+		d := generator{rt}
 		config, m := d.config(), d.model()
 		tables := compiled(rt, config, m)
 		c := b.load(rt, tables)

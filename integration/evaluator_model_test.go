@@ -101,15 +101,15 @@ func allEndpoints() []flows.Endpoint {
 	return out
 }
 
-// dice draws the choices that a model is made of.
-type dice struct{ *rapid.T }
+// generator draws the choices that a model is made of.
+type generator struct{ *rapid.T }
 
-func (d dice) maybe(of int) bool { return rapid.IntRange(0, of-1).Draw(d.T, "maybe") == 0 }
+func (d generator) maybe(of int) bool { return rapid.IntRange(0, of-1).Draw(d.T, "maybe") == 0 }
 
-func one[T any](d dice, from []T) T { return rapid.SampledFrom(from).Draw(d.T, "one") }
+func one[T any](d generator, from []T) T { return rapid.SampledFrom(from).Draw(d.T, "one") }
 
 // some draws up to n of what there is, sorted and each once; nil for none.
-func some[T any](d dice, from []T, n int, compare func(T, T) int) []T {
+func some[T any](d generator, from []T, n int, compare func(T, T) int) []T {
 	var out []T
 	for range rapid.IntRange(0, n).Draw(d.T, "some") {
 		out = append(out, one(d, from))
@@ -118,7 +118,7 @@ func some[T any](d dice, from []T, n int, compare func(T, T) int) []T {
 	return slices.CompactFunc(out, func(a, b T) bool { return compare(a, b) == 0 })
 }
 
-func (d dice) config() compiler.Config {
+func (d generator) config() compiler.Config {
 	c := compiler.Default()
 	c.MasqueradeBit = uint8(rapid.IntRange(0, 31).Draw(d.T, "bit"))
 	c.MasqueradeAll = d.maybe(5)
@@ -136,7 +136,7 @@ func (d dice) config() compiler.Config {
 }
 
 // model draws a whole model.
-func (d dice) model() *model.Changes {
+func (d generator) model() *model.Changes {
 	changes := &model.Changes{Full: true, Node: &model.Node{Name: lab.NodeName}, ServiceCIDRsChanged: true, Ports: map[model.PortID]*model.ServicePort{}}
 	for _, p := range places {
 		if !d.maybe(6) {
@@ -152,7 +152,7 @@ func (d dice) model() *model.Changes {
 	return changes
 }
 
-func (d dice) port(p *place) *model.ServicePort {
+func (d generator) port(p *place) *model.ServicePort {
 	port := &model.ServicePort{
 		ID: model.PortID{
 			Namespace: "default", Service: one(d, []string{"a", "b", "c"}), Port: one(d, []string{"", "http"}),
@@ -179,7 +179,7 @@ func (d dice) port(p *place) *model.ServicePort {
 	return port
 }
 
-func (d dice) endpoints(p *place, from []netip.Addr) []model.Endpoint {
+func (d generator) endpoints(p *place, from []netip.Addr) []model.Endpoint {
 	var out []model.Endpoint
 	for _, addr := range some(d, from, 3, netip.Addr.Compare) {
 		out = append(out, model.Endpoint{AddrPort: netip.AddrPortFrom(addr, one(d, endpointPorts))})
@@ -189,7 +189,7 @@ func (d dice) endpoints(p *place, from []netip.Addr) []model.Endpoint {
 
 // flows draws n flows at most, no two of them alike: connections of both could add the
 // same client's endpoint.
-func (d dice) flows(m *model.Changes, n int) []flows.Flow {
+func (d generator) flows(m *model.Changes, n int) []flows.Flow {
 	var out []flows.Flow
 	for range n {
 		if f := d.flow(one(d, places), m); !slices.ContainsFunc(out, func(o flows.Flow) bool { return f.From == o.From && f.To == o.To && f.Protocol == o.Protocol }) {
@@ -200,7 +200,7 @@ func (d dice) flows(m *model.Changes, n int) []flows.Flow {
 }
 
 // flow draws who sends where: to a frontend of the model, or to what may be none.
-func (d dice) flow(p *place, m *model.Changes) flows.Flow {
+func (d generator) flow(p *place, m *model.Changes) flows.Flow {
 	f := flows.Flow{From: one(d, p.senders), Protocol: flows.Protocol(one(d, protocols).String())}
 	addrs := slices.Concat(p.clusterIPs, p.externalIPs, p.loadBalancers, p.endpoints,
 		[]netip.Addr{p.unassigned, lab.NodeAddrs.Like(p.unassigned), lab.GatewayAddrs.Like(p.unassigned)})

@@ -19,10 +19,10 @@ import (
 func TestTheEvaluatorAgreesWithTheKernelOnAnyRules(t *testing.T) {
 	b := newBench(t)
 	rapid.Check(t, func(rt *rapid.T) {
-		d := dice{rt}
+		d := generator{rt}
 		var tables []*nft.Table
 		for _, p := range places {
-			tables = append(tables, (&ruleDice{dice: d, at: p}).table())
+			tables = append(tables, (&ruleGenerator{generator: d, at: p}).table())
 		}
 		var list []flows.Flow
 		for range flowsPerRuleset {
@@ -49,9 +49,9 @@ func TestTheEvaluatorAgreesWithTheKernelOnAnyRules(t *testing.T) {
 	t.Logf("connections by what became of them: %v", b.tally.counts)
 }
 
-// ruleDice draws the rules of one base chain after the other.
-type ruleDice struct {
-	dice
+// ruleGenerator draws the rules of one base chain after the other.
+type ruleGenerator struct {
+	generator
 	at   *place
 	base *nft.Chain
 	// regular is the chains that base leads to; each leads to later ones only.
@@ -63,7 +63,7 @@ type ruleDice struct {
 	trace *nft.Set
 }
 
-func (d *ruleDice) nft() nft.Family {
+func (d *ruleGenerator) nft() nft.Family {
 	if d.at.unassigned.Is4() {
 		return nft.FamilyIP
 	}
@@ -77,12 +77,12 @@ const (
 	mapTargets = "targets"
 )
 
-func (d *ruleDice) table() *nft.Table {
+func (d *ruleGenerator) table() *nft.Table {
 	f := d.nft()
 	t := &nft.Table{Family: f, Name: "kube-proxy", Sets: []*nft.Set{d.pairs(), d.ranges(), d.targets()}}
 	for _, hook := range []nft.Hook{nft.HookPrerouting, nft.HookInput, nft.HookForward, nft.HookOutput, nft.HookPostrouting} {
 		// Chains of one priority run in the order in which they were added, which no ruleset tells.
-		for i, priority := range some(d.dice, []int32{-150, -110, -99, -1, 0, 1, 99, 101, 300}, 3, cmp.Compare) {
+		for i, priority := range some(d.generator, []int32{-150, -110, -99, -1, 0, 1, 99, 101, 300}, 3, cmp.Compare) {
 			d.base = &nft.Chain{Name: fmt.Sprintf("%s-%d", hook, i), Hook: hook, Type: nft.TypeFilter, Priority: priority, DropPolicy: d.maybe(12)}
 			if hook != nft.HookForward && d.maybe(2) {
 				d.base.Type = nft.TypeNAT
@@ -95,16 +95,16 @@ func (d *ruleDice) table() *nft.Table {
 	return t
 }
 
-func (d *ruleDice) pairs() *nft.Set {
+func (d *ruleGenerator) pairs() *nft.Set {
 	s := &nft.Set{Name: setPairs, Key: nft.Concat{d.nft().Saddr(), d.nft().Daddr()}}
 	for range 6 {
-		s.Put(nft.Element{Key: nft.AddrData(one(d.dice, d.at.endpoints)) + nft.AddrData(one(d.dice, d.at.endpoints))})
+		s.Put(nft.Element{Key: nft.AddrData(one(d.generator, d.at.endpoints)) + nft.AddrData(one(d.generator, d.at.endpoints))})
 	}
 	return s
 }
 
 // ranges holds ranges of sources for a protocol, which do not overlap.
-func (d *ruleDice) ranges() *nft.Set {
+func (d *ruleGenerator) ranges() *nft.Set {
 	s := &nft.Set{Name: setSources, Key: nft.Concat{nft.MetaL4proto, d.nft().Saddr()}, Interval: true}
 	ends := slices.SortedFunc(slices.Values(d.at.endpoints), netip.Addr.Compare)
 	for i := 0; i+1 < len(ends); i += 2 {
@@ -119,21 +119,21 @@ func (d *ruleDice) ranges() *nft.Set {
 }
 
 // targets has some slots of some destinations.
-func (d *ruleDice) targets() *nft.Set {
+func (d *ruleGenerator) targets() *nft.Set {
 	s := &nft.Set{
 		Name: mapTargets, Key: nft.Concat{d.nft().Daddr(), nft.Numgen{Mod: 2}},
 		Data: nft.Concat{d.nft().Daddr(), nft.ThDport},
 	}
 	for range 12 {
-		key := nft.AddrData(one(d.dice, d.at.endpoints)) + nft.IntegerData(uint32(rapid.IntRange(0, 2).Draw(d.T, "slot")))
-		s.Put(nft.Element{Key: key, Value: nft.AddrData(one(d.dice, d.at.endpoints)) + nft.PortData(one(d.dice, endpointPorts))})
+		key := nft.AddrData(one(d.generator, d.at.endpoints)) + nft.IntegerData(uint32(rapid.IntRange(0, 2).Draw(d.T, "slot")))
+		s.Put(nft.Element{Key: key, Value: nft.AddrData(one(d.generator, d.at.endpoints)) + nft.PortData(one(d.generator, endpointPorts))})
 	}
 	return s
 }
 
 // chains draws a base chain, and the chains and maps that only it leads to, since what a chain
 // may do depends on the base chain.
-func (d *ruleDice) chains() []*nft.Chain {
+func (d *ruleGenerator) chains() []*nft.Chain {
 	d.regular = nil
 	for i := range rapid.IntRange(0, 4).Draw(d.T, "regular") {
 		d.regular = append(d.regular, &nft.Chain{Name: fmt.Sprintf("%s-to-%d", d.base.Name, i)})
@@ -157,9 +157,9 @@ func (d *ruleDice) chains() []*nft.Chain {
 }
 
 // traceMap is as wide as the kernel allows, 64 bytes.
-func (d *ruleDice) traceMap() *nft.Set {
+func (d *ruleGenerator) traceMap() *nft.Set {
 	f := d.nft()
-	link := one(d.dice, []nft.Expr{nft.MetaIifname, nft.MetaOifname})
+	link := one(d.generator, []nft.Expr{nft.MetaIifname, nft.MetaOifname})
 	return &nft.Set{
 		Name: d.base.Name + "-trace", Dynamic: true,
 		Key:  nft.Concat{f.Saddr(), f.Daddr(), nft.MetaL4proto, nft.ThDport, nft.MetaMark, link},
@@ -167,12 +167,12 @@ func (d *ruleDice) traceMap() *nft.Set {
 	}
 }
 
-func (d *ruleDice) leaveTrace() nft.Statement {
+func (d *ruleGenerator) leaveTrace() nft.Statement {
 	return nft.Update{Map: d.trace.Name, Key: d.trace.Key, Data: d.trace.Data, Timeout: affinityTimeout}
 }
 
 // verdictMap leads nowhere but to the last regular chain, so that all others may use it.
-func (d *ruleDice) verdictMap() *nft.Set {
+func (d *ruleGenerator) verdictMap() *nft.Set {
 	s := &nft.Set{Name: d.base.Name + "-verdicts", Key: nft.Concat{d.nft().Daddr(), nft.MetaL4proto, nft.ThDport}, Verdicts: true}
 	verdicts := []nft.Verdict{nft.Accept, nft.Return, nft.Drop}
 	if n := len(d.regular); n > 0 {
@@ -180,13 +180,13 @@ func (d *ruleDice) verdictMap() *nft.Set {
 		verdicts = append(verdicts, nft.Jump(last), nft.Goto(last))
 	}
 	for range 6 {
-		key := nft.AddrData(one(d.dice, d.at.endpoints)) + nft.ProtoData(uint8(one(d.dice, protocols))) + nft.PortData(one(d.dice, endpointPorts))
-		s.Put(nft.Element{Key: key, Verdict: one(d.dice, verdicts)})
+		key := nft.AddrData(one(d.generator, d.at.endpoints)) + nft.ProtoData(uint8(one(d.generator, protocols))) + nft.PortData(one(d.generator, endpointPorts))
+		s.Put(nft.Element{Key: key, Verdict: one(d.generator, verdicts)})
 	}
 	return s
 }
 
-func (d *ruleDice) rules() []nft.Rule {
+func (d *ruleGenerator) rules() []nft.Rule {
 	var out []nft.Rule
 	for range rapid.IntRange(0, 4).Draw(d.T, "rules") {
 		var statements []nft.Statement
@@ -194,7 +194,7 @@ func (d *ruleDice) rules() []nft.Rule {
 			statements = append(statements, d.match())
 		}
 		if d.maybe(3) {
-			statements = append(statements, one(d.dice, []nft.Statement{
+			statements = append(statements, one(d.generator, []nft.Statement{
 				nft.SetMarkBits{Bits: 1}, nft.SetMarkBits{Bits: 6}, nft.FlipMarkBits{Bits: 3}, nft.Counter{}, d.leaveTrace(),
 			}))
 		}
@@ -208,30 +208,30 @@ func (d *ruleDice) rules() []nft.Rule {
 	return out
 }
 
-func (d *ruleDice) match() nft.Statement {
+func (d *ruleGenerator) match() nft.Statement {
 	f := d.nft()
-	op := one(d.dice, []nft.Op{nft.Equal, nft.NotEqual})
-	address := one(d.dice, []nft.Field{f.Saddr(), f.Daddr()})
-	endpoint := one(d.dice, d.at.endpoints)
-	return one(d.dice, []nft.Statement{
-		nft.MatchPrefix{Field: address, Op: op, Prefix: one(d.dice, d.at.sources)},
+	op := one(d.generator, []nft.Op{nft.Equal, nft.NotEqual})
+	address := one(d.generator, []nft.Field{f.Saddr(), f.Daddr()})
+	endpoint := one(d.generator, d.at.endpoints)
+	return one(d.generator, []nft.Statement{
+		nft.MatchPrefix{Field: address, Op: op, Prefix: one(d.generator, d.at.sources)},
 		nft.MatchPrefix{Field: address, Op: op, Prefix: netip.PrefixFrom(endpoint, endpoint.BitLen()-2)},
-		nft.Match{Field: nft.MetaL4proto, Op: op, Value: nft.ProtoData(uint8(one(d.dice, protocols)))},
-		nft.Match{Field: nft.ThDport, Op: op, Value: nft.PortData(one(d.dice, endpointPorts))},
+		nft.Match{Field: nft.MetaL4proto, Op: op, Value: nft.ProtoData(uint8(one(d.generator, protocols)))},
+		nft.Match{Field: nft.ThDport, Op: op, Value: nft.PortData(one(d.generator, endpointPorts))},
 		nft.Match{Field: nft.MetaMark, Op: op, Value: nft.IntegerData(uint32(rapid.IntRange(0, 7).Draw(d.T, "mark")))},
-		nft.Match{Field: one(d.dice, []nft.Field{nft.FibSaddrType, nft.FibDaddrType}), Op: op, Value: nft.IntegerData(unix.RTN_LOCAL)},
+		nft.Match{Field: one(d.generator, []nft.Field{nft.FibSaddrType, nft.FibDaddrType}), Op: op, Value: nft.IntegerData(unix.RTN_LOCAL)},
 		nft.MatchMark{Bits: uint32(rapid.IntRange(1, 7).Draw(d.T, "bits"))},
 		nft.MatchFlags{Field: nft.CTState, Bits: nft.CTStateNew},
 		nft.MatchFlags{Field: nft.CTStatus, Bits: nft.CTStatusDNAT},
 		nft.MatchFlags{Field: nft.CTStatus, Bits: 1 << 4},
-		nft.MatchIfname{Field: one(d.dice, []nft.Field{nft.MetaIifname, nft.MetaOifname}), Op: op, Name: one(d.dice, []string{"lo", "eth0", "outside", "veth*"})},
+		nft.MatchIfname{Field: one(d.generator, []nft.Field{nft.MetaIifname, nft.MetaOifname}), Op: op, Name: one(d.generator, []string{"lo", "eth0", "outside", "veth*"})},
 		nft.InSet{Key: nft.Concat{f.Saddr(), f.Daddr()}, Op: op, Set: setPairs},
 		nft.InSet{Key: nft.Concat{nft.MetaL4proto, f.Saddr()}, Op: op, Set: setSources},
 	})
 }
 
 // action draws what the base chain's type and hook allow; nil for none.
-func (d *ruleDice) action() nft.Statement {
+func (d *ruleGenerator) action() nft.Statement {
 	f := d.nft()
 	actions := []nft.Statement{nil, nft.Accept, nft.Return}
 	for _, c := range d.regular[d.from:] {
@@ -253,5 +253,5 @@ func (d *ruleDice) action() nft.Statement {
 	case d.base.Type == nft.TypeNAT && d.base.Hook == nft.HookPostrouting:
 		actions = append(actions, nft.Masquerade{}, nft.Masquerade{})
 	}
-	return one(d.dice, actions)
+	return one(d.generator, actions)
 }

@@ -14,17 +14,17 @@ import (
 var dns = udp(80)
 
 // cycles shows that from one socket whichever pod serves now is reached.
-func (c *cluster) cycles(s *service, talker *talker, pods ...*pod) {
+func (c *cluster) cycles(s *service, exchange *exchange, pods ...*pod) {
 	c.t.Helper()
-	talker.hearsNobody()
+	exchange.hearsNobody()
 	s.selects(pods[0])
-	talker.hears(pods[0])
+	exchange.hears(pods[0])
 	for i, next := range pods[1:] {
 		s.selects(pods[i], next)
 		c.catchesUp()
-		talker.hears(pods[i]) // A flow stays with a pod that serves.
+		exchange.hears(pods[i]) // A flow stays with a pod that serves.
 		s.selects(next)
-		talker.hears(next)
+		exchange.hears(next)
 	}
 }
 
@@ -32,37 +32,37 @@ func TestUDPFollowsThePodOfANodePort(t *testing.T) {
 	c := start(t)
 	s := c.service("svc-udp", ports(dns.to(web)), ofType(corev1.ServiceTypeNodePort))
 	s.selects()
-	c.cycles(s, c.peer.talks(s.nodePort(dns)), c.runs("pod-server-1", node1), c.runs("pod-server-2", node1))
+	c.cycles(s, c.peer.keepsSending(s.nodePort(dns)), c.runs("pod-server-1", node1), c.runs("pod-server-2", node1))
 }
 
 func TestUDPFollowsThePodOfAClusterIP(t *testing.T) {
 	c := start(t)
 	s := c.service("svc-udp", ports(dns.to(web)))
 	s.selects()
-	c.cycles(s, c.pod.talks(s.clusterIP(dns)), c.runs("pod-server-1", node2), c.runs("pod-server-2", node2))
+	c.cycles(s, c.pod.keepsSending(s.clusterIP(dns)), c.runs("pod-server-1", node2), c.runs("pod-server-2", node2))
 }
 
 func TestUDPFollowsTheLocalPodOfAClusterIP(t *testing.T) {
 	c := start(t)
 	s := c.service("svc-udp", ports(dns.to(web)), internalPolicy(corev1.ServiceInternalTrafficPolicyLocal))
 	first, elsewhere, again := c.runs("pod-server-1", node1), c.runs("pod-server-2", node2), c.runs("pod-server-3", node1)
-	talker := c.pod.talks(s.clusterIP(dns))
+	exchange := c.pod.keepsSending(s.clusterIP(dns))
 	s.selects(first)
-	talker.hears(first)
+	exchange.hears(first)
 	s.selects(first, elsewhere)
 	c.catchesUp()
-	talker.hears(first)
+	exchange.hears(first)
 	s.selects(elsewhere)
-	talker.hearsNobody() // Dropped now, which must not become an entry that outlives it.
+	exchange.hearsNobody() // Dropped now, which must not become an entry that outlives it.
 	s.selects(elsewhere, again)
-	talker.hears(again)
+	exchange.hears(again)
 }
 
 func TestUDPOfTheNodeFollowsThePodOfAClusterIP(t *testing.T) {
 	c := start(t)
 	s := c.service("svc-udp", ports(dns.to(web)))
 	s.selects()
-	c.cycles(s, c.node.talks(s.clusterIP(dns)), c.runs("pod-server-1", node2), c.runs("pod-server-2", node2))
+	c.cycles(s, c.node.keepsSending(s.clusterIP(dns)), c.runs("pod-server-1", node2), c.runs("pod-server-2", node2))
 }
 
 func TestUDPReachesAPodThatBecomesReady(t *testing.T) {
@@ -70,13 +70,13 @@ func TestUDPReachesAPodThatBecomesReady(t *testing.T) {
 	s := c.service("svc-udp", ports(dns.to(web)))
 	pod := c.runs("pod-server-1", node2)
 	pod.becomes(false)
-	talker := c.pod.talks(s.clusterIP(dns))
-	talker.hearsNobody()
+	exchange := c.pod.keepsSending(s.clusterIP(dns))
+	exchange.hearsNobody()
 	s.selects(pod)
 	c.catchesUp()
-	talker.hearsNobody()
+	exchange.hearsNobody()
 	pod.becomes(true)
-	talker.hears(pod)
+	exchange.hears(pod)
 }
 
 func TestALateSegmentDoesNotResetAConnection(t *testing.T) {
@@ -97,11 +97,11 @@ func (c *cluster) testStraySegments(offs ...int32) {
 	server := c.runs("boom-server", node1)
 	s.selects(server)
 	c.pod.reaches(s.clusterIP(tcp(9000)), server)
-	wire := server.listensToTCP()
+	packets := server.listensToTCP()
 	connection := c.pod.opens(s.clusterIP(tcp(9000)))
 	connection.works()
 	for _, off := range offs {
-		wire.strays(connection, off)
+		packets.strays(connection, off)
 		connection.works()
 	}
 }

@@ -108,14 +108,14 @@ func TestUDPFollowsThePodOfALoadBalancerToAnotherNode(t *testing.T) {
 	c := start(t)
 	s := c.service("svc-udp", ports(dns.to(web)), ofType(corev1.ServiceTypeLoadBalancer))
 	s.selects()
-	c.cycles(s, c.outside.talks(s.loadBalancerIP(dns)), c.runs("hostname1", node1), c.runs("hostname2", node2))
+	c.cycles(s, c.outside.keepsSending(s.loadBalancerIP(dns)), c.runs("hostname1", node1), c.runs("hostname2", node2))
 }
 
 func TestUDPFollowsThePodOfALoadBalancerOnItsNode(t *testing.T) {
 	c := start(t)
 	s := c.service("svc-udp", ports(dns.to(web)), ofType(corev1.ServiceTypeLoadBalancer))
 	s.selects()
-	c.cycles(s, c.outside.talks(s.loadBalancerIP(dns)), c.runs("hostname1", node1), c.runs("hostname2", node1))
+	c.cycles(s, c.outside.keepsSending(s.loadBalancerIP(dns)), c.runs("hostname1", node1), c.runs("hostname2", node1))
 }
 
 func TestARollingUpdateUnderExternalPolicyCluster(t *testing.T) {

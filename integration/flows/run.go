@@ -63,12 +63,12 @@ func (r *Runner) run(flow Flow) error {
 
 // sender makes the attempts of a flow.
 type sender struct {
-	flow   Flow
-	runner *Runner
-	host   *lab.Host
-	ear    *ear
+	flow     Flow
+	runner   *Runner
+	host     *lab.Host
+	listener *listener
 	// target hears echoes arrive, when it is not the sender itself.
-	target *ear
+	target *listener
 	from   netip.Addr
 }
 
@@ -81,7 +81,7 @@ func (r *Runner) sender(flow Flow) (*sender, error) {
 		}
 	}
 	var err error
-	s.ear, err = r.earOf(s.host)
+	s.listener, err = r.listenerOf(s.host)
 	return s, err
 }
 
@@ -106,8 +106,8 @@ func (s *sender) await() error {
 	if s.flow.Protocol != ICMP {
 		return s.runner.serve(service{host, s.flow.Protocol, s.flow.To})
 	}
-	target, err := s.runner.earOf(host)
-	if target != s.ear {
+	target, err := s.runner.listenerOf(host)
+	if target != s.listener {
 		s.target = target
 	}
 	return err
@@ -125,10 +125,10 @@ func (s *sender) patience() time.Duration {
 func (s *sender) attempt(patience time.Duration) outcome {
 	token, port := s.runner.next()
 	x := exchange{s.flow.Protocol, port, s.flow.To}
-	notices, done := s.ear.await(x)
+	notices, done := s.listener.await(x)
 	defer done()
 	if s.target != nil {
-		defer s.target.share(x, s.ear)()
+		defer s.target.share(x, s.listener)()
 	}
 	a := &attempt{
 		exchange: x,

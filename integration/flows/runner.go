@@ -32,13 +32,13 @@ type Runner struct {
 	arrived arrivals
 
 	// mu guards what is opened on demand, and the numbers that were given out.
-	mu      sync.Mutex
-	last    uint32
-	taken   map[uint16]bool
-	served  map[service]bool
-	sctp    map[service]*sctpServer
-	ears    map[*lab.Host]*ear
-	closers []io.Closer
+	mu        sync.Mutex
+	last      uint32
+	taken     map[uint16]bool
+	served    map[service]bool
+	sctp      map[service]*sctpServer
+	listeners map[*lab.Host]*listener
+	closers   []io.Closer
 }
 
 // NewRunner sets up endpoints: those on the node under test as pods, those with an address
@@ -47,12 +47,12 @@ type Runner struct {
 // serves its ports.
 func NewRunner(l *lab.Lab, endpoints []Endpoint) (*Runner, error) {
 	r := &Runner{
-		lab:     l,
-		arrived: arrivals{reached: map[uint32]netip.AddrPort{}},
-		served:  map[service]bool{},
-		taken:   map[uint16]bool{},
-		sctp:    map[service]*sctpServer{},
-		ears:    map[*lab.Host]*ear{},
+		lab:       l,
+		arrived:   arrivals{reached: map[uint32]netip.AddrPort{}},
+		served:    map[service]bool{},
+		taken:     map[uint16]bool{},
+		sctp:      map[service]*sctpServer{},
+		listeners: map[*lab.Host]*listener{},
 	}
 	for _, endpoint := range endpoints {
 		if err := r.add(endpoint); err != nil {
@@ -106,7 +106,7 @@ func (r *Runner) Close() error {
 	for _, s := range r.sctp {
 		s.conn.Close()
 	}
-	for _, e := range r.ears {
+	for _, e := range r.listeners {
 		e.close()
 	}
 	errs := []error{r.lab.RemovePods(r.pods...)}
@@ -164,17 +164,17 @@ func (r *Runner) listenSCTP(s service) (err error) {
 	return nil
 }
 
-func (r *Runner) earOf(h *lab.Host) (*ear, error) {
+func (r *Runner) listenerOf(h *lab.Host) (*listener, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.ears[h] == nil {
-		e, err := newEar(h)
+	if r.listeners[h] == nil {
+		e, err := newListener(h)
 		if err != nil {
 			return nil, err
 		}
-		r.ears[h] = e
+		r.listeners[h] = e
 	}
-	return r.ears[h], nil
+	return r.listeners[h], nil
 }
 
 // Source ports are below those that kernels and node ports use, and above those of the proxy itself.

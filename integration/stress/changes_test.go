@@ -21,7 +21,7 @@ const (
 // none may reach an endpoint that went before it began.
 func TestAThousandChangesBreakNoConnection(t *testing.T) {
 	t.Logf("seed %d", *seed)
-	w := newWorld(t, rand.New(rand.NewPCG(*seed, 0)))
+	w := newFixture(t, rand.New(rand.NewPCG(*seed, 0)))
 	w.populate(t)
 	w.syncChanges(t)
 	probe := newProbe(t, w.Node, untranslatedSYNs)

@@ -31,7 +31,7 @@ var (
 )
 
 // populate makes the objects at the beginning, and the pods.
-func (w *world) populate(t *testing.T) {
+func (f *fixture) populate(t *testing.T) {
 	t.Helper()
 	var addrs []netip.Addr
 	for _, family := range model.Families {
@@ -39,19 +39,19 @@ func (w *world) populate(t *testing.T) {
 			addrs = append(addrs, podIP(family, n))
 		}
 	}
-	pods, err := w.AddPod("endpoints", addrs...)
+	pods, err := f.AddPod("endpoints", addrs...)
 	if err != nil {
 		t.Fatal(err)
 	}
 	greet(t, pods)
-	greet(t, w.Remote)
-	w.setNode(makeNode("a"))
-	w.setServiceCIDR(makeServiceCIDR("kubernetes", "10.96.0.0/16", "fd00:10:96::/112"))
-	w.setService(makeService(watched, watchedNumber, withSourceRanges()))
+	greet(t, f.Remote)
+	f.setNode(makeNode("a"))
+	f.setServiceCIDR(makeServiceCIDR("kubernetes", "10.96.0.0/16", "fd00:10:96::/112"))
+	f.setService(makeService(watched, watchedNumber, withSourceRanges()))
 	for _, family := range model.Families {
-		w.setSlice(w.watchedSlice(family, 0))
+		f.setSlice(f.watchedSlice(family, 0))
 	}
-	w.tracker.Synced()
+	f.tracker.Synced()
 }
 
 // withSourceRanges lets all clients of the lab in, and more.
@@ -62,60 +62,60 @@ func withSourceRanges(more ...string) func(*corev1.Service) {
 }
 
 // watchedSlice has the keepers, one of them on node-2, and some extras.
-func (w *world) watchedSlice(family model.Family, extra int) *discoveryv1.EndpointSlice {
+func (f *fixture) watchedSlice(family model.Family, extra int) *discoveryv1.EndpointSlice {
 	list := []discoveryv1.Endpoint{makeEndpoint(lab.RemotePodAddrs.Like(podIP(family, 1)), lab.RemoteName)}
 	for _, n := range keepers {
 		list = append(list, makeEndpoint(podIP(family, n), lab.NodeName))
 	}
-	for _, i := range w.random.Perm(len(extras))[:extra] {
+	for _, i := range f.random.Perm(len(extras))[:extra] {
 		list = append(list, makeEndpoint(podIP(family, extras[i]), lab.NodeName))
 	}
-	if w.random.IntN(3) == 0 {
+	if f.random.IntN(3) == 0 {
 		for i := range list {
-			list[i].Hints = &discoveryv1.EndpointHints{ForZones: []discoveryv1.ForZone{{Name: w.zone()}}}
+			list[i].Hints = &discoveryv1.EndpointHints{ForZones: []discoveryv1.ForZone{{Name: f.zone()}}}
 		}
 	}
 	return makeSlice(watched, family, targetPort, list...)
 }
 
-func (w *world) zone() string { return []string{"a", "b"}[w.random.IntN(2)] }
+func (f *fixture) zone() string { return []string{"a", "b"}[f.random.IntN(2)] }
 
-func (w *world) family() model.Family { return model.Families[w.random.IntN(2)] }
+func (f *fixture) family() model.Family { return model.Families[f.random.IntN(2)] }
 
-// change is something that happens to the world, and is synced when do returns.
+// change is something that happens to the fixture, and is synced when do returns.
 type change struct {
 	name   string
 	weight int
 	do     func(t *testing.T)
 }
 
-func (w *world) changes() []change {
+func (f *fixture) changes() []change {
 	synced := func(do func()) func(t *testing.T) {
 		return func(t *testing.T) {
 			t.Helper()
 			do()
-			w.syncChanges(t)
+			f.syncChanges(t)
 		}
 	}
 	return []change{
-		{"another Service", 40, synced(w.changeOther)},
-		{"endpoints of the Service", 25, synced(w.changeEndpoints)},
-		{"the node's zone", 8, synced(w.changeZone)},
-		{"the Service's source ranges", 8, synced(w.changeSourceRanges)},
-		{"a ServiceCIDR", 6, synced(w.changeServiceCIDR)},
-		{"a lot at once", 8, synced(w.changeALot)},
-		{"a restart", 3, w.restartAndSync},
-		{"somebody else's change", 2, w.repair},
+		{"another Service", 40, synced(f.changeOther)},
+		{"endpoints of the Service", 25, synced(f.changeEndpoints)},
+		{"the node's zone", 8, synced(f.changeZone)},
+		{"the Service's source ranges", 8, synced(f.changeSourceRanges)},
+		{"a ServiceCIDR", 6, synced(f.changeServiceCIDR)},
+		{"a lot at once", 8, synced(f.changeALot)},
+		{"a restart", 3, f.restartAndSync},
+		{"somebody else's change", 2, f.repair},
 	}
 }
 
 // choose draws a change.
-func (w *world) choose() change {
-	all, total := w.changes(), 0
+func (f *fixture) choose() change {
+	all, total := f.changes(), 0
 	for _, c := range all {
 		total += c.weight
 	}
-	drawn := w.random.IntN(total)
+	drawn := f.random.IntN(total)
 	for _, c := range all {
 		if drawn -= c.weight; drawn < 0 {
 			return c
@@ -124,58 +124,58 @@ func (w *world) choose() change {
 	panic("unreachable")
 }
 
-func (w *world) changeEndpoints() {
-	w.setSlice(w.watchedSlice(w.family(), w.random.IntN(len(extras)+1)))
+func (f *fixture) changeEndpoints() {
+	f.setSlice(f.watchedSlice(f.family(), f.random.IntN(len(extras)+1)))
 }
 
-func (w *world) changeZone() { w.setNode(makeNode([]string{"", "a", "b", "c"}[w.random.IntN(4)])) }
+func (f *fixture) changeZone() { f.setNode(makeNode([]string{"", "a", "b", "c"}[f.random.IntN(4)])) }
 
-func (w *world) changeSourceRanges() {
+func (f *fixture) changeSourceRanges() {
 	var more []string
-	for range w.random.IntN(4) {
-		more = append(more, fmt.Sprintf("192.0.%d.0/%d", w.random.IntN(256), 20+w.random.IntN(5)))
+	for range f.random.IntN(4) {
+		more = append(more, fmt.Sprintf("192.0.%d.0/%d", f.random.IntN(256), 20+f.random.IntN(5)))
 	}
-	w.setService(makeService(watched, watchedNumber, withSourceRanges(more...)))
+	f.setService(makeService(watched, watchedNumber, withSourceRanges(more...)))
 }
 
-func (w *world) changeServiceCIDR() {
+func (f *fixture) changeServiceCIDR() {
 	const second = "second"
-	if w.cidrs[second] != nil {
-		w.deleteServiceCIDR(second)
+	if f.cidrs[second] != nil {
+		f.deleteServiceCIDR(second)
 		return
 	}
-	w.setServiceCIDR(makeServiceCIDR(second, "10.97.0.0/16"))
+	f.setServiceCIDR(makeServiceCIDR(second, "10.97.0.0/16"))
 }
 
-func (w *world) changeALot() {
+func (f *fixture) changeALot() {
 	for range 10 {
-		w.changeOther()
+		f.changeOther()
 	}
-	w.changeEndpoints()
-	w.changeZone()
+	f.changeEndpoints()
+	f.changeZone()
 }
 
 // changeOther makes, changes or deletes another Service.
-func (w *world) changeOther() {
-	number := w.random.IntN(others)
+func (f *fixture) changeOther() {
+	number := f.random.IntN(others)
 	name := fmt.Sprint("other-", number)
-	if w.services[name] != nil && w.random.IntN(3) == 0 {
-		w.deleteService(name)
+	if f.services[name] != nil && f.random.IntN(3) == 0 {
+		f.deleteService(name)
 		return
 	}
-	w.setService(makeService(name, watchedNumber+1+byte(number), w.randomKind()))
+	f.setService(makeService(name, watchedNumber+1+byte(number), f.randomKind()))
 	for _, family := range model.Families {
 		var list []discoveryv1.Endpoint
-		for i := range w.random.IntN(mostOthers + 1) {
-			list = append(list, makeEndpoint(podIP(family, 100+byte(i)), []string{lab.NodeName, lab.RemoteName}[w.random.IntN(2)]))
+		for i := range f.random.IntN(mostOthers + 1) {
+			list = append(list, makeEndpoint(podIP(family, 100+byte(i)), []string{lab.NodeName, lab.RemoteName}[f.random.IntN(2)]))
 		}
-		w.setSlice(makeSlice(name, family, otherPort, list...))
+		f.setSlice(makeSlice(name, family, otherPort, list...))
 	}
 }
 
 // randomKind makes a Service one of many kinds.
-func (w *world) randomKind() func(*corev1.Service) {
-	coin := func() bool { return w.random.IntN(2) == 0 }
+func (f *fixture) randomKind() func(*corev1.Service) {
+	coin := func() bool { return f.random.IntN(2) == 0 }
 	clusterOnly, local, internal, guarded, sticky := coin(), coin(), coin(), coin(), coin()
 	return func(s *corev1.Service) {
 		if clusterOnly {
@@ -195,34 +195,34 @@ func (w *world) randomKind() func(*corev1.Service) {
 	}
 }
 
-func (w *world) restartAndSync(t *testing.T) {
+func (f *fixture) restartAndSync(t *testing.T) {
 	t.Helper()
-	w.restartProxy(t)
-	w.syncChanges(t)
+	f.restartProxy(t)
+	f.syncChanges(t)
 }
 
 // repair has somebody else change the tables, and the proxy undo that.
-func (w *world) repair(t *testing.T) {
+func (f *fixture) repair(t *testing.T) {
 	t.Helper()
-	w.meddle(t)
-	repaired, err := w.backend.Check(klog.NewContext(t.Context(), logr.Discard()))
+	f.meddle(t)
+	repaired, err := f.backend.Check(klog.NewContext(t.Context(), logr.Discard()))
 	if err != nil || !repaired {
 		t.Fatalf("Check = %v, %v; want a repair", repaired, err)
 	}
 }
 
 // clients are eight, over every kind of address and from everywhere.
-func (w *world) clients() []tcpClient {
+func (f *fixture) clients() []tcpClient {
 	at := func(addr netip.Addr, port uint16) netip.AddrPort { return netip.AddrPortFrom(addr, port) }
 	return []tcpClient{
-		{from: w.Client, to: at(clusterIP(model.IPv4, watchedNumber), servicePort)},
-		{from: w.Client, to: at(balancerIP(model.IPv6, watchedNumber), servicePort)},
-		{from: w.Node, to: at(clusterIP(model.IPv6, watchedNumber), servicePort)},
-		{from: w.Node, to: at(lab.NodeAddrs.IPv4, nodePort(watchedNumber))},
-		{from: w.Outside, to: at(balancerIP(model.IPv4, watchedNumber), servicePort)},
-		{from: w.Outside, to: at(lab.NodeAddrs.IPv6, nodePort(watchedNumber)), source: lab.SecondOutsideAddrs.IPv6},
-		{from: w.Outside, to: at(externalIP(model.IPv6, watchedNumber), servicePort)},
-		{from: w.Remote, to: at(externalIP(model.IPv4, watchedNumber), servicePort)},
+		{from: f.Client, to: at(clusterIP(model.IPv4, watchedNumber), servicePort)},
+		{from: f.Client, to: at(balancerIP(model.IPv6, watchedNumber), servicePort)},
+		{from: f.Node, to: at(clusterIP(model.IPv6, watchedNumber), servicePort)},
+		{from: f.Node, to: at(lab.NodeAddrs.IPv4, nodePort(watchedNumber))},
+		{from: f.Outside, to: at(balancerIP(model.IPv4, watchedNumber), servicePort)},
+		{from: f.Outside, to: at(lab.NodeAddrs.IPv6, nodePort(watchedNumber)), source: lab.SecondOutsideAddrs.IPv6},
+		{from: f.Outside, to: at(externalIP(model.IPv6, watchedNumber), servicePort)},
+		{from: f.Remote, to: at(externalIP(model.IPv4, watchedNumber), servicePort)},
 	}
 }
 
@@ -234,10 +234,10 @@ const (
 
 // startTraffic opens a lasting connection for each client and keeps it busy, and has each
 // dial the Service again and again.
-func (w *world) startTraffic(t *testing.T) *traffic {
+func (f *fixture) startTraffic(t *testing.T) *traffic {
 	t.Helper()
 	tr := newTraffic()
-	for _, c := range w.clients() {
+	for _, c := range f.clients() {
 		var lasting *connection
 		if err := c.from.Do(func() (err error) {
 			lasting, err = c.open()
@@ -249,24 +249,24 @@ func (w *world) startTraffic(t *testing.T) *traffic {
 		lines := 0
 		tr.every(echoEvery, c, func() error {
 			if err := lasting.echo(fmt.Sprint("line ", lines)); err != nil {
-				return fmt.Errorf("the connection to %s broke after %d lines: %w", lasting.reached, lines, err)
+				return fmt.Errorf("the connection to %s broke after %d lines: %f", lasting.reached, lines, err)
 			}
 			lines++
 			tr.countEcho()
 			return nil
 		})
-		tr.every(dialEvery, c, func() error { return w.dialOnce(c, tr) })
+		tr.every(dialEvery, c, func() error { return f.dialOnce(c, tr) })
 	}
 	return tr
 }
 
-func (w *world) dialOnce(c tcpClient, tr *traffic) error {
-	syncs, begin := w.now(), time.Now()
+func (f *fixture) dialOnce(c tcpClient, tr *traffic) error {
+	syncs, begin := f.now(), time.Now()
 	conn, err := c.open()
 	if err != nil {
-		return fmt.Errorf("a new connection failed after %v: %w", time.Since(begin), err)
+		return fmt.Errorf("a new connection failed after %v: %f", time.Since(begin), err)
 	}
 	defer conn.abort()
 	tr.countShort(time.Since(begin))
-	return w.check(conn.reached, syncs)
+	return f.check(conn.reached, syncs)
 }

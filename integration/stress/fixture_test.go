@@ -17,8 +17,8 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 )
 
-// world is a cluster with its Kubernetes objects, one Service of which has clients.
-type world struct {
+// fixture is a cluster with its Kubernetes objects, one Service of which has clients.
+type fixture struct {
 	*cluster
 	random   *rand.Rand
 	tracker  *tracker.Tracker
@@ -39,9 +39,9 @@ type world struct {
 // watched is the Service with clients.
 const watched = "watched"
 
-func newWorld(t *testing.T, random *rand.Rand) *world {
+func newFixture(t *testing.T, random *rand.Rand) *fixture {
 	t.Helper()
-	return &world{
+	return &fixture{
 		cluster:  newCluster(t),
 		random:   random,
 		tracker:  newTracker(),
@@ -54,93 +54,93 @@ func newWorld(t *testing.T, random *rand.Rand) *world {
 
 func newTracker() *tracker.Tracker { return tracker.New(tracker.Options{NodeName: lab.NodeName}) }
 
-func (w *world) setNode(n *corev1.Node) {
-	w.node = n
-	w.tracker.SetNode(n)
+func (f *fixture) setNode(n *corev1.Node) {
+	f.node = n
+	f.tracker.SetNode(n)
 }
 
-func (w *world) setServiceCIDR(c *networkingv1.ServiceCIDR) {
-	w.cidrs[c.Name] = c
-	w.tracker.SetServiceCIDR(c)
+func (f *fixture) setServiceCIDR(c *networkingv1.ServiceCIDR) {
+	f.cidrs[c.Name] = c
+	f.tracker.SetServiceCIDR(c)
 }
 
-func (w *world) deleteServiceCIDR(name string) {
-	delete(w.cidrs, name)
-	w.tracker.DeleteServiceCIDR(name)
+func (f *fixture) deleteServiceCIDR(name string) {
+	delete(f.cidrs, name)
+	f.tracker.DeleteServiceCIDR(name)
 }
 
-func (w *world) setService(s *corev1.Service) {
-	w.services[s.Name] = s
-	w.tracker.SetService(s)
+func (f *fixture) setService(s *corev1.Service) {
+	f.services[s.Name] = s
+	f.tracker.SetService(s)
 }
 
-func (w *world) setSlice(s *discoveryv1.EndpointSlice) {
-	w.slices[s.Name] = s
-	w.tracker.SetEndpointSlice(s)
+func (f *fixture) setSlice(s *discoveryv1.EndpointSlice) {
+	f.slices[s.Name] = s
+	f.tracker.SetEndpointSlice(s)
 }
 
 // deleteService deletes a Service and its slices.
-func (w *world) deleteService(name string) {
-	delete(w.services, name)
-	w.tracker.DeleteService(namespace, name)
+func (f *fixture) deleteService(name string) {
+	delete(f.services, name)
+	f.tracker.DeleteService(namespace, name)
 	for _, family := range model.Families {
 		slice := fmt.Sprint(name, "-", family)
-		delete(w.slices, slice)
-		w.tracker.DeleteEndpointSlice(namespace, slice)
+		delete(f.slices, slice)
+		f.tracker.DeleteEndpointSlice(namespace, slice)
 	}
 }
 
 // restartProxy has a new proxy learn everything anew.
-func (w *world) restartProxy(t *testing.T) {
+func (f *fixture) restartProxy(t *testing.T) {
 	t.Helper()
-	w.restart(t)
-	w.tracker = newTracker()
-	w.tracker.SetNode(w.node)
-	for _, c := range w.cidrs {
-		w.tracker.SetServiceCIDR(c)
+	f.restart(t)
+	f.tracker = newTracker()
+	f.tracker.SetNode(f.node)
+	for _, c := range f.cidrs {
+		f.tracker.SetServiceCIDR(c)
 	}
-	for _, s := range w.services {
-		w.tracker.SetService(s)
+	for _, s := range f.services {
+		f.tracker.SetService(s)
 	}
-	for _, s := range w.slices {
-		w.tracker.SetEndpointSlice(s)
+	for _, s := range f.slices {
+		f.tracker.SetEndpointSlice(s)
 	}
-	w.tracker.Synced()
+	f.tracker.Synced()
 }
 
 // syncChanges has the proxy carry out what changed since the last time.
-func (w *world) syncChanges(t *testing.T) {
+func (f *fixture) syncChanges(t *testing.T) {
 	t.Helper()
-	changes := w.tracker.Changes()
+	changes := f.tracker.Changes()
 	if changes == nil {
 		return
 	}
-	w.expectEndpoints(changes)
-	w.sync(t, changes)
-	w.forgetEndpoints(changes)
+	f.expectEndpoints(changes)
+	f.sync(t, changes)
+	f.forgetEndpoints(changes)
 }
 
 // expectEndpoints notes the endpoints that may get connections as soon as a Sync begins.
-func (w *world) expectEndpoints(changes *model.Changes) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
+func (f *fixture) expectEndpoints(changes *model.Changes) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
 	for _, port := range watchedPorts(changes) {
 		for _, e := range port.Cluster {
-			w.until[e.AddrPort.Addr()] = math.MaxInt
+			f.until[e.AddrPort.Addr()] = math.MaxInt
 		}
 	}
 }
 
 // forgetEndpoints notes the endpoints that must not get connections any more after a Sync.
-func (w *world) forgetEndpoints(changes *model.Changes) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.syncs++
+func (f *fixture) forgetEndpoints(changes *model.Changes) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.syncs++
 	for _, port := range watchedPorts(changes) {
-		for addr, until := range w.until {
+		for addr, until := range f.until {
 			gone := !slices.ContainsFunc(port.Cluster, func(e model.Endpoint) bool { return e.AddrPort.Addr() == addr })
 			if model.FamilyOf(addr) == port.ID.Family && gone {
-				w.until[addr] = min(until, w.syncs-1)
+				f.until[addr] = min(until, f.syncs-1)
 			}
 		}
 	}
@@ -156,18 +156,18 @@ func watchedPorts(changes *model.Changes) (ports []*model.ServicePort) {
 }
 
 // now returns how many Syncs there were.
-func (w *world) now() int {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.syncs
+func (f *fixture) now() int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.syncs
 }
 
 // check returns an error unless a connection that began after that many Syncs may have
 // reached the address.
-func (w *world) check(reached netip.Addr, began int) error {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	until, ever := w.until[reached]
+func (f *fixture) check(reached netip.Addr, began int) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	until, ever := f.until[reached]
 	if !ever || until < began {
 		return fmt.Errorf("a connection that began after Sync %d reached %s, which was an endpoint up to Sync %d", began, reached, until)
 	}

@@ -8,8 +8,8 @@ import (
 	"sync"
 )
 
-// wire hears the TCP segments that a pod gets, and puts others on the wire in its name.
-type wire struct {
+// packets hears the TCP segments that a pod gets, and sends others in its name.
+type packets struct {
 	pod   *pod
 	conns map[bool]*net.IPConn // by whether it is IPv4
 
@@ -34,10 +34,10 @@ const (
 	ahead = 1 << 28
 )
 
-// listensToTCP returns the pod's wire.
-func (p *pod) listensToTCP() *wire {
+// listensToTCP returns the packets of the pod.
+func (p *pod) listensToTCP() *packets {
 	p.c.t.Helper()
-	w := &wire{pod: p, conns: map[bool]*net.IPConn{}, heard: map[netip.AddrPort]segment{}}
+	w := &packets{pod: p, conns: map[bool]*net.IPConn{}, heard: map[netip.AddrPort]segment{}}
 	for _, addr := range []netip.Addr{p.addrs.IPv4, p.addrs.IPv6} {
 		network := "ip6:tcp"
 		if addr.Is4() {
@@ -57,7 +57,7 @@ func (p *pod) listensToTCP() *wire {
 	return w
 }
 
-func (w *wire) listen(conn *net.IPConn) {
+func (w *packets) listen(conn *net.IPConn) {
 	buffer := make([]byte, 1<<16)
 	for {
 		n, from, err := conn.ReadFromIP(buffer)
@@ -77,7 +77,7 @@ func (w *wire) listen(conn *net.IPConn) {
 }
 
 // strays sends a segment on each connection that is off by so many bytes.
-func (w *wire) strays(l *lasting, off int32) {
+func (w *packets) strays(l *lasting, off int32) {
 	w.pod.c.t.Helper()
 	for _, conn := range l.conns {
 		client := addrPort(conn.LocalAddr())
@@ -100,7 +100,7 @@ func (w *wire) strays(l *lasting, off int32) {
 }
 
 // marshal makes a segment from the pod's web server to client.
-func (w *wire) marshal(client netip.AddrPort, sequence, acknowledged uint32) []byte {
+func (w *packets) marshal(client netip.AddrPort, sequence, acknowledged uint32) []byte {
 	b := make([]byte, tcpHeaderLen, tcpHeaderLen+4)
 	binary.BigEndian.PutUint16(b, web)
 	binary.BigEndian.PutUint16(b[2:], client.Port())

@@ -11,14 +11,14 @@ import (
 	"time"
 )
 
-// talker sends datagrams from one socket in each family all the time, and never gives up.
-type talker struct {
-	c      *cluster
-	voices []*voice
+// exchange sends datagrams from one socket in each family all the time, and never gives up.
+type exchange struct {
+	c        *cluster
+	families []*familyExchange
 }
 
-// voice is a talker's one family.
-type voice struct {
+// familyExchange is one IP family of an exchange.
+type familyExchange struct {
 	to   target
 	conn net.Conn
 
@@ -31,44 +31,44 @@ type voice struct {
 // certain is how many datagrams in a row make sure that no answer is a late one.
 const certain = 5
 
-// talks begins to send to an address, until the test ends.
-func (cl *client) talks(to address) *talker {
+// keepsSending begins to send to an address, until the test ends.
+func (cl *client) keepsSending(to address) *exchange {
 	cl.c.t.Helper()
-	talker := &talker{c: cl.c}
+	x := &exchange{c: cl.c}
 	var ended sync.WaitGroup
 	for _, to := range cl.targets(to) {
 		conn, err := to.dial(answerTimeout)
 		if err != nil {
 			cl.c.t.Fatal(err)
 		}
-		v := &voice{to: to, conn: conn}
-		talker.voices = append(talker.voices, v)
-		ended.Go(v.talk)
+		v := &familyExchange{to: to, conn: conn}
+		x.families = append(x.families, v)
+		ended.Go(v.run)
 	}
 	cl.c.t.Cleanup(func() {
-		for _, v := range talker.voices {
+		for _, v := range x.families {
 			v.conn.Close()
 		}
 		ended.Wait()
 	})
-	return talker
+	return x
 }
 
 // hears expects that a pod, and no other, answers from now on.
-func (t *talker) hears(p *pod) {
+func (t *exchange) hears(p *pod) {
 	t.c.t.Helper()
 	t.expect(p.name)
 }
 
 // hearsNobody expects that no pod answers from now on.
-func (t *talker) hearsNobody() {
+func (t *exchange) hearsNobody() {
 	t.c.t.Helper()
 	t.expect("")
 }
 
-func (t *talker) expect(pod string) {
+func (t *exchange) expect(pod string) {
 	t.c.t.Helper()
-	for _, v := range t.voices {
+	for _, v := range t.families {
 		v.forget()
 		t.c.eventually(fmt.Sprintf("%s, sending to %s all the time, hears %q", v.to.client.name, v.to, pod), func() error {
 			v.mu.Lock()
@@ -81,8 +81,8 @@ func (t *talker) expect(pod string) {
 	}
 }
 
-// talk sends and listens until the connection is closed.
-func (v *voice) talk() {
+// run sends and listens until the connection is closed.
+func (v *familyExchange) run() {
 	for {
 		v.conn.SetReadDeadline(time.Now().Add(50 * time.Millisecond))
 		text, err := v.to.hello(v.conn)
@@ -98,7 +98,7 @@ func (v *voice) talk() {
 	}
 }
 
-func (v *voice) heard(pod string) {
+func (v *familyExchange) heard(pod string) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	if v.last != pod {
@@ -109,7 +109,7 @@ func (v *voice) heard(pod string) {
 }
 
 // forget makes only what is heard from now on count.
-func (v *voice) forget() {
+func (v *familyExchange) forget() {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	v.streak = 0

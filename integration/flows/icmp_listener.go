@@ -29,10 +29,10 @@ const (
 	echoAnswered
 )
 
-// ear hears all ICMP that a host gets. A socket would tell its owner as well that it was
+// listener hears all ICMP that a host gets. A socket would tell its owner as well that it was
 // refused, but not why: a TCP reset and an ICMP message look the same there, and a raw
 // socket hears nothing.
-type ear struct {
+type listener struct {
 	conns []*net.IPConn
 
 	// mu guards waiting.
@@ -40,8 +40,8 @@ type ear struct {
 	waiting map[exchange]chan notice
 }
 
-func newEar(h *lab.Host) (*ear, error) {
-	e := &ear{waiting: map[exchange]chan notice{}}
+func newListener(h *lab.Host) (*listener, error) {
+	e := &listener{waiting: map[exchange]chan notice{}}
 	err := h.Do(func() error {
 		for _, family := range []*icmpFamily{icmpv4, icmpv6} {
 			conn, err := net.ListenIP(family.network, nil)
@@ -60,7 +60,7 @@ func newEar(h *lab.Host) (*ear, error) {
 	return e, nil
 }
 
-func (e *ear) close() {
+func (e *listener) close() {
 	for _, conn := range e.conns {
 		conn.Close()
 	}
@@ -68,7 +68,7 @@ func (e *ear) close() {
 
 // await returns a channel of what will be heard about x, to be called before x is begun,
 // and a function that ends it. Notices that nobody takes are lost, never waited for.
-func (e *ear) await(x exchange) (<-chan notice, func()) {
+func (e *listener) await(x exchange) (<-chan notice, func()) {
 	notices := make(chan notice, 8)
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -80,7 +80,7 @@ func (e *ear) await(x exchange) (<-chan notice, func()) {
 	}
 }
 
-func (e *ear) tell(x exchange, n notice) {
+func (e *listener) tell(x exchange, n notice) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	select {
@@ -90,7 +90,7 @@ func (e *ear) tell(x exchange, n notice) {
 }
 
 // hear reads until conn is closed. Go takes the IPv4 header off; IPv6 never had one.
-func (e *ear) hear(conn *net.IPConn, family *icmpFamily) {
+func (e *listener) hear(conn *net.IPConn, family *icmpFamily) {
 	buffer := make([]byte, 2048)
 	for {
 		n, peer, err := conn.ReadFromIP(buffer)
@@ -102,7 +102,7 @@ func (e *ear) hear(conn *net.IPConn, family *icmpFamily) {
 	}
 }
 
-func (e *ear) understand(message []byte, family *icmpFamily, from netip.Addr) {
+func (e *listener) understand(message []byte, family *icmpFamily, from netip.Addr) {
 	if len(message) < icmpHeaderLen {
 		return
 	}
@@ -122,7 +122,7 @@ func (e *ear) understand(message []byte, family *icmpFamily, from netip.Addr) {
 
 // echo tells whoever awaits an echo by its identifier, wherever it went: that an answer comes from
 // elsewhere is just what they want to know.
-func (e *ear) echo(identifier uint16, n notice) {
+func (e *listener) echo(identifier uint16, n notice) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	for x, notices := range e.waiting {
@@ -145,7 +145,7 @@ func (f *icmpFamily) error(kind, code uint8, from netip.Addr) notice {
 }
 
 // share passes what e hears about x on to whoever awaits it at other, and returns a function that ends it.
-func (e *ear) share(x exchange, other *ear) func() {
+func (e *listener) share(x exchange, other *listener) func() {
 	other.mu.Lock()
 	notices := other.waiting[x]
 	other.mu.Unlock()
