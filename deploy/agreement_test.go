@@ -12,7 +12,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-func TestTheChartAndKustomizeMakeTheSameObjects(t *testing.T) {
+func TestChartAndKustomizeMakeTheSameObjects(t *testing.T) {
 	v := monitored()
 	delete(v["monitoring"].(values), "labels")
 	fromChart := chart(t, v)

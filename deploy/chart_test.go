@@ -23,7 +23,7 @@ func monitored() values {
 	})
 }
 
-func TestTheChartHasNothingForHelmToComplainAbout(t *testing.T) {
+func TestChartHasNothingForHelmToComplainAbout(t *testing.T) {
 	for name, v := range map[string]values{
 		"defaults":   {},
 		"everything": monitored(),
@@ -63,14 +63,14 @@ func TestMonitoringHasTheLabelsByWhichPrometheusFindsIt(t *testing.T) {
 	}
 }
 
-func TestThePrivilegedContainerCanBeLeftOut(t *testing.T) {
+func TestPrivilegedContainerCanBeLeftOut(t *testing.T) {
 	spec := get[*appsv1.DaemonSet](t, chart(t, needed(values{"privilegedInit": false})), "DaemonSet nftproxy").Spec.Template.Spec
 	if len(spec.InitContainers) != 0 {
 		t.Errorf("init containers %v, want none", spec.InitContainers)
 	}
 }
 
-func TestAChangedConfigurationReplacesThePods(t *testing.T) {
+func TestChangedConfigurationReplacesThePods(t *testing.T) {
 	annotations := func(v values) map[string]string {
 		return get[*appsv1.DaemonSet](t, chart(t, v), "DaemonSet nftproxy").Spec.Template.Annotations
 	}
@@ -81,7 +81,7 @@ func TestAChangedConfigurationReplacesThePods(t *testing.T) {
 	}
 }
 
-func TestTheImageCanBeChosen(t *testing.T) {
+func TestImageCanBeChosen(t *testing.T) {
 	spec := get[*appsv1.DaemonSet](t, chart(t, needed(values{
 		"image":            values{"repository": "registry.example/proxy", "tag": "v7", "pullPolicy": "Always"},
 		"imagePullSecrets": []any{values{"name": "registry"}},

@@ -96,7 +96,7 @@ func unpack(path string, header *tar.Header, content io.Reader) error {
 	return file.Close()
 }
 
-func TestTheProgramsInTheImageNeedNoLibraries(t *testing.T) {
+func TestProgramsInTheImageNeedNoLibraries(t *testing.T) {
 	for arch, machine := range map[string]elf.Machine{"amd64": elf.EM_X86_64, "arm64": elf.EM_AARCH64} {
 		root := unpacked(t, arch)
 		for _, program := range []string{"kube-proxy", "ruledump"} {
@@ -146,7 +146,7 @@ func TestImageCreated(t *testing.T) {
 	})
 }
 
-func TestTheImageAlonePrintsItsVersion(t *testing.T) {
+func TestImageAlonePrintsItsVersion(t *testing.T) {
 	config, err := builtImage(t, runtime.GOARCH).ConfigFile()
 	if err != nil {
 		t.Fatal(err)

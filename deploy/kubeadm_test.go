@@ -12,7 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/strategicpatch"
 )
 
-func TestApplyingTheOverlayTakesKubeadmsPrivilegesAway(t *testing.T) {
+func TestOverlayTakesKubeadmsPrivilegesAway(t *testing.T) {
 	live := objects{}
 	data, err := os.ReadFile("testdata/kubeadm-daemonset.yaml")
 	if err != nil {

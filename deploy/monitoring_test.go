@@ -89,7 +89,7 @@ func readDashboard(t *testing.T) dashboard {
 	return d
 }
 
-func TestTheDashboardAsksForWhatTheProgramHas(t *testing.T) {
+func TestDashboardAsksForWhatTheProgramHas(t *testing.T) {
 	known := knownMetrics(t)
 	for _, panel := range readDashboard(t).Panels {
 		if len(panel.Targets) == 0 {
@@ -105,7 +105,7 @@ func TestTheDashboardAsksForWhatTheProgramHas(t *testing.T) {
 	}
 }
 
-func TestTheDashboardsPanelsHaveTheirOwnPlaces(t *testing.T) {
+func TestDashboardsPanelsHaveTheirOwnPlaces(t *testing.T) {
 	taken := map[[2]int]string{}
 	ids := map[int]string{}
 	for _, panel := range readDashboard(t).Panels {
@@ -125,7 +125,7 @@ func TestTheDashboardsPanelsHaveTheirOwnPlaces(t *testing.T) {
 	}
 }
 
-func TestTheDashboardsVariablesExist(t *testing.T) {
+func TestDashboardsVariablesExist(t *testing.T) {
 	d := readDashboard(t)
 	for _, panel := range d.Panels {
 		for _, target := range panel.Targets {
@@ -143,7 +143,7 @@ func TestTheDashboardsVariablesExist(t *testing.T) {
 	}
 }
 
-func TestAWrongExpressionIsNoticed(t *testing.T) {
+func TestWrongExpressionIsNoticed(t *testing.T) {
 	known := map[string]metric{
 		"total":   {"counter", []string{"code"}},
 		"level":   {kind: "gauge"},

@@ -22,7 +22,7 @@ func daemonSets(t *testing.T) map[string]*appsv1.DaemonSet {
 	}
 }
 
-func TestTheProxyRunsWithNoPrivilegeButNetAdmin(t *testing.T) {
+func TestProxyRunsWithNoPrivilegeButNetAdmin(t *testing.T) {
 	want := &corev1.SecurityContext{
 		Privileged:               new(false),
 		AllowPrivilegeEscalation: new(false),
@@ -47,7 +47,7 @@ func TestTheProxyRunsWithNoPrivilegeButNetAdmin(t *testing.T) {
 	}
 }
 
-func TestADaemonSetFindsItsPods(t *testing.T) {
+func TestDaemonSetFindsItsPods(t *testing.T) {
 	for name, set := range daemonSets(t) {
 		if !selects(t, set.Spec.Selector, set) {
 			t.Errorf("%s: selector %v, labels of the pods %v", name, set.Spec.Selector, set.Spec.Template.Labels)
@@ -55,7 +55,7 @@ func TestADaemonSetFindsItsPods(t *testing.T) {
 	}
 }
 
-func TestThePodsUseTheServiceAccountThatHasTheRole(t *testing.T) {
+func TestPodsUseTheServiceAccountThatHasTheRole(t *testing.T) {
 	for name, all := range map[string]objects{"the chart": chart(t, monitored()), "kustomize": kustomize(t, "kustomize/overlays/standalone")} {
 		account := get[*corev1.ServiceAccount](t, all, "ServiceAccount nftproxy")
 		binding := get[*rbacv1.ClusterRoleBinding](t, all, "ClusterRoleBinding nftproxy")

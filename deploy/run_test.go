@@ -18,7 +18,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-func TestThePodsProgramTheirNodes(t *testing.T) {
+func TestPodsProgramTheirNodes(t *testing.T) {
 	role := get[*rbacv1.ClusterRole](t, kustomize(t, "kustomize/base"), "ClusterRole nftproxy")
 	for name, render := range map[string]func(t *testing.T, c cluster) (corev1.PodSpec, *corev1.ConfigMap){
 		"the chart":                 fromChart,

@@ -83,7 +83,7 @@ func TestRefusedValues(t *testing.T) {
 	}
 }
 
-func TestAPIServer(t *testing.T) {
+func TestPIServer(t *testing.T) {
 	for _, address := range []string{
 		"https://kubernetes", "https://kubernetes:443", "https://kubernetes.default", "https://kubernetes.default:443/",
 		"https://kubernetes.default.svc", "https://kubernetes.default.svc.cluster.local", "https://kubernetes.default.svc.example.org:443",
@@ -146,7 +146,7 @@ func daemonSetWith(t *testing.T, v values) *appsv1.DaemonSet {
 	return get[*appsv1.DaemonSet](t, chart(t, needed(v)), "DaemonSet nftproxy")
 }
 
-func TestWhereThePodsRun(t *testing.T) {
+func TestPodPlacement(t *testing.T) {
 	nodeAffinity := values{"requiredDuringSchedulingIgnoredDuringExecution": values{"nodeSelectorTerms": []any{
 		values{"matchExpressions": []any{values{"key": "edge", "operator": "DoesNotExist"}}},
 	}}}
@@ -170,7 +170,7 @@ func TestWhereThePodsRun(t *testing.T) {
 	}
 }
 
-func TestHowThePodsAreReplaced(t *testing.T) {
+func TestPodReplacement(t *testing.T) {
 	t.Run("in steps of the operator's choice", func(t *testing.T) {
 		spec := daemonSetWith(t, values{"updateStrategy": values{"rollingUpdate": values{"maxUnavailable": 3}}, "minReadySeconds": 60}).Spec
 		if got := *spec.UpdateStrategy.RollingUpdate.MaxUnavailable; got != intstr.FromInt32(3) || spec.MinReadySeconds != 60 {

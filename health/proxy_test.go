@@ -272,7 +272,7 @@ type sinkStub struct {
 
 func (s *sinkStub) SetNode(node *corev1.Node) { s.nodes = append(s.nodes, node.Name) }
 
-func TestOnlyTheProxysOwnNodeCounts(t *testing.T) {
+func TestNodesOfOthersDoNotCount(t *testing.T) {
 	p := health.NewProxy(health.Options{})
 	server := httptest.NewServer(p.Handler())
 	defer server.Close()

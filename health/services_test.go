@@ -120,7 +120,7 @@ func expectCheck(t *testing.T, host string, port uint16, want string) {
 }
 
 // The body and the headers are those of kube-proxy v1.37, byte for byte.
-func TestAHealthCheckAnswersAsKubeProxyDoes(t *testing.T) {
+func TestHealthCheckAnswersAsKubeProxyDoes(t *testing.T) {
 	p := freePort(t)
 	var healthy atomic.Bool
 	healthy.Store(true)
@@ -305,7 +305,7 @@ func (c fakeClock) AfterFunc(d time.Duration, f func()) clock.Timer {
 // settled is what OnSettled was told last.
 type settled struct{ listening, failing int }
 
-func TestATakenPortIsToldOnceAndTriedAgain(t *testing.T) {
+func TestTakenPortIsToldOnceAndTriedAgain(t *testing.T) {
 	taken, free := freePort(t), freePort(t)
 	other := occupy(t, taken)
 	fake := newFakeClock()
@@ -373,7 +373,7 @@ func TestATakenPortIsToldOnceAndTriedAgain(t *testing.T) {
 	}
 }
 
-func TestALaterChangeTriesATakenPortAgain(t *testing.T) {
+func TestLaterChangeTriesATakenPortAgain(t *testing.T) {
 	taken := freePort(t)
 	other := occupy(t, taken)
 	fake := newFakeClock()

@@ -263,7 +263,7 @@ func (a *affinityTest) expectHomeOver(frontend affinityFrontend, after string, g
 	}
 }
 
-func TestAThousandClientsKeepTheirEndpoints(t *testing.T) {
+func TestThousandClientsKeepTheirEndpoints(t *testing.T) {
 	a := newAffinityTest(t, 1000, 3*time.Hour)
 	for _, name := range append(affinityEndpoints, "f") {
 		a.serve(name)

@@ -124,7 +124,7 @@ func watchBatches(t *testing.T, h *lab.Host) func() int {
 	}
 }
 
-func TestADualStackChangeIsExactlyOneBatch(t *testing.T) {
+func TestDualStackChangeIsExactlyOneBatch(t *testing.T) {
 	l := labtest.New(t)
 	c := labtest.Conn(t, l.Node)
 	b := started(t, c)
@@ -195,7 +195,7 @@ func takeTable(t *testing.T, h *lab.Host, family nft.Family, name string) (relea
 	}
 }
 
-func TestWhileEveryCommitFailsNothingChangesAndNothingIsLost(t *testing.T) {
+func TestFailingCommitsChangeAndLoseNothing(t *testing.T) {
 	l := labtest.New(t)
 	c := labtest.Conn(t, l.Node)
 	b := started(t, c)
@@ -238,7 +238,7 @@ func TestWhileEveryCommitFailsNothingChangesAndNothingIsLost(t *testing.T) {
 	}
 }
 
-func TestABatchRefusedInTheMiddleIsReplacedInTheSameSync(t *testing.T) {
+func TestBatchRefusedInTheMiddleIsReplacedInTheSameSync(t *testing.T) {
 	l := labtest.New(t)
 	for _, tc := range []struct{ name, by string }{
 		{"everything was flushed", "flush ruleset"},

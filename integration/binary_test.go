@@ -74,7 +74,7 @@ func getFrom(h *lab.Host, url string) (string, error) {
 
 // The binary, fed by an API server over HTTP, through outage and compaction, until it is
 // stopped and cleaned up after.
-func TestTheBinaryProgramsWhatTheAPIServerHas(t *testing.T) {
+func TestKubeProxyProgramsWhatTheAPIServerHas(t *testing.T) {
 	g := goldenCase{"load-balancer-policy-local-keeps-the-source", filepath.Join(corpus, "load-balancer-policy-local-keeps-the-source")}
 	l := labtest.New(t)
 	c := labtest.Conn(t, l.Node)
@@ -156,7 +156,7 @@ func TestRuledumpPrintsTheGolden(t *testing.T) {
 }
 
 // Bad input is refused with one clear line that says what to do.
-func TestTheBinaryRefusesBadInputWithOneLine(t *testing.T) {
+func TestKubeProxyRefusesBadInputWithOneLine(t *testing.T) {
 	l := labtest.New(t)
 	dir := t.TempDir()
 	for _, tt := range []struct {

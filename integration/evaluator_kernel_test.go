@@ -28,7 +28,7 @@ const flowsPerRuleset = 40
 
 // What the evaluator says of random packets through the rulesets of random models is what the
 // kernel does with them. rapid prints how to try a case that fails again.
-func TestTheEvaluatorAgreesWithTheKernel(t *testing.T) {
+func TestEvaluatorAgreesWithTheKernel(t *testing.T) {
 	b := newBench(t)
 	rapid.Check(t, func(rt *rapid.T) {
 		d := generator{rt}

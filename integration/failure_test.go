@@ -114,7 +114,7 @@ var servers = []struct{ name, address, path, field, event string }{
 	{"metrics server", "127.0.0.1:10249", "/healthz", "metricsBindAddress", "FailedToStartMetricServer"},
 }
 
-func TestATakenPortEndsTheProxyIfItIsToFailHard(t *testing.T) {
+func TestTakenPortEndsTheProxyIfItIsToFailHard(t *testing.T) {
 	for _, server := range servers {
 		t.Run(server.name, func(t *testing.T) {
 			f := newTroubled(t)
@@ -125,7 +125,7 @@ func TestATakenPortEndsTheProxyIfItIsToFailHard(t *testing.T) {
 	}
 }
 
-func TestATakenPortIsTriedAgain(t *testing.T) {
+func TestTakenPortIsTriedAgain(t *testing.T) {
 	for _, server := range servers {
 		t.Run(server.name, func(t *testing.T) {
 			f := newWithServer(t)
@@ -146,7 +146,7 @@ func TestATakenPortIsTriedAgain(t *testing.T) {
 	}
 }
 
-func TestABadKubeconfigEndsTheProxy(t *testing.T) {
+func TestBadKubeconfigEndsTheProxy(t *testing.T) {
 	f := newWithServer(t)
 	good, err := os.ReadFile(f.kubeconfig)
 	if err != nil {
@@ -178,7 +178,7 @@ func TestABadKubeconfigEndsTheProxy(t *testing.T) {
 }
 
 // Credentials that the API server does not know, while rules of an earlier run are in the kernel.
-func TestWithoutValidCredentialsTheRulesStay(t *testing.T) {
+func TestRulesStayWithoutValidCredentials(t *testing.T) {
 	f := newWithServer(t)
 	p := f.start(t, "--kubeconfig="+f.kubeconfig)
 	f.programmed(t)
@@ -196,7 +196,7 @@ func TestWithoutValidCredentialsTheRulesStay(t *testing.T) {
 }
 
 // What the proxy may not list is asked for until it may.
-func TestWithoutPermissionTheProxyAsksAgain(t *testing.T) {
+func TestProxyAsksAgainWithoutPermission(t *testing.T) {
 	f := newWithServer(t)
 	f.server.Refuse("services", 403)
 	p := f.start(t, "--kubeconfig="+f.kubeconfig)

@@ -51,7 +51,7 @@ func goodLog(t *testing.T, p *labtest.Process) {
 }
 
 // What an operator reads: a start, an outage that is long enough for many tries, and the recovery.
-func TestTheLogOfAnOutage(t *testing.T) {
+func TestLogOfAnOutage(t *testing.T) {
 	const outage = 36 * time.Second
 	t.Run("of a proxy that runs", func(t *testing.T) {
 		f := newWithServer(t)

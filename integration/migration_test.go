@@ -30,7 +30,7 @@ func migrationRows(t *testing.T, pattern string, atLeast int) [][]string {
 	return rows
 }
 
-func TestTheEndpointsAreAsDocumented(t *testing.T) {
+func TestEndpointsAreAsDocumented(t *testing.T) {
 	rows := migrationRows(t, "^\\| (\\d+) \\| `(GET|PUT) (/\\S*)` \\| (\\d+) \\| (\\d+) \\| (.*) \\|$", 20)
 	programs := map[string]string{"this": labtest.Binary(t, "kube-proxy")}
 	if *kubeProxy != "" {
@@ -90,7 +90,7 @@ func (f *troubled) status(t *testing.T, method, url string) string {
 	return fmt.Sprint(response.StatusCode)
 }
 
-func TestTheMetricsOfLibrariesAreAsDocumented(t *testing.T) {
+func TestMetricsOfLibrariesAreAsDocumented(t *testing.T) {
 	f := newWithServer(t)
 	f.start(t, "--kubeconfig="+f.kubeconfig)
 	f.programmed(t)

@@ -18,7 +18,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-func TestTheProxyWaitsForItsNode(t *testing.T) {
+func TestProxyWaitsForItsNode(t *testing.T) {
 	f := newWithServer(t)
 	(&uploader{t, f.server}).delete(f.node)
 	p := f.start(t, "--kubeconfig="+f.kubeconfig)
@@ -53,7 +53,7 @@ func (f *troubled) holds(set string, elements int) error {
 }
 
 // The 30 seconds are those of docs/node.md.
-func TestWithoutANodeTheProxyGoesOnAfterHalfAMinute(t *testing.T) {
+func TestProxyGoesOnWithoutANodeAfterHalfAMinute(t *testing.T) {
 	f := newWithServer(t)
 	(&uploader{t, f.server}).delete(f.node)
 	p := f.start(t, "--kubeconfig="+f.kubeconfig)
@@ -84,7 +84,7 @@ func TestWithoutANodeTheProxyGoesOnAfterHalfAMinute(t *testing.T) {
 	f.metricIs(t, `kubeproxy_node_missing{what="addresses"}`, "0")
 }
 
-func TestAListOfNodesThatFailsIsNotWaitedForForEver(t *testing.T) {
+func TestListOfNodesThatFailsIsNotWaitedForForEver(t *testing.T) {
 	f := newWithServer(t)
 	f.server.Refuse("nodes", http.StatusInternalServerError)
 	p := f.start(t, "--kubeconfig="+f.kubeconfig)

@@ -34,7 +34,7 @@ func (f *troubled) startAsNobody(t *testing.T, capabilities ...uintptr) *labtest
 	return labtest.StartCommand(t, f.lab.Node, cmd)
 }
 
-func TestWithoutPrivilegesTheProxySaysWhichItNeeds(t *testing.T) {
+func TestProxySaysWhichPrivilegesItNeeds(t *testing.T) {
 	newTroubled(t).startAsNobody(t).Fails(t, "operation not permitted; nftables needs CAP_NET_ADMIN in the user namespace that owns the network namespace")
 }
 
@@ -77,7 +77,7 @@ func TestReadOnlySysctlsMustBeRight(t *testing.T) {
 }
 
 // Without IPv6 the proxy serves IPv4, unless the node is one of IPv6 in the first place.
-func TestOnAMachineWithoutIPv6(t *testing.T) {
+func TestMachineWithoutIPv6(t *testing.T) {
 	for _, tt := range []struct {
 		name, fails string
 		addresses   []string

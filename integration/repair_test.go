@@ -37,7 +37,7 @@ func backendFor(t *testing.T, c *nft.Conn, g goldenCase, hooks proxy.Hooks) *pro
 	return b
 }
 
-func TestWhatOthersDoToTheTablesIsRepaired(t *testing.T) {
+func TestTablesAreRepaired(t *testing.T) {
 	g := goldenCase{"hairpin-over-node-port", filepath.Join(corpus, "hairpin-over-node-port")}
 	l := labtest.New(t)
 	c := labtest.Conn(t, l.Node)
@@ -87,7 +87,7 @@ func TestWhatOthersDoToTheTablesIsRepaired(t *testing.T) {
 }
 
 // A restart leaves alone what is right, and mends what is not, without replacing the rest.
-func TestARestartChangesOnlyWhatIsWrong(t *testing.T) {
+func TestRestartChangesOnlyWhatIsWrong(t *testing.T) {
 	g := goldenCase{"hairpin-over-node-port", filepath.Join(corpus, "hairpin-over-node-port")}
 	l := labtest.New(t)
 	c := labtest.Conn(t, l.Node)
@@ -118,7 +118,7 @@ func TestARestartChangesOnlyWhatIsWrong(t *testing.T) {
 	}
 }
 
-func TestARunningProxySurvivesAFlushedRuleset(t *testing.T) {
+func TestRunningProxySurvivesAFlushedRuleset(t *testing.T) {
 	g := goldenCase{"cluster-ip-spreads-over-all-endpoints", filepath.Join(corpus, "cluster-ip-spreads-over-all-endpoints")}
 	l := labtest.New(t)
 	c := labtest.Conn(t, l.Node)
@@ -136,7 +136,7 @@ func TestARunningProxySurvivesAFlushedRuleset(t *testing.T) {
 
 // A repair that the kernel refuses is tried again, although no Service changes: here another process owns a
 // table of the same name, which nobody else may delete while it runs.
-func TestARefusedRepairIsTriedAgain(t *testing.T) {
+func TestRefusedRepairIsTriedAgain(t *testing.T) {
 	g := goldenCase{"hairpin-over-node-port", filepath.Join(corpus, "hairpin-over-node-port")}
 	l := labtest.New(t)
 	c := labtest.Conn(t, l.Node)

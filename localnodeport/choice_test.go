@@ -31,7 +31,7 @@ func drawn(t *testing.T, c *choice, n int, now time.Time) map[netip.AddrPort]int
 	return counts
 }
 
-func TestWithoutAffinityEveryEndpointIsDrawn(t *testing.T) {
+func TestEndpointsAreDrawnWithoutAffinity(t *testing.T) {
 	var c choice
 	c.update(three(), 0)
 	// One of three is left out of 200 draws once in 10^35 runs.
@@ -76,7 +76,7 @@ func TestAffinityEndsWithItsEndpoint(t *testing.T) {
 	}
 }
 
-func TestAnEndpointTriedInVainIsNotDrawnAgain(t *testing.T) {
+func TestEndpointTriedInVainIsNotDrawnAgain(t *testing.T) {
 	for _, affinity := range []time.Duration{0, time.Hour} {
 		var c choice
 		c.update(three(), affinity)

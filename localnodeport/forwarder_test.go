@@ -24,7 +24,7 @@ import (
 	"github.com/nftproxy/nftproxy/model"
 )
 
-func TestANodePortIsServedWhileItHasEndpoints(t *testing.T) {
+func TestNodePortIsServedWhileItHasEndpoints(t *testing.T) {
 	forEachFamily(t, func(t *testing.T, f family) {
 		n := start(t, localnodeport.Options{})
 		first, second := f.echo(t, 1, 8080), f.echo(t, 2, 8080)
@@ -52,7 +52,7 @@ func TestANodePortIsServedWhileItHasEndpoints(t *testing.T) {
 	})
 }
 
-func TestOnlyTheGivenAddressesAreListenedOn(t *testing.T) {
+func TestListenersUseTheGivenAddressesOnly(t *testing.T) {
 	server := families[0].echo(t, 1, 8080)
 	n := start(t, localnodeport.Options{Addresses: []netip.Addr{netip.MustParseAddr("127.0.0.1"), netip.MustParseAddr("127.0.0.5")}})
 	n.apply(families[0].service("web", 30080, server))
@@ -63,7 +63,7 @@ func TestOnlyTheGivenAddressesAreListenedOn(t *testing.T) {
 	}
 }
 
-func TestNothingIsListenedForWithoutATCPNodePort(t *testing.T) {
+func TestListenersNeedATCPNodePort(t *testing.T) {
 	f := families[0]
 	n := start(t, localnodeport.Options{OnListeners: func(_ model.Family, count int) { t.Errorf("%d listeners", count) }})
 	server := f.echo(t, 1, 8080)
@@ -73,7 +73,7 @@ func TestNothingIsListenedForWithoutATCPNodePort(t *testing.T) {
 	expectRefused(t, f.at(30080))
 }
 
-func TestUnderPolicyLocalOnlyEndpointsOnTheNodeServe(t *testing.T) {
+func TestEndpointsUnderPolicyLocal(t *testing.T) {
 	forEachFamily(t, func(t *testing.T, f family) {
 		n := start(t, localnodeport.Options{})
 		elsewhere, here := f.echo(t, 1, 8080), f.echo(t, 2, 8080)
@@ -91,7 +91,7 @@ func TestUnderPolicyLocalOnlyEndpointsOnTheNodeServe(t *testing.T) {
 	})
 }
 
-func TestTheFirstServiceByNameHasAContestedNodePort(t *testing.T) {
+func TestFirstServiceByNameHasAContestedNodePort(t *testing.T) {
 	f := families[0]
 	n := start(t, localnodeport.Options{})
 	a, b := f.echo(t, 1, 8080), f.echo(t, 2, 8080)
@@ -154,7 +154,7 @@ func TestEstablishedConnectionsOutliveEveryChange(t *testing.T) {
 	})
 }
 
-func TestTheEndOfADirectionIsPassedOn(t *testing.T) {
+func TestEndOfADirectionIsPassedOn(t *testing.T) {
 	forEachFamily(t, func(t *testing.T, f family) {
 		n := start(t, localnodeport.Options{})
 		// Answers when it has heard everything.
@@ -190,7 +190,7 @@ func TestTheEndOfADirectionIsPassedOn(t *testing.T) {
 	})
 }
 
-func TestAResetIsPassedOn(t *testing.T) {
+func TestResetIsPassedOn(t *testing.T) {
 	forEachFamily(t, func(t *testing.T, f family) {
 		n := start(t, localnodeport.Options{})
 		n.apply(f.service("resets", 30080, f.serve(t, 1, 8080, func(conn *net.TCPConn) {
@@ -219,7 +219,7 @@ func TestAResetIsPassedOn(t *testing.T) {
 	})
 }
 
-func TestMuchDataBothWaysAtOnce(t *testing.T) {
+func TestDataBothWaysAtOnce(t *testing.T) {
 	f := families[0]
 	n := start(t, localnodeport.Options{})
 	n.apply(f.service("echo", 30080, f.serve(t, 1, 8080, func(conn *net.TCPConn) { io.Copy(conn, conn) })))
@@ -289,7 +289,7 @@ func openSockets(t *testing.T) (count int) {
 }
 
 // An endpoint that is gone while the Service still names it.
-func TestAnEndpointThatRefusesIsPassedOver(t *testing.T) {
+func TestEndpointThatRefusesIsPassedOver(t *testing.T) {
 	f := families[0]
 	n := start(t, localnodeport.Options{})
 	alive := f.echo(t, 1, 8080)
@@ -313,7 +313,7 @@ func TestAnEndpointThatRefusesIsPassedOver(t *testing.T) {
 	})
 }
 
-func TestAPortThatIsTakenIsTriedAgain(t *testing.T) {
+func TestPortThatIsTakenIsTriedAgain(t *testing.T) {
 	forEachFamily(t, func(t *testing.T, f family) {
 		taken, err := net.Listen("tcp", f.at(30080))
 		if err != nil {
@@ -371,7 +371,7 @@ func TestAPortThatIsTakenIsTriedAgain(t *testing.T) {
 	})
 }
 
-func TestAServiceThatGoesWhileItsPortIsTaken(t *testing.T) {
+func TestServiceThatGoesWhileItsPortIsTaken(t *testing.T) {
 	f := families[0]
 	taken, err := net.Listen("tcp", f.at(30080))
 	if err != nil {
@@ -392,7 +392,7 @@ func TestAServiceThatGoesWhileItsPortIsTaken(t *testing.T) {
 	free.Close()
 }
 
-func TestTheEndOfTheContextEndsListening(t *testing.T) {
+func TestEndOfTheContextEndsListening(t *testing.T) {
 	forEachFamily(t, func(t *testing.T, f family) {
 		n := start(t, localnodeport.Options{})
 		n.apply(f.service("web", 30080, f.echo(t, 1, 8080)))

@@ -26,7 +26,7 @@ import (
 
 // With the rules of the proxy in the kernel, which answer node ports on the node's other
 // addresses: neither gets in the way of the other.
-func TestBesideTheRules(t *testing.T) {
+func TestForwarderBesideTheRules(t *testing.T) {
 	conn, err := nft.Dial(nft.Config{})
 	if err != nil {
 		t.Fatal(err)

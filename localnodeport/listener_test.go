@@ -8,7 +8,7 @@ import (
 )
 
 // A retry may already be on its way when its Service goes.
-func TestAListenerThatWasClosedDoesNotListen(t *testing.T) {
+func TestListenerThatWasClosedDoesNotListen(t *testing.T) {
 	l := &listener{
 		at:     netip.MustParseAddrPort("127.0.0.1:30080"),
 		count:  func(by int) { t.Errorf("%d listeners more", by) },

@@ -162,7 +162,7 @@ func TestSetConntrack(t *testing.T) {
 	}
 }
 
-func TestEverySysctlThatDoesNotExistIsNamed(t *testing.T) {
+func TestMissingSysctlsAreNamed(t *testing.T) {
 	config := perCore(200_000, 0)
 	config.TCPBeLiberal = true
 	config.UDPTimeout = seconds(10)
@@ -182,7 +182,7 @@ func TestEverySysctlThatDoesNotExistIsNamed(t *testing.T) {
 	}
 }
 
-func TestAHashTableThatCannotGrowIsLogged(t *testing.T) {
+func TestHashTableThatCannotGrowIsLogged(t *testing.T) {
 	files := node()
 	delete(files, hashSizeFile)
 	tree := plant(t, files)

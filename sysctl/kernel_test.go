@@ -72,7 +72,7 @@ func timeouts() map[string]int {
 	return found
 }
 
-func TestARealKernelTakesWhatIsSet(t *testing.T) {
+func TestRealKernelTakesWhatIsSet(t *testing.T) {
 	established, closeWait := seconds(7200), seconds(601)
 	config := conntrack{
 		TCPEstablishedTimeout: &established, TCPCloseWaitTimeout: &closeWait,
@@ -95,7 +95,7 @@ func TestARealKernelTakesWhatIsSet(t *testing.T) {
 }
 
 // Other network namespaces than the initial one show nf_conntrack_max, but cannot change it.
-func TestALimitThatBelongsToTheHost(t *testing.T) {
+func TestLimitThatBelongsToTheHost(t *testing.T) {
 	inNamespace(t, func() error {
 		path := Tree{}.path(netfilter + "nf_conntrack_max")
 		info, err := os.Stat(path)
@@ -125,7 +125,7 @@ func TestALimitThatBelongsToTheHost(t *testing.T) {
 }
 
 // What container runtimes do to /proc/sys.
-func TestAReadOnlyProcSys(t *testing.T) {
+func TestReadOnlyProcSys(t *testing.T) {
 	tree := plant(t, node())
 	withOwnMounts(t, func() error {
 		if err := bindReadOnly(tree.path("proc/sys")); err != nil {

@@ -303,9 +303,9 @@ func TestSlicesJoinServices(t *testing.T) {
 	}
 }
 
-// TestAnEndpointInTwoSlices has the same address twice, on this node and on the other, in
+// TestEndpointInTwoSlices has the same address twice, on this node and on the other, in
 // both orders of slices: only conditions decide, and the node where they are equal.
-func TestAnEndpointInTwoSlices(t *testing.T) {
+func TestEndpointInTwoSlices(t *testing.T) {
 	here := func(conditions ...string) discoveryv1.Endpoint { return pod("10.0.0.1", thisNode, conditions...) }
 	there := func(conditions ...string) discoveryv1.Endpoint { return pod("10.0.0.1", otherNode, conditions...) }
 	for _, tc := range []struct {

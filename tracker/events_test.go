@@ -225,7 +225,7 @@ func TestIncrementalEqualsFull(t *testing.T) {
 	})
 }
 
-func TestNothingIsHandedOutBeforeSync(t *testing.T) {
+func TestChangesAreHandedOutAfterSynced(t *testing.T) {
 	tracker := New(Options{})
 	tracker.SetService(makeService())
 	select {
@@ -255,7 +255,7 @@ func TestEmptyClusterIsAFullChange(t *testing.T) {
 	}
 }
 
-func TestWhatIsUndoneDoesNotShow(t *testing.T) {
+func TestChangesThatAreUndoneDoNotShow(t *testing.T) {
 	node := func(ip string) *corev1.Node {
 		return makeNode(thisNode, "", func(n *corev1.Node) {
 			n.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: ip}}
@@ -313,7 +313,7 @@ func TestEventTouchesOnlyItsService(t *testing.T) {
 	}
 }
 
-func TestNothingIsKeptOfDeletedObjects(t *testing.T) {
+func TestDeletedObjectsLeaveNothing(t *testing.T) {
 	tracker, _ := newSynced()
 	tracker.Changes()
 	tracker.SetService(makeService())

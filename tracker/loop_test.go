@@ -144,7 +144,7 @@ func TestLoopWaitsForSynced(t *testing.T) {
 	})
 }
 
-func TestWhatArrivesDuringASyncIsOneNextSync(t *testing.T) {
+func TestChangesDuringASyncAreOneNextSync(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		start := time.Now()
 		tracker, _ := newSynced()
@@ -304,7 +304,7 @@ func TestResyncReachesTheBackend(t *testing.T) {
 	})
 }
 
-func TestNothingIsLostWhenSyncsFail(t *testing.T) {
+func TestFailedSyncsLoseNothing(t *testing.T) {
 	rapid.Check(t, func(r *rapid.T) {
 		failures := rapid.SliceOfN(rapid.Bool(), 20, 20).Draw(r, "failures")
 		pauses := rapid.SliceOfN(rapid.IntRange(0, 5000), 25, 25).Draw(r, "pauses")

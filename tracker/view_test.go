@@ -152,7 +152,7 @@ func TestViewResume(t *testing.T) {
 	})
 }
 
-func TestAViewThatNobodyAsksKeepsNothingGrowing(t *testing.T) {
+func TestViewThatNobodyAsksKeepsNothingGrowing(t *testing.T) {
 	tracker := New(Options{EveryNode: true})
 	stalled := &watcher{view: tracker.View("stalled", 0)}
 	tracker.SetService(serviceNamed("stays"))

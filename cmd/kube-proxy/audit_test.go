@@ -47,7 +47,7 @@ func namesIn(cell string) (names []string) {
 	return names
 }
 
-func TestEveryFieldOfAnObjectIsGoneThrough(t *testing.T) {
+func TestObjectFieldsAreAudited(t *testing.T) {
 	for heading, fields := range map[string][]string{
 		"Service":                objectFields(reflect.TypeFor[corev1.Service](), ""),
 		"EndpointSlice":          objectFields(reflect.TypeFor[discoveryv1.EndpointSlice](), ""),

@@ -139,7 +139,7 @@ func TestErrorsNameTheFlag(t *testing.T) {
 	}
 }
 
-func TestWithAFileMostFlagsDoNotCount(t *testing.T) {
+func TestFlagsBesideAFile(t *testing.T) {
 	path := configFile(t, "v1alpha1", "mode: nftables\nhostnameOverride: from-file\nclusterCIDR: 10.0.0.0/8\nlogging: {verbosity: 3, vmodule: [{filePattern: loop, verbosity: 9}]}\n")
 	o := mustParse(t, "--config", path, "--cluster-cidr=11.0.0.0/8", "--masquerade-all", "--proxy-mode=iptables",
 		"--hostname-override= Node-2 ", "-v=5", "--vmodule=other=2", "--master=https://cp:6443")

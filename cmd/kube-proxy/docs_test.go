@@ -131,7 +131,7 @@ func flagDocs(t *testing.T) string {
 	return b.String()
 }
 
-func TestTheDocumentationHasTheFlagTable(t *testing.T) {
+func TestFlagTableIsCurrent(t *testing.T) {
 	checkDocs(t, "flags", flagDocs(t))
 	for name := range flagDifferences {
 		if _, ok := kubeProxyFlags(t)[name]; !ok {

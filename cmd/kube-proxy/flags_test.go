@@ -44,7 +44,7 @@ func kubeProxyFlags(t *testing.T) map[string]string {
 // ours are the flags that kube-proxy v1.37 does not have. Those of v1.36 are the last two.
 var ours = []string{"manifests", "write-config-version", "boot-id-file", "machine-id-file"}
 
-func TestEveryFlagOfKubeProxyIsThere(t *testing.T) {
+func TestFlagsOfKubeProxyAreThere(t *testing.T) {
 	// A type that checks what Validate checks here.
 	asString := map[string]bool{"ip": true, "ipport": true, "LocalMode": true, "ProxyMode": true}
 	flags := commandFlags()
@@ -70,7 +70,7 @@ func TestEveryFlagOfKubeProxyIsThere(t *testing.T) {
 	}
 }
 
-func TestTheFlagTableHasEveryFlag(t *testing.T) {
+func TestFlagTableHasEveryFlag(t *testing.T) {
 	var names []string
 	for _, f := range flagTable {
 		names = append(names, f.name)
@@ -85,7 +85,7 @@ func TestTheFlagTableHasEveryFlag(t *testing.T) {
 	}
 }
 
-func TestTheFieldsInTheFlagTableExist(t *testing.T) {
+func TestFlagTableFieldsExist(t *testing.T) {
 	o := defaultOptions()
 	// What --write-config-to leaves out when it is empty.
 	omitted := []string{"featureGates", "logging.vmodule", "logging.options.json.splitStream", "logging.options.text.splitStream"}

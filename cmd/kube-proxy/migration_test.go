@@ -44,7 +44,7 @@ func covers(cell, path string) bool {
 	return cell == path || all && strings.HasPrefix(path, group)
 }
 
-func TestEveryFieldHasARow(t *testing.T) {
+func TestFieldsHaveARow(t *testing.T) {
 	rows := tableBelow(t, "Configuration fields")
 	for column, version := range []struct {
 		name   string
@@ -72,7 +72,7 @@ func TestEveryFieldHasARow(t *testing.T) {
 // verdict is what a row may say in the column "here".
 var verdict = regexp.MustCompile(`^(same([:.,] .+)?|different: .+|not applicable: .+|only here)$`)
 
-func TestEveryRowSaysWhatBecomesOfIt(t *testing.T) {
+func TestRowsSayWhatBecomesOfAField(t *testing.T) {
 	for heading, column := range map[string]int{"Flags": 3, "Configuration fields": 2, "Endpoints": 4, "Metrics": 1} {
 		for _, row := range tableBelow(t, heading) {
 			if !verdict.MatchString(row[column]) {
@@ -112,7 +112,7 @@ func metricList(t *testing.T, file string) map[string]string {
 	return list
 }
 
-func TestTheDocumentationHasTheMetricTable(t *testing.T) {
+func TestMetricTableIsCurrent(t *testing.T) {
 	theirs, ours := metricList(t, "kube-proxy-v1.37.txt"), metricList(t, "metrics.txt")
 	all := maps.Clone(theirs)
 	maps.Copy(all, ours)

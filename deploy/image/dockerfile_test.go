@@ -10,7 +10,7 @@ import (
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 )
 
-func TestTheDockerfileMakesTheSameImage(t *testing.T) {
+func TestDockerfileMakesTheSameImage(t *testing.T) {
 	want, err := spec{binaries: testSpec(t).binaries, version: "$VERSION"}.image("amd64")
 	if err != nil {
 		t.Fatal(err)

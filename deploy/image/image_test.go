@@ -59,7 +59,7 @@ func written(t *testing.T, s spec) []byte {
 	return b.Bytes()
 }
 
-func TestTheSameProgramsGiveTheSameBytes(t *testing.T) {
+func TestSameProgramsGiveTheSameBytes(t *testing.T) {
 	one := written(t, specOf(t, 0o755, time.Unix(1, 0)))
 	other := written(t, specOf(t, 0o700, time.Unix(1e9, 0)))
 	if !bytes.Equal(one, other) {
@@ -67,7 +67,7 @@ func TestTheSameProgramsGiveTheSameBytes(t *testing.T) {
 	}
 }
 
-func TestTheArchiveIsALayoutOfAnImageForEachArchitecture(t *testing.T) {
+func TestArchiveIsALayoutOfAnImageForEachArchitecture(t *testing.T) {
 	s := testSpec(t)
 	for i, image := range layoutImages(t, written(t, s)) {
 		if err := validate.Image(image); err != nil {
@@ -77,7 +77,7 @@ func TestTheArchiveIsALayoutOfAnImageForEachArchitecture(t *testing.T) {
 	}
 }
 
-func TestTheArchiveIsOneThatDockerLoads(t *testing.T) {
+func TestArchiveIsOneThatDockerLoads(t *testing.T) {
 	s := testSpec(t)
 	data := written(t, s)
 	for _, arch := range architectures {
@@ -96,7 +96,7 @@ func TestTheArchiveIsOneThatDockerLoads(t *testing.T) {
 	}
 }
 
-func TestAMissingProgramIsNamed(t *testing.T) {
+func TestMissingProgramIsNamed(t *testing.T) {
 	s := testSpec(t)
 	missing := filepath.Join(s.binaries, "arm64", "ruledump")
 	if err := os.Remove(missing); err != nil {

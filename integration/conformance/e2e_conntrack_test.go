@@ -79,7 +79,7 @@ func TestUDPReachesAPodThatBecomesReady(t *testing.T) {
 	exchange.hears(pod)
 }
 
-func TestALateSegmentDoesNotResetAConnection(t *testing.T) {
+func TestLateSegmentDoesNotResetAConnection(t *testing.T) {
 	start(t).testStraySegments(late)
 }
 

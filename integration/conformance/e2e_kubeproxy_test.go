@@ -15,7 +15,7 @@ import (
 // What kube_proxy.go, localhost_nodeports.go and networking.go in test/e2e/network test of the
 // process. These tests run the kube-proxy command.
 
-func TestTheURLsOfKubeProxy(t *testing.T) {
+func TestURLsOfKubeProxy(t *testing.T) {
 	c, _ := startWithCommand(t)
 	for _, page := range []struct {
 		port         int32
@@ -41,7 +41,7 @@ const (
 	closeWait        = 5
 )
 
-func TestTheCloseWaitTimeoutIsSet(t *testing.T) {
+func TestCloseWaitTimeoutIsSet(t *testing.T) {
 	c, _ := startWithCommand(t)
 	server := c.runs("e2e-net-server", node2)
 	s := c.service("e2e-net-server", ports(tcp(80).to(9000)))
@@ -116,7 +116,7 @@ func (c *cluster) timeLeft(client netip.AddrPort) (time.Duration, error) {
 	return 0, fmt.Errorf("no connection from %s in CLOSE_WAIT among %d", client, len(flows))
 }
 
-func TestANodePortOnLoopback(t *testing.T) {
+func TestNodePortOnLoopback(t *testing.T) {
 	c, _ := startWithCommand(t, "--nodeport-addresses", "127.0.0.0/8,::1/128")
 	pods := []*pod{c.runs("local", node1), c.runs("remote", node2)}
 	s := c.service("agnhost-localhost-nodeport", ports(tcp(9000).to(web)), ofType(corev1.ServiceTypeNodePort))

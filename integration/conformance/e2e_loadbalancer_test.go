@@ -85,7 +85,7 @@ func TestSourceRangesDecideWhoMayUseALoadBalancer(t *testing.T) {
 	everybody()
 }
 
-func TestALoadBalancerWithoutNodePorts(t *testing.T) {
+func TestLoadBalancerWithoutNodePorts(t *testing.T) {
 	c := start(t)
 	http := tcp(80)
 	pod := c.runs("reallocate-nodeport-test", node1)
@@ -118,12 +118,12 @@ func TestUDPFollowsThePodOfALoadBalancerOnItsNode(t *testing.T) {
 	c.cycles(s, c.outside.keepsSending(s.loadBalancerIP(dns)), c.runs("hostname1", node1), c.runs("hostname2", node1))
 }
 
-func TestARollingUpdateUnderExternalPolicyCluster(t *testing.T) {
+func TestRollingUpdateUnderExternalPolicyCluster(t *testing.T) {
 	c := start(t)
 	c.testRollingUpdate(corev1.ServiceExternalTrafficPolicyCluster)
 }
 
-func TestARollingUpdateUnderExternalPolicyLocal(t *testing.T) {
+func TestRollingUpdateUnderExternalPolicyLocal(t *testing.T) {
 	c := start(t)
 	c.testRollingUpdate(corev1.ServiceExternalTrafficPolicyLocal)
 }

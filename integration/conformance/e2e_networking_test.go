@@ -24,17 +24,17 @@ func (c *cluster) nettest(pods ...*pod) *service {
 	return s
 }
 
-func TestAPodReachesAService(t *testing.T) {
+func TestPodReachesAService(t *testing.T) {
 	c := start(t)
 	c.testReachesNettest(func(pods []*pod) *client { return c.pod })
 }
 
-func TestANodeReachesAService(t *testing.T) {
+func TestNodeReachesAService(t *testing.T) {
 	c := start(t)
 	c.testReachesNettest(func(pods []*pod) *client { return c.node })
 }
 
-func TestAnEndpointReachesItsService(t *testing.T) {
+func TestEndpointReachesItsService(t *testing.T) {
 	c := start(t)
 	c.testReachesNettest(func(pods []*pod) *client { return &pods[0].client })
 }
@@ -102,7 +102,7 @@ func TestEndpointsAreUpdated(t *testing.T) {
 	}
 }
 
-func TestANodePortGoesWithItsService(t *testing.T) {
+func TestNodePortGoesWithItsService(t *testing.T) {
 	c := start(t)
 	pods := []*pod{c.runs("a", node1), c.runs("b", node2)}
 	s := c.nettest(pods...)
@@ -156,7 +156,7 @@ func TestEndpointsOnTheHostNetwork(t *testing.T) {
 	}
 }
 
-func TestAServiceOfOneFamily(t *testing.T) {
+func TestServiceOfOneFamily(t *testing.T) {
 	c := start(t)
 	pods := []*pod{c.runs("a", node1), c.runs("b", node2)}
 	for name, list := range map[string][]corev1.IPFamily{

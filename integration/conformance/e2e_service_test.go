@@ -12,7 +12,7 @@ import (
 // What test/e2e/network/service.go tests, in its order. For traffic policies and terminating
 // pods see e2e_traffic_policy_test.go, for affinity e2e_affinity_test.go.
 
-func TestAServiceFollowsItsPods(t *testing.T) {
+func TestServiceFollowsItsPods(t *testing.T) {
 	c := start(t)
 	s := c.service("endpoint-test2", ports(tcp(80).to(web)))
 	c.pod.isRefused(s.clusterIP(tcp(80)))
@@ -55,7 +55,7 @@ func TestPortsAreAddedAndDeleted(t *testing.T) {
 	c.pod.isRefused(s.clusterIP(tcp(81)))
 }
 
-func TestAPodsAddressIsPreservedThroughAClusterIP(t *testing.T) {
+func TestPodsAddressIsPreservedThroughAClusterIP(t *testing.T) {
 	c := start(t)
 	s := c.service("sourceip-test", ports(tcp(8080).to(web)))
 	local, remote := c.runs("local", node1), c.runs("remote", node2)
@@ -68,7 +68,7 @@ func TestAPodsAddressIsPreservedThroughAClusterIP(t *testing.T) {
 	remote.isSeenAsItself(s.clusterIP(tcp(8080)))
 }
 
-func TestAPodReachesItselfThroughAService(t *testing.T) {
+func TestPodReachesItselfThroughAService(t *testing.T) {
 	c := start(t)
 	s := c.service("hairpin-test", ports(tcp(8080).to(web), udp(8080).to(web)), ofType(corev1.ServiceTypeNodePort))
 	pod := c.runs("hairpin", node1)
@@ -105,7 +105,7 @@ func TestServicesComeAndGo(t *testing.T) {
 	up(third)
 }
 
-func TestAServiceWorksAfterItWasRecreated(t *testing.T) {
+func TestServiceWorksAfterItWasRecreated(t *testing.T) {
 	c := start(t)
 	pod := c.runs("pod1", node1)
 	first := c.service("service-deletion", ports(tcp(80).to(web)))
@@ -159,7 +159,7 @@ func TestServicesWorkAfterARestartOfTheAPIServer(t *testing.T) {
 	c.pod.reaches(second.clusterIP(http), pods...)
 }
 
-func TestANodePortWorks(t *testing.T) {
+func TestNodePortWorks(t *testing.T) {
 	c := start(t)
 	http := tcp(80)
 	pods := []*pod{c.runs("a", node1), c.runs("b", node2)}
@@ -171,7 +171,7 @@ func TestANodePortWorks(t *testing.T) {
 	}
 }
 
-func TestAnExternalIPThatNoNodeHasWorks(t *testing.T) {
+func TestExternalIPThatNoNodeHasWorks(t *testing.T) {
 	c := start(t)
 	http := tcp(80)
 	pods := []*pod{c.runs("a", node1), c.runs("b", node2)}
@@ -182,7 +182,7 @@ func TestAnExternalIPThatNoNodeHasWorks(t *testing.T) {
 	}
 }
 
-func TestANodePortServiceTakesTCPAndUDPOnOnePort(t *testing.T) {
+func TestNodePortServiceTakesTCPAndUDPOnOnePort(t *testing.T) {
 	c := start(t)
 	pods := []*pod{c.runs("a", node1), c.runs("b", node2)}
 	s := c.service("nodeport-update-service", ports(tcp(80).to(web)))
@@ -204,7 +204,7 @@ func externalName(name string) change {
 	return func(s *corev1.Service) { s.Spec.Type, s.Spec.ExternalName = corev1.ServiceTypeExternalName, name }
 }
 
-func TestAnExternalNameBecomesAClusterIP(t *testing.T) {
+func TestExternalNameBecomesAClusterIP(t *testing.T) {
 	c := start(t)
 	pod := c.runs("a", node1)
 	s := c.service("externalname-service", externalName("foo.example.com"))
@@ -213,7 +213,7 @@ func TestAnExternalNameBecomesAClusterIP(t *testing.T) {
 	c.pod.reaches(s.clusterIP(tcp(80)), pod)
 }
 
-func TestAnExternalNameBecomesANodePort(t *testing.T) {
+func TestExternalNameBecomesANodePort(t *testing.T) {
 	c := start(t)
 	pod := c.runs("a", node1)
 	s := c.service("externalname-service", externalName("foo.example.com"))
@@ -223,7 +223,7 @@ func TestAnExternalNameBecomesANodePort(t *testing.T) {
 	c.pod.reaches(s.nodePort(tcp(80)), pod)
 }
 
-func TestAClusterIPBecomesAnExternalName(t *testing.T) {
+func TestClusterIPBecomesAnExternalName(t *testing.T) {
 	c := start(t)
 	pod := c.runs("a", node1)
 	s := c.service("clusterip-service", ports(tcp(80).to(web)))
@@ -234,7 +234,7 @@ func TestAClusterIPBecomesAnExternalName(t *testing.T) {
 	c.pod.hearsNothing(address)
 }
 
-func TestANodePortBecomesAnExternalName(t *testing.T) {
+func TestNodePortBecomesAnExternalName(t *testing.T) {
 	c := start(t)
 	pod := c.runs("a", node1)
 	s := c.service("nodeport-service", ports(tcp(80).to(web)), ofType(corev1.ServiceTypeNodePort))
@@ -246,7 +246,7 @@ func TestANodePortBecomesAnExternalName(t *testing.T) {
 	c.outside.isRefused(nodePort)
 }
 
-func TestANodePortIsFreeWhenItsServiceIsDeleted(t *testing.T) {
+func TestNodePortIsFreeWhenItsServiceIsDeleted(t *testing.T) {
 	c := start(t)
 	pod := c.runs("a", node1)
 	first := c.service("nodeport-reuse", ports(tcp(80).to(web)), ofType(corev1.ServiceTypeNodePort))
@@ -328,7 +328,7 @@ func TestServicesOfAnotherProxyAreLeftAlone(t *testing.T) {
 	c.pod.hearsNothing(disabled.clusterIP(http))
 }
 
-func TestAProxyWithANameTakesItsServicesOnly(t *testing.T) {
+func TestProxyWithANameTakesItsServicesOnly(t *testing.T) {
 	c := startNamed(t, "foo-bar")
 	http := tcp(80)
 	pod := c.runs("a", node1)
@@ -358,7 +358,7 @@ func TestHeadlessSlicesAreIgnored(t *testing.T) {
 	c.node.isRefused(s.clusterIP(tcp(80)))
 }
 
-func TestAServiceWithoutEndpointsRefuses(t *testing.T) {
+func TestServiceWithoutEndpointsRefuses(t *testing.T) {
 	c := start(t)
 	s := c.service("no-pods", ports(tcp(80).to(web), udp(80).to(web)), ofType(corev1.ServiceTypeLoadBalancer), externalIPs("203.0.113.250", "2001:db8::cb00:71fa"))
 	s.selects()
@@ -372,7 +372,7 @@ func TestAServiceWithoutEndpointsRefuses(t *testing.T) {
 	}
 }
 
-func TestAServiceWhosePodsAreEvictedRefuses(t *testing.T) {
+func TestServiceWhosePodsAreEvictedRefuses(t *testing.T) {
 	c := start(t)
 	s := c.service("evicted-pods", ports(tcp(80).to(web)), publishNotReady(true))
 	pod := c.runs("evicted-pod", node1)
@@ -409,7 +409,7 @@ func TestTCPAndUDPOnOnePortOfALoadBalancer(t *testing.T) {
 	}
 }
 
-func TestATargetPortMayDifferFromPodToPod(t *testing.T) {
+func TestTargetPortMayDifferFromPodToPod(t *testing.T) {
 	c := start(t)
 	s := c.service("mutable-named-port", ports(tcp(8001).to(web)))
 	old, new := []*pod{c.runs("testpod0", node1), c.runs("testpod1", node1)}, []*pod{c.runs("testpod2", node1), c.runs("testpod3", node1)}

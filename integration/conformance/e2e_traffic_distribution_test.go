@@ -66,7 +66,7 @@ func TestPreferSameNodeFallsBackWhenThePodGoes(t *testing.T) {
 }
 
 // What test/e2e/network/pod_lifecycle.go tests of a Service.
-func TestABlueGreenSwitchFailsNoConnection(t *testing.T) {
+func TestBlueGreenSwitchFailsNoConnection(t *testing.T) {
 	c := start(t)
 	http := tcp(80)
 	blue, green := c.runs("blue-pod", node1), c.runs("green-pod", node2)

@@ -38,7 +38,7 @@ func (c *cluster) testInternalPolicyLocal(from *client, local, remote *pod) {
 	from.reaches(s.clusterIP(tcp(80)), local)
 }
 
-func TestAHealthCheckFailsWhenAllLocalPodsTerminate(t *testing.T) {
+func TestHealthCheckFailsWhenAllLocalPodsTerminate(t *testing.T) {
 	c := start(t)
 	http := tcp(80)
 	s := c.service("svc-proxy-terminating", ports(http.to(web)), ofType(corev1.ServiceTypeLoadBalancer), externalPolicy(corev1.ServiceExternalTrafficPolicyLocal))

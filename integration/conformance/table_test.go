@@ -15,7 +15,7 @@ import (
 )
 
 // The table for people names what there is, and all of it.
-func TestTheTableNamesEveryTest(t *testing.T) {
+func TestConformanceTable(t *testing.T) {
 	text, err := os.ReadFile("../../docs/conformance.md")
 	if err != nil {
 		t.Fatal(err)

@@ -117,9 +117,9 @@ func TestHandWrittenRulesDoWhatTheySay(t *testing.T) {
 	}
 }
 
-// TestAWrongExpectationFails shows for each kind of expectation that a packet which becomes
+// TestWrongExpectationFails shows for each kind of expectation that a packet which becomes
 // something else is noticed.
-func TestAWrongExpectationFails(t *testing.T) {
+func TestWrongExpectationFails(t *testing.T) {
 	var w wrongs
 	for _, protocol := range []Protocol{TCP, UDP, SCTP} {
 		w.addAll(protocol)

@@ -71,7 +71,7 @@ func everyWay() []Flow {
 	return flows
 }
 
-func TestWithoutRulesEverybodyReachesEverybodyUntouched(t *testing.T) {
+func TestPacketsAreUntouchedWithoutRules(t *testing.T) {
 	r := newRunner(t, "")
 	if err := r.Run(everyWay()); err != nil {
 		t.Error(err)
@@ -90,7 +90,7 @@ flows:
 `)
 }
 
-func TestWhereNothingIsThereIsSilence(t *testing.T) {
+func TestSilenceWhereNothingIsThere(t *testing.T) {
 	var text strings.Builder
 	text.WriteString("flows:\n")
 	for _, from := range []string{"client", "node", "outside", "remote"} {
@@ -109,8 +109,8 @@ func TestWhereNothingIsThereIsSilence(t *testing.T) {
 	passes(t, newRunner(t, ""), text.String())
 }
 
-// TestWhereNobodyListens shows that a host which objects by itself is neither a refusal nor silence.
-func TestWhereNobodyListens(t *testing.T) {
+// TestRefusalWhereNobodyListens shows that a host which objects by itself is neither a refusal nor silence.
+func TestRefusalWhereNobodyListens(t *testing.T) {
 	var w wrongs
 	for _, to := range []string{"10.244.1.5:9", "[fd00:10:244:2::6]:9"} {
 		for _, result := range []Result{Refused, Dropped} {

@@ -62,7 +62,7 @@ func heard(host, listener *Host, to netip.Addr) (netip.Addr, error) {
 	return netip.MustParseAddrPort(peer.String()).Addr().Unmap(), nil
 }
 
-func TestEveryHostSendsFromItsOwnAddress(t *testing.T) {
+func TestHostsSendFromTheirOwnAddresses(t *testing.T) {
 	for _, bridge := range []string{"", "cni0"} {
 		t.Run("bridge "+bridge, func(t *testing.T) { testEveryHostSends(t, newLabWithBridge(t, bridge)) })
 	}
@@ -149,8 +149,8 @@ func TestRemotePodsComeAndGo(t *testing.T) {
 	}
 }
 
-// TestNobodyElseEndsUpInside shows that threads come home, or die.
-func TestNobodyElseEndsUpInside(t *testing.T) {
+// TestThreadsLeaveTheNamespace shows that threads come home, or die.
+func TestThreadsLeaveTheNamespace(t *testing.T) {
 	l := newLab(t)
 	home := namespaceID(t)
 	if err := l.Node.Do(func() error { runtime.Goexit(); return nil }); err == nil {

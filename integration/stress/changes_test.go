@@ -19,7 +19,7 @@ const (
 // Eight clients use lasting connections to a Service and dial it all the time, while a
 // thousand things change around them. Nothing must break, no new connection may fail, and
 // none may reach an endpoint that went before it began.
-func TestAThousandChangesBreakNoConnection(t *testing.T) {
+func TestThousandChangesBreakNoConnection(t *testing.T) {
 	t.Logf("seed %d", *seed)
 	w := newFixture(t, rand.New(rand.NewPCG(*seed, 0)))
 	w.populate(t)

@@ -187,7 +187,7 @@ func TestChiSquareSurvival(t *testing.T) {
 	}
 }
 
-func TestAnUnevenSpreadIsNoticed(t *testing.T) {
+func TestUnevenSpreadIsNoticed(t *testing.T) {
 	for name, tt := range map[string]struct {
 		counts []int64
 		even   bool

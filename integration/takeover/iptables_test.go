@@ -165,7 +165,7 @@ func leftoversMetric(t *testing.T, h *lab.Host, kind string) (count float64) {
 }
 
 // After an image swap from the mode iptables, the old rules go on serving a Service that is deleted.
-func TestWhatTheModeIPTablesLeft(t *testing.T) {
+func TestLeftoversOfModeIPTables(t *testing.T) {
 	if *kubeProxy != "" {
 		recordIPTables(t)
 	}

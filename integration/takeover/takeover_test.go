@@ -15,7 +15,7 @@ import (
 )
 
 // What was recorded is a ruleset that works: else the other tests would compare with nothing.
-func TestTheRecordedRulesetServes(t *testing.T) {
+func TestRecordedRulesetServes(t *testing.T) {
 	if *kubeProxy != "" {
 		record(t)
 	}

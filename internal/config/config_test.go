@@ -35,7 +35,7 @@ func parse(t testing.TB, document string) *File {
 	return f
 }
 
-func TestAConfigurationShapesTheRuleset(t *testing.T) {
+func TestConfigurationShapesTheRuleset(t *testing.T) {
 	withDefaults := func(change func(*compiler.Config)) compiler.Config {
 		c := compiler.Default()
 		change(&c)

@@ -109,7 +109,7 @@ func TestErrorsNameFileFieldAndRemedy(t *testing.T) {
 }
 
 // What --write-config-to writes is read as what was written.
-func TestWhatIsWrittenIsReadBack(t *testing.T) {
+func TestWrittenFilesAreReadBack(t *testing.T) {
 	for _, c := range cases(t) {
 		f, err := Load(c.WriteInput(t))
 		if err != nil {
@@ -156,7 +156,7 @@ func isWrittenAsV1alpha1(t *testing.T, c corpus.Case, f *File) {
 }
 
 // The first lines of each case say what kube-proxy's own binary made of it.
-func TestNothingIsRefusedThatKubeProxyAccepts(t *testing.T) {
+func TestConfigurationsThatKubeProxyAccepts(t *testing.T) {
 	except := map[string]string{
 		"bad-interface-name-too-long": "kube-proxy accepts it, and then fails to write rules with it",
 	}

@@ -9,7 +9,7 @@ import (
 	"github.com/nftproxy/nftproxy/internal/config/corpus"
 )
 
-func TestEveryFieldIsDocumented(t *testing.T) {
+func TestFieldsAreDocumented(t *testing.T) {
 	page, err := os.ReadFile(filepath.Join("..", "..", "docs", "configuration.md"))
 	if err != nil {
 		t.Fatal(err)

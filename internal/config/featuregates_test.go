@@ -82,9 +82,9 @@ func TestGates(t *testing.T) {
 	}
 }
 
-// TestEveryGateOfKubeProxyIsDocumented compares the tables of the page with the gates: each that
+// TestGatesAreDocumented compares the tables of the page with the gates: each that
 // has an effect with its default, and each that has one in kube-proxy alone with what is said of it.
-func TestEveryGateOfKubeProxyIsDocumented(t *testing.T) {
+func TestGatesAreDocumented(t *testing.T) {
 	page, err := os.ReadFile(filepath.Join("..", "..", "docs", "configuration.md"))
 	if err != nil {
 		t.Fatal(err)

@@ -44,7 +44,7 @@ func write(t *testing.T, path, content string) {
 	}
 }
 
-func TestAChangedFileIsNoticed(t *testing.T) {
+func TestChangedFileIsNoticed(t *testing.T) {
 	changed := header1 + "mode: nftables\n"
 	for _, tt := range []struct {
 		name   string
@@ -75,7 +75,7 @@ func TestAChangedFileIsNoticed(t *testing.T) {
 }
 
 // The kubelet writes a ConfigMap into a new directory, and swaps a link to it.
-func TestASwappedConfigMapIsNoticed(t *testing.T) {
+func TestSwappedConfigMapIsNoticed(t *testing.T) {
 	volume := t.TempDir()
 	publish := func(version, content string) {
 		t.Helper()
@@ -104,7 +104,7 @@ func TestASwappedConfigMapIsNoticed(t *testing.T) {
 	wantChange(t, path, result)
 }
 
-func TestAFileBehindALinkIsWatchedWhereItIs(t *testing.T) {
+func TestFileBehindALinkIsWatchedWhereItIs(t *testing.T) {
 	elsewhere := filepath.Join(t.TempDir(), "real.yaml")
 	write(t, elsewhere, header1)
 	path := filepath.Join(t.TempDir(), "config.yaml")
@@ -118,7 +118,7 @@ func TestAFileBehindALinkIsWatchedWhereItIs(t *testing.T) {
 
 // The same content again, other files beside it and a file that is gone for a while are no reason
 // to exit.
-func TestWhatIsNoChangeIsNotTakenForOne(t *testing.T) {
+func TestUnchangedFilesAreNotNoticed(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "config.yaml")
 	write(t, path, header1)
 	stop, result := watching(t, path)

@@ -124,14 +124,14 @@ func TestPages(t *testing.T) {
 }
 
 // The profile of one second proves that the server does not cut long answers short.
-func TestACPUProfileTakesItsTime(t *testing.T) {
+func TestCPUProfileTakesItsTime(t *testing.T) {
 	response, body := get(t, serve(t, everything()), "/debug/pprof/profile?seconds=1")
 	if response.StatusCode != http.StatusOK || !strings.HasPrefix(body, "\x1f\x8b") {
 		t.Errorf("status %d, body %.100q; want a gzipped profile", response.StatusCode, body)
 	}
 }
 
-func TestTheLogLevelCanBeChanged(t *testing.T) {
+func TestLogLevelCanBeChanged(t *testing.T) {
 	server := serve(t, everything())
 	t.Cleanup(func() {
 		if _, err := logs.GlogSetter("0"); err != nil {
@@ -158,7 +158,7 @@ func TestTheLogLevelCanBeChanged(t *testing.T) {
 	}
 }
 
-func TestTheConfigurationIsPublished(t *testing.T) {
+func TestConfigurationIsPublished(t *testing.T) {
 	server := serve(t, introspect.Options{})
 	for _, hostname := range []string{"node-1", "node-2"} {
 		c := &kubeproxyv1alpha1.KubeProxyConfiguration{HostnameOverride: hostname, Mode: "nftables"}
@@ -243,7 +243,7 @@ func TestNegotiationOfTheZPages(t *testing.T) {
 	}
 }
 
-func TestARefusalSaysWhatThereIs(t *testing.T) {
+func TestRefusalSaysWhatThereIs(t *testing.T) {
 	_, body := ask(t, serve(t, everything()), http.MethodGet, "/flagz", "application/json", "")
 	var status struct {
 		Kind, Message string

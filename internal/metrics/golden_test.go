@@ -158,7 +158,7 @@ func TestKubeProxysMetricsAreAllThere(t *testing.T) {
 	}
 }
 
-func TestEveryMetricIsDocumented(t *testing.T) {
+func TestMetricsAreDocumented(t *testing.T) {
 	text, err := os.ReadFile("../../docs/observability.md")
 	if err != nil {
 		t.Fatal(err)

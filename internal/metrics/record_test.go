@@ -69,7 +69,7 @@ func expectAdded(t *testing.T, do func(), want map[string]float64) {
 	}
 }
 
-func TestASyncIsRecordedForBothFamilies(t *testing.T) {
+func TestSyncIsRecordedForBothFamilies(t *testing.T) {
 	const (
 		all, full, partial = "sync_proxy_rules_duration_seconds", "sync_full_proxy_rules_duration_seconds", "sync_partial_proxy_rules_duration_seconds"
 		failures, latency  = "sync_proxy_rules_nftables_sync_failures_total", "network_programming_duration_seconds"
@@ -161,7 +161,7 @@ func TestPortsWithoutLocalEndpointsAreCounted(t *testing.T) {
 	}
 }
 
-func TestATransactionsSizeIsRecorded(t *testing.T) {
+func TestTransactionsSizeIsRecorded(t *testing.T) {
 	sums := func() (out [3]float64) {
 		for i, name := range []string{"nftables_commit_bytes", "nftables_commit_elements", "nftables_commit_chains"} {
 			out[i] = gather(t)["kubeproxy_"+name].GetMetric()[0].GetHistogram().GetSampleSum()
@@ -184,7 +184,7 @@ func TestConntrackIsRecordedByFamily(t *testing.T) {
 	}, map[string]float64{duration: 1, deleted: 5})
 }
 
-func TestTheTrackersCountsAreShown(t *testing.T) {
+func TestTrackersCountsAreShown(t *testing.T) {
 	names := []string{
 		"sync_proxy_rules_service_changes_total", "sync_proxy_rules_service_changes_pending",
 		"sync_proxy_rules_endpoint_changes_total", "sync_proxy_rules_endpoint_changes_pending",

@@ -148,7 +148,7 @@ func TestChangesOfTheNode(t *testing.T) {
 	}
 }
 
-func TestAFamilyThatAppearsEndsTheProxy(t *testing.T) {
+func TestFamilyThatAppearsEndsTheProxy(t *testing.T) {
 	g := start(t, Options{})
 	g.in.SetNode(makeNode(thisNode, []string{"192.0.2.1"}, nil))
 	g.in.Synced()
@@ -160,7 +160,7 @@ func TestAFamilyThatAppearsEndsTheProxy(t *testing.T) {
 }
 
 // A Node that loses its addresses, or is deleted and registers anew without any, and what it says then.
-func TestANodeThatComesBack(t *testing.T) {
+func TestNodeThatComesBack(t *testing.T) {
 	with := func(ips ...string) *corev1.Node { return makeNode(thisNode, ips, nil) }
 	for _, vanish := range []struct {
 		name string
@@ -198,7 +198,7 @@ func TestANodeThatComesBack(t *testing.T) {
 	}
 }
 
-func TestWhichAddressesCount(t *testing.T) {
+func TestAddressesThatCount(t *testing.T) {
 	dual := makeNode(thisNode, []string{"192.0.2.1", "fd00::1"}, nil)
 	for _, test := range []struct {
 		name    string
@@ -233,7 +233,7 @@ func TestWhichAddressesCount(t *testing.T) {
 	}
 }
 
-func TestAKernelWithoutIPv6(t *testing.T) {
+func TestKernelWithoutIPv6(t *testing.T) {
 	for _, test := range []struct {
 		name   string
 		policy corev1.IPFamilyPolicy

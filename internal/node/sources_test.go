@@ -71,7 +71,7 @@ func (n nodes) Sync(_ context.Context, changes *model.Changes) error {
 
 // From a Node that does not exist yet to one whose address changes, through all that a proxy
 // is made of.
-func TestTheLifeOfANode(t *testing.T) {
+func TestLifeOfANode(t *testing.T) {
 	for name, begin := range map[string]func(*testing.T) publisher{"API server": fromAPIServer, "manifests": fromManifests} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -15,7 +15,7 @@ import (
 	"k8s.io/klog/v2"
 )
 
-func TestNothingIsLostInAnOutage(t *testing.T) {
+func TestOutageLosesNothing(t *testing.T) {
 	forEachObedientServer(t, "go away and come back", func(t *testing.T, c *cluster) {
 		c.create(t, service("kept"), service("changed"), service("gone"))
 		sink := c.run(t)

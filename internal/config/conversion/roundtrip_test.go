@@ -109,7 +109,7 @@ func FuzzV1alpha2ThereAndBack(f *testing.F) {
 }
 
 // The tests above are worth something only if the examples have every field.
-func TestTheExamplesSetEveryField(t *testing.T) {
+func TestExamplesSetEveryField(t *testing.T) {
 	// No proxy has settings of other components.
 	except := []string{"logging.vmodule", "logging.options", "creationTimestamp"}
 	for _, tt := range []struct {

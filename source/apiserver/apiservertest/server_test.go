@@ -190,7 +190,7 @@ func expect(t *testing.T, w watch.Interface, want ...string) {
 	}
 }
 
-func TestAHangingResourceIsAnsweredLater(t *testing.T) {
+func TestHangingResourceIsAnsweredLater(t *testing.T) {
 	server := apiservertest.Start(t, apiservertest.Options{})
 	core := client(t, server.RESTConfig()).CoreV1()
 	server.Hang("services")
