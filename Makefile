@@ -21,7 +21,7 @@ IMAGE       ?= localhost/nftproxy/kube-proxy
 # so that the same source gives the same bytes. 0 is no time.
 SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || echo 0)
 
-.PHONY: api build image demo test check check-api unit fuzz golden generate bench soak test-kernels clean
+.PHONY: api build image demo test check check-api unit fuzz golden generate bench plot soak test-kernels clean
 
 build: ## static binaries in bin/
 	$(BUILD) -o $(BIN)/ $(COMMANDS)
@@ -94,7 +94,10 @@ golden: ## rewrite what is generated: rulesets, converted configurations, lists 
 	$(GO) test ./internal/config ./internal/metrics ./cmd/kube-proxy ./examples -update
 
 bench: ## benchmarks; compare numbers of one run only
-	$(GO) test -run '^$$' -bench . -benchmem ./nft ./compiler ./proxy ./tracker ./source/manifests ./conntrack ./diffstore
+	$(GO) test -run '^$$' -bench . -benchmem ./nft ./compiler ./proxy ./tracker ./source/manifests ./conntrack ./diffstore ./integration/performance
+
+plot: ## docs/performance.svg: first Sync, one change and memory from 1,000 to 100,000 Services
+	$(GO) run ./integration/performance
 
 SOAK ?= 30m
 SEED ?= 0

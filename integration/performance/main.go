@@ -1,0 +1,113 @@
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"os"
+	"runtime"
+	"slices"
+	"time"
+
+	"github.com/nftproxy/nftproxy/compiler"
+	"github.com/nftproxy/nftproxy/integration/netns"
+	"github.com/nftproxy/nftproxy/nft"
+	"github.com/nftproxy/nftproxy/proxy"
+)
+
+func main() {
+	output := flag.String("o", "docs/performance.svg", "the `file` to write the chart to")
+	repeat := flag.Int("repeat", 3, "how often to measure each number of Services")
+	flag.Parse()
+	if err := run(*output, *repeat); err != nil {
+		fmt.Fprintln(os.Stderr, "performance:", err)
+		os.Exit(1)
+	}
+}
+
+func run(output string, repeat int) error {
+	var points []point
+	for _, n := range []int{1000, 2000, 5000, 10_000, 20_000, 44_000, 100_000} {
+		best, err := measure(n)
+		for i := 1; i < repeat && err == nil; i++ {
+			var again point
+			again, err = measure(n)
+			best = best.better(again)
+		}
+		if err != nil {
+			return err
+		}
+		fmt.Printf("%6d Services: first Sync %v (the kernel's part %v), one more Service %v, heap %.1f MB\n",
+			n, best.firstSync.Round(time.Millisecond/10), best.kernel.Round(time.Millisecond/10), best.oneChange.Round(time.Microsecond), best.heap/1e6)
+		points = append(points, best)
+	}
+	return os.WriteFile(output, []byte(charts(points)), 0o644)
+}
+
+// point is what was measured with one number of Services.
+type point struct {
+	services int
+	// firstSync is the time from objects in memory until the kernel has committed into an empty namespace, and kernel the
+	// kernel's part of it.
+	firstSync, kernel time.Duration
+	// oneChange is the median time of a Sync with one more Service.
+	oneChange time.Duration
+	// heap is how many bytes the model and the backend hold after a garbage collection.
+	heap float64
+}
+
+// better returns the smaller figures of two: other users of the machine only make them larger.
+func (p point) better(o point) point {
+	return point{p.services, min(p.firstSync, o.firstSync), min(p.kernel, o.kernel), min(p.oneChange, o.oneChange), min(p.heap, o.heap)}
+}
+
+// measure measures n Services in a namespace of its own.
+func measure(n int) (p point, err error) {
+	namespace, err := netns.New()
+	if err != nil {
+		return p, err
+	}
+	defer namespace.Close()
+	conn, err := nft.Dial(nft.Config{NetNS: namespace.FD()})
+	if err != nil {
+		return p, err
+	}
+	defer conn.Close()
+	p.services = n
+	backend, err := proxy.NewBackend(conn, compiler.Default(), proxy.Hooks{OnCommit: func(s nft.CommitStats) { p.kernel = s.Kernel }})
+	if err != nil {
+		return p, err
+	}
+	defer backend.Close()
+
+	before := heap()
+	model := services(n)
+	ctx, begin := context.Background(), time.Now()
+	if err := backend.Sync(ctx, model); err != nil {
+		return p, err
+	}
+	p.firstSync = time.Since(begin)
+	first := p.kernel
+	p.heap = heap() - before
+	runtime.KeepAlive(model)
+
+	var changes []time.Duration
+	for i := range 50 {
+		begin := time.Now()
+		if err := backend.Sync(ctx, change(service(n+i))); err != nil {
+			return p, err
+		}
+		changes = append(changes, time.Since(begin))
+	}
+	slices.Sort(changes)
+	p.kernel, p.oneChange = first, changes[len(changes)/2]
+	return p, nil
+}
+
+// heap returns how many bytes are in use after a garbage collection.
+func heap() float64 {
+	runtime.GC()
+	var stats runtime.MemStats
+	runtime.ReadMemStats(&stats)
+	return float64(stats.HeapAlloc)
+}

@@ -1,0 +1,166 @@
+package main
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/nftproxy/nftproxy/compiler"
+	"github.com/nftproxy/nftproxy/integration/netns"
+	"github.com/nftproxy/nftproxy/nft"
+	"github.com/nftproxy/nftproxy/proxy"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+const (
+	incoming, outgoing, sender, nobody = "incoming", "outgoing", "sender", "nobody"
+)
+
+// node is a network namespace that forwards packets from one veth device to another. The other end of the first one is
+// its client. The other end of the second one is down, so that the packets are dropped when they have passed all chains.
+type node struct {
+	name string
+	// rules says whether the tables are there, and services of how many Services they are.
+	rules    bool
+	services int
+	// direct sends packets to endpoints instead of ClusterIPs: the same chains without a translation.
+	direct bool
+
+	namespace, client *netns.Namespace
+	// mac is the address of the device by which packets come in.
+	mac    net.HardwareAddr
+	socket int
+}
+
+func (n *node) setUp(b *testing.B) {
+	b.Helper()
+	n.namespace, n.client = netns.ForTest(b), netns.ForTest(b)
+	if err := n.namespace.Do(n.addLinks); err != nil {
+		b.Fatal(err)
+	}
+	if err := n.client.Do(n.openSocket); err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() { unix.Close(n.socket) })
+	if n.rules {
+		n.commit(b)
+	}
+}
+
+// addLinks runs in the node's namespace.
+func (n *node) addLinks() error {
+	for path, value := range map[string]string{
+		"net/ipv4/ip_forward":             "1",
+		"net/ipv4/conf/all/rp_filter":     "0",
+		"net/ipv4/conf/default/rp_filter": "0",
+	} {
+		if err := os.WriteFile("/proc/sys/"+path, []byte(value), 0); err != nil {
+			return err
+		}
+	}
+	in, err := n.addLink(incoming, sender)
+	if err != nil {
+		return err
+	}
+	n.mac = in.Attrs().HardwareAddr
+	out, err := n.addLink(outgoing, nobody)
+	if err != nil {
+		return err
+	}
+	address := &netlink.Addr{IPNet: &net.IPNet{IP: net.IPv4(172, 31, 0, 1), Mask: net.CIDRMask(30, 32)}}
+	if err := netlink.AddrAdd(out, address); err != nil {
+		return fmt.Errorf("add %s: %w", address, err)
+	}
+	gateway := net.IPv4(172, 31, 0, 2)
+	if err := netlink.NeighSet(&netlink.Neigh{LinkIndex: out.Attrs().Index, IP: gateway, HardwareAddr: n.mac, State: netlink.NUD_PERMANENT}); err != nil {
+		return fmt.Errorf("add the gateway's address: %w", err)
+	}
+	if err := netlink.RouteAdd(&netlink.Route{LinkIndex: out.Attrs().Index, Gw: gateway}); err != nil {
+		return fmt.Errorf("add the default route: %w", err)
+	}
+	return nil
+}
+
+// addLink adds a veth device whose other end is the client's.
+func (n *node) addLink(name, peer string) (netlink.Link, error) {
+	veth := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: name}, PeerName: peer, PeerNamespace: netlink.NsFd(n.client.FD())}
+	if err := netlink.LinkAdd(veth); err != nil {
+		return nil, fmt.Errorf("add %s: %w", name, err)
+	}
+	if err := netlink.LinkSetUp(veth); err != nil {
+		return nil, fmt.Errorf("set %s up: %w", name, err)
+	}
+	return netlink.LinkByName(name)
+}
+
+// openSocket runs in the client's namespace.
+func (n *node) openSocket() error {
+	link, err := netlink.LinkByName(sender)
+	if err != nil {
+		return err
+	}
+	if err := netlink.LinkSetUp(link); err != nil {
+		return err
+	}
+	if n.socket, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW, 0); err != nil {
+		return err
+	}
+	return unix.Bind(n.socket, &unix.SockaddrLinklayer{Ifindex: link.Attrs().Index})
+}
+
+// commit makes the tables as the proxy does.
+func (n *node) commit(b *testing.B) {
+	conn, err := nft.Dial(nft.Config{NetNS: n.namespace.FD()})
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer conn.Close()
+	backend, err := proxy.NewBackend(conn, compiler.Default(), proxy.Hooks{})
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer backend.Close()
+	if err := backend.Sync(b.Context(), services(n.services)); err != nil {
+		b.Fatal(err)
+	}
+}
+
+// forwarded returns how many packets the node has forwarded.
+func (n *node) forwarded(b *testing.B) (packets int) {
+	b.Helper()
+	if err := n.namespace.Do(func() error {
+		text, err := os.ReadFile("/proc/thread-self/net/snmp")
+		if err != nil {
+			return err
+		}
+		var names, values []string
+		for line := range strings.Lines(string(text)) {
+			if strings.HasPrefix(line, "Ip:") {
+				names, values = values, strings.Fields(line)
+			}
+		}
+		packets, err = strconv.Atoi(values[slices.Index(names, "ForwDatagrams")])
+		return err
+	}); err != nil {
+		b.Fatal(err)
+	}
+	return packets
+}
+
+// destination returns where the i-th packet goes: to one of 64 Services, spread over all of them.
+func (n *node) destination(i int) netip.AddrPort {
+	service := 0
+	if n.services > 0 {
+		service = i % 64 * max(1, n.services/64) % n.services
+	}
+	if n.direct || !n.rules {
+		return netip.AddrPortFrom(numbered("10.128.0.0", service), endpointPort)
+	}
+	return netip.AddrPortFrom(numbered("10.96.0.0", service), servicePort)
+}
