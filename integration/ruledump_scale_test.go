@@ -1,0 +1,96 @@
+package integration
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/nftproxy/nftproxy/integration/lab/labtest"
+	"github.com/nftproxy/nftproxy/internal/ruledump/snapshot"
+)
+
+// writeServicesOf writes Services with ten endpoints each, as JSON.
+func writeServicesOf(t *testing.T, path string, n, endpoints int) {
+	t.Helper()
+	var b strings.Builder
+	for i := range n {
+		high, low := i/250, i%250+1
+		fmt.Fprintf(&b, `---
+{"apiVersion":"v1","kind":"Service","metadata":{"name":"service-%d","namespace":"scale"},
+"spec":{"type":"ClusterIP","clusterIP":"10.96.%d.%d","clusterIPs":["10.96.%[2]d.%[3]d"],"ipFamilies":["IPv4"],"ports":[{"port":80,"protocol":"TCP","targetPort":8080}]}}
+---
+{"apiVersion":"discovery.k8s.io/v1","kind":"EndpointSlice","metadata":{"name":"service-%[1]d-x","namespace":"scale","labels":{"kubernetes.io/service-name":"service-%[1]d"}},
+"addressType":"IPv4","ports":[{"port":8080,"protocol":"TCP"}],"endpoints":[`, i, high, low)
+		for e := range endpoints {
+			if e > 0 {
+				b.WriteByte(',')
+			}
+			fmt.Fprintf(&b, `{"addresses":["10.%d.%d.%d"],"nodeName":"node-2"}`, 100+e, high, low)
+		}
+		b.WriteString("]}\n")
+	}
+	if err := os.WriteFile(path, []byte(b.String()), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestRuledumpAtScale asks a kernel with 10,000 Services of 10 endpoints. The bounds are those of an operator who waits: three
+// seconds on a machine that does little else, so here three times as much.
+func TestRuledumpAtScale(t *testing.T) {
+	const (
+		patience = 9 * time.Second
+		memory   = 300 << 20
+	)
+	manifests := filepath.Join(t.TempDir(), "services.yaml")
+	writeServicesOf(t, manifests, 10_000, 10)
+	s, err := snapshot.FromManifests(manifests, snapshot.Compilation{Node: "node-1"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := labtest.New(t)
+	replace(t, labtest.Conn(t, l.Node), s.Tables)
+	labtest.Binary(t, "ruledump") // so that building it takes nobody's time
+	dumped := filepath.Join(t.TempDir(), "dump.json")
+	out, err := os.Create(dumped)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Write(out); err != nil {
+		t.Fatal(err)
+	}
+	if err := out.Close(); err != nil {
+		t.Fatal(err)
+	}
+	for _, tt := range []struct {
+		name string
+		args []string
+		want string
+	}{
+		{"services", []string{"services"}, "scale/service-9999  10.96.39.250:80/TCP"},
+		{"explain", []string{"explain", "--from=10.244.1.250", "--to=10.96.39.250:80"}, "sent to one of 10 endpoints: scale/service-9999"},
+		{"stats", []string{"stats"}, "10000 frontends of 10000 Service ports"},
+		{"graph", []string{"graph", "scale/service-9999"}, "10 endpoints"},
+		{"services of a dump", []string{"services", "--dump", dumped}, "scale/service-9999  10.96.39.250:80/TCP"},
+		{"diff", []string{"diff", "--node=node-1", "--manifests", manifests}, "no difference"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			begin := time.Now()
+			p := labtest.Start(t, l.Node, "ruledump", tt.args...)
+			if err := p.Wait(); err != nil {
+				t.Fatalf("%v\n%.2000s", err, p.Output())
+			}
+			took, peak := time.Since(begin), p.Cmd.ProcessState.SysUsage().(*syscall.Rusage).Maxrss<<10
+			t.Logf("%v, %d MiB", took.Round(time.Millisecond), peak>>20)
+			if !strings.Contains(p.Output(), tt.want) {
+				t.Errorf("does not say %q:\n%.2000s", tt.want, p.Output())
+			}
+			if took > patience || peak > memory {
+				t.Errorf("took %v and %d MiB, want %v and %d MiB at most", took, peak>>20, patience, memory>>20)
+			}
+		})
+	}
+}
