@@ -90,7 +90,7 @@ fuzz: ## each fuzz target for a short while
 	done
 
 golden: ## rewrite what is generated: rulesets, converted configurations, lists of metrics, tables in docs/
-	$(GO) test ./integration -run '^TestGoldenRulesets$$' -update
+	$(GO) test ./integration -run '^(TestGoldenRulesets|TestTroubleshooting)$$' -update
 	$(GO) test ./internal/config ./internal/metrics ./cmd/kube-proxy ./examples -update
 
 bench: ## benchmarks; compare numbers of one run only

@@ -12,7 +12,8 @@ func newStatsCommand() *cobra.Command {
 		Use:   "stats",
 		Short: "Count chains, rules, elements and clients",
 		Long: `stats counts what is in the tables, estimates the kernel memory that they take, and says who
-owns them and how full each map of session affinity is.
+owns them and how full each map of session affinity is. On a live node it also looks for what
+kube-proxy's modes iptables and ipvs left, which takes packets away from these rules.
 
 With -o metrics it prints the text format of Prometheus, for the textfile collector of a node
 exporter. The number of series does not depend on how many Services there are.`,
@@ -27,6 +28,9 @@ exporter. The number of series does not depend on how many Services there are.`,
 			}
 			defer s.Close()
 			counted, err := statistics.Of(s.Snapshot)
+			if err == nil && s.conn != nil {
+				err = counted.AddLeftovers()
+			}
 			if err != nil {
 				return err
 			}

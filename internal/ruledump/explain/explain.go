@@ -127,7 +127,7 @@ func dialed(frontends []*compiler.Frontend, p evaluator.Packet, nodePort bool) *
 }
 
 func (e *Explanation) add(frontends []*compiler.Frontend, o *evaluator.Outcome) {
-	out := Outcome{Result: o.Fate.Result.String(), Reason: reasonOf(&o.Fate), head: o.String(), text: indent(o.Fate.Path.String())}
+	out := Outcome{Result: o.Fate.Result.String(), Reason: reasonOf(&o.Fate), head: head(o), text: indent(folded(o.Fate.Path).String())}
 	var f *compiler.Frontend
 	switch {
 	case o.Fate.Untouched():
@@ -154,6 +154,34 @@ func (e *Explanation) add(frontends []*compiler.Frontend, o *evaluator.Outcome) 
 	}
 	out.Why = e.why(&out, f, total(f, o))
 	e.Outcomes = append(e.Outcomes, out)
+}
+
+// shown is how many destinations, and elements of one rule, are printed for people.
+const shown = 10
+
+// head is the outcome in one line, with the first destinations.
+func head(o *evaluator.Outcome) string {
+	text := o.String()
+	if n := len(o.Destinations); n > shown {
+		first, after := o.Destinations[shown-1].String(), ""
+		if at := strings.LastIndex(text, o.Destinations[n-1].String()); at >= 0 {
+			after = text[at+len(o.Destinations[n-1].String()):]
+		}
+		before, _, _ := strings.Cut(text, first)
+		return fmt.Sprintf("%s%s or %d more%s", before, first, n-shown, after)
+	}
+	return text
+}
+
+// folded returns a path of which no rule has more elements than are printed.
+func folded(path evaluator.Path) evaluator.Path {
+	path = slices.Clone(path)
+	for i := range path {
+		if e := path[i].Elements; len(e) > shown {
+			path[i].Elements = append(e[:shown-1:shown-1], fmt.Sprintf("… and %d more", len(e)-shown+1))
+		}
+	}
+	return path
 }
 
 // throughNodePort reports whether a path led through a chain for node ports.
@@ -232,7 +260,7 @@ func (e *Explanation) WriteTo(w io.Writer) (int64, error) {
 		fmt.Fprintf(&b, "%s\n  why: %s\n%s", o.head, o.Why, o.text)
 	}
 	for _, c := range e.Affinity {
-		fmt.Fprintf(&b, "\nsession affinity: %s keeps the client at %s for %d s more (%d clients in the map)\n", c.Map, c.Endpoint, c.ExpiresSeconds, c.Clients)
+		fmt.Fprintf(&b, "\nsession affinity: %s keeps the client at %s for %d s more (clients in the map: %d)\n", c.Map, c.Endpoint, c.ExpiresSeconds, c.Clients)
 	}
 	e.printConnections(&b)
 	n, err := io.WriteString(w, b.String())
@@ -243,7 +271,7 @@ func (e *Explanation) printConnections(b *strings.Builder) {
 	if e.ConnectionsTotal == 0 {
 		return
 	}
-	fmt.Fprintf(b, "\nconntrack: %d open connections of the client to this address go where they were sent first, whatever the rules say now\n", e.ConnectionsTotal)
+	fmt.Fprintf(b, "\nconntrack knows connections of the client to this address (%d); they go where they were sent first, whatever the rules say now\n", e.ConnectionsTotal)
 	for _, c := range e.Connections {
 		fmt.Fprintf(b, "  %s to %s: answered by %s\n", c.Source, c.Dialed, c.Server)
 	}

@@ -10,6 +10,7 @@ import (
 	"text/tabwriter"
 	"time"
 
+	"github.com/nftproxy/nftproxy/internal/leftovers"
 	"github.com/nftproxy/nftproxy/internal/ruledump/dump"
 	"github.com/nftproxy/nftproxy/internal/ruledump/snapshot"
 	"github.com/nftproxy/nftproxy/nft"
@@ -32,6 +33,25 @@ type Statistics struct {
 	Unserved     int `json:"unserved"`
 	// Affinity is the maps of session affinity, the fullest first.
 	Affinity []Affinity `json:"affinity"`
+	// Leftovers are what kube-proxy's other modes left in the kernel, where that was looked at. They act on packets too.
+	Leftovers []Leftover `json:"leftovers,omitempty"`
+}
+
+// Leftover is what was left in one place, such as by iptables-nft.
+type Leftover struct {
+	Kind string `json:"kind"`
+	// Count is the number of chains, and Example one of them.
+	Count   int    `json:"count"`
+	Example string `json:"example"`
+}
+
+// AddLeftovers looks for what kube-proxy's other modes left in the network namespace of the calling thread.
+func (s *Statistics) AddLeftovers() error {
+	found, err := leftovers.Find()
+	for _, l := range found {
+		s.Leftovers = append(s.Leftovers, Leftover{string(l.Kind), l.Count, l.Example})
+	}
+	return err
 }
 
 // Table is what is in one table.
@@ -177,6 +197,9 @@ func (s *Statistics) WriteTo(w io.Writer) (int64, error) {
 	if err := tab.Flush(); err != nil {
 		return 0, err
 	}
+	for _, l := range s.Leftovers {
+		fmt.Fprintf(&b, "\nleft over from another mode of kube-proxy: %s, %d, such as %s; it may take packets before these rules do\n", l.Kind, l.Count, l.Example)
+	}
 	n, err := io.WriteString(w, b.String())
 	return int64(n), err
 }
@@ -229,6 +252,11 @@ func (s *Statistics) Metrics(w io.Writer) error {
 	plain("affinity_clients", "Clients in all maps of session affinity.", clients)
 	plain("affinity_fullest_percent", "How full the fullest map of session affinity is.", fullest)
 	plain("affinity_full_maps", "Maps of session affinity that are full to 90 percent or more.", full)
+	left := 0
+	for _, l := range s.Leftovers {
+		left += l.Count
+	}
+	plain("leftovers", "Chains and devices that kube-proxy's other modes left on the node.", left)
 	_, err := io.WriteString(w, b.String())
 	return err
 }

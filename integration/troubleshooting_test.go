@@ -1,0 +1,271 @@
+package integration
+
+import (
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/nftproxy/nftproxy/integration/lab"
+	"github.com/nftproxy/nftproxy/integration/lab/labtest"
+	"github.com/nftproxy/nftproxy/internal/ruledump/snapshot"
+	"github.com/nftproxy/nftproxy/nft"
+)
+
+// troubleshooting is the page of incidents. The output of each command in it is written by TestTroubleshooting with -update.
+const troubleshooting = "../docs/troubleshooting.md"
+
+// incident makes a situation on a node. The commands of the page run there.
+type incident struct {
+	l *lab.Lab
+	// files are the paths of files that commands wrote and that are no pictures, by the names that the page gives them.
+	files map[string]string
+	// watch is "ruledump watch", where it ran while the incident happened.
+	watch *labtest.Process
+}
+
+// apply puts the rules for manifests of docs/troubleshooting into the node's kernel.
+func (i *incident) apply(t *testing.T, manifests string) {
+	t.Helper()
+	s, err := snapshot.FromManifests(filepath.Join("../docs/troubleshooting", manifests), snapshot.Compilation{Node: "node-1", Config: "../docs/troubleshooting/config.yaml"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	conn := labtest.Conn(t, i.l.Node)
+	var tx nft.Transaction
+	for _, want := range s.Tables {
+		have, err := conn.ReadTable(t.Context(), want.Family, want.Name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		tx.Append(nft.Diff(have, want)) // which leaves clients where they are
+	}
+	if _, err := conn.Commit(t.Context(), tx); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// pod makes an endpoint reachable.
+func (i *incident) pod(t *testing.T, addr string) {
+	t.Helper()
+	if _, err := i.l.AddPod(addr, netip.MustParseAddr(addr)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// dial sends a packet from a host outside to a Service. Nobody needs to answer.
+func (i *incident) dial(t *testing.T, network, from, to string) {
+	t.Helper()
+	err := i.l.Outside.Do(func() error {
+		source, err := net.ResolveUDPAddr("udp", from)
+		if err != nil {
+			return err
+		}
+		if network == "udp" {
+			conn, err := (&net.Dialer{LocalAddr: source}).Dial(network, to)
+			if err != nil {
+				return err
+			}
+			defer conn.Close()
+			_, err = conn.Write([]byte("hello"))
+			return err
+		}
+		// The connection need not come about: its first packet is enough.
+		conn, err := (&net.Dialer{LocalAddr: &net.TCPAddr{IP: source.IP}, Timeout: 300 * time.Millisecond}).Dial(network, to)
+		if err == nil {
+			conn.Close()
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// incidents prepare the node for those incidents of the page, by their heading, whose commands look at a live kernel.
+var incidents = map[string]func(*testing.T, *incident){
+	"udp": func(t *testing.T, i *incident) {
+		i.pod(t, "10.244.1.7")
+		i.apply(t, "udp-before.yaml")
+		i.dial(t, "udp", "198.51.100.7:40000", "10.96.0.53:53")
+		i.apply(t, "udp-after.yaml")
+	},
+	"flushed": func(t *testing.T, i *incident) {
+		i.apply(t, "shop.yaml")
+		i.watch = labtest.Start(t, i.l.Node, "ruledump", "watch", "--parts=3")
+		// Until it listens, commits go unheard.
+		for n := 0; !strings.Contains(i.watch.Output(), "-chain 1") && n < 200; n++ {
+			labtest.Nft(t, i.l.Node, "", "add", "chain", "ip", "kube-proxy", "probe")
+			labtest.Nft(t, i.l.Node, "", "delete", "chain", "ip", "kube-proxy", "probe")
+		}
+		labtest.Nft(t, i.l.Node, "", "flush", "ruleset")
+		i.watch.Says(t, "-table 2")
+		i.watch.Says(t, "more\n")
+	},
+	"leftovers": func(t *testing.T, i *incident) {
+		i.apply(t, "shop.yaml")
+		labtest.Nft(t, i.l.Node, `
+add table ip nat
+add chain ip nat KUBE-SERVICES
+add rule ip nat KUBE-SERVICES ip daddr 10.96.0.10 tcp dport 80 counter dnat to 10.244.1.99:8080
+add chain ip nat PREROUTING { type nat hook prerouting priority dstnat; }
+add rule ip nat PREROUTING jump KUBE-SERVICES
+`, "-f", "-")
+	},
+	"affinity": func(t *testing.T, i *incident) {
+		i.pod(t, "10.244.1.5")
+		i.apply(t, "affinity-before.yaml")
+		i.dial(t, "tcp", "198.51.100.7:0", "10.96.0.70:80")
+		i.apply(t, "affinity-after.yaml")
+	},
+}
+
+// TestTroubleshooting runs the commands of docs/troubleshooting.md, each section on a node of its own, and compares what they
+// print with the page.
+func TestTroubleshooting(t *testing.T) {
+	page, err := os.ReadFile(troubleshooting)
+	if err != nil {
+		t.Fatal(err)
+	}
+	binary := labtest.Binary(t, "ruledump")
+	sections := strings.SplitAfter(string(page), "\n<a id=")
+	for at := range sections {
+		if at == 0 {
+			continue
+		}
+		id, _, _ := strings.Cut(strings.TrimPrefix(sections[at], `"`), `"`)
+		t.Run(id, func(t *testing.T) {
+			i := &incident{l: labtest.New(t), files: map[string]string{}}
+			if prepare := incidents[id]; prepare != nil {
+				prepare(t, i)
+			}
+			got := runBlocks(t, i, binary, sections[at])
+			if *update {
+				sections[at] = got
+			} else if diff := cmp.Diff(sections[at], got); diff != "" {
+				t.Errorf("docs/troubleshooting.md (-page +now):\n%s", diff)
+			}
+		})
+	}
+	if n := len(sections) - 1; n < 10 {
+		t.Errorf("the page has %d incidents, want ten", n)
+	}
+	if *update {
+		if err := os.WriteFile(troubleshooting, []byte(strings.Join(sections, "")), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// runBlocks returns the section with the output of its commands as it is now.
+func runBlocks(t *testing.T, i *incident, binary, section string) string {
+	t.Helper()
+	var out []string
+	lines := strings.Split(section, "\n")
+	commands := 0
+	for at := 0; at < len(lines); at++ {
+		out = append(out, lines[at])
+		command, isCommand := strings.CutPrefix(lines[at], "    $ ")
+		if !isCommand {
+			continue
+		}
+		commands++
+		for at+1 < len(lines) && strings.HasPrefix(lines[at+1], "    ") && !strings.HasPrefix(lines[at+1], "    $ ") || at+2 < len(lines) && lines[at+1] == "" && strings.HasPrefix(lines[at+2], "    ") && !strings.HasPrefix(lines[at+2], "    $ ") {
+			at++
+		}
+		for line := range strings.Lines(i.run(t, binary, command)) {
+			out = append(out, strings.TrimRight("    "+strings.TrimSuffix(line, "\n"), " "))
+		}
+	}
+	if commands == 0 {
+		t.Error("no command")
+	}
+	return strings.Join(out, "\n")
+}
+
+// run runs a command of the page in the folder of its manifests, as a shell would; of shells it knows "> FILE" alone.
+func (i *incident) run(t *testing.T, binary, command string) string {
+	t.Helper()
+	command, file, _ := strings.Cut(command, " > ")
+	words := strings.Fields(command)
+	if words[0] != "ruledump" {
+		t.Fatalf("command %q is not ruledump", command)
+	}
+	if words[1] == "watch" {
+		return stable(flush.FindString(i.watch.Output()))
+	}
+	for at, word := range words {
+		if path := i.files[word]; path != "" {
+			words[at] = path
+		}
+	}
+	cmd := exec.Command(binary, words[1:]...)
+	cmd.Dir = "../docs/troubleshooting"
+	p := labtest.StartCommand(t, i.l.Node, cmd)
+	err := p.Wait()
+	text := p.Output()
+	if file != "" && !strings.HasSuffix(file, ".svg") {
+		i.files[file] = filepath.Join(t.TempDir(), file)
+		if err := os.WriteFile(i.files[file], []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		text = ""
+	} else if file != "" {
+		i.writePicture(t, filepath.Join(cmd.Dir, file), text)
+		text = ""
+	}
+	if err != nil && cmd.ProcessState.ExitCode() != 1 {
+		t.Errorf("%s: %v\n%s", command, err, text)
+	}
+	return stable(text)
+}
+
+// writePicture compares a picture of the page with what it is now, or writes it.
+func (i *incident) writePicture(t *testing.T, path, text string) {
+	t.Helper()
+	if *update {
+		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		return
+	}
+	want, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(string(want), text); diff != "" {
+		t.Errorf("%s (-page +now):\n%s", path, diff)
+	}
+}
+
+var (
+	expires = regexp.MustCompile(`for 10\d\d\d s more`)
+	// flush is the commit that deletes the tables, in the output of watch.
+	flush     = regexp.MustCompile(`(?m)^.*-table 2\n(  .*\n)*`)
+	commit    = regexp.MustCompile(`\S+ generation \d+ by (.*) \(pid \d+\)`)
+	left      = regexp.MustCompile(`expires 2h59m\S+`)
+	timestamp = regexp.MustCompile(`generation \d+ at \S+`)
+	port      = regexp.MustCompile(`\b198\.51\.100\.7:[345]\d{4}\b`)
+	hostName  = regexp.MustCompile(`\b(on|node) ` + regexp.QuoteMeta(thisHost()) + `\b`)
+)
+
+func thisHost() string {
+	name, _ := os.Hostname()
+	return name
+}
+
+// stable replaces what is different each time.
+func stable(text string) string {
+	text = expires.ReplaceAllString(text, "for 10799 s more")
+	text = commit.ReplaceAllString(text, "2026-11-22T03:00:00.579634336Z generation 3 by $1 (pid 19914)")
+	text = left.ReplaceAllString(text, "expires 2h59m59s")
+	text = timestamp.ReplaceAllString(text, "generation 2 at 2026-11-22T03:00:00Z")
+	text = port.ReplaceAllString(text, "198.51.100.7:40000")
+	return hostName.ReplaceAllString(text, "$1 node-1")
+}
