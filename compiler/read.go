@@ -103,6 +103,13 @@ type reader struct {
 	layout *family
 	// updates holds the statements of each chain that fill maps of clients.
 	updates map[string][]nft.Update
+	// crowds are the sets of frontends that a rule leads to one chain.
+	crowds []crowd
+}
+
+type crowd struct {
+	set   *nft.Set
+	chain string
 }
 
 func newReader(table *nft.Table) (*reader, error) {
@@ -124,6 +131,7 @@ func newReader(table *nft.Table) (*reader, error) {
 	for _, chain := range table.Chains {
 		r.addUpdates(chain)
 	}
+	r.addCrowds(table.Chain(chainServices))
 	return r, nil
 }
 
@@ -141,6 +149,23 @@ func (r *reader) addUpdates(chain *nft.Chain) {
 	}
 }
 
+// addCrowds notes the sets that rules of the chain services lead to a chain.
+func (r *reader) addCrowds(services *nft.Chain) {
+	if services == nil {
+		return
+	}
+	for _, rule := range services.Rules {
+		if len(rule.Statements) != 2 {
+			continue
+		}
+		in, isLookup := rule.Statements[0].(nft.InSet)
+		to, isVerdict := rule.Statements[1].(nft.Verdict)
+		if set := r.table.Set(in.Set); isLookup && isVerdict && in.Op == nft.Equal && set != nil && to.Kind == nft.VerdictGoto {
+			r.crowds = append(r.crowds, crowd{set, to.Chain})
+		}
+	}
+}
+
 func (r *reader) set(like *nft.Set) *nft.Set { return r.table.Set(like.Name) }
 
 func (r *reader) read() []*Frontend {
@@ -154,6 +179,11 @@ func (r *reader) read() []*Frontend {
 			for _, e := range r.set(set).Elements() {
 				r.addFrontend(found, e)
 			}
+		}
+	}
+	for _, c := range r.crowds {
+		for _, e := range c.set.Elements() {
+			r.addFrontend(found, e)
 		}
 	}
 	r.addSources(found)
@@ -236,6 +266,13 @@ func (r *reader) readVerdicts(f *Frontend) {
 }
 
 func (r *reader) chainAt(set *nft.Set, key nft.Data) (endpointChain, bool) {
+	if set == r.layout.sets.serviceIPs {
+		for _, c := range r.crowds { // they come first in the chain
+			if _, found := c.set.Element(key); found {
+				return parseEndpointChain(c.chain)
+			}
+		}
+	}
 	e, found := r.set(set).Element(key)
 	if !found || e.Verdict.Kind != nft.VerdictGoto {
 		return endpointChain{}, false
