@@ -1,7 +1,7 @@
-// Package sysctl sets the kernel parameters of a node that kube-proxy sets: those of
-// connection tracking, and the process's own OOM score.
+// Package sysctl sets the kernel parameters of a node that kube-proxy sets: those of connection
+// tracking, and the OOM score of the process.
 //
-// It sets nothing else. kube-proxy's nftables mode needs neither route_localnet (which
-// makes 127.0.0.1 reachable from outside, CVE-2020-8558) nor the ones of IPVS, and leaves
-// ip_forward and bridge-nf-call-iptables to whoever sets the node up.
+// It sets nothing else. The nftables mode needs neither route_localnet (which makes 127.0.0.1
+// reachable from outside, CVE-2020-8558) nor the parameters of IPVS. ip_forward and
+// bridge-nf-call-iptables belong to the program that sets up the node.
 package sysctl

@@ -1,17 +1,16 @@
 // Package manifests feeds a tracker from a directory of Kubernetes manifests, as
-// `kubectl get -o yaml` writes them: a node without an API server, a test, a look at what
-// a cluster's objects would become.
+// `kubectl get -o yaml` writes them. It is for a node without an API server, for tests, and for
+// compiling the objects of a cluster elsewhere.
 //
-// Files named *.yaml, *.yml and *.json are read, in name order, and may hold many
-// documents and Lists. Services (v1), EndpointSlices (discovery.k8s.io/v1), Nodes (v1)
-// and ServiceCIDRs (networking.k8s.io/v1) count; other kinds are ignored. Decoding is
-// strict: a field that Kubernetes does not know is an error that names the file, the
-// document and the field, since a typo would otherwise quietly take a Service's
-// endpoints away.
+// It reads files named *.yaml, *.yml and *.json in name order. A file may hold many documents and
+// Lists. Services (v1), EndpointSlices (discovery.k8s.io/v1), Nodes (v1) and ServiceCIDRs
+// (networking.k8s.io/v1) count; other kinds are ignored. Decoding is strict: an unknown field is an
+// error that names the file, the document and the field, since a typo could otherwise silently
+// remove a Service's endpoints.
 //
-// [Load] reads a directory once and fails on any error. A [Source] watches it, and an
-// error in a file only means that the file's last good objects stay.
+// [Load] reads a directory once and fails on any error. A [Source] watches it; on an error in a
+// file it keeps the last good objects of that file.
 //
-// Best write a file under another name (a hidden one is never read) and rename it: a
+// Write a file under another name first (a hidden file is never read) and then rename it. A
 // document that is cut off in the middle may still be valid YAML with fewer fields.
 package manifests
