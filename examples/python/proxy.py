@@ -44,21 +44,21 @@ class State:
 
 def dialed(port, node_ips):
     """Yields the addresses that clients dial, the port on them, and whether they are external."""
-    yield port["clusterIp"], port["port"], False
-    for address in port.get("loadBalancerIps", []) + port.get("externalIps", []):
+    yield port["cluster_ip"], port["port"], False
+    for address in port.get("load_balancer_ips", []) + port.get("external_ips", []):
         yield address, port["port"], True
     for address in node_ips:
-        if "nodePort" in port and (":" in address) == (port["id"]["family"] == "FAMILY_IPV6"):
-            yield address, port["nodePort"], True
+        if "node_port" in port and (":" in address) == (port["id"]["family"] == "FAMILY_IPV6"):
+            yield address, port["node_port"], True
 
 
 def balancer(family, port, external):
     """Returns the rules for one list of endpoints."""
-    policy = port.get("externalPolicy" if external else "internalPolicy")
+    policy = port.get("external_policy" if external else "internal_policy")
     endpoints = port.get("local" if policy == "TRAFFIC_POLICY_LOCAL" else "cluster", [])
     if not endpoints:
         return "drop" if port.get("cluster") else "meta mark set meta mark | 0x8000"
-    choice = f"jhash {family} saddr" if "affinityTimeoutSeconds" in port else "numgen random"
+    choice = f"jhash {family} saddr" if "affinity_timeout_seconds" in port else "numgen random"
     slots = ", ".join(f"{i} : {e['address']} . {e['port']}" for i, e in enumerate(endpoints))
     protocol = PROTOCOLS[port["id"]["protocol"]]
     return f"meta l4proto {protocol} meta mark set meta mark | 0x4000 dnat {family} to {choice} mod {len(endpoints)} map {{ {slots} }}"

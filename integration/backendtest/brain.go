@@ -46,7 +46,7 @@ func Brain(t testing.TB, path string) (target string, tr *tracker.Tracker) {
 }
 
 // Lines asks the brain at target for the state of node-1 and returns it as kube-proxy node-local-watch prints it: an
-// Update of the node-local API a line, in JSON.
+// Update of the node-local API a line, in JSON with the field names of the .proto file.
 func Lines(t testing.TB, target string) (lines []byte) {
 	t.Helper()
 	conn, err := grpc.NewClient(target, grpc.WithTransportCredentials(insecure.NewCredentials()))
@@ -66,7 +66,7 @@ func Lines(t testing.TB, target string) (lines []byte) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		line, err := protojson.Marshal(update)
+		line, err := protojson.MarshalOptions{UseProtoNames: true}.Marshal(update)
 		if err != nil {
 			t.Fatal(err)
 		}
