@@ -41,6 +41,10 @@
 //   - nodelocal/protocol: the model as messages, and back.
 //   - nodelocal/v1: the messages and the gRPC service.
 //
+// # Examples
+//
+//   - examples/*: small backends on the node-local API, each a program.
+//
 // # Stability
 //
 // Nothing is released yet. Until version 1 any exported name may change between minor versions;
