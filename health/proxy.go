@@ -17,9 +17,6 @@ import (
 // a change to wait.
 const DefaultTimeout = time.Minute
 
-// taintToBeDeleted is set by the cluster autoscaler on a Node that it is about to remove.
-const taintToBeDeleted = "ToBeDeletedByClusterAutoscaler"
-
 // Options configures a Proxy. The zero value works.
 type Options struct {
 	// Timeout is how long a change may wait for a sync that succeeds before the proxy counts
@@ -84,7 +81,7 @@ func (p *Proxy) Synced() {
 // first call the Node is taken to stay, so that a proxy without a Node object is healthy.
 func (p *Proxy) SetNode(node *corev1.Node) {
 	leaving := !node.DeletionTimestamp.IsZero() ||
-		slices.ContainsFunc(node.Spec.Taints, func(t corev1.Taint) bool { return t.Key == taintToBeDeleted })
+		slices.ContainsFunc(node.Spec.Taints, func(t corev1.Taint) bool { return t.Key == tracker.TaintToBeDeleted })
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.leaving = leaving

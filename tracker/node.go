@@ -38,13 +38,13 @@ func parseNode(obj *corev1.Node) *node {
 	return n
 }
 
-// taintToBeDeleted is set by the cluster autoscaler before it removes a node.
-const taintToBeDeleted = "ToBeDeletedByClusterAutoscaler"
+// TaintToBeDeleted is set by the cluster autoscaler on a Node that it is about to remove.
+const TaintToBeDeleted = "ToBeDeletedByClusterAutoscaler"
 
 // goingAway reports whether a Node is about to be deleted (KEP-3836).
 func goingAway(obj *corev1.Node) bool {
 	return !obj.DeletionTimestamp.IsZero() ||
-		slices.ContainsFunc(obj.Spec.Taints, func(t corev1.Taint) bool { return t.Key == taintToBeDeleted })
+		slices.ContainsFunc(obj.Spec.Taints, func(t corev1.Taint) bool { return t.Key == TaintToBeDeleted })
 }
 
 // parseIPs picks the primary address of each family: the first InternalIP, else the

@@ -28,7 +28,8 @@ func newCommandFor(o *options) *cobra.Command {
 		Short: "Program a node's nftables with the Services of a Kubernetes cluster",
 		Long: `kube-proxy keeps a node's nftables in line with the Services and EndpointSlices of a
 Kubernetes cluster. It takes them from the API server (--kubeconfig, or the service
-account of the pod it runs in) or from a directory of manifests (--manifests).
+account of the pod it runs in), from a directory of manifests (--manifests) or from a
+node-local server (--node-local-source).
 
 The rules stay in the kernel when kube-proxy exits, so that traffic flows on while it
 restarts; --cleanup removes them.`,
@@ -48,6 +49,8 @@ restarts; --cleanup removes them.`,
 	}
 	o.addFlags(cmd.Flags())
 	verflag.AddFlags(cmd.Flags())
+	cmd.AddCommand(newServerCommand(), newWatchCommand())
+	cmd.CompletionOptions.DisableDefaultCmd = true
 	cmd.SetContext(signalContext())
 	return cmd
 }

@@ -42,7 +42,11 @@ func kubeProxyFlags(t *testing.T) map[string]string {
 }
 
 // ours are the flags that kube-proxy v1.37 does not have. Those of v1.36 are the last two.
-var ours = []string{"manifests", "write-config-version", "boot-id-file", "machine-id-file"}
+var ours = []string{
+	"manifests", "write-config-version", "serve-node-local", "node-local-source",
+	"node-local-cert-file", "node-local-key-file", "node-local-ca-file",
+	"boot-id-file", "machine-id-file",
+}
 
 func TestFlagsOfKubeProxyAreThere(t *testing.T) {
 	// A type that checks what Validate checks here.

@@ -28,6 +28,7 @@ type options struct {
 	writeConfigVersion        string
 	cleanup, initOnly         bool
 	master, manifests         string
+	nodeLocal                 nodeLocalOptions
 
 	// config is what the flags set; complete replaces it by the file's. It is valid then.
 	config *v1alpha2.KubeProxyConfiguration
@@ -69,7 +70,7 @@ func (o *options) validate(flags *pflag.FlagSet) error {
 	if o.manifests != "" && (flags.Changed("kubeconfig") || o.master != "") {
 		return errors.New("--manifests: cannot be combined with --kubeconfig or --master: Services come from one place")
 	}
-	return nil
+	return o.nodeLocal.validate(o, flags)
 }
 
 // compiler returns what shapes the ruleset. Errors name the file or the flag.
@@ -100,7 +101,7 @@ func (o *options) nodeName() (string, error) {
 	return name, nil
 }
 
-// source returns where Services come from.
+// source returns where Services come from, unless that is a node-local server.
 func (o *options) source(nodeName string, hooks sourceHooks) (tracker.Source, error) {
 	if o.manifests != "" {
 		return o.guard(manifests.New(o.manifests), nodeName, hooks), nil
@@ -129,7 +130,7 @@ func (o *options) apiserver(nodeName string) apiserver.Config {
 
 // events returns what posts events; nil where there is no API server to post them to.
 func (o *options) events(ctx context.Context, nodeName string) (*node.Events, error) {
-	if o.manifests != "" {
+	if o.manifests != "" || o.nodeLocal.source != "" {
 		return nil, nil
 	}
 	settings, err := apiserver.RESTConfig(o.apiserver(nodeName))

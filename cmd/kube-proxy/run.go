@@ -17,7 +17,9 @@ import (
 	"github.com/nftproxy/nftproxy/internal/node"
 	"github.com/nftproxy/nftproxy/localnodeport"
 	"github.com/nftproxy/nftproxy/nft"
+	"github.com/nftproxy/nftproxy/nodelocal"
 	"github.com/nftproxy/nftproxy/proxy"
+	"github.com/nftproxy/nftproxy/syncloop"
 	"github.com/nftproxy/nftproxy/tracker"
 )
 
@@ -55,10 +57,14 @@ func run(ctx context.Context, o *options) error {
 type parts struct {
 	nodeName string
 	source   tracker.Source
-	tracker  *tracker.Tracker
-	loop     *tracker.Loop
-	backend  *proxy.Backend
-	flows    *proxy.FlowCleaner
+	// sink is where source leads: tracker, or without one what takes the Node of a node-local server.
+	sink    tracker.Sink
+	tracker *tracker.Tracker
+	// client is nil unless Services come from a node-local server.
+	client  *nodelocal.Client
+	loop    *syncloop.Loop
+	backend *proxy.Backend
+	flows   *proxy.FlowCleaner
 	// events is nil when Services do not come from an API server.
 	events *node.Events
 
@@ -77,9 +83,6 @@ func newParts(ctx context.Context, o *options, compilerConfig compiler.Config, c
 	if p.nodeName, err = o.nodeName(); err != nil {
 		return nil, err
 	}
-	if p.source, err = o.source(p.nodeName, newSourceHooks(ctx, p.health, conn)); err != nil {
-		return nil, err
-	}
 	if p.events, err = o.events(ctx, p.nodeName); err != nil {
 		return nil, err
 	}
@@ -93,18 +96,52 @@ func newParts(ctx context.Context, o *options, compilerConfig compiler.Config, c
 	p.services = newServiceHealth(p.health, compilerConfig, p.events)
 	p.localhosts = newForwarder(o.config)
 	logger := klog.FromContext(ctx)
-	trackerOptions := config.Tracker(o.config)
-	trackerOptions.NodeName, trackerOptions.Logger, trackerOptions.OnSkip = p.nodeName, logger, metrics.CountSkip
-	p.tracker = tracker.New(trackerOptions)
-	metrics.ShowTracker(p.tracker)
-	p.loop = tracker.NewLoop(p.tracker, p.backend, tracker.LoopOptions{
+	feed, err := p.feed(ctx, o, newSourceHooks(ctx, p.health, conn))
+	if err != nil {
+		return nil, err
+	}
+	p.loop = syncloop.New(feed, p.backend, syncloop.Options{
 		MinSyncPeriod: o.config.MinSyncPeriod.Duration,
 		Logger:        logger,
 		OnQueued:      p.queued,
-		OnSync:        func(r tracker.SyncResult) { p.synced(ctx, r) },
+		OnSync:        func(r syncloop.Result) { p.synced(ctx, r) },
 	})
 	return p, nil
 }
+
+// feed sets where Services come from, and returns where their changes come from.
+func (p *parts) feed(ctx context.Context, o *options, hooks sourceHooks) (feed syncloop.Feed, err error) {
+	if o.nodeLocal.source != "" {
+		return p.remoteFeed(ctx, o, hooks)
+	}
+	if p.source, err = o.source(p.nodeName, hooks); err != nil {
+		return nil, err
+	}
+	options := config.Tracker(o.config)
+	options.NodeName, options.Logger, options.OnSkip = p.nodeName, klog.FromContext(ctx), metrics.CountSkip
+	if o.nodeLocal.serve != "" {
+		options.History = nodeLocalHistory
+	}
+	p.tracker = tracker.New(options)
+	metrics.ShowTracker(p.tracker)
+	p.sink = p.tracker
+	return p.tracker, nil
+}
+
+// remoteFeed is feed when Services come from a node-local server. The Node comes from there too, and is guarded all the same.
+func (p *parts) remoteFeed(ctx context.Context, o *options, hooks sourceHooks) (feed syncloop.Feed, err error) {
+	hooks.onFailing(nodeLocalSource, true)
+	connected := func(yes bool) { hooks.onFailing(nodeLocalSource, !yes) }
+	if p.client, err = o.nodeLocal.newClient(ctx, p.nodeName, connected); err != nil {
+		return nil, err
+	}
+	remote := node.NewRemote(p.nodeName, p.client)
+	p.source, p.sink = o.guard(remote, p.nodeName, hooks), remote
+	return remote, nil
+}
+
+// nodeLocalSource is how health and metrics name a node-local server that cannot be watched.
+const nodeLocalSource = "node-local-source"
 
 func (p *parts) queued() {
 	metrics.ObserveQueued()
@@ -112,7 +149,7 @@ func (p *parts) queued() {
 }
 
 // synced tells everything that follows the rules in the kernel what they now are.
-func (p *parts) synced(ctx context.Context, r tracker.SyncResult) {
+func (p *parts) synced(ctx context.Context, r syncloop.Result) {
 	metrics.ObserveSync(r)
 	if r.Err != nil {
 		return // the loop has logged it
@@ -137,7 +174,15 @@ func (p *parts) serve(ctx context.Context, o *options) error {
 	if o.file != nil {
 		group.Go(func() error { return o.file.Watch(ctx) })
 	}
-	group.Go(func() error { return p.source.Run(ctx, p.health.WatchNode(p.nodeName, p.tracker)) })
+	group.Go(func() error { return p.source.Run(ctx, p.health.WatchNode(p.nodeName, p.sink)) })
+	if p.client != nil {
+		group.Go(func() error { return p.client.Run(ctx) })
+	}
+	if o.nodeLocal.serve != "" {
+		if err := serveNodeLocal(ctx, group, p.tracker, o.nodeLocal.serve, o.nodeLocal.files); err != nil {
+			group.Go(func() error { return err })
+		}
+	}
 	group.Go(func() error { return p.loop.Run(ctx) })
 	group.Go(func() error {
 		p.backend.Watch(ctx)

@@ -52,6 +52,9 @@ func everything() {
 	metrics.SetWatchFailing("services", true)
 	metrics.SetNodeMissing(true, true, false)
 	metrics.SetLeftovers("ipvs", 1)
+	metrics.SetNodeLocalWatchers(1)
+	metrics.ObserveNodeLocalBatch(true, 1, time.Millisecond)
+	metrics.CountNodeLocalRefused("streams")
 }
 
 // gather returns all metrics by name.

@@ -41,6 +41,7 @@ func Register() {
 			skippedObjects,
 			watchFailing, nodeMissing,
 			leftoverRules, buildInfo,
+			nodeLocalWatchers, nodeLocalBatches, nodeLocalBytes, nodeLocalLag, nodeLocalRefused,
 		)
 		legacyregistry.CustomMustRegister(trackerCollector)
 		startAtZero()
@@ -55,6 +56,7 @@ func startAtZero() {
 			counter.WithLabelValues(family.String())
 		}
 	}
+	startNodeLocalAtZero()
 	SetServiceHealthPorts(0, 0)
 	showBuildInfo()
 }

@@ -28,6 +28,8 @@ type Config struct {
 	Burst int
 	// NodeName is the Node that the proxy runs on; no other Node is asked for.
 	NodeName string
+	// EveryNode asks for all Nodes; NodeName is empty then.
+	EveryNode bool
 	// ServiceProxyName is the value of the label service.kubernetes.io/service-proxy-name that
 	// makes a Service this proxy's own. Default: the Services without that label.
 	ServiceProxyName string
@@ -65,7 +67,7 @@ func (c Config) withDefaults() Config {
 
 // validate refuses names that the API server could only ever answer with an error.
 func (c Config) validate() error {
-	if c.NodeName == "" {
+	if c.NodeName == "" && !c.EveryNode {
 		return errors.New("no node name given")
 	}
 	if problems := validation.IsValidLabelValue(c.ServiceProxyName); len(problems) > 0 {

@@ -44,7 +44,7 @@ func (s *Source) feeds(sink tracker.Sink) []*feed {
 	slices := newFeed(s.outage("endpointslices", true), &discoveryv1.EndpointSlice{}, s.client.DiscoveryV1().EndpointSlices(all),
 		routableSlices, sink.SetEndpointSlice, sink.DeleteEndpointSlice)
 	nodes := newFeed(s.outage("nodes", false), &corev1.Node{}, s.client.CoreV1().Nodes(),
-		oneNode(s.config.NodeName), sink.SetNode, byName(sink.DeleteNode))
+		s.config.nodes(), sink.SetNode, byName(sink.DeleteNode))
 	nodes.patience = s.timing.node
 	cidrs := newFeed(s.outage("servicecidrs", false), &networkingv1.ServiceCIDR{}, s.client.NetworkingV1().ServiceCIDRs(),
 		everything, sink.SetServiceCIDR, byName(sink.DeleteServiceCIDR))

@@ -39,5 +39,13 @@ func oneNode(name string) narrowing {
 	return func(options *metav1.ListOptions) { options.FieldSelector = selector }
 }
 
+// nodes selects the Nodes that are asked for.
+func (c Config) nodes() narrowing {
+	if c.EveryNode {
+		return everything
+	}
+	return oneNode(c.NodeName)
+}
+
 // everything selects all objects.
 func everything(*metav1.ListOptions) {}

@@ -1,0 +1,98 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"net/http"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+	"golang.org/x/sync/errgroup"
+	"k8s.io/component-base/metrics/legacyregistry"
+	"k8s.io/klog/v2"
+
+	nftmetrics "github.com/nftproxy/nftproxy/internal/metrics"
+	"github.com/nftproxy/nftproxy/source/apiserver"
+	"github.com/nftproxy/nftproxy/source/manifests"
+	"github.com/nftproxy/nftproxy/tracker"
+)
+
+// brainOptions is what the command node-local-server is told.
+type brainOptions struct {
+	nodeLocal         nodeLocalOptions
+	manifests         string
+	kubeconfig        string
+	master            string
+	qps               float32
+	burst             int
+	metricsAddress    string
+	ignoreExternalIPs bool
+}
+
+// newServerCommand returns the command that serves the node-local API and nothing else.
+func newServerCommand() *cobra.Command {
+	o := &brainOptions{}
+	cmd := &cobra.Command{
+		Use:   "node-local-server",
+		Short: "Serve the node-local API for any number of nodes",
+		Long: `node-local-server applies Kubernetes' rules about Services for any number of nodes, and
+tells their backends over gRPC what to do. It needs no privileges and writes no rules.`,
+		Args:          noArgs,
+		SilenceUsage:  true,
+		SilenceErrors: true,
+		RunE:          func(cmd *cobra.Command, _ []string) error { return o.run(signalContext()) },
+	}
+	o.addFlags(cmd.Flags())
+	return cmd
+}
+
+func (o *brainOptions) addFlags(flags *pflag.FlagSet) {
+	flags.StringVar(&o.nodeLocal.serve, "listen", "unix:///run/nftproxy/node-local.sock", "Where to serve: unix:///PATH, or tcp://HOST:PORT with the --node-local-*-file flags")
+	flags.StringVar(&o.kubeconfig, "kubeconfig", "", "Path to a kubeconfig file for the API server; without it and without --manifests, the pod's service account is used")
+	flags.StringVar(&o.master, "master", "", "The address of the API server; overrides the one in the kubeconfig file")
+	flags.StringVar(&o.manifests, "manifests", "", "A directory with manifests to take Services, EndpointSlices, Nodes and ServiceCIDRs from instead of an API server; watched for changes")
+	flags.Float32Var(&o.qps, "kube-api-qps", 5, "Requests per second to the API server")
+	flags.IntVar(&o.burst, "kube-api-burst", 10, "Requests to the API server at once, above the rate")
+	flags.StringVar(&o.metricsAddress, "metrics-bind-address", "", "The IP address and port of the metrics server; by default there is none")
+	flags.BoolVar(&o.ignoreExternalIPs, "ignore-external-ips", false, "Leave out the externalIPs of all Services")
+	o.nodeLocal.addFileFlags(flags)
+}
+
+func (o *brainOptions) source() (tracker.Source, error) {
+	if o.manifests == "" {
+		return apiserver.New(apiserver.Config{Kubeconfig: o.kubeconfig, Master: o.master, QPS: o.qps, Burst: o.burst, EveryNode: true})
+	}
+	if o.kubeconfig != "" || o.master != "" {
+		return nil, errors.New("--manifests: cannot be combined with --kubeconfig or --master: Services come from one place")
+	}
+	return manifests.New(o.manifests), nil
+}
+
+func (o *brainOptions) run(ctx context.Context) error {
+	nftmetrics.Register()
+	source, err := o.source()
+	if err != nil {
+		return err
+	}
+	t := tracker.New(tracker.Options{
+		EveryNode: true, History: nodeLocalHistory, IgnoreExternalIPs: o.ignoreExternalIPs,
+		Logger: klog.FromContext(ctx), OnSkip: nftmetrics.CountSkip,
+	})
+	nftmetrics.ShowTracker(t)
+	group, ctx := errgroup.WithContext(ctx)
+	if err := serveNodeLocal(ctx, group, t, o.nodeLocal.serve, o.nodeLocal.files); err != nil {
+		return err
+	}
+	if o.metricsAddress != "" {
+		s := &httpServer{"metrics server", o.metricsAddress, "--metrics-bind-address", metricsHandler(), func(error) {}}
+		group.Go(func() error { return s.serve(ctx, true) })
+	}
+	group.Go(func() error { return source.Run(ctx, t) })
+	return group.Wait()
+}
+
+func metricsHandler() http.Handler {
+	mux := http.NewServeMux()
+	mux.Handle("/metrics", legacyregistry.Handler())
+	return mux
+}
