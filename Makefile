@@ -94,7 +94,7 @@ golden: ## rewrite what is generated: rulesets, converted configurations, lists 
 	$(GO) test ./internal/config ./internal/metrics ./cmd/kube-proxy ./examples -update
 
 bench: ## benchmarks; compare numbers of one run only
-	$(GO) test -run '^$$' -bench . -benchmem ./nft ./compiler ./proxy ./tracker ./source/manifests ./conntrack ./diffstore ./integration/performance
+	$(GO) test -run '^$$' -bench . -benchmem ./nft ./compiler ./proxy ./tracker ./source/manifests ./conntrack ./nodelocal/server ./diffstore ./integration/performance
 
 plot: ## docs/performance.svg: first Sync, one change and memory from 1,000 to 100,000 Services
 	$(GO) run ./integration/performance

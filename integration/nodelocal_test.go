@@ -1,0 +1,130 @@
+package integration
+
+import (
+	"fmt"
+	"net"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/nftproxy/nftproxy/integration/await"
+	"github.com/nftproxy/nftproxy/integration/lab"
+	"github.com/nftproxy/nftproxy/integration/lab/labtest"
+	"github.com/nftproxy/nftproxy/source/apiserver/apiservertest"
+)
+
+// expectAnswerOf waits until new connections to the Service of outageObjects reach a pod.
+func expectAnswerOf(t *testing.T, l *lab.Lab, name string) {
+	t.Helper()
+	await.Until(t, "clients reach "+name, func() error {
+		conn, got, err := dialService(l.Client)
+		if err != nil {
+			return err
+		}
+		conn.Close()
+		if got != name {
+			return fmt.Errorf("%s answered", got)
+		}
+		return nil
+	})
+}
+
+// The brain and the backend are processes of their own. Each is killed once, and traffic flows all the while.
+func TestNodeLocalSourceWhenEitherProcessIsKilled(t *testing.T) {
+	t.Parallel()
+	l := labtest.New(t)
+	server, kubeconfig := labtest.APIServer(t, l.Node)
+	servePod(t, l, "first", "10.244.1.5")
+	servePod(t, l, "second", "10.244.1.6")
+	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: lab.NodeName}, Status: corev1.NodeStatus{
+		Addresses: []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: lab.NodeAddrs.IPv4.String()}},
+	}}
+	service, slice := outageObjects("10.244.1.5")
+	for _, object := range []apiservertest.Object{node, service, slice} {
+		if _, err := server.Create(object); err != nil {
+			t.Fatal(err)
+		}
+	}
+	move := func(addr string) {
+		t.Helper()
+		_, slice := outageObjects(addr)
+		if _, err := server.Update(slice); err != nil {
+			t.Fatal(err)
+		}
+	}
+	socket := "unix://" + filepath.Join(t.TempDir(), "node-local.sock")
+	startBrain := func() *labtest.Process {
+		return labtest.Start(t, l.Node, "kube-proxy", "node-local-server", "--kubeconfig", kubeconfig, "--listen", socket)
+	}
+	startBackend := func() *labtest.Process {
+		return labtest.Start(t, l.Node, "kube-proxy", "--node-local-source", socket, "--hostname-override", lab.NodeName)
+	}
+	kill := func(p *labtest.Process) {
+		t.Helper()
+		if err := p.Cmd.Process.Kill(); err != nil {
+			t.Fatal(err)
+		}
+		_ = p.Wait()
+	}
+	brain, backend := startBrain(), startBackend()
+	expectAnswerOf(t, l, "first")
+	lasting, _, err := dialService(l.Client)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer lasting.Close()
+	stop := keepDialing(t, l.Client)
+
+	kill(brain)
+	await.Until(t, "the health check names the brain that is away", func() error {
+		body, err := getFrom(l.Node, "http://127.0.0.1:10256/healthz")
+		if err == nil && !strings.Contains(body, "node-local-source") {
+			err = fmt.Errorf("it says %s", body)
+		}
+		return err
+	})
+	move("10.244.1.6")
+	brain = startBrain()
+	expectAnswerOf(t, l, "second")
+
+	kill(backend)
+	move("10.244.1.5")
+	backend = startBackend()
+	expectAnswerOf(t, l, "first")
+	stop()
+	expectAlive(t, lasting, "first")
+	for name, p := range map[string]*labtest.Process{"brain": brain, "backend": backend} {
+		if err := p.Stop(t); err != nil {
+			t.Errorf("the %s ended with %v", name, err)
+		}
+	}
+}
+
+func expectAlive(t *testing.T, conn net.Conn, want string) {
+	t.Helper()
+	if _, err := fmt.Fprintln(conn); err != nil {
+		t.Error(err)
+	}
+	if name, err := readLine(conn); err != nil || name != want {
+		t.Errorf("a connection from before reads %q, %v; want %s", name, err, want)
+	}
+}
+
+// One process does both jobs for its node.
+func TestServeNodeLocal(t *testing.T) {
+	t.Parallel()
+	l := labtest.New(t)
+	dir := filepath.Join(corpus, "hairpin-over-cluster-ip")
+	socket := "unix://" + filepath.Join(t.TempDir(), "node-local.sock")
+	labtest.Start(t, l.Node, "kube-proxy", "--manifests", dir, "--hostname-override", lab.NodeName, "--serve-node-local", socket)
+	watch := labtest.Start(t, l.Node, "kube-proxy", "node-local-watch", "--node-local-source", socket, "--hostname-override", lab.NodeName)
+	watch.Says(t, `{"full":true,"node":{"name":"`+lab.NodeName+`"`)
+	watch.Says(t, `{"sync":{}}`)
+	t.Run("no other node is served", func(t *testing.T) {
+		other := labtest.Start(t, l.Node, "kube-proxy", "node-local-watch", "--node-local-source", socket, "--hostname-override", "another")
+		other.Says(t, `is not served here, but only the node that this server runs on`)
+	})
+}

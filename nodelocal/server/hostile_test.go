@@ -1,0 +1,354 @@
+package server_test
+
+import (
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/status"
+
+	"github.com/nftproxy/nftproxy/nodelocal/server"
+	nodelocalv1 "github.com/nftproxy/nftproxy/nodelocal/v1"
+	"github.com/nftproxy/nftproxy/tracker"
+)
+
+// dial returns an API client with a connection of its own.
+func dial(t testing.TB, address string, options ...grpc.DialOption) nodelocalv1.NodeLocalClient {
+	return nodelocalv1.NewNodeLocalClient(connect(t, address, options...))
+}
+
+func connect(t testing.TB, address string, options ...grpc.DialOption) *grpc.ClientConn {
+	t.Helper()
+	conn, err := grpc.NewClient(address, append(options, grpc.WithTransportCredentials(insecure.NewCredentials()))...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close() })
+	return conn
+}
+
+// watch opens a stream and waits for its first part, or its error.
+func watch(t testing.TB, client nodelocalv1.NodeLocalClient, node string) (grpc.ServerStreamingClient[nodelocalv1.Update], error) {
+	stream, err := client.Watch(t.Context(), &nodelocalv1.WatchRequest{Node: node})
+	if err != nil {
+		return nil, err
+	}
+	_, err = stream.Recv()
+	return stream, err
+}
+
+// refusals counts what a server refuses.
+type refusals struct {
+	mu    sync.Mutex
+	count map[string]int
+}
+
+func (r *refusals) add(reason string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.count == nil {
+		r.count = map[string]int{}
+	}
+	r.count[reason]++
+}
+
+func (r *refusals) of(reason string) int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.count[reason]
+}
+
+func expectCode(t *testing.T, err error, code codes.Code, text string) {
+	t.Helper()
+	if status.Code(err) != code || !strings.Contains(status.Convert(err).Message(), text) {
+		t.Errorf("got %v, want %v with %q", err, code, text)
+	}
+}
+
+func smallBrain(t *testing.T, options server.Options) *brain {
+	tr := servingTracker(10)
+	fill(tr, 10, 2)
+	tr.Synced()
+	return newBrain(t, tr, options)
+}
+
+func TestServerRefusesNodeNames(t *testing.T) {
+	var refused refusals
+	b := smallBrain(t, server.Options{Hooks: server.Hooks{OnRefused: refused.add}})
+	client := dial(t, b.address)
+	for _, tc := range []struct {
+		name, node string
+		code       codes.Code
+		text       string
+	}{
+		{"an empty one", "", codes.InvalidArgument, "RFC 1123"},
+		{"one that is too long", strings.Repeat("a", 254), codes.InvalidArgument, "253"},
+		{"one with other characters", "Node_1\n", codes.InvalidArgument, `node "Node_1\n"`},
+		{"one that is huge", strings.Repeat("a", 1<<20), codes.ResourceExhausted, "larger than max"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			_, err := watch(t, client, tc.node)
+			expectCode(t, err, tc.code, tc.text)
+			stream, err := client.Get(t.Context(), &nodelocalv1.GetRequest{Node: tc.node})
+			if err == nil {
+				_, err = stream.Recv()
+			}
+			expectCode(t, err, tc.code, tc.text)
+		})
+	}
+	t.Run("they are counted", func(t *testing.T) {
+		if n := refused.of(server.RefusedNode); n != 6 {
+			t.Errorf("%d, want 6", n)
+		}
+	})
+	t.Run("a server of one node serves no other", func(t *testing.T) {
+		tr := tracker.New(tracker.Options{NodeName: "node-1"})
+		tr.Synced()
+		one := newBrain(t, tr, server.Options{})
+		_, err := watch(t, dial(t, one.address), "node-2")
+		expectCode(t, err, codes.NotFound, `node "node-2" is not served here`)
+	})
+}
+
+func TestServerLimitsStreams(t *testing.T) {
+	var refused refusals
+	b := smallBrain(t, server.Options{MaxStreams: 40, MaxStreamsPerPeer: 30, Hooks: server.Hooks{OnRefused: refused.add}})
+	client := dial(t, b.address)
+	open := 0
+	for i := range 1000 {
+		if i == 99 {
+			break // more wait in this client: a connection carries 100
+		}
+		_, err := watch(t, client, fmt.Sprint("node-", i))
+		if err == nil {
+			open++
+			continue
+		}
+		expectCode(t, err, codes.ResourceExhausted, "too many calls")
+	}
+	if open != 30 || refused.of(server.RefusedStreams) != 69 {
+		t.Errorf("%d streams are open, %d refused; want 30 and 69", open, refused.of(server.RefusedStreams))
+	}
+}
+
+func TestServerWithClientsThatDoNotRead(t *testing.T) {
+	tr := servingTracker(10)
+	fill(tr, 5000, 10)
+	tr.Synced()
+	var refused refusals
+	var mu sync.Mutex
+	watchers := 0
+	b := newBrain(t, tr, server.Options{
+		SendTimeout: 300 * time.Millisecond, MinInterval: time.Millisecond,
+		Hooks: server.Hooks{OnRefused: refused.add, OnWatchers: func(n int) {
+			mu.Lock()
+			defer mu.Unlock()
+			watchers = n
+		}},
+	})
+	before := heap()
+	const stalled = 20
+	for i := range stalled {
+		// A small window, so that the server's data stays with the server.
+		client := dial(t, b.address, grpc.WithInitialWindowSize(64<<10), grpc.WithInitialConnWindowSize(64<<10), grpc.WithStaticStreamWindowSize(64<<10))
+		if _, err := client.Watch(t.Context(), &nodelocalv1.WatchRequest{Node: nodeName(i)}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	reader := &backend{}
+	follow(t, b.address, "node-1", reader)
+	eventually(t, func() string {
+		if syncs, _ := reader.counts(); syncs == 0 {
+			return "one that reads waits for those that do not"
+		}
+		return ""
+	})
+	peak := heap() - before
+	eventually(t, func() string {
+		mu.Lock()
+		defer mu.Unlock()
+		if n := refused.of(server.RefusedStalled); n < stalled || watchers != 1 {
+			return fmt.Sprintf("%d of %d are disconnected, %d streams are left", n, stalled, watchers)
+		}
+		return ""
+	})
+	if peak > 100<<20 {
+		t.Errorf("%d clients that do not read take %d MB", stalled, peak>>20)
+	}
+	t.Logf("%d clients that do not read take %d MB, and %d MB afterwards", stalled, peak>>20, (heap()-before)>>20)
+}
+
+func heap() int64 {
+	runtime.GC()
+	var stats runtime.MemStats
+	runtime.ReadMemStats(&stats)
+	return int64(stats.HeapAlloc)
+}
+
+func TestServerWithGarbageAndHalfOpenConnections(t *testing.T) {
+	b := smallBrain(t, server.Options{MaxConnections: 20})
+	path := strings.TrimPrefix(b.address, "unix://")
+	random := rand.New(rand.NewPCG(1, 1))
+	for range 50 {
+		conn, err := net.Dial("unix", path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		garbage := make([]byte, 4096)
+		for i := range garbage {
+			garbage[i] = byte(random.Uint32())
+		}
+		if random.IntN(2) == 0 {
+			copy(garbage, "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
+		}
+		_, _ = conn.Write(garbage)
+		_ = conn.SetReadDeadline(time.Now().Add(100 * time.Millisecond))
+		_, _ = io.Copy(io.Discard, conn)
+		conn.Close()
+	}
+	// These say nothing at all. The server gives them 10 s, and there are slots left.
+	for range 10 {
+		conn, err := net.Dial("unix", path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { conn.Close() })
+	}
+	if _, err := watch(t, dial(t, b.address), "node-1"); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestHealthService(t *testing.T) {
+	tr := servingTracker(0)
+	b := newBrain(t, tr, server.Options{})
+	client := healthv1.NewHealthClient(connect(t, b.address))
+	expect := func(want healthv1.HealthCheckResponse_ServingStatus) {
+		t.Helper()
+		eventually(t, func() string {
+			got, err := client.Check(t.Context(), &healthv1.HealthCheckRequest{Service: "nftproxy.nodelocal.v1.NodeLocal"})
+			if err != nil || got.Status != want {
+				return fmt.Sprint(got, err)
+			}
+			return ""
+		})
+	}
+	expect(healthv1.HealthCheckResponse_NOT_SERVING)
+	stream, err := dial(t, b.address).Get(t.Context(), &nodelocalv1.GetRequest{Node: "n"})
+	if err == nil {
+		_, err = stream.Recv()
+	}
+	expectCode(t, err, codes.Unavailable, "not know all Services")
+	tr.Synced()
+	expect(healthv1.HealthCheckResponse_SERVING)
+}
+
+func TestListen(t *testing.T) {
+	private := func(t *testing.T) string {
+		dir := t.TempDir()
+		if err := os.Chmod(dir, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		return dir
+	}
+	t.Run("a socket is private", func(t *testing.T) {
+		path := filepath.Join(private(t), "made", "s")
+		l, err := server.Listen(t.Context(), "unix://"+path, false)
+		if err != nil {
+			t.Fatal(err)
+		}
+		info, err := os.Stat(path)
+		if err != nil || info.Mode().Perm() != 0o600 {
+			t.Errorf("mode %v, %v", info.Mode(), err)
+		}
+		l.Close()
+		if _, err := os.Stat(path); !os.IsNotExist(err) {
+			t.Error("the socket is left")
+		}
+	})
+	t.Run("a socket that a killed process left is replaced", func(t *testing.T) {
+		path := filepath.Join(private(t), "s")
+		stale, err := net.ListenUnix("unix", &net.UnixAddr{Name: path})
+		if err != nil {
+			t.Fatal(err)
+		}
+		stale.SetUnlinkOnClose(false)
+		stale.Close()
+		l, err := server.Listen(t.Context(), "unix://"+path, false)
+		if err != nil {
+			t.Fatal(err)
+		}
+		l.Close()
+	})
+	t.Run("the one that was replaced leaves its successor's socket", func(t *testing.T) {
+		path := filepath.Join(private(t), "s")
+		first, err := server.Listen(t.Context(), "unix://"+path, false)
+		if err != nil {
+			t.Fatal(err)
+		}
+		second, err := server.Listen(t.Context(), "unix://"+path, false)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer second.Close()
+		first.Close()
+		conn, err := net.Dial("unix", path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		conn.Close()
+	})
+	for _, tc := range []struct {
+		name, want string
+		address    func(dir string) string
+	}{
+		{"a file that is no socket is kept", "not a socket", func(dir string) string {
+			_ = os.WriteFile(filepath.Join(dir, "s"), nil, 0o600)
+			return "unix://" + filepath.Join(dir, "s")
+		}},
+		{"a directory that others may write to is refused", "writable for others", func(dir string) string {
+			_ = os.Chmod(dir, 0o777)
+			return "unix://" + filepath.Join(dir, "s")
+		}},
+		{"a path that is too long is refused", "at most 100", func(dir string) string { return "unix://" + filepath.Join(dir, strings.Repeat("x", 120)) }},
+		{"a relative path is refused", "neither", func(string) string { return "unix://s" }},
+		{"TCP without TLS is refused", "TLS with client certificates", func(string) string { return "tcp://127.0.0.1:0" }},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			l, err := server.Listen(t.Context(), tc.address(private(t)), false)
+			if err == nil {
+				l.Close()
+			}
+			if err == nil || !strings.Contains(err.Error(), tc.want) {
+				t.Errorf("got %v, want %q", err, tc.want)
+			}
+		})
+	}
+}
+
+func TestServeStopsWithStreams(t *testing.T) {
+	b := smallBrain(t, server.Options{})
+	stream, err := watch(t, dial(t, b.address), "node-1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	began := time.Now()
+	b.end()
+	if d := time.Since(began); d > time.Second {
+		t.Errorf("it took %v", d)
+	}
+	_, err = stream.Recv()
+	expectCode(t, err, codes.Unavailable, "the server stops")
+}
