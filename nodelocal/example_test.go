@@ -51,8 +51,8 @@ endpoints:
 - {addresses: [10.244.2.6], nodeName: node-2}
 `
 
-// serve runs a server over the manifests until ctx ends, as kube-proxy node-local-server --manifests does.
-func serve(ctx context.Context, dir, address string) error {
+// serveManifests runs a server over the manifests until ctx ends, as kube-proxy node-local-server --manifests does.
+func serveManifests(ctx context.Context, dir, address string) error {
 	listener, err := server.Listen(ctx, address, false)
 	if err != nil {
 		return err
@@ -78,7 +78,7 @@ func ExampleRun() {
 	ctx, stop := context.WithCancel(context.Background())
 	defer stop()
 	address := "unix://" + filepath.Join(dir, "node-local.sock")
-	if err := serve(ctx, dir, address); err != nil {
+	if err := serveManifests(ctx, dir, address); err != nil {
 		fmt.Println(err)
 		return
 	}
