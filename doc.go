@@ -43,6 +43,7 @@
 //
 // # Examples
 //
+//   - examples: an overview of the examples.
 //   - examples/*: small backends on the node-local API, each a program.
 //
 // # Stability
