@@ -38,7 +38,7 @@ func TestDecodeEntry(t *testing.T) {
 	}
 }
 
-func TestAnEntryThatLacksSomethingIsAnError(t *testing.T) {
+func TestDecodeEntryRefusesAnEntryThatLacksSomething(t *testing.T) {
 	whole := unhex(t, listedDNS4)
 	// The entry is whole with its number, which has 12 bytes of other attributes behind it.
 	for n := range len(whole) - 20 {

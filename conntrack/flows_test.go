@@ -139,7 +139,7 @@ func TestDeleteFlows(t *testing.T) {
 	}
 }
 
-func TestFlowsInAZoneOfTheirOwnAreDeletedToo(t *testing.T) {
+func TestDeleteFlowsInAZoneOfTheirOwn(t *testing.T) {
 	c, table := newTable(t)
 	add(t, table, dns4)
 	add(t, table, dns4, func(e *conntrack.Flow) { e.Zone = 7 })
@@ -151,7 +151,7 @@ func TestFlowsInAZoneOfTheirOwnAreDeletedToo(t *testing.T) {
 	}
 }
 
-func TestAFlowThatIsGoneMeanwhileIsNoError(t *testing.T) {
+func TestDeleteFlowsThatAreGoneMeanwhile(t *testing.T) {
 	c, table := newTable(t)
 	add(t, table, dns4)
 	add(t, table, plain)
@@ -176,7 +176,7 @@ func entryOf(t *testing.T, c *Conn) (only entry) {
 }
 
 // An entry with the addresses of one that is gone was made by the rules as they are now.
-func TestALaterFlowWithTheSameAddressesStays(t *testing.T) {
+func TestDeleteFlowsKeepsALaterOneWithTheSameAddresses(t *testing.T) {
 	c, table := newTable(t)
 	add(t, table, dns4)
 	earlier := entryOf(t, c)
@@ -191,7 +191,7 @@ func TestALaterFlowWithTheSameAddressesStays(t *testing.T) {
 	}
 }
 
-func TestManyFlowsAreDeleted(t *testing.T) {
+func TestDeleteFlowsOfWhichThereAreMany(t *testing.T) {
 	c, table := newTable(t)
 	for i := range 2*deleteAtOnce + 1 {
 		f := dns4

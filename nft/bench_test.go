@@ -134,7 +134,7 @@ func encodeWithLibrary(elements []Element) ([]byte, error) {
 	return ae.Encode()
 }
 
-func TestTheBenchmarkedEncoderWritesWhatOursDoes(t *testing.T) {
+func TestEncodeElementsWritesWhatTheBenchmarkedEncoderDoes(t *testing.T) {
 	set := manyServices(400).Sets[0]
 	theirs, err := encodeWithLibrary(set.Elements())
 	if err != nil {

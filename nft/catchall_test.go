@@ -48,7 +48,12 @@ func learnedElements(t *testing.T, c *Conn, table *Table) []Element {
 	return elements
 }
 
-func TestCatchAllOfSomebodyElseIsDeleted(t *testing.T) {
+func TestCatchAll(t *testing.T) {
+	t.Run("of somebody else is deleted", testCatchAllOfSomebodyElseIsDeleted)
+	t.Run("that is wanted is committed and listed", testCatchAllThatIsWantedIsCommittedAndListed)
+}
+
+func testCatchAllOfSomebodyElseIsDeleted(t *testing.T) {
 	for _, tc := range []struct{ set, element string }{
 		{"service-ips", "* : drop"},
 		{"endpoints", "* : 10.0.0.9 . 80"},
@@ -76,7 +81,7 @@ func TestCatchAllOfSomebodyElseIsDeleted(t *testing.T) {
 	}
 }
 
-func TestCatchAllThatIsWantedIsCommittedAndListed(t *testing.T) {
+func testCatchAllThatIsWantedIsCommittedAndListed(t *testing.T) {
 	netns.EnterForTest(t)
 	c := dial(t)
 	for _, f := range Families {
@@ -99,7 +104,15 @@ func TestCatchAllThatIsWantedIsCommittedAndListed(t *testing.T) {
 	}
 }
 
-func TestElementsThatSayMoreThanThisPackageCanAreReplaced(t *testing.T) {
+func TestDiff(t *testing.T) {
+	t.Run("replaces elements that say more than this package can", testElementsThatSayMoreThanThisPackageCanAreReplaced)
+	t.Run("of a table with itself is empty", testTheDiffOfATableWithItselfIsEmpty)
+	t.Run("of two tables turns one into the other", testTheDiffOfTwoTablesTurnsOneIntoTheOther)
+	t.Run("of two tables is accepted by the kernel", testTheRealKernelTakesTheDiffOfTwoTables)
+	t.Run("gives another comment to a regular chain that is in use", testARegularChainThatIsInUseCanGetAnotherComment)
+}
+
+func testElementsThatSayMoreThanThisPackageCanAreReplaced(t *testing.T) {
 	netns.EnterForTest(t)
 	c := dial(t)
 	want := everything(FamilyIP)

@@ -12,7 +12,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-func TestARefusalNamesTheStepAndTheErrno(t *testing.T) {
+func TestCommitError(t *testing.T) {
+	t.Run("names the step and the errno", testARefusalNamesTheStepAndTheErrno)
+	t.Run("says which privilege is missing", testWithoutPrivilegesTheErrorSaysWhichOneIsMissing)
+	t.Run("counts the other refusals", testAnErrorCountsTheOtherRefusals)
+}
+
+func testARefusalNamesTheStepAndTheErrno(t *testing.T) {
 	table := &Table{Family: FamilyIP, Name: "t"}
 	inUse := &Chain{Name: "in-use"}
 	ips := &Set{Name: "ips", Key: Concat{IPDaddr}}
@@ -110,7 +116,7 @@ func withoutCapability(t *testing.T, capability int) {
 	})
 }
 
-func TestWithoutPrivilegesTheErrorSaysWhichOneIsMissing(t *testing.T) {
+func testWithoutPrivilegesTheErrorSaysWhichOneIsMissing(t *testing.T) {
 	netns.EnterForTest(t)
 	withoutCapability(t, unix.CAP_NET_ADMIN)
 	c := dial(t)
@@ -129,7 +135,7 @@ func TestWithoutPrivilegesTheErrorSaysWhichOneIsMissing(t *testing.T) {
 	}
 }
 
-func TestAnErrorCountsTheOtherRefusals(t *testing.T) {
+func testAnErrorCountsTheOtherRefusals(t *testing.T) {
 	netns.EnterForTest(t)
 	c := dial(t)
 	gone := &Table{Family: FamilyIP, Name: "gone"}
@@ -143,8 +149,13 @@ func TestAnErrorCountsTheOtherRefusals(t *testing.T) {
 	}
 }
 
+func TestReadTable(t *testing.T) {
+	t.Run("does not misread what this package does not write", testWhatThisPackageDoesNotWriteIsNotMisread)
+	t.Run("takes an expression that cannot be decoded for unknown", testForeignExpressionThatCannotBeDecodedIsUnknown)
+}
+
 // A rule of somebody else's is read as what it is or as unknown, never as something else.
-func TestWhatThisPackageDoesNotWriteIsNotMisread(t *testing.T) {
+func testWhatThisPackageDoesNotWriteIsNotMisread(t *testing.T) {
 	for _, tc := range []struct{ name, load, never string }{
 		{"an address to translate to is no verdict", "chain c {\nip daddr 10.0.0.1 dnat to 10.0.0.2\n}", "drop"},
 		{"a limit", "chain c {\nlimit rate 1/second accept\n}", "c {\n\t\taccept"},

@@ -116,7 +116,11 @@ func TestConnAfterAFault(t *testing.T) {
 	}
 }
 
-func TestConnReadsAListingThatTakesLongerThanItWaitsForAnAnswer(t *testing.T) {
+func TestConnListing(t *testing.T) {
+	t.Run("may take longer than it waits for an answer", testConnReadsAListingThatTakesLongerThanItWaitsForAnAnswer)
+}
+
+func testConnReadsAListingThatTakesLongerThanItWaitsForAnAnswer(t *testing.T) {
 	netns.EnterForTest(t)
 	c := dial(t)
 	table := manyAddresses(200_000)
@@ -137,7 +141,12 @@ func TestConnReadsAListingThatTakesLongerThanItWaitsForAnAnswer(t *testing.T) {
 	}
 }
 
-func TestConnReopensInItsOwnNamespace(t *testing.T) {
+func TestConnReopens(t *testing.T) {
+	t.Run("in its own namespace", testConnReopensInItsOwnNamespace)
+	t.Run("without the right to change namespaces", testConnReopensWithoutTheRightToChangeNamespaces)
+}
+
+func testConnReopensInItsOwnNamespace(t *testing.T) {
 	elsewhere := make(chan func())
 	go func() { // on a thread that stays in the namespace of the process
 		runtime.LockOSThread()
@@ -189,7 +198,7 @@ func namespaceFile(t *testing.T) int {
 }
 
 // kube-proxy's container has CAP_NET_ADMIN only.
-func TestConnReopensWithoutTheRightToChangeNamespaces(t *testing.T) {
+func testConnReopensWithoutTheRightToChangeNamespaces(t *testing.T) {
 	netns.EnterForTest(t)
 	c := dial(t)
 	withoutCapability(t, unix.CAP_SYS_ADMIN)

@@ -171,7 +171,7 @@ func (w world) table() *Table {
 	return t
 }
 
-func TestTheDiffOfATableWithItselfIsEmpty(t *testing.T) {
+func testTheDiffOfATableWithItselfIsEmpty(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		table := world{rt, drawFamily(rt)}.table()
 		if tx := Diff(table, table); !tx.Empty() {
@@ -186,7 +186,7 @@ func TestTheDiffOfATableWithItselfIsEmpty(t *testing.T) {
 	})
 }
 
-func TestTheDiffOfTwoTablesTurnsOneIntoTheOther(t *testing.T) {
+func testTheDiffOfTwoTablesTurnsOneIntoTheOther(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		w := world{rt, drawFamily(rt)}
 		have, want := w.table(), w.table()
@@ -316,7 +316,14 @@ func (w world) dropDangling(d *Draft) {
 	}
 }
 
-func TestADraftsTransactionsEndInItsTable(t *testing.T) {
+func TestDraft(t *testing.T) {
+	t.Run("has transactions that end in its table", testADraftsTransactionsEndInItsTable)
+	t.Run("has transactions that the kernel takes", testTheRealKernelTakesADraftsTransactionsAndHoldsItsTable)
+	t.Run("replaces the table once when it is invalidated", testAnInvalidatedDraftReplacesTheTableOnce)
+	t.Run("sends nothing for a change taken back", testAChangeTakenBackCostsNothing)
+}
+
+func testADraftsTransactionsEndInItsTable(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) { walk(rt, &strictKernel{tables: map[string]*Table{}}) })
 }
 
@@ -351,7 +358,7 @@ func (k realKernel) read(f Family, name string) (*Table, error) {
 	return k.conn.ReadTable(context.Background(), f, name)
 }
 
-func TestTheRealKernelTakesADraftsTransactionsAndHoldsItsTable(t *testing.T) {
+func testTheRealKernelTakesADraftsTransactionsAndHoldsItsTable(t *testing.T) {
 	netns.EnterForTest(t)
 	c := dial(t)
 	limitChecks(t, 30)
@@ -365,7 +372,7 @@ func TestTheRealKernelTakesADraftsTransactionsAndHoldsItsTable(t *testing.T) {
 	})
 }
 
-func TestTheRealKernelTakesTheDiffOfTwoTables(t *testing.T) {
+func testTheRealKernelTakesTheDiffOfTwoTables(t *testing.T) {
 	netns.EnterForTest(t)
 	c := dial(t)
 	limitChecks(t, 30)
@@ -391,7 +398,7 @@ func TestTheRealKernelTakesTheDiffOfTwoTables(t *testing.T) {
 	})
 }
 
-func TestAnInvalidatedDraftReplacesTheTableOnce(t *testing.T) {
+func testAnInvalidatedDraftReplacesTheTableOnce(t *testing.T) {
 	d := NewDraft(FamilyIP, "t", "")
 	ips := d.AddSet(&Set{Name: "ips", Key: Concat{IPDaddr}})
 	addr := AddrData(netip.MustParseAddr("10.0.0.1"))
@@ -409,7 +416,7 @@ func TestAnInvalidatedDraftReplacesTheTableOnce(t *testing.T) {
 	}
 }
 
-func TestAChangeTakenBackCostsNothing(t *testing.T) {
+func testAChangeTakenBackCostsNothing(t *testing.T) {
 	d := NewDraft(FamilyIP, "t", "")
 	ips := d.AddSet(&Set{Name: "ips", Key: Concat{IPDaddr}})
 	addr := AddrData(netip.MustParseAddr("10.0.0.1"))
@@ -426,7 +433,7 @@ func TestAChangeTakenBackCostsNothing(t *testing.T) {
 	}
 }
 
-func TestARegularChainThatIsInUseCanGetAnotherComment(t *testing.T) {
+func testARegularChainThatIsInUseCanGetAnotherComment(t *testing.T) {
 	netns.EnterForTest(t)
 	c := dial(t)
 	table := func(comment string) *Table {

@@ -29,7 +29,12 @@ func learned(f Family, seed byte, timeout, expires time.Duration) Element {
 	}
 }
 
-func TestTheNftProgramListsRulesThatLearn(t *testing.T) {
+func TestDynamicSet(t *testing.T) {
+	t.Run("with the rules that fill it is listed by the nft program", testTheNftProgramListsRulesThatLearn)
+	t.Run("keeps what packets added through diffs", testWhatPacketsAddedStaysThroughDiffsAndIsReadOnRequest)
+}
+
+func testTheNftProgramListsRulesThatLearn(t *testing.T) {
 	netns.EnterForTest(t)
 	conn := dial(t)
 	for _, f := range Families {
@@ -45,7 +50,7 @@ func TestTheNftProgramListsRulesThatLearn(t *testing.T) {
 	}
 }
 
-func TestWhatPacketsAddedStaysThroughDiffsAndIsReadOnRequest(t *testing.T) {
+func testWhatPacketsAddedStaysThroughDiffsAndIsReadOnRequest(t *testing.T) {
 	netns.EnterForTest(t)
 	conn := dial(t)
 	for _, f := range Families {

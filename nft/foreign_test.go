@@ -9,7 +9,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-func TestForeignObjectsAreRemovedInOneTransaction(t *testing.T) {
+func TestForeignObjects(t *testing.T) {
+	t.Run("are removed in one transaction", testForeignObjectsAreRemovedInOneTransaction)
+	t.Run("that are flowtables are deleted by name", testForeignFlowtableIsDeletedByItsName)
+}
+
+func testForeignObjectsAreRemovedInOneTransaction(t *testing.T) {
 	for _, tc := range []struct{ name, load string }{
 		{"a rule with an anonymous set", "chain services { ip saddr { 10.0.0.1, 10.0.0.2 } drop; }"},
 		{"a rule with an anonymous set in a chain of its own", "chain theirs { ip saddr { 10.0.0.1, 10.0.0.2 } drop; }"},
@@ -87,7 +92,7 @@ func TestForeignObjectsAreRemovedInOneTransaction(t *testing.T) {
 
 // A kernel without the module for flowtables still lists and deletes them in the same way, so the encoding is all there
 // is to test here.
-func TestForeignFlowtableIsDeletedByItsName(t *testing.T) {
+func testForeignFlowtableIsDeletedByItsName(t *testing.T) {
 	a := start(&Table{Family: FamilyIP}, 64)
 	a.Text(nftaFlowtableTable, "kube-proxy")
 	a.Text(nftaFlowtableName, "ft")
@@ -112,7 +117,7 @@ func TestForeignFlowtableIsDeletedByItsName(t *testing.T) {
 }
 
 // What google/nftables cannot decode, or panics on, is no reason for not reading the table.
-func TestForeignExpressionThatCannotBeDecodedIsUnknown(t *testing.T) {
+func testForeignExpressionThatCannotBeDecodedIsUnknown(t *testing.T) {
 	for _, name := range []string{"cmp", "numgen", "byteorder", "bitwise", "nat", "dynset", "fib"} {
 		var a netlinkattr.List
 		a.Text(unix.NFTA_EXPR_NAME, name)

@@ -135,7 +135,14 @@ func text(t *Table) string {
 	return t.String()
 }
 
-func TestWhatTheKernelHoldsIsWhatWasCommitted(t *testing.T) {
+func TestCommit(t *testing.T) {
+	t.Run("leaves in the kernel what was committed", testWhatTheKernelHoldsIsWhatWasCommitted)
+	t.Run("encodes as the nft program does", testOurEncodingIsTheOneOfTheNftProgram)
+	t.Run("that is refused names the element and changes nothing", testARefusedTransactionNamesTheElementAndChangesNothing)
+	t.Run("that is too large for the socket says what it needs", testBatchTooLargeForTheSocketSaysWhatItNeeds)
+}
+
+func testWhatTheKernelHoldsIsWhatWasCommitted(t *testing.T) {
 	netns.EnterForTest(t)
 	c := dial(t)
 	for _, f := range Families {
@@ -167,7 +174,7 @@ func listedLines(listing string) []string {
 	return lines
 }
 
-func TestOurEncodingIsTheOneOfTheNftProgram(t *testing.T) {
+func testOurEncodingIsTheOneOfTheNftProgram(t *testing.T) {
 	netns.EnterForTest(t)
 	c := dial(t)
 	for _, f := range Families {
@@ -191,7 +198,7 @@ func TestOurEncodingIsTheOneOfTheNftProgram(t *testing.T) {
 	}
 }
 
-func TestARefusedTransactionNamesTheElementAndChangesNothing(t *testing.T) {
+func testARefusedTransactionNamesTheElementAndChangesNothing(t *testing.T) {
 	netns.EnterForTest(t)
 	c := dial(t)
 	for _, f := range Families {

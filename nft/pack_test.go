@@ -82,7 +82,7 @@ func TestSetNewElement(t *testing.T) {
 }
 
 // Pack makes what the unchecked functions make.
-func TestPackMakesTheSameAsTheAppendFunctions(t *testing.T) {
+func TestConcatPackMakesTheSameAsTheAppendFunctions(t *testing.T) {
 	rapid.Check(t, func(r *rapid.T) {
 		f := drawFamily(r)
 		addr, port := netip.MustParseAddr("192.0.2.1"), rapid.Uint16().Draw(r, "port")

@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-func TestStatementsPrintAsNftListsThem(t *testing.T) {
+func TestStatementString(t *testing.T) {
 	pods := netip.MustParsePrefix("10.244.0.0/16")
 	front := Concat{IPDaddr, MetaL4proto, ThDport}
 	for _, tc := range []struct {
@@ -66,7 +66,7 @@ func TestStatementsPrintAsNftListsThem(t *testing.T) {
 	}
 }
 
-func TestPrioritiesPrintWithTheNamesThatNftHasForTheHook(t *testing.T) {
+func TestPriorityString(t *testing.T) {
 	for _, tc := range []struct {
 		priority int32
 		hook     Hook
@@ -93,7 +93,7 @@ func TestPrioritiesPrintWithTheNamesThatNftHasForTheHook(t *testing.T) {
 	}
 }
 
-func TestChainsSortByHookPriorityAndNaturalOrder(t *testing.T) {
+func TestSortChains(t *testing.T) {
 	want := []string{"pre-early", "pre", "in", "post", "cluster-2", "cluster-10", "cluster-100", "local-1", "services"}
 	chains := []*Chain{
 		{Name: "services"}, {Name: "cluster-100"}, {Name: "local-1"}, {Name: "cluster-2"}, {Name: "cluster-10"},
@@ -112,7 +112,13 @@ func TestChainsSortByHookPriorityAndNaturalOrder(t *testing.T) {
 	}
 }
 
-func TestElementsPrintInTheOrderOfTheirKeys(t *testing.T) {
+func TestTableString(t *testing.T) {
+	t.Run("has the elements in the order of their keys", testElementsPrintInTheOrderOfTheirKeys)
+	t.Run("has comments as the kernel gets them", testCommentsPrintAsTheKernelGetsThem)
+	t.Run("has data of another length in hexadecimal", testDataOfAnotherLengthPrintsAsHexadecimal)
+}
+
+func testElementsPrintInTheOrderOfTheirKeys(t *testing.T) {
 	s := &Set{Name: "ips", Key: Concat{IPDaddr}}
 	for _, a := range []string{"10.0.0.20", "10.0.0.3", "9.0.0.1", "200.0.0.1"} {
 		s.Put(Element{Key: AddrData(netip.MustParseAddr(a))})
@@ -126,7 +132,7 @@ func TestElementsPrintInTheOrderOfTheirKeys(t *testing.T) {
 	}
 }
 
-func TestCommentsPrintAsTheKernelGetsThem(t *testing.T) {
+func testCommentsPrintAsTheKernelGetsThem(t *testing.T) {
 	long := strings.Repeat("x", 200)
 	short := strings.Repeat("x", 124) + "..."
 	for _, tc := range []struct{ name, comment, want string }{
@@ -146,7 +152,12 @@ func TestCommentsPrintAsTheKernelGetsThem(t *testing.T) {
 	}
 }
 
-func TestLongAndQuotedCommentsReadBackAndLoad(t *testing.T) {
+func TestComment(t *testing.T) {
+	t.Run("that is long or quoted is read back, and loaded by nft", testLongAndQuotedCommentsReadBackAndLoad)
+	t.Run("is read back as it was wanted", testCommentsAreReadBackAsWhatWasWanted)
+}
+
+func testLongAndQuotedCommentsReadBackAndLoad(t *testing.T) {
 	netns.EnterForTest(t)
 	c := dial(t)
 	comment := strings.Repeat("x", 200)
@@ -167,7 +178,7 @@ func TestLongAndQuotedCommentsReadBackAndLoad(t *testing.T) {
 	runNft(t, "delete table ip t\n"+want.String(), "-f", "-")
 }
 
-func TestTransactionsPrintAsAScriptThatNftCarriesOut(t *testing.T) {
+func TestTransactionStringIsAScriptForNft(t *testing.T) {
 	netns.EnterForTest(t)
 	c := dial(t)
 	for _, f := range Families {
@@ -187,7 +198,7 @@ func TestTransactionsPrintAsAScriptThatNftCarriesOut(t *testing.T) {
 	}
 }
 
-func TestDataOfAnotherLengthPrintsAsHexadecimal(t *testing.T) {
+func testDataOfAnotherLengthPrintsAsHexadecimal(t *testing.T) {
 	if got := (Concat{IPDaddr}).Format("abc"); got != "0x616263" {
 		t.Errorf("printed %s", got)
 	}

@@ -9,7 +9,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-func TestThisKernelHasEverythingAndAProbeLeavesNothing(t *testing.T) {
+func TestProbe(t *testing.T) {
+	t.Run("finds everything in this kernel and leaves nothing", testThisKernelHasEverythingAndAProbeLeavesNothing)
+	t.Run("names a missing feature with its kernel option", testAMissingFeatureIsNamedWithItsKernelOption)
+	t.Run("does not take a lack of privileges for a missing feature", testALackOfPrivilegesIsNotTakenForAMissingFeature)
+	t.Run("works beside a leftover table", testProbeWithALeftoverTable)
+}
+
+func testThisKernelHasEverythingAndAProbeLeavesNothing(t *testing.T) {
 	netns.EnterForTest(t)
 	c := dial(t)
 	if err := c.Probe(t.Context()); err != nil {
@@ -30,7 +37,7 @@ func refuse(word string, errno unix.Errno) func(Transaction) error {
 	}
 }
 
-func TestAMissingFeatureIsNamedWithItsKernelOption(t *testing.T) {
+func testAMissingFeatureIsNamedWithItsKernelOption(t *testing.T) {
 	for _, tt := range []struct {
 		word, want string
 		errno      unix.Errno
@@ -48,7 +55,7 @@ func TestAMissingFeatureIsNamedWithItsKernelOption(t *testing.T) {
 	}
 }
 
-func TestALackOfPrivilegesIsNotTakenForAMissingFeature(t *testing.T) {
+func testALackOfPrivilegesIsNotTakenForAMissingFeature(t *testing.T) {
 	err := probe(func(Transaction) error { return &CommitError{Err: unix.EPERM} })
 	var missing MissingError
 	if errors.As(err, &missing) || !errors.Is(err, unix.EPERM) || !strings.Contains(err.Error(), "CAP_NET_ADMIN") {

@@ -103,7 +103,14 @@ func drawTimeout(t *rapid.T) time.Duration {
 	return time.Duration(rapid.IntRange(1, 1e9).Draw(t, "milliseconds")) * time.Millisecond
 }
 
-func TestEveryStatementSurvivesTheWayThroughTheKernelsExpressions(t *testing.T) {
+func TestRoundTrip(t *testing.T) {
+	t.Run("of every statement through expressions", testEveryStatementSurvivesTheWayThroughTheKernelsExpressions)
+	t.Run("of every set", testEverySetDescriptionSurvivesItsEncoding)
+	t.Run("of every element", testEveryElementSurvivesItsEncoding)
+	t.Run("of a long element list over several messages", testALongElementListIsSplitOverMessagesAndLosesNothing)
+}
+
+func testEveryStatementSurvivesTheWayThroughTheKernelsExpressions(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		f := drawFamily(t)
 		sets := map[string]*Set{}
@@ -135,7 +142,7 @@ func remarshal(t *rapid.T, f Family, x expr.Any) any {
 	return e
 }
 
-func TestEverySetDescriptionSurvivesItsEncoding(t *testing.T) {
+func testEverySetDescriptionSurvivesItsEncoding(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		f := drawFamily(t)
 		want := &Set{Name: "s", Key: drawKey(t, f), Comment: rapid.StringMatching(`[a-z ]{0,60}`).Draw(t, "comment")}
@@ -160,7 +167,7 @@ func TestEverySetDescriptionSurvivesItsEncoding(t *testing.T) {
 	})
 }
 
-func TestEveryElementSurvivesItsEncoding(t *testing.T) {
+func testEveryElementSurvivesItsEncoding(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		f := drawFamily(t)
 		want := &Set{Name: "s", Key: drawKey(t, f)}
@@ -220,7 +227,7 @@ func onlyMessage(t fataler, s Step) []byte {
 	return messages[0].Data
 }
 
-func TestALongElementListIsSplitOverMessagesAndLosesNothing(t *testing.T) {
+func testALongElementListIsSplitOverMessagesAndLosesNothing(t *testing.T) {
 	want := &Set{Name: "s", Key: frontendKey(FamilyIP6), Verdicts: true}
 	addr := netip.MustParseAddr("fd00::1")
 	for range 5000 {
@@ -246,7 +253,12 @@ func TestALongElementListIsSplitOverMessagesAndLosesNothing(t *testing.T) {
 	}
 }
 
-func TestWhatCannotBeHeldIsRefusedBeforeTheKernelSeesIt(t *testing.T) {
+func TestEncodeRefuses(t *testing.T) {
+	t.Run("what the kernel cannot hold", testWhatCannotBeHeldIsRefusedBeforeTheKernelSeesIt)
+	t.Run("names that cannot be", testNamesThatCannotBeAreRefusedByName)
+}
+
+func testWhatCannotBeHeldIsRefusedBeforeTheKernelSeesIt(t *testing.T) {
 	table := &Table{Family: FamilyIP, Name: "t"}
 	ports := &Set{Name: "ports", Key: Concat{ThDport}, Data: Concat{ThDport}}
 	verdicts := &Set{Name: "verdicts", Key: Concat{ThDport}, Verdicts: true}

