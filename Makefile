@@ -106,6 +106,11 @@ soak: ## random changes, faults and traffic for SOAK (30m); SEED replays one; th
 	$(GO) test -c -o $(BIN)/soak.test ./integration/soak
 	cd integration/soak && $(abspath $(BIN))/soak.test -test.run '^TestSoak$$' -test.timeout 0 -test.v -soak $(SOAK) -seed $(SEED)
 
+test-arch: ## tests of byte order and word size that need no kernel; needs qemu-user-static, but for 386, which an amd64 machine runs
+	CGO_ENABLED=0 GOARCH=386 $(GO) test -short -count=1 ./internal/netlinkattr ./nft
+	CGO_ENABLED=0 GOARCH=s390x $(GO) test -short -count=1 -exec qemu-s390x-static ./internal/netlinkattr ./nft
+	CGO_ENABLED=0 GOARCH=arm64 $(GO) test -short -count=1 -exec qemu-aarch64-static ./internal/netlinkattr ./nft
+
 test-kernels: ## the tests that depend on the kernel, on Debian's kernels 6.1 and 6.12 in qemu; long
 	$(GO) run ./integration/kernels -report docs/kernels.md
 

@@ -10,8 +10,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/nftables"
-	"github.com/google/nftables/expr"
 	"github.com/mdlayher/netlink"
 	"github.com/nftproxy/nftproxy/integration/netns"
 	"golang.org/x/sys/unix"
@@ -80,26 +78,6 @@ func BenchmarkEncodeElements(b *testing.B) {
 				if _, err := encodeWithLibrary(elements[first : first+400]); err != nil {
 					b.Fatal(err)
 				}
-			}
-		}
-	})
-	b.Run("google", func(b *testing.B) {
-		b.ReportAllocs()
-		table := &nftables.Table{Family: nftables.TableFamilyIPv4, Name: "kube-proxy"}
-		google := &nftables.Set{Table: table, Name: "service-ips", ID: 1, IsMap: true, DataType: nftables.TypeVerdict,
-			KeyType: nftables.MustConcatSetType(nftables.TypeIPAddr, nftables.TypeInetProto, nftables.TypeInetService)}
-		for b.Loop() {
-			conn, err := nftables.New(nftables.WithTestDial(func([]netlink.Message) ([]netlink.Message, error) { return nil, nil }))
-			if err != nil {
-				b.Fatal(err)
-			}
-			list := make([]nftables.SetElement, 0, n)
-			for _, e := range elements {
-				list = append(list, nftables.SetElement{Key: []byte(e.Key), Comment: e.Comment,
-					VerdictData: &expr.Verdict{Kind: expr.VerdictGoto, Chain: e.Verdict.Chain}})
-			}
-			if err := conn.SetAddElements(google, list); err != nil {
-				b.Fatal(err)
 			}
 		}
 	})

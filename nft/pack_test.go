@@ -33,7 +33,7 @@ func TestConcatPack(t *testing.T) {
 		{Concat{ThDport}, Values{nil}, "not an integer from 0"},
 		{Concat{MetaL4proto}, Values{"icmp"}, "a name other than tcp, udp and sctp"},
 		{Concat{MetaL4proto}, Values{256}, "not an integer from 0 to 255"},
-		{Concat{MetaMark}, Values{1 << 32}, "not an integer from 0 to 4294967295"},
+		{Concat{MetaMark}, Values{uint64(1 << 32)}, "not an integer from 0 to 4294967295"},
 		{Concat{MetaIifname}, Values{"a-name-of-16-byte"}, "at most 15 are allowed"},
 		{Concat{MetaIifname}, Values{"a\x00"}, "NUL"},
 	} {
