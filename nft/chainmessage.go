@@ -75,7 +75,7 @@ func (c *Chain) decodeHook(typ uint16, b []byte) error {
 	switch typ {
 	case unix.NFTA_HOOK_HOOKNUM:
 		c.Hook = Hook(fmt.Sprintf("hook-%d", v)) // not of the families here
-		if int(v) < len(hookNumbers) {
+		if v < uint32(len(hookNumbers)) {        // int(v) is negative on 32 bits
 			c.Hook = hookNumbers[v]
 		}
 	case unix.NFTA_HOOK_PRIORITY:
