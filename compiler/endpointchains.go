@@ -20,8 +20,8 @@ type endpointChains struct {
 	used map[endpointChain]*chainUse
 	// groups counts the frontends of chains that differ in nothing but the number of endpoints.
 	groups map[endpointChain]int
-	// crowds holds the sets of the chains that have one.
-	crowds map[endpointChain]*nft.Set
+	// chainSets holds the sets of the chains that have one.
+	chainSets map[endpointChain]*nft.Set
 }
 
 // chainUse is the use of one chain.
@@ -32,7 +32,7 @@ type chainUse struct {
 }
 
 func newEndpointChains() endpointChains {
-	return endpointChains{used: map[endpointChain]*chainUse{}, groups: map[endpointChain]int{}, crowds: map[endpointChain]*nft.Set{}}
+	return endpointChains{used: map[endpointChain]*chainUse{}, groups: map[endpointChain]int{}, chainSets: map[endpointChain]*nft.Set{}}
 }
 
 // group identifies the chains that differ in nothing but the number of endpoints; false for chains of one Service port.
@@ -69,8 +69,8 @@ func (f *family) useChain(c endpointChain) {
 	if e.groups[group]++; e.groups[group] == spareChainsFrom {
 		f.putGroup(group)
 	}
-	if use.frontends == f.crowdFrom {
-		f.updateCrowd(c)
+	if use.frontends == f.chainSetFrom {
+		f.updateChainSet(c)
 	}
 }
 
@@ -88,8 +88,8 @@ func (f *family) releaseChain(c endpointChain) {
 		delete(e.groups, group)
 	}
 	use := e.used[c]
-	if use.frontends--; use.frontends == f.crowdFrom-1 {
-		f.updateCrowd(c)
+	if use.frontends--; use.frontends == f.chainSetFrom-1 {
+		f.updateChainSet(c)
 	}
 	if use.frontends == 0 {
 		delete(e.used, c)

@@ -26,9 +26,9 @@ type family struct {
 	contested map[frontend][]model.PortID
 
 	endpointChains endpointChains
-	// crowdFrom is the constant of that name; tests change it. crowdSets holds the sets that chains have or had, by name.
-	crowdFrom int
-	crowdSets map[string]*nft.Set
+	// chainSetFrom is the constant of that name; tests change it. chainSets holds the sets that chains have or had, by name.
+	chainSetFrom int
+	chainSets map[string]*nft.Set
 	// clusterIPs and hairpins count how many ports use an address.
 	clusterIPs, hairpins map[netip.Addr]int
 	affinity             affinityState
@@ -42,8 +42,8 @@ func newFamily(ip nft.Family, config *Config) *family {
 		frontends:      map[frontend]*frontendState{},
 		contested:      map[frontend][]model.PortID{},
 		endpointChains: newEndpointChains(),
-		crowdFrom:      crowdFrom,
-		crowdSets:      map[string]*nft.Set{},
+		chainSetFrom:      chainSetFrom,
+		chainSets:      map[string]*nft.Set{},
 		clusterIPs:     map[netip.Addr]int{},
 		hairpins:       map[netip.Addr]int{},
 		affinity:       newAffinityState(),

@@ -187,7 +187,7 @@ func (c *cluster) newCompiler() *Compiler {
 		c.Fatalf("%v", err)
 	}
 	for _, f := range compiler.families {
-		f.crowdFrom = 2
+		f.chainSetFrom = 2
 	}
 	return compiler
 }

@@ -73,7 +73,7 @@ func (f *family) checks(chains ...string) []nft.Rule {
 
 // putServices puts the chain that finds the frontend of a packet.
 func (f *family) putServices() {
-	rules := append(f.crowdRules(), nft.NewRule(nft.Vmap{Key: f.key(false), Map: f.sets.serviceIPs.Name}))
+	rules := append(f.chainSetRules(), nft.NewRule(nft.Vmap{Key: f.key(false), Map: f.sets.serviceIPs.Name}))
 	f.draft.PutChain(&nft.Chain{Name: chainServices, Rules: append(rules, f.onNodePortAddresses(nft.Goto(chainNodePorts))...)})
 }
 

@@ -103,11 +103,11 @@ type reader struct {
 	layout *family
 	// updates holds the statements of each chain that fill maps of clients.
 	updates map[string][]nft.Update
-	// crowds are the sets of frontends that a rule leads to one chain.
-	crowds []crowd
+	// chainSets are the sets of frontends that a rule leads to one chain.
+	chainSets []chainSet
 }
 
-type crowd struct {
+type chainSet struct {
 	set   *nft.Set
 	chain string
 }
@@ -131,7 +131,7 @@ func newReader(table *nft.Table) (*reader, error) {
 	for _, chain := range table.Chains {
 		r.addUpdates(chain)
 	}
-	r.addCrowds(table.Chain(chainServices))
+	r.addChainSets(table.Chain(chainServices))
 	return r, nil
 }
 
@@ -149,8 +149,8 @@ func (r *reader) addUpdates(chain *nft.Chain) {
 	}
 }
 
-// addCrowds notes the sets that rules of the chain services lead to a chain.
-func (r *reader) addCrowds(services *nft.Chain) {
+// addChainSets notes the sets that rules of the chain services lead to a chain.
+func (r *reader) addChainSets(services *nft.Chain) {
 	if services == nil {
 		return
 	}
@@ -161,7 +161,7 @@ func (r *reader) addCrowds(services *nft.Chain) {
 		in, isLookup := rule.Statements[0].(nft.InSet)
 		to, isVerdict := rule.Statements[1].(nft.Verdict)
 		if set := r.table.Set(in.Set); isLookup && isVerdict && in.Op == nft.Equal && set != nil && to.Kind == nft.VerdictGoto {
-			r.crowds = append(r.crowds, crowd{set, to.Chain})
+			r.chainSets = append(r.chainSets, chainSet{set, to.Chain})
 		}
 	}
 }
@@ -181,7 +181,7 @@ func (r *reader) read() []*Frontend {
 			}
 		}
 	}
-	for _, c := range r.crowds {
+	for _, c := range r.chainSets {
 		for _, e := range c.set.Elements() {
 			r.addFrontend(found, e)
 		}
@@ -267,7 +267,7 @@ func (r *reader) readVerdicts(f *Frontend) {
 
 func (r *reader) chainAt(set *nft.Set, key nft.Data) (endpointChain, bool) {
 	if set == r.layout.sets.serviceIPs {
-		for _, c := range r.crowds { // they come first in the chain
+		for _, c := range r.chainSets { // they come first in the chain
 			if _, found := c.set.Element(key); found {
 				return parseEndpointChain(c.chain)
 			}

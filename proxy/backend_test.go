@@ -125,15 +125,15 @@ func compareWithKernel(t *testing.T, c *nft.Conn, b *Backend) {
 }
 
 // Many Services with one endpoint count have a set of their own, which comes and goes with their number.
-func TestBackendSyncCrowds(t *testing.T) {
-	const crowd = 1000 // compiler: crowdFrom
+func TestBackendSyncChainSets(t *testing.T) {
+	const many = 1000 // compiler: chainSetFrom
 	c := namespaceConn(t)
 	b, err := NewBackend(c, compiler.Default(), Hooks{OnRepair: func() { t.Error("the kernel refused the change") }})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer b.Close()
-	full := manyPorts(crowd+10, 1)
+	full := manyPorts(many+10, 1)
 	ids := slices.SortedFunc(maps.Keys(full.Ports), model.PortID.Compare)
 	changesTo := func(from, to int) *model.Changes {
 		changes := &model.Changes{Ports: map[model.PortID]*model.ServicePort{}}
@@ -145,13 +145,13 @@ func TestBackendSyncCrowds(t *testing.T) {
 		return changes
 	}
 	have := 0
-	for _, services := range []int{crowd - 1, crowd, crowd - 1, crowd + 10, crowd + 5, 1, crowd + 10, 0} {
+	for _, services := range []int{many - 1, many, many - 1, many + 10, many + 5, 1, many + 10, 0} {
 		if err := b.Sync(t.Context(), changesTo(have, services)); err != nil {
 			t.Fatal(err)
 		}
 		have = services
 		set := b.Tables()[0].Set("service-ips-cluster-2")
-		if got := set != nil && set.Len() == services; got != (services >= crowd) {
+		if got := set != nil && set.Len() == services; got != (services >= many) {
 			t.Errorf("%d Services: the set is %v", services, set)
 		}
 		compareWithKernel(t, c, b)

@@ -12,38 +12,38 @@ import (
 // that one more Service took. Elements of plain sets have no such price. So where many frontends go to one endpoint
 // chain, they are in a set of that chain, for example service-ips-cluster-2, and a rule leads from the set to the chain.
 
-// crowdFrom is how many frontends give an endpoint chain a set of its own. Each such set costs a new connection one more
+// chainSetFrom is how many frontends give an endpoint chain a set of its own. Each such set costs a new connection one more
 // lookup, so it is not small.
-const crowdFrom = 1000
+const chainSetFrom = 1000
 
-// crowdable reports whether the chain may have a set: few chains may, since packets go through the sets one by one.
-func (c endpointChain) crowdable() bool {
+// mayHaveSet reports whether the chain may have a set: few chains may, since packets go through the sets one by one.
+func (c endpointChain) mayHaveSet() bool {
 	return c.kind == kindCluster && !c.nodePort && c.affinity == chainAffinity{} && c.count > 0 && c.count <= spareChains
 }
 
 // placeOf returns the set or map that has the elements of frontends that go to the chain: its own set, or the given map.
 func (e *endpointChains) placeOf(c endpointChain, verdicts *nft.Set) *nft.Set {
-	if set := e.crowds[c]; set != nil {
+	if set := e.chainSets[c]; set != nil {
 		return set
 	}
 	return verdicts
 }
 
-// updateCrowd gives the chain a set or takes it away, if the number of its frontends says so, and moves them.
-func (f *family) updateCrowd(c endpointChain) {
+// updateChainSet gives the chain a set or takes it away, if the number of its frontends says so, and moves them.
+func (f *family) updateChainSet(c endpointChain) {
 	e := &f.endpointChains
 	use := e.used[c]
-	want := use != nil && use.frontends >= f.crowdFrom && c.crowdable()
-	if want == (e.crowds[c] != nil) {
+	want := use != nil && use.frontends >= f.chainSetFrom && c.mayHaveSet()
+	if want == (e.chainSets[c] != nil) {
 		return
 	}
 	name := c.name()
 	from := e.placeOf(c, f.sets.serviceIPs)
 	if want {
-		e.crowds[c] = f.crowdSet("service-ips-" + name)
-		f.draft.PutSet(e.crowds[c])
+		e.chainSets[c] = f.chainSet("service-ips-" + name)
+		f.draft.PutSet(e.chainSets[c])
 	} else {
-		delete(e.crowds, c)
+		delete(e.chainSets, c)
 	}
 	to := e.placeOf(c, f.sets.serviceIPs)
 	for _, s := range f.frontends {
@@ -59,12 +59,12 @@ func (f *family) updateCrowd(c endpointChain) {
 	f.putServices()
 }
 
-// crowdSet returns the set of that name. There is one object for each name, since a draft knows sets by their pointers.
-func (f *family) crowdSet(name string) *nft.Set {
-	if f.crowdSets[name] == nil {
-		f.crowdSets[name] = &nft.Set{Name: name, Key: f.key(false)}
+// chainSet returns the set of that name. There is one object for each name, since a draft knows sets by their pointers.
+func (f *family) chainSet(name string) *nft.Set {
+	if f.chainSets[name] == nil {
+		f.chainSets[name] = &nft.Set{Name: name, Key: f.key(false)}
 	}
-	return f.crowdSets[name]
+	return f.chainSets[name]
 }
 
 // gotoElement returns the element that leads a frontend to a chain.
@@ -76,15 +76,15 @@ func gotoElement(in *nft.Set, key nft.Data, chain, comment string) nft.Element {
 	return e
 }
 
-// crowdRules lead from the sets to their chains.
-func (f *family) crowdRules() (rules []nft.Rule) {
+// chainSetRules lead from the sets to their chains.
+func (f *family) chainSetRules() (rules []nft.Rule) {
 	var chains []endpointChain
-	for c := range f.endpointChains.crowds {
+	for c := range f.endpointChains.chainSets {
 		chains = append(chains, c)
 	}
 	slices.SortFunc(chains, func(a, b endpointChain) int { return cmp.Compare(a.count, b.count) })
 	for _, c := range chains {
-		rules = append(rules, nft.NewRule(nft.InSet{Key: f.key(false), Set: f.endpointChains.crowds[c].Name}, nft.Goto(c.name())))
+		rules = append(rules, nft.NewRule(nft.InSet{Key: f.key(false), Set: f.endpointChains.chainSets[c].Name}, nft.Goto(c.name())))
 	}
 	return rules
 }
