@@ -33,7 +33,7 @@ func probe(commit func(Transaction) error) error {
 		var refused *CommitError
 		switch {
 		case err == nil:
-		case !errors.As(err, &refused), errors.Is(err, unix.EPERM), errors.Is(err, unix.EACCES):
+		case !errors.As(err, &refused) && !saysMissing(err), errors.Is(err, unix.EPERM), errors.Is(err, unix.EACCES):
 			return err
 		default:
 			missing = append(missing, Missing{Feature: f.name, Option: f.option, Err: errnoOf(err)})
@@ -46,6 +46,12 @@ func probe(commit func(Transaction) error) error {
 		return missing
 	}
 	return nil
+}
+
+// saysMissing reports whether an error that is not the kernel's answer to a transaction says that something is missing:
+// a sandbox between the program and the kernel answers at the socket.
+func saysMissing(err error) bool {
+	return errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EAFNOSUPPORT)
 }
 
 func errnoOf(err error) error {
