@@ -42,7 +42,7 @@ quick: format ## for each save: no root, no nft program, under a minute with a w
 	$(GO) vet ./...
 	$(GO) test -short $$($(GO) list ./... | grep -v /integration/)
 
-test: prerequisites build check unit fuzz ## all of it; needs root, nft, both variants of iptables, and gcc
+test: prerequisites build check unit fuzz ## all of it; needs root, nft, both variants of iptables, gcc and python3
 
 prerequisites: ## says in one line what `make test` lacks on this machine
 	@lacks=; \
@@ -51,6 +51,7 @@ prerequisites: ## says in one line what `make test` lacks on this machine
 	{ command -v iptables-nft-restore && command -v iptables-legacy-restore; } >/dev/null || \
 		lacks="$$lacks iptables-nft-restore and iptables-legacy-restore (apt-get install iptables);"; \
 	command -v gcc >/dev/null || lacks="$$lacks gcc for the race detector (apt-get install gcc libc6-dev);"; \
+	command -v python3 >/dev/null || lacks="$$lacks python3 for an example (apt-get install python3);"; \
 	[ -z "$$lacks" ] || { echo "make test lacks$$lacks make quick needs none of these" >&2; exit 1; }
 
 format:

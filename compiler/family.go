@@ -28,7 +28,7 @@ type family struct {
 	endpointChains endpointChains
 	// chainSetFrom is the constant of that name; tests change it. chainSets holds the sets that chains have or had, by name.
 	chainSetFrom int
-	chainSets map[string]*nft.Set
+	chainSets    map[string]*nft.Set
 	// clusterIPs and hairpins count how many ports use an address.
 	clusterIPs, hairpins map[netip.Addr]int
 	affinity             affinityState
@@ -42,7 +42,7 @@ func newFamily(ip nft.Family, config *Config) *family {
 		frontends:      map[frontend]*frontendState{},
 		contested:      map[frontend][]model.PortID{},
 		endpointChains: newEndpointChains(),
-		chainSetFrom:      chainSetFrom,
+		chainSetFrom:   chainSetFrom,
 		chainSets:      map[string]*nft.Set{},
 		clusterIPs:     map[netip.Addr]int{},
 		hairpins:       map[netip.Addr]int{},
