@@ -109,8 +109,8 @@ func (b *Backend) Sync(ctx context.Context, changes *model.Changes) error {
 func (b *Backend) update(ctx context.Context, logger klog.Logger) error {
 	if b.state.kind == stateApplied {
 		err := b.commitChanges(ctx)
-		if err == nil {
-			return nil
+		if err == nil || notSent(ctx, err) {
+			return err
 		}
 		logger.Info("Reconciling the tables, because the kernel refused a change to them", "reason", err.Error())
 	}

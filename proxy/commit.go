@@ -59,6 +59,11 @@ func (b *Backend) commit(ctx context.Context, tx nft.Transaction) error {
 	return nil
 }
 
+// notSent reports whether a commit failed because ctx ended first. The kernel has seen nothing of it then.
+func notSent(ctx context.Context, err error) bool {
+	return ctx.Err() != nil && errors.Is(err, ctx.Err())
+}
+
 // commitUnheard commits while this process does not listen for commits: the kernel describes each element of a commit to
 // its listeners, which takes time. The generation number tells afterwards whether others have committed meanwhile.
 func (b *Backend) commitUnheard(ctx context.Context, tx nft.Transaction) (nft.CommitStats, error) {

@@ -2,6 +2,7 @@ package proxy
 
 import (
 	"context"
+	"errors"
 	"net/netip"
 	"testing"
 	"time"
@@ -56,4 +57,37 @@ func TestBackendSyncInterrupted(t *testing.T) {
 		t.Fatal(err)
 	}
 	compareWithKernel(t, c, after)
+}
+
+// A Sync whose context has ended sends nothing to the kernel. So the tables are as before, and need not be reconciled.
+func TestBackendSyncInterruptedBeforeTheCommit(t *testing.T) {
+	c := namespaceConn(t)
+	commits := 0
+	b, err := NewBackend(c, compiler.Default(), Hooks{
+		OnCommit: func(nft.CommitStats) { commits++ },
+		OnRepair: func() { t.Error("the tables were reconciled") },
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer b.Close()
+	if err := b.Sync(t.Context(), manyPorts(10, 1)); err != nil {
+		t.Fatal(err)
+	}
+	commits = 0
+	stopped, stop := context.WithCancel(t.Context())
+	stop()
+	if err := b.Sync(stopped, manyPorts(11, 1)); !errors.Is(err, context.Canceled) {
+		t.Errorf("an interrupted Sync returns %v", err)
+	}
+	if commits != 0 || b.state.kind != stateApplied {
+		t.Errorf("after an interrupted Sync: %d commits, state %v", commits, b.state)
+	}
+	if err := b.Sync(t.Context(), &model.Changes{}); err != nil {
+		t.Fatal(err)
+	}
+	if commits != 1 {
+		t.Errorf("the next Sync made %d commits, want 1", commits)
+	}
+	compareWithKernel(t, c, b)
 }

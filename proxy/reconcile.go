@@ -14,29 +14,28 @@ import (
 // from another proxy, or changed by somebody else. It replaces them whole only if it must: while a table is replaced, a
 // packet on its way through the old rules may find their maps empty.
 func (b *Backend) reconcile(ctx context.Context, logger klog.Logger) error {
-	if err := b.reconcileTables(ctx, logger); err != nil {
-		return err
+	err := b.reconcileTables(ctx, logger)
+	if err == nil {
+		err = b.removeStandIns(ctx)
 	}
-	if err := b.removeStandIns(ctx); err != nil {
+	if err != nil {
 		b.lost() // the next Sync tries again
-		return err
 	}
-	return nil
+	return err
 }
 
 func (b *Backend) reconcileTables(ctx context.Context, logger klog.Logger) error {
 	tx, err := b.difference(ctx)
 	switch {
 	case ctx.Err() != nil:
-		b.lost()
 		return ctx.Err() // tables that were not read to the end may well be readable
 	case err != nil:
 		logger.Info("Replacing the tables, because they cannot be read", "reason", err.Error())
 	case tx.AddsTable(), !b.committed() && changesBaseChains(tx):
 		logger.V(2).Info("Making the tables anew, because they are not there or another program's")
 	default:
-		if err = b.commitWithAffinity(ctx, tx); err == nil {
-			return nil
+		if err = b.commitWithAffinity(ctx, tx); err == nil || notSent(ctx, err) {
+			return err
 		}
 		logger.Info("Replacing the tables, because the kernel refused the difference", "reason", err.Error())
 	}

@@ -89,9 +89,15 @@ func (u *udpFlows) lookAtAll() {
 // set notes what the port with that ID is now, and the frontends that it had and has.
 func (u *udpFlows) set(id model.PortID, port *model.ServicePort, concerned map[netip.AddrPort]bool) {
 	for _, p := range []*model.ServicePort{u.ports[id], port} {
-		for _, fe := range frontendsOf(p) {
-			concerned[fe] = true
+		if p == nil {
+			continue
 		}
+		compiler.EachFrontend(p, func(addr netip.Addr, port uint16) {
+			if !addr.IsValid() {
+				addr = unspecified(id.Family)
+			}
+			concerned[netip.AddrPortFrom(addr, port)] = true
+		})
 	}
 	if port == nil {
 		delete(u.ports, id)
@@ -129,25 +135,6 @@ func (u *udpFlows) reconcile(fe netip.AddrPort, rules *compiler.Compiler) {
 func contains(serving []netip.AddrPort, endpoint netip.AddrPort) bool {
 	_, found := slices.BinarySearchFunc(serving, endpoint, netip.AddrPort.Compare)
 	return found
-}
-
-func frontendsOf(p *model.ServicePort) []netip.AddrPort {
-	if p == nil {
-		return nil
-	}
-	var out []netip.AddrPort
-	if p.ClusterIP.IsValid() {
-		out = append(out, netip.AddrPortFrom(p.ClusterIP, p.Port))
-	}
-	for _, list := range [][]netip.Addr{p.LoadBalancerIPs, p.ExternalIPs} {
-		for _, addr := range list {
-			out = append(out, netip.AddrPortFrom(addr, p.Port))
-		}
-	}
-	if p.NodePort != 0 {
-		out = append(out, netip.AddrPortFrom(unspecified(p.ID.Family), p.NodePort))
-	}
-	return out
 }
 
 func unspecified(f model.Family) netip.Addr {
