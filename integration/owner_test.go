@@ -9,6 +9,7 @@ import (
 	"github.com/nftproxy/nftproxy/compiler"
 	"github.com/nftproxy/nftproxy/integration/lab"
 	"github.com/nftproxy/nftproxy/integration/lab/labtest"
+	"github.com/nftproxy/nftproxy/integration/netns"
 	"github.com/nftproxy/nftproxy/nft"
 	"github.com/nftproxy/nftproxy/proxy"
 	"github.com/nftproxy/nftproxy/source/manifests"
@@ -63,6 +64,7 @@ func (o *ownerTest) nft(args ...string) (ok bool) {
 func (o *ownerTest) handles() string { return labtest.Nft(o, o.lab.Node, "", "-a", "list", "tables") }
 
 func TestOwnedTables(t *testing.T) {
+	netns.NeedLinux(t, 6, 9) // table flag persist
 	const name = "hairpin-over-node-port"
 	o := &ownerTest{T: t, g: goldenCase{name, filepath.Join(corpus, name)}, lab: labtest.New(t)}
 	o.restart(true)

@@ -41,6 +41,7 @@ func failsAsOwned(t *testing.T, err error) {
 }
 
 func TestOwnedTableStaysWhenSomebodyFlushesTheRuleset(t *testing.T) {
+	netns.NeedLinux(t, 6, 9) // table flag persist
 	netns.EnterForTest(t)
 	owner, other := dial(t), dial(t)
 	want := ours(FamilyIP)
@@ -67,6 +68,7 @@ func TestOwnedTableStaysWhenSomebodyFlushesTheRuleset(t *testing.T) {
 }
 
 func TestOwnedTable(t *testing.T) {
+	netns.NeedLinux(t, 6, 9) // table flag persist
 	netns.EnterForTest(t)
 	owner, other := dial(t), dial(t)
 	want := ours(FamilyIP)
@@ -118,6 +120,7 @@ func TestOwnedTable(t *testing.T) {
 }
 
 func TestOwnedTableIsLeftToWhoTookItMeanwhile(t *testing.T) {
+	netns.NeedLinux(t, 6, 9) // table flag persist
 	netns.EnterForTest(t)
 	owner, other := dial(t), dial(t)
 	want := ours(FamilyIP)
@@ -133,6 +136,7 @@ func TestOwnedTableIsLeftToWhoTookItMeanwhile(t *testing.T) {
 }
 
 func TestOrphanedTable(t *testing.T) {
+	netns.NeedLinux(t, 6, 9) // table flag persist
 	for _, tc := range []struct {
 		name  string
 		after func(t *testing.T, c *Conn, want *Table)
@@ -254,6 +258,7 @@ func killOwner(t *testing.T, want *Table) {
 
 func TestProbePersist(t *testing.T) {
 	t.Run("this kernel keeps tables, and the probe leaves nothing", func(t *testing.T) {
+		netns.NeedLinux(t, 6, 9)
 		netns.EnterForTest(t)
 		c := dial(t)
 		if err := c.ProbePersist(t.Context()); err != nil {
@@ -282,6 +287,7 @@ func TestProbePersist(t *testing.T) {
 
 // The name of the probe's table is another one each time, and nobody's table is in its way.
 func testProbeWithALeftoverTable(t *testing.T) {
+	netns.NeedLinux(t, 6, 9) // table flag persist
 	netns.EnterForTest(t)
 	owner, c := dial(t), dial(t)
 	for _, f := range Families {

@@ -286,6 +286,7 @@ func TestFlowCleanerAfterARepair(t *testing.T) {
 // commitOwned makes another program the owner of the proxy's IPv4 table, until it closes the connection.
 func commitOwned(c *cleaning) *nft.Conn {
 	c.Helper()
+	netns.NeedLinux(c.T, 6, 9) // table flag persist
 	owner, err := c.backend.conn.Another()
 	if err != nil {
 		c.Fatal(err)

@@ -205,6 +205,7 @@ func testWatchBacksOff(t *testing.T) {
 			resolved++
 		}
 	}})
+	netns.NeedLinux(t, 6, 9) // table flag persist
 	mine := &nft.Table{Family: nft.FamilyIP, Name: compiler.TableName, Owner: true, Persist: true}
 	commit(t, others, nft.Replace(mine))
 	b.checkInterval = 10 * time.Millisecond

@@ -75,7 +75,7 @@ func run(ctx context.Context, o options) error {
 	for _, version := range o.kernels {
 		r, err := runOn(ctx, o, root, version, built, suites)
 		if err != nil {
-			return fmt.Errorf("Linux %s: %w", version, err)
+			return fmt.Errorf("on Linux %s: %w", version, err)
 		}
 		results = append(results, r)
 	}

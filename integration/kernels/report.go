@@ -78,7 +78,7 @@ func verdict(results []result) error {
 	for _, r := range results {
 		for _, s := range r.suites {
 			if s.status != "ok" {
-				failures = append(failures, fmt.Errorf("Linux %s: %s: %s: %s", r.version, s.name, s.status, strings.Join(s.failed, ", ")))
+				failures = append(failures, fmt.Errorf("on Linux %s: %s: %s: %s", r.version, s.name, s.status, strings.Join(s.failed, ", ")))
 			}
 		}
 	}

@@ -92,7 +92,6 @@ func (s *Server) newGRPC(ctx context.Context) *grpc.Server {
 		grpc.ConnectionTimeout(handshakeTimeout),
 		grpc.ReadBufferSize(buffers),
 		grpc.WriteBufferSize(buffers),
-		grpc.SharedWriteBuffer(true),
 		// A peer that is gone without a word is found by pings; one that pings too often is disconnected.
 		grpc.KeepaliveParams(keepalive.ServerParameters{MaxConnectionIdle: idleTimeout, Time: 30 * time.Second, Timeout: 10 * time.Second}),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 10 * time.Second, PermitWithoutStream: true}),
