@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"unicode/utf8"
 )
 
 // TestDocs reads all pages for people: the ones at the root of the repository and the ones in docs/.
@@ -14,6 +15,8 @@ func TestDocs(t *testing.T) {
 	pages := pages(t)
 	t.Run("every link leads somewhere", func(t *testing.T) { testLinks(t, pages) })
 	t.Run("every test that a page names exists", func(t *testing.T) { testTestNames(t, pages) })
+	t.Run("every page of docs is two links from the README at most", func(t *testing.T) { testReachable(t, pages) })
+	t.Run("prose is wrapped at 100 columns", func(t *testing.T) { testWidth(t, pages) })
 	t.Run("doc.go lists every public package", testOverview)
 }
 
@@ -63,6 +66,51 @@ func testLinks(t *testing.T, pages map[string]string) {
 				t.Errorf("%s links to %s: %v", page, match[1], err)
 			} else if to, isPage := pages[path]; anchor != "" && isPage && !slices.Contains(anchors(to), anchor) {
 				t.Errorf("%s links to %s, and %s has no such heading", page, match[1], path)
+			}
+		}
+	}
+}
+
+func testReachable(t *testing.T, pages map[string]string) {
+	reached := map[string]bool{"README.md": true}
+	for _, page := range append(linkedPages(pages, "README.md"), "README.md") {
+		for _, next := range linkedPages(pages, page) {
+			reached[next] = true
+		}
+	}
+	for page := range pages {
+		if strings.HasPrefix(page, "docs/") && !reached[page] {
+			t.Errorf("neither the README nor a page that it links to links to %s", page)
+		}
+	}
+}
+
+// linkedPages returns the pages that a page links to.
+func linkedPages(pages map[string]string, from string) (out []string) {
+	for _, match := range link.FindAllStringSubmatch(withoutCode(pages[from]), -1) {
+		target, _, _ := strings.Cut(match[1], "#")
+		path := filepath.ToSlash(filepath.Join(filepath.Dir(from), target))
+		if _, isPage := pages[path]; isPage {
+			out = append(out, path)
+		}
+	}
+	return out
+}
+
+const maxWidth = 100
+
+// testWidth leaves out what cannot be wrapped: tables, code, marks for tests, and a link in a line of its own.
+func testWidth(t *testing.T, pages map[string]string) {
+	for page, text := range pages {
+		number := 0
+		for line, code := range lines(text) {
+			number++
+			line = strings.TrimRight(line, "\n")
+			table := strings.HasPrefix(strings.TrimSpace(line), "|")
+			mark := strings.HasPrefix(line, "<!-- ")
+			ownLink := strings.Contains(line, "](") && len(strings.Fields(line)) <= 2
+			if width := utf8.RuneCountInString(line); width > maxWidth && !code && !table && !mark && !ownLink {
+				t.Errorf("%s:%d has %d columns, more than %d", page, number, width, maxWidth)
 			}
 		}
 	}
