@@ -14,7 +14,7 @@ import (
 // from clients to endpoints. Only the kernel knows their elements. Whoever commits the rulesets reads the maps, asks
 // Affinity which elements have to change, and changes them.
 type Affinity struct {
-	families [2]*family
+	families families
 }
 
 // Affinity returns the handle on session affinity. It follows the compiler, and is no safer for concurrent use.
@@ -117,7 +117,7 @@ func (f *family) affinityMap(p *affinityPort, list endpointList) AffinityMap {
 
 // Current returns the map as it is wanted now; false if it is not wanted any more.
 func (a Affinity) Current(m AffinityMap) (AffinityMap, bool) {
-	f := a.families[familyIndex(m.Port.Family)]
+	f := a.families.of(m.Port.Family)
 	if p := f.affinity.ports[affinityName(m.Port)]; p != nil {
 		for _, list := range endpointLists {
 			if p.mapName(list) == m.Set.Name && p.has(list) {
@@ -131,7 +131,7 @@ func (a Affinity) Current(m AffinityMap) (AffinityMap, bool) {
 // Reconciled says that the kernel's map has no clients of endpoints other than those of m. If an endpoint
 // went since m was returned, the map stays stale.
 func (a Affinity) Reconciled(m AffinityMap) {
-	f := a.families[familyIndex(m.Port.Family)]
+	f := a.families.of(m.Port.Family)
 	p := f.affinity.ports[affinityName(m.Port)]
 	if p == nil {
 		return
@@ -191,7 +191,7 @@ func (f *family) kernelHas(p *affinityPort, list endpointList) bool {
 // ConnectionElements calls do with the elements that a connection in conntrack would have added to the maps: one for each
 // map that its client uses and whose endpoints include the connection's.
 func (a Affinity) ConnectionElements(protocol model.Protocol, client netip.Addr, dialed, endpoint netip.AddrPort, do func(AffinityMap, nft.Element)) {
-	f := a.families[familyIndex(model.FamilyOf(dialed.Addr()))]
+	f := a.families.of(model.FamilyOf(dialed.Addr()))
 	want := f.applied(frontend{dialed.Addr(), dialed.Port(), protocol})
 	if want == &noPlan {
 		want = f.applied(frontend{port: dialed.Port(), protocol: protocol})
@@ -218,7 +218,7 @@ func (f *family) mayUse(p *plan, list endpointList, client netip.Addr) bool {
 
 // Protocols returns the protocols of Service ports with affinity in a family, in no order.
 func (a Affinity) Protocols(family model.Family) (protocols []model.Protocol) {
-	for rule := range a.families[familyIndex(family)].affinity.frontends {
+	for rule := range a.families.of(family).affinity.frontends {
 		if !slices.Contains(protocols, rule.protocol) {
 			protocols = append(protocols, rule.protocol)
 		}

@@ -10,10 +10,11 @@ import (
 )
 
 // Compiler holds the rulesets of both families and updates them after changes of the model. A change costs in proportion
-// to the Service ports in it. A Compiler is not safe for concurrent use.
+// to the Service ports in it. A Compiler is not safe for concurrent use. Its methods panic if they are given a model.Family
+// that is neither IPv4 nor IPv6.
 type Compiler struct {
 	config   Config
-	families [2]*family
+	families families
 }
 
 // New returns a compiler for an empty model.
@@ -27,7 +28,9 @@ func New(config Config) (*Compiler, error) {
 }
 
 func (c *Compiler) reset() {
-	c.families = [2]*family{newFamily(nft.FamilyIP, &c.config), newFamily(nft.FamilyIP6, &c.config)}
+	for i, f := range model.Families {
+		c.families[i] = newFamily(nftFamily(f), &c.config)
+	}
 }
 
 // Apply updates the rulesets after changes of the model. It returns the conflicts that are new or have other claimants than
@@ -40,7 +43,7 @@ func (c *Compiler) Apply(changes *model.Changes) []Conflict {
 	}
 	c.applyCluster(changes)
 	for id, port := range changes.Ports {
-		c.families[familyIndex(id.Family)].setPort(id, port)
+		c.families.of(id.Family).setPort(id, port)
 	}
 	var conflicts []Conflict
 	for _, f := range c.families {
@@ -48,13 +51,6 @@ func (c *Compiler) Apply(changes *model.Changes) []Conflict {
 	}
 	slices.SortFunc(conflicts, func(a, b Conflict) int { return cmp.Compare(a.Frontend, b.Frontend) })
 	return conflicts
-}
-
-func familyIndex(f model.Family) int {
-	if f == model.IPv6 {
-		return 1
-	}
-	return 0
 }
 
 // removeAllBut removes the ports that a full model does not name.

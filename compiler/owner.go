@@ -10,7 +10,7 @@ import (
 // address that is not valid, packets for a node port. It returns nil when no Service port
 // claims them.
 func (c *Compiler) Owner(family model.Family, protocol model.Protocol, addr netip.Addr, port uint16) *model.ServicePort {
-	f := c.families[familyIndex(family)]
+	f := c.families.of(family)
 	s := f.frontends[frontend{addr, port, protocol}]
 	if s == nil {
 		return nil
@@ -27,5 +27,5 @@ func EachFrontend(p *model.ServicePort, do func(addr netip.Addr, port uint16)) {
 // NodePortPrefixes returns where node ports of a family answer: on those of the node's own
 // addresses that the prefixes contain. Loopback addresses are never among them.
 func (c *Compiler) NodePortPrefixes(family model.Family) []netip.Prefix {
-	return c.families[familyIndex(family)].nodePortPrefixes()
+	return c.families.of(family).nodePortPrefixes()
 }

@@ -174,7 +174,10 @@ type query struct {
 // ask sends a query and calls each for every message of the answer as it arrives. What each is given is valid until it
 // returns. When ctx is done, or each returns an error, that is the outcome, and the rest of the answer is left unread.
 func (s *socket) ask(ctx context.Context, q query, each func(reply) error) error {
-	data := append([]byte{uint8(q.family), unix.NFNETLINK_V0, 0, 0}, q.attrs...)
+	if err := q.family.check(); err != nil {
+		return invalidError{err}
+	}
+	data := append([]byte{q.family.nfproto(), unix.NFNETLINK_V0, 0, 0}, q.attrs...)
 	request := netlink.Message{
 		Header: netlink.Header{Type: netlink.HeaderType(unix.NFNL_SUBSYS_NFTABLES<<8 | q.typ), Flags: netlink.Request | q.flags},
 		Data:   data,

@@ -327,8 +327,9 @@ func (d *delinearizer) nat(n *expr.NAT) {
 	from := d.loaded[registerIndex(n.RegAddrMin)].lookup
 	addrEnd := n.RegAddrMax == 0 || n.RegAddrMax == n.RegAddrMin
 	portEnd := n.RegProtoMax == 0 || n.RegProtoMax == n.RegProtoMin
-	if from == nil || n.Type != expr.NATTypeDestNAT || registerIndex(n.RegProtoMin) != registerIndex(n.RegAddrMin)+port ||
-		!addrEnd || !portEnd || n.Random || n.FullyRandom || n.Persistent || n.Prefix || Family(n.Family) != d.family {
+	family, err := familyOf(n.Family)
+	if err != nil || from == nil || n.Type != expr.NATTypeDestNAT || registerIndex(n.RegProtoMin) != registerIndex(n.RegAddrMin)+port ||
+		!addrEnd || !portEnd || n.Random || n.FullyRandom || n.Persistent || n.Prefix || family != d.family {
 		d.unknown("nat")
 		return
 	}

@@ -1,6 +1,8 @@
 package nft
 
 import (
+	"fmt"
+
 	"github.com/mdlayher/netlink"
 	"github.com/nftproxy/nftproxy/internal/netlinkattr"
 	"golang.org/x/sys/unix"
@@ -45,6 +47,9 @@ func (e *encoder) message(s Step, typ uint16, flags netlink.HeaderFlags, data ne
 func (e *encoder) step(s Step) error {
 	if err := s.checkNames(); err != nil {
 		return err
+	}
+	if err := s.Table.Family.check(); err != nil {
+		return fmt.Errorf("nft: table %s: %w", s.Table.Name, err)
 	}
 	a := start(s.Table, 256)
 	switch s.Op {

@@ -9,7 +9,7 @@ import (
 )
 
 // decodeExpr decodes one expression of a rule with google/nftables, or as unknownExpr.
-func decodeExpr(family byte, b []byte) (any, error) {
+func decodeExpr(family Family, b []byte) (any, error) {
 	var name string
 	var data []byte
 	err := netlinkattr.Each(b, func(typ uint16, b []byte) error {
@@ -75,13 +75,13 @@ func decodeByteorder(data []byte) (e byteorderExpr, err error) {
 
 // unmarshalExpr turns a panic of the decoder on malformed input into an error: what
 // the bytes hold comes from outside.
-func unmarshalExpr(family byte, data []byte, e expr.Any) (err error) {
+func unmarshalExpr(family Family, data []byte, e expr.Any) (err error) {
 	defer func() {
 		if r := recover(); r != nil {
 			err = fmt.Errorf("malformed: %v", r)
 		}
 	}()
-	return expr.Unmarshal(family, data, e)
+	return expr.Unmarshal(family.nfproto(), data, e)
 }
 
 func newExpr(name string) expr.Any {

@@ -7,7 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Family is the address family of a table.
+// Family is the address family of a table. Its values are the kernel's numbers (NFPROTO_*).
 type Family uint8
 
 // The families that this package handles.
@@ -15,6 +15,27 @@ const (
 	FamilyIP  Family = unix.NFPROTO_IPV4
 	FamilyIP6 Family = unix.NFPROTO_IPV6
 )
+
+// familyOf returns the family with the kernel's number nfproto. It is an error for the families that this package does
+// not handle, such as inet.
+func familyOf(nfproto uint32) (Family, error) {
+	switch nfproto {
+	case unix.NFPROTO_IPV4:
+		return FamilyIP, nil
+	case unix.NFPROTO_IPV6:
+		return FamilyIP6, nil
+	}
+	return 0, fmt.Errorf("family %d is neither ip nor ip6", nfproto)
+}
+
+// nfproto returns the kernel's number of the family, which messages and NAT expressions carry.
+func (f Family) nfproto() uint8 { return uint8(f) }
+
+// check returns an error for the families that this package does not handle.
+func (f Family) check() error {
+	_, err := familyOf(uint32(f))
+	return err
+}
 
 // Families lists both families, in the order in which everything here is printed.
 var Families = [...]Family{FamilyIP, FamilyIP6}

@@ -122,7 +122,7 @@ func testForeignExpressionThatCannotBeDecodedIsUnknown(t *testing.T) {
 		var a netlinkattr.List
 		a.Text(unix.NFTA_EXPR_NAME, name)
 		a.ByteString(unix.NFTA_EXPR_DATA, "\x05\x00\x01\x00\xff\x00\x00\x00\x05\x00\x02\x00\xff\x00\x00\x00\x05\x00\x03\x00\xff\x00\x00\x00\x09")
-		e, err := decodeExpr(uint8(FamilyIP), a)
+		e, err := decodeExpr(FamilyIP, a)
 		if err != nil {
 			t.Errorf("%s: %v", name, err)
 			continue

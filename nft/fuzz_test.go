@@ -284,9 +284,9 @@ func FuzzDecodeRule(f *testing.F) {
 		if err != nil {
 			return
 		}
-		family := Family(data[0])
-		if family != FamilyIP && family != FamilyIP6 {
-			return
+		family, err := familyOf(uint32(data[0]))
+		if err != nil {
+			t.Fatalf("a rule of another family: %v", err)
 		}
 		table := everything(family)
 		read := func(r decodedRule) Rule {

@@ -132,7 +132,7 @@ func (d DNAT) linearize(l *linearizer) {
 	port := netlinkattr.Padded(d.Family.Daddr().dataType().length) / 4
 	l.add(
 		&expr.Lookup{SourceRegister: unix.NFT_REG_1, SetName: d.Map, IsDestRegSet: true, DestRegister: unix.NFT_REG_1},
-		&expr.NAT{Type: expr.NATTypeDestNAT, Family: uint32(d.Family), RegAddrMin: unix.NFT_REG_1, RegProtoMin: register(port)})
+		&expr.NAT{Type: expr.NATTypeDestNAT, Family: uint32(d.Family.nfproto()), RegAddrMin: unix.NFT_REG_1, RegProtoMin: register(port)})
 }
 
 func (u Update) linearize(l *linearizer) {

@@ -19,5 +19,5 @@ func decodeAttributes(data []byte, f func(typ uint16, b []byte) error) error {
 // start begins a message's data: the nfgenmsg header, which carries the family.
 func start(t *Table, capacity int) netlinkattr.List {
 	a := make(netlinkattr.List, 0, capacity)
-	return append(a, uint8(t.Family), unix.NFNETLINK_V0, 0, 0)
+	return append(a, t.Family.nfproto(), unix.NFNETLINK_V0, 0, 0)
 }

@@ -131,11 +131,11 @@ func testEveryStatementSurvivesTheWayThroughTheKernelsExpressions(t *testing.T) 
 
 // remarshal takes an expression through its encoding, as the kernel does.
 func remarshal(t *rapid.T, f Family, x expr.Any) any {
-	b, err := expr.Marshal(byte(f), x)
+	b, err := expr.Marshal(f.nfproto(), x)
 	if err != nil {
 		t.Fatal(err)
 	}
-	e, err := decodeExpr(byte(f), b)
+	e, err := decodeExpr(f, b)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -46,7 +46,7 @@ func encodeExpressions(a *netlinkattr.List, family Family, r Rule) error {
 		}
 	}
 	for _, x := range r.linearize() {
-		b, err := expr.Marshal(byte(family), x)
+		b, err := expr.Marshal(family.nfproto(), x)
 		if err != nil {
 			return err
 		}
@@ -64,6 +64,13 @@ type decodedRule struct {
 
 // decodeRule decodes an NFT_MSG_NEWRULE message.
 func decodeRule(data []byte) (r decodedRule, err error) {
+	if len(data) < nfgenmsgLen {
+		return r, fmt.Errorf("rule: %w", netlinkattr.ErrShort)
+	}
+	family, err := familyOf(uint32(data[0]))
+	if err != nil {
+		return r, fmt.Errorf("rule: %w", err)
+	}
 	err = decodeAttributes(data, func(typ uint16, b []byte) error {
 		switch typ {
 		case unix.NFTA_RULE_TABLE:
@@ -74,7 +81,7 @@ func decodeRule(data []byte) (r decodedRule, err error) {
 			r.comment = udataComment(b, udataRuleComment)
 		case unix.NFTA_RULE_EXPRESSIONS:
 			return netlinkattr.Each(b, func(_ uint16, b []byte) error {
-				e, err := decodeExpr(data[0], b)
+				e, err := decodeExpr(family, b)
 				r.exprs = append(r.exprs, e)
 				return err
 			})

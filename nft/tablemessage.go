@@ -52,6 +52,8 @@ func decodeTable(data []byte) (*Table, error) {
 	if err != nil {
 		return nil, fmt.Errorf("table: %w", err)
 	}
-	t.Family = Family(data[0])
+	if t.Family, err = familyOf(uint32(data[0])); err != nil {
+		return nil, fmt.Errorf("table %s: %w", t.Name, err)
+	}
 	return t, nil
 }

@@ -50,7 +50,7 @@ func FuzzTruncateComment(f *testing.F) {
 		}
 		e := Element{Key: IntegerData(1), Comment: comment}
 		read := &Set{Name: "s", Key: set.Key}
-		if err := decodeElements(onlyMessage(t, Step{Op: AddElements, Table: &Table{Name: "t"}, Set: set, Elements: []Element{e}}), read); err != nil {
+		if err := decodeElements(onlyMessage(t, Step{Op: AddElements, Table: &Table{Family: FamilyIP, Name: "t"}, Set: set, Elements: []Element{e}}), read); err != nil {
 			t.Fatal(err)
 		}
 		got, _ := read.Element(e.Key)

@@ -130,10 +130,11 @@ func (w *Watcher) announce(r reply, each func(Announcement)) {
 		return
 	}
 	typ := r.Type & 0xff
-	a := Announcement{Deleted: deletions[typ], Family: Family(r.Data[0]), Kind: "unknown"}
-	if a.Family != FamilyIP && a.Family != FamilyIP6 {
+	family, err := familyOf(uint32(r.Data[0]))
+	if err != nil {
 		return
 	}
+	a := Announcement{Deleted: deletions[typ], Family: family, Kind: "unknown"}
 	// Messages of all kinds begin with the name of the table.
 	_ = decodeAttributes(r.Data, func(typ uint16, b []byte) error {
 		if typ == unix.NFTA_TABLE_NAME {
