@@ -167,16 +167,13 @@ func (e notSent) Unwrap() error { return e.error }
 type query struct {
 	typ    uint16 // NFT_MSG_GET…
 	flags  netlink.HeaderFlags
-	family Family
+	family Family // 0 for a query that concerns all
 	attrs  netlinkattr.List
 }
 
 // ask sends a query and calls each for every message of the answer as it arrives. What each is given is valid until it
 // returns. When ctx is done, or each returns an error, that is the outcome, and the rest of the answer is left unread.
 func (s *socket) ask(ctx context.Context, q query, each func(reply) error) error {
-	if err := q.family.check(); err != nil {
-		return invalidError{err}
-	}
 	data := append([]byte{q.family.nfproto(), unix.NFNETLINK_V0, 0, 0}, q.attrs...)
 	request := netlink.Message{
 		Header: netlink.Header{Type: netlink.HeaderType(unix.NFNL_SUBSYS_NFTABLES<<8 | q.typ), Flags: netlink.Request | q.flags},

@@ -147,7 +147,7 @@ func FuzzDecodeChain(f *testing.F) {
 		if !fits(c.Comment, name, c.Name, string(c.Type)+"x") || c.Hook != "" && !slices.Contains(hookNumbers, c.Hook) {
 			return
 		}
-		again, got, err := decodeChain(onlyMessage(t, Step{Op: AddChain, Table: &Table{Name: name}, Chain: c}))
+		again, got, err := decodeChain(onlyMessage(t, Step{Op: AddChain, Table: &Table{Family: FamilyIP, Name: name}, Chain: c}))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -168,7 +168,7 @@ func FuzzDecodeSet(f *testing.F) {
 		if !fits(s.Comment, name, s.Name) || isOpaque(s.Key) || isOpaque(s.Data) || len(s.Key) == 0 {
 			return
 		}
-		_, got, err := decodeSet(onlyMessage(t, Step{Op: AddSet, Table: &Table{Name: name}, Set: s}))
+		_, got, err := decodeSet(onlyMessage(t, Step{Op: AddSet, Table: &Table{Family: FamilyIP, Name: name}, Set: s}))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -191,7 +191,7 @@ func FuzzDecodeElements(f *testing.F) {
 	addSeeds(f, AddElements)
 	catchAll := &Set{Name: "s", Key: Concat{IPDaddr}, Verdicts: true}
 	catchAll.Put(Element{Key: CatchAll, Verdict: Drop, Comment: "the rest"})
-	f.Add([]byte(onlyMessage(f, Step{Op: AddElements, Table: &Table{Name: "t"}, Set: catchAll, Elements: catchAll.Elements()})))
+	f.Add([]byte(onlyMessage(f, Step{Op: AddElements, Table: &Table{Family: FamilyIP, Name: "t"}, Set: catchAll, Elements: catchAll.Elements()})))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		for _, shape := range append(everything(FamilyIP).Sets, everything(FamilyIP6).Sets...) {
 			fuzzElements(t, data, shape)
@@ -220,7 +220,7 @@ func fuzzElements(t *testing.T, data []byte, shape *Set) {
 		want.Put(e)
 	}
 	got := empty()
-	tx := Transaction{Steps: []Step{{Op: AddElements, Table: &Table{Name: "t"}, Set: want, Elements: sound}}}
+	tx := Transaction{Steps: []Step{{Op: AddElements, Table: &Table{Family: FamilyIP, Name: "t"}, Set: want, Elements: sound}}}
 	messages, err := tx.encode()
 	if err != nil {
 		t.Fatal(err)
@@ -366,7 +366,7 @@ func FuzzDecodeObject(f *testing.F) {
 			if err != nil || !fits("", name, o.Name) {
 				continue
 			}
-			again, o2, err := decode(onlyMessage(t, Step{Op: DeleteObject, Table: &Table{Name: name}, Object: o}))
+			again, o2, err := decode(onlyMessage(t, Step{Op: DeleteObject, Table: &Table{Family: FamilyIP, Name: name}, Object: o}))
 			if err != nil || again != name || o2 != o {
 				t.Errorf("%v of %q, encoded and decoded again, is %v of %q (%v)", o, name, o2, again, err)
 			}
