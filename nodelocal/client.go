@@ -40,6 +40,7 @@ type Client struct {
 	conn    *grpc.ClientConn
 	api     nodelocalv1.NodeLocalClient
 	state   state
+	skipped skipLog
 }
 
 var _ syncloop.Feed = (*Client)(nil)
@@ -53,7 +54,7 @@ func NewClient(target string, options Options) (*Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Client{options: options, conn: conn, api: nodelocalv1.NewNodeLocalClient(conn), state: newState()}, nil
+	return &Client{options: options, conn: conn, api: nodelocalv1.NewNodeLocalClient(conn), state: newState(options.Limits)}, nil
 }
 
 // The wait before a server is tried again: after the first failure, and at most. A third of each wait is random, so that
@@ -63,16 +64,20 @@ const (
 	maxRetry = 10 * time.Second
 )
 
+// steady is how long a stream lasts after which the next wait is the shortest again, whatever it brought.
+const steady = 10 * time.Second
+
 // Run follows the server until ctx ends, and then returns nil. It must not be called twice.
 func (c *Client) Run(ctx context.Context) error {
 	defer c.conn.Close()
 	retry := minRetry
 	for ctx.Err() == nil {
-		connected, err := c.follow(ctx)
+		begin := time.Now()
+		cheap, err := c.follow(ctx)
 		if ctx.Err() != nil {
 			return nil
 		}
-		if connected {
+		if cheap || time.Since(begin) >= steady {
 			retry = minRetry
 		}
 		wait := retry - rand.N(retry/3)
@@ -88,44 +93,52 @@ func (c *Client) Run(ctx context.Context) error {
 	return nil
 }
 
-// follow reads one stream to its end. connected says that it brought at least one batch.
-func (c *Client) follow(ctx context.Context) (connected bool, err error) {
+// follow reads one stream to its end. cheap says that to try again soon costs a server little: the stream kept to the
+// protocol, and either it continued an earlier one or it brought more than the full state. A server that sends everything and then
+// breaks off, or breaks the protocol, would send everything again.
+func (c *Client) follow(ctx context.Context) (cheap bool, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	stream, err := c.api.Watch(ctx, &nodelocalv1.WatchRequest{Node: c.options.Node, LastSeen: c.state.position()})
 	if err != nil {
 		return false, err
 	}
+	batches := 0
 	defer func() {
-		if connected && c.options.OnConnected != nil {
+		if batches > 0 && c.options.OnConnected != nil {
 			c.options.OnConnected(false)
 		}
 	}()
-	var batch protocol.Batch
+	batch := protocol.Batch{Limits: c.options.Limits, OnSkip: c.skip}
 	for {
 		update, err := stream.Recv()
 		if err != nil {
-			return connected, err
+			return cheap, err
 		}
 		changes, position, err := batch.Add(update)
+		if err == nil && changes != nil {
+			err = c.state.apply(changes, position)
+		}
 		if err != nil {
 			// Nothing of it was applied. A full state may be good.
 			c.state.forgetPosition()
-			return connected, err
+			return false, err
 		}
 		if changes == nil {
 			continue
 		}
-		if err := c.state.apply(changes, position); err != nil {
-			return connected, err
+		if batches++; batches == 1 {
+			c.connected(changes)
 		}
-		if !connected {
-			connected = true
-			c.options.Logger.Info("Connected to the node-local server", "target", c.conn.Target(), "node", c.options.Node, "full", changes.Full, "changedPorts", len(changes.Ports))
-			if c.options.OnConnected != nil {
-				c.options.OnConnected(true)
-			}
-		}
+		cheap = batches > 1 || !changes.Full
+	}
+}
+
+// connected tells that the first batch of a stream has arrived.
+func (c *Client) connected(changes *model.Changes) {
+	c.options.Logger.Info("Connected to the node-local server", "target", c.conn.Target(), "node", c.options.Node, "full", changes.Full, "changedPorts", len(changes.Ports))
+	if c.options.OnConnected != nil {
+		c.options.OnConnected(true)
 	}
 }
 

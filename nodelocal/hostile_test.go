@@ -21,12 +21,15 @@ import (
 	nodelocalv1 "github.com/nftproxy/nftproxy/nodelocal/v1"
 )
 
+// play is what a server does in one call of Watch. A client that goes ends sending.
+type play = func(seen *nodelocalv1.Position, send func(...*nodelocalv1.Update)) error
+
 // script is a server that plays what a test wrote: one function for each call of Watch; the last one is
 // played again for all calls after it.
 type script struct {
 	nodelocalv1.UnimplementedNodeLocalServer
 	mu    sync.Mutex
-	calls []func(seen *nodelocalv1.Position, send func(...*nodelocalv1.Update)) error
+	calls []play
 }
 
 // Watch implements nodelocalv1.NodeLocalServer.
@@ -122,7 +125,6 @@ func unfinished(u *nodelocalv1.Update) *nodelocalv1.Update {
 // TestClientOfABadServer plays servers that break the protocol. A backend never acts on what they broke, and has the right
 // state as soon as a server keeps to it.
 func TestClientOfABadServer(t *testing.T) {
-	type play = func(seen *nodelocalv1.Position, send func(...*nodelocalv1.Update)) error
 	ended := errors.New("the server ends the stream")
 	good := func(seen *nodelocalv1.Position, send func(...*nodelocalv1.Update)) error {
 		if len(seen.GetInstance()) > 64 {
@@ -180,7 +182,7 @@ func TestClientOfABadServer(t *testing.T) {
 				<-goOn
 				return good(seen, send)
 			}}})
-			backend := run(t, target)
+			backend := runWith(t, target, nodelocal.Options{})
 			if tt.before != "" {
 				backend.await(t, tt.before)
 			} else {
@@ -201,28 +203,12 @@ func TestClientOfABadServer(t *testing.T) {
 			send(increment("c"))
 			select {}
 		}}})
-		backend := run(t, target)
+		backend := runWith(t, target, nodelocal.Options{})
 		backend.await(t, "a b c")
 		if _, syncs := backend.has(); syncs > 2 {
 			t.Errorf("%d Syncs for two states", syncs)
 		}
 	})
-}
-
-// run drives a recorder until the test ends.
-func run(t *testing.T, target string) *recorder {
-	t.Helper()
-	r := &recorder{}
-	ctx, stop := context.WithCancel(context.Background())
-	ended := make(chan error, 1)
-	go func() { ended <- nodelocal.Run(ctx, target, r, nodelocal.Options{Node: "n"}) }()
-	t.Cleanup(func() {
-		stop()
-		if err := <-ended; err != nil {
-			t.Error(err)
-		}
-	})
-	return r
 }
 
 // await waits until the backend has the ports.

@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/keepalive"
 
+	"github.com/nftproxy/nftproxy/nodelocal/protocol"
 	"github.com/nftproxy/nftproxy/syncloop"
 )
 
@@ -28,6 +29,11 @@ type Options struct {
 	// OnConnected, if set, is called when the first batch of a stream has arrived, with true, and when the stream
 	// has ended, with false. It must not block.
 	OnConnected func(bool)
+	// Limits bounds a batch of the server, and the state that increments add up to. Zero fields are those of protocol.DefaultLimits.
+	Limits protocol.Limits
+	// OnSkip, if set, is called each time a port is left out because this version of the client does not know a value in
+	// it, with the reason (protocol.ErrUnknownValue). The client logs a reason once. It must not block.
+	OnSkip func(error)
 	// Loop is how Run calls the backend. Its Logger is by default the one above.
 	Loop syncloop.Options
 }

@@ -2,21 +2,26 @@ package nodelocal
 
 import (
 	"errors"
+	"fmt"
 	"maps"
 	"slices"
 	"sync"
 
 	"github.com/nftproxy/nftproxy/model"
+	"github.com/nftproxy/nftproxy/nodelocal/protocol"
 	nodelocalv1 "github.com/nftproxy/nftproxy/nodelocal/v1"
 )
 
 // state is what a server said last, and what of it the backend does not know yet.
 type state struct {
-	wake chan struct{}
+	wake   chan struct{}
+	limits protocol.Limits
 
 	mu sync.Mutex
 	// all is the full state; nil before the first batch.
 	all *model.Changes
+	// size counts the ports and addresses of all.
+	size protocol.Limits
 	// seen is where the server is.
 	seen *nodelocalv1.Position
 	// pending is what Take hands out next; nil is nothing. It is all if full is set.
@@ -24,7 +29,9 @@ type state struct {
 	full    bool
 }
 
-func newState() state { return state{wake: make(chan struct{}, 1), full: true} }
+func newState(limits protocol.Limits) state {
+	return state{wake: make(chan struct{}, 1), limits: limits, full: true}
+}
 
 func (s *state) position() *nodelocalv1.Position {
 	s.mu.Lock()
@@ -50,7 +57,15 @@ func (s *state) apply(batch *model.Changes, position *nodelocalv1.Position) erro
 	if s.all == nil && !batch.Full {
 		return errors.New("the server sent increments to a state that this client does not have")
 	}
-	s.seen = position
+	news := batch
+	if s.all != nil {
+		news = s.news(batch)
+	}
+	size := s.sizeWith(news)
+	if err := s.limits.Check(size); err != nil {
+		return fmt.Errorf("the state with all increments: %w", err)
+	}
+	s.size, s.seen = size, position
 	if len(position.GetInstance()) > maxInstance {
 		s.seen = nil
 	}
@@ -59,7 +74,6 @@ func (s *state) apply(batch *model.Changes, position *nodelocalv1.Position) erro
 		s.signal()
 		return nil
 	}
-	news := s.news(batch)
 	s.all.Merge(batch)
 	if news.Empty() {
 		return nil
@@ -99,6 +113,29 @@ func (s *state) news(batch *model.Changes) *model.Changes {
 		news.ServiceCIDRs, news.ServiceCIDRsChanged = batch.ServiceCIDRs, true
 	}
 	return news
+}
+
+// sizeWith returns the size of the state after news.
+func (s *state) sizeWith(news *model.Changes) protocol.Limits {
+	size := s.size
+	for id, port := range news.Ports {
+		if port != nil {
+			size.Ports++
+			size.Addresses += addressesOf(port)
+		}
+		if s.all == nil {
+			continue
+		}
+		if old := s.all.Ports[id]; old != nil {
+			size.Ports--
+			size.Addresses -= addressesOf(old)
+		}
+	}
+	return size
+}
+
+func addressesOf(port *model.ServicePort) int {
+	return len(port.ExternalIPs) + len(port.LoadBalancerIPs) + len(port.LoadBalancerSourceRanges) + len(port.Cluster) + len(port.Local) + len(port.Serving)
 }
 
 func sameNode(a, b *model.Node) bool {

@@ -56,9 +56,15 @@ func (n *nodeLocalOptions) validate(o *options, flags *pflag.FlagSet) error {
 	return nil
 }
 
+// reasonUnknownValue is how a metric names Service ports that a node-local server of a later version describes in its own words.
+const reasonUnknownValue = "unknown_value"
+
 // newClient returns a client of the source for a node. connected may be nil.
 func (n *nodeLocalOptions) newClient(ctx context.Context, nodeName string, connected func(bool)) (*nodelocal.Client, error) {
-	options := nodelocal.Options{Node: nodeName, Logger: klog.FromContext(ctx), OnConnected: connected}
+	options := nodelocal.Options{
+		Node: nodeName, Logger: klog.FromContext(ctx), OnConnected: connected,
+		OnSkip: func(error) { metrics.CountSkip(tracker.KindService, reasonUnknownValue) },
+	}
 	if n.files.Any() {
 		var err error
 		if options.TLS, err = n.files.Client(); err != nil {

@@ -3,7 +3,9 @@ package protocol
 import (
 	"errors"
 	"fmt"
-	"slices"
+	"net/netip"
+
+	"google.golang.org/protobuf/proto"
 
 	"github.com/nftproxy/nftproxy/model"
 	nodelocalv1 "github.com/nftproxy/nftproxy/nodelocal/v1"
@@ -11,13 +13,29 @@ import (
 
 // Batch puts the parts of batches together. The zero value waits for a first part.
 type Batch struct {
+	// Limits bounds each batch.
+	Limits Limits
+	// OnSkip, if set, is called for each port that is left out because this client does not know a protocol, an IP family
+	// or a policy in it. The error names port and field, and wraps ErrUnknownValue. To the receiver the port is not there.
+	OnSkip func(error)
+
 	changes *model.Changes
-	// last is the port that a continuation may continue.
-	last *model.ServicePort
+	used    Limits
+	last    lastPort
+}
+
+// lastPort is the port that a continuation may continue.
+type lastPort struct {
+	// id is that of the message; nil before the first port.
+	id *nodelocalv1.PortID
+	// port is nil if it was left out.
+	port *model.ServicePort
+	// continued says that the lists of port are not sorted yet.
+	continued bool
 }
 
 // Add takes the next part. When it ends a batch, Add returns what the batch changes and the position after it; before that
-// it returns neither. After an error, which names port and field, the batch is lost, and the stream with it.
+// it returns neither. After an error, which names port and field or the limit, the batch is lost, and the stream with it.
 func (b *Batch) Add(update *nodelocalv1.Update) (*model.Changes, *nodelocalv1.Position, error) {
 	if err := b.add(update); err != nil {
 		b.reset()
@@ -26,6 +44,7 @@ func (b *Batch) Add(update *nodelocalv1.Update) (*model.Changes, *nodelocalv1.Po
 	if update.GetSync() == nil {
 		return nil, nil, nil
 	}
+	b.last.finish()
 	changes := b.changes
 	b.reset()
 	if err := checkFull(changes); err != nil {
@@ -34,9 +53,13 @@ func (b *Batch) Add(update *nodelocalv1.Update) (*model.Changes, *nodelocalv1.Po
 	return changes, update.GetSync().GetPosition(), nil
 }
 
-func (b *Batch) reset() { *b = Batch{} }
+func (b *Batch) reset() { *b = Batch{Limits: b.Limits, OnSkip: b.OnSkip} }
 
 func (b *Batch) add(update *nodelocalv1.Update) error {
+	b.used.add(update, proto.Size(update))
+	if err := b.Limits.Check(b.used); err != nil {
+		return err
+	}
 	first := b.changes == nil
 	if first {
 		b.changes = &model.Changes{Full: update.GetFull(), Ports: map[model.PortID]*model.ServicePort{}}
@@ -64,57 +87,95 @@ func (b *Batch) add(update *nodelocalv1.Update) error {
 		}
 	}
 	for _, id := range update.GetDelete() {
-		decoded, err := DecodeID(id)
-		if err != nil {
-			return fmt.Errorf("deletion of port %s: %w", decoded, err)
+		if err := b.delete(id); err != nil {
+			return err
 		}
-		b.delete(decoded)
 	}
 	return nil
 }
 
 func (b *Batch) set(message *nodelocalv1.ServicePort) error {
 	if message.GetContinued() {
-		return b.continuePort(message)
+		return b.last.extend(message)
 	}
+	b.last.finish()
 	port, err := DecodePort(message)
+	if errors.Is(err, ErrUnknownValue) {
+		b.last = lastPort{id: message.GetId()}
+		return b.skip(message.GetId(), err)
+	}
 	if err != nil {
 		return err
 	}
 	b.changes.Ports[port.ID] = port
-	b.last = port
+	b.last = lastPort{id: message.GetId(), port: port}
 	return nil
 }
 
-func (b *Batch) continuePort(message *nodelocalv1.ServicePort) error {
-	id, err := DecodeID(message.GetId())
+// skip leaves a port out. One that was known before, when it had other values, is gone.
+func (b *Batch) skip(message *nodelocalv1.PortID, err error) error {
+	if b.OnSkip != nil {
+		b.OnSkip(err)
+	}
+	if id, err := DecodeID(message); err == nil {
+		b.remove(id)
+	}
+	return nil
+}
+
+func (b *Batch) delete(message *nodelocalv1.PortID) error {
+	id, err := DecodeID(message)
+	if errors.Is(err, ErrUnknownValue) {
+		return nil // it was left out when it came
+	}
 	if err != nil {
-		return fmt.Errorf("continuation of port %s: %w", id, err)
+		return fmt.Errorf("deletion of port %s: %w", id, err)
 	}
-	if b.last == nil || b.last.ID != id {
-		return fmt.Errorf("continuation of port %s: it does not follow that port", id)
-	}
-	d := decoder{family: id.Family}
-	b.last.Cluster = append(b.last.Cluster, d.endpoints("cluster", message.GetCluster())...)
-	b.last.Local = append(b.last.Local, d.endpoints("local", message.GetLocal())...)
-	b.last.Serving = append(b.last.Serving, d.addrPorts("serving", message.GetServing())...)
-	for _, list := range [][]model.Endpoint{b.last.Cluster, b.last.Local} {
-		if !slices.IsSortedFunc(list, model.CompareEndpoints) {
-			d.fail("continued", errors.New("the lists together are not sorted"))
-		}
-	}
-	if d.err != nil {
-		return fmt.Errorf("continuation of port %s: %w", id, d.err)
-	}
+	b.remove(id)
 	return nil
 }
 
-func (b *Batch) delete(id model.PortID) {
+func (b *Batch) remove(id model.PortID) {
 	if b.changes.Full {
 		delete(b.changes.Ports, id)
 		return
 	}
 	b.changes.Ports[id] = nil
+}
+
+// extend appends the lists of a continuation. They are sorted when all have come.
+func (l *lastPort) extend(message *nodelocalv1.ServicePort) error {
+	if l.id == nil || !sameID(l.id, message.GetId()) {
+		id, _ := DecodeID(message.GetId())
+		return fmt.Errorf("continuation of port %s: it does not follow that port", id)
+	}
+	if l.port == nil {
+		return nil
+	}
+	d := decoder{family: l.port.ID.Family}
+	l.port.Cluster = append(l.port.Cluster, d.endpoints("cluster", message.GetCluster())...)
+	l.port.Local = append(l.port.Local, d.endpoints("local", message.GetLocal())...)
+	l.port.Serving = append(l.port.Serving, d.addrPorts("serving", message.GetServing())...)
+	l.continued = true
+	if d.err != nil {
+		return fmt.Errorf("continuation of port %s: %w", l.port.ID, d.err)
+	}
+	return nil
+}
+
+func sameID(a, b *nodelocalv1.PortID) bool {
+	return a.GetNamespace() == b.GetNamespace() && a.GetService() == b.GetService() && a.GetPort() == b.GetPort() &&
+		a.GetProtocol() == b.GetProtocol() && a.GetFamily() == b.GetFamily()
+}
+
+// finish sorts the lists of a port after its last continuation.
+func (l *lastPort) finish() {
+	if l.continued {
+		l.port.Cluster = endpointSet(l.port.Cluster)
+		l.port.Local = endpointSet(l.port.Local)
+		l.port.Serving = sortedSet(l.port.Serving, netip.AddrPort.Compare)
+	}
+	l.continued = false
 }
 
 // checkFull refuses a full state without a node: acting on it would take the node's addresses away.

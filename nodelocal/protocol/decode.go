@@ -12,21 +12,42 @@ import (
 	nodelocalv1 "github.com/nftproxy/nftproxy/nodelocal/v1"
 )
 
-// DecodeID is the inverse of EncodeID. It is an error if the message names no Service, or a
-// protocol or an IP family that this client does not know.
+// ErrUnknownValue is returned, wrapped, for a port with a protocol, an IP family or a policy that this version of the API does not know.
+var ErrUnknownValue = errors.New("perhaps of a later version of the API")
+
+// maxName is how long a name in a PortID may be, in bytes: Kubernetes allows no longer ones (RFC 1123 subdomain).
+const maxName = 253
+
+// DecodeID is the inverse of EncodeID. It is an error if the message names no Service or has a name of more than 253
+// bytes, and ErrUnknownValue if the client does not know the protocol or the IP family.
 func DecodeID(id *nodelocalv1.PortID) (model.PortID, error) {
-	out := model.PortID{Namespace: id.GetNamespace(), Service: id.GetService(), Port: id.GetPort()}
+	var out model.PortID
+	for _, name := range []struct {
+		field, text string
+		to          *string
+	}{
+		{"namespace", id.GetNamespace(), &out.Namespace}, {"service", id.GetService(), &out.Service}, {"port", id.GetPort(), &out.Port},
+	} {
+		if len(name.text) > maxName {
+			return out, fmt.Errorf("id.%s: %d bytes, at most %d are possible", name.field, len(name.text), maxName)
+		}
+		*name.to = name.text
+	}
 	switch p := id.GetProtocol(); p {
+	case nodelocalv1.Protocol_PROTOCOL_UNSPECIFIED:
+		return out, errors.New("id.protocol: unset")
 	case nodelocalv1.Protocol_PROTOCOL_TCP, nodelocalv1.Protocol_PROTOCOL_UDP, nodelocalv1.Protocol_PROTOCOL_SCTP:
 		out.Protocol = model.Protocol(p)
 	default:
-		return out, fmt.Errorf("id.protocol: %s is not TCP, UDP or SCTP", p)
+		return out, fmt.Errorf("id.protocol: %s is not TCP, UDP or SCTP, %w", p, ErrUnknownValue)
 	}
 	switch f := id.GetFamily(); f {
+	case nodelocalv1.Family_FAMILY_UNSPECIFIED:
+		return out, errors.New("id.family: unset")
 	case nodelocalv1.Family_FAMILY_IPV4, nodelocalv1.Family_FAMILY_IPV6:
 		out.Family = model.Family(f)
 	default:
-		return out, fmt.Errorf("id.family: %s is not IPv4 or IPv6", f)
+		return out, fmt.Errorf("id.family: %s is not IPv4 or IPv6, %w", f, ErrUnknownValue)
 	}
 	if out.Service == "" {
 		return out, errors.New("id.service: empty")
@@ -34,13 +55,16 @@ func DecodeID(id *nodelocalv1.PortID) (model.PortID, error) {
 	return out, nil
 }
 
-// DecodePort is the inverse of EncodePort: lists come out sorted and without duplicates. Errors name the field.
+// DecodePort is the inverse of EncodePort: lists come out sorted and without duplicates. Errors name the field. The error
+// wraps ErrUnknownValue if the client does not know a protocol, an IP family or a policy.
 func DecodePort(port *nodelocalv1.ServicePort) (*model.ServicePort, error) {
 	id, err := DecodeID(port.GetId())
 	if err != nil {
 		return nil, fmt.Errorf("port %s: %w", id, err)
 	}
 	d := decoder{family: id.Family}
+	// First, because a port with another policy may lack what the known ones need.
+	internal, external := d.policy("internal_policy", port.GetInternalPolicy()), d.policy("external_policy", port.GetExternalPolicy())
 	out := &model.ServicePort{
 		ID:                       id,
 		ClusterIP:                d.addr("cluster_ip", port.GetClusterIp()),
@@ -50,8 +74,8 @@ func DecodePort(port *nodelocalv1.ServicePort) (*model.ServicePort, error) {
 		LoadBalancerIPs:          d.addrs("load_balancer_ips", port.GetLoadBalancerIps()),
 		LoadBalancerSourceRanges: d.prefixes("load_balancer_source_ranges", port.GetLoadBalancerSourceRanges()),
 		AffinityTimeout:          time.Duration(port.GetAffinityTimeoutSeconds()) * time.Second,
-		InternalPolicy:           d.policy("internal_policy", port.GetInternalPolicy()),
-		ExternalPolicy:           d.policy("external_policy", port.GetExternalPolicy()),
+		InternalPolicy:           internal,
+		ExternalPolicy:           external,
 		HealthCheckNodePort:      d.port("health_check_node_port", port.GetHealthCheckNodePort(), 0),
 		Cluster:                  d.endpoints("cluster", port.GetCluster()),
 		Local:                    d.endpoints("local", port.GetLocal()),
@@ -151,7 +175,7 @@ func (d *decoder) policy(field string, policy nodelocalv1.TrafficPolicy) model.T
 	case nodelocalv1.TrafficPolicy_TRAFFIC_POLICY_LOCAL:
 		return model.PolicyLocal
 	}
-	d.fail(field, fmt.Errorf("%s is not Cluster or Local", policy))
+	d.fail(field, fmt.Errorf("%s is not Cluster or Local, %w", policy, ErrUnknownValue))
 	return model.PolicyCluster
 }
 
@@ -167,10 +191,15 @@ func (d *decoder) endpoints(field string, list []*nodelocalv1.Endpoint) []model.
 			Remote:   e.GetPlacement() == nodelocalv1.Placement_PLACEMENT_REMOTE,
 		}
 	}
-	if !slices.IsSortedFunc(out, model.CompareEndpoints) {
-		slices.SortStableFunc(out, model.CompareEndpoints)
+	return endpointSet(out)
+}
+
+// endpointSet sorts list in place and drops duplicates; the first of them stays.
+func endpointSet(list []model.Endpoint) []model.Endpoint {
+	if !slices.IsSortedFunc(list, model.CompareEndpoints) {
+		slices.SortStableFunc(list, model.CompareEndpoints)
 	}
-	return slices.CompactFunc(out, func(a, b model.Endpoint) bool { return a.AddrPort == b.AddrPort })
+	return slices.CompactFunc(list, func(a, b model.Endpoint) bool { return a.AddrPort == b.AddrPort })
 }
 
 func (d *decoder) addrPorts(field string, list []*nodelocalv1.AddressPort) (out []netip.AddrPort) {

@@ -34,16 +34,14 @@ func TestBatchRefuses(t *testing.T) {
 		want    string
 	}{
 		{"a port without ID", set(&nodelocalv1.ServicePort{}), "id.protocol"},
-		{"a protocol that it does not know", set(validPort(func(p *nodelocalv1.ServicePort) { p.Id.Protocol = 33 })), "id.protocol: 33"},
-		{"a family that it does not know", set(validPort(func(p *nodelocalv1.ServicePort) { p.Id.Family = 5 })), "id.family: 5"},
 		{"a port without Service", set(validPort(func(p *nodelocalv1.ServicePort) { p.Id.Service = "" })), "id.service"},
+		{"a name longer than any in Kubernetes", set(validPort(func(p *nodelocalv1.ServicePort) { p.Id.Namespace = strings.Repeat("n", 254) })), "id.namespace: 254 bytes"},
 		{"an address that is none", set(validPort(func(p *nodelocalv1.ServicePort) { p.ClusterIp = "10.0.0" })), "port shop/web/TCP (IPv4): cluster_ip"},
 		{"no ClusterIP", set(validPort(func(p *nodelocalv1.ServicePort) { p.ClusterIp = "" })), "cluster_ip"},
 		{"an address of the other family", set(validPort(func(p *nodelocalv1.ServicePort) { p.ExternalIps = []string{"fd00::1"} })), "external_ips: fd00::1 is not an IPv4"},
 		{"a port number that is too large", set(validPort(func(p *nodelocalv1.ServicePort) { p.NodePort = 65536 })), "node_port: 65536"},
 		{"no port number", set(validPort(func(p *nodelocalv1.ServicePort) { p.Port = 0 })), "port: 0 is not 1"},
 		{"a range with bits beyond its length", set(validPort(func(p *nodelocalv1.ServicePort) { p.LoadBalancerSourceRanges = []string{"10.0.0.1/8"} })), "load_balancer_source_ranges"},
-		{"a policy that it does not know", set(validPort(func(p *nodelocalv1.ServicePort) { p.ExternalPolicy = 9 })), "external_policy: 9"},
 		{"an endpoint without port", set(validPort(func(p *nodelocalv1.ServicePort) { p.Cluster = []*nodelocalv1.Endpoint{{Address: "10.0.0.1"}} })), "cluster: 0"},
 		{"a continuation of nothing", set(&nodelocalv1.ServicePort{Id: validID(), Continued: true}), "does not follow"},
 		{"a full state without a node", []*nodelocalv1.Update{{Full: true, ServiceCidrs: &nodelocalv1.ServiceCIDRs{}, Sync: &nodelocalv1.Sync{}}}, "without a node"},

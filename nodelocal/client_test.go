@@ -1,0 +1,182 @@
+package nodelocal_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/go-logr/logr/funcr"
+
+	"github.com/nftproxy/nftproxy/integration/await"
+	"github.com/nftproxy/nftproxy/nodelocal"
+	"github.com/nftproxy/nftproxy/nodelocal/protocol"
+	nodelocalv1 "github.com/nftproxy/nftproxy/nodelocal/v1"
+)
+
+// lines collects a log.
+type lines struct {
+	mu   sync.Mutex
+	text []string
+}
+
+func (l *lines) logger() nodelocal.Options {
+	return nodelocal.Options{Logger: funcr.New(func(_, args string) {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		l.text = append(l.text, args)
+	}, funcr.Options{})}
+}
+
+// with returns the lines that contain text.
+func (l *lines) with(text string) (out []string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, line := range l.text {
+		if strings.Contains(line, text) {
+			out = append(out, line)
+		}
+	}
+	return out
+}
+
+func TestClientOfALaterServer(t *testing.T) {
+	later := func(name string, edit func(*nodelocalv1.ServicePort)) *nodelocalv1.Update {
+		u := increment(name)
+		edit(u.Set[0])
+		return u
+	}
+	policy := func(p *nodelocalv1.ServicePort) { p.ExternalPolicy = 9 }
+	protocolNumber := func(p *nodelocalv1.ServicePort) { p.Id.Protocol = 33 }
+	target := serve(t, &script{calls: []play{func(_ *nodelocalv1.Position, send func(...*nodelocalv1.Update)) error {
+		send(full("a", "b"), later("dccp", protocolNumber), later("b", policy), later("dccp", protocolNumber), later("b", policy), increment("c"))
+		select {}
+	}}})
+	var log lines
+	var skipped atomic.Int32
+	options := log.logger()
+	options.OnSkip = func(error) { skipped.Add(1) }
+	backend := runWith(t, target, options)
+	backend.await(t, "a c")
+	if n := skipped.Load(); n != 4 {
+		t.Errorf("OnSkip was called %d times, want 4", n)
+	}
+	if got := log.with("too old"); len(got) != 2 {
+		t.Errorf("logged %q, want each reason once", got)
+	}
+}
+
+func TestClientLimits(t *testing.T) {
+	t.Run("a batch that never ends is refused, and its end is awaited no longer", func(t *testing.T) {
+		target := serve(t, &script{calls: []play{
+			func(_ *nodelocalv1.Position, send func(...*nodelocalv1.Update)) error {
+				for i := range 1000 {
+					send(unfinished(increment(fmt.Sprint("x", i))))
+				}
+				select {}
+			},
+			func(_ *nodelocalv1.Position, send func(...*nodelocalv1.Update)) error {
+				send(full("a"))
+				select {}
+			},
+		}})
+		var log lines
+		options := log.logger()
+		options.Limits = protocol.Limits{Ports: 100}
+		runWith(t, target, options).await(t, "a")
+		if got := log.with("Limits.Ports is 100"); len(got) != 1 {
+			t.Errorf("logged %q, want the limit once", got)
+		}
+	})
+	t.Run("increments that add up to too much are refused", func(t *testing.T) {
+		target := serve(t, &script{calls: []play{func(_ *nodelocalv1.Position, send func(...*nodelocalv1.Update)) error {
+			send(full("a", "b"))
+			send(increment("b", "c"))
+			gone := increment("d")
+			gone.Delete = []*nodelocalv1.PortID{port("a").Id}
+			send(gone) // still three
+			send(increment("e"))
+			select {}
+		}}})
+		var log lines
+		options := log.logger()
+		options.Limits = protocol.Limits{Ports: 3}
+		backend := runWith(t, target, options)
+		await.Until(t, "the state is refused", func() error {
+			if len(log.with("the state with all increments")) == 0 {
+				return errors.New("it is not")
+			}
+			return nil
+		})
+		backend.await(t, "b c d")
+	})
+}
+
+// TestClientBackOff counts how often a server is asked for everything.
+func TestClientBackOff(t *testing.T) {
+	bad := increment("x")
+	bad.Set[0].ClusterIp = "nonsense"
+	for _, tc := range []struct {
+		name    string
+		batches []*nodelocalv1.Update
+	}{
+		{"a good batch and a bad one", []*nodelocalv1.Update{full("a"), bad}},
+		{"many good batches and a bad one", []*nodelocalv1.Update{full("a"), increment("b"), increment("c"), bad}},
+		{"a full state and the end", []*nodelocalv1.Update{full("a")}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
+			var calls atomic.Int32
+			target := serve(t, &script{calls: []play{func(_ *nodelocalv1.Position, send func(...*nodelocalv1.Update)) error {
+				calls.Add(1)
+				send(tc.batches...)
+				return errors.New("the server ends the stream")
+			}}})
+			runWith(t, target, nodelocal.Options{})
+			time.Sleep(2 * time.Second)
+			// The waits are at least 67, 133, 267, 533 and 1067 ms: the sixth call comes after 2067 ms. Without back-off there would be 20.
+			if n := calls.Load(); n < 2 || n > 5 {
+				t.Errorf("%d calls in 2 s, want 2 to 5", n)
+			}
+		})
+	}
+	t.Run("a stream that goes on where it ended is tried soon", func(t *testing.T) {
+		var calls atomic.Int32
+		target := serve(t, &script{calls: []play{func(seen *nodelocalv1.Position, send func(...*nodelocalv1.Update)) error {
+			if calls.Add(1) == 1 {
+				send(full("a"))
+			} else {
+				send(increment("b"))
+			}
+			return errors.New("the server ends the stream")
+		}}})
+		runWith(t, target, nodelocal.Options{})
+		await.Until(t, "twelve calls", func() error {
+			if n := calls.Load(); n < 12 {
+				return fmt.Errorf("%d", n)
+			}
+			return nil
+		})
+	})
+}
+
+// runWith drives a recorder until the test ends.
+func runWith(t *testing.T, target string, options nodelocal.Options) *recorder {
+	t.Helper()
+	options.Node = "n"
+	r := &recorder{}
+	ctx, stop := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- nodelocal.Run(ctx, target, r, options) }()
+	t.Cleanup(func() {
+		stop()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
+	return r
+}
