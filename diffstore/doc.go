@@ -1,5 +1,5 @@
-// Package diffstore finds out what a dataplane lacks: write into a [Store] what there should be, read what to change, apply it,
-// and say that it was applied.
+// Package diffstore keeps the records that a backend wants in its dataplane (virtual servers, map
+// entries, lines of a file), and returns the difference to those that the dataplane has.
 //
 //	store := diffstore.New[string, int]()
 //
@@ -7,21 +7,25 @@
 //	store.Set("web", 80)
 //	store.Set("dns", 53)
 //
-//	for key := range store.Deleted() { … }        // in order
-//	for key, value := range store.Updated() { … } // in order
-//	store.Commit() // not if that failed: then the same differences are there the next time
+//	for key := range store.Deleted() { … }        // in order of the keys
+//	for key, value := range store.Updated() { … } // in order of the keys
+//	store.Commit() // only if all of that succeeded; otherwise the same differences come again
 //
-// Apply does the last three for dataplanes that take one difference at a time, and keeps those that were refused.
+// The last three steps are for dataplanes that take all differences in one transaction. For
+// dataplanes that take them one by one, [Store.Apply] does the three, and keeps as differences
+// those that failed.
 //
-// It is for backends that compute their own records (virtual servers, map entries, lines of a file) anew from all Service ports
-// and want to touch only those that differ; [ServicePorts] is a Store of the Service ports themselves.
+// A backend may compute all its records anew from all Service ports, and still touch only those
+// that differ. [ServicePorts] is a Store of the Service ports themselves.
 //
-// Three rules make it safe:
+// Three rules make a [Store] safe:
 //
-//   - A difference is one between what was committed and what is wanted now. It does not matter how often and with what the Store was
-//     written in between, and a failure loses nothing.
-//   - Values are compared, not their hashes, with the function that the Store was made with.
-//   - What was half done is said to be unknown (Invalidate, InvalidateOne), and is a difference until it is committed.
+//   - A difference is between the last Commit and the wanted state. How often and in which order
+//     the Store was written in between does not matter, and a failure loses nothing.
+//   - Values are compared themselves, not by their hashes, with the function that the Store was
+//     made with.
+//   - A change that failed half way makes its key unknown (Invalidate, InvalidateOne). An unknown
+//     key is a difference until it is committed.
 //
-// The package needs the standard library and package model, nothing else.
+// The package imports the standard library and package model, nothing else.
 package diffstore

@@ -53,11 +53,11 @@ func New(options Options) *Forwarder {
 	}
 }
 
-// Apply brings the listeners in line with changes that were synced. When it returns, node
-// ports without endpoints refuse connections. A port that another program has is logged, and
-// tried again until it is free or not wanted any more. Connections that are established stay,
-// whatever becomes of their endpoint, their Service or ctx: they end when either side ends
-// them. Listeners end with ctx, which should be the same for all calls.
+// Apply reconciles the listeners with changes that were synced. When it returns, node ports without
+// endpoints refuse connections. A port that another program has is logged, and tried again until it
+// is free or not wanted any more. Established connections stay, whatever becomes of their endpoint,
+// their Service or ctx: they end when either side ends them. Listeners end with ctx, which should
+// be the same for all calls.
 func (f *Forwarder) Apply(ctx context.Context, changes *model.Changes) {
 	if len(f.options.Addresses) == 0 {
 		return

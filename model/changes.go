@@ -19,8 +19,8 @@ type Node struct {
 type Changes struct {
 	// Full says that Ports is everything there is: what it does not name is gone.
 	Full bool
-	// Ports holds, for each port that changed, what it is now; nil means gone.
-	// The ServicePorts are shared: nobody may modify one that was handed out.
+	// Ports holds the new value of each port that changed; nil means that the port is gone. The
+	// ServicePorts are shared: nobody may modify them.
 	Ports map[PortID]*ServicePort
 	// Node is the node when it changed or Full is set, else nil.
 	Node *Node

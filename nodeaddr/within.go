@@ -9,12 +9,15 @@ import (
 	"github.com/nftproxy/nftproxy/model"
 )
 
-// Within returns where a server listens that is to answer on the machine's addresses in prefixes
-// (KubeProxyConfiguration nodePortAddresses), by family, sorted. A prefix of length 0 is all addresses of its family: the list is then the
-// unspecified address alone. A family without a prefix has no list; one without an address in its prefixes has an empty one.
+// Within returns the addresses on which a server has to listen so that it answers on each of the
+// machine's addresses in prefixes (KubeProxyConfiguration nodePortAddresses). They are sorted, by
+// family. A prefix of length 0 stands for all addresses of its family: the list is then the
+// unspecified address alone. A family without a prefix has no list. A family with prefixes, but
+// without an address of the machine in them, has an empty list.
 //
-// It looks at the interfaces of the network namespace that the calling thread is in. Link-local
-// addresses of IPv6 are left out, since they mean nothing without an interface. The error says that the addresses cannot be listed.
+// It looks at the interfaces of the network namespace of the calling thread. Link-local addresses
+// of IPv6 are left out, since they mean nothing without an interface. An error says that the kernel
+// did not list the addresses.
 func Within(prefixes []netip.Prefix) (map[model.Family][]netip.Addr, error) {
 	mine, err := interfaceAddrs()
 	if err != nil {

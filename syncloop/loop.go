@@ -40,21 +40,22 @@ type Result struct {
 	RetryIn time.Duration
 }
 
-// MaxTriggers is how many times are kept until a Sync succeeds.
+// MaxTriggers is the number of trigger times that a Loop keeps until a Sync succeeds: the oldest
+// ones.
 const MaxTriggers = 10_000
 
 // maxPending is how many changed ports are kept one by one while Syncs fail. With more, everything
 // there is replaces them: ports that came and went meanwhile would be remembered for ever.
 const maxPending = 10_000
 
-// Feed is where changes come from: a tracker.Tracker, or a server of the node-local API.
+// Feed is a source of changes: a tracker.Tracker, a tracker.View, or a nodelocal.Client.
 type Feed interface {
 	// Dirty returns a channel that receives after something happened for which Take may have
 	// news. Many events make one receive. It is never closed, and has one reader.
 	Dirty() <-chan struct{}
-	// Take returns the difference between now and the last call, or nil if there is none, and when the events
-	// happened that led to it, as far as that is known. The first difference is Full. The caller owns the Changes;
-	// the ServicePorts in it are shared.
+	// Take returns the changes since the last call, or nil if there is none, and the times of
+	// the events that led to them as far as they are known. The first changes are Full. The
+	// caller owns the Changes; the ServicePorts in it are shared and must not be modified.
 	Take() (changes *model.Changes, triggers []time.Time)
 	// Resync makes the next changes Full.
 	Resync()

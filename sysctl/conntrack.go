@@ -18,19 +18,19 @@ const maxScaled = 1 << 20
 
 const hashSizeFile = "sys/module/nf_conntrack/parameters/hashsize"
 
-// SetConntrack brings the parameters of connection tracking in line with the configuration.
-// What it leaves at 0, nil or false is left alone.
+// SetConntrack sets the parameters of connection tracking from the configuration. A field that is
+// 0, nil or false leaves its parameter alone.
 //
-//   - nf_conntrack_max becomes the larger of min and maxPerCore × the node's cores, where
-//     that product counts up to 1,048,576. It is raised only: a table that
-//     somebody made larger stays so, where kube-proxy would shrink it.
+//   - nf_conntrack_max becomes the larger of min and maxPerCore × the node's cores, where that
+//     product counts up to 1,048,576. It is only raised: a larger table of somebody else's stays,
+//     where kube-proxy would shrink it.
 //   - The table's hash table gets a quarter as many buckets, if it has fewer. That needs the
-//     initial network namespace and a writable /sys; failing is logged, since
+//     initial network namespace and a writable /sys. A failure is logged and is no error, since
 //     lookups only get slower.
-//   - Timeouts are set to what the configuration says, in whole seconds, at least one.
+//   - Timeouts are set in whole seconds, at least one.
 //
-// The error names each sysctl that is wrong and cannot be set, and how to go on. The module
-// nf_conntrack has to be loaded: rules that use connection tracking load it.
+// The error names each sysctl that is wrong and cannot be set, and the remedy. The module
+// nf_conntrack must be loaded; rules that use connection tracking load it.
 func (t Tree) SetConntrack(ctx context.Context, config *kubeproxyv1alpha1.KubeProxyConntrackConfiguration) error {
 	logger := klog.FromContext(ctx)
 	entries := maxEntries(config, t.cores())

@@ -26,7 +26,8 @@ func (t *Tracker) Changes() *model.Changes {
 // Resync makes the next Changes Full, for a backend that lost its state.
 func (t *Tracker) Resync() { t.own.Resync() }
 
-// Take returns Changes together with the times of the events that led to them.
+// Take returns Changes, and the times of the events that led to them, oldest first, as far as
+// EndpointSlices tell (annotation endpoints.kubernetes.io/last-change-trigger-time).
 func (t *Tracker) Take() (*model.Changes, []time.Time) { return t.own.Take() }
 
 // publish returns the ports of a Service with their endpoints, as a node sees them. What came out as it was in old, which

@@ -26,15 +26,19 @@ type Sink interface {
 	DeleteService(namespace, name string)
 	// SetEndpointSlice adds a slice or replaces the one with its namespace and name.
 	SetEndpointSlice(*discoveryv1.EndpointSlice)
+	// DeleteEndpointSlice forgets a slice; one that is not there is no error.
 	DeleteEndpointSlice(namespace, name string)
-	// SetNode takes any Node; only the one this proxy runs on is used.
+	// SetNode adds a Node or replaces the one with its name. A Sink for one node ignores all
+	// others.
 	SetNode(*corev1.Node)
+	// DeleteNode says that a Node is gone. What is known of it may stay, as in a Tracker.
 	DeleteNode(name string)
 	// SetServiceCIDR adds a ServiceCIDR or replaces the one with its name.
 	SetServiceCIDR(*networkingv1.ServiceCIDR)
+	// DeleteServiceCIDR forgets a ServiceCIDR; one that is not there is no error.
 	DeleteServiceCIDR(name string)
-	// Synced says that all Services and EndpointSlices that exist have been handed over once.
-	// Before that nothing is programmed: a half-known cluster would cut working Services. The Node
-	// and ServiceCIDRs may come later.
+	// Synced says that every Service and EndpointSlice that exists has been set once. A Tracker
+	// publishes nothing before that: rules for half of the cluster would cut working Services.
+	// The Node and ServiceCIDRs may come later.
 	Synced()
 }

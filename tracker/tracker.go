@@ -16,14 +16,15 @@ import (
 // Options configures a Tracker. The zero value is a default proxy on a nameless node, to
 // which no endpoint is local.
 type Options struct {
-	// NodeName is the name of the node that this proxy runs on: endpoints with it are
-	// local, and of all Nodes only this one is used.
+	// NodeName is the name of the node that this proxy runs on. Endpoints with this name are
+	// local. Of all Nodes only this one is used, except with EveryNode.
 	NodeName string
-	// EveryNode makes the Tracker keep what any node needs, so that View may be called for any name. NodeName
-	// is then the node of Changes and Dirty, and all Nodes are used.
+	// EveryNode makes the Tracker keep what any node needs: View may be called for any name,
+	// and all Nodes are used. NodeName is then the node of Changes, Take, Dirty and Resync. If
+	// it is empty, there is no such node, and those four must not be called.
 	EveryNode bool
-	// History is how many deletions of Services are remembered, so that a view can resume after a revision that somebody
-	// has seen. 0 remembers none: only views that exist learn of deletions.
+	// History is the number of deleted Services that are remembered, so that a View can resume
+	// after a revision. 0 remembers none: only Views that exist then learn of deletions.
 	History int
 	// ServiceProxyName makes the Tracker take exactly the Services whose label
 	// LabelServiceProxyName has this value. Empty means those without the label.

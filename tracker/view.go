@@ -8,7 +8,8 @@ import (
 	"github.com/nftproxy/nftproxy/model"
 )
 
-// View is what one node has to do. It hands out what changed since it was asked last.
+// View publishes the state of one node: each Take returns the changes since the Take before it. Its
+// methods may be called from several goroutines.
 type View struct {
 	tracker *Tracker
 	name    string
@@ -39,9 +40,14 @@ func (t *Tracker) newView(node string) *View {
 	return v
 }
 
-// View returns a view of a node; without Options.EveryNode it must be the one in Options. Close has to be called. The first
-// changes are Full, unless resume names a revision of this Tracker, as Revision returned it for this node, after which all is
-// remembered: then they are what the node needs to know more. They may name ports that did not change.
+// View returns a new view of a node. Without [Options.EveryNode] it must be the node in Options.
+// The caller must call Close.
+//
+// With resume 0 the first changes are Full. Otherwise resume is a revision that TakeRevision of
+// another view of the same node returned, from this Tracker. The first changes are then increments
+// to the state at that revision, and may name ports that did not change. If the Tracker does not
+// remember all deletions since that revision ([Options.History]), the first changes are Full all
+// the same.
 func (t *Tracker) View(node string, resume uint64) *View {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -85,13 +91,15 @@ func (v *View) Resync() {
 	}
 }
 
-// Take returns the difference between now and the last call, and the times of the events that led to it, as Tracker.Take does.
+// Take returns the changes since the last call. Times of events come with the Tracker's own node
+// only, by Tracker.Take.
 func (v *View) Take() (*model.Changes, []time.Time) {
 	changes, triggers, _ := v.TakeRevision()
 	return changes, triggers
 }
 
-// TakeRevision is Take, and the revision that the node has seen then.
+// TakeRevision is Take, and also returns the revision of the state that the caller has with these
+// changes: the resume of a later View. It is 0 before Synced was called.
 func (v *View) TakeRevision() (*model.Changes, []time.Time, uint64) {
 	t := v.tracker
 	t.mu.Lock()

@@ -1,3 +1,5 @@
+// Package conformance repeats the network tests of Kubernetes' e2e suite, as far as they concern
+// the proxy of a node. docs/conformance.md has the table of both.
 package conformance
 
 import (

@@ -1,6 +1,8 @@
-// Package server serves the node-local API: it tells any number of backends what their nodes have to do for
-// Services. What is served comes from a tracker.Tracker; with Options.EveryNode set there, one server does for all nodes of a cluster.
+// Package server serves the node-local API: each backend that connects receives the state of its
+// node's Services, and then the changes. The state comes from a [tracker.Tracker]. With EveryNode
+// in its Options, one server serves all nodes of a cluster.
 //
-// A stream has no queue. When a client has taken a batch it gets the difference to now, so a slow client costs what a fast one does. One that
-// takes nothing for Options.SendTimeout loses its connection.
+// A stream has no queue. When a client has taken a batch, the server computes the difference to
+// now, so a slow client costs no more memory than a fast one. A client that takes nothing for
+// [Options.SendTimeout] loses its connection.
 package server

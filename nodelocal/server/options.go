@@ -7,7 +7,8 @@ import (
 	"github.com/go-logr/logr"
 )
 
-// Options configures a Server. The zero value has the defaults below.
+// Options configures a Server. The zero value has the defaults that the fields name. A number that
+// is not set (0) means its default.
 type Options struct {
 	// MaxStreams is how many calls of Watch and Get may run at once, by default 5,000.
 	MaxStreams int
@@ -18,22 +19,24 @@ type Options struct {
 	MaxConnections int
 	// MinInterval is the least time from one batch of a stream to the next, by default 50 ms. What happens meanwhile is merged.
 	MinInterval time.Duration
-	// SendTimeout is how long a client may take for a part of a batch, by default 30 s.
+	// SendTimeout is how long a client may take to receive one part of a batch, by default 30 s.
 	SendTimeout time.Duration
 	// TLS is for tcp://; it must ask clients for certificates (nodelocal.TLSFiles).
 	TLS *tls.Config
-	// Logger takes what happens to clients. The zero value logs nothing.
+	// Logger takes refused calls and closed connections. The zero value logs nothing.
 	Logger logr.Logger
-	// Hooks are for metrics.
+	// Hooks are called for metrics.
 	Hooks Hooks
 }
 
-// Hooks are called for what metrics count. Each may be nil. They must not block.
+// Hooks report events that metrics count. Each may be nil. They must not block, and may be called
+// from several goroutines at a time.
 type Hooks struct {
 	// OnWatchers is told how many streams there are when that changes.
 	OnWatchers func(n int)
-	// OnBatch is called for each batch that was handed to the transport: whether it was the full state, its bytes, and the time since the
-	// server learnt of the first change in it; 0 for the first batch of a stream.
+	// OnBatch is called for each batch that gRPC has taken: whether it was the full state, its
+	// length in bytes, and the time since the server learnt of the first change in it. That
+	// time is 0 for the first batch of a stream.
 	OnBatch func(full bool, bytes int, lag time.Duration)
 	// OnRefused is called for each call that is refused or ended by the server, with one of the Refused constants.
 	OnRefused func(reason string)

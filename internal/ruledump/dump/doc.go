@@ -2,7 +2,6 @@
 //
 // Names, keys, values and rules are the text that nft writes, so that jq and people can look things up; reading
 // parses that text again. A statement that this project does not know is kept by its name, as "unknown-NAME".
-
 package dump
 
 // APIVersion is the version of all JSON that ruledump writes. A change that a reader can ignore, such as one more field,
