@@ -9,9 +9,10 @@ import (
 
 // PortID names one port of one Service in one IP family.
 type PortID struct {
+	// Namespace and Service are those of the Service object.
 	Namespace string
 	Service   string
-	// Port is the name of the port; empty for the only port of a Service.
+	// Port is the name of the port. It may be empty where a Service has only one port.
 	Port     string
 	Protocol Protocol
 	Family   Family
@@ -66,6 +67,7 @@ func (p TrafficPolicy) String() string {
 // addresses are of the family in ID. Lists are sorted, hold no duplicates, and are nil
 // when empty, so that two equal ServicePorts are equal field by field.
 type ServicePort struct {
+	// ID names the port.
 	ID PortID
 
 	// ClusterIP is the address that clients in the cluster dial.
@@ -109,6 +111,7 @@ type ServicePort struct {
 
 // Endpoint is where a connection can be sent.
 type Endpoint struct {
+	// AddrPort is the endpoint's address and target port.
 	AddrPort netip.AddrPort
 	// Local says that the endpoint is on this node, Remote that it is on another one. With
 	// neither set its slice names no node, and it may be on this one.

@@ -1,3 +1,3 @@
-// Package introspect answers those who ask what this proxy does: Prometheus, and people with
-// curl. Handler is what kube-proxy v1.37 serves on its metrics port, 10249.
+// Package introspect serves kube-proxy v1.37's metrics port, 10249, by [Handler]: metrics for
+// Prometheus, and configuration, flags and status for people with curl.
 package introspect

@@ -89,7 +89,7 @@ func (r *Remote) SetNode(obj *corev1.Node) {
 	r.node = tracker.ParseNode(obj)
 }
 
-// The other methods of tracker.Sink have nothing to do: a Guard over a Remote hands on nothing else.
+// The other methods of tracker.Sink do nothing: a Guard over a Remote passes on Nodes alone.
 
 func (r *Remote) SetService(*corev1.Service)                  {}
 func (r *Remote) DeleteService(string, string)                {}

@@ -1,4 +1,4 @@
-// Package colour marks text on terminals.
+// Package colour marks text with colours if it is written to a terminal.
 package colour
 
 import (

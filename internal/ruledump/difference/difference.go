@@ -1,5 +1,5 @@
-// Package difference compares the rules that are wanted with those that a kernel has: first as Services, then as elements,
-// chains and rules.
+// Package difference compares the wanted rules with those of a kernel: first as Services, then as
+// elements, chains and rules.
 package difference
 
 import (

@@ -1,4 +1,5 @@
-// Package explain says what becomes of a packet, by which rules, and why.
+// Package explain walks one packet through the rules of a Snapshot. It returns each possible fate,
+// the rules that lead there, and the reason in one sentence.
 package explain
 
 import (

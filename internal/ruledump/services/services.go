@@ -1,5 +1,6 @@
-// Package services shows rulesets as Services: which addresses there are, and where each sends its clients. All of it is
-// read back from the tables, but for where endpoints are, which is known only where the objects are.
+// Package services shows rulesets as Services: each address that clients dial, and the endpoints to
+// which it leads. It reads all of that back from the tables. Only the node and zone of endpoints
+// come from objects, where there are any.
 package services
 
 import (
@@ -76,6 +77,7 @@ func ParseFilter(namespace, name string) (Filter, error) {
 	return Filter{before, after}, nil
 }
 
+// String names the wanted Services in messages.
 func (f Filter) String() string {
 	switch {
 	case f.Name == "" && f.Namespace == "":

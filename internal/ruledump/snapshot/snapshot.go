@@ -1,5 +1,6 @@
-// Package snapshot gets the rules of one node from wherever they are: compiled from manifests or from a cluster's
-// objects, read from a kernel, or read from a dump. All views of ruledump take a Snapshot, so they answer alike.
+// Package snapshot reads the rules of one node from one of four sources: compiled from manifests,
+// compiled from a cluster's objects, read from a kernel, or read from a dump. All views of ruledump
+// take a Snapshot, so the same rules give the same answers from every source.
 package snapshot
 
 import (

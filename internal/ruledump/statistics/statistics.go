@@ -1,4 +1,5 @@
-// Package statistics counts what is in the rules.
+// Package statistics counts the chains, rules, sets, elements and affinity clients of a Snapshot,
+// and estimates their memory in the kernel.
 package statistics
 
 import (

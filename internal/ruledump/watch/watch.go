@@ -1,4 +1,5 @@
-// Package watch tells of each change to the proxy's tables as the kernel announces it.
+// Package watch reports each change to the proxy's tables as the kernel announces it, with the
+// process that made it.
 package watch
 
 import (
