@@ -2,19 +2,25 @@
 package python
 
 import (
-	"bytes"
 	"os/exec"
+	"syscall"
 	"testing"
 
 	"github.com/nftproxy/nftproxy/integration/backendtest"
 	"github.com/nftproxy/nftproxy/integration/flows"
+	"github.com/nftproxy/nftproxy/integration/lab"
+	"github.com/nftproxy/nftproxy/integration/lab/labtest"
 )
+
+func TestMain(m *testing.M) { labtest.Main(m) }
 
 func TestConformance(t *testing.T) {
 	count := backendtest.Run(t, "../../testdata", backendtest.Program{
 		Command: func(target string) *exec.Cmd {
-			cmd := exec.Command("python3", "proxy.py")
-			cmd.Stdin = bytes.NewReader(backendtest.Lines(t, target))
+			// As proxy.py says how to run it. A process group of its own, so that all three processes end together.
+			cmd := exec.Command("sh", "-c", `"$0" node-local-watch --node-local-source "$1" --hostname-override "$2" -o jsonl | python3 proxy.py`,
+				labtest.Binary(t, "kube-proxy"), target, lab.NodeName)
+			cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 			return cmd
 		},
 		Ready: "synced",

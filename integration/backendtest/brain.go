@@ -2,18 +2,10 @@ package backendtest
 
 import (
 	"context"
-	"errors"
-	"io"
 	"path/filepath"
 	"testing"
 
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
-	"google.golang.org/protobuf/encoding/protojson"
-
-	"github.com/nftproxy/nftproxy/integration/lab"
 	"github.com/nftproxy/nftproxy/nodelocal/server"
-	nodelocalv1 "github.com/nftproxy/nftproxy/nodelocal/v1"
 	"github.com/nftproxy/nftproxy/source/manifests"
 	"github.com/nftproxy/nftproxy/tracker"
 )
@@ -43,33 +35,4 @@ func Brain(t testing.TB, path string) (target string, tr *tracker.Tracker) {
 		}
 	})
 	return target, tr
-}
-
-// Lines asks the brain at target for the state of node-1 and returns it as kube-proxy node-local-watch prints it: an
-// Update of the node-local API a line, in JSON with the field names of the .proto file.
-func Lines(t testing.TB, target string) (lines []byte) {
-	t.Helper()
-	conn, err := grpc.NewClient(target, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Close()
-	stream, err := nodelocalv1.NewNodeLocalClient(conn).Get(t.Context(), &nodelocalv1.GetRequest{Node: lab.NodeName})
-	if err != nil {
-		t.Fatal(err)
-	}
-	for {
-		update, err := stream.Recv()
-		if errors.Is(err, io.EOF) {
-			return lines
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-		line, err := protojson.MarshalOptions{UseProtoNames: true}.Marshal(update)
-		if err != nil {
-			t.Fatal(err)
-		}
-		lines = append(append(lines, line...), '\n')
-	}
 }

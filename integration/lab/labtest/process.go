@@ -44,7 +44,7 @@ func NewProcess(t testing.TB, cmd *exec.Cmd) *Process {
 	cmd.Stdout, cmd.Stderr = &p.output, &p.output
 	t.Cleanup(func() {
 		if cmd.Process != nil && cmd.ProcessState == nil {
-			cmd.Process.Kill()
+			_ = p.signal(syscall.SIGKILL) // it may end right now
 			cmd.Wait()
 		}
 		if t.Failed() {
@@ -63,10 +63,18 @@ func (p *Process) Wait() error { return p.Cmd.Wait() }
 // Stop ends the process with SIGTERM and returns how it ended.
 func (p *Process) Stop(t testing.TB) error {
 	t.Helper()
-	if err := p.Cmd.Process.Signal(syscall.SIGTERM); err != nil {
+	if err := p.signal(syscall.SIGTERM); err != nil {
 		t.Fatal(err)
 	}
 	return p.Cmd.Wait()
+}
+
+// signal signals the process, and with it all of its process group if it was given one of its own (Setpgid).
+func (p *Process) signal(s syscall.Signal) error {
+	if attr := p.Cmd.SysProcAttr; attr != nil && attr.Setpgid {
+		return syscall.Kill(-p.Cmd.Process.Pid, s)
+	}
+	return p.Cmd.Process.Signal(s)
 }
 
 // Fails waits for the process to end. It must end with exit code 1 and one error line that contains want.
