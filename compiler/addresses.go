@@ -7,8 +7,8 @@ import (
 	"github.com/nftproxy/nftproxy/nft"
 )
 
-// countAddresses adds by, 1 or -1, to the uses of each address that the port, which may be nil, uses. The sets cluster-ips
-// and hairpin hold the addresses that are used.
+// countAddresses adds by, 1 or -1, to the uses of each address that the port, which may be nil, uses. The sets
+// cluster-ips and hairpin hold the addresses that are used.
 func (f *family) countAddresses(p *model.ServicePort, by int) {
 	if p == nil {
 		return

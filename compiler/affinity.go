@@ -6,13 +6,14 @@ import "github.com/nftproxy/nftproxy/nft"
 // its own. All frontends of the port share them, so a client has one endpoint whichever address it dials, and a flood
 // of clients at one Service fills that Service's map only.
 //
-// A client that is not in the map is sent to a random endpoint, as in kube-proxy. With Config.AffinityHash the hash of its
-// address chooses instead. The map keeps clients in place.
+// A client that is not in the map is sent to a random endpoint, as in kube-proxy. With Config.AffinityHash the hash of
+// its address chooses instead. The map keeps clients in place.
 
 // affinitySize is how many clients a map holds. Clients beyond that are served as if they were new each time.
 const affinitySize = nft.DefaultSize
 
-// affinitySeed is the seed of the hash. It is the same on all nodes and in all versions, so that all of them choose alike.
+// affinitySeed is the seed of the hash. It is the same on all nodes and in all versions, so that all of them choose
+// alike.
 const affinitySeed = 0x5eed
 
 // affinityPrefixes are the start of the names of maps, and of the chains that fill them, by endpointList.
@@ -23,7 +24,8 @@ var (
 
 const (
 	chainAffinityCheck = "affinity-check"
-	// affinityShortCircuitPrefix starts the name of the chain that tells under policy Local from which list an endpoint came.
+	// affinityShortCircuitPrefix starts the name of the chain that tells under policy Local from which list an endpoint
+	// came.
 	affinityShortCircuitPrefix = "affinity-update-short-circuit."
 )
 
@@ -33,8 +35,8 @@ type affinityState struct {
 	ports map[string]*affinityPort
 	// frontends counts the frontends with affinity for each rule that looks for them.
 	frontends map[affinityRule]int
-	// nodePorts holds the node ports with affinity, and externals the external addresses without it by port number, with
-	// the comment for an element.
+	// nodePorts holds the node ports with affinity, and externals the external addresses without it by port number,
+	// with the comment for an element.
 	nodePorts map[portNumber]bool
 	externals map[portNumber]map[frontend]string
 	// losing holds the ports with a map that loses an endpoint by the next commit.
@@ -72,7 +74,8 @@ func (f *family) putAffinity(e frontendElements) {
 	f.countAffinity(e)
 }
 
-// countAffinity counts the frontends with affinity. The rules that look for them are there only as long as there are any.
+// countAffinity counts the frontends with affinity. The rules that look for them are there only as long as there are
+// any.
 func (f *family) countAffinity(e frontendElements) {
 	rule := affinityRule{e.frontend.protocol, e.frontend.isNodePort()}
 	frontends := f.affinity.frontends

@@ -15,8 +15,8 @@ func (f *family) returning(c endpointChain) nft.Rule {
 	return nft.NewRule(isProtocol(c.affinity.protocol), nft.DNAT{Family: f.family, Key: nft.Concat{f.family.Saddr()}, Map: affinityMapPrefixes[c.affinity.list] + c.affinity.port})
 }
 
-// affinityUpdate builds the chain that notes where a client goes. A client that is known keeps its endpoint, and its
-// time starts anew.
+// affinityUpdate builds the chain that adds a client and its endpoint to the map. A client that is in the map keeps its
+// endpoint, and its timeout starts anew.
 func (f *family) affinityUpdate(p *affinityPort, list endpointList) *nft.Chain {
 	return &nft.Chain{Name: affinityChainPrefixes[list] + p.name, Rules: []nft.Rule{nft.NewRule(
 		isProtocol(uint8(p.id.Protocol)),

@@ -21,9 +21,9 @@ func (f *family) putAffinityCheck() {
 	}
 }
 
-// affinityRules run after the destination was translated. They find the frontend that was dialed in
-// what conntrack remembers, and with it the chain that notes where its client went. Each protocol has rules of its own,
-// since nft can show a port that conntrack remembers only where the rule names the protocol first.
+// affinityRules run after the destination was translated. They read the dialed frontend from conntrack's original
+// tuple, and go to the chain that adds its client to the map. Each protocol has rules of its own: nft can list a port
+// of conntrack only in a rule that matches the protocol first.
 func (f *family) affinityRules() []nft.Rule {
 	var rules []nft.Rule
 	for _, nodePort := range []bool{false, true} {
@@ -37,9 +37,10 @@ func (f *family) affinityRules() []nft.Rule {
 	return rules
 }
 
-// affinityRulesOf looks for frontends of one kind. A node port is known by its number alone, and other programs translate
-// destinations too. So the address that was dialed has to be one on which node ports answer, or, where these are whole
-// networks, at least no ClusterIP. External addresses may have a node port's number as well: see putAffinityExceptions.
+// affinityRulesOf looks for frontends of one kind. A node port is known by its number alone, and other programs
+// translate destinations too. So the address that was dialed has to be one on which node ports answer, or, where these
+// are whole networks, at least no ClusterIP. External addresses may have a node port's number as well: see
+// putAffinityExceptions.
 func (f *family) affinityRulesOf(protocol model.Protocol, nodePort bool) (rules []nft.Rule) {
 	daddr, isOf := f.family.OriginalDaddr(), isProtocol(uint8(protocol))
 	if !nodePort {
@@ -75,8 +76,8 @@ type portNumber struct {
 	port     uint16
 }
 
-// putAffinityExceptions keeps connections to external addresses without affinity from being taken for
-// connections to a node port with the same number that has affinity. Such addresses get an element that ends the search.
+// putAffinityExceptions keeps connections to external addresses without affinity from being taken for connections to a
+// node port with the same number that has affinity. Such addresses get an element that ends the search.
 func (f *family) putAffinityExceptions(fe frontend, want *plan) {
 	number := portNumber{fe.protocol, fe.port}
 	if fe.isNodePort() {

@@ -10,9 +10,9 @@ import (
 	"github.com/nftproxy/nftproxy/nft"
 )
 
-// Affinity is the handle on the maps that packets fill: for each Service port with sessionAffinity ClientIP one or two maps
-// from clients to endpoints. Only the kernel knows their elements. Whoever commits the rulesets reads the maps, asks
-// Affinity which elements have to change, and changes them.
+// Affinity is the handle on the maps that packets fill: for each Service port with sessionAffinity ClientIP one or two
+// maps from clients to endpoints. Only the kernel knows their elements. Whoever commits the rulesets reads the maps,
+// asks Affinity which elements have to change, and changes them.
 type Affinity struct {
 	families families
 }
@@ -20,8 +20,8 @@ type Affinity struct {
 // Affinity returns the handle on session affinity. It follows the compiler, and is no safer for concurrent use.
 func (c *Compiler) Affinity() Affinity { return Affinity{c.families} }
 
-// AffinityMap is one map from clients to endpoints, as it is wanted at one moment. Later changes of the model do not change
-// it.
+// AffinityMap is one map from clients to endpoints, as it is wanted at one moment. Later changes of the model do not
+// change it.
 type AffinityMap struct {
 	// Table has the family and the name of the table that the map is in, and nothing else.
 	Table *nft.Table
@@ -188,8 +188,8 @@ func (f *family) kernelHas(p *affinityPort, list endpointList) bool {
 	return p.has(list)
 }
 
-// ConnectionElements calls do with the elements that a connection in conntrack would have added to the maps: one for each
-// map that its client uses and whose endpoints include the connection's.
+// ConnectionElements calls do with the elements that a connection in conntrack would have added to the maps: one for
+// each map that its client uses and whose endpoints include the connection's.
 func (a Affinity) ConnectionElements(protocol model.Protocol, client netip.Addr, dialed, endpoint netip.AddrPort, do func(AffinityMap, nft.Element)) {
 	f := a.families.of(model.FamilyOf(dialed.Addr()))
 	want := f.applied(frontend{dialed.Addr(), dialed.Port(), protocol})

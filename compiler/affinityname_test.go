@@ -6,8 +6,8 @@ import (
 	"github.com/nftproxy/nftproxy/model"
 )
 
-// Names that Kubernetes does not allow come from manifests. Two Service ports with one name would share their clients, and
-// send them to each other's endpoints.
+// Names that Kubernetes does not allow come from manifests. Two Service ports with one name would share their clients,
+// and send them to each other's endpoints.
 func TestAffinityName(t *testing.T) {
 	named := map[string]model.PortID{}
 	for _, id := range []model.PortID{

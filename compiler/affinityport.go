@@ -64,7 +64,8 @@ func (f *family) useAffinityList(p *affinityPort, list endpointList, endpoints [
 	use := &p.lists[list]
 	if use.frontends == 0 {
 		f.draft.PutSet(f.affinitySet(p.mapName(list)))
-		// The kernel may have a map of that name with what another process, or another Service of that name, left in it.
+		// The kernel may have a map of that name with what another process, or another Service of that name, left in
+		// it.
 		_, new := f.draft.SetBefore(p.mapName(list))
 		*use = affinityUse{stale: !new, losing: !new}
 		f.noteMove(p)
@@ -111,7 +112,8 @@ func (f *family) releaseAffinityList(p *affinityPort, list endpointList) {
 	f.noteMove(p)
 }
 
-// noteMove notes that a map of a port came or went since the last commit, and so that its clients may have to move to the other one.
+// noteMove notes that a map of a port came or went since the last commit, and so that its clients may have to move to
+// the other one.
 func (f *family) noteMove(p *affinityPort) {
 	if f.draft.HasCommitted() {
 		f.affinity.moves[p.name] = true

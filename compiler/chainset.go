@@ -7,13 +7,14 @@ import (
 	"github.com/nftproxy/nftproxy/nft"
 )
 
-// An element with a goto makes the kernel validate the table when it is committed: for each hook it walks all elements of
-// the verdict maps that the hook's chains look up. With 44,000 frontends in service-ips that was all but 0.02 of the 4 ms
-// that one more Service took. Elements of plain sets have no such price. So where many frontends go to one endpoint
-// chain, they are in a set of that chain, for example service-ips-cluster-2, and a rule leads from the set to the chain.
+// An element with a goto makes the kernel validate the table when it is committed: for each hook it walks all elements
+// of the verdict maps that the hook's chains look up. With 44,000 frontends in service-ips that was all but 0.02 of the
+// 4 ms that one more Service took. Elements of plain sets have no such price. So where many frontends go to one
+// endpoint chain, they are in a set of that chain, for example service-ips-cluster-2, and a rule leads from the set to
+// the chain.
 
-// chainSetFrom is how many frontends give an endpoint chain a set of its own. Each such set costs a new connection one more
-// lookup, so it is not small.
+// chainSetFrom is how many frontends give an endpoint chain a set of its own. Each such set costs a new connection one
+// more lookup, so it is not small.
 const chainSetFrom = 1000
 
 // mayHaveSet reports whether the chain may have a set: few chains may, since packets go through the sets one by one.
@@ -21,7 +22,8 @@ func (c endpointChain) mayHaveSet() bool {
 	return c.kind == kindCluster && !c.nodePort && c.affinity == chainAffinity{} && c.count > 0 && c.count <= spareChains
 }
 
-// placeOf returns the set or map that has the elements of frontends that go to the chain: its own set, or the given map.
+// placeOf returns the set or map that has the elements of frontends that go to the chain: its own set, or the given
+// map.
 func (e *endpointChains) placeOf(c endpointChain, verdicts *nft.Set) *nft.Set {
 	if set := e.chainSets[c]; set != nil {
 		return set

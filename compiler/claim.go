@@ -10,10 +10,9 @@ import (
 // taken over by an external IP that any Service author can name (CVE-2020-8554); a load
 // balancer IP is set by a controller, an external IP by the author.
 //
-// A claim of lower rank does not get the frontend either while the owner has no endpoints,
-// though kube-proxy would give it away: whoever may name an external IP would only have to
-// wait for a rollout or a crash of the Service that holds the ClusterIP or the load balancer
-// IP, and its clients' data would go to him. Refusing them is the safe answer.
+// A claim of lower rank does not get the frontend either while the owner has no endpoints, unlike in kube-proxy.
+// Otherwise an author of external IPs would only have to wait for a rollout or a crash of the Service that holds the
+// ClusterIP or the load balancer IP, to get the data of its clients. Refusing these clients is safe.
 type rank uint8
 
 const (

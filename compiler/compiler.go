@@ -9,9 +9,9 @@ import (
 	"github.com/nftproxy/nftproxy/nft"
 )
 
-// Compiler holds the rulesets of both families and updates them after changes of the model. A change costs in proportion
-// to the Service ports in it. A Compiler is not safe for concurrent use. Its methods panic if they are given a model.Family
-// that is neither IPv4 nor IPv6.
+// Compiler holds the rulesets of both families and updates them after changes of the model. A change costs in
+// proportion to the Service ports in it. A Compiler is not safe for concurrent use. Its methods panic if they are given
+// a model.Family that is neither IPv4 nor IPv6.
 type Compiler struct {
 	config   Config
 	families families
@@ -33,9 +33,9 @@ func (c *Compiler) reset() {
 	}
 }
 
-// Apply updates the rulesets after changes of the model. It returns the conflicts that are new or have other claimants than
-// before, sorted by frontend. A conflict is not new because its owner changes as endpoints come and go. Applying the same
-// changes again changes nothing.
+// Apply updates the rulesets after changes of the model. It returns the conflicts that are new or have other claimants
+// than before, sorted by frontend. A conflict is not new because its owner changes as endpoints come and go. Applying
+// the same changes again changes nothing.
 func (c *Compiler) Apply(changes *model.Changes) []Conflict {
 	if changes.Full {
 		c.grow(changes.Ports)

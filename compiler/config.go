@@ -13,7 +13,7 @@ const TableName = "kube-proxy"
 // DefaultMasqueradeBit is the bit of the packet mark that kube-proxy has always used.
 const DefaultMasqueradeBit = 14
 
-// Config is what shapes the fixed program. The zero value masquerades nothing but hairpins
+// Config holds the parameters of the fixed program. The zero value masquerades nothing but hairpins
 // and external traffic, and answers node ports nowhere; see Default.
 type Config struct {
 	// MasqueradeBit is the bit of the packet mark, 0 to 31, that carries "to be
@@ -27,12 +27,13 @@ type Config struct {
 	NodePortAddresses NodePortAddresses
 	// AffinityHash sends a new client of a Service with session affinity to the endpoint that the hash of its address
 	// chooses, instead of a random one (kernel: CONFIG_NFT_HASH). Then a client has one endpoint on all nodes, and also
-	// after its affinity was lost, as long as the list of endpoints is the same. It also has the same one again after its
-	// affinity timed out.
+	// after its affinity was lost, as long as the list of endpoints is the same. It also has the same one again after
+	// its affinity timed out.
 	AffinityHash bool
-	// OwnTables gives the tables the flags owner and persist (kernel 6.9): while the connection that commits them lives, nobody
-	// else can change or delete them, and "nft flush ruleset" passes over them. They stay when it ends. kube-proxy cannot
-	// take such tables over: they have to be deleted first. The kernel must be asked before with nft.Conn.ProbePersist.
+	// OwnTables gives the tables the flags owner and persist (kernel 6.9): while the connection that commits them
+	// lives, nobody else can change or delete them, and "nft flush ruleset" passes over them. They stay when it ends.
+	// kube-proxy cannot take such tables over: they have to be deleted first. The kernel must be asked before with
+	// nft.Conn.ProbePersist.
 	OwnTables bool
 }
 
@@ -54,8 +55,8 @@ type DetectLocal struct {
 }
 
 // NodePortAddresses says on which of the node's own addresses node ports answer. Loopback
-// addresses never do. In a family of which it has nothing they answer nowhere; that they answer
-// everywhere in a family that kube-proxy's nodePortAddresses does not name is package config's doing.
+// addresses never do. In a family without addresses here they answer nowhere. (kube-proxy's
+// nodePortAddresses means all addresses in a family that it does not name; whoever makes the Config from it adds them.)
 type NodePortAddresses struct {
 	// Primary stands for the node's addresses in the model.
 	Primary bool

@@ -18,8 +18,8 @@ const (
 	// kindLocal serves external traffic with policy Local: the client's address is kept,
 	// and only clients of the cluster and the node may go to other nodes.
 	kindLocal chainKind = "local"
-	// kindDirect only chooses an endpoint: for clients of the cluster under policy Local, and for clients with affinity that
-	// are new.
+	// kindDirect only chooses an endpoint: for clients of the cluster under policy Local, and for clients with affinity
+	// that are new.
 	kindDirect chainKind = "direct"
 	// kindDirectLocal chooses among the endpoints for policy Local: for clients with affinity that are new.
 	kindDirectLocal chainKind = "direct-local"
@@ -44,9 +44,10 @@ type chainAffinity struct {
 	list     endpointList
 }
 
-// choice returns the chain that chooses an endpoint for clients of c that are new, if that is another one; the zero value if
-// not. Chains of a Service port with affinity leave the choice to chains that all ports share. Whenever an element is added to a map,
-// the kernel walks all rules that look it up, so these must not become more with each Service.
+// choice returns the chain that chooses an endpoint for clients of c that are new, if that is another one; the zero
+// value if not. Chains of a Service port with affinity leave the choice to chains that all ports share. Whenever an
+// element is added to a map, the kernel walks all rules that look it up, so these must not become more with each
+// Service.
 func (c endpointChain) choice(hash bool) endpointChain {
 	switch {
 	case c.affinity.port == "":

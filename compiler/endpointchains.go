@@ -3,15 +3,16 @@ package compiler
 import "github.com/nftproxy/nftproxy/nft"
 
 // A new number of endpoints takes a new chain, and a rule in it that looks up the map of all endpoints. The kernel then
-// walks that map to its end: with 88,000 endpoints that took three times as long as all else about the change. So where many frontends
-// use a kind of chain, those for small numbers are there before they are needed.
+// walks that map to its end: with 88,000 endpoints that took three times as long as all else about the change. So where
+// many frontends use a kind of chain, those for small numbers are there before they are needed.
 
 const (
-	// spareChainsFrom is how many frontends make a kind of chain worth having in advance. While they are few, walking their endpoints
-	// is cheap, also for all chains that are added at that point.
+	// spareChainsFrom is how many frontends make a kind of chain worth having in advance. While they are few, walking
+	// their endpoints is cheap, also for all chains that are added at that point.
 	spareChainsFrom = 100
-	// spareChains is up to how many endpoints there are chains in advance. It is small, because for each element that is added to a map
-	// the kernel walks the rules that look it up: with 32, a first Sync of 250,000 endpoints took 240 ms longer.
+	// spareChains is up to how many endpoints there are chains in advance. It is small, because for each element that
+	// is added to a map the kernel walks the rules that look it up: with 32, a first Sync of 250,000 endpoints took 240
+	// ms longer.
 	spareChains = 8
 )
 

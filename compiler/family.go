@@ -26,7 +26,8 @@ type family struct {
 	contested map[frontend][]model.PortID
 
 	endpointChains endpointChains
-	// chainSetFrom is the constant of that name; tests change it. chainSets holds the sets that chains have or had, by name.
+	// chainSetFrom is the constant of that name; tests change it. chainSets holds the sets that chains have or had, by
+	// name.
 	chainSetFrom int
 	chainSets    map[string]*nft.Set
 	// clusterIPs and hairpins count how many ports use an address.
@@ -84,7 +85,7 @@ func (f *family) reconcileTouched() (conflicts []Conflict) {
 	return conflicts
 }
 
-// reconcile changes the draft so that the frontend does what its owner wants.
+// reconcile updates the elements of a frontend in the draft to the plan of its owner.
 func (f *family) reconcile(s *frontendState) {
 	have, want := s.applied, f.wantedPlan(s)
 	if have == want {

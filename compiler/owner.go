@@ -18,8 +18,8 @@ func (c *Compiler) Owner(family model.Family, protocol model.Protocol, addr neti
 	return s.claims[0].port
 }
 
-// EachFrontend calls do with the address and port of each frontend that a Service port claims. As for Owner, a node port
-// has an address that is not valid. A frontend comes twice if the Service port names its address twice.
+// EachFrontend calls do with the address and port of each frontend that a Service port claims. As for Owner, a node
+// port has an address that is not valid. A frontend comes twice if the Service port names its address twice.
 func EachFrontend(p *model.ServicePort, do func(addr netip.Addr, port uint16)) {
 	eachFrontend(p, func(_ rank, fe frontend) { do(fe.addr, fe.port) })
 }

@@ -8,8 +8,8 @@ import (
 	"github.com/nftproxy/nftproxy/nft"
 )
 
-// plan says what becomes of packets to a frontend. The frontends of a Service port share plans, so a plan does not
-// change once it was made.
+// plan decides on packets to a frontend: the chain that chooses an endpoint, or a refusal. The frontends of a Service
+// port share plans, so a plan does not change once it was made.
 type plan struct {
 	comment string
 	// kind is the kind of chain that the frontend's verdict goes to; empty for none.

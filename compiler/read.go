@@ -47,8 +47,8 @@ type Frontend struct {
 	// Policy is the traffic policy: "Cluster" or "Local", or empty where the table does not tell. That is so for a
 	// ClusterIP that has endpoints: its rules are the same under both policies.
 	Policy string
-	// Chain is where new connections go, such as "cluster-3"; empty for none. ShortCircuit is, under policy Local, where
-	// those of the cluster's own clients go.
+	// Chain is where new connections go, such as "cluster-3"; empty for none. ShortCircuit is, under policy Local,
+	// where those of the cluster's own clients go.
 	Chain, ShortCircuit string
 	// Masquerade says that all clients get a source address of the node's, whoever they are.
 	Masquerade bool
@@ -56,8 +56,9 @@ type Frontend struct {
 	// LocalEndpoints is the list for the clients that policy Local binds, in the order of the slots.
 	Endpoints, LocalEndpoints []netip.AddrPort
 	Unserved                  Unserved
-	// AffinityTimeout is how long a client stays with its endpoint; 0 means no affinity. AffinityMaps are the names of the maps
-	// that say which client is with which endpoint: first that for Endpoints, then that for LocalEndpoints, as far as there are any.
+	// AffinityTimeout is how long a client stays with its endpoint; 0 means no affinity. AffinityMaps are the names of
+	// the maps that say which client is with which endpoint: first that for Endpoints, then that for LocalEndpoints, as
+	// far as there are any.
 	AffinityTimeout time.Duration
 	AffinityMaps    []string
 	// Sources is who may dial the frontend; nil means everybody.
@@ -306,7 +307,8 @@ func ParseEndpoint(value nft.Data) (netip.AddrPort, bool) {
 	return netip.AddrPortFrom(addr, binary.BigEndian.Uint16([]byte(value[at:at+2]))), ok
 }
 
-// parseEndpointChain is the inverse of endpointChain.name, but for the protocol of affinity, which the name does not have by itself.
+// parseEndpointChain is the inverse of endpointChain.name, but for the protocol of affinity, which the name does not
+// have by itself.
 func parseEndpointChain(name string) (b endpointChain, ok bool) {
 	name, b.nodePort = strings.CutPrefix(name, "nodeport-")
 	name, isAffinity := strings.CutPrefix(name, "affinity-")

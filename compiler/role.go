@@ -17,8 +17,8 @@ const (
 	RoleMarkUnlessLocal
 	// RoleShortCircuit sends the cluster's own clients past policy Local, and marks those of the node.
 	RoleShortCircuit
-	// RoleServeCluster, RoleServeExternal, RoleServeLocal and RoleServeDirect send to an endpoint: of a ClusterIP, under external policy
-	// Cluster, under external policy Local, and after another chain has decided.
+	// RoleServeCluster, RoleServeExternal, RoleServeLocal and RoleServeDirect send to an endpoint: of a ClusterIP,
+	// under external policy Cluster, under external policy Local, and after another chain has decided.
 	RoleServeCluster
 	RoleServeExternal
 	RoleServeLocal

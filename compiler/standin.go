@@ -5,9 +5,9 @@ import "github.com/nftproxy/nftproxy/nft"
 // StandInName is the name of the tables that serve while another program's tables with the name TableName are replaced.
 const StandInName = TableName + "-stand-in"
 
-// StandIns returns one table for each IP family. It serves the same Services as Tables while those are replaced. It has the
-// chains that translate, behind all other chains of their hooks, so that they translate only packets that no other table
-// has translated, and the chains that guard load balancer addresses.
+// StandIns returns one table for each IP family. It serves the same Services as Tables while those are replaced. It has
+// the chains that translate, behind all other chains of their hooks, so that they translate only packets that no other
+// table has translated, and the chains that guard load balancer addresses.
 func (c *Compiler) StandIns() []*nft.Table {
 	var tables []*nft.Table
 	for _, table := range c.Tables() {
@@ -33,8 +33,8 @@ func standIn(table *nft.Table) *nft.Table {
 }
 
 // GuardsLast splits a transaction in two, to be committed one after the other. The second one has the guards of load
-// balancer addresses. The kernel makes the elements of sets with ranges valid last in a commit. So if everything came in one
-// commit, a guard would let nobody in until the ranges of its sources are valid.
+// balancer addresses. The kernel makes the elements of sets with ranges valid last in a commit. So if everything came
+// in one commit, a guard would let nobody in until the ranges of its sources are valid.
 func GuardsLast(tx nft.Transaction) (first, guards nft.Transaction) {
 	for _, step := range tx.Steps {
 		if step.Op == nft.AddElements && step.Set.Name == guardSet {

@@ -20,8 +20,8 @@ type Conn struct {
 	timeout time.Duration
 }
 
-// answerTimeout is far above what the kernel needs for one datagram of a listing: the walk
-// through a table of a million entries that its filter leaves out takes 0.1 s.
+// answerTimeout is far longer than the kernel needs for one datagram of a listing. It walks through a million entries
+// that its filter leaves out in 0.1 s.
 const answerTimeout = 10 * time.Second
 
 // Dial returns a Conn for the network namespace of the file descriptor, which must stay open
@@ -36,10 +36,10 @@ func Dial(netNS int) (*Conn, error) {
 	return c, s.nl.Close()
 }
 
-// Stats is what a search for stale flows came to.
+// Stats is the result of a search for stale flows.
 type Stats struct {
-	// Listed is how many entries the kernel handed over. Deleted is how many were deleted,
-	// Refused how many the kernel refused to delete.
+	// Listed is how many entries the kernel listed, Deleted how many were deleted, and Refused how many the kernel
+	// refused to delete.
 	Listed, Deleted, Refused int
 	// Duration is how long the search took.
 	Duration time.Duration
@@ -80,7 +80,8 @@ func (c *Conn) delete(ctx context.Context, family model.Family, protocol uint8, 
 	return stats, err
 }
 
-// Each calls do with all entries of an IP family and an IP protocol. When ctx ends, so does the listing, with ctx's error.
+// Each calls do with all entries of an IP family and an IP protocol. When ctx ends, so does the listing, with ctx's
+// error.
 func (c *Conn) Each(ctx context.Context, family model.Family, protocol uint8, do func(Flow)) error {
 	_, err := c.each(ctx, family, protocol, 0, func(e entry) bool {
 		do(e.flow)
@@ -93,7 +94,7 @@ func (c *Conn) Each(ctx context.Context, family model.Family, protocol uint8, do
 }
 
 // each lists entries that have none of the status bits without, as long as do returns true. It returns how many the
-// kernel handed over.
+// kernel listed.
 func (c *Conn) each(ctx context.Context, family model.Family, protocol uint8, without uint32, do func(entry) bool) (listed int, err error) {
 	s, err := c.open()
 	if err != nil {
@@ -127,8 +128,8 @@ func (c *Conn) open() (*socket, error) {
 	return &socket{nl, c.timeout}, nil
 }
 
-// closeWith closes the socket when ctx ends, which ends whatever waits for it, or when the
-// function that it returns is called.
+// closeWith closes the socket when ctx ends, or when the function that it returns is called. Calls that wait for the
+// socket then end.
 func (s *socket) closeWith(ctx context.Context) (closeNow func()) {
 	stop := context.AfterFunc(ctx, func() { s.nl.Close() })
 	return func() {

@@ -14,8 +14,8 @@ import (
 // of them must fit into the socket's buffer.
 const deleteAtOnce = 100
 
-// deletion deletes entries on a socket of its own while a listing goes on, so that the
-// entries to delete never pile up: a flood makes as many as the table holds.
+// deletion deletes entries on a socket of its own while a listing goes on. So the entries to delete never pile up, not
+// even after a flood, which can fill the table.
 type deletion struct {
 	conn   *Conn
 	ctx    context.Context
@@ -76,13 +76,13 @@ func (d *deletion) delete(names [][]byte) (err error) {
 	if err != nil {
 		return err
 	}
-	gone, err := d.readAnswers(sent[len(sent)-1].Header.Sequence)
-	d.deleted += len(names) - gone
+	kept, err := d.readAnswers(sent[len(sent)-1].Header.Sequence)
+	d.deleted += len(names) - kept
 	return err
 }
 
 // readAnswers reads the kernel's answers up to the one for the last request, and returns how
-// many entries were not deleted. That an entry does not exist any more is not a refusal.
+// many entries were not deleted. An entry that does not exist any more counts as not deleted, but not as refused.
 func (d *deletion) readAnswers(last uint32) (kept int, err error) {
 	for {
 		if err := d.s.expect(); err != nil {

@@ -12,9 +12,8 @@ import (
 // entry is an entry as the kernel lists it.
 type entry struct {
 	flow Flow
-	// What names the entry, as the kernel sent it: the tuple of its first packet, the zone
-	// unless it is the default one, and the number that tells it from a later entry with the
-	// same tuple.
+	// original, zone and id name the entry, as the kernel sent them: the tuple of its first packet; the zone, nil for
+	// the default one; and the number that tells it from a later entry with the same tuple.
 	original, zone, id []byte
 	status             uint32
 }

@@ -1,16 +1,15 @@
 // Package conntrack removes entries from the kernel's connection tracking table, over
 // netlink, without the conntrack program.
 //
-// A Service's address is translated when a flow's first packet arrives; for all later
-// packets the kernel does what it remembers. A TCP client whose endpoint is gone gets a
-// reset and dials anew. A UDP client may go on sending to where nobody answers for as long
-// as it keeps the entry alive, so somebody has to remove it.
+// The kernel translates a Service's address for the first packet of a flow, and notes the translation in an entry. It
+// translates all later packets by the entry. A TCP client whose endpoint is gone gets a reset and dials anew. A UDP
+// client may keep the entry alive and send to an endpoint that does not answer. Such entries have to be deleted.
 package conntrack
 
 import "net/netip"
 
-// Flow is what matters of an entry: where its first packet went, and where answers come
-// from. The two differ when the destination was translated.
+// Flow holds the addresses of an entry: those of its first packet, and the one from which answers come. Dialed and
+// Server differ if the destination was translated.
 type Flow struct {
 	// Protocol is the IP protocol number.
 	Protocol uint8

@@ -19,9 +19,9 @@
 //   - accept ends a base chain and not the hook; drop and reject end everything.
 //   - In output, oifname is the way to where the packet was sent, before it is translated.
 //
-// It does not guess. When a packet meets a statement, field or verdict that the package does not model, or a field whose
-// value the caller did not give, the result is an error that names it. Not modelled are reply packets, fragments, routes
-// that lead nowhere, and source validation (rp_filter).
+// It does not guess. When a packet meets a statement, field or verdict that the package does not model, or a field
+// whose value the caller did not give, the result is an error that names it. Not modelled are reply packets, fragments,
+// routes that lead nowhere, and source validation (rp_filter).
 //
 // Tests in the package integration compare it with a real kernel, on random rulesets and packets.
 package evaluator

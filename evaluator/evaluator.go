@@ -96,8 +96,8 @@ func (e *Evaluator) baseChains(family nft.Family, hook nft.Hook) ([]baseChain, e
 	return chains, nil
 }
 
-// compareBaseChains orders the chains of a hook by when they run; 0 means that nothing in the
-// ruleset says so: the kernel goes by when they were added. The priority of a NAT chain orders it among NAT chains only.
+// compareBaseChains orders the chains of a hook by when they run; 0 means that nothing in the ruleset says so: the
+// kernel goes by when they were added. The priority of a NAT chain orders it among NAT chains only.
 func compareBaseChains(a, b baseChain) int {
 	c := cmp.Compare(runsAt(a.chain), runsAt(b.chain))
 	if c == 0 && a.chain.Type == nft.TypeNAT && b.chain.Type == nft.TypeNAT {

@@ -84,7 +84,7 @@ func (w *walk) conntrackField(f nft.Field) (value, error) {
 	return value{}, errors.New("the evaluator does not model this field")
 }
 
-// answerer is who sends the connection's answers, as far as is decided.
+// answerer returns the address that answers the connection, as far as the walk has decided it.
 func (w *walk) answerer() netip.AddrPort {
 	if c := w.packet.Connection; c != nil && w.changed[destination] {
 		return c.Destination

@@ -38,8 +38,8 @@ func checkRepaired(t *testing.T, c *Conn, want *Table) Transaction {
 	return tx
 }
 
-// learnedElements reads what packets added to the affinity map.
-func learnedElements(t *testing.T, c *Conn, table *Table) []Element {
+// affinityElements reads what packets added to the affinity map.
+func affinityElements(t *testing.T, c *Conn, table *Table) []Element {
 	t.Helper()
 	elements, err := c.ReadElements(t.Context(), table.Family, table.Name, table.Set("affinity"))
 	if err != nil {
@@ -67,14 +67,14 @@ func testCatchAllOfSomebodyElseIsDeleted(t *testing.T) {
 			c := dial(t)
 			want := everything(FamilyIP)
 			commitAll(t, c, Diff(nil, want))
-			client := learned(FamilyIP, 1, 3600e9, 3600e9)
+			client := affinityElement(FamilyIP, 1, 3600e9, 3600e9)
 			commitAll(t, c, Transaction{Steps: []Step{{Op: AddElements, Table: want, Set: want.Set("affinity"), Elements: []Element{client}}}})
 			runNft(t, "", "add", "element", "ip", "kube-proxy", tc.set, "{", tc.element, "}")
 			tx := checkRepaired(t, c, want)
 			if text := "delete element ip kube-proxy " + tc.set + " {\n\t*,\n}\n"; tx.String() != text {
 				t.Errorf("the repair is\n%swant\n%s", tx, text)
 			}
-			if got := learnedElements(t, c, want); len(got) != 1 || got[0].Key != client.Key {
+			if got := affinityElements(t, c, want); len(got) != 1 || got[0].Key != client.Key {
 				t.Errorf("packets had added one element, now there are %v", got)
 			}
 		})

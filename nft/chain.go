@@ -52,7 +52,8 @@ const (
 	PrioritySrcNAT int32 = 100
 )
 
-// priorityString prints a priority as nft lists it for a chain of the hook: relative to a name if one is at most 10 away.
+// priorityString prints a priority as nft lists it for a chain of the hook: relative to a name if one is at most 10
+// away.
 func priorityString(p int32, hook Hook) string {
 	for _, named := range []struct {
 		name string

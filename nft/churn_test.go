@@ -43,8 +43,8 @@ func listed(t *testing.T, c *Conn, table *Table, n int) (elements []Element) {
 // freshAddress returns an element that manyAddresses does not have.
 func freshAddress(i int) Element { return Element{Key: AddrData(numberedAddr(200, i))} }
 
-// The kernel lists a set in pieces, and begins each where it thinks that it left off: after as many elements of its hash
-// as it has listed. When one of those goes meanwhile, the next piece begins one too late.
+// The kernel lists a set in pieces, and begins each where it thinks that it left off: after as many elements of its
+// hash as it has listed. When one of those goes meanwhile, the next piece begins one too late.
 func TestCompareBesideElementsThatGo(t *testing.T) {
 	for _, tc := range []struct {
 		name    string

@@ -13,7 +13,7 @@ import (
 
 // CommitStats is what a commit consisted of.
 type CommitStats struct {
-	// Messages and Bytes is what was sent to the kernel.
+	// Messages and Bytes say how much was sent to the kernel.
 	Messages, Bytes int
 	// Elements is how many elements were added and deleted, Chains how many chains were
 	// added, emptied to be written anew, and deleted. What goes with its table is not counted.
@@ -23,12 +23,11 @@ type CommitStats struct {
 	Encode, Kernel time.Duration
 }
 
-// Commit has the kernel carry out the transaction, whole or not at all: all its tables, of
-// whatever family, change in one instant for packets. A refusal is a *CommitError.
-// An empty transaction sends nothing.
+// Commit applies the transaction, whole or not at all. For packets, the tables of both families change in one instant.
+// A refusal is a *CommitError. An empty transaction sends nothing.
 //
 // When ctx is done before the transaction is sent, nothing is, and Commit returns ctx's error. Once it is sent, Commit
-// waits for the outcome whatever becomes of ctx: the kernel does the work while it is sent.
+// waits for the outcome even if ctx ends: the kernel applies the transaction during the send.
 func (c *Conn) Commit(ctx context.Context, tx Transaction) (CommitStats, error) {
 	var stats CommitStats
 	if tx.Empty() {

@@ -14,8 +14,8 @@ import (
 type Comparison struct {
 	// Guard, if set, is called to run each piece of work that looks at the elements of the wanted table: some hundred
 	// of them in some tens of microseconds, and once all of a set if elements are missing or somebody has committed
-	// meanwhile. So a lock need not be held while the kernel lists. A Guard that finds that the wanted table has changed since Compare was called
-	// does not run the work but returns an error, and Compare ends with it.
+	// meanwhile. So a lock need not be held while the kernel lists. A Guard that finds that the wanted table has
+	// changed since Compare was called does not run the work but returns an error, and Compare ends with it.
 	Guard func(work func()) error
 	// ThroughCommits goes on when somebody commits meanwhile. A commit that does not concern the table does not disturb
 	// the listing of it. If the table is then found as it is wanted, it was: what was changed after it was
@@ -25,12 +25,13 @@ type Comparison struct {
 
 // Compare lists the table of the kernel and returns the transaction that turns it into want: what Diff would return for
 // what ReadTable would read, but without a copy of the elements. Only the differences are held, and eleven to
-// twenty-two bytes for each element. Of sets that packets add to no elements are listed, so that nothing that packets do makes it
-// last.
+// twenty-two bytes for each element. Of sets that packets add to no elements are listed, so that nothing that packets
+// do makes it last.
 //
-// It ends as soon as ctx is done, with that error, and as soon as somebody commits anything, with ErrGenerationMoved; also when the
-// kernel's count of a set says that it listed a part of it only (kernel 6.15). An element that was not listed is asked for by
-// its key before it counts as missing. The connection is busy meanwhile, so it should be one of its own: see Another.
+// It ends as soon as ctx is done, with that error, and as soon as somebody commits anything, with ErrGenerationMoved;
+// also when the kernel's count of a set says that it listed a part of it only (kernel 6.15). An element that was not
+// listed is asked for by its key before it counts as missing. The connection is busy meanwhile, so it should be one of
+// its own: see Another.
 func (c *Conn) Compare(ctx context.Context, want *Table, how Comparison) (Transaction, error) {
 	if how.Guard == nil {
 		how.Guard = func(work func()) error {
@@ -158,9 +159,9 @@ func (c *comparison) compareListing(e *elementComparison, have *Set) error {
 // maxAsked is how many elements the kernel is asked for one by one, which takes it some microseconds each.
 const maxAsked = 1000
 
-// askFor asks the kernel for elements that it has not listed. A listing leaves elements out that are there: each piece of
-// it begins after as many elements of the hash as were listed before. An element that goes meanwhile has the next piece
-// begin one too late, and a set that has grown is rehashed.
+// askFor asks the kernel for elements that it has not listed. A listing leaves elements out that are there: each piece
+// of it begins after as many elements of the hash as were listed before. An element that goes meanwhile has the next
+// piece begin one too late, and a set that has grown is rehashed.
 func (c *comparison) askFor(e *elementComparison, missing []Element) error {
 	for _, want := range missing {
 		if err := c.reader.element(c.want, e.set, want, c.taking(e)); err != nil {
@@ -170,9 +171,9 @@ func (c *comparison) askFor(e *elementComparison, missing []Element) error {
 	return nil
 }
 
-// countAgain is for a listing with fewer elements than the kernel counted before it. Either elements went meanwhile, or the
-// listing left some out, among which may be foreign ones. So the kernel's count (kernel 6.15) is compared with what is wanted
-// and found at one moment, which the guard holds still.
+// countAgain is for a listing with fewer elements than the kernel counted before it. Either elements went meanwhile, or
+// the listing left some out, among which may be foreign ones. So the kernel's count (kernel 6.15) is compared with what
+// is wanted and found at one moment, which the guard holds still.
 func (c *comparison) countAgain(e *elementComparison) (err error) {
 	refused := c.guard(func() {
 		var now int
@@ -223,8 +224,8 @@ func (e *elementComparison) take(r *rawElement) error {
 	return nil
 }
 
-// missing returns the wanted elements that were not listed. If nobody has committed meanwhile, it takes no time where there
-// are none.
+// missing returns the wanted elements that were not listed. If nobody has committed meanwhile, it takes no time where
+// there are none.
 func (e *elementComparison) missing(committed bool) (missing []Element) {
 	if catchAll, wanted := e.set.Element(CatchAll); wanted && !e.catchAll {
 		missing = append(missing, catchAll)

@@ -133,8 +133,8 @@ func readTable(t *testing.T, c *Conn, want *Table) *Table {
 	return got
 }
 
-// giveUpTime is how soon a listing has to end when nobody wants it any more. The kernel makes a piece in less than 10 ms; the rest is
-// for the other tests of a busy machine.
+// giveUpTime is how soon a listing has to end when nobody wants it any more. The kernel makes a piece in less than 10
+// ms; the rest is for the other tests of a busy machine.
 const giveUpTime = 300 * time.Millisecond
 
 func TestCompareGivesUp(t *testing.T) {
@@ -237,7 +237,7 @@ func fillAffinity(t testing.TB, c *Conn, table *Table, n int) {
 	set := table.Set("affinity")
 	elements := make([]Element, n)
 	for i := range elements {
-		e := learned(table.Family, 1, time.Hour, time.Hour)
+		e := affinityElement(table.Family, 1, time.Hour, time.Hour)
 		e.Key = Data(binary.BigEndian.AppendUint32(nil, uint32(i))) + e.Key[4:]
 		elements[i] = e
 	}

@@ -20,9 +20,8 @@ type Config struct {
 	NetNS int
 }
 
-// Conn is a connection to the nf_tables of one network namespace. It is safe for
-// concurrent use; what it does is done one after another. So what takes long, such as reading large tables, belongs on
-// a connection of its own: see Another.
+// Conn is a connection to the nf_tables of one network namespace. It is safe for concurrent use, and runs one call
+// after another. So use a connection of its own for calls that take long, such as reading large tables: see Another.
 //
 // A Conn mends itself. After an error that is not the kernel's answer (no answer within ten seconds, answers lost
 // because a buffer was full, a call that gave up in the middle of one) it closes its socket, and the next

@@ -1,8 +1,8 @@
-// Package nft describes nftables rulesets as Go values, prints them in nft's own syntax, and commits them to the kernel over
-// netlink, without the nft program.
+// Package nft describes nftables rulesets as Go values, prints them in nft's own syntax, and commits them to the kernel
+// over netlink, without the nft program.
 //
-// It uses nft's words for everything: a Table holds Chains, which hold Rules, and Sets, which hold Elements; a map is a Set
-// with data. A *Table is either what a program wants, or what the kernel holds, as Conn.ReadTable returns it.
+// It uses nft's words for everything: a Table holds Chains, which hold Rules, and Sets, which hold Elements; a map is a
+// Set with data. A *Table is either what a program wants, or what the kernel holds, as Conn.ReadTable returns it.
 //
 //   - Diff returns the Transaction from one Table to another.
 //   - Conn.Commit commits a Transaction, whole or not at all.
@@ -11,9 +11,10 @@
 //   - Conn.Compare returns the Transaction that repairs a table. It compares while the kernel lists, and copies nothing.
 //   - A Listener hears of the commits of others.
 //
-// A Conn does one thing after another. What takes long, such as Compare, belongs on a connection of its own: see Conn.Another.
+// A Conn does one thing after another. What takes long, such as Compare, belongs on a connection of its own: see
+// Conn.Another.
 //
-// The package covers the part of nftables that a service proxy and its neighbours need; the README says which. Everything that it
-// can express lists in nft 1.0.6 and later. Whatever else a table of the kernel holds is decoded as an Unknown statement and
-// never misread.
+// The package covers the part of nftables that a service proxy and its neighbours need; the README says which.
+// Everything that it can express lists in nft 1.0.6 and later. Whatever else a table of the kernel holds is decoded as
+// an Unknown statement and never misread.
 package nft

@@ -48,8 +48,8 @@ func NewDraft(family Family, name, comment string) *Draft {
 // Family is the family of the table.
 func (d *Draft) Family() Family { return d.family }
 
-// Own makes the table belong to the Conn that commits it, with the flags owner and persist: see Table. It must be called before
-// the first commit.
+// Own makes the table belong to the Conn that commits it, with the flags owner and persist: see Table. It must be
+// called before the first commit.
 func (d *Draft) Own() { d.owned = true }
 
 // AddSet adds a set or map. All sets must be there before the first commit.

@@ -15,12 +15,12 @@ func dynamicTable(f Family) *Table {
 	return &Table{Family: f, Name: "kube-proxy",
 		Sets: []*Set{{Name: "affinity", Key: key, Data: Concat{f.Daddr(), ThDport}, Dynamic: true, Size: 1000}},
 		Chains: []*Chain{
-			{Name: "learn", Rules: []Rule{learning(f)}},
+			{Name: "affinity-update", Rules: []Rule{affinityUpdate(f)}},
 			{Name: "use", Rules: []Rule{NewRule(DNAT{f, key, "affinity"})}},
 		}}
 }
 
-func learned(f Family, seed byte, timeout, expires time.Duration) Element {
+func affinityElement(f Family, seed byte, timeout, expires time.Duration) Element {
 	addr := strings.Repeat("\x0a", f.Daddr().dataType().length-1) + string([]byte{seed})
 	return Element{
 		Key:     Data(addr+addr) + ProtoData(unix.IPPROTO_TCP) + PortData(80),
@@ -30,11 +30,11 @@ func learned(f Family, seed byte, timeout, expires time.Duration) Element {
 }
 
 func TestDynamicSet(t *testing.T) {
-	t.Run("with the rules that fill it is listed by the nft program", testTheNftProgramListsRulesThatLearn)
+	t.Run("with the rules that fill it is listed by the nft program", testTheNftProgramListsRulesThatFillAMap)
 	t.Run("keeps what packets added through diffs", testWhatPacketsAddedStaysThroughDiffsAndIsReadOnRequest)
 }
 
-func testTheNftProgramListsRulesThatLearn(t *testing.T) {
+func testTheNftProgramListsRulesThatFillAMap(t *testing.T) {
 	netns.EnterForTest(t)
 	conn := dial(t)
 	for _, f := range Families {
@@ -42,7 +42,7 @@ func testTheNftProgramListsRulesThatLearn(t *testing.T) {
 			t.Fatal(err)
 		}
 		listing := runNft(t, "", "list", "table", f.String(), "kube-proxy")
-		for _, want := range []string{learning(f).String(), "flags dynamic,timeout", "size 1000"} {
+		for _, want := range []string{affinityUpdate(f).String(), "flags dynamic,timeout", "size 1000"} {
 			if !strings.Contains(listing, want) {
 				t.Errorf("%s: nft lists no %q:\n%s", f, want, listing)
 			}
@@ -56,7 +56,7 @@ func testWhatPacketsAddedStaysThroughDiffsAndIsReadOnRequest(t *testing.T) {
 	for _, f := range Families {
 		want := dynamicTable(f)
 		tx := Diff(nil, want)
-		long, short := learned(f, 1, time.Hour, 30*time.Minute), learned(f, 2, time.Minute, time.Minute)
+		long, short := affinityElement(f, 1, time.Hour, 30*time.Minute), affinityElement(f, 2, time.Minute, time.Minute)
 		tx.Steps = append(tx.Steps, Step{Op: AddElements, Table: want, Set: want.Sets[0], Elements: []Element{long, short}})
 		if _, err := conn.Commit(t.Context(), tx); err != nil {
 			t.Fatal(err)

@@ -24,8 +24,8 @@ type Element struct {
 	Timeout, Expires time.Duration
 }
 
-// stored is an element as a Set keeps it, without its key. Large sets have elements with a key and perhaps a value and nothing else, so the
-// rest is apart: elements are most of what a program with many of them has in memory.
+// stored is an element as a Set keeps it, without its key. Large sets have elements with a key and perhaps a value and
+// nothing else, so the rest is apart: elements are most of what a program with many of them has in memory.
 type stored struct {
 	value Data
 	rest  *elementRest // nil if it would be zero

@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Expr is a value that the kernel works out for each packet: a Field of the packet or of
-// what the kernel knows of it, a Numgen or a JHash. It prints as nft writes it.
+// Expr is a value that the kernel computes for each packet: a Field of the packet or of its metadata, a Numgen or a
+// JHash. It prints as nft writes it.
 type Expr interface {
 	String() string
 	dataType() dataType

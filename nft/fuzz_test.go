@@ -18,8 +18,8 @@ import (
 
 var record = flag.Bool("record", false, "record what the kernel answers as seeds of the fuzz targets")
 
-// kernelReplies has what a kernel answered when it was asked for everything(f): a line for each message, with the name of the
-// fuzz target and the message in hexadecimal. It was recorded on a little-endian machine.
+// kernelReplies has what a kernel answered when it was asked for everything(f): a line for each message, with the name
+// of the fuzz target and the message in hexadecimal. It was recorded on a little-endian machine.
 const kernelReplies = "testdata/kernel-replies.txt"
 
 // TestRecordSeeds writes kernelReplies anew, with -record.

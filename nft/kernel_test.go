@@ -48,13 +48,13 @@ func runNft(t testing.TB, stdin string, args ...string) string {
 
 func frontendKey(f Family) Concat { return Concat{f.Daddr(), MetaL4proto, ThDport} }
 
-// everything is a table that uses each thing this package can express.
-// learning is a rule that learns where a packet went.
-func learning(f Family) Rule {
+// affinityUpdate is a rule that adds the endpoint of a packet to the map "affinity".
+func affinityUpdate(f Family) Rule {
 	return NewRule(Match{MetaL4proto, Equal, ProtoData(unix.IPPROTO_TCP)},
 		Update{Map: "affinity", Key: Concat{f.Saddr(), f.OriginalDaddr(), MetaL4proto, CTOriginalProtoDst}, Data: Concat{f.Daddr(), CTReplyProtoSrc}, Timeout: 3 * time.Hour})
 }
 
+// everything is a table that uses each thing this package can express.
 func everything(f Family) *Table {
 	addr, cidr, odd := netip.MustParseAddr("10.96.0.1"), netip.MustParsePrefix("10.244.0.0/16"), netip.MustParsePrefix("10.96.0.0/12")
 	if f == FamilyIP6 {
@@ -87,11 +87,11 @@ func everything(f Family) *Table {
 	sources.Put(Element{Key: front + AddrData(addr.Next()), KeyEnd: front + AddrData(addr.Next().Next().Next())})
 
 	affinity := &Set{Name: "affinity", Key: append(Concat{f.Saddr()}, key...), Data: Concat{f.Daddr(), ThDport}, Dynamic: true, Size: 1 << 20}
-	learn := &Chain{Name: "learn", Rules: []Rule{
+	updates := &Chain{Name: "affinity-update", Rules: []Rule{
 		NewRule(DNAT{f, affinity.Key, affinity.Name}),
 	}}
 	if f == FamilyIP { // the nft program 1.0.6 aborts when it is to load one for IPv6
-		learn.Rules = append(learn.Rules, learning(f))
+		updates.Rules = append(updates.Rules, affinityUpdate(f))
 	}
 
 	return &Table{
@@ -116,7 +116,7 @@ func everything(f Family) *Table {
 				NewRule(DNAT{f, append(frontendKey(f), JHash{f.Saddr(), 3, 0x5eed}), "endpoints"}),
 				NewRule(DNAT{f, random(1), "endpoints"}),
 			}},
-			learn,
+			updates,
 			{Name: "mark-for-masquerade", Comment: "sets the mark", Rules: []Rule{NewRule(SetMarkBits{0x4000})}},
 			{Name: "services", Rules: []Rule{
 				{Statements: []Statement{Vmap{key, "service-ips"}}, Comment: "to a Service's address"},

@@ -16,11 +16,12 @@ import (
 type Notice struct {
 	// Generation is the generation number that the commit made.
 	Generation uint32
-	// PID and Process are the id, in the initial PID namespace, and the name of the thread that committed. The name of a
-	// thread of a Go program is the program's, its id often not.
+	// PID and Process are the id, in the initial PID namespace, and the name of the thread that committed. The name of
+	// a thread of a Go program is the program's, its id often not.
 	PID     uint32
 	Process string
-	// Lost says that notices were lost, because more came than the socket holds. Nothing else of the Notice is known then.
+	// Lost says that notices were lost, because more came than the socket holds. Nothing else of the Notice is known
+	// then.
 	Lost bool
 }
 

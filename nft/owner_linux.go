@@ -60,8 +60,8 @@ func (c *Conn) Owns(t *Table) bool {
 	return t.OwnerPort != 0 && c.port.Load() == t.OwnerPort
 }
 
-// ProbePersist finds out whether the kernel keeps a table whose owner goes (Table.Owner and Table.Persist), and
-// returns a MissingError if not. On such kernels a table with an owner would go with the process: do not set Owner there.
+// ProbePersist finds out whether the kernel keeps a table whose owner goes (Table.Owner and Table.Persist), and returns
+// a MissingError if not. On such kernels a table with an owner would go with the process: do not set Owner there.
 func (c *Conn) ProbePersist(ctx context.Context) error {
 	t := &Table{Family: FamilyIP, Name: probeTable(), Owner: true, Persist: true}
 	tx := Transaction{Steps: []Step{{Op: AddTable, Table: t}, {Op: DeleteTable, Table: t}}}

@@ -142,7 +142,7 @@ func TestOrphanedTable(t *testing.T) {
 		after func(t *testing.T, c *Conn, want *Table)
 	}{
 		{"is taken over, and nothing else changes", func(t *testing.T, c *Conn, want *Table) {
-			client := learned(FamilyIP, 1, 3600e9, 3600e9)
+			client := affinityElement(FamilyIP, 1, 3600e9, 3600e9)
 			commitAll(t, c, Transaction{Steps: []Step{{Op: AddElements, Table: want, Set: want.Set("affinity"), Elements: []Element{client}}}})
 			tx := checkRepaired(t, c, want)
 			if got := tx.String(); got != "add table ip kube-proxy { flags owner, persist; }\n" {
@@ -151,7 +151,7 @@ func TestOrphanedTable(t *testing.T) {
 			if h := header(t, c, want); !c.Owns(h) || !h.Persist {
 				t.Errorf("flags are %q, owner is port %d", h.flagsText(), h.OwnerPort)
 			}
-			if got := learnedElements(t, c, want); len(got) != 1 {
+			if got := affinityElements(t, c, want); len(got) != 1 {
 				t.Errorf("of what packets added there is %v", got)
 			}
 		}},

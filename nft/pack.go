@@ -25,13 +25,14 @@ type Values []any
 // netip.Prefix says the same for addresses.
 type Range struct{ First, Last any }
 
-// Pack returns a value of the concatenation as Data. The error is ErrInvalid and names the part that the concatenation cannot hold.
+// Pack returns a value of the concatenation as Data. The error is ErrInvalid and names the part that the concatenation
+// cannot hold.
 //
 //	key := nft.Concat{nft.IPDaddr, nft.MetaL4proto, nft.ThDport}
 //	data, err := key.Pack(netip.MustParseAddr("192.0.2.1"), "tcp", 80)
 //
-// Code that packs many values of one shape can append AddrData, ProtoData, PortData and IntegerData to each other instead,
-// without a check.
+// Code that packs many values of one shape can append AddrData, ProtoData, PortData and IntegerData to each other
+// instead, without a check.
 func (c Concat) Pack(values ...any) (Data, error) {
 	if len(values) != len(c) {
 		return "", invalidf("nft: %s has %d parts, and there are %d values", c, len(c), len(values))
@@ -49,8 +50,8 @@ func (c Concat) Pack(values ...any) (Data, error) {
 }
 
 // NewElement returns an element of the set: its key, and in a map its value, which is one Verdict or one part for each
-// field of Data. The error is ErrInvalid and names the part that the set cannot hold. In a set with Interval the last part of the key may be
-// a Range or a netip.Prefix.
+// field of Data. The error is ErrInvalid and names the part that the set cannot hold. In a set with Interval the last
+// part of the key may be a Range or a netip.Prefix.
 //
 //	endpoint, err := endpoints.NewElement(nft.Values{addr, "tcp", 80, 0}, netip.MustParseAddr("10.0.0.1"), 8080)
 //	service, err := services.NewElement(nft.Values{addr, "tcp", 80}, nft.Goto("cluster-2"))

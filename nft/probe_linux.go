@@ -103,14 +103,14 @@ func features(table string) []feature {
 		verdicts := &Set{Name: "verdicts", Key: key, Verdicts: true}
 		vmap := rule("verdict maps", "CONFIG_NF_TABLES", Vmap{Key: key, Map: verdicts.Name})
 		vmap.table.Sets = []*Set{verdicts}
-		learned := &Set{Name: "learned", Key: append(Concat{f.Saddr()}, key...), Data: Concat{f.Daddr(), ThDport}, Dynamic: true, Size: 1}
-		learn := rule("maps that packets add to", "CONFIG_NFT_CT of kernel 4.17 or later", Match{Field: MetaL4proto, Value: ProtoData(unix.IPPROTO_TCP)},
-			Update{Map: learned.Name, Key: Concat{f.Saddr(), f.OriginalDaddr(), MetaL4proto, CTOriginalProtoDst}, Data: Concat{f.Daddr(), CTReplyProtoSrc}, Timeout: time.Hour})
-		learn.table.Sets = []*Set{learned}
+		clients := &Set{Name: "clients", Key: append(Concat{f.Saddr()}, key...), Data: Concat{f.Daddr(), ThDport}, Dynamic: true, Size: 1}
+		update := rule("maps that packets add to", "CONFIG_NFT_CT of kernel 4.17 or later", Match{Field: MetaL4proto, Value: ProtoData(unix.IPPROTO_TCP)},
+			Update{Map: clients.Name, Key: Concat{f.Saddr(), f.OriginalDaddr(), MetaL4proto, CTOriginalProtoDst}, Data: Concat{f.Daddr(), CTReplyProtoSrc}, Timeout: time.Hour})
+		update.table.Sets = []*Set{clients}
 		out = append(out,
 			feature{name: f.String() + " tables", option: "CONFIG_NF_TABLES_" + suffix, essential: true, table: &Table{Family: f, Name: table}},
 			rule("matching addresses", "CONFIG_NF_TABLES", MatchPrefix{Field: f.Daddr(), Prefix: netip.PrefixFrom(f.Loopback().Addr(), 5)}),
-			vmap, between, nat, numgen, dnat, learn,
+			vmap, between, nat, numgen, dnat, update,
 			rule("masquerade", "CONFIG_NFT_MASQ", Masquerade{}),
 			rule("ct state", "CONFIG_NFT_CT", MatchFlags{Field: CTState, Bits: CTStateNew}),
 			rule("fib daddr type", "CONFIG_NFT_FIB_"+suffix, Match{Field: FibDaddrType, Value: IntegerData(unix.RTN_LOCAL)}),

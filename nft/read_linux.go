@@ -57,8 +57,8 @@ func (c *Conn) readHeader(ctx context.Context, family Family, name string) (t *T
 }
 
 // ReadElements returns the elements that a Dynamic set has now, in no order and without a catch-all. Packets add to it
-// and time takes from it while it is read; see Elements. A set that does not exist, or whose elements are not of the type of s, is an
-// error.
+// and time takes from it while it is read; see Elements. A set that does not exist, or whose elements are not of the
+// type of s, is an error.
 func (c *Conn) ReadElements(ctx context.Context, family Family, table string, s *Set) (elements []Element, err error) {
 	for range readAttempts {
 		elements, err = c.readElements(ctx, family, table, s)
@@ -81,10 +81,10 @@ func (c *Conn) readElements(ctx context.Context, family Family, table string, s 
 
 // Elements lists the elements of a set as they arrive, in no order and without a catch-all: nothing is held but the
 // element at hand. The loop's last step has the error, if there is one: the error of ctx as soon as that is done, and
-// ErrGenerationMoved as soon as somebody has committed anything, unless the set is Dynamic: packets change those without commits. A set that does not exist, or whose elements are not
-// of the type of s, is an error. While the kernel rehashes a set that has just grown, which takes it some milliseconds after
-// the growth, a listing can leave elements out and have others twice. The connection is busy until the loop ends; the
-// body must not use it.
+// ErrGenerationMoved as soon as somebody has committed anything, unless the set is Dynamic: packets change those
+// without commits. A set that does not exist, or whose elements are not of the type of s, is an error. While the kernel
+// rehashes a set that has just grown, which takes it some milliseconds after the growth, a listing can leave elements
+// out and have others twice. The connection is busy until the loop ends; the body must not use it.
 func (c *Conn) Elements(ctx context.Context, family Family, table string, s *Set) iter.Seq2[Element, error] {
 	return func(yield func(Element, error) bool) {
 		r := reader{conn: c, ctx: ctx, throughCommits: s.Dynamic}
@@ -272,8 +272,8 @@ func elementList(table, set string) netlinkattr.List {
 	return a
 }
 
-// element asks for the element with the key of e, without listing the others, and hands it over if there is one. In a set with
-// ranges that may be another range.
+// element asks for the element with the key of e, without listing the others, and hands it over if there is one. In a
+// set with ranges that may be another range.
 func (r *reader) element(t *Table, s *Set, e Element, each func(data []byte) error) error {
 	a := elementList(t.Name, s.Name)
 	list := a.Begin(unix.NFTA_SET_ELEM_LIST_ELEMENTS)

@@ -5,9 +5,9 @@ import (
 	"math/bits"
 )
 
-// seenKeys remembers which keys of a set a listing had, in eleven to twenty-two bytes each, whatever their length. It keeps
-// hashes only. Once in 500 million checks of 250,000 elements two keys have the same hash. That check then does not look at
-// the value of the second one.
+// seenKeys remembers which keys of a set a listing had, in eleven to twenty-two bytes each, whatever their length. It
+// keeps hashes only. Once in 500 million checks of 250,000 elements two keys have the same hash. That check then does
+// not look at the value of the second one.
 type seenKeys struct {
 	seed  maphash.Seed
 	slots []uint64 // open addressing; 0 is an empty slot

@@ -23,10 +23,10 @@ type Set struct {
 	// Diff leaves it as it is, and Conn.ReadElements returns it.
 	Dynamic bool
 	// Size is how many elements the set takes. In a Dynamic set, what packets would add beyond it is not added, and the
-	// kernel takes 0 to mean DefaultSize. Such a set keeps the size that it was made with, whatever is wanted later, since it
-	// would lose its elements otherwise. Elsewhere 0 means no limit; a transaction that goes beyond the limit is refused
-	// with ErrSetFull. Elements that the transaction deletes first make room in it. In return the kernel chooses a table of fixed
-	// length, which makes commits faster.
+	// kernel takes 0 to mean DefaultSize. Such a set keeps the size that it was made with, whatever is wanted later,
+	// since it would lose its elements otherwise. Elsewhere 0 means no limit; a transaction that goes beyond the limit
+	// is refused with ErrSetFull. Elements that the transaction deletes first make room in it. In return the kernel
+	// chooses a table of fixed length, which makes commits faster.
 	Size uint32
 	// Comment is shown by nft; at most 127 bytes.
 	Comment string

@@ -49,15 +49,15 @@ func TestSetSize(t *testing.T) {
 			commitAll(t, c, Replace(sized(everything(FamilyIP), size.from)))
 			want := everything(FamilyIP)
 			want.Set("affinity").Size = 1 << 20
-			client := learned(FamilyIP, 1, 3600e9, 3600e9)
+			client := affinityElement(FamilyIP, 1, 3600e9, 3600e9)
 			commitAll(t, c, Transaction{Steps: []Step{{Op: AddElements, Table: want, Set: want.Set("affinity"), Elements: []Element{client}}}})
 			tx := checkRepaired(t, c, sized(want, size.to))
 			for _, s := range tx.Steps {
-				if s.Op == FlushChain && (s.Chain.Name == "learn" || s.Chain.Name == "mark-for-masquerade") {
+				if s.Op == FlushChain && (s.Chain.Name == "affinity-update" || s.Chain.Name == "mark-for-masquerade") {
 					t.Errorf("chain %s is written anew, but uses no set of another size", s.Chain.Name)
 				}
 			}
-			if got := learnedElements(t, c, want); len(got) != 1 {
+			if got := affinityElements(t, c, want); len(got) != 1 {
 				t.Errorf("of what packets added there is %v", got)
 			}
 		}

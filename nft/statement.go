@@ -101,8 +101,7 @@ type InSet struct {
 
 func (m InSet) String() string { return m.Key.String() + " " + m.Op.infix() + "@" + m.Set }
 
-// Vmap carries out the verdict that the named map has for the key; without one it goes on
-// with the next rule.
+// Vmap looks the key up in the named map and applies the verdict. If the map lacks the key, the next rule runs.
 type Vmap struct {
 	Key Concat
 	Map string
@@ -124,8 +123,8 @@ type FlipMarkBits struct {
 
 func (s FlipMarkBits) String() string { return fmt.Sprintf("meta mark set meta mark ^ 0x%08x", s.Bits) }
 
-// DNAT translates the destination to the address and port that the named map has for
-// the key; without one the rule ends and the next one is tried.
+// DNAT translates the destination to the address and port that the named map has for the key. If the map lacks the key,
+// the next rule runs.
 type DNAT struct {
 	Family Family
 	Key    Concat
@@ -136,8 +135,8 @@ func (d DNAT) String() string {
 	return fmt.Sprintf("dnat %s to %s map @%s", d.Family, d.Key, d.Map)
 }
 
-// Update adds an element to the named Dynamic map, made of what Key and Data are in the packet, that expires
-// after Timeout. Where the map has the key already, the element keeps its data and its time starts anew.
+// Update adds an element to the named Dynamic map. Its key and value are those of Key and Data for the packet, and it
+// expires after Timeout. If the map has the key already, the element keeps its value, and its timeout starts anew.
 type Update struct {
 	Map       string
 	Key, Data Concat
@@ -177,7 +176,7 @@ type Unknown struct {
 
 func (u Unknown) String() string { return "unknown-" + u.Name }
 
-// Verdict is what becomes of a packet: a Statement, and the value of a verdict map's element.
+// Verdict decides on a packet. It is a Statement, and the value of an element of a verdict map.
 type Verdict struct {
 	Kind VerdictKind
 	// Chain is where jump and goto go.

@@ -20,7 +20,8 @@ type Table struct {
 	// Comment is shown by nft; at most 127 bytes. Kernel 5.10 and later.
 	Comment string
 	// Owner makes the table belong to the Conn that commits it: as long as that Conn is open, the kernel refuses what
-	// anybody else wants to change in the table (ErrTableOwned), and `nft flush ruleset` skips it. Kernel 5.12 and later.
+	// anybody else wants to change in the table (ErrTableOwned), and `nft flush ruleset` skips it. Kernel 5.12 and
+	// later.
 	Owner bool
 	// Persist has the kernel keep the table when its owner goes. Then the table has no owner, anybody can
 	// change it, and whoever commits it with Owner and Persist takes it over. Without Persist, the table goes with its

@@ -16,15 +16,15 @@ type Transaction struct {
 // Step is one change to one table.
 type Step struct {
 	Op StepOp
-	// Table is the table that the step changes, or whose sets, chains or objects it changes. AddTable and AdoptTable take its
-	// flags, and AddTable its comment; all other steps take only Family and Name.
+	// Table is the table that the step changes, or whose sets, chains or objects it changes. AddTable and AdoptTable
+	// take its flags, and AddTable its comment; all other steps take only Family and Name.
 	Table *Table
 	// Set is the set concerned by a step on sets or elements.
 	Set *Set
 	// Elements is what AddElements adds and DeleteElements deletes (only keys count there).
 	Elements []Element
-	// All makes AddElements add all elements that Set has when the step is encoded or printed, instead of Elements. So a large table needs no
-	// second list of its elements.
+	// All makes AddElements add all elements that Set has when the step is encoded or printed, instead of Elements. So
+	// a large table needs no second list of its elements.
 	All bool
 	// Chain is the chain concerned by a step on chains or rules; AddRules adds its rules.
 	Chain *Chain

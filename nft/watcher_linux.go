@@ -23,9 +23,9 @@ type Announcement struct {
 	What string
 }
 
-// Watcher hears of each commit to the nf_tables of one network namespace, and of all that it consists of in the tables of
-// one name. While there is one, each commit by anybody describes all its elements, which makes large ones slower; a Listener
-// is cheaper. Of a commit that is larger than the socket holds, parts are lost.
+// Watcher receives each commit to the nf_tables of one network namespace, with all its parts in the tables of one name.
+// While a Watcher is open, the kernel describes every element of every commit, which makes large commits slower. A
+// Listener is cheaper. If a commit is larger than the socket's buffer, parts of it are lost.
 type Watcher struct {
 	listener *Listener
 	table    string
@@ -87,17 +87,17 @@ func (w *Watcher) readSets(ctx context.Context, c *Conn) error {
 }
 
 // Next waits for the next commit. It calls each for every part of it as it arrives, keeps none, and returns who
-// committed. Of tables of other names an Announcement has the Table alone; those of other families than ip and ip6 are left
-// out. A Notice that is Lost says that parts of some commits were lost. Next ends with the error of ctx when that is done, or with
-// net.ErrClosed.
+// committed. For a table of another name, an Announcement says nothing but the family and the name. Families other than
+// ip and ip6 are left out. A Notice that is Lost says that parts of some commits were lost. Next ends with the error of
+// ctx when that is done, or with net.ErrClosed.
 func (w *Watcher) Next(ctx context.Context, each func(Announcement)) (Notice, error) {
 	l := w.listener
 	defer l.socket.interruptible(ctx)()
 	var n Notice
-	for heard := false; !heard; {
+	for ended := false; !ended; {
 		err := l.socket.receiveUntil(ctx, noDeadline, func(r reply) error {
 			if r.Type == unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_NEWGEN {
-				heard = true
+				ended = true
 				return decodeAttributes(r.Data, n.take)
 			}
 			w.announce(r, each)

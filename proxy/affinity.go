@@ -12,15 +12,16 @@ import (
 )
 
 // Packets fill the maps of session affinity. When an endpoint goes, its clients must go from the maps. A Sync deletes
-// them in its own transaction as far as it can read the maps in a fixed time. The rest is done right after it, beside
-// the Syncs, and so is what packets added that were on their way meanwhile.
+// them in its own transaction as far as it can read the maps in a fixed time. The affinity reconciler deletes the rest
+// right after the Sync, and clients that were added by packets on their way.
 
 const (
 	// affinityReadTime bounds how long a Sync reads maps of clients.
 	affinityReadTime = 50 * time.Millisecond
 	// affinitySyncElements bounds how many clients a Sync deletes.
 	affinitySyncElements = 8192
-	// affinityCopyTime bounds how long a Sync reads maps to copy clients from, which takes a change of a Service's policy.
+	// affinityCopyTime bounds how long a Sync reads maps to copy clients from, which takes a change of a Service's
+	// policy.
 	affinityCopyTime = 250 * time.Millisecond
 	// aboutToExpire is how long an element must have left for a Sync to delete it: one that
 	// expires before the kernel comes to it would have the whole transaction refused.
@@ -97,8 +98,8 @@ func (b *Backend) copies(ctx context.Context, move compiler.AffinityMove) (tx nf
 	return changeClients(nft.AddElements, move.To, from), nil
 }
 
-// restorable reports whether the kernel takes an element that was read back. Older kernels do not raise an element's timeout when
-// a rule with a longer one updates it.
+// restorable reports whether the kernel takes an element that was read back. Older kernels do not raise an element's
+// timeout when a rule with a longer one updates it.
 func restorable(e nft.Element) bool { return e.Expires > 0 && e.Expires <= e.Timeout }
 
 // changeClients returns the transaction that adds clients to a map, or deletes them from it.

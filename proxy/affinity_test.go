@@ -142,7 +142,8 @@ func testSyncWhileClientsGo(t *testing.T) {
 	eventually(t, "nobody is with the endpoint that went", func() bool { return len(clientsIn(t, b.conn, m)) == 0 })
 }
 
-// testReconcilerDeletesLate adds a client after the Sync that took its endpoint away, as a packet does that was on its way.
+// testReconcilerDeletesLate adds a client after the Sync that took its endpoint away, as a packet does that was on its
+// way.
 func testReconcilerDeletesLate(t *testing.T) {
 	b, others := newSticky(t, stickyPort("web", 1, 2, 3))
 	m := mapOf(t, b, stickyPort("web"))

@@ -26,7 +26,8 @@ const (
 	restPerWork = 4
 )
 
-// affinityReconciler does beside the Syncs what these leave to do in the maps of clients.
+// affinityReconciler deletes and restores the clients in the maps that a Sync had no time for. It runs beside the
+// Syncs.
 type affinityReconciler struct {
 	backend *Backend
 	// conn is for reading the maps, while it runs.

@@ -32,7 +32,7 @@ type Backend struct {
 	failures int
 	// meanwhile records what is committed while a comparison with the kernel runs; nil while none does.
 	meanwhile *meanwhile
-	// listener hears of other programs' commits; nil while Watch does not run.
+	// listener receives notices of other programs' commits; nil while Watch does not run.
 	listener *nft.Listener
 	// checkInterval is CheckInterval; tests change it.
 	checkInterval time.Duration
@@ -40,7 +40,7 @@ type Backend struct {
 	noticed chan struct{}
 	// conntrack lists the connections from which lost affinity is restored; nil for none.
 	conntrack *conntrack.Conn
-	// flows is told of each Sync; nil for none.
+	// flows gets the changes of each Sync; nil for none.
 	flows    *FlowCleaner
 	affinity *affinityReconciler
 }
@@ -64,9 +64,8 @@ func NewBackend(conn *nft.Conn, config compiler.Config, hooks Hooks) (*Backend, 
 // more. The rules stay.
 func (b *Backend) Close() error { return b.reader.Close() }
 
-// RemoveStaleFlows makes each Sync that succeeds tell c which UDP flows may be stale, and each repair that connections
-// may have begun without rules. It must be called before the first
-// Sync.
+// RemoveStaleFlows has c remove flows. After each Sync, c searches for stale UDP flows, and after each repair for
+// connections that began without rules. RemoveStaleFlows must be called before the first Sync.
 func (b *Backend) RemoveStaleFlows(c *FlowCleaner) {
 	b.flows, b.conntrack = c, c.table
 	c.serves = b.frontendServes
@@ -77,12 +76,12 @@ func (b *Backend) RemoveStaleFlows(c *FlowCleaner) {
 // The first Sync reads the kernel's tables and commits the difference. If they are another program's, it replaces them,
 // and stand-ins serve meanwhile.
 //
-// If the kernel refuses a transaction, the tables are probably not as committed last: somebody flushed the ruleset, say. Sync
-// then reads them and commits the difference or, if that is refused too, replaces them. If the kernel refuses even that,
-// Sync returns the error. The kernel's tables are then as before, and the next Sync includes these changes.
+// If the kernel refuses a transaction, the tables are probably not as committed last: somebody flushed the ruleset,
+// say. Sync then reads them and commits the difference or, if that is refused too, replaces them. If the kernel refuses
+// even that, Sync returns the error. The kernel's tables are then as before, and the next Sync includes these changes.
 //
-// Clients of session affinity and UDP flows may have to be removed after the commit. Watch and the FlowCleaner do that, so
-// that no Sync waits for it.
+// Clients of session affinity and UDP flows may have to be removed after the commit. Watch and the FlowCleaner do that,
+// so that no Sync waits for it.
 func (b *Backend) Sync(ctx context.Context, changes *model.Changes) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -119,7 +118,7 @@ func (b *Backend) update(ctx context.Context, logger klog.Logger) error {
 		return err
 	}
 	if again {
-		b.tellRepaired()
+		b.afterRepair()
 	} else if b.flows != nil {
 		b.flows.begun()
 	}

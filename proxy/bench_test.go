@@ -83,7 +83,8 @@ func (p *phases) hooks() Hooks {
 	}
 }
 
-// reportTimes reports the minimum, which other users of the machine disturb least, and the median. It returns the minimum.
+// reportTimes reports the minimum, which other users of the machine disturb least, and the median. It returns the
+// minimum.
 func reportTimes(b *testing.B, samples []time.Duration, name string) time.Duration {
 	if len(samples) == 0 {
 		return 0
@@ -103,8 +104,8 @@ func (p *phases) report(b *testing.B) time.Duration {
 	return reportTimes(b, p.sync, "sync")
 }
 
-// floor returns how long the kernel takes to carry out what makes the tables in a namespace that has none: a lower bound of
-// each first Sync. The transaction is encoded before.
+// floor returns how long the kernel takes to carry out what makes the tables in a namespace that has none: a lower
+// bound of each first Sync. The transaction is encoded before.
 func floor(b *testing.B, tables []*nft.Table) time.Duration {
 	var tx nft.Transaction
 	for _, t := range tables {
@@ -117,9 +118,9 @@ func floor(b *testing.B, tables []*nft.Table) time.Duration {
 	return stats.Kernel
 }
 
-// BenchmarkFirstSync measures the first Sync into an empty namespace: objects in memory until the kernel has committed. floor-ms
-// is the time in which the kernel carries out the same batch. Endpoints with unknown nodes show what it is worth to
-// know them: the set hairpin then holds the few on this one. sync/floor is the ratio of the minima.
+// BenchmarkFirstSync measures the first Sync into an empty namespace: objects in memory until the kernel has committed.
+// floor-ms is the time in which the kernel carries out the same batch. Endpoints with unknown nodes show what it is
+// worth to know them: the set hairpin then holds the few on this one. sync/floor is the ratio of the minima.
 func BenchmarkFirstSync(b *testing.B) {
 	const affinity = 3 * time.Hour
 	for _, c := range []cluster{

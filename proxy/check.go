@@ -12,8 +12,9 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// Check compares the kernel's tables with the wanted ones, if anybody else has committed since the last time, and repairs
-// them. It reports whether they differed. Other tables do not matter. Syncs go on while the kernel lists the tables.
+// Check compares the kernel's tables with the wanted ones, if anybody else has committed since the last time, and
+// repairs them. It reports whether they differed. Other tables do not matter. Syncs go on while the kernel lists the
+// tables.
 func (b *Backend) Check(ctx context.Context) (repaired bool, err error) {
 	conn, err := b.conn.Another()
 	if err != nil {
@@ -109,8 +110,8 @@ func (b *Backend) endComparison() {
 // errOvertaken says that the tables were replaced while they were compared.
 var errOvertaken = errors.New("a Sync replaced the tables meanwhile")
 
-// compare returns the transaction that turns the kernel's tables into the wanted ones. A Sync waits for it at most as long
-// as it takes to compare some hundred elements.
+// compare returns the transaction that turns the kernel's tables into the wanted ones. A Sync waits for it at most as
+// long as it takes to compare some hundred elements.
 func (c *comparison) compare(ctx context.Context, conn *nft.Conn) (tx nft.Transaction, err error) {
 	guard := func(work func()) error {
 		c.backend.mu.Lock()
@@ -151,7 +152,7 @@ func (b *Backend) endCheck(ctx context.Context, c *comparison, tx nft.Transactio
 	foreign := describe(tx)
 	if !tx.AddsTable() && b.commit(ctx, tx) == nil {
 		logForeignChange(klog.FromContext(ctx), foreign)
-		b.tellRepaired()
+		b.afterRepair()
 		return true, nil
 	}
 	return b.repair(ctx, foreign)
@@ -175,10 +176,10 @@ func (b *Backend) repair(ctx context.Context, foreign string) (repaired bool, er
 	}
 	if err := b.reconcile(ctx, logger); err != nil {
 		b.state = state{stateDiverged, foreign}
-		b.tellDiverged(true)
+		b.callOnDiverged(true)
 		return false, err
 	}
-	b.tellRepaired()
+	b.afterRepair()
 	return true, nil
 }
 

@@ -13,8 +13,8 @@ func (b *Backend) commitChanges(ctx context.Context) error {
 	return b.commitWithAffinity(ctx, b.compiler.Transaction())
 }
 
-// commitWithAffinity commits a transaction together with the changes to the maps of clients that follow from it. Packets
-// and time change those maps too, so the kernel may refuse the whole. Then the transaction is committed alone.
+// commitWithAffinity commits a transaction together with the changes to the maps of clients that follow from it.
+// Packets and time change those maps too, so the kernel may refuse the whole. Then the transaction is committed alone.
 func (b *Backend) commitWithAffinity(ctx context.Context, tx nft.Transaction) error {
 	changes := b.affinityChanges(ctx)
 	if changes.Empty() {
@@ -35,7 +35,7 @@ func (b *Backend) commitWanted(ctx context.Context, tx nft.Transaction) error {
 	}
 	b.compiler.Committed()
 	if b.state.kind == stateDiverged {
-		b.tellDiverged(false)
+		b.callOnDiverged(false)
 	}
 	b.state = state{kind: stateApplied}
 	return nil
@@ -47,7 +47,7 @@ func (b *Backend) commit(ctx context.Context, tx nft.Transaction) error {
 		return nil
 	}
 	b.meanwhile.note(tx)
-	stats, err := b.commitUnheard(ctx, tx)
+	stats, err := b.commitWithoutNotice(ctx, tx)
 	if err != nil {
 		return err
 	}
@@ -64,9 +64,10 @@ func notSent(ctx context.Context, err error) bool {
 	return ctx.Err() != nil && errors.Is(err, ctx.Err())
 }
 
-// commitUnheard commits while this process does not listen for commits: the kernel describes each element of a commit to
-// its listeners, which takes time. The generation number tells afterwards whether others have committed meanwhile.
-func (b *Backend) commitUnheard(ctx context.Context, tx nft.Transaction) (nft.CommitStats, error) {
+// commitWithoutNotice commits while this process does not listen for commits: the kernel describes each element of a
+// commit to its listeners, which takes time. The generation number tells afterwards whether others have committed
+// meanwhile.
+func (b *Backend) commitWithoutNotice(ctx context.Context, tx nft.Transaction) (nft.CommitStats, error) {
 	if b.listener == nil {
 		return b.conn.Commit(ctx, tx)
 	}

@@ -23,11 +23,10 @@ const (
 	lastFlowRetry  = 30 * time.Second
 )
 
-// FlowCleaner removes stale UDP flows from the connection tracking table, so that their
-// clients' next packets are sent to an endpoint that serves, and connections that began while there were no rules. It works beside Sync, which only
-// notes what has to be looked at: a table that is large, or cannot be listed, holds up no
-// change of the rules. What it has to look at is merged, and never more than the UDP
-// addresses that Services have.
+// FlowCleaner removes entries from the connection tracking table: stale UDP flows, so that the next packet of their
+// client goes to an endpoint that serves, and connections that began while there were no rules. Sync only notes the
+// frontends to look at. So a table that is large, or cannot be listed, delays no change of the rules. The notes are
+// merged, and never exceed the number of UDP addresses of all Services.
 type FlowCleaner struct {
 	netNS    int
 	table    *conntrack.Conn
@@ -43,10 +42,9 @@ type FlowCleaner struct {
 	searching sync.Mutex
 }
 
-// NewFlowCleaner returns a FlowCleaner for the network namespace of the file descriptor, which
-// must stay open as long as the FlowCleaner is used, or, with 0, for the current one. It does
-// something once Backend.RemoveStaleFlows was called with it and Run runs. onSearch, which may
-// be nil, is told of each search and why it failed.
+// NewFlowCleaner returns a FlowCleaner for the network namespace of the file descriptor, which must stay open as long
+// as the FlowCleaner is used, or, with 0, for the current one. It begins to work when Backend.RemoveStaleFlows was
+// called with it and Run runs. onSearch, which may be nil, is called after each search, with its error if it failed.
 func NewFlowCleaner(netNS int, onSearch func(model.Family, conntrack.Stats, error)) (*FlowCleaner, error) {
 	table, err := conntrack.Dial(netNS)
 	if err != nil {
@@ -58,7 +56,7 @@ func NewFlowCleaner(netNS int, onSearch func(model.Family, conntrack.Stats, erro
 	return &FlowCleaner{netNS: netNS, table: table, onSearch: onSearch, flows: newUDPFlows(), wake: make(chan struct{}, 1)}, nil
 }
 
-// note takes in what a Sync has committed. The changes of one that failed come again with the next
+// note records the changes that a Sync has committed. The changes of one that failed come again with the next
 // (model.Backend).
 func (c *FlowCleaner) note(rules *compiler.Compiler, changes *model.Changes) {
 	if c.flows.apply(rules, changes) || c.gaps.Load() != c.gapsSearched.Load() {
@@ -66,14 +64,14 @@ func (c *FlowCleaner) note(rules *compiler.Compiler, changes *model.Changes) {
 	}
 }
 
-// repaired has the flows of all frontends looked at: while the rules were not as they should be, packets went untranslated.
+// repaired notes all frontends: packets may have passed untranslated before the tables were repaired.
 func (c *FlowCleaner) repaired() {
 	c.flows.lookAtAll()
 	c.begun()
 	c.signal()
 }
 
-// begun has connections looked at with the next search: until now there may have been no rules.
+// begun makes the next search look for untranslated connections: until now there may have been no rules.
 func (c *FlowCleaner) begun() { c.gaps.Add(1) }
 
 func (c *FlowCleaner) signal() {

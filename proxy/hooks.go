@@ -21,13 +21,13 @@ type Hooks struct {
 	OnRepair func()
 }
 
-func (b *Backend) tellDiverged(yes bool) {
+func (b *Backend) callOnDiverged(yes bool) {
 	if b.hooks.OnDiverged != nil {
 		b.hooks.OnDiverged(yes)
 	}
 }
 
-func (b *Backend) tellRepaired() {
+func (b *Backend) afterRepair() {
 	if b.flows != nil {
 		b.flows.repaired()
 	}

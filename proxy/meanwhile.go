@@ -2,8 +2,8 @@ package proxy
 
 import "github.com/nftproxy/nftproxy/nft"
 
-// meanwhile is what was committed while a comparison with the kernel ran. What the comparison says of these things is of no
-// use: it may have seen them before or after. A nil *meanwhile notes nothing.
+// meanwhile records the objects and elements that were committed while a comparison with the kernel ran. Differences in
+// them are ignored: the comparison may have read them before the commit or after it. A nil *meanwhile records nothing.
 type meanwhile struct {
 	elements map[elementID]bool
 	// objects holds chains and sets.

@@ -10,9 +10,9 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// reconcile reads the kernel's tables and commits the difference with the wanted ones. The tables may be from a run before,
-// from another proxy, or changed by somebody else. It replaces them whole only if it must: while a table is replaced, a
-// packet on its way through the old rules may find their maps empty.
+// reconcile reads the kernel's tables and commits the difference with the wanted ones. The tables may be from a run
+// before, from another proxy, or changed by somebody else. It replaces them whole only if it must: while a table is
+// replaced, a packet on its way through the old rules may find their maps empty.
 func (b *Backend) reconcile(ctx context.Context, logger klog.Logger) error {
 	err := b.reconcileTables(ctx, logger)
 	if err == nil {
@@ -45,8 +45,8 @@ func (b *Backend) reconcileTables(ctx context.Context, logger klog.Logger) error
 	return b.takeOver(ctx, logger)
 }
 
-// changesBaseChains reports whether a transaction changes a base chain: another program, or another version of this one, wrote
-// the table, and packets are on their way through its rules.
+// changesBaseChains reports whether a transaction changes a base chain: another program, or another version of this
+// one, wrote the table, and packets are on their way through its rules.
 func changesBaseChains(tx nft.Transaction) bool {
 	return slices.ContainsFunc(tx.Steps, func(s nft.Step) bool { return s.Chain != nil && s.Chain.Hook != "" })
 }
@@ -78,8 +78,8 @@ func (b *Backend) differenceOnce(ctx context.Context) (tx nft.Transaction, err e
 	return tx, nil
 }
 
-// replace replaces both tables with the wanted ones, in a transaction that do commits. It keeps the clients in the maps of
-// session affinity as far as it can read them in time.
+// replace replaces both tables with the wanted ones, in a transaction that do commits. It keeps the clients in the maps
+// of session affinity as far as it can read them in time.
 func (b *Backend) replace(ctx context.Context, do func(context.Context, nft.Transaction) error) error {
 	kept := b.keptAffinity(ctx)
 	if err := ctx.Err(); err != nil {

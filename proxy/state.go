@@ -1,6 +1,6 @@
 package proxy
 
-// state is what the backend knows of the kernel's tables.
+// state says whether the kernel's tables are as wanted, as far as the backend knows.
 type state struct {
 	kind stateKind
 	// reason says for stateDiverged how the tables differ.
@@ -16,8 +16,8 @@ const (
 	stateUnknown
 	// stateApplied: as far as is known, the tables are as committed last.
 	stateApplied
-	// stateDiverged: somebody else changed the tables, and the kernel refused the repair. Each check and each Sync tries
-	// again.
+	// stateDiverged: somebody else changed the tables, and the kernel refused the repair. Each check and each Sync
+	// tries again.
 	stateDiverged
 )
 

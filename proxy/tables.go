@@ -24,8 +24,8 @@ func Present(ctx context.Context, conn *nft.Conn) ([]string, error) {
 	return tables, nil
 }
 
-// Cleanup removes the tables of both families and the stand-ins in one transaction, whoever made them. It succeeds if there
-// are none.
+// Cleanup removes the tables of both families and the stand-ins in one transaction, whoever made them. It succeeds if
+// there are none.
 func Cleanup(ctx context.Context, conn *nft.Conn) error {
 	var tx nft.Transaction
 	for _, family := range nft.Families {

@@ -10,9 +10,8 @@ import (
 	"github.com/nftproxy/nftproxy/model"
 )
 
-// udpFlows knows which endpoints serve each UDP frontend, and of which frontends the flows
-// have to be looked at. A frontend is an address and port, or a node port, which has the
-// unspecified address of its family.
+// udpFlows holds the endpoints that serve each UDP frontend, and the frontends whose flows have to be searched for. A
+// frontend is an address and port, or a node port, which has the unspecified address of its family.
 //
 // The rules are kube-proxy's. A flow is stale when it leads to an endpoint that does not serve
 // the Service port any more, or was never translated, and the Service port has endpoints that
@@ -169,7 +168,7 @@ func (u *udpFlows) done(family model.Family, upTo uint64) {
 	}
 }
 
-// stale reports whether a UDP flow of a frontend that has to be looked at leads to what does not serve it.
+// stale reports whether a UDP flow leads from a pending frontend to an endpoint that does not serve it.
 // local holds the machine's own addresses: a node port's number on another machine is none of
 // its business.
 func (u *udpFlows) stale(f conntrack.Flow, local []netip.Prefix) bool {

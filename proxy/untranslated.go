@@ -11,13 +11,13 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// Connections that begin while the rules are not there are not translated, and never will be: connection tracking remembers
-// that for all their packets, also for the SYN that TCP sends again. So after the tables were made anew, entries of
-// TCP and SCTP that nobody has answered are removed if they dial a frontend that has endpoints. The client's next SYN is
-// then translated, and for whoever dials it took a second longer. kube-proxy leaves them to their timeout (120 s).
+// A connection that begins while there are no rules is never translated: connection tracking applies the decision about
+// its first packet to all later ones, also to a SYN that TCP sends again. So after the tables were made anew,
+// unanswered entries of TCP and SCTP are removed if they dial a frontend that has endpoints. The client's next SYN,
+// about a second later, is then translated. kube-proxy leaves such entries to their timeout (120 s).
 var connectionProtocols = []model.Protocol{model.TCP, model.SCTP}
 
-// frontendServes says whether somebody serves an address and port, or, with an address that is not valid, a node port.
+// frontendServes reports whether a frontend has endpoints. An address that is not valid stands for a node port.
 type frontendServes func(family model.Family, protocol model.Protocol, addr netip.Addr, port uint16) bool
 
 func (b *Backend) frontendServes(family model.Family, protocol model.Protocol, addr netip.Addr, port uint16) bool {

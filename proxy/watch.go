@@ -11,18 +11,19 @@ import (
 )
 
 const (
-	// CheckInterval is how often Watch asks for the kernel's generation number, in case that a notice was lost or the kernel
-	// gives none. The number costs microseconds.
+	// CheckInterval is how often Watch asks for the kernel's generation number, in case that a notice was lost or the
+	// kernel gives none. The number costs microseconds.
 	CheckInterval = time.Second
 	// compareShare bounds the time that Watch spends comparing tables to one part in this many.
 	compareShare = 20
-	// maxRetryDelay bounds the delay between tries after failures. The first is CheckInterval, each next one twice as long.
+	// maxRetryDelay bounds the delay between tries after failures. The first is CheckInterval, each next one twice as
+	// long.
 	maxRetryDelay = 30 * time.Second
 )
 
-// Watch checks the tables whenever somebody else commits, and repairs them, until ctx ends. A table that is gone it
-// makes anew at once. What others did inside of one it finds by comparing both tables, which it does less often the longer
-// that takes. It also does what Syncs leave to do for session affinity.
+// Watch checks the tables whenever somebody else commits, and repairs them, until ctx ends. It adds a missing table at
+// once. It finds changes inside the tables by comparing both with the wanted ones; the longer that takes, the less
+// often. It also runs the reconciler of session affinity.
 func (b *Backend) Watch(ctx context.Context) {
 	logger := klog.FromContext(ctx)
 	group, ctx := errgroup.WithContext(ctx)

@@ -22,8 +22,8 @@ var ErrShort = errors.New("message is too short")
 func Padded(n int) int { return (n + 3) &^ 3 }
 
 // Each calls f for each attribute of a list, in order, with its type, without flags, and its payload, which is a part
-// of list. It ends with the first error of f, and with ErrShort when an attribute is not whole. Fewer than four bytes at the
-// end are passed over.
+// of list. It ends with the first error of f, and with ErrShort when an attribute is not whole. Fewer than four bytes
+// at the end are passed over.
 func Each(list []byte, f func(typ uint16, payload []byte) error) error {
 	for len(list) >= HeaderLen {
 		length := int(binary.NativeEndian.Uint16(list))
@@ -73,8 +73,8 @@ func Text(payload []byte) string { return string(TextBytes(payload)) }
 // TextBytes is Text without a copy.
 func TextBytes(payload []byte) []byte { return bytes.TrimRight(payload, "\x00") }
 
-// At returns the payload of the attribute at an offset of a list, which may also be in its header or its padding, and the
-// offset in that payload, which is negative in the header. ok is false if there is none.
+// At returns the payload of the attribute at an offset of a list, which may also be in its header or its padding, and
+// the offset in that payload, which is negative in the header. ok is false if there is none.
 func At(list []byte, offset int) (payload []byte, inside int, ok bool) {
 	at := 0
 	_ = Each(list, func(_ uint16, b []byte) error {
