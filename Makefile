@@ -72,9 +72,9 @@ BUF := cd tools && $(GO) tool buf
 check-api: ## the node-local API: style, generated code that is current, nothing that breaks clients of a release
 	$(BUF) lint ..
 	$(BUF) breaking .. --against ../nodelocal/v1/released.binpb
-	rm -rf $(BIN)/api && mkdir -p $(BIN)/api
-	$(BUF) generate .. --template buf.gen.yaml -o $(abspath $(BIN))/api/tools
-	for file in nodelocal.pb.go nodelocal_grpc.pb.go; do diff -u nodelocal/v1/$$file $(BIN)/api/nodelocal/v1/$$file || { echo "run make generate"; exit 1; }; done
+	rm -rf $(BIN)/_api && mkdir -p $(BIN)/_api
+	$(BUF) generate .. --template buf.gen.yaml -o $(abspath $(BIN))/_api/tools
+	for file in nodelocal.pb.go nodelocal_grpc.pb.go; do diff -u nodelocal/v1/$$file $(BIN)/_api/nodelocal/v1/$$file || { echo "run make generate"; exit 1; }; done
 
 generate: ## the Go code of the node-local API
 	$(BUF) generate .. --template buf.gen.yaml

@@ -10,7 +10,7 @@ import (
 const (
 	panelWidth, panelHeight = 280, 220
 	left, top, below        = 55, 40, 45
-	width, height           = 3 * (left + panelWidth + 15), top + panelHeight + below
+	width, height           = 3*(left+panelWidth+15) + 15, top + panelHeight + below
 )
 
 // line is one line of a panel.
