@@ -59,7 +59,10 @@ func TestBookmarkSavesTheNextList(t *testing.T) {
 					c.server.SendBookmarks()
 				}
 				c.server.Compact()
+				watches := len(c.server.Requests("watch", "services"))
 				c.server.EndWatches()
+				// The old watch could still bring the next Service, and nothing would be listed.
+				await.True(t, "another watch", func() bool { return len(c.server.Requests("watch", "services")) > watches })
 
 				c.create(t, service("second"))
 				await.True(t, "the second Service", sink.has("services/default/second"))
