@@ -20,14 +20,15 @@ import (
 type contender struct {
 	name, path string
 	args       []string
-	verbose    bool
 }
 
-func contenders(o options) []contender {
-	return []contender{
-		{"kube-proxy", o.kubeProxy, o.kubeProxyFlags, o.verbose},
-		{"nftproxy", o.ours, nil, o.verbose},
+// contenders are the proxies to be measured. This module's own is the last.
+func contenders(o options) (all []contender) {
+	if o.kubeProxy != "" {
+		all = append(all, contender{"kube-proxy", o.kubeProxy, o.kubeProxyFlags})
 	}
+	all = append(all, o.others...)
+	return append(all, contender{name: "nftproxy", path: o.ours})
 }
 
 // process is a running contender.
@@ -39,14 +40,14 @@ type process struct {
 	log     io.Closer
 }
 
-func (c *cluster) start(p contender) (*process, error) {
+func (c *cluster) start(p contender, verbose bool) (*process, error) {
 	args := append([]string{
 		"--proxy-mode=nftables", "--kubeconfig=" + c.kubeconfig, "--hostname-override=" + lab.NodeName, "--cluster-cidr=" + clusterCIDR,
 		// The sysctls of connection tracking are in part those of the whole machine.
 		"--conntrack-max-per-core=0", "--conntrack-min=0", "--conntrack-tcp-timeout-established=0", "--conntrack-tcp-timeout-close-wait=0",
 	}, p.args...)
 	r := &process{cmd: exec.Command(p.path, args...), stopped: make(chan struct{})}
-	if p.verbose {
+	if verbose {
 		f, err := os.OpenFile("compare-"+p.name+".log", os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
 		if err != nil {
 			return nil, err

@@ -1,9 +1,12 @@
-// Command compare measures this module's kube-proxy against Kubernetes' own in nftables mode. Both run one after the
-// other in the same network namespace, fed by the same API server over HTTP. It needs root and the nft program:
+// Command compare measures this module's kube-proxy against Kubernetes' own in nftables mode, or against other builds of
+// itself. They run one after the other in the same network namespace, fed by the same API server over HTTP. It needs root
+// and the nft program:
 //
 //	go run ./integration/compare --kube-proxy /path/to/kube-proxy
+//	go run ./integration/compare --other v0.1.0=/path/to/older/kube-proxy
 //
-// It prints a Markdown table. Numbers of one run can be compared with each other, not with those of another.
+// Without another proxy it measures this one alone. It prints a Markdown table. Numbers of one run can be compared with
+// each other, not with those of another.
 package main
 
 import (
@@ -23,10 +26,12 @@ type options struct {
 	kubeProxy, ours string
 	// kubeProxyFlags are flags that only Kubernetes' kube-proxy gets.
 	kubeProxyFlags []string
-	sizes          []size
-	changes        int
-	patience       time.Duration
-	verbose        bool
+	// others are other proxies that take kube-proxy's flags, such as older builds of this one.
+	others   []contender
+	sizes    []size
+	changes  int
+	patience time.Duration
+	verbose  bool
 }
 
 // size is how large a cluster is.
@@ -49,7 +54,15 @@ func main() {
 
 func parse() (options, error) {
 	var o options
-	flag.StringVar(&o.kubeProxy, "kube-proxy", "", "the kube-proxy of Kubernetes; required")
+	flag.StringVar(&o.kubeProxy, "kube-proxy", "", "the kube-proxy of Kubernetes; none is measured without")
+	flag.Func("other", "NAME=PATH of another proxy that takes kube-proxy's flags, such as an older build of this one; may be repeated", func(text string) error {
+		name, path, ok := strings.Cut(text, "=")
+		if !ok || name == "" || path == "" {
+			return fmt.Errorf("%q is not NAME=PATH", text)
+		}
+		o.others = append(o.others, contender{name: name, path: path})
+		return nil
+	})
 	flag.StringVar(&o.ours, "nftproxy", "bin/kube-proxy", "the kube-proxy of this module, from `make build`")
 	flag.IntVar(&o.changes, "changes", 5, "how many Services are added one by one; the median counts")
 	flag.DurationVar(&o.patience, "patience", 2*time.Minute, "how long to wait for Services to work again after somebody else removed the tables")
@@ -66,9 +79,6 @@ func parse() (options, error) {
 			return o, fmt.Errorf("--sizes: %q is not SERVICESxENDPOINTS, such as 10000x2", text)
 		}
 		o.sizes = append(o.sizes, size{s, e})
-	}
-	if o.kubeProxy == "" {
-		return o, fmt.Errorf("--kube-proxy: required; a binary of Kubernetes' kube-proxy")
 	}
 	return o, nil
 }

@@ -14,6 +14,8 @@ import (
 // span is how long something took, and the processor time that it cost until the proxy was idle again.
 type span struct {
 	took, cpu time.Duration
+	// sync is how long the Syncs took meanwhile, as the proxy's own metric says.
+	sync time.Duration
 	// over says that it took longer than anybody waited.
 	over bool
 }
@@ -23,6 +25,8 @@ type result struct {
 	name                                string
 	cold, change, restart, flush, table span
 	peak                                int64
+	// floor is how long the kernel takes to commit the tables of the start, encoded before; 0 for proxies of others.
+	floor time.Duration
 }
 
 // startPatience is how long a proxy may take to program everything.
@@ -37,7 +41,7 @@ func (c *cluster) measure(ctx context.Context, p contender, o options) (r result
 		}
 	}
 	say("cold sync")
-	proxy, err := c.timedStart(ctx, p, &r.cold, c.first, c.last)
+	proxy, err := c.timedStart(ctx, p, o.verbose, &r.cold, c.first, c.last)
 	if err != nil {
 		return r, err
 	}
@@ -46,6 +50,12 @@ func (c *cluster) measure(ctx context.Context, p contender, o options) (r result
 			proxy.kill()
 		}
 	}()
+	if p.path == o.ours {
+		say("floor")
+		if r.floor, err = c.floor(ctx); err != nil {
+			return r, err
+		}
+	}
 	say("one more Service")
 	if r.change, err = c.timedChanges(ctx, proxy, o.changes); err != nil {
 		return r, err
@@ -67,7 +77,7 @@ func (c *cluster) measure(ctx context.Context, p contender, o options) (r result
 	if err != nil {
 		return r, err
 	}
-	if proxy, err = c.timedStart(ctx, p, &r.restart, meanwhile); err != nil {
+	if proxy, err = c.timedStart(ctx, p, o.verbose, &r.restart, meanwhile); err != nil {
 		return r, err
 	}
 	r.peak = max(r.peak, proxy.peak.Load())
@@ -78,9 +88,9 @@ func (c *cluster) measure(ctx context.Context, p contender, o options) (r result
 }
 
 // timedStart starts a proxy and waits until it serves the addresses.
-func (c *cluster) timedStart(ctx context.Context, p contender, s *span, addrs ...netip.AddrPort) (*process, error) {
+func (c *cluster) timedStart(ctx context.Context, p contender, verbose bool, s *span, addrs ...netip.AddrPort) (*process, error) {
 	begin := time.Now()
-	proxy, err := c.start(p)
+	proxy, err := c.start(p, verbose)
 	if err != nil {
 		return nil, err
 	}
@@ -95,15 +105,18 @@ func (c *cluster) timedStart(ctx context.Context, p contender, s *span, addrs ..
 	if err := proxy.settle(); err != nil {
 		return nil, err
 	}
+	if s.sync, err = c.syncTime(ctx); err != nil {
+		return nil, err
+	}
 	s.cpu, err = proxy.cpu()
 	return proxy, err
 }
 
 // timedChanges adds Services one by one, each when the proxy is done with the one before.
 func (c *cluster) timedChanges(ctx context.Context, proxy *process, n int) (s span, err error) {
-	var took, cpu []time.Duration
+	var took, cpu, sync []time.Duration
 	for range n {
-		one, err := c.timed(proxy, func(begin time.Time) (time.Time, error) {
+		one, err := c.timed(ctx, proxy, func(begin time.Time) (time.Time, error) {
 			addr, err := c.addAnswering()
 			if err != nil {
 				return begin, err
@@ -113,15 +126,15 @@ func (c *cluster) timedChanges(ctx context.Context, proxy *process, n int) (s sp
 		if err != nil {
 			return s, err
 		}
-		took, cpu = append(took, one.took), append(cpu, one.cpu)
+		took, cpu, sync = append(took, one.took), append(cpu, one.cpu), append(sync, one.sync)
 	}
-	return span{took: median(took), cpu: median(cpu)}, nil
+	return span{took: median(took), cpu: median(cpu), sync: median(sync)}, nil
 }
 
 // timedRepair has somebody else remove the tables. If the proxy does not notice, another Service makes it.
 func (c *cluster) timedRepair(ctx context.Context, proxy *process, patience time.Duration, command string) (span, error) {
 	over := false
-	s, err := c.timed(proxy, func(begin time.Time) (time.Time, error) {
+	s, err := c.timed(ctx, proxy, func(begin time.Time) (time.Time, error) {
 		if err := c.nft(command); err != nil {
 			return begin, err
 		}
@@ -145,8 +158,12 @@ func (c *cluster) timedRepair(ctx context.Context, proxy *process, patience time
 	return s, proxy.settle()
 }
 
-func (c *cluster) timed(proxy *process, do func(begin time.Time) (time.Time, error)) (s span, err error) {
+func (c *cluster) timed(ctx context.Context, proxy *process, do func(begin time.Time) (time.Time, error)) (s span, err error) {
 	before, err := proxy.cpu()
+	if err != nil {
+		return s, err
+	}
+	synced, err := c.syncTime(ctx)
 	if err != nil {
 		return s, err
 	}
@@ -159,8 +176,13 @@ func (c *cluster) timed(proxy *process, do func(begin time.Time) (time.Time, err
 	if err := proxy.settle(); err != nil {
 		return s, err
 	}
-	after, err := proxy.cpu()
-	s.cpu = after - before
+	after, err := c.syncTime(ctx)
+	if err != nil {
+		return s, err
+	}
+	s.sync = after - synced
+	used, err := proxy.cpu()
+	s.cpu = used - before
 	return s, err
 }
 

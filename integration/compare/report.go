@@ -49,43 +49,65 @@ func (r *report) add(s size, res result) {
 }
 
 func (r *report) print(w io.Writer) {
-	fmt.Fprintf(w, "%s%s. Load average before %s, after %s. Processor time in parentheses.\n", r.machine, r.versions, r.load, loadAverage())
+	fmt.Fprintf(w, "%s%s. Load average before %s, after %s. In parentheses: Syncs as the proxy's metric says; processor time.\n",
+		r.machine, r.versions, r.load, loadAverage())
 	for _, s := range r.sizes {
-		all := r.results[s]
-		fmt.Fprintf(w, "\n| %s Services × endpoints |", s)
-		for _, res := range all {
-			fmt.Fprintf(w, " %s |", res.name)
-		}
-		fmt.Fprint(w, " ratio |\n|---|", strings.Repeat("---|", len(all)+1), "\n")
-		for _, row := range []struct {
-			name string
-			of   func(result) span
-		}{
-			{"start, no tables: until all Services work", func(r result) span { return r.cold }},
-			{"one more Service: until it works, median", func(r result) span { return r.change }},
-			{"restart over existing tables: until what changed meanwhile works", func(r result) span { return r.restart }},
-			{"after `nft flush ruleset`: until Services work again", func(r result) span { return r.flush }},
-			{"after `nft delete table`: until Services work again", func(r result) span { return r.table }},
-		} {
-			fmt.Fprintf(w, "| %s |", row.name)
-			for _, res := range all {
-				fmt.Fprintf(w, " %s |", r.cell(row.of(res)))
-			}
-			fmt.Fprintf(w, " %s |\n", ratio(row.of(all[0]), row.of(all[1])))
-		}
-		fmt.Fprint(w, "| peak memory, with the programs that it runs |")
-		for _, res := range all {
-			fmt.Fprintf(w, " %d MB |", res.peak>>20)
-		}
-		fmt.Fprintf(w, " %.1f |\n", float64(all[0].peak)/float64(all[1].peak))
+		r.printSize(w, s)
 	}
+}
+
+// printSize prints the table of a size. The last column says how many times as long each of the others took as this proxy.
+func (r *report) printSize(w io.Writer, s size) {
+	all := r.results[s]
+	ours := all[len(all)-1]
+	columns := []string{fmt.Sprintf("%s Services × endpoints", s)}
+	for _, res := range all {
+		columns = append(columns, res.name)
+	}
+	if len(all) > 1 {
+		columns = append(columns, "ratio")
+	}
+	fmt.Fprintf(w, "\n| %s |\n|%s\n", strings.Join(columns, " | "), strings.Repeat("---|", len(columns)))
+	for _, row := range []struct {
+		name string
+		of   func(result) span
+	}{
+		{"start, no tables: until all Services work", func(r result) span { return r.cold }},
+		{"one more Service: until it works, median", func(r result) span { return r.change }},
+		{"restart over existing tables: until what changed meanwhile works", func(r result) span { return r.restart }},
+		{"after `nft flush ruleset`: until Services work again", func(r result) span { return r.flush }},
+		{"after `nft delete table`: until Services work again", func(r result) span { return r.table }},
+	} {
+		r.printRow(w, row.name, all, func(res result) string { return r.cell(row.of(res)) },
+			func(other result) string { return ratio(row.of(other), row.of(ours)) })
+	}
+	r.printRow(w, "peak memory, with the programs that it runs", all,
+		func(res result) string { return fmt.Sprintf("%d MB", res.peak>>20) },
+		func(other result) string { return fmt.Sprintf("%.1f", float64(other.peak)/float64(ours.peak)) })
+	fmt.Fprintf(w, "\nThe kernel commits the batch of nftproxy's start, encoded before, in %s.\n", duration(ours.floor))
+}
+
+// printRow prints a row; ratio says how another proxy compares with this one, the last.
+func (r *report) printRow(w io.Writer, name string, all []result, cell, ratio func(result) string) {
+	fmt.Fprintf(w, "| %s |", name)
+	for _, res := range all {
+		fmt.Fprintf(w, " %s |", cell(res))
+	}
+	var ratios []string
+	for _, other := range all[:len(all)-1] {
+		ratios = append(ratios, ratio(other))
+	}
+	if len(ratios) > 0 {
+		fmt.Fprintf(w, " %s |", strings.Join(ratios, ", "))
+	}
+	fmt.Fprintln(w)
 }
 
 func (r *report) cell(s span) string {
 	if s.over {
 		return fmt.Sprintf("not within %s, until a Service changes", r.patience)
 	}
-	return fmt.Sprintf("%s (%.2f s)", duration(s.took), s.cpu.Seconds())
+	return fmt.Sprintf("%s (%s; %.2f s)", duration(s.took), duration(s.sync), s.cpu.Seconds())
 }
 
 func duration(d time.Duration) string {
