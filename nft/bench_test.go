@@ -180,7 +180,7 @@ func BenchmarkCheck(b *testing.B) {
 				netns.EnterForTest(b)
 				c := dial(b)
 				commitAll(b, c, Replace(table))
-				settle(b, c, table)
+				awaitRehash(b, c, table)
 				peak := watchHeap()
 				for b.Loop() {
 					tx, err := way.check(c)

@@ -5,19 +5,23 @@ import (
 	"strings"
 )
 
-// Chain is a chain with its rules. It is a base chain when Hook is set.
+// Chain is a chain with its rules. It is a base chain when Hook is set, and a regular chain otherwise.
 type Chain struct {
+	// Name is 1 to 255 bytes long.
 	Name string
-	// Type, Hook and Priority say where a base chain is called.
+	// Type, Hook and Priority say where a base chain is called. Chains of one hook run in the order of their priorities,
+	// lowest first.
 	Type     ChainType
 	Hook     Hook
 	Priority int32
-	// DropPolicy makes a base chain drop what no rule decides on, instead of accepting it.
+	// DropPolicy makes a base chain drop packets that no rule decides on, instead of accepting them.
 	DropPolicy bool
-	Rules      []Rule
+	// Rules run in this order.
+	Rules []Rule
 	// Comment is shown by nft; at most 127 bytes.
 	Comment string
-	// bound says that the chain was read from the kernel and belongs to a rule ("jump { … }"), with which it goes.
+	// bound says that the chain was read from the kernel and belongs to a rule ("jump { … }"). The kernel deletes it with
+	// that rule.
 	bound bool
 }
 
@@ -30,7 +34,7 @@ const (
 	TypeNAT    ChainType = "nat"
 )
 
-// Hook is where in a packet's path a base chain is called. Empty means a regular chain.
+// Hook is the place in a packet's path where a base chain is called. Empty means a regular chain.
 type Hook string
 
 // The hooks.

@@ -71,7 +71,7 @@ func TestCompareBesideElementsThatGo(t *testing.T) {
 			c := dial(t)
 			table := manyAddresses(20_000)
 			commitAll(t, c, Diff(nil, table))
-			settle(t, c, table)
+			awaitRehash(t, c, table)
 			first := listed(t, c, table, 100)
 			another, err := c.Another()
 			if err != nil {
@@ -115,7 +115,7 @@ func TestCompareUnderConstantChurn(t *testing.T) {
 	c := dial(t)
 	table := manyAddresses(20_000)
 	commitAll(t, c, Diff(nil, table))
-	settle(t, c, table)
+	awaitRehash(t, c, table)
 	another, err := c.Another()
 	if err != nil {
 		t.Fatal(err)

@@ -11,23 +11,26 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// CommitStats is what a commit consisted of.
+// CommitStats says how large a commit was, and how long it took.
 type CommitStats struct {
-	// Messages and Bytes say how much was sent to the kernel.
+	// Messages and Bytes count the netlink messages of the batch, without its begin and end.
 	Messages, Bytes int
-	// Elements is how many elements were added and deleted, Chains how many chains were
-	// added, emptied to be written anew, and deleted. What goes with its table is not counted.
+	// Elements counts the elements that were added and deleted. Chains counts the steps that added, emptied or deleted a
+	// chain. Elements and chains that were deleted with their table are not counted.
 	Elements, Chains int
-	// Encode is the time spent building the batch, Kernel the time until the kernel had
-	// carried it out.
+	// Encode is the time spent building the batch. Kernel is the time from sending it until the kernel had carried it
+	// out.
 	Encode, Kernel time.Duration
 }
 
-// Commit applies the transaction, whole or not at all. For packets, the tables of both families change in one instant.
-// A refusal is a *CommitError. An empty transaction sends nothing.
+// Commit applies the transaction, whole or not at all. The rules of both families change in one instant. A refusal is a
+// *CommitError. An empty transaction sends nothing.
 //
-// When ctx is done before the transaction is sent, nothing is, and Commit returns ctx's error. Once it is sent, Commit
-// waits for the outcome even if ctx ends: the kernel applies the transaction during the send.
+// If ctx is done before the transaction is sent, nothing is sent, and Commit returns ctx's error. Once it is sent,
+// Commit waits for the outcome even if ctx ends: the kernel applies the transaction during the send.
+//
+// One instant is not one view for each packet. A packet that is under way sees the rules of one generation in each base
+// chain, and looks elements up in the generation of that moment.
 func (c *Conn) Commit(ctx context.Context, tx Transaction) (CommitStats, error) {
 	var stats CommitStats
 	if tx.Empty() {
@@ -84,7 +87,7 @@ func batchBytes(messages []message) int {
 	return n
 }
 
-// batch is a transaction as it is sent, and what it takes to understand the kernel's answers to it.
+// batch is a transaction as it is sent, with the numbers by which the kernel's answers refer to it.
 type batch struct {
 	messages []message
 	bytes    []byte
@@ -92,7 +95,7 @@ type batch struct {
 	begin, last uint32
 }
 
-// newBatch puts messages, which are size bytes in all, into a batch.
+// newBatch puts messages, size bytes in all, into a batch.
 func (s *socket) newBatch(messages []message, size int) *batch {
 	b := batch{messages: messages, bytes: make([]byte, 0, size+2*batchMarkerLen)}
 	b.bytes = s.appendMessage(b.bytes, batchMarker(unix.NFNL_MSG_BATCH_BEGIN))
@@ -100,8 +103,8 @@ func (s *socket) newBatch(messages []message, size int) *batch {
 	for i := range messages {
 		m := messages[i].Message
 		if i == len(messages)-1 {
-			// The kernel answers a batch only where it is asked to or refuses; by the time it
-			// answers the last message it has answered all.
+			// The kernel answers refused messages, and those that ask for an answer. It answers in their order, so the
+			// answer to the last message ends all answers.
 			m.Header.Flags |= netlink.Acknowledge
 		}
 		b.bytes = s.appendMessage(b.bytes, &m)
@@ -130,10 +133,11 @@ func batchMarker(typ uint16) *netlink.Message {
 	}
 }
 
-// socketOverhead is what a socket wants in its send buffer beside the batch, and some more.
+// socketOverhead is room in the send buffer beside the batch, for the kernel's own bookkeeping.
 const socketOverhead = 1 << 16
 
-// sendBatch sends a batch, in a single send, as the kernel wants it. So the socket must take all of it.
+// sendBatch sends a batch in a single send, because the kernel takes one datagram for one transaction. So the send
+// buffer must hold all of it.
 func (s *socket) sendBatch(b []byte) error {
 	if err := s.conn.SetWriteBuffer(len(b) + socketOverhead); err != nil {
 		return fmt.Errorf("nft: make room for a batch of %d bytes: %w", len(b), err)
@@ -141,7 +145,7 @@ func (s *socket) sendBatch(b []byte) error {
 	err := s.send(b)
 	if errors.Is(err, unix.EMSGSIZE) {
 		room, _ := s.conn.WriteBuffer()
-		// The kernel doubles what it is told, of which wmem_max is the most.
+		// The kernel gives a socket twice the requested buffer, and grants requests up to wmem_max.
 		return fmt.Errorf("nft: %w: %d bytes, and it takes %d (%w); set the sysctl net.core.wmem_max to at least %d, or run with CAP_NET_ADMIN in the initial user namespace",
 			ErrTooLarge, len(b), room, err, (len(b)+1)/2+socketOverhead)
 	}
@@ -151,22 +155,22 @@ func (s *socket) sendBatch(b []byte) error {
 	return nil
 }
 
-// answers is what the kernel answers to a batch.
+// answers collects the kernel's answers to a batch.
 type answers struct {
 	*batch
 	refused *CommitError
-	// complete: the last answer was there.
+	// complete says that no more answers come.
 	complete bool
 }
 
 // await reads up to the answer to the last message. The kernel carries out a batch before the send returns, so all
-// answers are there already.
+// answers wait in the socket already.
 func (a *answers) await(s *socket) error {
 	for overflowed := false; !a.complete; {
 		err := s.receive(context.Background(), a.take)
 		switch {
 		case errors.Is(err, unix.ENOBUFS) && !overflowed:
-			// More refusals than the socket holds; those it holds come next.
+			// There were more refusals than the socket holds. Those that it holds come next.
 			overflowed = true
 			s.patience = min(s.patience, time.Second)
 		case err != nil && a.refused != nil:
@@ -182,7 +186,7 @@ func (a *answers) await(s *socket) error {
 	return nil
 }
 
-// take takes one message. Answers to something else are passed over.
+// take takes one message. It ignores answers to other requests.
 func (a *answers) take(r reply) error {
 	if r.Type != unix.NLMSG_ERROR || r.Sequence-a.begin > a.last-a.begin {
 		return nil
@@ -196,7 +200,7 @@ func (a *answers) take(r reply) error {
 	return nil
 }
 
-// add keeps the first refusal, which the others often follow from, and counts the rest.
+// add keeps the first refusal and counts the rest, which often follow from the first.
 func (a *answers) add(e *kernelError) {
 	if a.refused != nil {
 		a.refused.Others++

@@ -9,29 +9,30 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Comparison says how Compare goes about it. The zero value is a comparison that nothing disturbs, with a table that
-// does not change meanwhile.
+// Comparison holds the options of Compare. The zero value is for a wanted table that does not change meanwhile, and
+// ends with ErrGenerationMoved when somebody commits.
 type Comparison struct {
-	// Guard, if set, is called to run each piece of work that looks at the elements of the wanted table: some hundred
-	// of them in some tens of microseconds, and once all of a set if elements are missing or somebody has committed
-	// meanwhile. So a lock need not be held while the kernel lists. A Guard that finds that the wanted table has
-	// changed since Compare was called does not run the work but returns an error, and Compare ends with it.
+	// Guard, if set, is called to run each piece of work that reads the wanted table. For example, it holds the lock that
+	// protects the table. A piece is some hundred elements, which take some tens of microseconds; or once a whole set, if
+	// elements are missing or somebody has committed meanwhile. No lock need be held while the kernel lists. If the
+	// wanted table has changed since Compare was called, Guard must not run the work but return an error. Compare ends
+	// with that error.
 	Guard func(work func()) error
-	// ThroughCommits goes on when somebody commits meanwhile. A commit that does not concern the table does not disturb
-	// the listing of it. If the table is then found as it is wanted, it was: what was changed after it was
-	// looked at makes yet another generation. If it is not, Compare returns what it found and ErrGenerationMoved.
+	// ThroughCommits continues when somebody commits meanwhile. Commits to other tables do not disturb the listing of
+	// this one. If there is no difference then, Compare returns no error: a change after the listing has a generation of
+	// its own, which the caller hears of. If there is one, Compare returns it together with ErrGenerationMoved.
 	ThroughCommits bool
 }
 
-// Compare lists the table of the kernel and returns the transaction that turns it into want: what Diff would return for
-// what ReadTable would read, but without a copy of the elements. Only the differences are held, and eleven to
-// twenty-two bytes for each element. Of sets that packets add to no elements are listed, so that nothing that packets
-// do makes it last.
+// Compare lists the kernel's table and returns the transaction that turns it into want. The result is that of Diff
+// after ReadTable, without a copy of the elements: memory holds the differences, and 11 to 22 bytes for each listed
+// element. The elements of Dynamic sets are not listed, except for a catch-all, so packets cannot make Compare slow.
 //
-// It ends as soon as ctx is done, with that error, and as soon as somebody commits anything, with ErrGenerationMoved;
-// also when the kernel's count of a set says that it listed a part of it only (kernel 6.15). An element that was not
-// listed is asked for by its key before it counts as missing. The connection is busy meanwhile, so it should be one of
-// its own: see Another.
+// Compare ends with ctx's error as soon as ctx is done. It ends with ErrGenerationMoved as soon as somebody commits,
+// unless ThroughCommits is set, and when the kernel's count of a set shows that the listing was cut short (kernel
+// 6.15). Before an element counts as missing, Compare asks the kernel for it by its key. (If more than 1,000 are
+// missing in one set, it relies on the count.) The connection is busy all the while, so give Compare one of its own:
+// see Another.
 func (c *Conn) Compare(ctx context.Context, want *Table, how Comparison) (Transaction, error) {
 	if how.Guard == nil {
 		how.Guard = func(work func()) error {
@@ -64,7 +65,7 @@ func (c *comparison) run() (Transaction, error) {
 	var tx Transaction
 	var d *delta
 	var pairs []setPair
-	// What is added whole is taken from the wanted sets here.
+	// If the table is to be replaced, tx refers to all elements of the wanted sets.
 	if err := c.guard(func() { tx, d, pairs = beginDiff(have, c.want) }); err != nil {
 		return Transaction{}, err
 	}
@@ -76,7 +77,7 @@ func (c *comparison) run() (Transaction, error) {
 		}
 		tx = d.transaction()
 	}
-	return tx, c.settle(tx)
+	return tx, c.outcome(tx)
 }
 
 // readHeld reads the table without elements; nil if there is none.
@@ -93,8 +94,8 @@ func (c *comparison) readHeld() (*Table, error) {
 	return t, nil
 }
 
-// settle says whether tx is what was wanted to know.
-func (c *comparison) settle(tx Transaction) error {
+// outcome returns the error to return with tx.
+func (c *comparison) outcome(tx Transaction) error {
 	err := c.reader.steady(c.want)
 	if c.reader.throughCommits && tx.Empty() && errors.Is(err, ErrGenerationMoved) {
 		return nil
@@ -119,7 +120,7 @@ func (c *comparison) compareElements(d *delta, pair setPair) error {
 	return nil
 }
 
-// taking returns a function that compares the elements of a message at a stretch.
+// taking returns a function that compares the elements of a message in one piece of work.
 func (c *comparison) taking(e *elementComparison) func(data []byte) error {
 	return func(data []byte) (err error) {
 		if refused := c.guard(func() { err = eachElement(data, e.take) }); refused != nil {
@@ -140,7 +141,7 @@ func (c *comparison) compareListing(e *elementComparison, have *Set) error {
 		return err
 	}
 	if len(missing) > maxAsked {
-		// Somebody emptied the set, or the listing was cut short. The kernel's count tells which.
+		// Either somebody emptied the set, or the listing was cut short. The kernel's count tells which.
 		if err := have.complete(e.seen.n); err != nil {
 			return err
 		}
@@ -156,12 +157,12 @@ func (c *comparison) compareListing(e *elementComparison, have *Set) error {
 	return c.countAgain(e)
 }
 
-// maxAsked is how many elements the kernel is asked for one by one, which takes it some microseconds each.
+// maxAsked is how many elements of one set the kernel is asked for one by one. Each takes some microseconds.
 const maxAsked = 1000
 
-// askFor asks the kernel for elements that it has not listed. A listing leaves elements out that are there: each piece
-// of it begins after as many elements of the hash as were listed before. An element that goes meanwhile has the next
-// piece begin one too late, and a set that has grown is rehashed.
+// askFor asks the kernel for elements that it has not listed. They may be there nevertheless. Each part of a listing
+// skips as many elements of the hash as the parts before it had. If an element is deleted between two parts, the second
+// one skips one too many. A set that has just grown is rehashed, with the same effect.
 func (c *comparison) askFor(e *elementComparison, missing []Element) error {
 	for _, want := range missing {
 		if err := c.reader.element(c.want, e.set, want, c.taking(e)); err != nil {
@@ -171,9 +172,9 @@ func (c *comparison) askFor(e *elementComparison, missing []Element) error {
 	return nil
 }
 
-// countAgain is for a listing with fewer elements than the kernel counted before it. Either elements went meanwhile, or
-// the listing left some out, among which may be foreign ones. So the kernel's count (kernel 6.15) is compared with what
-// is wanted and found at one moment, which the guard holds still.
+// countAgain handles a listing with fewer elements than the kernel counted before it. Either elements were deleted
+// meanwhile, or the listing omitted some, and foreign ones may be among those. So under the guard, while the wanted
+// table does not change, it compares the kernel's count (kernel 6.15) with the number of known elements.
 func (c *comparison) countAgain(e *elementComparison) (err error) {
 	refused := c.guard(func() {
 		var now int
@@ -184,12 +185,12 @@ func (c *comparison) countAgain(e *elementComparison) (err error) {
 	return errors.Join(refused, err)
 }
 
-// elementComparison compares a set as it is wanted with the elements that the kernel lists.
+// elementComparison compares a wanted set with the elements that the kernel lists.
 type elementComparison struct {
 	set *Set
 	// seen are the keys that were listed, without the catch-all; nil for a Dynamic set.
 	seen *seenKeys
-	// found is how many of them are wanted, if with another value.
+	// found counts those of them that are wanted, with whatever value.
 	found       int
 	catchAll    bool
 	gone, added []Element
@@ -207,7 +208,7 @@ func (e *elementComparison) take(r *rawElement) error {
 		key = append(e.key[:0], CatchAll...)
 		e.catchAll = true
 	case e.seen == nil || !e.seen.add(key):
-		return nil // listed twice, which happens while the kernel rehashes
+		return nil // of a Dynamic set; or listed twice, which happens while the kernel rehashes
 	}
 	want, wanted := e.set.elementAt(key)
 	if wanted {
@@ -224,8 +225,8 @@ func (e *elementComparison) take(r *rawElement) error {
 	return nil
 }
 
-// missing returns the wanted elements that were not listed. If nobody has committed meanwhile, it takes no time where
-// there are none.
+// missing returns the wanted elements that were not listed. If nobody has committed meanwhile and there are none, it
+// does not walk the set.
 func (e *elementComparison) missing(committed bool) (missing []Element) {
 	if catchAll, wanted := e.set.Element(CatchAll); wanted && !e.catchAll {
 		missing = append(missing, catchAll)
@@ -241,7 +242,7 @@ func (e *elementComparison) missing(committed bool) (missing []Element) {
 	return missing
 }
 
-// listable is how many elements are wanted that the kernel counts: all but a catch-all.
+// listable counts the wanted elements that the kernel counts too: all but a catch-all.
 func (e *elementComparison) listable() int {
 	n := e.set.Len()
 	if _, wanted := e.set.Element(CatchAll); wanted {
@@ -250,8 +251,8 @@ func (e *elementComparison) listable() int {
 	return n
 }
 
-// known is how many elements the kernel has as far as is known: those that are wanted, without the missing ones, and
-// foreign ones.
+// known counts the elements that the kernel is known to have: the wanted ones without the missing ones, and the foreign
+// ones.
 func (e *elementComparison) known() int {
 	n := e.listable()
 	replaced := map[Data]bool{}
@@ -263,13 +264,13 @@ func (e *elementComparison) known() int {
 	}
 	for _, a := range e.added {
 		if _, wanted := e.set.Element(a.Key); wanted && !replaced[a.Key] && a.Key != CatchAll {
-			n-- // what is in both is there with another value
+			n-- // missing; an element in both lists is there, with another value
 		}
 	}
 	return n
 }
 
-// addMissing notes those of the missing elements that the kernel has not handed over since, and that are still wanted.
+// addMissing notes the missing elements that the kernel has not returned since, and that are still wanted.
 func (e *elementComparison) addMissing(missing []Element) {
 	for _, m := range missing {
 		if m.Key == CatchAll && e.catchAll || m.Key != CatchAll && e.seen.has(m.Key) {

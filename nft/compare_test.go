@@ -32,8 +32,8 @@ func compare(t fataler, c *Conn, want *Table, how Comparison) Transaction {
 	return tx
 }
 
-// settle waits until the kernel has rehashed the sets of the table, which have just grown, and lists them whole.
-func settle(t testing.TB, c *Conn, table *Table) {
+// awaitRehash waits until the kernel has rehashed the sets of the table, which have just grown, and lists them whole.
+func awaitRehash(t testing.TB, c *Conn, table *Table) {
 	t.Helper()
 	begin := time.Now()
 	for {
@@ -65,15 +65,15 @@ func TestCompareFindsWhatDiffFinds(t *testing.T) {
 	netns.EnterForTest(t)
 	c := dial(t)
 	rapid.Check(t, func(r *rapid.T) {
-		w := world{r, rapid.SampledFrom(Families[:]).Draw(r, "family")}
-		have, want := w.table(), w.table()
+		g := generator{r, rapid.SampledFrom(Families[:]).Draw(r, "family")}
+		have, want := g.table(), g.table()
 		if want == nil {
 			r.Skip("nothing is wanted")
 		}
-		tx := Remove(w.family, want.Name)
+		tx := Remove(g.family, want.Name)
 		tx.Append(Diff(nil, have))
 		commitAll(t, c, tx)
-		read, err := c.ReadTable(t.Context(), w.family, want.Name)
+		read, err := c.ReadTable(t.Context(), g.family, want.Name)
 		if err != nil {
 			r.Fatal(err)
 		}
@@ -157,7 +157,7 @@ func TestCompareGivesUp(t *testing.T) {
 			netns.EnterForTest(t)
 			c := dial(t)
 			commitAll(t, c, Diff(nil, table))
-			settle(t, c, table)
+			awaitRehash(t, c, table)
 			another, err := c.Another()
 			if err != nil {
 				t.Fatal(err)
@@ -204,7 +204,7 @@ func TestCompareThroughCommits(t *testing.T) {
 	c := dial(t)
 	table := manyAddresses(100_000)
 	commitAll(t, c, Diff(nil, table))
-	settle(t, c, table)
+	awaitRehash(t, c, table)
 	calls := 0
 	others := Comparison{ThroughCommits: true, Guard: func(work func()) error {
 		work()
@@ -363,7 +363,7 @@ func TestCompareBesideChanges(t *testing.T) {
 	c := dial(t)
 	table := manyAddresses(20_000)
 	commitAll(t, c, Diff(nil, table))
-	settle(t, c, table)
+	awaitRehash(t, c, table)
 	another, err := c.Another()
 	if err != nil {
 		t.Fatal(err)

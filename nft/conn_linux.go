@@ -23,30 +23,30 @@ type Config struct {
 // Conn is a connection to the nf_tables of one network namespace. It is safe for concurrent use, and runs one call
 // after another. So use a connection of its own for calls that take long, such as reading large tables: see Another.
 //
-// A Conn mends itself. After an error that is not the kernel's answer (no answer within ten seconds, answers lost
-// because a buffer was full, a call that gave up in the middle of one) it closes its socket, and the next
-// call opens another one in the same namespace.
+// A Conn recovers from faults. After an error that is not the kernel's answer it closes its socket, and the next call
+// opens another one in the same namespace. Such errors are: no answer within ten seconds; answers lost because a buffer
+// was full; a call that gave up in the middle of an answer.
 type Conn struct {
 	namespace *namespace
-	// turn keeps the request and the replies of one call together: whoever has put something into it may use what
-	// follows. It is a channel, so that a call whose context is done need not wait for the others.
+	// turn is a lock on socket, closed and owned: the call that has put a value into it holds the lock. It is a channel,
+	// so that a call whose context is done does not wait for the others.
 	turn chan struct{}
 	// socket is nil after an error, until the next call.
 	socket *socket
 	closed bool
 	// port is the socket's netlink port id; 0 for no socket. It may be read at any time.
 	port atomic.Uint32
-	// owned are the tables that belong to the socket, to take them over with the next one.
+	// owned are the tables that belong to the socket. The next socket takes them over.
 	owned map[identity]*Table
 	// patience is how long each socket waits for the kernel; tests wait less.
 	patience time.Duration
 
-	// canDestroy says whether the kernel has NFT_MSG_DESTROYTABLE; nil until that is asked.
+	// canDestroy says whether the kernel has NFT_MSG_DESTROYTABLE; nil until the first transaction that needs to know.
 	canDestroy atomic.Pointer[bool]
 }
 
-// Dial opens a connection. Commit needs CAP_NET_ADMIN, and so do the Read methods: the kernel
-// lists rulesets for those who may change them only.
+// Dial opens a connection. Commit needs CAP_NET_ADMIN, and so do the Read methods: the kernel lists rulesets only for
+// those who may change them.
 func Dial(config Config) (*Conn, error) {
 	n, err := holdNamespace(config.NetNS)
 	if err != nil {
@@ -55,7 +55,7 @@ func Dial(config Config) (*Conn, error) {
 	return dialIn(n)
 }
 
-// Another opens one more connection to the same network namespace.
+// Another opens one more connection to the same network namespace. The caller closes it.
 func (c *Conn) Another() (*Conn, error) {
 	n, err := holdNamespace(int(c.namespace.file.Fd()))
 	if err != nil {
@@ -72,7 +72,8 @@ func dialIn(n *namespace) (*Conn, error) {
 	return c, nil
 }
 
-// Close closes the connection, after the call that runs. The rules stay in the kernel.
+// Close closes the connection, after the call that runs. Tables stay in the kernel, except those with Owner and without
+// Persist.
 func (c *Conn) Close() error {
 	c.turn <- struct{}{}
 	defer c.endTurn()
@@ -119,7 +120,7 @@ func (c *Conn) open(ctx context.Context) (*socket, error) {
 	return s, nil
 }
 
-// drop closes the socket, with whatever answers it still holds.
+// drop closes the socket and discards the answers that it still holds.
 func (c *Conn) drop() error {
 	if c.socket == nil {
 		return nil
@@ -130,7 +131,7 @@ func (c *Conn) drop() error {
 	return err
 }
 
-// use has f work with the socket, which is not used again when f ends with anything but the kernel's answer.
+// use calls f with the socket. If f ends with anything but the kernel's answer, the socket is not used again.
 func (c *Conn) use(ctx context.Context, f func(*socket) error) error {
 	if err := c.begin(ctx); err != nil {
 		return err
@@ -141,15 +142,17 @@ func (c *Conn) use(ctx context.Context, f func(*socket) error) error {
 		return err
 	}
 	if err = f(s); !isAnswer(err) {
-		_ = c.drop() // what matters is err
+		_ = c.drop() // err matters more
 		if len(c.owned) > 0 {
-			_, _ = c.open(context.WithoutCancel(ctx)) // the tables have no owner meanwhile; the next call tries again
+			// Until a new socket takes them over, the tables have no owner. So it is opened at once. If that fails, the
+			// next call tries again.
+			_, _ = c.open(context.WithoutCancel(ctx))
 		}
 	}
 	return err
 }
 
-// isAnswer reports whether the call that ended with err has had all of the kernel's answer.
+// isAnswer reports whether the call that ended with err has read all of the kernel's answer.
 func isAnswer(err error) bool {
 	var answer *kernelError
 	var refused *CommitError
@@ -157,7 +160,7 @@ func isAnswer(err error) bool {
 	return err == nil || errors.As(err, &answer) || errors.As(err, &refused) && !refused.unread || errors.Is(err, ErrTooLarge) || errors.As(err, &unsent)
 }
 
-// notSent is the error of a context that was done before anything was sent, so that no answer is left.
+// notSent is the error of a context that was done before anything was sent. So there is no answer to read.
 type notSent struct{ error }
 
 func (e notSent) Unwrap() error { return e.error }
@@ -170,8 +173,8 @@ type query struct {
 	attrs  netlinkattr.List
 }
 
-// ask sends a query and calls each for every message of the answer as it arrives. What each is given is valid until it
-// returns. When ctx is done, or each returns an error, that is the outcome, and the rest of the answer is left unread.
+// ask sends a query and calls each for every message of the answer as it arrives. The message is valid until each
+// returns. When ctx is done, or each returns an error, ask returns that error and leaves the rest of the answer unread.
 func (s *socket) ask(ctx context.Context, q query, each func(reply) error) error {
 	data := append([]byte{q.family.nfproto(), unix.NFNETLINK_V0, 0, 0}, q.attrs...)
 	request := netlink.Message{
@@ -186,7 +189,7 @@ func (s *socket) ask(ctx context.Context, q query, each func(reply) error) error
 	for done := false; !done; {
 		err := s.receive(ctx, func(r reply) error {
 			if r.Sequence != sequence {
-				return nil // an answer that nobody waited for any more
+				return nil // an answer to an earlier request
 			}
 			done = r.Flags&netlink.Multi == 0 || r.Type == unix.NLMSG_DONE
 			return r.handle(each)
@@ -198,7 +201,7 @@ func (s *socket) ask(ctx context.Context, q query, each func(reply) error) error
 	return nil
 }
 
-// handle passes a message of an answer on, unless it is about the answer itself.
+// handle passes a message of an answer to each, unless it only ends the answer.
 func (r reply) handle(each func(reply) error) error {
 	switch r.Type {
 	case unix.NLMSG_ERROR, unix.NLMSG_DONE:
@@ -218,15 +221,15 @@ func (r reply) handle(each func(reply) error) error {
 	return nil
 }
 
-// errInterrupted is what a listing ends with that was read to its end, of which the kernel says that somebody
-// committed meanwhile.
+// errInterrupted ends a listing that was read to its end, but of which the kernel says that somebody committed
+// meanwhile.
 var errInterrupted = &kernelError{errno: unix.EINTR}
 
 func (c *Conn) ask(ctx context.Context, q query, each func(reply) error) error {
 	return withPrivilege(c.use(ctx, func(s *socket) error { return s.ask(ctx, q, each) }))
 }
 
-// withPrivilege says which privilege is missing where a query is refused.
+// withPrivilege adds to EPERM which privilege is missing.
 func withPrivilege(err error) error {
 	if errors.Is(err, unix.EPERM) {
 		return fmt.Errorf("%w; %s", err, needsPrivilege)
@@ -234,8 +237,8 @@ func withPrivilege(err error) error {
 	return err
 }
 
-// Generation returns the number that the kernel counts up with every commit to the
-// network namespace, whoever makes it.
+// Generation returns the number of the ruleset, which the kernel raises with every commit to the network namespace,
+// whoever makes it.
 func (c *Conn) Generation(ctx context.Context) (uint32, error) {
 	var id uint32
 	err := c.ask(ctx, query{typ: unix.NFT_MSG_GETGEN}, func(r reply) error {

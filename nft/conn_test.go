@@ -125,7 +125,7 @@ func testConnReadsAListingThatTakesLongerThanItWaitsForAnAnswer(t *testing.T) {
 	c := dial(t)
 	table := manyAddresses(200_000)
 	commitAll(t, c, Diff(nil, table))
-	settle(t, c, table)
+	awaitRehash(t, c, table)
 	const wait = 200 * time.Millisecond
 	c.socket.patience = wait
 	begin := time.Now()

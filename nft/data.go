@@ -17,7 +17,8 @@ import (
 // can be compared and be a map key; it is not text.
 type Data string
 
-// AddrData returns addr as Data, four or sixteen bytes; empty if it is not valid.
+// AddrData returns addr as Data, four or sixteen bytes; empty if it is not valid. An IPv4 address that is mapped to
+// IPv6 has sixteen: Unmap it first.
 func AddrData(addr netip.Addr) Data {
 	if !addr.IsValid() {
 		return ""
@@ -35,10 +36,10 @@ func ProtoData(proto uint8) Data { return Data([]byte{proto, 0, 0, 0}) }
 // IntegerData returns a host-endian integer, such as a numgen slot or a mark, as Data.
 func IntegerData(v uint32) Data { return Data(binary.NativeEndian.AppendUint32(nil, v)) }
 
-// AppendAddr, AppendProto, AppendPort and AppendInteger append to b what AddrData, ProtoData, PortData and IntegerData
-// return. They are for code that makes so many keys that the strings in between would count.
+// AppendAddr, AppendProto, AppendPort and AppendInteger append to b the bytes that AddrData, ProtoData, PortData and
+// IntegerData return. They are for code that makes so many keys that the cost of the strings in between counts.
 
-// AppendAddr appends an address, four or sixteen bytes, to b.
+// AppendAddr appends an address to b: four or sixteen bytes, or sixteen zeros if it is not valid.
 func AppendAddr(b []byte, addr netip.Addr) []byte {
 	if addr.Is4() {
 		a := addr.As4()
@@ -57,14 +58,14 @@ func AppendPort(b []byte, port uint16) []byte { return append(b, byte(port>>8), 
 // AppendInteger appends a host-endian integer to b.
 func AppendInteger(b []byte, v uint32) []byte { return binary.NativeEndian.AppendUint32(b, v) }
 
-// dataType is one of nft's data types: how a value of it is named, stored and printed.
+// dataType is one of nft's data types: how its values are named, stored and printed.
 type dataType struct {
 	name   string
 	id     uint32 // enum datatypes in nft's datatype.h; kept by the kernel for nft only
 	length int    // bytes
-	order  uint32 // byte order as nft's userdata says it
+	order  uint32 // byte order as in nft's userdata
 	format func(string) string
-	// pack returns a Go value as Data of that length; its error says what it should be.
+	// pack returns a Go value as Data of that length. Its error says which values it takes.
 	pack func(any) (Data, error)
 }
 

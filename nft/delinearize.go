@@ -22,12 +22,13 @@ type delinearizer struct {
 	out    []Statement
 }
 
-// loadedValue is what a register holds: a field, possibly only its first bytes, possibly masked.
+// loadedValue is the content of a register: a field, possibly only its first bytes, possibly masked; or the result of a
+// lookup.
 type loadedValue struct {
 	expr      Expr
 	length    int // bytes, when fewer than the field has
 	mask, xor []byte
-	lookup    *DNAT // the register holds what this map lookup gave
+	lookup    *DNAT // the register holds the result of this lookup in a map
 }
 
 func delinearize(family Family, sets func(string) *Set, exprs []any) []Statement {
@@ -187,8 +188,7 @@ func (d *delinearizer) bitwise(b *expr.Bitwise) {
 	d.loaded[registerIndex(b.DestRegister)] = v
 }
 
-// byteorder passes over the swapping of a single byte, which nft puts before lookups in
-// sets with ranges.
+// byteorder ignores the swapping of a single byte, which has no effect. nft puts it before lookups in sets with ranges.
 func (d *delinearizer) byteorder(b byteorderExpr) {
 	v, ok := d.loaded[registerIndex(b.source)]
 	if !ok || v.expr == nil || v.expr.dataType().length != 1 || b.source != b.dest {

@@ -5,8 +5,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// describe prints what a message asks for, reduced to the element at the offset that an
-// extended acknowledgement names, if it names one.
+// describe prints the step of a message, reduced to its rule, or to the element at the offset that an extended
+// acknowledgement names. If it names none, the first element stands for all of the step.
 func (m *message) describe(offset int) string {
 	s := m.step
 	switch s.Op {

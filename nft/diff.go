@@ -4,10 +4,13 @@ import (
 	"slices"
 )
 
-// Diff returns the transaction that turns the table have into want. Either may be nil: no
-// table. It is empty when both are the same. Where the difference cannot be made step by
-// step (a set with another type, a regular chain with another comment), the whole table is replaced. A set of another
-// size is made anew, together with the rules that use it.
+// Diff returns the transaction that turns the table have into want. It is empty when both are the same. A nil table
+// does not exist.
+//
+// Some differences cannot be made step by step: another type of a set, another comment or flag of the table, another
+// comment of a set or of a regular chain. Then the transaction replaces the whole table. For another Size of a set it
+// deletes and adds that set and all rules that use it. Elements that packets added to a Dynamic set stay, unless the
+// set or the table is replaced.
 func Diff(have, want *Table) Transaction {
 	tx, d, pairs := beginDiff(have, want)
 	if d == nil {
@@ -19,7 +22,8 @@ func Diff(have, want *Table) Transaction {
 	return d.transaction()
 }
 
-// beginDiff compares two tables. If d is nil, tx is the difference; otherwise d is, but for the elements of the pairs.
+// beginDiff compares two tables without the elements of sets that both have. If d is nil, tx is the whole difference.
+// Otherwise d is the difference, and the elements of pairs remain to be compared.
 func beginDiff(have, want *Table) (tx Transaction, d *delta, pairs []setPair) {
 	switch {
 	case have == nil && want == nil:
@@ -39,8 +43,7 @@ func beginDiff(have, want *Table) (tx Transaction, d *delta, pairs []setPair) {
 	return Transaction{}, d, pairs
 }
 
-// Replace returns the transaction that makes want from nothing, after deleting whatever
-// table of its name there may be. To packets it happens in one instant.
+// Replace returns the transaction that deletes the table of want's name, if there is one, and adds want.
 func Replace(want *Table) Transaction {
 	tx := Remove(want.Family, want.Name)
 	tx.Append(build(want))
@@ -52,7 +55,7 @@ func Remove(family Family, name string) Transaction {
 	return Transaction{Steps: []Step{{Op: DestroyTable, Table: &Table{Family: family, Name: name}}}}
 }
 
-// becomes reports whether the flags of have can be made those of want. An orphan can be taken over, nothing else.
+// becomes reports whether the table's flags are those of want, or can become so: an orphan can be taken over.
 func (t *Table) becomes(want *Table) bool {
 	if t.orphan() && want.Persist && want.Owner {
 		return t.Dormant == want.Dormant
@@ -106,7 +109,7 @@ type delta struct {
 type setElements struct {
 	set      *Set
 	elements []Element
-	// all stands for all elements of the set.
+	// all means all elements of the set, instead of elements.
 	all bool
 }
 
@@ -119,7 +122,8 @@ func (e setElements) steps(op StepOp) []Step {
 	return []Step{s}
 }
 
-// setPair is a set as it is wanted, and as it is: nil if there is none that could stay.
+// setPair is a wanted set and the kernel's set of that name. have is nil if there is none, or if it has to be made
+// anew.
 type setPair struct{ have, want *Set }
 
 // compareSets compares the sets without their elements, and returns those whose elements have to be compared.
@@ -157,7 +161,7 @@ func (d *delta) compareChains(have, want index) {
 	}
 }
 
-// compareElements compares all elements; of sets that packets add to, only the catch-all, which packets cannot add.
+// compareElements compares all elements. Of a Dynamic set it compares the catch-all only, which packets cannot add.
 func (d *delta) compareElements(have, want *Set) {
 	if have == nil {
 		have = &Set{}
@@ -183,7 +187,7 @@ func (d *delta) compareElements(have, want *Set) {
 	d.addElements = append(d.addElements, setElements{set: want, elements: added})
 }
 
-// compareSet notes what it takes to turn have, a set of the same type if any, into want; nil means no such set.
+// compareSet notes the steps from have to want; nil means no such set. Two sets must be of the same type.
 func (d *delta) compareSet(have, want *Set) {
 	switch {
 	case have == nil && want != nil:
@@ -193,7 +197,7 @@ func (d *delta) compareSet(have, want *Set) {
 	}
 }
 
-// compareChain notes what it takes to turn have into want; nil means no such chain.
+// compareChain notes the steps from have to want; nil means no such chain.
 func (d *delta) compareChain(have, want *Chain) {
 	switch {
 	case have == nil && want == nil:
@@ -214,16 +218,16 @@ func (d *delta) compareChain(have, want *Chain) {
 	}
 }
 
-// rebuilds reports whether a rule of the chain refers to a set that is deleted and added again. That takes the rule
-// along: the kernel deletes no set that is in use.
+// rebuilds reports whether a rule of the chain refers to a set that is deleted and added again. Such rules have to be
+// deleted and added too: the kernel deletes no set that is in use.
 func (d *delta) rebuilds(c *Chain) bool {
 	return len(d.rebuiltSets) > 0 && slices.ContainsFunc(c.Rules, func(r Rule) bool {
 		return slices.ContainsFunc(r.Statements, func(s Statement) bool { return d.rebuiltSets[setOf(s)] })
 	})
 }
 
-// transaction orders the steps so that nothing is referred to before it is there or
-// deleted while something refers to it.
+// transaction orders the steps. Each object is added before anything refers to it, and deleted after everything that
+// refers to it.
 func (d *delta) transaction() Transaction {
 	var tx Transaction
 	add := func(steps ...Step) {
@@ -244,7 +248,7 @@ func (d *delta) transaction() Transaction {
 	for _, e := range d.deleteElements {
 		add(e.steps(DeleteElements)...)
 	}
-	// Sets go before chains: their elements may lead to those.
+	// Sets are deleted before chains, because their elements may lead to chains.
 	for _, s := range d.deleteSets {
 		add(Step{Op: DeleteSet, Set: s})
 	}

@@ -9,12 +9,13 @@
 //   - A Draft is a Table that knows what changed since its last commit. So the Transaction for a small change costs as
 //     little as the change.
 //   - Conn.Compare returns the Transaction that repairs a table. It compares while the kernel lists, and copies nothing.
-//   - A Listener hears of the commits of others.
+//   - A Listener hears of each commit in the network namespace, and a Watcher receives its parts.
 //
-// A Conn does one thing after another. What takes long, such as Compare, belongs on a connection of its own: see
+// A Conn does one thing after another. Calls that take long, such as Compare, belong on a connection of their own: see
 // Conn.Another.
 //
 // The package covers the part of nftables that a service proxy and its neighbours need; the README says which.
-// Everything that it can express lists in nft 1.0.6 and later. Whatever else a table of the kernel holds is decoded as
-// an Unknown statement and never misread.
+// Everything that it can express lists in nft 1.0.6 and later. Everything else in a table of the kernel is read as
+// unknown and never misread: an expression as an Unknown statement, a set of another kind with an opaque key, other
+// objects as Table.Objects.
 package nft

@@ -5,9 +5,16 @@ import (
 	"slices"
 )
 
-// Draft is a table under change. It knows the table as it is wanted and what of it the
-// kernel does not have yet, so that the Transaction for a change costs as little as the
-// change. Nothing is lost when a commit fails: the next Transaction has it all.
+// Draft is a wanted table that changes. It records the difference from its last commit, so that the Transaction for a
+// small change costs as little as the change. A failed commit loses nothing: the next Transaction contains all changes
+// since the last one that was Committed.
+//
+//	d := nft.NewDraft(nft.FamilyIP, "example", "")
+//	ips := d.AddSet(&nft.Set{Name: "ips", Key: nft.Concat{nft.IPDaddr}})
+//	d.Put(ips, nft.Element{Key: nft.AddrData(addr)})
+//	if _, err := conn.Commit(ctx, d.Transaction()); err == nil {
+//		d.Committed()
+//	}
 //
 // A Draft is not safe for concurrent use.
 type Draft struct {
@@ -19,8 +26,8 @@ type Draft struct {
 	// coming holds the sets of PutSet by name.
 	coming map[string]*Set
 	chains map[string]*Chain
-	// What the kernel has instead, for every chain, Dynamic set and element touched since the last
-	// commit; nil chain, nil set or absent element: it has none.
+	// What the kernel has instead, for every chain, set of PutSet and element touched since the last
+	// commit. A nil chain, a nil set or an element that is not present: it has none.
 	chainsBefore   map[string]*Chain
 	setsBefore     map[string]*Set
 	elementsBefore map[*Set]map[Data]elementBefore
@@ -32,8 +39,8 @@ type elementBefore struct {
 	present bool
 }
 
-// NewDraft returns a draft of a table that the kernel does not have, or has with unknown
-// contents: its first transaction replaces the table.
+// NewDraft returns a draft of an empty table. The kernel's table of that name, if there is one, has unknown contents,
+// so the draft's first Transaction replaces it.
 func NewDraft(family Family, name, comment string) *Draft {
 	return &Draft{
 		family: family, name: name, comment: comment,
@@ -48,19 +55,21 @@ func NewDraft(family Family, name, comment string) *Draft {
 // Family is the family of the table.
 func (d *Draft) Family() Family { return d.family }
 
-// Own makes the table belong to the Conn that commits it, with the flags owner and persist: see Table. It must be
-// called before the first commit.
+// Own makes the table belong to the Conn that commits it, with the flags owner and persist: see Table. Call it before
+// the first commit.
 func (d *Draft) Own() { d.owned = true }
 
-// AddSet adds a set or map. All sets must be there before the first commit.
+// AddSet adds a set or map for as long as the draft exists, and returns it. Call it before the first commit. A set that
+// comes and goes later is one for PutSet.
 func (d *Draft) AddSet(s *Set) *Set {
 	d.sets = append(d.sets, s)
 	return s
 }
 
-// PutSet adds a set that, unlike those of AddSet, may come and go between commits. It replaces the one with its name. A
-// Dynamic set that is replaced by one of the same type keeps what packets added. Any other set that comes again before
-// the next commit must be the same object.
+// PutSet adds a set that, unlike those of AddSet, may come and go between commits. It replaces the one with its name.
+// Call it with a set without elements, then Put those. A Dynamic set that is replaced by one of the same type keeps the
+// elements that packets added. If any other set is removed and comes back before the next commit, it must be the same
+// object.
 func (d *Draft) PutSet(s *Set) {
 	d.touchSet(s.Name)
 	d.coming[s.Name] = s
@@ -72,8 +81,8 @@ func (d *Draft) RemoveSet(name string) {
 	delete(d.coming, name)
 }
 
-// SetBefore returns what the kernel has instead of the set of PutSet with the name, if it came or went since the last
-// commit: nil if the kernel has none.
+// SetBefore returns whether the set of PutSet with the name came or went since the last commit, and the set of that
+// name at the last commit: nil for none.
 func (d *Draft) SetBefore(name string) (before *Set, changed bool) {
 	before, touched := d.setsBefore[name]
 	return before, touched && (before == nil) != (d.coming[name] == nil)
@@ -144,8 +153,8 @@ func (d *Draft) touchChain(name string) {
 	}
 }
 
-// Table returns the table as it is wanted now. It shares its sets with the draft and is
-// valid until the next change to it.
+// Table returns the table as it is wanted now. It shares its sets with the draft and is valid until the draft's next
+// change.
 func (d *Draft) Table() *Table {
 	chains := slices.Collect(maps.Values(d.chains))
 	SortChains(chains)
@@ -154,7 +163,7 @@ func (d *Draft) Table() *Table {
 	return t
 }
 
-// header returns the table without what it holds.
+// header returns the table without sets and chains.
 func (d *Draft) header() *Table {
 	return &Table{Family: d.family, Name: d.name, Comment: d.comment, Owner: d.owned, Persist: d.owned}
 }
@@ -168,8 +177,8 @@ func (d *Draft) allSets() []*Set {
 	return sets
 }
 
-// Transaction returns what brings the kernel from the last commit to the draft: the whole
-// table if there was none.
+// Transaction returns the difference from the last commit to the draft. If there was no commit, or the difference
+// cannot be made step by step (see Diff), it replaces the table.
 func (d *Draft) Transaction() Transaction {
 	if !d.committed {
 		return Replace(d.Table())
@@ -225,7 +234,8 @@ func (d *Draft) elementChanges(s *Set) (gone, added []Element) {
 	return gone, added
 }
 
-// Committed says that the kernel now holds the draft as it is.
+// Committed tells the draft that the kernel now holds it as it is. Call it after each successful commit of its
+// Transaction, before the next change.
 func (d *Draft) Committed() {
 	d.committed = true
 	clear(d.chainsBefore)
@@ -233,11 +243,10 @@ func (d *Draft) Committed() {
 	clear(d.elementsBefore)
 }
 
-// HasCommitted reports whether the kernel is known to hold the draft, but for what changed since.
+// HasCommitted reports whether Committed was called, and Invalidate was not called since.
 func (d *Draft) HasCommitted() bool { return d.committed }
 
-// Invalidate says that what the kernel holds is no longer known: the next Transaction
-// replaces the table.
+// Invalidate tells the draft that the kernel's table is no longer known. The next Transaction replaces it.
 func (d *Draft) Invalidate() {
 	d.Committed()
 	d.committed = false

@@ -13,7 +13,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-// A small world for random tables, so that they often meet: six regular chains, of which
+// Few names for random tables, so that they often meet: six regular chains, of which
 // each may only lead to those after it (chains in a loop are refused), and three base chains.
 const regularChains = 6
 
@@ -25,16 +25,16 @@ var baseChains = []Chain{
 	{Name: "nat-postrouting", Type: TypeNAT, Hook: HookPostrouting, Priority: PrioritySrcNAT},
 }
 
-// world draws tables of one family.
-type world struct {
+// generator draws tables of one family.
+type generator struct {
 	*rapid.T
 	family Family
 }
 
-func (w world) one(of int, what string) bool { return rapid.IntRange(0, of-1).Draw(w.T, what) == 0 }
+func (g generator) one(of int, what string) bool { return rapid.IntRange(0, of-1).Draw(g.T, what) == 0 }
 
-func (w world) sets() []*Set {
-	f := w.family
+func (g generator) sets() []*Set {
+	f := g.family
 	return []*Set{
 		{Name: "service-ips", Key: frontendKey(f), Verdicts: true},
 		{Name: "endpoints", Key: append(frontendKey(f), Numgen{2}), Data: Concat{f.Daddr(), ThDport}},
@@ -44,76 +44,76 @@ func (w world) sets() []*Set {
 	}
 }
 
-func (w world) addr() netip.Addr {
-	n := byte(rapid.IntRange(1, 4).Draw(w.T, "addr"))
-	if w.family == FamilyIP6 {
+func (g generator) addr() netip.Addr {
+	n := byte(rapid.IntRange(1, 4).Draw(g.T, "addr"))
+	if g.family == FamilyIP6 {
 		return netip.AddrFrom16([16]byte{0xfd, 15: n})
 	}
 	return netip.AddrFrom4([4]byte{10, 0, 0, n})
 }
 
 // block draws the first address of one of a few blocks of 256.
-func (w world) block() netip.Addr {
-	b := w.addr().AsSlice()
+func (g generator) block() netip.Addr {
+	b := g.addr().AsSlice()
 	b[len(b)-2], b[len(b)-1] = b[len(b)-1], 0
 	addr, _ := netip.AddrFromSlice(b)
 	return addr
 }
 
-func (w world) port() uint16 { return uint16(rapid.IntRange(80, 82).Draw(w.T, "port")) }
+func (g generator) port() uint16 { return uint16(rapid.IntRange(80, 82).Draw(g.T, "port")) }
 
 // key draws a key of the set out of few.
-func (w world) key(s *Set) Data {
-	front := func() Data { return AddrData(w.addr()) + ProtoData(6) + PortData(w.port()) }
+func (g generator) key(s *Set) Data {
+	front := func() Data { return AddrData(g.addr()) + ProtoData(6) + PortData(g.port()) }
 	switch s.Name {
 	case "service-ips":
 		return front()
 	case "endpoints":
-		return front() + IntegerData(rapid.Uint32Range(0, 1).Draw(w.T, "slot"))
+		return front() + IntegerData(rapid.Uint32Range(0, 1).Draw(g.T, "slot"))
 	case "cluster-ips":
-		return AddrData(w.addr())
+		return AddrData(g.addr())
 	case "sources":
-		return front() + AddrData(w.block())
+		return front() + AddrData(g.block())
 	}
-	return PortData(w.port())
+	return PortData(g.port())
 }
 
 // element draws an element that leads to one of the chains at most.
-func (w world) element(s *Set, chains []string) Element {
-	e := Element{Key: w.key(s), Comment: rapid.SampledFrom([]string{"", "default/web", `a "quote"`}).Draw(w.T, "comment")}
+func (g generator) element(s *Set, chains []string) Element {
+	e := Element{Key: g.key(s), Comment: rapid.SampledFrom([]string{"", "default/web", `a "quote"`}).Draw(g.T, "comment")}
 	switch {
 	case s.Interval:
 		// Ranges must not overlap, so each ends in the block that it starts in.
 		last := len(e.Key) - 1
-		e.KeyEnd = e.Key[:last] + Data([]byte{byte(rapid.IntRange(0, 255).Draw(w.T, "end"))})
-	case s.Verdicts && len(chains) > 0 && !w.one(4, "drop"):
-		e.Verdict = Goto(rapid.SampledFrom(chains).Draw(w.T, "to"))
+		e.KeyEnd = e.Key[:last] + Data([]byte{byte(rapid.IntRange(0, 255).Draw(g.T, "end"))})
+	case s.Verdicts && len(chains) > 0 && !g.one(4, "drop"):
+		e.Verdict = Goto(rapid.SampledFrom(chains).Draw(g.T, "to"))
 	case s.Verdicts:
 		e.Verdict = Drop
 	case s.Name == "endpoints":
-		e.Value = AddrData(w.addr()) + PortData(w.port())
+		e.Value = AddrData(g.addr()) + PortData(g.port())
 	case s.Name == "ports":
-		e.Value = PortData(w.port())
+		e.Value = PortData(g.port())
 	}
 	return e
 }
 
 // chain draws a chain whose rules refer to the sets and regular chains given only.
-func (w world) chain(c Chain, sets []*Set, chains []string) *Chain {
-	c.Comment = rapid.SampledFrom([]string{"", "", "", "what it does"}).Draw(w.T, "comment")
-	if c.Hook != "" && w.one(3, "another priority") {
+func (g generator) chain(c Chain, sets []*Set, chains []string) *Chain {
+	c.Comment = rapid.SampledFrom([]string{"", "", "", "what it does"}).Draw(g.T, "comment")
+	if c.Hook != "" && g.one(3, "another priority") {
 		c.Priority += 5
 	}
-	for range rapid.IntRange(0, 3).Draw(w.T, "rules") {
+	for range rapid.IntRange(0, 3).Draw(g.T, "rules") {
 		c.Rules = append(c.Rules, Rule{
-			Statements: append([]Statement{MatchPrefix{w.family.Saddr(), NotEqual, netip.PrefixFrom(w.addr(), 24)}}, w.action(&c, sets, chains)),
-			Comment:    rapid.SampledFrom([]string{"", "why"}).Draw(w.T, "comment"),
+			Statements: append([]Statement{MatchPrefix{g.family.Saddr(), NotEqual, netip.PrefixFrom(g.addr(), 24)}}, g.action(&c, sets, chains)),
+			Comment:    rapid.SampledFrom([]string{"", "why"}).Draw(g.T, "comment"),
 		})
 	}
 	return &c
 }
 
-func (w world) action(c *Chain, sets []*Set, chains []string) Statement {
+func (g generator) action(c *Chain, sets []*Set, chains []string) Statement {
 	actions := []Statement{Counter{}, SetMarkBits{0x4000}, Drop, Return}
 	for _, to := range chains {
 		if c.Hook != "" || to > c.Name {
@@ -129,43 +129,43 @@ func (w world) action(c *Chain, sets []*Set, chains []string) Statement {
 		case s.Verdicts && c.Hook != "":
 			actions = append(actions, Vmap{s.Key, s.Name})
 		case s.Name == "endpoints" && c.Hook == HookPrerouting:
-			actions = append(actions, DNAT{w.family, append(frontendKey(w.family), Numgen{2}), s.Name})
+			actions = append(actions, DNAT{g.family, append(frontendKey(g.family), Numgen{2}), s.Name})
 		}
 	}
-	return actions[rapid.IntRange(0, len(actions)-1).Draw(w.T, "action")]
+	return actions[rapid.IntRange(0, len(actions)-1).Draw(g.T, "action")]
 }
 
 // table draws a whole table that the kernel would take; sometimes none.
-func (w world) table() *Table {
-	if w.one(12, "none") {
+func (g generator) table() *Table {
+	if g.one(12, "none") {
 		return nil
 	}
-	t := &Table{Family: w.family, Name: "random", Comment: rapid.SampledFrom([]string{"one", "one", "one", "another"}).Draw(w.T, "comment")}
+	t := &Table{Family: g.family, Name: "random", Comment: rapid.SampledFrom([]string{"one", "one", "one", "another"}).Draw(g.T, "comment")}
 	var chains []string
 	for i := range regularChains {
-		if w.one(2, "chain") {
+		if g.one(2, "chain") {
 			chains = append(chains, regular(i))
 		}
 	}
-	for _, s := range w.sets() {
-		if w.one(4, "no set") {
+	for _, s := range g.sets() {
+		if g.one(4, "no set") {
 			continue
 		}
-		if s.Name == "ports" && w.one(3, "another type") {
+		if s.Name == "ports" && g.one(3, "another type") {
 			s.Data = Concat{MetaMark}
 		} else {
-			for range rapid.IntRange(0, 6).Draw(w.T, "elements") {
-				s.Put(w.element(s, chains))
+			for range rapid.IntRange(0, 6).Draw(g.T, "elements") {
+				s.Put(g.element(s, chains))
 			}
 		}
 		t.Sets = append(t.Sets, s)
 	}
 	for _, name := range chains {
-		t.Chains = append(t.Chains, w.chain(Chain{Name: name}, t.Sets, chains))
+		t.Chains = append(t.Chains, g.chain(Chain{Name: name}, t.Sets, chains))
 	}
 	for _, base := range baseChains {
-		if w.one(2, "base chain") {
-			t.Chains = append(t.Chains, w.chain(base, t.Sets, chains))
+		if g.one(2, "base chain") {
+			t.Chains = append(t.Chains, g.chain(base, t.Sets, chains))
 		}
 	}
 	return t
@@ -173,7 +173,7 @@ func (w world) table() *Table {
 
 func testTheDiffOfATableWithItselfIsEmpty(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
-		table := world{rt, drawFamily(rt)}.table()
+		table := generator{rt, drawFamily(rt)}.table()
 		if tx := Diff(table, table); !tx.Empty() {
 			rt.Fatalf("diff:\n%s", tx)
 		}
@@ -188,15 +188,15 @@ func testTheDiffOfATableWithItselfIsEmpty(t *testing.T) {
 
 func testTheDiffOfTwoTablesTurnsOneIntoTheOther(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
-		w := world{rt, drawFamily(rt)}
-		have, want := w.table(), w.table()
+		g := generator{rt, drawFamily(rt)}
+		have, want := g.table(), g.table()
 		kernel := strictKernel{tables: map[string]*Table{}}
 		for _, step := range []struct{ from, to *Table }{{nil, have}, {have, want}} {
 			tx := Diff(step.from, step.to)
 			if err := kernel.commit(tx); err != nil {
 				rt.Fatalf("refused: %v\nof\n%s", err, tx)
 			}
-			if diff := cmp.Diff(inOrder(step.to), inOrder(kernel.tables[w.family.String()+" random"])); diff != "" {
+			if diff := cmp.Diff(inOrder(step.to), inOrder(kernel.tables[g.family.String()+" random"])); diff != "" {
 				rt.Fatalf("the kernel holds (-wanted +held):\n%s\nafter\n%s", diff, tx)
 			}
 		}
@@ -216,21 +216,21 @@ func (k *strictKernel) read(f Family, name string) (*Table, error) {
 // walk takes a draft through random changes, with commits in between, of which some fail,
 // and compares what the kernel holds after each that succeeds.
 func walk(rt *rapid.T, kernel kernelOf) {
-	w := world{rt, drawFamily(rt)}
-	d := NewDraft(w.family, "random", "a draft")
-	for _, s := range w.sets() {
+	g := generator{rt, drawFamily(rt)}
+	d := NewDraft(g.family, "random", "a draft")
+	for _, s := range g.sets() {
 		d.AddSet(s)
 	}
-	if w.one(2, "a table is there before") {
-		if err := kernel.commit(Diff(nil, &Table{Family: w.family, Name: "random", Sets: w.sets()[:1]})); err != nil {
+	if g.one(2, "a table is there before") {
+		if err := kernel.commit(Diff(nil, &Table{Family: g.family, Name: "random", Sets: g.sets()[:1]})); err != nil {
 			rt.Fatal(err)
 		}
 	}
 	for range rapid.IntRange(1, 12).Draw(rt, "rounds") {
 		for range rapid.IntRange(0, 6).Draw(rt, "changes") {
-			w.change(d)
+			g.change(d)
 		}
-		w.dropDangling(d)
+		g.dropDangling(d)
 		tx := d.Transaction()
 		switch rapid.SampledFrom([]string{"commit", "commit", "commit", "fail", "invalidate"}).Draw(rt, "then") {
 		case "fail":
@@ -246,7 +246,7 @@ func walk(rt *rapid.T, kernel kernelOf) {
 			rt.Fatalf("refused: %v\nof\n%s", err, tx)
 		}
 		d.Committed()
-		got, err := kernel.read(w.family, "random")
+		got, err := kernel.read(g.family, "random")
 		if err != nil {
 			rt.Fatal(err)
 		}
@@ -272,26 +272,26 @@ func (d *Draft) regularChains() []string {
 	return names
 }
 
-func (w world) change(d *Draft) {
-	s := rapid.SampledFrom(d.sets).Draw(w.T, "set")
-	switch rapid.SampledFrom([]string{"put", "put", "put", "remove", "put chain", "put chain", "put base chain", "remove chain", "remove base chain"}).Draw(w.T, "change") {
+func (g generator) change(d *Draft) {
+	s := rapid.SampledFrom(d.sets).Draw(g.T, "set")
+	switch rapid.SampledFrom([]string{"put", "put", "put", "remove", "put chain", "put chain", "put base chain", "remove chain", "remove base chain"}).Draw(g.T, "change") {
 	case "put":
-		d.Put(s, w.element(s, d.regularChains()))
+		d.Put(s, g.element(s, d.regularChains()))
 	case "remove":
-		d.Remove(s, w.key(s))
+		d.Remove(s, g.key(s))
 	case "put chain":
-		d.PutChain(w.chain(Chain{Name: regular(rapid.IntRange(0, regularChains-1).Draw(w.T, "chain"))}, d.sets, d.regularChains()))
+		d.PutChain(g.chain(Chain{Name: regular(rapid.IntRange(0, regularChains-1).Draw(g.T, "chain"))}, d.sets, d.regularChains()))
 	case "put base chain":
-		d.PutChain(w.chain(rapid.SampledFrom(baseChains).Draw(w.T, "base"), d.sets, d.regularChains()))
+		d.PutChain(g.chain(rapid.SampledFrom(baseChains).Draw(g.T, "base"), d.sets, d.regularChains()))
 	case "remove chain":
-		d.RemoveChain(regular(rapid.IntRange(0, regularChains-1).Draw(w.T, "chain")))
+		d.RemoveChain(regular(rapid.IntRange(0, regularChains-1).Draw(g.T, "chain")))
 	case "remove base chain":
-		d.RemoveChain(rapid.SampledFrom(baseChains).Draw(w.T, "base").Name)
+		d.RemoveChain(rapid.SampledFrom(baseChains).Draw(g.T, "base").Name)
 	}
 }
 
 // dropDangling takes out what leads to chains that are gone: a draft must be valid when it is committed.
-func (w world) dropDangling(d *Draft) {
+func (g generator) dropDangling(d *Draft) {
 	gone := func(r Rule) bool {
 		return slices.ContainsFunc(references(r), func(ref reference) bool { return ref.chain != "" && !d.HasChain(ref.chain) })
 	}
@@ -377,17 +377,17 @@ func testTheRealKernelTakesTheDiffOfTwoTables(t *testing.T) {
 	c := dial(t)
 	limitChecks(t, 30)
 	rapid.Check(t, func(rt *rapid.T) {
-		w := world{rt, drawFamily(rt)}
-		if _, err := c.Commit(t.Context(), Remove(w.family, "random")); err != nil {
+		g := generator{rt, drawFamily(rt)}
+		if _, err := c.Commit(t.Context(), Remove(g.family, "random")); err != nil {
 			rt.Fatal(err)
 		}
-		have, want := w.table(), w.table()
+		have, want := g.table(), g.table()
 		for _, step := range []struct{ from, to *Table }{{nil, have}, {have, want}} {
 			tx := Diff(step.from, step.to)
 			if err := (realKernel{c}).commit(tx); err != nil {
 				rt.Fatalf("refused: %v\nof\n%s", err, tx)
 			}
-			got, err := c.ReadTable(t.Context(), w.family, "random")
+			got, err := c.ReadTable(t.Context(), g.family, "random")
 			if err != nil {
 				rt.Fatal(err)
 			}

@@ -4,7 +4,8 @@ import (
 	"time"
 )
 
-// CatchAll is the key of the element that stands for all keys that the set does not have, nft's "*" (kernel 5.13).
+// CatchAll is the key of the element that a lookup finds for each key that the set does not have, nft's "*" (kernel
+// 5.13).
 const CatchAll Data = "*"
 
 // Element is one element of a set or map.
@@ -19,13 +20,13 @@ type Element struct {
 	Verdict Verdict
 	// Comment is shown by nft; at most 127 bytes.
 	Comment string
-	// Timeout is how long the element of a Dynamic set lives after packets last updated it, and Expires how
-	// much of that is left, in whole milliseconds.
+	// Timeout is how long an element of a Dynamic set lives after packets last updated it. Expires is how much of that is
+	// left. Both are whole milliseconds, and 0 in sets that are not Dynamic.
 	Timeout, Expires time.Duration
 }
 
-// stored is an element as a Set keeps it, without its key. Large sets have elements with a key and perhaps a value and
-// nothing else, so the rest is apart: elements are most of what a program with many of them has in memory.
+// stored is an element as a Set keeps it, without its key. Elements of large sets have a key, perhaps a value, and
+// nothing else. So the other fields are apart: elements are most of the memory of a program with many of them.
 type stored struct {
 	value Data
 	rest  *elementRest // nil if it would be zero
@@ -55,7 +56,7 @@ func (s stored) element(key Data) Element {
 	return e
 }
 
-// same reports whether the kernel would hold the same for both.
+// same reports whether the kernel holds the same for both elements.
 func (e Element) same(o Element) bool {
 	if e == o {
 		return true

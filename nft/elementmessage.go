@@ -51,14 +51,15 @@ func (e *encoder) elements(s Step) error {
 // bits, and the largest element (two IPv6 addresses, ports, a slot and a full comment) stays below 512.
 const maxList = 1<<16 - 1 - 512
 
-// setLengths is how long the keys and values of a set are, as Data and as the kernel is told.
+// setLengths are the lengths of the keys and values of a set, as Data (key, value) and as the kernel is told (keyTold,
+// valueTold: a field that stands alone is not padded).
 type setLengths struct{ key, keyTold, value, valueTold int }
 
 func (s *Set) lengths() setLengths {
 	return setLengths{s.Key.Len(), s.Key.keyLen(), s.Data.Len(), s.Data.keyLen()}
 }
 
-// check refuses an element that the set cannot hold, before the kernel does with a mere number.
+// check refuses an element that the set cannot hold. The kernel would refuse it with nothing but an errno.
 func (l setLengths) check(s *Set, e *Element, withValue bool) error {
 	if err := l.checkKey(s, e); err != nil || !withValue {
 		return err

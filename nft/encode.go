@@ -8,7 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// message is one netlink message of a batch with the step it comes from, for error reports.
+// message is one netlink message of a batch with its step, for error reports.
 type message struct {
 	netlink.Message
 	step Step
@@ -16,7 +16,7 @@ type message struct {
 	rule int
 }
 
-// encode returns the messages for the transaction, without the batch's begin and end, as all kernels understand them.
+// encode returns the transaction's messages, without the batch's begin and end, for any kernel.
 func (tx *Transaction) encode() ([]message, error) { return tx.encodeFor(false) }
 
 // encodeFor encodes for kernels that can destroy tables, or for those that cannot. Its errors are ErrInvalid.

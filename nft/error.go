@@ -10,38 +10,39 @@ import (
 
 // Errors of this package are told apart with errors.Is and errors.As:
 //
-//	ErrInvalid             nothing was sent: a name, a key, a value or a rule is not one that the kernel could take
+//	ErrInvalid             nothing was sent: the kernel cannot take a name, a key, a value or a rule
 //	ErrTooLarge            nothing was sent: the socket does not take a batch of that size
 //	ErrTableOwned          refused: the table belongs to another process
 //	ErrSetFull             refused: a set has as many elements as its Size allows
-//	*CommitError           refused, these two or anything else: it names the step, and unwraps to the kernel's errno
+//	*CommitError           refused, for these two reasons or any other: names the step, unwraps to the kernel's errno
 //	MissingError           a probe found that the kernel lacks something
-//	ErrGenerationMoved     others committed while the ruleset was read
+//	ErrGenerationMoved     others committed while the ruleset was read, or the kernel cut a listing short
 //	fs.ErrPermission       the process lacks CAP_NET_ADMIN, or the table has an owner
 //	net.ErrClosed          the Conn or Listener is closed
-//	context.Canceled,      the context was done. A transaction was not sent then
+//	context.Canceled,      the context was done. A transaction was not sent
 //	context.DeadlineExceeded
-//	os.ErrDeadlineExceeded the kernel did not answer within ten seconds. Whether a transaction holds is unknown
+//	os.ErrDeadlineExceeded the kernel did not answer within ten seconds. It is unknown whether a transaction was applied
 //
-// All else is an errno of the socket or of a listing, or an answer that cannot be decoded. After a Commit that ends with an
-// error other than those above it is unknown whether the transaction holds: read or compare the tables.
+// All other errors are an errno of the socket or of a listing, or an answer that cannot be decoded. If Commit returns
+// one that is not in the list, it is unknown whether the transaction was applied: read or compare the tables.
 var (
-	// ErrInvalid says that something cannot be, so that it was not sent. The error's text names the object and what is
-	// wrong with it.
+	// ErrInvalid says that the kernel cannot take a value, so nothing was sent. The error's text names the object and
+	// the fault.
 	ErrInvalid = errors.New("not valid")
 	// ErrTableOwned says that another process owns the table (flag owner), or that this one did and its connection was
 	// closed. Trying again helps only once that process has gone or has given the table up.
 	ErrTableOwned = errors.New("the table belongs to another process")
 	// ErrSetFull says that a set has as many elements as its Size allows.
 	ErrSetFull = errors.New("the set is full")
-	// ErrTooLarge says that the socket does not take a batch of that size, so that nothing was sent.
+	// ErrTooLarge says that the socket does not take a batch of that size, so nothing was sent. The error's text names the
+	// sysctl to set.
 	ErrTooLarge = errors.New("the batch is larger than the socket takes")
-	// ErrGenerationMoved says that somebody committed to nf_tables while it was being read, so that the parts read do not
-	// belong together. Trying again helps.
+	// ErrGenerationMoved says that somebody committed to nf_tables while it was read, so the parts that were read do not
+	// belong together. Try again.
 	ErrGenerationMoved = errors.New("the ruleset changed while it was read")
 )
 
-// invalidError is an ErrInvalid that says why.
+// invalidError is an ErrInvalid with a reason.
 type invalidError struct{ error }
 
 func (e invalidError) Is(target error) bool { return target == ErrInvalid }
@@ -52,16 +53,17 @@ func invalidf(format string, args ...any) error { return invalidError{fmt.Errorf
 
 // Missing is something that the running kernel cannot do.
 type Missing struct {
-	// Feature says what rules are affected, Option which kernel configuration option (or
-	// the module of it) provides it.
+	// Feature says which rules need it, such as "ip: numgen". Option is the kernel configuration option that provides it,
+	// perhaps as a module, such as "CONFIG_NFT_NUMGEN".
 	Feature, Option string
-	// Err is what the kernel answered.
+	// Err is the kernel's answer, an errno.
 	Err error
 }
 
 // MissingError lists what the running kernel lacks.
 type MissingError []Missing
 
+// Error lists all features with their options.
 func (e MissingError) Error() string {
 	var lines []string
 	for _, m := range e {
@@ -73,20 +75,21 @@ func (e MissingError) Error() string {
 // CommitError is the kernel's refusal of a transaction. Nothing of the transaction was
 // carried out. It unwraps to the kernel's errno.
 type CommitError struct {
-	// Err is the errno.
+	// Err is the errno, a syscall.Errno.
 	Err error
-	// Step is the refused step in nft's syntax, reduced to the one rule or element
-	// that the kernel named where it named one (extended acknowledgement, kernel 4.20 for nf_tables);
-	// empty when the kernel refused the transaction as a whole.
+	// Step is the refused step in nft's syntax, reduced to one rule, or to the element that the kernel names in its
+	// extended acknowledgement. If the kernel names no element, it is the step's first one, followed by "…". Step is empty
+	// when the kernel refused the transaction as a whole.
 	Step string
 	// Message is the kernel's own explanation, if it gave one.
 	Message string
 	// Others is how many more steps were refused.
 	Others int
-	// unread says that more answers of the kernel may wait, which the socket could not hold.
+	// unread says that the socket may hold more answers of the kernel, or could not hold all.
 	unread bool
 }
 
+// Error names the step, the errno, the kernel's explanation and the usual cause.
 func (e *CommitError) Error() string {
 	what := e.Step
 	if what == "" {
@@ -120,10 +123,10 @@ func (e *CommitError) Is(target error) bool {
 	return false
 }
 
-// needsPrivilege says what EPERM means for anything but a table with an owner.
+// needsPrivilege explains EPERM, except for a table with an owner.
 const needsPrivilege = "nftables needs CAP_NET_ADMIN in the user namespace that owns the network namespace"
 
-// hint says what the refusal usually means, where it is not obvious.
+// hint returns the usual cause of the refusal, where it is not obvious.
 func (e *CommitError) hint() string {
 	switch {
 	case errors.Is(e, ErrTableOwned):
@@ -134,7 +137,7 @@ func (e *CommitError) hint() string {
 	return hintFor(e.Err)
 }
 
-// hintFor says what an errno usually means for a ruleset, where it is not obvious.
+// hintFor returns the usual cause of an errno in a ruleset, where it is not obvious.
 func hintFor(err error) string {
 	switch {
 	case errors.Is(err, unix.EPERM):

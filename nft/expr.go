@@ -12,20 +12,23 @@ import (
 // Expr is a value that the kernel computes for each packet: a Field of the packet or of its metadata, a Numgen or a
 // JHash. It prints as nft writes it.
 type Expr interface {
+	// String returns the expression as nft writes it.
 	String() string
 	dataType() dataType
-	// loadVia returns the kernel's expressions that put the value into a register. Those in
-	// between may use scratch and the registers after it.
+	// loadVia returns the kernel's expressions that put the value into a register. They may use scratch and the registers
+	// after it for values in between.
 	loadVia(register, scratch uint32) []expr.Any
-	// typeof appends the description that nft keeps in a set's userdata, from which it
-	// prints "typeof" and knows how to read elements.
+	// typeof appends the description that nft keeps in a set's userdata. nft prints "typeof" from it, and reads elements
+	// by it.
 	typeof(b []byte) []byte
 }
 
 // Field is a packet field or a piece of metadata.
 type Field uint8
 
-// The fields that rules and set keys may use, named as in nft.
+// The fields, named as in nft. Addresses, ports, L4proto, the mark and interface names can be in the Key and Data of a
+// Set. The others can be in rules only, also in the key of a lookup: a set whose keys are "ct original ip daddr" has
+// IPDaddr in its Key, which has the same type. Committing a set with one of them panics.
 const (
 	IPSaddr Field = iota + 1
 	IPDaddr
@@ -51,8 +54,8 @@ type fieldSpec struct {
 	name string
 	typ  dataType
 	load expr.Any // without register
-	// nft's numbers for "typeof": the expression kind, then either protocol description and
-	// template (payload) or a key (meta). Zero kind: not allowed as a set key here.
+	// nft's numbers for "typeof": the kind of the expression, then protocol description and template (payload) or the
+	// key (meta). A kind of 0 means that the field cannot be in a set's type.
 	kind, desc, key uint32
 }
 
@@ -150,6 +153,7 @@ func (f Field) typeof(b []byte) []byte {
 
 // Numgen is "numgen random mod Mod": a number from 0 to Mod-1, drawn anew at each evaluation.
 type Numgen struct {
+	// Mod is the number of different results, at least 1. In a set's type its value has no meaning, but nft prints it.
 	Mod uint32
 }
 
@@ -170,11 +174,14 @@ func (n Numgen) typeof(b []byte) []byte {
 	return appendUdataU32(b, 2, 0)
 }
 
-// JHash is "jhash Field mod Mod seed Seed": a number from 0 to Mod-1 that depends on the value of the
-// field and on nothing else (the kernel's Jenkins hash, CONFIG_NFT_HASH). It cannot be part of a set's
-// type; use Numgen there, which has the same type.
+// JHash is "jhash Field mod Mod seed Seed": a number from 0 to Mod-1 that depends on the value of the field and on
+// nothing else (the kernel's Jenkins hash, CONFIG_NFT_HASH). It cannot be part of a set's type, and committing such a
+// set panics: use Numgen there, which has the same type.
 type JHash struct {
-	Field     Field
+	// Field is hashed.
+	Field Field
+	// Mod is the number of different results, at least 1. The same Seed gives the same results on every machine of one
+	// byte order.
 	Mod, Seed uint32
 }
 
@@ -207,7 +214,7 @@ func (c Concat) String() string {
 	return strings.Join(parts, " . ")
 }
 
-// Len is how many bytes a value of the concatenation takes as Data.
+// Len is the number of bytes of a value of the concatenation as Data, padding included.
 func (c Concat) Len() int {
 	n := 0
 	for _, e := range c {
@@ -225,7 +232,7 @@ func (c Concat) typeID() uint32 {
 	return id
 }
 
-// keyLen is the length the kernel is told: the true one for a single field, the padded one otherwise.
+// keyLen is the length that the kernel is told: the true one for a single field, the padded one for several.
 func (c Concat) keyLen() int {
 	if len(c) == 1 {
 		return c[0].dataType().length
@@ -258,10 +265,10 @@ func (c Concat) appendFormat(b *strings.Builder, d Data) {
 
 type opaqueType uint32
 
-// opaque is a type of the given length about which nothing else is known.
+// opaque is a type of which only the length is known.
 func opaque(length uint32) Concat { return Concat{opaqueType(length)} }
 
-// isOpaque reports whether the set is of a kind that this package does not write.
+// isOpaque reports whether the set was read from the kernel and is of a kind that this package does not write.
 func (s *Set) isOpaque() bool {
 	_, ok := s.Key[0].(opaqueType)
 	return ok

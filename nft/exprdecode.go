@@ -34,15 +34,14 @@ func decodeExpr(family Family, b []byte) (any, error) {
 	if e == nil || name == "immediate" && !isVerdict(data) {
 		return unknownExpr(name), nil
 	}
-	// An expression that cannot be decoded is not one of ours. That must not keep the table from being read.
+	// An expression that cannot be decoded is somebody else's. The table must be readable nevertheless.
 	if err := unmarshalExpr(family, data, e); err != nil {
 		return unknownExpr(name), nil
 	}
 	return e, nil
 }
 
-// isVerdict tells an immediate that is a verdict from one that loads data, which the decoder
-// would take for "drop".
+// isVerdict reports whether an immediate is a verdict. The decoder would read one that loads data as "drop".
 func isVerdict(immediate []byte) bool {
 	verdict := false
 	_ = netlinkattr.Each(immediate, func(typ uint16, b []byte) error {
@@ -73,8 +72,8 @@ func decodeByteorder(data []byte) (e byteorderExpr, err error) {
 	return e, err
 }
 
-// unmarshalExpr turns a panic of the decoder on malformed input into an error: what
-// the bytes hold comes from outside.
+// unmarshalExpr decodes an expression with google/nftables, which panics on some malformed input. It returns an error
+// instead.
 func unmarshalExpr(family Family, data []byte, e expr.Any) (err error) {
 	defer func() {
 		if r := recover(); r != nil {

@@ -43,8 +43,8 @@ func registerIndex(n uint32) int {
 // load puts a concatenation into registers from the first one on.
 func (l *linearizer) load(c Concat) { l.loadFrom(0, c) }
 
-// loadFrom puts a concatenation into registers from the i-th one on. For what comes in between it uses the
-// registers that nft uses, four after the concatenation.
+// loadFrom puts a concatenation into registers from the i-th one on. For values in between it uses the registers that
+// nft uses, four after the concatenation.
 func (l *linearizer) loadFrom(i int, c Concat) {
 	scratch := register(i + c.Len()/4 + 4)
 	for _, e := range c {
@@ -160,8 +160,8 @@ func (r Reject) linearize(l *linearizer) {
 
 func (Counter) linearize(l *linearizer) { l.add(&expr.Counter{}) }
 
-// linearize adds nothing: what could not be read cannot be written either. Encoding a rule
-// with an Unknown is refused before it comes to this.
+// linearize adds nothing: an unknown expression cannot be written. encodeExpressions refuses the rule before it calls
+// this.
 func (u Unknown) linearize(*linearizer) {}
 
 func (v Verdict) linearize(l *linearizer) {

@@ -14,18 +14,18 @@ import (
 
 // Notice says that somebody committed to the nf_tables of a network namespace.
 type Notice struct {
-	// Generation is the generation number that the commit made.
+	// Generation is the ruleset's number after the commit.
 	Generation uint32
-	// PID and Process are the id, in the initial PID namespace, and the name of the thread that committed. The name of
-	// a thread of a Go program is the program's, its id often not.
-	PID     uint32
+	// PID is the id, in the initial PID namespace, of the thread that committed. In a Go program that is often not the id
+	// of the process.
+	PID uint32
+	// Process is the name of that thread, at most 15 bytes. In most programs it is the program's name.
 	Process string
-	// Lost says that notices were lost, because more came than the socket holds. Nothing else of the Notice is known
-	// then.
+	// Lost says that notices were lost, because more came than the socket holds. The other fields are empty then.
 	Lost bool
 }
 
-// String says it in a few words, for logs.
+// String returns the notice in a few words, for logs.
 func (n Notice) String() string {
 	if n.Lost {
 		return "notices were lost"
@@ -33,21 +33,23 @@ func (n Notice) String() string {
 	return fmt.Sprintf("generation %d by %s (pid %d)", n.Generation, n.Process, n.PID)
 }
 
-// Listener hears of each commit to the nf_tables of one network namespace, whoever makes it, while it is joined. A new
-// Listener is not.
+// Listener hears of each commit to the nf_tables of one network namespace, whoever makes it. It hears of them between
+// Join and Leave. A new Listener has not joined.
 //
-// While anybody in the namespace is joined, each commit describes all its elements to the group. The Listener has the
-// kernel drop that for it, but making it takes time: about a third more for a commit of many elements. So leave before
-// commits of one's own, and join again when they are made. What others commit in between goes unheard: ask for the
-// Generation after Join and count one for each commit of one's own.
+// While anybody in the namespace has joined, the kernel describes all elements of each commit to the group. A filter
+// keeps the descriptions away from the Listener, but making them takes time: a commit of 60,000 elements took a third
+// to two thirds longer (docs/measurements.md). So leave before your own commits, and join again after them. The
+// Listener does not hear of commits of others in between. To find out whether there were any, compare the Generation
+// after Join with the one before, plus one for each of your own commits.
 //
-// Join, Leave and Close are safe for concurrent use with Next; Next is not with itself.
+// Join, Leave and Close may be called while another goroutine is in Next. Only one goroutine may be in Next.
 type Listener struct {
 	socket *socket
 	closed atomic.Bool
 }
 
-// Listen opens a listener in the connection's network namespace, which need not stay open. It needs CAP_NET_ADMIN.
+// Listen opens a listener in the connection's network namespace. The connection may be closed while the listener is in
+// use. The process needs CAP_NET_ADMIN for Join.
 func (c *Conn) Listen() (*Listener, error) {
 	s, err := c.namespace.openSocket()
 	if err != nil {
@@ -64,8 +66,8 @@ func (c *Conn) Listen() (*Listener, error) {
 	return l, nil
 }
 
-// onlyGenerations lets messages pass that tell of a new generation. The kernel sends them alone, after
-// all that describes the commit.
+// onlyGenerations lets messages pass that tell of a new generation. The kernel sends each in a datagram of its own,
+// after the descriptions of the commit.
 var onlyGenerations = []bpf.Instruction{
 	// nlmsg_type is at offset 4, in the byte order of the host; BPF loads in network byte order.
 	bpf.LoadAbsolute{Off: 4, Size: 2},
@@ -87,8 +89,8 @@ func (l *Listener) membership(option int, what string) error {
 	return nil
 }
 
-// Next waits for the next commit. It ends with the error of ctx when that is done, or with net.ErrClosed. After any
-// other error the listener is of no more use.
+// Next waits for the next commit. It ends with ctx's error when ctx is done, and with net.ErrClosed after Close. After
+// any other error the listener is unusable: close it and open another.
 func (l *Listener) Next(ctx context.Context) (Notice, error) {
 	defer l.socket.interruptible(ctx)()
 	for {
@@ -126,7 +128,7 @@ func (n *Notice) take(typ uint16, b []byte) (err error) {
 	return err
 }
 
-// Close closes the listener. A Next that waits ends.
+// Close closes the listener. A Next that waits ends with net.ErrClosed.
 func (l *Listener) Close() error {
 	if l.closed.Swap(true) {
 		return nil

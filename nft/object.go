@@ -10,8 +10,10 @@ import (
 // Object is a stateful object or a flowtable. This package does not make any; it deletes those that somebody else put
 // into a table.
 type Object struct {
-	// Kind is nft's word for it, such as "counter" or "flowtable".
+	// Kind is nft's word for it, such as "counter" or "flowtable"; "object-N" for a kind of the kernel's that nft 1.0.6
+	// does not have.
 	Kind string
+	// Name is the object's name in its table.
 	Name string
 	// number is the kernel's number of the kind of a stateful object; 0 for a flowtable.
 	number uint32

@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// noteOwned remembers which tables the committed transaction made the socket's own.
+// noteOwned records which tables belong to the socket since the committed transaction.
 func (c *Conn) noteOwned(tx Transaction) {
 	for _, s := range tx.Steps {
 		switch s.Op {
@@ -31,8 +31,9 @@ func (c *Conn) own(t *Table) {
 	c.owned[t.identity()] = &Table{Family: t.Family, Name: t.Name, Dormant: t.Dormant, Owner: true, Persist: true}
 }
 
-// adoptOwned takes over, with a new socket, the tables that belonged to the one before. The kernel knows an owner by
-// its socket. A table that is gone, or belongs to somebody else now, is left to the next commit.
+// adoptOwned makes the tables of the previous socket belong to the new one, because for the kernel the owner is a
+// socket. It leaves out tables that are gone or belong to somebody else now. The next commit to one of those shows
+// that.
 func (c *Conn) adoptOwned(ctx context.Context) error {
 	for _, t := range c.owned {
 		have, err := c.socket.readHeader(ctx, t.Family, t.Name)
@@ -55,13 +56,13 @@ func (c *Conn) adoptOwned(ctx context.Context) error {
 	return nil
 }
 
-// Owns reports whether the table, as it was read from the kernel, belongs to this connection.
+// Owns reports whether a table that was read from the kernel belongs to this connection.
 func (c *Conn) Owns(t *Table) bool {
 	return t.OwnerPort != 0 && c.port.Load() == t.OwnerPort
 }
 
-// ProbePersist finds out whether the kernel keeps a table whose owner goes (Table.Owner and Table.Persist), and returns
-// a MissingError if not. On such kernels a table with an owner would go with the process: do not set Owner there.
+// ProbePersist finds out whether the kernel keeps a table whose owner ends (Table.Owner and Table.Persist, kernel 6.9).
+// If not, it returns a MissingError. Do not set Owner on such a kernel: it deletes the table when the process ends.
 func (c *Conn) ProbePersist(ctx context.Context) error {
 	t := &Table{Family: FamilyIP, Name: probeTable(), Owner: true, Persist: true}
 	tx := Transaction{Steps: []Step{{Op: AddTable, Table: t}, {Op: DeleteTable, Table: t}}}
@@ -80,7 +81,7 @@ func probePersist(commit func() error) error {
 	return err
 }
 
-// knowsDestroy reports whether the kernel can destroy tables, if the transaction does that.
+// knowsDestroy reports whether the kernel has NFT_MSG_DESTROYTABLE, if the transaction has use for it.
 func (c *Conn) knowsDestroy(ctx context.Context, tx Transaction) (bool, error) {
 	if !slices.ContainsFunc(tx.Steps, func(s Step) bool { return s.Op == DestroyTable }) {
 		return false, nil
@@ -88,7 +89,7 @@ func (c *Conn) knowsDestroy(ctx context.Context, tx Transaction) (bool, error) {
 	if known := c.canDestroy.Load(); known != nil {
 		return *known, nil
 	}
-	// Destroying what is not there is no commit: the generation stays.
+	// Destroying a table that does not exist changes nothing, so the generation stays.
 	probe := Remove(FamilyIP, probeTable())
 	messages, err := probe.encodeFor(true)
 	if err != nil {
@@ -104,7 +105,7 @@ func (c *Conn) knowsDestroy(ctx context.Context, tx Transaction) (bool, error) {
 	return known, nil
 }
 
-// readHeader reads a table without what it holds; nil if there is none.
+// readHeader reads a table without its contents; nil if there is none.
 func (s *socket) readHeader(ctx context.Context, family Family, name string) (*Table, error) {
 	var a netlinkattr.List
 	a.Text(unix.NFTA_TABLE_NAME, name)

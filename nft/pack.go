@@ -15,15 +15,18 @@ import (
 //	addresses            netip.Addr of the field's family
 //	meta l4proto         "tcp", "udp", "sctp" or an integer
 //	ports                an integer
-//	marks, numbers       an integer
+//	marks, slots, flags  an integer
 //	interface names      a string
 //
 // Integers may have any of Go's integer types.
 type Values []any
 
-// Range is the last of the Values of an element's key in a set with Interval: from First up to and including Last. A
-// netip.Prefix says the same for addresses.
-type Range struct{ First, Last any }
+// Range is a range of values, as the last of the Values of an element's key in a set with Interval. For a range of
+// addresses that is a prefix, a netip.Prefix will do instead.
+type Range struct {
+	// First and Last belong to the range. Both are of the type that Values has for the field.
+	First, Last any
+}
 
 // Pack returns a value of the concatenation as Data. The error is ErrInvalid and names the part that the concatenation
 // cannot hold.
@@ -31,8 +34,8 @@ type Range struct{ First, Last any }
 //	key := nft.Concat{nft.IPDaddr, nft.MetaL4proto, nft.ThDport}
 //	data, err := key.Pack(netip.MustParseAddr("192.0.2.1"), "tcp", 80)
 //
-// Code that packs many values of one shape can append AddrData, ProtoData, PortData and IntegerData to each other
-// instead, without a check.
+// Code that packs many values of one shape can concatenate AddrData, ProtoData, PortData and IntegerData instead, which
+// check nothing.
 func (c Concat) Pack(values ...any) (Data, error) {
 	if len(values) != len(c) {
 		return "", invalidf("nft: %s has %d parts, and there are %d values", c, len(c), len(values))
@@ -49,9 +52,9 @@ func (c Concat) Pack(values ...any) (Data, error) {
 	return Data(b), nil
 }
 
-// NewElement returns an element of the set: its key, and in a map its value, which is one Verdict or one part for each
-// field of Data. The error is ErrInvalid and names the part that the set cannot hold. In a set with Interval the last
-// part of the key may be a Range or a netip.Prefix.
+// NewElement returns an element of the set with the key. In a verdict map, value is one Verdict; in another map, one
+// part for each field of Data; in a set, nothing. In a set with Interval the last part of the key may be a Range or a
+// netip.Prefix. The error is ErrInvalid and names the part that the set cannot hold.
 //
 //	endpoint, err := endpoints.NewElement(nft.Values{addr, "tcp", 80, 0}, netip.MustParseAddr("10.0.0.1"), 8080)
 //	service, err := services.NewElement(nft.Values{addr, "tcp", 80}, nft.Goto("cluster-2"))
@@ -156,7 +159,7 @@ func packName(v any) (Data, error) {
 	return Data(append([]byte(name), make([]byte, unix.IFNAMSIZ-len(name))...)), nil
 }
 
-// integer returns an integer of whatever type, if it is from 0 up to most.
+// integer returns v, of any integer type, if it is from 0 to most.
 func integer(v any, most uint64) (uint64, error) {
 	n := most + 1
 	switch r := reflect.ValueOf(v); {

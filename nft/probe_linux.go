@@ -11,14 +11,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// probeTable returns a name for a table that exists only inside a probe's transaction. It is another one each time,
-// so that nobody can have a table of that name, let alone own one.
+// probeTable returns a name for a table that exists only inside a probe's transaction. It is a new one each time, so
+// that nobody has a table of that name.
 func probeTable() string { return fmt.Sprintf("nftproxy-probe-%016x", rand.Uint64()) }
 
-// Probe finds out whether the kernel can do all that this package can express, and returns
-// a MissingError that names what it cannot. Nothing of it ever takes effect: each
-// probe is one transaction that ends by deleting what it made. A lack of
-// privileges is reported as such.
+// Probe finds out whether the kernel can do what this package can express, and returns a MissingError that lists the
+// missing features. It leaves out JHash (CONFIG_NFT_HASH), CatchAll (kernel 5.13), comments of tables and chains
+// (kernel 5.10), and owners (see ProbePersist). No rule of it takes effect: each probe is one transaction that ends by
+// deleting the table that it added. If privileges are missing, the error is that of Commit.
 func (c *Conn) Probe(ctx context.Context) error {
 	return probe(func(tx Transaction) error {
 		_, err := c.Commit(ctx, tx)
@@ -48,8 +48,8 @@ func probe(commit func(Transaction) error) error {
 	return nil
 }
 
-// saysMissing reports whether an error that is not the kernel's answer to a transaction says that something is missing:
-// a sandbox between the program and the kernel answers at the socket.
+// saysMissing reports whether an error that is not the kernel's answer to a transaction means that something is
+// missing. A sandbox between the program and the kernel, such as gVisor, refuses at the socket.
 func saysMissing(err error) bool {
 	return errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EAFNOSUPPORT)
 }
@@ -65,7 +65,7 @@ func errnoOf(err error) error {
 // feature is something the kernel may lack, and a table that uses it.
 type feature struct {
 	name, option string
-	// essential: nothing else can work without.
+	// essential says that nothing else works without it.
 	essential bool
 	table     *Table
 }

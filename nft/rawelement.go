@@ -9,12 +9,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// rawElement is an element as it is in a message, without copies of what it consists of. Listings are the hot path of
-// a check: to see that an element is the one wanted must not cost an allocation.
+// rawElement is an element in a message, without copies of its parts. Listings are the hot path of a check: recognising
+// a wanted element must not cost an allocation.
 type rawElement struct {
-	// key, keyEnd and value are at their true length: a value that stands alone is not padded.
+	// key, keyEnd and value have their true length: a field that stands alone is not padded.
 	key, keyEnd, value []byte
-	// verdict is the kernel's code of a verdict, chain where it leads.
+	// verdict is the kernel's code of a verdict, and chain the chain of a jump or goto.
 	verdict    uint32
 	hasVerdict bool
 	chain      []byte
@@ -22,14 +22,14 @@ type rawElement struct {
 	// timeout and expires are in milliseconds.
 	timeout, expires uint64
 	flags            uint32
-	// foreign says what there is to the element that this package cannot express; empty for nothing.
+	// foreign names a property of the element that this package cannot express; empty for none.
 	foreign string
 }
 
 // errNoKey says that an element has no key and is no catch-all.
 var errNoKey = errors.New("element without a key")
 
-// eachElement calls each for the elements of an NFT_MSG_NEWSETELEM message. What it is given is valid until it returns.
+// eachElement calls each for the elements of an NFT_MSG_NEWSETELEM message. An element is valid until each returns.
 func eachElement(data []byte, each func(*rawElement) error) error {
 	var raw rawElement
 	return decodeAttributes(data, func(typ uint16, b []byte) error {
@@ -113,7 +113,7 @@ func onlyValue(nest []byte) (value []byte, err error) {
 	return value, err
 }
 
-// element returns the element with copies of all it consists of.
+// element returns the element with copies of its parts.
 func (r *rawElement) element() Element {
 	e := Element{
 		Key: pad(Data(r.key)), KeyEnd: Data(r.keyEnd), Value: pad(Data(r.value)),
@@ -129,7 +129,7 @@ func (r *rawElement) element() Element {
 	return e
 }
 
-// is reports whether the element is e, as far as both can say: what else there is to r is in foreign.
+// is reports whether the element equals e. It does not look at foreign.
 func (r *rawElement) is(e *Element) bool {
 	switch {
 	case r.timeout != uint64(e.Timeout.Milliseconds()) || r.expires != uint64(e.Expires.Milliseconds()):
@@ -170,7 +170,7 @@ func isPadded(b []byte, d Data) bool {
 	return true
 }
 
-// pad pads a value that stands alone, which the kernel keeps at its true length.
+// pad pads a field that stands alone, which the kernel keeps at its true length.
 func pad(d Data) Data {
 	if len(d)%4 == 0 {
 		return d
@@ -199,8 +199,8 @@ func decodeElements(data []byte, s *Set) error {
 	return nil
 }
 
-// putRead puts an element that was read. foreign says what there is to it beyond e, which makes it different from
-// each element that can be wanted.
+// putRead puts an element that was read. If foreign names a property that e cannot express, the element differs from
+// every wanted one.
 func (s *Set) putRead(e Element, foreign string) {
 	s.Put(e)
 	if foreign == "" {

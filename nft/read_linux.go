@@ -15,10 +15,10 @@ import (
 // readAttempts is how often a listing is tried when commits keep coming between its parts.
 const readAttempts = 10
 
-// ReadTable reads a table with all it holds back from the kernel. A table that does not
-// exist is nil without an error. When others change the ruleset meanwhile it starts
-// again, and gives up with ErrGenerationMoved after ten attempts. Of a large table it makes a large copy; to see
-// whether a table is as it should be, Compare needs none.
+// ReadTable reads a table from the kernel, with all its contents except the elements of Dynamic sets (see
+// ReadElements). A table that does not exist is nil without an error. When others commit meanwhile it starts again;
+// after ten attempts it ends with ErrGenerationMoved. The copy of a large table is large. To check a table, use
+// Compare, which makes no copy.
 func (c *Conn) ReadTable(ctx context.Context, family Family, name string) (*Table, error) {
 	for range readAttempts {
 		t, err := c.readTable(ctx, family, name)
@@ -56,9 +56,9 @@ func (c *Conn) readHeader(ctx context.Context, family Family, name string) (t *T
 	return t, withPrivilege(err)
 }
 
-// ReadElements returns the elements that a Dynamic set has now, in no order and without a catch-all. Packets add to it
-// and time takes from it while it is read; see Elements. A set that does not exist, or whose elements are not of the
-// type of s, is an error.
+// ReadElements returns the elements that a Dynamic set has now, in no order and without a catch-all. Packets add
+// elements and others expire while it reads; see Elements. A set that does not exist, or whose elements are not of the
+// type of s, is an error. Reading takes the kernel time in proportion to the square of the set's length.
 func (c *Conn) ReadElements(ctx context.Context, family Family, table string, s *Set) (elements []Element, err error) {
 	for range readAttempts {
 		elements, err = c.readElements(ctx, family, table, s)
@@ -79,12 +79,19 @@ func (c *Conn) readElements(ctx context.Context, family Family, table string, s 
 	return elements, nil
 }
 
-// Elements lists the elements of a set as they arrive, in no order and without a catch-all: nothing is held but the
-// element at hand. The loop's last step has the error, if there is one: the error of ctx as soon as that is done, and
-// ErrGenerationMoved as soon as somebody has committed anything, unless the set is Dynamic: packets change those
-// without commits. A set that does not exist, or whose elements are not of the type of s, is an error. While the kernel
-// rehashes a set that has just grown, which takes it some milliseconds after the growth, a listing can leave elements
-// out and have others twice. The connection is busy until the loop ends; the body must not use it.
+// Elements lists the elements of a set as they arrive, in no order and without a catch-all, and keeps none of them.
+//
+//	for e, err := range conn.Elements(ctx, nft.FamilyIP, "kube-proxy", set) {
+//		if err != nil {
+//			return err
+//		}
+//		…
+//	}
+//
+// An error ends the loop: ctx's error as soon as ctx is done, and ErrGenerationMoved as soon as somebody commits.
+// Commits do not disturb the listing of a Dynamic set. A set that does not exist, or whose elements are not of the type
+// of s, is an error. The kernel rehashes a set that has just grown, for some milliseconds. Meanwhile a listing can omit
+// elements and have others twice. The connection is busy until the loop ends, so the loop's body must not use it.
 func (c *Conn) Elements(ctx context.Context, family Family, table string, s *Set) iter.Seq2[Element, error] {
 	return func(yield func(Element, error) bool) {
 		r := reader{conn: c, ctx: ctx, throughCommits: s.Dynamic}
@@ -127,14 +134,14 @@ func (c *Conn) readTable(ctx context.Context, family Family, name string) (*Tabl
 	return t, nil
 }
 
-// reader reads parts of one table, and makes sure that they are of one state.
+// reader reads parts of one table, and notices whether somebody commits meanwhile.
 type reader struct {
 	conn *Conn
 	ctx  context.Context
-	// throughCommits goes on when somebody commits; steady says so in the end.
+	// throughCommits continues when somebody commits. Then steady returns the error in the end.
 	throughCommits bool
-	// generation is the lower half of the kernel's generation number, which each answer has, since started; moved says
-	// that it has changed.
+	// generation is the lower half of the kernel's generation number in the last answer, and started says that there was
+	// one. moved says that two answers differed.
 	generation     uint16
 	started, moved bool
 }
@@ -154,7 +161,7 @@ func (r *reader) ask(q query, each func(reply) error) error {
 	return err
 }
 
-// note compares the generation of an answer with that of the ones before.
+// note compares the generation of an answer with that of the previous one.
 func (r *reader) note(m reply) error {
 	if len(m.Data) < nfgenmsgLen {
 		return netlinkattr.ErrShort
@@ -172,7 +179,7 @@ func (r *reader) note(m reply) error {
 
 // steady fails if the generation moved while the table was read.
 func (r *reader) steady(t *Table) error {
-	// Any answer tells the generation; this one is short.
+	// Every answer has the generation. This one is short.
 	if _, err := r.header(t.Family, t.Name); err != nil {
 		return err
 	}
@@ -182,7 +189,7 @@ func (r *reader) steady(t *Table) error {
 	return nil
 }
 
-// header reads the table without what it holds; nil if there is none.
+// header reads the table without its contents; nil if there is none.
 func (r *reader) header(family Family, name string) (t *Table, err error) {
 	var a netlinkattr.List
 	a.Text(unix.NFTA_TABLE_NAME, name)
@@ -209,7 +216,7 @@ func (r *reader) sets(t *Table) error {
 	})
 }
 
-// setsWithElements reads the sets with their elements; of those that packets add to, with the catch-all only.
+// setsWithElements reads the sets with their elements. Of Dynamic sets it reads the catch-all only.
 func (r *reader) setsWithElements(t *Table) error {
 	if err := r.sets(t); err != nil {
 		return err
@@ -239,12 +246,12 @@ func (r *reader) setsWithElements(t *Table) error {
 	return nil
 }
 
-// errIncomplete says that the kernel left elements out of a listing, which it can do while it rehashes a set that has
+// errIncomplete says that the kernel left elements out of a listing. It can do so while it rehashes a set that has
 // grown.
 var errIncomplete = fmt.Errorf("%w: the kernel listed a part of a set", ErrGenerationMoved)
 
-// complete compares the number of elements listed, without a catch-all, with what the kernel said there are (kernel
-// 6.15). What it counts in sets with ranges is its own affair.
+// complete compares the number of elements listed, without a catch-all, with the kernel's count (kernel 6.15). In sets
+// with ranges the kernel counts something else.
 func (s *Set) complete(listed int) error {
 	if s.kernelCount >= 0 && s.kernelCount != listed && !s.Interval && !s.isOpaque() {
 		return errIncomplete
@@ -272,8 +279,8 @@ func elementList(table, set string) netlinkattr.List {
 	return a
 }
 
-// element asks for the element with the key of e, without listing the others, and hands it over if there is one. In a
-// set with ranges that may be another range.
+// element asks for the element with the key of e, without listing the others, and calls each if there is one. In a set
+// with ranges that may be another range.
 func (r *reader) element(t *Table, s *Set, e Element, each func(data []byte) error) error {
 	a := elementList(t.Name, s.Name)
 	list := a.Begin(unix.NFTA_SET_ELEM_LIST_ELEMENTS)
@@ -283,7 +290,7 @@ func (r *reader) element(t *Table, s *Set, e Element, each func(data []byte) err
 		return each(m.Data)
 	})
 	if errors.Is(err, unix.ENOENT) || e.Key == CatchAll && errors.Is(err, unix.EINVAL) {
-		return nil // it has none, or the kernel knows no catch-all
+		return nil // there is none, or the kernel knows no catch-all
 	}
 	return err
 }

@@ -5,14 +5,15 @@ import (
 	"strings"
 )
 
-// Rule is a sequence of statements, applied as long as each one matches.
+// Rule is a sequence of statements. They run in this order, up to the first match that fails.
 type Rule struct {
+	// Statements are the matches and actions; none means a rule that does nothing.
 	Statements []Statement
 	// Comment is shown by nft; at most 127 bytes.
 	Comment string
 }
 
-// NewRule returns a rule of the statements, without a comment.
+// NewRule returns a rule with the statements and without a comment.
 func NewRule(statements ...Statement) Rule { return Rule{Statements: statements} }
 
 // String prints the rule as nft lists it.

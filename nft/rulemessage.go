@@ -29,8 +29,7 @@ func (e *encoder) addRules(s Step) error {
 	return nil
 }
 
-// expressions appends the kernel's expressions of a rule. The rules are few and their
-// number does not grow with the cluster, so google/nftables encodes them.
+// encodeExpressions appends the kernel's expressions of a rule. Rules are few, so google/nftables encodes them.
 func encodeExpressions(a *netlinkattr.List, family Family, r Rule) error {
 	for _, s := range r.Statements {
 		if u, ok := s.(Unknown); ok {

@@ -5,9 +5,9 @@ import (
 	"math/bits"
 )
 
-// seenKeys remembers which keys of a set a listing had, in eleven to twenty-two bytes each, whatever their length. It
-// keeps hashes only. Once in 500 million checks of 250,000 elements two keys have the same hash. That check then does
-// not look at the value of the second one.
+// seenKeys is the set of keys that a listing had. A key takes 11 to 22 bytes, whatever its length, because only a hash
+// of 64 bits is kept. Once in 500 million checks of 250,000 elements, two keys have the same hash. That check does not
+// look at the second element.
 type seenKeys struct {
 	seed  maphash.Seed
 	slots []uint64 // open addressing; 0 is an empty slot

@@ -7,36 +7,40 @@ import (
 
 // Set is an nft set or map with its elements. It is a map when Data or Verdicts is set.
 type Set struct {
+	// Name is 1 to 255 bytes long.
 	Name string
-	// Key is what an element's key is made of. The kernel never sees the expressions, only
-	// their lengths; nft prints them as "typeof".
+	// Key is the type of the keys, as expressions that have that type. The kernel uses their lengths only; nft prints
+	// them as "typeof".
 	Key Concat
-	// Data is what a map's values are made of; nil in a set and in a verdict map.
+	// Data is the type of a map's values; nil in a set and in a verdict map.
 	Data Concat
 	// Verdicts makes the map's values verdicts.
 	Verdicts bool
 	// Interval lets the last field of an element's key be a range, given by KeyEnd. The ranges must not
 	// overlap. Key must have at least two fields (nft's "concatenation with ranges", kernel 5.6).
 	Interval bool
-	// Dynamic makes packets add elements to the set, with an Update statement, each with a timeout (nft's
-	// flags dynamic and timeout). What they added is the kernel's alone: ReadTable leaves it out,
-	// Diff leaves it as it is, and Conn.ReadElements returns it.
+	// Dynamic lets packets add elements to the set, with an Update statement, each with a timeout (nft's flags dynamic and
+	// timeout). The program does not manage those elements: ReadTable leaves them out, Diff does not change them, and
+	// Conn.ReadElements returns them.
 	Dynamic bool
-	// Size is how many elements the set takes. In a Dynamic set, what packets would add beyond it is not added, and the
-	// kernel takes 0 to mean DefaultSize. Such a set keeps the size that it was made with, whatever is wanted later,
-	// since it would lose its elements otherwise. Elsewhere 0 means no limit; a transaction that goes beyond the limit
-	// is refused with ErrSetFull. Elements that the transaction deletes first make room in it. In return the kernel
-	// chooses a table of fixed length, which makes commits faster.
+	// Size is the largest number of elements.
+	//
+	// In a set that is not Dynamic, 0 means no limit. A transaction that exceeds the limit is refused with ErrSetFull;
+	// elements that the transaction deletes first make room. With a limit the kernel chooses a hash table of fixed length,
+	// which makes some commits faster.
+	//
+	// In a Dynamic set, 0 means DefaultSize. Packets add nothing beyond the limit. Such a set keeps the size that it was
+	// made with, whatever is wanted later, because it would lose its elements otherwise.
 	Size uint32
 	// Comment is shown by nft; at most 127 bytes.
 	Comment string
 
-	// anonymous says that the set was read from the kernel and belongs to a rule, with which it goes.
+	// anonymous says that the set was read from the kernel and belongs to a rule. The kernel deletes it with that rule.
 	anonymous bool
-	// kernelCount is how many elements the kernel said that it has, when the set was read; -1 if it did not say.
+	// kernelCount is the kernel's count of elements when the set was read (kernel 6.15); -1 if there was none.
 	kernelCount int
 	elements    map[Data]stored
-	// foreign says of elements that were read what there is to them that an Element cannot say; nil for none.
+	// foreign names, by key, a property of an element that was read and that an Element cannot express; nil for none.
 	foreign map[Data]string
 }
 
@@ -47,7 +51,7 @@ const DefaultSize = 1<<16 - 1
 // IsMap reports whether nft calls the set a map.
 func (s *Set) IsMap() bool { return s.Data != nil || s.Verdicts }
 
-// Kind returns "map" or "set".
+// Kind returns nft's word for it: "map" or "set".
 func (s *Set) Kind() string {
 	if s.IsMap() {
 		return "map"
@@ -67,7 +71,7 @@ func (s *Set) Element(key Data) (Element, bool) {
 	return e.element(key), true
 }
 
-// elementAt is Element without the need to make a Data of the key: it returns the element without it.
+// elementAt is Element for a key in a buffer. It does not allocate, and the element that it returns has no Key.
 func (s *Set) elementAt(key []byte) (Element, bool) {
 	e, ok := s.elements[Data(key)]
 	if !ok {
@@ -85,7 +89,8 @@ func (s *Set) Put(e Element) {
 	delete(s.foreign, e.Key)
 }
 
-// Grow makes room for n elements in a set that has none, which saves time if that many are put.
+// Grow makes room for n elements in a set that has none. That saves time if about as many are put. In a set with
+// elements it does nothing.
 func (s *Set) Grow(n int) {
 	if len(s.elements) == 0 {
 		s.elements = make(map[Data]stored, n)
@@ -103,7 +108,7 @@ func (s *Set) Elements() []Element {
 	return slices.SortedFunc(s.each(), compareElements)
 }
 
-// each returns the elements in any order, which is all the kernel needs.
+// each returns the elements in any order.
 func (s *Set) each() iter.Seq[Element] {
 	return func(yield func(Element) bool) {
 		for key, e := range s.elements {
@@ -114,13 +119,14 @@ func (s *Set) each() iter.Seq[Element] {
 	}
 }
 
-// sameType reports whether two sets can hold the same elements.
+// sameType reports whether two sets differ in nothing but their name and elements, so that one need not be made anew to
+// become the other.
 func (s *Set) sameType(o *Set) bool {
 	return s.Key.String() == o.Key.String() && s.Data.String() == o.Data.String() && s.Verdicts == o.Verdicts && s.Interval == o.Interval && s.Dynamic == o.Dynamic && (s.Dynamic || s.Size == o.Size) && sameComment(s.Comment, o.Comment)
 }
 
-// resizable reports whether two sets differ in nothing but their size, and can be exchanged. What packets have put
-// into a Dynamic set would be lost on the way.
+// resizable reports whether two sets differ in nothing but their size, and one can replace the other. A Dynamic set
+// would lose the elements that packets added.
 func (s *Set) resizable(o *Set) bool {
 	resized := *s
 	resized.Size = o.Size

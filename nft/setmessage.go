@@ -41,12 +41,11 @@ func (e *encoder) addSet(s Step, a netlinkattr.List) {
 	e.message(s, unix.NFT_MSG_NEWSET, netlink.Create, a)
 }
 
-// description tells the kernel the size of a set, if it has one, and where the fields of a key are, without which it
-// cannot take a range in one of them.
+// encodeDescription tells the kernel the size of a set, if it has one, and for ranges the lengths of the key's fields.
 func encodeDescription(a *netlinkattr.List, set *Set) {
 	size := set.Size
 	if set.Dynamic && size == DefaultSize {
-		size = 0 // what the kernel makes of 0, without the hash buckets for all of it
+		size = 0 // the kernel takes it for DefaultSize, and does not allocate all hash buckets at once
 	}
 	if !set.Interval && size == 0 {
 		return
@@ -154,7 +153,7 @@ func setSize(desc []byte) (size uint32, err error) {
 	return size, err
 }
 
-// userdata describes the set to nft, exactly as nft itself would when given the set's text.
+// userdata describes the set to nft, byte for byte as nft does when it loads the set's text.
 func (s *Set) userdata() []byte {
 	b := appendUdataU32(nil, udataSetKeyByteOrder, s.Key.byteOrder())
 	if s.IsMap() {

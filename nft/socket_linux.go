@@ -17,9 +17,9 @@ import (
 
 // socket is one netlink socket to nf_tables: sending, receiving and the framing of messages.
 //
-// Own code instead of mdlayher/netlink's Conn, for three reasons. That one keeps the message that ends a listing to
-// itself, and with it the kernel's word that the listing is inconsistent. It cannot give up in the middle of a
-// listing. And it copies each batch and each reply once more than needed.
+// mdlayher/netlink's Conn does not fit, for three reasons. It hides the message that ends a listing, which says whether
+// the listing is inconsistent. It cannot give up in the middle of a listing. It copies each batch and each reply once
+// more than needed.
 type socket struct {
 	conn *socketpkg.Conn
 	// port is the socket's netlink port id, by which the kernel knows the owner of a table.
@@ -31,12 +31,12 @@ type socket struct {
 	buffer   []byte
 }
 
-// datagramSize is room for the largest datagram. Refusals do not echo the refused message (NETLINK_CAP_ACK), and a
-// listing comes in pieces of up to 32 KiB to those who can take that.
+// datagramSize is more than the largest datagram. Refusals do not repeat the refused message (NETLINK_CAP_ACK), and the
+// kernel sends a listing in parts of up to 32 KiB.
 const datagramSize = 1 << 16
 
-// patience is how long a call waits for each piece of the kernel's answer. The kernel does the work in the system
-// calls themselves, so an answer that is not there at once hardly ever comes.
+// patience is how long a call waits for each part of the kernel's answer. The kernel does the work during the system
+// calls, so an answer that is not there at once hardly ever comes.
 const patience = 10 * time.Second
 
 // reply is one message from the kernel.
@@ -52,8 +52,8 @@ type reply struct {
 type kernelError struct {
 	errno    unix.Errno
 	sequence uint32
-	// message and offset are the kernel's explanation and the place in the refused message that it is about; empty
-	// and 0 if it gave none.
+	// message is the kernel's explanation, empty if it gave none. offset is the place in the refused message that it is
+	// about, 0 for none.
 	message string
 	offset  int
 }
@@ -97,16 +97,16 @@ func (s *socket) prepare() error {
 			return err
 		}
 	}
-	// Room for the answers to a batch of which much is refused. Best effort: too little of it
-	// shows as an error of the commit, never as a false success.
+	// Room for the answers to a batch of which much is refused. Best effort: if there is too little, the commit returns
+	// an error, never a false success.
 	_ = s.conn.SetReadBuffer(1 << 22)
 	return nil
 }
 
-// namespace is a network namespace that sockets can be opened in, also later and by other threads.
+// namespace is a network namespace, kept open so that sockets can be opened in it later and by other threads.
 type namespace struct{ file *os.File }
 
-// holdNamespace takes hold of the namespace of the file descriptor, or of the current one for 0.
+// holdNamespace keeps the namespace of the file descriptor open, or the current one for 0.
 func holdNamespace(fd int) (*namespace, error) {
 	if fd == 0 {
 		file, err := os.Open(currentNamespace)
@@ -147,7 +147,7 @@ func (n *namespace) isCurrent() bool {
 
 func (n *namespace) Close() error { return n.file.Close() }
 
-// networkOrder returns the number that network byte order makes of v's bytes.
+// networkOrder returns the number that the bytes of v in host byte order are in network byte order.
 func networkOrder(v uint16) uint16 {
 	return binary.BigEndian.Uint16(binary.NativeEndian.AppendUint16(nil, v))
 }
@@ -170,15 +170,16 @@ func (s *socket) send(b []byte) error {
 	return err
 }
 
-// receive waits for the next datagram and calls each for its messages, until each returns an error. It gives up when
-// ctx is done, provided that interruptible was called for it.
+// receive waits for the next datagram and calls each for its messages, until each returns an error. It gives up after
+// patience, and when ctx is done if interruptible was called with it.
 func (s *socket) receive(ctx context.Context, each func(reply) error) error {
 	return s.receiveUntil(ctx, time.Now().Add(s.patience), each)
 }
 
-// noDeadline is the deadline of what may come at any time.
+// noDeadline waits without end.
 var noDeadline time.Time
 
+// receiveUntil is receive with a deadline.
 func (s *socket) receiveUntil(ctx context.Context, deadline time.Time, each func(reply) error) error {
 	if err := s.conn.SetReadDeadline(deadline); err != nil {
 		return err
@@ -200,7 +201,7 @@ func (s *socket) receiveUntil(ctx context.Context, deadline time.Time, each func
 	return eachMessage(s.buffer[:n], each)
 }
 
-// interruptible has a receive that waits give up when ctx is done. The function that it returns ends that.
+// interruptible makes a receive that waits give up when ctx is done, until the returned function is called.
 func (s *socket) interruptible(ctx context.Context) (end func() bool) {
 	return context.AfterFunc(ctx, func() { _ = s.conn.SetReadDeadline(time.Unix(1, 0)) })
 }
@@ -234,10 +235,10 @@ const (
 	flagAckTLVs = 0x200
 )
 
-// refusal returns the error that a message of type NLMSG_ERROR or NLMSG_DONE carries; nil if it says that all is well.
+// refusal returns the error of a message of type NLMSG_ERROR or NLMSG_DONE; nil for success.
 func (r reply) refusal() error {
 	if len(r.Data) < 4 {
-		return nil // NLMSG_DONE need not say anything
+		return nil // NLMSG_DONE may be empty
 	}
 	errno := -int32(binary.NativeEndian.Uint32(r.Data))
 	if errno == 0 {
@@ -245,7 +246,7 @@ func (r reply) refusal() error {
 	}
 	e := &kernelError{errno: unix.Errno(errno), sequence: r.Sequence}
 	if r.Flags&flagAckTLVs != 0 {
-		// Best effort: what the kernel says beside the number is for people.
+		// Best effort: the kernel's explanation is for people.
 		_ = netlinkattr.Each(r.explanation(), e.explain)
 	}
 	return e

@@ -9,8 +9,8 @@ import (
 )
 
 // Statement is one step of a rule: a match, which ends the rule when it fails, or an action.
-// It prints as nft lists it.
 type Statement interface {
+	// String returns the statement as nft lists it.
 	String() string
 	// linearize appends the kernel's expressions for the statement.
 	linearize(l *linearizer)
@@ -33,25 +33,29 @@ func (o Op) infix() string {
 	return ""
 }
 
-// Match compares a field with a value of the field's type, as in `meta l4proto tcp`.
+// Match compares a field with a value, as in `meta l4proto tcp`.
 type Match struct {
 	Field Field
 	Op    Op
+	// Value is of the field's type, as Concat.Pack returns it: padded to a multiple of four bytes.
 	Value Data
 }
 
+// String returns the statement as nft lists it.
 func (m Match) String() string {
 	return m.Field.String() + " " + m.Op.infix() + Concat{m.Field}.Format(m.Value)
 }
 
-// MatchPrefix compares an address field with a prefix, as in `ip saddr != 10.244.0.0/16`.
-// A prefix with host bits set is masked.
+// MatchPrefix compares an address with a prefix, as in `ip saddr != 10.244.0.0/16`.
 type MatchPrefix struct {
-	Field  Field
-	Op     Op
+	// Field is IPSaddr, IPDaddr, IP6Saddr or IP6Daddr.
+	Field Field
+	Op    Op
+	// Prefix is of the field's family. Its host bits do not count.
 	Prefix netip.Prefix
 }
 
+// String returns the statement as nft lists it.
 func (m MatchPrefix) String() string {
 	p := m.Prefix.Masked()
 	text := p.String()
@@ -63,123 +67,157 @@ func (m MatchPrefix) String() string {
 
 // MatchFlags holds when any of the bits is set, as in `ct state new`.
 type MatchFlags struct {
+	// Field is CTState or CTStatus.
 	Field Field
-	Bits  uint32
+	// Bits is one or more of the kernel's bits, such as CTStateNew.
+	Bits uint32
 }
 
+// String returns the statement as nft lists it.
 func (m MatchFlags) String() string {
 	return m.Field.String() + " " + Concat{m.Field}.Format(IntegerData(m.Bits))
 }
 
 // MatchMark holds when the packet mark has all the bits, as in `meta mark & 0x00004000 == 0x00004000`.
 type MatchMark struct {
+	// Bits are in host byte order.
 	Bits uint32
 }
 
+// String returns the statement as nft lists it.
 func (m MatchMark) String() string {
 	return fmt.Sprintf("meta mark & 0x%08x == 0x%08x", m.Bits, m.Bits)
 }
 
-// MatchIfname compares an interface name field; a Name that ends in "*" stands for every
-// name that starts with what is before it, as in `iifname "veth*"`.
+// MatchIfname compares the name of an interface, as in `iifname "veth*"`.
 type MatchIfname struct {
+	// Field is MetaIifname or MetaOifname.
 	Field Field
 	Op    Op
-	Name  string
+	// Name is 1 to 15 bytes long. If it ends in "*", it matches every name that begins with the text before the "*".
+	Name string
 }
 
+// String returns the statement as nft lists it.
 func (m MatchIfname) String() string {
 	return m.Field.String() + " " + m.Op.infix() + quote(m.Name)
 }
 
-// InSet holds when the key is (or, with NotEqual, is not) an element of the named set.
+// InSet holds when the key is (or, with NotEqual, is not) an element of the named set, as in `ip daddr @blocked`.
 type InSet struct {
+	// Key is of the type of the set's Key.
 	Key Concat
 	Op  Op
+	// Set is the name of a set of the rule's table.
 	Set string
 }
 
+// String returns the statement as nft lists it.
 func (m InSet) String() string { return m.Key.String() + " " + m.Op.infix() + "@" + m.Set }
 
-// Vmap looks the key up in the named map and applies the verdict. If the map lacks the key, the next rule runs.
+// Vmap looks the key up in the named map and applies the verdict, as in `ip daddr vmap @services`. If the map lacks the
+// key, the next rule runs.
 type Vmap struct {
+	// Key is of the type of the map's Key.
 	Key Concat
+	// Map is the name of a verdict map of the rule's table.
 	Map string
 }
 
+// String returns the statement as nft lists it.
 func (v Vmap) String() string { return v.Key.String() + " vmap @" + v.Map }
 
 // SetMarkBits sets bits of the packet mark, as in `meta mark set meta mark | 0x00004000`.
 type SetMarkBits struct {
+	// Bits are in host byte order. All other bits of the mark stay as they are.
 	Bits uint32
 }
 
+// String returns the statement as nft lists it.
 func (s SetMarkBits) String() string { return fmt.Sprintf("meta mark set meta mark | 0x%08x", s.Bits) }
 
 // FlipMarkBits flips bits of the packet mark, as in `meta mark set meta mark ^ 0x00004000`.
 type FlipMarkBits struct {
+	// Bits are in host byte order. All other bits of the mark stay as they are.
 	Bits uint32
 }
 
+// String returns the statement as nft lists it.
 func (s FlipMarkBits) String() string { return fmt.Sprintf("meta mark set meta mark ^ 0x%08x", s.Bits) }
 
-// DNAT translates the destination to the address and port that the named map has for the key. If the map lacks the key,
-// the next rule runs.
+// DNAT looks the key up in the named map and translates the destination to the address and port that it finds, as in
+// `dnat ip to ip daddr map @endpoints`. If the map lacks the key, the next rule runs. It is for chains of type nat at
+// the hooks prerouting and output.
 type DNAT struct {
+	// Family is that of the rule's table.
 	Family Family
-	Key    Concat
-	Map    string
+	// Key is of the type of the map's Key.
+	Key Concat
+	// Map is the name of a map of the rule's table, whose Data is an address of the family and a port.
+	Map string
 }
 
+// String returns the statement as nft lists it.
 func (d DNAT) String() string {
 	return fmt.Sprintf("dnat %s to %s map @%s", d.Family, d.Key, d.Map)
 }
 
-// Update adds an element to the named Dynamic map. Its key and value are those of Key and Data for the packet, and it
-// expires after Timeout. If the map has the key already, the element keeps its value, and its timeout starts anew.
+// Update adds an element to the named Dynamic map, as in `update @clients { ip saddr timeout 3h : ip daddr . th dport
+// }`. Key and Data, evaluated for the packet, are its key and value. It expires after Timeout. If the map has the key
+// already, the element keeps its value, and its timeout starts anew. If the map is full, nothing is added, and the rule
+// ends.
 type Update struct {
-	Map       string
+	// Map is the name of a Dynamic map of the rule's table.
+	Map string
+	// Key and Data are of the types of the map's Key and Data.
 	Key, Data Concat
 	// Timeout is in whole milliseconds.
 	Timeout time.Duration
 }
 
+// String returns the statement as nft lists it.
 func (u Update) String() string {
 	return fmt.Sprintf("update @%s { %s timeout %s : %s }", u.Map, u.Key, formatDuration(u.Timeout), u.Data)
 }
 
-// Masquerade translates the source to an address of the outgoing interface, to a fully
-// random port, so that connections from many clients do not collide.
+// Masquerade translates the source to an address of the outgoing interface and to a random port (flag fully-random), so
+// that connections of many clients rarely draw the same one. It is for chains of type nat at the hook postrouting.
 type Masquerade struct{}
 
+// String returns the statement as nft lists it.
 func (Masquerade) String() string { return "masquerade fully-random" }
 
-// Reject drops the packet and answers with ICMP (or ICMPv6) port unreachable, which a
-// client sees as "connection refused".
+// Reject drops the packet and answers with ICMP (or ICMPv6) port unreachable. A client sees "connection refused". It is
+// for the hooks input, forward and output.
 type Reject struct {
+	// Family is that of the rule's table.
 	Family Family
 }
 
+// String returns the statement as nft lists it.
 func (Reject) String() string { return "reject" }
 
-// Counter counts packets and bytes. The counts are not part of the rule.
+// Counter counts packets and bytes. The counts are not part of the value: reading a rule leaves them out, and writing
+// one starts them at 0.
 type Counter struct{}
 
+// String returns the statement as nft lists it, without the counts.
 func (Counter) String() string { return "counter" }
 
-// Unknown is an expression in a rule of the kernel's that this package cannot express.
-// It only ever comes from Conn.ReadTable.
+// Unknown is an expression, in a rule that was read from the kernel, that this package cannot express. Committing a
+// rule with one is ErrInvalid.
 type Unknown struct {
 	// Name is the kernel's name for the expression.
 	Name string
 }
 
+// String returns "unknown-" and the name, which nft does not load.
 func (u Unknown) String() string { return "unknown-" + u.Name }
 
 // Verdict decides on a packet. It is a Statement, and the value of an element of a verdict map.
 type Verdict struct {
 	Kind VerdictKind
-	// Chain is where jump and goto go.
+	// Chain is the name of the chain that jump and goto run; empty for the other kinds.
 	Chain string
 }
 
@@ -199,22 +237,23 @@ var verdictNames = [...]string{
 	VerdictAccept: "accept", VerdictDrop: "drop", VerdictReturn: "return", VerdictJump: "jump", VerdictGoto: "goto",
 }
 
-// The verdicts that lead nowhere.
+// The verdicts without a chain.
 var (
-	// Accept ends the base chain; the packet goes on to the next one.
+	// Accept ends the base chain. The packet goes on to the next base chain of the hook.
 	Accept = Verdict{Kind: VerdictAccept}
 	// Drop drops the packet silently.
 	Drop = Verdict{Kind: VerdictDrop}
-	// Return goes back to the chain that jumped here. In a base chain its policy decides.
+	// Return continues after the rule that jumped to this chain. In a base chain, the policy decides.
 	Return = Verdict{Kind: VerdictReturn}
 )
 
-// Jump returns the verdict that runs a chain and comes back.
+// Jump returns the verdict that runs a chain and then continues with the next rule.
 func Jump(chain string) Verdict { return Verdict{VerdictJump, chain} }
 
-// Goto returns the verdict that runs a chain and does not come back.
+// Goto returns the verdict that runs a chain instead of the rest of this one.
 func Goto(chain string) Verdict { return Verdict{VerdictGoto, chain} }
 
+// String returns the verdict as nft lists it, such as "goto cluster-2".
 func (v Verdict) String() string {
 	if int(v.Kind) >= len(verdictNames) || v.Kind == 0 {
 		return fmt.Sprintf("verdict-%d", v.Kind)

@@ -7,28 +7,32 @@ import (
 	"strings"
 )
 
-// Table is a table with all it holds. Chains and Sets keep the order in which they print.
+// Table is a table with all its contents.
 type Table struct {
+	// Family is FamilyIP or FamilyIP6.
 	Family Family
-	Name   string
+	// Name is 1 to 255 bytes long.
+	Name string
+	// Chains and Sets print in this order. Each has a name of its own among the table's.
 	Chains []*Chain
 	Sets   []*Set
-	// Objects are what somebody else put into a table of the kernel's besides chains and sets.
+	// Objects are the stateful objects and flowtables that somebody else put into a table of the kernel. A wanted table
+	// has none.
 	Objects []Object
 	// Dormant switches all base chains of the table off.
 	Dormant bool
 	// Comment is shown by nft; at most 127 bytes. Kernel 5.10 and later.
 	Comment string
-	// Owner makes the table belong to the Conn that commits it: as long as that Conn is open, the kernel refuses what
-	// anybody else wants to change in the table (ErrTableOwned), and `nft flush ruleset` skips it. Kernel 5.12 and
-	// later.
+	// Owner makes the table belong to the Conn that commits it. As long as that Conn is open, the kernel refuses everybody
+	// else's changes to the table (ErrTableOwned), and `nft flush ruleset` skips it. Kernel 5.12 and later.
 	Owner bool
-	// Persist has the kernel keep the table when its owner goes. Then the table has no owner, anybody can
-	// change it, and whoever commits it with Owner and Persist takes it over. Without Persist, the table goes with its
-	// owner. Kernel 6.9 and later: see ProbePersist. nft 1.0.6 lists `flags owner` for both, and nothing for an orphan.
+	// Persist makes the kernel keep the table when its owner closes. Then the table has no owner (an orphan): anybody can
+	// change it, and whoever commits it with Owner and Persist becomes the owner. Without Persist, the kernel deletes the
+	// table together with its owner. Kernel 6.9 and later: see ProbePersist. nft 1.0.6 lists `flags owner` for both flags,
+	// and nothing for an orphan.
 	Persist bool
-	// OwnerPort is the netlink port id of a table's owner, as read from the kernel; 0 for none. By convention it
-	// is the process id of the owner, if the owner has one netlink socket only.
+	// OwnerPort is the netlink port id of the owner of a table that was read from the kernel; 0 for none. The kernel gives
+	// a process's first netlink socket the process id as its port id.
 	OwnerPort uint32
 }
 
@@ -94,8 +98,8 @@ func (t *Table) Set(name string) *Set {
 	return nil
 }
 
-// index finds what a table holds by its name. Diff and the decoder look up every set and chain, which Table.Set and
-// Table.Chain would search one by one.
+// index finds sets and chains of a table by name. Diff and the decoder look up every one of them, for which Table.Set
+// and Table.Chain would be slow.
 type index struct {
 	table  *Table
 	sets   map[string]*Set
@@ -114,8 +118,9 @@ func (t *Table) index() index {
 	return i
 }
 
-// String prints the table as nft lists it and can load it, except that elements stand one
-// a line in the order of their keys.
+// String prints the table as nft lists it, except that elements stand one a line, in the order of their keys. nft loads
+// the text, unless it has unknown parts (Unknown, Objects, opaque sets) or the flag persist, which nft 1.0.6 does not
+// know.
 func (t *Table) String() string {
 	var b strings.Builder
 	t.appendText(&b)

@@ -12,10 +12,10 @@ import (
 // maxComment is the longest comment that nft loads (NFTNL_UDATA_COMMENT_MAXLEN less its final NUL).
 const maxComment = 127
 
-// TruncateComment returns s as it can be a comment: what the kernel keeps, nft lists and loads, and ReadTable reads
-// back. Whatever is longer than 127 bytes is cut, and ends in "...". nft has no escapes inside of a string, so a quote
-// becomes an apostrophe. A control character, of which NUL would end the comment, becomes "?", and so does each byte
-// that is not UTF-8. Everything in this package that prints or commits a comment goes through here.
+// TruncateComment returns s in the form in which the kernel keeps it as a comment, nft lists and loads it, and
+// ReadTable reads it back. A text of more than 127 bytes is cut and ends in "...". nft has no escapes inside of a
+// string, so a quote becomes an apostrophe. A control character becomes "?" (NUL would end the comment), and so does
+// each byte that is not UTF-8. Everything in this package that prints or commits a comment calls it.
 func TruncateComment(s string) string {
 	if len(s) <= maxComment && isPlain(s) {
 		return s
@@ -65,7 +65,7 @@ func checkName(what, name string) error {
 	return checkText(what, name, maxName)
 }
 
-// checkText refuses what would not come back from the kernel as it is.
+// checkText refuses a name that the kernel would refuse or change.
 func checkText(what, name string, longest int) error {
 	switch {
 	case name == "":
@@ -78,7 +78,7 @@ func checkText(what, name string, longest int) error {
 	return nil
 }
 
-// checkNames refuses a step that names anything in a way that cannot be.
+// checkNames refuses a step with a name that the kernel would refuse.
 func (s Step) checkNames() error {
 	if err := checkName("table", s.Table.Name); err != nil {
 		return err
@@ -92,7 +92,7 @@ func (s Step) checkNames() error {
 	return nil
 }
 
-// check refuses an interface name that cannot be; one that ends in "*" stands for all that begin like it.
+// check refuses a name that no interface can have. A final "*" does not count.
 func (m MatchIfname) check() error {
 	return checkText("interface", strings.TrimSuffix(m.Name, "*"), unix.IFNAMSIZ-1)
 }

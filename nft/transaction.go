@@ -10,29 +10,31 @@ import (
 // Transaction is a list of steps that the kernel carries out whole or not at all. The
 // steps may concern several tables. It prints as a script for `nft -f`.
 type Transaction struct {
+	// Steps are carried out in this order.
 	Steps []Step
 }
 
 // Step is one change to one table.
 type Step struct {
+	// Op says which of the other fields count.
 	Op StepOp
-	// Table is the table that the step changes, or whose sets, chains or objects it changes. AddTable and AdoptTable
-	// take its flags, and AddTable its comment; all other steps take only Family and Name.
+	// Table is the table that the step changes, or whose sets, chains or objects it changes. AddTable uses its flags and
+	// its comment, AdoptTable its flags. All other steps use only Family and Name.
 	Table *Table
-	// Set is the set concerned by a step on sets or elements.
+	// Set is the set of a step on sets or elements. AddSet adds it without elements.
 	Set *Set
-	// Elements is what AddElements adds and DeleteElements deletes (only keys count there).
+	// Elements are those that AddElements adds and DeleteElements deletes. For DeleteElements only keys count.
 	Elements []Element
 	// All makes AddElements add all elements that Set has when the step is encoded or printed, instead of Elements. So
 	// a large table needs no second list of its elements.
 	All bool
-	// Chain is the chain concerned by a step on chains or rules; AddRules adds its rules.
+	// Chain is the chain of a step on chains or rules. AddChain adds it without rules, AddRules adds its rules.
 	Chain *Chain
-	// Object is what DeleteObject deletes.
+	// Object is the one that DeleteObject deletes.
 	Object Object
 }
 
-// Len is how many elements the step adds or deletes.
+// Len is the number of elements that the step adds or deletes.
 func (s *Step) Len() int {
 	if s.All {
 		return s.Set.Len()
@@ -48,11 +50,12 @@ func (s *Step) EachElement() iter.Seq[Element] {
 	return slices.Values(s.Elements)
 }
 
-// StepOp says what a step does.
+// StepOp is the operation of a step.
 type StepOp uint8
 
-// What a step can do. Adding what is already there is no error except for rules, which are
-// appended, and elements with another value; deleting what is not there is one.
+// The operations. To delete something that is not there is an error, except with DestroyTable. To add something that is
+// there already is an error only if it differs, such as a base chain at another hook or an element with another value.
+// Rules are always appended.
 const (
 	AddTable StepOp = iota
 	// DeleteTable deletes the table with all it holds.
@@ -71,8 +74,8 @@ const (
 	DeleteObject
 	// DestroyTable deletes the table with all it holds, if it is there.
 	DestroyTable
-	// AdoptTable makes a table with flag persist that has lost its owner belong to the Conn that commits, which has no
-	// effect where it does already. A table that is not there is added.
+	// AdoptTable makes an orphan, a table with flag persist and without an owner, belong to the Conn that commits. If the
+	// table belongs to that Conn already, nothing changes. If it is not there, it is added.
 	AdoptTable
 )
 
@@ -89,12 +92,13 @@ func (tx *Transaction) Append(other Transaction) { tx.Steps = append(tx.Steps, o
 // Empty reports whether the transaction does nothing.
 func (tx *Transaction) Empty() bool { return len(tx.Steps) == 0 }
 
-// AddsTable reports whether the transaction makes a table, be it new or in place of one that it deletes.
+// AddsTable reports whether the transaction adds a table, be it new or in place of one that it deletes.
 func (tx *Transaction) AddsTable() bool {
 	return slices.ContainsFunc(tx.Steps, func(s Step) bool { return s.Op == AddTable })
 }
 
-// String prints the transaction as a script for `nft -f` (1.0.6 and later) with the same effect.
+// String prints the transaction as a script for `nft -f` (1.0.6 and later) with the same effect. Two kinds of steps
+// have none: nft 1.0.6 does not know the flag persist, nor the objects that Object.Kind calls "object-N".
 func (tx Transaction) String() string {
 	var b strings.Builder
 	for _, s := range tx.Steps {
@@ -154,7 +158,7 @@ func (s Step) appendText(b *strings.Builder) {
 	}
 }
 
-// block puts the parts that are not empty into braces; nothing for none.
+// block puts the parts that are not empty into braces. It returns "" if all are.
 func block(parts ...string) string {
 	parts = slices.DeleteFunc(parts, func(part string) bool { return part == "" })
 	if len(parts) == 0 {

@@ -28,8 +28,8 @@ func (c Concat) typeof(b []byte) []byte {
 	})
 }
 
-// decodeTypeof reads a typeof description by comparing it with those that this package
-// writes; nil if it is none of them.
+// decodeTypeof reads a typeof description by comparing it with those that this package writes. It returns nil if it is
+// none of them.
 func decodeTypeof(b []byte) Concat {
 	var kind uint32
 	var body []byte

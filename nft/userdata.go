@@ -6,8 +6,8 @@ import (
 	"github.com/nftproxy/nftproxy/internal/netlinkattr"
 )
 
-// appendUdataU32 appends one item of nft's userdata, which is a list of (type, length,
-// value) with a byte each for type and length and no padding. Numbers are host-endian.
+// appendUdataU32 appends one item of nft's userdata: a list of (type, length, value) with one byte each for type and
+// length, without padding. Numbers are in host byte order.
 func appendUdataU32(b []byte, typ byte, v uint32) []byte {
 	b = append(b, typ, 4)
 	return binary.NativeEndian.AppendUint32(b, v)

@@ -14,22 +14,24 @@ import (
 type Announcement struct {
 	// Deleted says that it was deleted; else it was added, or changed.
 	Deleted bool
-	// Kind is "table", "chain", "set", "map", "rule", "element", nft's word for another object, or "unknown".
-	Kind   string
+	// Kind is "table", "chain", "set", "map", "rule", "element", an Object's Kind, or "unknown".
+	Kind string
+	// Family is that of the table.
 	Family Family
-	// Table is the name of the table, and In that of the set, chain or object concerned; empty for a table itself.
+	// Table is the name of the table. In is the name of the chain, set or object, and for a rule or an element that of its
+	// chain or set; empty for a table.
 	Table, In string
-	// What is the rule or the element, as nft lists it.
+	// What is the rule or the element, as nft lists it; empty for all else.
 	What string
 }
 
 // Watcher receives each commit to the nf_tables of one network namespace, with all its parts in the tables of one name.
-// While a Watcher is open, the kernel describes every element of every commit, which makes large commits slower. A
-// Listener is cheaper. If a commit is larger than the socket's buffer, parts of it are lost.
+// While a Watcher is open, the kernel describes every element of every commit, which makes large commits slower (see
+// Listener, which is cheaper). If a commit is larger than the socket's buffer, parts of it are lost.
 type Watcher struct {
 	listener *Listener
 	table    string
-	// sets are those of the tables, without elements: they say how keys and rules print.
+	// sets are those of the tables, without elements. They are needed to print elements and rules.
 	sets map[setName]*Set
 }
 
@@ -41,8 +43,8 @@ type setName struct {
 // watcherBuffer is how many bytes of announcements may wait to be read. An element takes some 150 bytes.
 const watcherBuffer = 32 << 20
 
-// Watch opens a Watcher for tables of a name in the connection's network namespace, which need not stay open. It needs
-// CAP_NET_ADMIN.
+// Watch opens a Watcher for the tables of a name, of both families, in the connection's network namespace. The
+// connection may be closed while the Watcher is in use. The process needs CAP_NET_ADMIN.
 func (c *Conn) Watch(ctx context.Context, table string) (*Watcher, error) {
 	s, err := c.namespace.openSocket()
 	if err != nil {
@@ -86,10 +88,10 @@ func (w *Watcher) readSets(ctx context.Context, c *Conn) error {
 	return nil
 }
 
-// Next waits for the next commit. It calls each for every part of it as it arrives, keeps none, and returns who
-// committed. For a table of another name, an Announcement says nothing but the family and the name. Families other than
-// ip and ip6 are left out. A Notice that is Lost says that parts of some commits were lost. Next ends with the error of
-// ctx when that is done, or with net.ErrClosed.
+// Next waits for the next commit. It calls each for every part of it as it arrives, and then returns who committed. For
+// tables of other names, an Announcement has the table's family and name, and Kind "unknown". Families other than ip
+// and ip6 are left out. If the Notice is Lost, parts of some commits were lost. Next ends with ctx's error when ctx is
+// done, and with net.ErrClosed after Close.
 func (w *Watcher) Next(ctx context.Context, each func(Announcement)) (Notice, error) {
 	l := w.listener
 	defer l.socket.interruptible(ctx)()
@@ -115,7 +117,7 @@ func (w *Watcher) Next(ctx context.Context, each func(Announcement)) (Notice, er
 	return n, nil
 }
 
-// Close closes the watcher. A Next that waits ends.
+// Close closes the watcher. A Next that waits ends with net.ErrClosed.
 func (w *Watcher) Close() error { return w.listener.Close() }
 
 // deletions are the messages that tell of a deletion.
@@ -153,7 +155,7 @@ func (w *Watcher) announce(r reply, each func(Announcement)) {
 	}
 }
 
-// decode fills in what a message is about. What cannot be decoded stays of the kind "unknown".
+// decode fills in Kind, In and What. If the message cannot be decoded, Kind stays "unknown".
 func (w *Watcher) decode(a *Announcement, typ uint16, data []byte) {
 	switch typ {
 	case unix.NFT_MSG_NEWTABLE, unix.NFT_MSG_DELTABLE:
