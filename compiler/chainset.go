@@ -13,51 +13,82 @@ import (
 // endpoint chain, they are in a set of that chain, for example service-ips-cluster-2, and a rule leads from the set to
 // the chain.
 
-// chainSetFrom is how many frontends give an endpoint chain a set of its own. Each such set costs a new connection one
-// more lookup, so it is not small.
-const chainSetFrom = 1000
+// Each set costs a new connection one more lookup, so a chain gets one only when many frontends go to it. It keeps the
+// set until they are far fewer: a Service that comes and goes must not move the frontends of all others each time. So
+// which chains have a set depends on what was there before, and a process that starts may move some frontends once.
+const (
+	// chainSetFrom is how many frontends give an endpoint chain a set of its own.
+	chainSetFrom = 1000
+	// chainSetUntil is how many frontends a chain with a set must keep to have it.
+	chainSetUntil = 500
+)
 
 // mayHaveSet reports whether the chain may have a set: few chains may, since packets go through the sets one by one.
 func (c endpointChain) mayHaveSet() bool {
 	return c.kind == kindCluster && !c.nodePort && c.affinity == chainAffinity{} && c.count > 0 && c.count <= spareChains
 }
 
-// placeOf returns the set or map that has the elements of frontends that go to the chain: its own set, or the given
-// map.
-func (e *endpointChains) placeOf(c endpointChain, verdicts *nft.Set) *nft.Set {
-	if set := e.chainSets[c]; set != nil {
-		return set
-	}
-	return verdicts
-}
-
-// updateChainSet gives the chain a set or takes it away, if the number of its frontends says so, and moves them.
-func (f *family) updateChainSet(c endpointChain) {
-	e := &f.endpointChains
-	use := e.used[c]
-	want := use != nil && use.frontends >= f.chainSetFrom && c.mayHaveSet()
-	if want == (e.chainSets[c] != nil) {
+// putGotoElement puts the element that leads a frontend to a chain that is in use into the chain's set or, if it has
+// none, into verdicts.
+func (f *family) putGotoElement(c endpointChain, verdicts *nft.Set, key nft.Data, comment string) {
+	use := f.endpointChains.used[c]
+	if use.set != nil {
+		f.draft.Put(use.set, nft.Element{Key: key, Comment: comment})
 		return
 	}
-	name := c.name()
-	from := e.placeOf(c, f.sets.serviceIPs)
-	if want {
-		e.chainSets[c] = f.chainSet("service-ips-" + name)
-		f.draft.PutSet(e.chainSets[c])
-	} else {
-		delete(e.chainSets, c)
+	f.draft.Put(verdicts, nft.Element{Key: key, Verdict: nft.Goto(use.name), Comment: comment})
+	if c.mayHaveSet() {
+		use.keys[key] = struct{}{}
 	}
-	to := e.placeOf(c, f.sets.serviceIPs)
-	for _, s := range f.frontends {
-		if first, _ := s.applied.chains(s.frontend); first == c {
-			key := s.frontend.key()
-			f.draft.Remove(from, key)
-			f.draft.Put(to, gotoElement(to, key, name, s.applied.comment))
-		}
+}
+
+// removeGotoElement is the inverse of putGotoElement. A chain that is not in use leads nobody.
+func (f *family) removeGotoElement(c endpointChain, verdicts *nft.Set, key nft.Data) {
+	use := f.endpointChains.used[c]
+	if use == nil {
+		return
 	}
-	if !want {
-		f.draft.RemoveSet(from.Name)
+	if use.set != nil {
+		f.draft.Remove(use.set, key)
+		return
 	}
+	f.draft.Remove(verdicts, key)
+	delete(use.keys, key)
+}
+
+// updateChainSet gives the chain a set or takes it away, if the number of its frontends says so, and moves them: at most
+// chainSetFrom, and not again before as many came or went as the two limits are apart.
+func (f *family) updateChainSet(c endpointChain) {
+	use := f.endpointChains.used[c]
+	switch {
+	case use.set == nil && use.frontends >= f.limits.chainSetFrom && c.mayHaveSet():
+		f.addChainSet(c, use)
+	case use.set != nil && use.frontends < f.limits.chainSetUntil:
+		f.removeChainSet(c, use)
+	}
+}
+
+func (f *family) addChainSet(c endpointChain, use *chainUse) {
+	use.set = f.chainSet("service-ips-" + use.name)
+	f.draft.PutSet(use.set)
+	keys := use.keys
+	use.keys = nil
+	for key := range keys {
+		e, _ := f.sets.serviceIPs.Element(key)
+		f.draft.Remove(f.sets.serviceIPs, key)
+		f.putGotoElement(c, f.sets.serviceIPs, key, e.Comment)
+	}
+	f.putServices()
+}
+
+func (f *family) removeChainSet(c endpointChain, use *chainUse) {
+	set := use.set
+	use.set, use.keys = nil, map[nft.Data]struct{}{}
+	for _, e := range set.Elements() {
+		f.draft.Remove(set, e.Key)
+		f.putGotoElement(c, f.sets.serviceIPs, e.Key, e.Comment)
+	}
+	f.draft.RemoveSet(set.Name)
 	f.putServices()
 }
 
@@ -69,24 +100,18 @@ func (f *family) chainSet(name string) *nft.Set {
 	return f.chainSets[name]
 }
 
-// gotoElement returns the element that leads a frontend to a chain.
-func gotoElement(in *nft.Set, key nft.Data, chain, comment string) nft.Element {
-	e := nft.Element{Key: key, Comment: comment}
-	if in.Verdicts {
-		e.Verdict = nft.Goto(chain)
-	}
-	return e
-}
-
 // chainSetRules lead from the sets to their chains.
 func (f *family) chainSetRules() (rules []nft.Rule) {
 	var chains []endpointChain
-	for c := range f.endpointChains.chainSets {
-		chains = append(chains, c)
+	for c, use := range f.endpointChains.used {
+		if use.set != nil {
+			chains = append(chains, c)
+		}
 	}
 	slices.SortFunc(chains, func(a, b endpointChain) int { return cmp.Compare(a.count, b.count) })
 	for _, c := range chains {
-		rules = append(rules, nft.NewRule(nft.InSet{Key: f.key(false), Set: f.endpointChains.chainSets[c].Name}, nft.Goto(c.name())))
+		use := f.endpointChains.used[c]
+		rules = append(rules, nft.NewRule(nft.InSet{Key: f.key(false), Set: use.set.Name}, nft.Goto(use.name)))
 	}
 	return rules
 }

@@ -8,21 +8,23 @@ import "github.com/nftproxy/nftproxy/nft"
 
 const (
 	// spareChainsFrom is how many frontends make a kind of chain worth having in advance. While they are few, walking
-	// their endpoints is cheap, also for all chains that are added at that point.
-	spareChainsFrom = 100
+	// their endpoints is cheap, also for all chains that are added at that point. spareChainsUntil is how many there
+	// must stay, so that a Service that comes and goes does not add and remove these chains each time.
+	spareChainsFrom, spareChainsUntil = 100, 50
 	// spareChains is up to how many endpoints there are chains in advance. It is small, because for each element that
 	// is added to a map the kernel walks the rules that look it up: with 32, a first Sync of 250,000 endpoints took 240
 	// ms longer.
 	spareChains = 8
 )
 
+// chainLimits are the constants of these names; tests change them.
+type chainLimits struct{ chainSetFrom, chainSetUntil, spareChainsFrom, spareChainsUntil int }
+
 // endpointChains counts the frontends that use endpoint chains.
 type endpointChains struct {
 	used map[endpointChain]*chainUse
 	// groups counts the frontends of chains that differ in nothing but the number of endpoints.
-	groups map[endpointChain]int
-	// chainSets holds the sets of the chains that have one.
-	chainSets map[endpointChain]*nft.Set
+	groups map[endpointChain]*chainGroup
 }
 
 // chainUse is the use of one chain.
@@ -30,10 +32,21 @@ type chainUse struct {
 	frontends int
 	// name is the chain's; all elements share it.
 	name string
+	// set has the frontends that go to the chain; nil if they are in a verdict map.
+	set *nft.Set
+	// keys are those frontends while a chain that may have a set has none.
+	keys map[nft.Data]struct{}
+}
+
+// chainGroup is the use of chains that differ in nothing but the number of endpoints.
+type chainGroup struct {
+	frontends int
+	// spare says that those for small numbers are there in advance.
+	spare bool
 }
 
 func newEndpointChains() endpointChains {
-	return endpointChains{used: map[endpointChain]*chainUse{}, groups: map[endpointChain]int{}, chainSets: map[endpointChain]*nft.Set{}}
+	return endpointChains{used: map[endpointChain]*chainUse{}, groups: map[endpointChain]*chainGroup{}}
 }
 
 // group identifies the chains that differ in nothing but the number of endpoints; false for chains of one Service port.
@@ -42,14 +55,13 @@ func (c endpointChain) group() (group endpointChain, shared bool) {
 	return c, c.affinity.port == ""
 }
 
-// wants reports whether there should be that chain. It depends on nothing but what frontends there are now, so that all
-// ways to the same Services end in the same rules.
+// wants reports whether there should be that chain.
 func (e *endpointChains) wants(c endpointChain) bool {
 	if e.used[c] != nil {
 		return true
 	}
 	group, shared := c.group()
-	return shared && c.count > 0 && c.count <= spareChains && e.groups[group] >= spareChainsFrom
+	return shared && c.count > 0 && c.count <= spareChains && e.groups[group] != nil && e.groups[group].spare
 }
 
 // useChain counts one more frontend that goes to the chain, and makes the chains that this takes.
@@ -61,18 +73,16 @@ func (f *family) useChain(c endpointChain) {
 	use := e.used[c]
 	if use == nil {
 		use = &chainUse{name: c.name()}
+		if c.mayHaveSet() {
+			use.keys = map[nft.Data]struct{}{}
+		}
 		e.used[c] = use
 		f.putEndpointChain(c)
 		f.useChain(c.choice(f.config.AffinityHash))
 	}
 	use.frontends++
-	group, _ := c.group()
-	if e.groups[group]++; e.groups[group] == spareChainsFrom {
-		f.putGroup(group)
-	}
-	if use.frontends == f.chainSetFrom {
-		f.updateChainSet(c)
-	}
+	f.countInGroup(c, +1)
+	f.updateChainSet(c)
 }
 
 // releaseChain counts one frontend less, and removes the chains that nobody needs any more.
@@ -81,17 +91,10 @@ func (f *family) releaseChain(c endpointChain) {
 		return
 	}
 	e := &f.endpointChains
-	group, _ := c.group()
-	if e.groups[group]--; e.groups[group] == spareChainsFrom-1 {
-		f.putGroup(group)
-	}
-	if e.groups[group] == 0 {
-		delete(e.groups, group)
-	}
+	f.countInGroup(c, -1)
 	use := e.used[c]
-	if use.frontends--; use.frontends == f.chainSetFrom-1 {
-		f.updateChainSet(c)
-	}
+	use.frontends--
+	f.updateChainSet(c)
 	if use.frontends == 0 {
 		delete(e.used, c)
 		f.putEndpointChain(c)
@@ -99,10 +102,30 @@ func (f *family) releaseChain(c endpointChain) {
 	}
 }
 
-// putGroup adds or removes the chains for small numbers of endpoints.
-func (f *family) putGroup(group endpointChain) {
-	for group.count = 1; group.count <= spareChains; group.count++ {
-		f.putEndpointChain(group)
+// countInGroup counts the frontends of the chain's group, and adds or removes the chains for small numbers of endpoints
+// if their number says so.
+func (f *family) countInGroup(c endpointChain, by int) {
+	e := &f.endpointChains
+	key, _ := c.group()
+	group := e.groups[key]
+	if group == nil {
+		group = &chainGroup{}
+		e.groups[key] = group
+	}
+	group.frontends += by
+	if spare := group.frontends >= f.limits.spareChainsFrom || group.spare && group.frontends >= f.limits.spareChainsUntil; spare != group.spare {
+		f.setSpare(key, group, spare)
+	}
+	if group.frontends == 0 {
+		delete(e.groups, key)
+	}
+}
+
+// setSpare adds or removes the chains of a group for small numbers of endpoints.
+func (f *family) setSpare(key endpointChain, group *chainGroup, spare bool) {
+	group.spare = spare
+	for key.count = 1; key.count <= spareChains; key.count++ {
+		f.putEndpointChain(key)
 	}
 }
 
@@ -122,10 +145,10 @@ func (f *family) refreshEndpointChains() {
 	for c := range e.used {
 		f.draft.PutChain(f.endpointChain(c))
 	}
-	for group, frontends := range e.groups {
-		for group.count = 1; frontends >= spareChainsFrom && group.count <= spareChains; group.count++ {
-			if e.wants(group) {
-				f.draft.PutChain(f.endpointChain(group))
+	for key, group := range e.groups {
+		for key.count = 1; group.spare && key.count <= spareChains; key.count++ {
+			if e.wants(key) {
+				f.draft.PutChain(f.endpointChain(key))
 			}
 		}
 	}

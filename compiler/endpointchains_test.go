@@ -6,52 +6,139 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/nftproxy/nftproxy/model"
+	"github.com/nftproxy/nftproxy/nft"
 )
 
+// crowd is a number of Services with a ClusterIP and two endpoints each, and the compiler that is told of each that
+// comes or goes.
+type crowd struct {
+	*testing.T
+	compiler *Compiler
+	services int
+}
+
+// newCrowd compiles and commits n Services.
+func newCrowd(t *testing.T, n int) *crowd {
+	c := &crowd{t, newCompiler(t), n}
+	c.compiler.Apply(many(n))
+	c.compiler.Committed()
+	return c
+}
+
+// become lets Services come or go one by one until there are n, and returns the steps of the last transaction, as
+// counts says them.
+func (c *crowd) become(n int) (last map[string]int) {
+	for c.services != n {
+		changes := &model.Changes{Ports: map[model.PortID]*model.ServicePort{}}
+		if c.services < n {
+			p := numbered(c.services, model.IPv4)
+			changes.Ports[p.ID] = p
+			c.services++
+		} else {
+			c.services--
+			changes.Ports[numbered(c.services, model.IPv4).ID] = nil
+		}
+		c.compiler.Apply(changes)
+		last = counts(c.compiler.Transaction())
+		c.compiler.Committed()
+	}
+	return last
+}
+
+// expectSmall fails if a transaction has more than the elements of one Service.
+func (c *crowd) expectSmall(got map[string]int) {
+	c.Helper()
+	total := 0
+	for _, n := range got {
+		total += n
+	}
+	if total > 6 {
+		c.Errorf("%d Services: the transaction has %d steps and elements, want at most 6: %v", c.services, total, got)
+	}
+}
+
+// expectAtOnce fails unless the Services compiled at once end in the same IPv4 table. It is for numbers for which what
+// was there before does not matter.
+func (c *crowd) expectAtOnce() {
+	c.Helper()
+	all := many(c.services)
+	for id := range all.Ports {
+		if id.Family == model.IPv6 {
+			delete(all.Ports, id)
+		}
+	}
+	atOnce := newCompiler(c)
+	atOnce.Apply(all)
+	if diff := cmp.Diff(atOnce.Tables()[0].String(), c.compiler.Tables()[0].String()); diff != "" {
+		c.Errorf("%d Services: compiled one by one (-at once +one by one):\n%s", c.services, diff)
+	}
+}
+
 func TestChainsInAdvance(t *testing.T) {
-	incremental := newCompiler(t)
-	incremental.Apply(&model.Changes{Full: true, Ports: map[model.PortID]*model.ServicePort{}})
-	incremental.Committed()
-	one := func(p *model.ServicePort, id model.PortID) *model.Changes {
-		return &model.Changes{Ports: map[model.PortID]*model.ServicePort{id: p}}
-	}
-	expect := func(services int) {
+	c := newCrowd(t, spareChainsFrom-1)
+	expect := func(want bool) {
 		t.Helper()
-		atOnce := newCompiler(t)
-		full := many(services)
-		full.Node, full.ServiceCIDRsChanged = nil, false
-		atOnce.Apply(full)
-		for i, table := range incremental.Tables() {
-			if diff := cmp.Diff(atOnce.Tables()[i].String(), table.String()); diff != "" {
-				t.Errorf("%d Services: compiled one by one (-at once +one by one):\n%s", services, diff)
-			}
-			for n := 1; n <= spareChains; n++ {
-				want := n == 2 || services >= spareChainsFrom
-				if has := table.Chain(fmt.Sprintf("cluster-%d", n)) != nil; has != want {
-					t.Errorf("%d Services: chain cluster-%d is there: %v", services, n, has)
-				}
+		for n := 1; n <= spareChains; n++ {
+			if has := c.compiler.Tables()[0].Chain(fmt.Sprintf("cluster-%d", n)) != nil; has != (want || n == 2) {
+				t.Errorf("%d Services: chain cluster-%d is there: %v", c.services, n, has)
 			}
 		}
 	}
-	for i := range spareChainsFrom + 1 {
-		for _, f := range model.Families {
-			p := numbered(i, f)
-			incremental.Apply(one(p, p.ID))
+	expect(false)
+	c.expectAtOnce()
+	c.become(spareChainsFrom)
+	expect(true)
+	c.expectAtOnce()
+	t.Run("a Service that comes and goes leaves them in place", func(t *testing.T) {
+		for range 3 {
+			c.expectSmall(c.become(spareChainsFrom - 1))
+			c.expectSmall(c.become(spareChainsFrom))
 		}
-		if i >= spareChainsFrom-2 {
-			expect(i + 1)
+	})
+	t.Run("a Node that changes no rule is not committed", func(t *testing.T) {
+		c.compiler.Apply(&model.Changes{Node: &model.Node{Name: "node-1"}, ServiceCIDRsChanged: true})
+		if tx := c.compiler.Transaction(); !tx.Empty() {
+			t.Errorf("the transaction is\n%s", tx)
 		}
+	})
+	c.become(spareChainsUntil)
+	expect(true)
+	c.become(spareChainsUntil - 1)
+	expect(false)
+	c.expectAtOnce()
+}
+
+func TestChainSet(t *testing.T) {
+	const name = "service-ips-cluster-2"
+	c := newCrowd(t, chainSetFrom-1)
+	set := func() *nft.Set { return c.compiler.Tables()[0].Set(name) }
+	if set() != nil {
+		t.Errorf("%d Services have the set", c.services)
 	}
-	incremental.Committed()
-	node := &model.Changes{Node: &model.Node{Name: "node-1"}, ServiceCIDRsChanged: true}
-	incremental.Apply(node)
-	if tx := incremental.Transaction(); !tx.Empty() {
-		t.Errorf("a Node that changes no rule is committed as\n%s", tx)
+	last := c.become(chainSetFrom)
+	if n := last["ip add to "+name]; n != chainSetFrom || set().Len() != chainSetFrom {
+		t.Errorf("%d elements were added to the set, and it has %d; want %d", n, set().Len(), chainSetFrom)
 	}
-	for i := spareChainsFrom; i >= spareChainsFrom-1; i-- {
-		for _, f := range model.Families {
-			incremental.Apply(one(nil, numbered(i, f).ID))
+	c.expectAtOnce()
+	t.Run("a Service that comes and goes moves no other", func(t *testing.T) {
+		for range 3 {
+			c.expectSmall(c.become(chainSetFrom - 1))
+			c.expectSmall(c.become(chainSetFrom))
 		}
-		expect(i)
+	})
+	c.become(chainSetUntil)
+	if set() == nil || c.compiler.Tables()[0].Set("service-ips").Len() > 0 {
+		t.Errorf("%d Services are not in the set any more", c.services)
 	}
+	last = c.become(chainSetUntil - 1)
+	if n := last["ip add to service-ips"]; n != chainSetUntil-1 || set() != nil {
+		t.Errorf("%d elements were added to service-ips, want %d", n, chainSetUntil-1)
+	}
+	c.expectAtOnce()
+	t.Run("a Service that goes and comes moves no other", func(t *testing.T) {
+		for range 3 {
+			c.expectSmall(c.become(chainSetUntil))
+			c.expectSmall(c.become(chainSetUntil - 1))
+		}
+	})
 }

@@ -26,10 +26,9 @@ type family struct {
 	contested map[frontend][]model.PortID
 
 	endpointChains endpointChains
-	// chainSetFrom is the constant of that name; tests change it. chainSets holds the sets that chains have or had, by
-	// name.
-	chainSetFrom int
-	chainSets    map[string]*nft.Set
+	limits         chainLimits
+	// chainSets holds the sets that chains have or had, by name.
+	chainSets map[string]*nft.Set
 	// clusterIPs and hairpins count how many ports use an address.
 	clusterIPs, hairpins map[netip.Addr]int
 	affinity             affinityState
@@ -43,7 +42,7 @@ func newFamily(ip nft.Family, config *Config) *family {
 		frontends:      map[frontend]*frontendState{},
 		contested:      map[frontend][]model.PortID{},
 		endpointChains: newEndpointChains(),
-		chainSetFrom:   chainSetFrom,
+		limits:         chainLimits{chainSetFrom, chainSetUntil, spareChainsFrom, spareChainsUntil},
 		chainSets:      map[string]*nft.Set{},
 		clusterIPs:     map[netip.Addr]int{},
 		hairpins:       map[netip.Addr]int{},

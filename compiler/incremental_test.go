@@ -47,7 +47,9 @@ type failer interface {
 type cluster struct {
 	failer
 	chooser
-	config   Config
+	config Config
+	// limits are those of the compiler that is told of each change.
+	limits   chainLimits
 	compiler *Compiler
 	state    model.Changes
 	last     *model.Changes
@@ -180,25 +182,52 @@ func (c *cluster) change() *model.Changes {
 	return next
 }
 
-// newCompiler returns a compiler that gives a chain a set from two frontends on.
-func (c *cluster) newCompiler() *Compiler {
+// newCompiler returns a compiler whose chains have sets, and chains in advance, with a few frontends.
+func (c *cluster) newCompiler(limits chainLimits) *Compiler {
 	compiler, err := New(c.config)
 	if err != nil {
 		c.Fatalf("%v", err)
 	}
 	for _, f := range compiler.families {
-		f.chainSetFrom = 2
+		f.limits = limits
 	}
 	return compiler
 }
 
-// fresh compiles the state from nothing.
+// fewFrontends chooses limits that a few frontends reach.
+func fewFrontends(c chooser) chainLimits {
+	l := chainLimits{chainSetFrom: 2 + c.choose(2), spareChainsFrom: 2 + c.choose(4)}
+	l.chainSetUntil, l.spareChainsUntil = 1+c.choose(l.chainSetFrom), 1+c.choose(l.spareChainsFrom)
+	return l
+}
+
+// fresh compiles the state from nothing. Which chains have a set, or chains in advance, depends on what was there
+// before, between two limits. So it gives them to all that may have them, and takes away those that the compiler that
+// is told of each change does not have.
 func (c *cluster) fresh() *Compiler {
-	compiler := c.newCompiler()
+	most := c.limits
+	most.chainSetFrom, most.spareChainsFrom = most.chainSetUntil, most.spareChainsUntil
+	compiler := c.newCompiler(most)
 	all := c.state
 	all.Ports = maps.Clone(c.state.Ports)
 	compiler.Apply(&all)
+	for i, f := range compiler.families {
+		c.takeAway(f, c.compiler.families[i])
+	}
 	return compiler
+}
+
+func (c *cluster) takeAway(f, has *family) {
+	for chain, use := range f.endpointChains.used {
+		if use.set != nil && use.frontends < c.limits.chainSetFrom && has.endpointChains.used[chain].set == nil {
+			f.removeChainSet(chain, use)
+		}
+	}
+	for key, group := range f.endpointChains.groups {
+		if group.spare && group.frontends < c.limits.spareChainsFrom && !has.endpointChains.groups[key].spare {
+			f.setSpare(key, group, false)
+		}
+	}
 }
 
 func printed(tables []*nft.Table) string {
@@ -213,7 +242,7 @@ func printed(tables []*nft.Table) string {
 // anything but the state after each of them.
 func (c *cluster) run(events int) {
 	c.Helper()
-	c.compiler = c.newCompiler()
+	c.compiler = c.newCompiler(c.limits)
 	c.state = model.Changes{Full: true, Ports: map[model.PortID]*model.ServicePort{}, Node: c.node(), ServiceCIDRsChanged: true}
 	first := c.state
 	first.Ports = nil
@@ -282,7 +311,7 @@ func randomConfig(c chooser) Config {
 
 func TestCompilerIncremental(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
-		c := &cluster{failer: rt, chooser: drawn{rt}, config: randomConfig(drawn{rt})}
+		c := &cluster{failer: rt, chooser: drawn{rt}, config: randomConfig(drawn{rt}), limits: fewFrontends(drawn{rt})}
 		c.run(rapid.IntRange(1, 15).Draw(rt, "events"))
 	})
 }
@@ -298,7 +327,7 @@ func FuzzEvents(f *testing.F) {
 			return
 		}
 		s := &script{rest: data}
-		c := &cluster{failer: t, chooser: s, config: randomConfig(s)}
+		c := &cluster{failer: t, chooser: s, config: randomConfig(s), limits: fewFrontends(s)}
 		c.run(1 + min(len(data)/16, 12))
 	})
 }

@@ -42,16 +42,14 @@ func (f *family) putVerdicts(e frontendElements) {
 	}
 }
 
-// putGoto puts the element that leads to the wanted chain into verdicts or into the chain's own set.
+// putGoto puts the element that leads to the wanted chain.
 func (f *family) putGoto(verdicts *nft.Set, e frontendElements, have, want endpointChain) {
-	chains := &f.endpointChains
 	if have != want {
-		f.draft.Remove(chains.placeOf(have, verdicts), e.key)
+		f.removeGotoElement(have, verdicts, e.key)
 		f.useChain(want)
 		f.releaseChain(have)
 	}
 	if want.kind != "" {
-		place := chains.placeOf(want, verdicts)
-		f.draft.Put(place, gotoElement(place, e.key, chains.used[want].name, e.want.comment))
+		f.putGotoElement(want, verdicts, e.key, e.want.comment)
 	}
 }

@@ -126,7 +126,7 @@ func compareWithKernel(t *testing.T, c *nft.Conn, b *Backend) {
 
 // Many Services with one endpoint count have a set of their own, which comes and goes with their number.
 func TestBackendSyncChainSets(t *testing.T) {
-	const many = 1000 // compiler: chainSetFrom
+	const many, few = 1000, 500 // compiler: chainSetFrom, chainSetUntil
 	c := namespaceConn(t)
 	b, err := NewBackend(c, compiler.Default(), Hooks{OnRepair: func() { t.Error("the kernel refused the change") }})
 	if err != nil {
@@ -145,14 +145,20 @@ func TestBackendSyncChainSets(t *testing.T) {
 		return changes
 	}
 	have := 0
-	for _, services := range []int{many - 1, many, many - 1, many + 10, many + 5, 1, many + 10, 0} {
-		if err := b.Sync(t.Context(), changesTo(have, services)); err != nil {
+	for _, step := range []struct {
+		services int
+		set      bool
+	}{
+		{many - 1, false}, {many, true}, {many - 1, true}, {many + 10, true}, {few, true}, {few - 1, false}, {many - 1, false},
+		{many + 10, true}, {1, false}, {many + 10, true}, {0, false},
+	} {
+		if err := b.Sync(t.Context(), changesTo(have, step.services)); err != nil {
 			t.Fatal(err)
 		}
-		have = services
+		have = step.services
 		set := b.Tables()[0].Set("service-ips-cluster-2")
-		if got := set != nil && set.Len() == services; got != (services >= many) {
-			t.Errorf("%d Services: the set is %v", services, set)
+		if got := set != nil && set.Len() == step.services; got != step.set {
+			t.Errorf("%d Services: the set is %v", step.services, set)
 		}
 		compareWithKernel(t, c, b)
 	}
