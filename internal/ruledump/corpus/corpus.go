@@ -7,7 +7,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"runtime"
 	"testing"
 
 	"github.com/nftproxy/nftproxy/internal/ruledump/snapshot"
@@ -31,8 +30,7 @@ type Case struct {
 // Cases returns all golden cases.
 func Cases(tb testing.TB) []Case {
 	tb.Helper()
-	_, here, _, _ := runtime.Caller(0)
-	paths, err := filepath.Glob(filepath.Join(filepath.Dir(here), "../../../testdata/*/manifests.yaml"))
+	paths, err := filepath.Glob(filepath.Join(module(tb), "testdata/*/manifests.yaml"))
 	if err != nil {
 		tb.Fatal(err)
 	}
@@ -44,6 +42,25 @@ func Cases(tb testing.TB) []Case {
 		out = append(out, Case{filepath.Base(filepath.Dir(p)), filepath.Dir(p)})
 	}
 	return out
+}
+
+// module returns the directory of go.mod: the nearest above the test's. The path of this file does not say it in binaries
+// built with -trimpath.
+func module(tb testing.TB) string {
+	tb.Helper()
+	dir, err := os.Getwd()
+	if err != nil {
+		tb.Fatal(err)
+	}
+	for {
+		if _, err := os.Stat(filepath.Join(dir, "go.mod")); err == nil {
+			return dir
+		}
+		if dir == filepath.Dir(dir) {
+			tb.Fatal("no go.mod above the working directory: run the test from its package's directory")
+		}
+		dir = filepath.Dir(dir)
+	}
 }
 
 // Find returns the case of that name.
