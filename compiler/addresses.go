@@ -7,8 +7,8 @@ import (
 	"github.com/nftproxy/nftproxy/nft"
 )
 
-// countAddresses adds by, 1 or -1, to the uses of each address that the port, which may be nil, uses. The sets
-// cluster-ips and hairpin hold the addresses that are used.
+// countAddresses adds by, 1 or -1, to the number of uses of each address of the port, which may be nil. The sets
+// cluster-ips and hairpin hold the addresses with uses.
 func (f *family) countAddresses(p *model.ServicePort, by int) {
 	if p == nil {
 		return
@@ -24,7 +24,7 @@ func (f *family) countAddresses(p *model.ServicePort, by int) {
 	})
 }
 
-// countUse reports whether the use is the first, or was the last.
+// countUse reports whether this use is the first one, or was the last one.
 func countUse(uses map[netip.Addr]int, addr netip.Addr, by int) (changed bool) {
 	n := uses[addr] + by
 	if n == 0 {
@@ -43,12 +43,12 @@ func (f *family) putOrRemove(set *nft.Set, key nft.Data, put bool) {
 	}
 }
 
-// eachHairpin calls do with each endpoint of a port that this node may send to itself
-// without masquerading it for another reason.
+// eachHairpin calls do with each endpoint of a port whose own packets this node may send back to it without
+// masquerading them for another reason.
 //
-// A client's packet is translated on the client's own node, so the client, and the endpoint
-// that it is, must be on this one. The exception is a node port: a pod of another node
-// can dial it here. Under policy Cluster it is masqueraded anyway, under policy Local it is not.
+// A client's packet is translated on the client's own node. So a client that is its own endpoint is on this node. The
+// exception is a node port: a pod of another node can dial it here. Under policy Cluster its packets are masqueraded
+// anyway, under policy Local they are not.
 func eachHairpin(p *model.ServicePort, do func(netip.Addr)) {
 	for _, list := range [...][]model.Endpoint{p.Cluster, p.Local} {
 		for i := range list {

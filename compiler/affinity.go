@@ -6,17 +6,16 @@ import "github.com/nftproxy/nftproxy/nft"
 // its own. All frontends of the port share them, so a client has one endpoint whichever address it dials, and a flood
 // of clients at one Service fills that Service's map only.
 //
-// A client that is not in the map is sent to a random endpoint, as in kube-proxy. With Config.AffinityHash the hash of
-// its address chooses instead. The map keeps clients in place.
+// A client that is in the map goes to its endpoint. Another one goes to a random endpoint, as in kube-proxy, or, with
+// Config.AffinityHash, to the one that the hash of its address chooses.
 
-// affinitySize is how many clients a map holds. Clients beyond that are served as if they were new each time.
+// affinitySize is how many clients a map holds. Further clients are served without affinity.
 const affinitySize = nft.DefaultSize
 
-// affinitySeed is the seed of the hash. It is the same on all nodes and in all versions, so that all of them choose
-// alike.
+// affinitySeed is the seed of the hash. It is the same on all nodes and in all versions, so that all choose alike.
 const affinitySeed = 0x5eed
 
-// affinityPrefixes are the start of the names of maps, and of the chains that fill them, by endpointList.
+// The names of maps, and of the chains that fill them, begin like this, by endpointList.
 var (
 	affinityMapPrefixes   = [...]string{listCluster: "affinity.", listLocal: "affinity-local."}
 	affinityChainPrefixes = [...]string{listCluster: "affinity-update.", listLocal: "affinity-update-local."}
@@ -24,26 +23,26 @@ var (
 
 const (
 	chainAffinityCheck = "affinity-check"
-	// affinityShortCircuitPrefix starts the name of the chain that tells under policy Local from which list an endpoint
-	// came.
+	// affinityShortCircuitPrefix begins the name of the chain that decides, under policy Local, from which list a client's
+	// endpoint came.
 	affinityShortCircuitPrefix = "affinity-update-short-circuit."
 )
 
-// affinityState is what the compiler knows of session affinity in one IP family.
+// affinityState is the session affinity in one IP family.
 type affinityState struct {
 	// ports holds the Service ports with affinity by affinityName.
 	ports map[string]*affinityPort
 	// frontends counts the frontends with affinity for each rule that looks for them.
 	frontends map[affinityRule]int
-	// nodePorts holds the node ports with affinity, and externals the external addresses without it by port number,
-	// with the comment for an element.
+	// nodePorts holds the node ports with affinity. externals holds, by port number, the external addresses without it,
+	// each with the comment of its element.
 	nodePorts map[portNumber]bool
 	externals map[portNumber]map[frontend]string
-	// losing holds the ports with a map that loses an endpoint by the next commit.
+	// losing holds the ports with a map that loses an endpoint with the next commit.
 	losing map[*affinityPort]bool
-	// stale holds the ports with a map that may hold clients of endpoints that do not serve them any more.
+	// stale holds the ports with a map that may have clients of endpoints that no longer serve them.
 	stale map[*affinityPort]bool
-	// moves holds the ports of which a map came or went since the last commit.
+	// moves holds, by affinityName, the ports of which a map came or went since the last commit.
 	moves map[string]bool
 }
 
@@ -74,8 +73,7 @@ func (f *family) putAffinity(e frontendElements) {
 	f.countAffinity(e)
 }
 
-// countAffinity counts the frontends with affinity. The rules that look for them are there only as long as there are
-// any.
+// countAffinity counts the frontends with affinity. The rules that look for them exist only while there are any.
 func (f *family) countAffinity(e frontendElements) {
 	rule := affinityRule{e.frontend.protocol, e.frontend.isNodePort()}
 	frontends := f.affinity.frontends

@@ -9,8 +9,8 @@ func (f *family) affinitySet(name string) *nft.Set {
 	}
 }
 
-// returning sends a client to the endpoint that it was sent to before. The protocol is there for nft, which cannot
-// show a translation to a port without it.
+// returning sends a client that is in the map to its endpoint. The rule matches the protocol first, because nft cannot
+// list a translation to a port otherwise.
 func (f *family) returning(c endpointChain) nft.Rule {
 	return nft.NewRule(isProtocol(c.affinity.protocol), nft.DNAT{Family: f.family, Key: nft.Concat{f.family.Saddr()}, Map: affinityMapPrefixes[c.affinity.list] + c.affinity.port})
 }
@@ -28,8 +28,8 @@ func (f *family) affinityUpdate(p *affinityPort, list endpointList) *nft.Chain {
 		})}}
 }
 
-// affinityShortCircuit builds the chain for policy Local: clients of the cluster and of the node were sent to
-// an endpoint of the Cluster list, all others to one of the Local list.
+// affinityShortCircuit builds the chain for policy Local. Clients of the cluster and of the node were sent to an
+// endpoint of the Cluster list, all others to one of the Local list.
 func (f *family) affinityShortCircuit(p *affinityPort) *nft.Chain {
 	c := &nft.Chain{Name: affinityShortCircuitPrefix + p.name}
 	if p.has(listCluster) {

@@ -5,7 +5,7 @@ import (
 	"github.com/nftproxy/nftproxy/nft"
 )
 
-// afterTranslation is what becomes of a packet of a new connection once its destination was translated.
+// afterTranslation returns the verdict for the first packet of a connection whose destination was translated.
 func (f *family) afterTranslation() nft.Verdict {
 	if len(f.affinity.frontends) > 0 {
 		return nft.Goto(chainAffinityCheck)
@@ -37,9 +37,9 @@ func (f *family) affinityRules() []nft.Rule {
 	return rules
 }
 
-// affinityRulesOf looks for frontends of one kind. A node port is known by its number alone, and other programs
-// translate destinations too. So the address that was dialed has to be one on which node ports answer, or, where these
-// are whole networks, at least no ClusterIP. External addresses may have a node port's number as well: see
+// affinityRulesOf looks for frontends of one kind. The map knows a node port by its number alone, and other programs
+// translate destinations too. So the dialed address has to be one on which node ports answer. Where these are whole
+// networks, it must at least be no ClusterIP. External addresses may have a node port's number as well: see
 // putAffinityExceptions.
 func (f *family) affinityRulesOf(protocol model.Protocol, nodePort bool) (rules []nft.Rule) {
 	daddr, isOf := f.family.OriginalDaddr(), isProtocol(uint8(protocol))
@@ -76,8 +76,8 @@ type portNumber struct {
 	port     uint16
 }
 
-// putAffinityExceptions keeps connections to external addresses without affinity from being taken for connections to a
-// node port with the same number that has affinity. Such addresses get an element that ends the search.
+// putAffinityExceptions keeps external addresses without affinity apart from a node port that has affinity and the same
+// number. Such addresses get an element that ends the search.
 func (f *family) putAffinityExceptions(fe frontend, want *plan) {
 	number := portNumber{fe.protocol, fe.port}
 	if fe.isNodePort() {

@@ -10,36 +10,36 @@ import (
 	"github.com/nftproxy/nftproxy/nft"
 )
 
-// Affinity is the handle on the maps that packets fill: for each Service port with sessionAffinity ClientIP one or two
-// maps from clients to endpoints. Only the kernel knows their elements. Whoever commits the rulesets reads the maps,
-// asks Affinity which elements have to change, and changes them.
+// Affinity is the handle on the maps that packets fill: for each Service port with sessionAffinity ClientIP, one or two
+// maps from clients to endpoints. Only the kernel has their elements. The program that commits the rulesets reads the
+// maps, asks Affinity which elements have to change, and changes them.
 type Affinity struct {
 	families families
 }
 
-// Affinity returns the handle on session affinity. It follows the compiler, and is no safer for concurrent use.
+// Affinity returns the handle on session affinity. It stays valid after each Apply. Like the Compiler, it is not safe
+// for concurrent use.
 func (c *Compiler) Affinity() Affinity { return Affinity{c.families} }
 
-// AffinityMap is one map from clients to endpoints, as it is wanted at one moment. Later changes of the model do not
-// change it.
+// AffinityMap is one map from clients to endpoints, as wanted at one moment. Later changes of the model do not change
+// it.
 type AffinityMap struct {
-	// Table has the family and the name of the table that the map is in, and nothing else.
+	// Table has the family and the name of the map's table, and nothing else.
 	Table *nft.Table
-	// Set describes the map, and has no elements.
+	// Set is the map without elements.
 	Set *nft.Set
-	// Port is the Service port that the map is of.
+	// Port is the map's Service port.
 	Port      model.PortID
 	timeout   time.Duration
 	endpoints []model.Endpoint
 }
 
-// Serves reports whether the endpoint that an element of the map leads to still serves the map's clients. If
-// not, the element must go.
+// Serves reports whether an element's endpoint still serves the map's clients. If not, the element must be deleted.
 func (m AffinityMap) Serves(e nft.Element) bool {
 	return hasEndpoint(m.endpoints, decodeEndpoint(e.Value))
 }
 
-// Element returns the element that a connection of a client to an endpoint adds to the map.
+// Element returns the element that a new connection from a client to an endpoint adds to the map.
 func (m AffinityMap) Element(client netip.Addr, endpoint netip.AddrPort) nft.Element {
 	return nft.Element{
 		Key:     nft.AddrData(client),
@@ -51,7 +51,7 @@ func (m AffinityMap) Element(client netip.Addr, endpoint netip.AddrPort) nft.Ele
 // SameEndpoints reports whether two states of one map have the same endpoints.
 func (m AffinityMap) SameEndpoints(o AffinityMap) bool { return slices.Equal(m.endpoints, o.endpoints) }
 
-// IsAffinityMap reports whether a set of the name is a map from clients to endpoints.
+// IsAffinityMap reports whether the set of that name is a map from clients to endpoints.
 func IsAffinityMap(name string) bool {
 	return slices.ContainsFunc(affinityMapPrefixes[:], func(prefix string) bool { return strings.HasPrefix(name, prefix) })
 }
@@ -66,8 +66,8 @@ func (a Affinity) Maps() (maps []AffinityMap) {
 	return maps
 }
 
-// Stale returns the maps that may have clients of endpoints that do not serve them any more: since Reconciled was
-// called for the map, an endpoint went. In no order. It costs as much as there are.
+// Stale returns, in no order, the maps that may have clients of endpoints that no longer serve them: an endpoint went
+// since the last call of Reconciled for the map. It takes time in proportion to the length of the result.
 func (a Affinity) Stale() (maps []AffinityMap) {
 	for _, f := range a.families {
 		for p := range f.affinity.stale {
@@ -77,8 +77,8 @@ func (a Affinity) Stale() (maps []AffinityMap) {
 	return maps
 }
 
-// Losing returns those stale maps that lose an endpoint by the transaction to be committed, or that the kernel may
-// have from a process before this one. In no order.
+// Losing returns, in no order, those stale maps that lose an endpoint with the next commit, or that the kernel may have
+// from an earlier process.
 func (a Affinity) Losing() (maps []AffinityMap) {
 	for _, f := range a.families {
 		for p := range f.affinity.losing {
@@ -128,8 +128,8 @@ func (a Affinity) Current(m AffinityMap) (AffinityMap, bool) {
 	return AffinityMap{}, false
 }
 
-// Reconciled says that the kernel's map has no clients of endpoints other than those of m. If an endpoint
-// went since m was returned, the map stays stale.
+// Reconciled tells the compiler that the kernel's map has clients of the endpoints of m only. If an endpoint went since
+// m was returned, the map stays stale.
 func (a Affinity) Reconciled(m AffinityMap) {
 	f := a.families.of(m.Port.Family)
 	p := f.affinity.ports[affinityName(m.Port)]
@@ -146,11 +146,14 @@ func (a Affinity) Reconciled(m AffinityMap) {
 	}
 }
 
-// AffinityMove is a reason to copy clients from one map to another: the traffic policy of a Service port changed, and
-// frontends that used the one map use the other.
-type AffinityMove struct{ From, To AffinityMap }
+// AffinityMove is a reason to copy clients from one map to another: the traffic policy of a Service port changed, so
+// that its frontends use another map.
+type AffinityMove struct {
+	// From is the map with the clients, To the one that is to have those of them whose endpoint it Serves.
+	From, To AffinityMap
+}
 
-// Moves returns the moves that the transaction to be committed causes, in no order. The kernel still has From, and
+// Moves returns the moves that the next commit causes, in no order. Before that commit, the kernel still has From, and
 // may not have To.
 func (a Affinity) Moves() (moves []AffinityMove) {
 	for _, f := range a.families {
@@ -189,7 +192,8 @@ func (f *family) kernelHas(p *affinityPort, list endpointList) bool {
 }
 
 // ConnectionElements calls do with the elements that a connection in conntrack would have added to the maps: one for
-// each map that its client uses and whose endpoints include the connection's.
+// each map that the client may use and that has the connection's endpoint. dialed is the address and port that the
+// client dialed.
 func (a Affinity) ConnectionElements(protocol model.Protocol, client netip.Addr, dialed, endpoint netip.AddrPort, do func(AffinityMap, nft.Element)) {
 	f := a.families.of(model.FamilyOf(dialed.Addr()))
 	want := f.applied(frontend{dialed.Addr(), dialed.Port(), protocol})
@@ -207,7 +211,7 @@ func (a Affinity) ConnectionElements(protocol model.Protocol, client netip.Addr,
 	}
 }
 
-// mayUse reports whether a client may be one of those that a plan sends to endpoints of the list.
+// mayUse reports whether a plan may send the client to endpoints of the list.
 func (f *family) mayUse(p *plan, list endpointList, client netip.Addr) bool {
 	if p.kind != kindLocal {
 		return true

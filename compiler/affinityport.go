@@ -14,23 +14,23 @@ type affinityPort struct {
 	name    string
 	timeout time.Duration
 	lists   [len(endpointLists)]affinityUse
-	// shortCircuits is how many frontends use the chain that tells the lists apart.
+	// shortCircuits is how many frontends use the chain of affinityShortCircuit.
 	shortCircuits int
 }
 
 // affinityUse is the use of one list of a port.
 type affinityUse struct {
-	// frontends is how many use the list. There is a map as long as there are any.
+	// frontends is how many use the list. The map exists while there are any.
 	frontends int
 	endpoints []model.Endpoint
-	// stale says that the map may hold clients of endpoints that are not in the list any more, and losing that it
-	// has been so since the last commit only.
+	// stale says that the map may have clients of endpoints that are no longer in the list. losing says that it became
+	// stale since the last commit.
 	stale, losing bool
 }
 
 func (p *affinityPort) mapName(list endpointList) string { return affinityMapPrefixes[list] + p.name }
 
-// useAffinity counts one more frontend with the plan, and returns the chain that notes where its clients go.
+// useAffinity counts one more frontend with the plan, and returns the chain that adds its clients to a map.
 func (f *family) useAffinity(want *plan) (chain string) {
 	p := f.affinity.ports[want.affinity.name]
 	if p == nil {
@@ -51,7 +51,7 @@ func (f *family) useAffinity(want *plan) (chain string) {
 	return chain
 }
 
-// putAffinityShortCircuit writes the chain that tells the lists of a port apart, if a frontend needs it.
+// putAffinityShortCircuit puts the chain of affinityShortCircuit if a frontend needs it, and removes it otherwise.
 func (f *family) putAffinityShortCircuit(p *affinityPort) {
 	if p.shortCircuits > 0 {
 		f.draft.PutChain(f.affinityShortCircuit(p))
@@ -64,8 +64,8 @@ func (f *family) useAffinityList(p *affinityPort, list endpointList, endpoints [
 	use := &p.lists[list]
 	if use.frontends == 0 {
 		f.draft.PutSet(f.affinitySet(p.mapName(list)))
-		// The kernel may have a map of that name with what another process, or another Service of that name, left in
-		// it.
+		// Unless the next commit adds the map, the kernel may have one of that name, with clients of an earlier process or
+		// of an earlier Service of that name.
 		_, new := f.draft.SetBefore(p.mapName(list))
 		*use = affinityUse{stale: !new, losing: !new}
 		f.noteMove(p)
@@ -112,8 +112,8 @@ func (f *family) releaseAffinityList(p *affinityPort, list endpointList) {
 	f.noteMove(p)
 }
 
-// noteMove notes that a map of a port came or went since the last commit, and so that its clients may have to move to
-// the other one.
+// noteMove notes that a map of a port came or went since the last commit, so its clients may have to move to the other
+// one.
 func (f *family) noteMove(p *affinityPort) {
 	if f.draft.HasCommitted() {
 		f.affinity.moves[p.name] = true

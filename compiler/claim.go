@@ -6,13 +6,13 @@ import (
 	"github.com/nftproxy/nftproxy/model"
 )
 
-// rank orders the claims for one frontend: a ClusterIP is the cluster's own and must not be
-// taken over by an external IP that any Service author can name (CVE-2020-8554); a load
-// balancer IP is set by a controller, an external IP by the author.
+// rank orders the claims for one frontend. The API server gives out ClusterIPs, a controller sets load balancer IPs,
+// and the author of a Service writes external IPs. An external IP must not take over an address of the other two
+// (CVE-2020-8554).
 //
-// A claim of lower rank does not get the frontend either while the owner has no endpoints, unlike in kube-proxy.
-// Otherwise an author of external IPs would only have to wait for a rollout or a crash of the Service that holds the
-// ClusterIP or the load balancer IP, to get the data of its clients. Refusing these clients is safe.
+// Unlike in kube-proxy, it does not do so either while the owner has no endpoints. Otherwise an author would only have
+// to wait for a rollout or a crash of the Service that holds the address, to get the data of its clients. Refusing
+// these clients is safe.
 type rank uint8
 
 const (
@@ -22,15 +22,15 @@ const (
 	rankNodePort
 )
 
-// claim says that a Service port wants a frontend, and for what.
+// claim is the demand of a Service port for a frontend, with the plan for it.
 type claim struct {
 	rank rank
 	port *model.ServicePort
 	plan *plan
 }
 
-// before reports whether c wins over other: by rank, then whoever has something to serve, as
-// in kube-proxy, then by name. Who came first does not matter, and all nodes decide alike.
+// before reports whether c wins over other: by rank, then a port with endpoints over one without, as in kube-proxy,
+// then by name. Age does not matter, so all nodes decide alike.
 func (c *claim) before(other *claim) bool {
 	if c.rank != other.rank {
 		return c.rank < other.rank
@@ -50,7 +50,7 @@ func (f *family) addClaims(p *model.ServicePort) {
 	eachFrontend(p, func(r rank, fe frontend) { f.addClaim(fe, claim{r, p, plans.of(r)}) })
 }
 
-// addClaim touches the frontend. Of two claims of one port the first counts.
+// addClaim adds a claim and touches the frontend. Of two claims of one port the first counts.
 func (f *family) addClaim(fe frontend, c claim) {
 	s := f.frontends[fe]
 	if s == nil {
@@ -79,13 +79,15 @@ func (f *family) removeClaims(p *model.ServicePort) {
 	eachFrontend(p, func(_ rank, fe frontend) { f.removeClaim(fe, p.ID) })
 }
 
-// removeClaim touches the frontend, which goes when it is reconciled and nobody claims it.
+// removeClaim removes the claim of a port and touches the frontend. A frontend without claims is deleted when it is
+// reconciled.
 func (f *family) removeClaim(fe frontend, id model.PortID) {
 	s := f.frontends[fe]
 	s.claims = slices.DeleteFunc(s.claims, func(c claim) bool { return c.port.ID == id })
 	f.touch(s)
 }
 
+// touch notes that a frontend is to be reconciled.
 func (f *family) touch(s *frontendState) {
 	if !s.touched {
 		s.touched = true

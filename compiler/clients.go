@@ -21,7 +21,7 @@ func (f *family) putMarkUnlessLocal() {
 	f.draft.PutChain(c)
 }
 
-// localClients returns the matches that each recognise clients of the cluster.
+// localClients returns one match for each way to recognise clients of the cluster.
 func (f *family) localClients() []nft.Statement {
 	var out []nft.Statement
 	for _, p := range f.localCIDRs() {
@@ -33,7 +33,7 @@ func (f *family) localClients() []nft.Statement {
 	return out
 }
 
-// localCIDRs returns the addresses of clients of the cluster.
+// localCIDRs returns the prefixes of the family that hold the addresses of clients of the cluster.
 func (f *family) localCIDRs() []netip.Prefix {
 	cidrs := f.config.DetectLocal.CIDRs
 	if f.config.DetectLocal.NodePodCIDRs {
@@ -53,7 +53,8 @@ func (f *family) shortCircuitRules(nodePort bool, m *nft.Set) []nft.Rule {
 	return append(rules, nft.NewRule(isLocalAddress(nft.FibSaddrType), nft.SetMarkBits{Bits: f.config.markBits()}, choose))
 }
 
-// isLocalClient reports whether policy Local does not bind a client, and whether that can be told by its address.
+// isLocalClient reports whether a client is of the cluster or the node, so that policy Local does not bind it, and
+// whether its address tells that.
 func (f *family) isLocalClient(client netip.Addr) (local, known bool) {
 	if slices.Contains(f.node.IPs, client) || slices.ContainsFunc(f.localCIDRs(), func(p netip.Prefix) bool { return p.Contains(client) }) {
 		return true, true

@@ -9,15 +9,16 @@ import (
 	"github.com/nftproxy/nftproxy/nft"
 )
 
-// Compiler holds the rulesets of both families and updates them after changes of the model. A change costs in
-// proportion to the Service ports in it. A Compiler is not safe for concurrent use. Its methods panic if they are given
-// a model.Family that is neither IPv4 nor IPv6.
+// Compiler holds the rulesets of both families and updates them after changes of the model. A change takes time in
+// proportion to the Service ports in it; a change of the node or of ServiceCIDRs, in proportion to the number of chains
+// and frontends. A Compiler is not safe for concurrent use. Its methods panic if they are given a model.Family that is
+// neither IPv4 nor IPv6.
 type Compiler struct {
 	config   Config
 	families families
 }
 
-// New returns a compiler for an empty model.
+// New returns a compiler for an empty model. The error is that of Config.Validate.
 func New(config Config) (*Compiler, error) {
 	if err := config.Validate(); err != nil {
 		return nil, fmt.Errorf("compiler: %w", err)
@@ -34,8 +35,10 @@ func (c *Compiler) reset() {
 }
 
 // Apply updates the rulesets after changes of the model. It returns the conflicts that are new or have other claimants
-// than before, sorted by frontend. A conflict is not new because its owner changes as endpoints come and go. Applying
-// the same changes again changes nothing.
+// than before, sorted by frontend. A conflict with a new owner but the same claimants is not returned again: endpoints
+// come and go. Applying the same changes again changes nothing.
+//
+// The Compiler keeps the ServicePorts and their lists. They must not be modified afterwards.
 func (c *Compiler) Apply(changes *model.Changes) []Conflict {
 	if changes.Full {
 		c.grow(changes.Ports)
@@ -80,14 +83,13 @@ func (c *Compiler) applyCluster(changes *model.Changes) {
 	}
 }
 
-// Tables returns the rulesets as they are wanted now, IPv4 first. They are valid until the
-// next Apply and must not be modified.
+// Tables returns the wanted rulesets, IPv4 first. They are valid until the next Apply and must not be modified.
 func (c *Compiler) Tables() []*nft.Table {
 	return []*nft.Table{c.families[0].draft.Table(), c.families[1].draft.Table()}
 }
 
 // Transaction returns the difference between the last commit and Tables, for both families. It is empty if nothing
-// changed.
+// changed. Before the first Committed and after Invalidate it replaces both tables.
 func (c *Compiler) Transaction() nft.Transaction {
 	var tx nft.Transaction
 	for _, f := range c.families {
@@ -96,7 +98,8 @@ func (c *Compiler) Transaction() nft.Transaction {
 	return tx
 }
 
-// Committed says that the kernel now holds Tables.
+// Committed tells the compiler that the kernel now holds Tables. Call it after each successful commit of Transaction,
+// before the next Apply.
 func (c *Compiler) Committed() {
 	for _, f := range c.families {
 		f.draft.Committed()
@@ -104,7 +107,7 @@ func (c *Compiler) Committed() {
 	}
 }
 
-// Invalidate says that the kernel's tables are not known any more, so that the next Transaction replaces both.
+// Invalidate tells the compiler that the kernel's tables are no longer known. The next Transaction replaces both.
 func (c *Compiler) Invalidate() {
 	for _, f := range c.families {
 		f.draft.Invalidate()

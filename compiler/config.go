@@ -6,65 +6,65 @@ import (
 	"strings"
 )
 
-// TableName is the name of the tables of both families. It is the one that kube-proxy's
-// nftables mode uses, so that taking over from it, or handing back, replaces the rules.
+// TableName is the name of the tables of both families. kube-proxy's nftables mode uses the same name. So one
+// transaction replaces the other program's rules, in both directions.
 const TableName = "kube-proxy"
 
-// DefaultMasqueradeBit is the bit of the packet mark that kube-proxy has always used.
+// DefaultMasqueradeBit is kube-proxy's default for MasqueradeBit.
 const DefaultMasqueradeBit = 14
 
-// Config holds the parameters of the fixed program. The zero value masquerades nothing but hairpins
-// and external traffic, and answers node ports nowhere; see Default.
+// Config holds the parameters of the fixed program. The zero value masquerades nothing but hairpins and external
+// traffic, by bit 0 of the mark, and answers node ports nowhere. See Default.
 type Config struct {
-	// MasqueradeBit is the bit of the packet mark, 0 to 31, that carries "to be
-	// masqueraded" from the NAT chains to postrouting, where it is cleared again.
+	// MasqueradeBit is the number, 0 to 31, of a bit of the packet mark. The NAT chains set it on packets that are to be
+	// masqueraded, and postrouting clears it again. Other bits are not touched.
 	MasqueradeBit uint8
 	// MasqueradeAll masquerades all traffic to ClusterIPs.
 	MasqueradeAll bool
 	// DetectLocal tells the cluster's own clients from others.
 	DetectLocal DetectLocal
-	// NodePortAddresses says where node ports answer.
+	// NodePortAddresses are the addresses on which node ports answer.
 	NodePortAddresses NodePortAddresses
 	// AffinityHash sends a new client of a Service with session affinity to the endpoint that the hash of its address
-	// chooses, instead of a random one (kernel: CONFIG_NFT_HASH). Then a client has one endpoint on all nodes, and also
-	// after its affinity was lost, as long as the list of endpoints is the same. It also has the same one again after
-	// its affinity timed out.
+	// chooses, instead of a random one (kernel: CONFIG_NFT_HASH). While the list of endpoints does not change, the client
+	// then has the same endpoint on all nodes, and again after its affinity timed out or was lost.
 	AffinityHash bool
-	// OwnTables gives the tables the flags owner and persist (kernel 6.9): while the connection that commits them
-	// lives, nobody else can change or delete them, and "nft flush ruleset" passes over them. They stay when it ends.
-	// kube-proxy cannot take such tables over: they have to be deleted first. The kernel must be asked before with
-	// nft.Conn.ProbePersist.
+	// OwnTables gives the tables the flags owner and persist (kernel 6.9). While the connection that commits them is
+	// open, nobody else can change or delete them, and "nft flush ruleset" skips them. They stay when it closes.
+	// kube-proxy cannot take such tables over: delete them first. Call nft.Conn.ProbePersist before, because on older
+	// kernels the tables go with the connection.
 	OwnTables bool
 }
 
-// Default is the configuration that kube-proxy has by default.
+// Default returns kube-proxy's defaults: bit 14, no detection of local clients, node ports on the node's addresses.
 func Default() Config {
 	return Config{MasqueradeBit: DefaultMasqueradeBit, NodePortAddresses: NodePortAddresses{Primary: true}}
 }
 
-// DetectLocal tells which clients are pods of the cluster. A client that any part of it
-// recognises is; with nothing set for a family, nobody is told apart and nothing is masqueraded for it.
+// DetectLocal recognises clients that are pods of the cluster. A client is one if any field recognises it. If no field
+// is set for a family, packets of that family to ClusterIPs are masqueraded only with MasqueradeAll.
 type DetectLocal struct {
 	// CIDRs holds the source addresses of pods (modes ClusterCIDR and NodeCIDR).
 	CIDRs []netip.Prefix
 	// NodePodCIDRs takes the node's own pod CIDRs from the model too (mode NodeCIDR).
 	NodePodCIDRs bool
-	// Interface is the name of the interface that pods' packets come in by (mode
-	// BridgeInterface), or, ending in "*", the start of such names (mode InterfaceNamePrefix).
+	// Interface is the name of the interface on which pods' packets arrive (mode BridgeInterface). If it ends in "*", it
+	// stands for all names that begin like this (mode InterfaceNamePrefix). At most 15 bytes.
 	Interface string
 }
 
-// NodePortAddresses says on which of the node's own addresses node ports answer. Loopback
-// addresses never do. In a family without addresses here they answer nowhere. (kube-proxy's
-// nodePortAddresses means all addresses in a family that it does not name; whoever makes the Config from it adds them.)
+// NodePortAddresses says on which of the machine's own addresses node ports answer: on those that a field includes.
+// Loopback addresses never do. In a family without addresses here, node ports answer nowhere. (In kube-proxy's
+// nodePortAddresses, a family that is not named answers on all addresses. A program that makes a Config from it adds
+// 0.0.0.0/0 or ::/0.)
 type NodePortAddresses struct {
-	// Primary stands for the node's addresses in the model.
+	// Primary includes the node's addresses in the model (model.Node.IPs).
 	Primary bool
-	// CIDRs holds further addresses.
+	// CIDRs includes further addresses.
 	CIDRs []netip.Prefix
 }
 
-// Validate returns an error that names the first field that makes no sense.
+// Validate returns an error that names the first invalid field; nil if there is none.
 func (c *Config) Validate() error {
 	if c.MasqueradeBit > 31 {
 		return fmt.Errorf("masqueradeBit is %d: the packet mark has bits 0 to 31", c.MasqueradeBit)

@@ -6,16 +6,17 @@ import (
 	"github.com/nftproxy/nftproxy/model"
 )
 
-// Conflict is a frontend that more than one Service port claims. The Owner has it; the
-// others are served on their other addresses only.
+// Conflict is a frontend that more than one Service port claims.
 type Conflict struct {
-	// Frontend is the address, such as "203.0.113.1:80/TCP".
+	// Frontend is the address, such as "203.0.113.1:80/TCP", or "node port 30080/TCP".
 	Frontend string
-	Owner    model.PortID
-	Others   []model.PortID
+	// Owner is the port that gets the frontend.
+	Owner model.PortID
+	// Others are the ports that do not, in the order in which they would. They keep their other addresses.
+	Others []model.PortID
 }
 
-// newConflict returns the conflict over a frontend if its claimants are not those of the last call.
+// newConflict returns the conflict over a frontend if its claimants differ from those of the last call.
 func (f *family) newConflict(s *frontendState) []Conflict {
 	if len(s.claims) < 2 {
 		delete(f.contested, s.frontend)

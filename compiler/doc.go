@@ -9,9 +9,17 @@
 // Such an address, with protocol and port, is a frontend; a node port is one too. Without endpoints a frontend has an
 // element in no-endpoint-services instead. The endpoint chain cluster-3 serves all frontends of its kind with three
 // endpoints (endpointchain.go). So the number of chains depends on how many different numbers of endpoints there are
-// and not on the number of Services; session affinity is the exception (affinity.go). docs/ruleset.md explains each
-// chain and map.
+// and not on the number of Services; session affinity is the exception (affinity.go). Where very many frontends go to
+// one chain, they are in a set of that chain instead of service-ips (chainset.go). docs/ruleset.md explains each chain
+// and map.
 //
-// Compilation goes from Service ports over claims (claim.go), of which each has a plan (plan.go), to elements: a
-// frontend's owner is the first of its claims, and the owner's plan is put into the draft (family.go).
+// A Service port claims frontends (claim.go). Each claim has a plan: a chain, endpoints, or a refusal (plan.go). The
+// first claim of a frontend owns it, and its plan becomes elements in the draft (family.go).
+//
+//	c, err := compiler.New(compiler.Default())
+//	…
+//	c.Apply(changes)
+//	if _, err := conn.Commit(ctx, c.Transaction()); err == nil {
+//		c.Committed()
+//	}
 package compiler

@@ -6,8 +6,8 @@ import (
 	"github.com/nftproxy/nftproxy/nft"
 )
 
-// chainKind is what an endpoint chain does besides choosing an endpoint. The name of
-// the chain is the kind and the number of endpoints.
+// chainKind says what an endpoint chain does before it chooses an endpoint. The name of the chain is the kind and the
+// number of endpoints, such as "cluster-3".
 type chainKind string
 
 const (
@@ -18,10 +18,11 @@ const (
 	// kindLocal serves external traffic with policy Local: the client's address is kept,
 	// and only clients of the cluster and the node may go to other nodes.
 	kindLocal chainKind = "local"
-	// kindDirect only chooses an endpoint: for clients of the cluster under policy Local, and for clients with affinity
-	// that are new.
+	// kindDirect only chooses an endpoint: for clients of the cluster and the node under policy Local, and for new clients
+	// of ports with affinity.
 	kindDirect chainKind = "direct"
-	// kindDirectLocal chooses among the endpoints for policy Local: for clients with affinity that are new.
+	// kindDirectLocal only chooses among the endpoints on this node: for new clients of ports with affinity, under policy
+	// Local.
 	kindDirectLocal chainKind = "direct-local"
 )
 
@@ -30,9 +31,9 @@ type endpointChain struct {
 	kind     chainKind
 	nodePort bool
 	count    int
-	// affinity says that clients go where they went before. With one endpoint they do anyway.
+	// affinity is that of the chain's Service port. A chain for one endpoint needs none.
 	affinity chainAffinity
-	// hash has the hash of a client's address choose.
+	// hash makes the hash of a client's address choose, instead of a random number.
 	hash bool
 }
 
@@ -44,10 +45,9 @@ type chainAffinity struct {
 	list     endpointList
 }
 
-// choice returns the chain that chooses an endpoint for clients of c that are new, if that is another one; the zero
-// value if not. Chains of a Service port with affinity leave the choice to chains that all ports share. Whenever an
-// element is added to a map, the kernel walks all rules that look it up, so these must not become more with each
-// Service.
+// choice returns the chain that chooses an endpoint for new clients of c; the zero value if c chooses itself. Chains
+// with affinity leave the choice to chains that all ports share: when an element is added to a map, the kernel walks
+// all rules that look the map up, so their number must not grow with each Service.
 func (c endpointChain) choice(hash bool) endpointChain {
 	switch {
 	case c.affinity.port == "":
@@ -77,7 +77,7 @@ func (c endpointChain) name() string {
 	return name
 }
 
-// endpointChain builds the chain: what comes before the choice, then the choice.
+// endpointChain builds the chain: the rules of its kind, then the choice of an endpoint.
 func (f *family) endpointChain(c endpointChain) *nft.Chain {
 	chain := &nft.Chain{Name: c.name()}
 	switch c.kind {
@@ -111,8 +111,8 @@ func (f *family) beforeCluster() []nft.Rule {
 	return nil
 }
 
-// draws chooses a slot and translates to the endpoint in it. A packet can run while a commit
-// takes effect and draw a slot that is just gone; a second rule then takes slot 0.
+// draws chooses a slot and translates to the endpoint in it. A packet that runs while a commit takes effect can draw a
+// slot that has just gone. The lookup then ends the rule, and a second rule takes slot 0.
 func (f *family) draws(c endpointChain) []nft.Rule {
 	draw := func(slot nft.Expr) nft.Rule {
 		return nft.NewRule(nft.DNAT{Family: f.family, Key: append(f.key(c.nodePort), slot), Map: f.sets.endpointsOf(c).Name})

@@ -13,8 +13,8 @@ type families [len(model.Families)]*family
 // of returns one of the families. It panics if f is none.
 func (fs *families) of(f model.Family) *family { return fs[familyIndex(f)] }
 
-// familyIndex returns the index of a family in families. It panics if f is none: the rules of a Service port in the
-// other family's table would be wrong without a sign of it.
+// familyIndex returns the index of a family in families. It panics if f is none: rules in the other family's table
+// would be wrong silently.
 func familyIndex(f model.Family) int {
 	switch f {
 	case model.IPv4:

@@ -7,10 +7,10 @@ import (
 	"github.com/nftproxy/nftproxy/nft"
 )
 
-// sourcesFor returns who may dial a load balancer address, given the Service's ranges,
-// sorted and without what another prefix contains, since the kernel takes no ranges that
-// overlap. A range with the node's own address lets the load balancer's address in too:
-// where that address is on the node, packets that the node sends to it come from it.
+// sourcesFor returns the prefixes that may dial a load balancer address, given the Service's ranges. They are sorted,
+// and none contains another: the kernel refuses ranges that overlap. If a range contains an address of the node, the
+// load balancer's address is added: where the node has that address itself, packets that it sends there have it as
+// their source.
 func (f *family) sourcesFor(fe frontend, ranges []netip.Prefix) []netip.Prefix {
 	sources := slices.Clone(ranges)
 	for _, ip := range f.node.IPs {
@@ -22,8 +22,8 @@ func (f *family) sourcesFor(fe frontend, ranges []netip.Prefix) []netip.Prefix {
 	return withoutNested(sources)
 }
 
-// putFirewall puts the chains that guard load balancer addresses, as long as there are any: packets pay for base chains
-// even if these do nothing.
+// putFirewall puts the chains that guard load balancer addresses, and removes them while there are none to guard: a
+// base chain costs every packet time.
 func (f *family) putFirewall() {
 	chains := []*nft.Chain{
 		{Name: "filter-prerouting-pre-dnat", Type: nft.TypeFilter, Hook: nft.HookPrerouting, Priority: nft.PriorityDstNAT - 10, Rules: newConnections(chainFirewall)},
@@ -50,7 +50,7 @@ func (f *family) firewallRules() []nft.Rule {
 	)}
 }
 
-// putSources puts who may dial a frontend.
+// putSources puts the prefixes that may dial a frontend into allowed-sources, and the frontend into guarded-ips.
 func (f *family) putSources(e frontendElements) {
 	have, want := e.have.sources, e.want.sources
 	if len(have) == 0 && len(want) == 0 {

@@ -29,7 +29,7 @@ func (f frontend) String() string {
 // maxFrontendKey is the length of the longest key, that of an IPv6 address.
 const maxFrontendKey = 16 + 4 + 4
 
-// key returns the frontend as the maps have it in their keys.
+// key returns the frontend as a key of the maps, or the start of one.
 func (f frontend) key() nft.Data {
 	if f.isNodePort() {
 		return nft.ProtoData(uint8(f.protocol)) + nft.PortData(f.port)
@@ -59,17 +59,17 @@ func eachFrontend(p *model.ServicePort, do func(rank, frontend)) {
 // frontendState is a frontend that somebody claims.
 type frontendState struct {
 	frontend frontend
-	// claims holds who claims it, the owner first.
+	// claims are sorted, the owner's first.
 	claims []claim
-	// first is where claims keeps the first claim: nearly all frontends have no other.
+	// first is the memory of the first claim. Nearly all frontends have no other.
 	first [1]claim
-	// applied is the plan that the draft has; &noPlan for none.
+	// applied is the plan that is in the draft; &noPlan for none.
 	applied *plan
 	// touched says that it is in family.touched.
 	touched bool
 }
 
-// frontendElements is a change of what the draft has for a frontend.
+// frontendElements is a change of a frontend's elements in the draft, from the plan have to the plan want.
 type frontendElements struct {
 	frontend   frontend
 	key        nft.Data

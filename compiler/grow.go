@@ -6,8 +6,8 @@ import (
 	"github.com/nftproxy/nftproxy/model"
 )
 
-// grow makes room for a full model in the families that have no ports. Otherwise the maps that grow take a third of the
-// time in which the model is compiled.
+// grow makes room for a full model in the families that have no ports. Without it, growing maps takes a third of the
+// time to compile the model.
 func (c *Compiler) grow(ports map[model.PortID]*model.ServicePort) {
 	var counts, endpoints [len(c.families)]int
 	for id, p := range ports {

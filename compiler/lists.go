@@ -17,10 +17,11 @@ func (f *family) putLists(e frontendElements) {
 // listElementSize is the size of the longest element of a list: an IPv6 frontend, a slot and an endpoint.
 const listElementSize = maxFrontendKey + 4 + 16 + 4
 
-// listBlock is how many elements share one allocation. One that stays keeps the memory of the others, so it is small.
+// listBlock is how many elements share one allocation. It is small, because one element that stays keeps the memory of
+// all.
 const listBlock = 16
 
-// putList puts those endpoints that are not in their slots yet, and removes slots beyond the last.
+// putList puts the endpoints that are not in their slots yet, and removes the slots after the last.
 func (f *family) putList(set *nft.Set, key nft.Data, have, want []model.Endpoint) {
 	var buf [listBlock * listElementSize]byte
 	for first := 0; first < len(want); first += listBlock {

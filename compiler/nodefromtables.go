@@ -8,13 +8,13 @@ import (
 	"github.com/nftproxy/nftproxy/nft"
 )
 
-// kubeProxyNodePortIPs is the set in which kube-proxy's nftables mode keeps where node ports answer.
+// kubeProxyNodePortIPs is the set of kube-proxy's nftables mode with the addresses on which node ports answer.
 const kubeProxyNodePortIPs = "nodeport-ips"
 
-// NodeFromTables returns what tables say of the Node that they were compiled for: an address of each family on
-// which node ports answer, and the networks of the cluster's clients. The tables may be those of
-// kube-proxy's nftables mode, which do not tell the latter; nil ones say nothing. A proxy that starts
-// while its Node has no addresses keeps node ports alive by it.
+// NodeFromTables returns the Node for which tables were compiled, as far as they tell: IPs has an address of each
+// family on which node ports answer, and PodCIDRs the networks of the cluster's clients. Tables of kube-proxy's
+// nftables mode tell the addresses only. Nil tables are skipped. With it, a proxy that starts while its Node has no
+// addresses keeps node ports working.
 func NodeFromTables(tables ...*nft.Table) model.Node {
 	var node model.Node
 	for _, t := range tables {
@@ -47,8 +47,8 @@ func nodePortIPs(t *nft.Table) (ips []netip.Addr) {
 	return ips
 }
 
-// matched returns the prefixes that a field is matched against in the rules of a chain that end in a
-// statement; nil is any.
+// matched returns the prefixes that a field is compared with in the rules of a chain that contain the statement end;
+// nil means all rules.
 func matched(t *nft.Table, chain string, field nft.Field, end nft.Statement) (prefixes []netip.Prefix) {
 	c := t.Chain(chain)
 	if c == nil {

@@ -7,7 +7,7 @@ import (
 	"github.com/nftproxy/nftproxy/nft"
 )
 
-// nodePortPrefixes is where node ports answer, sorted, without what another prefix contains.
+// nodePortPrefixes returns the prefixes on which node ports answer. They are sorted, and none contains another.
 func (f *family) nodePortPrefixes() []netip.Prefix {
 	prefixes := prefixesOf(f.family, f.config.NodePortAddresses.CIDRs)
 	if f.config.NodePortAddresses.Primary {
@@ -23,9 +23,8 @@ func (f *family) nodePortPrefixes() []netip.Prefix {
 	return withoutNested(prefixes)
 }
 
-// onNodePortAddresses returns rules that do what is given for packets to an address on
-// which node ports answer. The address must be one of the node's own at that moment,
-// whatever the configuration says: a range may cover other machines.
+// onNodePortAddresses returns rules that run a statement for packets to an address on which node ports answer. The
+// address must also be the machine's own at that moment, because a prefix may cover other machines.
 func (f *family) onNodePortAddresses(do nft.Statement) []nft.Rule {
 	var rules []nft.Rule
 	for _, p := range f.nodePortPrefixes() {

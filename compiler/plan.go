@@ -9,25 +9,25 @@ import (
 )
 
 // plan decides on packets to a frontend: the chain that chooses an endpoint, or a refusal. The frontends of a Service
-// port share plans, so a plan does not change once it was made.
+// port share plans, so a plan is never modified.
 type plan struct {
 	comment string
 	// kind is the kind of chain that the frontend's verdict goes to; empty for none.
 	kind chainKind
-	// endpoints is the list in the map "endpoints": for clients in general or, when kind is local, for clients of the
-	// cluster and the node, whom policy Local does not bind.
+	// endpoints is the list in the map "endpoints". It is for all clients, or, if kind is kindLocal, for clients of the
+	// cluster and the node, which policy Local does not bind.
 	endpoints []model.Endpoint
 	// list says which of the port's lists endpoints is. It is the Local one for a ClusterIP with internal policy Local.
 	list endpointList
-	// localEndpoints is the list in the map "local-endpoints": for policy Local, when kind is local.
+	// localEndpoints is the list in the map "local-endpoints": if kind is kindLocal, for all other clients.
 	localEndpoints []model.Endpoint
 	// external says that the plan is for addresses other than the ClusterIP.
 	external bool
 	// affinity is nil for no affinity.
 	affinity *planAffinity
-	// unserved says what becomes of new connections that were not sent anywhere.
+	// unserved is the fate of new connections that the plan sends to no endpoint.
 	unserved unserved
-	// sources says who may dial the frontend; nil means everybody.
+	// sources are the prefixes that may dial the frontend; nil means everybody.
 	sources []netip.Prefix
 }
 
@@ -44,7 +44,7 @@ const (
 
 var endpointLists = [...]endpointList{listCluster, listLocal}
 
-// planAffinity is what the frontends of a Service port with affinity have in common.
+// planAffinity is the affinity of a Service port, which all its frontends share.
 type planAffinity struct {
 	id model.PortID
 	// name is affinityName of the port.
@@ -58,7 +58,7 @@ type planList struct {
 	endpoints []model.Endpoint
 }
 
-// lists returns the lists of a plan that are not empty.
+// lists returns the lists of a plan that has a chain, without empty ones.
 func (p *plan) lists() (lists []planList) {
 	if p.kind != kindLocal {
 		return []planList{{p.list, p.endpoints}}
@@ -71,28 +71,30 @@ func (p *plan) lists() (lists []planList) {
 	return lists
 }
 
-// unserved says what becomes of new connections that were not sent anywhere.
+// unserved is the fate of new connections that are sent to no endpoint.
 type unserved uint8
 
 const (
 	unservedNothing unserved = iota
-	// unservedReject: there is no usable endpoint anywhere.
+	// unservedReject is for a port without any usable endpoint.
 	unservedReject
-	// unservedDrop: policy Local, and the endpoints are elsewhere. A load balancer's
-	// health check tells it to go there; a refusal would tell the client to give up.
+	// unservedDrop is for policy Local with endpoints on other nodes only. A load balancer's health check sends it to
+	// those nodes; a refusal would make the client give up.
 	unservedDrop
 )
 
-// serves reports whether there is a usable endpoint, on whatever node: one that policy Local keeps
-// this node from using counts, or nodes would disagree on whom an address belongs to.
+// serves reports whether there is a usable endpoint on any node. Endpoints that policy Local keeps this node from using
+// count too: otherwise nodes would disagree about the owner of an address.
 func (p *plan) serves() bool { return p.unserved != unservedReject }
 
 // portPlans holds the plans of a Service port.
 type portPlans struct {
-	port               *model.ServicePort
-	comment            string
-	affinity           *planAffinity
-	external, balanced *plan
+	port     *model.ServicePort
+	comment  string
+	affinity *planAffinity
+	// external is the plan of all frontends but the ClusterIP, and guarded that of load balancer IPs with source ranges.
+	// Each is nil until it is needed.
+	external, guarded *plan
 }
 
 func plansOf(p *model.ServicePort) portPlans {
@@ -114,15 +116,15 @@ func (p *portPlans) of(r rank) *plan {
 	if r != rankLoadBalancer || len(p.port.LoadBalancerSourceRanges) == 0 {
 		return p.external
 	}
-	if p.balanced == nil {
+	if p.guarded == nil {
 		guarded := *p.external
 		guarded.sources = p.port.LoadBalancerSourceRanges
-		p.balanced = &guarded
+		p.guarded = &guarded
 	}
-	return p.balanced
+	return p.guarded
 }
 
-// complete adds to a plan what all plans of the port have.
+// complete adds the comment and the affinity of the port to a plan.
 func (p *portPlans) complete(pl plan) *plan {
 	pl.comment = p.comment
 	if pl.kind != "" {

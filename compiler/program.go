@@ -21,13 +21,12 @@ const (
 	chainReject                = "reject-chain"
 )
 
-// putFixedChains puts the part of the program that depends on configuration, node and
-// ServiceCIDRs only. Chains that are the same as before cost nothing.
+// putFixedChains puts the chains with fixed names. The transaction does not contain those that are the same as before.
 func (f *family) putFixedChains() {
-	// Each base chain decides anew which generation of rules a packet sees, and each lookup which generation of
-	// elements. A packet with the rules from before a commit can find a new element that leads to a chain
-	// which has no rules yet for it. So base chains come in twos: the second one sees what the commit made. It
-	// is not run for what the first one translated.
+	// For each base chain, the kernel decides anew which generation of rules a packet sees; for each lookup, which
+	// generation of elements. A packet that sees the rules from before a commit can find a new element that leads to a
+	// new chain, which has no rules in its generation. So NAT base chains of prerouting and output come in pairs: the
+	// second one sees the rules of the commit. It does not run for packets that the first one translated.
 	services := []nft.Rule{nft.NewRule(nft.Jump(chainServices))}
 	for _, c := range []*nft.Chain{
 		{Name: "nat-prerouting", Type: nft.TypeNAT, Hook: nft.HookPrerouting, Priority: nft.PriorityDstNAT, Rules: services},
@@ -56,13 +55,13 @@ func (f *family) putFixedChains() {
 	f.putFirewall()
 }
 
-// newConnections has a chain look at the first packet of each connection. All other packets pay for one comparison.
+// newConnections calls a chain for the first packet of each connection. All other packets cost one comparison.
 func newConnections(chain string) []nft.Rule {
 	return []nft.Rule{nft.NewRule(nft.MatchFlags{Field: nft.CTState, Bits: nft.CTStateNew}, nft.Jump(chain))}
 }
 
-// checks has chains look at packets whose destination was not translated. An endpoint may have the address of a
-// frontend without endpoints, so translated packets pass.
+// checks calls chains for packets whose destination was not translated. Translated packets skip them: an endpoint's
+// address may itself be a frontend without endpoints.
 func (f *family) checks(chains ...string) []nft.Rule {
 	rules := []nft.Rule{nft.NewRule(nft.MatchFlags{Field: nft.CTStatus, Bits: nft.CTStatusDNAT}, f.afterTranslation())}
 	for _, chain := range chains {

@@ -14,54 +14,62 @@ import (
 	"github.com/nftproxy/nftproxy/nft"
 )
 
-// FrontendKind says what sort of address a frontend is, as far as a table tells.
+// FrontendKind is the kind of address that a frontend is, as far as a table tells.
 type FrontendKind string
 
-// The kinds. A table does not tell external IPs from load balancer IPs.
+// The kinds. A table does not tell external IPs from load balancer IPs: both are External.
 const (
 	FrontendClusterIP FrontendKind = "ClusterIP"
 	FrontendExternal  FrontendKind = "External"
 	FrontendNodePort  FrontendKind = "NodePort"
 )
 
-// Unserved says what becomes of new connections that a frontend sends nowhere.
+// Unserved is the fate of new connections that a frontend sends to no endpoint.
 type Unserved string
 
-// What becomes of them. The empty string means that every client is sent to an endpoint.
+// Reject answers with ICMP port unreachable, drop does not answer. The empty string means that every client is sent to
+// an endpoint.
 const (
 	UnservedReject Unserved = "reject"
 	UnservedDrop   Unserved = "drop"
 )
 
-// Frontend is what a table does with one address that clients dial. Everything in it is read from the table.
+// Frontend is one address that clients dial, and its treatment by a table. Everything in it is read from the table.
 type Frontend struct {
-	Family   nft.Family
+	// Family is that of the table.
+	Family nft.Family
+	// Protocol is TCP, UDP or SCTP.
 	Protocol model.Protocol
-	// Addr is the address; not valid for a node port, which has a port alone.
+	// Addr is the address; the zero value for a node port.
 	Addr netip.Addr
+	// Port is the port that clients dial.
 	Port uint16
 	// ServicePort is the Service port that the frontend belongs to, as in "shop/web:http". It is the comment of the
 	// frontend's elements, so names of more than 127 bytes are cut and end in "...".
 	ServicePort string
-	Kind        FrontendKind
-	// Policy is the traffic policy: "Cluster" or "Local", or empty where the table does not tell. That is so for a
-	// ClusterIP that has endpoints: its rules are the same under both policies.
+	// Kind is the kind of the address.
+	Kind FrontendKind
+	// Policy is the traffic policy: "Cluster" or "Local", or empty where the table does not tell: for a frontend without
+	// any endpoint; and for a ClusterIP with endpoints, unless it has an affinity map, because its rules are the same
+	// under both policies.
 	Policy string
-	// Chain is where new connections go, such as "cluster-3"; empty for none. ShortCircuit is, under policy Local,
-	// where those of the cluster's own clients go.
+	// Chain is where new connections go, such as "cluster-3"; empty for none. ShortCircuit is, under policy Local, where
+	// new connections of the cluster's own clients and the node go.
 	Chain, ShortCircuit string
-	// Masquerade says that all clients get a source address of the node's, whoever they are.
+	// Masquerade says that the frontend is external with policy Cluster, so that all its clients are masqueraded. It does
+	// not tell whether those of a ClusterIP are.
 	Masquerade bool
-	// Endpoints is the list that Chain, or under policy Local ShortCircuit, draws from, in the order of the slots.
-	// LocalEndpoints is the list for the clients that policy Local binds, in the order of the slots.
+	// Endpoints is the list that Chain, or under policy Local ShortCircuit, draws from. LocalEndpoints is the list for
+	// the clients that policy Local binds. Both are in the order of the slots.
 	Endpoints, LocalEndpoints []netip.AddrPort
-	Unserved                  Unserved
-	// AffinityTimeout is how long a client stays with its endpoint; 0 means no affinity. AffinityMaps are the names of
-	// the maps that say which client is with which endpoint: first that for Endpoints, then that for LocalEndpoints, as
-	// far as there are any.
+	// Unserved is the fate of new connections that are sent to no endpoint.
+	Unserved Unserved
+	// AffinityTimeout is how long a client keeps its endpoint after its last new connection; 0 means no affinity.
 	AffinityTimeout time.Duration
-	AffinityMaps    []string
-	// Sources is who may dial the frontend; nil means everybody.
+	// AffinityMaps are the names of the maps from clients to endpoints: first that for Endpoints, then that for
+	// LocalEndpoints, if they exist.
+	AffinityMaps []string
+	// Sources are the prefixes that may dial the frontend, sorted. Nil means everybody, empty nobody.
 	Sources []netip.Prefix
 }
 
@@ -70,10 +78,11 @@ func (f *Frontend) String() string { return f.frontend().String() }
 
 func (f *Frontend) frontend() frontend { return frontend{f.Addr, f.Port, f.Protocol} }
 
-// Key returns the frontend as it begins the keys of the table's maps.
+// Key returns the frontend as a key of the table's maps. In maps of endpoints and in allowed-sources it is the start of
+// the key.
 func (f *Frontend) Key() nft.Data { return f.frontend().key() }
 
-// Compare orders frontends by Service port, protocol, kind, family, address and port.
+// Compare orders frontends by Service port, protocol, kind, address, port and family.
 func (f *Frontend) Compare(other *Frontend) int {
 	for _, c := range []int{
 		strings.Compare(f.ServicePort, other.ServicePort), int(f.Protocol) - int(other.Protocol),
@@ -86,9 +95,9 @@ func (f *Frontend) Compare(other *Frontend) int {
 	return 0
 }
 
-// Read returns the frontends of a table of TableName, sorted. The table may have been compiled, or read from a
-// kernel where others may have changed it; what makes no sense there is left out. A table that this version of the
-// compiler did not write is an error that says what is missing.
+// Read returns the frontends of a table of TableName, in the order of Compare. The table may have been compiled, or
+// read from a kernel. Elements of other programs in it that are no frontends are left out. A table that this version of
+// the compiler did not write is an error that names the missing set.
 func Read(table *nft.Table) ([]*Frontend, error) {
 	r, err := newReader(table)
 	if err != nil {
@@ -100,14 +109,15 @@ func Read(table *nft.Table) ([]*Frontend, error) {
 // reader reads a table by the layout that the compiler writes.
 type reader struct {
 	table *nft.Table
-	// layout is a family without Services: it has the names and the types of all sets.
+	// layout is a family without Services. It has the names and the types of all sets.
 	layout *family
-	// updates holds the statements of each chain that fill maps of clients.
+	// updates holds, by chain, the statements that fill affinity maps.
 	updates map[string][]nft.Update
-	// chainSets are the sets of frontends that a rule leads to one chain.
+	// chainSets are the sets of frontends of one chain each.
 	chainSets []chainSet
 }
 
+// chainSet is a set of frontends and the chain to which a rule leads them.
 type chainSet struct {
 	set   *nft.Set
 	chain string
@@ -136,10 +146,10 @@ func newReader(table *nft.Table) (*reader, error) {
 	return r, nil
 }
 
-// isOwn reports whether the table says that nftproxy wrote it.
+// isOwn reports whether the table has nftproxy's comment.
 func (r *reader) isOwn() bool { return r.table.Comment == r.layout.draft.Table().Comment }
 
-// addUpdates notes which maps a chain fills.
+// addUpdates notes the affinity maps that a chain fills.
 func (r *reader) addUpdates(chain *nft.Chain) {
 	for _, rule := range chain.Rules {
 		for _, statement := range rule.Statements {
@@ -150,7 +160,7 @@ func (r *reader) addUpdates(chain *nft.Chain) {
 	}
 }
 
-// addChainSets notes the sets that rules of the chain services lead to a chain.
+// addChainSets notes the sets that the chain services looks up, with the chain of each.
 func (r *reader) addChainSets(services *nft.Chain) {
 	if services == nil {
 		return
@@ -237,7 +247,7 @@ func (r *reader) readVerdicts(f *Frontend) {
 	l, fe := &r.layout.sets, f.frontend()
 	services, shortCircuits, none := l.verdictsOf(fe)
 	key := f.Key()
-	main, local := l.listsOf(fe)
+	endpoints, local := l.listsOf(fe)
 	first, firstFound := r.chainAt(services, key)
 	short, shortFound := r.chainAt(shortCircuits, key)
 	if firstFound {
@@ -247,10 +257,10 @@ func (r *reader) readVerdicts(f *Frontend) {
 	case firstFound && first.kind == kindLocal:
 		f.Policy, f.LocalEndpoints = model.PolicyLocal.String(), r.list(local, key, first.count)
 		if shortFound {
-			f.ShortCircuit, f.Endpoints = short.name(), r.list(main, key, short.count)
+			f.ShortCircuit, f.Endpoints = short.name(), r.list(endpoints, key, short.count)
 		}
 	case firstFound:
-		f.Endpoints = r.list(main, key, first.count)
+		f.Endpoints = r.list(endpoints, key, first.count)
 		if first.kind == kindExternal {
 			f.Policy, f.Masquerade = model.PolicyCluster.String(), true
 		}
@@ -268,7 +278,7 @@ func (r *reader) readVerdicts(f *Frontend) {
 
 func (r *reader) chainAt(set *nft.Set, key nft.Data) (endpointChain, bool) {
 	if set == r.layout.sets.serviceIPs {
-		for _, c := range r.chainSets { // they come first in the chain
+		for _, c := range r.chainSets { // the rules look them up before service-ips
 			if _, found := c.set.Element(key); found {
 				return parseEndpointChain(c.chain)
 			}
@@ -281,7 +291,7 @@ func (r *reader) chainAt(set *nft.Set, key nft.Data) (endpointChain, bool) {
 	return parseEndpointChain(e.Verdict.Chain)
 }
 
-// list returns the endpoints in the first count slots of a frontend. Slots that are empty are left out.
+// list returns the endpoints in the first count slots of a frontend, without empty slots.
 func (r *reader) list(like *nft.Set, key nft.Data, count int) []netip.AddrPort {
 	set := r.set(like)
 	var out []netip.AddrPort
@@ -297,7 +307,8 @@ func (r *reader) list(like *nft.Set, key nft.Data, count int) []netip.AddrPort {
 	return out
 }
 
-// ParseEndpoint reads the value of an element of a map of endpoints, or of one of clients: an address and a port.
+// ParseEndpoint reads the value of an element of a map of endpoints, or of an affinity map: an address and a port. It
+// returns false if the value is none.
 func ParseEndpoint(value nft.Data) (netip.AddrPort, bool) {
 	if len(value) < 4 {
 		return netip.AddrPort{}, false
@@ -307,8 +318,7 @@ func ParseEndpoint(value nft.Data) (netip.AddrPort, bool) {
 	return netip.AddrPortFrom(addr, binary.BigEndian.Uint16([]byte(value[at:at+2]))), ok
 }
 
-// parseEndpointChain is the inverse of endpointChain.name, but for the protocol of affinity, which the name does not
-// have by itself.
+// parseEndpointChain is the inverse of endpointChain.name, except that it leaves out affinity.protocol.
 func parseEndpointChain(name string) (b endpointChain, ok bool) {
 	name, b.nodePort = strings.CutPrefix(name, "nodeport-")
 	name, isAffinity := strings.CutPrefix(name, "affinity-")
@@ -356,7 +366,7 @@ func (r *reader) readAffinity(f *Frontend) {
 	}
 }
 
-// addSources reads who may dial guarded frontends. A guarded frontend without any source lets nobody in.
+// addSources reads the prefixes that may dial guarded frontends. Nobody may dial a guarded frontend without any.
 func (r *reader) addSources(found map[nft.Data]*Frontend) {
 	for _, e := range r.set(r.layout.sets.guardedIPs).Elements() {
 		if f := found[e.Key]; f != nil {
@@ -378,7 +388,7 @@ func (r *reader) addSources(found map[nft.Data]*Frontend) {
 	}
 }
 
-// prefixBetween returns the longest prefix that has both addresses.
+// prefixBetween returns the longest prefix that contains both addresses.
 func prefixBetween(from, to nft.Data) netip.Prefix {
 	first, _ := netip.AddrFromSlice([]byte(from))
 	last, _ := netip.AddrFromSlice([]byte(to))

@@ -1,27 +1,30 @@
 package compiler
 
-// Role is what a chain decides about a packet, for those who explain a packet's way.
+// Role is the decision that a chain makes about a packet, for programs that explain a packet's path.
 type Role uint8
 
 // The roles.
 const (
 	// RoleOther is a chain that only leads to others, or that the compiler did not make.
 	RoleOther Role = iota
-	// RoleFirewall drops clients that loadBalancerSourceRanges does not name.
+	// RoleFirewall drops clients that loadBalancerSourceRanges does not include.
 	RoleFirewall
-	// RoleNoEndpoints refuses or drops clients of frontends that send them nowhere.
+	// RoleNoEndpoints refuses or drops clients of frontends that send them to no endpoint.
 	RoleNoEndpoints
 	// RoleClusterIPs refuses ports that a ClusterIP does not have, and drops addresses that no Service holds.
 	RoleClusterIPs
 	// RoleMarkUnlessLocal marks clients that are not the cluster's own, so that they are masqueraded.
 	RoleMarkUnlessLocal
-	// RoleShortCircuit sends the cluster's own clients past policy Local, and marks those of the node.
+	// RoleShortCircuit sends clients of the cluster and the node, which policy Local does not bind, to all endpoints, and
+	// marks those of the node.
 	RoleShortCircuit
-	// RoleServeCluster, RoleServeExternal, RoleServeLocal and RoleServeDirect send to an endpoint: of a ClusterIP,
-	// under external policy Cluster, under external policy Local, and after another chain has decided.
+	// RoleServeCluster sends clients of a ClusterIP to an endpoint.
 	RoleServeCluster
+	// RoleServeExternal sends clients of an external frontend with policy Cluster to an endpoint.
 	RoleServeExternal
+	// RoleServeLocal sends clients of an external frontend with policy Local to an endpoint.
 	RoleServeLocal
+	// RoleServeDirect sends clients to an endpoint after another chain has decided about the source address.
 	RoleServeDirect
 )
 
@@ -54,10 +57,10 @@ func RoleOf(chain string) Role {
 	return RoleServeDirect
 }
 
-// IsHairpinSet reports whether a set holds the endpoints that may be sent to themselves.
+// IsHairpinSet reports whether the set of that name holds the endpoints whose packets may be sent back to them.
 func IsHairpinSet(set string) bool { return set == hairpinSet }
 
-// ServesNodePorts reports whether a chain sends clients of node ports to endpoints.
+// ServesNodePorts reports whether the chain of that name sends clients of node ports to endpoints.
 func ServesNodePorts(chain string) bool {
 	c, ok := parseEndpointChain(chain)
 	return ok && c.nodePort

@@ -5,10 +5,11 @@ import "github.com/nftproxy/nftproxy/nft"
 // guardSet is the name of the set of load balancer addresses that only some sources may dial.
 const guardSet = "guarded-ips"
 
-// hairpinSet is the name of the set of endpoints that may be sent to themselves.
+// hairpinSet is the name of the set of endpoints whose packets may be sent back to them.
 const hairpinSet = "hairpin"
 
-// sets holds the sets and maps of a table, all but the maps that packets fill. docs/ruleset.md explains each.
+// sets holds the sets and maps that a table always has: all but affinity maps and sets of one chain. docs/ruleset.md
+// explains each.
 type sets struct {
 	serviceIPs, serviceNodePorts            *nft.Set
 	endpoints, nodePortEndpoints            *nft.Set
@@ -48,7 +49,7 @@ func (f *family) addSets() {
 	s.hairpin = f.draft.AddSet(&nft.Set{Name: hairpinSet, Key: nft.Concat{f.family.Saddr(), f.family.Daddr()}})
 }
 
-// key returns the fields by which the maps know a frontend.
+// key returns the fields that identify a frontend in the maps.
 func (f *family) key(nodePort bool) nft.Concat {
 	if nodePort {
 		return nft.Concat{nft.MetaL4proto, nft.ThDport}
@@ -72,7 +73,7 @@ func (s *sets) verdictsOf(fe frontend) (services, shortCircuits, unserved *nft.S
 	return s.serviceIPs, s.shortCircuitIPs, s.noEndpointServices
 }
 
-// affinityOf returns the map that finds the affinity of a frontend.
+// affinityOf returns the map from frontends to affinity-update chains that has the frontend.
 func (s *sets) affinityOf(fe frontend) *nft.Set {
 	if fe.isNodePort() {
 		return s.affinityNodePorts

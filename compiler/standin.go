@@ -6,8 +6,8 @@ import "github.com/nftproxy/nftproxy/nft"
 const StandInName = TableName + "-stand-in"
 
 // StandIns returns one table for each IP family. It serves the same Services as Tables while those are replaced. It has
-// the chains that translate, behind all other chains of their hooks, so that they translate only packets that no other
-// table has translated, and the chains that guard load balancer addresses.
+// the chains that translate, with priorities after those of Tables, so that they translate only packets that no other
+// table has translated. It also has the chains that guard load balancer addresses.
 func (c *Compiler) StandIns() []*nft.Table {
 	var tables []*nft.Table
 	for _, table := range c.Tables() {
@@ -32,9 +32,9 @@ func standIn(table *nft.Table) *nft.Table {
 	return &s
 }
 
-// GuardsLast splits a transaction in two, to be committed one after the other. The second one has the guards of load
-// balancer addresses. The kernel makes the elements of sets with ranges valid last in a commit. So if everything came
-// in one commit, a guard would let nobody in until the ranges of its sources are valid.
+// GuardsLast splits a transaction in two, to be committed one after the other. The second one adds the load balancer
+// addresses to guard. The kernel makes elements of sets with ranges valid at the very end of a commit. So in a single
+// commit, a guarded address would drop everybody until the ranges of its sources are valid.
 func GuardsLast(tx nft.Transaction) (first, guards nft.Transaction) {
 	for _, step := range tx.Steps {
 		if step.Op == nft.AddElements && step.Set.Name == guardSet {
