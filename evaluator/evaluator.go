@@ -9,20 +9,18 @@ import (
 	"github.com/nftproxy/nftproxy/nft"
 )
 
-// maxPaths is how many paths of one packet are followed. Each draw of a number multiplies
-// them, so a ruleset can have more of them than anybody can wait for.
+// maxPaths is how many paths of one packet are followed. Each draw of a number multiplies them, so their number has to
+// be bounded.
 const maxPaths = 1 << 16
 
-// maxStatements is how many statements one path, and maxAllStatements how many all paths
-// of one packet together may run. Chains that jump to one another many times can take
-// longer than anybody can wait for.
+// maxStatements is how many statements one path may run, and maxAllStatements how many all paths of one packet may run
+// together. Chains that jump to one another many times would run for ever otherwise.
 const (
 	maxStatements    = 1 << 12
 	maxAllStatements = 1 << 21
 )
 
-// Evaluator walks packets through tables. It may be used by many goroutines at once as
-// long as nobody changes the tables.
+// Evaluator walks packets through tables. It is safe for concurrent use as long as nobody changes the tables.
 type Evaluator struct {
 	host Host
 	// hooks holds the base chains by family and hook, in the order in which they run.
@@ -34,7 +32,7 @@ type hookKey struct {
 	hook   nft.Hook
 }
 
-// ruleset is a table with an index of what rules refer to by name.
+// ruleset is a table with an index of its chains and sets by name.
 type ruleset struct {
 	*nft.Table
 	chains map[string]*nft.Chain
@@ -48,8 +46,8 @@ type baseChain struct {
 	chain *nft.Chain
 }
 
-// New returns an evaluator of the tables on a host. Other tables that the kernel may hold
-// count as if they accepted everything and changed nothing.
+// New returns an evaluator of the tables on a host. All other tables of the kernel are assumed to accept every packet
+// and to change nothing. The tables must not be modified while the evaluator is in use.
 func New(tables []*nft.Table, host Host) *Evaluator {
 	e := &Evaluator{host: host, hooks: map[hookKey][]baseChain{}}
 	for _, t := range tables {
@@ -96,8 +94,8 @@ func (e *Evaluator) baseChains(family nft.Family, hook nft.Hook) ([]baseChain, e
 	return chains, nil
 }
 
-// compareBaseChains orders the chains of a hook by when they run; 0 means that nothing in the ruleset says so: the
-// kernel goes by when they were added. The priority of a NAT chain orders it among NAT chains only.
+// compareBaseChains orders the chains of a hook as they run. 0 means that the ruleset does not tell: the kernel runs
+// the one first that was added first. The priority of a NAT chain orders it among NAT chains only.
 func compareBaseChains(a, b baseChain) int {
 	c := cmp.Compare(runsAt(a.chain), runsAt(b.chain))
 	if c == 0 && a.chain.Type == nft.TypeNAT && b.chain.Type == nft.TypeNAT {
@@ -123,10 +121,10 @@ func natPriority(hook nft.Hook) int32 {
 	return nft.PrioritySrcNAT
 }
 
-// Fates returns what can become of a packet: one fate for each way through the rules, in
-// the order of the numbers drawn. There is more than one only where rules draw random numbers.
-// added holds the elements that earlier packets added to dynamic maps, besides those in the tables.
-// An error names the statement or field that the evaluator does not model, or the value that it was not given.
+// Fates returns the possible fates of a packet, one for each path through the rules, in the order of the numbers drawn.
+// There is more than one only if rules draw random numbers. added holds the elements that earlier packets added to
+// dynamic maps, besides those in the tables. An error names the statement or field that the evaluator does not model,
+// or the missing value, or says that there are too many paths (65,536) or statements to follow.
 func (e *Evaluator) Fates(p Packet, added ...Added) (Fates, error) {
 	if err := p.validate(); err != nil {
 		return nil, err
@@ -149,10 +147,10 @@ func (e *Evaluator) Fates(p Packet, added ...Added) (Fates, error) {
 	}
 }
 
-// draws is the numbers that rules draw on one walk. next goes through all there are.
+// draws are the numbers that rules draw on one walk. next goes through all combinations.
 type draws struct {
 	numbers, moduli []uint32
-	// used is how many of them the present walk has drawn.
+	// used is how many numbers the current walk has drawn.
 	used int
 }
 
@@ -165,7 +163,7 @@ func (d *draws) draw(modulus uint32) uint32 {
 	return d.numbers[d.used-1]
 }
 
-// next prepares the walk that draws other numbers than all before. It reports whether there is one.
+// next prepares a walk that draws other numbers than all before. It reports whether there is one.
 func (d *draws) next() bool {
 	for d.used = 0; len(d.numbers) > 0; {
 		last := len(d.numbers) - 1

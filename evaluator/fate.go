@@ -6,42 +6,45 @@ import (
 	"strings"
 )
 
-// Fate is what becomes of a packet on one way through the rules.
+// Fate is the end of a packet after one path through the rules.
 type Fate struct {
+	// Result says whether the packet is delivered.
 	Result Result
-	// Source and Destination are what the packet says in the end. A source address that
-	// masquerading chose is the zero Addr unless the host's routes tell it; its port is 0.
+	// Source and Destination are the packet's in the end. After masquerading, the source port is 0, and the source
+	// address is that of the host's Route, or the zero Addr if there is none.
 	Source, Destination netip.AddrPort
-	// Masqueraded says that the packet got a source address of the node's.
+	// Masqueraded says that the packet got a source address of the node.
 	Masqueraded bool
-	// Local says that it goes to a process of the node.
+	// Local says that the packet goes to a process of the node.
 	Local bool
-	// Interface is where it leaves the node, if the host's routes say.
+	// Interface is the name of the interface by which the packet leaves the node; empty if the host's routes do not
+	// tell.
 	Interface string
 	// Mark is the packet mark in the end.
 	Mark uint32
 	// Added holds the elements that the packet added to dynamic maps, in order.
 	Added []Added
-	// Path is how it came to this.
+	// Path is the way to this fate.
 	Path Path
 
 	sent netip.AddrPort
 }
 
-// Result is how a packet ends.
+// Result is the end of a packet in one word.
 type Result uint8
 
 // The results.
 const (
-	// Dropped means that nobody hears of the packet again.
+	// Dropped means that the packet is discarded silently.
 	Dropped Result = iota
-	// Refused means that it is dropped and the sender gets an ICMP port unreachable.
+	// Refused means that the packet is discarded and the sender gets an ICMP port unreachable.
 	Refused
-	// Delivered means that it leaves the node or reaches a process there. Whether anybody
-	// answers is not the evaluator's to know.
+	// Delivered means that the packet leaves the node or reaches a process there. The evaluator does not know whether
+	// anybody answers.
 	Delivered
 )
 
+// String returns "dropped", "refused" or "delivered".
 func (r Result) String() string {
 	switch r {
 	case Delivered:
@@ -52,7 +55,8 @@ func (r Result) String() string {
 	return "dropped"
 }
 
-// Untouched reports whether the packet ends as if there were no rules.
+// Untouched reports whether the packet is delivered where it was sent to, without masquerading. Its mark may have
+// changed.
 func (f *Fate) Untouched() bool {
 	return f.Result == Delivered && f.Destination == f.sent && !f.Masqueraded
 }
@@ -83,11 +87,10 @@ func (f *Fate) describe(destinations []string) string {
 	return text + ", source kept"
 }
 
-// Fates is all that can become of a packet.
+// Fates are all possible fates of a packet.
 type Fates []Fate
 
-// String prints each fate with its path. Fates that came about by the same rules print once,
-// with all the elements that these rules found.
+// String prints each fate with its path. Fates of the same rules print once, with all elements that these rules found.
 func (f Fates) String() string {
 	groups := f.groups()
 	var b strings.Builder

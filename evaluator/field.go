@@ -16,7 +16,7 @@ const ctStateEstablished = 1 << 1
 // ctStatusSNAT is the bit of ct status that says the source was translated.
 const ctStatusSNAT = 1 << 4
 
-// value is what a field holds; where that is not known, data is zeros and unknown says why.
+// value is the value of a field. If it is not known, data is zeros and unknown says why.
 type value struct {
 	data    nft.Data
 	unknown string
@@ -26,7 +26,7 @@ func unknownValue(length int, why string) value {
 	return value{nft.Data(make([]byte, length)), why}
 }
 
-// known returns what a field holds, and an error when that is not known.
+// known returns the value of a field, or an error if it is not known.
 func (w *walk) known(f nft.Field) (nft.Data, error) {
 	v, err := w.field(f)
 	if err == nil && v.unknown != "" {
@@ -35,7 +35,8 @@ func (w *walk) known(f nft.Field) (nft.Data, error) {
 	return v.data, err
 }
 
-// field returns what a field holds at the moment. An error says that the field is not modelled, or not here.
+// field returns the current value of a field. An error says that the field is not modelled, or that the packet or hook
+// has no such field.
 func (w *walk) field(f nft.Field) (value, error) {
 	switch f {
 	case nft.IPSaddr, nft.IP6Saddr:
@@ -84,7 +85,7 @@ func (w *walk) conntrackField(f nft.Field) (value, error) {
 	return value{}, errors.New("the evaluator does not model this field")
 }
 
-// answerer returns the address that answers the connection, as far as the walk has decided it.
+// answerer returns the address that answers the connection, as far as the walk has decided yet.
 func (w *walk) answerer() netip.AddrPort {
 	if c := w.packet.Connection; c != nil && w.changed[destination] {
 		return c.Destination
@@ -92,7 +93,7 @@ func (w *walk) answerer() netip.AddrPort {
 	return w.destination
 }
 
-// address returns an address field; want is the field of its kind that packets of the family have.
+// address returns the value of an address field. want is the field of its kind in packets of the family.
 func (w *walk) address(f, want nft.Field, addr netip.Addr) (value, error) {
 	if f != want {
 		return value{}, fmt.Errorf("packets of family %s have no %s", w.family, f)
@@ -108,7 +109,8 @@ func (w *walk) unknownSource() string {
 	return fmt.Sprintf("the source address after masquerading towards %s is not known", w.destination.Addr())
 }
 
-// port returns a port field. Without ports, the kernel takes whatever stands in their place.
+// port returns the value of a port field. If the protocol has no ports, it is unknown: the kernel reads whatever bytes
+// are in their place.
 func (w *walk) port(port uint16, unknown string) value {
 	if !hasPorts(w.packet.Protocol) {
 		unknown = protocolName(w.packet.Protocol) + " has no ports"
@@ -118,7 +120,7 @@ func (w *walk) port(port uint16, unknown string) value {
 	return unknownValue(len(nft.PortData(0)), unknown)
 }
 
-// value is the name as registers hold it. A hook without such an interface sees an empty name.
+// value returns the name as a register holds it. A hook without such an interface sees an empty name.
 func (i ifname) value() value {
 	var name [unix.IFNAMSIZ]byte
 	copy(name[:], i.name)

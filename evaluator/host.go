@@ -5,23 +5,21 @@ import (
 	"slices"
 )
 
-// Host is what the node's kernel knows besides rules. The zero value has loopback
-// addresses only, and knows no route.
+// Host is the state of the machine's kernel besides rules. The zero value has loopback addresses only, and no routes.
 type Host struct {
-	// Addresses is the node's own addresses on all interfaces. Loopback addresses always are.
+	// Addresses are the machine's own addresses on all interfaces. Loopback addresses need not be named.
 	Addresses []netip.Addr
-	// Routes says by which interface packets leave. It may be incomplete: where none fits,
-	// an error comes of it only if a rule looks at what the route would say.
+	// Routes may be incomplete. If no route fits, that is an error only if a rule looks at the outgoing interface.
 	Routes []Route
 }
 
-// Route says how packets to a range of addresses leave.
+// Route is a route by which packets leave. Among several, the longest prefix counts.
 type Route struct {
+	// Destination contains the destinations of the packets.
 	Destination netip.Prefix
-	// Interface is the name of the outgoing interface. Packets to the node itself go by lo,
-	// whatever a route says.
+	// Interface is the name of the outgoing interface. Packets to the machine itself always leave by lo.
 	Interface string
-	// Source is the address that masquerading gives, if known.
+	// Source is the address that masquerading chooses; the zero value if it is not known.
 	Source netip.Addr
 }
 
@@ -29,8 +27,7 @@ func (h *Host) isLocal(addr netip.Addr) bool {
 	return addr.IsLoopback() || slices.Contains(h.Addresses, addr)
 }
 
-// route returns the route with the longest prefix that contains addr. The zero Route means
-// that none does.
+// route returns the route with the longest prefix that contains addr; the zero Route if there is none.
 func (h *Host) route(addr netip.Addr) Route {
 	var best Route
 	for _, r := range h.Routes {

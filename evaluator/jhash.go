@@ -6,7 +6,7 @@ import (
 )
 
 // jenkinsHash is the kernel's jhash() of a key with a seed: Bob Jenkins' lookup3, as in include/linux/jhash.h. It reads
-// words in the byte order of the machine, but for the last twelve bytes.
+// words in the byte order of the machine, and the last twelve bytes in little-endian order.
 func jenkinsHash(key []byte, seed uint32) uint32 {
 	start := 0xdeadbeef + uint32(len(key)) + seed
 	h := jenkins{start, start, start}
@@ -25,7 +25,7 @@ func jenkinsHash(key []byte, seed uint32) uint32 {
 	return h[2]
 }
 
-// jenkins is the three words of state.
+// jenkins is the state of the hash.
 type jenkins [3]uint32
 
 func (h *jenkins) add(b []byte, order binary.ByteOrder) {

@@ -9,8 +9,7 @@ import (
 	"github.com/nftproxy/nftproxy/nft"
 )
 
-// key is the value of a concatenation. Where parts of it are not known, unknown says why and
-// holes says where.
+// key is the value of a concatenation. If parts of it are not known, unknown says why, and holes are their places.
 type key struct {
 	data    nft.Data
 	unknown string
@@ -19,7 +18,7 @@ type key struct {
 
 type hole struct{ from, to int }
 
-// evaluate works out a concatenation.
+// evaluate returns the value of a concatenation.
 func (w *walk) evaluate(c nft.Concat) (key, error) {
 	var k key
 	var data strings.Builder
@@ -57,7 +56,7 @@ func (w *walk) expression(e nft.Expr) (value, error) {
 	return value{}, errors.New("the evaluator does not model this expression")
 }
 
-// hash works out the slot of a field's value.
+// hash returns the slot that a JHash chooses.
 func (w *walk) hash(h nft.JHash) (value, error) {
 	if h.Mod == 0 {
 		return value{}, errors.New("there is no number below 0")
@@ -75,7 +74,7 @@ func (w *walk) hash(h nft.JHash) (value, error) {
 	return value{data: nft.IntegerData(slot(jenkinsHash([]byte(v.data), h.Seed), h.Mod))}, nil
 }
 
-// lookup finds the element of a set or map that has a key.
+// lookup finds the element of a set or map with a key.
 func (s *statements) lookup(c nft.Concat, name string) (e nft.Element, found bool, err error) {
 	set := s.sets[name]
 	if set == nil {
@@ -117,7 +116,7 @@ func (s *statements) find(set *nft.Set, k key) (nft.Element, bool) {
 	if !set.Interval {
 		return set.Element(k.data)
 	}
-	// Ranges do not overlap: only the last one that starts before the key can have it.
+	// Ranges do not overlap, so only the last one that starts at the key or before it can have the key.
 	ranges := s.ranges[set.Name]
 	i, exact := slices.BinarySearchFunc(ranges, k.data, func(e nft.Element, d nft.Data) int { return strings.Compare(string(e.Key), string(d)) })
 	if !exact {
@@ -129,8 +128,8 @@ func (s *statements) find(set *nft.Set, k key) (nft.Element, bool) {
 	return ranges[i], true
 }
 
-// isIn reports whether an element has the key, as far as that is known: each part but the last must be
-// the same, and the last one between the ends of the element's range.
+// isIn reports whether an element may have the key: each known part must be in the element's range for that part, which
+// is a single value for all parts but the last.
 func (k key) isIn(e nft.Element) bool {
 	end := e.KeyEnd
 	if end == "" {
@@ -149,7 +148,7 @@ func (k key) isIn(e nft.Element) bool {
 	return true
 }
 
-// lookupUnknown is a lookup by a key that is not known in full. It fails if any element could have it.
+// lookupUnknown is a lookup by a key of which parts are not known. It is an error if an element may have the key.
 func (s *statements) lookupUnknown(set *nft.Set, k key) error {
 	if slices.ContainsFunc(append(s.addedElements(set), set.Elements()...), k.isIn) {
 		return errors.New(k.unknown)

@@ -2,11 +2,11 @@ package evaluator
 
 import "net/netip"
 
-// Outcome is fates that came about by the same rules and differ in elements and destinations only.
+// Outcome is a group of fates of the same rules, which differ in elements and destinations only.
 type Outcome struct {
-	// Fate is one of them. Its Path is the rules, with all the elements that any of the fates found.
+	// Fate is one of them. Its Path has the elements that any of them found.
 	Fate Fate
-	// Destinations are those of all of them, in the order of the numbers drawn.
+	// Destinations are those of all of them, in the order of the numbers drawn, each once.
 	Destinations []netip.AddrPort
 	text         string
 }
@@ -14,7 +14,7 @@ type Outcome struct {
 // String returns the outcome in one line, such as "to 10.244.1.5:8080 or 10.244.1.6:8080, source kept".
 func (o *Outcome) String() string { return o.text }
 
-// Outcomes puts fates together that came about by the same rules.
+// Outcomes groups the fates by the rules that led to them.
 func (f Fates) Outcomes() []Outcome {
 	byRoute := map[string]int{}
 	var out []Outcome

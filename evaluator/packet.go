@@ -10,32 +10,31 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Packet is a packet as the node first sees it, sent by whoever opened the connection;
-// answers are not walked.
+// Packet is a packet as the node first sees it. The client of the connection has sent it: answers are not modelled.
 type Packet struct {
-	// Source and Destination are what the packet says. Port 0 means none or, for the
-	// source, not known: an error comes of it only if a rule looks at it.
+	// Source and Destination are addresses of one family. Port 0 means that there is none, or that it is not known, which
+	// is an error only if a rule looks at it.
 	Source, Destination netip.AddrPort
 	// Protocol is the IP protocol number, such as unix.IPPROTO_TCP.
 	Protocol uint8
-	// Local says that a process of the node sends it. All others come in by an interface.
+	// Local says that a process of the node sends the packet. All other packets arrive by an interface.
 	Local bool
-	// Interface is the name of that interface; empty when it is not known, which is an
-	// error only if a rule looks at it.
+	// Interface is the name of that interface. Empty means that it is not known, which is an error only if a rule looks at
+	// it. It must be empty if Local is set.
 	Interface string
-	// Mark is the packet mark before any rule of the tables set it.
+	// Mark is the packet mark before the first rule.
 	Mark uint32
-	// Connection is what conntrack knows of the packet's connection. Without it the packet
-	// is the first one: its state is new, and NAT chains see it. With it the state is
-	// established, and NAT chains do not.
+	// Connection is the entry of conntrack for the packet's connection. If it is nil, the packet is the first of a
+	// connection: its state is new, and NAT chains see it. Otherwise its state is established, and NAT chains do not see
+	// it.
 	Connection *Connection
 }
 
-// Connection is how an established connection was translated.
+// Connection is the translation of an established connection.
 type Connection struct {
-	// Destination is where it goes instead of the packet's destination, if that is another.
+	// Destination is the destination after translation; the zero value or the packet's own if it was not translated.
 	Destination netip.AddrPort
-	// Masqueraded says that it got a source address of the node's.
+	// Masqueraded says that the connection got a source address of the node.
 	Masqueraded bool
 }
 
@@ -106,7 +105,7 @@ func protocolName(protocol uint8) string {
 	return "protocol " + strconv.Itoa(int(protocol))
 }
 
-// formatAddrPort leaves out a port that is not there.
+// formatAddrPort prints an address and its port, if it has one.
 func formatAddrPort(a netip.AddrPort) string {
 	if a.Port() == 0 {
 		return a.Addr().String()

@@ -8,22 +8,23 @@ import (
 	"github.com/nftproxy/nftproxy/nft"
 )
 
-// Path is the steps of a packet, in order.
+// Path is the list of a packet's steps, in order.
 type Path []Step
 
-// Step is a rule that matched, or what else decided on a packet's way.
+// Step is a rule that matched or set the mark, the end of a chain without a decision, or a decision of the kernel.
 type Step struct {
+	// Hook is the hook at which the step happened.
 	Hook nft.Hook
-	// Table and Chain are where the rule is; nil when the kernel itself decided, as routing does.
+	// Table and Chain are those of the rule; nil for a decision of the kernel, such as routing.
 	Table *nft.Table
 	Chain *nft.Chain
-	// Level is how many chains led to this one: 0 in a base chain.
+	// Level is the number of jumps and gotos that led to the chain: 0 in a base chain.
 	Level int
-	// Rule is the rule; nil for what becomes of a packet that no rule decided on.
+	// Rule is the rule; nil at the end of a chain in which no rule decided, and for a decision of the kernel.
 	Rule *nft.Rule
-	// Elements is what the rule found in sets and maps, as nft prints it.
+	// Elements are those that the rule found in or added to sets and maps, as nft prints them.
 	Elements []string
-	// Verdict is what came of it.
+	// Verdict is the result, such as "goto cluster-3", "continue", "policy accept" or "routing: forwarded".
 	Verdict string
 }
 
@@ -34,13 +35,12 @@ func (w *walk) step(at place, r *nft.Rule, verdict string, elements ...string) {
 	})
 }
 
-// note adds a step that no rule is behind.
+// note adds a step for a decision of the kernel.
 func (w *walk) note(text string) {
 	w.fate.Path = append(w.fate.Path, Step{Hook: w.hook, Verdict: text})
 }
 
-// String prints a step a line, under the hook that it belongs to, chains indented by what
-// led to them.
+// String prints one step a line, under its hook, indented by its Level.
 func (p Path) String() string {
 	var b strings.Builder
 	p.print(&b, "")
@@ -80,7 +80,7 @@ func (s *Step) print(b *strings.Builder, indent string) {
 	}
 }
 
-// obvious reports whether a step's rule or element says what its verdict is.
+// obvious reports whether the text of the step's rule or element shows its verdict.
 func (s *Step) obvious() bool {
 	if s.Verdict == "continue" {
 		return true
@@ -93,14 +93,14 @@ func (s *Step) obvious() bool {
 	return false
 }
 
-// group is fates that came about by the same rules.
+// group is a group of fates of the same rules.
 type group struct {
 	fate         *Fate
 	destinations []string
 	path         Path
 }
 
-// groups puts together what differs in nothing but elements and destinations.
+// groups groups fates that differ in nothing but elements and destinations.
 func (f Fates) groups() []*group {
 	var out []*group
 	byRoute := map[string]*group{}
@@ -118,7 +118,7 @@ func (f Fates) groups() []*group {
 	return out
 }
 
-// route identifies the rules that a fate came about by.
+// route identifies the rules that led to a fate.
 func (f *Fate) route() string {
 	var b strings.Builder
 	fmt.Fprint(&b, f.Result, f.Local, f.Masqueraded, f.Untouched())

@@ -7,18 +7,18 @@ import (
 	"github.com/nftproxy/nftproxy/nft"
 )
 
-// maxNesting is how many chains may lead to one another, the base chain included
-// (NFT_JUMP_STACK_SIZE): the kernel refuses a ruleset with more, whether they jump or go.
+// maxNesting is how many chains may be on one path, the base chain included (NFT_JUMP_STACK_SIZE). The kernel refuses a
+// ruleset with more, whether by jump or by goto.
 const maxNesting = 16
 
-// verdict is what a rule or chain decided. The zero Kind means nothing: go on.
+// verdict is the decision of a rule or chain. The zero Kind means none: the next rule runs.
 type verdict struct {
 	nft.Verdict
 	// refused says that a drop comes with an ICMP error.
 	refused bool
 }
 
-// place is where in the ruleset the walk is.
+// place is the walk's place in the ruleset.
 type place struct {
 	*ruleset
 	base  *nft.Chain

@@ -14,11 +14,11 @@ import (
 type statements struct {
 	*walk
 	place
-	// elements is what the rule found in sets and maps, as nft prints it.
+	// elements are those that the rule found in or added to sets and maps, as nft prints them.
 	elements []string
 }
 
-// run carries out a statement. The rule ends when it does not match or has a verdict.
+// run runs a statement. The rule ends if it does not match or has a verdict.
 func (s *statements) run(statement nft.Statement) (matched bool, v verdict, err error) {
 	switch x := statement.(type) {
 	case nft.Match:
@@ -94,7 +94,7 @@ func (s *statements) matchPrefix(m nft.MatchPrefix) (bool, error) {
 	return m.Prefix.Masked().Contains(addr) == (m.Op == nft.Equal), nil
 }
 
-// ctStatusKnown is the bits of ct status that the evaluator knows.
+// ctStatusKnown are the bits of ct status that the evaluator models.
 const ctStatusKnown = ctStatusSNAT | nft.CTStatusDNAT
 
 func (s *statements) matchFlags(m nft.MatchFlags) (bool, error) {
@@ -134,7 +134,7 @@ func (s *statements) vmap(m nft.Vmap) (bool, verdict, error) {
 	return true, verdict{Verdict: e.Verdict}, validVerdict(e.Verdict)
 }
 
-// dnat ends the chain when the map has the key, as every translation does.
+// dnat translates the destination if the map has the key. Like every translation, that ends the base chain.
 func (s *statements) dnat(d nft.DNAT) (bool, verdict, error) {
 	if s.base.Type != nft.TypeNAT || translates(s.hook) != destination {
 		return false, verdict{}, errors.New("dnat works in nat chains at prerouting and output only")

@@ -7,24 +7,26 @@ import (
 	"github.com/nftproxy/nftproxy/nft"
 )
 
-// Added is an element that packets added to a dynamic map: to hold a client to its
-// endpoint, for instance.
+// Added is an element that a packet added to a dynamic map, such as a client and its endpoint in a map of session
+// affinity.
 type Added struct {
+	// Family is that of the table.
 	Family nft.Family
 	// Table and Map are the names of the table and of the map in it.
 	Table, Map string
-	Element    nft.Element
+	// Element has the key, the value and the timeout.
+	Element nft.Element
 }
 
-func (l Added) isOf(r *ruleset, set *nft.Set) bool {
-	return l.Family == r.Family && l.Table == r.Name && l.Map == set.Name
+func (a Added) isOf(r *ruleset, set *nft.Set) bool {
+	return a.Family == r.Family && a.Table == r.Name && a.Map == set.Name
 }
 
-// addedElement returns the element that packets added last to a map under a key.
+// addedElement returns the element with the key that packets added last to a map.
 func (s *statements) addedElement(set *nft.Set, key nft.Data) (nft.Element, bool) {
 	for i := len(s.added) - 1; i >= 0; i-- {
-		if l := s.added[i]; l.isOf(s.ruleset, set) && l.Element.Key == key {
-			return l.Element, true
+		if a := s.added[i]; a.isOf(s.ruleset, set) && a.Element.Key == key {
+			return a.Element, true
 		}
 	}
 	return nft.Element{}, false
@@ -33,16 +35,16 @@ func (s *statements) addedElement(set *nft.Set, key nft.Data) (nft.Element, bool
 // addedElements returns all elements that packets added to a map.
 func (s *statements) addedElements(set *nft.Set) []nft.Element {
 	var out []nft.Element
-	for _, l := range s.added {
-		if l.isOf(s.ruleset, set) {
-			out = append(out, l.Element)
+	for _, a := range s.added {
+		if a.isOf(s.ruleset, set) {
+			out = append(out, a.Element)
 		}
 	}
 	return out
 }
 
-// update adds an element to a dynamic map. An element that is there keeps its data and starts its time
-// anew. A full map takes no more, which ends the rule (net/netfilter/nft_dynset.c).
+// update adds an element to a dynamic map. If the map has the key, the element keeps its data, and its timeout starts
+// anew. If the map is full, nothing is added, and the rule ends (net/netfilter/nft_dynset.c).
 func (s *statements) update(u nft.Update) (matched bool, err error) {
 	set := s.sets[u.Map]
 	if set == nil || !set.Dynamic {

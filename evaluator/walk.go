@@ -7,25 +7,24 @@ import (
 	"github.com/nftproxy/nftproxy/nft"
 )
 
-// walk is one way of a packet through the node: the packet as it is at the moment, and what
-// the kernel knows of it.
+// walk is one path of a packet through the node: the packet in its current state, with its conntrack entry.
 type walk struct {
 	*Evaluator
 	packet Packet // as it was sent
 	family nft.Family
 	added  []Added // by earlier packets and this one
 	draws  *draws
-	// statements counts those that ran.
+	// statements counts the statements that ran.
 	statements int
 
-	// The packet now. A source that masquerading chose may be unknown: the zero AddrPort.
+	// The packet in its current state. A source that masquerading chose may be unknown: the zero AddrPort.
 	source, destination netip.AddrPort
 	mark                uint32
 	iif, oif            ifname
 	// tracked says that conntrack has seen the packet.
 	tracked bool
-	// translated says for each end whether NAT has decided about it for the connection,
-	// changed whether it decided on something else than the packet said (the ct status).
+	// translated says, for each end, whether NAT has decided about it for the connection. changed says whether the
+	// decision changed it (ct status snat and dnat).
 	translated, changed [2]bool
 
 	hook nft.Hook
@@ -35,7 +34,7 @@ type walk struct {
 // ifname is the name of an interface, or why it is not known.
 type ifname struct{ name, unknown string }
 
-// end is one of a packet's ends, which NAT changes apart from each other.
+// end is the source or the destination of a packet. NAT decides about each by itself.
 type end int
 
 const (
@@ -44,7 +43,7 @@ const (
 	neither
 )
 
-// translates returns the end that NAT decides about at a hook; neither where packets are forwarded.
+// translates returns the end that NAT decides about at a hook; neither at forward.
 func translates(hook nft.Hook) end {
 	switch hook {
 	case nft.HookPrerouting, nft.HookOutput:
@@ -67,7 +66,7 @@ func newWalk(e *Evaluator, p Packet, added []Added, d *draws) *walk {
 	return w
 }
 
-// run walks the packet to its end and fills in the fate.
+// run walks the packet and fills in the fate.
 func (w *walk) run() error {
 	var arrived bool
 	var err error
@@ -92,14 +91,14 @@ func (w *walk) run() error {
 	return nil
 }
 
-// send walks a packet that a process of the node sends. What goes to the node itself comes
-// back in by the loopback interface.
+// send walks a packet that a process of the node sends. A packet to the node itself comes back in by the loopback
+// interface.
 func (w *walk) send() (bool, error) {
 	w.leave()
 	if on, err := w.traverse(nft.HookOutput); !on {
 		return false, err
 	}
-	// NAT sends what it translated another way.
+	// A translated packet is routed again.
 	w.leave()
 	back := w.host.isLocal(w.destination.Addr())
 	if back {
@@ -118,7 +117,7 @@ func (w *walk) send() (bool, error) {
 	return true, nil
 }
 
-// arrive walks a packet that comes in by an interface.
+// arrive walks a packet that arrives by an interface.
 func (w *walk) arrive() (bool, error) {
 	if on, err := w.traverse(nft.HookPrerouting); !on {
 		return false, err
@@ -141,7 +140,7 @@ func (w *walk) arrive() (bool, error) {
 	return on, err
 }
 
-// leave looks up the interface that the packet leaves by.
+// leave looks up the outgoing interface.
 func (w *walk) leave() {
 	w.oif = ifname{name: w.host.route(w.destination.Addr()).Interface}
 	if w.oif.name == "" {
@@ -149,7 +148,7 @@ func (w *walk) leave() {
 	}
 }
 
-// traverse runs the base chains of a hook. It reports whether the packet goes on.
+// traverse runs the base chains of a hook. It reports whether the packet continues.
 func (w *walk) traverse(hook nft.Hook) (bool, error) {
 	w.hook = hook
 	at := translates(hook)
@@ -185,10 +184,10 @@ func (w *walk) traverse(hook nft.Hook) (bool, error) {
 	return true, nil
 }
 
-// priorityConntrack is where packets are first seen by conntrack (NF_IP_PRI_CONNTRACK).
+// priorityConntrack is the priority at which conntrack first sees packets (NF_IP_PRI_CONNTRACK).
 const priorityConntrack = -200
 
-// continueConnection does to a packet of an established connection what was done to the first.
+// continueConnection translates a packet of an established connection as the first one was.
 func (w *walk) continueConnection(at end) {
 	c := w.packet.Connection
 	if c == nil || at == neither || w.translated[at] {
@@ -215,7 +214,7 @@ func (w *walk) setDestination(to netip.AddrPort) {
 	}
 }
 
-// masquerade gives the packet an address of the outgoing interface, and a port that nobody can foretell.
+// masquerade gives the packet an address of the outgoing interface and an unknown port.
 func (w *walk) masquerade() {
 	w.translated[source], w.changed[source] = true, true
 	w.source = netip.AddrPort{}
