@@ -228,6 +228,11 @@ func numbered(i int, f model.Family) *model.ServicePort {
 }
 
 func TestChainCount(t *testing.T) {
+	t.Run("does not follow the number of Services", testChainCountOfManyServices)
+	t.Run("with affinity", testChainCountWithAffinity)
+}
+
+func testChainCountOfManyServices(t *testing.T) {
 	c := newCompiler(t)
 	c.Apply(many(10_000))
 	for _, table := range c.Tables() {
@@ -258,7 +263,7 @@ func counts(tx nft.Transaction) map[string]int {
 }
 
 // For each element that is added to a map, the kernel walks all rules that look it up.
-func TestChainCountWithAffinity(t *testing.T) {
+func testChainCountWithAffinity(t *testing.T) {
 	for _, hash := range []bool{false, true} {
 		config := Default()
 		config.AffinityHash = hash

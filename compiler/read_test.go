@@ -148,9 +148,11 @@ func TestRead(t *testing.T) {
 			}
 		})
 	}
+	t.Run("finds frontends in sets of their chain", testReadFindsFrontendsInSetsOfTheirChain)
+	t.Run("refuses foreign tables", testReadRefusesForeignTables)
 }
 
-func TestReadFindsFrontendsInSetsOfTheirChain(t *testing.T) {
+func testReadFindsFrontendsInSetsOfTheirChain(t *testing.T) {
 	c, err := New(Default())
 	if err != nil {
 		t.Fatal(err)
@@ -180,7 +182,7 @@ func TestReadFindsFrontendsInSetsOfTheirChain(t *testing.T) {
 	}
 }
 
-func TestReadRefusesForeignTables(t *testing.T) {
+func testReadRefusesForeignTables(t *testing.T) {
 	own := func(change func(*nft.Table)) *nft.Table {
 		c, err := New(Default())
 		if err != nil {

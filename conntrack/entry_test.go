@@ -36,9 +36,10 @@ func TestDecodeEntry(t *testing.T) {
 			t.Errorf("decoded %+v, %v; want %+v", e.flow, err, want)
 		}
 	}
+	t.Run("refuses an entry that lacks something", testDecodeEntryRefusesAnEntryThatLacksSomething)
 }
 
-func TestDecodeEntryRefusesAnEntryThatLacksSomething(t *testing.T) {
+func testDecodeEntryRefusesAnEntryThatLacksSomething(t *testing.T) {
 	whole := unhex(t, listedDNS4)
 	// The entry is whole with its number, which has 12 bytes of other attributes behind it.
 	for n := range len(whole) - 20 {

@@ -137,9 +137,16 @@ func TestDeleteFlows(t *testing.T) {
 			}
 		})
 	}
+	t.Run("in a zone of their own", testDeleteFlowsInAZoneOfTheirOwn)
+	t.Run("that are gone meanwhile", testDeleteFlowsThatAreGoneMeanwhile)
+	t.Run("keeps a later one with the same addresses", testDeleteFlowsKeepsALaterOneWithTheSameAddresses)
+	t.Run("of which there are many", testDeleteFlowsOfWhichThereAreMany)
+	t.Run("with a refused entry", testDeleteFlowsWithARefusedEntry)
+	t.Run("deletes while it lists", testDeleteFlowsDeletesWhileItLists)
+	t.Run("ends with its context", testDeleteFlowsEndsWithItsContext)
 }
 
-func TestDeleteFlowsInAZoneOfTheirOwn(t *testing.T) {
+func testDeleteFlowsInAZoneOfTheirOwn(t *testing.T) {
 	c, table := newTable(t)
 	add(t, table, dns4)
 	add(t, table, dns4, func(e *conntrack.Flow) { e.Zone = 7 })
@@ -151,7 +158,7 @@ func TestDeleteFlowsInAZoneOfTheirOwn(t *testing.T) {
 	}
 }
 
-func TestDeleteFlowsThatAreGoneMeanwhile(t *testing.T) {
+func testDeleteFlowsThatAreGoneMeanwhile(t *testing.T) {
 	c, table := newTable(t)
 	add(t, table, dns4)
 	add(t, table, plain)
@@ -176,7 +183,7 @@ func entryOf(t *testing.T, c *Conn) (only entry) {
 }
 
 // An entry with the addresses of one that is gone was made by the rules as they are now.
-func TestDeleteFlowsKeepsALaterOneWithTheSameAddresses(t *testing.T) {
+func testDeleteFlowsKeepsALaterOneWithTheSameAddresses(t *testing.T) {
 	c, table := newTable(t)
 	add(t, table, dns4)
 	earlier := entryOf(t, c)
@@ -191,7 +198,7 @@ func TestDeleteFlowsKeepsALaterOneWithTheSameAddresses(t *testing.T) {
 	}
 }
 
-func TestDeleteFlowsOfWhichThereAreMany(t *testing.T) {
+func testDeleteFlowsOfWhichThereAreMany(t *testing.T) {
 	c, table := newTable(t)
 	for i := range 2*deleteAtOnce + 1 {
 		f := dns4
@@ -207,7 +214,7 @@ func TestDeleteFlowsOfWhichThereAreMany(t *testing.T) {
 	}
 }
 
-func TestDeleteFlowsWithARefusedEntry(t *testing.T) {
+func testDeleteFlowsWithARefusedEntry(t *testing.T) {
 	for name, arrange := range map[string]func(bad, good []byte) [][]byte{
 		"a refused entry does not keep the next one":     func(bad, good []byte) [][]byte { return [][]byte{bad, good} },
 		"a refused entry does not keep the one before":   func(bad, good []byte) [][]byte { return [][]byte{good, bad} },
@@ -234,7 +241,7 @@ func TestDeleteFlowsWithARefusedEntry(t *testing.T) {
 	}
 }
 
-func TestDeleteFlowsDeletesWhileItLists(t *testing.T) {
+func testDeleteFlowsDeletesWhileItLists(t *testing.T) {
 	c, table := newTable(t)
 	// More than fit into two datagrams, so that the kernel cannot have handed over all of them.
 	const many = 2 * datagramSize / 100
@@ -258,7 +265,12 @@ func TestDeleteFlowsDeletesWhileItLists(t *testing.T) {
 	}
 }
 
-func TestConnTimeout(t *testing.T) {
+func TestConn(t *testing.T) {
+	t.Run("times out", testConnTimeout)
+	t.Run("is safe for concurrent use", testConnIsSafeForConcurrentUse)
+}
+
+func testConnTimeout(t *testing.T) {
 	c, table := newTable(t)
 	c.timeout = 50 * time.Millisecond
 	t.Run("a kernel that does not answer ends the search", func(t *testing.T) {
@@ -294,7 +306,7 @@ func TestConnTimeout(t *testing.T) {
 	})
 }
 
-func TestDeleteFlowsEndsWithItsContext(t *testing.T) {
+func testDeleteFlowsEndsWithItsContext(t *testing.T) {
 	c, table := newTable(t)
 	for i := range 1000 {
 		f := dns4
@@ -318,7 +330,7 @@ func TestDeleteFlowsEndsWithItsContext(t *testing.T) {
 	})
 }
 
-func TestConnIsSafeForConcurrentUse(t *testing.T) {
+func testConnIsSafeForConcurrentUse(t *testing.T) {
 	c, table := newTable(t)
 	for i := range 500 {
 		f := dns4

@@ -9,9 +9,13 @@ import (
 	"pgregory.net/rapid"
 )
 
+func TestServicePorts(t *testing.T) {
+	t.Run("do what changes do", testServicePortsDoWhatChangesDo)
+}
+
 // Whatever comes in, as increments or as everything, what was applied from the differences is what a
 // backend has that applied each of the Changes.
-func TestServicePortsDoWhatChangesDo(t *testing.T) {
+func testServicePortsDoWhatChangesDo(t *testing.T) {
 	ids := []model.PortID{{Service: "a"}, {Service: "b"}, {Service: "c"}, {Service: "d"}}
 	rapid.Check(t, func(t *rapid.T) {
 		store := NewServicePorts()

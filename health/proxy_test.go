@@ -86,7 +86,7 @@ func checkProbes(t *testing.T, before func(*health.Proxy), cases []probeCase) {
 	}
 }
 
-func TestProbesBeforeTheFirstSync(t *testing.T) {
+func testProbesBeforeTheFirstSync(t *testing.T) {
 	checkProbes(t, func(*health.Proxy) {}, []probeCase{
 		{"nothing is programmed yet", func(*health.Proxy, *clocktesting.FakePassiveClock) {}, unavailable, ok},
 		{"who never hears of anything is not ready, and a restart is no help", func(_ *health.Proxy, c *clocktesting.FakePassiveClock) {
@@ -171,10 +171,15 @@ func TestProbes(t *testing.T) {
 			p.SetNode(tainted())
 		}, ok, ok},
 	})
+	t.Run("before the first Sync", testProbesBeforeTheFirstSync)
+	t.Run("answer as kube-proxy does", testProbesAnswerAsKubeProxyDoes)
+	t.Run("say what is wrong", testProbesSayWhatIsWrong)
+	t.Run("answers are counted", testAnswersAreCounted)
+	t.Run("nodes of others do not count", testNodesOfOthersDoNotCount)
 }
 
 // The bodies were recorded from kube-proxy v1.37.1; only the times are others.
-func TestProbesAnswerAsKubeProxyDoes(t *testing.T) {
+func testProbesAnswerAsKubeProxyDoes(t *testing.T) {
 	const (
 		sync = `{"lastUpdated":"2026-07-01T03:00:05Z","healthy":true}`
 		late = `{"lastUpdated":"2026-07-01T03:00:05Z","healthy":false}`
@@ -213,7 +218,7 @@ func TestProbesAnswerAsKubeProxyDoes(t *testing.T) {
 	expect("/livez", `{"lastUpdated":"2026-07-01T03:00:05Z","currentTime":"2026-07-01T03:01:00Z","healthy":false,"status":{"IPv4":`+late+`,"IPv6":`+late+`}}`)
 }
 
-func TestProbesSayWhatIsWrong(t *testing.T) {
+func testProbesSayWhatIsWrong(t *testing.T) {
 	clock := clocktesting.NewFakePassiveClock(start)
 	p := health.NewProxy(health.Options{Timeout: timeout, Clock: clock})
 	server := httptest.NewServer(p.Handler())
@@ -243,7 +248,7 @@ func TestProbesSayWhatIsWrong(t *testing.T) {
 		`"status":{"IPv4":`+now+`,"IPv6":`+now+`},"problems":["the Node is waited for"]}`)
 }
 
-func TestAnswersAreCounted(t *testing.T) {
+func testAnswersAreCounted(t *testing.T) {
 	var healthz, livez []int
 	clock := clocktesting.NewFakePassiveClock(start)
 	p := health.NewProxy(health.Options{
@@ -272,7 +277,7 @@ type sinkStub struct {
 
 func (s *sinkStub) SetNode(node *corev1.Node) { s.nodes = append(s.nodes, node.Name) }
 
-func TestNodesOfOthersDoNotCount(t *testing.T) {
+func testNodesOfOthersDoNotCount(t *testing.T) {
 	p := health.NewProxy(health.Options{})
 	server := httptest.NewServer(p.Handler())
 	defer server.Close()
@@ -291,7 +296,12 @@ func TestNodesOfOthersDoNotCount(t *testing.T) {
 	}
 }
 
-func TestServeEndsWithItsContext(t *testing.T) {
+func TestServe(t *testing.T) {
+	t.Run("ends with its context", testServeEndsWithItsContext)
+	t.Run("tells when its listener breaks", testServeTellsWhenItsListenerBreaks)
+}
+
+func testServeEndsWithItsContext(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -312,7 +322,7 @@ func TestServeEndsWithItsContext(t *testing.T) {
 	}
 }
 
-func TestServeTellsWhenItsListenerBreaks(t *testing.T) {
+func testServeTellsWhenItsListenerBreaks(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)

@@ -119,8 +119,20 @@ func expectCheck(t *testing.T, host string, port uint16, want string) {
 	}
 }
 
+func TestServices(t *testing.T) {
+	t.Run("answer as kube-proxy does", testHealthCheckAnswersAsKubeProxyDoes)
+	t.Run("count local endpoints by address", testLocalEndpointsAreCountedByAddress)
+	t.Run("follow the model", testServersFollowTheModel)
+	t.Run("end with the context", testServersEndWithTheContext)
+	t.Run("listen on node port addresses", testServersListenOnNodePortAddresses)
+	t.Run("follow the node's addresses", testServersFollowTheNodesAddresses)
+	t.Run("tell once of a taken port, and try again", testTakenPortIsToldOnceAndTriedAgain)
+	t.Run("try a taken port again at a later change", testLaterChangeTriesATakenPortAgain)
+	t.Run("tries end with the context", testTriesEndWithTheContext)
+}
+
 // The body and the headers are those of kube-proxy v1.37, byte for byte.
-func TestHealthCheckAnswersAsKubeProxyDoes(t *testing.T) {
+func testHealthCheckAnswersAsKubeProxyDoes(t *testing.T) {
 	p := freePort(t)
 	var healthy atomic.Bool
 	healthy.Store(true)
@@ -152,7 +164,7 @@ func TestHealthCheckAnswersAsKubeProxyDoes(t *testing.T) {
 	expect(http.StatusServiceUnavailable, "0", "{\n\t\"service\": {\n\t\t\"namespace\": \"shop\",\n\t\t\"name\": \"web\"\n\t},\n\t\"localEndpoints\": 0,\n\t\"serviceProxyHealthy\": true\n}")
 }
 
-func TestLocalEndpointsAreCountedByAddress(t *testing.T) {
+func testLocalEndpointsAreCountedByAddress(t *testing.T) {
 	terminating := func(p *model.ServicePort) *model.ServicePort {
 		p.LocalTerminating = true
 		return p
@@ -188,7 +200,7 @@ func TestLocalEndpointsAreCountedByAddress(t *testing.T) {
 	}
 }
 
-func TestServersFollowTheModel(t *testing.T) {
+func testServersFollowTheModel(t *testing.T) {
 	p, q := freePort(t), freePort(t)
 	s := newServices(health.ServicesOptions{CIDRs: []netip.Prefix{loopback4, loopback6}})
 	steps := []struct {
@@ -217,7 +229,7 @@ func TestServersFollowTheModel(t *testing.T) {
 	}
 }
 
-func TestServersEndWithTheContext(t *testing.T) {
+func testServersEndWithTheContext(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	p := freePort(t)
 	s := newServices(health.ServicesOptions{CIDRs: []netip.Prefix{loopback4}})
@@ -229,7 +241,7 @@ func TestServersEndWithTheContext(t *testing.T) {
 	expectCheck(t, "127.0.0.1", p, "closed")
 }
 
-func TestServersListenOnNodePortAddresses(t *testing.T) {
+func testServersListenOnNodePortAddresses(t *testing.T) {
 	prefixes := func(list ...string) (out []netip.Prefix) {
 		for _, text := range list {
 			out = append(out, netip.MustParsePrefix(text))
@@ -280,7 +292,7 @@ func TestServersListenOnNodePortAddresses(t *testing.T) {
 	}
 }
 
-func TestServersFollowTheNodesAddresses(t *testing.T) {
+func testServersFollowTheNodesAddresses(t *testing.T) {
 	p := freePort(t)
 	s := newServices(health.ServicesOptions{Primary: true})
 	c := full(port("web", "", model.IPv4, p), port("web", "", model.IPv6, p))
@@ -305,7 +317,7 @@ func (c fakeClock) AfterFunc(d time.Duration, f func()) clock.Timer {
 // settled is what OnSettled was told last.
 type settled struct{ listening, failing int }
 
-func TestTakenPortIsToldOnceAndTriedAgain(t *testing.T) {
+func testTakenPortIsToldOnceAndTriedAgain(t *testing.T) {
 	taken, free := freePort(t), freePort(t)
 	other := occupy(t, taken)
 	fake := newFakeClock()
@@ -373,7 +385,7 @@ func TestTakenPortIsToldOnceAndTriedAgain(t *testing.T) {
 	}
 }
 
-func TestLaterChangeTriesATakenPortAgain(t *testing.T) {
+func testLaterChangeTriesATakenPortAgain(t *testing.T) {
 	taken := freePort(t)
 	other := occupy(t, taken)
 	fake := newFakeClock()
@@ -388,7 +400,7 @@ func TestLaterChangeTriesATakenPortAgain(t *testing.T) {
 	}
 }
 
-func TestTriesEndWithTheContext(t *testing.T) {
+func testTriesEndWithTheContext(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	taken := freePort(t)
 	other := occupy(t, taken)

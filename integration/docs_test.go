@@ -47,7 +47,7 @@ var (
 	link     = regexp.MustCompile(`\]\(([^)\s]+)\)`)
 	heading  = regexp.MustCompile(`(?m)^#+ (.*)$`)
 	notInID  = regexp.MustCompile(`[^\p{L}\p{N}_ -]`)
-	testName = regexp.MustCompile("`(Test[A-Z]\\w*)")
+	testName = regexp.MustCompile("`(Test[A-Z]\\w*)(?:/([^`/\\s]+))?")
 	testFunc = regexp.MustCompile(`(?m)^func (Test[A-Z]\w*)\(`)
 )
 
@@ -153,19 +153,23 @@ func lines(text string) func(yield func(string, bool) bool) {
 }
 
 func testTestNames(t *testing.T, pages map[string]string) {
-	there := testsOfTheModules(t)
+	there, sources := testsOfTheModules(t)
 	for page, text := range pages {
 		for _, match := range testName.FindAllStringSubmatch(text, -1) {
-			if !there[match[1]] {
-				t.Errorf("%s names %s, which is no test", page, match[1])
+			test, sentence := match[1], strings.ReplaceAll(match[2], "_", " ")
+			if !there[test] || !strings.Contains(sources, sentence) {
+				t.Errorf("%s names %s, which is no test", page, match[0])
 			}
 		}
 	}
 }
 
-func testsOfTheModules(t *testing.T) map[string]bool {
+// testsOfTheModules returns the names of the top-level tests, and the sources of all tests, in which the names of
+// subtests stand.
+func testsOfTheModules(t *testing.T) (there map[string]bool, sources string) {
 	t.Helper()
-	there := map[string]bool{}
+	there = map[string]bool{}
+	var all strings.Builder
 	err := filepath.WalkDir("..", func(path string, entry os.DirEntry, err error) error {
 		if err != nil || entry.IsDir() || !strings.HasSuffix(path, "_test.go") {
 			return err
@@ -174,12 +178,13 @@ func testsOfTheModules(t *testing.T) map[string]bool {
 		for _, match := range testFunc.FindAllSubmatch(text, -1) {
 			there[string(match[1])] = true
 		}
+		all.Write(text)
 		return err
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	return there
+	return there, all.String()
 }
 
 // testOverview compares the overview of the module with the table of public packages, which TestImports compares

@@ -31,7 +31,14 @@ func drawn(t *testing.T, c *choice, n int, now time.Time) map[netip.AddrPort]int
 	return counts
 }
 
-func TestEndpointsAreDrawnWithoutAffinity(t *testing.T) {
+func TestChoice(t *testing.T) {
+	t.Run("draws any endpoint without affinity", testEndpointsAreDrawnWithoutAffinity)
+	t.Run("keeps a client's endpoint for the timeout", testChoiceAffinity)
+	t.Run("affinity ends with its endpoint", testAffinityEndsWithItsEndpoint)
+	t.Run("does not draw again an endpoint tried in vain", testEndpointTriedInVainIsNotDrawnAgain)
+}
+
+func testEndpointsAreDrawnWithoutAffinity(t *testing.T) {
 	var c choice
 	c.update(three(), 0)
 	// One of three is left out of 200 draws once in 10^35 runs.
@@ -40,7 +47,7 @@ func TestEndpointsAreDrawnWithoutAffinity(t *testing.T) {
 	}
 }
 
-func TestAffinity(t *testing.T) {
+func testChoiceAffinity(t *testing.T) {
 	var c choice
 	c.update(three(), time.Minute)
 	now := time.Now()
@@ -64,7 +71,7 @@ func TestAffinity(t *testing.T) {
 	}
 }
 
-func TestAffinityEndsWithItsEndpoint(t *testing.T) {
+func testAffinityEndsWithItsEndpoint(t *testing.T) {
 	var c choice
 	c.update([]model.Endpoint{endpoint(1)}, time.Hour)
 	now := time.Now()
@@ -76,7 +83,7 @@ func TestAffinityEndsWithItsEndpoint(t *testing.T) {
 	}
 }
 
-func TestEndpointTriedInVainIsNotDrawnAgain(t *testing.T) {
+func testEndpointTriedInVainIsNotDrawnAgain(t *testing.T) {
 	for _, affinity := range []time.Duration{0, time.Hour} {
 		var c choice
 		c.update(three(), affinity)

@@ -24,7 +24,28 @@ import (
 	"github.com/nftproxy/nftproxy/model"
 )
 
-func TestNodePortIsServedWhileItHasEndpoints(t *testing.T) {
+func TestForwarder(t *testing.T) {
+	t.Run("serves a node port while it has endpoints", testNodePortIsServedWhileItHasEndpoints)
+	t.Run("listens on the given addresses only", testListenersUseTheGivenAddressesOnly)
+	t.Run("listens for TCP node ports only", testListenersNeedATCPNodePort)
+	t.Run("serves local endpoints only under policy Local", testEndpointsUnderPolicyLocal)
+	t.Run("gives a contested node port to the first Service by name", testFirstServiceByNameHasAContestedNodePort)
+	t.Run("connections spread or stick", testConnectionsSpreadOrStick)
+	t.Run("established connections outlive every change", testEstablishedConnectionsOutliveEveryChange)
+	t.Run("passes on the end of a direction", testEndOfADirectionIsPassedOn)
+	t.Run("passes on a reset", testResetIsPassedOn)
+	t.Run("passes on data both ways at once", testDataBothWaysAtOnce)
+	t.Run("connections give their sockets back", testConnectionsGiveTheirSocketsBack)
+	t.Run("passes over an endpoint that refuses", testEndpointThatRefusesIsPassedOver)
+	t.Run("tries a taken port again", testPortThatIsTakenIsTriedAgain)
+	t.Run("forgets a Service that goes while its port is taken", testServiceThatGoesWhileItsPortIsTaken)
+	t.Run("ends with its context", testEndOfTheContextEndsListening)
+	t.Run("beside the rules", testForwarderBesideTheRules)
+	t.Run("resets clients that are not loopback", testClientsThatAreNotLoopbackAreReset)
+	t.Run("outlives a lack of file descriptors", testOutOfFileDescriptors)
+}
+
+func testNodePortIsServedWhileItHasEndpoints(t *testing.T) {
 	forEachFamily(t, func(t *testing.T, f family) {
 		n := start(t, localnodeport.Options{})
 		first, second := f.echo(t, 1, 8080), f.echo(t, 2, 8080)
@@ -52,7 +73,7 @@ func TestNodePortIsServedWhileItHasEndpoints(t *testing.T) {
 	})
 }
 
-func TestListenersUseTheGivenAddressesOnly(t *testing.T) {
+func testListenersUseTheGivenAddressesOnly(t *testing.T) {
 	server := families[0].echo(t, 1, 8080)
 	n := start(t, localnodeport.Options{Addresses: []netip.Addr{netip.MustParseAddr("127.0.0.1"), netip.MustParseAddr("127.0.0.5")}})
 	n.apply(families[0].service("web", 30080, server))
@@ -63,7 +84,7 @@ func TestListenersUseTheGivenAddressesOnly(t *testing.T) {
 	}
 }
 
-func TestListenersNeedATCPNodePort(t *testing.T) {
+func testListenersNeedATCPNodePort(t *testing.T) {
 	f := families[0]
 	n := start(t, localnodeport.Options{OnListeners: func(_ model.Family, count int) { t.Errorf("%d listeners", count) }})
 	server := f.echo(t, 1, 8080)
@@ -73,7 +94,7 @@ func TestListenersNeedATCPNodePort(t *testing.T) {
 	expectRefused(t, f.at(30080))
 }
 
-func TestEndpointsUnderPolicyLocal(t *testing.T) {
+func testEndpointsUnderPolicyLocal(t *testing.T) {
 	forEachFamily(t, func(t *testing.T, f family) {
 		n := start(t, localnodeport.Options{})
 		elsewhere, here := f.echo(t, 1, 8080), f.echo(t, 2, 8080)
@@ -91,7 +112,7 @@ func TestEndpointsUnderPolicyLocal(t *testing.T) {
 	})
 }
 
-func TestFirstServiceByNameHasAContestedNodePort(t *testing.T) {
+func testFirstServiceByNameHasAContestedNodePort(t *testing.T) {
 	f := families[0]
 	n := start(t, localnodeport.Options{})
 	a, b := f.echo(t, 1, 8080), f.echo(t, 2, 8080)
@@ -104,7 +125,7 @@ func TestFirstServiceByNameHasAContestedNodePort(t *testing.T) {
 	expect(t, f.at(30080), b)
 }
 
-func TestConnectionsSpreadOrStick(t *testing.T) {
+func testConnectionsSpreadOrStick(t *testing.T) {
 	f := families[0]
 	n := start(t, localnodeport.Options{})
 	spread := f.service("spread", 30080, f.echo(t, 1, 8080), f.echo(t, 2, 8080), f.echo(t, 3, 8080))
@@ -126,7 +147,7 @@ func TestConnectionsSpreadOrStick(t *testing.T) {
 	}
 }
 
-func TestEstablishedConnectionsOutliveEveryChange(t *testing.T) {
+func testEstablishedConnectionsOutliveEveryChange(t *testing.T) {
 	forEachFamily(t, func(t *testing.T, f family) {
 		n := start(t, localnodeport.Options{})
 		first, second := f.echo(t, 1, 8080), f.echo(t, 2, 8080)
@@ -154,7 +175,7 @@ func TestEstablishedConnectionsOutliveEveryChange(t *testing.T) {
 	})
 }
 
-func TestEndOfADirectionIsPassedOn(t *testing.T) {
+func testEndOfADirectionIsPassedOn(t *testing.T) {
 	forEachFamily(t, func(t *testing.T, f family) {
 		n := start(t, localnodeport.Options{})
 		// Answers when it has heard everything.
@@ -190,7 +211,7 @@ func TestEndOfADirectionIsPassedOn(t *testing.T) {
 	})
 }
 
-func TestResetIsPassedOn(t *testing.T) {
+func testResetIsPassedOn(t *testing.T) {
 	forEachFamily(t, func(t *testing.T, f family) {
 		n := start(t, localnodeport.Options{})
 		n.apply(f.service("resets", 30080, f.serve(t, 1, 8080, func(conn *net.TCPConn) {
@@ -219,7 +240,7 @@ func TestResetIsPassedOn(t *testing.T) {
 	})
 }
 
-func TestDataBothWaysAtOnce(t *testing.T) {
+func testDataBothWaysAtOnce(t *testing.T) {
 	f := families[0]
 	n := start(t, localnodeport.Options{})
 	n.apply(f.service("echo", 30080, f.serve(t, 1, 8080, func(conn *net.TCPConn) { io.Copy(conn, conn) })))
@@ -247,7 +268,7 @@ func TestDataBothWaysAtOnce(t *testing.T) {
 	clients.Wait()
 }
 
-func TestConnectionsGiveTheirSocketsBack(t *testing.T) {
+func testConnectionsGiveTheirSocketsBack(t *testing.T) {
 	f := families[0]
 	n := start(t, localnodeport.Options{})
 	greets := func(conn *net.TCPConn) { fmt.Fprint(conn, "hello") }
@@ -289,7 +310,7 @@ func openSockets(t *testing.T) (count int) {
 }
 
 // An endpoint that is gone while the Service still names it.
-func TestEndpointThatRefusesIsPassedOver(t *testing.T) {
+func testEndpointThatRefusesIsPassedOver(t *testing.T) {
 	f := families[0]
 	n := start(t, localnodeport.Options{})
 	alive := f.echo(t, 1, 8080)
@@ -313,7 +334,7 @@ func TestEndpointThatRefusesIsPassedOver(t *testing.T) {
 	})
 }
 
-func TestPortThatIsTakenIsTriedAgain(t *testing.T) {
+func testPortThatIsTakenIsTriedAgain(t *testing.T) {
 	forEachFamily(t, func(t *testing.T, f family) {
 		taken, err := net.Listen("tcp", f.at(30080))
 		if err != nil {
@@ -371,7 +392,7 @@ func TestPortThatIsTakenIsTriedAgain(t *testing.T) {
 	})
 }
 
-func TestServiceThatGoesWhileItsPortIsTaken(t *testing.T) {
+func testServiceThatGoesWhileItsPortIsTaken(t *testing.T) {
 	f := families[0]
 	taken, err := net.Listen("tcp", f.at(30080))
 	if err != nil {
@@ -392,7 +413,7 @@ func TestServiceThatGoesWhileItsPortIsTaken(t *testing.T) {
 	free.Close()
 }
 
-func TestEndOfTheContextEndsListening(t *testing.T) {
+func testEndOfTheContextEndsListening(t *testing.T) {
 	forEachFamily(t, func(t *testing.T, f family) {
 		n := start(t, localnodeport.Options{})
 		n.apply(f.service("web", 30080, f.echo(t, 1, 8080)))

@@ -26,7 +26,7 @@ import (
 
 // With the rules of the proxy in the kernel, which answer node ports on the node's other
 // addresses: neither gets in the way of the other.
-func TestForwarderBesideTheRules(t *testing.T) {
+func testForwarderBesideTheRules(t *testing.T) {
 	conn, err := nft.Dial(nft.Config{})
 	if err != nil {
 		t.Fatal(err)
@@ -150,7 +150,7 @@ func initChunk(port uint16) []byte {
 
 // What gets to 127.0.0.1 from elsewhere when another proxy left route_localnet behind looks
 // like this.
-func TestClientsThatAreNotLoopbackAreReset(t *testing.T) {
+func testClientsThatAreNotLoopbackAreReset(t *testing.T) {
 	f := families[0]
 	n := start(t, localnodeport.Options{})
 	served := make(chan bool, 10)
@@ -171,7 +171,7 @@ func TestClientsThatAreNotLoopbackAreReset(t *testing.T) {
 }
 
 // A client that connects while there are no file descriptors left waits until there are.
-func TestOutOfFileDescriptors(t *testing.T) {
+func testOutOfFileDescriptors(t *testing.T) {
 	f := families[0]
 	n := start(t, localnodeport.Options{})
 	server := f.echo(t, 1, 8080)

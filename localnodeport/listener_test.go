@@ -7,8 +7,12 @@ import (
 	"testing"
 )
 
+func TestListener(t *testing.T) {
+	t.Run("does not listen once closed", testListenerThatWasClosedDoesNotListen)
+}
+
 // A retry may already be on its way when its Service goes.
-func TestListenerThatWasClosedDoesNotListen(t *testing.T) {
+func testListenerThatWasClosedDoesNotListen(t *testing.T) {
 	l := &listener{
 		at:     netip.MustParseAddrPort("127.0.0.1:30080"),
 		count:  func(by int) { t.Errorf("%d listeners more", by) },

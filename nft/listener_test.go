@@ -60,6 +60,12 @@ func generation(t testing.TB, c *Conn) uint32 {
 }
 
 func TestListener(t *testing.T) {
+	t.Run("notices each commit until it leaves", testListenerNoticesCommits)
+	t.Run("says when notices did not fit", testListenerWhoseNoticesDoNotFitSaysSo)
+	t.Run("ends", testListenerEnds)
+}
+
+func testListenerNoticesCommits(t *testing.T) {
 	netns.EnterForTest(t)
 	c := dial(t)
 	l := listen(t, c)
@@ -115,7 +121,7 @@ func TestListener(t *testing.T) {
 	checkSilence(t, l)
 }
 
-func TestListenerWhoseNoticesDoNotFitSaysSo(t *testing.T) {
+func testListenerWhoseNoticesDoNotFitSaysSo(t *testing.T) {
 	netns.EnterForTest(t)
 	c := dial(t)
 	l := listen(t, c)
@@ -151,7 +157,7 @@ func TestListenerWhoseNoticesDoNotFitSaysSo(t *testing.T) {
 	}
 }
 
-func TestListenerEnds(t *testing.T) {
+func testListenerEnds(t *testing.T) {
 	netns.EnterForTest(t)
 	c := dial(t)
 	t.Run("when its context does", func(t *testing.T) {

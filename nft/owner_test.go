@@ -40,7 +40,7 @@ func failsAsOwned(t *testing.T, err error) {
 	}
 }
 
-func TestOwnedTableStaysWhenSomebodyFlushesTheRuleset(t *testing.T) {
+func testOwnedTableStaysWhenSomebodyFlushesTheRuleset(t *testing.T) {
 	netns.NeedLinux(t, 6, 9) // table flag persist
 	netns.EnterForTest(t)
 	owner, other := dial(t), dial(t)
@@ -117,9 +117,11 @@ func TestOwnedTable(t *testing.T) {
 			t.Errorf("HasTable = %v, %v", there, err)
 		}
 	})
+	t.Run("stays when somebody flushes the ruleset", testOwnedTableStaysWhenSomebodyFlushesTheRuleset)
+	t.Run("is left to who took it meanwhile", testOwnedTableIsLeftToWhoTookItMeanwhile)
 }
 
-func TestOwnedTableIsLeftToWhoTookItMeanwhile(t *testing.T) {
+func testOwnedTableIsLeftToWhoTookItMeanwhile(t *testing.T) {
 	netns.NeedLinux(t, 6, 9) // table flag persist
 	netns.EnterForTest(t)
 	owner, other := dial(t), dial(t)
@@ -302,8 +304,13 @@ func testProbeWithALeftoverTable(t *testing.T) {
 	}
 }
 
+func TestDestroyTable(t *testing.T) {
+	t.Run("on older kernels", testDestroyTableOnOlderKernels)
+	t.Run("is probed without a commit", testDestroyTableIsProbedWithoutACommit)
+}
+
 // A kernel before 6.3 cannot destroy a table; what it is sent has the same effect.
-func TestDestroyTableOnOlderKernels(t *testing.T) {
+func testDestroyTableOnOlderKernels(t *testing.T) {
 	netns.EnterForTest(t)
 	c := dial(t)
 	old := false
@@ -319,7 +326,7 @@ func TestDestroyTableOnOlderKernels(t *testing.T) {
 	}
 }
 
-func TestDestroyTableIsProbedWithoutACommit(t *testing.T) {
+func testDestroyTableIsProbedWithoutACommit(t *testing.T) {
 	netns.EnterForTest(t)
 	c := dial(t)
 	before, err := c.Generation(t.Context())

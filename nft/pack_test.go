@@ -42,6 +42,7 @@ func TestConcatPack(t *testing.T) {
 			t.Errorf("Pack(%v) to %s = %s, %v; want %s", tc.values, tc.key, tc.key.Format(got), err, tc.want)
 		}
 	}
+	t.Run("makes the same as the append functions", testConcatPackMakesTheSameAsTheAppendFunctions)
 }
 
 func TestSetNewElement(t *testing.T) {
@@ -82,7 +83,7 @@ func TestSetNewElement(t *testing.T) {
 }
 
 // Pack makes what the unchecked functions make.
-func TestConcatPackMakesTheSameAsTheAppendFunctions(t *testing.T) {
+func testConcatPackMakesTheSameAsTheAppendFunctions(t *testing.T) {
 	rapid.Check(t, func(r *rapid.T) {
 		f := drawFamily(r)
 		addr, port := netip.MustParseAddr("192.0.2.1"), rapid.Uint16().Draw(r, "port")

@@ -178,7 +178,11 @@ func testLongAndQuotedCommentsReadBackAndLoad(t *testing.T) {
 	runNft(t, "delete table ip t\n"+want.String(), "-f", "-")
 }
 
-func TestTransactionStringIsAScriptForNft(t *testing.T) {
+func TestTransactionString(t *testing.T) {
+	t.Run("is a script for nft", testTransactionStringIsAScriptForNft)
+}
+
+func testTransactionStringIsAScriptForNft(t *testing.T) {
 	netns.EnterForTest(t)
 	c := dial(t)
 	for _, f := range Families {

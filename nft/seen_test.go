@@ -27,8 +27,12 @@ func TestSeenKeys(t *testing.T) {
 	}
 }
 
+func TestSetComplete(t *testing.T) {
+	t.Run("refuses an incomplete listing", testSetCompleteRefusesAnIncompleteListing)
+}
+
 // The kernel cannot be made to leave elements out at will.
-func TestSetCompleteRefusesAnIncompleteListing(t *testing.T) {
+func testSetCompleteRefusesAnIncompleteListing(t *testing.T) {
 	key := Concat{IPDaddr}
 	for _, tc := range []struct {
 		set    Set

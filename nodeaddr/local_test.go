@@ -89,6 +89,7 @@ func TestLocal(t *testing.T) {
 			t.Errorf("local addresses (-want +got):\n%s", diff)
 		})
 	}
+	t.Run("without a namespace", testLocalWithoutANamespace)
 }
 
 func localTexts(t *testing.T, ns int, family model.Family) (texts []string) {
@@ -104,7 +105,7 @@ func localTexts(t *testing.T, ns int, family model.Family) (texts []string) {
 	return texts
 }
 
-func TestLocalWithoutANamespace(t *testing.T) {
+func testLocalWithoutANamespace(t *testing.T) {
 	if _, err := Local(1<<30, model.IPv4); err == nil {
 		t.Error("a namespace that is not open has addresses")
 	}

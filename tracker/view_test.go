@@ -47,7 +47,14 @@ func expectTruth(t *rapid.T, cluster *world, node string, state *model.Changes, 
 	}
 }
 
-func TestViewsAgreeWithATrackerOfTheirNode(t *testing.T) {
+func TestView(t *testing.T) {
+	t.Run("views agree with a tracker of their node", testViewsAgreeWithATrackerOfTheirNode)
+	t.Run("resumes", testViewResume)
+	t.Run("one that nobody asks does not grow", testViewThatNobodyAsksKeepsNothingGrowing)
+	t.Run("views share lists", testViewsShareLists)
+}
+
+func testViewsAgreeWithATrackerOfTheirNode(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		history := rapid.SampledFrom([]int{0, 1, 100}).Draw(t, "history")
 		shared := New(Options{EveryNode: true, History: history})
@@ -104,7 +111,7 @@ type sinkWithoutNodes struct{ *Tracker }
 
 func (sinkWithoutNodes) SetNode(*corev1.Node) {}
 
-func TestViewResume(t *testing.T) {
+func testViewResume(t *testing.T) {
 	begin := func() (*Tracker, *watcher) {
 		tracker := New(Options{EveryNode: true, History: 10})
 		for i := range 5 {
@@ -152,7 +159,7 @@ func TestViewResume(t *testing.T) {
 	})
 }
 
-func TestViewThatNobodyAsksKeepsNothingGrowing(t *testing.T) {
+func testViewThatNobodyAsksKeepsNothingGrowing(t *testing.T) {
 	tracker := New(Options{EveryNode: true})
 	stalled := &watcher{view: tracker.View("stalled", 0)}
 	tracker.SetService(serviceNamed("stays"))
@@ -183,7 +190,7 @@ func TestViewThatNobodyAsksKeepsNothingGrowing(t *testing.T) {
 }
 
 // Watchers share what is the same for them: memory follows what is particular to a node.
-func TestViewsShareLists(t *testing.T) {
+func testViewsShareLists(t *testing.T) {
 	tracker := New(Options{EveryNode: true})
 	tracker.SetService(makeService())
 	tracker.SetEndpointSlice(sliceOf(pod("10.0.0.1", thisNode), pod("10.0.0.2", "")))

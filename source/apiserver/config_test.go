@@ -17,7 +17,14 @@ contexts: [{name: x, context: {cluster: c, user: u}}]
 current-context: x
 `
 
-func TestBadKubeconfigIsNamed(t *testing.T) {
+func TestRESTConfig(t *testing.T) {
+	t.Run("a bad kubeconfig is named", testBadKubeconfigIsNamed)
+	t.Run("other bad configurations are refused", testOtherBadConfigs)
+	t.Run("settings of the connection are passed on", testConnectionSettings)
+	t.Run("defaults", testDefaults)
+}
+
+func testBadKubeconfigIsNamed(t *testing.T) {
 	tests := map[string]struct {
 		content string
 		missing bool
@@ -53,7 +60,7 @@ func TestBadKubeconfigIsNamed(t *testing.T) {
 	}
 }
 
-func TestOtherBadConfigs(t *testing.T) {
+func testOtherBadConfigs(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "kubeconfig")
 	if err := os.WriteFile(path, []byte(goodKubeconfig), 0o600); err != nil {
 		t.Fatal(err)
@@ -78,7 +85,7 @@ func TestOtherBadConfigs(t *testing.T) {
 	}
 }
 
-func TestConnectionSettings(t *testing.T) {
+func testConnectionSettings(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "kubeconfig")
 	if err := os.WriteFile(path, []byte(goodKubeconfig), 0o600); err != nil {
 		t.Fatal(err)
@@ -105,7 +112,7 @@ func TestConnectionSettings(t *testing.T) {
 	}
 }
 
-func TestDefaults(t *testing.T) {
+func testDefaults(t *testing.T) {
 	got := Config{NodeName: thisNode}.withDefaults()
 	want := Config{
 		NodeName:           thisNode,

@@ -6,7 +6,34 @@ import (
 	"github.com/nftproxy/nftproxy/integration/await"
 )
 
-func TestAnswersAreProtobuf(t *testing.T) {
+func TestSource(t *testing.T) {
+	t.Run("asks for protobuf", testAnswersAreProtobuf)
+	t.Run("takes JSON too", testJSONWorksToo)
+	t.Run("passes on changes", testChangesArrive)
+	t.Run("a bookmark saves the next list", testBookmarkSavesTheNextList)
+	t.Run("compaction while disconnected loses nothing", testCompactionWhileDisconnectedLosesNothing)
+	t.Run("a streaming list never fails in a way that blocks", testStreamingListNeverFailsInAWayThatBlocks)
+	t.Run("foreign and headless objects stay at the server", testForeignAndHeadlessObjectsStayAtTheServer)
+	t.Run("an outage loses nothing", testOutageLosesNothing)
+	t.Run("dropped connections are replaced", testDroppedConnectionsAreReplaced)
+	t.Run("waits for a server that is away at first", testServerThatIsAwayAtFirst)
+	t.Run("logs an outage once", testOutageIsLoggedOnce)
+	t.Run("does not log errors of an ending context", testErrorsOfAnEndingContextAreNotLogged)
+	t.Run("ServiceCIDRs may be refused", testServiceCIDRsMayBeRefused)
+	t.Run("a ServiceCIDR deleted during a refusal goes", testServiceCIDRDeletedDuringARefusalGoes)
+	t.Run("leaves a refused resource alone", testRefusedResourceIsLeftAlone)
+	t.Run("ends with its context", testRunEndsWithItsContext)
+	t.Run("ends at once with an ended context", testRunWithAnEndedContext)
+	t.Run("is synced after everything that exists", testSyncedComesAfterEverythingThatExists)
+	t.Run("an empty cluster is synced", testEmptyClusterIsSynced)
+	t.Run("is synced after every needed resource", testSyncedWaitsForEveryNeededResource)
+	t.Run("failing ServiceCIDRs delay nothing", testFailingServiceCIDRsDelayNothing)
+	t.Run("does not wait for a failing Node for ever", testFailingNodeIsNotWaitedForForEver)
+	t.Run("logs a list that is never answered", testListThatIsNeverAnsweredIsLogged)
+	t.Run("passes on trimmed objects", testTrimmedObjectsArrive)
+}
+
+func testAnswersAreProtobuf(t *testing.T) {
 	forEachObedientServer(t, "tell how it answered", func(t *testing.T, c *cluster) {
 		c.create(t, service("web"))
 		sink := c.run(t)
@@ -33,7 +60,7 @@ func TestAnswersAreProtobuf(t *testing.T) {
 	})
 }
 
-func TestJSONWorksToo(t *testing.T) {
+func testJSONWorksToo(t *testing.T) {
 	forEachServer(t, func(t *testing.T, c *cluster) {
 		c.create(t, service("web"))
 		source, err := New(Config{Kubeconfig: c.kubeconfig, NodeName: thisNode, QPS: -1, ContentType: "application/json"})

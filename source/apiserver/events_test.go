@@ -7,7 +7,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-func TestChangesArrive(t *testing.T) {
+func testChangesArrive(t *testing.T) {
 	forEachServer(t, func(t *testing.T, c *cluster) {
 		c.create(t, service("old"))
 		sink := c.run(t)

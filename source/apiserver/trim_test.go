@@ -9,7 +9,11 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-func TestTrimKeepsWhatIsRead(t *testing.T) {
+func TestTrim(t *testing.T) {
+	t.Run("keeps what is read", testTrimKeepsWhatIsRead)
+}
+
+func testTrimKeepsWhatIsRead(t *testing.T) {
 	full := slice("a", "web")
 	full.ManagedFields = []metav1.ManagedFieldsEntry{{Manager: "kubectl"}}
 	full.Annotations = map[string]string{
@@ -27,7 +31,7 @@ func TestTrimKeepsWhatIsRead(t *testing.T) {
 	}
 }
 
-func TestTrimmedObjectsArrive(t *testing.T) {
+func testTrimmedObjectsArrive(t *testing.T) {
 	forEachServer(t, func(t *testing.T, c *cluster) {
 		svc := service("web")
 		svc.Annotations = map[string]string{"example.com/long": "text"}

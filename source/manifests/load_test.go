@@ -9,7 +9,13 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-func TestLoadReadsAllKinds(t *testing.T) {
+func TestLoad(t *testing.T) {
+	t.Run("reads all kinds", testLoadReadsAllKinds)
+	t.Run("says where an error is", testLoadErrorsSayWhere)
+	t.Run("returns all errors", testLoadReturnsAllErrors)
+}
+
+func testLoadReadsAllKinds(t *testing.T) {
 	dir := t.TempDir()
 	writeFile(t, dir, "1.yaml", "# only a comment\n---\n"+serviceYAML("web", "10.96.0.1")+"---\n\n---\n"+sliceYAML("web", "10.0.0.1")+"...\n")
 	writeFile(t, dir, "2.json", `{"apiVersion":"v1","kind":"Node","metadata":{"name":"node-1","namespace":"nonsense"},"spec":{"podCIDR":"10.0.0.0/24"}}`)
@@ -39,7 +45,7 @@ items:
 	})
 }
 
-func TestLoadErrorsSayWhere(t *testing.T) {
+func testLoadErrorsSayWhere(t *testing.T) {
 	for _, tc := range []struct {
 		name, text, want string
 	}{
@@ -103,7 +109,7 @@ func TestLoadErrorsSayWhere(t *testing.T) {
 	}
 }
 
-func TestLoadReturnsAllErrors(t *testing.T) {
+func testLoadReturnsAllErrors(t *testing.T) {
 	dir := t.TempDir()
 	writeFile(t, dir, "a.yaml", "kind: Service\n---\nkind: [\n")
 	writeFile(t, dir, "b.yaml", "kind: Node\n")

@@ -9,7 +9,20 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-func TestChangesOnDiskReachTheSink(t *testing.T) {
+func TestSource(t *testing.T) {
+	t.Run("changes on disk reach the sink", testChangesOnDiskReachTheSink)
+	t.Run("a bad file keeps its last good objects", testBadFileKeepsItsLastGoodObjects)
+	t.Run("a bad file at the start does not stop the rest", testBadFileAtStartDoesNotStopTheRest)
+	t.Run("the first of two files with one object counts", testFirstOfTwoFilesWithOneObjectCounts)
+	t.Run("a ConfigMap volume is followed", testConfigMapVolumeIsFollowed)
+	t.Run("a directory that is a swapped link is followed", testDirectoryThatIsASwappedLinkIsFollowed)
+	t.Run("a directory that goes away keeps its objects until it is back", testDirectoryThatGoesAwayKeepsItsObjectsUntilItIsBack)
+	t.Run("a burst of writes is read once", testBurstOfWritesIsReadOnce)
+	t.Run("a rescan finds what the kernel does not tell", testRescanFindsWhatTheKernelDoesNotTell)
+	t.Run("needs a directory", testRunNeedsADirectory)
+}
+
+func testChangesOnDiskReachTheSink(t *testing.T) {
 	dir := t.TempDir()
 	writeFile(t, dir, "web.yaml", serviceYAML("web", "10.96.0.1")+"---\n"+sliceYAML("web", "10.0.0.1"))
 	writeFile(t, dir, "notes.txt", "not a manifest")
@@ -46,7 +59,7 @@ func TestChangesOnDiskReachTheSink(t *testing.T) {
 	sink.waitFor(t, map[string]string{"Service default/web": "10.96.0.3"})
 }
 
-func TestBadFileKeepsItsLastGoodObjects(t *testing.T) {
+func testBadFileKeepsItsLastGoodObjects(t *testing.T) {
 	dir := t.TempDir()
 	good := serviceYAML("web", "10.96.0.1") + "---\n" + sliceYAML("web", "10.0.0.1")
 	writeFile(t, dir, "web.yaml", good)
@@ -74,7 +87,7 @@ func TestBadFileKeepsItsLastGoodObjects(t *testing.T) {
 	log.waitFor(t, "All manifests are good again")
 }
 
-func TestBadFileAtStartDoesNotStopTheRest(t *testing.T) {
+func testBadFileAtStartDoesNotStopTheRest(t *testing.T) {
 	dir := t.TempDir()
 	writeFile(t, dir, "a.yaml", "kind: Service\n")
 	writeFile(t, dir, "b.yaml", serviceYAML("web", "10.96.0.1")+"---\napiVersion: apps/v1\nkind: Deployment\n---\napiVersion: apps/v1\nkind: Deployment\n")
@@ -86,7 +99,7 @@ func TestBadFileAtStartDoesNotStopTheRest(t *testing.T) {
 	}
 }
 
-func TestFirstOfTwoFilesWithOneObjectCounts(t *testing.T) {
+func testFirstOfTwoFilesWithOneObjectCounts(t *testing.T) {
 	dir := t.TempDir()
 	writeFile(t, dir, "b.yaml", serviceYAML("web", "10.96.0.2"))
 	writeFile(t, dir, "a.yaml", serviceYAML("web", "10.96.0.1"))
@@ -120,7 +133,7 @@ func mkdir(t *testing.T, elements ...string) string {
 	return dir
 }
 
-func TestConfigMapVolumeIsFollowed(t *testing.T) {
+func testConfigMapVolumeIsFollowed(t *testing.T) {
 	dir := t.TempDir()
 	writeFile(t, mkdir(t, dir, "..2024_1"), "web.yaml", serviceYAML("web", "10.96.0.1"))
 	symlink(t, "..2024_1", filepath.Join(dir, "..data"))
@@ -136,7 +149,7 @@ func TestConfigMapVolumeIsFollowed(t *testing.T) {
 	sink.waitFor(t, map[string]string{"Service default/web": "10.96.0.2"})
 }
 
-func TestDirectoryThatIsASwappedLinkIsFollowed(t *testing.T) {
+func testDirectoryThatIsASwappedLinkIsFollowed(t *testing.T) {
 	top := t.TempDir()
 	writeFile(t, mkdir(t, top, "one"), "web.yaml", serviceYAML("web", "10.96.0.1"))
 	writeFile(t, mkdir(t, top, "two"), "web.yaml", serviceYAML("web", "10.96.0.2"))
@@ -151,7 +164,7 @@ func TestDirectoryThatIsASwappedLinkIsFollowed(t *testing.T) {
 	sink.waitFor(t, map[string]string{"Service default/web": "10.96.0.3"})
 }
 
-func TestDirectoryThatGoesAwayKeepsItsObjectsUntilItIsBack(t *testing.T) {
+func testDirectoryThatGoesAwayKeepsItsObjectsUntilItIsBack(t *testing.T) {
 	top := t.TempDir()
 	dir := mkdir(t, top, "manifests")
 	writeFile(t, dir, "web.yaml", serviceYAML("web", "10.96.0.1"))
@@ -170,7 +183,7 @@ func TestDirectoryThatGoesAwayKeepsItsObjectsUntilItIsBack(t *testing.T) {
 	sink.waitFor(t, map[string]string{"Service default/web": "10.96.0.3"})
 }
 
-func TestBurstOfWritesIsReadOnce(t *testing.T) {
+func testBurstOfWritesIsReadOnce(t *testing.T) {
 	dir := t.TempDir()
 	sink, _ := start(t, dir)
 	sink.waitFor(t, map[string]string{})
@@ -185,7 +198,7 @@ func TestBurstOfWritesIsReadOnce(t *testing.T) {
 	}
 }
 
-func TestRescanFindsWhatTheKernelDoesNotTell(t *testing.T) {
+func testRescanFindsWhatTheKernelDoesNotTell(t *testing.T) {
 	outside, dir := t.TempDir(), t.TempDir()
 	writeFile(t, outside, "web.yaml", serviceYAML("web", "10.96.0.1"))
 	symlink(t, filepath.Join(outside, "web.yaml"), filepath.Join(dir, "web.yaml"))
@@ -198,7 +211,7 @@ func TestRescanFindsWhatTheKernelDoesNotTell(t *testing.T) {
 	sink.waitFor(t, map[string]string{"Service default/web": "10.96.0.2"})
 }
 
-func TestRunNeedsADirectory(t *testing.T) {
+func testRunNeedsADirectory(t *testing.T) {
 	dir := t.TempDir()
 	if err := New(filepath.Join(dir, "missing")).Run(t.Context(), newRecorder()); err == nil {
 		t.Error("a directory that does not exist is no error")

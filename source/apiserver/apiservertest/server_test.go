@@ -35,7 +35,16 @@ func service(name, clusterIP string) *corev1.Service {
 	}
 }
 
-func TestKubeconfigWorks(t *testing.T) {
+func TestServer(t *testing.T) {
+	t.Run("its kubeconfig works", testKubeconfigWorks)
+	t.Run("errors are those of Kubernetes", testErrorsAreThoseOfKubernetes)
+	t.Run("a watch follows its selection", testWatchFollowsItsSelection)
+	t.Run("a watch from a forgotten version expires", testWatchFromForgottenVersionExpires)
+	t.Run("initial events end with a bookmark", testInitialEventsEndWithABookmark)
+	t.Run("answers a hanging resource later", testHangingResourceIsAnsweredLater)
+}
+
+func testKubeconfigWorks(t *testing.T) {
 	server := apiservertest.Start(t, apiservertest.Options{})
 	path := filepath.Join(t.TempDir(), "kubeconfig")
 	if err := server.WriteKubeconfig(path); err != nil {
@@ -60,7 +69,7 @@ func TestKubeconfigWorks(t *testing.T) {
 	}
 }
 
-func TestErrorsAreThoseOfKubernetes(t *testing.T) {
+func testErrorsAreThoseOfKubernetes(t *testing.T) {
 	server := apiservertest.Start(t, apiservertest.Options{})
 	services := client(t, server.RESTConfig()).CoreV1().Services("default")
 	stored, err := services.Create(t.Context(), service("web", ""), metav1.CreateOptions{})
@@ -107,7 +116,7 @@ func TestErrorsAreThoseOfKubernetes(t *testing.T) {
 }
 
 // A watch sees its own selection: what stops matching is deleted, what starts matching is added.
-func TestWatchFollowsItsSelection(t *testing.T) {
+func testWatchFollowsItsSelection(t *testing.T) {
 	server := apiservertest.Start(t, apiservertest.Options{})
 	services := client(t, server.RESTConfig()).CoreV1().Services("")
 	w, err := services.Watch(t.Context(), metav1.ListOptions{
@@ -132,7 +141,7 @@ func TestWatchFollowsItsSelection(t *testing.T) {
 	expect(t, w, "ADDED 3", "MODIFIED 4", "DELETED 5", "BOOKMARK 5", "end")
 }
 
-func TestWatchFromForgottenVersionExpires(t *testing.T) {
+func testWatchFromForgottenVersionExpires(t *testing.T) {
 	server := apiservertest.Start(t, apiservertest.Options{})
 	services := client(t, server.RESTConfig()).CoreV1().Services("")
 	if _, err := server.Create(service("web", "")); err != nil {
@@ -150,7 +159,7 @@ func TestWatchFromForgottenVersionExpires(t *testing.T) {
 	expect(t, w, "end")
 }
 
-func TestInitialEventsEndWithABookmark(t *testing.T) {
+func testInitialEventsEndWithABookmark(t *testing.T) {
 	initial := true
 	options := metav1.ListOptions{
 		SendInitialEvents: &initial, AllowWatchBookmarks: true,
@@ -190,7 +199,7 @@ func expect(t *testing.T, w watch.Interface, want ...string) {
 	}
 }
 
-func TestHangingResourceIsAnsweredLater(t *testing.T) {
+func testHangingResourceIsAnsweredLater(t *testing.T) {
 	server := apiservertest.Start(t, apiservertest.Options{})
 	core := client(t, server.RESTConfig()).CoreV1()
 	server.Hang("services")
