@@ -262,7 +262,9 @@ func (v *View) takeServiceCIDRs(changes *model.Changes) {
 		return
 	}
 	ranges := t.serviceRanges()
-	if changes.Full || !slices.Equal(ranges, v.ranges) {
+	// A view that resumed does not know what was handed out before they changed.
+	unknown := v.resumed > 0 && t.cidrsChanged > v.resumed
+	if changes.Full || unknown || !slices.Equal(ranges, v.ranges) {
 		changes.ServiceCIDRs, changes.ServiceCIDRsChanged = ranges, true
 		v.ranges = ranges
 	}

@@ -139,6 +139,18 @@ func testViewResume(t *testing.T) {
 			t.Errorf("got %+v", changes)
 		}
 	})
+	t.Run("the last ServiceCIDR that went comes as none", func(t *testing.T) {
+		tracker, w := begin()
+		tracker.SetServiceCIDR(makeServiceCIDR("main", "10.96.0.0/16"))
+		w.view = tracker.View("n", w.revision)
+		w.take()
+		w.view.Close()
+		tracker.DeleteServiceCIDR("main")
+		changes, _ := tracker.View("n", w.revision).Take()
+		if changes == nil || !changes.ServiceCIDRsChanged || len(changes.ServiceCIDRs) > 0 {
+			t.Errorf("got %+v", changes)
+		}
+	})
 	t.Run("after more deletions than are remembered everything comes", func(t *testing.T) {
 		tracker, w := begin()
 		for i := range 20 {
