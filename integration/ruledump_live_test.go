@@ -1,7 +1,11 @@
 package integration
 
 import (
+	"os"
+	"os/exec"
+	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -67,6 +71,104 @@ func TestRuledumpDiffLive(t *testing.T) {
 			t.Errorf("no %q in\n%s", want, p.Output())
 		}
 	}
+}
+
+// nobody runs ruledump on a host as a user without any privilege and returns its exit status and output.
+func nobody(t *testing.T, h *lab.Host, args ...string) (status int, output string) {
+	t.Helper()
+	program := labtest.Binary(t, "ruledump")
+	// Directories for tests are their owner's only.
+	if err := os.Chmod(filepath.Dir(program), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	const uid = 65534
+	cmd := exec.Command(program, args...)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uid, Gid: uid}}
+	p := labtest.StartCommand(t, h, cmd)
+	_ = p.Wait() // the status says it
+	return p.Cmd.ProcessState.ExitCode(), p.Output()
+}
+
+// Each command that reads the kernel says in one line which privilege it lacks. All others need none.
+func TestRuledumpWithoutPermission(t *testing.T) {
+	l := labtest.New(t)
+	replace(t, labtest.Conn(t, l.Node), exampleTables(t))
+	objects := t.TempDir()
+	if err := os.CopyFS(objects, os.DirFS("../docs/example")); err != nil {
+		t.Fatal(err)
+	}
+	dumped := filepath.Join(objects, "dump.json")
+	if err := os.WriteFile(dumped, []byte(ruledump(t, l.Node, "live", "-o", "json")), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	for _, dir := range []string{filepath.Dir(objects), objects} {
+		if err := os.Chmod(dir, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	manifests := []string{"--manifests", filepath.Join(objects, "manifests"), "--config", filepath.Join(objects, "config.yaml"), "--node", "node-1"}
+	packet := []string{"--from=198.51.100.7", "--to=10.96.0.10:80"}
+	for _, command := range [][]string{
+		{"services"}, append([]string{"explain"}, packet...), append([]string{"diff"}, manifests...), {"stats"}, {"stats", "-o", "metrics"},
+		{"graph", "shop/web"}, {"watch"}, {"live"}, {"live", "-o", "json"}, {"live", "--clients"},
+	} {
+		t.Run(strings.Join(command, " "), func(t *testing.T) {
+			const want = "operation not permitted; nftables needs CAP_NET_ADMIN in the user namespace that owns the network namespace\n"
+			status, output := nobody(t, l.Node, command...)
+			if status != 2 || !strings.HasPrefix(output, "ruledump: ") || !strings.HasSuffix(output, want) || strings.Count(output, "\n") != 1 {
+				t.Errorf("status %d, %q; want status 2 and one line that ends with %q", status, output, want)
+			}
+		})
+	}
+	for _, command := range [][]string{
+		append([]string{"services"}, manifests...), {"services", "--dump", dumped}, append([]string{"compile"}, manifests...),
+		append([]string{"explain", "--dump", dumped}, packet...), {"stats", "--dump", dumped}, {"graph", "shop/web", "--dump", dumped},
+		append([]string{"diff", "--dump", dumped}, manifests...), {"live", "--dump", dumped}, {"schema"},
+	} {
+		t.Run("which is not needed for/"+command[0], func(t *testing.T) {
+			if status, output := nobody(t, l.Node, command...); status != 0 {
+				t.Errorf("status %d, %s", status, output)
+			}
+		})
+	}
+}
+
+// A kernel without the proxy's tables is an error, in one line; to diff it is a difference.
+func TestRuledumpWithoutTables(t *testing.T) {
+	l := labtest.New(t)
+	labtest.Nft(t, l.Node, "", "add", "table", "ip", "filter") // another program's does not count
+	const want = "ruledump: the kernel has no table ip kube-proxy or ip6 kube-proxy in this network namespace: see whether the proxy runs, and whether this is the node's own namespace\n"
+	run := func(args ...string) (status int, output string) {
+		p := labtest.Start(t, l.Node, "ruledump", args...)
+		_ = p.Wait() // the status says it
+		return p.Cmd.ProcessState.ExitCode(), p.Output()
+	}
+	for _, command := range [][]string{{"services"}, {"explain", "--from=198.51.100.7", "--to=10.96.0.10:80"}, {"stats"}, {"graph", "shop/web"}, {"live"}} {
+		t.Run(command[0], func(t *testing.T) {
+			if status, output := run(command...); status != 2 || output != want {
+				t.Errorf("status %d, %q", status, output)
+			}
+		})
+	}
+	t.Run("diff", func(t *testing.T) {
+		status, output := run("diff", "--manifests", exampleManifests, "--config", exampleConfig, "--node", "node-1")
+		if status != 1 || !strings.HasPrefix(output, want) {
+			t.Errorf("status %d, %q", status, output)
+		}
+		for _, want := range []string{"- shop/web:http 10.96.0.10:80/TCP (ClusterIP): wanted, and not there\n", "  - ip kube-proxy: table\n", "  - ip6 kube-proxy: table\n"} {
+			if !strings.Contains(output, want) {
+				t.Errorf("no %q in\n%s", want, output)
+			}
+		}
+	})
+	t.Run("kube-proxy's own table", func(t *testing.T) {
+		labtest.Nft(t, l.Node, "add table ip kube-proxy { comment \"rules for kube-proxy\"; }\nadd map ip kube-proxy service-ips { type ipv4_addr . inet_proto . inet_service : verdict; }", "-f", "-")
+		for _, command := range [][]string{{"services"}, {"stats"}, {"diff", "--manifests", exampleManifests, "--node", "node-1"}} {
+			if status, output := run(command...); status != 2 || !strings.Contains(output, "table ip kube-proxy ") || strings.Count(output, "\n") != 1 {
+				t.Errorf("%s: status %d, %q", command[0], status, output)
+			}
+		}
+	})
 }
 
 // Each commit to the proxy's tables is told, with who made it.

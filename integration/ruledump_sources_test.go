@@ -2,21 +2,27 @@ package integration
 
 import (
 	"bytes"
+	"encoding/json"
+	"io"
 	"net/netip"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/nftproxy/nftproxy/integration/flows"
 	"github.com/nftproxy/nftproxy/integration/netns"
 	"github.com/nftproxy/nftproxy/internal/ruledump/colour"
+	"github.com/nftproxy/nftproxy/internal/ruledump/difference"
 	"github.com/nftproxy/nftproxy/internal/ruledump/explain"
+	"github.com/nftproxy/nftproxy/internal/ruledump/graph"
 	"github.com/nftproxy/nftproxy/internal/ruledump/services"
 	"github.com/nftproxy/nftproxy/internal/ruledump/snapshot"
+	"github.com/nftproxy/nftproxy/internal/ruledump/statistics"
 	"github.com/nftproxy/nftproxy/nft"
 )
 
 // TestRuledumpSources asks the same of the rules as compiled from manifests, as a kernel holds them, and as a dump of that
-// kernel has them, for every golden case: services and explain answer alike.
+// kernel has them, for every golden case: services, explain, diff, stats and graph answer alike.
 func TestRuledumpSources(t *testing.T) {
 	ns, err := netns.New()
 	if err != nil {
@@ -28,6 +34,7 @@ func TestRuledumpSources(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer conn.Close()
+	other := &snapshot.Snapshot{} // the case before, so that diff has something to say
 	for _, g := range cases(t) {
 		t.Run(g.name, func(t *testing.T) {
 			compiled := &snapshot.Snapshot{Node: "node-1", Tables: g.compile(t)}
@@ -49,25 +56,106 @@ func TestRuledumpSources(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			want := answers(t, g, compiled, list)
+			want := answers(t, g, compiled, list, other)
+			if diff := cmp.Diff(statisticsOf(t, live), statisticsOf(t, dumped)); diff != "" {
+				t.Errorf("statistics with generation, time and owner: -live +dump:\n%s", diff)
+			}
 			for _, s := range []struct {
 				name     string
 				snapshot *snapshot.Snapshot
 			}{{"live", live}, {"dump", dumped}} {
 				t.Run(s.name, func(t *testing.T) {
-					if diff := cmp.Diff(want, answers(t, g, s.snapshot, list)); diff != "" {
+					if diff := cmp.Diff(want, answers(t, g, s.snapshot, list, other)); diff != "" {
 						t.Errorf("-manifests +%s:\n%s", s.name, diff)
+					}
+					if text := differences(t, compiled, s.snapshot); !strings.Contains(text, `"equal": true`) {
+						t.Errorf("differs from the manifests:\n%s", text)
 					}
 				})
 			}
+			other = compiled
 		})
 	}
 }
 
-// answers returns what services and explain say.
-func answers(t *testing.T, g goldenCase, s *snapshot.Snapshot, list []flows.Flow) []string {
+// answers returns what all verbs say. diff compares with the rules of another case.
+func answers(t *testing.T, g goldenCase, s *snapshot.Snapshot, list []flows.Flow, other *snapshot.Snapshot) []string {
 	t.Helper()
 	s.Addresses = append([]netip.Addr(nil), nodeOnPaper.Addresses...)
+	out := append(servicesAndFlows(t, g, s, list), graphs(t, s)...)
+	// A kernel knows more of its tables than a compiler.
+	tablesAlone := &snapshot.Snapshot{Node: s.Node, Tables: ownerless(s.Tables)}
+	return append(out, differences(t, other, s), statisticsOf(t, tablesAlone))
+}
+
+// ownerless returns the tables without the process that owns them.
+func ownerless(tables []*nft.Table) (out []*nft.Table) {
+	for _, t := range tables {
+		alone := *t
+		alone.OwnerPort = 0
+		out = append(out, &alone)
+	}
+	return out
+}
+
+// differences returns what diff says, as JSON.
+func differences(t *testing.T, wanted, actual *snapshot.Snapshot) string {
+	t.Helper()
+	d, err := difference.Of(wanted, actual)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return indented(t, d)
+}
+
+// statisticsOf returns what stats says, as JSON and as metrics.
+func statisticsOf(t *testing.T, s *snapshot.Snapshot) string {
+	t.Helper()
+	counted, err := statistics.Of(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var b strings.Builder
+	if err := counted.Metrics(&b); err != nil {
+		t.Fatal(err)
+	}
+	return indented(t, counted) + b.String()
+}
+
+func indented(t *testing.T, v any) string {
+	t.Helper()
+	text, err := json.MarshalIndent(v, "", "  ")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}
+
+// graphs returns the drawings of all Services.
+func graphs(t *testing.T, s *snapshot.Snapshot) (out []string) {
+	t.Helper()
+	l, err := services.Of(s, services.Filter{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range l.Frontends {
+		g, err := graph.Of(s, services.Filter{Namespace: l.Frontends[i].Namespace, Name: l.Frontends[i].Service})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, write := range []func(io.Writer) error{g.SVG, g.DOT} {
+			var b strings.Builder
+			if err := write(&b); err != nil {
+				t.Fatal(err)
+			}
+			out = append(out, b.String())
+		}
+	}
+	return out
+}
+
+func servicesAndFlows(t *testing.T, g goldenCase, s *snapshot.Snapshot, list []flows.Flow) []string {
+	t.Helper()
 	var b bytes.Buffer
 	l, err := services.Of(s, services.Filter{})
 	if err != nil {

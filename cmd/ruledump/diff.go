@@ -2,16 +2,11 @@ package main
 
 import (
 	"errors"
+	"fmt"
 
 	"github.com/nftproxy/nftproxy/internal/ruledump/colour"
 	"github.com/nftproxy/nftproxy/internal/ruledump/difference"
 	"github.com/spf13/cobra"
-)
-
-// Exit statuses of diff.
-const (
-	exitDifferent  = 1
-	exitDiffFailed = 2
 )
 
 func newDiffCommand() *cobra.Command {
@@ -27,8 +22,8 @@ rules. A line with - is missing, one with + is there and not wanted, one with ~ 
 another way.
 
 The exit status is 0 if there is no difference, 1 if there is one, and 2 if that could not be
-found out. The proxy is a moment behind the cluster, so a difference counts that is there
-twice, some seconds apart.
+found out. A kernel without the proxy's tables is a difference: all is missing. The proxy is
+a moment behind the cluster, so a difference counts that is there twice, some seconds apart.
 
 Give the proxy's own --config, or the rules differ in what depends on it. Clients of Services
 with session affinity do not count.`,
@@ -47,7 +42,7 @@ with session affinity do not count.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			d, err := diff(cmd, &from)
 			if err != nil {
-				return &status{exitDiffFailed, err}
+				return err
 			}
 			if format.value == "text" {
 				err = d.Text(cmd.OutOrStdout(), all, colour.For(cmd.OutOrStdout()))
@@ -56,9 +51,9 @@ with session affinity do not count.`,
 			}
 			switch {
 			case err != nil:
-				return &status{exitDiffFailed, err}
+				return err
 			case !d.Equal:
-				return &status{code: exitDifferent}
+				return errDifferent
 			}
 			return nil
 		},
@@ -66,7 +61,7 @@ with session affinity do not count.`,
 	from.addWanted(cmd)
 	from.addDump(cmd)
 	format.addTo(cmd)
-	cmd.Flags().BoolVar(&all, "all", false, "print all elements and rules that differ, not only the first 20")
+	cmd.Flags().BoolVar(&all, "all", false, "print everything that differs, not only the first 20 Services and the first 20 elements and rules")
 	return cmd
 }
 
@@ -75,10 +70,13 @@ func diff(cmd *cobra.Command, from *source) (*difference.Difference, error) {
 	if err != nil {
 		return nil, err
 	}
-	actual, err := from.actual(cmd)
+	actual, err := from.present(cmd)
 	if err != nil {
 		return nil, err
 	}
 	defer actual.Close()
+	if err := actual.NeedTables(); err != nil {
+		fmt.Fprintln(cmd.ErrOrStderr(), "ruledump:", err)
+	}
 	return difference.Of(wanted, actual.Snapshot)
 }

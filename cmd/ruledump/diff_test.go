@@ -77,7 +77,7 @@ elements and rules: 8 different
 			"no such manifests": {"diff", "--dump=/nonexistent", "--manifests=/nonexistent", "--node=node-1"},
 			"nothing wanted":    {"diff"},
 		} {
-			if status, _, stderr := ruledump(args...); status != exitDiffFailed || stderr == "" {
+			if status, _, stderr := ruledump(args...); status != exitFailed || stderr == "" {
 				t.Errorf("%s: status %d, %q", name, status, stderr)
 			}
 		}

@@ -14,27 +14,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Exit statuses besides 0.
+// Exit statuses besides 0, as diff(1) has them.
 const (
-	exitFailed = 1
-	// exitUsage is for a command line that makes no sense.
-	exitUsage = 2
+	// exitDifferent is for a difference that the diff command found.
+	exitDifferent = 1
+	// exitFailed is for everything that could not be done, and for a command line that makes no sense.
+	exitFailed = 2
 )
 
-// status is an error that asks for an exit status of its own. Without an error in it, nothing is printed.
-type status struct {
-	code int
-	err  error
-}
-
-func (s *status) Error() string {
-	if s.err == nil {
-		return ""
-	}
-	return s.err.Error()
-}
-
-func (s *status) Unwrap() error { return s.err }
+// errDifferent ends the diff command with exitDifferent. It is not printed.
+var errDifferent = errors.New("there is a difference")
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), unix.SIGINT, unix.SIGTERM)
@@ -56,19 +45,15 @@ func execute(root *cobra.Command) int {
 		}
 	}
 	cmd, err := root.ExecuteC()
-	if err == nil {
-		return 0
-	}
-	if text := strings.TrimSpace(err.Error()); text != "" {
-		fmt.Fprintln(root.ErrOrStderr(), "ruledump:", text)
-	}
-	var own *status
 	switch {
-	case errors.As(err, &own):
-		return own.code
-	case running:
-		return exitFailed
+	case err == nil:
+		return 0
+	case errors.Is(err, errDifferent):
+		return exitDifferent
 	}
-	fmt.Fprintf(root.ErrOrStderr(), "%q says more\n", cmd.CommandPath()+" --help")
-	return exitUsage
+	fmt.Fprintln(root.ErrOrStderr(), "ruledump:", strings.TrimSpace(err.Error()))
+	if !running {
+		fmt.Fprintf(root.ErrOrStderr(), "%q says more\n", cmd.CommandPath()+" --help")
+	}
+	return exitFailed
 }

@@ -105,11 +105,27 @@ func (s *source) compile(cmd *cobra.Command) (*snapshot.Snapshot, error) {
 	return snapshot.FromManifests(s.manifests, how)
 }
 
-// actual reads the rules that are in a kernel, or were.
+// actual reads the rules that are in a kernel, or were. It is an error if there are none.
 func (s *source) actual(cmd *cobra.Command) (*opened, error) {
+	o, err := s.present(cmd)
+	if err != nil {
+		return nil, err
+	}
+	if err := o.NeedTables(); err != nil {
+		o.Close()
+		return nil, err
+	}
+	return o, nil
+}
+
+// present reads the rules that are in a kernel, which may have none, or were.
+func (s *source) present(cmd *cobra.Command) (*opened, error) {
 	if s.dump != "" {
 		dumped, err := s.readDump(cmd)
-		return &opened{Snapshot: dumped}, err
+		if err != nil {
+			return nil, err
+		}
+		return &opened{Snapshot: dumped}, nil
 	}
 	conn, err := nft.Dial(nft.Config{})
 	if err != nil {

@@ -8,16 +8,20 @@ import (
 	"github.com/nftproxy/nftproxy/internal/ruledump/colour"
 )
 
-// shown is how many elements and rules are printed.
+// shown is how many Services, and how many elements and rules, are printed.
 const shown = 20
 
-// Text prints the difference for people: everything about Services, and of the rules behind it the first 20, or all.
+// Text prints the difference for people: of Services, and of the rules behind them, the first 20 each, or all.
 func (d *Difference) Text(w io.Writer, all bool, c colour.Scheme) error {
 	var b strings.Builder
 	if d.Equal {
 		b.WriteString("no difference\n")
 	}
 	for i := range d.Services {
+		if i == shown && !all {
+			fmt.Fprintf(&b, "… and %d more addresses of Services: --all prints them\n", len(d.Services)-i)
+			break
+		}
 		d.Services[i].print(&b, c)
 	}
 	if len(d.Rules) > 0 {

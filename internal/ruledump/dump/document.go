@@ -35,7 +35,7 @@ type Table struct {
 	Flags []string `json:"flags,omitempty"`
 	// OwnerPort is the netlink port of the table's owner.
 	OwnerPort uint32 `json:"ownerPort,omitempty"`
-	// Objects names what else is in the table, such as "counter web". It is not read back.
+	// Objects names what else is in the table, such as "counter web".
 	Objects []string `json:"objects,omitempty"`
 	Sets    []Set    `json:"sets"`
 	Maps    []Set    `json:"maps"`

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
@@ -38,7 +39,8 @@ func everything() *nft.Table {
 	rule := func(s ...nft.Statement) nft.Rule { return nft.Rule{Statements: s, Comment: "a rule"} }
 	return &nft.Table{
 		Family: nft.FamilyIP, Name: "kube-proxy", Comment: "all of it", Owner: true, Persist: true, OwnerPort: 7,
-		Sets: []*nft.Set{clients, ranges, verdicts},
+		Objects: []nft.Object{{Kind: "counter", Name: "web"}, {Kind: "ct helper", Name: "ftp"}},
+		Sets:    []*nft.Set{clients, ranges, verdicts},
 		Chains: []*nft.Chain{{Name: "base", Type: nft.TypeFilter, Hook: nft.HookForward, Priority: -7, DropPolicy: true, Comment: "base chain", Rules: []nft.Rule{
 			rule(nft.MatchIfname{Field: nft.MetaOifname, Op: nft.NotEqual, Name: "eth 0*"}, nft.Counter{}, nft.Accept),
 			rule(nft.MatchFlags{Field: nft.CTState, Bits: 6}, nft.Unknown{Name: "limit"}, nft.Drop),
@@ -64,6 +66,9 @@ func TestDumpOfEverything(t *testing.T) {
 	}
 	if diff := cmp.Diff(texts(want), texts(got)); diff != "" {
 		t.Errorf("-written +read:\n%s", diff)
+	}
+	if diff := cmp.Diff(fmt.Sprint(want[0].Objects), fmt.Sprint(got[0].Objects)); diff != "" {
+		t.Errorf("objects, -written +read:\n%s", diff)
 	}
 	if got[0].OwnerPort != 7 {
 		t.Errorf("owner port %d", got[0].OwnerPort)

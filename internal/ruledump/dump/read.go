@@ -92,6 +92,9 @@ func (t *Table) table() (*nft.Table, error) {
 			out.Persist = true
 		}
 	}
+	for _, text := range t.Objects {
+		out.Objects = append(out.Objects, parseObject(text))
+	}
 	for _, sets := range [][]Set{t.Maps, t.Sets} {
 		for i := range sets {
 			s, err := sets[i].set()
@@ -109,6 +112,15 @@ func (t *Table) table() (*nft.Table, error) {
 		out.Chains = append(out.Chains, c)
 	}
 	return out, nil
+}
+
+// parseObject is the inverse of nft.Object.String. A kind may be two words, a name is one.
+func parseObject(text string) nft.Object {
+	at := strings.LastIndexByte(text, ' ')
+	if at < 0 {
+		return nft.Object{Kind: text}
+	}
+	return nft.Object{Kind: text[:at], Name: text[at+1:]}
 }
 
 func (s *Set) set() (*nft.Set, error) {

@@ -12,8 +12,9 @@ import (
 	"github.com/nftproxy/nftproxy/nft"
 )
 
-// FromKernel reads the proxy's tables in the current network namespace. It needs CAP_NET_ADMIN. The clients in
-// dynamic maps are left out until ReadClients is called, which uses the connection and ctx.
+// FromKernel reads the proxy's tables in the current network namespace: none if there are none, see NeedTables. It
+// needs CAP_NET_ADMIN. The clients in dynamic maps are left out until ReadClients is called, which uses the connection
+// and ctx.
 func FromKernel(ctx context.Context, conn *nft.Conn) (*Snapshot, error) {
 	s := &Snapshot{Origin: Kernel, Taken: time.Now().UTC().Truncate(time.Second)}
 	var err error
@@ -29,9 +30,6 @@ func FromKernel(ctx context.Context, conn *nft.Conn) (*Snapshot, error) {
 			s.Tables = append(s.Tables, table)
 		}
 	}
-	if len(s.Tables) == 0 {
-		return nil, fmt.Errorf("the kernel has no table ip %s or ip6 %s in this network namespace", compiler.TableName, compiler.TableName)
-	}
 	s.ReadClients = func(table *nft.Table, set *nft.Set) error {
 		elements, err := conn.ReadElements(ctx, table.Family, table.Name, set)
 		for _, e := range elements {
@@ -42,6 +40,14 @@ func FromKernel(ctx context.Context, conn *nft.Conn) (*Snapshot, error) {
 	s.Node, _ = os.Hostname() // only shown
 	s.Addresses, err = ownAddresses()
 	return s, err
+}
+
+// NeedTables returns an error if the snapshot has no table.
+func (s *Snapshot) NeedTables() error {
+	if len(s.Tables) > 0 {
+		return nil
+	}
+	return fmt.Errorf("the kernel has no table ip %s or ip6 %[1]s in this network namespace: see whether the proxy runs, and whether this is the node's own namespace", compiler.TableName)
 }
 
 // ReadAllClients reads the clients in all dynamic maps.
