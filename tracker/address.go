@@ -14,11 +14,10 @@ var (
 	errNoHost = errors.New("address that cannot be a Service's or an endpoint's")
 )
 
-// parseAddr parses an IP as Kubernetes objects may still hold it. Leading zeros are
-// refused because programs disagree on whether they mean octal (CVE-2021-29923), and
-// 4-in-6 addresses because they disagree on the family (KEP-4858 forbids both in new
-// objects). Addresses that no connection can be sent to are refused as the API server
-// does, since a manifest never passed its validation.
+// parseAddr parses an IP address of a Kubernetes object. It refuses leading zeros, because programs
+// disagree on whether they mean octal (CVE-2021-29923), and 4-in-6 addresses, because programs
+// disagree on their family. (KEP-4858 forbids both in new objects.) Like the API server, it refuses
+// addresses that cannot be a Service's or an endpoint's: a manifest has not passed that validation.
 func parseAddr(s string) (netip.Addr, error) {
 	addr, err := netip.ParseAddr(s)
 	switch {
@@ -34,8 +33,8 @@ func parseAddr(s string) (netip.Addr, error) {
 	return addr, nil
 }
 
-// parsePrefix parses a CIDR. Surrounding blanks and bits beyond the mask are tolerated,
-// because the API server let both into loadBalancerSourceRanges.
+// parsePrefix parses a CIDR. It accepts surrounding blanks and bits beyond the mask, because the API
+// server allowed both in loadBalancerSourceRanges.
 func parsePrefix(s string) (netip.Prefix, error) {
 	prefix, err := netip.ParsePrefix(strings.TrimSpace(s))
 	if err != nil {
@@ -55,10 +54,10 @@ func comparePrefixes(a, b netip.Prefix) int {
 	return a.Bits() - b.Bits()
 }
 
-// perFamily holds one thing for each IP family.
+// perFamily holds one value for each IP family.
 type perFamily[T any] struct{ v4, v6 T }
 
-// of returns the place for family.
+// of returns the value of a family.
 func (p *perFamily[T]) of(family model.Family) *T {
 	if family == model.IPv4 {
 		return &p.v4

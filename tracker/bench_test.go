@@ -41,7 +41,7 @@ func BenchmarkColdStart(b *testing.B) {
 	}
 }
 
-// BenchmarkHeap reports how much memory a Tracker keeps when it has handed out everything, the lists that a Backend
+// BenchmarkHeap reports how much memory a Tracker keeps when it has published everything, the lists that a Backend
 // shares included.
 func BenchmarkHeap(b *testing.B) {
 	for _, size := range []struct{ services, endpoints int }{{10000, 2}, {5000, 50}} {

@@ -1,7 +1,7 @@
 package tracker
 
-// changeLog has all entries in the order in which they changed last. So whoever has seen everything up to a revision finds
-// what is new from the end, and nothing has to be kept for those who are slow.
+// changeLog has all entries in the order in which they changed last. A view that has seen all changes up to a revision
+// finds the new ones from the end, and no queue has to be kept for a slow one.
 type changeLog struct {
 	// revision grows with each change.
 	revision uint64
@@ -9,14 +9,14 @@ type changeLog struct {
 	horizon uint64
 	// oldest and newest are the ends of the list.
 	oldest, newest *entry
-	// graves is the entries that are empty, or were, those first that became so first.
+	// graves holds the entries that are empty, or were, in the order in which they became so.
 	graves []grave
-	// size is one more than the largest index; free is the indexes below it that nobody has.
+	// size is one more than the largest index. free holds the unused indexes below it.
 	size uint32
 	free []uint32
 }
 
-// grave is an entry that is empty, or was, and the name that it had.
+// grave is an entry that is empty, or was, with its name.
 type grave struct {
 	*entry
 	name objectName
@@ -79,15 +79,15 @@ func (l *changeLog) bury(name objectName, e *entry) {
 	}
 }
 
-// remove takes e out for good. Nobody may have handed out anything of it.
+// remove removes e. All views must have published its deletion, or be detached.
 func (l *changeLog) remove(e *entry) {
 	l.unlink(e)
 	l.free = append(l.free, e.index)
-	l.forgetBefore(e.changed)
+	l.raiseHorizon(e.changed)
 }
 
-// forgetBefore notes that deletions up to a revision are not remembered any more.
-func (l *changeLog) forgetBefore(revision uint64) { l.horizon = max(l.horizon, revision) }
+// raiseHorizon notes that deletions up to a revision are no longer remembered.
+func (l *changeLog) raiseHorizon(revision uint64) { l.horizon = max(l.horizon, revision) }
 
 // since calls look for each entry that changed after a revision, the last one first.
 func (l *changeLog) since(revision uint64, look func(*entry)) {
@@ -96,9 +96,9 @@ func (l *changeLog) since(revision uint64, look func(*entry)) {
 	}
 }
 
-// forgetGraves removes entries that are empty, the oldest ones first: those that all views have seen when more than keep are
-// left, and when too many are left all of them. It returns the last revision that a view must have seen to know of all those.
-func (t *Tracker) forgetGraves() {
+// deleteGraves removes empty entries, the oldest ones first, until Options.History of them are left. It stops at one
+// that a view has not seen yet, unless more than maxGraves are left: then it detaches such views and continues.
+func (t *Tracker) deleteGraves() {
 	l := &t.changes
 	keep := t.options.History
 	if len(l.graves) <= keep {
@@ -118,7 +118,7 @@ func (t *Tracker) forgetGraves() {
 			if len(l.graves) <= keep+maxGraves {
 				return
 			}
-			t.loseSight(e.changed)
+			t.detachViews(e.changed)
 		}
 		l.graves = l.graves[1:]
 		l.remove(e.entry)
@@ -129,15 +129,15 @@ func (t *Tracker) forgetGraves() {
 	}
 }
 
-// maxGraves is how many deleted Services are kept for views that have not been asked for changes for long. With more,
-// such a view compares everything once.
+// maxGraves is how many deleted Services are kept for views that have not taken changes for long. With more, such a
+// view compares everything at its next Take.
 const maxGraves = 10_000
 
-// loseSight makes the views that have not seen a revision remember by themselves what they have handed out.
-func (t *Tracker) loseSight(revision uint64) {
+// detachViews detaches the views that have not seen a revision.
+func (t *Tracker) detachViews(revision uint64) {
 	for v := range t.views {
 		if v.seen < revision {
-			v.takeOver()
+			v.detach()
 		}
 	}
 }

@@ -8,36 +8,48 @@ import (
 	"github.com/nftproxy/nftproxy/model"
 )
 
-// Dirty returns a channel that receives after something happened for which Changes may
-// have news. Many events make one receive. It is never closed, and has one reader.
+// Dirty returns a channel that receives after events for which Changes may have news. Many events
+// make one receive. The channel is never closed, and may have one reader only. Dirty panics on a
+// Tracker without a node of its own: see Options.EveryNode.
 func (t *Tracker) Dirty() <-chan struct{} {
-	return t.own.wake
+	return t.ownView("Dirty").wake
 }
 
 // Changes returns the difference between now and the last call, or nil if there is none
-// or Synced was not called yet. The first result is Full. What happened and was undone in
-// between does not show. The caller owns the Changes; the ServicePorts in it are shared
-// and must not be modified.
+// or Synced was not called yet. The first result is Full. A change that was undone between two
+// calls does not show. The caller owns the Changes; the ServicePorts in it are shared
+// and must not be modified. Changes panics on a Tracker without a node of its own: see
+// Options.EveryNode.
 func (t *Tracker) Changes() *model.Changes {
-	changes, _ := t.Take()
+	changes, _ := t.ownView("Changes").Take()
 	return changes
 }
 
-// Resync makes the next Changes Full, for a backend that lost its state.
-func (t *Tracker) Resync() { t.own.Resync() }
+// Resync makes the next Changes Full, for a backend that lost its state. It panics on a Tracker
+// without a node of its own: see Options.EveryNode.
+func (t *Tracker) Resync() { t.ownView("Resync").Resync() }
 
 // Take returns Changes, and the times of the events that led to them, oldest first, as far as
-// EndpointSlices tell (annotation endpoints.kubernetes.io/last-change-trigger-time).
-func (t *Tracker) Take() (*model.Changes, []time.Time) { return t.own.Take() }
+// EndpointSlices tell (annotation endpoints.kubernetes.io/last-change-trigger-time). It panics on a
+// Tracker without a node of its own: see Options.EveryNode.
+func (t *Tracker) Take() (*model.Changes, []time.Time) { return t.ownView("Take").Take() }
 
-// publish returns the ports of a Service with their endpoints, as a node sees them. What came out as it was in old, which
-// may be nil, is the same.
+// ownView returns the view of the node in options. It panics if there is none.
+func (t *Tracker) ownView(method string) *View {
+	if t.own == nil {
+		panic("tracker: " + method + " needs a node, and this Tracker has none: set Options.NodeName, or take the changes of a node from Tracker.View")
+	}
+	return t.own
+}
+
+// publish returns the ports of a Service with their endpoints, as a node sees them. Ports that are equal to those in
+// old, which may be nil, are the same objects.
 func (t *Tracker) publish(e *entry, from place, old *published) *published {
 	switch {
 	case t.options.EveryNode && !e.names(from.node):
 		return t.publishShared(e, from, old)
 	case t.own != nil && t.own.has(e, from):
-		return t.own.handed[e.index]
+		return t.own.published[e.index]
 	}
 	return t.join(e, from, old)
 }

@@ -22,8 +22,8 @@ func TestCounts(t *testing.T) {
 		{"the same Service again counts, but changes nothing", func() { tr.SetService(service) }, Counts{Services: 2, PendingServices: 1}},
 		{"a slice", func() { tr.SetEndpointSlice(slice) }, Counts{Services: 2, EndpointSlices: 1, PendingServices: 1, PendingEndpointSlices: 1}},
 		{"the same slice again", func() { tr.SetEndpointSlice(slice) }, Counts{Services: 2, EndpointSlices: 2, PendingServices: 1, PendingEndpointSlices: 1}},
-		{"what cannot be handed out yet stays pending", func() { tr.Changes() }, Counts{Services: 2, EndpointSlices: 2, PendingServices: 1, PendingEndpointSlices: 1}},
-		{"handed out", func() { tr.Synced(); tr.Changes() }, Counts{Services: 2, EndpointSlices: 2}},
+		{"what cannot be published yet stays pending", func() { tr.Changes() }, Counts{Services: 2, EndpointSlices: 2, PendingServices: 1, PendingEndpointSlices: 1}},
+		{"published", func() { tr.Synced(); tr.Changes() }, Counts{Services: 2, EndpointSlices: 2}},
 		{"deletions", func() {
 			tr.DeleteService(service.Namespace, service.Name)
 			tr.DeleteEndpointSlice(slice.Namespace, slice.Name)
@@ -32,7 +32,7 @@ func TestCounts(t *testing.T) {
 			tr.DeleteService(service.Namespace, service.Name)
 			tr.DeleteEndpointSlice(slice.Namespace, slice.Name)
 		}, Counts{Services: 4, EndpointSlices: 4, PendingServices: 1, PendingEndpointSlices: 1}},
-		{"handed out again", func() { tr.Changes() }, Counts{Services: 4, EndpointSlices: 4}},
+		{"published again", func() { tr.Changes() }, Counts{Services: 4, EndpointSlices: 4}},
 	}
 	for _, step := range steps {
 		step.do()

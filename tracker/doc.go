@@ -8,7 +8,10 @@
 // The package does not know how a backend forwards packets, so any node-local Service proxy can use
 // it.
 //
-// An event costs work in proportion to the Services that it touches, not to the size of the
-// cluster. There is one exception: a new zone label on a node decides anew about every Service for
-// that node.
+// The work for an event depends on the Services that it touches, not on the size of the cluster. There
+// is one exception: after a new zone label on a node, every Service is decided anew for that node.
+//
+//	t := tracker.New(tracker.Options{NodeName: "node-1"})
+//	go source.Run(ctx, t)
+//	err := tracker.NewLoop(t, backend, tracker.LoopOptions{}).Run(ctx)
 package tracker

@@ -10,9 +10,9 @@ import (
 // candidate is an endpoint of one Service port, before it is decided which lists it is in.
 type candidate struct {
 	addrPort netip.AddrPort
-	// hint is where it is meant to be used.
+	// hint names the zones and nodes that should use it.
 	*hint
-	// With neither set the slice names no node.
+	// local and remote say that it is on this node, or on another. Neither is set if the slice names no node.
 	local, remote bool
 	// hintsThisNode says that one of the hint's nodes is this one.
 	hintsThisNode bool
@@ -37,7 +37,7 @@ func fill(port *model.ServicePort, slices []*endpointSlice, seenFrom place, scra
 // place is a node, and the zone that it is in; either may be unknown, and empty.
 type place struct{ node, zone string }
 
-// gather appends to into what the slices hold for a port. A slice may give one port name
+// gather appends the endpoints of a port in the slices to into. A slice may give one port name
 // two numbers, and different slices may give it different ones (named target ports).
 func gather(into []candidate, id model.PortID, slices []*endpointSlice, node string) []candidate {
 	for _, slice := range slices {
@@ -72,8 +72,8 @@ func (s *endpointSlice) candidate(e *sliceEndpoint, port uint16, this nodeCode) 
 
 // withoutDuplicates sorts candidates by address and drops duplicates. Two slices may hold one address
 // and disagree: while an endpoint moves from one slice to another, or when a new pod gets
-// the address of one that still terminates, perhaps on another node. The one that can take
-// connections wins, so that the result does not depend on the order of events.
+// the address of one that still terminates, perhaps on another node. The one of higher rank wins, so
+// the result does not depend on the order of events.
 func withoutDuplicates(candidates []candidate) []candidate {
 	if !slices.IsSortedFunc(candidates, compareCandidates) {
 		slices.SortStableFunc(candidates, compareCandidates)
@@ -89,8 +89,8 @@ func compareCandidates(a, b candidate) int {
 	return b.rank() - a.rank()
 }
 
-// rank is higher for an endpoint that is ready, then for one that serves, then for one that
-// does not terminate. Only among equals the one on this node is higher.
+// rank prefers an endpoint that is ready, then one that serves, then one that does not terminate.
+// Among equals it prefers the one on this node.
 func (c candidate) rank() (rank int) {
 	if c.ready {
 		rank += 8
@@ -112,8 +112,8 @@ func (c candidate) terminatingButServing() bool {
 	return c.serving && c.terminating
 }
 
-// clusterList is the endpoints for policy Cluster: the ready ones that topology leaves,
-// or without any ready one those that still serve while they terminate.
+// clusterList returns the endpoints for policy Cluster: the ready ones that topology leaves, or, if
+// none is ready, those that still serve while they terminate.
 func clusterList(candidates []candidate, zone string) []model.Endpoint {
 	near := nearby(candidates, zone)
 	ready := pick(candidates, func(c candidate) bool { return c.ready && near(c) })
@@ -123,8 +123,8 @@ func clusterList(candidates []candidate, zone string) []model.Endpoint {
 	return pick(candidates, candidate.terminatingButServing)
 }
 
-// localList is the endpoints for policy Local. It also tells whether they are the
-// fallback: none is ready, but some still serve.
+// localList returns the endpoints for policy Local. terminating says that they are the fallback: none
+// is ready, but some still serve.
 func localList(candidates []candidate) (list []model.Endpoint, terminating bool) {
 	ready := pick(candidates, func(c candidate) bool { return c.local && c.ready })
 	if ready != nil {
@@ -134,8 +134,8 @@ func localList(candidates []candidate) (list []model.Endpoint, terminating bool)
 	return list, list != nil
 }
 
-// servingList is every endpoint that an existing flow may stay with. Ready endpoints are
-// in it even if they do not serve: publishNotReadyAddresses makes them so.
+// servingList returns the endpoints that an existing flow may stay with. It includes ready endpoints
+// that do not serve: publishNotReadyAddresses makes them ready.
 func servingList(candidates []candidate) []netip.AddrPort {
 	var list []netip.AddrPort
 	for _, c := range candidates {
@@ -146,8 +146,8 @@ func servingList(candidates []candidate) []netip.AddrPort {
 	return list
 }
 
-// pick returns the candidates that wanted accepts, in an exactly sized list since a
-// backend keeps it for as long as the Service lives.
+// pick returns the candidates that wanted accepts. The list has no spare capacity, because a backend
+// keeps it for as long as the Service exists.
 func pick(candidates []candidate, wanted func(candidate) bool) []model.Endpoint {
 	count := 0
 	for _, c := range candidates {

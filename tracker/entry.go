@@ -6,16 +6,16 @@ import (
 	"github.com/nftproxy/nftproxy/model"
 )
 
-// entry is what belongs to one Service name, also when the Service itself is not there.
+// entry holds the Service and the EndpointSlices of one Service name. Either may be missing.
 type entry struct {
 	service *service
 	// slices is sorted by name.
 	slices []*endpointSlice
 
-	// changed is the revision of the last change of any of this; prev and next are the neighbours in the changeLog.
+	// changed is the revision of the last change to the entry; prev and next are the neighbours in the changeLog.
 	changed    uint64
 	prev, next *entry
-	// index is where views keep what they handed out of this entry.
+	// index is the entry's place in View.published.
 	index uint32
 	// buried says that the entry is in changeLog.graves, once.
 	buried bool
@@ -23,14 +23,14 @@ type entry struct {
 	served *served
 }
 
-// served is what an entry has besides when it serves many nodes.
+// served is the part of an entry for Trackers of many nodes.
 type served struct {
 	lists sharedLists
-	// gone has ports that the Service had once, as far as they are remembered.
+	// gone holds the last ports that the Service lost.
 	gone []gonePort
 }
 
-// forMany returns what e has for many nodes.
+// forMany returns served, and makes it if there is none.
 func (e *entry) forMany() *served {
 	if e.served == nil {
 		e.served = &served{}
@@ -50,7 +50,7 @@ const maxGone = 64
 // empty reports whether nothing belongs to the name any more.
 func (e *entry) empty() bool { return e.service == nil && len(e.slices) == 0 }
 
-// published is the ports of one Service as one node, or several, have them. It is never modified.
+// published holds the ports of one Service as one node or several nodes see them. It is never modified.
 type published struct {
 	// ports is sorted by ID.
 	ports []*model.ServicePort
@@ -63,12 +63,12 @@ func (p *published) list() []*model.ServicePort {
 	return p.ports
 }
 
-// sharedLists is the ports of one Service for all nodes on which none of its endpoints is, nor meant to be used
-// there by name. Topology may make them different by zone.
+// sharedLists holds the ports of one Service for all nodes that its endpoints do not name, neither as their node nor in
+// a hint. Topology may make them different by zone.
 type sharedLists struct {
 	revision uint64
 	byZone   map[string]*published
-	// before is what byZone was at the change before, as far as nobody has asked since.
+	// before holds those of the previous revision, for zones that are not in byZone yet.
 	before map[string]*published
 }
 
@@ -88,7 +88,7 @@ func findPort(ports []*model.ServicePort, id model.PortID) (int, bool) {
 	return slices.BinarySearchFunc(ports, id, func(p *model.ServicePort, id model.PortID) int { return p.ID.Compare(id) })
 }
 
-// noteGone remembers the ports that a Service loses, for views that resume.
+// noteGone records the ports that a Service loses, for views that resume.
 func (t *Tracker) noteGone(e *entry, now *service) {
 	if t.options.History == 0 || e.service == nil {
 		return
@@ -103,7 +103,7 @@ func (t *Tracker) noteGone(e *entry, now *service) {
 		}
 	}
 	if extra := len(s.gone) - maxGone; extra > 0 {
-		t.changes.forgetBefore(s.gone[extra-1].revision)
+		t.changes.raiseHorizon(s.gone[extra-1].revision)
 		s.gone = slices.Clone(s.gone[extra:])
 	}
 }

@@ -77,8 +77,8 @@ func genEndpoint(t *rapid.T) discoveryv1.Endpoint {
 	return e
 }
 
-// world is the objects that exist, as an API server would hold them.
-type world struct {
+// generator draws events and holds the objects that then exist, as an API server would.
+type generator struct {
 	services map[string]*corev1.Service
 	slices   map[string]*discoveryv1.EndpointSlice
 	cidrs    map[string]*networkingv1.ServiceCIDR
@@ -86,64 +86,64 @@ type world struct {
 }
 
 // objects returns everything, in random order.
-func (w *world) objects(seed uint64) []any {
+func (g *generator) objects(seed uint64) []any {
 	var all []any
-	for _, o := range w.services {
+	for _, o := range g.services {
 		all = append(all, o)
 	}
-	for _, o := range w.slices {
+	for _, o := range g.slices {
 		all = append(all, o)
 	}
-	for _, o := range w.cidrs {
+	for _, o := range g.cidrs {
 		all = append(all, o)
 	}
-	if w.node != nil {
-		all = append(all, w.node)
+	if g.node != nil {
+		all = append(all, g.node)
 	}
 	rand.New(rand.NewPCG(seed, 0)).Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
 	return all
 }
 
-// event changes the world and tells sink, once or twice.
-func (w *world) event(t *rapid.T, sink Sink) {
+// event draws a change of the objects and tells sink, once or twice.
+func (g *generator) event(t *rapid.T, sink Sink) {
 	times := rapid.IntRange(1, 2).Draw(t, "times")
 	switch rapid.IntRange(0, 9).Draw(t, "event") {
 	case 0, 1, 2:
 		s := genService(t)
-		w.services[s.Name] = s
+		g.services[s.Name] = s
 		for range times {
 			sink.SetService(s.DeepCopy())
 		}
 	case 3, 4, 5:
 		s := genSlice(t)
-		w.slices[s.Name] = s
+		g.slices[s.Name] = s
 		for range times {
 			sink.SetEndpointSlice(s.DeepCopy())
 		}
 	case 6:
 		name := rapid.SampledFrom([]string{"web", "dns", "absent"}).Draw(t, "deleted service")
-		delete(w.services, name)
+		delete(g.services, name)
 		for range times {
 			sink.DeleteService("default", name)
 		}
 	case 7:
 		name := rapid.SampledFrom([]string{"a", "b", "absent"}).Draw(t, "deleted slice")
-		delete(w.slices, name)
+		delete(g.slices, name)
 		for range times {
 			sink.DeleteEndpointSlice("default", name)
 		}
 	case 8:
 		name := rapid.SampledFrom([]string{"main", "more"}).Draw(t, "cidr")
-		delete(w.cidrs, name)
+		delete(g.cidrs, name)
 		sink.DeleteServiceCIDR(name)
 		if rapid.Bool().Draw(t, "cidr stays") {
-			w.cidrs[name] = makeServiceCIDR(name, rapid.SampledFrom([]string{"10.96.0.0/16", "fd00::/112", "bad"}).Draw(t, "range"))
-			sink.SetServiceCIDR(w.cidrs[name])
+			g.cidrs[name] = makeServiceCIDR(name, rapid.SampledFrom([]string{"10.96.0.0/16", "fd00::/112", "bad"}).Draw(t, "range"))
+			sink.SetServiceCIDR(g.cidrs[name])
 		}
 	case 9:
 		n := makeNode(thisNode, rapid.SampledFrom([]string{"", "a", "b"}).Draw(t, "zone"))
 		n.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: rapid.SampledFrom([]string{"192.0.2.1", "192.0.2.2"}).Draw(t, "node ip")}}
-		w.node = n
+		g.node = n
 		sink.SetNode(n)
 		sink.SetNode(makeNode(otherNode, "b"))
 	}
@@ -157,14 +157,14 @@ func checkMinimal(t *rapid.T, before, changes *model.Changes) {
 			t.Fatalf("%s is deleted but was not there", id)
 		}
 		if port != nil && had && cmp.Equal(old, port, sameAddrs) {
-			t.Fatalf("%s is handed out again without a difference", id)
+			t.Fatalf("%s is published again without a difference", id)
 		}
 	}
 	if changes.Node != nil && cmp.Equal(before.Node, changes.Node, sameAddrs) {
-		t.Fatalf("the node is handed out again without a difference")
+		t.Fatalf("the node is published again without a difference")
 	}
 	if changes.ServiceCIDRsChanged && cmp.Equal(before.ServiceCIDRs, changes.ServiceCIDRs, sameAddrs) {
-		t.Fatalf("the ranges are handed out again without a difference")
+		t.Fatalf("the ranges are published again without a difference")
 	}
 }
 
@@ -183,7 +183,7 @@ func checkNormal(t *rapid.T, state *model.Changes) {
 
 func TestTracker(t *testing.T) {
 	t.Run("incremental equals full", testIncrementalEqualsFull)
-	t.Run("changes are handed out after synced", testChangesAreHandedOutAfterSynced)
+	t.Run("changes are published after synced", testChangesArePublishedAfterSynced)
 	t.Run("an empty cluster is a full change", testEmptyClusterIsAFullChange)
 	t.Run("changes that are undone do not show", testChangesThatAreUndoneDoNotShow)
 	t.Run("unchanged objects cost nothing", testUnchangedObjectsCostNothing)
@@ -199,9 +199,9 @@ func TestTracker(t *testing.T) {
 func testIncrementalEqualsFull(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		tracker := New(Options{NodeName: thisNode})
-		w := world{map[string]*corev1.Service{}, map[string]*discoveryv1.EndpointSlice{}, map[string]*networkingv1.ServiceCIDR{}, nil}
+		g := generator{map[string]*corev1.Service{}, map[string]*discoveryv1.EndpointSlice{}, map[string]*networkingv1.ServiceCIDR{}, nil}
 		for range rapid.IntRange(0, 5).Draw(t, "events before sync") {
-			w.event(t, tracker)
+			g.event(t, tracker)
 		}
 		if c := tracker.Changes(); c != nil {
 			t.Fatalf("changes before sync: %v", c)
@@ -212,7 +212,7 @@ func testIncrementalEqualsFull(t *testing.T) {
 			t.Fatalf("first changes are not full: %v", state)
 		}
 		for range rapid.IntRange(0, 30).Draw(t, "events") {
-			w.event(t, tracker)
+			g.event(t, tracker)
 			if rapid.Bool().Draw(t, "take") {
 				if changes := tracker.Changes(); changes != nil {
 					checkMinimal(t, state, changes)
@@ -226,7 +226,7 @@ func testIncrementalEqualsFull(t *testing.T) {
 		}
 		checkNormal(t, state)
 
-		fresh, _ := newSynced(w.objects(rapid.Uint64().Draw(t, "order"))...)
+		fresh, _ := newSynced(g.objects(rapid.Uint64().Draw(t, "order"))...)
 		if diff := cmp.Diff(fresh.Changes(), state, sameAddrs); diff != "" {
 			t.Fatalf("incremental state differs from a full one (-full +incremental):\n%s", diff)
 		}
@@ -240,7 +240,7 @@ func testIncrementalEqualsFull(t *testing.T) {
 	})
 }
 
-func testChangesAreHandedOutAfterSynced(t *testing.T) {
+func testChangesArePublishedAfterSynced(t *testing.T) {
 	tracker := New(Options{})
 	tracker.SetService(makeService())
 	select {

@@ -5,7 +5,7 @@ import (
 	"github.com/nftproxy/nftproxy/syncloop"
 )
 
-// Loop carries what changed in a Tracker to a Backend.
+// Loop carries the changes of a Tracker to a Backend.
 type Loop = syncloop.Loop
 
 // LoopOptions configures a Loop. The zero value syncs as soon as something changes.
@@ -17,6 +17,9 @@ type SyncResult = syncloop.Result
 var _ syncloop.Feed = (*Tracker)(nil)
 
 // NewLoop returns a Loop that its method Run starts. It must be the only reader of tracker's Changes.
+// It panics on a Tracker without a node of its own: see Options.EveryNode. For a View, call
+// syncloop.New.
 func NewLoop(tracker *Tracker, backend model.Backend, options LoopOptions) *Loop {
+	tracker.ownView("NewLoop")
 	return syncloop.New(tracker, backend, options)
 }

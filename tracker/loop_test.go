@@ -325,16 +325,16 @@ func testFailedSyncsLoseNothing(t *testing.T) {
 			backend := &fakeBackend{takes: 300 * time.Millisecond}
 			backend.fail = func(call int) bool { return call <= len(failures) && failures[call-1] }
 			runLoop(t, tracker, backend, LoopOptions{})
-			w := world{map[string]*corev1.Service{}, map[string]*discoveryv1.EndpointSlice{}, map[string]*networkingv1.ServiceCIDR{}, nil}
+			g := generator{map[string]*corev1.Service{}, map[string]*discoveryv1.EndpointSlice{}, map[string]*networkingv1.ServiceCIDR{}, nil}
 			for i, pause := range pauses {
 				if i == 3 {
 					tracker.Synced()
 				}
-				w.event(r, tracker)
+				g.event(r, tracker)
 				pass(time.Duration(pause) * time.Millisecond)
 			}
 			pass(time.Hour)
-			fresh, _ := newSynced(w.objects(1)...)
+			fresh, _ := newSynced(g.objects(1)...)
 			got, want = backend.state(), fresh.Changes()
 		})
 		if diff := cmp.Diff(want, got, sameAddrs); diff != "" {

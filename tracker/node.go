@@ -10,18 +10,18 @@ import (
 	"github.com/nftproxy/nftproxy/model"
 )
 
-// node is what counts of a Node.
+// node holds the parts of a Node that count here.
 type node struct {
 	model.Node
 	zone  string
 	skips skipList
 	// changed is the revision of the last change that a backend sees, moved that of the last change of zone.
 	changed, moved uint64
-	// deleted says that there is no such Node any more, but somebody watches it.
+	// deleted says that the Node was deleted while a view of it exists.
 	deleted bool
 }
 
-// ParseNode returns what a backend is told of a Node. Parts that are invalid are left out.
+// ParseNode returns the Node as a backend gets it. It leaves out invalid parts.
 func ParseNode(obj *corev1.Node) model.Node {
 	return parseNode(obj).Node
 }
@@ -90,7 +90,7 @@ func (c *serviceCIDR) equal(other *serviceCIDR) bool {
 	return slices.Equal(c.ranges, other.ranges) && slices.Equal(c.skips, other.skips)
 }
 
-// parsePrefixes returns the valid ones of texts as a sorted set.
+// parsePrefixes returns the valid texts as a sorted set, and adds the others to skips.
 func parsePrefixes(texts []string, field string, skips *skipList) []netip.Prefix {
 	var prefixes []netip.Prefix
 	for i, text := range texts {

@@ -14,19 +14,19 @@ import (
 	"github.com/nftproxy/nftproxy/model"
 )
 
-// LabelServiceProxyName is the label that hands a Service to another proxy than the
-// cluster's default one (KEP-2447, Kubernetes' well-known labels).
+// LabelServiceProxyName is the label that names a proxy other than the cluster's default one for a
+// Service (KEP-2447, Kubernetes' well-known labels).
 const LabelServiceProxyName = "service.kubernetes.io/service-proxy-name"
 
 // maxAffinitySeconds is the longest session affinity that the API server accepts.
 const maxAffinitySeconds = 86400
 
-// service is what counts of one Service.
+// service holds the parts of a Service that count here.
 type service struct {
 	// ports are the Service's ports in all its families without their endpoints, sorted
 	// by ID. There are none if the Service is not for this proxy.
 	ports []model.ServicePort
-	// unguarded is the families in which everybody may dial the load balancer IPs although
+	// unguarded holds the families in which everybody may dial the load balancer IPs although
 	// the Service has loadBalancerSourceRanges.
 	unguarded []model.Family
 	skips     skipList
@@ -37,7 +37,7 @@ func (s *service) equal(other *service) bool {
 		slices.Equal(s.unguarded, other.unguarded) && slices.Equal(s.skips, other.skips)
 }
 
-// addresses is what a Service has in one family.
+// addresses holds the addresses and ranges of a Service in one family.
 type addresses struct {
 	clusterIP       netip.Addr
 	externalIPs     []netip.Addr
@@ -45,8 +45,7 @@ type addresses struct {
 	sourceRanges    []netip.Prefix
 }
 
-// parseService takes from a Service what this node needs. It never fails: what is
-// invalid is left out and listed in skips.
+// parseService reads a Service. It never fails: it leaves out invalid parts and lists them in skips.
 func parseService(obj *corev1.Service, options *Options) *service {
 	s := &service{}
 	if !forThisProxy(obj, options.ServiceProxyName) {
@@ -105,7 +104,7 @@ func (s *service) addInEachFamily(port model.ServicePort, addrs *perFamily[addre
 	}
 }
 
-// parsePolicies fills in what all ports of a Service share, whatever the family.
+// parsePolicies returns a port with the fields that all ports of a Service share in both families.
 func (s *service) parsePolicies(obj *corev1.Service) model.ServicePort {
 	spec := &obj.Spec
 	base := model.ServicePort{ID: model.PortID{Namespace: obj.Namespace, Service: obj.Name}}
@@ -128,8 +127,8 @@ func (s *service) parsePolicies(obj *corev1.Service) model.ServicePort {
 // errNoHealthCheck can only happen with manifests: the API server allocates the port.
 var errNoHealthCheck = errors.New("externalTrafficPolicy is Local, and load balancers cannot ask which nodes have endpoints")
 
-// takesExternalTraffic reports whether externalTrafficPolicy means anything: the API
-// server clears it for other Services, but a manifest may still hold it.
+// takesExternalTraffic reports whether externalTrafficPolicy has a meaning. For other Services the
+// API server clears it, but a manifest may still have it.
 func takesExternalTraffic(spec *corev1.ServiceSpec) bool {
 	switch spec.Type {
 	case corev1.ServiceTypeNodePort, corev1.ServiceTypeLoadBalancer:
@@ -153,8 +152,8 @@ func (s *service) parseAffinity(spec *corev1.ServiceSpec) time.Duration {
 	return time.Duration(seconds) * time.Second
 }
 
-// parsePort returns base as port says. It returns false if the port cannot be served;
-// a bad node port alone only costs the node port.
+// parsePort returns base with the fields of port. It returns false if the port cannot be served. An
+// invalid node port is left out, and the port is served without it.
 func (s *service) parsePort(base *model.ServicePort, port *corev1.ServicePort, field string) (model.ServicePort, bool) {
 	protocol, err := model.ParseProtocol(string(port.Protocol))
 	if err != nil {
@@ -209,8 +208,8 @@ func (s *service) parseAddresses(obj *corev1.Service) (addrs perFamily[addresses
 	return addrs
 }
 
-// parseClusterIPs takes the first ClusterIP of each family. clusterIPs is the whole list;
-// clusterIP repeats its first and stands alone only in what a person wrote by hand.
+// parseClusterIPs takes the first ClusterIP of each family. clusterIPs is the whole list. clusterIP
+// repeats its first one, and stands alone only in manifests that a person wrote.
 func (s *service) parseClusterIPs(spec *corev1.ServiceSpec, addrs *perFamily[addresses]) {
 	texts := spec.ClusterIPs
 	if len(texts) == 0 && spec.ClusterIP != "" {

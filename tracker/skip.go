@@ -15,13 +15,12 @@ const (
 // Reasons why an object or a part of it is left out, as given to Options.OnSkip. They
 // are few and fixed, so that they can label a metric.
 const (
-	// ReasonMalformed is an object without a name, or of a shape that says nothing usable.
+	// ReasonMalformed is an object without a name, or without a part that it must have.
 	ReasonMalformed = "malformed"
 	// ReasonInvalidIP is an IP address or CIDR that is unparsable or not canonical.
 	ReasonInvalidIP = "invalid_ip"
-	// ReasonUnreadableGuard is the load balancer IPs of a family, when loadBalancerSourceRanges
-	// has a range that is invalid and no valid one of that family. Serving them would let
-	// everybody in.
+	// ReasonUnreadableGuard is for the load balancer IPs of a family, if loadBalancerSourceRanges
+	// has an invalid range and no valid one of that family. Serving them would let everybody in.
 	ReasonUnreadableGuard = "unreadable_guard"
 	// ReasonWrongFamily is an endpoint address of another family than its slice.
 	ReasonWrongFamily = "wrong_family"
@@ -35,11 +34,11 @@ const (
 	ReasonInvalidTimeout = "invalid_timeout"
 )
 
-// loggedSkips is how many skips of one object are logged in full. A slice holds up to
+// loggedSkips is how many skips of one object are logged in full. A slice has up to
 // 1000 endpoints, and one broken controller must not fill the log.
 const loggedSkips = 5
 
-// skip is one thing in an object that was left out. Skips are kept with the parsed
+// skip is one part of an object that was left out. Skips are kept with the parsed
 // object, so that the same object set again is neither logged nor counted again.
 type skip struct {
 	reason string
@@ -59,7 +58,7 @@ func (l *skipList) add(reason, field, value string, err error) {
 	*l = append(*l, s)
 }
 
-// report logs and counts what was left out of one object.
+// report logs and counts the skips of one object.
 func (t *Tracker) report(kind string, name objectName, skips skipList) {
 	for i, s := range skips {
 		if t.options.OnSkip != nil {

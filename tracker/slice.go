@@ -15,7 +15,7 @@ import (
 	"github.com/nftproxy/nftproxy/model"
 )
 
-// endpointSlice is what counts of one EndpointSlice.
+// endpointSlice holds the parts of an EndpointSlice that count here.
 type endpointSlice struct {
 	name objectName
 	// service is the Service that the slice belongs to; the zero value is none.
@@ -23,32 +23,32 @@ type endpointSlice struct {
 	family    model.Family
 	ports     []slicePort
 	endpoints []sliceEndpoint
-	// nodes is the nodes that endpoints name, as far as anybody may watch them, sorted.
+	// nodes holds the nodes that endpoints name, sorted, if views of them are possible.
 	nodes []string
-	// hints is the different hints of the endpoints.
+	// hints holds the different hints of the endpoints.
 	hints []hint
 	skips skipList
 }
 
-// slicePort is where the endpoints of a slice listen for the Service port of that name.
+// slicePort is the port on which the endpoints of a slice serve the Service port of that name.
 type slicePort struct {
 	name     string
 	protocol model.Protocol
 	number   uint16
 }
 
-// hint is where endpoints are meant to be used: zones (KEP-2433) and nodes (KEP-4444), each possibly empty.
+// hint names the zones (KEP-2433) and nodes (KEP-4444) that should use an endpoint. Either may be empty.
 type hint struct {
 	zones []string
 	nodes []nodeCode
 }
 
-// nodeCode is where in a slice's nodes a node is, counted from 1.
+// nodeCode is the place of a node in a slice's nodes, counted from 1.
 type nodeCode = uint32
 
 const (
 	noNode        nodeCode = 0
-	unwatchedNode nodeCode = math.MaxUint32 // one that nobody may watch
+	unwatchedNode nodeCode = math.MaxUint32 // a node of which no view is possible
 )
 
 // sliceEndpoint is one endpoint. A cluster may have hundreds of thousands, so it is
@@ -56,9 +56,9 @@ const (
 type sliceEndpoint struct {
 	// address is of the slice's family, an IPv4 address as netip.Addr.As16 maps it.
 	address [16]byte
-	// node is where the endpoint is.
+	// node is the endpoint's node.
 	node nodeCode
-	// hint is where in the slice's hints that of the endpoint is, counted from 1; 0 is none.
+	// hint is the place of the endpoint's hint in the slice's hints, counted from 1; 0 for none.
 	hint uint32
 
 	ready, serving, terminating bool
@@ -108,9 +108,9 @@ func compareSlices(a, b *endpointSlice) int {
 	return cmp.Compare(a.name.name, b.name.name)
 }
 
-// parseSlice takes from an EndpointSlice what this node needs. It never fails: what is
-// invalid is left out and listed in skips. A slice that no proxy uses (headless, FQDN,
-// without a Service) comes back without a service. nodes is those that count; nil is those that the slice names.
+// parseSlice reads an EndpointSlice. It never fails: it leaves out invalid parts and lists them in
+// skips. A slice that no proxy uses (headless, FQDN, without a Service) has no service in the result.
+// nodes are the nodes that count; nil means all that the slice names.
 func parseSlice(obj *discoveryv1.EndpointSlice, nodes []string) *endpointSlice {
 	s := &endpointSlice{name: objectName{obj.Namespace, obj.Name}}
 	if _, headless := obj.Labels[corev1.IsHeadlessService]; headless || obj.Labels[discoveryv1.LabelServiceName] == "" {
@@ -218,7 +218,7 @@ func (s *endpointSlice) parseNode(name string) nodeCode {
 	return unwatchedNode
 }
 
-// nameless is the nodes that count for a Tracker that does not know its node.
+// nameless are the nodes that count for a Tracker without a node name.
 var nameless = []string{""}
 
 // nodesIn returns the names of all nodes that endpoints are on or meant for, sorted.
@@ -243,7 +243,7 @@ func nodesIn(endpoints []discoveryv1.Endpoint) []string {
 	return names
 }
 
-// hintIndex returns where in s.hints the hints are, counted from 1, and adds them if need be; 0 is none.
+// hintIndex returns the place of the hints in s.hints, counted from 1, and adds them if need be; 0 for none.
 // There are about as many as zones or nodes, so a search costs little.
 func (s *endpointSlice) hintIndex(hints *discoveryv1.EndpointHints) uint32 {
 	if len(hints.ForZones) == 0 && len(hints.ForNodes) == 0 {
@@ -270,8 +270,8 @@ func (s *endpointSlice) hintIndex(hints *discoveryv1.EndpointHints) uint32 {
 	return uint32(i) + 1
 }
 
-// hintedNode returns the code for a node that an endpoint is meant for. Unlike an endpoint's own node it is
-// known to be some node even if its name is empty.
+// hintedNode returns the code for a node in a hint. Unlike the node of an endpoint, it counts as a node even
+// if its name is empty.
 func (s *endpointSlice) hintedNode(name string) nodeCode {
 	if code := s.parseNode(name); code != noNode {
 		return code
@@ -279,7 +279,7 @@ func (s *endpointSlice) hintedNode(name string) nodeCode {
 	return unwatchedNode
 }
 
-// orElse returns what condition points at, or unset if it is nil.
+// orElse returns *condition, or unset if condition is nil.
 func orElse(condition *bool, unset bool) bool {
 	if condition == nil {
 		return unset

@@ -36,7 +36,7 @@ func (s *service) parseSourceRanges(texts []string, addrs *perFamily[addresses])
 			continue
 		}
 		if unreadable && !named {
-			// The range may be of this family. Whoever wrote it meant to keep others out.
+			// The invalid range may be of this family, and its author meant to keep others out.
 			s.skips.add(ReasonUnreadableGuard, "status.loadBalancer.ingress", family.String(), errUnreadableGuard)
 			a.loadBalancerIPs = nil
 			continue
@@ -45,7 +45,7 @@ func (s *service) parseSourceRanges(texts []string, addrs *perFamily[addresses])
 	}
 }
 
-// guardOf returns ranges as a sorted set, nil if they let everybody in.
+// guardOf returns ranges as a sorted set; nil if everybody is in one of them.
 func guardOf(ranges []netip.Prefix) []netip.Prefix {
 	if slices.ContainsFunc(ranges, func(p netip.Prefix) bool { return p.Bits() == 0 }) {
 		return nil
@@ -53,9 +53,8 @@ func guardOf(ranges []netip.Prefix) []netip.Prefix {
 	return sortedSet(ranges, comparePrefixes)
 }
 
-// noteUnguarded keeps count of the Services with a family that their source ranges do not
-// guard. It says so once for each: when the Service becomes one of them, and when
-// another family of it does. Either Service may be nil.
+// noteUnguarded counts the Services with a family that their source ranges do not guard. It logs each
+// once, and again when another family of it becomes open. Either Service may be nil.
 func (t *Tracker) noteUnguarded(name objectName, old, now *service) {
 	var before, after []model.Family
 	if old != nil {

@@ -2,10 +2,10 @@ package tracker
 
 import "slices"
 
-// nearby returns which ready endpoints topology leaves for this node: those hinted for
-// it (KEP-4444, trafficDistribution PreferSameNode), else those hinted for its zone
-// (KEP-2433), else all. Hints count only if every ready endpoint has one and at least
-// one matches; a cluster in the middle of an update would lose endpoints otherwise.
+// nearby returns a function that reports whether topology leaves a ready endpoint for this node: the
+// endpoints hinted for it (KEP-4444, trafficDistribution PreferSameNode), else those hinted for its
+// zone (KEP-2433), else all. Hints count only if every ready endpoint has one and at least one
+// matches. Otherwise a cluster in the middle of an update would lose endpoints.
 func nearby(candidates []candidate, zone string) func(candidate) bool {
 	allNode, anyNode := true, false
 	allZone, anyZone := true, false

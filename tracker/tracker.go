@@ -19,57 +19,56 @@ type Options struct {
 	// NodeName is the name of the node that this proxy runs on. Endpoints with this name are
 	// local. Of all Nodes only this one is used, except with EveryNode.
 	NodeName string
-	// EveryNode makes the Tracker keep what any node needs: View may be called for any name,
-	// and all Nodes are used. NodeName is then the node of Changes, Take, Dirty and Resync. If
-	// it is empty, there is no such node, and those four must not be called.
+	// EveryNode makes the Tracker keep the data that any node needs: View may be called for any
+	// name, and all Nodes are used. NodeName is then the node of Changes, Take, Dirty, Resync and
+	// NewLoop. If it is empty too, the Tracker has no node of its own, and those five panic.
 	EveryNode bool
 	// History is the number of deleted Services that are remembered, so that a View can resume
-	// after a revision. 0 remembers none: only Views that exist then learn of deletions.
+	// after a revision. With 0, a View that resumes starts with a Full change.
 	History int
 	// ServiceProxyName makes the Tracker take exactly the Services whose label
 	// LabelServiceProxyName has this value. Empty means those without the label.
 	ServiceProxyName string
-	// IgnoreExternalIPs leaves out the externalIPs of all Services, as if nobody had set them:
-	// whoever may create a Service could else claim any address (CVE-2020-8554).
+	// IgnoreExternalIPs leaves out the externalIPs of all Services. Otherwise everybody who may
+	// create a Service can claim any address (CVE-2020-8554).
 	// It is kube-proxy's feature gate AllowServiceExternalIPs, turned off.
 	IgnoreExternalIPs bool
-	// Logger takes warnings about what is skipped. The zero value logs nothing.
+	// Logger takes warnings about skipped objects. The zero value logs nothing.
 	Logger klog.Logger
 	// OnSkip, if set, is called for each invalid object or part of an object that is left
 	// out, with a Kind and a Reason constant of this package. The same object set again
 	// is not counted again. It runs on the goroutine of the Source and must not call
 	// the Tracker.
 	OnSkip func(kind, reason string)
-	// OnUnguarded, if set, is called for a Service that has loadBalancerSourceRanges when everybody
-	// may dial its load balancer IPs of some families all the same: no range is of that
-	// family, or one has length 0. It is called again when another family becomes
-	// open. The rules for OnSkip hold for it too.
+	// OnUnguarded, if set, is called for a Service with loadBalancerSourceRanges if everybody may
+	// dial its load balancer IPs of some families nevertheless: no range is of that family, or one
+	// has length 0. It is called again when another family becomes open. It runs like OnSkip.
 	OnUnguarded func(namespace, service string, families []model.Family)
 }
 
 // objectName names an object; namespace is empty for objects of the whole cluster.
 type objectName struct{ namespace, name string }
 
-// Tracker holds the state of the cluster as far as its views need it. It is a Sink; its
-// methods are safe for concurrent use. What it needs of an object it copies.
+// Tracker holds the state of the cluster as far as its views need it. It is a Sink. Its methods are safe
+// for concurrent use. It copies the parts of an object that it needs.
 type Tracker struct {
 	options Options
 	started time.Time
-	// nodes is those that count in slices; nil is all.
+	// nodes are the names that count in slices; nil means all.
 	nodes []string
-	// own is the view of the node in options.
+	// own is the view of the node in options; nil if there is none.
 	own *View
-	// ready is closed when everything was handed over once.
+	// ready is closed by Synced.
 	ready chan struct{}
 
-	// mu guards everything below, and what is in views. It is held while changed Services are recomputed, so a
+	// mu guards everything below, and the views. It is held while changed Services are recomputed, so a
 	// Source waits for that; a Backend never does.
 	mu      sync.Mutex
 	synced  bool
 	entries map[objectName]*entry
 	slices  map[objectName]*endpointSlice
 	cidrs   map[string]*serviceCIDR
-	// known is the Nodes by name, those that are watched in any case.
+	// known holds the Nodes by name. Those of views stay when they are deleted.
 	known map[string]*node
 	views map[*View]struct{}
 
@@ -83,7 +82,7 @@ type Tracker struct {
 
 var _ Sink = (*Tracker)(nil)
 
-// New returns an empty Tracker. It hands out nothing before Synced was called.
+// New returns an empty Tracker. It publishes nothing before Synced was called.
 func New(options Options) *Tracker {
 	t := &Tracker{
 		options:  options,
@@ -178,7 +177,7 @@ func (t *Tracker) DeleteEndpointSlice(namespace, name string) {
 		delete(t.slices, key)
 		t.unlink(old)
 		// The deletion carries no time, so the latency of this change is not known.
-		t.forgetTriggers(old.service)
+		t.dropTriggers(old.service)
 	}
 }
 
@@ -211,8 +210,8 @@ func (t *Tracker) SetNode(obj *corev1.Node) {
 	}
 }
 
-// DeleteNode implements Sink. What was known of a watched node stays: a Node object that
-// goes away, for example to be registered anew, does not move the machine.
+// DeleteNode implements Sink. The data of a node with a View stays: a Node object may be deleted
+// and registered anew, and the machine is still there.
 func (t *Tracker) DeleteNode(name string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -228,7 +227,7 @@ func (t *Tracker) DeleteNode(name string) {
 	delete(t.known, name)
 }
 
-// node returns what is known of a node, if only its name.
+// node returns a node, with nothing but its name if its Node is not known.
 func (t *Tracker) node(name string) *node {
 	if n := t.known[name]; n != nil {
 		return n
@@ -265,7 +264,7 @@ func (t *Tracker) DeleteServiceCIDR(name string) {
 	}
 }
 
-// Synced implements Sink. From now on Changes hands out what there is.
+// Synced implements Sink. From now on the Tracker publishes its state.
 func (t *Tracker) Synced() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -336,7 +335,7 @@ func (t *Tracker) markDirty(name objectName) {
 	t.signal()
 }
 
-// signal wakes whoever waits for a view, once there may be something to hand out.
+// signal wakes the readers of all views, once Synced was called.
 func (t *Tracker) signal() {
 	if !t.synced {
 		return

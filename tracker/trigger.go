@@ -7,13 +7,13 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// maxTriggers is how many times are remembered until a Sync succeeds. The oldest are kept: they tell
-// how long the worst took. More come only when Syncs fail for long, or nothing is synced yet.
+// maxTriggers is how many times are kept until a Sync succeeds: the oldest ones, because they tell the
+// longest latency. There are more only if Syncs fail for long, or before Synced.
 const maxTriggers = 10_000
 
-// noteTrigger remembers when the event happened that led to a change of a slice. The
-// EndpointSlice controller says so in an annotation, for the network programming latency
-// SLI. What happened before this process started says nothing about this process.
+// noteTrigger records the time of the event that led to a change of a slice. The EndpointSlice
+// controller writes it into an annotation, for the network programming latency SLI. Events from
+// before the start of this process do not count, because they tell nothing about its latency.
 func (t *Tracker) noteTrigger(service objectName, annotations map[string]string) {
 	text, ok := annotations[corev1.EndpointsLastChangeTriggerTime]
 	if !ok || service == (objectName{}) {
@@ -27,13 +27,13 @@ func (t *Tracker) noteTrigger(service objectName, annotations map[string]string)
 	t.triggerCount++
 }
 
-// forgetTriggers forgets the times of one Service.
-func (t *Tracker) forgetTriggers(service objectName) {
+// dropTriggers drops the times of one Service.
+func (t *Tracker) dropTriggers(service objectName) {
 	t.triggerCount -= len(t.triggers[service])
 	delete(t.triggers, service)
 }
 
-// takeTriggers returns the remembered times in order and forgets them.
+// takeTriggers returns the recorded times in order and drops them.
 func (t *Tracker) takeTriggers() []time.Time {
 	if len(t.triggers) == 0 {
 		return nil

@@ -1,6 +1,7 @@
 package tracker
 
 import (
+	"fmt"
 	"net/netip"
 	"slices"
 	"time"
@@ -8,8 +9,8 @@ import (
 	"github.com/nftproxy/nftproxy/model"
 )
 
-// View publishes the state of one node: each Take returns the changes since the Take before it. Its
-// methods may be called from several goroutines.
+// View publishes the state of one node: each Take returns the changes since the previous one. Its
+// methods are safe for concurrent use.
 type View struct {
 	tracker *Tracker
 	name    string
@@ -17,20 +18,20 @@ type View struct {
 
 	// The tracker's lock guards what follows.
 
-	// full makes the next changes Full; begun says that there were changes.
+	// full makes the next changes Full.
 	full bool
-	// seen is the revision up to which everything was handed out.
+	// seen is the revision up to which all changes were published.
 	seen uint64
-	// zone is that of the node when it was looked at last.
+	// zone is the node's at the last Take.
 	zone string
-	// handed is what was handed out of each entry, by its index.
-	handed []*published
-	// lost is what was handed out, when handed cannot tell any more.
+	// published holds the ports of each entry at the last Take, by the entry's index.
+	published []*published
+	// lost holds the published ports if entries of them were deleted since, so that published is no longer complete.
 	lost map[model.PortID]*model.ServicePort
 	node *node
-	// ranges is the ServiceCIDRs as handed out.
+	// ranges holds the published ServiceCIDRs.
 	ranges []netip.Prefix
-	// resumed is the revision that somebody else had seen when the view began; 0 is none.
+	// resumed is the revision that the view began with; 0 for none.
 	resumed uint64
 }
 
@@ -40,15 +41,19 @@ func (t *Tracker) newView(node string) *View {
 	return v
 }
 
-// View returns a new view of a node. Without [Options.EveryNode] it must be the node in Options.
-// The caller must call Close.
+// View returns a new view of a node. The caller must call Close. Without [Options.EveryNode] it must
+// be the node in Options, as Serves tells; View panics for another one, because the Tracker does not
+// keep its endpoints apart.
 //
 // With resume 0 the first changes are Full. Otherwise resume is a revision that TakeRevision of
 // another view of the same node returned, from this Tracker. The first changes are then increments
 // to the state at that revision, and may name ports that did not change. If the Tracker does not
-// remember all deletions since that revision ([Options.History]), the first changes are Full all
-// the same.
+// remember all deletions since that revision ([Options.History]), the first changes are Full
+// nevertheless.
 func (t *Tracker) View(node string, resume uint64) *View {
+	if !t.Serves(node) {
+		panic(fmt.Sprintf("tracker: View of node %q, and this Tracker is for node %q alone: set Options.EveryNode", node, t.options.NodeName))
+	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	v := t.newView(node)
@@ -77,8 +82,8 @@ func (v *View) Close() {
 	}
 }
 
-// Dirty returns a channel that receives after something happened for which Take may have
-// news. Many events make one receive. It is never closed, and has one reader.
+// Dirty returns a channel that receives after events for which Take may have news. Many events make
+// one receive. The channel is never closed, and may have one reader only.
 func (v *View) Dirty() <-chan struct{} { return v.wake }
 
 // Resync makes the next changes Full.
@@ -91,15 +96,15 @@ func (v *View) Resync() {
 	}
 }
 
-// Take returns the changes since the last call. Times of events come with the Tracker's own node
-// only, by Tracker.Take.
+// Take returns the changes since the last call, nil for none. The times of the events come with
+// Tracker.Take only.
 func (v *View) Take() (*model.Changes, []time.Time) {
 	changes, triggers, _ := v.TakeRevision()
 	return changes, triggers
 }
 
-// TakeRevision is Take, and also returns the revision of the state that the caller has with these
-// changes: the resume of a later View. It is 0 before Synced was called.
+// TakeRevision is Take, and also returns the revision of the state after these changes, with which a
+// later View can resume. It is 0 before Synced was called.
 func (v *View) TakeRevision() (*model.Changes, []time.Time, uint64) {
 	t := v.tracker
 	t.mu.Lock()
@@ -117,7 +122,7 @@ func (v *View) TakeRevision() (*model.Changes, []time.Time, uint64) {
 	if v == t.own {
 		triggers = t.takeTriggers()
 	}
-	t.forgetGraves()
+	t.deleteGraves()
 	if changes.Empty() {
 		changes = nil
 	}
@@ -131,7 +136,7 @@ func (v *View) signal() {
 	}
 }
 
-// resume makes the view go on after a revision, as if it had handed out everything up to that.
+// resume makes the view continue after a revision, as if it had published everything up to that.
 func (v *View) resume(revision uint64) {
 	t := v.tracker
 	n := t.node(v.name)
@@ -151,23 +156,23 @@ func (v *View) resume(revision uint64) {
 	}
 }
 
-// where is where the view looks from.
+// where returns the view's node and its zone.
 func (v *View) where() place { return place{v.name, v.zone} }
 
-// has reports whether the view has handed out an entry as it is now, and from that place.
+// has reports whether the view has published the current state of an entry, as seen from that place.
 func (v *View) has(e *entry, from place) bool {
-	return v.seen >= e.changed && v.lost == nil && int(e.index) < len(v.handed) && from == v.where()
+	return v.seen >= e.changed && v.lost == nil && int(e.index) < len(v.published) && from == v.where()
 }
 
-// place returns where the view keeps what it handed out of an entry.
+// place returns the view's slot for the published ports of an entry.
 func (v *View) place(e *entry) **published {
-	if missing := int(e.index) + 1 - len(v.handed); missing > 0 {
-		if v.handed == nil {
+	if missing := int(e.index) + 1 - len(v.published); missing > 0 {
+		if v.published == nil {
 			missing = int(v.tracker.changes.size)
 		}
-		v.handed = append(v.handed, make([]*published, missing)...)
+		v.published = append(v.published, make([]*published, missing)...)
 	}
-	return &v.handed[e.index]
+	return &v.published[e.index]
 }
 
 func (v *View) takePorts(changes *model.Changes) {
@@ -193,18 +198,18 @@ func (v *View) takePorts(changes *model.Changes) {
 	}
 }
 
-// everything replaces the ports in changes by all that there are.
+// everything replaces the ports in changes by all ports.
 func (v *View) everything(changes *model.Changes) {
-	changes.Ports = make(map[model.PortID]*model.ServicePort, len(v.handed))
-	for _, p := range v.handed {
+	changes.Ports = make(map[model.PortID]*model.ServicePort, len(v.published))
+	for _, p := range v.published {
 		for _, port := range p.list() {
 			changes.Ports[port.ID] = port
 		}
 	}
 }
 
-// recompute brings the ports of one Service up to date and puts what is different into
-// changed. A port that came out as it was keeps its old ServicePort.
+// recompute updates the ports of one Service and adds those that differ to changed. A port that is
+// equal to the old one keeps its old ServicePort.
 func (v *View) recompute(e *entry, changed map[model.PortID]*model.ServicePort) {
 	kept := v.place(e)
 	old := *kept
@@ -234,17 +239,17 @@ func (v *View) recompute(e *entry, changed map[model.PortID]*model.ServicePort) 
 	}
 }
 
-// takeOver remembers what was handed out by itself, without the tracker's entries.
-func (v *View) takeOver() {
+// detach keeps the published ports in lost, so that the tracker can delete their entries.
+func (v *View) detach() {
 	if v.lost == nil {
 		v.lost = map[model.PortID]*model.ServicePort{}
 	}
-	for _, p := range v.handed {
+	for _, p := range v.published {
 		for _, port := range p.list() {
 			v.lost[port.ID] = port
 		}
 	}
-	v.handed, v.seen = nil, v.tracker.changes.revision
+	v.published, v.seen = nil, v.tracker.changes.revision
 }
 
 func (v *View) takeNode(changes *model.Changes) {

@@ -33,7 +33,7 @@ func (w *watcher) take() {
 }
 
 // expectTruth compares what a watcher has with what a Tracker of that node alone says.
-func expectTruth(t *rapid.T, cluster *world, node string, state *model.Changes, nodes map[string]*corev1.Node) {
+func expectTruth(t *rapid.T, cluster *generator, node string, state *model.Changes, nodes map[string]*corev1.Node) {
 	truth := New(Options{NodeName: node})
 	for _, obj := range cluster.objects(1) {
 		set(truth, obj)
@@ -58,7 +58,7 @@ func testViewsAgreeWithATrackerOfTheirNode(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		history := rapid.SampledFrom([]int{0, 1, 100}).Draw(t, "history")
 		shared := New(Options{EveryNode: true, History: history})
-		cluster := &world{map[string]*corev1.Service{}, map[string]*discoveryv1.EndpointSlice{}, map[string]*networkingv1.ServiceCIDR{}, nil}
+		cluster := &generator{map[string]*corev1.Service{}, map[string]*discoveryv1.EndpointSlice{}, map[string]*networkingv1.ServiceCIDR{}, nil}
 		nodes := map[string]*corev1.Node{}
 		watchers := map[string]*watcher{}
 		names := []string{thisNode, otherNode, "third"}
