@@ -29,6 +29,8 @@ type node struct {
 	// rules says whether the tables are there, and services of how many Services they are.
 	rules    bool
 	services int
+	// chainPerService makes the tables in the layout of kube-proxy instead.
+	chainPerService bool
 	// direct sends packets to endpoints instead of ClusterIPs: the same chains without a translation.
 	direct bool
 
@@ -48,7 +50,10 @@ func (n *node) setUp(b *testing.B) {
 		b.Fatal(err)
 	}
 	b.Cleanup(func() { unix.Close(n.socket) })
-	if n.rules {
+	switch {
+	case n.chainPerService:
+		n.loadChainPerService(b)
+	case n.rules:
 		n.commit(b)
 	}
 }

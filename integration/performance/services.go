@@ -31,7 +31,8 @@ func service(i int) *model.ServicePort {
 
 // services returns a model of n Services.
 func services(n int) *model.Changes {
-	changes := &model.Changes{Full: true, Ports: make(map[model.PortID]*model.ServicePort, n), Node: &model.Node{Name: "node"}}
+	changes := &model.Changes{Full: true, Ports: make(map[model.PortID]*model.ServicePort, n), Node: &model.Node{Name: "node"},
+		ServiceCIDRs: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/12")}, ServiceCIDRsChanged: true}
 	for i := range n {
 		p := service(i)
 		changes.Ports[p.ID] = p
