@@ -7,7 +7,6 @@ import (
 	"math/rand/v2"
 	"time"
 
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -37,8 +36,7 @@ func Run(ctx context.Context, target string, backend model.Backend, options Opti
 // Client follows a server. It is a syncloop.Feed: a syncloop.Loop carries what it hears to a backend.
 type Client struct {
 	options Options
-	conn    *grpc.ClientConn
-	api     nodelocalv1.NodeLocalClient
+	target  string
 	state   state
 	skipped skipLog
 }
@@ -54,7 +52,8 @@ func NewClient(target string, options Options) (*Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Client{options: options, conn: conn, api: nodelocalv1.NewNodeLocalClient(conn), state: newState(options.Limits)}, nil
+	defer conn.Close() // it was for the error
+	return &Client{options: options, target: target, state: newState(options.Limits)}, nil
 }
 
 // The wait before a server is tried again: after the first failure, and at most. A third of each wait is random, so that
@@ -69,7 +68,6 @@ const steady = 10 * time.Second
 
 // Run follows the server until ctx ends, and then returns nil. It must not be called twice.
 func (c *Client) Run(ctx context.Context) error {
-	defer c.conn.Close()
 	retry := minRetry
 	for ctx.Err() == nil {
 		begin := time.Now()
@@ -81,14 +79,12 @@ func (c *Client) Run(ctx context.Context) error {
 			retry = minRetry
 		}
 		wait := retry - rand.N(retry/3)
-		c.options.Logger.Info("No connection to the node-local server, keeping the last state", "target", c.conn.Target(), "node", c.options.Node, "reason", reason(err), "retryIn", wait)
+		c.options.Logger.Info("No connection to the node-local server, keeping the last state", "target", c.target, "node", c.options.Node, "reason", reason(err), "retryIn", wait)
 		retry = min(2*retry, maxRetry)
 		select {
 		case <-ctx.Done():
 		case <-time.After(wait):
 		}
-		// gRPC has a back-off of its own, which would come on top.
-		c.conn.ResetConnectBackoff()
 	}
 	return nil
 }
@@ -99,7 +95,14 @@ func (c *Client) Run(ctx context.Context) error {
 func (c *Client) follow(ctx context.Context) (cheap bool, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	stream, err := c.api.Watch(ctx, &nodelocalv1.WatchRequest{Node: c.options.Node, LastSeen: c.state.position()})
+	// A new connection each time: one that could not connect answers a call at once with its last error while it tries again, after a
+	// back-off of its own.
+	conn, err := dial(c.target, &c.options)
+	if err != nil {
+		return false, err
+	}
+	defer conn.Close()
+	stream, err := nodelocalv1.NewNodeLocalClient(conn).Watch(ctx, &nodelocalv1.WatchRequest{Node: c.options.Node, LastSeen: c.state.position()})
 	if err != nil {
 		return false, err
 	}
@@ -136,7 +139,7 @@ func (c *Client) follow(ctx context.Context) (cheap bool, err error) {
 
 // connected tells that the first batch of a stream has arrived.
 func (c *Client) connected(changes *model.Changes) {
-	c.options.Logger.Info("Connected to the node-local server", "target", c.conn.Target(), "node", c.options.Node, "full", changes.Full, "changedPorts", len(changes.Ports))
+	c.options.Logger.Info("Connected to the node-local server", "target", c.target, "node", c.options.Node, "full", changes.Full, "changedPorts", len(changes.Ports))
 	if c.options.OnConnected != nil {
 		c.options.OnConnected(true)
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"path/filepath"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -162,6 +163,29 @@ func TestClientBackOff(t *testing.T) {
 			return nil
 		})
 	})
+}
+
+// A server that is back is found by the first try, not by the second.
+func TestClientFindsAServerThatIsBack(t *testing.T) {
+	target := "unix://" + filepath.Join(t.TempDir(), "s")
+	var log lines
+	backend := runWith(t, target, log.logger())
+	failures := func() int { return len(log.with("No connection")) }
+	await.Until(t, "three tries fail", func() error {
+		if n := failures(); n < 3 {
+			return fmt.Errorf("%d did", n)
+		}
+		return nil
+	})
+	serveAt(t, target, &script{calls: []play{func(_ *nodelocalv1.Position, send func(...*nodelocalv1.Update)) error {
+		send(full("a"))
+		select {}
+	}}})
+	failed := failures() // the next try is 267 ms after the last one at the soonest
+	backend.await(t, "a")
+	if n := failures(); n != failed {
+		t.Errorf("%d more tries failed: %q", n-failed, log.with("No connection"))
+	}
 }
 
 // runWith drives a recorder until the test ends.

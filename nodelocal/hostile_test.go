@@ -53,6 +53,13 @@ func (s *script) Watch(request *nodelocalv1.WatchRequest, out grpc.ServerStreami
 func serve(t *testing.T, s *script) (target string) {
 	t.Helper()
 	target = "unix://" + filepath.Join(t.TempDir(), "s")
+	serveAt(t, target, s)
+	return target
+}
+
+// serveAt plays a script at target until the test ends.
+func serveAt(t *testing.T, target string, s *script) {
+	t.Helper()
 	listener, err := server.Listen(t.Context(), target, false)
 	if err != nil {
 		t.Fatal(err)
@@ -61,7 +68,6 @@ func serve(t *testing.T, s *script) (target string) {
 	nodelocalv1.RegisterNodeLocalServer(g, s)
 	go g.Serve(listener)
 	t.Cleanup(g.Stop)
-	return target
 }
 
 // recorder keeps what it is told, as text, and how often it was told something.

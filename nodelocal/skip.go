@@ -24,6 +24,6 @@ func (c *Client) skip(err error) {
 		c.options.OnSkip(err)
 	}
 	if c.skipped.first(err.Error()) {
-		c.options.Logger.Info("Leaving out a port of the node-local server, this program is too old for it", "target", c.conn.Target(), "node", c.options.Node, "reason", err.Error())
+		c.options.Logger.Info("Leaving out a port of the node-local server, this program is too old for it", "target", c.target, "node", c.options.Node, "reason", err.Error())
 	}
 }

@@ -18,17 +18,36 @@ const (
 // interval is the time between two connections of one stream; there are two streams.
 const interval = 4 * time.Millisecond
 
+// replacement is one pod that takes the place of another.
+type replacement struct{ removed, added pod }
+
 // change replaces a pod while connections run, and measures what they notice.
 func (d *demo) change(ctx context.Context) error {
-	d.say("\n4. %s replaces %s while connections run\n", newcomer.name, oldPod.name)
-	if _, err := newcomer.start(d.lab); err != nil {
+	r := replacement{oldPod, newcomer}
+	d.say("\n4. %s replaces %s while connections run\n", r.added.name, r.removed.name)
+	return d.replace(ctx, r, func(rename func() error) (time.Time, error) {
+		renamed := time.Now()
+		return renamed, rename()
+	}, func(begin time.Time, all observations) {
+		d.say("")
+		d.say("    manifest renamed into place            0.0 ms")
+		d.say("    first connection answered by %s  %9s", r.added.name, milliseconds(all.firstNew.Sub(begin)))
+		d.say("    last connection answered by %s   %9s", r.removed.name, milliseconds(all.lastOld.Sub(begin)))
+		d.say("    (Of this, kube-proxy waits 50 ms to see that nobody writes to the directory any more.)")
+	})
+}
+
+// replace has one pod take the place of another while connections run. act makes the manifests say so by calling rename, and
+// returns since when the proxy could know it. tell prints what the connections noticed. replace fails if a connection did.
+func (d *demo) replace(ctx context.Context, r replacement, act func(rename func() error) (time.Time, error), tell func(time.Time, observations)) error {
+	if err := d.startPod(r.added); err != nil {
 		return err
 	}
-	rename, err := stageReplacement(d.manifests, oldPod, newcomer)
+	rename, err := stageReplacement(d.manifests, r)
 	if err != nil {
 		return err
 	}
-	long, err := d.openLasting(ctx)
+	long, err := d.openLasting(ctx, r.removed)
 	if err != nil {
 		return err
 	}
@@ -38,14 +57,14 @@ func (d *demo) change(ctx context.Context) error {
 	defer stop()
 	echoes := long.keepUsing(running)
 	streams := []*stream{
-		startStream(running, client{d.lab.Client, "tcp", webClusterIP[0]}),
-		startStream(running, client{d.lab.Outside, "tcp", webLoadBalancer[1]}),
+		startStream(running, client{d.lab.Client, "tcp", webClusterIP[0]}, r),
+		startStream(running, client{d.lab.Outside, "tcp", webLoadBalancer[1]}, r),
 	}
 	if err := sleep(ctx, before); err != nil {
 		return err
 	}
-	renamed := time.Now()
-	if err := rename(); err != nil {
+	begin, err := act(rename)
+	if err != nil {
 		return err
 	}
 	if err := awaitHandover(ctx, streams); err != nil {
@@ -53,31 +72,32 @@ func (d *demo) change(ctx context.Context) error {
 	}
 	// Only now does the pod stop to serve, as one that Kubernetes gives time to terminate. A
 	// connection that still reached it would be refused, and count as failed.
-	d.old.close()
+	d.servers[r.removed.name].close()
 	if err := sleep(ctx, after); err != nil {
 		return err
 	}
 	stop()
-	return d.judgeChange(renamed, streams, long.reached, <-echoes)
+	all := d.collect(streams)
+	tell(begin, all)
+	return d.judge(begin, all, long.reached, <-echoes)
 }
 
-// judgeChange prints what was measured, and fails if a connection did.
-func (d *demo) judgeChange(renamed time.Time, streams []*stream, lasting netip.AddrPort, echoes echoResult) error {
-	var all observations
+// collect waits until the streams have ended, and prints how many connections each had.
+func (d *demo) collect(streams []*stream) (all observations) {
 	for _, s := range streams {
 		<-s.ended
 		d.say("    %-8s %4d connections to %-22s %d failed", s.client.host.Name, s.seen.total, s.client.to.String()+",", s.seen.failed)
 		all.merge(s.seen)
 	}
-	d.say("")
-	d.say("    manifest renamed into place            0.0 ms")
-	d.say("    first connection answered by %s  %9s", newcomer.name, milliseconds(all.firstNew.Sub(renamed)))
-	d.say("    last connection answered by %s   %9s", oldPod.name, milliseconds(all.lastOld.Sub(renamed)))
-	d.say("    (Of this, kube-proxy waits 50 ms to see that nobody writes to the directory any more.)")
+	return all
+}
+
+// judge fails if a connection did, and tells how the one fared that was open all the time.
+func (d *demo) judge(begin time.Time, all observations, lasting netip.AddrPort, echoes echoResult) error {
 	d.say("\n    A connection opened before, to %s, stayed alive: %d of %d lines came back.", lasting, echoes.returned, echoes.sent)
 	if all.failed > 0 {
 		return fmt.Errorf("%d of %d connections failed, the first %s after the change, with: %w; kube-proxy said last: %s",
-			all.failed, all.total, milliseconds(all.failedAt.Sub(renamed)), all.firstFailure, d.proxy.lastWords())
+			all.failed, all.total, milliseconds(all.failedAt.Sub(begin)), all.firstFailure, d.proxy.lastWords())
 	}
 	if echoes.err != nil {
 		return fmt.Errorf("the connection to %s broke: %w", lasting, echoes.err)
@@ -115,6 +135,7 @@ func sleep(ctx context.Context, d time.Duration) error {
 
 // observations is what a stream of connections has noticed so far.
 type observations struct {
+	replacement
 	total, failed int
 	firstFailure  error
 	failedAt      time.Time
@@ -132,9 +153,9 @@ func (o *observations) add(r reply, err error) {
 		return
 	}
 	switch addr := r.reached.Addr(); {
-	case newcomer.has(addr) && o.firstNew.IsZero():
+	case o.added.has(addr) && o.firstNew.IsZero():
 		o.firstNew = r.answered
-	case oldPod.has(addr):
+	case o.removed.has(addr):
 		o.lastOld = r.answered
 	}
 }
@@ -168,8 +189,8 @@ func (s *stream) observed() observations {
 	return s.seen
 }
 
-func startStream(ctx context.Context, c client) *stream {
-	s := &stream{client: c, ended: make(chan struct{})}
+func startStream(ctx context.Context, c client, r replacement) *stream {
+	s := &stream{client: c, ended: make(chan struct{}), seen: observations{replacement: r}}
 	go func() {
 		defer close(s.ended)
 		// All that can go wrong is counted, and a host that cannot be entered counts as well.

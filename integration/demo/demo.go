@@ -40,10 +40,11 @@ type demo struct {
 	rules *nft.Conn
 	// manifests is the directory that the proxy watches.
 	manifests string
-	proxy     *proxy
-	// old is the server that is taken away while connections run.
-	old *server
-	out io.Writer
+	// proxy programs the rules. brain is there in the step that runs both apart.
+	proxy, brain *proxy
+	// servers are those of the pods, by name.
+	servers map[string]*server
+	out     io.Writer
 }
 
 // run shows everything, in a lab that is new.
@@ -58,14 +59,16 @@ func run(ctx context.Context, l *lab.Lab, programs programs) (err error) {
 		return err
 	}
 	defer rules.Close()
-	d := &demo{lab: l, programs: programs, rules: rules, manifests: filepath.Join(dir, "manifests"), out: os.Stdout}
+	d := &demo{lab: l, programs: programs, rules: rules, manifests: filepath.Join(dir, "manifests"), servers: map[string]*server{}, out: os.Stdout}
 	defer func() {
-		if d.proxy != nil {
-			err = errors.Join(err, d.proxy.stop())
+		for _, p := range []*proxy{d.proxy, d.brain} {
+			if p != nil {
+				err = errors.Join(err, p.stop())
+			}
 		}
 	}()
 	for _, step := range []func(context.Context) error{
-		d.build, d.startProxy, d.balance, d.change, d.explain, d.leave,
+		d.build, d.startProxy, d.balance, d.change, d.explain, d.apart, d.leave,
 	} {
 		if err := errors.Join(ctx.Err(), step(ctx)); err != nil {
 			return err
@@ -91,12 +94,8 @@ func (d *demo) build(ctx context.Context) error {
 		return err
 	}
 	for _, p := range pods {
-		s, err := p.start(d.lab)
-		if err != nil {
+		if err := d.startPod(p); err != nil {
 			return err
-		}
-		if p == oldPod {
-			d.old = s
 		}
 	}
 	if err := os.Mkdir(d.manifests, 0o755); err != nil {
@@ -109,12 +108,21 @@ func (d *demo) build(ctx context.Context) error {
 	return nil
 }
 
+// startPod has a pod serve: a new one, or one that served before.
+func (d *demo) startPod(p pod) (err error) {
+	if before := d.servers[p.name]; before != nil {
+		d.servers[p.name], err = serve(before.host, p.addrs[:])
+	} else {
+		d.servers[p.name], err = p.start(d.lab)
+	}
+	return err
+}
+
 // startProxy starts the proxy and waits for the first connection through it.
 func (d *demo) startProxy(ctx context.Context) (err error) {
 	d.say("\n2. %s starts on node-1\n\n    kube-proxy --manifests DIR %s\n", short(d.programs.kubeProxy), strings.Join(proxyArgs, " "))
 	begin := time.Now()
-	log := filepath.Join(filepath.Dir(d.manifests), "kube-proxy.log")
-	if d.proxy, err = startProxy(d.lab.Node, d.programs.kubeProxy, d.manifests, log); err != nil {
+	if d.proxy, err = d.runKubeProxy("kube-proxy", append([]string{"--manifests", d.manifests}, proxyArgs...)...); err != nil {
 		return err
 	}
 	first, err := d.firstAnswer(ctx)
@@ -128,6 +136,11 @@ func (d *demo) startProxy(ctx context.Context) (err error) {
 	}
 	d.say("    First connection to %s answered %s after the program was started.", webClusterIP[0], milliseconds(first.Sub(begin)))
 	return nil
+}
+
+// runKubeProxy starts kube-proxy on the node with a log of the given name.
+func (d *demo) runKubeProxy(log string, args ...string) (*proxy, error) {
+	return startProxy(d.lab.Node, d.programs.kubeProxy, filepath.Join(filepath.Dir(d.manifests), log+".log"), args...)
 }
 
 // firstAnswer dials the Service until an endpoint answers. A try is short, since before
@@ -196,7 +209,7 @@ func (d *demo) refusal() error {
 
 // leave stops the proxy, sees that its rules stay, and has them removed.
 func (d *demo) leave(ctx context.Context) error {
-	d.say("\n6. kube-proxy stops, its rules stay until they are removed\n")
+	d.say("\n7. kube-proxy stops, its rules stay until they are removed\n")
 	stopping := d.proxy
 	d.proxy = nil
 	if err := stopping.stop(); err != nil {

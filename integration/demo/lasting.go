@@ -11,7 +11,7 @@ import (
 type lasting struct{ reply }
 
 // openLasting connects to the Service until it gets a pod that stays.
-func (d *demo) openLasting(ctx context.Context) (lasting, error) {
+func (d *demo) openLasting(ctx context.Context, leaving pod) (lasting, error) {
 	c := client{d.lab.Client, "tcp", webClusterIP[0]}
 	for range 100 {
 		var l lasting
@@ -22,12 +22,12 @@ func (d *demo) openLasting(ctx context.Context) (lasting, error) {
 		if err := errors.Join(ctx.Err(), err); err != nil {
 			return l, err
 		}
-		if !oldPod.has(l.reached.Addr()) {
+		if !leaving.has(l.reached.Addr()) {
 			return l, nil
 		}
 		l.close()
 	}
-	return lasting{}, fmt.Errorf("100 connections to %s all reached %s", c.to, oldPod.name)
+	return lasting{}, fmt.Errorf("100 connections to %s all reached %s", c.to, leaving.name)
 }
 
 // echoResult is what became of the lines that were sent.

@@ -33,15 +33,15 @@ func writeManifests(dir string) error {
 
 // stageReplacement writes manifests in which one pod takes the place of another, under a
 // hidden name that nobody reads. Calling the result renames them into place.
-func stageReplacement(dir string, removed, added pod) (func() error, error) {
+func stageReplacement(dir string, r replacement) (func() error, error) {
 	path := filepath.Join(dir, shopFile)
 	text, err := os.ReadFile(path)
 	if err != nil {
 		return nil, err
 	}
 	var pairs []string
-	for i, addr := range removed.addrs {
-		pairs = append(pairs, addr.String(), added.addrs[i].String())
+	for i, addr := range r.removed.addrs {
+		pairs = append(pairs, addr.String(), r.added.addrs[i].String())
 	}
 	staged := filepath.Join(dir, "."+shopFile)
 	if err := os.WriteFile(staged, []byte(strings.NewReplacer(pairs...).Replace(string(text))), 0o644); err != nil {

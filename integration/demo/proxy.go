@@ -14,7 +14,7 @@ import (
 	"github.com/nftproxy/nftproxy/integration/lab"
 )
 
-// proxyArgs is the command line that the demo shows, without the directory of manifests.
+// proxyArgs is the command line that the demo shows, without where Services come from.
 var proxyArgs = []string{
 	"--hostname-override", lab.NodeName,
 	"--cluster-cidr", "10.244.0.0/16,fd00:10:244::/48",
@@ -32,13 +32,13 @@ type proxy struct {
 }
 
 // startProxy starts kube-proxy on the node. What it logs goes to a file of its own.
-func startProxy(node *lab.Host, program, manifests, logPath string) (*proxy, error) {
+func startProxy(node *lab.Host, program, logPath string, args ...string) (*proxy, error) {
 	log, err := os.Create(logPath)
 	if err != nil {
 		return nil, err
 	}
 	p := &proxy{log: log, exited: make(chan struct{})}
-	p.cmd = exec.Command(program, append([]string{"--manifests", manifests}, proxyArgs...)...)
+	p.cmd = exec.Command(program, args...)
 	p.cmd.Stdout, p.cmd.Stderr = log, log
 	// A group of its own spares it the terminal's interrupt: the demo ends it in order.
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
@@ -81,6 +81,17 @@ func (p *proxy) stop() error {
 	if p.err != nil {
 		return fmt.Errorf("kube-proxy ended with %w and said last: %s", p.err, p.lastWords())
 	}
+	return nil
+}
+
+// kill ends the proxy with SIGKILL: it has no time to do anything.
+func (p *proxy) kill() error {
+	defer p.log.Close()
+	if err := p.alive(); err != nil {
+		return err
+	}
+	_ = p.cmd.Process.Kill() // if it ends right now, that is just as well
+	<-p.exited
 	return nil
 }
 

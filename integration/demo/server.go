@@ -18,11 +18,12 @@ const (
 // server is what runs in a pod. It tells every client where it was reached and whom it
 // saw, and then sends back what it gets.
 type server struct {
+	host    *lab.Host
 	sockets []io.Closer
 }
 
 func serve(host *lab.Host, addrs []netip.Addr) (*server, error) {
-	s := &server{}
+	s := &server{host: host}
 	err := host.Do(func() error {
 		for _, addr := range addrs {
 			if err := s.listen(addr); err != nil {
