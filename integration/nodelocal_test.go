@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -51,6 +52,7 @@ func TestNodeLocalSourceWhenEitherProcessIsKilled(t *testing.T) {
 	move := func(addr string) {
 		t.Helper()
 		_, slice := outageObjects(addr)
+		slice.Annotations = map[string]string{corev1.EndpointsLastChangeTriggerTime: time.Now().Format(time.RFC3339Nano)}
 		if _, err := server.Update(slice); err != nil {
 			t.Fatal(err)
 		}
@@ -94,8 +96,19 @@ func TestNodeLocalSourceWhenEitherProcessIsKilled(t *testing.T) {
 	move("10.244.1.5")
 	backend = startBackend()
 	expectAnswerOf(t, l, "first")
+	move("10.244.1.6")
+	expectAnswerOf(t, l, "second")
 	stop()
 	expectAlive(t, lasting, "first")
+	// The first two came with full states, to processes that were not there when the pods changed.
+	await.Until(t, "the metric has the latency of the last change", func() error {
+		const want = `kubeproxy_network_programming_duration_seconds_count{ip_family="IPv4"} 1`
+		page, err := getFrom(l.Node, "http://127.0.0.1:10249/metrics")
+		if err == nil && !strings.Contains(page, want+"\n") {
+			err = fmt.Errorf("no line %s", want)
+		}
+		return err
+	})
 	for name, p := range map[string]*labtest.Process{"brain": brain, "backend": backend} {
 		if err := p.Stop(t); err != nil {
 			t.Errorf("the %s ended with %v", name, err)

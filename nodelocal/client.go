@@ -118,9 +118,9 @@ func (c *Client) follow(ctx context.Context) (cheap bool, err error) {
 		if err != nil {
 			return cheap, err
 		}
-		changes, position, err := batch.Add(update)
+		changes, sync, err := batch.Add(update)
 		if err == nil && changes != nil {
-			err = c.state.apply(changes, position)
+			err = c.state.apply(changes, sync)
 		}
 		if err != nil {
 			// Nothing of it was applied. A full state may be good.
@@ -159,8 +159,9 @@ func reason(err error) string {
 // Dirty implements syncloop.Feed.
 func (c *Client) Dirty() <-chan struct{} { return c.state.wake }
 
-// Take implements syncloop.Feed. When the events happened is not known.
-func (c *Client) Take() (*model.Changes, []time.Time) { return c.state.take(), nil }
+// Take implements syncloop.Feed. Times of events are those that the server sent; it sends none of events before it began, or
+// before the client was sent the full state.
+func (c *Client) Take() (*model.Changes, []time.Time) { return c.state.take() }
 
 // Resync implements syncloop.Feed.
 func (c *Client) Resync() { c.state.resync() }

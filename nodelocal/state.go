@@ -6,10 +6,12 @@ import (
 	"maps"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/nftproxy/nftproxy/model"
 	"github.com/nftproxy/nftproxy/nodelocal/protocol"
 	nodelocalv1 "github.com/nftproxy/nftproxy/nodelocal/v1"
+	"github.com/nftproxy/nftproxy/syncloop"
 )
 
 // state is what a server said last, and what of it the backend does not know yet.
@@ -27,6 +29,8 @@ type state struct {
 	// pending is what Take hands out next; nil is nothing. It is all if full is set.
 	pending *model.Changes
 	full    bool
+	// triggers is when the events happened that led to pending, at most MaxTriggers.
+	triggers []time.Time
 }
 
 func newState(limits protocol.Limits) state {
@@ -51,7 +55,7 @@ func (s *state) forgetPosition() {
 const maxInstance = 64
 
 // apply takes a complete batch. What it says that was so before is left out of what is pending.
-func (s *state) apply(batch *model.Changes, position *nodelocalv1.Position) error {
+func (s *state) apply(batch *model.Changes, sync *nodelocalv1.Sync) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.all == nil && !batch.Full {
@@ -65,12 +69,13 @@ func (s *state) apply(batch *model.Changes, position *nodelocalv1.Position) erro
 	if err := s.limits.Check(size); err != nil {
 		return fmt.Errorf("the state with all increments: %w", err)
 	}
-	s.size, s.seen = size, position
-	if len(position.GetInstance()) > maxInstance {
+	s.size, s.seen = size, sync.GetPosition()
+	if len(s.seen.GetInstance()) > maxInstance {
 		s.seen = nil
 	}
 	if s.all == nil {
 		s.all = batch
+		s.note(sync)
 		s.signal()
 		return nil
 	}
@@ -81,8 +86,15 @@ func (s *state) apply(batch *model.Changes, position *nodelocalv1.Position) erro
 	if !s.full {
 		s.remember(news)
 	}
+	s.note(sync)
 	s.signal()
 	return nil
+}
+
+// note keeps when the events happened that led to what is pending: the oldest, which tell how long the worst took.
+func (s *state) note(sync *nodelocalv1.Sync) {
+	times := protocol.DecodeTriggers(sync)
+	s.triggers = append(s.triggers, times[:min(len(times), syncloop.MaxTriggers-len(s.triggers))]...)
 }
 
 // news returns what batch changes.
@@ -157,8 +169,8 @@ func (s *state) remember(news *model.Changes) {
 	}
 }
 
-// take returns what is pending.
-func (s *state) take() *model.Changes {
+// take returns what is pending, and when the events happened that led to it, oldest first.
+func (s *state) take() (*model.Changes, []time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	taken := s.pending
@@ -167,8 +179,10 @@ func (s *state) take() *model.Changes {
 		all.Ports = maps.Clone(s.all.Ports)
 		taken, s.full = &all, false
 	}
-	s.pending = nil
-	return taken
+	triggers := s.triggers
+	s.pending, s.triggers = nil, nil
+	slices.SortFunc(triggers, time.Time.Compare)
+	return taken, triggers
 }
 
 func (s *state) resync() {

@@ -74,8 +74,7 @@ type Tracker struct {
 
 	changes      changeLog
 	cidrsChanged uint64
-	triggers     map[objectName][]time.Time
-	triggerCount int
+	triggers     triggers
 	scratch      []candidate
 	counts       Counts
 }
@@ -85,15 +84,14 @@ var _ Sink = (*Tracker)(nil)
 // New returns an empty Tracker. It publishes nothing before Synced was called.
 func New(options Options) *Tracker {
 	t := &Tracker{
-		options:  options,
-		started:  time.Now(),
-		ready:    make(chan struct{}),
-		entries:  map[objectName]*entry{},
-		slices:   map[objectName]*endpointSlice{},
-		cidrs:    map[string]*serviceCIDR{},
-		known:    map[string]*node{},
-		views:    map[*View]struct{}{},
-		triggers: map[objectName][]time.Time{},
+		options: options,
+		started: time.Now(),
+		ready:   make(chan struct{}),
+		entries: map[objectName]*entry{},
+		slices:  map[objectName]*endpointSlice{},
+		cidrs:   map[string]*serviceCIDR{},
+		known:   map[string]*node{},
+		views:   map[*View]struct{}{},
 	}
 	if !options.EveryNode {
 		t.nodes = []string{options.NodeName}

@@ -22,6 +22,8 @@ type View struct {
 	full bool
 	// seen is the revision up to which all changes were published.
 	seen uint64
+	// timed is the revision up to which the times of events were taken.
+	timed uint64
 	// zone is the node's at the last Take.
 	zone string
 	// published holds the ports of each entry at the last Take, by the entry's index.
@@ -57,6 +59,9 @@ func (t *Tracker) View(node string, resume uint64) *View {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	v := t.newView(node)
+	if t.synced {
+		v.timed = t.changes.revision // the first changes are Full, and tell nothing about latency
+	}
 	if resume > 0 && t.options.History > 0 && t.synced && resume >= t.changes.horizon && resume <= t.changes.revision {
 		v.resume(resume)
 	}
@@ -96,8 +101,9 @@ func (v *View) Resync() {
 	}
 }
 
-// Take returns the changes since the last call, nil for none. The times of the events come with
-// Tracker.Take only.
+// Take returns the changes since the last call, nil for none, and the times of the events that led to them, oldest
+// first, as far as EndpointSlices tell (annotation endpoints.kubernetes.io/last-change-trigger-time). Times from before the
+// start of the Tracker, or of a View that starts with Full changes, are left out.
 func (v *View) Take() (*model.Changes, []time.Time) {
 	changes, triggers, _ := v.TakeRevision()
 	return changes, triggers
@@ -114,19 +120,17 @@ func (v *View) TakeRevision() (*model.Changes, []time.Time, uint64) {
 	}
 	t.counts.PendingServices, t.counts.PendingEndpointSlices = 0, 0
 	changes := &model.Changes{Full: v.full, Ports: map[model.PortID]*model.ServicePort{}}
-	v.takePorts(changes)
+	times := v.takePorts(changes)
+	slices.SortFunc(times, time.Time.Compare)
 	v.takeNode(changes)
 	v.takeServiceCIDRs(changes)
 	v.full, v.seen, v.resumed = false, t.changes.revision, 0
-	var triggers []time.Time
-	if v == t.own {
-		triggers = t.takeTriggers()
-	}
+	v.tookTriggers()
 	t.deleteGraves()
 	if changes.Empty() {
 		changes = nil
 	}
-	return changes, triggers, v.seen
+	return changes, times, v.seen
 }
 
 func (v *View) signal() {
@@ -140,7 +144,7 @@ func (v *View) signal() {
 func (v *View) resume(revision uint64) {
 	t := v.tracker
 	n := t.node(v.name)
-	v.full, v.seen, v.resumed, v.zone = false, revision, revision, n.zone
+	v.full, v.seen, v.timed, v.resumed, v.zone = false, revision, revision, revision, n.zone
 	if n.changed <= revision {
 		v.node = n
 	}
@@ -175,19 +179,23 @@ func (v *View) place(e *entry) **published {
 	return &v.published[e.index]
 }
 
-func (v *View) takePorts(changes *model.Changes) {
+// takePorts puts the ports that are different into changes. It returns the times of the events that led to them, in any order.
+func (v *View) takePorts(changes *model.Changes) (times []time.Time) {
 	t := v.tracker
 	if zone := t.node(v.name).zone; zone != v.zone || v.lost != nil {
 		v.zone, v.seen = zone, 0
 	}
 	lost := v.lost
 	v.lost = nil
-	t.changes.since(v.seen, func(e *entry) { v.recompute(e, changes.Ports) })
+	t.changes.since(v.seen, func(e *entry) {
+		v.recompute(e, changes.Ports)
+		times = v.appendTriggers(times, e)
+	})
 	// Do not keep the endpoints of deleted slices alive.
 	clear(t.scratch[:cap(t.scratch)])
 	if changes.Full {
 		v.everything(changes)
-		return
+		return times
 	}
 	for id, old := range lost {
 		if now, is := changes.Ports[id]; !is {
@@ -196,6 +204,7 @@ func (v *View) takePorts(changes *model.Changes) {
 			delete(changes.Ports, id)
 		}
 	}
+	return times
 }
 
 // everything replaces the ports in changes by all ports.

@@ -3,6 +3,8 @@ package tracker
 import (
 	"fmt"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
@@ -217,4 +219,71 @@ func testViewsShareLists(t *testing.T) {
 	if !port(thisNode).Cluster[0].Local || port("a").Cluster[0].Local || !port("a").Cluster[0].Remote {
 		t.Error("the node with the endpoint is not told apart")
 	}
+}
+
+func TestViewTriggers(t *testing.T) {
+	begin := func() *Tracker {
+		tracker := New(Options{EveryNode: true, History: 10})
+		tracker.SetService(makeService())
+		tracker.Synced()
+		return tracker
+	}
+	expect := func(t *testing.T, who string, v *View, want ...time.Time) (revision uint64) {
+		t.Helper()
+		_, got, revision := v.TakeRevision()
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", who, diff)
+		}
+		return revision
+	}
+	at := func(tracker *Tracker, i int) time.Time {
+		return tracker.started.Add(time.Duration(i) * time.Minute).UTC().Round(0)
+	}
+	t.Run("each view gets each time once", func(t *testing.T) {
+		tracker := begin()
+		a, b := tracker.View("a", 0), tracker.View("b", 0)
+		expect(t, "a", a)
+		triggered(tracker, 1, at(tracker, 1))
+		expect(t, "a", a, at(tracker, 1))
+		triggered(tracker, 2, at(tracker, 2))
+		expect(t, "a", a, at(tracker, 2))
+		expect(t, "b, which was slow,", b, at(tracker, 1), at(tracker, 2))
+		expect(t, "a", a)
+	})
+	t.Run("a view that begins with everything gets none from before", func(t *testing.T) {
+		tracker := begin()
+		defer tracker.View("other", 0).Close()
+		triggered(tracker, 1, at(tracker, 1))
+		v := tracker.View("a", 0)
+		triggered(tracker, 2, at(tracker, 2))
+		expect(t, "a", v, at(tracker, 2))
+	})
+	t.Run("a view that resumes gets those since", func(t *testing.T) {
+		tracker := begin()
+		v, other := tracker.View("a", 0), tracker.View("other", 0)
+		triggered(tracker, 1, at(tracker, 1))
+		revision := expect(t, "a", v, at(tracker, 1))
+		v.Close()
+		triggered(tracker, 2, at(tracker, 2))
+		expect(t, "other", other, at(tracker, 1), at(tracker, 2))
+		expect(t, "a", tracker.View("a", revision), at(tracker, 2))
+	})
+	t.Run("a view that takes nothing keeps the oldest, and makes room when it goes", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			tracker := begin()
+			stuck, v := tracker.View("stuck", 0), tracker.View("a", 0)
+			for i := range maxTriggers + 10 {
+				triggered(tracker, i, at(tracker, 1))
+			}
+			if _, times := v.Take(); len(times) != maxTriggers {
+				t.Errorf("%d times, want %d", len(times), maxTriggers)
+			}
+			triggered(tracker, 1, at(tracker, 2))
+			expect(t, "a", v)
+			stuck.Close()
+			time.Sleep(prunePeriod)
+			triggered(tracker, 2, at(tracker, 3))
+			expect(t, "a", v, at(tracker, 3))
+		})
+	})
 }

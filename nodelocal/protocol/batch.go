@@ -34,9 +34,9 @@ type lastPort struct {
 	continued bool
 }
 
-// Add takes the next part. When it ends a batch, Add returns what the batch changes and the position after it; before that
-// it returns neither. After an error, which names port and field or the limit, the batch is lost, and the stream with it.
-func (b *Batch) Add(update *nodelocalv1.Update) (*model.Changes, *nodelocalv1.Position, error) {
+// Add takes the next part. When it ends a batch, Add returns what the batch changes, and its end, from which DecodeTriggers
+// reads; before that it returns neither. After an error, which names port and field or the limit, the batch is lost, and the stream with it.
+func (b *Batch) Add(update *nodelocalv1.Update) (*model.Changes, *nodelocalv1.Sync, error) {
 	if err := b.add(update); err != nil {
 		b.reset()
 		return nil, nil, err
@@ -50,7 +50,7 @@ func (b *Batch) Add(update *nodelocalv1.Update) (*model.Changes, *nodelocalv1.Po
 	if err := checkFull(changes); err != nil {
 		return nil, nil, err
 	}
-	return changes, update.GetSync().GetPosition(), nil
+	return changes, update.GetSync(), nil
 }
 
 func (b *Batch) reset() { *b = Batch{Limits: b.Limits, OnSkip: b.OnSkip} }

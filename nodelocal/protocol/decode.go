@@ -112,6 +112,20 @@ func DecodeServiceCIDRs(ranges *nodelocalv1.ServiceCIDRs) ([]netip.Prefix, error
 	return out, d.err
 }
 
+// DecodeTriggers returns when the events happened that led to a batch, in UTC, oldest first. It leaves out what is no
+// time, and more than MaxTriggers: they are for a metric, and no reason to refuse a batch.
+func DecodeTriggers(sync *nodelocalv1.Sync) []time.Time {
+	list := sync.GetTriggerTimes()
+	var out []time.Time
+	for _, stamp := range list[:min(len(list), MaxTriggers)] {
+		if stamp.IsValid() {
+			out = append(out, stamp.AsTime())
+		}
+	}
+	slices.SortFunc(out, time.Time.Compare)
+	return out
+}
+
 // decoder keeps the first error.
 type decoder struct {
 	// family is that of all addresses; 0 is either.

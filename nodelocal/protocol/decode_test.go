@@ -3,9 +3,12 @@ package protocol_test
 import (
 	"strings"
 	"testing"
+	"time"
 
+	"github.com/google/go-cmp/cmp"
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/nftproxy/nftproxy/nodelocal/protocol"
 	nodelocalv1 "github.com/nftproxy/nftproxy/nodelocal/v1"
@@ -112,6 +115,38 @@ func FuzzBatch(f *testing.F) {
 			if port != nil && (port.ID != id || port.Port == 0 || !port.ClusterIP.IsValid()) {
 				t.Fatalf("%s came out as %+v", id, port)
 			}
+		}
+	})
+}
+
+func TestDecodeTriggers(t *testing.T) {
+	at := func(seconds int64) *timestamppb.Timestamp { return &timestamppb.Timestamp{Seconds: seconds} }
+	for _, tc := range []struct {
+		name string
+		sync *nodelocalv1.Sync
+		want []time.Time
+	}{
+		{"of a server that sends none", &nodelocalv1.Sync{}, nil},
+		{"of no end of a batch", nil, nil},
+		{"in order", &nodelocalv1.Sync{TriggerTimes: []*timestamppb.Timestamp{at(2), at(1)}}, []time.Time{time.Unix(1, 0).UTC(), time.Unix(2, 0).UTC()}},
+		{"without what is no time", &nodelocalv1.Sync{TriggerTimes: []*timestamppb.Timestamp{at(-1 << 62), nil, {Nanos: -1}, at(1)}}, []time.Time{time.Unix(1, 0).UTC()}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			if diff := cmp.Diff(tc.want, protocol.DecodeTriggers(tc.sync)); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+		})
+	}
+	t.Run("no more than there may be", func(t *testing.T) {
+		sync := &nodelocalv1.Sync{}
+		for range protocol.MaxTriggers + 1 {
+			sync.TriggerTimes = append(sync.TriggerTimes, at(1))
+		}
+		if n := len(protocol.DecodeTriggers(sync)); n != protocol.MaxTriggers {
+			t.Errorf("%d", n)
+		}
+		if n := len(protocol.EncodeSync(nil, make([]time.Time, protocol.MaxTriggers+1)).GetTriggerTimes()); n != protocol.MaxTriggers {
+			t.Errorf("%d are sent", n)
 		}
 	})
 }

@@ -4,6 +4,8 @@ import (
 	"net/netip"
 	"time"
 
+	"google.golang.org/protobuf/types/known/timestamppb"
+
 	"github.com/nftproxy/nftproxy/model"
 	nodelocalv1 "github.com/nftproxy/nftproxy/nodelocal/v1"
 )
@@ -48,6 +50,16 @@ func EncodeNode(node *model.Node) *nodelocalv1.Node {
 // EncodeServiceCIDRs returns the message for ranges.
 func EncodeServiceCIDRs(ranges []netip.Prefix) *nodelocalv1.ServiceCIDRs {
 	return &nodelocalv1.ServiceCIDRs{Cidrs: texts(ranges)}
+}
+
+// EncodeSync returns the end of a batch: the position after it, and when the events happened that led to it. Of more than
+// MaxTriggers times the first are kept.
+func EncodeSync(position *nodelocalv1.Position, triggers []time.Time) *nodelocalv1.Sync {
+	sync := &nodelocalv1.Sync{Position: position}
+	for _, when := range triggers[:min(len(triggers), MaxTriggers)] {
+		sync.TriggerTimes = append(sync.TriggerTimes, timestamppb.New(when))
+	}
+	return sync
 }
 
 func encodeEndpoints(list []model.Endpoint) []*nodelocalv1.Endpoint {

@@ -10,6 +10,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protodesc"
 	"google.golang.org/protobuf/reflect/protoreflect"
+	"google.golang.org/protobuf/reflect/protoregistry"
 	"google.golang.org/protobuf/types/descriptorpb"
 	"google.golang.org/protobuf/types/dynamicpb"
 
@@ -32,7 +33,7 @@ func laterVersion(t *testing.T) protoreflect.MessageDescriptor {
 			})
 		}
 	}
-	built, err := protodesc.NewFile(file, nil)
+	built, err := protodesc.NewFile(file, protoregistry.GlobalFiles)
 	if err != nil {
 		t.Fatal(err)
 	}

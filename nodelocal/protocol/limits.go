@@ -22,6 +22,9 @@ type Limits struct {
 // 150,000). A batch that uses all of it takes about half a gigabyte of memory.
 var DefaultLimits = Limits{Ports: 200_000, Addresses: 3_000_000, Bytes: 512 << 20}
 
+// MaxTriggers is how many times of events a batch has at most (Sync.trigger_times).
+const MaxTriggers = 10_000
+
 // ErrLimit is returned, wrapped, for more than Limits allows.
 var ErrLimit = errors.New("more than this client takes")
 

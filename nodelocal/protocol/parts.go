@@ -86,9 +86,9 @@ func field(number protowire.Number, message proto.Message) Field {
 	return protowire.AppendBytes(out, body)
 }
 
-// Parts splits changes into the parts of one batch, which ends at position. encode returns SetField of a
+// Parts splits changes into the parts of one batch, which ends with sync. encode returns SetField of a
 // port; it may remember it.
-func Parts(changes *model.Changes, position *nodelocalv1.Position, encode func(*model.ServicePort) []Field) iter.Seq[Update] {
+func Parts(changes *model.Changes, sync *nodelocalv1.Sync, encode func(*model.ServicePort) []Field) iter.Seq[Update] {
 	if changes == nil {
 		changes = &model.Changes{}
 	}
@@ -113,7 +113,7 @@ func Parts(changes *model.Changes, position *nodelocalv1.Position, encode func(*
 				p.add(DeleteField(id))
 			}
 		}
-		p.add(field(fieldSync, &nodelocalv1.Sync{Position: position}))
+		p.add(field(fieldSync, sync))
 		p.flush()
 	}
 }

@@ -132,8 +132,8 @@ func genChanges(t *rapid.T) *model.Changes {
 // carry sends changes as messages and returns what arrives, and in how many parts.
 func carry(t interface{ Fatal(...any) }, changes *model.Changes) (got *model.Changes, parts int) {
 	var batch protocol.Batch
-	position := &nodelocalv1.Position{Instance: "i", Revision: 7}
-	for part := range protocol.Parts(changes, position, protocol.SetField) {
+	end := protocol.EncodeSync(&nodelocalv1.Position{Instance: "i", Revision: 7}, []time.Time{time.Unix(1_700_000_000, 5)})
+	for part := range protocol.Parts(changes, end, protocol.SetField) {
 		parts++
 		if len(part) > 2*protocol.PartSize {
 			t.Fatal(fmt.Sprintf("a part of %d bytes", len(part)))
@@ -148,13 +148,13 @@ func carry(t interface{ Fatal(...any) }, changes *model.Changes) (got *model.Cha
 		if got != nil {
 			t.Fatal("a part after the end of the batch")
 		}
-		var at *nodelocalv1.Position
+		var at *nodelocalv1.Sync
 		var err error
 		if got, at, err = batch.Add(&update); err != nil {
 			t.Fatal(err)
 		}
-		if got != nil && !proto.Equal(at, position) {
-			t.Fatal("the batch ends at another position")
+		if got != nil && !proto.Equal(at, end) {
+			t.Fatal("the batch ends in another way")
 		}
 	}
 	return got, parts

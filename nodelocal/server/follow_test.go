@@ -1,17 +1,21 @@
 package server_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"math/rand/v2"
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 
 	"github.com/nftproxy/nftproxy/model"
+	"github.com/nftproxy/nftproxy/nodelocal"
 	"github.com/nftproxy/nftproxy/nodelocal/server"
+	"github.com/nftproxy/nftproxy/syncloop"
 	"github.com/nftproxy/nftproxy/tracker"
 )
 
@@ -149,5 +153,73 @@ func TestRunResumes(t *testing.T) {
 		if _, now := follower.counts(); now != before+1 {
 			t.Errorf("%d changes, want 1", now-before)
 		}
+	})
+}
+
+// The times of events reach those who measure how long they take to be applied.
+func TestRunCarriesTriggerTimes(t *testing.T) {
+	tr := servingTracker(100)
+	fill(tr, 10, 3)
+	tr.Synced()
+	b := newBrain(t, tr, server.Options{})
+	results := make(chan syncloop.Result, 100)
+	follower := &backend{}
+	ctx, stop := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() {
+		ended <- nodelocal.Run(ctx, b.address, follower, nodelocal.Options{Node: "node-1", Loop: syncloop.Options{OnSync: func(r syncloop.Result) { results <- r }}})
+	}()
+	defer func() {
+		stop()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	}()
+	trigger := func(i int) time.Time {
+		when := time.Now().UTC().Round(0)
+		s := slice(i, 2, 0)
+		s.Annotations = map[string]string{corev1.EndpointsLastChangeTriggerTime: when.Format(time.RFC3339Nano)}
+		tr.SetEndpointSlice(s)
+		return when
+	}
+	expect := func(t *testing.T, want ...time.Time) {
+		t.Helper()
+		var got []time.Time
+		for len(got) < len(want) {
+			select {
+			case r := <-results:
+				if r.Err == nil {
+					got = append(got, r.Triggers...)
+				}
+			case <-time.After(30 * time.Second):
+				t.Fatalf("got %v, want %v", got, want)
+			}
+		}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("(-want +got):\n%s", diff)
+		}
+	}
+	if first := <-results; len(first.Triggers) > 0 {
+		t.Errorf("the full state came with %v", first.Triggers)
+	}
+	t.Run("with the changes that they led to", func(t *testing.T) {
+		expect(t, trigger(1))
+		expect(t, trigger(2))
+	})
+	t.Run("also those from while the connection was cut", func(t *testing.T) {
+		b.cut()
+		expect(t, trigger(3), trigger(4))
+	})
+	t.Run("and again with the Sync that succeeds", func(t *testing.T) {
+		failures := 0
+		follower.mu.Lock()
+		follower.fail = func() error {
+			if failures++; failures < 3 {
+				return errors.New("no")
+			}
+			return nil
+		}
+		follower.mu.Unlock()
+		expect(t, trigger(5))
 	})
 }

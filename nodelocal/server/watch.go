@@ -40,7 +40,7 @@ func (s *Server) Get(request *nodelocalv1.GetRequest, out grpc.ServerStreamingSe
 		if revision == 0 {
 			return errUnsynced
 		}
-		return st.send(changes, revision, time.Time{})
+		return st.send(changes, nil, revision, time.Time{})
 	})
 }
 
@@ -119,10 +119,10 @@ const maxBehind = 1000
 func (st *stream) follow() error {
 	var woken time.Time
 	for {
-		changes, _, revision := st.view.TakeRevision()
+		changes, triggers, revision := st.view.TakeRevision()
 		first := st.sent == 0
 		if revision > 0 && (first || changes != nil || revision-st.sent > maxBehind) {
-			if err := st.send(changes, revision, woken); err != nil {
+			if err := st.send(changes, triggers, revision, woken); err != nil {
 				return err
 			}
 		}
@@ -156,8 +156,8 @@ func (st *stream) rest() error {
 	}
 }
 
-// send sends one batch. woken is when the server learnt of it, the zero value if that does not count.
-func (st *stream) send(changes *model.Changes, revision uint64, woken time.Time) error {
+// send sends one batch, to which events at the times of triggers led. woken is when the server learnt of it, the zero value if that does not count.
+func (st *stream) send(changes *model.Changes, triggers []time.Time, revision uint64, woken time.Time) error {
 	s := st.server
 	full := changes != nil && changes.Full
 	if full {
@@ -165,8 +165,8 @@ func (st *stream) send(changes *model.Changes, revision uint64, woken time.Time)
 	}
 	var err error
 	bytes := 0
-	position := &nodelocalv1.Position{Instance: s.instance, Revision: revision}
-	for data := range protocol.Parts(changes, position, s.encoded.of) {
+	end := protocol.EncodeSync(&nodelocalv1.Position{Instance: s.instance, Revision: revision}, triggers)
+	for data := range protocol.Parts(changes, end, s.encoded.of) {
 		if err = st.sendPart(data); err != nil {
 			return err
 		}

@@ -14,6 +14,7 @@ package nodelocalv1
 import (
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
 	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
+	timestamppb "google.golang.org/protobuf/types/known/timestamppb"
 	reflect "reflect"
 	sync "sync"
 	unsafe "unsafe"
@@ -486,7 +487,13 @@ func (x *Update) GetSync() *Sync {
 type Sync struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// What to name in WatchRequest.last_seen.
-	Position      *Position `protobuf:"bytes,1,opt,name=position,proto3" json:"position,omitempty"`
+	Position *Position `protobuf:"bytes,1,opt,name=position,proto3" json:"position,omitempty"`
+	// When the events happened that led to the batch, for example when a pod became ready: oldest first, at most the 10,000
+	// oldest. They come from the annotation endpoints.kubernetes.io/last-change-trigger-time of EndpointSlices, by the clock of
+	// the EndpointSlice controller, and are meant for the metric of the network programming latency alone. An event
+	// of which the EndpointSlice has no time, or from before the server or the watch began, has none. Servers of
+	// before this field send none.
+	TriggerTimes  []*timestamppb.Timestamp `protobuf:"bytes,2,rep,name=trigger_times,json=triggerTimes,proto3" json:"trigger_times,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -524,6 +531,13 @@ func (*Sync) Descriptor() ([]byte, []int) {
 func (x *Sync) GetPosition() *Position {
 	if x != nil {
 		return x.Position
+	}
+	return nil
+}
+
+func (x *Sync) GetTriggerTimes() []*timestamppb.Timestamp {
+	if x != nil {
+		return x.TriggerTimes
 	}
 	return nil
 }
@@ -1042,7 +1056,7 @@ var File_nodelocal_v1_nodelocal_proto protoreflect.FileDescriptor
 
 const file_nodelocal_v1_nodelocal_proto_rawDesc = "" +
 	"\n" +
-	"\x1cnodelocal/v1/nodelocal.proto\x12\x15nftproxy.nodelocal.v1\"`\n" +
+	"\x1cnodelocal/v1/nodelocal.proto\x12\x15nftproxy.nodelocal.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"`\n" +
 	"\fWatchRequest\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12<\n" +
 	"\tlast_seen\x18\x02 \x01(\v2\x1f.nftproxy.nodelocal.v1.PositionR\blastSeen\" \n" +
@@ -1058,9 +1072,10 @@ const file_nodelocal_v1_nodelocal_proto_rawDesc = "" +
 	"\x06delete\x18\x03 \x03(\v2\x1d.nftproxy.nodelocal.v1.PortIDR\x06delete\x12/\n" +
 	"\x04node\x18\x04 \x01(\v2\x1b.nftproxy.nodelocal.v1.NodeR\x04node\x12H\n" +
 	"\rservice_cidrs\x18\x05 \x01(\v2#.nftproxy.nodelocal.v1.ServiceCIDRsR\fserviceCidrs\x12/\n" +
-	"\x04sync\x18\x06 \x01(\v2\x1b.nftproxy.nodelocal.v1.SyncR\x04sync\"C\n" +
+	"\x04sync\x18\x06 \x01(\v2\x1b.nftproxy.nodelocal.v1.SyncR\x04sync\"\x84\x01\n" +
 	"\x04Sync\x12;\n" +
-	"\bposition\x18\x01 \x01(\v2\x1f.nftproxy.nodelocal.v1.PositionR\bposition\"h\n" +
+	"\bposition\x18\x01 \x01(\v2\x1f.nftproxy.nodelocal.v1.PositionR\bposition\x12?\n" +
+	"\rtrigger_times\x18\x02 \x03(\v2\x1a.google.protobuf.TimestampR\ftriggerTimes\"h\n" +
 	"\x04Node\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x10\n" +
 	"\x03ips\x18\x02 \x03(\tR\x03ips\x12\x1b\n" +
@@ -1136,21 +1151,22 @@ func file_nodelocal_v1_nodelocal_proto_rawDescGZIP() []byte {
 var file_nodelocal_v1_nodelocal_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
 var file_nodelocal_v1_nodelocal_proto_msgTypes = make([]protoimpl.MessageInfo, 11)
 var file_nodelocal_v1_nodelocal_proto_goTypes = []any{
-	(Family)(0),          // 0: nftproxy.nodelocal.v1.Family
-	(Protocol)(0),        // 1: nftproxy.nodelocal.v1.Protocol
-	(TrafficPolicy)(0),   // 2: nftproxy.nodelocal.v1.TrafficPolicy
-	(Placement)(0),       // 3: nftproxy.nodelocal.v1.Placement
-	(*WatchRequest)(nil), // 4: nftproxy.nodelocal.v1.WatchRequest
-	(*GetRequest)(nil),   // 5: nftproxy.nodelocal.v1.GetRequest
-	(*Position)(nil),     // 6: nftproxy.nodelocal.v1.Position
-	(*Update)(nil),       // 7: nftproxy.nodelocal.v1.Update
-	(*Sync)(nil),         // 8: nftproxy.nodelocal.v1.Sync
-	(*Node)(nil),         // 9: nftproxy.nodelocal.v1.Node
-	(*ServiceCIDRs)(nil), // 10: nftproxy.nodelocal.v1.ServiceCIDRs
-	(*PortID)(nil),       // 11: nftproxy.nodelocal.v1.PortID
-	(*ServicePort)(nil),  // 12: nftproxy.nodelocal.v1.ServicePort
-	(*Endpoint)(nil),     // 13: nftproxy.nodelocal.v1.Endpoint
-	(*AddressPort)(nil),  // 14: nftproxy.nodelocal.v1.AddressPort
+	(Family)(0),                   // 0: nftproxy.nodelocal.v1.Family
+	(Protocol)(0),                 // 1: nftproxy.nodelocal.v1.Protocol
+	(TrafficPolicy)(0),            // 2: nftproxy.nodelocal.v1.TrafficPolicy
+	(Placement)(0),                // 3: nftproxy.nodelocal.v1.Placement
+	(*WatchRequest)(nil),          // 4: nftproxy.nodelocal.v1.WatchRequest
+	(*GetRequest)(nil),            // 5: nftproxy.nodelocal.v1.GetRequest
+	(*Position)(nil),              // 6: nftproxy.nodelocal.v1.Position
+	(*Update)(nil),                // 7: nftproxy.nodelocal.v1.Update
+	(*Sync)(nil),                  // 8: nftproxy.nodelocal.v1.Sync
+	(*Node)(nil),                  // 9: nftproxy.nodelocal.v1.Node
+	(*ServiceCIDRs)(nil),          // 10: nftproxy.nodelocal.v1.ServiceCIDRs
+	(*PortID)(nil),                // 11: nftproxy.nodelocal.v1.PortID
+	(*ServicePort)(nil),           // 12: nftproxy.nodelocal.v1.ServicePort
+	(*Endpoint)(nil),              // 13: nftproxy.nodelocal.v1.Endpoint
+	(*AddressPort)(nil),           // 14: nftproxy.nodelocal.v1.AddressPort
+	(*timestamppb.Timestamp)(nil), // 15: google.protobuf.Timestamp
 }
 var file_nodelocal_v1_nodelocal_proto_depIdxs = []int32{
 	6,  // 0: nftproxy.nodelocal.v1.WatchRequest.last_seen:type_name -> nftproxy.nodelocal.v1.Position
@@ -1160,24 +1176,25 @@ var file_nodelocal_v1_nodelocal_proto_depIdxs = []int32{
 	10, // 4: nftproxy.nodelocal.v1.Update.service_cidrs:type_name -> nftproxy.nodelocal.v1.ServiceCIDRs
 	8,  // 5: nftproxy.nodelocal.v1.Update.sync:type_name -> nftproxy.nodelocal.v1.Sync
 	6,  // 6: nftproxy.nodelocal.v1.Sync.position:type_name -> nftproxy.nodelocal.v1.Position
-	1,  // 7: nftproxy.nodelocal.v1.PortID.protocol:type_name -> nftproxy.nodelocal.v1.Protocol
-	0,  // 8: nftproxy.nodelocal.v1.PortID.family:type_name -> nftproxy.nodelocal.v1.Family
-	11, // 9: nftproxy.nodelocal.v1.ServicePort.id:type_name -> nftproxy.nodelocal.v1.PortID
-	2,  // 10: nftproxy.nodelocal.v1.ServicePort.internal_policy:type_name -> nftproxy.nodelocal.v1.TrafficPolicy
-	2,  // 11: nftproxy.nodelocal.v1.ServicePort.external_policy:type_name -> nftproxy.nodelocal.v1.TrafficPolicy
-	13, // 12: nftproxy.nodelocal.v1.ServicePort.cluster:type_name -> nftproxy.nodelocal.v1.Endpoint
-	13, // 13: nftproxy.nodelocal.v1.ServicePort.local:type_name -> nftproxy.nodelocal.v1.Endpoint
-	14, // 14: nftproxy.nodelocal.v1.ServicePort.serving:type_name -> nftproxy.nodelocal.v1.AddressPort
-	3,  // 15: nftproxy.nodelocal.v1.Endpoint.placement:type_name -> nftproxy.nodelocal.v1.Placement
-	4,  // 16: nftproxy.nodelocal.v1.NodeLocal.Watch:input_type -> nftproxy.nodelocal.v1.WatchRequest
-	5,  // 17: nftproxy.nodelocal.v1.NodeLocal.Get:input_type -> nftproxy.nodelocal.v1.GetRequest
-	7,  // 18: nftproxy.nodelocal.v1.NodeLocal.Watch:output_type -> nftproxy.nodelocal.v1.Update
-	7,  // 19: nftproxy.nodelocal.v1.NodeLocal.Get:output_type -> nftproxy.nodelocal.v1.Update
-	18, // [18:20] is the sub-list for method output_type
-	16, // [16:18] is the sub-list for method input_type
-	16, // [16:16] is the sub-list for extension type_name
-	16, // [16:16] is the sub-list for extension extendee
-	0,  // [0:16] is the sub-list for field type_name
+	15, // 7: nftproxy.nodelocal.v1.Sync.trigger_times:type_name -> google.protobuf.Timestamp
+	1,  // 8: nftproxy.nodelocal.v1.PortID.protocol:type_name -> nftproxy.nodelocal.v1.Protocol
+	0,  // 9: nftproxy.nodelocal.v1.PortID.family:type_name -> nftproxy.nodelocal.v1.Family
+	11, // 10: nftproxy.nodelocal.v1.ServicePort.id:type_name -> nftproxy.nodelocal.v1.PortID
+	2,  // 11: nftproxy.nodelocal.v1.ServicePort.internal_policy:type_name -> nftproxy.nodelocal.v1.TrafficPolicy
+	2,  // 12: nftproxy.nodelocal.v1.ServicePort.external_policy:type_name -> nftproxy.nodelocal.v1.TrafficPolicy
+	13, // 13: nftproxy.nodelocal.v1.ServicePort.cluster:type_name -> nftproxy.nodelocal.v1.Endpoint
+	13, // 14: nftproxy.nodelocal.v1.ServicePort.local:type_name -> nftproxy.nodelocal.v1.Endpoint
+	14, // 15: nftproxy.nodelocal.v1.ServicePort.serving:type_name -> nftproxy.nodelocal.v1.AddressPort
+	3,  // 16: nftproxy.nodelocal.v1.Endpoint.placement:type_name -> nftproxy.nodelocal.v1.Placement
+	4,  // 17: nftproxy.nodelocal.v1.NodeLocal.Watch:input_type -> nftproxy.nodelocal.v1.WatchRequest
+	5,  // 18: nftproxy.nodelocal.v1.NodeLocal.Get:input_type -> nftproxy.nodelocal.v1.GetRequest
+	7,  // 19: nftproxy.nodelocal.v1.NodeLocal.Watch:output_type -> nftproxy.nodelocal.v1.Update
+	7,  // 20: nftproxy.nodelocal.v1.NodeLocal.Get:output_type -> nftproxy.nodelocal.v1.Update
+	19, // [19:21] is the sub-list for method output_type
+	17, // [17:19] is the sub-list for method input_type
+	17, // [17:17] is the sub-list for extension type_name
+	17, // [17:17] is the sub-list for extension extendee
+	0,  // [0:17] is the sub-list for field type_name
 }
 
 func init() { file_nodelocal_v1_nodelocal_proto_init() }
