@@ -118,6 +118,7 @@ func (c *Client) follow(ctx context.Context) (cheap bool, err error) {
 		if err != nil {
 			return cheap, err
 		}
+		c.ignore(update)
 		changes, sync, err := batch.Add(update)
 		if err == nil && changes != nil {
 			err = c.state.apply(changes, sync)

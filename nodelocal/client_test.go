@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"github.com/go-logr/logr/funcr"
+	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/reflect/protoreflect"
 
 	"github.com/nftproxy/nftproxy/integration/await"
 	"github.com/nftproxy/nftproxy/nodelocal"
@@ -68,6 +70,57 @@ func TestClientOfALaterServer(t *testing.T) {
 	}
 	if got := log.with("too old"); len(got) != 2 {
 		t.Errorf("logged %q, want each reason once", got)
+	}
+}
+
+// addLater puts a field of a later version into a message and all messages in it.
+func addLater(m protoreflect.Message) {
+	m.SetUnknown(protowire.AppendString(protowire.AppendTag(m.GetUnknown(), 200, protowire.BytesType), "later"))
+	m.Range(func(field protoreflect.FieldDescriptor, value protoreflect.Value) bool {
+		switch {
+		case field.Message() == nil:
+		case field.IsList():
+			for i := range value.List().Len() {
+				addLater(value.List().Get(i).Message())
+			}
+		default:
+			addLater(value.Message())
+		}
+		return true
+	})
+}
+
+// A later version may add fields everywhere. One in Update is a kind of change, perhaps the only one in a batch.
+func TestClientOfAServerWithMoreFields(t *testing.T) {
+	withLater := func(u *nodelocalv1.Update) *nodelocalv1.Update {
+		for _, p := range u.Set {
+			p.Cluster = []*nodelocalv1.Endpoint{{Address: "10.1.0.1", Port: 80}}
+			p.Serving = []*nodelocalv1.AddressPort{{Address: "10.1.0.1", Port: 80}}
+		}
+		addLater(u.ProtoReflect())
+		return u
+	}
+	positions := make(chan *nodelocalv1.Position, 2)
+	target := serve(t, &script{calls: []play{func(seen *nodelocalv1.Position, send func(...*nodelocalv1.Update)) error {
+		positions <- seen
+		last := withLater(increment("b"))
+		last.Sync.Position.Revision = 7
+		// Nothing but a kind of change that the client does not know.
+		send(withLater(full("a")), withLater(increment()), withLater(unfinished(increment())), last)
+		return errors.New("the server ends the stream")
+	}, func(seen *nodelocalv1.Position, send func(...*nodelocalv1.Update)) error {
+		positions <- seen
+		send(withLater(increment("c")))
+		select {}
+	}}})
+	var log lines
+	runWith(t, target, log.logger()).await(t, "a b c")
+	<-positions
+	if seen := <-positions; seen.GetRevision() != 7 {
+		t.Errorf("the client comes back with %v, want revision 7", seen)
+	}
+	if got := log.with("field 200"); len(got) != 1 {
+		t.Errorf("logged %q, want the kind of change once", got)
 	}
 }
 

@@ -1,6 +1,14 @@
 package nodelocal
 
-// skipLog remembers which reasons to leave out a port have been logged. One goroutine uses it.
+import (
+	"fmt"
+
+	"google.golang.org/protobuf/encoding/protowire"
+
+	nodelocalv1 "github.com/nftproxy/nftproxy/nodelocal/v1"
+)
+
+// skipLog remembers which reasons to leave something out have been logged. One goroutine uses it.
 type skipLog map[string]struct{}
 
 // maxSkipLog is how many reasons are logged. After that they are only counted, so that a server cannot fill log and memory.
@@ -25,5 +33,19 @@ func (c *Client) skip(err error) {
 	}
 	if c.skipped.first(err.Error()) {
 		c.options.Logger.Info("Leaving out a port of the node-local server, this program is too old for it", "target", c.target, "node", c.options.Node, "reason", err.Error())
+	}
+}
+
+// ignore logs the kinds of changes in an update that this program does not know.
+func (c *Client) ignore(update *nodelocalv1.Update) {
+	for rest := update.ProtoReflect().GetUnknown(); len(rest) > 0; {
+		number, _, length := protowire.ConsumeField(rest)
+		if length < 0 {
+			return // the decoder has checked it
+		}
+		rest = rest[length:]
+		if reason := fmt.Sprintf("field %d of Update", number); c.skipped.first(reason) {
+			c.options.Logger.Info("Ignoring a kind of change of the node-local server, this program is too old for it", "target", c.target, "node", c.options.Node, "reason", reason)
+		}
 	}
 }

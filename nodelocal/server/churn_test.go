@@ -28,6 +28,7 @@ func TestChurnReachesBackendsAsFewChanges(t *testing.T) {
 		}
 		return ""
 	})
+	begin := time.Now()
 	random := rand.New(rand.NewPCG(20_000, 1))
 	kinds := map[string]int{}
 	for e := range events {
@@ -80,7 +81,10 @@ func TestChurnReachesBackendsAsFewChanges(t *testing.T) {
 	})
 	syncs, changes := follower.counts()
 	t.Logf("%d events (%v) reached the backend as %d changes in %d Syncs", events, kinds, changes, syncs-1)
-	if changes*100 > events {
-		t.Errorf("%d changes, want at most %d", changes, events/100)
+	// A machine that is slow spreads the events over more batches, one each 50 ms at most. Each has the ten that flap at most.
+	took := time.Since(begin)
+	most := max(events/100, 10*(2+int(took/(50*time.Millisecond))))
+	if changes > most {
+		t.Errorf("%d changes in %s, want at most %d", changes, took, most)
 	}
 }

@@ -8,6 +8,10 @@
 // port of a Kubernetes cluster, with every Kubernetes rule about Services already applied. It is
 // the API that KEP-2104 describes and KEP-3786 asks for. A program that forwards traffic, on
 // whatever node and in whatever language, needs nothing else.
+//
+// Later versions of this package add fields and values of enumerations. A client ignores fields that it does not know. It
+// leaves out a port whose protocol, family or policy it does not know, as if the port were not there, and takes an
+// unknown placement as unspecified.
 
 package nodelocalv1
 
