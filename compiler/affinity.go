@@ -26,6 +26,8 @@ const (
 	// affinityShortCircuitPrefix begins the name of the chain that decides, under policy Local, from which list a client's
 	// endpoint came.
 	affinityShortCircuitPrefix = "affinity-update-short-circuit."
+	// affinityKnownPrefix starts the names of chains that send known clients to their endpoint.
+	affinityKnownPrefix = "affinity-known-"
 )
 
 // affinityState is the session affinity in one IP family.
@@ -60,11 +62,14 @@ func newAffinityState() affinityState {
 
 // putAffinity updates the maps and chains of affinity after a frontend changed.
 func (f *family) putAffinity(e frontendElements) {
-	set := f.sets.affinityOf(e.frontend)
+	updates, knowns := f.sets.affinityOf(e.frontend), f.sets.knownOf(e.frontend)
 	if e.want.affinity != nil {
-		f.draft.Put(set, nft.Element{Key: e.key, Verdict: nft.Goto(f.useAffinity(e.want)), Comment: e.want.comment})
+		update, known := f.useAffinity(e.want)
+		f.draft.Put(updates, nft.Element{Key: e.key, Verdict: nft.Goto(update), Comment: e.want.comment})
+		f.draft.Put(knowns, nft.Element{Key: e.key, Verdict: nft.Jump(known), Comment: e.want.comment})
 	} else {
-		f.draft.Remove(set, e.key)
+		f.draft.Remove(updates, e.key)
+		f.draft.Remove(knowns, e.key)
 	}
 	f.putAffinityExceptions(e.frontend, e.want)
 	if e.have.affinity != nil {
@@ -93,6 +98,6 @@ func (f *family) countAffinity(e frontendElements) {
 // refreshAffinity rewrites the chains that depend on who is a client of the cluster.
 func (f *family) refreshAffinity() {
 	for _, p := range f.affinity.ports {
-		f.putAffinityShortCircuit(p)
+		f.putAffinityChoices(p)
 	}
 }

@@ -9,10 +9,35 @@ func (f *family) affinitySet(name string) *nft.Set {
 	}
 }
 
-// returning sends a client that is in the map to its endpoint. The rule matches the protocol first, because nft cannot
-// list a translation to a port otherwise.
-func (f *family) returning(c endpointChain) nft.Rule {
-	return nft.NewRule(isProtocol(c.affinity.protocol), nft.DNAT{Family: f.family, Key: nft.Concat{f.family.Saddr()}, Map: affinityMapPrefixes[c.affinity.list] + c.affinity.port})
+// affinityKnown builds the chain that sends known clients of a plan's frontends to their endpoint. It marks them as the
+// endpoint chain of the plan's kind does. All others return from it, and go where they would without affinity.
+func (f *family) affinityKnown(p *affinityPort, want *plan) *nft.Chain {
+	c := &nft.Chain{Name: affinityKnownName(p, want.kind)}
+	mark := nft.SetMarkBits{Bits: f.config.markBits()}
+	switch want.kind {
+	case kindCluster:
+		c.Rules = append(f.beforeCluster(), f.returning(p, want.list)...)
+	case kindExternal:
+		c.Rules = append([]nft.Rule{nft.NewRule(mark)}, f.returning(p, want.list)...)
+	case kindLocal:
+		for _, client := range f.localClients() {
+			c.Rules = append(append(c.Rules, f.returning(p, listCluster, client)...), nft.NewRule(client, nft.Return))
+		}
+		node := isLocalAddress(nft.FibSaddrType)
+		c.Rules = append(append(c.Rules, f.returning(p, listCluster, node, mark)...), nft.NewRule(node, nft.Return))
+		c.Rules = append(c.Rules, f.returning(p, listLocal)...)
+	}
+	return c
+}
+
+// returning sends clients that match to the endpoint that they were sent to before, if the list has a map. The protocol
+// is there for nft, which cannot show a translation to a port without it.
+func (f *family) returning(p *affinityPort, list endpointList, match ...nft.Statement) []nft.Rule {
+	if !p.has(list) {
+		return nil
+	}
+	dnat := nft.DNAT{Family: f.family, Key: nft.Concat{f.family.Saddr()}, Map: p.mapName(list)}
+	return []nft.Rule{nft.NewRule(append(match, isProtocol(uint8(p.id.Protocol)), dnat)...)}
 }
 
 // affinityUpdate builds the chain that adds a client and its endpoint to the map. A client that is in the map keeps its

@@ -60,6 +60,20 @@ func (f *family) affinityRulesOf(protocol model.Protocol, nodePort bool) (rules 
 	return rules
 }
 
+// findKnown leads known clients of frontends with affinity to their endpoint, as long as there are such frontends.
+func (f *family) findKnown(nodePort bool) []nft.Rule {
+	known := f.sets.knownIPs
+	if nodePort {
+		known = f.sets.knownNodePorts
+	}
+	for rule := range f.affinity.frontends {
+		if rule.nodePort == nodePort {
+			return []nft.Rule{nft.NewRule(nft.Vmap{Key: f.key(nodePort), Map: known.Name})}
+		}
+	}
+	return nil
+}
+
 // affinityRule identifies a rule of affinityRules.
 type affinityRule struct {
 	protocol model.Protocol

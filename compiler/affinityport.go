@@ -14,8 +14,17 @@ type affinityPort struct {
 	name    string
 	timeout time.Duration
 	lists   [len(endpointLists)]affinityUse
+	// known holds the use of the chains for known clients.
+	known map[chainKind]*knownUse
 	// shortCircuits is how many frontends use the chain of affinityShortCircuit.
 	shortCircuits int
+}
+
+// knownUse is the use of a chain that sends known clients to their endpoint.
+type knownUse struct {
+	frontends int
+	// plan is that of the frontends.
+	plan *plan
 }
 
 // affinityUse is the use of one list of a port.
@@ -30,11 +39,12 @@ type affinityUse struct {
 
 func (p *affinityPort) mapName(list endpointList) string { return affinityMapPrefixes[list] + p.name }
 
-// useAffinity counts one more frontend with the plan, and returns the chain that adds its clients to a map.
-func (f *family) useAffinity(want *plan) (chain string) {
+// useAffinity counts one more frontend with the plan. It returns the chain that adds its clients to a map, and the chain
+// that sends known clients to their endpoint.
+func (f *family) useAffinity(want *plan) (update, known string) {
 	p := f.affinity.ports[want.affinity.name]
 	if p == nil {
-		p = &affinityPort{id: want.affinity.id, name: want.affinity.name}
+		p = &affinityPort{id: want.affinity.id, name: want.affinity.name, known: map[chainKind]*knownUse{}}
 		f.affinity.ports[p.name] = p
 	}
 	p.timeout = want.affinity.timeout
@@ -42,13 +52,37 @@ func (f *family) useAffinity(want *plan) (chain string) {
 	for _, list := range lists {
 		f.useAffinityList(p, list.list, list.endpoints)
 	}
-	chain = affinityChainPrefixes[lists[0].list] + p.name
+	update = affinityChainPrefixes[lists[0].list] + p.name
 	if want.kind == kindLocal {
 		p.shortCircuits++
-		chain = affinityShortCircuitPrefix + p.name
+		update = affinityShortCircuitPrefix + p.name
 	}
+	if p.known[want.kind] == nil {
+		p.known[want.kind] = &knownUse{}
+	}
+	p.known[want.kind].frontends++
+	p.known[want.kind].plan = want
+	f.putAffinityChoices(p)
+	return update, affinityKnownName(p, want.kind)
+}
+
+// affinityKnownName returns the name of the chain that sends known clients to their endpoint.
+func affinityKnownName(p *affinityPort, kind chainKind) string {
+	return affinityKnownPrefix + string(kind) + "." + p.name
+}
+
+// putAffinityChoices writes the chains of a port that depend on which lists have a map, and on who is a client of the
+// cluster.
+func (f *family) putAffinityChoices(p *affinityPort) {
 	f.putAffinityShortCircuit(p)
-	return chain
+	for kind, use := range p.known {
+		if use.frontends > 0 {
+			f.draft.PutChain(f.affinityKnown(p, use.plan))
+		} else {
+			f.draft.RemoveChain(affinityKnownName(p, kind))
+			delete(p.known, kind)
+		}
+	}
 }
 
 // putAffinityShortCircuit puts the chain of affinityShortCircuit if a frontend needs it, and removes it otherwise.
@@ -89,10 +123,11 @@ func (f *family) releaseAffinity(have *plan) {
 	if have.kind == kindLocal {
 		p.shortCircuits--
 	}
+	p.known[have.kind].frontends--
 	for _, list := range have.lists() {
 		f.releaseAffinityList(p, list.list)
 	}
-	f.putAffinityShortCircuit(p)
+	f.putAffinityChoices(p)
 	if !p.has(listCluster) && !p.has(listLocal) {
 		delete(f.affinity.ports, p.name)
 		delete(f.affinity.stale, p)

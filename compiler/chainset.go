@@ -25,7 +25,7 @@ const (
 
 // mayHaveSet reports whether the chain may have a set: few chains may, since packets go through the sets one by one.
 func (c endpointChain) mayHaveSet() bool {
-	return c.kind == kindCluster && !c.nodePort && c.affinity == chainAffinity{} && c.count > 0 && c.count <= spareChains
+	return c.kind == kindCluster && !c.nodePort && c.count > 0 && c.count <= spareChains
 }
 
 // putGotoElement puts the element that leads a frontend to a chain that is in use into the chain's set or, if it has
@@ -108,7 +108,9 @@ func (f *family) chainSetRules() (rules []nft.Rule) {
 			chains = append(chains, c)
 		}
 	}
-	slices.SortFunc(chains, func(a, b endpointChain) int { return cmp.Compare(a.count, b.count) })
+	slices.SortFunc(chains, func(a, b endpointChain) int {
+		return cmp.Or(cmp.Compare(a.count, b.count), cmp.Compare(a.name(), b.name()))
+	})
 	for _, c := range chains {
 		use := f.endpointChains.used[c]
 		rules = append(rules, nft.NewRule(nft.InSet{Key: f.key(false), Set: use.set.Name}, nft.Goto(use.name)))

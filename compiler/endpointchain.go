@@ -18,63 +18,32 @@ const (
 	// kindLocal serves external traffic with policy Local: the client's address is kept,
 	// and only clients of the cluster and the node may go to other nodes.
 	kindLocal chainKind = "local"
-	// kindDirect only chooses an endpoint: for clients of the cluster and the node under policy Local, and for new clients
-	// of ports with affinity.
+	// kindDirect only chooses an endpoint: for clients of the cluster and the node under policy Local.
 	kindDirect chainKind = "direct"
-	// kindDirectLocal only chooses among the endpoints on this node: for new clients of ports with affinity, under policy
-	// Local.
-	kindDirectLocal chainKind = "direct-local"
 )
+
+// chainKinds are all kinds.
+var chainKinds = []chainKind{kindCluster, kindExternal, kindLocal, kindDirect}
 
 // endpointChain identifies a chain that ends in an endpoint. The zero value is none.
 type endpointChain struct {
 	kind     chainKind
 	nodePort bool
-	count    int
-	// affinity is that of the chain's Service port. A chain for one endpoint needs none.
-	affinity chainAffinity
 	// hash makes the hash of a client's address choose, instead of a random number.
-	hash bool
+	hash  bool
+	count int
 }
 
-// chainAffinity is the affinity of a chain that serves one Service port only; the zero value is none.
-type chainAffinity struct {
-	// port is affinityName of the port.
-	port     string
-	protocol uint8
-	list     endpointList
-}
-
-// choice returns the chain that chooses an endpoint for new clients of c; the zero value if c chooses itself. Chains
-// with affinity leave the choice to chains that all ports share: when an element is added to a map, the kernel walks
-// all rules that look the map up, so their number must not grow with each Service.
-func (c endpointChain) choice(hash bool) endpointChain {
-	switch {
-	case c.affinity.port == "":
-		return endpointChain{}
-	case c.kind == kindLocal:
-		return endpointChain{kind: kindDirectLocal, nodePort: c.nodePort, count: c.count, hash: hash}
-	}
-	return endpointChain{kind: kindDirect, nodePort: c.nodePort, count: c.count, hash: hash}
-}
-
-// name returns the chain's name, such as "cluster-3", "nodeport-local-1" or "affinity-cluster-2.shop.web.tcp".
+// name returns the chain's name, such as "cluster-3", "nodeport-local-1" or "cluster-hash-2".
 func (c endpointChain) name() string {
 	name := string(c.kind)
-	if c.kind == kindCluster && c.affinity.list == listLocal {
-		name += "-local"
+	if c.nodePort {
+		name = "nodeport-" + name
 	}
 	if c.hash {
 		name += "-hash"
 	}
-	name += "-" + strconv.Itoa(c.count)
-	if c.affinity.port != "" {
-		name = "affinity-" + name + "." + c.affinity.port
-	}
-	if c.nodePort {
-		return "nodeport-" + name
-	}
-	return name
+	return name + "-" + strconv.Itoa(c.count)
 }
 
 // endpointChain builds the chain: the rules of its kind, then the choice of an endpoint.
@@ -92,11 +61,7 @@ func (f *family) endpointChain(c endpointChain) *nft.Chain {
 		}
 		chain.Rules = []nft.Rule{nft.NewRule(nft.Jump(shortCircuit))}
 	}
-	if c.affinity.port != "" {
-		chain.Rules = append(chain.Rules, f.returning(c), nft.NewRule(nft.Goto(c.choice(f.config.AffinityHash).name())))
-	} else {
-		chain.Rules = append(chain.Rules, f.draws(c)...)
-	}
+	chain.Rules = append(chain.Rules, f.draws(c)...)
 	return chain
 }
 

@@ -49,10 +49,10 @@ func newEndpointChains() endpointChains {
 	return endpointChains{used: map[endpointChain]*chainUse{}, groups: map[endpointChain]*chainGroup{}}
 }
 
-// group identifies the chains that differ in nothing but the number of endpoints; false for chains of one Service port.
-func (c endpointChain) group() (group endpointChain, shared bool) {
+// group identifies the chains that differ in nothing but the number of endpoints.
+func (c endpointChain) group() endpointChain {
 	c.count = 0
-	return c, c.affinity.port == ""
+	return c
 }
 
 // wants reports whether there should be that chain.
@@ -60,8 +60,8 @@ func (e *endpointChains) wants(c endpointChain) bool {
 	if e.used[c] != nil {
 		return true
 	}
-	group, shared := c.group()
-	return shared && c.count > 0 && c.count <= spareChains && e.groups[group] != nil && e.groups[group].spare
+	group := e.groups[c.group()]
+	return group != nil && group.spare && c.count > 0 && c.count <= spareChains
 }
 
 // useChain counts one more frontend that goes to the chain, and makes the chains that this takes.
@@ -78,7 +78,6 @@ func (f *family) useChain(c endpointChain) {
 		}
 		e.used[c] = use
 		f.putEndpointChain(c)
-		f.useChain(c.choice(f.config.AffinityHash))
 	}
 	use.frontends++
 	f.countInGroup(c, +1)
@@ -98,7 +97,6 @@ func (f *family) releaseChain(c endpointChain) {
 	if use.frontends == 0 {
 		delete(e.used, c)
 		f.putEndpointChain(c)
-		f.releaseChain(c.choice(f.config.AffinityHash))
 	}
 }
 
@@ -106,7 +104,7 @@ func (f *family) releaseChain(c endpointChain) {
 // if their number says so.
 func (f *family) countInGroup(c endpointChain, by int) {
 	e := &f.endpointChains
-	key, _ := c.group()
+	key := c.group()
 	group := e.groups[key]
 	if group == nil {
 		group = &chainGroup{}

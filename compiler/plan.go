@@ -50,6 +50,8 @@ type planAffinity struct {
 	// name is affinityName of the port.
 	name    string
 	timeout time.Duration
+	// hash is Config.AffinityHash.
+	hash bool
 }
 
 // planList is a list of endpoints that clients of a frontend may be sent to.
@@ -97,10 +99,10 @@ type portPlans struct {
 	external, guarded *plan
 }
 
-func plansOf(p *model.ServicePort) portPlans {
+func plansOf(p *model.ServicePort, affinityHash bool) portPlans {
 	plans := portPlans{port: p, comment: nft.TruncateComment(p.ID.ServicePortName())}
 	if p.AffinityTimeout > 0 {
-		plans.affinity = &planAffinity{p.ID, affinityName(p.ID), p.AffinityTimeout}
+		plans.affinity = &planAffinity{p.ID, affinityName(p.ID), p.AffinityTimeout, affinityHash}
 	}
 	return plans
 }

@@ -37,7 +37,7 @@ func (f *family) putFixedChains() {
 		{Name: "filter-forward", Type: nft.TypeFilter, Hook: nft.HookForward, Priority: nft.PriorityFilter, Rules: newConnections(chainForwardCheck)},
 		{Name: "filter-output", Type: nft.TypeFilter, Hook: nft.HookOutput, Priority: nft.PriorityFilter, Rules: newConnections(chainForwardCheck)},
 		{Name: "nat-postrouting", Type: nft.TypeNAT, Hook: nft.HookPostrouting, Priority: nft.PrioritySrcNAT, Rules: f.postrouting()},
-		{Name: chainNodePorts, Rules: []nft.Rule{nft.NewRule(nft.Vmap{Key: f.key(true), Map: f.sets.serviceNodePorts.Name})}},
+		{Name: chainNodePorts, Rules: append(f.findKnown(true), nft.NewRule(nft.Vmap{Key: f.key(true), Map: f.sets.serviceNodePorts.Name}))},
 		{Name: chainShortCircuit, Rules: f.shortCircuitRules(false, f.sets.shortCircuitIPs)},
 		{Name: chainShortCircuitNodePorts, Rules: f.shortCircuitRules(true, f.sets.shortCircuitNodePorts)},
 		{Name: chainInputCheck, Rules: f.checks(chainNoEndpoints, chainNoEndpointNodePorts)},
@@ -72,7 +72,8 @@ func (f *family) checks(chains ...string) []nft.Rule {
 
 // putServices puts the chain that finds the frontend of a packet.
 func (f *family) putServices() {
-	rules := append(f.chainSetRules(), nft.NewRule(nft.Vmap{Key: f.key(false), Map: f.sets.serviceIPs.Name}))
+	rules := append(f.findKnown(false), f.chainSetRules()...)
+	rules = append(rules, nft.NewRule(nft.Vmap{Key: f.key(false), Map: f.sets.serviceIPs.Name}))
 	f.draft.PutChain(&nft.Chain{Name: chainServices, Rules: append(rules, f.onNodePortAddresses(nft.Goto(chainNodePorts))...)})
 }
 

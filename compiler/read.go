@@ -264,9 +264,6 @@ func (r *reader) readVerdicts(f *Frontend) {
 		if first.kind == kindExternal {
 			f.Policy, f.Masquerade = model.PolicyCluster.String(), true
 		}
-		if first.affinity.list == listLocal {
-			f.Policy = model.PolicyLocal.String()
-		}
 	}
 	if e, found := r.set(none).Element(key); found {
 		f.Unserved = UnservedReject
@@ -318,16 +315,9 @@ func ParseEndpoint(value nft.Data) (netip.AddrPort, bool) {
 	return netip.AddrPortFrom(addr, binary.BigEndian.Uint16([]byte(value[at:at+2]))), ok
 }
 
-// parseEndpointChain is the inverse of endpointChain.name, except that it leaves out affinity.protocol.
+// parseEndpointChain is the inverse of endpointChain.name.
 func parseEndpointChain(name string) (b endpointChain, ok bool) {
 	name, b.nodePort = strings.CutPrefix(name, "nodeport-")
-	name, isAffinity := strings.CutPrefix(name, "affinity-")
-	if isAffinity {
-		name, b.affinity.port, ok = strings.Cut(name, ".")
-		if !ok {
-			return b, false
-		}
-	}
 	at := strings.LastIndexByte(name, '-')
 	if at < 0 {
 		return b, false
@@ -338,14 +328,8 @@ func parseEndpointChain(name string) (b endpointChain, ok bool) {
 	}
 	b.count, name = count, name[:at]
 	name, b.hash = strings.CutSuffix(name, "-hash")
-	if kind, isLocal := strings.CutSuffix(name, "-local"); isLocal && kind == string(kindCluster) {
-		name, b.affinity.list = kind, listLocal
-	}
 	b.kind = chainKind(name)
-	if b.kind == kindLocal && isAffinity {
-		b.affinity.list = listLocal
-	}
-	return b, slices.Contains([]chainKind{kindCluster, kindExternal, kindLocal, kindDirect, kindDirectLocal}, b.kind)
+	return b, slices.Contains(chainKinds, b.kind)
 }
 
 // readAffinity finds the maps that hold the clients of a frontend.

@@ -21,26 +21,10 @@ var readOptions = cmp.Options{
 }
 
 func TestParseEndpointChain(t *testing.T) {
-	for _, kind := range []chainKind{kindCluster, kindExternal, kindLocal, kindDirect, kindDirectLocal} {
+	for _, kind := range chainKinds {
 		for _, nodePort := range []bool{false, true} {
-			b := endpointChain{kind: kind, nodePort: nodePort, count: 12}
-			variants := []endpointChain{b}
-			if kind == kindDirect || kind == kindDirectLocal {
-				b.hash = true
-				variants = append(variants, b)
-			} else {
-				list := listCluster
-				if kind == kindLocal {
-					list = listLocal
-				}
-				b.affinity = chainAffinity{port: "shop.web.tcp.http-local-3", list: list}
-				variants = append(variants, b)
-			}
-			if kind == kindCluster {
-				b.affinity.list = listLocal
-				variants = append(variants, b)
-			}
-			for _, want := range variants {
+			for _, hash := range []bool{false, true} {
+				want := endpointChain{kind: kind, nodePort: nodePort, hash: hash, count: 12}
 				t.Run(want.name(), func(t *testing.T) {
 					if got, ok := parseEndpointChain(want.name()); !ok || got != want {
 						t.Errorf("got %+v, %t; want %+v", got, ok, want)
@@ -49,7 +33,7 @@ func TestParseEndpointChain(t *testing.T) {
 			}
 		}
 	}
-	for _, name := range []string{"", "services", "reject-chain", "cluster-x", "cluster--1", "affinity-cluster-2", "service-ABCD", "nat-prerouting"} {
+	for _, name := range []string{"", "services", "reject-chain", "cluster-x", "cluster--1", "affinity-known-cluster.shop.web.tcp-2", "service-ABCD", "nat-prerouting"} {
 		t.Run("not "+name, func(t *testing.T) {
 			if got, ok := parseEndpointChain(name); ok {
 				t.Errorf("got %+v", got)
@@ -134,7 +118,6 @@ func TestRead(t *testing.T) {
 			for _, f := range []*Frontend{c, e, n} {
 				f.AffinityTimeout, f.AffinityMaps = time.Hour, []string{"affinity.shop.web.tcp.http"}
 			}
-			c.Chain, e.Chain, n.Chain = "affinity-cluster-2.shop.web.tcp.http", "affinity-external-2.shop.web.tcp.http", "nodeport-affinity-external-2.shop.web.tcp.http"
 		})},
 		{"source ranges", func(p *model.ServicePort) {
 			p.LoadBalancerSourceRanges = []netip.Prefix{netip.MustParsePrefix("198.51.100.0/24"), netip.MustParsePrefix("203.0.113.7/32")}

@@ -1,5 +1,7 @@
 package compiler
 
+import "strings"
+
 // Role is the decision that a chain makes about a packet, for programs that explain a packet's path.
 type Role uint8
 
@@ -26,6 +28,9 @@ const (
 	RoleServeLocal
 	// RoleServeDirect sends clients to an endpoint after another chain has decided about the source address.
 	RoleServeDirect
+	// RoleKnownLocal sends known clients to their endpoint under external policy Local, from the node's own list or,
+	// like RoleShortCircuit, from all endpoints.
+	RoleKnownLocal
 )
 
 // RoleOf returns the role of a chain of TableName, by its name.
@@ -42,26 +47,43 @@ func RoleOf(chain string) Role {
 	case chainShortCircuit, chainShortCircuitNodePorts:
 		return RoleShortCircuit
 	}
-	c, ok := parseEndpointChain(chain)
-	if !ok {
-		return RoleOther
+	if known, ok := strings.CutPrefix(chain, affinityKnownPrefix); ok {
+		kind, _, _ := strings.Cut(known, ".")
+		if kind == string(kindLocal) {
+			return RoleKnownLocal
+		}
+		return roleOfKind(chainKind(kind))
 	}
-	switch c.kind {
+	if c, ok := parseEndpointChain(chain); ok {
+		return roleOfKind(c.kind)
+	}
+	return RoleOther
+}
+
+func roleOfKind(kind chainKind) Role {
+	switch kind {
 	case kindCluster:
 		return RoleServeCluster
 	case kindExternal:
 		return RoleServeExternal
 	case kindLocal:
 		return RoleServeLocal
+	case kindDirect:
+		return RoleServeDirect
 	}
-	return RoleServeDirect
+	return RoleOther
 }
 
 // IsHairpinSet reports whether the set of that name holds the endpoints whose packets may be sent back to them.
 func IsHairpinSet(set string) bool { return set == hairpinSet }
 
-// ServesNodePorts reports whether the chain of that name sends clients of node ports to endpoints.
+// IsLocalAffinityMap reports whether a set holds the clients that policy Local binds.
+func IsLocalAffinityMap(set string) bool {
+	return strings.HasPrefix(set, affinityMapPrefixes[listLocal])
+}
+
+// ServesNodePorts reports whether the chain of that name sees none but clients of node ports.
 func ServesNodePorts(chain string) bool {
 	c, ok := parseEndpointChain(chain)
-	return ok && c.nodePort
+	return ok && c.nodePort || chain == chainNodePorts
 }

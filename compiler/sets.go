@@ -19,6 +19,7 @@ type sets struct {
 	clusterIPs, hairpin                     *nft.Set
 	guardedIPs, allowedSources              *nft.Set
 	affinityIPs, affinityNodePorts          *nft.Set
+	knownIPs, knownNodePorts                *nft.Set
 }
 
 // addSets adds the sets to the draft, in the order in which the table has them.
@@ -46,6 +47,8 @@ func (f *family) addSets() {
 	s.allowedSources = f.draft.AddSet(&nft.Set{Name: "allowed-sources", Key: append(f.key(false), f.family.Saddr()), Interval: true})
 	s.affinityIPs = verdicts("affinity-ips", false)
 	s.affinityNodePorts = verdicts("affinity-nodeports", true)
+	s.knownIPs = verdicts("affinity-known-ips", false)
+	s.knownNodePorts = verdicts("affinity-known-nodeports", true)
 	s.hairpin = f.draft.AddSet(&nft.Set{Name: hairpinSet, Key: nft.Concat{f.family.Saddr(), f.family.Daddr()}})
 }
 
@@ -81,9 +84,17 @@ func (s *sets) affinityOf(fe frontend) *nft.Set {
 	return s.affinityIPs
 }
 
+// knownOf returns the map that finds where the known clients of a frontend go.
+func (s *sets) knownOf(fe frontend) *nft.Set {
+	if fe.isNodePort() {
+		return s.knownNodePorts
+	}
+	return s.knownIPs
+}
+
 // endpointsOf returns the map that the chain's endpoints are in.
 func (s *sets) endpointsOf(c endpointChain) *nft.Set {
-	local := c.kind == kindLocal || c.kind == kindDirectLocal
+	local := c.kind == kindLocal
 	switch {
 	case local && c.nodePort:
 		return s.localNodePortEndpoints

@@ -12,17 +12,14 @@ func (p *plan) chains(fe frontend) (first, shortCircuit endpointChain) {
 	case "":
 		return endpointChain{}, endpointChain{}
 	case kindLocal:
-		return p.chain(fe, kindLocal, listLocal, p.localEndpoints), p.chain(fe, kindDirect, listCluster, p.endpoints)
+		return p.chain(fe, kindLocal, p.localEndpoints), p.chain(fe, kindDirect, p.endpoints)
 	}
-	return p.chain(fe, p.kind, p.list, p.endpoints), endpointChain{}
+	return p.chain(fe, p.kind, p.endpoints), endpointChain{}
 }
 
-func (p *plan) chain(fe frontend, kind chainKind, list endpointList, endpoints []model.Endpoint) endpointChain {
-	c := endpointChain{kind: kind, nodePort: fe.isNodePort(), count: len(endpoints)}
-	if p.affinity != nil && len(endpoints) > 1 {
-		c.affinity = chainAffinity{p.affinity.name, uint8(fe.protocol), list}
-	}
-	return c
+func (p *plan) chain(fe frontend, kind chainKind, endpoints []model.Endpoint) endpointChain {
+	count := len(endpoints)
+	return endpointChain{kind: kind, nodePort: fe.isNodePort(), hash: p.affinity != nil && p.affinity.hash && count > 1, count: count}
 }
 
 // putVerdicts puts the verdicts of a frontend, and the chains that they lead to.

@@ -120,6 +120,14 @@ func isHairpin(r *nft.Rule) bool {
 	})
 }
 
+// readsLocalClients reports whether a rule looks up the clients that policy Local binds.
+func readsLocalClients(r *nft.Rule) bool {
+	return slices.ContainsFunc(r.Statements, func(s nft.Statement) bool {
+		d, isDNAT := s.(nft.DNAT)
+		return isDNAT && compiler.IsLocalAffinityMap(d.Map)
+	})
+}
+
 func marks(r *nft.Rule) bool {
 	return slices.ContainsFunc(r.Statements, func(s nft.Statement) bool {
 		_, isMark := s.(nft.SetMarkBits)
@@ -144,8 +152,12 @@ func sourceReasonOfStep(step *evaluator.Step) SourceReason {
 		return SourceAll
 	case role == compiler.RoleServeCluster && len(step.Chain.Rules) > 0 && step.Rule == &step.Chain.Rules[0]:
 		return SourceNotTold
-	case role == compiler.RoleServeLocal:
+	case role == compiler.RoleServeLocal, role == compiler.RoleKnownLocal && readsLocalClients(step.Rule):
 		return SourcePolicyLocal
+	case role == compiler.RoleKnownLocal && marked:
+		return SourceNode
+	case role == compiler.RoleKnownLocal:
+		return SourceClusterClient
 	}
 	return ""
 }
