@@ -12,7 +12,17 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-func TestChartAndKustomizeMakeTheSameObjects(t *testing.T) {
+func TestChart(t *testing.T) {
+	t.Run("makes the same objects as kustomize", testChartAndKustomizeMakeTheSameObjects)
+	t.Run("has nothing for helm to complain about", testChartHasNothingForHelmToComplainAbout)
+	t.Run("ports follow the configuration", testPortsFollowTheConfiguration)
+	t.Run("monitoring has the labels by which prometheus finds it", testMonitoringHasTheLabelsByWhichPrometheusFindsIt)
+	t.Run("the privileged container can be left out", testPrivilegedContainerCanBeLeftOut)
+	t.Run("a changed configuration replaces the pods", testChangedConfigurationReplacesThePods)
+	t.Run("the image can be chosen", testImageCanBeChosen)
+}
+
+func testChartAndKustomizeMakeTheSameObjects(t *testing.T) {
 	v := monitored()
 	delete(v["monitoring"].(values), "labels")
 	fromChart := chart(t, v)

@@ -2,8 +2,15 @@ package deploy
 
 import "testing"
 
+func TestAlerts(t *testing.T) {
+	t.Run("their names are not kubernetes-mixin's", testAlertNamesAreNotKubernetesMixins)
+	t.Run("ask for what the program has", testAlertsAskForWhatTheProgramHas)
+	t.Run("Prometheus accepts them", testPrometheusAcceptsTheAlerts)
+	t.Run("a wrong expression is noticed", testWrongExpressionIsNoticed)
+}
+
 // Alertmanager and people take alerts of one name for one alert. kubernetes-mixin has these about kube-proxy.
-func TestAlertNamesAreNotKubernetesMixins(t *testing.T) {
+func testAlertNamesAreNotKubernetesMixins(t *testing.T) {
 	mixins := map[string]bool{"KubeProxyDown": true, "KubeVersionMismatch": true}
 	seen := 0
 	for _, group := range prometheusRule(t).Spec.Groups {

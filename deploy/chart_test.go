@@ -23,7 +23,7 @@ func monitored() values {
 	})
 }
 
-func TestChartHasNothingForHelmToComplainAbout(t *testing.T) {
+func testChartHasNothingForHelmToComplainAbout(t *testing.T) {
 	for name, v := range map[string]values{
 		"defaults":   {},
 		"everything": monitored(),
@@ -38,7 +38,7 @@ func TestChartHasNothingForHelmToComplainAbout(t *testing.T) {
 	}
 }
 
-func TestPortsFollowTheConfiguration(t *testing.T) {
+func testPortsFollowTheConfiguration(t *testing.T) {
 	all := chart(t, needed(values{"config": values{
 		"metricsBindAddress": "[::]:20249", "healthzBindAddress": "[::]:20256",
 	}}))
@@ -51,7 +51,7 @@ func TestPortsFollowTheConfiguration(t *testing.T) {
 	}
 }
 
-func TestMonitoringHasTheLabelsByWhichPrometheusFindsIt(t *testing.T) {
+func testMonitoringHasTheLabelsByWhichPrometheusFindsIt(t *testing.T) {
 	all := chart(t, monitored())
 	for key, labels := range map[string]map[string]string{
 		"PodMonitor":     get[*monitoringv1.PodMonitor](t, all, "PodMonitor nftproxy").Labels,
@@ -63,14 +63,14 @@ func TestMonitoringHasTheLabelsByWhichPrometheusFindsIt(t *testing.T) {
 	}
 }
 
-func TestPrivilegedContainerCanBeLeftOut(t *testing.T) {
+func testPrivilegedContainerCanBeLeftOut(t *testing.T) {
 	spec := get[*appsv1.DaemonSet](t, chart(t, needed(values{"privilegedInit": false})), "DaemonSet nftproxy").Spec.Template.Spec
 	if len(spec.InitContainers) != 0 {
 		t.Errorf("init containers %v, want none", spec.InitContainers)
 	}
 }
 
-func TestChangedConfigurationReplacesThePods(t *testing.T) {
+func testChangedConfigurationReplacesThePods(t *testing.T) {
 	annotations := func(v values) map[string]string {
 		return get[*appsv1.DaemonSet](t, chart(t, v), "DaemonSet nftproxy").Spec.Template.Annotations
 	}
@@ -81,7 +81,7 @@ func TestChangedConfigurationReplacesThePods(t *testing.T) {
 	}
 }
 
-func TestImageCanBeChosen(t *testing.T) {
+func testImageCanBeChosen(t *testing.T) {
 	spec := get[*appsv1.DaemonSet](t, chart(t, needed(values{
 		"image":            values{"repository": "registry.example/proxy", "tag": "v7", "pullPolicy": "Always"},
 		"imagePullSecrets": []any{values{"name": "registry"}},

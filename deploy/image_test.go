@@ -96,7 +96,13 @@ func unpack(path string, header *tar.Header, content io.Reader) error {
 	return file.Close()
 }
 
-func TestProgramsInTheImageNeedNoLibraries(t *testing.T) {
+func TestImage(t *testing.T) {
+	t.Run("its programs need no libraries", testProgramsInTheImageNeedNoLibraries)
+	t.Run("says when it was made", testImageCreated)
+	t.Run("alone prints its version", testImageAlonePrintsItsVersion)
+}
+
+func testProgramsInTheImageNeedNoLibraries(t *testing.T) {
 	for arch, machine := range map[string]elf.Machine{"amd64": elf.EM_X86_64, "arm64": elf.EM_AARCH64} {
 		root := unpacked(t, arch)
 		for _, program := range []string{"kube-proxy", "ruledump"} {
@@ -117,7 +123,7 @@ func TestProgramsInTheImageNeedNoLibraries(t *testing.T) {
 	}
 }
 
-func TestImageCreated(t *testing.T) {
+func testImageCreated(t *testing.T) {
 	t.Run("is what SOURCE_DATE_EPOCH says", func(t *testing.T) {
 		for _, arch := range []string{"amd64", "arm64"} {
 			file, err := builtImage(t, arch).ConfigFile()
@@ -146,7 +152,7 @@ func TestImageCreated(t *testing.T) {
 	})
 }
 
-func TestImageAlonePrintsItsVersion(t *testing.T) {
+func testImageAlonePrintsItsVersion(t *testing.T) {
 	config, err := builtImage(t, runtime.GOARCH).ConfigFile()
 	if err != nil {
 		t.Fatal(err)

@@ -12,7 +12,11 @@ import (
 	"k8s.io/apimachinery/pkg/util/strategicpatch"
 )
 
-func TestOverlayTakesKubeadmsPrivilegesAway(t *testing.T) {
+func TestKubeadmOverlay(t *testing.T) {
+	t.Run("takes kubeadm's privileges away", testOverlayTakesKubeadmsPrivilegesAway)
+}
+
+func testOverlayTakesKubeadmsPrivilegesAway(t *testing.T) {
 	live := objects{}
 	data, err := os.ReadFile("testdata/kubeadm-daemonset.yaml")
 	if err != nil {

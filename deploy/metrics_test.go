@@ -16,7 +16,7 @@ type metric struct {
 }
 
 // otherMetrics are those that are not kube-proxy's own: what Prometheus says of its targets,
-// and what every Kubernetes program has. TestPodsProgramTheirNodes looks for the latter.
+// and what every Kubernetes program has. TestPods/apply_the_rules_on_their_nodes looks for the latter.
 var otherMetrics = map[string]metric{
 	"up":                            {kind: "gauge"},
 	"process_resident_memory_bytes": {kind: "gauge"},

@@ -15,7 +15,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-func TestAlertsAskForWhatTheProgramHas(t *testing.T) {
+func testAlertsAskForWhatTheProgramHas(t *testing.T) {
 	known := knownMetrics(t)
 	for _, group := range prometheusRule(t).Spec.Groups {
 		for _, rule := range group.Rules {
@@ -33,7 +33,7 @@ func TestAlertsAskForWhatTheProgramHas(t *testing.T) {
 	}
 }
 
-func TestPrometheusAcceptsTheAlerts(t *testing.T) {
+func testPrometheusAcceptsTheAlerts(t *testing.T) {
 	groups, err := yaml.Marshal(prometheusRule(t).Spec)
 	if err != nil {
 		t.Fatal(err)
@@ -89,7 +89,13 @@ func readDashboard(t *testing.T) dashboard {
 	return d
 }
 
-func TestDashboardAsksForWhatTheProgramHas(t *testing.T) {
+func TestDashboard(t *testing.T) {
+	t.Run("asks for what the program has", testDashboardAsksForWhatTheProgramHas)
+	t.Run("panels have their own places", testDashboardsPanelsHaveTheirOwnPlaces)
+	t.Run("variables exist", testDashboardsVariablesExist)
+}
+
+func testDashboardAsksForWhatTheProgramHas(t *testing.T) {
 	known := knownMetrics(t)
 	for _, panel := range readDashboard(t).Panels {
 		if len(panel.Targets) == 0 {
@@ -105,7 +111,7 @@ func TestDashboardAsksForWhatTheProgramHas(t *testing.T) {
 	}
 }
 
-func TestDashboardsPanelsHaveTheirOwnPlaces(t *testing.T) {
+func testDashboardsPanelsHaveTheirOwnPlaces(t *testing.T) {
 	taken := map[[2]int]string{}
 	ids := map[int]string{}
 	for _, panel := range readDashboard(t).Panels {
@@ -125,7 +131,7 @@ func TestDashboardsPanelsHaveTheirOwnPlaces(t *testing.T) {
 	}
 }
 
-func TestDashboardsVariablesExist(t *testing.T) {
+func testDashboardsVariablesExist(t *testing.T) {
 	d := readDashboard(t)
 	for _, panel := range d.Panels {
 		for _, target := range panel.Targets {
@@ -143,7 +149,7 @@ func TestDashboardsVariablesExist(t *testing.T) {
 	}
 }
 
-func TestWrongExpressionIsNoticed(t *testing.T) {
+func testWrongExpressionIsNoticed(t *testing.T) {
 	known := map[string]metric{
 		"total":   {"counter", []string{"code"}},
 		"level":   {kind: "gauge"},

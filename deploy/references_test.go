@@ -22,7 +22,14 @@ func daemonSets(t *testing.T) map[string]*appsv1.DaemonSet {
 	}
 }
 
-func TestProxyRunsWithNoPrivilegeButNetAdmin(t *testing.T) {
+func TestDaemonSet(t *testing.T) {
+	t.Run("runs with no privilege but NET_ADMIN", testProxyRunsWithNoPrivilegeButNetAdmin)
+	t.Run("finds its pods", testDaemonSetFindsItsPods)
+	t.Run("its pods use the ServiceAccount that has the role", testPodsUseTheServiceAccountThatHasTheRole)
+	t.Run("Prometheus finds its pods", testPrometheusFindsThePods)
+}
+
+func testProxyRunsWithNoPrivilegeButNetAdmin(t *testing.T) {
 	want := &corev1.SecurityContext{
 		Privileged:               new(false),
 		AllowPrivilegeEscalation: new(false),
@@ -47,7 +54,7 @@ func TestProxyRunsWithNoPrivilegeButNetAdmin(t *testing.T) {
 	}
 }
 
-func TestDaemonSetFindsItsPods(t *testing.T) {
+func testDaemonSetFindsItsPods(t *testing.T) {
 	for name, set := range daemonSets(t) {
 		if !selects(t, set.Spec.Selector, set) {
 			t.Errorf("%s: selector %v, labels of the pods %v", name, set.Spec.Selector, set.Spec.Template.Labels)
@@ -55,7 +62,7 @@ func TestDaemonSetFindsItsPods(t *testing.T) {
 	}
 }
 
-func TestPodsUseTheServiceAccountThatHasTheRole(t *testing.T) {
+func testPodsUseTheServiceAccountThatHasTheRole(t *testing.T) {
 	for name, all := range map[string]objects{"the chart": chart(t, monitored()), "kustomize": kustomize(t, "kustomize/overlays/standalone")} {
 		account := get[*corev1.ServiceAccount](t, all, "ServiceAccount nftproxy")
 		binding := get[*rbacv1.ClusterRoleBinding](t, all, "ClusterRoleBinding nftproxy")
@@ -71,7 +78,7 @@ func TestPodsUseTheServiceAccountThatHasTheRole(t *testing.T) {
 	}
 }
 
-func TestPrometheusFindsThePods(t *testing.T) {
+func testPrometheusFindsThePods(t *testing.T) {
 	monitor := get[*monitoringv1.PodMonitor](t, kustomize(t, "chart/monitoring"), "PodMonitor nftproxy")
 	for name, set := range daemonSets(t) {
 		if !selects(t, &monitor.Spec.Selector, set) || set.Namespace != monitor.Namespace {

@@ -18,7 +18,11 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-func TestPodsProgramTheirNodes(t *testing.T) {
+func TestPods(t *testing.T) {
+	t.Run("apply the rules on their nodes", testPodsProgramTheirNodes)
+}
+
+func testPodsProgramTheirNodes(t *testing.T) {
 	role := get[*rbacv1.ClusterRole](t, kustomize(t, "kustomize/base"), "ClusterRole nftproxy")
 	for name, render := range map[string]func(t *testing.T, c cluster) (corev1.PodSpec, *corev1.ConfigMap){
 		"the chart":                 fromChart,

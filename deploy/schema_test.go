@@ -47,6 +47,7 @@ func TestSchema(t *testing.T) {
 	t.Run("config has the fields of KubeProxyConfiguration", func(t *testing.T) {
 		compareFields(t, "config", reflect.TypeFor[kubeproxyv1alpha1.KubeProxyConfiguration](), configSchema(t))
 	})
+	t.Run("agrees with the program", testSchemaAgreesWithTheProgram)
 }
 
 // compareFields compares the fields of a type with those that the schema knows, at every depth.
@@ -134,8 +135,8 @@ var differences = map[string]string{
 	"kubeadm-without-a-mode":           "the chart takes the containers' ports from the addresses",
 }
 
-// TestSchemaAgreesWithTheProgram takes every v1alpha1 document of the corpus as the value config.
-func TestSchemaAgreesWithTheProgram(t *testing.T) {
+// testSchemaAgreesWithTheProgram takes every v1alpha1 document of the corpus as the value config.
+func testSchemaAgreesWithTheProgram(t *testing.T) {
 	cases := corpus.All(t)
 	if len(cases) < 40 {
 		t.Fatalf("the corpus has %d cases, want at least 40", len(cases))

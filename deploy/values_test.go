@@ -83,7 +83,7 @@ func TestRefusedValues(t *testing.T) {
 	}
 }
 
-func TestPIServer(t *testing.T) {
+func TestAPIServer(t *testing.T) {
 	for _, address := range []string{
 		"https://kubernetes", "https://kubernetes:443", "https://kubernetes.default", "https://kubernetes.default:443/",
 		"https://kubernetes.default.svc", "https://kubernetes.default.svc.cluster.local", "https://kubernetes.default.svc.example.org:443",

@@ -46,7 +46,16 @@ func configFile(t *testing.T, version, body string) string {
 	return path
 }
 
-func TestFlagsSetFields(t *testing.T) {
+func TestFlags(t *testing.T) {
+	t.Run("set fields", testFlagsSetFields)
+	t.Run("without effect are warned about", testFlagsWithoutEffectAreWarnedAbout)
+	t.Run("errors name them", testErrorsNameTheFlag)
+	t.Run("beside a file", testFlagsBesideAFile)
+	t.Run("ignored ones beside a file", testIgnoredFlagsBesideAFile)
+	t.Run("of kube-proxy are there", testFlagsOfKubeProxyAreThere)
+}
+
+func testFlagsSetFields(t *testing.T) {
 	for _, tt := range []struct {
 		args string
 		get  func(c *v1alpha2.KubeProxyConfiguration) any
@@ -92,7 +101,7 @@ func TestFlagsSetFields(t *testing.T) {
 	}
 }
 
-func TestFlagsWithoutEffectAreWarnedAbout(t *testing.T) {
+func testFlagsWithoutEffectAreWarnedAbout(t *testing.T) {
 	for _, tt := range []struct{ args, want string }{
 		{"", ""},
 		{"--ipvs-scheduler=rr", "--ipvs-scheduler: ignored, because it is about the mode ipvs"},
@@ -114,7 +123,7 @@ func TestFlagsWithoutEffectAreWarnedAbout(t *testing.T) {
 	}
 }
 
-func TestErrorsNameTheFlag(t *testing.T) {
+func testErrorsNameTheFlag(t *testing.T) {
 	for _, tt := range []struct{ args, want string }{
 		{"--cluster-cidr=banana", `--cluster-cidr: Invalid value: "banana": must be a CIDR`},
 		{"--detect-local-mode=Guess", `--detect-local-mode: Unsupported value: "Guess"`},
@@ -139,7 +148,7 @@ func TestErrorsNameTheFlag(t *testing.T) {
 	}
 }
 
-func TestFlagsBesideAFile(t *testing.T) {
+func testFlagsBesideAFile(t *testing.T) {
 	path := configFile(t, "v1alpha1", "mode: nftables\nhostnameOverride: from-file\nclusterCIDR: 10.0.0.0/8\nlogging: {verbosity: 3, vmodule: [{filePattern: loop, verbosity: 9}]}\n")
 	o := mustParse(t, "--config", path, "--cluster-cidr=11.0.0.0/8", "--masquerade-all", "--proxy-mode=iptables",
 		"--hostname-override= Node-2 ", "-v=5", "--vmodule=other=2", "--master=https://cp:6443")
@@ -158,7 +167,13 @@ func TestFlagsBesideAFile(t *testing.T) {
 	}
 }
 
-func TestLoggingOfAFileStaysWithoutFlags(t *testing.T) {
+func TestConfigFile(t *testing.T) {
+	t.Run("its logging stays without flags", testLoggingOfAFileStaysWithoutFlags)
+	t.Run("kubeadm's ConfigMap is enough", testKubeadmsConfigMapIsEnough)
+	t.Run("other modes are refused by their names", testOtherModesAreRefusedByTheirNames)
+}
+
+func testLoggingOfAFileStaysWithoutFlags(t *testing.T) {
 	path := configFile(t, "v1alpha2", "featureGates: {LoggingAlphaOptions: true}\nlogging: {verbosity: 3, format: json, options: {json: {splitStream: true, infoBufferSize: 64Ki}}}\n")
 	got := mustParse(t, "--config", path).config.Logging
 	if got.Verbosity != 3 || got.Format != "json" || !got.Options.JSON.SplitStream || got.Options.JSON.InfoBufferSize.String() != "64Ki" {
@@ -167,7 +182,7 @@ func TestLoggingOfAFileStaysWithoutFlags(t *testing.T) {
 }
 
 // The kubelet starts kubeadm's DaemonSet with these arguments.
-func TestKubeadmsConfigMapIsEnough(t *testing.T) {
+func testKubeadmsConfigMapIsEnough(t *testing.T) {
 	for _, name := range []string{"kubeadm-v1.37-as-generated", "kubeadm-without-a-mode"} {
 		c := corpus.Get(t, name)
 		o := mustParse(t, "--config="+c.WriteInput(t), "--hostname-override=node-1")
@@ -184,7 +199,7 @@ func TestKubeadmsConfigMapIsEnough(t *testing.T) {
 	}
 }
 
-func TestOtherModesAreRefusedByTheirNames(t *testing.T) {
+func testOtherModesAreRefusedByTheirNames(t *testing.T) {
 	o := mustParse(t, "--proxy-mode=iptables")
 	if _, err := o.compiler(); err == nil || !strings.HasPrefix(err.Error(), `--proxy-mode: this kube-proxy does not have the mode "iptables"; set it to "nftables"`) {
 		t.Errorf("with a flag: %v", err)
@@ -239,16 +254,17 @@ func TestWriteConfigTo(t *testing.T) {
 			t.Errorf("warnings about nothing:\n%s", log)
 		}
 	})
+	t.Run("writes the latest version", testWriteConfigToWritesTheLatestVersion)
 }
 
-func TestIgnoredFlagsBesideAFile(t *testing.T) {
+func testIgnoredFlagsBesideAFile(t *testing.T) {
 	o := mustParse(t, "--config", configFile(t, "v1alpha1", "clusterCIDR: 10.0.0.0/8\n"), "--boot-id-file=/b")
 	if diff := cmp.Diff([]string{"--boot-id-file: ignored, because " + notRead}, o.warnings); diff != "" {
 		t.Errorf("warnings (-want +got):\n%s", diff)
 	}
 }
 
-func TestWriteConfigToWritesTheLatestVersion(t *testing.T) {
+func testWriteConfigToWritesTheLatestVersion(t *testing.T) {
 	for _, tt := range []struct {
 		name string
 		args []string

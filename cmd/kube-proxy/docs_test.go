@@ -131,7 +131,13 @@ func flagDocs(t *testing.T) string {
 	return b.String()
 }
 
-func TestFlagTableIsCurrent(t *testing.T) {
+func TestFlagTable(t *testing.T) {
+	t.Run("is current", testFlagTableIsCurrent)
+	t.Run("has every flag", testFlagTableHasEveryFlag)
+	t.Run("its fields exist", testFlagTableFieldsExist)
+}
+
+func testFlagTableIsCurrent(t *testing.T) {
 	checkDocs(t, "flags", flagDocs(t))
 	for name := range flagDifferences {
 		if _, ok := kubeProxyFlags(t)[name]; !ok {

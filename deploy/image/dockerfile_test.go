@@ -10,7 +10,11 @@ import (
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 )
 
-func TestDockerfileMakesTheSameImage(t *testing.T) {
+func TestDockerfile(t *testing.T) {
+	t.Run("makes the same image", testDockerfileMakesTheSameImage)
+}
+
+func testDockerfileMakesTheSameImage(t *testing.T) {
 	want, err := spec{binaries: testSpec(t).binaries, version: "$VERSION"}.image("amd64")
 	if err != nil {
 		t.Fatal(err)

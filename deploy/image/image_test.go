@@ -59,7 +59,14 @@ func written(t *testing.T, s spec) []byte {
 	return b.Bytes()
 }
 
-func TestSameProgramsGiveTheSameBytes(t *testing.T) {
+func TestArchive(t *testing.T) {
+	t.Run("the same programs give the same bytes", testSameProgramsGiveTheSameBytes)
+	t.Run("is a layout of an image for each architecture", testArchiveIsALayoutOfAnImageForEachArchitecture)
+	t.Run("is one that docker loads", testArchiveIsOneThatDockerLoads)
+	t.Run("a missing program is named", testMissingProgramIsNamed)
+}
+
+func testSameProgramsGiveTheSameBytes(t *testing.T) {
 	one := written(t, specOf(t, 0o755, time.Unix(1, 0)))
 	other := written(t, specOf(t, 0o700, time.Unix(1e9, 0)))
 	if !bytes.Equal(one, other) {
@@ -67,7 +74,7 @@ func TestSameProgramsGiveTheSameBytes(t *testing.T) {
 	}
 }
 
-func TestArchiveIsALayoutOfAnImageForEachArchitecture(t *testing.T) {
+func testArchiveIsALayoutOfAnImageForEachArchitecture(t *testing.T) {
 	s := testSpec(t)
 	for i, image := range layoutImages(t, written(t, s)) {
 		if err := validate.Image(image); err != nil {
@@ -77,7 +84,7 @@ func TestArchiveIsALayoutOfAnImageForEachArchitecture(t *testing.T) {
 	}
 }
 
-func TestArchiveIsOneThatDockerLoads(t *testing.T) {
+func testArchiveIsOneThatDockerLoads(t *testing.T) {
 	s := testSpec(t)
 	data := written(t, s)
 	for _, arch := range architectures {
@@ -96,7 +103,7 @@ func TestArchiveIsOneThatDockerLoads(t *testing.T) {
 	}
 }
 
-func TestMissingProgramIsNamed(t *testing.T) {
+func testMissingProgramIsNamed(t *testing.T) {
 	s := testSpec(t)
 	missing := filepath.Join(s.binaries, "arm64", "ruledump")
 	if err := os.Remove(missing); err != nil {

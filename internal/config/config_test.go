@@ -35,7 +35,12 @@ func parse(t testing.TB, document string) *File {
 	return f
 }
 
-func TestConfigurationShapesTheRuleset(t *testing.T) {
+func TestCompiler(t *testing.T) {
+	t.Run("the configuration shapes the ruleset", testConfigurationShapesTheRuleset)
+	t.Run("other modes can be read but not compiled", testOtherModesCanBeReadButNotCompiled)
+}
+
+func testConfigurationShapesTheRuleset(t *testing.T) {
 	withDefaults := func(change func(*compiler.Config)) compiler.Config {
 		c := compiler.Default()
 		change(&c)
@@ -91,7 +96,7 @@ func TestConfigurationShapesTheRuleset(t *testing.T) {
 	}
 }
 
-func TestOtherModesCanBeReadButNotCompiled(t *testing.T) {
+func testOtherModesCanBeReadButNotCompiled(t *testing.T) {
 	for _, mode := range []string{"iptables", "ipvs", "kernelspace"} {
 		f := parse(t, header1+"mode: "+mode)
 		if _, err := Compiler(f.Config); err == nil || !strings.Contains(err.Error(), `does not have the mode "`+mode+`"; set it to "nftables"`) {
@@ -100,7 +105,11 @@ func TestOtherModesCanBeReadButNotCompiled(t *testing.T) {
 	}
 }
 
-func TestLoopbackNodePortsAreThoseThatAreNamed(t *testing.T) {
+func TestLoopbackNodePorts(t *testing.T) {
+	t.Run("are those that are named", testLoopbackNodePortsAreThoseThatAreNamed)
+}
+
+func testLoopbackNodePortsAreThoseThatAreNamed(t *testing.T) {
 	for _, tt := range []struct {
 		name, yaml string
 		want       []netip.Prefix
@@ -122,7 +131,11 @@ func TestLoopbackNodePortsAreThoseThatAreNamed(t *testing.T) {
 	}
 }
 
-func TestUnnamedNodePortFamiliesAreWarnedAbout(t *testing.T) {
+func TestOpenNodePorts(t *testing.T) {
+	t.Run("families that are not named are warned about", testUnnamedNodePortFamiliesAreWarnedAbout)
+}
+
+func testUnnamedNodePortFamiliesAreWarnedAbout(t *testing.T) {
 	for _, tt := range []struct{ name, yaml, want string }{
 		{"by default none", "", ""},
 		{"both named", `nodePortAddresses: [10.0.0.0/8, "fd00::/8"]`, ""},
@@ -141,7 +154,11 @@ func TestUnnamedNodePortFamiliesAreWarnedAbout(t *testing.T) {
 	}
 }
 
-func TestNodeIPsAreOverriddenByWhatIsAnAddress(t *testing.T) {
+func TestNodeIPOverride(t *testing.T) {
+	t.Run("takes addresses only", testNodeIPsAreOverriddenByWhatIsAnAddress)
+}
+
+func testNodeIPsAreOverriddenByWhatIsAnAddress(t *testing.T) {
 	for _, tt := range []struct {
 		document string
 		want     []netip.Addr
@@ -158,7 +175,12 @@ func TestNodeIPsAreOverriddenByWhatIsAnAddress(t *testing.T) {
 	}
 }
 
-func TestErrorsOfAFileNameIt(t *testing.T) {
+func TestErrors(t *testing.T) {
+	t.Run("those of a file name it", testErrorsOfAFileNameIt)
+	t.Run("name file field and remedy", testErrorsNameFileFieldAndRemedy)
+}
+
+func testErrorsOfAFileNameIt(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "config.yaml")
 	if _, err := Load(path); err == nil || !strings.Contains(err.Error(), path) {
 		t.Errorf("a missing file: %v", err)

@@ -82,7 +82,7 @@ func TestCorpus(t *testing.T) {
 
 // An error is one line that names the file and then, for each thing that is wrong, the field and
 // what would be right.
-func TestErrorsNameFileFieldAndRemedy(t *testing.T) {
+func testErrorsNameFileFieldAndRemedy(t *testing.T) {
 	withoutField := map[string]bool{"bad-not-yaml": true}
 	named := regexp.MustCompile(`^(line [0-9]+: key "[a-zA-Z]+"|apiVersion ".*", kind ".*": |[a-zA-Z0-9.]+(\[[0-9]+\])?: )`)
 	remedy := regexp.MustCompile("must |supported values: |remove |this version calls it ")
@@ -108,8 +108,12 @@ func TestErrorsNameFileFieldAndRemedy(t *testing.T) {
 	}
 }
 
+func TestWrite(t *testing.T) {
+	t.Run("written files are read back", testWrittenFilesAreReadBack)
+}
+
 // What --write-config-to writes is read as what was written.
-func TestWrittenFilesAreReadBack(t *testing.T) {
+func testWrittenFilesAreReadBack(t *testing.T) {
 	for _, c := range cases(t) {
 		f, err := Load(c.WriteInput(t))
 		if err != nil {
@@ -155,8 +159,13 @@ func isWrittenAsV1alpha1(t *testing.T, c corpus.Case, f *File) {
 	}
 }
 
+func TestLoad(t *testing.T) {
+	t.Run("accepts what kube-proxy accepts", testConfigurationsThatKubeProxyAccepts)
+	t.Run("defaults are those of kube-proxy", testDefaultsAreThoseOfKubeProxy)
+}
+
 // The first lines of each case say what kube-proxy's own binary made of it.
-func TestConfigurationsThatKubeProxyAccepts(t *testing.T) {
+func testConfigurationsThatKubeProxyAccepts(t *testing.T) {
 	except := map[string]string{
 		"bad-interface-name-too-long": "kube-proxy accepts it, and then fails to write rules with it",
 	}
@@ -177,7 +186,7 @@ func TestConfigurationsThatKubeProxyAccepts(t *testing.T) {
 
 // kube-proxy writes only the selected mode's syncPeriod and minSyncPeriod, and v1alpha2 has one for
 // all modes.
-func TestDefaultsAreThoseOfKubeProxy(t *testing.T) {
+func testDefaultsAreThoseOfKubeProxy(t *testing.T) {
 	differs := map[string]string{
 		"nftables.minSyncPeriod": "no delay by default",
 		"bindAddress":            "nothing means the same",

@@ -9,7 +9,11 @@ import (
 	"github.com/nftproxy/nftproxy/internal/config/corpus"
 )
 
-func TestFieldsAreDocumented(t *testing.T) {
+func TestFields(t *testing.T) {
+	t.Run("are documented", testFieldsAreDocumented)
+}
+
+func testFieldsAreDocumented(t *testing.T) {
 	page, err := os.ReadFile(filepath.Join("..", "..", "docs", "configuration.md"))
 	if err != nil {
 		t.Fatal(err)

@@ -14,7 +14,14 @@ import (
 	"k8s.io/component-base/featuregate"
 )
 
-func TestExternalIPsGoByTheirGate(t *testing.T) {
+func TestFeatureGates(t *testing.T) {
+	t.Run("external IPs go by theirs", testExternalIPsGoByTheirGate)
+	t.Run("clients go by theirs", testClientsGoByTheGates)
+	t.Run("those that have no effect here", testGatesWithoutEffect)
+	t.Run("are documented", testGatesAreDocumented)
+}
+
+func testExternalIPsGoByTheirGate(t *testing.T) {
 	for _, tt := range []struct {
 		name, yaml string
 		ignored    bool
@@ -39,7 +46,7 @@ func TestExternalIPsGoByTheirGate(t *testing.T) {
 }
 
 // client-go asks the gates of the configuration, as in kube-proxy, and its environment variables no more.
-func TestClientsGoByTheGates(t *testing.T) {
+func testClientsGoByTheGates(t *testing.T) {
 	t.Setenv("KUBE_FEATURE_"+string(clientfeatures.ClientsAllowCBOR), "true")
 	for _, set := range []map[string]bool{{"WatchListClient": false}, {"WatchListClient": true}, nil} {
 		gates, ineffective, errs := FeatureGates(set)
@@ -57,7 +64,7 @@ func TestClientsGoByTheGates(t *testing.T) {
 	}
 }
 
-func TestGates(t *testing.T) {
+func testGatesWithoutEffect(t *testing.T) {
 	for _, tt := range []struct {
 		name        string
 		set         map[string]bool
@@ -82,9 +89,9 @@ func TestGates(t *testing.T) {
 	}
 }
 
-// TestGatesAreDocumented compares the tables of the page with the gates: each that
+// testGatesAreDocumented compares the tables of the page with the gates: each that
 // has an effect with its default, and each that has one in kube-proxy alone with what is said of it.
-func TestGatesAreDocumented(t *testing.T) {
+func testGatesAreDocumented(t *testing.T) {
 	page, err := os.ReadFile(filepath.Join("..", "..", "docs", "configuration.md"))
 	if err != nil {
 		t.Fatal(err)

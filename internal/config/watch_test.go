@@ -44,7 +44,14 @@ func write(t *testing.T, path, content string) {
 	}
 }
 
-func TestChangedFileIsNoticed(t *testing.T) {
+func TestWatch(t *testing.T) {
+	t.Run("notices a changed file", testChangedFileIsNoticed)
+	t.Run("notices a swapped ConfigMap", testSwappedConfigMapIsNoticed)
+	t.Run("watches a file behind a link where it is", testFileBehindALinkIsWatchedWhereItIs)
+	t.Run("does not notice unchanged files", testUnchangedFilesAreNotNoticed)
+}
+
+func testChangedFileIsNoticed(t *testing.T) {
 	changed := header1 + "mode: nftables\n"
 	for _, tt := range []struct {
 		name   string
@@ -75,7 +82,7 @@ func TestChangedFileIsNoticed(t *testing.T) {
 }
 
 // The kubelet writes a ConfigMap into a new directory, and swaps a link to it.
-func TestSwappedConfigMapIsNoticed(t *testing.T) {
+func testSwappedConfigMapIsNoticed(t *testing.T) {
 	volume := t.TempDir()
 	publish := func(version, content string) {
 		t.Helper()
@@ -104,7 +111,7 @@ func TestSwappedConfigMapIsNoticed(t *testing.T) {
 	wantChange(t, path, result)
 }
 
-func TestFileBehindALinkIsWatchedWhereItIs(t *testing.T) {
+func testFileBehindALinkIsWatchedWhereItIs(t *testing.T) {
 	elsewhere := filepath.Join(t.TempDir(), "real.yaml")
 	write(t, elsewhere, header1)
 	path := filepath.Join(t.TempDir(), "config.yaml")
@@ -118,7 +125,7 @@ func TestFileBehindALinkIsWatchedWhereItIs(t *testing.T) {
 
 // The same content again, other files beside it and a file that is gone for a while are no reason
 // to exit.
-func TestUnchangedFilesAreNotNoticed(t *testing.T) {
+func testUnchangedFilesAreNotNoticed(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "config.yaml")
 	write(t, path, header1)
 	stop, result := watching(t, path)

@@ -65,8 +65,18 @@ func everything() introspect.Options {
 	return introspect.Options{Profiling: true, Flags: flags, Statusz: true}
 }
 
+func TestHandler(t *testing.T) {
+	t.Run("serves its pages", testPages)
+	t.Run("a CPU profile takes its time", testCPUProfileTakesItsTime)
+	t.Run("the log level can be changed", testLogLevelCanBeChanged)
+	t.Run("the configuration is published", testConfigurationIsPublished)
+	t.Run("negotiates the format of z-pages", testNegotiationOfTheZPages)
+	t.Run("a refusal says what there is", testRefusalSaysWhatThereIs)
+	t.Run("z-pages as objects", testZPagesAsObjects)
+}
+
 // The status codes, types and bodies of the plain pages are those of kube-proxy v1.37.1.
-func TestPages(t *testing.T) {
+func testPages(t *testing.T) {
 	const plain = "text/plain; charset=utf-8"
 	some := func(s string) func(string) bool { return func(body string) bool { return strings.Contains(body, s) } }
 	exactly := func(s string) func(string) bool { return func(body string) bool { return body == s } }
@@ -124,14 +134,14 @@ func TestPages(t *testing.T) {
 }
 
 // The profile of one second proves that the server does not cut long answers short.
-func TestCPUProfileTakesItsTime(t *testing.T) {
+func testCPUProfileTakesItsTime(t *testing.T) {
 	response, body := get(t, serve(t, everything()), "/debug/pprof/profile?seconds=1")
 	if response.StatusCode != http.StatusOK || !strings.HasPrefix(body, "\x1f\x8b") {
 		t.Errorf("status %d, body %.100q; want a gzipped profile", response.StatusCode, body)
 	}
 }
 
-func TestLogLevelCanBeChanged(t *testing.T) {
+func testLogLevelCanBeChanged(t *testing.T) {
 	server := serve(t, everything())
 	t.Cleanup(func() {
 		if _, err := logs.GlogSetter("0"); err != nil {
@@ -158,7 +168,7 @@ func TestLogLevelCanBeChanged(t *testing.T) {
 	}
 }
 
-func TestConfigurationIsPublished(t *testing.T) {
+func testConfigurationIsPublished(t *testing.T) {
 	server := serve(t, introspect.Options{})
 	for _, hostname := range []string{"node-1", "node-2"} {
 		c := &kubeproxyv1alpha1.KubeProxyConfiguration{HostnameOverride: hostname, Mode: "nftables"}
@@ -186,7 +196,7 @@ func TestConfigurationIsPublished(t *testing.T) {
 }
 
 // kube-proxy v1.36.2 answers all of these with the same status and type, except for the one in capitals, which it does not accept.
-func TestNegotiationOfTheZPages(t *testing.T) {
+func testNegotiationOfTheZPages(t *testing.T) {
 	const (
 		text = "text/plain; charset=utf-8"
 		none = "406 application/json"
@@ -243,7 +253,7 @@ func TestNegotiationOfTheZPages(t *testing.T) {
 	}
 }
 
-func TestRefusalSaysWhatThereIs(t *testing.T) {
+func testRefusalSaysWhatThereIs(t *testing.T) {
 	_, body := ask(t, serve(t, everything()), http.MethodGet, "/flagz", "application/json", "")
 	var status struct {
 		Kind, Message string
@@ -257,7 +267,7 @@ func TestRefusalSaysWhatThereIs(t *testing.T) {
 	}
 }
 
-func TestZPagesAsObjects(t *testing.T) {
+func testZPagesAsObjects(t *testing.T) {
 	server := serve(t, everything())
 	decoders := map[string]func([]byte, *map[string]any) error{
 		"json": func(text []byte, to *map[string]any) error { return json.Unmarshal(text, to) },

@@ -113,8 +113,21 @@ func sortedNames(families map[string]*dto.MetricFamily) []string {
 	return names
 }
 
+func TestMetrics(t *testing.T) {
+	t.Run("are those of the list", testMetricsAreThoseOfTheList)
+	t.Run("those of kube-proxy are all there", testKubeProxysMetricsAreAllThere)
+	t.Run("are documented", testMetricsAreDocumented)
+	t.Run("a Sync is recorded for both families", testSyncIsRecordedForBothFamilies)
+	t.Run("timestamps tell a Sync that is stuck", testTimestampsTellASyncThatIsStuck)
+	t.Run("ports without local endpoints are counted", testPortsWithoutLocalEndpointsAreCounted)
+	t.Run("the size of a transaction is recorded", testTransactionsSizeIsRecorded)
+	t.Run("conntrack is recorded by family", testConntrackIsRecordedByFamily)
+	t.Run("the tracker's counts are shown", testTrackersCountsAreShown)
+	t.Run("of every component are there", testMetricsOfEveryComponentAreThere)
+}
+
 // Whoever changes a metric changes this list, and so sees what dashboards will see.
-func TestMetricsAreThoseOfTheList(t *testing.T) {
+func testMetricsAreThoseOfTheList(t *testing.T) {
 	const path = "testdata/metrics.txt"
 	var got strings.Builder
 	families := own(t)
@@ -137,7 +150,7 @@ func TestMetricsAreThoseOfTheList(t *testing.T) {
 }
 
 // testdata/kube-proxy-v1.37.txt was taken from the /metrics of kube-proxy v1.37.1.
-func TestKubeProxysMetricsAreAllThere(t *testing.T) {
+func testKubeProxysMetricsAreAllThere(t *testing.T) {
 	list, err := os.ReadFile("testdata/kube-proxy-v1.37.txt")
 	if err != nil {
 		t.Fatal(err)
@@ -161,7 +174,7 @@ func TestKubeProxysMetricsAreAllThere(t *testing.T) {
 	}
 }
 
-func TestMetricsAreDocumented(t *testing.T) {
+func testMetricsAreDocumented(t *testing.T) {
 	text, err := os.ReadFile("../../docs/observability.md")
 	if err != nil {
 		t.Fatal(err)

@@ -69,7 +69,7 @@ func expectAdded(t *testing.T, do func(), want map[string]float64) {
 	}
 }
 
-func TestSyncIsRecordedForBothFamilies(t *testing.T) {
+func testSyncIsRecordedForBothFamilies(t *testing.T) {
 	const (
 		all, full, partial = "sync_proxy_rules_duration_seconds", "sync_full_proxy_rules_duration_seconds", "sync_partial_proxy_rules_duration_seconds"
 		failures, latency  = "sync_proxy_rules_nftables_sync_failures_total", "network_programming_duration_seconds"
@@ -94,7 +94,7 @@ func TestSyncIsRecordedForBothFamilies(t *testing.T) {
 	}
 }
 
-func TestTimestampsTellASyncThatIsStuck(t *testing.T) {
+func testTimestampsTellASyncThatIsStuck(t *testing.T) {
 	const synced, queued = "sync_proxy_rules_last_timestamp_seconds", "sync_proxy_rules_last_queued_timestamp_seconds"
 	stuck := func() bool {
 		return value(t, queued, "ip_family", "IPv6") > value(t, synced, "ip_family", "IPv6")
@@ -115,7 +115,7 @@ func TestTimestampsTellASyncThatIsStuck(t *testing.T) {
 	}
 }
 
-func TestPortsWithoutLocalEndpointsAreCounted(t *testing.T) {
+func testPortsWithoutLocalEndpointsAreCounted(t *testing.T) {
 	somewhere := []model.Endpoint{{AddrPort: netip.MustParseAddrPort("10.244.2.6:80")}}
 	here := []model.Endpoint{{AddrPort: netip.MustParseAddrPort("10.244.1.5:80"), Local: true}}
 	id := func(name string) model.PortID {
@@ -161,7 +161,7 @@ func TestPortsWithoutLocalEndpointsAreCounted(t *testing.T) {
 	}
 }
 
-func TestTransactionsSizeIsRecorded(t *testing.T) {
+func testTransactionsSizeIsRecorded(t *testing.T) {
 	sums := func() (out [3]float64) {
 		for i, name := range []string{"nftables_commit_bytes", "nftables_commit_elements", "nftables_commit_chains"} {
 			out[i] = gather(t)["kubeproxy_"+name].GetMetric()[0].GetHistogram().GetSampleSum()
@@ -176,7 +176,7 @@ func TestTransactionsSizeIsRecorded(t *testing.T) {
 	}
 }
 
-func TestConntrackIsRecordedByFamily(t *testing.T) {
+func testConntrackIsRecordedByFamily(t *testing.T) {
 	const duration, deleted = "conntrack_reconciler_sync_duration_seconds", "conntrack_reconciler_deleted_entries_total"
 	expectAdded(t, func() {
 		metrics.ObserveConntrack(model.IPv4, time.Millisecond, 5)
@@ -184,7 +184,7 @@ func TestConntrackIsRecordedByFamily(t *testing.T) {
 	}, map[string]float64{duration: 1, deleted: 5})
 }
 
-func TestTrackersCountsAreShown(t *testing.T) {
+func testTrackersCountsAreShown(t *testing.T) {
 	names := []string{
 		"sync_proxy_rules_service_changes_total", "sync_proxy_rules_service_changes_pending",
 		"sync_proxy_rules_endpoint_changes_total", "sync_proxy_rules_endpoint_changes_pending",
@@ -210,7 +210,7 @@ func TestTrackersCountsAreShown(t *testing.T) {
 
 // What a Kubernetes component shows besides its own: who it is, how the process fares, and how it
 // gets on with the API server.
-func TestMetricsOfEveryComponentAreThere(t *testing.T) {
+func testMetricsOfEveryComponentAreThere(t *testing.T) {
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		_, _ = w.Write([]byte(`{"major":"1","minor":"37"}`))
 	}))

@@ -68,7 +68,11 @@ func TestEach(t *testing.T) {
 	})
 }
 
-func TestNumbersOfAnotherLengthAreErrors(t *testing.T) {
+func TestNumbers(t *testing.T) {
+	t.Run("of another length are errors", testNumbersOfAnotherLengthAreErrors)
+}
+
+func testNumbersOfAnotherLengthAreErrors(t *testing.T) {
 	for n := range 10 {
 		b := make([]byte, n)
 		_, err16 := Uint16(b)

@@ -39,7 +39,14 @@ func posted(t *testing.T, server *apiservertest.Server, n int) []eventsv1.Event 
 	}
 }
 
-func TestEventsArriveAsThoseOfKubeProxy(t *testing.T) {
+func TestEvents(t *testing.T) {
+	t.Run("arrive as those of kube-proxy", testEventsArriveAsThoseOfKubeProxy)
+	t.Run("that are refused do no harm", testEventsThatAreRefusedDoNoHarm)
+	t.Run("none post nothing", testNoEventsPostNothing)
+	t.Run("repeated errors are for debugging", testRepeatedErrorsAreForDebugging)
+}
+
+func testEventsArriveAsThoseOfKubeProxy(t *testing.T) {
 	server := apiservertest.Start(t, apiservertest.Options{})
 	events, err := NewEvents(t.Context(), server.RESTConfig(), thisNode)
 	if err != nil {
@@ -70,7 +77,7 @@ func TestEventsArriveAsThoseOfKubeProxy(t *testing.T) {
 	}
 }
 
-func TestEventsThatAreRefusedDoNoHarm(t *testing.T) {
+func testEventsThatAreRefusedDoNoHarm(t *testing.T) {
 	server := apiservertest.Start(t, apiservertest.Options{})
 	server.Refuse("events", http.StatusForbidden)
 	events, err := NewEvents(t.Context(), server.RESTConfig(), thisNode)
@@ -90,7 +97,7 @@ func TestEventsThatAreRefusedDoNoHarm(t *testing.T) {
 	}
 }
 
-func TestNoEventsPostNothing(t *testing.T) {
+func testNoEventsPostNothing(t *testing.T) {
 	var events *Events
 	events.Starting()
 	events.HealthServerFailed(errors.New("taken"))
@@ -99,7 +106,7 @@ func TestNoEventsPostNothing(t *testing.T) {
 	}
 }
 
-func TestRepeatedErrorsAreForDebugging(t *testing.T) {
+func testRepeatedErrorsAreForDebugging(t *testing.T) {
 	for verbosity, want := range map[int][]string{
 		0: {"E refused", "E gone", "E refused", "E nothing"},
 		2: {"E refused", "I refused", "I refused", "E gone", "E refused", "E nothing"},

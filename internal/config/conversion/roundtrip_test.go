@@ -92,11 +92,18 @@ func v1alpha2ThereAndBack(example map[string]any) func(*rapid.T) {
 	}
 }
 
-func TestV1alpha1ThereAndBackLosesOnlyWhatIsListed(t *testing.T) {
+func TestConversion(t *testing.T) {
+	t.Run("v1alpha1 there and back loses only what is listed", testV1alpha1ThereAndBackLosesOnlyWhatIsListed)
+	t.Run("v1alpha2 there and back loses only what is listed", testV1alpha2ThereAndBackLosesOnlyWhatIsListed)
+	t.Run("examples set every field", testExamplesSetEveryField)
+	t.Run("converted documents share nothing", testConvertedDocumentsShareNothing)
+}
+
+func testV1alpha1ThereAndBackLosesOnlyWhatIsListed(t *testing.T) {
 	rapid.Check(t, v1alpha1ThereAndBack(example(t, "every-field-set")))
 }
 
-func TestV1alpha2ThereAndBackLosesOnlyWhatIsListed(t *testing.T) {
+func testV1alpha2ThereAndBackLosesOnlyWhatIsListed(t *testing.T) {
 	rapid.Check(t, v1alpha2ThereAndBack(example(t, "v1alpha2-every-field-set")))
 }
 
@@ -109,7 +116,7 @@ func FuzzV1alpha2ThereAndBack(f *testing.F) {
 }
 
 // The tests above are worth something only if the examples have every field.
-func TestExamplesSetEveryField(t *testing.T) {
+func testExamplesSetEveryField(t *testing.T) {
 	// No proxy has settings of other components.
 	except := []string{"logging.vmodule", "logging.options", "creationTimestamp"}
 	for _, tt := range []struct {
@@ -150,7 +157,7 @@ func fieldPaths(of reflect.Type, prefix string) (out []string) {
 	return out
 }
 
-func TestConvertedDocumentsShareNothing(t *testing.T) {
+func testConvertedDocumentsShareNothing(t *testing.T) {
 	score, bit := int32(1), int32(2)
 	in := &kubeproxyv1alpha1.KubeProxyConfiguration{
 		OOMScoreAdj:       &score,
