@@ -11,32 +11,31 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Packets fill the maps of session affinity. When an endpoint goes, its clients must go from the maps. A Sync deletes
-// them in its own transaction as far as it can read the maps in a fixed time. The affinity reconciler deletes the rest
-// right after the Sync, and clients that were added by packets on their way.
+// Packets fill the maps of session affinity. When an endpoint goes, its clients must be deleted from the maps. A Sync
+// deletes those that it can read in a fixed time, in its own transaction. Right after the Sync, the affinity reconciler
+// deletes the others, and clients that packets under way have added since.
 
 const (
 	// affinityReadTime bounds how long a Sync reads maps of clients.
 	affinityReadTime = 50 * time.Millisecond
 	// affinitySyncElements bounds how many clients a Sync deletes.
 	affinitySyncElements = 8192
-	// affinityCopyTime bounds how long a Sync reads maps to copy clients from, which takes a change of a Service's
-	// policy.
+	// affinityCopyTime bounds how long a Sync reads maps to copy clients, after a change of a Service's traffic policy.
 	affinityCopyTime = 250 * time.Millisecond
-	// aboutToExpire is how long an element must have left for a Sync to delete it: one that
-	// expires before the kernel comes to it would have the whole transaction refused.
+	// aboutToExpire is the least time that an element must have left for a Sync to delete it. If an element expires
+	// before the kernel comes to it, the kernel refuses the whole transaction.
 	aboutToExpire = 5 * time.Second
 )
 
-// affinityBudget is what a Sync may still spend on maps of clients.
+// affinityBudget is the rest of a Sync's time, in ctx, and number of elements for affinity maps.
 type affinityBudget struct {
 	ctx      context.Context
 	elements int
 }
 
-// affinityChanges returns the steps that the transaction of a Sync takes along: clients of endpoints that went are
-// deleted, and clients whose frontends use another map now are copied to it. It returns less than all when that
-// takes too long or a map cannot be read.
+// affinityChanges returns the steps for affinity maps in the transaction of a Sync: it deletes clients of endpoints
+// that went, and copies clients whose frontends use another map now. It returns a part of them if reading takes too
+// long or fails.
 func (b *Backend) affinityChanges(parent context.Context) nft.Transaction {
 	ctx, cancel := context.WithTimeout(parent, affinityReadTime)
 	defer cancel()
@@ -50,7 +49,8 @@ func (b *Backend) affinityChanges(parent context.Context) nft.Transaction {
 	return tx
 }
 
-// allCopies copies whole maps. What cannot be read in time is restored from conntrack, as far as that knows it.
+// allCopies returns the steps that copy the clients of all moves. If a map cannot be read in time, the reconciler
+// restores those of its clients that have a connection in conntrack.
 func (b *Backend) allCopies(ctx context.Context, moves []compiler.AffinityMove) (tx nft.Transaction) {
 	if len(moves) == 0 {
 		return tx
@@ -65,6 +65,7 @@ func (b *Backend) allCopies(ctx context.Context, moves []compiler.AffinityMove) 
 	return tx
 }
 
+// deletions returns the steps that delete clients of a map whose endpoint does not serve them.
 func (b *Backend) deletions(budget *affinityBudget, m compiler.AffinityMap) nft.Transaction {
 	elements, err := readAffinity(budget.ctx, b.reader, m)
 	if err != nil {
@@ -80,7 +81,7 @@ func (b *Backend) deletions(budget *affinityBudget, m compiler.AffinityMap) nft.
 	return changeClients(nft.DeleteElements, m, stale)
 }
 
-// copies leaves out clients that the other map has already.
+// copies returns the steps that copy the clients of one move, without those that the other map has already.
 func (b *Backend) copies(ctx context.Context, move compiler.AffinityMove) (tx nft.Transaction, err error) {
 	from, err := readAffinity(ctx, b.reader, move.From)
 	if err != nil {
@@ -110,7 +111,7 @@ func changeClients(op nft.StepOp, m compiler.AffinityMap, elements []nft.Element
 	return tx
 }
 
-// readAffinity reads the clients that the kernel has in a map, over a connection on which it may take long.
+// readAffinity reads the clients of the kernel's map. That may take long, so conn must not be the one that commits.
 func readAffinity(ctx context.Context, conn *nft.Conn, m compiler.AffinityMap) (clients []nft.Element, err error) {
 	for e, err := range conn.Elements(ctx, m.Table.Family, m.Table.Name, m.Set) {
 		if err != nil {

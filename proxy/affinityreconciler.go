@@ -15,29 +15,28 @@ import (
 )
 
 const (
-	// affinityBatch is how many clients one transaction changes. A Sync waits for one of them at most.
+	// affinityBatch is how many clients one transaction changes. A Sync waits for one such transaction at most.
 	affinityBatch = 500
-	// affinityAttempts is how often a map is tried whose elements expire, or appear, while it is changed.
+	// affinityAttempts is how often a change of a map is tried if elements expire or appear meanwhile.
 	affinityAttempts = 5
-	// lateDelay is longer than a packet needs from the rule that chooses an endpoint to the rule that notes it.
+	// lateDelay is longer than a packet needs from the rule that chooses an endpoint to the rule that records it.
 	lateDelay = time.Second
-	// restPerWork is how many times as long as it worked the reconciler rests, so that maps that somebody fills
-	// and endpoints that come and go do not take a processor.
+	// restPerWork is the ratio of rest to work. It keeps maps that somebody fills, and endpoints that come and go, from
+	// occupying a processor.
 	restPerWork = 4
 )
 
-// affinityReconciler deletes and restores the clients in the maps that a Sync had no time for. It runs beside the
-// Syncs.
+// affinityReconciler deletes and restores the clients that a Sync had no time for. It runs beside the Syncs.
 type affinityReconciler struct {
 	backend *Backend
-	// conn is for reading the maps, while it runs.
+	// conn reads the maps. It is open while run runs.
 	conn *nft.Conn
-	// wake has room for one. A Sync that leaves something to do fills it.
+	// wake has room for one value. Syncs send one.
 	wake chan struct{}
-	// restore says that maps were lost, and that conntrack may know their clients. Backend.mu guards it.
+	// restore says that clients were lost, which are to be restored from conntrack. Backend.mu guards it.
 	restore bool
-	// late holds the maps to look at again: a second time, because packets were on their way when the endpoint went, or
-	// because the first look failed.
+	// late holds the maps to read again: because packets may have been under way when the endpoint went, or because
+	// reading failed.
 	late map[mapID]lateLook
 	// retry is how long to wait after the next failure.
 	retry time.Duration
@@ -64,7 +63,7 @@ func (r *affinityReconciler) signal() {
 	}
 }
 
-// run works until ctx ends. The error says that the kernel cannot be reached at all.
+// run works until ctx ends. It returns an error if it cannot open a connection.
 func (r *affinityReconciler) run(ctx context.Context) (err error) {
 	if r.conn, err = r.backend.conn.Another(); err != nil {
 		return err
@@ -95,7 +94,7 @@ func (r *affinityReconciler) run(ctx context.Context) (err error) {
 	}
 }
 
-// untilDue returns how long there is nothing to do if no Sync wakes the reconciler.
+// untilDue returns the time until the next map of late is due.
 func (r *affinityReconciler) untilDue() time.Duration {
 	wait := time.Hour
 	for _, look := range r.late {
@@ -104,7 +103,7 @@ func (r *affinityReconciler) untilDue() time.Duration {
 	return wait
 }
 
-// deleteStale looks at maps from which endpoints went, at once and again a moment later.
+// deleteStale deletes clients from maps that lost endpoints: at once, and again a moment later.
 func (r *affinityReconciler) deleteStale(ctx context.Context) error {
 	var failures []error
 	for _, m := range r.stale() {
@@ -129,11 +128,11 @@ func (r *affinityReconciler) deleteStale(ctx context.Context) error {
 	return errors.Join(failures...)
 }
 
+// stale returns the stale maps, and removes all others from late.
 func (r *affinityReconciler) stale() []compiler.AffinityMap {
 	r.backend.mu.Lock()
 	defer r.backend.mu.Unlock()
 	stale := r.backend.compiler.Affinity().Stale()
-	// What is not stale any more, because it is gone, needs no second look.
 	names := map[mapID]bool{}
 	for _, m := range stale {
 		names[mapID{m.Port, m.Set.Name}] = true
@@ -155,7 +154,7 @@ func (r *affinityReconciler) deleteClients(ctx context.Context, m compiler.Affin
 	})
 }
 
-// addClients adds clients to a map that does not know them.
+// addClients adds the clients that a map does not have.
 func (r *affinityReconciler) addClients(ctx context.Context, m compiler.AffinityMap, clients map[nft.Data]nft.Element) error {
 	return r.change(ctx, m, nft.AddElements, unix.EEXIST, func(held []nft.Element) []nft.Element {
 		unknown := maps.Clone(clients)
@@ -166,8 +165,8 @@ func (r *affinityReconciler) addClients(ctx context.Context, m compiler.Affinity
 	})
 }
 
-// change reads a map, has choose say which elements to add or delete, and does that. Packets and time change the map
-// meanwhile, for which the kernel refuses a transaction with the error passing; then it starts again.
+// change reads a map, and adds or deletes the elements that choose returns. Meanwhile packets add elements, and others
+// expire. The kernel then refuses a transaction with the error passing, or EBUSY, and change starts again.
 func (r *affinityReconciler) change(ctx context.Context, m compiler.AffinityMap, op nft.StepOp, passing error, choose func(held []nft.Element) []nft.Element) error {
 	for attempt := 1; ; attempt++ {
 		held, err := readAffinity(ctx, r.conn, m)
@@ -197,7 +196,7 @@ func (r *affinityReconciler) commit(ctx context.Context, m compiler.AffinityMap,
 	return errors.Join(failures...)
 }
 
-// deleteBatch splits a batch that the kernel refuses because an element is gone already.
+// deleteBatch deletes elements. If the kernel refuses, because one is gone already, it deletes each half by itself.
 func (r *affinityReconciler) deleteBatch(ctx context.Context, m compiler.AffinityMap, elements []nft.Element) error {
 	err := r.commitBatch(ctx, m, nft.DeleteElements, slices.Clone(elements))
 	switch {
@@ -210,7 +209,8 @@ func (r *affinityReconciler) deleteBatch(ctx context.Context, m compiler.Affinit
 	return errors.Join(r.deleteBatch(ctx, m, elements[:half]), r.deleteBatch(ctx, m, elements[half:]))
 }
 
-// commitBatch leaves out elements that are right, or wrong, by now.
+// commitBatch commits a batch of additions or deletions, without those that are no longer right because a Sync changed
+// the endpoints.
 func (r *affinityReconciler) commitBatch(ctx context.Context, m compiler.AffinityMap, op nft.StepOp, elements []nft.Element) error {
 	b := r.backend
 	b.mu.Lock()

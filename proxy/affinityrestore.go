@@ -17,12 +17,12 @@ import (
 const (
 	// affinityKeepTime bounds how long clients are read out of tables that are about to be replaced.
 	affinityKeepTime = time.Second
-	// affinityConnectionsTime bounds how long new tables wait for connections to be listed when the maps are gone. The
-	// rest is added to the new tables.
+	// affinityConnectionsTime bounds how long new tables wait for a listing of connections when the maps are gone. The
+	// reconciler adds the other clients later.
 	affinityConnectionsTime = 250 * time.Millisecond
 )
 
-// clients is who should be in which maps.
+// clients holds the clients to add to each map.
 type clients map[mapID]*mapClients
 
 type mapClients struct {
@@ -30,7 +30,7 @@ type mapClients struct {
 	elements map[nft.Data]nft.Element
 }
 
-// add leaves out clients for which the map has no room.
+// add adds a client, unless the map has no room for it.
 func (c clients) add(m compiler.AffinityMap, e nft.Element) {
 	id := mapID{m.Port, m.Set.Name}
 	if c[id] == nil {
@@ -48,9 +48,9 @@ func (c clients) transaction() (tx nft.Transaction) {
 	return tx
 }
 
-// keptAffinity returns the steps that put the clients of tables that are about to be replaced into the new ones. Where
-// the maps are gone, or another program's, conntrack still knows clients that had a connection lately. What
-// takes too long is left to the reconciler.
+// keptAffinity returns the steps that copy the clients of tables that are about to be replaced into the new ones. If
+// maps are gone, or another program's, it takes clients with a connection in conntrack instead. If that takes too long,
+// the reconciler does the rest.
 func (b *Backend) keptAffinity(ctx context.Context) nft.Transaction {
 	kept := clients{}
 	if lost := b.readKept(ctx, kept); lost {
@@ -59,7 +59,7 @@ func (b *Backend) keptAffinity(ctx context.Context) nft.Transaction {
 	return kept.transaction()
 }
 
-// readKept reports whether there was a map that could not be read.
+// readKept adds the clients of the kernel's maps. lost says that a map could not be read.
 func (b *Backend) readKept(ctx context.Context, kept clients) (lost bool) {
 	ctx, cancel := context.WithTimeout(ctx, affinityKeepTime)
 	defer cancel()
@@ -75,7 +75,7 @@ func (b *Backend) readKept(ctx context.Context, kept clients) (lost bool) {
 	return lost
 }
 
-// connections adds the clients of connections that conntrack knows.
+// connections adds the clients of the connections in conntrack.
 func (b *Backend) connections(ctx context.Context, to clients) error {
 	if b.conntrack == nil {
 		return nil
@@ -98,7 +98,7 @@ func (b *Backend) addConnection(to clients, protocol model.Protocol, f conntrack
 	}
 }
 
-// restoreFromConntrack puts the clients of connections that conntrack knows into maps that were lost.
+// restoreFromConntrack adds the clients of the connections in conntrack to the maps, if clients were lost.
 func (r *affinityReconciler) restoreFromConntrack(ctx context.Context) error {
 	b := r.backend
 	b.mu.Lock()

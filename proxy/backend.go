@@ -19,24 +19,25 @@ type Backend struct {
 	reader *nft.Conn
 	hooks  Hooks
 
-	// checking keeps checks apart.
+	// checking is held during a check.
 	checking sync.Mutex
-	// mu keeps Sync, the steps of a check and the affinity reconciler apart. It guards what follows.
+	// mu is held during a Sync, and during each step of a check and of the affinity reconciler. It guards the fields
+	// below.
 	mu       sync.Mutex
 	compiler *compiler.Compiler
 	state    state
 	// generation is the kernel's generation number at which the tables were last known to be as committed, plus one for
-	// each commit of our own since. commits counts our own commits.
+	// each own commit since. commits counts the own commits.
 	generation, commits uint32
 	// failures is how many comparisons failed in a row.
 	failures int
-	// meanwhile records what is committed while a comparison with the kernel runs; nil while none does.
+	// meanwhile records the own commits while a comparison with the kernel runs; nil while none does.
 	meanwhile *meanwhile
 	// listener receives notices of other programs' commits; nil while Watch does not run.
 	listener *nft.Listener
 	// checkInterval is CheckInterval; tests change it.
 	checkInterval time.Duration
-	// noticed has room for one. It is filled when somebody else may have committed, and starts a check.
+	// noticed has room for one value. A value says that somebody else may have committed, and starts a check.
 	noticed chan struct{}
 	// conntrack lists the connections from which lost affinity is restored; nil for none.
 	conntrack *conntrack.Conn
@@ -45,7 +46,8 @@ type Backend struct {
 	affinity *affinityReconciler
 }
 
-// NewBackend returns a backend that commits through conn.
+// NewBackend returns a backend that commits through conn, and opens one more connection for reading. The caller closes
+// both. The error is that of compiler.New, or of the connection.
 func NewBackend(conn *nft.Conn, config compiler.Config, hooks Hooks) (*Backend, error) {
 	c, err := compiler.New(config)
 	if err != nil {
@@ -60,12 +62,13 @@ func NewBackend(conn *nft.Conn, config compiler.Config, hooks Hooks) (*Backend, 
 	return b, nil
 }
 
-// Close closes the connections that the backend opened; not the one that NewBackend was given. No method may run any
-// more. The rules stay.
+// Close closes the connection that the backend opened, but not that of NewBackend. No method may run during Close or
+// later. The rules stay in the kernel.
 func (b *Backend) Close() error { return b.reader.Close() }
 
-// RemoveStaleFlows has c remove flows. After each Sync, c searches for stale UDP flows, and after each repair for
-// connections that began without rules. RemoveStaleFlows must be called before the first Sync.
+// RemoveStaleFlows makes the backend tell c about Syncs. After a Sync that concerns UDP frontends, c searches for stale
+// flows; after the first Sync and after a repair, also for connections that began without rules. Call RemoveStaleFlows
+// before the first Sync.
 func (b *Backend) RemoveStaleFlows(c *FlowCleaner) {
 	b.flows, b.conntrack = c, c.table
 	c.serves = b.frontendServes
@@ -76,9 +79,10 @@ func (b *Backend) RemoveStaleFlows(c *FlowCleaner) {
 // The first Sync reads the kernel's tables and commits the difference. If they are another program's, it replaces them,
 // and stand-ins serve meanwhile.
 //
-// If the kernel refuses a transaction, the tables are probably not as committed last: somebody flushed the ruleset,
-// say. Sync then reads them and commits the difference or, if that is refused too, replaces them. If the kernel refuses
-// even that, Sync returns the error. The kernel's tables are then as before, and the next Sync includes these changes.
+// If a commit fails, the tables are probably not as committed last. For example, somebody flushed the ruleset. Sync
+// then reads them and commits the difference. If that fails too, it replaces them. If even that fails, Sync returns the
+// error. The kernel's tables are then as before, unless the outcome of a commit is unknown. The next Sync includes
+// these changes.
 //
 // Clients of session affinity and UDP flows may have to be removed after the commit. Watch and the FlowCleaner do that,
 // so that no Sync waits for it.
@@ -98,20 +102,20 @@ func (b *Backend) Sync(ctx context.Context, changes *model.Changes) error {
 		return err
 	}
 	if b.flows != nil {
-		b.flows.note(b.compiler, changes) // after the commit: the old rules could make a removed flow anew
+		b.flows.note(b.compiler, changes) // after the commit, because the old rules could create a removed flow again
 	}
 	b.affinity.signal()
 	return nil
 }
 
-// update commits what changed or, if the kernel refuses that or its tables are not known, reconciles them.
+// update commits the changes. If that fails, or the kernel's tables are not known, it reconciles them.
 func (b *Backend) update(ctx context.Context, logger klog.Logger) error {
 	if b.state.kind == stateApplied {
 		err := b.commitChanges(ctx)
 		if err == nil || notSent(ctx, err) {
 			return err
 		}
-		logger.Info("Reconciling the tables, because the kernel refused a change to them", "reason", err.Error())
+		logger.Info("Reconciling the tables, because a commit failed", "reason", err.Error())
 	}
 	again := b.committed()
 	if err := b.reconcile(ctx, logger); err != nil {
@@ -125,7 +129,7 @@ func (b *Backend) update(ctx context.Context, logger klog.Logger) error {
 	return nil
 }
 
-// Tables returns the rulesets as they are wanted now. They are valid until the next Sync.
+// Tables returns the wanted rulesets, IPv4 first. They are valid until the next Sync, and must not be modified.
 func (b *Backend) Tables() []*nft.Table {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -13,8 +13,8 @@ import (
 )
 
 // Check compares the kernel's tables with the wanted ones, if anybody else has committed since the last time, and
-// repairs them. It reports whether they differed. Other tables do not matter. Syncs go on while the kernel lists the
-// tables.
+// commits the difference. It reports whether it repaired them. Other tables do not matter. Syncs can run while the
+// kernel lists the tables.
 func (b *Backend) Check(ctx context.Context) (repaired bool, err error) {
 	conn, err := b.conn.Another()
 	if err != nil {
@@ -24,7 +24,7 @@ func (b *Backend) Check(ctx context.Context) (repaired bool, err error) {
 	return b.check(ctx, conn, true)
 }
 
-// check makes sure that the tables are there and, with compare, compares them over conn.
+// check adds missing tables and, with compare, compares the tables over conn.
 func (b *Backend) check(ctx context.Context, conn *nft.Conn, compare bool) (repaired bool, err error) {
 	b.checking.Lock()
 	defer b.checking.Unlock()
@@ -47,10 +47,11 @@ func (b *Backend) check(ctx context.Context, conn *nft.Conn, compare bool) (repa
 	}
 }
 
-// comparisonFailures is how many comparisons in a row may fail before the tables are made anew.
+// comparisonFailures is how many comparisons in a row must fail until the tables are reconciled.
 const comparisonFailures = 3
 
-// cannotCompare counts failures for other reasons than that the tables change, and replaces tables that cannot be read.
+// cannotCompare counts comparisons that failed for another reason than changes of the ruleset. After too many it
+// reconciles the tables, which replaces them if they cannot be read.
 func (b *Backend) cannotCompare(ctx context.Context, err error) (repaired bool, _ error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -66,12 +67,12 @@ func (b *Backend) cannotCompare(ctx context.Context, err error) (repaired bool, 
 type comparison struct {
 	backend *Backend
 	wanted  []*nft.Table
-	// generation is the kernel's, and commits the number of our own commits, when it began.
+	// generation is the kernel's number, and commits the number of own commits, when it began.
 	generation, commits uint32
 	meanwhile           *meanwhile
 }
 
-// beginCheck does the part of a check that takes no time. It returns nil if no comparison is needed.
+// beginCheck does the quick part of a check. It returns nil if no comparison is needed.
 func (b *Backend) beginCheck(ctx context.Context, compare bool) (c *comparison, repaired bool, err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -107,7 +108,7 @@ func (b *Backend) endComparison() {
 	b.meanwhile = nil
 }
 
-// errOvertaken says that the tables were replaced while they were compared.
+// errOvertaken says that a Sync replaced the tables while they were compared.
 var errOvertaken = errors.New("a Sync replaced the tables meanwhile")
 
 // compare returns the transaction that turns the kernel's tables into the wanted ones. A Sync waits for it at most as
@@ -125,7 +126,7 @@ func (c *comparison) compare(ctx context.Context, conn *nft.Conn) (tx nft.Transa
 	for _, want := range c.wanted {
 		part, err := conn.Compare(ctx, want, nft.Comparison{Guard: guard, ThroughCommits: true})
 		if errors.Is(err, errOvertaken) {
-			return nft.Transaction{}, nil // the tables were read or replaced since
+			return nft.Transaction{}, nil // the Sync has reconciled the tables
 		}
 		if err != nil && (part.Empty() || !errors.Is(err, nft.ErrGenerationMoved)) {
 			return tx, err
@@ -135,7 +136,7 @@ func (c *comparison) compare(ctx context.Context, conn *nft.Conn) (tx nft.Transa
 	return tx, nil
 }
 
-// endCheck repairs the difference.
+// endCheck commits the difference that a comparison has found.
 func (b *Backend) endCheck(ctx context.Context, c *comparison, tx nft.Transaction) (repaired bool, err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -168,7 +169,7 @@ func logForeignChange(logger klog.Logger, repair string) {
 	logger.Info("Somebody else changed the proxy's tables; repairing them", "repair", repair)
 }
 
-// repair reconciles the tables. When the kernel refuses that, the next check tries again.
+// repair reconciles the tables. If that fails, the state is stateDiverged, and the next check tries again.
 func (b *Backend) repair(ctx context.Context, foreign string) (repaired bool, err error) {
 	logger := klog.FromContext(ctx)
 	if b.state.kind != stateDiverged {
@@ -183,7 +184,7 @@ func (b *Backend) repair(ctx context.Context, foreign string) (repaired bool, er
 	return true, nil
 }
 
-// missingTables says which tables are not there any more.
+// missingTables returns the steps that add missing tables, in words; "" for none.
 func (b *Backend) missingTables(ctx context.Context) (string, error) {
 	there, err := familiesWith(ctx, b.conn, compiler.TableName)
 	if err != nil {
@@ -198,7 +199,7 @@ func (b *Backend) missingTables(ctx context.Context) (string, error) {
 	return strings.Join(parts, "; "), nil
 }
 
-// describe says in a line what a transaction does.
+// describe returns a transaction in one line, for logs.
 func describe(tx nft.Transaction) string {
 	const shown = 5
 	var parts []string

@@ -8,13 +8,14 @@ import (
 	"github.com/nftproxy/nftproxy/nft"
 )
 
-// commitChanges commits what changed since the last commit.
+// commitChanges commits the changes since the last commit.
 func (b *Backend) commitChanges(ctx context.Context) error {
 	return b.commitWithAffinity(ctx, b.compiler.Transaction())
 }
 
-// commitWithAffinity commits a transaction together with the changes to the maps of clients that follow from it.
-// Packets and time change those maps too, so the kernel may refuse the whole. Then the transaction is committed alone.
+// commitWithAffinity commits a transaction together with the changes to affinity maps that follow from it. Packets add
+// elements to those maps and elements expire, so the kernel may refuse the whole. Then it commits the transaction
+// alone.
 func (b *Backend) commitWithAffinity(ctx context.Context, tx nft.Transaction) error {
 	changes := b.affinityChanges(ctx)
 	if changes.Empty() {
@@ -59,14 +60,13 @@ func (b *Backend) commit(ctx context.Context, tx nft.Transaction) error {
 	return nil
 }
 
-// notSent reports whether a commit failed because ctx ended first. The kernel has seen nothing of it then.
+// notSent reports whether a commit failed because ctx ended first. Then nothing was sent.
 func notSent(ctx context.Context, err error) bool {
 	return ctx.Err() != nil && errors.Is(err, ctx.Err())
 }
 
-// commitWithoutNotice commits while this process does not listen for commits: the kernel describes each element of a
-// commit to its listeners, which takes time. The generation number tells afterwards whether others have committed
-// meanwhile.
+// commitWithoutNotice commits while the listener has left its group: the kernel describes each element of a commit to
+// listeners, which takes time. The generation number tells afterwards whether others have committed meanwhile.
 func (b *Backend) commitWithoutNotice(ctx context.Context, tx nft.Transaction) (nft.CommitStats, error) {
 	if b.listener == nil {
 		return b.conn.Commit(ctx, tx)
@@ -82,7 +82,7 @@ func (b *Backend) commitWithoutNotice(ctx context.Context, tx nft.Transaction) (
 	return stats, err
 }
 
-// notice makes the next check come at once.
+// notice starts the next check at once.
 func (b *Backend) notice() {
 	select {
 	case b.noticed <- struct{}{}:

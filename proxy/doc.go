@@ -1,5 +1,5 @@
-// Package proxy is the tracker's Backend: it compiles the model, commits the tables to the kernel, and repairs them
-// after others changed them.
+// Package proxy is a model.Backend for nftables. It compiles the model, commits the tables to the kernel, and repairs
+// them after others changed them.
 //
 // [Backend.Sync] applies the changes to the compiler and commits the difference (commit.go). If the kernel's tables are
 // not known to be as committed last (state.go), it reads them and commits the difference with the wanted ones

@@ -17,34 +17,35 @@ import (
 )
 
 const (
-	// firstFlowRetry is how long Run waits after a search that failed, and after each that
-	// follows twice as long, up to lastFlowRetry.
+	// firstFlowRetry is how long Run waits after a search that failed. It doubles with each failure, up to
+	// lastFlowRetry.
 	firstFlowRetry = 100 * time.Millisecond
 	lastFlowRetry  = 30 * time.Second
 )
 
-// FlowCleaner removes entries from the connection tracking table: stale UDP flows, so that the next packet of their
-// client goes to an endpoint that serves, and connections that began while there were no rules. Sync only notes the
-// frontends to look at. So a table that is large, or cannot be listed, delays no change of the rules. The notes are
-// merged, and never exceed the number of UDP addresses of all Services.
+// FlowCleaner removes entries from the connection tracking table: stale UDP flows, so that the client's next packet
+// goes to an endpoint that serves, and connections that began while there were no rules. Syncs only note the frontends
+// to search for. So a table that is large, or cannot be listed, delays no Sync. The notes are merged, and never exceed
+// the number of UDP frontends of all Services.
 type FlowCleaner struct {
 	netNS    int
 	table    *conntrack.Conn
 	onSearch func(model.Family, conntrack.Stats, error)
 	flows    *udpFlows
 	serves   frontendServes
-	// gaps counts how often the tables were made anew: connections may have begun before without rules. gapsSearched is
-	// the value up to which a search has seen all.
+	// gaps counts how often connections may have begun without rules: before the first Sync and before each repair.
+	// gapsSearched is the count at the last search for them that succeeded.
 	gaps, gapsSearched atomic.Uint32
-	// wake has one place: many Syncs are one search.
+	// wake has room for one value, so that many Syncs cause one search.
 	wake chan struct{}
-	// searching keeps searches apart.
+	// searching is held during a search.
 	searching sync.Mutex
 }
 
-// NewFlowCleaner returns a FlowCleaner for the network namespace of the file descriptor, which must stay open as long
-// as the FlowCleaner is used, or, with 0, for the current one. It begins to work when Backend.RemoveStaleFlows was
-// called with it and Run runs. onSearch, which may be nil, is called after each search, with its error if it failed.
+// NewFlowCleaner returns a FlowCleaner for the network namespace of the file descriptor netNS, which must stay open as
+// long as the FlowCleaner is used; 0 means the current namespace. It begins to work when Backend.RemoveStaleFlows was
+// called with it and Run runs. onSearch, which may be nil, is called after each search for stale UDP flows, with its
+// error if it failed.
 func NewFlowCleaner(netNS int, onSearch func(model.Family, conntrack.Stats, error)) (*FlowCleaner, error) {
 	table, err := conntrack.Dial(netNS)
 	if err != nil {
@@ -56,22 +57,21 @@ func NewFlowCleaner(netNS int, onSearch func(model.Family, conntrack.Stats, erro
 	return &FlowCleaner{netNS: netNS, table: table, onSearch: onSearch, flows: newUDPFlows(), wake: make(chan struct{}, 1)}, nil
 }
 
-// note records the changes that a Sync has committed. The changes of one that failed come again with the next
-// (model.Backend).
+// note records the changes that a Sync has committed. Those of a failed Sync come again with the next (model.Backend).
 func (c *FlowCleaner) note(rules *compiler.Compiler, changes *model.Changes) {
 	if c.flows.apply(rules, changes) || c.gaps.Load() != c.gapsSearched.Load() {
 		c.signal()
 	}
 }
 
-// repaired notes all frontends: packets may have passed untranslated before the tables were repaired.
+// repaired notes all frontends, because packets may have passed untranslated before the repair.
 func (c *FlowCleaner) repaired() {
 	c.flows.lookAtAll()
 	c.begun()
 	c.signal()
 }
 
-// begun makes the next search look for untranslated connections: until now there may have been no rules.
+// begun makes the next search look for untranslated connections, because there may have been no rules until now.
 func (c *FlowCleaner) begun() { c.gaps.Add(1) }
 
 func (c *FlowCleaner) signal() {
@@ -81,9 +81,9 @@ func (c *FlowCleaner) signal() {
 	}
 }
 
-// Run searches whenever a Sync left something to look at, until ctx ends. What could not be
-// removed is tried again with back-off; new changes do not wait for that. After a search it
-// rests for as long as the search took. The first failure is logged, and the end of it.
+// Run searches after each Sync that noted something, until ctx ends. After a failure it tries again with back-off; new
+// changes do not wait for that. After a search it rests for as long as the search took. It logs the first of several
+// failures, and their end.
 func (c *FlowCleaner) Run(ctx context.Context) {
 	logger := klog.FromContext(ctx)
 	retry := time.NewTimer(0)
@@ -124,9 +124,8 @@ func rest(ctx context.Context, d time.Duration) {
 	}
 }
 
-// Clean searches now for the stale flows that Syncs before the call have left, in one search
-// of the table for each IP family in which there is a reason to. It returns an error when some
-// could not be removed; the next Clean tries again.
+// Clean searches now, for the frontends that Syncs before the call have noted: at most once for each IP family and
+// protocol. It returns an error if a search or a deletion failed; the next Clean tries again.
 func (c *FlowCleaner) Clean(ctx context.Context) error {
 	c.searching.Lock()
 	defer c.searching.Unlock()

@@ -6,18 +6,18 @@ import (
 	"github.com/nftproxy/nftproxy/nft"
 )
 
-// Hooks are called as things happen, for metrics. Each may be nil.
+// Hooks are called on events, for metrics. Each may be nil. They must not call the Backend.
 type Hooks struct {
-	// OnCommit is called after each commit.
+	// OnCommit is called after each successful commit.
 	OnCommit func(nft.CommitStats)
 	// OnCompile is called in each Sync with the time that the compiler took.
 	OnCompile func(time.Duration)
 	// OnForeignChange is called when a check finds that somebody else changed the tables.
 	OnForeignChange func()
-	// OnDiverged is called with true each time the kernel refuses to have the tables repaired, and with false once a
-	// repair succeeded.
+	// OnDiverged is called with true each time a repair of the tables fails, and with false once the tables are as wanted
+	// again.
 	OnDiverged func(bool)
-	// OnRepair is called after the tables were reconciled because they were not as committed.
+	// OnRepair is called after the tables were repaired: after a foreign change, or after a failed commit.
 	OnRepair func()
 }
 

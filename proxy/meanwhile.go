@@ -8,7 +8,7 @@ type meanwhile struct {
 	elements map[elementID]bool
 	// objects holds chains and sets.
 	objects map[objectID]bool
-	// all says that a table was replaced, or that more was changed than is worth noting.
+	// all says that a table was replaced, or that more than maxMeanwhile elements were changed.
 	all bool
 }
 
@@ -64,7 +64,7 @@ func objectOf(s nft.Step) objectID {
 	return objectID{s.Table.Family, "set", s.Set.Name}
 }
 
-// without returns a transaction without what concerns things that were noted.
+// without returns a transaction without the steps and elements on objects and elements that were noted.
 func (m *meanwhile) without(tx nft.Transaction) (rest nft.Transaction) {
 	for _, s := range tx.Steps {
 		if (s.Chain != nil || s.Set != nil) && m.objects[objectOf(s)] {

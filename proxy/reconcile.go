@@ -10,9 +10,9 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// reconcile reads the kernel's tables and commits the difference with the wanted ones. The tables may be from a run
-// before, from another proxy, or changed by somebody else. It replaces them whole only if it must: while a table is
-// replaced, a packet on its way through the old rules may find their maps empty.
+// reconcile reads the kernel's tables and commits the difference with the wanted ones. The tables may be from an
+// earlier process, from another proxy, or changed by somebody else. It replaces them whole only if it must: while a
+// table is replaced, a packet that runs through the old rules may find their maps empty.
 func (b *Backend) reconcile(ctx context.Context, logger klog.Logger) error {
 	err := b.reconcileTables(ctx, logger)
 	if err == nil {
@@ -28,7 +28,7 @@ func (b *Backend) reconcileTables(ctx context.Context, logger klog.Logger) error
 	tx, err := b.difference(ctx)
 	switch {
 	case ctx.Err() != nil:
-		return ctx.Err() // tables that were not read to the end may well be readable
+		return ctx.Err() // the tables may be readable
 	case err != nil:
 		logger.Info("Replacing the tables, because they cannot be read", "reason", err.Error())
 	case tx.AddsTable(), !b.committed() && changesBaseChains(tx):
@@ -37,7 +37,7 @@ func (b *Backend) reconcileTables(ctx context.Context, logger klog.Logger) error
 		if err = b.commitWithAffinity(ctx, tx); err == nil || notSent(ctx, err) {
 			return err
 		}
-		logger.Info("Replacing the tables, because the kernel refused the difference", "reason", err.Error())
+		logger.Info("Replacing the tables, because committing the difference failed", "reason", err.Error())
 	}
 	if b.committed() {
 		return b.replace(ctx, b.commitWanted)
@@ -45,8 +45,8 @@ func (b *Backend) reconcileTables(ctx context.Context, logger klog.Logger) error
 	return b.takeOver(ctx, logger)
 }
 
-// changesBaseChains reports whether a transaction changes a base chain: another program, or another version of this
-// one, wrote the table, and packets are on their way through its rules.
+// changesBaseChains reports whether a transaction changes a base chain. Then another program, or another version of
+// this one, wrote the table, and packets run through its rules.
 func changesBaseChains(tx nft.Transaction) bool {
 	return slices.ContainsFunc(tx.Steps, func(s nft.Step) bool { return s.Chain != nil && s.Chain.Hook != "" })
 }
@@ -78,8 +78,8 @@ func (b *Backend) differenceOnce(ctx context.Context) (tx nft.Transaction, err e
 	return tx, nil
 }
 
-// replace replaces both tables with the wanted ones, in a transaction that do commits. It keeps the clients in the maps
-// of session affinity as far as it can read them in time.
+// replace replaces both tables with the wanted ones, in a transaction that do commits. It keeps those clients of
+// session affinity that it can read in time.
 func (b *Backend) replace(ctx context.Context, do func(context.Context, nft.Transaction) error) error {
 	kept := b.keptAffinity(ctx)
 	if err := ctx.Err(); err != nil {

@@ -1,9 +1,9 @@
 package proxy
 
-// state says whether the kernel's tables are as wanted, as far as the backend knows.
+// state is the backend's knowledge of the kernel's tables.
 type state struct {
 	kind stateKind
-	// reason says for stateDiverged how the tables differ.
+	// reason is, for stateDiverged, the difference.
 	reason string
 }
 
@@ -12,19 +12,18 @@ type stateKind uint8
 const (
 	// stateNew: this process has committed nothing yet. The next Sync reads the tables.
 	stateNew stateKind = iota
-	// stateUnknown: the outcome of the last commit is not known. The next Sync reads the tables.
+	// stateUnknown: reconciling the tables failed. The next Sync reads them.
 	stateUnknown
 	// stateApplied: as far as is known, the tables are as committed last.
 	stateApplied
-	// stateDiverged: somebody else changed the tables, and the kernel refused the repair. Each check and each Sync
-	// tries again.
+	// stateDiverged: somebody else changed the tables, and the repair failed. Each check and each Sync tries again.
 	stateDiverged
 )
 
 // committed reports whether this process has committed the tables before.
 func (b *Backend) committed() bool { return b.state.kind != stateNew }
 
-// lost says that the tables may not be as committed any more.
+// lost notes that the tables may no longer be as committed.
 func (b *Backend) lost() {
 	if b.state.kind == stateApplied {
 		b.state = state{kind: stateUnknown}

@@ -8,7 +8,7 @@ import (
 	"github.com/nftproxy/nftproxy/nft"
 )
 
-// Present returns the tables that Cleanup would remove, in nft's words, such as "ip kube-proxy".
+// Present returns the names of the tables that Cleanup would remove, such as "ip kube-proxy", sorted.
 func Present(ctx context.Context, conn *nft.Conn) ([]string, error) {
 	var tables []string
 	for _, name := range []string{compiler.TableName, compiler.StandInName} {

@@ -10,16 +10,17 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// inFlight is longer than a packet needs for its way through the rules of one hook.
+// inFlight is longer than a packet needs for the rules of one hook.
 const inFlight = 20 * time.Millisecond
 
-// takeOver replaces the tables of another program, or of another version of this one. Stand-ins serve meanwhile, since
-// replacing alone has two gaps:
+// takeOver replaces the tables of another program, or of another version of this one. Stand-ins serve meanwhile,
+// because replacing alone has two gaps:
 //
-//   - A packet that is on its way through the old rules finds their maps empty. The stand-ins' NAT chains come after
-//     all others and translate what those did not.
-//   - The kernel makes the elements of sets with ranges valid last. Load balancer addresses with source ranges would let
-//     nobody in until then. So the stand-ins guard these addresses until the new tables have the ranges.
+//   - A packet that runs through the old rules finds their maps empty. The stand-ins' NAT chains run later, and translate
+//     packets that are not translated yet.
+//   - The kernel makes elements of sets with ranges valid at the very end of a commit. Until then, load balancer
+//     addresses with source ranges would drop everybody. So the stand-ins guard these addresses until the new tables
+//     have the ranges.
 func (b *Backend) takeOver(ctx context.Context, logger klog.Logger) error {
 	there, err := familiesWith(ctx, b.conn, compiler.TableName)
 	if err != nil || len(there) == 0 {
@@ -37,8 +38,8 @@ func (b *Backend) takeOver(ctx context.Context, logger klog.Logger) error {
 	return nil
 }
 
-// guardsLast commits a transaction in two: first all but the steps that guard load balancer addresses, then, with
-// commitGuards, those.
+// guardsLast commits a transaction in two parts: first all steps except those that guard load balancer addresses, then,
+// with commitGuards, those.
 func (b *Backend) guardsLast(ctx context.Context, tx nft.Transaction, commitGuards func(context.Context, nft.Transaction) error) error {
 	first, guards := compiler.GuardsLast(tx)
 	if err := b.commit(ctx, first); err != nil {
@@ -47,7 +48,7 @@ func (b *Backend) guardsLast(ctx context.Context, tx nft.Transaction, commitGuar
 	return commitGuards(ctx, guards)
 }
 
-// standIns returns the transaction that makes the stand-ins.
+// standIns returns the transaction that adds the stand-ins.
 func (b *Backend) standIns() (tx nft.Transaction) {
 	for _, table := range b.compiler.StandIns() {
 		tx.Append(nft.Replace(table))
@@ -55,7 +56,7 @@ func (b *Backend) standIns() (tx nft.Transaction) {
 	return tx
 }
 
-// removeStandIns also removes the stand-ins of a process that ended before it could.
+// removeStandIns removes the stand-ins, also those of an earlier process that ended too soon.
 func (b *Backend) removeStandIns(ctx context.Context) error {
 	there, err := familiesWith(ctx, b.conn, compiler.StandInName)
 	if err != nil {

@@ -13,19 +13,17 @@ import (
 // udpFlows holds the endpoints that serve each UDP frontend, and the frontends whose flows have to be searched for. A
 // frontend is an address and port, or a node port, which has the unspecified address of its family.
 //
-// The rules are kube-proxy's. A flow is stale when it leads to an endpoint that does not serve
-// the Service port any more, or was never translated, and the Service port has endpoints that
-// serve. Without any, and when the address or the Service is gone, flows are left alone: the
-// endpoint may still answer, and nobody else would.
+// The rules are kube-proxy's. A flow is stale if the Service port has serving endpoints, and the flow
+// leads to another one or was never translated. While there is no serving endpoint, and when the
+// address or the Service is gone, flows stay: the endpoint may still answer, and nobody else would.
 type udpFlows struct {
-	// mu is never held for longer than it takes to look at one change or one flow.
+	// mu is held for one change or one flow at a time.
 	mu    sync.Mutex
 	ports map[model.PortID]*model.ServicePort
-	// serving holds the endpoints that serve each frontend; none for a frontend whose owner
-	// has none.
+	// serving holds the serving endpoints of each frontend that has an owner.
 	serving map[netip.AddrPort][]netip.AddrPort
-	// pending holds the frontends whose flows have to be looked at, by family, with the number of
-	// the change that made it so. Those of a frontend that nobody serves are not among them.
+	// pending holds the frontends whose flows have to be searched for, by family, with the number of
+	// the change that made it so. Frontends without serving endpoints are not among them.
 	pending   map[model.Family]map[netip.AddrPort]uint64
 	changes   uint64
 	nodePorts map[model.Family][]netip.Prefix
@@ -44,8 +42,8 @@ func newUDPFlows() *udpFlows {
 	return u
 }
 
-// apply takes in changes that rules has applied, and notes the frontends whose flows they
-// concern. It reports whether flows have to be looked at.
+// apply notes the frontends whose flows are concerned by changes that rules has applied. It reports whether there are
+// flows to search for.
 func (u *udpFlows) apply(rules *compiler.Compiler, changes *model.Changes) (pending bool) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -73,7 +71,7 @@ func (u *udpFlows) apply(rules *compiler.Compiler, changes *model.Changes) (pend
 	return pending
 }
 
-// lookAtAll notes all frontends that somebody serves.
+// lookAtAll notes all frontends with serving endpoints.
 func (u *udpFlows) lookAtAll() {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -85,7 +83,7 @@ func (u *udpFlows) lookAtAll() {
 	}
 }
 
-// set notes what the port with that ID is now, and the frontends that it had and has.
+// set records a port, nil if it is gone, and adds the frontends that it had and has to concerned.
 func (u *udpFlows) set(id model.PortID, port *model.ServicePort, concerned map[netip.AddrPort]bool) {
 	for _, p := range []*model.ServicePort{u.ports[id], port} {
 		if p == nil {
@@ -143,8 +141,8 @@ func unspecified(f model.Family) netip.Addr {
 	return netip.IPv4Unspecified()
 }
 
-// begin reports whether flows of a family have to be looked at, whether some may have dialed
-// a node port, and the number of the change up to which a search that starts now sees them.
+// begin reports whether flows of a family have to be searched for, and whether some may have dialed a node port. A
+// search that starts now covers all changes up to the number upTo.
 func (u *udpFlows) begin(family model.Family) (some, nodePorts bool, upTo uint64) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -157,7 +155,7 @@ func (u *udpFlows) begin(family model.Family) (some, nodePorts bool, upTo uint64
 	return len(u.pending[family]) > 0, nodePorts, u.changes
 }
 
-// done notes that a search has seen all flows that were there when begin returned upTo.
+// done notes that a search has covered all changes up to the number that begin returned.
 func (u *udpFlows) done(family model.Family, upTo uint64) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -169,8 +167,7 @@ func (u *udpFlows) done(family model.Family, upTo uint64) {
 }
 
 // stale reports whether a UDP flow leads from a pending frontend to an endpoint that does not serve it.
-// local holds the machine's own addresses: a node port's number on another machine is none of
-// its business.
+// local holds the machine's own addresses: the same port number on another machine is no node port.
 func (u *udpFlows) stale(f conntrack.Flow, local []netip.Prefix) bool {
 	u.mu.Lock()
 	defer u.mu.Unlock()

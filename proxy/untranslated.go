@@ -12,7 +12,7 @@ import (
 )
 
 // A connection that begins while there are no rules is never translated: connection tracking applies the decision about
-// its first packet to all later ones, also to a SYN that TCP sends again. So after the tables were made anew,
+// its first packet to all later ones, also to a SYN that TCP sends again. So after the first Sync and after a repair,
 // unanswered entries of TCP and SCTP are removed if they dial a frontend that has endpoints. The client's next SYN,
 // about a second later, is then translated. kube-proxy leaves such entries to their timeout (120 s).
 var connectionProtocols = []model.Protocol{model.TCP, model.SCTP}
@@ -27,7 +27,7 @@ func (b *Backend) frontendServes(family model.Family, protocol model.Protocol, a
 	return owner != nil && len(owner.Cluster)+len(owner.Local) > 0
 }
 
-// deleteUntranslated searches for such entries, if the tables were made anew since the last search that succeeded.
+// deleteUntranslated searches for such entries, if there was a gap since the last search that succeeded.
 func (c *FlowCleaner) deleteUntranslated(ctx context.Context) error {
 	gaps := c.gaps.Load()
 	if gaps == c.gapsSearched.Load() {

@@ -11,19 +11,19 @@ import (
 )
 
 const (
-	// CheckInterval is how often Watch asks for the kernel's generation number, in case that a notice was lost or the
-	// kernel gives none. The number costs microseconds.
+	// CheckInterval is how often Watch asks for the kernel's generation number, in case a notice was lost or the kernel
+	// gives none. Asking takes microseconds.
 	CheckInterval = time.Second
-	// compareShare bounds the time that Watch spends comparing tables to one part in this many.
+	// compareShare limits comparisons to one part in this many of the time.
 	compareShare = 20
-	// maxRetryDelay bounds the delay between tries after failures. The first is CheckInterval, each next one twice as
-	// long.
+	// maxRetryDelay bounds the delay between tries after failures. The first delay is CheckInterval, and each one is
+	// twice as long as the one before.
 	maxRetryDelay = 30 * time.Second
 )
 
 // Watch checks the tables whenever somebody else commits, and repairs them, until ctx ends. It adds a missing table at
-// once. It finds changes inside the tables by comparing both with the wanted ones; the longer that takes, the less
-// often. It also runs the reconciler of session affinity.
+// once. To find changes inside the tables, it compares both with the wanted ones, for at most a twentieth of the time.
+// It also runs the reconciler of session affinity.
 func (b *Backend) Watch(ctx context.Context) {
 	logger := klog.FromContext(ctx)
 	group, ctx := errgroup.WithContext(ctx)
@@ -33,7 +33,7 @@ func (b *Backend) Watch(ctx context.Context) {
 				begin := time.Now()
 				err := do(ctx)
 				if time.Since(begin) > maxRetryDelay {
-					wait = CheckInterval // it worked for a while
+					wait = CheckInterval // do worked for a while before it failed
 				}
 				if err != nil && ctx.Err() == nil {
 					logger.Error(err, "Cannot "+what+"; trying again", "in", wait)
@@ -58,7 +58,7 @@ func sleep(ctx context.Context, d time.Duration) {
 	}
 }
 
-// listen fills noticed whenever somebody commits.
+// listen calls notice whenever somebody else commits.
 func (b *Backend) listen(ctx context.Context) error {
 	listener, err := b.conn.Listen()
 	if err != nil {
@@ -87,7 +87,7 @@ func (b *Backend) setListener(l *nft.Listener) error {
 	return l.Join()
 }
 
-// checkAgain checks the tables until ctx ends, or until the kernel cannot be reached.
+// checkAgain checks the tables until ctx ends. It returns an error if it cannot open a connection.
 func (b *Backend) checkAgain(ctx context.Context) error {
 	conn, err := b.conn.Another()
 	if err != nil {
@@ -114,7 +114,7 @@ func (b *Backend) checkAgain(ctx context.Context) error {
 		}
 		if err != nil && ctx.Err() == nil {
 			if errors.Is(err, nft.ErrGenerationMoved) {
-				// That does not keep a table that is gone from being noticed.
+				// Missing tables are noticed meanwhile.
 				logger.Info("Cannot compare the tables, because they change meanwhile; trying again", "in", retry)
 				nextComparison = later(nextComparison, time.Now().Add(retry))
 			} else {

@@ -23,7 +23,7 @@ var (
 	})
 	repairs = metrics.NewCounter(&metrics.CounterOpts{
 		Subsystem: subsystem, Name: "nftables_foreign_changes_repaired_total",
-		Help: "Repairs of the proxy's tables, after a foreign change or after the kernel refused a change", StabilityLevel: metrics.ALPHA,
+		Help: "Repairs of the proxy's tables, after a foreign change or after a commit that failed", StabilityLevel: metrics.ALPHA,
 	})
 	divergedTables = metrics.NewGauge(&metrics.GaugeOpts{
 		Subsystem: subsystem, Name: "nftables_diverged",
