@@ -76,6 +76,7 @@ func (f *family) putAffinity(e frontendElements) {
 		f.releaseAffinity(e.have)
 	}
 	f.countAffinity(e)
+	f.updateSpareSets()
 }
 
 // countAffinity counts the frontends with affinity. The rules that look for them exist only while there are any.

@@ -13,14 +13,20 @@ import (
 // endpoint chain, they are in a set of that chain, for example service-ips-cluster-2, and a rule leads from the set to
 // the chain.
 
-// Each set costs a new connection one more lookup, so a chain gets one only when many frontends go to it. It keeps the
-// set until they are far fewer: a Service that comes and goes must not move the frontends of all others each time. So
-// which chains have a set depends on what was there before, and a process that starts may move some frontends once.
+// Each set costs a new connection one more lookup, so a chain gets one only when many frontends go to it, or when other
+// verdict maps have many elements: the known clients of each frontend with session affinity have a chain of their own,
+// and the kernel walks all of these whenever a frontend that is in no set changes.
+//
+// The sets stay until the frontends are far fewer: a Service that comes and goes must not move the frontends of all
+// others each time. So which chains have a set depends on what was there before, and a process that starts may move
+// some frontends once.
 const (
-	// chainSetFrom is how many frontends give an endpoint chain a set of its own.
-	chainSetFrom = 1000
-	// chainSetUntil is how many frontends a chain with a set must keep to have it.
-	chainSetUntil = 500
+	// chainSetFrom is how many frontends give an endpoint chain a set of its own, and chainSetUntil how many it must keep
+	// to have it.
+	chainSetFrom, chainSetUntil = 1000, 500
+	// spareSetsFrom is how many frontends with session affinity give a set to all chains in advance, and spareSetsUntil
+	// how many of them there must stay.
+	spareSetsFrom, spareSetsUntil = 500, 250
 )
 
 // mayHaveSet reports whether the chain may have a set: few chains may, since packets go through the sets one by one.
@@ -31,65 +37,97 @@ func (c endpointChain) mayHaveSet() bool {
 // putGotoElement puts the element that leads a frontend to a chain that is in use into the chain's set or, if it has
 // none, into verdicts.
 func (f *family) putGotoElement(c endpointChain, verdicts *nft.Set, key nft.Data, comment string) {
-	use := f.endpointChains.used[c]
-	if use.set != nil {
-		f.draft.Put(use.set, nft.Element{Key: key, Comment: comment})
+	e := &f.endpointChains
+	if set := e.sets[c]; set != nil {
+		f.draft.Put(set, nft.Element{Key: key, Comment: comment})
 		return
 	}
+	use := e.used[c]
 	f.draft.Put(verdicts, nft.Element{Key: key, Verdict: nft.Goto(use.name), Comment: comment})
-	if c.mayHaveSet() {
+	if use.keys != nil {
 		use.keys[key] = struct{}{}
 	}
 }
 
 // removeGotoElement is the inverse of putGotoElement. A chain that is not in use leads nobody.
 func (f *family) removeGotoElement(c endpointChain, verdicts *nft.Set, key nft.Data) {
-	use := f.endpointChains.used[c]
-	if use == nil {
-		return
+	e := &f.endpointChains
+	if set := e.sets[c]; set != nil {
+		f.draft.Remove(set, key)
+	} else if use := e.used[c]; use != nil {
+		f.draft.Remove(verdicts, key)
+		delete(use.keys, key)
 	}
-	if use.set != nil {
-		f.draft.Remove(use.set, key)
-		return
-	}
-	f.draft.Remove(verdicts, key)
-	delete(use.keys, key)
 }
 
 // updateChainSet gives the chain a set or takes it away, if the number of its frontends says so, and moves them: at most
 // chainSetFrom, and not again before as many came or went as the two limits are apart.
 func (f *family) updateChainSet(c endpointChain) {
-	use := f.endpointChains.used[c]
-	switch {
-	case use.set == nil && use.frontends >= f.limits.chainSetFrom && c.mayHaveSet():
-		f.addChainSet(c, use)
-	case use.set != nil && use.frontends < f.limits.chainSetUntil:
-		f.removeChainSet(c, use)
+	switch has, want := f.endpointChains.sets[c] != nil, f.wantsSet(c); {
+	case want && !has:
+		f.addChainSet(c)
+	case has && !want:
+		f.removeChainSet(c)
 	}
 }
 
-func (f *family) addChainSet(c endpointChain, use *chainUse) {
-	use.set = f.chainSet("service-ips-" + use.name)
-	f.draft.PutSet(use.set)
-	keys := use.keys
-	use.keys = nil
-	for key := range keys {
-		e, _ := f.sets.serviceIPs.Element(key)
-		f.draft.Remove(f.sets.serviceIPs, key)
-		f.putGotoElement(c, f.sets.serviceIPs, key, e.Comment)
+func (f *family) wantsSet(c endpointChain) bool {
+	e := &f.endpointChains
+	if !c.mayHaveSet() {
+		return false
+	}
+	if e.spareSets && e.spare(c) {
+		return true
+	}
+	use := e.used[c]
+	return use != nil && (use.frontends >= f.limits.chainSetFrom || e.sets[c] != nil && use.frontends >= f.limits.chainSetUntil)
+}
+
+func (f *family) addChainSet(c endpointChain) {
+	e := &f.endpointChains
+	e.sets[c] = f.chainSet("service-ips-" + c.name())
+	f.draft.PutSet(e.sets[c])
+	if use := e.used[c]; use != nil {
+		for key := range use.keys {
+			element, _ := f.sets.serviceIPs.Element(key)
+			f.draft.Remove(f.sets.serviceIPs, key)
+			f.putGotoElement(c, f.sets.serviceIPs, key, element.Comment)
+		}
+		use.keys = nil
 	}
 	f.putServices()
 }
 
-func (f *family) removeChainSet(c endpointChain, use *chainUse) {
-	set := use.set
-	use.set, use.keys = nil, map[nft.Data]struct{}{}
-	for _, e := range set.Elements() {
-		f.draft.Remove(set, e.Key)
-		f.putGotoElement(c, f.sets.serviceIPs, e.Key, e.Comment)
+func (f *family) removeChainSet(c endpointChain) {
+	e := &f.endpointChains
+	set := e.sets[c]
+	delete(e.sets, c)
+	if use := e.used[c]; use != nil {
+		use.keys = map[nft.Data]struct{}{}
+	}
+	for _, element := range set.Elements() {
+		f.draft.Remove(set, element.Key)
+		f.putGotoElement(c, f.sets.serviceIPs, element.Key, element.Comment)
 	}
 	f.draft.RemoveSet(set.Name)
 	f.putServices()
+}
+
+// updateSpareSets gives all chains in advance a set or takes it away, if the number of frontends with session affinity
+// says so.
+func (f *family) updateSpareSets() {
+	e := &f.endpointChains
+	known := f.sets.knownIPs.Len() + f.sets.knownNodePorts.Len()
+	spare := known >= f.limits.spareSetsFrom || e.spareSets && known >= f.limits.spareSetsUntil
+	if spare == e.spareSets {
+		return
+	}
+	e.spareSets = spare
+	for key := range e.groups {
+		for key.count = 1; key.count <= spareChains; key.count++ {
+			f.updateChainSet(key)
+		}
+	}
 }
 
 // chainSet returns the set of that name. There is one object for each name, since a draft knows sets by their pointers.
@@ -103,17 +141,14 @@ func (f *family) chainSet(name string) *nft.Set {
 // chainSetRules lead from the sets to their chains.
 func (f *family) chainSetRules() (rules []nft.Rule) {
 	var chains []endpointChain
-	for c, use := range f.endpointChains.used {
-		if use.set != nil {
-			chains = append(chains, c)
-		}
+	for c := range f.endpointChains.sets {
+		chains = append(chains, c)
 	}
 	slices.SortFunc(chains, func(a, b endpointChain) int {
 		return cmp.Or(cmp.Compare(a.count, b.count), cmp.Compare(a.name(), b.name()))
 	})
 	for _, c := range chains {
-		use := f.endpointChains.used[c]
-		rules = append(rules, nft.NewRule(nft.InSet{Key: f.key(false), Set: use.set.Name}, nft.Goto(use.name)))
+		rules = append(rules, nft.NewRule(nft.InSet{Key: f.key(false), Set: f.endpointChains.sets[c].Name}, nft.Goto(c.name())))
 	}
 	return rules
 }

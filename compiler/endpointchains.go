@@ -18,13 +18,19 @@ const (
 )
 
 // chainLimits are the constants of these names; tests change them.
-type chainLimits struct{ chainSetFrom, chainSetUntil, spareChainsFrom, spareChainsUntil int }
+type chainLimits struct {
+	chainSetFrom, chainSetUntil, spareChainsFrom, spareChainsUntil, spareSetsFrom, spareSetsUntil int
+}
 
 // endpointChains counts the frontends that use endpoint chains.
 type endpointChains struct {
 	used map[endpointChain]*chainUse
 	// groups counts the frontends of chains that differ in nothing but the number of endpoints.
 	groups map[endpointChain]*chainGroup
+	// sets holds the sets of the chains that have one.
+	sets map[endpointChain]*nft.Set
+	// spareSets says that all chains in advance have one, if they may.
+	spareSets bool
 }
 
 // chainUse is the use of one chain.
@@ -32,9 +38,7 @@ type chainUse struct {
 	frontends int
 	// name is the chain's; all elements share it.
 	name string
-	// set has the frontends that go to the chain; nil if they are in a verdict map.
-	set *nft.Set
-	// keys are those frontends while a chain that may have a set has none.
+	// keys are those of the frontends, while a chain that may have a set has none.
 	keys map[nft.Data]struct{}
 }
 
@@ -46,7 +50,7 @@ type chainGroup struct {
 }
 
 func newEndpointChains() endpointChains {
-	return endpointChains{used: map[endpointChain]*chainUse{}, groups: map[endpointChain]*chainGroup{}}
+	return endpointChains{used: map[endpointChain]*chainUse{}, groups: map[endpointChain]*chainGroup{}, sets: map[endpointChain]*nft.Set{}}
 }
 
 // group identifies the chains that differ in nothing but the number of endpoints.
@@ -60,6 +64,11 @@ func (e *endpointChains) wants(c endpointChain) bool {
 	if e.used[c] != nil {
 		return true
 	}
+	return e.spare(c)
+}
+
+// spare reports whether there should be that chain even if no frontend goes to it.
+func (e *endpointChains) spare(c endpointChain) bool {
 	group := e.groups[c.group()]
 	return group != nil && group.spare && c.count > 0 && c.count <= spareChains
 }
@@ -73,7 +82,7 @@ func (f *family) useChain(c endpointChain) {
 	use := e.used[c]
 	if use == nil {
 		use = &chainUse{name: c.name()}
-		if c.mayHaveSet() {
+		if c.mayHaveSet() && e.sets[c] == nil {
 			use.keys = map[nft.Data]struct{}{}
 		}
 		e.used[c] = use
@@ -92,12 +101,11 @@ func (f *family) releaseChain(c endpointChain) {
 	e := &f.endpointChains
 	f.countInGroup(c, -1)
 	use := e.used[c]
-	use.frontends--
-	f.updateChainSet(c)
-	if use.frontends == 0 {
+	if use.frontends--; use.frontends == 0 {
 		delete(e.used, c)
-		f.putEndpointChain(c)
 	}
+	f.updateChainSet(c)
+	f.putEndpointChain(c)
 }
 
 // countInGroup counts the frontends of the chain's group, and adds or removes the chains for small numbers of endpoints
@@ -124,6 +132,7 @@ func (f *family) setSpare(key endpointChain, group *chainGroup, spare bool) {
 	group.spare = spare
 	for key.count = 1; key.count <= spareChains; key.count++ {
 		f.putEndpointChain(key)
+		f.updateChainSet(key)
 	}
 }
 

@@ -2,7 +2,9 @@ package compiler
 
 import (
 	"fmt"
+	"net/netip"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/nftproxy/nftproxy/model"
@@ -141,4 +143,54 @@ func TestChainSet(t *testing.T) {
 			c.expectSmall(c.become(chainSetUntil - 1))
 		}
 	})
+}
+
+// Where many Services have session affinity, elements with a verdict have the kernel walk the chains of all of them.
+func TestTransactionSizeWithAffinity(t *testing.T) {
+	const last = spareSetsFrom - 1
+	port := func(i int, endpoints int) *model.ServicePort {
+		p := numbered(i, model.IPv4)
+		p.AffinityTimeout = time.Hour
+		for slot := range endpoints {
+			p.Cluster = append(p.Cluster[:slot], model.Endpoint{AddrPort: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 250, byte(slot), 1}), 80), Remote: true})
+		}
+		return p
+	}
+	c := newCompiler(t)
+	all := &model.Changes{Full: true, Ports: map[model.PortID]*model.ServicePort{}}
+	for i := range spareSetsFrom {
+		p := port(i, 2)
+		all.Ports[p.ID] = p
+	}
+	c.Apply(all)
+	c.Committed()
+	for _, tc := range []struct {
+		name string
+		port *model.ServicePort
+		want map[string]int
+	}{
+		{"an endpoint more", port(7, 3), map[string]int{
+			"ip add to endpoints": 1, "ip delete from service-ips-cluster-2": 1, "ip add to service-ips-cluster-3": 1,
+		}},
+		{"two endpoints less", port(7, 1), map[string]int{
+			"ip delete from endpoints": 2, "ip delete from service-ips-cluster-3": 1, "ip add to service-ips-cluster-1": 1,
+		}},
+		{"no affinity any more", numbered(last, model.IPv4), map[string]int{
+			"ip add to endpoints": 2, "ip delete from endpoints": 2, "ip add to hairpin": 2,
+			"ip delete from affinity-ips": 1, "ip delete from affinity-known-ips": 1,
+			"delete map ip kube-proxy affinity.default.service-499.tcp":                 1,
+			"flush chain ip kube-proxy affinity-known-cluster.default.service-499.tcp":  1,
+			"delete chain ip kube-proxy affinity-known-cluster.default.service-499.tcp": 1,
+			"flush chain ip kube-proxy affinity-update.default.service-499.tcp":         1,
+			"delete chain ip kube-proxy affinity-update.default.service-499.tcp":        1,
+		}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			c.Apply(&model.Changes{Ports: map[model.PortID]*model.ServicePort{tc.port.ID: tc.port}})
+			if diff := cmp.Diff(tc.want, counts(c.Transaction())); diff != "" {
+				t.Errorf("transaction (-want +got):\n%s", diff)
+			}
+			c.Committed()
+		})
+	}
 }

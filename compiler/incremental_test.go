@@ -2,6 +2,7 @@ package compiler
 
 import (
 	"maps"
+	"math"
 	"net/netip"
 	"slices"
 	"strings"
@@ -196,8 +197,8 @@ func (c *cluster) newCompiler(limits chainLimits) *Compiler {
 
 // fewFrontends chooses limits that a few frontends reach.
 func fewFrontends(c chooser) chainLimits {
-	l := chainLimits{chainSetFrom: 2 + c.choose(2), spareChainsFrom: 2 + c.choose(4)}
-	l.chainSetUntil, l.spareChainsUntil = 1+c.choose(l.chainSetFrom), 1+c.choose(l.spareChainsFrom)
+	l := chainLimits{chainSetFrom: 2 + c.choose(2), spareChainsFrom: 2 + c.choose(4), spareSetsFrom: 2 + c.choose(3)}
+	l.chainSetUntil, l.spareChainsUntil, l.spareSetsUntil = 1+c.choose(l.chainSetFrom), 1+c.choose(l.spareChainsFrom), 1+c.choose(l.spareSetsFrom)
 	return l
 }
 
@@ -206,7 +207,7 @@ func fewFrontends(c chooser) chainLimits {
 // is told of each change does not have.
 func (c *cluster) fresh() *Compiler {
 	most := c.limits
-	most.chainSetFrom, most.spareChainsFrom = most.chainSetUntil, most.spareChainsUntil
+	most.chainSetFrom, most.spareChainsFrom, most.spareSetsFrom = most.chainSetUntil, most.spareChainsUntil, most.spareSetsUntil
 	compiler := c.newCompiler(most)
 	all := c.state
 	all.Ports = maps.Clone(c.state.Ports)
@@ -218,14 +219,18 @@ func (c *cluster) fresh() *Compiler {
 }
 
 func (c *cluster) takeAway(f, has *family) {
-	for chain, use := range f.endpointChains.used {
-		if use.set != nil && use.frontends < c.limits.chainSetFrom && has.endpointChains.used[chain].set == nil {
-			f.removeChainSet(chain, use)
-		}
-	}
 	for key, group := range f.endpointChains.groups {
 		if group.spare && group.frontends < c.limits.spareChainsFrom && !has.endpointChains.groups[key].spare {
 			f.setSpare(key, group, false)
+		}
+	}
+	if !has.endpointChains.spareSets && f.sets.knownIPs.Len()+f.sets.knownNodePorts.Len() < c.limits.spareSetsFrom {
+		f.limits.spareSetsFrom, f.limits.spareSetsUntil = math.MaxInt, math.MaxInt
+		f.updateSpareSets()
+	}
+	for chain := range f.endpointChains.sets {
+		if use := f.endpointChains.used[chain]; has.endpointChains.sets[chain] == nil && use != nil && use.frontends < c.limits.chainSetFrom {
+			f.removeChainSet(chain)
 		}
 	}
 }

@@ -168,13 +168,16 @@ func (d *Draft) header() *Table {
 	return &Table{Family: d.family, Name: d.name, Comment: d.comment, Owner: d.owned, Persist: d.owned}
 }
 
-// allSets returns the sets of AddSet, then those of PutSet by name.
+// allSets returns the sets of AddSet, then those of PutSet by name: first those that the draft fills, then the Dynamic
+// ones. The kernel finds a set in a list, in the order in which they were added, and the Dynamic ones can be many.
 func (d *Draft) allSets() []*Set {
-	sets := slices.Clone(d.sets)
-	for _, name := range slices.SortedFunc(maps.Keys(d.coming), compareNatural) {
-		sets = append(sets, d.coming[name])
-	}
-	return sets
+	coming := slices.SortedFunc(maps.Values(d.coming), func(a, b *Set) int {
+		if a.Dynamic != b.Dynamic {
+			return map[bool]int{false: -1, true: 1}[a.Dynamic]
+		}
+		return compareNatural(a.Name, b.Name)
+	})
+	return append(slices.Clone(d.sets), coming...)
 }
 
 // Transaction returns the difference from the last commit to the draft. If there was no commit, or the difference
