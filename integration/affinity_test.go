@@ -263,7 +263,14 @@ func (a *affinityTest) expectHomeOver(frontend affinityFrontend, after string, g
 	}
 }
 
-func TestThousandClientsKeepTheirEndpoints(t *testing.T) {
+func TestAffinity(t *testing.T) {
+	t.Run("a thousand clients keep their endpoints", testThousandClientsKeepTheirEndpoints)
+	t.Run("edits keep clients where they are", testAffinityOfEdits)
+	t.Run("lost maps cost no client its endpoint", testAffinityOfLostMaps)
+	t.Run("ends with its timeout, its Service and its setting", testAffinityEndsWithItsTimeoutItsServiceAndItsSetting)
+}
+
+func testThousandClientsKeepTheirEndpoints(t *testing.T) {
 	a := newAffinityTest(t, 1000, 3*time.Hour)
 	for _, name := range append(affinityEndpoints, "f") {
 		a.serve(name)
@@ -312,8 +319,8 @@ func TestThousandClientsKeepTheirEndpoints(t *testing.T) {
 	a.expectHome("the return of the endpoints")
 }
 
-// TestAffinityOfEdits changes a Service in ways that take no endpoint away.
-func TestAffinityOfEdits(t *testing.T) {
+// testAffinityOfEdits changes a Service in ways that take no endpoint away.
+func testAffinityOfEdits(t *testing.T) {
 	a := newAffinityTest(t, 40, 3*time.Hour)
 	for _, name := range affinityEndpoints {
 		a.serve(name)
@@ -348,8 +355,8 @@ func TestAffinityOfEdits(t *testing.T) {
 	}
 }
 
-// TestAffinityOfLostMaps loses the tables, with and without conntrack's memory.
-func TestAffinityOfLostMaps(t *testing.T) {
+// testAffinityOfLostMaps loses the tables, with and without conntrack's memory.
+func testAffinityOfLostMaps(t *testing.T) {
 	a := newAffinityTest(t, 40, 3*time.Hour)
 	for _, name := range affinityEndpoints {
 		a.serve(name)
@@ -412,7 +419,7 @@ func (a *affinityTest) learnedElements() int {
 	return n
 }
 
-func TestAffinityEndsWithItsTimeoutItsServiceAndItsSetting(t *testing.T) {
+func testAffinityEndsWithItsTimeoutItsServiceAndItsSetting(t *testing.T) {
 	a := newAffinityTest(t, 20, time.Hour)
 	for _, name := range affinityEndpoints {
 		a.serve(name)

@@ -124,7 +124,13 @@ func watchBatches(t *testing.T, h *lab.Host) func() int {
 	}
 }
 
-func TestDualStackChangeIsExactlyOneBatch(t *testing.T) {
+func TestBatch(t *testing.T) {
+	t.Run("a dual-stack change is exactly one", testDualStackChangeIsExactlyOneBatch)
+	t.Run("ones that fail change and lose nothing", testFailingCommitsChangeAndLoseNothing)
+	t.Run("one refused in the middle is replaced in the same Sync", testBatchRefusedInTheMiddleIsReplacedInTheSameSync)
+}
+
+func testDualStackChangeIsExactlyOneBatch(t *testing.T) {
 	l := labtest.New(t)
 	c := labtest.Conn(t, l.Node)
 	b := started(t, c)
@@ -195,7 +201,7 @@ func takeTable(t *testing.T, h *lab.Host, family nft.Family, name string) (relea
 	}
 }
 
-func TestFailingCommitsChangeAndLoseNothing(t *testing.T) {
+func testFailingCommitsChangeAndLoseNothing(t *testing.T) {
 	l := labtest.New(t)
 	c := labtest.Conn(t, l.Node)
 	b := started(t, c)
@@ -238,7 +244,7 @@ func TestFailingCommitsChangeAndLoseNothing(t *testing.T) {
 	}
 }
 
-func TestBatchRefusedInTheMiddleIsReplacedInTheSameSync(t *testing.T) {
+func testBatchRefusedInTheMiddleIsReplacedInTheSameSync(t *testing.T) {
 	l := labtest.New(t)
 	for _, tc := range []struct{ name, by string }{
 		{"everything was flushed", "flush ruleset"},
@@ -265,7 +271,11 @@ func TestBatchRefusedInTheMiddleIsReplacedInTheSameSync(t *testing.T) {
 	}
 }
 
-func TestCleanupRemovesBothTablesAndNothingElse(t *testing.T) {
+func TestCleanup(t *testing.T) {
+	t.Run("removes both tables and nothing else", testCleanupRemovesBothTablesAndNothingElse)
+}
+
+func testCleanupRemovesBothTablesAndNothingElse(t *testing.T) {
 	l := labtest.New(t)
 	c := labtest.Conn(t, l.Node)
 	started(t, c)

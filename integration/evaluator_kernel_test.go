@@ -26,9 +26,14 @@ import (
 // flowsPerRuleset is how many flows are sent through each random ruleset.
 const flowsPerRuleset = 40
 
+func TestEvaluator(t *testing.T) {
+	t.Run("agrees with the kernel", testEvaluatorAgreesWithTheKernel)
+	t.Run("agrees with the kernel on any rules", testEvaluatorAgreesWithTheKernelOnAnyRules)
+}
+
 // What the evaluator says of random packets through the rulesets of random models is what the
 // kernel does with them. rapid prints how to try a case that fails again.
-func TestEvaluatorAgreesWithTheKernel(t *testing.T) {
+func testEvaluatorAgreesWithTheKernel(t *testing.T) {
 	b := newBench(t)
 	rapid.Check(t, func(rt *rapid.T) {
 		d := generator{rt}

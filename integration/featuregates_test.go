@@ -11,8 +11,13 @@ import (
 	"github.com/nftproxy/nftproxy/integration/lab/labtest"
 )
 
+func TestFeatureGates(t *testing.T) {
+	t.Run("external IPs stay out with the gate off", testExternalIPsStayOutWithTheGateOff)
+	t.Run("WatchListClient", testWatchListClient)
+}
+
 // With the gate off no external IP gets into the kernel, and ruledump says so beforehand.
-func TestExternalIPsStayOutWithTheGateOff(t *testing.T) {
+func testExternalIPsStayOutWithTheGateOff(t *testing.T) {
 	g := goldenCase{"external-ips-are-left-out-with-the-feature-gate-off", filepath.Join(corpus, "external-ips-are-left-out-with-the-feature-gate-off")}
 	t.Run("from the file", func(t *testing.T) {
 		l := labtest.New(t)
@@ -44,7 +49,7 @@ func TestExternalIPsStayOutWithTheGateOff(t *testing.T) {
 }
 
 // The gate WatchListClient decides how the command asks the API server for what there is.
-func TestWatchListClient(t *testing.T) {
+func testWatchListClient(t *testing.T) {
 	g := goldenCase{"cluster-ip-spreads-over-all-endpoints", filepath.Join(corpus, "cluster-ip-spreads-over-all-endpoints")}
 	for gate, want := range map[string]struct{ lists, streams bool }{"false": {lists: true}, "true": {streams: true}} {
 		t.Run(gate, func(t *testing.T) {

@@ -113,7 +113,13 @@ func (f *withServer) resume(t *testing.T) {
 	}
 }
 
-func TestHealthUntilTheFirstSync(t *testing.T) {
+func TestHealth(t *testing.T) {
+	t.Run("until the first Sync", testHealthUntilTheFirstSync)
+	t.Run("ServiceCIDRs that fail hold up nothing", testServiceCIDRsThatFailHoldUpNothing)
+	t.Run("while the Node is waited for", testHealthWhileTheNodeIsWaitedFor)
+}
+
+func testHealthUntilTheFirstSync(t *testing.T) {
 	const lastSync = `kubeproxy_sync_proxy_rules_last_timestamp_seconds{ip_family="IPv4"}`
 	for name, tt := range map[string]struct {
 		spoil func(t *testing.T, f *withServer)
@@ -171,7 +177,7 @@ func TestHealthUntilTheFirstSync(t *testing.T) {
 }
 
 // Kubernetes drops packets to addresses of a ServiceCIDR that no Service holds. Nothing waits for that.
-func TestServiceCIDRsThatFailHoldUpNothing(t *testing.T) {
+func testServiceCIDRsThatFailHoldUpNothing(t *testing.T) {
 	cidr := &networkingv1.ServiceCIDR{ObjectMeta: metav1.ObjectMeta{Name: "kubernetes"}, Spec: networkingv1.ServiceCIDRSpec{CIDRs: []string{"10.96.0.0/16"}}}
 	const failing = `kubeproxy_watch_failing{resource="servicecidrs"}`
 	for name, tt := range map[string]struct {
@@ -215,7 +221,7 @@ func TestServiceCIDRsThatFailHoldUpNothing(t *testing.T) {
 }
 
 // A Service's health check must not attract traffic while node ports answer nowhere.
-func TestHealthWhileTheNodeIsWaitedFor(t *testing.T) {
+func testHealthWhileTheNodeIsWaitedFor(t *testing.T) {
 	f := newWithServer(t)
 	(&uploader{t, f.server}).delete(f.node)
 	service, slice := outageObjects("10.244.1.5")

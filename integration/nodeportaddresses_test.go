@@ -13,9 +13,13 @@ import (
 	"github.com/nftproxy/nftproxy/integration/lab/labtest"
 )
 
+func TestNodePortAddresses(t *testing.T) {
+	t.Run("health checks of a family that they do not name answer everywhere", testHealthChecksOfAnUnnamedFamilyAnswerEverywhere)
+}
+
 // The health checks of Services are where node ports are: in a family that nodePortAddresses does not
 // name, on every address. A warning says so.
-func TestHealthChecksOfAnUnnamedFamilyAnswerEverywhere(t *testing.T) {
+func testHealthChecksOfAnUnnamedFamilyAnswerEverywhere(t *testing.T) {
 	g := goldenCase{"source-ranges-under-policy-local", filepath.Join(corpus, "source-ranges-under-policy-local")}
 	l := labtest.New(t)
 	config := filepath.Join(t.TempDir(), "config.yaml")

@@ -125,7 +125,11 @@ func keepDialingAt(t *testing.T, h *lab.Host, address string) (stop func()) {
 	return stop
 }
 
-func TestTrafficFlowsWhileTheAPIServerIsGone(t *testing.T) {
+func TestOutage(t *testing.T) {
+	t.Run("traffic flows while the API server is gone", testTrafficFlowsWhileTheAPIServerIsGone)
+}
+
+func testTrafficFlowsWhileTheAPIServerIsGone(t *testing.T) {
 	t.Parallel()
 	l := labtest.New(t)
 	server, kubeconfig := labtest.APIServer(t, l.Node)

@@ -34,11 +34,17 @@ func (f *troubled) startAsNobody(t *testing.T, capabilities ...uintptr) *labtest
 	return labtest.StartCommand(t, f.lab.Node, cmd)
 }
 
-func TestProxySaysWhichPrivilegesItNeeds(t *testing.T) {
+func TestPrivileges(t *testing.T) {
+	t.Run("the proxy says which it needs", testProxySaysWhichPrivilegesItNeeds)
+	t.Run("CAP_NET_ADMIN is enough", testCapNetAdminIsEnough)
+	t.Run("read-only sysctls must be right", testReadOnlySysctlsMustBeRight)
+}
+
+func testProxySaysWhichPrivilegesItNeeds(t *testing.T) {
 	newTroubled(t).startAsNobody(t).Fails(t, "operation not permitted; nftables needs CAP_NET_ADMIN in the user namespace that owns the network namespace")
 }
 
-func TestCapNetAdminIsEnough(t *testing.T) {
+func testCapNetAdminIsEnough(t *testing.T) {
 	f := newTroubled(t)
 	p := f.startAsNobody(t, unix.CAP_NET_ADMIN)
 	f.programmed(t)
@@ -58,7 +64,7 @@ func inMounts(script, program string, args ...string) *exec.Cmd {
 }
 
 // As in a container: a proxy that has the privileges has to set the sysctls first.
-func TestReadOnlySysctlsMustBeRight(t *testing.T) {
+func testReadOnlySysctlsMustBeRight(t *testing.T) {
 	f := newTroubled(t)
 	args := append(f.args(), "--manifests="+f.g.manifestsDir(t), "--conntrack-max-per-core=0", "--conntrack-tcp-timeout-established=1h", "--conntrack-tcp-timeout-close-wait=0s")
 	readOnly := func() *labtest.Process {

@@ -37,7 +37,14 @@ func backendFor(t *testing.T, c *nft.Conn, g goldenCase, hooks proxy.Hooks) *pro
 	return b
 }
 
-func TestTablesAreRepaired(t *testing.T) {
+func TestRepair(t *testing.T) {
+	t.Run("tables are repaired", testTablesAreRepaired)
+	t.Run("a restart changes only what is wrong", testRestartChangesOnlyWhatIsWrong)
+	t.Run("a running proxy survives a flushed ruleset", testRunningProxySurvivesAFlushedRuleset)
+	t.Run("a refused one is tried again", testRefusedRepairIsTriedAgain)
+}
+
+func testTablesAreRepaired(t *testing.T) {
 	g := goldenCase{"hairpin-over-node-port", filepath.Join(corpus, "hairpin-over-node-port")}
 	l := labtest.New(t)
 	c := labtest.Conn(t, l.Node)
@@ -87,7 +94,7 @@ func TestTablesAreRepaired(t *testing.T) {
 }
 
 // A restart leaves alone what is right, and mends what is not, without replacing the rest.
-func TestRestartChangesOnlyWhatIsWrong(t *testing.T) {
+func testRestartChangesOnlyWhatIsWrong(t *testing.T) {
 	g := goldenCase{"hairpin-over-node-port", filepath.Join(corpus, "hairpin-over-node-port")}
 	l := labtest.New(t)
 	c := labtest.Conn(t, l.Node)
@@ -118,7 +125,7 @@ func TestRestartChangesOnlyWhatIsWrong(t *testing.T) {
 	}
 }
 
-func TestRunningProxySurvivesAFlushedRuleset(t *testing.T) {
+func testRunningProxySurvivesAFlushedRuleset(t *testing.T) {
 	g := goldenCase{"cluster-ip-spreads-over-all-endpoints", filepath.Join(corpus, "cluster-ip-spreads-over-all-endpoints")}
 	l := labtest.New(t)
 	c := labtest.Conn(t, l.Node)
@@ -136,7 +143,7 @@ func TestRunningProxySurvivesAFlushedRuleset(t *testing.T) {
 
 // A repair that the kernel refuses is tried again, although no Service changes: here another process owns a
 // table of the same name, which nobody else may delete while it runs.
-func TestRefusedRepairIsTriedAgain(t *testing.T) {
+func testRefusedRepairIsTriedAgain(t *testing.T) {
 	g := goldenCase{"hairpin-over-node-port", filepath.Join(corpus, "hairpin-over-node-port")}
 	l := labtest.New(t)
 	c := labtest.Conn(t, l.Node)

@@ -38,7 +38,11 @@ func writeManyServices(t *testing.T, dir string, n int) {
 	}
 }
 
-func TestTenThousandServicesAreFewChainsInTheKernel(t *testing.T) {
+func TestScale(t *testing.T) {
+	t.Run("ten thousand Services are few chains in the kernel", testTenThousandServicesAreFewChainsInTheKernel)
+}
+
+func testTenThousandServicesAreFewChainsInTheKernel(t *testing.T) {
 	dir := t.TempDir()
 	writeManyServices(t, dir, scaleServices)
 	objects, err := manifests.Load(dir)

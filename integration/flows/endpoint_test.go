@@ -7,7 +7,11 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-func TestEndpointsOfAllSlicesAreMerged(t *testing.T) {
+func TestEndpoints(t *testing.T) {
+	t.Run("of all slices are merged", testEndpointsOfAllSlicesAreMerged)
+}
+
+func testEndpointsOfAllSlicesAreMerged(t *testing.T) {
 	got, err := Endpoints([]byte(`--- # first
 apiVersion: v1
 kind: Service

@@ -7,7 +7,11 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-func TestObserveTellsWhichExpectationsAConnectionMeets(t *testing.T) {
+func TestObserve(t *testing.T) {
+	t.Run("tells which expectations a connection meets", testObserveTellsWhichExpectationsAConnectionMeets)
+}
+
+func testObserveTellsWhichExpectationsAConnectionMeets(t *testing.T) {
 	r := newRunner(t, handWritten)
 	reaches := func(source Source, endpoints ...string) Expectation {
 		e := Expectation{Source: source}

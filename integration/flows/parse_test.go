@@ -60,9 +60,10 @@ flows:
 	if diff := cmp.Diff(want, got, compareAddrs); diff != "" {
 		t.Errorf("Load (-want +got):\n%s", diff)
 	}
+	t.Run("names the field that is wrong", testParseNamesTheFieldThatIsWrong)
 }
 
-func TestParseNamesTheFieldThatIsWrong(t *testing.T) {
+func testParseNamesTheFieldThatIsWrong(t *testing.T) {
 	for _, test := range []struct{ name, flow, want string }{
 		{"unknown field", "{name: x, from: client, to: '1.2.3.4:5', expct: {}}", `unknown field "expct"`},
 		{"unknown expectation", "{name: x, from: client, to: '1.2.3.4:5', expect: {endpoint: []}}", `unknown field "endpoint"`},

@@ -79,9 +79,19 @@ var (
 	sticky4  = addrPorts("10.244.1.5:8080", "10.244.1.6:8080")
 )
 
+func TestRunner(t *testing.T) {
+	t.Run("hand-written rules do what they say", testHandWrittenRulesDoWhatTheySay)
+	t.Run("a wrong expectation fails", testWrongExpectationFails)
+	t.Run("untouched notices NAT", testUntouchedNoticesNAT)
+	t.Run("packets are untouched without rules", testPacketsAreUntouchedWithoutRules)
+	t.Run("endpoints are reached directly", testEndpointsAreReachedDirectly)
+	t.Run("silence where nothing is there", testSilenceWhereNothingIsThere)
+	t.Run("refusal where nobody listens", testRefusalWhereNobodyListens)
+}
+
 // A sender on the other node is left out where the source is kept: an endpoint there
 // answers it directly, past the node under test.
-func TestHandWrittenRulesDoWhatTheySay(t *testing.T) {
+func testHandWrittenRulesDoWhatTheySay(t *testing.T) {
 	r := newRunner(t, handWritten)
 	var flows []Flow
 	add := func(from Origin, protocol Protocol, to netip.Addr, port uint16, expect Expectation) {
@@ -117,9 +127,9 @@ func TestHandWrittenRulesDoWhatTheySay(t *testing.T) {
 	}
 }
 
-// TestWrongExpectationFails shows for each kind of expectation that a packet which becomes
+// testWrongExpectationFails shows for each kind of expectation that a packet which becomes
 // something else is noticed.
-func TestWrongExpectationFails(t *testing.T) {
+func testWrongExpectationFails(t *testing.T) {
 	var w wrongs
 	for _, protocol := range []Protocol{TCP, UDP, SCTP} {
 		w.addAll(protocol)
@@ -156,8 +166,8 @@ func (w *wrongs) addAll(protocol Protocol) {
 	}
 }
 
-// TestUntouchedNoticesNAT has a rule that masquerades what only passes by.
-func TestUntouchedNoticesNAT(t *testing.T) {
+// testUntouchedNoticesNAT has a rule that masquerades what only passes by.
+func testUntouchedNoticesNAT(t *testing.T) {
 	r := newRunner(t, `
 table ip passing {
 	chain nat-postrouting {

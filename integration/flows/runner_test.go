@@ -71,14 +71,14 @@ func everyWay() []Flow {
 	return flows
 }
 
-func TestPacketsAreUntouchedWithoutRules(t *testing.T) {
+func testPacketsAreUntouchedWithoutRules(t *testing.T) {
 	r := newRunner(t, "")
 	if err := r.Run(everyWay()); err != nil {
 		t.Error(err)
 	}
 }
 
-func TestEndpointsAreReachedDirectly(t *testing.T) {
+func testEndpointsAreReachedDirectly(t *testing.T) {
 	passes(t, newRunner(t, ""), `
 flows:
 - {name: a local pod, from: client, to: "10.244.1.5:8080", expect: {endpoints: ["10.244.1.5:8080"], source: kept}}
@@ -90,7 +90,7 @@ flows:
 `)
 }
 
-func TestSilenceWhereNothingIsThere(t *testing.T) {
+func testSilenceWhereNothingIsThere(t *testing.T) {
 	var text strings.Builder
 	text.WriteString("flows:\n")
 	for _, from := range []string{"client", "node", "outside", "remote"} {
@@ -109,8 +109,8 @@ func TestSilenceWhereNothingIsThere(t *testing.T) {
 	passes(t, newRunner(t, ""), text.String())
 }
 
-// TestRefusalWhereNobodyListens shows that a host which objects by itself is neither a refusal nor silence.
-func TestRefusalWhereNobodyListens(t *testing.T) {
+// testRefusalWhereNobodyListens shows that a host which objects by itself is neither a refusal nor silence.
+func testRefusalWhereNobodyListens(t *testing.T) {
 	var w wrongs
 	for _, to := range []string{"10.244.1.5:9", "[fd00:10:244:2::6]:9"} {
 		for _, result := range []Result{Refused, Dropped} {

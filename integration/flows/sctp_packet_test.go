@@ -2,7 +2,11 @@ package flows
 
 import "testing"
 
-func TestSCTPPacketsReadBack(t *testing.T) {
+func TestSCTPPacket(t *testing.T) {
+	t.Run("reads back", testSCTPPacketsReadBack)
+}
+
+func testSCTPPacketsReadBack(t *testing.T) {
 	for _, packet := range []sctpPacket{
 		{source: 1, destination: 2, chunk: chunkInit, initTag: 7},
 		{source: 2, destination: 1, tag: 7, chunk: chunkInitAck, initTag: 8, cookie: "where you came from"},

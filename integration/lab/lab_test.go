@@ -62,7 +62,15 @@ func heard(host, listener *Host, to netip.Addr) (netip.Addr, error) {
 	return netip.MustParseAddrPort(peer.String()).Addr().Unmap(), nil
 }
 
-func TestHostsSendFromTheirOwnAddresses(t *testing.T) {
+func TestLab(t *testing.T) {
+	t.Run("hosts send from their own addresses", testHostsSendFromTheirOwnAddresses)
+	t.Run("local pods come and go", testLocalPodsComeAndGo)
+	t.Run("remote pods come and go", testRemotePodsComeAndGo)
+	t.Run("threads leave the namespace", testThreadsLeaveTheNamespace)
+	t.Run("FlushConntrack forgets", testFlushConntrackForgets)
+}
+
+func testHostsSendFromTheirOwnAddresses(t *testing.T) {
 	for _, bridge := range []string{"", "cni0"} {
 		t.Run("bridge "+bridge, func(t *testing.T) { testEveryHostSends(t, newLabWithBridge(t, bridge)) })
 	}
@@ -93,7 +101,7 @@ func testEveryHostSends(t *testing.T, l *Lab) {
 	}
 }
 
-func TestPodsComeAndGo(t *testing.T) {
+func testLocalPodsComeAndGo(t *testing.T) {
 	for _, bridge := range []string{"", "cni0"} {
 		t.Run("bridge "+bridge, func(t *testing.T) { testPodsComeAndGo(t, newLabWithBridge(t, bridge)) })
 	}
@@ -131,7 +139,7 @@ func testPodsComeAndGo(t *testing.T, l *Lab) {
 	}
 }
 
-func TestRemotePodsComeAndGo(t *testing.T) {
+func testRemotePodsComeAndGo(t *testing.T) {
 	l := newLab(t)
 	for _, text := range []string{"10.244.2.5", "fd00:10:244:2::5", "10.180.0.1", "fd00:10:180::1"} {
 		addr := netip.MustParseAddr(text)
@@ -149,8 +157,8 @@ func TestRemotePodsComeAndGo(t *testing.T) {
 	}
 }
 
-// TestThreadsLeaveTheNamespace shows that threads come home, or die.
-func TestThreadsLeaveTheNamespace(t *testing.T) {
+// testThreadsLeaveTheNamespace shows that threads come home, or die.
+func testThreadsLeaveTheNamespace(t *testing.T) {
 	l := newLab(t)
 	home := namespaceID(t)
 	if err := l.Node.Do(func() error { runtime.Goexit(); return nil }); err == nil {
@@ -180,7 +188,7 @@ func namespaceID(t *testing.T) string {
 	return id
 }
 
-func TestFlushConntrackForgets(t *testing.T) {
+func testFlushConntrackForgets(t *testing.T) {
 	l := newLab(t)
 	if err := l.Node.FlushConntrack(); err != nil {
 		t.Error(err)

@@ -16,10 +16,14 @@ const (
 	betweenChanges = 16
 )
 
+func TestChanges(t *testing.T) {
+	t.Run("a thousand break no connection", testThousandChangesBreakNoConnection)
+}
+
 // Eight clients use lasting connections to a Service and dial it all the time, while a
 // thousand things change around them. Nothing must break, no new connection may fail, and
 // none may reach an endpoint that went before it began.
-func TestThousandChangesBreakNoConnection(t *testing.T) {
+func testThousandChangesBreakNoConnection(t *testing.T) {
 	t.Logf("seed %d", *seed)
 	w := newFixture(t, rand.New(rand.NewPCG(*seed, 0)))
 	w.populate(t)

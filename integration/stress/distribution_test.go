@@ -27,7 +27,12 @@ const significance = 0.001
 // mostEndpoints is the largest number of endpoints that is tried.
 const mostEndpoints = 100
 
-func TestConnectionsSpreadEvenly(t *testing.T) {
+func TestDistribution(t *testing.T) {
+	t.Run("connections spread evenly", testConnectionsSpreadEvenly)
+	t.Run("an uneven spread is noticed", testUnevenSpreadIsNoticed)
+}
+
+func testConnectionsSpreadEvenly(t *testing.T) {
 	c := newCluster(t)
 	counters := countDatagrams(t, c.Lab)
 	for _, family := range model.Families {
@@ -187,7 +192,7 @@ func TestChiSquareSurvival(t *testing.T) {
 	}
 }
 
-func TestUnevenSpreadIsNoticed(t *testing.T) {
+func testUnevenSpreadIsNoticed(t *testing.T) {
 	for name, tt := range map[string]struct {
 		counts []int64
 		even   bool

@@ -21,9 +21,13 @@ import (
 // generations, a few of so many do, if the machine has two processors.
 const packets = 100_000
 
+func TestGenerations(t *testing.T) {
+	t.Run("no packet falls between two", testNoPacketFallsBetweenTwoGenerations)
+}
+
 // A packet that is on its way through the rules when a commit takes effect sees the rules of
 // one generation and the elements of the next. It must find an endpoint all the same.
-func TestNoPacketFallsBetweenTwoGenerations(t *testing.T) {
+func testNoPacketFallsBetweenTwoGenerations(t *testing.T) {
 	c := newCluster(t)
 	probe := newProbe(t, c.Node, everyPacket)
 	web := func(pods ...byte) *model.Changes {

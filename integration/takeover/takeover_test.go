@@ -14,8 +14,16 @@ import (
 	"github.com/nftproxy/nftproxy/nft"
 )
 
+func TestTakeover(t *testing.T) {
+	t.Run("the recorded ruleset serves", testRecordedRulesetServes)
+	t.Run("loses no connection and leaves nothing", testTakingOverLosesNoConnectionAndLeavesNothing)
+	t.Run("going back loses no connection", testGoingBackLosesNoConnection)
+	t.Run("cleanup removes what kube-proxy left", testCleanupRemovesWhatKubeProxyLeft)
+	t.Run("node addresses are read from kube-proxy's tables", testNodeAddressesAreRecalledFromKubeProxysTables)
+}
+
 // What was recorded is a ruleset that works: else the other tests would compare with nothing.
-func TestRecordedRulesetServes(t *testing.T) {
+func testRecordedRulesetServes(t *testing.T) {
 	if *kubeProxy != "" {
 		record(t)
 	}
@@ -24,7 +32,7 @@ func TestRecordedRulesetServes(t *testing.T) {
 	startTraffic(t, l).finish(t)
 }
 
-func TestTakingOverLosesNoConnectionAndLeavesNothing(t *testing.T) {
+func testTakingOverLosesNoConnectionAndLeavesNothing(t *testing.T) {
 	for _, tt := range []struct {
 		name  string
 		found func(t *testing.T, h *lab.Host, c *nft.Conn)
@@ -58,7 +66,7 @@ func TestTakingOverLosesNoConnectionAndLeavesNothing(t *testing.T) {
 }
 
 // Nothing of this proxy has to be cleaned up before going back.
-func TestGoingBackLosesNoConnection(t *testing.T) {
+func testGoingBackLosesNoConnection(t *testing.T) {
 	l := labtest.New(t)
 	c := labtest.Conn(t, l.Node)
 	p := startOurs(t, l.Node)
@@ -114,7 +122,7 @@ func chainsOf(t *testing.T, h *lab.Host) map[string]string {
 	return chains
 }
 
-func TestCleanupRemovesWhatKubeProxyLeft(t *testing.T) {
+func testCleanupRemovesWhatKubeProxyLeft(t *testing.T) {
 	l := labtest.New(t)
 	loadRecorded(t, l.Node)
 	labtest.Nft(t, l.Node, "add table ip somebody-elses", "-f", "-")
