@@ -33,7 +33,21 @@ func (c *cluster) threePods() []*pod {
 	return []*pod{c.runs("a", node1), c.runs("b", node1), c.runs("c", node1)}
 }
 
-func TestAffinityOfAClusterIP(t *testing.T) {
+func TestAffinity(t *testing.T) {
+	t.Run("of a ClusterIP", testAffinityOfAClusterIP)
+	t.Run("of a node port", testAffinityOfANodePort)
+	t.Run("of a ClusterIP times out", testAffinityOfAClusterIPTimesOut)
+	t.Run("of a node port times out", testAffinityOfANodePortTimesOut)
+	t.Run("of a ClusterIP is switched", testAffinityOfAClusterIPIsSwitched)
+	t.Run("of a node port is switched", testAffinityOfANodePortIsSwitched)
+	t.Run("of a load balancer is switched under external policy Local", testAffinityOfALoadBalancerIsSwitchedUnderExternalPolicyLocal)
+	t.Run("of a load balancer is switched under external policy Cluster", testAffinityOfALoadBalancerIsSwitchedUnderExternalPolicyCluster)
+	t.Run("of a load balancer under external policy Local", testAffinityOfALoadBalancerUnderExternalPolicyLocal)
+	t.Run("of a load balancer under external policy Cluster", testAffinityOfALoadBalancerUnderExternalPolicyCluster)
+	t.Run("lasts while its pod serves", testAffinityLastsWhileItsPodServes)
+}
+
+func testAffinityOfAClusterIP(t *testing.T) {
 	c := start(t)
 	pods := c.threePods()
 	s := c.service("affinity-clusterip", ports(tcp(80).to(web), udp(80).to(web)), affinity(threeHours))
@@ -44,7 +58,7 @@ func TestAffinityOfAClusterIP(t *testing.T) {
 	}
 }
 
-func TestAffinityOfANodePort(t *testing.T) {
+func testAffinityOfANodePort(t *testing.T) {
 	c := start(t)
 	pods := c.threePods()
 	s := c.service("affinity-nodeport", ports(tcp(80).to(web), udp(80).to(web)), affinity(threeHours), ofType(corev1.ServiceTypeNodePort))
@@ -55,7 +69,7 @@ func TestAffinityOfANodePort(t *testing.T) {
 	}
 }
 
-func TestAffinityOfAClusterIPTimesOut(t *testing.T) {
+func testAffinityOfAClusterIPTimesOut(t *testing.T) {
 	c := start(t)
 	pods := c.threePods()
 	s := c.service("affinity-clusterip-timeout", ports(tcp(80).to(web)), affinity(shortTimeout))
@@ -64,7 +78,7 @@ func TestAffinityOfAClusterIPTimesOut(t *testing.T) {
 	c.pod.changesAfter(shortTimeout*time.Second, s.clusterIP(tcp(80)))
 }
 
-func TestAffinityOfANodePortTimesOut(t *testing.T) {
+func testAffinityOfANodePortTimesOut(t *testing.T) {
 	c := start(t)
 	pods := c.threePods()
 	s := c.service("affinity-nodeport-timeout", ports(tcp(80).to(web)), affinity(shortTimeout), ofType(corev1.ServiceTypeNodePort))
@@ -90,25 +104,25 @@ func (cl *client) changesAfter(timeout time.Duration, to address) {
 	})
 }
 
-func TestAffinityOfAClusterIPIsSwitched(t *testing.T) {
+func testAffinityOfAClusterIPIsSwitched(t *testing.T) {
 	c := start(t)
 	s := c.service("affinity-clusterip-transition", ports(tcp(80).to(web)), affinity(threeHours))
 	c.testAffinityIsSwitched(c.pod, s, s.clusterIP(tcp(80)))
 }
 
-func TestAffinityOfANodePortIsSwitched(t *testing.T) {
+func testAffinityOfANodePortIsSwitched(t *testing.T) {
 	c := start(t)
 	s := c.service("affinity-nodeport-transition", ports(tcp(80).to(web)), affinity(threeHours), ofType(corev1.ServiceTypeNodePort))
 	c.testAffinityIsSwitched(c.pod, s, s.nodePort(tcp(80)))
 }
 
-func TestAffinityOfALoadBalancerIsSwitchedUnderExternalPolicyLocal(t *testing.T) {
+func testAffinityOfALoadBalancerIsSwitchedUnderExternalPolicyLocal(t *testing.T) {
 	c := start(t)
 	s := c.affineLoadBalancer(corev1.ServiceExternalTrafficPolicyLocal)
 	c.testAffinityIsSwitched(c.outside, s, s.loadBalancerIP(tcp(80)))
 }
 
-func TestAffinityOfALoadBalancerIsSwitchedUnderExternalPolicyCluster(t *testing.T) {
+func testAffinityOfALoadBalancerIsSwitchedUnderExternalPolicyCluster(t *testing.T) {
 	c := start(t)
 	s := c.affineLoadBalancer(corev1.ServiceExternalTrafficPolicyCluster)
 	c.testAffinityIsSwitched(c.outside, s, s.loadBalancerIP(tcp(80)))
@@ -130,12 +144,12 @@ func (c *cluster) testAffinityIsSwitched(from *client, s *service, to address) {
 	from.sticks(to, pods...)
 }
 
-func TestAffinityOfALoadBalancerUnderExternalPolicyLocal(t *testing.T) {
+func testAffinityOfALoadBalancerUnderExternalPolicyLocal(t *testing.T) {
 	c := start(t)
 	c.testAffinityOfALoadBalancer(corev1.ServiceExternalTrafficPolicyLocal)
 }
 
-func TestAffinityOfALoadBalancerUnderExternalPolicyCluster(t *testing.T) {
+func testAffinityOfALoadBalancerUnderExternalPolicyCluster(t *testing.T) {
 	c := start(t)
 	c.testAffinityOfALoadBalancer(corev1.ServiceExternalTrafficPolicyCluster)
 }
@@ -150,7 +164,7 @@ func (c *cluster) testAffinityOfALoadBalancer(policy corev1.ServiceExternalTraff
 }
 
 // Beyond the suite: what an affinity is worth when pods change.
-func TestAffinityLastsWhileItsPodServes(t *testing.T) {
+func testAffinityLastsWhileItsPodServes(t *testing.T) {
 	c := start(t)
 	s := c.service("affinity-clusterip", ports(tcp(80).to(web)), affinity(threeHours))
 	first, others := c.runs("first", node1), c.threePods()

@@ -28,21 +28,31 @@ func (c *cluster) cycles(s *service, exchange *exchange, pods ...*pod) {
 	}
 }
 
-func TestUDPFollowsThePodOfANodePort(t *testing.T) {
+func TestConntrack(t *testing.T) {
+	t.Run("UDP follows the pod of a node port", testUDPFollowsThePodOfANodePort)
+	t.Run("UDP follows the pod of a ClusterIP", testUDPFollowsThePodOfAClusterIP)
+	t.Run("UDP follows the local pod of a ClusterIP", testUDPFollowsTheLocalPodOfAClusterIP)
+	t.Run("UDP of the node follows the pod of a ClusterIP", testUDPOfTheNodeFollowsThePodOfAClusterIP)
+	t.Run("UDP reaches a pod that becomes ready", testUDPReachesAPodThatBecomesReady)
+	t.Run("a late segment does not reset a connection", testLateSegmentDoesNotResetAConnection)
+	t.Run("no segment resets a connection with tcpBeLiberal", testNoSegmentResetsAConnectionWithTCPBeLiberal)
+}
+
+func testUDPFollowsThePodOfANodePort(t *testing.T) {
 	c := start(t)
 	s := c.service("svc-udp", ports(dns.to(web)), ofType(corev1.ServiceTypeNodePort))
 	s.selects()
 	c.cycles(s, c.peer.keepsSending(s.nodePort(dns)), c.runs("pod-server-1", node1), c.runs("pod-server-2", node1))
 }
 
-func TestUDPFollowsThePodOfAClusterIP(t *testing.T) {
+func testUDPFollowsThePodOfAClusterIP(t *testing.T) {
 	c := start(t)
 	s := c.service("svc-udp", ports(dns.to(web)))
 	s.selects()
 	c.cycles(s, c.pod.keepsSending(s.clusterIP(dns)), c.runs("pod-server-1", node2), c.runs("pod-server-2", node2))
 }
 
-func TestUDPFollowsTheLocalPodOfAClusterIP(t *testing.T) {
+func testUDPFollowsTheLocalPodOfAClusterIP(t *testing.T) {
 	c := start(t)
 	s := c.service("svc-udp", ports(dns.to(web)), internalPolicy(corev1.ServiceInternalTrafficPolicyLocal))
 	first, elsewhere, again := c.runs("pod-server-1", node1), c.runs("pod-server-2", node2), c.runs("pod-server-3", node1)
@@ -58,14 +68,14 @@ func TestUDPFollowsTheLocalPodOfAClusterIP(t *testing.T) {
 	exchange.hears(again)
 }
 
-func TestUDPOfTheNodeFollowsThePodOfAClusterIP(t *testing.T) {
+func testUDPOfTheNodeFollowsThePodOfAClusterIP(t *testing.T) {
 	c := start(t)
 	s := c.service("svc-udp", ports(dns.to(web)))
 	s.selects()
 	c.cycles(s, c.node.keepsSending(s.clusterIP(dns)), c.runs("pod-server-1", node2), c.runs("pod-server-2", node2))
 }
 
-func TestUDPReachesAPodThatBecomesReady(t *testing.T) {
+func testUDPReachesAPodThatBecomesReady(t *testing.T) {
 	c := start(t)
 	s := c.service("svc-udp", ports(dns.to(web)))
 	pod := c.runs("pod-server-1", node2)
@@ -79,12 +89,12 @@ func TestUDPReachesAPodThatBecomesReady(t *testing.T) {
 	exchange.hears(pod)
 }
 
-func TestLateSegmentDoesNotResetAConnection(t *testing.T) {
+func testLateSegmentDoesNotResetAConnection(t *testing.T) {
 	start(t).testStraySegments(late)
 }
 
 // Beyond the suite: the remedy for all other segments, and for older kernels.
-func TestNoSegmentResetsAConnectionWithTCPBeLiberal(t *testing.T) {
+func testNoSegmentResetsAConnectionWithTCPBeLiberal(t *testing.T) {
 	c, _ := startWithCommand(t, "--conntrack-tcp-be-liberal")
 	c.testStraySegments(late, ahead)
 }

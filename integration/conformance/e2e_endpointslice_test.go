@@ -4,7 +4,12 @@ import "testing"
 
 // What test/e2e/network/endpointslice.go and endpointslicemirroring.go test of a node's proxy.
 
-func TestSeveralPortsInSeveralSlices(t *testing.T) {
+func TestEndpointSlice(t *testing.T) {
+	t.Run("several ports in several slices", testSeveralPortsInSeveralSlices)
+	t.Run("several addresses in several slices", testSeveralAddressesInSeveralSlices)
+}
+
+func testSeveralPortsInSeveralSlices(t *testing.T) {
 	c := start(t)
 	s := c.service("example-custom-endpoints", ports(tcp(80).to(web), tcp(81).to(admin)))
 	server := c.runs("pod-handle-http-request", node1)
@@ -14,7 +19,7 @@ func TestSeveralPortsInSeveralSlices(t *testing.T) {
 	c.pod.reaches(s.clusterIP(tcp(81)), server)
 }
 
-func TestSeveralAddressesInSeveralSlices(t *testing.T) {
+func testSeveralAddressesInSeveralSlices(t *testing.T) {
 	c := start(t)
 	s := c.service("example-custom-endpoints", ports(tcp(80).to(web), tcp(81).to(web)))
 	pod1, pod2 := c.runs("pod1-handle-http-request", node1), c.runs("pod2-handle-http-request", node1)

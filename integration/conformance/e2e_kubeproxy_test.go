@@ -15,7 +15,14 @@ import (
 // What kube_proxy.go, localhost_nodeports.go and networking.go in test/e2e/network test of the
 // process. These tests run the kube-proxy command.
 
-func TestURLsOfKubeProxy(t *testing.T) {
+func TestKubeProxy(t *testing.T) {
+	t.Run("its URLs answer", testURLsOfKubeProxy)
+	t.Run("the close-wait timeout is set", testCloseWaitTimeoutIsSet)
+	t.Run("a node port on loopback", testNodePortOnLoopback)
+	t.Run("affinity of a node port on loopback", testAffinityOfANodePortOnLoopback)
+}
+
+func testURLsOfKubeProxy(t *testing.T) {
 	c, _ := startWithCommand(t)
 	for _, page := range []struct {
 		port         int32
@@ -41,7 +48,7 @@ const (
 	closeWait        = 5
 )
 
-func TestCloseWaitTimeoutIsSet(t *testing.T) {
+func testCloseWaitTimeoutIsSet(t *testing.T) {
 	c, _ := startWithCommand(t)
 	server := c.runs("e2e-net-server", node2)
 	s := c.service("e2e-net-server", ports(tcp(80).to(9000)))
@@ -116,7 +123,7 @@ func (c *cluster) timeLeft(client netip.AddrPort) (time.Duration, error) {
 	return 0, fmt.Errorf("no connection from %s in CLOSE_WAIT among %d", client, len(flows))
 }
 
-func TestNodePortOnLoopback(t *testing.T) {
+func testNodePortOnLoopback(t *testing.T) {
 	c, _ := startWithCommand(t, "--nodeport-addresses", "127.0.0.0/8,::1/128")
 	pods := []*pod{c.runs("local", node1), c.runs("remote", node2)}
 	s := c.service("agnhost-localhost-nodeport", ports(tcp(9000).to(web)), ofType(corev1.ServiceTypeNodePort))
@@ -126,7 +133,7 @@ func TestNodePortOnLoopback(t *testing.T) {
 	c.node.reaches(s.nodePort(tcp(9000)).onLoopback(), pods[1])
 }
 
-func TestAffinityOfANodePortOnLoopback(t *testing.T) {
+func testAffinityOfANodePortOnLoopback(t *testing.T) {
 	c, _ := startWithCommand(t, "--nodeport-addresses", "127.0.0.0/8,::1/128")
 	pods := c.threePods()
 	s := c.service("agnhost-sticky-localhost", ports(tcp(9000).to(web)), ofType(corev1.ServiceTypeNodePort), affinity(threeHours))

@@ -12,12 +12,26 @@ import (
 // What test/e2e/network/loadbalancer.go tests, as far as node1 has to do with it: its load
 // balancers send packets for the load balancer's IP to the node as they are (ipMode VIP).
 
-func TestTypeAndPortsOfATCPServiceChange(t *testing.T) {
+func TestLoadBalancer(t *testing.T) {
+	t.Run("type and ports of a TCP Service change", testTypeAndPortsOfATCPServiceChange)
+	t.Run("type and ports of a UDP Service change", testTypeAndPortsOfAUDPServiceChange)
+	t.Run("source ranges decide who may use it", testSourceRangesDecideWhoMayUseALoadBalancer)
+	t.Run("without node ports", testLoadBalancerWithoutNodePorts)
+	t.Run("UDP follows its pod to another node", testUDPFollowsThePodOfALoadBalancerToAnotherNode)
+	t.Run("UDP follows its pod on its node", testUDPFollowsThePodOfALoadBalancerOnItsNode)
+	t.Run("a rolling update under external policy Cluster", testRollingUpdateUnderExternalPolicyCluster)
+	t.Run("a rolling update under external policy Local", testRollingUpdateUnderExternalPolicyLocal)
+	t.Run("external policy Local preserves the client", testExternalPolicyLocalPreservesTheClientOfALoadBalancer)
+	t.Run("external policy Local serves local pods only", testExternalPolicyLocalServesLocalPodsOnly)
+	t.Run("external policy Local works from pods", testExternalPolicyLocalWorksFromPods)
+}
+
+func testTypeAndPortsOfATCPServiceChange(t *testing.T) {
 	c := start(t)
 	c.testTypeAndPortsChange(tcp(80), tcp(81))
 }
 
-func TestTypeAndPortsOfAUDPServiceChange(t *testing.T) {
+func testTypeAndPortsOfAUDPServiceChange(t *testing.T) {
 	c := start(t)
 	c.testTypeAndPortsChange(udp(80), udp(81))
 }
@@ -57,7 +71,7 @@ func (c *cluster) testTypeAndPortsChange(first, second port) {
 	c.pod.reaches(s.clusterIP(second), pod)
 }
 
-func TestSourceRangesDecideWhoMayUseALoadBalancer(t *testing.T) {
+func testSourceRangesDecideWhoMayUseALoadBalancer(t *testing.T) {
 	c := start(t)
 	http := tcp(80)
 	server, accepted, dropped := c.runs("server", node1), c.runs("execpod-accept", node1), c.runs("execpod-drop", node2)
@@ -85,7 +99,7 @@ func TestSourceRangesDecideWhoMayUseALoadBalancer(t *testing.T) {
 	everybody()
 }
 
-func TestLoadBalancerWithoutNodePorts(t *testing.T) {
+func testLoadBalancerWithoutNodePorts(t *testing.T) {
 	c := start(t)
 	http := tcp(80)
 	pod := c.runs("reallocate-nodeport-test", node1)
@@ -104,26 +118,26 @@ func TestLoadBalancerWithoutNodePorts(t *testing.T) {
 	c.outside.reaches(s.loadBalancerIP(http), pod)
 }
 
-func TestUDPFollowsThePodOfALoadBalancerToAnotherNode(t *testing.T) {
+func testUDPFollowsThePodOfALoadBalancerToAnotherNode(t *testing.T) {
 	c := start(t)
 	s := c.service("svc-udp", ports(dns.to(web)), ofType(corev1.ServiceTypeLoadBalancer))
 	s.selects()
 	c.cycles(s, c.outside.keepsSending(s.loadBalancerIP(dns)), c.runs("hostname1", node1), c.runs("hostname2", node2))
 }
 
-func TestUDPFollowsThePodOfALoadBalancerOnItsNode(t *testing.T) {
+func testUDPFollowsThePodOfALoadBalancerOnItsNode(t *testing.T) {
 	c := start(t)
 	s := c.service("svc-udp", ports(dns.to(web)), ofType(corev1.ServiceTypeLoadBalancer))
 	s.selects()
 	c.cycles(s, c.outside.keepsSending(s.loadBalancerIP(dns)), c.runs("hostname1", node1), c.runs("hostname2", node1))
 }
 
-func TestRollingUpdateUnderExternalPolicyCluster(t *testing.T) {
+func testRollingUpdateUnderExternalPolicyCluster(t *testing.T) {
 	c := start(t)
 	c.testRollingUpdate(corev1.ServiceExternalTrafficPolicyCluster)
 }
 
-func TestRollingUpdateUnderExternalPolicyLocal(t *testing.T) {
+func testRollingUpdateUnderExternalPolicyLocal(t *testing.T) {
 	c := start(t)
 	c.testRollingUpdate(corev1.ServiceExternalTrafficPolicyLocal)
 }
@@ -188,7 +202,7 @@ func (cl *client) connectsAllTheTime(to address) (stop func()) {
 	}
 }
 
-func TestExternalPolicyLocalPreservesTheClientOfALoadBalancer(t *testing.T) {
+func testExternalPolicyLocalPreservesTheClientOfALoadBalancer(t *testing.T) {
 	c := start(t)
 	http := tcp(80)
 	pod := c.runs("external-local-lb", node1)
@@ -204,7 +218,7 @@ func TestExternalPolicyLocalPreservesTheClientOfALoadBalancer(t *testing.T) {
 	c.outside.isRefused(healthCheck)
 }
 
-func TestExternalPolicyLocalServesLocalPodsOnly(t *testing.T) {
+func testExternalPolicyLocalServesLocalPodsOnly(t *testing.T) {
 	c := start(t)
 	http := tcp(8081)
 	local, another, remote := c.runs("local", node1), c.runs("another", node1), c.runs("remote", node2)
@@ -219,7 +233,7 @@ func TestExternalPolicyLocalServesLocalPodsOnly(t *testing.T) {
 	c.outside.reaches(s.loadBalancerIP(http), local, another)
 }
 
-func TestExternalPolicyLocalWorksFromPods(t *testing.T) {
+func testExternalPolicyLocalWorksFromPods(t *testing.T) {
 	c := start(t)
 	http := tcp(80)
 	s := c.service("external-local-pods", ports(http.to(web)), ofType(corev1.ServiceTypeLoadBalancer), externalPolicy(corev1.ServiceExternalTrafficPolicyLocal))

@@ -24,17 +24,34 @@ func (c *cluster) nettest(pods ...*pod) *service {
 	return s
 }
 
-func TestPodReachesAService(t *testing.T) {
+func TestNetworking(t *testing.T) {
+	t.Run("a pod reaches a Service", testPodReachesAService)
+	t.Run("a node reaches a Service", testNodeReachesAService)
+	t.Run("an endpoint reaches its Service", testEndpointReachesItsService)
+	t.Run("SCTP reaches a Service", testSCTPReachesAService)
+	t.Run("endpoints are updated", testEndpointsAreUpdated)
+	t.Run("a node port goes with its Service", testNodePortGoesWithItsService)
+	t.Run("large requests work", testLargeRequestsWork)
+	t.Run("two Services of the same pods", testTwoServicesOfTheSamePods)
+	t.Run("endpoints on the host network", testEndpointsOnTheHostNetwork)
+	t.Run("a Service of one family", testServiceOfOneFamily)
+	t.Run("one family of a Service goes", testOneFamilyOfAServiceGoes)
+	t.Run("deleted rules come back", testDeletedRulesComeBack)
+	t.Run("traffic to pods themselves is untouched", testTrafficToPodsThemselvesIsUntouched)
+	t.Run("ClusterIPs of another ServiceCIDR", testClusterIPsOfAnotherServiceCIDR)
+}
+
+func testPodReachesAService(t *testing.T) {
 	c := start(t)
 	c.testReachesNettest(func(pods []*pod) *client { return c.pod })
 }
 
-func TestNodeReachesAService(t *testing.T) {
+func testNodeReachesAService(t *testing.T) {
 	c := start(t)
 	c.testReachesNettest(func(pods []*pod) *client { return c.node })
 }
 
-func TestEndpointReachesItsService(t *testing.T) {
+func testEndpointReachesItsService(t *testing.T) {
 	c := start(t)
 	c.testReachesNettest(func(pods []*pod) *client { return &pods[0].client })
 }
@@ -49,7 +66,7 @@ func (c *cluster) testReachesNettest(from func(pods []*pod) *client) {
 	}
 }
 
-func TestSCTPReachesAService(t *testing.T) {
+func testSCTPReachesAService(t *testing.T) {
 	c := start(t)
 	s := c.service("sctp-endpoint-test", ports(sctp(5060).to(5060)), ofType(corev1.ServiceTypeNodePort))
 	addrs := lab.Addrs{IPv4: netip.MustParseAddr("10.244.1.5"), IPv6: netip.MustParseAddr("fd00:10:244:1::5")}
@@ -88,7 +105,7 @@ func TestSCTPReachesAService(t *testing.T) {
 	expect(refused)
 }
 
-func TestEndpointsAreUpdated(t *testing.T) {
+func testEndpointsAreUpdated(t *testing.T) {
 	c := start(t)
 	pods := []*pod{c.runs("a", node1), c.runs("b", node1), c.runs("c", node2)}
 	s := c.nettest(pods...)
@@ -102,7 +119,7 @@ func TestEndpointsAreUpdated(t *testing.T) {
 	}
 }
 
-func TestNodePortGoesWithItsService(t *testing.T) {
+func testNodePortGoesWithItsService(t *testing.T) {
 	c := start(t)
 	pods := []*pod{c.runs("a", node1), c.runs("b", node2)}
 	s := c.nettest(pods...)
@@ -116,7 +133,7 @@ func TestNodePortGoesWithItsService(t *testing.T) {
 	}
 }
 
-func TestLargeRequestsWork(t *testing.T) {
+func testLargeRequestsWork(t *testing.T) {
 	c := start(t)
 	s := c.nettest(c.runs("a", node1), c.runs("b", node2))
 	for _, p := range []port{tcp(80), udp(80)} {
@@ -126,7 +143,7 @@ func TestLargeRequestsWork(t *testing.T) {
 	}
 }
 
-func TestTwoServicesOfTheSamePods(t *testing.T) {
+func testTwoServicesOfTheSamePods(t *testing.T) {
 	c := start(t)
 	pods := []*pod{c.runs("a", node1), c.runs("b", node2)}
 	first := c.service("node-port-service", ports(tcp(80).to(web)), ofType(corev1.ServiceTypeNodePort))
@@ -144,7 +161,7 @@ func TestTwoServicesOfTheSamePods(t *testing.T) {
 	c.pod.reaches(first.nodePort(tcp(80)), pods...)
 }
 
-func TestEndpointsOnTheHostNetwork(t *testing.T) {
+func testEndpointsOnTheHostNetwork(t *testing.T) {
 	c := start(t)
 	pods := []*pod{c.runsOnHostNetwork("node-1-itself", node1), c.runsOnHostNetwork("node-2-itself", node2)}
 	s := c.nettest(pods...)
@@ -156,7 +173,7 @@ func TestEndpointsOnTheHostNetwork(t *testing.T) {
 	}
 }
 
-func TestServiceOfOneFamily(t *testing.T) {
+func testServiceOfOneFamily(t *testing.T) {
 	c := start(t)
 	pods := []*pod{c.runs("a", node1), c.runs("b", node2)}
 	for name, list := range map[string][]corev1.IPFamily{
@@ -175,7 +192,7 @@ func TestServiceOfOneFamily(t *testing.T) {
 	}
 }
 
-func TestOneFamilyOfAServiceGoes(t *testing.T) {
+func testOneFamilyOfAServiceGoes(t *testing.T) {
 	c := start(t)
 	pod := c.runs("a", node1)
 	s := c.service("dual", ports(tcp(80).to(web)), ofType(corev1.ServiceTypeNodePort))
@@ -191,7 +208,7 @@ func TestOneFamilyOfAServiceGoes(t *testing.T) {
 	c.outside.isRefused(nodePort.only(1))
 }
 
-func TestDeletedRulesComeBack(t *testing.T) {
+func testDeletedRulesComeBack(t *testing.T) {
 	c := start(t)
 	pods := []*pod{c.runs("a", node1), c.runs("b", node2)}
 	s := c.nettest(pods...)
@@ -209,7 +226,7 @@ func TestDeletedRulesComeBack(t *testing.T) {
 }
 
 // What test/e2e/network/no_snat.go tests, and pod_lifecycle.go of pods that terminate.
-func TestTrafficToPodsThemselvesIsUntouched(t *testing.T) {
+func testTrafficToPodsThemselvesIsUntouched(t *testing.T) {
 	c := start(t)
 	local, remote := c.runs("local", node1), c.runs("remote", node2)
 	s := c.nettest(local, remote)
@@ -234,7 +251,7 @@ func TestTrafficToPodsThemselvesIsUntouched(t *testing.T) {
 }
 
 // What test/e2e/network/service_cidrs.go tests.
-func TestClusterIPsOfAnotherServiceCIDR(t *testing.T) {
+func testClusterIPsOfAnotherServiceCIDR(t *testing.T) {
 	c := start(t)
 	pods := []*pod{c.runs("a", node1), c.runs("b", node2)}
 	c.serviceCIDR("test-svc-cidr", "10.196.196.0/24", "fd00:10:196::/112")

@@ -12,7 +12,38 @@ import (
 // What test/e2e/network/service.go tests, in its order. For traffic policies and terminating
 // pods see e2e_traffic_policy_test.go, for affinity e2e_affinity_test.go.
 
-func TestServiceFollowsItsPods(t *testing.T) {
+func TestService(t *testing.T) {
+	t.Run("follows its pods", testServiceFollowsItsPods)
+	t.Run("each port has its own pods", testEachPortHasItsOwnPods)
+	t.Run("ports are added and deleted", testPortsAreAddedAndDeleted)
+	t.Run("a pod's address is preserved through a ClusterIP", testPodsAddressIsPreservedThroughAClusterIP)
+	t.Run("a pod reaches itself through one", testPodReachesItselfThroughAService)
+	t.Run("Services come and go", testServicesComeAndGo)
+	t.Run("works after it was recreated", testServiceWorksAfterItWasRecreated)
+	t.Run("Services work after a restart of the proxy", testServicesWorkAfterARestartOfTheProxy)
+	t.Run("Services work after a restart of the API server", testServicesWorkAfterARestartOfTheAPIServer)
+	t.Run("a node port works", testNodePortWorks)
+	t.Run("an external IP that no node has works", testExternalIPThatNoNodeHasWorks)
+	t.Run("a node port takes TCP and UDP on one port", testNodePortServiceTakesTCPAndUDPOnOnePort)
+	t.Run("an ExternalName becomes a ClusterIP", testExternalNameBecomesAClusterIP)
+	t.Run("an ExternalName becomes a node port", testExternalNameBecomesANodePort)
+	t.Run("a ClusterIP becomes an ExternalName", testClusterIPBecomesAnExternalName)
+	t.Run("a node port becomes an ExternalName", testNodePortBecomesAnExternalName)
+	t.Run("a node port is free when its Service is deleted", testNodePortIsFreeWhenItsServiceIsDeleted)
+	t.Run("unready pods serve when they are published", testUnreadyPodsServeWhenTheyArePublished)
+	t.Run("terminating unready pods serve when they are published", testTerminatingUnreadyPodsServeWhenTheyArePublished)
+	t.Run("terminating unready pods do not serve otherwise", testTerminatingUnreadyPodsDoNotServeOtherwise)
+	t.Run("Services of another proxy are left alone", testServicesOfAnotherProxyAreLeftAlone)
+	t.Run("a proxy with a name takes its Services only", testProxyWithANameTakesItsServicesOnly)
+	t.Run("headless slices are ignored", testHeadlessSlicesAreIgnored)
+	t.Run("without endpoints refuses", testServiceWithoutEndpointsRefuses)
+	t.Run("whose pods are evicted refuses", testServiceWhosePodsAreEvictedRefuses)
+	t.Run("TCP and UDP on one port are apart", testTCPAndUDPOnOnePortAreApart)
+	t.Run("TCP and UDP on one port of a load balancer", testTCPAndUDPOnOnePortOfALoadBalancer)
+	t.Run("the target port may differ from pod to pod", testTargetPortMayDifferFromPodToPod)
+}
+
+func testServiceFollowsItsPods(t *testing.T) {
 	c := start(t)
 	s := c.service("endpoint-test2", ports(tcp(80).to(web)))
 	c.pod.isRefused(s.clusterIP(tcp(80)))
@@ -27,7 +58,7 @@ func TestServiceFollowsItsPods(t *testing.T) {
 	c.pod.isRefused(s.clusterIP(tcp(80)))
 }
 
-func TestEachPortHasItsOwnPods(t *testing.T) {
+func testEachPortHasItsOwnPods(t *testing.T) {
 	c := start(t)
 	s := c.service("multi-endpoint-test", ports(tcp(80).to(web), tcp(81).to(admin)))
 	pod1, pod2 := c.runs("pod1", node1), c.runs("pod2", node1)
@@ -40,7 +71,7 @@ func TestEachPortHasItsOwnPods(t *testing.T) {
 	c.pod.reaches(s.clusterIP(tcp(81)), pod2)
 }
 
-func TestPortsAreAddedAndDeleted(t *testing.T) {
+func testPortsAreAddedAndDeleted(t *testing.T) {
 	c := start(t)
 	s := c.service("edit-port-test", ports(tcp(80).to(web)))
 	pod := c.runs("pod1", node1)
@@ -55,7 +86,7 @@ func TestPortsAreAddedAndDeleted(t *testing.T) {
 	c.pod.isRefused(s.clusterIP(tcp(81)))
 }
 
-func TestPodsAddressIsPreservedThroughAClusterIP(t *testing.T) {
+func testPodsAddressIsPreservedThroughAClusterIP(t *testing.T) {
 	c := start(t)
 	s := c.service("sourceip-test", ports(tcp(8080).to(web)))
 	local, remote := c.runs("local", node1), c.runs("remote", node2)
@@ -68,7 +99,7 @@ func TestPodsAddressIsPreservedThroughAClusterIP(t *testing.T) {
 	remote.isSeenAsItself(s.clusterIP(tcp(8080)))
 }
 
-func TestPodReachesItselfThroughAService(t *testing.T) {
+func testPodReachesItselfThroughAService(t *testing.T) {
 	c := start(t)
 	s := c.service("hairpin-test", ports(tcp(8080).to(web), udp(8080).to(web)), ofType(corev1.ServiceTypeNodePort))
 	pod := c.runs("hairpin", node1)
@@ -79,7 +110,7 @@ func TestPodReachesItselfThroughAService(t *testing.T) {
 	}
 }
 
-func TestServicesComeAndGo(t *testing.T) {
+func testServicesComeAndGo(t *testing.T) {
 	c := start(t)
 	http := tcp(80)
 	pods := []*pod{c.runs("a", node1), c.runs("b", node1), c.runs("c", node2)}
@@ -105,7 +136,7 @@ func TestServicesComeAndGo(t *testing.T) {
 	up(third)
 }
 
-func TestServiceWorksAfterItWasRecreated(t *testing.T) {
+func testServiceWorksAfterItWasRecreated(t *testing.T) {
 	c := start(t)
 	pod := c.runs("pod1", node1)
 	first := c.service("service-deletion", ports(tcp(80).to(web)))
@@ -120,7 +151,7 @@ func TestServiceWorksAfterItWasRecreated(t *testing.T) {
 	c.pod.reaches(again.clusterIP(tcp(80)), pod)
 }
 
-func TestServicesWorkAfterARestartOfTheProxy(t *testing.T) {
+func testServicesWorkAfterARestartOfTheProxy(t *testing.T) {
 	c, command := startWithCommand(t)
 	http := tcp(80)
 	pods := []*pod{c.runs("a", node1), c.runs("b", node2)}
@@ -140,7 +171,7 @@ func TestServicesWorkAfterARestartOfTheProxy(t *testing.T) {
 	connection.works()
 }
 
-func TestServicesWorkAfterARestartOfTheAPIServer(t *testing.T) {
+func testServicesWorkAfterARestartOfTheAPIServer(t *testing.T) {
 	c := start(t)
 	http := tcp(80)
 	pods := []*pod{c.runs("a", node1), c.runs("b", node2)}
@@ -159,7 +190,7 @@ func TestServicesWorkAfterARestartOfTheAPIServer(t *testing.T) {
 	c.pod.reaches(second.clusterIP(http), pods...)
 }
 
-func TestNodePortWorks(t *testing.T) {
+func testNodePortWorks(t *testing.T) {
 	c := start(t)
 	http := tcp(80)
 	pods := []*pod{c.runs("a", node1), c.runs("b", node2)}
@@ -171,7 +202,7 @@ func TestNodePortWorks(t *testing.T) {
 	}
 }
 
-func TestExternalIPThatNoNodeHasWorks(t *testing.T) {
+func testExternalIPThatNoNodeHasWorks(t *testing.T) {
 	c := start(t)
 	http := tcp(80)
 	pods := []*pod{c.runs("a", node1), c.runs("b", node2)}
@@ -182,7 +213,7 @@ func TestExternalIPThatNoNodeHasWorks(t *testing.T) {
 	}
 }
 
-func TestNodePortServiceTakesTCPAndUDPOnOnePort(t *testing.T) {
+func testNodePortServiceTakesTCPAndUDPOnOnePort(t *testing.T) {
 	c := start(t)
 	pods := []*pod{c.runs("a", node1), c.runs("b", node2)}
 	s := c.service("nodeport-update-service", ports(tcp(80).to(web)))
@@ -204,7 +235,7 @@ func externalName(name string) change {
 	return func(s *corev1.Service) { s.Spec.Type, s.Spec.ExternalName = corev1.ServiceTypeExternalName, name }
 }
 
-func TestExternalNameBecomesAClusterIP(t *testing.T) {
+func testExternalNameBecomesAClusterIP(t *testing.T) {
 	c := start(t)
 	pod := c.runs("a", node1)
 	s := c.service("externalname-service", externalName("foo.example.com"))
@@ -213,7 +244,7 @@ func TestExternalNameBecomesAClusterIP(t *testing.T) {
 	c.pod.reaches(s.clusterIP(tcp(80)), pod)
 }
 
-func TestExternalNameBecomesANodePort(t *testing.T) {
+func testExternalNameBecomesANodePort(t *testing.T) {
 	c := start(t)
 	pod := c.runs("a", node1)
 	s := c.service("externalname-service", externalName("foo.example.com"))
@@ -223,7 +254,7 @@ func TestExternalNameBecomesANodePort(t *testing.T) {
 	c.pod.reaches(s.nodePort(tcp(80)), pod)
 }
 
-func TestClusterIPBecomesAnExternalName(t *testing.T) {
+func testClusterIPBecomesAnExternalName(t *testing.T) {
 	c := start(t)
 	pod := c.runs("a", node1)
 	s := c.service("clusterip-service", ports(tcp(80).to(web)))
@@ -234,7 +265,7 @@ func TestClusterIPBecomesAnExternalName(t *testing.T) {
 	c.pod.hearsNothing(address)
 }
 
-func TestNodePortBecomesAnExternalName(t *testing.T) {
+func testNodePortBecomesAnExternalName(t *testing.T) {
 	c := start(t)
 	pod := c.runs("a", node1)
 	s := c.service("nodeport-service", ports(tcp(80).to(web)), ofType(corev1.ServiceTypeNodePort))
@@ -246,7 +277,7 @@ func TestNodePortBecomesAnExternalName(t *testing.T) {
 	c.outside.isRefused(nodePort)
 }
 
-func TestNodePortIsFreeWhenItsServiceIsDeleted(t *testing.T) {
+func testNodePortIsFreeWhenItsServiceIsDeleted(t *testing.T) {
 	c := start(t)
 	pod := c.runs("a", node1)
 	first := c.service("nodeport-reuse", ports(tcp(80).to(web)), ofType(corev1.ServiceTypeNodePort))
@@ -267,7 +298,7 @@ func TestNodePortIsFreeWhenItsServiceIsDeleted(t *testing.T) {
 	c.outside.reaches(nodePort, pod)
 }
 
-func TestUnreadyPodsServeWhenTheyArePublished(t *testing.T) {
+func testUnreadyPodsServeWhenTheyArePublished(t *testing.T) {
 	c := start(t)
 	s := c.service("tolerate-unready", ports(tcp(80).to(web)), publishNotReady(true))
 	pod := c.runs("slow-terminating-unready-pod", node1)
@@ -281,7 +312,7 @@ func TestUnreadyPodsServeWhenTheyArePublished(t *testing.T) {
 	c.pod.reaches(s.clusterIP(tcp(80)), pod)
 }
 
-func TestTerminatingUnreadyPodsServeWhenTheyArePublished(t *testing.T) {
+func testTerminatingUnreadyPodsServeWhenTheyArePublished(t *testing.T) {
 	c := start(t)
 	http := tcp(80)
 	s := c.service("svc-tolerate-unready", ports(http.to(web)), ofType(corev1.ServiceTypeNodePort), publishNotReady(true))
@@ -295,7 +326,7 @@ func TestTerminatingUnreadyPodsServeWhenTheyArePublished(t *testing.T) {
 	}
 }
 
-func TestTerminatingUnreadyPodsDoNotServeOtherwise(t *testing.T) {
+func testTerminatingUnreadyPodsDoNotServeOtherwise(t *testing.T) {
 	c := start(t)
 	http := tcp(80)
 	s := c.service("svc-not-tolerate-unready", ports(http.to(web)), ofType(corev1.ServiceTypeNodePort))
@@ -309,7 +340,7 @@ func TestTerminatingUnreadyPodsDoNotServeOtherwise(t *testing.T) {
 	c.peer.isRefused(s.nodePort(http))
 }
 
-func TestServicesOfAnotherProxyAreLeftAlone(t *testing.T) {
+func testServicesOfAnotherProxyAreLeftAlone(t *testing.T) {
 	c := start(t)
 	http := tcp(80)
 	pods := []*pod{c.runs("a", node1), c.runs("b", node2)}
@@ -328,7 +359,7 @@ func TestServicesOfAnotherProxyAreLeftAlone(t *testing.T) {
 	c.pod.hearsNothing(disabled.clusterIP(http))
 }
 
-func TestProxyWithANameTakesItsServicesOnly(t *testing.T) {
+func testProxyWithANameTakesItsServicesOnly(t *testing.T) {
 	c := startNamed(t, "foo-bar")
 	http := tcp(80)
 	pod := c.runs("a", node1)
@@ -345,7 +376,7 @@ func TestProxyWithANameTakesItsServicesOnly(t *testing.T) {
 	c.pod.reaches(nobodys.clusterIP(http), pod)
 }
 
-func TestHeadlessSlicesAreIgnored(t *testing.T) {
+func testHeadlessSlicesAreIgnored(t *testing.T) {
 	c := start(t)
 	s := c.service("example-custom-endpoints", ports(tcp(80).to(web)))
 	pods := []*pod{c.runs("pod-handle-http-request", node1)}
@@ -358,7 +389,7 @@ func TestHeadlessSlicesAreIgnored(t *testing.T) {
 	c.node.isRefused(s.clusterIP(tcp(80)))
 }
 
-func TestServiceWithoutEndpointsRefuses(t *testing.T) {
+func testServiceWithoutEndpointsRefuses(t *testing.T) {
 	c := start(t)
 	s := c.service("no-pods", ports(tcp(80).to(web), udp(80).to(web)), ofType(corev1.ServiceTypeLoadBalancer), externalIPs("203.0.113.250", "2001:db8::cb00:71fa"))
 	s.selects()
@@ -372,7 +403,7 @@ func TestServiceWithoutEndpointsRefuses(t *testing.T) {
 	}
 }
 
-func TestServiceWhosePodsAreEvictedRefuses(t *testing.T) {
+func testServiceWhosePodsAreEvictedRefuses(t *testing.T) {
 	c := start(t)
 	s := c.service("evicted-pods", ports(tcp(80).to(web)), publishNotReady(true))
 	pod := c.runs("evicted-pod", node1)
@@ -382,7 +413,7 @@ func TestServiceWhosePodsAreEvictedRefuses(t *testing.T) {
 	c.pod.isRefused(s.clusterIP(tcp(80)))
 }
 
-func TestTCPAndUDPOnOnePortAreApart(t *testing.T) {
+func testTCPAndUDPOnOnePortAreApart(t *testing.T) {
 	c := start(t)
 	pod := c.runs("pod1", node1)
 	s := c.service("multiprotocol-test", ports(tcp(80).to(web), udp(80).to(web)))
@@ -397,7 +428,7 @@ func TestTCPAndUDPOnOnePortAreApart(t *testing.T) {
 	c.pod.isRefused(s.clusterIP(tcp(80)))
 }
 
-func TestTCPAndUDPOnOnePortOfALoadBalancer(t *testing.T) {
+func testTCPAndUDPOnOnePortOfALoadBalancer(t *testing.T) {
 	c := start(t)
 	pod := c.runs("pod1", node1)
 	s := c.service("multiprotocol-lb-test", ports(tcp(80).to(web), udp(80).to(admin)), ofType(corev1.ServiceTypeLoadBalancer))
@@ -409,7 +440,7 @@ func TestTCPAndUDPOnOnePortOfALoadBalancer(t *testing.T) {
 	}
 }
 
-func TestTargetPortMayDifferFromPodToPod(t *testing.T) {
+func testTargetPortMayDifferFromPodToPod(t *testing.T) {
 	c := start(t)
 	s := c.service("mutable-named-port", ports(tcp(8001).to(web)))
 	old, new := []*pod{c.runs("testpod0", node1), c.runs("testpod1", node1)}, []*pod{c.runs("testpod2", node1), c.runs("testpod3", node1)}

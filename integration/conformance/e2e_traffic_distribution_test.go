@@ -9,12 +9,20 @@ import (
 // What test/e2e/network/traffic_distribution.go and topology_hints.go test. There clients in
 // several zones look at one set of pods; here the clients are on node1 and the pods change.
 
-func TestPreferCloseStaysInTheZone(t *testing.T) {
+func TestTrafficDistribution(t *testing.T) {
+	t.Run("PreferClose stays in the zone", testPreferCloseStaysInTheZone)
+	t.Run("PreferSameZone stays in the zone", testPreferSameZoneStaysInTheZone)
+	t.Run("PreferSameNode falls back to the zone", testPreferSameNodeFallsBackToTheZone)
+	t.Run("PreferSameNode falls back when the pod goes", testPreferSameNodeFallsBackWhenThePodGoes)
+	t.Run("a blue-green switch fails no connection", testBlueGreenSwitchFailsNoConnection)
+}
+
+func testPreferCloseStaysInTheZone(t *testing.T) {
 	c := start(t)
 	c.testSameZone(corev1.ServiceTrafficDistributionPreferClose)
 }
 
-func TestPreferSameZoneStaysInTheZone(t *testing.T) {
+func testPreferSameZoneStaysInTheZone(t *testing.T) {
 	c := start(t)
 	c.testSameZone(corev1.ServiceTrafficDistributionPreferSameZone)
 }
@@ -36,7 +44,7 @@ func (c *cluster) testSameZone(d string) {
 	c.pod.reaches(s.clusterIP(http), far, further)
 }
 
-func TestPreferSameNodeFallsBackToTheZone(t *testing.T) {
+func testPreferSameNodeFallsBackToTheZone(t *testing.T) {
 	c := start(t)
 	http := tcp(80)
 	here, neighbour, far := c.runs("here", node1), c.runs("neighbour", node3), c.runs("far", node2)
@@ -49,7 +57,7 @@ func TestPreferSameNodeFallsBackToTheZone(t *testing.T) {
 	c.pod.reaches(s.clusterIP(http), far)
 }
 
-func TestPreferSameNodeFallsBackWhenThePodGoes(t *testing.T) {
+func testPreferSameNodeFallsBackWhenThePodGoes(t *testing.T) {
 	c := start(t)
 	http := tcp(80)
 	here, far := c.runs("here", node1), c.runs("far", node2)
@@ -66,7 +74,7 @@ func TestPreferSameNodeFallsBackWhenThePodGoes(t *testing.T) {
 }
 
 // What test/e2e/network/pod_lifecycle.go tests of a Service.
-func TestBlueGreenSwitchFailsNoConnection(t *testing.T) {
+func testBlueGreenSwitchFailsNoConnection(t *testing.T) {
 	c := start(t)
 	http := tcp(80)
 	blue, green := c.runs("blue-pod", node1), c.runs("green-pod", node2)

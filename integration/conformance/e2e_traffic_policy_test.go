@@ -9,17 +9,29 @@ import (
 
 // What test/e2e/network/service.go tests of traffic policies, health checks, and pods that terminate.
 
-func TestInternalPolicyLocalFromAPodToAPod(t *testing.T) {
+func TestTrafficPolicy(t *testing.T) {
+	t.Run("internal policy Local from a pod to a pod", testInternalPolicyLocalFromAPodToAPod)
+	t.Run("internal policy Local from the node to a pod", testInternalPolicyLocalFromTheNodeToAPod)
+	t.Run("internal policy Local to the host network", testInternalPolicyLocalToTheHostNetwork)
+	t.Run("the health check fails when all local pods terminate", testHealthCheckFailsWhenAllLocalPodsTerminate)
+	t.Run("terminating pods stand in under internal policy Cluster", testTerminatingPodsStandInUnderInternalPolicyCluster)
+	t.Run("terminating local pods stand in under internal policy Local", testTerminatingLocalPodsStandInUnderInternalPolicyLocal)
+	t.Run("terminating pods stand in under external policy Cluster", testTerminatingPodsStandInUnderExternalPolicyCluster)
+	t.Run("terminating local pods stand in under external policy Local", testTerminatingLocalPodsStandInUnderExternalPolicyLocal)
+	t.Run("node port and health check follow the external policy", testNodePortAndHealthCheckFollowTheExternalPolicy)
+}
+
+func testInternalPolicyLocalFromAPodToAPod(t *testing.T) {
 	c := start(t)
 	c.testInternalPolicyLocal(c.pod, c.runs("local", node1), c.runs("remote", node2))
 }
 
-func TestInternalPolicyLocalFromTheNodeToAPod(t *testing.T) {
+func testInternalPolicyLocalFromTheNodeToAPod(t *testing.T) {
 	c := start(t)
 	c.testInternalPolicyLocal(c.node, c.runs("local", node1), c.runs("remote", node2))
 }
 
-func TestInternalPolicyLocalToTheHostNetwork(t *testing.T) {
+func testInternalPolicyLocalToTheHostNetwork(t *testing.T) {
 	c := start(t)
 	local, remote := c.runsOnHostNetwork("local", node1), c.runsOnHostNetwork("remote", node2)
 	c.testInternalPolicyLocal(c.pod, local, remote)
@@ -38,7 +50,7 @@ func (c *cluster) testInternalPolicyLocal(from *client, local, remote *pod) {
 	from.reaches(s.clusterIP(tcp(80)), local)
 }
 
-func TestHealthCheckFailsWhenAllLocalPodsTerminate(t *testing.T) {
+func testHealthCheckFailsWhenAllLocalPodsTerminate(t *testing.T) {
 	c := start(t)
 	http := tcp(80)
 	s := c.service("svc-proxy-terminating", ports(http.to(web)), ofType(corev1.ServiceTypeLoadBalancer), externalPolicy(corev1.ServiceExternalTrafficPolicyLocal))
@@ -51,7 +63,7 @@ func TestHealthCheckFailsWhenAllLocalPodsTerminate(t *testing.T) {
 	c.outside.reaches(s.loadBalancerIP(http), pod)
 }
 
-func TestTerminatingPodsStandInUnderInternalPolicyCluster(t *testing.T) {
+func testTerminatingPodsStandInUnderInternalPolicyCluster(t *testing.T) {
 	c := start(t)
 	http := tcp(80)
 	s := c.service("svc-proxy-terminating", ports(http.to(web)))
@@ -66,7 +78,7 @@ func TestTerminatingPodsStandInUnderInternalPolicyCluster(t *testing.T) {
 	c.pod.reaches(s.clusterIP(http), ready)
 }
 
-func TestTerminatingLocalPodsStandInUnderInternalPolicyLocal(t *testing.T) {
+func testTerminatingLocalPodsStandInUnderInternalPolicyLocal(t *testing.T) {
 	c := start(t)
 	http := tcp(80)
 	s := c.service("svc-proxy-terminating", ports(http.to(web)), internalPolicy(corev1.ServiceInternalTrafficPolicyLocal))
@@ -79,7 +91,7 @@ func TestTerminatingLocalPodsStandInUnderInternalPolicyLocal(t *testing.T) {
 	c.pod.hearsNothing(s.clusterIP(http))
 }
 
-func TestTerminatingPodsStandInUnderExternalPolicyCluster(t *testing.T) {
+func testTerminatingPodsStandInUnderExternalPolicyCluster(t *testing.T) {
 	c := start(t)
 	http := tcp(80)
 	s := c.service("svc-proxy-terminating", ports(http.to(web)), ofType(corev1.ServiceTypeNodePort))
@@ -91,7 +103,7 @@ func TestTerminatingPodsStandInUnderExternalPolicyCluster(t *testing.T) {
 	}
 }
 
-func TestTerminatingLocalPodsStandInUnderExternalPolicyLocal(t *testing.T) {
+func testTerminatingLocalPodsStandInUnderExternalPolicyLocal(t *testing.T) {
 	c := start(t)
 	http := tcp(80)
 	s := c.service("svc-proxy-terminating", ports(http.to(web)), ofType(corev1.ServiceTypeNodePort), externalPolicy(corev1.ServiceExternalTrafficPolicyLocal))
@@ -107,7 +119,7 @@ func TestTerminatingLocalPodsStandInUnderExternalPolicyLocal(t *testing.T) {
 	c.pod.reaches(s.nodePort(http), remote) // As if it went out and came back.
 }
 
-func TestNodePortAndHealthCheckFollowTheExternalPolicy(t *testing.T) {
+func testNodePortAndHealthCheckFollowTheExternalPolicy(t *testing.T) {
 	c := start(t)
 	http := tcp(80)
 	local, remote := c.runs("local", node1), c.runs("remote", node2)

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -23,7 +24,7 @@ func TestConformanceTable(t *testing.T) {
 		t.Fatal(err)
 	}
 	var named []string
-	for _, match := range regexp.MustCompile("`(Test[A-Z]\\w*)`").FindAllStringSubmatch(string(text), -1) {
+	for _, match := range regexp.MustCompile("`(Test[A-Z]\\w*(?:/[^`]+)?)`").FindAllStringSubmatch(string(text), -1) {
 		named = append(named, match[1])
 	}
 	slices.Sort(named)
@@ -45,10 +46,38 @@ func testsOfThisPackage(t *testing.T) (names []string) {
 		}
 		for _, declaration := range parsed.Decls {
 			if f, ok := declaration.(*ast.FuncDecl); ok && f.Recv == nil && strings.HasPrefix(f.Name.Name, "Test") && f.Name.Name != "TestMain" {
-				names = append(names, f.Name.Name)
+				names = append(names, subtests(t, f)...)
 			}
 		}
 	}
 	slices.Sort(names)
+	return names
+}
+
+// subtests returns the names of those that a test runs as functions of their own, or its own name if there are none.
+func subtests(t *testing.T, test *ast.FuncDecl) (names []string) {
+	t.Helper()
+	for _, statement := range test.Body.List {
+		expression, _ := statement.(*ast.ExprStmt)
+		if expression == nil {
+			continue
+		}
+		call, _ := expression.X.(*ast.CallExpr)
+		if call == nil || len(call.Args) != 2 {
+			continue
+		}
+		sentence, _ := call.Args[0].(*ast.BasicLit)
+		if _, function := call.Args[1].(*ast.Ident); !function || sentence == nil {
+			continue
+		}
+		text, err := strconv.Unquote(sentence.Value)
+		if err != nil {
+			t.Fatal(err)
+		}
+		names = append(names, test.Name.Name+"/"+strings.ReplaceAll(text, " ", "_"))
+	}
+	if names == nil {
+		return []string{test.Name.Name}
+	}
 	return names
 }
