@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/nftproxy/nftproxy/integration/await"
+	"github.com/nftproxy/nftproxy/integration/syscalls"
 	"golang.org/x/sys/unix"
 )
 
@@ -20,12 +21,12 @@ func TestSIGTERM(t *testing.T) {
 		hangs, release := make(chan struct{}), make(chan struct{})
 		hang := sync.OnceFunc(func() { close(hangs) })
 		t.Cleanup(func() { close(release) })
-		p := f.startFiltered(t, messages(unix.SECCOMP_RET_USER_NOTIF), func(message []byte) unix.Errno {
-			if bytes.Contains(message, []byte("shop/hanging")) {
+		p := f.startFiltered(t, syscalls.Calls(syscalls.Judged, unix.SYS_SENDMSG), func(c *syscalls.Call) syscalls.Verdict {
+			if bytes.Contains(c.Message(), []byte("shop/hanging")) {
 				hang()
 				<-release
 			}
-			return 0
+			return syscalls.Pass
 		}, "--kubeconfig="+f.kubeconfig)
 		f.programmed(t)
 		service, slice := outageObjects("10.244.1.5")

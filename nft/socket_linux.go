@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"runtime"
+	"syscall"
 	"time"
 
 	"github.com/mdlayher/netlink"
@@ -22,6 +23,8 @@ import (
 // more than needed.
 type socket struct {
 	conn *socketpkg.Conn
+	// raw is conn for sending and receiving.
+	raw syscall.RawConn
 	// port is the socket's netlink port id, by which the kernel knows the owner of a table.
 	port uint32
 	// sequence is the number of the message that was sent last.
@@ -76,7 +79,11 @@ func (n *namespace) openSocket() (*socket, error) {
 	if err != nil {
 		return nil, fmt.Errorf("nft: open netlink socket: %w", err)
 	}
-	s := &socket{conn: conn, patience: patience, buffer: make([]byte, datagramSize)}
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("nft: open netlink socket: %w", err), conn.Close())
+	}
+	s := &socket{conn: conn, raw: raw, patience: patience, buffer: make([]byte, datagramSize)}
 	if err := s.prepare(); err != nil {
 		return nil, errors.Join(fmt.Errorf("nft: prepare netlink socket: %w", err), conn.Close())
 	}
@@ -164,10 +171,30 @@ func (s *socket) appendMessage(b []byte, m *netlink.Message) []byte {
 	return append(b, make([]byte, netlinkattr.Padded(len(b))-len(b))...)
 }
 
-// send sends what appendMessage made, in one piece. The kernel has carried it out when send returns.
+// send sends what appendMessage made, in one piece. The kernel has carried it out when send returns. It gives up when the
+// socket is not ready in time, which netlink has no reason for.
 func (s *socket) send(b []byte) error {
-	_, err := s.conn.Sendmsg(context.Background(), b, nil, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}, 0)
-	return err
+	if err := s.conn.SetWriteDeadline(time.Now().Add(s.patience)); err != nil {
+		return err
+	}
+	return whenReady("sendmsg", s.raw.Write, func(fd int) error {
+		return unix.Sendmsg(fd, b, nil, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}, 0)
+	})
+}
+
+// whenReady makes a system call, when the socket is ready for it. A call that a signal interrupts is made again at once:
+// mdlayher/socket would wait until the socket becomes ready, which it is already.
+func whenReady(name string, wait func(func(fd uintptr) (done bool)) error, call func(fd int) error) (err error) {
+	waited := wait(func(fd uintptr) bool {
+		for err = unix.EINTR; err == unix.EINTR; {
+			err = call(int(fd))
+		}
+		return err != unix.EAGAIN
+	})
+	if waited != nil {
+		return waited
+	}
+	return os.NewSyscallError(name, err)
 }
 
 // receive waits for the next datagram and calls each for its messages, until each returns an error. It gives up after
@@ -187,7 +214,11 @@ func (s *socket) receiveUntil(ctx context.Context, deadline time.Time, each func
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	n, _, flags, _, err := s.conn.Recvmsg(context.Background(), s.buffer, nil, 0)
+	var n, flags int
+	err := whenReady("recvmsg", s.raw.Read, func(fd int) (err error) {
+		n, _, flags, _, err = unix.Recvmsg(fd, s.buffer, nil, 0)
+		return err
+	})
 	switch {
 	case err != nil && ctx.Err() != nil:
 		return ctx.Err()

@@ -54,14 +54,18 @@ func changesBaseChains(tx nft.Transaction) bool {
 // differenceAttempts is how often the tables are read when others commit meanwhile.
 const differenceAttempts = 10
 
-// difference reads both tables and returns the transaction that turns them into the wanted ones.
-func (b *Backend) difference(ctx context.Context) (nft.Transaction, error) {
-	for attempt := 1; ; attempt++ {
-		tx, err := b.differenceOnce(ctx)
-		if !errors.Is(err, nft.ErrGenerationMoved) || attempt == differenceAttempts {
-			return tx, err
+// difference reads both tables and returns the transaction that turns them into the wanted ones. A failure for another
+// reason may pass too, such as a lack of memory, so it reads once more.
+func (b *Backend) difference(ctx context.Context) (tx nft.Transaction, err error) {
+	failed := false
+	for range differenceAttempts {
+		tx, err = b.differenceOnce(ctx)
+		if err == nil || ctx.Err() != nil || failed && !errors.Is(err, nft.ErrGenerationMoved) {
+			break
 		}
+		failed = failed || !errors.Is(err, nft.ErrGenerationMoved)
 	}
+	return tx, err
 }
 
 func (b *Backend) differenceOnce(ctx context.Context) (tx nft.Transaction, err error) {

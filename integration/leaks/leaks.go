@@ -1,0 +1,87 @@
+// Package leaks finds what a test leaves behind: goroutines and file descriptors.
+package leaks
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/nftproxy/nftproxy/integration/await"
+	"go.uber.org/goleak"
+)
+
+// patience is how long goroutines and descriptors may take to go once the test has closed what it opened.
+const patience = 10 * time.Second
+
+// Check fails the test if more goroutines run, or more descriptors are open, when it ends than now. What the test
+// closes in cleanups must be registered later. Tests that run in parallel would be blamed for one another.
+func Check(t testing.TB) {
+	t.Helper()
+	goroutines, before := goleak.IgnoreCurrent(), descriptors(t, os.Getpid())
+	t.Cleanup(func() {
+		if t.Failed() {
+			return // whatever went wrong may have left much
+		}
+		if err := await.Poll(patience, func() error { return goleak.Find(goroutines) }); err != nil {
+			t.Errorf("goroutines are left; see who should end them: %v", err)
+		}
+		Within(t, os.Getpid(), before)
+	})
+}
+
+// Descriptors says how many file descriptors of each kind a process has open: sockets, pipes, and files by name.
+type Descriptors map[string]int
+
+// Of returns the open descriptors of a process.
+func Of(t testing.TB, pid int) Descriptors {
+	t.Helper()
+	return descriptors(t, pid)
+}
+
+// Within fails the test if the process does not come down to the descriptors that it had before.
+func Within(t testing.TB, pid int, before Descriptors) {
+	t.Helper()
+	if err := await.Poll(patience, func() error { return descriptors(t, pid).beyond(before) }); err != nil {
+		t.Errorf("file descriptors are left; see who should close them: %v", err)
+	}
+}
+
+func (d Descriptors) beyond(before Descriptors) error {
+	for kind, n := range d {
+		if n > before[kind] {
+			return fmt.Errorf("%d are open for %s, before there were %d", n, kind, before[kind])
+		}
+	}
+	return nil
+}
+
+func descriptors(t testing.TB, pid int) Descriptors {
+	t.Helper()
+	dir := fmt.Sprintf("/proc/%d/fd", pid)
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	open := Descriptors{}
+	for _, e := range entries {
+		target, err := os.Readlink(filepath.Join(dir, e.Name()))
+		if err != nil {
+			continue // it was the one for the directory, or has been closed
+		}
+		kind, _, _ := strings.Cut(target, ":[") // socket:[1234], net:[1234]
+		if runtimeOwn(kind) {
+			continue
+		}
+		open[kind]++
+	}
+	return open
+}
+
+// runtimeOwn reports whether Go's runtime opens such a descriptor once, when the first goroutine waits for one, or the
+// descriptor is that of the listing itself.
+func runtimeOwn(kind string) bool {
+	return strings.HasPrefix(kind, "anon_inode:") || strings.HasPrefix(kind, "/proc/")
+}
