@@ -45,23 +45,23 @@ type Stats struct {
 	Duration time.Duration
 }
 
-// DeleteFlows looks once at all entries of an IP family and an IP protocol, and deletes those
-// that stale picks, while the listing goes on. Entries that end by themselves meanwhile are
-// no error. An entry that the kernel refuses to delete (EBUSY while it is offloaded to a
-// flowtable) does not keep the others; the error then wraps the first refusal. When ctx ends,
-// the search ends with ctx's error.
+// DeleteFlows lists all entries of an IP family and an IP protocol once, and meanwhile deletes those for
+// which stale returns true. An entry that ends by itself meanwhile is no error. If the kernel refuses to
+// delete an entry (EBUSY while it is offloaded to a flowtable), the others are deleted nevertheless, and
+// the error wraps the first refusal. When ctx ends, the search ends with ctx's error.
 //
-// The kernel leaves other protocols out since Linux 5.8. An older one lists the whole
-// family, and they are passed over here.
+// Since Linux 5.8 the kernel lists entries of the protocol only. An older one lists the whole family, and
+// DeleteFlows ignores the other entries.
 func (c *Conn) DeleteFlows(ctx context.Context, family model.Family, protocol uint8, stale func(Flow) bool) (stats Stats, err error) {
 	return c.delete(ctx, family, protocol, 0, stale)
 }
 
-// DeleteUntranslated is DeleteFlows for the entries of which the destination was not translated and that nobody has
-// answered, such as a TCP connection whose first packet came while there were no rules. All packets of such
-// a connection share its fate, also those that the client sends again, so it can only begin anew without the entry.
+// DeleteUntranslated is DeleteFlows for entries whose destination was not translated and that nobody has answered, such
+// as a TCP connection whose first packet came while there were no rules. The kernel treats all packets of a connection
+// like the first one, also those that the client sends again. So it can only begin anew without the entry.
 //
-// The kernel leaves other entries out since Linux 5.15. An older one lists all, and they are passed over here.
+// Since Linux 5.15 the kernel lists such entries only. An older one lists all, and DeleteUntranslated ignores the
+// others.
 func (c *Conn) DeleteUntranslated(ctx context.Context, family model.Family, protocol uint8, stale func(Flow) bool) (Stats, error) {
 	return c.delete(ctx, family, protocol, statusSeenReply|statusDstNAT, stale)
 }
@@ -80,8 +80,7 @@ func (c *Conn) delete(ctx context.Context, family model.Family, protocol uint8, 
 	return stats, err
 }
 
-// Each calls do with all entries of an IP family and an IP protocol. When ctx ends, so does the listing, with ctx's
-// error.
+// Each calls do with all entries of an IP family and an IP protocol. When ctx ends, it returns ctx's error.
 func (c *Conn) Each(ctx context.Context, family model.Family, protocol uint8, do func(Flow)) error {
 	_, err := c.each(ctx, family, protocol, 0, func(e entry) bool {
 		do(e.flow)
@@ -116,8 +115,7 @@ type socket struct {
 	timeout time.Duration
 }
 
-// datagramSize is the most that the kernel puts into one datagram of a listing, if whoever
-// reads takes as much.
+// datagramSize is the size of the kernel's datagrams in a listing, if the reader takes as much.
 const datagramSize = 1 << 15
 
 func (c *Conn) open() (*socket, error) {
@@ -141,11 +139,10 @@ func (s *socket) closeWith(ctx context.Context) (closeNow func()) {
 // expect gives the kernel the time for one more datagram.
 func (s *socket) expect() error { return s.nl.SetReadDeadline(time.Now().Add(s.timeout)) }
 
-// deadlineEvery is after how many entries the deadline moves. Fewer fill a datagram.
+// deadlineEvery is after how many entries the deadline moves. A datagram has more.
 const deadlineEvery = 64
 
-// list calls do with each entry that the kernel answers a request with, as they come in, as
-// long as it returns true.
+// list sends a request and calls do with each entry of the answer as it arrives, as long as do returns true.
 func (s *socket) list(request netlink.Message, do func(entry) bool) error {
 	if err := s.expect(); err != nil {
 		return err

@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// deleteAtOnce is how many entries the kernel is asked to delete at once. Its refusals of all
-// of them must fit into the socket's buffer.
+// deleteAtOnce is how many entries the kernel is asked to delete at once. If it refuses all of them, the
+// refusals must fit into the socket's buffer.
 const deleteAtOnce = 100
 
 // deletion deletes entries on a socket of its own while a listing goes on. So the entries to delete never pile up, not
@@ -40,7 +40,7 @@ func (d *deletion) add(name []byte) bool {
 	return d.err == nil
 }
 
-// finish deletes what is left, and returns an error if any entry could not be deleted.
+// finish deletes the remaining entries, and returns an error if any entry could not be deleted.
 func (d *deletion) finish() error {
 	d.flush()
 	if d.s != nil {
@@ -63,8 +63,8 @@ func (d *deletion) flush() {
 	d.names = nil
 }
 
-// delete has the kernel delete the entries of those names. It returns an error if the kernel
-// did not answer for all of them.
+// delete asks the kernel to delete the entries of those names. It returns an error if the kernel did not
+// answer for all of them.
 func (d *deletion) delete(names [][]byte) (err error) {
 	if d.s == nil {
 		if d.s, err = d.conn.open(); err != nil {

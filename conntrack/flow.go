@@ -1,8 +1,8 @@
 // Package conntrack removes entries from the kernel's connection tracking table, over
 // netlink, without the conntrack program.
 //
-// The kernel translates a Service's address for the first packet of a flow, and notes the translation in an entry. It
-// translates all later packets by the entry. A TCP client whose endpoint is gone gets a reset and dials anew. A UDP
+// The kernel translates a Service's address for the first packet of a flow, and records the translation in an entry. It
+// translates all later packets by the entry. A TCP client whose endpoint is gone gets a reset and dials anew. But a UDP
 // client may keep the entry alive and send to an endpoint that does not answer. Such entries have to be deleted.
 package conntrack
 
@@ -13,11 +13,11 @@ import "net/netip"
 type Flow struct {
 	// Protocol is the IP protocol number.
 	Protocol uint8
-	// Source is who sent the first packet.
+	// Source is the source of the first packet: the client.
 	Source netip.AddrPort
-	// Dialed is the destination of the first packet as it was sent.
+	// Dialed is the destination of the first packet before translation.
 	Dialed netip.AddrPort
-	// Server is who answers.
+	// Server is the source of answers: the endpoint.
 	Server netip.AddrPort
 }
 

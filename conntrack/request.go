@@ -67,8 +67,8 @@ func listRequest(family model.Family, protocol uint8, without uint32) netlink.Me
 	return request(msgGet, netlink.Dump, family, body)
 }
 
-// deleteRequests asks to delete the entries of those names. The kernel answers where it
-// refuses, and, being asked to, the last.
+// deleteRequests asks to delete the entries of those names. The kernel answers refused requests, and the
+// last one, which asks for an answer.
 func deleteRequests(family model.Family, names [][]byte) []netlink.Message {
 	var requests []netlink.Message
 	for _, name := range names {

@@ -2,13 +2,15 @@ package diffstore
 
 import "github.com/nftproxy/nftproxy/model"
 
-// ServicePorts is a Store of Service ports. Changes go in, of everything or of some ports, and the ports that
-// differ from those that the dataplane has come out: also when everything came anew, as it does after a reconnection or a Resync.
+// ServicePorts is a Store of Service ports. Write takes changes of all or some ports. Updated and Deleted return the
+// ports that differ from those of the dataplane, also after a full state that repeats all ports, as after a
+// reconnection.
 type ServicePorts struct {
 	*Store[model.PortID, *model.ServicePort]
 }
 
-// NewServicePorts returns an empty ServicePorts, ordered by [model.PortID.Compare], which compares ports by [model.ServicePort.Equal].
+// NewServicePorts returns an empty ServicePorts, ordered by [model.PortID.Compare], which compares ports by
+// [model.ServicePort.Equal].
 func NewServicePorts() ServicePorts {
 	return ServicePorts{NewFunc(model.PortID.Compare, (*model.ServicePort).Equal)}
 }

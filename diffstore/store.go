@@ -8,10 +8,10 @@ import (
 	"slices"
 )
 
-// Store holds what a dataplane should have and what it was last given, by key.
+// Store holds, by key, the wanted values of a dataplane and those that were last applied to it.
 //
-// The Store keeps the values that it gets. Nobody may modify what a value points to afterwards: such a
-// change would be in both states, and so in no difference. A Store may not be used by several goroutines at a time.
+// The Store keeps the values that it gets. Nobody may modify afterwards what a value points to: such a change would be
+// in both states, and so in no difference. A Store is not safe for concurrent use.
 type Store[K comparable, V any] struct {
 	compare func(a, b K) int
 	equal   func(a, b V) bool
@@ -20,23 +20,23 @@ type Store[K comparable, V any] struct {
 	changed map[K]*entry[V]
 	// round is the number of the full state that is written, or was written last.
 	round uint64
-	// wanted is how many entries are wanted in this round. unseen is how many were
-	// wanted before it and have not been written in it, so that they are not wanted unless that still happens.
+	// wanted counts the entries that are wanted in this round. unseen counts those that were wanted before it and have
+	// not been written in it. Unless they are written, they are not wanted any more.
 	wanted, unseen int
 }
 
-// entry is what a Store knows of a key.
+// entry is the state of a key.
 type entry[V any] struct {
 	want, applied V
 	// round is the one in which the entry was last written. isWanted says that it then got the value want.
 	round    uint64
 	isWanted bool
-	// present says that the dataplane may have something under the key, known that it is applied.
+	// present says that the dataplane may have a value under the key, known that this value is applied.
 	present, known bool
 }
 
-// New returns an empty Store whose keys have their natural order and whose values are compared with ==. Pointers
-// are then equal only if they point to the same thing: use NewFunc to compare what they point to.
+// New returns an empty Store whose keys have their natural order and whose values are compared with ==. Two pointers
+// are then equal only if they point to the same variable. Use NewFunc to compare the variables.
 func New[K cmp.Ordered, V comparable]() *Store[K, V] {
 	return NewFunc(cmp.Compare[K], func(a, b V) bool { return a == b })
 }
@@ -47,7 +47,7 @@ func NewFunc[K comparable, V any](compare func(a, b K) int, equal func(a, b V) b
 	return &Store[K, V]{compare: compare, equal: equal, entries: map[K]*entry[V]{}, changed: map[K]*entry[V]{}}
 }
 
-// Begin starts a full state: from now on nothing is wanted but what Set adds. It costs the same however
+// Begin starts a full state: from now on only keys of later calls of Set are wanted. It takes the same time however
 // large the Store is. A full state that was only half written can be begun again.
 func (s *Store[K, V]) Begin() {
 	s.round++
@@ -83,8 +83,8 @@ func (s *Store[K, V]) Delete(key K) {
 	s.note(key, e)
 }
 
-// Get returns the wanted value of key. After Begin that is only what was Set since, so a caller
-// that writes a full state can see whether somebody else has the key already.
+// Get returns the wanted value of key. After Begin, only keys that were Set since have one. So a caller
+// that writes a full state can see whether it has written the key already.
 func (s *Store[K, V]) Get(key K) (value V, ok bool) {
 	if e := s.entries[key]; e != nil && e.isWanted && e.round == s.round {
 		return e.want, true
@@ -92,10 +92,10 @@ func (s *Store[K, V]) Get(key K) (value V, ok bool) {
 	return value, false
 }
 
-// Len returns how many keys are wanted.
+// Len returns the number of wanted keys.
 func (s *Store[K, V]) Len() int { return s.wanted }
 
-// All yields what is wanted, ordered by key.
+// All yields the wanted keys and values, ordered by key.
 func (s *Store[K, V]) All() iter.Seq2[K, V] {
 	return func(yield func(K, V) bool) {
 		s.endRound()
@@ -107,7 +107,8 @@ func (s *Store[K, V]) All() iter.Seq2[K, V] {
 	}
 }
 
-// Applied returns what the dataplane has under key, as far as the Store was told by Commit, CommitOne and Adopt.
+// Applied returns the dataplane's value of key, according to Commit, CommitOne and Adopt. It returns false if there is
+// none, or after Invalidate.
 func (s *Store[K, V]) Applied(key K) (value V, ok bool) {
 	if e := s.entries[key]; e != nil && e.known {
 		return e.applied, true
@@ -121,14 +122,15 @@ func (s *Store[K, V]) Changed() bool {
 	return len(s.changed) > 0
 }
 
-// Updated yields what the dataplane lacks or has with another value, ordered by key. The loop may call CommitOne and InvalidateOne.
+// Updated yields the wanted keys and values that the dataplane lacks or has with another value, ordered by key. The
+// loop may call CommitOne and InvalidateOne.
 func (s *Store[K, V]) Updated() iter.Seq2[K, V] {
 	return s.differences(func(e *entry[V]) (V, bool) { return e.want, e.isWanted })
 }
 
-// Deleted yields what the dataplane has and should not have, ordered by key, with the value that was last applied: the zero
-// value if that was never known. Deleted keys go before Updated ones where a new record may need what an old
-// one occupies. The loop may call CommitOne and InvalidateOne.
+// Deleted yields the keys that the dataplane has and should not have, ordered by key, with the value that was last
+// applied; the zero value if that was never known. Apply Deleted before Updated if a new record may need a resource of
+// an old one. The loop may call CommitOne and InvalidateOne.
 func (s *Store[K, V]) Deleted() iter.Seq2[K, V] {
 	return s.differences(func(e *entry[V]) (V, bool) { return e.applied, !e.isWanted })
 }
@@ -156,9 +158,9 @@ func (s *Store[K, V]) differences(value func(*entry[V]) (V, bool)) iter.Seq2[K, 
 	}
 }
 
-// Apply has the differences applied one by one: it calls remove for each of Deleted, then set for each of Updated, in order. Those that
-// succeed are committed. One that fails keeps no other from being tried; it may be half done, so it is said to be unknown, and
-// is a difference again the next time. The error joins those of remove and set as they are.
+// Apply applies the differences one by one: it calls remove for each of Deleted, then set for each of Updated, in
+// order. It commits those that succeed. One that fails does not stop the others. It may be half done, so Apply calls
+// InvalidateOne for it, and it is a difference again the next time. The error joins those of remove and set.
 func (s *Store[K, V]) Apply(remove, set func(key K, value V) error) error {
 	var errs []error
 	try := func(apply func(K, V) error) func(K, V) bool {
@@ -177,7 +179,7 @@ func (s *Store[K, V]) Apply(remove, set func(key K, value V) error) error {
 	return errors.Join(errs...)
 }
 
-// Commit says that the dataplane has all that is wanted and nothing else.
+// Commit tells the Store that the dataplane has all wanted values and nothing else.
 func (s *Store[K, V]) Commit() {
 	s.endRound()
 	for key, e := range s.changed {
@@ -186,8 +188,8 @@ func (s *Store[K, V]) Commit() {
 	s.dropChanged()
 }
 
-// CommitOne says that the dataplane has what is wanted under key, for backends that apply
-// differences one by one: what a failure left undone is still a difference.
+// CommitOne tells the Store that the dataplane has the wanted value of key, or none if none is wanted. It is for
+// backends that apply differences one by one.
 func (s *Store[K, V]) CommitOne(key K) {
 	s.endRound()
 	e := s.changed[key]
@@ -201,16 +203,16 @@ func (s *Store[K, V]) CommitOne(key K) {
 	}
 }
 
-// Adopt says that the dataplane has value under key. A backend that can read its dataplane calls it for all
-// that is there when it starts, so that its first differences are small.
+// Adopt tells the Store that the dataplane has value under key. A backend that can read its dataplane calls it for each
+// record when it starts, so that its first differences are small.
 func (s *Store[K, V]) Adopt(key K, value V) {
 	e := s.entry(key)
 	e.applied, e.present, e.known = value, true, true
 	s.note(key, e)
 }
 
-// Invalidate says that nobody knows what the dataplane has. All that is wanted becomes an update. Keys that were applied and are not
-// wanted stay deletions, and the dataplane may turn out not to have them.
+// Invalidate tells the Store that the dataplane's state is unknown. All wanted keys become updates. Keys that were
+// applied and are not wanted stay deletions, though the dataplane may not have them.
 func (s *Store[K, V]) Invalidate() {
 	for key, e := range s.entries {
 		e.known = false
@@ -218,8 +220,8 @@ func (s *Store[K, V]) Invalidate() {
 	}
 }
 
-// InvalidateOne says that nobody knows what the dataplane has under key, as after a failure half way. Without it
-// a value that was half applied would be no difference once the value before is wanted again.
+// InvalidateOne tells the Store that the dataplane's value of key is unknown, as after a failure half way. Otherwise a
+// value that was half applied would be no difference once the previous value is wanted again.
 func (s *Store[K, V]) InvalidateOne(key K) {
 	e := s.entry(key)
 	e.present, e.known = true, false
@@ -253,7 +255,7 @@ func (e *entry[V]) unwant() {
 	e.want, e.isWanted = none, false
 }
 
-// note keeps changed right after a change to e. An entry of which there is nothing to remember goes.
+// note updates changed after a change to e. It deletes an entry that is neither wanted nor present.
 func (s *Store[K, V]) note(key K, e *entry[V]) {
 	if !e.isWanted && !e.present {
 		delete(s.entries, key)
@@ -267,8 +269,8 @@ func (s *Store[K, V]) note(key K, e *entry[V]) {
 	s.changed[key] = e
 }
 
-// endRound turns what was wanted before Begin and not written since into deletions. It looks at all
-// entries, but only once after a Begin, and not if all were written.
+// endRound makes deletions of the keys that were wanted before Begin and not written since. It walks all entries, but
+// only once after a Begin, and not if all were written.
 func (s *Store[K, V]) endRound() {
 	if s.unseen == 0 {
 		return
@@ -282,7 +284,7 @@ func (s *Store[K, V]) endRound() {
 	s.unseen = 0
 }
 
-// commit makes what is wanted under key what is applied. The caller takes e out of changed.
+// commit makes the wanted value of key the applied one. The caller removes e from changed.
 func (s *Store[K, V]) commit(key K, e *entry[V]) {
 	if !e.isWanted {
 		delete(s.entries, key)
@@ -291,7 +293,7 @@ func (s *Store[K, V]) commit(key K, e *entry[V]) {
 	e.applied, e.present, e.known = e.want, true, true
 }
 
-// dropChanged takes another map, since an empty one that was large once is walked as slowly as before.
+// dropChanged makes a new map, because walking an empty one that was large once takes as long as before.
 func (s *Store[K, V]) dropChanged() {
 	s.changed = map[K]*entry[V]{}
 }

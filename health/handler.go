@@ -8,8 +8,8 @@ import (
 	"github.com/nftproxy/nftproxy/model"
 )
 
-// answer is the body of /healthz and /livez, field by field as kube-proxy v1.37 has it, except for
-// problems, which only this proxy has. A time of the year 1 is never.
+// answer is the body of /healthz and /livez, field by field as in kube-proxy v1.37, except for
+// problems, which only this proxy has. A time in the year 1 means never.
 type answer struct {
 	LastUpdated  time.Time               `json:"lastUpdated"`
 	CurrentTime  time.Time               `json:"currentTime"`
@@ -42,8 +42,8 @@ func (p *Proxy) Handler() http.Handler {
 	return mux
 }
 
-// answer returns what both paths tell. Both IP families are synced at once, so what holds
-// for one holds for the other.
+// answer returns the common part of the body of both paths. Both IP families are synced at once, so they
+// have the same status.
 func (s state) answer(healthy bool) answer {
 	a := answer{LastUpdated: s.synced, CurrentTime: s.now, Healthy: healthy, Status: map[string]familyStatus{}, Problems: s.problems}
 	for _, family := range model.Families {
@@ -56,8 +56,8 @@ func reply(w http.ResponseWriter, ok bool, body answer, count func(code int)) {
 	code := http.StatusServiceUnavailable
 	if ok {
 		code = http.StatusOK
-		// Probes have always read "recent" from a good answer, also when nothing has changed
-		// for long. When the last sync really was is in status.
+		// As in kube-proxy, a good answer has the current time here, also if nothing has changed
+		// for long. The time of the last sync is in status.
 		body.LastUpdated = body.CurrentTime
 	}
 	if count != nil {

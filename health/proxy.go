@@ -13,8 +13,7 @@ import (
 	"github.com/nftproxy/nftproxy/tracker"
 )
 
-// DefaultTimeout is twice kube-proxy's default sync period, which is what kube-proxy allows
-// a change to wait.
+// DefaultTimeout is twice kube-proxy's default sync period, as in kube-proxy.
 const DefaultTimeout = time.Minute
 
 // Options configures a Proxy. The zero value works.
@@ -28,23 +27,26 @@ type Options struct {
 	OnHealthz, OnLivez func(code int)
 }
 
-// Proxy knows whether this proxy does its work, which is two questions. Is it stuck? That is so when
-// a change has waited for longer than the timeout: syncs fail or hang, and a restart may help. A proxy
-// that hears of no change is not stuck, nor is one that cannot reach the API server. Is it ready? That
-// takes that it is not stuck, that a sync has succeeded, and that the Node is not waited for. Its
-// methods are safe for concurrent use.
+// Proxy is the health of this proxy. It answers two questions.
+//
+//   - Is the proxy alive? It is, unless a change has waited for longer than the timeout: then syncs fail
+//     or hang, and a restart may help. A proxy without changes is alive, and so is one that cannot reach
+//     the API server.
+//   - Is it ready? It is if it is alive, a sync has succeeded, and it does not wait for the Node.
+//
+// Its methods are safe for concurrent use.
 type Proxy struct {
 	options Options
 
-	// mu guards what follows.
+	// mu guards the fields below.
 	mu sync.Mutex
-	// synced is when a sync last succeeded; zero when none did.
+	// synced is the time of the last sync that succeeded; zero for none.
 	synced time.Time
-	// waiting is since when a change waits for a sync that succeeds; zero when none does.
+	// waiting is the time since which a change waits for a sync that succeeds; zero for none.
 	waiting time.Time
 	// leaving says that the Node is being deleted.
 	leaving bool
-	// awaitsNode says that the Node is waited for.
+	// awaitsNode says that the proxy waits for the Node.
 	awaitsNode bool
 	// failing holds the resources that cannot be watched.
 	failing map[string]bool
@@ -59,7 +61,7 @@ func NewProxy(options Options) *Proxy {
 	return &Proxy{options: options, failing: map[string]bool{}}
 }
 
-// Queued says that a change waits for a sync (tracker.LoopOptions.OnQueued).
+// Queued records that a change waits for a sync (tracker.LoopOptions.OnQueued).
 func (p *Proxy) Queued() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -68,17 +70,17 @@ func (p *Proxy) Queued() {
 	}
 }
 
-// Synced says that everything queued has been synced.
+// Synced records that everything queued has been synced.
 func (p *Proxy) Synced() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.synced, p.waiting = p.options.Clock.Now(), time.Time{}
 }
 
-// SetNode says what became of the Node that this proxy runs on. A Node with a deletion
-// timestamp, or with the taint of the cluster autoscaler, is about to go: /healthz then asks
-// load balancers to turn to other nodes (KEP-3836), while /livez does not care. Until the
-// first call the Node is taken to stay, so that a proxy without a Node object is healthy.
+// SetNode records the Node that this proxy runs on. If it has a deletion timestamp, or the taint of
+// the cluster autoscaler, it is being deleted: /healthz is then 503, so that load balancers choose other
+// nodes (KEP-3836). /livez does not change. Before the first call the Node counts as not being deleted,
+// so a proxy without a Node object is healthy.
 func (p *Proxy) SetNode(node *corev1.Node) {
 	leaving := !node.DeletionTimestamp.IsZero() ||
 		slices.ContainsFunc(node.Spec.Taints, func(t corev1.Taint) bool { return t.Key == tracker.TaintToBeDeleted })
@@ -87,16 +89,16 @@ func (p *Proxy) SetNode(node *corev1.Node) {
 	p.leaving = leaving
 }
 
-// AwaitNode says whether the Node is waited for. Until it is known, node ports may answer nowhere, so
-// the proxy is not ready.
+// AwaitNode records whether the proxy waits for the Node. Without it, node ports may answer nowhere, so
+// the proxy is not ready meanwhile.
 func (p *Proxy) AwaitNode(waiting bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.awaitsNode = waiting
 }
 
-// SetFailing says whether a resource of the API server cannot be watched (apiserver.Config.OnFailing).
-// Answers name it. It changes none of them: what was synced before goes on working.
+// SetFailing records whether a resource of the API server cannot be watched (apiserver.Config.OnFailing).
+// Answers name it among their problems, and keep their status codes: the synced rules keep working.
 func (p *Proxy) SetFailing(resource string, failing bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -107,8 +109,7 @@ func (p *Proxy) SetFailing(resource string, failing bool) {
 	}
 }
 
-// WatchNode returns a Sink that hands everything on to sink and calls SetNode with the Node
-// of that name.
+// WatchNode returns a Sink that passes everything to sink, and calls SetNode with the Node of that name.
 func (p *Proxy) WatchNode(nodeName string, sink tracker.Sink) tracker.Sink {
 	return &nodeWatch{Sink: sink, proxy: p, nodeName: nodeName}
 }
@@ -127,11 +128,10 @@ func (w *nodeWatch) SetNode(node *corev1.Node) {
 	w.Sink.SetNode(node)
 }
 
-// Ready reports whether traffic may come to this node, as far as that is the proxy's affair. It does
-// not depend on whether the Node stays.
+// Ready reports whether the proxy is ready. It does not depend on whether the Node is being deleted.
 func (p *Proxy) Ready() bool { return p.state().ready }
 
-// state is what a Proxy knows at one moment.
+// state is the state of a Proxy at one moment.
 type state struct {
 	now, synced           time.Time
 	alive, ready, leaving bool
@@ -153,7 +153,7 @@ func (p *Proxy) state() state {
 	}
 }
 
-// problems says what is wrong beyond what the other fields of an answer say. It needs mu.
+// problems returns faults that the other fields of an answer do not show. The caller holds mu.
 func (p *Proxy) problems() (out []string) {
 	if p.synced.IsZero() {
 		out = append(out, "no sync has succeeded since the start")

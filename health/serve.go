@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// Serve answers HTTP requests on l until ctx ends; then it closes l and returns nil. An
-// error means that l broke.
+// Serve answers HTTP requests on l until ctx ends. Then it closes l and returns nil. It returns an error
+// if l fails.
 func Serve(ctx context.Context, l net.Listener, handler http.Handler) error {
 	server := newServer(handler)
 	stop := context.AfterFunc(ctx, func() { _ = server.Close() })
@@ -21,7 +21,7 @@ func Serve(ctx context.Context, l net.Listener, handler http.Handler) error {
 	return nil
 }
 
-// newServer returns a server that does not keep connections for clients that say nothing.
+// newServer returns a server that closes connections of silent clients.
 func newServer(handler http.Handler) *http.Server {
 	return &http.Server{Handler: handler, ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute}
 }

@@ -15,35 +15,35 @@ import (
 	"github.com/nftproxy/nftproxy/model"
 )
 
-// server answers on the healthCheckNodePort of one Service in one IP family. Services.mu
-// guards it, but for what it needs to answer.
+// server answers on the healthCheckNodePort of one Service in one IP family. Services.mu guards it, except
+// for the fields that ServeHTTP uses: id, healthy and localEndpoints.
 type server struct {
 	id      serviceID
 	healthy func() bool
-	// localEndpoints is how many endpoints on this node are ready.
+	// localEndpoints counts the ready endpoints on this node.
 	localEndpoints atomic.Int64
-	// ports is the ports of the Service. All have the same HealthCheckNodePort.
+	// ports holds the ports of the Service. All have the same HealthCheckNodePort.
 	ports map[model.PortID]*model.ServicePort
 
-	// port and addresses is where the server listens; listeners is empty when it does not.
+	// port and addresses are those on which the server listens. listeners is empty while it does not.
 	port      uint16
 	addresses []netip.Addr
 	listeners []net.Listener
 	http      *http.Server
-	// reported is the failure to listen that was last reported; empty when it listens.
+	// reported is the failure to listen that was last reported; empty while it listens.
 	reported string
 }
 
-// errNoAddress says that there is nowhere to listen.
+// errNoAddress says that the machine has no address to listen on.
 var errNoAddress = errors.New("no address of this machine is in nodePortAddresses")
 
 func newServiceServer(id serviceID, healthy func() bool) *server {
 	return &server{id: id, healthy: healthy, ports: map[model.PortID]*model.ServicePort{}}
 }
 
-// count brings the number of local endpoints up to date. An address counts once, however
-// many ports it serves. Endpoints that terminate do not count, even while they stand in for
-// ready ones, so that load balancers turn to other nodes (KEP-1669).
+// count updates the number of local endpoints. An address counts once, however many ports it serves.
+// Endpoints that terminate do not count, even while they serve in place of ready ones, so that load
+// balancers choose other nodes (KEP-1669).
 func (s *server) count() {
 	ready := map[netip.Addr]struct{}{}
 	for _, port := range s.ports {
@@ -120,7 +120,7 @@ func (s *server) logValues() []any {
 	return []any{"service", klog.KRef(s.id.namespace, s.id.name), "ipFamily", s.id.family, "healthCheckNodePort", s.wantedPort()}
 }
 
-// serviceAnswer is the body of a health check, field by field as kube-proxy has it.
+// serviceAnswer is the body of a health check, field by field as in kube-proxy.
 type serviceAnswer struct {
 	Service struct {
 		Namespace string `json:"namespace"`

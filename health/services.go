@@ -15,22 +15,22 @@ import (
 
 // ServicesOptions configures Services.
 type ServicesOptions struct {
-	// Ready says whether the proxy works: (*Proxy).Ready. While it does not, every
-	// answer is 503.
+	// Ready reports whether the proxy is ready: (*Proxy).Ready. While it is not, every answer is 503.
 	Ready func() bool
-	// Primary listens on the node's addresses in the model, CIDRs on each address of the
-	// machine that is in one of them; a CIDR of length 0 means all addresses of its family
-	// (KubeProxyConfiguration nodePortAddresses).
+	// Primary listens on the node's addresses in the model (KubeProxyConfiguration nodePortAddresses:
+	// primary).
 	Primary bool
-	CIDRs   []netip.Prefix
-	// Clock tells when to try again; nil means the machine's clock.
+	// CIDRs listens on each address of the machine that is in one of them. A CIDR of length 0 means all
+	// addresses of its family (KubeProxyConfiguration nodePortAddresses).
+	CIDRs []netip.Prefix
+	// Clock is the clock for trying again; nil means the machine's clock.
 	Clock clock.WithDelayedExecution
 	// OnFailure, if set, is called when a Service's port cannot be listened on, once for
 	// each reason. It must not call the Services.
 	OnFailure func(namespace, service string, err error)
-	// OnSettled, if set, is called with how many servers listen and how many cannot,
-	// whenever that may have changed. It must not call the Services.
-	OnSettled func(listening, failing int)
+	// OnListening, if set, is called with the numbers of servers that listen and that cannot,
+	// whenever they may have changed. It must not call the Services.
+	OnListening func(listening, failing int)
 }
 
 // Services serves the healthCheckNodePort of each Service that has one, so that a load
@@ -39,15 +39,15 @@ type ServicesOptions struct {
 type Services struct {
 	options ServicesOptions
 
-	// ending sees to it, once, that all ends with the context.
+	// ending makes the first Apply arrange that all servers end with its context.
 	ending sync.Once
-	// mu guards what follows.
+	// mu guards the fields below.
 	mu      sync.Mutex
 	logger  klog.Logger
 	servers map[serviceID]*server
 	nodeIPs []netip.Addr
 	closed  bool
-	// retry is the next try to listen on what could not be listened on; nil when there is none.
+	// retry is the next try of servers that cannot listen; nil if there are none. delay is the time up to it.
 	retry clock.Timer
 	delay time.Duration
 }
@@ -72,11 +72,11 @@ func NewServices(options ServicesOptions) *Services {
 	return &Services{options: options, servers: map[serviceID]*server{}}
 }
 
-// Apply starts, updates and ends servers as the changes say. It is to be called after the
-// changes have been synced: traffic must not be sent here before the rules are. A port that cannot be
-// listened on (another program may have it) is logged, does not affect the others, and is
-// tried again with later changes and after a while. Servers end with ctx, which should be
-// the same for all calls.
+// Apply starts, updates and ends servers after changes. Call it after the changes have been synced:
+// load balancers must not send traffic before the rules exist. If a server cannot listen, because
+// another program has the port for example, Apply logs that and tries again with later changes and after
+// 1 s, then twice as long each time, up to 1 min. The others are not affected. Servers end with ctx, which
+// should be the same for all calls.
 func (s *Services) Apply(ctx context.Context, changes *model.Changes) {
 	s.ending.Do(func() { context.AfterFunc(ctx, s.close) })
 	s.mu.Lock()
@@ -97,7 +97,7 @@ func (s *Services) Apply(ctx context.Context, changes *model.Changes) {
 	s.listen(addresses)
 }
 
-// update takes the changes in and returns the servers that they may concern.
+// update applies the changes and returns the servers that they may concern.
 func (s *Services) update(changes *model.Changes) map[serviceID]bool {
 	touched := map[serviceID]bool{}
 	if changes.Node != nil {
@@ -132,7 +132,7 @@ func (s *Services) update(changes *model.Changes) map[serviceID]bool {
 	return touched
 }
 
-// release ends a server that is not needed any more, or not where it listens.
+// release ends a server that is no longer needed, or that has to listen elsewhere.
 func (s *Services) release(server *server, addresses []netip.Addr) {
 	if len(server.ports) == 0 {
 		server.close()
@@ -145,8 +145,8 @@ func (s *Services) release(server *server, addresses []netip.Addr) {
 	}
 }
 
-// listen opens all that is not open, and sees to it that what failed is tried again. In a
-// family for which nodePortAddresses has nothing there is nothing to open.
+// listen opens the servers that do not listen, and starts a retry if any fails. In a family for which
+// nodePortAddresses names nothing, no server listens.
 func (s *Services) listen(addresses map[model.Family][]netip.Addr) {
 	listening, failing := 0, 0
 	for _, server := range s.servers {
@@ -162,8 +162,8 @@ func (s *Services) listen(addresses map[model.Family][]netip.Addr) {
 		}
 	}
 	s.retryLater(failing > 0)
-	if s.options.OnSettled != nil {
-		s.options.OnSettled(listening, failing)
+	if s.options.OnListening != nil {
+		s.options.OnListening(listening, failing)
 	}
 }
 
@@ -190,7 +190,7 @@ func (s *Services) tryAgain() {
 	s.listen(s.addresses())
 }
 
-// report tells of a failure, once for each reason.
+// report logs a failure, once for each reason.
 func (s *Services) report(server *server, err error) {
 	if server.reported == err.Error() {
 		return

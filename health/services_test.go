@@ -314,15 +314,15 @@ func (c fakeClock) AfterFunc(d time.Duration, f func()) clock.Timer {
 	return c.FakeClock.AfterFunc(d, func() { go f() })
 }
 
-// settled is what OnSettled was told last.
-type settled struct{ listening, failing int }
+// servers are the numbers that OnListening was called with last.
+type servers struct{ listening, failing int }
 
 func testTakenPortIsToldOnceAndTriedAgain(t *testing.T) {
 	taken, free := freePort(t), freePort(t)
 	other := occupy(t, taken)
 	fake := newFakeClock()
 	var logs, failures []string
-	last := make(chan settled, 100)
+	last := make(chan servers, 100)
 	ctx := klog.NewContext(t.Context(), funcr.New(func(_, args string) { logs = append(logs, args) }, funcr.Options{}))
 	s := newServices(health.ServicesOptions{
 		CIDRs: []netip.Prefix{loopback4},
@@ -330,14 +330,14 @@ func testTakenPortIsToldOnceAndTriedAgain(t *testing.T) {
 		OnFailure: func(namespace, service string, err error) {
 			failures = append(failures, namespace+"/"+service+": "+err.Error())
 		},
-		OnSettled: func(listening, failing int) { last <- settled{listening, failing} },
+		OnListening: func(listening, failing int) { last <- servers{listening, failing} },
 	})
-	expectSettled := func(want settled) {
+	expectServers := func(want servers) {
 		t.Helper()
 		select {
 		case got := <-last:
 			if got != want {
-				t.Errorf("settled %+v, want %+v", got, want)
+				t.Errorf("servers are %+v, want %+v", got, want)
 			}
 		case <-time.After(10 * time.Second):
 			t.Fatal("nothing was tried")
@@ -345,7 +345,7 @@ func testTakenPortIsToldOnceAndTriedAgain(t *testing.T) {
 	}
 
 	s.Apply(ctx, full(port("web", "", model.IPv4, taken, "10.244.1.5:80"), port("api", "", model.IPv4, free, "10.244.1.6:80")))
-	expectSettled(settled{listening: 1, failing: 1})
+	expectServers(servers{listening: 1, failing: 1})
 	expectCheck(t, "127.0.0.1", free, "200 1")
 	wantFailure := fmt.Sprintf("shop/web: healthCheckNodePort %d: listen tcp4 127.0.0.1:%d: bind: address already in use; "+
 		"until that is mended, load balancers take this node for one without endpoints", taken, taken)
@@ -365,17 +365,17 @@ func testTakenPortIsToldOnceAndTriedAgain(t *testing.T) {
 		default:
 		}
 		fake.Step(1)
-		expectSettled(settled{listening: 1, failing: 1})
+		expectServers(servers{listening: 1, failing: 1})
 	}
 	s.Apply(ctx, changes(port("other", "", model.IPv4, 0)))
-	expectSettled(settled{listening: 1, failing: 1})
+	expectServers(servers{listening: 1, failing: 1})
 	if len(logs) != 1 || len(failures) != 1 {
 		t.Errorf("told again: %q, %q", logs, failures)
 	}
 
 	other.Close()
 	fake.Step(8 * time.Second)
-	expectSettled(settled{listening: 2})
+	expectServers(servers{listening: 2})
 	expectCheck(t, "127.0.0.1", taken, "200 1")
 	if len(logs) != 2 {
 		t.Errorf("logged %q, want a second line that the port is served now", logs)

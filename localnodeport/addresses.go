@@ -7,7 +7,7 @@ import (
 	"github.com/nftproxy/nftproxy/model"
 )
 
-// loopback is what each family's loopback addresses are, and the one that everybody dials.
+// loopback holds each family's prefix of loopback addresses, and the usual one among them.
 var loopback = map[model.Family]struct {
 	prefix netip.Prefix
 	usual  netip.Addr
@@ -16,9 +16,9 @@ var loopback = map[model.Family]struct {
 	model.IPv6: {netip.MustParsePrefix("::1/128"), netip.IPv6Loopback()},
 }
 
-// Addresses returns where to listen for a list of nodePortAddresses: for each CIDR that is all
-// loopback, 127.0.0.1 or ::1 if it holds that, else its first address. A CIDR that
-// merely contains loopback addresses, such as 0.0.0.0/0, does not ask for them.
+// Addresses returns the addresses to listen on for a list of nodePortAddresses. For each CIDR of loopback
+// addresses only, that is 127.0.0.1 or ::1 if the CIDR contains it, else its first address. A CIDR that
+// contains other addresses too, such as 0.0.0.0/0, does not count.
 func Addresses(nodePortAddresses []netip.Prefix) []netip.Addr {
 	var addresses []netip.Addr
 	for _, p := range nodePortAddresses {

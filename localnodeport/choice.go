@@ -22,7 +22,7 @@ type choice struct {
 	used time.Time
 }
 
-// update takes over what endpoints there are now. One that is kept stays so while it is among them.
+// update replaces the endpoints. The kept one stays while it is among them.
 func (c *choice) update(endpoints []model.Endpoint, affinity time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -9,5 +9,5 @@
 // listens for UDP and SCTP, so the kernel refuses them.
 //
 // Three things differ from other node ports. The endpoint sees a connection from the node.
-// Connections end with this process. A restart forgets session affinity.
+// Connections end with this process. Session affinity does not survive a restart.
 package localnodeport

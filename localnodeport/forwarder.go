@@ -10,11 +10,12 @@ import (
 
 // Options configures a Forwarder.
 type Options struct {
-	// Addresses is where to listen, as Addresses returns it. Without any, nothing is served.
+	// Addresses are those to listen on, as the function Addresses returns them. Without any, nothing is
+	// served.
 	Addresses []netip.Addr
-	// OnListeners, if set, is told how many listeners there are in a family when that changes.
+	// OnListeners, if set, is called with the number of listeners in a family when that changes.
 	OnListeners func(family model.Family, count int)
-	// OnListenFailure, if set, is told of each failure to listen.
+	// OnListenFailure, if set, is called for each failure to listen.
 	OnListenFailure func(family model.Family)
 }
 
@@ -22,16 +23,16 @@ type Options struct {
 type Forwarder struct {
 	options Options
 
-	// mu guards what follows.
+	// mu guards the fields below.
 	mu    sync.Mutex
 	ports map[model.PortID]*model.ServicePort
-	// claims holds the ports that have a node port.
+	// claims holds the Service ports that have a node port.
 	claims map[frontend]map[model.PortID]*model.ServicePort
-	// listeners holds those that exist or are tried for, by where they listen.
+	// listeners holds the listeners by address, also those that cannot listen yet.
 	listeners map[netip.AddrPort]*listener
 
-	// countMu guards counts, how many listen in each family, and keeps OnListeners in order.
-	// It is apart from mu because listeners come to be at any time.
+	// countMu guards counts, the number of open listeners in each family, and keeps calls of OnListeners
+	// in order. It is apart from mu because listeners open at any time.
 	countMu sync.Mutex
 	counts  map[model.Family]int
 }
@@ -42,7 +43,7 @@ type frontend struct {
 	port   uint16
 }
 
-// New returns a Forwarder that Apply sets to work.
+// New returns a Forwarder without listeners. Apply opens them.
 func New(options Options) *Forwarder {
 	return &Forwarder{
 		options:   options,
@@ -54,10 +55,10 @@ func New(options Options) *Forwarder {
 }
 
 // Apply reconciles the listeners with changes that were synced. When it returns, node ports without
-// endpoints refuse connections. A port that another program has is logged, and tried again until it
-// is free or not wanted any more. Established connections stay, whatever becomes of their endpoint,
-// their Service or ctx: they end when either side ends them. Listeners end with ctx, which should
-// be the same for all calls.
+// endpoints refuse connections. If another program has a port, Apply logs that, and the Forwarder tries
+// again until it is free or no longer wanted. Established connections stay, also when their endpoint, their
+// Service or ctx ends: they end when either side ends them. Listeners end with ctx, which should be the
+// same for all calls.
 func (f *Forwarder) Apply(ctx context.Context, changes *model.Changes) {
 	if len(f.options.Addresses) == 0 {
 		return
@@ -76,11 +77,11 @@ func (f *Forwarder) Apply(ctx context.Context, changes *model.Changes) {
 		f.set(id, port, touched)
 	}
 	for fe := range touched {
-		f.settle(ctx, fe)
+		f.reconcile(ctx, fe)
 	}
 }
 
-// set makes port, which may be nil, what the port with that ID is.
+// set records the port with that ID, nil if it is gone, and adds the frontends that it had and has to touched.
 func (f *Forwarder) set(id model.PortID, port *model.ServicePort, touched map[frontend]bool) {
 	if id.Protocol != model.TCP {
 		return
@@ -106,9 +107,9 @@ func (f *Forwarder) set(id model.PortID, port *model.ServicePort, touched map[fr
 	touched[fe] = true
 }
 
-// settle listens for a frontend if it has endpoints, and only then, so that clients of a
+// reconcile listens for a frontend if it has endpoints, and only then, so that clients of a
 // Service without any are refused at once.
-func (f *Forwarder) settle(ctx context.Context, fe frontend) {
+func (f *Forwarder) reconcile(ctx context.Context, fe frontend) {
 	port := f.owner(fe)
 	for _, addr := range f.options.Addresses {
 		if model.FamilyOf(addr) != fe.family {
@@ -142,8 +143,8 @@ func (f *Forwarder) owner(fe frontend) *model.ServicePort {
 	return owner
 }
 
-// endpoints returns who may serve a program on the node. Under policy Local these are the ones on the node, as
-// KEP-6032 has it; over the node's own address such a program reaches all.
+// endpoints returns the endpoints for programs on the node. Under policy Local those are the endpoints on the node, as
+// in KEP-6032. (Over the node's own address such a program reaches all.)
 func endpoints(port *model.ServicePort) []model.Endpoint {
 	if port.ExternalPolicy == model.PolicyLocal {
 		return port.Local

@@ -16,8 +16,8 @@ import (
 const (
 	// dialTimeout is how long an endpoint may take to accept a connection, as in kube-proxy.
 	dialTimeout = 5 * time.Second
-	// maxDials is how many endpoints are tried for one connection. An endpoint that died is
-	// refused by its node for as long as it takes until the EndpointSlices say so.
+	// maxDials is how many endpoints are tried for one connection. An endpoint that died refuses
+	// connections until it is gone from the EndpointSlices.
 	maxDials = 3
 	// How long to wait before trying again to listen on a port that is taken.
 	minListenWait, maxListenWait = 100 * time.Millisecond, 10 * time.Second
@@ -29,19 +29,19 @@ const (
 type listener struct {
 	at     netip.AddrPort
 	choice choice
-	// count is told of each change to how many listen, failed of each failure to.
+	// count is called with 1 and -1 when the listener opens and closes, failed for each failure to open.
 	count  func(by int)
 	failed func()
 	cancel func()
 
-	// mu guards what follows.
+	// mu guards the fields below.
 	mu     sync.Mutex
 	id     model.PortID
 	socket *net.TCPListener // nil while the port is taken
 	closed bool
 }
 
-// listen starts a listener. It listens when listen returns, unless the port is taken.
+// listen returns a listener that is open, unless the port is taken: then it retries.
 func (f *Forwarder) listen(ctx context.Context, at netip.AddrPort, port *model.ServicePort) *listener {
 	ctx, cancel := context.WithCancel(ctx)
 	l := &listener{
@@ -74,7 +74,7 @@ func (l *listener) update(port *model.ServicePort) {
 	l.choice.update(endpoints(port), port.AffinityTimeout)
 }
 
-// close makes the kernel refuse connections from now on. Those that were accepted stay.
+// close closes the socket, so that the kernel refuses connections. Accepted ones stay.
 func (l *listener) close() {
 	l.cancel()
 	l.mu.Lock()
@@ -115,8 +115,8 @@ func (l *listener) retry(ctx context.Context) {
 	}
 }
 
-// accept serves connections until the socket is closed. Out of file descriptors or memory it
-// waits for some to be given back; the kernel keeps the clients waiting meanwhile.
+// accept serves connections until the socket is closed. Without file descriptors or memory it waits until
+// there are some again. The kernel keeps the clients waiting meanwhile.
 func (l *listener) accept(ctx context.Context) {
 	wait := minAcceptWait
 	for {
@@ -138,8 +138,8 @@ func (l *listener) accept(ctx context.Context) {
 	}
 }
 
-// serve connects a client to an endpoint. It was accepted already, so when no endpoint
-// answers it can only be reset.
+// serve connects a client to an endpoint. If no endpoint answers, it resets the connection, which was
+// accepted already.
 func (l *listener) serve(ctx context.Context, client *net.TCPConn) {
 	// Only with route_localnet, left behind by another proxy, can anybody else get here.
 	if peer := client.RemoteAddr().(*net.TCPAddr); !peer.IP.IsLoopback() {
@@ -155,8 +155,8 @@ func (l *listener) serve(ctx context.Context, client *net.TCPConn) {
 	relay(client, endpoint)
 }
 
-// dial connects to an endpoint, or when that fails to another one: unlike the rules, it can
-// tell before the client has sent anything.
+// dial connects to an endpoint, and if that fails to another one: unlike the rules, it notices the failure
+// before the client has sent data.
 func (l *listener) dial(ctx context.Context) (*net.TCPConn, error) {
 	dialer := net.Dialer{Timeout: dialTimeout}
 	var tried []netip.AddrPort
@@ -176,7 +176,7 @@ func (l *listener) dial(ctx context.Context) (*net.TCPConn, error) {
 	return nil, failure
 }
 
-// sleep returns false as soon as ctx ends.
+// sleep waits. It returns false as soon as ctx ends.
 func sleep(ctx context.Context, wait time.Duration) bool {
 	select {
 	case <-ctx.Done():

@@ -6,9 +6,9 @@ import (
 	"sync"
 )
 
-// relay copies between two connections until both directions have ended, and closes both. The
-// end of one direction (FIN) is passed on while the other goes on. A connection that is
-// reset, or that cannot be written to any more, resets the other one.
+// relay copies between two connections until both directions have ended, and closes both. It passes on the
+// end of one direction (FIN) while the other continues. If one connection is reset, or cannot be written
+// to any more, relay resets the other one.
 func relay(a, b *net.TCPConn) {
 	defer a.Close()
 	defer b.Close()
@@ -18,15 +18,14 @@ func relay(a, b *net.TCPConn) {
 	both.Wait()
 }
 
-// pass copies in one direction. Between two TCP connections io.Copy has the kernel do it
-// (splice).
+// pass copies in one direction. For two TCP connections io.Copy lets the kernel do it (splice).
 func pass(to, from *net.TCPConn) {
 	if _, err := io.Copy(to, from); err != nil {
 		reset(to)
 		reset(from)
 		return
 	}
-	// An error means that the other direction knows already that the connection is gone.
+	// An error means that the connection is gone, which the other direction has noticed already.
 	_ = to.CloseWrite()
 }
 

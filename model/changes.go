@@ -2,13 +2,13 @@ package model
 
 import "net/netip"
 
-// Node is what a backend needs to know of the node that it runs on.
+// Node is the node for which the model is, as far as backends need it.
 type Node struct {
 	// Name is the node's name in Kubernetes.
 	Name string
-	// IPs is the node's primary addresses, at most one a family, that of its primary family first.
+	// IPs are the node's primary addresses, at most one a family, that of its primary family first.
 	IPs []netip.Addr
-	// PodCIDRs is the pod networks of this node (detect-local mode NodeCIDR).
+	// PodCIDRs are the pod networks of this node (detect-local mode NodeCIDR).
 	PodCIDRs []netip.Prefix
 	// GoingAway says that the node is being deleted: its Node object has a deletion timestamp, or the taint
 	// ToBeDeletedByClusterAutoscaler. Load balancers should send it no new connections (KEP-3836).
@@ -17,26 +17,28 @@ type Node struct {
 
 // Changes holds what changed since the last Changes that a backend applied.
 type Changes struct {
-	// Full says that Ports is everything there is: what it does not name is gone.
+	// Full says that Ports has all ports that exist: every other one is gone.
 	Full bool
 	// Ports holds the new value of each port that changed; nil means that the port is gone. The
 	// ServicePorts are shared: nobody may modify them.
 	Ports map[PortID]*ServicePort
 	// Node is the node when it changed or Full is set, else nil.
 	Node *Node
-	// ServiceCIDRs is all ranges of the cluster's ServiceCIDR objects, sorted, when they
-	// changed or Full is set. It is meaningful only when ServiceCIDRsChanged is set.
-	ServiceCIDRs        []netip.Prefix
+	// ServiceCIDRs are all ranges of the cluster's ServiceCIDR objects, sorted. They have a meaning
+	// only if ServiceCIDRsChanged is set.
+	ServiceCIDRs []netip.Prefix
+	// ServiceCIDRsChanged says that ServiceCIDRs changed, or that Full is set.
 	ServiceCIDRsChanged bool
 }
 
-// Empty reports whether applying c would do nothing.
+// Empty reports whether c has no changes. Full changes are never empty.
 func (c *Changes) Empty() bool {
 	return !c.Full && len(c.Ports) == 0 && c.Node == nil && !c.ServiceCIDRsChanged
 }
 
-// Merge adds the later changes next to c: of two changes to one thing, the later counts.
-// A loop calls it when a backend did not apply c, so that nothing is lost.
+// Merge adds the later changes next to c. Of two changes to one port, or to the node or the ranges, the
+// later counts. A loop calls it when a backend did not apply c, so that nothing is lost. It may modify
+// c.Ports, and c may share memory with next afterwards.
 func (c *Changes) Merge(next *Changes) {
 	if next.Full {
 		*c = *next

@@ -9,13 +9,14 @@ import (
 
 // PortID names one port of one Service in one IP family.
 type PortID struct {
-	// Namespace and Service are those of the Service object.
-	Namespace string
-	Service   string
-	// Port is the name of the port. It may be empty where a Service has only one port.
-	Port     string
+	// Namespace and Service are the namespace and the name of the Service object.
+	Namespace, Service string
+	// Port is the name of the port. It may be empty if the Service has only one port.
+	Port string
+	// Protocol is TCP, UDP or SCTP. A port number may exist once for each.
 	Protocol Protocol
-	Family   Family
+	// Family is that of the ClusterIP. A dual-stack Service has a PortID for each family.
+	Family Family
 }
 
 // String returns "namespace/service:port/PROTOCOL (family)", without ":port" when the port has no name.
@@ -63,9 +64,9 @@ func (p TrafficPolicy) String() string {
 	return "Cluster"
 }
 
-// ServicePort is what this node does for one port of one Service in one IP family. All
-// addresses are of the family in ID. Lists are sorted, hold no duplicates, and are nil
-// when empty, so that two equal ServicePorts are equal field by field.
+// ServicePort is one port of one Service in one IP family, with the endpoints for this node. All
+// addresses are of the family in ID. Lists are sorted, have no duplicates, and are nil
+// if empty, so two equal ServicePorts are equal field by field.
 type ServicePort struct {
 	// ID names the port.
 	ID PortID
@@ -87,29 +88,28 @@ type ServicePort struct {
 	// AffinityTimeout is how long a client stays with its endpoint after its last new
 	// connection (sessionAffinity ClientIP); 0 means no affinity. Whole seconds.
 	AffinityTimeout time.Duration
-	// InternalPolicy is the policy for ClusterIP, ExternalPolicy for everything else.
-	InternalPolicy TrafficPolicy
-	ExternalPolicy TrafficPolicy
-	// HealthCheckNodePort is where load balancers ask for local endpoints; 0 means none.
+	// InternalPolicy is the policy for ClusterIP, ExternalPolicy that for all other addresses.
+	InternalPolicy, ExternalPolicy TrafficPolicy
+	// HealthCheckNodePort is the port on which load balancers ask for local endpoints; 0 means none.
 	HealthCheckNodePort uint16
 
-	// Cluster is the endpoints for policy Cluster: readiness, the fallback to terminating
+	// Cluster holds the endpoints for policy Cluster: readiness, the fallback to terminating
 	// endpoints (KEP-1669) and topology (KEP-2433, KEP-4444) are already applied.
 	Cluster []Endpoint
-	// Local is the endpoints on this node for policy Local: readiness and the fallback are
-	// applied, topology never is.
+	// Local holds the endpoints on this node for policy Local: readiness and the fallback are
+	// applied, topology never is. It is nil if both policies are Cluster.
 	Local []Endpoint
 	// LocalTerminating says that Local is the fallback: its endpoints still serve, but they
-	// terminate and none is ready. HealthCheckNodePort then counts no local endpoint, so
-	// that load balancers turn to other nodes (KEP-1669).
+	// terminate and none is ready. The server on HealthCheckNodePort then counts no local endpoint,
+	// so that load balancers choose other nodes (KEP-1669).
 	LocalTerminating bool
-	// Serving is every endpoint that serves, also those that the lists leave out because of
+	// Serving holds every endpoint that serves, also those that the lists leave out because of
 	// topology or because they terminate: existing flows to them must not be cut. It is
-	// kept for UDP only and nil otherwise.
+	// nil for protocols other than UDP.
 	Serving []netip.AddrPort
 }
 
-// Endpoint is where a connection can be sent.
+// Endpoint is a backend to which a connection can be sent, such as a pod.
 type Endpoint struct {
 	// AddrPort is the endpoint's address and target port.
 	AddrPort netip.AddrPort

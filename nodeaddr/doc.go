@@ -1,4 +1,4 @@
-// Package nodeaddr finds the machine's own addresses. A Service proxy asks for them twice: to serve node
-// ports on those that nodePortAddresses picks (Within), and to tell whether a packet or a flow that went to
-// an address went to this machine (Local).
+// Package nodeaddr finds the machine's own addresses. A Service proxy needs them for two purposes: to
+// serve on those that nodePortAddresses selects (Within), and to decide whether the destination of a packet
+// or a flow is this machine (Local).
 package nodeaddr

@@ -16,13 +16,12 @@ const answerTimeout = 10 * time.Second
 
 var addressFamilies = map[model.Family]uint8{model.IPv4: unix.AF_INET, model.IPv6: unix.AF_INET6}
 
-// Local returns the addresses of an IP family that the kernel takes for the machine's own: the
-// routes of type local in the table of that name. Those are the addresses of all interfaces,
-// and what "ip route add local" adds to them; nft's "fib daddr type local" asks the same
-// table. netNS is the file descriptor of the network namespace, or 0 for the current one.
+// Local returns the addresses of an IP family that are the machine's own for the kernel: the routes of type
+// local in the routing table local. Those are the addresses of all interfaces, and those of "ip route add
+// local". nft's "fib daddr type local" asks the same table. netNS is the file descriptor of the network
+// namespace, or 0 for the current one.
 //
-// The kernel leaves out all other routes since Linux 4.20. Those that an older one lists are
-// passed over here.
+// Since Linux 4.20 the kernel lists such routes only. Local ignores the others that an older one lists.
 func Local(netNS int, family model.Family) ([]netip.Prefix, error) {
 	prefixes, err := local(netNS, family)
 	if err != nil {
@@ -56,7 +55,7 @@ func local(netNS int, family model.Family) ([]netip.Prefix, error) {
 	return prefixes, err
 }
 
-// header is what counts here of a struct rtmsg.
+// header holds the used fields of a struct rtmsg.
 type header struct {
 	family, bits, table, typ uint8
 }

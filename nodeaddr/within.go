@@ -15,9 +15,8 @@ import (
 // unspecified address alone. A family without a prefix has no list. A family with prefixes, but
 // without an address of the machine in them, has an empty list.
 //
-// It looks at the interfaces of the network namespace of the calling thread. Link-local addresses
-// of IPv6 are left out, since they mean nothing without an interface. An error says that the kernel
-// did not list the addresses.
+// It looks at the interfaces of the network namespace of the calling thread. It leaves out link-local
+// addresses of IPv6, which have no meaning without an interface. The error is that of the listing.
 func Within(prefixes []netip.Prefix) (map[model.Family][]netip.Addr, error) {
 	mine, err := interfaceAddrs()
 	if err != nil {

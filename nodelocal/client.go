@@ -16,9 +16,9 @@ import (
 	"github.com/nftproxy/nftproxy/syncloop"
 )
 
-// Run drives backend with what the server at target says of the node, until ctx ends; then it returns nil. It returns an
-// error only for a target or options that cannot work; whatever happens to the server, or to a
-// Sync, it tries again. target is unix:///PATH or tcp://HOST:PORT.
+// Run follows the server at target, and calls backend with the changes of the node, until ctx ends; then it returns
+// nil. It returns an error only for an invalid target or invalid options. After faults of the server, and after a Sync
+// that fails, it tries again. target is unix:///PATH or tcp://HOST:PORT.
 func Run(ctx context.Context, target string, backend model.Backend, options Options) error {
 	client, err := NewClient(target, options)
 	if err != nil {
@@ -33,7 +33,7 @@ func Run(ctx context.Context, target string, backend model.Backend, options Opti
 	return errors.Join(err, <-ended)
 }
 
-// Client follows a server. It is a syncloop.Feed: a syncloop.Loop carries what it hears to a backend.
+// Client follows a server. It is a syncloop.Feed: a syncloop.Loop carries its changes to a backend.
 type Client struct {
 	options Options
 	target  string
@@ -56,8 +56,8 @@ func NewClient(target string, options Options) (*Client, error) {
 	return &Client{options: options, target: target, state: newState(options.Limits)}, nil
 }
 
-// The wait before a server is tried again: after the first failure, and at most. A third of each wait is random, so that
-// the clients of a server do not come back all at once.
+// The first and the longest wait before a server is tried again. A third of each wait is random, so that the clients of
+// a server do not come back all at once.
 const (
 	minRetry = 100 * time.Millisecond
 	maxRetry = 10 * time.Second
@@ -89,9 +89,9 @@ func (c *Client) Run(ctx context.Context) error {
 	return nil
 }
 
-// follow reads one stream to its end. cheap says that to try again soon costs a server little: the stream kept to the
-// protocol, and either it continued an earlier one or it brought more than the full state. A server that sends everything and then
-// breaks off, or breaks the protocol, would send everything again.
+// follow reads one stream to its end. cheap says that trying again soon costs the server little: the stream followed
+// the protocol, and it continued an earlier one or brought more than the full state. A server that breaks off after the
+// full state, or breaks the protocol, would send the full state again.
 func (c *Client) follow(ctx context.Context) (cheap bool, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -125,7 +125,7 @@ func (c *Client) follow(ctx context.Context) (cheap bool, err error) {
 		}
 		if err != nil {
 			// Nothing of it was applied. A full state may be good.
-			c.state.forgetPosition()
+			c.state.resetPosition()
 			return false, err
 		}
 		if changes == nil {
@@ -138,7 +138,7 @@ func (c *Client) follow(ctx context.Context) (cheap bool, err error) {
 	}
 }
 
-// connected tells that the first batch of a stream has arrived.
+// connected calls OnConnected, because the first batch of a stream has arrived.
 func (c *Client) connected(changes *model.Changes) {
 	c.options.Logger.Info("Connected to the node-local server", "target", c.target, "node", c.options.Node, "full", changes.Full, "changedPorts", len(changes.Ports))
 	if c.options.OnConnected != nil {

@@ -192,7 +192,8 @@ func TestClientBackOff(t *testing.T) {
 			}}})
 			runWith(t, target, nodelocal.Options{})
 			time.Sleep(2 * time.Second)
-			// The waits are at least 67, 133, 267, 533 and 1067 ms: the sixth call comes after 2067 ms. Without back-off there would be 20.
+			// The waits are at least 67, 133, 267, 533 and 1067 ms: the sixth call comes after 2067 ms. Without
+			// back-off there would be 20.
 			if n := calls.Load(); n < 2 || n > 5 {
 				t.Errorf("%d calls in 2 s, want 2 to 5", n)
 			}

@@ -63,7 +63,8 @@ func serveManifests(ctx context.Context, dir, address string) error {
 	return nil
 }
 
-// A backend in a process of its own is this, and nothing of Kubernetes. The server is in the same process for the example only.
+// A backend in a process of its own is this, and nothing of Kubernetes. The server is in the same process for the
+// example only.
 func ExampleRun() {
 	dir, err := os.MkdirTemp("", "node-local")
 	if err != nil {

@@ -6,9 +6,9 @@ import (
 	"github.com/nftproxy/nftproxy/model"
 )
 
-// FullState returns a backend that calls sync with all there is each time, for dataplanes that
-// take their whole configuration at once. The Changes are Full; they belong to the backend and are good until sync returns. After
-// an error sync is called again.
+// FullState returns a backend that calls sync with the full state each time, for dataplanes that take their
+// whole configuration at once. The Changes are Full. They belong to the backend and are valid until sync
+// returns. After an error sync is called again.
 func FullState(sync func(ctx context.Context, all *model.Changes) error) model.Backend {
 	return &fullState{sync: sync}
 }

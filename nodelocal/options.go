@@ -20,16 +20,17 @@ import (
 
 // Options configures a client. The zero value follows the node that has the host's name.
 type Options struct {
-	// Node is the name of the Node; empty is the host name in lower case, as the kubelet chooses it.
+	// Node is the name of the Node. Default: the host name in lower case, as the kubelet chooses it.
 	Node string
 	// TLS authenticates both sides of a target tcp://. It must be nil for unix://.
 	TLS *tls.Config
-	// Logger takes what goes wrong between this client and the server. The zero value logs nothing.
+	// Logger takes faults of the connection. The zero value logs nothing.
 	Logger logr.Logger
-	// OnConnected, if set, is called when the first batch of a stream has arrived, with true, and when the stream
-	// has ended, with false. It must not block.
+	// OnConnected, if set, is called with true when the first batch of a stream has arrived, and with false when the
+	// stream has ended. It must not block.
 	OnConnected func(bool)
-	// Limits bounds a batch of the server, and the state that increments add up to. Zero fields are those of protocol.DefaultLimits.
+	// Limits bounds a batch of the server, and the state that increments add up to. Zero fields are those of
+	// protocol.DefaultLimits.
 	Limits protocol.Limits
 	// OnSkip, if set, is called each time a port is left out because this version of the client does not know a value in
 	// it, with the reason (protocol.ErrUnknownValue). The client logs a reason once. It must not block.
@@ -38,7 +39,7 @@ type Options struct {
 	Loop syncloop.Options
 }
 
-// Keep-alive finds a server that is gone without a word. A server refuses pings that are more frequent than every 10 s.
+// Keep-alive pings find a server that is gone silently. A server refuses pings more often than every 10 s.
 const (
 	keepaliveTime    = 30 * time.Second
 	keepaliveTimeout = 10 * time.Second

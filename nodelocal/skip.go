@@ -11,7 +11,8 @@ import (
 // skipLog remembers which reasons to leave something out have been logged. One goroutine uses it.
 type skipLog map[string]struct{}
 
-// maxSkipLog is how many reasons are logged. After that they are only counted, so that a server cannot fill log and memory.
+// maxSkipLog is how many reasons are logged. After that they are only counted, so that a server cannot fill log and
+// memory.
 const maxSkipLog = 1000
 
 // first reports whether a reason is to be logged.

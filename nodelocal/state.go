@@ -14,7 +14,7 @@ import (
 	"github.com/nftproxy/nftproxy/syncloop"
 )
 
-// state is what a server said last, and what of it the backend does not know yet.
+// state is the last state of a server, with the changes that the backend does not have yet.
 type state struct {
 	wake   chan struct{}
 	limits protocol.Limits
@@ -43,18 +43,18 @@ func (s *state) position() *nodelocalv1.Position {
 	return s.seen
 }
 
-// forgetPosition makes the next server send everything.
-func (s *state) forgetPosition() {
+// resetPosition makes the next server send everything.
+func (s *state) resetPosition() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.seen = nil
 }
 
-// maxInstance is how many bytes the API allows in Position.instance. To name a longer one would be a request that servers refuse for
-// its size, also the next server, which does not know it.
+// maxInstance is how many bytes the API allows in Position.instance. To name a longer one would be a request that
+// servers refuse for its size, also the next server, which does not know it.
 const maxInstance = 64
 
-// apply takes a complete batch. What it says that was so before is left out of what is pending.
+// apply applies a complete batch. It adds to pending what the batch changes.
 func (s *state) apply(batch *model.Changes, sync *nodelocalv1.Sync) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -84,7 +84,7 @@ func (s *state) apply(batch *model.Changes, sync *nodelocalv1.Sync) error {
 		return nil
 	}
 	if !s.full {
-		s.remember(news)
+		s.addPending(news)
 	}
 	s.note(sync)
 	s.signal()
@@ -154,11 +154,11 @@ func sameNode(a, b *model.Node) bool {
 	return a.Name == b.Name && a.GoingAway == b.GoingAway && slices.Equal(a.IPs, b.IPs) && slices.Equal(a.PodCIDRs, b.PodCIDRs)
 }
 
-// maxPending is how many changed ports more than there are ports are kept for a backend that does not take them.
-// With more, everything replaces them.
+// maxPending is by how many the changed ports may exceed the ports, for a backend that does not take them. If there are
+// more, the full state replaces them.
 const maxPending = 10_000
 
-func (s *state) remember(news *model.Changes) {
+func (s *state) addPending(news *model.Changes) {
 	if s.pending == nil {
 		s.pending = news
 	} else {

@@ -10,11 +10,12 @@ import (
 
 // TLSFiles are the files of one side of tcp://, in PEM.
 type TLSFiles struct {
-	// Cert and Key are this side's own; CA is who signs the other side's certificates.
+	// Cert and Key are this side's certificate and its key. CA has the certificates of the authority that signs the other
+	// side's certificates.
 	Cert, Key, CA string
 }
 
-// Any reports whether there are files.
+// Any reports whether any file is set.
 func (f TLSFiles) Any() bool { return f != TLSFiles{} }
 
 func (f TLSFiles) check() error {
@@ -44,8 +45,8 @@ func (f TLSFiles) pool() (*x509.CertPool, error) {
 	return pool, nil
 }
 
-// Server returns the configuration of a server that lets nobody in without a certificate of the CA. The files are read
-// again for each connection, so that they can be replaced.
+// Server returns the configuration of a server that demands a certificate of the CA from each client. It reads the
+// files again for each connection, so they can be replaced.
 func (f TLSFiles) Server() (*tls.Config, error) {
 	if err := f.check(); err != nil {
 		return nil, err
@@ -75,7 +76,8 @@ func (f TLSFiles) Server() (*tls.Config, error) {
 	}, nil
 }
 
-// Client returns the configuration of a client that shows its certificate, and takes none but the CA's.
+// Client returns the configuration of a client that shows its certificate, and accepts a server's certificate of the CA
+// only.
 func (f TLSFiles) Client() (*tls.Config, error) {
 	if err := f.check(); err != nil {
 		return nil, err

@@ -7,12 +7,12 @@ const (
 	minBackoff = 100 * time.Millisecond
 	// maxBackoff is the longest wait between two tries.
 	maxBackoff = 30 * time.Second
-	// hopeShare is which part of the wait still has to pass when there is hope: new
-	// changes bring a try forward, yet a busy cluster does not make a hot loop of it.
+	// hopeShare divides the wait after new changes: they bring the next try forward, but not so much
+	// that a busy cluster makes a hot loop of it.
 	hopeShare = 10
 )
 
-// backoff says when to try again. The zero value is at once.
+// backoff is the time of the next try. The zero value means at once.
 type backoff struct {
 	wait   time.Duration
 	failed time.Time
@@ -37,7 +37,7 @@ func (b *backoff) hope() {
 	}
 }
 
-// reset forgets all failures.
+// reset makes backoff the zero value, after a success.
 func (b *backoff) reset() {
 	*b = backoff{}
 }

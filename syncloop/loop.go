@@ -12,13 +12,13 @@ import (
 // Options configures a Loop. The zero value syncs as soon as something changes.
 type Options struct {
 	// MinSyncPeriod is the least time from the start of one Sync to the start of the next
-	// (KubeProxyConfiguration nftables.minSyncPeriod). 0 means no delay: what arrives
-	// while a Sync runs is one next Sync anyway.
+	// (KubeProxyConfiguration nftables.minSyncPeriod). 0 means no delay: changes that arrive
+	// while a Sync runs become one next Sync anyway.
 	MinSyncPeriod time.Duration
 	// Logger takes errors of the Backend. The zero value logs nothing.
 	Logger logr.Logger
-	// OnQueued, if set, is called when changes were found that a Sync is needed for.
-	// A health check that hears nothing of a good Sync afterwards knows that syncs are stuck.
+	// OnQueued, if set, is called when changes were found that need a Sync.
+	// If no successful Sync follows, a health check can tell that syncs are stuck.
 	OnQueued func()
 	// OnSync, if set, is called after each Sync.
 	OnSync func(Result)
@@ -26,17 +26,20 @@ type Options struct {
 
 // Result is the result of one call of Backend.Sync.
 type Result struct {
-	// Changes is what the Backend was given. It may change after the hook returns.
+	// Changes are those that Sync was called with. They may change after the hook returns.
 	Changes *model.Changes
-	// Triggers is when the events happened that led to Changes, oldest first, as far as
+	// Triggers are the times of the events that led to Changes, oldest first, as far as
 	// EndpointSlices tell (annotation endpoints.kubernetes.io/last-change-trigger-time).
-	// After an error they come again with the Sync that succeeds. There are at most 10,000, the oldest ones.
+	// After an error they come again with the next Sync. There are at most MaxTriggers.
 	Triggers []time.Time
-	// Started is when Sync was called, Duration how long it took.
-	Started  time.Time
+	// Started is when Sync was called.
+	Started time.Time
+	// Duration is how long Sync took.
 	Duration time.Duration
-	// Err is what Sync returned, RetryIn when the Loop will try again because of it.
-	Err     error
+	// Err is the error of Sync; nil if it succeeded.
+	Err error
+	// RetryIn is, after an error, the time until the Loop tries again, unless new changes bring that
+	// forward.
 	RetryIn time.Duration
 }
 
@@ -44,14 +47,14 @@ type Result struct {
 // ones.
 const MaxTriggers = 10_000
 
-// maxPending is how many changed ports are kept one by one while Syncs fail. With more, everything
-// there is replaces them: ports that came and went meanwhile would be remembered for ever.
+// maxPending is how many changed ports are kept one by one while Syncs fail. If there are more, a full
+// state replaces them: otherwise ports that came and went meanwhile would be kept for ever.
 const maxPending = 10_000
 
 // Feed is a source of changes: a tracker.Tracker, a tracker.View, or a nodelocal.Client.
 type Feed interface {
-	// Dirty returns a channel that receives after something happened for which Take may have
-	// news. Many events make one receive. It is never closed, and has one reader.
+	// Dirty returns a channel that receives after events for which Take may have news. Many events
+	// make one receive. The channel is never closed, and may have one reader only.
 	Dirty() <-chan struct{}
 	// Take returns the changes since the last call, or nil if there is none, and the times of
 	// the events that led to them as far as they are known. The first changes are Full. The
@@ -61,13 +64,13 @@ type Feed interface {
 	Resync()
 }
 
-// Loop carries what changed in a Feed to a Backend.
+// Loop carries the changes of a Feed to a Backend.
 type Loop struct {
 	feed    Feed
 	backend model.Backend
 	options Options
 
-	// pending is what the Backend has not applied yet; nil is nothing.
+	// pending holds the changes that the Backend has not applied yet; nil for none.
 	pending  *model.Changes
 	triggers []time.Time
 	backoff  backoff
@@ -82,8 +85,8 @@ func New(feed Feed, backend model.Backend, options Options) *Loop {
 
 // Run calls the Backend whenever something changed, until ctx ends; then it returns nil.
 // A Sync that fails is tried again after 100 ms, and after twice as long each time, up to
-// 30 s. Changes that arrive meanwhile are merged in and bring the next try forward, since
-// they may be the cure. Run must not be called twice.
+// 30 s. Changes that arrive meanwhile are merged, and bring the next try forward to a tenth of
+// the wait, because they may mend the cause. Run must not be called twice.
 func (l *Loop) Run(ctx context.Context) error {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
@@ -105,7 +108,7 @@ func (l *Loop) Run(ctx context.Context) error {
 	}
 }
 
-// collect adds what is new in the Feed to what is pending.
+// collect adds the new changes of the Feed to the pending ones.
 func (l *Loop) collect() {
 	changes, triggers := l.feed.Take()
 	if changes == nil {
@@ -135,7 +138,7 @@ func (l *Loop) due() time.Time {
 	return due
 }
 
-// sync gives the pending changes to the Backend, which has them afterwards unless it failed.
+// sync calls the Backend with the pending changes. If it fails, they stay pending.
 func (l *Loop) sync(ctx context.Context) {
 	l.started = time.Now()
 	err := l.backend.Sync(ctx, l.pending)

@@ -12,8 +12,8 @@ import (
 	"k8s.io/utils/cpuset"
 )
 
-// maxScaled is the most that maxPerCore can come to: memory is set aside for the table, and
-// machines with hundreds of cores exist (kube-proxy has the limit since v1.37).
+// maxScaled limits the product of maxPerCore and the cores: the table takes memory, and machines with
+// hundreds of cores exist (kube-proxy has the limit since v1.37).
 const maxScaled = 1 << 20
 
 const hashSizeFile = "sys/module/nf_conntrack/parameters/hashsize"
@@ -80,8 +80,8 @@ func conntrackSettings(config *kubeproxyv1alpha1.KubeProxyConntrackConfiguration
 	return settings
 }
 
-// maxEntries returns what nf_conntrack_max has to be at least; 0 says nothing. Without
-// maxPerCore, min does not count either.
+// maxEntries returns the least value of nf_conntrack_max; 0 for none. Without maxPerCore, min does not
+// count either.
 func maxEntries(config *kubeproxyv1alpha1.KubeProxyConntrackConfiguration, cores int) int {
 	if config.MaxPerCore == nil || *config.MaxPerCore <= 0 {
 		return 0

@@ -2,8 +2,8 @@ package sysctl
 
 import "os"
 
-// HasIPv6 reports whether this network namespace speaks IPv6: the kernel has it, and
-// nobody disabled it for all interfaces.
+// HasIPv6 reports whether this network namespace has IPv6: the kernel supports it, and it is not disabled
+// for all interfaces.
 func (t Tree) HasIPv6() bool {
 	if _, err := os.Stat(t.path("proc/net/if_inet6")); err != nil {
 		return false

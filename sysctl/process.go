@@ -6,7 +6,7 @@ const oomScoreFile = "proc/self/oom_score_adj"
 
 // SetOOMScoreAdj makes the kernel more (up to 1000) or less (down to -1000) willing to kill this
 // process when memory runs out. kube-proxy's default is -999. A value below the one that
-// the process started with needs CAP_SYS_RESOURCE. A failure is no reason not to go on.
+// the process started with needs CAP_SYS_RESOURCE. A program should continue after a failure.
 func (t Tree) SetOOMScoreAdj(value int) error {
 	current, err := t.readInt(oomScoreFile)
 	if err != nil {

@@ -13,7 +13,8 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// Tree is where the kernel shows its parameters as files. The zero value is the real one.
+// Tree is the directory tree in which the kernel shows its parameters as files. The zero value is the
+// machine's own.
 type Tree struct {
 	// Root is the directory that holds proc and sys. Default "/".
 	Root string
@@ -45,19 +46,18 @@ func (t Tree) readOnly() bool {
 	return unix.Statfs(t.path("proc/sys"), &mount) == nil && mount.Flags&unix.ST_RDONLY != 0
 }
 
-// setting is what a sysctl has to be.
+// setting is a sysctl and its wanted value.
 type setting struct {
 	// name is the sysctl as sysctl(8) spells it.
 	name  string
 	value int
-	// atLeast says that a larger value is right too.
+	// atLeast accepts a larger value too.
 	atLeast bool
-	// leave is the configuration with which the sysctl is left alone.
+	// leave is the change of the configuration that leaves the sysctl alone.
 	leave string
 }
 
-// set writes the sysctl unless it is right already, so that a /proc/sys that cannot be
-// written to does no harm where nothing has to be written.
+// set writes the sysctl unless its value is right already, so a read-only /proc/sys does no harm then.
 func (t Tree) set(logger klog.Logger, s setting) error {
 	file := "proc/sys/" + strings.ReplaceAll(s.name, ".", "/")
 	current, err := t.readInt(file)

@@ -25,10 +25,10 @@ func newHealth(c *v1alpha2.KubeProxyConfiguration) *health.Proxy {
 // newServiceHealth returns what serves healthCheckNodePorts, on the addresses that node ports have.
 func newServiceHealth(p *health.Proxy, c compiler.Config, events *node.Events) *health.Services {
 	return health.NewServices(health.ServicesOptions{
-		Ready:     p.Ready,
-		Primary:   c.NodePortAddresses.Primary,
-		CIDRs:     c.NodePortAddresses.CIDRs,
-		OnSettled: metrics.SetServiceHealthPorts,
+		Ready:       p.Ready,
+		Primary:     c.NodePortAddresses.Primary,
+		CIDRs:       c.NodePortAddresses.CIDRs,
+		OnListening: metrics.SetServiceHealthPorts,
 		OnFailure: func(namespace, service string, err error) {
 			if recorder := events.Recorder(); recorder != nil {
 				about := &corev1.ObjectReference{APIVersion: "v1", Kind: "Service", Namespace: namespace, Name: service}

@@ -150,7 +150,7 @@ func (o *options) guard(source tracker.Source, nodeName string, hooks sourceHook
 		OnMissing:    hooks.onMissing,
 	}
 	if o.manifests == "" {
-		options.Wait, options.Recall = node.DefaultWait, hooks.recall
+		options.Wait, options.PreviousNode = node.DefaultWait, hooks.previousNode
 	}
 	return node.NewGuard(source, options)
 }

@@ -74,8 +74,8 @@ type parts struct {
 
 	// detectLocal is how clients of the cluster are told.
 	detectLocal compiler.DetectLocal
-	// programmed says that a sync has succeeded.
-	programmed bool
+	// applied says that a sync has succeeded.
+	applied bool
 }
 
 func newParts(ctx context.Context, o *options, compilerConfig compiler.Config, conn *nft.Conn) (p *parts, err error) {
@@ -158,8 +158,8 @@ func (p *parts) synced(ctx context.Context, r syncloop.Result) {
 	p.warnOfPrimaryFamily(ctx, r.Changes.Node)
 	p.services.Apply(ctx, r.Changes)
 	p.localhosts.Apply(ctx, r.Changes)
-	if !p.programmed {
-		p.programmed = true
+	if !p.applied {
+		p.applied = true
 		klog.FromContext(ctx).Info("Programmed all Services; following changes from now on", "servicePorts", len(r.Changes.Ports), "duration", r.Duration.Round(time.Microsecond).String())
 		returnMemory(startIsOver)
 	}

@@ -13,9 +13,9 @@ import (
 
 // sourceHooks is what a source is given by those who want to know how it fares, and what it may ask.
 type sourceHooks struct {
-	onFailing func(resource string, failing bool)
-	onMissing func(node.Missing)
-	recall    func() (model.Node, error)
+	onFailing    func(resource string, failing bool)
+	onMissing    func(node.Missing)
+	previousNode func() (model.Node, error)
 }
 
 func newSourceHooks(ctx context.Context, p *health.Proxy, conn *nft.Conn) sourceHooks {
@@ -28,13 +28,13 @@ func newSourceHooks(ctx context.Context, p *health.Proxy, conn *nft.Conn) source
 			p.AwaitNode(m.Waiting)
 			metrics.SetNodeMissing(m.Node, m.Addresses, m.PodCIDRs)
 		},
-		recall: func() (model.Node, error) { return recall(ctx, conn) },
+		previousNode: func() (model.Node, error) { return previousNode(ctx, conn) },
 	}
 }
 
-// recall returns what the rules in the kernel say of the Node: those of the run before, or of the
-// kube-proxy that is taken over from.
-func recall(ctx context.Context, conn *nft.Conn) (model.Node, error) {
+// previousNode returns the Node as far as the rules in the kernel tell it: those of the previous run, or of the
+// kube-proxy that ran before.
+func previousNode(ctx context.Context, conn *nft.Conn) (model.Node, error) {
 	var tables []*nft.Table
 	for _, family := range nft.Families {
 		table, err := conn.ReadTable(ctx, family, compiler.TableName)

@@ -19,7 +19,7 @@ func TestTakeover(t *testing.T) {
 	t.Run("loses no connection and leaves nothing", testTakingOverLosesNoConnectionAndLeavesNothing)
 	t.Run("going back loses no connection", testGoingBackLosesNoConnection)
 	t.Run("cleanup removes what kube-proxy left", testCleanupRemovesWhatKubeProxyLeft)
-	t.Run("node addresses are read from kube-proxy's tables", testNodeAddressesAreRecalledFromKubeProxysTables)
+	t.Run("node addresses are read from kube-proxy's tables", testNodeAddressesAreReadFromKubeProxysTables)
 }
 
 // What was recorded is a ruleset that works: else the other tests would compare with nothing.

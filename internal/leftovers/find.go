@@ -5,7 +5,7 @@ import (
 	"fmt"
 )
 
-// Kind says where something was left.
+// Kind is a kind of leftovers: the program, or mode, that left them.
 type Kind string
 
 // The kinds.
@@ -21,8 +21,9 @@ const (
 // Kinds has all kinds.
 var Kinds = []Kind{NFT, Legacy, IPVS}
 
-// Leftover is what was left in one place.
+// Leftover counts the leftovers of one kind.
 type Leftover struct {
+	// Kind is the kind.
 	Kind Kind
 	// Count is the number of chains; for IPVS, of devices.
 	Count int

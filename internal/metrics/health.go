@@ -28,7 +28,7 @@ func CountHealthz(code int) { healthz.WithLabelValues(strconv.Itoa(code)).Inc() 
 func CountLivez(code int) { livez.WithLabelValues(strconv.Itoa(code)).Inc() }
 
 // SetServiceHealthPorts records how many healthCheckNodePorts are listened on, and how many
-// cannot be (health.ServicesOptions.OnSettled).
+// cannot be (health.ServicesOptions.OnListening).
 func SetServiceHealthPorts(listening, failing int) {
 	serviceHealthPorts.WithLabelValues("listening").Set(float64(listening))
 	serviceHealthPorts.WithLabelValues("failing").Set(float64(failing))

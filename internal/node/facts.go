@@ -11,21 +11,21 @@ import (
 	"github.com/nftproxy/nftproxy/tracker"
 )
 
-// facts is what counts of a Node.
+// facts are the parts of a Node that count.
 type facts struct {
 	// ips is its address of each family, overridden ones in place, that of the primary family first.
 	ips      []netip.Addr
 	podCIDRs []netip.Prefix
 	// ipsConfirmed and cidrsConfirmed say that the Node itself has named some. Otherwise they are
-	// overrides, or what the run before knew.
+	// overrides, or from the previous run.
 	ipsConfirmed, cidrsConfirmed bool
-	// recalled says that some are what the run before knew, and the Node has not said so yet.
-	recalled bool
-	// kept names what the Node once had and has not now.
+	// previous says that some are from the previous run, and the Node has not confirmed them yet.
+	previous bool
+	// kept names the addresses and CIDRs that the Node once had and does not have now.
 	kept string
 }
 
-// factsOf returns what a Node says.
+// factsOf returns the facts of a Node object, with overrides.
 func (o *Options) factsOf(obj *corev1.Node) facts {
 	own := tracker.ParseNode(obj)
 	with := *obj
@@ -38,9 +38,9 @@ func (o *Options) factsOf(obj *corev1.Node) facts {
 	}
 }
 
-// next returns what counts after the Node said said. What it does not say any more stays: an external
-// cloud provider, or a Node that registers anew, may leave it without addresses for a while, and the
-// machine has them all the same.
+// next returns the facts after the Node has changed to said. Facts that the Node no longer has stay: an
+// external cloud provider, or a Node that registers anew, may leave it without addresses for a while, and
+// the machine has them nevertheless.
 func (f facts) next(said facts, o *Options) facts {
 	next := facts{
 		podCIDRs:       said.podCIDRs,
@@ -57,7 +57,7 @@ func (f facts) next(said facts, o *Options) facts {
 		kept = append(kept, text(f.podCIDRs))
 	}
 	next.kept = strings.Join(kept, ", ")
-	next.recalled = f.recalled && next.kept != ""
+	next.previous = f.previous && next.kept != ""
 	return next
 }
 
@@ -85,7 +85,7 @@ func ofFamily(list []netip.Addr, ip netip.Addr) int {
 	return slices.IndexFunc(list, func(other netip.Addr) bool { return model.FamilyOf(other) == model.FamilyOf(ip) })
 }
 
-// counted returns those of a node's addresses that the family policy lets count.
+// counted returns the addresses of a node that count under the family policy.
 func (o *Options) counted(ips []netip.Addr) []netip.Addr {
 	if o.FamilyPolicy == corev1.IPFamilyPolicySingleStack && len(ips) > 1 {
 		return ips[:1]
@@ -93,8 +93,8 @@ func (o *Options) counted(ips []netip.Addr) []netip.Addr {
 	return ips
 }
 
-// applyTo returns the Node as if what counts were all that it has. The tracker takes the first
-// address of each family.
+// applyTo returns the Node with the facts in place of its own. The tracker takes the first address of
+// each family.
 func (f facts) applyTo(obj *corev1.Node, o *Options) *corev1.Node {
 	out := *obj
 	counted := o.counted(f.ips)

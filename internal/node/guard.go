@@ -15,7 +15,7 @@ import (
 //   - It keeps addresses and pod CIDRs in force that the Node had and has no more. This machine goes
 //     on running while its Node is registered anew, or loses its addresses.
 //   - At a start with a Node that lacks them, it goes on with those of the run before
-//     (Options.Recall), else without, and says so after a while (Options.Wait). Services are
+//     (Options.PreviousNode), else without, and says so after a while (Options.Wait). Services are
 //     programmed meanwhile. What comes later is taken as it comes.
 //   - It ends when the Node has new ones in place of, or beside, those that it had before, as
 //     kube-proxy v1.37 does, so that a restart sets up everything anew.

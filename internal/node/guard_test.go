@@ -31,7 +31,7 @@ func TestGuard(t *testing.T) {
 }
 
 // What a change of the Node does to a running proxy: it goes on, with the Node as it is
-// handed on then, or it ends.
+// published then, or it ends.
 func testChangesOfTheNode(t *testing.T) {
 	dual := []string{"192.0.2.1", "fd00::1"}
 	first := func() *corev1.Node { return makeNode(thisNode, dual, []string{"10.0.1.0/24"}) }
@@ -44,7 +44,7 @@ func testChangesOfTheNode(t *testing.T) {
 		name    string
 		options Options
 		next    *corev1.Node
-		want    *model.Node // nil: nothing new is handed on
+		want    *model.Node // nil: nothing new is published
 		ends    string
 	}{
 		{name: "the same Node again is nothing new", next: first()},
@@ -57,7 +57,7 @@ func testChangesOfTheNode(t *testing.T) {
 			}),
 		},
 		{
-			name: "a Node that is about to go is handed on and ends nothing",
+			name: "a Node that is about to go is published and ends nothing",
 			next: change(func(n *corev1.Node) {
 				n.Spec.Taints = []corev1.Taint{{Key: "ToBeDeletedByClusterAutoscaler"}}
 				n.DeletionTimestamp = &metav1.Time{Time: time.Unix(1, 0)}
@@ -140,11 +140,11 @@ func testChangesOfTheNode(t *testing.T) {
 			g.in.SetNode(first())
 			g.in.Synced()
 			if g.node() == nil {
-				t.Fatal("the first Node was not handed on")
+				t.Fatal("the first Node was not published")
 			}
 			g.in.SetNode(test.next)
 			if diff := cmp.Diff(test.want, g.node(), sameAddrs); diff != "" {
-				t.Errorf("handed on (-want +got):\n%s", diff)
+				t.Errorf("published (-want +got):\n%s", diff)
 			}
 			if test.ends == "" {
 				select {
@@ -234,7 +234,7 @@ func testAddressesThatCount(t *testing.T) {
 			g.in.Synced()
 			node := g.node()
 			if node == nil {
-				t.Fatal("nothing was handed on")
+				t.Fatal("nothing was published")
 			}
 			if diff := cmp.Diff(addrs(test.want...), node.IPs, sameAddrs); diff != "" {
 				t.Errorf("addresses (-want +got):\n%s", diff)

@@ -15,7 +15,7 @@ import (
 // DefaultWait is how long kube-proxy v1.37 waits for its Node's addresses when it starts.
 const DefaultWait = 30 * time.Second
 
-// Options says what of the Node counts. The zero value waits for nothing.
+// Options selects the facts of the Node that count. The zero value waits for nothing.
 type Options struct {
 	// NodeName is the name of the Node that the proxy runs on. Other Nodes are passed on.
 	NodeName string
@@ -29,16 +29,16 @@ type Options struct {
 	FamilyPolicy corev1.IPFamilyPolicy
 	// NodeCIDR says that the Node's pod CIDRs count (detectLocalMode NodeCIDR).
 	NodeCIDR bool
-	// Wait is how long the Node may take to exist and to have what counts. Then the log says what is
-	// missing. Services are programmed all the while, with what is known.
+	// Wait is how long the Node may take to exist and to have the facts that count. Then the log names
+	// the missing ones. Meanwhile Services are served with the known facts.
 	Wait time.Duration
-	// Recall, if set, returns what the run before knew of the Node, as far as that can be told. It is
-	// called when a start finds the Node without something that counts, and may take its time.
-	Recall func() (model.Node, error)
-	// OnMissing, if set, is told what is missing once that is known, and whenever it changes. It must
-	// not block.
+	// PreviousNode, if set, returns the Node of the previous run, as far as the kernel's rules tell it. It is
+	// called if the Node lacks facts at the start. It may block.
+	PreviousNode func() (model.Node, error)
+	// OnMissing, if set, is called with the missing facts once they are known, and whenever they change. It
+	// must not block.
 	OnMissing func(Missing)
-	// Kernel is where to see whether the kernel has IPv6.
+	// Kernel tells whether the kernel has IPv6.
 	Kernel sysctl.Tree
 }
 

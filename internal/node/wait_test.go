@@ -25,8 +25,8 @@ func testStartWithoutTheWholeNode(t *testing.T) {
 	knows := func(ips []string, podCIDRs ...string) *model.Node {
 		return &model.Node{Name: thisNode, IPs: addrs(ips...), PodCIDRs: prefixes(podCIDRs...)}
 	}
-	recall := func(node *model.Node, err error) func(*Options) {
-		return func(o *Options) { o.Recall = func() (model.Node, error) { return *node, err } }
+	previous := func(node *model.Node, err error) func(*Options) {
+		return func(o *Options) { o.PreviousNode = func() (model.Node, error) { return *node, err } }
 	}
 	type event struct {
 		at   time.Duration
@@ -37,7 +37,7 @@ func testStartWithoutTheWholeNode(t *testing.T) {
 		name    string
 		options Options
 		events  []event
-		// first is what is handed on with Synced, then what is handed on in the next hour, nil is nothing.
+		// first is what is published with Synced, then what is published in the next hour, nil is nothing.
 		first, then *model.Node
 		reported    []Missing
 		ends        string
@@ -91,14 +91,14 @@ func testStartWithoutTheWholeNode(t *testing.T) {
 		},
 		{
 			name:     "what the run before knew holds until the Node says the same",
-			options:  with(recall(knows(dual), nil)),
+			options:  with(previous(knows(dual), nil)),
 			events:   []event{{time.Minute, makeNode(thisNode, dual, nil)}},
 			first:    knows(dual),
 			reported: []Missing{{Node: true, Waiting: true}, {Node: true}, {}},
 		},
 		{
 			name:     "what the run before knew holds until the Node says something else",
-			options:  with(recall(knows(v4), nil)),
+			options:  with(previous(knows(v4), nil)),
 			events:   []event{{0, makeNode(thisNode, nil, nil)}, {time.Minute, makeNode(thisNode, []string{"192.0.2.2", "fd00::2"}, nil)}},
 			first:    knows(v4),
 			then:     knows([]string{"192.0.2.2", "fd00::2"}),
@@ -106,20 +106,20 @@ func testStartWithoutTheWholeNode(t *testing.T) {
 		},
 		{
 			name:     "a Node that says what counts needs nothing of the run before",
-			options:  with(recall(knows(dual), nil)),
+			options:  with(previous(knows(dual), nil)),
 			events:   []event{{0, makeNode(thisNode, []string{"192.0.2.2"}, nil)}},
 			first:    knows([]string{"192.0.2.2"}),
 			reported: []Missing{{}},
 		},
 		{
 			name:     "the run before cannot be asked",
-			options:  with(recall(knows(dual), errors.New("no table"))),
+			options:  with(previous(knows(dual), errors.New("no table"))),
 			first:    knows(nil),
 			reported: []Missing{{Node: true, Addresses: true, Waiting: true}, {Node: true, Addresses: true}},
 		},
 		{
 			name:     "the run before knew the pod CIDR",
-			options:  with(func(o *Options) { nodeCIDR(o); recall(knows(dual, "10.0.1.0/24"), nil)(o) }),
+			options:  with(func(o *Options) { nodeCIDR(o); previous(knows(dual, "10.0.1.0/24"), nil)(o) }),
 			events:   []event{{0, makeNode(thisNode, v4, nil)}},
 			first:    knows(v4, "10.0.1.0/24"),
 			reported: []Missing{{}},
@@ -176,7 +176,7 @@ func testStartWithoutTheWholeNode(t *testing.T) {
 				}
 				g.in.Synced()
 				if diff := cmp.Diff(test.first, g.node(), sameAddrs); diff != "" {
-					t.Errorf("handed on at first (-want +got):\n%s", diff)
+					t.Errorf("published at first (-want +got):\n%s", diff)
 				}
 				for _, e := range events {
 					time.Sleep(time.Until(begin.Add(e.at)))
@@ -185,7 +185,7 @@ func testStartWithoutTheWholeNode(t *testing.T) {
 				time.Sleep(time.Hour)
 				synctest.Wait()
 				if diff := cmp.Diff(test.then, g.node(), sameAddrs); diff != "" {
-					t.Errorf("handed on later (-want +got):\n%s", diff)
+					t.Errorf("published later (-want +got):\n%s", diff)
 				}
 				if diff := cmp.Diff(test.reported, g.missing()); diff != "" {
 					t.Errorf("reported (-want +got):\n%s", diff)
@@ -214,7 +214,7 @@ func testAddressThatComesAfterTheWaitIsTaken(t *testing.T) {
 		g.node()
 		g.in.SetNode(makeNode(thisNode, []string{"192.0.2.1"}, nil))
 		if diff := cmp.Diff(&model.Node{Name: thisNode, IPs: addrs("192.0.2.1")}, g.node(), sameAddrs); diff != "" {
-			t.Errorf("handed on (-want +got):\n%s", diff)
+			t.Errorf("published (-want +got):\n%s", diff)
 		}
 		g.in.SetNode(makeNode(thisNode, []string{"192.0.2.2"}, nil))
 		if err := <-g.ended; err == nil {

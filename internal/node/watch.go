@@ -23,22 +23,22 @@ type watch struct {
 	// cancel ends the guarded Source.
 	cancel func()
 
-	// mu guards what follows, and keeps what is said of the Node to the next Sink in order.
+	// mu guards the fields below, and keeps calls of the next Sink's SetNode in order.
 	mu    sync.Mutex
 	timer *time.Timer
-	// object is the Node as the Source last had it; nil if it never had one.
+	// object is the Source's last Node; nil for none.
 	object *corev1.Node
-	// known is what counts of the Node, as last handed on.
+	// known are the facts of the Node as last published.
 	known facts
-	// listed says that the Source said Synced, givenUp that what is missing is not waited for any more.
+	// listed says that the Source called Synced, givenUp that the wait for missing facts is over.
 	listed, givenUp bool
-	// reported is what the Options were last told; nil before the first time. announced says that the
-	// log has said that the Node is known.
+	// reported is the last argument of OnMissing; nil for none. announced says that the log has said that
+	// the Node is known.
 	reported  *Missing
 	announced bool
-	// keeping is the addresses and pod CIDRs that the log last said are kept.
+	// keeping holds the addresses and pod CIDRs that the log last said are kept.
 	keeping string
-	// stopped says that nothing must be handed on any more, reason is why; nil is the Source.
+	// stopped says that nothing must be published any more. reason is why; nil if the Source ended.
 	stopped bool
 	reason  error
 }
@@ -52,12 +52,12 @@ func (w *watch) SetNode(obj *corev1.Node) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.object = obj
-	w.handOn(obj)
-	w.settle()
+	w.publish(obj)
+	w.updateMissing()
 }
 
-// handOn gives the next Sink the Node with what counts of it, unless that takes a restart.
-func (w *watch) handOn(obj *corev1.Node) {
+// publish passes the Node with its facts to the next Sink, unless that takes a restart.
+func (w *watch) publish(obj *corev1.Node) {
 	next := w.known.next(w.options.factsOf(obj), w.options)
 	if err := w.changed(next); err != nil {
 		w.fail(err)
@@ -70,10 +70,10 @@ func (w *watch) handOn(obj *corev1.Node) {
 	w.Sink.SetNode(next.applyTo(obj, w.options))
 }
 
-// changed returns an error for a change that only a restart takes up: something new where the Node
-// itself had said something before. Until then, what it says is taken as it comes.
+// changed returns an error for a change that takes a restart: a new fact in place of one that the Node
+// itself had confirmed. Before the wait is over, every change is accepted.
 func (w *watch) changed(next facts) error {
-	if !w.settled() {
+	if !w.waitOver() {
 		return nil
 	}
 	const format = "node %s: its %s changed from %s to %s; exiting, so that a restart sets up everything anew"
@@ -87,7 +87,7 @@ func (w *watch) changed(next facts) error {
 	return nil
 }
 
-// logKept says when the Node loses something that stays in force, and when it has everything again.
+// logKept logs when the Node loses facts that stay in force, and when it has all again.
 func (w *watch) logKept(next facts) {
 	if !w.listed || !next.ipsConfirmed && !next.cidrsConfirmed || next.kept == w.keeping {
 		return
@@ -100,16 +100,16 @@ func (w *watch) logKept(next facts) {
 	w.logger.Info("The Node has lost addresses or pod CIDRs; keeping them in force", "node", w.options.NodeName, "kept", next.kept)
 }
 
-// Synced implements tracker.Sink. It holds nothing back: what is missing of the Node is added later.
+// Synced implements tracker.Sink. It does not wait for missing facts of the Node, which are added later.
 func (w *watch) Synced() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.object == nil && len(w.options.overrides()) > 0 {
 		w.logger.Info("There is no Node of this name yet; going on with the addresses that override its own", "node", w.options.NodeName, "ips", text(w.options.overrides()))
-		w.handOnAgain()
+		w.publishAgain()
 	}
 	if w.missing().any() {
-		w.recall()
+		w.usePrevious()
 	}
 	w.listed = true
 	switch missing := w.missing(); {
@@ -119,51 +119,51 @@ func (w *watch) Synced() {
 	case missing.any():
 		w.giveUp()
 	}
-	w.settle()
+	w.updateMissing()
 	if !w.stopped {
 		w.Sink.Synced()
 	}
 }
 
-// recall takes what the run before knew in place of what the Node does not say.
-func (w *watch) recall() {
-	if w.options.Recall == nil {
+// usePrevious takes the facts of the previous run that the Node lacks.
+func (w *watch) usePrevious() {
+	if w.options.PreviousNode == nil {
 		return
 	}
-	last, err := w.options.Recall()
+	last, err := w.options.PreviousNode()
 	if err != nil {
 		w.logger.Error(err, "Cannot read the previous run's facts about the Node", "node", w.options.NodeName)
 		return
 	}
 	missing := w.missing()
 	if missing.Addresses && len(last.IPs) > 0 {
-		w.known.ips, w.known.recalled = keepIPs(last.IPs, w.known.ips, w.options), true
+		w.known.ips, w.known.previous = keepIPs(last.IPs, w.known.ips, w.options), true
 	}
 	if missing.PodCIDRs && len(last.PodCIDRs) > 0 {
-		w.known.podCIDRs, w.known.recalled = last.PodCIDRs, true
+		w.known.podCIDRs, w.known.previous = last.PodCIDRs, true
 	}
-	if !w.known.recalled {
+	if !w.known.previous {
 		return
 	}
 	w.logger.Info("The Node lacks facts; going on with those of the previous run", "node", w.options.NodeName,
 		"missing", missing.String(), "ips", text(w.known.ips), "podCIDRs", text(w.known.podCIDRs))
-	w.handOnAgain()
+	w.publishAgain()
 }
 
-// handOnAgain hands the Node on with what is known apart from it, also if there is none.
-func (w *watch) handOnAgain() {
+// publishAgain publishes the Node again with the known facts, also if there is no object.
+func (w *watch) publishAgain() {
 	obj := w.object
 	if obj == nil {
 		obj = &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: w.options.NodeName}}
 	}
-	w.handOn(obj)
+	w.publish(obj)
 }
 
-// settled reports whether nothing is waited for any more.
-func (w *watch) settled() bool { return w.listed && (w.givenUp || !w.missing().any()) }
+// waitOver reports whether the proxy no longer waits for the Node.
+func (w *watch) waitOver() bool { return w.listed && (w.givenUp || !w.missing().any()) }
 
-// settle says what is missing, if that changed, and ends the wait if nothing is.
-func (w *watch) settle() {
+// updateMissing calls OnMissing if the missing facts changed. When the wait is over, it checks the families.
+func (w *watch) updateMissing() {
 	defer w.announce()
 	if !w.listed || w.stopped {
 		return
@@ -185,9 +185,9 @@ func (w *watch) settle() {
 	}
 }
 
-// announce logs that the Node itself has said all that counts.
+// announce logs that the Node itself has all facts that count.
 func (w *watch) announce() {
-	known := w.listed && !w.stopped && !w.missing().any() && !w.known.recalled
+	known := w.listed && !w.stopped && !w.missing().any() && !w.known.previous
 	if known && !w.announced {
 		w.logger.Info("Node is known", "node", w.options.NodeName, "ips", text(w.options.counted(w.known.ips)), "podCIDRs", text(w.known.podCIDRs))
 	}
@@ -198,20 +198,20 @@ func (w *watch) announce() {
 func (w *watch) waited() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.stopped || w.settled() {
+	if w.stopped || w.waitOver() {
 		return
 	}
 	w.giveUp()
-	w.settle()
+	w.updateMissing()
 }
 
-// giveUp goes on without what is missing.
+// giveUp continues without the missing facts.
 func (w *watch) giveUp() {
 	w.givenUp = true
 	w.logMissing(w.missing())
 }
 
-// fail ends the guarded Source with a reason, the first one.
+// fail ends the guarded Source. Of several reasons the first counts.
 func (w *watch) fail(reason error) {
 	if !w.stopped {
 		w.stopped, w.reason = true, reason
@@ -219,7 +219,7 @@ func (w *watch) fail(reason error) {
 	}
 }
 
-// stop makes sure that nothing is handed on any more and returns why the Source was ended.
+// stop ends publishing and returns the reason for which the Source was ended.
 func (w *watch) stop() error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -230,7 +230,7 @@ func (w *watch) stop() error {
 	return w.reason
 }
 
-// hasNew reports whether is has something that was has not.
+// hasNew reports whether is has an element that was does not have.
 func hasNew[T comparable](was, is []T) bool {
 	return slices.ContainsFunc(is, func(v T) bool { return !slices.Contains(was, v) })
 }

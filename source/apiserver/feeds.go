@@ -78,7 +78,7 @@ func newFeed[T object, L runtime.Object](
 }
 
 // start lists and watches until ctx ends, and returns what is done when everything that existed
-// has been handed over. There is no resync: a sink keeps what it was given.
+// has been published. There is no resync: a sink keeps what it was given.
 func (f *feed) start(ctx context.Context, running *sync.WaitGroup) cache.DoneChecker {
 	controller := cache.New(&cache.Config{
 		Queue:                        f.queue,

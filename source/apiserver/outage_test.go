@@ -86,7 +86,7 @@ func testServerThatIsAwayAtFirst(t *testing.T) {
 		}
 		await.True(t, "Synced", sink.synced)
 		if sink.atSynced["services/default/web"] == nil {
-			t.Error("the Service was not handed over before Synced")
+			t.Error("the Service was not published before Synced")
 		}
 		if logs.count("Watching again", `"resource"="services"`) != 1 {
 			t.Errorf("the end of the outage is not in the log:\n%s", logs)

@@ -49,7 +49,7 @@ func newDirectQueue[T metav1.Object](resource string, set func(T), remove func(n
 
 // Add implements cache.Queue.
 func (q *directQueue[T]) Add(obj any) error {
-	_, err := q.handOver(obj)
+	_, err := q.publish(obj)
 	return err
 }
 
@@ -60,17 +60,17 @@ func (q *directQueue[T]) Update(obj any) error { return q.Add(obj) }
 func (q *directQueue[T]) Delete(obj any) error {
 	name, err := cache.DeletionHandlingObjectToName(obj)
 	if err == nil {
-		q.forget(name)
+		q.drop(name)
 	}
 	return err
 }
 
-// Replace implements cache.Queue. The list holds objects, or the keys of those that Transformer's function
-// has handed over.
+// Replace implements cache.Queue. The list holds objects, or the keys of those that the function of Transformer
+// has published.
 func (q *directQueue[T]) Replace(list []any, _ string) error {
 	listed := make(map[cache.ObjectName]struct{}, len(list))
 	for i, obj := range list {
-		key, err := q.handOver(obj)
+		key, err := q.publish(obj)
 		if err != nil {
 			return err
 		}
@@ -83,7 +83,7 @@ func (q *directQueue[T]) Replace(list []any, _ string) error {
 	}
 	for name := range q.known {
 		if _, found := listed[name]; !found {
-			q.forget(name)
+			q.drop(name)
 		}
 	}
 	q.listedOnce.Do(func() { close(q.listed) })
@@ -91,13 +91,13 @@ func (q *directQueue[T]) Replace(list []any, _ string) error {
 }
 
 // Transformer implements cache.TransformingStore. While a list is streamed, the reflector collects what this
-// function returns, so it hands the object over and returns a key.
+// function returns, so the function publishes the object and returns a key.
 func (q *directQueue[T]) Transformer() cache.TransformFunc {
-	return func(obj any) (any, error) { return q.handOver(obj) }
+	return func(obj any) (any, error) { return q.publish(obj) }
 }
 
-// handOver gives an object to the sink and returns its key. A key comes back as it is.
-func (q *directQueue[T]) handOver(obj any) (cache.ExplicitKey, error) {
+// publish passes an object to the sink and returns its key. It returns a key as it is.
+func (q *directQueue[T]) publish(obj any) (cache.ExplicitKey, error) {
 	if key, ok := obj.(cache.ExplicitKey); ok {
 		return key, nil
 	}
@@ -113,7 +113,7 @@ func (q *directQueue[T]) handOver(obj any) (cache.ExplicitKey, error) {
 	return cache.ExplicitKey(name.String()), nil
 }
 
-func (q *directQueue[T]) forget(name cache.ObjectName) {
+func (q *directQueue[T]) drop(name cache.ObjectName) {
 	if _, found := q.known[name]; found {
 		delete(q.known, name)
 		q.remove(name.Namespace, name.Name)
@@ -141,7 +141,7 @@ func (q *directQueue[T]) HasSyncedChecker() cache.DoneChecker { return q }
 // Name implements cache.DoneChecker.
 func (q *directQueue[T]) Name() string { return q.resource }
 
-// Done implements cache.DoneChecker: everything that existed has been handed over.
+// Done implements cache.DoneChecker: everything that existed has been published.
 func (q *directQueue[T]) Done() <-chan struct{} { return q.listed }
 
 // byName adapts the deletion of an object that has no namespace.

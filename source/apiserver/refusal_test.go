@@ -25,7 +25,7 @@ func testServiceCIDRsMayBeRefused(t *testing.T) {
 				sink := c.runLogged(t, logs, pause(50*time.Millisecond))
 				await.True(t, "Synced without ServiceCIDRs", sink.synced)
 				if sink.atSynced["services/default/web"] == nil {
-					t.Error("the Service was not handed over before Synced")
+					t.Error("the Service was not published before Synced")
 				}
 				// Asked for again, and again in vain, it is not logged again.
 				await.True(t, "more attempts", func() bool { return len(c.server.Requests("", "servicecidrs")) >= 4 })

@@ -23,7 +23,7 @@ type Source struct {
 // timing is how long what is not there yet is waited for.
 type timing struct {
 	// node and cidrs is how long Synced waits for what the proxy can begin without, once it has what
-	// it cannot. What comes later is handed over later.
+	// it cannot. Later objects are published later.
 	node, cidrs time.Duration
 	// silence is how long a first answer may take before the log says that it is missing.
 	silence time.Duration
@@ -64,7 +64,7 @@ func New(config Config) (*Source, error) {
 // Run watches until ctx ends, and then returns nil once nothing of it runs any more. The error is
 // always nil: whatever an API server can answer, a later answer may be better.
 //
-// Sink.Synced is called after Services and EndpointSlices have been listed and handed over, however
+// Sink.Synced is called after Services and EndpointSlices have been listed and published, however
 // long that takes. The list of this node's Node may take 10 s more, that of ServiceCIDRs half a second
 // and nothing once it has failed: they narrow what is dropped, and do not matter to Services that exist.
 func (s *Source) Run(ctx context.Context, sink tracker.Sink) error {

@@ -23,11 +23,11 @@ func testSyncedComesAfterEverythingThatExists(t *testing.T) {
 		await.True(t, "Synced", sink.synced)
 		for _, id := range want {
 			if sink.atSynced[id] == nil {
-				t.Errorf("%s was not handed over before Synced", id)
+				t.Errorf("%s was not published before Synced", id)
 			}
 		}
 		if sink.seen("nodes//node-2") {
-			t.Error("another node's Node was handed over")
+			t.Error("another node's Node was published")
 		}
 	})
 }
@@ -59,7 +59,7 @@ func testSyncedWaitsForEveryNeededResource(t *testing.T) {
 				await.True(t, "Synced", sink.synced)
 				for _, id := range []string{"services/default/web", "endpointslices/default/web-a", "nodes//" + thisNode} {
 					if sink.atSynced[id] == nil {
-						t.Errorf("%s was not handed over before Synced", id)
+						t.Errorf("%s was not published before Synced", id)
 					}
 				}
 			})

@@ -69,7 +69,7 @@ func testFailingServiceCIDRsDelayNothing(t *testing.T) {
 				}
 				for _, id := range []string{"services/default/web", "endpointslices/default/web-a", "nodes//" + thisNode} {
 					if sink.atSynced[id] == nil {
-						t.Errorf("%s was not handed over before Synced", id)
+						t.Errorf("%s was not published before Synced", id)
 					}
 				}
 				await.True(t, "the report of the failure", func() bool { return slices.Equal(reports.of("servicecidrs"), []bool{true}) })

@@ -14,17 +14,21 @@ import (
 	"github.com/nftproxy/nftproxy/tracker"
 )
 
-// Objects is what the manifests of a directory hold, each kind sorted by namespace and name.
+// Objects holds the objects of the manifests in a directory, each kind sorted by namespace and name. Objects of other
+// kinds are left out. All are as written: without defaults, and validated only as far as decoding does.
 type Objects struct {
-	Nodes          []*corev1.Node
-	ServiceCIDRs   []*networkingv1.ServiceCIDR
-	Services       []*corev1.Service
+	// Nodes are all Nodes, also those that the proxy does not run on.
+	Nodes []*corev1.Node
+	// ServiceCIDRs have the ranges of ClusterIPs.
+	ServiceCIDRs []*networkingv1.ServiceCIDR
+	// Services include those that a proxy skips.
+	Services []*corev1.Service
+	// EndpointSlices may belong to Services that are not there.
 	EndpointSlices []*discoveryv1.EndpointSlice
 }
 
-// Load reads the manifests in a directory, or a single file of them, once. Any error (a DecodeError, a DuplicateError, a
-// file that cannot be read) makes it fail; all of them are returned, joined, together with
-// the Objects of the files that were good.
+// Load reads the manifests in a directory, or a single file, once. It returns all errors, joined: a DecodeError, a
+// DuplicateError, a file that cannot be read. With them it returns the Objects of the files without errors.
 func Load(path string) (Objects, error) {
 	var d directory
 	var errs []error

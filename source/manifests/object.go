@@ -15,7 +15,7 @@ import (
 // defaultNamespace is where kubectl puts an object that names no namespace.
 const defaultNamespace = metav1.NamespaceDefault
 
-// kind is a kind of object that counts here, in the order in which they are handed over.
+// kind is a kind of object that counts here, in the order in which they are published.
 type kind uint8
 
 const (

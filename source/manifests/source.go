@@ -20,18 +20,18 @@ import (
 type Source struct {
 	// Dir is the directory, absolute or relative to the working directory.
 	Dir string
-	// Quiet is how long the directory must be quiet after a change before it is read, so
-	// that a file is not read while it is written. Default 50 ms. A directory that never
-	// is quiet is read after 20 times as long.
+	// Quiet is how long the directory must be without changes before it is read, so
+	// that a file is not read while it is written. Default 50 ms. A directory that
+	// changes all the time is read after 20 times as long.
 	Quiet time.Duration
-	// Rescan is how often the directory is read without any sign of a change, for what the
-	// kernel does not tell: network file systems, links into other directories, and
-	// changes on a system without inotify watches left. Default 1 minute.
+	// Rescan is how often the directory is read without a notice of a change. The kernel gives
+	// none for network file systems, for links into other directories, and when the system has
+	// no inotify watches left. Default 1 minute.
 	Rescan time.Duration
 
 	directory directory
-	handed    map[id]object
-	// told is the errors of the last read and the kinds ignored so far: each is logged once.
+	published map[id]object
+	// told holds the errors of the last read, and ignored the kinds ignored so far. Each is logged once.
 	told    map[string]bool
 	ignored map[groupKind]bool
 }
@@ -44,8 +44,8 @@ func New(dir string) *Source {
 }
 
 // Run implements tracker.Source. It returns an error if Dir is not a directory when it
-// starts. Files with errors are logged and left out; if the directory goes away later,
-// what it held stays until there is one again. Run must not be called twice.
+// starts. It logs errors of files, and keeps the last good objects of such a file. If the directory
+// is deleted later, its objects stay until there is a directory again. Run must not be called twice.
 func (s *Source) Run(ctx context.Context, sink tracker.Sink) error {
 	dir, err := filepath.Abs(s.Dir)
 	if err != nil {
@@ -56,7 +56,7 @@ func (s *Source) Run(ctx context.Context, sink tracker.Sink) error {
 	} else if !info.IsDir() {
 		return fmt.Errorf("manifest directory: %s is not a directory", dir)
 	}
-	s.handed, s.ignored = map[id]object{}, map[groupKind]bool{}
+	s.published, s.ignored = map[id]object{}, map[groupKind]bool{}
 
 	// The watch begins before the first read, so that nothing falls in between.
 	w := newWatch(ctx, dir, s.Quiet, s.Rescan)
@@ -69,32 +69,32 @@ func (s *Source) Run(ctx context.Context, sink tracker.Sink) error {
 	return nil
 }
 
-// refresh reads the directory and hands over what is different from the last time.
+// refresh reads the directory and publishes the differences from the last time.
 func (s *Source) refresh(ctx context.Context, dir string, sink tracker.Sink) {
 	errs := s.directory.refresh(dir)
 	objects, duplicates := s.directory.objects()
 	s.logErrors(ctx, append(errs, duplicates...))
 	s.logIgnored(ctx)
-	s.handOver(objects, sink)
+	s.publish(objects, sink)
 }
 
-// handOver sets what is new or different before it deletes what is gone, so that an
+// publish sets what is new or different before it deletes what is gone, so that an
 // object that moves to another name leaves no gap.
-func (s *Source) handOver(objects map[id]object, sink tracker.Sink) {
+func (s *Source) publish(objects map[id]object, sink tracker.Sink) {
 	for _, id := range slices.SortedFunc(maps.Keys(objects), id.compare) {
 		o := objects[id]
-		old, known := s.handed[id]
+		old, known := s.published[id]
 		if known && (old.value == o.value || equality.Semantic.DeepEqual(old.value, o.value)) {
 			continue
 		}
 		o.set(sink)
 	}
-	for _, id := range slices.SortedFunc(maps.Keys(s.handed), id.compare) {
+	for _, id := range slices.SortedFunc(maps.Keys(s.published), id.compare) {
 		if _, still := objects[id]; !still {
 			id.remove(sink)
 		}
 	}
-	s.handed = objects
+	s.published = objects
 }
 
 // logErrors logs the errors that were not there the last time.

@@ -30,14 +30,14 @@ func testChangesOnDiskReachTheSink(t *testing.T) {
 	sink.waitFor(t, map[string]string{"Service default/web": "10.96.0.1", "EndpointSlice default/web-1": "10.0.0.1"})
 	sink.takeEvents()
 
-	t.Log("only the object that changed is handed over")
+	t.Log("only the object that changed is published")
 	writeFile(t, dir, "web.yaml", serviceYAML("web", "10.96.0.1")+"---\n"+sliceYAML("web", "10.0.0.2"))
 	sink.waitFor(t, map[string]string{"Service default/web": "10.96.0.1", "EndpointSlice default/web-1": "10.0.0.2"})
 	if diff := cmp.Diff([]string{"set EndpointSlice default/web-1"}, sink.takeEvents()); diff != "" {
 		t.Errorf("events (-want +got):\n%s", diff)
 	}
 
-	t.Log("an object that moves to another file is not handed over again")
+	t.Log("an object that moves to another file is not published again")
 	writeFile(t, dir, "slice.yml", sliceYAML("web", "10.0.0.2"))
 	writeFile(t, dir, "web.yaml", serviceYAML("web", "10.96.0.9"))
 	sink.waitFor(t, map[string]string{"Service default/web": "10.96.0.9", "EndpointSlice default/web-1": "10.0.0.2"})

@@ -77,7 +77,7 @@ func (w *watch) follow() {
 func (w *watch) wait(ctx context.Context) bool {
 	rescan := time.NewTimer(w.rescan)
 	defer rescan.Stop()
-	var settled, enough <-chan time.Time
+	var quiet, enough <-chan time.Time
 	events, errs := w.channels()
 	for {
 		select {
@@ -86,7 +86,7 @@ func (w *watch) wait(ctx context.Context) bool {
 		case <-rescan.C:
 			w.follow()
 			return true
-		case <-settled:
+		case <-quiet:
 			w.follow()
 			return true
 		case <-enough:
@@ -100,7 +100,7 @@ func (w *watch) wait(ctx context.Context) bool {
 			// An overflow means that events were lost: read everything.
 			w.logger.Error(err, "Watch of the manifest directory lost track, reading it again", "dir", w.dir)
 		}
-		settled = time.After(w.quiet)
+		quiet = time.After(w.quiet)
 		if enough == nil {
 			enough = time.After(patience * w.quiet)
 		}

@@ -24,6 +24,7 @@ clusterCIDR: 10.244.0.0/16,fd00:10:244::/48
 
 // Case is a golden case.
 type Case struct {
+	// Name is the name of the case, and Dir its directory.
 	Name, Dir string
 }
 
@@ -44,8 +45,8 @@ func Cases(tb testing.TB) []Case {
 	return out
 }
 
-// module returns the directory of go.mod: the nearest above the test's. The path of this file does not say it in binaries
-// built with -trimpath.
+// module returns the directory of go.mod: the nearest above the test's. The path of this file does not say it in
+// binaries built with -trimpath.
 func module(tb testing.TB) string {
 	tb.Helper()
 	dir, err := os.Getwd()

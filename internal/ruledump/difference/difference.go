@@ -16,53 +16,66 @@ import (
 	"github.com/nftproxy/nftproxy/nft"
 )
 
-// Difference is what is different. It is empty, but not nil, for rules that are as wanted.
+// Difference holds the differences between the wanted rules and a kernel's. Its lists are empty, but not nil, if there
+// are none.
 type Difference struct {
+	// APIVersion is dump.APIVersion.
 	APIVersion string `json:"apiVersion"`
-	Kind       string `json:"kind"`
-	// Equal says that nothing is different. Clients in maps of session affinity do not count.
-	Equal    bool      `json:"equal"`
+	// Kind is "Difference".
+	Kind string `json:"kind"`
+	// Equal says that there are no differences. Clients in maps of session affinity do not count.
+	Equal bool `json:"equal"`
+	// Services are the frontends that differ, sorted.
 	Services []Service `json:"services"`
-	Rules    []Rule    `json:"rules"`
+	// Rules are the elements, rules, chains, sets and tables that differ.
+	Rules []Rule `json:"rules"`
 }
 
-// The signs of what is different.
+// The kinds of differences.
 const (
 	// Missing is wanted and not there.
 	Missing = "missing"
 	// Unwanted is there and not wanted.
 	Unwanted = "unwanted"
-	// Changed is there in another way than wanted.
+	// Changed is there, and differs from the wanted one.
 	Changed = "changed"
 )
 
-// Service is a frontend that is different.
+// Service is a frontend that differs.
 type Service struct {
 	// Is is Missing, Unwanted or Changed.
-	Is          string `json:"is"`
+	Is string `json:"is"`
+	// ServicePort is the Service port of the frontend, such as "shop/web:http".
 	ServicePort string `json:"servicePort"`
-	Kind        string `json:"kind"`
-	Family      string `json:"family"`
-	Address     string `json:"address"`
-	Protocol    string `json:"protocol"`
-	// Changes says what is different about a frontend that is Changed: what is wanted and what there is.
+	// Kind is "ClusterIP", "External" or "NodePort".
+	Kind string `json:"kind"`
+	// Family is "ip" or "ip6".
+	Family string `json:"family"`
+	// Address is the address that clients dial, such as "10.96.0.10:80"; for a node port, ":30080".
+	Address string `json:"address"`
+	// Protocol is "TCP", "UDP" or "SCTP".
+	Protocol string `json:"protocol"`
+	// Changes are the properties that differ, if the frontend is Changed.
 	Changes []Change `json:"changes,omitempty"`
 }
 
-// Change is one property of a frontend.
+// Change is a property of a frontend that differs.
 type Change struct {
+	// Property names it, such as "endpoints".
 	Property string `json:"property"`
-	Wanted   string `json:"wanted"`
-	Actual   string `json:"actual"`
+	// Wanted and Actual are the wanted value and the kernel's.
+	Wanted string `json:"wanted"`
+	Actual string `json:"actual"`
 }
 
-// Rule is an element, rule, chain, set or table that is different.
+// Rule is an element, rule, chain, set or table that differs.
 type Rule struct {
 	// Is is Missing or Unwanted.
 	Is string `json:"is"`
 	// Where is the table, and the set or chain in it, such as "ip kube-proxy service-ips".
 	Where string `json:"where"`
-	// What is the element or rule as nft prints it; "table", "chain", "set", "map" or another object for the whole of that.
+	// What is the element or rule as nft prints it; or "table", "chain", "set", "map" or another object if all of it
+	// differs.
 	What string `json:"what"`
 }
 
@@ -94,7 +107,7 @@ func table(s *snapshot.Snapshot, family nft.Family) *nft.Table {
 	return nil
 }
 
-// identity is what tells frontends apart.
+// identity identifies a frontend.
 type identity struct {
 	family nft.Family
 	key    nft.Data

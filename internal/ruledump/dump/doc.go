@@ -4,8 +4,8 @@
 // parses that text again. A statement that this project does not know is kept by its name, as "unknown-NAME".
 package dump
 
-// APIVersion is the version of all JSON that ruledump writes. A change that a reader can ignore, such as one more field,
-// does not change it.
+// APIVersion is the version of all JSON that ruledump writes. A change that a reader can ignore, such as one more
+// field, does not change it.
 const APIVersion = "ruledump.nftproxy/v1"
 
 // Kind is the kind of a Document.

@@ -11,7 +11,7 @@ import (
 	"github.com/nftproxy/nftproxy/nft"
 )
 
-// verdictData is what the data of a verdict map is called.
+// verdictData is the Data of a verdict map.
 const verdictData = "verdict"
 
 // MaxSize is how many bytes of a dump are read. A dump of 10,000 Services with 10 endpoints each has some 10 MB.
@@ -20,8 +20,8 @@ const MaxSize = 1 << 30
 // ErrTruncated says that a dump ends in the middle.
 var ErrTruncated = errors.New("the dump is truncated: it ends in the middle")
 
-// Read reads what Write wrote. The Tables of the Document are left out; they are returned as rulesets. An error says what is
-// wrong and where: a truncated dump, JSON that is no dump, a dump of a newer version, a rule that cannot be read.
+// Read reads a dump of Write. It returns the tables as rulesets, and the Document without them. An error names the
+// fault and its place: a truncated dump, JSON that is no dump, a dump of a newer version, a rule that cannot be read.
 func Read(r io.Reader) (*Document, []*nft.Table, error) {
 	limited := &io.LimitedReader{R: r, N: MaxSize + 1}
 	var d Document

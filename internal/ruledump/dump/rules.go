@@ -11,7 +11,7 @@ import (
 	"github.com/nftproxy/nftproxy/nft"
 )
 
-// ruleText is what is left to read of a rule.
+// ruleText is the rest of a rule that is being read.
 type ruleText struct {
 	family nft.Family
 	rest   string

@@ -7,7 +7,7 @@ import (
 	"github.com/nftproxy/nftproxy/nft"
 )
 
-// Write writes tables, with a header of which the Tables are not looked at.
+// Write writes tables with a header, whose Tables are ignored.
 func Write(w io.Writer, header Document, tables []*nft.Table) error {
 	header.APIVersion, header.Kind, header.Tables = APIVersion, Kind, []Table{}
 	for _, t := range tables {

@@ -16,68 +16,86 @@ import (
 	"github.com/nftproxy/nftproxy/nft"
 )
 
-// Explanation is what becomes of the first packet of a connection.
+// Explanation is the fate of the first packet of a connection, with the reasons.
 type Explanation struct {
+	// APIVersion is dump.APIVersion.
 	APIVersion string `json:"apiVersion"`
-	Kind       string `json:"kind"`
-	Node       string `json:"node,omitempty"`
+	// Kind is "Explanation".
+	Kind string `json:"kind"`
+	// Node is the name of the node.
+	Node string `json:"node,omitempty"`
 	// Packet is the packet in one line.
 	Packet string `json:"packet"`
 	// ServicePort is the Service port that the packet is for; empty if it is for none.
 	ServicePort string `json:"servicePort,omitempty"`
-	// Outcomes has more than one where the rules draw a random number.
+	// Outcomes has more than one if the rules draw a random number.
 	Outcomes []Outcome `json:"outcomes"`
-	// Affinity is where session affinity keeps the client.
+	// Affinity holds the client's entries in maps of session affinity.
 	Affinity []Client `json:"affinity,omitempty"`
-	// Connections are those that the client has already with this address, at most MaxConnections of ConnectionsTotal. New
-	// rules do not concern them any more.
-	Connections      []Connection `json:"connections,omitempty"`
-	ConnectionsTotal int          `json:"connectionsTotal,omitempty"`
+	// Connections are those that the client already has with this address, at most MaxConnections. New rules do not
+	// affect them.
+	Connections []Connection `json:"connections,omitempty"`
+	// ConnectionsTotal is the number of all such connections.
+	ConnectionsTotal int `json:"connectionsTotal,omitempty"`
 
 	packet evaluator.Packet
 }
 
-// Outcome is one way that the packet may go.
+// Outcome is one possible fate of the packet.
 type Outcome struct {
 	// Result is "delivered", "refused", "dropped" or "untouched".
 	Result string `json:"result"`
+	// Reason is the reason of the result.
 	Reason Reason `json:"reason"`
-	// Source is "kept" or "masqueraded", of a packet that an endpoint gets, and SourceReason why.
-	Source       string       `json:"source,omitempty"`
+	// Source is "kept" or "masqueraded", for a packet that an endpoint gets.
+	Source string `json:"source,omitempty"`
+	// SourceReason is the reason of Source.
 	SourceReason SourceReason `json:"sourceReason,omitempty"`
-	// Why is both reasons in one sentence.
-	Why          string           `json:"why"`
+	// Why has both reasons in one sentence.
+	Why string `json:"why"`
+	// Destinations are the possible destinations of a packet that is delivered.
 	Destinations []netip.AddrPort `json:"destinations,omitempty"`
-	Path         []Step           `json:"path"`
+	// Path is the way through the rules.
+	Path []Step `json:"path"`
 
 	head, text string
 }
 
-// Step is a rule that matched.
+// Step is a rule that matched, or a decision of the kernel.
 type Step struct {
-	Hook     string   `json:"hook"`
-	Table    string   `json:"table,omitempty"`
-	Chain    string   `json:"chain,omitempty"`
-	Rule     string   `json:"rule,omitempty"`
+	// Hook is nft's word for the hook, such as "prerouting".
+	Hook string `json:"hook"`
+	// Table is the table of the rule, such as "ip kube-proxy"; empty for a decision of the kernel.
+	Table string `json:"table,omitempty"`
+	// Chain is the name of the rule's chain.
+	Chain string `json:"chain,omitempty"`
+	// Rule is the rule as nft prints it; empty if no rule of the chain decided.
+	Rule string `json:"rule,omitempty"`
+	// Elements are those that the rule found in sets and maps, as nft prints them.
 	Elements []string `json:"elements,omitempty"`
-	Verdict  string   `json:"verdict"`
+	// Verdict is the result, such as "goto cluster-3" or "routing: forwarded".
+	Verdict string `json:"verdict"`
 }
 
 // Client is a client in a map of session affinity.
 type Client struct {
-	Map      string         `json:"map"`
+	// Map is the name of the map.
+	Map string `json:"map"`
+	// Endpoint is the client's endpoint.
 	Endpoint netip.AddrPort `json:"endpoint"`
-	// ExpiresSeconds is how long the client stays there unless it connects again.
+	// ExpiresSeconds is how long the client keeps it unless it connects again.
 	ExpiresSeconds int `json:"expiresSeconds"`
-	// Clients is how many clients the map has.
+	// Clients is the number of clients in the map.
 	Clients int `json:"clients"`
 }
 
-// Connection is a connection that conntrack knows.
+// Connection is an entry of conntrack.
 type Connection struct {
+	// Source is the client.
 	Source netip.AddrPort `json:"source"`
+	// Dialed is the address that the client dialed.
 	Dialed netip.AddrPort `json:"dialed"`
-	// Server is who answers: the endpoint, if the connection was translated.
+	// Server is the address that answers: the endpoint, if the connection was translated.
 	Server netip.AddrPort `json:"server"`
 }
 
@@ -216,7 +234,8 @@ func step(s *evaluator.Step) Step {
 	return out
 }
 
-// readAffinity finds the client of the packet in the maps of a frontend with session affinity, after reading them from the kernel.
+// readAffinity finds the client of the packet in the maps of a frontend with session affinity, after reading them from
+// the kernel.
 func (e *Explanation) readAffinity(s *snapshot.Snapshot, f *compiler.Frontend) error {
 	for _, t := range s.Tables {
 		if t.Family != f.Family {

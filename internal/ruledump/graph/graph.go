@@ -1,5 +1,5 @@
-// Package graph draws the way that the packets of a Service take on a node: from the addresses that clients dial, through
-// the chains that serve them, to endpoints.
+// Package graph draws the path of a Service's packets on a node: from the addresses that clients dial, through the
+// chains that serve them, to endpoints.
 package graph
 
 import (
@@ -14,15 +14,17 @@ import (
 	"github.com/nftproxy/nftproxy/nft"
 )
 
-// Graph is boxes in columns, and edges from each column to the next.
+// Graph has boxes in columns, and edges from each column to the next.
 type Graph struct {
-	// Title says what is drawn.
-	Title   string
+	// Title names the Service and the node.
+	Title string
+	// Columns are the boxes from left to right, and in each column from top to bottom.
 	Columns [columns][]*Box
-	Edges   []Edge
+	// Edges lead from boxes of one column to boxes of the next.
+	Edges []Edge
 }
 
-// The columns, from left to right: what clients dial, what serves them, where they end.
+// The columns, from left to right: addresses that clients dial, chains that serve them, endpoints.
 const (
 	dialed = iota
 	serving
@@ -32,25 +34,29 @@ const (
 
 var headings = [columns]string{"clients dial", "the node", "and they reach"}
 
-// Box is a few lines of text; the first is its name.
+// Box is a node of the graph.
 type Box struct {
+	// Lines is its text. The first line is its name.
 	Lines []string
-	// Dead is a box where packets end without an answer from an endpoint.
+	// Dead says that packets end here without an answer from an endpoint.
 	Dead bool
 	key  string
 }
 
-// Edge is a way from one box to one of the next column.
-type Edge struct{ From, To *Box }
+// Edge leads from one box to one of the next column.
+type Edge struct {
+	// From is to the left of To.
+	From, To *Box
+}
 
-// What is folded beyond these numbers, so that a Service with 200 endpoints can be looked at.
+// Longer lists are folded, so that a Service with 200 endpoints can be drawn.
 const (
 	maxFrontends = 12
 	maxEndpoints = 8
 	maxSources   = 3
 )
 
-// Of draws the Service that the filter picks. A name that several namespaces have is an error.
+// Of draws the Service that the filter selects. A name that exists in several namespaces is an error.
 func Of(s *snapshot.Snapshot, filter services.Filter) (*Graph, error) {
 	frontends, err := s.Frontends()
 	if err != nil {
@@ -150,7 +156,8 @@ func (d *drawing) through(from *Box, lines ...string) *Box {
 
 func (d *drawing) dead(lines ...string) *Box { return d.box(serving, Box{Lines: lines, Dead: true}) }
 
-// chain draws a chain and its endpoints. Under policy Local there are two: isLocal is that for the clients that the policy binds.
+// chain draws a chain and its endpoints. Under policy Local there are two: isLocal is that for the clients that the
+// policy binds.
 func (d *drawing) chain(from *Box, f *compiler.Frontend, chain string, isLocal bool) {
 	list := f.Endpoints
 	if isLocal {

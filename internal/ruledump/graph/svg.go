@@ -28,8 +28,8 @@ text { font: 13px ui-monospace, "DejaVu Sans Mono", Menlo, Consolas, monospace; 
 .dead { stroke-dasharray: 5 3; }
 `
 
-// colours is a style sheet of colours: the paper, names, other text, boxes, their lines, the lines of the first and of the last
-// column, dead boxes and their lines.
+// colours is a style sheet of colours: the paper, names, other text, boxes, their lines, the lines of the first and of
+// the last column, dead boxes and their lines.
 const colours = `
 .paper { fill: %[1]s; } text { fill: %[3]s; } .title, .name { fill: %[2]s; }
 .box { fill: %[4]s; stroke: %[5]s; } .c0 { stroke: %[6]s; } .c2 { stroke: %[7]s; }

@@ -1,6 +1,5 @@
-// Package services shows rulesets as Services: each address that clients dial, and the endpoints to
-// which it leads. It reads all of that back from the tables. Only the node and zone of endpoints
-// come from objects, where there are any.
+// Package services shows rulesets as Services: each address that clients dial, with its endpoints. It
+// reads them from the tables. Only the node and zone of endpoints come from objects, if there are any.
 package services
 
 import (
@@ -13,51 +12,57 @@ import (
 	"github.com/nftproxy/nftproxy/internal/ruledump/snapshot"
 )
 
-// List is the frontends of one node.
+// List holds the frontends of one node.
 type List struct {
+	// APIVersion is dump.APIVersion.
 	APIVersion string `json:"apiVersion"`
-	Kind       string `json:"kind"`
-	Node       string `json:"node,omitempty"`
-	// Frontends is sorted by Service port.
+	// Kind names the type of the document.
+	Kind string `json:"kind"`
+	// Node is the name of the node.
+	Node string `json:"node,omitempty"`
+	// Frontends are sorted by Service port.
 	Frontends []Frontend `json:"frontends"`
 }
 
 // Frontend is one address that clients dial.
 type Frontend struct {
+	// Namespace and Service are the namespace and the name of the Service.
 	Namespace string `json:"namespace"`
 	Service   string `json:"service"`
 	// Port is the name of the Service port; empty if it has none.
-	Port     string `json:"port,omitempty"`
+	Port string `json:"port,omitempty"`
+	// Protocol is "TCP", "UDP" or "SCTP".
 	Protocol string `json:"protocol"`
 	// Kind is "ClusterIP", "External" (an external or load balancer IP) or "NodePort".
 	Kind string `json:"kind"`
 	// Family is "ip" or "ip6".
 	Family string `json:"family"`
-	// Address is what clients dial, such as "10.96.0.10:80"; of a node port, ":30080".
+	// Address is the address that clients dial, such as "10.96.0.10:80"; for a node port, ":30080".
 	Address string `json:"address"`
-	// Policy is "Cluster" or "Local"; empty where the rules are the same under both.
+	// Policy is "Cluster" or "Local"; empty if the table does not tell (compiler.Frontend.Policy).
 	Policy string `json:"policy,omitempty"`
-	// Endpoints is where clients are sent; under policy Local, only clients of the cluster and of the node are.
+	// Endpoints are those for all clients; under policy Local, those for clients of the cluster and of the node.
 	Endpoints []Endpoint `json:"endpoints"`
-	// LocalEndpoints is where all other clients are sent under policy Local.
+	// LocalEndpoints are those for all other clients under policy Local.
 	LocalEndpoints []Endpoint `json:"localEndpoints,omitempty"`
-	// Unserved is "reject" or "drop" if some clients are sent nowhere.
+	// Unserved is "reject" or "drop" if some clients are sent to no endpoint.
 	Unserved string `json:"unserved,omitempty"`
 	// AffinitySeconds is how long a client stays with its endpoint; 0 for no affinity.
 	AffinitySeconds int `json:"affinitySeconds,omitempty"`
-	// Sources is who may dial the address; absent for everybody.
+	// Sources are the prefixes that may dial the address; absent for everybody.
 	Sources []netip.Prefix `json:"sources,omitzero"`
-	// Chain is where new connections go.
+	// Chain is the name of the chain to which new connections go.
 	Chain string `json:"chain,omitempty"`
 }
 
-// Endpoint is where a connection can be sent.
+// Endpoint is an endpoint with its place.
 type Endpoint struct {
+	// Address is the endpoint's address and port.
 	Address netip.AddrPort `json:"address"`
 	snapshot.Place
 }
 
-// Filter picks Services. The zero value picks all.
+// Filter selects Services. The zero value selects all.
 type Filter struct {
 	// Namespace is the namespace; empty for all.
 	Namespace string

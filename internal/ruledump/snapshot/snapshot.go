@@ -24,32 +24,35 @@ const (
 	Kernel    = "kernel"
 )
 
-// Snapshot is the rules of one node, and what is known besides.
+// Snapshot holds the rules of one node, and facts about the node.
 type Snapshot struct {
-	// Origin is where the tables come from; for a dump, where those who made it had them from.
+	// Origin is Manifests, Cluster or Kernel; for a dump, the origin of the dump.
 	Origin string
-	// Node is the name of the node; of a kernel, its host name.
+	// Node is the name of the node; for a kernel, its host name.
 	Node string
 	// Taken is when the tables were read; zero for compiled ones.
 	Taken time.Time
 	// Generation is the kernel's count of commits; 0 for tables that are not from a kernel.
 	Generation uint32
-	// Addresses is the node's own addresses.
+	// Addresses are the node's own addresses.
 	Addresses []netip.Addr
-	Tables    []*nft.Table
-	// Places says where endpoints are, by address. It is nil where the objects are not known.
+	// Tables are the proxy's tables, without the elements of dynamic maps.
+	Tables []*nft.Table
+	// Places holds the places of endpoints, by address. It is nil if the objects are not known.
 	Places map[netip.Addr]Place
-	// ReadClients, if set, reads the clients in a dynamic map of a table into it, which reading the tables leaves out.
+	// ReadClients, if set, reads the clients of a dynamic map of a table into it.
 	ReadClients func(table *nft.Table, set *nft.Set) error
 }
 
-// Place is where an endpoint is, as its slice says.
+// Place is the place of an endpoint, from its slice.
 type Place struct {
+	// Node is the name of the endpoint's node.
 	Node string `json:"node,omitempty"`
+	// Zone is the name of the endpoint's zone.
 	Zone string `json:"zone,omitempty"`
 }
 
-// Host returns what an evaluator has to know of the node.
+// Host returns the node's addresses for an evaluator.
 func (s *Snapshot) Host() evaluator.Host { return evaluator.Host{Addresses: s.Addresses} }
 
 // Frontends returns all frontends of the tables, sorted.

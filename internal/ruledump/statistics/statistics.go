@@ -17,36 +17,43 @@ import (
 	"github.com/nftproxy/nftproxy/nft"
 )
 
-// Statistics is what is in the tables of one node.
+// Statistics counts the contents of the tables of one node.
 type Statistics struct {
+	// APIVersion is dump.APIVersion.
 	APIVersion string `json:"apiVersion"`
-	Kind       string `json:"kind"`
-	Node       string `json:"node,omitempty"`
+	// Kind is "Statistics".
+	Kind string `json:"kind"`
+	// Node is the name of the node.
+	Node string `json:"node,omitempty"`
 	// Taken is when the tables were read.
 	Taken time.Time `json:"taken,omitzero"`
 	// Generation is the kernel's count of commits, by anybody.
-	Generation uint32  `json:"generation,omitempty"`
-	Tables     []Table `json:"tables"`
-	// Frontends counts addresses and node ports, ServicePorts the Service ports that they are of, and Unserved the
-	// frontends that refuse or drop some clients because there is no endpoint for them.
-	Frontends    int `json:"frontends"`
+	Generation uint32 `json:"generation,omitempty"`
+	// Tables has an entry for each table, IPv4 first.
+	Tables []Table `json:"tables"`
+	// Frontends counts addresses and node ports.
+	Frontends int `json:"frontends"`
+	// ServicePorts counts the Service ports of the frontends.
 	ServicePorts int `json:"servicePorts"`
-	Unserved     int `json:"unserved"`
-	// Affinity is the maps of session affinity, the fullest first.
+	// Unserved counts the frontends that refuse or drop some clients because there is no endpoint for them.
+	Unserved int `json:"unserved"`
+	// Affinity has an entry for each map of session affinity, the fullest first.
 	Affinity []Affinity `json:"affinity"`
-	// Leftovers are what kube-proxy's other modes left in the kernel, where that was looked at. They act on packets too.
+	// Leftovers are those of kube-proxy's other modes in the kernel, after AddLeftovers. They act on packets too.
 	Leftovers []Leftover `json:"leftovers,omitempty"`
 }
 
-// Leftover is what was left in one place, such as by iptables-nft.
+// Leftover counts the leftovers of one kind.
 type Leftover struct {
+	// Kind is the program and the mode that left them, such as "iptables-nft".
 	Kind string `json:"kind"`
-	// Count is the number of chains, and Example one of them.
-	Count   int    `json:"count"`
+	// Count is the number of chains.
+	Count int `json:"count"`
+	// Example is the name of one of them.
 	Example string `json:"example"`
 }
 
-// AddLeftovers looks for what kube-proxy's other modes left in the network namespace of the calling thread.
+// AddLeftovers searches the network namespace of the calling thread for leftovers of kube-proxy's other modes.
 func (s *Statistics) AddLeftovers() error {
 	found, err := leftovers.Find()
 	for _, l := range found {
@@ -55,30 +62,39 @@ func (s *Statistics) AddLeftovers() error {
 	return err
 }
 
-// Table is what is in one table.
+// Table counts the contents of one table.
 type Table struct {
-	Family   string `json:"family"`
-	Chains   int    `json:"chains"`
-	Rules    int    `json:"rules"`
-	Sets     int    `json:"sets"`
-	Elements int    `json:"elements"`
-	// MemoryBytes is an estimate of what the kernel needs for it.
+	// Family is "ip" or "ip6".
+	Family string `json:"family"`
+	// Chains counts base chains and regular chains.
+	Chains int `json:"chains"`
+	// Rules counts the rules of all chains.
+	Rules int `json:"rules"`
+	// Sets counts sets and maps.
+	Sets int `json:"sets"`
+	// Elements counts the elements of all sets and maps.
+	Elements int `json:"elements"`
+	// MemoryBytes estimates the kernel's memory for the table.
 	MemoryBytes int `json:"memoryBytes"`
-	// Owner is the netlink port of the process that owns the table, which is its process id as a rule; 0 for none.
+	// Owner is the netlink port of the process that owns the table, in general its process id; 0 for none.
 	Owner uint32 `json:"owner,omitempty"`
 	// Foreign counts rules with statements that the proxy does not write, and objects other than chains and sets.
 	Foreign int `json:"foreign"`
 }
 
-// Affinity is how full a map of session affinity is.
+// Affinity counts the clients in one map of session affinity.
 type Affinity struct {
-	Family  string `json:"family"`
-	Map     string `json:"map"`
-	Clients int    `json:"clients"`
-	Size    int    `json:"size"`
+	// Family is "ip" or "ip6".
+	Family string `json:"family"`
+	// Map is the name of the map.
+	Map string `json:"map"`
+	// Clients is the number of clients in the map.
+	Clients int `json:"clients"`
+	// Size is the largest number of clients.
+	Size int `json:"size"`
 }
 
-// Of counts. The clients of session affinity are read from the kernel for it.
+// Of counts the contents of a snapshot. It reads the clients of session affinity from the kernel, if there is one.
 func Of(s *snapshot.Snapshot) (*Statistics, error) {
 	out := &Statistics{APIVersion: dump.APIVersion, Kind: "Statistics", Node: s.Node, Taken: s.Taken, Generation: s.Generation, Tables: []Table{}, Affinity: []Affinity{}}
 	frontends, err := s.Frontends()
@@ -133,8 +149,8 @@ func isForeign(s nft.Statement) bool {
 	return unknown
 }
 
-// What the kernel allocates, roughly, on a machine of 64 bits: structures of net/netfilter/nf_tables_api.c and of the hash sets,
-// rounded up as its allocator does.
+// What the kernel allocates, roughly, on a machine of 64 bits: structures of net/netfilter/nf_tables_api.c and of the
+// hash sets, rounded up as its allocator does.
 const (
 	chainBytes = 512
 	ruleBytes  = 512

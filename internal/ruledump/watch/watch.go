@@ -19,33 +19,37 @@ import (
 
 // Change is one commit that concerns the proxy's tables.
 type Change struct {
-	APIVersion string    `json:"apiVersion"`
-	Kind       string    `json:"kind"`
-	Time       time.Time `json:"time"`
+	// APIVersion is dump.APIVersion.
+	APIVersion string `json:"apiVersion"`
+	// Kind is "Change".
+	Kind string `json:"kind"`
+	// Time is when the notice arrived.
+	Time time.Time `json:"time"`
 	// Generation is the kernel's count of commits.
 	Generation uint32 `json:"generation"`
-	// Process and PID say who committed. The kernel cuts names after 15 bytes.
+	// Process is the name of the thread that committed, at most 15 bytes.
 	Process string `json:"process"`
-	PID     uint32 `json:"pid"`
-	// Foreign says that it was not the proxy, by the name of the process.
+	// PID is the id of that thread.
+	PID uint32 `json:"pid"`
+	// Foreign says that the process does not have the proxy's name.
 	Foreign bool `json:"foreign"`
 	// Lost says that parts of this and perhaps of other commits were lost, because they were larger than a socket holds.
 	Lost bool `json:"lost,omitempty"`
-	// Counts is how much was added or deleted, by kind, such as "+element".
+	// Counts counts added and deleted parts by kind, such as "+element".
 	Counts map[string]int `json:"counts"`
-	// Parts is the first of that, MaxParts at most.
+	// Parts are the first parts, at most Options.MaxParts.
 	Parts []string `json:"parts"`
 }
 
-// Options say what to tell.
+// Options configures Watch.
 type Options struct {
 	// Proxy is the name of the proxy's process.
 	Proxy string
-	// MaxParts is how many parts of a commit are kept. It bounds the memory.
+	// MaxParts is how many parts of a commit are kept, which bounds the memory.
 	MaxParts int
 }
 
-// Watch calls tell for each commit that changes the proxy's tables, until ctx ends or tell fails.
+// Watch calls tell for each commit that changes the proxy's tables, until ctx ends or tell returns an error.
 func Watch(ctx context.Context, conn *nft.Conn, o Options, tell func(*Change) error) error {
 	w, err := conn.Watch(ctx, compiler.TableName)
 	if err != nil {

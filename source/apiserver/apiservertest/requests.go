@@ -17,7 +17,7 @@ type Request struct {
 	Query url.Values
 	// Accept is the header with which the client asks for an encoding.
 	Accept string
-	// ContentType is the encoding of the answer, Status its HTTP status. A watch that was accepted
+	// ContentType is the encoding of the answer. Status is its HTTP status; a watch that was accepted
 	// has status 200 while it is open.
 	ContentType string
 	Status      int

@@ -13,7 +13,7 @@ import (
 
 // A Node may have no addresses just when its kube-proxy is swapped. Where node ports answer is then
 // taken from the rules that kube-proxy left.
-func testNodeAddressesAreRecalledFromKubeProxysTables(t *testing.T) {
+func testNodeAddressesAreReadFromKubeProxysTables(t *testing.T) {
 	l := labtest.New(t)
 	ruleset, err := os.ReadFile("testdata/ruleset.nft")
 	if err != nil {
@@ -32,6 +32,6 @@ func testNodeAddressesAreRecalledFromKubeProxysTables(t *testing.T) {
 	got := compiler.NodeFromTables(tables...)
 	want := []netip.Addr{netip.MustParseAddr("192.168.0.1"), netip.MustParseAddr("fd00:1::1")}
 	if !slices.Equal(got.IPs, want) || len(got.PodCIDRs) > 0 {
-		t.Errorf("recalled addresses %v and pod CIDRs %v, want %v and none", got.IPs, got.PodCIDRs, want)
+		t.Errorf("addresses %v and pod CIDRs %v, want %v and none", got.IPs, got.PodCIDRs, want)
 	}
 }
