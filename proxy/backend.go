@@ -3,6 +3,7 @@ package proxy
 import (
 	"context"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/nftproxy/nftproxy/compiler"
@@ -39,6 +40,8 @@ type Backend struct {
 	checkInterval time.Duration
 	// noticed has room for one value. A value says that somebody else may have committed, and starts a check.
 	noticed chan struct{}
+	// foreign is the last commit by somebody else that was heard of; nil for none.
+	foreign atomic.Pointer[nft.Notice]
 	// conntrack lists the connections from which lost affinity is restored; nil for none.
 	conntrack *conntrack.Conn
 	// flows gets the changes of each Sync; nil for none.

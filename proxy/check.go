@@ -152,7 +152,7 @@ func (b *Backend) endCheck(ctx context.Context, c *comparison, tx nft.Transactio
 	b.foreignChange()
 	foreign := describe(tx)
 	if !tx.AddsTable() && b.commit(ctx, tx) == nil {
-		logForeignChange(klog.FromContext(ctx), foreign)
+		b.logForeignChange(klog.FromContext(ctx), foreign)
 		b.afterRepair()
 		return true, nil
 	}
@@ -165,15 +165,23 @@ func (b *Backend) foreignChange() {
 	}
 }
 
-func logForeignChange(logger klog.Logger, repair string) {
-	logger.Info("Somebody else changed the proxy's tables; repairing them", "repair", repair)
+func (b *Backend) logForeignChange(logger klog.Logger, repair string) {
+	logger.Info("Somebody else changed the proxy's tables; repairing them", "repair", repair, "lastCommit", b.lastForeignCommit())
+}
+
+// lastForeignCommit says who was heard committing last; it may have been to other tables.
+func (b *Backend) lastForeignCommit() string {
+	if heard := b.foreign.Load(); heard != nil {
+		return heard.String()
+	}
+	return "not heard"
 }
 
 // repair reconciles the tables. If that fails, the state is stateDiverged, and the next check tries again.
 func (b *Backend) repair(ctx context.Context, foreign string) (repaired bool, err error) {
 	logger := klog.FromContext(ctx)
 	if b.state.kind != stateDiverged {
-		logForeignChange(logger, foreign)
+		b.logForeignChange(logger, foreign)
 	}
 	if err := b.reconcile(ctx, logger); err != nil {
 		b.state = state{stateDiverged, foreign}

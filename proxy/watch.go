@@ -70,9 +70,11 @@ func (b *Backend) listen(ctx context.Context) error {
 	}
 	defer func() { _ = b.setListener(nil) }()
 	for {
-		if _, err := listener.Next(ctx); err != nil {
+		heard, err := listener.Next(ctx)
+		if err != nil {
 			return err
 		}
+		b.foreign.Store(&heard)
 		b.notice()
 	}
 }
@@ -98,6 +100,7 @@ func (b *Backend) checkAgain(ctx context.Context) error {
 	tick := time.NewTicker(b.checkInterval)
 	defer tick.Stop()
 	var nextComparison time.Time
+	var contest contest
 	retry := CheckInterval
 	for {
 		select {
@@ -108,9 +111,14 @@ func (b *Backend) checkAgain(ctx context.Context) error {
 		}
 		begin := time.Now()
 		compare := !begin.Before(nextComparison)
-		_, err := b.check(ctx, conn, compare)
+		repaired, err := b.check(ctx, conn, compare)
 		if compare {
 			nextComparison = begin.Add(compareShare * time.Since(begin))
+		}
+		if wait := contest.note(repaired, time.Now()); wait > 0 {
+			nextComparison = later(nextComparison, time.Now().Add(wait))
+			logger.Error(nil, "Another program keeps changing the proxy's tables; comparing less often. Does a second proxy run on this node?",
+				"lastCommit", b.lastForeignCommit(), "next", wait)
 		}
 		if err != nil && ctx.Err() == nil {
 			if errors.Is(err, nft.ErrGenerationMoved) {
