@@ -46,19 +46,31 @@ func (c *Compiler) Apply(changes *model.Changes) []Conflict {
 	}
 	c.applyCluster(changes)
 	for id, port := range changes.Ports {
-		c.families.of(id.Family).setPort(id, port)
+		if f := c.families.of(id.Family); c.serves(f) {
+			f.setPort(id, port)
+		}
 	}
 	var conflicts []Conflict
-	for _, f := range c.families {
+	for _, f := range c.served() {
 		conflicts = append(conflicts, f.reconcileTouched()...)
 	}
 	slices.SortFunc(conflicts, func(a, b Conflict) int { return cmp.Compare(a.Frontend, b.Frontend) })
 	return conflicts
 }
 
+// served returns the families that have a table.
+func (c *Compiler) served() []*family {
+	if c.config.IPv4Only {
+		return c.families[:1]
+	}
+	return c.families[:]
+}
+
+func (c *Compiler) serves(f *family) bool { return slices.Contains(c.served(), f) }
+
 // removeAllBut removes the ports that a full model does not name.
 func (c *Compiler) removeAllBut(ports map[model.PortID]*model.ServicePort) {
-	for _, f := range c.families {
+	for _, f := range c.served() {
 		for id := range f.ports {
 			if ports[id] == nil {
 				f.setPort(id, nil)
@@ -71,7 +83,7 @@ func (c *Compiler) applyCluster(changes *model.Changes) {
 	if changes.Node == nil && !changes.ServiceCIDRsChanged {
 		return
 	}
-	for _, f := range c.families {
+	for _, f := range c.served() {
 		if changes.Node != nil {
 			f.node = *changes.Node
 		}
@@ -85,14 +97,18 @@ func (c *Compiler) applyCluster(changes *model.Changes) {
 
 // Tables returns the wanted rulesets, IPv4 first. They are valid until the next Apply and must not be modified.
 func (c *Compiler) Tables() []*nft.Table {
-	return []*nft.Table{c.families[0].draft.Table(), c.families[1].draft.Table()}
+	var tables []*nft.Table
+	for _, f := range c.served() {
+		tables = append(tables, f.draft.Table())
+	}
+	return tables
 }
 
-// Transaction returns the difference between the last commit and Tables, for both families. It is empty if nothing
-// changed. Before the first Committed and after Invalidate it replaces both tables.
+// Transaction returns the difference between the last commit and Tables, for all families. It is empty if nothing
+// changed. Before the first Committed and after Invalidate it replaces the tables.
 func (c *Compiler) Transaction() nft.Transaction {
 	var tx nft.Transaction
-	for _, f := range c.families {
+	for _, f := range c.served() {
 		tx.Append(f.draft.Transaction())
 	}
 	return tx
@@ -101,15 +117,15 @@ func (c *Compiler) Transaction() nft.Transaction {
 // Committed tells the compiler that the kernel now holds Tables. Call it after each successful commit of Transaction,
 // before the next Apply.
 func (c *Compiler) Committed() {
-	for _, f := range c.families {
+	for _, f := range c.served() {
 		f.draft.Committed()
 		f.affinityCommitted()
 	}
 }
 
-// Invalidate tells the compiler that the kernel's tables are no longer known. The next Transaction replaces both.
+// Invalidate tells the compiler that the kernel's tables are no longer known. The next Transaction replaces them.
 func (c *Compiler) Invalidate() {
-	for _, f := range c.families {
+	for _, f := range c.served() {
 		f.draft.Invalidate()
 	}
 }

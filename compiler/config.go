@@ -34,6 +34,9 @@ type Config struct {
 	// kube-proxy cannot take such tables over: delete them first. Call nft.Conn.ProbePersist before, because on older
 	// kernels the tables go with the connection.
 	OwnTables bool
+	// IPv4Only makes no table for IPv6, and passes over its Service ports: a kernel without IPv6 may refuse such a table
+	// (CONFIG_IPV6, CONFIG_NF_TABLES_IPV6).
+	IPv4Only bool
 }
 
 // Default returns kube-proxy's defaults: bit 14, no detection of local clients, node ports on the node's addresses.

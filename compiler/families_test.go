@@ -1,6 +1,7 @@
 package compiler
 
 import (
+	"net/netip"
 	"testing"
 
 	"github.com/nftproxy/nftproxy/model"
@@ -22,6 +23,24 @@ func TestFamilies(t *testing.T) {
 			}
 		})
 	}
+	t.Run("with IPv4 alone there is no other table, and a Service port of IPv6 changes nothing", func(t *testing.T) {
+		c, err := New(Config{IPv4Only: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.Transaction()
+		c.Committed()
+		ipv6 := map[model.PortID]*model.ServicePort{{Service: "web", Family: model.IPv6, Protocol: model.TCP}: {ClusterIP: netip.MustParseAddr("fd00::1"), Port: 80}}
+		for _, full := range []bool{false, true} {
+			c.Apply(&model.Changes{Ports: ipv6, Full: full, Node: &model.Node{}})
+			if tx := c.Transaction(); !tx.Empty() {
+				t.Errorf("full %v: it changes\n%s", full, tx)
+			}
+		}
+		if tables := append(c.Tables(), c.StandIns()...); len(tables) != 2 || tables[0].Family != nft.FamilyIP || tables[1].Family != nft.FamilyIP {
+			t.Errorf("tables %v, want one of ip and its stand-in", tables)
+		}
+	})
 	t.Run("a Service port of no family is not compiled into the tables of another", func(t *testing.T) {
 		defer func() {
 			if recover() == nil {

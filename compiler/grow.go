@@ -15,7 +15,7 @@ func (c *Compiler) grow(ports map[model.PortID]*model.ServicePort) {
 		counts[i]++
 		endpoints[i] += len(p.Cluster)
 	}
-	for i, f := range c.families {
+	for i, f := range c.served() {
 		if len(f.ports) == 0 {
 			f.grow(counts[i], endpoints[i])
 		}

@@ -272,7 +272,7 @@ func TestConn(t *testing.T) {
 
 func testConnTimeout(t *testing.T) {
 	c, table := newTable(t)
-	c.timeout = 50 * time.Millisecond
+	c.timeout = 200 * time.Millisecond
 	t.Run("a kernel that does not answer ends the search", func(t *testing.T) {
 		s, err := c.open()
 		if err != nil {

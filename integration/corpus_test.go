@@ -79,6 +79,7 @@ func (g goldenCase) config(t testing.TB) compiler.Config {
 	if err != nil {
 		t.Fatalf("%s: %v", g.path("config.yaml"), err)
 	}
+	out.IPv4Only = !lab.HasIPv6
 	return out
 }
 

@@ -2,9 +2,11 @@ package integration
 
 import (
 	"bytes"
+	"encoding/binary"
 	"os/exec"
 	"testing"
 
+	"github.com/nftproxy/nftproxy/integration/lab"
 	"github.com/nftproxy/nftproxy/integration/lab/labtest"
 	"github.com/nftproxy/nftproxy/integration/syscalls"
 	"golang.org/x/sys/unix"
@@ -35,10 +37,66 @@ func withoutFib(c *syscalls.Call) syscalls.Verdict {
 	return syscalls.Pass
 }
 
+// On a kernel without IPv6 (CONFIG_IPV6) nf_tables refuses all that concerns tables of the family ip6, and there is no
+// if_inet6. make test-kernels runs this on one that was started with ipv6.disable=1 too.
+func TestKernelWithoutIPv6(t *testing.T) {
+	f := newTroubled(t)
+	f.want = f.want[:1]
+	args := append(f.args(), "--manifests="+f.g.manifestsDir(t))
+	cmd := exec.Command(labtest.Binary(t, "kube-proxy"), args...)
+	if lab.HasIPv6 {
+		cmd = inMounts("mount -t tmpfs none /proc/$$/net", cmd.Path, args...)
+	}
+	commits := syscalls.Calls(syscalls.Judged, unix.SYS_SENDMSG)
+	p := f.startBehind(t, commits, withoutIPv6, cmd)
+	f.programmed(t)
+	f.g.sendFlows(t, f.lab)
+	labtest.Nft(t, f.lab.Node, "flush ruleset\n", "-f", "-")
+	f.programmed(t)
+	p.Says(t, "The kernel has no IPv6; serving IPv4 alone")
+	if tables := labtest.Nft(t, f.lab.Node, "", "list", "tables"); tables != "table ip kube-proxy\n" {
+		t.Errorf("there are\n%s", tables)
+	}
+	if err := p.Stop(t); err != nil {
+		t.Errorf("the proxy ended with %v", err)
+	}
+	if errors := p.Errors(); len(errors) > 0 {
+		t.Errorf("error lines %q, want none", errors)
+	}
+
+	cleanup := f.startBehind(t, commits, withoutIPv6, exec.Command(labtest.Binary(t, "kube-proxy"), "--cleanup"))
+	if err := cleanup.Wait(); err != nil {
+		t.Error(err)
+	}
+	f.nothingProgrammed(t)
+}
+
+// withoutIPv6 refuses tables of the family ip6, as a kernel does that was built without IPv6.
+func withoutIPv6(c *syscalls.Call) syscalls.Verdict {
+	const header, newTable = unix.NLMSG_HDRLEN, unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_NEWTABLE
+	for message := c.Message(); len(message) > header; {
+		length := int(binary.NativeEndian.Uint32(message))
+		if length <= header || length > len(message) {
+			break
+		}
+		if binary.NativeEndian.Uint16(message[4:]) == newTable && message[header] == unix.NFPROTO_IPV6 {
+			return syscalls.Fail(unix.EOPNOTSUPP)
+		}
+		message = message[min((length+3)&^3, len(message)):]
+	}
+	return syscalls.Pass
+}
+
 // startFiltered starts the proxy behind a filter of system calls.
 func (f *troubled) startFiltered(t *testing.T, filter syscalls.Filter, judge syscalls.Judge, args ...string) *labtest.Process {
 	t.Helper()
-	p := labtest.NewProcess(t, exec.Command(labtest.Binary(t, "kube-proxy"), append(f.args(), args...)...))
+	return f.startBehind(t, filter, judge, exec.Command(labtest.Binary(t, "kube-proxy"), append(f.args(), args...)...))
+}
+
+// startBehind starts a command in the node's namespace behind a filter of system calls.
+func (f *troubled) startBehind(t *testing.T, filter syscalls.Filter, judge syscalls.Judge, cmd *exec.Cmd) *labtest.Process {
+	t.Helper()
+	p := labtest.NewProcess(t, cmd)
 	if err := syscalls.OnThread(func() error {
 		err := unix.Setns(int(f.lab.Node.NetNS().Fd()), unix.CLONE_NEWNET)
 		if err == nil {

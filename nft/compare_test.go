@@ -41,9 +41,9 @@ func awaitRehash(t testing.TB, c *Conn, table *Table) {
 		switch {
 		case err == nil && tx.Empty():
 			return
-		case err == nil:
+		case err == nil && time.Since(begin) > 30*time.Second: // before Linux 6.15 the kernel does not say how many there are
 			t.Fatalf("what was committed differs by %.200s", tx)
-		case !errors.Is(err, ErrGenerationMoved) || time.Since(begin) > 30*time.Second:
+		case err != nil && (!errors.Is(err, ErrGenerationMoved) || time.Since(begin) > 30*time.Second):
 			t.Fatal(err)
 		}
 	}

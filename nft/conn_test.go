@@ -264,7 +264,7 @@ func testConnContext(t *testing.T) {
 		"ReadHeader":   func(ctx context.Context) error { _, err := c.ReadHeader(ctx, FamilyIP, "kube-proxy"); return err },
 		"HasTable":     func(ctx context.Context) error { _, err := c.HasTable(ctx, FamilyIP, "kube-proxy"); return err },
 		"Generation":   func(ctx context.Context) error { _, err := c.Generation(ctx); return err },
-		"Probe":        c.Probe,
+		"Probe":        func(ctx context.Context) error { return c.Probe(ctx) },
 		"ProbePersist": c.ProbePersist,
 		"Compare":      func(ctx context.Context) error { _, err := c.Compare(ctx, table, Comparison{}); return err },
 		"ReadElements": func(ctx context.Context) error {

@@ -186,7 +186,7 @@ func testTransactionStringIsAScriptForNft(t *testing.T) {
 	netns.EnterForTest(t)
 	c := dial(t)
 	for _, f := range Families {
-		want := everything(f)
+		want := loadable(t, everything(f))
 		runNft(t, Diff(nil, want).String(), "-f", "-")
 		got, err := c.ReadTable(t.Context(), f, want.Name)
 		if err != nil {

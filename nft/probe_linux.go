@@ -15,20 +15,24 @@ import (
 // that nobody has a table of that name.
 func probeTable() string { return fmt.Sprintf("nftproxy-probe-%016x", rand.Uint64()) }
 
-// Probe finds out whether the kernel can do what this package can express, and returns a MissingError that lists the
-// missing features. It leaves out JHash (CONFIG_NFT_HASH), CatchAll (kernel 5.13), comments of tables and chains
-// (kernel 5.10), and owners (see ProbePersist). No rule of it takes effect: each probe is one transaction that ends by
-// deleting the table that it added. If privileges are missing, the error is that of Commit.
-func (c *Conn) Probe(ctx context.Context) error {
-	return probe(func(tx Transaction) error {
+// Probe finds out whether the kernel can do what this package can express in tables of these families (both, if none is
+// named), and returns a MissingError that lists the missing features. It leaves out JHash (CONFIG_NFT_HASH), CatchAll
+// (kernel 5.13), comments of tables and chains (kernel 5.10), and owners (see ProbePersist). No rule of it takes effect:
+// each probe is one transaction that ends by deleting the table that it added. If privileges are missing, the error is
+// that of Commit.
+func (c *Conn) Probe(ctx context.Context, families ...Family) error {
+	if len(families) == 0 {
+		families = Families[:]
+	}
+	return probe(families, func(tx Transaction) error {
 		_, err := c.Commit(ctx, tx)
 		return err
 	})
 }
 
-func probe(commit func(Transaction) error) error {
+func probe(families []Family, commit func(Transaction) error) error {
 	var missing MissingError
-	for _, f := range features(probeTable()) {
+	for _, f := range features(families, probeTable()) {
 		err := commit(f.transaction())
 		var refused *CommitError
 		switch {
@@ -76,9 +80,9 @@ func (f feature) transaction() Transaction {
 	return tx
 }
 
-func features(table string) []feature {
+func features(families []Family, table string) []feature {
 	var out []feature
-	for _, f := range Families {
+	for _, f := range families {
 		suffix := "IPV4"
 		if f == FamilyIP6 {
 			suffix = "IPV6"

@@ -12,6 +12,7 @@ import (
 func TestProbe(t *testing.T) {
 	t.Run("finds everything in this kernel and leaves nothing", testThisKernelHasEverythingAndAProbeLeavesNothing)
 	t.Run("names a missing feature with its kernel option", testAMissingFeatureIsNamedWithItsKernelOption)
+	t.Run("of one family needs no other", testAProbeOfOneFamilyNeedsNoOther)
 	t.Run("does not take a lack of privileges for a missing feature", testALackOfPrivilegesIsNotTakenForAMissingFeature)
 	t.Run("works beside a leftover table", testProbeWithALeftoverTable)
 }
@@ -48,15 +49,21 @@ func testAMissingFeatureIsNamedWithItsKernelOption(t *testing.T) {
 		{"table ip6", "ip6 tables needs CONFIG_NF_TABLES_IPV6: address family not supported by protocol", unix.EAFNOSUPPORT},
 	} {
 		var missing MissingError
-		err := probe(refuse(tt.word, tt.errno))
+		err := probe(Families[:], refuse(tt.word, tt.errno))
 		if !errors.As(err, &missing) || !strings.Contains(err.Error(), tt.want) {
 			t.Errorf("a kernel without %s: %v, want a MissingError with %q", tt.word, err, tt.want)
 		}
 	}
 }
 
+func testAProbeOfOneFamilyNeedsNoOther(t *testing.T) {
+	if err := probe([]Family{FamilyIP}, refuse("table ip6", unix.EOPNOTSUPP)); err != nil {
+		t.Errorf("a kernel without ip6, asked for ip: %v", err)
+	}
+}
+
 func testALackOfPrivilegesIsNotTakenForAMissingFeature(t *testing.T) {
-	err := probe(func(Transaction) error { return &CommitError{Err: unix.EPERM} })
+	err := probe(Families[:], func(Transaction) error { return &CommitError{Err: unix.EPERM} })
 	var missing MissingError
 	if errors.As(err, &missing) || !errors.Is(err, unix.EPERM) || !strings.Contains(err.Error(), "CAP_NET_ADMIN") {
 		t.Errorf("probe = %v, want an error that names CAP_NET_ADMIN", err)

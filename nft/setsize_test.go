@@ -25,7 +25,7 @@ func TestSetSize(t *testing.T) {
 		netns.EnterForTest(t)
 		c := dial(t)
 		for _, f := range Families {
-			want := sized(everything(f), 64)
+			want := loadable(t, sized(everything(f), 64))
 			commitAll(t, c, Diff(nil, want))
 			got := readBack(t, c, f, want.Name)
 			if diff := cmp.Diff(text(want), text(got)); diff != "" {

@@ -199,9 +199,9 @@ func (b *Backend) missingTables(ctx context.Context) (string, error) {
 		return "", err
 	}
 	var parts []string
-	for _, family := range nft.Families {
-		if !slices.Contains(there, family) {
-			parts = append(parts, fmt.Sprintf("add table %s %s", family, compiler.TableName))
+	for _, want := range b.compiler.Tables() {
+		if !slices.Contains(there, want.Family) {
+			parts = append(parts, fmt.Sprintf("add table %s %s", want.Family, want.Name))
 		}
 	}
 	return strings.Join(parts, "; "), nil

@@ -28,9 +28,14 @@ func Present(ctx context.Context, conn *nft.Conn) ([]string, error) {
 // there are none.
 func Cleanup(ctx context.Context, conn *nft.Conn) error {
 	var tx nft.Transaction
-	for _, family := range nft.Families {
-		tx.Append(nft.Remove(family, compiler.TableName))
-		tx.Append(nft.Remove(family, compiler.StandInName))
+	for _, name := range []string{compiler.TableName, compiler.StandInName} {
+		there, err := familiesWith(ctx, conn, name)
+		if err != nil {
+			return err
+		}
+		for _, family := range there {
+			tx.Append(nft.Remove(family, name))
+		}
 	}
 	_, err := conn.Commit(ctx, tx)
 	return err

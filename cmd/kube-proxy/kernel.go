@@ -30,7 +30,12 @@ func initOnly(ctx context.Context, c *v1alpha2.KubeProxyConfiguration) error {
 // prepareKernel finds out whether the kernel can do all that the rules need, which also loads modules, and
 // then sets the sysctls, which those modules bring.
 func prepareKernel(ctx context.Context, c *v1alpha2.KubeProxyConfiguration, conn *nft.Conn) error {
-	if err := conn.Probe(ctx); err != nil {
+	families := nft.Families[:]
+	if !kernelHasIPv6() {
+		families = []nft.Family{nft.FamilyIP}
+		klog.FromContext(ctx).Info("The kernel has no IPv6; serving IPv4 alone")
+	}
+	if err := conn.Probe(ctx, families...); err != nil {
 		return err
 	}
 	if gates, _, _ := config.FeatureGates(c.FeatureGates); gates.Enabled(config.OwnTables) {
@@ -41,6 +46,8 @@ func prepareKernel(ctx context.Context, c *v1alpha2.KubeProxyConfiguration, conn
 	conntrack := kubeproxyv1alpha1.KubeProxyConntrackConfiguration(c.Linux.Conntrack)
 	return sysctl.Tree{}.SetConntrack(ctx, &conntrack)
 }
+
+func kernelHasIPv6() bool { return sysctl.Tree{}.KernelHasIPv6() }
 
 // setOOMScore does not stop a proxy that has not got the capability for it.
 func setOOMScore(ctx context.Context, c *v1alpha2.KubeProxyConfiguration) {

@@ -35,6 +35,7 @@ func run(ctx context.Context, o *options) error {
 	if err != nil {
 		return err
 	}
+	compilerConfig.IPv4Only = !kernelHasIPv6()
 	// The kernel closes the connection with the process. Close would wait for a sync that is left behind.
 	conn, err := nft.Dial(nft.Config{})
 	if err != nil {

@@ -44,7 +44,7 @@ type Runner struct {
 // NewRunner sets up endpoints: those on the node under test as pods, those with an address
 // that a host in the lab has on that host, all others on the other node. An endpoint of which
 // no slice says where it is is on the node whose pods have such addresses. Ready or not, each
-// serves its ports.
+// serves its ports. On a kernel without IPv6 those of IPv6 are left out.
 func NewRunner(l *lab.Lab, endpoints []Endpoint) (*Runner, error) {
 	r := &Runner{
 		lab:       l,
@@ -55,6 +55,9 @@ func NewRunner(l *lab.Lab, endpoints []Endpoint) (*Runner, error) {
 		listeners: map[*lab.Host]*listener{},
 	}
 	for _, endpoint := range endpoints {
+		if endpoint.Addr.Is6() && !lab.HasIPv6 {
+			continue
+		}
 		if err := r.add(endpoint); err != nil {
 			return nil, errors.Join(fmt.Errorf("endpoint %s: %w", endpoint.Addr, err), r.Close())
 		}

@@ -30,7 +30,7 @@ type image struct {
 	dirs map[string]bool
 }
 
-func writeImage(ctx context.Context, file, root string, modules []module, built binaries, suites []suite) error {
+func writeImage(ctx context.Context, file, root string, modules []module, built binaries, job protocol.Job) error {
 	out, err := os.Create(file)
 	if err != nil {
 		return err
@@ -42,7 +42,7 @@ func writeImage(ctx context.Context, file, root string, modules []module, built 
 		func() error { return im.addModules(modules) },
 		func() error { return im.addPrograms(ctx) },
 		func() error { return im.addSource(ctx, root) },
-		func() error { return im.addJobs(suites) },
+		func() error { return im.addJob(job) },
 		im.w.Close,
 		out.Close,
 	} {
@@ -79,16 +79,12 @@ func (im *image) addModules(modules []module) error {
 	return nil
 }
 
-func (im *image) addJobs(suites []suite) error {
-	var jobs []protocol.Job
-	for _, s := range suites {
-		jobs = append(jobs, s.job())
-	}
-	data, err := json.Marshal(jobs)
+func (im *image) addJob(job protocol.Job) error {
+	data, err := json.Marshal(job)
 	if err != nil {
 		return err
 	}
-	return im.file(protocol.Jobs, 0o644, data)
+	return im.file(protocol.JobFile, 0o644, data)
 }
 
 // library is a file in ldd's output: either after "=>", or the loader alone.

@@ -5,13 +5,17 @@
 //	go run ./integration/kernels -kernels 6.1 -only 'golden flows'
 //	go run ./integration/kernels -report docs/kernels.md
 //
-// For each kernel it downloads the package, picks the modules, builds the tests as static binaries, packs both
-// into an initramfs, and boots that. The program in the directory init is the machine's first process: it loads the modules, runs the
-// tests one after the other and turns the machine off. It needs qemu-system-x86, dpkg, apt, xz and the nft program.
+// For each kernel it downloads the package, picks the modules, and builds the tests as static binaries. For each suite of
+// tests it packs both into an initramfs, and boots that. The program in the directory init is the machine's first process: it
+// loads the modules, runs the tests and turns the machine off. It needs qemu-system-x86, dpkg, apt, xz and the nft program.
+//
+// The results are kept in the cache beside the packages, and a report is made of the last result of each suite. So one
+// suite can be run again alone.
 package main
 
 import (
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"os"
@@ -23,20 +27,21 @@ import (
 )
 
 func main() {
-	var o options
+	o := options{kernels: []string{"6.1", "6.12"}}
 	flag.Func("kernels", "versions of Linux, separated by commas; the newest package of each is taken (default 6.1,6.12)", func(s string) error {
 		o.kernels = strings.Split(s, ",")
 		return nil
 	})
+	flag.Func("exec", "the program, with its arguments, that is to start qemu, such as nice", func(s string) error {
+		o.prefix = strings.Fields(s)
+		return nil
+	})
 	flag.StringVar(&o.only, "only", "", "run only the suites whose name contains this")
-	flag.StringVar(&o.cache, "cache", filepath.Join(os.TempDir(), "nftproxy-kernels"), "directory for packages and images, kept between runs")
+	flag.StringVar(&o.cache, "cache", filepath.Join(os.TempDir(), "nftproxy-kernels"), "directory for packages, images and results, kept between runs")
 	flag.StringVar(&o.report, "report", "", "write the table of results into this page, between its markers")
-	flag.DurationVar(&o.timeout, "timeout", 40*time.Minute, "for one kernel, from boot to the end")
+	flag.DurationVar(&o.timeout, "timeout", 20*time.Minute, "for one suite, from boot to the end")
 	flag.BoolVar(&o.verbose, "v", false, "show the machine's console")
 	flag.Parse()
-	if o.kernels == nil {
-		o.kernels = []string{"6.1", "6.12"}
-	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	if err := run(ctx, o); err != nil {
@@ -47,6 +52,7 @@ func main() {
 
 type options struct {
 	kernels []string
+	prefix  []string
 	only    string
 	cache   string
 	report  string
@@ -55,7 +61,7 @@ type options struct {
 }
 
 func run(ctx context.Context, o options) error {
-	suites, err := selectSuites(o.only)
+	selected, err := selectSuites(o.only)
 	if err != nil {
 		return err
 	}
@@ -67,47 +73,68 @@ func run(ctx context.Context, o options) error {
 		return err
 	}
 	fmt.Println("building the tests")
-	built, err := buildSuites(ctx, root, filepath.Join(o.cache, "binaries"), suites)
+	built, err := buildSuites(ctx, root, filepath.Join(o.cache, "binaries"), selected)
 	if err != nil {
 		return err
 	}
-	var results []result
+	var failures []error
 	for _, version := range o.kernels {
-		r, err := runOn(ctx, o, root, version, built, suites)
-		if err != nil {
-			return fmt.Errorf("on Linux %s: %w", version, err)
+		err := runOn(ctx, o, root, version, built, selected)
+		if ctx.Err() != nil {
+			return ctx.Err()
 		}
-		results = append(results, r)
+		failures = append(failures, err)
 	}
 	if o.report != "" {
-		if err := writeReport(o.report, results); err != nil {
+		all, err := keptResults(o.cache, o.kernels)
+		if err != nil {
+			return err
+		}
+		if err := writeReport(o.report, o.kernels, all); err != nil {
 			return err
 		}
 	}
-	return verdict(results)
+	return errors.Join(failures...)
 }
 
-// runOn boots one kernel and returns what its tests said.
-func runOn(ctx context.Context, o options, root, version string, built binaries, suites []suite) (result, error) {
-	fmt.Printf("Linux %s: fetching the package\n", version)
+// runOn runs suites on one kernel, each in a machine of its own: what one breaks, the others do not meet.
+func runOn(ctx context.Context, o options, root, version string, built binaries, selected []suite) error {
 	pkg, err := fetchKernel(ctx, version, o.cache)
 	if err != nil {
-		return result{}, err
+		return err
 	}
+	fmt.Printf("Linux %s\n", pkg.release)
 	modules, err := pkg.modules(ctx, neededModules)
 	if err != nil {
-		return result{}, err
+		return err
 	}
-	image := filepath.Join(o.cache, version+".cpio")
-	if err := writeImage(ctx, image, root, modules, built, suites); err != nil {
-		return result{}, fmt.Errorf("initramfs: %w", err)
+	var failures []error
+	for _, s := range selected {
+		image := filepath.Join(o.cache, version+".cpio")
+		if err := writeImage(ctx, image, root, modules, built.of(s), s.job()); err != nil {
+			return fmt.Errorf("initramfs: %w", err)
+		}
+		vm := machine{
+			kernel: pkg.kernel, initramfs: image, parameters: s.parameters, prefix: o.prefix,
+			log: filepath.Join(o.cache, version+" "+s.name+".log"), verbose: o.verbose,
+		}
+		r, err := runSuite(ctx, o.timeout, vm)
+		r.Release = pkg.release
+		r.print(s)
+		if err = errors.Join(err, r.keep(resultFile(o.cache, version, s))); err != nil {
+			failures = append(failures, fmt.Errorf("on Linux %s: %s: %w", version, s.name, err))
+		}
 	}
-	fmt.Printf("Linux %s: booting %s\n", version, pkg.release)
-	vm := machine{kernel: pkg.kernel, initramfs: image, log: filepath.Join(o.cache, version+".log"), verbose: o.verbose}
-	ctx, cancel := context.WithTimeout(ctx, o.timeout)
+	return errors.Join(failures...)
+}
+
+func runSuite(ctx context.Context, timeout time.Duration, vm machine) (result, error) {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	r, err := vm.run(ctx)
-	r.version = version
-	r.release = pkg.release
-	return r, err
+	if err != nil {
+		r.Status = err.Error()
+		return r, err
+	}
+	return r, r.err()
 }

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"errors"
 	"fmt"
 	"os"
 	"strings"
@@ -14,8 +13,8 @@ const (
 	endMark   = "<!-- end of what is generated -->\n"
 )
 
-// writeReport replaces the table in a page.
-func writeReport(page string, results []result) error {
+// writeReport replaces the tables in a page.
+func writeReport(page string, versions []string, all results) error {
 	text, err := os.ReadFile(page)
 	if err != nil {
 		return err
@@ -25,62 +24,72 @@ func writeReport(page string, results []result) error {
 	if !found || !closed {
 		return fmt.Errorf("%s lacks the line %q or %q after it", page, strings.TrimSpace(beginMark), strings.TrimSpace(endMark))
 	}
-	return os.WriteFile(page, []byte(before+beginMark+table(results)+endMark+after), 0o644)
+	return os.WriteFile(page, []byte(before+beginMark+table(versions, all)+skips(versions, all)+endMark+after), 0o644)
 }
 
-// table is a row for each suite, a column for each kernel.
-func table(results []result) string {
+// table has a row for each suite, and a column for each kernel.
+func table(versions []string, all results) string {
 	var b strings.Builder
 	b.WriteString("\n| tests |")
-	for _, r := range results {
-		fmt.Fprintf(&b, " Linux %s (%s) |", r.version, r.release)
+	for _, v := range versions {
+		fmt.Fprintf(&b, " Linux %s |", release(all[v], v))
 	}
-	b.WriteString("\n|---|" + strings.Repeat("---|", len(results)) + "\n")
-	for i, s := range results[0].suites {
+	b.WriteString("\n|---|" + strings.Repeat("---|", len(versions)) + "\n")
+	for _, s := range suites {
 		fmt.Fprintf(&b, "| %s |", s.name)
-		for _, r := range results {
-			if i < len(r.suites) {
-				fmt.Fprintf(&b, " %s |", r.suites[i])
+		for _, v := range versions {
+			if r, ran := all[v][s.name]; ran {
+				fmt.Fprintf(&b, " %s |", r)
 			} else {
 				b.WriteString(" not run |")
 			}
 		}
 		b.WriteString("\n")
 	}
-	b.WriteString("| boot |")
-	for _, r := range results {
-		fmt.Fprintf(&b, " %v |", r.boot.Round(time.Second))
-	}
-	b.WriteString("\n| all |")
-	for _, r := range results {
-		fmt.Fprintf(&b, " %v |", r.total.Round(time.Second))
+	b.WriteString("| all, with boots |")
+	for _, v := range versions {
+		var total time.Duration
+		for _, r := range all[v] {
+			total += r.Boot + r.Took
+		}
+		fmt.Fprintf(&b, " %v |", total.Round(time.Second))
 	}
 	b.WriteString("\n\n")
 	return b.String()
 }
 
-func (s suiteResult) String() string {
-	text := fmt.Sprintf("%d passed", s.passed)
-	for _, part := range []struct {
-		what  string
-		tests []string
-	}{{"failed", s.failed}, {"skipped", s.skipped}} {
-		if len(part.tests) > 0 {
-			text += fmt.Sprintf(", %d %s (`%s`)", len(part.tests), part.what, strings.Join(part.tests, "`, `"))
-		}
+func release(of map[string]result, version string) string {
+	for _, r := range of {
+		return r.Release
 	}
-	return fmt.Sprintf("%s, %v", text, s.took.Round(time.Second))
+	return version
 }
 
-// verdict is an error if anything failed.
-func verdict(results []result) error {
-	var failures []error
-	for _, r := range results {
-		for _, s := range r.suites {
-			if s.status != "ok" {
-				failures = append(failures, fmt.Errorf("on Linux %s: %s: %s: %s", r.version, s.name, s.status, strings.Join(s.failed, ", ")))
+// skips lists the tests that were skipped, by kernel.
+func skips(versions []string, all results) string {
+	var b strings.Builder
+	for _, v := range versions {
+		for _, s := range suites {
+			for _, name := range all[v][s.name].Skipped {
+				fmt.Fprintf(&b, "- skipped on %s, in %s: `%s`\n", v, s.name, name)
 			}
 		}
 	}
-	return errors.Join(failures...)
+	if b.Len() > 0 {
+		b.WriteString("\n")
+	}
+	return b.String()
+}
+
+func (r result) String() string {
+	text := fmt.Sprintf("%d passed", r.Passed)
+	if len(r.Skipped) > 0 {
+		text += fmt.Sprintf(", %d skipped", len(r.Skipped))
+	}
+	if len(r.Failed) > 0 {
+		text += fmt.Sprintf(", **%d failed** (`%s`)", len(r.Failed), strings.Join(r.Failed, "`, `"))
+	} else if r.Status != "ok" {
+		text += ", **" + r.Status + "**"
+	}
+	return fmt.Sprintf("%s, %v", text, r.Took.Round(time.Second))
 }

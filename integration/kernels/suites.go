@@ -12,12 +12,14 @@ import (
 	"github.com/nftproxy/nftproxy/integration/kernels/internal/protocol"
 )
 
-// A suite is some tests of one package, as they stand in a column of the report.
+// A suite is some tests of one package: a row of the report.
 type suite struct {
 	name string
-	pkg  string // directory below the module's root
-	run  string // the tests' names, as go test -run takes them
-	skip string // those of them that need what the machine does not have, as go test -skip takes them
+	pkg  string   // directory below the module's root
+	run  string   // the tests' names, as go test -run takes them
+	args []string // further arguments of the tests
+	// parameters are added to the kernel's command line.
+	parameters string
 }
 
 // suites are the tests that depend on the kernel.
@@ -29,7 +31,11 @@ var suites = []suite{
 	{name: "affinity", pkg: "integration", run: "(?i)affinity"},
 	{name: "proxy", pkg: "proxy", run: "."},
 	{name: "repair", pkg: "integration", run: "^Test(Repair$|ConnectionThatBegan)"},
-	{name: "atomicity", pkg: "integration/stress", run: "."},
+	{
+		name: "atomicity", pkg: "integration/stress", run: "^Test(Changes|Generations|UDPFlows|AffinityFlood)$",
+		args: []string{"-changes=100", "-forged-clients=20000"}, // an emulated machine is slow
+	},
+	{name: "without IPv6", pkg: "integration", run: "^Test(KernelWithoutIPv6|GoldenFlows)$", parameters: "ipv6.disable=1"},
 	{name: "takeover", pkg: "integration/takeover", run: "."},
 }
 
@@ -47,15 +53,10 @@ func selectSuites(only string) ([]suite, error) {
 }
 
 func (s suite) job() protocol.Job {
-	args := []string{"-test.v", "-test.run=" + s.run, "-test.timeout=30m"}
-	if s.skip != "" {
-		args = append(args, "-test.skip="+s.skip)
-	}
 	return protocol.Job{
-		Name: s.name,
 		Dir:  path.Join(protocol.Source, s.pkg),
 		Path: path.Join(protocol.Binaries, s.testBinary()),
-		Args: args,
+		Args: append([]string{"-test.v", "-test.run=" + s.run, "-test.timeout=30m"}, s.args...),
 	}
 }
 
@@ -64,7 +65,18 @@ func (s suite) testBinary() string { return strings.ReplaceAll(s.pkg, "/", "-") 
 // binaries are what was built for the machine, by the path there.
 type binaries map[string]string
 
-// commands are programs of this module that tests start.
+// of returns what one suite needs: the commands, and its own tests.
+func (b binaries) of(s suite) binaries {
+	out := binaries{}
+	for target, file := range b {
+		if name := path.Base(target); !strings.HasSuffix(name, ".test") || name == s.testBinary() {
+			out[target] = file
+		}
+	}
+	return out
+}
+
+// commands are programs of this module that tests start, and the machine's first process.
 var commands = []string{"cmd/kube-proxy", "cmd/ruledump", "integration/kernels/init"}
 
 func buildSuites(ctx context.Context, root, dir string, suites []suite) (binaries, error) {

@@ -53,13 +53,11 @@ func (p *port) awaitUp() error {
 func newBridge(node *Host, name string, number int) (*port, error) {
 	p := &port{host: node, name: name, mac: hardwareAddr(number, 1)}
 	bridge := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: name, HardwareAddr: p.mac}}
-	err := firstError(
-		func() error { return node.routes.LinkAdd(bridge) },
-		p.up,
-		func() error { return node.addAddr(p.link, GatewayAddrs.IPv4) },
-		func() error { return node.addAddr(p.link, GatewayAddrs.IPv6) },
-	)
-	if err != nil {
+	steps := []func() error{func() error { return node.routes.LinkAdd(bridge) }, p.up}
+	for _, addr := range GatewayAddrs.list() {
+		steps = append(steps, func() error { return node.addAddr(p.link, addr) })
+	}
+	if err := firstError(steps...); err != nil {
 		return nil, fmt.Errorf("bridge %s: %w", name, err)
 	}
 	return p, nil

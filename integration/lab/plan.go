@@ -1,6 +1,14 @@
 package lab
 
-import "net/netip"
+import (
+	"net/netip"
+	"slices"
+
+	kernel "github.com/nftproxy/nftproxy/sysctl"
+)
+
+// HasIPv6 says whether this machine's kernel has IPv6. On one that has not, hosts get IPv4 addresses alone.
+var HasIPv6 = kernel.Tree{}.KernelHasIPv6()
 
 // Addrs is the address that something has in each family.
 type Addrs struct {
@@ -15,9 +23,14 @@ func (a Addrs) Like(other netip.Addr) netip.Addr {
 	return a.IPv6
 }
 
-// list returns both addresses, IPv4 first.
+// list returns the addresses that hosts can have, IPv4 first.
 func (a Addrs) list() []netip.Addr {
-	return []netip.Addr{a.IPv4, a.IPv6}
+	return possible([]netip.Addr{a.IPv4, a.IPv6})
+}
+
+// possible leaves out the addresses that no host of this machine can have.
+func possible(addrs []netip.Addr) []netip.Addr {
+	return slices.DeleteFunc(slices.Clone(addrs), func(a netip.Addr) bool { return a.Is6() && !HasIPv6 })
 }
 
 func dual(ipv4, ipv6 string) Addrs {

@@ -18,6 +18,7 @@ type pod struct {
 // have no route to each other but by node-1, so that it sees every packet either way, and a pod
 // that reaches itself through a Service needs no hairpin mode.
 func (l *Lab) AddPod(name string, addrs ...netip.Addr) (*Host, error) {
+	addrs = possible(addrs)
 	for _, addr := range addrs {
 		if owner := l.HostOf(addr); owner != nil {
 			return nil, fmt.Errorf("lab: pod %s: address %s is taken by %s", name, addr, owner.Name)

@@ -89,6 +89,9 @@ func writeSysctls(role role) error {
 }
 
 func (s sysctl) write() error {
+	if strings.HasPrefix(s.name, "net.ipv6.") && !HasIPv6 {
+		return nil
+	}
 	path := filepath.Join("/proc/sys", strings.ReplaceAll(s.name, ".", "/"))
 	if err := os.WriteFile(path, []byte(s.value), 0); err != nil {
 		return fmt.Errorf("set sysctl %s: %w", s.name, err)

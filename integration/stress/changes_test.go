@@ -7,14 +7,13 @@ import (
 	"time"
 )
 
-var seed = flag.Uint64("seed", uint64(time.Now().UnixNano()), "seed of the random changes")
-
-const (
-	// changes is how many times something changes.
-	changes = 1000
-	// betweenChanges is how many new connections are made between two changes.
-	betweenChanges = 16
+var (
+	seed    = flag.Uint64("seed", uint64(time.Now().UnixNano()), "seed of the random changes")
+	changes = flag.Int("changes", 1000, "how many times something changes")
 )
+
+// betweenChanges is how many new connections are made between two changes.
+const betweenChanges = 16
 
 func TestChanges(t *testing.T) {
 	t.Run("a thousand break no connection", testThousandChangesBreakNoConnection)
@@ -31,7 +30,7 @@ func testThousandChangesBreakNoConnection(t *testing.T) {
 	probe := newProbe(t, w.Node, untranslatedSYNs)
 	tr := w.startTraffic(t)
 	n := 0
-	for broken := false; n < changes && !broken; n++ {
+	for broken := false; n < *changes && !broken; n++ {
 		change := w.choose()
 		change.do(t)
 		if err := tr.await(betweenChanges); err != nil {

@@ -1,5 +1,5 @@
 // Command init is the first process of a test machine: it loads the modules, runs the tests that the host wrote
-// into the image, says on the console how each ended, and turns the machine off.
+// into the image, says on the console how they ended, and turns the machine off.
 package main
 
 import (
@@ -19,8 +19,6 @@ import (
 func main() {
 	if err := run(); err != nil {
 		fmt.Println("init:", err)
-	} else {
-		fmt.Println(protocol.Mark + "done")
 	}
 	unix.Sync()
 	if err := unix.Reboot(unix.LINUX_REBOOT_CMD_POWER_OFF); err != nil {
@@ -43,22 +41,20 @@ func run() error {
 	if err := loadModules(); err != nil {
 		return err
 	}
-	data, err := os.ReadFile(protocol.Jobs)
+	data, err := os.ReadFile(protocol.JobFile)
 	if err != nil {
 		return err
 	}
-	var jobs []protocol.Job
-	if err := json.Unmarshal(data, &jobs); err != nil {
+	var job protocol.Job
+	if err := json.Unmarshal(data, &job); err != nil {
 		return err
 	}
-	for _, j := range jobs {
-		runJob(j)
-	}
+	runJob(job)
 	return nil
 }
 
 func runJob(j protocol.Job) {
-	fmt.Println(protocol.Mark+"begin", j.Name)
+	fmt.Println(protocol.Mark + "begin")
 	start := time.Now()
 	cmd := exec.Command(j.Path, j.Args...)
 	cmd.Dir = j.Dir
@@ -68,7 +64,7 @@ func runJob(j protocol.Job) {
 	if err := cmd.Run(); err != nil {
 		status = strings.ReplaceAll(err.Error(), " ", "-")
 	}
-	fmt.Printf("\n%send %s %s %.1f\n", protocol.Mark, j.Name, status, time.Since(start).Seconds())
+	fmt.Printf("\n%send %s %.1f\n", protocol.Mark, status, time.Since(start).Seconds())
 }
 
 // loadModules loads what the host packed. A module that does not load is said and passed over: the tests

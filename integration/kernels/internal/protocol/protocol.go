@@ -4,15 +4,14 @@ package protocol
 
 // Paths in the machine.
 const (
-	Source   = "/src"       // the module's files, so that tests find their data
-	Binaries = "/binaries"  // the tests, kube-proxy and ruledump
-	Modules  = "/modules"   // 000-name.ko, 001-name.ko, …: to be loaded in this order
-	Jobs     = "/jobs.json" // a list of Job
+	Source   = "/src"      // the module's files, so that tests find their data
+	Binaries = "/binaries" // the tests, kube-proxy and ruledump
+	Modules  = "/modules"  // 000-name.ko, 001-name.ko, …: to be loaded in this order
+	JobFile  = "/job.json" // a Job
 )
 
 // A Job is one run of a test binary.
 type Job struct {
-	Name string
 	Dir  string
 	Path string
 	Args []string
@@ -20,7 +19,6 @@ type Job struct {
 
 // Lines on the console that are not the tests' own begin with Mark.
 //
-//	Mark begin NAME
-//	Mark end NAME STATUS SECONDS
-//	Mark done
+//	Mark begin
+//	Mark end STATUS SECONDS
 const Mark = "=@= "
