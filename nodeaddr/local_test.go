@@ -19,7 +19,7 @@ import (
 func namespace(t *testing.T) (int, *netlink.Handle) {
 	t.Helper()
 	ns := netns.ForTest(t).FD()
-	h, err := netlink.NewHandleAt(vishvananda.NsHandle(ns))
+	h, err := netlink.NewHandleAt(vishvananda.NsHandle(ns), unix.NETLINK_ROUTE)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -403,7 +403,7 @@ func TestFlowCleanerNodePortAddresses(t *testing.T) {
 // addLocalRoute makes all addresses of a prefix the namespace's own.
 func addLocalRoute(t *testing.T, namespace int, prefix string) {
 	t.Helper()
-	h, err := routes.NewHandleAt(vishvananda.NsHandle(namespace))
+	h, err := routes.NewHandleAt(vishvananda.NsHandle(namespace), unix.NETLINK_ROUTE)
 	if err != nil {
 		t.Fatal(err)
 	}
