@@ -22,7 +22,7 @@ IMAGE       ?= localhost/nftproxy/kube-proxy
 # so that the same source gives the same bytes. 0 is no time.
 SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || echo 0)
 
-.PHONY: api build image demo test check check-api unit fuzz golden generate bench plot soak test-kernels clean
+.PHONY: api build image sbom demo test check check-api unit fuzz golden generate bench plot soak test-arch test-kernels clean
 
 build: ## static binaries in bin/
 	$(BUILD) -o $(BIN)/ $(COMMANDS)
@@ -30,7 +30,13 @@ build: ## static binaries in bin/
 image: ## bin/image.tar, a container image for amd64 and arm64; needs no container daemon
 	GOOS=linux GOARCH=amd64 $(BUILD) -o $(BIN)/linux/amd64/ $(COMMANDS)
 	GOOS=linux GOARCH=arm64 $(BUILD) -o $(BIN)/linux/arm64/ $(COMMANDS)
+	$(MAKE) sbom PROGRAMS=$(BIN)/linux/amd64
+	$(MAKE) sbom PROGRAMS=$(BIN)/linux/arm64
 	cd deploy && $(GO) run ./image -name $(IMAGE) -version $(VERSION) -created $(SOURCE_DATE_EPOCH) -binaries $(abspath $(BIN))/linux -o $(abspath $(BIN))/image.tar
+
+PROGRAMS ?= $(BIN)
+sbom: ## PROGRAMS/sbom.cdx.json, the modules that are linked into the programs there
+	cd deploy && $(GO) run ./sbom -version $(VERSION) -created $(SOURCE_DATE_EPOCH) -o $(abspath $(PROGRAMS))/sbom.cdx.json $(abspath $(PROGRAMS))/kube-proxy $(abspath $(PROGRAMS))/ruledump
 
 demo: build ## the main job, in network namespaces that it makes and removes
 	$(GO) build -o $(BIN)/demo ./integration/demo

@@ -16,6 +16,8 @@ import (
 	"testing"
 	"time"
 
+	cyclonedx "github.com/CycloneDX/cyclonedx-go"
+	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-containerregistry/pkg/name"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
@@ -97,6 +99,7 @@ func unpack(path string, header *tar.Header, content io.Reader) error {
 }
 
 func TestImage(t *testing.T) {
+	t.Run("lists what is linked into its programs", testImageListsWhatIsLinked)
 	t.Run("its programs need no libraries", testProgramsInTheImageNeedNoLibraries)
 	t.Run("says when it was made", testImageCreated)
 	t.Run("alone prints its version", testImageAlonePrintsItsVersion)
@@ -121,6 +124,67 @@ func testProgramsInTheImageNeedNoLibraries(t *testing.T) {
 			}
 		}
 	}
+}
+
+// testImageListsWhatIsLinked compares the bill of materials with what the go command reads out of the programs.
+func testImageListsWhatIsLinked(t *testing.T) {
+	for _, arch := range []string{"amd64", "arm64"} {
+		root := unpacked(t, arch)
+		file, err := os.Open(filepath.Join(root, "usr/share/sbom/nftproxy.cdx.json"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer file.Close()
+		var bom cyclonedx.BOM
+		if err := cyclonedx.NewBOMDecoder(file, cyclonedx.BOMFileFormatJSON).Decode(&bom); err != nil {
+			t.Fatal(err)
+		}
+		if c := bom.Metadata.Component; c.Version != testVersion || bom.Metadata.Timestamp != testTime.Format(time.RFC3339) {
+			t.Errorf("%s: version %s of %s", arch, c.Version, bom.Metadata.Timestamp)
+		}
+		listed := map[string]string{}
+		for _, c := range *bom.Components {
+			listed[c.BOMRef] = c.Name + " " + c.Version
+		}
+		for _, d := range *bom.Dependencies {
+			var got []string
+			for _, ref := range *d.Dependencies {
+				got = append(got, listed[ref])
+			}
+			slices.Sort(got)
+			if diff := cmp.Diff(linkedModules(t, filepath.Join(root, "usr/local/bin", d.Ref)), got); diff != "" {
+				t.Errorf("%s of %s (-go version -m +bill of materials):\n%s", d.Ref, arch, diff)
+			}
+		}
+		if n := len(*bom.Dependencies); n != 2 {
+			t.Errorf("%s: %d programs, want 2", arch, n)
+		}
+	}
+}
+
+// linkedModules is what go version -m says is in a program: name and version of each module, in order.
+func linkedModules(t *testing.T, program string) (modules []string) {
+	t.Helper()
+	output, err := exec.Command("go", "version", "-m", program).Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(output)) {
+		fields := strings.Fields(line)
+		switch {
+		case fields[0] == "dep":
+			modules = append(modules, fields[1]+" "+fields[2])
+		case fields[0] == "=>":
+			modules[len(modules)-1] = fields[1] + " " + fields[2]
+		case fields[0] == program+":":
+			modules = append(modules, "std "+strings.TrimPrefix(fields[1], "go"))
+		}
+	}
+	if len(modules) < 20 {
+		t.Fatalf("%s has only %q", program, modules)
+	}
+	slices.Sort(modules)
+	return modules
 }
 
 func testImageCreated(t *testing.T) {

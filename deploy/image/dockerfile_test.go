@@ -31,7 +31,7 @@ func testDockerfileMakesTheSameImage(t *testing.T) {
 	for _, name := range programNames {
 		programs = append(programs, "/out/"+name)
 	}
-	if diff := cmp.Diff(append(programs, "/"+binDir+"/"), copied); diff != "" {
+	if diff := cmp.Diff(append(programs, "/"+binDir+"/", "/out/"+billName, "/"+billPath), copied); diff != "" {
 		t.Errorf("COPY (-want +got):\n%s", diff)
 	}
 }

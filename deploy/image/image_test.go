@@ -33,7 +33,7 @@ func specOf(t *testing.T, mode os.FileMode, modified time.Time) spec {
 	t.Helper()
 	s := spec{binaries: t.TempDir(), name: "localhost/test", version: "v1.2.3", created: testTime}
 	for _, arch := range architectures {
-		for _, program := range programNames {
+		for _, program := range append(programNames, billName) {
 			path := filepath.Join(s.binaries, arch, program)
 			if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 				t.Fatal(err)
@@ -194,6 +194,7 @@ func checkImage(t *testing.T, image v1.Image, arch string) {
 	contents := map[string]string{
 		"usr/local/bin/kube-proxy": "kube-proxy for " + arch,
 		"usr/local/bin/ruledump":   "ruledump for " + arch,
+		billPath:                   billName + " for " + arch,
 	}
 	if diff := cmp.Diff(contents, got); diff != "" {
 		t.Errorf("%s: files (-want +got):\n%s", arch, diff)

@@ -13,7 +13,14 @@ import (
 // programNames are the programs in the image.
 var programNames = []string{"kube-proxy", "ruledump"}
 
-// programs returns an opener of the layer with the programs of one architecture. Its files
+// billName is the file beside the programs that lists what is linked into them (command sbom), and billPath its place in
+// the image.
+const (
+	billName = "sbom.cdx.json"
+	billPath = "usr/share/sbom/nftproxy.cdx.json"
+)
+
+// programs returns an opener of the layer with the programs of one architecture, and the bill of materials. Its files
 // belong to root and are as old as the epoch, whatever the originals are.
 func programs(binaries, arch string) tarball.Opener {
 	return func() (io.ReadCloser, error) {
@@ -25,7 +32,7 @@ func programs(binaries, arch string) tarball.Opener {
 
 func writePrograms(w io.Writer, dir string) error {
 	out := tar.NewWriter(w)
-	for _, parent := range []string{"usr/", "usr/local/", binDir + "/"} {
+	for _, parent := range []string{"usr/", "usr/local/", binDir + "/", "usr/share/", path.Dir(billPath) + "/"} {
 		if err := out.WriteHeader(&tar.Header{Typeflag: tar.TypeDir, Name: parent, Mode: 0o755}); err != nil {
 			return err
 		}
@@ -34,6 +41,9 @@ func writePrograms(w io.Writer, dir string) error {
 		if err := writeFile(out, filepath.Join(dir, name), path.Join(binDir, name), 0o755); err != nil {
 			return err
 		}
+	}
+	if err := writeFile(out, filepath.Join(dir, billName), billPath, 0o644); err != nil {
+		return err
 	}
 	return out.Close()
 }

@@ -43,8 +43,8 @@ func (s spec) images() ([]v1.Image, error) {
 	return out, nil
 }
 
-// image returns the image of one architecture: a single layer with the programs, and nothing
-// that is not one of them. It runs as root: Linux gives another user the capabilities of a
+// image returns the image of one architecture: a single layer with the programs and their bill of materials, and nothing
+// else. It runs as root: Linux gives another user the capabilities of a
 // container only through those of the file, and allowPrivilegeEscalation: false forbids that.
 func (s spec) image(arch string) (v1.Image, error) {
 	layer, err := tarball.LayerFromOpener(programs(s.binaries, arch), tarball.WithMediaType(types.OCILayer))
