@@ -22,8 +22,9 @@ import (
 type Options struct {
 	// Node is the name of the Node. Default: the host name in lower case, as the kubelet chooses it.
 	Node string
-	// TLS authenticates both sides of a target tcp://. It must be nil for unix://.
-	TLS *tls.Config
+	// TLS returns how both sides of a target tcp:// authenticate each other, such as TLSFiles.Client. It is called for
+	// each connection; after an error the client tries again. It must be nil for unix://.
+	TLS func() (*tls.Config, error)
 	// Logger takes faults of the connection. The zero value logs nothing.
 	Logger logr.Logger
 	// OnConnected, if set, is called with true when the first batch of a stream has arrived, and with false when the
@@ -61,7 +62,11 @@ func dial(target string, options *Options) (*grpc.ClientConn, error) {
 		if options.TLS == nil {
 			return nil, fmt.Errorf("%w: %q needs TLS with a client certificate", ErrTarget, target)
 		}
-		transport, target = credentials.NewTLS(options.TLS), "dns:///"+rest
+		config, err := options.TLS()
+		if err != nil {
+			return nil, err
+		}
+		transport, target = credentials.NewTLS(config), "dns:///"+rest
 	default:
 		return nil, fmt.Errorf("%w: %q is neither unix:///PATH nor tcp://HOST:PORT", ErrTarget, target)
 	}

@@ -22,8 +22,7 @@ func (f TLSFiles) check() error {
 	if f.Cert == "" || f.Key == "" || f.CA == "" {
 		return errors.New("TLS needs a certificate, its key, and the CA of the other side")
 	}
-	_, err := f.load()
-	return err
+	return nil
 }
 
 func (f TLSFiles) load() (cert tls.Certificate, err error) {
@@ -49,6 +48,9 @@ func (f TLSFiles) pool() (*x509.CertPool, error) {
 // files again for each connection, so they can be replaced.
 func (f TLSFiles) Server() (*tls.Config, error) {
 	if err := f.check(); err != nil {
+		return nil, err
+	}
+	if _, err := f.load(); err != nil {
 		return nil, err
 	}
 	if _, err := f.pool(); err != nil {
@@ -77,21 +79,18 @@ func (f TLSFiles) Server() (*tls.Config, error) {
 }
 
 // Client returns the configuration of a client that shows its certificate, and accepts a server's certificate of the CA
-// only.
+// only. The files are read once: as Options.TLS it is called for each connection, so that they can be replaced.
 func (f TLSFiles) Client() (*tls.Config, error) {
 	if err := f.check(); err != nil {
+		return nil, err
+	}
+	cert, err := f.load()
+	if err != nil {
 		return nil, err
 	}
 	pool, err := f.pool()
 	if err != nil {
 		return nil, err
 	}
-	return &tls.Config{
-		MinVersion: tls.VersionTLS13,
-		RootCAs:    pool,
-		GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
-			cert, err := f.load()
-			return &cert, err
-		},
-	}, nil
+	return &tls.Config{MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{cert}, RootCAs: pool}, nil
 }

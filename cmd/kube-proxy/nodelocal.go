@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 
@@ -66,9 +67,12 @@ func (n *nodeLocalOptions) newClient(ctx context.Context, nodeName string, conne
 		OnSkip: func(error) { metrics.CountSkip(tracker.KindService, reasonUnknownValue) },
 	}
 	if n.files.Any() {
-		var err error
-		if options.TLS, err = n.files.Client(); err != nil {
-			return nil, fmt.Errorf("--node-local-cert-file, --node-local-key-file, --node-local-ca-file: %w", err)
+		options.TLS = func() (*tls.Config, error) {
+			config, err := n.files.Client()
+			if err != nil {
+				err = fmt.Errorf("--node-local-cert-file, --node-local-key-file, --node-local-ca-file: %w", err)
+			}
+			return config, err
 		}
 	}
 	client, err := nodelocal.NewClient(n.source, options)

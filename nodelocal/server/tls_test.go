@@ -108,10 +108,12 @@ func TestServerOverTLS(t *testing.T) {
 	tr := servingTracker(100)
 	fill(tr, 10, 1)
 	tr.Synced()
-	listener, err := server.Listen(t.Context(), "tcp://127.0.0.1:0", true)
+	plain, err := server.Listen(t.Context(), "tcp://127.0.0.1:0", true)
 	if err != nil {
 		t.Fatal(err)
 	}
+	connections := &brain{}
+	listener := cuttable{plain, connections}
 	address := listener.Addr().String()
 	ctx, stop := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
@@ -167,16 +169,18 @@ func TestServerOverTLS(t *testing.T) {
 	t.Run("serves a client of the CA, and goes on when the files are replaced", func(t *testing.T) {
 		files := tlsFiles(t)
 		ours.issue(files, ours, soon)
-		config, err := files.Client()
-		if err != nil {
-			t.Fatal(err)
+		now := func() credentials.TransportCredentials {
+			config, err := files.Client()
+			if err != nil {
+				t.Fatal(err)
+			}
+			return credentials.NewTLS(config)
 		}
-		old := credentials.NewTLS(config.Clone())
 		follower := &backend{}
 		ctx, cancel := context.WithCancel(context.Background())
 		ended := make(chan error, 1)
 		go func() {
-			ended <- nodelocal.Run(ctx, "tcp://"+address, follower, nodelocal.Options{Node: "node-1", TLS: config})
+			ended <- nodelocal.Run(ctx, "tcp://"+address, follower, nodelocal.Options{Node: "node-1", TLS: files.Client})
 		}()
 		defer func() {
 			cancel()
@@ -194,14 +198,23 @@ func TestServerOverTLS(t *testing.T) {
 		has()
 		// The server trusts another CA now, and still has a certificate of the first one.
 		ours.issue(serverFiles, others, soon)
-		if err := ask(t, old); status.Code(err) != codes.Unavailable {
+		if err := ask(t, now()); status.Code(err) != codes.Unavailable {
 			t.Errorf("a client of the CA before: error %v, want none to be let in", err)
 		}
 		others.issue(files, ours, soon)
-		if err := ask(t, old); err != nil {
+		if err := ask(t, now()); err != nil {
 			t.Errorf("the client with its new certificate: %v", err)
 		}
 		tr.SetEndpointSlice(slice(3, 2, 0)) // over the connection that was there
+		has()
+		// Now the server has a certificate of the other CA. The client comes back when its own file says so too.
+		others.issue(serverFiles, others, soon)
+		if err := ask(t, now()); status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "unknown authority") {
+			t.Errorf("a client that does not trust the new CA: error %v", err)
+		}
+		connections.cut()
+		tr.SetEndpointSlice(slice(4, 2, 0))
+		others.issue(files, others, soon)
 		has()
 	})
 }
