@@ -42,7 +42,8 @@ func (o *options) completeFromFile(flags *pflag.FlagSet) error {
 	o.warnIgnored(flags, func(f flagInfo) bool { return f.ignored != "" && f.besideConfig })
 	o.file, o.config = file, file.Config
 	o.overrideHostname()
-	return nil
+	o.nodeLocal.apply(o.config)
+	return config.ValidateNodeLocal(o.config, flagNames())
 }
 
 func (o *options) completeFromFlags(flags *pflag.FlagSet) error {
@@ -62,6 +63,7 @@ func (o *options) completeFromFlags(flags *pflag.FlagSet) error {
 	}
 	o.warnIgnored(flags, func(f flagInfo) bool { return f.ignored != "" })
 	o.overrideHostname()
+	o.nodeLocal.apply(c)
 	v1alpha2.SetDefaults(c)
 	// After the defaults, for which nothing stands for a server that is off.
 	c.HealthzBindAddress = serverAddress(flags, o.healthzAddress, "healthz-port", o.healthzPort)

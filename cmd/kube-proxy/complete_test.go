@@ -170,7 +170,46 @@ func testFlagsBesideAFile(t *testing.T) {
 func TestConfigFile(t *testing.T) {
 	t.Run("its logging stays without flags", testLoggingOfAFileStaysWithoutFlags)
 	t.Run("kubeadm's ConfigMap is enough", testKubeadmsConfigMapIsEnough)
+	t.Run("node-local flags come before its section", testNodeLocalFlagsBesideAFile)
 	t.Run("other modes are refused by their names", testOtherModesAreRefusedByTheirNames)
+}
+
+func testNodeLocalFlagsBesideAFile(t *testing.T) {
+	const section = "nodeLocal: {source: 'unix:///run/a', caFile: /ca, limits: {ports: 7, bytes: 8}}\n"
+	fromFile := v1alpha2.NodeLocalConfiguration{Source: "unix:///run/a", CAFile: "/ca", Limits: v1alpha2.NodeLocalLimits{Ports: 7, Bytes: 8}}
+	for _, tt := range []struct {
+		name, file string
+		args       []string
+		want       v1alpha2.NodeLocalConfiguration
+	}{
+		{"the file alone", section, nil, fromFile},
+		{"flags come first", section, []string{"--node-local-source=unix:///run/b", "--node-local-max-ports=9"}, v1alpha2.NodeLocalConfiguration{
+			Source: "unix:///run/b", CAFile: "/ca", Limits: v1alpha2.NodeLocalLimits{Ports: 9, Bytes: 8},
+		}},
+		{"flags alone", "", []string{"--serve-node-local=unix:///run/b"}, v1alpha2.NodeLocalConfiguration{Serve: "unix:///run/b"}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			o := mustParse(t, append(tt.args, "--config="+configFile(t, "v1alpha2", tt.file))...)
+			if diff := cmp.Diff(tt.want, o.nodeLocal.NodeLocalConfiguration); diff != "" {
+				t.Errorf("what is used (-want +got):\n%s", diff)
+			}
+			if diff := cmp.Diff(&tt.want, o.config.NodeLocal); diff != "" {
+				t.Errorf("what is written (-want +got):\n%s", diff)
+			}
+		})
+	}
+	t.Run("a flag that does not go with the file is an error", func(t *testing.T) {
+		_, err := parsed(t, "--config="+configFile(t, "v1alpha2", section), "--serve-node-local=unix:///run/b")
+		if err == nil || !strings.Contains(err.Error(), "--node-local-source") {
+			t.Errorf("error %v", err)
+		}
+	})
+	t.Run("a v1alpha1 file has no such section, and flags beside it count", func(t *testing.T) {
+		o := mustParse(t, "--config="+configFile(t, "v1alpha1", "clusterCIDR: 10.0.0.0/8\n"), "--node-local-source=unix:///run/b")
+		if o.nodeLocal.Source != "unix:///run/b" {
+			t.Errorf("%+v", o.nodeLocal)
+		}
+	})
 }
 
 func testLoggingOfAFileStaysWithoutFlags(t *testing.T) {

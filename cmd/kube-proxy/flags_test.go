@@ -10,6 +10,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/spf13/pflag"
+
+	"github.com/nftproxy/nftproxy/internal/config/v1alpha2"
 )
 
 // commandFlags returns all flags of the command, by name.
@@ -45,6 +47,7 @@ func kubeProxyFlags(t *testing.T) map[string]string {
 var ours = []string{
 	"manifests", "write-config-version", "serve-node-local", "node-local-source",
 	"node-local-cert-file", "node-local-key-file", "node-local-ca-file",
+	"node-local-max-ports", "node-local-max-addresses", "node-local-max-bytes",
 	"boot-id-file", "machine-id-file",
 }
 
@@ -91,6 +94,9 @@ func testFlagTableHasEveryFlag(t *testing.T) {
 
 func testFlagTableFieldsExist(t *testing.T) {
 	o := defaultOptions()
+	o.config.NodeLocal = &v1alpha2.NodeLocalConfiguration{
+		Serve: "a", Source: "b", CertFile: "c", KeyFile: "d", CAFile: "e", Limits: v1alpha2.NodeLocalLimits{Ports: 1, Addresses: 2, Bytes: 3},
+	}
 	// What --write-config-to leaves out when it is empty.
 	omitted := []string{"featureGates", "logging.vmodule", "logging.options.json.splitStream", "logging.options.text.splitStream"}
 	data, err := json.Marshal(o.config)

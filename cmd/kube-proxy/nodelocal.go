@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -10,8 +11,10 @@ import (
 	"golang.org/x/sync/errgroup"
 	"k8s.io/klog/v2"
 
+	"github.com/nftproxy/nftproxy/internal/config/v1alpha2"
 	"github.com/nftproxy/nftproxy/internal/metrics"
 	"github.com/nftproxy/nftproxy/nodelocal"
+	"github.com/nftproxy/nftproxy/nodelocal/protocol"
 	"github.com/nftproxy/nftproxy/nodelocal/server"
 	"github.com/nftproxy/nftproxy/tracker"
 )
@@ -22,39 +25,62 @@ const nodeLocalHistory = 10_000
 
 // nodeLocalOptions is how this process takes part in the node-local API.
 type nodeLocalOptions struct {
-	// serve and source are addresses; empty is none.
-	serve, source string
-	files         nodelocal.TLSFiles
+	v1alpha2.NodeLocalConfiguration
 }
 
 func (n *nodeLocalOptions) addFlags(flags *pflag.FlagSet) {
-	flags.StringVar(&n.serve, "serve-node-local", "", "Serve what this node has to do for Services to other programs, at unix:///PATH, or at tcp://HOST:PORT with the --node-local-*-file flags")
-	n.addSourceFlag(flags)
+	flags.StringVar(&n.Serve, "serve-node-local", "", "Serve what this node has to do for Services to other programs, at unix:///PATH, or at tcp://HOST:PORT with the --node-local-*-file flags")
+	n.addSourceFlags(flags)
 	n.addFileFlags(flags)
 }
 
-func (n *nodeLocalOptions) addSourceFlag(flags *pflag.FlagSet) {
-	flags.StringVar(&n.source, "node-local-source", "", "Take Services from the node-local server at unix:///PATH or tcp://HOST:PORT instead of an API server")
+func (n *nodeLocalOptions) addSourceFlags(flags *pflag.FlagSet) {
+	flags.StringVar(&n.Source, "node-local-source", "", "Take Services from the node-local server at unix:///PATH or tcp://HOST:PORT instead of an API server")
+	limits := protocol.DefaultLimits
+	flags.Int32Var(&n.Limits.Ports, "node-local-max-ports", 0, fmt.Sprintf("How many Service ports the node-local server may send; 0 is %d", limits.Ports))
+	flags.Int32Var(&n.Limits.Addresses, "node-local-max-addresses", 0, fmt.Sprintf("How many addresses those ports may have; 0 is %d", limits.Addresses))
+	flags.Int64Var(&n.Limits.Bytes, "node-local-max-bytes", 0, fmt.Sprintf("How long a batch of the node-local server may be; 0 is %d", limits.Bytes))
 }
 
 func (n *nodeLocalOptions) addFileFlags(flags *pflag.FlagSet) {
-	flags.StringVar(&n.files.Cert, "node-local-cert-file", "", "The certificate of this side of the node-local API over tcp://, in PEM")
-	flags.StringVar(&n.files.Key, "node-local-key-file", "", "The key of that certificate, in PEM")
-	flags.StringVar(&n.files.CA, "node-local-ca-file", "", "Who signs the certificates of the other side of the node-local API over tcp://, in PEM")
+	flags.StringVar(&n.CertFile, "node-local-cert-file", "", "The certificate of this side of the node-local API over tcp://, in PEM")
+	flags.StringVar(&n.KeyFile, "node-local-key-file", "", "The key of that certificate, in PEM")
+	flags.StringVar(&n.CAFile, "node-local-ca-file", "", "Who signs the certificates of the other side of the node-local API over tcp://, in PEM")
 }
 
-// validate checks what goes together. o may be nil.
+// validate checks what goes together on the command line. o may be nil.
 func (n *nodeLocalOptions) validate(o *options, flags *pflag.FlagSet) error {
-	if n.source == "" {
+	if n.Source == "" {
 		return nil
 	}
 	if o.manifests != "" || o.master != "" || flags.Changed("kubeconfig") {
 		return errors.New("--node-local-source: cannot be combined with --kubeconfig, --master or --manifests: Services come from one place")
 	}
-	if n.serve != "" {
-		return errors.New("--node-local-source: cannot be combined with --serve-node-local: clients can ask that server")
-	}
 	return nil
+}
+
+// apply sets the section of a configuration to what the flags say, and where they say nothing keeps what the file says.
+func (n *nodeLocalOptions) apply(c *v1alpha2.KubeProxyConfiguration) {
+	all := n.NodeLocalConfiguration
+	if file := c.NodeLocal; file != nil {
+		for _, f := range []struct{ flag, file *string }{
+			{&all.Serve, &file.Serve}, {&all.Source, &file.Source},
+			{&all.CertFile, &file.CertFile}, {&all.KeyFile, &file.KeyFile}, {&all.CAFile, &file.CAFile},
+		} {
+			*f.flag = cmp.Or(*f.flag, *f.file)
+		}
+		all.Limits.Ports = cmp.Or(all.Limits.Ports, file.Limits.Ports)
+		all.Limits.Addresses = cmp.Or(all.Limits.Addresses, file.Limits.Addresses)
+		all.Limits.Bytes = cmp.Or(all.Limits.Bytes, file.Limits.Bytes)
+	}
+	n.NodeLocalConfiguration = all
+	if all != (v1alpha2.NodeLocalConfiguration{}) {
+		c.NodeLocal = &all
+	}
+}
+
+func (n *nodeLocalOptions) files() nodelocal.TLSFiles {
+	return nodelocal.TLSFiles{Cert: n.CertFile, Key: n.KeyFile, CA: n.CAFile}
 }
 
 // reasonUnknownValue is how a metric names Service ports that a node-local server of a later version describes in its own words.
@@ -65,17 +91,18 @@ func (n *nodeLocalOptions) newClient(ctx context.Context, nodeName string, conne
 	options := nodelocal.Options{
 		Node: nodeName, Logger: klog.FromContext(ctx), OnConnected: connected,
 		OnSkip: func(error) { metrics.CountSkip(tracker.KindService, reasonUnknownValue) },
+		Limits: protocol.Limits{Ports: int(n.Limits.Ports), Addresses: int(n.Limits.Addresses), Bytes: int(n.Limits.Bytes)},
 	}
-	if n.files.Any() {
+	if files := n.files(); files.Any() {
 		options.TLS = func() (*tls.Config, error) {
-			config, err := n.files.Client()
+			config, err := files.Client()
 			if err != nil {
 				err = fmt.Errorf("--node-local-cert-file, --node-local-key-file, --node-local-ca-file: %w", err)
 			}
 			return config, err
 		}
 	}
-	client, err := nodelocal.NewClient(n.source, options)
+	client, err := nodelocal.NewClient(n.Source, options)
 	if err != nil {
 		return nil, fmt.Errorf("--node-local-source: %w", err)
 	}

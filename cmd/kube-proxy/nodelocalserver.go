@@ -47,7 +47,7 @@ tells their backends over gRPC what to do. It needs no privileges and writes no 
 }
 
 func (o *brainOptions) addFlags(flags *pflag.FlagSet) {
-	flags.StringVar(&o.nodeLocal.serve, "listen", "unix:///run/nftproxy/node-local.sock", "Where to serve: unix:///PATH, or tcp://HOST:PORT with the --node-local-*-file flags")
+	flags.StringVar(&o.nodeLocal.Serve, "listen", "unix:///run/nftproxy/node-local.sock", "Where to serve: unix:///PATH, or tcp://HOST:PORT with the --node-local-*-file flags")
 	flags.StringVar(&o.kubeconfig, "kubeconfig", "", "Path to a kubeconfig file for the API server; without it and without --manifests, the pod's service account is used")
 	flags.StringVar(&o.master, "master", "", "The address of the API server; overrides the one in the kubeconfig file")
 	flags.StringVar(&o.manifests, "manifests", "", "A directory with manifests to take Services, EndpointSlices, Nodes and ServiceCIDRs from instead of an API server; watched for changes")
@@ -80,7 +80,7 @@ func (o *brainOptions) run(ctx context.Context) error {
 	})
 	nftmetrics.ShowTracker(t)
 	group, ctx := errgroup.WithContext(ctx)
-	if err := serveNodeLocal(ctx, group, t, o.nodeLocal.serve, o.nodeLocal.files); err != nil {
+	if err := serveNodeLocal(ctx, group, t, o.nodeLocal.Serve, o.nodeLocal.files()); err != nil {
 		return err
 	}
 	if o.metricsAddress != "" {

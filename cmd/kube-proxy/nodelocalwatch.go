@@ -43,7 +43,7 @@ server goes, nothing is printed; when one is there again, only what is different
 		},
 	}
 	flags := cmd.Flags()
-	o.nodeLocal.addSourceFlag(flags)
+	o.nodeLocal.addSourceFlags(flags)
 	o.nodeLocal.addFileFlags(flags)
 	flags.StringVar(&o.hostname, "hostname-override", "", "The name of the Node; by default the host name")
 	flags.StringVarP(&format, "output", "o", "jsonl", "The format: jsonl is one JSON object a line")

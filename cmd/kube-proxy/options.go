@@ -130,7 +130,7 @@ func (o *options) apiserver(nodeName string) apiserver.Config {
 
 // events returns what posts events; nil where there is no API server to post them to.
 func (o *options) events(ctx context.Context, nodeName string) (*node.Events, error) {
-	if o.manifests != "" || o.nodeLocal.source != "" {
+	if o.manifests != "" || o.nodeLocal.Source != "" {
 		return nil, nil
 	}
 	settings, err := apiserver.RESTConfig(o.apiserver(nodeName))

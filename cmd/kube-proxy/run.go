@@ -112,7 +112,7 @@ func newParts(ctx context.Context, o *options, compilerConfig compiler.Config, c
 
 // feed sets where Services come from, and returns where their changes come from.
 func (p *parts) feed(ctx context.Context, o *options, hooks sourceHooks) (feed syncloop.Feed, err error) {
-	if o.nodeLocal.source != "" {
+	if o.nodeLocal.Source != "" {
 		return p.remoteFeed(ctx, o, hooks)
 	}
 	if p.source, err = o.source(p.nodeName, hooks); err != nil {
@@ -120,7 +120,7 @@ func (p *parts) feed(ctx context.Context, o *options, hooks sourceHooks) (feed s
 	}
 	options := config.Tracker(o.config)
 	options.NodeName, options.Logger, options.OnSkip = p.nodeName, klog.FromContext(ctx), metrics.CountSkip
-	if o.nodeLocal.serve != "" {
+	if o.nodeLocal.Serve != "" {
 		options.History = nodeLocalHistory
 	}
 	p.tracker = tracker.New(options)
@@ -179,8 +179,8 @@ func (p *parts) serve(ctx context.Context, o *options) error {
 	if p.client != nil {
 		group.Go(func() error { return p.client.Run(ctx) })
 	}
-	if o.nodeLocal.serve != "" {
-		if err := serveNodeLocal(ctx, group, p.tracker, o.nodeLocal.serve, o.nodeLocal.files); err != nil {
+	if o.nodeLocal.Serve != "" {
+		if err := serveNodeLocal(ctx, group, p.tracker, o.nodeLocal.Serve, o.nodeLocal.files()); err != nil {
 			group.Go(func() error { return err })
 		}
 	}

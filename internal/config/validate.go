@@ -16,6 +16,11 @@ func Validate(c *v1alpha2.KubeProxyConfiguration, names Names) error {
 	return fieldErrors(errs, names)
 }
 
+// ValidateNodeLocal checks the section nodeLocal alone, to which flags may have been added since a file was checked.
+func ValidateNodeLocal(c *v1alpha2.KubeProxyConfiguration, names Names) error {
+	return fieldErrors(v1alpha2.ValidateNodeLocal(c.NodeLocal), names)
+}
+
 // CheckMode returns an error for a mode that this proxy does not have.
 func CheckMode(mode v1alpha2.Mode, names Names) error {
 	if mode == v1alpha2.ModeNFTables {

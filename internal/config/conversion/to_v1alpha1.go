@@ -10,8 +10,8 @@ import (
 )
 
 // ToV1alpha1 converts a v1alpha2 document, for proxies that know only the older version.
-// Losses are ipFamilyPolicy, configHardFail unless it is false, a second nodeIPOverride, and the
-// masqueradeBit of iptables or ipvs where they differ.
+// Losses are ipFamilyPolicy, configHardFail unless it is false, a second nodeIPOverride, the
+// masqueradeBit of iptables or ipvs where they differ, and nodeLocal.
 func ToV1alpha1(in *v1alpha2.KubeProxyConfiguration) (*kubeproxyv1alpha1.KubeProxyConfiguration, []Loss) {
 	out := &kubeproxyv1alpha1.KubeProxyConfiguration{
 		FeatureGates:                in.FeatureGates,
@@ -42,6 +42,7 @@ func ToV1alpha1(in *v1alpha2.KubeProxyConfiguration) (*kubeproxyv1alpha1.KubePro
 	if ptr.Deref(in.ConfigHardFail, true) {
 		lost.add("configHardFail", "a proxy that reads v1alpha1 only warns about unknown fields")
 	}
+	lost.nodeLocalToV1alpha1(ptr.Deref(in.NodeLocal, v1alpha2.NodeLocalConfiguration{}))
 	return out.DeepCopy(), lost
 }
 
@@ -79,5 +80,25 @@ func (l *losses) nodeIPsToV1alpha1(in *v1alpha2.KubeProxyConfiguration, out *kub
 	}
 	if in.IPFamilyPolicy != "" {
 		l.add("ipFamilyPolicy", "v1alpha1 has no such field; the node's addresses are taken as under PreferDualStack")
+	}
+}
+
+func (l *losses) nodeLocalToV1alpha1(in v1alpha2.NodeLocalConfiguration) {
+	for _, f := range []struct {
+		set         bool
+		field, flag string
+	}{
+		{in.Serve != "", "serve", "serve-node-local"},
+		{in.Source != "", "source", "node-local-source"},
+		{in.CertFile != "", "certFile", "node-local-cert-file"},
+		{in.KeyFile != "", "keyFile", "node-local-key-file"},
+		{in.CAFile != "", "caFile", "node-local-ca-file"},
+		{in.Limits.Ports != 0, "limits.ports", "node-local-max-ports"},
+		{in.Limits.Addresses != 0, "limits.addresses", "node-local-max-addresses"},
+		{in.Limits.Bytes != 0, "limits.bytes", "node-local-max-bytes"},
+	} {
+		if f.set {
+			l.add("nodeLocal."+f.field, "v1alpha1 has no such field; this project's kube-proxy has the flag --%s", f.flag)
+		}
 	}
 }

@@ -104,6 +104,10 @@ type KubeProxyConfiguration struct {
 	// shown.
 	ShowHiddenMetricsForVersion string `json:"showHiddenMetricsForVersion"`
 
+	// NodeLocal is how this process takes part in the node-local API; by default not at all. KEP-784
+	// and kube-proxy do not have this section.
+	NodeLocal *NodeLocalConfiguration `json:"nodeLocal,omitempty"`
+
 	// Mode is the proxy mode. Default nftables.
 	Mode Mode `json:"mode"`
 	// Linux holds what every mode on Linux has.
@@ -134,6 +138,32 @@ type KubeProxyConfiguration struct {
 	// ConfigSyncPeriod is how often kube-proxy hands out its copy of the API server's objects
 	// again. This proxy does not need to. Default 15m.
 	ConfigSyncPeriod metav1.Duration `json:"configSyncPeriod"`
+}
+
+// NodeLocalConfiguration is the section "nodeLocal". Flags on the command line come before it.
+type NodeLocalConfiguration struct {
+	// Serve is where to serve what this node has to do for Services: unix:///PATH, or tcp://HOST:PORT
+	// with the three files below. Empty is nowhere.
+	Serve string `json:"serve,omitempty"`
+	// Source is the server to take Services from instead of an API server, in the same form.
+	Source string `json:"source,omitempty"`
+	// CertFile and KeyFile are this side's certificate and its key over tcp://, in PEM. CAFile is who signs
+	// the other side's. They are read for each connection.
+	CertFile string `json:"certFile,omitempty"`
+	KeyFile  string `json:"keyFile,omitempty"`
+	CAFile   string `json:"caFile,omitempty"`
+	// Limits bounds what the server at Source can make this process keep.
+	Limits NodeLocalLimits `json:"limits,omitzero"`
+}
+
+// NodeLocalLimits is the section "nodeLocal.limits". 0 is the default.
+type NodeLocalLimits struct {
+	// Ports is how many Service ports there may be, in one batch and together. Default 200000.
+	Ports int32 `json:"ports,omitempty"`
+	// Addresses is how many addresses they may have. Default 3000000.
+	Addresses int32 `json:"addresses,omitempty"`
+	// Bytes is how long a batch may be. Default 536870912 (512 MiB).
+	Bytes int64 `json:"bytes,omitempty"`
 }
 
 // LinuxConfiguration is the section "linux".

@@ -26,6 +26,7 @@ func Validate(c *KubeProxyConfiguration) (errs field.ErrorList) {
 	errs = append(errs, validateNodeIPs(c)...)
 	errs = append(errs, validatePeriods(c)...)
 	errs = append(errs, validateDetectLocal(c)...)
+	errs = append(errs, ValidateNodeLocal(c.NodeLocal)...)
 	errs = append(errs, validateNodePortAddresses(c.NodePortAddresses, field.NewPath("nodePortAddresses"))...)
 	if c.ClientConnection.Burst < 0 {
 		errs = append(errs, field.Invalid(field.NewPath("clientConnection", "burst"), c.ClientConnection.Burst, wantNotBelow))
