@@ -106,7 +106,7 @@ func (f *family) putAffinityExceptions(fe frontend, want *plan) {
 		return
 	}
 	delete(f.affinity.externals[number], fe)
-	if want.external && want.kind != "" && want.affinity == nil {
+	if want.external && want.kind != kindNone && want.affinity == nil {
 		if f.affinity.externals[number] == nil {
 			f.affinity.externals[number] = map[frontend]string{}
 		}

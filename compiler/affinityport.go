@@ -68,7 +68,7 @@ func (f *family) useAffinity(want *plan) (update, known string) {
 
 // affinityKnownName returns the name of the chain that sends known clients to their endpoint.
 func affinityKnownName(p *affinityPort, kind chainKind) string {
-	return affinityKnownPrefix + string(kind) + "." + p.name
+	return affinityKnownPrefix + kind.String() + "." + p.name
 }
 
 // putAffinityChoices writes the chains of a port that depend on which lists have a map, and on who is a client of the

@@ -45,14 +45,24 @@ func (c *Compiler) Apply(changes *model.Changes) []Conflict {
 		c.removeAllBut(changes.Ports)
 	}
 	c.applyCluster(changes)
+	var first [len(c.families)]bool
+	for i, f := range c.families {
+		first[i] = changes.Full && f.isNew()
+	}
 	for id, port := range changes.Ports {
-		if f := c.families.of(id.Family); c.serves(f) {
-			f.setPort(id, port)
+		if i := familyIndex(id.Family); !first[i] && c.serves(c.families[i]) {
+			c.families[i].setPort(id, port)
 		}
 	}
 	var conflicts []Conflict
-	for _, f := range c.served() {
-		conflicts = append(conflicts, f.reconcileTouched()...)
+	for i, f := range c.families {
+		switch {
+		case !c.serves(f):
+		case first[i]:
+			conflicts = append(conflicts, f.applyFirst(changes.Ports)...)
+		default:
+			conflicts = append(conflicts, f.reconcileTouched(f.putElements)...)
+		}
 	}
 	slices.SortFunc(conflicts, func(a, b Conflict) int { return cmp.Compare(a.Frontend, b.Frontend) })
 	return conflicts

@@ -1,6 +1,7 @@
 package compiler
 
 import (
+	"slices"
 	"strconv"
 
 	"github.com/nftproxy/nftproxy/nft"
@@ -8,22 +9,30 @@ import (
 
 // chainKind says what an endpoint chain does before it chooses an endpoint. The name of the chain is the kind and the
 // number of endpoints, such as "cluster-3".
-type chainKind string
+type chainKind uint8
 
 const (
+	kindNone chainKind = iota
 	// kindCluster serves ClusterIPs: clients from outside the cluster are masqueraded.
-	kindCluster chainKind = "cluster"
+	kindCluster
 	// kindExternal serves external traffic with policy Cluster: always masqueraded.
-	kindExternal chainKind = "external"
+	kindExternal
 	// kindLocal serves external traffic with policy Local: the client's address is kept,
 	// and only clients of the cluster and the node may go to other nodes.
-	kindLocal chainKind = "local"
+	kindLocal
 	// kindDirect only chooses an endpoint: for clients of the cluster and the node under policy Local.
-	kindDirect chainKind = "direct"
+	kindDirect
 )
 
-// chainKinds are all kinds.
-var chainKinds = []chainKind{kindCluster, kindExternal, kindLocal, kindDirect}
+// chainKindNames are the names of all kinds, by kind.
+var chainKindNames = [...]string{kindNone: "", kindCluster: "cluster", kindExternal: "external", kindLocal: "local", kindDirect: "direct"}
+
+func (k chainKind) String() string { return chainKindNames[k] }
+
+// parseChainKind is the inverse of String; kindNone for what is none.
+func parseChainKind(name string) chainKind {
+	return chainKind(max(slices.Index(chainKindNames[:], name), 0))
+}
 
 // endpointChain identifies a chain that ends in an endpoint. The zero value is none.
 type endpointChain struct {
@@ -36,7 +45,7 @@ type endpointChain struct {
 
 // name returns the chain's name, such as "cluster-3", "nodeport-local-1" or "cluster-hash-2".
 func (c endpointChain) name() string {
-	name := string(c.kind)
+	name := c.kind.String()
 	if c.nodePort {
 		name = "nodeport-" + name
 	}

@@ -75,7 +75,7 @@ func (e *endpointChains) spare(c endpointChain) bool {
 
 // useChain counts one more frontend that goes to the chain, and makes the chains that this takes.
 func (f *family) useChain(c endpointChain) {
-	if c.kind == "" {
+	if c.kind == kindNone {
 		return
 	}
 	e := &f.endpointChains
@@ -95,7 +95,7 @@ func (f *family) useChain(c endpointChain) {
 
 // releaseChain counts one frontend less, and removes the chains that nobody needs any more.
 func (f *family) releaseChain(c endpointChain) {
-	if c.kind == "" {
+	if c.kind == kindNone {
 		return
 	}
 	e := &f.endpointChains

@@ -70,11 +70,11 @@ func (f *family) setPort(id model.PortID, p *model.ServicePort) {
 	f.countAddresses(old, -1)
 }
 
-// reconcileTouched reconciles the touched frontends and returns the conflicts over them that are new.
-func (f *family) reconcileTouched() (conflicts []Conflict) {
+// reconcileTouched reconciles the touched frontends with put and returns the conflicts over them that are new.
+func (f *family) reconcileTouched(put func(frontendElements)) (conflicts []Conflict) {
 	for _, s := range f.touched {
 		s.touched = false
-		f.reconcile(s)
+		f.reconcile(s, put)
 		conflicts = append(conflicts, f.newConflict(s)...)
 		if len(s.claims) == 0 {
 			delete(f.frontends, s.frontend)
@@ -84,15 +84,24 @@ func (f *family) reconcileTouched() (conflicts []Conflict) {
 	return conflicts
 }
 
-// reconcile updates the elements of a frontend in the draft to the plan of its owner.
-func (f *family) reconcile(s *frontendState) {
+// reconcile has put update the elements of a frontend in the draft to the plan of its owner.
+func (f *family) reconcile(s *frontendState, put func(frontendElements)) {
 	have, want := s.applied, f.wantedPlan(s)
 	if have == want {
 		return
 	}
 	s.applied = want
-	e := frontendElements{frontend: s.frontend, key: s.frontend.key(), have: have, want: want}
+	put(frontendElements{frontend: s.frontend, key: s.frontend.key(), have: have, want: want})
+}
+
+// putElements updates all elements of a frontend.
+func (f *family) putElements(e frontendElements) {
 	f.putLists(e)
+	f.putDecisions(e)
+}
+
+// putDecisions updates all elements of a frontend but its lists of endpoints.
+func (f *family) putDecisions(e frontendElements) {
 	f.putVerdicts(e)
 	f.putSources(e)
 	f.putAffinity(e)
@@ -131,7 +140,7 @@ func (f *family) refreshChains() {
 func (f *family) refreshGuarded() {
 	for _, s := range f.frontends {
 		if len(s.applied.sources) > 0 {
-			f.reconcile(s)
+			f.reconcile(s, f.putElements)
 		}
 	}
 }

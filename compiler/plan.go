@@ -12,7 +12,7 @@ import (
 // port share plans, so a plan is never modified.
 type plan struct {
 	comment string
-	// kind is the kind of chain that the frontend's verdict goes to; empty for none.
+	// kind is the kind of chain that the frontend's verdict goes to; kindNone for no chain.
 	kind chainKind
 	// endpoints is the list in the map "endpoints". It is for all clients, or, if kind is kindLocal, for clients of the
 	// cluster and the node, which policy Local does not bind.
@@ -129,7 +129,7 @@ func (p *portPlans) of(r rank) *plan {
 // complete adds the comment and the affinity of the port to a plan.
 func (p *portPlans) complete(pl plan) *plan {
 	pl.comment = p.comment
-	if pl.kind != "" {
+	if pl.kind != kindNone {
 		pl.affinity = p.affinity
 	}
 	return &pl

@@ -328,8 +328,8 @@ func parseEndpointChain(name string) (b endpointChain, ok bool) {
 	}
 	b.count, name = count, name[:at]
 	name, b.hash = strings.CutSuffix(name, "-hash")
-	b.kind = chainKind(name)
-	return b, slices.Contains(chainKinds, b.kind)
+	b.kind = parseChainKind(name)
+	return b, b.kind != kindNone
 }
 
 // readAffinity finds the maps that hold the clients of a frontend.

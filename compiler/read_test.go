@@ -21,7 +21,7 @@ var readOptions = cmp.Options{
 }
 
 func TestParseEndpointChain(t *testing.T) {
-	for _, kind := range chainKinds {
+	for _, kind := range []chainKind{kindCluster, kindExternal, kindLocal, kindDirect} {
 		for _, nodePort := range []bool{false, true} {
 			for _, hash := range []bool{false, true} {
 				want := endpointChain{kind: kind, nodePort: nodePort, hash: hash, count: 12}

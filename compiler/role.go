@@ -48,11 +48,12 @@ func RoleOf(chain string) Role {
 		return RoleShortCircuit
 	}
 	if known, ok := strings.CutPrefix(chain, affinityKnownPrefix); ok {
-		kind, _, _ := strings.Cut(known, ".")
-		if kind == string(kindLocal) {
+		name, _, _ := strings.Cut(known, ".")
+		kind := parseChainKind(name)
+		if kind == kindLocal {
 			return RoleKnownLocal
 		}
-		return roleOfKind(chainKind(kind))
+		return roleOfKind(kind)
 	}
 	if c, ok := parseEndpointChain(chain); ok {
 		return roleOfKind(c.kind)

@@ -9,7 +9,7 @@ import (
 // clients whom policy Local does not bind.
 func (p *plan) chains(fe frontend) (first, shortCircuit endpointChain) {
 	switch p.kind {
-	case "":
+	case kindNone:
 		return endpointChain{}, endpointChain{}
 	case kindLocal:
 		return p.chain(fe, kindLocal, p.localEndpoints), p.chain(fe, kindDirect, p.endpoints)
@@ -46,7 +46,7 @@ func (f *family) putGoto(verdicts *nft.Set, e frontendElements, have, want endpo
 		f.useChain(want)
 		f.releaseChain(have)
 	}
-	if want.kind != "" {
+	if want.kind != kindNone {
 		f.putGotoElement(want, verdicts, e.key, e.want.comment)
 	}
 }

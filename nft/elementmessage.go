@@ -8,7 +8,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-func (e *encoder) elements(s Step) error {
+// encodeElements returns the messages of a step on elements. setID is the number of the set if the transaction adds it,
+// otherwise 0.
+func encodeElements(s Step, setID uint32) (messages []message, err error) {
 	typ, flags := uint16(unix.NFT_MSG_NEWSETELEM), netlink.Create
 	if s.Op == DeleteElements {
 		typ, flags = unix.NFT_MSG_DELSETELEM, 0
@@ -19,14 +21,14 @@ func (e *encoder) elements(s Step) error {
 	finish := func() {
 		if list >= 0 {
 			a.End(list)
-			e.message(s, typ, flags, a)
+			messages = append(messages, newMessage(s, typ, flags, a))
 			list = -1
 		}
 	}
 	left := s.Len()
 	for element := range s.EachElement() {
 		if err := lengths.check(s.Set, &element, s.Op == AddElements); err != nil {
-			return fmt.Errorf("nft: %s %s %s %s: %w", s.Set.Kind(), s.Table.Family, s.Table.Name, s.Set.Name, err)
+			return nil, fmt.Errorf("nft: %s %s %s %s: %w", s.Set.Kind(), s.Table.Family, s.Table.Name, s.Set.Name, err)
 		}
 		if list >= 0 && len(a)-list > maxList {
 			finish()
@@ -35,8 +37,8 @@ func (e *encoder) elements(s Step) error {
 			a = start(s.Table, min(1<<16+256, 256+160*left))
 			a.Text(unix.NFTA_SET_ELEM_LIST_TABLE, s.Table.Name)
 			a.Text(unix.NFTA_SET_ELEM_LIST_SET, s.Set.Name)
-			if id := e.setIDs[s.Set]; id != 0 {
-				a.Uint32(unix.NFTA_SET_ELEM_LIST_SET_ID, id)
+			if setID != 0 {
+				a.Uint32(unix.NFTA_SET_ELEM_LIST_SET_ID, setID)
 			}
 			list = a.Begin(unix.NFTA_SET_ELEM_LIST_ELEMENTS)
 		}
@@ -44,7 +46,7 @@ func (e *encoder) elements(s Step) error {
 		left--
 	}
 	finish()
-	return nil
+	return messages, nil
 }
 
 // maxList bounds the element list of one message: the length of a netlink attribute is 16

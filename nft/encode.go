@@ -1,6 +1,7 @@
 package nft
 
 import (
+	"cmp"
 	"fmt"
 
 	"github.com/mdlayher/netlink"
@@ -22,26 +23,80 @@ func (tx *Transaction) encode() ([]message, error) { return tx.encodeFor(false) 
 // encodeFor encodes for kernels that can destroy tables, or for those that cannot. Its errors are ErrInvalid.
 func (tx *Transaction) encodeFor(canDestroy bool) ([]message, error) {
 	e := encoder{setIDs: map[*Set]uint32{}, canDestroy: canDestroy}
+	var refused error
 	for _, s := range tx.Steps {
-		if err := e.step(s); err != nil {
-			return nil, invalidError{err}
+		if refused = e.step(s); refused != nil {
+			break
 		}
 	}
-	return e.out, nil
+	messages, err := e.messages() // in any case: the goroutines read sets that the caller may change afterwards
+	if err = cmp.Or(refused, err); err != nil {
+		return nil, invalidError{err}
+	}
+	return messages, nil
 }
 
 type encoder struct {
-	out    []message
+	out []message
+	// beside are the messages that goroutines encode.
+	beside []besideMessages
 	setIDs map[*Set]uint32
 	// canDestroy says that the kernel has NFT_MSG_DESTROYTABLE.
 	canDestroy bool
 }
 
 func (e *encoder) message(s Step, typ uint16, flags netlink.HeaderFlags, data netlinkattr.List) {
-	e.out = append(e.out, message{step: s, Message: netlink.Message{
+	e.out = append(e.out, newMessage(s, typ, flags, data))
+}
+
+func newMessage(s Step, typ uint16, flags netlink.HeaderFlags, data netlinkattr.List) message {
+	return message{step: s, Message: netlink.Message{
 		Header: netlink.Header{Type: netlink.HeaderType(unix.NFNL_SUBSYS_NFTABLES<<8 | typ), Flags: netlink.Request | flags},
 		Data:   data,
-	}})
+	}}
+}
+
+// besideMessages are messages that a goroutine encodes, to be put before out[at].
+type besideMessages struct {
+	at     int
+	result chan elementMessages
+}
+
+type elementMessages struct {
+	messages []message
+	err      error
+}
+
+// besideFrom is how many elements make a step worth a goroutine. The sets of a first Sync are a few such steps.
+const besideFrom = 5000
+
+// elements encodes a step on elements, in a goroutine if they are many.
+func (e *encoder) elements(s Step) error {
+	id := e.setIDs[s.Set]
+	if s.Len() < besideFrom {
+		messages, err := encodeElements(s, id)
+		e.out = append(e.out, messages...)
+		return err
+	}
+	b := besideMessages{len(e.out), make(chan elementMessages, 1)}
+	e.beside = append(e.beside, b)
+	go func() {
+		messages, err := encodeElements(s, id)
+		b.result <- elementMessages{messages, err}
+	}()
+	return nil
+}
+
+// messages returns all messages in the order of the steps, when the goroutines have ended.
+func (e *encoder) messages() (out []message, err error) {
+	at := 0
+	for _, b := range e.beside {
+		result := <-b.result
+		err = cmp.Or(err, result.err)
+		out = append(append(out, e.out[at:b.at]...), result.messages...)
+		at = b.at
+	}
+	return append(out, e.out[at:]...), err
 }
 
 func (e *encoder) step(s Step) error {
