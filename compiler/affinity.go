@@ -26,7 +26,7 @@ const (
 	// affinityShortCircuitPrefix begins the name of the chain that decides, under policy Local, from which list a client's
 	// endpoint came.
 	affinityShortCircuitPrefix = "affinity-update-short-circuit."
-	// affinityKnownPrefix starts the names of chains that send known clients to their endpoint.
+	// affinityKnownPrefix begins the names of chains that send known clients to their endpoint.
 	affinityKnownPrefix = "affinity-known-"
 )
 

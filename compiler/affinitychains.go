@@ -9,8 +9,9 @@ func (f *family) affinitySet(name string) *nft.Set {
 	}
 }
 
-// affinityKnown builds the chain that sends known clients of a plan's frontends to their endpoint. It marks them as the
-// endpoint chain of the plan's kind does. All others return from it, and go where they would without affinity.
+// affinityKnown builds the chain that sends known clients of a plan's frontends to their endpoint. Known clients are
+// those in the map. Like the endpoint chain of the plan's kind, it marks those that are to be masqueraded. All other
+// clients return from it, and continue as without affinity.
 func (f *family) affinityKnown(p *affinityPort, want *plan) *nft.Chain {
 	c := &nft.Chain{Name: affinityKnownName(p, want.kind)}
 	mark := nft.SetMarkBits{Bits: f.config.markBits()}
@@ -30,8 +31,8 @@ func (f *family) affinityKnown(p *affinityPort, want *plan) *nft.Chain {
 	return c
 }
 
-// returning sends clients that match to the endpoint that they were sent to before, if the list has a map. The protocol
-// is there for nft, which cannot show a translation to a port without it.
+// returning returns the rule that sends clients that match to their endpoint in the list's map, if there is one. The
+// rule matches the protocol too, because nft cannot list a translation to a port otherwise.
 func (f *family) returning(p *affinityPort, list endpointList, match ...nft.Statement) []nft.Rule {
 	if !p.has(list) {
 		return nil

@@ -60,7 +60,8 @@ func (f *family) affinityRulesOf(protocol model.Protocol, nodePort bool) (rules 
 	return rules
 }
 
-// findKnown leads known clients of frontends with affinity to their endpoint, as long as there are such frontends.
+// findKnown returns the rule that leads clients of frontends with affinity to the chains for known clients, if there
+// are such frontends.
 func (f *family) findKnown(nodePort bool) []nft.Rule {
 	known := f.sets.knownIPs
 	if nodePort {

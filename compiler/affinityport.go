@@ -39,8 +39,8 @@ type affinityUse struct {
 
 func (p *affinityPort) mapName(list endpointList) string { return affinityMapPrefixes[list] + p.name }
 
-// useAffinity counts one more frontend with the plan. It returns the chain that adds its clients to a map, and the chain
-// that sends known clients to their endpoint.
+// useAffinity counts one more frontend with the plan. It returns the chain that adds its clients to a map, and the
+// chain that sends known clients to their endpoint.
 func (f *family) useAffinity(want *plan) (update, known string) {
 	p := f.affinity.ports[want.affinity.name]
 	if p == nil {
@@ -71,8 +71,8 @@ func affinityKnownName(p *affinityPort, kind chainKind) string {
 	return affinityKnownPrefix + kind.String() + "." + p.name
 }
 
-// putAffinityChoices writes the chains of a port that depend on which lists have a map, and on who is a client of the
-// cluster.
+// putAffinityChoices puts the chains of a port that depend on which lists have a map, and on who is a client of the
+// cluster. It removes those that no frontend needs.
 func (f *family) putAffinityChoices(p *affinityPort) {
 	f.putAffinityShortCircuit(p)
 	for kind, use := range p.known {

@@ -7,29 +7,29 @@ import (
 	"github.com/nftproxy/nftproxy/nft"
 )
 
-// An element with a goto makes the kernel validate the table when it is committed: for each hook it walks all elements
+// When an element with a jump or goto is committed, the kernel validates the table: for each hook it walks all elements
 // of the verdict maps that the hook's chains look up. With 44,000 frontends in service-ips that was all but 0.02 of the
 // 4 ms that one more Service took. Elements of plain sets have no such price. So where many frontends go to one
 // endpoint chain, they are in a set of that chain, for example service-ips-cluster-2, and a rule leads from the set to
 // the chain.
 
-// Each set costs a new connection one more lookup, so a chain gets one only when many frontends go to it, or when other
-// verdict maps have many elements: the known clients of each frontend with session affinity have a chain of their own,
-// and the kernel walks all of these whenever a frontend that is in no set changes.
+// Each set costs a new connection one more lookup. So a chain gets a set only when many frontends go to it, or when
+// other verdict maps have many elements: each frontend with session affinity has a chain for known clients, and the
+// kernel walks all of these whenever a frontend changes that is in no set.
 //
-// The sets stay until the frontends are far fewer: a Service that comes and goes must not move the frontends of all
-// others each time. So which chains have a set depends on what was there before, and a process that starts may move
-// some frontends once.
+// A chain keeps its set until the frontends are far fewer. Otherwise a Service that comes and goes could move the
+// frontends of all others each time. So the sets depend on earlier states, and a process that starts may move some
+// frontends once.
 const (
-	// chainSetFrom is how many frontends give an endpoint chain a set of its own, and chainSetUntil how many it must keep
-	// to have it.
+	// chainSetFrom is how many frontends give an endpoint chain a set of its own. The chain keeps it down to
+	// chainSetUntil.
 	chainSetFrom, chainSetUntil = 1000, 500
-	// spareSetsFrom is how many frontends with session affinity give a set to all chains in advance, and spareSetsUntil
-	// how many of them there must stay.
+	// spareSetsFrom is how many frontends with session affinity give a set to all chains in advance. They keep it down to
+	// spareSetsUntil.
 	spareSetsFrom, spareSetsUntil = 500, 250
 )
 
-// mayHaveSet reports whether the chain may have a set: few chains may, since packets go through the sets one by one.
+// mayHaveSet reports whether the chain may have a set. Few chains may, because packets look up the sets one by one.
 func (c endpointChain) mayHaveSet() bool {
 	return c.kind == kindCluster && !c.nodePort && c.count > 0 && c.count <= spareChains
 }
@@ -49,7 +49,7 @@ func (f *family) putGotoElement(c endpointChain, verdicts *nft.Set, key nft.Data
 	}
 }
 
-// removeGotoElement is the inverse of putGotoElement. A chain that is not in use leads nobody.
+// removeGotoElement is the inverse of putGotoElement. If the chain is not in use, there is nothing to remove.
 func (f *family) removeGotoElement(c endpointChain, verdicts *nft.Set, key nft.Data) {
 	e := &f.endpointChains
 	if set := e.sets[c]; set != nil {
@@ -60,8 +60,8 @@ func (f *family) removeGotoElement(c endpointChain, verdicts *nft.Set, key nft.D
 	}
 }
 
-// updateChainSet gives the chain a set or takes it away, if the number of its frontends says so, and moves them: at most
-// chainSetFrom, and not again before as many came or went as the two limits are apart.
+// updateChainSet adds or removes the chain's set, depending on the number of its frontends, and moves them. It moves at
+// most chainSetFrom at a time, and the next time after at least chainSetFrom - chainSetUntil came or went.
 func (f *family) updateChainSet(c endpointChain) {
 	switch has, want := f.endpointChains.sets[c] != nil, f.wantsSet(c); {
 	case want && !has:
@@ -130,7 +130,8 @@ func (f *family) updateSpareSets() {
 	}
 }
 
-// chainSet returns the set of that name. There is one object for each name, since a draft knows sets by their pointers.
+// chainSet returns the set of that name. There is one object for each name, because a draft knows sets by their
+// pointers.
 func (f *family) chainSet(name string) *nft.Set {
 	if f.chainSets[name] == nil {
 		f.chainSets[name] = &nft.Set{Name: name, Key: f.key(false)}
@@ -138,7 +139,7 @@ func (f *family) chainSet(name string) *nft.Set {
 	return f.chainSets[name]
 }
 
-// chainSetRules lead from the sets to their chains.
+// chainSetRules returns the rules that lead from the sets to their chains.
 func (f *family) chainSetRules() (rules []nft.Rule) {
 	var chains []endpointChain
 	for c := range f.endpointChains.sets {

@@ -2,18 +2,18 @@ package compiler
 
 import "github.com/nftproxy/nftproxy/nft"
 
-// A new number of endpoints takes a new chain, and a rule in it that looks up the map of all endpoints. The kernel then
-// walks that map to its end: with 88,000 endpoints that took three times as long as all else about the change. So where
-// many frontends use a kind of chain, those for small numbers are there before they are needed.
+// A new number of endpoints needs a new chain, with a rule that looks up the map of all endpoints. The kernel then
+// walks that map to its end: with 88,000 endpoints that took three times as long as all other parts of the change. So
+// where many frontends use a kind of chain, the chains for small numbers exist in advance.
 
 const (
-	// spareChainsFrom is how many frontends make a kind of chain worth having in advance. While they are few, walking
-	// their endpoints is cheap, also for all chains that are added at that point. spareChainsUntil is how many there
-	// must stay, so that a Service that comes and goes does not add and remove these chains each time.
+	// spareChainsFrom is how many frontends of a kind give it chains in advance. With fewer, walking their endpoints is
+	// cheap, also for all chains that are added at that point. The chains stay down to spareChainsUntil frontends, so
+	// that a Service that comes and goes does not add and remove them each time.
 	spareChainsFrom, spareChainsUntil = 100, 50
-	// spareChains is up to how many endpoints there are chains in advance. It is small, because for each element that
-	// is added to a map the kernel walks the rules that look it up: with 32, a first Sync of 250,000 endpoints took 240
-	// ms longer.
+	// spareChains is the largest number of endpoints for which chains exist in advance. It is small: for each element
+	// that is added to a map, the kernel walks the rules that look it up. With 32, a first Sync of 250,000 endpoints took
+	// 240 ms longer.
 	spareChains = 8
 )
 
@@ -29,23 +29,23 @@ type endpointChains struct {
 	groups map[endpointChain]*chainGroup
 	// sets holds the sets of the chains that have one.
 	sets map[endpointChain]*nft.Set
-	// spareSets says that all chains in advance have one, if they may.
+	// spareSets says that all chains that exist in advance have one, if they may.
 	spareSets bool
 }
 
-// chainUse is the use of one chain.
+// chainUse counts the frontends of one chain.
 type chainUse struct {
 	frontends int
-	// name is the chain's; all elements share it.
+	// name is the chain's name, which all elements share.
 	name string
 	// keys are those of the frontends, while a chain that may have a set has none.
 	keys map[nft.Data]struct{}
 }
 
-// chainGroup is the use of chains that differ in nothing but the number of endpoints.
+// chainGroup counts the frontends of chains that differ in nothing but the number of endpoints.
 type chainGroup struct {
 	frontends int
-	// spare says that those for small numbers are there in advance.
+	// spare says that the chains for small numbers exist in advance.
 	spare bool
 }
 
@@ -59,7 +59,7 @@ func (c endpointChain) group() endpointChain {
 	return c
 }
 
-// wants reports whether there should be that chain.
+// wants reports whether the chain should exist.
 func (e *endpointChains) wants(c endpointChain) bool {
 	if e.used[c] != nil {
 		return true
@@ -67,13 +67,13 @@ func (e *endpointChains) wants(c endpointChain) bool {
 	return e.spare(c)
 }
 
-// spare reports whether there should be that chain even if no frontend goes to it.
+// spare reports whether the chain should exist even if no frontend goes to it.
 func (e *endpointChains) spare(c endpointChain) bool {
 	group := e.groups[c.group()]
 	return group != nil && group.spare && c.count > 0 && c.count <= spareChains
 }
 
-// useChain counts one more frontend that goes to the chain, and makes the chains that this takes.
+// useChain counts one more frontend that goes to the chain, and adds the chains that are then wanted.
 func (f *family) useChain(c endpointChain) {
 	if c.kind == kindNone {
 		return
@@ -93,7 +93,7 @@ func (f *family) useChain(c endpointChain) {
 	f.updateChainSet(c)
 }
 
-// releaseChain counts one frontend less, and removes the chains that nobody needs any more.
+// releaseChain counts one frontend less, and removes the chains that are no longer wanted.
 func (f *family) releaseChain(c endpointChain) {
 	if c.kind == kindNone {
 		return
@@ -108,8 +108,8 @@ func (f *family) releaseChain(c endpointChain) {
 	f.putEndpointChain(c)
 }
 
-// countInGroup counts the frontends of the chain's group, and adds or removes the chains for small numbers of endpoints
-// if their number says so.
+// countInGroup counts the frontends of the chain's group, and adds or removes its chains for small numbers of endpoints
+// at the limits.
 func (f *family) countInGroup(c endpointChain, by int) {
 	e := &f.endpointChains
 	key := c.group()
@@ -136,7 +136,7 @@ func (f *family) setSpare(key endpointChain, group *chainGroup, spare bool) {
 	}
 }
 
-// putEndpointChain adds or removes a chain, depending on whether it is wanted.
+// putEndpointChain adds a chain that is wanted, and removes one that is not.
 func (f *family) putEndpointChain(c endpointChain) {
 	switch has, want := f.draft.HasChain(c.name()), f.endpointChains.wants(c); {
 	case want && !has:

@@ -18,18 +18,18 @@ type family struct {
 	serviceCIDRs []netip.Prefix
 
 	ports map[model.PortID]*model.ServicePort
-	// frontends holds the frontends that somebody claims.
+	// frontends holds the frontends with claims.
 	frontends map[frontend]*frontendState
 	// touched holds the frontends to reconcile, each once.
 	touched []*frontendState
-	// contested holds the claimants, sorted, of each frontend with more than one, as Apply returned them last.
+	// contested holds, for each frontend with several claimants, those that Apply returned last, sorted.
 	contested map[frontend][]model.PortID
 
 	endpointChains endpointChains
 	limits         chainLimits
 	// chainSets holds the sets that chains have or had, by name.
 	chainSets map[string]*nft.Set
-	// clusterIPs and hairpins count how many ports use an address.
+	// clusterIPs and hairpins count the ports that use an address.
 	clusterIPs, hairpins map[netip.Addr]int
 	affinity             affinityState
 }
@@ -56,7 +56,7 @@ func newFamily(ip nft.Family, config *Config) *family {
 	return f
 }
 
-// setPort makes p, which may be nil, the port with that ID, and touches the frontends that it had and has.
+// setPort replaces the port with that ID by p, nil if it is gone, and touches the frontends of both.
 func (f *family) setPort(id model.PortID, p *model.ServicePort) {
 	old := f.ports[id]
 	f.removeClaims(old)
@@ -107,7 +107,7 @@ func (f *family) putDecisions(e frontendElements) {
 	f.putAffinity(e)
 }
 
-// applied returns the plan that the draft has for a frontend.
+// applied returns the plan of a frontend in the draft.
 func (f *family) applied(fe frontend) *plan {
 	if s := f.frontends[fe]; s != nil {
 		return s.applied
@@ -129,14 +129,14 @@ func (f *family) wantedPlan(s *frontendState) *plan {
 	return &guarded
 }
 
-// refreshChains rewrites all chains after the node or the ServiceCIDRs changed.
+// refreshChains puts all chains again after the node or the ServiceCIDRs changed.
 func (f *family) refreshChains() {
 	f.putFixedChains()
 	f.refreshAffinity()
 	f.refreshEndpointChains()
 }
 
-// refreshGuarded reconciles the frontends that only some sources may dial, after the node's addresses changed.
+// refreshGuarded reconciles the guarded frontends, after the node's addresses changed.
 func (f *family) refreshGuarded() {
 	for _, s := range f.frontends {
 		if len(s.applied.sources) > 0 {

@@ -49,9 +49,8 @@ type Frontend struct {
 	ServicePort string
 	// Kind is the kind of the address.
 	Kind FrontendKind
-	// Policy is the traffic policy: "Cluster" or "Local", or empty where the table does not tell: for a frontend without
-	// any endpoint; and for a ClusterIP with endpoints, unless it has an affinity map, because its rules are the same
-	// under both policies.
+	// Policy is the traffic policy: "Cluster" or "Local". It is empty where the table does not tell: for a frontend
+	// without any endpoint; and for a ClusterIP with endpoints, because its rules are the same under both policies.
 	Policy string
 	// Chain is where new connections go, such as "cluster-3"; empty for none. ShortCircuit is, under policy Local, where
 	// new connections of the cluster's own clients and the node go.

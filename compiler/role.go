@@ -28,8 +28,8 @@ const (
 	RoleServeLocal
 	// RoleServeDirect sends clients to an endpoint after another chain has decided about the source address.
 	RoleServeDirect
-	// RoleKnownLocal sends known clients to their endpoint under external policy Local, from the node's own list or,
-	// like RoleShortCircuit, from all endpoints.
+	// RoleKnownLocal sends known clients of an external frontend with policy Local to their endpoint. Like
+	// RoleShortCircuit, it marks those of the node.
 	RoleKnownLocal
 )
 
@@ -78,12 +78,12 @@ func roleOfKind(kind chainKind) Role {
 // IsHairpinSet reports whether the set of that name holds the endpoints whose packets may be sent back to them.
 func IsHairpinSet(set string) bool { return set == hairpinSet }
 
-// IsLocalAffinityMap reports whether a set holds the clients that policy Local binds.
+// IsLocalAffinityMap reports whether the set of that name is the affinity map for clients that policy Local binds.
 func IsLocalAffinityMap(set string) bool {
 	return strings.HasPrefix(set, affinityMapPrefixes[listLocal])
 }
 
-// ServesNodePorts reports whether the chain of that name sees none but clients of node ports.
+// ServesNodePorts reports whether the chain of that name sees packets to node ports only.
 func ServesNodePorts(chain string) bool {
 	c, ok := parseEndpointChain(chain)
 	return ok && c.nodePort || chain == chainNodePorts

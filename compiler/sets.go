@@ -84,7 +84,7 @@ func (s *sets) affinityOf(fe frontend) *nft.Set {
 	return s.affinityIPs
 }
 
-// knownOf returns the map that finds where the known clients of a frontend go.
+// knownOf returns the map from frontends to affinity-known chains that has the frontend.
 func (s *sets) knownOf(fe frontend) *nft.Set {
 	if fe.isNodePort() {
 		return s.knownNodePorts

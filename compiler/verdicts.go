@@ -5,8 +5,7 @@ import (
 	"github.com/nftproxy/nftproxy/nft"
 )
 
-// chains returns the endpoint chains that a plan's verdicts lead to; the second is for
-// clients whom policy Local does not bind.
+// chains returns the endpoint chains of a plan. shortCircuit is for clients that policy Local does not bind.
 func (p *plan) chains(fe frontend) (first, shortCircuit endpointChain) {
 	switch p.kind {
 	case kindNone:
@@ -22,7 +21,7 @@ func (p *plan) chain(fe frontend, kind chainKind, endpoints []model.Endpoint) en
 	return endpointChain{kind: kind, nodePort: fe.isNodePort(), hash: p.affinity != nil && p.affinity.hash && count > 1, count: count}
 }
 
-// putVerdicts puts the verdicts of a frontend, and the chains that they lead to.
+// putVerdicts puts the verdicts of a frontend, and the chains to which they lead.
 func (f *family) putVerdicts(e frontendElements) {
 	services, shortCircuits, unserved := f.sets.verdictsOf(e.frontend)
 	wantFirst, wantShort := e.want.chains(e.frontend)

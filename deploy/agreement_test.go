@@ -33,8 +33,8 @@ func testChartAndKustomizeMakeTheSameObjects(t *testing.T) {
 	if diff := cmp.Diff(configurationOf(t, fromKustomize), closed); diff != "" {
 		t.Errorf("configuration (-kustomize +chart):\n%s", diff)
 	}
-	forget(t, fromChart)
-	forget(t, fromKustomize)
+	removeExpected(t, fromChart)
+	removeExpected(t, fromKustomize)
 	if diff := cmp.Diff(fromKustomize, fromChart, cmpopts.EquateEmpty()); diff != "" {
 		t.Errorf("(-kustomize +chart):\n%s", diff)
 	}
@@ -62,9 +62,9 @@ func configurationOf(t *testing.T, all objects) map[string]any {
 	return out
 }
 
-// forget removes what differs by design: the ConfigMap, whose name in kustomize and whose
+// removeExpected removes the parts that differ by design: the ConfigMap, whose name in kustomize and whose
 // checksum in the chart follow its content.
-func forget(t *testing.T, all objects) {
+func removeExpected(t *testing.T, all objects) {
 	t.Helper()
 	set := get[*appsv1.DaemonSet](t, all, "DaemonSet nftproxy")
 	delete(all, "ConfigMap "+configMapOf(t, all).Name)

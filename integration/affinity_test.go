@@ -367,16 +367,16 @@ func testAffinityOfLostMaps(t *testing.T) {
 
 	a.hash = true
 	a.restart(affinityEndpoints...)
-	forget := func() {
+	flush := func() {
 		t.Helper()
 		if err := a.lab.Node.FlushConntrack(); err != nil {
 			t.Fatal(err)
 		}
 		a.flush(0)
 	}
-	forget()
+	flush()
 	a.home = a.visit()
-	forget()
+	flush()
 	a.expectHome("nothing remembers, and the hash of the address decides as before")
 }
 

@@ -48,7 +48,7 @@ func (f *troubled) args() []string {
 	return []string{"--hostname-override=" + lab.NodeName, "--cluster-cidr=10.244.0.0/16,fd00:10:244::/48"}
 }
 
-func (f *troubled) programmed(t *testing.T) {
+func (f *troubled) applied(t *testing.T) {
 	t.Helper()
 	await.Until(t, "the rules are in the kernel", func() error { return labtest.TableError(f.conn, f.want) })
 }
@@ -60,8 +60,8 @@ func (f *troubled) stays(t *testing.T) {
 	}
 }
 
-// nothingProgrammed checks that there is no table yet.
-func (f *troubled) nothingProgrammed(t *testing.T) {
+// nothingApplied checks that there is no table yet.
+func (f *troubled) nothingApplied(t *testing.T) {
 	t.Helper()
 	if table, err := f.conn.ReadTable(t.Context(), nft.FamilyIP, compiler.TableName); err != nil || table != nil {
 		t.Errorf("table %v, %v; want none", table, err)
@@ -131,7 +131,7 @@ func testTakenPortIsTriedAgain(t *testing.T) {
 			f := newWithServer(t)
 			listener := f.listen(t, server.address)
 			p := f.start(t, "--kubeconfig="+f.kubeconfig)
-			f.programmed(t)
+			f.applied(t)
 			p.Says(t, fmt.Sprintf(`"Cannot serve, trying again" err="%s at %s: listen tcp %[2]s: bind: address already in use;`, server.name, server.address))
 			f.hasEvent(t, server.event)
 			listener.Close()
@@ -174,14 +174,14 @@ func testBadKubeconfigEndsTheProxy(t *testing.T) {
 			t.Errorf("%s: the error %s does not name the file", tt.name, got)
 		}
 	}
-	f.nothingProgrammed(t)
+	f.nothingApplied(t)
 }
 
 // Credentials that the API server does not know, while rules of an earlier run are in the kernel.
 func testRulesStayWithoutValidCredentials(t *testing.T) {
 	f := newWithServer(t)
 	p := f.start(t, "--kubeconfig="+f.kubeconfig)
-	f.programmed(t)
+	f.applied(t)
 	if err := p.Stop(t); err != nil {
 		t.Error(err)
 	}
@@ -201,9 +201,9 @@ func testProxyAsksAgainWithoutPermission(t *testing.T) {
 	f.server.Refuse("services", 403)
 	p := f.start(t, "--kubeconfig="+f.kubeconfig)
 	p.Says(t, `"Cannot list; programming nothing before it is listed, and retrying" err="failed to list *v1.Service: services is forbidden`)
-	f.nothingProgrammed(t)
+	f.nothingApplied(t)
 	f.server.Refuse("services", 0)
-	f.programmed(t)
+	f.applied(t)
 	p.Says(t, `"Watching again" resource="services"`)
 	if err := p.Stop(t); err != nil {
 		t.Errorf("the proxy ended with %v", err)

@@ -22,8 +22,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// programmedOnce is the line of the log that the documents name as the sign of success.
-const programmedOnce = "Programmed all Services; following changes from now on"
+// firstSyncLine is the line of the log that the documents name as the sign of success.
+const firstSyncLine = "Programmed all Services; following changes from now on"
 
 // ask returns the status code and the body of a path of the node's health server, or another port of the node.
 func ask(h *lab.Host, port int, path string) (int, string, error) {
@@ -148,19 +148,19 @@ func testHealthUntilTheFirstSync(t *testing.T) {
 			if got := f.metric(t, lastSync); got != "" {
 				t.Errorf("%s is %s, and the alert for those that never synced asks for its absence", lastSync, got)
 			}
-			for _, line := range []string{programmedOnce, "Node is known"} {
+			for _, line := range []string{firstSyncLine, "Node is known"} {
 				if strings.Contains(p.Output(), line) {
 					t.Errorf("the log says %q", line)
 				}
 			}
-			f.nothingProgrammed(t)
+			f.nothingApplied(t)
 			if tt.mend == nil {
 				return
 			}
 			tt.mend(t, f)
 			await.Within(t, 2*await.Patience, "the rules are in the kernel", func() error { return labtest.TableError(f.conn, f.want) })
 			f.becomes(t, "200 200")
-			p.Says(t, programmedOnce)
+			p.Says(t, firstSyncLine)
 			p.Says(t, "Node is known")
 			if got := f.metric(t, lastSync); got == "" {
 				t.Errorf("no metric %s", lastSync)
@@ -241,7 +241,7 @@ func testHealthWhileTheNodeIsWaitedFor(t *testing.T) {
 	}
 
 	p := f.start(t, "--kubeconfig="+f.kubeconfig, "--nodeport-addresses=0.0.0.0/0")
-	p.Says(t, programmedOnce)
+	p.Says(t, firstSyncLine)
 	f.becomes(t, "503 200", `"problems":["the Node is waited for"]`)
 	await.Until(t, "the health check of the Service", serviceHealth(http.StatusServiceUnavailable))
 	f.remains(t, "503 200")

@@ -26,7 +26,7 @@ func testKernelWithoutAFeatureEndsTheProxy(t *testing.T) {
 	f.startFiltered(t, syscalls.Calls(syscalls.Judged, unix.SYS_SENDMSG), withoutFib, "--manifests="+f.g.manifestsDir(t)).
 		Fails(t, "the kernel lacks nf_tables features: ip: fib daddr type needs CONFIG_NFT_FIB_IPV4: no such file or directory; "+
 			"ip6: fib daddr type needs CONFIG_NFT_FIB_IPV6: no such file or directory")
-	f.nothingProgrammed(t)
+	f.nothingApplied(t)
 }
 
 // withoutFib refuses what is about fib, as a kernel does that does not know it.
@@ -49,10 +49,10 @@ func TestKernelWithoutIPv6(t *testing.T) {
 	}
 	commits := syscalls.Calls(syscalls.Judged, unix.SYS_SENDMSG)
 	p := f.startBehind(t, commits, withoutIPv6, cmd)
-	f.programmed(t)
+	f.applied(t)
 	f.g.sendFlows(t, f.lab)
 	labtest.Nft(t, f.lab.Node, "flush ruleset\n", "-f", "-")
-	f.programmed(t)
+	f.applied(t)
 	p.Says(t, "The kernel has no IPv6; serving IPv4 alone")
 	if tables := labtest.Nft(t, f.lab.Node, "", "list", "tables"); tables != "table ip kube-proxy\n" {
 		t.Errorf("there are\n%s", tables)
@@ -68,7 +68,7 @@ func TestKernelWithoutIPv6(t *testing.T) {
 	if err := cleanup.Wait(); err != nil {
 		t.Error(err)
 	}
-	f.nothingProgrammed(t)
+	f.nothingApplied(t)
 }
 
 // withoutIPv6 refuses tables of the family ip6, as a kernel does that was built without IPv6.

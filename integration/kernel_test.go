@@ -119,7 +119,7 @@ func testGoldensLoadedByTheNftProgramAreTheSame(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			replace(t, c, withoutLearningIPv6(g.compile(t)))
+			replace(t, c, withoutAffinityUpdatesIPv6(g.compile(t)))
 			ours, listed := readBack(t, c), labtest.Nft(t, l.Node, "", "list", "ruleset")
 			// Without the rules that fill it, a map has the size that it was made with; ours have none.
 			loadable := strings.ReplaceAll(learningIPv6.ReplaceAllString(string(text), ""), fmt.Sprintf("\t\tsize %d\n", nft.DefaultSize), "")
@@ -138,7 +138,7 @@ func testGoldensLoadedByTheNftProgramAreTheSame(t *testing.T) {
 // key in an update statement.
 var learningIPv6 = regexp.MustCompile(`(?m)^.* update @affinity\S* \{ ip6 .*\n`)
 
-func withoutLearningIPv6(tables []*nft.Table) []*nft.Table {
+func withoutAffinityUpdatesIPv6(tables []*nft.Table) []*nft.Table {
 	for _, table := range tables {
 		for i, chain := range table.Chains {
 			kept := *chain

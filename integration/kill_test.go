@@ -88,7 +88,7 @@ func testKillLeavesNothingHalf(t *testing.T) {
 	run := func(state clusterState) {
 		t.Helper()
 		p := f.start(t, "--manifests="+state.dir)
-		p.Says(t, programmedOnce)
+		p.Says(t, firstSyncLine)
 		if err := labtest.TableError(f.conn, state.want); err != nil {
 			t.Errorf("the next process has not put its rules in the kernel: %v", err)
 		}
@@ -175,7 +175,7 @@ func (k killer) run(t *testing.T, f *troubled, state clusterState) bool {
 			return nil
 		default:
 		}
-		if !strings.Contains(p.Output(), programmedOnce) {
+		if !strings.Contains(p.Output(), firstSyncLine) {
 			return fmt.Errorf("it has made %d system calls", calls.Load())
 		}
 		return nil

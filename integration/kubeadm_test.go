@@ -22,7 +22,7 @@ func testKubeProxyTakesThePlaceOfKubeadmsKubeProxy(t *testing.T) {
 		cp %s /var/lib/kube-proxy/config.conf
 		cp %s /var/lib/kube-proxy/kubeconfig.conf`, configuration, f.kubeconfig)
 	p := labtest.StartCommand(t, f.lab.Node, inMounts(script, labtest.Binary(t, "kube-proxy"), "--config=/var/lib/kube-proxy/config.conf", "--hostname-override="+lab.NodeName))
-	f.programmed(t)
+	f.applied(t)
 	f.g.sendFlows(t, f.lab)
 	f.hasEvent(t, "Starting")
 	for _, url := range []string{"http://127.0.0.1:10256/healthz", "http://127.0.0.1:10249/metrics"} {

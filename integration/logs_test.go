@@ -45,7 +45,7 @@ func goodLog(t *testing.T, p *labtest.Process) {
 			t.Errorf("the log of a good start has the line %s", line)
 		}
 	}
-	if linesWith(p, "Node is known") != 1 || linesWith(p, programmedOnce) != 1 {
+	if linesWith(p, "Node is known") != 1 || linesWith(p, firstSyncLine) != 1 {
 		t.Error("the log does not say once that the Node is known, and once that Services are programmed")
 	}
 }
@@ -56,7 +56,7 @@ func TestLogOfAnOutage(t *testing.T) {
 	t.Run("of a proxy that runs", func(t *testing.T) {
 		f := newWithServer(t)
 		p := f.start(t, "--kubeconfig="+f.kubeconfig)
-		p.Says(t, programmedOnce)
+		p.Says(t, firstSyncLine)
 		f.becomes(t, "200 200")
 		goodLog(t, p)
 
@@ -78,7 +78,7 @@ func TestLogOfAnOutage(t *testing.T) {
 		})
 		expectLines(t, p, "Watching again", 1)
 		f.metricIs(t, `kubeproxy_watch_failing{resource="services"}`, "0")
-		if got := linesWith(p, programmedOnce); got != 1 {
+		if got := linesWith(p, firstSyncLine); got != 1 {
 			t.Errorf("the log says %d times that Services are programmed for the first time", got)
 		}
 	})
@@ -90,18 +90,18 @@ func TestLogOfAnOutage(t *testing.T) {
 		if errors := p.Errors(); len(errors) != len(resources)+1 || linesWith(p, "Unable to write event") != 1 {
 			t.Errorf("error lines %q, want one for each resource and one for an event", errors)
 		}
-		for _, line := range []string{programmedOnce, "Node is known", "Watching again"} {
+		for _, line := range []string{firstSyncLine, "Node is known", "Watching again"} {
 			if linesWith(p, line) > 0 {
 				t.Errorf("the log says %q", line)
 			}
 		}
 		f.resume(t)
 		await.Within(t, 3*await.Patience, "Services are programmed", func() error {
-			if linesWith(p, programmedOnce) == 0 {
+			if linesWith(p, firstSyncLine) == 0 {
 				return fmt.Errorf("not yet")
 			}
 			return nil
 		})
-		f.programmed(t)
+		f.applied(t)
 	})
 }

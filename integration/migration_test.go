@@ -98,7 +98,7 @@ func (f *troubled) status(t *testing.T, method, url string) string {
 func testMetricsOfLibrariesAreAsDocumented(t *testing.T) {
 	f := newWithServer(t)
 	f.start(t, "--kubeconfig="+f.kubeconfig)
-	f.programmed(t)
+	f.applied(t)
 	page, err := getFrom(f.lab.Node, "http://127.0.0.1:10249/metrics")
 	if err != nil {
 		t.Fatal(err)

@@ -39,7 +39,7 @@ func testProxyWaitsForItsNode(t *testing.T) {
 	if _, err := f.server.Create(f.node); err != nil {
 		t.Fatal(err)
 	}
-	f.programmed(t)
+	f.applied(t)
 	f.becomes(t, "200 200")
 	p.Says(t, `"Node is known" node="node-1" ips="192.168.0.1, fd00:1::1"`)
 	f.hasEvent(t, "Starting")
@@ -65,7 +65,7 @@ func testProxyGoesOnWithoutANodeAfterHalfAMinute(t *testing.T) {
 	f := newWithServer(t)
 	(&uploader{t, f.server}).delete(f.node)
 	p := f.start(t, "--kubeconfig="+f.kubeconfig)
-	p.Says(t, programmedOnce)
+	p.Says(t, firstSyncLine)
 	f.becomes(t, "503 200")
 	await.Within(t, 2*await.Patience, "it is ready", func() error {
 		if got, body, err := f.health(); got != "200 200" {
@@ -87,7 +87,7 @@ func testProxyGoesOnWithoutANodeAfterHalfAMinute(t *testing.T) {
 	if _, err := f.server.Create(f.node); err != nil {
 		t.Fatal(err)
 	}
-	f.programmed(t)
+	f.applied(t)
 	p.Says(t, `"Node is known" node="node-1" ips="192.168.0.1, fd00:1::1"`)
 	f.metricIs(t, `kubeproxy_node_missing{what="addresses"}`, "0")
 }
@@ -96,7 +96,7 @@ func testListOfNodesThatFailsIsNotWaitedForForEver(t *testing.T) {
 	f := newWithServer(t)
 	f.server.Refuse("nodes", http.StatusInternalServerError)
 	p := f.start(t, "--kubeconfig="+f.kubeconfig)
-	p.Says(t, programmedOnce)
+	p.Says(t, firstSyncLine)
 	f.becomes(t, "503 200", `"problems":["the Node is waited for","cannot watch nodes"]`)
 	f.server.Refuse("nodes", 0)
 	await.Within(t, 2*await.Patience, "the rules are in the kernel", func() error { return labtest.TableError(f.conn, f.want) })
@@ -106,7 +106,7 @@ func testListOfNodesThatFailsIsNotWaitedForForEver(t *testing.T) {
 func testAnotherNodeIPEndsTheProxy(t *testing.T) {
 	f := newWithServer(t)
 	p := f.start(t, "--kubeconfig="+f.kubeconfig)
-	f.programmed(t)
+	f.applied(t)
 	p.Says(t, "Node is known")
 	f.updateNode(t, "192.168.0.9")
 	p.Fails(t, "node node-1: its addresses changed from 192.168.0.1, fd00:1::1 to 192.168.0.9, fd00:1::1; exiting, so that a restart sets up everything anew")
@@ -165,7 +165,7 @@ func newOutlived(t *testing.T) *outlived {
 func (o *outlived) begin(t *testing.T) {
 	t.Helper()
 	o.process = o.start(t, "--kubeconfig="+o.kubeconfig)
-	o.process.Says(t, programmedOnce)
+	o.process.Says(t, firstSyncLine)
 }
 
 func (o *outlived) restart(t *testing.T) {

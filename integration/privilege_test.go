@@ -47,7 +47,7 @@ func testProxySaysWhichPrivilegesItNeeds(t *testing.T) {
 func testCapNetAdminIsEnough(t *testing.T) {
 	f := newTroubled(t)
 	p := f.startAsNobody(t, unix.CAP_NET_ADMIN)
-	f.programmed(t)
+	f.applied(t)
 	if err := p.Stop(t); err != nil {
 		t.Errorf("the proxy ended with %v", err)
 	}
@@ -72,13 +72,13 @@ func testReadOnlySysctlsMustBeRight(t *testing.T) {
 	}
 	readOnly().Fails(t, "sysctl net.netfilter.nf_conntrack_tcp_timeout_established is 432000 and cannot be set to 3600: read-only file system; "+
 		"set it on the host, give this process a writable /proc/sys (privileged, host network), or set conntrack.tcpEstablishedTimeout to 0s to leave it alone")
-	f.nothingProgrammed(t)
+	f.nothingApplied(t)
 
 	if err := f.start(t, append(args, "--init-only")...).Wait(); err != nil {
 		t.Fatal(err)
 	}
 	p := readOnly()
-	f.programmed(t)
+	f.applied(t)
 	p.Says(t, "Sysctls are read-only here, but right as they are")
 }
 
@@ -111,10 +111,10 @@ func TestMachineWithoutIPv6(t *testing.T) {
 			p := f.start(t, "--kubeconfig="+f.kubeconfig)
 			if tt.fails != "" {
 				p.Fails(t, tt.fails)
-				f.nothingProgrammed(t)
+				f.nothingApplied(t)
 				return
 			}
-			f.programmed(t)
+			f.applied(t)
 			if errors := p.Errors(); len(errors) > 0 {
 				t.Errorf("error lines %q, want none", errors)
 			}

@@ -28,7 +28,7 @@ func TestSIGTERM(t *testing.T) {
 			}
 			return syscalls.Pass
 		}, "--kubeconfig="+f.kubeconfig)
-		f.programmed(t)
+		f.applied(t)
 		service, slice := outageObjects("10.244.1.5")
 		service.Name, slice.Name, service.Spec.ClusterIP, service.Spec.ClusterIPs = "hanging", "hanging", "10.96.0.99", []string{"10.96.0.99"}
 		slice.Labels["kubernetes.io/service-name"] = "hanging"

@@ -80,7 +80,7 @@ func testTwoProxiesThatWantTheSame(t *testing.T) {
 	servePod(t, f.lab, "first", "10.244.1.5")
 	servePod(t, f.lab, "second", "10.244.1.6")
 	f.start(t, "--kubeconfig="+f.kubeconfig)
-	f.startSecond(t).Says(t, programmedOnce)
+	f.startSecond(t).Says(t, firstSyncLine)
 	service, slice := faultService(faultAddress, "10.244.1.5")
 	(&uploader{t, f.server}).create(service)
 	(&uploader{t, f.server}).create(slice)

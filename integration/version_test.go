@@ -54,7 +54,7 @@ func TestVersions(t *testing.T) {
 		}
 
 		p := labtest.StartCommand(t, f.lab.Node, exec.Command(filepath.Join(dir, "kube-proxy"), append(f.args(), "--kubeconfig="+f.kubeconfig)...))
-		f.programmed(t)
+		f.applied(t)
 		page, err := getFrom(f.lab.Node, "http://127.0.0.1:10249/metrics")
 		if err != nil {
 			t.Fatal(err)

@@ -168,8 +168,8 @@ func (d *Draft) header() *Table {
 	return &Table{Family: d.family, Name: d.name, Comment: d.comment, Owner: d.owned, Persist: d.owned}
 }
 
-// allSets returns the sets of AddSet, then those of PutSet by name: first those that the draft fills, then the Dynamic
-// ones. The kernel finds a set in a list, in the order in which they were added, and the Dynamic ones can be many.
+// allSets returns the sets of AddSet, then those of PutSet by name, the Dynamic ones last. The kernel searches sets in
+// a list, in the order in which they were added, and there can be many Dynamic ones.
 func (d *Draft) allSets() []*Set {
 	coming := slices.SortedFunc(maps.Values(d.coming), func(a, b *Set) int {
 		if a.Dynamic != b.Dynamic {

@@ -171,8 +171,8 @@ func (s *socket) appendMessage(b []byte, m *netlink.Message) []byte {
 	return append(b, make([]byte, netlinkattr.Padded(len(b))-len(b))...)
 }
 
-// send sends what appendMessage made, in one piece. The kernel has carried it out when send returns. It gives up when the
-// socket is not ready in time, which netlink has no reason for.
+// send sends messages of appendMessage in one piece. The kernel has carried them out when send returns. It gives up if
+// the socket is not ready after patience, though netlink has no reason for that.
 func (s *socket) send(b []byte) error {
 	if err := s.conn.SetWriteDeadline(time.Now().Add(s.patience)); err != nil {
 		return err
@@ -182,8 +182,8 @@ func (s *socket) send(b []byte) error {
 	})
 }
 
-// whenReady makes a system call, when the socket is ready for it. A call that a signal interrupts is made again at once:
-// mdlayher/socket would wait until the socket becomes ready, which it is already.
+// whenReady makes a system call as soon as the socket is ready for it. It repeats a call that a signal interrupts at
+// once. (mdlayher/socket waits until the socket becomes ready again, which it is already.)
 func whenReady(name string, wait func(func(fd uintptr) (done bool)) error, call func(fd int) error) (err error) {
 	waited := wait(func(fd uintptr) bool {
 		for err = unix.EINTR; err == unix.EINTR; {

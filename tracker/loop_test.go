@@ -50,8 +50,8 @@ func (b *fakeBackend) state() *model.Changes {
 	return b.applied
 }
 
-// forget makes the backend insist on a full Sync.
-func (b *fakeBackend) forget() {
+// loseState makes the backend insist on a full Sync.
+func (b *fakeBackend) loseState() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.applied = nil
@@ -306,7 +306,7 @@ func testResyncReachesTheBackend(t *testing.T) {
 		backend := &fakeBackend{}
 		runLoop(t, tracker, backend, LoopOptions{})
 		synctest.Wait()
-		backend.forget()
+		backend.loseState()
 		tracker.Resync()
 		synctest.Wait()
 		if backend.state() == nil || len(backend.state().Ports) != 1 {

@@ -90,14 +90,14 @@ func (b *builder) addChains(port *model.ServicePort) {
 
 	mark := nft.SetMarkBits{Bits: masqueradeMark}
 	markUnlessPod := nft.NewRule(nft.MatchPrefix{Field: b.family.Saddr(), Op: nft.NotEqual, Prefix: b.clusterCIDR}, mark)
-	b.addBalancer("cluster/"+name, port.Cluster, affinity, markUnlessPod)
+	b.addEndpointChain("cluster/"+name, port.Cluster, affinity, markUnlessPod)
 	if port.InternalPolicy == model.PolicyLocal {
-		b.addBalancer("local/"+name, port.Local, affinity, markUnlessPod)
+		b.addEndpointChain("local/"+name, port.Local, affinity, markUnlessPod)
 	}
 	toCluster := nft.Goto("cluster/" + name)
 	if port.ExternalPolicy == model.PolicyLocal {
 		// The policy is about clients outside; pods and the node itself reach all endpoints.
-		b.addBalancer("external/"+name, port.Local, affinity,
+		b.addEndpointChain("external/"+name, port.Local, affinity,
 			nft.NewRule(nft.MatchPrefix{Field: b.family.Saddr(), Prefix: b.clusterCIDR}, toCluster),
 			nft.NewRule(nft.Match{Field: nft.FibSaddrType, Value: nft.IntegerData(unix.RTN_LOCAL)}, toCluster))
 	} else {
@@ -166,8 +166,8 @@ func (b *builder) put(port *model.ServicePort, dialed nft.Data, policy model.Tra
 	}
 }
 
-// addBalancer adds a chain that runs the rules and then translates to one of the endpoints, which are in a map of their own.
-func (b *builder) addBalancer(name string, endpoints []model.Endpoint, affinity bool, rules ...nft.Rule) {
+// addEndpointChain adds a chain that runs the rules and then translates to one of the endpoints, which are in a map of their own.
+func (b *builder) addEndpointChain(name string, endpoints []model.Endpoint, affinity bool, rules ...nft.Rule) {
 	if n := uint32(len(endpoints)); n > 0 {
 		draw := nft.Numgen{Mod: n}
 		slots := &nft.Set{Name: name, Key: nft.Concat{draw}, Data: nft.Concat{b.family.Daddr(), nft.ThDport}}

@@ -27,13 +27,17 @@ type Program struct {
 	Applies func(*flows.Flow) bool
 	// Excused says that a flow may fail like this.
 	Excused func(*flows.Failure) bool
-	// Only, if set, names the cases whose flows the backend promises; Without names cases that it does not promise, and why.
-	Only    []string
+	// Only, if set, names the cases whose flows the backend promises.
+	Only []string
+	// Without names cases that it does not promise, each with the reason.
 	Without map[string]string
 }
 
-// Count is how many flows were sent, of how many that there are.
-type Count struct{ Sent, All int }
+// Count counts flows.
+type Count struct {
+	// Sent counts the flows that were sent, All those of all cases.
+	Sent, All int
+}
 
 // Run sends the flows of all cases that have no configuration of their own.
 func Run(t *testing.T, corpus string, b Program) (count Count) {

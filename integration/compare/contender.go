@@ -139,8 +139,8 @@ func (r *process) cpu() (time.Duration, error) {
 	return sum, nil
 }
 
-// settle waits until the process has nothing to do.
-func (r *process) settle() error {
+// waitIdle waits until the process has nothing to do.
+func (r *process) waitIdle() error {
 	const (
 		look  = 250 * time.Millisecond
 		quiet = 6 // looks

@@ -102,7 +102,7 @@ func (c *cluster) timedStart(ctx context.Context, p contender, verbose bool, s *
 		}
 		s.took = max(s.took, at.Sub(begin))
 	}
-	if err := proxy.settle(); err != nil {
+	if err := proxy.waitIdle(); err != nil {
 		return nil, err
 	}
 	if s.sync, err = c.syncTime(ctx); err != nil {
@@ -155,7 +155,7 @@ func (c *cluster) timedRepair(ctx context.Context, proxy *process, patience time
 	if _, err := c.untilServed(ctx, c.last, startPatience); err != nil {
 		return s, fmt.Errorf("after `nft %s` and a change: %w", command, err)
 	}
-	return s, proxy.settle()
+	return s, proxy.waitIdle()
 }
 
 func (c *cluster) timed(ctx context.Context, proxy *process, do func(begin time.Time) (time.Time, error)) (s span, err error) {
@@ -173,7 +173,7 @@ func (c *cluster) timed(ctx context.Context, proxy *process, do func(begin time.
 		return s, err
 	}
 	s.took = end.Sub(begin)
-	if err := proxy.settle(); err != nil {
+	if err := proxy.waitIdle(); err != nil {
 		return s, err
 	}
 	after, err := c.syncTime(ctx)

@@ -69,7 +69,7 @@ func (t *exchange) hearsNobody() {
 func (t *exchange) expect(pod string) {
 	t.c.t.Helper()
 	for _, v := range t.families {
-		v.forget()
+		v.restart()
 		t.c.eventually(fmt.Sprintf("%s, sending to %s all the time, hears %q", v.to.client.name, v.to, pod), func() error {
 			v.mu.Lock()
 			defer v.mu.Unlock()
@@ -108,8 +108,8 @@ func (v *familyExchange) heard(pod string) {
 	v.streak++
 }
 
-// forget makes only what is heard from now on count.
-func (v *familyExchange) forget() {
+// restart makes only later datagrams count.
+func (v *familyExchange) restart() {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	v.streak = 0

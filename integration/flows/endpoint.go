@@ -12,19 +12,22 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// Endpoint is an address that EndpointSlices name, ready or not, and where to serve it.
+// Endpoint is an endpoint of EndpointSlices, ready or not.
 type Endpoint struct {
+	// Addr is its address.
 	Addr netip.Addr
-	// Node is the name of the node that it is on, empty when no slice says.
+	// Node is the name of its node; empty if no slice names one.
 	Node string
-	// Ports is what it serves, without duplicates.
+	// Ports are those that it serves, without duplicates.
 	Ports []Port
 }
 
 // Port is a port that an endpoint serves.
 type Port struct {
+	// Protocol is TCP, UDP or SCTP.
 	Protocol Protocol
-	Number   uint16
+	// Number is the port number.
+	Number uint16
 }
 
 // Endpoints collects the endpoints of all EndpointSlices in manifests, which are YAML

@@ -6,18 +6,21 @@ import (
 	"github.com/nftproxy/nftproxy/integration/lab"
 )
 
-// Flow is what one sender sends to one address, and what must become of it.
+// Flow is a connection, or an exchange of datagrams, from one sender to one address, with the expected result.
 type Flow struct {
 	// Name says in a sentence what the flow shows. It is unique in its file.
 	Name string
+	// From is the sender.
 	From Origin
 	// To is the address that the sender dials. The port is 0 for ICMP.
-	To       netip.AddrPort
+	To netip.AddrPort
+	// Protocol is the protocol of the packets.
 	Protocol Protocol
-	Expect   Expectation
+	// Expect is the expected result.
+	Expect Expectation
 }
 
-// Origin is who sends: one of the constants, or the IP address of something in the lab.
+// Origin is a sender: one of the constants, or an IP address in the lab.
 type Origin string
 
 // The senders that every lab has.
@@ -60,7 +63,7 @@ func isNode(addr netip.Addr) bool {
 	return addr.IsLoopback() || addr == lab.NodeAddrs.Like(addr) || addr == lab.GatewayAddrs.Like(addr)
 }
 
-// Protocol is what a flow speaks.
+// Protocol is the protocol of a flow.
 type Protocol string
 
 // The protocols. ICMP is an echo request, of ICMPv6 when the address says so.
@@ -71,19 +74,20 @@ const (
 	ICMP Protocol = "ICMP"
 )
 
-// Expectation is what must become of a flow: either it reaches Endpoints or it has Result.
+// Expectation is the expected result of a flow: either it reaches Endpoints, or it has Result.
 type Expectation struct {
 	// Endpoints are where connections must end: each at least once, and no other ever.
 	Endpoints []netip.AddrPort
 	// Sticky turns that around: all connections of the sender must end at the same one of them.
 	Sticky bool
-	// Source is what the endpoint must see as the client. An endpoint that is the sender
+	// Source is the source address that the endpoint must see. An endpoint that is the sender
 	// itself must always see a masqueraded one, whatever Source says.
 	Source Source
+	// Result is the result of a flow that reaches no endpoint; empty if Endpoints is set.
 	Result Result
 }
 
-// Source is what became of a packet's source address. The zero value does not care.
+// Source is kept or masqueraded. The zero value accepts both.
 type Source string
 
 // The sources.

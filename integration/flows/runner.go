@@ -11,10 +11,11 @@ import (
 	"github.com/nftproxy/nftproxy/integration/lab"
 )
 
-// Failure is a flow that did not become what was expected of it.
+// Failure is a flow with another result than expected.
 type Failure struct {
+	// Flow is the flow that failed.
 	Flow Flow
-	// Reason says what happened, and what should have.
+	// Reason says what happened, and what was expected.
 	Reason string
 }
 

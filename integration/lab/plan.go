@@ -10,8 +10,9 @@ import (
 // HasIPv6 says whether this machine's kernel has IPv6. On one that has not, hosts get IPv4 addresses alone.
 var HasIPv6 = kernel.Tree{}.KernelHasIPv6()
 
-// Addrs is the address that something has in each family.
+// Addrs are the addresses of a host in both families.
 type Addrs struct {
+	// IPv4 and IPv6 are one address of each family.
 	IPv4, IPv6 netip.Addr
 }
 

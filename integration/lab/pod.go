@@ -56,7 +56,7 @@ func (l *Lab) RemovePods(names ...string) error {
 			return fmt.Errorf("lab: there is no pod %s", name)
 		}
 		delete(l.pods, name)
-		if err := l.forget(p.host.Addrs()); err != nil {
+		if err := l.removeRoutes(p.host.Addrs()); err != nil {
 			return fmt.Errorf("lab: remove pod %s: %w", name, err)
 		}
 		// Not before the links are removed: when a namespace goes its links go too, some time.
@@ -71,8 +71,8 @@ func (l *Lab) RemovePods(names ...string) error {
 	return nil
 }
 
-// forget takes a pod's addresses off the bridge. Without one they go with the pod's link.
-func (l *Lab) forget(addrs []netip.Addr) error {
+// removeRoutes removes a pod's addresses from the bridge. Without a bridge they go with the pod's link.
+func (l *Lab) removeRoutes(addrs []netip.Addr) error {
 	if l.bridge == nil {
 		return nil
 	}
@@ -85,7 +85,7 @@ func (l *Lab) forget(addrs []netip.Addr) error {
 			func() error { return l.Node.routes.NeighDel(&netlink.Neigh{LinkIndex: index, IP: addr.AsSlice()}) },
 		)
 		if err != nil {
-			return fmt.Errorf("forget %s: %w", addr, err)
+			return fmt.Errorf("remove the routes to %s: %w", addr, err)
 		}
 	}
 	return nil

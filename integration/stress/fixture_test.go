@@ -117,7 +117,7 @@ func (f *fixture) syncChanges(t *testing.T) {
 	}
 	f.expectEndpoints(changes)
 	f.sync(t, changes)
-	f.forgetEndpoints(changes)
+	f.noteRemovedEndpoints(changes)
 }
 
 // expectEndpoints notes the endpoints that may get connections as soon as a Sync begins.
@@ -131,8 +131,8 @@ func (f *fixture) expectEndpoints(changes *model.Changes) {
 	}
 }
 
-// forgetEndpoints notes the endpoints that must not get connections any more after a Sync.
-func (f *fixture) forgetEndpoints(changes *model.Changes) {
+// noteRemovedEndpoints notes the endpoints that must not get new connections after a Sync.
+func (f *fixture) noteRemovedEndpoints(changes *model.Changes) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.syncs++

@@ -9,19 +9,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Verdict says what becomes of a system call. The zero value has the kernel run it.
+// Verdict decides on a system call. The zero value lets the kernel run it.
 type Verdict struct {
-	// Errno, if not 0, is the error that the call fails with. The kernel does not see it.
+	// Errno, if not 0, is the error with which the call fails. The kernel does not see it.
 	Errno unix.Errno
-	// Answered has the call return Value without the kernel.
+	// Answered makes the call return Value without the kernel.
 	Answered bool
-	Value    int
+	// Value is the result of a call that is Answered.
+	Value int
 }
 
-// Pass has the kernel run the call.
+// Pass lets the kernel run the call.
 var Pass = Verdict{}
 
-// Fail has the call fail.
+// Fail makes the call fail.
 func Fail(errno unix.Errno) Verdict { return Verdict{Errno: errno} }
 
 // Return has the call succeed without the kernel.

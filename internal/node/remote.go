@@ -89,13 +89,28 @@ func (r *Remote) SetNode(obj *corev1.Node) {
 	r.node = tracker.ParseNode(obj)
 }
 
-// The other methods of tracker.Sink do nothing: a Guard over a Remote passes on Nodes alone.
+// The other methods of tracker.Sink do nothing, because a Guard over a Remote passes Nodes only.
 
-func (r *Remote) SetService(*corev1.Service)                  {}
-func (r *Remote) DeleteService(string, string)                {}
+// SetService implements tracker.Sink.
+func (r *Remote) SetService(*corev1.Service) {}
+
+// DeleteService implements tracker.Sink.
+func (r *Remote) DeleteService(string, string) {}
+
+// SetEndpointSlice implements tracker.Sink.
 func (r *Remote) SetEndpointSlice(*discoveryv1.EndpointSlice) {}
-func (r *Remote) DeleteEndpointSlice(string, string)          {}
-func (r *Remote) DeleteNode(string)                           {}
-func (r *Remote) SetServiceCIDR(*networkingv1.ServiceCIDR)    {}
-func (r *Remote) DeleteServiceCIDR(string)                    {}
-func (r *Remote) Synced()                                     {}
+
+// DeleteEndpointSlice implements tracker.Sink.
+func (r *Remote) DeleteEndpointSlice(string, string) {}
+
+// DeleteNode implements tracker.Sink.
+func (r *Remote) DeleteNode(string) {}
+
+// SetServiceCIDR implements tracker.Sink.
+func (r *Remote) SetServiceCIDR(*networkingv1.ServiceCIDR) {}
+
+// DeleteServiceCIDR implements tracker.Sink.
+func (r *Remote) DeleteServiceCIDR(string) {}
+
+// Synced implements tracker.Sink.
+func (r *Remote) Synced() {}

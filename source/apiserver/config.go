@@ -22,8 +22,8 @@ type Config struct {
 	// AcceptContentTypes lists, in the form of an HTTP Accept header, the encodings that answers
 	// may have. Default: ContentType, then JSON.
 	AcceptContentTypes string
-	// QPS and Burst limit the requests per second. Defaults 5 and 10, as in a
-	// KubeProxyConfiguration. A negative QPS means no limit.
+	// QPS and Burst limit the requests per second, on average and at once. Defaults 5 and 10, as in
+	// a KubeProxyConfiguration. A negative QPS means no limit.
 	QPS   float32
 	Burst int
 	// NodeName is the Node that the proxy runs on; no other Node is asked for.

@@ -37,7 +37,7 @@ func testAnswersAreProtobuf(t *testing.T) {
 	forEachObedientServer(t, "tell how it answered", func(t *testing.T, c *cluster) {
 		c.create(t, service("web"))
 		sink := c.run(t)
-		settled(t, c, sink)
+		awaitWatches(t, c, sink)
 		c.create(t, service("later"))
 		await.True(t, "a Service through the watch", sink.has("services/default/later"))
 

@@ -19,8 +19,8 @@ func lists(server *apiservertest.Server, resource string) int {
 	return n
 }
 
-// settled waits until the Source is synced and watches everything.
-func settled(t *testing.T, c *cluster, sink *recorder) {
+// awaitWatches waits until the Source is synced and watches everything.
+func awaitWatches(t *testing.T, c *cluster, sink *recorder) {
 	t.Helper()
 	await.True(t, "Synced", sink.synced)
 	for _, resource := range []string{"services", "endpointslices", "nodes", "servicecidrs"} {
@@ -49,7 +49,7 @@ func testBookmarkSavesTheNextList(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			forEachObedientServer(t, "send bookmarks, end watches and compact", func(t *testing.T, c *cluster) {
 				sink := c.run(t)
-				settled(t, c, sink)
+				awaitWatches(t, c, sink)
 				c.create(t, service("first"))
 				await.True(t, "the first Service", sink.has("services/default/first"))
 
@@ -79,7 +79,7 @@ func testCompactionWhileDisconnectedLosesNothing(t *testing.T) {
 		c.create(t, node(thisNode), service("kept"), service("changed"), service("gone"),
 			slice("gone-a", "gone"), serviceCIDR("gone", "10.99.0.0/16"))
 		sink := c.run(t)
-		settled(t, c, sink)
+		awaitWatches(t, c, sink)
 		watchedFor(t, c, sink)
 
 		c.server.Stop()

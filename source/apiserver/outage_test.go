@@ -19,7 +19,7 @@ func testOutageLosesNothing(t *testing.T) {
 	forEachObedientServer(t, "go away and come back", func(t *testing.T, c *cluster) {
 		c.create(t, service("kept"), service("changed"), service("gone"))
 		sink := c.run(t)
-		settled(t, c, sink)
+		awaitWatches(t, c, sink)
 		watchedFor(t, c, sink)
 
 		c.server.Stop()
@@ -51,7 +51,7 @@ func testOutageLosesNothing(t *testing.T) {
 func testDroppedConnectionsAreReplaced(t *testing.T) {
 	forEachObedientServer(t, "drop connections", func(t *testing.T, c *cluster) {
 		sink := c.run(t)
-		settled(t, c, sink)
+		awaitWatches(t, c, sink)
 		for i := range 2 {
 			c.server.DropConnections()
 			// These race with the clients that notice the cut.

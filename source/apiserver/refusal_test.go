@@ -53,7 +53,7 @@ func testServiceCIDRDeletedDuringARefusalGoes(t *testing.T) {
 	forEachObedientServer(t, "refuse a resource", func(t *testing.T, c *cluster) {
 		c.create(t, serviceCIDR("gone", "10.97.0.0/16"))
 		sink := c.run(t, pause(50*time.Millisecond))
-		settled(t, c, sink)
+		awaitWatches(t, c, sink)
 		c.server.Refuse("servicecidrs", http.StatusForbidden)
 		c.server.Stop()
 		if err := c.server.Resume(); err != nil {

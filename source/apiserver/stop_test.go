@@ -20,14 +20,14 @@ const promptly = 5 * time.Second
 func testRunEndsWithItsContext(t *testing.T) {
 	tests := map[string]func(t *testing.T, c *cluster, sink *recorder, logs *logLines){
 		"while it watches": func(t *testing.T, c *cluster, sink *recorder, _ *logLines) {
-			settled(t, c, sink)
+			awaitWatches(t, c, sink)
 		},
 		"while the server is away from the start": func(t *testing.T, c *cluster, _ *recorder, logs *logLines) {
 			c.server.Stop()
 			await.True(t, "a failure", func() bool { return logs.count("connection refused") > 0 })
 		},
 		"while the server is away": func(t *testing.T, c *cluster, sink *recorder, logs *logLines) {
-			settled(t, c, sink)
+			awaitWatches(t, c, sink)
 			c.server.Stop()
 			await.True(t, "a failure", func() bool { return logs.count("connection refused") > 0 })
 		},

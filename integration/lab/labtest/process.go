@@ -16,6 +16,7 @@ import (
 
 // Process is a command that runs in a host of the lab, for no longer than the test.
 type Process struct {
+	// Cmd is the command. Its standard output and error are collected.
 	Cmd    *exec.Cmd
 	output buffer
 }

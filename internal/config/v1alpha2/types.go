@@ -114,10 +114,13 @@ type KubeProxyConfiguration struct {
 	Linux LinuxConfiguration `json:"linux"`
 	// Windows holds what every mode on Windows has.
 	Windows WindowsConfiguration `json:"windows"`
-	// IPTables, IPVS, NFTables and Winkernel hold what one mode has.
-	IPTables  iptables.Configuration  `json:"iptables"`
-	IPVS      ipvs.Configuration      `json:"ipvs"`
-	NFTables  nftables.Configuration  `json:"nftables"`
+	// IPTables holds the fields of the mode iptables.
+	IPTables iptables.Configuration `json:"iptables"`
+	// IPVS holds the fields of the mode ipvs.
+	IPVS ipvs.Configuration `json:"ipvs"`
+	// NFTables holds the fields of the mode nftables.
+	NFTables nftables.Configuration `json:"nftables"`
+	// Winkernel holds the fields of the mode kernelspace.
 	Winkernel winkernel.Configuration `json:"winkernel"`
 
 	// DetectLocalMode says how to tell the cluster's pods from other clients. Default

@@ -12,8 +12,11 @@ const (
 
 // A Job is one run of a test binary.
 type Job struct {
-	Dir  string
+	// Dir is the working directory.
+	Dir string
+	// Path is the path of the binary.
 	Path string
+	// Args are its arguments.
 	Args []string
 }
 

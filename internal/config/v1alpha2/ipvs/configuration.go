@@ -22,11 +22,12 @@ type Configuration struct {
 	// StrictARP sets arp_ignore and arp_announce, so that addresses of kube-ipvs0 are not
 	// answered for.
 	StrictARP bool `json:"strictARP"`
-	// TCPTimeout, TCPFinTimeout and UDPTimeout are the timeouts of idle IPVS sessions; 0 leaves
-	// the system's.
-	TCPTimeout    metav1.Duration `json:"tcpTimeout"`
+	// TCPTimeout is the timeout of idle IPVS sessions of TCP; 0 leaves the system's.
+	TCPTimeout metav1.Duration `json:"tcpTimeout"`
+	// TCPFinTimeout is the timeout of TCP sessions after a FIN; 0 leaves the system's.
 	TCPFinTimeout metav1.Duration `json:"tcpFinTimeout"`
-	UDPTimeout    metav1.Duration `json:"udpTimeout"`
+	// UDPTimeout is the timeout of idle IPVS sessions of UDP; 0 leaves the system's.
+	UDPTimeout metav1.Duration `json:"udpTimeout"`
 }
 
 // SetDefaults fills in what is not set.
