@@ -37,6 +37,10 @@ type Config struct {
 	// IPv4Only makes no table for IPv6, and passes over its Service ports: a kernel without IPv6 may refuse such a table
 	// (CONFIG_IPV6, CONFIG_NF_TABLES_IPV6).
 	IPv4Only bool
+	// CountServices counts new connections, packets and bytes for each frontend, in sets of their own: see CountSets.
+	// Every packet of a Service pays for a lookup (kernel 5.7). The kernel must be asked before with
+	// nft.Conn.ProbeCounters.
+	CountServices bool
 }
 
 // Default returns kube-proxy's defaults: bit 14, no detection of local clients, node ports on the node's addresses.

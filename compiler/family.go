@@ -105,6 +105,7 @@ func (f *family) putDecisions(e frontendElements) {
 	f.putVerdicts(e)
 	f.putSources(e)
 	f.putAffinity(e)
+	f.putCounted(e)
 }
 
 // applied returns the plan of a frontend in the draft.

@@ -302,7 +302,7 @@ func (c *cluster) compare() {
 }
 
 func randomConfig(c chooser) Config {
-	config := Config{MasqueradeBit: uint8(c.choose(32)), MasqueradeAll: c.choose(3) == 0, AffinityHash: c.choose(3) == 0}
+	config := Config{MasqueradeBit: uint8(c.choose(32)), MasqueradeAll: c.choose(3) == 0, AffinityHash: c.choose(3) == 0, CountServices: c.choose(3) == 0}
 	config.NodePortAddresses.Primary = c.choose(2) == 0
 	config.DetectLocal.NodePodCIDRs = c.choose(2) == 0
 	if c.choose(3) == 0 {

@@ -33,9 +33,9 @@ func (f *family) putFixedChains() {
 		{Name: "nat-output", Type: nft.TypeNAT, Hook: nft.HookOutput, Priority: nft.PriorityDstNAT, Rules: services},
 		{Name: "nat-prerouting-again", Type: nft.TypeNAT, Hook: nft.HookPrerouting, Priority: nft.PriorityDstNAT + 1, Rules: services},
 		{Name: "nat-output-again", Type: nft.TypeNAT, Hook: nft.HookOutput, Priority: nft.PriorityDstNAT + 1, Rules: services},
-		{Name: "filter-input", Type: nft.TypeFilter, Hook: nft.HookInput, Priority: nft.PriorityFilter, Rules: newConnections(chainInputCheck)},
-		{Name: "filter-forward", Type: nft.TypeFilter, Hook: nft.HookForward, Priority: nft.PriorityFilter, Rules: newConnections(chainForwardCheck)},
-		{Name: "filter-output", Type: nft.TypeFilter, Hook: nft.HookOutput, Priority: nft.PriorityFilter, Rules: newConnections(chainForwardCheck)},
+		{Name: "filter-input", Type: nft.TypeFilter, Hook: nft.HookInput, Priority: nft.PriorityFilter, Rules: append(f.countInput(), newConnections(chainInputCheck)...)},
+		{Name: "filter-forward", Type: nft.TypeFilter, Hook: nft.HookForward, Priority: nft.PriorityFilter, Rules: append(f.countTraffic(), newConnections(chainForwardCheck)...)},
+		{Name: "filter-output", Type: nft.TypeFilter, Hook: nft.HookOutput, Priority: nft.PriorityFilter, Rules: append(f.countTraffic(), newConnections(chainForwardCheck)...)},
 		{Name: "nat-postrouting", Type: nft.TypeNAT, Hook: nft.HookPostrouting, Priority: nft.PrioritySrcNAT, Rules: f.postrouting()},
 		{Name: chainNodePorts, Rules: append(f.findKnown(true), nft.NewRule(nft.Vmap{Key: f.key(true), Map: f.sets.serviceNodePorts.Name}))},
 		{Name: chainShortCircuit, Rules: f.shortCircuitRules(false, f.sets.shortCircuitIPs)},
@@ -50,6 +50,7 @@ func (f *family) putFixedChains() {
 		f.draft.PutChain(c)
 	}
 	f.putServices()
+	f.putCountChains()
 	f.putMarkUnlessLocal()
 	f.putAffinityCheck()
 	f.putFirewall()
@@ -95,13 +96,13 @@ func (f *family) clusterIPRules() []nft.Rule {
 func (f *family) postrouting() []nft.Rule {
 	bits := f.config.markBits()
 	pair := nft.Concat{f.family.Saddr(), f.family.Daddr()}
-	return []nft.Rule{
+	return append(f.countConnections(), []nft.Rule{
 		nft.NewRule(nft.MatchMark{Bits: bits}, nft.FlipMarkBits{Bits: bits}, nft.Masquerade{}),
 		{
 			Statements: []nft.Statement{nft.MatchFlags{Field: nft.CTStatus, Bits: nft.CTStatusDNAT}, nft.InSet{Key: pair, Set: f.sets.hairpin.Name}, nft.Masquerade{}},
 			Comment:    "the endpoint is the client itself",
 		},
-	}
+	}...)
 }
 
 func isLocalAddress(field nft.Field) nft.Statement {

@@ -20,6 +20,8 @@ type sets struct {
 	guardedIPs, allowedSources              *nft.Set
 	affinityIPs, affinityNodePorts          *nft.Set
 	knownIPs, knownNodePorts                *nft.Set
+	// counts are the sets that count; zero without Config.CountServices.
+	counts countSets
 }
 
 // addSets adds the sets to the draft, in the order in which the table has them.
@@ -49,6 +51,9 @@ func (f *family) addSets() {
 	s.affinityNodePorts = verdicts("affinity-nodeports", true)
 	s.knownIPs = verdicts("affinity-known-ips", false)
 	s.knownNodePorts = verdicts("affinity-known-nodeports", true)
+	if f.config.CountServices {
+		f.addCountSets()
+	}
 	s.hairpin = f.draft.AddSet(&nft.Set{Name: hairpinSet, Key: nft.Concat{f.family.Saddr(), f.family.Daddr()}})
 }
 

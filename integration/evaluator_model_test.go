@@ -123,6 +123,7 @@ func (d generator) config() compiler.Config {
 	c.MasqueradeBit = uint8(rapid.IntRange(0, 31).Draw(d.T, "bit"))
 	c.MasqueradeAll = d.maybe(5)
 	c.AffinityHash = d.maybe(3)
+	c.CountServices = d.maybe(3)
 	c.NodePortAddresses.Primary = !d.maybe(3)
 	for _, p := range places {
 		c.NodePortAddresses.CIDRs = append(c.NodePortAddresses.CIDRs, some(d, p.nodePortRanges, 1, netip.Prefix.Compare)...)

@@ -215,7 +215,7 @@ func (e *elementComparison) take(r *rawElement) error {
 		if !r.catchAll() {
 			e.found++
 		}
-		if r.foreign == "" && r.is(&want) {
+		if r.foreignIn(e.set) == "" && r.is(&want) {
 			return nil
 		}
 		want.Key = Data(key)

@@ -124,6 +124,8 @@ func everything(f Family) *Table {
 	sources.Put(Element{Key: front + AddrData(addr), KeyEnd: front + AddrData(addr)})
 	sources.Put(Element{Key: front + AddrData(addr.Next()), KeyEnd: front + AddrData(addr.Next().Next().Next())})
 
+	counted := &Set{Name: "counted", Key: frontendKey(f), Counter: true}
+	counted.Put(Element{Key: front, Comment: "default/web:http"})
 	affinity := &Set{Name: "affinity", Key: append(Concat{f.Saddr()}, key...), Data: Concat{f.Daddr(), ThDport}, Dynamic: true, Size: 1 << 20}
 	updates := &Chain{Name: "affinity-update", Rules: []Rule{
 		NewRule(DNAT{f, affinity.Key, affinity.Name}),
@@ -134,7 +136,7 @@ func everything(f Family) *Table {
 
 	return &Table{
 		Family: f, Name: "kube-proxy", Comment: "everything",
-		Sets: []*Set{services, endpoints, ips, ports, protocols, hairpin, sources, affinity},
+		Sets: []*Set{services, endpoints, ips, ports, protocols, hairpin, sources, counted, affinity},
 		Chains: []*Chain{
 			{Name: "nat-prerouting", Type: TypeNAT, Hook: HookPrerouting, Priority: PriorityDstNAT, Rules: []Rule{NewRule(Jump("services"))}},
 			{Name: "filter-forward", Type: TypeFilter, Hook: HookForward, Priority: PriorityFilter, Rules: []Rule{

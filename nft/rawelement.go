@@ -22,6 +22,8 @@ type rawElement struct {
 	// timeout and expires are in milliseconds.
 	timeout, expires uint64
 	flags            uint32
+	// counter is the element\'s counter, if it has one.
+	counter counter
 	// foreign names a property of the element that this package cannot express; empty for none.
 	foreign string
 }
@@ -77,8 +79,12 @@ func (r *rawElement) take(typ uint16, b []byte) (err error) {
 		r.expires, err = netlinkattr.Uint64(b)
 	case unix.NFTA_SET_ELEM_USERDATA:
 		r.userdata = b
-	case unix.NFTA_SET_ELEM_EXPR, nftaSetElemExpressions:
-		r.foreign = "expression"
+	case unix.NFTA_SET_ELEM_EXPR:
+		if err = netlinkattr.Each(b, r.counter.take); !r.counter.is {
+			r.foreign = foreignExpression
+		}
+	case nftaSetElemExpressions:
+		r.foreign = foreignExpression
 	case unix.NFTA_SET_ELEM_OBJREF:
 		r.foreign = "object"
 	}
@@ -112,6 +118,16 @@ func onlyValue(nest []byte) (value []byte, err error) {
 	})
 	return value, err
 }
+
+// foreignIn says what there is to the element that an Element of the set cannot say; empty for nothing.
+func (r *rawElement) foreignIn(s *Set) string {
+	if r.foreign == "" && r.counter.is && !s.Counter {
+		return foreignExpression
+	}
+	return r.foreign
+}
+
+const foreignExpression = "expression"
 
 // element returns the element with copies of its parts.
 func (r *rawElement) element() Element {
@@ -190,7 +206,7 @@ func verdictKind(code uint32) VerdictKind {
 // decodeElements decodes an NFT_MSG_NEWSETELEM message into the set.
 func decodeElements(data []byte, s *Set) error {
 	err := eachElement(data, func(r *rawElement) error {
-		s.putRead(r.element(), r.foreign)
+		s.putRead(r.element(), r.foreignIn(s))
 		return nil
 	})
 	if err != nil {

@@ -114,6 +114,24 @@ func (c *Conn) Elements(ctx context.Context, family Family, table string, s *Set
 	}
 }
 
+// Counts lists what the elements of a set with Counter have counted, with the key and the comment of each, as they
+// arrive: nothing is held but the element at hand. It continues when somebody commits meanwhile. Then elements can be
+// left out, and whole is false. The connection is busy until Counts returns; each must not use it. The kernel needs the
+// square of the set's size for a listing.
+func (c *Conn) Counts(ctx context.Context, family Family, table, set string, each func(key Data, comment string, n Count)) (whole bool, err error) {
+	r := reader{conn: c, ctx: ctx, throughCommits: true}
+	err = r.elements(family, table, set, func(raw *rawElement) error {
+		if raw.counter.is && !raw.catchAll() {
+			each(pad(Data(raw.key)), string(raw.comment()), raw.counter.Count)
+		}
+		return nil
+	})
+	if err != nil {
+		return false, fmt.Errorf("nft: read the counters of set %s %s %s: %w", family, table, set, err)
+	}
+	return !r.moved, nil
+}
+
 // errStopped says that nobody wants the rest of a listing.
 var errStopped = errors.New("stopped")
 
@@ -223,7 +241,7 @@ func (r *reader) setsWithElements(t *Table) error {
 	}
 	for _, s := range t.Sets {
 		put := func(raw *rawElement) error {
-			s.putRead(raw.element(), raw.foreign)
+			s.putRead(raw.element(), raw.foreignIn(s))
 			return nil
 		}
 		if s.Dynamic {

@@ -146,6 +146,7 @@ func testEverySetDescriptionSurvivesItsEncoding(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		f := drawFamily(t)
 		want := &Set{Name: "s", Key: drawKey(t, f), Comment: rapid.StringMatching(`[a-z ]{0,60}`).Draw(t, "comment")}
+		want.Counter = rapid.Bool().Draw(t, "counter")
 		switch rapid.IntRange(0, 2).Draw(t, "kind") {
 		case 1:
 			want.Verdicts = true

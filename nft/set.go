@@ -32,6 +32,10 @@ type Set struct {
 	// In a Dynamic set, 0 means DefaultSize. Packets add nothing beyond the limit. Such a set keeps the size that it was
 	// made with, whatever is wanted later, because it would lose its elements otherwise.
 	Size uint32
+	// Counter makes each element count the packets that a lookup found it for, and their bytes (nft's "counter" of a set,
+	// kernel 5.7). What elements have counted is the kernel's alone: ReadTable leaves it out, no difference comes from it,
+	// and Conn.Counts returns it. An element that is replaced counts from 0 again.
+	Counter bool
 	// Comment is shown by nft; at most 127 bytes.
 	Comment string
 
@@ -122,7 +126,7 @@ func (s *Set) each() iter.Seq[Element] {
 // sameType reports whether two sets differ in nothing but their name and elements, so that one need not be made anew to
 // become the other.
 func (s *Set) sameType(o *Set) bool {
-	return s.Key.String() == o.Key.String() && s.Data.String() == o.Data.String() && s.Verdicts == o.Verdicts && s.Interval == o.Interval && s.Dynamic == o.Dynamic && (s.Dynamic || s.Size == o.Size) && sameComment(s.Comment, o.Comment)
+	return s.Key.String() == o.Key.String() && s.Data.String() == o.Data.String() && s.Verdicts == o.Verdicts && s.Interval == o.Interval && s.Dynamic == o.Dynamic && s.Counter == o.Counter && (s.Dynamic || s.Size == o.Size) && sameComment(s.Comment, o.Comment)
 }
 
 // resizable reports whether two sets differ in nothing but their size, and one can replace the other. A Dynamic set

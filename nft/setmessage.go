@@ -38,6 +38,9 @@ func (e *encoder) addSet(s Step, a netlinkattr.List) {
 	encodeDescription(&a, set)
 	a.Uint32(unix.NFTA_SET_ID, id)
 	a.Bytes(unix.NFTA_SET_USERDATA, set.userdata())
+	if set.Counter {
+		encodeCounter(&a)
+	}
 	e.message(s, unix.NFT_MSG_NEWSET, netlink.Create, a)
 }
 
@@ -102,7 +105,12 @@ func decodeSet(data []byte) (table string, s *Set, err error) {
 			count, err := netlinkattr.Uint32(b)
 			s.kernelCount = int(count)
 			return err
-		case unix.NFTA_SET_TIMEOUT, unix.NFTA_SET_GC_INTERVAL, nftaSetExpr, nftaSetExpressions:
+		case nftaSetExpr:
+			var c counter
+			err = netlinkattr.Each(b, c.take)
+			s.Counter = c.is
+			plain = plain && c.is
+		case unix.NFTA_SET_TIMEOUT, unix.NFTA_SET_GC_INTERVAL, nftaSetExpressions:
 			plain = false
 		}
 		return err

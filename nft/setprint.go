@@ -14,6 +14,9 @@ func (s *Set) appendText(b *strings.Builder) {
 	if f := s.flagsText(); f != "" {
 		fmt.Fprintf(b, "\t\tflags %s\n", f)
 	}
+	if s.Counter {
+		b.WriteString("\t\tcounter\n")
+	}
 	if s.Comment != "" {
 		fmt.Fprintf(b, "\t\tcomment %s\n", quote(s.Comment))
 	}

@@ -133,14 +133,17 @@ func (s Step) appendText(b *strings.Builder) {
 		}
 		fmt.Fprintf(b, "%s %s%s\n", stepNames[s.Op], where, block(flags, comment))
 	case AddSet:
-		size, flags := "", ""
+		size, flags, counter := "", "", ""
 		if s.Set.Size > 0 {
 			size = fmt.Sprintf("size %d;", s.Set.Size)
 		}
 		if f := s.Set.flagsText(); f != "" {
 			flags = "flags " + f + ";"
 		}
-		fmt.Fprintf(b, "add %s %s %s%s\n", s.Set.Kind(), where, s.Set.Name, block(s.Set.typeText()+";", size, flags, commentText(s.Set.Comment)))
+		if s.Set.Counter {
+			counter = "counter;"
+		}
+		fmt.Fprintf(b, "add %s %s %s%s\n", s.Set.Kind(), where, s.Set.Name, block(s.Set.typeText()+";", size, flags, counter, commentText(s.Set.Comment)))
 	case DeleteSet:
 		fmt.Fprintf(b, "delete %s %s %s\n", s.Set.Kind(), where, s.Set.Name)
 	case AddChain:

@@ -21,6 +21,14 @@ type cluster struct {
 	nowhere bool
 	// affinity is the time of session affinity; 0 for none.
 	affinity time.Duration
+	// counted has the tables count Services.
+	counted bool
+}
+
+func (c cluster) config() compiler.Config {
+	config := compiler.Default()
+	config.CountServices = c.counted
+	return config
 }
 
 func (c cluster) String() string {
@@ -30,6 +38,9 @@ func (c cluster) String() string {
 	}
 	if c.affinity > 0 {
 		name += "-affinity"
+	}
+	if c.counted {
+		name += "-counted"
 	}
 	return name
 }
@@ -127,6 +138,7 @@ func BenchmarkFirstSync(b *testing.B) {
 		{services: 10_000, endpoints: 2}, {services: 44_000, endpoints: 2}, {services: 5_000, endpoints: 50},
 		{services: 10_000, endpoints: 2, nowhere: true}, {services: 5_000, endpoints: 50, nowhere: true},
 		{services: 1_000, endpoints: 2, affinity: affinity}, {services: 5_000, endpoints: 2, affinity: affinity},
+		{services: 44_000, endpoints: 2, counted: true},
 	} {
 		b.Run(c.String(), func(b *testing.B) {
 			changes := c.changes()
@@ -136,7 +148,7 @@ func BenchmarkFirstSync(b *testing.B) {
 			var processor time.Duration
 			for b.Loop() {
 				b.StopTimer()
-				backend, err := NewBackend(namespaceConn(b), compiler.Default(), p.hooks())
+				backend, err := NewBackend(namespaceConn(b), c.config(), p.hooks())
 				if err != nil {
 					b.Fatal(err)
 				}
@@ -164,11 +176,11 @@ func BenchmarkFirstSync(b *testing.B) {
 func BenchmarkOneChange(b *testing.B) {
 	for _, c := range []cluster{
 		{services: 100, endpoints: 2}, {services: 10_000, endpoints: 2}, {services: 44_000, endpoints: 2},
-		{services: 5_000, endpoints: 2, affinity: 3 * time.Hour},
+		{services: 5_000, endpoints: 2, affinity: 3 * time.Hour}, {services: 44_000, endpoints: 2, counted: true},
 	} {
 		b.Run(c.String(), func(b *testing.B) {
 			var p phases
-			backend, err := NewBackend(namespaceConn(b), compiler.Default(), p.hooks())
+			backend, err := NewBackend(namespaceConn(b), c.config(), p.hooks())
 			if err != nil {
 				b.Fatal(err)
 			}
@@ -222,4 +234,26 @@ func processorTime(b *testing.B) time.Duration {
 		b.Fatal(err)
 	}
 	return time.Duration(usage.Utime.Nano() + usage.Stime.Nano())
+}
+
+// BenchmarkReadCounts measures one reading of the counters of all Services.
+func BenchmarkReadCounts(b *testing.B) {
+	for _, services := range []int{1_000, 10_000, MaxCountedElements} {
+		c := cluster{services: services, endpoints: 1, counted: true}
+		b.Run(c.String(), func(b *testing.B) {
+			backend, err := NewBackend(namespaceConn(b), c.config(), Hooks{})
+			if err != nil {
+				b.Fatal(err)
+			}
+			if err := backend.Sync(b.Context(), c.changes()); err != nil {
+				b.Fatal(err)
+			}
+			counts := NewServiceCounts(backend)
+			for b.Loop() {
+				if err := counts.Read(b.Context()); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 
+	"k8s.io/component-base/featuregate"
 	"k8s.io/klog/v2"
 	kubeproxyv1alpha1 "k8s.io/kube-proxy/config/v1alpha1"
 
@@ -38,9 +39,13 @@ func prepareKernel(ctx context.Context, c *v1alpha2.KubeProxyConfiguration, conn
 	if err := conn.Probe(ctx, families...); err != nil {
 		return err
 	}
-	if gates, _, _ := config.FeatureGates(c.FeatureGates); gates.Enabled(config.OwnTables) {
-		if err := conn.ProbePersist(ctx); err != nil {
-			return fmt.Errorf("featureGates: %s: %w", config.OwnTables, err)
+	gates, _, _ := config.FeatureGates(c.FeatureGates)
+	for gate, probe := range map[featuregate.Feature]func(context.Context) error{config.OwnTables: conn.ProbePersist, config.ServiceCounters: conn.ProbeCounters} {
+		if !gates.Enabled(gate) {
+			continue
+		}
+		if err := probe(ctx); err != nil {
+			return fmt.Errorf("featureGates: %s: %w", gate, err)
 		}
 	}
 	conntrack := kubeproxyv1alpha1.KubeProxyConntrackConfiguration(c.Linux.Conntrack)

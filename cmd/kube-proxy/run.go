@@ -66,6 +66,8 @@ type parts struct {
 	loop    *syncloop.Loop
 	backend *proxy.Backend
 	flows   *proxy.FlowCleaner
+	// counts is nil unless Services are counted.
+	counts *proxy.ServiceCounts
 	// events is nil when Services do not come from an API server.
 	events *node.Events
 
@@ -94,6 +96,9 @@ func newParts(ctx context.Context, o *options, compilerConfig compiler.Config, c
 		return nil, err
 	}
 	p.backend.RemoveStaleFlows(p.flows)
+	if compilerConfig.CountServices {
+		p.counts = newServiceCounts(p.backend)
+	}
 	p.services = newServiceHealth(p.health, compilerConfig, p.events)
 	p.localhosts = newForwarder(o.config)
 	logger := klog.FromContext(ctx)
@@ -193,6 +198,12 @@ func (p *parts) serve(ctx context.Context, o *options) error {
 		p.flows.Run(ctx)
 		return nil
 	})
+	if p.counts != nil {
+		group.Go(func() error {
+			p.counts.Run(ctx)
+			return nil
+		})
+	}
 	group.Go(func() error {
 		leftovers.Watch(ctx, showLeftovers)
 		return nil
@@ -200,6 +211,18 @@ func (p *parts) serve(ctx context.Context, o *options) error {
 	err := await(parent, ctx, group)
 	klog.FromContext(ctx).Info("Stopping; the rules stay in the kernel")
 	return err
+}
+
+// newServiceCounts counts Services, for the metrics.
+func newServiceCounts(b *proxy.Backend) *proxy.ServiceCounts {
+	c := proxy.NewServiceCounts(b)
+	metrics.ShowServiceCounts(metrics.ServiceCounts{
+		Each: func(show func(string, uint64, uint64)) {
+			c.Each(func(n proxy.ServiceCount) { show(n.ServicePort, n.Connections, n.Bytes) })
+		},
+		TooLarge: c.TooLarge,
+	})
+	return c
 }
 
 // hooks counts what the backend does. Tables that differ and cannot be repaired count as a change that waits for a sync.

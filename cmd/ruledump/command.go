@@ -134,6 +134,11 @@ addresses are nobody's business; --clients adds them.`,
 				return err
 			}
 			defer s.Close()
+			if format.value == "json" {
+				if err := s.LoadCounts(); err != nil {
+					return err
+				}
+			}
 			if clients {
 				if err := s.ReadAllClients(); err != nil {
 					return err

@@ -22,12 +22,19 @@ clients to, the line says whether they are refused or dropped.
 
 The policy is "-" for a ClusterIP with endpoints: its rules are the same under both. Node
 and zone of endpoints are shown (-o wide) where the objects are known: --manifests and
---kubeconfig. "External" are external IPs and load balancer IPs.`,
+--kubeconfig. "External" are external IPs and load balancer IPs.
+
+Where the proxy counts (its feature gate NFTProxyServiceCounters), two more columns have the
+connections that were sent to an endpoint, and their bytes in both directions. Both begin at 0
+when an address comes into the kernel or the tables are made anew.`,
 		Example: `  # Everything on this node.
   ruledump services
 
   # One Service, with its endpoints.
   ruledump services -n shop web -o wide
+
+  # Which Services have most connections? (The proxy has to count.)
+  ruledump services -o json | jq -r '.frontends[] | "\(.connections) \(.namespace)/\(.service) \(.address)"' | sort -rn | head
 
   # Services that serve nobody, on another node.
   ruledump services --dump node-1.json -o json | jq -r '.frontends[] | select(.unserved) | .namespace + "/" + .service' | sort -u`,
@@ -43,6 +50,9 @@ and zone of endpoints are shown (-o wide) where the objects are known: --manifes
 				return err
 			}
 			defer s.Close()
+			if err := s.LoadCounts(); err != nil {
+				return err
+			}
 			list, err := services.Of(s.Snapshot, filter)
 			if err != nil {
 				return err

@@ -26,6 +26,7 @@ const (
 //   - no-rules: forwarding, without connection tracking.
 //   - untranslated: the chains of a node with one Service, and a packet to an endpoint itself.
 //   - services-N: a packet to a ClusterIP, on a node with N Services.
+//   - services-N-counted: the same with the feature gate NFTProxyServiceCounters.
 //   - chain-per-service-N: the same in the layout of kube-proxy's nftables mode. It needs the nft program.
 func BenchmarkFirstPacket(b *testing.B) {
 	nodes := []*node{
@@ -35,9 +36,28 @@ func BenchmarkFirstPacket(b *testing.B) {
 		{name: "services-1000", rules: true, services: 1000},
 		{name: "services-10000", rules: true, services: 10_000},
 		{name: "services-44000", rules: true, services: 44_000},
+		{name: "services-44000-counted", rules: true, services: 44_000, counted: true},
 		{name: "chain-per-service-1", rules: true, services: 1, chainPerService: true},
 		{name: "chain-per-service-1000", rules: true, services: 1000, chainPerService: true},
 	}
+	takeTurns(b, nodes, func(round int) int { return round })
+}
+
+// BenchmarkLaterPacket measures the same for the later packets of 128 flows: what every packet of a Service pays, and
+// again with the feature gate NFTProxyServiceCounters.
+func BenchmarkLaterPacket(b *testing.B) {
+	takeTurns(b, []*node{
+		{name: "no-rules"},
+		{name: "services-1", rules: true, services: 1},
+		{name: "services-1-counted", rules: true, services: 1, counted: true},
+		{name: "services-44000", rules: true, services: 44_000},
+		{name: "services-44000-counted", rules: true, services: 44_000, counted: true},
+	}, func(int) int { return 0 })
+}
+
+// takeTurns sends rounds of batches through the nodes in turns. flows returns the number of the flows of a round.
+func takeTurns(b *testing.B, nodes []*node, flows func(round int) int) {
+	b.Helper()
 	for _, n := range nodes {
 		n.setUp(b)
 	}
@@ -52,7 +72,7 @@ func BenchmarkFirstPacket(b *testing.B) {
 	for b.Loop() {
 		for range rounds {
 			for i, n := range nodes {
-				elapsed[i] = append(elapsed[i], batches[i].send(b, n, round))
+				elapsed[i] = append(elapsed[i], batches[i].send(b, n, flows(round)))
 			}
 			round++
 		}

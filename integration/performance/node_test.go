@@ -29,6 +29,8 @@ type node struct {
 	// rules says whether the tables are there, and services of how many Services they are.
 	rules    bool
 	services int
+	// counted has the tables count Services.
+	counted bool
 	// chainPerService makes the tables in the layout of kube-proxy instead.
 	chainPerService bool
 	// direct sends packets to endpoints instead of ClusterIPs: the same chains without a translation.
@@ -126,7 +128,9 @@ func (n *node) commit(b *testing.B) {
 		b.Fatal(err)
 	}
 	defer conn.Close()
-	backend, err := proxy.NewBackend(conn, compiler.Default(), proxy.Hooks{})
+	config := compiler.Default()
+	config.CountServices = n.counted
+	backend, err := proxy.NewBackend(conn, config, proxy.Hooks{})
 	if err != nil {
 		b.Fatal(err)
 	}

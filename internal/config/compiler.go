@@ -19,6 +19,7 @@ func Compiler(c *v1alpha2.KubeProxyConfiguration) (compiler.Config, error) {
 		NodePortAddresses: nodePortAddresses(c.NodePortAddresses),
 		AffinityHash:      gates.Enabled(AffinityHash),
 		OwnTables:         gates.Enabled(OwnTables),
+		CountServices:     gates.Enabled(ServiceCounters),
 	}
 	return out, out.Validate()
 }

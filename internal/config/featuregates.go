@@ -22,6 +22,10 @@ const AffinityHash featuregate.Feature = "NFTProxyAffinityHash"
 // compiler.Config.OwnTables.
 const OwnTables featuregate.Feature = "NFTProxyOwnTables"
 
+// ServiceCounters is a gate of this proxy, off by default: it counts connections, packets and bytes for each Service port.
+// See compiler.Config.CountServices.
+const ServiceCounters featuregate.Feature = "NFTProxyServiceCounters"
+
 // The gates of kube-proxy's own that have an effect here.
 const (
 	// AllowServiceExternalIPs is on by default. Off, the externalIPs of Services do not count (CVE-2020-8554).
@@ -112,6 +116,7 @@ func addOwn(gates featuregate.MutableVersionedFeatureGate) error {
 	return gates.Add(map[featuregate.Feature]featuregate.FeatureSpec{
 		AffinityHash:            {Default: false, PreRelease: featuregate.Alpha},
 		OwnTables:               {Default: false, PreRelease: featuregate.Alpha},
+		ServiceCounters:         {Default: false, PreRelease: featuregate.Alpha},
 		AllowServiceExternalIPs: {Default: true, PreRelease: featuregate.GA},
 		LocalhostNodePorts:      {Default: true, PreRelease: featuregate.Alpha},
 	})

@@ -55,6 +55,7 @@ func everything() {
 	metrics.SetNodeLocalWatchers(1)
 	metrics.ObserveNodeLocalBatch(true, 1, time.Millisecond)
 	metrics.CountNodeLocalRefused("streams")
+	metrics.ShowServiceCounts(metrics.ServiceCounts{Each: func(show func(string, uint64, uint64)) { show("shop/web:http", 1, 2) }, TooLarge: func() int { return 0 }})
 }
 
 // gather returns all metrics by name.

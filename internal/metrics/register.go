@@ -43,7 +43,7 @@ func Register() {
 			leftoverRules, buildInfo,
 			nodeLocalWatchers, nodeLocalBatches, nodeLocalBytes, nodeLocalLag, nodeLocalRefused,
 		)
-		legacyregistry.CustomMustRegister(trackerCollector)
+		legacyregistry.CustomMustRegister(trackerCollector, serviceCollector)
 		startAtZero()
 	})
 }

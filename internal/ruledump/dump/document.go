@@ -67,6 +67,8 @@ type Set struct {
 	Dynamic bool `json:"dynamic,omitempty"`
 	// Size is the largest number of elements; 0 for no limit.
 	Size uint32 `json:"size,omitempty"`
+	// Counter says that the elements count.
+	Counter bool `json:"counter,omitempty"`
 	// Elements are in the order of their keys. A Dynamic set has none.
 	Elements []Element `json:"elements"`
 }
@@ -82,6 +84,9 @@ type Element struct {
 	Timeout string `json:"timeout,omitempty"`
 	// Expires is how much of Timeout was left.
 	Expires string `json:"expires,omitempty"`
+	// Packets and Bytes are what the element of a set with Counter has counted; absent where that was not read.
+	Packets *uint64 `json:"packets,omitempty"`
+	Bytes   *uint64 `json:"bytes,omitempty"`
 }
 
 // Chain is a chain; a base chain if it has a hook.

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"net/netip"
 	"slices"
 	"strings"
@@ -36,11 +37,15 @@ func everything() *nft.Table {
 	verdicts := &nft.Set{Name: "verdicts", Key: nft.Concat{nft.MetaMark, nft.MetaIifname}, Verdicts: true}
 	verdicts.Put(nft.Element{Key: nft.CatchAll, Verdict: nft.Return})
 	verdicts.Put(nft.Element{Key: nft.IntegerData(5) + nft.Data("eth0"+strings.Repeat("\x00", 12)), Verdict: nft.Jump("other")})
+	counted := &nft.Set{Name: "counted", Key: nft.Concat{nft.IPSaddr}, Counter: true}
+	for _, key := range []nft.Data{"\x0b\x00\x00\x01", "\x0b\x00\x00\x02", "\x0b\x00\x00\x03"} {
+		counted.Put(nft.Element{Key: key})
+	}
 	rule := func(s ...nft.Statement) nft.Rule { return nft.Rule{Statements: s, Comment: "a rule"} }
 	return &nft.Table{
 		Family: nft.FamilyIP, Name: "kube-proxy", Comment: "all of it", Owner: true, Persist: true, OwnerPort: 7,
 		Objects: []nft.Object{{Kind: "counter", Name: "web"}, {Kind: "ct helper", Name: "ftp"}},
-		Sets:    []*nft.Set{clients, ranges, verdicts},
+		Sets:    []*nft.Set{clients, ranges, verdicts, counted},
 		Chains: []*nft.Chain{{Name: "base", Type: nft.TypeFilter, Hook: nft.HookForward, Priority: -7, DropPolicy: true, Comment: "base chain", Rules: []nft.Rule{
 			rule(nft.MatchIfname{Field: nft.MetaOifname, Op: nft.NotEqual, Name: "eth 0*"}, nft.Counter{}, nft.Accept),
 			rule(nft.MatchFlags{Field: nft.CTState, Bits: 6}, nft.Unknown{Name: "limit"}, nft.Drop),
@@ -57,15 +62,19 @@ func everything() *nft.Table {
 func TestDumpOfEverything(t *testing.T) {
 	var b bytes.Buffer
 	want := []*nft.Table{everything()}
-	if err := dump.Write(&b, dump.Document{Origin: "kernel"}, want); err != nil {
+	counts := dump.Counts{{nft.FamilyIP, "counted"}: {"\x0b\x00\x00\x01": {Packets: 3, Bytes: math.MaxUint64}, "\x0b\x00\x00\x02": {}}}
+	if err := dump.Write(&b, dump.Document{Origin: "kernel"}, want, counts); err != nil {
 		t.Fatal(err)
 	}
-	_, got, err := dump.Read(bytes.NewReader(b.Bytes()))
+	_, got, gotCounts, err := dump.Read(bytes.NewReader(b.Bytes()))
 	if err != nil {
 		t.Fatal(err)
 	}
 	if diff := cmp.Diff(texts(want), texts(got)); diff != "" {
 		t.Errorf("-written +read:\n%s", diff)
+	}
+	if diff := cmp.Diff(counts, gotCounts); diff != "" {
+		t.Errorf("counts, -written +read:\n%s", diff)
 	}
 	if diff := cmp.Diff(fmt.Sprint(want[0].Objects), fmt.Sprint(got[0].Objects)); diff != "" {
 		t.Errorf("objects, -written +read:\n%s", diff)
@@ -77,7 +86,7 @@ func TestDumpOfEverything(t *testing.T) {
 
 func TestReadRefuses(t *testing.T) {
 	var b bytes.Buffer
-	if err := dump.Write(&b, dump.Document{}, []*nft.Table{everything()}); err != nil {
+	if err := dump.Write(&b, dump.Document{}, []*nft.Table{everything()}, nil); err != nil {
 		t.Fatal(err)
 	}
 	good := b.String()
@@ -95,7 +104,7 @@ func TestReadRefuses(t *testing.T) {
 		{"an address of another family", strings.Replace(good, `"key": "10.0.0.1"`, `"key": "fd00::1"`, 1), `table ip kube-proxy: set clients: element "fd00::1": address fd00::1 is of another family than ip saddr`},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			_, _, err := dump.Read(strings.NewReader(tt.text))
+			_, _, _, err := dump.Read(strings.NewReader(tt.text))
 			want := strings.ReplaceAll(tt.want, `\u0026`, "&")
 			if err == nil || err.Error() != want {
 				t.Errorf("error %v\nwant  %s", err, want)
@@ -104,7 +113,7 @@ func TestReadRefuses(t *testing.T) {
 	}
 	t.Run("every truncation", func(t *testing.T) {
 		for n := 1; n < len(strings.TrimRight(good, "\n")); n++ {
-			if _, _, err := dump.Read(strings.NewReader(good[:n])); !errors.Is(err, dump.ErrTruncated) {
+			if _, _, _, err := dump.Read(strings.NewReader(good[:n])); !errors.Is(err, dump.ErrTruncated) {
 				t.Fatalf("%d of %d bytes: %v", n, len(good), err)
 			}
 		}
@@ -114,7 +123,7 @@ func TestReadRefuses(t *testing.T) {
 // Whatever a dump holds, it is read or refused, and what was read can be printed, written and read again.
 func FuzzRead(f *testing.F) {
 	var b bytes.Buffer
-	if err := dump.Write(&b, dump.Document{Origin: "kernel"}, []*nft.Table{everything()}); err != nil {
+	if err := dump.Write(&b, dump.Document{Origin: "kernel"}, []*nft.Table{everything()}, nil); err != nil {
 		f.Fatal(err)
 	}
 	// Small seeds: what is large is mutated slowly.
@@ -122,18 +131,21 @@ func FuzzRead(f *testing.F) {
 		f.Add([]byte(reduced(f, b.Bytes(), part)))
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {
-		d, tables, err := dump.Read(bytes.NewReader(data))
+		d, tables, counts, err := dump.Read(bytes.NewReader(data))
 		if err != nil {
 			return
 		}
 		before := texts(tables)
 		var again bytes.Buffer
-		if err := dump.Write(&again, *d, tables); err != nil {
+		if err := dump.Write(&again, *d, tables, counts); err != nil {
 			t.Fatal(err)
 		}
-		_, reread, err := dump.Read(&again)
+		_, reread, recounted, err := dump.Read(&again)
 		if err != nil {
 			t.Fatalf("what was read cannot be read again: %v\n%s", err, strings.Join(before, "\n"))
+		}
+		if diff := cmp.Diff(counts, recounted); diff != "" {
+			t.Errorf("counts, -read +reread:\n%s", diff)
 		}
 		if diff := cmp.Diff(before, texts(reread)); diff != "" {
 			t.Errorf("-read +reread:\n%s", diff)

@@ -20,27 +20,28 @@ const MaxSize = 1 << 30
 // ErrTruncated says that a dump ends in the middle.
 var ErrTruncated = errors.New("the dump is truncated: it ends in the middle")
 
-// Read reads a dump of Write. It returns the tables as rulesets, and the Document without them. An error names the
-// fault and its place: a truncated dump, JSON that is no dump, a dump of a newer version, a rule that cannot be read.
-func Read(r io.Reader) (*Document, []*nft.Table, error) {
+// Read reads a dump of Write. It returns the tables as rulesets, the Document without them, and the counts, which are
+// empty for a dump without any. An error names the fault and its place: a truncated dump, JSON that is no dump, a dump of
+// a newer version, a rule that cannot be read.
+func Read(r io.Reader) (*Document, []*nft.Table, Counts, error) {
 	limited := &io.LimitedReader{R: r, N: MaxSize + 1}
 	var d Document
 	switch err := decode(limited, &d); {
 	case limited.N <= 0:
-		return nil, nil, fmt.Errorf("the dump has more than %d bytes", MaxSize)
+		return nil, nil, nil, fmt.Errorf("the dump has more than %d bytes", MaxSize)
 	case err != nil:
-		return nil, nil, err
+		return nil, nil, nil, err
 	}
-	tables := make([]*nft.Table, 0, len(d.Tables))
+	tables, counts := make([]*nft.Table, 0, len(d.Tables)), Counts{}
 	for i := range d.Tables {
-		t, err := d.Tables[i].table()
+		t, err := d.Tables[i].table(counts)
 		if err != nil {
-			return nil, nil, fmt.Errorf("table %s %s: %w", d.Tables[i].Family, d.Tables[i].Name, err)
+			return nil, nil, nil, fmt.Errorf("table %s %s: %w", d.Tables[i].Family, d.Tables[i].Name, err)
 		}
 		tables = append(tables, t)
 	}
 	d.Tables = nil
-	return &d, tables, nil
+	return &d, tables, counts, nil
 }
 
 func decode(r io.Reader, d *Document) error {
@@ -72,7 +73,7 @@ func decode(r io.Reader, d *Document) error {
 	return nil
 }
 
-func (t *Table) table() (*nft.Table, error) {
+func (t *Table) table(counts Counts) (*nft.Table, error) {
 	out := &nft.Table{Name: t.Name, Comment: t.Comment, OwnerPort: t.OwnerPort}
 	for _, f := range nft.Families {
 		if f.String() == t.Family {
@@ -101,6 +102,7 @@ func (t *Table) table() (*nft.Table, error) {
 			if err != nil {
 				return nil, fmt.Errorf("set %s: %w", sets[i].Name, err)
 			}
+			sets[i].addCounts(s, CountedSet{out.Family, s.Name}, counts)
 			out.Sets = append(out.Sets, s)
 		}
 	}
@@ -124,7 +126,7 @@ func parseObject(text string) nft.Object {
 }
 
 func (s *Set) set() (*nft.Set, error) {
-	out := &nft.Set{Name: s.Name, Comment: s.Comment, Interval: s.Interval, Dynamic: s.Dynamic, Size: s.Size, Verdicts: s.Data == verdictData}
+	out := &nft.Set{Name: s.Name, Comment: s.Comment, Interval: s.Interval, Dynamic: s.Dynamic, Size: s.Size, Counter: s.Counter, Verdicts: s.Data == verdictData}
 	var err error
 	if out.Key, err = parseType(s.Key); err != nil {
 		return nil, fmt.Errorf("key %q: %w", s.Key, err)
@@ -142,6 +144,17 @@ func (s *Set) set() (*nft.Set, error) {
 		out.Put(e)
 	}
 	return out, nil
+}
+
+// addCounts adds what the elements have counted. Their keys were read before.
+func (s *Set) addCounts(set *nft.Set, id CountedSet, counts Counts) {
+	for i := range s.Elements {
+		if e := &s.Elements[i]; s.Counter && e.Packets != nil && e.Bytes != nil {
+			if key, _, err := parseKey(set, e.Key); err == nil {
+				counts.Put(id, key, nft.Count{Packets: *e.Packets, Bytes: *e.Bytes})
+			}
+		}
+	}
 }
 
 func (e *Element) element(set *nft.Set) (out nft.Element, err error) {

@@ -7,11 +7,11 @@ import (
 	"github.com/nftproxy/nftproxy/nft"
 )
 
-// Write writes tables with a header, whose Tables are ignored.
-func Write(w io.Writer, header Document, tables []*nft.Table) error {
+// Write writes tables, and the counts of their elements, which may be nil, with a header, whose Tables are ignored.
+func Write(w io.Writer, header Document, tables []*nft.Table, counts Counts) error {
 	header.APIVersion, header.Kind, header.Tables = APIVersion, Kind, []Table{}
 	for _, t := range tables {
-		header.Tables = append(header.Tables, fromTable(t))
+		header.Tables = append(header.Tables, fromTable(t, counts))
 	}
 	enc := json.NewEncoder(w)
 	enc.SetIndent("", "  ")
@@ -19,7 +19,7 @@ func Write(w io.Writer, header Document, tables []*nft.Table) error {
 	return enc.Encode(header)
 }
 
-func fromTable(t *nft.Table) Table {
+func fromTable(t *nft.Table, counts Counts) Table {
 	out := Table{
 		Family: t.Family.String(), Name: t.Name, Comment: t.Comment, Flags: flags(t), OwnerPort: t.OwnerPort,
 		Sets: []Set{}, Maps: []Set{}, Chains: []Chain{},
@@ -28,10 +28,11 @@ func fromTable(t *nft.Table) Table {
 		out.Objects = append(out.Objects, o.String())
 	}
 	for _, s := range t.Sets {
+		converted := fromSet(s, counts[CountedSet{t.Family, s.Name}])
 		if s.IsMap() {
-			out.Maps = append(out.Maps, fromSet(s))
+			out.Maps = append(out.Maps, converted)
 		} else {
-			out.Sets = append(out.Sets, fromSet(s))
+			out.Sets = append(out.Sets, converted)
 		}
 	}
 	for _, c := range t.Chains {
@@ -40,8 +41,8 @@ func fromTable(t *nft.Table) Table {
 	return out
 }
 
-func fromSet(s *nft.Set) Set {
-	out := Set{Name: s.Name, Key: s.Key.String(), Comment: s.Comment, Interval: s.Interval, Dynamic: s.Dynamic, Size: s.Size, Elements: []Element{}}
+func fromSet(s *nft.Set, counts map[nft.Data]nft.Count) Set {
+	out := Set{Name: s.Name, Key: s.Key.String(), Comment: s.Comment, Interval: s.Interval, Dynamic: s.Dynamic, Size: s.Size, Counter: s.Counter, Elements: []Element{}}
 	switch {
 	case s.Verdicts:
 		out.Data = verdictData
@@ -59,6 +60,9 @@ func fromSet(s *nft.Set) Set {
 		}
 		if e.Timeout > 0 {
 			j.Timeout, j.Expires = e.Timeout.String(), e.Expires.String()
+		}
+		if n, counted := counts[e.Key]; counted {
+			j.Packets, j.Bytes = &n.Packets, &n.Bytes
 		}
 		out.Elements = append(out.Elements, j)
 	}

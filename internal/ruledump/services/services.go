@@ -53,6 +53,17 @@ type Frontend struct {
 	Sources []netip.Prefix `json:"sources,omitzero"`
 	// Chain is the name of the chain to which new connections go.
 	Chain string `json:"chain,omitempty"`
+	// Count is what went through the address, where the proxy counts that; nil elsewhere.
+	*Count
+}
+
+// Count is what went through an address since its element came into the kernel.
+type Count struct {
+	// Connections is how many connections were sent to an endpoint.
+	Connections uint64 `json:"connections"`
+	// Packets and Bytes are of these connections in both directions, IP headers included.
+	Packets uint64 `json:"packets"`
+	Bytes   uint64 `json:"bytes"`
 }
 
 // Endpoint is an endpoint with its place.
@@ -117,10 +128,23 @@ func Of(s *snapshot.Snapshot, filter Filter) (*List, error) {
 	list := &List{APIVersion: dump.APIVersion, Kind: "Services", Node: s.Node, Frontends: []Frontend{}}
 	for _, f := range frontends {
 		if filter.Matches(f.ServicePort) {
-			list.Frontends = append(list.Frontends, from(f, s.Places))
+			shown := from(f, s.Places)
+			shown.Count = count(s, f)
+			list.Frontends = append(list.Frontends, shown)
 		}
 	}
 	return list, nil
+}
+
+// count returns what went through a frontend; nil if that was not counted.
+func count(s *snapshot.Snapshot, f *compiler.Frontend) *Count {
+	connections, traffic := f.CountSets()
+	opened, counted := s.Counts[dump.CountedSet{Family: f.Family, Set: connections}][f.Key()]
+	n := s.Counts[dump.CountedSet{Family: f.Family, Set: traffic}][f.Key()]
+	if !counted {
+		return nil
+	}
+	return &Count{opened.Packets, n.Packets, n.Bytes}
 }
 
 func from(f *compiler.Frontend, places map[netip.Addr]snapshot.Place) Frontend {

@@ -3,6 +3,7 @@ package services
 import (
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -10,17 +11,22 @@ import (
 	"github.com/nftproxy/nftproxy/internal/ruledump/colour"
 )
 
-// Table prints the list for people. Wide adds the endpoints themselves and the source ranges.
+// Table prints the list for people. Wide adds the endpoints themselves and the source ranges. Where the proxy counts, so
+// are connections and bytes.
 func (l *List) Table(w io.Writer, wide bool, c colour.Scheme) error {
 	var b strings.Builder
 	tab := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
 	head := []string{"SERVICE PORT", "FRONTEND", "KIND", "POLICY", "ENDPOINTS", "AFFINITY", "SOURCES", "CHAIN"}
+	counted := slices.ContainsFunc(l.Frontends, func(f Frontend) bool { return f.Count != nil })
+	if counted {
+		head = append(head, "CONNECTIONS", "BYTES")
+	}
 	if wide {
 		head = append(head, "TO")
 	}
 	fmt.Fprintln(tab, strings.Join(head, "\t"))
 	for i := range l.Frontends {
-		fmt.Fprintln(tab, strings.Join(l.Frontends[i].row(wide), "\t"))
+		fmt.Fprintln(tab, strings.Join(l.Frontends[i].row(counted, wide), "\t"))
 	}
 	if err := tab.Flush(); err != nil {
 		return err
@@ -40,15 +46,43 @@ func (l *List) Table(w io.Writer, wide bool, c colour.Scheme) error {
 	return nil
 }
 
-func (f *Frontend) row(wide bool) []string {
+func (f *Frontend) row(counted, wide bool) []string {
 	row := []string{
 		f.ServicePort(), f.Address + "/" + f.Protocol, f.Kind, orDash(f.Policy), f.count(), f.affinity(), f.sources(wide), orDash(f.Chain),
+	}
+	if counted {
+		row = append(row, f.counts()...)
 	}
 	if wide {
 		row = append(row, f.where())
 	}
 	return row
 }
+
+// counts returns connections and bytes.
+func (f *Frontend) counts() []string {
+	if f.Count == nil {
+		return []string{"-", "-"}
+	}
+	return []string{fmt.Sprint(f.Connections), bytes(f.Bytes)}
+}
+
+// bytes prints a number of bytes with three digits or so: "512 B", "1.5 KiB", "320 GiB".
+func bytes(n uint64) string {
+	if n < 1<<10 {
+		return fmt.Sprintf("%d B", n)
+	}
+	v, unit := float64(n)/(1<<10), 0
+	for ; v >= 1000 && unit < len(units)-1; unit++ {
+		v /= 1 << 10
+	}
+	if v < 10 {
+		return fmt.Sprintf("%.1f %s", v, units[unit])
+	}
+	return fmt.Sprintf("%.0f %s", v, units[unit])
+}
+
+var units = [...]string{"KiB", "MiB", "GiB", "TiB", "PiB", "EiB"}
 
 // ServicePort returns "namespace/service:port".
 func (f *Frontend) ServicePort() string {

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/nftproxy/nftproxy/compiler"
+	"github.com/nftproxy/nftproxy/internal/ruledump/dump"
 	"github.com/nftproxy/nftproxy/nft"
 )
 
@@ -37,9 +38,35 @@ func FromKernel(ctx context.Context, conn *nft.Conn) (*Snapshot, error) {
 		}
 		return err
 	}
+	s.ReadCounts = func() (dump.Counts, error) { return readCounts(ctx, conn, s.Tables) }
 	s.Node, _ = os.Hostname() // only shown
 	s.Addresses, err = ownAddresses()
 	return s, err
+}
+
+func readCounts(ctx context.Context, conn *nft.Conn, tables []*nft.Table) (dump.Counts, error) {
+	counts := dump.Counts{}
+	for _, t := range tables {
+		for _, set := range t.Sets {
+			if !set.Counter {
+				continue
+			}
+			id := dump.CountedSet{Family: t.Family, Set: set.Name}
+			_, err := conn.Counts(ctx, t.Family, t.Name, set.Name, func(key nft.Data, _ string, n nft.Count) { counts.Put(id, key, n) })
+			if err != nil {
+				return nil, err
+			}
+		}
+	}
+	return counts, nil
+}
+
+// LoadCounts reads what the elements have counted, if they count and come from a kernel.
+func (s *Snapshot) LoadCounts() (err error) {
+	if s.ReadCounts != nil && s.Counts == nil {
+		s.Counts, err = s.ReadCounts()
+	}
+	return err
 }
 
 // NeedTables returns an error if the snapshot has no table.

@@ -40,6 +40,10 @@ type Snapshot struct {
 	Tables []*nft.Table
 	// Places holds the places of endpoints, by address. It is nil if the objects are not known.
 	Places map[netip.Addr]Place
+	// Counts holds what the elements have counted: see LoadCounts.
+	Counts dump.Counts
+	// ReadCounts, if set, reads what the elements have counted.
+	ReadCounts func() (dump.Counts, error)
 	// ReadClients, if set, reads the clients of a dynamic map of a table into it.
 	ReadClients func(table *nft.Table, set *nft.Set) error
 }
@@ -73,12 +77,12 @@ func (s *Snapshot) Frontends() ([]*compiler.Frontend, error) {
 func (s *Snapshot) Write(w io.Writer) error {
 	return dump.Write(w, dump.Document{
 		Writer: "ruledump " + version.Own(), Origin: s.Origin, Node: s.Node, Taken: s.Taken, Generation: s.Generation, Addresses: s.Addresses,
-	}, s.Tables)
+	}, s.Tables, s.Counts)
 }
 
 // FromDump reads a dump.
 func FromDump(r io.Reader) (*Snapshot, error) {
-	d, tables, err := dump.Read(r)
+	d, tables, counts, err := dump.Read(r)
 	if err != nil {
 		return nil, err
 	}
@@ -90,5 +94,5 @@ func FromDump(r io.Reader) (*Snapshot, error) {
 	if len(tables) == 0 {
 		return nil, fmt.Errorf("the dump has no table ip %s or ip6 %s", compiler.TableName, compiler.TableName)
 	}
-	return &Snapshot{Origin: d.Origin, Node: d.Node, Taken: d.Taken, Generation: d.Generation, Addresses: d.Addresses, Tables: tables}, nil
+	return &Snapshot{Origin: d.Origin, Node: d.Node, Taken: d.Taken, Generation: d.Generation, Addresses: d.Addresses, Tables: tables, Counts: counts}, nil
 }

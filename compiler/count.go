@@ -1,0 +1,124 @@
+package compiler
+
+import (
+	"github.com/nftproxy/nftproxy/model"
+	"github.com/nftproxy/nftproxy/nft"
+)
+
+// Counting (Config.CountServices) has sets of its own. The elements of service-ips could count as well, but they are
+// replaced whenever the number of a Service's endpoints changes, and with them goes what they counted. An element of
+// the sets here stays as long as its frontend.
+//
+// Connections are counted in NAT chains of source translation, of which the kernel runs one once for each connection,
+// after its destination was translated and unless another rule dropped it. So retransmitted SYNs and refused
+// connections do not count. Packets and bytes are counted in filter chains, which see each packet, in both directions.
+
+const (
+	chainCountConnections = "count-connections"
+	chainCountTraffic     = "count-traffic"
+	// chainCountInput sees connections to processes of this node, which never come to nat-postrouting.
+	chainCountInput = "nat-input"
+)
+
+// The sets that count.
+const (
+	setConnections         = "service-connections"
+	setNodePortConnections = "nodeport-connections"
+	setTraffic             = "service-traffic"
+	setNodePortTraffic     = "nodeport-traffic"
+)
+
+// countSets are the sets whose elements count.
+type countSets struct {
+	connections, nodePortConnections *nft.Set
+	traffic, nodePortTraffic         *nft.Set
+}
+
+func (f *family) addCountSets() {
+	add := func(name string, nodePort bool) *nft.Set {
+		return f.draft.AddSet(&nft.Set{Name: name, Key: f.key(nodePort), Counter: true})
+	}
+	f.sets.counts = countSets{
+		connections: add(setConnections, false), nodePortConnections: add(setNodePortConnections, true),
+		traffic: add(setTraffic, false), nodePortTraffic: add(setNodePortTraffic, true),
+	}
+}
+
+// CountSets returns the names of the sets whose elements count for a frontend: in the first each packet is a new
+// connection that was sent to an endpoint, in the second each packet of such connections, in both directions. The keys
+// are Frontend.Key. Only tables with Config.CountServices have these sets.
+func (f *Frontend) CountSets() (connections, traffic string) {
+	if f.Kind == FrontendNodePort {
+		return setNodePortConnections, setNodePortTraffic
+	}
+	return setConnections, setTraffic
+}
+
+// CountsConnections reports whether the packets that a set of CountSets counts are new connections.
+func CountsConnections(set string) bool {
+	return set == setConnections || set == setNodePortConnections
+}
+
+// putCounted has the sets count for a frontend as long as somebody claims it.
+func (f *family) putCounted(e frontendElements) {
+	if !f.config.CountServices {
+		return
+	}
+	c := &f.sets.counts
+	sets := [...]*nft.Set{c.connections, c.traffic}
+	if e.frontend.isNodePort() {
+		sets = [...]*nft.Set{c.nodePortConnections, c.nodePortTraffic}
+	}
+	for _, set := range sets {
+		if e.want == &noPlan {
+			f.draft.Remove(set, e.key)
+		} else {
+			f.draft.Put(set, nft.Element{Key: e.key, Comment: e.want.comment})
+		}
+	}
+}
+
+// putCountChains puts the chains that count, and the base chain that nothing else needs.
+func (f *family) putCountChains() {
+	if !f.config.CountServices {
+		return
+	}
+	c := &f.sets.counts
+	f.draft.PutChain(&nft.Chain{Name: chainCountInput, Type: nft.TypeNAT, Hook: nft.HookInput, Priority: nft.PrioritySrcNAT, Rules: f.countConnections()})
+	f.draft.PutChain(&nft.Chain{Name: chainCountConnections, Rules: f.countRules(c.connections, c.nodePortConnections)})
+	f.draft.PutChain(&nft.Chain{Name: chainCountTraffic, Rules: f.countRules(c.traffic, c.nodePortTraffic)})
+}
+
+// countRules look up the address that the client dialed, as conntrack has it. External addresses may have a node
+// port's number, so they are looked up first. Each protocol has rules of its own: nft can list a port of conntrack only
+// in a rule that matches the protocol first.
+func (f *family) countRules(addresses, nodePorts *nft.Set) (rules []nft.Rule) {
+	nodePort := nft.Concat{nft.MetaL4proto, nft.CTOriginalProtoDst}
+	address := append(nft.Concat{f.family.OriginalDaddr()}, nodePort...)
+	for _, protocol := range []model.Protocol{model.TCP, model.UDP, model.SCTP} {
+		rules = append(rules,
+			nft.NewRule(isProtocol(uint8(protocol)), nft.InSet{Key: address, Set: addresses.Name}, nft.Return),
+			nft.NewRule(isProtocol(uint8(protocol)), nft.InSet{Key: nodePort, Set: nodePorts.Name}, nft.Return))
+	}
+	return rules
+}
+
+// countConnections begins the NAT chains of source translation.
+func (f *family) countConnections() []nft.Rule { return f.countIn(chainCountConnections) }
+
+// countTraffic begins the filter chains.
+func (f *family) countTraffic() []nft.Rule { return f.countIn(chainCountTraffic) }
+
+// countInput begins the filter chain of hook input. What comes from this node itself was counted in hook output.
+func (f *family) countInput() []nft.Rule {
+	return f.countIn(chainCountTraffic, nft.MatchIfname{Field: nft.MetaIifname, Op: nft.NotEqual, Name: "lo"})
+}
+
+// countIn leads packets of connections whose destination was translated to a chain that counts.
+func (f *family) countIn(chain string, match ...nft.Statement) []nft.Rule {
+	if !f.config.CountServices {
+		return nil
+	}
+	statements := append([]nft.Statement{nft.MatchFlags{Field: nft.CTStatus, Bits: nft.CTStatusDNAT}}, match...)
+	return []nft.Rule{nft.NewRule(append(statements, nft.Jump(chain))...)}
+}

@@ -1,0 +1,39 @@
+package nft
+
+import (
+	"context"
+	"errors"
+
+	"golang.org/x/sys/unix"
+)
+
+// ProbeCounters finds out whether the elements of a set can count (Set.Counter, kernel 5.7). If not, it returns a
+// MissingError. An older kernel takes such a set and leaves the counters out, so the probe reads back what it added: a
+// table of a name of its own, without chains, which it then deletes.
+func (c *Conn) ProbeCounters(ctx context.Context) error {
+	set := &Set{Name: "probe", Key: Concat{IPDaddr}, Counter: true}
+	table := &Table{Family: FamilyIP, Name: probeTable(), Sets: []*Set{set}}
+	_, err := c.Commit(ctx, Diff(nil, table))
+	var refused *CommitError
+	switch {
+	case errors.As(err, &refused) && !errors.Is(err, unix.EPERM):
+		return missingCounters(errnoOf(err))
+	case err != nil:
+		return err
+	}
+	got, err := c.ReadTable(ctx, table.Family, table.Name)
+	if _, refused := c.Commit(ctx, Remove(table.Family, table.Name)); err == nil {
+		err = refused
+	}
+	if err != nil {
+		return err
+	}
+	if got == nil || got.Set(set.Name) == nil || !got.Set(set.Name).Counter {
+		return missingCounters(unix.EOPNOTSUPP)
+	}
+	return nil
+}
+
+func missingCounters(err error) error {
+	return MissingError{{Feature: "counters of the elements of sets", Option: "CONFIG_NF_TABLES of kernel 5.7 or later", Err: err}}
+}

@@ -1,0 +1,153 @@
+package proxy
+
+import (
+	"github.com/nftproxy/nftproxy/compiler"
+	"github.com/nftproxy/nftproxy/nft"
+)
+
+// ServiceCount is what went through the frontends of a Service port, of both IP families, since the process began to
+// count. It never goes back: an element that the kernel has anew, because a Service came again or the tables were
+// replaced, counts on top.
+type ServiceCount struct {
+	// ServicePort is the Service port, such as "shop/web:http", as in the comments of the tables. It is empty for all
+	// that have no count of their own.
+	ServicePort string
+	// Connections is how many connections were sent to an endpoint, and Bytes the length of their packets in both
+	// directions.
+	Connections, Bytes uint64
+}
+
+// unseenReadings is how many readings, of which none was whole, may leave an element out until it counts as gone.
+const unseenReadings = 10
+
+// countTotals adds up counters by Service port.
+type countTotals struct {
+	maxPorts int
+	// sets has what each element had counted when it was read last.
+	sets map[countSet]*setCounts
+	// ports has at most maxPorts counts, by Service port; others has what is not in them.
+	ports  map[string]*ServiceCount
+	others ServiceCount
+}
+
+type setCounts struct {
+	elements map[nft.Data]*elementCount
+	// readings counts the readings; known says that one was whole. An element that is new before that may have counted for
+	// long, for instance while another process ran, so that only what comes on top counts.
+	readings int
+	known    bool
+}
+
+type elementCount struct {
+	port string
+	last nft.Count
+	// reading is the last reading that had the element.
+	reading int
+}
+
+func newCountTotals(maxPorts int) countTotals {
+	return countTotals{maxPorts: maxPorts, sets: map[countSet]*setCounts{}, ports: map[string]*ServiceCount{}}
+}
+
+// countReading is one reading of a set, which is held until it is done: its order is not known, and it takes long.
+type countReading struct {
+	set      countSet
+	elements map[nft.Data]elementCount
+}
+
+// begin begins a reading, of which add takes the elements and end does the sums.
+func (t *countTotals) begin(set countSet) *countReading {
+	return &countReading{set, make(map[nft.Data]elementCount, len(t.of(set).elements))}
+}
+
+func (r *countReading) add(key nft.Data, comment string, n nft.Count) {
+	r.elements[key] = elementCount{port: comment, last: n}
+}
+
+func (t *countTotals) of(set countSet) *setCounts {
+	if t.sets[set] == nil {
+		t.sets[set] = &setCounts{elements: map[nft.Data]*elementCount{}}
+	}
+	return t.sets[set]
+}
+
+// end adds what was counted since the reading before. whole says that the reading left nothing out.
+func (t *countTotals) end(r *countReading, whole bool) {
+	s := t.of(r.set)
+	s.readings++
+	for key, now := range r.elements {
+		now.reading = s.readings
+		before := s.elements[key]
+		switch {
+		case before != nil:
+			t.add(r.set, now.port, since(before.last, now.last))
+		case s.known:
+			t.add(r.set, now.port, now.last)
+		}
+		s.elements[key] = &now
+	}
+	s.known = s.known || whole
+	for key, e := range s.elements {
+		if unseen := s.readings - e.reading; unseen > 0 && whole || unseen >= unseenReadings {
+			delete(s.elements, key)
+		}
+	}
+	t.forget()
+}
+
+// since returns what was counted between two readings. A counter that went back began anew.
+func since(before, now nft.Count) nft.Count {
+	if now.Packets < before.Packets || now.Bytes < before.Bytes {
+		return now
+	}
+	return nft.Count{Packets: now.Packets - before.Packets, Bytes: now.Bytes - before.Bytes}
+}
+
+func (t *countTotals) add(set countSet, port string, n nft.Count) {
+	if n == (nft.Count{}) {
+		return
+	}
+	total := t.ports[port]
+	switch {
+	case total != nil:
+	case len(t.ports) < t.maxPorts:
+		total = &ServiceCount{ServicePort: port}
+		t.ports[port] = total
+	default:
+		total = &t.others
+	}
+	if compiler.CountsConnections(set.name) {
+		total.Connections += n.Packets
+	} else {
+		total.Bytes += n.Bytes
+	}
+}
+
+// forget drops the counts of Service ports that no element names any more, which makes room for others.
+func (t *countTotals) forget() {
+	if len(t.ports) == 0 {
+		return
+	}
+	named := make(map[string]bool, len(t.ports))
+	for _, s := range t.sets {
+		for _, e := range s.elements {
+			if t.ports[e.port] != nil {
+				named[e.port] = true
+			}
+		}
+	}
+	for port := range t.ports {
+		if !named[port] {
+			delete(t.ports, port)
+		}
+	}
+}
+
+func (t *countTotals) each(each func(ServiceCount)) {
+	for _, total := range t.ports {
+		each(*total)
+	}
+	if t.others != (ServiceCount{}) {
+		each(t.others)
+	}
+}
