@@ -37,12 +37,13 @@ func writeServicesOf(t *testing.T, path string, n, endpoints int) {
 	}
 }
 
-// TestRuledumpAtScale asks a kernel with 10,000 Services of 10 endpoints. The bounds are those of an operator who waits: three
-// seconds on a machine that does little else, so here three times as much.
+// TestRuledumpAtScale asks a kernel with 10,000 Services of 10 endpoints. An operator waits at most three seconds on a machine
+// that does little else (docs/ruledump.md has what was measured). On a busy one only the processor time says something,
+// and shared caches make that longer too.
 func TestRuledumpAtScale(t *testing.T) {
 	const (
-		patience = 9 * time.Second
-		memory   = 300 << 20
+		processor = 5 * time.Second
+		memory    = 300 << 20
 	)
 	manifests := filepath.Join(t.TempDir(), "services.yaml")
 	writeServicesOf(t, manifests, 10_000, 10)
@@ -77,22 +78,21 @@ func TestRuledumpAtScale(t *testing.T) {
 		{"diff", []string{"diff", "--node=node-1", "--manifests", manifests}, "no difference"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			begin := time.Now()
 			p := labtest.Start(t, l.Node, "ruledump", tt.args...)
 			peakOf := watchMemory(p.Cmd.Process.Pid)
 			if err := p.Wait(); err != nil {
 				t.Fatalf("%v\n%.2000s", err, p.Output())
 			}
-			took, peak := time.Since(begin), peakOf()
+			used, peak := p.Cmd.ProcessState.UserTime()+p.Cmd.ProcessState.SystemTime(), peakOf()
 			if peak == 0 {
 				t.Error("its memory was not seen")
 			}
-			t.Logf("%v, %d MiB", took.Round(time.Millisecond), peak>>20)
+			t.Logf("%v, %d MiB", used.Round(time.Millisecond), peak>>20)
 			if !strings.Contains(p.Output(), tt.want) {
 				t.Errorf("does not say %q:\n%.2000s", tt.want, p.Output())
 			}
-			if took > patience || peak > memory {
-				t.Errorf("took %v and %d MiB, want %v and %d MiB at most", took, peak>>20, patience, memory>>20)
+			if used > processor || peak > memory {
+				t.Errorf("used %v of a processor and %d MiB, want %v and %d MiB at most", used, peak>>20, processor, memory>>20)
 			}
 		})
 	}
