@@ -6,7 +6,6 @@ import (
 	"net/netip"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/mdlayher/netlink"
@@ -88,42 +87,6 @@ func rawSocket(t *testing.T, h *lab.Host) *netlink.Conn {
 	return c
 }
 
-// watchBatches returns a function that counts the batches that the kernel announced since
-// the last call: it ends each with NFT_MSG_NEWGEN.
-func watchBatches(t *testing.T, h *lab.Host) func() int {
-	t.Helper()
-	c := rawSocket(t, h)
-	if err := c.JoinGroup(unix.NFNLGRP_NFTABLES); err != nil {
-		t.Fatal(err)
-	}
-	if err := c.SetReadBuffer(1 << 24); err != nil {
-		t.Fatal(err)
-	}
-	return func() int {
-		t.Helper()
-		batches := 0
-		for {
-			// What a commit announces is there before the commit returns.
-			if err := c.SetReadDeadline(time.Now().Add(200 * time.Millisecond)); err != nil {
-				t.Fatal(err)
-			}
-			messages, err := c.Receive()
-			var timeout interface{ Timeout() bool }
-			if errors.As(err, &timeout) && timeout.Timeout() {
-				return batches
-			}
-			if err != nil {
-				t.Fatal(err)
-			}
-			for _, m := range messages {
-				if m.Header.Type == unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_NEWGEN {
-					batches++
-				}
-			}
-		}
-	}
-}
-
 func TestBatch(t *testing.T) {
 	t.Run("a dual-stack change is exactly one", testDualStackChangeIsExactlyOneBatch)
 	t.Run("ones that fail change and lose nothing", testFailingCommitsChangeAndLoseNothing)
@@ -134,7 +97,7 @@ func testDualStackChangeIsExactlyOneBatch(t *testing.T) {
 	l := labtest.New(t)
 	c := labtest.Conn(t, l.Node)
 	b := started(t, c)
-	announced := watchBatches(t, l.Node)
+	announced := labtest.WatchBatches(t, l.Node, "")
 	for _, tc := range []struct {
 		name    string
 		changes *model.Changes

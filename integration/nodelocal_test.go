@@ -9,12 +9,10 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/nftproxy/nftproxy/integration/await"
 	"github.com/nftproxy/nftproxy/integration/lab"
 	"github.com/nftproxy/nftproxy/integration/lab/labtest"
-	"github.com/nftproxy/nftproxy/source/apiserver/apiservertest"
 )
 
 // expectAnswerOf waits until new connections to the Service of outageObjects reach a pod.
@@ -36,19 +34,7 @@ func expectAnswerOf(t *testing.T, l *lab.Lab, name string) {
 // The brain and the backend are processes of their own. Each is killed once, and traffic flows all the while.
 func TestNodeLocalSourceWhenEitherProcessIsKilled(t *testing.T) {
 	t.Parallel()
-	l := labtest.New(t)
-	server, kubeconfig := labtest.APIServer(t, l.Node)
-	servePod(t, l, "first", "10.244.1.5")
-	servePod(t, l, "second", "10.244.1.6")
-	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: lab.NodeName}, Status: corev1.NodeStatus{
-		Addresses: []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: lab.NodeAddrs.IPv4.String()}},
-	}}
-	service, slice := outageObjects("10.244.1.5")
-	for _, object := range []apiservertest.Object{node, service, slice} {
-		if _, err := server.Create(object); err != nil {
-			t.Fatal(err)
-		}
-	}
+	l, server, kubeconfig := newOutageLab(t)
 	move := func(addr string) {
 		t.Helper()
 		_, slice := outageObjects(addr)

@@ -31,28 +31,30 @@ func servePod(t *testing.T, l *lab.Lab, name, addr string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var listener net.Listener
-	if err := pod.Do(func() (err error) {
-		listener, err = net.Listen("tcp", ":8080")
-		return err
-	}); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { listener.Close() })
-	go func() {
-		for {
-			conn, err := listener.Accept()
-			if err != nil {
-				return
-			}
-			go func() {
-				defer conn.Close()
-				lines := bufio.NewScanner(conn)
-				for fmt.Fprintln(conn, name); lines.Scan(); fmt.Fprintln(conn, name) {
-				}
-			}()
+	labtest.ServeTCP(t, pod, ":8080", func(conn net.Conn) {
+		lines := bufio.NewScanner(conn)
+		for fmt.Fprintln(conn, name); lines.Scan(); fmt.Fprintln(conn, name) {
 		}
-	}()
+	})
+}
+
+// newOutageLab makes a lab with the pods first and second, and an API server. The Service has the first pod.
+func newOutageLab(t *testing.T) (l *lab.Lab, server *apiservertest.Server, kubeconfig string) {
+	t.Helper()
+	l = labtest.New(t)
+	server, kubeconfig = labtest.APIServer(t, l.Node)
+	servePod(t, l, "first", "10.244.1.5")
+	servePod(t, l, "second", "10.244.1.6")
+	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: lab.NodeName}, Status: corev1.NodeStatus{
+		Addresses: []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: lab.NodeAddrs.IPv4.String()}},
+	}}
+	service, slice := outageObjects("10.244.1.5")
+	for _, object := range []apiservertest.Object{node, service, slice} {
+		if _, err := server.Create(object); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return l, server, kubeconfig
 }
 
 // dialService returns a connection to the Service and who serves it.
@@ -131,19 +133,7 @@ func TestOutage(t *testing.T) {
 
 func testTrafficFlowsWhileTheAPIServerIsGone(t *testing.T) {
 	t.Parallel()
-	l := labtest.New(t)
-	server, kubeconfig := labtest.APIServer(t, l.Node)
-	servePod(t, l, "first", "10.244.1.5")
-	servePod(t, l, "second", "10.244.1.6")
-	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: lab.NodeName}, Status: corev1.NodeStatus{
-		Addresses: []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: lab.NodeAddrs.IPv4.String()}},
-	}}
-	service, slice := outageObjects("10.244.1.5")
-	for _, object := range []apiservertest.Object{node, service, slice} {
-		if _, err := server.Create(object); err != nil {
-			t.Fatal(err)
-		}
-	}
+	l, server, kubeconfig := newOutageLab(t)
 	p := labtest.Start(t, l.Node, "kube-proxy", "--kubeconfig", kubeconfig, "--hostname-override", lab.NodeName)
 	var lasting net.Conn
 	await.Until(t, "the Service answers", func() (err error) {
@@ -154,7 +144,7 @@ func testTrafficFlowsWhileTheAPIServerIsGone(t *testing.T) {
 
 	stop := keepDialing(t, l.Client)
 	server.Stop()
-	_, slice = outageObjects("10.244.1.6")
+	_, slice := outageObjects("10.244.1.6")
 	if _, err := server.Update(slice); err != nil {
 		t.Fatal(err)
 	}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/nftproxy/nftproxy/integration/lab/labtest"
 	"github.com/nftproxy/nftproxy/internal/ruledump/snapshot"
+	"github.com/prometheus/procfs"
 )
 
 // writeServicesOf writes Services with ten endpoints each, as JSON.
@@ -110,11 +111,10 @@ func watchMemory(pid int) (peak func() int64) {
 				ended = true
 			case <-time.After(5 * time.Millisecond):
 			}
-			if text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid)); err == nil {
-				_, rest, _ := strings.Cut(string(text), "VmHWM:")
-				var kB int64
-				if _, err := fmt.Sscan(rest, &kB); err == nil {
-					last = kB << 10
+			// A process that has ended has none until it is waited for.
+			if p, err := procfs.NewProc(pid); err == nil {
+				if status, err := p.NewStatus(); err == nil && status.VmHWM > 0 {
+					last = int64(status.VmHWM)
 				}
 			}
 		}

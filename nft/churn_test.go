@@ -67,17 +67,9 @@ func testCompareBesideElementsThatGo(t *testing.T) {
 		}, "add element ip kube-proxy cluster-ips {\n\t10.200.0.1,\n}\n"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			netns.EnterForTest(t)
-			c := dial(t)
 			table := manyAddresses(20_000)
-			commitAll(t, c, Diff(nil, table))
-			awaitRehash(t, c, table)
+			c, another := dialOver(t, table)
 			first := listed(t, c, table, 100)
-			another, err := c.Another()
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer another.Close()
 			calls := 0
 			tx, err := another.Compare(t.Context(), table, Comparison{ThroughCommits: true, Guard: func(work func()) error {
 				work()
@@ -111,16 +103,8 @@ func testCompareWithASetThatSomebodyEmptied(t *testing.T) {
 
 // Other commits all the time change which elements the set has, and how many.
 func testCompareUnderConstantChurn(t *testing.T) {
-	netns.EnterForTest(t)
-	c := dial(t)
 	table := manyAddresses(20_000)
-	commitAll(t, c, Diff(nil, table))
-	awaitRehash(t, c, table)
-	another, err := c.Another()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer another.Close()
+	c, another := dialOver(t, table)
 	var lock sync.Mutex
 	ctx, cancel := context.WithCancel(t.Context())
 	changes := 0

@@ -49,6 +49,21 @@ func awaitRehash(t testing.TB, c *Conn, table *Table) {
 	}
 }
 
+// dialOver commits a table in a namespace of its own and returns two connections, once the kernel lists it whole.
+func dialOver(t *testing.T, table *Table) (c, another *Conn) {
+	t.Helper()
+	netns.EnterForTest(t)
+	c = dial(t)
+	commitAll(t, c, Diff(nil, table))
+	awaitRehash(t, c, table)
+	another, err := c.Another()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { another.Close() })
+	return c, another
+}
+
 // sortedText prints a transaction with the sets, chains and so on of each kind of step in order: the order in which the
 // kernel lists differs each time.
 func sortedText(tx Transaction) string {
@@ -166,15 +181,7 @@ func testCompareGivesUp(t *testing.T) {
 		{"when its guard says so", func(*testing.T, *Conn, func()) {}, errors.New("something else is to do"), nil},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			netns.EnterForTest(t)
-			c := dial(t)
-			commitAll(t, c, Diff(nil, table))
-			awaitRehash(t, c, table)
-			another, err := c.Another()
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer another.Close()
+			c, another := dialOver(t, table)
 			ctx, cancel := context.WithCancel(context.Background())
 			defer cancel()
 			calls, disturbed := 0, time.Time{}
@@ -371,16 +378,8 @@ func TestElements(t *testing.T) {
 
 // The lock that a Guard takes is what keeps the wanted table still; a race detector would see if it did not.
 func testCompareBesideChanges(t *testing.T) {
-	netns.EnterForTest(t)
-	c := dial(t)
 	table := manyAddresses(20_000)
-	commitAll(t, c, Diff(nil, table))
-	awaitRehash(t, c, table)
-	another, err := c.Another()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer another.Close()
+	_, another := dialOver(t, table)
 	lock := make(chan struct{}, 1)
 	var revision atomic.Int64
 	errChanged := errors.New("the wanted table changed")

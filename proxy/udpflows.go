@@ -173,7 +173,7 @@ func (u *udpFlows) stale(f conntrack.Flow, local []netip.Prefix) bool {
 	defer u.mu.Unlock()
 	fe, family := f.Dialed, model.FamilyOf(f.Dialed.Addr())
 	if _, known := u.serving[fe]; !known {
-		if !within(local, fe.Addr()) || !within(u.nodePorts[family], fe.Addr()) {
+		if !u.hasNodePorts(fe.Addr(), local) {
 			return false
 		}
 		fe = netip.AddrPortFrom(unspecified(family), fe.Port())
@@ -182,11 +182,16 @@ func (u *udpFlows) stale(f conntrack.Flow, local []netip.Prefix) bool {
 	return pending && !contains(u.serving[fe], f.Server)
 }
 
-// answersNodePorts reports whether node ports answer on the address, if it is one of the machine's own.
-func (u *udpFlows) answersNodePorts(addr netip.Addr) bool {
+// answersNodePorts reports whether node ports answer on the address. local holds the machine's own addresses.
+func (u *udpFlows) answersNodePorts(addr netip.Addr, local []netip.Prefix) bool {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	return within(u.nodePorts[model.FamilyOf(addr)], addr)
+	return u.hasNodePorts(addr, local)
+}
+
+// hasNodePorts is answersNodePorts for callers that hold mu.
+func (u *udpFlows) hasNodePorts(addr netip.Addr, local []netip.Prefix) bool {
+	return within(local, addr) && within(u.nodePorts[model.FamilyOf(addr)], addr)
 }
 
 func within(prefixes []netip.Prefix, addr netip.Addr) bool {

@@ -61,5 +61,5 @@ func (c *FlowCleaner) dialsFrontend(family model.Family, protocol model.Protocol
 	if c.serves(family, protocol, dialed.Addr(), dialed.Port()) {
 		return true
 	}
-	return within(local, dialed.Addr()) && c.flows.answersNodePorts(dialed.Addr()) && c.serves(family, protocol, netip.Addr{}, dialed.Port())
+	return c.flows.answersNodePorts(dialed.Addr(), local) && c.serves(family, protocol, netip.Addr{}, dialed.Port())
 }

@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/nftproxy/nftproxy/integration/kernels/internal/protocol"
+	"github.com/nftproxy/nftproxy/integration/lab/labtest"
 )
 
 // A suite is some tests of one package: a row of the report.
@@ -57,6 +58,7 @@ func (s suite) job() protocol.Job {
 		Dir:  path.Join(protocol.Source, s.pkg),
 		Path: path.Join(protocol.Binaries, s.testBinary()),
 		Args: append([]string{"-test.v", "-test.run=" + s.run, "-test.timeout=30m"}, s.args...),
+		Env:  []string{labtest.Prebuilt + "=" + protocol.Binaries},
 	}
 }
 

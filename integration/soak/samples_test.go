@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/nftproxy/nftproxy/integration/lab"
+	"github.com/prometheus/procfs"
 )
 
 const metricsAddress = "127.0.0.1:10249"
@@ -83,14 +84,12 @@ func (s *samples) look(ctx context.Context, pid int) (sample, error) {
 }
 
 func residentMB(pid int) (float64, error) {
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	p, err := procfs.NewProc(pid)
 	if err != nil {
 		return 0, err
 	}
-	_, rest, _ := strings.Cut(string(text), "VmRSS:")
-	var kB float64
-	_, err = fmt.Sscan(rest, &kB)
-	return kB / 1024, err
+	status, err := p.NewStatus()
+	return float64(status.VmRSS) / (1 << 20), err
 }
 
 func (s *samples) metric(ctx context.Context, name string) (float64, error) {

@@ -14,6 +14,7 @@ import (
 
 	"github.com/nftproxy/nftproxy/integration/flows"
 	"github.com/nftproxy/nftproxy/integration/lab"
+	"github.com/nftproxy/nftproxy/integration/lab/labtest"
 )
 
 // echoPort is where anchors and the flapping Service's pods send back what they get, over TCP and UDP.
@@ -74,8 +75,8 @@ func newTraffic(t *testing.T, l *lab.Lab) *traffic {
 	t.Cleanup(func() { tr.runner.Close() })
 	for _, e := range endpoints {
 		at := netip.AddrPortFrom(e.Addr, echoPort)
-		echoTCP(t, l.HostOf(e.Addr), at)
-		echoUDP(t, l.HostOf(e.Addr), at)
+		labtest.ServeTCP(t, l.HostOf(e.Addr), at.String(), labtest.Echo)
+		labtest.AnswerUDP(t, l.HostOf(e.Addr), at, slices.Clone)
 	}
 	for _, n := range flappers {
 		addrs := []netip.Addr{netip.MustParseAddr(podAddress("IPv4", n)), netip.MustParseAddr(podAddress("IPv6", n))}
@@ -84,7 +85,7 @@ func newTraffic(t *testing.T, l *lab.Lab) *traffic {
 			t.Fatal(err)
 		}
 		for _, addr := range addrs {
-			echoUDP(t, pod, netip.AddrPortFrom(addr, echoPort))
+			labtest.AnswerUDP(t, pod, netip.AddrPortFrom(addr, echoPort), slices.Clone)
 		}
 	}
 	return tr

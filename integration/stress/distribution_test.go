@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/nftproxy/nftproxy/integration/lab"
+	"github.com/nftproxy/nftproxy/integration/lab/labtest"
 	"github.com/nftproxy/nftproxy/model"
 )
 
@@ -82,7 +83,7 @@ func countDatagrams(t *testing.T, l *lab.Lab) *counters {
 		t.Fatal(err)
 	}
 	for addr, count := range c.byAddress {
-		conn := listenUDP(t, pod, netip.AddrPortFrom(addr, targetPort))
+		conn := labtest.ListenUDP(t, pod, netip.AddrPortFrom(addr, targetPort))
 		go func() {
 			for {
 				if _, _, err := conn.ReadFromUDPAddrPort(make([]byte, 1)); err != nil {

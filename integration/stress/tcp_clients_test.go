@@ -4,7 +4,6 @@ import (
 	"bufio"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"net/netip"
 	"sync"
@@ -12,33 +11,17 @@ import (
 	"time"
 
 	"github.com/nftproxy/nftproxy/integration/lab"
+	"github.com/nftproxy/nftproxy/integration/lab/labtest"
 )
 
 // greet serves every address of the host: it tells each client where it arrived, and then
 // sends back what it gets.
 func greet(t *testing.T, h *lab.Host) {
 	t.Helper()
-	var listener net.Listener
-	if err := h.Do(func() (err error) {
-		listener, err = net.Listen("tcp", fmt.Sprint(":", targetPort))
-		return err
-	}); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { listener.Close() })
-	go func() {
-		for {
-			conn, err := listener.Accept()
-			if err != nil {
-				return
-			}
-			go func() {
-				defer conn.Close()
-				fmt.Fprintln(conn, addrOf(conn.LocalAddr()))
-				_, _ = io.Copy(conn, conn)
-			}()
-		}
-	}()
+	labtest.ServeTCP(t, h, fmt.Sprint(":", targetPort), func(conn net.Conn) {
+		fmt.Fprintln(conn, addrOf(conn.LocalAddr()))
+		labtest.Echo(conn)
+	})
 }
 
 func addrOf(a net.Addr) netip.Addr { return netip.MustParseAddrPort(a.String()).Addr().Unmap() }

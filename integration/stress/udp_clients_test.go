@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/nftproxy/nftproxy/integration/lab"
+	"github.com/nftproxy/nftproxy/integration/lab/labtest"
 )
 
 // every is the time between two datagrams of one client.
@@ -18,17 +19,7 @@ const every = 10 * time.Millisecond
 // answerDatagrams answers every datagram with the pod's name and what it said.
 func answerDatagrams(t *testing.T, pod *lab.Host, at netip.AddrPort) {
 	t.Helper()
-	conn := listenUDP(t, pod, at)
-	go func() {
-		for {
-			b := make([]byte, 64)
-			n, from, err := conn.ReadFromUDPAddrPort(b)
-			if err != nil {
-				return
-			}
-			_, _ = conn.WriteToUDPAddrPort(fmt.Appendf(nil, "%s %s", pod.Name, b[:n]), from)
-		}
-	}()
+	labtest.AnswerUDP(t, pod, at, func(datagram []byte) []byte { return fmt.Appendf(nil, "%s %s", pod.Name, datagram) })
 }
 
 // udpClient sends numbered datagrams from one socket and remembers who answered each.

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/nftproxy/nftproxy/compiler"
 	"github.com/nftproxy/nftproxy/integration/lab"
 	"github.com/nftproxy/nftproxy/integration/lab/labtest"
 	"github.com/nftproxy/nftproxy/nft"
@@ -50,7 +51,7 @@ func testTakingOverLosesNoConnectionAndLeavesNothing(t *testing.T) {
 			c := labtest.Conn(t, l.Node)
 			tt.found(t, l.Node, c)
 			tr := startTraffic(t, l)
-			batches := watchBatches(t, l.Node)
+			batches := labtest.WatchBatches(t, l.Node, compiler.TableName)
 			startOurs(t, l.Node)
 			awaitOurs(t, c)
 			if n := batches(); n != 2 {

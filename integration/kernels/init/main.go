@@ -58,7 +58,8 @@ func runJob(j protocol.Job) {
 	start := time.Now()
 	cmd := exec.Command(j.Path, j.Args...)
 	cmd.Dir = j.Dir
-	cmd.Env = []string{"PATH=/bin:/binaries", "HOME=/root", "TMPDIR=/tmp", "CI=true", "NFTPROXY_BINARIES=" + protocol.Binaries}
+	cmd.Env = []string{"PATH=/bin:/binaries", "HOME=/root", "TMPDIR=/tmp", "CI=true"}
+	cmd.Env = append(cmd.Env, j.Env...)
 	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stdout
 	status := "ok"
 	if err := cmd.Run(); err != nil {

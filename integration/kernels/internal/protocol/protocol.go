@@ -18,6 +18,7 @@ type Job struct {
 	Path string
 	// Args are its arguments.
 	Args []string
+	Env  []string // beside what every job has
 }
 
 // Lines on the console that are not the tests' own begin with Mark.

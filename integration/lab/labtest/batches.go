@@ -1,4 +1,4 @@
-package takeover
+package labtest
 
 import (
 	"errors"
@@ -6,23 +6,24 @@ import (
 	"time"
 
 	"github.com/mdlayher/netlink"
-	"github.com/nftproxy/nftproxy/compiler"
-	"github.com/nftproxy/nftproxy/integration/lab"
 	"golang.org/x/sys/unix"
+
+	"github.com/nftproxy/nftproxy/integration/lab"
 )
 
-// watchBatches returns a function that counts the transactions since then that touched the proxy's tables.
-func watchBatches(t *testing.T, h *lab.Host) func() int {
+// WatchBatches returns a function that counts the batches to nf_tables in the host since its last call. With a table's
+// name it counts those only that touched a table of that name.
+func WatchBatches(t testing.TB, h *lab.Host, table string) (count func() int) {
 	t.Helper()
 	c, err := netlink.Dial(unix.NETLINK_NETFILTER, &netlink.Config{NetNS: int(h.NetNS().Fd())})
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { c.Close() })
-	if err := c.SetReadBuffer(1 << 24); err != nil {
+	if err := c.JoinGroup(unix.NFNLGRP_NFTABLES); err != nil {
 		t.Fatal(err)
 	}
-	if err := c.JoinGroup(unix.NFNLGRP_NFTABLES); err != nil {
+	if err := c.SetReadBuffer(1 << 24); err != nil {
 		t.Fatal(err)
 	}
 	return func() int {
@@ -44,11 +45,11 @@ func watchBatches(t *testing.T, h *lab.Host) func() int {
 			for _, m := range messages {
 				// The kernel ends what it says of a batch with NFT_MSG_NEWGEN.
 				if m.Header.Type == unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_NEWGEN {
-					if touched {
+					if touched || table == "" {
 						batches++
 					}
 					touched = false
-				} else if tableOf(t, m) == compiler.TableName {
+				} else if table != "" && tableOf(t, m) == table {
 					touched = true
 				}
 			}
@@ -57,7 +58,7 @@ func watchBatches(t *testing.T, h *lab.Host) func() int {
 }
 
 // tableOf returns the table that a message is about: attribute 1 of all of them (NFTA_TABLE_NAME, NFTA_CHAIN_TABLE, …).
-func tableOf(t *testing.T, m netlink.Message) string {
+func tableOf(t testing.TB, m netlink.Message) string {
 	t.Helper()
 	const header = 4 // struct nfgenmsg
 	attributes, err := netlink.NewAttributeDecoder(m.Data[header:])
