@@ -3,12 +3,15 @@ package apiservertest
 import (
 	"net"
 	"sync"
+	"sync/atomic"
 )
 
 // connections are those that a listener accepted and nobody closed yet.
 type connections struct {
 	mu   sync.Mutex
 	open map[*connection]struct{}
+	// sent counts the bytes that were written.
+	sent *atomic.Int64
 }
 
 func (c *connections) closeAll() {
@@ -26,6 +29,12 @@ type connection struct {
 	owner *connections
 }
 
+func (c *connection) Write(data []byte) (int, error) {
+	n, err := c.Conn.Write(data)
+	c.owner.sent.Add(int64(n))
+	return n, err
+}
+
 func (c *connection) Close() error {
 	c.owner.mu.Lock()
 	delete(c.owner.open, c)
@@ -39,12 +48,13 @@ type listener struct {
 	*connections
 }
 
-func listen(address string) (*listener, error) {
+// listen counts in sent what is written to connections.
+func listen(address string, sent *atomic.Int64) (*listener, error) {
 	l, err := net.Listen("tcp", address)
 	if err != nil {
 		return nil, err
 	}
-	return &listener{l, &connections{open: map[*connection]struct{}{}}}, nil
+	return &listener{l, &connections{open: map[*connection]struct{}{}, sent: sent}}, nil
 }
 
 func (l *listener) Accept() (net.Conn, error) {

@@ -6,6 +6,7 @@ import (
 	"log"
 	"net/http"
 	"sync"
+	"sync/atomic"
 	"testing"
 
 	"k8s.io/client-go/rest"
@@ -27,6 +28,7 @@ type Server struct {
 	certificate certificate
 	token       string
 	log         requestLog
+	sent        atomic.Int64
 
 	mu       sync.Mutex
 	address  string
@@ -98,7 +100,7 @@ func (s *Server) Resume() error {
 	if s.http != nil {
 		return nil
 	}
-	listener, err := listen(s.address)
+	listener, err := listen(s.address, &s.sent)
 	if err != nil {
 		return err
 	}
@@ -177,6 +179,9 @@ func (s *Server) Watches(plural string) int {
 	}
 	return open
 }
+
+// Sent is how many bytes the server has written to connections since it started, those of TLS and HTTP included.
+func (s *Server) Sent() int64 { return s.sent.Load() }
 
 // Create stores an object and returns it with its version. It fails if the object exists.
 func (s *Server) Create(obj Object) (Object, error) {

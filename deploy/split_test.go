@@ -1,0 +1,160 @@
+package deploy
+
+import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"math/big"
+	"net"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+
+	"github.com/nftproxy/nftproxy/internal/config"
+)
+
+// brainAddress stands in the overlay split where an operator has to set where the brain is.
+const brainAddress = "control-plane.example:10264"
+
+func TestSplitOverlay(t *testing.T) {
+	all := kustomize(t, "kustomize/overlays/split")
+	backend := get[*appsv1.DaemonSet](t, all, "DaemonSet nftproxy").Spec.Template.Spec
+	brain := get[*appsv1.Deployment](t, all, "Deployment nftproxy-brain").Spec.Template.Spec
+	t.Run("the program refuses to run it without the pods' range, and nothing else is missing", func(t *testing.T) {
+		text := projected(t, all, backend).Data["config.conf"]
+		if _, err := config.Parse([]byte(text)); err == nil || !strings.Contains(err.Error(), unsetPodsRange) {
+			t.Errorf("error %v, want one with %q", err, unsetPodsRange)
+		}
+		file, err := config.Parse([]byte(strings.ReplaceAll(text, unsetPodsRange, podsRange)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(file.Warnings) > 0 {
+			t.Errorf("warnings %q", file.Warnings)
+		}
+	})
+	t.Run("the brain has no privilege, the backend no account", func(t *testing.T) {
+		want := &corev1.SecurityContext{
+			Privileged:               new(false),
+			AllowPrivilegeEscalation: new(false),
+			ReadOnlyRootFilesystem:   new(true),
+			RunAsNonRoot:             new(true),
+			RunAsUser:                new(int64(65532)),
+			Capabilities:             &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}},
+			SeccompProfile:           &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault},
+		}
+		if diff := cmp.Diff(want, brain.Containers[0].SecurityContext); diff != "" {
+			t.Errorf("(-want +got):\n%s", diff)
+		}
+		if *backend.AutomountServiceAccountToken || backend.ServiceAccountName != "default" {
+			t.Errorf("the backend's pods use the account %s", backend.ServiceAccountName)
+		}
+		standalone := daemonSets(t)["kustomize"].Spec.Template.Spec
+		if diff := cmp.Diff(standalone.Containers, backend.Containers); diff != "" {
+			t.Errorf("the backend's container (-standalone +split):\n%s", diff)
+		}
+	})
+	t.Run("the brain's account has the role", func(t *testing.T) {
+		account := get[*corev1.ServiceAccount](t, all, "ServiceAccount nftproxy-brain")
+		binding := get[*rbacv1.ClusterRoleBinding](t, all, "ClusterRoleBinding nftproxy-brain")
+		want := []rbacv1.Subject{{Kind: "ServiceAccount", Name: account.Name, Namespace: account.Namespace}}
+		if diff := cmp.Diff(want, binding.Subjects); diff != "" {
+			t.Errorf("(-want +got):\n%s", diff)
+		}
+		if brain.ServiceAccountName != account.Name {
+			t.Errorf("the pods use %s", brain.ServiceAccountName)
+		}
+	})
+	t.Run("brain and backend apply the rules", func(t *testing.T) {
+		c := newCluster(t)
+		ca := newAuthority(t)
+		filled := func(spec corev1.PodSpec) *corev1.ConfigMap {
+			files := projected(t, all, spec)
+			for name, text := range files.Data {
+				files.Data[name] = strings.NewReplacer(apiServer, c.api.URL(), unsetPodsRange, podsRange, brainAddress, "127.0.0.1:10264").Replace(text)
+			}
+			ca.issue(files.Data)
+			return files
+		}
+		process := newPod(t, c, brain, filled(brain))
+		started := process.start(t, process.container(brain.Containers[0]))
+		started.logWhenFailed(t, "brain")
+		checkPod(t, newPod(t, c, backend, filled(backend)))
+		checkRole(t, c.api.Requests("", ""), get[*rbacv1.ClusterRole](t, all, "ClusterRole nftproxy-brain"))
+	})
+}
+
+// projected returns the ConfigMap in the projected volume of a pod, which must have a Secret beside it.
+func projected(t *testing.T, all objects, spec corev1.PodSpec) *corev1.ConfigMap {
+	t.Helper()
+	sources := spec.Volumes[0].Projected.Sources
+	if len(sources) != 2 || sources[1].Secret == nil {
+		t.Fatalf("the volume has %v, want a ConfigMap and a Secret", sources)
+	}
+	return get[*corev1.ConfigMap](t, all, "ConfigMap "+sources[0].ConfigMap.Name).DeepCopy()
+}
+
+// authority signs the certificates of both sides.
+type authority struct {
+	t    *testing.T
+	cert *x509.Certificate
+	key  *ecdsa.PrivateKey
+}
+
+func newAuthority(t *testing.T) *authority {
+	t.Helper()
+	a := &authority{t: t}
+	a.key = a.newKey()
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "nftproxy"}, NotAfter: time.Now().Add(time.Hour),
+		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
+	}
+	a.cert = a.sign(template, template, a.key)
+	return a
+}
+
+func (a *authority) newKey() *ecdsa.PrivateKey {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		a.t.Fatal(err)
+	}
+	return key
+}
+
+func (a *authority) sign(template, parent *x509.Certificate, subject *ecdsa.PrivateKey) *x509.Certificate {
+	der, err := x509.CreateCertificate(rand.Reader, template, parent, &subject.PublicKey, a.key)
+	if err != nil {
+		a.t.Fatal(err)
+	}
+	cert, err := x509.ParseCertificate(der)
+	if err != nil {
+		a.t.Fatal(err)
+	}
+	return cert
+}
+
+// issue adds the files of a Secret of one side.
+func (a *authority) issue(files map[string]string) {
+	key := a.newKey()
+	cert := a.sign(&x509.Certificate{
+		SerialNumber: big.NewInt(2), Subject: pkix.Name{CommonName: "side"}, NotAfter: time.Now().Add(time.Hour),
+		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
+	}, a.cert, key)
+	der, err := x509.MarshalECPrivateKey(key)
+	if err != nil {
+		a.t.Fatal(err)
+	}
+	for name, block := range map[string]*pem.Block{
+		"tls.crt": {Type: "CERTIFICATE", Bytes: cert.Raw}, "tls.key": {Type: "EC PRIVATE KEY", Bytes: der}, "ca.crt": {Type: "CERTIFICATE", Bytes: a.cert.Raw},
+	} {
+		files[name] = string(pem.EncodeToMemory(block))
+	}
+}

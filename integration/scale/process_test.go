@@ -1,0 +1,140 @@
+package scale
+
+import (
+	"bufio"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"runtime"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/go-logr/logr"
+	"k8s.io/klog/v2"
+)
+
+// roleVariable is set in the environment of a process that start began.
+const roleVariable = "NFTPROXY_SCALE_ROLE"
+
+func TestMain(m *testing.M) {
+	text, is := os.LookupEnv(roleVariable)
+	if !is {
+		os.Exit(m.Run())
+	}
+	klog.SetLogger(logr.Discard())
+	var words [4]string
+	err := json.Unmarshal([]byte(text), &words)
+	if err == nil {
+		proxies, _ := strconv.Atoi(words[1])
+		err = role{words[0], proxies, words[2], words[3]}.run()
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+}
+
+// process runs a role.
+type process struct {
+	cmd   *exec.Cmd
+	stdin io.WriteCloser
+	lines *bufio.Scanner
+}
+
+// start begins a process, and returns when it is ready. It ends with the benchmark.
+func start(b *testing.B, r role) *process {
+	b.Helper()
+	self, err := os.Executable()
+	if err != nil {
+		b.Fatal(err)
+	}
+	text, err := json.Marshal([]string{r.name, fmt.Sprint(r.proxies), r.kubeconfig, r.socket})
+	if err != nil {
+		b.Fatal(err)
+	}
+	cmd := exec.Command(self)
+	cmd.Env, cmd.Stderr = append(os.Environ(), roleVariable+"="+string(text)), os.Stderr
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	stdin, err := cmd.StdinPipe()
+	if err != nil {
+		b.Fatal(err)
+	}
+	stdout, err := cmd.StdoutPipe()
+	if err != nil {
+		b.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		b.Fatal(err)
+	}
+	p := &process{cmd, stdin, bufio.NewScanner(stdout)}
+	b.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait() // ended by a signal: always an error
+	})
+	p.expect(b, "ready")
+	return p
+}
+
+func (p *process) read(b *testing.B) string {
+	b.Helper()
+	if !p.lines.Scan() {
+		b.Fatal(errors.Join(errors.New("the process has ended"), p.lines.Err()))
+	}
+	return p.lines.Text()
+}
+
+func (p *process) expect(b *testing.B, want string) {
+	b.Helper()
+	if got := p.read(b); got != want {
+		b.Fatalf("the process says %q, want %q", got, want)
+	}
+}
+
+// change calls do, and returns how long it took until half, 99 % and all of the proxies had heard of it.
+func (p *process) change(b *testing.B, do func()) (p50, p99, last time.Duration) {
+	b.Helper()
+	fmt.Fprintln(p.stdin)
+	p.expect(b, "go")
+	begin := time.Now().UnixNano()
+	do()
+	var times [3]int64
+	if _, err := fmt.Sscan(p.read(b), &times[0], &times[1], &times[2]); err != nil {
+		b.Fatal(err)
+	}
+	return time.Duration(times[0] - begin), time.Duration(times[1] - begin), time.Duration(times[2] - begin)
+}
+
+// processorTime is what the process has used.
+func (p *process) processorTime(b *testing.B) time.Duration {
+	b.Helper()
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", p.cmd.Process.Pid))
+	if err != nil {
+		b.Fatal(err)
+	}
+	fields := strings.Fields(string(text[strings.LastIndex(string(text), ")")+1:]))
+	user, _ := strconv.Atoi(fields[11]) // utime, the 14th of proc_pid_stat(5)
+	kernel, _ := strconv.Atoi(fields[12])
+	const perSecond = 100 // USER_HZ
+	return time.Duration(user+kernel) * time.Second / perSecond
+}
+
+// ownProcessorTime is what this process has used, which runs the API server.
+func ownProcessorTime() time.Duration {
+	var usage syscall.Rusage
+	_ = syscall.Getrusage(syscall.RUSAGE_SELF, &usage)
+	return time.Duration(usage.Utime.Nano() + usage.Stime.Nano())
+}
+
+// heap is what this process keeps, stacks included.
+func heap() uint64 {
+	runtime.GC()
+	var stats runtime.MemStats
+	runtime.ReadMemStats(&stats)
+	return stats.HeapAlloc + stats.StackInuse
+}

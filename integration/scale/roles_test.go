@@ -1,0 +1,221 @@
+package scale
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/encoding"
+	"google.golang.org/grpc/mem"
+	"google.golang.org/protobuf/encoding/protowire"
+
+	"github.com/nftproxy/nftproxy/nodelocal/server"
+	nodelocalv1 "github.com/nftproxy/nftproxy/nodelocal/v1"
+	"github.com/nftproxy/nftproxy/source/apiserver"
+	"github.com/nftproxy/nftproxy/tracker"
+)
+
+// role is what a process of its own does. It says "ready" when all of its proxies have everything. After each line that
+// it reads it says "go", and then, once a change has reached all proxies, when that was: for the median, the 99th
+// percentile and the last of them, in nanoseconds since 1970.
+type role struct {
+	name       string
+	proxies    int
+	kubeconfig string
+	socket     string
+}
+
+// atOnce is how many proxies begin at the same time.
+const atOnce = 16
+
+// run does what the role is for until stdin ends.
+func (r role) run() error {
+	ctx, stop := context.WithCancel(context.Background())
+	defer stop()
+	var err error
+	heard := newArrivals(r.proxies)
+	switch r.name {
+	case "informers":
+		err = r.inform(ctx, heard)
+	case "brain":
+		err = r.serve(ctx)
+	case "watchers":
+		err = r.watch(ctx, heard)
+	default:
+		err = fmt.Errorf("no role %q", r.name)
+	}
+	if err != nil {
+		return err
+	}
+	fmt.Println("ready")
+	for lines := bufio.NewScanner(os.Stdin); lines.Scan(); {
+		heard.begin()
+		fmt.Println("go")
+		times := heard.all()
+		fmt.Println(times[len(times)/2].UnixNano(), times[len(times)*99/100].UnixNano(), times[len(times)-1].UnixNano())
+	}
+	return nil
+}
+
+// inform runs a source for each proxy, as a proxy with informers does. What it hears is not kept.
+func (r role) inform(ctx context.Context, heard *arrivals) error {
+	gate := make(chan struct{}, atOnce)
+	var synced sync.WaitGroup
+	for i := range r.proxies {
+		source, err := apiserver.New(apiserver.Config{Kubeconfig: r.kubeconfig, NodeName: nodeName(i)})
+		if err != nil {
+			return err
+		}
+		gate <- struct{}{}
+		synced.Add(1)
+		sink := &ear{arrivals: heard, proxy: i, synced: func() { <-gate; synced.Done() }}
+		go func() { _ = source.Run(ctx, sink) }() // always nil
+	}
+	synced.Wait()
+	return nil
+}
+
+// ear is the sink of one proxy.
+type ear struct {
+	*arrivals
+	proxy  int
+	synced func()
+}
+
+func (e *ear) SetEndpointSlice(*discoveryv1.EndpointSlice) { e.note(e.proxy) }
+func (e *ear) Synced()                                     { e.synced() }
+
+func (*ear) SetService(*corev1.Service)               {}
+func (*ear) DeleteService(string, string)             {}
+func (*ear) DeleteEndpointSlice(string, string)       {}
+func (*ear) SetNode(*corev1.Node)                     {}
+func (*ear) DeleteNode(string)                        {}
+func (*ear) SetServiceCIDR(*networkingv1.ServiceCIDR) {}
+func (*ear) DeleteServiceCIDR(string)                 {}
+
+// serve is the brain, as kube-proxy node-local-server is.
+func (r role) serve(ctx context.Context) error {
+	source, err := apiserver.New(apiserver.Config{Kubeconfig: r.kubeconfig, EveryNode: true})
+	if err != nil {
+		return err
+	}
+	t := tracker.New(tracker.Options{EveryNode: true, History: 10_000})
+	listener, err := server.Listen(ctx, r.socket, false)
+	if err != nil {
+		return err
+	}
+	go func() { _ = source.Run(ctx, t) }() // always nil
+	go func() { _ = server.New(t, server.Options{}).Serve(ctx, listener) }()
+	<-t.Ready()
+	return nil
+}
+
+// watch follows the brain for each proxy, each over a connection of its own. Nothing is kept.
+func (r role) watch(ctx context.Context, heard *arrivals) error {
+	gate := make(chan struct{}, atOnce)
+	var synced sync.WaitGroup
+	for i := range r.proxies {
+		conn, err := grpc.NewClient(r.socket, grpc.WithTransportCredentials(insecure.NewCredentials()),
+			grpc.WithReadBufferSize(4<<10), grpc.WithWriteBufferSize(4<<10), grpc.WithDefaultCallOptions(grpc.ForceCodecV2(skim{})))
+		if err != nil {
+			return err
+		}
+		gate <- struct{}{}
+		synced.Add(1)
+		stream, err := nodelocalv1.NewNodeLocalClient(conn).Watch(ctx, &nodelocalv1.WatchRequest{Node: nodeName(i)})
+		if err != nil {
+			return err
+		}
+		go func() {
+			first := true
+			for {
+				update, err := stream.Recv()
+				if err != nil {
+					return
+				}
+				if update.GetSync() == nil {
+					continue
+				}
+				if first {
+					first = false
+					<-gate
+					synced.Done()
+				}
+				heard.note(i)
+			}
+		}()
+	}
+	synced.Wait()
+	return nil
+}
+
+// skim is a codec that decodes of an Update only whether it ends a batch.
+type skim struct{}
+
+func (skim) Name() string { return "proto" }
+
+func (skim) Marshal(message any) (mem.BufferSlice, error) {
+	return encoding.GetCodecV2("proto").Marshal(message)
+}
+
+func (skim) Unmarshal(data mem.BufferSlice, message any) error {
+	const sync = 6
+	update := message.(*nodelocalv1.Update)
+	for rest := data.Materialize(); len(rest) > 0; {
+		number, _, n := protowire.ConsumeField(rest)
+		if n < 0 {
+			return errors.New("not a field")
+		}
+		if number == sync {
+			update.Sync = &nodelocalv1.Sync{}
+		}
+		rest = rest[n:]
+	}
+	return nil
+}
+
+// arrivals is when a change reached each proxy first.
+type arrivals struct {
+	waiting []atomic.Bool
+	times   chan time.Time
+}
+
+func newArrivals(proxies int) *arrivals {
+	return &arrivals{make([]atomic.Bool, proxies), make(chan time.Time, proxies)}
+}
+
+// begin awaits a change at each proxy.
+func (a *arrivals) begin() {
+	for i := range a.waiting {
+		a.waiting[i].Store(true)
+	}
+}
+
+// note notes that something reached a proxy.
+func (a *arrivals) note(proxy int) {
+	if a.waiting[proxy].CompareAndSwap(true, false) {
+		a.times <- time.Now()
+	}
+}
+
+// all returns when the change reached each proxy, in order.
+func (a *arrivals) all() []time.Time {
+	times := make([]time.Time, len(a.waiting))
+	for i := range times {
+		times[i] = <-a.times
+	}
+	slices.SortFunc(times, time.Time.Compare)
+	return times
+}
