@@ -34,8 +34,8 @@ type Config struct {
 	// kube-proxy cannot take such tables over: delete them first. Call nft.Conn.ProbePersist before, because on older
 	// kernels the tables go with the connection.
 	OwnTables bool
-	// IPv4Only makes no table for IPv6, and passes over its Service ports: a kernel without IPv6 may refuse such a table
-	// (CONFIG_IPV6, CONFIG_NF_TABLES_IPV6).
+	// IPv4Only leaves out the table for IPv6, and ignores Service ports of IPv6: a kernel without IPv6 may refuse such a
+	// table (CONFIG_IPV6, CONFIG_NF_TABLES_IPV6).
 	IPv4Only bool
 	// CountServices counts new connections, packets and bytes for each frontend, in sets of their own: see CountSets.
 	// Every packet of a Service pays for a lookup (kernel 5.7). The kernel must be asked before with

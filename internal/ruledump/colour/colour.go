@@ -28,10 +28,10 @@ func (s Scheme) mark(code, text string) string {
 // Bold is for headings.
 func (s Scheme) Bold(text string) string { return s.mark("1", text) }
 
-// Bad is for what serves nobody, and what should not be there.
+// Bad is for frontends that serve nobody, and for unwanted parts.
 func (s Scheme) Bad(text string) string { return s.mark("31", text) }
 
-// Good is for what is missing and should be there.
+// Good is for wanted parts that are missing.
 func (s Scheme) Good(text string) string { return s.mark("32", text) }
 
 // Faint is for details.

@@ -197,7 +197,7 @@ func (d *Difference) compareTables(want, have *nft.Table) {
 
 func name(t *nft.Table) string { return t.Family.String() + " " + t.Name }
 
-// addStep adds what a step of the transaction would do that turns have into want.
+// addStep adds the differences that a step of the transaction from the actual to the wanted table would remove.
 func (d *Difference) addStep(s *nft.Step, have, want *nft.Table) {
 	where := name(s.Table)
 	add := func(is, part, what string) {

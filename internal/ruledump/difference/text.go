@@ -40,7 +40,7 @@ func (d *Difference) Text(w io.Writer, all bool, c colour.Scheme) error {
 
 var signs = map[string]string{Missing: "-", Unwanted: "+", Changed: "~"}
 
-// mark colours a line: what the kernel has too much is bad, and so is what it lacks.
+// mark colours the line of a difference by its kind.
 func mark(c colour.Scheme, is, line string) string {
 	switch is {
 	case Missing:

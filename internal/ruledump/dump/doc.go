@@ -1,4 +1,4 @@
-// Package dump reads and writes rulesets as JSON: what "ruledump live -o json" prints, and "--dump FILE" reads.
+// Package dump reads and writes rulesets as JSON: "ruledump live -o json" prints them, and "--dump FILE" reads them.
 //
 // Names, keys, values and rules are the text that nft writes, so that jq and people can look things up; reading
 // parses that text again. A statement that this project does not know is kept by its name, as "unknown-NAME".

@@ -69,7 +69,7 @@ type Set struct {
 	Size uint32 `json:"size,omitempty"`
 	// Counter says that the elements count.
 	Counter bool `json:"counter,omitempty"`
-	// Elements are in the order of their keys. A Dynamic set has none.
+	// Elements are in the order of their keys. A Dynamic set has those of the time of the dump, if they were read.
 	Elements []Element `json:"elements"`
 }
 

@@ -56,7 +56,7 @@ func decode(r io.Reader, d *Document) error {
 	case errors.As(err, &syntax):
 		return fmt.Errorf("this is no dump: at byte %d: %w", syntax.Offset, err)
 	}
-	// The version first: what a newer one changed may be the very thing that does not decode.
+	// The version comes first: a newer version may be the reason why the rest does not decode.
 	switch {
 	case d.APIVersion == "" && d.Kind == "":
 		return fmt.Errorf("this is no dump of ruledump's: it has no apiVersion; %s %s is wanted, as `ruledump live -o json` writes it", APIVersion, Kind)
@@ -116,7 +116,7 @@ func (t *Table) table(counts Counts) (*nft.Table, error) {
 	return out, nil
 }
 
-// parseObject is the inverse of nft.Object.String. A kind may be two words, a name is one.
+// parseObject is the inverse of nft.Object.String. A kind can be two words, a name is one.
 func parseObject(text string) nft.Object {
 	at := strings.LastIndexByte(text, ' ')
 	if at < 0 {

@@ -32,7 +32,7 @@ func parseRule(family nft.Family, text string) ([]nft.Statement, error) {
 	return out, nil
 }
 
-// skip takes a text off the front, if it is there.
+// skip removes a text from the front, if it is there.
 func (t *ruleText) skip(text string) bool {
 	rest, found := strings.CutPrefix(t.rest, text)
 	if found && (rest == "" || strings.HasSuffix(text, " ") || strings.HasSuffix(text, "@") || rest[0] == ' ') {
@@ -42,7 +42,7 @@ func (t *ruleText) skip(text string) bool {
 	return false
 }
 
-// word takes everything up to the next space; a quoted text counts as one word.
+// word removes and returns everything up to the next space. A quoted text counts as one word.
 func (t *ruleText) word() string {
 	if quoted, err := strconv.QuotedPrefix(t.rest); err == nil {
 		t.rest = strings.TrimLeft(t.rest[len(quoted):], " ")
@@ -152,7 +152,7 @@ func parseDuration(text string) (time.Duration, error) {
 	return days + d, err
 }
 
-// verdict takes a verdict off the front.
+// verdict removes and returns a verdict from the front.
 func (t *ruleText) verdict() (nft.Verdict, bool) {
 	for _, kind := range []nft.VerdictKind{nft.VerdictAccept, nft.VerdictDrop, nft.VerdictReturn, nft.VerdictJump, nft.VerdictGoto} {
 		if t.skip(nft.Verdict{Kind: kind}.String()) {
@@ -227,7 +227,7 @@ func parseType(text string) (nft.Concat, error) {
 	return c, err
 }
 
-// concat takes expressions joined by " . " off the front.
+// concat removes and returns expressions joined by " . " from the front.
 func (t *ruleText) concat() (nft.Concat, error) {
 	var out nft.Concat
 	for {
@@ -269,7 +269,7 @@ func (t *ruleText) expression() (nft.Expr, error) {
 	return nil, fmt.Errorf("%q is no field that this version of ruledump knows", t.rest)
 }
 
-// field takes the name of a field off the front.
+// field removes the name of a field from the front and returns the field.
 func (t *ruleText) field() (nft.Field, bool) {
 	end := 0
 	for range fieldWords {

@@ -112,10 +112,10 @@ func parseInteger(text string, base int) (nft.Data, error) {
 	return nft.IntegerData(uint32(v)), err
 }
 
-// words is how many values of a field with words are tried: nft's names stand for small numbers.
+// words is how many values of a field are tried. nft has words for small numbers only.
 const words = 256
 
-// parseWord reads a value that nft has words for: it looks for the value that prints so.
+// parseWord reads a value for which nft has a word. It searches the value that prints like this.
 func parseWord(field nft.Field, text string) (nft.Data, error) {
 	c := nft.Concat{field}
 	for v := range uint32(words) {
@@ -130,7 +130,7 @@ func parseWord(field nft.Field, text string) (nft.Data, error) {
 	return "", fmt.Errorf("%s has no value %q", field, text)
 }
 
-// parseFlags reads bits that nft has words for.
+// parseFlags reads bits for which nft has words.
 func parseFlags(field nft.Field, text string) (uint32, error) {
 	if digits, isRaw := strings.CutPrefix(text, "0x"); isRaw {
 		v, err := strconv.ParseUint(digits, 16, 32)

@@ -10,8 +10,8 @@ import (
 // MaxConnections is how many open connections are shown. There may be a million.
 const MaxConnections = 10
 
-// AddConnections looks for connections of the packet's sender to the packet's destination in the connection tracking
-// table. Of a packet with a source port it looks for that connection alone.
+// AddConnections searches the connection tracking table for connections of the packet's sender to the packet's
+// destination. If the packet has a source port, only that connection counts.
 func (e *Explanation) AddConnections(ctx context.Context, conn *conntrack.Conn) error {
 	p := e.packet
 	return conn.Each(ctx, model.FamilyOf(p.Destination.Addr()), p.Protocol, func(f conntrack.Flow) {

@@ -192,7 +192,7 @@ func head(o *evaluator.Outcome) string {
 	return text
 }
 
-// folded returns a path of which no rule has more elements than are printed.
+// folded returns the path with no more elements of each rule than are printed.
 func folded(path evaluator.Path) evaluator.Path {
 	path = slices.Clone(path)
 	for i := range path {
@@ -234,8 +234,7 @@ func step(s *evaluator.Step) Step {
 	return out
 }
 
-// readAffinity finds the client of the packet in the maps of a frontend with session affinity, after reading them from
-// the kernel.
+// readAffinity reads the affinity maps of a frontend from the kernel, and finds the packet's client in them.
 func (e *Explanation) readAffinity(s *snapshot.Snapshot, f *compiler.Frontend) error {
 	for _, t := range s.Tables {
 		if t.Family != f.Family {

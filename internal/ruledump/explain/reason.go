@@ -9,14 +9,14 @@ import (
 	"github.com/nftproxy/nftproxy/nft"
 )
 
-// Reason says in a word why a packet ended as it did.
+// Reason is the reason of a packet's fate, in a word.
 type Reason string
 
 // The reasons.
 const (
 	// ReasonServed is a packet that a frontend sent to an endpoint.
 	ReasonServed Reason = "served"
-	// ReasonAffinity is the same, to the endpoint that the client was sent to before.
+	// ReasonAffinity is the same, to the endpoint where session affinity keeps the client.
 	ReasonAffinity Reason = "affinity"
 	// ReasonNotService is a packet that the rules leave alone.
 	ReasonNotService Reason = "not-a-service"
@@ -34,7 +34,7 @@ const (
 	ReasonOther Reason = "foreign-rule"
 )
 
-// SourceReason says in a word why a packet's source address was kept or masqueraded.
+// SourceReason is the reason why a packet's source address was kept or masqueraded, in a word.
 type SourceReason string
 
 // The reasons. The first four masquerade, the others keep.
@@ -174,7 +174,7 @@ var sourceTexts = map[SourceReason]string{
 	SourceNotTold:       "the source is kept: detect-local does not tell the cluster's clients from others",
 }
 
-// why says it in one sentence.
+// why returns both reasons in one sentence.
 func (e *Explanation) why(o *Outcome, dialed *compiler.Frontend, destinations int) string {
 	name, node := "no Service", "this node"
 	if e.Node != "" {

@@ -147,7 +147,7 @@ func (d *drawing) frontend(f *compiler.Frontend) {
 	}
 }
 
-// through adds a box between a frontend and its end.
+// through adds a box between a frontend and its endpoints.
 func (d *drawing) through(from *Box, lines ...string) *Box {
 	b := d.box(serving, Box{Lines: lines, Dead: true})
 	d.edge(from, b)
@@ -181,7 +181,7 @@ func (d *drawing) chain(from *Box, f *compiler.Frontend, chain string, isLocal b
 	d.edge(at, d.box(ending, Box{Lines: d.endpoints(list, where)}))
 }
 
-// describe says whom a chain serves and what becomes of their source addresses.
+// describe returns the clients that a chain serves, and the treatment of their source addresses.
 func (d *drawing) describe(f *compiler.Frontend, chain string) []string {
 	switch compiler.RoleOf(chain) {
 	case compiler.RoleServeExternal:
@@ -211,7 +211,7 @@ func (d *drawing) firstStatement(f *compiler.Frontend, chain string) nft.Stateme
 	return nil
 }
 
-// endpoints lists endpoints, the many folded.
+// endpoints lists endpoints. It folds a long list.
 func (d *drawing) endpoints(list []netip.AddrPort, where string) []string {
 	lines := []string{"1 endpoint" + where}
 	if len(list) > 1 {

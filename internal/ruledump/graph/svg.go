@@ -19,7 +19,7 @@ const (
 	top        = 78
 )
 
-// shapes is what does not depend on colours.
+// shapes is the style sheet without colours.
 const shapes = `
 text { font: 13px ui-monospace, "DejaVu Sans Mono", Menlo, Consolas, monospace; white-space: pre; }
 .title { font-size: 17px; font-weight: bold; }
@@ -46,7 +46,7 @@ var style = shapes +
 // place is where a box is drawn.
 type place struct{ x, y, width, height float64 }
 
-// SVG draws the graph as a picture of its own, without anything that is loaded from elsewhere.
+// SVG draws the graph as a picture that loads nothing from elsewhere.
 func (g *Graph) SVG(w io.Writer) error {
 	places, width, height := g.layout()
 	var b strings.Builder

@@ -106,7 +106,8 @@ func (f Filter) String() string {
 	return "Service " + f.Namespace + "/" + f.Name
 }
 
-// Matches reports whether a Service port, as the comments of elements name it, is of a Service that the filter picks.
+// Matches reports whether the filter selects the Service of a Service port, which is given as in the comments of
+// elements.
 func (f Filter) Matches(servicePort string) bool {
 	namespace, service, _ := Split(servicePort)
 	return (f.Namespace == "" || f.Namespace == namespace) && (f.Name == "" || f.Name == service)
@@ -119,7 +120,7 @@ func Split(servicePort string) (namespace, service, port string) {
 	return namespace, service, port
 }
 
-// Of returns the frontends of the Services that the filter picks.
+// Of returns the frontends of the Services that the filter selects.
 func Of(s *snapshot.Snapshot, filter Filter) (*List, error) {
 	frontends, err := s.Frontends()
 	if err != nil {
@@ -160,7 +161,7 @@ func from(f *compiler.Frontend, places map[netip.Addr]snapshot.Place) Frontend {
 	return out
 }
 
-// Address returns what clients dial: "10.96.0.10:80", or ":30080" for a node port.
+// Address returns the address that clients dial: "10.96.0.10:80", or ":30080" for a node port.
 func Address(f *compiler.Frontend) string {
 	if !f.Addr.IsValid() {
 		return fmt.Sprintf(":%d", f.Port)

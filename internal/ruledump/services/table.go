@@ -100,7 +100,7 @@ func orDash(text string) string {
 	return text
 }
 
-// fates says what becomes of clients that are sent nowhere.
+// fates are the words for the fate of clients that are sent to no endpoint.
 var fates = map[string]string{"reject": "refused", "drop": "dropped"}
 
 func (f *Frontend) count() string {
@@ -147,7 +147,7 @@ func (f *Frontend) sources(wide bool) string {
 	return fmt.Sprintf("%d ranges", len(f.Sources))
 }
 
-// where lists the endpoints, and in what place each is if that is known.
+// where lists the endpoints, each with its place if that is known.
 func (f *Frontend) where() string {
 	texts := addresses(f.Endpoints)
 	if len(f.LocalEndpoints) > 0 {

@@ -15,13 +15,13 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// Compilation says for which node, and how, objects are compiled.
+// Compilation holds the node and the configuration for which objects are compiled.
 type Compilation struct {
 	// Node is the name of the Node.
 	Node string
 	// Config is the path of a KubeProxyConfiguration; empty for kube-proxy's defaults.
 	Config string
-	// Warn, if set, is told what is odd about the objects or the configuration.
+	// Warn, if set, is called with warnings about the objects or the configuration.
 	Warn func(text string)
 }
 
@@ -31,8 +31,8 @@ func (c *Compilation) warn(format string, args ...any) {
 	}
 }
 
-// FromManifests compiles the manifests in a directory, or in one file. Unlike the proxy, which goes on with what is
-// valid, it refuses a directory with an invalid file.
+// FromManifests compiles the manifests in a directory, or in one file. It refuses a directory with an invalid file,
+// unlike the proxy, which uses the valid ones.
 func FromManifests(path string, c Compilation) (*Snapshot, error) {
 	objects, err := manifests.Load(path)
 	if err != nil {
@@ -91,7 +91,7 @@ func (c *Compilation) load() (compiler.Config, tracker.Options, error) {
 	return out, config.Tracker(file.Config), nil
 }
 
-// places returns where the endpoints of all slices are.
+// places returns the places of the endpoints of all slices.
 func places(objects *manifests.Objects) map[netip.Addr]Place {
 	out := map[netip.Addr]Place{}
 	for _, slice := range objects.EndpointSlices {

@@ -13,9 +13,9 @@ import (
 	"github.com/nftproxy/nftproxy/nft"
 )
 
-// FromKernel reads the proxy's tables in the current network namespace: none if there are none, see NeedTables. It
-// needs CAP_NET_ADMIN. The clients in dynamic maps are left out until ReadClients is called, which uses the connection
-// and ctx.
+// FromKernel reads the proxy's tables in the current network namespace. If there are none, it is no error: see
+// NeedTables. It needs CAP_NET_ADMIN. It leaves out the clients in dynamic maps; ReadClients reads them, with the
+// connection and ctx.
 func FromKernel(ctx context.Context, conn *nft.Conn) (*Snapshot, error) {
 	s := &Snapshot{Origin: Kernel, Taken: time.Now().UTC().Truncate(time.Second)}
 	var err error
