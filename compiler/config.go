@@ -38,8 +38,7 @@ type Config struct {
 	// table (CONFIG_IPV6, CONFIG_NF_TABLES_IPV6).
 	IPv4Only bool
 	// CountServices counts new connections, packets and bytes for each frontend, in sets of their own: see CountSets.
-	// Every packet of a Service pays for a lookup (kernel 5.7). The kernel must be asked before with
-	// nft.Conn.ProbeCounters.
+	// Every packet of a Service then takes one more lookup (kernel 5.7). Call nft.Conn.ProbeCounters before.
 	CountServices bool
 }
 

@@ -5,18 +5,18 @@ import (
 	"github.com/nftproxy/nftproxy/nft"
 )
 
-// Counting (Config.CountServices) has sets of its own. The elements of service-ips could count as well, but they are
-// replaced whenever the number of a Service's endpoints changes, and with them goes what they counted. An element of
-// the sets here stays as long as its frontend.
+// Counting (Config.CountServices) has sets of its own. The elements of service-ips could count as well, but whenever
+// the number of a Service's endpoints changes they are replaced, and their counts are lost. An element of the sets here
+// exists as long as its frontend.
 //
-// Connections are counted in NAT chains of source translation, of which the kernel runs one once for each connection,
-// after its destination was translated and unless another rule dropped it. So retransmitted SYNs and refused
-// connections do not count. Packets and bytes are counted in filter chains, which see each packet, in both directions.
+// Connections are counted in NAT chains of source translation. The kernel runs one of them once for each connection,
+// after its destination was translated, unless another rule dropped it. So retransmitted SYNs and refused connections
+// do not count. Packets and bytes are counted in filter chains, which see each packet, in both directions.
 
 const (
 	chainCountConnections = "count-connections"
 	chainCountTraffic     = "count-traffic"
-	// chainCountInput sees connections to processes of this node, which never come to nat-postrouting.
+	// chainCountInput sees connections to processes of this node, which do not run through nat-postrouting.
 	chainCountInput = "nat-input"
 )
 
@@ -44,9 +44,9 @@ func (f *family) addCountSets() {
 	}
 }
 
-// CountSets returns the names of the sets whose elements count for a frontend: in the first each packet is a new
-// connection that was sent to an endpoint, in the second each packet of such connections, in both directions. The keys
-// are Frontend.Key. Only tables with Config.CountServices have these sets.
+// CountSets returns the names of the sets whose elements count for a frontend. In the first one, each counted packet is
+// a new connection that was sent to an endpoint. The second one counts all packets of such connections, in both
+// directions. The keys are Frontend.Key. Only tables with Config.CountServices have these sets.
 func (f *Frontend) CountSets() (connections, traffic string) {
 	if f.Kind == FrontendNodePort {
 		return setNodePortConnections, setNodePortTraffic
@@ -54,12 +54,12 @@ func (f *Frontend) CountSets() (connections, traffic string) {
 	return setConnections, setTraffic
 }
 
-// CountsConnections reports whether the packets that a set of CountSets counts are new connections.
+// CountsConnections reports whether each packet that the set of CountSets counts is a new connection.
 func CountsConnections(set string) bool {
 	return set == setConnections || set == setNodePortConnections
 }
 
-// putCounted has the sets count for a frontend as long as somebody claims it.
+// putCounted puts the elements that count for a frontend, and removes them with its last claim.
 func (f *family) putCounted(e frontendElements) {
 	if !f.config.CountServices {
 		return
@@ -78,7 +78,7 @@ func (f *family) putCounted(e frontendElements) {
 	}
 }
 
-// putCountChains puts the chains that count, and the base chain that nothing else needs.
+// putCountChains puts the chains that count, and the base chain that only counting needs.
 func (f *family) putCountChains() {
 	if !f.config.CountServices {
 		return
@@ -89,9 +89,9 @@ func (f *family) putCountChains() {
 	f.draft.PutChain(&nft.Chain{Name: chainCountTraffic, Rules: f.countRules(c.traffic, c.nodePortTraffic)})
 }
 
-// countRules look up the address that the client dialed, as conntrack has it. External addresses may have a node
-// port's number, so they are looked up first. Each protocol has rules of its own: nft can list a port of conntrack only
-// in a rule that matches the protocol first.
+// countRules look up the address that the client dialed, from conntrack. External addresses may have a node port's
+// number, so they are looked up first. Each protocol has rules of its own: nft can list a port of conntrack only in a
+// rule that matches the protocol first.
 func (f *family) countRules(addresses, nodePorts *nft.Set) (rules []nft.Rule) {
 	nodePort := nft.Concat{nft.MetaL4proto, nft.CTOriginalProtoDst}
 	address := append(nft.Concat{f.family.OriginalDaddr()}, nodePort...)
@@ -109,7 +109,7 @@ func (f *family) countConnections() []nft.Rule { return f.countIn(chainCountConn
 // countTraffic begins the filter chains.
 func (f *family) countTraffic() []nft.Rule { return f.countIn(chainCountTraffic) }
 
-// countInput begins the filter chain of hook input. What comes from this node itself was counted in hook output.
+// countInput begins the filter chain of hook input. Packets from this node itself were counted in hook output.
 func (f *family) countInput() []nft.Rule {
 	return f.countIn(chainCountTraffic, nft.MatchIfname{Field: nft.MetaIifname, Op: nft.NotEqual, Name: "lo"})
 }

@@ -5,16 +5,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Count is what an element of a Set with Counter has counted.
+// Count is the count of an element of a Set with Counter.
 type Count struct {
-	// Packets is how many packets a lookup found the element for, and Bytes the sum of their lengths, IP header included.
+	// Packets is the number of packets for which a lookup found the element. Bytes is the sum of their lengths, IP header
+	// included.
 	Packets, Bytes uint64
 }
 
 // counterName is the kernel's name of the expression that counts.
 const counterName = "counter"
 
-// encodeCounter has the kernel give a counter to each element of a set.
+// encodeCounter makes the kernel give each element of a set a counter.
 func encodeCounter(a *netlinkattr.List) {
 	e := a.Begin(nftaSetExpr)
 	a.Text(unix.NFTA_EXPR_NAME, counterName)
@@ -24,7 +25,7 @@ func encodeCounter(a *netlinkattr.List) {
 
 // counter is an expression of a set or of an element that may be a counter.
 type counter struct {
-	// is says that it is one.
+	// is says that the expression is a counter.
 	is bool
 	Count
 }

@@ -8,8 +8,8 @@ import (
 )
 
 // ProbeCounters finds out whether the elements of a set can count (Set.Counter, kernel 5.7). If not, it returns a
-// MissingError. An older kernel takes such a set and leaves the counters out, so the probe reads back what it added: a
-// table of a name of its own, without chains, which it then deletes.
+// MissingError. An older kernel accepts such a set and leaves out the counters. So the probe adds a table with a new
+// name and without chains, reads it, and deletes it.
 func (c *Conn) ProbeCounters(ctx context.Context) error {
 	set := &Set{Name: "probe", Key: Concat{IPDaddr}, Counter: true}
 	table := &Table{Family: FamilyIP, Name: probeTable(), Sets: []*Set{set}}

@@ -116,7 +116,7 @@ func (e *encoder) step(s Step) error {
 	case DestroyTable:
 		e.destroyTable(s, a)
 	case AddSet:
-		e.addSet(s, a)
+		return e.addSet(s, a)
 	case DeleteSet:
 		a.Text(unix.NFTA_SET_TABLE, s.Table.Name)
 		a.Text(unix.NFTA_SET_NAME, s.Set.Name)

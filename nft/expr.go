@@ -28,7 +28,7 @@ type Field uint8
 
 // The fields, named as in nft. Addresses, ports, L4proto, the mark and interface names can be in the Key and Data of a
 // Set. The others can be in rules only, also in the key of a lookup: a set whose keys are "ct original ip daddr" has
-// IPDaddr in its Key, which has the same type. Committing a set with one of them panics.
+// IPDaddr in its Key, which has the same type. Committing a set with one of them is ErrInvalid.
 const (
 	IPSaddr Field = iota + 1
 	IPDaddr
@@ -175,8 +175,8 @@ func (n Numgen) typeof(b []byte) []byte {
 }
 
 // JHash is "jhash Field mod Mod seed Seed": a number from 0 to Mod-1 that depends on the value of the field and on
-// nothing else (the kernel's Jenkins hash, CONFIG_NFT_HASH). It cannot be part of a set's type, and committing such a
-// set panics: use Numgen there, which has the same type.
+// nothing else (the kernel's Jenkins hash, CONFIG_NFT_HASH). It cannot be part of a set's type; use Numgen
+// there, which has the same type.
 type JHash struct {
 	// Field is hashed.
 	Field Field

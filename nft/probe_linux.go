@@ -17,9 +17,9 @@ func probeTable() string { return fmt.Sprintf("nftproxy-probe-%016x", rand.Uint6
 
 // Probe finds out whether the kernel can do what this package can express in tables of these families (both, if none is
 // named), and returns a MissingError that lists the missing features. It leaves out JHash (CONFIG_NFT_HASH), CatchAll
-// (kernel 5.13), comments of tables and chains (kernel 5.10), and owners (see ProbePersist). No rule of it takes effect:
-// each probe is one transaction that ends by deleting the table that it added. If privileges are missing, the error is
-// that of Commit.
+// (kernel 5.13), comments of tables and chains (kernel 5.10), owners (see ProbePersist), and Set.Counter (see
+// ProbeCounters). No rule of it takes effect: each probe is one transaction that ends by deleting the table that it
+// added. If privileges are missing, the error is that of Commit.
 func (c *Conn) Probe(ctx context.Context, families ...Family) error {
 	if len(families) == 0 {
 		families = Families[:]

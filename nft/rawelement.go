@@ -119,7 +119,7 @@ func onlyValue(nest []byte) (value []byte, err error) {
 	return value, err
 }
 
-// foreignIn says what there is to the element that an Element of the set cannot say; empty for nothing.
+// foreignIn names a property of the element that an Element of the set cannot express; empty for none.
 func (r *rawElement) foreignIn(s *Set) string {
 	if r.foreign == "" && r.counter.is && !s.Counter {
 		return foreignExpression

@@ -114,10 +114,10 @@ func (c *Conn) Elements(ctx context.Context, family Family, table string, s *Set
 	}
 }
 
-// Counts lists what the elements of a set with Counter have counted, with the key and the comment of each, as they
-// arrive: nothing is held but the element at hand. It continues when somebody commits meanwhile. Then elements can be
-// left out, and whole is false. The connection is busy until Counts returns; each must not use it. The kernel needs the
-// square of the set's size for a listing.
+// Counts lists the counts of the elements of a set with Counter. It calls each with every element's key, comment and
+// count as they arrive, and keeps none of them. It continues when somebody commits meanwhile. Then elements can be left
+// out, and whole is false. The connection is busy until Counts returns, so each must not use it. A listing takes the
+// kernel time in proportion to the square of the set's length.
 func (c *Conn) Counts(ctx context.Context, family Family, table, set string, each func(key Data, comment string, n Count)) (whole bool, err error) {
 	r := reader{conn: c, ctx: ctx, throughCommits: true}
 	err = r.elements(family, table, set, func(raw *rawElement) error {

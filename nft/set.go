@@ -32,9 +32,9 @@ type Set struct {
 	// In a Dynamic set, 0 means DefaultSize. Packets add nothing beyond the limit. Such a set keeps the size that it was
 	// made with, whatever is wanted later, because it would lose its elements otherwise.
 	Size uint32
-	// Counter makes each element count the packets that a lookup found it for, and their bytes (nft's "counter" of a set,
-	// kernel 5.7). What elements have counted is the kernel's alone: ReadTable leaves it out, no difference comes from it,
-	// and Conn.Counts returns it. An element that is replaced counts from 0 again.
+	// Counter makes each element count the packets for which a lookup found it, and their bytes (nft's "counter" of a set,
+	// kernel 5.7; see ProbeCounters). Counts are no part of the Set: ReadTable leaves them out, Diff ignores them, and
+	// Conn.Counts returns them. An element that is replaced counts from 0 again.
 	Counter bool
 	// Comment is shown by nft; at most 127 bytes.
 	Comment string

@@ -1,15 +1,20 @@
 package nft
 
 import (
+	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/mdlayher/netlink"
 	"github.com/nftproxy/nftproxy/internal/netlinkattr"
 	"golang.org/x/sys/unix"
 )
 
-func (e *encoder) addSet(s Step, a netlinkattr.List) {
+func (e *encoder) addSet(s Step, a netlinkattr.List) error {
 	set := s.Set
+	if err := set.checkType(); err != nil {
+		return fmt.Errorf("nft: %s %s %s %s: %w", set.Kind(), s.Table.Family, s.Table.Name, set.Name, err)
+	}
 	id := uint32(len(e.setIDs) + 1)
 	e.setIDs[set] = id
 	a.Text(unix.NFTA_SET_TABLE, s.Table.Name)
@@ -42,6 +47,23 @@ func (e *encoder) addSet(s Step, a netlinkattr.List) {
 		encodeCounter(&a)
 	}
 	e.message(s, unix.NFT_MSG_NEWSET, netlink.Create, a)
+	return nil
+}
+
+// checkType refuses a set whose keys or values nft could not be told the type of.
+func (s *Set) checkType() error {
+	if len(s.Key) == 0 {
+		return errors.New("its keys have no type")
+	}
+	for _, e := range slices.Concat(s.Key, s.Data) {
+		if f, ok := e.(Field); ok && (int(f) >= len(fields) || fields[f].kind == 0) {
+			return fmt.Errorf("%s cannot be part of a set's type", f)
+		}
+		if h, ok := e.(JHash); ok {
+			return fmt.Errorf("%s cannot be part of a set's type", h)
+		}
+	}
+	return nil
 }
 
 // encodeDescription tells the kernel the size of a set, if it has one, and for ranges the lengths of the key's fields.

@@ -5,35 +5,35 @@ import (
 	"github.com/nftproxy/nftproxy/nft"
 )
 
-// ServiceCount is what went through the frontends of a Service port, of both IP families, since the process began to
-// count. It never goes back: an element that the kernel has anew, because a Service came again or the tables were
-// replaced, counts on top.
+// ServiceCount counts the connections of a Service port through its frontends of both IP families, since the process
+// began to count. It does not decrease while the Service port exists: if the kernel gets an element anew, because the
+// tables were replaced, its count is added. If the Service port goes and comes again, it starts at 0.
 type ServiceCount struct {
-	// ServicePort is the Service port, such as "shop/web:http", as in the comments of the tables. It is empty for all
-	// that have no count of their own.
+	// ServicePort is the Service port, such as "shop/web:http", as in the comments of the tables. It is empty for the sum
+	// of all Service ports beyond MaxCountedPorts.
 	ServicePort string
-	// Connections is how many connections were sent to an endpoint, and Bytes the length of their packets in both
-	// directions.
+	// Connections is the number of connections that were sent to an endpoint. Bytes is the length of their packets in
+	// both directions.
 	Connections, Bytes uint64
 }
 
-// unseenReadings is how many readings, of which none was whole, may leave an element out until it counts as gone.
+// unseenReadings is how many incomplete readings must leave an element out until it counts as gone.
 const unseenReadings = 10
 
 // countTotals adds up counters by Service port.
 type countTotals struct {
 	maxPorts int
-	// sets has what each element had counted when it was read last.
+	// sets holds the last count of each element.
 	sets map[countSet]*setCounts
-	// ports has at most maxPorts counts, by Service port; others has what is not in them.
+	// ports holds at most maxPorts counts, by Service port. others is the sum of all others.
 	ports  map[string]*ServiceCount
 	others ServiceCount
 }
 
 type setCounts struct {
 	elements map[nft.Data]*elementCount
-	// readings counts the readings; known says that one was whole. An element that is new before that may have counted for
-	// long, for instance while another process ran, so that only what comes on top counts.
+	// readings counts the readings. known says that one was whole. An element that is first read before that may have
+	// counted for long, for example while another process ran. So only the increase from then on counts.
 	readings int
 	known    bool
 }
@@ -49,13 +49,13 @@ func newCountTotals(maxPorts int) countTotals {
 	return countTotals{maxPorts: maxPorts, sets: map[countSet]*setCounts{}, ports: map[string]*ServiceCount{}}
 }
 
-// countReading is one reading of a set, which is held until it is done: its order is not known, and it takes long.
+// countReading is one reading of a set. It is kept apart until it is complete, because it takes long.
 type countReading struct {
 	set      countSet
 	elements map[nft.Data]elementCount
 }
 
-// begin begins a reading, of which add takes the elements and end does the sums.
+// begin begins a reading. Its add takes the elements, and end adds them up.
 func (t *countTotals) begin(set countSet) *countReading {
 	return &countReading{set, make(map[nft.Data]elementCount, len(t.of(set).elements))}
 }
@@ -71,7 +71,7 @@ func (t *countTotals) of(set countSet) *setCounts {
 	return t.sets[set]
 }
 
-// end adds what was counted since the reading before. whole says that the reading left nothing out.
+// end adds the increase since the previous reading. whole says that the reading has all elements.
 func (t *countTotals) end(r *countReading, whole bool) {
 	s := t.of(r.set)
 	s.readings++
@@ -92,10 +92,10 @@ func (t *countTotals) end(r *countReading, whole bool) {
 			delete(s.elements, key)
 		}
 	}
-	t.forget()
+	t.dropUnnamed()
 }
 
-// since returns what was counted between two readings. A counter that went back began anew.
+// since returns the increase between two readings. A counter that decreased has begun anew.
 func since(before, now nft.Count) nft.Count {
 	if now.Packets < before.Packets || now.Bytes < before.Bytes {
 		return now
@@ -123,8 +123,8 @@ func (t *countTotals) add(set countSet, port string, n nft.Count) {
 	}
 }
 
-// forget drops the counts of Service ports that no element names any more, which makes room for others.
-func (t *countTotals) forget() {
+// dropUnnamed drops the counts of Service ports that no element names any more, which makes room for others.
+func (t *countTotals) dropUnnamed() {
 	if len(t.ports) == 0 {
 		return
 	}

@@ -13,24 +13,24 @@ import (
 )
 
 const (
-	// CountInterval is how often the counters are read, at most.
+	// CountInterval is the least time between two readings of the counters.
 	CountInterval = 15 * time.Second
-	// countShare bounds the time that reading takes to one part in this many.
+	// countShare limits reading to one part in this many of the time.
 	countShare = 50
-	// MaxCountedElements is how many elements a set may have to be read. The kernel needs the square of the size for a
-	// listing: some 0.8 s for that many.
+	// MaxCountedElements is the largest number of elements of a set that is read. A listing takes the kernel time in
+	// proportion to the square of the size: some 0.8 s for that many.
 	MaxCountedElements = 50_000
 	// MaxCountedPorts is how many Service ports have a count of their own. All others share one.
 	MaxCountedPorts = 1000
 )
 
-// ServiceCounts reads what the tables count (compiler.Config.CountServices) and adds it up by Service port. It has a
-// connection of its own and holds no lock while the kernel lists, so no Sync waits for it.
+// ServiceCounts reads the counters of the tables (compiler.Config.CountServices) and adds them up by Service port. It
+// has a connection of its own and holds no lock while the kernel lists, so no Sync waits for it.
 type ServiceCounts struct {
 	backend *Backend
 	mu      sync.Mutex // guards totals
 	totals  countTotals
-	// left is how many sets the last reading left out, because they are too large.
+	// left counts the sets that the last reading left out, because they are too large.
 	left atomic.Int64
 	// maxElements is MaxCountedElements; tests change it.
 	maxElements int
@@ -99,7 +99,8 @@ func (c *ServiceCounts) Each(each func(ServiceCount)) {
 	c.totals.each(each)
 }
 
-// TooLarge is how many sets the last reading left out, because they have more than MaxCountedElements elements.
+// TooLarge returns the number of sets that the last reading left out, because they have more than MaxCountedElements
+// elements.
 func (c *ServiceCounts) TooLarge() int { return int(c.left.Load()) }
 
 // countSet is a set whose elements count.
@@ -108,8 +109,8 @@ type countSet struct {
 	name   string
 }
 
-// countSets returns the sets that count and have some elements, and how many were left out because they have more than
-// maxElements.
+// countSets returns the sets that count and have elements. left counts those that it left out because they have more
+// than maxElements.
 func (b *Backend) countSets(maxElements int) (sets []countSet, left int) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

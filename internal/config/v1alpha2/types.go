@@ -145,16 +145,19 @@ type KubeProxyConfiguration struct {
 
 // NodeLocalConfiguration is the section "nodeLocal". Flags on the command line come before it.
 type NodeLocalConfiguration struct {
-	// Serve is where to serve what this node has to do for Services: unix:///PATH, or tcp://HOST:PORT
-	// with the three files below. Empty is nowhere.
+	// Serve is the address at which to serve the node-local API: unix:///PATH, or tcp://HOST:PORT
+	// with the three files below. If it is empty, this process does not serve it.
 	Serve string `json:"serve,omitempty"`
-	// Source is the server to take Services from instead of an API server, in the same form.
+	// Source is the address, in the same form, of the server that replaces the API server as the source of
+	// Services.
 	Source string `json:"source,omitempty"`
-	// CertFile and KeyFile are this side's certificate and its key over tcp://, in PEM. CAFile is who signs
-	// the other side's. They are read for each connection.
+	// CertFile has this side's certificate over tcp://, in PEM. It is read for each connection.
 	CertFile string `json:"certFile,omitempty"`
-	KeyFile  string `json:"keyFile,omitempty"`
-	CAFile   string `json:"caFile,omitempty"`
+	// KeyFile has its key, in PEM. It is read for each connection.
+	KeyFile string `json:"keyFile,omitempty"`
+	// CAFile has the certificates of the authority that signs the other side's certificates, in PEM. It is read
+	// for each connection.
+	CAFile string `json:"caFile,omitempty"`
 	// Limits bounds what the server at Source can make this process keep.
 	Limits NodeLocalLimits `json:"limits,omitzero"`
 }

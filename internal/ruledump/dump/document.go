@@ -84,7 +84,7 @@ type Element struct {
 	Timeout string `json:"timeout,omitempty"`
 	// Expires is how much of Timeout was left.
 	Expires string `json:"expires,omitempty"`
-	// Packets and Bytes are what the element of a set with Counter has counted; absent where that was not read.
+	// Packets and Bytes are the count of an element of a set with Counter; absent if it was not read.
 	Packets *uint64 `json:"packets,omitempty"`
 	Bytes   *uint64 `json:"bytes,omitempty"`
 }

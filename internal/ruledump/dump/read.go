@@ -21,8 +21,8 @@ const MaxSize = 1 << 30
 var ErrTruncated = errors.New("the dump is truncated: it ends in the middle")
 
 // Read reads a dump of Write. It returns the tables as rulesets, the Document without them, and the counts, which are
-// empty for a dump without any. An error names the fault and its place: a truncated dump, JSON that is no dump, a dump of
-// a newer version, a rule that cannot be read.
+// empty for a dump without any. An error names the fault and its place: a truncated dump, JSON that is no dump, a dump
+// of a newer version, a rule that cannot be read.
 func Read(r io.Reader) (*Document, []*nft.Table, Counts, error) {
 	limited := &io.LimitedReader{R: r, N: MaxSize + 1}
 	var d Document

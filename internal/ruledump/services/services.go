@@ -53,13 +53,13 @@ type Frontend struct {
 	Sources []netip.Prefix `json:"sources,omitzero"`
 	// Chain is the name of the chain to which new connections go.
 	Chain string `json:"chain,omitempty"`
-	// Count is what went through the address, where the proxy counts that; nil elsewhere.
+	// Count is that of the address; nil if the proxy does not count.
 	*Count
 }
 
-// Count is what went through an address since its element came into the kernel.
+// Count counts the traffic through an address since its element was added to the kernel's set.
 type Count struct {
-	// Connections is how many connections were sent to an endpoint.
+	// Connections is the number of connections that were sent to an endpoint.
 	Connections uint64 `json:"connections"`
 	// Packets and Bytes are of these connections in both directions, IP headers included.
 	Packets uint64 `json:"packets"`
