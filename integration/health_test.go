@@ -47,7 +47,12 @@ func (f *troubled) health() (codes, body string, err error) {
 // becomes waits until /healthz and /livez have these codes, and the former says these things.
 func (f *troubled) becomes(t *testing.T, codes string, says ...string) {
 	t.Helper()
-	await.Until(t, "/healthz and /livez are "+codes, func() error {
+	f.becomesWithin(t, await.Patience, codes, says...)
+}
+
+func (f *troubled) becomesWithin(t *testing.T, patience time.Duration, codes string, says ...string) {
+	t.Helper()
+	await.Within(t, patience, "/healthz and /livez are "+codes, func() error {
 		got, body, err := f.health()
 		if err != nil || got != codes {
 			return fmt.Errorf("%s, %v: %s", got, err, body)

@@ -24,7 +24,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-var everyCall = flag.Bool("every-call", false, "kill the proxy at each of its system calls, not at some")
+var everyCall = flag.Bool("every-call", false, "kill the proxy at each of its system calls, not at some; run faults that take minutes too")
 
 const (
 	// someKills is how many times the proxy is killed without -every-call, at calls up to usualCalls and in commits.

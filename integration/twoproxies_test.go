@@ -36,7 +36,12 @@ const faultAddress = "10.96.0.77"
 // reaches waits until a new connection to faultService reaches a pod.
 func (f *troubled) reaches(t *testing.T, pod string) {
 	t.Helper()
-	await.Until(t, "the Service leads to "+pod, func() error {
+	f.reachesWithin(t, await.Patience, pod)
+}
+
+func (f *troubled) reachesWithin(t *testing.T, patience time.Duration, pod string) {
+	t.Helper()
+	await.Within(t, patience, "the Service leads to "+pod, func() error {
 		conn, name, err := dialAt(f.lab.Client, faultAddress+":80")
 		if err != nil {
 			return err

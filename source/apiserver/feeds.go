@@ -86,11 +86,7 @@ func (f *feed) start(ctx context.Context, running *sync.WaitGroup) cache.DoneChe
 		ObjectType:                   f.example,
 		WatchErrorHandlerWithContext: f.watchError,
 	})
-	stop := f.outage.awaitAnswer(ctx)
-	running.Go(func() {
-		defer stop()
-		controller.RunWithContext(ctx)
-	})
+	running.Go(func() { controller.RunWithContext(ctx) })
 	return f.queue.HasSyncedChecker()
 }
 

@@ -2,9 +2,12 @@ package apiserver
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"reflect"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	utilnet "k8s.io/apimachinery/pkg/util/net"
@@ -23,6 +26,7 @@ func listWatch[L runtime.Object](objects collection[L], narrow narrowing, outage
 	return &cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
 			narrow(&options)
+			defer outage.awaitAnswer(ctx)()
 			list, err := objects.List(ctx, options)
 			if err == nil {
 				outage.over(ctx)
@@ -31,23 +35,60 @@ func listWatch[L runtime.Object](objects collection[L], narrow narrowing, outage
 		},
 		WatchFuncWithContext: func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
 			narrow(&options)
-			w, err := objects.Watch(ctx, options)
-			if err == nil {
-				outage.over(ctx)
-				return w, nil
+			if streams(options) {
+				outage.beginStream(ctx)
 			}
-			return nil, watchFailed(ctx, options, err, outage)
+			defer outage.awaitAnswer(ctx)()
+			w, err := objects.Watch(ctx, options)
+			if err == nil && reflect.TypeOf(w) == noWatch {
+				err = errNoAnswer
+			}
+			switch {
+			case err != nil:
+				return nil, watchFailed(ctx, options, err, outage)
+			case streams(options):
+				return streamed(ctx, w, outage), nil
+			}
+			outage.over(ctx)
+			return w, nil
 		},
 	}
+}
+
+// noWatch is what client-go returns, without an error, when it has got no answer to several requests.
+var noWatch = reflect.TypeOf(watch.NewEmptyWatch())
+
+var errNoAnswer = errors.New("no answer from the API server in time")
+
+// streams reports whether a watch begins with a list.
+func streams(options metav1.ListOptions) bool {
+	return options.SendInitialEvents != nil && *options.SendInitialEvents
+}
+
+// streamed passes on the events of a watch that begins with a list, and tells outage when the list is complete. The
+// reflector says nothing of a list that ends before.
+func streamed(ctx context.Context, w watch.Interface, outage *outage) watch.Interface {
+	return watch.Filter(w, func(e watch.Event) (watch.Event, bool) {
+		if e.Type == watch.Bookmark {
+			if o, err := meta.Accessor(e.Object); err == nil && o.GetAnnotations()[metav1.InitialEventsAnnotationKey] == "true" {
+				outage.over(ctx)
+			}
+		}
+		return e, true
+	})
 }
 
 // watchFailed returns the error to give to the reflector, which treats some of them in ways that
 // do not suit a proxy.
 func watchFailed(ctx context.Context, options metav1.ListOptions, err error, outage *outage) error {
+	if streams(options) && (apierrors.IsResourceExpired(err) || apierrors.IsGone(err)) {
+		outage.failed(ctx, err) // retried by the reflector without a word
+		return err
+	}
 	if !utilnet.IsConnectionRefused(err) && !apierrors.IsTooManyRequests(err) {
 		return err // the reflector reports it to the watch error handler
 	}
-	if options.SendInitialEvents != nil && *options.SendInitialEvents {
+	if streams(options) {
 		// The reflector would wait for up to a minute without listening to the context, and the
 		// process could not stop. Any other error makes it try a plain list, whose failure it
 		// waits out properly.

@@ -39,6 +39,10 @@ type outage struct {
 	// answered says that the server has answered with what was asked for.
 	answered bool
 	failing  bool
+	// expired says that the server no longer had the changes since the last watch, and has not answered since.
+	expired bool
+	// streaming says that a list began to be streamed, of which neither the end nor a failure is known.
+	streaming bool
 	// since is when the first of failures came. kinds holds those that were logged, the last one at logged.
 	since, logged time.Time
 	failures      int
@@ -55,12 +59,38 @@ func (o *outage) failed(ctx context.Context, err error) {
 	switch {
 	case ctx.Err() != nil: // we are stopping, and so does everything under way
 	case err == io.EOF:
-	case apierrors.IsResourceExpired(err), apierrors.IsGone(err):
+	case (apierrors.IsResourceExpired(err) || apierrors.IsGone(err)) && o.mayExpire():
 		logger.V(2).Info("The API server no longer has the changes since the last watch; listing anew",
 			"resource", o.resource, "err", err)
 	default:
 		o.count(logger, tidy(err))
 	}
+}
+
+// mayExpire reports whether the server may say that it no longer has the changes since the last watch: once, since the
+// list that follows has no version that could be too old.
+func (o *outage) mayExpire() bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	may := !o.expired
+	o.expired = true
+	return may
+}
+
+// errIncomplete is what is wrong with a streamed list that ends without the bookmark that says that it is complete.
+var errIncomplete = errors.New("the API server ended the list before it was complete")
+
+// beginStream notes that a list is streamed. If one was before and did not end as it should, that is a failure.
+func (o *outage) beginStream(ctx context.Context) {
+	o.mu.Lock()
+	incomplete := o.streaming
+	o.mu.Unlock()
+	if incomplete {
+		o.failed(ctx, errIncomplete)
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.streaming = true
 }
 
 // count notes one more failure, and logs it if it is news.
@@ -72,6 +102,7 @@ func (o *outage) count(logger klog.Logger, err error) {
 		o.since, o.logged, o.kinds = now, now, map[string]bool{}
 	}
 	o.failures++
+	o.streaming = false // it is counted
 	o.setFailing(true)
 	switch kind := err.Error(); {
 	case !o.kinds[kind] && len(o.kinds) < maxKinds:
@@ -102,7 +133,7 @@ func (o *outage) consequence() string {
 func (o *outage) over(ctx context.Context) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.answered = true
+	o.answered, o.expired, o.streaming = true, false, false
 	o.setFailing(false)
 	if o.failures > 0 {
 		klog.FromContext(ctx).Info("Watching again", "resource", o.resource, "outage", time.Since(o.since).Round(time.Second).String(), "failures", o.failures)
@@ -118,13 +149,14 @@ func (o *outage) refused(failing bool) {
 	o.setFailing(failing)
 }
 
-// awaitAnswer logs if the server neither answers nor fails for a while: a request has no time limit.
+// awaitAnswer is for the time of one request. It has a failure noted if the server neither answers nor fails for a while:
+// a request has no time limit, and client-go tries some again without a word.
 func (o *outage) awaitAnswer(ctx context.Context) (stop func()) {
 	timer := time.AfterFunc(o.silence, func() {
 		o.mu.Lock()
-		heard := o.answered || o.failing
+		known := o.failing
 		o.mu.Unlock()
-		if !heard {
+		if !known {
 			o.failed(ctx, fmt.Errorf("no answer from the API server for %v", o.silence))
 		}
 	})

@@ -34,7 +34,7 @@ func StartBinaries(tb testing.TB, assets string) (kubeconfig string) {
 		"--listen-client-urls="+client, "--advertise-client-urls="+client,
 		"--listen-peer-urls="+peer, "--initial-advertise-peer-urls="+peer, "--initial-cluster=test="+peer)
 
-	cert, err := newCertificate()
+	cert, err := newCertificate(nil, time.Now().Add(aDay))
 	if err != nil {
 		tb.Fatalf("making a certificate: %v", err)
 	}

@@ -18,7 +18,7 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 		panic(http.ErrAbortHandler) // ends the connection without an answer
 	}
 	defer s.handlers.Done()
-	if r.Header.Get("Authorization") != "Bearer "+s.token {
+	if r.Header.Get("Authorization") != "Bearer "+s.Token() {
 		http.Error(w, "Unauthorized", http.StatusUnauthorized)
 		return
 	}
@@ -35,10 +35,22 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 	verb := verbOf(r.Method, t, &options)
 	entry := s.log.add(verb, t.resource.plural, r)
 	w = &answerRecorder{w, func(status int, contentType string) { s.log.answered(entry, status, contentType) }}
-	if err := s.handle(w, r, verb, t, &options); err != nil {
-		status := statusOf(err)
-		writeObject(w, r, int(status.Code), t.resource, status)
+	s.wrap(t.resource, func(w http.ResponseWriter, r *http.Request) {
+		if err := s.handle(w, r, verb, t, &options); err != nil {
+			status := statusOf(err)
+			writeObject(w, r, int(status.Code), t.resource, status)
+		}
+	}).ServeHTTP(w, r)
+}
+
+// wrap puts what Wrap was given before the handler.
+func (s *Server) wrap(r *resource, answer http.HandlerFunc) http.Handler {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if wrap := s.wrapped[r.plural]; wrap != nil {
+		return wrap(answer)
 	}
+	return answer
 }
 
 // enter counts a request, unless the server was stopped: after Stop nobody is counted any more, so

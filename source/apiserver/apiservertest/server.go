@@ -8,6 +8,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"k8s.io/client-go/rest"
 )
@@ -23,21 +24,23 @@ type Options struct {
 
 // Server is an API server. Its methods may be called from any goroutine.
 type Server struct {
-	options     Options
-	store       *store
-	certificate certificate
-	token       string
-	log         requestLog
-	sent        atomic.Int64
+	options   Options
+	store     *store
+	authority certificate
+	log       requestLog
+	sent      atomic.Int64
 
 	mu       sync.Mutex
 	address  string
 	http     *http.Server // nil while stopped
 	listener *listener
-	endWatch chan struct{}            // closed, and replaced, to end every open watch
-	refused  map[string]int           // plural resource name → HTTP status
-	hanging  map[string]chan struct{} // plural resource name → closed when it answers again
-	watching map[*resource]int        // open watches
+	token    string
+	pair     tls.Certificate
+	wrapped  map[string]func(http.Handler) http.Handler // plural resource name → what stands before its answers
+	endWatch chan struct{}                              // closed, and replaced, to end every open watch
+	refused  map[string]int                             // plural resource name → HTTP status
+	hanging  map[string]chan struct{}                   // plural resource name → closed when it answers again
+	watching map[*resource]int                          // open watches
 	handlers sync.WaitGroup
 }
 
@@ -47,20 +50,24 @@ func Start(tb testing.TB, options Options) *Server {
 	if options.Address == "" {
 		options.Address = "127.0.0.1:0"
 	}
-	cert, err := newCertificate()
+	authority, err := newCertificate(nil, time.Now().Add(aDay))
 	if err != nil {
-		tb.Fatalf("making a server certificate: %v", err)
+		tb.Fatalf("making a certificate authority: %v", err)
 	}
 	s := &Server{
-		options:     options,
-		store:       newStore(),
-		certificate: cert,
-		token:       newToken(),
-		address:     options.Address,
-		endWatch:    make(chan struct{}),
-		refused:     map[string]int{},
-		hanging:     map[string]chan struct{}{},
-		watching:    map[*resource]int{},
+		options:   options,
+		store:     newStore(),
+		authority: authority,
+		token:     newToken(),
+		wrapped:   map[string]func(http.Handler) http.Handler{},
+		address:   options.Address,
+		endWatch:  make(chan struct{}),
+		refused:   map[string]int{},
+		hanging:   map[string]chan struct{}{},
+		watching:  map[*resource]int{},
+	}
+	if err := s.RenewCertificate(time.Now().Add(aDay)); err != nil {
+		tb.Fatalf("making a server certificate: %v", err)
 	}
 	if err := s.Resume(); err != nil {
 		tb.Fatalf("starting the API server: %v", err)
@@ -108,7 +115,7 @@ func (s *Server) Resume() error {
 	s.listener = listener
 	s.http = &http.Server{
 		Handler:   http.HandlerFunc(s.serve),
-		TLSConfig: &tls.Config{Certificates: []tls.Certificate{s.certificate.pair}},
+		TLSConfig: &tls.Config{GetCertificate: s.currentCertificate},
 		ErrorLog:  log.New(io.Discard, "", 0), // cut connections are what this server is for
 	}
 	go func(server *http.Server) { _ = server.ServeTLS(listener, "", "") }(s.http)
@@ -167,6 +174,48 @@ func (s *Server) Answer(plural string) {
 	}
 }
 
+// Wrap puts a handler before those that answer requests for a resource, watches too; nil removes it. Open watches go on.
+func (s *Server) Wrap(plural string, wrap func(http.Handler) http.Handler) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.wrapped[plural] = wrap
+}
+
+// RenewCertificate gives the server a certificate of the same authority that is valid until then, which may be over. Open
+// connections keep the one before.
+func (s *Server) RenewCertificate(until time.Time) error {
+	c, err := newCertificate(&s.authority, until)
+	if err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.pair = c.pair
+	return nil
+}
+
+func (s *Server) currentCertificate(*tls.ClientHelloInfo) (*tls.Certificate, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	pair := s.pair
+	return &pair, nil
+}
+
+// Token is the only one that the server takes.
+func (s *Server) Token() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.token
+}
+
+// RenewToken makes the server take another token, which it returns. Open watches go on.
+func (s *Server) RenewToken() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.token = newToken()
+	return s.token
+}
+
 // Watches tells how many watches of a resource are open now.
 func (s *Server) Watches(plural string) int {
 	s.mu.Lock()
@@ -216,12 +265,12 @@ func (s *Server) Delete(obj Object) error {
 func (s *Server) RESTConfig() *rest.Config {
 	return &rest.Config{
 		Host:            s.URL(),
-		BearerToken:     s.token,
-		TLSClientConfig: rest.TLSClientConfig{CAData: s.certificate.certPEM, ServerName: serverName},
+		BearerToken:     s.Token(),
+		TLSClientConfig: rest.TLSClientConfig{CAData: s.authority.certPEM, ServerName: serverName},
 	}
 }
 
 // WriteKubeconfig writes a kubeconfig for the server, readable by its owner only.
 func (s *Server) WriteKubeconfig(path string) error {
-	return writeKubeconfig(path, s.URL(), s.certificate.certPEM, s.token)
+	return writeKubeconfig(path, s.URL(), s.authority.certPEM, s.Token())
 }

@@ -1,0 +1,201 @@
+package integration
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/nftproxy/nftproxy/integration/await"
+	"github.com/nftproxy/nftproxy/integration/lab/labtest"
+	"github.com/nftproxy/nftproxy/integration/leaks"
+)
+
+// apiFault is something that goes wrong with the API server's answers about EndpointSlices.
+type apiFault struct {
+	name string
+	// begin has it go wrong, for open watches too. The function that it returns mends it.
+	begin func(t *testing.T, f *withServer) (mend func())
+	// says is what the log says, and problem what health does, while it lasts.
+	says, problem string
+	// long says that it takes a minute or two, for timeouts of client-go.
+	long bool
+}
+
+const (
+	watchedResource = "endpointslices"
+	cannotWatch     = "cannot watch " + watchedResource
+	keeping         = `"Cannot watch; keeping the last known state and retrying" err="`
+)
+
+// answered has a handler answer all requests.
+func answered(answer http.HandlerFunc) func(*testing.T, *withServer) func() {
+	return wraps(func(http.Handler) http.Handler { return answer })
+}
+
+func wraps(wrap func(http.Handler) http.Handler) func(*testing.T, *withServer) func() {
+	return func(t *testing.T, f *withServer) func() {
+		f.server.Wrap(watchedResource, wrap)
+		f.endWatches(t)
+		return func() { f.server.Wrap(watchedResource, nil) }
+	}
+}
+
+// status answers as an API server does.
+func status(code int, reason string, retryAfter string) func(*testing.T, *withServer) func() {
+	return answered(func(w http.ResponseWriter, _ *http.Request) {
+		if retryAfter != "" {
+			w.Header().Set("Retry-After", retryAfter)
+		}
+		w.Header().Set("Content-Type", "application/json")
+		w.WriteHeader(code)
+		_ = json.NewEncoder(w).Encode(map[string]any{
+			"kind": "Status", "apiVersion": "v1", "status": "Failure", "message": "injected", "reason": reason, "code": code,
+		})
+	})
+}
+
+// half answers with a part of the answer that is due.
+func half(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Query().Get("watch") != "" {
+			query := r.URL.Query()
+			query.Set("timeoutSeconds", "1")
+			r.URL.RawQuery = query.Encode()
+		}
+		whole := httptest.NewRecorder()
+		next.ServeHTTP(whole, r)
+		for name, values := range whole.Header() {
+			w.Header()[name] = values
+		}
+		w.WriteHeader(whole.Code)
+		_, _ = w.Write(whole.Body.Bytes()[:whole.Body.Len()/2])
+	})
+}
+
+var apiFaults = []apiFault{
+	{"401", status(http.StatusUnauthorized, "Unauthorized", ""), keeping + "failed to list *v1.EndpointSlice: injected", cannotWatch, false},
+	{"403", status(http.StatusForbidden, "Forbidden", ""), keeping + "failed to list *v1.EndpointSlice: injected", cannotWatch, false},
+	{"410", status(http.StatusGone, "Expired", ""), keeping + "injected", cannotWatch, false},
+	{"429 with Retry-After", status(http.StatusTooManyRequests, "TooManyRequests", "1"), keeping, cannotWatch, false},
+	{"500", status(http.StatusInternalServerError, "InternalError", ""), keeping + "failed to list *v1.EndpointSlice: injected", cannotWatch, false},
+	{"garbage", answered(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/vnd.kubernetes.protobuf")
+		_, _ = w.Write(bytes.Repeat([]byte{0xff, 0x00, 'k', '8', 's'}, 1000))
+	}), keeping + "failed to list *v1.EndpointSlice: ", cannotWatch, false},
+	{"half objects", wraps(half), "", "", false},
+	{"nothing at all", func(t *testing.T, f *withServer) func() {
+		f.server.Hang(watchedResource)
+		f.endWatches(t)
+		return func() { f.server.Answer(watchedResource) }
+	}, keeping + "no answer from the API server for 10s", cannotWatch, false},
+	{"packets that vanish", func(t *testing.T, f *withServer) func() {
+		_, port, err := net.SplitHostPort(strings.TrimPrefix(f.server.URL(), "https://"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		labtest.Nft(t, f.lab.Node, "add table inet fault\nadd chain inet fault out { type filter hook output priority 0; }\n"+
+			"add rule inet fault out tcp dport "+port+" drop\nadd rule inet fault out tcp sport "+port+" drop\n", "-f", "-")
+		return func() { labtest.Nft(t, f.lab.Node, "", "delete", "table", "inet", "fault") }
+	}, keeping, cannotWatch, true},
+	{"a certificate that expires", func(t *testing.T, f *withServer) func() {
+		renew := func(until time.Time) {
+			if err := f.server.RenewCertificate(until); err != nil {
+				t.Fatal(err)
+			}
+		}
+		renew(time.Now().Add(-time.Minute))
+		f.server.DropConnections()
+		return func() { renew(time.Now().Add(time.Hour)) }
+	}, "certificate has expired or is not yet valid", cannotWatch, false},
+	{"a token that expires", func(t *testing.T, f *withServer) func() {
+		token := f.server.RenewToken()
+		f.endWatches(t)
+		return func() {
+			if err := os.WriteFile(f.kubeconfig+".token", []byte(token), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}, keeping + "failed to list *v1.EndpointSlice: ", cannotWatch, true},
+}
+
+// endWatches ends the watches. What the server still sends to them does not count as the fault's.
+func (f *withServer) endWatches(t *testing.T) {
+	t.Helper()
+	f.server.EndWatches()
+	await.True(t, "the watches have ended", func() bool { return f.server.Watches(watchedResource) == 0 })
+}
+
+// tokenInAFile has the kubeconfig name a file with the token, as the kubelet gives it to a pod.
+func (f *withServer) tokenInAFile(t *testing.T) {
+	t.Helper()
+	text, err := os.ReadFile(f.kubeconfig)
+	if err != nil {
+		t.Fatal(err)
+	}
+	token := f.server.Token()
+	text = bytes.Replace(text, []byte("token: "+token), []byte("tokenFile: "+f.kubeconfig+".token"), 1)
+	if err := errors.Join(os.WriteFile(f.kubeconfig, text, 0o600), os.WriteFile(f.kubeconfig+".token", []byte(token), 0o600)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// However the API server fails, traffic goes on, health says what is wrong and stays good, and a change made meanwhile
+// is there within a back-off of the fault's end. Nothing is left open.
+func TestAPIServerFault(t *testing.T) {
+	for _, fault := range apiFaults {
+		t.Run(fault.name, func(t *testing.T) {
+			if fault.long && !*everyCall {
+				t.Skip("takes a minute or two, for timeouts of client-go; run it with -every-call")
+			}
+			fault.survive(t)
+		})
+	}
+}
+
+func (fault apiFault) survive(t *testing.T) {
+	f := newWithServer(t)
+	f.tokenInAFile(t)
+	servePod(t, f.lab, "first", "10.244.1.5")
+	servePod(t, f.lab, "second", "10.244.1.6")
+	service, slice := faultService(faultAddress, "10.244.1.5")
+	(&uploader{t, f.server}).create(service)
+	(&uploader{t, f.server}).create(slice)
+	p := f.start(t, "--kubeconfig="+f.kubeconfig)
+	f.reaches(t, "first")
+	f.becomes(t, "200 200")
+	before := leaks.Of(t, p.Cmd.Process.Pid)
+	stop := keepDialingAt(t, f.lab.Client, faultAddress+":80")
+
+	mend := fault.begin(t, f)
+	_, slice = faultService(faultAddress, "10.244.1.6")
+	if _, err := f.server.Update(slice); err != nil {
+		t.Fatal(err)
+	}
+	// Connections whose packets vanish are given up after 45 s without an answer, new ones after 30 s.
+	f.becomesWithin(t, 2*time.Minute, "200 200", fault.problem)
+	p.Says(t, fault.says)
+	f.reaches(t, "first")
+
+	mend()
+	// client-go reads a file with a token once a minute, and its longest back-off is about as long.
+	f.reachesWithin(t, 2*time.Minute, "second")
+	await.Until(t, "health has no problem any more", func() error {
+		if codes, body, err := f.health(); codes != "200 200" || strings.Contains(body, "problems") {
+			return fmt.Errorf("%s %s, %v", codes, body, err)
+		}
+		return nil
+	})
+	stop()
+	leaks.Within(t, p.Cmd.Process.Pid, before)
+	if err := p.Stop(t); err != nil {
+		t.Errorf("the proxy ended with %v", err)
+	}
+}
