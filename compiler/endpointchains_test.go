@@ -156,6 +156,8 @@ func TestTransactionSizeWithAffinity(t *testing.T) {
 		}
 		return p
 	}
+	without := port(last, 2)
+	without.AffinityTimeout = 0
 	c := newCompiler(t)
 	all := &model.Changes{Full: true, Ports: map[model.PortID]*model.ServicePort{}}
 	for i := range spareSetsFrom {
@@ -175,8 +177,7 @@ func TestTransactionSizeWithAffinity(t *testing.T) {
 		{"two endpoints less", port(7, 1), map[string]int{
 			"ip delete from endpoints": 2, "ip delete from service-ips-cluster-3": 1, "ip add to service-ips-cluster-1": 1,
 		}},
-		{"no affinity any more", numbered(last, model.IPv4), map[string]int{
-			"ip add to endpoints": 2, "ip delete from endpoints": 2, "ip add to hairpin": 2,
+		{"no affinity any more", without, map[string]int{
 			"ip delete from affinity-ips": 1, "ip delete from affinity-known-ips": 1,
 			"delete map ip kube-proxy affinity.default.service-499.tcp":                 1,
 			"flush chain ip kube-proxy affinity-known-cluster.default.service-499.tcp":  1,

@@ -32,6 +32,8 @@ type family struct {
 	// clusterIPs and hairpins count the ports that use an address.
 	clusterIPs, hairpins map[netip.Addr]int
 	affinity             affinityState
+	// uses is that of the chains in the draft.
+	uses uses
 }
 
 func newFamily(ip nft.Family, config *Config) *family {

@@ -40,15 +40,14 @@ func (f *family) putFixedChains() {
 		{Name: chainNodePorts, Rules: append(f.findKnown(true), nft.NewRule(nft.Vmap{Key: f.key(true), Map: f.sets.serviceNodePorts.Name}))},
 		{Name: chainShortCircuit, Rules: f.shortCircuitRules(false, f.sets.shortCircuitIPs)},
 		{Name: chainShortCircuitNodePorts, Rules: f.shortCircuitRules(true, f.sets.shortCircuitNodePorts)},
-		{Name: chainInputCheck, Rules: f.checks(chainNoEndpoints, chainNoEndpointNodePorts)},
-		{Name: chainForwardCheck, Rules: f.checks(chainNoEndpoints, chainClusterIPs)},
-		{Name: chainNoEndpoints, Rules: []nft.Rule{nft.NewRule(nft.Vmap{Key: f.key(false), Map: f.sets.noEndpointServices.Name})}},
-		{Name: chainNoEndpointNodePorts, Rules: f.onNodePortAddresses(nft.Vmap{Key: f.key(true), Map: f.sets.noEndpointNodePorts.Name})},
+		{Name: chainInputCheck, Rules: f.checks(f.inUse(chainNoEndpoints, chainNoEndpointNodePorts)...)},
+		{Name: chainForwardCheck, Rules: f.checks(f.inUse(chainNoEndpoints, chainClusterIPs)...)},
 		{Name: chainClusterIPs, Rules: f.clusterIPRules()},
 		{Name: chainReject, Rules: []nft.Rule{nft.NewRule(nft.Reject{Family: f.family})}},
 	} {
 		f.draft.PutChain(c)
 	}
+	f.putNoEndpointChecks()
 	f.putServices()
 	f.putCountChains()
 	f.putMarkUnlessLocal()
@@ -75,7 +74,7 @@ func (f *family) checks(chains ...string) []nft.Rule {
 func (f *family) putServices() {
 	rules := append(f.findKnown(false), f.chainSetRules()...)
 	rules = append(rules, nft.NewRule(nft.Vmap{Key: f.key(false), Map: f.sets.serviceIPs.Name}))
-	f.draft.PutChain(&nft.Chain{Name: chainServices, Rules: append(rules, f.onNodePortAddresses(nft.Goto(chainNodePorts))...)})
+	f.draft.PutChain(&nft.Chain{Name: chainServices, Rules: append(rules, f.onNodePortAddresses(f.uses.nodePorts, nft.Goto(chainNodePorts))...)})
 }
 
 func (f *family) clusterIPRules() []nft.Rule {
@@ -95,14 +94,15 @@ func (f *family) clusterIPRules() []nft.Rule {
 
 func (f *family) postrouting() []nft.Rule {
 	bits := f.config.markBits()
-	pair := nft.Concat{f.family.Saddr(), f.family.Daddr()}
-	return append(f.countConnections(), []nft.Rule{
-		nft.NewRule(nft.MatchMark{Bits: bits}, nft.FlipMarkBits{Bits: bits}, nft.Masquerade{}),
-		{
+	rules := append(f.countConnections(), nft.NewRule(nft.MatchMark{Bits: bits}, nft.FlipMarkBits{Bits: bits}, nft.Masquerade{}))
+	if f.uses.hairpin {
+		pair := nft.Concat{f.family.Saddr(), f.family.Daddr()}
+		rules = append(rules, nft.Rule{
 			Statements: []nft.Statement{nft.MatchFlags{Field: nft.CTStatus, Bits: nft.CTStatusDNAT}, nft.InSet{Key: pair, Set: f.sets.hairpin.Name}, nft.Masquerade{}},
 			Comment:    "the endpoint is the client itself",
-		},
-	}...)
+		})
+	}
+	return rules
 }
 
 func isLocalAddress(field nft.Field) nft.Statement {

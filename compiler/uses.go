@@ -1,0 +1,42 @@
+package compiler
+
+import (
+	"slices"
+
+	"github.com/nftproxy/nftproxy/nft"
+)
+
+// uses says which sets have elements. Rules that only look up an empty set are left out, so that packets do not pay for
+// what no Service needs.
+type uses struct{ hairpin, nodePorts, noEndpoints, noEndpointNodePorts bool }
+
+// updateUses rewrites the chains with fixed names after a set became empty or got its first element.
+func (f *family) updateUses() {
+	s := &f.sets
+	now := uses{s.hairpin.Len() > 0, s.serviceNodePorts.Len() > 0, s.noEndpointServices.Len() > 0, s.noEndpointNodePorts.Len() > 0}
+	if now != f.uses {
+		f.uses = now
+		f.putFixedChains()
+	}
+}
+
+// putNoEndpointChecks puts the chains that refuse packets to frontends without endpoints, if there are any.
+func (f *family) putNoEndpointChecks() {
+	for _, c := range []*nft.Chain{
+		{Name: chainNoEndpoints, Rules: []nft.Rule{nft.NewRule(nft.Vmap{Key: f.key(false), Map: f.sets.noEndpointServices.Name})}},
+		{Name: chainNoEndpointNodePorts, Rules: f.onNodePortAddresses(true, nft.Vmap{Key: f.key(true), Map: f.sets.noEndpointNodePorts.Name})},
+	} {
+		if len(f.inUse(c.Name)) > 0 {
+			f.draft.PutChain(c)
+		} else {
+			f.draft.RemoveChain(c.Name)
+		}
+	}
+}
+
+// inUse returns those of the chains that have something to look up.
+func (f *family) inUse(chains ...string) []string {
+	return slices.DeleteFunc(chains, func(chain string) bool {
+		return chain == chainNoEndpoints && !f.uses.noEndpoints || chain == chainNoEndpointNodePorts && !f.uses.noEndpointNodePorts
+	})
+}
