@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/nftproxy/nftproxy/integration/backendtest"
 	"github.com/nftproxy/nftproxy/integration/lab"
 	"github.com/nftproxy/nftproxy/integration/lab/labtest"
 	"github.com/nftproxy/nftproxy/internal/ruledump/snapshot"
@@ -244,4 +245,31 @@ func TestRuledumpKubeconfig(t *testing.T) {
 			}
 		}
 	}
+}
+
+// A node-local server gives the same answers as the manifests that it serves, but for the places of endpoints, which it
+// does not tell.
+func TestRuledumpNodeLocal(t *testing.T) {
+	l := labtest.New(t)
+	replace(t, labtest.Conn(t, l.Node), exampleTables(t))
+	target, _ := backendtest.Brain(t, exampleManifests)
+	for _, command := range [][]string{
+		{"services"}, {"compile"}, {"explain", "--from=198.51.100.7", "--to=192.0.2.10:80"}, {"stats"}, {"diff"},
+	} {
+		t.Run(command[0], func(t *testing.T) {
+			from := append(command, "--config", exampleConfig, "--node", "node-1")
+			want := ruledump(t, l.Node, append(from, "--manifests", exampleManifests)...)
+			if diff := cmp.Diff(want, ruledump(t, l.Node, append(from, "--node-local", target)...)); diff != "" {
+				t.Errorf("-manifests +node-local:\n%s", diff)
+			}
+		})
+	}
+	t.Run("that is away is an error", func(t *testing.T) {
+		p := labtest.Start(t, l.Node, "ruledump", "services", "--node-local", "unix:///nonexistent.sock", "--node", "node-1")
+		_ = p.Wait() // the status says it
+		want := "ruledump: node-local server unix:///nonexistent.sock: no state of the node within 10s: "
+		if status := p.Cmd.ProcessState.ExitCode(); status != 2 || !strings.HasPrefix(p.Output(), want) || !strings.Contains(p.Output(), "no such file or directory") {
+			t.Errorf("status %d, %q", status, p.Output())
+		}
+	})
 }

@@ -21,7 +21,8 @@ func newCommand(path string) *cobra.Command {
 rules, as Services, as the way of one packet. It changes nothing.
 
 All commands take the same sources: the running kernel (on a node, the default),
-manifests, a cluster, and a dump that "ruledump live -o json" made on another node.
+manifests, a cluster, a node-local server, and a dump that "ruledump live -o json" made on
+another node.
 Called ` + plugin + `, it is a plugin: kubectl nftproxy.`,
 		Example: `  # Which Services does this node serve, and where do they go?
   ruledump services
@@ -72,11 +73,11 @@ func newCompileCommand() *cobra.Command {
 	var from source
 	format := newFormat("nft", "json")
 	cmd := &cobra.Command{
-		Use:   "compile {--manifests DIR|FILE | --kubeconfig FILE} --node NAME",
+		Use:   "compile {--manifests DIR|FILE | --kubeconfig FILE | --node-local TARGET} --node NAME",
 		Short: "Print the rules that the proxy on a node would write",
 		Long: `compile reads Services, EndpointSlices, Nodes and ServiceCIDRs from manifests or from a
-cluster and prints the ruleset that the proxy would write for them on the node, without
-privileges and without touching the kernel. Unlike the proxy, which goes on with what is
+cluster, or what a node-local server made of them, and prints the ruleset that the proxy
+would write for them on the node, without privileges and without touching the kernel. Unlike the proxy, which goes on with what is
 valid, it refuses a directory with an invalid file.`,
 		Example: `  # What would node-1 do, given these manifests?
   ruledump compile --manifests objects/ --node node-1
@@ -86,7 +87,7 @@ valid, it refuses a directory with an invalid file.`,
 		Args: cobra.NoArgs,
 		PreRunE: func(*cobra.Command, []string) error {
 			if !from.isCompiled() {
-				return fmt.Errorf("give --manifests or --kubeconfig; \"ruledump live\" prints the kernel's rules")
+				return fmt.Errorf("give %s; \"ruledump live\" prints the kernel's rules", compiledSources)
 			}
 			return from.checkWanted()
 		},

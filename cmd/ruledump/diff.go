@@ -14,10 +14,10 @@ func newDiffCommand() *cobra.Command {
 	var all bool
 	format := newFormat("text", "json", "yaml")
 	cmd := &cobra.Command{
-		Use:   "diff {--manifests DIR|FILE | --kubeconfig FILE} --node NAME [--dump FILE]",
+		Use:   "diff {--manifests DIR|FILE | --kubeconfig FILE | --node-local TARGET} --node NAME [--dump FILE]",
 		Short: "Compare the rules that are wanted with those that there are",
-		Long: `diff compiles the rules that are wanted, from manifests or from a cluster, and compares them
-with those of the kernel or of a dump: first in terms of Services, then in elements, chains and
+		Long: `diff compiles the rules that are wanted, from manifests, a cluster or a node-local server, and
+compares them with those of the kernel or of a dump: first in terms of Services, then in elements, chains and
 rules. A line with - is missing, one with + is there and not wanted, one with ~ is there in
 another way.
 
@@ -30,12 +30,15 @@ with session affinity do not count.`,
 		Example: `  # For cron: is this node as the cluster wants it?
   ruledump diff --kubeconfig /etc/kubernetes/kubeconfig --node "$(hostname)" --config /var/lib/kube-proxy/config.conf
 
+  # Does this node have what its brain wants?
+  ruledump diff --node-local unix:///run/nftproxy/node-local.sock --node "$(hostname)" --config /var/lib/kube-proxy/config.conf
+
   # What was different when the dump was made?
   ruledump diff --manifests objects/ --node node-1 --dump node-1.json`,
 		Args: cobra.NoArgs,
 		PreRunE: func(*cobra.Command, []string) error {
 			if !from.isCompiled() {
-				return errors.New("give --manifests or --kubeconfig, which say what is wanted")
+				return errors.New("give " + compiledSources + ", which say what is wanted")
 			}
 			return from.checkWanted()
 		},

@@ -5,8 +5,10 @@ import (
 	"encoding/json"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
+	"github.com/nftproxy/nftproxy/integration/backendtest"
 	"github.com/nftproxy/nftproxy/internal/ruledump/corpus"
 	"github.com/nftproxy/nftproxy/internal/ruledump/watch"
 	"github.com/santhosh-tekuri/jsonschema/v6"
@@ -84,6 +86,14 @@ func TestSchema(t *testing.T) {
 			})
 		}
 	}
+	t.Run("rules of a node-local server", func(t *testing.T) {
+		target, _ := backendtest.Brain(t, exampleDir+"manifests")
+		status, stdout, stderr := ruledump("compile", "-o", "json", "--node-local", target, "--node=node-1")
+		if status != 0 || !strings.Contains(stdout, `"origin": "node-local"`) {
+			t.Fatalf("status %d: %s", status, stderr)
+		}
+		conforms(t, stdout)
+	})
 	t.Run("a difference", func(t *testing.T) {
 		conforms(t, different(t, "-o", "json"))
 	})

@@ -8,28 +8,35 @@ import (
 
 	"github.com/nftproxy/nftproxy/internal/ruledump/snapshot"
 	"github.com/nftproxy/nftproxy/nft"
+	"github.com/nftproxy/nftproxy/nodelocal"
 	"github.com/spf13/cobra"
 )
 
 // source is the flags that say whose rules to look at.
 type source struct {
 	manifests, kubeconfig, dump string
+	nodeLocal                   string
+	files                       nodelocal.TLSFiles
 	node, config                string
 }
 
 const sourceHelp = `
 The rules are those of the running kernel, in this network namespace (which needs
-CAP_NET_ADMIN), or of one of --manifests, --kubeconfig (each with --node) and --dump. Only
-the kernel takes privileges.`
+CAP_NET_ADMIN), or of one of --manifests, --kubeconfig, --node-local (each with --node) and
+--dump. Only the kernel takes privileges.`
 
 // addWanted adds the flags for rules that are compiled.
 func (s *source) addWanted(cmd *cobra.Command) {
 	flags := cmd.Flags()
 	flags.StringVar(&s.manifests, "manifests", "", "compile the manifests in this directory (.yaml, .yml, .json), or in one such file")
 	flags.StringVar(&s.kubeconfig, "kubeconfig", "", "compile the objects of a cluster, which are listed once and not changed")
+	flags.StringVar(&s.nodeLocal, "node-local", "", "compile what a node-local server has for the node, at unix:///PATH, or at tcp://HOST:PORT with the --node-local-*-file flags")
+	flags.StringVar(&s.files.Cert, "node-local-cert-file", "", "this side's certificate for tcp://, in PEM")
+	flags.StringVar(&s.files.Key, "node-local-key-file", "", "the key of that certificate, in PEM")
+	flags.StringVar(&s.files.CA, "node-local-ca-file", "", "the authority that signs the server's certificate, in PEM")
 	flags.StringVar(&s.node, "node", "", "name of the Node to compile for")
 	flags.StringVar(&s.config, "config", "", "KubeProxyConfiguration file, v1alpha1 or v1alpha2, to compile with; by default kube-proxy's defaults")
-	for _, name := range []string{"manifests", "kubeconfig", "config"} {
+	for _, name := range []string{"manifests", "kubeconfig", "config", "node-local-cert-file", "node-local-key-file", "node-local-ca-file"} {
 		_ = cmd.MarkFlagFilename(name)
 	}
 }
@@ -50,25 +57,40 @@ func (s *source) addTo(cmd *cobra.Command) {
 			return err
 		}
 		if s.dump != "" && s.isCompiled() {
-			return errors.New("--dump, --manifests and --kubeconfig are different sources: give one")
+			return errors.New("--dump is another source than --manifests, --kubeconfig and --node-local: give one")
 		}
 		return nil
 	}
 }
 
-func (s *source) isCompiled() bool { return s.manifests != "" || s.kubeconfig != "" }
+// compiledSources are the flags of which one says what to compile.
+const compiledSources = "--manifests, --kubeconfig or --node-local"
+
+func (s *source) isCompiled() bool { return s.compiledFrom() > 0 }
+
+// compiledFrom counts the flags that say what to compile.
+func (s *source) compiledFrom() (n int) {
+	for _, value := range []string{s.manifests, s.kubeconfig, s.nodeLocal} {
+		if value != "" {
+			n++
+		}
+	}
+	return n
+}
 
 // checkWanted refuses flags for compiled rules that do not belong together.
 func (s *source) checkWanted() error {
 	switch {
-	case s.manifests != "" && s.kubeconfig != "":
-		return errors.New("--manifests and --kubeconfig are different sources: give one")
+	case s.compiledFrom() > 1:
+		return errors.New("--manifests, --kubeconfig and --node-local are different sources: give one")
+	case s.nodeLocal == "" && s.files.Any():
+		return errors.New("the --node-local-*-file flags say how to reach a node-local server: give --node-local too")
 	case s.isCompiled() && s.node == "":
 		return errors.New("--node is missing: rules are compiled for one Node")
 	case !s.isCompiled() && s.node != "":
-		return errors.New("--node says what to compile for: give --manifests or --kubeconfig too")
+		return errors.New("--node says what to compile for: give " + compiledSources + " too")
 	case !s.isCompiled() && s.config != "":
-		return errors.New("--config says how to compile: give --manifests or --kubeconfig too")
+		return errors.New("--config says how to compile: give " + compiledSources + " too")
 	}
 	return nil
 }
@@ -99,8 +121,11 @@ func (s *source) compile(cmd *cobra.Command) (*snapshot.Snapshot, error) {
 	how := snapshot.Compilation{Node: s.node, Config: s.config, Warn: func(text string) {
 		fmt.Fprintln(cmd.ErrOrStderr(), "ruledump: "+text)
 	}}
-	if s.kubeconfig != "" {
+	switch {
+	case s.kubeconfig != "":
 		return snapshot.FromCluster(cmd.Context(), s.kubeconfig, how)
+	case s.nodeLocal != "":
+		return snapshot.FromNodeLocal(cmd.Context(), s.nodeLocal, s.files, how)
 	}
 	return snapshot.FromManifests(s.manifests, how)
 }

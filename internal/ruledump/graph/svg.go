@@ -34,8 +34,11 @@ const colours = `
 .paper { fill: %[1]s; } text { fill: %[3]s; } .title, .name { fill: %[2]s; }
 .box { fill: %[4]s; stroke: %[5]s; } .c0 { stroke: %[6]s; } .c2 { stroke: %[7]s; }
 .edge { stroke: %[5]s; } .tip { fill: %[5]s; stroke: none; }
-.box.dead { fill: %[8]s; stroke: %[9]s; } .edge.dead { stroke: %[9]s; }
+.box.dead { fill: %[8]s; stroke: %[9]s; } .edge.dead { stroke: %[9]s; } .tip-dead { fill: %[9]s; stroke: none; }
 `
+
+// deadTip is the tip of edges to a dead box.
+const deadTip = "tip-dead"
 
 // style is light, or dark if the reader prefers that. Variables would be shorter, but not all programs know them.
 var style = shapes +
@@ -52,7 +55,11 @@ func (g *Graph) SVG(w io.Writer) error {
 	var b strings.Builder
 	fmt.Fprintf(&b, `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %.0f %.0f" width="%.0f" height="%.0f" role="img" aria-label="%s">`+"\n", width, height, width, height, html.EscapeString(g.Title))
 	fmt.Fprintf(&b, "<title>%s</title>\n<style>%s</style>\n", html.EscapeString(g.Title), style)
-	b.WriteString(`<defs><marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto"><path class="tip" d="M0,0 L8,4 L0,8 z"/></marker></defs>` + "\n")
+	b.WriteString("<defs>")
+	for _, tip := range []string{"tip", deadTip} {
+		fmt.Fprintf(&b, `<marker id="%s" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto"><path class="%[1]s" d="M0,0 L8,4 L0,8 z"/></marker>`, tip)
+	}
+	b.WriteString("</defs>\n")
 	fmt.Fprintf(&b, `<rect class="paper" width="%.0f" height="%.0f"/>`+"\n", width, height)
 	fmt.Fprintf(&b, `<text class="title" x="%d" y="34">%s</text>`+"\n", margin, html.EscapeString(g.Title))
 	for column, heading := range headings {
@@ -138,13 +145,13 @@ func writeBox(b *strings.Builder, box *Box, p place, column int) {
 }
 
 func writeEdge(b *strings.Builder, from, to place, dead bool) {
-	class := "edge"
+	class, tip := "edge", "tip"
 	if dead {
-		class = "edge dead"
+		class, tip = "edge dead", deadTip
 	}
 	x1, y1, x2, y2 := from.x+from.width, from.y+from.height/2, to.x-2, to.y+to.height/2
 	middle := (x1 + x2) / 2
-	fmt.Fprintf(b, `<path class="%s" marker-end="url(#tip)" d="M%.1f,%.1f C%.1f,%.1f %.1f,%.1f %.1f,%.1f"/>`+"\n", class, x1, y1, middle, y1, middle, y2, x2, y2)
+	fmt.Fprintf(b, `<path class="%s" marker-end="url(#%s)" d="M%.1f,%.1f C%.1f,%.1f %.1f,%.1f %.1f,%.1f"/>`+"\n", class, tip, x1, y1, middle, y1, middle, y2, x2, y2)
 }
 
 // DOT writes the graph for Graphviz.

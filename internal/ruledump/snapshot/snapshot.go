@@ -1,6 +1,7 @@
-// Package snapshot reads the rules of one node from one of four sources: compiled from manifests,
-// compiled from a cluster's objects, read from a kernel, or read from a dump. All views of ruledump
-// take a Snapshot, so the same rules give the same answers from every source.
+// Package snapshot reads the rules of one node from one of five sources: compiled from manifests,
+// from a cluster's objects or from the state of a node-local server, read from a kernel, or read
+// from a dump. All views of ruledump take a Snapshot, so the same rules give the same answers from
+// every source.
 package snapshot
 
 import (
@@ -22,6 +23,7 @@ const (
 	Manifests = "manifests"
 	Cluster   = "cluster"
 	Kernel    = "kernel"
+	NodeLocal = "node-local"
 )
 
 // Snapshot holds the rules of one node, and facts about the node.
