@@ -18,16 +18,31 @@ import (
 // endpointSlice holds the parts of an EndpointSlice that count here.
 type endpointSlice struct {
 	name objectName
-	// service is the Service that the slice belongs to; the zero value is none.
-	service   objectName
-	family    model.Family
-	ports     []slicePort
-	endpoints []sliceEndpoint
+	// serviceName is the Service that the slice belongs to, in its namespace; empty for none.
+	serviceName string
+	family      model.Family
+	ports       []slicePort
+	endpoints   []sliceEndpoint
 	// nodes holds the nodes that endpoints name, sorted, if views of them are possible.
 	nodes []string
+	*sliceDetails
+}
+
+// sliceDetails is the part of a slice that few have. All others share noDetails.
+type sliceDetails struct {
 	// hints holds the different hints of the endpoints.
 	hints []hint
 	skips skipList
+}
+
+var noDetails sliceDetails
+
+// service returns the Service that the slice belongs to, the zero value for none.
+func (s *endpointSlice) service() objectName {
+	if s.serviceName == "" {
+		return objectName{}
+	}
+	return objectName{s.name.namespace, s.serviceName}
 }
 
 // slicePort is the port on which the endpoints of a slice serve the Service port of that name.
@@ -92,7 +107,7 @@ func (s *endpointSlice) codeOf(node string) nodeCode {
 }
 
 func (s *endpointSlice) equal(other *endpointSlice) bool {
-	return s.name == other.name && s.service == other.service && s.family == other.family &&
+	return s.name == other.name && s.serviceName == other.serviceName && s.family == other.family &&
 		slices.Equal(s.ports, other.ports) &&
 		slices.Equal(s.nodes, other.nodes) && slices.Equal(s.endpoints, other.endpoints) &&
 		slices.EqualFunc(s.hints, other.hints, hint.equal) &&
@@ -112,9 +127,17 @@ func compareSlices(a, b *endpointSlice) int {
 // skips. A slice that no proxy uses (headless, FQDN, without a Service) has no service in the result.
 // nodes are the nodes that count; nil means all that the slice names.
 func parseSlice(obj *discoveryv1.EndpointSlice, nodes []string) *endpointSlice {
-	s := &endpointSlice{name: objectName{obj.Namespace, obj.Name}}
+	s := &endpointSlice{name: objectName{obj.Namespace, obj.Name}, sliceDetails: &sliceDetails{}}
+	s.parse(obj, nodes)
+	if len(s.hints) == 0 && len(s.skips) == 0 {
+		s.sliceDetails = &noDetails
+	}
+	return s
+}
+
+func (s *endpointSlice) parse(obj *discoveryv1.EndpointSlice, nodes []string) {
 	if _, headless := obj.Labels[corev1.IsHeadlessService]; headless || obj.Labels[discoveryv1.LabelServiceName] == "" {
-		return s
+		return
 	}
 	switch obj.AddressType {
 	case discoveryv1.AddressTypeIPv4:
@@ -122,19 +145,18 @@ func parseSlice(obj *discoveryv1.EndpointSlice, nodes []string) *endpointSlice {
 	case discoveryv1.AddressTypeIPv6:
 		s.family = model.IPv6
 	case discoveryv1.AddressTypeFQDN:
-		return s
+		return
 	default:
 		s.skips.add(ReasonMalformed, "addressType", string(obj.AddressType), errors.New("unknown address type"))
-		return s
+		return
 	}
-	s.service = objectName{obj.Namespace, obj.Labels[discoveryv1.LabelServiceName]}
+	s.serviceName = obj.Labels[discoveryv1.LabelServiceName]
 	s.parsePorts(obj.Ports)
 	s.nodes = nodes
 	if nodes == nil {
 		s.nodes = nodesIn(obj.Endpoints)
 	}
 	s.parseEndpoints(obj.Endpoints)
-	return s
 }
 
 func (s *endpointSlice) parsePorts(ports []discoveryv1.EndpointPort) {

@@ -155,12 +155,12 @@ func (t *Tracker) SetEndpointSlice(obj *discoveryv1.EndpointSlice) {
 		return
 	}
 	t.counts.PendingEndpointSlices++
-	if old != nil && old.service != parsed.service {
+	if old != nil && old.serviceName != parsed.serviceName {
 		t.unlink(old)
 	}
 	t.slices[parsed.name] = parsed
 	t.link(parsed)
-	t.noteTrigger(parsed.service, obj.Annotations)
+	t.noteTrigger(parsed.service(), obj.Annotations)
 	t.report(KindEndpointSlice, parsed.name, parsed.skips)
 }
 
@@ -175,7 +175,7 @@ func (t *Tracker) DeleteEndpointSlice(namespace, name string) {
 		delete(t.slices, key)
 		t.unlink(old)
 		// The deletion carries no time, so the latency of this change is not known.
-		t.dropTriggers(old.service)
+		t.dropTriggers(old.service())
 	}
 }
 
@@ -298,29 +298,29 @@ func (t *Tracker) entry(name objectName) *entry {
 
 // link adds a slice to its Service, or replaces the one with its name.
 func (t *Tracker) link(s *endpointSlice) {
-	if s.service == (objectName{}) {
+	if s.serviceName == "" {
 		return
 	}
-	e := t.entry(s.service)
+	e := t.entry(s.service())
 	i, found := slices.BinarySearchFunc(e.slices, s, compareSlices)
 	if found {
 		e.slices[i] = s
 	} else {
 		e.slices = slices.Insert(e.slices, i, s)
 	}
-	t.markDirty(s.service)
+	t.markDirty(s.service())
 }
 
 // unlink takes a slice away from its Service.
 func (t *Tracker) unlink(s *endpointSlice) {
-	if s.service == (objectName{}) {
+	if s.serviceName == "" {
 		return
 	}
-	e := t.entry(s.service)
+	e := t.entry(s.service())
 	if i, found := slices.BinarySearchFunc(e.slices, s, compareSlices); found {
 		e.slices = slices.Delete(e.slices, i, i+1)
 	}
-	t.markDirty(s.service)
+	t.markDirty(s.service())
 }
 
 // markDirty notes that the ports of a Service may be different now.
