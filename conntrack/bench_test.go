@@ -121,7 +121,7 @@ func processorTime(b *testing.B) time.Duration {
 
 func BenchmarkDecodeEntry(b *testing.B) {
 	b.ReportAllocs()
-	message := unhex(b, listedDNS4)
+	message := recorded(b, listedDNS4)
 	for b.Loop() {
 		if _, err := decodeEntry(message); err != nil {
 			b.Fatal(err)

@@ -1,6 +1,7 @@
 package conntrack
 
 import (
+	"encoding/binary"
 	"encoding/hex"
 	"errors"
 	"testing"
@@ -8,7 +9,7 @@ import (
 	"github.com/nftproxy/nftproxy/internal/netlinkattr"
 )
 
-// What Linux 6.18 lists for dns4 and dns6.
+// What Linux 6.18 lists for dns4 and dns6, on a little-endian machine.
 const (
 	listedDNS4 = "0200000034000180" +
 		"14000180080001000af40109080002000a60000a" + "1c00028005000100110000000600020003e80000060003000035000034000280" +
@@ -20,18 +21,34 @@ const (
 		"0800030000000008080008000000000008000c00a4938fe408000b00000000010800070000000e0f"
 )
 
-func unhex(t testing.TB, text string) []byte {
+// recorded returns a message as this machine's kernel would send it: lengths and types of attributes are in the byte order
+// of the machine, all else here is in that of the network.
+func recorded(t testing.TB, text string) []byte {
 	t.Helper()
 	b, err := hex.DecodeString(text)
 	if err != nil {
 		t.Fatal(err)
 	}
+	toNativeOrder(b[headerLen:])
 	return b
+}
+
+func toNativeOrder(attributes []byte) {
+	const nested = 0x8000 // NLA_F_NESTED
+	for len(attributes) > 0 {
+		length, typ := binary.LittleEndian.Uint16(attributes), binary.LittleEndian.Uint16(attributes[2:])
+		binary.NativeEndian.PutUint16(attributes, length)
+		binary.NativeEndian.PutUint16(attributes[2:], typ)
+		if typ&nested != 0 {
+			toNativeOrder(attributes[4:length])
+		}
+		attributes = attributes[(length+3)&^3:]
+	}
 }
 
 func TestDecodeEntry(t *testing.T) {
 	for text, want := range map[string]Flow{listedDNS4: dns4, listedDNS6: dns6} {
-		e, err := decodeEntry(unhex(t, text))
+		e, err := decodeEntry(recorded(t, text))
 		if err != nil || e.flow != want {
 			t.Errorf("decoded %+v, %v; want %+v", e.flow, err, want)
 		}
@@ -40,7 +57,7 @@ func TestDecodeEntry(t *testing.T) {
 }
 
 func testDecodeEntryRefusesAnEntryThatLacksSomething(t *testing.T) {
-	whole := unhex(t, listedDNS4)
+	whole := recorded(t, listedDNS4)
 	// The entry is whole with its number, which has 12 bytes of other attributes behind it.
 	for n := range len(whole) - 20 {
 		if e, err := decodeEntry(whole[:n]); !errors.Is(err, errMalformed) {
@@ -52,8 +69,8 @@ func testDecodeEntryRefusesAnEntryThatLacksSomething(t *testing.T) {
 // FuzzDecodeEntry shows that no message makes the decoder fall over, and that the name of
 // an entry names just that entry.
 func FuzzDecodeEntry(f *testing.F) {
-	f.Add(unhex(f, listedDNS4))
-	f.Add(unhex(f, listedDNS6))
+	f.Add(recorded(f, listedDNS4))
+	f.Add(recorded(f, listedDNS6))
 	f.Fuzz(func(t *testing.T, message []byte) {
 		e, err := decodeEntry(message)
 		if err != nil {
