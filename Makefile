@@ -22,7 +22,7 @@ IMAGE       ?= localhost/nftproxy/kube-proxy
 # so that the same source gives the same bytes. 0 is no time.
 SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || echo 0)
 
-.PHONY: api build image sbom demo test check check-api unit fuzz golden generate bench plot soak test-arch test-kernels clean
+.PHONY: api build image sbom demo test check check-api unit fuzz golden generate bench plot soak test-arch test-kernels vulnerabilities clean
 
 build: ## static binaries in bin/
 	$(BUILD) -o $(BIN)/ $(COMMANDS)
@@ -113,10 +113,19 @@ soak: ## random changes, faults and traffic for SOAK (30m); SEED replays one; th
 	$(GO) test -c -o $(BIN)/soak.test ./integration/soak
 	cd integration/soak && $(abspath $(BIN))/soak.test -test.run '^TestSoak$$' -test.timeout 0 -test.v -soak $(SOAK) -seed $(SEED)
 
+# Packages that encode and decode binary data, or compute with it.
+ENCODERS := ./internal/netlinkattr ./nft ./conntrack ./nodeaddr ./compiler ./evaluator ./internal/leftovers ./internal/ruledump/dump
+
 test-arch: ## tests of byte order and word size that need no kernel; needs qemu-user-static, but for 386, which an amd64 machine runs
-	CGO_ENABLED=0 GOARCH=386 $(GO) test -short -count=1 ./internal/netlinkattr ./nft
-	CGO_ENABLED=0 GOARCH=s390x $(GO) test -short -count=1 -exec qemu-s390x-static ./internal/netlinkattr ./nft
-	CGO_ENABLED=0 GOARCH=arm64 $(GO) test -short -count=1 -exec qemu-aarch64-static ./internal/netlinkattr ./nft
+	CGO_ENABLED=0 GOARCH=386 $(GO) test -short -count=1 $(ENCODERS)
+	CGO_ENABLED=0 GOARCH=s390x $(GO) test -short -count=1 -exec qemu-s390x-static $(ENCODERS)
+	CGO_ENABLED=0 GOARCH=arm64 $(GO) test -short -count=1 -exec qemu-aarch64-static $(ENCODERS)
+
+# A copy of the database in a directory works too: VULNDB=file:///path.
+VULNDB ?= https://vuln.go.dev
+vulnerabilities: ## published vulnerabilities in what the programs call; needs the network
+	@$(GO) run golang.org/x/vuln/cmd/govulncheck@v1.8.0 -db $(VULNDB) -tags grpcnotrace $(COMMANDS) || \
+		{ echo "vulnerabilities were found, or could not be looked for: this needs $(VULNDB)" >&2; exit 1; }
 
 test-kernels: ## the tests that depend on the kernel, on Debian's kernels 6.1 and 6.12 in qemu; long
 	$(GO) run ./integration/kernels -report docs/kernels.md
