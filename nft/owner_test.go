@@ -327,6 +327,7 @@ func testDestroyTableOnOlderKernels(t *testing.T) {
 }
 
 func testDestroyTableIsProbedWithoutACommit(t *testing.T) {
+	netns.NeedLinux(t, 6, 3)
 	netns.EnterForTest(t)
 	c := dial(t)
 	before, err := c.Generation(t.Context())

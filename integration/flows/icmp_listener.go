@@ -44,6 +44,9 @@ func newListener(h *lab.Host) (*listener, error) {
 	e := &listener{waiting: map[exchange]chan notice{}}
 	err := h.Do(func() error {
 		for _, family := range []*icmpFamily{icmpv4, icmpv6} {
+			if family == icmpv6 && !lab.HasIPv6 {
+				continue
+			}
 			conn, err := net.ListenIP(family.network, nil)
 			if err != nil {
 				return err

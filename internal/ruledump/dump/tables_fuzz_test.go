@@ -21,7 +21,7 @@ func FuzzTables(f *testing.F) {
 	}
 	f.Add(b.Bytes())
 	f.Fuzz(func(t *testing.T, data []byte) {
-		_, tables, err := dump.Read(bytes.NewReader(data))
+		_, tables, _, err := dump.Read(bytes.NewReader(data))
 		if err != nil {
 			return
 		}
