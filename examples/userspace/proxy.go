@@ -48,7 +48,7 @@ func (t target) precedes(o target) bool {
 	return t.kind < o.kind || t.kind == o.kind && t.usable() && !o.usable()
 }
 
-// proxy works out all frontends anew with each change, and learns from its diffstores what to open and close.
+// proxy works out all frontends anew with each change, and its diffstores tell which to open and close.
 type proxy struct {
 	clusterCIDRs []netip.Prefix // where pods are
 	frontends    *diffstore.Store[frontend, target]
