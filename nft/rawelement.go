@@ -2,7 +2,6 @@ package nft
 
 import (
 	"errors"
-	"fmt"
 	"time"
 
 	"github.com/nftproxy/nftproxy/internal/netlinkattr"
@@ -201,18 +200,6 @@ func verdictKind(code uint32) VerdictKind {
 		}
 	}
 	return 0
-}
-
-// decodeElements decodes an NFT_MSG_NEWSETELEM message into the set.
-func decodeElements(data []byte, s *Set) error {
-	err := eachElement(data, func(r *rawElement) error {
-		s.putRead(r.element(), r.foreignIn(s))
-		return nil
-	})
-	if err != nil {
-		return fmt.Errorf("elements of %s %s: %w", s.Kind(), s.Name, err)
-	}
-	return nil
 }
 
 // putRead puts an element that was read. If foreign names a property that e cannot express, the element differs from

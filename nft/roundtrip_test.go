@@ -283,3 +283,15 @@ func testWhatCannotBeHeldIsRefusedBeforeTheKernelSeesIt(t *testing.T) {
 		})
 	}
 }
+
+// decodeElements decodes an NFT_MSG_NEWSETELEM message into the set.
+func decodeElements(data []byte, s *Set) error {
+	err := eachElement(data, func(r *rawElement) error {
+		s.putRead(r.element(), r.foreignIn(s))
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("elements of %s %s: %w", s.Kind(), s.Name, err)
+	}
+	return nil
+}
