@@ -24,9 +24,9 @@ func (f *family) nodePortPrefixes() []netip.Prefix {
 }
 
 // onNodePortAddresses returns rules that run a statement for packets to an address on which node ports answer. The
-// address must also be the machine's own at that moment, because a prefix may cover other machines. Networks are left out
-// if used is false: whether an address is the machine's own is a search in the routing table. Single addresses stay,
-// since NodeFromTables reads them.
+// address must also be the machine's own at that moment, because a prefix may cover other machines. Networks are left
+// out if used is false: whether an address is the machine's own is a search in the routing table. Single addresses
+// stay, since NodeFromTables reads them.
 func (f *family) onNodePortAddresses(used bool, do nft.Statement) []nft.Rule {
 	var rules []nft.Rule
 	for _, p := range f.nodePortPrefixes() {

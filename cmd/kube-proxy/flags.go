@@ -10,7 +10,8 @@ import (
 	"github.com/nftproxy/nftproxy/internal/config"
 )
 
-// addFlags adds every flag of kube-proxy v1.37, those that v1.36 had besides, and --manifests, --write-config-version and those of the node-local API. What each does is in flagTable.
+// addFlags adds every flag of kube-proxy v1.37, those that v1.36 had besides, and --manifests, --write-config-version
+// and those of the node-local API. What each does is in flagTable.
 func (o *options) addFlags(flags *pflag.FlagSet) {
 	o.flags = flags
 	o.addCommandFlags(flags)

@@ -83,7 +83,8 @@ func (n *nodeLocalOptions) files() nodelocal.TLSFiles {
 	return nodelocal.TLSFiles{Cert: n.CertFile, Key: n.KeyFile, CA: n.CAFile}
 }
 
-// reasonUnknownValue is how a metric names Service ports that a node-local server of a later version describes in its own words.
+// reasonUnknownValue is how a metric names Service ports that a node-local server of a later version describes in its
+// own words.
 const reasonUnknownValue = "unknown_value"
 
 // newClient returns a client of the source for a node. connected may be nil.

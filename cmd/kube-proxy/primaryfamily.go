@@ -22,8 +22,8 @@ func (p *parts) warnOfPrimaryFamily(ctx context.Context, node *model.Node) {
 	}
 }
 
-// missingPrimaryFamily returns a warning if the ranges of the cluster's pods have none of the node's primary IP family, as
-// kube-proxy gives one; empty if they do, or if there are none at all, which is warned about elsewhere.
+// missingPrimaryFamily returns a warning if the ranges of the cluster's pods have none of the node's primary IP family,
+// as kube-proxy gives one; empty if they do, or if there are none at all, which is warned about elsewhere.
 func missingPrimaryFamily(local compiler.DetectLocal, node *model.Node) string {
 	ranges, of := local.CIDRs, "clusterCIDR"
 	if local.NodePodCIDRs {

@@ -134,7 +134,8 @@ func (p *parts) feed(ctx context.Context, o *options, hooks sourceHooks) (feed s
 	return p.tracker, nil
 }
 
-// remoteFeed is feed when Services come from a node-local server. The Node comes from there too, and is guarded all the same.
+// remoteFeed is feed when Services come from a node-local server. The Node comes from there too, and is guarded all the
+// same.
 func (p *parts) remoteFeed(ctx context.Context, o *options, hooks sourceHooks) (feed syncloop.Feed, err error) {
 	hooks.onFailing(nodeLocalSource, true)
 	connected := func(yes bool) { hooks.onFailing(nodeLocalSource, !yes) }
@@ -225,7 +226,8 @@ func newServiceCounts(b *proxy.Backend) *proxy.ServiceCounts {
 	return c
 }
 
-// hooks counts what the backend does. Tables that differ and cannot be repaired count as a change that waits for a sync.
+// hooks counts what the backend does. Tables that differ and cannot be repaired count as a change that waits for a
+// sync.
 func hooks(h *health.Proxy) proxy.Hooks {
 	return proxy.Hooks{
 		OnCommit:        metrics.ObserveCommit,

@@ -13,8 +13,8 @@ import (
 // programNames are the programs in the image.
 var programNames = []string{"kube-proxy", "ruledump"}
 
-// billName is the file beside the programs that lists what is linked into them (command sbom), and billPath its place in
-// the image.
+// billName is the file beside the programs that lists what is linked into them (command sbom), and billPath its place
+// in the image.
 const (
 	billName = "sbom.cdx.json"
 	billPath = "usr/share/sbom/nftproxy.cdx.json"
