@@ -9,9 +9,6 @@ import "github.com/nftproxy/nftproxy/nft"
 // A client that is in the map goes to its endpoint. Another one goes to a random endpoint, as in kube-proxy, or, with
 // Config.AffinityHash, to the one that the hash of its address chooses.
 
-// affinitySize is how many clients a map holds. Further clients are served without affinity.
-const affinitySize = nft.DefaultSize
-
 // affinitySeed is the seed of the hash. It is the same on all nodes and in all versions, so that all choose alike.
 const affinitySeed = 0x5eed
 
@@ -34,6 +31,8 @@ const (
 type affinityState struct {
 	// ports holds the Service ports with affinity by affinityName.
 	ports map[string]*affinityPort
+	// size is the size of their maps.
+	size uint32
 	// frontends counts the frontends with affinity for each rule that looks for them.
 	frontends map[affinityRule]int
 	// nodePorts holds the node ports with affinity. externals holds, by port number, the external addresses without it,
@@ -51,6 +50,7 @@ type affinityState struct {
 func newAffinityState() affinityState {
 	return affinityState{
 		ports:     map[string]*affinityPort{},
+		size:      affinitySize(0),
 		frontends: map[affinityRule]int{},
 		nodePorts: map[portNumber]bool{},
 		externals: map[portNumber]map[frontend]string{},

@@ -5,7 +5,7 @@ import "github.com/nftproxy/nftproxy/nft"
 // affinitySet returns the map of a port's clients for one list.
 func (f *family) affinitySet(name string) *nft.Set {
 	return &nft.Set{
-		Name: name, Key: nft.Concat{f.family.Saddr()}, Data: nft.Concat{f.family.Daddr(), nft.ThDport}, Dynamic: true, Size: affinitySize,
+		Name: name, Key: nft.Concat{f.family.Saddr()}, Data: nft.Concat{f.family.Daddr(), nft.ThDport}, Dynamic: true, Size: f.affinity.size,
 	}
 }
 

@@ -46,6 +46,7 @@ func (f *family) useAffinity(want *plan) (update, known string) {
 	if p == nil {
 		p = &affinityPort{id: want.affinity.id, name: want.affinity.name, known: map[chainKind]*knownUse{}}
 		f.affinity.ports[p.name] = p
+		f.updateAffinitySize()
 	}
 	p.timeout = want.affinity.timeout
 	lists := want.lists()
@@ -130,6 +131,7 @@ func (f *family) releaseAffinity(have *plan) {
 	f.putAffinityChoices(p)
 	if !p.has(listCluster) && !p.has(listLocal) {
 		delete(f.affinity.ports, p.name)
+		f.updateAffinitySize()
 		delete(f.affinity.stale, p)
 		delete(f.affinity.losing, p)
 	}
