@@ -3,7 +3,9 @@ package integration
 import (
 	"bytes"
 	"encoding/binary"
+	"os"
 	"os/exec"
+	"path/filepath"
 	"testing"
 
 	"github.com/nftproxy/nftproxy/integration/lab"
@@ -57,6 +59,7 @@ func TestKernelWithoutIPv6(t *testing.T) {
 	if tables := labtest.Nft(t, f.lab.Node, "", "list", "tables"); tables != "table ip kube-proxy\n" {
 		t.Errorf("there are\n%s", tables)
 	}
+	f.hasNoDifference(t)
 	if err := p.Stop(t); err != nil {
 		t.Errorf("the proxy ended with %v", err)
 	}
@@ -69,6 +72,24 @@ func TestKernelWithoutIPv6(t *testing.T) {
 		t.Error(err)
 	}
 	f.nothingApplied(t)
+}
+
+// hasNoDifference has ruledump find that a kernel without IPv6 has all that is wanted.
+func (f *troubled) hasNoDifference(t *testing.T) {
+	t.Helper()
+	config := filepath.Join(t.TempDir(), "config.yaml")
+	if err := os.WriteFile(config, []byte(defaultConfig), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	args := []string{"diff", "--manifests", f.g.manifestsDir(t), "--config", config, "--node", lab.NodeName}
+	cmd := exec.Command(labtest.Binary(t, "ruledump"), args...)
+	if lab.HasIPv6 {
+		cmd = inMounts("mount -t tmpfs none /proc/$$/net", cmd.Path, args...)
+	}
+	p := f.startBehind(t, syscalls.Calls(syscalls.Judged, unix.SYS_SENDMSG), withoutIPv6, cmd)
+	if err := p.Wait(); err != nil || p.Output() != "no difference\n" {
+		t.Errorf("%v, %s", err, p.Output())
+	}
 }
 
 // withoutIPv6 refuses tables of the family ip6, as a kernel does that was built without IPv6.

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"encoding/json"
 	"os"
 	"path/filepath"
 	"strings"
@@ -69,6 +70,31 @@ elements and rules: 8 different
 			if !strings.Contains(got, line) {
 				t.Errorf("no %q in\n%s", line, got)
 			}
+		}
+	})
+	t.Run("of a kernel without IPv6 wants none of it", func(t *testing.T) {
+		without := func(mark string) string {
+			return dumpOf(t, func(s string) string {
+				var document map[string]any
+				if err := json.Unmarshal([]byte(s), &document); err != nil {
+					t.Fatal(err)
+				}
+				document["tables"] = document["tables"].([]any)[:1]
+				if mark != "" {
+					document[mark] = true
+				}
+				text, err := json.Marshal(document)
+				if err != nil {
+					t.Fatal(err)
+				}
+				return string(text)
+			})
+		}
+		if status, stdout, _ := ruledump(append([]string{"diff", "--dump", without("ipv4Only")}, exampleFlags...)...); status != 0 || stdout != "no difference\n" {
+			t.Errorf("status %d, %s", status, stdout)
+		}
+		if status, stdout, _ := ruledump(append([]string{"diff", "--dump", without("")}, exampleFlags...)...); status != exitDifferent || !strings.Contains(stdout, "- ip6 kube-proxy: table\n") {
+			t.Errorf("with IPv6: status %d, %s", status, stdout)
 		}
 	})
 	t.Run("that fails has a status of its own", func(t *testing.T) {

@@ -79,8 +79,11 @@ type Rule struct {
 	What string `json:"what"`
 }
 
-// Of compares two snapshots.
+// Of compares two snapshots. Where the kernel has no IPv6, nothing is wanted of it.
 func Of(wanted, actual *snapshot.Snapshot) (*Difference, error) {
+	if actual.IPv4Only {
+		wanted = onlyIPv4(wanted)
+	}
 	want, err := wanted.Frontends()
 	if err != nil {
 		return nil, err
@@ -96,6 +99,16 @@ func Of(wanted, actual *snapshot.Snapshot) (*Difference, error) {
 	}
 	d.Equal = len(d.Services) == 0 && len(d.Rules) == 0
 	return d, nil
+}
+
+// onlyIPv4 returns the snapshot without its table for IPv6.
+func onlyIPv4(s *snapshot.Snapshot) *snapshot.Snapshot {
+	out := *s
+	out.Tables = nil
+	if t := table(s, nft.FamilyIP); t != nil {
+		out.Tables = []*nft.Table{t}
+	}
+	return &out
 }
 
 func table(s *snapshot.Snapshot, family nft.Family) *nft.Table {

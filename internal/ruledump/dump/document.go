@@ -15,7 +15,7 @@ type Document struct {
 	Kind string `json:"kind"`
 	// Writer is the program that wrote the document, and its version.
 	Writer string `json:"writer,omitempty"`
-	// Origin is where the tables come from: "kernel", "manifests" or "cluster".
+	// Origin is where the tables come from: "kernel", "manifests", "cluster" or "node-local".
 	Origin string `json:"origin"`
 	// Node is the name of the node; for a kernel, its host name.
 	Node string `json:"node,omitempty"`
@@ -25,6 +25,8 @@ type Document struct {
 	Generation uint32 `json:"generation,omitempty"`
 	// Addresses are the node's own addresses.
 	Addresses []netip.Addr `json:"addresses"`
+	// IPv4Only says that the kernel has no IPv6, so that the proxy makes no table for it.
+	IPv4Only bool `json:"ipv4Only,omitempty"`
 	// Tables are those of the proxy, IPv4 first.
 	Tables []Table `json:"tables"`
 }

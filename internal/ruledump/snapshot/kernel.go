@@ -11,18 +11,22 @@ import (
 	"github.com/nftproxy/nftproxy/compiler"
 	"github.com/nftproxy/nftproxy/internal/ruledump/dump"
 	"github.com/nftproxy/nftproxy/nft"
+	"github.com/nftproxy/nftproxy/sysctl"
 )
 
 // FromKernel reads the proxy's tables in the current network namespace. If there are none, it is no error: see
 // NeedTables. It needs CAP_NET_ADMIN. It leaves out the clients in dynamic maps; ReadClients reads them, with the
 // connection and ctx.
 func FromKernel(ctx context.Context, conn *nft.Conn) (*Snapshot, error) {
-	s := &Snapshot{Origin: Kernel, Taken: time.Now().UTC().Truncate(time.Second)}
+	s := &Snapshot{Origin: Kernel, Taken: time.Now().UTC().Truncate(time.Second), IPv4Only: !sysctl.Tree{}.KernelHasIPv6()}
 	var err error
 	if s.Generation, err = conn.Generation(ctx); err != nil {
 		return nil, err
 	}
 	for _, family := range nft.Families {
+		if family == nft.FamilyIP6 && s.IPv4Only {
+			continue // such a kernel refuses to answer
+		}
 		table, err := conn.ReadTable(ctx, family, compiler.TableName)
 		if err != nil {
 			return nil, err

@@ -38,6 +38,8 @@ type Snapshot struct {
 	Generation uint32
 	// Addresses are the node's own addresses.
 	Addresses []netip.Addr
+	// IPv4Only says that the kernel has no IPv6, so that the proxy makes no table for it.
+	IPv4Only bool
 	// Tables are the proxy's tables, without the elements of dynamic maps.
 	Tables []*nft.Table
 	// Places holds the places of endpoints, by address. It is nil if the objects are not known.
@@ -78,7 +80,7 @@ func (s *Snapshot) Frontends() ([]*compiler.Frontend, error) {
 // Write writes the snapshot as a dump.
 func (s *Snapshot) Write(w io.Writer) error {
 	return dump.Write(w, dump.Document{
-		Writer: "ruledump " + version.Own(), Origin: s.Origin, Node: s.Node, Taken: s.Taken, Generation: s.Generation, Addresses: s.Addresses,
+		Writer: "ruledump " + version.Own(), Origin: s.Origin, Node: s.Node, Taken: s.Taken, Generation: s.Generation, Addresses: s.Addresses, IPv4Only: s.IPv4Only,
 	}, s.Tables, s.Counts)
 }
 
@@ -96,5 +98,5 @@ func FromDump(r io.Reader) (*Snapshot, error) {
 	if len(tables) == 0 {
 		return nil, fmt.Errorf("the dump has no table ip %s or ip6 %s", compiler.TableName, compiler.TableName)
 	}
-	return &Snapshot{Origin: d.Origin, Node: d.Node, Taken: d.Taken, Generation: d.Generation, Addresses: d.Addresses, Tables: tables, Counts: counts}, nil
+	return &Snapshot{Origin: d.Origin, Node: d.Node, Taken: d.Taken, Generation: d.Generation, Addresses: d.Addresses, IPv4Only: d.IPv4Only, Tables: tables, Counts: counts}, nil
 }
