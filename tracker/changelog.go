@@ -9,15 +9,15 @@ type changeLog struct {
 	horizon uint64
 	// oldest and newest are the ends of the list.
 	oldest, newest *entry
-	// graves holds the entries that are empty, or were, in the order in which they became so.
-	graves []grave
+	// tombstones holds the entries that are empty, or were, in the order in which they became so.
+	tombstones []tombstone
 	// size is one more than the largest index. free holds the unused indexes below it.
 	size uint32
 	free []uint32
 }
 
-// grave is an entry that is empty, or was, with its name.
-type grave struct {
+// tombstone is an entry that is empty, or was, with its name.
+type tombstone struct {
 	*entry
 	name objectName
 }
@@ -71,11 +71,11 @@ func (l *changeLog) unlink(e *entry) {
 	}
 }
 
-// bury notes that e became empty.
-func (l *changeLog) bury(name objectName, e *entry) {
-	if !e.buried {
-		e.buried = true
-		l.graves = append(l.graves, grave{e, name})
+// addTombstone notes that e became empty.
+func (l *changeLog) addTombstone(name objectName, e *entry) {
+	if !e.hasTombstone {
+		e.hasTombstone = true
+		l.tombstones = append(l.tombstones, tombstone{e, name})
 	}
 }
 
@@ -96,42 +96,42 @@ func (l *changeLog) since(revision uint64, look func(*entry)) {
 	}
 }
 
-// deleteGraves removes empty entries, the oldest ones first, until Options.History of them are left. It stops at one
-// that a view has not seen yet, unless more than maxGraves are left: then it detaches such views and continues.
-func (t *Tracker) deleteGraves() {
+// deleteTombstones removes empty entries, the oldest ones first, until Options.History of them are left. It stops at
+// one that a view has not seen yet, unless more than maxTombstones are left: then it detaches such views and continues.
+func (t *Tracker) deleteTombstones() {
 	l := &t.changes
 	keep := t.options.History
-	if len(l.graves) <= keep {
+	if len(l.tombstones) <= keep {
 		return
 	}
 	seen := l.revision
 	for v := range t.views {
 		seen = min(seen, v.seen)
 	}
-	for len(l.graves) > keep {
-		e := l.graves[0]
+	for len(l.tombstones) > keep {
+		e := l.tombstones[0]
 		if !e.empty() {
-			e.buried, l.graves = false, l.graves[1:]
+			e.hasTombstone, l.tombstones = false, l.tombstones[1:]
 			continue
 		}
 		if e.changed > seen {
-			if len(l.graves) <= keep+maxGraves {
+			if len(l.tombstones) <= keep+maxTombstones {
 				return
 			}
 			t.detachViews(e.changed)
 		}
-		l.graves = l.graves[1:]
+		l.tombstones = l.tombstones[1:]
 		l.remove(e.entry)
 		delete(t.entries, e.name)
 	}
-	if len(l.graves) == 0 {
-		l.graves = nil
+	if len(l.tombstones) == 0 {
+		l.tombstones = nil
 	}
 }
 
-// maxGraves is how many deleted Services are kept for views that have not taken changes for long. With more, such a
+// maxTombstones is how many deleted Services are kept for views that have not taken changes for long. With more, such a
 // view compares everything at its next Take.
-const maxGraves = 10_000
+const maxTombstones = 10_000
 
 // detachViews detaches the views that have not seen a revision.
 func (t *Tracker) detachViews(revision uint64) {

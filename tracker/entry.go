@@ -17,8 +17,8 @@ type entry struct {
 	prev, next *entry
 	// index is the entry's place in View.published.
 	index uint32
-	// buried says that the entry is in changeLog.graves, once.
-	buried bool
+	// hasTombstone says that the entry is in changeLog.tombstones.
+	hasTombstone bool
 	// served is nil unless views of several nodes are possible.
 	served *served
 }

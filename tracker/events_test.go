@@ -337,7 +337,7 @@ func testDeletedObjectsLeaveNothing(t *testing.T) {
 	tracker.DeleteService("default", "web")
 	tracker.DeleteEndpointSlice("default", "web-1")
 	tracker.Changes()
-	if n := len(tracker.entries) + len(tracker.slices) + len(tracker.changes.graves) + len(tracker.triggers.of); n != 0 {
+	if n := len(tracker.entries) + len(tracker.slices) + len(tracker.changes.tombstones) + len(tracker.triggers.of); n != 0 {
 		t.Errorf("%d things are left", n)
 	}
 }

@@ -36,7 +36,7 @@ func (o *apiObjects) feed(sink Sink) {
 	sink.Synced()
 }
 
-func (o *apiObjects) withdraw(sink Sink) {
+func (o *apiObjects) deleteAll(sink Sink) {
 	for _, s := range o.Services {
 		sink.DeleteService(s.Namespace, s.Name)
 	}
@@ -91,7 +91,7 @@ func FuzzObjects(f *testing.F) {
 				t.Errorf("Service CIDR %v", cidr)
 			}
 		}
-		objects.withdraw(tracker)
+		objects.deleteAll(tracker)
 		live := maps.Clone(changes.Ports)
 		if gone := tracker.Changes(); gone != nil {
 			maps.DeleteFunc(live, func(id model.PortID, _ *model.ServicePort) bool {

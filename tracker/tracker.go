@@ -328,7 +328,7 @@ func (t *Tracker) markDirty(name objectName) {
 	e := t.entries[name]
 	t.changes.touch(e)
 	if e.empty() {
-		t.changes.bury(name, e)
+		t.changes.addTombstone(name, e)
 	}
 	t.signal()
 }

@@ -126,7 +126,7 @@ func (v *View) TakeRevision() (*model.Changes, []time.Time, uint64) {
 	v.takeServiceCIDRs(changes)
 	v.full, v.seen, v.resumed = false, t.changes.revision, 0
 	v.tookTriggers()
-	t.deleteGraves()
+	t.deleteTombstones()
 	if changes.Empty() {
 		changes = nil
 	}

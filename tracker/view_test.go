@@ -102,8 +102,8 @@ func testViewsAgreeWithATrackerOfTheirNode(t *testing.T) {
 		if len(shared.views) != 0 {
 			t.Fatal("views are left")
 		}
-		if n := len(shared.changes.graves); n > history+len(shared.entries) {
-			t.Fatalf("%d graves are left", n)
+		if n := len(shared.changes.tombstones); n > history+len(shared.entries) {
+			t.Fatalf("%d tombstones are left", n)
 		}
 	})
 }
@@ -180,7 +180,7 @@ func testViewThatNobodyAsksKeepsNothingGrowing(t *testing.T) {
 	tracker.Synced()
 	stalled.take()
 	reader := &watcher{view: tracker.View("reads", 0)}
-	for i := range 3 * maxGraves {
+	for i := range 3 * maxTombstones {
 		name := fmt.Sprint("goes-", i)
 		tracker.SetService(serviceNamed(name))
 		tracker.DeleteService("default", name)
@@ -191,7 +191,7 @@ func testViewThatNobodyAsksKeepsNothingGrowing(t *testing.T) {
 			reader.take()
 		}
 	}
-	if n := len(tracker.entries); n > maxGraves+200 {
+	if n := len(tracker.entries); n > maxTombstones+200 {
 		t.Errorf("%d deleted Services are kept", n)
 	}
 	stalled.take()

@@ -52,7 +52,7 @@ def dialed(port, node_ips):
             yield address, port["node_port"], True
 
 
-def balancer(family, port, external):
+def endpoint_rules(family, port, external):
     """Returns the rules for one list of endpoints."""
     policy = port.get("external_policy" if external else "internal_policy")
     endpoints = port.get("local" if policy == "TRAFFIC_POLICY_LOCAL" else "cluster", [])
@@ -69,7 +69,7 @@ def table(family, address_type, ports, node_ips):
     for external, suffix in (False, ""), (True, "-external"):  # nobody takes a ClusterIP by naming it as external IP
         for number, port in enumerate(ports):
             chain = f"port-{number}{suffix}"
-            chains.append(f"chain {chain} {{ {balancer(family, port, external)}\n }}")
+            chains.append(f"chain {chain} {{ {endpoint_rules(family, port, external)}\n }}")
             for address, on, is_external in dialed(port, node_ips):
                 if external == is_external:
                     elements.setdefault(f"{address} . {PROTOCOLS[port['id']['protocol']]} . {on}", f"goto {chain}")
