@@ -37,7 +37,7 @@ var suites = []suite{
 		args: []string{"-changes=100", "-forged-clients=20000"}, // an emulated machine is slow
 	},
 	{name: "without IPv6", pkg: "integration", run: "^Test(KernelWithoutIPv6|GoldenFlows)$", parameters: "ipv6.disable=1"},
-	{name: "takeover", pkg: "integration/takeover", run: "."},
+	{name: "takeover", pkg: "integration/takeover", run: "^TestTakeover$"},
 }
 
 func selectSuites(only string) ([]suite, error) {
