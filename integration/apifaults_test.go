@@ -15,7 +15,6 @@ import (
 
 	"github.com/nftproxy/nftproxy/integration/await"
 	"github.com/nftproxy/nftproxy/integration/lab/labtest"
-	"github.com/nftproxy/nftproxy/integration/leaks"
 )
 
 // apiFault is something that goes wrong with the API server's answers about EndpointSlices.
@@ -171,7 +170,7 @@ func (fault apiFault) survive(t *testing.T) {
 	p := f.start(t, "--kubeconfig="+f.kubeconfig)
 	f.reaches(t, "first")
 	f.becomes(t, "200 200")
-	before := leaks.Of(t, p.Cmd.Process.Pid)
+	before := f.usage(t, p)
 	stop := keepDialingAt(t, f.lab.Client, faultAddress+":80")
 
 	mend := fault.begin(t, f)
@@ -194,7 +193,7 @@ func (fault apiFault) survive(t *testing.T) {
 		return nil
 	})
 	stop()
-	leaks.Within(t, p.Cmd.Process.Pid, before)
+	f.comesBackTo(t, p, before)
 	if err := p.Stop(t); err != nil {
 		t.Errorf("the proxy ended with %v", err)
 	}

@@ -2,7 +2,6 @@ package config
 
 import (
 	"fmt"
-	"os"
 
 	kubeproxyv1alpha1 "k8s.io/kube-proxy/config/v1alpha1"
 	"sigs.k8s.io/yaml"
@@ -18,7 +17,7 @@ const (
 )
 
 // Write writes a configuration to a file, as YAML of a version. A file that is there is
-// overwritten. What v1alpha1 cannot express is left out and returned.
+// replaced, whole or not at all. What v1alpha1 cannot express is left out and returned.
 func Write(c *v1alpha2.KubeProxyConfiguration, version, path string) (lost []conversion.Loss, err error) {
 	var document any = c
 	switch version {
@@ -34,8 +33,8 @@ func Write(c *v1alpha2.KubeProxyConfiguration, version, path string) (lost []con
 	if err != nil {
 		return nil, fmt.Errorf("write configuration %s: %w", path, err)
 	}
-	if err := os.WriteFile(path, data, 0o644); err != nil {
-		return nil, fmt.Errorf("write configuration: %w", err)
+	if err := replaceFile(path, data); err != nil {
+		return nil, fmt.Errorf("write configuration %s: %w", path, err)
 	}
 	return lost, nil
 }

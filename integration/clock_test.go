@@ -1,0 +1,95 @@
+package integration
+
+import (
+	"encoding/binary"
+	"encoding/json"
+	"fmt"
+	"os/exec"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/nftproxy/nftproxy/integration/await"
+	"github.com/nftproxy/nftproxy/integration/lab/labtest"
+	"github.com/nftproxy/nftproxy/integration/syscalls"
+	"golang.org/x/sys/unix"
+)
+
+// TestClockJumps has the proxy's wall clock jump. Nothing but what people read may depend on it.
+func TestClockJumps(t *testing.T) {
+	t.Run("in either direction delay no change", testClockJumpsDelayNoChange)
+}
+
+func testClockJumpsDelayNoChange(t *testing.T) {
+	f := newWithServer(t)
+	pods := []string{"first", "second"}
+	servePod(t, f.lab, pods[0], "10.244.1.5")
+	servePod(t, f.lab, pods[1], "10.244.1.6")
+	service, slice := faultService(faultAddress, "10.244.1.5")
+	(&uploader{t, f.server}).create(service)
+	(&uploader{t, f.server}).create(slice)
+	var jump atomic.Int64 // in nanoseconds
+	p := f.startWithClock(t, &jump, "--kubeconfig="+f.kubeconfig)
+	f.reaches(t, pods[0])
+	f.becomes(t, "200 200")
+	before := f.usage(t, p)
+	stop := keepDialingAt(t, f.lab.Client, faultAddress+":80")
+
+	// The server's certificate is valid for a day to either side.
+	for i, by := range []time.Duration{10 * time.Hour, -10 * time.Hour, 0} {
+		jump.Store(int64(by))
+		await.Until(t, fmt.Sprintf("the proxy's clock has jumped by %v", by), func() error { return f.clockIs(time.Now().Add(by)) })
+		_, slice := faultService(faultAddress, fmt.Sprintf("10.244.1.%d", 5+(i+1)%2))
+		if _, err := f.server.Update(slice); err != nil {
+			t.Fatal(err)
+		}
+		f.reachesWithin(t, 10*time.Second, pods[(i+1)%2])
+		f.becomes(t, "200 200")
+	}
+	stop()
+	f.comesBackTo(t, p, before)
+	if err := p.Stop(t); err != nil {
+		t.Errorf("the proxy ended with %v", err)
+	}
+}
+
+// clockIs says what is wrong with the time that health tells.
+func (f *troubled) clockIs(want time.Time) error {
+	_, body, err := f.health()
+	if err != nil {
+		return err
+	}
+	var told struct{ CurrentTime time.Time }
+	if err := json.Unmarshal([]byte(body), &told); err != nil {
+		return err
+	}
+	if off := told.CurrentTime.Sub(want).Abs(); off > time.Minute {
+		return fmt.Errorf("it is off by %v", off)
+	}
+	return nil
+}
+
+// startWithClock starts the proxy with a wall clock that is off by jump. Its other clocks are the machine's.
+func (f *troubled) startWithClock(t *testing.T, jump *atomic.Int64, args ...string) *labtest.Process {
+	t.Helper()
+	p := labtest.NewProcess(t, exec.Command(labtest.Binary(t, "kube-proxy"), append(f.args(), args...)...))
+	tell := func(c *syscalls.Call) syscalls.Verdict {
+		now := time.Now().Add(time.Duration(jump.Load()))
+		timespec := binary.NativeEndian.AppendUint64(nil, uint64(now.Unix()))
+		c.Store(c.Argument(1), binary.NativeEndian.AppendUint64(timespec, uint64(now.Nanosecond())))
+		return syscalls.Return(0)
+	}
+	if err := syscalls.OnThread(func() error {
+		err := unix.Setns(int(f.lab.Node.NetNS().Fd()), unix.CLONE_NEWNET)
+		if err == nil {
+			err = syscalls.Install(syscalls.WallClock(syscalls.Judged), tell)
+		}
+		if err == nil {
+			err = syscalls.StartWithoutVDSO(p.Cmd)
+		}
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
