@@ -13,7 +13,8 @@ import (
 	"github.com/nftproxy/nftproxy/nft"
 )
 
-// syncTime is how long all Syncs of the running proxy took together, as its metrics on the node's loopback say.
+// syncTime is how long all Syncs of the running proxy took together, as its metrics on the node's loopback say. The metric
+// has a value for each IP family, and one Sync of both families counts in both. The Services here are of IPv4.
 func (c *cluster) syncTime(ctx context.Context) (time.Duration, error) {
 	const url, name = "http://127.0.0.1:10249/metrics", "kubeproxy_sync_proxy_rules_duration_seconds_sum"
 	transport := &http.Transport{DialContext: c.lab.Node.DialContext}
@@ -27,12 +28,11 @@ func (c *cluster) syncTime(ctx context.Context) (time.Duration, error) {
 		return 0, err
 	}
 	defer response.Body.Close()
-	// kube-proxy divides the time by family, in a label.
 	sum := time.Duration(0)
 	lines := bufio.NewScanner(response.Body)
 	for lines.Scan() {
 		line := lines.Text()
-		if !strings.HasPrefix(line, name) {
+		if !strings.HasPrefix(line, name) || strings.Contains(line, `ip_family="IPv6"`) {
 			continue
 		}
 		seconds, err := strconv.ParseFloat(line[strings.LastIndexByte(line, ' ')+1:], 64)

@@ -23,7 +23,7 @@ func FuzzAddresses(f *testing.F) {
 			document["apiVersion"], document["kind"] = "kubeproxy.config.k8s.io/v1alpha2", "KubeProxyConfiguration"
 			data, err := yaml.Marshal(document)
 			if err != nil {
-				t.Fatal(err)
+				t.Skip("no YAML file has these characters: ", err)
 			}
 			file, err := Parse(data)
 			if err != nil {
