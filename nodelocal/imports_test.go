@@ -20,7 +20,11 @@ var clientModules = []string{
 	"google.golang.org/protobuf",
 }
 
-func TestClientsImportNothingOfKubernetes(t *testing.T) {
+func TestImports(t *testing.T) {
+	t.Run("clients import nothing of Kubernetes", testClientsImportNothingOfKubernetes)
+}
+
+func testClientsImportNothingOfKubernetes(t *testing.T) {
 	const own = "github.com/nftproxy/nftproxy"
 	out, err := exec.Command("go", "list", "-deps", "-f", "{{with .Module}}{{.Path}}{{end}}", ".", "../diffstore").Output()
 	if err != nil {

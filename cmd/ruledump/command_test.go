@@ -63,7 +63,7 @@ func TestVersion(t *testing.T) {
 	}
 }
 
-func TestCompileWarns(t *testing.T) {
+func TestCompile(t *testing.T) {
 	const (
 		corpus  = "../../testdata/"
 		ranges  = corpus + "source-ranges-of-one-family-leave-the-other-open/"
@@ -75,7 +75,7 @@ func TestCompileWarns(t *testing.T) {
 		want []string
 	}{
 		{
-			name: "of families that source ranges leave open",
+			name: "warns of families that source ranges leave open",
 			args: []string{"--manifests", ranges + "manifests.yaml"},
 			want: []string{
 				"ruledump: Service shop/web: everybody may dial its IPv6 load balancer IPs: loadBalancerSourceRanges has no range of the family, or one of length 0",
@@ -83,16 +83,16 @@ func TestCompileWarns(t *testing.T) {
 			},
 		},
 		{
-			name: "of nothing where ranges guard both",
+			name: "warns of nothing where ranges guard both",
 			args: []string{"--manifests", corpus + "source-ranges-drop-all-others/manifests.yaml"},
 		},
 		{
-			name: "of a family that nodePortAddresses does not name",
+			name: "warns of a family that nodePortAddresses does not name",
 			args: []string{"--manifests", ranges + "manifests.yaml", "--config", corpus + "node-port-addresses-of-one-family-leave-the-other-open/config.yaml"},
 			want: []string{"nodePortAddresses: has no IPv6 address, so IPv6 node ports answer on every address of the node but loopback"},
 		},
 		{
-			name: "of nothing where a gate is honoured",
+			name: "warns of nothing where a gate is honoured",
 			args: []string{"--manifests", gateOff + "manifests.yaml", "--config", gateOff + "config.yaml"},
 		},
 	} {

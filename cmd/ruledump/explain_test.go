@@ -22,7 +22,14 @@ func explainExample(args ...string) (string, error) {
 	return run(append([]string{"explain", "--manifests", example + "manifests", "--config", example + "config.yaml", "--node", "node-1"}, args...)...)
 }
 
-func TestExplainPrintsThePathThatAllEndpointsShareOnce(t *testing.T) {
+func TestExplain(t *testing.T) {
+	t.Run("prints the path that all endpoints share once", testExplainPrintsThePathThatAllEndpointsShareOnce)
+	t.Run("says what becomes of a packet", testExplainSaysWhatBecomesOfAPacket)
+	t.Run("refuses what it cannot read", testExplainRefusesWhatItCannotRead)
+	t.Run("needs all that it is asked", testExplainNeedsAllThatItIsAsked)
+}
+
+func testExplainPrintsThePathThatAllEndpointsShareOnce(t *testing.T) {
 	const (
 		head = `tcp 198.51.100.7 to 192.0.2.10:80
 
@@ -54,7 +61,7 @@ to 10.244.1.5:8080 or 10.244.1.6:8080, source kept
 	}
 }
 
-func TestExplainSaysWhatBecomesOfAPacket(t *testing.T) {
+func testExplainSaysWhatBecomesOfAPacket(t *testing.T) {
 	for _, tc := range []struct {
 		name, from, to string
 		want           []string
@@ -99,7 +106,7 @@ func TestExplainSaysWhatBecomesOfAPacket(t *testing.T) {
 	}
 }
 
-func TestExplainRefusesWhatItCannotRead(t *testing.T) {
+func testExplainRefusesWhatItCannotRead(t *testing.T) {
 	for _, tc := range []struct {
 		name string
 		args []string
@@ -121,7 +128,7 @@ func TestExplainRefusesWhatItCannotRead(t *testing.T) {
 	}
 }
 
-func TestExplainNeedsAllThatItIsAsked(t *testing.T) {
+func testExplainNeedsAllThatItIsAsked(t *testing.T) {
 	for _, args := range [][]string{
 		{"explain", "--to", "10.0.0.2:80"},
 		{"explain", "--from", "10.0.0.2"},

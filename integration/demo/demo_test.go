@@ -105,14 +105,21 @@ func checkDemo(t *testing.T, cmd *exec.Cmd, output *bytes.Buffer) {
 	}
 }
 
-func TestDemoAsRoot(t *testing.T) {
+func TestDemo(t *testing.T) {
+	t.Run("runs as root", testDemoAsRoot)
+	t.Run("runs without privileges", testDemoWithoutPrivileges)
+	t.Run("cleans up after an interrupt", testDemoCleansUpAfterAnInterrupt)
+	t.Run("explains a missing program", testDemoExplainsAMissingProgram)
+}
+
+func testDemoAsRoot(t *testing.T) {
 	requireRoot(t)
 	cmd, output, tmp := demoIn(t, buildPrograms(t))
 	checkDemo(t, cmd, output)
 	checkNothingLeft(t, tmp)
 }
 
-func TestDemoWithoutPrivileges(t *testing.T) {
+func testDemoWithoutPrivileges(t *testing.T) {
 	requireRoot(t)
 	asNobody := &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}}
 	skipWithoutUserNamespaces(t, asNobody)
@@ -141,7 +148,7 @@ func skipWithoutUserNamespaces(t *testing.T, asNobody *syscall.SysProcAttr) {
 	}
 }
 
-func TestInterruptCleansUp(t *testing.T) {
+func testDemoCleansUpAfterAnInterrupt(t *testing.T) {
 	requireRoot(t)
 	cmd, output, tmp := demoIn(t, buildPrograms(t))
 	if err := cmd.Start(); err != nil {
@@ -177,7 +184,7 @@ func processesOf(t *testing.T, program string) []string {
 	return found
 }
 
-func TestMissingProgramIsExplained(t *testing.T) {
+func testDemoExplainsAMissingProgram(t *testing.T) {
 	netns.Need(t)
 	dir := buildPrograms(t)
 	if err := os.Remove(filepath.Join(dir, "kube-proxy")); err != nil {

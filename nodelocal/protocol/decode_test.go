@@ -30,7 +30,13 @@ func set(ports ...*nodelocalv1.ServicePort) []*nodelocalv1.Update {
 	return []*nodelocalv1.Update{{Set: ports, Sync: &nodelocalv1.Sync{}}}
 }
 
-func TestBatchRefuses(t *testing.T) {
+func TestBatch(t *testing.T) {
+	t.Run("refuses", testBatchRefuses)
+	t.Run("ignores what it does not know", testBatchIgnoresWhatItDoesNotKnow)
+	t.Run("reads a later version", testBatchOfALaterVersion)
+}
+
+func testBatchRefuses(t *testing.T) {
 	for _, tc := range []struct {
 		name    string
 		updates []*nodelocalv1.Update
@@ -71,7 +77,7 @@ func TestBatchRefuses(t *testing.T) {
 	}
 }
 
-func TestBatchIgnoresWhatItDoesNotKnow(t *testing.T) {
+func testBatchIgnoresWhatItDoesNotKnow(t *testing.T) {
 	extra := protowire.AppendTag(nil, 1000, protowire.BytesType)
 	extra = protowire.AppendString(extra, "of a later version")
 	with := func(message proto.Message) []byte {

