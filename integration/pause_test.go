@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/nftproxy/nftproxy/integration/await"
+	"github.com/prometheus/procfs"
 )
 
 var pause = flag.Duration("pause", 5*time.Second, "how long TestPause stops the proxy")
@@ -35,6 +36,17 @@ func testPauseLosesNoChange(t *testing.T) {
 	if err := p.Cmd.Process.Signal(syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
+	// A signal takes its time: each thread stops when it comes to it.
+	await.Until(t, "all threads are stopped", func() error {
+		threads, err := procfs.AllThreads(p.Cmd.Process.Pid)
+		for _, thread := range threads {
+			stat, err := thread.Stat()
+			if err != nil || stat.State != "T" {
+				return fmt.Errorf("thread %d is in state %q, %v", thread.PID, stat.State, err)
+			}
+		}
+		return err
+	})
 	_, slice = faultService(faultAddress, "10.244.1.6")
 	if _, err := f.server.Update(slice); err != nil {
 		t.Fatal(err)
