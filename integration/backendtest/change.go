@@ -109,24 +109,7 @@ func servePod(t *testing.T, l *lab.Lab, name string, addr netip.Addr) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var listener net.Listener
-	if err := pod.Do(func() (err error) {
-		listener, err = net.Listen("tcp", ":8080")
-		return err
-	}); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { listener.Close() })
-	go func() {
-		for {
-			conn, err := listener.Accept()
-			if err != nil {
-				return
-			}
-			fmt.Fprintln(conn, name)
-			conn.Close()
-		}
-	}()
+	labtest.ServeTCP(t, pod, ":8080", func(conn net.Conn) { fmt.Fprintln(conn, name) })
 }
 
 const refused = "nobody, it is refused"
