@@ -5,8 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"strings"
 	"testing"
 	"time"
+
+	"github.com/go-logr/logr/funcr"
 
 	"github.com/nftproxy/nftproxy/model"
 )
@@ -15,10 +18,11 @@ import (
 type fakeFeed struct {
 	state   map[model.PortID]*model.ServicePort
 	changes *model.Changes
+	dirty   chan struct{}
 }
 
 func newFeed() *fakeFeed {
-	return &fakeFeed{state: map[model.PortID]*model.ServicePort{}, changes: &model.Changes{Full: true}}
+	return &fakeFeed{state: map[model.PortID]*model.ServicePort{}, changes: &model.Changes{Full: true}, dirty: make(chan struct{}, 1)}
 }
 
 func (f *fakeFeed) set(service string) {
@@ -33,7 +37,7 @@ func (f *fakeFeed) delete(service string) {
 	f.changes.Merge(&model.Changes{Ports: map[model.PortID]*model.ServicePort{id: nil}})
 }
 
-func (f *fakeFeed) Dirty() <-chan struct{} { return nil }
+func (f *fakeFeed) Dirty() <-chan struct{} { return f.dirty }
 
 func (f *fakeFeed) Take() (*model.Changes, []time.Time) {
 	taken := f.changes
@@ -68,6 +72,40 @@ func (b *fakeBackend) Sync(_ context.Context, changes *model.Changes) error {
 
 func TestPendingChanges(t *testing.T) {
 	t.Run("are bounded", testPendingChangesAreBounded)
+}
+
+// interrupted is a Backend whose Sync ends with its context.
+type interrupted struct{ begun chan struct{} }
+
+func (b interrupted) Sync(ctx context.Context, _ *model.Changes) error {
+	close(b.begun)
+	<-ctx.Done()
+	return ctx.Err()
+}
+
+func TestRun(t *testing.T) {
+	t.Run("reports no failure of a Sync that its end interrupts", testInterruptedSyncIsNoFailure)
+}
+
+func testInterruptedSyncIsNoFailure(t *testing.T) {
+	var log strings.Builder
+	options := Options{
+		Logger: funcr.New(func(_, line string) { fmt.Fprintln(&log, line) }, funcr.Options{}),
+		OnSync: func(result Result) { t.Errorf("a Sync is reported that ended with %v", result.Err) },
+	}
+	feed, backend := newFeed(), interrupted{begun: make(chan struct{})}
+	feed.dirty <- struct{}{}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- New(feed, backend, options).Run(ctx) }()
+	<-backend.begun
+	cancel()
+	if err := <-done; err != nil {
+		t.Errorf("Run returned %v", err)
+	}
+	if log.Len() > 0 {
+		t.Errorf("log:\n%s", log.String())
+	}
 }
 
 func testPendingChangesAreBounded(t *testing.T) {

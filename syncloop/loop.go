@@ -20,7 +20,7 @@ type Options struct {
 	// OnQueued, if set, is called when changes were found that need a Sync.
 	// If no successful Sync follows, a health check can tell that syncs are stuck.
 	OnQueued func()
-	// OnSync, if set, is called after each Sync.
+	// OnSync, if set, is called after each Sync, but for one that ends unfinished with the context of Run.
 	OnSync func(Result)
 }
 
@@ -90,7 +90,7 @@ func New(feed Feed, backend model.Backend, options Options) *Loop {
 func (l *Loop) Run(ctx context.Context) error {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
-	for {
+	for ctx.Err() == nil {
 		if l.pending != nil {
 			timer.Reset(time.Until(l.due()))
 		} else {
@@ -106,6 +106,7 @@ func (l *Loop) Run(ctx context.Context) error {
 			l.sync(ctx)
 		}
 	}
+	return nil
 }
 
 // collect adds the new changes of the Feed to the pending ones.
@@ -142,6 +143,9 @@ func (l *Loop) due() time.Time {
 func (l *Loop) sync(ctx context.Context) {
 	l.started = time.Now()
 	err := l.backend.Sync(ctx, l.pending)
+	if err != nil && ctx.Err() != nil {
+		return // it was told to stop: no failure, and nobody tries again
+	}
 	result := Result{
 		Changes:  l.pending,
 		Triggers: l.triggers,
