@@ -62,14 +62,14 @@ func newAffinityState() affinityState {
 
 // putAffinity updates the maps and chains of affinity after a frontend changed.
 func (f *family) putAffinity(e frontendElements) {
-	updates, knowns := f.sets.affinityOf(e.frontend), f.sets.knownOf(e.frontend)
+	sets := f.sets.of(e.frontend.isNodePort())
 	if e.want.affinity != nil {
 		update, known := f.useAffinity(e.want)
-		f.draft.Put(updates, nft.Element{Key: e.key, Verdict: nft.Goto(update), Comment: e.want.comment})
-		f.draft.Put(knowns, nft.Element{Key: e.key, Verdict: nft.Jump(known), Comment: e.want.comment})
+		f.draft.Put(sets.affinity, nft.Element{Key: e.key, Verdict: nft.Goto(update), Comment: e.want.comment})
+		f.draft.Put(sets.known, nft.Element{Key: e.key, Verdict: nft.Jump(known), Comment: e.want.comment})
 	} else {
-		f.draft.Remove(updates, e.key)
-		f.draft.Remove(knowns, e.key)
+		f.draft.Remove(sets.affinity, e.key)
+		f.draft.Remove(sets.known, e.key)
 	}
 	f.putAffinityExceptions(e.frontend, e.want)
 	if e.have.affinity != nil {

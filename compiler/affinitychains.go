@@ -38,14 +38,14 @@ func (f *family) returning(p *affinityPort, list endpointList, match ...nft.Stat
 		return nil
 	}
 	dnat := nft.DNAT{Family: f.family, Key: nft.Concat{f.family.Saddr()}, Map: p.mapName(list)}
-	return []nft.Rule{nft.NewRule(append(match, isProtocol(uint8(p.id.Protocol)), dnat)...)}
+	return []nft.Rule{nft.NewRule(append(match, isProtocol(p.id.Protocol), dnat)...)}
 }
 
 // affinityUpdate builds the chain that adds a client and its endpoint to the map. A client that is in the map keeps its
 // endpoint, and its timeout starts anew.
 func (f *family) affinityUpdate(p *affinityPort, list endpointList) *nft.Chain {
 	return &nft.Chain{Name: affinityChainPrefixes[list] + p.name, Rules: []nft.Rule{nft.NewRule(
-		isProtocol(uint8(p.id.Protocol)),
+		isProtocol(p.id.Protocol),
 		nft.Update{
 			Map:     p.mapName(list),
 			Key:     nft.Concat{f.family.Saddr()},

@@ -22,8 +22,7 @@ func (f *family) putAffinityCheck() {
 }
 
 // affinityRules run after the destination was translated. They read the dialed frontend from conntrack's original
-// tuple, and go to the chain that adds its client to the map. Each protocol has rules of its own: nft can list a port
-// of conntrack only in a rule that matches the protocol first.
+// tuple, and go to the chain that adds its client to the map. Each protocol has rules of its own (dialedKey).
 func (f *family) affinityRules() []nft.Rule {
 	var rules []nft.Rule
 	for _, nodePort := range []bool{false, true} {
@@ -42,11 +41,11 @@ func (f *family) affinityRules() []nft.Rule {
 // networks, it must at least be no ClusterIP. External addresses may have a node port's number as well: see
 // putAffinityExceptions.
 func (f *family) affinityRulesOf(protocol model.Protocol, nodePort bool) (rules []nft.Rule) {
-	daddr, isOf := f.family.OriginalDaddr(), isProtocol(uint8(protocol))
+	daddr, isOf := f.family.OriginalDaddr(), isProtocol(protocol)
+	find := nft.Vmap{Key: f.dialedKey(nodePort), Map: f.sets.of(nodePort).affinity.Name}
 	if !nodePort {
-		return []nft.Rule{nft.NewRule(isOf, nft.Vmap{Key: nft.Concat{daddr, nft.MetaL4proto, nft.CTOriginalProtoDst}, Map: f.sets.affinityIPs.Name})}
+		return []nft.Rule{nft.NewRule(isOf, find)}
 	}
-	find := nft.Vmap{Key: nft.Concat{nft.MetaL4proto, nft.CTOriginalProtoDst}, Map: f.sets.affinityNodePorts.Name}
 	networks := false
 	for _, p := range f.nodePortPrefixes() {
 		if p.IsSingleIP() {
@@ -63,13 +62,9 @@ func (f *family) affinityRulesOf(protocol model.Protocol, nodePort bool) (rules 
 // findKnown returns the rule that leads clients of frontends with affinity to the chains for known clients, if there
 // are such frontends.
 func (f *family) findKnown(nodePort bool) []nft.Rule {
-	known := f.sets.knownIPs
-	if nodePort {
-		known = f.sets.knownNodePorts
-	}
 	for rule := range f.affinity.frontends {
 		if rule.nodePort == nodePort {
-			return []nft.Rule{nft.NewRule(nft.Vmap{Key: f.key(nodePort), Map: known.Name})}
+			return []nft.Rule{nft.NewRule(nft.Vmap{Key: f.key(nodePort), Map: f.sets.of(nodePort).known.Name})}
 		}
 	}
 	return nil
@@ -81,8 +76,8 @@ type affinityRule struct {
 	nodePort bool
 }
 
-func isProtocol(protocol uint8) nft.Statement {
-	return nft.Match{Field: nft.MetaL4proto, Value: nft.ProtoData(protocol)}
+func isProtocol(protocol model.Protocol) nft.Statement {
+	return nft.Match{Field: nft.MetaL4proto, Value: nft.ProtoData(uint8(protocol))}
 }
 
 // portNumber is a port of a protocol, whatever the address.
@@ -121,8 +116,8 @@ func (f *family) putAffinityExceptions(fe frontend, want *plan) {
 func (f *family) putAffinityException(fe frontend, comment string) {
 	key := fe.key()
 	if f.affinity.nodePorts[portNumber{fe.protocol, fe.port}] {
-		f.draft.Put(f.sets.affinityIPs, nft.Element{Key: key, Verdict: nft.Accept, Comment: comment})
+		f.draft.Put(f.sets.addresses.affinity, nft.Element{Key: key, Verdict: nft.Accept, Comment: comment})
 	} else {
-		f.draft.Remove(f.sets.affinityIPs, key)
+		f.draft.Remove(f.sets.addresses.affinity, key)
 	}
 }

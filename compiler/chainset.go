@@ -89,9 +89,9 @@ func (f *family) addChainSet(c endpointChain) {
 	f.draft.PutSet(e.sets[c])
 	if use := e.used[c]; use != nil {
 		for key := range use.keys {
-			element, _ := f.sets.serviceIPs.Element(key)
-			f.draft.Remove(f.sets.serviceIPs, key)
-			f.putGotoElement(c, f.sets.serviceIPs, key, element.Comment)
+			element, _ := f.sets.addresses.services.Element(key)
+			f.draft.Remove(f.sets.addresses.services, key)
+			f.putGotoElement(c, f.sets.addresses.services, key, element.Comment)
 		}
 		use.keys = nil
 	}
@@ -107,7 +107,7 @@ func (f *family) removeChainSet(c endpointChain) {
 	}
 	for _, element := range set.Elements() {
 		f.draft.Remove(set, element.Key)
-		f.putGotoElement(c, f.sets.serviceIPs, element.Key, element.Comment)
+		f.putGotoElement(c, f.sets.addresses.services, element.Key, element.Comment)
 	}
 	f.draft.RemoveSet(set.Name)
 	f.putServices()
@@ -117,7 +117,7 @@ func (f *family) removeChainSet(c endpointChain) {
 // says so.
 func (f *family) updateSpareSets() {
 	e := &f.endpointChains
-	known := f.sets.knownIPs.Len() + f.sets.knownNodePorts.Len()
+	known := f.sets.addresses.known.Len() + f.sets.nodePorts.known.Len()
 	spare := known >= f.limits.spareSetsFrom || e.spareSets && known >= f.limits.spareSetsUntil
 	if spare == e.spareSets {
 		return

@@ -44,8 +44,8 @@ func (f *family) localCIDRs() []netip.Prefix {
 
 // shortCircuitRules treat clients of the cluster and of the node, under policy Local, as if
 // their packets went out and came back through a load balancer: any endpoint may serve.
-func (f *family) shortCircuitRules(nodePort bool, m *nft.Set) []nft.Rule {
-	choose := nft.Vmap{Key: f.key(nodePort), Map: m.Name}
+func (f *family) shortCircuitRules(nodePort bool) []nft.Rule {
+	choose := nft.Vmap{Key: f.key(nodePort), Map: f.sets.of(nodePort).shortCircuits.Name}
 	var rules []nft.Rule
 	for _, match := range f.localClients() {
 		rules = append(rules, nft.NewRule(match, choose))

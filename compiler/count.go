@@ -28,22 +28,6 @@ const (
 	setNodePortTraffic     = "nodeport-traffic"
 )
 
-// countSets are the sets whose elements count.
-type countSets struct {
-	connections, nodePortConnections *nft.Set
-	traffic, nodePortTraffic         *nft.Set
-}
-
-func (f *family) addCountSets() {
-	add := func(name string, nodePort bool) *nft.Set {
-		return f.draft.AddSet(&nft.Set{Name: name, Key: f.key(nodePort), Counter: true})
-	}
-	f.sets.counts = countSets{
-		connections: add(setConnections, false), nodePortConnections: add(setNodePortConnections, true),
-		traffic: add(setTraffic, false), nodePortTraffic: add(setNodePortTraffic, true),
-	}
-}
-
 // CountSets returns the names of the sets whose elements count for a frontend. In the first one, each counted packet is
 // a new connection that was sent to an endpoint. The second one counts all packets of such connections, in both
 // directions. The keys are Frontend.Key. Only tables with Config.CountServices have these sets.
@@ -64,12 +48,8 @@ func (f *family) putCounted(e frontendElements) {
 	if !f.config.CountServices {
 		return
 	}
-	c := &f.sets.counts
-	sets := [...]*nft.Set{c.connections, c.traffic}
-	if e.frontend.isNodePort() {
-		sets = [...]*nft.Set{c.nodePortConnections, c.nodePortTraffic}
-	}
-	for _, set := range sets {
+	sets := f.sets.of(e.frontend.isNodePort())
+	for _, set := range []*nft.Set{sets.connections, sets.traffic} {
 		if e.want == &noPlan {
 			f.draft.Remove(set, e.key)
 		} else {
@@ -83,22 +63,19 @@ func (f *family) putCountChains() {
 	if !f.config.CountServices {
 		return
 	}
-	c := &f.sets.counts
+	a, n := &f.sets.addresses, &f.sets.nodePorts
 	f.draft.PutChain(&nft.Chain{Name: chainCountInput, Type: nft.TypeNAT, Hook: nft.HookInput, Priority: nft.PrioritySrcNAT, Rules: f.countConnections()})
-	f.draft.PutChain(&nft.Chain{Name: chainCountConnections, Rules: f.countRules(c.connections, c.nodePortConnections)})
-	f.draft.PutChain(&nft.Chain{Name: chainCountTraffic, Rules: f.countRules(c.traffic, c.nodePortTraffic)})
+	f.draft.PutChain(&nft.Chain{Name: chainCountConnections, Rules: f.countRules(a.connections, n.connections)})
+	f.draft.PutChain(&nft.Chain{Name: chainCountTraffic, Rules: f.countRules(a.traffic, n.traffic)})
 }
 
 // countRules look up the address that the client dialed, from conntrack. External addresses may have a node port's
-// number, so they are looked up first. Each protocol has rules of its own: nft can list a port of conntrack only in a
-// rule that matches the protocol first.
+// number, so they are looked up first. Each protocol has rules of its own (dialedKey).
 func (f *family) countRules(addresses, nodePorts *nft.Set) (rules []nft.Rule) {
-	nodePort := nft.Concat{nft.MetaL4proto, nft.CTOriginalProtoDst}
-	address := append(nft.Concat{f.family.OriginalDaddr()}, nodePort...)
 	for _, protocol := range []model.Protocol{model.TCP, model.UDP, model.SCTP} {
 		rules = append(rules,
-			nft.NewRule(isProtocol(uint8(protocol)), nft.InSet{Key: address, Set: addresses.Name}, nft.Return),
-			nft.NewRule(isProtocol(uint8(protocol)), nft.InSet{Key: nodePort, Set: nodePorts.Name}, nft.Return))
+			nft.NewRule(isProtocol(protocol), nft.InSet{Key: f.dialedKey(false), Set: addresses.Name}, nft.Return),
+			nft.NewRule(isProtocol(protocol), nft.InSet{Key: f.dialedKey(true), Set: nodePorts.Name}, nft.Return))
 	}
 	return rules
 }

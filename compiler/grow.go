@@ -28,5 +28,5 @@ func (f *family) grow(ports, endpoints int) {
 	f.touched = make([]*frontendState, 0, ports)
 	f.clusterIPs = make(map[netip.Addr]int, ports)
 	f.sets.clusterIPs.Grow(ports)
-	f.sets.endpoints.Grow(endpoints)
+	f.sets.addresses.endpoints.Grow(endpoints)
 }

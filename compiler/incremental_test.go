@@ -224,7 +224,7 @@ func (c *cluster) takeAway(f, has *family) {
 			f.setSpare(key, group, false)
 		}
 	}
-	if !has.endpointChains.spareSets && f.sets.knownIPs.Len()+f.sets.knownNodePorts.Len() < c.limits.spareSetsFrom {
+	if !has.endpointChains.spareSets && f.sets.addresses.known.Len()+f.sets.nodePorts.known.Len() < c.limits.spareSetsFrom {
 		f.limits.spareSetsFrom, f.limits.spareSetsUntil = math.MaxInt, math.MaxInt
 		f.updateSpareSets()
 	}

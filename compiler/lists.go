@@ -9,9 +9,9 @@ import (
 
 // putLists puts the endpoints of a frontend into their maps.
 func (f *family) putLists(e frontendElements) {
-	endpoints, local := f.sets.listsOf(e.frontend)
-	f.putList(endpoints, e.key, e.have.endpoints, e.want.endpoints)
-	f.putList(local, e.key, e.have.localEndpoints, e.want.localEndpoints)
+	sets := f.sets.of(e.frontend.isNodePort())
+	f.putList(sets.endpoints, e.key, e.have.endpoints, e.want.endpoints)
+	f.putList(sets.localEndpoints, e.key, e.have.localEndpoints, e.want.localEndpoints)
 }
 
 // listElementSize is the size of the longest element of a list: an IPv6 frontend, a slot and an endpoint.

@@ -37,9 +37,9 @@ func (f *family) putFixedChains() {
 		{Name: "filter-forward", Type: nft.TypeFilter, Hook: nft.HookForward, Priority: nft.PriorityFilter, Rules: append(f.countTraffic(), newConnections(chainForwardCheck)...)},
 		{Name: "filter-output", Type: nft.TypeFilter, Hook: nft.HookOutput, Priority: nft.PriorityFilter, Rules: append(f.countTraffic(), newConnections(chainForwardCheck)...)},
 		{Name: "nat-postrouting", Type: nft.TypeNAT, Hook: nft.HookPostrouting, Priority: nft.PrioritySrcNAT, Rules: f.postrouting()},
-		{Name: chainNodePorts, Rules: append(f.findKnown(true), nft.NewRule(nft.Vmap{Key: f.key(true), Map: f.sets.serviceNodePorts.Name}))},
-		{Name: chainShortCircuit, Rules: f.shortCircuitRules(false, f.sets.shortCircuitIPs)},
-		{Name: chainShortCircuitNodePorts, Rules: f.shortCircuitRules(true, f.sets.shortCircuitNodePorts)},
+		{Name: chainNodePorts, Rules: append(f.findKnown(true), nft.NewRule(nft.Vmap{Key: f.key(true), Map: f.sets.nodePorts.services.Name}))},
+		{Name: chainShortCircuit, Rules: f.shortCircuitRules(false)},
+		{Name: chainShortCircuitNodePorts, Rules: f.shortCircuitRules(true)},
 		{Name: chainInputCheck, Rules: f.checks(f.inUse(chainNoEndpoints, chainNoEndpointNodePorts)...)},
 		{Name: chainForwardCheck, Rules: f.checks(f.inUse(chainNoEndpoints, chainClusterIPs)...)},
 		{Name: chainClusterIPs, Rules: f.clusterIPRules()},
@@ -73,7 +73,7 @@ func (f *family) checks(chains ...string) []nft.Rule {
 // putServices puts the chain that finds the frontend of a packet.
 func (f *family) putServices() {
 	rules := append(f.findKnown(false), f.chainSetRules()...)
-	rules = append(rules, nft.NewRule(nft.Vmap{Key: f.key(false), Map: f.sets.serviceIPs.Name}))
+	rules = append(rules, nft.NewRule(nft.Vmap{Key: f.key(false), Map: f.sets.addresses.services.Name}))
 	f.draft.PutChain(&nft.Chain{Name: chainServices, Rules: append(rules, f.onNodePortAddresses(f.uses.nodePorts, nft.Goto(chainNodePorts))...)})
 }
 

@@ -178,12 +178,15 @@ func (r *reader) addChainSets(services *nft.Chain) {
 
 func (r *reader) set(like *nft.Set) *nft.Set { return r.table.Set(like.Name) }
 
+// setsOf returns the layout's sets for frontends like f.
+func (r *reader) setsOf(f *Frontend) *frontendSets { return r.layout.sets.of(!f.Addr.IsValid()) }
+
 func (r *reader) read() []*Frontend {
 	found := map[nft.Data]*Frontend{}
 	l := r.layout.sets
 	for _, sets := range [][]*nft.Set{
-		{l.serviceIPs, l.noEndpointServices, l.guardedIPs},
-		{l.serviceNodePorts, l.noEndpointNodePorts},
+		{l.addresses.services, l.addresses.noEndpoints, l.guardedIPs},
+		{l.nodePorts.services, l.nodePorts.noEndpoints},
 	} {
 		for _, set := range sets {
 			for _, e := range r.set(set).Elements() {
@@ -243,28 +246,25 @@ func (r *reader) readKind(f *Frontend) {
 
 // readVerdicts reads the chains that a frontend goes to and the lists that they draw from.
 func (r *reader) readVerdicts(f *Frontend) {
-	l, fe := &r.layout.sets, f.frontend()
-	services, shortCircuits, none := l.verdictsOf(fe)
-	key := f.Key()
-	endpoints, local := l.listsOf(fe)
-	first, firstFound := r.chainAt(services, key)
-	short, shortFound := r.chainAt(shortCircuits, key)
+	sets, key := r.setsOf(f), f.Key()
+	first, firstFound := r.chainAt(sets.services, key)
+	short, shortFound := r.chainAt(sets.shortCircuits, key)
 	if firstFound {
 		f.Chain = first.name()
 	}
 	switch {
 	case firstFound && first.kind == kindLocal:
-		f.Policy, f.LocalEndpoints = model.PolicyLocal.String(), r.list(local, key, first.count)
+		f.Policy, f.LocalEndpoints = model.PolicyLocal.String(), r.list(sets.localEndpoints, key, first.count)
 		if shortFound {
-			f.ShortCircuit, f.Endpoints = short.name(), r.list(endpoints, key, short.count)
+			f.ShortCircuit, f.Endpoints = short.name(), r.list(sets.endpoints, key, short.count)
 		}
 	case firstFound:
-		f.Endpoints = r.list(endpoints, key, first.count)
+		f.Endpoints = r.list(sets.endpoints, key, first.count)
 		if first.kind == kindExternal {
 			f.Policy, f.Masquerade = model.PolicyCluster.String(), true
 		}
 	}
-	if e, found := r.set(none).Element(key); found {
+	if e, found := r.set(sets.noEndpoints).Element(key); found {
 		f.Unserved = UnservedReject
 		if e.Verdict == nft.Drop {
 			f.Unserved, f.Policy = UnservedDrop, model.PolicyLocal.String()
@@ -273,7 +273,7 @@ func (r *reader) readVerdicts(f *Frontend) {
 }
 
 func (r *reader) chainAt(set *nft.Set, key nft.Data) (endpointChain, bool) {
-	if set == r.layout.sets.serviceIPs {
+	if set == r.layout.sets.addresses.services {
 		for _, c := range r.chainSets { // the rules look them up before service-ips
 			if _, found := c.set.Element(key); found {
 				return parseEndpointChain(c.chain)
@@ -333,7 +333,7 @@ func parseEndpointChain(name string) (b endpointChain, ok bool) {
 
 // readAffinity finds the maps that hold the clients of a frontend.
 func (r *reader) readAffinity(f *Frontend) {
-	e, found := r.set(r.layout.sets.affinityOf(f.frontend())).Element(f.Key())
+	e, found := r.set(r.setsOf(f).affinity).Element(f.Key())
 	if !found || e.Verdict.Kind != nft.VerdictGoto {
 		return
 	}

@@ -11,17 +11,29 @@ const hairpinSet = "hairpin"
 // sets holds the sets and maps that a table always has: all but affinity maps and sets of one chain. docs/ruleset.md
 // explains each.
 type sets struct {
-	serviceIPs, serviceNodePorts            *nft.Set
-	endpoints, nodePortEndpoints            *nft.Set
-	localEndpoints, localNodePortEndpoints  *nft.Set
-	shortCircuitIPs, shortCircuitNodePorts  *nft.Set
-	noEndpointServices, noEndpointNodePorts *nft.Set
-	clusterIPs, hairpin                     *nft.Set
-	guardedIPs, allowedSources              *nft.Set
-	affinityIPs, affinityNodePorts          *nft.Set
-	knownIPs, knownNodePorts                *nft.Set
-	// counts are the sets that count; zero without Config.CountServices.
-	counts countSets
+	// addresses are for frontends with an address, nodePorts for those without.
+	addresses, nodePorts       frontendSets
+	clusterIPs, hairpin        *nft.Set
+	guardedIPs, allowedSources *nft.Set
+}
+
+// frontendSets are the sets whose keys are, or begin with, frontends of one sort.
+type frontendSets struct {
+	// The verdicts on new connections. shortCircuits are for clients that policy Local does not bind.
+	services, shortCircuits, noEndpoints *nft.Set
+	endpoints, localEndpoints            *nft.Set
+	// affinity leads to affinity-update chains, known to affinity-known chains.
+	affinity, known *nft.Set
+	// connections and traffic count; nil without Config.CountServices.
+	connections, traffic *nft.Set
+}
+
+// of returns the sets for node ports, or for addresses.
+func (s *sets) of(nodePort bool) *frontendSets {
+	if nodePort {
+		return &s.nodePorts
+	}
+	return &s.addresses
 }
 
 // addSets adds the sets to the draft, in the order in which the table has them.
@@ -33,26 +45,24 @@ func (f *family) addSets() {
 		key := append(f.key(nodePort), nft.Numgen{Mod: 2})
 		return f.draft.AddSet(&nft.Set{Name: name, Key: key, Data: nft.Concat{f.family.Daddr(), nft.ThDport}})
 	}
+	counters := func(name string, nodePort bool) *nft.Set {
+		return f.draft.AddSet(&nft.Set{Name: name, Key: f.key(nodePort), Counter: true})
+	}
 	s := &f.sets
-	s.serviceIPs = verdicts("service-ips", false)
-	s.serviceNodePorts = verdicts("service-nodeports", true)
-	s.endpoints = endpoints("endpoints", false)
-	s.nodePortEndpoints = endpoints("nodeport-endpoints", true)
-	s.shortCircuitIPs = verdicts("short-circuit-ips", false)
-	s.shortCircuitNodePorts = verdicts("short-circuit-nodeports", true)
-	s.localEndpoints = endpoints("local-endpoints", false)
-	s.localNodePortEndpoints = endpoints("local-nodeport-endpoints", true)
-	s.noEndpointServices = verdicts("no-endpoint-services", false)
-	s.noEndpointNodePorts = verdicts("no-endpoint-nodeports", true)
+	a, n := &s.addresses, &s.nodePorts
+	a.services, n.services = verdicts("service-ips", false), verdicts("service-nodeports", true)
+	a.endpoints, n.endpoints = endpoints("endpoints", false), endpoints("nodeport-endpoints", true)
+	a.shortCircuits, n.shortCircuits = verdicts("short-circuit-ips", false), verdicts("short-circuit-nodeports", true)
+	a.localEndpoints, n.localEndpoints = endpoints("local-endpoints", false), endpoints("local-nodeport-endpoints", true)
+	a.noEndpoints, n.noEndpoints = verdicts("no-endpoint-services", false), verdicts("no-endpoint-nodeports", true)
 	s.clusterIPs = f.draft.AddSet(&nft.Set{Name: "cluster-ips", Key: nft.Concat{f.family.Daddr()}})
 	s.guardedIPs = f.draft.AddSet(&nft.Set{Name: guardSet, Key: f.key(false)})
 	s.allowedSources = f.draft.AddSet(&nft.Set{Name: "allowed-sources", Key: append(f.key(false), f.family.Saddr()), Interval: true})
-	s.affinityIPs = verdicts("affinity-ips", false)
-	s.affinityNodePorts = verdicts("affinity-nodeports", true)
-	s.knownIPs = verdicts("affinity-known-ips", false)
-	s.knownNodePorts = verdicts("affinity-known-nodeports", true)
+	a.affinity, n.affinity = verdicts("affinity-ips", false), verdicts("affinity-nodeports", true)
+	a.known, n.known = verdicts("affinity-known-ips", false), verdicts("affinity-known-nodeports", true)
 	if f.config.CountServices {
-		f.addCountSets()
+		a.connections, n.connections = counters(setConnections, false), counters(setNodePortConnections, true)
+		a.traffic, n.traffic = counters(setTraffic, false), counters(setNodePortTraffic, true)
 	}
 	s.hairpin = f.draft.AddSet(&nft.Set{Name: hairpinSet, Key: nft.Concat{f.family.Saddr(), f.family.Daddr()}})
 }
@@ -65,48 +75,11 @@ func (f *family) key(nodePort bool) nft.Concat {
 	return nft.Concat{f.family.Daddr(), nft.MetaL4proto, nft.ThDport}
 }
 
-// listsOf returns the maps that hold the endpoints of a frontend's plan.
-func (s *sets) listsOf(fe frontend) (endpoints, local *nft.Set) {
-	if fe.isNodePort() {
-		return s.nodePortEndpoints, s.localNodePortEndpoints
+// dialedKey returns the fields of key as the client dialed them, for packets whose destination was translated. nft can
+// list a port of conntrack only in a rule that matches the protocol first.
+func (f *family) dialedKey(nodePort bool) nft.Concat {
+	if nodePort {
+		return nft.Concat{nft.MetaL4proto, nft.CTOriginalProtoDst}
 	}
-	return s.endpoints, s.localEndpoints
-}
-
-// verdictsOf returns the maps that hold the verdicts of a frontend.
-func (s *sets) verdictsOf(fe frontend) (services, shortCircuits, unserved *nft.Set) {
-	if fe.isNodePort() {
-		return s.serviceNodePorts, s.shortCircuitNodePorts, s.noEndpointNodePorts
-	}
-	return s.serviceIPs, s.shortCircuitIPs, s.noEndpointServices
-}
-
-// affinityOf returns the map from frontends to affinity-update chains that has the frontend.
-func (s *sets) affinityOf(fe frontend) *nft.Set {
-	if fe.isNodePort() {
-		return s.affinityNodePorts
-	}
-	return s.affinityIPs
-}
-
-// knownOf returns the map from frontends to affinity-known chains that has the frontend.
-func (s *sets) knownOf(fe frontend) *nft.Set {
-	if fe.isNodePort() {
-		return s.knownNodePorts
-	}
-	return s.knownIPs
-}
-
-// endpointsOf returns the map that the chain's endpoints are in.
-func (s *sets) endpointsOf(c endpointChain) *nft.Set {
-	local := c.kind == kindLocal
-	switch {
-	case local && c.nodePort:
-		return s.localNodePortEndpoints
-	case local:
-		return s.localEndpoints
-	case c.nodePort:
-		return s.nodePortEndpoints
-	}
-	return s.endpoints
+	return nft.Concat{f.family.OriginalDaddr(), nft.MetaL4proto, nft.CTOriginalProtoDst}
 }

@@ -13,7 +13,7 @@ type uses struct{ hairpin, nodePorts, noEndpoints, noEndpointNodePorts bool }
 // updateUses rewrites the chains with fixed names after a set became empty or got its first element.
 func (f *family) updateUses() {
 	s := &f.sets
-	now := uses{s.hairpin.Len() > 0, s.serviceNodePorts.Len() > 0, s.noEndpointServices.Len() > 0, s.noEndpointNodePorts.Len() > 0}
+	now := uses{s.hairpin.Len() > 0, s.nodePorts.services.Len() > 0, s.addresses.noEndpoints.Len() > 0, s.nodePorts.noEndpoints.Len() > 0}
 	if now != f.uses {
 		f.uses = now
 		f.putFixedChains()
@@ -23,8 +23,8 @@ func (f *family) updateUses() {
 // putNoEndpointChecks puts the chains that refuse packets to frontends without endpoints, if there are any.
 func (f *family) putNoEndpointChecks() {
 	for _, c := range []*nft.Chain{
-		{Name: chainNoEndpoints, Rules: []nft.Rule{nft.NewRule(nft.Vmap{Key: f.key(false), Map: f.sets.noEndpointServices.Name})}},
-		{Name: chainNoEndpointNodePorts, Rules: f.onNodePortAddresses(true, nft.Vmap{Key: f.key(true), Map: f.sets.noEndpointNodePorts.Name})},
+		{Name: chainNoEndpoints, Rules: []nft.Rule{nft.NewRule(nft.Vmap{Key: f.key(false), Map: f.sets.addresses.noEndpoints.Name})}},
+		{Name: chainNoEndpointNodePorts, Rules: f.onNodePortAddresses(true, nft.Vmap{Key: f.key(true), Map: f.sets.nodePorts.noEndpoints.Name})},
 	} {
 		if len(f.inUse(c.Name)) > 0 {
 			f.draft.PutChain(c)

@@ -23,18 +23,18 @@ func (p *plan) chain(fe frontend, kind chainKind, endpoints []model.Endpoint) en
 
 // putVerdicts puts the verdicts of a frontend, and the chains to which they lead.
 func (f *family) putVerdicts(e frontendElements) {
-	services, shortCircuits, unserved := f.sets.verdictsOf(e.frontend)
+	sets := f.sets.of(e.frontend.isNodePort())
 	wantFirst, wantShort := e.want.chains(e.frontend)
 	haveFirst, haveShort := e.have.chains(e.frontend)
-	f.putGoto(services, e, haveFirst, wantFirst)
-	f.putGoto(shortCircuits, e, haveShort, wantShort)
+	f.putGoto(sets.services, e, haveFirst, wantFirst)
+	f.putGoto(sets.shortCircuits, e, haveShort, wantShort)
 	switch e.want.unserved {
 	case unservedReject:
-		f.draft.Put(unserved, nft.Element{Key: e.key, Verdict: nft.Goto(chainReject), Comment: e.want.comment})
+		f.draft.Put(sets.noEndpoints, nft.Element{Key: e.key, Verdict: nft.Goto(chainReject), Comment: e.want.comment})
 	case unservedDrop:
-		f.draft.Put(unserved, nft.Element{Key: e.key, Verdict: nft.Drop, Comment: e.want.comment})
+		f.draft.Put(sets.noEndpoints, nft.Element{Key: e.key, Verdict: nft.Drop, Comment: e.want.comment})
 	case unservedNothing:
-		f.draft.Remove(unserved, e.key)
+		f.draft.Remove(sets.noEndpoints, e.key)
 	}
 }
 
