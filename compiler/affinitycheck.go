@@ -14,11 +14,7 @@ func (f *family) afterTranslation() nft.Verdict {
 }
 
 func (f *family) putAffinityCheck() {
-	if len(f.affinity.frontends) > 0 {
-		f.draft.PutChain(&nft.Chain{Name: chainAffinityCheck, Rules: f.affinityRules()})
-	} else {
-		f.draft.RemoveChain(chainAffinityCheck)
-	}
+	f.putChainIf(len(f.affinity.frontends) > 0, &nft.Chain{Name: chainAffinityCheck, Rules: f.affinityRules()})
 }
 
 // affinityRules run after the destination was translated. They read the dialed frontend from conntrack's original

@@ -9,16 +9,12 @@ import (
 
 func (f *family) putMarkUnlessLocal() {
 	clients := f.localClients()
-	if len(clients) == 0 || f.config.MasqueradeAll {
-		f.draft.RemoveChain(chainMarkUnlessLocal)
-		return
-	}
 	c := &nft.Chain{Name: chainMarkUnlessLocal}
 	for _, match := range clients {
 		c.Rules = append(c.Rules, nft.NewRule(match, nft.Return))
 	}
 	c.Rules = append(c.Rules, nft.NewRule(nft.SetMarkBits{Bits: f.config.markBits()}))
-	f.draft.PutChain(c)
+	f.putChainIf(len(clients) > 0 && !f.config.MasqueradeAll, c)
 }
 
 // localClients returns one match for each way to recognise clients of the cluster.

@@ -25,17 +25,12 @@ func (f *family) sourcesFor(fe frontend, ranges []netip.Prefix) []netip.Prefix {
 // putFirewall puts the chains that guard load balancer addresses, and removes them while there are none to guard: a
 // base chain costs every packet time.
 func (f *family) putFirewall() {
-	chains := []*nft.Chain{
+	for _, c := range []*nft.Chain{
 		{Name: "filter-prerouting-pre-dnat", Type: nft.TypeFilter, Hook: nft.HookPrerouting, Priority: nft.PriorityDstNAT - 10, Rules: newConnections(chainFirewall)},
 		{Name: "filter-output-pre-dnat", Type: nft.TypeFilter, Hook: nft.HookOutput, Priority: nft.PriorityDstNAT - 10, Rules: newConnections(chainFirewall)},
 		{Name: chainFirewall, Rules: f.firewallRules()},
-	}
-	for _, c := range chains {
-		if f.sets.guardedIPs.Len() > 0 {
-			f.draft.PutChain(c)
-		} else {
-			f.draft.RemoveChain(c.Name)
-		}
+	} {
+		f.putChainIf(f.sets.guardedIPs.Len() > 0, c)
 	}
 }
 

@@ -22,15 +22,21 @@ func (f *family) updateUses() {
 
 // putNoEndpointChecks puts the chains that refuse packets to frontends without endpoints, if there are any.
 func (f *family) putNoEndpointChecks() {
-	for _, c := range []*nft.Chain{
-		{Name: chainNoEndpoints, Rules: []nft.Rule{nft.NewRule(nft.Vmap{Key: f.key(false), Map: f.sets.addresses.noEndpoints.Name})}},
-		{Name: chainNoEndpointNodePorts, Rules: f.onNodePortAddresses(true, nft.Vmap{Key: f.key(true), Map: f.sets.nodePorts.noEndpoints.Name})},
-	} {
-		if len(f.inUse(c.Name)) > 0 {
-			f.draft.PutChain(c)
-		} else {
-			f.draft.RemoveChain(c.Name)
-		}
+	addresses, nodePorts := f.sets.addresses.noEndpoints, f.sets.nodePorts.noEndpoints
+	f.putChainIf(f.uses.noEndpoints, &nft.Chain{
+		Name: chainNoEndpoints, Rules: []nft.Rule{nft.NewRule(nft.Vmap{Key: f.key(false), Map: addresses.Name})},
+	})
+	f.putChainIf(f.uses.noEndpointNodePorts, &nft.Chain{
+		Name: chainNoEndpointNodePorts, Rules: f.onNodePortAddresses(true, nft.Vmap{Key: f.key(true), Map: nodePorts.Name}),
+	})
+}
+
+// putChainIf puts a chain that is needed, and removes one that is not.
+func (f *family) putChainIf(needed bool, c *nft.Chain) {
+	if needed {
+		f.draft.PutChain(c)
+	} else {
+		f.draft.RemoveChain(c.Name)
 	}
 }
 
