@@ -36,7 +36,8 @@ type AffinityMap struct {
 
 // Serves reports whether an element's endpoint still serves the map's clients. If not, the element must be deleted.
 func (m AffinityMap) Serves(e nft.Element) bool {
-	return hasEndpoint(m.endpoints, decodeEndpoint(e.Value))
+	endpoint, ok := ParseEndpoint(e.Value)
+	return ok && hasEndpoint(m.endpoints, endpoint)
 }
 
 // Element returns the element that a new connection from a client to an endpoint adds to the map.
@@ -228,13 +229,4 @@ func (a Affinity) Protocols(family model.Family) (protocols []model.Protocol) {
 		}
 	}
 	return protocols
-}
-
-func decodeEndpoint(value nft.Data) netip.AddrPort {
-	n := len(value) - 4
-	if n < 0 {
-		return netip.AddrPort{}
-	}
-	addr, _ := netip.AddrFromSlice([]byte(value[:n]))
-	return netip.AddrPortFrom(addr, uint16(value[n])<<8|uint16(value[n+1]))
 }

@@ -26,12 +26,4 @@ func familyIndex(f model.Family) int {
 }
 
 // nftFamily returns nft's family for a family of the model. It panics if f is none.
-func nftFamily(f model.Family) nft.Family {
-	switch f {
-	case model.IPv4:
-		return nft.FamilyIP
-	case model.IPv6:
-		return nft.FamilyIP6
-	}
-	panic(fmt.Sprintf("compiler: %s is neither IPv4 nor IPv6", f))
-}
+func nftFamily(f model.Family) nft.Family { return nft.Families[familyIndex(f)] }
