@@ -1,6 +1,7 @@
 package compiler
 
 import (
+	"cmp"
 	"encoding/binary"
 	"fmt"
 	"maps"
@@ -83,15 +84,10 @@ func (f *Frontend) Key() nft.Data { return f.frontend().key() }
 
 // Compare orders frontends by Service port, protocol, kind, address, port and family.
 func (f *Frontend) Compare(other *Frontend) int {
-	for _, c := range []int{
-		strings.Compare(f.ServicePort, other.ServicePort), int(f.Protocol) - int(other.Protocol),
-		strings.Compare(string(f.Kind), string(other.Kind)), f.Addr.Compare(other.Addr), int(f.Port) - int(other.Port), int(f.Family) - int(other.Family),
-	} {
-		if c != 0 {
-			return c
-		}
-	}
-	return 0
+	return cmp.Or(
+		cmp.Compare(f.ServicePort, other.ServicePort), cmp.Compare(f.Protocol, other.Protocol), cmp.Compare(f.Kind, other.Kind),
+		f.Addr.Compare(other.Addr), cmp.Compare(f.Port, other.Port), cmp.Compare(f.Family, other.Family),
+	)
 }
 
 // Read returns the frontends of a table of TableName, in the order of Compare. The table may have been compiled, or

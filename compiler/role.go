@@ -33,6 +33,11 @@ const (
 	RoleKnownLocal
 )
 
+// kindRoles are the roles of endpoint chains, by kind.
+var kindRoles = [len(chainKindNames)]Role{
+	kindCluster: RoleServeCluster, kindExternal: RoleServeExternal, kindLocal: RoleServeLocal, kindDirect: RoleServeDirect,
+}
+
 // RoleOf returns the role of a chain of TableName, by its name.
 func RoleOf(chain string) Role {
 	switch chain {
@@ -53,26 +58,10 @@ func RoleOf(chain string) Role {
 		if kind == kindLocal {
 			return RoleKnownLocal
 		}
-		return roleOfKind(kind)
+		return kindRoles[kind]
 	}
-	if c, ok := parseEndpointChain(chain); ok {
-		return roleOfKind(c.kind)
-	}
-	return RoleOther
-}
-
-func roleOfKind(kind chainKind) Role {
-	switch kind {
-	case kindCluster:
-		return RoleServeCluster
-	case kindExternal:
-		return RoleServeExternal
-	case kindLocal:
-		return RoleServeLocal
-	case kindDirect:
-		return RoleServeDirect
-	}
-	return RoleOther
+	c, _ := parseEndpointChain(chain)
+	return kindRoles[c.kind]
 }
 
 // IsHairpinSet reports whether the set of that name holds the endpoints whose packets may be sent back to them.
