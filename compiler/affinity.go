@@ -39,10 +39,9 @@ type affinityState struct {
 	// each with the comment of its element.
 	nodePorts map[portNumber]bool
 	externals map[portNumber]map[frontend]string
-	// losing holds the ports with a map that loses an endpoint with the next commit.
-	losing map[*affinityPort]bool
-	// stale holds the ports with a map that may have clients of endpoints that no longer serve them.
-	stale map[*affinityPort]bool
+	// stale holds the maps that may have clients of endpoints that no longer serve them, and losing those that became
+	// stale since the last commit.
+	stale, losing map[portList]bool
 	// moves holds, by affinityName, the ports of which a map came or went since the last commit.
 	moves map[string]bool
 }
@@ -54,8 +53,8 @@ func newAffinityState() affinityState {
 		frontends: map[affinityRule]int{},
 		nodePorts: map[portNumber]bool{},
 		externals: map[portNumber]map[frontend]string{},
-		losing:    map[*affinityPort]bool{},
-		stale:     map[*affinityPort]bool{},
+		stale:     map[portList]bool{},
+		losing:    map[portList]bool{},
 		moves:     map[string]bool{},
 	}
 }

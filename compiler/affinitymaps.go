@@ -30,6 +30,7 @@ type AffinityMap struct {
 	Set *nft.Set
 	// Port is the map's Service port.
 	Port      model.PortID
+	list      endpointList
 	timeout   time.Duration
 	endpoints []model.Endpoint
 }
@@ -61,7 +62,11 @@ func IsAffinityMap(name string) bool {
 func (a Affinity) Maps() (maps []AffinityMap) {
 	for _, f := range a.families {
 		for _, p := range f.affinity.ports {
-			maps = f.appendMaps(maps, p, func(affinityUse) bool { return true })
+			for _, list := range endpointLists {
+				if p.has(list) {
+					maps = append(maps, f.affinityMap(portList{p, list}))
+				}
+			}
 		}
 	}
 	return maps
@@ -71,8 +76,8 @@ func (a Affinity) Maps() (maps []AffinityMap) {
 // since the last call of Reconciled for the map. It takes time in proportion to the length of the result.
 func (a Affinity) Stale() (maps []AffinityMap) {
 	for _, f := range a.families {
-		for p := range f.affinity.stale {
-			maps = f.appendMaps(maps, p, func(use affinityUse) bool { return use.stale })
+		for l := range f.affinity.stale {
+			maps = append(maps, f.affinityMap(l))
 		}
 	}
 	return maps
@@ -82,8 +87,8 @@ func (a Affinity) Stale() (maps []AffinityMap) {
 // from an earlier process.
 func (a Affinity) Losing() (maps []AffinityMap) {
 	for _, f := range a.families {
-		for p := range f.affinity.losing {
-			maps = f.appendMaps(maps, p, func(use affinityUse) bool { return use.losing })
+		for l := range f.affinity.losing {
+			maps = append(maps, f.affinityMap(l))
 		}
 	}
 	return maps
@@ -91,40 +96,21 @@ func (a Affinity) Losing() (maps []AffinityMap) {
 
 func (f *family) affinityCommitted() {
 	clear(f.affinity.moves)
-	for p := range f.affinity.losing {
-		for _, list := range endpointLists {
-			p.lists[list].losing = false
-		}
-	}
 	clear(f.affinity.losing)
 }
 
-// appendMaps appends those maps of a port that choose wants.
-func (f *family) appendMaps(maps []AffinityMap, p *affinityPort, choose func(affinityUse) bool) []AffinityMap {
-	for _, list := range endpointLists {
-		if p.has(list) && choose(p.lists[list]) {
-			maps = append(maps, f.affinityMap(p, list))
-		}
-	}
-	return maps
-}
-
-func (f *family) affinityMap(p *affinityPort, list endpointList) AffinityMap {
+func (f *family) affinityMap(l portList) AffinityMap {
 	return AffinityMap{
-		Table: &nft.Table{Family: f.family, Name: TableName}, Set: f.affinitySet(p.mapName(list)),
-		Port: p.id, timeout: p.timeout, endpoints: p.lists[list].endpoints,
+		Table: &nft.Table{Family: f.family, Name: TableName}, Set: f.affinitySet(l.port.mapName(l.list)),
+		Port: l.port.id, list: l.list, timeout: l.port.timeout, endpoints: l.port.lists[l.list].endpoints,
 	}
 }
 
 // Current returns the map as it is wanted now; false if it is not wanted any more.
 func (a Affinity) Current(m AffinityMap) (AffinityMap, bool) {
 	f := a.families.of(m.Port.Family)
-	if p := f.affinity.ports[affinityName(m.Port)]; p != nil {
-		for _, list := range endpointLists {
-			if p.mapName(list) == m.Set.Name && p.has(list) {
-				return f.affinityMap(p, list), true
-			}
-		}
+	if p := f.affinity.ports[affinityName(m.Port)]; p != nil && p.has(m.list) {
+		return f.affinityMap(portList{p, m.list}), true
 	}
 	return AffinityMap{}, false
 }
@@ -133,17 +119,8 @@ func (a Affinity) Current(m AffinityMap) (AffinityMap, bool) {
 // m was returned, the map stays stale.
 func (a Affinity) Reconciled(m AffinityMap) {
 	f := a.families.of(m.Port.Family)
-	p := f.affinity.ports[affinityName(m.Port)]
-	if p == nil {
-		return
-	}
-	for _, list := range endpointLists {
-		if use := &p.lists[list]; p.mapName(list) == m.Set.Name && !lost(m.endpoints, use.endpoints) {
-			use.stale = false
-		}
-	}
-	if !slices.ContainsFunc(p.lists[:], func(use affinityUse) bool { return use.stale }) {
-		delete(f.affinity.stale, p)
+	if p := f.affinity.ports[affinityName(m.Port)]; p != nil && !lost(m.endpoints, p.lists[m.list].endpoints) {
+		delete(f.affinity.stale, portList{p, m.list})
 	}
 }
 
@@ -175,7 +152,7 @@ func (f *family) movesOf(name string) (moves []AffinityMove) {
 		came := p.has(to) && !f.kernelHas(p, to)
 		went := f.kernelHas(p, from) && !p.has(from)
 		if p.has(to) && f.kernelHas(p, from) && (came || went) {
-			moves = append(moves, AffinityMove{f.affinityMap(p, from), f.affinityMap(p, to)})
+			moves = append(moves, AffinityMove{f.affinityMap(portList{p, from}), f.affinityMap(portList{p, to})})
 		}
 	}
 	return moves
@@ -206,7 +183,7 @@ func (a Affinity) ConnectionElements(protocol model.Protocol, client netip.Addr,
 	}
 	for _, l := range want.lists() {
 		if hasEndpoint(l.endpoints, endpoint) && f.mayUse(want, l.list, client) {
-			m := f.affinityMap(f.affinity.ports[want.affinity.name], l.list)
+			m := f.affinityMap(portList{f.affinity.ports[want.affinity.name], l.list})
 			do(m, m.Element(client, endpoint))
 		}
 	}

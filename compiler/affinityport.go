@@ -32,9 +32,12 @@ type affinityUse struct {
 	// frontends is how many use the list. The map exists while there are any.
 	frontends int
 	endpoints []model.Endpoint
-	// stale says that the map may have clients of endpoints that are no longer in the list. losing says that it became
-	// stale since the last commit.
-	stale, losing bool
+}
+
+// portList identifies one list of a port, and its map.
+type portList struct {
+	port *affinityPort
+	list endpointList
 }
 
 func (p *affinityPort) mapName(list endpointList) string { return affinityMapPrefixes[list] + p.name }
@@ -97,25 +100,20 @@ func (f *family) putAffinityShortCircuit(p *affinityPort) {
 
 func (f *family) useAffinityList(p *affinityPort, list endpointList, endpoints []model.Endpoint) {
 	use := &p.lists[list]
+	stale := lost(use.endpoints, endpoints)
 	if use.frontends == 0 {
 		f.draft.PutSet(f.affinitySet(p.mapName(list)))
 		// Unless the next commit adds the map, the kernel may have one of that name, with clients of an earlier process or
 		// of an earlier Service of that name.
 		_, new := f.draft.SetBefore(p.mapName(list))
-		*use = affinityUse{stale: !new, losing: !new}
+		stale = !new
 		f.noteMove(p)
 	}
+	if stale {
+		f.affinity.stale[portList{p, list}], f.affinity.losing[portList{p, list}] = true, true
+	}
 	use.frontends++
-	if lost(use.endpoints, endpoints) {
-		use.stale, use.losing = true, true
-	}
 	use.endpoints = endpoints
-	if use.losing {
-		f.affinity.losing[p] = true
-	}
-	if use.stale {
-		f.affinity.stale[p] = true
-	}
 	f.draft.PutChain(f.affinityUpdate(p, list))
 }
 
@@ -132,8 +130,6 @@ func (f *family) releaseAffinity(have *plan) {
 	if !p.has(listCluster) && !p.has(listLocal) {
 		delete(f.affinity.ports, p.name)
 		f.updateAffinitySize()
-		delete(f.affinity.stale, p)
-		delete(f.affinity.losing, p)
 	}
 }
 
@@ -144,6 +140,8 @@ func (f *family) releaseAffinityList(p *affinityPort, list endpointList) {
 		return
 	}
 	*use = affinityUse{}
+	delete(f.affinity.stale, portList{p, list})
+	delete(f.affinity.losing, portList{p, list})
 	f.draft.RemoveChain(affinityChainPrefixes[list] + p.name)
 	f.draft.RemoveSet(p.mapName(list))
 	f.noteMove(p)
