@@ -35,10 +35,8 @@ type affinityState struct {
 	size uint32
 	// frontends counts the frontends with affinity for each rule that looks for them.
 	frontends map[affinityRule]int
-	// nodePorts holds the node ports with affinity. externals holds, by port number, the external addresses without it,
-	// each with the comment of its element.
-	nodePorts map[portNumber]bool
-	externals map[portNumber]map[frontend]string
+	// externals holds, by the node port of the same number, the external addresses without affinity.
+	externals map[frontend]map[frontend]bool
 	// stale holds the maps that may have clients of endpoints that no longer serve them, and losing those that became
 	// stale since the last commit.
 	stale, losing map[portList]bool
@@ -51,8 +49,7 @@ func newAffinityState() affinityState {
 		ports:     map[string]*affinityPort{},
 		size:      affinitySize(0),
 		frontends: map[affinityRule]int{},
-		nodePorts: map[portNumber]bool{},
-		externals: map[portNumber]map[frontend]string{},
+		externals: map[frontend]map[frontend]bool{},
 		stale:     map[portList]bool{},
 		losing:    map[portList]bool{},
 		moves:     map[string]bool{},

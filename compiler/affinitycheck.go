@@ -76,43 +76,33 @@ func isProtocol(protocol model.Protocol) nft.Statement {
 	return nft.Match{Field: nft.MetaL4proto, Value: nft.ProtoData(uint8(protocol))}
 }
 
-// portNumber is a port of a protocol, whatever the address.
-type portNumber struct {
-	protocol model.Protocol
-	port     uint16
-}
-
 // putAffinityExceptions keeps external addresses without affinity apart from a node port that has affinity and the same
 // number. Such addresses get an element that ends the search.
 func (f *family) putAffinityExceptions(fe frontend, want *plan) {
-	number := portNumber{fe.protocol, fe.port}
 	if fe.isNodePort() {
-		if want.affinity != nil {
-			f.affinity.nodePorts[number] = true
-		} else {
-			delete(f.affinity.nodePorts, number)
-		}
-		for external, comment := range f.affinity.externals[number] {
-			f.putAffinityException(external, comment)
+		for external := range f.affinity.externals[fe] {
+			f.putAffinityException(external, fe)
 		}
 		return
 	}
-	delete(f.affinity.externals[number], fe)
+	nodePort := frontend{port: fe.port, protocol: fe.protocol}
+	externals := f.affinity.externals[nodePort]
 	if want.external && want.kind != kindNone && want.affinity == nil {
-		if f.affinity.externals[number] == nil {
-			f.affinity.externals[number] = map[frontend]string{}
+		if externals == nil {
+			externals = map[frontend]bool{}
+			f.affinity.externals[nodePort] = externals
 		}
-		f.affinity.externals[number][fe] = want.comment
-		f.putAffinityException(fe, want.comment)
-	} else if len(f.affinity.externals[number]) == 0 {
-		delete(f.affinity.externals, number)
+		externals[fe] = true
+		f.putAffinityException(fe, nodePort)
+	} else if delete(externals, fe); len(externals) == 0 {
+		delete(f.affinity.externals, nodePort)
 	}
 }
 
-func (f *family) putAffinityException(fe frontend, comment string) {
-	key := fe.key()
-	if f.affinity.nodePorts[portNumber{fe.protocol, fe.port}] {
-		f.draft.Put(f.sets.addresses.affinity, nft.Element{Key: key, Verdict: nft.Accept, Comment: comment})
+func (f *family) putAffinityException(external, nodePort frontend) {
+	key := external.key()
+	if f.applied(nodePort).affinity != nil {
+		f.draft.Put(f.sets.addresses.affinity, nft.Element{Key: key, Verdict: nft.Accept, Comment: f.applied(external).comment})
 	} else {
 		f.draft.Remove(f.sets.addresses.affinity, key)
 	}

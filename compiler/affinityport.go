@@ -16,8 +16,6 @@ type affinityPort struct {
 	lists   [len(endpointLists)]affinityUse
 	// known holds the use of the chains for known clients.
 	known map[chainKind]*knownUse
-	// shortCircuits is how many frontends use the chain of affinityShortCircuit.
-	shortCircuits int
 }
 
 // knownUse is the use of a chain that sends known clients to their endpoint.
@@ -58,7 +56,6 @@ func (f *family) useAffinity(want *plan) (update, known string) {
 	}
 	update = affinityChainPrefixes[lists[0].list] + p.name
 	if want.kind == kindLocal {
-		p.shortCircuits++
 		update = affinityShortCircuitPrefix + p.name
 	}
 	if p.known[want.kind] == nil {
@@ -78,7 +75,6 @@ func affinityKnownName(p *affinityPort, kind chainKind) string {
 // putAffinityChoices puts the chains of a port that depend on which lists have a map, and on who is a client of the
 // cluster. It removes those that no frontend needs.
 func (f *family) putAffinityChoices(p *affinityPort) {
-	f.putAffinityShortCircuit(p)
 	for kind, use := range p.known {
 		if use.frontends > 0 {
 			f.draft.PutChain(f.affinityKnown(p, use.plan))
@@ -87,11 +83,7 @@ func (f *family) putAffinityChoices(p *affinityPort) {
 			delete(p.known, kind)
 		}
 	}
-}
-
-// putAffinityShortCircuit puts the chain of affinityShortCircuit if a frontend needs it, and removes it otherwise.
-func (f *family) putAffinityShortCircuit(p *affinityPort) {
-	if p.shortCircuits > 0 {
+	if p.known[kindLocal] != nil {
 		f.draft.PutChain(f.affinityShortCircuit(p))
 	} else {
 		f.draft.RemoveChain(affinityShortCircuitPrefix + p.name)
@@ -119,9 +111,6 @@ func (f *family) useAffinityList(p *affinityPort, list endpointList, endpoints [
 
 func (f *family) releaseAffinity(have *plan) {
 	p := f.affinity.ports[have.affinity.name]
-	if have.kind == kindLocal {
-		p.shortCircuits--
-	}
 	p.known[have.kind].frontends--
 	for _, list := range have.lists() {
 		f.releaseAffinityList(p, list.list)
