@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/netip"
 	"slices"
+	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -18,6 +19,7 @@ import (
 	"github.com/nftproxy/nftproxy/integration/lab"
 	"github.com/nftproxy/nftproxy/integration/lab/labtest"
 	"github.com/nftproxy/nftproxy/model"
+	"github.com/nftproxy/nftproxy/nft"
 	"github.com/nftproxy/nftproxy/proxy"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sync/errgroup"
@@ -308,10 +310,12 @@ func testThousandClientsKeepTheirEndpoints(t *testing.T) {
 	a.expectHome("somebody else flushed the ruleset")
 
 	a.sync(a.ports("web", a.timeout, "b", "c", "d", "e"))
+	a.awaitNobodyAt("a")
 	a.expectHome("the removal of an endpoint", "a")
 	a.expectHome("another visit")
 
 	a.restart("c", "d", "e")
+	a.awaitNobodyAt("b")
 	a.expectHome("a restart that finds an endpoint gone", "b")
 	a.expectHome("another visit")
 
@@ -384,12 +388,7 @@ func testAffinityOfLostMaps(t *testing.T) {
 func (a *affinityTest) flush(restored int) {
 	a.Helper()
 	labtest.Nft(a, a.lab.Node, "", "flush", "ruleset")
-	ctx, cancel := context.WithCancel(context.Background())
-	var watching sync.WaitGroup
-	defer watching.Wait()
-	defer cancel()
-	watching.Go(func() { a.backend.Watch(ctx) })
-	await.Until(a.T, "the repair", func() error {
+	a.watchUntil("the repair", func() error {
 		if err := labtest.TableError(labtest.Conn(a, a.lab.Node), a.backend.Tables()); err != nil {
 			return err
 		}
@@ -400,10 +399,46 @@ func (a *affinityTest) flush(restored int) {
 	})
 }
 
+// awaitNobodyAt waits until the kernel remembers no client of an endpoint that went. The Sync that takes the endpoint
+// away deletes the clients that it can read in 50 ms, and leaves the others to what runs beside it.
+func (a *affinityTest) awaitNobodyAt(endpoint string) {
+	a.Helper()
+	a.watchUntil("no client is at "+endpoint, func() error {
+		left := 0
+		for _, e := range a.learned() {
+			for _, addr := range affinityAddrs(endpoint) {
+				if strings.HasPrefix(string(e.Value), string(nft.AddrData(addr))) {
+					left++
+				}
+			}
+		}
+		if left > 0 {
+			return fmt.Errorf("%d are", left)
+		}
+		return nil
+	})
+}
+
+// watchUntil has the proxy watch its tables until check returns nil.
+func (a *affinityTest) watchUntil(subject string, check func() error) {
+	a.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	var watching sync.WaitGroup
+	defer watching.Wait()
+	defer cancel()
+	watching.Go(func() { a.backend.Watch(ctx) })
+	await.Until(a.T, subject, check)
+}
+
 // learnedElements is how many pairs of client and endpoint the kernel remembers.
 func (a *affinityTest) learnedElements() int {
 	a.Helper()
-	c, n := labtest.Conn(a, a.lab.Node), 0
+	return len(a.learned())
+}
+
+func (a *affinityTest) learned() (all []nft.Element) {
+	a.Helper()
+	c := labtest.Conn(a, a.lab.Node)
 	for _, table := range a.backend.Tables() {
 		for _, set := range table.Sets {
 			if !compiler.IsAffinityMap(set.Name) {
@@ -413,10 +448,10 @@ func (a *affinityTest) learnedElements() int {
 			if err != nil {
 				a.Fatal(err)
 			}
-			n += len(elements)
+			all = append(all, elements...)
 		}
 	}
-	return n
+	return all
 }
 
 func testAffinityEndsWithItsTimeoutItsServiceAndItsSetting(t *testing.T) {

@@ -55,7 +55,7 @@ func (b *Backend) allCopies(ctx context.Context, moves []compiler.AffinityMove) 
 	if len(moves) == 0 {
 		return tx
 	}
-	ctx, cancel := context.WithTimeout(ctx, affinityCopyTime)
+	ctx, cancel := context.WithTimeout(ctx, b.copyTime)
 	defer cancel()
 	for _, move := range moves {
 		copies, err := b.copies(ctx, move)

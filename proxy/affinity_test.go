@@ -190,6 +190,7 @@ func testPolicyKeepsClients(t *testing.T) {
 		return p
 	}
 	b, others := newSticky(t, port(model.PolicyLocal))
+	b.copyTime = time.Minute // an emulated machine (make test-kernels) reads 12,000 clients in more than 250 ms
 	var local, cluster compiler.AffinityMap
 	for _, m := range b.compiler.Affinity().Maps() {
 		if m.Set.Name == "affinity-local.default.web.tcp" {
@@ -201,7 +202,8 @@ func testPolicyKeepsClients(t *testing.T) {
 	putClients(t, others, local, clients, 2)
 	// Right after a map has grown a listing leaves clients out.
 	listedWhole := func(m compiler.AffinityMap) {
-		eventually(t, "the map is listed whole", func() bool { return len(clientsIn(t, others, m)) == clients })
+		t.Helper()
+		eventually(t, m.Set.Name+" is listed whole", func() bool { return len(clientsIn(t, others, m)) == clients })
 	}
 	listedWhole(local)
 	if err := b.Sync(t.Context(), changesOf(port(model.PolicyCluster))); err != nil {

@@ -36,8 +36,8 @@ type Backend struct {
 	meanwhile *meanwhile
 	// listener receives notices of other programs' commits; nil while Watch does not run.
 	listener *nft.Listener
-	// checkInterval is CheckInterval; tests change it.
-	checkInterval time.Duration
+	// checkInterval is CheckInterval, and copyTime is affinityCopyTime; tests change them.
+	checkInterval, copyTime time.Duration
 	// noticed has room for one value. A value says that somebody else may have committed, and starts a check.
 	noticed chan struct{}
 	// foreign is the last commit by somebody else that was heard of; nil for none.
@@ -60,7 +60,7 @@ func NewBackend(conn *nft.Conn, config compiler.Config, hooks Hooks) (*Backend, 
 	if err != nil {
 		return nil, err
 	}
-	b := &Backend{conn: conn, reader: reader, compiler: c, hooks: hooks, checkInterval: CheckInterval, noticed: make(chan struct{}, 1)}
+	b := &Backend{conn: conn, reader: reader, compiler: c, hooks: hooks, checkInterval: CheckInterval, copyTime: affinityCopyTime, noticed: make(chan struct{}, 1)}
 	b.affinity = newAffinityReconciler(b)
 	return b, nil
 }

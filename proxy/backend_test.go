@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"context"
 	"fmt"
 	"maps"
 	"math/rand/v2"
@@ -111,17 +112,28 @@ func TestBackendSync(t *testing.T) {
 
 func compareWithKernel(t *testing.T, c *nft.Conn, b *Backend) {
 	t.Helper()
+	if err := kernelDiffers(t.Context(), c, b); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// kernelDiffers says how the kernel's tables differ from the compiled ones; nil if they do not.
+func kernelDiffers(ctx context.Context, c *nft.Conn, b *Backend) error {
 	var held []*nft.Table
 	for _, f := range nft.Families {
-		table, err := c.ReadTable(t.Context(), f, compiler.TableName)
-		if err != nil || table == nil {
-			t.Fatalf("read table %s: %v, %v", f, table, err)
+		table, err := c.ReadTable(ctx, f, compiler.TableName)
+		if err == nil && table == nil {
+			err = fmt.Errorf("there is no table %s", f)
+		}
+		if err != nil {
+			return err
 		}
 		held = append(held, table)
 	}
 	if diff := cmp.Diff(printed(b.Tables()...), printed(held...)); diff != "" {
-		t.Fatalf("the kernel holds (-compiled +held):\n%s", diff)
+		return fmt.Errorf("the kernel holds (-compiled +held):\n%s", diff)
 	}
+	return nil
 }
 
 // Many Services with one endpoint count have a set of their own, which comes and goes with their number.

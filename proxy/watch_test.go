@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/nftproxy/nftproxy/compiler"
+	"github.com/nftproxy/nftproxy/integration/await"
 	"github.com/nftproxy/nftproxy/integration/netns"
 	"github.com/nftproxy/nftproxy/model"
 	"github.com/nftproxy/nftproxy/nft"
@@ -99,14 +100,9 @@ func testWatchHearsOfCommits(t *testing.T) {
 	b, others := watched(t, 10, Hooks{})
 	b.checkInterval = time.Hour
 	watch(t, b)
-	repaired := func() bool {
-		for _, f := range nft.Families {
-			if there, err := others.HasTable(t.Context(), f, compiler.TableName); err != nil || !there {
-				return false
-			}
-		}
-		return true
-	}
+	// That there is a table is not enough: before Linux 6.3 there is an empty one while the repair is being committed,
+	// because the transaction begins with one that it adds and deletes.
+	repaired := func() error { return kernelDiffers(t.Context(), others, b) }
 	// The listener may not have joined yet.
 	for range 5 {
 		eventually(t, "the backend listens", func() bool {
@@ -115,15 +111,14 @@ func testWatchHearsOfCommits(t *testing.T) {
 			return b.listener != nil
 		})
 		commit(t, others, nft.Remove(nft.FamilyIP, compiler.TableName))
-		eventually(t, "the table is back", repaired)
+		await.Until(t, "the table is back", repaired)
 	}
-	compareWithKernel(t, others, b)
 	// While this process commits it does not hear of others.
 	if err := b.Sync(t.Context(), manyPorts(10, 2)); err != nil {
 		t.Fatal(err)
 	}
 	commit(t, others, nft.Remove(nft.FamilyIP6, compiler.TableName))
-	eventually(t, "the table is back after a Sync", repaired)
+	await.Until(t, "the table is back after a Sync", repaired)
 }
 
 func TestBackendCheck(t *testing.T) {

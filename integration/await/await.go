@@ -42,6 +42,25 @@ func Within(t testing.TB, patience time.Duration, subject string, check func() e
 	}
 }
 
+// Progress waits like Until for work that is much on a slow machine: the patience begins anew whenever check has more
+// done than ever before.
+func Progress(t testing.TB, subject string, check func() (done int64, err error)) {
+	t.Helper()
+	most := int64(0)
+	for deadline := time.Now().Add(Patience); ; time.Sleep(pause) {
+		done, err := check()
+		if err == nil {
+			return
+		}
+		if done > most {
+			most, deadline = done, time.Now().Add(Patience)
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("%s: no progress for %v: %v", subject, Patience, err)
+		}
+	}
+}
+
 // Poll is Within for goroutines that are not the test's own: it returns the error.
 func Poll(patience time.Duration, check func() error) error {
 	for deadline := time.Now().Add(patience); ; time.Sleep(pause) {

@@ -164,6 +164,21 @@ func repeat(send func()) (stop func()) {
 	return func() { close(done) }
 }
 
+// answerAfter is how long an answer may take once the attempt has arrived at an endpoint. A machine that is slow, such
+// as an emulated one, takes longer than the patience of a flow that may be dropped.
+const answerAfter = 2 * time.Second
+
+// untilAnswered reads from conn. If its deadline passes although the attempt has arrived at an endpoint, the answer is
+// under way, and it reads again.
+func (a *attempt) untilAnswered(conn net.Conn, read func() error) error {
+	err := read()
+	if _, arrived := a.arrived.find(a.token); isTimeout(err) && arrived {
+		conn.SetReadDeadline(time.Now().Add(answerAfter))
+		err = read()
+	}
+	return err
+}
+
 func (a *attempt) boundIP() net.IP {
 	if !a.bound {
 		return nil
@@ -174,7 +189,11 @@ func (a *attempt) boundIP() net.IP {
 func (a *attempt) readAnswer(conn net.Conn) outcome {
 	conn.SetReadDeadline(time.Now().Add(a.patience))
 	buffer := make([]byte, 256)
-	n, err := conn.Read(buffer)
+	var n int
+	err := a.untilAnswered(conn, func() (err error) {
+		n, err = conn.Read(buffer)
+		return err
+	})
 	if err != nil {
 		return a.explain(err, "was connected and got no answer")
 	}

@@ -35,7 +35,12 @@ func (a *attempt) readSCTP(conn *net.IPConn, answers chan<- outcome) {
 	buffer := make([]byte, 2048)
 	cameBack := false
 	for {
-		n, peer, err := conn.ReadFromIP(buffer)
+		var n int
+		var peer *net.IPAddr
+		err := a.untilAnswered(conn, func() (err error) {
+			n, peer, err = conn.ReadFromIP(buffer)
+			return err
+		})
 		if isTimeout(err) && cameBack {
 			answers <- broken("arrived at %s, where nothing listens", a.to)
 			return
@@ -89,7 +94,7 @@ func (a *attempt) ping() outcome {
 	defer conn.Close()
 	deadline := time.After(a.patience)
 	o := outcome{kind: answered, local: netip.AddrPortFrom(a.from, 0)}
-	back := false
+	back, late := false, false
 	for {
 		select {
 		case n := <-a.notices:
@@ -104,7 +109,10 @@ func (a *attempt) ping() outcome {
 				return n.outcome()
 			}
 		case <-deadline:
-			return a.unheard(o, back)
+			if late || !o.answer.reached.IsValid() {
+				return a.unheard(o, back)
+			}
+			deadline, late = time.After(answerAfter), true
 		}
 		if back && o.answer.reached.IsValid() {
 			return o

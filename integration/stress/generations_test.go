@@ -3,6 +3,7 @@ package stress
 import (
 	"encoding/binary"
 	"errors"
+	"flag"
 	"fmt"
 	"net/netip"
 	"sync/atomic"
@@ -19,7 +20,7 @@ import (
 
 // packets is how many new flows each kind of change gets. Where packets can fall between two
 // generations, a few of so many do, if the machine has two processors.
-const packets = 100_000
+var packets = flag.Int("packets", 100_000, "how many packets are sent while the rules change in one way")
 
 func TestGenerations(t *testing.T) {
 	t.Run("no packet falls between two", testNoPacketFallsBetweenTwoGenerations)
@@ -140,7 +141,7 @@ func (f *flood) run() error {
 		defer closeSocket()
 		senders = append(senders, send)
 	}
-	for n := range packets {
+	for n := range *packets {
 		if err := senders[n%len(senders)](); errors.Is(err, unix.ENOBUFS) {
 			continue
 		} else if err != nil {

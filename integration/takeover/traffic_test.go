@@ -77,13 +77,15 @@ func (tr *traffic) note(list *[]error, err error) {
 func (tr *traffic) flow(t *testing.T) {
 	t.Helper()
 	before := tr.counts()
-	await.Until(t, "traffic flows", func() error {
+	await.Progress(t, "traffic flows", func() (done int64, err error) {
 		for i, now := range tr.counts() {
-			if now.n < before[i].n+now.enough && !tr.anyBroken() {
-				return fmt.Errorf("%s: %d of %d", now.what, now.n-before[i].n, now.enough)
+			made := now.n - before[i].n
+			if made < now.enough && !tr.anyBroken() {
+				err = fmt.Errorf("%s: %d of %d", now.what, made, now.enough)
 			}
+			done += min(made, now.enough)
 		}
-		return nil
+		return done, err
 	})
 }
 
