@@ -19,6 +19,7 @@ import (
 	"flag"
 	"fmt"
 	"os"
+	"os/exec"
 	"os/signal"
 	"path/filepath"
 	"strings"
@@ -60,6 +61,12 @@ type options struct {
 	verbose bool
 }
 
+// source is what is tested.
+type source struct {
+	root   string // directory of the module
+	commit string // as git describe says
+}
+
 func run(ctx context.Context, o options) error {
 	selected, err := selectSuites(o.only)
 	if err != nil {
@@ -72,6 +79,10 @@ func run(ctx context.Context, o options) error {
 	if err != nil {
 		return err
 	}
+	commit, err := output(exec.CommandContext(ctx, "git", "-C", root, "describe", "--always", "--exclude=*", "--dirty"))
+	if err != nil {
+		return err
+	}
 	fmt.Println("building the tests")
 	built, err := buildSuites(ctx, root, filepath.Join(o.cache, "binaries"), selected)
 	if err != nil {
@@ -79,7 +90,7 @@ func run(ctx context.Context, o options) error {
 	}
 	var failures []error
 	for _, version := range o.kernels {
-		err := runOn(ctx, o, root, version, built, selected)
+		err := runOn(ctx, o, source{root, strings.TrimSpace(string(commit))}, version, built, selected)
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
@@ -98,7 +109,7 @@ func run(ctx context.Context, o options) error {
 }
 
 // runOn runs suites on one kernel, each in a machine of its own: what one breaks, the others do not meet.
-func runOn(ctx context.Context, o options, root, version string, built binaries, selected []suite) error {
+func runOn(ctx context.Context, o options, from source, version string, built binaries, selected []suite) error {
 	pkg, err := fetchKernel(ctx, version, o.cache)
 	if err != nil {
 		return err
@@ -111,7 +122,7 @@ func runOn(ctx context.Context, o options, root, version string, built binaries,
 	var failures []error
 	for _, s := range selected {
 		image := filepath.Join(o.cache, version+".cpio")
-		if err := writeImage(ctx, image, root, modules, built.of(s), s.job()); err != nil {
+		if err := writeImage(ctx, image, from.root, modules, built.of(s), s.job()); err != nil {
 			return fmt.Errorf("initramfs: %w", err)
 		}
 		vm := machine{
@@ -119,7 +130,7 @@ func runOn(ctx context.Context, o options, root, version string, built binaries,
 			log: filepath.Join(o.cache, version+" "+s.name+".log"), verbose: o.verbose,
 		}
 		r, err := runSuite(ctx, o.timeout, vm)
-		r.Release = pkg.release
+		r.Release, r.Commit = pkg.release, from.commit
 		r.print(s)
 		if err = errors.Join(err, r.keep(resultFile(o.cache, version, s))); err != nil {
 			failures = append(failures, fmt.Errorf("on Linux %s: %s: %w", version, s.name, err))

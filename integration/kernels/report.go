@@ -2,7 +2,9 @@ package main
 
 import (
 	"fmt"
+	"maps"
 	"os"
+	"slices"
 	"strings"
 	"time"
 )
@@ -24,7 +26,7 @@ func writeReport(page string, versions []string, all results) error {
 	if !found || !closed {
 		return fmt.Errorf("%s lacks the line %q or %q after it", page, strings.TrimSpace(beginMark), strings.TrimSpace(endMark))
 	}
-	return os.WriteFile(page, []byte(before+beginMark+table(versions, all)+skips(versions, all)+endMark+after), 0o644)
+	return os.WriteFile(page, []byte(before+beginMark+table(versions, all)+commits(versions, all)+skips(versions, all)+endMark+after), 0o644)
 }
 
 // table has a row for each suite, and a column for each kernel.
@@ -65,20 +67,51 @@ func release(of map[string]result, version string) string {
 	return version
 }
 
+// commits lists the commits that the rows describe.
+func commits(versions []string, all results) string {
+	rows := map[string][]string{}
+	for _, v := range versions {
+		for _, s := range suites {
+			if r, ran := all[v][s.name]; ran {
+				rows[r.Commit] = append(rows[r.Commit], s.name+" on "+v)
+			}
+		}
+	}
+	var b strings.Builder
+	for _, commit := range slices.Sorted(maps.Keys(rows)) {
+		text := "all"
+		if len(rows) > 1 {
+			text = strings.Join(rows[commit], ", ")
+		}
+		b.WriteString(item(fmt.Sprintf("run with commit `%s`: %s", commit, text)))
+	}
+	return b.String()
+}
+
 // skips lists the tests that were skipped, by kernel.
 func skips(versions []string, all results) string {
 	var b strings.Builder
 	for _, v := range versions {
 		for _, s := range suites {
-			for _, name := range all[v][s.name].Skipped {
-				fmt.Fprintf(&b, "- skipped on %s, in %s: `%s`\n", v, s.name, name)
+			if names := all[v][s.name].Skipped; len(names) > 0 {
+				b.WriteString(item(fmt.Sprintf("skipped on %s, in %s: `%s`", v, s.name, strings.Join(names, "`, `"))))
 			}
 		}
 	}
-	if b.Len() > 0 {
-		b.WriteString("\n")
-	}
+	b.WriteString("\n")
 	return b.String()
+}
+
+// item is an item of a list, wrapped at 100 columns.
+func item(text string) string {
+	out, column := "-", 1
+	for word := range strings.FieldsSeq(text) {
+		if column+1+len(word) > 100 {
+			out, column = out+"\n ", 1
+		}
+		out, column = out+" "+word, column+1+len(word)
+	}
+	return out + "\n"
 }
 
 func (r result) String() string {

@@ -13,6 +13,7 @@ import (
 // A result is what one suite came to on one kernel. It is kept in the cache, so that a report can be made of several runs.
 type result struct {
 	Release         string        // of the kernel, as uname -r says
+	Commit          string        // of the source, as git describe says
 	Boot            time.Duration // until the first process had loaded the modules
 	Status          string        // of the test binary: ok, or what it ended with
 	Took            time.Duration // by the tests
