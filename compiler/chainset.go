@@ -13,9 +13,9 @@ import (
 // endpoint chain, they are in a set of that chain, for example service-ips-cluster-2, and a rule leads from the set to
 // the chain.
 
-// Each set costs a new connection one more lookup. So a chain gets a set only when many frontends go to it, or when
-// other verdict maps have many elements: each frontend with session affinity has a chain for known clients, and the
-// kernel walks all of these whenever a frontend changes that is in no set.
+// Each set costs a new connection one more lookup. So only the chains to which most frontends go have one, whatever the
+// number of their endpoints. There is a second reason for a set: each frontend with session affinity has a chain for
+// known clients, and the kernel walks all of these whenever a frontend changes that is in no set.
 //
 // A chain keeps its set until the frontends are far fewer. Otherwise a Service that comes and goes could move the
 // frontends of all others each time. So the sets depend on earlier states, and a process that starts may move some
@@ -24,14 +24,17 @@ const (
 	// chainSetFrom is how many frontends give an endpoint chain a set of its own. The chain keeps it down to
 	// chainSetUntil.
 	chainSetFrom, chainSetUntil = 1000, 500
+	// maxChainSets is how many chains have a set because of their frontends. Where more chains have enough of them, one
+	// with at least twice as many as the smallest takes its place.
+	maxChainSets = 8
 	// spareSetsFrom is how many frontends with session affinity give a set to all chains in advance. They keep it down to
 	// spareSetsUntil.
 	spareSetsFrom, spareSetsUntil = 500, 250
 )
 
-// mayHaveSet reports whether the chain may have a set. Few chains may, because packets look up the sets one by one.
+// mayHaveSet reports whether the chain may have a set: only those of ClusterIPs, which nearly all Services have.
 func (c endpointChain) mayHaveSet() bool {
-	return c.kind == kindCluster && !c.nodePort && c.count > 0 && c.count <= spareChains
+	return c.kind == kindCluster && !c.nodePort && c.count > 0
 }
 
 // putGotoElement puts the element that leads a frontend to a chain that is in use into the chain's set or, if it has
@@ -60,27 +63,56 @@ func (f *family) removeGotoElement(c endpointChain, verdicts *nft.Set, key nft.D
 	}
 }
 
-// updateChainSet adds or removes the chain's set, depending on the number of its frontends, and moves them. It moves at
-// most chainSetFrom at a time, and the next time after at least chainSetFrom - chainSetUntil came or went.
+// updateChainSet adds or removes the chain's set, depending on the number of its frontends, and moves them. It moves the
+// frontends of one chain or two, and again only after at least chainSetFrom - chainSetUntil came or went.
 func (f *family) updateChainSet(c endpointChain) {
-	switch has, want := f.endpointChains.sets[c] != nil, f.wantsSet(c); {
-	case want && !has:
+	e := &f.endpointChains
+	frontends := e.frontends(c)
+	switch has, spare := e.sets[c] != nil, e.spareSet(c); {
+	case !c.mayHaveSet():
+	case !has && (spare || frontends >= f.limits.chainSetFrom && f.makePlace(frontends)):
 		f.addChainSet(c)
-	case has && !want:
+	case has && !spare && frontends < f.limits.chainSetUntil:
 		f.removeChainSet(c)
 	}
 }
 
-func (f *family) wantsSet(c endpointChain) bool {
-	e := &f.endpointChains
-	if !c.mayHaveSet() {
-		return false
-	}
-	if e.spareSets && e.spare(c) {
+// spareSet reports whether the chain has a set even if no frontend goes to it.
+func (e *endpointChains) spareSet(c endpointChain) bool { return e.spareSets && e.spare(c) }
+
+// makePlace reports whether a chain with so many frontends may have a set. It may remove that of a smaller chain. A
+// draft without a commit has places for all, so that the first model decides which chains are the largest.
+func (f *family) makePlace(frontends int) bool {
+	chains := f.endpointChains.withSet()
+	if len(chains) < f.limits.chainSets || !f.draft.HasCommitted() {
 		return true
 	}
-	use := e.used[c]
-	return use != nil && (use.frontends >= f.limits.chainSetFrom || e.sets[c] != nil && use.frontends >= f.limits.chainSetUntil)
+	if 2*f.endpointChains.frontends(chains[0]) > frontends {
+		return false
+	}
+	f.removeChainSet(chains[0])
+	return true
+}
+
+// limitChainSets removes the sets of the smallest chains for which there is no place.
+func (f *family) limitChainSets() {
+	chains := f.endpointChains.withSet()
+	for _, c := range chains[:max(len(chains)-f.limits.chainSets, 0)] {
+		f.removeChainSet(c)
+	}
+}
+
+// withSet returns the chains that have a set because of their frontends, that with the fewest first.
+func (e *endpointChains) withSet() (chains []endpointChain) {
+	for c := range e.sets {
+		if !e.spareSet(c) {
+			chains = append(chains, c)
+		}
+	}
+	slices.SortFunc(chains, func(a, b endpointChain) int {
+		return cmp.Or(cmp.Compare(e.frontends(a), e.frontends(b)), b.compare(a))
+	})
+	return chains
 }
 
 func (f *family) addChainSet(c endpointChain) {
@@ -145,11 +177,14 @@ func (f *family) chainSetRules() (rules []nft.Rule) {
 	for c := range f.endpointChains.sets {
 		chains = append(chains, c)
 	}
-	slices.SortFunc(chains, func(a, b endpointChain) int {
-		return cmp.Or(cmp.Compare(a.count, b.count), cmp.Compare(a.name(), b.name()))
-	})
+	slices.SortFunc(chains, endpointChain.compare)
 	for _, c := range chains {
 		rules = append(rules, nft.NewRule(nft.InSet{Key: f.key(false), Set: f.endpointChains.sets[c].Name}, nft.Goto(c.name())))
 	}
 	return rules
+}
+
+// compare orders chains by the number of endpoints.
+func (c endpointChain) compare(other endpointChain) int {
+	return cmp.Or(cmp.Compare(c.count, other.count), cmp.Compare(c.name(), other.name()))
 }

@@ -63,6 +63,7 @@ func (c *Compiler) Apply(changes *model.Changes) []Conflict {
 		default:
 			conflicts = append(conflicts, f.reconcileTouched(f.putElements)...)
 		}
+		f.limitChainSets()
 		f.updateUses()
 	}
 	slices.SortFunc(conflicts, func(a, b Conflict) int { return cmp.Compare(a.Frontend, b.Frontend) })

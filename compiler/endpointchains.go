@@ -1,10 +1,14 @@
 package compiler
 
-import "github.com/nftproxy/nftproxy/nft"
+import (
+	"slices"
+
+	"github.com/nftproxy/nftproxy/nft"
+)
 
 // A new number of endpoints needs a new chain, with a rule that looks up the map of all endpoints. The kernel then
 // walks that map to its end: with 88,000 endpoints that took three times as long as all other parts of the change. So
-// where many frontends use a kind of chain, the chains for small numbers exist in advance.
+// where many frontends use a kind of chain, the chains for small numbers exist in advance, and others stay.
 
 const (
 	// spareChainsFrom is how many frontends of a kind give it chains in advance. With fewer, walking their endpoints is
@@ -15,11 +19,14 @@ const (
 	// that is added to a map, the kernel walks the rules that look it up. With 32, a first Sync of 250,000 endpoints took
 	// 240 ms longer.
 	spareChains = 8
+	// keptChains is how many chains of a kind stay that no frontend goes to any more, because it may have one again: a
+	// Service that scales up and down has the kernel walk the map once for each number of endpoints.
+	keptChains = 32
 )
 
-// chainLimits are the constants of these names; tests change them.
+// chainLimits are the constants of these names, chainSets maxChainSets; tests change them.
 type chainLimits struct {
-	chainSetFrom, chainSetUntil, spareChainsFrom, spareChainsUntil, spareSetsFrom, spareSetsUntil int
+	chainSetFrom, chainSetUntil, chainSets, spareChainsFrom, spareChainsUntil, keptChains, spareSetsFrom, spareSetsUntil int
 }
 
 // endpointChains counts the frontends that use endpoint chains.
@@ -45,12 +52,22 @@ type chainUse struct {
 // chainGroup counts the frontends of chains that differ in nothing but the number of endpoints.
 type chainGroup struct {
 	frontends int
-	// spare says that the chains for small numbers exist in advance.
+	// spare says that the chains for small numbers exist in advance, and that others stay.
 	spare bool
+	// kept are the numbers of endpoints of the chains that stay, the one that has stayed longest first.
+	kept []int
 }
 
 func newEndpointChains() endpointChains {
 	return endpointChains{used: map[endpointChain]*chainUse{}, groups: map[endpointChain]*chainGroup{}, sets: map[endpointChain]*nft.Set{}}
+}
+
+// frontends returns how many frontends go to the chain.
+func (e *endpointChains) frontends(c endpointChain) int {
+	if use := e.used[c]; use != nil {
+		return use.frontends
+	}
+	return 0
 }
 
 // group identifies the chains that differ in nothing but the number of endpoints.
@@ -61,10 +78,13 @@ func (c endpointChain) group() endpointChain {
 
 // wants reports whether the chain should exist.
 func (e *endpointChains) wants(c endpointChain) bool {
-	if e.used[c] != nil {
-		return true
-	}
-	return e.spare(c)
+	return e.used[c] != nil || e.spare(c) || e.kept(c)
+}
+
+// kept reports whether the chain stays although no frontend goes to it any more.
+func (e *endpointChains) kept(c endpointChain) bool {
+	group := e.groups[c.group()]
+	return group != nil && slices.Contains(group.kept, c.count)
 }
 
 // spare reports whether the chain should exist even if no frontend goes to it.
@@ -90,6 +110,7 @@ func (f *family) useChain(c endpointChain) {
 	}
 	use.frontends++
 	f.countInGroup(c, +1)
+	e.groups[c.group()].unkeep(c.count)
 	f.updateChainSet(c)
 }
 
@@ -103,9 +124,30 @@ func (f *family) releaseChain(c endpointChain) {
 	use := e.used[c]
 	if use.frontends--; use.frontends == 0 {
 		delete(e.used, c)
+		f.keepChain(c)
 	}
 	f.updateChainSet(c)
 	f.putEndpointChain(c)
+}
+
+// keepChain lets a chain stay that no frontend goes to any more, if its group is large. The one that has stayed longest
+// goes for it.
+func (f *family) keepChain(c endpointChain) {
+	group := f.endpointChains.groups[c.group()]
+	if group == nil || !group.spare || c.count == 0 || c.count <= spareChains {
+		return
+	}
+	group.kept = append(group.kept, c.count)
+	if len(group.kept) > f.limits.keptChains {
+		c.count = group.kept[0]
+		group.kept = group.kept[1:]
+		f.putEndpointChain(c)
+	}
+}
+
+// unkeep notes that a frontend goes to the group's chain with that number of endpoints.
+func (g *chainGroup) unkeep(count int) {
+	g.kept = slices.DeleteFunc(g.kept, func(kept int) bool { return kept == count })
 }
 
 // countInGroup counts the frontends of the chain's group, and adds or removes its chains for small numbers of endpoints
@@ -127,9 +169,14 @@ func (f *family) countInGroup(c endpointChain, by int) {
 	}
 }
 
-// setSpare adds or removes the chains of a group for small numbers of endpoints.
+// setSpare adds or removes the chains of a group that no frontend goes to.
 func (f *family) setSpare(key endpointChain, group *chainGroup, spare bool) {
 	group.spare = spare
+	kept := group.kept
+	group.kept = nil
+	for _, key.count = range kept {
+		f.putEndpointChain(key)
+	}
 	for key.count = 1; key.count <= spareChains; key.count++ {
 		f.putEndpointChain(key)
 		f.updateChainSet(key)
@@ -157,6 +204,9 @@ func (f *family) refreshEndpointChains() {
 			if e.wants(key) {
 				f.draft.PutChain(f.endpointChain(key))
 			}
+		}
+		for _, key.count = range group.kept {
+			f.draft.PutChain(f.endpointChain(key))
 		}
 	}
 }

@@ -110,6 +110,55 @@ func TestChainsInAdvance(t *testing.T) {
 	c.expectAtOnce()
 }
 
+func TestChainsThatStay(t *testing.T) {
+	c := newCrowd(t, spareChainsFrom)
+	// scale gives the first Service that many endpoints and returns the steps of the transaction.
+	scale := func(endpoints int) map[string]int {
+		p := withEndpoints(0, endpoints)
+		c.compiler.Apply(&model.Changes{Ports: map[model.PortID]*model.ServicePort{p.ID: p}})
+		steps := counts(c.compiler.Transaction())
+		c.compiler.Committed()
+		return steps
+	}
+	has := func(endpoints int) bool {
+		return c.compiler.Tables()[0].Chain(fmt.Sprintf("cluster-%d", endpoints)) != nil
+	}
+	scale(20)
+	t.Run("a Service that scales up and down moves no chain", func(t *testing.T) {
+		scale(21)
+		want := []map[string]int{
+			{"ip delete from endpoints": 1, "ip delete from service-ips": 1, "ip add to service-ips": 1},
+			{"ip add to endpoints": 1, "ip delete from service-ips": 1, "ip add to service-ips": 1},
+		}
+		if diff := cmp.Diff(want, []map[string]int{scale(20), scale(21)}); diff != "" {
+			t.Errorf("transactions (-want +got):\n%s", diff)
+		}
+	})
+	t.Run("there are few of them", func(t *testing.T) {
+		for n := range keptChains {
+			scale(30 + n)
+		}
+		if has(20) || !has(21) || !has(30) {
+			t.Errorf("chains with 20, 21 and 30 endpoints are there: %v, %v, %v; want false, true, true", has(20), has(21), has(30))
+		}
+	})
+	t.Run("a Node that changes the chains changes them too", func(t *testing.T) {
+		c.compiler.families[0].config.MasqueradeAll = true
+		c.compiler.Apply(&model.Changes{Node: &model.Node{Name: "node-1"}})
+		chains := c.compiler.Tables()[0]
+		if diff := cmp.Diff(chains.Chain("cluster-2").Rules[0], chains.Chain("cluster-21").Rules[0]); diff != "" {
+			t.Errorf("first rules (-cluster-2 +cluster-21):\n%s", diff)
+		}
+	})
+	t.Run("they go with the Services", func(t *testing.T) {
+		scale(2)
+		c.become(spareChainsUntil - 1)
+		if has(21) || has(30) {
+			t.Error("chains are left")
+		}
+	})
+}
+
 func TestChainSet(t *testing.T) {
 	const name = "service-ips-cluster-2"
 	c := newCrowd(t, chainSetFrom-1)
@@ -145,15 +194,73 @@ func TestChainSet(t *testing.T) {
 	})
 }
 
+// withEndpoints returns the i-th Service port with that many endpoints.
+func withEndpoints(i, endpoints int) *model.ServicePort {
+	p := numbered(i, model.IPv4)
+	p.Cluster = nil
+	for slot := range endpoints {
+		p.Cluster = append(p.Cluster, model.Endpoint{AddrPort: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 250, byte(slot), 1}), 80), Remote: true})
+	}
+	return p
+}
+
+func TestChainSetsOfMostFrontends(t *testing.T) {
+	const chains = maxChainSets + 2
+	c := newCompiler(t)
+	services := 0
+	// grow adds Services with that many endpoints, in one change.
+	grow := func(by, endpoints int) {
+		changes := &model.Changes{Ports: map[model.PortID]*model.ServicePort{}}
+		for range by {
+			p := withEndpoints(services, endpoints)
+			changes.Ports[p.ID] = p
+			services++
+		}
+		c.Apply(changes)
+	}
+	expect := func(c *Compiler, want ...int) {
+		t.Helper()
+		var got []int
+		for n := range 200 {
+			if c.Tables()[0].Set(fmt.Sprintf("service-ips-cluster-%d", n)) != nil {
+				got = append(got, n)
+			}
+		}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("numbers of endpoints that have a set (-want +got):\n%s", diff)
+		}
+	}
+	t.Run("the first model gives them to the largest", func(t *testing.T) {
+		first := &model.Changes{Full: true, Ports: map[model.PortID]*model.ServicePort{}}
+		for n := range chains {
+			for range chainSetFrom + n {
+				p := withEndpoints(services, 20+n)
+				first.Ports[p.ID] = p
+				services++
+			}
+		}
+		c.Apply(first)
+		expect(c, 22, 23, 24, 25, 26, 27, 28, 29)
+		c.Committed()
+	})
+	t.Run("another number of endpoints waits", func(t *testing.T) {
+		grow(chainSetFrom, 50)
+		expect(c, 22, 23, 24, 25, 26, 27, 28, 29)
+	})
+	t.Run("and takes the place of one with half of its frontends", func(t *testing.T) {
+		grow(chainSetFrom+3, 50)
+		expect(c, 22, 23, 24, 25, 26, 27, 28, 29)
+		grow(1, 50)
+		expect(c, 23, 24, 25, 26, 27, 28, 29, 50)
+	})
+}
+
 // Where many Services have session affinity, elements with a verdict have the kernel walk the chains of all of them.
 func TestTransactionSizeWithAffinity(t *testing.T) {
 	const last = spareSetsFrom - 1
 	port := func(i int, endpoints int) *model.ServicePort {
-		p := numbered(i, model.IPv4)
+		p := withEndpoints(i, endpoints)
 		p.AffinityTimeout = time.Hour
-		for slot := range endpoints {
-			p.Cluster = append(p.Cluster[:slot], model.Endpoint{AddrPort: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 250, byte(slot), 1}), 80), Remote: true})
-		}
 		return p
 	}
 	without := port(last, 2)

@@ -197,23 +197,26 @@ func (c *cluster) newCompiler(limits chainLimits) *Compiler {
 
 // fewFrontends chooses limits that a few frontends reach.
 func fewFrontends(c chooser) chainLimits {
-	l := chainLimits{chainSetFrom: 2 + c.choose(2), spareChainsFrom: 2 + c.choose(4), spareSetsFrom: 2 + c.choose(3)}
+	l := chainLimits{chainSetFrom: 2 + c.choose(2), chainSets: 1 + c.choose(3), spareChainsFrom: 2 + c.choose(4), spareSetsFrom: 2 + c.choose(3)}
 	l.chainSetUntil, l.spareChainsUntil, l.spareSetsUntil = 1+c.choose(l.chainSetFrom), 1+c.choose(l.spareChainsFrom), 1+c.choose(l.spareSetsFrom)
 	return l
 }
 
 // fresh compiles the state from nothing. Which chains have a set, or chains in advance, depends on what was there
-// before, between two limits. So it gives them to all that may have them, and takes away those that the compiler that
-// is told of each change does not have.
+// before, between two limits. So it gives those in advance to all that may have them and takes away those that the
+// compiler that is told of each change does not have. It gives sets to the chains to which that compiler gives them, if
+// it may.
 func (c *cluster) fresh() *Compiler {
 	most := c.limits
-	most.chainSetFrom, most.spareChainsFrom, most.spareSetsFrom = most.chainSetUntil, most.spareChainsUntil, most.spareSetsUntil
+	most.spareChainsFrom, most.spareSetsFrom = most.spareChainsUntil, most.spareSetsUntil
 	compiler := c.newCompiler(most)
 	all := c.state
 	all.Ports = maps.Clone(c.state.Ports)
 	compiler.Apply(&all)
 	for i, f := range compiler.families {
 		c.takeAway(f, c.compiler.families[i])
+		c.expectChainSets(c.compiler.families[i])
+		moveChainSets(f, c.compiler.families[i])
 	}
 	return compiler
 }
@@ -228,9 +231,37 @@ func (c *cluster) takeAway(f, has *family) {
 		f.limits.spareSetsFrom, f.limits.spareSetsUntil = math.MaxInt, math.MaxInt
 		f.updateSpareSets()
 	}
+}
+
+// expectChainSets fails if a chain has a set that it may not have, or has none that it must have.
+func (c *cluster) expectChainSets(f *family) {
+	c.Helper()
+	e := &f.endpointChains
+	if n := len(e.withSet()); n > c.limits.chainSets {
+		c.Fatalf("%d chains have a set because of their frontends, want at most %d", n, c.limits.chainSets)
+	}
+	for chain := range e.sets {
+		if n := e.frontends(chain); !e.spareSet(chain) && n < c.limits.chainSetUntil {
+			c.Fatalf("%s has a set with %d frontends", chain.name(), n)
+		}
+	}
+	for chain := range e.used {
+		if chain.mayHaveSet() && e.spareSet(chain) && e.sets[chain] == nil {
+			c.Fatalf("%s has no set", chain.name())
+		}
+	}
+}
+
+// moveChainSets gives sets to the chains that have one in the other family.
+func moveChainSets(f, has *family) {
 	for chain := range f.endpointChains.sets {
-		if use := f.endpointChains.used[chain]; has.endpointChains.sets[chain] == nil && use != nil && use.frontends < c.limits.chainSetFrom {
+		if has.endpointChains.sets[chain] == nil {
 			f.removeChainSet(chain)
+		}
+	}
+	for chain := range has.endpointChains.sets {
+		if f.endpointChains.sets[chain] == nil {
+			f.addChainSet(chain)
 		}
 	}
 }

@@ -175,7 +175,7 @@ func BenchmarkFirstSync(b *testing.B) {
 // whole table when the change has elements with a verdict.
 func BenchmarkOneChange(b *testing.B) {
 	for _, c := range []cluster{
-		{services: 100, endpoints: 2}, {services: 10_000, endpoints: 2}, {services: 44_000, endpoints: 2},
+		{services: 100, endpoints: 2}, {services: 10_000, endpoints: 2}, {services: 44_000, endpoints: 2}, {services: 5_000, endpoints: 50},
 		{services: 5_000, endpoints: 2, affinity: 3 * time.Hour}, {services: 44_000, endpoints: 2, counted: true},
 	} {
 		b.Run(c.String(), func(b *testing.B) {
