@@ -2,6 +2,9 @@ package integration
 
 import (
 	"bytes"
+	"math"
+	"math/rand/v2"
+	"path/filepath"
 	"strings"
 	"sync"
 	"syscall"
@@ -9,8 +12,12 @@ import (
 	"time"
 
 	"github.com/nftproxy/nftproxy/integration/await"
+	"github.com/nftproxy/nftproxy/integration/lab"
+	"github.com/nftproxy/nftproxy/integration/lab/labtest"
 	"github.com/nftproxy/nftproxy/integration/syscalls"
 	"golang.org/x/sys/unix"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 )
 
 // A transaction that the kernel does not answer, and the kubelet, which kills what has not ended 30 s
@@ -60,4 +67,71 @@ func TestSIGTERM(t *testing.T) {
 		}
 		f.stays(t)
 	})
+	t.Run("at any moment is no error", testSIGTERMIsNoError)
+}
+
+const (
+	// someStops is how many times each program is stopped without -every-call, each time up to lastStop after its start.
+	someStops = 6
+	lastStop  = 600 * time.Millisecond
+)
+
+// Whatever a program is doing, an operator who stops it finds no error in the log, and code 0.
+func testSIGTERMIsNoError(t *testing.T) {
+	f := newWithServer(t)
+	service, slice := busyService()
+	(&uploader{t, f.server}).create(service)
+	(&uploader{t, f.server}).create(slice)
+	socket := func(name string) string { return "unix://" + filepath.Join(t.TempDir(), name) }
+	brain, kubeconfig := socket("brain"), "--kubeconfig="+f.kubeconfig
+	labtest.Start(t, f.lab.Node, "kube-proxy", "node-local-server", kubeconfig, "--listen="+brain).Says(t, "Serving the node-local API")
+	const signalled = "Version info" // by then it has asked to be told of signals
+	for _, program := range []struct {
+		name, firstLine string
+		args            []string
+	}{
+		{"a proxy that serves others", signalled, append(f.args(), kubeconfig, "--bind-address-hard-fail", "--nodeport-addresses=127.0.0.0/8,192.168.0.0/24", "--serve-node-local="+socket("proxy"))},
+		{"a proxy with a node-local source", signalled, append(f.args(), "--node-local-source="+brain, "--bind-address-hard-fail")},
+		{"a node-local server", "Serving the node-local API", []string{"node-local-server", kubeconfig, "--listen=" + socket("server")}},
+	} {
+		stops := someStops
+		if *everyCall {
+			stops *= 25
+		}
+		for range stops {
+			p := labtest.Start(t, f.lab.Node, "kube-proxy", program.args...)
+			p.Says(t, program.firstLine)
+			delay := time.Duration(math.Pow(rand.Float64(), 3) * float64(lastStop)) // most happens at first
+			time.Sleep(delay)
+			if err := p.Stop(t); err != nil {
+				t.Errorf("%s, stopped after %v, ends with %v", program.name, delay, err)
+			}
+			if errors := p.Errors(); len(errors) > 0 {
+				t.Errorf("%s, stopped after %v, logs the errors %q", program.name, delay, errors)
+			}
+			if rand.IntN(2) == 0 {
+				labtest.Nft(t, f.lab.Node, "", "flush", "ruleset") // the next start has much to do, or nothing
+			}
+		}
+	}
+}
+
+// busyService makes every part of the proxy work.
+func busyService() (*corev1.Service, *discoveryv1.EndpointSlice) {
+	service, slice := faultService(faultAddress, "10.244.1.5", "10.244.1.6")
+	service.Spec.Type, service.Spec.Ports[0].NodePort = corev1.ServiceTypeLoadBalancer, 30077
+	service.Spec.ExternalTrafficPolicy, service.Spec.HealthCheckNodePort = corev1.ServiceExternalTrafficPolicyLocal, 30078
+	service.Spec.SessionAffinity = corev1.ServiceAffinityClientIP
+	service.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: "203.0.113.77"}}
+	service.Spec.LoadBalancerSourceRanges = []string{"198.51.100.0/24"}
+	udp := service.Spec.Ports[0]
+	udp.Name, udp.Protocol, udp.NodePort = "udp", corev1.ProtocolUDP, 30079
+	service.Spec.Ports = append(service.Spec.Ports, udp)
+	name, port, protocol := udp.Name, int32(8080), udp.Protocol
+	slice.Ports = append(slice.Ports, discoveryv1.EndpointPort{Name: &name, Port: &port, Protocol: &protocol})
+	node := lab.NodeName
+	for i := range slice.Endpoints {
+		slice.Endpoints[i].NodeName = &node
+	}
+	return service, slice
 }

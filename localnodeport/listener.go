@@ -51,10 +51,12 @@ func (f *Forwarder) listen(ctx context.Context, at netip.AddrPort, port *model.S
 	}
 	l.update(port)
 	context.AfterFunc(ctx, l.close)
-	if err := l.open(ctx); err != nil {
+	switch err := l.open(ctx); {
+	case ctx.Err() != nil: // the process stops, and close has been called or will be
+	case err != nil:
 		klog.FromContext(ctx).Error(err, "Cannot listen for a node port on loopback; trying again", l.about()...)
 		go l.retry(ctx)
-	} else {
+	default:
 		go l.accept(ctx)
 	}
 	return l

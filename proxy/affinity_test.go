@@ -10,6 +10,8 @@ import (
 	"github.com/nftproxy/nftproxy/compiler"
 	"github.com/nftproxy/nftproxy/model"
 	"github.com/nftproxy/nftproxy/nft"
+	"k8s.io/klog/v2"
+	"k8s.io/klog/v2/textlogger"
 )
 
 // stickyPort is a Service port with session affinity and the endpoints 10.100.0.N.
@@ -105,6 +107,7 @@ func TestBackendAffinity(t *testing.T) {
 	t.Run("a client that comes after the Sync is deleted", testReconcilerDeletesLate)
 	t.Run("a restart deletes clients of endpoints that went", testRestartDeletesClients)
 	t.Run("a change of policy keeps clients", testPolicyKeepsClients)
+	t.Run("a stop is no failure", testReconcilerStops)
 }
 
 // testSyncWhileClientsGo has clients vanish, as when they expire, while Syncs and the reconciler delete them.
@@ -214,4 +217,22 @@ func testPolicyKeepsClients(t *testing.T) {
 		t.Fatal(err)
 	}
 	listedWhole(local)
+}
+
+// The process may stop when the reconciler has just begun to restore clients.
+func testReconcilerStops(t *testing.T) {
+	c := newCleaning(t)
+	fullSync(t, c.backend, stickyPort("a", 1))
+	ctx, stop := context.WithCancel(klog.NewContext(t.Context(), textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(c.log)))))
+	stop()
+	for range 20 { // run may notice before it begins
+		c.backend.affinity.restore = true
+		c.backend.affinity.signal()
+		if err := c.backend.affinity.run(ctx); err != nil {
+			t.Error(err)
+		}
+	}
+	if n := c.log.count("Cannot restore session affinity"); n > 0 {
+		t.Errorf("it logs %d failures", n)
+	}
 }

@@ -81,7 +81,7 @@ func (r *affinityReconciler) run(ctx context.Context) (err error) {
 		}
 		timer.Stop()
 		begin := time.Now()
-		if err := r.restoreFromConntrack(ctx); err != nil {
+		if err := r.restoreFromConntrack(ctx); err != nil && ctx.Err() == nil {
 			logger.Error(err, "Cannot restore session affinity from conntrack; clients of lost maps may get another endpoint")
 		}
 		if err := r.deleteStale(ctx); err != nil && ctx.Err() == nil {

@@ -95,5 +95,5 @@ func (o *options) do(ctx context.Context) error {
 	case o.initOnly:
 		return initOnly(ctx, o.config)
 	}
-	return run(ctx, o)
+	return unlessStopped(ctx, run(ctx, o))
 }

@@ -40,7 +40,10 @@ tells their backends over gRPC what to do. It needs no privileges and writes no 
 		Args:          noArgs,
 		SilenceUsage:  true,
 		SilenceErrors: true,
-		RunE:          func(cmd *cobra.Command, _ []string) error { return o.run(signalContext()) },
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			ctx := signalContext()
+			return unlessStopped(ctx, o.run(ctx))
+		},
 	}
 	o.addFlags(cmd.Flags())
 	return cmd

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -33,4 +34,12 @@ func await(parent, ctx context.Context, group *errgroup.Group) error {
 		return nil
 	}
 	return context.Cause(ctx)
+}
+
+// unlessStopped returns the error with which the process ends. If a signal interrupted the start, that is none.
+func unlessStopped(ctx context.Context, err error) error {
+	if ctx.Err() != nil && (errors.Is(err, ctx.Err()) || errors.Is(err, context.Cause(ctx))) {
+		return nil
+	}
+	return err
 }

@@ -35,7 +35,7 @@ func NewEvents(ctx context.Context, config *rest.Config, nodeName string) (*Even
 		return nil, err
 	}
 	broadcaster := events.NewBroadcaster(&events.EventSinkImpl{Interface: client})
-	if err := broadcaster.StartRecordingToSinkWithContext(klog.NewContext(ctx, withoutRepeats(klog.FromContext(ctx)))); err != nil {
+	if err := broadcaster.StartRecordingToSinkWithContext(klog.NewContext(ctx, withoutRepeats(ctx, klog.FromContext(ctx)))); err != nil {
 		return nil, err
 	}
 	context.AfterFunc(ctx, broadcaster.Shutdown)

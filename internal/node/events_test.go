@@ -1,6 +1,7 @@
 package node
 
 import (
+	"context"
 	"errors"
 	"net/http"
 	"strings"
@@ -109,15 +110,16 @@ func testNoEventsPostNothing(t *testing.T) {
 func testRepeatedErrorsAreForDebugging(t *testing.T) {
 	for verbosity, want := range map[int][]string{
 		0: {"E refused", "E gone", "E refused", "E nothing"},
-		2: {"E refused", "I refused", "I refused", "E gone", "E refused", "E nothing"},
+		2: {"E refused", "I refused", "I refused", "E gone", "E refused", "E nothing", "I stops"},
 	} {
 		var lines []string
-		logger := withoutRepeats(funcr.New(func(_, args string) {
+		ctx, stop := context.WithCancel(t.Context())
+		logger := withoutRepeats(ctx, funcr.New(func(_, args string) {
 			kind := "I"
 			if !strings.Contains(args, `"level"`) {
 				kind = "E"
 			}
-			for _, text := range []string{"refused", "gone", "nothing"} {
+			for _, text := range []string{"refused", "gone", "stops", "nothing"} {
 				if strings.Contains(args, text) {
 					lines = append(lines, kind+" "+text)
 				}
@@ -129,9 +131,11 @@ func testRepeatedErrorsAreForDebugging(t *testing.T) {
 		logger.Error(errors.New("gone"), "Unable to write")
 		logger.Error(errors.New("refused"), "Unable to write")
 		logger.Error(nil, "nothing")
+		stop()
+		logger.Error(errors.New("stops"), "Unable to write")
 		if diff := cmp.Diff(want, lines); diff != "" {
 			t.Errorf("at -v %d (-want +got):\n%s", verbosity, diff)
 		}
 	}
-	withoutRepeats(klog.Logger{}).Error(nil, "to nobody")
+	withoutRepeats(t.Context(), klog.Logger{}).Error(nil, "to nobody")
 }

@@ -1,6 +1,7 @@
 package node
 
 import (
+	"context"
 	"sync"
 
 	"github.com/go-logr/logr"
@@ -10,9 +11,10 @@ import (
 // repetitions is how verbose a log must be to have an error again that it had before.
 const repetitions = 2
 
-// withoutRepeats returns a logger that logs an error again only when it is very verbose. An event is
-// tried every ten seconds while the API server is away.
-func withoutRepeats(logger klog.Logger) klog.Logger {
+// withoutRepeats returns a logger that logs an error again only when it is very verbose: an event is
+// tried every ten seconds while the API server is away. After the end of ctx, which interrupts the posting
+// of events, it takes no error for one.
+func withoutRepeats(ctx context.Context, logger klog.Logger) klog.Logger {
 	sink := logger.GetSink()
 	if sink == nil {
 		return logger
@@ -20,14 +22,15 @@ func withoutRepeats(logger klog.Logger) klog.Logger {
 	if deeper, ok := sink.(logr.CallDepthLogSink); ok {
 		sink = deeper.WithCallDepth(1)
 	}
-	return logger.WithSink(&repeats{LogSink: sink})
+	return logger.WithSink(&repeats{LogSink: sink, ended: ctx.Done()})
 }
 
 // repeats remembers the last error.
 type repeats struct {
 	logr.LogSink
-	mu   sync.Mutex
-	last string
+	ended <-chan struct{}
+	mu    sync.Mutex
+	last  string
 }
 
 // Error implements logr.LogSink.
@@ -37,7 +40,7 @@ func (r *repeats) Error(err error, message string, keysAndValues ...any) {
 		text += ": " + err.Error()
 	}
 	r.mu.Lock()
-	again := text == r.last
+	again := text == r.last || r.isOver()
 	r.last = text
 	r.mu.Unlock()
 	switch {
@@ -45,5 +48,14 @@ func (r *repeats) Error(err error, message string, keysAndValues ...any) {
 		r.LogSink.Error(err, message, keysAndValues...)
 	case r.Enabled(repetitions):
 		r.Info(repetitions, message, append(keysAndValues, "err", err)...)
+	}
+}
+
+func (r *repeats) isOver() bool {
+	select {
+	case <-r.ended:
+		return true
+	default:
+		return false
 	}
 }

@@ -1,6 +1,8 @@
 package node
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -131,6 +133,9 @@ func (w *watch) usePrevious() {
 		return
 	}
 	last, err := w.options.PreviousNode()
+	if errors.Is(err, context.Canceled) {
+		return // the process stops
+	}
 	if err != nil {
 		w.logger.Error(err, "Cannot read the previous run's facts about the Node", "node", w.options.NodeName)
 		return
