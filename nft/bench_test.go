@@ -97,7 +97,7 @@ func encodeWithLibrary(elements []Element) ([]byte, error) {
 				})
 				ae.Nested(unix.NFTA_SET_ELEM_DATA, func(ae *netlink.AttributeEncoder) error {
 					ae.Nested(unix.NFTA_DATA_VERDICT, func(ae *netlink.AttributeEncoder) error {
-						ae.Uint32(unix.NFTA_VERDICT_CODE, uint32(e.Verdict.kernel()))
+						ae.Uint32(unix.NFTA_VERDICT_CODE, uint32(e.Verdict.Kind.kernel()))
 						ae.String(unix.NFTA_VERDICT_CHAIN, e.Verdict.Chain)
 						return nil
 					})

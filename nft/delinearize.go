@@ -34,105 +34,106 @@ type loadedValue struct {
 func delinearize(family Family, sets func(string) *Set, exprs []any) []Statement {
 	d := delinearizer{family: family, sets: sets, loaded: map[int]loadedValue{}}
 	for _, e := range exprs {
-		d.step(e)
+		if !d.step(e) {
+			d.emit(Unknown{Name: exprName(e)})
+		}
 	}
 	return d.out
 }
 
-func (d *delinearizer) emit(s Statement) { d.out = append(d.out, s) }
+// exprName returns the kernel's name for an expression.
+func exprName(e any) string {
+	switch e := e.(type) {
+	case unknownExpr:
+		return string(e)
+	case byteorderExpr:
+		return "byteorder"
+	}
+	return strings.ToLower(reflect.TypeOf(e).Elem().Name())
+}
 
-func (d *delinearizer) unknown(name string) { d.emit(Unknown{Name: name}) }
+func (d *delinearizer) emit(s Statement) bool {
+	d.out = append(d.out, s)
+	return true
+}
 
-func (d *delinearizer) step(e any) {
+// step reports whether it recognises the expression.
+func (d *delinearizer) step(e any) bool {
 	switch e := e.(type) {
 	case *expr.Payload:
-		d.loadPayload(e)
+		return d.loadPayload(e)
 	case *expr.Numgen:
-		d.loadNumgen(e)
+		return d.loadNumgen(e)
 	case *expr.Hash:
-		d.loadHash(e)
-	case *expr.Ct, *expr.Fib:
-		d.load(e)
+		return d.loadHash(e)
+	case *expr.Ct:
+		return d.load(e.Register, e)
+	case *expr.Fib:
+		return d.load(e.Register, e)
 	case *expr.Meta:
-		d.meta(e)
+		return d.meta(e)
 	case *expr.Bitwise:
-		d.bitwise(e)
+		return d.bitwise(e)
 	case byteorderExpr:
-		d.byteorder(e)
+		return d.byteorder(e)
 	case *expr.Cmp:
-		d.cmp(e)
+		return d.cmp(e)
 	case *expr.Lookup:
-		d.lookup(e)
+		return d.lookup(e)
 	case *expr.NAT:
-		d.nat(e)
+		return d.nat(e)
 	case *expr.Dynset:
-		d.update(e)
+		return d.update(e)
 	case *expr.Masq:
-		d.masquerade(e)
+		return d.masquerade(e)
 	case *expr.Reject:
-		d.reject(e)
+		return d.reject(e)
 	case *expr.Counter:
-		d.emit(Counter{})
+		return d.emit(Counter{})
 	case *expr.Verdict:
-		d.emit(verdictOf(e))
-	case unknownExpr:
-		d.unknown(string(e))
-	default:
-		d.unknown(strings.ToLower(reflect.TypeOf(e).Elem().Name()))
+		kind := verdictKind(e.Kind)
+		return kind != 0 && d.emit(Verdict{kind, e.Chain})
 	}
+	return false
 }
 
 // load recognises the load of a field by comparing it with the load that each field would make.
-func (d *delinearizer) load(e any) {
-	reg := loadRegister(e)
+func (d *delinearizer) load(reg uint32, e expr.Any) bool {
 	for f := Field(1); int(f) < len(fields); f++ {
 		if reflect.DeepEqual(f.load(reg), e) {
 			d.loaded[registerIndex(reg)] = loadedValue{expr: f}
-			return
+			return true
 		}
 	}
-	d.unknown(strings.ToLower(reflect.TypeOf(e).Elem().Name()))
+	return false
 }
 
-func (d *delinearizer) loadNumgen(n *expr.Numgen) {
+func (d *delinearizer) loadNumgen(n *expr.Numgen) bool {
 	if n.Type != unix.NFT_NG_RANDOM || n.Offset != 0 {
-		d.unknown("numgen")
-		return
+		return false
 	}
 	d.loaded[registerIndex(n.Register)] = loadedValue{expr: Numgen{Mod: n.Modulus}}
+	return true
 }
 
-func (d *delinearizer) loadHash(h *expr.Hash) {
+func (d *delinearizer) loadHash(h *expr.Hash) bool {
 	v := d.loaded[registerIndex(h.SourceRegister)]
 	f, ok := v.expr.(Field)
 	if !ok || v.mask != nil || v.length > 0 || h.Type != expr.HashTypeJenkins || h.Offset != 0 || int(h.Length) != f.dataType().length {
-		d.unknown("hash")
-		return
+		return false
 	}
 	d.loaded[registerIndex(h.DestRegister)] = loadedValue{expr: JHash{Field: f, Mod: h.Modulus, Seed: h.Seed}}
-}
-
-func loadRegister(e any) uint32 {
-	switch e := e.(type) {
-	case *expr.Meta:
-		return e.Register
-	case *expr.Ct:
-		return e.Register
-	case *expr.Fib:
-		return e.Register
-	}
-	return 0
+	return true
 }
 
 // loadPayload recognises a field also when only its first bytes are loaded, which is how a
 // byte-aligned prefix is matched.
-func (d *delinearizer) loadPayload(p *expr.Payload) {
+func (d *delinearizer) loadPayload(p *expr.Payload) bool {
 	if p.OperationType != expr.PayloadLoad {
-		d.unknown("payload")
-		return
+		return false
 	}
 	for f := Field(1); int(f) < len(fields); f++ {
-		spec, ok := fields[f].load.(*expr.Payload)
+		spec, ok := f.load(p.DestRegister).(*expr.Payload)
 		if !ok || spec.Base != p.Base || spec.Offset != p.Offset || spec.Len < p.Len || !d.inFamily(f) {
 			continue
 		}
@@ -141,9 +142,9 @@ func (d *delinearizer) loadPayload(p *expr.Payload) {
 			v.length = int(p.Len)
 		}
 		d.loaded[registerIndex(p.DestRegister)] = v
-		return
+		return true
 	}
-	d.unknown("payload")
+	return false
 }
 
 // inFamily tells IPv4 from IPv6 header fields, whose offsets can coincide.
@@ -157,61 +158,52 @@ func (d *delinearizer) inFamily(f Field) bool {
 	return true
 }
 
-func (d *delinearizer) meta(m *expr.Meta) {
+func (d *delinearizer) meta(m *expr.Meta) bool {
 	if !m.SourceRegister {
-		d.load(m)
-		return
+		return d.load(m.Register, m)
 	}
 	v := d.loaded[registerIndex(m.Register)]
 	if m.Key != expr.MetaKeyMARK || v.expr != MetaMark || len(v.xor) != 4 {
-		d.unknown("meta")
-		return
+		return false
 	}
 	mask, xor := binary.NativeEndian.Uint32(v.mask), binary.NativeEndian.Uint32(v.xor)
 	switch {
 	case mask == ^xor:
-		d.emit(SetMarkBits{Bits: xor})
+		return d.emit(SetMarkBits{Bits: xor})
 	case mask == ^uint32(0):
-		d.emit(FlipMarkBits{Bits: xor})
-	default:
-		d.unknown("meta")
+		return d.emit(FlipMarkBits{Bits: xor})
 	}
+	return false
 }
 
-func (d *delinearizer) bitwise(b *expr.Bitwise) {
+func (d *delinearizer) bitwise(b *expr.Bitwise) bool {
 	v, ok := d.loaded[registerIndex(b.SourceRegister)]
 	if !ok || v.mask != nil || b.SourceRegister != b.DestRegister || len(b.Mask) == 0 || len(b.Xor) != len(b.Mask) {
-		d.unknown("bitwise")
-		return
+		return false
 	}
 	v.mask, v.xor = b.Mask, b.Xor
 	d.loaded[registerIndex(b.DestRegister)] = v
+	return true
 }
 
 // byteorder ignores the swapping of a single byte, which has no effect. nft puts it before lookups in sets with ranges.
-func (d *delinearizer) byteorder(b byteorderExpr) {
-	v, ok := d.loaded[registerIndex(b.source)]
-	if !ok || v.expr == nil || v.expr.dataType().length != 1 || b.source != b.dest {
-		d.unknown("byteorder")
-	}
+func (d *delinearizer) byteorder(b byteorderExpr) bool {
+	v := d.loaded[registerIndex(b.source)]
+	return v.expr != nil && v.expr.dataType().length == 1 && b.source == b.dest
 }
 
-func (d *delinearizer) cmp(c *expr.Cmp) {
-	v, ok := d.loaded[registerIndex(c.Register)]
+func (d *delinearizer) cmp(c *expr.Cmp) bool {
+	v := d.loaded[registerIndex(c.Register)]
 	f, isField := v.expr.(Field)
-	if !ok || !isField || (c.Op != expr.CmpOpEq && c.Op != expr.CmpOpNeq) {
-		d.unknown("cmp")
-		return
+	if !isField || (c.Op != expr.CmpOpEq && c.Op != expr.CmpOpNeq) {
+		return false
 	}
 	op := Equal
 	if c.Op == expr.CmpOpNeq {
 		op = NotEqual
 	}
-	if s := matchOf(f, op, v, c.Data); s != nil {
-		d.emit(s)
-		return
-	}
-	d.unknown("cmp")
+	s := matchOf(f, op, v, c.Data)
+	return s != nil && d.emit(s)
 }
 
 // matchOf returns the match of a field, loaded as v says, with data; nil if there is none.
@@ -299,11 +291,10 @@ func (d *delinearizer) concatAt(reg uint32, length int) (Concat, bool) {
 	return c, c.Len() == length
 }
 
-func (d *delinearizer) lookup(e *expr.Lookup) {
+func (d *delinearizer) lookup(e *expr.Lookup) bool {
 	set := d.sets(e.SetName)
 	if set == nil {
-		d.unknown("lookup")
-		return
+		return false
 	}
 	key, ok := d.concatAt(e.SourceRegister, set.Key.Len())
 	op := Equal
@@ -312,17 +303,17 @@ func (d *delinearizer) lookup(e *expr.Lookup) {
 	}
 	switch {
 	case !ok:
-		d.unknown("lookup")
+		return false
 	case !e.IsDestRegSet:
-		d.emit(InSet{Key: key, Op: op, Set: e.SetName})
+		return d.emit(InSet{Key: key, Op: op, Set: e.SetName})
 	case e.DestRegister == unix.NFT_REG_VERDICT:
-		d.emit(Vmap{Key: key, Map: e.SetName})
-	default:
-		d.loaded[registerIndex(e.DestRegister)] = loadedValue{lookup: &DNAT{Family: d.family, Key: key, Map: e.SetName}}
+		return d.emit(Vmap{Key: key, Map: e.SetName})
 	}
+	d.loaded[registerIndex(e.DestRegister)] = loadedValue{lookup: &DNAT{Family: d.family, Key: key, Map: e.SetName}}
+	return true
 }
 
-func (d *delinearizer) nat(n *expr.NAT) {
+func (d *delinearizer) nat(n *expr.NAT) bool {
 	port := netlinkattr.Padded(d.family.Daddr().dataType().length) / 4
 	from := d.loaded[registerIndex(n.RegAddrMin)].lookup
 	addrEnd := n.RegAddrMax == 0 || n.RegAddrMax == n.RegAddrMin
@@ -330,57 +321,30 @@ func (d *delinearizer) nat(n *expr.NAT) {
 	family, err := familyOf(n.Family)
 	if err != nil || from == nil || n.Type != expr.NATTypeDestNAT || registerIndex(n.RegProtoMin) != registerIndex(n.RegAddrMin)+port ||
 		!addrEnd || !portEnd || n.Random || n.FullyRandom || n.Persistent || n.Prefix || family != d.family {
-		d.unknown("nat")
-		return
+		return false
 	}
-	d.emit(*from)
+	return d.emit(*from)
 }
 
-func (d *delinearizer) update(e *expr.Dynset) {
+func (d *delinearizer) update(e *expr.Dynset) bool {
 	set := d.sets(e.SetName)
 	if set == nil || set.Data == nil || e.Operation != unix.NFT_DYNSET_OP_UPDATE || e.Invert || len(e.Exprs) > 0 {
-		d.unknown("dynset")
-		return
+		return false
 	}
 	key, okKey := d.concatAt(e.SrcRegKey, set.Key.Len())
 	data, okData := d.concatAt(e.SrcRegData, set.Data.Len())
-	if !okKey || !okData {
-		d.unknown("dynset")
-		return
-	}
-	d.emit(Update{Map: e.SetName, Key: key, Data: data, Timeout: e.Timeout})
+	return okKey && okData && d.emit(Update{Map: e.SetName, Key: key, Data: data, Timeout: e.Timeout})
 }
 
-func (d *delinearizer) masquerade(m *expr.Masq) {
+func (d *delinearizer) masquerade(m *expr.Masq) bool {
 	if !m.FullyRandom || m.Random || m.Persistent || m.ToPorts {
-		d.unknown("masq")
-		return
+		return false
 	}
-	d.emit(Masquerade{})
+	return d.emit(Masquerade{})
 }
 
-func (d *delinearizer) reject(r *expr.Reject) {
-	want := linearizer{}
+func (d *delinearizer) reject(r *expr.Reject) bool {
+	var want linearizer
 	Reject{Family: d.family}.linearize(&want)
-	if !reflect.DeepEqual(want.out[0], r) {
-		d.unknown("reject")
-		return
-	}
-	d.emit(Reject{Family: d.family})
-}
-
-func verdictOf(e *expr.Verdict) Statement {
-	switch e.Kind {
-	case expr.VerdictAccept:
-		return Accept
-	case expr.VerdictDrop:
-		return Drop
-	case expr.VerdictReturn:
-		return Return
-	case expr.VerdictJump:
-		return Jump(e.Chain)
-	case expr.VerdictGoto:
-		return Goto(e.Chain)
-	}
-	return Unknown{Name: "verdict"}
+	return reflect.DeepEqual(want.out[0], r) && d.emit(Reject{Family: d.family})
 }

@@ -133,7 +133,7 @@ func encodeValue(a *netlinkattr.List, s *Set, l setLengths, e *Element) {
 
 func encodeVerdict(a *netlinkattr.List, v Verdict) {
 	nest := a.Begin(unix.NFTA_DATA_VERDICT)
-	a.Uint32(unix.NFTA_VERDICT_CODE, uint32(v.kernel()))
+	a.Uint32(unix.NFTA_VERDICT_CODE, uint32(v.Kind.kernel()))
 	if v.Chain != "" {
 		a.Text(unix.NFTA_VERDICT_CHAIN, v.Chain)
 	}

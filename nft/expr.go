@@ -53,7 +53,7 @@ const (
 type fieldSpec struct {
 	name string
 	typ  dataType
-	load expr.Any // without register
+	load func(register uint32) expr.Any
 	// nft's numbers for "typeof": the kind of the expression, then protocol description and template (payload) or the
 	// key (meta). A kind of 0 means that the field cannot be in a set's type.
 	kind, desc, key uint32
@@ -71,13 +71,28 @@ const (
 	udataDescIP6 = 13
 )
 
-func payload(base expr.PayloadBase, offset, length uint32) *expr.Payload {
-	return &expr.Payload{OperationType: expr.PayloadLoad, Base: base, Offset: offset, Len: length}
+func payload(base expr.PayloadBase, offset, length uint32) func(uint32) expr.Any {
+	return func(register uint32) expr.Any {
+		return &expr.Payload{OperationType: expr.PayloadLoad, Base: base, Offset: offset, Len: length, DestRegister: register}
+	}
 }
 
+func meta(key expr.MetaKey) func(uint32) expr.Any {
+	return func(register uint32) expr.Any { return &expr.Meta{Key: key, Register: register} }
+}
+
+func ct(key expr.CtKey) func(uint32) expr.Any { return ctOf(0, key) }
+
 // ctOf loads part of the tuple that conntrack has for one direction of a connection (kernel 4.17).
-func ctOf(direction uint32, key expr.CtKey) *expr.Ct {
-	return &expr.Ct{Key: key, Direction: direction}
+func ctOf(direction uint32, key expr.CtKey) func(uint32) expr.Any {
+	return func(register uint32) expr.Any { return &expr.Ct{Key: key, Direction: direction, Register: register} }
+}
+
+// fib loads the type of the source address, or else of the destination address.
+func fib(source bool) func(uint32) expr.Any {
+	return func(register uint32) expr.Any {
+		return &expr.Fib{ResultADDRTYPE: true, FlagSADDR: source, FlagDADDR: !source, Register: register}
+	}
 }
 
 var fields = [...]fieldSpec{
@@ -87,14 +102,14 @@ var fields = [...]fieldSpec{
 	IP6Daddr:     {"ip6 daddr", typeIPv6, payload(expr.PayloadBaseNetworkHeader, 24, 16), udataPayload, udataDescIP6, 9},
 	ThSport:      {"th sport", typePort, payload(expr.PayloadBaseTransportHeader, 0, 2), udataPayload, udataDescTH, 1},
 	ThDport:      {"th dport", typePort, payload(expr.PayloadBaseTransportHeader, 2, 2), udataPayload, udataDescTH, 2},
-	MetaL4proto:  {"meta l4proto", typeProto, &expr.Meta{Key: expr.MetaKeyL4PROTO}, udataMeta, 0, unix.NFT_META_L4PROTO},
-	MetaMark:     {"meta mark", typeMark, &expr.Meta{Key: expr.MetaKeyMARK}, udataMeta, 0, unix.NFT_META_MARK},
-	MetaIifname:  {"iifname", typeIfname, &expr.Meta{Key: expr.MetaKeyIIFNAME}, udataMeta, 0, unix.NFT_META_IIFNAME},
-	MetaOifname:  {"oifname", typeIfname, &expr.Meta{Key: expr.MetaKeyOIFNAME}, udataMeta, 0, unix.NFT_META_OIFNAME},
-	CTState:      {"ct state", typeCTState, &expr.Ct{Key: expr.CtKeySTATE}, 0, 0, 0},
-	CTStatus:     {"ct status", typeCTStat, &expr.Ct{Key: expr.CtKeySTATUS}, 0, 0, 0},
-	FibSaddrType: {"fib saddr type", typeFib, &expr.Fib{ResultADDRTYPE: true, FlagSADDR: true}, 0, 0, 0},
-	FibDaddrType: {"fib daddr type", typeFib, &expr.Fib{ResultADDRTYPE: true, FlagDADDR: true}, 0, 0, 0},
+	MetaL4proto:  {"meta l4proto", typeProto, meta(expr.MetaKeyL4PROTO), udataMeta, 0, unix.NFT_META_L4PROTO},
+	MetaMark:     {"meta mark", typeMark, meta(expr.MetaKeyMARK), udataMeta, 0, unix.NFT_META_MARK},
+	MetaIifname:  {"iifname", typeIfname, meta(expr.MetaKeyIIFNAME), udataMeta, 0, unix.NFT_META_IIFNAME},
+	MetaOifname:  {"oifname", typeIfname, meta(expr.MetaKeyOIFNAME), udataMeta, 0, unix.NFT_META_OIFNAME},
+	CTState:      {"ct state", typeCTState, ct(expr.CtKeySTATE), 0, 0, 0},
+	CTStatus:     {"ct status", typeCTStat, ct(expr.CtKeySTATUS), 0, 0, 0},
+	FibSaddrType: {"fib saddr type", typeFib, fib(true), 0, 0, 0},
+	FibDaddrType: {"fib daddr type", typeFib, fib(false), 0, 0, 0},
 
 	CTOriginalIPDaddr:  {"ct original ip daddr", typeIPv4, ctOf(expr.CtDirOriginal, expr.CtKeyDSTIP), 0, 0, 0},
 	CTOriginalIP6Daddr: {"ct original ip6 daddr", typeIPv6, ctOf(expr.CtDirOriginal, expr.CtKeyDSTIP6), 0, 0, 0},
@@ -114,27 +129,8 @@ func (f Field) dataType() dataType { return fields[f].typ }
 
 func (f Field) loadVia(register, _ uint32) []expr.Any { return []expr.Any{f.load(register)} }
 
-func (f Field) load(register uint32) expr.Any {
-	switch e := fields[f].load.(type) {
-	case *expr.Payload:
-		c := *e
-		c.DestRegister = register
-		return &c
-	case *expr.Meta:
-		c := *e
-		c.Register = register
-		return &c
-	case *expr.Ct:
-		c := *e
-		c.Register = register
-		return &c
-	case *expr.Fib:
-		c := *e
-		c.Register = register
-		return &c
-	}
-	panic("nft: no load for " + f.String())
-}
+// load returns the kernel's expression that puts the field into a register.
+func (f Field) load(register uint32) expr.Any { return fields[f].load(register) }
 
 func (f Field) typeof(b []byte) []byte {
 	spec := fields[f]

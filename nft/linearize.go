@@ -165,19 +165,5 @@ func (Counter) linearize(l *linearizer) { l.add(&expr.Counter{}) }
 func (u Unknown) linearize(*linearizer) {}
 
 func (v Verdict) linearize(l *linearizer) {
-	l.add(&expr.Verdict{Kind: v.kernel(), Chain: v.Chain})
-}
-
-func (v Verdict) kernel() expr.VerdictKind {
-	switch v.Kind {
-	case VerdictDrop:
-		return expr.VerdictDrop
-	case VerdictReturn:
-		return expr.VerdictReturn
-	case VerdictJump:
-		return expr.VerdictJump
-	case VerdictGoto:
-		return expr.VerdictGoto
-	}
-	return expr.VerdictAccept
+	l.add(&expr.Verdict{Kind: v.Kind.kernel(), Chain: v.Chain})
 }

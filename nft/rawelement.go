@@ -4,6 +4,7 @@ import (
 	"errors"
 	"time"
 
+	"github.com/google/nftables/expr"
 	"github.com/nftproxy/nftproxy/internal/netlinkattr"
 	"golang.org/x/sys/unix"
 )
@@ -139,7 +140,7 @@ func (r *rawElement) element() Element {
 		e.Key, e.KeyEnd = CatchAll, ""
 	}
 	if r.hasVerdict {
-		e.Verdict = Verdict{Kind: verdictKind(r.verdict), Chain: netlinkattr.Text(r.chain)}
+		e.Verdict = Verdict{Kind: verdictKind(expr.VerdictKind(int32(r.verdict))), Chain: netlinkattr.Text(r.chain)}
 	}
 	return e
 }
@@ -152,7 +153,7 @@ func (r *rawElement) is(e *Element) bool {
 	case !r.catchAll() && string(r.keyEnd) != string(e.KeyEnd), !isPadded(r.value, e.Value):
 		return false
 	case r.hasVerdict:
-		if e.Verdict.Kind == 0 || r.verdict != uint32(e.Verdict.kernel()) || string(netlinkattr.TextBytes(r.chain)) != e.Verdict.Chain {
+		if e.Verdict.Kind == 0 || r.verdict != uint32(e.Verdict.Kind.kernel()) || string(netlinkattr.TextBytes(r.chain)) != e.Verdict.Chain {
 			return false
 		}
 	case e.Verdict != Verdict{}:
@@ -191,15 +192,6 @@ func pad(d Data) Data {
 		return d
 	}
 	return d + Data(make([]byte, netlinkattr.Padded(len(d))-len(d)))
-}
-
-func verdictKind(code uint32) VerdictKind {
-	for k := VerdictAccept; k <= VerdictGoto; k++ {
-		if uint32((Verdict{Kind: k}).kernel()) == code {
-			return k
-		}
-	}
-	return 0
 }
 
 // putRead puts an element that was read. If foreign names a property that e cannot express, the element differs from

@@ -6,6 +6,8 @@ import (
 	"net/netip"
 	"strings"
 	"time"
+
+	"github.com/google/nftables/expr"
 )
 
 // Statement is one step of a rule: a match, which ends the rule when it fails, or an action.
@@ -233,8 +235,33 @@ const (
 	VerdictGoto
 )
 
-var verdictNames = [...]string{
-	VerdictAccept: "accept", VerdictDrop: "drop", VerdictReturn: "return", VerdictJump: "jump", VerdictGoto: "goto",
+// verdicts are nft's word and the kernel's code for each kind.
+var verdicts = [...]struct {
+	name string
+	code expr.VerdictKind
+}{
+	VerdictAccept: {"accept", expr.VerdictAccept}, VerdictDrop: {"drop", expr.VerdictDrop}, VerdictReturn: {"return", expr.VerdictReturn},
+	VerdictJump: {"jump", expr.VerdictJump}, VerdictGoto: {"goto", expr.VerdictGoto},
+}
+
+func (k VerdictKind) known() bool { return k != 0 && int(k) < len(verdicts) }
+
+// kernel returns the kernel's code.
+func (k VerdictKind) kernel() expr.VerdictKind {
+	if !k.known() {
+		return expr.VerdictAccept
+	}
+	return verdicts[k].code
+}
+
+// verdictKind is the inverse of kernel. It returns 0 for codes of other verdicts, such as "queue".
+func verdictKind(code expr.VerdictKind) VerdictKind {
+	for k := VerdictAccept; k <= VerdictGoto; k++ {
+		if k.kernel() == code {
+			return k
+		}
+	}
+	return 0
 }
 
 // The verdicts without a chain.
@@ -255,10 +282,10 @@ func Goto(chain string) Verdict { return Verdict{VerdictGoto, chain} }
 
 // String returns the verdict as nft lists it, such as "goto cluster-2".
 func (v Verdict) String() string {
-	if int(v.Kind) >= len(verdictNames) || v.Kind == 0 {
+	if !v.Kind.known() {
 		return fmt.Sprintf("verdict-%d", v.Kind)
 	}
-	return strings.TrimSpace(verdictNames[v.Kind] + " " + v.Chain)
+	return strings.TrimSpace(verdicts[v.Kind].name + " " + v.Chain)
 }
 
 // ifnameData returns the bytes to compare an interface name with: all sixteen for an
