@@ -193,8 +193,7 @@ func (a *answers) take(r reply) error {
 	}
 	// A batch that is refused as a whole has an answer to its begin only.
 	a.complete = a.complete || r.Sequence == a.last || r.Sequence == a.begin
-	var e *kernelError
-	if errors.As(r.refusal(), &e) {
+	if e := r.refusal(); e != nil {
 		a.add(e)
 	}
 	return nil

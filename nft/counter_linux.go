@@ -2,7 +2,6 @@ package nft
 
 import (
 	"context"
-	"errors"
 
 	"golang.org/x/sys/unix"
 )
@@ -14,9 +13,8 @@ func (c *Conn) ProbeCounters(ctx context.Context) error {
 	set := &Set{Name: "probe", Key: Concat{IPDaddr}, Counter: true}
 	table := &Table{Family: FamilyIP, Name: probeTable(), Sets: []*Set{set}}
 	_, err := c.Commit(ctx, Diff(nil, table))
-	var refused *CommitError
 	switch {
-	case errors.As(err, &refused) && !errors.Is(err, unix.EPERM):
+	case refusesProbe(err):
 		return missingCounters(errnoOf(err))
 	case err != nil:
 		return err

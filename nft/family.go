@@ -51,35 +51,25 @@ func (f Family) String() string {
 	return fmt.Sprintf("family-%d", uint8(f))
 }
 
-// Saddr is the field with the source address in packets of the family.
-func (f Family) Saddr() Field {
+// byFamily returns the value for the family.
+func byFamily[T any](f Family, ip, ip6 T) T {
 	if f == FamilyIP6 {
-		return IP6Saddr
+		return ip6
 	}
-	return IPSaddr
+	return ip
 }
 
+// Saddr is the field with the source address in packets of the family.
+func (f Family) Saddr() Field { return byFamily(f, IPSaddr, IP6Saddr) }
+
 // Daddr is the field with the destination address in packets of the family.
-func (f Family) Daddr() Field {
-	if f == FamilyIP6 {
-		return IP6Daddr
-	}
-	return IPDaddr
-}
+func (f Family) Daddr() Field { return byFamily(f, IPDaddr, IP6Daddr) }
 
 // OriginalDaddr is the field with the destination address that the first packet of a connection had
 // before it was translated.
-func (f Family) OriginalDaddr() Field {
-	if f == FamilyIP6 {
-		return CTOriginalIP6Daddr
-	}
-	return CTOriginalIPDaddr
-}
+func (f Family) OriginalDaddr() Field { return byFamily(f, CTOriginalIPDaddr, CTOriginalIP6Daddr) }
 
 // Loopback is the prefix of the family's loopback addresses.
 func (f Family) Loopback() netip.Prefix {
-	if f == FamilyIP6 {
-		return netip.PrefixFrom(netip.IPv6Loopback(), 128)
-	}
-	return netip.PrefixFrom(netip.AddrFrom4([4]byte{127}), 8)
+	return byFamily(f, netip.MustParsePrefix("127.0.0.0/8"), netip.MustParsePrefix("::1/128"))
 }

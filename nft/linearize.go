@@ -151,11 +151,7 @@ const (
 )
 
 func (r Reject) linearize(l *linearizer) {
-	code := uint8(icmpPortUnreachable)
-	if r.Family == FamilyIP6 {
-		code = icmpv6PortUnreachable
-	}
-	l.add(&expr.Reject{Type: unix.NFT_REJECT_ICMP_UNREACH, Code: code})
+	l.add(&expr.Reject{Type: unix.NFT_REJECT_ICMP_UNREACH, Code: byFamily[uint8](r.Family, icmpPortUnreachable, icmpv6PortUnreachable)})
 }
 
 func (Counter) linearize(l *linearizer) { l.add(&expr.Counter{}) }

@@ -48,8 +48,7 @@ func (c *Conn) adoptOwned(ctx context.Context) error {
 		if err == nil {
 			err = c.socket.commit(c.socket.newBatch(messages, batchBytes(messages)))
 		}
-		var refused *CommitError
-		if err != nil && !errors.As(err, &refused) {
+		if _, refused := errors.AsType[*CommitError](err); err != nil && !refused {
 			return fmt.Errorf("nft: take over table %s %s with a new socket: %w", t.Family, t.Name, err)
 		}
 	}
@@ -74,8 +73,7 @@ func (c *Conn) ProbePersist(ctx context.Context) error {
 
 func probePersist(commit func() error) error {
 	err := commit()
-	var refused *CommitError
-	if errors.As(err, &refused) && !errors.Is(err, unix.EPERM) {
+	if refusesProbe(err) {
 		return MissingError{{Feature: "tables that stay when their owner goes", Option: "CONFIG_NF_TABLES of kernel 6.9 or later", Err: errnoOf(err)}}
 	}
 	return err
@@ -96,8 +94,7 @@ func (c *Conn) knowsDestroy(ctx context.Context, tx Transaction) (bool, error) {
 		return false, err
 	}
 	err = c.use(ctx, func(s *socket) error { return s.commit(s.newBatch(messages, batchBytes(messages))) })
-	var refused *CommitError
-	if err != nil && (!errors.As(err, &refused) || errors.Is(err, unix.EPERM)) {
+	if err != nil && !refusesProbe(err) {
 		return false, err
 	}
 	known := err == nil

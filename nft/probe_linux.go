@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -34,10 +35,9 @@ func probe(families []Family, commit func(Transaction) error) error {
 	var missing MissingError
 	for _, f := range features(families, probeTable()) {
 		err := commit(f.transaction())
-		var refused *CommitError
 		switch {
 		case err == nil:
-		case !errors.As(err, &refused) && !saysMissing(err), errors.Is(err, unix.EPERM), errors.Is(err, unix.EACCES):
+		case !refusesProbe(err) && !saysMissing(err), errors.Is(err, unix.EACCES):
 			return err
 		default:
 			missing = append(missing, Missing{Feature: f.name, Option: f.option, Err: errnoOf(err)})
@@ -52,6 +52,13 @@ func probe(families []Family, commit func(Transaction) error) error {
 	return nil
 }
 
+// refusesProbe reports whether the kernel has refused the transaction of a probe, and not for want of a privilege. Then
+// it lacks something.
+func refusesProbe(err error) bool {
+	_, refused := errors.AsType[*CommitError](err)
+	return refused && !errors.Is(err, unix.EPERM)
+}
+
 // saysMissing reports whether an error that is not the kernel's answer to a transaction means that something is
 // missing. A sandbox between the program and the kernel, such as gVisor, refuses at the socket.
 func saysMissing(err error) bool {
@@ -59,8 +66,7 @@ func saysMissing(err error) bool {
 }
 
 func errnoOf(err error) error {
-	var errno unix.Errno
-	if errors.As(err, &errno) {
+	if errno, ok := errors.AsType[unix.Errno](err); ok {
 		return errno
 	}
 	return err
@@ -80,46 +86,45 @@ func (f feature) transaction() Transaction {
 	return tx
 }
 
-func features(families []Family, table string) []feature {
-	var out []feature
+func features(families []Family, table string) (out []feature) {
 	for _, f := range families {
-		suffix := "IPV4"
-		if f == FamilyIP6 {
-			suffix = "IPV6"
-		}
-		rule := func(name, option string, statements ...Statement) feature {
-			t := &Table{Family: f, Name: table, Chains: []*Chain{{Name: "probe", Rules: []Rule{NewRule(statements...)}}}}
-			return feature{name: f.String() + ": " + name, option: option, table: t}
-		}
-		nat := rule("nat chains", "CONFIG_NFT_NAT")
-		nat.table.Chains[0] = &Chain{Name: "probe", Type: TypeNAT, Hook: HookPostrouting, Priority: PrioritySrcNAT}
-		key := Concat{f.Daddr(), MetaL4proto, ThDport}
-		numbered := append(key[:len(key):len(key)], Numgen{Mod: 2})
-		endpoints := &Set{Name: "endpoints", Key: numbered, Data: Concat{f.Daddr(), ThDport}}
-		dnat := rule("dnat to a map", "CONFIG_NFT_NAT", DNAT{Family: f, Key: numbered, Map: endpoints.Name})
-		dnat.table.Sets = []*Set{endpoints}
-		slots := &Set{Name: "slots", Key: numbered}
-		numgen := rule("numgen", "CONFIG_NFT_NUMGEN", InSet{Key: numbered, Set: slots.Name})
-		numgen.table.Sets = []*Set{slots}
-		ranges := &Set{Name: "ranges", Key: append(key[:len(key):len(key)], f.Saddr()), Interval: true}
-		between := rule("sets with ranges in a concatenation", "CONFIG_NF_TABLES of kernel 5.6 or later", InSet{Key: ranges.Key, Set: ranges.Name})
-		between.table.Sets = []*Set{ranges}
-		verdicts := &Set{Name: "verdicts", Key: key, Verdicts: true}
-		vmap := rule("verdict maps", "CONFIG_NF_TABLES", Vmap{Key: key, Map: verdicts.Name})
-		vmap.table.Sets = []*Set{verdicts}
-		clients := &Set{Name: "clients", Key: append(Concat{f.Saddr()}, key...), Data: Concat{f.Daddr(), ThDport}, Dynamic: true, Size: 1}
-		update := rule("maps that packets add to", "CONFIG_NFT_CT of kernel 4.17 or later", Match{Field: MetaL4proto, Value: ProtoData(unix.IPPROTO_TCP)},
-			Update{Map: clients.Name, Key: Concat{f.Saddr(), f.OriginalDaddr(), MetaL4proto, CTOriginalProtoDst}, Data: Concat{f.Daddr(), CTReplyProtoSrc}, Timeout: time.Hour})
-		update.table.Sets = []*Set{clients}
-		out = append(out,
-			feature{name: f.String() + " tables", option: "CONFIG_NF_TABLES_" + suffix, essential: true, table: &Table{Family: f, Name: table}},
-			rule("matching addresses", "CONFIG_NF_TABLES", MatchPrefix{Field: f.Daddr(), Prefix: netip.PrefixFrom(f.Loopback().Addr(), 5)}),
-			vmap, between, nat, numgen, dnat, update,
-			rule("masquerade", "CONFIG_NFT_MASQ", Masquerade{}),
-			rule("ct state", "CONFIG_NFT_CT", MatchFlags{Field: CTState, Bits: CTStateNew}),
-			rule("fib daddr type", "CONFIG_NFT_FIB_"+suffix, Match{Field: FibDaddrType, Value: IntegerData(unix.RTN_LOCAL)}),
-			rule("reject", "CONFIG_NFT_REJECT_"+suffix, Reject{Family: f}),
-		)
+		out = append(out, familyFeatures(f, table)...)
 	}
 	return out
+}
+
+func familyFeatures(f Family, table string) []feature {
+	suffix := byFamily(f, "IPV4", "IPV6")
+	// rule returns the feature that a rule needs, and the set that it uses, if any.
+	rule := func(name, option string, set *Set, statements ...Statement) feature {
+		t := &Table{Family: f, Name: table, Chains: []*Chain{{Name: "probe", Rules: []Rule{NewRule(statements...)}}}}
+		if set != nil {
+			t.Sets = []*Set{set}
+		}
+		return feature{name: f.String() + ": " + name, option: option, table: t}
+	}
+	nat := rule("nat chains", "CONFIG_NFT_NAT", nil)
+	nat.table.Chains[0] = &Chain{Name: "probe", Type: TypeNAT, Hook: HookPostrouting, Priority: PrioritySrcNAT}
+	key := Concat{f.Daddr(), MetaL4proto, ThDport}
+	numbered := slices.Concat(key, Concat{Numgen{Mod: 2}})
+	ranged := slices.Concat(key, Concat{f.Saddr()})
+	clients := &Set{Name: "clients", Key: slices.Concat(Concat{f.Saddr()}, key), Data: Concat{f.Daddr(), ThDport}, Dynamic: true, Size: 1}
+	return []feature{
+		{name: f.String() + " tables", option: "CONFIG_NF_TABLES_" + suffix, essential: true, table: &Table{Family: f, Name: table}},
+		rule("matching addresses", "CONFIG_NF_TABLES", nil, MatchPrefix{Field: f.Daddr(), Prefix: netip.PrefixFrom(f.Loopback().Addr(), 5)}),
+		rule("verdict maps", "CONFIG_NF_TABLES", &Set{Name: "verdicts", Key: key, Verdicts: true}, Vmap{Key: key, Map: "verdicts"}),
+		rule("sets with ranges in a concatenation", "CONFIG_NF_TABLES of kernel 5.6 or later",
+			&Set{Name: "ranges", Key: ranged, Interval: true}, InSet{Key: ranged, Set: "ranges"}),
+		nat,
+		rule("numgen", "CONFIG_NFT_NUMGEN", &Set{Name: "slots", Key: numbered}, InSet{Key: numbered, Set: "slots"}),
+		rule("dnat to a map", "CONFIG_NFT_NAT",
+			&Set{Name: "endpoints", Key: numbered, Data: Concat{f.Daddr(), ThDport}}, DNAT{Family: f, Key: numbered, Map: "endpoints"}),
+		rule("maps that packets add to", "CONFIG_NFT_CT of kernel 4.17 or later", clients,
+			Match{Field: MetaL4proto, Value: ProtoData(unix.IPPROTO_TCP)},
+			Update{Map: clients.Name, Key: Concat{f.Saddr(), f.OriginalDaddr(), MetaL4proto, CTOriginalProtoDst}, Data: Concat{f.Daddr(), CTReplyProtoSrc}, Timeout: time.Hour}),
+		rule("masquerade", "CONFIG_NFT_MASQ", nil, Masquerade{}),
+		rule("ct state", "CONFIG_NFT_CT", nil, MatchFlags{Field: CTState, Bits: CTStateNew}),
+		rule("fib daddr type", "CONFIG_NFT_FIB_"+suffix, nil, Match{Field: FibDaddrType, Value: IntegerData(unix.RTN_LOCAL)}),
+		rule("reject", "CONFIG_NFT_REJECT_"+suffix, nil, Reject{Family: f}),
+	}
 }

@@ -266,8 +266,8 @@ const (
 	flagAckTLVs = 0x200
 )
 
-// refusal returns the error of a message of type NLMSG_ERROR or NLMSG_DONE; nil for success.
-func (r reply) refusal() error {
+// refusal returns the refusal in a message of type NLMSG_ERROR or NLMSG_DONE; nil for success.
+func (r reply) refusal() *kernelError {
 	if len(r.Data) < 4 {
 		return nil // NLMSG_DONE may be empty
 	}
