@@ -127,8 +127,7 @@ func testElementsThatSayMoreThanThisPackageCanAreReplaced(t *testing.T) {
 
 // limitedElement adds an element that matches a packet an hour.
 func limitedElement(table *Table, set *Set, e Element) message {
-	a := start(table, 512)
-	a = append(a, elementList(table.Name, set.Name)...)
+	a := append(start(table.Family, table.Name, 512), elementList(set.Name)...)
 	list := a.Begin(unix.NFTA_SET_ELEM_LIST_ELEMENTS)
 	elem := a.Begin(unix.NFTA_LIST_ELEM)
 	encodeKey(&a, set, set.lengths(), &e)

@@ -14,7 +14,6 @@ func (e *encoder) addChain(s Step, a netlinkattr.List) error {
 	if c.Hook != "" && !slices.Contains(hookNumbers, c.Hook) {
 		return fmt.Errorf("nft: chain %s %s %s: unknown hook %q", s.Table.Family, s.Table.Name, c.Name, c.Hook)
 	}
-	a.Text(unix.NFTA_CHAIN_TABLE, s.Table.Name)
 	a.Text(unix.NFTA_CHAIN_NAME, c.Name)
 	if c.Hook != "" {
 		nest := a.Begin(unix.NFTA_CHAIN_HOOK)
@@ -40,7 +39,7 @@ func decodeChain(data []byte) (table string, c *Chain, err error) {
 	c = &Chain{}
 	err = decodeAttributes(data, func(typ uint16, b []byte) error {
 		switch typ {
-		case unix.NFTA_CHAIN_TABLE:
+		case attrTable:
 			table = netlinkattr.Text(b)
 		case unix.NFTA_CHAIN_NAME:
 			c.Name = netlinkattr.Text(b)

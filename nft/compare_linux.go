@@ -40,7 +40,7 @@ func (c *Conn) Compare(ctx context.Context, want *Table, how Comparison) (Transa
 			return nil
 		}
 	}
-	run := comparison{reader: reader{conn: c, ctx: ctx, throughCommits: how.ThroughCommits}, guard: how.Guard, want: want}
+	run := comparison{reader: reader{conn: c, ctx: ctx, family: want.Family, table: want.Name, throughCommits: how.ThroughCommits}, guard: how.Guard, want: want}
 	tx, err := run.run()
 	if errors.Is(err, unix.ENOENT) {
 		err = ErrGenerationMoved // deleted under our hands
@@ -82,7 +82,7 @@ func (c *comparison) run() (Transaction, error) {
 
 // readHeld reads the table without elements; nil if there is none.
 func (c *comparison) readHeld() (*Table, error) {
-	t, err := c.reader.header(c.want.Family, c.want.Name)
+	t, err := c.reader.header()
 	if err != nil || t == nil {
 		return nil, err
 	}
@@ -96,7 +96,7 @@ func (c *comparison) readHeld() (*Table, error) {
 
 // outcome returns the error to return with tx.
 func (c *comparison) outcome(tx Transaction) error {
-	err := c.reader.steady(c.want)
+	err := c.reader.steady()
 	if c.reader.throughCommits && tx.Empty() && errors.Is(err, ErrGenerationMoved) {
 		return nil
 	}
@@ -109,7 +109,7 @@ func (c *comparison) compareElements(d *delta, pair setPair) error {
 	}
 	e := elementComparison{set: pair.want}
 	if pair.want.Dynamic {
-		if err := c.reader.element(c.want, pair.want, Element{Key: CatchAll}, c.taking(&e)); err != nil {
+		if err := c.reader.element(pair.want, Element{Key: CatchAll}, c.taking(&e)); err != nil {
 			return err
 		}
 	} else if err := c.compareListing(&e, pair.have); err != nil {
@@ -133,7 +133,7 @@ func (c *comparison) taking(e *elementComparison) func(data []byte) error {
 // compareListing lists the elements of a set and compares them.
 func (c *comparison) compareListing(e *elementComparison, have *Set) error {
 	e.seen = newSeenKeys(max(have.kernelCount, 0))
-	if err := c.reader.elementMessages(c.want.Family, c.want.Name, e.set.Name, c.taking(e)); err != nil {
+	if err := c.reader.elementMessages(e.set.Name, c.taking(e)); err != nil {
 		return err
 	}
 	var missing []Element
@@ -165,7 +165,7 @@ const maxAsked = 1000
 // one skips one too many. A set that has just grown is rehashed, with the same effect.
 func (c *comparison) askFor(e *elementComparison, missing []Element) error {
 	for _, want := range missing {
-		if err := c.reader.element(c.want, e.set, want, c.taking(e)); err != nil {
+		if err := c.reader.element(e.set, want, c.taking(e)); err != nil {
 			return err
 		}
 	}
@@ -178,7 +178,7 @@ func (c *comparison) askFor(e *elementComparison, missing []Element) error {
 func (c *comparison) countAgain(e *elementComparison) (err error) {
 	refused := c.guard(func() {
 		var now int
-		if now, err = c.reader.count(c.want, e.set); err == nil && now > e.known() {
+		if now, err = c.reader.count(e.set); err == nil && now > e.known() {
 			err = errIncomplete
 		}
 	})

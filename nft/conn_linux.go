@@ -170,16 +170,16 @@ type query struct {
 	typ    uint16 // NFT_MSG_GET…
 	flags  netlink.HeaderFlags
 	family Family // 0 for a query that concerns all
+	table  string // empty for a query that concerns no table
 	attrs  netlinkattr.List
 }
 
 // ask sends a query and calls each for every message of the answer as it arrives. The message is valid until each
 // returns. When ctx is done, or each returns an error, ask returns that error and leaves the rest of the answer unread.
 func (s *socket) ask(ctx context.Context, q query, each func(reply) error) error {
-	data := append([]byte{q.family.nfproto(), unix.NFNETLINK_V0, 0, 0}, q.attrs...)
 	request := netlink.Message{
 		Header: netlink.Header{Type: netlink.HeaderType(unix.NFNL_SUBSYS_NFTABLES<<8 | q.typ), Flags: netlink.Request | q.flags},
-		Data:   data,
+		Data:   append(start(q.family, q.table, 64), q.attrs...),
 	}
 	defer s.interruptible(ctx)()
 	if err := s.send(s.appendMessage(nil, &request)); err != nil {
@@ -240,17 +240,10 @@ func withPrivilege(err error) error {
 // Generation returns the number of the ruleset, which the kernel raises with every commit to the network namespace,
 // whoever makes it.
 func (c *Conn) Generation(ctx context.Context) (uint32, error) {
-	var id uint32
-	err := c.ask(ctx, query{typ: unix.NFT_MSG_GETGEN}, func(r reply) error {
-		return decodeAttributes(r.Data, func(typ uint16, b []byte) (err error) {
-			if typ == unix.NFTA_GEN_ID {
-				id, err = netlinkattr.Uint32(b)
-			}
-			return err
-		})
-	})
+	var n Notice
+	err := c.ask(ctx, query{typ: unix.NFT_MSG_GETGEN}, func(r reply) error { return decodeAttributes(r.Data, n.take) })
 	if err != nil {
 		return 0, fmt.Errorf("nft: get generation: %w", err)
 	}
-	return id, nil
+	return n.Generation, nil
 }

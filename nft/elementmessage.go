@@ -34,8 +34,7 @@ func encodeElements(s Step, setID uint32) (messages []message, err error) {
 			finish()
 		}
 		if list < 0 {
-			a = start(s.Table, min(1<<16+256, 256+160*left))
-			a.Text(unix.NFTA_SET_ELEM_LIST_TABLE, s.Table.Name)
+			a = start(s.Table.Family, s.Table.Name, min(1<<16+256, 256+160*left))
 			a.Text(unix.NFTA_SET_ELEM_LIST_SET, s.Set.Name)
 			if setID != 0 {
 				a.Uint32(unix.NFTA_SET_ELEM_LIST_SET_ID, setID)

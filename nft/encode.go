@@ -106,29 +106,25 @@ func (e *encoder) step(s Step) error {
 	if err := s.Table.Family.check(); err != nil {
 		return fmt.Errorf("nft: table %s: %w", s.Table.Name, err)
 	}
-	a := start(s.Table, 256)
+	a := start(s.Table.Family, s.Table.Name, 256)
 	switch s.Op {
 	case AddTable, AdoptTable:
 		e.addTable(s, a)
 	case DeleteTable:
-		a.Text(unix.NFTA_TABLE_NAME, s.Table.Name)
 		e.message(s, unix.NFT_MSG_DELTABLE, 0, a)
 	case DestroyTable:
 		e.destroyTable(s, a)
 	case AddSet:
 		return e.addSet(s, a)
 	case DeleteSet:
-		a.Text(unix.NFTA_SET_TABLE, s.Table.Name)
 		a.Text(unix.NFTA_SET_NAME, s.Set.Name)
 		e.message(s, unix.NFT_MSG_DELSET, 0, a)
 	case AddChain:
 		return e.addChain(s, a)
 	case DeleteChain:
-		a.Text(unix.NFTA_CHAIN_TABLE, s.Table.Name)
 		a.Text(unix.NFTA_CHAIN_NAME, s.Chain.Name)
 		e.message(s, unix.NFT_MSG_DELCHAIN, 0, a)
 	case FlushChain:
-		a.Text(unix.NFTA_RULE_TABLE, s.Table.Name)
 		a.Text(unix.NFTA_RULE_CHAIN, s.Chain.Name)
 		e.message(s, unix.NFT_MSG_DELRULE, 0, a)
 	case AddRules:

@@ -37,10 +37,10 @@ func TestFamily(t *testing.T) {
 		}
 	})
 	t.Run("of a table that was read is checked", func(t *testing.T) {
-		if table, err := decodeTable(start(inet, 4)); err == nil {
+		if table, err := decodeTable(start(inet.Family, "", 4)); err == nil {
 			t.Errorf("a table of family inet is read as %s", table)
 		}
-		if _, err := decodeRule(start(inet, 4)); err == nil {
+		if _, err := decodeRule(start(inet.Family, "", 4)); err == nil {
 			t.Error("a rule of family inet is read")
 		}
 	})

@@ -93,9 +93,8 @@ func testForeignObjectsAreRemovedInOneTransaction(t *testing.T) {
 // A kernel without the module for flowtables still lists and deletes them in the same way, so the encoding is all there
 // is to test here.
 func testForeignFlowtableIsDeletedByItsName(t *testing.T) {
-	a := start(&Table{Family: FamilyIP}, 64)
-	a.Text(nftaFlowtableTable, "kube-proxy")
-	a.Text(nftaFlowtableName, "ft")
+	a := start(FamilyIP, "kube-proxy", 64)
+	a.Text(unix.NFTA_OBJ_NAME, "ft")
 	table, o, err := decodeFlowtable(a)
 	if err != nil || table != "kube-proxy" || o.String() != "flowtable ft" {
 		t.Fatalf("decodeFlowtable = %q, %v, %v", table, o, err)

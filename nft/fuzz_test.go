@@ -39,10 +39,10 @@ func TestRecordSeeds(t *testing.T) {
 			{"FuzzDecodeTable", unix.NFT_MSG_GETTABLE}, {"FuzzDecodeChain", unix.NFT_MSG_GETCHAIN},
 			{"FuzzDecodeSet", unix.NFT_MSG_GETSET}, {"FuzzDecodeRule", unix.NFT_MSG_GETRULE},
 		} {
-			recordReplies(t, c, &lines, kind.target, query{kind.typ, netlink.Dump, f, nil})
+			recordReplies(t, c, &lines, kind.target, query{typ: kind.typ, flags: netlink.Dump, family: f})
 		}
 		for _, s := range everything(f).Sets {
-			recordReplies(t, c, &lines, "FuzzDecodeElements", query{unix.NFT_MSG_GETSETELEM, netlink.Dump, f, elementList("kube-proxy", s.Name)})
+			recordReplies(t, c, &lines, "FuzzDecodeElements", query{typ: unix.NFT_MSG_GETSETELEM, flags: netlink.Dump, family: f, table: "kube-proxy", attrs: elementList(s.Name)})
 		}
 	}
 	if err := os.WriteFile(kernelReplies, []byte(lines.String()), 0o644); err != nil {
@@ -355,8 +355,7 @@ func FuzzUserdata(f *testing.F) {
 
 // FuzzDecodeObject feeds what no other target decodes: objects, flowtables, notices.
 func FuzzDecodeObject(f *testing.F) {
-	a := start(&Table{Family: FamilyIP}, 64)
-	a.Text(unix.NFTA_OBJ_TABLE, "t")
+	a := start(FamilyIP, "t", 64)
 	a.Text(unix.NFTA_OBJ_NAME, "o")
 	a.Uint32(unix.NFTA_OBJ_TYPE, 1)
 	f.Add([]byte(a))

@@ -16,8 +16,16 @@ func decodeAttributes(data []byte, f func(typ uint16, b []byte) error) error {
 	return netlinkattr.Each(data[nfgenmsgLen:], f)
 }
 
-// start begins a message's data: the nfgenmsg header, which carries the family.
-func start(t *Table, capacity int) netlinkattr.List {
+// attrTable is the attribute with the name of the table. It has the same number in messages of all kinds.
+const attrTable = unix.NFTA_TABLE_NAME
+
+// start begins a message's data: the nfgenmsg header, which carries the family, and the name of the table; none if that
+// is empty.
+func start(family Family, table string, capacity int) netlinkattr.List {
 	a := make(netlinkattr.List, 0, capacity)
-	return append(a, t.Family.nfproto(), unix.NFNETLINK_V0, 0, 0)
+	a = append(a, family.nfproto(), unix.NFNETLINK_V0, 0, 0)
+	if table != "" {
+		a.Text(attrTable, table)
+	}
+	return a
 }

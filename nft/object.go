@@ -31,17 +31,7 @@ const flowtableKind = "flowtable"
 
 // decodeObject decodes an NFT_MSG_NEWOBJ message and returns the table's name too.
 func decodeObject(data []byte) (table string, o Object, err error) {
-	err = decodeAttributes(data, func(typ uint16, b []byte) (err error) {
-		switch typ {
-		case unix.NFTA_OBJ_TABLE:
-			table = netlinkattr.Text(b)
-		case unix.NFTA_OBJ_NAME:
-			o.Name = netlinkattr.Text(b)
-		case unix.NFTA_OBJ_TYPE:
-			o.number, err = netlinkattr.Uint32(b)
-		}
-		return err
-	})
+	table, err = o.decode(data)
 	if err != nil {
 		return "", Object{}, fmt.Errorf("object: %w", err)
 	}
@@ -54,31 +44,36 @@ func decodeObject(data []byte) (table string, o Object, err error) {
 // decodeFlowtable decodes an NFT_MSG_NEWFLOWTABLE message and returns the table's name too.
 func decodeFlowtable(data []byte) (table string, o Object, err error) {
 	o.Kind = flowtableKind
-	err = decodeAttributes(data, func(typ uint16, b []byte) error {
-		switch typ {
-		case nftaFlowtableTable:
-			table = netlinkattr.Text(b)
-		case nftaFlowtableName:
-			o.Name = netlinkattr.Text(b)
-		}
-		return nil
-	})
+	table, err = o.decode(data)
 	if err != nil {
 		return "", Object{}, fmt.Errorf("flowtable: %w", err)
 	}
 	return table, o, nil
 }
 
+// decode takes the attributes of an object's message. A flowtable has the same number for its name, and no type.
+func (o *Object) decode(data []byte) (table string, err error) {
+	err = decodeAttributes(data, func(typ uint16, b []byte) (err error) {
+		switch {
+		case typ == attrTable:
+			table = netlinkattr.Text(b)
+		case typ == unix.NFTA_OBJ_NAME:
+			o.Name = netlinkattr.Text(b)
+		case typ == unix.NFTA_OBJ_TYPE && o.Kind != flowtableKind:
+			o.number, err = netlinkattr.Uint32(b)
+		}
+		return err
+	})
+	return table, err
+}
+
 // deleteObject encodes the deletion of an object.
 func (e *encoder) deleteObject(s Step, a netlinkattr.List) {
+	a.Text(unix.NFTA_OBJ_NAME, s.Object.Name)
 	if s.Object.Kind == flowtableKind {
-		a.Text(nftaFlowtableTable, s.Table.Name)
-		a.Text(nftaFlowtableName, s.Object.Name)
 		e.message(s, nftMsgDelFlowtable, 0, a)
 		return
 	}
-	a.Text(unix.NFTA_OBJ_TABLE, s.Table.Name)
-	a.Text(unix.NFTA_OBJ_NAME, s.Object.Name)
 	a.Uint32(unix.NFTA_OBJ_TYPE, s.Object.number)
 	e.message(s, unix.NFT_MSG_DELOBJ, 0, a)
 }

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/nftproxy/nftproxy/internal/netlinkattr"
 	"golang.org/x/sys/unix"
 )
 
@@ -35,8 +34,9 @@ func (c *Conn) own(t *Table) {
 // socket. It leaves out tables that are gone or belong to somebody else now. The next commit to one of those shows
 // that.
 func (c *Conn) adoptOwned(ctx context.Context) error {
+	ask := func(q query, each func(reply) error) error { return c.socket.ask(ctx, q, each) }
 	for _, t := range c.owned {
-		have, err := c.socket.readHeader(ctx, t.Family, t.Name)
+		have, err := readHeader(ask, t.Family, t.Name)
 		if err != nil {
 			return fmt.Errorf("nft: take over table %s %s with a new socket: %w", t.Family, t.Name, err)
 		}
@@ -102,13 +102,10 @@ func (c *Conn) knowsDestroy(ctx context.Context, tx Transaction) (bool, error) {
 	return known, nil
 }
 
-// readHeader reads a table without its contents; nil if there is none.
-func (s *socket) readHeader(ctx context.Context, family Family, name string) (*Table, error) {
-	var a netlinkattr.List
-	a.Text(unix.NFTA_TABLE_NAME, name)
-	var t *Table
-	err := s.ask(ctx, query{typ: unix.NFT_MSG_GETTABLE, family: family, attrs: a}, func(r reply) (err error) {
-		t, err = decodeTable(r.Data)
+// readHeader reads a table without its contents, with a function that asks the kernel; nil if there is none.
+func readHeader(ask func(query, func(reply) error) error, family Family, name string) (t *Table, err error) {
+	err = ask(query{typ: unix.NFT_MSG_GETTABLE, family: family, table: name}, func(m reply) error {
+		t, err = decodeTable(m.Data)
 		return err
 	})
 	if errors.Is(err, unix.ENOENT) {

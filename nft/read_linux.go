@@ -41,19 +41,12 @@ func (c *Conn) HasTable(ctx context.Context, family Family, name string) (bool, 
 // ReadHeader reads a table without its chains and sets: its comment, its flags and its owner. A table that does not
 // exist is nil without an error.
 func (c *Conn) ReadHeader(ctx context.Context, family Family, name string) (*Table, error) {
-	t, err := c.readHeader(ctx, family, name)
+	r := reader{conn: c, ctx: ctx, family: family, table: name, throughCommits: true}
+	t, err := r.header()
 	if err != nil {
 		return nil, fmt.Errorf("nft: look for table %s %s: %w", family, name, err)
 	}
 	return t, nil
-}
-
-func (c *Conn) readHeader(ctx context.Context, family Family, name string) (t *Table, err error) {
-	err = c.use(ctx, func(s *socket) error {
-		t, err = s.readHeader(ctx, family, name)
-		return err
-	})
-	return t, withPrivilege(err)
 }
 
 // ReadElements returns the elements that a Dynamic set has now, in no order and without a catch-all. Packets add
@@ -94,8 +87,8 @@ func (c *Conn) readElements(ctx context.Context, family Family, table string, s 
 // elements and have others twice. The connection is busy until the loop ends, so the loop's body must not use it.
 func (c *Conn) Elements(ctx context.Context, family Family, table string, s *Set) iter.Seq2[Element, error] {
 	return func(yield func(Element, error) bool) {
-		r := reader{conn: c, ctx: ctx, throughCommits: s.Dynamic}
-		err := r.elements(family, table, s.Name, func(raw *rawElement) error {
+		r := reader{conn: c, ctx: ctx, family: family, table: table, throughCommits: s.Dynamic}
+		err := r.elements(s.Name, func(raw *rawElement) error {
 			if raw.catchAll() {
 				return nil
 			}
@@ -119,8 +112,8 @@ func (c *Conn) Elements(ctx context.Context, family Family, table string, s *Set
 // out, and whole is false. The connection is busy until Counts returns, so each must not use it. A listing takes the
 // kernel time in proportion to the square of the set's length.
 func (c *Conn) Counts(ctx context.Context, family Family, table, set string, each func(key Data, comment string, n Count)) (whole bool, err error) {
-	r := reader{conn: c, ctx: ctx, throughCommits: true}
-	err = r.elements(family, table, set, func(raw *rawElement) error {
+	r := reader{conn: c, ctx: ctx, family: family, table: table, throughCommits: true}
+	err = r.elements(set, func(raw *rawElement) error {
 		if raw.counter.is && !raw.catchAll() {
 			each(pad(Data(raw.key)), string(raw.comment()), raw.counter.Count)
 		}
@@ -137,25 +130,27 @@ var errStopped = errors.New("stopped")
 
 // readTable reads once.
 func (c *Conn) readTable(ctx context.Context, family Family, name string) (*Table, error) {
-	r := reader{conn: c, ctx: ctx}
-	t, err := r.header(family, name)
+	r := reader{conn: c, ctx: ctx, family: family, table: name}
+	t, err := r.header()
 	if err != nil || t == nil {
 		return nil, err
 	}
-	for _, part := range []func(*Table) error{r.setsWithElements, r.objects, r.flowtables, r.chains, r.rules, r.steady} {
+	for _, part := range []func(*Table) error{r.setsWithElements, r.objects, r.flowtables, r.chains, r.rules} {
 		if err := part(t); errors.Is(err, unix.ENOENT) {
 			return nil, ErrGenerationMoved // deleted under our hands
 		} else if err != nil {
 			return nil, err
 		}
 	}
-	return t, nil
+	return t, r.steady()
 }
 
 // reader reads parts of one table, and notices whether somebody commits meanwhile.
 type reader struct {
-	conn *Conn
-	ctx  context.Context
+	conn   *Conn
+	ctx    context.Context
+	family Family
+	table  string
 	// throughCommits continues when somebody commits. Then steady returns the error in the end.
 	throughCommits bool
 	// generation is the lower half of the kernel's generation number in the last answer, and started says that there was
@@ -164,8 +159,9 @@ type reader struct {
 	started, moved bool
 }
 
-// ask asks the kernel, and ends with ErrGenerationMoved as soon as an answer is of another generation.
+// ask asks the kernel about the table, and ends with ErrGenerationMoved as soon as an answer is of another generation.
 func (r *reader) ask(q query, each func(reply) error) error {
+	q.family, q.table = r.family, r.table
 	err := r.conn.ask(r.ctx, q, func(m reply) error {
 		if err := r.note(m); err != nil {
 			return err
@@ -196,9 +192,9 @@ func (r *reader) note(m reply) error {
 }
 
 // steady fails if the generation moved while the table was read.
-func (r *reader) steady(t *Table) error {
+func (r *reader) steady() error {
 	// Every answer has the generation. This one is short.
-	if _, err := r.header(t.Family, t.Name); err != nil {
+	if _, err := r.header(); err != nil {
 		return err
 	}
 	if r.moved {
@@ -208,29 +204,49 @@ func (r *reader) steady(t *Table) error {
 }
 
 // header reads the table without its contents; nil if there is none.
-func (r *reader) header(family Family, name string) (t *Table, err error) {
-	var a netlinkattr.List
-	a.Text(unix.NFTA_TABLE_NAME, name)
-	err = r.ask(query{typ: unix.NFT_MSG_GETTABLE, family: family, attrs: a}, func(m reply) error {
-		t, err = decodeTable(m.Data)
+func (r *reader) header() (*Table, error) { return readHeader(r.ask, r.family, r.table) }
+
+// collect lists what the table has of one kind, and appends it to list.
+func collect[T any](r *reader, typ uint16, list *[]T, decode func(data []byte) (table string, item T, err error)) error {
+	return r.ask(query{typ: typ, flags: netlink.Dump}, func(m reply) error {
+		table, item, err := decode(m.Data)
+		if err == nil && table == r.table {
+			*list = append(*list, item)
+		}
 		return err
 	})
-	if errors.Is(err, unix.ENOENT) {
-		return nil, nil
-	}
-	return t, err
 }
 
 // sets reads the sets without elements.
-func (r *reader) sets(t *Table) error {
-	var a netlinkattr.List
-	a.Text(unix.NFTA_SET_TABLE, t.Name)
-	return r.ask(query{unix.NFT_MSG_GETSET, netlink.Dump, t.Family, a}, func(m reply) error {
-		table, s, err := decodeSet(m.Data)
-		if err == nil && table == t.Name {
-			t.Sets = append(t.Sets, s)
+func (r *reader) sets(t *Table) error { return collect(r, unix.NFT_MSG_GETSET, &t.Sets, decodeSet) }
+
+func (r *reader) objects(t *Table) error {
+	return collect(r, unix.NFT_MSG_GETOBJ, &t.Objects, decodeObject)
+}
+
+func (r *reader) flowtables(t *Table) error {
+	return collect(r, nftMsgGetFlowtable, &t.Objects, decodeFlowtable)
+}
+
+func (r *reader) chains(t *Table) error {
+	err := collect(r, unix.NFT_MSG_GETCHAIN, &t.Chains, decodeChain)
+	SortChains(t.Chains)
+	return err
+}
+
+// rules reads the rules of the table's chains. Its sets and chains must have been read.
+func (r *reader) rules(t *Table) error {
+	index := t.index()
+	find := func(name string) *Set { return index.sets[name] }
+	return r.ask(query{typ: unix.NFT_MSG_GETRULE, flags: netlink.Dump}, func(m reply) error {
+		rule, err := decodeRule(m.Data)
+		if err != nil {
+			return err
 		}
-		return err
+		if chain := index.chains[rule.chain]; rule.table == t.Name && chain != nil {
+			chain.Rules = append(chain.Rules, Rule{Statements: delinearize(t.Family, find, rule.exprs), Comment: rule.comment})
+		}
+		return nil
 	})
 }
 
@@ -245,12 +261,12 @@ func (r *reader) setsWithElements(t *Table) error {
 			return nil
 		}
 		if s.Dynamic {
-			if err := r.element(t, s, Element{Key: CatchAll}, func(data []byte) error { return eachElement(data, put) }); err != nil {
+			if err := r.element(s, Element{Key: CatchAll}, func(data []byte) error { return eachElement(data, put) }); err != nil {
 				return err
 			}
 			continue
 		}
-		if err := r.elements(t.Family, t.Name, s.Name, put); err != nil {
+		if err := r.elements(s.Name, put); err != nil {
 			return err
 		}
 		counted := s.Len()
@@ -278,35 +294,31 @@ func (s *Set) complete(listed int) error {
 }
 
 // elements lists the elements of a set.
-func (r *reader) elements(family Family, table, set string, each func(*rawElement) error) error {
-	return r.elementMessages(family, table, set, func(data []byte) error { return eachElement(data, each) })
+func (r *reader) elements(set string, each func(*rawElement) error) error {
+	return r.elementMessages(set, func(data []byte) error { return eachElement(data, each) })
 }
 
 // elementMessages lists the elements of a set, message by message.
-func (r *reader) elementMessages(family Family, table, set string, each func(data []byte) error) error {
-	return r.ask(query{unix.NFT_MSG_GETSETELEM, netlink.Dump, family, elementList(table, set)}, func(m reply) error {
+func (r *reader) elementMessages(set string, each func(data []byte) error) error {
+	return r.ask(query{typ: unix.NFT_MSG_GETSETELEM, flags: netlink.Dump, attrs: elementList(set)}, func(m reply) error {
 		return each(m.Data)
 	})
 }
 
-// elementList begins a request for elements of a set.
-func elementList(table, set string) netlinkattr.List {
-	var a netlinkattr.List
-	a.Text(unix.NFTA_SET_ELEM_LIST_TABLE, table)
+// elementList begins the attributes of a request for elements of a set.
+func elementList(set string) (a netlinkattr.List) {
 	a.Text(unix.NFTA_SET_ELEM_LIST_SET, set)
 	return a
 }
 
 // element asks for the element with the key of e, without listing the others, and calls each if there is one. In a set
 // with ranges that may be another range.
-func (r *reader) element(t *Table, s *Set, e Element, each func(data []byte) error) error {
-	a := elementList(t.Name, s.Name)
+func (r *reader) element(s *Set, e Element, each func(data []byte) error) error {
+	a := elementList(s.Name)
 	list := a.Begin(unix.NFTA_SET_ELEM_LIST_ELEMENTS)
 	encodeElement(&a, s, s.lengths(), &e, false)
 	a.End(list)
-	err := r.ask(query{typ: unix.NFT_MSG_GETSETELEM, family: t.Family, attrs: a}, func(m reply) error {
-		return each(m.Data)
-	})
+	err := r.ask(query{typ: unix.NFT_MSG_GETSETELEM, attrs: a}, func(m reply) error { return each(m.Data) })
 	if errors.Is(err, unix.ENOENT) || e.Key == CatchAll && errors.Is(err, unix.EINVAL) {
 		return nil // there is none, or the kernel knows no catch-all
 	}
@@ -314,11 +326,10 @@ func (r *reader) element(t *Table, s *Set, e Element, each func(data []byte) err
 }
 
 // count reads how many elements the kernel counts in a set; -1 if it does not say.
-func (r *reader) count(t *Table, s *Set) (n int, err error) {
+func (r *reader) count(s *Set) (n int, err error) {
 	var a netlinkattr.List
-	a.Text(unix.NFTA_SET_TABLE, t.Name)
 	a.Text(unix.NFTA_SET_NAME, s.Name)
-	err = r.ask(query{typ: unix.NFT_MSG_GETSET, family: t.Family, attrs: a}, func(m reply) error {
+	err = r.ask(query{typ: unix.NFT_MSG_GETSET, attrs: a}, func(m reply) error {
 		_, now, err := decodeSet(m.Data)
 		if err == nil {
 			n = now.kernelCount
@@ -326,56 +337,4 @@ func (r *reader) count(t *Table, s *Set) (n int, err error) {
 		return err
 	})
 	return n, err
-}
-
-func (r *reader) objects(t *Table) error {
-	var a netlinkattr.List
-	a.Text(unix.NFTA_OBJ_TABLE, t.Name)
-	return r.appendObjects(t, query{unix.NFT_MSG_GETOBJ, netlink.Dump, t.Family, a}, decodeObject)
-}
-
-func (r *reader) flowtables(t *Table) error {
-	var a netlinkattr.List
-	a.Text(nftaFlowtableTable, t.Name)
-	return r.appendObjects(t, query{nftMsgGetFlowtable, netlink.Dump, t.Family, a}, decodeFlowtable)
-}
-
-func (r *reader) appendObjects(t *Table, q query, decode func([]byte) (string, Object, error)) error {
-	return r.ask(q, func(m reply) error {
-		table, o, err := decode(m.Data)
-		if err == nil && table == t.Name {
-			t.Objects = append(t.Objects, o)
-		}
-		return err
-	})
-}
-
-func (r *reader) chains(t *Table) error {
-	err := r.ask(query{unix.NFT_MSG_GETCHAIN, netlink.Dump, t.Family, nil}, func(m reply) error {
-		table, chain, err := decodeChain(m.Data)
-		if err == nil && table == t.Name {
-			t.Chains = append(t.Chains, chain)
-		}
-		return err
-	})
-	SortChains(t.Chains)
-	return err
-}
-
-// rules reads the rules of the table's chains. Its sets and chains must have been read.
-func (r *reader) rules(t *Table) error {
-	var a netlinkattr.List
-	a.Text(unix.NFTA_RULE_TABLE, t.Name)
-	index := t.index()
-	find := func(name string) *Set { return index.sets[name] }
-	return r.ask(query{unix.NFT_MSG_GETRULE, netlink.Dump, t.Family, a}, func(m reply) error {
-		rule, err := decodeRule(m.Data)
-		if err != nil {
-			return err
-		}
-		if chain := index.chains[rule.chain]; rule.table == t.Name && chain != nil {
-			chain.Rules = append(chain.Rules, Rule{Statements: delinearize(t.Family, find, rule.exprs), Comment: rule.comment})
-		}
-		return nil
-	})
 }

@@ -12,8 +12,7 @@ import (
 
 func (e *encoder) addRules(s Step) error {
 	for i, r := range s.Chain.Rules {
-		a := start(s.Table, 512)
-		a.Text(unix.NFTA_RULE_TABLE, s.Table.Name)
+		a := start(s.Table.Family, s.Table.Name, 512)
 		a.Text(unix.NFTA_RULE_CHAIN, s.Chain.Name)
 		nest := a.Begin(unix.NFTA_RULE_EXPRESSIONS)
 		if err := encodeExpressions(&a, s.Table.Family, r); err != nil {
@@ -72,7 +71,7 @@ func decodeRule(data []byte) (r decodedRule, err error) {
 	}
 	err = decodeAttributes(data, func(typ uint16, b []byte) error {
 		switch typ {
-		case unix.NFTA_RULE_TABLE:
+		case attrTable:
 			r.table = netlinkattr.Text(b)
 		case unix.NFTA_RULE_CHAIN:
 			r.chain = netlinkattr.Text(b)

@@ -17,7 +17,6 @@ func (e *encoder) addSet(s Step, a netlinkattr.List) error {
 	}
 	id := uint32(len(e.setIDs) + 1)
 	e.setIDs[set] = id
-	a.Text(unix.NFTA_SET_TABLE, s.Table.Name)
 	a.Text(unix.NFTA_SET_NAME, set.Name)
 	flags := uint32(0)
 	if set.IsMap() {
@@ -107,7 +106,7 @@ func decodeSet(data []byte) (table string, s *Set, err error) {
 	plain := true
 	err = decodeAttributes(data, func(typ uint16, b []byte) (err error) {
 		switch typ {
-		case unix.NFTA_SET_TABLE:
+		case attrTable:
 			table = netlinkattr.Text(b)
 		case unix.NFTA_SET_NAME:
 			s.Name = netlinkattr.Text(b)

@@ -70,7 +70,7 @@ func (t *Table) flagsText() string {
 // orphan reports whether the table has lost its owner and can be taken over.
 func (t *Table) orphan() bool { return t.Persist && !t.Owner }
 
-// identity is what tells one table from another.
+// identity is what tells one table from another, and one set from others in tables of one name.
 type identity struct {
 	family Family
 	name   string

@@ -9,7 +9,6 @@ import (
 )
 
 func (e *encoder) addTable(s Step, a netlinkattr.List) {
-	a.Text(unix.NFTA_TABLE_NAME, s.Table.Name)
 	a.Uint32(unix.NFTA_TABLE_FLAGS, s.Table.flags())
 	if s.Table.Comment != "" {
 		a.Bytes(nftaTableUserdata, appendUdataString(nil, udataTableComment, s.Table.Comment))
@@ -20,7 +19,6 @@ func (e *encoder) addTable(s Step, a netlinkattr.List) {
 // destroyTable deletes a table that may not be there. Kernels before 6.3 cannot say that; there, adding the table
 // first makes the deletion succeed. On later ones that would fail if the table has flags that it is not added with.
 func (e *encoder) destroyTable(s Step, a netlinkattr.List) {
-	a.Text(unix.NFTA_TABLE_NAME, s.Table.Name)
 	if e.canDestroy {
 		e.message(s, nftMsgDestroyTable, 0, a)
 		return
@@ -34,7 +32,7 @@ func decodeTable(data []byte) (*Table, error) {
 	t := &Table{}
 	err := decodeAttributes(data, func(typ uint16, b []byte) error {
 		switch typ {
-		case unix.NFTA_TABLE_NAME:
+		case attrTable:
 			t.Name = netlinkattr.Text(b)
 		case unix.NFTA_TABLE_FLAGS:
 			flags, err := netlinkattr.Uint32(b)

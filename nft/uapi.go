@@ -54,9 +54,3 @@ const (
 
 	elemCatchAll = 2 // 5.13
 )
-
-// Attributes of flowtables.
-const (
-	nftaFlowtableTable = 1
-	nftaFlowtableName  = 2
-)

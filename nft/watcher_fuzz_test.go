@@ -26,7 +26,7 @@ func FuzzAnnouncements(f *testing.F) {
 	}
 	f.Add([]byte{})
 	f.Fuzz(func(t *testing.T, data []byte) {
-		w := &Watcher{table: "kube-proxy", sets: map[setName]*Set{{FamilyIP, "cluster-ips"}: {Name: "cluster-ips", Key: Concat{IPDaddr}}}}
+		w := &Watcher{table: "kube-proxy", sets: map[identity]*Set{{FamilyIP, "cluster-ips"}: {Name: "cluster-ips", Key: Concat{IPDaddr}}}}
 		for len(data) > 1 {
 			length := min(int(data[0]), len(data)-1)
 			message := data[1 : 1+length]

@@ -32,12 +32,7 @@ type Watcher struct {
 	listener *Listener
 	table    string
 	// sets are those of the tables, without elements. They are needed to print elements and rules.
-	sets map[setName]*Set
-}
-
-type setName struct {
-	family Family
-	name   string
+	sets map[identity]*Set
 }
 
 // watcherBuffer is how many bytes of announcements may wait to be read. An element takes some 150 bytes.
@@ -50,7 +45,7 @@ func (c *Conn) Watch(ctx context.Context, table string) (*Watcher, error) {
 	if err != nil {
 		return nil, err
 	}
-	w := &Watcher{listener: &Listener{socket: s}, table: table, sets: map[setName]*Set{}}
+	w := &Watcher{listener: &Listener{socket: s}, table: table, sets: map[identity]*Set{}}
 	// SO_RCVBUFFORCE goes beyond net.core.rmem_max, which CAP_NET_ADMIN allows.
 	err = s.conn.SetsockoptInt(unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, watcherBuffer)
 	if errors.Is(err, unix.EPERM) {
@@ -71,17 +66,17 @@ func (c *Conn) Watch(ctx context.Context, table string) (*Watcher, error) {
 // readSets reads which sets there are.
 func (w *Watcher) readSets(ctx context.Context, c *Conn) error {
 	for _, family := range Families {
-		r := reader{conn: c, ctx: ctx, throughCommits: true}
-		t, err := r.header(family, w.table)
+		r := reader{conn: c, ctx: ctx, family: family, table: w.table, throughCommits: true}
+		t, err := r.header()
 		if err == nil && t != nil {
 			err = r.sets(t)
 		}
 		if err != nil {
-			return fmt.Errorf("read sets: %w", withPrivilege(err))
+			return fmt.Errorf("read sets: %w", err)
 		}
 		if t != nil {
 			for _, s := range t.Sets {
-				w.sets[setName{family, s.Name}] = s
+				w.sets[identity{family, s.Name}] = s
 			}
 		}
 	}
@@ -137,9 +132,8 @@ func (w *Watcher) announce(r reply, each func(Announcement)) {
 		return
 	}
 	a := Announcement{Deleted: deletions[typ], Family: family, Kind: "unknown"}
-	// Messages of all kinds begin with the name of the table.
 	_ = decodeAttributes(r.Data, func(typ uint16, b []byte) error {
-		if typ == unix.NFTA_TABLE_NAME {
+		if typ == attrTable {
 			a.Table = netlinkattr.Text(b)
 		}
 		return nil
@@ -167,11 +161,11 @@ func (w *Watcher) decode(a *Announcement, typ uint16, data []byte) {
 	case unix.NFT_MSG_NEWSET, unix.NFT_MSG_DELSET:
 		if _, s, err := decodeSet(data); err == nil {
 			a.Kind, a.In = s.Kind(), s.Name
-			w.noteSet(setName{a.Family, s.Name}, s, a.Deleted)
+			w.noteSet(identity{a.Family, s.Name}, s, a.Deleted)
 		}
 	case unix.NFT_MSG_NEWRULE, unix.NFT_MSG_DELRULE:
 		if r, err := decodeRule(data); err == nil {
-			sets := func(name string) *Set { return w.sets[setName{a.Family, name}] }
+			sets := func(name string) *Set { return w.sets[identity{a.Family, name}] }
 			a.Kind, a.In = "rule", r.chain
 			a.What = Rule{Statements: delinearize(a.Family, sets, r.exprs), Comment: r.comment}.String()
 		}
@@ -186,7 +180,7 @@ func (w *Watcher) decode(a *Announcement, typ uint16, data []byte) {
 	}
 }
 
-func (w *Watcher) noteSet(name setName, s *Set, deleted bool) {
+func (w *Watcher) noteSet(name identity, s *Set, deleted bool) {
 	if deleted {
 		delete(w.sets, name)
 	} else {
@@ -201,7 +195,7 @@ func (w *Watcher) announceElements(data []byte, a Announcement, each func(Announ
 		}
 		return nil
 	})
-	set := w.sets[setName{a.Family, a.In}]
+	set := w.sets[identity{a.Family, a.In}]
 	err := eachElement(data, func(r *rawElement) error {
 		a.Kind = "element"
 		if set != nil {
