@@ -91,17 +91,19 @@ func (l *Listener) membership(option int, what string) error {
 
 // Next waits for the next commit. It ends with ctx's error when ctx is done, and with net.ErrClosed after Close. After
 // any other error the listener is unusable: close it and open another.
-func (l *Listener) Next(ctx context.Context) (Notice, error) {
+func (l *Listener) Next(ctx context.Context) (Notice, error) { return l.next(ctx, func(reply) {}) }
+
+// next is Next, and calls other for each message that is not a notice.
+func (l *Listener) next(ctx context.Context, other func(reply)) (n Notice, err error) {
 	defer l.socket.interruptible(ctx)()
-	for {
-		var n Notice
-		heard := false
+	for ended := false; !ended; {
 		err := l.socket.receiveUntil(ctx, noDeadline, func(r reply) error {
-			if r.Type != unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_NEWGEN {
-				return nil
+			if r.Type == unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_NEWGEN {
+				ended = true
+				return decodeAttributes(r.Data, n.take)
 			}
-			heard = true
-			return decodeAttributes(r.Data, n.take)
+			other(r)
+			return nil
 		})
 		switch {
 		case err != nil && l.closed.Load():
@@ -110,10 +112,9 @@ func (l *Listener) Next(ctx context.Context) (Notice, error) {
 			return Notice{Lost: true}, nil
 		case err != nil:
 			return Notice{}, fmt.Errorf("nft: wait for a commit: %w", err)
-		case heard:
-			return n, nil
 		}
 	}
+	return n, nil
 }
 
 func (n *Notice) take(typ uint16, b []byte) (err error) {

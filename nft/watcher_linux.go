@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 
 	"github.com/nftproxy/nftproxy/internal/netlinkattr"
 	"golang.org/x/sys/unix"
@@ -88,28 +87,7 @@ func (w *Watcher) readSets(ctx context.Context, c *Conn) error {
 // and ip6 are left out. If the Notice is Lost, parts of some commits were lost. Next ends with ctx's error when ctx is
 // done, and with net.ErrClosed after Close.
 func (w *Watcher) Next(ctx context.Context, each func(Announcement)) (Notice, error) {
-	l := w.listener
-	defer l.socket.interruptible(ctx)()
-	var n Notice
-	for ended := false; !ended; {
-		err := l.socket.receiveUntil(ctx, noDeadline, func(r reply) error {
-			if r.Type == unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_NEWGEN {
-				ended = true
-				return decodeAttributes(r.Data, n.take)
-			}
-			w.announce(r, each)
-			return nil
-		})
-		switch {
-		case err != nil && l.closed.Load():
-			return Notice{}, fmt.Errorf("nft: wait for a commit: %w", net.ErrClosed)
-		case errors.Is(err, unix.ENOBUFS):
-			return Notice{Lost: true}, nil
-		case err != nil:
-			return Notice{}, fmt.Errorf("nft: wait for a commit: %w", err)
-		}
-	}
-	return n, nil
+	return w.listener.next(ctx, func(r reply) { w.announce(r, each) })
 }
 
 // Close closes the watcher. A Next that waits ends with net.ErrClosed.
