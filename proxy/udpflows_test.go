@@ -182,7 +182,7 @@ func TestUDPFlowsPending(t *testing.T) {
 				u.apply(rules, c)
 			}
 		}
-		if n := len(u.ports) + len(u.serving) + len(u.pending[model.IPv4]); n != 0 {
+		if n := len(u.ports) + len(u.families[model.IPv4].serving) + len(u.families[model.IPv4].pending); n != 0 {
 			t.Errorf("%d things are known of Services that are gone", n)
 		}
 	})
