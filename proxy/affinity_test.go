@@ -227,7 +227,7 @@ func testReconcilerStops(t *testing.T) {
 	stop()
 	for range 20 { // run may notice before it begins
 		c.backend.affinity.restore = true
-		c.backend.affinity.signal()
+		c.backend.affinity.wake.signal()
 		if err := c.backend.affinity.run(ctx); err != nil {
 			t.Error(err)
 		}

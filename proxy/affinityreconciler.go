@@ -31,8 +31,8 @@ type affinityReconciler struct {
 	backend *Backend
 	// conn reads the maps. It is open while run runs.
 	conn *nft.Conn
-	// wake has room for one value. Syncs send one.
-	wake chan struct{}
+	// wake is signalled by Syncs.
+	wake wakeup
 	// restore says that clients were lost, which are to be restored from conntrack. Backend.mu guards it.
 	restore bool
 	// late holds the maps to read again: because packets may have been under way when the endpoint went, or because
@@ -53,14 +53,7 @@ type lateLook struct {
 }
 
 func newAffinityReconciler(b *Backend) *affinityReconciler {
-	return &affinityReconciler{backend: b, wake: make(chan struct{}, 1), late: map[mapID]lateLook{}, retry: lateDelay}
-}
-
-func (r *affinityReconciler) signal() {
-	select {
-	case r.wake <- struct{}{}:
-	default:
-	}
+	return &affinityReconciler{backend: b, wake: newWakeup(), late: map[mapID]lateLook{}, retry: lateDelay}
 }
 
 // run works until ctx ends. It returns an error if it cannot open a connection.

@@ -38,8 +38,8 @@ type Backend struct {
 	listener *nft.Listener
 	// checkInterval is CheckInterval, and copyTime is affinityCopyTime; tests change them.
 	checkInterval, copyTime time.Duration
-	// noticed has room for one value. A value says that somebody else may have committed, and starts a check.
-	noticed chan struct{}
+	// noticed starts a check, because somebody else may have committed.
+	noticed wakeup
 	// foreign is the last commit by somebody else that was heard of; nil for none.
 	foreign atomic.Pointer[nft.Notice]
 	// conntrack lists the connections from which lost affinity is restored; nil for none.
@@ -60,7 +60,7 @@ func NewBackend(conn *nft.Conn, config compiler.Config, hooks Hooks) (*Backend, 
 	if err != nil {
 		return nil, err
 	}
-	b := &Backend{conn: conn, reader: reader, compiler: c, hooks: hooks, checkInterval: CheckInterval, copyTime: affinityCopyTime, noticed: make(chan struct{}, 1)}
+	b := &Backend{conn: conn, reader: reader, compiler: c, hooks: hooks, checkInterval: CheckInterval, copyTime: affinityCopyTime, noticed: newWakeup()}
 	b.affinity = newAffinityReconciler(b)
 	return b, nil
 }
@@ -107,7 +107,7 @@ func (b *Backend) Sync(ctx context.Context, changes *model.Changes) error {
 	if b.flows != nil {
 		b.flows.note(b.compiler, changes) // after the commit, because the old rules could create a removed flow again
 	}
-	b.affinity.signal()
+	b.affinity.wake.signal()
 	return nil
 }
 

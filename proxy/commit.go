@@ -77,15 +77,7 @@ func (b *Backend) commitWithoutNotice(ctx context.Context, tx nft.Transaction) (
 		return stats, err // the next check asks for the generation number
 	}
 	if now, failed := b.conn.Generation(ctx); failed != nil || now != b.generation+1 {
-		b.notice()
+		b.noticed.signal()
 	}
 	return stats, err
-}
-
-// notice starts the next check at once.
-func (b *Backend) notice() {
-	select {
-	case b.noticed <- struct{}{}:
-	default:
-	}
 }

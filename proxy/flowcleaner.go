@@ -16,12 +16,8 @@ import (
 	"k8s.io/klog/v2"
 )
 
-const (
-	// firstFlowRetry is how long Run waits after a search that failed. It doubles with each failure, up to
-	// lastFlowRetry.
-	firstFlowRetry = 100 * time.Millisecond
-	lastFlowRetry  = 30 * time.Second
-)
+// firstFlowRetry is how long Run waits after a search that failed. It doubles with each failure, up to maxRetryDelay.
+const firstFlowRetry = 100 * time.Millisecond
 
 // FlowCleaner removes entries from the connection tracking table: stale UDP flows, so that the client's next packet
 // goes to an endpoint that serves, and connections that began while there were no rules. Syncs only note the frontends
@@ -36,8 +32,8 @@ type FlowCleaner struct {
 	// gaps counts how often connections may have begun without rules: before the first Sync and before each repair.
 	// gapsSearched is the count at the last search for them that succeeded.
 	gaps, gapsSearched atomic.Uint32
-	// wake has room for one value, so that many Syncs cause one search.
-	wake chan struct{}
+	// wake starts a search.
+	wake wakeup
 	// searching is held during a search.
 	searching sync.Mutex
 }
@@ -54,13 +50,13 @@ func NewFlowCleaner(netNS int, onSearch func(model.Family, conntrack.Stats, erro
 	if onSearch == nil {
 		onSearch = func(model.Family, conntrack.Stats, error) {}
 	}
-	return &FlowCleaner{netNS: netNS, table: table, onSearch: onSearch, flows: newUDPFlows(), wake: make(chan struct{}, 1)}, nil
+	return &FlowCleaner{netNS: netNS, table: table, onSearch: onSearch, flows: newUDPFlows(), wake: newWakeup()}, nil
 }
 
 // note records the changes that a Sync has committed. Those of a failed Sync come again with the next (model.Backend).
 func (c *FlowCleaner) note(rules *compiler.Compiler, changes *model.Changes) {
 	if c.flows.apply(rules, changes) || c.gaps.Load() != c.gapsSearched.Load() {
-		c.signal()
+		c.wake.signal()
 	}
 }
 
@@ -68,18 +64,11 @@ func (c *FlowCleaner) note(rules *compiler.Compiler, changes *model.Changes) {
 func (c *FlowCleaner) repaired() {
 	c.flows.lookAtAll()
 	c.begun()
-	c.signal()
+	c.wake.signal()
 }
 
 // begun makes the next search look for untranslated connections, because there may have been no rules until now.
 func (c *FlowCleaner) begun() { c.gaps.Add(1) }
-
-func (c *FlowCleaner) signal() {
-	select {
-	case c.wake <- struct{}{}:
-	default:
-	}
-}
 
 // Run searches after each Sync that noted something, until ctx ends. After a failure it tries again with back-off; new
 // changes do not wait for that. After a search it rests for as long as the search took. It logs the first of several
@@ -106,21 +95,14 @@ func (c *FlowCleaner) Run(ctx context.Context) {
 			if wait == 0 {
 				logger.Error(err, "Cannot remove all stale UDP flows, trying again; this is logged once")
 			}
-			wait = min(max(2*wait, firstFlowRetry), lastFlowRetry)
+			wait = min(max(2*wait, firstFlowRetry), maxRetryDelay)
 			retry.Reset(wait)
 		case wait > 0:
 			logger.Info("Stale UDP flows can be removed again")
 			wait = 0
 			retry.Stop()
 		}
-		rest(ctx, time.Since(begin))
-	}
-}
-
-func rest(ctx context.Context, d time.Duration) {
-	select {
-	case <-ctx.Done():
-	case <-time.After(d):
+		sleep(ctx, time.Since(begin))
 	}
 }
 

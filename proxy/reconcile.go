@@ -96,6 +96,6 @@ func (b *Backend) replace(ctx context.Context, do func(context.Context, nft.Tran
 	if err := do(ctx, tx); err != nil {
 		return fmt.Errorf("program the rules: %w", err)
 	}
-	b.affinity.signal()
+	b.affinity.wake.signal()
 	return nil
 }

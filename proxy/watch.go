@@ -16,8 +16,7 @@ const (
 	CheckInterval = time.Second
 	// compareShare limits comparisons to one part in this many of the time.
 	compareShare = 20
-	// maxRetryDelay bounds the delay between tries after failures. The first delay is CheckInterval, and each one is
-	// twice as long as the one before.
+	// maxRetryDelay bounds the delay between tries after failures. Each delay is twice as long as the one before.
 	maxRetryDelay = 30 * time.Second
 )
 
@@ -49,16 +48,7 @@ func (b *Backend) Watch(ctx context.Context) {
 	_ = group.Wait()
 }
 
-func sleep(ctx context.Context, d time.Duration) {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-ctx.Done():
-	case <-timer.C:
-	}
-}
-
-// listen calls notice whenever somebody else commits.
+// listen starts a check whenever somebody else commits.
 func (b *Backend) listen(ctx context.Context) error {
 	listener, err := b.conn.Listen()
 	if err != nil {
@@ -75,7 +65,7 @@ func (b *Backend) listen(ctx context.Context) error {
 			return err
 		}
 		b.foreign.Store(&heard)
-		b.notice()
+		b.noticed.signal()
 	}
 }
 
