@@ -10,15 +10,13 @@ import (
 
 // Present returns the names of the tables that Cleanup would remove, such as "ip kube-proxy", sorted.
 func Present(ctx context.Context, conn *nft.Conn) ([]string, error) {
+	tx, err := removal(ctx, conn, compiler.TableName, compiler.StandInName)
+	if err != nil {
+		return nil, err
+	}
 	var tables []string
-	for _, name := range []string{compiler.TableName, compiler.StandInName} {
-		there, err := familiesWith(ctx, conn, name)
-		if err != nil {
-			return nil, err
-		}
-		for _, family := range there {
-			tables = append(tables, family.String()+" "+name)
-		}
+	for _, step := range tx.Steps {
+		tables = append(tables, step.Table.Family.String()+" "+step.Table.Name)
 	}
 	slices.Sort(tables)
 	return tables, nil
@@ -27,18 +25,26 @@ func Present(ctx context.Context, conn *nft.Conn) ([]string, error) {
 // Cleanup removes the tables of both families and the stand-ins in one transaction, whoever made them. It succeeds if
 // there are none.
 func Cleanup(ctx context.Context, conn *nft.Conn) error {
-	var tx nft.Transaction
-	for _, name := range []string{compiler.TableName, compiler.StandInName} {
+	tx, err := removal(ctx, conn, compiler.TableName, compiler.StandInName)
+	if err != nil {
+		return err
+	}
+	_, err = conn.Commit(ctx, tx)
+	return err
+}
+
+// removal returns the transaction that removes the tables of these names.
+func removal(ctx context.Context, conn *nft.Conn, names ...string) (tx nft.Transaction, err error) {
+	for _, name := range names {
 		there, err := familiesWith(ctx, conn, name)
 		if err != nil {
-			return err
+			return tx, err
 		}
 		for _, family := range there {
 			tx.Append(nft.Remove(family, name))
 		}
 	}
-	_, err := conn.Commit(ctx, tx)
-	return err
+	return tx, nil
 }
 
 // familiesWith returns the families that have a table of that name.

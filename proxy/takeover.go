@@ -58,13 +58,9 @@ func (b *Backend) standIns() (tx nft.Transaction) {
 
 // removeStandIns removes the stand-ins, also those of an earlier process that ended too soon.
 func (b *Backend) removeStandIns(ctx context.Context) error {
-	there, err := familiesWith(ctx, b.conn, compiler.StandInName)
+	tx, err := removal(ctx, b.conn, compiler.StandInName)
 	if err != nil {
 		return err
-	}
-	var tx nft.Transaction
-	for _, family := range there {
-		tx.Append(nft.Remove(family, compiler.StandInName))
 	}
 	return b.commit(ctx, tx)
 }
