@@ -5,75 +5,67 @@ import "github.com/nftproxy/nftproxy/nft"
 // meanwhile records the objects and elements that were committed while a comparison with the kernel ran. Differences in
 // them are ignored: the comparison may have read them before the commit or after it. A nil *meanwhile records nothing.
 type meanwhile struct {
-	elements map[elementID]bool
-	// objects holds chains and sets.
-	objects map[objectID]bool
-	// all says that a table was replaced, or that more than maxMeanwhile elements were changed.
+	changed map[changeID]bool
+	// all says that a table was replaced, or that more than maxMeanwhile objects and elements were changed.
 	all bool
 }
 
-type objectID struct {
-	family nft.Family
-	kind   string
-	name   string
+// changeID identifies a chain, a set or, with its key, an element of a set.
+type changeID struct {
+	family  nft.Family
+	isChain bool
+	name    string
+	key     nft.Data
 }
 
-type elementID struct {
-	family nft.Family
-	set    string
-	key    nft.Data
+// changedBy identifies the chain or the set of a step.
+func changedBy(s nft.Step) changeID {
+	if s.Chain != nil {
+		return changeID{family: s.Table.Family, isChain: true, name: s.Chain.Name}
+	}
+	return changeID{family: s.Table.Family, name: s.Set.Name}
 }
 
-// maxMeanwhile bounds how many elements are noted.
+// maxMeanwhile bounds how many objects and elements are noted.
 const maxMeanwhile = 100_000
 
-func newMeanwhile() *meanwhile {
-	return &meanwhile{elements: map[elementID]bool{}, objects: map[objectID]bool{}}
-}
+func newMeanwhile() *meanwhile { return &meanwhile{changed: map[changeID]bool{}} }
 
 func (m *meanwhile) note(tx nft.Transaction) {
 	if m == nil {
 		return
 	}
 	for _, s := range tx.Steps {
-		switch {
-		case s.Chain != nil || s.Set != nil && s.Len() == 0:
-			m.objects[objectOf(s)] = true
-		case s.Set != nil:
-			m.noteElements(s)
-		default:
+		if s.Chain == nil && s.Set == nil || len(m.changed)+s.Len() > maxMeanwhile {
 			m.all = true
+			return
+		}
+		id := changedBy(s)
+		if s.Len() == 0 {
+			m.changed[id] = true
+		}
+		for e := range s.EachElement() {
+			id.key = e.Key
+			m.changed[id] = true
 		}
 	}
-}
-
-func (m *meanwhile) noteElements(s nft.Step) {
-	if len(m.elements)+s.Len() > maxMeanwhile {
-		m.all = true
-		return
-	}
-	for e := range s.EachElement() {
-		m.elements[elementID{s.Table.Family, s.Set.Name, e.Key}] = true
-	}
-}
-
-func objectOf(s nft.Step) objectID {
-	if s.Chain != nil {
-		return objectID{s.Table.Family, "chain", s.Chain.Name}
-	}
-	return objectID{s.Table.Family, "set", s.Set.Name}
 }
 
 // without returns a transaction without the steps and elements on objects and elements that were noted.
 func (m *meanwhile) without(tx nft.Transaction) (rest nft.Transaction) {
 	for _, s := range tx.Steps {
-		if (s.Chain != nil || s.Set != nil) && m.objects[objectOf(s)] {
+		if s.Chain == nil && s.Set == nil {
+			rest.Steps = append(rest.Steps, s)
+			continue
+		}
+		id := changedBy(s)
+		if m.changed[id] {
 			continue
 		}
 		if s.Len() > 0 {
 			var elements []nft.Element
 			for e := range s.EachElement() {
-				if !m.elements[elementID{s.Table.Family, s.Set.Name, e.Key}] {
+				if id.key = e.Key; !m.changed[id] {
 					elements = append(elements, e)
 				}
 			}
