@@ -3,21 +3,13 @@ package metrics
 import (
 	"time"
 
-	"k8s.io/component-base/metrics"
-
 	"github.com/nftproxy/nftproxy/model"
 )
 
 var (
 	conntrackDuration = newFamilyDuration("conntrack_reconciler_sync_duration_seconds", "Seconds that it took to find and delete stale connection tracking entries")
-	conntrackDeleted  = metrics.NewCounterVec(&metrics.CounterOpts{
-		Subsystem: subsystem, Name: "conntrack_reconciler_deleted_entries_total",
-		Help: "Stale connection tracking entries that were deleted", StabilityLevel: metrics.ALPHA,
-	}, []string{ipFamily})
-	conntrackFailures = metrics.NewCounterVec(&metrics.CounterOpts{
-		Subsystem: subsystem, Name: "conntrack_reconciler_failures_total",
-		Help: "Searches for stale connection tracking entries that failed, or left entries that the kernel refused to delete; each is tried again", StabilityLevel: metrics.ALPHA,
-	}, []string{ipFamily})
+	conntrackDeleted  = newCounterVec("conntrack_reconciler_deleted_entries_total", "Stale connection tracking entries that were deleted", ipFamily)
+	conntrackFailures = newCounterVec("conntrack_reconciler_failures_total", "Searches for stale connection tracking entries that failed, or left entries that the kernel refused to delete; each is tried again", ipFamily)
 )
 
 // ObserveConntrack records a search for stale entries of a family in the connection tracking table.

@@ -1,24 +1,11 @@
 package metrics
 
-import (
-	"strconv"
-
-	"k8s.io/component-base/metrics"
-)
+import "strconv"
 
 var (
-	healthz = metrics.NewCounterVec(&metrics.CounterOpts{
-		Subsystem: subsystem, Name: "proxy_healthz_total",
-		Help: "Answers of /healthz by HTTP status code", StabilityLevel: metrics.ALPHA,
-	}, []string{"code"})
-	livez = metrics.NewCounterVec(&metrics.CounterOpts{
-		Subsystem: subsystem, Name: "proxy_livez_total",
-		Help: "Answers of /livez by HTTP status code", StabilityLevel: metrics.ALPHA,
-	}, []string{"code"})
-	serviceHealthPorts = metrics.NewGaugeVec(&metrics.GaugeOpts{
-		Subsystem: subsystem, Name: "service_health_ports",
-		Help: "Services' healthCheckNodePorts, one for each IP family, by state: listening, or failing to listen", StabilityLevel: metrics.ALPHA,
-	}, []string{"state"})
+	healthz            = newCounterVec("proxy_healthz_total", "Answers of /healthz by HTTP status code", "code")
+	livez              = newCounterVec("proxy_livez_total", "Answers of /livez by HTTP status code", "code")
+	serviceHealthPorts = newGaugeVec("service_health_ports", "Services' healthCheckNodePorts, one for each IP family, by state: listening, or failing to listen", "state")
 )
 
 // CountHealthz counts an answer of /healthz (health.Options.OnHealthz).

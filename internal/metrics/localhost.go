@@ -1,20 +1,10 @@
 package metrics
 
-import (
-	"k8s.io/component-base/metrics"
-
-	"github.com/nftproxy/nftproxy/model"
-)
+import "github.com/nftproxy/nftproxy/model"
 
 var (
-	localhostListeners = metrics.NewGaugeVec(&metrics.GaugeOpts{
-		Subsystem: subsystem, Name: "nftables_localhost_nodeport_listeners",
-		Help: "Sockets that serve node ports on loopback addresses", StabilityLevel: metrics.ALPHA,
-	}, []string{ipFamily})
-	localhostListenFailures = metrics.NewCounterVec(&metrics.CounterOpts{
-		Subsystem: subsystem, Name: "nftables_localhost_nodeport_listener_creation_failures_total",
-		Help: "Failures to listen for a node port on a loopback address", StabilityLevel: metrics.ALPHA,
-	}, []string{ipFamily})
+	localhostListeners      = newGaugeVec("nftables_localhost_nodeport_listeners", "Sockets that serve node ports on loopback addresses", ipFamily)
+	localhostListenFailures = newCounterVec("nftables_localhost_nodeport_listener_creation_failures_total", "Failures to listen for a node port on a loopback address", ipFamily)
 )
 
 // SetLocalhostListeners records how many sockets serve node ports on loopback addresses of a family.

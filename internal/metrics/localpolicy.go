@@ -1,15 +1,8 @@
 package metrics
 
-import (
-	"k8s.io/component-base/metrics"
+import "github.com/nftproxy/nftproxy/model"
 
-	"github.com/nftproxy/nftproxy/model"
-)
-
-var noLocalEndpoints = metrics.NewGaugeVec(&metrics.GaugeOpts{
-	Subsystem: subsystem, Name: "sync_proxy_rules_no_local_endpoints_total",
-	Help: "Service ports with traffic policy Local that have endpoints, but none on this node", StabilityLevel: metrics.ALPHA,
-}, []string{"traffic_policy", ipFamily})
+var noLocalEndpoints = newGaugeVec("sync_proxy_rules_no_local_endpoints_total", "Service ports with traffic policy Local that have endpoints, but none on this node", "traffic_policy", ipFamily)
 
 // unserved holds the ports that drop traffic under policy Local for want of a local
 // endpoint: what noLocalEndpoints counts.

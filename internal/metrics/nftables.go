@@ -17,34 +17,19 @@ var (
 	commitElements = newCommitSize("nftables_commit_elements", "Elements added and deleted by a transaction that the kernel applied", 1)
 	commitChains   = newCommitSize("nftables_commit_chains", "Chains added, rewritten and deleted by a transaction that the kernel applied", 1)
 
-	foreignChanges = metrics.NewCounter(&metrics.CounterOpts{
-		Subsystem: subsystem, Name: "nftables_foreign_changes_total",
-		Help: "Foreign changes found in the proxy's tables", StabilityLevel: metrics.ALPHA,
-	})
-	repairs = metrics.NewCounter(&metrics.CounterOpts{
-		Subsystem: subsystem, Name: "nftables_foreign_changes_repaired_total",
-		Help: "Repairs of the proxy's tables, after a foreign change or after a commit that failed", StabilityLevel: metrics.ALPHA,
-	})
-	divergedTables = metrics.NewGauge(&metrics.GaugeOpts{
-		Subsystem: subsystem, Name: "nftables_diverged",
-		Help: "1 while the proxy's tables differ from the wanted ones and the kernel refuses the repair, else 0", StabilityLevel: metrics.ALPHA,
-	})
+	foreignChanges = newCounter("nftables_foreign_changes_total", "Foreign changes found in the proxy's tables")
+	repairs        = newCounter("nftables_foreign_changes_repaired_total", "Repairs of the proxy's tables, after a foreign change or after a commit that failed")
+	divergedTables = newGauge("nftables_diverged", "1 while the proxy's tables differ from the wanted ones and the kernel refuses the repair, else 0")
 )
 
 // newPhaseDuration has buckets from 0.1 ms to 13 s.
 func newPhaseDuration(name, help string) *metrics.Histogram {
-	return metrics.NewHistogram(&metrics.HistogramOpts{
-		Subsystem: subsystem, Name: name, Help: help,
-		Buckets: metrics.ExponentialBuckets(0.0001, 2, 18), StabilityLevel: metrics.ALPHA,
-	})
+	return newHistogram(name, help, metrics.ExponentialBuckets(0.0001, 2, 18))
 }
 
 // newCommitSize has ten buckets, from smallest up, each four times the one before.
 func newCommitSize(name, help string, smallest float64) *metrics.Histogram {
-	return metrics.NewHistogram(&metrics.HistogramOpts{
-		Subsystem: subsystem, Name: name, Help: help,
-		Buckets: metrics.ExponentialBuckets(smallest, 4, 10), StabilityLevel: metrics.ALPHA,
-	})
+	return newHistogram(name, help, metrics.ExponentialBuckets(smallest, 4, 10))
 }
 
 // ObserveCompile records the time that a sync took to compute its transaction.
@@ -66,10 +51,4 @@ func CountForeignChange() { foreignChanges.Inc() }
 func CountRepair() { repairs.Inc() }
 
 // SetDiverged says whether the kernel refuses to have the tables repaired.
-func SetDiverged(yes bool) {
-	if yes {
-		divergedTables.Set(1)
-	} else {
-		divergedTables.Set(0)
-	}
-}
+func SetDiverged(yes bool) { divergedTables.Set(oneIf(yes)) }

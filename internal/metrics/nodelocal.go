@@ -1,32 +1,18 @@
 package metrics
 
 import (
+	"strconv"
 	"time"
 
 	"k8s.io/component-base/metrics"
 )
 
 var (
-	nodeLocalWatchers = metrics.NewGauge(&metrics.GaugeOpts{
-		Subsystem: subsystem, Name: "node_local_watchers",
-		Help: "Streams of the node-local API that this process serves", StabilityLevel: metrics.ALPHA,
-	})
-	nodeLocalBatches = metrics.NewCounterVec(&metrics.CounterOpts{
-		Subsystem: subsystem, Name: "node_local_batches_total",
-		Help: "Batches sent to clients of the node-local API, by whether they were the full state", StabilityLevel: metrics.ALPHA,
-	}, []string{"full"})
-	nodeLocalBytes = metrics.NewCounter(&metrics.CounterOpts{
-		Subsystem: subsystem, Name: "node_local_sent_bytes_total",
-		Help: "Bytes of batches sent to clients of the node-local API", StabilityLevel: metrics.ALPHA,
-	})
-	nodeLocalLag = metrics.NewHistogram(&metrics.HistogramOpts{
-		Subsystem: subsystem, Name: "node_local_lag_seconds",
-		Help: "Time from the first change in a batch until the batch was sent", Buckets: metrics.ExponentialBuckets(0.001, 2, 16), StabilityLevel: metrics.ALPHA,
-	})
-	nodeLocalRefused = metrics.NewCounterVec(&metrics.CounterOpts{
-		Subsystem: subsystem, Name: "node_local_refused_total",
-		Help: "Calls of the node-local API that were refused or ended: the node is invalid or not served, there are too many streams, the client stalled", StabilityLevel: metrics.ALPHA,
-	}, []string{"reason"})
+	nodeLocalWatchers = newGauge("node_local_watchers", "Streams of the node-local API that this process serves")
+	nodeLocalBatches  = newCounterVec("node_local_batches_total", "Batches sent to clients of the node-local API, by whether they were the full state", "full")
+	nodeLocalBytes    = newCounter("node_local_sent_bytes_total", "Bytes of batches sent to clients of the node-local API")
+	nodeLocalLag      = newHistogram("node_local_lag_seconds", "Time from the first change in a batch until the batch was sent", metrics.ExponentialBuckets(0.001, 2, 16))
+	nodeLocalRefused  = newCounterVec("node_local_refused_total", "Calls of the node-local API that were refused or ended: the node is invalid or not served, there are too many streams, the client stalled", "reason")
 )
 
 func startNodeLocalAtZero() {
@@ -40,11 +26,7 @@ func SetNodeLocalWatchers(n int) { nodeLocalWatchers.Set(float64(n)) }
 
 // ObserveNodeLocalBatch records a batch that was sent (server.Hooks.OnBatch).
 func ObserveNodeLocalBatch(full bool, bytes int, lag time.Duration) {
-	label := "false"
-	if full {
-		label = "true"
-	}
-	nodeLocalBatches.WithLabelValues(label).Inc()
+	nodeLocalBatches.WithLabelValues(strconv.FormatBool(full)).Inc()
 	nodeLocalBytes.Add(float64(bytes))
 	if lag > 0 {
 		nodeLocalLag.Observe(lag.Seconds())

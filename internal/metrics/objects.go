@@ -9,21 +9,14 @@ import (
 )
 
 var (
-	serviceChanges         = newTrackerDesc("sync_proxy_rules_service_changes_total", "Services that were reported as added, changed or deleted")
-	serviceChangesPending  = newTrackerDesc("sync_proxy_rules_service_changes_pending", "Changes of Services that no sync has taken up yet")
-	endpointChanges        = newTrackerDesc("sync_proxy_rules_endpoint_changes_total", "EndpointSlices that were reported as added, changed or deleted")
-	endpointChangesPending = newTrackerDesc("sync_proxy_rules_endpoint_changes_pending", "Changes of EndpointSlices that no sync has taken up yet")
-	unguardedServices      = newTrackerDesc("unguarded_load_balancer_services", "Services with loadBalancerSourceRanges and load balancer IPs of an IP family that everybody may dial nevertheless")
+	serviceChanges         = newDesc("sync_proxy_rules_service_changes_total", "Services that were reported as added, changed or deleted")
+	serviceChangesPending  = newDesc("sync_proxy_rules_service_changes_pending", "Changes of Services that no sync has taken up yet")
+	endpointChanges        = newDesc("sync_proxy_rules_endpoint_changes_total", "EndpointSlices that were reported as added, changed or deleted")
+	endpointChangesPending = newDesc("sync_proxy_rules_endpoint_changes_pending", "Changes of EndpointSlices that no sync has taken up yet")
+	unguardedServices      = newDesc("unguarded_load_balancer_services", "Services with loadBalancerSourceRanges and load balancer IPs of an IP family that everybody may dial nevertheless")
 
-	skippedObjects = metrics.NewCounterVec(&metrics.CounterOpts{
-		Subsystem: subsystem, Name: "skipped_objects_total",
-		Help: "Objects, or parts of them, that were skipped because they are invalid", StabilityLevel: metrics.ALPHA,
-	}, []string{"kind", "reason"})
+	skippedObjects = newCounterVec("skipped_objects_total", "Objects, or parts of them, that were skipped because they are invalid", "kind", "reason")
 )
-
-func newTrackerDesc(name, help string) *metrics.Desc {
-	return metrics.NewDesc(metrics.BuildFQName("", subsystem, name), help, nil, nil, metrics.ALPHA, "")
-}
 
 // CountSkip counts what was left out of an object (tracker.Options.OnSkip).
 func CountSkip(kind, reason string) { skippedObjects.WithLabelValues(kind, reason).Inc() }

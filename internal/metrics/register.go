@@ -18,10 +18,8 @@ import (
 	"github.com/nftproxy/nftproxy/model"
 )
 
-const (
-	subsystem = "kubeproxy"
-	ipFamily  = "ip_family"
-)
+// ipFamily is the label with the IP family.
+const ipFamily = "ip_family"
 
 var register sync.Once
 

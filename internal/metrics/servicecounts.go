@@ -10,11 +10,11 @@ import (
 var (
 	serviceConnections   = newServiceDesc("nftables_service_connections_total", "Connections that were sent to an endpoint, by Service port; without labels, those of all Service ports beyond the first 1000")
 	serviceBytes         = newServiceDesc("nftables_service_bytes_total", "Bytes of connections to Services in both directions, by Service port; without labels, those of all Service ports beyond the first 1000")
-	serviceCountsTooMany = metrics.NewDesc(metrics.BuildFQName("", subsystem, "nftables_service_counters_unread"), "Sets whose counters are not read, because they have too many elements", nil, nil, metrics.ALPHA, "")
+	serviceCountsTooMany = newDesc("nftables_service_counters_unread", "Sets whose counters are not read, because they have too many elements")
 )
 
 func newServiceDesc(name, help string) *metrics.Desc {
-	return metrics.NewDesc(metrics.BuildFQName("", subsystem, name), help, []string{"namespace", "service", "port"}, nil, metrics.ALPHA, "")
+	return newDesc(name, help, "namespace", "service", "port")
 }
 
 // ServiceCounts says what was counted. proxy.ServiceCounts has it.

@@ -14,40 +14,22 @@ var (
 	fullSyncDuration    = newFamilyDuration("sync_full_proxy_rules_duration_seconds", "Seconds that a full sync took, such as the first one")
 	partialSyncDuration = newFamilyDuration("sync_partial_proxy_rules_duration_seconds", "Seconds that a sync took that was not full")
 
-	lastSync = metrics.NewGaugeVec(&metrics.GaugeOpts{
-		Subsystem: subsystem, Name: "sync_proxy_rules_last_timestamp_seconds",
-		Help: "Time when a sync last succeeded", StabilityLevel: metrics.ALPHA,
-	}, []string{ipFamily})
-	lastQueued = metrics.NewGaugeVec(&metrics.GaugeOpts{
-		Subsystem: subsystem, Name: "sync_proxy_rules_last_queued_timestamp_seconds",
-		Help: "Time when a sync was last requested", StabilityLevel: metrics.ALPHA,
-	}, []string{ipFamily})
-	syncFailures = metrics.NewCounterVec(&metrics.CounterOpts{
-		Subsystem: subsystem, Name: "sync_proxy_rules_nftables_sync_failures_total",
-		Help: "Syncs that failed; each is tried again", StabilityLevel: metrics.ALPHA,
-	}, []string{ipFamily})
+	lastSync     = newGaugeVec("sync_proxy_rules_last_timestamp_seconds", "Time when a sync last succeeded", ipFamily)
+	lastQueued   = newGaugeVec("sync_proxy_rules_last_queued_timestamp_seconds", "Time when a sync was last requested", ipFamily)
+	syncFailures = newCounterVec("sync_proxy_rules_nftables_sync_failures_total", "Syncs that failed; each is tried again", ipFamily)
 	// cleanupFailures counts failures of a step that this proxy does not have: kube-proxy
 	// deletes stale chains in a transaction of their own, this proxy in that of the sync.
-	cleanupFailures = metrics.NewCounterVec(&metrics.CounterOpts{
-		Subsystem: subsystem, Name: "sync_proxy_rules_nftables_cleanup_failures_total",
-		Help: "Always 0, since chains are deleted in the transaction of the sync", StabilityLevel: metrics.ALPHA,
-	}, []string{ipFamily})
-	programmingDuration = metrics.NewHistogramVec(&metrics.HistogramOpts{
-		Subsystem: subsystem, Name: "network_programming_duration_seconds",
-		Help: "Seconds from the change of a pod or Service to the rules in the kernel",
-		Buckets: metrics.MergeBuckets(
+	cleanupFailures     = newCounterVec("sync_proxy_rules_nftables_cleanup_failures_total", "Always 0, since chains are deleted in the transaction of the sync", ipFamily)
+	programmingDuration = newHistogramVec("network_programming_duration_seconds", "Seconds from the change of a pod or Service to the rules in the kernel",
+		metrics.MergeBuckets(
 			metrics.LinearBuckets(0.25, 0.25, 2), metrics.LinearBuckets(1, 1, 59),
 			metrics.LinearBuckets(60, 5, 12), metrics.LinearBuckets(120, 30, 7)),
-		StabilityLevel: metrics.ALPHA,
-	}, []string{ipFamily})
+		ipFamily)
 )
 
 // newFamilyDuration has buckets from 1 ms to 16 s, as in kube-proxy.
 func newFamilyDuration(name, help string) *metrics.HistogramVec {
-	return metrics.NewHistogramVec(&metrics.HistogramOpts{
-		Subsystem: subsystem, Name: name, Help: help,
-		Buckets: metrics.ExponentialBuckets(0.001, 2, 15), StabilityLevel: metrics.ALPHA,
-	}, []string{ipFamily})
+	return newHistogramVec(name, help, metrics.ExponentialBuckets(0.001, 2, 15), ipFamily)
 }
 
 // ObserveQueued records that a sync is needed (tracker.LoopOptions.OnQueued). It should be
