@@ -2,6 +2,7 @@ package stress
 
 import (
 	"errors"
+	"flag"
 	"fmt"
 	"net"
 	"net/netip"
@@ -13,8 +14,9 @@ import (
 	"github.com/nftproxy/nftproxy/integration/lab/labtest"
 )
 
-// every is the time between two datagrams of one client.
-const every = 10 * time.Millisecond
+// every is the time between two datagrams of one client. Some fifty clients send at once: a machine that is too slow for
+// that loses some of them.
+var every = flag.Duration("datagram-every", 10*time.Millisecond, "time between two datagrams of one UDP client")
 
 // answerDatagrams answers every datagram with the pod's name and what it said.
 func answerDatagrams(t *testing.T, pod *lab.Host, at netip.AddrPort) {
@@ -95,10 +97,10 @@ func (c *udpClient) refuse() {
 	c.refused++
 }
 
-// keepSending sends a datagram every 10 ms until stop is closed.
+// keepSending sends datagrams until stop is closed.
 func (c *udpClient) keepSending() {
 	defer close(c.stopped)
-	tick := time.NewTicker(every)
+	tick := time.NewTicker(*every)
 	defer tick.Stop()
 	for {
 		select {
