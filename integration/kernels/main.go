@@ -37,7 +37,7 @@ func main() {
 		o.prefix = strings.Fields(s)
 		return nil
 	})
-	flag.StringVar(&o.only, "only", "", "run only the suites whose name contains this")
+	flag.StringVar(&o.only, "only", "", "run only the suites of these names, separated by commas")
 	flag.StringVar(&o.cache, "cache", filepath.Join(os.TempDir(), "nftproxy-kernels"), "directory for packages, images and results, kept between runs")
 	flag.StringVar(&o.report, "report", "", "write the table of results into this page, between its markers")
 	flag.DurationVar(&o.timeout, "timeout", 20*time.Minute, "for one suite, from boot to the end")

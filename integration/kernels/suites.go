@@ -7,6 +7,7 @@ import (
 	"os/exec"
 	"path"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/nftproxy/nftproxy/integration/kernels/internal/protocol"
@@ -40,15 +41,18 @@ var suites = []suite{
 	{name: "takeover", pkg: "integration/takeover", run: "^TestTakeover$"},
 }
 
+// selectSuites returns the suites of these names, separated by commas; all for "".
 func selectSuites(only string) ([]suite, error) {
-	var out []suite
-	for _, s := range suites {
-		if strings.Contains(s.name, only) {
-			out = append(out, s)
-		}
+	if only == "" {
+		return suites, nil
 	}
-	if len(out) == 0 {
-		return nil, fmt.Errorf("-only %q: no suite has that in its name", only)
+	var out []suite
+	for name := range strings.SplitSeq(only, ",") {
+		i := slices.IndexFunc(suites, func(s suite) bool { return s.name == name })
+		if i < 0 {
+			return nil, fmt.Errorf("-only: there is no suite %q", name)
+		}
+		out = append(out, suites[i])
 	}
 	return out, nil
 }
