@@ -63,18 +63,22 @@ func (f *Fate) Untouched() bool {
 
 // String returns the fate in one line, such as "to 10.244.1.5:8080, source kept".
 func (f *Fate) String() string {
-	return f.describe([]string{formatAddrPort(f.Destination)})
+	return f.describe([]netip.AddrPort{f.Destination})
 }
 
 // describe is String for fates that differ in their destinations only.
-func (f *Fate) describe(destinations []string) string {
+func (f *Fate) describe(destinations []netip.AddrPort) string {
 	switch f.Result {
 	case Refused:
 		return "refused: the sender gets an ICMP port unreachable"
 	case Dropped:
 		return "dropped"
 	}
-	text := "to " + strings.Join(destinations, " or ")
+	var to []string
+	for _, d := range destinations {
+		to = append(to, formatAddrPort(d))
+	}
+	text := "to " + strings.Join(to, " or ")
 	if f.Local {
 		text += ", a process of the node"
 	}
@@ -92,16 +96,16 @@ type Fates []Fate
 
 // String prints each fate with its path. Fates of the same rules print once, with all elements that these rules found.
 func (f Fates) String() string {
-	groups := f.groups()
+	outcomes := f.Outcomes()
 	var b strings.Builder
-	if len(groups) > 1 {
-		fmt.Fprintf(&b, "%d possible fates\n\n", len(groups))
+	if len(outcomes) > 1 {
+		fmt.Fprintf(&b, "%d possible fates\n\n", len(outcomes))
 	}
-	for i, g := range groups {
+	for i := range outcomes {
 		if i > 0 {
 			b.WriteByte('\n')
 		}
-		g.print(&b)
+		outcomes[i].print(&b)
 	}
 	return b.String()
 }

@@ -129,10 +129,7 @@ func (i ifname) value() value {
 
 // addressType tells local addresses from all others.
 func (w *walk) addressType(addr netip.Addr) value {
-	switch {
-	case !addr.IsValid(): // masqueraded
-		return value{data: nft.IntegerData(unix.RTN_LOCAL)}
-	case w.host.isLocal(addr):
+	if masqueraded := !addr.IsValid(); masqueraded || w.host.isLocal(addr) {
 		return value{data: nft.IntegerData(unix.RTN_LOCAL)}
 	}
 	return value{data: nft.IntegerData(unix.RTN_UNSPEC)}

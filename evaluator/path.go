@@ -82,40 +82,8 @@ func (s *Step) print(b *strings.Builder, indent string) {
 
 // obvious reports whether the text of the step's rule or element shows its verdict.
 func (s *Step) obvious() bool {
-	if s.Verdict == "continue" {
-		return true
-	}
-	for _, text := range append(s.Elements[:len(s.Elements):len(s.Elements)], nft.Rule{Statements: s.Rule.Statements}.String()) {
-		if strings.HasSuffix(text, s.Verdict) {
-			return true
-		}
-	}
-	return false
-}
-
-// group is a group of fates of the same rules.
-type group struct {
-	fate         *Fate
-	destinations []string
-	path         Path
-}
-
-// groups groups fates that differ in nothing but elements and destinations.
-func (f Fates) groups() []*group {
-	var out []*group
-	byRoute := map[string]*group{}
-	for i := range f {
-		fate := &f[i]
-		route := fate.route()
-		g := byRoute[route]
-		if g == nil {
-			g = &group{fate: fate, path: slices.Clone(fate.Path)}
-			byRoute[route] = g
-			out = append(out, g)
-		}
-		g.add(fate)
-	}
-	return out
+	texts := append(slices.Clip(s.Elements), nft.Rule{Statements: s.Rule.Statements}.String())
+	return s.Verdict == "continue" || slices.ContainsFunc(texts, func(text string) bool { return strings.HasSuffix(text, s.Verdict) })
 }
 
 // route identifies the rules that led to a fate.
@@ -126,24 +94,4 @@ func (f *Fate) route() string {
 		fmt.Fprintf(&b, " %s %p %p %s", s.Hook, s.Chain, s.Rule, s.Verdict)
 	}
 	return b.String()
-}
-
-// add merges a fate of the same route into the group.
-func (g *group) add(f *Fate) {
-	if d := formatAddrPort(f.Destination); !slices.Contains(g.destinations, d) {
-		g.destinations = append(g.destinations, d)
-	}
-	for i := range f.Path {
-		have := &g.path[i]
-		for _, e := range f.Path[i].Elements {
-			if !slices.Contains(have.Elements, e) {
-				have.Elements = append(have.Elements[:len(have.Elements):len(have.Elements)], e)
-			}
-		}
-	}
-}
-
-func (g *group) print(b *strings.Builder) {
-	fmt.Fprintf(b, "%s\n", g.fate.describe(g.destinations))
-	g.path.print(b, "  ")
 }

@@ -1,8 +1,10 @@
 package evaluator
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/nftproxy/nftproxy/nft"
 )
@@ -24,8 +26,8 @@ func (a Added) isOf(r *ruleset, set *nft.Set) bool {
 
 // addedElement returns the element with the key that packets added last to a map.
 func (s *statements) addedElement(set *nft.Set, key nft.Data) (nft.Element, bool) {
-	for i := len(s.added) - 1; i >= 0; i-- {
-		if a := s.added[i]; a.isOf(s.ruleset, set) && a.Element.Key == key {
+	for _, a := range slices.Backward(s.added) {
+		if a.isOf(s.ruleset, set) && a.Element.Key == key {
 			return a.Element, true
 		}
 	}
@@ -61,10 +63,8 @@ func (s *statements) update(u nft.Update) (matched bool, err error) {
 	if len(k.data) != set.Key.Len() || len(data.data) != set.Data.Len() {
 		return false, fmt.Errorf("%s does not map %s to %s", u.Map, u.Key, u.Data)
 	}
-	for _, unknown := range []string{k.unknown, data.unknown} {
-		if unknown != "" {
-			return false, errors.New(unknown)
-		}
+	if unknown := cmp.Or(k.unknown, data.unknown); unknown != "" {
+		return false, errors.New(unknown)
 	}
 	e, found := s.find(set, k)
 	if !found {
