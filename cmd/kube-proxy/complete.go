@@ -36,8 +36,12 @@ func (o *options) completeFromFile(flags *pflag.FlagSet) error {
 	for _, warning := range file.Warnings {
 		o.warn("configuration %s: %s", file.Path, warning)
 	}
-	if ignored := changedFlags(flags, func(f flagInfo) bool { return !f.besideConfig }); len(ignored) > 0 {
-		o.warn("%s: ignored, because --config is given; set what they mean in the file", strings.Join(ignored, ", "))
+	var overridden []string
+	for _, f := range changedFlags(flags, func(f flagInfo) bool { return !f.besideConfig }) {
+		overridden = append(overridden, "--"+f.name)
+	}
+	if len(overridden) > 0 {
+		o.warn("%s: ignored, because --config is given; set what they mean in the file", strings.Join(overridden, ", "))
 	}
 	o.warnIgnored(flags, func(f flagInfo) bool { return f.ignored != "" && f.besideConfig })
 	o.file, o.config = file, file.Config
@@ -83,8 +87,8 @@ func (o *options) warn(format string, args ...any) {
 
 // warnIgnored says of each flag on the command line that a condition holds for why it has no effect.
 func (o *options) warnIgnored(flags *pflag.FlagSet, condition func(flagInfo) bool) {
-	for _, name := range changedFlags(flags, condition) {
-		o.warn("%s: ignored, because %s", name, reasonIgnored(name))
+	for _, f := range changedFlags(flags, condition) {
+		o.warn("--%s: ignored, because %s", f.name, f.ignored)
 	}
 }
 
@@ -105,23 +109,14 @@ func serverAddress(flags *pflag.FlagSet, address, portFlag string, port int32) s
 	return v1alpha2.WithPort(address, int(port))
 }
 
-// changedFlags returns the flags on the command line that a condition holds for, with dashes.
-func changedFlags(flags *pflag.FlagSet, condition func(flagInfo) bool) (names []string) {
+// changedFlags returns the flags on the command line that a condition holds for.
+func changedFlags(flags *pflag.FlagSet, condition func(flagInfo) bool) (changed []flagInfo) {
 	for _, f := range flagTable {
 		if flags.Changed(f.name) && condition(f) {
-			names = append(names, "--"+f.name)
+			changed = append(changed, f)
 		}
 	}
-	return names
-}
-
-func reasonIgnored(name string) string {
-	for _, f := range flagTable {
-		if "--"+f.name == name {
-			return f.ignored
-		}
-	}
-	return ""
+	return changed
 }
 
 // overrideLogging applies the logging flags on the command line to a file's configuration.

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"crypto/tls"
-	"errors"
 	"fmt"
 
 	"github.com/spf13/pflag"
@@ -48,27 +47,15 @@ func (n *nodeLocalOptions) addFileFlags(flags *pflag.FlagSet) {
 	flags.StringVar(&n.CAFile, "node-local-ca-file", "", "Who signs the certificates of the other side of the node-local API over tcp://, in PEM")
 }
 
-// validate checks what goes together on the command line. o may be nil.
-func (n *nodeLocalOptions) validate(o *options, flags *pflag.FlagSet) error {
-	if n.Source == "" {
-		return nil
-	}
-	if o.manifests != "" || o.master != "" || flags.Changed("kubeconfig") {
-		return errors.New("--node-local-source: cannot be combined with --kubeconfig, --master or --manifests: Services come from one place")
-	}
-	return nil
-}
-
 // apply sets the section of a configuration to what the flags say, and where they say nothing keeps what the file says.
 func (n *nodeLocalOptions) apply(c *v1alpha2.KubeProxyConfiguration) {
 	all := n.NodeLocalConfiguration
 	if file := c.NodeLocal; file != nil {
-		for _, f := range []struct{ flag, file *string }{
-			{&all.Serve, &file.Serve}, {&all.Source, &file.Source},
-			{&all.CertFile, &file.CertFile}, {&all.KeyFile, &file.KeyFile}, {&all.CAFile, &file.CAFile},
-		} {
-			*f.flag = cmp.Or(*f.flag, *f.file)
-		}
+		all.Serve = cmp.Or(all.Serve, file.Serve)
+		all.Source = cmp.Or(all.Source, file.Source)
+		all.CertFile = cmp.Or(all.CertFile, file.CertFile)
+		all.KeyFile = cmp.Or(all.KeyFile, file.KeyFile)
+		all.CAFile = cmp.Or(all.CAFile, file.CAFile)
 		all.Limits.Ports = cmp.Or(all.Limits.Ports, file.Limits.Ports)
 		all.Limits.Addresses = cmp.Or(all.Limits.Addresses, file.Limits.Addresses)
 		all.Limits.Bytes = cmp.Or(all.Limits.Bytes, file.Limits.Bytes)

@@ -67,10 +67,14 @@ func (o *options) validate(flags *pflag.FlagSet) error {
 	if o.writeConfigVersion != config.V1alpha1 && o.writeConfigVersion != config.V1alpha2 {
 		return fmt.Errorf("--write-config-version: %q must be %s or %s", o.writeConfigVersion, config.V1alpha1, config.V1alpha2)
 	}
-	if o.manifests != "" && (flags.Changed("kubeconfig") || o.master != "") {
+	apiServer := flags.Changed("kubeconfig") || o.master != ""
+	switch {
+	case o.manifests != "" && apiServer:
 		return errors.New("--manifests: cannot be combined with --kubeconfig or --master: Services come from one place")
+	case o.nodeLocal.Source != "" && (apiServer || o.manifests != ""):
+		return errors.New("--node-local-source: cannot be combined with --kubeconfig, --master or --manifests: Services come from one place")
 	}
-	return o.nodeLocal.validate(o, flags)
+	return nil
 }
 
 // compiler returns what shapes the ruleset. Errors name the file or the flag.

@@ -191,24 +191,18 @@ func (p *parts) serve(ctx context.Context, o *options) error {
 		}
 	}
 	group.Go(func() error { return p.loop.Run(ctx) })
-	group.Go(func() error {
-		p.backend.Watch(ctx)
-		return nil
-	})
-	group.Go(func() error {
-		p.flows.Run(ctx)
-		return nil
-	})
-	if p.counts != nil {
+	beside := func(run func(context.Context)) {
 		group.Go(func() error {
-			p.counts.Run(ctx)
+			run(ctx)
 			return nil
 		})
 	}
-	group.Go(func() error {
-		leftovers.Watch(ctx, showLeftovers)
-		return nil
-	})
+	beside(p.backend.Watch)
+	beside(p.flows.Run)
+	if p.counts != nil {
+		beside(p.counts.Run)
+	}
+	beside(func(ctx context.Context) { leftovers.Watch(ctx, showLeftovers) })
 	err := await(parent, ctx, group)
 	klog.FromContext(ctx).Info("Stopping; the rules stay in the kernel")
 	return err
