@@ -72,12 +72,7 @@ func (o *options) completeFromFlags(flags *pflag.FlagSet) error {
 	// After the defaults, for which nothing stands for a server that is off.
 	c.HealthzBindAddress = serverAddress(flags, o.healthzAddress, "healthz-port", o.healthzPort)
 	c.MetricsBindAddress = serverAddress(flags, o.metricsAddress, "metrics-port", o.metricsPort)
-	o.warnings = append(o.warnings, config.Missing(c, flagNames())...)
-	_, ineffective, _ := config.FeatureGates(c.FeatureGates)
-	for _, gate := range ineffective {
-		o.warn("--feature-gates: %s", gate)
-	}
-	o.warnings = append(o.warnings, config.OpenNodePorts(c, flagNames())...)
+	o.warnings = append(o.warnings, config.Warnings(c, flagNames())...)
 	return config.Validate(c, flagNames())
 }
 

@@ -23,9 +23,9 @@ func nodePortAddresses(list []string) compiler.NodePortAddresses {
 	return out
 }
 
-// OpenNodePorts returns a warning for each IP family that nodePortAddresses does not name, one line that
-// calls the field as names does. kube-proxy warns of the same where the cluster looks like dual-stack.
-func OpenNodePorts(c *v1alpha2.KubeProxyConfiguration, names Names) (warnings []string) {
+// openNodePorts returns a warning for each IP family that nodePortAddresses does not name. kube-proxy warns of the same
+// where the cluster looks like dual-stack.
+func openNodePorts(c *v1alpha2.KubeProxyConfiguration, names Names) (warnings []string) {
 	if len(c.NodePortAddresses) == 0 {
 		return nil // of a mode that this proxy does not have
 	}

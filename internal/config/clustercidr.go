@@ -6,9 +6,9 @@ import (
 	"github.com/nftproxy/nftproxy/internal/config/v1alpha2"
 )
 
-// Missing returns warnings about settings without which Services work less well than their users
-// expect. A warning is one line that names the field as names does. kube-proxy warns of the same.
-func Missing(c *v1alpha2.KubeProxyConfiguration, names Names) []string {
+// missing returns warnings about settings without which Services work less well than their users
+// expect. kube-proxy warns of the same.
+func missing(c *v1alpha2.KubeProxyConfiguration, names Names) []string {
 	if c.DetectLocalMode != v1alpha2.LocalModeClusterCIDR || len(c.DetectLocal.ClusterCIDRs) > 0 {
 		return nil
 	}

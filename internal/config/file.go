@@ -70,12 +70,7 @@ func Parse(data []byte) (*File, error) {
 	if err := Validate(f.Config, names); err != nil {
 		return nil, err
 	}
-	f.Warnings = append(f.Warnings, Missing(f.Config, names)...)
-	_, ineffective, _ := FeatureGates(f.Config.FeatureGates)
-	for _, gate := range ineffective {
-		f.Warnings = append(f.Warnings, "featureGates: "+gate)
-	}
-	f.Warnings = append(f.Warnings, OpenNodePorts(f.Config, names)...)
+	f.Warnings = append(f.Warnings, Warnings(f.Config, names)...)
 	return f, nil
 }
 

@@ -16,6 +16,17 @@ func Validate(c *v1alpha2.KubeProxyConfiguration, names Names) error {
 	return fieldErrors(errs, names)
 }
 
+// Warnings returns what in a valid configuration is missing, has no effect, or leaves something open: one line each, which
+// calls the field as names does.
+func Warnings(c *v1alpha2.KubeProxyConfiguration, names Names) []string {
+	warnings := missing(c, names)
+	_, ineffective, _ := FeatureGates(c.FeatureGates)
+	for _, gate := range ineffective {
+		warnings = append(warnings, names.of("featureGates")+": "+gate)
+	}
+	return append(warnings, openNodePorts(c, names)...)
+}
+
 // ValidateNodeLocal checks the section nodeLocal alone, to which flags may have been added since a file was checked.
 func ValidateNodeLocal(c *v1alpha2.KubeProxyConfiguration, names Names) error {
 	return fieldErrors(v1alpha2.ValidateNodeLocal(c.NodeLocal), names)
