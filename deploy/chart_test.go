@@ -70,6 +70,14 @@ func testPrivilegedContainerCanBeLeftOut(t *testing.T) {
 	}
 }
 
+func testSeccompProfileCanBeChosen(t *testing.T) {
+	const name = "nftproxy.json"
+	spec := get[*appsv1.DaemonSet](t, chart(t, needed(values{"seccompProfile": values{"type": "Localhost", "localhostProfile": name}})), "DaemonSet nftproxy").Spec.Template.Spec
+	if profile := spec.Containers[0].SecurityContext.SeccompProfile; profile.Type != corev1.SeccompProfileTypeLocalhost || *profile.LocalhostProfile != name {
+		t.Errorf("the profile is %v", profile)
+	}
+}
+
 func testChangedConfigurationReplacesThePods(t *testing.T) {
 	annotations := func(v values) map[string]string {
 		return get[*appsv1.DaemonSet](t, chart(t, v), "DaemonSet nftproxy").Spec.Template.Annotations

@@ -73,6 +73,8 @@ func TestRefusedValues(t *testing.T) {
 		"two pods on a node":                {values{"updateStrategy": values{"rollingUpdate": values{"maxSurge": 1}}}, "maxSurge"},
 		"a rollout that never moves":        {values{"updateStrategy": values{"rollingUpdate": values{"maxUnavailable": 0}}}, "maxUnavailable"},
 		"an unknown update strategy":        {values{"updateStrategy": values{"type": "Recreate"}}, "/updateStrategy/type"},
+		"a seccomp profile without a file":  {values{"seccompProfile": values{"type": "Localhost"}}, "localhostProfile"},
+		"a seccomp profile of no type":      {values{"seccompProfile": values{"type": "localhost"}}, "/seccompProfile/type"},
 		"misspelt resources":                {values{"resources": values{"request": values{"cpu": "1"}}}, "'request' not allowed"},
 		"metrics that Prometheus cannot reach": {
 			values{"monitoring": values{"enabled": true}},

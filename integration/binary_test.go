@@ -13,6 +13,7 @@ import (
 	"github.com/nftproxy/nftproxy/integration/await"
 	"github.com/nftproxy/nftproxy/integration/lab"
 	"github.com/nftproxy/nftproxy/integration/lab/labtest"
+	"github.com/nftproxy/nftproxy/integration/syscalls"
 	"github.com/nftproxy/nftproxy/nft"
 	"github.com/nftproxy/nftproxy/source/apiserver/apiservertest"
 	"github.com/nftproxy/nftproxy/source/manifests"
@@ -21,7 +22,10 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 )
 
-func TestMain(m *testing.M) { labtest.Main(m) }
+func TestMain(m *testing.M) {
+	syscalls.ExecOnly()
+	labtest.Main(m)
+}
 
 // upload creates the objects of a golden case in an API server.
 func upload(t *testing.T, server *apiservertest.Server, g goldenCase) {

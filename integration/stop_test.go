@@ -79,7 +79,7 @@ const (
 // Whatever a program is doing, an operator who stops it finds no error in the log, and code 0.
 func testSIGTERMIsNoError(t *testing.T) {
 	f := newWithServer(t)
-	service, slice := busyService()
+	service, slice := busyService("10.244.1.5", "10.244.1.6")
 	(&uploader{t, f.server}).create(service)
 	(&uploader{t, f.server}).create(slice)
 	socket := func(name string) string { return "unix://" + filepath.Join(t.TempDir(), name) }
@@ -116,11 +116,14 @@ func testSIGTERMIsNoError(t *testing.T) {
 	}
 }
 
-// busyService makes every part of the proxy work.
-func busyService() (*corev1.Service, *discoveryv1.EndpointSlice) {
-	service, slice := faultService(faultAddress, "10.244.1.5", "10.244.1.6")
-	service.Spec.Type, service.Spec.Ports[0].NodePort = corev1.ServiceTypeLoadBalancer, 30077
-	service.Spec.ExternalTrafficPolicy, service.Spec.HealthCheckNodePort = corev1.ServiceExternalTrafficPolicyLocal, 30078
+// Ports of busyService.
+const busyNodePort, busyHealthPort = 30077, 30078
+
+// busyService makes every part of the proxy work. Its endpoints are on this node.
+func busyService(endpoints ...string) (*corev1.Service, *discoveryv1.EndpointSlice) {
+	service, slice := faultService(faultAddress, endpoints...)
+	service.Spec.Type, service.Spec.Ports[0].NodePort = corev1.ServiceTypeLoadBalancer, busyNodePort
+	service.Spec.ExternalTrafficPolicy, service.Spec.HealthCheckNodePort = corev1.ServiceExternalTrafficPolicyLocal, busyHealthPort
 	service.Spec.SessionAffinity = corev1.ServiceAffinityClientIP
 	service.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: "203.0.113.77"}}
 	service.Spec.LoadBalancerSourceRanges = []string{"198.51.100.0/24"}
