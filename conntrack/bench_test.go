@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/mdlayher/netlink"
+	"github.com/nftproxy/nftproxy/integration/procstat"
 	"github.com/nftproxy/nftproxy/model"
 	"github.com/ti-mo/conntrack"
 	"github.com/ti-mo/netfilter"
@@ -98,9 +99,9 @@ func measure(b *testing.B, search, restore func()) {
 	b.ReportAllocs()
 	var spent time.Duration
 	for b.Loop() {
-		begin := processorTime(b)
+		begin := procstat.ProcessorTime(b)
 		search()
-		spent += processorTime(b) - begin
+		spent += procstat.ProcessorTime(b) - begin
 		if restore != nil {
 			b.StopTimer()
 			restore()
@@ -108,15 +109,6 @@ func measure(b *testing.B, search, restore func()) {
 		}
 	}
 	b.ReportMetric(spent.Seconds()*1e3/float64(b.N), "cpu-ms/op")
-}
-
-func processorTime(b *testing.B) time.Duration {
-	b.Helper()
-	var usage unix.Rusage
-	if err := unix.Getrusage(unix.RUSAGE_SELF, &usage); err != nil {
-		b.Fatal(err)
-	}
-	return time.Duration(usage.Utime.Nano() + usage.Stime.Nano())
 }
 
 func BenchmarkDecodeEntry(b *testing.B) {

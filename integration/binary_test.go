@@ -15,54 +15,12 @@ import (
 	"github.com/nftproxy/nftproxy/integration/lab/labtest"
 	"github.com/nftproxy/nftproxy/integration/syscalls"
 	"github.com/nftproxy/nftproxy/nft"
-	"github.com/nftproxy/nftproxy/source/apiserver/apiservertest"
-	"github.com/nftproxy/nftproxy/source/manifests"
 	corev1 "k8s.io/api/core/v1"
-	discoveryv1 "k8s.io/api/discovery/v1"
-	networkingv1 "k8s.io/api/networking/v1"
 )
 
 func TestMain(m *testing.M) {
 	syscalls.ExecOnly()
 	labtest.Main(m)
-}
-
-// upload creates the objects of a golden case in an API server.
-func upload(t *testing.T, server *apiservertest.Server, g goldenCase) {
-	t.Helper()
-	objects, err := manifests.Load(g.path("manifests.yaml"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	objects.Feed(&uploader{t, server})
-}
-
-// uploader is a sink that creates what it is fed.
-type uploader struct {
-	t      *testing.T
-	server *apiservertest.Server
-}
-
-func (u *uploader) create(obj apiservertest.Object) {
-	if _, err := u.server.Create(obj); err != nil {
-		u.t.Fatal(err)
-	}
-}
-func (u *uploader) SetService(o *corev1.Service)                  { u.create(o) }
-func (u *uploader) SetEndpointSlice(o *discoveryv1.EndpointSlice) { u.create(o) }
-func (u *uploader) SetNode(o *corev1.Node)                        { u.create(o) }
-func (u *uploader) SetServiceCIDR(o *networkingv1.ServiceCIDR)    { u.create(o) }
-func (u *uploader) DeleteService(string, string)                  {}
-func (u *uploader) DeleteEndpointSlice(string, string)            {}
-func (u *uploader) DeleteNode(string)                             {}
-func (u *uploader) DeleteServiceCIDR(string)                      {}
-func (u *uploader) Synced()                                       {}
-
-func (u *uploader) delete(obj apiservertest.Object) {
-	u.t.Helper()
-	if err := u.server.Delete(obj); err != nil {
-		u.t.Fatal(err)
-	}
 }
 
 func getFrom(h *lab.Host, url string) (string, error) {
@@ -98,7 +56,7 @@ func testKubeProxyProgramsWhatTheAPIServerHas(t *testing.T) {
 	l := labtest.New(t)
 	c := labtest.Conn(t, l.Node)
 	server, kubeconfig := labtest.APIServer(t, l.Node)
-	upload(t, server, g)
+	labtest.Upload(t, server, g.path("manifests.yaml"))
 	p := labtest.Start(t, l.Node, "kube-proxy", "--kubeconfig", kubeconfig, "--hostname-override", lab.NodeName,
 		"--cluster-cidr", "10.244.0.0/16,fd00:10:244::/48", "-v", "2")
 	want := g.compile(t)
@@ -109,7 +67,7 @@ func testKubeProxyProgramsWhatTheAPIServerHas(t *testing.T) {
 	server.DropConnections()
 	service := &corev1.Service{}
 	service.Namespace, service.Name = "shop", "web"
-	(&uploader{t, server}).delete(service)
+	labtest.Delete(t, server, service)
 	await.Until(t, "a Service deleted during an outage is gone from the kernel", func() error {
 		table, err := c.ReadTable(t.Context(), nft.FamilyIP, compiler.TableName)
 		if err != nil {

@@ -23,34 +23,20 @@ func TestClockJumps(t *testing.T) {
 func testClockJumpsDelayNoChange(t *testing.T) {
 	f := newWithServer(t)
 	pods := []string{"first", "second"}
-	servePod(t, f.lab, pods[0], "10.244.1.5")
-	servePod(t, f.lab, pods[1], "10.244.1.6")
-	service, slice := faultService(faultAddress, "10.244.1.5")
-	(&uploader{t, f.server}).create(service)
-	(&uploader{t, f.server}).create(slice)
+	f.createFaultService(t)
 	var jump atomic.Int64 // in nanoseconds
 	p := f.startWithClock(t, &jump, "--kubeconfig="+f.kubeconfig)
-	f.reaches(t, pods[0])
-	f.becomes(t, "200 200")
-	before := f.usage(t, p)
-	stop := keepDialingAt(t, f.lab.Client, faultAddress+":80")
+	end := f.dialThroughout(t, p)
 
 	// The server's certificate is valid for a day to either side.
 	for i, by := range []time.Duration{10 * time.Hour, -10 * time.Hour, 0} {
 		jump.Store(int64(by))
 		await.Until(t, fmt.Sprintf("the proxy's clock has jumped by %v", by), func() error { return f.clockIs(time.Now().Add(by)) })
-		_, slice := faultService(faultAddress, fmt.Sprintf("10.244.1.%d", 5+(i+1)%2))
-		if _, err := f.server.Update(slice); err != nil {
-			t.Fatal(err)
-		}
+		f.moveFaultService(t, fmt.Sprintf("10.244.1.%d", 5+(i+1)%2))
 		f.reachesWithin(t, 10*time.Second, pods[(i+1)%2])
 		f.becomes(t, "200 200")
 	}
-	stop()
-	f.comesBackTo(t, p, before)
-	if err := p.Stop(t); err != nil {
-		t.Errorf("the proxy ended with %v", err)
-	}
+	end()
 }
 
 // clockIs says what is wrong with the time that health tells.

@@ -15,7 +15,6 @@ import (
 	"github.com/nftproxy/nftproxy/integration/lab/labtest"
 	"github.com/nftproxy/nftproxy/nft"
 	"github.com/nftproxy/nftproxy/source/apiserver/apiservertest"
-	"github.com/nftproxy/nftproxy/source/manifests"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	eventsclient "k8s.io/client-go/kubernetes/typed/events/v1"
@@ -81,12 +80,7 @@ func newWithServer(t *testing.T) *withServer {
 	t.Helper()
 	f := &withServer{troubled: newTroubled(t)}
 	f.server, f.kubeconfig = labtest.APIServer(t, f.lab.Node)
-	upload(t, f.server, f.g)
-	objects, err := manifests.Load(f.g.path("manifests.yaml"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, node := range objects.Nodes {
+	for _, node := range labtest.Upload(t, f.server, f.g.path("manifests.yaml")).Nodes {
 		if node.Name == lab.NodeName {
 			f.node = node
 		}

@@ -56,7 +56,7 @@ func testWatchListClient(t *testing.T) {
 			l := labtest.New(t)
 			c := labtest.Conn(t, l.Node)
 			server, kubeconfig := labtest.APIServer(t, l.Node)
-			upload(t, server, g)
+			labtest.Upload(t, server, g.path("manifests.yaml"))
 			labtest.Start(t, l.Node, "kube-proxy", "--kubeconfig", kubeconfig, "--hostname-override", lab.NodeName,
 				"--cluster-cidr", "10.244.0.0/16,fd00:10:244::/48", "--feature-gates=WatchListClient="+gate)
 			await.Until(t, "the case's rules are in the kernel", func() error { return labtest.TableError(c, g.compile(t)) })

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
-	"github.com/nftproxy/nftproxy/integration/lab/labtest"
 	"io"
 	"net/http"
 	"os"
@@ -12,6 +11,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/nftproxy/nftproxy/integration/lab/labtest"
 
 	"github.com/nftproxy/nftproxy/compiler"
 	"github.com/nftproxy/nftproxy/integration/await"
@@ -200,7 +201,7 @@ func testServiceCIDRsThatFailHoldUpNothing(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := newWithServer(t)
-			(&uploader{t, f.server}).create(cidr)
+			labtest.Create(t, f.server, cidr)
 			tt.spoil(f)
 			p := f.start(t, "--kubeconfig="+f.kubeconfig)
 			await.Within(t, 10*time.Second, "the rules are in the kernel", func() error { return labtest.TableError(f.conn, f.want) })
@@ -228,14 +229,11 @@ func testServiceCIDRsThatFailHoldUpNothing(t *testing.T) {
 // A Service's health check must not attract traffic while node ports answer nowhere.
 func testHealthWhileTheNodeIsWaitedFor(t *testing.T) {
 	f := newWithServer(t)
-	(&uploader{t, f.server}).delete(f.node)
-	service, slice := outageObjects("10.244.1.5")
-	service.Name, service.Spec.ClusterIP, service.Spec.ClusterIPs = "balanced", "10.96.0.20", []string{"10.96.0.20"}
+	labtest.Delete(t, f.server, f.node)
+	service, slice := serviceAt("balanced", "10.96.0.20", "10.244.1.5")
 	service.Spec.Type, service.Spec.ExternalTrafficPolicy, service.Spec.HealthCheckNodePort = corev1.ServiceTypeLoadBalancer, corev1.ServiceExternalTrafficPolicyLocal, 32080
-	slice.Name, slice.Labels = "balanced", map[string]string{"kubernetes.io/service-name": "balanced"}
 	slice.Endpoints[0].NodeName = &f.node.Name
-	(&uploader{t, f.server}).create(service)
-	(&uploader{t, f.server}).create(slice)
+	labtest.Create(t, f.server, service, slice)
 	serviceHealth := func(want int) func() error {
 		return func() error {
 			if got, body, err := ask(f.lab.Node, 32080, "/"); got != want {
@@ -251,9 +249,7 @@ func testHealthWhileTheNodeIsWaitedFor(t *testing.T) {
 	await.Until(t, "the health check of the Service", serviceHealth(http.StatusServiceUnavailable))
 	f.remains(t, "503 200")
 	f.metricIs(t, `kubeproxy_node_missing{what="addresses"}`, "1")
-	if _, err := f.server.Create(f.node); err != nil {
-		t.Fatal(err)
-	}
+	labtest.Create(t, f.server, f.node)
 	f.becomes(t, "200 200")
 	await.Until(t, "the health check of the Service", serviceHealth(http.StatusOK))
 	f.metricIs(t, `kubeproxy_node_missing{what="addresses"}`, "0")

@@ -13,7 +13,6 @@ import (
 	"github.com/nftproxy/nftproxy/integration/lab"
 	"github.com/nftproxy/nftproxy/integration/lab/labtest"
 	"github.com/nftproxy/nftproxy/nft"
-	"github.com/nftproxy/nftproxy/source/apiserver/apiservertest"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
@@ -28,7 +27,7 @@ func TestNode(t *testing.T) {
 
 func testProxyWaitsForItsNode(t *testing.T) {
 	f := newWithServer(t)
-	(&uploader{t, f.server}).delete(f.node)
+	labtest.Delete(t, f.server, f.node)
 	p := f.start(t, "--kubeconfig="+f.kubeconfig)
 	p.Says(t, `"Waiting for the Node; programming Services meanwhile" node="node-1" missing="the Node, addresses" upTo="30s"`)
 	await.Until(t, "the Service's ClusterIP is programmed", func() error { return f.holds("service-ips", 1) })
@@ -36,9 +35,7 @@ func testProxyWaitsForItsNode(t *testing.T) {
 	if strings.Contains(p.Output(), "Node is known") {
 		t.Error("the log says that the Node is known, and there is none")
 	}
-	if _, err := f.server.Create(f.node); err != nil {
-		t.Fatal(err)
-	}
+	labtest.Create(t, f.server, f.node)
 	f.applied(t)
 	f.becomes(t, "200 200")
 	p.Says(t, `"Node is known" node="node-1" ips="192.168.0.1, fd00:1::1"`)
@@ -63,7 +60,7 @@ func (f *troubled) holds(set string, elements int) error {
 // The 30 seconds are those of docs/node.md.
 func testProxyGoesOnWithoutANodeAfterHalfAMinute(t *testing.T) {
 	f := newWithServer(t)
-	(&uploader{t, f.server}).delete(f.node)
+	labtest.Delete(t, f.server, f.node)
 	p := f.start(t, "--kubeconfig="+f.kubeconfig)
 	p.Says(t, firstSyncLine)
 	f.becomes(t, "503 200")
@@ -84,9 +81,7 @@ func testProxyGoesOnWithoutANodeAfterHalfAMinute(t *testing.T) {
 	}
 	f.metricIs(t, `kubeproxy_node_missing{what="addresses"}`, "1")
 
-	if _, err := f.server.Create(f.node); err != nil {
-		t.Fatal(err)
-	}
+	labtest.Create(t, f.server, f.node)
 	f.applied(t)
 	p.Says(t, `"Node is known" node="node-1" ips="192.168.0.1, fd00:1::1"`)
 	f.metricIs(t, `kubeproxy_node_missing{what="addresses"}`, "0")
@@ -120,9 +115,7 @@ func (f *withServer) updateNode(t *testing.T, ips ...string) {
 	for _, ip := range ips {
 		f.node.Status.Addresses = append(f.node.Status.Addresses, corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: ip})
 	}
-	if _, err := f.server.Update(f.node); err != nil {
-		t.Fatal(err)
-	}
+	labtest.Update(t, f.server, f.node)
 }
 
 // outlived is a node with a node port that clients dial without pause, whatever happens to the Node.
@@ -143,9 +136,7 @@ func newOutlived(t *testing.T) *outlived {
 	f.node = &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: lab.NodeName}}
 	service, slice := outageObjects("10.244.1.5")
 	service.Spec.Type, service.Spec.Ports[0].NodePort = corev1.ServiceTypeNodePort, 30081
-	for _, object := range []apiservertest.Object{f.node, service, slice} {
-		(&uploader{t, f.server}).create(object)
-	}
+	labtest.Create(t, f.server, f.node, service, slice)
 	f.updateNode(t, "192.168.0.1", "fd00:1::1")
 	o := &outlived{withServer: f}
 	o.begin(t)
@@ -186,14 +177,10 @@ func (o *outlived) ready(t *testing.T) {
 // follows checks that Services are followed, and that the rules are otherwise as they were.
 func (o *outlived) follows(t *testing.T, name string) {
 	t.Helper()
-	service, slice := outageObjects("10.244.1.5")
-	service.Name, service.Spec.ClusterIP, service.Spec.ClusterIPs = name, "10.96.0.77", []string{"10.96.0.77"}
-	slice.Name, slice.Labels = name, map[string]string{"kubernetes.io/service-name": name}
-	(&uploader{t, o.server}).create(service)
-	(&uploader{t, o.server}).create(slice)
+	service, slice := serviceAt(name, "10.96.0.77", "10.244.1.5")
+	labtest.Create(t, o.server, service, slice)
 	await.Until(t, "a new Service", func() error { return o.holds("service-ips", 2) })
-	(&uploader{t, o.server}).delete(service)
-	(&uploader{t, o.server}).delete(slice)
+	labtest.Delete(t, o.server, service, slice)
 	await.Until(t, "the rules are what they were", func() error { return labtest.TableError(o.conn, o.want) })
 }
 
@@ -221,14 +208,14 @@ func testNodeAddressesThatVanish(t *testing.T) {
 	})
 	t.Run("a Node that is deleted and registers anew", func(t *testing.T) {
 		o := newOutlived(t)
-		(&uploader{t, o.server}).delete(o.node)
+		labtest.Delete(t, o.server, o.node)
 		o.process.Says(t, "Node of this proxy was deleted, keeping its addresses and zone")
 		o.follows(t, "one")
 		o.restart(t)
 		o.becomes(t, "503 200", `"the Node is waited for"`) // it might have another name
 		o.follows(t, "two")
 		o.node.Status.Addresses = nil
-		(&uploader{t, o.server}).create(o.node)
+		labtest.Create(t, o.server, o.node)
 		o.ready(t)
 		o.restart(t)
 		o.follows(t, "three")

@@ -111,9 +111,7 @@ func newChurn(t *testing.T, seed uint64) *churn {
 			return labtest.Start(t, l.Node, "kube-proxy", "--node-local-source", "unix://"+at("relay"), "--hostname-override", lab.NodeName, "--cluster-cidr", churnPods)
 		},
 	}
-	if _, err := server.Create(c.node); err != nil {
-		t.Fatal(err)
-	}
+	labtest.Create(t, server, c.node)
 	for range churnServices {
 		c.change()
 	}

@@ -39,9 +39,7 @@ func TestNodeLocalSourceWhenEitherProcessIsKilled(t *testing.T) {
 		t.Helper()
 		_, slice := outageObjects(addr)
 		slice.Annotations = map[string]string{corev1.EndpointsLastChangeTriggerTime: time.Now().Format(time.RFC3339Nano)}
-		if _, err := server.Update(slice); err != nil {
-			t.Fatal(err)
-		}
+		labtest.Update(t, server, slice)
 	}
 	socket := "unix://" + filepath.Join(t.TempDir(), "node-local.sock")
 	startBrain := func() *labtest.Process {

@@ -49,11 +49,7 @@ func newOutageLab(t *testing.T) (l *lab.Lab, server *apiservertest.Server, kubec
 		Addresses: []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: lab.NodeAddrs.IPv4.String()}},
 	}}
 	service, slice := outageObjects("10.244.1.5")
-	for _, object := range []apiservertest.Object{node, service, slice} {
-		if _, err := server.Create(object); err != nil {
-			t.Fatal(err)
-		}
-	}
+	labtest.Create(t, server, node, service, slice)
 	return l, server, kubeconfig
 }
 
@@ -82,15 +78,21 @@ func readLine(r io.Reader) (string, error) {
 	return strings.TrimSpace(line), err
 }
 
+// outageObjects is the Service that dialService dials.
 func outageObjects(endpoints ...string) (*corev1.Service, *discoveryv1.EndpointSlice) {
-	meta := metav1.ObjectMeta{Namespace: "shop", Name: "web"}
+	return serviceAt("web", "10.96.0.10", endpoints...)
+}
+
+// serviceAt is a Service of what servePod started, with its ClusterIP.
+func serviceAt(name, address string, endpoints ...string) (*corev1.Service, *discoveryv1.EndpointSlice) {
+	meta := metav1.ObjectMeta{Namespace: "shop", Name: name}
 	service := &corev1.Service{ObjectMeta: meta, Spec: corev1.ServiceSpec{
-		Type: corev1.ServiceTypeClusterIP, ClusterIP: "10.96.0.10", ClusterIPs: []string{"10.96.0.10"},
+		Type: corev1.ServiceTypeClusterIP, ClusterIP: address, ClusterIPs: []string{address},
 		Ports: []corev1.ServicePort{{Port: 80, Protocol: corev1.ProtocolTCP}},
 	}}
-	meta.Labels = map[string]string{discoveryv1.LabelServiceName: "web"}
-	port, name, protocol := int32(8080), "", corev1.ProtocolTCP
-	slice := &discoveryv1.EndpointSlice{ObjectMeta: meta, AddressType: discoveryv1.AddressTypeIPv4, Ports: []discoveryv1.EndpointPort{{Name: &name, Port: &port, Protocol: &protocol}}}
+	meta.Labels = map[string]string{discoveryv1.LabelServiceName: name}
+	port, portName, protocol := int32(8080), "", corev1.ProtocolTCP
+	slice := &discoveryv1.EndpointSlice{ObjectMeta: meta, AddressType: discoveryv1.AddressTypeIPv4, Ports: []discoveryv1.EndpointPort{{Name: &portName, Port: &port, Protocol: &protocol}}}
 	for _, addr := range endpoints {
 		slice.Endpoints = append(slice.Endpoints, discoveryv1.Endpoint{Addresses: []string{addr}})
 	}
@@ -145,9 +147,7 @@ func testTrafficFlowsWhileTheAPIServerIsGone(t *testing.T) {
 	stop := keepDialing(t, l.Client)
 	server.Stop()
 	_, slice := outageObjects("10.244.1.6")
-	if _, err := server.Update(slice); err != nil {
-		t.Fatal(err)
-	}
+	labtest.Update(t, server, slice)
 	server.Compact()
 	time.Sleep(outage)
 	stop()

@@ -3,7 +3,6 @@ package integration
 import (
 	"flag"
 	"fmt"
-	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -22,16 +21,9 @@ func TestPause(t *testing.T) {
 
 func testPauseLosesNoChange(t *testing.T) {
 	f := newWithServer(t)
-	servePod(t, f.lab, "first", "10.244.1.5")
-	servePod(t, f.lab, "second", "10.244.1.6")
-	service, slice := faultService(faultAddress, "10.244.1.5")
-	(&uploader{t, f.server}).create(service)
-	(&uploader{t, f.server}).create(slice)
+	f.createFaultService(t)
 	p := f.start(t, "--kubeconfig="+f.kubeconfig)
-	f.reaches(t, "first")
-	f.becomes(t, "200 200")
-	before := f.usage(t, p)
-	stop := keepDialingAt(t, f.lab.Client, faultAddress+":80")
+	end := f.dialThroughout(t, p)
 
 	if err := p.Cmd.Process.Signal(syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
@@ -47,10 +39,7 @@ func testPauseLosesNoChange(t *testing.T) {
 		}
 		return err
 	})
-	_, slice = faultService(faultAddress, "10.244.1.6")
-	if _, err := f.server.Update(slice); err != nil {
-		t.Fatal(err)
-	}
+	f.moveFaultService(t, "10.244.1.6")
 	time.Sleep(*pause)
 	if codes, body, err := f.health(); err == nil {
 		t.Errorf("a stopped process answers %s %s", codes, body)
@@ -60,16 +49,6 @@ func testPauseLosesNoChange(t *testing.T) {
 		t.Fatal(err)
 	}
 	f.reaches(t, "second")
-	f.becomes(t, "200 200")
-	await.Until(t, "health has no problem", func() error {
-		if _, body, err := f.health(); err != nil || strings.Contains(body, "problems") {
-			return fmt.Errorf("%s, %v", body, err)
-		}
-		return nil
-	})
-	stop()
-	f.comesBackTo(t, p, before)
-	if err := p.Stop(t); err != nil {
-		t.Errorf("the proxy ended with %v", err)
-	}
+	f.recovers(t)
+	end()
 }

@@ -105,9 +105,7 @@ func TestMachineWithoutIPv6(t *testing.T) {
 			for _, address := range tt.addresses {
 				f.node.Status.Addresses = append(f.node.Status.Addresses, corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: address})
 			}
-			if _, err := f.server.Update(f.node); err != nil {
-				t.Fatal(err)
-			}
+			labtest.Update(t, f.server, f.node)
 			p := f.start(t, "--kubeconfig="+f.kubeconfig)
 			if tt.fails != "" {
 				p.Fails(t, tt.fails)

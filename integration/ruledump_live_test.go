@@ -14,8 +14,6 @@ import (
 	"github.com/nftproxy/nftproxy/integration/lab/labtest"
 	"github.com/nftproxy/nftproxy/internal/ruledump/snapshot"
 	"github.com/nftproxy/nftproxy/nft"
-	"github.com/nftproxy/nftproxy/source/apiserver/apiservertest"
-	"github.com/nftproxy/nftproxy/source/manifests"
 )
 
 const (
@@ -219,28 +217,7 @@ func testRuledumpWatch(t *testing.T) {
 func testRuledumpKubeconfig(t *testing.T) {
 	l := labtest.New(t)
 	server, kubeconfig := labtest.APIServer(t, l.Node)
-	objects, err := manifests.Load(exampleManifests)
-	if err != nil {
-		t.Fatal(err)
-	}
-	var all []apiservertest.Object
-	for _, o := range objects.Nodes {
-		all = append(all, o)
-	}
-	for _, o := range objects.ServiceCIDRs {
-		all = append(all, o)
-	}
-	for _, o := range objects.Services {
-		all = append(all, o)
-	}
-	for _, o := range objects.EndpointSlices {
-		all = append(all, o)
-	}
-	for _, o := range all {
-		if _, err := server.Create(o); err != nil {
-			t.Fatal(err)
-		}
-	}
+	labtest.Upload(t, server, exampleManifests)
 	for _, command := range [][]string{{"services", "-o", "wide"}, {"compile"}, {"explain", "--from=198.51.100.7", "--to=192.0.2.10:80"}, {"graph", "shop/web"}} {
 		t.Run(command[0], func(t *testing.T) {
 			from := append(command, "--config", exampleConfig, "--node", "node-1")

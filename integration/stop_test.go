@@ -36,11 +36,8 @@ func TestSIGTERM(t *testing.T) {
 			return syscalls.Pass
 		}, "--kubeconfig="+f.kubeconfig)
 		f.applied(t)
-		service, slice := outageObjects("10.244.1.5")
-		service.Name, slice.Name, service.Spec.ClusterIP, service.Spec.ClusterIPs = "hanging", "hanging", "10.96.0.99", []string{"10.96.0.99"}
-		slice.Labels["kubernetes.io/service-name"] = "hanging"
-		(&uploader{t, f.server}).create(service)
-		(&uploader{t, f.server}).create(slice)
+		service, slice := serviceAt("hanging", "10.96.0.99", "10.244.1.5")
+		labtest.Create(t, f.server, service, slice)
 		select {
 		case <-hangs:
 		case <-time.After(await.Patience):
@@ -80,8 +77,7 @@ const (
 func testSIGTERMIsNoError(t *testing.T) {
 	f := newWithServer(t)
 	service, slice := busyService("10.244.1.5", "10.244.1.6")
-	(&uploader{t, f.server}).create(service)
-	(&uploader{t, f.server}).create(slice)
+	labtest.Create(t, f.server, service, slice)
 	socket := func(name string) string { return "unix://" + filepath.Join(t.TempDir(), name) }
 	brain, kubeconfig := socket("brain"), "--kubeconfig="+f.kubeconfig
 	labtest.Start(t, f.lab.Node, "kube-proxy", "node-local-server", kubeconfig, "--listen="+brain).Says(t, "Serving the node-local API")
@@ -121,7 +117,7 @@ const busyNodePort, busyHealthPort = 30077, 30078
 
 // busyService makes every part of the proxy work. Its endpoints are on this node.
 func busyService(endpoints ...string) (*corev1.Service, *discoveryv1.EndpointSlice) {
-	service, slice := faultService(faultAddress, endpoints...)
+	service, slice := serviceAt("fault", faultAddress, endpoints...)
 	service.Spec.Type, service.Spec.Ports[0].NodePort = corev1.ServiceTypeLoadBalancer, busyNodePort
 	service.Spec.ExternalTrafficPolicy, service.Spec.HealthCheckNodePort = corev1.ServiceExternalTrafficPolicyLocal, busyHealthPort
 	service.Spec.SessionAffinity = corev1.ServiceAffinityClientIP

@@ -2,15 +2,14 @@ package integration
 
 import (
 	"fmt"
-	"os"
 	"strconv"
-	"strings"
 	"testing"
 	"time"
 
 	"github.com/nftproxy/nftproxy/integration/await"
 	"github.com/nftproxy/nftproxy/integration/lab"
 	"github.com/nftproxy/nftproxy/integration/lab/labtest"
+	"github.com/nftproxy/nftproxy/integration/procstat"
 	"github.com/nftproxy/nftproxy/internal/offline"
 	"github.com/nftproxy/nftproxy/source/manifests"
 	"github.com/nftproxy/nftproxy/tracker"
@@ -39,22 +38,19 @@ func testUpdatesAreMerged(t *testing.T) {
 	objects = all
 	for i := range updatedServices {
 		service, slice := updated(i, 0)
-		(&uploader{t, f.server}).create(service)
-		(&uploader{t, f.server}).create(slice)
+		labtest.Create(t, f.server, service, slice)
 		objects.Services, objects.EndpointSlices = append(objects.Services, service), append(objects.EndpointSlices, slice)
 	}
 	p := f.start(t, "--kubeconfig="+f.kubeconfig)
 	p.Says(t, firstSyncLine)
 	f.becomes(t, "200 200")
-	before, resident, syncs := f.usage(t, p), residentBytes(t, p), f.syncs(t)
+	before, resident, syncs := f.usage(t, p), procstat.ResidentBytes(t, p.Cmd.Process.Pid), f.syncs(t)
 
 	begin, sent := time.Now(), 0
 	for time.Since(begin) < updateSeconds*time.Second {
 		for due := int(time.Since(begin).Seconds() * updatesPerSecond); sent < due; sent++ {
 			_, slice := updated(sent%updatedServices, sent)
-			if _, err := f.server.Update(slice); err != nil {
-				t.Fatal(err)
-			}
+			labtest.Update(t, f.server, slice)
 			objects.EndpointSlices[len(objects.EndpointSlices)-updatedServices+sent%updatedServices] = slice
 		}
 		if codes, body, err := f.health(); codes != "200 200" {
@@ -67,7 +63,7 @@ func testUpdatesAreMerged(t *testing.T) {
 	}
 	await.Until(t, "the kernel has the last state", func() error { return labtest.TableError(f.conn, want) })
 	took := time.Since(begin)
-	made, grown := f.syncs(t)-syncs, residentBytes(t, p)-resident
+	made, grown := f.syncs(t)-syncs, procstat.ResidentBytes(t, p.Cmd.Process.Pid)-resident
 	t.Logf("%d updates in %d s; after %v all were applied, with %d syncs; the proxy has grown by %d MiB", sent, updateSeconds, took.Round(time.Millisecond), made, grown>>20)
 	if full := updatesPerSecond * updateSeconds; sent > full*9/10 && made > sent/2 {
 		t.Errorf("%d syncs for %d updates, want them merged; see syncloop", made, sent)
@@ -84,12 +80,7 @@ func testUpdatesAreMerged(t *testing.T) {
 
 // updated is the i-th Service, as the n-th update leaves it.
 func updated(i, n int) (*corev1.Service, *discoveryv1.EndpointSlice) {
-	service, slice := outageObjects(fmt.Sprintf("10.244.1.%d", 1+n/updatedServices%200), "10.244.1.201")
-	service.Name, slice.Name = fmt.Sprint("updated-", i), fmt.Sprint("updated-", i)
-	slice.Labels[discoveryv1.LabelServiceName] = service.Name
-	service.Spec.ClusterIP = fmt.Sprint("10.96.7.", i+1)
-	service.Spec.ClusterIPs = []string{service.Spec.ClusterIP}
-	return service, slice
+	return serviceAt(fmt.Sprint("updated-", i), fmt.Sprint("10.96.7.", i+1), fmt.Sprintf("10.244.1.%d", 1+n/updatedServices%200), "10.244.1.201")
 }
 
 // syncs is how many the proxy has made.
@@ -100,18 +91,4 @@ func (f *troubled) syncs(t *testing.T) int {
 		t.Fatal(err)
 	}
 	return n
-}
-
-// residentBytes is how much memory a process has.
-func residentBytes(t *testing.T, p *labtest.Process) int {
-	t.Helper()
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/statm", p.Cmd.Process.Pid))
-	if err != nil {
-		t.Fatal(err)
-	}
-	pages, err := strconv.Atoi(strings.Fields(string(text))[1])
-	if err != nil {
-		t.Fatal(err)
-	}
-	return pages * os.Getpagesize()
 }

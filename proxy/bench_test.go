@@ -9,9 +9,9 @@ import (
 	"time"
 
 	"github.com/nftproxy/nftproxy/compiler"
+	"github.com/nftproxy/nftproxy/integration/procstat"
 	"github.com/nftproxy/nftproxy/model"
 	"github.com/nftproxy/nftproxy/nft"
-	"golang.org/x/sys/unix"
 )
 
 // cluster describes the Services of a benchmark. They have a ClusterIP each.
@@ -152,14 +152,14 @@ func BenchmarkFirstSync(b *testing.B) {
 				if err != nil {
 					b.Fatal(err)
 				}
-				used, begin := processorTime(b), time.Now()
+				used, begin := procstat.ProcessorTime(b), time.Now()
 				b.StartTimer()
 				if err := backend.Sync(b.Context(), changes); err != nil {
 					b.Fatal(err)
 				}
 				b.StopTimer()
 				p.sync = append(p.sync, time.Since(begin))
-				processor += processorTime(b) - used
+				processor += procstat.ProcessorTime(b) - used
 				floors = append(floors, floor(b, backend.Tables()))
 				b.StartTimer()
 			}
@@ -225,15 +225,6 @@ func (p *phases) benchmark(b *testing.B, backend *Backend, port func(i int) *mod
 		p.sync = append(p.sync, time.Since(begin))
 	}
 	p.report(b)
-}
-
-func processorTime(b *testing.B) time.Duration {
-	b.Helper()
-	var usage unix.Rusage
-	if err := unix.Getrusage(unix.RUSAGE_SELF, &usage); err != nil {
-		b.Fatal(err)
-	}
-	return time.Duration(usage.Utime.Nano() + usage.Stime.Nano())
 }
 
 // BenchmarkReadCounts measures one reading of the counters of all Services.

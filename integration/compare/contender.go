@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"fmt"
 	"io"
 	"os"
@@ -14,6 +13,7 @@ import (
 	"time"
 
 	"github.com/nftproxy/nftproxy/integration/lab"
+	"github.com/prometheus/procfs"
 )
 
 // contender is a proxy to be measured.
@@ -110,33 +110,23 @@ func childrenOf(pid int) (pids []int) {
 }
 
 func residentBytes(pid int) int64 {
-	text, _ := os.ReadFile(fmt.Sprintf("/proc/%d/statm", pid))
-	fields := strings.Fields(string(text))
-	if len(fields) < 2 {
-		return 0 // it is gone
+	s, _ := stat(pid) // of a process that is gone all is 0
+	return int64(s.ResidentMemory())
+}
+
+func stat(pid int) (procfs.ProcStat, error) {
+	p, err := procfs.NewProc(pid)
+	if err != nil {
+		return procfs.ProcStat{}, err
 	}
-	pages, _ := strconv.ParseInt(fields[1], 10, 64)
-	return pages * int64(os.Getpagesize())
+	return p.Stat()
 }
 
 // cpu returns the time that the process and the programs that it ran have had of a processor, to 10 ms.
 func (r *process) cpu() (time.Duration, error) {
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", r.cmd.Process.Pid))
-	if err != nil {
-		return 0, err
-	}
-	// The name, in parentheses, may have blanks; utime, stime, cutime and cstime are fields 14 to 17.
-	fields := bytes.Fields(text[bytes.LastIndexByte(text, ')')+1:])
-	const ticksPerSecond = 100 // USER_HZ
-	var sum time.Duration
-	for _, field := range fields[11:15] {
-		ticks, err := strconv.ParseInt(string(field), 10, 64)
-		if err != nil {
-			return 0, err
-		}
-		sum += time.Duration(ticks) * time.Second / ticksPerSecond
-	}
-	return sum, nil
+	s, err := stat(r.cmd.Process.Pid)
+	s.UTime, s.STime = s.UTime+uint(s.CUTime), s.STime+uint(s.CSTime)
+	return time.Duration(s.CPUTime() * float64(time.Second)), err
 }
 
 // waitIdle waits until the process has nothing to do.

@@ -10,12 +10,12 @@ import (
 	"os/exec"
 	"runtime"
 	"strconv"
-	"strings"
 	"syscall"
 	"testing"
 	"time"
 
 	"github.com/go-logr/logr"
+	"github.com/nftproxy/nftproxy/integration/procstat"
 	"k8s.io/klog/v2"
 )
 
@@ -113,22 +113,7 @@ func (p *process) change(b *testing.B, do func()) (p50, p99, last time.Duration)
 // processorTime is what the process has used.
 func (p *process) processorTime(b *testing.B) time.Duration {
 	b.Helper()
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", p.cmd.Process.Pid))
-	if err != nil {
-		b.Fatal(err)
-	}
-	fields := strings.Fields(string(text[strings.LastIndex(string(text), ")")+1:]))
-	user, _ := strconv.Atoi(fields[11]) // utime, the 14th of proc_pid_stat(5)
-	kernel, _ := strconv.Atoi(fields[12])
-	const perSecond = 100 // USER_HZ
-	return time.Duration(user+kernel) * time.Second / perSecond
-}
-
-// ownProcessorTime is what this process has used, which runs the API server.
-func ownProcessorTime() time.Duration {
-	var usage syscall.Rusage
-	_ = syscall.Getrusage(syscall.RUSAGE_SELF, &usage)
-	return time.Duration(usage.Utime.Nano() + usage.Stime.Nano())
+	return procstat.ProcessorTimeOf(b, p.cmd.Process.Pid)
 }
 
 // heap is what this process keeps, stacks included.

@@ -8,6 +8,7 @@ import (
 
 	"github.com/nftproxy/nftproxy/compiler"
 	"github.com/nftproxy/nftproxy/integration/lab"
+	"github.com/nftproxy/nftproxy/integration/lab/labtest"
 	"github.com/nftproxy/nftproxy/internal/offline"
 	"github.com/nftproxy/nftproxy/nft"
 	"github.com/nftproxy/nftproxy/source/apiserver/apiservertest"
@@ -34,44 +35,25 @@ type cluster struct {
 func newCluster(t *testing.T, server *apiservertest.Server, random *rand.Rand) *cluster {
 	t.Helper()
 	c := &cluster{t: t, server: server, random: random, services: map[string]*corev1.Service{}, slices: map[string]*discoveryv1.EndpointSlice{}}
-	var err error
-	if c.anchors, err = manifests.Load("testdata/manifests.yaml"); err != nil {
-		t.Fatal(err)
-	}
-	for _, o := range c.anchors.ServiceCIDRs {
-		c.create(o)
-	}
-	for _, o := range c.anchors.Services {
-		c.create(o)
-	}
-	for _, o := range c.anchors.EndpointSlices {
-		c.create(o)
-	}
+	c.anchors = labtest.Upload(t, server, "testdata/manifests.yaml")
 	c.node = c.anchors.Nodes[0]
-	c.create(c.node)
 	c.flap(true)
 	return c
 }
 
 func (c *cluster) create(o apiservertest.Object) {
 	c.t.Helper()
-	if _, err := c.server.Create(o); err != nil {
-		c.t.Fatal(err)
-	}
+	labtest.Create(c.t, c.server, o)
 }
 
 func (c *cluster) update(o apiservertest.Object) {
 	c.t.Helper()
-	if _, err := c.server.Update(o); err != nil {
-		c.t.Fatal(err)
-	}
+	labtest.Update(c.t, c.server, o)
 }
 
 func (c *cluster) delete(o apiservertest.Object) {
 	c.t.Helper()
-	if err := c.server.Delete(o); err != nil {
-		c.t.Fatal(err)
-	}
+	labtest.Delete(c.t, c.server, o)
 }
 
 // wanted compiles the tables that the proxy should have by now.

@@ -5,10 +5,9 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
-	"strconv"
-	"strings"
 	"syscall"
 
+	"github.com/prometheus/procfs"
 	"golang.org/x/sys/unix"
 )
 
@@ -73,10 +72,10 @@ func hideVDSO(pid int) error {
 
 // stackStart returns the address of argc: the field startstack in proc_pid_stat(5).
 func stackStart(pid int) (uint64, error) {
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	p, err := procfs.NewProc(pid)
 	if err != nil {
 		return 0, err
 	}
-	_, rest, _ := strings.Cut(string(text), ") ")
-	return strconv.ParseUint(strings.Fields(rest)[25], 10, 64)
+	stat, err := p.Stat()
+	return stat.StartStack, err
 }

@@ -15,8 +15,6 @@ import (
 	"github.com/nftproxy/nftproxy/integration/lab"
 	"github.com/nftproxy/nftproxy/integration/lab/labtest"
 	"github.com/nftproxy/nftproxy/nft"
-	"github.com/nftproxy/nftproxy/source/apiserver/apiservertest"
-	"github.com/nftproxy/nftproxy/source/manifests"
 )
 
 // Without the flag, tests go by what a kube-proxy did when it was recorded.
@@ -68,7 +66,7 @@ func startKubeProxy(t *testing.T, h *lab.Host, dir string) *labtest.Process {
 func startKubeProxyInMode(t *testing.T, h *lab.Host, mode, dir string) *labtest.Process {
 	t.Helper()
 	server, kubeconfig := labtest.APIServer(t, h)
-	upload(t, server)
+	labtest.Upload(t, server, manifestsFile)
 	args := append(slices.Clone(flags), "--kubeconfig", kubeconfig, "--proxy-mode="+mode)
 	return startKubernetes(t, h, dir, args...)
 }
@@ -79,31 +77,6 @@ func startKubernetes(t *testing.T, h *lab.Host, dir string, args ...string) *lab
 	cmd := exec.Command(*kubeProxy, args...)
 	cmd.Env = append(os.Environ(), "PATH="+dir+":"+os.Getenv("PATH"))
 	return labtest.StartCommand(t, h, cmd)
-}
-
-func upload(t *testing.T, server *apiservertest.Server) {
-	t.Helper()
-	objects, err := manifests.Load(manifestsFile)
-	if err != nil {
-		t.Fatal(err)
-	}
-	create := func(obj apiservertest.Object) {
-		if _, err := server.Create(obj); err != nil {
-			t.Fatal(err)
-		}
-	}
-	for _, o := range objects.Nodes {
-		create(o)
-	}
-	for _, o := range objects.ServiceCIDRs {
-		create(o)
-	}
-	for _, o := range objects.Services {
-		create(o)
-	}
-	for _, o := range objects.EndpointSlices {
-		create(o)
-	}
 }
 
 // record runs the kube-proxy of the flag where there are no tables, with an nft that keeps what it is sent.

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"slices"
 	"sync"
-	"syscall"
 	"testing"
 	"time"
 
@@ -14,6 +13,7 @@ import (
 	"google.golang.org/grpc/mem"
 	"google.golang.org/protobuf/encoding/protowire"
 
+	"github.com/nftproxy/nftproxy/integration/procstat"
 	"github.com/nftproxy/nftproxy/nodelocal/server"
 	nodelocalv1 "github.com/nftproxy/nftproxy/nodelocal/v1"
 )
@@ -63,7 +63,7 @@ func benchmarkWatchers(b *testing.B, watchers, services, endpoints int) {
 	begun.Wait()
 	started, kept := time.Since(start), heap()-empty
 	var waits []time.Duration
-	cpu := processorTime()
+	cpu := procstat.ProcessorTime(b)
 	n := 0
 	for b.Loop() {
 		n++
@@ -74,7 +74,7 @@ func benchmarkWatchers(b *testing.B, watchers, services, endpoints int) {
 		}
 		time.Sleep(60 * time.Millisecond) // longer than the least interval of a stream
 	}
-	cpu = processorTime() - cpu
+	cpu = procstat.ProcessorTime(b) - cpu
 	b.ReportMetric(started.Seconds(), "s-until-all-watch")
 	b.ReportMetric(float64(kept)/float64(watchers)/1e3, "kB-heap/watcher")
 	slices.Sort(waits)
@@ -109,11 +109,4 @@ func (skim) Unmarshal(data mem.BufferSlice, message any) error {
 		rest = rest[n:]
 	}
 	return nil
-}
-
-// processorTime is that of this process.
-func processorTime() time.Duration {
-	var usage syscall.Rusage
-	_ = syscall.Getrusage(syscall.RUSAGE_SELF, &usage)
-	return time.Duration(usage.Utime.Nano() + usage.Stime.Nano())
 }
