@@ -27,20 +27,30 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 		http.NotFound(w, r)
 		return
 	}
-	var options metav1.ListOptions
-	if err := scheme.ParameterCodec.DecodeParameters(r.URL.Query(), schema.GroupVersion{Version: "v1"}, &options); err != nil {
+	options, err := listOptions(r)
+	if err != nil {
 		http.Error(w, err.Error(), http.StatusBadRequest)
 		return
 	}
-	verb := verbOf(r.Method, t, &options)
+	verb := verbOf(r.Method, t, options)
 	entry := s.log.add(verb, t.resource.plural, r)
 	w = &answerRecorder{w, func(status int, contentType string) { s.log.answered(entry, status, contentType) }}
 	s.wrap(t.resource, func(w http.ResponseWriter, r *http.Request) {
-		if err := s.handle(w, r, verb, t, &options); err != nil {
+		options, err := listOptions(r) // Wrap may have changed them
+		if err == nil {
+			err = s.handle(w, r, verb, t, options)
+		}
+		if err != nil {
 			status := statusOf(err)
 			writeObject(w, r, int(status.Code), t.resource, status)
 		}
 	}).ServeHTTP(w, r)
+}
+
+func listOptions(r *http.Request) (*metav1.ListOptions, error) {
+	var options metav1.ListOptions
+	err := scheme.ParameterCodec.DecodeParameters(r.URL.Query(), schema.GroupVersion{Version: "v1"}, &options)
+	return &options, err
 }
 
 // wrap puts what Wrap was given before the handler.
