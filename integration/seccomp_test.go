@@ -154,14 +154,11 @@ func testSeccompProfileIsEnough(t *testing.T) {
 	servePod(t, f.lab, "first", "10.244.1.5")
 	servePod(t, f.lab, "second", "10.244.1.6")
 	service, slice := busyService("10.244.1.5")
-	(&uploader{t, f.server}).create(service)
-	(&uploader{t, f.server}).create(slice)
+	labtest.Create(t, f.server, service, slice)
 	move := func(to string) {
 		t.Helper()
 		_, slice := busyService(to)
-		if _, err := f.server.Update(slice); err != nil {
-			t.Fatal(err)
-		}
+		labtest.Update(t, f.server, slice)
 	}
 	ends := func(p *labtest.Process, how func(*labtest.Process) error) {
 		t.Helper()
