@@ -1,8 +1,10 @@
 package compiler
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 )
 
@@ -75,19 +77,16 @@ func (c *Config) Validate() error {
 	if c.MasqueradeBit > 31 {
 		return fmt.Errorf("masqueradeBit is %d: the packet mark has bits 0 to 31", c.MasqueradeBit)
 	}
-	for _, p := range c.DetectLocal.CIDRs {
-		if !p.IsValid() {
-			return fmt.Errorf("detectLocal: invalid CIDR")
-		}
+	invalid := func(p netip.Prefix) bool { return !p.IsValid() }
+	if slices.ContainsFunc(c.DetectLocal.CIDRs, invalid) {
+		return errors.New("detectLocal: invalid CIDR")
 	}
 	// The kernel's interface names are at most 15 bytes long (IFNAMSIZ).
 	if len(strings.TrimSuffix(c.DetectLocal.Interface, "*")) > 15 {
 		return fmt.Errorf("detectLocal: interface name %q is longer than 15 bytes", c.DetectLocal.Interface)
 	}
-	for _, p := range c.NodePortAddresses.CIDRs {
-		if !p.IsValid() {
-			return fmt.Errorf("nodePortAddresses: invalid CIDR")
-		}
+	if slices.ContainsFunc(c.NodePortAddresses.CIDRs, invalid) {
+		return errors.New("nodePortAddresses: invalid CIDR")
 	}
 	return nil
 }

@@ -9,12 +9,13 @@ import (
 
 // nodePortPrefixes returns the prefixes on which node ports answer. They are sorted, and none contains another.
 func (f *family) nodePortPrefixes() []netip.Prefix {
-	prefixes := prefixesOf(f.family, f.config.NodePortAddresses.CIDRs)
+	prefixes := slices.Clone(f.config.NodePortAddresses.CIDRs)
 	if f.config.NodePortAddresses.Primary {
 		for _, ip := range f.node.IPs {
-			prefixes = append(prefixes, prefixesOf(f.family, []netip.Prefix{netip.PrefixFrom(ip, ip.BitLen())})...)
+			prefixes = append(prefixes, netip.PrefixFrom(ip, ip.BitLen()))
 		}
 	}
+	prefixes = prefixesOf(f.family, prefixes)
 	// Packets to loopback addresses never leave the machine: no rule can send them elsewhere.
 	loopback := f.family.Loopback()
 	prefixes = slices.DeleteFunc(prefixes, func(p netip.Prefix) bool {
