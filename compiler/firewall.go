@@ -30,7 +30,7 @@ func (f *family) putFirewall() {
 		{Name: "filter-output-pre-dnat", Type: nft.TypeFilter, Hook: nft.HookOutput, Priority: nft.PriorityDstNAT - 10, Rules: newConnections(chainFirewall)},
 		{Name: chainFirewall, Rules: f.firewallRules()},
 	} {
-		f.putChainIf(f.sets.guardedIPs.Len() > 0, c)
+		f.putChainIf(f.uses.guarded, c)
 	}
 }
 
@@ -52,7 +52,6 @@ func (f *family) putSources(e frontendElements) {
 		return
 	}
 	guarded, allowed := f.sets.guardedIPs, f.sets.allowedSources
-	before := guarded.Len() > 0
 	if len(want) > 0 {
 		f.draft.Put(guarded, nft.Element{Key: e.key, Comment: e.want.comment})
 	} else {
@@ -71,8 +70,5 @@ func (f *family) putSources(e frontendElements) {
 		if !starts[p.Addr()] {
 			f.draft.Remove(allowed, e.key+nft.AddrData(p.Addr()))
 		}
-	}
-	if guarded.Len() > 0 != before {
-		f.putFirewall()
 	}
 }

@@ -8,12 +8,16 @@ import (
 
 // uses says which sets have elements. Rules that only look up an empty set are left out, so that packets do not pay for
 // what no Service needs.
-type uses struct{ hairpin, nodePorts, noEndpoints, noEndpointNodePorts bool }
+type uses struct{ hairpin, nodePorts, noEndpoints, noEndpointNodePorts, guarded bool }
 
 // updateUses rewrites the chains with fixed names after a set became empty or got its first element.
 func (f *family) updateUses() {
 	s := &f.sets
-	now := uses{s.hairpin.Len() > 0, s.nodePorts.services.Len() > 0, s.addresses.noEndpoints.Len() > 0, s.nodePorts.noEndpoints.Len() > 0}
+	now := uses{
+		hairpin: s.hairpin.Len() > 0, nodePorts: s.nodePorts.services.Len() > 0,
+		noEndpoints: s.addresses.noEndpoints.Len() > 0, noEndpointNodePorts: s.nodePorts.noEndpoints.Len() > 0,
+		guarded: s.guardedIPs.Len() > 0,
+	}
 	if now != f.uses {
 		f.uses = now
 		f.putFixedChains()
