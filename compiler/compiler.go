@@ -45,22 +45,16 @@ func (c *Compiler) Apply(changes *model.Changes) []Conflict {
 		c.removeAllBut(changes.Ports)
 	}
 	c.applyCluster(changes)
-	var first [len(c.families)]bool
-	for i, f := range c.families {
-		first[i] = changes.Full && f.isNew()
-	}
-	for id, port := range changes.Ports {
-		if i := familyIndex(id.Family); !first[i] && c.serves(c.families[i]) {
-			c.families[i].setPort(id, port)
-		}
-	}
 	var conflicts []Conflict
-	for i, f := range c.families {
-		switch {
-		case !c.serves(f):
-		case first[i]:
+	for i, f := range c.served() {
+		if changes.Full && f.isNew() {
 			conflicts = append(conflicts, f.applyFirst(changes.Ports)...)
-		default:
+		} else {
+			for id, port := range changes.Ports {
+				if familyIndex(id.Family) == i {
+					f.setPort(id, port)
+				}
+			}
 			conflicts = append(conflicts, f.reconcileTouched(f.putElements)...)
 		}
 		f.limitChainSets()
@@ -77,8 +71,6 @@ func (c *Compiler) served() []*family {
 	}
 	return c.families[:]
 }
-
-func (c *Compiler) serves(f *family) bool { return slices.Contains(c.served(), f) }
 
 // removeAllBut removes the ports that a full model does not name.
 func (c *Compiler) removeAllBut(ports map[model.PortID]*model.ServicePort) {
