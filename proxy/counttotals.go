@@ -31,7 +31,7 @@ type countTotals struct {
 }
 
 type setCounts struct {
-	elements map[nft.Data]*elementCount
+	elements map[nft.Data]elementCount
 	// readings counts the readings. known says that one was whole. An element that is first read before that may have
 	// counted for long, for example while another process ran. So only the increase from then on counts.
 	readings int
@@ -66,7 +66,7 @@ func (r *countReading) add(key nft.Data, comment string, n nft.Count) {
 
 func (t *countTotals) of(set countSet) *setCounts {
 	if t.sets[set] == nil {
-		t.sets[set] = &setCounts{elements: map[nft.Data]*elementCount{}}
+		t.sets[set] = &setCounts{elements: map[nft.Data]elementCount{}}
 	}
 	return t.sets[set]
 }
@@ -77,14 +77,14 @@ func (t *countTotals) end(r *countReading, whole bool) {
 	s.readings++
 	for key, now := range r.elements {
 		now.reading = s.readings
-		before := s.elements[key]
+		before, seen := s.elements[key]
 		switch {
-		case before != nil:
+		case seen:
 			t.add(r.set, now.port, since(before.last, now.last))
 		case s.known:
 			t.add(r.set, now.port, now.last)
 		}
-		s.elements[key] = &now
+		s.elements[key] = now
 	}
 	s.known = s.known || whole
 	for key, e := range s.elements {
