@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/nftproxy/nftproxy/compiler"
@@ -53,8 +54,10 @@ func (c clients) transaction() (tx nft.Transaction) {
 // the reconciler does the rest.
 func (b *Backend) keptAffinity(ctx context.Context) nft.Transaction {
 	kept := clients{}
-	if lost := b.readKept(ctx, kept); lost {
-		b.affinity.restore = b.connections(ctx, kept) != nil
+	if lost := b.readKept(ctx, kept); lost && b.conntrack != nil {
+		ctx, cancel := context.WithTimeout(ctx, affinityConnectionsTime)
+		defer cancel()
+		b.affinity.restore = b.connections(ctx, b.conntrack, locked{}, kept) != nil
 	}
 	return kept.transaction()
 }
@@ -75,28 +78,36 @@ func (b *Backend) readKept(ctx context.Context, kept clients) (lost bool) {
 	return lost
 }
 
-// connections adds the clients of the connections in conntrack.
-func (b *Backend) connections(ctx context.Context, to clients) error {
-	if b.conntrack == nil {
-		return nil
-	}
-	ctx, cancel := context.WithTimeout(ctx, affinityConnectionsTime)
-	defer cancel()
+// connections adds the clients of the connections in conntrack. mu is Backend.mu, which it holds for one connection at a
+// time; locked for a caller that has it.
+func (b *Backend) connections(ctx context.Context, table *conntrack.Conn, mu sync.Locker, to clients) error {
+	affinity := b.compiler.Affinity()
+	var failures []error
 	for _, family := range model.Families {
-		for _, protocol := range b.compiler.Affinity().Protocols(family) {
-			if err := b.conntrack.Each(ctx, family, uint8(protocol), func(f conntrack.Flow) { b.addConnection(to, protocol, f) }); err != nil {
-				return err
+		mu.Lock()
+		protocols := affinity.Protocols(family)
+		mu.Unlock()
+		for _, protocol := range protocols {
+			err := table.Each(ctx, family, uint8(protocol), func(f conntrack.Flow) {
+				if f.Translated() {
+					mu.Lock()
+					defer mu.Unlock()
+					affinity.ConnectionElements(protocol, f.Source.Addr(), f.Dialed, f.Server, to.add)
+				}
+			})
+			if err != nil {
+				failures = append(failures, fmt.Errorf("%s %s: %w", family, protocol, err))
 			}
 		}
 	}
-	return nil
+	return errors.Join(failures...)
 }
 
-func (b *Backend) addConnection(to clients, protocol model.Protocol, f conntrack.Flow) {
-	if f.Translated() {
-		b.compiler.Affinity().ConnectionElements(protocol, f.Source.Addr(), f.Dialed, f.Server, to.add)
-	}
-}
+// locked stands for a mutex that the caller holds.
+type locked struct{}
+
+func (locked) Lock()   {}
+func (locked) Unlock() {}
 
 // restoreFromConntrack adds the clients of the connections in conntrack to the maps, if clients were lost.
 func (r *affinityReconciler) restoreFromConntrack(ctx context.Context) error {
@@ -108,31 +119,8 @@ func (r *affinityReconciler) restoreFromConntrack(ctx context.Context) error {
 	if !restore || table == nil {
 		return nil
 	}
-	var failures []error
-	for _, family := range model.Families {
-		for _, protocol := range r.protocols(family) {
-			failures = append(failures, r.restoreProtocol(ctx, table, family, protocol))
-		}
-	}
-	return errors.Join(failures...)
-}
-
-func (r *affinityReconciler) protocols(family model.Family) []model.Protocol {
-	r.backend.mu.Lock()
-	defer r.backend.mu.Unlock()
-	return r.backend.compiler.Affinity().Protocols(family)
-}
-
-func (r *affinityReconciler) restoreProtocol(ctx context.Context, table *conntrack.Conn, family model.Family, protocol model.Protocol) error {
 	lost := clients{}
-	if err := table.Each(ctx, family, uint8(protocol), func(f conntrack.Flow) {
-		r.backend.mu.Lock()
-		defer r.backend.mu.Unlock()
-		r.backend.addConnection(lost, protocol, f)
-	}); err != nil {
-		return fmt.Errorf("%s %s: %w", family, protocol, err)
-	}
-	var failures []error
+	failures := []error{b.connections(ctx, table, &b.mu, lost)}
 	for _, m := range lost {
 		failures = append(failures, r.addClients(ctx, m.AffinityMap, m.elements))
 	}
