@@ -62,21 +62,18 @@ func (c *comparison) run() (Transaction, error) {
 	if err != nil {
 		return Transaction{}, err
 	}
-	var tx Transaction
 	var d *delta
 	var pairs []setPair
-	// If the table is to be replaced, tx refers to all elements of the wanted sets.
-	if err := c.guard(func() { tx, d, pairs = beginDiff(have, c.want) }); err != nil {
+	// If the table is to be replaced, d refers to all elements of the wanted sets.
+	if err := c.guard(func() { d, pairs = beginDiff(have, c.want) }); err != nil {
 		return Transaction{}, err
 	}
-	if d != nil {
-		for _, pair := range pairs {
-			if err := c.compareElements(d, pair); err != nil {
-				return Transaction{}, err
-			}
+	for _, pair := range pairs {
+		if err := c.compareElements(d, pair); err != nil {
+			return Transaction{}, err
 		}
-		tx = d.transaction()
 	}
+	tx := d.transaction()
 	return tx, c.outcome(tx)
 }
 
@@ -115,8 +112,7 @@ func (c *comparison) compareElements(d *delta, pair setPair) error {
 	} else if err := c.compareListing(&e, pair.have); err != nil {
 		return err
 	}
-	d.deleteElements = append(d.deleteElements, setElements{set: pair.want, elements: e.gone})
-	d.addElements = append(d.addElements, setElements{set: pair.want, elements: e.added})
+	d.addElements(pair.want, e.gone, e.added)
 	return nil
 }
 

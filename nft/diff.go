@@ -12,42 +12,49 @@ import (
 // deletes and adds that set and all rules that use it. Elements that packets added to a Dynamic set stay, unless the
 // set or the table is replaced.
 func Diff(have, want *Table) Transaction {
-	tx, d, pairs := beginDiff(have, want)
-	if d == nil {
-		return tx
-	}
+	d, pairs := beginDiff(have, want)
 	for _, pair := range pairs {
 		d.compareElements(pair.have, pair.want)
 	}
 	return d.transaction()
 }
 
-// beginDiff compares two tables without the elements of sets that both have. If d is nil, tx is the whole difference.
-// Otherwise d is the difference, and the elements of pairs remain to be compared.
-func beginDiff(have, want *Table) (tx Transaction, d *delta, pairs []setPair) {
+// beginDiff compares two tables without the elements of sets that both have. The elements of pairs remain to be
+// compared.
+func beginDiff(have, want *Table) (d *delta, pairs []setPair) {
+	d = &delta{table: want, rebuiltSets: map[string]bool{}}
 	switch {
 	case have == nil && want == nil:
-		return Transaction{}, nil, nil
+		return d, nil
 	case want == nil:
-		return Transaction{Steps: []Step{{Op: DeleteTable, Table: have}}}, nil, nil
+		d.table = have
+		d.add(Step{Op: DeleteTable})
+		return d, nil
 	case have == nil:
-		return build(want), nil, nil
+		d.build()
+		return d, nil
 	}
 	has, wants := have.index(), want.index()
 	if !have.becomes(want) || !sameComment(have.Comment, want.Comment) || !has.becomes(want) {
-		return Replace(want), nil, nil
+		d.replace()
+		return d, nil
 	}
-	d = &delta{table: want, adopt: want.Owner && !have.Owner, deleteObjects: have.Objects, rebuiltSets: map[string]bool{}}
+	if want.Owner && !have.Owner {
+		d.add(Step{Op: AdoptTable})
+	}
+	for _, o := range have.Objects {
+		d.add(Step{Op: DeleteObject, Object: o})
+	}
 	pairs = d.compareSets(has, wants)
 	d.compareChains(has, wants)
-	return Transaction{}, d, pairs
+	return d, pairs
 }
 
 // Replace returns the transaction that deletes the table of want's name, if there is one, and adds want.
 func Replace(want *Table) Transaction {
-	tx := Remove(want.Family, want.Name)
-	tx.Append(build(want))
-	return tx
+	d := &delta{table: want}
+	d.replace()
+	return d.transaction()
 }
 
 // Remove returns the transaction that deletes a table if it exists.
@@ -61,14 +68,6 @@ func (t *Table) becomes(want *Table) bool {
 		return t.Dormant == want.Dormant
 	}
 	return t.flags() == want.flags()
-}
-
-func build(want *Table) Transaction {
-	d := delta{table: want, addTable: true, addSets: want.Sets, addChains: want.Chains, newRules: want.Chains}
-	for _, s := range want.Sets {
-		d.addElements = append(d.addElements, setElements{set: s, all: true})
-	}
-	return d.transaction()
 }
 
 // becomes reports whether the sets and chains can be turned into those of want step by step.
@@ -92,34 +91,47 @@ func replaceable(have, want *Chain) bool {
 	return have.same(want) || have.Hook != "" && want.Hook != ""
 }
 
-// delta is the difference between two states of one table, before it is put in an order
-// that the kernel accepts.
+// delta collects the steps from one state of a table to another.
 type delta struct {
-	table                   *Table
-	addTable, adopt         bool
-	addSets, deleteSets     []*Set
-	rebuiltSets             map[string]bool // by name: those that are deleted and added again
-	addChains, deleteChains []*Chain
-	flushChains, newRules   []*Chain
-	deleteObjects           []Object
-	deleteElements          []setElements
-	addElements             []setElements
+	table *Table
+	steps []Step
+	// rebuiltSets holds the names of sets that are deleted and added again.
+	rebuiltSets map[string]bool
 }
 
-type setElements struct {
-	set      *Set
-	elements []Element
-	// all means all elements of the set, instead of elements.
-	all bool
+func (d *delta) add(s Step) {
+	s.Table = d.table
+	d.steps = append(d.steps, s)
 }
 
-// steps returns the step that does op to the elements, if there are any.
-func (e setElements) steps(op StepOp) []Step {
-	s := Step{Op: op, Set: e.set, Elements: e.elements, All: e.all}
-	if s.Len() == 0 {
-		return nil
+// addElements notes that elements of a set go and come.
+func (d *delta) addElements(set *Set, gone, added []Element) {
+	if len(gone) > 0 {
+		d.add(Step{Op: DeleteElements, Set: set, Elements: gone})
 	}
-	return []Step{s}
+	if len(added) > 0 {
+		d.add(Step{Op: AddElements, Set: set, Elements: added})
+	}
+}
+
+// build adds the table with all its contents.
+func (d *delta) build() {
+	d.add(Step{Op: AddTable})
+	for _, s := range d.table.Sets {
+		d.add(Step{Op: AddSet, Set: s})
+		if s.Len() > 0 {
+			d.add(Step{Op: AddElements, Set: s, All: true})
+		}
+	}
+	for _, c := range d.table.Chains {
+		d.compareChain(nil, c)
+	}
+}
+
+// replace deletes the table, if it is there, and builds it.
+func (d *delta) replace() {
+	d.add(Step{Op: DestroyTable})
+	d.build()
 }
 
 // setPair is a wanted set and the kernel's set of that name. have is nil if there is none, or if it has to be made
@@ -130,20 +142,18 @@ type setPair struct{ have, want *Set }
 func (d *delta) compareSets(have, want index) (pairs []setPair) {
 	for _, w := range want.table.Sets {
 		h := have.sets[w.Name]
-		switch {
-		case h == nil:
-			d.addSets = append(d.addSets, w)
-		case !h.sameType(w):
-			d.deleteSets, d.addSets = append(d.deleteSets, h), append(d.addSets, w)
+		if h != nil && !h.sameType(w) {
+			d.compareSet(h, nil)
 			d.rebuiltSets[w.Name] = true
 			h = nil
 		}
+		d.compareSet(h, w)
 		pairs = append(pairs, setPair{h, w})
 	}
 	for _, h := range have.table.Sets {
 		// An anonymous set goes with its rule, and cannot be deleted by name.
 		if want.sets[h.Name] == nil && !h.anonymous {
-			d.deleteSets = append(d.deleteSets, h)
+			d.compareSet(h, nil)
 		}
 	}
 	return pairs
@@ -183,38 +193,36 @@ func (d *delta) compareElements(have, want *Set) {
 			added = append(added, w)
 		}
 	}
-	d.deleteElements = append(d.deleteElements, setElements{set: want, elements: gone})
-	d.addElements = append(d.addElements, setElements{set: want, elements: added})
+	d.addElements(want, gone, added)
 }
 
 // compareSet notes the steps from have to want; nil means no such set. Two sets must be of the same type.
 func (d *delta) compareSet(have, want *Set) {
 	switch {
 	case have == nil && want != nil:
-		d.addSets = append(d.addSets, want)
+		d.add(Step{Op: AddSet, Set: want})
 	case have != nil && want == nil:
-		d.deleteSets = append(d.deleteSets, have)
+		d.add(Step{Op: DeleteSet, Set: have})
 	}
 }
 
 // compareChain notes the steps from have to want; nil means no such chain.
 func (d *delta) compareChain(have, want *Chain) {
-	switch {
-	case have == nil && want == nil:
-	case have == nil:
-		d.addChains = append(d.addChains, want)
-		d.newRules = append(d.newRules, want)
-	case want == nil:
-		d.flushChains = append(d.flushChains, have)
-		d.deleteChains = append(d.deleteChains, have)
-	case !have.same(want):
-		d.flushChains = append(d.flushChains, have)
-		d.deleteChains = append(d.deleteChains, have)
-		d.addChains = append(d.addChains, want)
-		d.newRules = append(d.newRules, want)
-	case !sameRules(have.Rules, want.Rules), d.rebuilds(want):
-		d.flushChains = append(d.flushChains, have)
-		d.newRules = append(d.newRules, want)
+	stays := have != nil && want != nil && have.same(want)
+	if stays && sameRules(have.Rules, want.Rules) && !d.rebuilds(want) {
+		return
+	}
+	if have != nil {
+		d.add(Step{Op: FlushChain, Chain: have})
+	}
+	if have != nil && !stays {
+		d.add(Step{Op: DeleteChain, Chain: have})
+	}
+	if want != nil && !stays {
+		d.add(Step{Op: AddChain, Chain: want})
+	}
+	if want != nil && len(want.Rules) > 0 {
+		d.add(Step{Op: AddRules, Chain: want})
 	}
 }
 
@@ -226,51 +234,18 @@ func (d *delta) rebuilds(c *Chain) bool {
 	})
 }
 
-// transaction orders the steps. Each object is added before anything refers to it, and deleted after everything that
-// refers to it.
+// stepOrder is an order of steps that the kernel accepts: each object is added before anything refers to it, and deleted
+// after everything that refers to it. Sets are deleted before chains, because their elements may lead to chains.
+var stepOrder = []StepOp{
+	DeleteTable, DestroyTable, AddTable, AdoptTable,
+	FlushChain, DeleteElements, DeleteSet, DeleteChain, DeleteObject,
+	AddSet, AddChain, AddRules, AddElements,
+}
+
+// transaction returns the steps in stepOrder.
 func (d *delta) transaction() Transaction {
-	var tx Transaction
-	add := func(steps ...Step) {
-		for _, s := range steps {
-			s.Table = d.table
-			tx.Steps = append(tx.Steps, s)
-		}
-	}
-	if d.addTable {
-		add(Step{Op: AddTable})
-	}
-	if d.adopt {
-		add(Step{Op: AdoptTable})
-	}
-	for _, c := range d.flushChains {
-		add(Step{Op: FlushChain, Chain: c})
-	}
-	for _, e := range d.deleteElements {
-		add(e.steps(DeleteElements)...)
-	}
-	// Sets are deleted before chains, because their elements may lead to chains.
-	for _, s := range d.deleteSets {
-		add(Step{Op: DeleteSet, Set: s})
-	}
-	for _, c := range d.deleteChains {
-		add(Step{Op: DeleteChain, Chain: c})
-	}
-	for _, o := range d.deleteObjects {
-		add(Step{Op: DeleteObject, Object: o})
-	}
-	for _, s := range d.addSets {
-		add(Step{Op: AddSet, Set: s})
-	}
-	for _, c := range d.addChains {
-		add(Step{Op: AddChain, Chain: c})
-	}
-	for _, c := range d.newRules {
-		if len(c.Rules) > 0 {
-			add(Step{Op: AddRules, Chain: c})
-		}
-	}
-	for _, e := range d.addElements {
-		add(e.steps(AddElements)...)
-	}
-	return tx
+	slices.SortStableFunc(d.steps, func(a, b Step) int {
+		return slices.Index(stepOrder, a.Op) - slices.Index(stepOrder, b.Op)
+	})
+	return Transaction{Steps: d.steps}
 }

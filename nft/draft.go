@@ -203,8 +203,7 @@ func (d *Draft) Transaction() Transaction {
 	}
 	for _, s := range d.changedSets() {
 		gone, added := d.elementChanges(s)
-		delta.deleteElements = append(delta.deleteElements, setElements{set: s, elements: gone})
-		delta.addElements = append(delta.addElements, setElements{set: s, elements: added})
+		delta.addElements(s, gone, added)
 	}
 	return delta.transaction()
 }
