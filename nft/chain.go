@@ -88,7 +88,7 @@ func (c *Chain) header() string {
 	if c.DropPolicy {
 		policy = "drop"
 	}
-	return fmt.Sprintf("type %s hook %s priority %s; policy %s;", c.Type, c.Hook, priorityString(c.Priority, c.Hook), policy)
+	return fmt.Sprintf("type %s hook %s priority %s; policy %s", c.Type, c.Hook, priorityString(c.Priority, c.Hook), policy)
 }
 
 // same reports whether two chains differ in nothing but their rules.
@@ -99,10 +99,10 @@ func (c *Chain) same(o *Chain) bool {
 func (c *Chain) appendText(b *strings.Builder) {
 	fmt.Fprintf(b, "\tchain %s {\n", c.Name)
 	if c.Comment != "" {
-		fmt.Fprintf(b, "\t\tcomment %s\n", quote(c.Comment))
+		fmt.Fprintf(b, "\t\t%s\n", commentText(c.Comment))
 	}
-	if h := c.header(); h != "" {
-		fmt.Fprintf(b, "\t\t%s\n", h)
+	if c.Hook != "" {
+		fmt.Fprintf(b, "\t\t%s;\n", c.header())
 	}
 	for _, r := range c.Rules {
 		fmt.Fprintf(b, "\t\t%s\n", r)

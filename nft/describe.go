@@ -1,6 +1,9 @@
 package nft
 
 import (
+	"fmt"
+	"strings"
+
 	"github.com/nftproxy/nftproxy/internal/netlinkattr"
 	"golang.org/x/sys/unix"
 )
@@ -18,23 +21,22 @@ func (m *message) describe(offset int) string {
 		s.Chain = &chain
 	case AddElements, DeleteElements:
 		if e, ok := m.elementAt(offset - unix.NLMSG_HDRLEN); ok {
-			s.Elements, s.All = []Element{e}, false
-			return s.elementLine()
+			return s.elementLine(e, "")
 		}
+		more := ""
 		if s.Len() > 1 {
-			return s.elementsSummary()
+			more = ", …"
 		}
-		return s.elementLine()
+		return s.elementLine(s.first(), more)
 	}
 	return s.String()
 }
 
-func (s Step) elementLine() string {
-	where := stepNames[s.Op] + " " + s.Table.Family.String() + " " + s.Table.Name + " " + s.Set.Name
-	if s.Op == DeleteElements {
-		return where + " { " + s.Set.formatKey(s.first()) + " }"
-	}
-	return where + " { " + s.Set.FormatElement(s.first()) + " }"
+func (s Step) elementLine(e Element, more string) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s %s %s %s { ", stepNames[s.Op], s.Table.Family, s.Table.Name, s.Set.Name)
+	s.appendElement(&b, e)
+	return b.String() + more + " }"
 }
 
 // first returns the first element in the order of keys.
@@ -46,11 +48,6 @@ func (s Step) first() (first Element) {
 		}
 	}
 	return first
-}
-
-func (s Step) elementsSummary() string {
-	line := s.elementLine()
-	return line[:len(line)-2] + ", … }"
 }
 
 // elementAt finds the element whose attributes cover the offset in the message's data.

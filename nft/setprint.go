@@ -7,18 +7,9 @@ import (
 )
 
 func (s *Set) appendText(b *strings.Builder) {
-	fmt.Fprintf(b, "\t%s %s {\n\t\t%s\n", s.Kind(), s.Name, s.typeText())
-	if s.Size > 0 {
-		fmt.Fprintf(b, "\t\tsize %d\n", s.Size)
-	}
-	if f := s.flagsText(); f != "" {
-		fmt.Fprintf(b, "\t\tflags %s\n", f)
-	}
-	if s.Counter {
-		b.WriteString("\t\tcounter\n")
-	}
-	if s.Comment != "" {
-		fmt.Fprintf(b, "\t\tcomment %s\n", quote(s.Comment))
+	fmt.Fprintf(b, "\t%s %s {\n", s.Kind(), s.Name)
+	for _, property := range s.properties() {
+		fmt.Fprintf(b, "\t\t%s\n", property)
 	}
 	if s.Len() > 0 {
 		b.WriteString("\t\telements = {\n")
@@ -46,11 +37,23 @@ func (s *Set) typeText() string {
 func (s *Set) flagsText() string {
 	switch {
 	case s.Dynamic:
-		return "dynamic,timeout"
+		return "flags dynamic,timeout"
 	case s.Interval:
-		return "interval"
+		return "flags interval"
 	}
 	return ""
+}
+
+// properties returns all but the set's name and elements, as nft lists it.
+func (s *Set) properties() []string {
+	size, counter := "", ""
+	if s.Size > 0 {
+		size = fmt.Sprintf("size %d", s.Size)
+	}
+	if s.Counter {
+		counter = "counter"
+	}
+	return present(s.typeText(), size, s.flagsText(), counter, commentText(s.Comment))
 }
 
 // FormatElement prints an element of the set as nft does, such as

@@ -64,7 +64,15 @@ func (t *Table) flagsText() string {
 			words = append(words, f.word)
 		}
 	}
-	return strings.Join(words, ", ")
+	if len(words) == 0 {
+		return ""
+	}
+	return "flags " + strings.Join(words, ", ")
+}
+
+// properties returns the flags and the comment as nft lists them.
+func (t *Table) properties() []string {
+	return present(t.flagsText(), commentText(t.Comment))
 }
 
 // orphan reports whether the table has lost its owner and can be taken over.
@@ -136,12 +144,8 @@ func (t *Table) WriteTo(w io.Writer) (int64, error) {
 func (t *Table) appendText(b *strings.Builder) {
 	fmt.Fprintf(b, "table %s %s {\n", t.Family, t.Name)
 	blank := false
-	if flags := t.flagsText(); flags != "" {
-		fmt.Fprintf(b, "\tflags %s\n", flags)
-		blank = true
-	}
-	if t.Comment != "" {
-		fmt.Fprintf(b, "\tcomment %s\n", quote(t.Comment))
+	for _, property := range t.properties() {
+		fmt.Fprintf(b, "\t%s\n", property)
 		blank = true
 	}
 	for _, o := range t.Objects {

@@ -2,6 +2,7 @@ package nft
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"unicode"
 	"unicode/utf8"
@@ -56,6 +57,19 @@ func sameComment(a, b string) bool { return a == b || TruncateComment(a) == Trun
 
 // quote puts a comment in nft's quotes.
 func quote(s string) string { return `"` + TruncateComment(s) + `"` }
+
+// commentText returns a comment as nft lists it; empty for none.
+func commentText(comment string) string {
+	if comment == "" {
+		return ""
+	}
+	return "comment " + quote(comment)
+}
+
+// present returns the texts that are not empty.
+func present(texts ...string) []string {
+	return slices.DeleteFunc(texts, func(text string) bool { return text == "" })
+}
 
 // maxName is the longest name of a table, chain or set (NFT_NAME_MAXLEN less its final NUL).
 const maxName = 255

@@ -79,11 +79,12 @@ const (
 	AdoptTable
 )
 
+// stepNames are the words of the steps that need no others.
 var stepNames = [...]string{
-	AddTable: "add table", DeleteTable: "delete table", AddSet: "add", DeleteSet: "delete",
+	AddTable: "add table", DeleteTable: "delete table",
 	AddChain: "add chain", FlushChain: "flush chain", DeleteChain: "delete chain",
 	AddRules: "add rule", AddElements: "add element", DeleteElements: "delete element",
-	DeleteObject: "delete", DestroyTable: "delete table", AdoptTable: "add table",
+	AdoptTable: "add table",
 }
 
 // Append adds the steps of another transaction.
@@ -122,37 +123,23 @@ func (s Step) appendText(b *strings.Builder) {
 		fmt.Fprintf(b, "%s %s\n%s %s\n", stepNames[AddTable], where, stepNames[DeleteTable], where)
 	case DeleteTable:
 		fmt.Fprintf(b, "%s %s\n", stepNames[s.Op], where)
-	case AddTable, AdoptTable:
-		flags := ""
-		if f := s.Table.flagsText(); f != "" {
-			flags = "flags " + f + ";"
-		}
-		comment := ""
-		if s.Op == AddTable {
-			comment = commentText(s.Table.Comment)
-		}
-		fmt.Fprintf(b, "%s %s%s\n", stepNames[s.Op], where, block(flags, comment))
+	case AddTable:
+		fmt.Fprintf(b, "%s %s%s\n", stepNames[s.Op], where, block(s.Table.properties()...))
+	case AdoptTable:
+		adopted := *s.Table
+		adopted.Comment = ""
+		fmt.Fprintf(b, "%s %s%s\n", stepNames[s.Op], where, block(adopted.properties()...))
 	case AddSet:
-		size, flags, counter := "", "", ""
-		if s.Set.Size > 0 {
-			size = fmt.Sprintf("size %d;", s.Set.Size)
-		}
-		if f := s.Set.flagsText(); f != "" {
-			flags = "flags " + f + ";"
-		}
-		if s.Set.Counter {
-			counter = "counter;"
-		}
-		fmt.Fprintf(b, "add %s %s %s%s\n", s.Set.Kind(), where, s.Set.Name, block(s.Set.typeText()+";", size, flags, counter, commentText(s.Set.Comment)))
+		fmt.Fprintf(b, "add %s %s %s%s\n", s.Set.Kind(), where, s.Set.Name, block(s.Set.properties()...))
 	case DeleteSet:
 		fmt.Fprintf(b, "delete %s %s %s\n", s.Set.Kind(), where, s.Set.Name)
 	case AddChain:
-		fmt.Fprintf(b, "add chain %s %s%s\n", where, s.Chain.Name, block(s.Chain.header(), commentText(s.Chain.Comment)))
+		fmt.Fprintf(b, "%s %s %s%s\n", stepNames[s.Op], where, s.Chain.Name, block(s.Chain.header(), commentText(s.Chain.Comment)))
 	case FlushChain, DeleteChain:
 		fmt.Fprintf(b, "%s %s %s\n", stepNames[s.Op], where, s.Chain.Name)
 	case AddRules:
 		for _, r := range s.Chain.Rules {
-			fmt.Fprintf(b, "add rule %s %s %s\n", where, s.Chain.Name, r)
+			fmt.Fprintf(b, "%s %s %s %s\n", stepNames[s.Op], where, s.Chain.Name, r)
 		}
 	case AddElements, DeleteElements:
 		s.appendElements(b, where)
@@ -163,18 +150,11 @@ func (s Step) appendText(b *strings.Builder) {
 
 // block puts the parts that are not empty into braces. It returns "" if all are.
 func block(parts ...string) string {
-	parts = slices.DeleteFunc(parts, func(part string) bool { return part == "" })
+	parts = present(parts...)
 	if len(parts) == 0 {
 		return ""
 	}
-	return " { " + strings.Join(parts, " ") + " }"
-}
-
-func commentText(comment string) string {
-	if comment == "" {
-		return ""
-	}
-	return "comment " + quote(comment) + ";"
+	return " { " + strings.Join(parts, "; ") + "; }"
 }
 
 func (s Step) appendElements(b *strings.Builder, where string) {
@@ -182,12 +162,17 @@ func (s Step) appendElements(b *strings.Builder, where string) {
 	fmt.Fprintf(b, "%s %s %s {\n", stepNames[s.Op], where, s.Set.Name)
 	for _, e := range elements {
 		b.WriteByte('\t')
-		if s.Op == DeleteElements {
-			s.Set.appendKey(b, e)
-		} else {
-			s.Set.appendElement(b, e)
-		}
+		s.appendElement(b, e)
 		b.WriteString(",\n")
 	}
 	b.WriteString("}\n")
+}
+
+// appendElement prints an element, of one to delete the key only.
+func (s Step) appendElement(b *strings.Builder, e Element) {
+	if s.Op == DeleteElements {
+		s.Set.appendKey(b, e)
+	} else {
+		s.Set.appendElement(b, e)
+	}
 }
