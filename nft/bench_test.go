@@ -103,7 +103,7 @@ func encodeWithLibrary(elements []Element) ([]byte, error) {
 					})
 					return nil
 				})
-				ae.Bytes(unix.NFTA_SET_ELEM_USERDATA, appendUdataString(nil, udataElementComment, e.Comment))
+				ae.Bytes(unix.NFTA_SET_ELEM_USERDATA, appendUdataString(nil, udataComment, e.Comment))
 				return nil
 			})
 		}

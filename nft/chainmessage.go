@@ -28,7 +28,7 @@ func (e *encoder) addChain(s Step, a netlinkattr.List) error {
 		a.Text(unix.NFTA_CHAIN_TYPE, string(c.Type))
 	}
 	if c.Comment != "" {
-		a.Bytes(nftaChainUserdata, appendUdataString(nil, udataChainComment, c.Comment))
+		a.Bytes(nftaChainUserdata, appendUdataString(nil, udataComment, c.Comment))
 	}
 	e.message(s, unix.NFT_MSG_NEWCHAIN, netlink.Create, a)
 	return nil
@@ -56,7 +56,7 @@ func decodeChain(data []byte) (table string, c *Chain, err error) {
 			c.bound = flags&chainBinding != 0
 			return err
 		case nftaChainUserdata:
-			c.Comment = udataComment(b, udataChainComment)
+			c.Comment = string(commentIn(b))
 		}
 		return nil
 	})

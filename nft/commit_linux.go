@@ -48,9 +48,9 @@ func (c *Conn) Commit(ctx context.Context, tx Transaction) (CommitStats, error) 
 	}
 	err = c.use(ctx, func(s *socket) error {
 		begin = time.Now()
-		stats.Messages, stats.Bytes = len(messages), batchBytes(messages)
+		b := s.newBatch(messages)
+		stats.Messages, stats.Bytes = len(messages), len(b.bytes)-2*batchMarkerLen
 		stats.Elements, stats.Chains = tx.size()
-		b := s.newBatch(messages, stats.Bytes)
 		stats.Encode += time.Since(begin)
 		if err := ctx.Err(); err != nil {
 			return notSent{err}
@@ -78,15 +78,6 @@ func (tx *Transaction) size() (elements, chains int) {
 	return elements, chains
 }
 
-// batchBytes is the length of the messages, without the batch's begin and end.
-func batchBytes(messages []message) int {
-	n := 0
-	for i := range messages {
-		n += unix.NLMSG_HDRLEN + netlinkattr.Padded(len(messages[i].Data))
-	}
-	return n
-}
-
 // batch is a transaction as it is sent, with the numbers by which the kernel's answers refer to it.
 type batch struct {
 	messages []message
@@ -95,9 +86,13 @@ type batch struct {
 	begin, last uint32
 }
 
-// newBatch puts messages, size bytes in all, into a batch.
-func (s *socket) newBatch(messages []message, size int) *batch {
-	b := batch{messages: messages, bytes: make([]byte, 0, size+2*batchMarkerLen)}
+// newBatch puts messages into a batch.
+func (s *socket) newBatch(messages []message) *batch {
+	size := 2 * batchMarkerLen
+	for i := range messages {
+		size += unix.NLMSG_HDRLEN + netlinkattr.Padded(len(messages[i].Data))
+	}
+	b := batch{messages: messages, bytes: make([]byte, 0, size)}
 	b.bytes = s.appendMessage(b.bytes, batchMarker(unix.NFNL_MSG_BATCH_BEGIN))
 	b.begin = s.sequence
 	for i := range messages {

@@ -52,24 +52,16 @@ func Dial(config Config) (*Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	return dialIn(n)
-}
-
-// Another opens one more connection to the same network namespace. The caller closes it.
-func (c *Conn) Another() (*Conn, error) {
-	n, err := holdNamespace(int(c.namespace.file.Fd()))
-	if err != nil {
-		return nil, err
-	}
-	return dialIn(n)
-}
-
-func dialIn(n *namespace) (*Conn, error) {
 	c := &Conn{namespace: n, patience: patience, turn: make(chan struct{}, 1)}
 	if _, err := c.open(context.Background()); err != nil {
 		return nil, errors.Join(err, n.Close())
 	}
 	return c, nil
+}
+
+// Another opens one more connection to the same network namespace. The caller closes it.
+func (c *Conn) Another() (*Conn, error) {
+	return Dial(Config{NetNS: int(c.namespace.file.Fd())})
 }
 
 // Close closes the connection, after the call that runs. Tables stay in the kernel, except those with Owner and without

@@ -3,6 +3,7 @@ package nft
 import (
 	"bytes"
 	"encoding/binary"
+	"net"
 	"net/netip"
 	"reflect"
 	"strings"
@@ -235,7 +236,7 @@ func isAddr(f Field) bool {
 	return f == IPSaddr || f == IPDaddr || f == IP6Saddr || f == IP6Daddr
 }
 
-func prefixMatch(f Field, op Op, data []byte, bits int) Statement {
+func prefixMatch(f Field, op Op, data []byte, bits int) MatchPrefix {
 	full := make([]byte, f.dataType().length)
 	copy(full, data)
 	addr, _ := netip.AddrFromSlice(full)
@@ -246,14 +247,13 @@ func maskedPrefix(f Field, op Op, v loadedValue, data []byte) Statement {
 	if len(data) != f.dataType().length || len(v.mask) != len(data) || !allZero(v.xor) {
 		return nil
 	}
-	bits := 0
-	for bits < 8*len(v.mask) && v.mask[bits/8]&(0x80>>(bits%8)) != 0 {
-		bits++
+	ones, bits := net.IPMask(v.mask).Size()
+	// linearize loads fewer bytes instead of masking whole ones, so those masks are somebody else's.
+	if bits == 0 || ones > 0 && ones%8 == 0 {
+		return nil
 	}
-	m := prefixMatch(f, op, data, bits).(MatchPrefix)
-	var check linearizer
-	m.linearize(&check)
-	if b, ok := check.out[1].(*expr.Bitwise); !ok || !bytes.Equal(b.Mask, v.mask) || m.Prefix != m.Prefix.Masked() {
+	m := prefixMatch(f, op, data, ones)
+	if m.Prefix != m.Prefix.Masked() {
 		return nil
 	}
 	return m

@@ -125,7 +125,7 @@ func encodeValue(a *netlinkattr.List, s *Set, l setLengths, e *Element) {
 	}
 	if e.Comment != "" {
 		at := a.BeginBytes(unix.NFTA_SET_ELEM_USERDATA)
-		*a = appendUdataString(*a, udataElementComment, e.Comment)
+		*a = appendUdataString(*a, udataComment, e.Comment)
 		a.End(at)
 	}
 }

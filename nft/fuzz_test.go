@@ -341,7 +341,7 @@ func FuzzUserdata(f *testing.F) {
 		if total > len(data) {
 			t.Errorf("items of %d bytes in %d", total, len(data))
 		}
-		_ = udataComment(data, 0)
+		_ = commentIn(data)
 		(&Set{}).decodeUserdata(data)
 		c := decodeTypeof(data)
 		if c == nil {

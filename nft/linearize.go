@@ -1,6 +1,8 @@
 package nft
 
 import (
+	"net"
+
 	"github.com/google/nftables/expr"
 	"github.com/nftproxy/nftproxy/internal/netlinkattr"
 	"golang.org/x/sys/unix"
@@ -74,30 +76,26 @@ func (m MatchPrefix) linearize(l *linearizer) {
 		l.add(load, &expr.Cmp{Op: m.Op.cmp(), Register: unix.NFT_REG_1, Data: addr[:load.Len]})
 		return
 	}
-	mask := make([]byte, len(addr))
-	for i := range bits {
-		mask[i/8] |= 0x80 >> (i % 8)
-	}
 	l.add(load,
-		&expr.Bitwise{SourceRegister: unix.NFT_REG_1, DestRegister: unix.NFT_REG_1, Len: load.Len, Mask: mask, Xor: make([]byte, len(addr))},
+		&expr.Bitwise{SourceRegister: unix.NFT_REG_1, DestRegister: unix.NFT_REG_1, Len: load.Len, Mask: net.CIDRMask(bits, 8*len(addr)), Xor: make([]byte, len(addr))},
 		&expr.Cmp{Op: m.Op.cmp(), Register: unix.NFT_REG_1, Data: addr})
 }
 
 // mask appends "register 1 = (register 1 & mask) ^ xor".
 func (l *linearizer) mask(mask, xor uint32) {
-	l.add(&expr.Bitwise{SourceRegister: unix.NFT_REG_1, DestRegister: unix.NFT_REG_1, Len: 4, Mask: hostOrder(mask), Xor: hostOrder(xor)})
+	l.add(&expr.Bitwise{SourceRegister: unix.NFT_REG_1, DestRegister: unix.NFT_REG_1, Len: 4, Mask: AppendInteger(nil, mask), Xor: AppendInteger(nil, xor)})
 }
 
 func (m MatchFlags) linearize(l *linearizer) {
 	l.load(Concat{m.Field})
 	l.mask(m.Bits, 0)
-	l.add(&expr.Cmp{Op: expr.CmpOpNeq, Register: unix.NFT_REG_1, Data: hostOrder(0)})
+	l.add(&expr.Cmp{Op: expr.CmpOpNeq, Register: unix.NFT_REG_1, Data: AppendInteger(nil, 0)})
 }
 
 func (m MatchMark) linearize(l *linearizer) {
 	l.load(Concat{MetaMark})
 	l.mask(m.Bits, 0)
-	l.add(&expr.Cmp{Op: expr.CmpOpEq, Register: unix.NFT_REG_1, Data: hostOrder(m.Bits)})
+	l.add(&expr.Cmp{Op: expr.CmpOpEq, Register: unix.NFT_REG_1, Data: AppendInteger(nil, m.Bits)})
 }
 
 func (m MatchIfname) linearize(l *linearizer) {

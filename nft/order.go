@@ -6,14 +6,6 @@ import (
 	"strings"
 )
 
-func compareChainOrder(a, b *Chain) int {
-	return cmp.Or(
-		cmp.Compare(hookOrder(a), hookOrder(b)),
-		cmp.Compare(a.Priority, b.Priority),
-		compareNatural(a.Name, b.Name),
-	)
-}
-
 // hookOrder is the position of a chain's hook in a packet's path; regular chains come last.
 func hookOrder(c *Chain) int {
 	if i := slices.Index(hookNumbers, c.Hook); i >= 0 {
@@ -38,10 +30,12 @@ func splitNumber(s string) (head, number string) {
 	return head, s[len(head):]
 }
 
-func compareElements(a, b Element) int { return strings.Compare(string(a.Key), string(b.Key)) }
+func compareElements(a, b Element) int { return cmp.Compare(a.Key, b.Key) }
 
 // SortChains puts chains in the order in which this package's callers print them: base
 // chains first, by hook and priority, then the others by name, numbers by value.
 func SortChains(chains []*Chain) {
-	slices.SortFunc(chains, compareChainOrder)
+	slices.SortFunc(chains, func(a, b *Chain) int {
+		return cmp.Or(cmp.Compare(hookOrder(a), hookOrder(b)), cmp.Compare(a.Priority, b.Priority), compareNatural(a.Name, b.Name))
+	})
 }

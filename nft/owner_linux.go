@@ -46,7 +46,7 @@ func (c *Conn) adoptOwned(ctx context.Context) error {
 		tx := Transaction{Steps: []Step{{Op: AdoptTable, Table: t}}}
 		messages, err := tx.encode()
 		if err == nil {
-			err = c.socket.commit(c.socket.newBatch(messages, batchBytes(messages)))
+			err = c.socket.commit(c.socket.newBatch(messages))
 		}
 		if _, refused := errors.AsType[*CommitError](err); err != nil && !refused {
 			return fmt.Errorf("nft: take over table %s %s with a new socket: %w", t.Family, t.Name, err)
@@ -93,7 +93,7 @@ func (c *Conn) knowsDestroy(ctx context.Context, tx Transaction) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	err = c.use(ctx, func(s *socket) error { return s.commit(s.newBatch(messages, batchBytes(messages))) })
+	err = c.use(ctx, func(s *socket) error { return s.commit(s.newBatch(messages)) })
 	if err != nil && !refusesProbe(err) {
 		return false, err
 	}

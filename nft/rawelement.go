@@ -133,7 +133,7 @@ const foreignExpression = "expression"
 func (r *rawElement) element() Element {
 	e := Element{
 		Key: pad(Data(r.key)), KeyEnd: Data(r.keyEnd), Value: pad(Data(r.value)),
-		Comment: string(r.comment()),
+		Comment: string(commentIn(r.userdata)),
 		Timeout: time.Duration(r.timeout) * time.Millisecond, Expires: time.Duration(r.expires) * time.Millisecond,
 	}
 	if r.catchAll() {
@@ -159,18 +159,8 @@ func (r *rawElement) is(e *Element) bool {
 	case e.Verdict != Verdict{}:
 		return false
 	}
-	comment := r.comment()
+	comment := commentIn(r.userdata)
 	return string(comment) == e.Comment || sameComment(string(comment), e.Comment)
-}
-
-// comment returns the comment in the element's userdata.
-func (r *rawElement) comment() (comment []byte) {
-	eachUdata(r.userdata, func(typ byte, value []byte) {
-		if typ == udataElementComment {
-			comment = netlinkattr.TextBytes(value)
-		}
-	})
-	return comment
 }
 
 // isPadded reports whether d is b, padded.

@@ -115,7 +115,7 @@ func (c *Conn) Counts(ctx context.Context, family Family, table, set string, eac
 	r := reader{conn: c, ctx: ctx, family: family, table: table, throughCommits: true}
 	err = r.elements(set, func(raw *rawElement) error {
 		if raw.counter.is && !raw.catchAll() {
-			each(pad(Data(raw.key)), string(raw.comment()), raw.counter.Count)
+			each(pad(Data(raw.key)), string(commentIn(raw.userdata)), raw.counter.Count)
 		}
 		return nil
 	})

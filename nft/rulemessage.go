@@ -20,7 +20,7 @@ func (e *encoder) addRules(s Step) error {
 		}
 		a.End(nest)
 		if r.Comment != "" {
-			a.Bytes(unix.NFTA_RULE_USERDATA, appendUdataString(nil, udataRuleComment, r.Comment))
+			a.Bytes(unix.NFTA_RULE_USERDATA, appendUdataString(nil, udataComment, r.Comment))
 		}
 		e.message(s, unix.NFT_MSG_NEWRULE, netlink.Create|netlink.Append, a)
 		e.out[len(e.out)-1].rule = i
@@ -31,16 +31,17 @@ func (e *encoder) addRules(s Step) error {
 // encodeExpressions appends the kernel's expressions of a rule. Rules are few, so google/nftables encodes them.
 func encodeExpressions(a *netlinkattr.List, family Family, r Rule) error {
 	for _, s := range r.Statements {
-		if u, ok := s.(Unknown); ok {
-			return fmt.Errorf("%q was read from the kernel and cannot be written back", u)
-		}
-		if m, ok := s.(MatchIfname); ok {
-			if err := m.check(); err != nil {
+		switch s := s.(type) {
+		case Unknown:
+			return fmt.Errorf("%q was read from the kernel and cannot be written back", s)
+		case MatchIfname:
+			if err := s.check(); err != nil {
 				return err
 			}
-		}
-		if v, ok := s.(Verdict); ok && v.Kind == 0 {
-			return errors.New("a verdict that says nothing")
+		case Verdict:
+			if s.Kind == 0 {
+				return errors.New("a verdict that says nothing")
+			}
 		}
 	}
 	for _, x := range r.linearize() {
@@ -76,7 +77,7 @@ func decodeRule(data []byte) (r decodedRule, err error) {
 		case unix.NFTA_RULE_CHAIN:
 			r.chain = netlinkattr.Text(b)
 		case unix.NFTA_RULE_USERDATA:
-			r.comment = udataComment(b, udataRuleComment)
+			r.comment = string(commentIn(b))
 		case unix.NFTA_RULE_EXPRESSIONS:
 			return netlinkattr.Each(b, func(_ uint16, b []byte) error {
 				e, err := decodeExpr(family, b)

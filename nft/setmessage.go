@@ -55,11 +55,10 @@ func (s *Set) checkType() error {
 		return errors.New("its keys have no type")
 	}
 	for _, e := range slices.Concat(s.Key, s.Data) {
-		if f, ok := e.(Field); ok && (int(f) >= len(fields) || fields[f].kind == 0) {
-			return fmt.Errorf("%s cannot be part of a set's type", f)
-		}
-		if h, ok := e.(JHash); ok {
-			return fmt.Errorf("%s cannot be part of a set's type", h)
+		f, isField := e.(Field)
+		_, isHash := e.(JHash)
+		if isHash || isField && (int(f) >= len(fields) || fields[f].kind == 0) {
+			return fmt.Errorf("%s cannot be part of a set's type", e)
 		}
 	}
 	return nil
@@ -101,7 +100,7 @@ const dynamicFlags = unix.NFT_SET_EVAL | unix.NFT_SET_TIMEOUT
 // description are not misread: their key or data type is opaque.
 func decodeSet(data []byte) (table string, s *Set, err error) {
 	s = &Set{kernelCount: -1}
-	var flags, keyLen, dataLen, dataType, size uint32
+	var flags, keyLen, dataLen, dataType uint32
 	var userdata []byte
 	plain := true
 	err = decodeAttributes(data, func(typ uint16, b []byte) (err error) {
@@ -119,7 +118,7 @@ func decodeSet(data []byte) (table string, s *Set, err error) {
 		case unix.NFTA_SET_DATA_LEN:
 			dataLen, err = netlinkattr.Uint32(b)
 		case unix.NFTA_SET_DESC:
-			size, err = setSize(b)
+			return netlinkattr.Each(b, s.decodeDescription)
 		case unix.NFTA_SET_USERDATA:
 			userdata = b
 		case nftaSetCount:
@@ -141,7 +140,9 @@ func decodeSet(data []byte) (table string, s *Set, err error) {
 	}
 	s.decodeUserdata(userdata)
 	s.anonymous = flags&unix.NFT_SET_ANONYMOUS != 0
-	plain = s.decodeFlags(flags, size) && plain
+	kind := flags &^ unix.NFT_SET_MAP
+	s.Interval, s.Dynamic = kind == intervalFlags, kind == dynamicFlags
+	plain = plain && (kind == 0 || s.Interval || s.Dynamic)
 	if s.Key == nil || s.Key.keyLen() != int(keyLen) || !plain {
 		s.Key = opaque(keyLen)
 	}
@@ -155,31 +156,11 @@ func decodeSet(data []byte) (table string, s *Set, err error) {
 	return table, s, nil
 }
 
-// decodeFlags reports whether the flags are ones that this package writes.
-func (s *Set) decodeFlags(flags, size uint32) bool {
-	s.Size = size
-	switch flags &^ unix.NFT_SET_MAP {
-	case 0:
-		return true
-	case intervalFlags:
-		s.Interval = true
-		return true
-	case dynamicFlags:
-		s.Dynamic = true
-		return true
+func (s *Set) decodeDescription(typ uint16, b []byte) (err error) {
+	if typ == unix.NFTA_SET_DESC_SIZE {
+		s.Size, err = netlinkattr.Uint32(b)
 	}
-	return false
-}
-
-// setSize returns the size in a set's description; 0 for none.
-func setSize(desc []byte) (size uint32, err error) {
-	err = netlinkattr.Each(desc, func(typ uint16, b []byte) (err error) {
-		if typ == unix.NFTA_SET_DESC_SIZE {
-			size, err = netlinkattr.Uint32(b)
-		}
-		return err
-	})
-	return size, err
+	return err
 }
 
 // userdata describes the set to nft, byte for byte as nft does when it loads the set's text.

@@ -1,7 +1,6 @@
 package nft
 
 import (
-	"encoding/binary"
 	"fmt"
 	"net/netip"
 	"strings"
@@ -298,5 +297,3 @@ func ifnameData(name string) []byte {
 	copy(b, name)
 	return b
 }
-
-func hostOrder(v uint32) []byte { return binary.NativeEndian.AppendUint32(nil, v) }

@@ -11,7 +11,7 @@ import (
 func (e *encoder) addTable(s Step, a netlinkattr.List) {
 	a.Uint32(unix.NFTA_TABLE_FLAGS, s.Table.flags())
 	if s.Table.Comment != "" {
-		a.Bytes(nftaTableUserdata, appendUdataString(nil, udataTableComment, s.Table.Comment))
+		a.Bytes(nftaTableUserdata, appendUdataString(nil, udataComment, s.Table.Comment))
 	}
 	e.message(s, unix.NFT_MSG_NEWTABLE, netlink.Create, a)
 }
@@ -43,7 +43,7 @@ func decodeTable(data []byte) (*Table, error) {
 			t.OwnerPort = port
 			return err
 		case nftaTableUserdata:
-			t.Comment = udataComment(b, udataTableComment)
+			t.Comment = string(commentIn(b))
 		}
 		return nil
 	})

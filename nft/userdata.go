@@ -30,10 +30,7 @@ func eachUdata(b []byte, f func(typ byte, value []byte)) {
 
 // Types of userdata items (nft's libnftnl/udata.h).
 const (
-	udataTableComment   = 0
-	udataChainComment   = 0
-	udataRuleComment    = 0
-	udataElementComment = 0
+	udataComment = 0 // of all but sets
 
 	udataSetKeyByteOrder  = 0
 	udataSetDataByteOrder = 1
@@ -52,10 +49,11 @@ func appendNested(b []byte, typ byte, f func([]byte) []byte) []byte {
 	return b
 }
 
-func udataComment(b []byte, want byte) (comment string) {
-	eachUdata(b, func(typ byte, value []byte) {
-		if typ == want {
-			comment = netlinkattr.Text(value)
+// commentIn returns the comment in the userdata of all but a set. It does not copy.
+func commentIn(userdata []byte) (comment []byte) {
+	eachUdata(userdata, func(typ byte, value []byte) {
+		if typ == udataComment {
+			comment = netlinkattr.TextBytes(value)
 		}
 	})
 	return comment
