@@ -227,7 +227,7 @@ func (e *elementComparison) missing(committed bool) (missing []Element) {
 	if catchAll, wanted := e.set.Element(CatchAll); wanted && !e.catchAll {
 		missing = append(missing, catchAll)
 	}
-	if !committed && e.found == e.listable() {
+	if !committed && e.found == e.set.countable() {
 		return missing
 	}
 	for want := range e.set.each() {
@@ -238,19 +238,10 @@ func (e *elementComparison) missing(committed bool) (missing []Element) {
 	return missing
 }
 
-// listable counts the wanted elements that the kernel counts too: all but a catch-all.
-func (e *elementComparison) listable() int {
-	n := e.set.Len()
-	if _, wanted := e.set.Element(CatchAll); wanted {
-		n--
-	}
-	return n
-}
-
 // known counts the elements that the kernel is known to have: the wanted ones without the missing ones, and the foreign
 // ones.
 func (e *elementComparison) known() int {
-	n := e.listable()
+	n := e.set.countable()
 	replaced := map[Data]bool{}
 	for _, g := range e.gone {
 		if _, wanted := e.set.Element(g.Key); !wanted && g.Key != CatchAll {

@@ -3,6 +3,7 @@ package nft
 import (
 	"cmp"
 	"fmt"
+	"sync"
 
 	"github.com/mdlayher/netlink"
 	"github.com/nftproxy/nftproxy/internal/netlinkattr"
@@ -22,7 +23,7 @@ func (tx *Transaction) encode() ([]message, error) { return tx.encodeFor(false) 
 
 // encodeFor encodes for kernels that can destroy tables, or for those that cannot. Its errors are ErrInvalid.
 func (tx *Transaction) encodeFor(canDestroy bool) ([]message, error) {
-	e := encoder{setIDs: map[*Set]uint32{}, canDestroy: canDestroy}
+	e := encoder{parts: []*encoded{{}}, setIDs: map[*Set]uint32{}, canDestroy: canDestroy}
 	var refused error
 	for _, s := range tx.Steps {
 		if refused = e.step(s); refused != nil {
@@ -37,16 +38,26 @@ func (tx *Transaction) encodeFor(canDestroy bool) ([]message, error) {
 }
 
 type encoder struct {
-	out []message
-	// beside are the messages that goroutines encode.
-	beside []besideMessages
+	// parts hold the messages in the order of the steps.
+	parts []*encoded
+	// beside are goroutines that encode a part each.
+	beside sync.WaitGroup
 	setIDs map[*Set]uint32
 	// canDestroy says that the kernel has NFT_MSG_DESTROYTABLE.
 	canDestroy bool
 }
 
-func (e *encoder) message(s Step, typ uint16, flags netlink.HeaderFlags, data netlinkattr.List) {
-	e.out = append(e.out, newMessage(s, typ, flags, data))
+// encoded are the messages of some steps, or of one on elements.
+type encoded struct {
+	messages []message
+	err      error
+}
+
+// message appends a message, and returns it.
+func (e *encoder) message(s Step, typ uint16, flags netlink.HeaderFlags, data netlinkattr.List) *message {
+	last := e.parts[len(e.parts)-1]
+	last.messages = append(last.messages, newMessage(s, typ, flags, data))
+	return &last.messages[len(last.messages)-1]
 }
 
 func newMessage(s Step, typ uint16, flags netlink.HeaderFlags, data netlinkattr.List) message {
@@ -56,47 +67,30 @@ func newMessage(s Step, typ uint16, flags netlink.HeaderFlags, data netlinkattr.
 	}}
 }
 
-// besideMessages are messages that a goroutine encodes, to be put before out[at].
-type besideMessages struct {
-	at     int
-	result chan elementMessages
-}
-
-type elementMessages struct {
-	messages []message
-	err      error
-}
-
 // besideFrom is how many elements make a step worth a goroutine. The sets of a first Sync are a few such steps.
 const besideFrom = 5000
 
 // elements encodes a step on elements, in a goroutine if they are many.
 func (e *encoder) elements(s Step) error {
-	id := e.setIDs[s.Set]
-	if s.Len() < besideFrom {
-		messages, err := encodeElements(s, id)
-		e.out = append(e.out, messages...)
-		return err
+	part, id := &encoded{}, e.setIDs[s.Set]
+	e.parts = append(e.parts, part, &encoded{})
+	encode := func() { part.messages, part.err = encodeElements(s, id) }
+	if s.Len() >= besideFrom {
+		e.beside.Go(encode)
+		return nil
 	}
-	b := besideMessages{len(e.out), make(chan elementMessages, 1)}
-	e.beside = append(e.beside, b)
-	go func() {
-		messages, err := encodeElements(s, id)
-		b.result <- elementMessages{messages, err}
-	}()
-	return nil
+	encode()
+	return part.err
 }
 
 // messages returns all messages in the order of the steps, when the goroutines have ended.
 func (e *encoder) messages() (out []message, err error) {
-	at := 0
-	for _, b := range e.beside {
-		result := <-b.result
-		err = cmp.Or(err, result.err)
-		out = append(append(out, e.out[at:b.at]...), result.messages...)
-		at = b.at
+	e.beside.Wait()
+	for _, part := range e.parts {
+		out = append(out, part.messages...)
+		err = cmp.Or(err, part.err)
 	}
-	return append(out, e.out[at:]...), err
+	return out, err
 }
 
 func (e *encoder) step(s Step) error {

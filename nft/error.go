@@ -131,20 +131,11 @@ func (e *CommitError) hint() string {
 	switch {
 	case errors.Is(e, ErrTableOwned):
 		return ErrTableOwned.Error() + " (flag owner)"
-	case errors.Is(e, ErrSetFull):
+	case errors.Is(e, ErrSetFull), errors.Is(e.Err, unix.ENOSPC):
 		return ErrSetFull.Error()
-	}
-	return hintFor(e.Err)
-}
-
-// hintFor returns the usual cause of an errno in a ruleset, where it is not obvious.
-func hintFor(err error) string {
-	switch {
-	case errors.Is(err, unix.EPERM):
+	case errors.Is(e.Err, unix.EPERM):
 		return needsPrivilege
-	case errors.Is(err, unix.ENOSPC):
-		return ErrSetFull.Error()
-	case errors.Is(err, unix.ELOOP), errors.Is(err, unix.EMLINK):
+	case errors.Is(e.Err, unix.ELOOP), errors.Is(e.Err, unix.EMLINK):
 		return "chains call each other in a loop or more than 16 deep"
 	}
 	return ""

@@ -1,6 +1,7 @@
 package nft
 
 import (
+	"cmp"
 	"fmt"
 
 	"github.com/google/nftables/expr"
@@ -30,11 +31,12 @@ func decodeExpr(family Family, b []byte) (any, error) {
 		}
 		return unknownExpr(name), nil
 	}
-	e := newExpr(name)
-	if e == nil || name == "immediate" && !isVerdict(data) {
+	newExpr := exprTypes[name]
+	if newExpr == nil || name == "immediate" && !isVerdict(data) {
 		return unknownExpr(name), nil
 	}
 	// An expression that cannot be decoded is somebody else's. The table must be readable nevertheless.
+	e := newExpr()
 	if err := unmarshalExpr(family, data, e); err != nil {
 		return unknownExpr(name), nil
 	}
@@ -43,15 +45,8 @@ func decodeExpr(family Family, b []byte) (any, error) {
 
 // isVerdict reports whether an immediate is a verdict. The decoder would read one that loads data as "drop".
 func isVerdict(immediate []byte) bool {
-	verdict := false
-	_ = netlinkattr.Each(immediate, func(typ uint16, b []byte) error {
-		if typ == unix.NFTA_IMMEDIATE_DREG {
-			register, err := netlinkattr.Uint32(b)
-			verdict = err == nil && register == unix.NFT_REG_VERDICT
-		}
-		return nil
-	})
-	return verdict
+	register, err := netlinkattr.Uint32(netlinkattr.Find(immediate, unix.NFTA_IMMEDIATE_DREG))
+	return err == nil && register == unix.NFT_REG_VERDICT
 }
 
 // byteorderExpr swaps the bytes of a register; google/nftables cannot decode it.
@@ -59,17 +54,10 @@ type byteorderExpr struct {
 	source, dest uint32
 }
 
-func decodeByteorder(data []byte) (e byteorderExpr, err error) {
-	err = netlinkattr.Each(data, func(typ uint16, b []byte) (err error) {
-		switch typ {
-		case unix.NFTA_BYTEORDER_SREG:
-			e.source, err = netlinkattr.Uint32(b)
-		case unix.NFTA_BYTEORDER_DREG:
-			e.dest, err = netlinkattr.Uint32(b)
-		}
-		return err
-	})
-	return e, err
+func decodeByteorder(data []byte) (byteorderExpr, error) {
+	source, errSource := netlinkattr.Uint32(netlinkattr.Find(data, unix.NFTA_BYTEORDER_SREG))
+	dest, errDest := netlinkattr.Uint32(netlinkattr.Find(data, unix.NFTA_BYTEORDER_DREG))
+	return byteorderExpr{source, dest}, cmp.Or(errSource, errDest)
 }
 
 // unmarshalExpr decodes an expression with google/nftables, which panics on some malformed input. It returns an error
@@ -83,40 +71,23 @@ func unmarshalExpr(family Family, data []byte, e expr.Any) (err error) {
 	return expr.Unmarshal(family.nfproto(), data, e)
 }
 
-func newExpr(name string) expr.Any {
-	switch name {
-	case "payload":
-		return &expr.Payload{}
-	case "meta":
-		return &expr.Meta{}
-	case "ct":
-		return &expr.Ct{}
-	case "fib":
-		return &expr.Fib{}
-	case "numgen":
-		return &expr.Numgen{}
-	case "hash":
-		return &expr.Hash{}
-	case "bitwise":
-		return &expr.Bitwise{}
-	case "cmp":
-		return &expr.Cmp{}
-	case "lookup":
-		return &expr.Lookup{}
-	case "nat":
-		return &expr.NAT{}
-	case "dynset":
-		return &expr.Dynset{}
-	case "masq":
-		return &expr.Masq{}
-	case "reject":
-		return &expr.Reject{}
-	case "counter":
-		return &expr.Counter{}
-	case "immediate":
-		return &expr.Verdict{}
-	}
-	return nil
+// exprTypes make the expressions that the decoder knows, by the kernel's names.
+var exprTypes = map[string]func() expr.Any{
+	"payload":   func() expr.Any { return &expr.Payload{} },
+	"meta":      func() expr.Any { return &expr.Meta{} },
+	"ct":        func() expr.Any { return &expr.Ct{} },
+	"fib":       func() expr.Any { return &expr.Fib{} },
+	"numgen":    func() expr.Any { return &expr.Numgen{} },
+	"hash":      func() expr.Any { return &expr.Hash{} },
+	"bitwise":   func() expr.Any { return &expr.Bitwise{} },
+	"cmp":       func() expr.Any { return &expr.Cmp{} },
+	"lookup":    func() expr.Any { return &expr.Lookup{} },
+	"nat":       func() expr.Any { return &expr.NAT{} },
+	"dynset":    func() expr.Any { return &expr.Dynset{} },
+	"masq":      func() expr.Any { return &expr.Masq{} },
+	"reject":    func() expr.Any { return &expr.Reject{} },
+	"counter":   func() expr.Any { return &expr.Counter{} },
+	"immediate": func() expr.Any { return &expr.Verdict{} },
 }
 
 // unknownExpr stands for an expression that the decoder has no type for.

@@ -269,11 +269,7 @@ func (r *reader) setsWithElements(t *Table) error {
 		if err := r.elements(s.Name, put); err != nil {
 			return err
 		}
-		counted := s.Len()
-		if _, has := s.Element(CatchAll); has {
-			counted-- // the kernel does not count it
-		}
-		if err := s.complete(counted); err != nil {
+		if err := s.complete(s.countable()); err != nil {
 			return err
 		}
 	}

@@ -22,8 +22,7 @@ func (e *encoder) addRules(s Step) error {
 		if r.Comment != "" {
 			a.Bytes(unix.NFTA_RULE_USERDATA, appendUdataString(nil, udataComment, r.Comment))
 		}
-		e.message(s, unix.NFT_MSG_NEWRULE, netlink.Create|netlink.Append, a)
-		e.out[len(e.out)-1].rule = i
+		e.message(s, unix.NFT_MSG_NEWRULE, netlink.Create|netlink.Append, a).rule = i
 	}
 	return nil
 }

@@ -22,15 +22,14 @@ func newSeenKeys(n int) *seenKeys {
 // slotsFor is the power of two of which n is at most three quarters.
 func slotsFor(n int) int { return 1 << bits.Len(uint(max(n, 8)*4/3)) }
 
-func (s *seenKeys) hash(key []byte) uint64 { return max(maphash.Bytes(s.seed, key), 1) }
-
 // add reports whether the key is new.
 func (s *seenKeys) add(key []byte) bool {
-	at, found := s.find(s.hash(key))
+	hash := max(maphash.Bytes(s.seed, key), 1)
+	at, found := s.find(hash)
 	if found {
 		return false
 	}
-	s.slots[at] = s.hash(key)
+	s.slots[at] = hash
 	if s.n++; 4*s.n > 3*len(s.slots) {
 		s.grow()
 	}

@@ -66,6 +66,14 @@ func (s *Set) Kind() string {
 // Len is the number of elements.
 func (s *Set) Len() int { return len(s.elements) }
 
+// countable is the number of elements that the kernel counts: all but a catch-all.
+func (s *Set) countable() int {
+	if _, has := s.elements[CatchAll]; has {
+		return s.Len() - 1
+	}
+	return s.Len()
+}
+
 // Element returns the element with the key.
 func (s *Set) Element(key Data) (Element, bool) {
 	e, ok := s.elements[key]

@@ -110,12 +110,7 @@ func (w *Watcher) announce(r reply, each func(Announcement)) {
 		return
 	}
 	a := Announcement{Deleted: deletions[typ], Family: family, Kind: "unknown"}
-	_ = decodeAttributes(r.Data, func(typ uint16, b []byte) error {
-		if typ == attrTable {
-			a.Table = netlinkattr.Text(b)
-		}
-		return nil
-	})
+	a.Table = netlinkattr.Text(netlinkattr.Find(r.Data[nfgenmsgLen:], attrTable))
 	switch {
 	case a.Table != w.table:
 		each(a)
@@ -167,12 +162,7 @@ func (w *Watcher) noteSet(name identity, s *Set, deleted bool) {
 }
 
 func (w *Watcher) announceElements(data []byte, a Announcement, each func(Announcement)) {
-	_ = decodeAttributes(data, func(typ uint16, b []byte) error {
-		if typ == unix.NFTA_SET_ELEM_LIST_SET {
-			a.In = netlinkattr.Text(b)
-		}
-		return nil
-	})
+	a.In = netlinkattr.Text(netlinkattr.Find(data[nfgenmsgLen:], unix.NFTA_SET_ELEM_LIST_SET))
 	set := w.sets[identity{a.Family, a.In}]
 	err := eachElement(data, func(r *rawElement) error {
 		a.Kind = "element"

@@ -68,6 +68,18 @@ func TestEach(t *testing.T) {
 	})
 }
 
+func TestFind(t *testing.T) {
+	var l List
+	l.Text(1, "a")
+	l.Text(2, "b")
+	l.Text(2, "c")
+	for typ, want := range map[uint16]string{1: "a", 2: "b", 3: ""} {
+		if got := Find(l, typ); Text(got) != want || (got == nil) != (want == "") {
+			t.Errorf("the attribute of type %d is %q, want %q", typ, got, want)
+		}
+	}
+}
+
 func TestNumbers(t *testing.T) {
 	t.Run("of another length are errors", testNumbersOfAnotherLengthAreErrors)
 }

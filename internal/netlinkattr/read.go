@@ -39,6 +39,17 @@ func Each(list []byte, f func(typ uint16, payload []byte) error) error {
 	return nil
 }
 
+// Find returns the payload of the first attribute of a type; nil if there is none.
+func Find(list []byte, wanted uint16) (payload []byte) {
+	_ = Each(list, func(typ uint16, b []byte) error {
+		if typ == wanted && payload == nil {
+			payload = b
+		}
+		return nil
+	})
+	return payload
+}
+
 // Uint16 reads a number in network byte order.
 func Uint16(payload []byte) (uint16, error) {
 	if len(payload) != 2 {
