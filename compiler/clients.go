@@ -7,14 +7,46 @@ import (
 	"github.com/nftproxy/nftproxy/nft"
 )
 
+// beforeCluster masquerades clients that are not the cluster's own. Where these are one network, as nearly everywhere,
+// there is a rule in each chain: a jump would cost each connection 0.09 µs.
+func (f *family) beforeCluster() []nft.Rule {
+	mark := nft.SetMarkBits{Bits: f.config.markBits()}
+	clients := f.localClients()
+	switch {
+	case f.config.MasqueradeAll:
+		return []nft.Rule{nft.NewRule(mark)}
+	case len(clients) == 0:
+		return nil
+	}
+	if p, ok := onlyPrefix(clients); ok {
+		p.Op = nft.NotEqual
+		return []nft.Rule{nft.NewRule(p, mark)}
+	}
+	return []nft.Rule{nft.NewRule(nft.Jump(chainMarkUnlessLocal))}
+}
+
+// onlyPrefix returns the prefix that matches clients of the cluster, if nothing else does.
+func onlyPrefix(clients []nft.Statement) (nft.MatchPrefix, bool) {
+	if len(clients) != 1 {
+		return nft.MatchPrefix{}, false
+	}
+	p, ok := clients[0].(nft.MatchPrefix)
+	return p, ok
+}
+
+// putMarkUnlessLocal puts the chain to which beforeCluster jumps, if it does.
 func (f *family) putMarkUnlessLocal() {
 	clients := f.localClients()
+	if _, one := onlyPrefix(clients); one || len(clients) == 0 || f.config.MasqueradeAll {
+		f.draft.RemoveChain(chainMarkUnlessLocal)
+		return
+	}
 	c := &nft.Chain{Name: chainMarkUnlessLocal}
 	for _, match := range clients {
 		c.Rules = append(c.Rules, nft.NewRule(match, nft.Return))
 	}
 	c.Rules = append(c.Rules, nft.NewRule(nft.SetMarkBits{Bits: f.config.markBits()}))
-	f.putChainIf(len(clients) > 0 && !f.config.MasqueradeAll, c)
+	f.draft.PutChain(c)
 }
 
 // localClients returns one match for each way to recognise clients of the cluster.

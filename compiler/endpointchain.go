@@ -74,17 +74,6 @@ func (f *family) endpointChain(c endpointChain) *nft.Chain {
 	return chain
 }
 
-// beforeCluster masquerades clients that are not the cluster's own.
-func (f *family) beforeCluster() []nft.Rule {
-	switch {
-	case f.config.MasqueradeAll:
-		return []nft.Rule{nft.NewRule(nft.SetMarkBits{Bits: f.config.markBits()})}
-	case len(f.localClients()) > 0:
-		return []nft.Rule{nft.NewRule(nft.Jump(chainMarkUnlessLocal))}
-	}
-	return nil
-}
-
 // draws chooses a slot and translates to the endpoint in it. A packet that runs while a commit takes effect can draw a
 // slot that has just gone. The lookup then ends the rule, and a second rule takes slot 0.
 func (f *family) draws(c endpointChain) []nft.Rule {

@@ -20,7 +20,7 @@ const (
 	// RoleShortCircuit sends clients of the cluster and the node, which policy Local does not bind, to all endpoints, and
 	// marks those of the node.
 	RoleShortCircuit
-	// RoleServeCluster sends clients of a ClusterIP to an endpoint.
+	// RoleServeCluster sends clients of a ClusterIP to an endpoint. Its first rule may do what RoleMarkUnlessLocal does.
 	RoleServeCluster
 	// RoleServeExternal sends clients of an external frontend with policy Cluster to an endpoint.
 	RoleServeExternal

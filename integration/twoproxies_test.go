@@ -61,7 +61,7 @@ func testTwoProxiesThatDiffer(t *testing.T) {
 		t.Error(err)
 	}
 	await.Until(t, "the first proxy has its rules back", func() error {
-		if !strings.Contains(labtest.Nft(t, f.lab.Node, "", "list", "table", "ip", "kube-proxy"), "mark-unless-local") {
+		if !strings.Contains(labtest.Nft(t, f.lab.Node, "", "list", "table", "ip", "kube-proxy"), "ip saddr != 10.244.0.0/16 meta mark set") {
 			return errors.New("the other's are there")
 		}
 		return nil

@@ -25,7 +25,8 @@ const (
 //
 //   - no-rules: forwarding, without connection tracking.
 //   - untranslated: the chains of a node with one Service, and a packet to an endpoint itself.
-//   - services-N: a packet to a ClusterIP, on a node with N Services.
+//   - services-N: a packet to a ClusterIP, on a node with N Services. The packets of a batch go to 64 of them, or to
+//     the only one.
 //   - services-N-counted: the same with the feature gate NFTProxyServiceCounters.
 //   - chain-per-service-N: the same in the layout of kube-proxy's nftables mode. It needs the nft program.
 func BenchmarkFirstPacket(b *testing.B) {
@@ -33,11 +34,13 @@ func BenchmarkFirstPacket(b *testing.B) {
 		{name: "no-rules"},
 		{name: "untranslated", rules: true, services: 1, direct: true},
 		{name: "services-1", rules: true, services: 1},
+		{name: "services-64", rules: true, services: 64},
 		{name: "services-1000", rules: true, services: 1000},
 		{name: "services-10000", rules: true, services: 10_000},
 		{name: "services-44000", rules: true, services: 44_000},
 		{name: "services-44000-counted", rules: true, services: 44_000, counted: true},
 		{name: "chain-per-service-1", rules: true, services: 1, chainPerService: true},
+		{name: "chain-per-service-64", rules: true, services: 64, chainPerService: true},
 		{name: "chain-per-service-1000", rules: true, services: 1000, chainPerService: true},
 	}
 	takeTurns(b, nodes, func(round int) int { return round })

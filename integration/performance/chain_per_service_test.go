@@ -61,7 +61,7 @@ const chainPerServiceBase = `table ip kube-proxy {
 `
 
 // chainPerService returns a ruleset in the layout of kube-proxy's nftables mode: a chain for each Service, which draws a
-// chain for each of its endpoints. It is what kube-proxy has without a cluster CIDR.
+// chain for each of its endpoints.
 func chainPerService(changes *model.Changes) string {
 	var services, addresses, chains strings.Builder
 	for _, p := range changes.Ports {
@@ -74,7 +74,8 @@ func chainPerService(changes *model.Changes) string {
 			fmt.Fprintf(&chains, "chain %s {\nip saddr %s jump mark-for-masquerade\nmeta l4proto udp dnat to %s\n}\n", endpoint, e.AddrPort.Addr(), e.AddrPort)
 			draws = append(draws, fmt.Sprintf("%d : goto %s", i, endpoint))
 		}
-		fmt.Fprintf(&chains, "chain %s {\nnumgen random mod %d vmap { %s }\n}\n", service, len(draws), strings.Join(draws, ", "))
+		fmt.Fprintf(&chains, "chain %s {\nip daddr %s udp dport %d ip saddr != %s jump mark-for-masquerade\nnumgen random mod %d vmap { %s }\n}\n",
+			service, p.ClusterIP, p.Port, clusterCIDR, len(draws), strings.Join(draws, ", "))
 	}
 	return fmt.Sprintf(chainPerServiceBase, chains.String(), services.String(), addresses.String())
 }

@@ -106,7 +106,7 @@ func sourceReasonOf(fate *evaluator.Fate) SourceReason {
 		if isHairpin(step.Rule) {
 			return SourceHairpin
 		}
-		if r := sourceReasonOfStep(step); r != "" {
+		if r := sourceReasonOfStep(step, reason == SourceOutside); r != "" {
 			reason = r
 		}
 	}
@@ -119,6 +119,9 @@ func isHairpin(r *nft.Rule) bool {
 		return isSet && compiler.IsHairpinSet(set.Set)
 	})
 }
+
+// marksSome reports whether a rule marks the clients that it matches, and not all.
+func marksSome(r *nft.Rule) bool { return marks(r) && len(r.Statements) > 1 }
 
 // readsLocalClients reports whether a rule looks up the clients that policy Local binds.
 func readsLocalClients(r *nft.Rule) bool {
@@ -135,7 +138,9 @@ func marks(r *nft.Rule) bool {
 	})
 }
 
-func sourceReasonOfStep(step *evaluator.Step) SourceReason {
+// sourceReasonOfStep returns the reason that a step adds; empty for none. outside says that an earlier step marked the
+// packet because its client is not one of the cluster's own.
+func sourceReasonOfStep(step *evaluator.Step, outside bool) SourceReason {
 	marked := marks(step.Rule)
 	switch role := compiler.RoleOf(step.Chain.Name); {
 	case role == compiler.RoleMarkUnlessLocal && marked:
@@ -149,14 +154,25 @@ func sourceReasonOfStep(step *evaluator.Step) SourceReason {
 	case role == compiler.RoleServeExternal && marked:
 		return SourcePolicyCluster
 	case role == compiler.RoleServeCluster && marked:
-		return SourceAll
-	case role == compiler.RoleServeCluster && len(step.Chain.Rules) > 0 && step.Rule == &step.Chain.Rules[0]:
-		return SourceNotTold
+		return map[bool]SourceReason{true: SourceOutside, false: SourceAll}[marksSome(step.Rule)]
+	case role == compiler.RoleServeCluster && !outside && len(step.Chain.Rules) > 0:
+		return keptReason(step)
 	case role == compiler.RoleServeLocal, role == compiler.RoleKnownLocal && readsLocalClients(step.Rule):
 		return SourcePolicyLocal
 	case role == compiler.RoleKnownLocal && marked:
 		return SourceNode
 	case role == compiler.RoleKnownLocal:
+		return SourceClusterClient
+	}
+	return ""
+}
+
+// keptReason returns why the chain of a ClusterIP did not mark a packet; empty if its first rule does not tell.
+func keptReason(step *evaluator.Step) SourceReason {
+	switch first := &step.Chain.Rules[0]; {
+	case step.Rule == first:
+		return SourceNotTold
+	case marksSome(first):
 		return SourceClusterClient
 	}
 	return ""

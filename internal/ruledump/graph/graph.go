@@ -181,6 +181,9 @@ func (d *drawing) chain(from *Box, f *compiler.Frontend, chain string, isLocal b
 	d.edge(at, d.box(ending, Box{Lines: d.endpoints(list, where)}))
 }
 
+// notLocalMasqueraded describes a chain that marks clients from outside the cluster.
+var notLocalMasqueraded = []string{"the cluster's own clients: source kept", "all others: source masqueraded"}
+
 // describe returns the clients that a chain serves, and the treatment of their source addresses.
 func (d *drawing) describe(f *compiler.Frontend, chain string) []string {
 	switch compiler.RoleOf(chain) {
@@ -194,9 +197,11 @@ func (d *drawing) describe(f *compiler.Frontend, chain string) []string {
 	switch first := d.firstStatement(f, chain).(type) {
 	case nft.SetMarkBits:
 		return []string{"source masqueraded"}
+	case nft.MatchPrefix:
+		return notLocalMasqueraded
 	case nft.Verdict:
 		if compiler.RoleOf(first.Chain) == compiler.RoleMarkUnlessLocal {
-			return []string{"the cluster's own clients: source kept", "all others: source masqueraded"}
+			return notLocalMasqueraded
 		}
 	}
 	return []string{"source kept"}
