@@ -18,6 +18,7 @@ func TestChart(t *testing.T) {
 	t.Run("ports follow the configuration", testPortsFollowTheConfiguration)
 	t.Run("monitoring has the labels by which prometheus finds it", testMonitoringHasTheLabelsByWhichPrometheusFindsIt)
 	t.Run("the privileged container can be left out", testPrivilegedContainerCanBeLeftOut)
+	t.Run("the seccomp profile can be chosen", testSeccompProfileCanBeChosen)
 	t.Run("a changed configuration replaces the pods", testChangedConfigurationReplacesThePods)
 	t.Run("the image can be chosen", testImageCanBeChosen)
 }

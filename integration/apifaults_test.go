@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -25,6 +26,8 @@ type apiFault struct {
 	says, problem string
 	// long says that it takes a minute or two, for timeouts of client-go.
 	long bool
+	// credentials, if set, gives the proxy others than a token in a file.
+	credentials func(t *testing.T, f *withServer)
 }
 
 const (
@@ -80,21 +83,21 @@ func half(next http.Handler) http.Handler {
 }
 
 var apiFaults = []apiFault{
-	{"401", status(http.StatusUnauthorized, "Unauthorized", ""), keeping + "failed to list *v1.EndpointSlice: injected", cannotWatch, false},
-	{"403", status(http.StatusForbidden, "Forbidden", ""), keeping + "failed to list *v1.EndpointSlice: injected", cannotWatch, false},
-	{"410", status(http.StatusGone, "Expired", ""), keeping + "injected", cannotWatch, false},
-	{"429 with Retry-After", status(http.StatusTooManyRequests, "TooManyRequests", "1"), keeping, cannotWatch, false},
-	{"500", status(http.StatusInternalServerError, "InternalError", ""), keeping + "failed to list *v1.EndpointSlice: injected", cannotWatch, false},
+	{"401", status(http.StatusUnauthorized, "Unauthorized", ""), keeping + "failed to list *v1.EndpointSlice: injected", cannotWatch, false, nil},
+	{"403", status(http.StatusForbidden, "Forbidden", ""), keeping + "failed to list *v1.EndpointSlice: injected", cannotWatch, false, nil},
+	{"410", status(http.StatusGone, "Expired", ""), keeping + "injected", cannotWatch, false, nil},
+	{"429 with Retry-After", status(http.StatusTooManyRequests, "TooManyRequests", "1"), keeping, cannotWatch, false, nil},
+	{"500", status(http.StatusInternalServerError, "InternalError", ""), keeping + "failed to list *v1.EndpointSlice: injected", cannotWatch, false, nil},
 	{"garbage", answered(func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "application/vnd.kubernetes.protobuf")
 		_, _ = w.Write(bytes.Repeat([]byte{0xff, 0x00, 'k', '8', 's'}, 1000))
-	}), keeping + "failed to list *v1.EndpointSlice: ", cannotWatch, false},
-	{"half objects", wraps(half), keeping + "the API server ended the list before it was complete", cannotWatch, false},
+	}), keeping + "failed to list *v1.EndpointSlice: ", cannotWatch, false, nil},
+	{"half objects", wraps(half), keeping + "the API server ended the list before it was complete", cannotWatch, false, nil},
 	{"nothing at all", func(t *testing.T, f *withServer) func() {
 		f.server.Hang(watchedResource)
 		f.endWatches(t)
 		return func() { f.server.Answer(watchedResource) }
-	}, keeping + "no answer from the API server for 10s", cannotWatch, false},
+	}, keeping + "no answer from the API server for 10s", cannotWatch, false, nil},
 	{"packets that vanish", func(t *testing.T, f *withServer) func() {
 		_, port, err := net.SplitHostPort(strings.TrimPrefix(f.server.URL(), "https://"))
 		if err != nil {
@@ -103,7 +106,7 @@ var apiFaults = []apiFault{
 		labtest.Nft(t, f.lab.Node, "add table inet fault\nadd chain inet fault out { type filter hook output priority 0; }\n"+
 			"add rule inet fault out tcp dport "+port+" drop\nadd rule inet fault out tcp sport "+port+" drop\n", "-f", "-")
 		return func() { labtest.Nft(t, f.lab.Node, "", "delete", "table", "inet", "fault") }
-	}, keeping, cannotWatch, true},
+	}, keeping, cannotWatch, true, nil},
 	{"a certificate that expires", func(t *testing.T, f *withServer) func() {
 		renew := func(until time.Time) {
 			if err := f.server.RenewCertificate(until); err != nil {
@@ -113,7 +116,7 @@ var apiFaults = []apiFault{
 		renew(time.Now().Add(-time.Minute))
 		f.server.DropConnections()
 		return func() { renew(time.Now().Add(time.Hour)) }
-	}, "certificate has expired or is not yet valid", cannotWatch, false},
+	}, "certificate has expired or is not yet valid", cannotWatch, false, nil},
 	{"a token that expires", func(t *testing.T, f *withServer) func() {
 		token := f.server.RenewToken()
 		f.endWatches(t)
@@ -122,7 +125,34 @@ var apiFaults = []apiFault{
 				t.Fatal(err)
 			}
 		}
-	}, keeping + "failed to list *v1.EndpointSlice: ", cannotWatch, true},
+	}, keeping + "failed to list *v1.EndpointSlice: ", cannotWatch, true, nil},
+	{"a client's certificate that expires", func(t *testing.T, f *withServer) func() {
+		time.Sleep(shortLife)
+		f.endWatches(t)
+		return func() { f.clientCertificate(t, time.Hour) }
+	}, keeping + "failed to list *v1.EndpointSlice: ", cannotWatch, true, func(t *testing.T, f *withServer) {
+		f.clientCertificate(t, shortLife)
+		text, err := os.ReadFile(f.kubeconfig)
+		if err != nil {
+			t.Fatal(err)
+		}
+		files := fmt.Sprintf("client-certificate: %s.crt\n    client-key: %[1]s.key", f.kubeconfig)
+		if err := os.WriteFile(f.kubeconfig, bytes.Replace(text, []byte("token: "+f.server.Token()), []byte(files), 1), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}},
+}
+
+// shortLife is how long a certificate is valid that is to expire.
+const shortLife = 20 * time.Second
+
+// clientCertificate writes a certificate, and its key, that is valid for a while.
+func (f *withServer) clientCertificate(t *testing.T, life time.Duration) {
+	t.Helper()
+	cert, key, err := f.server.ClientCertificate(time.Now().Add(life))
+	if err := errors.Join(err, os.WriteFile(f.kubeconfig+".crt", cert, 0o600), os.WriteFile(f.kubeconfig+".key", key, 0o600)); err != nil {
+		t.Fatal(err)
+	}
 }
 
 // endWatches ends the watches. What the server still sends to them does not count as the fault's.
@@ -161,7 +191,11 @@ func TestAPIServerFault(t *testing.T) {
 
 func (fault apiFault) survive(t *testing.T) {
 	f := newWithServer(t)
-	f.tokenInAFile(t)
+	if fault.credentials != nil {
+		fault.credentials(t, f)
+	} else {
+		f.tokenInAFile(t)
+	}
 	f.createFaultService(t)
 	p := f.start(t, "--kubeconfig="+f.kubeconfig)
 	end := f.dialThroughout(t, p)
@@ -174,7 +208,8 @@ func (fault apiFault) survive(t *testing.T) {
 	f.reaches(t, "first")
 
 	mend()
-	// client-go reads a file with a token once a minute, and its longest back-off is about as long.
+	// client-go reads files with credentials once a minute (certificates: see cmd/kube-proxy), and its longest back-off is
+	// about as long.
 	f.reachesWithin(t, 2*time.Minute, "second")
 	f.recovers(t)
 	end()

@@ -17,7 +17,7 @@ import (
 // listen on any address, also one in another network namespace.
 const serverName = "apiserver.test"
 
-// certificate is a server's, with its key.
+// certificate is a server's or a client's, with its key.
 type certificate struct {
 	pair            tls.Certificate
 	certPEM, keyPEM []byte
@@ -43,7 +43,7 @@ func newCertificate(authority *certificate, until time.Time) (certificate, error
 		NotBefore:             until.Add(-2 * aDay),
 		NotAfter:              until,
 		KeyUsage:              x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign,
-		ExtKeyUsage:           []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
+		ExtKeyUsage:           []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
 		BasicConstraintsValid: true,
 		IsCA:                  authority == nil,
 	}

@@ -18,7 +18,7 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 		panic(http.ErrAbortHandler) // ends the connection without an answer
 	}
 	defer s.handlers.Done()
-	if r.Header.Get("Authorization") != "Bearer "+s.Token() {
+	if !s.authentic(r) {
 		http.Error(w, "Unauthorized", http.StatusUnauthorized)
 		return
 	}

@@ -2,6 +2,7 @@ package apiservertest
 
 import (
 	"crypto/tls"
+	"crypto/x509"
 	"io"
 	"log"
 	"net/http"
@@ -115,7 +116,7 @@ func (s *Server) Resume() error {
 	s.listener = listener
 	s.http = &http.Server{
 		Handler:   http.HandlerFunc(s.serve),
-		TLSConfig: &tls.Config{GetCertificate: s.currentCertificate},
+		TLSConfig: &tls.Config{GetCertificate: s.currentCertificate, ClientAuth: tls.RequestClientCert},
 		ErrorLog:  log.New(io.Discard, "", 0), // cut connections are what this server is for
 	}
 	go func(server *http.Server) { _ = server.ServeTLS(listener, "", "") }(s.http)
@@ -214,6 +215,27 @@ func (s *Server) RenewToken() string {
 	defer s.mu.Unlock()
 	s.token = newToken()
 	return s.token
+}
+
+// ClientCertificate returns a certificate and its key, in PEM, that the server takes from a client instead of the token
+// until the given time. As with a real server, each request is judged anew, also on an open connection.
+func (s *Server) ClientCertificate(until time.Time) (cert, key []byte, err error) {
+	c, err := newCertificate(&s.authority, until)
+	return c.certPEM, c.keyPEM, err
+}
+
+// authentic reports whether a request has the token or a certificate that is valid now.
+func (s *Server) authentic(r *http.Request) bool {
+	if r.Header.Get("Authorization") == "Bearer "+s.Token() {
+		return true
+	}
+	if r.TLS == nil || len(r.TLS.PeerCertificates) == 0 {
+		return false
+	}
+	roots := x509.NewCertPool()
+	roots.AddCert(s.authority.parsed)
+	_, err := r.TLS.PeerCertificates[0].Verify(x509.VerifyOptions{Roots: roots, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}})
+	return err == nil
 }
 
 // Watches tells how many watches of a resource are open now.
