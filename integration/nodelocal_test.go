@@ -31,8 +31,12 @@ func expectAnswerOf(t *testing.T, l *lab.Lab, name string) {
 	})
 }
 
+func TestNodeLocalSource(t *testing.T) {
+	t.Run("loses no connection when either process is killed", testKilledProcessesLoseNoConnection)
+}
+
 // The brain and the backend are processes of their own. Each is killed once, and traffic flows all the while.
-func TestNodeLocalSourceWhenEitherProcessIsKilled(t *testing.T) {
+func testKilledProcessesLoseNoConnection(t *testing.T) {
 	t.Parallel()
 	l, server, kubeconfig := newOutageLab(t)
 	move := func(addr string) {

@@ -16,9 +16,13 @@ import (
 	"github.com/nftproxy/nftproxy/proxy"
 )
 
+func TestSourceRanges(t *testing.T) {
+	t.Run("in thousands are elements of one set", testThousandsOfSourceRanges)
+}
+
 // Thousands of source ranges, nested and side by side, are elements of one set: they let in whom
 // they should, and one more or less is a change of one element.
-func TestThousandsOfSourceRanges(t *testing.T) {
+func testThousandsOfSourceRanges(t *testing.T) {
 	l := labtest.New(t)
 	servePod(t, l, "web", "10.244.1.5")
 	var commits []nft.CommitStats

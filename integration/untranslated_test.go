@@ -22,7 +22,7 @@ add rule inet firewall output ct state established accept
 
 // A connection whose first packet came while the rules were not there was never translated, and its next packets share
 // that. The proxy removes what conntrack has of it, and the client's next SYN finds an endpoint.
-func TestConnectionThatBeganWithoutRules(t *testing.T) {
+func TestUntranslatedConnection(t *testing.T) {
 	g := goldenCase{"load-balancer-policy-cluster-is-masqueraded", filepath.Join(corpus, "load-balancer-policy-cluster-is-masqueraded")}
 	l := labtest.New(t)
 	c := labtest.Conn(t, l.Node)
@@ -43,7 +43,7 @@ func TestConnectionThatBeganWithoutRules(t *testing.T) {
 		{"from outside to a load balancer IP, over IPv6", l.Outside, "[2001:db8:192::10]:80"},
 		{"from the node to a ClusterIP", l.Node, "10.96.0.10:80"},
 	} {
-		t.Run(tt.name, func(t *testing.T) {
+		t.Run("finds an endpoint at its next SYN "+tt.name, func(t *testing.T) {
 			labtest.Nft(t, l.Node, "delete table ip kube-proxy\ndelete table ip6 kube-proxy\n", "-f", "-")
 			dialed := make(chan error, 1)
 			go func() {

@@ -109,7 +109,7 @@ func TestSetCounter(t *testing.T) {
 	})
 }
 
-func TestSetCounterAndTheNftProgram(t *testing.T) {
+func TestSetCounterListing(t *testing.T) {
 	netns.EnterForTest(t)
 	loopbackUp(t)
 	c := dial(t)

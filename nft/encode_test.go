@@ -9,7 +9,7 @@ import (
 )
 
 // Steps with many elements are encoded by goroutines.
-func TestTransactionEncodesManyElements(t *testing.T) {
+func TestTransactionEncode(t *testing.T) {
 	table := manyServices(2 * besideFrom)
 	tx := Replace(table)
 	t.Run("messages are in the order of the steps and have all elements", func(t *testing.T) {

@@ -9,9 +9,13 @@ import (
 	"github.com/nftproxy/nftproxy/nft"
 )
 
+func TestAffinityMapSize(t *testing.T) {
+	t.Run("stays what it is in the kernel", testAffinityMapSizeStays)
+}
+
 // Maps of clients are smaller where there are many. Those that the kernel has keep their size, and nothing replaces
 // them for it.
-func TestAffinityMapsKeepTheirSize(t *testing.T) {
+func testAffinityMapSizeStays(t *testing.T) {
 	few, many := cluster{services: 60, endpoints: 2, affinity: time.Hour}, cluster{services: 70, endpoints: 2, affinity: time.Hour}
 	conn := namespaceConn(t)
 	commits := 0

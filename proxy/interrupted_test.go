@@ -12,9 +12,14 @@ import (
 	"github.com/nftproxy/nftproxy/nft"
 )
 
+func TestBackendSyncInterrupted(t *testing.T) {
+	t.Run("while it reads the tables, it replaces nothing", testSyncInterruptedWhileReading)
+	t.Run("before the commit, it sends nothing", testSyncInterruptedBeforeTheCommit)
+}
+
 // A proxy that is told to stop while its first Sync reads the tables must not take that for tables that cannot be read:
 // replacing them costs packets, and the clients of session affinity, which cannot be read in time either.
-func TestBackendSyncInterrupted(t *testing.T) {
+func testSyncInterruptedWhileReading(t *testing.T) {
 	changes := manyPorts(10, 1)
 	for _, p := range changes.Ports {
 		p.AffinityTimeout = time.Hour
@@ -60,7 +65,7 @@ func TestBackendSyncInterrupted(t *testing.T) {
 }
 
 // A Sync whose context has ended sends nothing to the kernel. So the tables are as before, and need not be reconciled.
-func TestBackendSyncInterruptedBeforeTheCommit(t *testing.T) {
+func testSyncInterruptedBeforeTheCommit(t *testing.T) {
 	c := namespaceConn(t)
 	commits := 0
 	b, err := NewBackend(c, compiler.Default(), Hooks{

@@ -4,7 +4,11 @@ import (
 	"testing"
 )
 
-func TestServiceCountsLeaveOutLargeSets(t *testing.T) {
+func TestServiceCounts(t *testing.T) {
+	t.Run("leave out large sets", testServiceCountsLeaveOutLargeSets)
+}
+
+func testServiceCountsLeaveOutLargeSets(t *testing.T) {
 	c := cluster{services: 3, endpoints: 1, counted: true}
 	b, err := NewBackend(namespaceConn(t), c.config(), Hooks{})
 	if err != nil {

@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-func TestTrackerWithoutANodeOfItsOwn(t *testing.T) {
+func TestTrackerEveryNode(t *testing.T) {
 	tracker := New(Options{EveryNode: true})
 	for name, call := range map[string]func(){
 		"Changes": func() { tracker.Changes() },
@@ -28,7 +28,7 @@ func TestTrackerWithoutANodeOfItsOwn(t *testing.T) {
 	})
 }
 
-func TestTrackerOfOneNode(t *testing.T) {
+func TestTrackerOneNode(t *testing.T) {
 	tracker := New(Options{NodeName: "node-1"})
 	t.Run("a view of its node works", func(t *testing.T) { tracker.View("node-1", 0).Close() })
 	t.Run("a view of another panics and names the way out", func(t *testing.T) {

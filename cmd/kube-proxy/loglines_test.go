@@ -17,7 +17,7 @@ var logLine = regexp.MustCompile("`([A-Z][^`]{3,})`")
 // foreignLogLines are written by client-go.
 var foreignLogLines = []string{"Unable to write event (may retry after sleeping)", "Server rejected event"}
 
-func TestLogLinesOfTheDocumentation(t *testing.T) {
+func TestDocumentedLogLines(t *testing.T) {
 	root := filepath.Join("..", "..")
 	text, err := os.ReadFile(filepath.Join(root, "docs", "operations.md"))
 	if err != nil {

@@ -32,7 +32,7 @@ var suites = []suite{
 	{name: "evaluator", pkg: "integration", run: "^TestEvaluator$"},
 	{name: "affinity", pkg: "integration", run: "(?i)affinity"},
 	{name: "proxy", pkg: "proxy", run: "."},
-	{name: "repair", pkg: "integration", run: "^Test(Repair$|ConnectionThatBegan)"},
+	{name: "repair", pkg: "integration", run: "^Test(Repair|UntranslatedConnection)$"},
 	{
 		name: "atomicity", pkg: "integration/stress", run: "^Test(Changes|Generations|UDPFlows|AffinityFlood)$",
 		args: []string{"-changes=100", "-forged-clients=20000", "-packets=20000", "-datagram-every=100ms"}, // an emulated machine is slow
