@@ -50,6 +50,7 @@ func dialUDP(t *testing.T, from *lab.Host, to netip.AddrPort) *udpClient {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { c.conn.Close() })
+	labtest.LongQueue(t, c.conn)
 	go c.listen()
 	return c
 }

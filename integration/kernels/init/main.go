@@ -41,6 +41,10 @@ func run() error {
 	if err := loadModules(); err != nil {
 		return err
 	}
+	// An emulated processor falls behind with packets, and the kernel drops those beyond 1,000.
+	if err := os.WriteFile("/proc/sys/net/core/netdev_max_backlog", []byte("100000"), 0o644); err != nil {
+		return err
+	}
 	data, err := os.ReadFile(protocol.JobFile)
 	if err != nil {
 		return err

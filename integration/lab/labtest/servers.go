@@ -7,6 +7,8 @@ import (
 	"net/netip"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/nftproxy/nftproxy/integration/lab"
 )
 
@@ -49,7 +51,25 @@ func ListenUDP(t testing.TB, h *lab.Host, at netip.AddrPort) (conn *net.UDPConn)
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { conn.Close() })
+	LongQueue(t, conn)
 	return conn
+}
+
+// LongQueue lets a socket keep 4 MB of datagrams that nobody has read yet, whatever the sysctl says. A busy or emulated
+// machine does not read for a second at a time, and loses those that find no room.
+func LongQueue(t testing.TB, conn *net.UDPConn) {
+	t.Helper()
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var refused error
+	if err := raw.Control(func(fd uintptr) { refused = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 4<<20) }); err != nil {
+		t.Fatal(err)
+	}
+	if refused != nil {
+		t.Fatal(refused)
+	}
 }
 
 // AnswerUDP answers each datagram to an address of the host until the test ends. Datagrams are cut at 64 bytes.
