@@ -88,7 +88,7 @@ func (a *attempt) run() outcome {
 
 // laterThan is how much longer an error message may take than the error it caused. The
 // kernel hands it to the raw socket first, so this is only about being scheduled.
-const laterThan = time.Second
+const laterThan = patience
 
 func (a *attempt) tcp() outcome {
 	ctx, cancel := context.WithTimeout(context.Background(), a.patience)
