@@ -2,6 +2,7 @@ package syncloop
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"github.com/go-logr/logr"
@@ -132,11 +133,7 @@ func (l *Loop) collect() {
 
 // due returns when the pending changes may be synced.
 func (l *Loop) due() time.Time {
-	due := l.backoff.until
-	if earliest := l.started.Add(l.options.MinSyncPeriod); earliest.After(due) {
-		due = earliest
-	}
-	return due
+	return slices.MaxFunc([]time.Time{l.backoff.until, l.started.Add(l.options.MinSyncPeriod)}, time.Time.Compare)
 }
 
 // sync calls the Backend with the pending changes. If it fails, they stay pending.

@@ -4,8 +4,6 @@ import (
 	"errors"
 	"net/netip"
 	"strings"
-
-	"github.com/nftproxy/nftproxy/model"
 )
 
 var (
@@ -44,23 +42,4 @@ func parsePrefix(s string) (netip.Prefix, error) {
 		return netip.Prefix{}, errMapped
 	}
 	return prefix.Masked(), nil
-}
-
-// comparePrefixes orders prefixes by family and address, the wider one first.
-func comparePrefixes(a, b netip.Prefix) int {
-	if c := a.Addr().Compare(b.Addr()); c != 0 {
-		return c
-	}
-	return a.Bits() - b.Bits()
-}
-
-// perFamily holds one value for each IP family.
-type perFamily[T any] struct{ v4, v6 T }
-
-// of returns the value of a family.
-func (p *perFamily[T]) of(family model.Family) *T {
-	if family == model.IPv4 {
-		return &p.v4
-	}
-	return &p.v6
 }

@@ -1,7 +1,6 @@
 package tracker
 
 import (
-	"maps"
 	"net/netip"
 	"time"
 
@@ -100,8 +99,8 @@ func (t *Tracker) join(e *entry, from place, old *published) *published {
 
 // serviceRanges returns the ranges of all ServiceCIDRs, sorted.
 func (t *Tracker) serviceRanges() (ranges []netip.Prefix) {
-	for cidr := range maps.Values(t.cidrs) {
+	for _, cidr := range t.cidrs {
 		ranges = append(ranges, cidr.ranges...)
 	}
-	return sortedSet(ranges, comparePrefixes)
+	return sortedSet(ranges, netip.Prefix.Compare)
 }

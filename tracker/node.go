@@ -101,5 +101,5 @@ func parsePrefixes(texts []string, field string, skips *skipList) []netip.Prefix
 		}
 		prefixes = append(prefixes, prefix)
 	}
-	return sortedSet(prefixes, comparePrefixes)
+	return sortedSet(prefixes, netip.Prefix.Compare)
 }

@@ -45,6 +45,16 @@ type addresses struct {
 	sourceRanges    []netip.Prefix
 }
 
+// bothFamilies holds the addresses of a Service.
+type bothFamilies struct{ v4, v6 addresses }
+
+func (b *bothFamilies) of(family model.Family) *addresses {
+	if family == model.IPv4 {
+		return &b.v4
+	}
+	return &b.v6
+}
+
 // parseService reads a Service. It never fails: it leaves out invalid parts and lists them in skips.
 func parseService(obj *corev1.Service, options *Options) *service {
 	s := &service{}
@@ -59,7 +69,7 @@ func parseService(obj *corev1.Service, options *Options) *service {
 	addrs := s.parseAddresses(obj)
 	base := s.parsePolicies(obj)
 	for i := range obj.Spec.Ports {
-		field := "spec.ports[" + strconv.Itoa(i) + "]"
+		field := indexed("spec.ports", i)
 		port, ok := s.parsePort(&base, &obj.Spec.Ports[i], field)
 		if !ok {
 			continue
@@ -89,7 +99,7 @@ func forThisProxy(obj *corev1.Service, proxyName string) bool {
 }
 
 // addInEachFamily appends port once for each family in which the Service has a ClusterIP.
-func (s *service) addInEachFamily(port model.ServicePort, addrs *perFamily[addresses]) {
+func (s *service) addInEachFamily(port model.ServicePort, addrs *bothFamilies) {
 	for _, family := range model.Families {
 		a := addrs.of(family)
 		if !a.clusterIP.IsValid() {
@@ -182,7 +192,7 @@ func (s *service) optionalPort(number int32, field string) uint16 {
 
 // parseAddresses sorts a Service's addresses by family. The family comes from the
 // address itself; addresses in a family without a ClusterIP end up unused.
-func (s *service) parseAddresses(obj *corev1.Service) (addrs perFamily[addresses]) {
+func (s *service) parseAddresses(obj *corev1.Service) (addrs bothFamilies) {
 	s.parseClusterIPs(&obj.Spec, &addrs)
 	for i, text := range obj.Spec.ExternalIPs {
 		if addr, ok := s.addr(text, "spec.externalIPs", i); ok {
@@ -210,7 +220,7 @@ func (s *service) parseAddresses(obj *corev1.Service) (addrs perFamily[addresses
 
 // parseClusterIPs takes the first ClusterIP of each family. clusterIPs is the whole list. clusterIP
 // repeats its first one, and stands alone only in manifests that a person wrote.
-func (s *service) parseClusterIPs(spec *corev1.ServiceSpec, addrs *perFamily[addresses]) {
+func (s *service) parseClusterIPs(spec *corev1.ServiceSpec, addrs *bothFamilies) {
 	texts := spec.ClusterIPs
 	if len(texts) == 0 && spec.ClusterIP != "" {
 		texts = []string{spec.ClusterIP}
@@ -241,11 +251,8 @@ func indexed(list string, i int) string {
 	return list + "[" + strconv.Itoa(i) + "]"
 }
 
-// sortedSet sorts list in place and drops duplicates. It returns nil when list is empty.
+// sortedSet sorts list in place and drops duplicates.
 func sortedSet[T comparable](list []T, compare func(a, b T) int) []T {
-	if len(list) == 0 {
-		return nil
-	}
 	slices.SortFunc(list, compare)
 	return slices.Compact(list)
 }

@@ -11,6 +11,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/utils/ptr"
 
 	"github.com/nftproxy/nftproxy/model"
 )
@@ -161,17 +162,10 @@ func (s *endpointSlice) parse(obj *discoveryv1.EndpointSlice, nodes []string) {
 
 func (s *endpointSlice) parsePorts(ports []discoveryv1.EndpointPort) {
 	for i, port := range ports {
-		var p slicePort
-		var protocol string
-		if port.Name != nil {
-			p.name = *port.Name
-		}
-		if port.Protocol != nil {
-			protocol = string(*port.Protocol)
-		}
-		var err error
-		if p.protocol, err = model.ParseProtocol(protocol); err != nil {
-			s.skips.add(ReasonInvalidProtocol, indexed("ports", i)+".protocol", protocol, err)
+		text := string(ptr.Deref(port.Protocol, ""))
+		protocol, err := model.ParseProtocol(text)
+		if err != nil {
+			s.skips.add(ReasonInvalidProtocol, indexed("ports", i)+".protocol", text, err)
 			continue
 		}
 		if port.Port == nil {
@@ -183,8 +177,7 @@ func (s *endpointSlice) parsePorts(ports []discoveryv1.EndpointPort) {
 			s.skips.add(ReasonInvalidPort, indexed("ports", i)+".port", strconv.Itoa(int(*port.Port)), nil)
 			continue
 		}
-		p.number = uint16(*port.Port)
-		s.ports = append(s.ports, p)
+		s.ports = append(s.ports, slicePort{ptr.Deref(port.Name, ""), protocol, uint16(*port.Port)})
 	}
 }
 
@@ -216,9 +209,9 @@ func (s *endpointSlice) parseEndpoints(endpoints []discoveryv1.Endpoint) {
 func (s *endpointSlice) parseEndpoint(addr netip.Addr, endpoint *discoveryv1.Endpoint) sliceEndpoint {
 	e := sliceEndpoint{
 		address:     addr.As16(),
-		ready:       orElse(endpoint.Conditions.Ready, true),
-		serving:     orElse(endpoint.Conditions.Serving, true),
-		terminating: orElse(endpoint.Conditions.Terminating, false),
+		ready:       ptr.Deref(endpoint.Conditions.Ready, true),
+		serving:     ptr.Deref(endpoint.Conditions.Serving, true),
+		terminating: ptr.Deref(endpoint.Conditions.Terminating, false),
 	}
 	if endpoint.NodeName != nil {
 		e.node = s.parseNode(*endpoint.NodeName)
@@ -299,12 +292,4 @@ func (s *endpointSlice) hintedNode(name string) nodeCode {
 		return code
 	}
 	return unwatchedNode
-}
-
-// orElse returns *condition, or unset if condition is nil.
-func orElse(condition *bool, unset bool) bool {
-	if condition == nil {
-		return unset
-	}
-	return *condition
 }

@@ -15,22 +15,20 @@ var errUnreadableGuard = errors.New("not served: loadBalancerSourceRanges holds 
 // parseSourceRanges sorts loadBalancerSourceRanges by family. As in kube-proxy, a family
 // without ranges is not guarded, nor is one with a range of length 0. The load balancer IPs
 // must be in addrs already.
-func (s *service) parseSourceRanges(texts []string, addrs *perFamily[addresses]) {
-	unreadable := false
-	for i, text := range texts {
-		prefix, err := parsePrefix(text)
-		if err != nil {
-			s.skips.add(ReasonInvalidIP, indexed("spec.loadBalancerSourceRanges", i), text, err)
-			unreadable = true
-			continue
-		}
+func (s *service) parseSourceRanges(texts []string, addrs *bothFamilies) {
+	skips := len(s.skips)
+	prefixes := parsePrefixes(texts, "spec.loadBalancerSourceRanges", &s.skips)
+	unreadable := len(s.skips) > skips
+	for _, prefix := range prefixes {
 		a := addrs.of(model.FamilyOf(prefix.Addr()))
 		a.sourceRanges = append(a.sourceRanges, prefix)
 	}
 	for _, family := range model.Families {
 		a := addrs.of(family)
 		named := len(a.sourceRanges) > 0
-		a.sourceRanges = guardOf(a.sourceRanges)
+		if slices.ContainsFunc(a.sourceRanges, func(p netip.Prefix) bool { return p.Bits() == 0 }) {
+			a.sourceRanges = nil
+		}
 		exposed := a.clusterIP.IsValid() && len(a.loadBalancerIPs) > 0
 		if len(texts) == 0 || !exposed || len(a.sourceRanges) > 0 {
 			continue
@@ -45,24 +43,10 @@ func (s *service) parseSourceRanges(texts []string, addrs *perFamily[addresses])
 	}
 }
 
-// guardOf returns ranges as a sorted set; nil if everybody is in one of them.
-func guardOf(ranges []netip.Prefix) []netip.Prefix {
-	if slices.ContainsFunc(ranges, func(p netip.Prefix) bool { return p.Bits() == 0 }) {
-		return nil
-	}
-	return sortedSet(ranges, comparePrefixes)
-}
-
 // noteUnguarded counts the Services with a family that their source ranges do not guard. It logs each
 // once, and again when another family of it becomes open. Either Service may be nil.
 func (t *Tracker) noteUnguarded(name objectName, old, now *service) {
-	var before, after []model.Family
-	if old != nil {
-		before = old.unguarded
-	}
-	if now != nil {
-		after = now.unguarded
-	}
+	before, after := old.open(), now.open()
 	if len(before) > 0 {
 		t.counts.UnguardedServices--
 	}
@@ -77,6 +61,14 @@ func (t *Tracker) noteUnguarded(name objectName, old, now *service) {
 	if t.options.OnUnguarded != nil {
 		t.options.OnUnguarded(name.namespace, name.name, after)
 	}
+}
+
+// open returns unguarded; nil if there is no Service.
+func (s *service) open() []model.Family {
+	if s == nil {
+		return nil
+	}
+	return s.unguarded
 }
 
 func familyNames(families []model.Family) (names []string) {
