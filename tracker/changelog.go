@@ -7,8 +7,8 @@ type changeLog struct {
 	revision uint64
 	// horizon is the first revision after which every deletion is remembered.
 	horizon uint64
-	// oldest and newest are the ends of the list.
-	oldest, newest *entry
+	// ends is the entry before the oldest and after the newest, so that each entry has two neighbours. It never changed.
+	ends entry
 	// tombstones holds the entries that are empty, or were, in the order in which they became so.
 	tombstones []tombstone
 	// size is one more than the largest index. free holds the unused indexes below it.
@@ -21,6 +21,8 @@ type tombstone struct {
 	*entry
 	name objectName
 }
+
+func (l *changeLog) init() { l.ends.prev, l.ends.next = &l.ends, &l.ends }
 
 // next returns the revision of a new change.
 func (l *changeLog) next() uint64 {
@@ -42,34 +44,16 @@ func (l *changeLog) add(e *entry) {
 // touch notes that e changed now.
 func (l *changeLog) touch(e *entry) {
 	e.changed = l.next()
-	if l.newest != e {
-		l.unlink(e)
-		l.append(e)
-	}
+	l.unlink(e)
+	l.append(e)
 }
 
 func (l *changeLog) append(e *entry) {
-	e.prev, e.next = l.newest, nil
-	if l.newest != nil {
-		l.newest.next = e
-	} else {
-		l.oldest = e
-	}
-	l.newest = e
+	e.prev, e.next = l.ends.prev, &l.ends
+	e.prev.next, l.ends.prev = e, e
 }
 
-func (l *changeLog) unlink(e *entry) {
-	if e.prev != nil {
-		e.prev.next = e.next
-	} else {
-		l.oldest = e.next
-	}
-	if e.next != nil {
-		e.next.prev = e.prev
-	} else {
-		l.newest = e.prev
-	}
-}
+func (l *changeLog) unlink(e *entry) { e.prev.next, e.next.prev = e.next, e.prev }
 
 // addTombstone notes that e became empty.
 func (l *changeLog) addTombstone(name objectName, e *entry) {
@@ -91,7 +75,7 @@ func (l *changeLog) raiseHorizon(revision uint64) { l.horizon = max(l.horizon, r
 
 // since calls look for each entry that changed after a revision, the last one first.
 func (l *changeLog) since(revision uint64, look func(*entry)) {
-	for e := l.newest; e != nil && e.changed > revision; e = e.prev {
+	for e := l.ends.prev; e.changed > revision; e = e.prev {
 		look(e)
 	}
 }

@@ -93,6 +93,7 @@ func New(options Options) *Tracker {
 		known:   map[string]*node{},
 		views:   map[*View]struct{}{},
 	}
+	t.changes.init()
 	if !options.EveryNode {
 		t.nodes = []string{options.NodeName}
 	}
@@ -204,7 +205,9 @@ func (t *Tracker) SetNode(obj *corev1.Node) {
 		parsed.moved = t.changes.next()
 	}
 	if parsed.changed != old.changed || parsed.moved != old.moved {
-		t.signalNode(parsed.Name)
+		for _, v := range t.viewsOf(parsed.Name) {
+			v.signal()
+		}
 	}
 }
 
@@ -213,7 +216,7 @@ func (t *Tracker) SetNode(obj *corev1.Node) {
 func (t *Tracker) DeleteNode(name string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.watched(name) {
+	if len(t.viewsOf(name)) > 0 {
 		if !t.options.EveryNode {
 			t.options.Logger.Info("Node of this proxy was deleted, keeping its addresses and zone", "node", name)
 		}
@@ -333,34 +336,19 @@ func (t *Tracker) markDirty(name objectName) {
 	t.signal()
 }
 
-// signal wakes the readers of all views, once Synced was called.
+// signal wakes the readers of all views.
 func (t *Tracker) signal() {
-	if !t.synced {
-		return
-	}
 	for v := range t.views {
 		v.signal()
 	}
 }
 
-// signalNode wakes the views of one node.
-func (t *Tracker) signalNode(name string) {
-	if !t.synced {
-		return
-	}
+// viewsOf returns the views of a node.
+func (t *Tracker) viewsOf(node string) (views []*View) {
 	for v := range t.views {
-		if v.name == name {
-			v.signal()
+		if v.name == node {
+			views = append(views, v)
 		}
 	}
-}
-
-// watched reports whether there is a view of a node.
-func (t *Tracker) watched(name string) bool {
-	for v := range t.views {
-		if v.name == name {
-			return true
-		}
-	}
-	return false
+	return views
 }

@@ -65,9 +65,7 @@ func (t *Tracker) View(node string, resume uint64) *View {
 	if resume > 0 && t.options.History > 0 && t.synced && resume >= t.changes.horizon && resume <= t.changes.revision {
 		v.resume(resume)
 	}
-	if t.synced {
-		v.signal()
-	}
+	v.signal()
 	return v
 }
 
@@ -82,7 +80,7 @@ func (v *View) Close() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	delete(t.views, v)
-	if n := t.known[v.name]; n != nil && n.deleted && !t.watched(v.name) {
+	if n := t.known[v.name]; n != nil && n.deleted && len(t.viewsOf(v.name)) == 0 {
 		delete(t.known, v.name)
 	}
 }
@@ -96,9 +94,7 @@ func (v *View) Resync() {
 	v.tracker.mu.Lock()
 	defer v.tracker.mu.Unlock()
 	v.full = true
-	if v.tracker.synced {
-		v.signal()
-	}
+	v.signal()
 }
 
 // Take returns the changes since the last call, nil for none, and the times of the events that led to them, oldest
@@ -133,7 +129,11 @@ func (v *View) TakeRevision() (*model.Changes, []time.Time, uint64) {
 	return changes, times, v.seen
 }
 
+// signal wakes the reader, once Synced was called.
 func (v *View) signal() {
+	if !v.tracker.synced {
+		return
+	}
 	select {
 	case v.wake <- struct{}{}:
 	default:
@@ -155,7 +155,7 @@ func (v *View) resume(revision uint64) {
 		v.seen = 0
 		return
 	}
-	for e := t.changes.oldest; e != nil && e.changed <= revision; e = e.next {
+	for e := t.changes.ends.next; e != &t.changes.ends && e.changed <= revision; e = e.next {
 		*v.place(e) = t.publish(e, v.where(), nil)
 	}
 }
