@@ -27,23 +27,19 @@ const (
 	aboutToExpire = 5 * time.Second
 )
 
-// affinityBudget is the rest of a Sync's time, in ctx, and number of elements for affinity maps.
-type affinityBudget struct {
-	ctx      context.Context
-	elements int
-}
-
 // affinityChanges returns the steps for affinity maps in the transaction of a Sync: it deletes clients of endpoints
 // that went, and copies clients whose frontends use another map now. It returns a part of them if reading takes too
 // long or fails.
 func (b *Backend) affinityChanges(parent context.Context) nft.Transaction {
 	ctx, cancel := context.WithTimeout(parent, affinityReadTime)
 	defer cancel()
-	budget := affinityBudget{ctx, affinitySyncElements}
+	room := affinitySyncElements
 	affinity := b.compiler.Affinity()
 	var tx nft.Transaction
 	for _, m := range affinity.Losing() {
-		tx.Append(b.deletions(&budget, m))
+		gone := b.goneClients(ctx, m, room)
+		room -= len(gone)
+		tx.Append(changeClients(nft.DeleteElements, m, gone))
 	}
 	tx.Append(b.allCopies(parent, affinity.Moves()))
 	return tx
@@ -65,20 +61,18 @@ func (b *Backend) allCopies(ctx context.Context, moves []compiler.AffinityMove) 
 	return tx
 }
 
-// deletions returns the steps that delete clients of a map whose endpoint does not serve them.
-func (b *Backend) deletions(budget *affinityBudget, m compiler.AffinityMap) nft.Transaction {
-	elements, err := readAffinity(budget.ctx, b.reader, m)
+// goneClients returns at most room clients of a map whose endpoint does not serve them; none if it cannot be read.
+func (b *Backend) goneClients(ctx context.Context, m compiler.AffinityMap, room int) (gone []nft.Element) {
+	clients, err := readAffinity(ctx, b.reader, m)
 	if err != nil {
-		return nft.Transaction{}
+		return nil
 	}
-	var stale []nft.Element
-	for _, e := range elements {
-		if len(stale) < budget.elements && !m.Serves(e) && e.Expires > aboutToExpire {
-			stale = append(stale, e)
+	for _, e := range clients {
+		if len(gone) < room && !m.Serves(e) && e.Expires > aboutToExpire {
+			gone = append(gone, e)
 		}
 	}
-	budget.elements -= len(stale)
-	return changeClients(nft.DeleteElements, m, stale)
+	return gone
 }
 
 // copies returns the steps that copy the clients of one move, without those that the other map has already.

@@ -142,14 +142,14 @@ func (r *affinityReconciler) reconciled(m compiler.AffinityMap) {
 
 // deleteClients deletes the clients of a map whose endpoint does not serve them.
 func (r *affinityReconciler) deleteClients(ctx context.Context, m compiler.AffinityMap) error {
-	return r.change(ctx, m, nft.DeleteElements, unix.ENOENT, func(held []nft.Element) []nft.Element {
+	return r.change(ctx, m, nft.DeleteElements, func(held []nft.Element) []nft.Element {
 		return slices.DeleteFunc(held, m.Serves)
 	})
 }
 
 // addClients adds the clients that a map does not have.
 func (r *affinityReconciler) addClients(ctx context.Context, m compiler.AffinityMap, clients map[nft.Data]nft.Element) error {
-	return r.change(ctx, m, nft.AddElements, unix.EEXIST, func(held []nft.Element) []nft.Element {
+	return r.change(ctx, m, nft.AddElements, func(held []nft.Element) []nft.Element {
 		unknown := maps.Clone(clients)
 		for _, e := range held {
 			delete(unknown, e.Key)
@@ -159,8 +159,8 @@ func (r *affinityReconciler) addClients(ctx context.Context, m compiler.Affinity
 }
 
 // change reads a map, and adds or deletes the elements that choose returns. Meanwhile packets add elements, and others
-// expire. The kernel then refuses a transaction with the error passing, or EBUSY, and change starts again.
-func (r *affinityReconciler) change(ctx context.Context, m compiler.AffinityMap, op nft.StepOp, passing error, choose func(held []nft.Element) []nft.Element) error {
+// expire. If the kernel then refuses a transaction (EEXIST or EBUSY), change starts again.
+func (r *affinityReconciler) change(ctx context.Context, m compiler.AffinityMap, op nft.StepOp, choose func(held []nft.Element) []nft.Element) error {
 	for attempt := 1; ; attempt++ {
 		held, err := readAffinity(ctx, r.conn, m)
 		if errors.Is(err, unix.ENOENT) {
@@ -170,7 +170,7 @@ func (r *affinityReconciler) change(ctx context.Context, m compiler.AffinityMap,
 			return err
 		}
 		err = r.commit(ctx, m, op, choose(held))
-		if err == nil || !errors.Is(err, passing) && !errors.Is(err, unix.EBUSY) || attempt == affinityAttempts {
+		if err == nil || !errors.Is(err, unix.EEXIST) && !errors.Is(err, unix.EBUSY) || attempt == affinityAttempts {
 			return err
 		}
 	}

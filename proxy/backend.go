@@ -114,7 +114,7 @@ func (b *Backend) Sync(ctx context.Context, changes *model.Changes) error {
 // update commits the changes. If that fails, or the kernel's tables are not known, it reconciles them.
 func (b *Backend) update(ctx context.Context, logger klog.Logger) error {
 	if b.state.kind == stateApplied {
-		err := b.commitChanges(ctx)
+		err := b.commitWithAffinity(ctx, b.compiler.Transaction())
 		if err == nil || notSent(ctx, err) {
 			return err
 		}

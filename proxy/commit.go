@@ -8,11 +8,6 @@ import (
 	"github.com/nftproxy/nftproxy/nft"
 )
 
-// commitChanges commits the changes since the last commit.
-func (b *Backend) commitChanges(ctx context.Context) error {
-	return b.commitWithAffinity(ctx, b.compiler.Transaction())
-}
-
 // commitWithAffinity commits a transaction together with the changes to affinity maps that follow from it. Packets add
 // elements to those maps and elements expire, so the kernel may refuse the whole. Then it commits the transaction
 // alone.
