@@ -180,14 +180,9 @@ func (r *reader) setsOf(f *Frontend) *frontendSets { return r.layout.sets.of(!f.
 func (r *reader) read() []*Frontend {
 	found := map[nft.Data]*Frontend{}
 	l := r.layout.sets
-	for _, sets := range [][]*nft.Set{
-		{l.addresses.services, l.addresses.noEndpoints, l.guardedIPs},
-		{l.nodePorts.services, l.nodePorts.noEndpoints},
-	} {
-		for _, set := range sets {
-			for _, e := range r.set(set).Elements() {
-				r.addFrontend(found, e)
-			}
+	for _, set := range []*nft.Set{l.addresses.services, l.addresses.noEndpoints, l.guardedIPs, l.nodePorts.services, l.nodePorts.noEndpoints} {
+		for _, e := range r.set(set).Elements() {
+			r.addFrontend(found, e)
 		}
 	}
 	for _, c := range r.chainSets {
