@@ -3,17 +3,15 @@ package compiler
 import (
 	"net/netip"
 	"slices"
-	"time"
 
 	"github.com/nftproxy/nftproxy/model"
 )
 
 // affinityPort is the session affinity of one Service port: its maps, and the chains that fill them.
 type affinityPort struct {
-	id      model.PortID
-	name    string
-	timeout time.Duration
-	lists   [len(endpointLists)]affinityUse
+	// planAffinity is that of the plan used last.
+	*planAffinity
+	lists [len(endpointLists)]affinityUse
 	// known holds the use of the chains for known clients.
 	known map[chainKind]*knownUse
 }
@@ -45,11 +43,11 @@ func (p *affinityPort) mapName(list endpointList) string { return affinityMapPre
 func (f *family) useAffinity(want *plan) (update, known string) {
 	p := f.affinity.ports[want.affinity.name]
 	if p == nil {
-		p = &affinityPort{id: want.affinity.id, name: want.affinity.name, known: map[chainKind]*knownUse{}}
+		p = &affinityPort{planAffinity: want.affinity, known: map[chainKind]*knownUse{}}
 		f.affinity.ports[p.name] = p
 		f.updateAffinitySize()
 	}
-	p.timeout = want.affinity.timeout
+	p.planAffinity = want.affinity
 	lists := want.lists()
 	for _, list := range lists {
 		f.useAffinityList(p, list.list, list.endpoints)
