@@ -31,7 +31,7 @@ type countTotals struct {
 }
 
 type setCounts struct {
-	elements map[nft.Data]elementCount
+	elements countReading
 	// readings counts the readings. known says that one was whole. An element that is first read before that may have
 	// counted for long, for example while another process ran. So only the increase from then on counts.
 	readings int
@@ -50,39 +50,28 @@ func newCountTotals(maxPorts int) countTotals {
 }
 
 // countReading is one reading of a set. It is kept apart until it is complete, because it takes long.
-type countReading struct {
-	set      countSet
-	elements map[nft.Data]elementCount
+type countReading map[nft.Data]elementCount
+
+func (r countReading) add(key nft.Data, comment string, n nft.Count) {
+	r[key] = elementCount{port: comment, last: n}
 }
 
-// begin begins a reading. Its add takes the elements, and end adds them up.
-func (t *countTotals) begin(set countSet) *countReading {
-	return &countReading{set, make(map[nft.Data]elementCount, len(t.of(set).elements))}
-}
-
-func (r *countReading) add(key nft.Data, comment string, n nft.Count) {
-	r.elements[key] = elementCount{port: comment, last: n}
-}
-
-func (t *countTotals) of(set countSet) *setCounts {
-	if t.sets[set] == nil {
-		t.sets[set] = &setCounts{elements: map[nft.Data]elementCount{}}
+// addReading adds the increase since the previous reading of the set. whole says that the reading has all elements.
+func (t *countTotals) addReading(set countSet, r countReading, whole bool) {
+	s := t.sets[set]
+	if s == nil {
+		s = &setCounts{elements: countReading{}}
+		t.sets[set] = s
 	}
-	return t.sets[set]
-}
-
-// end adds the increase since the previous reading. whole says that the reading has all elements.
-func (t *countTotals) end(r *countReading, whole bool) {
-	s := t.of(r.set)
 	s.readings++
-	for key, now := range r.elements {
+	for key, now := range r {
 		now.reading = s.readings
 		before, seen := s.elements[key]
 		switch {
 		case seen:
-			t.add(r.set, now.port, since(before.last, now.last))
+			t.add(set, now.port, since(before.last, now.last))
 		case s.known:
-			t.add(r.set, now.port, now.last)
+			t.add(set, now.port, now.last)
 		}
 		s.elements[key] = now
 	}

@@ -69,25 +69,23 @@ func (c *ServiceCounts) Read(ctx context.Context) error {
 		return err
 	}
 	defer conn.Close()
-	for _, set := range sets {
-		if err := c.read(ctx, conn, set); err != nil {
+	for set, size := range sets {
+		if err := c.read(ctx, conn, set, size); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (c *ServiceCounts) read(ctx context.Context, conn *nft.Conn, set countSet) error {
-	c.mu.Lock()
-	reading := c.totals.begin(set)
-	c.mu.Unlock()
+func (c *ServiceCounts) read(ctx context.Context, conn *nft.Conn, set countSet, size int) error {
+	reading := make(countReading, size)
 	whole, err := conn.Counts(ctx, set.family, compiler.TableName, set.name, reading.add)
 	if err != nil {
 		return fmt.Errorf("count Services: %w", err)
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.totals.end(reading, whole)
+	c.totals.addReading(set, reading, whole)
 	return nil
 }
 
@@ -109,14 +107,15 @@ type countSet struct {
 	name   string
 }
 
-// countSets returns the sets that count and have elements. left counts those that it left out because they have more
-// than maxElements.
-func (b *Backend) countSets(maxElements int) (sets []countSet, left int) {
+// countSets returns the sets that count and have elements, with the number of these. left counts the sets that it left
+// out because they have more than maxElements.
+func (b *Backend) countSets(maxElements int) (sets map[countSet]int, left int) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.state.kind != stateApplied {
 		return nil, 0
 	}
+	sets = map[countSet]int{}
 	for _, t := range b.compiler.Tables() {
 		for _, s := range t.Sets {
 			switch {
@@ -124,7 +123,7 @@ func (b *Backend) countSets(maxElements int) (sets []countSet, left int) {
 			case s.Len() > maxElements:
 				left++
 			default:
-				sets = append(sets, countSet{t.Family, s.Name})
+				sets[countSet{t.Family, s.Name}] = s.Len()
 			}
 		}
 	}
