@@ -64,15 +64,12 @@ func (r *affinityReconciler) run(ctx context.Context) (err error) {
 	defer r.conn.Close()
 	logger := klog.FromContext(ctx)
 	for {
-		timer := time.NewTimer(r.untilDue())
 		select {
 		case <-ctx.Done():
-			timer.Stop()
 			return nil
 		case <-r.wake:
-		case <-timer.C:
+		case <-time.After(r.untilDue()):
 		}
-		timer.Stop()
 		begin := time.Now()
 		if err := r.restoreFromConntrack(ctx); err != nil && ctx.Err() == nil {
 			logger.Error(err, "Cannot restore session affinity from conntrack; clients of lost maps may get another endpoint")

@@ -75,16 +75,15 @@ func (c *FlowCleaner) begun() { c.gaps.Add(1) }
 // failures, and their end.
 func (c *FlowCleaner) Run(ctx context.Context) {
 	logger := klog.FromContext(ctx)
-	retry := time.NewTimer(0)
-	retry.Stop()
-	defer retry.Stop()
+	// retry fires wait after a search that failed.
+	var retry <-chan time.Time
 	var wait time.Duration
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-c.wake:
-		case <-retry.C:
+		case <-retry:
 		}
 		begin := time.Now()
 		err := c.Clean(ctx)
@@ -96,11 +95,10 @@ func (c *FlowCleaner) Run(ctx context.Context) {
 				logger.Error(err, "Cannot remove all stale UDP flows, trying again; this is logged once")
 			}
 			wait = min(max(2*wait, firstFlowRetry), maxRetryDelay)
-			retry.Reset(wait)
+			retry = time.After(wait)
 		case wait > 0:
 			logger.Info("Stale UDP flows can be removed again")
-			wait = 0
-			retry.Stop()
+			retry, wait = nil, 0
 		}
 		sleep(ctx, time.Since(begin))
 	}
