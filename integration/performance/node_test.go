@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	ctnetlink "github.com/mdlayher/netlink"
 	"github.com/nftproxy/nftproxy/compiler"
 	"github.com/nftproxy/nftproxy/integration/netns"
 	"github.com/nftproxy/nftproxy/nft"
@@ -69,8 +70,6 @@ func (n *node) addLinks() error {
 		"net/ipv4/ip_forward":             "1",
 		"net/ipv4/conf/all/rp_filter":     "0",
 		"net/ipv4/conf/default/rp_filter": "0",
-		// Otherwise the flows of the whole run fill the table of connection tracking, which all namespaces share.
-		"net/netfilter/nf_conntrack_udp_timeout": "1",
 	} {
 		if err := os.WriteFile("/proc/sys/"+path, []byte(value), 0); err != nil {
 			return err
@@ -142,6 +141,25 @@ func (n *node) commit(b *testing.B) {
 	}
 	defer backend.Close()
 	if err := backend.Sync(b.Context(), services(n.services)); err != nil {
+		b.Fatal(err)
+	}
+}
+
+// deleteFlows empties the node's table of connection tracking. Its buckets are those of all namespaces, so flows of
+// earlier rounds would slow down all nodes.
+func (n *node) deleteFlows(b *testing.B) {
+	b.Helper()
+	conn, err := ctnetlink.Dial(unix.NETLINK_NETFILTER, &ctnetlink.Config{NetNS: n.namespace.FD()})
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer conn.Close()
+	const deleteAll = unix.NFNL_SUBSYS_CTNETLINK<<8 | 2 // IPCTNL_MSG_CT_DELETE
+	message := ctnetlink.Message{
+		Header: ctnetlink.Header{Type: deleteAll, Flags: ctnetlink.Request | ctnetlink.Acknowledge},
+		Data:   []byte{unix.AF_INET, unix.NFNETLINK_V0, 0, 0},
+	}
+	if _, err := conn.Execute(message); err != nil {
 		b.Fatal(err)
 	}
 }
