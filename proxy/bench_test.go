@@ -171,6 +171,77 @@ func BenchmarkFirstSync(b *testing.B) {
 	}
 }
 
+// BenchmarkRestart measures the first Sync of a process that starts over the tables of an earlier one. In "changed" one
+// Service in a hundred has another endpoint in one slot, one more endpoint, or one less; in the others the tables are as
+// wanted.
+func BenchmarkRestart(b *testing.B) {
+	for _, c := range []cluster{{services: 10_000, endpoints: 2}, {services: 44_000, endpoints: 2}, {services: 5_000, endpoints: 50}} {
+		same := c.changes()
+		for _, state := range []struct {
+			name string
+			// before is the state of the earlier process.
+			before *model.Changes
+		}{{"the same", same}, {"changed", c.changed()}} {
+			b.Run(c.String()+"/"+state.name, func(b *testing.B) {
+				conn := namespaceConn(b)
+				var p phases
+				var processor time.Duration
+				for b.Loop() {
+					b.StopTimer()
+					if err := Cleanup(b.Context(), conn); err != nil {
+						b.Fatal(err)
+					}
+					syncOnce(b, conn, c, Hooks{}, state.before)
+					time.Sleep(rehashTime)
+					used := processorTime(b)
+					b.StartTimer()
+					p.sync = append(p.sync, syncOnce(b, conn, c, p.hooks(), same))
+					b.StopTimer()
+					processor += processorTime(b) - used
+					b.StartTimer()
+				}
+				p.report(b)
+				b.ReportMetric(processor.Seconds()*1e3/float64(b.N), "cpu-ms/op")
+			})
+		}
+	}
+}
+
+// rehashTime is longer than the kernel needs to rehash sets that have just grown.
+const rehashTime = time.Second
+
+// syncOnce returns how long the first Sync of a new backend takes.
+func syncOnce(b *testing.B, conn *nft.Conn, c cluster, hooks Hooks, changes *model.Changes) time.Duration {
+	backend, err := NewBackend(conn, c.config(), hooks)
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer backend.Close()
+	begin := time.Now()
+	if err := backend.Sync(b.Context(), changes); err != nil {
+		b.Fatal(err)
+	}
+	return time.Since(begin)
+}
+
+// changed returns changes with one Service in a hundred different.
+func (c cluster) changed() *model.Changes {
+	changes := c.changes()
+	for i := 0; i < c.services; i += 100 {
+		p := c.port(i)
+		switch i / 100 % 3 {
+		case 0:
+			p.Cluster[0].AddrPort = netip.AddrPortFrom(numbered("10.200.0.1", i), 8080)
+		case 1:
+			p.Cluster = p.Cluster[1:]
+		case 2:
+			p.Cluster = append(p.Cluster, model.Endpoint{AddrPort: netip.AddrPortFrom(numbered("10.200.0.1", i), 8080), Remote: true})
+		}
+		changes.Ports[p.ID] = p
+	}
+	return changes
+}
+
 // BenchmarkOneChange measures a change among many Services: kernel-ms is the part of the kernel, which validates the
 // whole table when the change has elements with a verdict.
 func BenchmarkOneChange(b *testing.B) {
