@@ -32,6 +32,9 @@ const (
 	spareSetsFrom, spareSetsUntil = 500, 250
 )
 
+// chainSetPrefix comes before the chain's name in the name of its set.
+const chainSetPrefix = "service-ips-"
+
 // mayHaveSet reports whether the chain may have a set: only those of ClusterIPs, which nearly all Services have.
 func (c endpointChain) mayHaveSet() bool {
 	return c.kind == kindCluster && !c.nodePort && c.count > 0
@@ -117,7 +120,7 @@ func (e *endpointChains) withSet() (chains []endpointChain) {
 
 func (f *family) addChainSet(c endpointChain) {
 	e := &f.endpointChains
-	e.sets[c] = f.chainSet("service-ips-" + c.name())
+	e.sets[c] = f.chainSet(chainSetPrefix + c.name())
 	f.draft.PutSet(e.sets[c])
 	if use := e.used[c]; use != nil {
 		for key := range use.keys {

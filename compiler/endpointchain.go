@@ -77,11 +77,7 @@ func (f *family) endpointChain(c endpointChain) *nft.Chain {
 // draws chooses a slot and translates to the endpoint in it. A packet that runs while a commit takes effect can draw a
 // slot that has just gone. The lookup then ends the rule, and a second rule takes slot 0.
 func (f *family) draws(c endpointChain) []nft.Rule {
-	sets := f.sets.of(c.nodePort)
-	endpoints := sets.endpoints
-	if c.kind == kindLocal {
-		endpoints = sets.localEndpoints
-	}
+	endpoints := f.sets.endpointsOf(c)
 	draw := func(slot nft.Expr) nft.Rule {
 		return nft.NewRule(nft.DNAT{Family: f.family, Key: append(f.key(c.nodePort), slot), Map: endpoints.Name})
 	}

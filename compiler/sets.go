@@ -36,6 +36,15 @@ func (s *sets) of(nodePort bool) *frontendSets {
 	return &s.addresses
 }
 
+// endpointsOf returns the map of endpoints that the chain draws from.
+func (s *sets) endpointsOf(c endpointChain) *nft.Set {
+	of := s.of(c.nodePort)
+	if c.kind == kindLocal {
+		return of.localEndpoints
+	}
+	return of.endpoints
+}
+
 // addSets adds the sets to the draft, in the order in which the table has them.
 func (f *family) addSets() {
 	verdicts := func(name string, nodePort bool) *nft.Set {

@@ -102,9 +102,12 @@ func testCompareWithASetThatSomebodyEmptied(t *testing.T) {
 }
 
 // Other commits all the time change which elements the set has, and how many.
-func testCompareUnderConstantChurn(t *testing.T) {
+func testCompareUnderConstantChurn(t *testing.T) { inBothWays(t, compareUnderConstantChurn) }
+
+func compareUnderConstantChurn(t *testing.T, askFrom int) {
 	table := manyAddresses(20_000)
 	c, another := dialOver(t, table)
+	another.askFrom = askFrom
 	var lock sync.Mutex
 	ctx, cancel := context.WithCancel(t.Context())
 	changes := 0

@@ -1,9 +1,12 @@
 package nft
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"iter"
+	"slices"
 
 	"github.com/nftproxy/nftproxy/internal/netlinkattr"
 	"golang.org/x/sys/unix"
@@ -22,11 +25,19 @@ type Comparison struct {
 	// this one. If there is no difference then, Compare returns no error: a change after the listing has a generation of
 	// its own, which the caller hears of. If there is one, Compare returns it together with ErrGenerationMoved.
 	ThroughCommits bool
+	// StaleKeys, if set, helps to find elements of a large set that are not wanted, without listing the set. It is called
+	// with a wanted set, and with the elements to delete from smaller sets of the table. It returns keys that the kernel's
+	// set may have then. It may be called under Guard, and more than once.
+	StaleKeys func(set *Set, deleted iter.Seq2[*Set, Element]) iter.Seq[Data]
 }
 
 // Compare lists the kernel's table and returns the transaction that turns it into want. The result is that of Diff
 // after ReadTable, without a copy of the elements: memory holds the differences, and 11 to 22 bytes for each listed
 // element. The elements of Dynamic sets are not listed, except for a catch-all, so packets cannot make Compare slow.
+//
+// In a large set, Compare asks for the wanted elements by their keys instead, and lists the set only if the kernel
+// counts more than that (kernel 6.15; before, it always lists). This takes time in proportion to the length of the set,
+// and a listing to the square of it.
 //
 // Compare ends with ctx's error as soon as ctx is done. It ends with ErrGenerationMoved as soon as somebody commits,
 // unless ThroughCommits is set, and when the kernel's count of a set shows that the listing was cut short (kernel
@@ -40,7 +51,7 @@ func (c *Conn) Compare(ctx context.Context, want *Table, how Comparison) (Transa
 			return nil
 		}
 	}
-	run := comparison{reader: reader{conn: c, ctx: ctx, family: want.Family, table: want.Name, throughCommits: how.ThroughCommits}, guard: how.Guard, want: want}
+	run := comparison{reader: reader{conn: c, ctx: ctx, family: want.Family, table: want.Name, throughCommits: how.ThroughCommits}, guard: how.Guard, stale: how.StaleKeys, want: want}
 	tx, err := run.run()
 	if errors.Is(err, unix.ENOENT) {
 		err = ErrGenerationMoved // deleted under our hands
@@ -54,7 +65,9 @@ func (c *Conn) Compare(ctx context.Context, want *Table, how Comparison) (Transa
 type comparison struct {
 	reader reader
 	guard  func(func()) error
-	want   *Table
+	// stale is Comparison.StaleKeys.
+	stale func(*Set, iter.Seq2[*Set, Element]) iter.Seq[Data]
+	want  *Table
 }
 
 func (c *comparison) run() (Transaction, error) {
@@ -68,6 +81,8 @@ func (c *comparison) run() (Transaction, error) {
 	if err := c.guard(func() { d, pairs = beginDiff(have, c.want) }); err != nil {
 		return Transaction{}, err
 	}
+	// The differences in small sets say which elements of large ones may be stale.
+	slices.SortStableFunc(pairs, func(a, b setPair) int { return cmp.Compare(a.kernelCount(), b.kernelCount()) })
 	for _, pair := range pairs {
 		if err := c.compareElements(d, pair); err != nil {
 			return Transaction{}, err
@@ -104,16 +119,37 @@ func (c *comparison) compareElements(d *delta, pair setPair) error {
 	if pair.have == nil {
 		return c.guard(func() { d.compareElements(nil, pair.want) })
 	}
-	e := elementComparison{set: pair.want}
+	e := &elementComparison{set: pair.want}
+	var err error
 	if pair.want.Dynamic {
-		if err := c.reader.element(pair.want, Element{Key: CatchAll}, c.taking(&e)); err != nil {
-			return err
-		}
-	} else if err := c.compareListing(&e, pair.have); err != nil {
+		err = c.reader.element(pair.want, Element{Key: CatchAll}, c.taking(e))
+	} else {
+		e, err = c.compareAll(d, pair)
+	}
+	if err != nil {
 		return err
 	}
 	d.addElements(pair.want, e.gone, e.added)
 	return nil
+}
+
+// compareAll compares all elements of a set: by their keys if that is faster, and otherwise by listing them.
+func (c *comparison) compareAll(d *delta, pair setPair) (*elementComparison, error) {
+	e := &elementComparison{set: pair.want}
+	var stale []Data
+	ask := c.fasterByKey(pair.have, 1)
+	if ask {
+		if err := c.guard(func() { stale, ask = c.staleKeys(pair.have, pair.want, d) }); err != nil {
+			return nil, err
+		}
+	}
+	if ask {
+		if whole, err := c.compareByKey(e, stale); whole || err != nil {
+			return e, err
+		}
+		e = &elementComparison{set: pair.want}
+	}
+	return e, c.compareListing(e, pair.have)
 }
 
 // taking returns a function that compares the elements of a message in one piece of work.
@@ -184,7 +220,9 @@ func (c *comparison) countAgain(e *elementComparison) (err error) {
 // elementComparison compares a wanted set with the elements that the kernel lists.
 type elementComparison struct {
 	set *Set
-	// seen are the keys that were listed, without the catch-all; nil for a Dynamic set.
+	// byKey says that the kernel was asked for the elements by their keys.
+	byKey bool
+	// seen are the keys that were listed, without the catch-all; nil with byKey and for a Dynamic set.
 	seen *seenKeys
 	// found counts those of them that are wanted, with whatever value.
 	found       int
@@ -203,6 +241,7 @@ func (e *elementComparison) take(r *rawElement) error {
 	case r.catchAll():
 		key = append(e.key[:0], CatchAll...)
 		e.catchAll = true
+	case e.byKey:
 	case e.seen == nil || !e.seen.add(key):
 		return nil // of a Dynamic set; or listed twice, which happens while the kernel rehashes
 	}
@@ -224,9 +263,7 @@ func (e *elementComparison) take(r *rawElement) error {
 // missing returns the wanted elements that were not listed. If nobody has committed meanwhile and there are none, it
 // does not walk the set.
 func (e *elementComparison) missing(committed bool) (missing []Element) {
-	if catchAll, wanted := e.set.Element(CatchAll); wanted && !e.catchAll {
-		missing = append(missing, catchAll)
-	}
+	missing = e.missingCatchAll()
 	if !committed && e.found == e.set.countable() {
 		return missing
 	}
@@ -236,6 +273,14 @@ func (e *elementComparison) missing(committed bool) (missing []Element) {
 		}
 	}
 	return missing
+}
+
+// missingCatchAll returns the catch-all if it is wanted and the kernel has none.
+func (e *elementComparison) missingCatchAll() []Element {
+	if catchAll, wanted := e.set.Element(CatchAll); wanted && !e.catchAll {
+		return []Element{catchAll}
+	}
+	return nil
 }
 
 // known counts the elements that the kernel is known to have: the wanted ones without the missing ones, and the foreign
@@ -260,7 +305,7 @@ func (e *elementComparison) known() int {
 // addMissing notes the missing elements that the kernel has not returned since, and that are still wanted.
 func (e *elementComparison) addMissing(missing []Element) {
 	for _, m := range missing {
-		if m.Key == CatchAll && e.catchAll || m.Key != CatchAll && e.seen.has(m.Key) {
+		if m.Key == CatchAll && e.catchAll || m.Key != CatchAll && !e.byKey && e.seen.has(m.Key) {
 			continue
 		}
 		if want, wanted := e.set.Element(m.Key); wanted {

@@ -218,7 +218,15 @@ func collect[T any](r *reader, typ uint16, list *[]T, decode func(data []byte) (
 }
 
 // sets reads the sets without elements.
-func (r *reader) sets(t *Table) error { return collect(r, unix.NFT_MSG_GETSET, &t.Sets, decodeSet) }
+func (r *reader) sets(t *Table) error {
+	err := collect(r, unix.NFT_MSG_GETSET, &t.Sets, decodeSet)
+	if r.conn.uncounted {
+		for _, s := range t.Sets {
+			s.kernelCount = -1
+		}
+	}
+	return err
+}
 
 func (r *reader) objects(t *Table) error {
 	return collect(r, unix.NFT_MSG_GETOBJ, &t.Objects, decodeObject)

@@ -108,10 +108,17 @@ func reportTimes(b *testing.B, samples []time.Duration, name string) time.Durati
 
 // report reports the phases and returns the shortest Sync.
 func (p *phases) report(b *testing.B) time.Duration {
+	b.ReportMetric(float64(p.elements), "elements")
+	if len(p.kernel) == len(p.sync) {
+		rest := slices.Clone(p.sync)
+		for i := range rest {
+			rest[i] -= p.compile[i] + p.encode[i] + p.kernel[i]
+		}
+		reportTimes(b, rest, "rest")
+	}
 	reportTimes(b, p.compile, "compile")
 	reportTimes(b, p.encode, "encode")
 	reportTimes(b, p.kernel, "kernel")
-	b.ReportMetric(float64(p.elements), "elements")
 	return reportTimes(b, p.sync, "sync")
 }
 
@@ -193,11 +200,11 @@ func BenchmarkRestart(b *testing.B) {
 					}
 					syncOnce(b, conn, c, Hooks{}, state.before)
 					time.Sleep(rehashTime)
-					used := processorTime(b)
+					used := procstat.ProcessorTime(b)
 					b.StartTimer()
 					p.sync = append(p.sync, syncOnce(b, conn, c, p.hooks(), same))
 					b.StopTimer()
-					processor += processorTime(b) - used
+					processor += procstat.ProcessorTime(b) - used
 					b.StartTimer()
 				}
 				p.report(b)

@@ -124,7 +124,7 @@ func (c *comparison) compare(ctx context.Context, conn *nft.Conn) (tx nft.Transa
 		return nil
 	}
 	for _, want := range c.wanted {
-		part, err := conn.Compare(ctx, want, nft.Comparison{Guard: guard, ThroughCommits: true})
+		part, err := conn.Compare(ctx, want, nft.Comparison{Guard: guard, ThroughCommits: true, StaleKeys: c.backend.compiler.StaleEndpoints})
 		if errors.Is(err, errOvertaken) {
 			return nft.Transaction{}, nil // the Sync has reconciled the tables
 		}

@@ -73,7 +73,7 @@ func (b *Backend) differenceOnce(ctx context.Context) (tx nft.Transaction, err e
 		return tx, err
 	}
 	for _, want := range b.compiler.Tables() {
-		step, err := b.reader.Compare(ctx, want, nft.Comparison{})
+		step, err := b.reader.Compare(ctx, want, nft.Comparison{StaleKeys: b.compiler.StaleEndpoints})
 		if err != nil {
 			return tx, err
 		}
