@@ -11,6 +11,7 @@ import (
 
 	"github.com/nftproxy/nftproxy/compiler"
 	"github.com/nftproxy/nftproxy/integration/await"
+	"github.com/nftproxy/nftproxy/integration/golden"
 	"github.com/nftproxy/nftproxy/integration/lab"
 	"github.com/nftproxy/nftproxy/integration/lab/labtest"
 	"github.com/nftproxy/nftproxy/integration/syscalls"
@@ -52,16 +53,16 @@ func TestKubeProxy(t *testing.T) {
 // The binary, fed by an API server over HTTP, through outage and compaction, until it is
 // stopped and cleaned up after.
 func testKubeProxyProgramsWhatTheAPIServerHas(t *testing.T) {
-	g := goldenCase{"load-balancer-policy-local-keeps-the-source", filepath.Join(corpus, "load-balancer-policy-local-keeps-the-source")}
+	g := golden.Find(t, "load-balancer-policy-local-keeps-the-source")
 	l := labtest.New(t)
 	c := labtest.Conn(t, l.Node)
 	server, kubeconfig := labtest.APIServer(t, l.Node)
-	labtest.Upload(t, server, g.path("manifests.yaml"))
+	labtest.Upload(t, server, g.Path("manifests.yaml"))
 	p := labtest.Start(t, l.Node, "kube-proxy", "--kubeconfig", kubeconfig, "--hostname-override", lab.NodeName,
 		"--cluster-cidr", "10.244.0.0/16,fd00:10:244::/48", "-v", "2")
-	want := g.compile(t)
+	want := g.Compile(t)
 	await.Until(t, "the case's rules are in the kernel", func() error { return labtest.TableError(c, want) })
-	g.sendFlows(t, l)
+	sendFlows(t, l, g)
 
 	server.Compact()
 	server.DropConnections()
@@ -107,19 +108,15 @@ func testKubeProxyProgramsWhatTheAPIServerHas(t *testing.T) {
 
 // ruledump prints, live and offline, what the golden says.
 func testRuledumpPrintsTheGolden(t *testing.T) {
-	g := goldenCase{"hairpin-over-cluster-ip", filepath.Join(corpus, "hairpin-over-cluster-ip")}
+	g := golden.Find(t, "hairpin-over-cluster-ip")
 	l := labtest.New(t)
-	golden, err := os.ReadFile(g.path("ruleset.nft"))
+	golden, err := os.ReadFile(g.Path("ruleset.nft"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	configFile := filepath.Join(t.TempDir(), "config.yaml")
-	if err := os.WriteFile(configFile, []byte(defaultConfig), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	replace(t, labtest.Conn(t, l.Node), g.compile(t))
+	replace(t, labtest.Conn(t, l.Node), g.Compile(t))
 	for _, args := range [][]string{
-		{"compile", "--manifests", g.path("manifests.yaml"), "--node", "node-1", "--config", configFile},
+		{"compile", "--manifests", g.Path("manifests.yaml"), "--node", "node-1", "--config", g.ConfigFile(t)},
 		{"live"},
 	} {
 		p := labtest.Start(t, l.Node, "ruledump", args...)

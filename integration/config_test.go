@@ -7,13 +7,13 @@ import (
 	"testing"
 
 	"github.com/nftproxy/nftproxy/integration/await"
+	"github.com/nftproxy/nftproxy/integration/golden"
 	"github.com/nftproxy/nftproxy/integration/lab"
 	"github.com/nftproxy/nftproxy/integration/lab/labtest"
 	"github.com/nftproxy/nftproxy/internal/config"
 	configs "github.com/nftproxy/nftproxy/internal/config/corpus"
 	"github.com/nftproxy/nftproxy/internal/offline"
 	"github.com/nftproxy/nftproxy/nft"
-	"github.com/nftproxy/nftproxy/source/manifests"
 	"github.com/nftproxy/nftproxy/tracker"
 )
 
@@ -29,7 +29,7 @@ func kubeadmConfig(t *testing.T) (path string) {
 }
 
 // compileFor compiles the case as a proxy does with a configuration file.
-func (g goldenCase) compileFor(t *testing.T, path string) []*nft.Table {
+func compileFor(t *testing.T, g golden.Case, path string) []*nft.Table {
 	t.Helper()
 	file, err := config.Load(path)
 	if err != nil {
@@ -39,11 +39,8 @@ func (g goldenCase) compileFor(t *testing.T, path string) []*nft.Table {
 	if err != nil {
 		t.Fatal(err)
 	}
-	objects, err := manifests.Load(g.path("manifests.yaml"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	tables, _, err := offline.Compile(&objects, tracker.Options{NodeName: lab.NodeName}, compilerConfig)
+	objects := g.Objects(t)
+	tables, _, err := offline.Compile(objects, tracker.Options{NodeName: lab.NodeName}, compilerConfig)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -53,12 +50,12 @@ func (g goldenCase) compileFor(t *testing.T, path string) []*nft.Table {
 // With kubeadm's file as it is (and manifests in place of its API server) the rules get into
 // the kernel. When the file changes, the process ends.
 func testKubeProxyRunsWithKubeadmsConfigurationUntilItChanges(t *testing.T) {
-	g := goldenCase{"cluster-ip-spreads-over-all-endpoints", filepath.Join(corpus, "cluster-ip-spreads-over-all-endpoints")}
+	g := golden.Find(t, "cluster-ip-spreads-over-all-endpoints")
 	l := labtest.New(t)
 	c := labtest.Conn(t, l.Node)
 	path := kubeadmConfig(t)
-	p := labtest.Start(t, l.Node, "kube-proxy", "--config="+path, "--hostname-override="+lab.NodeName, "--manifests", g.manifestsDir(t), "--masquerade-all")
-	want := g.compileFor(t, path)
+	p := labtest.Start(t, l.Node, "kube-proxy", "--config="+path, "--hostname-override="+lab.NodeName, "--manifests", g.ManifestsDir(t), "--masquerade-all")
+	want := compileFor(t, g, path)
 	await.Until(t, "the case's rules are in the kernel", func() error { return labtest.TableError(c, want) })
 
 	data, err := os.ReadFile(path)

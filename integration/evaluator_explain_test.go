@@ -3,21 +3,21 @@ package integration
 import (
 	"net/netip"
 	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/nftproxy/nftproxy/integration/flows"
+	"github.com/nftproxy/nftproxy/integration/golden"
 	"github.com/nftproxy/nftproxy/integration/lab"
 	"github.com/nftproxy/nftproxy/integration/lab/labtest"
 )
 
 // Explained by the tables of the kernel, a client stays with the endpoint that it reached before.
 func testExplainKnowsWhatTheKernelLearned(t *testing.T) {
-	g := goldenCase{"affinity-over-cluster-ip", filepath.Join(corpus, "affinity-over-cluster-ip")}
+	g := golden.Find(t, "affinity-over-cluster-ip")
 	l := labtest.New(t)
-	replace(t, labtest.Conn(t, l.Node), g.compile(t))
-	data, err := os.ReadFile(g.path("manifests.yaml"))
+	replace(t, labtest.Conn(t, l.Node), g.Compile(t))
+	data, err := os.ReadFile(g.Path("manifests.yaml"))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -9,6 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/nftproxy/nftproxy/evaluator"
 	"github.com/nftproxy/nftproxy/integration/flows"
+	"github.com/nftproxy/nftproxy/integration/golden"
 	"github.com/nftproxy/nftproxy/integration/lab"
 	"golang.org/x/sys/unix"
 )
@@ -63,13 +64,13 @@ func protocolNumber(f flows.Flow) uint8 {
 // Every flow of every golden case, walked through the compiled ruleset in memory: all that
 // can become of it is what the case says.
 func TestGoldenFlowsOnPaper(t *testing.T) {
-	for _, g := range cases(t) {
-		t.Run(g.name, func(t *testing.T) {
-			list, err := flows.Load(g.path("flows.yaml"))
+	for _, g := range golden.Cases(t) {
+		t.Run(g.Name, func(t *testing.T) {
+			list, err := flows.Load(g.Path("flows.yaml"))
 			if err != nil {
 				t.Fatal(err)
 			}
-			e := evaluator.New(g.compile(t), nodeOnPaper)
+			e := evaluator.New(g.Compile(t), nodeOnPaper)
 			for _, f := range list {
 				t.Run(f.Name, func(t *testing.T) { judgeOnPaper(t, e, f, g) })
 			}
@@ -77,9 +78,9 @@ func TestGoldenFlowsOnPaper(t *testing.T) {
 	}
 }
 
-func judgeOnPaper(t *testing.T, e *evaluator.Evaluator, f flows.Flow, g goldenCase) {
+func judgeOnPaper(t *testing.T, e *evaluator.Evaluator, f flows.Flow, g golden.Case) {
 	t.Helper()
-	packet := packetOf(f, g.podLink(t))
+	packet := packetOf(f, podLink(t, g))
 	fates, err := e.Fates(packet)
 	if err != nil {
 		t.Fatal(err)
@@ -92,7 +93,7 @@ func judgeOnPaper(t *testing.T, e *evaluator.Evaluator, f flows.Flow, g goldenCa
 	if f.Expect.Sticky {
 		judgeStickiness(t, e, packet, fates)
 	}
-	if f.Expect.Sticky && g.config(t).AffinityHash {
+	if f.Expect.Sticky && g.Config(t).AffinityHash {
 		judgeHash(t, f, fates)
 		return
 	}

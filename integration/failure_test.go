@@ -11,6 +11,7 @@ import (
 
 	"github.com/nftproxy/nftproxy/compiler"
 	"github.com/nftproxy/nftproxy/integration/await"
+	"github.com/nftproxy/nftproxy/integration/golden"
 	"github.com/nftproxy/nftproxy/integration/lab"
 	"github.com/nftproxy/nftproxy/integration/lab/labtest"
 	"github.com/nftproxy/nftproxy/nft"
@@ -24,7 +25,7 @@ import (
 type troubled struct {
 	lab  *lab.Lab
 	conn *nft.Conn
-	g    goldenCase
+	g    golden.Case
 	want []*nft.Table
 }
 
@@ -32,8 +33,8 @@ func newTroubled(t *testing.T) *troubled {
 	t.Helper()
 	t.Parallel()
 	const name = "single-stack-ipv4"
-	f := &troubled{lab: labtest.New(t), g: goldenCase{name, filepath.Join(corpus, name)}}
-	f.conn, f.want = labtest.Conn(t, f.lab.Node), f.g.compile(t)
+	f := &troubled{lab: labtest.New(t), g: golden.Find(t, name)}
+	f.conn, f.want = labtest.Conn(t, f.lab.Node), f.g.Compile(t)
 	return f
 }
 
@@ -80,7 +81,7 @@ func newWithServer(t *testing.T) *withServer {
 	t.Helper()
 	f := &withServer{troubled: newTroubled(t)}
 	f.server, f.kubeconfig = labtest.APIServer(t, f.lab.Node)
-	for _, node := range labtest.Upload(t, f.server, f.g.path("manifests.yaml")).Nodes {
+	for _, node := range labtest.Upload(t, f.server, f.g.Path("manifests.yaml")).Nodes {
 		if node.Name == lab.NodeName {
 			f.node = node
 		}
@@ -113,7 +114,7 @@ func testTakenPortEndsTheProxyIfItIsToFailHard(t *testing.T) {
 		t.Run(server.name, func(t *testing.T) {
 			f := newTroubled(t)
 			f.listen(t, server.address)
-			f.start(t, "--manifests="+f.g.manifestsDir(t), "--bind-address-hard-fail").Fails(t,
+			f.start(t, "--manifests="+f.g.ManifestsDir(t), "--bind-address-hard-fail").Fails(t,
 				fmt.Sprintf("%s at %s: listen tcp %[2]s: bind: address already in use; stop what listens there, or choose another %s", server.name, server.address, server.field))
 		})
 	}

@@ -2,11 +2,11 @@ package integration
 
 import (
 	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/nftproxy/nftproxy/integration/await"
+	"github.com/nftproxy/nftproxy/integration/golden"
 	"github.com/nftproxy/nftproxy/integration/lab"
 	"github.com/nftproxy/nftproxy/integration/lab/labtest"
 )
@@ -18,27 +18,27 @@ func TestFeatureGates(t *testing.T) {
 
 // With the gate off no external IP gets into the kernel, and ruledump says so beforehand.
 func testExternalIPsStayOutWithTheGateOff(t *testing.T) {
-	g := goldenCase{"external-ips-are-left-out-with-the-feature-gate-off", filepath.Join(corpus, "external-ips-are-left-out-with-the-feature-gate-off")}
+	g := golden.Find(t, "external-ips-are-left-out-with-the-feature-gate-off")
 	t.Run("from the file", func(t *testing.T) {
 		l := labtest.New(t)
 		c := labtest.Conn(t, l.Node)
-		labtest.Start(t, l.Node, "kube-proxy", "--config", g.path("config.yaml"), "--hostname-override="+lab.NodeName, "--manifests", g.manifestsDir(t))
-		await.Until(t, "the case's rules are in the kernel", func() error { return labtest.TableError(c, g.compile(t)) })
-		g.sendFlows(t, l)
+		labtest.Start(t, l.Node, "kube-proxy", "--config", g.Path("config.yaml"), "--hostname-override="+lab.NodeName, "--manifests", g.ManifestsDir(t))
+		await.Until(t, "the case's rules are in the kernel", func() error { return labtest.TableError(c, g.Compile(t)) })
+		sendFlows(t, l, g)
 	})
 	t.Run("from the flag", func(t *testing.T) {
 		l := labtest.New(t)
 		c := labtest.Conn(t, l.Node)
 		labtest.Start(t, l.Node, "kube-proxy", "--feature-gates=AllowServiceExternalIPs=false", "--cluster-cidr=10.244.0.0/16,fd00:10:244::/48",
-			"--hostname-override="+lab.NodeName, "--manifests", g.manifestsDir(t))
-		await.Until(t, "the case's rules are in the kernel", func() error { return labtest.TableError(c, g.compile(t)) })
+			"--hostname-override="+lab.NodeName, "--manifests", g.ManifestsDir(t))
+		await.Until(t, "the case's rules are in the kernel", func() error { return labtest.TableError(c, g.Compile(t)) })
 	})
 	t.Run("in ruledump", func(t *testing.T) {
-		golden, err := os.ReadFile(g.path("ruleset.nft"))
+		golden, err := os.ReadFile(g.Path("ruleset.nft"))
 		if err != nil {
 			t.Fatal(err)
 		}
-		p := labtest.Start(t, labtest.New(t).Node, "ruledump", "compile", "--manifests", g.path("manifests.yaml"), "--node", lab.NodeName, "--config", g.path("config.yaml"))
+		p := labtest.Start(t, labtest.New(t).Node, "ruledump", "compile", "--manifests", g.Path("manifests.yaml"), "--node", lab.NodeName, "--config", g.Path("config.yaml"))
 		if err := p.Wait(); err != nil {
 			t.Error(err)
 		}
@@ -50,16 +50,16 @@ func testExternalIPsStayOutWithTheGateOff(t *testing.T) {
 
 // The gate WatchListClient decides how the command asks the API server for what there is.
 func testWatchListClient(t *testing.T) {
-	g := goldenCase{"cluster-ip-spreads-over-all-endpoints", filepath.Join(corpus, "cluster-ip-spreads-over-all-endpoints")}
+	g := golden.Find(t, "cluster-ip-spreads-over-all-endpoints")
 	for gate, want := range map[string]struct{ lists, streams bool }{"false": {lists: true}, "true": {streams: true}} {
 		t.Run(gate, func(t *testing.T) {
 			l := labtest.New(t)
 			c := labtest.Conn(t, l.Node)
 			server, kubeconfig := labtest.APIServer(t, l.Node)
-			labtest.Upload(t, server, g.path("manifests.yaml"))
+			labtest.Upload(t, server, g.Path("manifests.yaml"))
 			labtest.Start(t, l.Node, "kube-proxy", "--kubeconfig", kubeconfig, "--hostname-override", lab.NodeName,
 				"--cluster-cidr", "10.244.0.0/16,fd00:10:244::/48", "--feature-gates=WatchListClient="+gate)
-			await.Until(t, "the case's rules are in the kernel", func() error { return labtest.TableError(c, g.compile(t)) })
+			await.Until(t, "the case's rules are in the kernel", func() error { return labtest.TableError(c, g.Compile(t)) })
 			streams := false
 			for _, r := range server.Requests("watch", "services") {
 				streams = streams || strings.EqualFold(r.Query.Get("sendInitialEvents"), "true")

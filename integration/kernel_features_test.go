@@ -3,9 +3,7 @@ package integration
 import (
 	"bytes"
 	"encoding/binary"
-	"os"
 	"os/exec"
-	"path/filepath"
 	"testing"
 
 	"github.com/nftproxy/nftproxy/integration/lab"
@@ -19,13 +17,13 @@ import (
 
 func testKernelWithoutNftablesEndsTheProxy(t *testing.T) {
 	f := newTroubled(t)
-	f.startFiltered(t, syscalls.NetfilterSockets(syscalls.Refused(unix.EPROTONOSUPPORT)), withoutFib, "--manifests="+f.g.manifestsDir(t)).
+	f.startFiltered(t, syscalls.NetfilterSockets(syscalls.Refused(unix.EPROTONOSUPPORT)), withoutFib, "--manifests="+f.g.ManifestsDir(t)).
 		Fails(t, "nft: open netlink socket: socket: protocol not supported; the kernel needs nf_tables (CONFIG_NETFILTER_NETLINK, CONFIG_NF_TABLES)")
 }
 
 func testKernelWithoutAFeatureEndsTheProxy(t *testing.T) {
 	f := newTroubled(t)
-	f.startFiltered(t, syscalls.Calls(syscalls.Judged, unix.SYS_SENDMSG), withoutFib, "--manifests="+f.g.manifestsDir(t)).
+	f.startFiltered(t, syscalls.Calls(syscalls.Judged, unix.SYS_SENDMSG), withoutFib, "--manifests="+f.g.ManifestsDir(t)).
 		Fails(t, "the kernel lacks nf_tables features: ip: fib daddr type needs CONFIG_NFT_FIB_IPV4: no such file or directory; "+
 			"ip6: fib daddr type needs CONFIG_NFT_FIB_IPV6: no such file or directory")
 	f.nothingApplied(t)
@@ -44,7 +42,7 @@ func withoutFib(c *syscalls.Call) syscalls.Verdict {
 func TestKernelWithoutIPv6(t *testing.T) {
 	f := newTroubled(t)
 	f.want = f.want[:1]
-	args := append(f.args(), "--manifests="+f.g.manifestsDir(t))
+	args := append(f.args(), "--manifests="+f.g.ManifestsDir(t))
 	cmd := exec.Command(labtest.Binary(t, "kube-proxy"), args...)
 	if lab.HasIPv6 {
 		cmd = inMounts("mount -t tmpfs none /proc/$$/net", cmd.Path, args...)
@@ -52,7 +50,7 @@ func TestKernelWithoutIPv6(t *testing.T) {
 	commits := syscalls.Calls(syscalls.Judged, unix.SYS_SENDMSG)
 	p := f.startBehind(t, commits, withoutIPv6, cmd)
 	f.applied(t)
-	f.g.sendFlows(t, f.lab)
+	sendFlows(t, f.lab, f.g)
 	labtest.Nft(t, f.lab.Node, "flush ruleset\n", "-f", "-")
 	f.applied(t)
 	p.Says(t, "The kernel has no IPv6; serving IPv4 alone")
@@ -77,11 +75,7 @@ func TestKernelWithoutIPv6(t *testing.T) {
 // hasNoDifference has ruledump find that a kernel without IPv6 has all that is wanted.
 func (f *troubled) hasNoDifference(t *testing.T) {
 	t.Helper()
-	config := filepath.Join(t.TempDir(), "config.yaml")
-	if err := os.WriteFile(config, []byte(defaultConfig), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	args := []string{"diff", "--manifests", f.g.manifestsDir(t), "--config", config, "--node", lab.NodeName}
+	args := []string{"diff", "--manifests", f.g.ManifestsDir(t), "--config", f.g.ConfigFile(t), "--node", lab.NodeName}
 	cmd := exec.Command(labtest.Binary(t, "ruledump"), args...)
 	if lab.HasIPv6 {
 		cmd = inMounts("mount -t tmpfs none /proc/$$/net", cmd.Path, args...)

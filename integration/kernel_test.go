@@ -11,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/nftproxy/nftproxy/compiler"
 	"github.com/nftproxy/nftproxy/integration/flows"
+	"github.com/nftproxy/nftproxy/integration/golden"
 	"github.com/nftproxy/nftproxy/integration/lab"
 	"github.com/nftproxy/nftproxy/integration/lab/labtest"
 	"github.com/nftproxy/nftproxy/nft"
@@ -51,28 +52,28 @@ func readBack(t testing.TB, c *nft.Conn) string {
 // and every flow becomes what the case says.
 func TestGoldenFlows(t *testing.T) {
 	labs := map[string]*lab.Lab{}
-	for _, g := range cases(t) {
-		bridge := g.bridge(t)
+	for _, g := range golden.Cases(t) {
+		bridge := g.Bridge(t)
 		if labs[bridge] == nil {
 			labs[bridge] = labtest.NewWithBridge(t, bridge)
 		}
 		l := labs[bridge]
-		t.Run(g.name, func(t *testing.T) {
+		t.Run(g.Name, func(t *testing.T) {
 			c := labtest.Conn(t, l.Node)
-			tables := g.compile(t)
+			tables := g.Compile(t)
 			replace(t, c, tables)
 			if diff := cmp.Diff(printTables(tables), readBack(t, c)); diff != "" {
 				t.Errorf("the kernel holds something else (-compiled +read back):\n%s", diff)
 			}
-			g.sendFlows(t, l)
+			sendFlows(t, l, g)
 		})
 	}
 }
 
 // serve sets up the case's endpoints until the test ends.
-func (g goldenCase) serve(t *testing.T, l *lab.Lab) *flows.Runner {
+func serve(t *testing.T, l *lab.Lab, g golden.Case) *flows.Runner {
 	t.Helper()
-	data, err := os.ReadFile(g.path("manifests.yaml"))
+	data, err := os.ReadFile(g.Path("manifests.yaml"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -92,13 +93,13 @@ func (g goldenCase) serve(t *testing.T, l *lab.Lab) *flows.Runner {
 	return r
 }
 
-func (g goldenCase) sendFlows(t *testing.T, l *lab.Lab) {
+func sendFlows(t *testing.T, l *lab.Lab, g golden.Case) {
 	t.Helper()
-	list, err := flows.Load(g.path("flows.yaml"))
+	list, err := flows.Load(g.Path("flows.yaml"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := g.serve(t, l)
+	r := serve(t, l, g)
 	if err := r.Run(list); err != nil {
 		t.Error(err)
 	}
@@ -113,13 +114,13 @@ func TestNftProgram(t *testing.T) {
 func testGoldensLoadedByTheNftProgramAreTheSame(t *testing.T) {
 	l := labtest.New(t)
 	c := labtest.Conn(t, l.Node)
-	for _, g := range cases(t) {
-		t.Run(g.name, func(t *testing.T) {
-			text, err := os.ReadFile(g.path("ruleset.nft"))
+	for _, g := range golden.Cases(t) {
+		t.Run(g.Name, func(t *testing.T) {
+			text, err := os.ReadFile(g.Path("ruleset.nft"))
 			if err != nil {
 				t.Fatal(err)
 			}
-			replace(t, c, withoutAffinityUpdatesIPv6(g.compile(t)))
+			replace(t, c, withoutAffinityUpdatesIPv6(g.Compile(t)))
 			ours, listed := readBack(t, c), labtest.Nft(t, l.Node, "", "list", "ruleset")
 			// Without the rules that fill it, a map has the size that it was made with; ours have none.
 			loadable := strings.ReplaceAll(learningIPv6.ReplaceAllString(string(text), ""), fmt.Sprintf("\t\tsize %d\n", nft.DefaultSize), "")

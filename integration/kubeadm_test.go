@@ -15,7 +15,7 @@ import (
 func testKubeProxyTakesThePlaceOfKubeadmsKubeProxy(t *testing.T) {
 	f := newWithServer(t)
 	configuration := kubeadmConfig(t)
-	f.want = f.g.compileFor(t, configuration)
+	f.want = compileFor(t, f.g, configuration)
 	script := fmt.Sprintf(`
 		mount -t tmpfs tmpfs /var/lib
 		mkdir /var/lib/kube-proxy
@@ -23,7 +23,7 @@ func testKubeProxyTakesThePlaceOfKubeadmsKubeProxy(t *testing.T) {
 		cp %s /var/lib/kube-proxy/kubeconfig.conf`, configuration, f.kubeconfig)
 	p := labtest.StartCommand(t, f.lab.Node, inMounts(script, labtest.Binary(t, "kube-proxy"), "--config=/var/lib/kube-proxy/config.conf", "--hostname-override="+lab.NodeName))
 	f.applied(t)
-	f.g.sendFlows(t, f.lab)
+	sendFlows(t, f.lab, f.g)
 	f.hasEvent(t, "Starting")
 	for _, url := range []string{"http://127.0.0.1:10256/healthz", "http://127.0.0.1:10249/metrics"} {
 		if _, err := getFrom(f.lab.Node, url); err != nil {

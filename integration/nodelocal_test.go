@@ -11,6 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/nftproxy/nftproxy/integration/await"
+	"github.com/nftproxy/nftproxy/integration/golden"
 	"github.com/nftproxy/nftproxy/integration/lab"
 	"github.com/nftproxy/nftproxy/integration/lab/labtest"
 )
@@ -118,7 +119,7 @@ func expectAlive(t *testing.T, conn net.Conn, want string) {
 func TestServeNodeLocal(t *testing.T) {
 	t.Parallel()
 	l := labtest.New(t)
-	dir := filepath.Join(corpus, "hairpin-over-cluster-ip")
+	dir := golden.Find(t, "hairpin-over-cluster-ip").ManifestsDir(t)
 	socket := "unix://" + filepath.Join(t.TempDir(), "node-local.sock")
 	labtest.Start(t, l.Node, "kube-proxy", "--manifests", dir, "--hostname-override", lab.NodeName, "--serve-node-local", socket)
 	watch := labtest.Start(t, l.Node, "kube-proxy", "node-local-watch", "--node-local-source", socket, "--hostname-override", lab.NodeName)

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/nftproxy/nftproxy/integration/await"
+	"github.com/nftproxy/nftproxy/integration/golden"
 	"github.com/nftproxy/nftproxy/integration/lab"
 	"github.com/nftproxy/nftproxy/integration/lab/labtest"
 )
@@ -20,13 +21,17 @@ func TestNodePortAddresses(t *testing.T) {
 // The health checks of Services are where node ports are: in a family that nodePortAddresses does not
 // name, on every address. A warning says so.
 func testHealthChecksOfAnUnnamedFamilyAnswerEverywhere(t *testing.T) {
-	g := goldenCase{"source-ranges-under-policy-local", filepath.Join(corpus, "source-ranges-under-policy-local")}
+	g := golden.Find(t, "source-ranges-under-policy-local")
 	l := labtest.New(t)
-	config := filepath.Join(t.TempDir(), "config.yaml")
-	if err := os.WriteFile(config, []byte(defaultConfig+"nodePortAddresses: [10.244.1.254/32]\n"), 0o600); err != nil {
+	text, err := os.ReadFile(g.ConfigFile(t))
+	if err != nil {
 		t.Fatal(err)
 	}
-	p := labtest.Start(t, l.Node, "kube-proxy", "--config", config, "--hostname-override="+lab.NodeName, "--manifests", g.manifestsDir(t))
+	config := filepath.Join(t.TempDir(), "config.yaml")
+	if err := os.WriteFile(config, append(text, "nodePortAddresses: [10.244.1.254/32]\n"...), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	p := labtest.Start(t, l.Node, "kube-proxy", "--config", config, "--hostname-override="+lab.NodeName, "--manifests", g.ManifestsDir(t))
 	for _, url := range []string{"http://10.244.1.254:32080", "http://[fd00:1::1]:32080", "http://[fd00:10:244:1::254]:32080", "http://[::1]:32080"} {
 		await.Until(t, url+" answers", func() error {
 			_, err := getFrom(l.Node, url)

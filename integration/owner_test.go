@@ -3,23 +3,22 @@ package integration
 import (
 	"context"
 	"os/exec"
-	"path/filepath"
 	"testing"
 
 	"github.com/nftproxy/nftproxy/compiler"
+	"github.com/nftproxy/nftproxy/integration/golden"
 	"github.com/nftproxy/nftproxy/integration/lab"
 	"github.com/nftproxy/nftproxy/integration/lab/labtest"
 	"github.com/nftproxy/nftproxy/integration/netns"
 	"github.com/nftproxy/nftproxy/nft"
 	"github.com/nftproxy/nftproxy/proxy"
-	"github.com/nftproxy/nftproxy/source/manifests"
 	"github.com/nftproxy/nftproxy/tracker"
 )
 
 // ownerTest is a node whose proxy may own its tables.
 type ownerTest struct {
 	*testing.T
-	g       goldenCase
+	g       golden.Case
 	lab     *lab.Lab
 	conn    *nft.Conn
 	backend *proxy.Backend
@@ -34,16 +33,13 @@ func (o *ownerTest) restart(own bool) {
 		}
 	}
 	o.conn = labtest.Conn(o, o.lab.Node)
-	config := o.g.config(o)
+	config := o.g.Config(o)
 	config.OwnTables = own
 	var err error
 	if o.backend, err = proxy.NewBackend(o.conn, config, proxy.Hooks{}); err != nil {
 		o.Fatal(err)
 	}
-	objects, err := manifests.Load(o.g.path("manifests.yaml"))
-	if err != nil {
-		o.Fatal(err)
-	}
+	objects := o.g.Objects(o)
 	tr := tracker.New(tracker.Options{NodeName: lab.NodeName})
 	objects.Feed(tr)
 	if err := o.backend.Sync(context.Background(), tr.Changes()); err != nil {
@@ -66,7 +62,7 @@ func (o *ownerTest) handles() string { return labtest.Nft(o, o.lab.Node, "", "-a
 func TestOwnedTables(t *testing.T) {
 	netns.NeedLinux(t, 6, 9) // table flag persist
 	const name = "hairpin-over-node-port"
-	o := &ownerTest{T: t, g: goldenCase{name, filepath.Join(corpus, name)}, lab: labtest.New(t)}
+	o := &ownerTest{T: t, g: golden.Find(t, name), lab: labtest.New(t)}
 	o.restart(true)
 	before := o.handles()
 	t.Run("others can neither flush nor change them", func(t *testing.T) {

@@ -19,7 +19,7 @@ var leaveConntrack = []string{"--conntrack-max-per-core=0", "--conntrack-tcp-tim
 func (f *troubled) startAsNobody(t *testing.T, capabilities ...uintptr) *labtest.Process {
 	t.Helper()
 	const nobody = 65534
-	program, objects := labtest.Binary(t, "kube-proxy"), f.g.manifestsDir(t)
+	program, objects := labtest.Binary(t, "kube-proxy"), f.g.ManifestsDir(t)
 	// Directories for tests are their owner's only.
 	for _, path := range []string{filepath.Dir(program), filepath.Dir(objects), objects} {
 		if err := os.Chmod(path, 0o755); err != nil {
@@ -66,7 +66,7 @@ func inMounts(script, program string, args ...string) *exec.Cmd {
 // As in a container: a proxy that has the privileges has to set the sysctls first.
 func testReadOnlySysctlsMustBeRight(t *testing.T) {
 	f := newTroubled(t)
-	args := append(f.args(), "--manifests="+f.g.manifestsDir(t), "--conntrack-max-per-core=0", "--conntrack-tcp-timeout-established=1h", "--conntrack-tcp-timeout-close-wait=0s")
+	args := append(f.args(), "--manifests="+f.g.ManifestsDir(t), "--conntrack-max-per-core=0", "--conntrack-tcp-timeout-established=1h", "--conntrack-tcp-timeout-close-wait=0s")
 	readOnly := func() *labtest.Process {
 		return labtest.StartCommand(t, f.lab.Node, inMounts("mount --bind /proc/sys /proc/sys; mount -o remount,bind,ro /proc/sys", labtest.Binary(t, "kube-proxy"), args...))
 	}

@@ -5,30 +5,26 @@ import (
 	"fmt"
 	"io"
 	"os/exec"
-	"path/filepath"
 	"testing"
 
 	"github.com/nftproxy/nftproxy/compiler"
 	"github.com/nftproxy/nftproxy/integration/await"
+	"github.com/nftproxy/nftproxy/integration/golden"
 	"github.com/nftproxy/nftproxy/integration/lab"
 	"github.com/nftproxy/nftproxy/integration/lab/labtest"
 	"github.com/nftproxy/nftproxy/nft"
 	"github.com/nftproxy/nftproxy/proxy"
-	"github.com/nftproxy/nftproxy/source/manifests"
 	"github.com/nftproxy/nftproxy/tracker"
 )
 
 // backendFor returns a backend that has committed the case.
-func backendFor(t *testing.T, c *nft.Conn, g goldenCase, hooks proxy.Hooks) *proxy.Backend {
+func backendFor(t *testing.T, c *nft.Conn, g golden.Case, hooks proxy.Hooks) *proxy.Backend {
 	t.Helper()
-	b, err := proxy.NewBackend(c, g.config(t), hooks)
+	b, err := proxy.NewBackend(c, g.Config(t), hooks)
 	if err != nil {
 		t.Fatal(err)
 	}
-	objects, err := manifests.Load(g.path("manifests.yaml"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	objects := g.Objects(t)
 	tr := tracker.New(tracker.Options{NodeName: lab.NodeName})
 	objects.Feed(tr)
 	if err := b.Sync(context.Background(), tr.Changes()); err != nil {
@@ -45,7 +41,7 @@ func TestRepair(t *testing.T) {
 }
 
 func testTablesAreRepaired(t *testing.T) {
-	g := goldenCase{"hairpin-over-node-port", filepath.Join(corpus, "hairpin-over-node-port")}
+	g := golden.Find(t, "hairpin-over-node-port")
 	l := labtest.New(t)
 	c := labtest.Conn(t, l.Node)
 	repairs := 0
@@ -95,7 +91,7 @@ func testTablesAreRepaired(t *testing.T) {
 
 // A restart leaves alone what is right, and mends what is not, without replacing the rest.
 func testRestartChangesOnlyWhatIsWrong(t *testing.T) {
-	g := goldenCase{"hairpin-over-node-port", filepath.Join(corpus, "hairpin-over-node-port")}
+	g := golden.Find(t, "hairpin-over-node-port")
 	l := labtest.New(t)
 	c := labtest.Conn(t, l.Node)
 	backendFor(t, c, g, proxy.Hooks{})
@@ -126,25 +122,25 @@ func testRestartChangesOnlyWhatIsWrong(t *testing.T) {
 }
 
 func testRunningProxySurvivesAFlushedRuleset(t *testing.T) {
-	g := goldenCase{"cluster-ip-spreads-over-all-endpoints", filepath.Join(corpus, "cluster-ip-spreads-over-all-endpoints")}
+	g := golden.Find(t, "cluster-ip-spreads-over-all-endpoints")
 	l := labtest.New(t)
 	c := labtest.Conn(t, l.Node)
-	labtest.Start(t, l.Node, "kube-proxy", "--manifests", g.manifestsDir(t), "--hostname-override", lab.NodeName,
+	labtest.Start(t, l.Node, "kube-proxy", "--manifests", g.ManifestsDir(t), "--hostname-override", lab.NodeName,
 		"--cluster-cidr", "10.244.0.0/16,fd00:10:244::/48", "--metrics-bind-address=")
-	want := g.compile(t)
+	want := g.Compile(t)
 	await.Until(t, "the case's rules are in the kernel", func() error { return labtest.TableError(c, want) })
 	labtest.Nft(t, l.Node, "", "flush", "ruleset")
 	if table, err := c.ReadTable(t.Context(), nft.FamilyIP, compiler.TableName); err != nil || table != nil {
 		t.Logf("repaired before we looked: %v, %v", table != nil, err)
 	}
 	await.Until(t, "the rules are back", func() error { return labtest.TableError(c, want) })
-	g.sendFlows(t, l)
+	sendFlows(t, l, g)
 }
 
 // A repair that the kernel refuses is tried again, although no Service changes: here another process owns a
 // table of the same name, which nobody else may delete while it runs.
 func testRefusedRepairIsTriedAgain(t *testing.T) {
-	g := goldenCase{"hairpin-over-node-port", filepath.Join(corpus, "hairpin-over-node-port")}
+	g := golden.Find(t, "hairpin-over-node-port")
 	l := labtest.New(t)
 	c := labtest.Conn(t, l.Node)
 	b := backendFor(t, c, g, proxy.Hooks{})

@@ -8,10 +8,10 @@ import (
 	"github.com/nftproxy/nftproxy/compiler"
 	"github.com/nftproxy/nftproxy/evaluator"
 	"github.com/nftproxy/nftproxy/integration/flows"
+	"github.com/nftproxy/nftproxy/integration/golden"
 	"github.com/nftproxy/nftproxy/internal/ruledump/explain"
 	"github.com/nftproxy/nftproxy/internal/ruledump/snapshot"
 	"github.com/nftproxy/nftproxy/model"
-	"github.com/nftproxy/nftproxy/source/manifests"
 	"github.com/nftproxy/nftproxy/tracker"
 )
 
@@ -26,9 +26,9 @@ func TestExplain(t *testing.T) {
 func testExplainGoldenFlows(t *testing.T) {
 	reasons := map[explain.Reason]int{}
 	sources := map[explain.SourceReason]int{}
-	for _, g := range cases(t) {
-		t.Run(g.name, func(t *testing.T) {
-			list, err := flows.Load(g.path("flows.yaml"))
+	for _, g := range golden.Cases(t) {
+		t.Run(g.Name, func(t *testing.T) {
+			list, err := flows.Load(g.Path("flows.yaml"))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -36,7 +36,7 @@ func testExplainGoldenFlows(t *testing.T) {
 			s := &snapshot.Snapshot{Node: "node-1", Addresses: nodeOnPaper.Addresses, Tables: o.compiler.Tables()}
 			for _, f := range list {
 				t.Run(f.Name, func(t *testing.T) {
-					packet := packetOf(f, g.podLink(t))
+					packet := packetOf(f, podLink(t, g))
 					e, err := explain.Explain(s, packet)
 					if err != nil {
 						t.Fatal(err)
@@ -74,16 +74,14 @@ type oracle struct {
 	node     *model.Node
 }
 
-func newOracle(t *testing.T, g goldenCase) *oracle {
+func newOracle(t *testing.T, g golden.Case) *oracle {
 	t.Helper()
-	objects, err := manifests.Load(g.path("manifests.yaml"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	options := g.trackerOptions(t)
+	objects := g.Objects(t)
+	options := g.TrackerOptions(t)
 	tr := tracker.New(options)
 	objects.Feed(tr)
-	o := &oracle{config: g.config(t)}
+	o := &oracle{config: g.Config(t)}
+	var err error
 	if o.compiler, err = compiler.New(o.config); err != nil {
 		t.Fatal(err)
 	}

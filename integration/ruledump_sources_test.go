@@ -10,6 +10,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/nftproxy/nftproxy/integration/flows"
+	"github.com/nftproxy/nftproxy/integration/golden"
 	"github.com/nftproxy/nftproxy/integration/netns"
 	"github.com/nftproxy/nftproxy/internal/ruledump/colour"
 	"github.com/nftproxy/nftproxy/internal/ruledump/difference"
@@ -35,9 +36,9 @@ func testRuledumpSources(t *testing.T) {
 	}
 	defer conn.Close()
 	other := &snapshot.Snapshot{} // the case before, so that diff has something to say
-	for _, g := range cases(t) {
-		t.Run(g.name, func(t *testing.T) {
-			compiled := &snapshot.Snapshot{Node: "node-1", Tables: g.compile(t)}
+	for _, g := range golden.Cases(t) {
+		t.Run(g.Name, func(t *testing.T) {
+			compiled := &snapshot.Snapshot{Node: "node-1", Tables: g.Compile(t)}
 			replace(t, conn, compiled.Tables)
 			live, err := snapshot.FromKernel(t.Context(), conn)
 			if err != nil {
@@ -52,7 +53,7 @@ func testRuledumpSources(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			list, err := flows.Load(g.path("flows.yaml"))
+			list, err := flows.Load(g.Path("flows.yaml"))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -79,7 +80,7 @@ func testRuledumpSources(t *testing.T) {
 }
 
 // answers returns what all verbs say. diff compares with the rules of another case.
-func answers(t *testing.T, g goldenCase, s *snapshot.Snapshot, list []flows.Flow, other *snapshot.Snapshot) []string {
+func answers(t *testing.T, g golden.Case, s *snapshot.Snapshot, list []flows.Flow, other *snapshot.Snapshot) []string {
 	t.Helper()
 	s.Addresses = append([]netip.Addr(nil), nodeOnPaper.Addresses...)
 	out := append(servicesAndFlows(t, g, s, list), graphs(t, s)...)
@@ -154,7 +155,7 @@ func graphs(t *testing.T, s *snapshot.Snapshot) (out []string) {
 	return out
 }
 
-func servicesAndFlows(t *testing.T, g goldenCase, s *snapshot.Snapshot, list []flows.Flow) []string {
+func servicesAndFlows(t *testing.T, g golden.Case, s *snapshot.Snapshot, list []flows.Flow) []string {
 	t.Helper()
 	var b bytes.Buffer
 	l, err := services.Of(s, services.Filter{})
@@ -166,7 +167,7 @@ func servicesAndFlows(t *testing.T, g goldenCase, s *snapshot.Snapshot, list []f
 	}
 	out := []string{b.String()}
 	for _, f := range list {
-		e, err := explain.Explain(s, packetOf(f, g.podLink(t)))
+		e, err := explain.Explain(s, packetOf(f, podLink(t, g)))
 		if err != nil {
 			t.Fatal(err)
 		}

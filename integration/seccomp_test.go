@@ -211,7 +211,7 @@ func testSeccompProfileIsEnough(t *testing.T) {
 	ends(p, stopped)
 	ends(brain, stopped)
 
-	dir := f.g.manifestsDir(t)
+	dir := f.g.ManifestsDir(t)
 	p = f.proxy(t, "--manifests="+dir)
 	p.Says(t, firstSyncLine)
 	if err := os.WriteFile(filepath.Join(dir, "broken.yaml"), []byte("kind: ["), 0o600); err != nil {

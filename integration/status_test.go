@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/nftproxy/nftproxy/integration/golden"
 )
 
 func TestGoldenCases(t *testing.T) {
@@ -28,8 +29,8 @@ func testGoldenCasesShowABehaviour(t *testing.T) {
 			}
 		}
 	}
-	for _, g := range cases(t) {
-		there = append(there, g.name)
+	for _, g := range golden.Cases(t) {
+		there = append(there, g.Name)
 	}
 	slices.Sort(named)
 	slices.Sort(there)

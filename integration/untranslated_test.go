@@ -2,11 +2,11 @@ package integration
 
 import (
 	"net"
-	"path/filepath"
 	"testing"
 	"time"
 
 	"github.com/nftproxy/nftproxy/integration/await"
+	"github.com/nftproxy/nftproxy/integration/golden"
 	"github.com/nftproxy/nftproxy/integration/lab"
 	"github.com/nftproxy/nftproxy/integration/lab/labtest"
 	"github.com/nftproxy/nftproxy/proxy"
@@ -23,7 +23,7 @@ add rule inet firewall output ct state established accept
 // A connection whose first packet came while the rules were not there was never translated, and its next packets share
 // that. The proxy removes what conntrack has of it, and the client's next SYN finds an endpoint.
 func TestUntranslatedConnection(t *testing.T) {
-	g := goldenCase{"load-balancer-policy-cluster-is-masqueraded", filepath.Join(corpus, "load-balancer-policy-cluster-is-masqueraded")}
+	g := golden.Find(t, "load-balancer-policy-cluster-is-masqueraded")
 	l := labtest.New(t)
 	c := labtest.Conn(t, l.Node)
 	b := backendFor(t, c, g, proxy.Hooks{})
@@ -32,7 +32,7 @@ func TestUntranslatedConnection(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.RemoveStaleFlows(cleaner)
-	g.serve(t, l)
+	serve(t, l, g)
 	labtest.Nft(t, l.Node, firewall, "-f", "-")
 	for _, tt := range []struct {
 		name string

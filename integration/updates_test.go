@@ -31,7 +31,7 @@ func TestUpdates(t *testing.T) {
 func testUpdatesAreMerged(t *testing.T) {
 	f := newWithServer(t)
 	var objects manifests.Objects
-	all, err := manifests.Load(f.g.path("manifests.yaml"))
+	all, err := manifests.Load(f.g.Path("manifests.yaml"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -57,7 +57,7 @@ func testUpdatesAreMerged(t *testing.T) {
 			t.Fatalf("during the updates health is %s %s, %v", codes, body, err)
 		}
 	}
-	want, _, err := offline.Compile(&objects, tracker.Options{NodeName: lab.NodeName}, f.g.config(t))
+	want, _, err := offline.Compile(&objects, tracker.Options{NodeName: lab.NodeName}, f.g.Config(t))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/nftproxy/nftproxy/integration/golden"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	networkingv1 "k8s.io/api/networking/v1"
@@ -138,12 +139,8 @@ func testsAndCases(t *testing.T) map[string]bool {
 	if err != nil {
 		t.Fatal(err)
 	}
-	cases, err := filepath.Glob("../../testdata/*/flows.yaml")
-	if err != nil || len(cases) < 50 {
-		t.Fatalf("error %v, %d golden cases", err, len(cases))
-	}
-	for _, file := range cases {
-		known[filepath.Base(filepath.Dir(file))] = true
+	for _, c := range golden.Cases(t) {
+		known[c.Name] = true
 	}
 	if len(known) < 200 {
 		t.Fatalf("only %v", slices.Collect(maps.Keys(known)))

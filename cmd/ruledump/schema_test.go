@@ -9,7 +9,8 @@ import (
 	"testing"
 
 	"github.com/nftproxy/nftproxy/integration/backendtest"
-	"github.com/nftproxy/nftproxy/internal/ruledump/corpus"
+	"github.com/nftproxy/nftproxy/integration/golden"
+	"github.com/nftproxy/nftproxy/integration/lab"
 	"github.com/nftproxy/nftproxy/internal/ruledump/watch"
 	"github.com/santhosh-tekuri/jsonschema/v6"
 )
@@ -61,8 +62,8 @@ func TestSchema(t *testing.T) {
 			t.Errorf("%v\n%.2000s", err, text)
 		}
 	}
-	for _, c := range corpus.Cases(t) {
-		from := []string{"--manifests", c.Path("manifests.yaml"), "--config", c.Config(t), "--node", corpus.Node}
+	for _, c := range golden.Cases(t) {
+		from := []string{"--manifests", c.Path("manifests.yaml"), "--config", c.ConfigFile(t), "--node", lab.NodeName}
 		dumped := filepath.Join(t.TempDir(), "dump.json")
 		for _, command := range [][]string{
 			append([]string{"compile"}, from...),

@@ -15,7 +15,7 @@ import (
 func TestMain(m *testing.M) { labtest.Main(m) }
 
 func TestConformance(t *testing.T) {
-	count := backendtest.Run(t, "../../testdata", backendtest.Program{
+	count := backendtest.Run(t, backendtest.Program{
 		Command: func(target string) *exec.Cmd {
 			// As proxy.py says how to run it. A process group of its own, so that all three processes end together.
 			cmd := exec.Command("sh", "-c", `"$0" node-local-watch --node-local-source "$1" --hostname-override "$2" -o jsonl | python3 proxy.py`,

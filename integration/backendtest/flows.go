@@ -4,7 +4,6 @@ package backendtest
 
 import (
 	"errors"
-	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -12,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/nftproxy/nftproxy/integration/flows"
+	"github.com/nftproxy/nftproxy/integration/golden"
 	"github.com/nftproxy/nftproxy/integration/lab"
 	"github.com/nftproxy/nftproxy/integration/lab/labtest"
 )
@@ -40,29 +40,22 @@ type Count struct {
 }
 
 // Run sends the flows of all cases that have no configuration of their own.
-func Run(t *testing.T, corpus string, b Program) (count Count) {
+func Run(t *testing.T, b Program) (count Count) {
 	t.Helper()
-	paths, err := filepath.Glob(filepath.Join(corpus, "*", "flows.yaml"))
-	if err != nil || len(paths) < 80 {
-		t.Fatalf("the corpus has %d cases, %v", len(paths), err)
-	}
 	l := labtest.New(t)
-	for _, path := range paths {
-		dir := filepath.Dir(path)
-		name := filepath.Base(dir)
-		all, err := flows.Load(path)
+	for _, c := range golden.Cases(t) {
+		all, err := flows.Load(c.Path("flows.yaml"))
 		if err != nil {
 			t.Fatal(err)
 		}
 		count.All += len(all)
-		_, err = os.Stat(filepath.Join(dir, "config.yaml"))
-		if !errors.Is(err, fs.ErrNotExist) || b.Without[name] != "" || b.Only != nil && !slices.Contains(b.Only, name) {
+		if c.HasConfig(t) || b.Without[c.Name] != "" || b.Only != nil && !slices.Contains(b.Only, c.Name) {
 			continue
 		}
 		list := b.applicable(all)
 		count.Sent += len(list)
 		if len(list) > 0 {
-			t.Run(name, func(t *testing.T) { b.try(t, l, dir, list) })
+			t.Run(c.Name, func(t *testing.T) { b.try(t, l, c.Path("manifests.yaml"), list) })
 		}
 	}
 	t.Logf("%d of %d flows apply", count.Sent, count.All)
@@ -79,8 +72,8 @@ func (b Program) applicable(all []flows.Flow) (out []flows.Flow) {
 }
 
 // try runs the program for one case.
-func (b Program) try(t *testing.T, l *lab.Lab, dir string, list []flows.Flow) {
-	objects, err := os.ReadFile(filepath.Join(dir, "manifests.yaml"))
+func (b Program) try(t *testing.T, l *lab.Lab, path string, list []flows.Flow) {
+	objects, err := os.ReadFile(path)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -88,7 +81,7 @@ func (b Program) try(t *testing.T, l *lab.Lab, dir string, list []flows.Flow) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	target, _ := Brain(t, filepath.Join(dir, "manifests.yaml"))
+	target, _ := Brain(t, path)
 	p := labtest.StartCommand(t, l.Node, b.Command(target))
 	defer p.Stop(t)
 	p.Says(t, b.Ready)
@@ -118,6 +111,15 @@ func parts(err error) []error {
 		return joined.Unwrap()
 	}
 	return []error{err}
+}
+
+// Command builds the program in the current directory and returns how to run it with the flags that most examples have.
+func Command(t *testing.T) func(target string) *exec.Cmd {
+	t.Helper()
+	program := Build(t)
+	return func(target string) *exec.Cmd {
+		return exec.Command(program, "-node-local-source", target, "-hostname-override", lab.NodeName, "-cluster-cidr", "10.244.0.0/16", "-cluster-cidr", "fd00:10:244::/48")
+	}
 }
 
 // Build builds the program in the current directory and returns its path.

@@ -1,12 +1,15 @@
 package snapshot_test
 
 import (
+	"bytes"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/nftproxy/nftproxy/internal/ruledump/corpus"
+	"github.com/nftproxy/nftproxy/integration/golden"
+	"github.com/nftproxy/nftproxy/integration/lab"
+	"github.com/nftproxy/nftproxy/internal/ruledump/snapshot"
 	"github.com/nftproxy/nftproxy/nft"
 )
 
@@ -22,10 +25,21 @@ func texts(tables []*nft.Table) []string {
 }
 
 func TestDumpOfGoldenCases(t *testing.T) {
-	for _, c := range corpus.Cases(t) {
+	for _, c := range golden.Cases(t) {
 		t.Run(c.Name+"/reads back as it was", func(t *testing.T) {
-			s := c.Snapshot(t)
-			if diff := cmp.Diff(texts(s.Tables), texts(corpus.Redumped(t, s).Tables)); diff != "" {
+			written, err := snapshot.FromManifests(c.Path("manifests.yaml"), snapshot.Compilation{Node: lab.NodeName, Config: c.ConfigFile(t)})
+			if err != nil {
+				t.Fatal(err)
+			}
+			var b bytes.Buffer
+			if err := written.Write(&b); err != nil {
+				t.Fatal(err)
+			}
+			read, err := snapshot.FromDump(&b)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(texts(written.Tables), texts(read.Tables)); diff != "" {
 				t.Errorf("-written +read:\n%s", diff)
 			}
 		})
