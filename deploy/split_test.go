@@ -1,14 +1,6 @@
 package deploy
 
 import (
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
-	"crypto/x509"
-	"crypto/x509/pkix"
-	"encoding/pem"
-	"math/big"
-	"net"
 	"strings"
 	"testing"
 	"time"
@@ -19,6 +11,7 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 
 	"github.com/nftproxy/nftproxy/internal/config"
+	"github.com/nftproxy/nftproxy/internal/testca"
 )
 
 // brainAddress stands in the overlay split where an operator has to set where the brain is.
@@ -75,13 +68,16 @@ func TestSplitOverlay(t *testing.T) {
 	})
 	t.Run("brain and backend apply the rules", func(t *testing.T) {
 		c := newCluster(t)
-		ca := newAuthority(t)
+		ca, err := testca.NewAuthority("nftproxy", time.Now().Add(time.Hour))
+		if err != nil {
+			t.Fatal(err)
+		}
 		filled := func(spec corev1.PodSpec) *corev1.ConfigMap {
 			files := projected(t, all, spec)
 			for name, text := range files.Data {
 				files.Data[name] = strings.NewReplacer(apiServer, c.api.URL(), unsetPodsRange, podsRange, brainAddress, "127.0.0.1:10264").Replace(text)
 			}
-			ca.issue(files.Data)
+			issue(t, ca, files.Data)
 			return files
 		}
 		process := newPod(t, c, brain, filled(brain))
@@ -102,59 +98,12 @@ func projected(t *testing.T, all objects, spec corev1.PodSpec) *corev1.ConfigMap
 	return get[*corev1.ConfigMap](t, all, "ConfigMap "+sources[0].ConfigMap.Name).DeepCopy()
 }
 
-// authority signs the certificates of both sides.
-type authority struct {
-	t    *testing.T
-	cert *x509.Certificate
-	key  *ecdsa.PrivateKey
-}
-
-func newAuthority(t *testing.T) *authority {
-	t.Helper()
-	a := &authority{t: t}
-	a.key = a.newKey()
-	template := &x509.Certificate{
-		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "nftproxy"}, NotAfter: time.Now().Add(time.Hour),
-		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
-	}
-	a.cert = a.sign(template, template, a.key)
-	return a
-}
-
-func (a *authority) newKey() *ecdsa.PrivateKey {
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		a.t.Fatal(err)
-	}
-	return key
-}
-
-func (a *authority) sign(template, parent *x509.Certificate, subject *ecdsa.PrivateKey) *x509.Certificate {
-	der, err := x509.CreateCertificate(rand.Reader, template, parent, &subject.PublicKey, a.key)
-	if err != nil {
-		a.t.Fatal(err)
-	}
-	cert, err := x509.ParseCertificate(der)
-	if err != nil {
-		a.t.Fatal(err)
-	}
-	return cert
-}
-
 // issue adds the files of a Secret of one side.
-func (a *authority) issue(files map[string]string) {
-	key := a.newKey()
-	cert := a.sign(&x509.Certificate{
-		SerialNumber: big.NewInt(2), Subject: pkix.Name{CommonName: "side"}, NotAfter: time.Now().Add(time.Hour),
-		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
-	}, a.cert, key)
-	der, err := x509.MarshalECPrivateKey(key)
+func issue(t *testing.T, authority *testca.Certificate, files map[string]string) {
+	t.Helper()
+	side, err := authority.Issue("side", time.Now().Add(time.Hour))
 	if err != nil {
-		a.t.Fatal(err)
+		t.Fatal(err)
 	}
-	for name, block := range map[string]*pem.Block{
-		"tls.crt": {Type: "CERTIFICATE", Bytes: cert.Raw}, "tls.key": {Type: "EC PRIVATE KEY", Bytes: der}, "ca.crt": {Type: "CERTIFICATE", Bytes: a.cert.Raw},
-	} {
-		files[name] = string(pem.EncodeToMemory(block))
-	}
+	files["tls.crt"], files["tls.key"], files["ca.crt"] = string(side.CertPEM()), string(side.KeyPEM()), string(authority.CertPEM())
 }

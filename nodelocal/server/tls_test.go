@@ -2,15 +2,8 @@ package server_test
 
 import (
 	"context"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
-	"crypto/x509/pkix"
-	"encoding/pem"
-	"math/big"
-	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -23,70 +16,31 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 
+	"github.com/nftproxy/nftproxy/internal/testca"
 	"github.com/nftproxy/nftproxy/nodelocal"
 	"github.com/nftproxy/nftproxy/nodelocal/server"
 	nodelocalv1 "github.com/nftproxy/nftproxy/nodelocal/v1"
 )
 
-// authority signs certificates.
-type authority struct {
-	t    *testing.T
-	cert *x509.Certificate
-	key  *ecdsa.PrivateKey
-}
-
-func newAuthority(t *testing.T, name string) *authority {
+func newAuthority(t *testing.T, name string) *testca.Certificate {
 	t.Helper()
-	a := &authority{t: t, key: newKey(t)}
-	template := &x509.Certificate{
-		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: name}, NotAfter: time.Now().Add(time.Hour),
-		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
-	}
-	a.cert = a.sign(template, template, a.key)
-	return a
-}
-
-func newKey(t *testing.T) *ecdsa.PrivateKey {
-	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	a, err := testca.NewAuthority(name, time.Now().Add(time.Hour))
 	if err != nil {
 		t.Fatal(err)
 	}
-	return key
-}
-
-func (a *authority) sign(template, parent *x509.Certificate, subject *ecdsa.PrivateKey) *x509.Certificate {
-	a.t.Helper()
-	der, err := x509.CreateCertificate(rand.Reader, template, parent, &subject.PublicKey, a.key)
-	if err != nil {
-		a.t.Fatal(err)
-	}
-	cert, err := x509.ParseCertificate(der)
-	if err != nil {
-		a.t.Fatal(err)
-	}
-	return cert
+	return a
 }
 
 // issue writes the files of one side, which trusts the CA trusted; files that are there are replaced.
-func (a *authority) issue(files nodelocal.TLSFiles, trusted *authority, expires time.Time) {
-	a.t.Helper()
-	key := newKey(a.t)
-	cert := a.sign(&x509.Certificate{
-		SerialNumber: big.NewInt(2), Subject: pkix.Name{CommonName: "side"}, NotAfter: expires,
-		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
-	}, a.cert, key)
-	der, err := x509.MarshalECPrivateKey(key)
+func issue(t *testing.T, files nodelocal.TLSFiles, signer, trusted *testca.Certificate, expires time.Time) {
+	t.Helper()
+	side, err := signer.Issue("side", expires)
 	if err != nil {
-		a.t.Fatal(err)
+		t.Fatal(err)
 	}
-	for path, block := range map[string]*pem.Block{
-		files.Cert: {Type: "CERTIFICATE", Bytes: cert.Raw},
-		files.Key:  {Type: "EC PRIVATE KEY", Bytes: der},
-		files.CA:   {Type: "CERTIFICATE", Bytes: trusted.cert.Raw},
-	} {
-		if err := os.WriteFile(path, pem.EncodeToMemory(block), 0o600); err != nil {
-			a.t.Fatal(err)
+	for path, text := range map[string][]byte{files.Cert: side.CertPEM(), files.Key: side.KeyPEM(), files.CA: trusted.CertPEM()} {
+		if err := os.WriteFile(path, text, 0o600); err != nil {
+			t.Fatal(err)
 		}
 	}
 }
@@ -100,7 +54,7 @@ func testServerOverTLS(t *testing.T) {
 	soon := time.Now().Add(time.Hour)
 	ours, others := newAuthority(t, "ours"), newAuthority(t, "others")
 	serverFiles := tlsFiles(t)
-	ours.issue(serverFiles, ours, soon)
+	issue(t, serverFiles, ours, ours, soon)
 	config, err := serverFiles.Server()
 	if err != nil {
 		t.Fatal(err)
@@ -135,10 +89,10 @@ func testServerOverTLS(t *testing.T) {
 		_, err = watch(t, nodelocalv1.NewNodeLocalClient(conn), "node-1")
 		return err
 	}
-	client := func(t *testing.T, signer, trusted *authority, expires time.Time) credentials.TransportCredentials {
+	client := func(t *testing.T, signer, trusted *testca.Certificate, expires time.Time) credentials.TransportCredentials {
 		t.Helper()
 		files := tlsFiles(t)
-		signer.issue(files, trusted, expires)
+		issue(t, files, signer, trusted, expires)
 		config, err := files.Client()
 		if err != nil {
 			t.Fatal(err)
@@ -146,7 +100,7 @@ func testServerOverTLS(t *testing.T) {
 		return credentials.NewTLS(config)
 	}
 	pool := x509.NewCertPool()
-	pool.AddCert(ours.cert)
+	pool.AddCert(ours.Certificate)
 	for _, tc := range []struct {
 		name      string
 		transport credentials.TransportCredentials
@@ -168,7 +122,7 @@ func testServerOverTLS(t *testing.T) {
 	}
 	t.Run("serves a client of the CA, and goes on when the files are replaced", func(t *testing.T) {
 		files := tlsFiles(t)
-		ours.issue(files, ours, soon)
+		issue(t, files, ours, ours, soon)
 		now := func() credentials.TransportCredentials {
 			config, err := files.Client()
 			if err != nil {
@@ -197,24 +151,24 @@ func testServerOverTLS(t *testing.T) {
 		}
 		has()
 		// The server trusts another CA now, and still has a certificate of the first one.
-		ours.issue(serverFiles, others, soon)
+		issue(t, serverFiles, ours, others, soon)
 		if err := ask(t, now()); status.Code(err) != codes.Unavailable {
 			t.Errorf("a client of the CA before: error %v, want none to be let in", err)
 		}
-		others.issue(files, ours, soon)
+		issue(t, files, others, ours, soon)
 		if err := ask(t, now()); err != nil {
 			t.Errorf("the client with its new certificate: %v", err)
 		}
 		tr.SetEndpointSlice(slice(3, 2, 0)) // over the connection that was there
 		has()
 		// Now the server has a certificate of the other CA. The client comes back when its own file says so too.
-		others.issue(serverFiles, others, soon)
+		issue(t, serverFiles, others, others, soon)
 		if err := ask(t, now()); status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "unknown authority") {
 			t.Errorf("a client that does not trust the new CA: error %v", err)
 		}
 		connections.cut()
 		tr.SetEndpointSlice(slice(4, 2, 0))
-		others.issue(files, others, soon)
+		issue(t, files, others, others, soon)
 		has()
 	})
 }

@@ -3,6 +3,7 @@ package apiservertest
 import (
 	"bytes"
 	"context"
+	"crypto/rand"
 	"fmt"
 	"net"
 	"net/http"
@@ -13,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nftproxy/nftproxy/internal/testca"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/clientcmd"
 )
@@ -34,13 +36,13 @@ func StartBinaries(tb testing.TB, assets string) (kubeconfig string) {
 		"--listen-client-urls="+client, "--advertise-client-urls="+client,
 		"--listen-peer-urls="+peer, "--initial-advertise-peer-urls="+peer, "--initial-cluster=test="+peer)
 
-	cert, err := newCertificate(nil, time.Now().Add(aDay))
+	cert, err := testca.NewAuthority(serverName, time.Now().Add(aDay))
 	if err != nil {
 		tb.Fatalf("making a certificate: %v", err)
 	}
-	token := newToken()
-	certFile := writeFile(tb, dir, "tls.crt", cert.certPEM)
-	keyFile := writeFile(tb, dir, "tls.key", cert.keyPEM)
+	token := rand.Text()
+	certFile := writeFile(tb, dir, "tls.crt", cert.CertPEM())
+	keyFile := writeFile(tb, dir, "tls.key", cert.KeyPEM())
 	tokenFile := writeFile(tb, dir, "tokens.csv", fmt.Appendf(nil, "%s,%s,1,system:masters\n", token, user))
 	_, port, _ := net.SplitHostPort(ports[2])
 	startBinary(tb, filepath.Join(assets, "kube-apiserver"),
@@ -52,7 +54,7 @@ func StartBinaries(tb testing.TB, assets string) (kubeconfig string) {
 		"--service-cluster-ip-range=10.96.0.0/16", "--disable-admission-plugins=ServiceAccount")
 
 	kubeconfig = filepath.Join(dir, "kubeconfig")
-	if err := writeKubeconfig(kubeconfig, "https://"+ports[2], cert.certPEM, token); err != nil {
+	if err := writeKubeconfig(kubeconfig, "https://"+ports[2], cert.CertPEM(), token); err != nil {
 		tb.Fatalf("writing a kubeconfig: %v", err)
 	}
 	waitUntilReady(tb, kubeconfig)

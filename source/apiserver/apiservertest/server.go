@@ -1,6 +1,7 @@
 package apiservertest
 
 import (
+	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
 	"io"
@@ -11,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nftproxy/nftproxy/internal/testca"
 	"k8s.io/client-go/rest"
 )
 
@@ -23,11 +25,18 @@ type Options struct {
 	WithoutWatchList bool
 }
 
+// serverName is what the certificate is made out to. A kubeconfig names it too, so the server can
+// listen on any address, also one in another network namespace.
+const serverName = "apiserver.test"
+
+// aDay is longer than any test runs.
+const aDay = 24 * time.Hour
+
 // Server is an API server. Its methods may be called from any goroutine.
 type Server struct {
 	options   Options
 	store     *store
-	authority certificate
+	authority *testca.Certificate
 	log       requestLog
 	sent      atomic.Int64
 
@@ -36,7 +45,7 @@ type Server struct {
 	http     *http.Server // nil while stopped
 	listener *listener
 	token    string
-	pair     tls.Certificate
+	pair     *tls.Certificate
 	wrapped  map[string]func(http.Handler) http.Handler // plural resource name → what stands before its answers
 	endWatch chan struct{}                              // closed, and replaced, to end every open watch
 	refused  map[string]int                             // plural resource name → HTTP status
@@ -51,7 +60,7 @@ func Start(tb testing.TB, options Options) *Server {
 	if options.Address == "" {
 		options.Address = "127.0.0.1:0"
 	}
-	authority, err := newCertificate(nil, time.Now().Add(aDay))
+	authority, err := testca.NewAuthority(serverName, time.Now().Add(aDay))
 	if err != nil {
 		tb.Fatalf("making a certificate authority: %v", err)
 	}
@@ -59,7 +68,7 @@ func Start(tb testing.TB, options Options) *Server {
 		options:   options,
 		store:     newStore(),
 		authority: authority,
-		token:     newToken(),
+		token:     rand.Text(),
 		wrapped:   map[string]func(http.Handler) http.Handler{},
 		address:   options.Address,
 		endWatch:  make(chan struct{}),
@@ -185,21 +194,20 @@ func (s *Server) Wrap(plural string, wrap func(http.Handler) http.Handler) {
 // RenewCertificate gives the server a certificate of the same authority that is valid until then, which may be over. Open
 // connections keep the one before.
 func (s *Server) RenewCertificate(until time.Time) error {
-	c, err := newCertificate(&s.authority, until)
+	c, err := s.authority.Issue(serverName, until)
 	if err != nil {
 		return err
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.pair = c.pair
+	s.pair = c.TLS()
 	return nil
 }
 
 func (s *Server) currentCertificate(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	pair := s.pair
-	return &pair, nil
+	return s.pair, nil
 }
 
 // Token is the only one that the server takes.
@@ -213,15 +221,18 @@ func (s *Server) Token() string {
 func (s *Server) RenewToken() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.token = newToken()
+	s.token = rand.Text()
 	return s.token
 }
 
 // ClientCertificate returns a certificate and its key, in PEM, that the server takes from a client instead of the token
 // until the given time. As with a real server, each request is judged anew, also on an open connection.
 func (s *Server) ClientCertificate(until time.Time) (cert, key []byte, err error) {
-	c, err := newCertificate(&s.authority, until)
-	return c.certPEM, c.keyPEM, err
+	c, err := s.authority.Issue(serverName, until)
+	if err != nil {
+		return nil, nil, err
+	}
+	return c.CertPEM(), c.KeyPEM(), nil
 }
 
 // authentic reports whether a request has the token or a certificate that is valid now.
@@ -233,7 +244,7 @@ func (s *Server) authentic(r *http.Request) bool {
 		return false
 	}
 	roots := x509.NewCertPool()
-	roots.AddCert(s.authority.parsed)
+	roots.AddCert(s.authority.Certificate)
 	_, err := r.TLS.PeerCertificates[0].Verify(x509.VerifyOptions{Roots: roots, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}})
 	return err == nil
 }
@@ -288,11 +299,11 @@ func (s *Server) RESTConfig() *rest.Config {
 	return &rest.Config{
 		Host:            s.URL(),
 		BearerToken:     s.Token(),
-		TLSClientConfig: rest.TLSClientConfig{CAData: s.authority.certPEM, ServerName: serverName},
+		TLSClientConfig: rest.TLSClientConfig{CAData: s.authority.CertPEM(), ServerName: serverName},
 	}
 }
 
 // WriteKubeconfig writes a kubeconfig for the server, readable by its owner only.
 func (s *Server) WriteKubeconfig(path string) error {
-	return writeKubeconfig(path, s.URL(), s.authority.certPEM, s.Token())
+	return writeKubeconfig(path, s.URL(), s.authority.CertPEM(), s.Token())
 }
