@@ -103,27 +103,15 @@ func (p *pod) serve(port uint16) {
 	p.c.t.Helper()
 	for _, addr := range []netip.Addr{p.addrs.IPv4, p.addrs.IPv6} {
 		at := netip.AddrPortFrom(addr, port)
-		if err := p.host.Do(func() error { return p.listen(at) }); err != nil {
-			p.c.t.Fatal(err)
+		for _, server := range []func(netip.AddrPort) (io.Closer, error){p.serveTCP, p.serveUDP} {
+			closer, err := server(at)
+			if err != nil {
+				p.c.t.Fatal(err)
+			}
+			p.servers = append(p.servers, closer)
 		}
 	}
 	p.c.t.Cleanup(p.closeServers)
-}
-
-func (p *pod) listen(at netip.AddrPort) error {
-	listener, err := net.ListenTCP("tcp", net.TCPAddrFromAddrPort(at))
-	if err != nil {
-		return err
-	}
-	p.servers = append(p.servers, listener)
-	go p.serveTCP(listener)
-	socket, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(at))
-	if err != nil {
-		return err
-	}
-	p.servers = append(p.servers, socket)
-	go p.serveUDP(socket)
-	return nil
 }
 
 func (p *pod) closeServers() {
@@ -134,31 +122,19 @@ func (p *pod) closeServers() {
 }
 
 // serveTCP says hello to whoever connects and then sends back what it gets.
-func (p *pod) serveTCP(listener *net.TCPListener) {
-	for {
-		conn, err := listener.Accept()
-		if err != nil {
-			return
+func (p *pod) serveTCP(at netip.AddrPort) (io.Closer, error) {
+	return p.host.ServeTCP(at.String(), func(conn net.Conn) {
+		if _, err := io.WriteString(conn, p.hello(conn.RemoteAddr())); err == nil {
+			_, _ = io.Copy(conn, conn)
 		}
-		go func() {
-			defer conn.Close()
-			if _, err := io.WriteString(conn, p.hello(conn.RemoteAddr())); err == nil {
-				io.Copy(conn, conn)
-			}
-		}()
-	}
+	})
 }
 
 // serveUDP answers each datagram with a hello and what was in it.
-func (p *pod) serveUDP(socket *net.UDPConn) {
-	buffer := make([]byte, 1<<16)
-	for {
-		n, from, err := socket.ReadFromUDPAddrPort(buffer)
-		if err != nil {
-			return
-		}
-		socket.WriteToUDPAddrPort(append([]byte(p.hello(net.UDPAddrFromAddrPort(from))), buffer[:n]...), from)
-	}
+func (p *pod) serveUDP(at netip.AddrPort) (io.Closer, error) {
+	return p.host.AnswerUDP(at, func(datagram []byte, from netip.AddrPort) []byte {
+		return append([]byte(p.hello(net.UDPAddrFromAddrPort(from))), datagram...)
+	})
 }
 
 // hello is one line with the pod's name and who it sees.

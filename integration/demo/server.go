@@ -24,64 +24,36 @@ type server struct {
 
 func serve(host *lab.Host, addrs []netip.Addr) (*server, error) {
 	s := &server{host: host}
-	err := host.Do(func() error {
-		for _, addr := range addrs {
-			if err := s.listen(addr); err != nil {
-				return err
-			}
+	for _, addr := range addrs {
+		if err := s.listen(addr); err != nil {
+			s.close()
+			return nil, fmt.Errorf("pod %s: %w", host.Name, err)
 		}
-		return nil
-	})
-	if err != nil {
-		s.close()
-		return nil, fmt.Errorf("pod %s: %w", host.Name, err)
 	}
 	return s, nil
 }
 
 func (s *server) listen(addr netip.Addr) error {
-	web, err := net.ListenTCP("tcp", net.TCPAddrFromAddrPort(netip.AddrPortFrom(addr, webPort)))
+	web, err := s.host.ServeTCP(netip.AddrPortFrom(addr, webPort).String(), func(conn net.Conn) {
+		fmt.Fprintln(conn, conn.LocalAddr(), conn.RemoteAddr())
+		// It ends when the client goes, which is no error worth telling.
+		_, _ = io.Copy(conn, conn)
+	})
 	if err != nil {
 		return err
 	}
 	s.sockets = append(s.sockets, web)
-	log, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(addr, logPort)))
+	at := netip.AddrPortFrom(addr, logPort)
+	log, err := s.host.AnswerUDP(at, func(_ []byte, from netip.AddrPort) []byte { return fmt.Appendln(nil, at, from) })
 	if err != nil {
 		return err
 	}
 	s.sockets = append(s.sockets, log)
-	go answerConnections(web)
-	go answerDatagrams(log)
 	return nil
 }
 
 func (s *server) close() {
 	for _, socket := range s.sockets {
 		socket.Close()
-	}
-}
-
-func answerConnections(listener *net.TCPListener) {
-	for {
-		conn, err := listener.Accept()
-		if err != nil {
-			return
-		}
-		go func() {
-			defer conn.Close()
-			fmt.Fprintln(conn, conn.LocalAddr(), conn.RemoteAddr())
-			// It ends when the client goes, which is no error worth telling.
-			_, _ = io.Copy(conn, conn)
-		}()
-	}
-}
-
-func answerDatagrams(conn *net.UDPConn) {
-	for {
-		_, peer, err := conn.ReadFromUDPAddrPort(make([]byte, 64))
-		if err != nil {
-			return
-		}
-		_, _ = conn.WriteToUDPAddrPort(fmt.Appendln(nil, conn.LocalAddr(), peer), peer)
 	}
 }

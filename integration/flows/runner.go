@@ -127,25 +127,24 @@ func (r *Runner) serve(s service) error {
 	if r.served[s] || s.protocol == ICMP {
 		return nil
 	}
-	err := s.host.Do(func() error { return r.listen(s) })
-	if err != nil {
+	if err := r.listen(s); err != nil {
 		return fmt.Errorf("serve %s %s on %s: %w", s.protocol, s.at, s.host.Name, err)
 	}
 	r.served[s], r.taken[s.at.Port()] = true, true
 	return nil
 }
 
-// listen runs inside the host, with mu held.
+// listen needs mu.
 func (r *Runner) listen(s service) error {
 	var conn io.Closer
 	var err error
 	switch s.protocol {
 	case TCP:
-		conn, err = serveTCP(s.at)
+		conn, err = s.host.ServeTCP(s.at.String(), answerTCP)
 	case UDP:
-		conn, err = serveUDP(s.at, &r.arrived)
+		conn, err = s.host.AnswerUDP(s.at, answerUDP(s.at, &r.arrived))
 	case SCTP:
-		return r.listenSCTP(s)
+		return s.host.Do(func() error { return r.listenSCTP(s) })
 	default:
 		err = fmt.Errorf("unknown protocol %s", s.protocol)
 	}

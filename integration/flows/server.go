@@ -1,7 +1,6 @@
 package flows
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"net"
@@ -61,62 +60,20 @@ func (a *arrivals) find(token uint32) (netip.AddrPort, bool) {
 	return at, ok
 }
 
-// serveTCP answers every connection to at and ends it. It must be called inside the host.
-func serveTCP(at netip.AddrPort) (*net.TCPListener, error) {
-	listener, err := (&net.ListenConfig{}).Listen(context.Background(), "tcp", at.String())
-	if err != nil {
-		return nil, err
-	}
-	go func() {
-		for {
-			conn, err := listener.Accept()
-			if err != nil {
-				return
-			}
-			go func() {
-				defer conn.Close()
-				a := answer{addrPort(conn.LocalAddr()), addrPort(conn.RemoteAddr())}
-				fmt.Fprintln(conn, a)
-			}()
+// answerTCP answers a connection.
+func answerTCP(conn net.Conn) {
+	fmt.Fprintln(conn, answer{addrPort(conn.LocalAddr()), addrPort(conn.RemoteAddr())})
+}
+
+// answerUDP returns what answers datagrams to at, and notes their tokens.
+func answerUDP(at netip.AddrPort, arrived *arrivals) func(datagram []byte, from netip.AddrPort) []byte {
+	return func(datagram []byte, from netip.AddrPort) []byte {
+		var token uint32
+		if _, err := fmt.Sscan(string(datagram), &token); err == nil {
+			arrived.add(token, at)
 		}
-	}()
-	return listener.(*net.TCPListener), nil
-}
-
-// serveUDP answers every datagram to at. It must be called inside the host.
-func serveUDP(at netip.AddrPort, arrived *arrivals) (*net.UDPConn, error) {
-	conn, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(at))
-	if err != nil {
-		return nil, err
+		return []byte(answer{at, unmap(from)}.String())
 	}
-	go func() {
-		buffer := make([]byte, 64)
-		for {
-			n, peer, err := conn.ReadFromUDPAddrPort(buffer)
-			if errors.Is(err, net.ErrClosed) {
-				return
-			}
-			if err != nil {
-				continue
-			}
-			var token uint32
-			if _, err := fmt.Sscan(string(buffer[:n]), &token); err == nil {
-				arrived.add(token, at)
-			}
-			fmt.Fprint(writerTo{conn, peer}, answer{at, unmap(peer)})
-		}
-	}()
-	return conn, nil
-}
-
-// writerTo makes one peer of a UDP socket an io.Writer.
-type writerTo struct {
-	conn *net.UDPConn
-	peer netip.AddrPort
-}
-
-func (w writerTo) Write(b []byte) (int, error) {
-	return w.conn.WriteToUDPAddrPort(b, w.peer)
 }
 
 func addrPort(addr net.Addr) netip.AddrPort {

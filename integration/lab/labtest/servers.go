@@ -1,7 +1,6 @@
 package labtest
 
 import (
-	"errors"
 	"io"
 	"net"
 	"net/netip"
@@ -12,45 +11,20 @@ import (
 	"github.com/nftproxy/nftproxy/integration/lab"
 )
 
-// ServeTCP listens at an address of the host ("10.244.1.5:8080", or ":8080" for all of them) until the test ends. It
-// runs serve for each connection, on a goroutine of its own, and closes the connection afterwards.
+// ServeTCP is lab.Host.ServeTCP until the test ends.
 func ServeTCP(t testing.TB, h *lab.Host, at string, serve func(net.Conn)) {
 	t.Helper()
-	var listener net.Listener
-	if err := h.Do(func() (err error) {
-		listener, err = net.Listen("tcp", at)
-		return err
-	}); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { listener.Close() })
-	go func() {
-		for {
-			conn, err := listener.Accept()
-			if err != nil {
-				return
-			}
-			go func() {
-				defer conn.Close()
-				serve(conn)
-			}()
-		}
-	}()
+	closeLater(t)(h.ServeTCP(at, serve))
 }
 
 // Echo sends back what arrives on a connection.
 func Echo(conn net.Conn) { _, _ = io.Copy(conn, conn) }
 
-// ListenUDP returns a socket at an address of the host. It is closed when the test ends.
-func ListenUDP(t testing.TB, h *lab.Host, at netip.AddrPort) (conn *net.UDPConn) {
+// ListenUDP is lab.Host.ListenUDP; the socket is closed when the test ends.
+func ListenUDP(t testing.TB, h *lab.Host, at netip.AddrPort) *net.UDPConn {
 	t.Helper()
-	if err := h.Do(func() (err error) {
-		conn, err = net.ListenUDP("udp", net.UDPAddrFromAddrPort(at))
-		return err
-	}); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { conn.Close() })
+	conn, err := h.ListenUDP(at)
+	closeLater(t)(conn, err)
 	LongQueue(t, conn)
 	return conn
 }
@@ -72,20 +46,21 @@ func LongQueue(t testing.TB, conn *net.UDPConn) {
 	}
 }
 
-// AnswerUDP answers each datagram to an address of the host until the test ends. Datagrams are cut at 64 bytes.
+// AnswerUDP is lab.Host.AnswerUDP until the test ends.
 func AnswerUDP(t testing.TB, h *lab.Host, at netip.AddrPort, answer func(datagram []byte) []byte) {
 	t.Helper()
-	conn := ListenUDP(t, h, at)
-	go func() {
-		buffer := make([]byte, 64)
-		for {
-			n, from, err := conn.ReadFromUDPAddrPort(buffer)
-			if errors.Is(err, net.ErrClosed) {
-				return
-			}
-			if err == nil {
-				_, _ = conn.WriteToUDPAddrPort(answer(buffer[:n]), from)
-			}
+	conn, err := h.AnswerUDP(at, func(datagram []byte, _ netip.AddrPort) []byte { return answer(datagram) })
+	closeLater(t)(conn, err)
+	LongQueue(t, conn)
+}
+
+// closeLater returns a function that fails the test with an error, or else closes something when the test ends.
+func closeLater(t testing.TB) func(io.Closer, error) {
+	return func(c io.Closer, err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
 		}
-	}()
+		t.Cleanup(func() { c.Close() })
+	}
 }
