@@ -6,8 +6,7 @@ import (
 )
 
 func newGraphCommand() *cobra.Command {
-	var from source
-	var namespace string
+	var from sourceOfServices
 	format := newFormat("svg", "dot")
 	cmd := &cobra.Command{
 		Use:   "graph SERVICE",
@@ -21,14 +20,9 @@ The SVG needs nothing else, and is light or dark as its reader prefers.`,
 
   # With Graphviz, and with the nodes of endpoints.
   ruledump graph shop/web --kubeconfig ~/.kube/config --node node-1 -o dot | dot -Tpng > web.png`,
-		Args:              cobra.ExactArgs(1),
-		ValidArgsFunction: completeServices(&from, &namespace),
+		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			filter, err := parseFilter(namespace, args)
-			if err != nil {
-				return err
-			}
-			s, err := from.open(cmd)
+			s, filter, err := from.open(cmd, args)
 			if err != nil {
 				return err
 			}
@@ -43,8 +37,7 @@ The SVG needs nothing else, and is light or dark as its reader prefers.`,
 			return g.SVG(cmd.OutOrStdout())
 		},
 	}
-	from.addTo(cmd)
+	from.addTo(cmd, "namespace of the Service")
 	format.addTo(cmd)
-	cmd.Flags().StringVarP(&namespace, "namespace", "n", "", "namespace of the Service")
 	return cmd
 }

@@ -9,8 +9,7 @@ import (
 )
 
 func newServicesCommand() *cobra.Command {
-	var from source
-	var namespace string
+	var from sourceOfServices
 	format := newFormat("table", "wide", "json", "yaml")
 	cmd := &cobra.Command{
 		Use:   "services [NAME]",
@@ -38,14 +37,9 @@ when an address comes into the kernel or the tables are made anew.`,
 
   # Services that serve nobody, on another node.
   ruledump services --dump node-1.json -o json | jq -r '.frontends[] | select(.unserved) | .namespace + "/" + .service' | sort -u`,
-		Args:              cobra.MaximumNArgs(1),
-		ValidArgsFunction: completeServices(&from, &namespace),
+		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			filter, err := parseFilter(namespace, args)
-			if err != nil {
-				return err
-			}
-			s, err := from.open(cmd)
+			s, filter, err := from.open(cmd, args)
 			if err != nil {
 				return err
 			}
@@ -66,47 +60,62 @@ when an address comes into the kernel or the tables are made anew.`,
 			return writeValue(cmd.OutOrStdout(), format.value, list)
 		},
 	}
-	from.addTo(cmd)
+	from.addTo(cmd, "only Services in this namespace")
 	format.addTo(cmd)
-	cmd.Flags().StringVarP(&namespace, "namespace", "n", "", "only Services in this namespace")
 	return cmd
 }
 
-func parseFilter(namespace string, args []string) (services.Filter, error) {
+// sourceOfServices is a source, and the flag that names Services together with the argument.
+type sourceOfServices struct {
+	source
+	namespace string
+}
+
+func (f *sourceOfServices) addTo(cmd *cobra.Command, namespace string) {
+	f.source.addTo(cmd)
+	cmd.Flags().StringVarP(&f.namespace, "namespace", "n", "", namespace)
+	cmd.ValidArgsFunction = f.complete
+}
+
+// open gets the rules, and the filter for the Services that are named.
+func (f *sourceOfServices) open(cmd *cobra.Command, args []string) (*opened, services.Filter, error) {
 	name := ""
 	if len(args) > 0 {
 		name = args[0]
 	}
-	return services.ParseFilter(namespace, name)
+	filter, err := services.ParseFilter(f.namespace, name)
+	if err != nil {
+		return nil, filter, err
+	}
+	s, err := f.source.open(cmd)
+	return s, filter, err
 }
 
-// completeServices completes the name of a Service from the rules.
-func completeServices(from *source, namespace *string) cobra.CompletionFunc {
-	return func(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
-		if len(args) > 0 {
-			return nil, cobra.ShellCompDirectiveNoFileComp
-		}
-		s, err := from.open(cmd)
-		if err != nil {
-			return nil, cobra.ShellCompDirectiveError
-		}
-		defer s.Close()
-		list, err := services.Of(s.Snapshot, services.Filter{Namespace: *namespace})
-		if err != nil {
-			return nil, cobra.ShellCompDirectiveError
-		}
-		seen := map[string]bool{}
-		var names []string
-		for i := range list.Frontends {
-			name := list.Frontends[i].Namespace + "/" + list.Frontends[i].Service
-			if *namespace != "" {
-				name = list.Frontends[i].Service
-			}
-			if !seen[name] {
-				seen[name] = true
-				names = append(names, name)
-			}
-		}
-		return names, cobra.ShellCompDirectiveNoFileComp
+// complete completes the name of a Service from the rules.
+func (f *sourceOfServices) complete(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+	if len(args) > 0 {
+		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
+	s, err := f.source.open(cmd)
+	if err != nil {
+		return nil, cobra.ShellCompDirectiveError
+	}
+	defer s.Close()
+	list, err := services.Of(s.Snapshot, services.Filter{Namespace: f.namespace})
+	if err != nil {
+		return nil, cobra.ShellCompDirectiveError
+	}
+	seen := map[string]bool{}
+	var names []string
+	for i := range list.Frontends {
+		name := list.Frontends[i].Namespace + "/" + list.Frontends[i].Service
+		if f.namespace != "" {
+			name = list.Frontends[i].Service
+		}
+		if !seen[name] {
+			seen[name] = true
+			names = append(names, name)
+		}
+	}
+	return names, cobra.ShellCompDirectiveNoFileComp
 }

@@ -3,7 +3,6 @@ package scale
 import (
 	"bufio"
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"slices"
@@ -15,14 +14,8 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
-	"google.golang.org/grpc/encoding"
-	"google.golang.org/grpc/mem"
-	"google.golang.org/protobuf/encoding/protowire"
-
+	"github.com/nftproxy/nftproxy/integration/watchers"
 	"github.com/nftproxy/nftproxy/nodelocal/server"
-	nodelocalv1 "github.com/nftproxy/nftproxy/nodelocal/v1"
 	"github.com/nftproxy/nftproxy/source/apiserver"
 	"github.com/nftproxy/nftproxy/tracker"
 )
@@ -52,7 +45,7 @@ func (r role) run() error {
 	case "brain":
 		err = r.serve(ctx)
 	case "watchers":
-		err = r.watch(ctx, heard)
+		err = watchers.Start(ctx, r.socket, r.proxies, nodeName, heard.note)
 	default:
 		err = fmt.Errorf("no role %q", r.name)
 	}
@@ -119,70 +112,6 @@ func (r role) serve(ctx context.Context) error {
 	go func() { _ = source.Run(ctx, t) }() // always nil
 	go func() { _ = server.New(t, server.Options{}).Serve(ctx, listener) }()
 	<-t.Ready()
-	return nil
-}
-
-// watch follows the brain for each proxy, each over a connection of its own. Nothing is kept.
-func (r role) watch(ctx context.Context, heard *arrivals) error {
-	gate := make(chan struct{}, atOnce)
-	var synced sync.WaitGroup
-	for i := range r.proxies {
-		conn, err := grpc.NewClient(r.socket, grpc.WithTransportCredentials(insecure.NewCredentials()),
-			grpc.WithReadBufferSize(4<<10), grpc.WithWriteBufferSize(4<<10), grpc.WithDefaultCallOptions(grpc.ForceCodecV2(skim{})))
-		if err != nil {
-			return err
-		}
-		gate <- struct{}{}
-		synced.Add(1)
-		stream, err := nodelocalv1.NewNodeLocalClient(conn).Watch(ctx, &nodelocalv1.WatchRequest{Node: nodeName(i)})
-		if err != nil {
-			return err
-		}
-		go func() {
-			first := true
-			for {
-				update, err := stream.Recv()
-				if err != nil {
-					return
-				}
-				if update.GetSync() == nil {
-					continue
-				}
-				if first {
-					first = false
-					<-gate
-					synced.Done()
-				}
-				heard.note(i)
-			}
-		}()
-	}
-	synced.Wait()
-	return nil
-}
-
-// skim is a codec that decodes of an Update only whether it ends a batch.
-type skim struct{}
-
-func (skim) Name() string { return "proto" }
-
-func (skim) Marshal(message any) (mem.BufferSlice, error) {
-	return encoding.GetCodecV2("proto").Marshal(message)
-}
-
-func (skim) Unmarshal(data mem.BufferSlice, message any) error {
-	const sync = 6
-	update := message.(*nodelocalv1.Update)
-	for rest := data.Materialize(); len(rest) > 0; {
-		number, _, n := protowire.ConsumeField(rest)
-		if n < 0 {
-			return errors.New("not a field")
-		}
-		if number == sync {
-			update.Sync = &nodelocalv1.Sync{}
-		}
-		rest = rest[n:]
-	}
 	return nil
 }
 

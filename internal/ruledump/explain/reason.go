@@ -113,11 +113,16 @@ func sourceReasonOf(fate *evaluator.Fate) SourceReason {
 	return reason
 }
 
-func isHairpin(r *nft.Rule) bool {
+// has reports whether a rule has a statement of one type that matches.
+func has[S nft.Statement](r *nft.Rule, matches func(S) bool) bool {
 	return slices.ContainsFunc(r.Statements, func(s nft.Statement) bool {
-		set, isSet := s.(nft.InSet)
-		return isSet && compiler.IsHairpinSet(set.Set)
+		one, is := s.(S)
+		return is && matches(one)
 	})
+}
+
+func isHairpin(r *nft.Rule) bool {
+	return has(r, func(s nft.InSet) bool { return compiler.IsHairpinSet(s.Set) })
 }
 
 // marksSome reports whether a rule marks the clients that it matches, and not all.
@@ -125,17 +130,11 @@ func marksSome(r *nft.Rule) bool { return marks(r) && len(r.Statements) > 1 }
 
 // readsLocalClients reports whether a rule looks up the clients that policy Local binds.
 func readsLocalClients(r *nft.Rule) bool {
-	return slices.ContainsFunc(r.Statements, func(s nft.Statement) bool {
-		d, isDNAT := s.(nft.DNAT)
-		return isDNAT && compiler.IsLocalAffinityMap(d.Map)
-	})
+	return has(r, func(d nft.DNAT) bool { return compiler.IsLocalAffinityMap(d.Map) })
 }
 
 func marks(r *nft.Rule) bool {
-	return slices.ContainsFunc(r.Statements, func(s nft.Statement) bool {
-		_, isMark := s.(nft.SetMarkBits)
-		return isMark
-	})
+	return has(r, func(nft.SetMarkBits) bool { return true })
 }
 
 // sourceReasonOfStep returns the reason that a step adds; empty for none. outside says that an earlier step marked the
