@@ -2,6 +2,7 @@ package integration
 
 import (
 	"encoding/json"
+	"errors"
 	"flag"
 	"fmt"
 	"go/ast"
@@ -155,22 +156,40 @@ func testSeccompProfileIsEnough(t *testing.T) {
 	servePod(t, f.lab, "second", "10.244.1.6")
 	service, slice := busyService("10.244.1.5")
 	labtest.Create(t, f.server, service, slice)
-	move := func(to string) {
-		t.Helper()
-		_, slice := busyService(to)
-		labtest.Update(t, f.server, slice)
-	}
-	ends := func(p *labtest.Process, how func(*labtest.Process) error) {
-		t.Helper()
-		if err := how(p); err != nil {
+	f.followsTheAPIServer(t)
+	f.followsANodeLocalServer(t)
+	f.readsFiles(t)
+}
+
+// move has busyService lead to another pod.
+func (f *restricted) move(t *testing.T, to string) {
+	t.Helper()
+	_, slice := busyService(to)
+	labtest.Update(t, f.server, slice)
+}
+
+// ends waits for programs that are to end with code 0.
+func ends(t *testing.T, programs ...*labtest.Process) {
+	t.Helper()
+	for _, p := range programs {
+		if err := p.Wait(); err != nil {
 			t.Errorf("%v ends with %v", p.Cmd.Args[1:], err)
 		}
 	}
-	stopped := func(p *labtest.Process) error { return p.Stop(t) }
-	socket := func(name string) string { return "unix://" + filepath.Join(t.TempDir(), name) }
-	kubeconfig, own := "--kubeconfig="+f.kubeconfig, socket("own")
+}
 
-	p := f.proxy(t, kubeconfig, "--profiling", "--nodeport-addresses=127.0.0.0/8,192.168.0.0/24", "--serve-node-local="+own)
+// stops ends a program.
+func stops(t *testing.T, p *labtest.Process) {
+	t.Helper()
+	if err := p.Stop(t); err != nil {
+		t.Errorf("%v ends with %v", p.Cmd.Args[1:], err)
+	}
+}
+
+func (f *restricted) followsTheAPIServer(t *testing.T) {
+	t.Helper()
+	socket := "--serve-node-local=unix://" + filepath.Join(t.TempDir(), "proxy")
+	p := f.proxy(t, "--kubeconfig="+f.kubeconfig, "--profiling", "--nodeport-addresses=127.0.0.0/8,192.168.0.0/24", socket)
 	f.reaches(t, "first")
 	f.becomes(t, "200 200")
 	for port, path := range map[int]string{10249: "/debug/pprof/profile?seconds=1", busyHealthPort: "/"} {
@@ -188,11 +207,7 @@ func testSeccompProfileIsEnough(t *testing.T) {
 	}
 	expectAlive(t, conn, "first")
 	conn.Close()
-	watch := f.run(t, "kube-proxy", "node-local-watch", "--node-local-source", own, "--hostname-override", lab.NodeName)
-	watch.Says(t, `{"full":true`)
-	ends(watch, stopped)
-	dump := f.run(t, "ruledump")
-	ends(dump, (*labtest.Process).Wait)
+	ends(t, f.run(t, "ruledump"))
 	labtest.Nft(t, f.lab.Node, "", "flush", "ruleset")
 	f.reaches(t, "first")
 	for _, s := range []syscall.Signal{syscall.SIGSTOP, syscall.SIGCONT} {
@@ -200,30 +215,48 @@ func testSeccompProfileIsEnough(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	move("10.244.1.6")
+	f.move(t, "10.244.1.6")
 	f.reaches(t, "second")
-	ends(p, stopped)
+	stops(t, p)
+}
 
-	brain := f.run(t, "kube-proxy", "node-local-server", kubeconfig, "--listen="+own)
-	p = f.proxy(t, "--node-local-source="+own)
-	move("10.244.1.5")
+func (f *restricted) followsANodeLocalServer(t *testing.T) {
+	t.Helper()
+	socket := "unix://" + filepath.Join(t.TempDir(), "brain")
+	brain := f.run(t, "kube-proxy", "node-local-server", "--kubeconfig="+f.kubeconfig, "--listen="+socket)
+	p := f.proxy(t, "--node-local-source="+socket)
+	f.move(t, "10.244.1.5")
 	f.reaches(t, "first")
-	ends(p, stopped)
-	ends(brain, stopped)
+	watch := f.run(t, "kube-proxy", "node-local-watch", "--node-local-source", socket, "--hostname-override", lab.NodeName)
+	watch.Says(t, `{"full":true`)
+	stops(t, watch)
+	stops(t, p)
+	stops(t, brain)
+}
 
-	dir := f.g.ManifestsDir(t)
-	p = f.proxy(t, "--manifests="+dir)
+// readsFiles has the proxy follow a link that leads elsewhere later, as the kubelet's do.
+func (f *restricted) readsFiles(t *testing.T) {
+	t.Helper()
+	good, bad, link := f.g.ManifestsDir(t), t.TempDir(), filepath.Join(t.TempDir(), "manifests")
+	if err := os.Symlink(good, link); err != nil {
+		t.Fatal(err)
+	}
+	p := f.proxy(t, "--manifests="+link)
 	p.Says(t, firstSyncLine)
-	if err := os.WriteFile(filepath.Join(dir, "broken.yaml"), []byte("kind: ["), 0o600); err != nil {
+	if err := errors.Join(
+		os.WriteFile(filepath.Join(bad, "broken.yaml"), []byte("kind: ["), 0o600),
+		os.Symlink(bad, link+".new"), os.Rename(link+".new", link),
+	); err != nil {
 		t.Fatal(err)
 	}
 	p.Says(t, "broken.yaml")
-	ends(p, stopped)
+	stops(t, p)
+
 	config := filepath.Join(t.TempDir(), "config.yaml")
-	ends(f.proxy(t, "--write-config-to="+config), (*labtest.Process).Wait)
-	p = f.run(t, "kube-proxy", "--config="+config, "--manifests="+dir)
+	ends(t, f.proxy(t, "--write-config-to="+config))
+	p = f.run(t, "kube-proxy", "--config="+config, "--manifests="+good)
 	p.Says(t, firstSyncLine)
-	ends(p, stopped)
-	ends(f.run(t, "kube-proxy", "--cleanup"), (*labtest.Process).Wait)
+	stops(t, p)
+	ends(t, f.run(t, "kube-proxy", "--cleanup"))
 	f.nothingApplied(t)
 }

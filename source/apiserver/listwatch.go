@@ -35,9 +35,6 @@ func listWatch[L runtime.Object](objects collection[L], narrow narrowing, outage
 		},
 		WatchFuncWithContext: func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
 			narrow(&options)
-			if streams(options) {
-				outage.beginStream(ctx)
-			}
 			defer outage.awaitAnswer(ctx)()
 			w, err := objects.Watch(ctx, options)
 			if err == nil && reflect.TypeOf(w) == noWatch {
@@ -47,6 +44,7 @@ func listWatch[L runtime.Object](objects collection[L], narrow narrowing, outage
 			case err != nil:
 				return nil, watchFailed(ctx, options, err, outage)
 			case streams(options):
+				outage.beginStream(ctx) // not before the server has agreed to it
 				return streamed(ctx, w, outage), nil
 			}
 			outage.over(ctx)

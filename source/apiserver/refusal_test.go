@@ -2,6 +2,7 @@ package apiserver
 
 import (
 	"net/http"
+	"slices"
 	"testing"
 	"time"
 
@@ -12,9 +13,11 @@ func testServiceCIDRsMayBeRefused(t *testing.T) {
 	tests := map[string]struct {
 		status int
 		logged string
+		// fails says that health names the resource meanwhile.
+		fails bool
 	}{
-		"not served":  {http.StatusNotFound, "does not have the resource"},
-		"not allowed": {http.StatusForbidden, "Not allowed to list and watch"},
+		"not served":  {http.StatusNotFound, "does not have the resource", false},
+		"not allowed": {http.StatusForbidden, "Not allowed to list and watch", true},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -22,7 +25,8 @@ func testServiceCIDRsMayBeRefused(t *testing.T) {
 				c.create(t, service("web"), serviceCIDR("more", "10.97.0.0/16"))
 				c.server.Refuse("servicecidrs", test.status)
 				logs := &logLines{}
-				sink := c.runLogged(t, logs, pause(50*time.Millisecond))
+				health := &reports{}
+				sink := c.runLogged(t, logs, pause(50*time.Millisecond), health.listen)
 				await.True(t, "Synced without ServiceCIDRs", sink.synced)
 				if sink.atSynced["services/default/web"] == nil {
 					t.Error("the Service was not published before Synced")
@@ -34,6 +38,9 @@ func testServiceCIDRsMayBeRefused(t *testing.T) {
 				}
 				if got := logs.count("Cannot watch"); got != 0 {
 					t.Errorf("the refusal was logged as an outage too:\n%s", logs)
+				}
+				if got := slices.Contains(health.of("servicecidrs"), true); got != test.fails {
+					t.Errorf("health was told of a failure: %v, want %v", got, test.fails)
 				}
 
 				c.server.Refuse("servicecidrs", 0)
