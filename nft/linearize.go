@@ -81,6 +81,13 @@ func (m MatchPrefix) linearize(l *linearizer) {
 		&expr.Cmp{Op: m.Op.cmp(), Register: unix.NFT_REG_1, Data: addr})
 }
 
+// setMark appends "mark = (mark & mask) ^ xor".
+func (l *linearizer) setMark(mask, xor uint32) {
+	l.load(Concat{MetaMark})
+	l.mask(mask, xor)
+	l.add(&expr.Meta{Key: expr.MetaKeyMARK, SourceRegister: true, Register: unix.NFT_REG_1})
+}
+
 // mask appends "register 1 = (register 1 & mask) ^ xor".
 func (l *linearizer) mask(mask, xor uint32) {
 	l.add(&expr.Bitwise{SourceRegister: unix.NFT_REG_1, DestRegister: unix.NFT_REG_1, Len: 4, Mask: AppendInteger(nil, mask), Xor: AppendInteger(nil, xor)})
@@ -113,17 +120,9 @@ func (v Vmap) linearize(l *linearizer) {
 	l.add(&expr.Lookup{SourceRegister: unix.NFT_REG_1, SetName: v.Map, IsDestRegSet: true, DestRegister: unix.NFT_REG_VERDICT})
 }
 
-func (s SetMarkBits) linearize(l *linearizer) {
-	l.load(Concat{MetaMark})
-	l.mask(^s.Bits, s.Bits)
-	l.add(&expr.Meta{Key: expr.MetaKeyMARK, SourceRegister: true, Register: unix.NFT_REG_1})
-}
+func (s SetMarkBits) linearize(l *linearizer) { l.setMark(^s.Bits, s.Bits) }
 
-func (s FlipMarkBits) linearize(l *linearizer) {
-	l.load(Concat{MetaMark})
-	l.mask(^uint32(0), s.Bits)
-	l.add(&expr.Meta{Key: expr.MetaKeyMARK, SourceRegister: true, Register: unix.NFT_REG_1})
-}
+func (s FlipMarkBits) linearize(l *linearizer) { l.setMark(^uint32(0), s.Bits) }
 
 func (d DNAT) linearize(l *linearizer) {
 	l.load(d.Key)

@@ -118,11 +118,7 @@ func (t *Tracker) SetService(obj *corev1.Service) {
 	if e.service != nil && e.service.equal(parsed) {
 		return
 	}
-	t.counts.PendingServices++
-	t.noteUnguarded(name, e.service, parsed)
-	t.noteGone(e, parsed)
-	e.service = parsed
-	t.markDirty(name)
+	t.putService(name, e, parsed)
 	t.report(KindService, name, parsed.skips)
 }
 
@@ -133,12 +129,17 @@ func (t *Tracker) DeleteService(namespace, name string) {
 	defer t.mu.Unlock()
 	t.counts.Services++
 	if e := t.entries[key]; e != nil && e.service != nil {
-		t.counts.PendingServices++
-		t.noteUnguarded(key, e.service, nil)
-		t.noteGone(e, nil)
-		e.service = nil
-		t.markDirty(key)
+		t.putService(key, e, nil)
 	}
+}
+
+// putService replaces the Service of an entry; nil means that it is gone.
+func (t *Tracker) putService(name objectName, e *entry, now *service) {
+	t.counts.PendingServices++
+	t.noteUnguarded(name, e.service, now)
+	t.noteGone(e, now)
+	e.service = now
+	t.markDirty(name)
 }
 
 // SetEndpointSlice implements Sink. The slice may arrive before its Service.
