@@ -33,6 +33,3 @@ func (s Scheme) Bad(text string) string { return s.mark("31", text) }
 
 // Good is for wanted parts that are missing.
 func (s Scheme) Good(text string) string { return s.mark("32", text) }
-
-// Faint is for details.
-func (s Scheme) Faint(text string) string { return s.mark("2", text) }

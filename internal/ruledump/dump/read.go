@@ -14,8 +14,8 @@ import (
 // verdictData is the Data of a verdict map.
 const verdictData = "verdict"
 
-// MaxSize is how many bytes of a dump are read. A dump of 10,000 Services with 10 endpoints each has some 10 MB.
-const MaxSize = 1 << 30
+// maxSize is how many bytes of a dump are read. A dump of 10,000 Services with 10 endpoints each has some 10 MB.
+const maxSize = 1 << 30
 
 // ErrTruncated says that a dump ends in the middle.
 var ErrTruncated = errors.New("the dump is truncated: it ends in the middle")
@@ -24,11 +24,11 @@ var ErrTruncated = errors.New("the dump is truncated: it ends in the middle")
 // empty for a dump without any. An error names the fault and its place: a truncated dump, JSON that is no dump, a dump
 // of a newer version, a rule that cannot be read.
 func Read(r io.Reader) (*Document, []*nft.Table, Counts, error) {
-	limited := &io.LimitedReader{R: r, N: MaxSize + 1}
+	limited := &io.LimitedReader{R: r, N: maxSize + 1}
 	var d Document
 	switch err := decode(limited, &d); {
 	case limited.N <= 0:
-		return nil, nil, nil, fmt.Errorf("the dump has more than %d bytes", MaxSize)
+		return nil, nil, nil, fmt.Errorf("the dump has more than %d bytes", maxSize)
 	case err != nil:
 		return nil, nil, nil, err
 	}

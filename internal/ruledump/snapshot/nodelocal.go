@@ -14,12 +14,12 @@ import (
 	"github.com/nftproxy/nftproxy/nodelocal"
 )
 
-// NodeLocalPatience is how long FromNodeLocal waits for the full state of a server.
-const NodeLocalPatience = 10 * time.Second
+// nodeLocalPatience is how long FromNodeLocal waits for the full state of a server.
+const nodeLocalPatience = 10 * time.Second
 
 // FromNodeLocal compiles the state that a server of the node-local API has for the node. target is unix:///PATH, or
 // tcp://HOST:PORT with all three files. It takes the first full state and leaves. If none comes within
-// NodeLocalPatience, the error has the reason of the last fault.
+// nodeLocalPatience, the error has the reason of the last fault.
 func FromNodeLocal(ctx context.Context, target string, files nodelocal.TLSFiles, c Compilation) (*Snapshot, error) {
 	config, _, err := c.load()
 	if err != nil {
@@ -34,7 +34,7 @@ func FromNodeLocal(ctx context.Context, target string, files nodelocal.TLSFiles,
 	if files.Any() {
 		options.TLS = files.Client
 	}
-	ctx, stop := context.WithTimeoutCause(ctx, NodeLocalPatience, errNoState)
+	ctx, stop := context.WithTimeoutCause(ctx, nodeLocalPatience, errNoState)
 	defer stop()
 	taken := &firstState{compiler: compiled, stop: stop}
 	if err := nodelocal.Run(ctx, target, taken, options); err != nil {
@@ -55,7 +55,7 @@ func FromNodeLocal(ctx context.Context, target string, files nodelocal.TLSFiles,
 	return &Snapshot{Origin: NodeLocal, Node: c.Node, Addresses: taken.node.IPs, Tables: taken.tables}, nil
 }
 
-var errNoState = fmt.Errorf("no state of the node within %v", NodeLocalPatience)
+var errNoState = fmt.Errorf("no state of the node within %v", nodeLocalPatience)
 
 // firstState is a backend that compiles the first full state and stops.
 type firstState struct {
