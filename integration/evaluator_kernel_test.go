@@ -3,6 +3,7 @@ package integration
 import (
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -25,6 +26,10 @@ import (
 
 // flowsPerRuleset is how many flows are sent through each random ruleset.
 const flowsPerRuleset = 40
+
+func init() {
+	flag.DurationVar(&flows.ShortPatience, "short-patience", flows.ShortPatience, "how long a connection waits where silence is among what is expected")
+}
 
 func TestEvaluator(t *testing.T) {
 	t.Run("agrees with the kernel", testEvaluatorAgreesWithTheKernel)

@@ -53,5 +53,5 @@ func patienceFor(expectations []Expectation) time.Duration {
 	case len(expectations):
 		return soon
 	}
-	return shortPatience
+	return ShortPatience
 }

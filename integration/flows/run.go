@@ -11,12 +11,13 @@ import (
 	"github.com/nftproxy/nftproxy/integration/lab"
 )
 
-// How long an attempt waits: what should come may take its time on a busy machine, but
-// silence is soon believed. In between, TCP sends its SYN again by itself.
-const (
-	patience      = 5 * time.Second
-	shortPatience = 400 * time.Millisecond
-)
+// patience is how long an attempt waits: what should come may take its time on a busy machine. In between, TCP sends its
+// SYN again by itself.
+const patience = 5 * time.Second
+
+// ShortPatience is how long an attempt waits where silence is, or may be, what must come. Where other things may come
+// as well, an answer that takes longer is taken for silence, so an emulated machine needs more.
+var ShortPatience = 400 * time.Millisecond
 
 // atOnce bounds how many flows run at the same time; most of the time they wait.
 const atOnce = 64
@@ -120,7 +121,7 @@ func (s *sender) await() error {
 // patience is how long an attempt waits for an answer.
 func (s *sender) patience() time.Duration {
 	if s.flow.Expect.Result == Dropped {
-		return shortPatience
+		return ShortPatience
 	}
 	return patience
 }
