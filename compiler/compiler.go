@@ -41,7 +41,6 @@ func (c *Compiler) reset() {
 // The Compiler keeps the ServicePorts and their lists. They must not be modified afterwards.
 func (c *Compiler) Apply(changes *model.Changes) []Conflict {
 	if changes.Full {
-		c.grow(changes.Ports)
 		c.removeAllBut(changes.Ports)
 	}
 	c.applyCluster(changes)

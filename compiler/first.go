@@ -11,9 +11,11 @@ func (f *family) isNew() bool {
 // conflicts. A second goroutine puts the addresses and the lists of endpoints, which are the sets that nothing else
 // looks at. That is up to half of the work, and a start waits for it.
 func (f *family) applyFirst(ports map[model.PortID]*model.ServicePort) []Conflict {
+	n, endpoints := f.size(ports)
 	claimed, done := make(chan []*frontendState, 1), make(chan struct{})
 	go func() {
 		defer close(done)
+		f.growSets(n, endpoints)
 		for id, p := range ports {
 			if nftFamily(id.Family) == f.family {
 				f.countAddresses(p, +1)
@@ -23,6 +25,7 @@ func (f *family) applyFirst(ports map[model.PortID]*model.ServicePort) []Conflic
 			f.putLists(frontendElements{frontend: s.frontend, key: s.frontend.key(), have: &noPlan, want: s.claims[0].plan})
 		}
 	}()
+	f.growRecords(n)
 	for id, p := range ports {
 		if nftFamily(id.Family) == f.family {
 			f.ports[id] = p
