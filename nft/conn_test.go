@@ -134,23 +134,27 @@ func testConnReadsAListingThatTakesLongerThanItWaitsForAnAnswer(t *testing.T) {
 	table := manyAddresses(200_000)
 	commitAll(t, c, Diff(nil, table))
 	awaitRehash(t, c, table)
-	begin := time.Now()
-	if _, err := c.ReadTable(t.Context(), FamilyIP, table.Name); err != nil {
-		t.Fatal(err)
+	read := func() time.Duration {
+		begin := time.Now()
+		got, err := c.ReadTable(t.Context(), FamilyIP, table.Name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n := got.Sets[0].Len(); n != 200_000 {
+			t.Errorf("read %d elements, want 200,000", n)
+		}
+		return time.Since(begin)
 	}
-	wait := time.Since(begin) / 4
-	c.socket.patience = wait
-	begin = time.Now()
-	got, err := c.ReadTable(t.Context(), FamilyIP, table.Name)
-	if err != nil {
-		t.Fatal(err)
+	// A busy machine may have made the listing before much slower: then the next one waits less.
+	took := read()
+	for range 5 {
+		wait := took / 4
+		c.socket.patience = wait
+		if took = read(); took >= 2*wait {
+			return
+		}
 	}
-	if took := time.Since(begin); took < 2*wait {
-		t.Errorf("reading took only %v: this test shows nothing", took)
-	}
-	if n := got.Sets[0].Len(); n != 200_000 {
-		t.Errorf("read %d elements, want 200,000", n)
-	}
+	t.Error("no listing took longer than the connection waits: this test shows nothing")
 }
 
 func testConnReopens(t *testing.T) {

@@ -66,7 +66,7 @@ func (l setLengths) check(s *Set, e *Element, withValue bool) error {
 		return err
 	}
 	switch {
-	case s.Verdicts && e.Verdict.Kind == 0:
+	case s.Verdicts && !e.Verdict.Kind.known():
 		return fmt.Errorf("element %s has no verdict", s.formatKey(*e))
 	case len(e.Value) != l.value:
 		return fmt.Errorf("element %s: value has %d bytes, want %d", s.formatKey(*e), len(e.Value), l.value)

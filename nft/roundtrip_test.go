@@ -272,8 +272,10 @@ func testWhatCannotBeHeldIsRefusedBeforeTheKernelSeesIt(t *testing.T) {
 		{"a key of another length in a deletion", Step{Op: DeleteElements, Table: table, Set: ports, Elements: []Element{{Key: ""}}}},
 		{"a value of another length", Step{Op: AddElements, Table: table, Set: ports, Elements: []Element{{Key: PortData(1)}}}},
 		{"a verdict that is none", Step{Op: AddElements, Table: table, Set: verdicts, Elements: []Element{{Key: PortData(1)}}}},
+		{"a verdict of no known kind", Step{Op: AddElements, Table: table, Set: verdicts, Elements: []Element{{Key: PortData(1), Verdict: Verdict{Kind: VerdictGoto + 1}}}}},
 		{"a statement that could not be read", Step{Op: AddRules, Table: table, Chain: chain(Unknown{"limit"})}},
 		{"a rule with a verdict that is none", Step{Op: AddRules, Table: table, Chain: chain(Verdict{})}},
+		{"a rule with a verdict of no known kind", Step{Op: AddRules, Table: table, Chain: chain(Verdict{Kind: VerdictGoto + 1})}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			tx := Transaction{Steps: []Step{tc.step}}

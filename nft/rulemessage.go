@@ -38,7 +38,7 @@ func encodeExpressions(a *netlinkattr.List, family Family, r Rule) error {
 				return err
 			}
 		case Verdict:
-			if s.Kind == 0 {
+			if !s.Kind.known() {
 				return errors.New("a verdict that says nothing")
 			}
 		}

@@ -245,13 +245,8 @@ var verdicts = [...]struct {
 
 func (k VerdictKind) known() bool { return k != 0 && int(k) < len(verdicts) }
 
-// kernel returns the kernel's code.
-func (k VerdictKind) kernel() expr.VerdictKind {
-	if !k.known() {
-		return expr.VerdictAccept
-	}
-	return verdicts[k].code
-}
+// kernel returns the kernel's code of a known kind.
+func (k VerdictKind) kernel() expr.VerdictKind { return verdicts[k].code }
 
 // verdictKind is the inverse of kernel. It returns 0 for codes of other verdicts, such as "queue".
 func verdictKind(code expr.VerdictKind) VerdictKind {
