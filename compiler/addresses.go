@@ -14,12 +14,12 @@ func (f *family) countAddresses(p *model.ServicePort, by int) {
 		return
 	}
 	if p.ClusterIP.IsValid() && countUse(f.clusterIPs, p.ClusterIP, by) {
-		f.putOrRemove(f.sets.clusterIPs, nft.AddrData(p.ClusterIP), by > 0)
+		f.putElementIf(by > 0, f.sets.clusterIPs, nft.Element{Key: nft.AddrData(p.ClusterIP)})
 	}
 	eachHairpin(p, func(addr netip.Addr) {
 		if countUse(f.hairpins, addr, by) {
 			data := nft.AddrData(addr)
-			f.putOrRemove(f.sets.hairpin, data+data, by > 0)
+			f.putElementIf(by > 0, f.sets.hairpin, nft.Element{Key: data + data})
 		}
 	})
 }
@@ -33,14 +33,6 @@ func countUse(uses map[netip.Addr]int, addr netip.Addr, by int) (changed bool) {
 	}
 	uses[addr] = n
 	return n == 1 && by > 0
-}
-
-func (f *family) putOrRemove(set *nft.Set, key nft.Data, put bool) {
-	if put {
-		f.draft.Put(set, nft.Element{Key: key})
-	} else {
-		f.draft.Remove(set, key)
-	}
 }
 
 // eachHairpin calls do with each endpoint of a port whose own packets this node may send back to it without

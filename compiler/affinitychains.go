@@ -14,17 +14,15 @@ func (f *family) affinitySet(name string) *nft.Set {
 // clients return from it, and continue as without affinity.
 func (f *family) affinityKnown(p *affinityPort, want *plan) *nft.Chain {
 	c := &nft.Chain{Name: affinityKnownName(p, want.kind)}
-	mark := nft.SetMarkBits{Bits: f.config.markBits()}
 	switch want.kind {
-	case kindCluster:
-		c.Rules = append(f.beforeCluster(), f.returning(p, want.list)...)
-	case kindExternal:
-		c.Rules = append([]nft.Rule{nft.NewRule(mark)}, f.returning(p, want.list)...)
+	case kindCluster, kindExternal:
+		c.Rules = append(f.masquerading(want.kind), f.returning(p, want.list)...)
 	case kindLocal:
 		for _, client := range f.localClients() {
 			c.Rules = append(append(c.Rules, f.returning(p, listCluster, client)...), nft.NewRule(client, nft.Return))
 		}
 		node := isLocalAddress(nft.FibSaddrType)
+		mark := nft.SetMarkBits{Bits: f.config.markBits()}
 		c.Rules = append(append(c.Rules, f.returning(p, listCluster, node, mark)...), nft.NewRule(node, nft.Return))
 		c.Rules = append(c.Rules, f.returning(p, listLocal)...)
 	}

@@ -58,12 +58,11 @@ func (f *family) affinityRulesOf(protocol model.Protocol, nodePort bool) (rules 
 // findKnown returns the rule that leads clients of frontends with affinity to the chains for known clients, if there
 // are such frontends.
 func (f *family) findKnown(nodePort bool) []nft.Rule {
-	for rule := range f.affinity.frontends {
-		if rule.nodePort == nodePort {
-			return []nft.Rule{nft.NewRule(nft.Vmap{Key: f.key(nodePort), Map: f.sets.of(nodePort).known.Name})}
-		}
+	known := f.sets.of(nodePort).known
+	if known.Len() == 0 {
+		return nil
 	}
-	return nil
+	return []nft.Rule{nft.NewRule(nft.Vmap{Key: f.key(nodePort), Map: known.Name})}
 }
 
 // affinityRule identifies a rule of affinityRules.
@@ -87,7 +86,7 @@ func (f *family) putAffinityExceptions(fe frontend, want *plan) {
 	}
 	nodePort := frontend{port: fe.port, protocol: fe.protocol}
 	externals := f.affinity.externals[nodePort]
-	if want.external && want.kind != kindNone && want.affinity == nil {
+	if want.kind.isExternal() && want.affinity == nil {
 		if externals == nil {
 			externals = map[frontend]bool{}
 			f.affinity.externals[nodePort] = externals
@@ -100,10 +99,6 @@ func (f *family) putAffinityExceptions(fe frontend, want *plan) {
 }
 
 func (f *family) putAffinityException(external, nodePort frontend) {
-	key := external.key()
-	if f.applied(nodePort).affinity != nil {
-		f.draft.Put(f.sets.addresses.affinity, nft.Element{Key: key, Verdict: nft.Accept, Comment: f.applied(external).comment})
-	} else {
-		f.draft.Remove(f.sets.addresses.affinity, key)
-	}
+	accept := nft.Element{Key: external.key(), Verdict: nft.Accept, Comment: f.applied(external).comment}
+	f.putElementIf(f.applied(nodePort).affinity != nil, f.sets.addresses.affinity, accept)
 }

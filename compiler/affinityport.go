@@ -74,18 +74,12 @@ func affinityKnownName(p *affinityPort, kind chainKind) string {
 // cluster. It removes those that no frontend needs.
 func (f *family) putAffinityChoices(p *affinityPort) {
 	for kind, use := range p.known {
-		if use.frontends > 0 {
-			f.draft.PutChain(f.affinityKnown(p, use.plan))
-		} else {
-			f.draft.RemoveChain(affinityKnownName(p, kind))
+		f.putChainIf(use.frontends > 0, f.affinityKnown(p, use.plan))
+		if use.frontends == 0 {
 			delete(p.known, kind)
 		}
 	}
-	if p.known[kindLocal] != nil {
-		f.draft.PutChain(f.affinityShortCircuit(p))
-	} else {
-		f.draft.RemoveChain(affinityShortCircuitPrefix + p.name)
-	}
+	f.putChainIf(p.known[kindLocal] != nil, f.affinityShortCircuit(p))
 }
 
 func (f *family) useAffinityList(p *affinityPort, list endpointList, endpoints []model.Endpoint) {

@@ -46,7 +46,7 @@ func (f *family) addClaims(p *model.ServicePort) {
 	if p == nil {
 		return
 	}
-	plans := plansOf(p, f.config.AffinityHash)
+	plans := plansOf(p)
 	eachFrontend(p, func(r rank, fe frontend) { f.addClaim(fe, claim{r, p, plans.of(r)}) })
 }
 

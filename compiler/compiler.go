@@ -93,8 +93,7 @@ func (c *Compiler) applyCluster(changes *model.Changes) {
 		if changes.ServiceCIDRsChanged {
 			f.serviceCIDRs = changes.ServiceCIDRs
 		}
-		f.refreshChains()
-		f.refreshGuarded()
+		f.refresh()
 	}
 }
 

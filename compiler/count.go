@@ -50,11 +50,7 @@ func (f *family) putCounted(e frontendElements) {
 	}
 	sets := f.sets.of(e.frontend.isNodePort())
 	for _, set := range []*nft.Set{sets.connections, sets.traffic} {
-		if e.want == &noPlan {
-			f.draft.Remove(set, e.key)
-		} else {
-			f.draft.Put(set, nft.Element{Key: e.key, Comment: e.want.comment})
-		}
+		f.putElementIf(e.want != &noPlan, set, nft.Element{Key: e.key, Comment: e.want.comment})
 	}
 }
 

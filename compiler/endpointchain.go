@@ -29,6 +29,9 @@ var chainKindNames = [...]string{kindNone: "", kindCluster: "cluster", kindExter
 
 func (k chainKind) String() string { return chainKindNames[k] }
 
+// isExternal reports whether chains of the kind serve addresses other than ClusterIPs.
+func (k chainKind) isExternal() bool { return k == kindExternal || k == kindLocal }
+
 // parseChainKind is the inverse of String; kindNone for what is none.
 func parseChainKind(name string) chainKind {
 	return chainKind(max(slices.Index(chainKindNames[:], name), 0))
@@ -59,10 +62,8 @@ func (c endpointChain) name() string {
 func (f *family) endpointChain(c endpointChain) *nft.Chain {
 	chain := &nft.Chain{Name: c.name()}
 	switch c.kind {
-	case kindCluster:
-		chain.Rules = f.beforeCluster()
-	case kindExternal:
-		chain.Rules = []nft.Rule{nft.NewRule(nft.SetMarkBits{Bits: f.config.markBits()})}
+	case kindCluster, kindExternal:
+		chain.Rules = f.masquerading(c.kind)
 	case kindLocal:
 		shortCircuit := chainShortCircuit
 		if c.nodePort {

@@ -93,8 +93,9 @@ func (e *endpointChains) spare(c endpointChain) bool {
 	return group != nil && group.spare && c.count > 0 && c.count <= spareChains
 }
 
-// useChain counts one more frontend that goes to the chain, and adds the chains that are then wanted.
-func (f *family) useChain(c endpointChain) {
+// countFrontend adds by, 1 or -1, to the number of frontends that go to the chain. It adds the chains that are then
+// wanted, and removes those that are not.
+func (f *family) countFrontend(c endpointChain, by int) {
 	if c.kind == kindNone {
 		return
 	}
@@ -106,28 +107,19 @@ func (f *family) useChain(c endpointChain) {
 			use.keys = map[nft.Data]struct{}{}
 		}
 		e.used[c] = use
-		f.putEndpointChain(c)
 	}
-	use.frontends++
-	f.countInGroup(c, +1)
-	e.groups[c.group()].unkeep(c.count)
-	f.updateChainSet(c)
-}
-
-// releaseChain counts one frontend less, and removes the chains that are no longer wanted.
-func (f *family) releaseChain(c endpointChain) {
-	if c.kind == kindNone {
-		return
-	}
-	e := &f.endpointChains
-	f.countInGroup(c, -1)
-	use := e.used[c]
-	if use.frontends--; use.frontends == 0 {
+	use.frontends += by
+	f.countInGroup(c, by)
+	switch use.frontends {
+	case 0:
 		delete(e.used, c)
 		f.keepChain(c)
+		f.putEndpointChain(c)
+	case 1:
+		e.groups[c.group()].unkeep(c.count)
+		f.putEndpointChain(c)
 	}
 	f.updateChainSet(c)
-	f.putEndpointChain(c)
 }
 
 // keepChain lets a chain stay that no frontend goes to any more, if its group is large. The one that has stayed longest
@@ -201,9 +193,7 @@ func (f *family) refreshEndpointChains() {
 	}
 	for key, group := range e.groups {
 		for key.count = 1; group.spare && key.count <= spareChains; key.count++ {
-			if e.wants(key) {
-				f.draft.PutChain(f.endpointChain(key))
-			}
+			f.draft.PutChain(f.endpointChain(key))
 		}
 		for _, key.count = range group.kept {
 			f.draft.PutChain(f.endpointChain(key))

@@ -132,15 +132,11 @@ func (f *family) wantedPlan(s *frontendState) *plan {
 	return &guarded
 }
 
-// refreshChains puts all chains again after the node or the ServiceCIDRs changed.
-func (f *family) refreshChains() {
+// refresh puts all chains again and reconciles the guarded frontends, after the node or the ServiceCIDRs changed.
+func (f *family) refresh() {
 	f.putFixedChains()
 	f.refreshAffinity()
 	f.refreshEndpointChains()
-}
-
-// refreshGuarded reconciles the guarded frontends, after the node's addresses changed.
-func (f *family) refreshGuarded() {
 	for _, s := range f.frontends {
 		if len(s.applied.sources) > 0 {
 			f.reconcile(s, f.putElements)

@@ -52,11 +52,7 @@ func (f *family) putSources(e frontendElements) {
 		return
 	}
 	guarded, allowed := f.sets.guardedIPs, f.sets.allowedSources
-	if len(want) > 0 {
-		f.draft.Put(guarded, nft.Element{Key: e.key, Comment: e.want.comment})
-	} else {
-		f.draft.Remove(guarded, e.key)
-	}
+	f.putElementIf(len(want) > 0, guarded, nft.Element{Key: e.key, Comment: e.want.comment})
 	starts := map[netip.Addr]bool{}
 	for _, p := range want {
 		starts[p.Addr()] = true

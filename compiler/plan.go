@@ -21,8 +21,6 @@ type plan struct {
 	list endpointList
 	// localEndpoints is the list in the map "local-endpoints": if kind is kindLocal, for all other clients.
 	localEndpoints []model.Endpoint
-	// external says that the plan is for addresses other than the ClusterIP.
-	external bool
 	// affinity is nil for no affinity.
 	affinity *planAffinity
 	// unserved is the fate of new connections that the plan sends to no endpoint.
@@ -50,8 +48,6 @@ type planAffinity struct {
 	// name is affinityName of the port.
 	name    string
 	timeout time.Duration
-	// hash is Config.AffinityHash.
-	hash bool
 }
 
 // planList is a list of endpoints that clients of a frontend may be sent to.
@@ -99,10 +95,10 @@ type portPlans struct {
 	external, guarded *plan
 }
 
-func plansOf(p *model.ServicePort, affinityHash bool) portPlans {
+func plansOf(p *model.ServicePort) portPlans {
 	plans := portPlans{port: p, comment: nft.TruncateComment(p.ID.ServicePortName())}
 	if p.AffinityTimeout > 0 {
-		plans.affinity = &planAffinity{p.ID, affinityName(p.ID), p.AffinityTimeout, affinityHash}
+		plans.affinity = &planAffinity{p.ID, affinityName(p.ID), p.AffinityTimeout}
 	}
 	return plans
 }
@@ -150,17 +146,13 @@ func internalPlan(p *model.ServicePort) plan {
 }
 
 func externalPlan(p *model.ServicePort) plan {
-	external := plan{external: true}
 	switch {
 	case len(p.Cluster) == 0 && (p.ExternalPolicy == model.PolicyCluster || len(p.Local) == 0):
-		external.unserved = unservedReject
+		return plan{unserved: unservedReject}
 	case p.ExternalPolicy == model.PolicyCluster:
-		external.kind, external.endpoints = kindExternal, p.Cluster
-	default:
-		external.kind, external.endpoints, external.localEndpoints = kindLocal, p.Cluster, p.Local
-		if len(p.Local) == 0 {
-			external.unserved = unservedDrop
-		}
+		return plan{kind: kindExternal, endpoints: p.Cluster}
+	case len(p.Local) == 0:
+		return plan{kind: kindLocal, endpoints: p.Cluster, unserved: unservedDrop}
 	}
-	return external
+	return plan{kind: kindLocal, endpoints: p.Cluster, localEndpoints: p.Local}
 }

@@ -1,7 +1,6 @@
 package compiler
 
 import (
-	"cmp"
 	"net/netip"
 	"slices"
 
@@ -19,20 +18,13 @@ func prefixesOf(f nft.Family, prefixes []netip.Prefix) []netip.Prefix {
 	return out
 }
 
-// withoutNested returns the prefixes, sorted, without those that another one contains.
-func withoutNested(prefixes []netip.Prefix) []netip.Prefix {
-	sorted := make([]netip.Prefix, len(prefixes))
-	for i, p := range prefixes {
-		sorted[i] = p.Masked()
-	}
-	slices.SortFunc(sorted, func(a, b netip.Prefix) int {
-		return cmp.Or(a.Addr().Compare(b.Addr()), cmp.Compare(a.Bits(), b.Bits()))
-	})
+// withoutNested sorts the prefixes, and returns them without those that another one contains.
+func withoutNested(prefixes []netip.Prefix) (out []netip.Prefix) {
 	// A wide prefix sorts right before all that it contains.
-	var out []netip.Prefix
-	for _, p := range sorted {
+	slices.SortFunc(prefixes, netip.Prefix.Compare)
+	for _, p := range prefixes {
 		if len(out) == 0 || !out[len(out)-1].Contains(p.Addr()) {
-			out = append(out, p)
+			out = append(out, p.Masked())
 		}
 	}
 	return out

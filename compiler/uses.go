@@ -44,6 +44,15 @@ func (f *family) putChainIf(needed bool, c *nft.Chain) {
 	}
 }
 
+// putElementIf puts an element that is needed, and removes one that is not.
+func (f *family) putElementIf(needed bool, set *nft.Set, e nft.Element) {
+	if needed {
+		f.draft.Put(set, e)
+	} else {
+		f.draft.Remove(set, e.Key)
+	}
+}
+
 // inUse returns those of the chains that have something to look up.
 func (f *family) inUse(chains ...string) []string {
 	return slices.DeleteFunc(chains, func(chain string) bool {
