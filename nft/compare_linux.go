@@ -17,9 +17,11 @@ import (
 type Comparison struct {
 	// Guard, if set, is called to run each piece of work that reads the wanted table. For example, it holds the lock that
 	// protects the table. A piece is some hundred elements, which take some tens of microseconds; or once a whole set, if
-	// elements are missing or somebody has committed meanwhile. No lock need be held while the kernel lists. If the
-	// wanted table has changed since Compare was called, Guard must not run the work but return an error. Compare ends
-	// with that error.
+	// elements are missing or somebody has committed meanwhile. No lock need be held while the kernel lists.
+	//
+	// Between two pieces, elements of the wanted sets may be added, removed and replaced, if the same is committed.
+	// Whatever Compare returns about those is to be ignored. If other parts of the wanted table have changed since Compare
+	// was called, Guard must not run the work but return an error. Compare ends with that error.
 	Guard func(work func()) error
 	// ThroughCommits continues when somebody commits meanwhile. Commits to other tables do not disturb the listing of
 	// this one. If there is no difference then, Compare returns no error: a change after the listing has a generation of
@@ -136,7 +138,7 @@ func (c *comparison) compareElements(d *delta, pair setPair) error {
 // compareAll compares all elements of a set: by their keys if that is faster, and otherwise by listing them.
 func (c *comparison) compareAll(d *delta, pair setPair) (*elementComparison, error) {
 	e := &elementComparison{set: pair.want}
-	var stale []Data
+	var stale map[Data]bool
 	ask := c.fasterByKey(pair.have, 1)
 	if ask {
 		if err := c.guard(func() { stale, ask = c.staleKeys(pair.have, pair.want, d) }); err != nil {
@@ -220,8 +222,9 @@ func (c *comparison) countAgain(e *elementComparison) (err error) {
 // elementComparison compares a wanted set with the elements that the kernel lists.
 type elementComparison struct {
 	set *Set
-	// byKey says that the kernel was asked for the elements by their keys.
+	// byKey says that the kernel was asked for the elements by their keys. stale holds those that were not wanted then.
 	byKey bool
+	stale map[Data]bool
 	// seen are the keys that were listed, without the catch-all; nil with byKey and for a Dynamic set.
 	seen *seenKeys
 	// found counts those of them that are wanted, with whatever value.
@@ -255,6 +258,8 @@ func (e *elementComparison) take(r *rawElement) error {
 		}
 		want.Key = Data(key)
 		e.added = append(e.added, want)
+	} else if e.byKey && !r.catchAll() && !e.stale[Data(key)] {
+		return nil // wanted when the kernel was asked for it; whoever has changed that deletes it
 	}
 	e.gone = append(e.gone, r.element())
 	return nil

@@ -82,6 +82,7 @@ func TestCompare(t *testing.T) {
 	t.Run("finds what Diff finds", testCompareFindsWhatDiffFinds)
 	t.Run("repairs what others did", testCompareRepairsWhatOthersDid)
 	t.Run("gives up", testCompareGivesUp)
+	t.Run("notices that a table without sets goes", testCompareNoticesThatTheTableGoes)
 	t.Run("through commits", testCompareThroughCommits)
 	t.Run("lists no set that packets add to", testCompareListsNoSetThatPacketsAddTo)
 	t.Run("beside changes", testCompareBesideChanges)
@@ -223,6 +224,27 @@ func compareGivesUp(t *testing.T, askFrom int) {
 				break
 			}
 		})
+	}
+}
+
+// A table with nothing that Compare asks for by its name later.
+func testCompareNoticesThatTheTableGoes(t *testing.T) {
+	table := &Table{Family: FamilyIP, Name: "kube-proxy", Chains: []*Chain{{Name: "chain"}}}
+	netns.EnterForTest(t)
+	c := dial(t)
+	commitAll(t, c, Diff(nil, table))
+	another, err := c.Another()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer another.Close()
+	tx, err := another.Compare(t.Context(), table, Comparison{Guard: func(work func()) error {
+		work()
+		commitAll(t, c, Remove(table.Family, table.Name))
+		return nil
+	}})
+	if !errors.Is(err, ErrGenerationMoved) {
+		t.Errorf("Compare = %.200s, %v, want ErrGenerationMoved", tx, err)
 	}
 }
 

@@ -3,7 +3,9 @@ package nft
 import (
 	"errors"
 	"iter"
+	"maps"
 	"reflect"
+	"slices"
 	"sync"
 )
 
@@ -17,24 +19,29 @@ const askFrom = 1 << 16
 
 // fasterByKey reports whether asking for n keys of a set takes less time than listing it.
 func (c *comparison) fasterByKey(have *Set, n int) bool {
-	return have.kernelCount >= 0 && n*c.reader.conn.askFrom <= have.kernelCount*have.kernelCount
+	count := int64(have.kernelCount)
+	return count >= 0 && int64(n)*int64(c.reader.conn.askFrom) <= count*count
 }
 
 // staleKeys returns the keys of elements that are not wanted and that the set may have, according to
 // Comparison.StaleKeys. It reports false if the set is to be listed, because that is faster, or because it has elements
 // of which nobody knows the key.
-func (c *comparison) staleKeys(have, want *Set, d *delta) (stale []Data, ask bool) {
+func (c *comparison) staleKeys(have, want *Set, d *delta) (stale map[Data]bool, ask bool) {
 	if want.Interval || !c.fasterByKey(have, want.Len()) {
 		return nil, false
 	}
+	stale = map[Data]bool{}
 	if c.stale != nil {
-		asked := map[Data]bool{}
+		keys := 0
 		for key := range c.stale(want, d.deletedElements()) {
-			if _, wanted := want.elements[key]; wanted || asked[key] || len(key) != want.Key.Len() {
+			// More keys than the set has elements come from what others have put into the smaller sets.
+			if keys++; keys > 2*have.kernelCount {
+				return nil, false
+			}
+			if _, wanted := want.elements[key]; wanted || len(key) != want.Key.Len() {
 				continue
 			}
-			asked[key] = true
-			if stale = append(stale, key); !c.fasterByKey(have, want.Len()+len(stale)) {
+			if stale[key] = true; !c.fasterByKey(have, want.Len()+len(stale)) {
 				return nil, false
 			}
 		}
@@ -60,8 +67,9 @@ func (d *delta) deletedElements() iter.Seq2[*Set, Element] {
 
 // compareByKey asks for the wanted elements and those with stale keys. It reports whether it found all elements that
 // the kernel counts.
-func (c *comparison) compareByKey(e *elementComparison, stale []Data) (whole bool, err error) {
-	missing, err := c.askForAll(e, stale)
+func (c *comparison) compareByKey(e *elementComparison, stale map[Data]bool) (whole bool, err error) {
+	e.byKey, e.stale = true, stale
+	missing, err := c.askForAll(e)
 	if err == nil {
 		err = c.reader.element(e.set, Element{Key: CatchAll}, c.taking(e))
 	}
@@ -86,7 +94,7 @@ const keyReaders = 2
 
 // askForAll asks for the wanted elements and those with stale keys, and returns the wanted ones that the kernel does not
 // have.
-func (c *comparison) askForAll(e *elementComparison, stale []Data) (missing []Element, err error) {
+func (c *comparison) askForAll(e *elementComparison) (missing []Element, err error) {
 	var readers [keyReaders]*keyReader
 	for i := range readers {
 		r, err := c.reader.conn.namespace.openKeyReader(c.want, e.set)
@@ -96,8 +104,7 @@ func (c *comparison) askForAll(e *elementComparison, stale []Data) (missing []El
 		defer r.close()
 		readers[i] = r
 	}
-	e.byKey = true
-	a := asking{comparison: c, elements: e, stale: stale}
+	a := asking{comparison: c, elements: e, stale: slices.Collect(maps.Keys(e.stale))}
 	if err := c.guard(func() { a.wanted = reflect.ValueOf(e.set.elements).MapRange() }); err != nil {
 		return nil, err
 	}
@@ -116,8 +123,8 @@ type asking struct {
 	// mu guards the fields below, and what elements and the comparison note. It is held around the guard, which is called
 	// by one keyReader at a time.
 	mu sync.Mutex
-	// wanted goes through the wanted elements; nil after the last one. Unlike a range loop it can pause while the set changes, and unlike a
-	// coroutine it works on any thread.
+	// wanted goes through the wanted elements; nil after the last one. Unlike a range loop it can pause while the set
+	// changes, and unlike a coroutine it works on any thread.
 	wanted  *reflect.MapIter
 	stale   []Data
 	missing []Element
@@ -137,7 +144,7 @@ func (a *asking) ask(r *keyReader) {
 			if failed == nil {
 				failed = r.eachAnswer(a.found, a.notFound)
 			}
-			if failed != nil && !errors.Is(failed, ErrGenerationMoved) {
+			if failed != nil && !errors.Is(failed, ErrGenerationMoved) && !errors.Is(failed, ErrInvalid) {
 				return errors.Join(errNotAsked, failed)
 			}
 			return failed

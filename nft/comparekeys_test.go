@@ -93,6 +93,10 @@ func TestCompareByKey(t *testing.T) {
 	t.Run("finds changed values", testCompareByKeyFindsChangedValues)
 	t.Run("tells the caller what is stale in smaller sets", testCompareByKeyTellsWhatIsStale)
 	t.Run("ends when somebody deletes the table", testCompareByKeyEndsWithoutTheTable)
+	t.Run("finds a foreign element beside deletions", testCompareByKeyBesideDeletions)
+	t.Run("ends if there is no end of stale keys", testCompareByKeyBoundsStaleKeys)
+	t.Run("refuses a key of another length", testCompareByKeyRefusesKeys)
+	t.Run("is faster in long sets", testFasterByKey)
 }
 
 func testCompareByKeyFindsChangedValues(t *testing.T) {
@@ -165,6 +169,87 @@ func testCompareByKeyEndsWithoutTheTable(t *testing.T) {
 			t.Errorf("Compare = %.200s, %v after %d calls, want ErrGenerationMoved", tx, err, calls)
 		}
 		commitAll(t, c, Replace(table))
+	}
+}
+
+// An element that is deleted between the answer and its comparison must not count as one that the kernel still has: it
+// would take the place of a foreign one.
+func testCompareByKeyBesideDeletions(t *testing.T) {
+	needCounts(t)
+	const n = 20_000
+	table := manyAddresses(n)
+	set := table.Sets[0]
+	c, another := dialOver(t, table)
+	another.askFrom = n
+	runNft(t, "delete element ip kube-proxy cluster-ips { 10.0.0.7 }; add element ip kube-proxy cluster-ips { 10.200.0.1 }\n", "-f", "-")
+	calls := 0
+	tx, err := another.Compare(t.Context(), table, Comparison{ThroughCommits: true, Guard: func(work func()) error {
+		if calls++; calls == 40 {
+			var gone []Element
+			for i := 0; i < n; i += 2 {
+				gone = append(gone, Element{Key: AddrData(numberedAddr(byte(i>>16), i&0xffff))})
+				set.Remove(gone[len(gone)-1].Key)
+			}
+			commitAll(t, c, Transaction{Steps: []Step{{Op: DeleteElements, Table: table, Set: set, Elements: gone}}})
+		}
+		work()
+		return nil
+	}})
+	if calls < 40 || !errors.Is(err, ErrGenerationMoved) {
+		t.Fatalf("Compare ended with %v after %d calls", err, calls)
+	}
+	for _, s := range tx.Steps {
+		for e := range s.EachElement() {
+			if s.Op == DeleteElements && e.Key == AddrData(numberedAddr(200, 1)) {
+				return
+			}
+		}
+	}
+	t.Errorf("Compare does not delete the foreign element:\n%.200s", tx)
+}
+
+func testCompareByKeyBoundsStaleKeys(t *testing.T) {
+	needCounts(t)
+	const n = 5000
+	table := manyAddresses(n)
+	_, another := dialOver(t, table)
+	another.askFrom = n / 2
+	for name, key := range map[string]Data{"of another length": "*", "wanted": AddrData(numberedAddr(0, 1))} {
+		keys := 0
+		tx, err := another.Compare(t.Context(), table, Comparison{StaleKeys: func(*Set, iter.Seq2[*Set, Element]) iter.Seq[Data] {
+			return func(yield func(Data) bool) {
+				for yield(key) && keys < 100*n {
+					keys++
+				}
+			}
+		}})
+		if err != nil || !tx.Empty() || keys > 2*n {
+			t.Errorf("%s: Compare = %.200s, %v after %d keys", name, tx, err, keys)
+		}
+	}
+}
+
+func testCompareByKeyRefusesKeys(t *testing.T) {
+	const n = 500
+	table := manyAddresses(n)
+	_, another := dialOver(t, table)
+	table.Sets[0].Put(Element{Key: "a"})
+	for _, another.askFrom = range []int{0, math.MaxInt32} {
+		if tx, err := another.Compare(t.Context(), table, Comparison{}); !errors.Is(err, ErrInvalid) {
+			t.Errorf("Compare = %.200s, %v, want ErrInvalid", tx, err)
+		}
+	}
+}
+
+func testFasterByKey(t *testing.T) {
+	c := comparison{reader: reader{conn: &Conn{askFrom: askFrom}}}
+	for _, tc := range []struct {
+		count, keys int
+		want        bool
+	}{{255, 1, false}, {256, 1, true}, {65_535, 65_536, false}, {65_536, 65_536, true}, {250_000, 250_000, true}, {250_000, 1_000_000, false}, {-1, 1, false}} {
+		if got := c.fasterByKey(&Set{kernelCount: tc.count}, tc.keys); got != tc.want {
+			t.Errorf("asking for %d keys of %d: %v, want %v", tc.keys, tc.count, got, tc.want)
+		}
 	}
 }
 

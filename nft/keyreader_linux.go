@@ -56,7 +56,9 @@ func (r *keyReader) close() { _ = unix.Close(r.fd) }
 
 // ask asks for the elements with r.keys and reads the answers.
 func (r *keyReader) ask() error {
-	r.encode()
+	if err := r.encode(); err != nil {
+		return err
+	}
 	if err := unix.Sendmsg(r.fd, r.requests, nil, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}, 0); err != nil {
 		return err
 	}
@@ -74,12 +76,15 @@ func (r *keyReader) ask() error {
 
 // encode makes a request for each key. One request could have many keys, but the kernel ends it at the first key that
 // the set does not have.
-func (r *keyReader) encode() {
+func (r *keyReader) encode() error {
 	r.first = r.socket.sequence + 1
 	r.requests = r.requests[:0]
 	lengths := r.set.lengths()
 	for i, key := range r.keys {
 		r.element.Key = key
+		if err := lengths.checkKey(r.set, &r.element); err != nil {
+			return invalidError{err}
+		}
 		r.attrs = append(r.attrs[:0], r.list...)
 		list := r.attrs.Begin(unix.NFTA_SET_ELEM_LIST_ELEMENTS)
 		encodeElement(&r.attrs, r.set, lengths, &r.element, false)
@@ -91,6 +96,7 @@ func (r *keyReader) encode() {
 		m := netlink.Message{Header: netlink.Header{Type: unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_GETSETELEM, Flags: flags}, Data: r.attrs}
 		r.requests = r.socket.appendMessage(r.requests, &m)
 	}
+	return nil
 }
 
 // eachAnswer calls each for every answer with an element, and missing for every key that the set does not have.
@@ -102,11 +108,11 @@ func (r *keyReader) eachAnswer(each func(reply) error, missing func(Data)) error
 		}
 		whole = m.Sequence == r.socket.sequence // the last request asks for an answer also if it succeeds
 		refused := m.refusal()
-		i := int(m.Sequence - r.first)
+		i := m.Sequence - r.first
 		switch {
 		case refused == nil:
 			return nil
-		case refused.errno == unix.ENOENT && i < len(r.keys):
+		case refused.errno == unix.ENOENT && i < uint32(len(r.keys)):
 			missing(r.keys[i])
 			return nil
 		}

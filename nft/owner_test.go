@@ -200,7 +200,7 @@ func TestOrphanedTable(t *testing.T) {
 			killOwner(t, want)
 			c := dial(t)
 			if h := header(t, c, want); !h.Persist || h.Owner || h.OwnerPort != 0 {
-				t.Fatalf("when its owner was killed, the table's it has %q, its owner port %d", h.flagsText(), h.OwnerPort)
+				t.Fatalf("when its owner was killed, the table had %q, its owner port %d", h.flagsText(), h.OwnerPort)
 			}
 			tc.after(t, c, want)
 		})

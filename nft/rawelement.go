@@ -22,7 +22,7 @@ type rawElement struct {
 	// timeout and expires are in milliseconds.
 	timeout, expires uint64
 	flags            uint32
-	// counter is the element\'s counter, if it has one.
+	// counter is the element's counter, if it has one.
 	counter counter
 	// foreign names a property of the element that this package cannot express; empty for none.
 	foreign string

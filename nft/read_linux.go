@@ -191,13 +191,15 @@ func (r *reader) note(m reply) error {
 	return nil
 }
 
-// steady fails if the generation moved while the table was read.
+// steady fails if the generation moved while the table was read, or if the table has gone since.
 func (r *reader) steady() error {
+	there := r.started
 	// Every answer has the generation. This one is short.
-	if _, err := r.header(); err != nil {
+	t, err := r.header()
+	if err != nil {
 		return err
 	}
-	if r.moved {
+	if r.moved || there && t == nil {
 		return ErrGenerationMoved
 	}
 	return nil
@@ -318,9 +320,13 @@ func elementList(set string) (a netlinkattr.List) {
 // element asks for the element with the key of e, without listing the others, and calls each if there is one. In a set
 // with ranges that may be another range.
 func (r *reader) element(s *Set, e Element, each func(data []byte) error) error {
+	lengths := s.lengths()
+	if err := lengths.checkKey(s, &e); err != nil {
+		return invalidError{err}
+	}
 	a := elementList(s.Name)
 	list := a.Begin(unix.NFTA_SET_ELEM_LIST_ELEMENTS)
-	encodeElement(&a, s, s.lengths(), &e, false)
+	encodeElement(&a, s, lengths, &e, false)
 	a.End(list)
 	err := r.ask(query{typ: unix.NFT_MSG_GETSETELEM, attrs: a}, func(m reply) error { return each(m.Data) })
 	if errors.Is(err, unix.ENOENT) || e.Key == CatchAll && errors.Is(err, unix.EINVAL) {
