@@ -55,22 +55,22 @@ func (t *Tracker) publish(e *entry, from place, old *published) *published {
 
 // publishShared is publish for all nodes of a zone that the Service's endpoints do not name.
 func (t *Tracker) publishShared(e *entry, from place, old *published) *published {
-	lists := &e.forMany().lists
-	if lists.revision != e.changed {
-		*lists = sharedLists{revision: e.changed, before: lists.byZone, byZone: map[string]*published{}}
+	shared := e.forMany()
+	if shared.revision != e.changed {
+		shared.revision, shared.before, shared.byZone = e.changed, shared.byZone, map[string]*published{}
 	}
 	zone := ""
 	if e.zoned() {
 		zone = from.zone
 	}
-	now, known := lists.byZone[zone]
+	now, known := shared.byZone[zone]
 	if !known {
-		if before := lists.before[zone]; before != nil {
+		if before := shared.before[zone]; before != nil {
 			old = before
 		}
 		now = t.join(e, place{zone: zone}, old)
-		lists.byZone[zone] = now
-		delete(lists.before, zone)
+		shared.byZone[zone] = now
+		delete(shared.before, zone)
 	}
 	return now
 }

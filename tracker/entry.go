@@ -25,7 +25,12 @@ type entry struct {
 
 // served is the part of an entry for Trackers of many nodes.
 type served struct {
-	lists sharedLists
+	// byZone holds the ports of the Service, at revision, for all nodes that its endpoints do not name, neither as their
+	// node nor in a hint. Topology may make them different by zone.
+	byZone   map[string]*published
+	revision uint64
+	// before holds those of the previous revision, for zones that are not in byZone yet.
+	before map[string]*published
 	// gone holds the last ports that the Service lost.
 	gone []gonePort
 }
@@ -61,15 +66,6 @@ func (p *published) list() []*model.ServicePort {
 		return nil
 	}
 	return p.ports
-}
-
-// sharedLists holds the ports of one Service for all nodes that its endpoints do not name, neither as their node nor in
-// a hint. Topology may make them different by zone.
-type sharedLists struct {
-	revision uint64
-	byZone   map[string]*published
-	// before holds those of the previous revision, for zones that are not in byZone yet.
-	before map[string]*published
 }
 
 // names reports whether an endpoint of e is on the node, or meant for it.

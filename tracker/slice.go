@@ -38,13 +38,8 @@ type sliceDetails struct {
 
 var noDetails sliceDetails
 
-// service returns the Service that the slice belongs to, the zero value for none.
-func (s *endpointSlice) service() objectName {
-	if s.serviceName == "" {
-		return objectName{}
-	}
-	return objectName{s.name.namespace, s.serviceName}
-}
+// service returns the name of the Service that the slice belongs to, if serviceName is not empty.
+func (s *endpointSlice) service() objectName { return objectName{s.name.namespace, s.serviceName} }
 
 // slicePort is the port on which the endpoints of a slice serve the Service port of that name.
 type slicePort struct {
@@ -213,8 +208,9 @@ func (s *endpointSlice) parseEndpoint(addr netip.Addr, endpoint *discoveryv1.End
 		serving:     ptr.Deref(endpoint.Conditions.Serving, true),
 		terminating: ptr.Deref(endpoint.Conditions.Terminating, false),
 	}
-	if endpoint.NodeName != nil {
-		e.node = s.parseNode(*endpoint.NodeName)
+	// A Tracker without a node name does not tell which endpoints are on other nodes.
+	if name := ptr.Deref(endpoint.NodeName, ""); name != "" && len(s.nodes) > 0 {
+		e.node = s.parseNode(name)
 	}
 	if endpoint.Hints != nil {
 		e.hint = s.hintIndex(endpoint.Hints)
@@ -222,25 +218,19 @@ func (s *endpointSlice) parseEndpoint(addr netip.Addr, endpoint *discoveryv1.End
 	return e
 }
 
-// parseNode returns the code for a node that an endpoint names.
+// parseNode returns the code for a node that an endpoint or a hint names.
 func (s *endpointSlice) parseNode(name string) nodeCode {
-	if name == "" || slices.Equal(s.nodes, nameless) {
-		return noNode
-	}
 	if code := s.codeOf(name); code != noNode {
 		return code
 	}
 	return unwatchedNode
 }
 
-// nameless are the nodes that count for a Tracker without a node name.
-var nameless = []string{""}
-
 // nodesIn returns the names of all nodes that endpoints are on or meant for, sorted.
 func nodesIn(endpoints []discoveryv1.Endpoint) []string {
 	seen := map[string]struct{}{}
 	for i := range endpoints {
-		if name := endpoints[i].NodeName; name != nil && *name != "" {
+		if name := endpoints[i].NodeName; name != nil {
 			seen[*name] = struct{}{}
 		}
 		if hints := endpoints[i].Hints; hints != nil {
@@ -249,6 +239,7 @@ func nodesIn(endpoints []discoveryv1.Endpoint) []string {
 			}
 		}
 	}
+	delete(seen, "")
 	names := make([]string, 0, len(seen))
 	for name := range seen {
 		// Interned: thousands of slices name the same nodes.
@@ -266,7 +257,7 @@ func (s *endpointSlice) hintIndex(hints *discoveryv1.EndpointHints) uint32 {
 	}
 	var codes []nodeCode
 	for _, node := range hints.ForNodes {
-		if code := s.hintedNode(node.Name); !slices.Contains(codes, code) {
+		if code := s.parseNode(node.Name); !slices.Contains(codes, code) {
 			codes = append(codes, code)
 		}
 	}
@@ -283,13 +274,4 @@ func (s *endpointSlice) hintIndex(hints *discoveryv1.EndpointHints) uint32 {
 		s.hints = append(s.hints, h)
 	}
 	return uint32(i) + 1
-}
-
-// hintedNode returns the code for a node in a hint. Unlike the node of an endpoint, it counts as a node even
-// if its name is empty.
-func (s *endpointSlice) hintedNode(name string) nodeCode {
-	if code := s.parseNode(name); code != noNode {
-		return code
-	}
-	return unwatchedNode
 }

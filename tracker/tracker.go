@@ -54,7 +54,7 @@ type objectName struct{ namespace, name string }
 type Tracker struct {
 	options Options
 	started time.Time
-	// nodes are the names that count in slices; nil means all.
+	// nodes are the names that count in slices; nil means all. Without a node name there are none.
 	nodes []string
 	// own is the view of the node in options; nil if there is none.
 	own *View
@@ -95,7 +95,10 @@ func New(options Options) *Tracker {
 	}
 	t.changes.init()
 	if !options.EveryNode {
-		t.nodes = []string{options.NodeName}
+		t.nodes = make([]string, 0, 1)
+		if options.NodeName != "" {
+			t.nodes = append(t.nodes, options.NodeName)
+		}
 	}
 	if options.NodeName != "" || !options.EveryNode {
 		t.own = t.newView(options.NodeName)
@@ -139,7 +142,7 @@ func (t *Tracker) putService(name objectName, e *entry, now *service) {
 	t.noteUnguarded(name, e.service, now)
 	t.noteGone(e, now)
 	e.service = now
-	t.markDirty(name)
+	t.markDirty(name, e)
 }
 
 // SetEndpointSlice implements Sink. The slice may arrive before its Service.
@@ -161,8 +164,7 @@ func (t *Tracker) SetEndpointSlice(obj *discoveryv1.EndpointSlice) {
 		t.unlink(old)
 	}
 	t.slices[parsed.name] = parsed
-	t.link(parsed)
-	t.noteTrigger(parsed.service(), obj.Annotations)
+	t.noteTrigger(t.link(parsed), obj.Annotations)
 	t.report(KindEndpointSlice, parsed.name, parsed.skips)
 }
 
@@ -175,9 +177,8 @@ func (t *Tracker) DeleteEndpointSlice(namespace, name string) {
 	if old := t.slices[key]; old != nil {
 		t.counts.PendingEndpointSlices++
 		delete(t.slices, key)
-		t.unlink(old)
 		// The deletion carries no time, so the latency of this change is not known.
-		t.dropTriggers(old.service())
+		t.dropTriggers(t.unlink(old))
 	}
 }
 
@@ -300,10 +301,10 @@ func (t *Tracker) entry(name objectName) *entry {
 	return e
 }
 
-// link adds a slice to its Service, or replaces the one with its name.
-func (t *Tracker) link(s *endpointSlice) {
+// link adds a slice to its Service, or replaces the one with its name. It returns the entry of the Service, nil for none.
+func (t *Tracker) link(s *endpointSlice) *entry {
 	if s.serviceName == "" {
-		return
+		return nil
 	}
 	e := t.entry(s.service())
 	i, found := slices.BinarySearchFunc(e.slices, s, compareSlices)
@@ -312,24 +313,25 @@ func (t *Tracker) link(s *endpointSlice) {
 	} else {
 		e.slices = slices.Insert(e.slices, i, s)
 	}
-	t.markDirty(s.service())
+	t.markDirty(s.service(), e)
+	return e
 }
 
-// unlink takes a slice away from its Service.
-func (t *Tracker) unlink(s *endpointSlice) {
+// unlink takes a slice away from its Service. It returns the entry of the Service, nil for none.
+func (t *Tracker) unlink(s *endpointSlice) *entry {
 	if s.serviceName == "" {
-		return
+		return nil
 	}
 	e := t.entry(s.service())
 	if i, found := slices.BinarySearchFunc(e.slices, s, compareSlices); found {
 		e.slices = slices.Delete(e.slices, i, i+1)
 	}
-	t.markDirty(s.service())
+	t.markDirty(s.service(), e)
+	return e
 }
 
 // markDirty notes that the ports of a Service may be different now.
-func (t *Tracker) markDirty(name objectName) {
-	e := t.entries[name]
+func (t *Tracker) markDirty(name objectName, e *entry) {
 	t.changes.touch(e)
 	if e.empty() {
 		t.changes.addTombstone(name, e)

@@ -29,10 +29,11 @@ type triggers struct {
 
 // noteTrigger records the time of the event that led to the latest change of a Service's slices. The EndpointSlice
 // controller writes it into an annotation, for the network programming latency SLI. Events from
-// before the start of this process do not count, because they tell nothing about its latency.
-func (t *Tracker) noteTrigger(service objectName, annotations map[string]string) {
+// before the start of this process do not count, because they tell nothing about its latency. Without a Service, e is
+// nil.
+func (t *Tracker) noteTrigger(e *entry, annotations map[string]string) {
 	text, ok := annotations[corev1.EndpointsLastChangeTriggerTime]
-	if !ok || service == (objectName{}) {
+	if !ok || e == nil {
 		return
 	}
 	when, err := time.Parse(time.RFC3339Nano, text)
@@ -48,7 +49,6 @@ func (t *Tracker) noteTrigger(service objectName, annotations map[string]string)
 	if t.triggers.of == nil {
 		t.triggers.of = map[*entry][]trigger{}
 	}
-	e := t.entries[service]
 	t.triggers.of[e] = append(t.triggers.of[e], trigger{e.changed, when})
 	t.triggers.count++
 }
@@ -71,9 +71,8 @@ func (t *Tracker) pruneTriggers() {
 	}
 }
 
-// dropTriggers drops the times of one Service.
-func (t *Tracker) dropTriggers(service objectName) {
-	e := t.entries[service]
+// dropTriggers drops the times of one Service. Without a Service, e is nil.
+func (t *Tracker) dropTriggers(e *entry) {
 	t.triggers.count -= len(t.triggers.of[e])
 	delete(t.triggers.of, e)
 }
