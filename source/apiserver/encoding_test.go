@@ -21,6 +21,7 @@ func TestSource(t *testing.T) {
 	t.Run("does not log errors of an ending context", testErrorsOfAnEndingContextAreNotLogged)
 	t.Run("ServiceCIDRs may be refused", testServiceCIDRsMayBeRefused)
 	t.Run("a ServiceCIDR deleted during a refusal goes", testServiceCIDRDeletedDuringARefusalGoes)
+	t.Run("an outage during a refusal ends", testOutageDuringARefusalEnds)
 	t.Run("leaves a refused resource alone", testRefusedResourceIsLeftAlone)
 	t.Run("ends with its context", testRunEndsWithItsContext)
 	t.Run("ends at once with an ended context", testRunWithAnEndedContext)

@@ -135,18 +135,26 @@ func (o *outage) over(ctx context.Context) {
 	defer o.mu.Unlock()
 	o.answered, o.expired, o.streaming = true, false, false
 	o.setFailing(false)
+	o.end(ctx, "Watching again")
+}
+
+// end logs the end of an outage, if there was one. It needs mu.
+func (o *outage) end(ctx context.Context, how string) {
 	if o.failures > 0 {
-		klog.FromContext(ctx).Info("Watching again", "resource", o.resource, "outage", time.Since(o.since).Round(time.Second).String(), "failures", o.failures)
+		klog.FromContext(ctx).Info(how, "resource", o.resource, "outage", time.Since(o.since).Round(time.Second).String(), "failures", o.failures)
 		o.failures = 0
 	}
 }
 
-// refused notes that the server does not give the resource away. A server that does not have it is no failure.
-func (o *outage) refused(failing bool) {
+// refused notes that the server answered, and does not give the resource away. A server that does not have it is no
+// failure.
+func (o *outage) refused(ctx context.Context, failing bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
+	o.streaming = false
 	o.notice()
 	o.setFailing(failing)
+	o.end(ctx, "Answered again, with a refusal")
 }
 
 // awaitAnswer is for the time of one request. It has a failure noted if the server neither answers nor fails for a while:

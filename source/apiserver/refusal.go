@@ -83,10 +83,12 @@ func (r *refusal) note(ctx context.Context, err error) {
 	case err == nil && r.reason != "":
 		r.reason = ""
 		logger.Info("The API server serves the resource now", "resource", r.outage.resource)
-	case err != nil && isRefusal(err) && r.reason != apierrors.ReasonForError(err):
-		r.reason = apierrors.ReasonForError(err)
-		r.log(logger, err)
-		r.outage.refused(apierrors.IsForbidden(err))
+	case err != nil && isRefusal(err):
+		if reason := apierrors.ReasonForError(err); r.reason != reason {
+			r.reason = reason
+			r.log(logger, err)
+		}
+		r.outage.refused(ctx, apierrors.IsForbidden(err)) // also after an outage, which may have been during the refusal
 	}
 }
 

@@ -84,6 +84,28 @@ func testServiceCIDRDeletedDuringARefusalGoes(t *testing.T) {
 	})
 }
 
+// A resource that is refused before and after an outage does not fail after it.
+func testOutageDuringARefusalEnds(t *testing.T) {
+	forEachObedientServer(t, "refuse a resource", func(t *testing.T, c *cluster) {
+		c.server.Refuse("servicecidrs", http.StatusNotFound)
+		logs, health := &logLines{}, &reports{}
+		sink := c.runLogged(t, logs, pause(50*time.Millisecond), health.listen)
+		await.True(t, "Synced", sink.synced)
+		for outages := 1; outages <= 2; outages++ {
+			c.server.Stop()
+			await.True(t, "a failure", func() bool {
+				return logs.count("Cannot list", `"resource"="servicecidrs"`) == outages && slices.Contains(health.of("servicecidrs"), true)
+			})
+			health.clear()
+			if err := c.server.Resume(); err != nil {
+				t.Fatal(err)
+			}
+			await.True(t, "the end of the failure", func() bool { return slices.Contains(health.of("servicecidrs"), false) })
+			health.clear()
+		}
+	})
+}
+
 // A refused resource must not be asked for as often as one that fails: every node does.
 func testRefusedResourceIsLeftAlone(t *testing.T) {
 	forEachObedientServer(t, "refuse a resource", func(t *testing.T, c *cluster) {

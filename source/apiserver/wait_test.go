@@ -43,6 +43,13 @@ func (r *reports) listen(s *Source) {
 	}
 }
 
+// clear forgets the reports.
+func (r *reports) clear() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.all = nil
+}
+
 func (r *reports) of(resource string) (out []bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
