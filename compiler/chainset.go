@@ -159,7 +159,7 @@ func (f *family) updateSpareSets() {
 	}
 	e.spareSets = spare
 	for key := range e.groups {
-		for key.count = 1; key.count <= spareChains; key.count++ {
+		for key.count = 1; key.count <= f.limits.spareChains; key.count++ {
 			f.updateChainSet(key)
 		}
 	}

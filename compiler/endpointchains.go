@@ -26,7 +26,7 @@ const (
 
 // chainLimits are the constants of these names, chainSets maxChainSets; tests change them.
 type chainLimits struct {
-	chainSetFrom, chainSetUntil, chainSets, spareChainsFrom, spareChainsUntil, keptChains, spareSetsFrom, spareSetsUntil int
+	chainSetFrom, chainSetUntil, chainSets, spareChainsFrom, spareChainsUntil, spareChains, keptChains, spareSetsFrom, spareSetsUntil int
 }
 
 // endpointChains counts the frontends that use endpoint chains.
@@ -52,8 +52,8 @@ type chainUse struct {
 // chainGroup counts the frontends of chains that differ in nothing but the number of endpoints.
 type chainGroup struct {
 	frontends int
-	// spare says that the chains for small numbers exist in advance, and that others stay.
-	spare bool
+	// spare is the largest number of endpoints for which chains exist in advance. If it is not 0, others stay.
+	spare int
 	// kept are the numbers of endpoints of the chains that stay, the one that has stayed longest first.
 	kept []int
 }
@@ -90,7 +90,7 @@ func (e *endpointChains) kept(c endpointChain) bool {
 // spare reports whether the chain should exist even if no frontend goes to it.
 func (e *endpointChains) spare(c endpointChain) bool {
 	group := e.groups[c.group()]
-	return group != nil && group.spare && c.count > 0 && c.count <= spareChains
+	return group != nil && c.count > 0 && c.count <= group.spare
 }
 
 // countFrontend adds by, 1 or -1, to the number of frontends that go to the chain. It adds the chains that are then
@@ -126,7 +126,7 @@ func (f *family) countFrontend(c endpointChain, by int) {
 // goes for it.
 func (f *family) keepChain(c endpointChain) {
 	group := f.endpointChains.groups[c.group()]
-	if group == nil || !group.spare || c.count == 0 || c.count <= spareChains {
+	if group == nil || group.spare == 0 || c.count <= group.spare {
 		return
 	}
 	group.kept = append(group.kept, c.count)
@@ -153,7 +153,7 @@ func (f *family) countInGroup(c endpointChain, by int) {
 		e.groups[key] = group
 	}
 	group.frontends += by
-	if spare := group.frontends >= f.limits.spareChainsFrom || group.spare && group.frontends >= f.limits.spareChainsUntil; spare != group.spare {
+	if spare := group.frontends >= f.limits.spareChainsFrom || group.spare > 0 && group.frontends >= f.limits.spareChainsUntil; spare != (group.spare > 0) {
 		f.setSpare(key, group, spare)
 	}
 	if group.frontends == 0 {
@@ -163,13 +163,15 @@ func (f *family) countInGroup(c endpointChain, by int) {
 
 // setSpare adds or removes the chains of a group that no frontend goes to.
 func (f *family) setSpare(key endpointChain, group *chainGroup, spare bool) {
-	group.spare = spare
+	if group.spare = 0; spare {
+		group.spare = f.limits.spareChains
+	}
 	kept := group.kept
 	group.kept = nil
 	for _, key.count = range kept {
 		f.putEndpointChain(key)
 	}
-	for key.count = 1; key.count <= spareChains; key.count++ {
+	for key.count = 1; key.count <= f.limits.spareChains; key.count++ {
 		f.putEndpointChain(key)
 		f.updateChainSet(key)
 	}
@@ -192,7 +194,7 @@ func (f *family) refreshEndpointChains() {
 		f.draft.PutChain(f.endpointChain(c))
 	}
 	for key, group := range e.groups {
-		for key.count = 1; group.spare && key.count <= spareChains; key.count++ {
+		for key.count = 1; key.count <= group.spare; key.count++ {
 			f.draft.PutChain(f.endpointChain(key))
 		}
 		for _, key.count = range group.kept {

@@ -44,7 +44,7 @@ func newFamily(ip nft.Family, config *Config) *family {
 		frontends:      map[frontend]*frontendState{},
 		contested:      map[frontend][]model.PortID{},
 		endpointChains: newEndpointChains(),
-		limits:         chainLimits{chainSetFrom, chainSetUntil, maxChainSets, spareChainsFrom, spareChainsUntil, keptChains, spareSetsFrom, spareSetsUntil},
+		limits:         chainLimits{chainSetFrom, chainSetUntil, maxChainSets, spareChainsFrom, spareChainsUntil, spareChains, keptChains, spareSetsFrom, spareSetsUntil},
 		chainSets:      map[string]*nft.Set{},
 		clusterIPs:     map[netip.Addr]int{},
 		hairpins:       map[netip.Addr]int{},

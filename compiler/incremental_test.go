@@ -197,7 +197,10 @@ func (c *cluster) newCompiler(limits chainLimits) *Compiler {
 
 // fewFrontends chooses limits that a few frontends reach.
 func fewFrontends(c chooser) chainLimits {
-	l := chainLimits{chainSetFrom: 2 + c.choose(2), chainSets: 1 + c.choose(3), spareChainsFrom: 2 + c.choose(4), spareSetsFrom: 2 + c.choose(3)}
+	l := chainLimits{
+		chainSetFrom: 2 + c.choose(2), chainSets: 1 + c.choose(3),
+		spareChainsFrom: 2 + c.choose(4), spareChains: 1 + c.choose(2), keptChains: c.choose(4), spareSetsFrom: 2 + c.choose(3),
+	}
 	l.chainSetUntil, l.spareChainsUntil, l.spareSetsUntil = 1+c.choose(l.chainSetFrom), 1+c.choose(l.spareChainsFrom), 1+c.choose(l.spareSetsFrom)
 	return l
 }
@@ -205,7 +208,7 @@ func fewFrontends(c chooser) chainLimits {
 // fresh compiles the state from nothing. Which chains have a set, or chains in advance, depends on what was there
 // before, between two limits. So it gives those in advance to all that may have them and takes away those that the
 // compiler that is told of each change does not have. It gives sets to the chains to which that compiler gives them, if
-// it may.
+// it may, and keeps the chains that stay there.
 func (c *cluster) fresh() *Compiler {
 	most := c.limits
 	most.spareChainsFrom, most.spareSetsFrom = most.spareChainsUntil, most.spareSetsUntil
@@ -217,13 +220,14 @@ func (c *cluster) fresh() *Compiler {
 		c.takeAway(f, c.compiler.families[i])
 		c.expectChainSets(c.compiler.families[i])
 		moveChainSets(f, c.compiler.families[i])
+		c.keepChains(f, c.compiler.families[i])
 	}
 	return compiler
 }
 
 func (c *cluster) takeAway(f, has *family) {
 	for key, group := range f.endpointChains.groups {
-		if group.spare && group.frontends < c.limits.spareChainsFrom && !has.endpointChains.groups[key].spare {
+		if group.spare > 0 && group.frontends < c.limits.spareChainsFrom && has.endpointChains.groups[key].spare == 0 {
 			f.setSpare(key, group, false)
 		}
 	}
@@ -262,6 +266,23 @@ func moveChainSets(f, has *family) {
 	for chain := range has.endpointChains.sets {
 		if f.endpointChains.sets[chain] == nil {
 			f.addChainSet(chain)
+		}
+	}
+}
+
+// keepChains keeps the chains that stay in the other family. It fails if these are more than may stay, or have frontends.
+func (c *cluster) keepChains(f, has *family) {
+	c.Helper()
+	for key, group := range has.endpointChains.groups {
+		if n := len(group.kept); n > c.limits.keptChains {
+			c.Fatalf("%d chains like %s stay, want at most %d", n, key.name(), c.limits.keptChains)
+		}
+		f.endpointChains.groups[key].kept = group.kept
+		for _, key.count = range group.kept {
+			if f.endpointChains.used[key] != nil {
+				c.Fatalf("%s stays, and has frontends", key.name())
+			}
+			f.putEndpointChain(key)
 		}
 	}
 }

@@ -16,8 +16,8 @@ func (c *Compiler) StaleEndpoints(endpoints *nft.Set, deleted iter.Seq2[*nft.Set
 	return func(yield func(nft.Data) bool) {
 		for set, e := range deleted {
 			chain, ok := chainOf(set, e)
-			if !ok || !c.drawsFrom(chain, endpoints) {
-				continue
+			if !ok || !c.drawsFrom(chain, endpoints) || len(e.Key+nft.IntegerData(0)) != endpoints.Key.Len() {
+				continue // the last: somebody else's, and its chain may have any number in its name
 			}
 			for slot := range chain.count {
 				if !yield(e.Key + nft.IntegerData(uint32(slot))) {

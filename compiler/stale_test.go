@@ -37,6 +37,18 @@ func TestStaleEndpoints(t *testing.T) {
 	})
 }
 
+// An element that somebody else added may lead to a chain that draws from a map with other keys. The number in the
+// chain's name is no reason to count to it.
+func TestStaleEndpointsOfForeignElement(t *testing.T) {
+	c := newCompiler(t)
+	sets := &c.families[0].sets
+	foreign := nft.Element{Key: "\x0a\x60\x00\x01\x06\x00\x00\x00\x00\x50\x00\x00", Verdict: nft.Goto("nodeport-cluster-9000000000000000000")}
+	deleted := func(yield func(*nft.Set, nft.Element) bool) { yield(sets.addresses.services, foreign) }
+	for key := range c.StaleEndpoints(sets.nodePorts.endpoints, deleted) {
+		t.Fatalf("%q may be a stale key of a map with keys of %d bytes", key, sets.nodePorts.endpoints.Key.Len())
+	}
+}
+
 // checkStale checks that the keys of all deleted endpoints are known from the other deleted elements.
 func checkStale(r *rapid.T, c *Compiler, deleted map[*nft.Set][]nft.Element) {
 	others := func(endpoints *nft.Set) iter.Seq2[*nft.Set, nft.Element] {
