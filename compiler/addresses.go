@@ -7,12 +7,9 @@ import (
 	"github.com/nftproxy/nftproxy/nft"
 )
 
-// countAddresses adds by, 1 or -1, to the number of uses of each address of the port, which may be nil. The sets
-// cluster-ips and hairpin hold the addresses with uses.
+// countAddresses adds by, 1 or -1, to the number of uses of each address of the port. The sets cluster-ips and hairpin
+// hold the addresses with uses.
 func (f *family) countAddresses(p *model.ServicePort, by int) {
-	if p == nil {
-		return
-	}
 	if p.ClusterIP.IsValid() && countUse(f.clusterIPs, p.ClusterIP, by) {
 		f.putElementIf(by > 0, f.sets.clusterIPs, nft.Element{Key: nft.AddrData(p.ClusterIP)})
 	}

@@ -120,8 +120,13 @@ func (e *endpointChains) withSet() (chains []endpointChain) {
 
 func (f *family) addChainSet(c endpointChain) {
 	e := &f.endpointChains
-	e.sets[c] = f.chainSet(chainSetPrefix + c.name())
-	f.draft.PutSet(e.sets[c])
+	name := chainSetPrefix + c.name()
+	set, _ := f.draft.SetBefore(name) // the same object, if it went since the last commit: see PutSet
+	if set == nil {
+		set = &nft.Set{Name: name, Key: f.key(false)}
+	}
+	e.sets[c] = set
+	f.draft.PutSet(set)
 	if use := e.used[c]; use != nil {
 		for key := range use.keys {
 			element, _ := f.sets.addresses.services.Element(key)
@@ -163,15 +168,6 @@ func (f *family) updateSpareSets() {
 			f.updateChainSet(key)
 		}
 	}
-}
-
-// chainSet returns the set of that name. There is one object for each name, because a draft knows sets by their
-// pointers.
-func (f *family) chainSet(name string) *nft.Set {
-	if f.chainSets[name] == nil {
-		f.chainSets[name] = &nft.Set{Name: name, Key: f.key(false)}
-	}
-	return f.chainSets[name]
 }
 
 // chainSetRules returns the rules that lead from the sets to their chains.

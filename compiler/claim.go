@@ -41,11 +41,8 @@ func (c *claim) before(other *claim) bool {
 	return c.port.ID.Compare(other.port.ID) < 0
 }
 
-// addClaims makes a port, which may be nil, claim its frontends.
+// addClaims makes a port claim its frontends.
 func (f *family) addClaims(p *model.ServicePort) {
-	if p == nil {
-		return
-	}
 	plans := plansOf(p)
 	eachFrontend(p, func(r rank, fe frontend) { f.addClaim(fe, claim{r, p, plans.of(r)}) })
 }
@@ -71,11 +68,8 @@ func (f *family) addClaim(fe frontend, c claim) {
 	f.touch(s)
 }
 
-// removeClaims removes the claims of a port, which may be nil.
+// removeClaims removes the claims of a port.
 func (f *family) removeClaims(p *model.ServicePort) {
-	if p == nil {
-		return
-	}
 	eachFrontend(p, func(_ rank, fe frontend) { f.removeClaim(fe, p.ID) })
 }
 

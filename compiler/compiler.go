@@ -24,14 +24,10 @@ func New(config Config) (*Compiler, error) {
 		return nil, fmt.Errorf("compiler: %w", err)
 	}
 	c := &Compiler{config: config}
-	c.reset()
-	return c, nil
-}
-
-func (c *Compiler) reset() {
-	for i, f := range model.Families {
-		c.families[i] = newFamily(nftFamily(f), &c.config)
+	for i, family := range nft.Families {
+		c.families[i] = newFamily(family, &c.config)
 	}
+	return c, nil
 }
 
 // Apply updates the rulesets after changes of the model. It returns the conflicts that are new or have other claimants

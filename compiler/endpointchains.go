@@ -78,13 +78,8 @@ func (c endpointChain) group() endpointChain {
 
 // wants reports whether the chain should exist.
 func (e *endpointChains) wants(c endpointChain) bool {
-	return e.used[c] != nil || e.spare(c) || e.kept(c)
-}
-
-// kept reports whether the chain stays although no frontend goes to it any more.
-func (e *endpointChains) kept(c endpointChain) bool {
 	group := e.groups[c.group()]
-	return group != nil && slices.Contains(group.kept, c.count)
+	return e.used[c] != nil || e.spare(c) || group != nil && slices.Contains(group.kept, c.count)
 }
 
 // spare reports whether the chain should exist even if no frontend goes to it.

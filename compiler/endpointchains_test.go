@@ -181,6 +181,25 @@ func TestChainSet(t *testing.T) {
 	if set() == nil || c.compiler.Tables()[0].Set("service-ips").Len() > 0 {
 		t.Errorf("%d Services are not in the set any more", c.services)
 	}
+	t.Run("a set that goes and comes back before a commit gets only the frontends that are new", func(t *testing.T) {
+		one := numbered(c.services-1, model.IPv4)
+		c.compiler.Apply(&model.Changes{Ports: map[model.PortID]*model.ServicePort{one.ID: nil}})
+		if set() != nil {
+			t.Error("the set did not go")
+		}
+		back := &model.Changes{Ports: map[model.PortID]*model.ServicePort{one.ID: one}}
+		for ; c.services < chainSetFrom; c.services++ {
+			p := numbered(c.services, model.IPv4)
+			back.Ports[p.ID] = p
+		}
+		c.compiler.Apply(back)
+		steps := counts(c.compiler.Transaction())
+		if n := steps["ip add to "+name]; n != chainSetFrom-chainSetUntil || set().Len() != chainSetFrom {
+			t.Errorf("the set has %d elements, and the transaction is %v", set().Len(), steps)
+		}
+		c.compiler.Committed()
+		c.become(chainSetUntil)
+	})
 	last = c.become(chainSetUntil - 1)
 	if n := last["ip add to service-ips"]; n != chainSetUntil-1 || set() != nil {
 		t.Errorf("%d elements were added to service-ips, want %d", n, chainSetUntil-1)

@@ -27,8 +27,6 @@ type family struct {
 
 	endpointChains endpointChains
 	limits         chainLimits
-	// chainSets holds the sets that chains have or had, by name.
-	chainSets map[string]*nft.Set
 	// clusterIPs and hairpins count the ports that use an address.
 	clusterIPs, hairpins map[netip.Addr]int
 	affinity             affinityState
@@ -45,7 +43,6 @@ func newFamily(ip nft.Family, config *Config) *family {
 		contested:      map[frontend][]model.PortID{},
 		endpointChains: newEndpointChains(),
 		limits:         chainLimits{chainSetFrom, chainSetUntil, maxChainSets, spareChainsFrom, spareChainsUntil, spareChains, keptChains, spareSetsFrom, spareSetsUntil},
-		chainSets:      map[string]*nft.Set{},
 		clusterIPs:     map[netip.Addr]int{},
 		hairpins:       map[netip.Addr]int{},
 		affinity:       newAffinityState(),
@@ -61,15 +58,19 @@ func newFamily(ip nft.Family, config *Config) *family {
 // setPort replaces the port with that ID by p, nil if it is gone, and touches the frontends of both.
 func (f *family) setPort(id model.PortID, p *model.ServicePort) {
 	old := f.ports[id]
-	f.removeClaims(old)
-	f.addClaims(p)
+	if old != nil {
+		f.removeClaims(old)
+	}
 	if p != nil {
 		f.ports[id] = p
+		f.addClaims(p)
+		f.countAddresses(p, +1)
 	} else {
 		delete(f.ports, id)
 	}
-	f.countAddresses(p, +1)
-	f.countAddresses(old, -1)
+	if old != nil {
+		f.countAddresses(old, -1)
+	}
 }
 
 // reconcileTouched reconciles the touched frontends with put and returns the conflicts over them that are new.
