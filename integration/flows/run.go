@@ -16,7 +16,8 @@ import (
 const patience = 5 * time.Second
 
 // ShortPatience is how long an attempt waits where silence is, or may be, what must come. Where other things may come
-// as well, an answer that takes longer is taken for silence, so an emulated machine needs more.
+// as well, an answer that takes longer is taken for silence, so an emulated machine needs more. It must be shorter than
+// repeatAfter: what is sent again may meet another fate.
 var ShortPatience = 400 * time.Millisecond
 
 // atOnce bounds how many flows run at the same time; most of the time they wait.

@@ -29,7 +29,7 @@ var suites = []suite{
 	{name: "nft", pkg: "nft", run: "."},
 	{name: "conntrack", pkg: "conntrack", run: "."},
 	{name: "golden flows", pkg: "integration", run: "^TestGoldenFlows$"},
-	{name: "evaluator", pkg: "integration", run: "^TestEvaluator$", args: []string{"-short-patience=2s"}},
+	{name: "evaluator", pkg: "integration", run: "^TestEvaluator$", args: []string{"-short-patience=900ms"}},
 	{name: "affinity", pkg: "integration", run: "(?i)affinity"},
 	{name: "proxy", pkg: "proxy", run: "."},
 	{name: "repair", pkg: "integration", run: "^Test(Repair|UntranslatedConnection)$"},
