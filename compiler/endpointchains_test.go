@@ -3,6 +3,7 @@ package compiler
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"testing"
 	"time"
 
@@ -272,6 +273,47 @@ func TestChainSetsOfMostFrontends(t *testing.T) {
 		grow(1, 50)
 		expect(c, 23, 24, 25, 26, 27, 28, 29, 50)
 	})
+}
+
+// A tenant whose Services go from one number of endpoints to another, and some of them back and forth, cannot have the
+// frontends of all move each time.
+func TestChainSetsThatChangePlaces(t *testing.T) {
+	c := newCompiler(t)
+	all := &model.Changes{Full: true, Ports: map[model.PortID]*model.ServicePort{}}
+	services := 0
+	add := func(n, endpoints int) {
+		for range n {
+			p := withEndpoints(services, endpoints)
+			all.Ports[p.ID] = p
+			services++
+		}
+	}
+	add(chainSetFrom+200, 20)
+	add(chainSetFrom-100, 50)
+	for others := range maxChainSets - 1 {
+		add(2*chainSetFrom, 21+others)
+	}
+	c.Apply(all)
+	c.Committed()
+	large := 0
+	scale := func(service, endpoints int) {
+		p := withEndpoints(service, endpoints)
+		c.Apply(&model.Changes{Ports: map[model.PortID]*model.ServicePort{p.ID: p}})
+		if slices.ContainsFunc(c.Transaction().Steps, func(s nft.Step) bool { return s.Len() > 50 }) {
+			large++
+		}
+		c.Committed()
+	}
+	for i := 1; i < 800; i++ {
+		scale(i, 50)
+		scale(i, 20)
+		scale(i-1, 20)
+		scale(i-1, 50)
+		scale(i, 50)
+	}
+	if large != 1 {
+		t.Errorf("%d Syncs move many frontends, want 1", large)
+	}
 }
 
 // Where many Services have session affinity, elements with a verdict have the kernel walk the chains of all of them.
