@@ -2,6 +2,7 @@ package integration
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -63,13 +64,14 @@ func status(code int, reason string, retryAfter string) func(*testing.T, *withSe
 	})
 }
 
-// half answers with the beginning of the first object of the answer that is due.
+// half answers with the beginning of the first object of the answer that is due. It ends watches so soon that client-go
+// lists again: one that ends after a second or later is a normal end to it, and it watches on.
 func half(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Query().Get("watch") != "" {
-			query := r.URL.Query()
-			query.Set("timeoutSeconds", "1")
-			r.URL.RawQuery = query.Encode()
+			ctx, cancel := context.WithTimeout(r.Context(), 100*time.Millisecond)
+			defer cancel()
+			r = r.WithContext(ctx)
 		}
 		whole := httptest.NewRecorder()
 		next.ServeHTTP(whole, r)
@@ -92,7 +94,7 @@ var apiFaults = []apiFault{
 		w.Header().Set("Content-Type", "application/vnd.kubernetes.protobuf")
 		_, _ = w.Write(bytes.Repeat([]byte{0xff, 0x00, 'k', '8', 's'}, 1000))
 	}), keeping + "failed to list *v1.EndpointSlice: ", cannotWatch, false, nil},
-	{"half objects", wraps(half), keeping + "the API server ended the list before it was complete", cannotWatch, false, nil},
+	{"half objects", wraps(half), keeping + "failed to list *v1.EndpointSlice: unexpected EOF", cannotWatch, false, nil},
 	{"nothing at all", func(t *testing.T, f *withServer) func() {
 		f.server.Hang(watchedResource)
 		f.endWatches(t)
