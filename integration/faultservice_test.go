@@ -30,6 +30,12 @@ func (f *withServer) moveFaultService(t *testing.T, endpoint string) {
 	labtest.Update(t, f.server, slice)
 }
 
+func (f *withServer) deleteFaultService(t *testing.T) {
+	t.Helper()
+	service, slice := serviceAt("fault", faultAddress)
+	labtest.Delete(t, f.server, service, slice)
+}
+
 // reaches waits until a new connection to faultAddress reaches a pod.
 func (f *troubled) reaches(t *testing.T, pod string) {
 	t.Helper()

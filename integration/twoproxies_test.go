@@ -2,6 +2,7 @@ package integration
 
 import (
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -17,6 +18,9 @@ func TestTwoProxies(t *testing.T) {
 	t.Run("that differ name each other and back off", testTwoProxiesThatDiffer)
 }
 
+// contestLine is what a proxy logs that backs off because another program undoes its repairs.
+const contestLine = "Another program keeps changing the proxy's tables; comparing less often. Does a second proxy run on this node?"
+
 // startSecond starts a second proxy, with ports of its own.
 func (f *withServer) startSecond(t *testing.T, args ...string) *labtest.Process {
 	t.Helper()
@@ -25,8 +29,9 @@ func (f *withServer) startSecond(t *testing.T, args ...string) *labtest.Process 
 
 func testTwoProxiesThatWantTheSame(t *testing.T) {
 	f := newWithServer(t)
-	f.start(t, "--kubeconfig="+f.kubeconfig)
-	f.startSecond(t).Says(t, firstSyncLine)
+	first := f.start(t, "--kubeconfig="+f.kubeconfig)
+	second := f.startSecond(t)
+	second.Says(t, firstSyncLine)
 	f.createFaultService(t)
 	f.reaches(t, "first")
 	time.Sleep(2 * time.Second) // each may have repaired what the other knew first
@@ -36,7 +41,39 @@ func testTwoProxiesThatWantTheSame(t *testing.T) {
 	time.Sleep(time.Second)
 	stop()
 	f.reaches(t, "second")
+	f.agree(t)
 	f.becomes(t, "200 200")
+	// What both delete is gone for the second.
+	f.deleteFaultService(t)
+	await.Until(t, "the Service is gone", func() error {
+		if strings.Contains(labtest.Nft(t, f.lab.Node, "", "list", "table", "ip", "kube-proxy"), faultAddress) {
+			return errors.New("its address is there")
+		}
+		return nil
+	})
+	f.agree(t)
+	f.becomes(t, "200 200")
+	for _, p := range []*labtest.Process{first, second} {
+		if log := p.Output(); strings.Contains(log, contestLine) {
+			t.Errorf("the two repaired each other's tables until one backed off:\n%s", log)
+		}
+	}
+}
+
+// agree waits until nobody has committed for three seconds: each of the proxies looks at the tables once a second.
+func (f *withServer) agree(t *testing.T) {
+	t.Helper()
+	c := labtest.Conn(t, f.lab.Node)
+	last, since := generation(t, c), time.Now()
+	await.Until(t, "nobody changes the tables any more", func() error {
+		if now := generation(t, c); now != last {
+			last, since = now, time.Now()
+		}
+		if quiet := time.Since(since); quiet < 3*time.Second {
+			return fmt.Errorf("generation %d came %v ago", last, quiet)
+		}
+		return nil
+	})
 }
 
 func testTwoProxiesThatDiffer(t *testing.T) {
@@ -46,8 +83,7 @@ func testTwoProxiesThatDiffer(t *testing.T) {
 	f.reaches(t, "first")
 	stop := keepDialingAt(t, f.lab.Client, faultAddress+":80")
 	second := f.startSecond(t, "--masquerade-all")
-	const contest = "Another program keeps changing the proxy's tables; comparing less often. Does a second proxy run on this node?"
-	first.Says(t, contest)
+	first.Says(t, contestLine)
 	if log := first.Output(); !strings.Contains(log, "by kube-proxy (pid ") {
 		t.Errorf("the log does not name the other program; see Backend.lastForeignCommit:\n%s", log)
 	}

@@ -165,6 +165,10 @@ func readTable(t *testing.T, c *Conn, want *Table) *Table {
 // ms; the rest is for busy machines and for emulated ones.
 const giveUpTime = time.Second
 
+// A comparison is disturbed after disturbedAt pieces of work. It may do givingUp more: those under way. Without a
+// disturbance it has 30 pieces if it lists, and 800 if it asks.
+const disturbedAt, givingUp = 10, 8
+
 func testCompareGivesUp(t *testing.T) { inBothWays(t, compareGivesUp) }
 
 // inBothWays runs a test of a comparison that lists a large set, and of one that asks for its elements by their keys.
@@ -196,7 +200,7 @@ func compareGivesUp(t *testing.T, askFrom int) {
 			calls, disturbed := 0, time.Time{}
 			tx, err := another.Compare(ctx, table, Comparison{Guard: func(work func()) error {
 				work()
-				if calls++; calls == 20 {
+				if calls++; calls == disturbedAt {
 					tc.disturb(t, c, cancel)
 					disturbed = time.Now()
 					return tc.guard
@@ -210,6 +214,9 @@ func compareGivesUp(t *testing.T, askFrom int) {
 			}
 			if !errors.Is(err, want) || !tx.Empty() || took > giveUpTime {
 				t.Errorf("Compare = %v, %v, %v after it had been disturbed; want %v", tx, err, took, want)
+			}
+			if calls > disturbedAt+givingUp {
+				t.Errorf("it went on for %d pieces of work after it had been disturbed", calls-disturbedAt)
 			}
 			t.Logf("gave up after %v", took)
 			// The kernel may still be rehashing the set, which has just grown.

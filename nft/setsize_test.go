@@ -73,16 +73,18 @@ func TestSetSize(t *testing.T) {
 		netns.EnterForTest(t)
 		c := dial(t)
 		table := manyAddresses(5)
-		commitAll(t, c, Diff(nil, sized(table, 5)))
-		more := manyAddresses(6)
-		sized(more, 5)
-		_, err := c.Commit(t.Context(), Diff(table, more))
-		if !errors.Is(err, ErrSetFull) || !strings.Contains(err.Error(), "add element ip kube-proxy cluster-ips { 10.0.0.5 }") {
-			t.Errorf("Commit = %v, want ErrSetFull that names the element", err)
+		commitAll(t, c, Diff(nil, sized(table, 7)))
+		more := manyAddresses(8)
+		tx := Diff(table, sized(more, 7))
+		added := slices.Collect(tx.Steps[0].EachElement())
+		refused := "add element ip kube-proxy cluster-ips { " + table.Sets[0].FormatElement(added[2]) + " }"
+		_, err := c.Commit(t.Context(), tx)
+		if !errors.Is(err, ErrSetFull) || !strings.Contains(err.Error(), refused) {
+			t.Errorf("Commit = %v, want ErrSetFull for %q, the third that was added", err, refused)
 		}
 		// Elements that are deleted before, in the same transaction, make room at once.
 		all := table.Sets[0].Elements()
-		exchanged := sized(manyAddresses(0), 5)
+		exchanged := sized(manyAddresses(0), 7)
 		for _, e := range all {
 			e.Comment = "another"
 			exchanged.Sets[0].Put(e)
@@ -91,9 +93,9 @@ func TestSetSize(t *testing.T) {
 		exchanged.Sets[0].Put(Element{Key: IntegerData(1)})
 		commitAll(t, c, Diff(table, exchanged))
 		commitAll(t, c, Diff(exchanged, table))
-		commitAll(t, c, Diff(table, sized(more, 6)))
+		commitAll(t, c, Diff(table, sized(more, 8)))
 		got := readBack(t, c, FamilyIP, table.Name)
-		if !slices.Equal(got.Sets[0].Elements(), more.Sets[0].Elements()) || got.Sets[0].Size != 6 {
+		if !slices.Equal(got.Sets[0].Elements(), more.Sets[0].Elements()) || got.Sets[0].Size != 8 {
 			t.Errorf("after the set has grown it is\n%s", got)
 		}
 	})

@@ -234,6 +234,36 @@ func held(t *testing.T, c *nft.Conn) string {
 	return printed(tables...)
 }
 
+// One refusal of a batch does not fail a Sync. The tables are right at its end, not only after the next one.
+func TestBackendSyncRefusedOnce(t *testing.T) {
+	for _, tc := range []struct {
+		name string
+		// before is what the backend does before the Sync.
+		before func(t *testing.T, n *node)
+	}{
+		{"after a refused change it commits the difference", func(t *testing.T, n *node) { n.run(t, 1, 2) }},
+		{"after a refused difference it replaces the tables", func(t *testing.T, n *node) {
+			n.run(t, 1, 2)
+			n.close()
+			if err := n.open(); err != nil {
+				t.Fatal(err)
+			}
+		}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			n := &node{namespace: netns.ForTest(t).FD()}
+			defer n.close()
+			tc.before(t, n)
+			var failed error
+			struck, err := netlinkfault.RefusedStep(unix.ENOMEM).Run(1, func() { failed = syncWanted(t.Context(), n) })
+			if err != nil || !struck || failed != nil {
+				t.Errorf("Sync = %v; struck: %v, %v", failed, struck, err)
+			}
+			compareWithKernel(t, n.conn, n.backend)
+		})
+	}
+}
+
 // Replacing tables costs packets that are on their way. One failure is no reason for it.
 func TestBackendReading(t *testing.T) {
 	t.Run("that fails once is tried again", testReadingThatFailsOnceIsTriedAgain)
