@@ -22,13 +22,17 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
 )
 
+// kernels are the versions of Linux that are run and reported unless others are named.
+var kernels = []string{"6.1", "6.12"}
+
 func main() {
-	o := options{kernels: []string{"6.1", "6.12"}}
+	o := options{kernels: kernels}
 	flag.Func("kernels", "versions of Linux, separated by commas; the newest package of each is taken (default 6.1,6.12)", func(s string) error {
 		o.kernels = strings.Split(s, ",")
 		return nil
@@ -59,6 +63,17 @@ type options struct {
 	report  string
 	timeout time.Duration
 	verbose bool
+}
+
+// reported returns the versions that have a column: those of every report, and others that are run now.
+func (o options) reported() []string {
+	versions := slices.Clone(kernels)
+	for _, version := range o.kernels {
+		if !slices.Contains(versions, version) {
+			versions = append(versions, version)
+		}
+	}
+	return versions
 }
 
 // source is what is tested.
@@ -97,11 +112,12 @@ func run(ctx context.Context, o options) error {
 		failures = append(failures, err)
 	}
 	if o.report != "" {
-		all, err := keptResults(o.cache, o.kernels)
+		reported := o.reported()
+		all, err := keptResults(o.cache, reported)
 		if err != nil {
 			return err
 		}
-		if err := writeReport(o.report, o.kernels, all); err != nil {
+		if err := writeReport(o.report, reported, all); err != nil {
 			return err
 		}
 	}
