@@ -109,6 +109,13 @@ type ServicePort struct {
 	Serving []netip.AddrPort
 }
 
+// Addresses counts the elements of all lists of p. An endpoint in two lists counts twice. Whoever limits what
+// other programs can make it keep counts with it.
+func (p *ServicePort) Addresses() int {
+	return len(p.ExternalIPs) + len(p.LoadBalancerIPs) + len(p.LoadBalancerSourceRanges) +
+		len(p.Cluster) + len(p.Local) + len(p.Serving)
+}
+
 // Endpoint is a backend to which a connection can be sent, such as a pod.
 type Endpoint struct {
 	// AddrPort is the endpoint's address and target port.

@@ -133,21 +133,17 @@ func (s *state) sizeWith(news *model.Changes) protocol.Limits {
 	for id, port := range news.Ports {
 		if port != nil {
 			size.Ports++
-			size.Addresses += addressesOf(port)
+			size.Addresses += port.Addresses()
 		}
 		if s.all == nil {
 			continue
 		}
 		if old := s.all.Ports[id]; old != nil {
 			size.Ports--
-			size.Addresses -= addressesOf(old)
+			size.Addresses -= old.Addresses()
 		}
 	}
 	return size
-}
-
-func addressesOf(port *model.ServicePort) int {
-	return len(port.ExternalIPs) + len(port.LoadBalancerIPs) + len(port.LoadBalancerSourceRanges) + len(port.Cluster) + len(port.Local) + len(port.Serving)
 }
 
 func sameNode(a, b *model.Node) bool {

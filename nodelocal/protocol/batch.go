@@ -96,7 +96,11 @@ func (b *Batch) add(update *nodelocalv1.Update) error {
 
 func (b *Batch) set(message *nodelocalv1.ServicePort) error {
 	if message.GetContinued() {
-		return b.last.extend(message)
+		more, err := b.last.extend(message)
+		if err != nil {
+			return err
+		}
+		return b.count(more)
 	}
 	b.last.finish()
 	port, err := DecodePort(message)
@@ -107,9 +111,18 @@ func (b *Batch) set(message *nodelocalv1.ServicePort) error {
 	if err != nil {
 		return err
 	}
+	if err := b.count(port); err != nil {
+		return err
+	}
 	b.changes.Ports[port.ID] = port
 	b.last = lastPort{id: message.GetId(), port: port}
 	return nil
+}
+
+// count counts the addresses of a port, or of a continuation.
+func (b *Batch) count(port *model.ServicePort) error {
+	b.used.Addresses += port.Addresses()
+	return b.Limits.Check(b.used)
 }
 
 // skip leaves a port out. One that was known before, when it had other values, is gone.
@@ -143,24 +156,28 @@ func (b *Batch) remove(id model.PortID) {
 	b.changes.Ports[id] = nil
 }
 
-// extend appends the lists of a continuation. They are sorted when all have come.
-func (l *lastPort) extend(message *nodelocalv1.ServicePort) error {
+// extend appends the lists of a continuation, and returns them. finish sorts them when all have come.
+func (l *lastPort) extend(message *nodelocalv1.ServicePort) (*model.ServicePort, error) {
+	more := &model.ServicePort{}
 	if l.id == nil || !sameID(l.id, message.GetId()) {
 		id, _ := DecodeID(message.GetId())
-		return fmt.Errorf("continuation of port %s: it does not follow that port", id)
+		return nil, fmt.Errorf("continuation of port %s: it does not follow that port", id)
 	}
 	if l.port == nil {
-		return nil
+		return more, nil
 	}
 	d := decoder{family: l.port.ID.Family}
-	l.port.Cluster = append(l.port.Cluster, d.endpoints("cluster", message.GetCluster())...)
-	l.port.Local = append(l.port.Local, d.endpoints("local", message.GetLocal())...)
-	l.port.Serving = append(l.port.Serving, d.addrPorts("serving", message.GetServing())...)
-	l.continued = true
+	more.Cluster = d.endpoints("cluster", message.GetCluster())
+	more.Local = d.endpoints("local", message.GetLocal())
+	more.Serving = d.addrPorts("serving", message.GetServing())
 	if d.err != nil {
-		return fmt.Errorf("continuation of port %s: %w", l.port.ID, d.err)
+		return nil, fmt.Errorf("continuation of port %s: %w", l.port.ID, d.err)
 	}
-	return nil
+	l.port.Cluster = append(l.port.Cluster, more.Cluster...)
+	l.port.Local = append(l.port.Local, more.Local...)
+	l.port.Serving = append(l.port.Serving, more.Serving...)
+	l.continued = true
+	return more, nil
 }
 
 func sameID(a, b *nodelocalv1.PortID) bool {

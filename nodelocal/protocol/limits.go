@@ -12,7 +12,7 @@ type Limits struct {
 	// Ports is how many ports a batch may set and delete together, continuations not counted.
 	Ports int
 	// Addresses is how many addresses the ports of a batch may have: endpoints in all lists, external and load
-	// balancer addresses, source ranges. An endpoint in two lists counts twice.
+	// balancer addresses, source ranges (model.ServicePort.Addresses). Ports that are left out do not count.
 	Addresses int
 	// Bytes is how long a batch may be on the wire.
 	Bytes int
@@ -56,7 +56,7 @@ func (l Limits) Check(used Limits) error {
 	return nil
 }
 
-// add counts a part of size bytes.
+// add counts a part of size bytes, but for its addresses, which count when they are decoded.
 func (l *Limits) add(update *nodelocalv1.Update, size int) {
 	l.Bytes += size + frameHeader
 	l.Ports += len(update.GetDelete())
@@ -64,8 +64,6 @@ func (l *Limits) add(update *nodelocalv1.Update, size int) {
 		if !port.GetContinued() {
 			l.Ports++
 		}
-		l.Addresses += len(port.GetExternalIps()) + len(port.GetLoadBalancerIps()) + len(port.GetLoadBalancerSourceRanges()) +
-			len(port.GetCluster()) + len(port.GetLocal()) + len(port.GetServing())
 	}
 }
 
