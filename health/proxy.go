@@ -48,6 +48,8 @@ type Proxy struct {
 	leaving bool
 	// awaitsNode says that the proxy waits for the Node.
 	awaitsNode bool
+	// waitingFor is what the source waits for; empty once it is synced.
+	waitingFor string
 	// failing holds the resources that cannot be watched.
 	failing map[string]bool
 }
@@ -109,7 +111,15 @@ func (p *Proxy) SetFailing(resource string, failing bool) {
 	}
 }
 
+// setWaiting records what the source waits for; empty for nothing.
+func (p *Proxy) setWaiting(reason string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.waitingFor = reason
+}
+
 // WatchNode returns a Sink that passes everything to sink, and calls SetNode with the Node of that name.
+// Until Synced, answers name what the source waits for among their problems.
 func (p *Proxy) WatchNode(nodeName string, sink tracker.Sink) tracker.Sink {
 	return &nodeWatch{Sink: sink, proxy: p, nodeName: nodeName}
 }
@@ -126,6 +136,18 @@ func (w *nodeWatch) SetNode(node *corev1.Node) {
 		w.proxy.SetNode(node)
 	}
 	w.Sink.SetNode(node)
+}
+
+// Waiting implements tracker.Sink.
+func (w *nodeWatch) Waiting(reason string) {
+	w.proxy.setWaiting(reason)
+	w.Sink.Waiting(reason)
+}
+
+// Synced implements tracker.Sink.
+func (w *nodeWatch) Synced() {
+	w.proxy.setWaiting("")
+	w.Sink.Synced()
 }
 
 // Ready reports whether the proxy is ready. It does not depend on whether the Node is being deleted.
@@ -157,6 +179,9 @@ func (p *Proxy) state() state {
 func (p *Proxy) problems() (out []string) {
 	if p.synced.IsZero() {
 		out = append(out, "no sync has succeeded since the start")
+	}
+	if p.waitingFor != "" {
+		out = append(out, "waiting for "+p.waitingFor)
 	}
 	if p.awaitsNode {
 		out = append(out, "the Node is waited for")

@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"strings"
 	"testing"
 	"time"
 
@@ -174,6 +175,7 @@ func TestProbes(t *testing.T) {
 	t.Run("before the first Sync", testProbesBeforeTheFirstSync)
 	t.Run("answer as kube-proxy does", testProbesAnswerAsKubeProxyDoes)
 	t.Run("say what is wrong", testProbesSayWhatIsWrong)
+	t.Run("say what the source waits for", testAnswersSayWhatTheSourceWaitsFor)
 	t.Run("answers are counted", testAnswersAreCounted)
 	t.Run("nodes of others do not count", testNodesOfOthersDoNotCount)
 }
@@ -266,6 +268,29 @@ func testAnswersAreCounted(t *testing.T) {
 	expectCodes(t, server.URL, http.StatusServiceUnavailable, http.StatusServiceUnavailable)
 	if diff := cmp.Diff([][]int{{503, 503}, {200, 503}}, [][]int{healthz, livez}); diff != "" {
 		t.Errorf("counted (-want +got):\n%s", diff)
+	}
+}
+
+func testAnswersSayWhatTheSourceWaitsFor(t *testing.T) {
+	p := health.NewProxy(health.Options{})
+	server := httptest.NewServer(p.Handler())
+	defer server.Close()
+	next := tracker.New(tracker.Options{})
+	sink := p.WatchNode("node-1", next)
+	sink.Waiting("services: forbidden")
+	const problem = `"waiting for services: forbidden"`
+	for _, path := range []string{"/healthz", "/livez"} {
+		if _, body := get(t, server.URL+path); !strings.Contains(body, problem) {
+			t.Errorf("%s does not have %s:\n%s", path, problem, body)
+		}
+	}
+	if got := next.WaitingFor(); got != "services: forbidden" {
+		t.Errorf("the next sink waits for %q", got)
+	}
+	expectCodes(t, server.URL, http.StatusServiceUnavailable, http.StatusOK)
+	sink.Synced()
+	if _, body := get(t, server.URL+"/healthz"); strings.Contains(body, "waiting for") {
+		t.Errorf("/healthz after Synced:\n%s", body)
 	}
 }
 

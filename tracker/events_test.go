@@ -251,7 +251,26 @@ func testChangesArePublishedAfterSynced(t *testing.T) {
 	if c := tracker.Changes(); c != nil {
 		t.Errorf("got %v before Synced", c)
 	}
+	if got := tracker.WaitingFor(); got != "Services and EndpointSlices" {
+		t.Errorf("it waits for %q before the source says for what", got)
+	}
+	tracker.Waiting("endpointslices: forbidden")
+	if got := tracker.WaitingFor(); got != "endpointslices: forbidden" {
+		t.Errorf("it waits for %q", got)
+	}
+	view := tracker.View("", 0)
+	defer view.Close()
+	if _, _, _, synced := view.TakeRevision(); synced {
+		t.Error("a view is synced before Synced")
+	}
 	tracker.Synced()
+	if _, _, _, synced := view.TakeRevision(); !synced {
+		t.Error("a view is not synced after Synced")
+	}
+	tracker.Waiting("late")
+	if got := tracker.WaitingFor(); got != "" {
+		t.Errorf("it waits for %q after Synced", got)
+	}
 	select {
 	case <-tracker.Dirty():
 	default:

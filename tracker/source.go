@@ -11,8 +11,8 @@ import (
 // Source delivers Kubernetes objects: from an API server, a directory of manifests, or a test.
 type Source interface {
 	// Run feeds sink until ctx ends and then returns nil. It returns an error only for faults that
-	// trying again cannot mend, such as a directory that does not exist or a bad kubeconfig. It
-	// tries again after other faults and logs them through the logger in ctx (klog.FromContext).
+	// trying again cannot mend, such as a bad kubeconfig. It tries again after other faults and
+	// logs them through the logger in ctx (klog.FromContext).
 	Run(ctx context.Context, sink Sink) error
 }
 
@@ -36,6 +36,10 @@ type Sink interface {
 	SetServiceCIDR(*networkingv1.ServiceCIDR)
 	// DeleteServiceCIDR deletes a ServiceCIDR. If there is none, nothing happens.
 	DeleteServiceCIDR(name string)
+	// Waiting says what the Source still waits for before it calls Synced, and why: for example
+	// "endpointslices: forbidden", or "web.yaml: document 2 (line 9): no kind". The last call
+	// counts. After Synced, Waiting does nothing.
+	Waiting(reason string)
 	// Synced says that every Service and EndpointSlice that exists has been set once. A Tracker
 	// publishes nothing before that: rules for half of the cluster would break working Services.
 	// The Node and ServiceCIDRs may come later.

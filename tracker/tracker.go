@@ -63,8 +63,10 @@ type Tracker struct {
 
 	// mu guards everything below, and the views. It is held while changed Services are recomputed, so a
 	// Source waits for that; a Backend never does.
-	mu      sync.Mutex
-	synced  bool
+	mu     sync.Mutex
+	synced bool
+	// waiting is what the Source still waits for.
+	waiting string
 	entries map[objectName]*entry
 	slices  map[objectName]*endpointSlice
 	cidrs   map[string]*serviceCIDR
@@ -87,6 +89,7 @@ func New(options Options) *Tracker {
 		options: options,
 		started: time.Now(),
 		ready:   make(chan struct{}),
+		waiting: "Services and EndpointSlices",
 		entries: map[objectName]*entry{},
 		slices:  map[objectName]*endpointSlice{},
 		cidrs:   map[string]*serviceCIDR{},
@@ -265,6 +268,24 @@ func (t *Tracker) DeleteServiceCIDR(name string) {
 		t.cidrsChanged = t.changes.next()
 		t.signal()
 	}
+}
+
+// Waiting implements Sink.
+func (t *Tracker) Waiting(reason string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.waiting = reason
+}
+
+// WaitingFor returns what the Source waits for before it calls Synced, as it last said by Waiting.
+// It is empty once Synced was called, and never before.
+func (t *Tracker) WaitingFor() string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.synced {
+		return ""
+	}
+	return t.waiting
 }
 
 // Synced implements Sink. From now on the Tracker publishes its state.

@@ -101,21 +101,22 @@ func (v *View) Resync() {
 // first, as far as EndpointSlices tell (annotation endpoints.kubernetes.io/last-change-trigger-time). Times from before the
 // start of the Tracker, or of a View that starts with Full changes, are left out.
 func (v *View) Take() (*model.Changes, []time.Time) {
-	changes, triggers, _ := v.TakeRevision()
+	changes, triggers, _, _ := v.TakeRevision()
 	return changes, triggers
 }
 
 // TakeRevision is Take, and also returns the revision of the state after these changes, with which a
-// later View can resume. It is 0 before Synced was called.
-func (v *View) TakeRevision() (*model.Changes, []time.Time, uint64) {
+// later View can resume. Before Synced was called, synced is false and there is nothing else:
+// Tracker.WaitingFor says why. A revision of 0 is that of a cluster without any object.
+func (v *View) TakeRevision() (changes *model.Changes, triggers []time.Time, revision uint64, synced bool) {
 	t := v.tracker
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if !t.synced {
-		return nil, nil, 0
+		return nil, nil, 0, false
 	}
 	t.counts.PendingServices, t.counts.PendingEndpointSlices = 0, 0
-	changes := &model.Changes{Full: v.full, Ports: map[model.PortID]*model.ServicePort{}}
+	changes = &model.Changes{Full: v.full, Ports: map[model.PortID]*model.ServicePort{}}
 	times := v.takePorts(changes)
 	slices.SortFunc(times, time.Time.Compare)
 	v.takeNode(changes)
@@ -126,7 +127,7 @@ func (v *View) TakeRevision() (*model.Changes, []time.Time, uint64) {
 	if changes.Empty() {
 		changes = nil
 	}
-	return changes, times, v.seen
+	return changes, times, v.seen, true
 }
 
 // signal wakes the reader, once Synced was called.

@@ -23,7 +23,7 @@ type watcher struct {
 }
 
 func (w *watcher) take() {
-	changes, _, revision := w.view.TakeRevision()
+	changes, _, revision, _ := w.view.TakeRevision()
 	w.revision = revision
 	if changes == nil {
 		return
@@ -230,7 +230,7 @@ func TestViewTriggers(t *testing.T) {
 	}
 	expect := func(t *testing.T, who string, v *View, want ...time.Time) (revision uint64) {
 		t.Helper()
-		_, got, revision := v.TakeRevision()
+		_, got, revision, _ := v.TakeRevision()
 		if diff := cmp.Diff(want, got); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", who, diff)
 		}

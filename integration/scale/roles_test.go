@@ -97,6 +97,7 @@ func (*ear) SetNode(*corev1.Node)                     {}
 func (*ear) DeleteNode(string)                        {}
 func (*ear) SetServiceCIDR(*networkingv1.ServiceCIDR) {}
 func (*ear) DeleteServiceCIDR(string)                 {}
+func (*ear) Waiting(string)                           {}
 
 // serve is the brain, as kube-proxy node-local-server is.
 func (r role) serve(ctx context.Context) error {

@@ -112,5 +112,8 @@ func (r *Remote) SetServiceCIDR(*networkingv1.ServiceCIDR) {}
 // DeleteServiceCIDR implements tracker.Sink.
 func (r *Remote) DeleteServiceCIDR(string) {}
 
+// Waiting implements tracker.Sink.
+func (r *Remote) Waiting(string) {}
+
 // Synced implements tracker.Sink.
 func (r *Remote) Synced() {}

@@ -17,7 +17,6 @@ import (
 
 var (
 	errStopping = status.Error(codes.Unavailable, "the server stops; try again")
-	errUnsynced = status.Error(codes.Unavailable, "the server does not know all Services and EndpointSlices yet; try again")
 	errStreams  = status.Error(codes.ResourceExhausted, "too many calls, of all clients or of this one; try again later")
 	errStalled  = status.Error(codes.ResourceExhausted, "the client did not read for too long")
 )
@@ -36,12 +35,17 @@ func (s *Server) Get(request *nodelocalv1.GetRequest, out grpc.ServerStreamingSe
 	return s.call(request.GetNode(), out, func(st *stream) error {
 		st.view = s.tracker.View(st.node, 0)
 		defer st.view.Close()
-		changes, _, revision := st.view.TakeRevision()
-		if revision == 0 {
-			return errUnsynced
+		changes, _, revision, synced := st.view.TakeRevision()
+		if !synced {
+			return s.errNotSynced()
 		}
 		return st.send(changes, nil, revision, time.Time{})
 	})
+}
+
+// errNotSynced says what the tracker waits for.
+func (s *Server) errNotSynced() error {
+	return status.Errorf(codes.Unavailable, "the server does not know all Services and EndpointSlices yet: it waits for %s; try again", s.tracker.WaitingFor())
 }
 
 // resumable returns the revision that a client has seen, 0 if it is none of this server's.
@@ -119,9 +123,9 @@ const maxBehind = 1000
 func (st *stream) follow() error {
 	var woken time.Time
 	for {
-		changes, triggers, revision := st.view.TakeRevision()
-		first := st.sent == 0
-		if revision > 0 && (first || changes != nil || revision-st.sent > maxBehind) {
+		changes, triggers, revision, synced := st.view.TakeRevision()
+		first := st.last.IsZero()
+		if synced && (first || changes != nil || revision-st.sent > maxBehind) {
 			if err := st.send(changes, triggers, revision, woken); err != nil {
 				return err
 			}

@@ -2,6 +2,9 @@ package apiserver
 
 import (
 	"context"
+	"maps"
+	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -39,30 +42,65 @@ type feed struct {
 // feeds returns the four resources that a proxy reads, those that Synced waits for first.
 func (s *Source) feeds(sink tracker.Sink) []*feed {
 	all := metav1.NamespaceAll
-	services := newFeed(s.outage("services", true), &corev1.Service{}, s.client.CoreV1().Services(all),
+	waits := newWaits(sink)
+	services := newFeed(s.outage("services", waits), &corev1.Service{}, s.client.CoreV1().Services(all),
 		ownServices(s.config.ServiceProxyName), sink.SetService, sink.DeleteService)
-	slices := newFeed(s.outage("endpointslices", true), &discoveryv1.EndpointSlice{}, s.client.DiscoveryV1().EndpointSlices(all),
+	endpointSlices := newFeed(s.outage("endpointslices", waits), &discoveryv1.EndpointSlice{}, s.client.DiscoveryV1().EndpointSlices(all),
 		routableSlices, sink.SetEndpointSlice, sink.DeleteEndpointSlice)
-	nodes := newFeed(s.outage("nodes", false), &corev1.Node{}, s.client.CoreV1().Nodes(),
+	nodes := newFeed(s.outage("nodes", nil), &corev1.Node{}, s.client.CoreV1().Nodes(),
 		s.config.nodes(), sink.SetNode, byName(sink.DeleteNode))
 	nodes.patience = s.timing.node
-	cidrs := newFeed(s.outage("servicecidrs", false), &networkingv1.ServiceCIDR{}, s.client.NetworkingV1().ServiceCIDRs(),
+	cidrs := newFeed(s.outage("servicecidrs", nil), &networkingv1.ServiceCIDR{}, s.client.NetworkingV1().ServiceCIDRs(),
 		everything, sink.SetServiceCIDR, byName(sink.DeleteServiceCIDR))
 	cidrs.refusal = newRefusal(cidrs.outage, s.timing.refusal)
 	cidrs.source = cidrs.refusal.guard(cidrs.source)
 	cidrs.patience, cidrs.giveUp = s.timing.cidrs, cidrs.outage.noticed
-	return []*feed{services, slices, nodes, cidrs}
+	return []*feed{services, endpointSlices, nodes, cidrs}
 }
 
-func (s *Source) outage(resource string, needed bool) *outage {
+// outage returns the outage of a resource. Synced waits for it unless waits is nil.
+func (s *Source) outage(resource string, waits *waits) *outage {
 	report := func(failing bool) {
 		if s.config.OnFailing != nil {
 			s.config.OnFailing(resource, failing)
 		}
 	}
-	o := newOutage(resource, needed, report)
+	o := newOutage(resource, waits != nil, report)
 	o.silence = s.timing.silence
+	if waits != nil {
+		o.waiting = func(reason string) { waits.set(resource, reason) }
+		o.waiting("not listed yet")
+	}
 	return o
+}
+
+// waits tells the sink which resources Synced still waits for.
+type waits struct {
+	sink tracker.Sink
+	mu   sync.Mutex
+	// reasons says of each such resource why it is not listed.
+	reasons map[string]string
+}
+
+func newWaits(sink tracker.Sink) *waits { return &waits{sink: sink, reasons: map[string]string{}} }
+
+// set records why a resource is not listed; an empty reason says that it is.
+func (w *waits) set(resource, reason string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.reasons[resource] == reason {
+		return
+	}
+	w.reasons[resource] = reason
+	var all []string
+	for _, resource := range slices.Sorted(maps.Keys(w.reasons)) {
+		if reason := w.reasons[resource]; reason != "" {
+			all = append(all, resource+": "+reason)
+		}
+	}
+	if len(all) > 0 {
+		w.sink.Waiting(strings.Join(all, "; "))
+	}
 }
 
 func newFeed[T object, L runtime.Object](

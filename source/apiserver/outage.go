@@ -27,6 +27,8 @@ type outage struct {
 	resource string
 	// needed says that nothing is programmed before the resource was listed.
 	needed bool
+	// waiting is told why the resource is not listed yet, and "" once it is; nil unless needed.
+	waiting func(reason string)
 	// onFailing, if set, is told when the resource begins and ceases to fail.
 	onFailing func(failing bool)
 	// silence is how long the first answer may take before that is a failure.
@@ -104,6 +106,9 @@ func (o *outage) count(logger klog.Logger, err error) {
 	o.failures++
 	o.streaming = false // it is counted
 	o.setFailing(true)
+	if !o.answered {
+		o.setWaiting(err.Error())
+	}
 	switch kind := err.Error(); {
 	case !o.kinds[kind] && len(o.kinds) < maxKinds:
 		o.kinds[kind] = true
@@ -134,6 +139,7 @@ func (o *outage) over(ctx context.Context) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.answered, o.expired, o.streaming = true, false, false
+	o.setWaiting("")
 	o.setFailing(false)
 	o.end(ctx, "Watching again")
 }
@@ -169,6 +175,13 @@ func (o *outage) awaitAnswer(ctx context.Context) (stop func()) {
 		}
 	})
 	return func() { timer.Stop() }
+}
+
+// setWaiting needs mu.
+func (o *outage) setWaiting(reason string) {
+	if o.waiting != nil {
+		o.waiting(reason)
+	}
 }
 
 // setFailing needs mu.

@@ -19,6 +19,7 @@ type recorder struct {
 	deleted  map[string]int
 	syncs    int
 	atSynced map[string]metav1.Object
+	waiting  string
 }
 
 func newRecorder() *recorder {
@@ -52,6 +53,19 @@ func (r *recorder) SetServiceCIDR(o *networkingv1.ServiceCIDR) {
 }
 func (r *recorder) SetEndpointSlice(o *discoveryv1.EndpointSlice) {
 	r.set("endpointslices", o)
+}
+
+func (r *recorder) Waiting(reason string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.waiting = reason
+}
+
+// waitsFor reports whether the source waits for something, and for nothing else.
+func (r *recorder) waitsFor(reason string) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.waiting == reason
 }
 
 func (r *recorder) Synced() {

@@ -132,6 +132,7 @@ func testListThatIsNeverAnsweredIsLogged(t *testing.T) {
 		if sink.synced() {
 			t.Error("Synced without Services")
 		}
+		await.True(t, "the reason why it is not synced", func() bool { return sink.waitsFor("services: no answer from the API server for 2s") })
 		c.server.Answer("services")
 		await.True(t, "Synced", sink.synced)
 		await.True(t, "the report of the end", func() bool { return slices.Equal(reports.of("services"), []bool{true, false}) })

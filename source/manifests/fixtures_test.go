@@ -61,7 +61,9 @@ type recorder struct {
 	state  map[string]string
 	events []string
 	synced bool
-	wake   chan struct{}
+	// waiting is what the source said last that it waits for.
+	waiting string
+	wake    chan struct{}
 }
 
 func newRecorder() *recorder {
@@ -109,7 +111,10 @@ func (r *recorder) SetServiceCIDR(c *networkingv1.ServiceCIDR) {
 	r.set("ServiceCIDR "+c.Name, strings.Join(c.Spec.CIDRs, ","))
 }
 func (r *recorder) DeleteServiceCIDR(name string) { r.remove("ServiceCIDR " + name) }
-func (r *recorder) Synced()                       { r.tell("synced", func() { r.synced = true }) }
+func (r *recorder) Waiting(reason string) {
+	r.tell("waiting", func() { r.waiting = reason })
+}
+func (r *recorder) Synced() { r.tell("synced", func() { r.synced = true }) }
 
 // waitFor waits until the state is want, or fails.
 func (r *recorder) waitFor(t *testing.T, want map[string]string) {
