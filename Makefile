@@ -15,7 +15,8 @@ LDFLAGS      := -s -w -X github.com/nftproxy/nftproxy/internal/version.own=$(VER
 FUZZTIME    ?= 5000x
 BIN         ?= bin
 # Without grpcnotrace gRPC brings in html/template, for which the linker keeps every method: 19 MB more.
-BUILD       := CGO_ENABLED=0 $(GO) build -tags grpcnotrace -trimpath -ldflags '$(LDFLAGS)'
+BUILDFLAGS  := -tags grpcnotrace -trimpath
+BUILD       := CGO_ENABLED=0 $(GO) build $(BUILDFLAGS) -ldflags '$(LDFLAGS)'
 COMMANDS    := ./cmd/kube-proxy ./cmd/ruledump
 IMAGE       ?= localhost/nftproxy/kube-proxy
 # When the image was made, in seconds since 1970, for those who look at it: the time of the commit,
@@ -24,7 +25,7 @@ SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || echo 0)
 
 .PHONY: api build image sbom demo test check check-api unit fuzz golden generate bench plot soak test-386 test-arch test-kernels vulnerabilities clean
 
-build: ## static binaries in bin/
+build: announce ## static binaries in bin/
 	$(BUILD) -o $(BIN)/ $(COMMANDS)
 
 image: ## bin/image.tar, a container image for amd64 and arm64; needs no container daemon
@@ -39,26 +40,39 @@ sbom: ## PROGRAMS/sbom.cdx.json, the modules that are linked into the programs t
 	cd deploy && $(GO) run ./sbom -version $(VERSION) -created $(SOURCE_DATE_EPOCH) -o $(abspath $(PROGRAMS))/sbom.cdx.json $(abspath $(PROGRAMS))/kube-proxy $(abspath $(PROGRAMS))/ruledump
 
 demo: build ## the main job, in network namespaces that it makes and removes
-	$(GO) build -o $(BIN)/demo ./integration/demo
+	$(BUILD) -o $(BIN)/demo ./integration/demo
 	$(BIN)/demo
 
-.PHONY: quick prerequisites format
+.PHONY: announce quick prerequisites format
+
+announce: # go list says whether Kubernetes' libraries have to be compiled
+	@[ "$$(CGO_ENABLED=0 $(GO) list $(BUILDFLAGS) -f '{{.Stale}}' k8s.io/client-go/kubernetes)" != true ] || \
+		echo "The first build compiles Kubernetes' libraries: about seven minutes on two busy cores."
 
 quick: format ## for each save: no root, no nft program, under a minute with a warm cache
 	$(GO) vet ./...
 	$(GO) test -short $$($(GO) list ./... | grep -v /integration/)
 
-test: prerequisites build check unit test-386 fuzz ## all of it; needs root, nft, both variants of iptables, gcc and python3
+test: prerequisites build check unit test-386 fuzz ## all of it; needs root, and the programs of NEEDS, which it installs
 
-prerequisites: ## says in one line what `make test` lacks on this machine
-	@lacks=; \
-	[ "$$(id -u)" = 0 ] || lacks="$$lacks root (sudo make test);"; \
-	command -v nft >/dev/null || lacks="$$lacks nft (apt-get install nftables);"; \
-	{ command -v iptables-nft-restore && command -v iptables-legacy-restore; } >/dev/null || \
-		lacks="$$lacks iptables-nft-restore and iptables-legacy-restore (apt-get install iptables);"; \
-	command -v gcc >/dev/null || lacks="$$lacks gcc for the race detector (apt-get install gcc libc6-dev);"; \
-	command -v python3 >/dev/null || lacks="$$lacks python3 for an example (apt-get install python3);"; \
-	[ -z "$$lacks" ] || { echo "make test lacks$$lacks make quick needs none of these" >&2; exit 1; }
+# The programs that `make test` needs beside Go, make and git, each with its package in Debian. There is no other list.
+NEEDS := nft:nftables iptables-nft-restore:iptables iptables-legacy-restore:iptables gcc:gcc gcc:libc6-dev python3:python3
+
+prerequisites: ## installs what `make test` lacks; with NO_INSTALL=1, or without root or apt-get, only names it
+	@programs=; packages=; \
+	for need in $(NEEDS); do \
+		program=$${need%:*}; package=$${need#*:}; \
+		command -v $$program >/dev/null && continue; \
+		case "$$programs " in *" $$program "*) ;; *) programs="$$programs $$program";; esac; \
+		case "$$packages " in *" $$package "*) ;; *) packages="$$packages $$package";; esac; \
+	done; \
+	[ "$$(id -u)" = 0 ] || { echo "make test lacks root (sudo make test)$${programs:+ and$$programs (apt-get install$$packages)}; make quick needs nothing but Go" >&2; exit 1; }; \
+	[ -n "$$programs" ] || exit 0; \
+	if [ -n "$(NO_INSTALL)" ] || ! command -v apt-get >/dev/null; then \
+		echo "make test lacks$$programs (apt-get install$$packages); make quick needs nothing but Go" >&2; exit 1; \
+	fi; \
+	echo "make test lacks$$programs: apt-get installs$$packages (NO_INSTALL=1 refuses)"; \
+	apt-get update -qq; DEBIAN_FRONTEND=noninteractive apt-get install -y -qq $$packages >/dev/null
 
 format:
 	@unformatted=$$(gofmt -l $$(git ls-files '*.go')); if [ -n "$$unformatted" ]; then echo "gofmt: $$unformatted"; exit 1; fi
