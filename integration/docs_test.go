@@ -18,6 +18,7 @@ func TestDocs(t *testing.T) {
 	t.Run("every page of docs is two links from the README at most", func(t *testing.T) { testReachable(t, pages) })
 	t.Run("prose is wrapped at 100 columns", func(t *testing.T) { testWidth(t, pages) })
 	t.Run("doc.go lists every public package", testOverview)
+	t.Run("the README's figures are of the newest run", func(t *testing.T) { testNewestRun(t, pages) })
 }
 
 // pages returns the text of each page by its path from the root of the repository.
@@ -95,6 +96,34 @@ func linkedPages(pages map[string]string, from string) (out []string) {
 		}
 	}
 	return out
+}
+
+// newestRun is the first run on the page with the comparisons.
+var newestRun = regexp.MustCompile(`(?s)\n### \w+ run[^\n]*\n(.*?)\n### `)
+
+func testNewestRun(t *testing.T, pages map[string]string) {
+	run := newestRun.FindStringSubmatch(pages["docs/measurements-kube-proxy.md"])
+	_, table, _ := strings.Cut(pages["README.md"], "\n## How fast\n")
+	table, _, _ = strings.Cut(table, "\n## ")
+	if run == nil {
+		t.Fatal("docs/measurements-kube-proxy.md has no run")
+	}
+	seen := 0
+	for _, row := range strings.Split(table, "\n") {
+		cells := strings.Split(row, "|")
+		if len(cells) != 6 || !strings.ContainsAny(cells[3], "0123456789") {
+			continue
+		}
+		seen++
+		for _, cell := range cells[2:5] {
+			if cell = strings.TrimSpace(cell); !strings.Contains(run[1], "| "+cell) {
+				t.Errorf("the newest run has no figure %s, which the README has: %s", cell, row)
+			}
+		}
+	}
+	if seen < 5 {
+		t.Errorf("saw %d rows with figures in the README", seen)
+	}
 }
 
 const maxWidth = 100
