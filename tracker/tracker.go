@@ -72,6 +72,8 @@ type Tracker struct {
 	cidrs   map[string]*serviceCIDR
 	// known holds the Nodes by name. Those of views stay when they are deleted.
 	known map[string]*node
+	// forgotten is the revision at which a Node last became unknown. It counts as a change of all unknown nodes.
+	forgotten uint64
 	views map[*View]struct{}
 
 	changes      changeLog
@@ -230,7 +232,15 @@ func (t *Tracker) DeleteNode(name string) {
 		}
 		return
 	}
-	delete(t.known, name)
+	t.forgetNode(name)
+}
+
+// forgetNode makes a node unknown.
+func (t *Tracker) forgetNode(name string) {
+	if t.known[name] != nil {
+		delete(t.known, name)
+		t.forgotten = t.changes.next()
+	}
 }
 
 // node returns a node, with nothing but its name if its Node is not known.
@@ -238,7 +248,7 @@ func (t *Tracker) node(name string) *node {
 	if n := t.known[name]; n != nil {
 		return n
 	}
-	return &node{Node: model.Node{Name: name}}
+	return &node{Node: model.Node{Name: name}, changed: t.forgotten, moved: t.forgotten}
 }
 
 // SetServiceCIDR implements Sink.
@@ -356,6 +366,7 @@ func (t *Tracker) markDirty(name objectName, e *entry) {
 	t.changes.touch(e)
 	if e.empty() {
 		t.changes.addTombstone(name, e)
+		t.deleteTombstones() // also without a view that takes
 	}
 	t.signal()
 }

@@ -81,7 +81,7 @@ func (v *View) Close() {
 	defer t.mu.Unlock()
 	delete(t.views, v)
 	if n := t.known[v.name]; n != nil && n.deleted && len(t.viewsOf(v.name)) == 0 {
-		delete(t.known, v.name)
+		t.forgetNode(v.name)
 	}
 }
 
@@ -116,6 +116,9 @@ func (v *View) TakeRevision() (changes *model.Changes, triggers []time.Time, rev
 		return nil, nil, 0, false
 	}
 	t.counts.PendingServices, t.counts.PendingEndpointSlices = 0, 0
+	if v.resumed > 0 && v.resumed < t.changes.horizon {
+		v.full = true // deletions that the client does not know of were forgotten since View
+	}
 	changes = &model.Changes{Full: v.full, Ports: map[model.PortID]*model.ServicePort{}}
 	times := v.takePorts(changes)
 	slices.SortFunc(times, time.Time.Compare)
@@ -227,7 +230,7 @@ func (v *View) recompute(e *entry, changed map[model.PortID]*model.ServicePort) 
 	*kept = now
 	if v.resumed > 0 && e.served != nil {
 		for _, gone := range e.served.gone {
-			if gone.revision > v.resumed {
+			if _, isBack := findPort(now.list(), gone.id); gone.revision > v.resumed && !isBack {
 				changed[gone.id] = nil
 			}
 		}

@@ -52,6 +52,10 @@ func expectTruth(t *rapid.T, cluster *generator, node string, state *model.Chang
 func TestView(t *testing.T) {
 	t.Run("views agree with a tracker of their node", testViewsAgreeWithATrackerOfTheirNode)
 	t.Run("resumes", testViewResume)
+	t.Run("resumed views agree with fresh ones", testResumedViewsAgreeWithFreshOnes)
+	t.Run("resumes across forgotten deletions", testResumeAcrossForgottenDeletions)
+	t.Run("keeps a port that went and came back before the first take", testResumeAfterAnIdenticalPort)
+	t.Run("without one deleted Services are forgotten", testNoViewKeepsNothingGrowing)
 	t.Run("one that nobody asks does not grow", testViewThatNobodyAsksKeepsNothingGrowing)
 	t.Run("views share lists", testViewsShareLists)
 }
@@ -171,6 +175,25 @@ func testViewResume(t *testing.T) {
 			t.Errorf("got %+v", changes)
 		}
 	})
+}
+
+// A server may be without clients for long.
+func testNoViewKeepsNothingGrowing(t *testing.T) {
+	const history, deleted = 10, 1000
+	tracker := New(Options{EveryNode: true, History: history})
+	for i := range deleted {
+		name := fmt.Sprint("goes-", i)
+		tracker.SetService(serviceNamed(name))
+		tracker.SetEndpointSlice(makeSlice(func(s *discoveryv1.EndpointSlice) { s.Name, s.Labels[discoveryv1.LabelServiceName] = name, name }))
+	}
+	tracker.Synced()
+	for i := range deleted {
+		tracker.DeleteService("default", fmt.Sprint("goes-", i))
+		tracker.DeleteEndpointSlice("default", fmt.Sprint("goes-", i))
+	}
+	if entries, tombstones := len(tracker.entries), len(tracker.changes.tombstones); entries > history || tombstones > history {
+		t.Errorf("%d entries and %d tombstones of %d deleted Services are kept, want %d", entries, tombstones, deleted, history)
+	}
 }
 
 func testViewThatNobodyAsksKeepsNothingGrowing(t *testing.T) {
