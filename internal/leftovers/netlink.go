@@ -38,6 +38,42 @@ func dial() (*kernel, error) {
 
 func (k *kernel) close() { k.nl.Close() }
 
+// maxSilence is how long the kernel may say nothing while it has nothing to do for this connection. It works inside the
+// system calls that send and receive, for as long as that takes.
+const maxSilence = time.Minute
+
+func (k *kernel) expect() error { return k.nl.SetReadDeadline(time.Now().Add(maxSilence)) }
+
+// execute sends a request and returns the kernel's answer.
+func (k *kernel) execute(m netlink.Message) ([]netlink.Message, error) {
+	request, err := k.nl.Send(m)
+	if err != nil {
+		return nil, err
+	}
+	replies, err := k.receive()
+	if err != nil {
+		return nil, err
+	}
+	return replies, netlink.Validate(request, replies)
+}
+
+// receive returns the kernel's answer to what was sent. The deadline begins anew with each part of the answer.
+func (k *kernel) receive() (replies []netlink.Message, err error) {
+	if err := k.expect(); err != nil {
+		return nil, err
+	}
+	for m, err := range k.nl.ReceiveIter() {
+		if err == nil {
+			err = k.expect()
+		}
+		if err != nil {
+			return nil, err
+		}
+		replies = append(replies, m)
+	}
+	return replies, nil
+}
+
 // headerSize is the length of struct nfgenmsg, with which each message begins.
 const headerSize = 4
 
@@ -82,10 +118,7 @@ func visitAll(decoder *netlink.AttributeDecoder, visit func(*netlink.AttributeDe
 
 // list returns the attributes of each object that the kernel lists.
 func (k *kernel) list(typ uint16, f family, attributes []byte) (objects [][]byte, err error) {
-	if err := k.nl.SetReadDeadline(time.Now().Add(time.Minute)); err != nil {
-		return nil, err
-	}
-	replies, err := k.nl.Execute(message(typ, netlink.Dump, f, attributes))
+	replies, err := k.execute(message(typ, netlink.Dump, f, attributes))
 	if errors.Is(err, unix.EINTR) {
 		return nil, errChanged
 	}
@@ -141,7 +174,7 @@ func (k *kernel) jumps(f family, table string) (rules []rule, err error) {
 
 // generation returns the number that the kernel counts up with every commit.
 func (k *kernel) generation() (id uint32, err error) {
-	replies, err := k.nl.Execute(message(unix.NFT_MSG_GETGEN, 0, 0, nil))
+	replies, err := k.execute(message(unix.NFT_MSG_GETGEN, 0, 0, nil))
 	if err != nil {
 		return 0, err
 	}
@@ -177,14 +210,11 @@ func (k *kernel) commit(generation uint32, messages []netlink.Message) error {
 	begin, end := batchMarker(unix.NFNL_MSG_BATCH_BEGIN), batchMarker(unix.NFNL_MSG_BATCH_END)
 	begin.Data = append(begin.Data, attributes(func(e *netlink.AttributeEncoder) { e.Uint32(nfnlBatchGenID, generation) })...)
 	messages[len(messages)-1].Header.Flags |= netlink.Acknowledge
-	if err := k.nl.SetReadDeadline(time.Now().Add(time.Minute)); err != nil {
-		return err
-	}
 	if _, err := k.nl.SendMessages(slices.Concat([]netlink.Message{begin}, messages, []netlink.Message{end})); err != nil {
 		return err
 	}
 	// The kernel answers what it refuses, and the last message.
-	_, err := k.nl.Receive()
+	_, err := k.receive()
 	if errors.Is(err, unix.ERESTART) {
 		return errChanged
 	}
