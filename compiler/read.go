@@ -198,7 +198,7 @@ func (r *reader) addFrontend(found map[nft.Data]*Frontend, e nft.Element) {
 	if found[e.Key] != nil {
 		return
 	}
-	fe, ok := r.parseKey(e.Key)
+	fe, ok := parseKey(e.Key)
 	if !ok {
 		return
 	}
@@ -210,7 +210,7 @@ func (r *reader) addFrontend(found map[nft.Data]*Frontend, e nft.Element) {
 }
 
 // parseKey is the inverse of frontend.key.
-func (r *reader) parseKey(key nft.Data) (fe frontend, ok bool) {
+func parseKey(key nft.Data) (fe frontend, ok bool) {
 	if addr := len(key) - 8; addr > 0 {
 		if fe.addr, ok = netip.AddrFromSlice([]byte(key[:addr])); !ok {
 			return fe, false

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
-	"slices"
 	"time"
 
 	"github.com/nftproxy/nftproxy/conntrack"
@@ -12,7 +11,7 @@ import (
 )
 
 // After a backend has taken an endpoint of a UDP Service away, it deletes the flows that still lead there: the next packet of
-// each client then goes to an endpoint that serves. As long as nothing serves, flows are left alone.
+// each client then goes to an endpoint that serves.
 func ExampleConn_DeleteFlows() {
 	conn, err := conntrack.Dial(0) // 0 is this process's network namespace
 	if err != nil {
@@ -30,7 +29,7 @@ func ExampleConn_DeleteFlows() {
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
 	stats, err := conn.DeleteFlows(ctx, model.IPv4, uint8(model.UDP), func(f conntrack.Flow) bool {
-		return f.Dialed == frontend && !slices.Contains(port.Serving, f.Server)
+		return f.Dialed == frontend && !port.KeepsFlow(f.Server)
 	})
 	if err != nil {
 		fmt.Println(err)

@@ -19,5 +19,5 @@ func (p *ServicePort) Equal(other *ServicePort) bool {
 		p.HealthCheckNodePort == other.HealthCheckNodePort &&
 		slices.Equal(p.Cluster, other.Cluster) &&
 		slices.Equal(p.Local, other.Local) && p.LocalTerminating == other.LocalTerminating &&
-		slices.Equal(p.Serving, other.Serving)
+		slices.Equal(p.Serving, other.Serving) && slices.Equal(p.NotServing, other.NotServing)
 }

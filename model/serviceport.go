@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"net/netip"
+	"slices"
 	"time"
 )
 
@@ -107,13 +108,28 @@ type ServicePort struct {
 	// topology or because they terminate: existing flows to them must not be cut. It is
 	// nil for protocols other than UDP.
 	Serving []netip.AddrPort
+	// NotServing holds the endpoints that EndpointSlices list while none serves: existing flows to them may
+	// stay until one serves. It is nil if Serving is not, and for protocols other than UDP.
+	NotServing []netip.AddrPort
+}
+
+// KeepsFlow reports whether an existing UDP flow to an endpoint may stay: the endpoint serves; or it is listed, and none
+// serves.
+func (p *ServicePort) KeepsFlow(endpoint netip.AddrPort) bool {
+	return contains(p.Serving, endpoint) || contains(p.NotServing, endpoint)
+}
+
+// contains looks in a sorted list.
+func contains(list []netip.AddrPort, endpoint netip.AddrPort) bool {
+	_, found := slices.BinarySearchFunc(list, endpoint, netip.AddrPort.Compare)
+	return found
 }
 
 // Addresses counts the elements of all lists of p. An endpoint in two lists counts twice. Whoever limits what
 // other programs can make it keep counts with it.
 func (p *ServicePort) Addresses() int {
 	return len(p.ExternalIPs) + len(p.LoadBalancerIPs) + len(p.LoadBalancerSourceRanges) +
-		len(p.Cluster) + len(p.Local) + len(p.Serving)
+		len(p.Cluster) + len(p.Local) + len(p.Serving) + len(p.NotServing)
 }
 
 // Endpoint is a backend to which a connection can be sent, such as a pod.

@@ -22,7 +22,7 @@ const firstFlowRetry = 100 * time.Millisecond
 // FlowCleaner removes entries from the connection tracking table: stale UDP flows, so that the client's next packet
 // goes to an endpoint that serves, and connections that began while there were no rules. Syncs only note the frontends
 // to search for. So a table that is large, or cannot be listed, delays no Sync. The notes are merged, and never exceed
-// the number of UDP frontends of all Services.
+// the number of UDP frontends of all Services by more than 100,000.
 type FlowCleaner struct {
 	netNS    int
 	table    *conntrack.Conn
@@ -121,7 +121,7 @@ func (c *FlowCleaner) Clean(ctx context.Context) error {
 		}
 		c.onSearch(family, stats, err)
 		if stats.Deleted > 0 {
-			klog.FromContext(ctx).V(2).Info("Removed UDP flows to endpoints that do not serve any more", "family", family, "flows", stats.Deleted, "duration", stats.Duration)
+			klog.FromContext(ctx).V(2).Info("Removed stale UDP flows", "family", family, "flows", stats.Deleted, "duration", stats.Duration)
 		}
 		if err == nil {
 			c.flows.done(family, upTo)

@@ -26,6 +26,9 @@ func (b *Backend) reconcile(ctx context.Context, logger klog.Logger) error {
 
 func (b *Backend) reconcileTables(ctx context.Context, logger klog.Logger) error {
 	tx, err := b.difference(ctx)
+	if err == nil && b.flows != nil && !b.committed() {
+		b.flows.flows.formerly(b.compiler, tx)
+	}
 	switch {
 	case ctx.Err() != nil:
 		return ctx.Err() // the tables may be readable

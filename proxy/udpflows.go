@@ -9,13 +9,14 @@ import (
 	"github.com/nftproxy/nftproxy/compiler"
 	"github.com/nftproxy/nftproxy/conntrack"
 	"github.com/nftproxy/nftproxy/model"
+	"github.com/nftproxy/nftproxy/nft"
 )
 
-// udpFlows holds the endpoints that serve each UDP frontend, and the frontends whose flows have to be searched for.
+// udpFlows holds the owner of each UDP frontend, and the frontends whose flows have to be searched for.
 //
-// The rules are kube-proxy's. A flow is stale if the Service port has serving endpoints, and the flow
-// leads to another one or was never translated. While there is no serving endpoint, and when the
-// address or the Service is gone, flows stay: the endpoint may still answer, and nobody else would.
+// The rules are those of kube-proxy since 1.37. A translated flow is stale if its frontend is gone; if EndpointSlices
+// do not list its endpoint any more; or if its endpoint does not serve and another one does. While none serves, flows to
+// listed endpoints stay. A flow that was never translated is stale if its frontend has a serving endpoint.
 type udpFlows struct {
 	// mu is held for one change or one flow at a time.
 	mu       sync.Mutex
@@ -27,19 +28,23 @@ type udpFlows struct {
 // udpFrontends are those of one family. A frontend is an address and port. A node port is one too, without a valid
 // address.
 type udpFrontends struct {
-	// serving holds the serving endpoints of each frontend that has an owner.
-	serving map[netip.AddrPort][]netip.AddrPort
-	// pending holds the frontends whose flows have to be searched for, with the number of the change that made it so.
-	// Frontends without serving endpoints are not among them.
+	// owners holds the Service port that serves each frontend.
+	owners map[netip.AddrPort]*model.ServicePort
+	// pending holds the frontends whose flows have to be searched for, with the number of the change that made it so. Those
+	// without an owner are gone.
 	pending map[netip.AddrPort]uint64
 	// nodePorts are the prefixes on which node ports answer.
 	nodePorts []netip.Prefix
 }
 
+// maxGone bounds the frontends that are gone and not searched for yet. If searches fail for so long that there are more,
+// the flows of the others end by their time-outs.
+const maxGone = 100_000
+
 func newUDPFlows() *udpFlows {
 	u := &udpFlows{ports: map[model.PortID]*model.ServicePort{}, families: map[model.Family]*udpFrontends{}}
 	for _, family := range model.Families {
-		u.families[family] = &udpFrontends{serving: map[netip.AddrPort][]netip.AddrPort{}, pending: map[netip.AddrPort]uint64{}}
+		u.families[family] = &udpFrontends{owners: map[netip.AddrPort]*model.ServicePort{}, pending: map[netip.AddrPort]uint64{}}
 	}
 	return u
 }
@@ -69,16 +74,23 @@ func (u *udpFlows) apply(rules *compiler.Compiler, changes *model.Changes) (pend
 	return pending
 }
 
-// lookAtAll notes all frontends with serving endpoints.
+// formerly notes the frontends that a transaction deletes from the tables of an earlier process.
+func (u *udpFlows) formerly(rules *compiler.Compiler, tx nft.Transaction) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	for family, fe := range rules.FormerFrontends(tx, model.UDP) {
+		u.families[family].gone(fe, u.changes)
+	}
+}
+
+// lookAtAll notes all frontends.
 func (u *udpFlows) lookAtAll() {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	u.changes++
 	for _, f := range u.families {
-		for fe, serving := range f.serving {
-			if len(serving) > 0 {
-				f.pending[fe] = u.changes
-			}
+		for fe := range f.owners {
+			f.pending[fe] = u.changes
 		}
 	}
 }
@@ -100,29 +112,38 @@ func (u *udpFlows) set(rules *compiler.Compiler, id model.PortID, port *model.Se
 	u.ports[id] = port
 }
 
-// reconcile updates the endpoints of a frontend after a change, of which it takes the number, to those of its owner;
-// nil for none. Only the endpoints of the owner count: an author who names another Service's address as an external IP
-// does not get that Service's flows removed.
+// reconcile updates the owner of a frontend after a change, of which it takes the number; nil for none. Only the
+// endpoints of the owner count: an author who names another Service's address as an external IP does not get that
+// Service's flows removed.
 func (f *udpFrontends) reconcile(fe netip.AddrPort, owner *model.ServicePort, change uint64) {
+	before := f.owners[fe]
 	if owner == nil {
-		delete(f.serving, fe)
-		delete(f.pending, fe)
+		if before != nil {
+			delete(f.owners, fe)
+			f.gone(fe, change)
+		}
 		return
 	}
-	before, now := f.serving[fe], owner.Serving
-	f.serving[fe] = now
-	switch {
-	case len(now) == 0:
-		delete(f.pending, fe)
-	case len(before) == 0 || slices.ContainsFunc(before, func(e netip.AddrPort) bool { return !contains(now, e) }):
+	f.owners[fe] = owner
+	if makesStale(before, owner) {
 		f.pending[fe] = change
 	}
 }
 
-// contains looks in a sorted list.
-func contains(serving []netip.AddrPort, endpoint netip.AddrPort) bool {
-	_, found := slices.BinarySearchFunc(serving, endpoint, netip.AddrPort.Compare)
-	return found
+// makesStale reports whether flows can be stale after a frontend's owner before, nil for none, became now.
+func makesStale(before, now *model.ServicePort) bool {
+	if before == nil || len(before.Serving) == 0 && len(now.Serving) > 0 {
+		return true
+	}
+	lost := func(e netip.AddrPort) bool { return !now.KeepsFlow(e) }
+	return slices.ContainsFunc(before.Serving, lost) || slices.ContainsFunc(before.NotServing, lost)
+}
+
+// gone notes a frontend that nobody owns any more.
+func (f *udpFrontends) gone(fe netip.AddrPort, change uint64) {
+	if len(f.pending) < len(f.owners)+maxGone {
+		f.pending[fe] = change
+	}
 }
 
 // begin reports whether flows of a family have to be searched for, and whether some may have dialed a node port. A
@@ -147,20 +168,30 @@ func (u *udpFlows) done(family model.Family, upTo uint64) {
 	maps.DeleteFunc(u.families[family].pending, func(_ netip.AddrPort, change uint64) bool { return change <= upTo })
 }
 
-// stale reports whether a UDP flow leads from a pending frontend to an endpoint that does not serve it.
-// local holds the machine's own addresses: the same port number on another machine is no node port.
+// stale reports whether a UDP flow of a pending frontend is stale. local holds the machine's own addresses: the same port
+// number on another machine is no node port.
 func (u *udpFlows) stale(f conntrack.Flow, local []netip.Prefix) bool {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	frontends, fe := u.families[model.FamilyOf(f.Dialed.Addr())], f.Dialed
-	if _, known := frontends.serving[fe]; !known {
-		if !frontends.answersNodePorts(fe.Addr(), local) {
+	if _, pending := frontends.pending[fe]; !pending {
+		if frontends.owners[fe] != nil {
 			return false
 		}
 		fe = netip.AddrPortFrom(netip.Addr{}, fe.Port())
+		if _, pending := frontends.pending[fe]; !pending || !frontends.answersNodePorts(f.Dialed.Addr(), local) {
+			return false
+		}
 	}
-	_, pending := frontends.pending[fe]
-	return pending && !contains(frontends.serving[fe], f.Server)
+	owner := frontends.owners[fe]
+	switch {
+	case owner == nil:
+		return f.Translated()
+	case owner.KeepsFlow(f.Server):
+		return false
+	default:
+		return f.Translated() || len(owner.Serving) > 0
+	}
 }
 
 // answersNodePorts reports whether node ports answer on the address. local holds the machine's own addresses.

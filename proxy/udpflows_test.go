@@ -22,6 +22,14 @@ func udpPort(name string, nodePort uint16, serving ...string) *model.ServicePort
 	return p
 }
 
+// unready returns the port with endpoints that are listed while none serves.
+func unready(p *model.ServicePort, listed ...string) *model.ServicePort {
+	for _, l := range listed {
+		p.NotServing = append(p.NotServing, netip.MustParseAddrPort(l))
+	}
+	return p
+}
+
 func changed(ports ...*model.ServicePort) *model.Changes {
 	c := &model.Changes{Ports: map[model.PortID]*model.ServicePort{}}
 	for _, p := range ports {
@@ -120,14 +128,24 @@ func TestUDPFlowsStale(t *testing.T) {
 			changed(udpPort("dns", 53, endpointA), with(udpPort("other", 0, endpointB), func(p *model.ServicePort) {
 				p.ClusterIP, p.ExternalIPs = netip.MustParseAddr("10.96.0.2"), []netip.Addr{netip.MustParseAddr(nodeIP)}
 			}))}, udpFlow(nodeIP+":53", endpointB), false},
-		{"to the only endpoint, which does not serve any more", compiler.Default(), steps{changed(udpPort("dns", 0, endpointA)), changed(udpPort("dns", 0))}, udpFlow("10.96.0.1:53", endpointA), false},
-		{"to the only endpoint, which serves again", compiler.Default(), steps{changed(udpPort("dns", 0, endpointA)), changed(udpPort("dns", 0)), changed(udpPort("dns", 0, endpointA))}, udpFlow("10.96.0.1:53", endpointA), false},
-		{"to the only endpoint, which another one follows later", compiler.Default(), steps{changed(udpPort("dns", 0, endpointA)), changed(udpPort("dns", 0)), changed(udpPort("dns", 0, endpointB))}, udpFlow("10.96.0.1:53", endpointA), true},
-		{"to a Service that went", compiler.Default(), steps{changed(udpPort("dns", 0, endpointA)), gone}, udpFlow("10.96.0.1:53", endpointA), false},
-		{"to a Service that a full model does not have any more", compiler.Default(), steps{changed(udpPort("dns", 0, endpointA)), everything}, udpFlow("10.96.0.1:53", endpointA), false},
+		{"to the only endpoint, which is gone", compiler.Default(), steps{changed(udpPort("dns", 0, endpointA)), changed(udpPort("dns", 0))}, udpFlow("10.96.0.1:53", endpointA), true},
+		{"to the only endpoint, which is gone, by node port", compiler.Default(), steps{changed(udpPort("dns", 30053, endpointA)), changed(udpPort("dns", 30053))}, udpFlow(nodeIP+":30053", endpointA), true},
+		{"to the only endpoint, which is unready", compiler.Default(), steps{changed(udpPort("dns", 0, endpointA)), changed(unready(udpPort("dns", 0), endpointA))}, udpFlow("10.96.0.1:53", endpointA), false},
+		{"to an endpoint that was unready and is gone", compiler.Default(), steps{changed(unready(udpPort("dns", 0), endpointA, endpointB)), changed(unready(udpPort("dns", 0), endpointB))}, udpFlow("10.96.0.1:53", endpointA), true},
+		{"to an endpoint that is unready, when another one is gone", compiler.Default(), steps{changed(unready(udpPort("dns", 0), endpointA, endpointB)), changed(unready(udpPort("dns", 0), endpointB))}, udpFlow("10.96.0.1:53", endpointB), false},
+		{"to an endpoint that is unready, when another one comes to serve", compiler.Default(), steps{changed(unready(udpPort("dns", 0), endpointA)), changed(udpPort("dns", 0, endpointB))}, udpFlow("10.96.0.1:53", endpointA), true},
+		{"to the only endpoint, which serves again", compiler.Default(), steps{changed(udpPort("dns", 0, endpointA)), changed(unready(udpPort("dns", 0), endpointA)), changed(udpPort("dns", 0, endpointA))}, udpFlow("10.96.0.1:53", endpointA), false},
+		{"untranslated, while the only endpoint is unready", compiler.Default(), steps{changed(udpPort("dns", 0, endpointA)), changed(unready(udpPort("dns", 0), endpointB))}, udpFlow("10.96.0.1:53", "10.96.0.1:53"), false},
+		{"to an endpoint that has the number of the node port", compiler.Default(), steps{changed(udpPort("dns", 30053, endpointA, nodeIP+":30053")), changed(udpPort("dns", 30053, nodeIP+":30053"))}, udpFlow(nodeIP+":30053", nodeIP+":30053"), false},
+		{"to a Service that went", compiler.Default(), steps{changed(udpPort("dns", 0, endpointA)), gone}, udpFlow("10.96.0.1:53", endpointA), true},
+		{"to a Service that went, by node port on a secondary address", everywhere(), steps{changed(udpPort("dns", 30053, endpointA)), gone}, udpFlow(secondary+":30053", endpointA), true},
+		{"to another machine with the number of a node port that went", everywhere(), steps{changed(udpPort("dns", 30053, endpointA)), gone}, udpFlow(elsewhere+":30053", endpointA), false},
+		{"untranslated to a Service that went", compiler.Default(), steps{changed(udpPort("dns", 0, endpointA)), gone}, udpFlow("10.96.0.1:53", "10.96.0.1:53"), false},
+		{"to a Service that a full model does not have any more", compiler.Default(), steps{changed(udpPort("dns", 0, endpointA)), everything}, udpFlow("10.96.0.1:53", endpointA), true},
 		{"to a Service that came again with another endpoint", compiler.Default(), steps{changed(udpPort("dns", 0, endpointA)), gone, changed(udpPort("dns", 0, endpointB))}, udpFlow("10.96.0.1:53", endpointA), true},
-		{"to an address that went", compiler.Default(), steps{changed(udpPort("dns", 0, endpointA)), changed(with(udpPort("dns", 0, endpointA), func(p *model.ServicePort) { p.ExternalIPs = nil }))}, udpFlow("203.0.113.1:53", endpointA), false},
-		{"to a ClusterIP without endpoints that is another Service's external IP", compiler.Default(), steps{changed(udpPort("dns", 0, endpointA)), changed(udpPort("dns", 0), thief(endpointB))}, udpFlow("10.96.0.1:53", endpointA), false},
+		{"to an address that went", compiler.Default(), steps{changed(udpPort("dns", 0, endpointA)), changed(with(udpPort("dns", 0, endpointA), func(p *model.ServicePort) { p.ExternalIPs = nil }))}, udpFlow("203.0.113.1:53", endpointA), true},
+		{"to an address that stays when another one went", compiler.Default(), steps{changed(udpPort("dns", 0, endpointA)), changed(with(udpPort("dns", 0, endpointA), func(p *model.ServicePort) { p.ExternalIPs = nil }))}, udpFlow("10.96.0.1:53", endpointA), false},
+		{"to a ClusterIP with an unready endpoint that is another Service's external IP", compiler.Default(), steps{changed(udpPort("dns", 0, endpointA)), changed(unready(udpPort("dns", 0), endpointA), thief(endpointB))}, udpFlow("10.96.0.1:53", endpointA), false},
 		{"to another Service's external IP that became a ClusterIP", compiler.Default(), steps{changed(thief(endpointB)), changed(udpPort("dns", 0, endpointA))}, udpFlow("10.96.0.1:53", endpointB), true},
 		{"when nothing changed", compiler.Default(), steps{changed(udpPort("dns", 0, endpointA)), changed(udpPort("dns", 0, endpointA))}, udpFlow("10.96.0.1:53", endpointB), false},
 		{"when an endpoint came", compiler.Default(), steps{changed(udpPort("dns", 0, endpointA)), changed(udpPort("dns", 0, endpointA, endpointB))}, udpFlow("10.96.0.1:53", "10.244.1.7:5353"), false},
@@ -182,8 +200,19 @@ func TestUDPFlowsPending(t *testing.T) {
 				u.apply(rules, c)
 			}
 		}
-		if n := len(u.ports) + len(u.families[model.IPv4].serving) + len(u.families[model.IPv4].pending); n != 0 {
+		_, _, upTo := u.begin(model.IPv4)
+		u.done(model.IPv4, upTo)
+		if n := len(u.ports) + len(u.families[model.IPv4].owners) + len(u.families[model.IPv4].pending); n != 0 {
 			t.Errorf("%d things are known of Services that are gone", n)
+		}
+	})
+	t.Run("frontends that are gone are noted up to a limit while searches fail", func(t *testing.T) {
+		f := newUDPFlows().families[model.IPv4]
+		for i := range maxGone + 10 {
+			f.gone(netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, byte(i >> 16), byte(i >> 8), byte(i)}), 53), 1)
+		}
+		if n := len(f.pending); n != maxGone {
+			t.Errorf("%d are noted, want %d", n, maxGone)
 		}
 	})
 }

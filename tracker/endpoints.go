@@ -29,7 +29,10 @@ func fill(port *model.ServicePort, slices []*endpointSlice, seenFrom place, scra
 		port.Local, port.LocalTerminating = localList(candidates)
 	}
 	if port.ID.Protocol == model.UDP {
-		port.Serving = servingList(candidates)
+		port.Serving = addrPorts(candidates, candidate.keepsFlows)
+		if port.Serving == nil {
+			port.NotServing = addrPorts(candidates, func(candidate) bool { return true })
+		}
 	}
 	return candidates
 }
@@ -134,12 +137,15 @@ func localList(candidates []candidate) (list []model.Endpoint, terminating bool)
 	return list, list != nil
 }
 
-// servingList returns the endpoints that an existing flow may stay with. It includes ready endpoints
-// that do not serve: publishNotReadyAddresses makes them ready.
-func servingList(candidates []candidate) []netip.AddrPort {
+// keepsFlows reports whether existing flows may stay with the endpoint. A ready endpoint may not serve:
+// publishNotReadyAddresses makes it ready.
+func (c candidate) keepsFlows() bool { return c.ready || c.serving }
+
+// addrPorts returns the addresses of the candidates that wanted accepts.
+func addrPorts(candidates []candidate, wanted func(candidate) bool) []netip.AddrPort {
 	var list []netip.AddrPort
 	for _, c := range candidates {
-		if c.ready || c.serving {
+		if wanted(c) {
 			list = append(list, c.addrPort)
 		}
 	}

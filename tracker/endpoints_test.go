@@ -22,6 +22,7 @@ func TestEndpoints(t *testing.T) {
 	t.Run("slices join Services", testSlicesJoinServices)
 	t.Run("one in two slices counts once", testEndpointInTwoSlices)
 	t.Run("the serving list is for UDP", testServingListIsForUDP)
+	t.Run("endpoints that do not serve are listed while none serves", testEndpointsThatDoNotServeAreListedWhileNoneServes)
 	t.Run("families are independent", testFamiliesAreIndependent)
 	t.Run("those of a slice are small", testSliceEndpointIsSmall)
 }
@@ -368,8 +369,28 @@ func testEndpointInTwoSlices(t *testing.T) {
 	}
 }
 
+// withUDP returns the TCP and the UDP port of a Service with these endpoints.
+func withUDP(t *testing.T, endpoints ...discoveryv1.Endpoint) (tcp, udp *model.ServicePort) {
+	t.Helper()
+	slice := sliceOf(endpoints...)
+	slice.Ports = append(slice.Ports, discoveryv1.EndpointPort{Name: new("dns"), Protocol: new(corev1.ProtocolUDP), Port: new(int32(53))})
+	service := makeService(func(s *corev1.Service) {
+		s.Spec.Ports = append(s.Spec.Ports, corev1.ServicePort{Name: "dns", Protocol: corev1.ProtocolUDP, Port: 53})
+	})
+	tracker, _ := newSynced(makeNode(thisNode, "a"), service, slice)
+	ports := portsOf(t, tracker.Changes())
+	return ports[0], ports[1]
+}
+
+func parsed(list ...string) (out []netip.AddrPort) {
+	for _, text := range list {
+		out = append(out, netip.MustParseAddrPort(text))
+	}
+	return out
+}
+
 func testServingListIsForUDP(t *testing.T) {
-	slice := sliceOf(
+	tcp, udp := withUDP(t,
 		hintZones(pod("10.0.0.1", ""), "a"),
 		hintZones(pod("10.0.0.2", ""), "b"),
 		pod("10.0.0.3", "", "!ready", "serving", "terminating"),
@@ -377,26 +398,31 @@ func testServingListIsForUDP(t *testing.T) {
 		hintZones(pod("10.0.0.5", "", "ready", "!serving"), "b"), // publishNotReadyAddresses
 		pod("10.0.0.6", "", "!ready"),                            // serving unset means serving
 	)
-	slice.Ports = append(slice.Ports, discoveryv1.EndpointPort{Name: new("dns"), Protocol: new(corev1.ProtocolUDP), Port: new(int32(53))})
-	service := makeService(func(s *corev1.Service) {
-		s.Spec.Ports = append(s.Spec.Ports, corev1.ServicePort{Name: "dns", Protocol: corev1.ProtocolUDP, Port: 53})
-	})
-	tracker, _ := newSynced(makeNode(thisNode, "a"), service, slice)
-	ports := portsOf(t, tracker.Changes())
-	tcp, udp := ports[0], ports[1]
 	if tcp.Serving != nil {
 		t.Errorf("TCP has a serving list: %v", tcp.Serving)
 	}
 	if diff := cmp.Diff([]string{"10.0.0.1:53"}, texts(udp.Cluster)); diff != "" {
 		t.Errorf("cluster list (-want +got):\n%s", diff)
 	}
-	want := []netip.AddrPort{
-		netip.MustParseAddrPort("10.0.0.1:53"), netip.MustParseAddrPort("10.0.0.2:53"),
-		netip.MustParseAddrPort("10.0.0.3:53"), netip.MustParseAddrPort("10.0.0.5:53"),
-		netip.MustParseAddrPort("10.0.0.6:53"),
-	}
+	want := parsed("10.0.0.1:53", "10.0.0.2:53", "10.0.0.3:53", "10.0.0.5:53", "10.0.0.6:53")
 	if diff := cmp.Diff(want, udp.Serving, sameAddrs); diff != "" {
 		t.Errorf("serving list (-want +got):\n%s", diff)
+	}
+	if udp.NotServing != nil {
+		t.Errorf("the list of those that do not serve has %v, while others serve", udp.NotServing)
+	}
+}
+
+func testEndpointsThatDoNotServeAreListedWhileNoneServes(t *testing.T) {
+	tcp, udp := withUDP(t, pod("10.0.0.1", "", "!ready", "!serving"), pod("10.0.0.2", "", "!ready", "!serving", "terminating"))
+	if tcp.NotServing != nil {
+		t.Errorf("TCP has a list of endpoints that do not serve: %v", tcp.NotServing)
+	}
+	if diff := cmp.Diff(parsed("10.0.0.1:53", "10.0.0.2:53"), udp.NotServing, sameAddrs); diff != "" {
+		t.Errorf("listed, not serving (-want +got):\n%s", diff)
+	}
+	if len(udp.Serving)+len(udp.Cluster) > 0 {
+		t.Errorf("%v serve, and %v get connections", udp.Serving, udp.Cluster)
 	}
 }
 

@@ -6,7 +6,6 @@ import (
 	"io"
 	"net"
 	"net/netip"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -115,13 +114,13 @@ func (s *server) forward(conn *net.UDPConn) {
 	}
 }
 
-// flow returns the socket of a UDP client: a new one if there is none, or if its endpoint does not serve any more.
+// flow returns the socket of a UDP client: a new one if there is none, or if it must not stay with its endpoint.
 func (s *server) flow(conn *net.UDPConn, client netip.AddrPort) *net.UDPConn {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	t, old := s.target.Load(), s.flows[client]
 	if old != nil {
-		if slices.Contains(t.port.Serving, addrPort(old.RemoteAddr())) {
+		if t.port.KeepsFlow(addrPort(old.RemoteAddr())) {
 			return old
 		}
 		old.Close()

@@ -113,6 +113,23 @@ func (c *udpClient) keepSending() {
 	}
 }
 
+// expectNone checks that nobody answers what the client sends from now on.
+func (c *udpClient) expectNone(t *testing.T) {
+	t.Helper()
+	tried := func() int {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		return c.sent + c.refused
+	}
+	from, until := c.count(), tried()+enough
+	c.eventually(t, func() bool { return tried() >= until })
+	got := c.answers(from, c.count())
+	delete(got, "")
+	if len(got) > 0 {
+		t.Errorf("%s: still answered: %v", c.name, got)
+	}
+}
+
 // count is how many datagrams were sent so far: later ones have at least this number.
 func (c *udpClient) count() int {
 	c.mu.Lock()

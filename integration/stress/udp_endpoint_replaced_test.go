@@ -27,7 +27,7 @@ const enough = 20
 
 func TestUDPFlows(t *testing.T) {
 	t.Run("follow the endpoints", testUDPClientsFollowTheirEndpoints)
-	t.Run("stay while nobody serves", testUDPFlowsStay)
+	t.Run("end when", testUDPFlowsEndWhen)
 	t.Run("that were never translated find the first endpoint", testUDPFlowsThatWereNeverTranslatedFindTheFirstEndpoint)
 }
 
@@ -85,8 +85,8 @@ func testUDPClientsFollowTheirEndpoints(t *testing.T) {
 		t.Errorf("entries that came or went because of an endpoint more:\n%s", diff)
 	}
 
-	// Nobody serves, so flows stay where they are. Then somebody serves again, who did before, and takes over the others.
-	sync(only(dns()...), 0)
+	// None serves, but all are listed, so flows stay where they are. Then one serves again, and takes over the others.
+	sync(only(unreadyDNS(first, second, keeper)...), 0)
 	replaced.expect(t, moving, "second", "keeper")
 	start.expect(t, staying, "keeper")
 	sync(only(dns(keeper)...), len(model.Families)).expect(t, all, "keeper")

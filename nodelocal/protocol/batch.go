@@ -170,12 +170,14 @@ func (l *lastPort) extend(message *nodelocalv1.ServicePort) (*model.ServicePort,
 	more.Cluster = d.endpoints("cluster", message.GetCluster())
 	more.Local = d.endpoints("local", message.GetLocal())
 	more.Serving = d.addrPorts("serving", message.GetServing())
+	more.NotServing = d.addrPorts("not_serving", message.GetNotServing())
 	if d.err != nil {
 		return nil, fmt.Errorf("continuation of port %s: %w", l.port.ID, d.err)
 	}
 	l.port.Cluster = append(l.port.Cluster, more.Cluster...)
 	l.port.Local = append(l.port.Local, more.Local...)
 	l.port.Serving = append(l.port.Serving, more.Serving...)
+	l.port.NotServing = append(l.port.NotServing, more.NotServing...)
 	l.continued = true
 	return more, nil
 }
@@ -191,6 +193,7 @@ func (l *lastPort) finish() {
 		l.port.Cluster = endpointSet(l.port.Cluster)
 		l.port.Local = endpointSet(l.port.Local)
 		l.port.Serving = sortedSet(l.port.Serving, netip.AddrPort.Compare)
+		l.port.NotServing = sortedSet(l.port.NotServing, netip.AddrPort.Compare)
 	}
 	l.continued = false
 }

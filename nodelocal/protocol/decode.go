@@ -81,6 +81,7 @@ func DecodePort(port *nodelocalv1.ServicePort) (*model.ServicePort, error) {
 		Local:                    d.endpoints("local", port.GetLocal()),
 		LocalTerminating:         port.GetLocalTerminating(),
 		Serving:                  d.addrPorts("serving", port.GetServing()),
+		NotServing:               d.addrPorts("not_serving", port.GetNotServing()),
 	}
 	if d.err != nil {
 		return nil, fmt.Errorf("port %s: %w", id, d.err)

@@ -39,6 +39,7 @@ func EncodePort(port *model.ServicePort) *nodelocalv1.ServicePort {
 		Local:                    encodeEndpoints(port.Local),
 		LocalTerminating:         port.LocalTerminating,
 		Serving:                  encodeAddrPorts(port.Serving),
+		NotServing:               encodeAddrPorts(port.NotServing),
 	}
 }
 

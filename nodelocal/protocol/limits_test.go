@@ -33,13 +33,13 @@ func TestBatchLimits(t *testing.T) {
 		{"ports that are deleted", protocol.Limits{Ports: 10}, func(i int) *nodelocalv1.Update {
 			return &nodelocalv1.Update{Delete: []*nodelocalv1.PortID{numbered(i)}}
 		}, 11, "Limits.Ports is 10"},
-		{"continuations with endpoints", protocol.Limits{Addresses: 30}, func(i int) *nodelocalv1.Update {
+		{"continuations with endpoints", protocol.Limits{Addresses: 40}, func(i int) *nodelocalv1.Update {
 			return &nodelocalv1.Update{Set: []*nodelocalv1.ServicePort{validPort(func(p *nodelocalv1.ServicePort) {
-				e := []*nodelocalv1.Endpoint{{Address: fmt.Sprint("10.1.0.", i), Port: 80}}
-				p.Cluster, p.Local, p.Serving = e, e, []*nodelocalv1.AddressPort{{Address: "10.1.0.1", Port: 80}}
+				e, a := []*nodelocalv1.Endpoint{{Address: fmt.Sprint("10.1.0.", i), Port: 80}}, []*nodelocalv1.AddressPort{{Address: "10.1.0.1", Port: 80}}
+				p.Cluster, p.Local, p.Serving, p.NotServing = e, e, a, a
 				p.Continued = i > 0
 			})}}
-		}, 11, "Limits.Addresses is 30"},
+		}, 11, "Limits.Addresses is 40"},
 		{"addresses that clients dial", protocol.Limits{Addresses: 30}, func(int) *nodelocalv1.Update {
 			return &nodelocalv1.Update{Set: []*nodelocalv1.ServicePort{validPort(func(p *nodelocalv1.ServicePort) {
 				p.ExternalIps, p.LoadBalancerIps, p.LoadBalancerSourceRanges = []string{"10.1.0.1"}, []string{"10.1.0.1"}, []string{"10.1.0.0/24"}
@@ -89,6 +89,7 @@ func TestBatchContinuations(t *testing.T) {
 		}
 		p.Cluster = []*nodelocalv1.Endpoint{{Address: address, Port: 80}}
 		p.Serving = []*nodelocalv1.AddressPort{{Address: address, Port: 80}}
+		p.NotServing = p.Serving
 		if _, _, err := batch.Add(&nodelocalv1.Update{Set: []*nodelocalv1.ServicePort{p}}); err != nil {
 			t.Fatal(err)
 		}
@@ -103,12 +104,12 @@ func TestBatchContinuations(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, port := range changes.Ports {
-		if len(port.Cluster) != parts/2+1 || len(port.Serving) != parts/2+1 {
-			t.Errorf("%d and %d endpoints, want %d", len(port.Cluster), len(port.Serving), parts/2+1)
+		if len(port.Cluster) != parts/2+1 || len(port.Serving) != parts/2+1 || len(port.NotServing) != parts/2+1 {
+			t.Errorf("%d, %d and %d endpoints, want %d", len(port.Cluster), len(port.Serving), len(port.NotServing), parts/2+1)
 		}
 		for i, e := range port.Cluster {
 			want := netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 1, byte(i >> 8), byte(i)}), 80)
-			if e != (model.Endpoint{AddrPort: want}) || port.Serving[i] != want {
+			if e != (model.Endpoint{AddrPort: want}) || port.Serving[i] != want || port.NotServing[i] != want {
 				t.Fatalf("endpoint %d is %v and %s, want %s", i, e, port.Serving[i], want)
 			}
 		}

@@ -39,7 +39,7 @@ type Field []byte
 // SetField encodes a port, with its continuations if its lists are long: each Field is at most PartSize long.
 func SetField(port *model.ServicePort) []Field {
 	message := EncodePort(port)
-	if len(port.Cluster)+len(port.Local)+len(port.Serving) <= maxEndpoints {
+	if len(port.Cluster)+len(port.Local)+len(port.Serving)+len(port.NotServing) <= maxEndpoints {
 		return []Field{field(fieldSet, message)}
 	}
 	var out []Field
@@ -52,13 +52,14 @@ func SetField(port *model.ServicePort) []Field {
 // continuations splits the endpoint lists of a port over messages.
 func continuations(port *nodelocalv1.ServicePort) iter.Seq[*nodelocalv1.ServicePort] {
 	return func(yield func(*nodelocalv1.ServicePort) bool) {
-		cluster, local, serving := port.Cluster, port.Local, port.Serving
+		cluster, local, serving, notServing := port.Cluster, port.Local, port.Serving, port.NotServing
 		for {
 			room := maxEndpoints
 			port.Cluster, cluster = cut(cluster, &room)
 			port.Local, local = cut(local, &room)
 			port.Serving, serving = cut(serving, &room)
-			if !yield(port) || len(cluster)+len(local)+len(serving) == 0 {
+			port.NotServing, notServing = cut(notServing, &room)
+			if !yield(port) || len(cluster)+len(local)+len(serving)+len(notServing) == 0 {
 				return
 			}
 			port = &nodelocalv1.ServicePort{Id: port.Id, Continued: true}

@@ -98,6 +98,7 @@ func genPort(t *rapid.T, id model.PortID) *model.ServicePort {
 		Local:                    genEndpoints(t, "local", id.Family),
 		LocalTerminating:         rapid.Bool().Draw(t, "terminating"),
 		Serving:                  genAddrPorts(t, "serving", id.Family),
+		NotServing:               genAddrPorts(t, "not serving", id.Family),
 	}
 	return p
 }
@@ -182,6 +183,7 @@ func TestRoundTrip(t *testing.T) {
 			addr := netip.AddrFrom16([16]byte{0: 0xfd, 1: 1, 2: 0xab, 3: 0xcd, 4: 0xab, 5: 0xcd, 6: 0xab, 8: 0xcd, 10: 0xab, 13: byte(i >> 16), 14: byte(i >> 8), 15: byte(i)})
 			port.Cluster = append(port.Cluster, model.Endpoint{AddrPort: netip.AddrPortFrom(addr, 53535), Remote: true})
 			port.Serving = append(port.Serving, netip.AddrPortFrom(addr, 53535))
+			port.NotServing = append(port.NotServing, netip.AddrPortFrom(addr, 53536))
 		}
 		port.Local = port.Cluster[:15_000]
 		want := &model.Changes{Ports: map[model.PortID]*model.ServicePort{id: port}}
@@ -189,7 +191,7 @@ func TestRoundTrip(t *testing.T) {
 		if !got.Ports[id].Equal(port) {
 			t.Error("it came out different")
 		}
-		if parts < 8 {
+		if parts < 11 {
 			t.Errorf("%d parts", parts)
 		}
 	})

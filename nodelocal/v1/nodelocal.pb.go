@@ -790,8 +790,12 @@ type ServicePort struct {
 	// existing flows to them must not be cut. Filled for UDP only.
 	Serving []*AddressPort `protobuf:"bytes,15,rep,name=serving,proto3" json:"serving,omitempty"`
 	// This message continues the ServicePort that came right before it in the batch, which has the same id: its endpoint lists
-	// (cluster, local, serving) are appended, and all other fields but id are unset. It is used when a list is too large for one Update.
-	Continued     bool `protobuf:"varint,16,opt,name=continued,proto3" json:"continued,omitempty"`
+	// (cluster, local, serving, not_serving) are appended, and all other fields but id are unset. It is used when a list is too large for one Update.
+	Continued bool `protobuf:"varint,16,opt,name=continued,proto3" json:"continued,omitempty"`
+	// The endpoints that EndpointSlices list while none serves: existing flows to them may stay until one serves. Filled for UDP
+	// only, and only if serving is empty. Servers of before this field send none: flows of a port without serving endpoints then
+	// have no endpoint to stay with.
+	NotServing    []*AddressPort `protobuf:"bytes,17,rep,name=not_serving,json=notServing,proto3" json:"not_serving,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -936,6 +940,13 @@ func (x *ServicePort) GetContinued() bool {
 		return x.Continued
 	}
 	return false
+}
+
+func (x *ServicePort) GetNotServing() []*AddressPort {
+	if x != nil {
+		return x.NotServing
+	}
+	return nil
 }
 
 // Endpoint is where a connection can be sent.
@@ -1093,7 +1104,7 @@ const file_nodelocal_v1_nodelocal_proto_rawDesc = "" +
 	"\aservice\x18\x02 \x01(\tR\aservice\x12\x12\n" +
 	"\x04port\x18\x03 \x01(\tR\x04port\x12;\n" +
 	"\bprotocol\x18\x04 \x01(\x0e2\x1f.nftproxy.nodelocal.v1.ProtocolR\bprotocol\x125\n" +
-	"\x06family\x18\x05 \x01(\x0e2\x1d.nftproxy.nodelocal.v1.FamilyR\x06family\"\xa2\x06\n" +
+	"\x06family\x18\x05 \x01(\x0e2\x1d.nftproxy.nodelocal.v1.FamilyR\x06family\"\xe7\x06\n" +
 	"\vServicePort\x12-\n" +
 	"\x02id\x18\x01 \x01(\v2\x1d.nftproxy.nodelocal.v1.PortIDR\x02id\x12\x1d\n" +
 	"\n" +
@@ -1112,7 +1123,9 @@ const file_nodelocal_v1_nodelocal_proto_rawDesc = "" +
 	"\x05local\x18\r \x03(\v2\x1f.nftproxy.nodelocal.v1.EndpointR\x05local\x12+\n" +
 	"\x11local_terminating\x18\x0e \x01(\bR\x10localTerminating\x12<\n" +
 	"\aserving\x18\x0f \x03(\v2\".nftproxy.nodelocal.v1.AddressPortR\aserving\x12\x1c\n" +
-	"\tcontinued\x18\x10 \x01(\bR\tcontinued\"x\n" +
+	"\tcontinued\x18\x10 \x01(\bR\tcontinued\x12C\n" +
+	"\vnot_serving\x18\x11 \x03(\v2\".nftproxy.nodelocal.v1.AddressPortR\n" +
+	"notServing\"x\n" +
 	"\bEndpoint\x12\x18\n" +
 	"\aaddress\x18\x01 \x01(\tR\aaddress\x12\x12\n" +
 	"\x04port\x18\x02 \x01(\rR\x04port\x12>\n" +
@@ -1189,16 +1202,17 @@ var file_nodelocal_v1_nodelocal_proto_depIdxs = []int32{
 	13, // 13: nftproxy.nodelocal.v1.ServicePort.cluster:type_name -> nftproxy.nodelocal.v1.Endpoint
 	13, // 14: nftproxy.nodelocal.v1.ServicePort.local:type_name -> nftproxy.nodelocal.v1.Endpoint
 	14, // 15: nftproxy.nodelocal.v1.ServicePort.serving:type_name -> nftproxy.nodelocal.v1.AddressPort
-	3,  // 16: nftproxy.nodelocal.v1.Endpoint.placement:type_name -> nftproxy.nodelocal.v1.Placement
-	4,  // 17: nftproxy.nodelocal.v1.NodeLocal.Watch:input_type -> nftproxy.nodelocal.v1.WatchRequest
-	5,  // 18: nftproxy.nodelocal.v1.NodeLocal.Get:input_type -> nftproxy.nodelocal.v1.GetRequest
-	7,  // 19: nftproxy.nodelocal.v1.NodeLocal.Watch:output_type -> nftproxy.nodelocal.v1.Update
-	7,  // 20: nftproxy.nodelocal.v1.NodeLocal.Get:output_type -> nftproxy.nodelocal.v1.Update
-	19, // [19:21] is the sub-list for method output_type
-	17, // [17:19] is the sub-list for method input_type
-	17, // [17:17] is the sub-list for extension type_name
-	17, // [17:17] is the sub-list for extension extendee
-	0,  // [0:17] is the sub-list for field type_name
+	14, // 16: nftproxy.nodelocal.v1.ServicePort.not_serving:type_name -> nftproxy.nodelocal.v1.AddressPort
+	3,  // 17: nftproxy.nodelocal.v1.Endpoint.placement:type_name -> nftproxy.nodelocal.v1.Placement
+	4,  // 18: nftproxy.nodelocal.v1.NodeLocal.Watch:input_type -> nftproxy.nodelocal.v1.WatchRequest
+	5,  // 19: nftproxy.nodelocal.v1.NodeLocal.Get:input_type -> nftproxy.nodelocal.v1.GetRequest
+	7,  // 20: nftproxy.nodelocal.v1.NodeLocal.Watch:output_type -> nftproxy.nodelocal.v1.Update
+	7,  // 21: nftproxy.nodelocal.v1.NodeLocal.Get:output_type -> nftproxy.nodelocal.v1.Update
+	20, // [20:22] is the sub-list for method output_type
+	18, // [18:20] is the sub-list for method input_type
+	18, // [18:18] is the sub-list for extension type_name
+	18, // [18:18] is the sub-list for extension extendee
+	0,  // [0:18] is the sub-list for field type_name
 }
 
 func init() { file_nodelocal_v1_nodelocal_proto_init() }
