@@ -81,7 +81,7 @@ func newWithServer(t *testing.T) *withServer {
 	t.Helper()
 	f := &withServer{troubled: newTroubled(t)}
 	f.server, f.kubeconfig = labtest.APIServer(t, f.lab.Node)
-	for _, node := range labtest.Upload(t, f.server, f.g.Path("manifests.yaml")).Nodes {
+	for _, node := range labtest.Upload(t, f.server, f.g.ManifestsDir(t)).Nodes {
 		if node.Name == lab.NodeName {
 			f.node = node
 		}

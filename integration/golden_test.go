@@ -12,7 +12,7 @@ import (
 	"github.com/nftproxy/nftproxy/nft"
 )
 
-var update = flag.Bool("update", false, "rewrite ruleset.nft of every golden case")
+var update = flag.Bool("update", false, "rewrite baseline.nft, and ruleset.nft of every golden case")
 
 // podLink is the name of an interface that packets of node-1's pods come in by.
 func podLink(t testing.TB, g golden.Case) string {
@@ -31,23 +31,43 @@ func printTables(tables []*nft.Table) string {
 	return b.String()
 }
 
+// printDiff prints the transaction that turns the tables have into want, as a script for nft -f.
+func printDiff(t testing.TB, have, want []*nft.Table) string {
+	t.Helper()
+	if len(have) != len(want) {
+		t.Fatalf("%d tables cannot become %d", len(have), len(want))
+	}
+	var tx nft.Transaction
+	for i := range have {
+		tx.Append(nft.Diff(have[i], want[i]))
+	}
+	return tx.String()
+}
+
 func TestGoldenRulesets(t *testing.T) {
+	baseline := golden.CompileBaseline(t)
+	compareGolden(t, golden.Baseline(t), printTables(baseline))
 	for _, g := range golden.Cases(t) {
 		t.Run(g.Name, func(t *testing.T) {
-			got := printTables(g.Compile(t))
-			if *update {
-				if err := os.WriteFile(g.Path("ruleset.nft"), []byte(got), 0o644); err != nil {
-					t.Fatal(err)
-				}
-				return
-			}
-			want, err := os.ReadFile(g.Path("ruleset.nft"))
-			if err != nil {
-				t.Fatalf("%v; `make golden` writes it", err)
-			}
-			if diff := cmp.Diff(string(want), got); diff != "" {
-				t.Errorf("ruleset (-golden +compiled); `make golden` accepts the change:\n%s", diff)
-			}
+			compareGolden(t, g.Path("ruleset.nft"), printDiff(t, baseline, g.Compile(t)))
 		})
+	}
+}
+
+// compareGolden compares a ruleset with the file that holds the expected one.
+func compareGolden(t *testing.T, path, got string) {
+	t.Helper()
+	if *update {
+		if err := os.WriteFile(path, []byte(got), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		return
+	}
+	want, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatalf("%v; `make golden` writes it", err)
+	}
+	if diff := cmp.Diff(string(want), got); diff != "" {
+		t.Errorf("ruleset (-golden +compiled); `make golden` accepts the change:\n%s", diff)
 	}
 }

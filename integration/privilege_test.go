@@ -26,9 +26,6 @@ func (f *troubled) startAsNobody(t *testing.T, capabilities ...uintptr) *labtest
 			t.Fatal(err)
 		}
 	}
-	if err := os.Chown(filepath.Join(objects, "manifests.yaml"), nobody, nobody); err != nil {
-		t.Fatal(err)
-	}
 	cmd := exec.Command(program, append(append(f.args(), "--manifests="+objects), leaveConntrack...)...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}, AmbientCaps: capabilities}
 	return labtest.StartCommand(t, f.lab.Node, cmd)

@@ -31,7 +31,7 @@ func TestUpdates(t *testing.T) {
 func testUpdatesAreMerged(t *testing.T) {
 	f := newWithServer(t)
 	var objects manifests.Objects
-	all, err := manifests.Load(f.g.Path("manifests.yaml"))
+	all, err := manifests.Load(f.g.ManifestsDir(t))
 	if err != nil {
 		t.Fatal(err)
 	}

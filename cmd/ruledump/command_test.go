@@ -7,6 +7,8 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+
+	"github.com/nftproxy/nftproxy/integration/golden"
 )
 
 // ruledump runs a command line and returns its exit status and what it printed.
@@ -64,11 +66,10 @@ func TestVersion(t *testing.T) {
 }
 
 func TestCompile(t *testing.T) {
-	const (
-		corpus  = "../../testdata/"
-		ranges  = corpus + "source-ranges-of-one-family-leave-the-other-open/"
-		gateOff = corpus + "external-ips-are-left-out-with-the-feature-gate-off/"
-	)
+	ranges := golden.Find(t, "source-ranges-of-one-family-leave-the-other-open").ManifestsDir(t)
+	guarded := golden.Find(t, "source-ranges-drop-all-others").ManifestsDir(t)
+	oneFamily := golden.Find(t, "node-port-addresses-of-one-family-leave-the-other-open")
+	gateOff := golden.Find(t, "external-ips-are-left-out-with-the-feature-gate-off")
 	for _, tc := range []struct {
 		name string
 		args []string
@@ -76,7 +77,7 @@ func TestCompile(t *testing.T) {
 	}{
 		{
 			name: "warns of families that source ranges leave open",
-			args: []string{"--manifests", ranges + "manifests.yaml"},
+			args: []string{"--manifests", ranges},
 			want: []string{
 				"ruledump: Service shop/web: everybody may dial its IPv6 load balancer IPs: loadBalancerSourceRanges has no range of the family, or one of length 0",
 				"ruledump: Service shop/everyone: everybody may dial its IPv4 IPv6 load balancer IPs: loadBalancerSourceRanges has no range of the family, or one of length 0",
@@ -84,16 +85,16 @@ func TestCompile(t *testing.T) {
 		},
 		{
 			name: "warns of nothing where ranges guard both",
-			args: []string{"--manifests", corpus + "source-ranges-drop-all-others/manifests.yaml"},
+			args: []string{"--manifests", guarded},
 		},
 		{
 			name: "warns of a family that nodePortAddresses does not name",
-			args: []string{"--manifests", ranges + "manifests.yaml", "--config", corpus + "node-port-addresses-of-one-family-leave-the-other-open/config.yaml"},
+			args: []string{"--manifests", ranges, "--config", oneFamily.ConfigFile(t)},
 			want: []string{"nodePortAddresses: has no IPv6 address, so IPv6 node ports answer on every address of the node but loopback"},
 		},
 		{
 			name: "warns of nothing where a gate is honoured",
-			args: []string{"--manifests", gateOff + "manifests.yaml", "--config", gateOff + "config.yaml"},
+			args: []string{"--manifests", gateOff.ManifestsDir(t), "--config", gateOff.ConfigFile(t)},
 		},
 	} {
 		t.Run(tc.name, func(t *testing.T) {

@@ -63,7 +63,7 @@ func TestSchema(t *testing.T) {
 		}
 	}
 	for _, c := range golden.Cases(t) {
-		from := []string{"--manifests", c.Path("manifests.yaml"), "--config", c.ConfigFile(t), "--node", lab.NodeName}
+		from := []string{"--manifests", c.ManifestsDir(t), "--config", c.ConfigFile(t), "--node", lab.NodeName}
 		dumped := filepath.Join(t.TempDir(), "dump.json")
 		for _, command := range [][]string{
 			append([]string{"compile"}, from...),

@@ -55,7 +55,7 @@ func Run(t *testing.T, b Program) (count Count) {
 		list := b.applicable(all)
 		count.Sent += len(list)
 		if len(list) > 0 {
-			t.Run(c.Name, func(t *testing.T) { b.try(t, l, c.Path("manifests.yaml"), list) })
+			t.Run(c.Name, func(t *testing.T) { b.try(t, l, c, list) })
 		}
 	}
 	t.Logf("%d of %d flows apply", count.Sent, count.All)
@@ -72,8 +72,8 @@ func (b Program) applicable(all []flows.Flow) (out []flows.Flow) {
 }
 
 // try runs the program for one case.
-func (b Program) try(t *testing.T, l *lab.Lab, path string, list []flows.Flow) {
-	objects, err := os.ReadFile(path)
+func (b Program) try(t *testing.T, l *lab.Lab, c golden.Case, list []flows.Flow) {
+	objects, err := os.ReadFile(c.Path("manifests.yaml"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -81,7 +81,7 @@ func (b Program) try(t *testing.T, l *lab.Lab, path string, list []flows.Flow) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	target, _ := Brain(t, path)
+	target, _ := Brain(t, c.ManifestsDir(t))
 	p := labtest.StartCommand(t, l.Node, b.Command(target))
 	defer p.Stop(t)
 	p.Says(t, b.Ready)

@@ -93,6 +93,30 @@ func (c Case) ConfigFile(t testing.TB) string {
 	return filepath.Join(filepath.Dir(c.dir), "config.yaml")
 }
 
+// Baseline returns the path of the ruleset of a cluster without Services, under the configuration of all cases that have
+// none of their own. The ruleset.nft of a case is loadable on top of it.
+func Baseline(t testing.TB) string {
+	t.Helper()
+	return filepath.Join(corpus(t), "baseline.nft")
+}
+
+// CompileBaseline compiles the ruleset of Baseline in memory.
+func CompileBaseline(t testing.TB) []*nft.Table {
+	t.Helper()
+	baseline := Case{"baseline", filepath.Join(corpus(t), "baseline")}
+	objects, err := manifests.Load(nodes(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return baseline.compile(t, &objects)
+}
+
+// nodes returns the path of the Nodes of all cases.
+func nodes(t testing.TB) string {
+	t.Helper()
+	return filepath.Join(corpus(t), "nodes.yaml")
+}
+
 // configuration reads ConfigFile.
 func (c Case) configuration(t testing.TB) *v1alpha2.KubeProxyConfiguration {
 	t.Helper()
@@ -125,7 +149,7 @@ func (c Case) TrackerOptions(t testing.TB) tracker.Options {
 // Objects reads the manifests.
 func (c Case) Objects(t testing.TB) *manifests.Objects {
 	t.Helper()
-	objects, err := manifests.Load(c.Path("manifests.yaml"))
+	objects, err := manifests.Load(c.ManifestsDir(t))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -135,7 +159,12 @@ func (c Case) Objects(t testing.TB) *manifests.Objects {
 // Compile compiles the case in memory.
 func (c Case) Compile(t testing.TB) []*nft.Table {
 	t.Helper()
-	tables, _, err := offline.Compile(c.Objects(t), c.TrackerOptions(t), c.Config(t))
+	return c.compile(t, c.Objects(t))
+}
+
+func (c Case) compile(t testing.TB, objects *manifests.Objects) []*nft.Table {
+	t.Helper()
+	tables, _, err := offline.Compile(objects, c.TrackerOptions(t), c.Config(t))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -151,17 +180,19 @@ func (c Case) Bridge(t testing.TB) string {
 	return ""
 }
 
-// ManifestsDir copies the manifests alone to a directory of their own, since flows.yaml and config.yaml are not
-// Kubernetes objects.
+// ManifestsDir copies the manifests of the case and its Nodes to a directory of their own, since flows.yaml and
+// config.yaml are not Kubernetes objects.
 func (c Case) ManifestsDir(t testing.TB) string {
 	t.Helper()
 	dir := t.TempDir()
-	data, err := os.ReadFile(c.Path("manifests.yaml"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(filepath.Join(dir, "manifests.yaml"), data, 0o600); err != nil {
-		t.Fatal(err)
+	for _, path := range []string{nodes(t), c.Path("manifests.yaml")} {
+		data, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(dir, filepath.Base(path)), data, 0o644); err != nil {
+			t.Fatal(err)
+		}
 	}
 	return dir
 }

@@ -27,7 +27,7 @@ func texts(tables []*nft.Table) []string {
 func TestDumpOfGoldenCases(t *testing.T) {
 	for _, c := range golden.Cases(t) {
 		t.Run(c.Name+"/reads back as it was", func(t *testing.T) {
-			written, err := snapshot.FromManifests(c.Path("manifests.yaml"), snapshot.Compilation{Node: lab.NodeName, Config: c.ConfigFile(t)})
+			written, err := snapshot.FromManifests(c.ManifestsDir(t), snapshot.Compilation{Node: lab.NodeName, Config: c.ConfigFile(t)})
 			if err != nil {
 				t.Fatal(err)
 			}
