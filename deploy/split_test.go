@@ -6,11 +6,13 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 
 	"github.com/nftproxy/nftproxy/internal/config"
+	"github.com/nftproxy/nftproxy/internal/config/v1alpha2"
 	"github.com/nftproxy/nftproxy/internal/testca"
 )
 
@@ -34,6 +36,25 @@ func TestSplitOverlay(t *testing.T) {
 			t.Errorf("warnings %q", file.Warnings)
 		}
 	})
+	t.Run("settings are those of the overlay standalone, and the program starts with them", func(t *testing.T) {
+		parse := func(text string) *v1alpha2.KubeProxyConfiguration {
+			file, err := config.Parse([]byte(strings.ReplaceAll(text, unsetPodsRange, podsRange)))
+			if err != nil {
+				t.Fatal(err)
+			}
+			return file.Config
+		}
+		split := parse(projected(t, all, backend).Data["config.conf"])
+		if err := config.CheckSource(split, nil); err != nil {
+			t.Error(err)
+		}
+		standalone := parse(configMapOf(t, kustomize(t, "kustomize/overlays/standalone")).Data["config.conf"])
+		// v1alpha1 and v1alpha2 differ in these defaults.
+		differ := cmpopts.IgnoreFields(v1alpha2.KubeProxyConfiguration{}, "TypeMeta", "NodeLocal", "ClientConnection.Kubeconfig", "BindAddressHardFail", "ConfigHardFail", "IPTables")
+		if diff := cmp.Diff(standalone, split, differ); diff != "" {
+			t.Errorf("(-standalone +split):\n%s", diff)
+		}
+	})
 	t.Run("the brain has no privilege, the backend no account", func(t *testing.T) {
 		want := &corev1.SecurityContext{
 			Privileged:               new(false),
@@ -51,8 +72,9 @@ func TestSplitOverlay(t *testing.T) {
 			t.Errorf("the backend's pods use the account %s", backend.ServiceAccountName)
 		}
 		standalone := daemonSets(t)["kustomize"].Spec.Template.Spec
-		if diff := cmp.Diff(standalone.Containers, backend.Containers); diff != "" {
-			t.Errorf("the backend's container (-standalone +split):\n%s", diff)
+		differ := cmpopts.IgnoreFields(corev1.PodSpec{}, "ServiceAccountName", "AutomountServiceAccountToken", "Volumes")
+		if diff := cmp.Diff(standalone, backend, differ); diff != "" {
+			t.Errorf("the backend's pod (-standalone +split):\n%s", diff)
 		}
 	})
 	t.Run("the brain's account has the role", func(t *testing.T) {

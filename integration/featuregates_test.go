@@ -1,6 +1,7 @@
 package integration
 
 import (
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -30,6 +31,22 @@ func testExternalIPsStayOutWithTheGateOff(t *testing.T) {
 		c := labtest.Conn(t, l.Node)
 		labtest.Start(t, l.Node, "kube-proxy", "--feature-gates=AllowServiceExternalIPs=false", "--cluster-cidr=10.244.0.0/16,fd00:10:244::/48",
 			"--hostname-override="+lab.NodeName, "--manifests", g.ManifestsDir(t))
+		await.Until(t, "the case's rules are in the kernel", func() error { return labtest.TableError(c, g.Compile(t)) })
+	})
+	t.Run("behind a server without the gate", func(t *testing.T) {
+		l := labtest.New(t)
+		socket := "unix://" + filepath.Join(t.TempDir(), "server")
+		labtest.Start(t, l.Node, "kube-proxy", "node-local-server", "--manifests", g.ManifestsDir(t), "--listen", socket).Says(t, "Serving the node-local API")
+		labtest.Start(t, l.Node, "kube-proxy", "--feature-gates=AllowServiceExternalIPs=false", "--cluster-cidr=10.244.0.0/16,fd00:10:244::/48",
+			"--hostname-override="+lab.NodeName, "--node-local-source", socket).Says(t, "Programmed all Services")
+		sendFlows(t, l, g)
+	})
+	t.Run("behind a server with the gate", func(t *testing.T) {
+		l := labtest.New(t)
+		c := labtest.Conn(t, l.Node)
+		socket := "unix://" + filepath.Join(t.TempDir(), "server")
+		labtest.Start(t, l.Node, "kube-proxy", "node-local-server", "--manifests", g.ManifestsDir(t), "--listen", socket, "--feature-gates=AllowServiceExternalIPs=false").Says(t, "Serving the node-local API")
+		labtest.Start(t, l.Node, "kube-proxy", "--cluster-cidr=10.244.0.0/16,fd00:10:244::/48", "--hostname-override="+lab.NodeName, "--node-local-source", socket)
 		await.Until(t, "the case's rules are in the kernel", func() error { return labtest.TableError(c, g.Compile(t)) })
 	})
 	t.Run("in ruledump", func(t *testing.T) {

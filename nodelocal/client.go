@@ -121,6 +121,7 @@ func (c *Client) follow(ctx context.Context) (cheap bool, err error) {
 		c.ignore(update)
 		changes, sync, err := batch.Add(update)
 		if err == nil && changes != nil {
+			c.leaveOut(changes)
 			err = c.state.apply(changes, sync)
 		}
 		if err != nil {
@@ -135,6 +136,18 @@ func (c *Client) follow(ctx context.Context) (cheap bool, err error) {
 			c.connected(changes)
 		}
 		cheap = batches > 1 || !changes.Full
+	}
+}
+
+// leaveOut removes from changes, which nobody else has yet, what the options ignore.
+func (c *Client) leaveOut(changes *model.Changes) {
+	if !c.options.IgnoreExternalIPs {
+		return
+	}
+	for _, port := range changes.Ports {
+		if port != nil {
+			port.ExternalIPs = nil
+		}
 	}
 }
 

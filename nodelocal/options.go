@@ -36,6 +36,9 @@ type Options struct {
 	// OnSkip, if set, is called each time a port is left out because this version of the client does not know a value in
 	// it, with the reason (protocol.ErrUnknownValue). The client logs a reason once. It must not block.
 	OnSkip func(error)
+	// IgnoreExternalIPs leaves out the externalIPs of all Services, whatever the server sends. Everybody who may create
+	// Services can take traffic to any address with them (CVE-2020-8554).
+	IgnoreExternalIPs bool
 	// Loop is how Run calls the backend. Its Logger is by default the one above.
 	Loop syncloop.Options
 }

@@ -16,7 +16,7 @@ import (
 // complete makes one valid configuration out of flags that were parsed, or out of the file that
 // they name. As in kube-proxy, with a file most flags do not count.
 func (o *options) complete(flags *pflag.FlagSet) error {
-	if err := o.validate(flags); err != nil {
+	if err := o.validate(); err != nil {
 		return err
 	}
 	if o.configFile != "" {
@@ -47,7 +47,13 @@ func (o *options) completeFromFile(flags *pflag.FlagSet) error {
 	o.file, o.config = file, file.Config
 	o.overrideHostname()
 	o.nodeLocal.apply(o.config)
-	return config.ValidateNodeLocal(o.config, flagNames())
+	if err := config.ValidateNodeLocal(o.config, flagNames()); err != nil {
+		return err
+	}
+	if err := config.CheckSource(o.config, nil); err != nil {
+		return fmt.Errorf("configuration %s: %w", file.Path, err)
+	}
+	return o.checkOneSource(flags)
 }
 
 func (o *options) completeFromFlags(flags *pflag.FlagSet) error {
@@ -73,7 +79,13 @@ func (o *options) completeFromFlags(flags *pflag.FlagSet) error {
 	c.HealthzBindAddress = serverAddress(flags, o.healthzAddress, "healthz-port", o.healthzPort)
 	c.MetricsBindAddress = serverAddress(flags, o.metricsAddress, "metrics-port", o.metricsPort)
 	o.warnings = append(o.warnings, config.Warnings(c, flagNames())...)
-	return config.Validate(c, flagNames())
+	if err := config.Validate(c, flagNames()); err != nil {
+		return err
+	}
+	if err := o.checkOneSource(flags); err != nil {
+		return err
+	}
+	return config.CheckSource(c, flagNames())
 }
 
 func (o *options) warn(format string, args ...any) {

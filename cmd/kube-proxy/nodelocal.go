@@ -74,13 +74,11 @@ func (n *nodeLocalOptions) files() nodelocal.TLSFiles {
 // own words.
 const reasonUnknownValue = "unknown_value"
 
-// newClient returns a client of the source for a node. connected may be nil.
-func (n *nodeLocalOptions) newClient(ctx context.Context, nodeName string, connected func(bool)) (*nodelocal.Client, error) {
-	options := nodelocal.Options{
-		Node: nodeName, Logger: klog.FromContext(ctx), OnConnected: connected,
-		OnSkip: func(error) { metrics.CountSkip(tracker.KindService, reasonUnknownValue) },
-		Limits: protocol.Limits{Ports: int(n.Limits.Ports), Addresses: int(n.Limits.Addresses), Bytes: int(n.Limits.Bytes)},
-	}
+// newClient returns a client of the source with the caller's options, and those that follow from the flags.
+func (n *nodeLocalOptions) newClient(ctx context.Context, options nodelocal.Options) (*nodelocal.Client, error) {
+	options.Logger = klog.FromContext(ctx)
+	options.OnSkip = func(error) { metrics.CountSkip(tracker.KindService, reasonUnknownValue) }
+	options.Limits = protocol.Limits{Ports: int(n.Limits.Ports), Addresses: int(n.Limits.Addresses), Bytes: int(n.Limits.Bytes)}
 	if files := n.files(); files.Any() {
 		options.TLS = func() (*tls.Config, error) {
 			config, err := files.Client()

@@ -3,14 +3,17 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/http"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	"golang.org/x/sync/errgroup"
+	cliflag "k8s.io/component-base/cli/flag"
 	"k8s.io/component-base/metrics/legacyregistry"
 	"k8s.io/klog/v2"
 
+	"github.com/nftproxy/nftproxy/internal/config"
 	nftmetrics "github.com/nftproxy/nftproxy/internal/metrics"
 	"github.com/nftproxy/nftproxy/source/apiserver"
 	"github.com/nftproxy/nftproxy/source/manifests"
@@ -23,10 +26,12 @@ type brainOptions struct {
 	manifests         string
 	kubeconfig        string
 	master            string
+	contentType       string
 	qps               float32
 	burst             int
 	metricsAddress    string
 	ignoreExternalIPs bool
+	featureGates      map[string]bool
 }
 
 // newServerCommand returns the command that serves the node-local API and nothing else.
@@ -54,16 +59,18 @@ func (o *brainOptions) addFlags(flags *pflag.FlagSet) {
 	flags.StringVar(&o.kubeconfig, "kubeconfig", "", "Path to a kubeconfig file for the API server; without it and without --manifests, the pod's service account is used")
 	flags.StringVar(&o.master, "master", "", "The address of the API server; overrides the one in the kubeconfig file")
 	flags.StringVar(&o.manifests, "manifests", "", "A directory with manifests to take Services, EndpointSlices, Nodes and ServiceCIDRs from instead of an API server; watched for changes")
+	flags.StringVar(&o.contentType, "kube-api-content-type", "application/vnd.kubernetes.protobuf", "The encoding of requests to the API server")
 	flags.Float32Var(&o.qps, "kube-api-qps", 5, "Requests per second to the API server")
 	flags.IntVar(&o.burst, "kube-api-burst", 10, "Requests to the API server at once, above the rate")
 	flags.StringVar(&o.metricsAddress, "metrics-bind-address", "", "The IP address and port of the metrics server; by default there is none")
-	flags.BoolVar(&o.ignoreExternalIPs, "ignore-external-ips", false, "Leave out the externalIPs of all Services")
+	flags.BoolVar(&o.ignoreExternalIPs, "ignore-external-ips", false, "Leave out the externalIPs of all Services, as --feature-gates=AllowServiceExternalIPs=false does")
+	flags.Var(cliflag.NewMapStringBool(&o.featureGates), "feature-gates", "Feature gates to set, as name=true or name=false: AllowServiceExternalIPs, and those of the client of the API server")
 	o.nodeLocal.addFileFlags(flags)
 }
 
 func (o *brainOptions) source() (tracker.Source, error) {
 	if o.manifests == "" {
-		return apiserver.New(apiserver.Config{Kubeconfig: o.kubeconfig, Master: o.master, QPS: o.qps, Burst: o.burst, EveryNode: true})
+		return apiserver.New(apiserver.Config{Kubeconfig: o.kubeconfig, Master: o.master, ContentType: o.contentType, QPS: o.qps, Burst: o.burst, EveryNode: true})
 	}
 	if o.kubeconfig != "" || o.master != "" {
 		return nil, errors.New("--manifests: cannot be combined with --kubeconfig or --master: Services come from one place")
@@ -72,13 +79,18 @@ func (o *brainOptions) source() (tracker.Source, error) {
 }
 
 func (o *brainOptions) run(ctx context.Context) error {
+	gates, err := config.ServerFeatureGates(o.featureGates)
+	if err != nil {
+		return fmt.Errorf("--feature-gates: %w", err)
+	}
+	config.UseInClients(gates)
 	nftmetrics.Register()
 	source, err := o.source()
 	if err != nil {
 		return err
 	}
 	t := tracker.New(tracker.Options{
-		EveryNode: true, History: nodeLocalHistory, IgnoreExternalIPs: o.ignoreExternalIPs,
+		EveryNode: true, History: nodeLocalHistory, IgnoreExternalIPs: o.ignoreExternalIPs || !gates.Enabled(config.AllowServiceExternalIPs),
 		Logger: klog.FromContext(ctx), OnSkip: nftmetrics.CountSkip,
 	})
 	nftmetrics.ShowTracker(t)

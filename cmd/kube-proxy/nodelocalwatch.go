@@ -16,6 +16,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/nftproxy/nftproxy/model"
+	"github.com/nftproxy/nftproxy/nodelocal"
 	"github.com/nftproxy/nftproxy/nodelocal/protocol"
 	nodelocalv1 "github.com/nftproxy/nftproxy/nodelocal/v1"
 	"github.com/nftproxy/nftproxy/syncloop"
@@ -56,7 +57,7 @@ func watchNodeLocal(ctx context.Context, o *options, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	client, err := o.nodeLocal.newClient(ctx, nodeName, nil)
+	client, err := o.nodeLocal.newClient(ctx, nodelocal.Options{Node: nodeName})
 	if err != nil {
 		return err
 	}

@@ -63,16 +63,21 @@ func defaultOptions() *options {
 }
 
 // validate checks what is not part of the configuration.
-func (o *options) validate(flags *pflag.FlagSet) error {
+func (o *options) validate() error {
 	if o.writeConfigVersion != config.V1alpha1 && o.writeConfigVersion != config.V1alpha2 {
 		return fmt.Errorf("--write-config-version: %q must be %s or %s", o.writeConfigVersion, config.V1alpha1, config.V1alpha2)
 	}
+	return nil
+}
+
+// checkOneSource refuses several sources of Services at once.
+func (o *options) checkOneSource(flags *pflag.FlagSet) error {
 	apiServer := flags.Changed("kubeconfig") || o.master != ""
 	switch {
 	case o.manifests != "" && apiServer:
 		return errors.New("--manifests: cannot be combined with --kubeconfig or --master: Services come from one place")
 	case o.nodeLocal.Source != "" && (apiServer || o.manifests != ""):
-		return errors.New("--node-local-source: cannot be combined with --kubeconfig, --master or --manifests: Services come from one place")
+		return errors.New("--node-local-source (nodeLocal.source): cannot be combined with --kubeconfig, --master or --manifests: Services come from one place")
 	}
 	return nil
 }

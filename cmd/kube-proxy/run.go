@@ -138,8 +138,12 @@ func (p *parts) feed(ctx context.Context, o *options, hooks sourceHooks) (feed s
 // same.
 func (p *parts) remoteFeed(ctx context.Context, o *options, hooks sourceHooks) (feed syncloop.Feed, err error) {
 	hooks.onFailing(nodeLocalSource, true)
-	connected := func(yes bool) { hooks.onFailing(nodeLocalSource, !yes) }
-	if p.client, err = o.nodeLocal.newClient(ctx, p.nodeName, connected); err != nil {
+	p.client, err = o.nodeLocal.newClient(ctx, nodelocal.Options{
+		Node:              p.nodeName,
+		OnConnected:       func(yes bool) { hooks.onFailing(nodeLocalSource, !yes) },
+		IgnoreExternalIPs: config.Tracker(o.config).IgnoreExternalIPs,
+	})
+	if err != nil {
 		return nil, err
 	}
 	remote := node.NewRemote(p.nodeName, p.client)

@@ -25,6 +25,18 @@ func addClientGates(gates featuregate.MutableVersionedFeatureGate) error {
 	return clientfeatures.AddFeaturesToExistingFeatureGates(clientRegistry{gates})
 }
 
+// isClientGate reports whether client-go has a gate of that name. AllAlpha and AllBeta, which every set of gates has, are not
+// client-go's.
+func isClientGate(name string) bool {
+	gates := featuregate.NewFeatureGate()
+	_, general := gates.GetAll()[featuregate.Feature(name)]
+	if err := addClientGates(gates); err != nil {
+		panic(err) // client-go defines a gate twice
+	}
+	_, known := gates.GetAll()[featuregate.Feature(name)]
+	return known && !general
+}
+
 // clientRegistry takes client-go's features into component-base's gates.
 type clientRegistry struct {
 	gates featuregate.MutableVersionedFeatureGate

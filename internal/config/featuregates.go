@@ -2,6 +2,7 @@ package config
 
 import (
 	_ "embed"
+	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -84,6 +85,18 @@ func FeatureGates(set map[string]bool) (gates featuregate.MutableVersionedFeatur
 		}
 	}
 	return own, ineffective, errs
+}
+
+// ServerFeatureGates returns the gates of node-local-server: AllowServiceExternalIPs, and those of client-go. Every other one is
+// an error, since it would have no effect there.
+func ServerFeatureGates(set map[string]bool) (featuregate.MutableVersionedFeatureGate, error) {
+	for _, name := range slices.Sorted(maps.Keys(set)) {
+		if featuregate.Feature(name) != AllowServiceExternalIPs && !isClientGate(name) {
+			return nil, fmt.Errorf("%s has no effect in node-local-server; set it for the proxies, or remove it", name)
+		}
+	}
+	gates, _, errs := FeatureGates(set)
+	return gates, errs.ToAggregate()
 }
 
 // describeIneffective completes "featureGates: ".

@@ -2,6 +2,10 @@ package config
 
 import (
 	"fmt"
+	"maps"
+	"slices"
+
+	"k8s.io/component-base/featuregate"
 
 	"github.com/nftproxy/nftproxy/internal/config/v1alpha2"
 )
@@ -30,6 +34,38 @@ func Warnings(c *v1alpha2.KubeProxyConfiguration, names Names) []string {
 // ValidateNodeLocal checks the section nodeLocal alone, to which flags may have been added since a file was checked.
 func ValidateNodeLocal(c *v1alpha2.KubeProxyConfiguration, names Names) error {
 	return fieldErrors(v1alpha2.ValidateNodeLocal(c.NodeLocal), names)
+}
+
+// CheckSource refuses what has no effect on a proxy whose Services come from a node-local server, because that alone talks to
+// the API server: a clientConnection other than the default, and such values of client-go's feature gates. Errors name the
+// flag of node-local-server that does the same. c has its defaults filled in.
+func CheckSource(c *v1alpha2.KubeProxyConfiguration, names Names) error {
+	if c.NodeLocal == nil || c.NodeLocal.Source == "" {
+		return nil
+	}
+	var errs []error
+	check := func(refused bool, field, flag string) {
+		if refused {
+			errs = append(errs, fmt.Errorf("%s: concerns the API server, which a proxy with %s does not ask; remove it, and give node-local-server %s", field, names.of("nodeLocal.source"), flag))
+		}
+	}
+	var defaults v1alpha2.KubeProxyConfiguration
+	v1alpha2.SetDefaults(&defaults)
+	set, unset := c.ClientConnection, defaults.ClientConnection
+	check(set.Kubeconfig != unset.Kubeconfig, names.of("clientConnection.kubeconfig"), "--kubeconfig")
+	check(set.ContentType != unset.ContentType, names.of("clientConnection.contentType"), "--kube-api-content-type")
+	check(set.AcceptContentTypes != unset.AcceptContentTypes, names.of("clientConnection.acceptContentTypes"), "--kube-api-content-type")
+	check(set.QPS != unset.QPS, names.of("clientConnection.qps"), "--kube-api-qps")
+	check(set.Burst != unset.Burst, names.of("clientConnection.burst"), "--kube-api-burst")
+	for _, gate := range slices.Sorted(maps.Keys(c.FeatureGates)) {
+		on := c.FeatureGates[gate]
+		check(isClientGate(gate) && on != newFeatureGate().Enabled(featuregate.Feature(gate)),
+			names.of("featureGates")+": "+gate, fmt.Sprintf("--feature-gates=%s=%t", gate, on))
+	}
+	if len(errs) == 0 {
+		return nil
+	}
+	return joinLine(errs)
 }
 
 // CheckMode returns an error for a mode that this proxy does not have.

@@ -16,7 +16,7 @@ func ValidateNodeLocal(c *NodeLocalConfiguration) (errs field.ErrorList) {
 	errs = append(errs, validateNodeLocalAddress(c.Serve, path.Child("serve"))...)
 	errs = append(errs, validateNodeLocalAddress(c.Source, path.Child("source"))...)
 	if c.Serve != "" && c.Source != "" {
-		errs = append(errs, field.Forbidden(path.Child("source"), "a process that takes Services from a server cannot serve them too: clients can ask that server"))
+		errs = append(errs, field.Forbidden(path.Child("source"), "cannot be combined with nodeLocal.serve: clients can ask that server itself, at its --listen"))
 	}
 	for _, limit := range []struct {
 		name string
