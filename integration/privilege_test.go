@@ -1,12 +1,14 @@
 package integration
 
 import (
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"syscall"
 	"testing"
 
+	"github.com/nftproxy/nftproxy/integration/await"
 	"github.com/nftproxy/nftproxy/integration/lab/labtest"
 	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
@@ -35,6 +37,7 @@ func TestPrivileges(t *testing.T) {
 	t.Run("the proxy says which it needs", testProxySaysWhichPrivilegesItNeeds)
 	t.Run("CAP_NET_ADMIN is enough", testCapNetAdminIsEnough)
 	t.Run("read-only sysctls must be right", testReadOnlySysctlsMustBeRight)
+	t.Run("sysctls that do not exist yet are set once they do", testMissingSysctlsAreSetOnceTheyExist)
 }
 
 func testProxySaysWhichPrivilegesItNeeds(t *testing.T) {
@@ -77,6 +80,30 @@ func testReadOnlySysctlsMustBeRight(t *testing.T) {
 	p := readOnly()
 	f.applied(t)
 	p.Says(t, "Sysctls are read-only here, but right as they are")
+}
+
+// As on a host whose kernel has not loaded nf_conntrack.
+func testMissingSysctlsAreSetOnceTheyExist(t *testing.T) {
+	f := newTroubled(t)
+	dir := t.TempDir()
+	p := labtest.StartCommand(t, f.lab.Node, inMounts("mount --bind "+dir+" /proc/sys/net/netfilter", labtest.Binary(t, "kube-proxy"),
+		append(f.args(), "--manifests="+f.g.ManifestsDir(t), "--conntrack-min=300000", "--conntrack-tcp-timeout-close-wait=0s")...))
+	f.applied(t)
+	p.Says(t, "Sysctls of connection tracking do not exist yet")
+	values := map[string]string{"nf_conntrack_max": "300000", "nf_conntrack_tcp_timeout_established": "86400"}
+	for name := range values {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte("1\n"), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for name, want := range values {
+		await.Until(t, name+" is set", func() error {
+			if got, err := os.ReadFile(filepath.Join(dir, name)); err != nil || string(got) != want {
+				return fmt.Errorf("it is %q, error %v, want %s", got, err, want)
+			}
+			return nil
+		})
+	}
 }
 
 // Without IPv6 the proxy serves IPv4, unless the node is one of IPv6 in the first place.

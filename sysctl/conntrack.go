@@ -2,8 +2,10 @@ package sysctl
 
 import (
 	"context"
-	"fmt"
+	"errors"
+	"io/fs"
 	"runtime"
+	"strings"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -23,28 +25,33 @@ const hashSizeFile = "sys/module/nf_conntrack/parameters/hashsize"
 //
 //   - nf_conntrack_max becomes the larger of min and maxPerCore × the node's cores, where that
 //     product counts up to 1,048,576. It is only raised: a larger table of somebody else's stays,
-//     where kube-proxy would shrink it.
+//     where kube-proxy would shrink it. kube-proxy v1.37 ignores min where the product exceeds
+//     1,048,576; here min counts, since nothing else asks for more on a machine with many cores.
 //   - The table's hash table gets a quarter as many buckets, if it has fewer. That needs the
 //     initial network namespace and a writable /sys. A failure is logged and is no error, since
 //     lookups only get slower.
 //   - Timeouts are set in whole seconds, at least one.
 //
-// The error names each sysctl that is wrong and cannot be set, and the remedy. The module
-// nf_conntrack must be loaded; rules that use connection tracking load it.
-func (t Tree) SetConntrack(ctx context.Context, config *kubeproxyv1alpha1.KubeProxyConntrackConfiguration) error {
+// The error names each sysctl that is wrong and cannot be set, and the remedy. A sysctl that does
+// not exist is returned in missing and is no error: the kernel makes it when it loads the module
+// nf_conntrack, which rules that use connection tracking do. See AwaitConntrack.
+func (t Tree) SetConntrack(ctx context.Context, config *kubeproxyv1alpha1.KubeProxyConntrackConfiguration) (missing []string, err error) {
 	logger := klog.FromContext(ctx)
 	entries := maxEntries(config, t.cores())
-	var failed error
+	var failed []string
 	for _, s := range conntrackSettings(config, entries) {
-		switch err := t.set(logger, s); {
-		case failed == nil:
-			failed = err
-		case err != nil:
-			failed = fmt.Errorf("%w; %w", failed, err)
+		err := t.set(logger, s)
+		if errors.Is(err, fs.ErrNotExist) {
+			missing = append(missing, s.name)
+		} else if err != nil {
+			failed = append(failed, err.Error())
 		}
 	}
-	if failed != nil {
-		return failed
+	if len(failed) > 0 {
+		return missing, errors.New(strings.Join(failed, "; "))
+	}
+	if len(missing) > 0 {
+		return missing, nil
 	}
 	if t.readOnly() {
 		logger.Info("Sysctls are read-only here, but right as they are")
@@ -52,7 +59,36 @@ func (t Tree) SetConntrack(ctx context.Context, config *kubeproxyv1alpha1.KubePr
 	if entries > 0 {
 		t.growHashTable(logger, entries/4)
 	}
-	return nil
+	return nil, nil
+}
+
+// The first and the longest wait before AwaitConntrack looks again.
+const (
+	minAwait = 100 * time.Millisecond
+	maxAwait = time.Minute
+)
+
+// AwaitConntrack calls SetConntrack until every sysctl exists, and then returns, also when one cannot be set, which it logs. It
+// looks more and more seldom, and logs an error once when sysctls have been missing for a minute.
+func (t Tree) AwaitConntrack(ctx context.Context, config *kubeproxyv1alpha1.KubeProxyConntrackConfiguration) {
+	logger := klog.FromContext(ctx)
+	for wait := minAwait; ; wait = min(2*wait, maxAwait) {
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(wait):
+		}
+		missing, err := t.SetConntrack(ctx, config)
+		switch {
+		case err != nil:
+			logger.Error(err, "Cannot set sysctls that exist now; connections are tracked with the values that they have")
+			return
+		case len(missing) == 0:
+			return
+		case wait < maxAwait && 2*wait >= maxAwait:
+			logger.Error(nil, "Sysctls still do not exist: load the kernel module nf_conntrack; looking again each minute", "sysctls", missing)
+		}
+	}
 }
 
 func conntrackSettings(config *kubeproxyv1alpha1.KubeProxyConntrackConfiguration, entries int) []setting {

@@ -150,8 +150,8 @@ func TestSetConntrack(t *testing.T) {
 			files := node()
 			maps.Copy(files, test.before)
 			tree := plant(t, files)
-			if err := tree.SetConntrack(t.Context(), &test.config); err != nil {
-				t.Fatal(err)
+			if missing, err := tree.SetConntrack(t.Context(), &test.config); err != nil || len(missing) > 0 {
+				t.Fatal(missing, err)
 			}
 			want := maps.Clone(files)
 			maps.Copy(want, test.want)
@@ -160,14 +160,14 @@ func TestSetConntrack(t *testing.T) {
 			}
 		})
 	}
-	t.Run("names missing sysctls", testMissingSysctlsAreNamed)
+	t.Run("sets missing sysctls once they exist", testMissingSysctlsAreSetOnceTheyExist)
 	t.Run("logs a hash table that cannot grow", testHashTableThatCannotGrowIsLogged)
 	t.Run("a real kernel takes what is set", testRealKernelTakesWhatIsSet)
 	t.Run("a limit that belongs to the host", testLimitThatBelongsToTheHost)
 	t.Run("a read-only procfs", testReadOnlyProcSys)
 }
 
-func testMissingSysctlsAreNamed(t *testing.T) {
+func testMissingSysctlsAreSetOnceTheyExist(t *testing.T) {
 	config := perCore(200_000, 0)
 	config.TCPBeLiberal = true
 	config.UDPTimeout = seconds(10)
@@ -175,15 +175,38 @@ func testMissingSysctlsAreNamed(t *testing.T) {
 	delete(files, netfilter+"nf_conntrack_max")
 	delete(files, netfilter+"nf_conntrack_tcp_be_liberal")
 	tree := plant(t, files)
-	err := tree.SetConntrack(t.Context(), &config)
-	const want = "sysctl net.netfilter.nf_conntrack_max, which should be 400000, does not exist: load the kernel module nf_conntrack, or set conntrack.maxPerCore to 0 to leave it alone; " +
-		"sysctl net.netfilter.nf_conntrack_tcp_be_liberal, which should be 1, does not exist: load the kernel module nf_conntrack, or set conntrack.tcpBeLiberal to false to leave it alone"
-	if err == nil || err.Error() != want {
-		t.Errorf("got error %v, want %s", err, want)
+	missing, err := tree.SetConntrack(t.Context(), &config)
+	if want := []string{"net.netfilter.nf_conntrack_max", "net.netfilter.nf_conntrack_tcp_be_liberal"}; err != nil || !cmp.Equal(missing, want) {
+		t.Errorf("missing are %q, error %v, want %q", missing, err, want)
 	}
 	files[netfilter+"nf_conntrack_udp_timeout"] = "10"
 	if diff := cmp.Diff(files, harvest(t, tree, files)); diff != "" {
 		t.Errorf("what could be set (-want +got):\n%s", diff)
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		tree.AwaitConntrack(t.Context(), &config)
+	}()
+	for _, file := range []string{"nf_conntrack_max", "nf_conntrack_tcp_be_liberal"} {
+		select {
+		case <-done:
+			t.Fatalf("it does not wait for %s", file)
+		default:
+		}
+		// Whole at once, as the kernel's files are.
+		whole := filepath.Join(t.TempDir(), file)
+		if err := os.WriteFile(whole, []byte("0\n"), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Rename(whole, tree.path(netfilter+file)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	<-done
+	files[netfilter+"nf_conntrack_max"], files[netfilter+"nf_conntrack_tcp_be_liberal"], files[hashSizeFile] = "400000", "1", "100000"
+	if diff := cmp.Diff(files, harvest(t, tree, files)); diff != "" {
+		t.Errorf("once they exist (-want +got):\n%s", diff)
 	}
 }
 
@@ -193,7 +216,7 @@ func testHashTableThatCannotGrowIsLogged(t *testing.T) {
 	tree := plant(t, files)
 	config := perCore(200_000, 0)
 	var lines []string
-	if err := tree.SetConntrack(logged(t.Context(), &lines), &config); err != nil {
+	if _, err := tree.SetConntrack(logged(t.Context(), &lines), &config); err != nil {
 		t.Fatal(err)
 	}
 	if got := strings.Join(lines, "\n"); !strings.Contains(got, `"Cannot enlarge the hash table`) || !strings.Contains(got, `"wanted"=100000`) {

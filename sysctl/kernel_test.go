@@ -80,7 +80,7 @@ func testRealKernelTakesWhatIsSet(t *testing.T) {
 	}
 	home := timeouts()
 	inNamespace(t, func() error {
-		if err := (Tree{}).SetConntrack(t.Context(), &config); err != nil {
+		if _, err := (Tree{}).SetConntrack(t.Context(), &config); err != nil {
 			return err
 		}
 		want := map[string]int{"tcp_timeout_established": 7200, "tcp_timeout_close_wait": 601, "udp_timeout": 11, "udp_timeout_stream": 121, "tcp_be_liberal": 1}
@@ -110,11 +110,11 @@ func testLimitThatBelongsToTheHost(t *testing.T) {
 			return err
 		}
 		enough := perCore(1, 1)
-		if err := (Tree{}).SetConntrack(t.Context(), &enough); err != nil {
+		if _, err := (Tree{}).SetConntrack(t.Context(), &enough); err != nil {
 			return fmt.Errorf("although the limit is high enough: %w", err)
 		}
 		more := perCore(1, int32(limit)+1)
-		err = Tree{}.SetConntrack(t.Context(), &more)
+		_, err = Tree{}.SetConntrack(t.Context(), &more)
 		want := fmt.Sprintf("sysctl net.netfilter.nf_conntrack_max is %d and cannot be set to %d: permission denied; "+
 			"set it on the host, give this process a writable /proc/sys (privileged, host network), or set conntrack.maxPerCore to 0 to leave it alone", limit, limit+1)
 		if err == nil || err.Error() != want {
@@ -134,14 +134,14 @@ func testReadOnlyProcSys(t *testing.T) {
 		var lines []string
 		right := perCore(1000, 2000)
 		right.UDPTimeout = seconds(30)
-		if err := tree.SetConntrack(logged(t.Context(), &lines), &right); err != nil {
+		if _, err := tree.SetConntrack(logged(t.Context(), &lines), &right); err != nil {
 			return fmt.Errorf("although everything is right: %w", err)
 		}
 		if got := strings.Join(lines, "\n"); !strings.Contains(got, `"Sysctls are read-only here, but right as they are"`) {
 			return fmt.Errorf("the log does not tell: %s", got)
 		}
 		wrong := conntrack{UDPTimeout: seconds(31)}
-		err := tree.SetConntrack(t.Context(), &wrong)
+		_, err := tree.SetConntrack(t.Context(), &wrong)
 		const want = "sysctl net.netfilter.nf_conntrack_udp_timeout is 30 and cannot be set to 31: read-only file system; " +
 			"set it on the host, give this process a writable /proc/sys (privileged, host network), or set conntrack.udpTimeout to 0s to leave it alone"
 		if err == nil || err.Error() != want {

@@ -57,13 +57,11 @@ type setting struct {
 	leave string
 }
 
-// set writes the sysctl unless its value is right already, so a read-only /proc/sys does no harm then.
+// set writes the sysctl unless its value is right already, so a read-only /proc/sys does no harm then. A sysctl that does not
+// exist is fs.ErrNotExist.
 func (t Tree) set(logger klog.Logger, s setting) error {
 	file := "proc/sys/" + strings.ReplaceAll(s.name, ".", "/")
 	current, err := t.readInt(file)
-	if errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("sysctl %s, which should be %d, does not exist: load the kernel module nf_conntrack, or set %s to leave it alone", s.name, s.value, s.leave)
-	}
 	if err != nil {
 		return fmt.Errorf("read sysctl %s: %w", s.name, err)
 	}

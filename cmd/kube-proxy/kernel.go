@@ -21,7 +21,7 @@ func initOnly(ctx context.Context, c *v1alpha2.KubeProxyConfiguration) error {
 		return err
 	}
 	defer conn.Close()
-	if err := prepareKernel(ctx, c, conn); err != nil {
+	if _, err := prepareKernel(ctx, c, conn); err != nil {
 		return err
 	}
 	klog.FromContext(ctx).Info("System initialized and --init-only specified")
@@ -29,15 +29,15 @@ func initOnly(ctx context.Context, c *v1alpha2.KubeProxyConfiguration) error {
 }
 
 // prepareKernel finds out whether the kernel can do all that the rules need, which also loads modules, and
-// then sets the sysctls, which those modules bring.
-func prepareKernel(ctx context.Context, c *v1alpha2.KubeProxyConfiguration, conn *nft.Conn) error {
+// then sets the sysctls, which those modules bring. It returns the names of those that do not exist yet.
+func prepareKernel(ctx context.Context, c *v1alpha2.KubeProxyConfiguration, conn *nft.Conn) (missing []string, err error) {
 	families := nft.Families[:]
 	if !kernelHasIPv6() {
 		families = []nft.Family{nft.FamilyIP}
 		klog.FromContext(ctx).Info("The kernel has no IPv6; serving IPv4 alone")
 	}
 	if err := conn.Probe(ctx, families...); err != nil {
-		return err
+		return nil, err
 	}
 	gates, _, _ := config.FeatureGates(c.FeatureGates)
 	for gate, probe := range map[featuregate.Feature]func(context.Context) error{config.OwnTables: conn.ProbePersist, config.ServiceCounters: conn.ProbeCounters} {
@@ -45,11 +45,21 @@ func prepareKernel(ctx context.Context, c *v1alpha2.KubeProxyConfiguration, conn
 			continue
 		}
 		if err := probe(ctx); err != nil {
-			return fmt.Errorf("featureGates: %s: %w", gate, err)
+			return nil, fmt.Errorf("featureGates: %s: %w", gate, err)
 		}
 	}
 	conntrack := kubeproxyv1alpha1.KubeProxyConntrackConfiguration(c.Linux.Conntrack)
-	return sysctl.Tree{}.SetConntrack(ctx, &conntrack)
+	missing, err = sysctl.Tree{}.SetConntrack(ctx, &conntrack)
+	if len(missing) > 0 {
+		klog.FromContext(ctx).Info("Sysctls of connection tracking do not exist yet; the proxy sets them when the kernel has loaded the module nf_conntrack", "sysctls", missing)
+	}
+	return missing, err
+}
+
+// awaitConntrack sets the sysctls of connection tracking once they exist.
+func awaitConntrack(ctx context.Context, c *v1alpha2.KubeProxyConfiguration) {
+	conntrack := kubeproxyv1alpha1.KubeProxyConntrackConfiguration(c.Linux.Conntrack)
+	sysctl.Tree{}.AwaitConntrack(ctx, &conntrack)
 }
 
 func kernelHasIPv6() bool { return sysctl.Tree{}.KernelHasIPv6() }

@@ -46,8 +46,12 @@ func run(ctx context.Context, o *options) error {
 		return err
 	}
 	setOOMScore(ctx, o.config)
-	if err := prepareKernel(ctx, o.config, conn); err != nil {
+	missing, err := prepareKernel(ctx, o.config, conn)
+	if err != nil {
 		return err
+	}
+	if len(missing) > 0 {
+		go awaitConntrack(ctx, o.config)
 	}
 	klog.FromContext(ctx).Info("Starting", "node", p.nodeName, "mode", "nftables")
 	p.events.Starting()
