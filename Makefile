@@ -19,6 +19,8 @@ BUILDFLAGS  := -tags grpcnotrace -trimpath
 BUILD       := CGO_ENABLED=0 $(GO) build $(BUILDFLAGS) -ldflags '$(LDFLAGS)'
 COMMANDS    := ./cmd/kube-proxy ./cmd/ruledump
 IMAGE       ?= localhost/nftproxy/kube-proxy
+# The commit, a label of the image.
+REVISION    ?= $(shell git rev-parse HEAD 2>/dev/null || echo unknown)
 # When the image was made, in seconds since 1970, for those who look at it: the time of the commit,
 # so that the same source gives the same bytes. 0 is no time.
 SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || echo 0)
@@ -33,7 +35,7 @@ image: ## bin/image.tar, a container image for amd64 and arm64; needs no contain
 	GOOS=linux GOARCH=arm64 $(BUILD) -o $(BIN)/linux/arm64/ $(COMMANDS)
 	$(MAKE) sbom PROGRAMS=$(BIN)/linux/amd64
 	$(MAKE) sbom PROGRAMS=$(BIN)/linux/arm64
-	cd deploy && $(GO) run ./image -name $(IMAGE) -version $(VERSION) -created $(SOURCE_DATE_EPOCH) -binaries $(abspath $(BIN))/linux -o $(abspath $(BIN))/image.tar
+	cd deploy && $(GO) run ./image -name $(IMAGE) -version $(VERSION) -revision $(REVISION) -created $(SOURCE_DATE_EPOCH) -binaries $(abspath $(BIN))/linux -o $(abspath $(BIN))/image.tar
 
 PROGRAMS ?= $(BIN)
 sbom: ## PROGRAMS/sbom.cdx.json, the modules that are linked into the programs there

@@ -102,6 +102,7 @@ func TestImage(t *testing.T) {
 	t.Run("lists what is linked into its programs", testImageListsWhatIsLinked)
 	t.Run("its programs need no libraries", testProgramsInTheImageNeedNoLibraries)
 	t.Run("says when it was made", testImageCreated)
+	t.Run("names its commit", testImageNamesItsCommit)
 	t.Run("alone prints its version", testImageAlonePrintsItsVersion)
 }
 
@@ -185,6 +186,22 @@ func linkedModules(t *testing.T, program string) (modules []string) {
 	}
 	slices.Sort(modules)
 	return modules
+}
+
+func testImageNamesItsCommit(t *testing.T) {
+	want := "unknown" // not a repository
+	if commit, err := exec.Command("git", "rev-parse", "HEAD").Output(); err == nil {
+		want = strings.TrimSpace(string(commit))
+	}
+	for _, arch := range []string{"amd64", "arm64"} {
+		file, err := builtImage(t, arch).ConfigFile()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := file.Config.Labels["org.opencontainers.image.revision"]; got != want {
+			t.Errorf("%s: revision %q, want %q", arch, got, want)
+		}
+	}
 }
 
 func testImageCreated(t *testing.T) {

@@ -91,6 +91,7 @@ func readDashboard(t *testing.T) dashboard {
 
 func TestDashboard(t *testing.T) {
 	t.Run("asks for what the program has", testDashboardAsksForWhatTheProgramHas)
+	t.Run("shows counted Services", testDashboardShowsCountedServices)
 	t.Run("panels have their own places", testDashboardsPanelsHaveTheirOwnPlaces)
 	t.Run("variables exist", testDashboardsVariablesExist)
 }
@@ -107,6 +108,20 @@ func testDashboardAsksForWhatTheProgramHas(t *testing.T) {
 				t.Errorf("panel %q: %v", panel.Title, err)
 			}
 			checkTemplate(t, panel.Title, target.LegendFormat, labels)
+		}
+	}
+}
+
+func testDashboardShowsCountedServices(t *testing.T) {
+	for _, metric := range []string{"kubeproxy_nftables_service_connections_total", "kubeproxy_nftables_service_bytes_total"} {
+		shown := false
+		for _, panel := range readDashboard(t).Panels {
+			for _, target := range panel.Targets {
+				shown = shown || strings.Contains(target.Expr, metric) && strings.Contains(target.LegendFormat, "{{service}}")
+			}
+		}
+		if !shown {
+			t.Errorf("no panel shows %s by Service", metric)
 		}
 	}
 }

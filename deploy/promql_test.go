@@ -67,7 +67,10 @@ func resultLabels(known map[string]metric, expr parser.Node) []string {
 		s, _ := find(known, expr.Name)
 		return s.labels
 	case *parser.AggregateExpr:
-		return expr.Grouping
+		// topk and its like keep all labels.
+		if !expr.Op.IsAggregatorWithParam() {
+			return expr.Grouping
+		}
 	}
 	for child := range parser.ChildrenIter(expr) {
 		if out := resultLabels(known, child); len(out) > 0 {

@@ -31,7 +31,7 @@ func testSpec(t *testing.T) spec {
 // specOf is testSpec with programs of a certain mode and age.
 func specOf(t *testing.T, mode os.FileMode, modified time.Time) spec {
 	t.Helper()
-	s := spec{binaries: t.TempDir(), name: "localhost/test", version: "v1.2.3", created: testTime}
+	s := spec{binaries: t.TempDir(), name: "localhost/test", version: "v1.2.3", revision: "0123456789abcdef", created: testTime}
 	for _, arch := range architectures {
 		for _, program := range append(programNames, billName) {
 			path := filepath.Join(s.binaries, arch, program)
@@ -64,6 +64,7 @@ func TestArchive(t *testing.T) {
 	t.Run("is a layout of an image for each architecture", testArchiveIsALayoutOfAnImageForEachArchitecture)
 	t.Run("is one that docker loads", testArchiveIsOneThatDockerLoads)
 	t.Run("a missing program is named", testMissingProgramIsNamed)
+	t.Run("a failure leaves the older one", testFailureLeavesTheOlderArchive)
 }
 
 func testSameProgramsGiveTheSameBytes(t *testing.T) {
@@ -112,6 +113,38 @@ func testMissingProgramIsNamed(t *testing.T) {
 	var pathError *os.PathError
 	if err := write(io.Discard, s); !errors.As(err, &pathError) || pathError.Path != missing {
 		t.Errorf("error %v, want one about %s", err, missing)
+	}
+}
+
+func testFailureLeavesTheOlderArchive(t *testing.T) {
+	dir := t.TempDir()
+	output, s := filepath.Join(dir, "image.tar"), testSpec(t)
+	broken := s
+	broken.binaries = t.TempDir()
+	// names are the files in the directory.
+	names := func() (out []string) {
+		entries, err := os.ReadDir(dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, entry := range entries {
+			out = append(out, entry.Name())
+		}
+		return out
+	}
+
+	if err := run(broken, output); err == nil || len(names()) > 0 {
+		t.Errorf("without programs: error %v, files %v", err, names())
+	}
+	if err := run(s, output); err != nil {
+		t.Fatal(err)
+	}
+	if err := run(broken, output); err == nil {
+		t.Error("without programs there is no error")
+	}
+	data, err := os.ReadFile(output)
+	if err != nil || !bytes.Equal(data, written(t, s)) || len(names()) != 1 {
+		t.Errorf("error %v, %d bytes, files %v", err, len(data), names())
 	}
 }
 
@@ -181,7 +214,9 @@ func checkImage(t *testing.T, image v1.Image, arch string) {
 			"org.opencontainers.image.title":       "nftproxy",
 			"org.opencontainers.image.description": "kube-proxy, purely with nftables",
 			"org.opencontainers.image.licenses":    "Apache-2.0",
+			"org.opencontainers.image.source":      "https://github.com/nftproxy/nftproxy",
 			"org.opencontainers.image.version":     "v1.2.3",
+			"org.opencontainers.image.revision":    "0123456789abcdef",
 		},
 	}
 	if diff := cmp.Diff(want, file.Config); diff != "" {

@@ -7,10 +7,12 @@
 package main
 
 import (
+	"errors"
 	"flag"
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 	"time"
 )
 
@@ -19,6 +21,7 @@ func main() {
 	flag.StringVar(&s.binaries, "binaries", "", "the directory with the programs, in a directory for each architecture: DIR/amd64/kube-proxy")
 	flag.StringVar(&s.name, "name", "", "the name of the image without a tag")
 	flag.StringVar(&s.version, "version", "", "the version: the image's tag and label")
+	flag.StringVar(&s.revision, "revision", "", "the commit: a label of the image")
 	created := flag.Int64("created", 0, "when the image was made, in seconds since 1970; 0 leaves that out")
 	output := flag.String("o", "", "the archive to write")
 	flag.Parse()
@@ -31,16 +34,18 @@ func main() {
 	}
 }
 
+// run writes the archive under another name first, so that a failure leaves no half one, and an older one as it was.
 func run(s spec, output string) error {
-	file, err := os.Create(output)
+	file, err := os.CreateTemp(filepath.Dir(output), filepath.Base(output)+".*")
 	if err != nil {
 		return err
 	}
-	defer file.Close()
-	if err := write(file, s); err != nil {
+	defer os.Remove(file.Name()) // there is none any more after a success
+	err = write(file, s)
+	if err = errors.Join(err, file.Chmod(0o644), file.Close()); err != nil {
 		return fmt.Errorf("%s: %w", output, err)
 	}
-	return file.Close()
+	return os.Rename(file.Name(), output)
 }
 
 // write writes the archive of the image that s describes.

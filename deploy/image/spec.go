@@ -17,6 +17,8 @@ type spec struct {
 	binaries string
 	// name and version are the name and the tag of the image.
 	name, version string
+	// revision is the commit of the source.
+	revision string
 	// created is when the image was made; zero leaves that out.
 	created time.Time
 }
@@ -77,6 +79,8 @@ func (s spec) labels() map[string]string {
 		"org.opencontainers.image.title":       "nftproxy",
 		"org.opencontainers.image.description": "kube-proxy, purely with nftables",
 		"org.opencontainers.image.licenses":    "Apache-2.0",
+		"org.opencontainers.image.source":      "https://github.com/nftproxy/nftproxy",
 		"org.opencontainers.image.version":     s.version,
+		"org.opencontainers.image.revision":    s.revision,
 	}
 }
