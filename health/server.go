@@ -25,10 +25,9 @@ type server struct {
 	// ports holds the ports of the Service. All have the same HealthCheckNodePort.
 	ports map[model.PortID]*model.ServicePort
 
-	// port and addresses are those on which the server listens. listeners is empty while it does not.
+	// port and listeners are those on which the server listens. http is nil while it does not.
 	port      uint16
-	addresses []netip.Addr
-	listeners []net.Listener
+	listeners map[netip.Addr]net.Listener
 	http      *http.Server
 	// reported is the failure to listen that was last reported; empty while it listens.
 	reported string
@@ -38,7 +37,7 @@ type server struct {
 var errNoAddress = errors.New("no address of this machine is in nodePortAddresses")
 
 func newServiceServer(id serviceID, healthy func() bool) *server {
-	return &server{id: id, healthy: healthy, ports: map[model.PortID]*model.ServicePort{}}
+	return &server{id: id, healthy: healthy, ports: map[model.PortID]*model.ServicePort{}, listeners: map[netip.Addr]net.Listener{}}
 }
 
 // count updates the number of local endpoints. An address counts once, however many ports it serves.
@@ -66,41 +65,60 @@ func (s *server) wantedPort() uint16 {
 
 func (s *server) listening() bool { return len(s.listeners) > 0 }
 
-func (s *server) listensOn(addresses []netip.Addr) bool {
-	return s.port == s.wantedPort() && slices.Equal(s.addresses, addresses)
+// closeUnwanted ends the server on another port than the wanted one, and on other addresses.
+func (s *server) closeUnwanted(addresses []netip.Addr) {
+	for addr, l := range s.listeners {
+		if s.port != s.wantedPort() || !slices.Contains(addresses, addr) {
+			_ = l.Close()
+			delete(s.listeners, addr)
+		}
+	}
+	if !s.listening() {
+		s.close()
+	}
 }
 
-// open listens on all addresses, or on none and returns an error.
-func (s *server) open(logger klog.Logger, addresses []netip.Addr) error {
+// open listens on those addresses on which the server does not yet. It returns the first failure.
+func (s *server) open(logger klog.Logger, addresses []netip.Addr) (failure error) {
 	if len(addresses) == 0 {
 		return errNoAddress
 	}
-	s.port, s.addresses = s.wantedPort(), addresses
+	s.port = s.wantedPort()
+	for _, addr := range addresses {
+		if s.listeners[addr] != nil {
+			continue
+		}
+		if err := s.serve(logger, addr); err != nil && failure == nil {
+			failure = err
+		}
+	}
+	if failure == nil && s.reported != "" {
+		s.reported = ""
+		logger.Info("Serving the health check of a Service after all", s.logValues()...)
+	}
+	return failure
+}
+
+// serve answers on an address.
+func (s *server) serve(logger klog.Logger, addr netip.Addr) error {
 	network := "tcp4"
 	if s.id.family == model.IPv6 {
 		network = "tcp6"
 	}
-	for _, addr := range addresses {
-		l, err := net.Listen(network, netip.AddrPortFrom(addr, s.port).String())
-		if err != nil {
-			s.close()
-			return err
+	l, err := net.Listen(network, netip.AddrPortFrom(addr, s.port).String())
+	if err != nil {
+		return err
+	}
+	s.listeners[addr] = l
+	if s.http == nil {
+		s.http = newServer(s)
+	}
+	httpServer := s.http
+	go func() {
+		if err := httpServer.Serve(l); !errors.Is(err, http.ErrServerClosed) && !errors.Is(err, net.ErrClosed) {
+			logger.Error(err, "The health check of a Service is not served any more", "service", klog.KRef(s.id.namespace, s.id.name), "address", l.Addr())
 		}
-		s.listeners = append(s.listeners, l)
-	}
-	httpServer := newServer(s)
-	s.http = httpServer
-	for _, l := range s.listeners {
-		go func() {
-			if err := httpServer.Serve(l); !errors.Is(err, http.ErrServerClosed) && !errors.Is(err, net.ErrClosed) {
-				logger.Error(err, "The health check of a Service is not served any more", "service", klog.KRef(s.id.namespace, s.id.name), "address", l.Addr())
-			}
-		}()
-	}
-	if s.reported != "" {
-		s.reported = ""
-		logger.Info("Serving the health check of a Service after all", s.logValues()...)
-	}
+	}()
 	return nil
 }
 
@@ -109,7 +127,7 @@ func (s *server) close() {
 	for _, l := range s.listeners {
 		_ = l.Close()
 	}
-	s.listeners = nil
+	clear(s.listeners)
 	if s.http != nil {
 		_ = s.http.Close()
 		s.http = nil

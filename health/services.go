@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
+	"slices"
 	"sync"
 	"time"
 
@@ -11,6 +12,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/nftproxy/nftproxy/model"
+	"github.com/nftproxy/nftproxy/nodeaddr"
 )
 
 // ServicesOptions configures Services.
@@ -23,7 +25,9 @@ type ServicesOptions struct {
 	// CIDRs listens on each address of the machine that is in one of them. A CIDR of length 0 means all
 	// addresses of its family (KubeProxyConfiguration nodePortAddresses).
 	CIDRs []netip.Prefix
-	// Clock is the clock for trying again; nil means the machine's clock.
+	// Addresses lists the machine's addresses in prefixes, by family; nil means nodeaddr.Within.
+	Addresses func(prefixes []netip.Prefix) (map[model.Family][]netip.Addr, error)
+	// Clock is the clock for looking again; nil means the machine's clock.
 	Clock clock.WithDelayedExecution
 	// OnFailure, if set, is called when a Service's port cannot be listened on, once for
 	// each reason. It must not call the Services.
@@ -47,8 +51,12 @@ type Services struct {
 	servers map[serviceID]*server
 	nodeIPs []netip.Addr
 	closed  bool
-	// retry is the next try of servers that cannot listen; nil if there are none. delay is the time up to it.
-	retry clock.Timer
+	// addresses are those to listen on, by family, from the last listing that succeeded. unlisted says that a later one failed.
+	addresses map[model.Family][]netip.Addr
+	unlisted  bool
+	// timer starts the next look at the machine's addresses; nil while there are no servers. delay is the time up to it
+	// after a failure, else 0.
+	timer clock.Timer
 	delay time.Duration
 }
 
@@ -58,14 +66,18 @@ type serviceID struct {
 	family          model.Family
 }
 
-// How long to wait before trying again to listen: twice as long each time.
 const (
+	// lookInterval is the time between two looks at the machine's addresses, of which new ones may have come.
+	lookInterval = 10 * time.Second
+	// minRetryDelay is the time up to the next look after a failure. It doubles with each, up to lookInterval.
 	minRetryDelay = time.Second
-	maxRetryDelay = time.Minute
 )
 
 // NewServices returns Services that serve nothing yet.
 func NewServices(options ServicesOptions) *Services {
+	if options.Addresses == nil {
+		options.Addresses = nodeaddr.Within
+	}
 	if options.Clock == nil {
 		options.Clock = clock.RealClock{}
 	}
@@ -74,9 +86,9 @@ func NewServices(options ServicesOptions) *Services {
 
 // Apply starts, updates and ends servers after changes. Call it after the changes have been synced:
 // load balancers must not send traffic before the rules exist. If a server cannot listen, because
-// another program has the port for example, Apply logs that and tries again with later changes and after
-// 1 s, then twice as long each time, up to 1 min. The others are not affected. Servers end with ctx, which
-// should be the same for all calls.
+// another program has the port for example, or the machine's addresses cannot be listed, Apply logs that and tries again
+// with later changes and after 1 s, then twice as long each time, up to 10 s. Whatever listens stays. Addresses that
+// come later are listened on within 10 s. Servers end with ctx, which should be the same for all calls.
 func (s *Services) Apply(ctx context.Context, changes *model.Changes) {
 	s.ending.Do(func() { context.AfterFunc(ctx, s.close) })
 	s.mu.Lock()
@@ -85,20 +97,28 @@ func (s *Services) Apply(ctx context.Context, changes *model.Changes) {
 		return
 	}
 	s.logger = klog.FromContext(ctx)
-	touched := s.update(changes)
-	if len(touched) == 0 && s.retry == nil {
-		return
+	if s.update(changes) || s.delay > 0 {
+		s.listen()
 	}
-	addresses := s.addresses()
-	// All that closes comes before all that opens, because a port may move between Services.
-	for id := range touched {
-		s.release(s.servers[id], addresses[id.family])
-	}
-	s.listen(addresses)
 }
 
-// update applies the changes and returns the servers that they may concern.
-func (s *Services) update(changes *model.Changes) map[serviceID]bool {
+// update applies the changes, and ends servers that are no longer needed. It reports whether servers may be concerned.
+func (s *Services) update(changes *model.Changes) bool {
+	touched := s.touch(changes)
+	for id := range touched {
+		server := s.servers[id]
+		if len(server.ports) == 0 {
+			server.close()
+			delete(s.servers, id)
+			continue
+		}
+		server.count()
+	}
+	return len(touched) > 0
+}
+
+// touch applies the changes and returns the servers that they may concern.
+func (s *Services) touch(changes *model.Changes) map[serviceID]bool {
 	touched := map[serviceID]bool{}
 	if changes.Node != nil {
 		s.nodeIPs = changes.Node.IPs
@@ -132,62 +152,86 @@ func (s *Services) update(changes *model.Changes) map[serviceID]bool {
 	return touched
 }
 
-// release ends a server that is no longer needed, or that has to listen elsewhere.
-func (s *Services) release(server *server, addresses []netip.Addr) {
-	if len(server.ports) == 0 {
-		server.close()
-		delete(s.servers, server.id)
-		return
+// list updates the addresses to listen on. If the machine's addresses cannot be listed, the last ones stay.
+func (s *Services) list() error {
+	prefixes := slices.Clone(s.options.CIDRs)
+	if s.options.Primary {
+		for _, ip := range s.nodeIPs {
+			prefixes = append(prefixes, netip.PrefixFrom(ip, ip.BitLen()))
+		}
 	}
-	server.count()
-	if !server.listensOn(addresses) {
-		server.close()
+	addresses, err := s.options.Addresses(prefixes)
+	if err == nil {
+		s.addresses = addresses
+	} else if !s.unlisted {
+		s.logger.Error(err, "Cannot find new addresses for the health checks of Services, will retry")
 	}
+	s.unlisted = err != nil
+	return err
 }
 
-// listen opens the servers that do not listen, and starts a retry if any fails. In a family for which
-// nodePortAddresses names nothing, no server listens.
-func (s *Services) listen(addresses map[model.Family][]netip.Addr) {
+// listen makes each server listen on all addresses, and looks again later. In a family for which nodePortAddresses names
+// nothing, no server listens.
+func (s *Services) listen() {
+	err := s.list()
+	// All that closes comes before all that opens, because a port may move between Services.
+	for _, server := range s.servers {
+		server.closeUnwanted(s.addresses[server.id.family])
+	}
 	listening, failing := 0, 0
 	for _, server := range s.servers {
-		wanted, configured := addresses[server.id.family]
-		if !server.listening() && configured {
-			if err := server.open(s.logger, wanted); err != nil {
-				failing++
-				s.report(server, err)
+		failure := err
+		if wanted, configured := s.addresses[server.id.family]; configured {
+			if failure = server.open(s.logger, wanted); failure != nil {
+				s.report(server, failure)
 			}
 		}
-		if server.listening() {
+		switch {
+		case failure != nil:
+			failing++
+		case server.listening():
 			listening++
 		}
 	}
-	s.retryLater(failing > 0)
+	s.lookLater(err != nil || failing > 0)
 	if s.options.OnListening != nil {
 		s.options.OnListening(listening, failing)
 	}
 }
 
-func (s *Services) retryLater(wanted bool) {
-	switch {
-	case wanted && s.retry == nil:
-		s.delay = min(max(2*s.delay, minRetryDelay), maxRetryDelay)
-		s.retry = s.options.Clock.AfterFunc(s.delay, s.tryAgain)
-	case !wanted:
-		if s.retry != nil {
-			s.retry.Stop()
-		}
-		s.retry, s.delay = nil, 0
+// lookLater starts the timer. After a failure, it waits for a try that is due already.
+func (s *Services) lookLater(failing bool) {
+	if failing && s.delay > 0 && s.timer != nil {
+		return
+	}
+	s.stopTimer()
+	wait := lookInterval
+	if failing {
+		s.delay = min(max(2*s.delay, minRetryDelay), lookInterval)
+		wait = s.delay
+	} else {
+		s.delay = 0
+	}
+	if len(s.servers) > 0 {
+		s.timer = s.options.Clock.AfterFunc(wait, s.look)
 	}
 }
 
-func (s *Services) tryAgain() {
+func (s *Services) stopTimer() {
+	if s.timer != nil {
+		s.timer.Stop()
+	}
+	s.timer = nil
+}
+
+func (s *Services) look() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.closed || s.retry == nil {
+	if s.closed || s.timer == nil {
 		return // close or Apply came first
 	}
-	s.retry = nil
-	s.listen(s.addresses())
+	s.stopTimer()
+	s.listen()
 }
 
 // report logs a failure, once for each reason.
@@ -208,9 +252,7 @@ func (s *Services) close() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.closed = true
-	if s.retry != nil {
-		s.retry.Stop()
-	}
+	s.stopTimer()
 	for _, server := range s.servers {
 		server.close()
 	}

@@ -1,13 +1,16 @@
 package health_test
 
 import (
+	"bufio"
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"net/http"
 	"net/netip"
 	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -128,6 +131,9 @@ func TestServices(t *testing.T) {
 	t.Run("follow the node's addresses", testServersFollowTheNodesAddresses)
 	t.Run("tell once of a taken port, and try again", testTakenPortIsToldOnceAndTriedAgain)
 	t.Run("try a taken port again at a later change", testLaterChangeTriesATakenPortAgain)
+	t.Run("listen on other addresses while one is taken", testServersListenOnOtherAddressesWhileOneIsTaken)
+	t.Run("go on while the machine's addresses cannot be listed", testServersGoOnWhileAddressesCannotBeListed)
+	t.Run("listen on addresses that come later", testServersListenOnAddressesThatComeLater)
 	t.Run("tries end with the context", testTriesEndWithTheContext)
 }
 
@@ -236,7 +242,13 @@ func testServersEndWithTheContext(t *testing.T) {
 	s.Apply(ctx, full(port("web", "http", model.IPv4, p)))
 	expectCheck(t, "127.0.0.1", p, "503 0")
 	cancel()
-	await.True(t, "the port is free", func() bool { return check(t, "127.0.0.1", p) == "closed" })
+	await.True(t, "the port is free", func() bool {
+		conn, err := net.Dial("tcp", fmt.Sprintf("127.0.0.1:%d", p))
+		if err == nil {
+			conn.Close()
+		}
+		return err != nil
+	})
 	s.Apply(ctx, full(port("web", "http", model.IPv4, p)))
 	expectCheck(t, "127.0.0.1", p, "closed")
 }
@@ -380,9 +392,9 @@ func testTakenPortIsToldOnceAndTriedAgain(t *testing.T) {
 	if len(logs) != 2 {
 		t.Errorf("logged %q, want a second line that the port is served now", logs)
 	}
-	if fake.HasWaiters() {
-		t.Error("still means to try again, though everything listens")
-	}
+	// From now on it looks for new addresses only.
+	fake.Step(10 * time.Second)
+	expectServers(servers{listening: 2})
 }
 
 func testLaterChangeTriesATakenPortAgain(t *testing.T) {
@@ -395,9 +407,138 @@ func testLaterChangeTriesATakenPortAgain(t *testing.T) {
 	expectCheck(t, "127.0.0.1", taken, "closed")
 	s.Apply(t.Context(), changes(port("other", "", model.IPv4, 0)))
 	expectCheck(t, "127.0.0.1", taken, "200 1")
-	if fake.HasWaiters() {
-		t.Error("still means to try again, though everything listens")
+}
+
+// machine stands in for the machine's addresses.
+type machine struct {
+	mu    sync.Mutex
+	addrs []netip.Addr
+	err   error
+}
+
+func (m *machine) become(err error, addrs ...string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.addrs, m.err = nil, err
+	for _, a := range addrs {
+		m.addrs = append(m.addrs, netip.MustParseAddr(a))
 	}
+}
+
+func (m *machine) within([]netip.Prefix) (map[model.Family][]netip.Addr, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return map[model.Family][]netip.Addr{model.IPv4: m.addrs}, m.err
+}
+
+// looking returns Services on the machine, and a function that waits for their next look and returns their numbers.
+func looking(t *testing.T, m *machine) (*health.Services, fakeClock, func() servers) {
+	t.Helper()
+	fake, looks := newFakeClock(), make(chan servers, 100)
+	s := newServices(health.ServicesOptions{
+		Addresses: m.within, Clock: fake, OnListening: func(listening, failing int) { looks <- servers{listening, failing} },
+	})
+	return s, fake, func() servers {
+		t.Helper()
+		select {
+		case got := <-looks:
+			return got
+		case <-time.After(10 * time.Second):
+			t.Fatal("nothing was tried")
+			return servers{}
+		}
+	}
+}
+
+func testServersListenOnOtherAddressesWhileOneIsTaken(t *testing.T) {
+	p := freePort(t)
+	other := occupy(t, p)
+	m := &machine{}
+	m.become(nil, "127.0.0.1", "127.0.0.2")
+	s, fake, next := looking(t, m)
+	s.Apply(t.Context(), full(port("web", "", model.IPv4, p, "10.244.1.5:80")))
+	if got := next(); got != (servers{failing: 1}) {
+		t.Errorf("servers are %+v, want one that fails", got)
+	}
+	expectCheck(t, "127.0.0.2", p, "200 1")
+	other.Close()
+	fake.Step(time.Second)
+	if got := next(); got != (servers{listening: 1}) {
+		t.Errorf("servers are %+v, want one that listens", got)
+	}
+	expectCheck(t, "127.0.0.1", p, "200 1")
+}
+
+func testServersGoOnWhileAddressesCannotBeListed(t *testing.T) {
+	web, api := freePort(t), freePort(t)
+	m, failure := &machine{}, errors.New("too many open files")
+	s, fake, next := looking(t, m)
+	var logs []string
+	ctx := klog.NewContext(t.Context(), funcr.New(func(_, args string) { logs = append(logs, args) }, funcr.Options{}))
+
+	// At the start there are no addresses of before.
+	m.become(failure)
+	s.Apply(ctx, full(port("web", "", model.IPv4, web, "10.244.1.5:80")))
+	if got := next(); got != (servers{failing: 1}) {
+		t.Errorf("servers are %+v, want one that fails", got)
+	}
+	m.become(nil, "127.0.0.1")
+	fake.Step(time.Second)
+	next()
+	expectCheck(t, "127.0.0.1", web, "200 1")
+
+	// Later there are.
+	m.become(failure)
+	s.Apply(ctx, changes(port("web", "", model.IPv4, web, "10.244.1.5:80", "10.244.1.6:80"), port("api", "", model.IPv4, api, "10.244.1.6:80")))
+	if got := next(); got != (servers{listening: 2}) {
+		t.Errorf("servers are %+v, want two that listen", got)
+	}
+	expectCheck(t, "127.0.0.1", web, "200 2")
+	expectCheck(t, "127.0.0.1", api, "200 1")
+	for _, wait := range []time.Duration{time.Second, 2 * time.Second} {
+		fake.Step(wait)
+		next()
+		expectCheck(t, "127.0.0.1", web, "200 2")
+	}
+	if len(logs) != 2 {
+		t.Errorf("logged %q, want one line for each time", logs)
+	}
+	m.become(nil, "127.0.0.2")
+	fake.Step(4 * time.Second)
+	next()
+	expectCheck(t, "127.0.0.1", web, "closed")
+	expectCheck(t, "127.0.0.2", web, "200 2")
+}
+
+func testServersListenOnAddressesThatComeLater(t *testing.T) {
+	p := freePort(t)
+	m := &machine{}
+	m.become(nil, "127.0.0.1")
+	s, fake, next := looking(t, m)
+	s.Apply(t.Context(), full(port("web", "", model.IPv4, p, "10.244.1.5:80")))
+	next()
+	// A connection that is there notices nothing.
+	conn, err := net.Dial("tcp", fmt.Sprintf("127.0.0.1:%d", p))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	m.become(nil, "127.0.0.1", "127.0.0.2")
+	expectCheck(t, "127.0.0.2", p, "closed")
+	fake.Step(10 * time.Second)
+	next()
+	for _, host := range []string{"127.0.0.1", "127.0.0.2"} {
+		expectCheck(t, host, p, "200 1")
+	}
+	fmt.Fprint(conn, "GET / HTTP/1.0\r\n\r\n")
+	if response, err := http.ReadResponse(bufio.NewReader(conn), nil); err != nil || response.StatusCode != http.StatusOK {
+		t.Errorf("the connection of before got %v, %v", response, err)
+	}
+	m.become(nil, "127.0.0.2")
+	fake.Step(10 * time.Second)
+	next()
+	expectCheck(t, "127.0.0.1", p, "closed")
+	expectCheck(t, "127.0.0.2", p, "200 1")
 }
 
 func testTriesEndWithTheContext(t *testing.T) {

@@ -78,7 +78,7 @@ func testUDPClientsFollowTheirEndpoints(t *testing.T) {
 	}
 
 	// An endpoint more, and another Service: nobody moves, and nobody searches.
-	sync(only(append(dns(first, second, keeper), service("web", model.TCP, model.IPv4, 11, first))...), 0)
+	sync(only(append(dns(first, second, keeper), web())...), 0)
 	replaced.expect(t, moving, "second", "keeper")
 	start.expect(t, staying, "keeper")
 	if diff := cmp.Diff(now, c.entries(t)); diff != "" {

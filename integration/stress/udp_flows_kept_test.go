@@ -32,6 +32,9 @@ func without(ports ...*model.ServicePort) *model.Changes {
 	return changes
 }
 
+// web returns a port of another Service: a cluster always has one.
+func web() *model.ServicePort { return service("web", model.TCP, model.IPv4, 11, first) }
+
 // unreadyDNS returns the ports of the Service dns while its pods are listed and none serves.
 func unreadyDNS(pods ...byte) []*model.ServicePort {
 	ports := dns(pods...)
@@ -102,8 +105,8 @@ func testUDPFlowsEndWhen(t *testing.T) {
 		{"the external IP is gone", nil, only(dnsWithout(func(p *model.ServicePort) { p.ExternalIPs = nil })...), []int{onExternalIP}},
 		{"the node port is gone", nil, only(dnsWithout(func(p *model.ServicePort) { p.NodePort = 0 })...), []int{onNodePort, onSecondaryNodePort}},
 		{"the Service is gone", nil, without(dns()...), all},
-		{"a full state lacks the Service", nil, full(), all},
-		{"the Service went while its endpoint was unready and no proxy ran", only(unreadyDNS(first)...), full(), all},
+		{"a full state lacks the Service", nil, full(web()), all},
+		{"the Service went while its endpoint was unready and no proxy ran", only(unreadyDNS(first)...), full(web()), all},
 		{"the external IP and the node port went while no proxy ran", nil, full(dnsWithout(func(p *model.ServicePort) { p.ExternalIPs, p.NodePort = nil, 0 })...), []int{onExternalIP, onNodePort, onSecondaryNodePort}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -179,7 +182,7 @@ func (c *cluster) clientsOfAnotherProgram(t *testing.T) (clients []*udpClient) {
 func testUDPFlowsThatWereNeverTranslatedFindTheFirstEndpoint(t *testing.T) {
 	c := newCluster(t, onAllAddresses)
 	c.answeringPods(t)
-	c.sync(t, full())
+	c.sync(t, full(web()))
 	// What is in a ServiceCIDR is dropped before there is an entry.
 	outside := map[model.Family]string{model.IPv4: "198.51.100.99", model.IPv6: "2001:db8:51::99"}
 	dns := func(pods ...byte) []*model.ServicePort {
