@@ -74,7 +74,7 @@ type Tracker struct {
 	known map[string]*node
 	// forgotten is the revision at which a Node last became unknown. It counts as a change of all unknown nodes.
 	forgotten uint64
-	views map[*View]struct{}
+	views     map[*View]struct{}
 
 	changes      changeLog
 	cidrsChanged uint64

@@ -116,9 +116,7 @@ func (v *View) TakeRevision() (changes *model.Changes, triggers []time.Time, rev
 		return nil, nil, 0, false
 	}
 	t.counts.PendingServices, t.counts.PendingEndpointSlices = 0, 0
-	if v.resumed > 0 && v.resumed < t.changes.horizon {
-		v.full = true // deletions that the client does not know of were forgotten since View
-	}
+	v.full = v.full || v.forgotten()
 	changes = &model.Changes{Full: v.full, Ports: map[model.PortID]*model.ServicePort{}}
 	times := v.takePorts(changes)
 	slices.SortFunc(times, time.Time.Compare)
@@ -132,6 +130,24 @@ func (v *View) TakeRevision() (changes *model.Changes, triggers []time.Time, rev
 	}
 	return changes, times, v.seen, true
 }
+
+// Behind returns about how many Services the next Take has to look at. It is 0 before Synced was called.
+func (v *View) Behind() int {
+	t := v.tracker
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if !t.synced {
+		return 0
+	}
+	all := len(t.entries)
+	if v.full || v.lost != nil || v.forgotten() || v.zone != t.node(v.name).zone {
+		return all
+	}
+	return min(int(t.changes.revision-v.seen), all)
+}
+
+// forgotten reports whether the Tracker has forgotten deletions that the client of a view that resumed does not know.
+func (v *View) forgotten() bool { return v.resumed > 0 && v.resumed < v.tracker.changes.horizon }
 
 // signal wakes the reader, once Synced was called.
 func (v *View) signal() {

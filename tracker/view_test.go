@@ -56,6 +56,7 @@ func TestView(t *testing.T) {
 	t.Run("resumes across forgotten deletions", testResumeAcrossForgottenDeletions)
 	t.Run("keeps a port that went and came back before the first take", testResumeAfterAnIdenticalPort)
 	t.Run("without one deleted Services are forgotten", testNoViewKeepsNothingGrowing)
+	t.Run("tells how much a take is", testViewBehind)
 	t.Run("one that nobody asks does not grow", testViewThatNobodyAsksKeepsNothingGrowing)
 	t.Run("views share lists", testViewsShareLists)
 }
@@ -224,6 +225,37 @@ func testViewThatNobodyAsksKeepsNothingGrowing(t *testing.T) {
 			t.Errorf("the one that read nothing has %d ports", n)
 		}
 	}
+}
+
+func testViewBehind(t *testing.T) {
+	tracker := New(Options{EveryNode: true, History: 1})
+	for i := range 10 {
+		tracker.SetService(serviceNamed(fmt.Sprint("web-", i)))
+	}
+	w := &watcher{view: tracker.View("n", 0)}
+	expect := func(when string, want int) {
+		t.Helper()
+		if got := w.view.Behind(); got != want {
+			t.Errorf("%s: behind by %d, want %d", when, got, want)
+		}
+	}
+	expect("before Synced", 0)
+	tracker.Synced()
+	expect("before the first take", 10)
+	w.take()
+	expect("after it", 0)
+	tracker.DeleteService("default", "web-1")
+	expect("after a change", 1)
+	w.take()
+	w.view.Close()
+	w.view = tracker.View("n", w.revision)
+	expect("when it resumes", 0)
+	w.view.Close()
+	for i := range 3 {
+		tracker.DeleteService("default", fmt.Sprint("web-", 2+i))
+	}
+	w.view = tracker.View("n", w.revision)
+	expect("when deletions were forgotten", len(tracker.entries))
 }
 
 // Watchers share what is the same for them: memory follows what is particular to a node.

@@ -1,6 +1,7 @@
 package server
 
 import (
+	"slices"
 	"sync"
 
 	"google.golang.org/grpc/encoding"
@@ -11,8 +12,29 @@ import (
 	"github.com/nftproxy/nftproxy/nodelocal/protocol"
 )
 
-// part is an Update that is encoded already.
-type part struct{ data []byte }
+// part is an Update that is encoded already. It is the pool of the one buffer that gRPC makes of it, and so learns when gRPC
+// has written it to the connection.
+type part struct {
+	data []byte
+	// written is closed when gRPC does not need data any more.
+	written chan struct{}
+}
+
+// leastBuffer is the capacity of a buffer, in bytes, from which gRPC tells that it does not need it any more.
+const leastBuffer = 2 << 10
+
+func newPart(data []byte) *part {
+	if cap(data) < leastBuffer {
+		data = slices.Grow(data, leastBuffer)
+	}
+	return &part{data: data, written: make(chan struct{})}
+}
+
+// Get implements mem.BufferPool. Nobody calls it.
+func (*part) Get(int) *[]byte { return nil }
+
+// Put implements mem.BufferPool.
+func (p *part) Put(*[]byte) { close(p.written) }
 
 // codec is gRPC's for protobuf, and passes parts on as they are.
 type codec struct{}
@@ -21,7 +43,7 @@ func (codec) Name() string { return "proto" }
 
 func (codec) Marshal(message any) (mem.BufferSlice, error) {
 	if p, ok := message.(*part); ok {
-		return mem.BufferSlice{mem.SliceBuffer(p.data)}, nil
+		return mem.BufferSlice{mem.NewBuffer(&p.data, p)}, nil
 	}
 	return encoding.GetCodecV2("proto").Marshal(message)
 }
@@ -30,26 +52,23 @@ func (codec) Unmarshal(data mem.BufferSlice, message any) error {
 	return encoding.GetCodecV2("proto").Unmarshal(data, message)
 }
 
-// leastEncodings is how many encodings a generation has at least.
-const leastEncodings = 4096
+// maxEncodings is how many bytes of encodings are kept, in each of two generations: as many as some 1,000,000 endpoints
+// take.
+const maxEncodings = 32 << 20
 
-// encodings remembers the encodings of ports, which many nodes have in common. There are two generations of them: what was
-// not asked for while the younger one filled is forgotten.
+// encodings remembers the encodings of ports that several nodes may have in common. There are two generations of them: the
+// older one is forgotten when the younger one is full.
 type encodings struct {
 	mu         sync.Mutex
 	young, old map[*model.ServicePort][]protocol.Field
-	// size is how many the younger one may have.
+	// size is what young takes, in bytes.
 	size int
 }
 
-// expect says that a batch has n ports.
-func (e *encodings) expect(n int) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	e.size = max(e.size, n+n/4, leastEncodings)
-}
-
 func (e *encodings) of(port *model.ServicePort) []protocol.Field {
+	if ofOneNode(port) {
+		return protocol.SetField(port)
+	}
 	e.mu.Lock()
 	fields := e.young[port]
 	if fields == nil {
@@ -59,14 +78,28 @@ func (e *encodings) of(port *model.ServicePort) []protocol.Field {
 	if fields == nil {
 		fields = protocol.SetField(port)
 	}
+	e.keep(port, fields)
+	return fields
+}
+
+// ofOneNode reports whether other nodes see a port differently: endpoints of it are on the node.
+func ofOneNode(port *model.ServicePort) bool {
+	return len(port.Local) > 0 || slices.ContainsFunc(port.Cluster, func(e model.Endpoint) bool { return e.Local })
+}
+
+func (e *encodings) keep(port *model.ServicePort, fields []protocol.Field) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.young[port] != nil {
-		return fields
+		return
 	}
-	if e.young == nil || len(e.young) >= max(e.size, leastEncodings) {
-		e.young, e.old = map[*model.ServicePort][]protocol.Field{}, e.young
+	size := 100 // about what the map takes
+	for _, f := range fields {
+		size += len(f)
+	}
+	if e.young == nil || e.size+size > maxEncodings {
+		e.young, e.old, e.size = map[*model.ServicePort][]protocol.Field{}, e.young, 0
 	}
 	e.young[port] = fields
-	return fields
+	e.size += size
 }

@@ -160,12 +160,15 @@ func testServerWithClientsThatDoNotRead(t *testing.T) {
 	})
 	before := heap()
 	const stalled = 20
+	var streams []grpc.ServerStreamingClient[nodelocalv1.Update]
 	for i := range stalled {
 		// A small window, so that the server's data stays with the server.
 		client := dial(t, b.address, grpc.WithInitialWindowSize(64<<10), grpc.WithInitialConnWindowSize(64<<10), grpc.WithStaticStreamWindowSize(64<<10))
-		if _, err := client.Watch(t.Context(), &nodelocalv1.WatchRequest{Node: nodeName(i)}); err != nil {
+		stream, err := client.Watch(t.Context(), &nodelocalv1.WatchRequest{Node: nodeName(i)})
+		if err != nil {
 			t.Fatal(err)
 		}
+		streams = append(streams, stream)
 	}
 	reader := &backend{}
 	follow(t, b.address, "node-1", reader)
@@ -184,6 +187,13 @@ func testServerWithClientsThatDoNotRead(t *testing.T) {
 		}
 		return ""
 	})
+	for _, stream := range streams {
+		var err error
+		for err == nil {
+			_, err = stream.Recv()
+		}
+		expectCode(t, err, codes.Unavailable, "") // as nodelocal.proto says
+	}
 	if peak > 100<<20 {
 		t.Errorf("%d clients that do not read take %d MB", stalled, peak>>20)
 	}
@@ -246,11 +256,14 @@ func TestHealthService(t *testing.T) {
 		})
 	}
 	expect(healthv1.HealthCheckResponse_NOT_SERVING)
+	tr.Waiting("endpointslices: forbidden")
 	stream, err := dial(t, b.address).Get(t.Context(), &nodelocalv1.GetRequest{Node: "n"})
 	if err == nil {
 		_, err = stream.Recv()
 	}
-	expectCode(t, err, codes.Unavailable, "not know all Services")
+	expectCode(t, err, codes.Unavailable, "waits for endpointslices: forbidden")
+	_, err = watch(t, dial(t, b.address), "n")
+	expectCode(t, err, codes.Unavailable, "waits for endpointslices: forbidden")
 	tr.Synced()
 	expect(healthv1.HealthCheckResponse_SERVING)
 }

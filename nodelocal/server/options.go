@@ -2,6 +2,7 @@ package server
 
 import (
 	"crypto/tls"
+	"math/rand/v2"
 	"time"
 
 	"github.com/go-logr/logr"
@@ -19,8 +20,14 @@ type Options struct {
 	MaxConnections int
 	// MinInterval is the least time from one batch of a stream to the next, by default 50 ms. What happens meanwhile is merged.
 	MinInterval time.Duration
+	// MaxAge is how long a stream lasts, by default 30 min, and up to a tenth more. Then it ends without an error, and the
+	// client comes back, perhaps to another server: so clients spread over the servers that there are.
+	MaxAge time.Duration
 	// SendTimeout is how long a client may take to receive one part of a batch, by default 30 s.
 	SendTimeout time.Duration
+	// BatchMemory is about how many bytes the large batches under way to clients may take, by default 128 MiB. The clients
+	// of one peer may use an eighth of it. The rest wait. One batch is always under way.
+	BatchMemory int64
 	// TLS is for tcp://; it must ask clients for certificates (nodelocal.TLSFiles).
 	TLS *tls.Config
 	// Logger takes refused calls and closed connections. The zero value logs nothing.
@@ -57,7 +64,9 @@ func (o *Options) setDefaults() {
 	setDefault(&o.MaxStreamsPerPeer, 1100)
 	setDefault(&o.MaxConnections, 5000)
 	setDefault(&o.MinInterval, 50*time.Millisecond)
+	setDefault(&o.MaxAge, 30*time.Minute)
 	setDefault(&o.SendTimeout, 30*time.Second)
+	setDefault(&o.BatchMemory, 128<<20)
 	if o.Hooks.OnWatchers == nil {
 		o.Hooks.OnWatchers = func(int) {}
 	}
@@ -68,6 +77,9 @@ func (o *Options) setDefaults() {
 		o.Hooks.OnRefused = func(string) {}
 	}
 }
+
+// streamAge draws how long a stream lasts, so that the clients of a server do not come back all at once.
+func (o *Options) streamAge() time.Duration { return o.MaxAge + rand.N(o.MaxAge/10+1) }
 
 func setDefault[T comparable](value *T, otherwise T) {
 	var zero T

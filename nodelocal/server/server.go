@@ -93,7 +93,12 @@ func (s *Server) newGRPC(ctx context.Context) *grpc.Server {
 		grpc.ReadBufferSize(buffers),
 		grpc.WriteBufferSize(buffers),
 		// A peer that is gone without a word is found by pings; one that pings too often is disconnected.
-		grpc.KeepaliveParams(keepalive.ServerParameters{MaxConnectionIdle: idleTimeout, Time: 30 * time.Second, Timeout: 10 * time.Second}),
+		// The next call of a client whose stream has ended for its age goes over a new connection. Streams that began late
+		// have the time to end by themselves.
+		grpc.KeepaliveParams(keepalive.ServerParameters{
+			MaxConnectionIdle: idleTimeout, Time: 30 * time.Second, Timeout: 10 * time.Second,
+			MaxConnectionAge: s.options.MaxAge, MaxConnectionAgeGrace: 2 * s.options.MaxAge,
+		}),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 10 * time.Second, PermitWithoutStream: true}),
 	)
 	nodelocalv1.RegisterNodeLocalServer(server, s)

@@ -35,11 +35,7 @@ func (s *Server) Get(request *nodelocalv1.GetRequest, out grpc.ServerStreamingSe
 	return s.call(request.GetNode(), out, func(st *stream) error {
 		st.view = s.tracker.View(st.node, 0)
 		defer st.view.Close()
-		changes, _, revision, synced := st.view.TakeRevision()
-		if !synced {
-			return s.errNotSynced()
-		}
-		return st.send(changes, nil, revision, time.Time{})
+		return st.next(time.Time{})
 	})
 }
 
@@ -63,11 +59,12 @@ func (s *Server) call(node string, out grpc.ServerStream, run func(*stream) erro
 		return err
 	}
 	peer := identify(out.Context())
-	if !s.streams.enter(peer.name) {
+	load := s.streams.enter(peer.name)
+	if load == nil {
 		s.options.Hooks.OnRefused(RefusedStreams)
 		return errStreams
 	}
-	st := &stream{server: s, node: node, out: out, stalled: make(chan struct{})}
+	st := &stream{server: s, node: node, load: load, out: out, stalled: make(chan struct{})}
 	st.watchdog = time.AfterFunc(s.options.SendTimeout, func() { st.once.Do(func() { close(st.stalled) }) })
 	st.watchdog.Stop()
 	ended := make(chan error, 1)
@@ -105,6 +102,7 @@ func (s *Server) checkNode(node string) error {
 type stream struct {
 	server *Server
 	node   string
+	load   *peerLoad
 	view   *tracker.View
 	out    grpc.ServerStream
 	// watchdog closes stalled when a part has not been taken in time.
@@ -119,20 +117,19 @@ type stream struct {
 // maxBehind is after how many revisions without a change for its node a client is told the revision all the same, so that it can resume after it.
 const maxBehind = 1000
 
-// follow sends what changes until the client goes.
+// follow sends what changes until the client goes, or the stream is so old that the client should look for a server anew.
 func (st *stream) follow() error {
 	var woken time.Time
+	old := time.After(st.server.options.streamAge())
 	for {
-		changes, triggers, revision, synced := st.view.TakeRevision()
-		first := st.last.IsZero()
-		if synced && (first || changes != nil || revision-st.sent > maxBehind) {
-			if err := st.send(changes, triggers, revision, woken); err != nil {
-				return err
-			}
+		if err := st.next(woken); err != nil {
+			return err
 		}
 		select {
 		case <-st.view.Dirty():
 			woken = time.Now()
+		case <-old:
+			return nil
 		case <-st.out.Context().Done():
 			return st.out.Context().Err()
 		case <-st.server.stopping:
@@ -142,6 +139,23 @@ func (st *stream) follow() error {
 			return err
 		}
 	}
+}
+
+// next sends what the client does not have yet, if that is worth a batch. woken is as in send.
+func (st *stream) next(woken time.Time) error {
+	free, err := st.server.streams.reserve(st.out.Context(), st.load, st.view.Behind())
+	if err != nil {
+		return err
+	}
+	defer free()
+	changes, triggers, revision, synced := st.view.TakeRevision()
+	if !synced {
+		return st.server.errNotSynced()
+	}
+	if first := st.last.IsZero(); !first && changes == nil && revision-st.sent <= maxBehind {
+		return nil
+	}
+	return st.send(changes, triggers, revision, woken)
 }
 
 // rest waits until the next batch may be sent.
@@ -164,9 +178,6 @@ func (st *stream) rest() error {
 func (st *stream) send(changes *model.Changes, triggers []time.Time, revision uint64, woken time.Time) error {
 	s := st.server
 	full := changes != nil && changes.Full
-	if full {
-		s.encoded.expect(len(changes.Ports))
-	}
 	var err error
 	bytes := 0
 	end := protocol.EncodeSync(&nodelocalv1.Position{Instance: s.instance, Revision: revision}, triggers)
@@ -185,8 +196,18 @@ func (st *stream) send(changes *model.Changes, triggers []time.Time, revision ui
 	return nil
 }
 
+// sendPart sends a part, and waits until it is on its way to the client, so that a stream never has two of them in memory.
 func (st *stream) sendPart(data protocol.Update) error {
 	st.watchdog.Reset(st.server.options.SendTimeout)
 	defer st.watchdog.Stop()
-	return st.out.SendMsg(&part{data})
+	p := newPart(data)
+	if err := st.out.SendMsg(p); err != nil {
+		return err
+	}
+	select {
+	case <-p.written:
+		return nil
+	case <-st.out.Context().Done():
+		return st.out.Context().Err()
+	}
 }

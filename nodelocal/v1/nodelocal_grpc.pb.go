@@ -52,15 +52,20 @@ type NodeLocalClient interface {
 	//
 	// Later batches are increments. A client accepts full state in any batch.
 	//
-	// Nothing is sent before the server knows all Services and EndpointSlices.
+	// The server keeps no queue of batches. It writes a batch when the one before is written, and gRPC writes as much as
+	// the client's flow-control window has room for (64 KiB at first). What happens after that is merged.
+	//
+	// A stream ends without an error after about half an hour. A client then calls Watch again, perhaps at another server, and
+	// names what it has seen.
 	//
 	// Errors: INVALID_ARGUMENT for a node name that Kubernetes would not accept; NOT_FOUND for a node
 	// that this server does not serve; RESOURCE_EXHAUSTED when the server has as many streams as
-	// it may have, or the client did not read for too long; UNAVAILABLE when the server stops.
+	// it may have; UNAVAILABLE when the server stops, has closed the connection because the client did not
+	// read for too long, or does not know all Services and EndpointSlices yet: then it says what it waits for.
 	// A client tries again after the last two, with back-off, and names what it has seen.
 	Watch(ctx context.Context, in *WatchRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[Update], error)
 	// Get sends the full state of one node as one batch, and ends. It is meant for scripts. Errors are those of
-	// Watch, and UNAVAILABLE while the server does not know all Services and EndpointSlices yet.
+	// Watch.
 	Get(ctx context.Context, in *GetRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[Update], error)
 }
 
@@ -130,15 +135,20 @@ type NodeLocalServer interface {
 	//
 	// Later batches are increments. A client accepts full state in any batch.
 	//
-	// Nothing is sent before the server knows all Services and EndpointSlices.
+	// The server keeps no queue of batches. It writes a batch when the one before is written, and gRPC writes as much as
+	// the client's flow-control window has room for (64 KiB at first). What happens after that is merged.
+	//
+	// A stream ends without an error after about half an hour. A client then calls Watch again, perhaps at another server, and
+	// names what it has seen.
 	//
 	// Errors: INVALID_ARGUMENT for a node name that Kubernetes would not accept; NOT_FOUND for a node
 	// that this server does not serve; RESOURCE_EXHAUSTED when the server has as many streams as
-	// it may have, or the client did not read for too long; UNAVAILABLE when the server stops.
+	// it may have; UNAVAILABLE when the server stops, has closed the connection because the client did not
+	// read for too long, or does not know all Services and EndpointSlices yet: then it says what it waits for.
 	// A client tries again after the last two, with back-off, and names what it has seen.
 	Watch(*WatchRequest, grpc.ServerStreamingServer[Update]) error
 	// Get sends the full state of one node as one batch, and ends. It is meant for scripts. Errors are those of
-	// Watch, and UNAVAILABLE while the server does not know all Services and EndpointSlices yet.
+	// Watch.
 	Get(*GetRequest, grpc.ServerStreamingServer[Update]) error
 	mustEmbedUnimplementedNodeLocalServer()
 }
