@@ -17,40 +17,47 @@ func encodeElements(s Step, setID uint32) (messages []message, err error) {
 	}
 	lengths := s.Set.lengths()
 	var a netlinkattr.List
-	list := -1
-	finish := func() {
-		if list >= 0 {
-			a.End(list)
-			messages = append(messages, newMessage(s, typ, flags, a))
-			list = -1
+	var list int
+	begin := func(left int) {
+		a = start(s.Table.Family, s.Table.Name, min(1<<16+1024, 256+160*left))
+		a.Text(unix.NFTA_SET_ELEM_LIST_SET, s.Set.Name)
+		if setID != 0 {
+			a.Uint32(unix.NFTA_SET_ELEM_LIST_SET_ID, setID)
 		}
+		list = a.Begin(unix.NFTA_SET_ELEM_LIST_ELEMENTS)
+	}
+	finish := func() {
+		a.End(list)
+		messages = append(messages, newMessage(s, typ, flags, a))
 	}
 	left := s.Len()
 	for element := range s.EachElement() {
 		if err := lengths.check(s.Set, &element, s.Op == AddElements); err != nil {
 			return nil, fmt.Errorf("nft: %s %s %s %s: %w", s.Set.Kind(), s.Table.Family, s.Table.Name, s.Set.Name, err)
 		}
-		if list >= 0 && len(a)-list > maxList {
-			finish()
+		if a == nil {
+			begin(left)
 		}
-		if list < 0 {
-			a = start(s.Table.Family, s.Table.Name, min(1<<16+256, 256+160*left))
-			a.Text(unix.NFTA_SET_ELEM_LIST_SET, s.Set.Name)
-			if setID != 0 {
-				a.Uint32(unix.NFTA_SET_ELEM_LIST_SET_ID, setID)
-			}
-			list = a.Begin(unix.NFTA_SET_ELEM_LIST_ELEMENTS)
-		}
+		at := len(a)
 		encodeElement(&a, s.Set, lengths, &element, s.Op == AddElements)
+		if len(a)-list > maxList {
+			last := a[at:]
+			a = a[:at]
+			finish()
+			begin(left)
+			a = append(a, last...)
+		}
 		left--
 	}
-	finish()
+	if a != nil {
+		finish()
+	}
 	return messages, nil
 }
 
-// maxList bounds the element list of one message: the length of a netlink attribute is 16
-// bits, and the largest element (two IPv6 addresses, ports, a slot and a full comment) stays below 512.
-const maxList = 1<<16 - 1 - 512
+// maxList bounds the element list of one message, with its header: the length of a netlink attribute has 16 bits. The
+// largest element takes less than 1,024 bytes: two keys of 64 bytes, a verdict with a chain's name, a comment, a timeout.
+const maxList = 1<<16 - 1
 
 // setLengths are the lengths of the keys and values of a set, as Data (key, value) and as the kernel is told (keyTold,
 // valueTold: a field that stands alone is not padded).
@@ -68,6 +75,8 @@ func (l setLengths) check(s *Set, e *Element, withValue bool) error {
 	switch {
 	case s.Verdicts && !e.Verdict.Kind.known():
 		return fmt.Errorf("element %s has no verdict", s.formatKey(*e))
+	case len(e.Verdict.Chain) > maxName:
+		return fmt.Errorf("element %s: %w", s.formatKey(*e), checkName("chain", e.Verdict.Chain))
 	case len(e.Value) != l.value:
 		return fmt.Errorf("element %s: value has %d bytes, want %d", s.formatKey(*e), len(e.Value), l.value)
 	}

@@ -177,6 +177,7 @@ func text(t *Table) string {
 
 func TestCommit(t *testing.T) {
 	t.Run("leaves in the kernel what was committed", testWhatTheKernelHoldsIsWhatWasCommitted)
+	t.Run("takes the largest elements", testCommitTakesTheLargestElements)
 	t.Run("encodes as the nft program does", testOurEncodingIsTheOneOfTheNftProgram)
 	t.Run("that is refused names the element and changes nothing", testARefusedTransactionNamesTheElementAndChangesNothing)
 	t.Run("that is too large for the socket says what it needs", testBatchTooLargeForTheSocketSaysWhatItNeeds)
@@ -200,6 +201,22 @@ func testWhatTheKernelHoldsIsWhatWasCommitted(t *testing.T) {
 		if tx := Diff(got, want); !tx.Empty() {
 			t.Errorf("%s: the diff with what was committed is not empty:\n%s", f, tx)
 		}
+	}
+}
+
+func testCommitTakesTheLargestElements(t *testing.T) {
+	netns.EnterForTest(t)
+	c := dial(t)
+	const n = 1000
+	want := largestElements(n)
+	commitAll(t, c, Diff(nil, want))
+	if tx := Diff(readBack(t, c, want.Family, want.Name), want); !tx.Empty() {
+		t.Errorf("what was committed differs by\n%.1000s", tx)
+	}
+	elements := want.Sets[0].Elements()
+	commitAll(t, c, Transaction{Steps: []Step{{Op: DeleteElements, Table: want, Set: want.Sets[0], Elements: elements[1:]}}})
+	if got := readBack(t, c, want.Family, want.Name); got.Sets[0].Len() != 1 {
+		t.Errorf("after all but one were deleted, the kernel has %d elements", got.Sets[0].Len())
 	}
 }
 

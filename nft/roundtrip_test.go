@@ -2,12 +2,16 @@ package nft
 
 import (
 	"fmt"
+	"math/rand/v2"
 	"net/netip"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/nftables/expr"
+	"github.com/nftproxy/nftproxy/internal/netlinkattr"
+	"golang.org/x/sys/unix"
 	"pgregory.net/rapid"
 )
 
@@ -108,6 +112,7 @@ func TestRoundTrip(t *testing.T) {
 	t.Run("of every set", testEverySetDescriptionSurvivesItsEncoding)
 	t.Run("of every element", testEveryElementSurvivesItsEncoding)
 	t.Run("of a long element list over several messages", testALongElementListIsSplitOverMessagesAndLosesNothing)
+	t.Run("of the largest elements in messages of any length", testLargestElementsInMessagesOfAnyLength)
 }
 
 func testEveryStatementSurvivesTheWayThroughTheKernelsExpressions(t *testing.T) {
@@ -254,6 +259,55 @@ func testALongElementListIsSplitOverMessagesAndLosesNothing(t *testing.T) {
 	}
 }
 
+// largestElements returns a map of n elements that are as large as they can be, except for chains' names that are up to
+// 40 bytes shorter. So a list of them can have any length. The map's table has the chains.
+func largestElements(n int) *Table {
+	key := Concat{IP6Saddr, IP6Daddr, IP6Saddr, IP6Daddr}
+	large := &Set{Name: strings.Repeat("m", maxName), Key: key, Interval: true, Verdicts: true}
+	table := &Table{Family: FamilyIP6, Name: "kube-proxy", Sets: []*Set{large}}
+	for shorter := range 10 {
+		table.Chains = append(table.Chains, &Chain{Name: strings.Repeat("c", maxName-4*shorter)})
+	}
+	addr := netip.MustParseAddr("fd00::")
+	for i := range n {
+		large.Put(Element{
+			Key: AddrData(addr) + AddrData(addr) + AddrData(addr) + AddrData(addr), KeyEnd: AddrData(addr) + AddrData(addr) + AddrData(addr) + AddrData(addr),
+			Verdict: Goto(table.Chains[i*i%len(table.Chains)].Name), Comment: strings.Repeat("n", maxComment),
+		})
+		addr = addr.Next()
+	}
+	return table
+}
+
+func testLargestElementsInMessagesOfAnyLength(t *testing.T) {
+	table := largestElements(500)
+	set := table.Sets[0]
+	elements := set.Elements()
+	longest := 0
+	for seed := range uint64(200) {
+		rand.New(rand.NewPCG(seed, 0)).Shuffle(len(elements), func(i, j int) { elements[i], elements[j] = elements[j], elements[i] })
+		tx := Transaction{Steps: []Step{{Op: AddElements, Table: table, Set: set, Elements: elements}}}
+		messages, err := tx.encode()
+		if err != nil {
+			t.Fatal(err)
+		}
+		read := 0
+		for _, m := range messages {
+			list := netlinkattr.Find(m.Data[nfgenmsgLen:], unix.NFTA_SET_ELEM_LIST_ELEMENTS)
+			longest = max(longest, netlinkattr.HeaderLen+len(list))
+			if err := eachElement(m.Data, func(*rawElement) error { read++; return nil }); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if read != len(elements) {
+			t.Fatalf("of %d elements, %d are read back from %d messages", len(elements), read, len(messages))
+		}
+	}
+	if longest < maxList-100 {
+		t.Errorf("the longest list has %d bytes of %d: no list was as long as it may be", longest, maxList)
+	}
+}
+
 func TestEncodeRefuses(t *testing.T) {
 	t.Run("what the kernel cannot hold", testWhatCannotBeHeldIsRefusedBeforeTheKernelSeesIt)
 	t.Run("names that cannot be", testNamesThatCannotBeAreRefusedByName)
@@ -273,6 +327,7 @@ func testWhatCannotBeHeldIsRefusedBeforeTheKernelSeesIt(t *testing.T) {
 		{"a value of another length", Step{Op: AddElements, Table: table, Set: ports, Elements: []Element{{Key: PortData(1)}}}},
 		{"a verdict that is none", Step{Op: AddElements, Table: table, Set: verdicts, Elements: []Element{{Key: PortData(1)}}}},
 		{"a verdict of no known kind", Step{Op: AddElements, Table: table, Set: verdicts, Elements: []Element{{Key: PortData(1), Verdict: Verdict{Kind: VerdictGoto + 1}}}}},
+		{"a verdict with a chain's name that is too long", Step{Op: AddElements, Table: table, Set: verdicts, Elements: []Element{{Key: PortData(1), Verdict: Goto(strings.Repeat("c", maxName+1))}}}},
 		{"a statement that could not be read", Step{Op: AddRules, Table: table, Chain: chain(Unknown{"limit"})}},
 		{"a rule with a verdict that is none", Step{Op: AddRules, Table: table, Chain: chain(Verdict{})}},
 		{"a rule with a verdict of no known kind", Step{Op: AddRules, Table: table, Chain: chain(Verdict{Kind: VerdictGoto + 1})}},
