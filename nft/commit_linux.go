@@ -21,6 +21,9 @@ type CommitStats struct {
 	// Encode is the time spent building the batch. Kernel is the time from sending it until the kernel had carried it
 	// out.
 	Encode, Kernel time.Duration
+	// Unchanged says that the kernel found nothing to change, for example because an element was there already. Such a
+	// commit does not raise the ruleset's generation. Kernels before 5.9 do not tell, and Unchanged stays false.
+	Unchanged bool
 }
 
 // Commit applies the transaction, whole or not at all. The rules of both families change in one instant. A refusal is a
@@ -60,6 +63,8 @@ func (c *Conn) Commit(ctx context.Context, tx Transaction) (CommitStats, error) 
 		stats.Kernel = time.Since(begin)
 		if err == nil {
 			c.noteOwned(tx)
+			c.echoes = c.echoes || b.raised
+			stats.Unchanged = c.echoes && !b.raised
 		}
 		return err
 	})
@@ -84,6 +89,8 @@ type batch struct {
 	bytes    []byte
 	// begin and last are the sequence numbers of the batch's begin and of its last message.
 	begin, last uint32
+	// raised says that the kernel has echoed the new generation of the ruleset, which the batch made.
+	raised bool
 }
 
 // newBatch puts messages into a batch.
@@ -97,6 +104,10 @@ func (s *socket) newBatch(messages []message) *batch {
 	b.begin = s.sequence
 	for i := range messages {
 		m := messages[i].Message
+		if i == 0 {
+			// The kernel echoes the new generation if the first message asks for an echo. It echoes that message, too.
+			m.Header.Flags |= netlink.Echo
+		}
 		if i == len(messages)-1 {
 			// The kernel answers refused messages, and those that ask for an answer. It answers in their order, so the
 			// answer to the last message ends all answers.
@@ -183,7 +194,11 @@ func (a *answers) await(s *socket) error {
 
 // take takes one message. It ignores answers to other requests.
 func (a *answers) take(r reply) error {
-	if r.Type != unix.NLMSG_ERROR || r.Sequence-a.begin > a.last-a.begin {
+	if r.Sequence-a.begin > a.last-a.begin {
+		return nil
+	}
+	a.raised = a.raised || r.Type == unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_NEWGEN
+	if r.Type != unix.NLMSG_ERROR {
 		return nil
 	}
 	// A batch that is refused as a whole has an answer to its begin only.

@@ -47,6 +47,8 @@ type Conn struct {
 
 	// canDestroy says whether the kernel has NFT_MSG_DESTROYTABLE; nil until the first transaction that needs to know.
 	canDestroy atomic.Pointer[bool]
+	// echoes says that the kernel has echoed the generation of a commit, as it does since Linux 5.9. turn guards it.
+	echoes bool
 }
 
 // Dial opens a connection. Commit needs CAP_NET_ADMIN, and so do the Read methods: the kernel lists rulesets only for

@@ -2,6 +2,7 @@ package nft
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -9,6 +10,7 @@ import (
 	"os/exec"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -178,6 +180,7 @@ func text(t *Table) string {
 func TestCommit(t *testing.T) {
 	t.Run("leaves in the kernel what was committed", testWhatTheKernelHoldsIsWhatWasCommitted)
 	t.Run("takes the largest elements", testCommitTakesTheLargestElements)
+	t.Run("tells whether it changed anything, beside other commits", testCommitTellsWhetherItChangedAnything)
 	t.Run("encodes as the nft program does", testOurEncodingIsTheOneOfTheNftProgram)
 	t.Run("that is refused names the element and changes nothing", testARefusedTransactionNamesTheElementAndChangesNothing)
 	t.Run("that is too large for the socket says what it needs", testBatchTooLargeForTheSocketSaysWhatItNeeds)
@@ -217,6 +220,45 @@ func testCommitTakesTheLargestElements(t *testing.T) {
 	commitAll(t, c, Transaction{Steps: []Step{{Op: DeleteElements, Table: want, Set: want.Sets[0], Elements: elements[1:]}}})
 	if got := readBack(t, c, want.Family, want.Name); got.Sets[0].Len() != 1 {
 		t.Errorf("after all but one were deleted, the kernel has %d elements", got.Sets[0].Len())
+	}
+}
+
+func testCommitTellsWhetherItChangedAnything(t *testing.T) {
+	netns.NeedLinux(t, 5, 9)
+	netns.EnterForTest(t)
+	c := dial(t)
+	table := manyAddresses(2000)
+	commitAll(t, c, Replace(table))
+	others, err := c.Another()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer others.Close()
+	ctx, cancel := context.WithCancel(t.Context())
+	var busy sync.WaitGroup
+	defer busy.Wait()
+	defer cancel()
+	busy.Go(func() {
+		for ctx.Err() == nil {
+			if _, err := others.Commit(t.Context(), Replace(&Table{Family: FamilyIP6, Name: "other"})); err != nil {
+				t.Error(err)
+			}
+		}
+	})
+	set := table.Sets[0]
+	all := set.Elements()
+	for i := range 200 {
+		add := Step{Op: AddElements, Table: table, Set: set, Elements: all}
+		remove := Step{Op: DeleteElements, Table: table, Set: set, Elements: all[i : i+1]}
+		for _, tc := range []struct {
+			step Step
+			want bool
+		}{{remove, false}, {add, false}, {add, true}} {
+			stats, err := c.Commit(t.Context(), Transaction{Steps: []Step{tc.step}})
+			if err != nil || stats.Unchanged != tc.want {
+				t.Fatalf("%.60s: Unchanged = %v, %v; want %v", tc.step, stats.Unchanged, err, tc.want)
+			}
+		}
 	}
 }
 

@@ -28,7 +28,7 @@ type Backend struct {
 	compiler *compiler.Compiler
 	state    state
 	// generation is the kernel's generation number at which the tables were last known to be as committed, plus one for
-	// each own commit since. commits counts the own commits.
+	// each own commit since that raised it. commits counts these commits.
 	generation, commits uint32
 	// failures is how many comparisons failed in a row.
 	failures int

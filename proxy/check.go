@@ -144,8 +144,10 @@ func (b *Backend) endCheck(ctx context.Context, c *comparison, tx nft.Transactio
 		return false, nil
 	}
 	b.failures = 0
-	tx = c.meanwhile.without(tx)
-	b.generation = c.generation + b.commits - c.commits
+	tx, left := c.meanwhile.without(tx)
+	if !left { // else the next check compares again
+		b.generation = c.generation + b.commits - c.commits
+	}
 	if tx.Empty() {
 		return false, nil
 	}

@@ -47,8 +47,6 @@ func (b *Backend) commit(ctx context.Context, tx nft.Transaction) error {
 	if err != nil {
 		return err
 	}
-	b.generation++
-	b.commits++
 	if b.hooks.OnCommit != nil {
 		b.hooks.OnCommit(stats)
 	}
@@ -63,15 +61,16 @@ func notSent(ctx context.Context, err error) bool {
 // commitWithoutNotice commits while the listener has left its group: the kernel describes each element of a commit to
 // listeners, which takes time. The generation number tells afterwards whether others have committed meanwhile.
 func (b *Backend) commitWithoutNotice(ctx context.Context, tx nft.Transaction) (nft.CommitStats, error) {
-	if b.listener == nil {
-		return b.conn.Commit(ctx, tx)
-	}
-	left := b.listener.Leave() == nil
+	left := b.listener != nil && b.listener.Leave() == nil
 	stats, err := b.conn.Commit(ctx, tx)
-	if left && b.listener.Join() != nil {
-		return stats, err // the next check asks for the generation number
+	if err == nil && !stats.Unchanged {
+		b.generation++
+		b.commits++
 	}
-	if now, failed := b.conn.Generation(ctx); failed != nil || now != b.generation+1 {
+	if !left || b.listener.Join() != nil {
+		return stats, err // without the listener, the next check asks for the generation number
+	}
+	if now, failed := b.conn.Generation(ctx); failed != nil || now != b.generation {
 		b.noticed.signal()
 	}
 	return stats, err

@@ -51,8 +51,9 @@ func (m *meanwhile) note(tx nft.Transaction) {
 	}
 }
 
-// without returns a transaction without the steps and elements on objects and elements that were noted.
-func (m *meanwhile) without(tx nft.Transaction) (rest nft.Transaction) {
+// without returns a transaction without the steps and elements on objects and elements that were noted. left says that
+// it left some out. A commit may have undone these differences, or not: one that rewrites a chain leaves its policy.
+func (m *meanwhile) without(tx nft.Transaction) (rest nft.Transaction, left bool) {
 	for _, s := range tx.Steps {
 		if s.Chain == nil && s.Set == nil {
 			rest.Steps = append(rest.Steps, s)
@@ -60,6 +61,7 @@ func (m *meanwhile) without(tx nft.Transaction) (rest nft.Transaction) {
 		}
 		id := changedBy(s)
 		if m.changed[id] {
+			left = true
 			continue
 		}
 		if s.Len() > 0 {
@@ -69,6 +71,7 @@ func (m *meanwhile) without(tx nft.Transaction) (rest nft.Transaction) {
 					elements = append(elements, e)
 				}
 			}
+			left = left || len(elements) < s.Len()
 			if len(elements) == 0 {
 				continue
 			}
@@ -76,5 +79,5 @@ func (m *meanwhile) without(tx nft.Transaction) (rest nft.Transaction) {
 		}
 		rest.Steps = append(rest.Steps, s)
 	}
-	return rest
+	return rest, left
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -124,6 +125,8 @@ func testWatchHearsOfCommits(t *testing.T) {
 func TestBackendCheck(t *testing.T) {
 	t.Run("finds what is foreign and nothing else beside Syncs and commits", testCheckBesideSyncsAndCommits)
 	t.Run("compares nothing after a start if nobody committed", testCheckAfterStart)
+	t.Run("finds what is foreign although an own commit changed nothing", testCheckAfterAnOwnCommitThatChangedNothing)
+	t.Run("finds a foreign policy of a chain that a commit rewrote meanwhile", testCheckBesideARewrittenChain)
 }
 
 func testCheckBesideSyncsAndCommits(t *testing.T) {
@@ -187,6 +190,72 @@ func testCheckAfterStart(t *testing.T) {
 	commit(t, others, foreignElement(b, 1))
 	if !compared() {
 		t.Error("a check does not compare the tables although somebody committed")
+	}
+}
+
+// Somebody else commits what a Sync is about to commit, such as a second proxy on the node, and something foreign. Then
+// the commit of the Sync changes nothing, and the kernel does not raise its generation.
+func testCheckAfterAnOwnCommitThatChangedNothing(t *testing.T) {
+	netns.NeedLinux(t, 5, 9)
+	const services = 10
+	b, others := watched(t, services, Hooks{})
+	more := manyPorts(services+1, 1)
+	kept, err := compiler.New(compiler.Default())
+	if err != nil {
+		t.Fatal(err)
+	}
+	kept.Apply(more)
+	tx, err := others.Compare(t.Context(), kept.Tables()[0], nft.Comparison{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	tx.Append(foreignElement(b, 1))
+	commit(t, others, tx)
+	if err := b.Sync(t.Context(), more); err != nil {
+		t.Fatal(err)
+	}
+	if repaired, err := b.Check(t.Context()); err != nil || !repaired {
+		t.Errorf("Check = %v, %v: the commit of somebody else was taken for the one of the Sync", repaired, err)
+	}
+	compareWithKernel(t, others, b)
+}
+
+// A commit that rewrites a chain deletes foreign rules in it, but leaves a foreign policy.
+func testCheckBesideARewrittenChain(t *testing.T) {
+	b, others := watched(t, 10, Hooks{})
+	table := b.Tables()[0]
+	chain := table.Chains[slices.IndexFunc(table.Chains, func(c *nft.Chain) bool { return c.Name == "filter-input" })]
+	theirs := *chain
+	theirs.DropPolicy = true
+	commit(t, others, nft.Transaction{Steps: []nft.Step{{Op: nft.AddChain, Table: table, Chain: &theirs}}})
+
+	c, _, err := b.beginCheck(t.Context(), true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	tx, err := c.compare(t.Context(), others)
+	if err != nil || tx.Empty() {
+		t.Fatalf("the comparison finds %v, %v", tx, err)
+	}
+	b.mu.Lock()
+	err = b.commit(t.Context(), nft.Transaction{Steps: []nft.Step{
+		{Op: nft.FlushChain, Table: table, Chain: chain}, {Op: nft.AddRules, Table: table, Chain: chain},
+	}})
+	b.mu.Unlock()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := b.endCheck(t.Context(), c, tx); err != nil {
+		t.Fatal(err)
+	}
+	b.endComparison()
+
+	if repaired, err := b.Check(t.Context()); err != nil || !repaired {
+		t.Errorf("the next check = %v, %v", repaired, err)
+	}
+	compareWithKernel(t, others, b)
+	if repaired, err := b.Check(t.Context()); err != nil || repaired {
+		t.Errorf("the check after the repair = %v, %v", repaired, err)
 	}
 }
 
