@@ -108,6 +108,19 @@ func TestBackendAffinity(t *testing.T) {
 	t.Run("a restart deletes clients of endpoints that went", testRestartDeletesClients)
 	t.Run("a change of policy keeps clients", testPolicyKeepsClients)
 	t.Run("a stop is no failure", testReconcilerStops)
+	t.Run("the reconciler rests for its work alone", testReconcilerRestsForItsWork)
+}
+
+func testReconcilerRestsForItsWork(t *testing.T) {
+	b, others := newSticky(t, stickyPort("web", 1, 2))
+	b.affinity.conn = others
+	m := mapOf(t, b, stickyPort("web"))
+	putClients(t, others, m, 10, 9)
+	var rest time.Duration
+	besideASync(t, b, changesOf(stickyPort("web", 1)), func() { rest = b.affinity.reconcile(t.Context()) })
+	if rest == 0 || rest > restPerWork*syncTime/2 {
+		t.Errorf("after a Sync of %v, the reconciler rests for %v", syncTime, rest)
+	}
 }
 
 // testSyncWhileClientsGo has clients vanish, as when they expire, while Syncs and the reconciler delete them.

@@ -21,14 +21,17 @@ const (
 	affinityAttempts = 5
 	// lateDelay is longer than a packet needs from the rule that chooses an endpoint to the rule that records it.
 	lateDelay = time.Second
-	// restPerWork is the ratio of rest to work. It keeps maps that somebody fills, and endpoints that come and go, from
-	// occupying a processor.
+	// restPerWork is the ratio of rest to work, and maxRest bounds the rest. It keeps maps that somebody fills, and
+	// endpoints that come and go, from occupying a processor.
 	restPerWork = 4
+	maxRest     = 30 * time.Second
 )
 
 // affinityReconciler deletes and restores the clients that a Sync had no time for. It runs beside the Syncs.
 type affinityReconciler struct {
 	backend *Backend
+	// lock is Backend.mu.
+	lock measuredLock
 	// conn reads the maps. It is open while run runs.
 	conn *nft.Conn
 	// wake is signalled by Syncs.
@@ -53,7 +56,7 @@ type lateLook struct {
 }
 
 func newAffinityReconciler(b *Backend) *affinityReconciler {
-	return &affinityReconciler{backend: b, wake: newWakeup(), late: map[mapID]lateLook{}, retry: lateDelay}
+	return &affinityReconciler{backend: b, lock: measuredLock{mu: &b.mu}, wake: newWakeup(), late: map[mapID]lateLook{}, retry: lateDelay}
 }
 
 // run works until ctx ends. It returns an error if it cannot open a connection.
@@ -62,7 +65,6 @@ func (r *affinityReconciler) run(ctx context.Context) (err error) {
 		return err
 	}
 	defer r.conn.Close()
-	logger := klog.FromContext(ctx)
 	for {
 		select {
 		case <-ctx.Done():
@@ -70,7 +72,14 @@ func (r *affinityReconciler) run(ctx context.Context) (err error) {
 		case <-r.wake:
 		case <-time.After(r.untilDue()):
 		}
-		begin := time.Now()
+		sleep(ctx, r.reconcile(ctx))
+	}
+}
+
+// reconcile restores and deletes clients, and returns how long to rest afterwards. Waits for Syncs are no work.
+func (r *affinityReconciler) reconcile(ctx context.Context) (rest time.Duration) {
+	logger := klog.FromContext(ctx)
+	work := r.lock.work(func() {
 		if err := r.restoreFromConntrack(ctx); err != nil && ctx.Err() == nil {
 			logger.Error(err, "Cannot restore session affinity from conntrack; clients of lost maps may get another endpoint")
 		}
@@ -80,8 +89,8 @@ func (r *affinityReconciler) run(ctx context.Context) (err error) {
 		} else {
 			r.retry = lateDelay
 		}
-		sleep(ctx, restPerWork*time.Since(begin))
-	}
+	})
+	return min(restPerWork*work, maxRest)
 }
 
 // untilDue returns the time until the next map of late is due.
@@ -120,8 +129,8 @@ func (r *affinityReconciler) deleteStale(ctx context.Context) error {
 
 // stale returns the stale maps, and removes all others from late.
 func (r *affinityReconciler) stale() []compiler.AffinityMap {
-	r.backend.mu.Lock()
-	defer r.backend.mu.Unlock()
+	r.lock.Lock()
+	defer r.lock.Unlock()
 	stale := r.backend.compiler.Affinity().Stale()
 	names := map[mapID]bool{}
 	for _, m := range stale {
@@ -132,8 +141,8 @@ func (r *affinityReconciler) stale() []compiler.AffinityMap {
 }
 
 func (r *affinityReconciler) reconciled(m compiler.AffinityMap) {
-	r.backend.mu.Lock()
-	defer r.backend.mu.Unlock()
+	r.lock.Lock()
+	defer r.lock.Unlock()
 	r.backend.compiler.Affinity().Reconciled(m)
 }
 
@@ -202,9 +211,9 @@ func (r *affinityReconciler) deleteBatch(ctx context.Context, m compiler.Affinit
 // commitBatch commits a batch of additions or deletions, without those that are no longer right because a Sync changed
 // the endpoints.
 func (r *affinityReconciler) commitBatch(ctx context.Context, m compiler.AffinityMap, op nft.StepOp, elements []nft.Element) error {
+	r.lock.Lock()
+	defer r.lock.Unlock()
 	b := r.backend
-	b.mu.Lock()
-	defer b.mu.Unlock()
 	now, wanted := b.compiler.Affinity().Current(m)
 	if !wanted {
 		return nil

@@ -112,15 +112,15 @@ func (locked) Unlock() {}
 // restoreFromConntrack adds the clients of the connections in conntrack to the maps, if clients were lost.
 func (r *affinityReconciler) restoreFromConntrack(ctx context.Context) error {
 	b := r.backend
-	b.mu.Lock()
+	r.lock.Lock()
 	restore, table := r.restore, b.conntrack
 	r.restore = false
-	b.mu.Unlock()
+	r.lock.Unlock()
 	if !restore || table == nil {
 		return nil
 	}
 	lost := clients{}
-	failures := []error{b.connections(ctx, table, &b.mu, lost)}
+	failures := []error{b.connections(ctx, table, &r.lock, lost)}
 	for _, m := range lost {
 		failures = append(failures, r.addClients(ctx, m.AffinityMap, m.elements))
 	}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/nftproxy/nftproxy/compiler"
 	"github.com/nftproxy/nftproxy/nft"
@@ -21,30 +22,40 @@ func (b *Backend) Check(ctx context.Context) (repaired bool, err error) {
 		return false, err
 	}
 	defer conn.Close()
-	return b.check(ctx, conn, true)
+	_, repaired, err = b.check(ctx, conn, true)
+	return repaired, err
 }
 
-// check adds missing tables and, with compare, compares the tables over conn.
-func (b *Backend) check(ctx context.Context, conn *nft.Conn, compare bool) (repaired bool, err error) {
+// check adds missing tables and, with compare, compares the tables over conn. compared is how long that took, without
+// waits for Syncs.
+func (b *Backend) check(ctx context.Context, conn *nft.Conn, compare bool) (compared time.Duration, repaired bool, err error) {
 	b.checking.Lock()
 	defer b.checking.Unlock()
 	c, repaired, err := b.beginCheck(ctx, compare)
 	if c == nil || err != nil {
-		return repaired, err
+		return 0, repaired, err
 	}
 	defer b.endComparison()
-	for attempt := 1; ; attempt++ {
-		tx, err := c.compare(ctx, conn)
-		if err == nil {
-			return b.endCheck(ctx, c, tx)
-		}
-		if !errors.Is(err, nft.ErrGenerationMoved) {
-			return b.cannotCompare(ctx, err)
-		}
-		if attempt == differenceAttempts {
-			return false, err
+	var tx nft.Transaction
+	compared = c.lock.work(func() { tx, err = c.attempt(ctx, conn) })
+	switch {
+	case errors.Is(err, nft.ErrGenerationMoved):
+	case err != nil:
+		repaired, err = b.cannotCompare(ctx, err)
+	default:
+		repaired, err = b.endCheck(ctx, c, tx)
+	}
+	return compared, repaired, err
+}
+
+// attempt compares until it succeeds, or the kernel's tables have changed too often meanwhile.
+func (c *comparison) attempt(ctx context.Context, conn *nft.Conn) (tx nft.Transaction, err error) {
+	for range differenceAttempts {
+		if tx, err = c.compare(ctx, conn); !errors.Is(err, nft.ErrGenerationMoved) {
+			break
 		}
 	}
+	return tx, err
 }
 
 // comparisonFailures is how many comparisons in a row must fail until the tables are reconciled.
@@ -70,6 +81,8 @@ type comparison struct {
 	// generation is the kernel's number, and commits the number of own commits, when it began.
 	generation, commits uint32
 	meanwhile           *meanwhile
+	// lock is Backend.mu.
+	lock measuredLock
 }
 
 // beginCheck does the quick part of a check. It returns nil if no comparison is needed.
@@ -99,7 +112,7 @@ func (b *Backend) beginCheck(ctx context.Context, compare bool) (c *comparison, 
 		return nil, false, err
 	}
 	b.meanwhile = newMeanwhile()
-	return &comparison{b, b.compiler.Tables(), generation, b.commits, b.meanwhile}, false, nil
+	return &comparison{b, b.compiler.Tables(), generation, b.commits, b.meanwhile, measuredLock{mu: &b.mu}}, false, nil
 }
 
 func (b *Backend) endComparison() {
@@ -115,8 +128,8 @@ var errOvertaken = errors.New("a Sync replaced the tables meanwhile")
 // long as it takes to compare some hundred elements.
 func (c *comparison) compare(ctx context.Context, conn *nft.Conn) (tx nft.Transaction, err error) {
 	guard := func(work func()) error {
-		c.backend.mu.Lock()
-		defer c.backend.mu.Unlock()
+		c.lock.Lock()
+		defer c.lock.Unlock()
 		if c.meanwhile.all {
 			return errOvertaken
 		}

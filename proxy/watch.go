@@ -14,15 +14,17 @@ const (
 	// CheckInterval is how often Watch asks for the kernel's generation number, in case a notice was lost or the kernel
 	// gives none. Asking takes microseconds.
 	CheckInterval = time.Second
-	// compareShare limits comparisons to one part in this many of the time.
-	compareShare = 20
+	// restPerComparison is the ratio of rest to comparisons. maxComparisonRest bounds the rest. It counts for tables of
+	// which a comparison takes longer than three seconds.
+	restPerComparison = 20
+	maxComparisonRest = time.Minute
 	// maxRetryDelay bounds the delay between tries after failures. Each delay is twice as long as the one before.
 	maxRetryDelay = 30 * time.Second
 )
 
 // Watch checks the tables whenever somebody else commits, and repairs them, until ctx ends. It adds a missing table at
-// once. To find changes inside the tables, it compares both with the wanted ones, for at most a twentieth of the time.
-// It also runs the reconciler of session affinity.
+// once. To find changes inside the tables, it compares both with the wanted ones, for at most a twentieth of the time
+// if a comparison takes less than three seconds. It also runs the reconciler of session affinity.
 func (b *Backend) Watch(ctx context.Context) {
 	logger := klog.FromContext(ctx)
 	group, ctx := errgroup.WithContext(ctx)
@@ -86,12 +88,9 @@ func (b *Backend) checkAgain(ctx context.Context) error {
 		return err
 	}
 	defer conn.Close()
-	logger := klog.FromContext(ctx)
 	tick := time.NewTicker(b.checkInterval)
 	defer tick.Stop()
-	var nextComparison time.Time
-	var contest contest
-	retry := CheckInterval
+	checks := checks{backend: b, conn: conn, retry: CheckInterval}
 	for {
 		select {
 		case <-ctx.Done():
@@ -99,38 +98,55 @@ func (b *Backend) checkAgain(ctx context.Context) error {
 		case <-b.noticed:
 		case <-tick.C:
 		}
-		begin := time.Now()
-		compare := !begin.Before(nextComparison)
-		repaired, err := b.check(ctx, conn, compare)
-		if compare {
-			nextComparison = begin.Add(compareShare * time.Since(begin))
-		}
-		if wait := contest.note(repaired, time.Now()); wait > 0 {
-			nextComparison = later(nextComparison, time.Now().Add(wait))
-			logger.Error(nil, "Another program keeps changing the proxy's tables; comparing less often. Does a second proxy run on this node?",
-				"lastCommit", b.lastForeignCommit(), "next", wait)
-		}
-		if err != nil && ctx.Err() == nil {
-			if errors.Is(err, nft.ErrGenerationMoved) {
-				// Missing tables are noticed meanwhile.
-				logger.Info("Cannot compare the tables, because they change meanwhile; trying again", "in", retry)
-				nextComparison = later(nextComparison, time.Now().Add(retry))
-			} else {
-				logger.Error(err, "Cannot check or repair the tables; trying again", "in", retry)
-				sleep(ctx, retry)
-			}
-			retry = min(2*retry, maxRetryDelay)
-			continue
-		}
-		if compare {
-			retry = CheckInterval
-		}
+		checks.next(ctx)
 	}
 }
 
-func later(a, b time.Time) time.Time {
-	if a.After(b) {
-		return a
+// checks is a series of checks.
+type checks struct {
+	backend *Backend
+	conn    *nft.Conn
+	// nextComparison is the time from which on the tables may be compared.
+	nextComparison time.Time
+	contest        contest
+	// retry is how long to wait after the next failure.
+	retry time.Duration
+}
+
+// next makes the next check. It sleeps if the check fails.
+func (c *checks) next(ctx context.Context) {
+	logger := klog.FromContext(ctx)
+	compare := !time.Now().Before(c.nextComparison)
+	compared, repaired, err := c.backend.check(ctx, c.conn, compare)
+	c.rest(restAfter(compared))
+	if wait := c.contest.note(repaired, time.Now()); wait > 0 {
+		c.rest(wait)
+		logger.Error(nil, "Another program keeps changing the proxy's tables; comparing less often. Does a second proxy run on this node?",
+			"lastCommit", c.backend.lastForeignCommit(), "next", wait)
 	}
-	return b
+	if err != nil && ctx.Err() == nil {
+		if errors.Is(err, nft.ErrGenerationMoved) {
+			// Missing tables are noticed meanwhile.
+			logger.Info("Cannot compare the tables, because they change meanwhile; trying again", "in", c.retry)
+			c.rest(c.retry)
+		} else {
+			logger.Error(err, "Cannot check or repair the tables; trying again", "in", c.retry)
+			sleep(ctx, c.retry)
+		}
+		c.retry = min(2*c.retry, maxRetryDelay)
+	} else if compare {
+		c.retry = CheckInterval
+	}
+}
+
+// restAfter returns how long to rest after a comparison that took so long.
+func restAfter(compared time.Duration) time.Duration {
+	return min(restPerComparison*compared, maxComparisonRest)
+}
+
+// rest compares no tables for a while.
+func (c *checks) rest(wait time.Duration) {
+	if until := time.Now().Add(wait); until.After(c.nextComparison) {
+		c.nextComparison = until
+	}
 }

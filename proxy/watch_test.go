@@ -95,6 +95,71 @@ func TestBackendWatch(t *testing.T) {
 	t.Run("hears of commits", testWatchHearsOfCommits)
 	t.Run("backs off while the kernel refuses the repair", testWatchBacksOff)
 	t.Run("notices a flush while no comparison succeeds", testWatchWhileNoComparisonSucceeds)
+	t.Run("rests for its comparisons alone", testWatchRestsForItsComparisons)
+	t.Run("rests for a minute at most", testWatchRestsForAMinuteAtMost)
+}
+
+// syncTime is the length of a Sync beside which a comparison of a few Services takes next to nothing.
+const syncTime = 2 * time.Second
+
+// besideASync runs f while a Sync runs, which begins before f.
+func besideASync(t *testing.T, b *Backend, changes *model.Changes, f func()) {
+	t.Helper()
+	begun := make(chan struct{})
+	b.hooks.OnCompile = func(time.Duration) {
+		close(begun)
+		time.Sleep(syncTime)
+	}
+	var syncing sync.WaitGroup
+	syncing.Go(func() {
+		if err := b.Sync(t.Context(), changes); err != nil {
+			t.Error(err)
+		}
+	})
+	<-begun
+	f()
+	syncing.Wait()
+}
+
+func testWatchRestsForItsComparisons(t *testing.T) {
+	repairs := 0
+	b, others := watched(t, 10, Hooks{OnRepair: func() { repairs++ }})
+	c := checks{backend: b, conn: others, retry: CheckInterval}
+	commit(t, others, foreignElement(b, 1))
+	besideASync(t, b, manyPorts(11, 1), func() { c.next(t.Context()) })
+	if repairs != 1 {
+		t.Errorf("%d repairs of a foreign element", repairs)
+	}
+	if rest := time.Until(c.nextComparison); rest > restPerComparison*syncTime/2 {
+		t.Errorf("after a Sync of %v, the next comparison is in %v", syncTime, rest)
+	}
+	// A Sync that begins after the comparison did.
+	commit(t, others, foreignElement(b, 2))
+	comparison, _, err := b.beginCheck(t.Context(), true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	besideASync(t, b, manyPorts(12, 1), func() {
+		compared := comparison.lock.work(func() { _, err = comparison.attempt(t.Context(), others) })
+		if err != nil || compared > syncTime/2 {
+			t.Errorf("beside a Sync of %v, a comparison took %v, %v", syncTime, compared, err)
+		}
+	})
+}
+
+func testWatchRestsForAMinuteAtMost(t *testing.T) {
+	b, others := watched(t, 10, Hooks{})
+	c := checks{backend: b, conn: others, retry: CheckInterval}
+	for compared, want := range map[time.Duration]time.Duration{0: 0, time.Second: 20 * time.Second, time.Hour: time.Minute} {
+		if got := restAfter(compared); got != want {
+			t.Errorf("after a comparison of %v it rests for %v, want %v", compared, got, want)
+		}
+	}
+	// A check that compares nothing does not put the next comparison off.
+	c.next(t.Context())
+	if !c.nextComparison.Before(time.Now()) {
+		t.Errorf("after a check without a comparison, the next one is in %v", time.Until(c.nextComparison))
+	}
 }
 
 func testWatchHearsOfCommits(t *testing.T) {
