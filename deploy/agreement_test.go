@@ -15,6 +15,8 @@ import (
 func TestChart(t *testing.T) {
 	t.Run("makes the same objects as kustomize", testChartAndKustomizeMakeTheSameObjects)
 	t.Run("has nothing for helm to complain about", testChartHasNothingForHelmToComplainAbout)
+	t.Run("its notes name what was installed", testNotesNameWhatWasInstalled)
+	t.Run("its README explains each value", testReadmeExplainsEachValue)
 	t.Run("ports follow the configuration", testPortsFollowTheConfiguration)
 	t.Run("monitoring has the labels by which prometheus finds it", testMonitoringHasTheLabelsByWhichPrometheusFindsIt)
 	t.Run("the privileged container can be left out", testPrivilegedContainerCanBeLeftOut)

@@ -1,11 +1,19 @@
 package deploy
 
 import (
+	"maps"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
 	monitoringv1 "github.com/prometheus-operator/prometheus-operator/pkg/apis/monitoring/v1"
 	"helm.sh/helm/v4/pkg/chart/v2/lint"
 	"helm.sh/helm/v4/pkg/chart/v2/lint/support"
+	"helm.sh/helm/v4/pkg/chart/v2/loader"
+	"helm.sh/helm/v4/pkg/engine"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 )
@@ -25,8 +33,8 @@ func monitored() values {
 
 func testChartHasNothingForHelmToComplainAbout(t *testing.T) {
 	for name, v := range map[string]values{
-		"defaults":   {},
-		"everything": monitored(),
+		"what needs to be set": needed(values{}),
+		"everything":           monitored(),
 	} {
 		t.Run(name, func(t *testing.T) {
 			for _, m := range lint.RunAll("chart", v, "kube-system").Messages {
@@ -35,6 +43,66 @@ func testChartHasNothingForHelmToComplainAbout(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+var usedObject = regexp.MustCompile(`daemonset/(\S+)`)
+
+// What helm prints after an installation names what there is, in the namespace where it is.
+func testNotesNameWhatWasInstalled(t *testing.T) {
+	v := monitored()
+	v["privilegedInit"] = false
+	files, err := renderFiles(v, engine.Render)
+	if err != nil {
+		t.Fatal(err)
+	}
+	text := files[notes]
+	set := get[*appsv1.DaemonSet](t, chart(t, v), "DaemonSet nftproxy")
+	commands := 0
+	for line := range strings.Lines(text) {
+		for _, used := range usedObject.FindAllStringSubmatch(line, -1) {
+			commands++
+			if used[1] != set.Name || !strings.Contains(line, "-n "+set.Namespace+" ") {
+				t.Errorf("%q names another DaemonSet or namespace than %s/%s", line, set.Namespace, set.Name)
+			}
+		}
+	}
+	for _, want := range []string{"privilegedInit is false", "metrics at 0.0.0.0:10249"} {
+		if !strings.Contains(text, want) {
+			t.Errorf("the notes do not say %q:\n%s", want, text)
+		}
+	}
+	if commands < 3 {
+		t.Errorf("the notes have %d commands:\n%s", commands, text)
+	}
+}
+
+var documentedValues = regexp.MustCompile("`(\\w+)`")
+
+// testReadmeExplainsEachValue compares the first column of the chart's README with values.yaml.
+func testReadmeExplainsEachValue(t *testing.T) {
+	readme, err := os.ReadFile("chart/README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for line := range strings.Lines(string(readme)) {
+		if column, isRow := strings.CutPrefix(line, "| `"); isRow {
+			column, _, _ = strings.Cut(column, "|")
+			for _, name := range documentedValues.FindAllStringSubmatch("`"+column, -1) {
+				got = append(got, name[1])
+			}
+		}
+	}
+	loaded, err := loader.LoadDir("chart")
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := slices.Collect(maps.Keys(loaded.Values))
+	slices.Sort(got)
+	slices.Sort(want)
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("values of the chart's README (-values.yaml +README):\n%s", diff)
 	}
 }
 

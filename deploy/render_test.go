@@ -52,6 +52,25 @@ func renderChart(v values) (objects, error) { return renderChartIn(v, engine.Ren
 
 // renderChartIn renders the chart with what the engine knows of a cluster.
 func renderChartIn(v values, render func(helmchart.Charter, common.Values) (map[string]string, error)) (objects, error) {
+	files, err := renderFiles(v, render)
+	if err != nil {
+		return nil, err
+	}
+	delete(files, notes)
+	out := objects{}
+	for _, documents := range files {
+		if err := out.addDocuments([]byte(documents)); err != nil {
+			return nil, err
+		}
+	}
+	return out, nil
+}
+
+// notes is the file that helm prints after an installation.
+const notes = "nftproxy/templates/NOTES.txt"
+
+// renderFiles returns the text of each file in the chart's templates.
+func renderFiles(v values, render func(helmchart.Charter, common.Values) (map[string]string, error)) (map[string]string, error) {
 	loaded, err := loader.LoadDir("chart")
 	if err != nil {
 		return nil, err
@@ -61,15 +80,5 @@ func renderChartIn(v values, render func(helmchart.Charter, common.Values) (map[
 	if err != nil {
 		return nil, err
 	}
-	files, err := render(loaded, all)
-	if err != nil {
-		return nil, err
-	}
-	out := objects{}
-	for _, documents := range files {
-		if err := out.addDocuments([]byte(documents)); err != nil {
-			return nil, err
-		}
-	}
-	return out, nil
+	return render(loaded, all)
 }

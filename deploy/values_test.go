@@ -1,12 +1,15 @@
 package deploy
 
 import (
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 	helmchart "helm.sh/helm/v4/pkg/chart"
 	"helm.sh/helm/v4/pkg/chart/common"
+	"helm.sh/helm/v4/pkg/chart/v2/lint"
+	"helm.sh/helm/v4/pkg/chart/v2/lint/support"
 	"helm.sh/helm/v4/pkg/engine"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -23,9 +26,22 @@ import (
 // expectRefusal renders the chart and expects an error with a text.
 func expectRefusal(t *testing.T, v values, want string) {
 	t.Helper()
-	if _, err := renderChart(v); err == nil || !strings.Contains(err.Error(), want) {
-		t.Errorf("error %v, want one with %q", err, want)
+	if _, err := renderChart(v); err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "pattern") {
+		t.Errorf("error %v, want one with %q and without a regular expression", err, want)
 	}
+	if errors := lintErrors(v); !slices.ContainsFunc(errors, func(m string) bool { return strings.Contains(m, want) }) {
+		t.Errorf("helm lint has the errors %q, want one with %q", errors, want)
+	}
+}
+
+// lintErrors returns what helm lint fails for.
+func lintErrors(v values) (out []string) {
+	for _, m := range lint.RunAll("chart", v, "kube-system").Messages {
+		if m.Severity >= support.ErrorSev {
+			out = append(out, m.Error())
+		}
+	}
+	return out
 }
 
 func TestMissingValues(t *testing.T) {
@@ -33,9 +49,9 @@ func TestMissingValues(t *testing.T) {
 		values values
 		want   string
 	}{
-		"the API server":  {values{"config": values{"clusterCIDR": podsRange}}, "apiServer: set the address of the API server"},
-		"the pods' range": {values{"apiServer": apiServer}, "config.clusterCIDR: set the pods' range"},
-		"the pods' range, with its mode said aloud": {values{"apiServer": apiServer, "config": values{"detectLocalMode": "ClusterCIDR"}}, "config.clusterCIDR: set the pods' range"},
+		"the API server":  {values{"config": values{"clusterCIDR": podsRange}}, "the address of the API server, such as https://192.0.2.10:6443"},
+		"the pods' range": {values{"apiServer": apiServer}, "the range of the pods, such as 10.244.0.0/16"},
+		"the pods' range, with its mode said aloud": {values{"apiServer": apiServer, "config": values{"detectLocalMode": "ClusterCIDR"}}, "the range of the pods, such as 10.244.0.0/16"},
 		"the bridge":                   {needed(values{"config": values{"detectLocalMode": "BridgeInterface"}}), "/config"},
 		"the interfaces' prefix":       {needed(values{"config": values{"detectLocalMode": "InterfaceNamePrefix", "detectLocal": values{"bridgeInterface": "cni0"}}}), "interfaceNamePrefix"},
 		"the address of health checks": {needed(values{"config": values{"healthzBindAddress": nil}}), "healthzBindAddress"},
@@ -56,12 +72,12 @@ func TestRefusedValues(t *testing.T) {
 		"mode ipvs":                         {values{"config": values{"mode": "ipvs"}}, "'nftables'"},
 		"another version":                   {values{"config": values{"apiVersion": "kubeproxy.config.k8s.io/v1alpha2"}}, "/config/apiVersion"},
 		"a kubeconfig of one's own":         {values{"config": values{"clientConnection": values{"kubeconfig": "/etc/kubeconfig"}}}, "/config/clientConnection/kubeconfig"},
-		"one name for all nodes":            {values{"config": values{"hostnameOverride": "node-1"}}, "/config/hostnameOverride"},
-		"a range without a mask":            {values{"config": values{"clusterCIDR": "10.244.0.0"}}, "/config/clusterCIDR"},
-		"an interface as node port address": {values{"config": values{"nodePortAddresses": []any{"eth0"}}}, "/config/nodePortAddresses/0"},
-		"a duration without unit":           {values{"config": values{"conntrack": values{"tcpEstablishedTimeout": "60"}}}, "/config/conntrack/tcpEstablishedTimeout"},
+		"one name for all nodes":            {values{"config": values{"hostnameOverride": "node-1"}}, "the chart gives each pod the name of its node"},
+		"a range without a mask":            {values{"config": values{"clusterCIDR": "10.244.0.0"}}, "a range such as 10.244.0.0/16, or one of each IP family"},
+		"an interface as node port address": {values{"config": values{"nodePortAddresses": []any{"eth0"}}}, "primary, localhost, all, or a range such as 192.0.2.0/24"},
+		"a duration without unit":           {values{"config": values{"conntrack": values{"tcpEstablishedTimeout": "60"}}}, "a duration with its unit, such as 30s"},
 		"a bit that a mark does not have":   {values{"config": values{"nftables": values{"masqueradeBit": 32}}}, "/config/nftables/masqueradeBit"},
-		"health checks at a name":           {values{"config": values{"healthzBindAddress": "localhost:10256"}}, "/config/healthzBindAddress"},
+		"health checks at a name":           {values{"config": values{"healthzBindAddress": "localhost:10256"}}, "an IP address and a port, such as 0.0.0.0:10256"},
 		"a feature gate as a string":        {values{"config": values{"featureGates": values{"ContextualLogging": "true"}}}, "/config/featureGates/ContextualLogging"},
 		"an unknown pull policy":            {values{"image": values{"pullPolicy": "Sometimes"}}, "/image/pullPolicy"},
 		"a pull secret without its name":    {values{"imagePullSecrets": []any{"registry"}}, "/imagePullSecrets/0"},
@@ -78,7 +94,7 @@ func TestRefusedValues(t *testing.T) {
 		"misspelt resources":                {values{"resources": values{"request": values{"cpu": "1"}}}, "'request' not allowed"},
 		"metrics that Prometheus cannot reach": {
 			values{"monitoring": values{"enabled": true}},
-			"monitoring.enabled: Prometheus cannot reach config.metricsBindAddress 127.0.0.1:10249",
+			"/config/metricsBindAddress': value must be 'an address that Prometheus reaches, such as 0.0.0.0:10249'",
 		},
 	} {
 		t.Run(name, func(t *testing.T) { expectRefusal(t, needed(tt.values), tt.want) })
@@ -96,7 +112,9 @@ func TestAPIServer(t *testing.T) {
 		})
 	}
 	for _, address := range []string{"192.0.2.10:6443", "http://192.0.2.10:6443", "https://", "https://control plane"} {
-		t.Run(address+" is no address", func(t *testing.T) { expectRefusal(t, needed(values{"apiServer": address}), "/apiServer") })
+		t.Run(address+" is no address", func(t *testing.T) {
+			expectRefusal(t, needed(values{"apiServer": address}), "the address of the API server, such as https://192.0.2.10:6443")
+		})
 	}
 	for _, address := range []string{
 		"https://192.0.2.10:6443", "https://192.0.2.10", "https://[2001:db8::1]:6443", "https://127.0.0.1:6443/",

@@ -25,7 +25,7 @@ func TestDocs(t *testing.T) {
 func pages(t *testing.T) map[string]string {
 	t.Helper()
 	out := map[string]string{}
-	for _, pattern := range []string{"../*.md", "../docs/*.md", "../nft/*.md", "../.github/*.md"} {
+	for _, pattern := range []string{"../*.md", "../docs/*.md", "../deploy/chart/*.md", "../nft/*.md", "../.github/*.md"} {
 		paths, err := filepath.Glob(pattern)
 		if err != nil {
 			t.Fatal(err)

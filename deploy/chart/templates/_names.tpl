@@ -16,21 +16,14 @@ app.kubernetes.io/name: nftproxy
 {{ regexFind "[0-9]+$" . }}
 {{- end }}
 
-{{- /* The API server's address. The Service kubernetes in the cluster is one that works only with a proxy. */ -}}
+{{- /* The API server's address. The Service kubernetes works only once this program has run. The schema checks the rest. */ -}}
 {{- define "nftproxy.apiServer" -}}
-{{- $address := required "apiServer: set the address of the API server, such as https://192.0.2.10:6443" .Values.apiServer }}
+{{- $address := .Values.apiServer }}
 {{- $service := lookup "v1" "Service" "default" "kubernetes" }}
 {{- if has ((urlParse $address).hostname | trimAll "[]") ((dig "spec" "clusterIPs" list $service)) }}
 {{- fail (printf "apiServer: %s is the ClusterIP of the Service kubernetes, which does not work before this program runs; set an address that works without Services" $address) }}
 {{- end }}
 {{- $address }}
-{{- end }}
-
-{{- /* Refuses what would leave Services working less well than users expect, without an error anywhere. */ -}}
-{{- define "nftproxy.checkConfig" -}}
-{{- if and (not .Values.config.clusterCIDR) (eq (.Values.config.detectLocalMode | default "ClusterCIDR") "ClusterCIDR") }}
-{{- fail "config.clusterCIDR: set the pods' range, such as 10.244.0.0/16, or one of each IP family separated by a comma; or choose another config.detectLocalMode, such as NodeCIDR" }}
-{{- end }}
 {{- end }}
 
 {{- /* What both containers have in common. */ -}}
