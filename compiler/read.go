@@ -125,12 +125,15 @@ func newReader(table *nft.Table) (*reader, error) {
 	r := &reader{table: table, layout: newFamily(table.Family, &Config{}), updates: map[string][]nft.Update{}}
 	for _, want := range r.layout.draft.Table().Sets {
 		have := table.Set(want.Name)
+		differs := have == nil || have.Key.String() != want.Key.String() || have.Data.String() != want.Data.String() || have.Verdicts != want.Verdicts
 		switch {
+		case differs && table.Chain(kubeProxyServiceCheck) != nil:
+			return nil, fmt.Errorf("table %[1]s %[2]s was written by kube-proxy (nftables mode), not by nftproxy: \"nft list table %[1]s %[2]s\" prints it; if nftproxy shall serve this node, stop kube-proxy and start nftproxy", table.Family, table.Name)
 		case have == nil && !r.isOwn():
-			return nil, fmt.Errorf("table %s %s is not nftproxy's: it has no %s %s, so another program wrote it, such as Kubernetes' own kube-proxy", table.Family, table.Name, want.Kind(), want.Name)
+			return nil, fmt.Errorf("table %s %s is not nftproxy's: it has no %s %s, so another program wrote it", table.Family, table.Name, want.Kind(), want.Name)
 		case have == nil:
 			return nil, fmt.Errorf("table %s %s was written by another version of nftproxy: it has no %s %s", table.Family, table.Name, want.Kind(), want.Name)
-		case have.Key.String() != want.Key.String() || have.Data.String() != want.Data.String() || have.Verdicts != want.Verdicts:
+		case differs:
 			return nil, fmt.Errorf("table %s %s was written by another version of nftproxy: %s %s is of another type", table.Family, table.Name, want.Kind(), want.Name)
 		}
 	}
@@ -140,6 +143,10 @@ func newReader(table *nft.Table) (*reader, error) {
 	r.addChainSets(table.Chain(chainServices))
 	return r, nil
 }
+
+// kubeProxyServiceCheck is a chain that every version of kube-proxy's nftables mode has, and nftproxy has not. The
+// table's comment cannot tell them apart: it stays when one of them replaces the content that the other wrote.
+const kubeProxyServiceCheck = "service-endpoints-check"
 
 // isOwn reports whether the table has nftproxy's comment.
 func (r *reader) isOwn() bool { return r.table.Comment == r.layout.draft.Table().Comment }

@@ -180,7 +180,9 @@ func testReadRefusesForeignTables(t *testing.T) {
 		table *nft.Table
 		want  string
 	}{
-		{"kube-proxy's", &nft.Table{Family: nft.FamilyIP, Name: TableName, Comment: "rules for kube-proxy"}, "another program wrote it, such as Kubernetes' own kube-proxy"},
+		{"another program's", &nft.Table{Family: nft.FamilyIP, Name: TableName, Comment: "rules for kube-proxy"}, "is not nftproxy's: it has no map service-ips, so another program wrote it"},
+		{"kube-proxy's", &nft.Table{Family: nft.FamilyIP, Name: TableName, Chains: []*nft.Chain{{Name: "service-endpoints-check"}}}, "was written by kube-proxy (nftables mode), not by nftproxy: \"nft list table ip kube-proxy\" prints it"},
+		{"kube-proxy's with nftproxy's comment", own(func(t *nft.Table) { t.Sets, t.Chains = t.Sets[1:], []*nft.Chain{{Name: "service-endpoints-check"}} }), "was written by kube-proxy"},
 		{"one that lacks a map", own(func(t *nft.Table) { t.Sets = t.Sets[1:] }), "was written by another version of nftproxy: it has no map service-ips"},
 		{"one with a map of another type", own(func(t *nft.Table) {
 			t.Sets = append([]*nft.Set{{Name: t.Sets[0].Name, Key: nft.Concat{nft.IPSaddr}, Verdicts: true}}, t.Sets[1:]...)

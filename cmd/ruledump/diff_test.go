@@ -113,7 +113,7 @@ elements and rules: 8 different
 func TestBadSources(t *testing.T) {
 	truncated := dumpOf(t, func(s string) string { return s[:len(s)/2] })
 	newer := dumpOf(t, func(s string) string { return strings.Replace(s, "ruledump.nftproxy/v1", "ruledump.nftproxy/v2", 1) })
-	kubeProxy := dumpOf(t, func(s string) string {
+	another := dumpOf(t, func(s string) string {
 		s = strings.ReplaceAll(s, "rules for Kubernetes Services, written by nftproxy", "rules for kube-proxy")
 		return strings.ReplaceAll(s, `"service-ips"`, `"service-ips-of-kube-proxy"`)
 	})
@@ -125,7 +125,7 @@ func TestBadSources(t *testing.T) {
 	for _, tt := range []struct{ name, dump, want string }{
 		{"truncated", truncated, "the dump is truncated: it ends in the middle"},
 		{"of a newer version", newer, `the dump has apiVersion "ruledump.nftproxy/v2", and this ruledump reads ruledump.nftproxy/v1: use the ruledump of the version that wrote it`},
-		{"of kube-proxy's tables", kubeProxy, "table ip kube-proxy is not nftproxy's: it has no map service-ips, so another program wrote it, such as Kubernetes' own kube-proxy"},
+		{"of another program's tables", another, "table ip kube-proxy is not nftproxy's: it has no map service-ips, so another program wrote it"},
 		{"of another layout", layout, "table ip kube-proxy was written by another version of nftproxy: it has no set hairpin"},
 		{"of a foreign table", foreign, "the dump has a table ip filter, and the proxy's are called kube-proxy"},
 		{"without a table", empty, "the dump has no table ip kube-proxy or ip6 kube-proxy"},
