@@ -47,6 +47,8 @@ func decodeEntry(message []byte) (entry, error) {
 		case ctaTupleReply:
 			reply = tuple{}
 			err = netlinkattr.Each(payload, reply.take)
+		case ctaProtoInfo:
+			err = netlinkattr.Each(payload, e.flow.takeState)
 		case ctaZone:
 			e.zone = payload
 		case ctaID:
@@ -59,7 +61,7 @@ func decodeEntry(message []byte) (entry, error) {
 	if err != nil {
 		return e, fmt.Errorf("%w: %w", errMalformed, err)
 	}
-	e.flow = Flow{Protocol: original.protocol, Source: original.from(), Dialed: original.to(), Server: reply.from()}
+	e.flow.Protocol, e.flow.Source, e.flow.Dialed, e.flow.Server = original.protocol, original.from(), original.to(), reply.from()
 	if !e.flow.Source.IsValid() || !e.flow.Dialed.IsValid() || !e.flow.Server.IsValid() || e.id == nil {
 		return e, errMalformed
 	}

@@ -42,19 +42,24 @@ func add(t testing.TB, table *conntrack.Conn, f Flow, edits ...func(*conntrack.F
 	t.Helper()
 	entry := conntrack.NewFlow(f.Protocol, 0, f.Source.Addr(), f.Dialed.Addr(), f.Source.Port(), f.Dialed.Port(), 3600, 0)
 	entry.TupleReply.IP.SourceAddress, entry.TupleReply.Proto.SourcePort = f.Server.Addr(), f.Server.Port()
-	for _, edit := range edits {
-		edit(&entry)
-	}
 	if f.Protocol == unix.IPPROTO_TCP {
 		entry.ProtoInfo.TCP = &conntrack.ProtoInfoTCP{State: 3}
+	}
+	for _, edit := range edits {
+		edit(&entry)
 	}
 	if err := table.Create(entry); err != nil {
 		t.Fatalf("create an entry for %v: %v", f, err)
 	}
 }
 
+// flow returns what the kernel lists of an entry that add made.
 func flow(protocol uint8, source, dialed, server string) Flow {
-	return Flow{Protocol: protocol, Source: netip.MustParseAddrPort(source), Dialed: netip.MustParseAddrPort(dialed), Server: netip.MustParseAddrPort(server)}
+	f := Flow{Protocol: protocol, Source: netip.MustParseAddrPort(source), Dialed: netip.MustParseAddrPort(dialed), Server: netip.MustParseAddrPort(server)}
+	if protocol == unix.IPPROTO_TCP {
+		f.State = "ESTABLISHED"
+	}
+	return f
 }
 
 var (
@@ -74,12 +79,12 @@ func held(t *testing.T, table *conntrack.Conn) (flows []string) {
 		t.Fatal(err)
 	}
 	for _, e := range entries {
-		flows = append(flows, fmt.Sprint(Flow{
-			Protocol: e.TupleOrig.Proto.Protocol,
-			Source:   netip.AddrPortFrom(e.TupleOrig.IP.SourceAddress, e.TupleOrig.Proto.SourcePort),
-			Dialed:   netip.AddrPortFrom(e.TupleOrig.IP.DestinationAddress, e.TupleOrig.Proto.DestinationPort),
-			Server:   netip.AddrPortFrom(e.TupleReply.IP.SourceAddress, e.TupleReply.Proto.SourcePort),
-		}))
+		flows = append(flows, fmt.Sprint(flow(
+			e.TupleOrig.Proto.Protocol,
+			netip.AddrPortFrom(e.TupleOrig.IP.SourceAddress, e.TupleOrig.Proto.SourcePort).String(),
+			netip.AddrPortFrom(e.TupleOrig.IP.DestinationAddress, e.TupleOrig.Proto.DestinationPort).String(),
+			netip.AddrPortFrom(e.TupleReply.IP.SourceAddress, e.TupleReply.Proto.SourcePort).String(),
+		)))
 	}
 	slices.Sort(flows)
 	return flows
@@ -174,9 +179,9 @@ func testDeleteFlowsThatAreGoneMeanwhile(t *testing.T) {
 }
 
 // entryOf returns the only IPv4 UDP entry.
-func entryOf(t *testing.T, c *Conn) (only entry) {
+func entryOf(t *testing.T, c *Conn, protocol uint8) (only entry) {
 	t.Helper()
-	if n, err := c.each(t.Context(), model.IPv4, unix.IPPROTO_UDP, 0, func(e entry) bool { only = e; return true }); n != 1 || err != nil {
+	if n, err := c.each(t.Context(), model.IPv4, protocol, 0, func(e entry) bool { only = e; return true }); n != 1 || err != nil {
 		t.Fatalf("%d entries, %v; want 1", n, err)
 	}
 	return only
@@ -186,7 +191,7 @@ func entryOf(t *testing.T, c *Conn) (only entry) {
 func testDeleteFlowsKeepsALaterOneWithTheSameAddresses(t *testing.T) {
 	c, table := newTable(t)
 	add(t, table, dns4)
-	earlier := entryOf(t, c)
+	earlier := entryOf(t, c, unix.IPPROTO_UDP)
 	earlier.id[0] ^= 1
 	d := deletion{conn: c, ctx: t.Context(), family: model.IPv4}
 	d.add(earlier.name())
@@ -223,7 +228,7 @@ func testDeleteFlowsWithARefusedEntry(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			c, table := newTable(t)
 			add(t, table, dns4)
-			good := entryOf(t, c)
+			good := entryOf(t, c, unix.IPPROTO_UDP)
 			var bad netlinkattr.List
 			bad.End(bad.Begin(ctaTupleOrig))
 			d := deletion{conn: c, ctx: t.Context(), family: model.IPv4}
@@ -281,7 +286,7 @@ func testConnTimeout(t *testing.T) {
 		defer s.nl.Close()
 		// To a deletion that succeeds the kernel has no answer, unless it is asked for one.
 		add(t, table, dns4)
-		e := entryOf(t, c)
+		e := entryOf(t, c, unix.IPPROTO_UDP)
 		err = s.list(request(msgDelete, 0, model.IPv4, e.name()), func(entry) bool { return true })
 		if !errors.Is(err, os.ErrDeadlineExceeded) {
 			t.Errorf("%v, want %v", err, os.ErrDeadlineExceeded)
@@ -381,6 +386,37 @@ func TestDeleteUntranslated(t *testing.T) {
 			}
 			if diff := cmp.Diff(want, held(t, table)); diff != "" {
 				t.Errorf("left (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestFlowState(t *testing.T) {
+	tcp := func(state uint8) func(*conntrack.Flow) {
+		return func(f *conntrack.Flow) { f.ProtoInfo.TCP = &conntrack.ProtoInfoTCP{State: state} }
+	}
+	for _, tt := range []struct {
+		want     string
+		protocol uint8
+		finished bool
+		edit     func(*conntrack.Flow)
+	}{
+		{"SYN_SENT", unix.IPPROTO_TCP, false, tcp(1)},
+		{"ESTABLISHED", unix.IPPROTO_TCP, false, tcp(3)},
+		{"CLOSE_WAIT", unix.IPPROTO_TCP, false, tcp(5)},
+		{"TIME_WAIT", unix.IPPROTO_TCP, true, tcp(7)},
+		{"CLOSE", unix.IPPROTO_TCP, true, tcp(8)},
+		{"ESTABLISHED", unix.IPPROTO_SCTP, false, func(f *conntrack.Flow) {
+			f.ProtoInfo.SCTP = &conntrack.ProtoInfoSCTP{State: 4, VTagOriginal: 1, VTagReply: 2}
+		}},
+		{"", unix.IPPROTO_UDP, false, func(*conntrack.Flow) {}},
+	} {
+		t.Run(fmt.Sprintf("%d/%s", tt.protocol, tt.want), func(t *testing.T) {
+			c, table := newTable(t)
+			add(t, table, flow(tt.protocol, "10.244.1.9:1000", "10.96.0.10:53", "10.244.1.1:5353"), tt.edit)
+			f := entryOf(t, c, tt.protocol).flow
+			if f.State != tt.want || f.Finished() != tt.finished {
+				t.Errorf("state %q, finished %v; want %q, %v", f.State, f.Finished(), tt.want, tt.finished)
 			}
 		})
 	}

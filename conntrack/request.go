@@ -18,6 +18,7 @@ const (
 	ctaTupleOrig  = 1
 	ctaTupleReply = 2
 	ctaStatus     = 3
+	ctaProtoInfo  = 4
 	ctaID         = 12
 	ctaZone       = 18
 	ctaFilter     = 25 // since Linux 5.8
@@ -34,6 +35,10 @@ const (
 	ctaProtoNum     = 1
 	ctaProtoSrcPort = 2
 	ctaProtoDstPort = 3
+
+	ctaProtoInfoTCP   = 1
+	ctaProtoInfoSCTP  = 3
+	ctaProtoInfoState = 1 // of TCP and of SCTP
 
 	// Bits of ctaStatus, from enum ip_conntrack_status.
 	statusSeenReply = 1 << 1
