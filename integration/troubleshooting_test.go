@@ -248,7 +248,7 @@ var (
 	expires = regexp.MustCompile(`for 10\d\d\d s more`)
 	// flush is the commit that deletes the tables, in the output of watch.
 	flush     = regexp.MustCompile(`(?m)^.*-table 2\n(  .*\n)*`)
-	commit    = regexp.MustCompile(`\S+ generation \d+ by (.*) \(pid \d+\)`)
+	commit    = regexp.MustCompile(`\S+ generation \d+ by (.*) \((?:pid|thread) \d+\)`)
 	left      = regexp.MustCompile(`expires 2h59m\S+`)
 	timestamp = regexp.MustCompile(`generation \d+ at \S+`)
 	port      = regexp.MustCompile(`\b198\.51\.100\.7:[345]\d{4}\b`)

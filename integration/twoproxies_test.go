@@ -84,8 +84,8 @@ func testTwoProxiesThatDiffer(t *testing.T) {
 	stop := keepDialingAt(t, f.lab.Client, faultAddress+":80")
 	second := f.startSecond(t, "--masquerade-all")
 	first.Says(t, contestLine)
-	if log := first.Output(); !strings.Contains(log, "by kube-proxy (pid ") {
-		t.Errorf("the log does not name the other program; see Backend.lastForeignCommit:\n%s", log)
+	if log, other := first.Output(), fmt.Sprintf("by kube-proxy (pid %d)", second.Cmd.Process.Pid); !strings.Contains(log, other) {
+		t.Errorf("the log does not have %q; see Backend.lastForeignCommit:\n%s", other, log)
 	}
 	began, before := time.Now(), procstat.ProcessorTimeOf(t, first.Cmd.Process.Pid)
 	time.Sleep(3 * time.Second)

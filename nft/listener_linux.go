@@ -5,6 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"os"
+	"strconv"
+	"strings"
 	"sync/atomic"
 
 	"github.com/nftproxy/nftproxy/internal/netlinkattr"
@@ -16,10 +19,13 @@ import (
 type Notice struct {
 	// Generation is the ruleset's number after the commit.
 	Generation uint32
-	// PID is the id, in the initial PID namespace, of the thread that committed. In a Go program that is often not the id
-	// of the process.
+	// TID is the id, in the initial PID namespace, of the thread that committed. The kernel tells of the thread alone.
+	TID uint32
+	// PID is the id of the thread's process, from /proc/TID. It is 0 if the thread has ended before the notice was read, or
+	// if /proc is not that of the initial PID namespace, as in a container without hostPID.
 	PID uint32
-	// Process is the name of that thread, at most 15 bytes. In most programs it is the program's name.
+	// Process is the name of the process, at most 15 bytes; where PID is 0, the name of the thread, which in most programs
+	// is the same.
 	Process string
 	// Lost says that notices were lost, because more came than the socket holds. The other fields are empty then.
 	Lost bool
@@ -30,7 +36,16 @@ func (n Notice) String() string {
 	if n.Lost {
 		return "notices were lost"
 	}
-	return fmt.Sprintf("generation %d by %s (pid %d)", n.Generation, n.Process, n.PID)
+	return fmt.Sprintf("generation %d by %s", n.Generation, n.Who())
+}
+
+// Who returns the process that committed, as in "nft (pid 4711)". Where the process is not known, it is the thread, as in
+// "nft (thread 4711)".
+func (n Notice) Who() string {
+	if n.PID == 0 {
+		return fmt.Sprintf("%s (thread %d)", n.Process, n.TID)
+	}
+	return fmt.Sprintf("%s (pid %d)", n.Process, n.PID)
 }
 
 // Listener hears of each commit to the nf_tables of one network namespace, whoever makes it. It hears of them between
@@ -100,7 +115,9 @@ func (l *Listener) next(ctx context.Context, other func(reply)) (n Notice, err e
 		err := l.socket.receiveUntil(ctx, noDeadline, func(r reply) error {
 			if r.Type == unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_NEWGEN {
 				ended = true
-				return decodeAttributes(r.Data, n.take)
+				err := decodeAttributes(r.Data, n.take)
+				n.findProcess()
+				return err
 			}
 			other(r)
 			return nil
@@ -122,11 +139,45 @@ func (n *Notice) take(typ uint16, b []byte) (err error) {
 	case unix.NFTA_GEN_ID:
 		n.Generation, err = netlinkattr.Uint32(b)
 	case unix.NFTA_GEN_PROC_PID:
-		n.PID, err = netlinkattr.Uint32(b)
+		n.TID, err = netlinkattr.Uint32(b)
 	case unix.NFTA_GEN_PROC_NAME:
 		n.Process = netlinkattr.Text(b)
 	}
 	return err
+}
+
+// initialPIDNamespace is the target of /proc/self/ns/pid in the initial PID namespace: its inode has a fixed number,
+// PROC_PID_INIT_INO of linux/proc_ns.h.
+const initialPIDNamespace = "pid:[4026531836]"
+
+// findProcess fills in the process of the thread. The thread may have ended, and its id may belong to another one by now,
+// so the name has to be the same.
+func (n *Notice) findProcess() {
+	if namespace, err := os.Readlink("/proc/self/ns/pid"); err != nil || namespace != initialPIDNamespace {
+		return
+	}
+	if commOf(n.TID) != n.Process {
+		return
+	}
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", n.TID))
+	if err != nil {
+		return
+	}
+	_, after, _ := strings.Cut(string(status), "\nTgid:\t")
+	text, _, _ := strings.Cut(after, "\n")
+	pid, err := strconv.ParseUint(text, 10, 32)
+	if err != nil {
+		return
+	}
+	if name := commOf(uint32(pid)); name != "" {
+		n.PID, n.Process = uint32(pid), name
+	}
+}
+
+// commOf returns the name of a thread; empty if it has ended.
+func commOf(tid uint32) string {
+	comm, _ := os.ReadFile(fmt.Sprintf("/proc/%d/comm", tid))
+	return strings.TrimSuffix(string(comm), "\n")
 }
 
 // Close closes the listener. A Next that waits ends with net.ErrClosed.

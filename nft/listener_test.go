@@ -6,7 +6,8 @@ import (
 	"fmt"
 	"net"
 	"os"
-	"path/filepath"
+	"runtime"
+	"strings"
 	"testing"
 	"time"
 
@@ -79,20 +80,24 @@ func testListenerNoticesCommits(t *testing.T) {
 	} {
 		runNft(t, command+"\n", "-f", "-")
 		n := next(t, l)
-		if want := generation(t, c); n.Generation != want || n.Process != "nft" || n.PID == 0 || n.Lost {
-			t.Errorf("%s: noticed %+v, want generation %d by nft", command, n, want)
+		if want := generation(t, c); n.Generation != want || n.Process != "nft" || n.TID == 0 || n.PID != 0 || n.Lost {
+			t.Errorf("%s: noticed %+v, want generation %d by the thread of an nft that has ended", command, n, want)
 		}
 		checkSilence(t, l)
 	}
 
-	// Our own commits, of which the name is known.
-	comm, err := os.ReadFile(fmt.Sprintf("/proc/self/task/%d/comm", unix.Gettid()))
+	// Our own commits, by a thread with a name and a number of its own.
+	comm, err := os.ReadFile("/proc/self/comm")
 	if err != nil {
 		t.Fatal(err)
 	}
-	commitAll(t, c, Diff(nil, everything(FamilyIP)))
-	if n := next(t, l); n.PID != uint32(unix.Gettid()) || n.Process+"\n" != string(comm) || n.Generation != generation(t, c) {
-		t.Errorf("noticed %+v, want thread %d of %s", n, unix.Gettid(), filepath.Base(os.Args[0]))
+	tid := commitInNamedThread(t, c, Diff(nil, everything(FamilyIP)))
+	n, own := next(t, l), strings.TrimSpace(string(comm))
+	if n.PID != uint32(os.Getpid()) || n.Process != own || n.TID != tid || n.Generation != generation(t, c) {
+		t.Errorf("noticed %+v, want process %d, %s", n, os.Getpid(), own)
+	}
+	if got, want := n.String(), fmt.Sprintf("generation %d by %s (pid %d)", n.Generation, own, os.Getpid()); got != want {
+		t.Errorf("%q, want %q", got, want)
 	}
 
 	// Unheard while it has left.
@@ -119,6 +124,32 @@ func testListenerNoticesCommits(t *testing.T) {
 		t.Error("deleting what is not there was no error")
 	}
 	checkSilence(t, l)
+}
+
+// commitInNamedThread commits in another thread than the process's first one. It gives the thread a name and returns its
+// id. The thread lives as long as the test.
+func commitInNamedThread(t *testing.T, c *Conn, tx Transaction) (tid uint32) {
+	t.Helper()
+	committed, over := make(chan error), make(chan struct{})
+	t.Cleanup(func() { close(over) })
+	go func() {
+		runtime.LockOSThread() // for good: the thread ends with the goroutine, and its name with it
+		if unix.Gettid() == os.Getpid() {
+			committed <- errors.New("this is the first thread")
+			return
+		}
+		tid = uint32(unix.Gettid())
+		err := os.WriteFile(fmt.Sprintf("/proc/self/task/%d/comm", tid), []byte("committer"), 0)
+		if err == nil {
+			_, err = c.Commit(context.Background(), tx)
+		}
+		committed <- err
+		<-over
+	}()
+	if err := <-committed; err != nil {
+		t.Fatal(err)
+	}
+	return tid
 }
 
 func testListenerWhoseNoticesDoNotFitSaysSo(t *testing.T) {

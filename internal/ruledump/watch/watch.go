@@ -27,10 +27,12 @@ type Change struct {
 	Time time.Time `json:"time"`
 	// Generation is the kernel's count of commits.
 	Generation uint32 `json:"generation"`
-	// Process is the name of the thread that committed, at most 15 bytes.
+	// Process is the name of the process that committed, at most 15 bytes; where PID is 0, the name of its thread.
 	Process string `json:"process"`
-	// PID is the id of that thread.
-	PID uint32 `json:"pid"`
+	// PID is the id of that process. It is 0 if the process has ended, or if /proc is not that of the initial PID namespace.
+	PID uint32 `json:"pid,omitempty"`
+	// TID is the id of the thread that committed, in the initial PID namespace.
+	TID uint32 `json:"tid"`
 	// Foreign says that the process does not have the proxy's name.
 	Foreign bool `json:"foreign"`
 	// Lost says that parts of this and perhaps of other commits were lost, because they were larger than a socket holds.
@@ -65,7 +67,7 @@ func Watch(ctx context.Context, conn *nft.Conn, o Options, tell func(*Change) er
 		case err != nil:
 			return err
 		}
-		c.Time, c.Generation, c.Process, c.PID, c.Lost = time.Now().UTC(), notice.Generation, notice.Process, notice.PID, notice.Lost
+		c.Time, c.Generation, c.Process, c.PID, c.TID, c.Lost = time.Now().UTC(), notice.Generation, notice.Process, notice.PID, notice.TID, notice.Lost
 		c.Foreign = !notice.Lost && notice.Process != o.Proxy
 		if len(c.Counts) == 0 && !c.Lost {
 			continue
@@ -93,7 +95,7 @@ func (c *Change) add(a nft.Announcement, maxParts int) {
 // Text prints the change for people.
 func (c *Change) Text(w io.Writer, s colour.Scheme) error {
 	var b strings.Builder
-	who := fmt.Sprintf("%s (pid %d)", c.Process, c.PID)
+	who := nft.Notice{Process: c.Process, PID: c.PID, TID: c.TID}.Who()
 	switch {
 	case c.Lost:
 		who = "unknown: announcements were lost"
