@@ -3,6 +3,7 @@ package model
 import (
 	"net/netip"
 	"reflect"
+	"strings"
 	"testing"
 )
 
@@ -15,6 +16,37 @@ func TestServicePortEqual(t *testing.T) {
 			if changed.Equal(&ServicePort{}) || !changed.Equal(&changed) {
 				t.Errorf("field %s does not count", kind.Field(i).Name)
 			}
+		}
+	})
+	t.Run("of labels and annotations only the named ones count for EqualFor", func(t *testing.T) {
+		keys := ServiceKeys{Labels: []string{"tier"}, Annotations: []string{"weight"}}
+		port := func(labels, annotations map[string]string) *ServicePort {
+			return &ServicePort{ServiceLabels: labels, ServiceAnnotations: annotations}
+		}
+		type texts = map[string]string
+		base := port(texts{"tier": "front"}, texts{"weight": "3"})
+		for _, tt := range []struct {
+			name  string
+			other *ServicePort
+			want  bool
+		}{
+			{"the same", port(texts{"tier": "front"}, texts{"weight": "3"}), true},
+			{"others differ", port(texts{"tier": "front", "x": "y"}, texts{"weight": "3", "x": "y"}), true},
+			{"another label", port(texts{"tier": "back"}, texts{"weight": "3"}), false},
+			{"another annotation", port(texts{"tier": "front"}, texts{"weight": "4"}), false},
+			{"no label", port(nil, texts{"weight": "3"}), false},
+			{"an empty one instead of none", port(texts{"tier": "front"}, texts{"weight": ""}), false},
+		} {
+			if got := base.EqualFor(tt.other, keys); got != tt.want {
+				t.Errorf("%s: %t", tt.name, got)
+			}
+		}
+		if a, b := port(texts{"tier": ""}, nil), port(nil, nil); a.EqualFor(b, keys) {
+			t.Error("an empty label is said to equal none")
+		}
+		var none *ServicePort
+		if !none.EqualFor(nil, keys) || none.EqualFor(base, keys) || base.EqualFor(nil, keys) {
+			t.Error("nil equals a port, or does not equal nil")
 		}
 	})
 	t.Run("nil equals nil alone", func(t *testing.T) {
@@ -37,6 +69,10 @@ func set(t *testing.T, name string, field reflect.Value) {
 		field.SetUint(1)
 	case reflect.Int64:
 		field.SetInt(1)
+	case reflect.String:
+		field.SetString("x")
+	case reflect.Map:
+		field.Set(reflect.ValueOf(map[string]string{"key": "value"}))
 	case reflect.Struct:
 		switch v := field.Addr().Interface().(type) {
 		case *PortID:
@@ -56,14 +92,18 @@ func TestServicePortAddresses(t *testing.T) {
 		kind := reflect.TypeFor[ServicePort]()
 		for i := range kind.NumField() {
 			field := kind.Field(i)
-			if field.Type.Kind() != reflect.Slice {
+			var port ServicePort
+			list := reflect.ValueOf(&port).Elem().Field(i)
+			switch {
+			case field.Type == reflect.TypeFor[map[string]string]():
+				list.Set(reflect.ValueOf(map[string]string{"key": strings.Repeat("x", 3*64)}))
+			case field.Type.Kind() == reflect.Slice:
+				expectFixedSize(t, field.Name, field.Type.Elem())
+				list.Set(reflect.MakeSlice(field.Type, 3, 3))
+			default:
 				expectFixedSize(t, field.Name, field.Type)
 				continue
 			}
-			expectFixedSize(t, field.Name, field.Type.Elem())
-			var port ServicePort
-			list := reflect.ValueOf(&port).Elem().Field(i)
-			list.Set(reflect.MakeSlice(field.Type, 3, 3))
 			if got := port.Addresses(); got != 3 {
 				t.Errorf("%s with 3 elements counts as %d: add it to Addresses", field.Name, got)
 			}
@@ -72,11 +112,14 @@ func TestServicePortAddresses(t *testing.T) {
 }
 
 // expectFixedSize fails for a type whose values can differ in size: whoever sends them can fill a client's memory.
-// The names in a PortID have a limit of their own.
+// The names in a PortID, an EndpointInfo and an AppProtocol have limits of their own.
 func expectFixedSize(t *testing.T, name string, kind reflect.Type) {
 	t.Helper()
 	switch kind {
-	case reflect.TypeFor[PortID](), reflect.TypeFor[netip.Addr](), reflect.TypeFor[netip.AddrPort](), reflect.TypeFor[netip.Prefix]():
+	case reflect.TypeFor[PortID](), reflect.TypeFor[EndpointInfo](), reflect.TypeFor[netip.Addr](), reflect.TypeFor[netip.AddrPort](), reflect.TypeFor[netip.Prefix]():
+		return
+	}
+	if name == "AppProtocol" {
 		return
 	}
 	switch kind.Kind() {

@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"slices"
 	"time"
+	"unique"
 )
 
 // PortID names one port of one Service in one IP family.
@@ -65,6 +66,38 @@ func (p TrafficPolicy) String() string {
 	return "Cluster"
 }
 
+// ServiceType is how a Service is meant to be reached. What has to be done for it is in the other fields of a
+// ServicePort. The zero value is an unknown type.
+type ServiceType uint8
+
+// The types of a Service that has a ClusterIP (core/v1 ServiceType).
+const (
+	TypeClusterIP ServiceType = iota + 1
+	TypeNodePort
+	TypeLoadBalancer
+)
+
+// String returns "ClusterIP", "NodePort" or "LoadBalancer", Kubernetes' own spelling, and "" for an unknown type.
+func (t ServiceType) String() string {
+	switch t {
+	case TypeClusterIP:
+		return "ClusterIP"
+	case TypeNodePort:
+		return "NodePort"
+	case TypeLoadBalancer:
+		return "LoadBalancer"
+	}
+	return ""
+}
+
+// ServiceKeys names labels and annotations of Services by their keys.
+type ServiceKeys struct {
+	Labels, Annotations []string
+}
+
+// Empty reports whether k names nothing.
+func (k ServiceKeys) Empty() bool { return len(k.Labels) == 0 && len(k.Annotations) == 0 }
+
 // ServicePort is one port of one Service in one IP family, with the endpoints for this node. All
 // addresses are of the family in ID. Lists are sorted, have no duplicates, and are nil
 // if empty, so two equal ServicePorts are equal field by field.
@@ -111,6 +144,18 @@ type ServicePort struct {
 	// NotServing holds the endpoints that EndpointSlices list while none serves: existing flows to them may
 	// stay until one serves. It is nil if Serving is not, and for protocols other than UDP.
 	NotServing []netip.AddrPort
+
+	// What follows does not matter to a backend that forwards packets, and to one that forwards requests. A client of a
+	// node-local server has it, and a tracker with the option Details; otherwise it is unset.
+
+	// AppProtocol is the application protocol of the port, such as "http" or "kubernetes.io/h2c"; empty if the Service
+	// does not say (spec.ports[].appProtocol).
+	AppProtocol string
+	// ServiceType is the type of the Service (spec.type).
+	ServiceType ServiceType
+	// ServiceLabels and ServiceAnnotations are those of the Service. A client of a node-local server has the ones that it
+	// asked for by key. The maps are shared: nobody may modify them.
+	ServiceLabels, ServiceAnnotations map[string]string
 }
 
 // KeepsFlow reports whether an existing UDP flow to an endpoint may stay: the endpoint serves; or it is listed, and none
@@ -125,11 +170,19 @@ func contains(list []netip.AddrPort, endpoint netip.AddrPort) bool {
 	return found
 }
 
-// Addresses counts the elements of all lists of p. An endpoint in two lists counts twice. Whoever limits what
-// other programs can make it keep counts with it.
+// Addresses counts the elements of all lists of p. An endpoint in two lists counts twice. Each 64 bytes of labels and
+// annotations count as one address. Whoever limits what other programs can make it keep counts with it.
 func (p *ServicePort) Addresses() int {
 	return len(p.ExternalIPs) + len(p.LoadBalancerIPs) + len(p.LoadBalancerSourceRanges) +
-		len(p.Cluster) + len(p.Local) + len(p.Serving) + len(p.NotServing)
+		len(p.Cluster) + len(p.Local) + len(p.Serving) + len(p.NotServing) +
+		(bytesOf(p.ServiceLabels)+bytesOf(p.ServiceAnnotations))/64
+}
+
+func bytesOf(values map[string]string) (n int) {
+	for key, value := range values {
+		n += len(key) + len(value)
+	}
+	return n
 }
 
 // Endpoint is a backend to which a connection can be sent, such as a pod.
@@ -139,7 +192,43 @@ type Endpoint struct {
 	// Local says that the endpoint is on this node, Remote that it is on another one. With
 	// neither set its slice names no node, and it may be on this one.
 	Local, Remote bool
+	// Info is what forwarding packets does not need, like the last fields of ServicePort.
+	Info EndpointInfo
 }
+
+// EndpointInfo describes an endpoint. It takes as little memory as a pointer, and two with the same content are ==. The
+// zero value knows nothing.
+type EndpointInfo struct{ handle unique.Handle[endpointTexts] }
+
+type endpointTexts struct{ hostname, zone string }
+
+// NewEndpointInfo returns the EndpointInfo with a host name and a zone; either may be empty.
+func NewEndpointInfo(hostname, zone string) EndpointInfo {
+	if hostname == "" && zone == "" {
+		return EndpointInfo{}
+	}
+	return EndpointInfo{unique.Make(endpointTexts{hostname, zone})}
+}
+
+func (i EndpointInfo) texts() endpointTexts {
+	if i == (EndpointInfo{}) {
+		return endpointTexts{}
+	}
+	return i.handle.Value()
+}
+
+// Hostname returns the pod's host name within its Service, as DNS has it; most pods have none (EndpointSlice
+// endpoints[].hostname).
+func (i EndpointInfo) Hostname() string { return i.texts().hostname }
+
+// Zone returns the zone that the endpoint is in, and "" if its slice does not say (EndpointSlice endpoints[].zone).
+func (i EndpointInfo) Zone() string { return i.texts().zone }
+
+// Equal is ==, for programs that compare by reflection.
+func (i EndpointInfo) Equal(other EndpointInfo) bool { return i == other }
+
+// String returns host name and zone.
+func (i EndpointInfo) String() string { return i.Hostname() + "@" + i.Zone() }
 
 // CompareEndpoints orders endpoints by address and port.
 func CompareEndpoints(a, b Endpoint) int {

@@ -136,6 +136,48 @@ func kernelDiffers(ctx context.Context, c *nft.Conn, b *Backend) error {
 	return nil
 }
 
+// What only forwarders of requests read is no work for the kernel.
+func TestBackendSyncDetails(t *testing.T) {
+	commits := 0
+	b, err := NewBackend(namespaceConn(t), compiler.Default(), Hooks{OnCommit: func(nft.CommitStats) { commits++ }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	port := randomPort(rand.New(rand.NewPCG(1, 0)))
+	port.Cluster = []model.Endpoint{{AddrPort: netip.AddrPortFrom(port.ClusterIP.Next(), 8080)}}
+	changes := &model.Changes{Full: true, Node: &model.Node{Name: "node-1"}, ServiceCIDRsChanged: true, Ports: map[model.PortID]*model.ServicePort{port.ID: port}}
+	if err := b.Sync(t.Context(), changes); err != nil {
+		t.Fatal(err)
+	}
+	before := commits
+	for name, edit := range map[string]func(*model.ServicePort){
+		"an application protocol": func(p *model.ServicePort) { p.AppProtocol = "http" },
+		"a type":                  func(p *model.ServicePort) { p.ServiceType = model.TypeLoadBalancer },
+		"labels":                  func(p *model.ServicePort) { p.ServiceLabels = map[string]string{"tier": "front"} },
+		"annotations":             func(p *model.ServicePort) { p.ServiceAnnotations = map[string]string{"weight": "3"} },
+		"a zone": func(p *model.ServicePort) {
+			p.Cluster = slices.Clone(p.Cluster)
+			p.Cluster[0].Info = model.NewEndpointInfo("web-0", "zone-a")
+		},
+	} {
+		changed := *port
+		if edit(&changed); changed.Equal(port) {
+			t.Fatalf("%s: the port did not change", name)
+		}
+		if err := b.Sync(t.Context(), &model.Changes{Ports: map[model.PortID]*model.ServicePort{port.ID: &changed}}); err != nil {
+			t.Fatal(err)
+		}
+		if commits != before {
+			t.Errorf("%s: the kernel was sent a change", name)
+			before = commits
+		}
+	}
+	port.Port++
+	if err := b.Sync(t.Context(), &model.Changes{Ports: map[model.PortID]*model.ServicePort{port.ID: port}}); err != nil || commits == before {
+		t.Errorf("another port number: %v, and the kernel was sent nothing", err)
+	}
+}
+
 // Many Services with one endpoint count have a set of their own, which comes and goes with their number.
 func TestBackendSyncChainSets(t *testing.T) {
 	const many, few = 1000, 500 // compiler: chainSetFrom, chainSetUntil

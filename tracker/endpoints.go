@@ -14,6 +14,7 @@ type candidate struct {
 	*hint
 	// local and remote say that it is on this node, or on another. Neither is set if the slice names no node.
 	local, remote bool
+	info          model.EndpointInfo
 	// hintsThisNode says that one of the hint's nodes is this one.
 	hintsThisNode bool
 
@@ -53,16 +54,18 @@ func gather(into []candidate, id model.PortID, slices []*endpointSlice, node str
 				continue
 			}
 			for i := range slice.endpoints {
-				into = append(into, slice.candidate(&slice.endpoints[i], port.number, this))
+				into = append(into, slice.candidate(i, port.number, this))
 			}
 		}
 	}
 	return into
 }
 
-// candidate returns an endpoint of s as the node with the code this sees it.
-func (s *endpointSlice) candidate(e *sliceEndpoint, port uint16, this nodeCode) candidate {
+// candidate returns the endpoint of s at i as the node with the code this sees it.
+func (s *endpointSlice) candidate(i int, port uint16, this nodeCode) candidate {
+	e := &s.endpoints[i]
 	c := candidate{
+		info:     s.infoOf(i),
 		addrPort: netip.AddrPortFrom(s.addrOf(e), port),
 		hint:     s.hintOf(e),
 		local:    e.node != noNode && e.node == this,
@@ -167,7 +170,7 @@ func pick(candidates []candidate, wanted func(candidate) bool) []model.Endpoint 
 	list := make([]model.Endpoint, 0, count)
 	for _, c := range candidates {
 		if wanted(c) {
-			list = append(list, model.Endpoint{AddrPort: c.addrPort, Local: c.local, Remote: c.remote})
+			list = append(list, model.Endpoint{AddrPort: c.addrPort, Local: c.local, Remote: c.remote, Info: c.info})
 		}
 	}
 	return list

@@ -11,6 +11,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	"k8s.io/utils/ptr"
+
 	"github.com/nftproxy/nftproxy/model"
 )
 
@@ -68,6 +70,9 @@ func parseService(obj *corev1.Service, options *Options) *service {
 	}
 	addrs := s.parseAddresses(obj)
 	base := s.parsePolicies(obj)
+	if options.Details {
+		addDetails(&base, obj)
+	}
 	for i := range obj.Spec.Ports {
 		field := indexed("spec.ports", i)
 		port, ok := s.parsePort(&base, &obj.Spec.Ports[i], field)
@@ -178,6 +183,13 @@ func (s *service) parsePort(base *model.ServicePort, port *corev1.ServicePort, f
 	p.ID.Port, p.ID.Protocol = port.Name, protocol
 	p.Port = uint16(port.Port)
 	p.NodePort = s.optionalPort(port.NodePort, field+".nodePort")
+	if name := ptr.Deref(port.AppProtocol, ""); p.ServiceType != 0 && name != "" {
+		if sendable(name, maxAppProtocol) {
+			p.AppProtocol = name
+		} else {
+			s.skips.add(ReasonMalformed, field+".appProtocol", fmt.Sprintf("%.20q", name), errors.New("not a qualified name"))
+		}
+	}
 	return p, true
 }
 

@@ -33,6 +33,8 @@ type endpointSlice struct {
 type sliceDetails struct {
 	// hints holds the different hints of the endpoints.
 	hints []hint
+	// infos holds what Options.Details keeps of each endpoint, up to the last one of which there is something.
+	infos []model.EndpointInfo
 	skips skipList
 }
 
@@ -94,6 +96,23 @@ func (s *endpointSlice) hintOf(e *sliceEndpoint) *hint {
 
 var noHint hint
 
+// keepInfo keeps what is known of the endpoint that is parsed next.
+func (s *endpointSlice) keepInfo(info model.EndpointInfo) {
+	if info == (model.EndpointInfo{}) {
+		return
+	}
+	missing := len(s.endpoints) - len(s.infos)
+	s.infos = append(append(s.infos, make([]model.EndpointInfo, missing)...), info)
+}
+
+// infoOf returns what is kept of the endpoint at i.
+func (s *endpointSlice) infoOf(i int) model.EndpointInfo {
+	if i < len(s.infos) {
+		return s.infos[i]
+	}
+	return model.EndpointInfo{}
+}
+
 // codeOf returns the code of a node in s, noNode if no endpoint names it.
 func (s *endpointSlice) codeOf(node string) nodeCode {
 	if i, found := slices.BinarySearch(s.nodes, node); found {
@@ -106,7 +125,7 @@ func (s *endpointSlice) equal(other *endpointSlice) bool {
 	return s.name == other.name && s.serviceName == other.serviceName && s.family == other.family &&
 		slices.Equal(s.ports, other.ports) &&
 		slices.Equal(s.nodes, other.nodes) && slices.Equal(s.endpoints, other.endpoints) &&
-		slices.EqualFunc(s.hints, other.hints, hint.equal) &&
+		slices.EqualFunc(s.hints, other.hints, hint.equal) && slices.Equal(s.infos, other.infos) &&
 		slices.Equal(s.skips, other.skips)
 }
 
@@ -122,16 +141,16 @@ func compareSlices(a, b *endpointSlice) int {
 // parseSlice reads an EndpointSlice. It never fails: it leaves out invalid parts and lists them in
 // skips. A slice that no proxy uses (headless, FQDN, without a Service) has no service in the result.
 // nodes are the nodes that count; nil means all that the slice names.
-func parseSlice(obj *discoveryv1.EndpointSlice, nodes []string) *endpointSlice {
+func parseSlice(obj *discoveryv1.EndpointSlice, nodes []string, details bool) *endpointSlice {
 	s := &endpointSlice{name: objectName{obj.Namespace, obj.Name}, sliceDetails: &sliceDetails{}}
-	s.parse(obj, nodes)
-	if len(s.hints) == 0 && len(s.skips) == 0 {
+	s.parse(obj, nodes, details)
+	if len(s.hints) == 0 && len(s.infos) == 0 && len(s.skips) == 0 {
 		s.sliceDetails = &noDetails
 	}
 	return s
 }
 
-func (s *endpointSlice) parse(obj *discoveryv1.EndpointSlice, nodes []string) {
+func (s *endpointSlice) parse(obj *discoveryv1.EndpointSlice, nodes []string, details bool) {
 	if _, headless := obj.Labels[corev1.IsHeadlessService]; headless || obj.Labels[discoveryv1.LabelServiceName] == "" {
 		return
 	}
@@ -152,7 +171,7 @@ func (s *endpointSlice) parse(obj *discoveryv1.EndpointSlice, nodes []string) {
 	if nodes == nil {
 		s.nodes = nodesIn(obj.Endpoints)
 	}
-	s.parseEndpoints(obj.Endpoints)
+	s.parseEndpoints(obj.Endpoints, details)
 }
 
 func (s *endpointSlice) parsePorts(ports []discoveryv1.EndpointPort) {
@@ -176,7 +195,7 @@ func (s *endpointSlice) parsePorts(ports []discoveryv1.EndpointPort) {
 	}
 }
 
-func (s *endpointSlice) parseEndpoints(endpoints []discoveryv1.Endpoint) {
+func (s *endpointSlice) parseEndpoints(endpoints []discoveryv1.Endpoint, details bool) {
 	if len(endpoints) > 0 {
 		s.endpoints = make([]sliceEndpoint, 0, len(endpoints))
 	}
@@ -196,6 +215,9 @@ func (s *endpointSlice) parseEndpoints(endpoints []discoveryv1.Endpoint) {
 		if model.FamilyOf(addr) != s.family {
 			s.skips.add(ReasonWrongFamily, indexed("endpoints", i)+".addresses[0]", text, nil)
 			continue
+		}
+		if details {
+			s.keepInfo(infoOf(endpoint))
 		}
 		s.endpoints = append(s.endpoints, s.parseEndpoint(addr, endpoint))
 	}

@@ -15,7 +15,7 @@ func TestSliceZones(t *testing.T) {
 		for i := range 100 {
 			endpoints = append(endpoints, hintZones(pod(fmt.Sprint("10.0.0.", i+1), ""), []string{"a", "b"}[i%2]))
 		}
-		s := parseSlice(sliceOf(endpoints...), []string{thisNode})
+		s := parseSlice(sliceOf(endpoints...), []string{thisNode}, false)
 		if want := []hint{{zones: []string{"a"}}, {zones: []string{"b"}}}; !reflect.DeepEqual(s.hints, want) {
 			t.Errorf("kept %v, want %v", s.hints, want)
 		}

@@ -29,6 +29,14 @@ type Options struct {
 	// ServiceProxyName makes the Tracker take exactly the Services whose label
 	// LabelServiceProxyName has this value. Empty means those without the label.
 	ServiceProxyName string
+	// Details makes the Tracker keep what forwarding packets does not need: of a ServicePort AppProtocol, ServiceType,
+	// ServiceLabels and ServiceAnnotations, of an Endpoint Info. Left out are the annotation
+	// kubectl.kubernetes.io/last-applied-configuration, values of more than 4,096 bytes, and what of one Service's labels, or
+	// annotations, exceeds 32 KiB, in the order of their keys.
+	Details bool
+	// ServiceKeys are the labels and annotations whose changes Changes and Take report, with Details. ServicePorts have
+	// all that are kept, but are up to date in these only. View.Select is the same for a View.
+	ServiceKeys model.ServiceKeys
 	// IgnoreExternalIPs leaves out the externalIPs of all Services. Otherwise everybody who may
 	// create a Service can claim any address (CVE-2020-8554).
 	// It is kube-proxy's feature gate AllowServiceExternalIPs, turned off.
@@ -107,6 +115,7 @@ func New(options Options) *Tracker {
 	}
 	if options.NodeName != "" || !options.EveryNode {
 		t.own = t.newView(options.NodeName)
+		t.own.keys = options.ServiceKeys
 	}
 	return t
 }
@@ -155,7 +164,7 @@ func (t *Tracker) SetEndpointSlice(obj *discoveryv1.EndpointSlice) {
 	if obj == nil || t.nameless(KindEndpointSlice, obj.Name) {
 		return
 	}
-	parsed := parseSlice(obj, t.nodes)
+	parsed := parseSlice(obj, t.nodes, t.options.Details)
 
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -35,6 +35,8 @@ type View struct {
 	ranges []netip.Prefix
 	// resumed is the revision that the view began with; 0 for none.
 	resumed uint64
+	// keys are the labels and annotations whose changes count.
+	keys model.ServiceKeys
 }
 
 func (t *Tracker) newView(node string) *View {
@@ -67,6 +69,21 @@ func (t *Tracker) View(node string, resume uint64) *View {
 	}
 	v.signal()
 	return v
+}
+
+// Select makes the view report changes of the labels and annotations with these keys, with [Options.Details]. It must be
+// called before the first Take. A view that resumes must select what the earlier one did.
+func (v *View) Select(keys model.ServiceKeys) {
+	v.tracker.mu.Lock()
+	defer v.tracker.mu.Unlock()
+	v.keys = keys
+}
+
+// NodeKnown reports whether the Tracker has, or had since this View exists, a Node object for the view.
+func (v *View) NodeKnown() bool {
+	v.tracker.mu.Lock()
+	defer v.tracker.mu.Unlock()
+	return v.tracker.known[v.name] != nil
 }
 
 // Serves reports whether View may be called for a node.
@@ -220,7 +237,7 @@ func (v *View) takePorts(changes *model.Changes) (times []time.Time) {
 	for id, old := range lost {
 		if now, is := changes.Ports[id]; !is {
 			changes.Ports[id] = nil
-		} else if now != nil && now.Equal(old) {
+		} else if now != nil && now.EqualFor(old, v.keys) {
 			delete(changes.Ports, id)
 		}
 	}
@@ -261,7 +278,7 @@ func (v *View) recompute(e *entry, changed map[model.PortID]*model.ServicePort) 
 	}
 	for _, port := range now.list() {
 		j, found := findPort(old.list(), port.ID)
-		if found && (old.ports[j] == port || old.ports[j].Equal(port)) {
+		if found && old.ports[j].EqualFor(port, v.keys) {
 			continue
 		}
 		changed[port.ID] = port

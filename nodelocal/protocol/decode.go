@@ -18,6 +18,21 @@ var ErrUnknownValue = errors.New("perhaps of a later version of the API")
 // maxName is how long a name in a PortID may be, in bytes: Kubernetes allows no longer ones (RFC 1123 subdomain).
 const maxName = 253
 
+// What a client may ask for in ServiceKeys.
+const (
+	// MaxKeys is how many labels, and how many annotations.
+	MaxKeys = 16
+	// MaxKey is how long a key may be, in bytes: a qualified name of Kubernetes.
+	MaxKey = 317
+)
+
+const (
+	// maxValue is how long the value of a label or an annotation may be, in bytes.
+	maxValue = 4096
+	// maxInfo is how long the host name and the zone of an endpoint may be, in bytes (RFC 1123 label, label value).
+	maxInfo = 63
+)
+
 // DecodeID is the inverse of EncodeID. It is an error if the message names no Service or has a name of more than 253
 // bytes, and ErrUnknownValue if the client does not know the protocol or the IP family.
 func DecodeID(id *nodelocalv1.PortID) (model.PortID, error) {
@@ -82,11 +97,49 @@ func DecodePort(port *nodelocalv1.ServicePort) (*model.ServicePort, error) {
 		LocalTerminating:         port.GetLocalTerminating(),
 		Serving:                  d.addrPorts("serving", port.GetServing()),
 		NotServing:               d.addrPorts("not_serving", port.GetNotServing()),
+		AppProtocol:              d.text("app_protocol", port.GetAppProtocol(), MaxKey),
+		ServiceType:              serviceType(port.GetServiceType()),
+		ServiceLabels:            d.values("service_labels", port.GetServiceLabels()),
+		ServiceAnnotations:       d.values("service_annotations", port.GetServiceAnnotations()),
 	}
 	if d.err != nil {
 		return nil, fmt.Errorf("port %s: %w", id, d.err)
 	}
 	return out, nil
+}
+
+// serviceType returns a type. One of a later version is unknown: what has to be done for it is in the other fields.
+func serviceType(t nodelocalv1.ServiceType) model.ServiceType {
+	if _, known := nodelocalv1.ServiceType_name[int32(t)]; !known {
+		return 0
+	}
+	return model.ServiceType(t)
+}
+
+// DecodeKeys is the inverse of EncodeKeys. It is an error if there are more than MaxKeys of a kind, or one has more than
+// MaxKey bytes or none.
+func DecodeKeys(keys *nodelocalv1.ServiceKeys) (model.ServiceKeys, error) {
+	out := model.ServiceKeys{Labels: keys.GetLabels(), Annotations: keys.GetAnnotations()}
+	return out, CheckKeys(out)
+}
+
+// CheckKeys returns an error if a client may not ask for the keys: if there are more than MaxKeys of a kind, or one has
+// more than MaxKey bytes or none.
+func CheckKeys(keys model.ServiceKeys) error {
+	for _, f := range []struct {
+		name string
+		keys []string
+	}{{"labels", keys.Labels}, {"annotations", keys.Annotations}} {
+		if n := len(f.keys); n > MaxKeys {
+			return fmt.Errorf("%s: %d keys, at most %d are possible", f.name, n, MaxKeys)
+		}
+		for i, key := range f.keys {
+			if len(key) == 0 || len(key) > MaxKey {
+				return fmt.Errorf("%s[%d]: a key of %d bytes, 1 to %d are possible", f.name, i, len(key), MaxKey)
+			}
+		}
+	}
+	return nil
 }
 
 // DecodeNode is the inverse of EncodeNode.
@@ -176,6 +229,28 @@ func (d *decoder) prefixes(field string, texts []string) (out []netip.Prefix) {
 	return sortedSet(out, netip.Prefix.Compare)
 }
 
+func (d *decoder) text(field, text string, maxBytes int) string {
+	if len(text) > maxBytes {
+		d.fail(field, fmt.Errorf("%d bytes, at most %d are possible", len(text), maxBytes))
+	}
+	return text
+}
+
+// values returns labels or annotations, nil if there are none.
+func (d *decoder) values(field string, values map[string]string) map[string]string {
+	if len(values) > MaxKeys {
+		d.fail(field, fmt.Errorf("%d values, at most %d are possible", len(values), MaxKeys))
+	}
+	for key, value := range values {
+		d.text(field+" key", key, MaxKey)
+		d.text(field+" value", value, maxValue)
+	}
+	if len(values) == 0 {
+		return nil
+	}
+	return values
+}
+
 func (d *decoder) port(field string, number uint32, least uint32) uint16 {
 	if number < least || number > math.MaxUint16 {
 		d.fail(field, fmt.Errorf("%d is not %d to %d", number, least, math.MaxUint16))
@@ -204,6 +279,7 @@ func (d *decoder) endpoints(field string, list []*nodelocalv1.Endpoint) []model.
 			AddrPort: netip.AddrPortFrom(d.addr(field, e.GetAddress()), d.port(field, e.GetPort(), 1)),
 			Local:    e.GetPlacement() == nodelocalv1.Placement_PLACEMENT_LOCAL,
 			Remote:   e.GetPlacement() == nodelocalv1.Placement_PLACEMENT_REMOTE,
+			Info:     model.NewEndpointInfo(d.text(field+".hostname", e.GetHostname(), maxInfo), d.text(field+".zone", e.GetZone(), maxInfo)),
 		}
 	}
 	return endpointSet(out)

@@ -40,7 +40,19 @@ func EncodePort(port *model.ServicePort) *nodelocalv1.ServicePort {
 		LocalTerminating:         port.LocalTerminating,
 		Serving:                  encodeAddrPorts(port.Serving),
 		NotServing:               encodeAddrPorts(port.NotServing),
+		AppProtocol:              port.AppProtocol,
+		ServiceType:              nodelocalv1.ServiceType(port.ServiceType),
+		ServiceLabels:            port.ServiceLabels,
+		ServiceAnnotations:       port.ServiceAnnotations,
 	}
+}
+
+// EncodeKeys returns the message for ServiceKeys, nil if they name nothing.
+func EncodeKeys(keys model.ServiceKeys) *nodelocalv1.ServiceKeys {
+	if keys.Empty() {
+		return nil
+	}
+	return &nodelocalv1.ServiceKeys{Labels: keys.Labels, Annotations: keys.Annotations}
 }
 
 // EncodeNode returns the message for a Node.
@@ -69,7 +81,7 @@ func encodeEndpoints(list []model.Endpoint) []*nodelocalv1.Endpoint {
 	}
 	out := make([]*nodelocalv1.Endpoint, len(list))
 	for i, e := range list {
-		out[i] = &nodelocalv1.Endpoint{Address: e.AddrPort.Addr().String(), Port: uint32(e.AddrPort.Port()), Placement: placementOf(e)}
+		out[i] = &nodelocalv1.Endpoint{Address: e.AddrPort.Addr().String(), Port: uint32(e.AddrPort.Port()), Placement: placementOf(e), Hostname: e.Info.Hostname(), Zone: e.Info.Zone()}
 	}
 	return out
 }

@@ -31,6 +31,12 @@ func notZero(t *testing.T, path string, v reflect.Value) {
 		v.Set(reflect.ValueOf(model.SCTP))
 	case model.Family:
 		v.Set(reflect.ValueOf(model.IPv6))
+	case map[string]string:
+		v.Set(reflect.ValueOf(map[string]string{"example.com/key": "value"}))
+	case model.ServiceType:
+		v.Set(reflect.ValueOf(model.TypeLoadBalancer))
+	case model.EndpointInfo:
+		v.Set(reflect.ValueOf(model.NewEndpointInfo("web-0", "zone-a")))
 	case model.TrafficPolicy:
 		v.Set(reflect.ValueOf(model.PolicyLocal))
 	case netip.Addr:
@@ -80,7 +86,8 @@ func testEncodeKeepsEveryField(t *testing.T) {
 	var full model.ServicePort
 	notZero(t, "ServicePort", reflect.ValueOf(&full).Elem())
 	// An endpoint is at one place.
-	for _, place := range []model.Endpoint{{Local: true}, {Remote: true}, {}} {
+	info := model.NewEndpointInfo("web-0", "zone-a")
+	for _, place := range []model.Endpoint{{Local: true}, {Remote: true}, {}, {Info: info}, {Info: model.NewEndpointInfo("", "zone-a")}} {
 		t.Run(fmt.Sprintf("a port with everything, endpoints %+v", place), func(t *testing.T) {
 			port := full
 			for _, list := range []*[]model.Endpoint{&port.Cluster, &port.Local} {
@@ -102,8 +109,8 @@ func testEncodeKeepsEveryField(t *testing.T) {
 	})
 	t.Run("an endpoint has no field but these", func(t *testing.T) {
 		// The places above stand in for a value of each field.
-		if n := reflect.TypeFor[model.Endpoint]().NumField(); n != 3 {
-			t.Errorf("%d fields, want AddrPort, Local and Remote: send the new one, and extend this test", n)
+		if n := reflect.TypeFor[model.Endpoint]().NumField(); n != 4 {
+			t.Errorf("%d fields, want AddrPort, Local, Remote and Info: send the new one, and extend this test", n)
 		}
 	})
 }

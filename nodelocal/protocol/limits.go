@@ -12,7 +12,8 @@ type Limits struct {
 	// Ports is how many ports a batch may set and delete together, continuations not counted.
 	Ports int
 	// Addresses is how many addresses the ports of a batch may have: endpoints in all lists, external and load
-	// balancer addresses, source ranges (model.ServicePort.Addresses). Ports that are left out do not count.
+	// balancer addresses, source ranges (model.ServicePort.Addresses), which also counts labels and annotations. Ports that are left
+	// out do not count.
 	Addresses int
 	// Bytes is how long a batch may be on the wire.
 	Bytes int

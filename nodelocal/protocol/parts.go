@@ -16,8 +16,8 @@ import (
 const PartSize = 1 << 20
 
 // maxEndpoints is how many endpoints are in one message of a port; more are in continuations. An endpoint with an IPv6
-// address takes up to 50 bytes.
-const maxEndpoints = 10_000
+// address takes up to 180 bytes with host name and zone.
+const maxEndpoints = 5_000
 
 // Update is a part of a batch as it goes over the wire. Each field of it is a message that is encoded already, so
 // that one encoding of a port serves all clients.
@@ -36,15 +36,49 @@ const (
 // Field is one or more fields of an Update, encoded.
 type Field []byte
 
-// SetField encodes a port, with its continuations if its lists are long: each Field is at most PartSize long.
+// SetField encodes a port, with its continuations if its lists are long: each Field is at most PartSize long. It leaves
+// out labels and annotations, in which clients differ; AddKeys adds them.
 func SetField(port *model.ServicePort) []Field {
 	message := EncodePort(port)
+	message.ServiceLabels, message.ServiceAnnotations = nil, nil
 	if len(port.Cluster)+len(port.Local)+len(port.Serving)+len(port.NotServing) <= maxEndpoints {
 		return []Field{field(fieldSet, message)}
 	}
 	var out []Field
 	for message := range continuations(message) {
 		out = append(out, field(fieldSet, message))
+	}
+	return out
+}
+
+// AddKeys returns fields, which SetField returned for the port, with those labels and annotations of its Service that
+// keys names. It does not modify fields.
+func AddKeys(fields []Field, port *model.ServicePort, keys model.ServiceKeys) []Field {
+	more := &nodelocalv1.ServicePort{ServiceLabels: valuesAt(keys.Labels, port.ServiceLabels), ServiceAnnotations: valuesAt(keys.Annotations, port.ServiceAnnotations)}
+	if len(more.ServiceLabels) == 0 && len(more.ServiceAnnotations) == 0 {
+		return fields
+	}
+	// Fields that follow a message belong to it.
+	_, _, tag := protowire.ConsumeTag(fields[0])
+	body, _ := protowire.ConsumeBytes(fields[0][tag:])
+	body, err := proto.MarshalOptions{}.MarshalAppend(slices.Clip(body), more)
+	if err != nil {
+		return fields // a text that is not UTF-8, as in field
+	}
+	first := protowire.AppendTag(nil, fieldSet, protowire.BytesType)
+	return append([]Field{protowire.AppendBytes(first, body)}, fields[1:]...)
+}
+
+// valuesAt returns the values at the keys that there are.
+func valuesAt(keys []string, all map[string]string) map[string]string {
+	var out map[string]string
+	for _, key := range keys {
+		if value, has := all[key]; has {
+			if out == nil {
+				out = make(map[string]string, len(keys))
+			}
+			out[key] = value
+		}
 	}
 	return out
 }

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -59,6 +60,7 @@ func genEndpoints(t *rapid.T, name string, family model.Family) []model.Endpoint
 		case 1:
 			e.Remote = true
 		}
+		e.Info = model.NewEndpointInfo(rapid.SampledFrom([]string{"", "web-0"}).Draw(t, "hostname"), rapid.SampledFrom([]string{"", "zone-a", "zone-b"}).Draw(t, "zone"))
 		list = append(list, e)
 	}
 	return list
@@ -99,8 +101,23 @@ func genPort(t *rapid.T, id model.PortID) *model.ServicePort {
 		LocalTerminating:         rapid.Bool().Draw(t, "terminating"),
 		Serving:                  genAddrPorts(t, "serving", id.Family),
 		NotServing:               genAddrPorts(t, "not serving", id.Family),
+		AppProtocol:              rapid.SampledFrom([]string{"", "http", "kubernetes.io/h2c"}).Draw(t, "application protocol"),
+		ServiceType:              rapid.SampledFrom([]model.ServiceType{0, model.TypeClusterIP, model.TypeNodePort, model.TypeLoadBalancer}).Draw(t, "type"),
+		ServiceLabels:            genValues(t, "labels"),
+		ServiceAnnotations:       genValues(t, "annotations"),
 	}
 	return p
+}
+
+// someKeys has all keys of genValues.
+var someKeys = []string{"tier", "example.com/weight"}
+
+func genValues(t *rapid.T, name string) map[string]string {
+	values := rapid.MapOf(rapid.SampledFrom(someKeys), rapid.SampledFrom([]string{"", "3", "ünï"})).Draw(t, name)
+	if len(values) == 0 {
+		return nil
+	}
+	return values
 }
 
 func genChanges(t *rapid.T) *model.Changes {
@@ -134,7 +151,10 @@ func genChanges(t *rapid.T) *model.Changes {
 func carry(t interface{ Fatal(...any) }, changes *model.Changes) (got *model.Changes, parts int) {
 	var batch protocol.Batch
 	end := protocol.EncodeSync(&nodelocalv1.Position{Instance: "i", Revision: 7}, []time.Time{time.Unix(1_700_000_000, 5)})
-	for part := range protocol.Parts(changes, end, protocol.SetField) {
+	encode := func(port *model.ServicePort) []protocol.Field {
+		return protocol.AddKeys(protocol.SetField(port), port, model.ServiceKeys{Labels: someKeys, Annotations: someKeys})
+	}
+	for part := range protocol.Parts(changes, end, encode) {
 		parts++
 		if len(part) > 2*protocol.PartSize {
 			t.Fatal(fmt.Sprintf("a part of %d bytes", len(part)))
@@ -178,10 +198,11 @@ func TestRoundTrip(t *testing.T) {
 	})
 	t.Run("a port with 100,000 endpoints is split and put together", func(t *testing.T) {
 		id := model.PortID{Namespace: "default", Service: "large", Protocol: model.UDP, Family: model.IPv6}
-		port := &model.ServicePort{ID: id, ClusterIP: netip.MustParseAddr("fd00::1"), Port: 53}
+		port := &model.ServicePort{ID: id, ClusterIP: netip.MustParseAddr("fd00::1"), Port: 53, ServiceLabels: map[string]string{"tier": "dns"}}
+		info := model.NewEndpointInfo(strings.Repeat("h", 63), strings.Repeat("z", 63))
 		for i := range 100_000 {
 			addr := netip.AddrFrom16([16]byte{0: 0xfd, 1: 1, 2: 0xab, 3: 0xcd, 4: 0xab, 5: 0xcd, 6: 0xab, 8: 0xcd, 10: 0xab, 13: byte(i >> 16), 14: byte(i >> 8), 15: byte(i)})
-			port.Cluster = append(port.Cluster, model.Endpoint{AddrPort: netip.AddrPortFrom(addr, 53535), Remote: true})
+			port.Cluster = append(port.Cluster, model.Endpoint{AddrPort: netip.AddrPortFrom(addr, 53535), Remote: true, Info: info})
 			port.Serving = append(port.Serving, netip.AddrPortFrom(addr, 53535))
 			port.NotServing = append(port.NotServing, netip.AddrPortFrom(addr, 53536))
 		}

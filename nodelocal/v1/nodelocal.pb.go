@@ -186,6 +186,61 @@ func (TrafficPolicy) EnumDescriptor() ([]byte, []int) {
 	return file_nodelocal_v1_nodelocal_proto_rawDescGZIP(), []int{2}
 }
 
+// ServiceType is how a Service is meant to be reached (Service spec.type). What has to be done for it is in the other
+// fields of its ports.
+type ServiceType int32
+
+const (
+	// The server does not say: it is older than this field, or the type is newer than the server.
+	ServiceType_SERVICE_TYPE_UNSPECIFIED   ServiceType = 0
+	ServiceType_SERVICE_TYPE_CLUSTER_IP    ServiceType = 1
+	ServiceType_SERVICE_TYPE_NODE_PORT     ServiceType = 2
+	ServiceType_SERVICE_TYPE_LOAD_BALANCER ServiceType = 3
+)
+
+// Enum value maps for ServiceType.
+var (
+	ServiceType_name = map[int32]string{
+		0: "SERVICE_TYPE_UNSPECIFIED",
+		1: "SERVICE_TYPE_CLUSTER_IP",
+		2: "SERVICE_TYPE_NODE_PORT",
+		3: "SERVICE_TYPE_LOAD_BALANCER",
+	}
+	ServiceType_value = map[string]int32{
+		"SERVICE_TYPE_UNSPECIFIED":   0,
+		"SERVICE_TYPE_CLUSTER_IP":    1,
+		"SERVICE_TYPE_NODE_PORT":     2,
+		"SERVICE_TYPE_LOAD_BALANCER": 3,
+	}
+)
+
+func (x ServiceType) Enum() *ServiceType {
+	p := new(ServiceType)
+	*p = x
+	return p
+}
+
+func (x ServiceType) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (ServiceType) Descriptor() protoreflect.EnumDescriptor {
+	return file_nodelocal_v1_nodelocal_proto_enumTypes[3].Descriptor()
+}
+
+func (ServiceType) Type() protoreflect.EnumType {
+	return &file_nodelocal_v1_nodelocal_proto_enumTypes[3]
+}
+
+func (x ServiceType) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use ServiceType.Descriptor instead.
+func (ServiceType) EnumDescriptor() ([]byte, []int) {
+	return file_nodelocal_v1_nodelocal_proto_rawDescGZIP(), []int{3}
+}
+
 // Placement says where an endpoint is (EndpointSlice endpoints[].nodeName).
 type Placement int32
 
@@ -223,11 +278,11 @@ func (x Placement) String() string {
 }
 
 func (Placement) Descriptor() protoreflect.EnumDescriptor {
-	return file_nodelocal_v1_nodelocal_proto_enumTypes[3].Descriptor()
+	return file_nodelocal_v1_nodelocal_proto_enumTypes[4].Descriptor()
 }
 
 func (Placement) Type() protoreflect.EnumType {
-	return &file_nodelocal_v1_nodelocal_proto_enumTypes[3]
+	return &file_nodelocal_v1_nodelocal_proto_enumTypes[4]
 }
 
 func (x Placement) Number() protoreflect.EnumNumber {
@@ -236,7 +291,7 @@ func (x Placement) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Placement.Descriptor instead.
 func (Placement) EnumDescriptor() ([]byte, []int) {
-	return file_nodelocal_v1_nodelocal_proto_rawDescGZIP(), []int{3}
+	return file_nodelocal_v1_nodelocal_proto_rawDescGZIP(), []int{4}
 }
 
 // WatchRequest says what to watch.
@@ -246,7 +301,9 @@ type WatchRequest struct {
 	Node string `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
 	// The position of the last batch that the client has received in full, for this node. Unset if there is none,
 	// or if the client does not have that state any more.
-	LastSeen      *Position `protobuf:"bytes,2,opt,name=last_seen,json=lastSeen,proto3" json:"last_seen,omitempty"`
+	LastSeen *Position `protobuf:"bytes,2,opt,name=last_seen,json=lastSeen,proto3" json:"last_seen,omitempty"`
+	// Which labels and annotations of Services the client wants. Unset means none.
+	ServiceKeys   *ServiceKeys `protobuf:"bytes,3,opt,name=service_keys,json=serviceKeys,proto3" json:"service_keys,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -295,11 +352,20 @@ func (x *WatchRequest) GetLastSeen() *Position {
 	return nil
 }
 
+func (x *WatchRequest) GetServiceKeys() *ServiceKeys {
+	if x != nil {
+		return x.ServiceKeys
+	}
+	return nil
+}
+
 // GetRequest says what to get.
 type GetRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The name of the Node object (RFC 1123 subdomain, at most 253 bytes).
-	Node          string `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
+	Node string `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
+	// Which labels and annotations of Services the client wants. Unset means none.
+	ServiceKeys   *ServiceKeys `protobuf:"bytes,2,opt,name=service_keys,json=serviceKeys,proto3" json:"service_keys,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -341,6 +407,70 @@ func (x *GetRequest) GetNode() string {
 	return ""
 }
 
+func (x *GetRequest) GetServiceKeys() *ServiceKeys {
+	if x != nil {
+		return x.ServiceKeys
+	}
+	return nil
+}
+
+// ServiceKeys names labels and annotations of Services: at most 16 of each, each a key that Kubernetes would accept (a qualified
+// name of at most 317 bytes). Services without such a key are sent all the same.
+type ServiceKeys struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Keys of Service metadata.labels.
+	Labels []string `protobuf:"bytes,1,rep,name=labels,proto3" json:"labels,omitempty"`
+	// Keys of Service metadata.annotations. A server does not know kubectl.kubernetes.io/last-applied-configuration, nor a
+	// value of more than 4,096 bytes.
+	Annotations   []string `protobuf:"bytes,2,rep,name=annotations,proto3" json:"annotations,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ServiceKeys) Reset() {
+	*x = ServiceKeys{}
+	mi := &file_nodelocal_v1_nodelocal_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ServiceKeys) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ServiceKeys) ProtoMessage() {}
+
+func (x *ServiceKeys) ProtoReflect() protoreflect.Message {
+	mi := &file_nodelocal_v1_nodelocal_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ServiceKeys.ProtoReflect.Descriptor instead.
+func (*ServiceKeys) Descriptor() ([]byte, []int) {
+	return file_nodelocal_v1_nodelocal_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *ServiceKeys) GetLabels() []string {
+	if x != nil {
+		return x.Labels
+	}
+	return nil
+}
+
+func (x *ServiceKeys) GetAnnotations() []string {
+	if x != nil {
+		return x.Annotations
+	}
+	return nil
+}
+
 // Position names a state that one server has sent.
 type Position struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -354,7 +484,7 @@ type Position struct {
 
 func (x *Position) Reset() {
 	*x = Position{}
-	mi := &file_nodelocal_v1_nodelocal_proto_msgTypes[2]
+	mi := &file_nodelocal_v1_nodelocal_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -366,7 +496,7 @@ func (x *Position) String() string {
 func (*Position) ProtoMessage() {}
 
 func (x *Position) ProtoReflect() protoreflect.Message {
-	mi := &file_nodelocal_v1_nodelocal_proto_msgTypes[2]
+	mi := &file_nodelocal_v1_nodelocal_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -379,7 +509,7 @@ func (x *Position) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Position.ProtoReflect.Descriptor instead.
 func (*Position) Descriptor() ([]byte, []int) {
-	return file_nodelocal_v1_nodelocal_proto_rawDescGZIP(), []int{2}
+	return file_nodelocal_v1_nodelocal_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *Position) GetInstance() string {
@@ -417,7 +547,7 @@ type Update struct {
 
 func (x *Update) Reset() {
 	*x = Update{}
-	mi := &file_nodelocal_v1_nodelocal_proto_msgTypes[3]
+	mi := &file_nodelocal_v1_nodelocal_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -429,7 +559,7 @@ func (x *Update) String() string {
 func (*Update) ProtoMessage() {}
 
 func (x *Update) ProtoReflect() protoreflect.Message {
-	mi := &file_nodelocal_v1_nodelocal_proto_msgTypes[3]
+	mi := &file_nodelocal_v1_nodelocal_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -442,7 +572,7 @@ func (x *Update) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Update.ProtoReflect.Descriptor instead.
 func (*Update) Descriptor() ([]byte, []int) {
-	return file_nodelocal_v1_nodelocal_proto_rawDescGZIP(), []int{3}
+	return file_nodelocal_v1_nodelocal_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *Update) GetFull() bool {
@@ -497,14 +627,17 @@ type Sync struct {
 	// the EndpointSlice controller, and are meant for the metric of the network programming latency alone. An event
 	// of which the EndpointSlice has no time, or from before the server or the watch began, has none. Servers of
 	// before this field send none.
-	TriggerTimes  []*timestamppb.Timestamp `protobuf:"bytes,2,rep,name=trigger_times,json=triggerTimes,proto3" json:"trigger_times,omitempty"`
+	TriggerTimes []*timestamppb.Timestamp `protobuf:"bytes,2,rep,name=trigger_times,json=triggerTimes,proto3" json:"trigger_times,omitempty"`
+	// What is probably a mistake in how the client is set up, in words for its log, such as a node of which the server knows
+	// no Node object. Empty if there is nothing to say. Each batch has it for as long as it holds.
+	Warning       string `protobuf:"bytes,3,opt,name=warning,proto3" json:"warning,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Sync) Reset() {
 	*x = Sync{}
-	mi := &file_nodelocal_v1_nodelocal_proto_msgTypes[4]
+	mi := &file_nodelocal_v1_nodelocal_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -516,7 +649,7 @@ func (x *Sync) String() string {
 func (*Sync) ProtoMessage() {}
 
 func (x *Sync) ProtoReflect() protoreflect.Message {
-	mi := &file_nodelocal_v1_nodelocal_proto_msgTypes[4]
+	mi := &file_nodelocal_v1_nodelocal_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -529,7 +662,7 @@ func (x *Sync) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Sync.ProtoReflect.Descriptor instead.
 func (*Sync) Descriptor() ([]byte, []int) {
-	return file_nodelocal_v1_nodelocal_proto_rawDescGZIP(), []int{4}
+	return file_nodelocal_v1_nodelocal_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *Sync) GetPosition() *Position {
@@ -544,6 +677,13 @@ func (x *Sync) GetTriggerTimes() []*timestamppb.Timestamp {
 		return x.TriggerTimes
 	}
 	return nil
+}
+
+func (x *Sync) GetWarning() string {
+	if x != nil {
+		return x.Warning
+	}
+	return ""
 }
 
 // Node is what a backend needs to know of the node.
@@ -566,7 +706,7 @@ type Node struct {
 
 func (x *Node) Reset() {
 	*x = Node{}
-	mi := &file_nodelocal_v1_nodelocal_proto_msgTypes[5]
+	mi := &file_nodelocal_v1_nodelocal_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -578,7 +718,7 @@ func (x *Node) String() string {
 func (*Node) ProtoMessage() {}
 
 func (x *Node) ProtoReflect() protoreflect.Message {
-	mi := &file_nodelocal_v1_nodelocal_proto_msgTypes[5]
+	mi := &file_nodelocal_v1_nodelocal_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -591,7 +731,7 @@ func (x *Node) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Node.ProtoReflect.Descriptor instead.
 func (*Node) Descriptor() ([]byte, []int) {
-	return file_nodelocal_v1_nodelocal_proto_rawDescGZIP(), []int{5}
+	return file_nodelocal_v1_nodelocal_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Node) GetName() string {
@@ -633,7 +773,7 @@ type ServiceCIDRs struct {
 
 func (x *ServiceCIDRs) Reset() {
 	*x = ServiceCIDRs{}
-	mi := &file_nodelocal_v1_nodelocal_proto_msgTypes[6]
+	mi := &file_nodelocal_v1_nodelocal_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -645,7 +785,7 @@ func (x *ServiceCIDRs) String() string {
 func (*ServiceCIDRs) ProtoMessage() {}
 
 func (x *ServiceCIDRs) ProtoReflect() protoreflect.Message {
-	mi := &file_nodelocal_v1_nodelocal_proto_msgTypes[6]
+	mi := &file_nodelocal_v1_nodelocal_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -658,7 +798,7 @@ func (x *ServiceCIDRs) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ServiceCIDRs.ProtoReflect.Descriptor instead.
 func (*ServiceCIDRs) Descriptor() ([]byte, []int) {
-	return file_nodelocal_v1_nodelocal_proto_rawDescGZIP(), []int{6}
+	return file_nodelocal_v1_nodelocal_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *ServiceCIDRs) GetCidrs() []string {
@@ -687,7 +827,7 @@ type PortID struct {
 
 func (x *PortID) Reset() {
 	*x = PortID{}
-	mi := &file_nodelocal_v1_nodelocal_proto_msgTypes[7]
+	mi := &file_nodelocal_v1_nodelocal_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -699,7 +839,7 @@ func (x *PortID) String() string {
 func (*PortID) ProtoMessage() {}
 
 func (x *PortID) ProtoReflect() protoreflect.Message {
-	mi := &file_nodelocal_v1_nodelocal_proto_msgTypes[7]
+	mi := &file_nodelocal_v1_nodelocal_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -712,7 +852,7 @@ func (x *PortID) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PortID.ProtoReflect.Descriptor instead.
 func (*PortID) Descriptor() ([]byte, []int) {
-	return file_nodelocal_v1_nodelocal_proto_rawDescGZIP(), []int{7}
+	return file_nodelocal_v1_nodelocal_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *PortID) GetNamespace() string {
@@ -795,14 +935,23 @@ type ServicePort struct {
 	// The endpoints that EndpointSlices list while none serves: existing flows to them may stay until one serves. Filled for UDP
 	// only, and only if serving is empty. Servers of before this field send none: flows of a port without serving endpoints then
 	// have no endpoint to stay with.
-	NotServing    []*AddressPort `protobuf:"bytes,17,rep,name=not_serving,json=notServing,proto3" json:"not_serving,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	NotServing []*AddressPort `protobuf:"bytes,17,rep,name=not_serving,json=notServing,proto3" json:"not_serving,omitempty"`
+	// The application protocol of the port, such as "http", "kubernetes.io/h2c" or "example.com/own"; empty if the Service does
+	// not say (Service spec.ports[].appProtocol).
+	AppProtocol string `protobuf:"bytes,18,opt,name=app_protocol,json=appProtocol,proto3" json:"app_protocol,omitempty"`
+	// The type of the Service (Service spec.type).
+	ServiceType ServiceType `protobuf:"varint,19,opt,name=service_type,json=serviceType,proto3,enum=nftproxy.nodelocal.v1.ServiceType" json:"service_type,omitempty"`
+	// Those labels of the Service that the client asked for (Service metadata.labels).
+	ServiceLabels map[string]string `protobuf:"bytes,20,rep,name=service_labels,json=serviceLabels,proto3" json:"service_labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	// Those annotations of the Service that the client asked for (Service metadata.annotations).
+	ServiceAnnotations map[string]string `protobuf:"bytes,21,rep,name=service_annotations,json=serviceAnnotations,proto3" json:"service_annotations,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	unknownFields      protoimpl.UnknownFields
+	sizeCache          protoimpl.SizeCache
 }
 
 func (x *ServicePort) Reset() {
 	*x = ServicePort{}
-	mi := &file_nodelocal_v1_nodelocal_proto_msgTypes[8]
+	mi := &file_nodelocal_v1_nodelocal_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -814,7 +963,7 @@ func (x *ServicePort) String() string {
 func (*ServicePort) ProtoMessage() {}
 
 func (x *ServicePort) ProtoReflect() protoreflect.Message {
-	mi := &file_nodelocal_v1_nodelocal_proto_msgTypes[8]
+	mi := &file_nodelocal_v1_nodelocal_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -827,7 +976,7 @@ func (x *ServicePort) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ServicePort.ProtoReflect.Descriptor instead.
 func (*ServicePort) Descriptor() ([]byte, []int) {
-	return file_nodelocal_v1_nodelocal_proto_rawDescGZIP(), []int{8}
+	return file_nodelocal_v1_nodelocal_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *ServicePort) GetId() *PortID {
@@ -949,21 +1098,53 @@ func (x *ServicePort) GetNotServing() []*AddressPort {
 	return nil
 }
 
+func (x *ServicePort) GetAppProtocol() string {
+	if x != nil {
+		return x.AppProtocol
+	}
+	return ""
+}
+
+func (x *ServicePort) GetServiceType() ServiceType {
+	if x != nil {
+		return x.ServiceType
+	}
+	return ServiceType_SERVICE_TYPE_UNSPECIFIED
+}
+
+func (x *ServicePort) GetServiceLabels() map[string]string {
+	if x != nil {
+		return x.ServiceLabels
+	}
+	return nil
+}
+
+func (x *ServicePort) GetServiceAnnotations() map[string]string {
+	if x != nil {
+		return x.ServiceAnnotations
+	}
+	return nil
+}
+
 // Endpoint is where a connection can be sent.
 type Endpoint struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// An IP address of the port's family.
 	Address string `protobuf:"bytes,1,opt,name=address,proto3" json:"address,omitempty"`
 	// 1 to 65535.
-	Port          uint32    `protobuf:"varint,2,opt,name=port,proto3" json:"port,omitempty"`
-	Placement     Placement `protobuf:"varint,3,opt,name=placement,proto3,enum=nftproxy.nodelocal.v1.Placement" json:"placement,omitempty"`
+	Port      uint32    `protobuf:"varint,2,opt,name=port,proto3" json:"port,omitempty"`
+	Placement Placement `protobuf:"varint,3,opt,name=placement,proto3,enum=nftproxy.nodelocal.v1.Placement" json:"placement,omitempty"`
+	// The pod's host name within its Service, as DNS has it; empty for most (EndpointSlice endpoints[].hostname).
+	Hostname string `protobuf:"bytes,4,opt,name=hostname,proto3" json:"hostname,omitempty"`
+	// The zone that the endpoint is in; empty if the EndpointSlice does not say (EndpointSlice endpoints[].zone).
+	Zone          string `protobuf:"bytes,5,opt,name=zone,proto3" json:"zone,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Endpoint) Reset() {
 	*x = Endpoint{}
-	mi := &file_nodelocal_v1_nodelocal_proto_msgTypes[9]
+	mi := &file_nodelocal_v1_nodelocal_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -975,7 +1156,7 @@ func (x *Endpoint) String() string {
 func (*Endpoint) ProtoMessage() {}
 
 func (x *Endpoint) ProtoReflect() protoreflect.Message {
-	mi := &file_nodelocal_v1_nodelocal_proto_msgTypes[9]
+	mi := &file_nodelocal_v1_nodelocal_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -988,7 +1169,7 @@ func (x *Endpoint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Endpoint.ProtoReflect.Descriptor instead.
 func (*Endpoint) Descriptor() ([]byte, []int) {
-	return file_nodelocal_v1_nodelocal_proto_rawDescGZIP(), []int{9}
+	return file_nodelocal_v1_nodelocal_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Endpoint) GetAddress() string {
@@ -1012,6 +1193,20 @@ func (x *Endpoint) GetPlacement() Placement {
 	return Placement_PLACEMENT_UNSPECIFIED
 }
 
+func (x *Endpoint) GetHostname() string {
+	if x != nil {
+		return x.Hostname
+	}
+	return ""
+}
+
+func (x *Endpoint) GetZone() string {
+	if x != nil {
+		return x.Zone
+	}
+	return ""
+}
+
 // AddressPort is an IP address and a port on it.
 type AddressPort struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1025,7 +1220,7 @@ type AddressPort struct {
 
 func (x *AddressPort) Reset() {
 	*x = AddressPort{}
-	mi := &file_nodelocal_v1_nodelocal_proto_msgTypes[10]
+	mi := &file_nodelocal_v1_nodelocal_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1037,7 +1232,7 @@ func (x *AddressPort) String() string {
 func (*AddressPort) ProtoMessage() {}
 
 func (x *AddressPort) ProtoReflect() protoreflect.Message {
-	mi := &file_nodelocal_v1_nodelocal_proto_msgTypes[10]
+	mi := &file_nodelocal_v1_nodelocal_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1050,7 +1245,7 @@ func (x *AddressPort) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddressPort.ProtoReflect.Descriptor instead.
 func (*AddressPort) Descriptor() ([]byte, []int) {
-	return file_nodelocal_v1_nodelocal_proto_rawDescGZIP(), []int{10}
+	return file_nodelocal_v1_nodelocal_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *AddressPort) GetAddress() string {
@@ -1071,13 +1266,18 @@ var File_nodelocal_v1_nodelocal_proto protoreflect.FileDescriptor
 
 const file_nodelocal_v1_nodelocal_proto_rawDesc = "" +
 	"\n" +
-	"\x1cnodelocal/v1/nodelocal.proto\x12\x15nftproxy.nodelocal.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"`\n" +
+	"\x1cnodelocal/v1/nodelocal.proto\x12\x15nftproxy.nodelocal.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\xa7\x01\n" +
 	"\fWatchRequest\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12<\n" +
-	"\tlast_seen\x18\x02 \x01(\v2\x1f.nftproxy.nodelocal.v1.PositionR\blastSeen\" \n" +
+	"\tlast_seen\x18\x02 \x01(\v2\x1f.nftproxy.nodelocal.v1.PositionR\blastSeen\x12E\n" +
+	"\fservice_keys\x18\x03 \x01(\v2\".nftproxy.nodelocal.v1.ServiceKeysR\vserviceKeys\"g\n" +
 	"\n" +
 	"GetRequest\x12\x12\n" +
-	"\x04node\x18\x01 \x01(\tR\x04node\"B\n" +
+	"\x04node\x18\x01 \x01(\tR\x04node\x12E\n" +
+	"\fservice_keys\x18\x02 \x01(\v2\".nftproxy.nodelocal.v1.ServiceKeysR\vserviceKeys\"G\n" +
+	"\vServiceKeys\x12\x16\n" +
+	"\x06labels\x18\x01 \x03(\tR\x06labels\x12 \n" +
+	"\vannotations\x18\x02 \x03(\tR\vannotations\"B\n" +
 	"\bPosition\x12\x1a\n" +
 	"\binstance\x18\x01 \x01(\tR\binstance\x12\x1a\n" +
 	"\brevision\x18\x02 \x01(\x04R\brevision\"\xb5\x02\n" +
@@ -1087,10 +1287,11 @@ const file_nodelocal_v1_nodelocal_proto_rawDesc = "" +
 	"\x06delete\x18\x03 \x03(\v2\x1d.nftproxy.nodelocal.v1.PortIDR\x06delete\x12/\n" +
 	"\x04node\x18\x04 \x01(\v2\x1b.nftproxy.nodelocal.v1.NodeR\x04node\x12H\n" +
 	"\rservice_cidrs\x18\x05 \x01(\v2#.nftproxy.nodelocal.v1.ServiceCIDRsR\fserviceCidrs\x12/\n" +
-	"\x04sync\x18\x06 \x01(\v2\x1b.nftproxy.nodelocal.v1.SyncR\x04sync\"\x84\x01\n" +
+	"\x04sync\x18\x06 \x01(\v2\x1b.nftproxy.nodelocal.v1.SyncR\x04sync\"\x9e\x01\n" +
 	"\x04Sync\x12;\n" +
 	"\bposition\x18\x01 \x01(\v2\x1f.nftproxy.nodelocal.v1.PositionR\bposition\x12?\n" +
-	"\rtrigger_times\x18\x02 \x03(\v2\x1a.google.protobuf.TimestampR\ftriggerTimes\"h\n" +
+	"\rtrigger_times\x18\x02 \x03(\v2\x1a.google.protobuf.TimestampR\ftriggerTimes\x12\x18\n" +
+	"\awarning\x18\x03 \x01(\tR\awarning\"h\n" +
 	"\x04Node\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x10\n" +
 	"\x03ips\x18\x02 \x03(\tR\x03ips\x12\x1b\n" +
@@ -1104,7 +1305,8 @@ const file_nodelocal_v1_nodelocal_proto_rawDesc = "" +
 	"\aservice\x18\x02 \x01(\tR\aservice\x12\x12\n" +
 	"\x04port\x18\x03 \x01(\tR\x04port\x12;\n" +
 	"\bprotocol\x18\x04 \x01(\x0e2\x1f.nftproxy.nodelocal.v1.ProtocolR\bprotocol\x125\n" +
-	"\x06family\x18\x05 \x01(\x0e2\x1d.nftproxy.nodelocal.v1.FamilyR\x06family\"\xe7\x06\n" +
+	"\x06family\x18\x05 \x01(\x0e2\x1d.nftproxy.nodelocal.v1.FamilyR\x06family\"\xa5\n" +
+	"\n" +
 	"\vServicePort\x12-\n" +
 	"\x02id\x18\x01 \x01(\v2\x1d.nftproxy.nodelocal.v1.PortIDR\x02id\x12\x1d\n" +
 	"\n" +
@@ -1125,11 +1327,23 @@ const file_nodelocal_v1_nodelocal_proto_rawDesc = "" +
 	"\aserving\x18\x0f \x03(\v2\".nftproxy.nodelocal.v1.AddressPortR\aserving\x12\x1c\n" +
 	"\tcontinued\x18\x10 \x01(\bR\tcontinued\x12C\n" +
 	"\vnot_serving\x18\x11 \x03(\v2\".nftproxy.nodelocal.v1.AddressPortR\n" +
-	"notServing\"x\n" +
+	"notServing\x12!\n" +
+	"\fapp_protocol\x18\x12 \x01(\tR\vappProtocol\x12E\n" +
+	"\fservice_type\x18\x13 \x01(\x0e2\".nftproxy.nodelocal.v1.ServiceTypeR\vserviceType\x12\\\n" +
+	"\x0eservice_labels\x18\x14 \x03(\v25.nftproxy.nodelocal.v1.ServicePort.ServiceLabelsEntryR\rserviceLabels\x12k\n" +
+	"\x13service_annotations\x18\x15 \x03(\v2:.nftproxy.nodelocal.v1.ServicePort.ServiceAnnotationsEntryR\x12serviceAnnotations\x1a@\n" +
+	"\x12ServiceLabelsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1aE\n" +
+	"\x17ServiceAnnotationsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xa8\x01\n" +
 	"\bEndpoint\x12\x18\n" +
 	"\aaddress\x18\x01 \x01(\tR\aaddress\x12\x12\n" +
 	"\x04port\x18\x02 \x01(\rR\x04port\x12>\n" +
-	"\tplacement\x18\x03 \x01(\x0e2 .nftproxy.nodelocal.v1.PlacementR\tplacement\";\n" +
+	"\tplacement\x18\x03 \x01(\x0e2 .nftproxy.nodelocal.v1.PlacementR\tplacement\x12\x1a\n" +
+	"\bhostname\x18\x04 \x01(\tR\bhostname\x12\x12\n" +
+	"\x04zone\x18\x05 \x01(\tR\x04zone\";\n" +
 	"\vAddressPort\x12\x18\n" +
 	"\aaddress\x18\x01 \x01(\tR\aaddress\x12\x12\n" +
 	"\x04port\x18\x02 \x01(\rR\x04port*B\n" +
@@ -1144,7 +1358,12 @@ const file_nodelocal_v1_nodelocal_proto_rawDesc = "" +
 	"\rPROTOCOL_SCTP\x10\x84\x01*E\n" +
 	"\rTrafficPolicy\x12\x1a\n" +
 	"\x16TRAFFIC_POLICY_CLUSTER\x10\x00\x12\x18\n" +
-	"\x14TRAFFIC_POLICY_LOCAL\x10\x01*Q\n" +
+	"\x14TRAFFIC_POLICY_LOCAL\x10\x01*\x84\x01\n" +
+	"\vServiceType\x12\x1c\n" +
+	"\x18SERVICE_TYPE_UNSPECIFIED\x10\x00\x12\x1b\n" +
+	"\x17SERVICE_TYPE_CLUSTER_IP\x10\x01\x12\x1a\n" +
+	"\x16SERVICE_TYPE_NODE_PORT\x10\x02\x12\x1e\n" +
+	"\x1aSERVICE_TYPE_LOAD_BALANCER\x10\x03*Q\n" +
 	"\tPlacement\x12\x19\n" +
 	"\x15PLACEMENT_UNSPECIFIED\x10\x00\x12\x13\n" +
 	"\x0fPLACEMENT_LOCAL\x10\x01\x12\x14\n" +
@@ -1165,54 +1384,63 @@ func file_nodelocal_v1_nodelocal_proto_rawDescGZIP() []byte {
 	return file_nodelocal_v1_nodelocal_proto_rawDescData
 }
 
-var file_nodelocal_v1_nodelocal_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
-var file_nodelocal_v1_nodelocal_proto_msgTypes = make([]protoimpl.MessageInfo, 11)
+var file_nodelocal_v1_nodelocal_proto_enumTypes = make([]protoimpl.EnumInfo, 5)
+var file_nodelocal_v1_nodelocal_proto_msgTypes = make([]protoimpl.MessageInfo, 14)
 var file_nodelocal_v1_nodelocal_proto_goTypes = []any{
 	(Family)(0),                   // 0: nftproxy.nodelocal.v1.Family
 	(Protocol)(0),                 // 1: nftproxy.nodelocal.v1.Protocol
 	(TrafficPolicy)(0),            // 2: nftproxy.nodelocal.v1.TrafficPolicy
-	(Placement)(0),                // 3: nftproxy.nodelocal.v1.Placement
-	(*WatchRequest)(nil),          // 4: nftproxy.nodelocal.v1.WatchRequest
-	(*GetRequest)(nil),            // 5: nftproxy.nodelocal.v1.GetRequest
-	(*Position)(nil),              // 6: nftproxy.nodelocal.v1.Position
-	(*Update)(nil),                // 7: nftproxy.nodelocal.v1.Update
-	(*Sync)(nil),                  // 8: nftproxy.nodelocal.v1.Sync
-	(*Node)(nil),                  // 9: nftproxy.nodelocal.v1.Node
-	(*ServiceCIDRs)(nil),          // 10: nftproxy.nodelocal.v1.ServiceCIDRs
-	(*PortID)(nil),                // 11: nftproxy.nodelocal.v1.PortID
-	(*ServicePort)(nil),           // 12: nftproxy.nodelocal.v1.ServicePort
-	(*Endpoint)(nil),              // 13: nftproxy.nodelocal.v1.Endpoint
-	(*AddressPort)(nil),           // 14: nftproxy.nodelocal.v1.AddressPort
-	(*timestamppb.Timestamp)(nil), // 15: google.protobuf.Timestamp
+	(ServiceType)(0),              // 3: nftproxy.nodelocal.v1.ServiceType
+	(Placement)(0),                // 4: nftproxy.nodelocal.v1.Placement
+	(*WatchRequest)(nil),          // 5: nftproxy.nodelocal.v1.WatchRequest
+	(*GetRequest)(nil),            // 6: nftproxy.nodelocal.v1.GetRequest
+	(*ServiceKeys)(nil),           // 7: nftproxy.nodelocal.v1.ServiceKeys
+	(*Position)(nil),              // 8: nftproxy.nodelocal.v1.Position
+	(*Update)(nil),                // 9: nftproxy.nodelocal.v1.Update
+	(*Sync)(nil),                  // 10: nftproxy.nodelocal.v1.Sync
+	(*Node)(nil),                  // 11: nftproxy.nodelocal.v1.Node
+	(*ServiceCIDRs)(nil),          // 12: nftproxy.nodelocal.v1.ServiceCIDRs
+	(*PortID)(nil),                // 13: nftproxy.nodelocal.v1.PortID
+	(*ServicePort)(nil),           // 14: nftproxy.nodelocal.v1.ServicePort
+	(*Endpoint)(nil),              // 15: nftproxy.nodelocal.v1.Endpoint
+	(*AddressPort)(nil),           // 16: nftproxy.nodelocal.v1.AddressPort
+	nil,                           // 17: nftproxy.nodelocal.v1.ServicePort.ServiceLabelsEntry
+	nil,                           // 18: nftproxy.nodelocal.v1.ServicePort.ServiceAnnotationsEntry
+	(*timestamppb.Timestamp)(nil), // 19: google.protobuf.Timestamp
 }
 var file_nodelocal_v1_nodelocal_proto_depIdxs = []int32{
-	6,  // 0: nftproxy.nodelocal.v1.WatchRequest.last_seen:type_name -> nftproxy.nodelocal.v1.Position
-	12, // 1: nftproxy.nodelocal.v1.Update.set:type_name -> nftproxy.nodelocal.v1.ServicePort
-	11, // 2: nftproxy.nodelocal.v1.Update.delete:type_name -> nftproxy.nodelocal.v1.PortID
-	9,  // 3: nftproxy.nodelocal.v1.Update.node:type_name -> nftproxy.nodelocal.v1.Node
-	10, // 4: nftproxy.nodelocal.v1.Update.service_cidrs:type_name -> nftproxy.nodelocal.v1.ServiceCIDRs
-	8,  // 5: nftproxy.nodelocal.v1.Update.sync:type_name -> nftproxy.nodelocal.v1.Sync
-	6,  // 6: nftproxy.nodelocal.v1.Sync.position:type_name -> nftproxy.nodelocal.v1.Position
-	15, // 7: nftproxy.nodelocal.v1.Sync.trigger_times:type_name -> google.protobuf.Timestamp
-	1,  // 8: nftproxy.nodelocal.v1.PortID.protocol:type_name -> nftproxy.nodelocal.v1.Protocol
-	0,  // 9: nftproxy.nodelocal.v1.PortID.family:type_name -> nftproxy.nodelocal.v1.Family
-	11, // 10: nftproxy.nodelocal.v1.ServicePort.id:type_name -> nftproxy.nodelocal.v1.PortID
-	2,  // 11: nftproxy.nodelocal.v1.ServicePort.internal_policy:type_name -> nftproxy.nodelocal.v1.TrafficPolicy
-	2,  // 12: nftproxy.nodelocal.v1.ServicePort.external_policy:type_name -> nftproxy.nodelocal.v1.TrafficPolicy
-	13, // 13: nftproxy.nodelocal.v1.ServicePort.cluster:type_name -> nftproxy.nodelocal.v1.Endpoint
-	13, // 14: nftproxy.nodelocal.v1.ServicePort.local:type_name -> nftproxy.nodelocal.v1.Endpoint
-	14, // 15: nftproxy.nodelocal.v1.ServicePort.serving:type_name -> nftproxy.nodelocal.v1.AddressPort
-	14, // 16: nftproxy.nodelocal.v1.ServicePort.not_serving:type_name -> nftproxy.nodelocal.v1.AddressPort
-	3,  // 17: nftproxy.nodelocal.v1.Endpoint.placement:type_name -> nftproxy.nodelocal.v1.Placement
-	4,  // 18: nftproxy.nodelocal.v1.NodeLocal.Watch:input_type -> nftproxy.nodelocal.v1.WatchRequest
-	5,  // 19: nftproxy.nodelocal.v1.NodeLocal.Get:input_type -> nftproxy.nodelocal.v1.GetRequest
-	7,  // 20: nftproxy.nodelocal.v1.NodeLocal.Watch:output_type -> nftproxy.nodelocal.v1.Update
-	7,  // 21: nftproxy.nodelocal.v1.NodeLocal.Get:output_type -> nftproxy.nodelocal.v1.Update
-	20, // [20:22] is the sub-list for method output_type
-	18, // [18:20] is the sub-list for method input_type
-	18, // [18:18] is the sub-list for extension type_name
-	18, // [18:18] is the sub-list for extension extendee
-	0,  // [0:18] is the sub-list for field type_name
+	8,  // 0: nftproxy.nodelocal.v1.WatchRequest.last_seen:type_name -> nftproxy.nodelocal.v1.Position
+	7,  // 1: nftproxy.nodelocal.v1.WatchRequest.service_keys:type_name -> nftproxy.nodelocal.v1.ServiceKeys
+	7,  // 2: nftproxy.nodelocal.v1.GetRequest.service_keys:type_name -> nftproxy.nodelocal.v1.ServiceKeys
+	14, // 3: nftproxy.nodelocal.v1.Update.set:type_name -> nftproxy.nodelocal.v1.ServicePort
+	13, // 4: nftproxy.nodelocal.v1.Update.delete:type_name -> nftproxy.nodelocal.v1.PortID
+	11, // 5: nftproxy.nodelocal.v1.Update.node:type_name -> nftproxy.nodelocal.v1.Node
+	12, // 6: nftproxy.nodelocal.v1.Update.service_cidrs:type_name -> nftproxy.nodelocal.v1.ServiceCIDRs
+	10, // 7: nftproxy.nodelocal.v1.Update.sync:type_name -> nftproxy.nodelocal.v1.Sync
+	8,  // 8: nftproxy.nodelocal.v1.Sync.position:type_name -> nftproxy.nodelocal.v1.Position
+	19, // 9: nftproxy.nodelocal.v1.Sync.trigger_times:type_name -> google.protobuf.Timestamp
+	1,  // 10: nftproxy.nodelocal.v1.PortID.protocol:type_name -> nftproxy.nodelocal.v1.Protocol
+	0,  // 11: nftproxy.nodelocal.v1.PortID.family:type_name -> nftproxy.nodelocal.v1.Family
+	13, // 12: nftproxy.nodelocal.v1.ServicePort.id:type_name -> nftproxy.nodelocal.v1.PortID
+	2,  // 13: nftproxy.nodelocal.v1.ServicePort.internal_policy:type_name -> nftproxy.nodelocal.v1.TrafficPolicy
+	2,  // 14: nftproxy.nodelocal.v1.ServicePort.external_policy:type_name -> nftproxy.nodelocal.v1.TrafficPolicy
+	15, // 15: nftproxy.nodelocal.v1.ServicePort.cluster:type_name -> nftproxy.nodelocal.v1.Endpoint
+	15, // 16: nftproxy.nodelocal.v1.ServicePort.local:type_name -> nftproxy.nodelocal.v1.Endpoint
+	16, // 17: nftproxy.nodelocal.v1.ServicePort.serving:type_name -> nftproxy.nodelocal.v1.AddressPort
+	16, // 18: nftproxy.nodelocal.v1.ServicePort.not_serving:type_name -> nftproxy.nodelocal.v1.AddressPort
+	3,  // 19: nftproxy.nodelocal.v1.ServicePort.service_type:type_name -> nftproxy.nodelocal.v1.ServiceType
+	17, // 20: nftproxy.nodelocal.v1.ServicePort.service_labels:type_name -> nftproxy.nodelocal.v1.ServicePort.ServiceLabelsEntry
+	18, // 21: nftproxy.nodelocal.v1.ServicePort.service_annotations:type_name -> nftproxy.nodelocal.v1.ServicePort.ServiceAnnotationsEntry
+	4,  // 22: nftproxy.nodelocal.v1.Endpoint.placement:type_name -> nftproxy.nodelocal.v1.Placement
+	5,  // 23: nftproxy.nodelocal.v1.NodeLocal.Watch:input_type -> nftproxy.nodelocal.v1.WatchRequest
+	6,  // 24: nftproxy.nodelocal.v1.NodeLocal.Get:input_type -> nftproxy.nodelocal.v1.GetRequest
+	9,  // 25: nftproxy.nodelocal.v1.NodeLocal.Watch:output_type -> nftproxy.nodelocal.v1.Update
+	9,  // 26: nftproxy.nodelocal.v1.NodeLocal.Get:output_type -> nftproxy.nodelocal.v1.Update
+	25, // [25:27] is the sub-list for method output_type
+	23, // [23:25] is the sub-list for method input_type
+	23, // [23:23] is the sub-list for extension type_name
+	23, // [23:23] is the sub-list for extension extendee
+	0,  // [0:23] is the sub-list for field type_name
 }
 
 func init() { file_nodelocal_v1_nodelocal_proto_init() }
@@ -1225,8 +1453,8 @@ func file_nodelocal_v1_nodelocal_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_nodelocal_v1_nodelocal_proto_rawDesc), len(file_nodelocal_v1_nodelocal_proto_rawDesc)),
-			NumEnums:      4,
-			NumMessages:   11,
+			NumEnums:      5,
+			NumMessages:   14,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

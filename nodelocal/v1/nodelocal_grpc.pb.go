@@ -58,11 +58,13 @@ type NodeLocalClient interface {
 	// A stream ends without an error after about half an hour. A client then calls Watch again, perhaps at another server, and
 	// names what it has seen.
 	//
-	// Errors: INVALID_ARGUMENT for a node name that Kubernetes would not accept; NOT_FOUND for a node
-	// that this server does not serve; RESOURCE_EXHAUSTED when the server has as many streams as
-	// it may have; UNAVAILABLE when the server stops, has closed the connection because the client did not
-	// read for too long, or does not know all Services and EndpointSlices yet: then it says what it waits for.
-	// A client tries again after the last two, with back-off, and names what it has seen.
+	// Errors: INVALID_ARGUMENT for a node name or a key that Kubernetes would not accept, or too many keys; PERMISSION_DENIED
+	// for a client whose certificate is for another node; NOT_FOUND for a node that this server does not
+	// serve; RESOURCE_EXHAUSTED when the server has as many streams as it may have; UNAVAILABLE when the
+	// server stops, has closed the connection because the client did not read for too long, or does not know all
+	// Services and EndpointSlices yet: then it says what it waits for.
+	// A client tries again after the last two, with back-off, and names what it has seen. To try again
+	// after INVALID_ARGUMENT or PERMISSION_DENIED does not help.
 	Watch(ctx context.Context, in *WatchRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[Update], error)
 	// Get sends the full state of one node as one batch, and ends. It is meant for scripts. Errors are those of
 	// Watch.
@@ -141,11 +143,13 @@ type NodeLocalServer interface {
 	// A stream ends without an error after about half an hour. A client then calls Watch again, perhaps at another server, and
 	// names what it has seen.
 	//
-	// Errors: INVALID_ARGUMENT for a node name that Kubernetes would not accept; NOT_FOUND for a node
-	// that this server does not serve; RESOURCE_EXHAUSTED when the server has as many streams as
-	// it may have; UNAVAILABLE when the server stops, has closed the connection because the client did not
-	// read for too long, or does not know all Services and EndpointSlices yet: then it says what it waits for.
-	// A client tries again after the last two, with back-off, and names what it has seen.
+	// Errors: INVALID_ARGUMENT for a node name or a key that Kubernetes would not accept, or too many keys; PERMISSION_DENIED
+	// for a client whose certificate is for another node; NOT_FOUND for a node that this server does not
+	// serve; RESOURCE_EXHAUSTED when the server has as many streams as it may have; UNAVAILABLE when the
+	// server stops, has closed the connection because the client did not read for too long, or does not know all
+	// Services and EndpointSlices yet: then it says what it waits for.
+	// A client tries again after the last two, with back-off, and names what it has seen. To try again
+	// after INVALID_ARGUMENT or PERMISSION_DENIED does not help.
 	Watch(*WatchRequest, grpc.ServerStreamingServer[Update]) error
 	// Get sends the full state of one node as one batch, and ends. It is meant for scripts. Errors are those of
 	// Watch.

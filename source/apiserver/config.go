@@ -30,6 +30,8 @@ type Config struct {
 	NodeName string
 	// EveryNode asks for all Nodes; NodeName is empty then.
 	EveryNode bool
+	// Details passes on the annotations of Services (tracker.Options.Details).
+	Details bool
 	// ServiceProxyName is the value of the label service.kubernetes.io/service-proxy-name that
 	// makes a Service this proxy's own. Default: the Services without that label.
 	ServiceProxyName string

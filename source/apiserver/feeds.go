@@ -45,6 +45,7 @@ func (s *Source) feeds(sink tracker.Sink) []*feed {
 	waits := newWaits(sink)
 	services := newFeed(s.outage("services", waits), &corev1.Service{}, s.client.CoreV1().Services(all),
 		ownServices(s.config.ServiceProxyName), sink.SetService, sink.DeleteService)
+	services.queue.(*directQueue[*corev1.Service]).details = s.config.Details
 	endpointSlices := newFeed(s.outage("endpointslices", waits), &discoveryv1.EndpointSlice{}, s.client.DiscoveryV1().EndpointSlices(all),
 		routableSlices, sink.SetEndpointSlice, sink.DeleteEndpointSlice)
 	nodes := newFeed(s.outage("nodes", nil), &corev1.Node{}, s.client.CoreV1().Nodes(),

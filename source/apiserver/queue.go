@@ -23,6 +23,8 @@ type directQueue[T metav1.Object] struct {
 	resource string
 	set      func(T)
 	remove   func(namespace, name string)
+	// details is Config.Details.
+	details bool
 
 	// known is what the sink has.
 	known map[cache.ObjectName]struct{}
@@ -106,7 +108,7 @@ func (q *directQueue[T]) publish(obj any) (cache.ExplicitKey, error) {
 		return "", err
 	}
 	if typed, ok := obj.(T); ok {
-		trim(typed)
+		trim(typed, q.details)
 		q.set(typed)
 		q.known[name] = struct{}{}
 	}

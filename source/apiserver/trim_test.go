@@ -11,6 +11,7 @@ import (
 
 func TestTrim(t *testing.T) {
 	t.Run("keeps what is read", testTrimKeepsWhatIsRead)
+	t.Run("keeps annotations of Services if asked", testTrimWithDetails)
 }
 
 func testTrimKeepsWhatIsRead(t *testing.T) {
@@ -24,10 +25,27 @@ func testTrimKeepsWhatIsRead(t *testing.T) {
 	want.Annotations = map[string]string{corev1.EndpointsLastChangeTriggerTime: "2024-01-02T03:04:05Z"}
 
 	for _, round := range []string{"first", "second"} {
-		trim(full)
+		trim(full, true)
 		if diff := cmp.Diff(want, full); diff != "" {
 			t.Errorf("%s trim (-want +got):\n%s", round, diff)
 		}
+	}
+}
+
+func testTrimWithDetails(t *testing.T) {
+	svc := service("web")
+	svc.ManagedFields = []metav1.ManagedFieldsEntry{{Manager: "kubectl"}}
+	svc.Annotations = map[string]string{"example.com/weight": "3"}
+	want := service("web")
+	want.Annotations = map[string]string{"example.com/weight": "3"}
+	trim(svc, true)
+	if diff := cmp.Diff(want, svc); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	want.Annotations = nil
+	trim(svc, false)
+	if diff := cmp.Diff(want, svc); diff != "" {
+		t.Errorf("without details (-want +got):\n%s", diff)
 	}
 }
 

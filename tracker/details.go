@@ -1,0 +1,69 @@
+package tracker
+
+import (
+	"maps"
+	"slices"
+	"unicode/utf8"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/utils/ptr"
+
+	"github.com/nftproxy/nftproxy/model"
+)
+
+// Lengths in bytes. Kubernetes bounds label values and host names (63) and qualified names (317), but neither zones nor
+// single annotations.
+const (
+	maxInfo        = 63
+	maxAppProtocol = 317
+	maxValue       = 4096
+	// maxValues bounds what is kept of one Service's labels, and as much of its annotations.
+	maxValues = 32 << 10
+)
+
+// sendable reports whether a text is short enough, and UTF-8: others cannot be sent over the node-local API.
+func sendable(text string, maxBytes int) bool { return len(text) <= maxBytes && utf8.ValidString(text) }
+
+// addDetails sets what all ports of a Service share and forwarding packets does not need.
+func addDetails(base *model.ServicePort, obj *corev1.Service) {
+	switch obj.Spec.Type {
+	case corev1.ServiceTypeNodePort:
+		base.ServiceType = model.TypeNodePort
+	case corev1.ServiceTypeLoadBalancer:
+		base.ServiceType = model.TypeLoadBalancer
+	default: // a manifest may leave it out
+		base.ServiceType = model.TypeClusterIP
+	}
+	base.ServiceLabels, base.ServiceAnnotations = keepValues(obj.Labels), keepValues(obj.Annotations)
+}
+
+// keepValues returns a copy of labels or annotations without those that Options.Details leaves out, nil if it is empty.
+func keepValues(all map[string]string) map[string]string {
+	var kept map[string]string
+	size := 0
+	for _, key := range slices.Sorted(maps.Keys(all)) {
+		value := all[key]
+		if key == corev1.LastAppliedConfigAnnotation || !sendable(key, maxAppProtocol) || !sendable(value, maxValue) || size+len(key)+len(value) > maxValues {
+			continue
+		}
+		if kept == nil {
+			kept = make(map[string]string, len(all))
+		}
+		kept[key] = value
+		size += len(key) + len(value)
+	}
+	return kept
+}
+
+// infoOf returns host name and zone of an endpoint, without what no pod and no Node can have.
+func infoOf(endpoint *discoveryv1.Endpoint) model.EndpointInfo {
+	hostname, zone := ptr.Deref(endpoint.Hostname, ""), ptr.Deref(endpoint.Zone, "")
+	if !sendable(hostname, maxInfo) {
+		hostname = ""
+	}
+	if !sendable(zone, maxInfo) {
+		zone = ""
+	}
+	return model.NewEndpointInfo(hostname, zone)
+}
