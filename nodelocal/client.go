@@ -3,6 +3,7 @@ package nodelocal
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"math/rand/v2"
 	"time"
@@ -17,8 +18,8 @@ import (
 )
 
 // Run follows the server at target, and calls backend with the changes of the node, until ctx ends; then it returns
-// nil. It returns an error only for an invalid target or invalid options. After faults of the server, and after a Sync
-// that fails, it tries again. target is unix:///PATH or tcp://HOST:PORT.
+// nil. It returns an error for an invalid target or invalid options, and the errors of [Client.Run]. After other faults of
+// the server, and after a Sync that fails, it tries again. target is unix:///PATH or tcp://HOST:PORT.
 func Run(ctx context.Context, target string, backend model.Backend, options Options) error {
 	client, err := NewClient(target, options)
 	if err != nil {
@@ -27,7 +28,10 @@ func Run(ctx context.Context, target string, backend model.Backend, options Opti
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
 	ended := make(chan error, 1)
-	go func() { ended <- client.Run(ctx) }()
+	go func() {
+		defer stop() // a refused client ends the loop too
+		ended <- client.Run(ctx)
+	}()
 	err = syncloop.New(client, backend, client.options.Loop).Run(ctx)
 	stop()
 	return errors.Join(err, <-ended)
@@ -63,23 +67,31 @@ const (
 	maxRetry = 10 * time.Second
 )
 
-// steady is how long a stream lasts after which the next wait is the shortest again, whatever it brought.
-const steady = 10 * time.Second
-
 // Run follows the server until ctx ends, and then returns nil. It must not be called twice.
+//
+// While the client has no state yet, Run returns an error that wraps ErrRefused if the server answers that no later try
+// can succeed: INVALID_ARGUMENT, UNAUTHENTICATED, PERMISSION_DENIED or UNIMPLEMENTED. A client that has a state keeps it: it
+// logs such an answer as an error and tries again, because what changed at the server may change back.
 func (c *Client) Run(ctx context.Context) error {
 	retry := minRetry
 	for ctx.Err() == nil {
-		begin := time.Now()
-		cheap, err := c.follow(ctx)
+		good, err := c.follow(ctx)
 		if ctx.Err() != nil {
 			return nil
 		}
-		if cheap || time.Since(begin) >= steady {
+		if good {
 			retry = minRetry
 		}
 		wait := retry - rand.N(retry/3)
-		c.options.Logger.Info("No connection to the node-local server, keeping the last state", "target", c.target, "node", c.options.Node, "reason", reason(err), "retryIn", wait)
+		logger := c.options.Logger.WithValues("target", c.target, "node", c.options.Node, "reason", reason(err), "retryIn", wait)
+		switch {
+		case !refused(err):
+			logger.Info("No connection to the node-local server, keeping the last state")
+		case c.state.empty():
+			return fmt.Errorf("%w: node %q at %s: %w", ErrRefused, c.options.Node, c.target, err)
+		default:
+			logger.Error(ErrRefused, "Keeping the last state")
+		}
 		retry = min(2*retry, maxRetry)
 		select {
 		case <-ctx.Done():
@@ -89,10 +101,20 @@ func (c *Client) Run(ctx context.Context) error {
 	return nil
 }
 
-// follow reads one stream to its end. cheap says that trying again soon costs the server little: the stream followed
-// the protocol, and it continued an earlier one or brought more than the full state. A server that breaks off after the
-// full state, or breaks the protocol, would send the full state again.
-func (c *Client) follow(ctx context.Context) (cheap bool, err error) {
+// ErrRefused is returned, wrapped, if the server refuses the client for a reason that trying again cannot mend.
+var ErrRefused = errors.New("the node-local server refuses this client")
+
+// refused reports whether trying again cannot mend an error.
+func refused(err error) bool {
+	switch status.Code(err) {
+	case codes.InvalidArgument, codes.Unauthenticated, codes.PermissionDenied, codes.Unimplemented:
+		return true
+	}
+	return false
+}
+
+// follow reads one stream to its end. good says that it carried a batch and followed the protocol to the end.
+func (c *Client) follow(ctx context.Context) (good bool, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	// A new connection each time: one that could not connect answers a call at once with its last error while it tries again, after a
@@ -102,7 +124,9 @@ func (c *Client) follow(ctx context.Context) (cheap bool, err error) {
 		return false, err
 	}
 	defer conn.Close()
-	stream, err := nodelocalv1.NewNodeLocalClient(conn).Watch(ctx, &nodelocalv1.WatchRequest{Node: c.options.Node, LastSeen: c.state.position()})
+	stream, err := nodelocalv1.NewNodeLocalClient(conn).Watch(ctx, &nodelocalv1.WatchRequest{
+		Node: c.options.Node, LastSeen: c.state.position(), ServiceKeys: protocol.EncodeKeys(c.options.ServiceKeys),
+	})
 	if err != nil {
 		return false, err
 	}
@@ -116,7 +140,7 @@ func (c *Client) follow(ctx context.Context) (cheap bool, err error) {
 	for {
 		update, err := stream.Recv()
 		if err != nil {
-			return cheap, err
+			return batches > 0, err
 		}
 		c.ignore(update)
 		changes, sync, err := batch.Add(update)
@@ -135,7 +159,7 @@ func (c *Client) follow(ctx context.Context) (cheap bool, err error) {
 		if batches++; batches == 1 {
 			c.connected(changes)
 		}
-		cheap = batches > 1 || !changes.Full
+		c.warn(sync.GetWarning())
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -12,10 +13,13 @@ import (
 	"time"
 
 	"github.com/go-logr/logr/funcr"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/reflect/protoreflect"
 
 	"github.com/nftproxy/nftproxy/integration/await"
+	"github.com/nftproxy/nftproxy/model"
 	"github.com/nftproxy/nftproxy/nodelocal"
 	"github.com/nftproxy/nftproxy/nodelocal/protocol"
 	nodelocalv1 "github.com/nftproxy/nftproxy/nodelocal/v1"
@@ -35,6 +39,14 @@ func (l *lines) logger() nodelocal.Options {
 	}, funcr.Options{})}
 }
 
+// Write implements io.Writer for slog, with a line each time.
+func (l *lines) Write(line []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.text = append(l.text, string(line))
+	return len(line), nil
+}
+
 // with returns the lines that contain text.
 func (l *lines) with(text string) (out []string) {
 	l.mu.Lock()
@@ -52,6 +64,7 @@ func TestClient(t *testing.T) {
 	t.Run("reads a server with more fields", testClientOfAServerWithMoreFields)
 	t.Run("acts on nothing that a bad server broke", testClientOfABadServer)
 	t.Run("finds a server that is back", testClientFindsAServerThatIsBack)
+	t.Run("logs a warning of the server once", testClientOfAServerThatWarns)
 }
 
 func testClientOfALaterServer(t *testing.T) {
@@ -187,7 +200,6 @@ func TestClientBackOff(t *testing.T) {
 	}{
 		{"a good batch and a bad one", []*nodelocalv1.Update{full("a"), bad}},
 		{"many good batches and a bad one", []*nodelocalv1.Update{full("a"), increment("b"), increment("c"), bad}},
-		{"a full state and the end", []*nodelocalv1.Update{full("a")}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			t.Parallel()
@@ -206,24 +218,138 @@ func TestClientBackOff(t *testing.T) {
 			}
 		})
 	}
-	t.Run("a stream that goes on where it ended is tried soon", func(t *testing.T) {
-		var calls atomic.Int32
-		target := serve(t, &script{calls: []play{func(seen *nodelocalv1.Position, send func(...*nodelocalv1.Update)) error {
-			if calls.Add(1) == 1 {
-				send(full("a"))
-			} else {
-				send(increment("b"))
+	for name, later := range map[string]*nodelocalv1.Update{
+		"a stream that goes on where it ended is tried soon":   increment("b"),
+		"a server that restarts again and again is tried soon": full("a"),
+	} {
+		t.Run(name, func(t *testing.T) {
+			var calls atomic.Int32
+			target := serve(t, &script{calls: []play{func(_ *nodelocalv1.Position, send func(...*nodelocalv1.Update)) error {
+				if calls.Add(1) == 1 {
+					send(full("a"))
+				} else {
+					send(later)
+				}
+				return errors.New("the server ends the stream")
+			}}})
+			var log lines
+			runWith(t, target, log.logger())
+			await.Until(t, "twelve calls", func() error {
+				if n := calls.Load(); n < 12 {
+					return fmt.Errorf("%d", n)
+				}
+				return nil
+			})
+			for _, line := range log.with("No connection") {
+				if !strings.Contains(line, "ms") {
+					t.Errorf("the wait has grown: %s", line)
+				}
 			}
-			return errors.New("the server ends the stream")
-		}}})
-		runWith(t, target, nodelocal.Options{})
-		await.Until(t, "twelve calls", func() error {
-			if n := calls.Load(); n < 12 {
-				return fmt.Errorf("%d", n)
-			}
-			return nil
 		})
+	}
+}
+
+// TestClientRefused plays servers that give answers after which trying again does not help.
+func TestClientRefused(t *testing.T) {
+	refuse := func(code codes.Code) play {
+		return func(*nodelocalv1.Position, func(...*nodelocalv1.Update)) error {
+			return status.Error(code, "not you")
+		}
+	}
+	for _, code := range []codes.Code{codes.InvalidArgument, codes.Unauthenticated, codes.PermissionDenied, codes.Unimplemented} {
+		t.Run(fmt.Sprintf("%s ends Run", code), func(t *testing.T) {
+			t.Parallel()
+			target := serve(t, &script{calls: []play{refuse(code)}})
+			err := nodelocal.Run(t.Context(), target, &recorder{}, nodelocal.Options{Node: "n"})
+			if !errors.Is(err, nodelocal.ErrRefused) || !strings.Contains(err.Error(), "not you") || !strings.Contains(err.Error(), target) {
+				t.Errorf("error %v, want ErrRefused with the server's reason and address", err)
+			}
+			if got := status.Code(err); got != code {
+				t.Errorf("its code is %s", got)
+			}
+		})
+	}
+	t.Run("a client with a state keeps it, logs an error and tries again", func(t *testing.T) {
+		target := serve(t, &script{calls: []play{
+			func(_ *nodelocalv1.Position, send func(...*nodelocalv1.Update)) error {
+				send(full("a"))
+				return errors.New("the server ends the stream")
+			},
+			refuse(codes.PermissionDenied),
+			func(_ *nodelocalv1.Position, send func(...*nodelocalv1.Update)) error {
+				send(increment("b"))
+				select {}
+			},
+		}})
+		var log lines
+		runWith(t, target, log.logger()).await(t, "a b")
+		if got := log.with("refuses this client"); len(got) != 1 || !strings.Contains(got[0], "PermissionDenied: not you") {
+			t.Errorf("logged %q, want one error with the reason", got)
+		}
 	})
+	t.Run("other errors are tried again", func(t *testing.T) {
+		target := serve(t, &script{calls: []play{
+			refuse(codes.NotFound), refuse(codes.ResourceExhausted), refuse(codes.Internal),
+			func(_ *nodelocalv1.Position, send func(...*nodelocalv1.Update)) error {
+				send(full("a"))
+				select {}
+			},
+		}})
+		runWith(t, target, nodelocal.Options{}).await(t, "a")
+	})
+}
+
+func TestNewClient(t *testing.T) {
+	for _, name := range []string{"Node-1", "node_1", "-node", "node.", "a..b", "node 1", "ünï", strings.Repeat("a", 254)} {
+		if _, err := nodelocal.NewClient("unix:///run/s", nodelocal.Options{Node: name}); !errors.Is(err, nodelocal.ErrNode) {
+			t.Errorf("node %q: error %v", name, err)
+		}
+	}
+	for _, name := range []string{"", "n", "node-1", "node-1.example.com", strings.Repeat("a", 253)} {
+		if _, err := nodelocal.NewClient("unix:///run/s", nodelocal.Options{Node: name}); err != nil {
+			t.Errorf("node %q: %v", name, err)
+		}
+	}
+	many := model.ServiceKeys{Labels: make([]string, 17)}
+	if _, err := nodelocal.NewClient("unix:///run/s", nodelocal.Options{ServiceKeys: many}); err == nil || !strings.Contains(err.Error(), "17 keys") {
+		t.Errorf("17 keys: error %v", err)
+	}
+}
+
+// Whoever sets no Logger sees all the same why nothing happens.
+func TestClientDefaultLogger(t *testing.T) {
+	before := slog.Default()
+	defer slog.SetDefault(before)
+	var log lines
+	slog.SetDefault(slog.New(slog.NewTextHandler(&log, nil)))
+	target := "unix://" + filepath.Join(t.TempDir(), "nobody-listens")
+	runWith(t, target, nodelocal.Options{})
+	await.Until(t, "the default logger says that there is no server", func() error {
+		if len(log.with(target)) == 0 {
+			return errors.New("it does not")
+		}
+		return nil
+	})
+}
+
+func testClientOfAServerThatWarns(t *testing.T) {
+	warn := func(u *nodelocalv1.Update, text string) *nodelocalv1.Update {
+		u.Sync.Warning = text
+		return u
+	}
+	long := strings.Repeat("x", 5000)
+	target := serve(t, &script{calls: []play{func(_ *nodelocalv1.Position, send func(...*nodelocalv1.Update)) error {
+		send(warn(full("a"), "no Node n"), warn(increment("b"), "no Node n"), warn(increment("c"), long))
+		select {}
+	}}})
+	var log lines
+	runWith(t, target, log.logger()).await(t, "a b c")
+	if got := log.with("no Node n"); len(got) != 1 {
+		t.Errorf("logged %q, want the warning once", got)
+	}
+	if got := log.with("xxx"); len(got) != 1 || len(got[0]) > 1500 {
+		t.Errorf("logged %.2000q, want the beginning of the long warning", got)
+	}
 }
 
 // A server that is back is found by the first try, not by the second.

@@ -4,7 +4,9 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
+	"regexp"
 	"strings"
 	"time"
 
@@ -14,19 +16,25 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/keepalive"
 
+	"github.com/nftproxy/nftproxy/model"
 	"github.com/nftproxy/nftproxy/nodelocal/protocol"
 	"github.com/nftproxy/nftproxy/syncloop"
 )
 
 // Options configures a client. The zero value follows the node that has the host's name.
 type Options struct {
-	// Node is the name of the Node. Default: the host name in lower case, as the kubelet chooses it.
+	// Node is the name of the Node, an RFC 1123 subdomain of at most 253 bytes. Default: the host name in lower case, as
+	// the kubelet chooses it.
 	Node string
 	// TLS returns how both sides of a target tcp:// authenticate each other, such as TLSFiles.Client. It is called for
 	// each connection; after an error the client tries again. It must be nil for unix://.
 	TLS func() (*tls.Config, error)
-	// Logger takes faults of the connection. The zero value logs nothing.
+	// Logger takes faults of the connection. The zero value is slog.Default(). To log nothing, use
+	// logr.FromSlogHandler(slog.DiscardHandler).
 	Logger logr.Logger
+	// ServiceKeys are the labels and annotations of Services that ServicePorts are to have: at most protocol.MaxKeys of
+	// each, each a key that Kubernetes would accept.
+	ServiceKeys model.ServiceKeys
 	// OnConnected, if set, is called with true when the first batch of a stream has arrived, and with false when the
 	// stream has ended. It must not block.
 	OnConnected func(bool)
@@ -51,6 +59,15 @@ const (
 
 // ErrTarget is returned, wrapped, for a target that cannot be one.
 var ErrTarget = errors.New("not a target")
+
+// ErrNode is returned, wrapped, for a node name that Kubernetes would not accept.
+var ErrNode = errors.New("not the name of a node")
+
+// nodeName matches an RFC 1123 subdomain.
+var nodeName = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$`)
+
+// maxNodeName is how long a node's name may be, in bytes.
+const maxNodeName = 253
 
 // dial returns a connection, which connects when it is used.
 func dial(target string, options *Options) (*grpc.ClientConn, error) {
@@ -91,6 +108,15 @@ func (o *Options) setDefaults() error {
 			return fmt.Errorf("find the node's name: %w; set Options.Node", err)
 		}
 		o.Node = strings.ToLower(name)
+	}
+	if len(o.Node) > maxNodeName || !nodeName.MatchString(o.Node) {
+		return fmt.Errorf("%w: %.300q: at most 253 characters, each a-z, 0-9, '-' or '.', with a letter or digit first and last", ErrNode, o.Node)
+	}
+	if err := protocol.CheckKeys(o.ServiceKeys); err != nil {
+		return fmt.Errorf("Options.ServiceKeys: %w", err)
+	}
+	if o.Logger.IsZero() {
+		o.Logger = logr.FromSlogHandler(slog.Default().Handler())
 	}
 	if o.Loop.Logger.IsZero() {
 		o.Loop.Logger = o.Logger

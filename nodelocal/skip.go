@@ -27,6 +27,16 @@ func (l *skipLog) first(reason string) bool {
 	return true
 }
 
+// maxWarning is how many bytes of a warning are logged.
+const maxWarning = 1000
+
+// warn logs a warning of the server once.
+func (c *Client) warn(text string) {
+	if text = text[:min(len(text), maxWarning)]; text != "" && c.skipped.first("warning: "+text) {
+		c.options.Logger.Info("Warning of the node-local server", "target", c.target, "node", c.options.Node, "warning", text)
+	}
+}
+
 // skip hears of a port that is left out.
 func (c *Client) skip(err error) {
 	if c.options.OnSkip != nil {

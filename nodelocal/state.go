@@ -43,6 +43,13 @@ func (s *state) position() *nodelocalv1.Position {
 	return s.seen
 }
 
+// empty reports whether no batch has arrived yet.
+func (s *state) empty() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.all == nil
+}
+
 // resetPosition makes the next server send everything.
 func (s *state) resetPosition() {
 	s.mu.Lock()
