@@ -175,16 +175,16 @@ func TestConfigFile(t *testing.T) {
 }
 
 func testNodeLocalFlagsBesideAFile(t *testing.T) {
-	const section = "nodeLocal: {source: 'unix:///run/a', caFile: /ca, limits: {ports: 7, bytes: 8}}\n"
-	fromFile := v1alpha2.NodeLocalConfiguration{Source: "unix:///run/a", CAFile: "/ca", Limits: v1alpha2.NodeLocalLimits{Ports: 7, Bytes: 8}}
+	const section = "nodeLocal: {source: 'unix:///run/a', caFile: /ca, authorizeNodeNames: false, limits: {ports: 7, bytes: 8}}\n"
+	fromFile := v1alpha2.NodeLocalConfiguration{Source: "unix:///run/a", CAFile: "/ca", AuthorizeNodeNames: new(false), Limits: v1alpha2.NodeLocalLimits{Ports: 7, Bytes: 8}}
 	for _, tt := range []struct {
 		name, file string
 		args       []string
 		want       v1alpha2.NodeLocalConfiguration
 	}{
 		{"the file alone", section, nil, fromFile},
-		{"flags come first", section, []string{"--node-local-source=unix:///run/b", "--node-local-max-ports=9"}, v1alpha2.NodeLocalConfiguration{
-			Source: "unix:///run/b", CAFile: "/ca", Limits: v1alpha2.NodeLocalLimits{Ports: 9, Bytes: 8},
+		{"flags come first", section, []string{"--node-local-source=unix:///run/b", "--node-local-max-ports=9", "--authorize-node-names"}, v1alpha2.NodeLocalConfiguration{
+			Source: "unix:///run/b", CAFile: "/ca", AuthorizeNodeNames: new(true), Limits: v1alpha2.NodeLocalLimits{Ports: 9, Bytes: 8},
 		}},
 		{"flags alone", "", []string{"--serve-node-local=unix:///run/b"}, v1alpha2.NodeLocalConfiguration{Serve: "unix:///run/b"}},
 	} {

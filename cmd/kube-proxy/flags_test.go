@@ -47,7 +47,7 @@ func kubeProxyFlags(t *testing.T) map[string]string {
 var ours = []string{
 	"manifests", "write-config-version", "serve-node-local", "node-local-source",
 	"node-local-cert-file", "node-local-key-file", "node-local-ca-file",
-	"node-local-max-ports", "node-local-max-addresses", "node-local-max-bytes",
+	"node-local-max-ports", "node-local-max-addresses", "node-local-max-bytes", "authorize-node-names",
 	"boot-id-file", "machine-id-file",
 }
 
@@ -95,7 +95,7 @@ func testFlagTableHasEveryFlag(t *testing.T) {
 func testFlagTableFieldsExist(t *testing.T) {
 	o := defaultOptions()
 	o.config.NodeLocal = &v1alpha2.NodeLocalConfiguration{
-		Serve: "a", Source: "b", CertFile: "c", KeyFile: "d", CAFile: "e", Limits: v1alpha2.NodeLocalLimits{Ports: 1, Addresses: 2, Bytes: 3},
+		Serve: "a", Source: "b", CertFile: "c", KeyFile: "d", CAFile: "e", AuthorizeNodeNames: new(true), Limits: v1alpha2.NodeLocalLimits{Ports: 1, Addresses: 2, Bytes: 3},
 	}
 	// What --write-config-to leaves out when it is empty.
 	omitted := []string{"featureGates", "logging.vmodule", "logging.options.json.splitStream", "logging.options.text.splitStream"}

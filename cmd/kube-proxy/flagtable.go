@@ -24,6 +24,7 @@ const (
 
 // flagTable has every flag of the command, in alphabetical order.
 var flagTable = []flagInfo{
+	{name: "authorize-node-names", field: "nodeLocal.authorizeNodeNames", besideConfig: true},
 	{name: "bind-address", field: "nodeIPOverride"},
 	{name: "bind-address-hard-fail", field: "bindAddressHardFail"},
 	{name: "boot-id-file", ignored: notRead, besideConfig: true},

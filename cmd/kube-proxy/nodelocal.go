@@ -4,14 +4,18 @@ import (
 	"cmp"
 	"context"
 	"crypto/tls"
+	"errors"
 	"fmt"
+	"strconv"
 
 	"github.com/spf13/pflag"
 	"golang.org/x/sync/errgroup"
 	"k8s.io/klog/v2"
+	"k8s.io/utils/ptr"
 
 	"github.com/nftproxy/nftproxy/internal/config/v1alpha2"
 	"github.com/nftproxy/nftproxy/internal/metrics"
+	"github.com/nftproxy/nftproxy/model"
 	"github.com/nftproxy/nftproxy/nodelocal"
 	"github.com/nftproxy/nftproxy/nodelocal/protocol"
 	"github.com/nftproxy/nftproxy/nodelocal/server"
@@ -25,12 +29,25 @@ const nodeLocalHistory = 10_000
 // nodeLocalOptions is how this process takes part in the node-local API.
 type nodeLocalOptions struct {
 	v1alpha2.NodeLocalConfiguration
+	// keys are the labels and annotations of Services that a client asks for.
+	keys model.ServiceKeys
 }
 
 func (n *nodeLocalOptions) addFlags(flags *pflag.FlagSet) {
 	flags.StringVar(&n.Serve, "serve-node-local", "", "Serve what this node has to do for Services to other programs, at unix:///PATH, or at tcp://HOST:PORT with the --node-local-*-file flags")
+	n.addAuthorizeFlag(flags)
 	n.addSourceFlags(flags)
 	n.addFileFlags(flags)
+}
+
+func (n *nodeLocalOptions) addAuthorizeFlag(flags *pflag.FlagSet) {
+	const usage = "Serve a node over tcp:// only to clients with a certificate for system:node:NAME (common name, or alternative name); " +
+		"false lets every certificate of the CA watch every node (default true)"
+	flags.BoolFunc("authorize-node-names", usage, func(text string) error {
+		yes, err := strconv.ParseBool(text)
+		n.AuthorizeNodeNames = &yes
+		return err
+	})
 }
 
 func (n *nodeLocalOptions) addSourceFlags(flags *pflag.FlagSet) {
@@ -56,6 +73,7 @@ func (n *nodeLocalOptions) apply(c *v1alpha2.KubeProxyConfiguration) {
 		all.CertFile = cmp.Or(all.CertFile, file.CertFile)
 		all.KeyFile = cmp.Or(all.KeyFile, file.KeyFile)
 		all.CAFile = cmp.Or(all.CAFile, file.CAFile)
+		all.AuthorizeNodeNames = cmp.Or(all.AuthorizeNodeNames, file.AuthorizeNodeNames)
 		all.Limits.Ports = cmp.Or(all.Limits.Ports, file.Limits.Ports)
 		all.Limits.Addresses = cmp.Or(all.Limits.Addresses, file.Limits.Addresses)
 		all.Limits.Bytes = cmp.Or(all.Limits.Bytes, file.Limits.Bytes)
@@ -79,6 +97,7 @@ func (n *nodeLocalOptions) newClient(ctx context.Context, options nodelocal.Opti
 	options.Logger = klog.FromContext(ctx)
 	options.OnSkip = func(error) { metrics.CountSkip(tracker.KindService, reasonUnknownValue) }
 	options.Limits = protocol.Limits{Ports: int(n.Limits.Ports), Addresses: int(n.Limits.Addresses), Bytes: int(n.Limits.Bytes)}
+	options.ServiceKeys = n.keys
 	if files := n.files(); files.Any() {
 		options.TLS = func() (*tls.Config, error) {
 			config, err := files.Client()
@@ -89,29 +108,33 @@ func (n *nodeLocalOptions) newClient(ctx context.Context, options nodelocal.Opti
 		}
 	}
 	client, err := nodelocal.NewClient(n.Source, options)
-	if err != nil {
+	switch {
+	case errors.Is(err, nodelocal.ErrNode):
+		return nil, fmt.Errorf("--hostname-override: %w", err)
+	case err != nil:
 		return nil, fmt.Errorf("--node-local-source: %w", err)
 	}
 	return client, nil
 }
 
-// serveNodeLocal adds a server of what t has to the group.
-func serveNodeLocal(ctx context.Context, group *errgroup.Group, t *tracker.Tracker, address string, files nodelocal.TLSFiles) error {
+// serve adds a server of what t has to the group.
+func (n *nodeLocalOptions) serve(ctx context.Context, group *errgroup.Group, t *tracker.Tracker) error {
 	options := server.Options{
-		Logger: klog.FromContext(ctx),
-		Hooks:  server.Hooks{OnWatchers: metrics.SetNodeLocalWatchers, OnBatch: metrics.ObserveNodeLocalBatch, OnRefused: metrics.CountNodeLocalRefused},
+		Logger:  klog.FromContext(ctx),
+		AnyNode: !ptr.Deref(n.AuthorizeNodeNames, true),
+		Hooks:   server.Hooks{OnWatchers: metrics.SetNodeLocalWatchers, OnBatch: metrics.ObserveNodeLocalBatch, OnRefused: metrics.CountNodeLocalRefused},
 	}
-	if files.Any() {
+	if files := n.files(); files.Any() {
 		var err error
 		if options.TLS, err = files.Server(); err != nil {
 			return fmt.Errorf("--node-local-cert-file, --node-local-key-file, --node-local-ca-file: %w", err)
 		}
 	}
-	listener, err := server.Listen(ctx, address, options.TLS != nil)
+	listener, err := server.Listen(ctx, n.Serve, options.TLS != nil)
 	if err != nil {
 		return err
 	}
-	klog.FromContext(ctx).Info("Serving the node-local API", "address", address)
+	klog.FromContext(ctx).Info("Serving the node-local API", "address", n.Serve)
 	group.Go(func() error { return server.New(t, options).Serve(ctx, listener) })
 	return nil
 }

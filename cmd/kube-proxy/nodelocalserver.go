@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
 
 	"github.com/spf13/cobra"
@@ -62,15 +63,16 @@ func (o *brainOptions) addFlags(flags *pflag.FlagSet) {
 	flags.StringVar(&o.contentType, "kube-api-content-type", "application/vnd.kubernetes.protobuf", "The encoding of requests to the API server")
 	flags.Float32Var(&o.qps, "kube-api-qps", 5, "Requests per second to the API server")
 	flags.IntVar(&o.burst, "kube-api-burst", 10, "Requests to the API server at once, above the rate")
-	flags.StringVar(&o.metricsAddress, "metrics-bind-address", "", "The IP address and port of the metrics server; by default there is none")
+	flags.StringVar(&o.metricsAddress, "metrics-bind-address", "", "The IP address and port for /metrics, /healthz, /livez and /readyz; by default there is none")
 	flags.BoolVar(&o.ignoreExternalIPs, "ignore-external-ips", false, "Leave out the externalIPs of all Services, as --feature-gates=AllowServiceExternalIPs=false does")
 	flags.Var(cliflag.NewMapStringBool(&o.featureGates), "feature-gates", "Feature gates to set, as name=true or name=false: AllowServiceExternalIPs, and those of the client of the API server")
 	o.nodeLocal.addFileFlags(flags)
+	o.nodeLocal.addAuthorizeFlag(flags)
 }
 
 func (o *brainOptions) source() (tracker.Source, error) {
 	if o.manifests == "" {
-		return apiserver.New(apiserver.Config{Kubeconfig: o.kubeconfig, Master: o.master, ContentType: o.contentType, QPS: o.qps, Burst: o.burst, EveryNode: true})
+		return apiserver.New(apiserver.Config{Kubeconfig: o.kubeconfig, Master: o.master, ContentType: o.contentType, QPS: o.qps, Burst: o.burst, EveryNode: true, Details: true, OnFailing: nftmetrics.SetWatchFailing})
 	}
 	if o.kubeconfig != "" || o.master != "" {
 		return nil, errors.New("--manifests: cannot be combined with --kubeconfig or --master: Services come from one place")
@@ -84,30 +86,43 @@ func (o *brainOptions) run(ctx context.Context) error {
 		return fmt.Errorf("--feature-gates: %w", err)
 	}
 	config.UseInClients(gates)
-	nftmetrics.Register()
+	nftmetrics.RegisterServer()
 	source, err := o.source()
 	if err != nil {
 		return err
 	}
 	t := tracker.New(tracker.Options{
-		EveryNode: true, History: nodeLocalHistory, IgnoreExternalIPs: o.ignoreExternalIPs || !gates.Enabled(config.AllowServiceExternalIPs),
+		EveryNode: true, History: nodeLocalHistory, Details: true, IgnoreExternalIPs: o.ignoreExternalIPs || !gates.Enabled(config.AllowServiceExternalIPs),
 		Logger: klog.FromContext(ctx), OnSkip: nftmetrics.CountSkip,
 	})
 	nftmetrics.ShowTracker(t)
 	group, ctx := errgroup.WithContext(ctx)
-	if err := serveNodeLocal(ctx, group, t, o.nodeLocal.Serve, o.nodeLocal.files()); err != nil {
+	if err := o.nodeLocal.serve(ctx, group, t); err != nil {
 		return err
 	}
 	if o.metricsAddress != "" {
-		s := &httpServer{"metrics server", o.metricsAddress, "--metrics-bind-address", metricsHandler(), func(error) {}}
+		s := &httpServer{"metrics server", o.metricsAddress, "--metrics-bind-address", serverPages(t), func(error) {}}
 		group.Go(func() error { return s.serve(ctx, true) })
 	}
 	group.Go(func() error { return source.Run(ctx, t) })
 	return group.Wait()
 }
 
-func metricsHandler() http.Handler {
+// serverPages has the metrics and the health of a server of what t has. /livez says that the process answers, /readyz and
+// /healthz that it serves: before it knows all Services and EndpointSlices they are 503 with the reason.
+func serverPages(t *tracker.Tracker) http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("/metrics", legacyregistry.Handler())
+	ok := func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "ok") } // whoever asked may be gone
+	ready := func(w http.ResponseWriter, r *http.Request) {
+		if reason := t.WaitingFor(); reason != "" {
+			http.Error(w, "not ready: waiting for "+reason, http.StatusServiceUnavailable)
+			return
+		}
+		ok(w, r)
+	}
+	mux.HandleFunc("/livez", ok)
+	mux.HandleFunc("/readyz", ready)
+	mux.HandleFunc("/healthz", ready)
 	return mux
 }

@@ -47,6 +47,8 @@ server goes, nothing is printed; when one is there again, only what is different
 	o.nodeLocal.addSourceFlags(flags)
 	o.nodeLocal.addFileFlags(flags)
 	flags.StringVar(&o.hostname, "hostname-override", "", "The name of the Node; by default the host name")
+	flags.StringSliceVar(&o.nodeLocal.keys.Labels, "service-labels", nil, "Keys of labels of Services to print with their ports")
+	flags.StringSliceVar(&o.nodeLocal.keys.Annotations, "service-annotations", nil, "Keys of annotations of Services to print with their ports")
 	flags.StringVarP(&format, "output", "o", "jsonl", "The format: jsonl is one JSON object a line")
 	_ = cmd.MarkFlagRequired("node-local-source") // it is there
 	return cmd

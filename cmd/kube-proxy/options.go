@@ -134,6 +134,7 @@ func (o *options) apiserver(nodeName string) apiserver.Config {
 		QPS:                client.QPS,
 		Burst:              int(client.Burst),
 		NodeName:           nodeName,
+		Details:            o.nodeLocal.Serve != "",
 	}
 }
 

@@ -130,7 +130,7 @@ func (p *parts) feed(ctx context.Context, o *options, hooks sourceHooks) (feed s
 	options := config.Tracker(o.config)
 	options.NodeName, options.Logger, options.OnSkip = p.nodeName, klog.FromContext(ctx), metrics.CountSkip
 	if o.nodeLocal.Serve != "" {
-		options.History = nodeLocalHistory
+		options.History, options.Details = nodeLocalHistory, true
 	}
 	p.tracker = tracker.New(options)
 	metrics.ShowTracker(p.tracker)
@@ -194,7 +194,7 @@ func (p *parts) serve(ctx context.Context, o *options) error {
 		group.Go(func() error { return p.client.Run(ctx) })
 	}
 	if o.nodeLocal.Serve != "" {
-		if err := serveNodeLocal(ctx, group, p.tracker, o.nodeLocal.Serve, o.nodeLocal.files()); err != nil {
+		if err := o.nodeLocal.serve(ctx, group, p.tracker); err != nil {
 			group.Go(func() error { return err })
 		}
 	}

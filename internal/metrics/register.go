@@ -46,6 +46,20 @@ func Register() {
 	})
 }
 
+// RegisterServer is Register for a process that serves the node-local API and programs nothing: it adds the metrics that
+// such a process has. Of Register and RegisterServer the first call counts.
+func RegisterServer() {
+	register.Do(func() {
+		legacyregistry.MustRegister(
+			skippedObjects, watchFailing, buildInfo,
+			nodeLocalWatchers, nodeLocalBatches, nodeLocalBytes, nodeLocalLag, nodeLocalRefused,
+		)
+		legacyregistry.CustomMustRegister(trackerCollector)
+		startNodeLocalAtZero()
+		showBuildInfo()
+	})
+}
+
 // startAtZero makes counters appear before they first count: of one that appears as 1, an
 // alert on its increase sees none.
 func startAtZero() {

@@ -11,6 +11,7 @@ import (
 	"encoding/pem"
 	"math/big"
 	"net"
+	"net/url"
 	"time"
 )
 
@@ -23,22 +24,39 @@ type Certificate struct {
 
 // NewAuthority returns a certificate that its own key has signed, and whose key signs others. It is valid from two days
 // before until.
-func NewAuthority(name string, until time.Time) (*Certificate, error) { return issue(nil, name, until) }
+func NewAuthority(name string, until time.Time) (*Certificate, error) {
+	return issue(nil, named(name), until)
+}
 
 // Issue returns a certificate that is valid from two days before until.
 func (c *Certificate) Issue(name string, until time.Time) (*Certificate, error) {
-	return issue(c, name, until)
+	return issue(c, named(name), until)
 }
 
-func issue(authority *Certificate, name string, until time.Time) (*Certificate, error) {
+// IssueURI is Issue for a certificate with a URI instead of a name.
+func (c *Certificate) IssueURI(uri string, until time.Time) (*Certificate, error) {
+	parsed, err := url.Parse(uri)
+	if err != nil {
+		return nil, err
+	}
+	return issue(c, x509.Certificate{URIs: []*url.URL{parsed}}, until)
+}
+
+func named(name string) x509.Certificate {
+	return x509.Certificate{Subject: pkix.Name{CommonName: name}, DNSNames: []string{name, "localhost"}}
+}
+
+// issue returns a certificate for the subject, of which it completes the rest.
+func issue(authority *Certificate, subject x509.Certificate, until time.Time) (*Certificate, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		return nil, err
 	}
 	template := &x509.Certificate{
 		SerialNumber:          big.NewInt(1),
-		Subject:               pkix.Name{CommonName: name},
-		DNSNames:              []string{name, "localhost"},
+		Subject:               subject.Subject,
+		DNSNames:              subject.DNSNames,
+		URIs:                  subject.URIs,
 		IPAddresses:           []net.IP{net.IPv4(127, 0, 0, 1), net.IPv6loopback},
 		NotBefore:             until.Add(-48 * time.Hour),
 		NotAfter:              until,

@@ -30,6 +30,9 @@ type Options struct {
 	BatchMemory int64
 	// TLS is for tcp://; it must ask clients for certificates (nodelocal.TLSFiles).
 	TLS *tls.Config
+	// AnyNode lets a client with a certificate watch any node. By default a certificate must name the node:
+	// system:node:NAME, as the kubelet's does, as its common name or one of its alternative names (DNS, URI).
+	AnyNode bool
 	// Logger takes refused calls and closed connections. The zero value logs nothing.
 	Logger logr.Logger
 	// Hooks are called for metrics.
@@ -51,13 +54,15 @@ type Hooks struct {
 
 // Why calls are refused or ended, as given to Hooks.OnRefused.
 const (
-	RefusedNode    = "node"    // the name is invalid, or the server does not serve the node
-	RefusedStreams = "streams" // there are too many
-	RefusedStalled = "stalled" // the client did not read
+	RefusedNode       = "node"       // the name is invalid, or the server does not serve the node
+	RefusedPermission = "permission" // the client's certificate is for another node
+	RefusedKeys       = "keys"       // labels and annotations that cannot be asked for
+	RefusedStreams    = "streams"    // there are too many
+	RefusedStalled    = "stalled"    // the client did not read
 )
 
 // Refused lists the reasons.
-var Refused = []string{RefusedNode, RefusedStreams, RefusedStalled}
+var Refused = []string{RefusedNode, RefusedPermission, RefusedKeys, RefusedStreams, RefusedStalled}
 
 func (o *Options) setDefaults() {
 	setDefault(&o.MaxStreams, 5000)

@@ -20,7 +20,7 @@ import (
 
 const (
 	// maxRequest is more than any request needs, in bytes.
-	maxRequest = 4 << 10
+	maxRequest = 16 << 10
 	// maxHeaders is how many bytes of headers a call may have.
 	maxHeaders = 8 << 10
 	// handshakeTimeout is how long a new connection may take until it can carry calls.
@@ -44,6 +44,8 @@ type Server struct {
 	instance string
 	streams  admission
 	encoded  encodings
+	// unknown holds the nodes without a Node object that were logged.
+	unknown logged
 	// stopping is closed when calls are to end.
 	stopping chan struct{}
 }

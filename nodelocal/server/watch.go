@@ -1,6 +1,10 @@
 package server
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -23,18 +27,20 @@ var (
 
 // Watch implements nodelocalv1.NodeLocalServer.
 func (s *Server) Watch(request *nodelocalv1.WatchRequest, out grpc.ServerStreamingServer[nodelocalv1.Update]) error {
-	return s.call(request.GetNode(), out, func(st *stream) error {
-		st.view = s.tracker.View(st.node, s.resumable(request.GetLastSeen()))
+	return s.call(request, out, func(st *stream) error {
+		st.view = s.tracker.View(st.node, st.resumable(request.GetLastSeen()))
 		defer st.view.Close()
+		st.view.Select(st.keys)
 		return st.follow()
 	})
 }
 
 // Get implements nodelocalv1.NodeLocalServer.
 func (s *Server) Get(request *nodelocalv1.GetRequest, out grpc.ServerStreamingServer[nodelocalv1.Update]) error {
-	return s.call(request.GetNode(), out, func(st *stream) error {
+	return s.call(request, out, func(st *stream) error {
 		st.view = s.tracker.View(st.node, 0)
 		defer st.view.Close()
+		st.view.Select(st.keys)
 		return st.next(time.Time{})
 	})
 }
@@ -44,27 +50,44 @@ func (s *Server) errNotSynced() error {
 	return status.Errorf(codes.Unavailable, "the server does not know all Services and EndpointSlices yet: it waits for %s; try again", s.tracker.WaitingFor())
 }
 
-// resumable returns the revision that a client has seen, 0 if it is none of this server's.
-func (s *Server) resumable(seen *nodelocalv1.Position) uint64 {
-	if seen.GetInstance() != s.instance {
+// resumable returns the revision that a client has seen, 0 if it is none of this server's, or of a stream with other
+// keys: that lacked what the client asks for now.
+func (st *stream) resumable(seen *nodelocalv1.Position) uint64 {
+	if seen.GetInstance() != st.instance {
 		return 0
 	}
 	return seen.GetRevision()
 }
 
+// instanceFor returns the instance of a stream in its positions.
+func (s *Server) instanceFor(keys model.ServiceKeys) string {
+	if keys.Empty() {
+		return s.instance
+	}
+	sum := sha256.Sum256(fmt.Appendf(nil, "%q", keys))
+	return s.instance + "-" + hex.EncodeToString(sum[:8])
+}
+
+// request is a WatchRequest or a GetRequest.
+type request interface {
+	GetNode() string
+	GetServiceKeys() *nodelocalv1.ServiceKeys
+}
+
 // call runs one call, on a goroutine of its own: this one can return, and so end the stream, while that one waits for the client to read.
-func (s *Server) call(node string, out grpc.ServerStream, run func(*stream) error) error {
-	if err := s.checkNode(node); err != nil {
-		s.options.Hooks.OnRefused(RefusedNode)
+func (s *Server) call(asked request, out grpc.ServerStream, run func(*stream) error) error {
+	peer := identify(out.Context())
+	node := asked.GetNode()
+	keys, err := s.check(asked, peer)
+	if err != nil {
 		return err
 	}
-	peer := identify(out.Context())
 	load := s.streams.enter(peer.name)
 	if load == nil {
 		s.options.Hooks.OnRefused(RefusedStreams)
 		return errStreams
 	}
-	st := &stream{server: s, node: node, load: load, out: out, stalled: make(chan struct{})}
+	st := &stream{server: s, node: node, keys: keys, instance: s.instanceFor(keys), load: load, out: out, stalled: make(chan struct{})}
 	st.watchdog = time.AfterFunc(s.options.SendTimeout, func() { st.once.Do(func() { close(st.stalled) }) })
 	st.watchdog.Stop()
 	ended := make(chan error, 1)
@@ -88,6 +111,29 @@ func (s *Server) call(node string, out grpc.ServerStream, run func(*stream) erro
 	}
 }
 
+// check returns the keys that a request asks for, or why it is refused.
+func (s *Server) check(asked request, peer identity) (model.ServiceKeys, error) {
+	if err := s.checkNode(asked.GetNode()); err != nil {
+		s.options.Hooks.OnRefused(RefusedNode)
+		return model.ServiceKeys{}, err
+	}
+	if err := s.authorize(asked.GetNode(), peer); err != nil {
+		s.options.Hooks.OnRefused(RefusedPermission)
+		return model.ServiceKeys{}, err
+	}
+	keys, err := protocol.DecodeKeys(asked.GetServiceKeys())
+	for _, key := range slices.Concat(keys.Labels, keys.Annotations) {
+		if problems := validation.IsQualifiedName(key); err == nil && len(problems) > 0 {
+			err = fmt.Errorf("%q: %s", key, problems[0])
+		}
+	}
+	if err != nil {
+		s.options.Hooks.OnRefused(RefusedKeys)
+		return model.ServiceKeys{}, status.Errorf(codes.InvalidArgument, "service_keys: %s", err)
+	}
+	return keys, nil
+}
+
 func (s *Server) checkNode(node string) error {
 	if problems := validation.IsDNS1123Subdomain(node); len(problems) > 0 {
 		return status.Errorf(codes.InvalidArgument, "node %.300q: %s", node, problems[0])
@@ -103,8 +149,11 @@ type stream struct {
 	server *Server
 	node   string
 	load   *peerLoad
-	view   *tracker.View
-	out    grpc.ServerStream
+	keys   model.ServiceKeys
+	// instance is the server's, and tells streams with other keys apart.
+	instance string
+	view     *tracker.View
+	out      grpc.ServerStream
 	// watchdog closes stalled when a part has not been taken in time.
 	watchdog *time.Timer
 	once     sync.Once
@@ -180,8 +229,12 @@ func (st *stream) send(changes *model.Changes, triggers []time.Time, revision ui
 	full := changes != nil && changes.Full
 	var err error
 	bytes := 0
-	end := protocol.EncodeSync(&nodelocalv1.Position{Instance: s.instance, Revision: revision}, triggers)
-	for data := range protocol.Parts(changes, end, s.encoded.of) {
+	end := protocol.EncodeSync(&nodelocalv1.Position{Instance: st.instance, Revision: revision}, triggers)
+	end.Warning = st.warning()
+	encode := func(port *model.ServicePort) []protocol.Field {
+		return protocol.AddKeys(s.encoded.of(port), port, st.keys)
+	}
+	for data := range protocol.Parts(changes, end, encode) {
 		if err = st.sendPart(data); err != nil {
 			return err
 		}
@@ -194,6 +247,17 @@ func (st *stream) send(changes *model.Changes, triggers []time.Time, revision ui
 	}
 	s.options.Hooks.OnBatch(full, bytes, lag)
 	return nil
+}
+
+// warning returns what the client should know of how it is set up. It is logged once for each node.
+func (st *stream) warning() string {
+	if st.view.NodeKnown() {
+		return ""
+	}
+	if st.server.unknown.first(st.node) {
+		st.server.options.Logger.Info("A client watches a node without a Node object; perhaps its name is wrong", "node", st.node, "peer", identify(st.out.Context()).name)
+	}
+	return fmt.Sprintf("the server knows no Node object %q: perhaps the name is wrong", st.node)
 }
 
 // sendPart sends a part, and waits until it is on its way to the client, so that a stream never has two of them in memory.

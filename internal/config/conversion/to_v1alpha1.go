@@ -93,6 +93,7 @@ func (l *losses) nodeLocalToV1alpha1(in v1alpha2.NodeLocalConfiguration) {
 		{in.CertFile != "", "certFile", "node-local-cert-file"},
 		{in.KeyFile != "", "keyFile", "node-local-key-file"},
 		{in.CAFile != "", "caFile", "node-local-ca-file"},
+		{in.AuthorizeNodeNames != nil, "authorizeNodeNames", "authorize-node-names"},
 		{in.Limits.Ports != 0, "limits.ports", "node-local-max-ports"},
 		{in.Limits.Addresses != 0, "limits.addresses", "node-local-max-addresses"},
 		{in.Limits.Bytes != 0, "limits.bytes", "node-local-max-bytes"},

@@ -158,6 +158,9 @@ type NodeLocalConfiguration struct {
 	// CAFile has the certificates of the authority that signs the other side's certificates, in PEM. It is read
 	// for each connection.
 	CAFile string `json:"caFile,omitempty"`
+	// AuthorizeNodeNames makes the server at tcp:// tell a client of a node only if its certificate is for
+	// system:node:NAME. Default true.
+	AuthorizeNodeNames *bool `json:"authorizeNodeNames,omitempty"`
 	// Limits bounds what the server at Source can make this process keep.
 	Limits NodeLocalLimits `json:"limits,omitzero"`
 }
