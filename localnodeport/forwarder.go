@@ -1,6 +1,7 @@
 package localnodeport
 
 import (
+	"cmp"
 	"context"
 	"net/netip"
 	"sync"
@@ -13,6 +14,9 @@ type Options struct {
 	// Addresses are those to listen on, as the function Addresses returns them. Without any, nothing is
 	// served.
 	Addresses []netip.Addr
+	// MaxConnections is how many connections are forwarded at a time, all node ports together; more wait until others end.
+	// 0 means 1,000.
+	MaxConnections int
 	// OnListeners, if set, is called with the number of listeners in a family when that changes.
 	OnListeners func(family model.Family, count int)
 	// OnListenFailure, if set, is called for each failure to listen.
@@ -22,6 +26,8 @@ type Options struct {
 // Forwarder serves the TCP node ports of the model on loopback addresses.
 type Forwarder struct {
 	options Options
+	// slots holds a value for each connection.
+	slots chan struct{}
 
 	// mu guards the fields below.
 	mu    sync.Mutex
@@ -43,10 +49,14 @@ type frontend struct {
 	port   uint16
 }
 
+// defaultMaxConnections take 6,000 file descriptors. The clients are programs on the node, such as a container runtime.
+const defaultMaxConnections = 1000
+
 // New returns a Forwarder without listeners. Apply opens them.
 func New(options Options) *Forwarder {
 	return &Forwarder{
 		options:   options,
+		slots:     make(chan struct{}, cmp.Or(options.MaxConnections, defaultMaxConnections)),
 		ports:     map[model.PortID]*model.ServicePort{},
 		claims:    map[frontend]map[model.PortID]*model.ServicePort{},
 		listeners: map[netip.AddrPort]*listener{},

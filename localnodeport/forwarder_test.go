@@ -14,6 +14,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -43,6 +44,7 @@ func TestForwarder(t *testing.T) {
 	t.Run("beside the rules", testForwarderBesideTheRules)
 	t.Run("resets clients that are not loopback", testClientsThatAreNotLoopbackAreReset)
 	t.Run("outlives a lack of file descriptors", testOutOfFileDescriptors)
+	t.Run("limits the connections at a time", testConnectionsAreLimited)
 }
 
 func testNodePortIsServedWhileItHasEndpoints(t *testing.T) {
@@ -433,4 +435,50 @@ func testEndOfTheContextEndsListening(t *testing.T) {
 			t.Errorf("the established connection: %v", err)
 		}
 	})
+}
+
+// All node ports share the limit. Clients above it are served when others end.
+func testConnectionsAreLimited(t *testing.T) {
+	const limit, clients = 2, 20
+	f := families[0]
+	n := start(t, localnodeport.Options{MaxConnections: limit})
+	release := make(chan struct{})
+	var now, most atomic.Int32
+	server := f.serve(t, 1, 8080, func(conn *net.TCPConn) {
+		c := now.Add(1)
+		for m := most.Load(); c > m && !most.CompareAndSwap(m, c); m = most.Load() {
+		}
+		<-release
+		now.Add(-1)
+		fmt.Fprintln(conn, "served")
+	})
+	ports := []uint16{30080, 30081}
+	for i, port := range ports {
+		n.apply(f.service(fmt.Sprint("web-", i), port, server))
+	}
+	var all sync.WaitGroup
+	for i := range clients {
+		all.Go(func() {
+			conn, err := net.Dial("tcp", f.at(ports[i%len(ports)]))
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			defer conn.Close()
+			_ = conn.SetDeadline(time.Now().Add(2 * patience))
+			if line, err := bufio.NewReader(conn).ReadString('\n'); err != nil {
+				t.Errorf("client %d got %q, %v", i, line, err)
+			}
+		})
+	}
+	for _, port := range ports {
+		await.True(t, "the log tells of clients that wait", func() bool {
+			return len(n.log.with("Too many connections to node ports on loopback", fmt.Sprint(port))) == 1
+		})
+	}
+	close(release)
+	all.Wait()
+	if m := most.Load(); m > limit {
+		t.Errorf("%d connections at a time, want at most %d", m, limit)
+	}
 }

@@ -29,6 +29,9 @@ const (
 type listener struct {
 	at     netip.AddrPort
 	choice choice
+	// slots are those of the Forwarder. waits is for the log.
+	slots chan struct{}
+	waits sync.Once
 	// count is called with 1 and -1 when the listener opens and closes, failed for each failure to open.
 	count  func(by int)
 	failed func()
@@ -45,7 +48,7 @@ type listener struct {
 func (f *Forwarder) listen(ctx context.Context, at netip.AddrPort, port *model.ServicePort) *listener {
 	ctx, cancel := context.WithCancel(ctx)
 	l := &listener{
-		at: at, cancel: cancel,
+		at: at, cancel: cancel, slots: f.slots,
 		count:  func(by int) { f.count(port.ID.Family, by) },
 		failed: func() { f.fail(port.ID.Family) },
 	}
@@ -118,7 +121,8 @@ func (l *listener) retry(ctx context.Context) {
 }
 
 // accept serves connections until the socket is closed. Without file descriptors or memory it waits until
-// there are some again. The kernel keeps the clients waiting meanwhile.
+// there are some again, and so it does while there are as many connections as the limit. The kernel keeps the clients
+// waiting meanwhile.
 func (l *listener) accept(ctx context.Context) {
 	wait := minAcceptWait
 	for {
@@ -126,7 +130,14 @@ func (l *listener) accept(ctx context.Context) {
 		switch {
 		case err == nil:
 			wait = minAcceptWait
-			go l.serve(ctx, client)
+			if !l.takeSlot(ctx) {
+				reset(client)
+				return
+			}
+			go func() {
+				defer func() { <-l.slots }()
+				l.serve(ctx, client)
+			}()
 			continue
 		case errors.Is(err, net.ErrClosed):
 			return
@@ -137,6 +148,24 @@ func (l *listener) accept(ctx context.Context) {
 			return
 		}
 		wait = min(2*wait, maxAcceptWait)
+	}
+}
+
+// takeSlot waits until there are fewer connections than the limit. It returns false if ctx ends first.
+func (l *listener) takeSlot(ctx context.Context) bool {
+	select {
+	case l.slots <- struct{}{}:
+		return true
+	default:
+	}
+	l.waits.Do(func() {
+		klog.FromContext(ctx).Error(nil, "Too many connections to node ports on loopback; new ones wait until others end; this is logged once", append(l.about(), "limit", cap(l.slots))...)
+	})
+	select {
+	case l.slots <- struct{}{}:
+		return true
+	case <-ctx.Done():
+		return false
 	}
 }
 
