@@ -40,18 +40,22 @@ func (l *logLines) logger() logr.Logger {
 	}, funcr.Options{})
 }
 
-// count returns an error unless n lines contain text.
-func (l *logLines) count(text string, n int) error {
+// with returns how many lines contain text.
+func (l *logLines) with(text string) (n int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	got := 0
 	for _, line := range l.text {
 		if strings.Contains(line, text) {
-			got++
+			n++
 		}
 	}
-	if got != n {
-		return fmt.Errorf("%d lines with %q, want %d: %q", got, text, n, l.text)
+	return n
+}
+
+// count returns an error unless n lines contain text.
+func (l *logLines) count(text string, n int) error {
+	if got := l.with(text); got != n {
+		return fmt.Errorf("%d lines with %q, want %d", got, text, n)
 	}
 	return nil
 }

@@ -99,6 +99,20 @@ func newBrain(t testing.TB, tr *tracker.Tracker, options server.Options) *brain 
 	return b
 }
 
+// serveOn serves what tr has until the test ends.
+func serveOn(t testing.TB, tr *tracker.Tracker, listener net.Listener, options server.Options) {
+	t.Helper()
+	ctx, stop := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- server.New(tr, options).Serve(ctx, listener) }()
+	t.Cleanup(func() {
+		stop()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
 // start begins another instance.
 func (b *brain) start() {
 	b.t.Helper()

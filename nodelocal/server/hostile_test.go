@@ -1,6 +1,7 @@
 package server_test
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"math/rand/v2"
@@ -305,10 +306,29 @@ func TestListen(t *testing.T) {
 		}
 		l.Close()
 	})
-	t.Run("the one that was replaced leaves its successor's socket", func(t *testing.T) {
+	t.Run("a second server refuses, and the first one stays", func(t *testing.T) {
 		path := filepath.Join(private(t), "s")
 		first, err := server.Listen(t.Context(), "unix://"+path, false)
 		if err != nil {
+			t.Fatal(err)
+		}
+		defer first.Close()
+		if _, err := server.Listen(t.Context(), "unix://"+path, false); !errors.Is(err, server.ErrInUse) || !strings.Contains(err.Error(), path) {
+			t.Errorf("got %v, want an error that names the path", err)
+		}
+		conn, err := net.Dial("unix", path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		conn.Close()
+	})
+	t.Run("one whose socket another server has replaced leaves it there", func(t *testing.T) {
+		path := filepath.Join(private(t), "s")
+		first, err := server.Listen(t.Context(), "unix://"+path, false)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Remove(path); err != nil {
 			t.Fatal(err)
 		}
 		second, err := server.Listen(t.Context(), "unix://"+path, false)
@@ -348,6 +368,38 @@ func TestListen(t *testing.T) {
 				t.Errorf("got %v, want %q", err, tc.want)
 			}
 		})
+	}
+}
+
+func testServerListensAgain(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "run")
+	address := "unix://" + filepath.Join(dir, "s")
+	tr := servingTracker(10)
+	fill(tr, 10, 2)
+	tr.Synced()
+	listener, err := server.Listen(t.Context(), address, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	serveOn(t, tr, listener, server.Options{})
+	old, err := watch(t, dial(t, address), "node-1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, gone := range []string{filepath.Join(dir, "s"), dir} {
+		if err := os.RemoveAll(gone); err != nil {
+			t.Fatal(err)
+		}
+		eventually(t, func() string {
+			if _, err := watch(t, dial(t, address), "node-1"); err != nil {
+				return err.Error()
+			}
+			return ""
+		})
+	}
+	tr.SetEndpointSlice(slice(1, 1, 0))
+	if _, err := old.Recv(); err != nil {
+		t.Errorf("the client that was there: %v", err)
 	}
 }
 

@@ -2,7 +2,6 @@ package server
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io/fs"
 	"net"
@@ -24,8 +23,8 @@ const (
 // Listen listens on unix:///PATH, or on tcp://HOST:PORT, for which secure says that Options.TLS is set. Errors name the address.
 //
 // A socket is private: its mode is 0600, and nobody but root and this process's user may be able to write to its directory,
-// which is made if it is missing. A socket that is there already is replaced in one step, so that a new version can start before
-// the old one ends.
+// which is made if it is missing. A socket on which another server answers is an error that wraps ErrInUse; one that a server
+// left when it was killed is replaced.
 func Listen(ctx context.Context, address string, secure bool) (net.Listener, error) {
 	scheme, rest, _ := strings.Cut(address, "://")
 	switch {
@@ -41,35 +40,11 @@ func Listen(ctx context.Context, address string, secure bool) (net.Listener, err
 }
 
 func listenUnix(ctx context.Context, path string) (net.Listener, error) {
-	if len(path) > maxSocketPath {
-		return nil, fmt.Errorf("listen on unix://%s: the path has %d bytes, at most %d are possible", path, len(path), maxSocketPath)
-	}
-	if err := checkDirectory(filepath.Dir(path)); err != nil {
+	s := &socket{path: path}
+	if err := s.bind(ctx); err != nil {
 		return nil, fmt.Errorf("listen on unix://%s: %w", path, err)
 	}
-	if info, err := os.Lstat(path); err == nil && info.Mode().Type() != fs.ModeSocket {
-		return nil, fmt.Errorf("listen on unix://%s: there is something that is not a socket (%s)", path, info.Mode().Type())
-	}
-	// Nobody can connect to a socket by its final name before it is private.
-	first := fmt.Sprintf("%s.%d", path, os.Getpid()%100_000)
-	_ = os.Remove(first)
-	listener, err := (&net.ListenConfig{}).Listen(ctx, "unix", first)
-	if err != nil {
-		return nil, fmt.Errorf("listen on unix://%s: %w", path, err)
-	}
-	unix := listener.(*net.UnixListener)
-	unix.SetUnlinkOnClose(false)
-	if err := errors.Join(os.Chmod(first, socketMode), os.Rename(first, path)); err != nil {
-		unix.Close()
-		os.Remove(first)
-		return nil, fmt.Errorf("listen on unix://%s: %w", path, err)
-	}
-	info, err := os.Lstat(path)
-	if err != nil {
-		unix.Close()
-		return nil, fmt.Errorf("listen on unix://%s: %w", path, err)
-	}
-	return &socket{UnixListener: unix, path: path, info: info}, nil
+	return s, nil
 }
 
 // checkDirectory makes the directory if it is missing, and refuses one in which others could put a socket of theirs.
@@ -92,19 +67,4 @@ func checkDirectory(dir string) error {
 		return fmt.Errorf("directory %s is writable for others (%s), who could replace the socket", dir, info.Mode().Perm())
 	}
 	return nil
-}
-
-// socket is a listener that removes its file, unless another process has replaced it.
-type socket struct {
-	*net.UnixListener
-	path string
-	info fs.FileInfo
-}
-
-// Close implements net.Listener.
-func (s *socket) Close() error {
-	if now, err := os.Lstat(s.path); err == nil && os.SameFile(now, s.info) {
-		_ = os.Remove(s.path)
-	}
-	return s.UnixListener.Close()
 }

@@ -74,15 +74,7 @@ func serveTCP(t *testing.T, tr *tracker.Tracker, options server.Options) (addres
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, stop := context.WithCancel(context.Background())
-	ended := make(chan error, 1)
-	go func() { ended <- server.New(tr, options).Serve(ctx, listener) }()
-	t.Cleanup(func() {
-		stop()
-		if err := <-ended; err != nil {
-			t.Error(err)
-		}
-	})
+	serveOn(t, tr, listener, options)
 	return listener.Addr().String()
 }
 

@@ -48,21 +48,22 @@ type Hooks struct {
 	// length in bytes, and the time since the server learnt of the first change in it. That
 	// time is 0 for the first batch of a stream.
 	OnBatch func(full bool, bytes int, lag time.Duration)
-	// OnRefused is called for each call that is refused or ended by the server, with one of the Refused constants.
+	// OnRefused is called for each connection or call that is refused or ended by the server, with one of the Refused constants.
 	OnRefused func(reason string)
 }
 
-// Why calls are refused or ended, as given to Hooks.OnRefused.
+// Why connections and calls are refused or ended, as given to Hooks.OnRefused.
 const (
 	RefusedNode       = "node"       // the name is invalid, or the server does not serve the node
 	RefusedPermission = "permission" // the client's certificate is for another node
 	RefusedKeys       = "keys"       // labels and annotations that cannot be asked for
 	RefusedStreams    = "streams"    // there are too many
 	RefusedStalled    = "stalled"    // the client did not read
+	RefusedTLS        = "tls"        // the TLS handshake of a connection failed
 )
 
 // Refused lists the reasons.
-var Refused = []string{RefusedNode, RefusedPermission, RefusedKeys, RefusedStreams, RefusedStalled}
+var Refused = []string{RefusedNode, RefusedPermission, RefusedKeys, RefusedStreams, RefusedStalled, RefusedTLS}
 
 func (o *Options) setDefaults() {
 	setDefault(&o.MaxStreams, 5000)

@@ -2,6 +2,8 @@ package server
 
 import (
 	"context"
+	"errors"
+	"io"
 	"net"
 	"strconv"
 
@@ -13,6 +15,8 @@ import (
 // namedPeers adds to what is known of a peer who it is, and its connection.
 type namedPeers struct {
 	credentials.TransportCredentials
+	// refused is told of each handshake that failed.
+	refused func(peer string, err error)
 }
 
 // identity is a peer.
@@ -25,11 +29,14 @@ type identity struct {
 
 func (n namedPeers) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
 	conn, info, err := n.TransportCredentials.ServerHandshake(raw)
+	if err != nil && !errors.Is(err, io.EOF) { // who says nothing and goes asks only whether the port is open
+		n.refused(nameOf(raw), err)
+	}
 	return conn, identity{info, nameOf(raw), raw}, err
 }
 
 func (n namedPeers) Clone() credentials.TransportCredentials {
-	return namedPeers{n.TransportCredentials.Clone()}
+	return namedPeers{n.TransportCredentials.Clone(), n.refused}
 }
 
 // identify returns the peer of a call.

@@ -6,6 +6,7 @@ import (
 	"net"
 	"time"
 
+	"golang.org/x/time/rate"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
@@ -48,6 +49,8 @@ type Server struct {
 	unknown logged
 	// stopping is closed when calls are to end.
 	stopping chan struct{}
+	// handshakes limits the log lines of handshakes that failed: whoever reaches the port can cause them.
+	handshakes rate.Sometimes
 }
 
 // New returns a server of what tracker has. It is another instance each time: clients of an earlier one get the full state.
@@ -59,12 +62,17 @@ func New(t *tracker.Tracker, options Options) *Server {
 		instance: rand.Text(),
 		streams:  newAdmission(&options),
 		stopping: make(chan struct{}),
+
+		handshakes: rate.Sometimes{First: 10, Interval: 10 * time.Second},
 	}
 }
 
 // Serve answers on the listener, which Listen returned, until ctx ends; then it ends all calls, closes the listener and returns nil. It must not be called twice.
 func (s *Server) Serve(ctx context.Context, listener net.Listener) error {
 	server := s.newGRPC(ctx)
+	if unix, ok := listener.(*socket); ok {
+		go unix.keep(ctx, s.options.Logger)
+	}
 	ended := make(chan error, 1)
 	go func() { ended <- server.Serve(newLimited(listener, s.options.MaxConnections)) }()
 	select {
@@ -86,7 +94,7 @@ func (s *Server) newGRPC(ctx context.Context) *grpc.Server {
 		transport = credentials.NewTLS(s.options.TLS)
 	}
 	server := grpc.NewServer(
-		grpc.Creds(namedPeers{transport}),
+		grpc.Creds(namedPeers{transport, s.refusedHandshake}),
 		grpc.ForceServerCodecV2(codec{}),
 		grpc.MaxRecvMsgSize(maxRequest),
 		grpc.MaxHeaderListSize(maxHeaders),
@@ -107,6 +115,13 @@ func (s *Server) newGRPC(ctx context.Context) *grpc.Server {
 	healthv1.RegisterHealthServer(server, s.newHealth(ctx))
 	reflection.Register(server)
 	return server
+}
+
+func (s *Server) refusedHandshake(peer string, err error) {
+	s.options.Hooks.OnRefused(RefusedTLS)
+	s.handshakes.Do(func() {
+		s.options.Logger.Info("Refused a connection, the TLS handshake failed; of many only some are logged", "peer", peer, "reason", err.Error())
+	})
 }
 
 // newHealth answers grpc.health.v1: not serving before the tracker has everything.

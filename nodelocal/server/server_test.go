@@ -13,5 +13,6 @@ func TestServer(t *testing.T) {
 	t.Run("limits streams", testServerLimitsStreams)
 	t.Run("disconnects clients that do not read", testServerWithClientsThatDoNotRead)
 	t.Run("stands garbage and half-open connections", testServerWithGarbageAndHalfOpenConnections)
+	t.Run("listens again when its socket is gone", testServerListensAgain)
 	t.Run("stops with streams open", testServerStopsWithStreams)
 }

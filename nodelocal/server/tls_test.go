@@ -4,6 +4,9 @@ import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
+	"fmt"
+	"io"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -69,15 +72,9 @@ func testServerOverTLS(t *testing.T) {
 	connections := &brain{}
 	listener := cuttable{plain, connections}
 	address := listener.Addr().String()
-	ctx, stop := context.WithCancel(context.Background())
-	ended := make(chan error, 1)
-	go func() { ended <- server.New(tr, server.Options{TLS: config, AnyNode: true}).Serve(ctx, listener) }()
-	t.Cleanup(func() {
-		stop()
-		if err := <-ended; err != nil {
-			t.Error(err)
-		}
-	})
+	var refused refusals
+	var log logLines
+	serveOn(t, tr, listener, server.Options{TLS: config, AnyNode: true, Logger: log.logger(), Hooks: server.Hooks{OnRefused: refused.add}})
 	// ask watches over a connection of its own.
 	ask := func(t *testing.T, transport credentials.TransportCredentials) error {
 		t.Helper()
@@ -120,6 +117,34 @@ func testServerOverTLS(t *testing.T) {
 			}
 		})
 	}
+	t.Run("counts and logs who was refused", func(t *testing.T) {
+		eventually(t, func() string {
+			if n := refused.of(server.RefusedTLS); n < 6 {
+				return fmt.Sprintf("%d handshakes are counted, want 6", n)
+			}
+			return ""
+		})
+		for _, want := range []string{`"peer"="127.0.0.1"`, "client didn't provide a certificate", "certificate has expired", "unsupported versions", "bad certificate", "does not look like a TLS handshake"} {
+			if log.with(want) == 0 {
+				t.Errorf("the log does not have %q", want)
+			}
+		}
+	})
+	t.Run("logs no more than one refusal in ten seconds after the first ones", func(t *testing.T) {
+		before := log.with("Refused a connection")
+		for range 100 {
+			conn, err := net.Dial("tcp", address)
+			if err != nil {
+				t.Fatal(err)
+			}
+			_, _ = conn.Write([]byte("garbage that is no TLS\n"))
+			_, _ = io.Copy(io.Discard, conn)
+			conn.Close()
+		}
+		if n := log.with("Refused a connection") - before; n > 30 {
+			t.Errorf("100 refusals made %d lines", n)
+		}
+	})
 	t.Run("serves a client of the CA, and goes on when the files are replaced", func(t *testing.T) {
 		files := tlsFiles(t)
 		issue(t, files, ours, ours, soon)

@@ -1,0 +1,162 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/go-logr/logr"
+)
+
+// ErrInUse is returned, wrapped, by Listen if another server answers on the socket.
+var ErrInUse = errors.New("another server answers there; stop it, or choose another path")
+
+const (
+	// socketCheck is how often a server looks whether its socket is still there.
+	socketCheck = time.Second
+	// connectTimeout is how long another server may take to accept a connection.
+	connectTimeout = time.Second
+)
+
+// socket listens on a path. It listens again when its file is gone.
+type socket struct {
+	path string
+
+	mu       sync.Mutex
+	closed   bool
+	listener *net.UnixListener
+	// info is that of the file that listener has made.
+	info fs.FileInfo
+}
+
+// bind makes the file, and listens on it instead of what was listened on before.
+func (s *socket) bind(ctx context.Context) error {
+	if len(s.path) > maxSocketPath {
+		return fmt.Errorf("the path has %d bytes, at most %d are possible", len(s.path), maxSocketPath)
+	}
+	if err := checkDirectory(filepath.Dir(s.path)); err != nil {
+		return err
+	}
+	if err := checkFree(ctx, s.path); err != nil {
+		return err
+	}
+	// Nobody can connect to a socket by its final name before it is private.
+	first := fmt.Sprintf("%s.%d", s.path, os.Getpid()%100_000)
+	_ = os.Remove(first)
+	listener, err := (&net.ListenConfig{}).Listen(ctx, "unix", first)
+	if err != nil {
+		return err
+	}
+	unix := listener.(*net.UnixListener)
+	unix.SetUnlinkOnClose(false)
+	info, err := os.Lstat(first)
+	if err := errors.Join(err, os.Chmod(first, socketMode), os.Rename(first, s.path)); err != nil {
+		unix.Close()
+		os.Remove(first)
+		return err
+	}
+	if s.listener != nil {
+		s.listener.Close()
+	}
+	s.listener, s.info = unix, info
+	return nil
+}
+
+// checkFree returns an error if there is something else than a socket that nobody answers on.
+func checkFree(ctx context.Context, path string) error {
+	info, err := os.Lstat(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if info.Mode().Type() != fs.ModeSocket {
+		return fmt.Errorf("there is something that is not a socket (%s)", info.Mode().Type())
+	}
+	conn, err := (&net.Dialer{Timeout: connectTimeout}).DialContext(ctx, "unix", path)
+	if err == nil {
+		conn.Close()
+		return ErrInUse
+	}
+	if !errors.Is(err, syscall.ECONNREFUSED) && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("find out whether another server answers: %w", err)
+	}
+	return nil
+}
+
+// keep listens again when the file is gone, until ctx ends.
+func (s *socket) keep(ctx context.Context, logger logr.Logger) {
+	logged := ""
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(socketCheck):
+		}
+		again, err := s.restore(ctx)
+		switch {
+		case again:
+			logged = ""
+			logger.Info("The socket of the node-local API was gone, listening again", "path", s.path)
+		case err != nil && err.Error() != logged && ctx.Err() == nil:
+			logged = err.Error()
+			logger.Error(err, "The socket of the node-local API is gone, trying to listen again; clients that are connected are served", "path", s.path)
+		}
+	}
+}
+
+// restore listens again if the file is gone.
+func (s *socket) restore(ctx context.Context) (again bool, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed || s.isOwn() {
+		return false, nil
+	}
+	err = s.bind(ctx)
+	return err == nil, err
+}
+
+// isOwn reports whether the file is the one that the listener has made.
+func (s *socket) isOwn() bool {
+	now, err := os.Lstat(s.path)
+	return err == nil && os.SameFile(now, s.info)
+}
+
+// Accept implements net.Listener.
+func (s *socket) Accept() (net.Conn, error) {
+	for {
+		listener := s.current()
+		conn, err := listener.Accept()
+		if err == nil || listener == s.current() {
+			return conn, err
+		}
+	}
+}
+
+func (s *socket) current() *net.UnixListener {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.listener
+}
+
+// Addr implements net.Listener.
+func (s *socket) Addr() net.Addr { return &net.UnixAddr{Name: s.path, Net: "unix"} }
+
+// Close implements net.Listener. It removes the file, unless it is another server's by now.
+func (s *socket) Close() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.closed = true
+	if s.isOwn() {
+		_ = os.Remove(s.path)
+	}
+	return s.listener.Close()
+}
