@@ -12,6 +12,17 @@ import (
 // transaction replaces the other program's rules, in both directions.
 const TableName = "kube-proxy"
 
+// Names of sets, for those who look at tables without knowing the wanted ones. kube-proxy's nftables mode has ClusterIPs
+// and ServiceIPs too.
+const (
+	// ClusterIPs has the ClusterIP of each Service port.
+	ClusterIPs = "cluster-ips"
+	// ServiceIPs has addresses with endpoints.
+	ServiceIPs = "service-ips"
+	// Endpoints has the endpoints of these addresses.
+	Endpoints = "endpoints"
+)
+
 // DefaultMasqueradeBit is kube-proxy's default for MasqueradeBit.
 const DefaultMasqueradeBit = 14
 

@@ -59,12 +59,12 @@ func (f *family) addSets() {
 	}
 	s := &f.sets
 	a, n := &s.addresses, &s.nodePorts
-	a.services, n.services = verdicts("service-ips", false), verdicts("service-nodeports", true)
-	a.endpoints, n.endpoints = endpoints("endpoints", false), endpoints("nodeport-endpoints", true)
+	a.services, n.services = verdicts(ServiceIPs, false), verdicts("service-nodeports", true)
+	a.endpoints, n.endpoints = endpoints(Endpoints, false), endpoints("nodeport-endpoints", true)
 	a.shortCircuits, n.shortCircuits = verdicts("short-circuit-ips", false), verdicts("short-circuit-nodeports", true)
 	a.localEndpoints, n.localEndpoints = endpoints("local-endpoints", false), endpoints("local-nodeport-endpoints", true)
 	a.noEndpoints, n.noEndpoints = verdicts("no-endpoint-services", false), verdicts("no-endpoint-nodeports", true)
-	s.clusterIPs = f.draft.AddSet(&nft.Set{Name: "cluster-ips", Key: nft.Concat{f.family.Daddr()}})
+	s.clusterIPs = f.draft.AddSet(&nft.Set{Name: ClusterIPs, Key: nft.Concat{f.family.Daddr()}})
 	s.guardedIPs = f.draft.AddSet(&nft.Set{Name: guardSet, Key: f.key(false)})
 	s.allowedSources = f.draft.AddSet(&nft.Set{Name: "allowed-sources", Key: append(f.key(false), f.family.Saddr()), Interval: true})
 	a.affinity, n.affinity = verdicts("affinity-ips", false), verdicts("affinity-nodeports", true)

@@ -25,15 +25,16 @@ type familyStatus struct {
 }
 
 // Handler answers /healthz and /livez with 200 or 503. /healthz is for load balancers and readiness
-// probes: it fails until a sync has succeeded, and while the Node is being deleted. /livez is for the
+// probes: it fails until a sync has succeeded, while the Node is being deleted, and while an empty state is held. /livez is for the
 // kubelet: it fails only when a restart may help.
 func (p *Proxy) Handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("/healthz", func(w http.ResponseWriter, _ *http.Request) {
 		s := p.state()
-		body, eligible := s.answer(s.ready), !s.leaving
+		ready, eligible := s.ready && !s.held, !s.leaving
+		body := s.answer(ready)
 		body.NodeEligible = &eligible
-		reply(w, s.ready && eligible, body, p.options.OnHealthz)
+		reply(w, ready && eligible, body, p.options.OnHealthz)
 	})
 	mux.HandleFunc("/livez", func(w http.ResponseWriter, _ *http.Request) {
 		s := p.state()

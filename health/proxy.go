@@ -2,7 +2,6 @@ package health
 
 import (
 	"cmp"
-	"fmt"
 	"maps"
 	"slices"
 	"sync"
@@ -16,10 +15,6 @@ import (
 
 // DefaultTimeout is twice kube-proxy's default sync period, as in kube-proxy.
 const DefaultTimeout = time.Minute
-
-// maxCommit is how long the kernel may take for one commit. That is far longer than large tables take on slow machines, and
-// a commit ends by itself. So one that takes longer has met a fault of the kernel, and the node needs attention.
-const maxCommit = 30 * time.Minute
 
 // Options configures a Proxy. The zero value works.
 type Options struct {
@@ -36,10 +31,8 @@ type Options struct {
 //
 //   - Is the proxy alive? It is, unless a change has waited for longer than the timeout: then syncs fail
 //     or hang, and a restart may help. A proxy without changes is alive, and so is one that cannot reach
-//     the API server. While the kernel carries out a commit, the proxy is alive for up to 30 minutes: to
-//     kill it makes the kernel undo the commit, and the next process would begin it anew.
-//   - Is it ready? It is if no change has waited for too long, a sync has succeeded, and it does not wait
-//     for the Node.
+//     the API server.
+//   - Is it ready? It is if it is alive, a sync has succeeded, it does not wait for the Node, and no empty state is held.
 //
 // Its methods are safe for concurrent use.
 type Proxy struct {
@@ -51,8 +44,6 @@ type Proxy struct {
 	synced time.Time
 	// waiting is the time since which a change waits for a sync that succeeds; zero for none.
 	waiting time.Time
-	// committing is the time since which the kernel carries out a commit; zero for none.
-	committing time.Time
 	// leaving says that the Node is being deleted.
 	leaving bool
 	// awaitsNode says that the proxy waits for the Node.
@@ -61,6 +52,8 @@ type Proxy struct {
 	waitingFor string
 	// failing holds the resources that cannot be watched.
 	failing map[string]bool
+	// held says why states without a resource are held (syncloop.EmptyGuard).
+	held map[string]string
 }
 
 // NewProxy returns the health of a proxy that starts now.
@@ -69,7 +62,7 @@ func NewProxy(options Options) *Proxy {
 	if options.Clock == nil {
 		options.Clock = clock.RealClock{}
 	}
-	return &Proxy{options: options, failing: map[string]bool{}}
+	return &Proxy{options: options, failing: map[string]bool{}, held: map[string]string{}}
 }
 
 // Queued records that a change waits for a sync (tracker.LoopOptions.OnQueued).
@@ -86,15 +79,6 @@ func (p *Proxy) Synced() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.synced, p.waiting = p.options.Clock.Now(), time.Time{}
-}
-
-// Committing records that a commit begins (true), or that it has ended (proxy.Hooks.OnCommitting).
-func (p *Proxy) Committing(yes bool) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.committing = (time.Time{}); yes {
-		p.committing = p.options.Clock.Now()
-	}
 }
 
 // SetNode records the Node that this proxy runs on. If it has a deletion timestamp, or the taint of
@@ -126,6 +110,19 @@ func (p *Proxy) SetFailing(resource string, failing bool) {
 		p.failing[resource] = true
 	} else {
 		delete(p.failing, resource)
+	}
+}
+
+// SetHeld records why a state without a resource is not believed (syncloop.EmptyGuard.OnHeld); an empty reason says that
+// it is over. Meanwhile /healthz is 503, because the rules get older. /livez does not change, because a restart mends
+// nothing, and neither do healthCheckNodePorts, because the rules keep working.
+func (p *Proxy) SetHeld(resource, reason string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if reason != "" {
+		p.held[resource] = reason
+	} else {
+		delete(p.held, resource)
 	}
 }
 
@@ -175,6 +172,7 @@ func (p *Proxy) Ready() bool { return p.state().ready }
 type state struct {
 	now, synced           time.Time
 	alive, ready, leaving bool
+	held                  bool
 	problems              []string
 }
 
@@ -182,25 +180,25 @@ func (p *Proxy) state() state {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	now := p.options.Clock.Now()
-	late := !p.waiting.IsZero() && now.Sub(p.waiting) >= p.options.Timeout
-	committing := !p.committing.IsZero() && now.Sub(p.committing) < maxCommit
+	alive := p.waiting.IsZero() || now.Sub(p.waiting) < p.options.Timeout
 	return state{
 		now:      now,
 		synced:   p.synced,
-		alive:    !late || committing,
-		ready:    !late && !p.synced.IsZero() && !p.awaitsNode,
+		alive:    alive,
+		ready:    alive && !p.synced.IsZero() && !p.awaitsNode,
 		leaving:  p.leaving,
-		problems: p.problems(now),
+		held:     len(p.held) > 0,
+		problems: p.problems(),
 	}
 }
 
 // problems returns faults that the other fields of an answer do not show. The caller holds mu.
-func (p *Proxy) problems(now time.Time) (out []string) {
+func (p *Proxy) problems() (out []string) {
 	if p.synced.IsZero() {
 		out = append(out, "no sync has succeeded since the start")
 	}
-	if took := now.Sub(p.committing); !p.committing.IsZero() && took >= p.options.Timeout {
-		out = append(out, fmt.Sprintf("the kernel has not finished a commit for %v", took.Round(time.Second)))
+	for _, resource := range slices.Sorted(maps.Keys(p.held)) {
+		out = append(out, resource+": "+p.held[resource])
 	}
 	if p.waitingFor != "" {
 		out = append(out, "waiting for "+p.waitingFor)

@@ -117,38 +117,7 @@ func testProbesBeforeTheFirstSync(t *testing.T) {
 	})
 }
 
-func testProbesWhileACommitIsUnderWay(t *testing.T) {
-	begun := func(p *health.Proxy) {
-		p.Queued()
-		p.Committing(true)
-	}
-	checkProbes(t, begun, []probeCase{
-		{"it is alive, though the change has waited for too long", func(_ *health.Proxy, c *clocktesting.FakePassiveClock) {
-			c.SetTime(start.Add(29 * time.Minute))
-		}, unavailable, ok},
-		{"it is not for ever", func(_ *health.Proxy, c *clocktesting.FakePassiveClock) {
-			c.SetTime(start.Add(30 * time.Minute))
-		}, unavailable, unavailable},
-		{"it is stuck if the commit has ended and no sync succeeds", func(p *health.Proxy, c *clocktesting.FakePassiveClock) {
-			p.Committing(false)
-			c.SetTime(start.Add(timeout))
-		}, unavailable, unavailable},
-		{"it is ready once the sync has succeeded", func(p *health.Proxy, c *clocktesting.FakePassiveClock) {
-			c.SetTime(start.Add(5 * time.Minute))
-			p.Committing(false)
-			p.Synced()
-		}, ok, ok},
-		{"the next commit has as much time", func(p *health.Proxy, c *clocktesting.FakePassiveClock) {
-			c.SetTime(start.Add(20 * time.Minute))
-			p.Committing(false)
-			p.Committing(true)
-			c.SetTime(start.Add(40 * time.Minute))
-		}, unavailable, ok},
-	})
-}
-
 func TestProbes(t *testing.T) {
-	t.Run("while a commit is under way", testProbesWhileACommitIsUnderWay)
 	checkProbes(t, (*health.Proxy).Synced, []probeCase{
 		{"while the Node is waited for, node ports may answer nowhere", func(p *health.Proxy, _ *clocktesting.FakePassiveClock) {
 			p.AwaitNode(true)
@@ -207,6 +176,7 @@ func TestProbes(t *testing.T) {
 	t.Run("answer as kube-proxy does", testProbesAnswerAsKubeProxyDoes)
 	t.Run("say what is wrong", testProbesSayWhatIsWrong)
 	t.Run("say what the source waits for", testAnswersSayWhatTheSourceWaitsFor)
+	t.Run("say that an empty state is held", testAnswersSayThatAnEmptyStateIsHeld)
 	t.Run("answers are counted", testAnswersAreCounted)
 	t.Run("nodes of others do not count", testNodesOfOthersDoNotCount)
 }
@@ -323,6 +293,25 @@ func testAnswersSayWhatTheSourceWaitsFor(t *testing.T) {
 	if _, body := get(t, server.URL+"/healthz"); strings.Contains(body, "waiting for") {
 		t.Errorf("/healthz after Synced:\n%s", body)
 	}
+}
+
+func testAnswersSayThatAnEmptyStateIsHeld(t *testing.T) {
+	p := health.NewProxy(health.Options{})
+	server := httptest.NewServer(p.Handler())
+	defer server.Close()
+	p.Synced()
+	p.SetHeld("services", "none at all")
+	expectCodes(t, server.URL, http.StatusServiceUnavailable, http.StatusOK)
+	for _, path := range []string{"/healthz", "/livez"} {
+		if _, body := get(t, server.URL+path); !strings.Contains(body, `"problems":["services: none at all"]`) {
+			t.Errorf("%s does not say so:\n%s", path, body)
+		}
+	}
+	if !p.Ready() {
+		t.Error("healthCheckNodePorts fail too, although the rules keep working")
+	}
+	p.SetHeld("services", "")
+	expectCodes(t, server.URL, http.StatusOK, http.StatusOK)
 }
 
 // sinkStub remembers the Nodes that it was given.

@@ -255,15 +255,12 @@ func testCompareNoticesThatTheTableGoes(t *testing.T) {
 	}
 }
 
-func testCompareThroughCommits(t *testing.T) {
-	inBothWays(t, func(t *testing.T, askFrom int) { compareThroughCommits(t, func(c *Conn) { c.askFrom = askFrom }) })
-	t.Run("when the kernel does not count", func(t *testing.T) { compareThroughCommits(t, func(c *Conn) { c.uncounted = true }) })
-}
+func testCompareThroughCommits(t *testing.T) { inBothWays(t, compareThroughCommits) }
 
-func compareThroughCommits(t *testing.T, configure func(*Conn)) {
+func compareThroughCommits(t *testing.T, askFrom int) {
 	table := manyAddresses(50_000)
 	c, another := dialOver(t, table)
-	configure(another)
+	another.askFrom = askFrom
 	calls := 0
 	others := Comparison{ThroughCommits: true, Guard: func(work func()) error {
 		work()

@@ -125,6 +125,20 @@ func (c *Conn) Counts(ctx context.Context, family Family, table, set string, eac
 	return !r.moved, nil
 }
 
+// HasElement reports whether a set has an element. It reads no more than the beginning of a listing. A set that does not
+// exist is an error that wraps unix.ENOENT.
+func (c *Conn) HasElement(ctx context.Context, family Family, table, set string) (has bool, err error) {
+	r := reader{conn: c, ctx: ctx, family: family, table: table, throughCommits: true}
+	err = r.elements(set, func(*rawElement) error {
+		has = true
+		return errStopped
+	})
+	if err != nil && !has {
+		return false, fmt.Errorf("nft: look for elements of %s %s %s: %w", family, table, set, err)
+	}
+	return has, nil
+}
+
 // errStopped says that nobody wants the rest of a listing.
 var errStopped = errors.New("stopped")
 

@@ -57,7 +57,7 @@ func NewClient(target string, options Options) (*Client, error) {
 		return nil, err
 	}
 	defer conn.Close() // it was for the error
-	return &Client{options: options, target: target, state: newState(options.Limits)}, nil
+	return &Client{options: options, target: target, state: newState(options.Limits, options.Empty.State("services", options.Logger))}, nil
 }
 
 // The first and the longest wait before a server is tried again. A third of each wait is random, so that the clients of

@@ -65,6 +65,9 @@ func TestClient(t *testing.T) {
 	t.Run("acts on nothing that a bad server broke", testClientOfABadServer)
 	t.Run("finds a server that is back", testClientFindsAServerThatIsBack)
 	t.Run("logs a warning of the server once", testClientOfAServerThatWarns)
+	t.Run("does not believe an empty full state", testClientDoesNotBelieveAnEmptyState)
+	t.Run("does not believe an empty first state over Services in force", testClientDoesNotBelieveAnEmptyFirstState)
+	t.Run("believes deletions to the last", testClientBelievesDeletions)
 }
 
 func testClientOfALaterServer(t *testing.T) {
@@ -91,6 +94,77 @@ func testClientOfALaterServer(t *testing.T) {
 	if got := log.with("too old"); len(got) != 2 {
 		t.Errorf("logged %q, want each reason once", got)
 	}
+}
+
+func deletion(names ...string) *nodelocalv1.Update {
+	u := increment()
+	for _, name := range names {
+		u.Delete = append(u.Delete, port(name).Id)
+	}
+	return u
+}
+
+func testClientDoesNotBelieveAnEmptyState(t *testing.T) {
+	held, more := make(chan string, 10), make(chan struct{})
+	target := serve(t, &script{calls: []play{func(_ *nodelocalv1.Position, send func(...*nodelocalv1.Update)) error {
+		send(full("a", "b"))
+		return errors.New("the server ends the stream")
+	}, func(_ *nodelocalv1.Position, send func(...*nodelocalv1.Update)) error {
+		send(full(), deletion("a"))
+		<-more
+		send(increment("c"))
+		select {}
+	}}})
+	var log lines
+	options := log.logger()
+	options.Empty.OnHeld = func(resource, reason string) { held <- resource + " " + reason }
+	backend := runWith(t, target, options)
+	if got, want := <-held, "services none at all, which is not believed, because every cluster has some"; got != want {
+		t.Errorf("OnHeld was told %q, want %q", got, want)
+	}
+	backend.await(t, "a b")
+	if got := log.with("Keeping the last state"); len(got) != 1 {
+		t.Errorf("logged %q, want one error", got)
+	}
+	close(more)
+	backend.await(t, "c")
+	if got := <-held; got != "services " {
+		t.Errorf("OnHeld was told %q at the end", got)
+	}
+}
+
+func testClientDoesNotBelieveAnEmptyFirstState(t *testing.T) {
+	held, more := make(chan string, 10), make(chan struct{})
+	target := serve(t, &script{calls: []play{func(_ *nodelocalv1.Position, send func(...*nodelocalv1.Update)) error {
+		send(full())
+		<-more
+		send(increment("a"))
+		select {}
+	}}})
+	options := nodelocal.Options{}
+	options.Empty.Before = func(string) bool { return true }
+	options.Empty.OnHeld = func(_, reason string) { held <- reason }
+	backend := runWith(t, target, options)
+	<-held
+	if _, n := backend.has(); n > 0 {
+		t.Errorf("the backend was called %d times", n)
+	}
+	close(more)
+	backend.await(t, "a")
+}
+
+func testClientBelievesDeletions(t *testing.T) {
+	target := serve(t, &script{calls: []play{func(_ *nodelocalv1.Position, send func(...*nodelocalv1.Update)) error {
+		send(full("a", "b"), increment("c"), deletion("a", "b"), deletion("c"))
+		select {}
+	}}})
+	options := nodelocal.Options{}
+	options.Empty.OnHeld = func(_, reason string) { t.Errorf("held: %s", reason) }
+	backend := runWith(t, target, options)
+	await.True(t, "a Sync without Services", func() bool {
+		ports, syncs := backend.has()
+		return syncs > 0 && ports == ""
+	})
 }
 
 // addLater puts a field of a later version into a message and all messages in it.

@@ -47,6 +47,8 @@ type Options struct {
 	// IgnoreExternalIPs leaves out the externalIPs of all Services, whatever the server sends. Everybody who may create
 	// Services can take traffic to any address with them (CVE-2020-8554).
 	IgnoreExternalIPs bool
+	// Empty decides about a full state of the server without a port.
+	Empty syncloop.EmptyGuard
 	// Loop is how Run calls the backend. Its Logger is by default the one above.
 	Loop syncloop.Options
 }

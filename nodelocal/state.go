@@ -24,6 +24,9 @@ type state struct {
 	all *model.Changes
 	// size counts the ports and addresses of all.
 	size protocol.Limits
+	// guard decides about full states without a port. held is the server's state while such a one is held; nil for none.
+	guard *syncloop.EmptyState
+	held  *model.Changes
 	// seen is where the server is.
 	seen *nodelocalv1.Position
 	// pending is what Take hands out next; nil is nothing. It is all if full is set.
@@ -33,8 +36,8 @@ type state struct {
 	triggers []time.Time
 }
 
-func newState(limits protocol.Limits) state {
-	return state{wake: make(chan struct{}, 1), limits: limits, full: true}
+func newState(limits protocol.Limits, guard *syncloop.EmptyState) state {
+	return state{wake: make(chan struct{}, 1), limits: limits, full: true, guard: guard}
 }
 
 func (s *state) position() *nodelocalv1.Position {
@@ -65,8 +68,15 @@ const maxInstance = 64
 func (s *state) apply(batch *model.Changes, sync *nodelocalv1.Sync) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.held != nil && !batch.Full {
+		s.held.Merge(batch)
+		batch = s.held
+	}
 	if s.all == nil && !batch.Full {
 		return errors.New("the server sent increments to a state that this client does not have")
+	}
+	if s.hold(batch, sync) {
+		return nil
 	}
 	news := batch
 	if s.all != nil {
@@ -76,10 +86,8 @@ func (s *state) apply(batch *model.Changes, sync *nodelocalv1.Sync) error {
 	if err := s.limits.Check(size); err != nil {
 		return fmt.Errorf("the state with all increments: %w", err)
 	}
-	s.size, s.seen = size, sync.GetPosition()
-	if len(s.seen.GetInstance()) > maxInstance {
-		s.seen = nil
-	}
+	s.size = size
+	s.setPosition(sync)
 	if s.all == nil {
 		s.all = batch
 		s.note(sync)
@@ -96,6 +104,28 @@ func (s *state) apply(batch *model.Changes, sync *nodelocalv1.Sync) error {
 	s.note(sync)
 	s.signal()
 	return nil
+}
+
+// hold reports whether a batch is a full state without a port that is not believed. It keeps such a state, because
+// increments to it may follow.
+func (s *state) hold(batch *model.Changes, sync *nodelocalv1.Sync) bool {
+	if !batch.Full {
+		return false
+	}
+	s.held = nil
+	if !s.guard.Hold(s.all != nil && len(s.all.Ports) > 0, len(batch.Ports) > 0) {
+		return false
+	}
+	s.held = batch
+	s.setPosition(sync)
+	return true
+}
+
+func (s *state) setPosition(sync *nodelocalv1.Sync) {
+	s.seen = sync.GetPosition()
+	if len(s.seen.GetInstance()) > maxInstance {
+		s.seen = nil
+	}
 }
 
 // note keeps when the events happened that led to what is pending: the oldest, which tell how long the worst took.

@@ -2,10 +2,12 @@ package proxy
 
 import (
 	"context"
+	"errors"
 	"slices"
 
 	"github.com/nftproxy/nftproxy/compiler"
 	"github.com/nftproxy/nftproxy/nft"
+	"golang.org/x/sys/unix"
 )
 
 // Present returns the names of the tables that Cleanup would remove, such as "ip kube-proxy", sorted.
@@ -20,6 +22,35 @@ func Present(ctx context.Context, conn *nft.Conn) ([]string, error) {
 	}
 	slices.Sort(tables)
 	return tables, nil
+}
+
+// HasServices reports whether the tables hold Services, whoever made them: this proxy, or kube-proxy in its nftables
+// mode. Both have each ClusterIP in a set.
+func HasServices(ctx context.Context, conn *nft.Conn) (bool, error) {
+	return hasElement(ctx, conn, compiler.ClusterIPs)
+}
+
+// HasEndpoints reports whether the tables hold endpoints. kube-proxy's have them in chains; they have an element in
+// service-ips for each ClusterIP with endpoints.
+func HasEndpoints(ctx context.Context, conn *nft.Conn) (bool, error) {
+	return hasElement(ctx, conn, compiler.Endpoints, compiler.ServiceIPs)
+}
+
+// hasElement reports whether, in the table of any family, the first of the sets that exists has an element.
+func hasElement(ctx context.Context, conn *nft.Conn, sets ...string) (bool, error) {
+	for _, family := range nft.Families {
+		for _, set := range sets {
+			has, err := conn.HasElement(ctx, family, compiler.TableName, set)
+			if errors.Is(err, unix.ENOENT) {
+				continue
+			}
+			if has || err != nil {
+				return has, err
+			}
+			break
+		}
+	}
+	return false, nil
 }
 
 // Cleanup removes the tables of both families and the stand-ins in one transaction, whoever made them. It succeeds if

@@ -14,6 +14,12 @@ type LoopOptions = syncloop.Options
 // SyncResult is the result of one call of Backend.Sync.
 type SyncResult = syncloop.Result
 
+// EmptyGuard keeps a Source from believing that there are no Services at all.
+type EmptyGuard = syncloop.EmptyGuard
+
+// EmptyState is the decision of an EmptyGuard about one resource.
+type EmptyState = syncloop.EmptyState
+
 var _ syncloop.Feed = (*Tracker)(nil)
 
 // NewLoop returns a Loop that its method Run starts. It must be the only reader of tracker's Changes.

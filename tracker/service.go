@@ -103,6 +103,12 @@ func forThisProxy(obj *corev1.Service, proxyName string) bool {
 	return obj.Spec.ClusterIP != corev1.ClusterIPNone && !slices.Contains(obj.Spec.ClusterIPs, corev1.ClusterIPNone)
 }
 
+// NeedsProxy reports whether a Service needs the cluster's Service proxy: it has ports, is neither headless nor of type
+// ExternalName, and names no other proxy.
+func NeedsProxy(obj *corev1.Service) bool {
+	return forThisProxy(obj, "") && len(obj.Spec.Ports) > 0
+}
+
 // addInEachFamily appends port once for each family in which the Service has a ClusterIP.
 func (s *service) addInEachFamily(port model.ServicePort, addrs *bothFamilies) {
 	for _, family := range model.Families {

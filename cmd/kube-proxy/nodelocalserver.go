@@ -71,13 +71,23 @@ func (o *brainOptions) addFlags(flags *pflag.FlagSet) {
 }
 
 func (o *brainOptions) source() (tracker.Source, error) {
+	// Clients may have Services in force, so a state without any is not believed at a start either.
+	empty := tracker.EmptyGuard{
+		Before: func(string) bool { return true },
+		OnHeld: func(resource, reason string) { nftmetrics.SetEmptyHeld(resource, reason != "") },
+	}
 	if o.manifests == "" {
-		return apiserver.New(apiserver.Config{Kubeconfig: o.kubeconfig, Master: o.master, ContentType: o.contentType, QPS: o.qps, Burst: o.burst, EveryNode: true, Details: true, OnFailing: nftmetrics.SetWatchFailing})
+		return apiserver.New(apiserver.Config{
+			Kubeconfig: o.kubeconfig, Master: o.master, ContentType: o.contentType, QPS: o.qps, Burst: o.burst, EveryNode: true,
+			Details: true, OnFailing: nftmetrics.SetWatchFailing, Empty: empty,
+		})
 	}
 	if o.kubeconfig != "" || o.master != "" {
 		return nil, errors.New("--manifests: cannot be combined with --kubeconfig or --master: Services come from one place")
 	}
-	return manifests.New(o.manifests), nil
+	source := manifests.New(o.manifests)
+	source.OnFailing, source.Empty = nftmetrics.SetWatchFailing, empty
+	return source, nil
 }
 
 func (o *brainOptions) run(ctx context.Context) error {

@@ -113,10 +113,12 @@ func (o *options) nodeName() (string, error) {
 // source returns where Services come from, unless that is a node-local server.
 func (o *options) source(nodeName string, hooks sourceHooks) (tracker.Source, error) {
 	if o.manifests != "" {
-		return o.guard(manifests.New(o.manifests), nodeName, hooks), nil
+		source := manifests.New(o.manifests)
+		source.OnFailing, source.Empty = hooks.onFailing, hooks.empty
+		return o.guard(source, nodeName, hooks), nil
 	}
 	config := o.apiserver(nodeName)
-	config.OnFailing = hooks.onFailing
+	config.OnFailing, config.Empty = hooks.onFailing, hooks.empty
 	source, err := apiserver.New(config)
 	if err != nil {
 		return nil, err

@@ -146,6 +146,7 @@ func (p *parts) remoteFeed(ctx context.Context, o *options, hooks sourceHooks) (
 		Node:              p.nodeName,
 		OnConnected:       func(yes bool) { hooks.onFailing(nodeLocalSource, !yes) },
 		IgnoreExternalIPs: config.Tracker(o.config).IgnoreExternalIPs,
+		Empty:             hooks.empty,
 	})
 	if err != nil {
 		return nil, err
@@ -232,7 +233,6 @@ func newServiceCounts(b *proxy.Backend) *proxy.ServiceCounts {
 // sync.
 func hooks(h *health.Proxy) proxy.Hooks {
 	return proxy.Hooks{
-		OnCommitting:    h.Committing,
 		OnCommit:        metrics.ObserveCommit,
 		OnCompile:       metrics.ObserveCompile,
 		OnForeignChange: metrics.CountForeignChange,

@@ -9,6 +9,9 @@ import (
 	"github.com/nftproxy/nftproxy/internal/node"
 	"github.com/nftproxy/nftproxy/model"
 	"github.com/nftproxy/nftproxy/nft"
+	"github.com/nftproxy/nftproxy/proxy"
+	"github.com/nftproxy/nftproxy/tracker"
+	"k8s.io/klog/v2"
 )
 
 // sourceHooks is what a source is given by those who want to know how it fares, and what it may ask.
@@ -16,6 +19,8 @@ type sourceHooks struct {
 	onFailing    func(resource string, failing bool)
 	onMissing    func(node.Missing)
 	previousNode func() (model.Node, error)
+	// empty decides about a state without Services.
+	empty tracker.EmptyGuard
 }
 
 func newSourceHooks(ctx context.Context, p *health.Proxy, conn *nft.Conn) sourceHooks {
@@ -29,7 +34,29 @@ func newSourceHooks(ctx context.Context, p *health.Proxy, conn *nft.Conn) source
 			metrics.SetNodeMissing(m.Node, m.Addresses, m.PodCIDRs)
 		},
 		previousNode: func() (model.Node, error) { return previousNode(ctx, conn) },
+		empty: tracker.EmptyGuard{
+			Before: func(resource string) bool { return inForce(ctx, conn, resource) },
+			OnHeld: func(resource, reason string) {
+				p.SetHeld(resource, reason)
+				metrics.SetEmptyHeld(resource, reason != "")
+			},
+		},
 	}
+}
+
+// inForce reports whether the rules of the previous run, or of the kube-proxy that ran before, have a resource. If they
+// cannot be read, it says so.
+func inForce(ctx context.Context, conn *nft.Conn, resource string) bool {
+	look := proxy.HasServices
+	if resource == "endpointslices" {
+		look = proxy.HasEndpoints
+	}
+	has, err := look(ctx, conn)
+	if err != nil {
+		klog.FromContext(ctx).Error(err, "Cannot read what the rules in the kernel have; taking it that they have some", "resource", resource)
+		return true
+	}
+	return has
 }
 
 // previousNode returns the Node as far as the rules in the kernel tell it: those of the previous run, or of the

@@ -9,6 +9,7 @@ import (
 	"github.com/nftproxy/nftproxy/compiler"
 	"github.com/nftproxy/nftproxy/integration/lab/labtest"
 	"github.com/nftproxy/nftproxy/nft"
+	"github.com/nftproxy/nftproxy/proxy"
 )
 
 // A Node may have no addresses just when its kube-proxy is swapped. Where node ports answer is then
@@ -21,6 +22,12 @@ func testNodeAddressesAreReadFromKubeProxysTables(t *testing.T) {
 	}
 	labtest.Nft(t, l.Node, string(ruleset), "-f", "-")
 	conn := labtest.Conn(t, l.Node)
+	if has, err := proxy.HasServices(t.Context(), conn); err != nil || !has {
+		t.Errorf("kube-proxy's tables have Services: %v, %v", has, err)
+	}
+	if has, err := proxy.HasEndpoints(t.Context(), conn); err != nil || !has {
+		t.Errorf("kube-proxy's tables have endpoints: %v, %v", has, err)
+	}
 	var tables []*nft.Table
 	for _, family := range nft.Families {
 		table, err := conn.ReadTable(t.Context(), family, compiler.TableName)

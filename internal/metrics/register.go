@@ -37,7 +37,7 @@ func Register() {
 			healthz, livez, serviceHealthPorts,
 			localhostListeners, localhostListenFailures,
 			skippedObjects,
-			watchFailing, nodeMissing,
+			watchFailing, emptyHeld, nodeMissing,
 			leftoverRules, buildInfo,
 			nodeLocalWatchers, nodeLocalBatches, nodeLocalBytes, nodeLocalLag, nodeLocalRefused,
 		)
@@ -69,6 +69,8 @@ func startAtZero() {
 		}
 	}
 	startNodeLocalAtZero()
+	SetEmptyHeld("services", false)
+	SetEmptyHeld("endpointslices", false)
 	SetServiceHealthPorts(0, 0)
 	showBuildInfo()
 }

@@ -40,19 +40,25 @@ type feed struct {
 }
 
 // feeds returns the four resources that a proxy reads, those that Synced waits for first.
-func (s *Source) feeds(sink tracker.Sink) []*feed {
+func (s *Source) feeds(ctx context.Context, sink tracker.Sink) []*feed {
 	all := metav1.NamespaceAll
-	waits := newWaits(sink)
+	waits, guard := newWaits(sink), s.config.Empty
+	forSlices := guard
+	if guard.Off = guard.Off || s.config.ServiceProxyName != ""; guard.Off {
+		forSlices.Off, forSlices.Before = false, nil
+	}
 	services := newFeed(s.outage("services", waits), &corev1.Service{}, s.client.CoreV1().Services(all),
-		ownServices(s.config.ServiceProxyName), sink.SetService, sink.DeleteService)
+		ownServices(s.config.ServiceProxyName), sink.SetService, sink.DeleteService,
+		waits.guard(guard, "services", klog.FromContext(ctx)), tracker.NeedsProxy)
 	services.queue.(*directQueue[*corev1.Service]).details = s.config.Details
 	endpointSlices := newFeed(s.outage("endpointslices", waits), &discoveryv1.EndpointSlice{}, s.client.DiscoveryV1().EndpointSlices(all),
-		routableSlices, sink.SetEndpointSlice, sink.DeleteEndpointSlice)
+		routableSlices, sink.SetEndpointSlice, sink.DeleteEndpointSlice,
+		waits.guard(forSlices, "endpointslices", klog.FromContext(ctx)), nil)
 	nodes := newFeed(s.outage("nodes", nil), &corev1.Node{}, s.client.CoreV1().Nodes(),
-		s.config.nodes(), sink.SetNode, byName(sink.DeleteNode))
+		s.config.nodes(), sink.SetNode, byName(sink.DeleteNode), nil, nil)
 	nodes.patience = s.timing.node
 	cidrs := newFeed(s.outage("servicecidrs", nil), &networkingv1.ServiceCIDR{}, s.client.NetworkingV1().ServiceCIDRs(),
-		everything, sink.SetServiceCIDR, byName(sink.DeleteServiceCIDR))
+		everything, sink.SetServiceCIDR, byName(sink.DeleteServiceCIDR), nil, nil)
 	cidrs.refusal = newRefusal(cidrs.outage, s.timing.refusal)
 	cidrs.source = cidrs.refusal.guard(cidrs.source)
 	cidrs.patience, cidrs.giveUp = s.timing.cidrs, cidrs.outage.noticed
@@ -85,6 +91,18 @@ type waits struct {
 
 func newWaits(sink tracker.Sink) *waits { return &waits{sink: sink, reasons: map[string]string{}} }
 
+// guard returns the decision of a guard about a resource, which is waited for as long as its first list is held.
+func (w *waits) guard(g tracker.EmptyGuard, resource string, logger klog.Logger) *tracker.EmptyState {
+	told := g.OnHeld
+	g.OnHeld = func(resource, reason string) {
+		w.set(resource, reason)
+		if told != nil {
+			told(resource, reason)
+		}
+	}
+	return g.State(resource, logger)
+}
+
 // set records why a resource is not listed; an empty reason says that it is.
 func (w *waits) set(resource, reason string) {
 	w.mu.Lock()
@@ -106,12 +124,15 @@ func (w *waits) set(resource, reason string) {
 
 func newFeed[T object, L runtime.Object](
 	outage *outage, example T, objects collection[L], narrow narrowing, set func(T), remove func(namespace, name string),
+	empty *tracker.EmptyState, counts func(T) bool,
 ) *feed {
+	queue := newDirectQueue(outage.resource, set, remove)
+	queue.empty, queue.counts = empty, counts
 	return &feed{
 		resource: outage.resource,
 		example:  example,
 		source:   listWatch(objects, narrow, outage),
-		queue:    newDirectQueue(outage.resource, set, remove),
+		queue:    queue,
 		outage:   outage,
 	}
 }

@@ -138,8 +138,10 @@ func (o *outage) consequence() string {
 func (o *outage) over(ctx context.Context) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
+	if !o.answered {
+		o.setWaiting("")
+	}
 	o.answered, o.expired, o.streaming = true, false, false
-	o.setWaiting("")
 	o.setFailing(false)
 	o.end(ctx, "Watching again")
 }

@@ -38,7 +38,8 @@ func (c *calls) take() (all []string) {
 }
 
 func TestDirectQueue(t *testing.T) {
-	t.Run("passes on each object at once", testDirectQueuePassesOn)
+	t.Run("passes on each event at once, and each list when it is complete", testDirectQueuePassesOn)
+	t.Run("streams the first list", testDirectQueueStreamsTheFirstList)
 	t.Run("survives a broken stream", testBrokenStream)
 }
 
@@ -56,14 +57,9 @@ func testDirectQueuePassesOn(t *testing.T) {
 	}
 	streamed := func(name string) any {
 		t.Helper()
-		key, err := q.Transformer()(service(name))
-		check("streaming "+name, err, "set "+name)
-		again, err := q.Transformer()(key)
-		check("streaming "+name+" a second time", err)
-		if again != key {
-			t.Errorf("a transformed object is transformed to %v, want %v as it is", again, key)
-		}
-		return key
+		obj, err := q.Transformer()(service(name))
+		check("streaming "+name, err)
+		return obj
 	}
 
 	check("an empty queue", nil)
@@ -79,13 +75,37 @@ func testDirectQueuePassesOn(t *testing.T) {
 	check("a deletion", q.Delete(service("b")), "remove default/b")
 	check("a deletion of what is not there", q.Delete(service("b")))
 	check("a list without c", q.Replace([]any{service("a")}, "2"), "set a", "remove default/c")
-	check("a streamed list without a", q.Replace([]any{streamed("d"), streamed("e")}, "3"), "remove default/a")
+	check("a streamed list without a", q.Replace([]any{streamed("d"), streamed("e")}, "3"), "set d", "set e", "remove default/a")
 	streamed("f") // and the stream breaks
 	check("the deletion of d", q.Delete(service("d")), "remove default/d")
-	check("a list after a broken stream", q.Replace([]any{service("e")}, "4"), "set e", "remove default/f")
+	check("a list after a broken stream", q.Replace([]any{service("e")}, "4"), "set e")
 }
 
-// A reflector hands over what it streams at once. What was in a stream that broke, and is in no list afterwards, goes.
+func testDirectQueueStreamsTheFirstList(t *testing.T) {
+	sink := &calls{}
+	q := newDirectQueue("services", sink.set, sink.remove)
+	var list []any
+	for _, name := range []string{"a", "b"} {
+		key, err := q.Transformer()(service(name))
+		again, errAgain := q.Transformer()(key)
+		if err != nil || errAgain != nil || again != key {
+			t.Errorf("streaming %s: %v, %v; a transformed object is transformed to %v, want %v as it is", name, err, errAgain, again, key)
+		}
+		list = append(list, key)
+	}
+	if got := sink.take(); !slices.Equal(got, []string{"set a", "set b"}) {
+		t.Errorf("while the first list is streamed, the sink was told %q", got)
+	}
+	if err := q.Replace(list[:1], "1"); err != nil {
+		t.Fatal(err)
+	}
+	if got := sink.take(); !slices.Equal(got, []string{"remove default/b"}) || !q.HasSynced() {
+		t.Errorf("when it is complete, the sink was told %q", got)
+	}
+}
+
+// A reflector hands over the first list while it streams. What was in a stream that broke, and is in no list
+// afterwards, goes.
 func testBrokenStream(t *testing.T) {
 	sink := &calls{}
 	q := newDirectQueue("services", sink.set, sink.remove)

@@ -76,7 +76,7 @@ func (s *Source) Run(ctx context.Context, sink tracker.Sink) error {
 	defer controllers.Wait()
 	defer cancel()
 
-	feeds := s.feeds(sink)
+	feeds := s.feeds(ctx, sink)
 	listed := make([]cache.DoneChecker, len(feeds))
 	for i, f := range feeds {
 		listed[i] = f.start(ctx, &controllers)

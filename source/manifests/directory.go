@@ -17,6 +17,8 @@ type directory struct {
 	files map[string]*file
 	// bad is what is wrong with a file now, so that it is not decoded again unchanged.
 	bad map[string]badFile
+	// missing says what of the directory was never read: it itself, or a file.
+	missing []error
 }
 
 type badFile struct {
@@ -27,35 +29,44 @@ type badFile struct {
 // refresh reads dir and returns what is wrong with it now. Of a file that cannot be used
 // the last good objects stay; if dir itself cannot be read, everything stays.
 func (d *directory) refresh(dir string) []error {
-	texts, err := readDir(dir)
-	errs := flatten(err)
-	if texts == nil {
-		return errs
+	all, err := readDir(dir)
+	if err != nil {
+		if d.files == nil {
+			d.missing = []error{err}
+		}
+		return []error{err}
 	}
-	files := make(map[string]*file, len(texts))
+	files := make(map[string]*file, len(all))
 	bad := map[string]badFile{}
-	for _, name := range slices.Sorted(maps.Keys(texts)) {
-		sum := sha256.Sum256(texts[name])
-		f, err := d.refreshFile(name, texts[name], sum)
+	var errs []error
+	d.missing = nil
+	for _, name := range slices.Sorted(maps.Keys(all)) {
+		sum := sha256.Sum256(all[name].text)
+		f, err := d.refreshFile(name, all[name], sum)
 		if f != nil {
 			files[name] = f
 		}
-		if err != nil {
+		if err == nil {
+			continue
+		}
+		if all[name].err == nil {
 			bad[name] = badFile{sum, err}
-			errs = append(errs, flatten(err)...)
+		}
+		errs = append(errs, flatten(err)...)
+		if f == nil {
+			d.missing = append(d.missing, flatten(err)...)
 		}
 	}
 	d.files, d.bad = files, bad
 	return errs
 }
 
-// refreshFile returns what the file now stands for. A nil text could not be read, which
-// was reported already.
-func (d *directory) refreshFile(name string, text []byte, sum [sha256.Size]byte) (*file, error) {
-	old := d.files[name]
+// refreshFile returns what the file now stands for.
+func (d *directory) refreshFile(name string, now content, sum [sha256.Size]byte) (*file, error) {
+	old, text := d.files[name], now.text
 	switch {
-	case text == nil:
-		return old, nil
+	case now.err != nil:
+		return old, now.err
 	case old != nil && old.sum == sum:
 		return old, nil
 	case old != nil && len(old.objects) > 0 && isBlank(text):

@@ -8,8 +8,9 @@
 // error that names the file, the document and the field, since a typo could otherwise silently
 // remove a Service's endpoints.
 //
-// [Load] reads a directory once and fails on any error. A [Source] watches it; on an error in a
-// file it keeps the last good objects of that file.
+// [Load] reads a directory once and fails on any error. A [Source] watches it. It is synced when it
+// has read the directory and each file once; later it keeps the last good objects of a file with an
+// error, and all objects while the directory is missing or empty.
 //
 // Write a file under another name first (a hidden file is never read) and then rename it. A
 // document that is cut off in the middle may still be valid YAML with fewer fields.

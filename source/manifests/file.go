@@ -112,30 +112,38 @@ func isManifest(name string) bool {
 	return false
 }
 
-// readDir returns the text of each manifest in dir. A file that cannot be read is nil
-// there and an error; one that vanished meanwhile is no error.
-func readDir(dir string) (map[string][]byte, error) {
+// content is the text of a file, or why it cannot be read.
+type content struct {
+	text []byte
+	err  error
+}
+
+// readDir reads each manifest in dir. One that vanished meanwhile is left out, but not a link that leads nowhere: its
+// target may be a volume that is not mounted yet.
+func readDir(dir string) (map[string]content, error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
 		return nil, err
 	}
-	texts := map[string][]byte{}
-	var errs []error
+	all := map[string]content{}
 	for _, entry := range entries {
 		if !isManifest(entry.Name()) {
 			continue
 		}
-		text, err := readFile(filepath.Join(dir, entry.Name()))
-		switch {
-		case errors.Is(err, os.ErrNotExist), errors.Is(err, errNoFile):
-		case err != nil:
-			texts[entry.Name()] = nil
-			errs = append(errs, err)
-		default:
-			texts[entry.Name()] = text
+		path := filepath.Join(dir, entry.Name())
+		text, err := readFile(path)
+		if errors.Is(err, errNoFile) || errors.Is(err, os.ErrNotExist) && !exists(path) {
+			continue
 		}
+		all[entry.Name()] = content{text, err}
 	}
-	return texts, errors.Join(errs...)
+	return all, nil
+}
+
+// exists reports whether there is something at path itself, without following a link.
+func exists(path string) bool {
+	_, err := os.Lstat(path)
+	return err == nil
 }
 
 // errNoFile is a directory or device with the name of a manifest.

@@ -135,6 +135,23 @@ func (r *recorder) waitFor(t *testing.T, want map[string]string) {
 	}
 }
 
+// waitForReason waits until that is what the source waits for, or fails.
+func (r *recorder) waitForReason(t *testing.T, want string) {
+	t.Helper()
+	var waiting string
+	for range 1000 {
+		r.mu.Lock()
+		synced := r.synced
+		waiting = r.waiting
+		r.mu.Unlock()
+		if waiting == want && !synced {
+			return
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	t.Fatalf("the source waits for %q, want %q", waiting, want)
+}
+
 // takeEvents returns what the sink was told since the last call.
 func (r *recorder) takeEvents() []string {
 	r.mu.Lock()
@@ -172,25 +189,34 @@ func (l *logLines) count(part string) (n int) {
 // waitFor waits until a line with part is logged.
 func (l *logLines) waitFor(t *testing.T, part string) {
 	t.Helper()
+	l.waitForCount(t, part, 1)
+}
+
+// waitForCount waits until n lines with part are logged.
+func (l *logLines) waitForCount(t *testing.T, part string, n int) {
+	t.Helper()
 	for range 1000 {
-		if l.count(part) > 0 {
+		if l.count(part) >= n {
 			return
 		}
 		time.Sleep(10 * time.Millisecond)
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	t.Fatalf("no log line has %q in\n%s", part, strings.Join(slices.Clone(l.lines), "\n"))
+	t.Fatalf("fewer than %d log lines have %q in\n%s", n, part, strings.Join(slices.Clone(l.lines), "\n"))
 }
 
 // start runs a Source over dir until the test ends.
-func start(t *testing.T, dir string) (*recorder, *logLines) {
+func start(t *testing.T, dir string, adjust ...func(*Source)) (*recorder, *logLines) {
 	t.Helper()
 	sink, log := newRecorder(), &logLines{}
 	ctx, cancel := context.WithCancel(klog.NewContext(t.Context(), log.logger()))
 	done := make(chan error, 1)
 	source := New(dir)
 	source.Quiet = 20 * time.Millisecond
+	for _, f := range adjust {
+		f(source)
+	}
 	go func() { done <- source.Run(ctx, sink) }()
 	t.Cleanup(func() {
 		cancel()

@@ -4,11 +4,11 @@ import (
 	"context"
 	"fmt"
 	"maps"
-	"os"
 	"path/filepath"
 	"slices"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/klog/v2"
 
@@ -29,12 +29,32 @@ type Source struct {
 	// no inotify watches left. Default 1 minute.
 	Rescan time.Duration
 
+	// Empty decides about a directory without any Service that needs a proxy.
+	Empty tracker.EmptyGuard
+	// OnFailing, if set, is called with "manifests" and true when the directory or a file in it begins to be unreadable,
+	// and with false when everything is read again. It must not block.
+	OnFailing func(resource string, failing bool)
+
 	directory directory
 	published map[id]object
-	// told holds the errors of the last read, and ignored the kinds ignored so far. Each is logged once.
-	told    map[string]bool
+	empty     *tracker.EmptyState
+	// failing is what OnFailing was told last. synced says that the sink was told everything once.
+	failing, synced bool
+	// told holds the errors of the last read, with the time of the next line about each. ignored holds the kinds ignored
+	// so far, each of which is logged once.
+	told    map[string]reminder
 	ignored map[groupKind]bool
 }
+
+// reminder is when an error that stays is logged again.
+type reminder struct {
+	at   time.Time
+	wait time.Duration
+}
+
+// maxReminder is the longest time between two lines about an error that stays. The first is Source.Rescan; each is twice
+// the one before.
+const maxReminder = time.Hour
 
 var _ tracker.Source = (*Source)(nil)
 
@@ -43,39 +63,90 @@ func New(dir string) *Source {
 	return &Source{Dir: dir, Quiet: 50 * time.Millisecond, Rescan: time.Minute}
 }
 
-// Run implements tracker.Source. It returns an error if Dir is not a directory when it
-// starts. It logs errors of files, and keeps the last good objects of such a file. If the directory
-// is deleted later, its objects stay until there is a directory again. Run must not be called twice.
+// Run implements tracker.Source. It is synced when the directory and each file in it were read once: until then it logs
+// the errors, with back-off, and tells Sink.Waiting. Later the last good objects of a file with an error stay, and all
+// objects while the directory is missing or cannot be read. Empty decides about a directory without Services. The
+// only error is that the working directory of a relative Dir is unknown. Run must not be called twice.
 func (s *Source) Run(ctx context.Context, sink tracker.Sink) error {
 	dir, err := filepath.Abs(s.Dir)
 	if err != nil {
 		return err
 	}
-	if info, err := os.Stat(dir); err != nil {
-		return fmt.Errorf("manifest directory: %w", err)
-	} else if !info.IsDir() {
-		return fmt.Errorf("manifest directory: %s is not a directory", dir)
-	}
 	s.published, s.ignored = map[id]object{}, map[groupKind]bool{}
+	s.empty = s.guard(sink).State("services", klog.FromContext(ctx))
 
 	// The watch begins before the first read, so that nothing falls in between.
 	w := newWatch(ctx, dir, s.Quiet, s.Rescan)
 	defer w.close()
-	s.refresh(ctx, dir, sink)
-	sink.Synced()
-	for w.wait(ctx) {
+	for read := true; read; read = w.wait(ctx) {
 		s.refresh(ctx, dir, sink)
 	}
 	return nil
 }
 
+// guard returns Empty, which tells the sink too what is waited for.
+func (s *Source) guard(sink tracker.Sink) tracker.EmptyGuard {
+	guard := s.Empty
+	guard.OnHeld = func(resource, reason string) {
+		if reason != "" {
+			sink.Waiting(resource + ": " + reason)
+		}
+		if s.Empty.OnHeld != nil {
+			s.Empty.OnHeld(resource, reason)
+		}
+	}
+	return guard
+}
+
 // refresh reads the directory and publishes the differences from the last time.
 func (s *Source) refresh(ctx context.Context, dir string, sink tracker.Sink) {
 	errs := s.directory.refresh(dir)
+	s.report(len(errs) > 0)
 	objects, duplicates := s.directory.objects()
 	s.logErrors(ctx, append(errs, duplicates...))
 	s.logIgnored(ctx)
+	if missing := s.directory.missing; len(missing) > 0 && !s.synced {
+		sink.Waiting(waitingFor(missing))
+		return
+	}
+	if s.empty.Hold(hasServices(s.published), hasServices(objects)) {
+		return
+	}
 	s.publish(objects, sink)
+	if !s.synced {
+		s.synced = true
+		sink.Synced()
+	}
+}
+
+// waitingFor names the first error, and how many more there are.
+func waitingFor(missing []error) string {
+	text := "manifests: " + missing[0].Error()
+	if more := len(missing) - 1; more > 0 {
+		text += fmt.Sprintf(" (and %d more)", more)
+	}
+	return text
+}
+
+// hasServices reports whether some of the objects is a Service that needs a proxy.
+func hasServices(objects map[id]object) bool {
+	for _, o := range objects {
+		if service, ok := o.value.(*corev1.Service); ok && tracker.NeedsProxy(service) {
+			return true
+		}
+	}
+	return false
+}
+
+// report calls OnFailing when that changes.
+func (s *Source) report(failing bool) {
+	if s.failing == failing {
+		return
+	}
+	s.failing = failing
+	if s.OnFailing != nil {
+		s.OnFailing("manifests", failing)
+	}
 }
 
 // publish sets what is new or different before it deletes what is gone, so that an
@@ -97,21 +168,35 @@ func (s *Source) publish(objects map[id]object, sink tracker.Sink) {
 	s.published = objects
 }
 
-// logErrors logs the errors that were not there the last time.
+// logErrors logs the errors that were not there the last time, and those that stay with back-off.
 func (s *Source) logErrors(ctx context.Context, errs []error) {
-	logger := klog.FromContext(ctx)
-	told := make(map[string]bool, len(errs))
+	logger, now := klog.FromContext(ctx), time.Now()
+	told := make(map[string]reminder, len(errs))
 	for _, err := range errs {
 		text := err.Error()
-		if !s.told[text] && !told[text] {
-			logger.Error(err, "Manifest cannot be used, keeping the last good one if any", "dir", s.Dir)
+		if _, twice := told[text]; twice {
+			continue
 		}
-		told[text] = true
+		next := s.told[text]
+		if !now.Before(next.at) {
+			logger.Error(err, s.consequence(), "dir", s.Dir)
+			next.wait = min(max(2*next.wait, s.Rescan), maxReminder)
+			next.at = now.Add(next.wait)
+		}
+		told[text] = next
 	}
 	if len(s.told) > 0 && len(told) == 0 {
 		logger.Info("All manifests are good again", "dir", s.Dir)
 	}
 	s.told = told
+}
+
+// consequence says what happens while there is an error.
+func (s *Source) consequence() string {
+	if s.synced {
+		return "Manifest cannot be used, keeping the last good one if any"
+	}
+	return "Manifest cannot be used; programming nothing before everything was read once"
 }
 
 // logIgnored logs each kind that is ignored, once.

@@ -3,6 +3,7 @@ package manifests
 import (
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 	"time"
 
@@ -12,14 +13,16 @@ import (
 func TestSource(t *testing.T) {
 	t.Run("changes on disk reach the sink", testChangesOnDiskReachTheSink)
 	t.Run("a bad file keeps its last good objects", testBadFileKeepsItsLastGoodObjects)
-	t.Run("a bad file at the start does not stop the rest", testBadFileAtStartDoesNotStopTheRest)
+	t.Run("a bad file at the start is waited for", testBadFileAtTheStartIsWaitedFor)
+	t.Run("a missing directory at the start is waited for", testMissingDirectoryAtTheStartIsWaitedFor)
+	t.Run("an emptied directory is not believed", testEmptiedDirectoryIsNotBelieved)
+	t.Run("an empty directory at the start is not believed", testEmptyDirectoryAtTheStartIsNotBelieved)
 	t.Run("the first of two files with one object counts", testFirstOfTwoFilesWithOneObjectCounts)
 	t.Run("a ConfigMap volume is followed", testConfigMapVolumeIsFollowed)
 	t.Run("a directory that is a swapped link is followed", testDirectoryThatIsASwappedLinkIsFollowed)
 	t.Run("a directory that goes away keeps its objects until it is back", testDirectoryThatGoesAwayKeepsItsObjectsUntilItIsBack)
 	t.Run("a burst of writes is read once", testBurstOfWritesIsReadOnce)
 	t.Run("a rescan finds what the kernel does not tell", testRescanFindsWhatTheKernelDoesNotTell)
-	t.Run("needs a directory", testRunNeedsADirectory)
 }
 
 func testChangesOnDiskReachTheSink(t *testing.T) {
@@ -87,16 +90,85 @@ func testBadFileKeepsItsLastGoodObjects(t *testing.T) {
 	log.waitFor(t, "All manifests are good again")
 }
 
-func testBadFileAtStartDoesNotStopTheRest(t *testing.T) {
+func testBadFileAtTheStartIsWaitedFor(t *testing.T) {
 	dir := t.TempDir()
-	writeFile(t, dir, "a.yaml", "kind: Service\n")
-	writeFile(t, dir, "b.yaml", serviceYAML("web", "10.96.0.1")+"---\napiVersion: apps/v1\nkind: Deployment\n---\napiVersion: apps/v1\nkind: Deployment\n")
-	sink, log := start(t, dir)
-	sink.waitFor(t, map[string]string{"Service default/web": "10.96.0.1"})
-	log.waitFor(t, "a.yaml: document 1 (line 1): Service: no apiVersion")
+	writeFile(t, dir, "gen.yaml", serviceYAML("web", "10.96.0.1")+"---\nkind: [\n")
+	writeFile(t, dir, "b.yaml", serviceYAML("dns", "10.96.0.10")+"---\napiVersion: apps/v1\nkind: Deployment\n---\napiVersion: apps/v1\nkind: Deployment\n")
+	symlink(t, "/nowhere", filepath.Join(dir, "link.yaml"))
+	failing := make(chan bool, 10)
+	sink, log := start(t, dir, func(s *Source) {
+		s.Rescan = 20 * time.Millisecond
+		s.OnFailing = func(_ string, yes bool) { failing <- yes }
+	})
+	const cause = "gen.yaml: document 2 (line 9): yaml: line 10: did not find expected node content"
+	sink.waitForReason(t, "manifests: "+cause+" (and 1 more)")
+	log.waitForCount(t, cause, 3) // with back-off, from 20 ms
+	log.waitFor(t, "/link.yaml: no such file or directory")
+	if !<-failing {
+		t.Error("OnFailing was told false first")
+	}
+	if events := slices.DeleteFunc(sink.takeEvents(), func(e string) bool { return e == "waiting" }); len(events) > 0 {
+		t.Errorf("the sink was told %v before every file was read", events)
+	}
 	if n := log.count("Ignoring objects of a kind"); n != 1 {
 		t.Errorf("ignored kinds were logged %d times, want once", n)
 	}
+
+	writeFile(t, dir, "gen.yaml", serviceYAML("web", "10.96.0.1"))
+	sink.waitForReason(t, "manifests: stat "+filepath.Join(dir, "link.yaml")+": no such file or directory")
+	if err := os.Remove(filepath.Join(dir, "link.yaml")); err != nil {
+		t.Fatal(err)
+	}
+	sink.waitFor(t, map[string]string{"Service default/web": "10.96.0.1", "Service default/dns": "10.96.0.10"})
+	if <-failing {
+		t.Error("OnFailing was told true again")
+	}
+}
+
+func testEmptiedDirectoryIsNotBelieved(t *testing.T) {
+	dir := t.TempDir()
+	writeFile(t, dir, "web.yaml", serviceYAML("web", "10.96.0.1"))
+	writeFile(t, dir, "slice.yaml", sliceYAML("web", "10.0.0.1"))
+	held := make(chan string, 10)
+	sink, log := start(t, dir, func(s *Source) {
+		s.Rescan = 20 * time.Millisecond
+		s.Empty.OnHeld = func(resource, reason string) { held <- resource + " " + reason }
+	})
+	all := map[string]string{"Service default/web": "10.96.0.1", "EndpointSlice default/web-1": "10.0.0.1"}
+	sink.waitFor(t, all)
+	for _, name := range []string{"web.yaml", "slice.yaml"} {
+		if err := os.Remove(filepath.Join(dir, name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got, want := <-held, "services none at all, which is not believed, because every cluster has some"; got != want {
+		t.Errorf("OnHeld was told %q, want %q", got, want)
+	}
+	time.Sleep(100 * time.Millisecond) // several reads
+	sink.waitFor(t, all)
+	if n := log.count("Keeping the last state"); n != 1 {
+		t.Errorf("%d errors, want one", n)
+	}
+
+	t.Log("it ends with the first Service")
+	writeFile(t, dir, "dns.yaml", serviceYAML("dns", "10.96.0.10"))
+	sink.waitFor(t, map[string]string{"Service default/dns": "10.96.0.10"})
+	if got := <-held; got != "services " {
+		t.Errorf("OnHeld was told %q at the end", got)
+	}
+}
+
+func testEmptyDirectoryAtTheStartIsNotBelieved(t *testing.T) {
+	dir := t.TempDir()
+	sink, _ := start(t, dir, func(s *Source) {
+		s.Empty.Before = func(string) bool { return true }
+	})
+	sink.waitForReason(t, "services: none at all, which is not believed, because every cluster has some")
+	if events := slices.DeleteFunc(sink.takeEvents(), func(e string) bool { return e == "waiting" }); len(events) > 0 {
+		t.Errorf("the sink was told %v", events)
+	}
+	writeFile(t, dir, "dns.yaml", serviceYAML("dns", "10.96.0.10"))
+	sink.waitFor(t, map[string]string{"Service default/dns": "10.96.0.10"})
 }
 
 func testFirstOfTwoFilesWithOneObjectCounts(t *testing.T) {
@@ -211,13 +283,17 @@ func testRescanFindsWhatTheKernelDoesNotTell(t *testing.T) {
 	sink.waitFor(t, map[string]string{"Service default/web": "10.96.0.2"})
 }
 
-func testRunNeedsADirectory(t *testing.T) {
-	dir := t.TempDir()
-	if err := New(filepath.Join(dir, "missing")).Run(t.Context(), newRecorder()); err == nil {
-		t.Error("a directory that does not exist is no error")
+func testMissingDirectoryAtTheStartIsWaitedFor(t *testing.T) {
+	top := t.TempDir()
+	dir := filepath.Join(top, "manifests")
+	writeFile(t, top, "manifests", "a file in its place")
+	sink, log := start(t, dir, func(s *Source) { s.Rescan = 20 * time.Millisecond })
+	log.waitFor(t, dir+": not a directory")
+	if err := os.Remove(dir); err != nil {
+		t.Fatal(err)
 	}
-	writeFile(t, dir, "file.yaml", "")
-	if err := New(filepath.Join(dir, "file.yaml")).Run(t.Context(), newRecorder()); err == nil {
-		t.Error("a file in place of a directory is no error")
-	}
+	sink.waitForReason(t, "manifests: open "+dir+": no such file or directory")
+	log.waitFor(t, dir+": no such file or directory")
+	writeFile(t, mkdir(t, top, "manifests"), "web.yaml", serviceYAML("web", "10.96.0.1"))
+	sink.waitFor(t, map[string]string{"Service default/web": "10.96.0.1"})
 }
