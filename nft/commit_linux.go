@@ -22,7 +22,7 @@ type CommitStats struct {
 	// out.
 	Encode, Kernel time.Duration
 	// Unchanged says that the kernel found nothing to change, for example because an element was there already. Such a
-	// commit does not raise the ruleset's generation. Kernels before 5.9 do not tell, and Unchanged stays false.
+	// commit does not raise the ruleset's generation. Kernels before 5.10 do not tell, and Unchanged stays false.
 	Unchanged bool
 }
 

@@ -47,7 +47,7 @@ type Conn struct {
 
 	// canDestroy says whether the kernel has NFT_MSG_DESTROYTABLE; nil until the first transaction that needs to know.
 	canDestroy atomic.Pointer[bool]
-	// echoes says that the kernel has echoed the generation of a commit, as it does since Linux 5.9. turn guards it.
+	// echoes says that the kernel has echoed the generation of a commit, as it does since Linux 5.10. turn guards it.
 	echoes bool
 }
 

@@ -224,7 +224,7 @@ func testCommitTakesTheLargestElements(t *testing.T) {
 }
 
 func testCommitTellsWhetherItChangedAnything(t *testing.T) {
-	netns.NeedLinux(t, 5, 9)
+	netns.NeedLinux(t, 5, 10)
 	netns.EnterForTest(t)
 	c := dial(t)
 	table := manyAddresses(2000)

@@ -261,7 +261,7 @@ func testCheckAfterStart(t *testing.T) {
 // Somebody else commits what a Sync is about to commit, such as a second proxy on the node, and something foreign. Then
 // the commit of the Sync changes nothing, and the kernel does not raise its generation.
 func testCheckAfterAnOwnCommitThatChangedNothing(t *testing.T) {
-	netns.NeedLinux(t, 5, 9)
+	netns.NeedLinux(t, 5, 10)
 	const services = 10
 	b, others := watched(t, services, Hooks{})
 	more := manyPorts(services+1, 1)
