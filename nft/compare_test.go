@@ -255,12 +255,15 @@ func testCompareNoticesThatTheTableGoes(t *testing.T) {
 	}
 }
 
-func testCompareThroughCommits(t *testing.T) { inBothWays(t, compareThroughCommits) }
+func testCompareThroughCommits(t *testing.T) {
+	inBothWays(t, func(t *testing.T, askFrom int) { compareThroughCommits(t, func(c *Conn) { c.askFrom = askFrom }) })
+	t.Run("when the kernel does not count", func(t *testing.T) { compareThroughCommits(t, func(c *Conn) { c.uncounted = true }) })
+}
 
-func compareThroughCommits(t *testing.T, askFrom int) {
+func compareThroughCommits(t *testing.T, configure func(*Conn)) {
 	table := manyAddresses(50_000)
 	c, another := dialOver(t, table)
-	another.askFrom = askFrom
+	configure(another)
 	calls := 0
 	others := Comparison{ThroughCommits: true, Guard: func(work func()) error {
 		work()

@@ -136,17 +136,11 @@ func (c *comparison) compare(ctx context.Context, conn *nft.Conn) (tx nft.Transa
 		work()
 		return nil
 	}
-	for _, want := range c.wanted {
-		part, err := conn.Compare(ctx, want, nft.Comparison{Guard: guard, ThroughCommits: true, StaleKeys: c.backend.compiler.StaleEndpoints})
-		if errors.Is(err, errOvertaken) {
-			return nft.Transaction{}, nil // the Sync has reconciled the tables
-		}
-		if err != nil && (part.Empty() || !errors.Is(err, nft.ErrGenerationMoved)) {
-			return tx, err
-		}
-		tx.Append(part)
+	tx, _, err = c.backend.compare(ctx, conn, c.wanted, guard)
+	if errors.Is(err, errOvertaken) {
+		return nft.Transaction{}, nil // the Sync has reconciled the tables
 	}
-	return tx, nil
+	return tx, err
 }
 
 // endCheck commits the difference that a comparison has found.

@@ -291,6 +291,6 @@ func testReadingThatFailsOnceIsTriedAgain(t *testing.T) {
 		all += len(table.Chains)
 	}
 	if written >= all {
-		t.Errorf("%d chains of %d were written: the tables were replaced; see Backend.difference", written, all)
+		t.Errorf("%d chains of %d were written: the tables were replaced; see Backend.reconcileTables", written, all)
 	}
 }

@@ -24,23 +24,39 @@ func (b *Backend) reconcile(ctx context.Context, logger klog.Logger) error {
 	return err
 }
 
+// reconcileTables is reconcile without the stand-ins. A reason to replace the tables may be chance: a lack of memory, or
+// commits of others while it read. Then it reads again, and believes it the second time.
 func (b *Backend) reconcileTables(ctx context.Context, logger klog.Logger) error {
-	tx, err := b.difference(ctx)
-	if err == nil && b.flows != nil && !b.committed() {
-		b.flows.flows.formerly(b.compiler, tx)
-	}
-	switch {
-	case ctx.Err() != nil:
-		return ctx.Err() // the tables may be readable
-	case err != nil:
-		logger.Info("Replacing the tables, because they cannot be read", "reason", err.Error())
-	case tx.AddsTable(), !b.committed() && changesBaseChains(tx):
-		logger.V(2).Info("Making the tables anew, because they are not there or another program's")
-	default:
-		if err = b.commitWithAffinity(ctx, tx); err == nil || notSent(ctx, err) {
-			return err
+	reason, doubted := "", false
+	for range differenceAttempts {
+		tx, certain, err := b.difference(ctx)
+		if err == nil && b.flows != nil && !b.committed() {
+			b.flows.flows.formerly(b.compiler, tx)
 		}
-		logger.Info("Replacing the tables, because committing the difference failed", "reason", err.Error())
+		switch {
+		case ctx.Err() != nil:
+			return ctx.Err() // the tables may be readable
+		case errors.Is(err, nft.ErrGenerationMoved):
+			reason = "they changed each time they were read"
+			continue
+		case err != nil:
+			reason, certain = "they cannot be read: "+err.Error(), false
+		case tx.AddsTable(), !b.committed() && changesBaseChains(tx):
+			reason = ""
+			logger.V(2).Info("Making the tables anew, because they are not there or another program's")
+		default:
+			if err = b.commitWithAffinity(ctx, tx); err == nil || notSent(ctx, err) {
+				return err
+			}
+			reason = "committing the difference failed: " + err.Error()
+		}
+		if certain || doubted {
+			break
+		}
+		doubted = true
+	}
+	if reason != "" {
+		logger.Info("Replacing the tables", "reason", reason)
 	}
 	if b.committed() {
 		return b.replace(ctx, b.commitWanted)
@@ -54,35 +70,30 @@ func changesBaseChains(tx nft.Transaction) bool {
 	return slices.ContainsFunc(tx.Steps, func(s nft.Step) bool { return s.Chain != nil && s.Chain.Hook != "" })
 }
 
-// differenceAttempts is how often the tables are read when others commit meanwhile.
+// differenceAttempts is how often the tables are read when they change meanwhile.
 const differenceAttempts = 10
 
-// difference reads both tables and returns the transaction that turns them into the wanted ones. A failure for another
-// reason may pass too, such as a lack of memory, so it reads once more.
-func (b *Backend) difference(ctx context.Context) (tx nft.Transaction, err error) {
-	failed := false
-	for range differenceAttempts {
-		tx, err = b.differenceOnce(ctx)
-		if err == nil || ctx.Err() != nil || failed && !errors.Is(err, nft.ErrGenerationMoved) {
-			break
-		}
-		failed = failed || !errors.Is(err, nft.ErrGenerationMoved)
+// difference returns the transaction that turns the kernel's tables into the wanted ones.
+func (b *Backend) difference(ctx context.Context) (tx nft.Transaction, certain bool, err error) {
+	if b.generation, err = b.conn.Generation(ctx); err != nil {
+		return tx, false, err
 	}
-	return tx, err
+	return b.compare(ctx, b.reader, b.compiler.Tables(), nil)
 }
 
-func (b *Backend) differenceOnce(ctx context.Context) (tx nft.Transaction, err error) {
-	if b.generation, err = b.conn.Generation(ctx); err != nil {
-		return tx, err
-	}
-	for _, want := range b.compiler.Tables() {
-		step, err := b.reader.Compare(ctx, want, nft.Comparison{StaleKeys: b.compiler.StaleEndpoints})
-		if err != nil {
-			return tx, err
+// compare compares the kernel's tables with the wanted ones. It continues when others commit meanwhile: their commits to
+// other tables do not matter. If there is a difference then, it is not certain.
+func (b *Backend) compare(ctx context.Context, conn *nft.Conn, wanted []*nft.Table, guard func(func()) error) (tx nft.Transaction, certain bool, err error) {
+	certain = true
+	for _, want := range wanted {
+		part, err := conn.Compare(ctx, want, nft.Comparison{Guard: guard, ThroughCommits: true, StaleKeys: b.compiler.StaleEndpoints})
+		if err != nil && (part.Empty() || !errors.Is(err, nft.ErrGenerationMoved)) {
+			return tx, false, err
 		}
-		tx.Append(step)
+		certain = certain && err == nil
+		tx.Append(part)
 	}
-	return tx, nil
+	return tx, certain, nil
 }
 
 // replace replaces both tables with the wanted ones, in a transaction that do commits. It keeps those clients of

@@ -1,7 +1,9 @@
 package proxy
 
 import (
+	"context"
 	"maps"
+	"sync"
 	"testing"
 
 	"github.com/nftproxy/nftproxy/model"
@@ -32,5 +34,66 @@ func TestBackendRestartWithManyEndpoints(t *testing.T) {
 	// Of the 14 Services that changed, five have all endpoints in another slot.
 	if elements == 0 || elements > 1000 {
 		t.Errorf("the restart added and deleted %d elements", elements)
+	}
+}
+
+// commitElsewhere commits to another table, again and again, until the returned function is called.
+func commitElsewhere(t *testing.T, conn *nft.Conn) (stop func()) {
+	t.Helper()
+	others, err := conn.Another()
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	var busy sync.WaitGroup
+	busy.Go(func() {
+		defer others.Close()
+		for ctx.Err() == nil {
+			if _, err := others.Commit(context.Background(), nft.Replace(&nft.Table{Family: nft.FamilyIP, Name: "theirs"})); err != nil {
+				t.Error(err)
+			}
+		}
+	})
+	return func() {
+		cancel()
+		busy.Wait()
+	}
+}
+
+// Another program that commits to tables of its own all the time must not make a restart replace the tables.
+func TestBackendRestartBesideOtherCommits(t *testing.T) {
+	c := cluster{services: 4_000, endpoints: 2}
+	for name, tc := range map[string]struct {
+		before *model.Changes
+		// least and most bound the elements that the restart adds and deletes.
+		least, most int
+	}{
+		"sends nothing if nothing changed": {c.changes(), 0, 0},
+		"sends the difference":             {c.changed(), 40, 1000},
+	} {
+		t.Run(name, func(t *testing.T) {
+			conn := namespaceConn(t)
+			elements := 0
+			start := func(changes *model.Changes, hooks Hooks) *Backend {
+				b, err := NewBackend(conn, c.config(), hooks)
+				if err != nil {
+					t.Fatal(err)
+				}
+				t.Cleanup(func() { b.Close() })
+				if err := b.Sync(t.Context(), changes); err != nil {
+					t.Fatal(err)
+				}
+				return b
+			}
+			start(tc.before, Hooks{})
+			stop := commitElsewhere(t, conn)
+			defer stop()
+			b := start(c.changes(), Hooks{OnCommit: func(s nft.CommitStats) { elements += s.Elements }})
+			stop()
+			if elements < tc.least || elements > tc.most {
+				t.Errorf("the restart added and deleted %d elements, want %d to %d", elements, tc.least, tc.most)
+			}
+			compareWithKernel(t, conn, b)
+		})
 	}
 }
