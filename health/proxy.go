@@ -2,6 +2,7 @@ package health
 
 import (
 	"cmp"
+	"fmt"
 	"maps"
 	"slices"
 	"sync"
@@ -15,6 +16,10 @@ import (
 
 // DefaultTimeout is twice kube-proxy's default sync period, as in kube-proxy.
 const DefaultTimeout = time.Minute
+
+// maxCommit is how long the kernel may take for one commit. That is far longer than large tables take on slow machines, and
+// a commit ends by itself. So one that takes longer has met a fault of the kernel, and the node needs attention.
+const maxCommit = 30 * time.Minute
 
 // Options configures a Proxy. The zero value works.
 type Options struct {
@@ -31,8 +36,10 @@ type Options struct {
 //
 //   - Is the proxy alive? It is, unless a change has waited for longer than the timeout: then syncs fail
 //     or hang, and a restart may help. A proxy without changes is alive, and so is one that cannot reach
-//     the API server.
-//   - Is it ready? It is if it is alive, a sync has succeeded, it does not wait for the Node, and no empty state is held.
+//     the API server. While the kernel carries out a commit, the proxy is alive for up to 30 minutes: to
+//     kill it makes the kernel undo the commit, and the next process would begin it anew.
+//   - Is it ready? It is if no change has waited for too long, a sync has succeeded, it does not wait for
+//     the Node, and no empty state is held.
 //
 // Its methods are safe for concurrent use.
 type Proxy struct {
@@ -44,6 +51,8 @@ type Proxy struct {
 	synced time.Time
 	// waiting is the time since which a change waits for a sync that succeeds; zero for none.
 	waiting time.Time
+	// committing is the time since which the kernel carries out a commit; zero for none.
+	committing time.Time
 	// leaving says that the Node is being deleted.
 	leaving bool
 	// awaitsNode says that the proxy waits for the Node.
@@ -79,6 +88,15 @@ func (p *Proxy) Synced() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.synced, p.waiting = p.options.Clock.Now(), time.Time{}
+}
+
+// Committing records that a commit begins (true), or that it has ended (proxy.Hooks.OnCommitting).
+func (p *Proxy) Committing(yes bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.committing = (time.Time{}); yes {
+		p.committing = p.options.Clock.Now()
+	}
 }
 
 // SetNode records the Node that this proxy runs on. If it has a deletion timestamp, or the taint of
@@ -180,22 +198,26 @@ func (p *Proxy) state() state {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	now := p.options.Clock.Now()
-	alive := p.waiting.IsZero() || now.Sub(p.waiting) < p.options.Timeout
+	late := !p.waiting.IsZero() && now.Sub(p.waiting) >= p.options.Timeout
+	committing := !p.committing.IsZero() && now.Sub(p.committing) < maxCommit
 	return state{
 		now:      now,
 		synced:   p.synced,
-		alive:    alive,
-		ready:    alive && !p.synced.IsZero() && !p.awaitsNode,
+		alive:    !late || committing,
+		ready:    !late && !p.synced.IsZero() && !p.awaitsNode,
 		leaving:  p.leaving,
 		held:     len(p.held) > 0,
-		problems: p.problems(),
+		problems: p.problems(now),
 	}
 }
 
 // problems returns faults that the other fields of an answer do not show. The caller holds mu.
-func (p *Proxy) problems() (out []string) {
+func (p *Proxy) problems(now time.Time) (out []string) {
 	if p.synced.IsZero() {
 		out = append(out, "no sync has succeeded since the start")
+	}
+	if took := now.Sub(p.committing); !p.committing.IsZero() && took >= p.options.Timeout {
+		out = append(out, fmt.Sprintf("the kernel has not finished a commit for %v", took.Round(time.Second)))
 	}
 	for _, resource := range slices.Sorted(maps.Keys(p.held)) {
 		out = append(out, resource+": "+p.held[resource])

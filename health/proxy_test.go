@@ -117,7 +117,38 @@ func testProbesBeforeTheFirstSync(t *testing.T) {
 	})
 }
 
+func testProbesWhileACommitIsUnderWay(t *testing.T) {
+	begun := func(p *health.Proxy) {
+		p.Queued()
+		p.Committing(true)
+	}
+	checkProbes(t, begun, []probeCase{
+		{"it is alive, though the change has waited for too long", func(_ *health.Proxy, c *clocktesting.FakePassiveClock) {
+			c.SetTime(start.Add(29 * time.Minute))
+		}, unavailable, ok},
+		{"it is not for ever", func(_ *health.Proxy, c *clocktesting.FakePassiveClock) {
+			c.SetTime(start.Add(30 * time.Minute))
+		}, unavailable, unavailable},
+		{"it is stuck if the commit has ended and no sync succeeds", func(p *health.Proxy, c *clocktesting.FakePassiveClock) {
+			p.Committing(false)
+			c.SetTime(start.Add(timeout))
+		}, unavailable, unavailable},
+		{"it is ready once the sync has succeeded", func(p *health.Proxy, c *clocktesting.FakePassiveClock) {
+			c.SetTime(start.Add(5 * time.Minute))
+			p.Committing(false)
+			p.Synced()
+		}, ok, ok},
+		{"the next commit has as much time", func(p *health.Proxy, c *clocktesting.FakePassiveClock) {
+			c.SetTime(start.Add(20 * time.Minute))
+			p.Committing(false)
+			p.Committing(true)
+			c.SetTime(start.Add(40 * time.Minute))
+		}, unavailable, ok},
+	})
+}
+
 func TestProbes(t *testing.T) {
+	t.Run("while a commit is under way", testProbesWhileACommitIsUnderWay)
 	checkProbes(t, (*health.Proxy).Synced, []probeCase{
 		{"while the Node is waited for, node ports may answer nowhere", func(p *health.Proxy, _ *clocktesting.FakePassiveClock) {
 			p.AwaitNode(true)

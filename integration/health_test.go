@@ -9,6 +9,7 @@ import (
 	"os"
 	"regexp"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -17,7 +18,9 @@ import (
 	"github.com/nftproxy/nftproxy/compiler"
 	"github.com/nftproxy/nftproxy/integration/await"
 	"github.com/nftproxy/nftproxy/integration/lab"
+	"github.com/nftproxy/nftproxy/integration/syscalls"
 	"github.com/nftproxy/nftproxy/nft"
+	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -123,6 +126,7 @@ func TestHealth(t *testing.T) {
 	t.Run("until the first Sync", testHealthUntilTheFirstSync)
 	t.Run("ServiceCIDRs that fail hold up nothing", testServiceCIDRsThatFailHoldUpNothing)
 	t.Run("while the Node is waited for", testHealthWhileTheNodeIsWaitedFor)
+	t.Run("while a commit takes long", testHealthWhileACommitTakesLong)
 }
 
 func testHealthUntilTheFirstSync(t *testing.T) {
@@ -180,6 +184,32 @@ func testHealthUntilTheFirstSync(t *testing.T) {
 			})
 		})
 	}
+}
+
+// The kubelet must not kill a proxy because its commit takes longer than a change may wait: the kernel would undo it.
+func testHealthWhileACommitTakesLong(t *testing.T) {
+	f := newWithServer(t)
+	hangs, released := make(chan struct{}), make(chan struct{})
+	hang, release := sync.OnceFunc(func() { close(hangs) }), sync.OnceFunc(func() { close(released) })
+	t.Cleanup(release)
+	service, slice := serviceAt("hanging", "10.96.0.99", "10.244.1.5")
+	labtest.Create(t, f.server, service, slice)
+	f.startFiltered(t, syscalls.Calls(syscalls.Judged, unix.SYS_SENDMSG), func(c *syscalls.Call) syscalls.Verdict {
+		if bytes.Contains(c.Message(), []byte("shop/hanging")) {
+			hang()
+			<-released
+		}
+		return syscalls.Pass
+	}, "--kubeconfig="+f.kubeconfig, "--iptables-sync-period=1s")
+	select {
+	case <-hangs:
+	case <-time.After(await.Patience):
+		t.Fatal("no commit of the Service")
+	}
+	f.becomes(t, "503 200", "the kernel has not finished a commit for") // which it says once the change has waited for too long
+	f.remains(t, "503 200")
+	release()
+	f.becomes(t, "200 200")
 }
 
 // Kubernetes drops packets to addresses of a ServiceCIDR that no Service holds. Nothing waits for that.

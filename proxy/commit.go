@@ -62,7 +62,9 @@ func notSent(ctx context.Context, err error) bool {
 // listeners, which takes time. The generation number tells afterwards whether others have committed meanwhile.
 func (b *Backend) commitWithoutNotice(ctx context.Context, tx nft.Transaction) (nft.CommitStats, error) {
 	left := b.listener != nil && b.listener.Leave() == nil
+	b.callOnCommitting(true)
 	stats, err := b.conn.Commit(ctx, tx)
+	b.callOnCommitting(false)
 	if err == nil && !stats.Unchanged {
 		b.generation++
 		b.commits++

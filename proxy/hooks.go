@@ -8,6 +8,9 @@ import (
 
 // Hooks are called on events, for metrics. Each may be nil. They must not call the Backend.
 type Hooks struct {
+	// OnCommitting is called with true before a transaction is sent to the kernel, and with false after the kernel's
+	// answer. In between the kernel carries the transaction out, and undoes all of it if the process ends.
+	OnCommitting func(bool)
 	// OnCommit is called after each successful commit.
 	OnCommit func(nft.CommitStats)
 	// OnCompile is called in each Sync with the time that the compiler took.
@@ -19,6 +22,12 @@ type Hooks struct {
 	OnDiverged func(bool)
 	// OnRepair is called after the tables were repaired: after a foreign change, or after a failed commit.
 	OnRepair func()
+}
+
+func (b *Backend) callOnCommitting(yes bool) {
+	if b.hooks.OnCommitting != nil {
+		b.hooks.OnCommitting(yes)
+	}
 }
 
 func (b *Backend) callOnDiverged(yes bool) {

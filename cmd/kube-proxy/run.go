@@ -233,6 +233,7 @@ func newServiceCounts(b *proxy.Backend) *proxy.ServiceCounts {
 // sync.
 func hooks(h *health.Proxy) proxy.Hooks {
 	return proxy.Hooks{
+		OnCommitting:    h.Committing,
 		OnCommit:        metrics.ObserveCommit,
 		OnCompile:       metrics.ObserveCompile,
 		OnForeignChange: metrics.CountForeignChange,

@@ -10,8 +10,9 @@ import (
 )
 
 // stopGrace is how long a sync under way may take to end when the proxy stops. Kubernetes kills it
-// after 30 s. A transaction is carried out whole or not at all, and the next run reads back what there
-// is, so leaving a sync does no harm.
+// after 30 s. If the kernel is carrying out a commit then, the end of the process makes it undo all of
+// it (nfnetlink gives up a batch at a fatal signal). The rules stay as before that sync, and the next
+// process has to make the whole commit again.
 const stopGrace = 5 * time.Second
 
 // await returns when all parts have ended, or stopGrace after ctx, that of the group, has. The error is that of
@@ -29,7 +30,7 @@ func await(parent, ctx context.Context, group *errgroup.Group) error {
 		return err
 	case <-time.After(stopGrace):
 	}
-	klog.FromContext(ctx).Info("Leaving a sync that is still under way", "waited", stopGrace.String())
+	klog.FromContext(ctx).Info("Leaving a sync that is still under way; the kernel undoes a commit that it has not finished", "waited", stopGrace.String())
 	if parent.Err() != nil {
 		return nil
 	}
