@@ -43,6 +43,8 @@ type Client struct {
 	target  string
 	state   state
 	skipped skipLog
+	// isConnected is what OnConnected was told last. Run's goroutine uses it.
+	isConnected bool
 }
 
 var _ syncloop.Feed = (*Client)(nil)
@@ -73,6 +75,7 @@ const (
 // can succeed: INVALID_ARGUMENT, UNAUTHENTICATED, PERMISSION_DENIED or UNIMPLEMENTED. A client that has a state keeps it: it
 // logs such an answer as an error and tries again, because what changed at the server may change back.
 func (c *Client) Run(ctx context.Context) error {
+	defer c.setConnected(false)
 	retry := minRetry
 	for ctx.Err() == nil {
 		good, err := c.follow(ctx)
@@ -82,9 +85,16 @@ func (c *Client) Run(ctx context.Context) error {
 		if good {
 			retry = minRetry
 		}
+		// A server ends a stream for its age, so that clients spread over the servers. The next stream is part of that.
+		planned := good && errors.Is(err, io.EOF)
+		if !planned {
+			c.setConnected(false)
+		}
 		wait := retry - rand.N(retry/3)
 		logger := c.options.Logger.WithValues("target", c.target, "node", c.options.Node, "reason", reason(err), "retryIn", wait)
 		switch {
+		case planned:
+			logger.V(2).Info("The node-local server ended the stream, following on")
 		case !refused(err):
 			logger.Info("No connection to the node-local server, keeping the last state")
 		case c.state.empty():
@@ -131,11 +141,6 @@ func (c *Client) follow(ctx context.Context) (good bool, err error) {
 		return false, err
 	}
 	batches := 0
-	defer func() {
-		if batches > 0 && c.options.OnConnected != nil {
-			c.options.OnConnected(false)
-		}
-	}()
 	batch := protocol.Batch{Limits: c.options.Limits, OnSkip: c.skip}
 	for {
 		update, err := stream.Recv()
@@ -175,12 +180,20 @@ func (c *Client) leaveOut(changes *model.Changes) {
 	}
 }
 
-// connected calls OnConnected, because the first batch of a stream has arrived.
+// connected notes that the first batch of a stream has arrived.
 func (c *Client) connected(changes *model.Changes) {
-	c.options.Logger.Info("Connected to the node-local server", "target", c.target, "node", c.options.Node, "full", changes.Full, "changedPorts", len(changes.Ports))
-	if c.options.OnConnected != nil {
-		c.options.OnConnected(true)
+	if !c.isConnected {
+		c.options.Logger.Info("Connected to the node-local server", "target", c.target, "node", c.options.Node, "full", changes.Full, "changedPorts", len(changes.Ports))
 	}
+	c.setConnected(true)
+}
+
+// setConnected calls OnConnected when that changes.
+func (c *Client) setConnected(yes bool) {
+	if c.isConnected != yes && c.options.OnConnected != nil {
+		c.options.OnConnected(yes)
+	}
+	c.isConnected = yes
 }
 
 // reason is an error without the words that gRPC puts before it.

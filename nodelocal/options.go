@@ -36,7 +36,7 @@ type Options struct {
 	// each, each a key that Kubernetes would accept.
 	ServiceKeys model.ServiceKeys
 	// OnConnected, if set, is called with true when the first batch of a stream has arrived, and with false when the
-	// stream has ended. It must not block.
+	// stream has ended with an error. A stream that the server ends for its age changes nothing. It must not block.
 	OnConnected func(bool)
 	// Limits bounds a batch of the server, and the state that increments add up to. Zero fields are those of
 	// protocol.DefaultLimits.
@@ -96,6 +96,8 @@ func dial(target string, options *Options) (*grpc.ClientConn, error) {
 		grpc.WithTransportCredentials(transport),
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: keepaliveTime, Timeout: keepaliveTimeout}),
 		grpc.WithUserAgent("nftproxy-nodelocal"),
+		// Of several addresses of a name any may be the first, so that clients spread, and none tries one bad server for ever.
+		grpc.WithDefaultServiceConfig(`{"loadBalancingConfig":[{"pick_first":{"shuffleAddressList":true}}]}`),
 	)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %q: %w", ErrTarget, target, err)

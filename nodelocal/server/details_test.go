@@ -1,7 +1,6 @@
 package server_test
 
 import (
-	"context"
 	"strings"
 	"testing"
 
@@ -37,20 +36,6 @@ func (b *backend) portOf(i int) *model.ServicePort {
 	return b.state.Ports[model.PortID{Namespace: "default", Service: service(i).Name, Protocol: model.TCP, Family: model.IPv4}]
 }
 
-// followWith drives a backend that asks for keys until the test ends.
-func followWith(t *testing.T, address string, b model.Backend, keys model.ServiceKeys) {
-	t.Helper()
-	ctx, cancel := context.WithCancel(context.Background())
-	ended := make(chan error, 1)
-	go func() { ended <- nodelocal.Run(ctx, address, b, nodelocal.Options{Node: "node-1", ServiceKeys: keys}) }()
-	t.Cleanup(func() {
-		cancel()
-		if err := <-ended; err != nil {
-			t.Error(err)
-		}
-	})
-}
-
 func TestDetails(t *testing.T) {
 	tr := tracker.New(tracker.Options{EveryNode: true, History: 100, Details: true})
 	endpoints := slice(1, 2, 1)
@@ -62,8 +47,8 @@ func TestDetails(t *testing.T) {
 	b := newBrain(t, tr, server.Options{})
 	plain, l7 := &backend{}, &backend{}
 	keys := model.ServiceKeys{Labels: []string{"tier"}, Annotations: []string{"weight", "none"}}
-	followWith(t, b.address, plain, model.ServiceKeys{})
-	followWith(t, b.address, l7, keys)
+	follow(t, b.address, "node-1", plain)
+	followWith(t, b.address, l7, nodelocal.Options{Node: "node-1", ServiceKeys: keys})
 	// has waits until the L7 backend has these values of web-1, and both have the marker on web-2.
 	has := func(t *testing.T, tier, weight string, marker uint16) {
 		t.Helper()

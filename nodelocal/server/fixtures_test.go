@@ -223,9 +223,14 @@ func (b *backend) difference(want *model.Changes) string {
 // follow drives a backend from a brain until the function that it returns is called.
 func follow(t testing.TB, address, node string, b model.Backend) (stop func()) {
 	t.Helper()
+	return followWith(t, address, b, nodelocal.Options{Node: node})
+}
+
+func followWith(t testing.TB, address string, b model.Backend, options nodelocal.Options) (stop func()) {
+	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
-	go func() { ended <- nodelocal.Run(ctx, address, b, nodelocal.Options{Node: node}) }()
+	go func() { ended <- nodelocal.Run(ctx, address, b, options) }()
 	stop = sync.OnceFunc(func() {
 		cancel()
 		if err := <-ended; err != nil {

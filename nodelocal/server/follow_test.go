@@ -4,7 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"math/rand/v2"
+	"net"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -69,6 +75,8 @@ func servingTracker(history int) *tracker.Tracker {
 func TestRun(t *testing.T) {
 	t.Run("agrees with the cluster when either side is killed", testRunWhenEitherSideIsKilled)
 	t.Run("resumes", testRunResumes)
+	t.Run("follows on when a stream ends for its age", testRunFollowsOn)
+	t.Run("leaves a server that is not ready", testRunLeavesAServerThatIsNotReady)
 	t.Run("carries trigger times", testRunCarriesTriggerTimes)
 }
 
@@ -160,6 +168,106 @@ func testRunResumes(t *testing.T) {
 			t.Errorf("%d changes, want 1", now-before)
 		}
 	})
+}
+
+func testRunFollowsOn(t *testing.T) {
+	tr := servingTracker(100)
+	fill(tr, 100, 3)
+	tr.SetNode(node("node-1"))
+	tr.Synced()
+	var mu sync.Mutex
+	var fulls, resumed, longest int
+	b := newBrain(t, tr, server.Options{MaxAge: 50 * time.Millisecond, Hooks: server.Hooks{OnBatch: func(full bool, bytes int, _ time.Duration) {
+		mu.Lock()
+		defer mu.Unlock()
+		if full {
+			fulls++
+			return
+		}
+		resumed, longest = resumed+1, max(longest, bytes)
+	}}})
+	var log logLines
+	var connected []bool
+	follower := &backend{}
+	followWith(t, b.address, follower, nodelocal.Options{Node: "node-1", Logger: log.logger(), OnConnected: func(yes bool) {
+		mu.Lock()
+		defer mu.Unlock()
+		connected = append(connected, yes)
+	}})
+	eventually(t, func() string {
+		mu.Lock()
+		defer mu.Unlock()
+		if resumed < 5 {
+			return fmt.Sprintf("%d streams, want 5 more than one", resumed)
+		}
+		return ""
+	})
+	mu.Lock()
+	if fulls != 1 || longest > 60 || !slices.Equal(connected, []bool{true}) || log.with("") != log.with("Connected") {
+		t.Errorf("%d full states, up to %d bytes to resume, OnConnected %v, log %q; want 1, 60, true and nothing but Connected", fulls, longest, connected, log.text)
+	}
+	mu.Unlock()
+	tr.SetEndpointSlice(slice(1, 2, 0))
+	view := tr.View("node-1", 0)
+	defer view.Close()
+	want, _ := view.Take()
+	eventually(t, func() string { return follower.difference(want) })
+}
+
+// Two servers are behind one address, as those of a Service are. The first connection leads to the one that knows nothing.
+func testRunLeavesAServerThatIsNotReady(t *testing.T) {
+	ready := servingTracker(100)
+	fill(ready, 10, 3)
+	ready.Synced()
+	waiting := servingTracker(100)
+	waiting.Waiting("services: connection refused")
+	var targets []string
+	for _, tr := range []*tracker.Tracker{waiting, ready} {
+		targets = append(targets, strings.TrimPrefix(newBrain(t, tr, server.Options{}).address, "unix://"))
+	}
+	path := filepath.Join(t.TempDir(), "s")
+	front, err := net.Listen("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer front.Close()
+	go func() {
+		for i := 0; ; i++ {
+			client, err := front.Accept()
+			if err != nil {
+				return
+			}
+			go relay(client, targets[i%len(targets)])
+		}
+	}()
+	view := ready.View("node-1", 0)
+	defer view.Close()
+	want, _ := view.Take()
+	for range 3 {
+		var log logLines
+		follower := &backend{}
+		stop := followWith(t, "unix://"+path, follower, nodelocal.Options{Node: "node-1", Logger: log.logger()})
+		eventually(t, func() string { return follower.difference(want) })
+		stop()
+		if refused := log.with("waits for services: connection refused"); refused != log.with("No connection") {
+			t.Errorf("the log does not say for what the server waits: %q", log.text)
+		}
+	}
+}
+
+// relay carries a connection to a unix socket.
+func relay(client net.Conn, to string) {
+	defer client.Close()
+	server, err := net.Dial("unix", to)
+	if err != nil {
+		return
+	}
+	defer server.Close()
+	go func() {
+		_, _ = io.Copy(server, client)
+		server.Close()
+	}()
+	_, _ = io.Copy(client, server)
 }
 
 // The times of events reach those who measure how long they take to be applied.

@@ -70,6 +70,7 @@ func New(t *tracker.Tracker, options Options) *Server {
 // Serve answers on the listener, which Listen returned, until ctx ends; then it ends all calls, closes the listener and returns nil. It must not be called twice.
 func (s *Server) Serve(ctx context.Context, listener net.Listener) error {
 	server := s.newGRPC(ctx)
+	go s.logWaiting(ctx)
 	if unix, ok := listener.(*socket); ok {
 		go unix.keep(ctx, s.options.Logger)
 	}
@@ -117,6 +118,27 @@ func (s *Server) newGRPC(ctx context.Context) *grpc.Server {
 	return server
 }
 
+// The first and the longest time between two log lines of a server that is not ready.
+const (
+	minLogWaiting = 5 * time.Second
+	maxLogWaiting = 5 * time.Minute
+)
+
+// logWaiting logs what the tracker waits for, until it has everything.
+func (s *Server) logWaiting(ctx context.Context) {
+	for wait := minLogWaiting; ; wait = min(2*wait, maxLogWaiting) {
+		select {
+		case <-s.tracker.Ready():
+			return
+		case <-ctx.Done():
+			return
+		case <-time.After(wait):
+			s.options.Logger.Info("Not serving the node-local API yet, clients are told to try again", "waitingFor", s.tracker.WaitingFor(), "nextLogIn", min(2*wait, maxLogWaiting))
+		}
+	}
+}
+
+// refusedHandshake counts a handshake, and may log it.
 func (s *Server) refusedHandshake(peer string, err error) {
 	s.options.Hooks.OnRefused(RefusedTLS)
 	s.handshakes.Do(func() {
