@@ -27,6 +27,9 @@ import (
 // testVersion is the version that the image is built as.
 const testVersion = "v9.8.7-test"
 
+// testRevision is the commit that it is said to be of: somebody may commit while the tests run.
+const testRevision = "0123456789abcdef0123456789abcdef01234567"
+
 // testTime is when the image is said to be made.
 var testTime = time.Date(2026, 7, 1, 3, 0, 0, 0, time.UTC)
 
@@ -35,7 +38,7 @@ var imageDir string
 
 // buildImage runs `make image`, once for all tests, and returns the archive that it wrote.
 var buildImage = sync.OnceValues(func() (string, error) {
-	make := exec.Command("make", "-C", "..", "image", "BIN="+imageDir, "VERSION="+testVersion)
+	make := exec.Command("make", "-C", "..", "image", "BIN="+imageDir, "VERSION="+testVersion, "REVISION="+testRevision)
 	make.Env = append(os.Environ(), "MAKEFLAGS=", fmt.Sprintf("SOURCE_DATE_EPOCH=%d", testTime.Unix()))
 	if output, err := make.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("make image: %w\n%s", err, output)
@@ -189,19 +192,36 @@ func linkedModules(t *testing.T, program string) (modules []string) {
 }
 
 func testImageNamesItsCommit(t *testing.T) {
-	want := "unknown" // not a repository
-	if commit, err := exec.Command("git", "rev-parse", "HEAD").Output(); err == nil {
-		want = strings.TrimSpace(string(commit))
-	}
 	for _, arch := range []string{"amd64", "arm64"} {
 		file, err := builtImage(t, arch).ConfigFile()
 		if err != nil {
 			t.Fatal(err)
 		}
-		if got := file.Config.Labels["org.opencontainers.image.revision"]; got != want {
-			t.Errorf("%s: revision %q, want %q", arch, got, want)
+		if got := file.Config.Labels["org.opencontainers.image.revision"]; got != testRevision {
+			t.Errorf("%s: revision %q, want %q", arch, got, testRevision)
 		}
 	}
+	t.Run("which is git's unless told otherwise", func(t *testing.T) {
+		commit, err := exec.Command("git", "rev-parse", "HEAD").Output()
+		if err != nil {
+			commit = []byte("unknown") // not a repository
+		}
+		if want, commands := "-revision "+strings.TrimSpace(string(commit))+" ", dryRun(t, "REVISION"); !strings.Contains(commands, want) {
+			t.Errorf("no %q in\n%s", want, commands)
+		}
+	})
+}
+
+// dryRun returns what `make image` would run without a variable of the environment.
+func dryRun(t *testing.T, variable string) string {
+	t.Helper()
+	make := exec.Command("make", "-C", "..", "--dry-run", "image")
+	make.Env = append(slices.DeleteFunc(os.Environ(), func(v string) bool { return strings.HasPrefix(v, variable+"=") }), "MAKEFLAGS=")
+	commands, err := make.Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(commands)
 }
 
 func testImageCreated(t *testing.T) {
@@ -221,13 +241,8 @@ func testImageCreated(t *testing.T) {
 		if err != nil {
 			commit = []byte("0") // not a repository
 		}
-		make := exec.Command("make", "-C", "..", "--dry-run", "image")
-		make.Env = append(slices.DeleteFunc(os.Environ(), func(v string) bool { return strings.HasPrefix(v, "SOURCE_DATE_EPOCH=") }), "MAKEFLAGS=")
-		commands, err := make.Output()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if want := "-created " + strings.TrimSpace(string(commit)) + " "; !strings.Contains(string(commands), want) {
+		commands := dryRun(t, "SOURCE_DATE_EPOCH")
+		if want := "-created " + strings.TrimSpace(string(commit)) + " "; !strings.Contains(commands, want) {
 			t.Errorf("no %q in\n%s", want, commands)
 		}
 	})
