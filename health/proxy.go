@@ -38,8 +38,8 @@ type Options struct {
 //     or hang, and a restart may help. A proxy without changes is alive, and so is one that cannot reach
 //     the API server. While the kernel carries out a commit, the proxy is alive for up to 30 minutes: to
 //     kill it makes the kernel undo the commit, and the next process would begin it anew.
-//   - Is it ready? It is if no change has waited for too long, a sync has succeeded, it does not wait for
-//     the Node, and no empty state is held.
+//   - Is it ready? It is if no change has waited for too long, a sync has succeeded, and it does not wait
+//     for the Node. /healthz asks more: see Handler.
 //
 // Its methods are safe for concurrent use.
 type Proxy struct {
