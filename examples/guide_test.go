@@ -3,6 +3,7 @@ package examples
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"errors"
 	"flag"
@@ -20,6 +21,9 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/nftproxy/nftproxy/source/manifests"
+	"github.com/nftproxy/nftproxy/tracker"
 )
 
 var update = flag.Bool("update", false, "rewrite the code and the table in docs/writing-a-proxy.md")
@@ -76,6 +80,26 @@ func TestGuide(t *testing.T) {
 }
 
 // codeOf returns a file, without the comment above its package clause, or the declarations that are named, comments included.
+// The manifests that the guide runs are good examples: nothing in them is left out.
+func TestExampleManifests(t *testing.T) {
+	tr := tracker.New(tracker.Options{NodeName: "node-1", OnSkip: func(kind, reason string) { t.Errorf("a part of a %s is left out: %s", kind, reason) }})
+	ctx, stop := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- manifests.New("../docs/example/manifests").Run(ctx, tr) }()
+	select {
+	case <-tr.Ready():
+	case err := <-ended:
+		t.Fatalf("%v before the manifests were read", err)
+	}
+	stop()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+	if n := len(tr.Changes().Ports); n != 3 {
+		t.Errorf("%d Service ports, want those of api, empty and web", n)
+	}
+}
+
 func codeOf(t *testing.T, path string, names []string) []byte {
 	t.Helper()
 	text, err := os.ReadFile(path)

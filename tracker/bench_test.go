@@ -3,6 +3,7 @@ package tracker
 import (
 	"fmt"
 	"runtime"
+	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -10,7 +11,7 @@ import (
 )
 
 // fillCluster sets services Services with a slice of endpoints each.
-func fillCluster(tracker *Tracker, services, endpoints int) {
+func fillCluster(tracker Sink, services, endpoints int) {
 	for i := range services {
 		tracker.SetService(makeService(func(s *corev1.Service) {
 			s.Name = fmt.Sprint("web-", i)
@@ -44,12 +45,16 @@ func BenchmarkColdStart(b *testing.B) {
 // BenchmarkHeap reports how much memory a Tracker keeps when it has published everything, the lists that a Backend
 // shares included.
 func BenchmarkHeap(b *testing.B) {
-	for _, size := range []struct{ services, endpoints int }{{10000, 2}, {5000, 50}} {
-		b.Run(fmt.Sprintf("%dx%d", size.services, size.endpoints), func(b *testing.B) {
+	for _, size := range []struct {
+		name                string
+		services, endpoints int
+		details             bool
+	}{{"10000x2", 10000, 2, false}, {"5000x50", 5000, 50, false}, {"10000x2 with details", 10000, 2, true}, {"5000x50 with details", 5000, 50, true}} {
+		b.Run(size.name, func(b *testing.B) {
 			for b.Loop() {
 				before := liveHeap()
-				tracker := New(Options{NodeName: thisNode})
-				fillCluster(tracker, size.services, size.endpoints)
+				tracker := New(Options{NodeName: thisNode, Details: size.details})
+				fillCluster(withDetails{tracker}, size.services, size.endpoints)
 				tracker.Synced()
 				tracker.Changes()
 				b.ReportMetric(float64(liveHeap()-before)/1e6, "MB-kept")
@@ -57,6 +62,28 @@ func BenchmarkHeap(b *testing.B) {
 			}
 		})
 	}
+}
+
+// withDetails adds to objects what most have of what Options.Details keeps. Their texts are their own, as a decoder makes them.
+type withDetails struct{ Sink }
+
+func (w withDetails) SetService(s *corev1.Service) {
+	s.Spec.Ports[0].AppProtocol = new(strings.Clone("http"))
+	s.Labels, s.Annotations = map[string]string{}, map[string]string{}
+	for _, key := range []string{"app.kubernetes.io/name", "app.kubernetes.io/instance", "app.kubernetes.io/part-of", "app.kubernetes.io/managed-by"} {
+		s.Labels[strings.Clone(key)] = strings.Clone(s.Name)
+	}
+	for _, key := range []string{"example.com/owner", "example.com/contact"} {
+		s.Annotations[strings.Clone(key)] = strings.Clone("somebody@example.com")
+	}
+	w.Sink.SetService(s)
+}
+
+func (w withDetails) SetEndpointSlice(s *discoveryv1.EndpointSlice) {
+	for i := range s.Endpoints {
+		s.Endpoints[i].Zone = new(strings.Clone("europe-west1-b"))
+	}
+	w.Sink.SetEndpointSlice(s)
 }
 
 // liveHeap returns how many bytes are in use after a collection.

@@ -32,7 +32,7 @@ class State:
         for port in batch.get("set", []):
             key = identity(port["id"])
             if port.get("continued"):  # more endpoints of the port before
-                for field in ("cluster", "local", "serving"):
+                for field in ("cluster", "local", "serving", "not_serving"):
                     self.ports[key].setdefault(field, []).extend(port.get(field, []))
             else:
                 self.ports[key] = port

@@ -101,11 +101,11 @@ func (*ear) Waiting(string)                           {}
 
 // serve is the brain, as kube-proxy node-local-server is.
 func (r role) serve(ctx context.Context) error {
-	source, err := apiserver.New(apiserver.Config{Kubeconfig: r.kubeconfig, EveryNode: true})
+	source, err := apiserver.New(apiserver.Config{Kubeconfig: r.kubeconfig, EveryNode: true, Details: true})
 	if err != nil {
 		return err
 	}
-	t := tracker.New(tracker.Options{EveryNode: true, History: 10_000})
+	t := tracker.New(tracker.Options{EveryNode: true, History: 10_000, Details: true})
 	listener, err := server.Listen(ctx, r.socket, false)
 	if err != nil {
 		return err
