@@ -315,7 +315,7 @@ func TestClientBackOff(t *testing.T) {
 				return nil
 			})
 			for _, line := range log.with("No connection") {
-				if !strings.Contains(line, "ms") {
+				if !strings.Contains(line, `ms"`) {
 					t.Errorf("the wait has grown: %s", line)
 				}
 			}
