@@ -1,17 +1,24 @@
 package integration
 
 import (
+	"encoding/json"
+	"fmt"
+	"net"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/nftproxy/nftproxy/integration/await"
 	"github.com/nftproxy/nftproxy/integration/backendtest"
 	"github.com/nftproxy/nftproxy/integration/lab"
 	"github.com/nftproxy/nftproxy/integration/lab/labtest"
+	"github.com/nftproxy/nftproxy/internal/ruledump/explain"
 	"github.com/nftproxy/nftproxy/internal/ruledump/snapshot"
 	"github.com/nftproxy/nftproxy/nft"
 )
@@ -51,6 +58,25 @@ func TestRuledump(t *testing.T) {
 	t.Run("answers alike from a cluster", testRuledumpKubeconfig)
 	t.Run("answers alike from a node-local server", testRuledumpNodeLocal)
 	t.Run("answers soon at scale", testRuledumpAtScale)
+	t.Run("explain tells finished connections from live ones", testRuledumpConnections)
+	t.Run("beside a proxy takes its name and settings", testRuledumpBesideAProxy)
+	t.Run("is smaller than the proxy", testRuledumpIsSmallerThanTheProxy)
+}
+
+// The linker keeps every exported method of every type if a program can reach text/template, which cobra uses for
+// templates that a program sets.
+func testRuledumpIsSmallerThanTheProxy(t *testing.T) {
+	size := map[string]int64{}
+	for _, name := range []string{"ruledump", "kube-proxy"} {
+		file, err := os.Stat(labtest.Binary(t, name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		size[name] = file.Size()
+	}
+	if size["ruledump"] >= size["kube-proxy"] {
+		t.Errorf("ruledump has %d bytes, kube-proxy %d: go build -ldflags=-dumpdep says what reaches reflect's Method", size["ruledump"], size["kube-proxy"])
+	}
 }
 
 // What live prints, nft loads, and then the kernel holds the same.
@@ -175,7 +201,7 @@ func testRuledumpWithoutTables(t *testing.T) {
 	})
 	t.Run("kube-proxy's own table", func(t *testing.T) {
 		labtest.Nft(t, l.Node, "add table ip kube-proxy { comment \"rules for kube-proxy\"; }\nadd map ip kube-proxy service-ips { type ipv4_addr . inet_proto . inet_service : verdict; }", "-f", "-")
-		for _, command := range [][]string{{"services"}, {"stats"}, {"diff", "--manifests", exampleManifests, "--node", "node-1"}} {
+		for _, command := range [][]string{{"services"}, {"stats"}, {"diff", "--manifests", exampleManifests, "--config", exampleConfig, "--node", "node-1"}} {
 			if status, output := run(command...); status != 2 || !strings.Contains(output, "table ip kube-proxy ") || strings.Count(output, "\n") != 1 {
 				t.Errorf("%s: status %d, %q", command[0], status, output)
 			}
@@ -201,7 +227,7 @@ func testRuledumpWatch(t *testing.T) {
 	p.Says(t, "more\n")
 	replace(t, conn, exampleTables(t))
 	p.Says(t, "+table 2")
-	for _, want := range []string{"by foreign: nft (pid ", "+ rule ip kube-proxy services counter accept", "by foreign: integration.tes (pid "} {
+	for _, want := range []string{"by foreign: nft (", "+ rule ip kube-proxy services counter accept", fmt.Sprintf("by foreign: integration.tes (pid %d)", os.Getpid())} {
 		if !strings.Contains(p.Output(), want) {
 			t.Errorf("no %q in\n%s", want, p.Output())
 		}
@@ -262,4 +288,133 @@ func testRuledumpNodeLocal(t *testing.T) {
 			t.Errorf("status %d, %q", status, p.Output())
 		}
 	})
+}
+
+// explain tells finished connections from live ones, and marks those to what is no endpoint any more.
+func testRuledumpConnections(t *testing.T) {
+	l := labtest.New(t)
+	conn := labtest.Conn(t, l.Node)
+	replace(t, conn, exampleTables(t))
+	endpoints := []string{"10.244.1.5", "10.244.1.6"}
+	for _, addr := range endpoints {
+		pod, err := l.AddPod(addr, netip.MustParseAddr(addr))
+		if err != nil {
+			t.Fatal(err)
+		}
+		labtest.ServeTCP(t, pod, addr+":8080", labtest.Echo)
+	}
+	const client, dialed = "198.51.100.7", "192.0.2.10:80"
+	explained := func() (e explain.Explanation) {
+		t.Helper()
+		if err := json.Unmarshal([]byte(ruledump(t, l.Node, "explain", "--from="+client, "--to="+dialed, "-o=json")), &e); err != nil {
+			t.Fatal(err)
+		}
+		return e
+	}
+	dial := func() net.Conn {
+		t.Helper()
+		c, err := l.Outside.DialContext(t.Context(), "tcp", dialed)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { c.Close() })
+		return c
+	}
+	// Ended connections first, so that the live one is not the first by chance alone.
+	for range 3 {
+		dial().Close()
+	}
+	live := dial()
+	if _, err := live.Write([]byte("x")); err != nil {
+		t.Fatal(err)
+	}
+	var e explain.Explanation
+	await.Until(t, "three of four connections have finished", func() error {
+		if e = explained(); e.ConnectionsTotal != 4 || e.ConnectionsFinished != 3 {
+			return fmt.Errorf("%+v", e.Connections)
+		}
+		return nil
+	})
+	if first := e.Connections[0]; first.State != "ESTABLISHED" || first.Finished || first.NoEndpoint || first.Source.String() != live.LocalAddr().String() {
+		t.Errorf("first is %+v, want the live one, %s", first, live.LocalAddr())
+	}
+	if last := e.Connections[3]; last.State != "TIME_WAIT" || !last.Finished {
+		t.Errorf("last is %+v, want one in TIME_WAIT", last)
+	}
+
+	server := e.Connections[0].Server
+	key := fmt.Sprintf("192.0.2.10 . tcp . 80 . %d", slices.Index(endpoints, server.Addr().String()))
+	labtest.Nft(t, l.Node, fmt.Sprintf("delete element ip kube-proxy local-endpoints { %s }\nadd element ip kube-proxy local-endpoints { %s : 10.244.1.9 . 8080 }\n"+
+		"delete element ip kube-proxy endpoints { %s }\nadd element ip kube-proxy endpoints { %s : 10.244.1.9 . 8080 }\n", key, key, key, key), "-f", "-")
+	if first := explained().Connections[0]; !first.NoEndpoint || first.Server != server {
+		t.Errorf("first is %+v, want one to an endpoint that is gone, %s", first, server)
+	}
+	text := ruledump(t, l.Node, "explain", "--from="+client, "--to="+dialed)
+	for _, want := range []string{
+		"conntrack knows connections of the client to this address (4, 3 of them finished); they go where they were sent first",
+		fmt.Sprintf("  %s to %s: answered by %s, ESTABLISHED; the rules have no such endpoint\n", live.LocalAddr(), dialed, server),
+	} {
+		if !strings.Contains(text, want) {
+			t.Errorf("no %q in\n%s", want, text)
+		}
+	}
+}
+
+// Beside a running proxy, the node has the name that the proxy gives it, and diff takes the proxy's settings.
+func testRuledumpBesideAProxy(t *testing.T) {
+	l := labtest.New(t)
+	config := filepath.Join(t.TempDir(), "config.yaml")
+	text := "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nmode: nftables\nclusterCIDR: 10.244.0.0/16\n" +
+		"nftables: {masqueradeBit: 7}\nnodePortAddresses: [192.168.0.0/24, \"fd00:1::/64\"]\nfeatureGates: {NFTProxyServiceCounters: true}\nconntrack: {maxPerCore: 0, min: 0}\n"
+	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	proxy := labtest.Start(t, l.Node, "kube-proxy", "--config="+config, "--hostname-override=node-1", "--manifests="+exampleManifests)
+	run := func(args ...string) (status int, output string) {
+		p := labtest.Start(t, l.Node, "ruledump", args...)
+		_ = p.Wait() // the status says it
+		return p.Cmd.ProcessState.ExitCode(), p.Output()
+	}
+	diff := []string{"diff", "--manifests", exampleManifests, "--node", "node-1"}
+	await.Until(t, "diff finds no difference", func() error {
+		const want = "compared with settings of the proxy at 127.0.0.1:10249\nno difference\n"
+		if status, output := run(diff...); status != 0 || output != want {
+			return fmt.Errorf("status %d, %s", status, output)
+		}
+		return nil
+	})
+	if status, output := run(append(diff, "--proxy-address=")...); status != 1 || !strings.HasPrefix(output, "compared with kube-proxy's default settings\n") {
+		t.Errorf("with default settings: status %d, %s", status, output)
+	}
+	if status, output := run(append(diff, "--config", config)...); status != 0 || output != "no difference\n" {
+		t.Errorf("with --config: status %d, %s", status, output)
+	}
+	if _, output := run("diff", "--manifests", exampleManifests, "--node", "node-2"); !strings.Contains(output, "ruledump: the proxy at 127.0.0.1:10249 says that this is node node-1, and --node is node-2\n") {
+		t.Errorf("for another node:\n%s", output)
+	}
+	for want, command := range map[string][]string{
+		"node node-1, ":                                         {"stats"},
+		"shop/web on node-1":                                    {"graph", "shop/web"},
+		"sent to one of 2 endpoints on node-1":                  {"explain", "--from=198.51.100.7", "--to=192.0.2.10:80"},
+		"\"node\": \"node-1\",\n  \"nodeSource\": \"proxy\",\n": {"services", "-o=json"},
+	} {
+		if status, output := run(command...); status != 0 || !strings.Contains(output, want) {
+			t.Errorf("%s has no %q:\n%s", command[0], want, output)
+		}
+	}
+	if err := proxy.Stop(t); err != nil {
+		t.Fatal(err)
+	}
+	host, err := os.Hostname()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if status, output := run("stats"); status != 0 || !strings.HasPrefix(output, "node "+host+" (host name), ") {
+		t.Errorf("without the proxy: status %d, %s", status, output)
+	}
+	status, output := run(diff...)
+	const want = "connection refused: give its metrics address (--proxy-address), its configuration file (--config), or --proxy-address= for kube-proxy's defaults\n"
+	if status != 2 || !strings.HasPrefix(output, "ruledump: no proxy answers at http://127.0.0.1:10249/configz: ") || !strings.HasSuffix(output, want) {
+		t.Errorf("without the proxy: status %d, %s", status, output)
+	}
 }

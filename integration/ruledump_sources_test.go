@@ -44,7 +44,7 @@ func testRuledumpSources(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			live.Node = "node-1"
+			live.Node, live.NodeSource = "node-1", ""
 			var b bytes.Buffer
 			if err := live.Write(&b); err != nil {
 				t.Fatal(err)

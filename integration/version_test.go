@@ -49,7 +49,7 @@ func TestVersions(t *testing.T) {
 		if got, want := printed(t, filepath.Join(dir, "kube-proxy"), "--version"), fmt.Sprintf("Kubernetes %s+nftproxy-v9.8.7-test\n", kube); got != want {
 			t.Errorf("kube-proxy --version prints %q, want %q", got, want)
 		}
-		if got, want := printed(t, filepath.Join(dir, "ruledump"), "--version"), fmt.Sprintf("ruledump v9.8.7-test, for kube-proxy %s\n", kube); got != want {
+		if got, want := printed(t, filepath.Join(dir, "ruledump"), "--version"), fmt.Sprintf("ruledump version v9.8.7-test, for kube-proxy %s\n", kube); got != want {
 			t.Errorf("ruledump --version prints %q, want %q", got, want)
 		}
 

@@ -2,8 +2,11 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"os"
 	"strings"
+	"time"
 
 	"k8s.io/klog/v2"
 
@@ -14,7 +17,7 @@ import (
 )
 
 // cleanup removes the rules of every mode of kube-proxy as far as it can, whatever the configuration says, and
-// logs what it removed. What it had to leave is an error.
+// logs what it removed. What it had to leave is an error, and so is a running proxy that adds the tables again.
 func cleanup(ctx context.Context) error {
 	logger := klog.FromContext(ctx)
 	conn, err := nft.Dial(nft.Config{})
@@ -24,6 +27,15 @@ func cleanup(ctx context.Context) error {
 	defer conn.Close()
 	tables, err := proxy.Present(ctx, conn)
 	if err != nil {
+		return err
+	}
+	// It hears of commits from here on, so it cannot miss that of a proxy that adds the tables again.
+	listener, err := conn.Listen()
+	if err != nil {
+		return err
+	}
+	defer listener.Close()
+	if err := listener.Join(); err != nil {
 		return err
 	}
 	if err := proxy.Cleanup(ctx, conn); err != nil {
@@ -45,7 +57,36 @@ func cleanup(ctx context.Context) error {
 	for _, chain := range chains.Kept {
 		logger.Info("Kept, because a chain of another program leads to it", "chain", chain)
 	}
-	return remaining(logger)
+	left := remaining(logger)
+	if len(tables) == 0 {
+		return left
+	}
+	return errors.Join(left, addedAgain(ctx, listener, func() ([]string, error) { return proxy.Present(ctx, conn) }))
+}
+
+// returnTime is how long cleanup waits for removed tables to come back. A proxy adds them again within about a second.
+const returnTime = 3 * time.Second
+
+// addedAgain waits for a running proxy to add the tables again. The error names the process.
+func addedAgain(ctx context.Context, listener *nft.Listener, present func() ([]string, error)) error {
+	waiting, cancel := context.WithTimeout(ctx, returnTime)
+	defer cancel()
+	for {
+		notice, err := listener.Next(waiting)
+		if ctx.Err() == nil && waiting.Err() != nil {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		tables, err := present()
+		if err != nil {
+			return err
+		}
+		if len(tables) > 0 && notice.PID != uint32(os.Getpid()) {
+			return fmt.Errorf("a proxy runs on this node: %s has added again %s; stop it, then clean up", notice.Who(), strings.Join(tables, " and "))
+		}
+	}
 }
 
 // remaining returns an error that says what cleanup cannot remove.

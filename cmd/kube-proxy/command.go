@@ -79,6 +79,9 @@ func (o *options) apply(ctx context.Context) error {
 	}
 	logger := klog.FromContext(ctx)
 	logger.Info("Version info", "nftproxy", version.Own(), "kubeProxy", version.KubeProxy(), "go", runtime.Version())
+	if o.cleanup {
+		return nil // the warnings are about a proxy that runs
+	}
 	for _, warning := range o.warnings {
 		logger.Info("Configuration warning", "warning", warning)
 	}

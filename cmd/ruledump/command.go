@@ -1,12 +1,14 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"path/filepath"
 	"strings"
 
 	"github.com/nftproxy/nftproxy/internal/version"
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 )
 
 // plugin is the name under which kubectl finds the program, as `kubectl nftproxy`.
@@ -43,7 +45,8 @@ Called ` + plugin + `, it is a plugin: kubectl nftproxy.`,
 	if filepath.Base(path) == plugin {
 		root.Annotations = map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl nftproxy"}
 	}
-	root.SetVersionTemplate("{{.Name}} {{.Version}}\n")
+	root.SuggestionsMinimumDistance = suggestWithin
+	root.SetFlagErrorFunc(suggestFlag)
 	root.AddCommand(commands()...)
 	return root
 }
@@ -60,6 +63,9 @@ func knownCommand(cmd *cobra.Command, args []string) error {
 	if len(args) == 0 {
 		return nil
 	}
+	if similar := cmd.SuggestionsFor(args[0]); len(similar) > 0 {
+		return fmt.Errorf("unknown command %q; did you mean %s?", args[0], strings.Join(similar, " or "))
+	}
 	var names []string
 	for _, c := range cmd.Commands() {
 		if !c.Hidden {
@@ -69,6 +75,31 @@ func knownCommand(cmd *cobra.Command, args []string) error {
 	return fmt.Errorf("unknown command %q; there are %s", args[0], strings.Join(names, ", "))
 }
 
+// suggestWithin is the largest number of wrong letters with which a name is suggested.
+const suggestWithin = 2
+
+// suggestFlag adds flags with similar names to the error about an unknown one. cobra compares names of commands alone, so
+// each flag becomes a command for that.
+func suggestFlag(cmd *cobra.Command, err error) error {
+	var unknown *pflag.NotExistError
+	if !errors.As(err, &unknown) {
+		return err
+	}
+	name := unknown.GetSpecifiedName()
+	if letters := unknown.GetSpecifiedShortnames(); letters != "" {
+		name = letters // of -dump, not only its first
+	}
+	flags := &cobra.Command{SuggestionsMinimumDistance: suggestWithin}
+	cmd.Flags().VisitAll(func(f *pflag.Flag) {
+		flags.AddCommand(&cobra.Command{Use: f.Name, Run: func(*cobra.Command, []string) {}})
+	})
+	similar := flags.SuggestionsFor(name)
+	if len(name) < 2 || len(similar) == 0 {
+		return err
+	}
+	return fmt.Errorf("%w; did you mean --%s?", err, strings.Join(similar, " or --"))
+}
+
 func newCompileCommand() *cobra.Command {
 	var from source
 	format := newFormat("nft", "json")
@@ -76,9 +107,9 @@ func newCompileCommand() *cobra.Command {
 		Use:   "compile {--manifests DIR|FILE | --kubeconfig FILE | --node-local TARGET} --node NAME",
 		Short: "Print the rules that the proxy on a node would write",
 		Long: `compile reads Services, EndpointSlices, Nodes and ServiceCIDRs from manifests or from a
-cluster, or what a node-local server made of them, and prints the ruleset that the proxy
-would write for them on the node, without privileges and without touching the kernel. Unlike the proxy, which goes on with what is
-valid, it refuses a directory with an invalid file.`,
+cluster, or what a node-local server made of them. It prints the ruleset that the proxy
+would write for them on the node. It needs no privileges and does not touch the kernel.
+It refuses a directory with an invalid file, unlike the proxy, which uses the valid ones.`,
 		Example: `  # What would node-1 do, given these manifests?
   ruledump compile --manifests objects/ --node node-1
 
@@ -148,7 +179,7 @@ addresses are nobody's business; --clients adds them.`,
 			return writeRuleset(cmd.OutOrStdout(), format, s.Snapshot)
 		},
 	}
-	from.addDump(cmd)
+	from.addActual(cmd)
 	format.addTo(cmd)
 	cmd.Flags().BoolVar(&clients, "clients", false, "print the clients of Services with session affinity too")
 	return cmd

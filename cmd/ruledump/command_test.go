@@ -7,6 +7,7 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+	"unicode/utf8"
 
 	"github.com/nftproxy/nftproxy/integration/golden"
 )
@@ -35,6 +36,10 @@ func TestExitStatus(t *testing.T) {
 		{"help", []string{"--help"}, 0, "ruledump shows the nftables rules", ""},
 		{"unknown command", []string{"dump"}, 2, "", `ruledump: unknown command "dump"; there are `},
 		{"unknown flag", []string{"live", "--colour"}, 2, "", "ruledump: unknown flag: --colour"},
+		{"similar command", []string{"servces"}, 2, "", `ruledump: unknown command "servces"; did you mean services?`},
+		{"beginnings of commands", []string{"s"}, 2, "", `did you mean schema or services or stats?`},
+		{"similar flag", []string{"services", "--namspace=shop"}, 2, "", "ruledump: unknown flag: --namspace; did you mean --namespace?"},
+		{"similar flag with one dash", []string{"live", "-dump", "x"}, 2, "", "did you mean --dump?"},
 		{"argument too many", []string{"live", "now"}, 2, "", `"ruledump live --help" says more`},
 		{"flag missing", []string{"compile", manifests}, 2, "", "--node is missing: rules are compiled for one Node"},
 		{"flag without its other half", []string{"explain", "--from=10.0.0.1", "--to=10.0.0.2:80", manifests}, 2, "", "--node is missing: rules are compiled for one Node"},
@@ -60,7 +65,7 @@ func TestExitStatus(t *testing.T) {
 
 func TestVersion(t *testing.T) {
 	status, stdout, _ := ruledump("--version")
-	if !regexp.MustCompile(`^ruledump \S+, for kube-proxy \S+\n$`).MatchString(stdout) || status != 0 {
+	if !regexp.MustCompile(`^ruledump version \S+, for kube-proxy \S+\n$`).MatchString(stdout) || status != 0 {
 		t.Errorf("status %d, stdout %q", status, stdout)
 	}
 }
@@ -138,6 +143,11 @@ func TestManPages(t *testing.T) {
 			page, err := os.ReadFile(filepath.Join(dir, "ruledump-"+c.Name()+".8"))
 			if err != nil {
 				t.Fatal(err)
+			}
+			for line := range strings.Lines(c.Long) {
+				if n := utf8.RuneCountInString(strings.TrimRight(line, "\n")); n > 96 {
+					t.Errorf("a line of the help has %d columns: %s", n, line)
+				}
 			}
 			if !strings.Contains(string(page), ".SH EXAMPLE") || c.Example == "" {
 				t.Error("no examples")

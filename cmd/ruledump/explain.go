@@ -3,7 +3,9 @@ package main
 import (
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
+	"strconv"
 	"strings"
 
 	"github.com/nftproxy/nftproxy/conntrack"
@@ -29,8 +31,9 @@ rules these are the Node's addresses alone. Rules of other programs and routes t
 nowhere are not looked at.
 
 With the rules of the kernel it also says where session affinity keeps the client, and
-which open connections the client has with the address: those go where they were sent
-first, whatever the rules say now.`,
+which connections conntrack knows of the client to the address: those go where they were
+sent first, whatever the rules say now. It prints the state of each, and marks those whose
+server is no endpoint by these rules.`,
 		Example: `  # What does a pod reach at a ClusterIP, on this node, at this moment?
   ruledump explain --from 10.244.1.5 --to 10.96.0.10:80
 
@@ -39,7 +42,7 @@ first, whatever the rules say now.`,
 
   # What would node-1 do, given these manifests?
   ruledump explain --manifests objects/ --node node-1 --from fd00::1 --to '[fd00:10:96::a]:53/udp'`,
-		Args: cobra.NoArgs,
+		Args: flagsOnly,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			packet, err := parsePacket(from, to, iif)
 			if err != nil {
@@ -86,6 +89,17 @@ func addConnections(cmd *cobra.Command, e *explain.Explanation) error {
 	return e.AddConnections(cmd.Context(), conn)
 }
 
+// flagsOnly refuses a client and an address without their flags.
+func flagsOnly(cmd *cobra.Command, args []string) error {
+	switch len(args) {
+	case 0:
+		return nil
+	case 2:
+		return fmt.Errorf("explain takes its addresses by flags: did you mean --from %s --to %s?", args[0], args[1])
+	}
+	return fmt.Errorf("explain takes its addresses by flags, and %q belongs to none: give --from ADDRESS --to ADDRESS:PORT", args[0])
+}
+
 // parseSource reads the value of --from: an address, perhaps with a port, perhaps with "%" and an interface.
 func parseSource(text string) (source netip.AddrPort, iface string, err error) {
 	address, iface, _ := strings.Cut(text, "%")
@@ -129,6 +143,11 @@ func parsePacket(from, to, iif string) (evaluator.Packet, error) {
 func parseAddrPort(text string) (netip.AddrPort, error) {
 	if addr, err := netip.ParseAddr(text); err == nil {
 		return netip.AddrPortFrom(addr.Unmap(), 0), nil
+	}
+	if _, port, err := net.SplitHostPort(text); err == nil {
+		if _, err := strconv.ParseUint(port, 10, 16); err != nil {
+			return netip.AddrPort{}, fmt.Errorf("%q: port %q is not a number from 1 to 65535", text, port)
+		}
 	}
 	parsed, err := netip.ParseAddrPort(text)
 	if err != nil {

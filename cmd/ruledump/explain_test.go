@@ -114,6 +114,12 @@ func testExplainRefusesWhatItCannotRead(t *testing.T) {
 	}{
 		{"no port", []string{"--from", "10.0.0.1", "--to", "10.0.0.2"}, "--to: tcp needs a port, as in 10.0.0.2:80"},
 		{"no address", []string{"--from", "web", "--to", "10.0.0.2:80"}, `--from: "web" is neither an IP address nor one with a port, such as 10.96.0.10:80 or [fd00::1]:80`},
+		{"a port that is too large", []string{"--from", "10.0.0.1", "--to", "10.0.0.2:70000"}, `--to: "10.0.0.2:70000": port "70000" is not a number from 1 to 65535`},
+		{"a port by its name", []string{"--from", "10.0.0.1", "--to", "[fd00::2]:http/tcp"}, `--to: "[fd00::2]:http": port "http" is not a number from 1 to 65535`},
+		{"a port by its name, without an address", []string{"--from", "10.0.0.1", "--to", ":http"}, `--to: ":http": port "http" is not a number from 1 to 65535`},
+		{"a source port that is too large", []string{"--from", "10.0.0.1:70000%eth0", "--to", "10.0.0.2:80"}, `--from: "10.0.0.1:70000": port "70000" is not a number from 1 to 65535`},
+		{"addresses without flags", []string{"10.0.0.1", "10.0.0.2:80"}, "explain takes its addresses by flags: did you mean --from 10.0.0.1 --to 10.0.0.2:80?"},
+		{"one address without a flag", []string{"10.0.0.1"}, `explain takes its addresses by flags, and "10.0.0.1" belongs to none: give --from ADDRESS --to ADDRESS:PORT`},
 		{"another protocol", []string{"--from", "10.0.0.1", "--to", "10.0.0.2:80/http"}, `--to: protocol "http" is not tcp, udp, sctp or icmp`},
 		{"a port of ICMP", []string{"--from", "10.0.0.1", "--to", "10.0.0.2:80/icmp"}, "--to: icmp has no ports"},
 		{"both families", []string{"--from", "10.0.0.1", "--to", "[fd00::1]:80"}, "--from 10.0.0.1 and --to [fd00::1]:80 are of different IP families"},

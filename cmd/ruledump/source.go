@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -18,6 +19,12 @@ type source struct {
 	nodeLocal                   string
 	files                       nodelocal.TLSFiles
 	node, config                string
+	proxyAddress                string
+
+	// proxy is the running proxy beside the kernel's rules that were read; nil if none is known.
+	proxy *snapshot.Proxy
+	// noProxy says why proxy is nil.
+	noProxy error
 }
 
 const sourceHelp = `
@@ -35,22 +42,24 @@ func (s *source) addWanted(cmd *cobra.Command) {
 	flags.StringVar(&s.files.Key, "node-local-key-file", "", "the key of that certificate, in PEM")
 	flags.StringVar(&s.files.CA, "node-local-ca-file", "", "the authority that signs the server's certificate, in PEM")
 	flags.StringVar(&s.node, "node", "", "name of the Node to compile for")
-	flags.StringVar(&s.config, "config", "", "KubeProxyConfiguration file, v1alpha1 or v1alpha2, to compile with; by default kube-proxy's defaults")
+	flags.StringVar(&s.config, "config", "", "KubeProxyConfiguration file, v1alpha1 or v1alpha2, to compile with; by default kube-proxy's defaults, and for diff the settings of the running proxy")
 	for _, name := range []string{"manifests", "kubeconfig", "config", "node-local-cert-file", "node-local-key-file", "node-local-ca-file"} {
 		_ = cmd.MarkFlagFilename(name)
 	}
 }
 
-// addDump adds the flag for rules that were read elsewhere.
-func (s *source) addDump(cmd *cobra.Command) {
+// addActual adds the flags for rules that are read: from the kernel, or elsewhere before.
+func (s *source) addActual(cmd *cobra.Command) {
 	cmd.Flags().StringVar(&s.dump, "dump", "", `read what "ruledump live -o json" wrote, perhaps on another node; - is standard input`)
 	_ = cmd.MarkFlagFilename("dump", "json")
+	cmd.Flags().StringVar(&s.proxyAddress, "proxy-address", snapshot.ProxyAddress, "metrics address of the proxy on this node, HOST:PORT: its /configz has the node's name and the settings; empty asks nobody")
+	_ = cmd.RegisterFlagCompletionFunc("proxy-address", cobra.NoFileCompletions)
 }
 
 // addTo adds all flags, and makes the command refuse combinations that make no sense.
 func (s *source) addTo(cmd *cobra.Command) {
 	s.addWanted(cmd)
-	s.addDump(cmd)
+	s.addActual(cmd)
 	cmd.Long = strings.TrimRight(cmd.Long, "\n") + "\n" + sourceHelp
 	cmd.PreRunE = func(*cobra.Command, []string) error {
 		if err := s.checkWanted(); err != nil {
@@ -116,11 +125,15 @@ func (s *source) open(cmd *cobra.Command) (*opened, error) {
 	return s.actual(cmd)
 }
 
+// compilation says for which node and with which settings to compile.
+func (s *source) compilation() snapshot.Compilation {
+	return snapshot.Compilation{Node: s.node, Config: s.config, Proxy: s.proxy}
+}
+
 // compile compiles the rules that are wanted.
 func (s *source) compile(cmd *cobra.Command) (*snapshot.Snapshot, error) {
-	how := snapshot.Compilation{Node: s.node, Config: s.config, Warn: func(text string) {
-		fmt.Fprintln(cmd.ErrOrStderr(), "ruledump: "+text)
-	}}
+	how := s.compilation()
+	how.Warn = func(text string) { fmt.Fprintln(cmd.ErrOrStderr(), "ruledump: "+text) }
 	switch {
 	case s.kubeconfig != "":
 		return snapshot.FromCluster(cmd.Context(), s.kubeconfig, how)
@@ -161,7 +174,18 @@ func (s *source) present(cmd *cobra.Command) (*opened, error) {
 		_ = conn.Close() // what matters is err
 		return nil, err
 	}
+	s.askProxy(cmd.Context(), live)
 	return &opened{live, conn}, nil
+}
+
+// askProxy asks the running proxy for the node's name, if rules of a kernel were found.
+func (s *source) askProxy(ctx context.Context, live *snapshot.Snapshot) {
+	if s.proxyAddress == "" {
+		return
+	}
+	if s.proxy, s.noProxy = snapshot.RunningProxy(ctx, s.proxyAddress); s.proxy != nil {
+		live.NameNode(s.proxy)
+	}
 }
 
 func (s *source) readDump(cmd *cobra.Command) (*snapshot.Snapshot, error) {

@@ -13,7 +13,7 @@ const interval = 10 * time.Minute
 // remedies says for each kind what to do, for the log.
 var remedies = map[Kind]string{
 	NFT: `stop any other kube-proxy on this node, then run "kube-proxy --cleanup", this program's or Kubernetes' own; ` +
-		`it removes this proxy's tables too, which come back within about a second`,
+		`it removes this proxy's tables too, which come back within about a second; this program's then exits with code 1`,
 	Legacy: `stop any other kube-proxy on this node, then run Kubernetes' own "kube-proxy --cleanup" from its image, or restart the node`,
 	IPVS:   `stop any other kube-proxy on this node, then run Kubernetes' own "kube-proxy --cleanup" from its image, or restart the node`,
 }

@@ -58,7 +58,7 @@ var binaries = sync.OnceValues(func() (string, error) {
 	}
 	built = dir
 	// The flags are those of make build, which thereby has compiled everything already.
-	build := exec.Command("go", "build", "-trimpath", "-o", dir,
+	build := exec.Command("go", "build", "-tags", "grpcnotrace", "-trimpath", "-o", dir,
 		"github.com/nftproxy/nftproxy/cmd/kube-proxy", "github.com/nftproxy/nftproxy/cmd/ruledump")
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := build.CombinedOutput(); err != nil {

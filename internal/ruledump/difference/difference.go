@@ -23,6 +23,8 @@ type Difference struct {
 	APIVersion string `json:"apiVersion"`
 	// Kind is "Difference".
 	Kind string `json:"kind"`
+	// Settings names the settings of the wanted rules, such as "settings of the proxy at 127.0.0.1:10249".
+	Settings string `json:"settings,omitempty"`
 	// Equal says that there are no differences. Clients in maps of session affinity do not count.
 	Equal bool `json:"equal"`
 	// Services are the frontends that differ, sorted.

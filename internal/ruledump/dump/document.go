@@ -17,8 +17,10 @@ type Document struct {
 	Writer string `json:"writer,omitempty"`
 	// Origin is where the tables come from: "kernel", "manifests", "cluster" or "node-local".
 	Origin string `json:"origin"`
-	// Node is the name of the node; for a kernel, its host name.
+	// Node is the name of the node.
 	Node string `json:"node,omitempty"`
+	// NodeSource says where the name of a kernel's node comes from: "proxy" or "host-name".
+	NodeSource string `json:"nodeSource,omitempty"`
 	// Taken is when the tables were read.
 	Taken time.Time `json:"taken,omitzero"`
 	// Generation is the kernel's count of commits; 0 if the tables are not from a kernel.

@@ -24,6 +24,8 @@ type Explanation struct {
 	Kind string `json:"kind"`
 	// Node is the name of the node.
 	Node string `json:"node,omitempty"`
+	// NodeSource says where the name of a kernel's node comes from: "proxy" or "host-name".
+	NodeSource string `json:"nodeSource,omitempty"`
 	// Packet is the packet in one line.
 	Packet string `json:"packet"`
 	// ServicePort is the Service port that the packet is for; empty if it is for none.
@@ -32,13 +34,17 @@ type Explanation struct {
 	Outcomes []Outcome `json:"outcomes"`
 	// Affinity holds the client's entries in maps of session affinity.
 	Affinity []Client `json:"affinity,omitempty"`
-	// Connections are those that the client already has with this address, at most MaxConnections. New rules do not
-	// affect them.
+	// Connections are those that the client already has with this address, at most MaxConnections, those that have
+	// finished last. New rules do not affect them.
 	Connections []Connection `json:"connections,omitempty"`
 	// ConnectionsTotal is the number of all such connections.
 	ConnectionsTotal int `json:"connectionsTotal,omitempty"`
+	// ConnectionsFinished is the number of those that have finished.
+	ConnectionsFinished int `json:"connectionsFinished,omitempty"`
 
 	packet evaluator.Packet
+	// endpoints are those of ServicePort.
+	endpoints map[netip.AddrPort]bool
 }
 
 // Outcome is one possible fate of the packet.
@@ -89,16 +95,6 @@ type Client struct {
 	Clients int `json:"clients"`
 }
 
-// Connection is an entry of conntrack.
-type Connection struct {
-	// Source is the client.
-	Source netip.AddrPort `json:"source"`
-	// Dialed is the address that the client dialed.
-	Dialed netip.AddrPort `json:"dialed"`
-	// Server is the address that answers: the endpoint, if the connection was translated.
-	Server netip.AddrPort `json:"server"`
-}
-
 // Explain walks the packet through the tables of a snapshot.
 func Explain(s *snapshot.Snapshot, p evaluator.Packet) (*Explanation, error) {
 	frontends, err := s.Frontends()
@@ -106,7 +102,7 @@ func Explain(s *snapshot.Snapshot, p evaluator.Packet) (*Explanation, error) {
 		return nil, err
 	}
 	p.Local = p.Local || p.Source.Addr().IsLoopback() || slices.Contains(s.Addresses, p.Source.Addr())
-	e := &Explanation{APIVersion: dump.APIVersion, Kind: "Explanation", Node: s.Node, Packet: p.String(), packet: p}
+	e := &Explanation{APIVersion: dump.APIVersion, Kind: "Explanation", Node: s.Node, NodeSource: s.NodeSource, Packet: p.String(), packet: p}
 	for _, f := range candidates(frontends, p) {
 		if err := e.readAffinity(s, f); err != nil {
 			return nil, err
@@ -119,6 +115,7 @@ func Explain(s *snapshot.Snapshot, p evaluator.Packet) (*Explanation, error) {
 	for _, o := range fates.Outcomes() {
 		e.add(frontends, &o)
 	}
+	e.keepEndpoints(candidates(frontends, p))
 	return e, nil
 }
 
@@ -284,17 +281,4 @@ func (e *Explanation) WriteTo(w io.Writer) (int64, error) {
 	e.printConnections(&b)
 	n, err := io.WriteString(w, b.String())
 	return int64(n), err
-}
-
-func (e *Explanation) printConnections(b *strings.Builder) {
-	if e.ConnectionsTotal == 0 {
-		return
-	}
-	fmt.Fprintf(b, "\nconntrack knows connections of the client to this address (%d); they go where they were sent first, whatever the rules say now\n", e.ConnectionsTotal)
-	for _, c := range e.Connections {
-		fmt.Fprintf(b, "  %s to %s: answered by %s\n", c.Source, c.Dialed, c.Server)
-	}
-	if more := e.ConnectionsTotal - len(e.Connections); more > 0 {
-		fmt.Fprintf(b, "  … and %d more\n", more)
-	}
 }

@@ -3,9 +3,11 @@ package explain
 import (
 	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/nftproxy/nftproxy/compiler"
 	"github.com/nftproxy/nftproxy/evaluator"
+	"github.com/nftproxy/nftproxy/internal/ruledump/snapshot"
 	"github.com/nftproxy/nftproxy/nft"
 )
 
@@ -180,7 +182,7 @@ func keptReason(step *evaluator.Step) SourceReason {
 // sourceTexts explain each SourceReason.
 var sourceTexts = map[SourceReason]string{
 	SourceHairpin:       "the source is masqueraded: the endpoint is the client itself",
-	SourceOutside:       "the source is masqueraded: detect-local does not count the client among the cluster's own",
+	SourceOutside:       "the source is masqueraded: the client is outside the cluster by detect-local",
 	SourcePolicyCluster: "the source is masqueraded: externalTrafficPolicy is Cluster",
 	SourceNode:          "the source is masqueraded: the client is the node itself",
 	SourceAll:           "the source is masqueraded: masqueradeAll is set",
@@ -189,20 +191,34 @@ var sourceTexts = map[SourceReason]string{
 	SourceNotTold:       "the source is kept: detect-local does not tell the cluster's clients from others",
 }
 
+// sourceText returns the SourceReason in words. For a client outside the cluster it has what the rule asks for.
+func sourceText(o *Outcome) string {
+	text := sourceTexts[o.SourceReason]
+	if o.SourceReason != SourceOutside {
+		return text
+	}
+	for i := range o.Path {
+		if asks, _, marks := strings.Cut(o.Path[i].Rule, " meta mark set "); marks {
+			return fmt.Sprintf("%s (%s)", text, asks)
+		}
+	}
+	return text
+}
+
 // why returns both reasons in one sentence.
 func (e *Explanation) why(o *Outcome, dialed *compiler.Frontend, destinations int) string {
 	name, node := "no Service", "this node"
 	if e.Node != "" {
-		node = e.Node
+		node = snapshot.NodeText(e.Node, e.NodeSource)
 	}
 	if dialed != nil {
 		name = dialed.ServicePort
 	}
 	switch o.Reason {
 	case ReasonServed:
-		return fmt.Sprintf("%s: %s; %s", sentTo(o, destinations, node), name, sourceTexts[o.SourceReason])
+		return fmt.Sprintf("%s: %s; %s", sentTo(o, destinations, node), name, sourceText(o))
 	case ReasonAffinity:
-		return fmt.Sprintf("sent to the endpoint of %s that session affinity keeps the client at; %s", name, sourceTexts[o.SourceReason])
+		return fmt.Sprintf("sent to the endpoint of %s that session affinity keeps the client at; %s", name, sourceText(o))
 	case ReasonNotService:
 		return "left alone: no Service has this address and port here"
 	case ReasonNoEndpoints:

@@ -82,7 +82,7 @@ func Of(s *snapshot.Snapshot, filter services.Filter) (*Graph, error) {
 		g.Title = name
 	}
 	if s.Node != "" {
-		g.Title += " on " + s.Node
+		g.Title += " on " + snapshot.NodeText(s.Node, s.NodeSource)
 	}
 	d := drawing{g, s}
 	for i, f := range own {
@@ -220,7 +220,7 @@ func (d *drawing) firstStatement(f *compiler.Frontend, chain string) nft.Stateme
 func (d *drawing) endpoints(list []netip.AddrPort, where string) []string {
 	lines := []string{"1 endpoint" + where}
 	if len(list) > 1 {
-		lines[0] = fmt.Sprintf("%d endpoints%s, each as likely", len(list), where)
+		lines[0] = fmt.Sprintf("%d endpoints%s, equal probability", len(list), where)
 	}
 	for i, e := range list {
 		if i == maxEndpoints-1 && len(list) > maxEndpoints {

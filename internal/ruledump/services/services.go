@@ -20,6 +20,8 @@ type List struct {
 	Kind string `json:"kind"`
 	// Node is the name of the node.
 	Node string `json:"node,omitempty"`
+	// NodeSource says where the name of a kernel's node comes from: "proxy" or "host-name".
+	NodeSource string `json:"nodeSource,omitempty"`
 	// Frontends are sorted by Service port.
 	Frontends []Frontend `json:"frontends"`
 }
@@ -126,7 +128,7 @@ func Of(s *snapshot.Snapshot, filter Filter) (*List, error) {
 	if err != nil {
 		return nil, err
 	}
-	list := &List{APIVersion: dump.APIVersion, Kind: "Services", Node: s.Node, Frontends: []Frontend{}}
+	list := &List{APIVersion: dump.APIVersion, Kind: "Services", Node: s.Node, NodeSource: s.NodeSource, Frontends: []Frontend{}}
 	for _, f := range frontends {
 		if filter.Matches(f.ServicePort) {
 			shown := from(f, s.Places)

@@ -19,8 +19,10 @@ import (
 type Compilation struct {
 	// Node is the name of the Node.
 	Node string
-	// Config is the path of a KubeProxyConfiguration; empty for kube-proxy's defaults.
+	// Config is the path of a KubeProxyConfiguration; empty for that of Proxy.
 	Config string
+	// Proxy, if set, is the running proxy whose settings count; nil for kube-proxy's defaults.
+	Proxy *Proxy
 	// Warn, if set, is called with warnings about the objects or the configuration.
 	Warn func(text string)
 }
@@ -69,13 +71,28 @@ func compile(origin string, objects *manifests.Objects, c Compilation) (*Snapsho
 	return s, nil
 }
 
+// Settings names the settings, as in "settings of the proxy at 127.0.0.1:10249".
+func (c *Compilation) Settings() string {
+	switch {
+	case c.Config != "":
+		return "settings of " + c.Config
+	case c.Proxy != nil:
+		return "settings of the proxy at " + c.Proxy.Address
+	}
+	return "kube-proxy's default settings"
+}
+
 // objectsOf names the objects of an origin.
 var objectsOf = map[string]string{Manifests: "manifests", Cluster: "objects of the cluster"}
 
-// load reads the configuration.
+// load returns the settings.
 func (c *Compilation) load() (compiler.Config, tracker.Options, error) {
-	if c.Config == "" {
+	switch {
+	case c.Config == "" && c.Proxy == nil:
 		return compiler.Default(), tracker.Options{}, nil
+	case c.Config == "":
+		out, err := config.Compiler(c.Proxy.Config)
+		return out, config.Tracker(c.Proxy.Config), err
 	}
 	file, err := config.Load(c.Config)
 	if err != nil {

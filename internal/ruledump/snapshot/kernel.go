@@ -15,7 +15,7 @@ import (
 )
 
 // FromKernel reads the proxy's tables in the current network namespace. If there are none, it is no error: see
-// NeedTables. It needs CAP_NET_ADMIN. It leaves out the clients in dynamic maps; ReadClients reads them, with the
+// NeedTables. The name of the node is the host name: see NameNode. It needs CAP_NET_ADMIN. It leaves out the clients in dynamic maps; ReadClients reads them, with the
 // connection and ctx.
 func FromKernel(ctx context.Context, conn *nft.Conn) (*Snapshot, error) {
 	s := &Snapshot{Origin: Kernel, Taken: time.Now().UTC().Truncate(time.Second), IPv4Only: !sysctl.Tree{}.KernelHasIPv6()}
@@ -44,6 +44,7 @@ func FromKernel(ctx context.Context, conn *nft.Conn) (*Snapshot, error) {
 	}
 	s.ReadCounts = func() (dump.Counts, error) { return readCounts(ctx, conn, s.Tables) }
 	s.Node, _ = os.Hostname() // only shown
+	s.NodeSource = NodeFromHost
 	s.Addresses, err = ownAddresses()
 	return s, err
 }

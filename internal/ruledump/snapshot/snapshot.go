@@ -26,12 +26,22 @@ const (
 	NodeLocal = "node-local"
 )
 
+// Where the name of a kernel's node comes from.
+const (
+	// NodeFromProxy is the running proxy, which may have another name than its host: --hostname-override.
+	NodeFromProxy = "proxy"
+	// NodeFromHost is the host name: no proxy answered.
+	NodeFromHost = "host-name"
+)
+
 // Snapshot holds the rules of one node, and facts about the node.
 type Snapshot struct {
 	// Origin is Manifests, Cluster or Kernel; for a dump, the origin of the dump.
 	Origin string
-	// Node is the name of the node; for a kernel, its host name.
+	// Node is the name of the node.
 	Node string
+	// NodeSource says where the name of a kernel's node comes from: NodeFromProxy or NodeFromHost.
+	NodeSource string
 	// Taken is when the tables were read; zero for compiled ones.
 	Taken time.Time
 	// Generation is the kernel's count of commits; 0 for tables that are not from a kernel.
@@ -60,6 +70,17 @@ type Place struct {
 	Zone string `json:"zone,omitempty"`
 }
 
+// NameNode takes the name of the node from the proxy that runs on it.
+func (s *Snapshot) NameNode(p *Proxy) { s.Node, s.NodeSource = p.Node, NodeFromProxy }
+
+// NodeText returns the name of a node for people. It says where the name may be wrong.
+func NodeText(node, source string) string {
+	if source == NodeFromHost {
+		return node + " (host name)"
+	}
+	return node
+}
+
 // Host returns the node's addresses for an evaluator.
 func (s *Snapshot) Host() evaluator.Host { return evaluator.Host{Addresses: s.Addresses} }
 
@@ -80,7 +101,7 @@ func (s *Snapshot) Frontends() ([]*compiler.Frontend, error) {
 // Write writes the snapshot as a dump.
 func (s *Snapshot) Write(w io.Writer) error {
 	return dump.Write(w, dump.Document{
-		Writer: "ruledump " + version.Own(), Origin: s.Origin, Node: s.Node, Taken: s.Taken, Generation: s.Generation, Addresses: s.Addresses, IPv4Only: s.IPv4Only,
+		Writer: "ruledump " + version.Own(), Origin: s.Origin, Node: s.Node, NodeSource: s.NodeSource, Taken: s.Taken, Generation: s.Generation, Addresses: s.Addresses, IPv4Only: s.IPv4Only,
 	}, s.Tables, s.Counts)
 }
 
@@ -98,5 +119,5 @@ func FromDump(r io.Reader) (*Snapshot, error) {
 	if len(tables) == 0 {
 		return nil, fmt.Errorf("the dump has no table ip %s or ip6 %s", compiler.TableName, compiler.TableName)
 	}
-	return &Snapshot{Origin: d.Origin, Node: d.Node, Taken: d.Taken, Generation: d.Generation, Addresses: d.Addresses, IPv4Only: d.IPv4Only, Tables: tables, Counts: counts}, nil
+	return &Snapshot{Origin: d.Origin, Node: d.Node, NodeSource: d.NodeSource, Taken: d.Taken, Generation: d.Generation, Addresses: d.Addresses, IPv4Only: d.IPv4Only, Tables: tables, Counts: counts}, nil
 }

@@ -25,6 +25,8 @@ type Statistics struct {
 	Kind string `json:"kind"`
 	// Node is the name of the node.
 	Node string `json:"node,omitempty"`
+	// NodeSource says where the name of a kernel's node comes from: "proxy" or "host-name".
+	NodeSource string `json:"nodeSource,omitempty"`
 	// Taken is when the tables were read.
 	Taken time.Time `json:"taken,omitzero"`
 	// Generation is the kernel's count of commits, by anybody.
@@ -96,7 +98,7 @@ type Affinity struct {
 
 // Of counts the contents of a snapshot. It reads the clients of session affinity from the kernel, if there is one.
 func Of(s *snapshot.Snapshot) (*Statistics, error) {
-	out := &Statistics{APIVersion: dump.APIVersion, Kind: "Statistics", Node: s.Node, Taken: s.Taken, Generation: s.Generation, Tables: []Table{}, Affinity: []Affinity{}}
+	out := &Statistics{APIVersion: dump.APIVersion, Kind: "Statistics", Node: s.Node, NodeSource: s.NodeSource, Taken: s.Taken, Generation: s.Generation, Tables: []Table{}, Affinity: []Affinity{}}
 	frontends, err := s.Frontends()
 	if err != nil {
 		return nil, err
@@ -188,7 +190,7 @@ const affinityShown = 10
 // WriteTo prints the statistics for people.
 func (s *Statistics) WriteTo(w io.Writer) (int64, error) {
 	var b strings.Builder
-	fmt.Fprintf(&b, "node %s, %d frontends of %d Service ports, %d of them without an endpoint for some clients\n", s.Node, s.Frontends, s.ServicePorts, s.Unserved)
+	fmt.Fprintf(&b, "node %s, %d frontends of %d Service ports, %d of them without an endpoint for some clients\n", snapshot.NodeText(s.Node, s.NodeSource), s.Frontends, s.ServicePorts, s.Unserved)
 	if s.Generation != 0 {
 		fmt.Fprintf(&b, "generation %d at %s\n", s.Generation, s.Taken.Format(time.RFC3339))
 	}
