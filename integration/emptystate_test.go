@@ -205,3 +205,57 @@ func testEmptyState(t *testing.T, newWorld func(*testing.T, *lab.Lab) world, res
 	stop()
 	expectAlive(t, lasting, "first")
 }
+
+// A manifest that cannot be parsed when a process starts takes no Service away.
+func TestUnreadManifest(t *testing.T) {
+	for name, behindServer := range map[string]bool{"stays without effect in the proxy": false, "stays without effect in a node-local server": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			testUnreadManifest(t, behindServer)
+		})
+	}
+}
+
+func testUnreadManifest(t *testing.T, behindServer bool) {
+	l := labtest.New(t)
+	servePod(t, l, "first", "10.244.1.5")
+	servePod(t, l, "second", "10.244.1.6")
+	dir := t.TempDir()
+	writeWorld(t, dir, "10.244.1.5")
+	socket := "unix://" + filepath.Join(t.TempDir(), "node-local.sock")
+	reader := []string{"--manifests", dir, "--hostname-override", lab.NodeName}
+	if behindServer {
+		reader = []string{"node-local-server", "--manifests", dir, "--listen", socket}
+		labtest.Start(t, l.Node, "kube-proxy", "--node-local-source", socket, "--hostname-override", lab.NodeName)
+	}
+	p := labtest.Start(t, l.Node, "kube-proxy", reader...)
+	f := &troubled{lab: l}
+	expectAnswerOf(t, l, "first")
+	stop := keepDialing(t, l.Client)
+
+	if err := p.Stop(t); err != nil {
+		t.Error(err)
+	}
+	text, err := os.ReadFile(filepath.Join(dir, "web.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "web.yaml"), append(text, "---\nkind: [\n"...), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	p = labtest.Start(t, l.Node, "kube-proxy", reader...)
+	p.Says(t, `web.yaml: document 3 (line `)
+	if behindServer {
+		f.becomes(t, "200 200", "cannot watch node-local-source")
+	} else {
+		f.becomes(t, "503 200", "waiting for manifests: web.yaml: document 3 (line ")
+		f.metricIs(t, `kubeproxy_watch_failing{resource="manifests"}`, "1")
+		f.remains(t, "503 200")
+	}
+	expectAnswerOf(t, l, "first")
+
+	writeWorld(t, dir, "10.244.1.6")
+	expectAnswerOf(t, l, "second")
+	f.becomes(t, "200 200")
+	stop()
+}

@@ -53,7 +53,7 @@ func (e *EmptyState) Hold(had, has bool) bool {
 		reason = errNone.Error()
 		e.logger.Error(errNone, "Keeping the last state until there is one again; kube-proxy --cleanup empties a node on purpose", "resource", e.resource)
 	} else {
-		e.logger.Info("There are some again; no longer keeping the last state", "resource", e.resource)
+		e.logger.Info("No longer keeping the last state", "resource", e.resource)
 	}
 	if e.guard.OnHeld != nil {
 		e.guard.OnHeld(e.resource, reason)
