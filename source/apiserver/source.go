@@ -64,8 +64,8 @@ func New(config Config) (*Source, error) {
 // Run watches until ctx ends, and then returns nil once nothing of it runs any more. The error is
 // always nil: whatever an API server can answer, a later answer may be better.
 //
-// Sink.Synced is called after Services and EndpointSlices have been listed and published, however
-// long that takes. The list of this node's Node may take 10 s more, that of ServiceCIDRs half a second
+// Sink.Synced is called after Services and EndpointSlices have been listed, believed (Config.Empty)
+// and published, however long that takes. The list of this node's Node may take 10 s more, that of ServiceCIDRs half a second
 // and nothing once it has failed: they narrow what is dropped, and do not matter to Services that exist.
 func (s *Source) Run(ctx context.Context, sink tracker.Sink) error {
 	ctx, cancel := context.WithCancel(ctx)
