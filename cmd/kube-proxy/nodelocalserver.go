@@ -73,7 +73,7 @@ func (o *brainOptions) addFlags(flags *pflag.FlagSet) {
 func (o *brainOptions) source() (tracker.Source, error) {
 	// Clients may have Services in force, so a state without any is not believed at a start either.
 	empty := tracker.EmptyGuard{
-		Before: func(string) bool { return true },
+		Before: func(resource string) bool { return resource == "services" },
 		OnHeld: func(resource, reason string) { nftmetrics.SetEmptyHeld(resource, reason != "") },
 	}
 	if o.manifests == "" {
