@@ -61,6 +61,7 @@ func TestNodeLocalServer(t *testing.T) {
 		}
 		slices.Sort(got)
 		want := []string{
+			"kubeproxy_empty_state_held",
 			"kubeproxy_node_local_batches_total",
 			"kubeproxy_node_local_lag_seconds",
 			"kubeproxy_node_local_refused_total",

@@ -51,11 +51,12 @@ func Register() {
 func RegisterServer() {
 	register.Do(func() {
 		legacyregistry.MustRegister(
-			skippedObjects, watchFailing, buildInfo,
+			skippedObjects, watchFailing, emptyHeld, buildInfo,
 			nodeLocalWatchers, nodeLocalBatches, nodeLocalBytes, nodeLocalLag, nodeLocalRefused,
 		)
 		legacyregistry.CustomMustRegister(trackerCollector)
 		startNodeLocalAtZero()
+		startEmptyHeldAtZero()
 		showBuildInfo()
 	})
 }
@@ -69,8 +70,7 @@ func startAtZero() {
 		}
 	}
 	startNodeLocalAtZero()
-	SetEmptyHeld("services", false)
-	SetEmptyHeld("endpointslices", false)
+	startEmptyHeldAtZero()
 	SetServiceHealthPorts(0, 0)
 	showBuildInfo()
 }

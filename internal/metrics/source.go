@@ -16,6 +16,11 @@ func SetEmptyHeld(resource string, held bool) {
 	emptyHeld.WithLabelValues(resource).Set(oneIf(held))
 }
 
+func startEmptyHeldAtZero() {
+	SetEmptyHeld("services", false)
+	SetEmptyHeld("endpointslices", false)
+}
+
 // SetNodeMissing records what the Node lacks (node.Options.OnMissing).
 func SetNodeMissing(node, addresses, podCIDRs bool) {
 	nodeMissing.WithLabelValues("node").Set(oneIf(node))
