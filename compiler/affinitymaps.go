@@ -101,7 +101,7 @@ func (f *family) affinityCommitted() {
 
 func (f *family) affinityMap(l portList) AffinityMap {
 	return AffinityMap{
-		Table: &nft.Table{Family: f.family, Name: TableName}, Set: f.affinitySet(l.port.mapName(l.list)),
+		Table: &nft.Table{Family: f.family, Name: TableNameFor(f.config.ServiceProxyName)}, Set: f.affinitySet(l.port.mapName(l.list)),
 		Port: l.port.id, list: l.list, timeout: l.port.timeout, endpoints: l.port.lists[l.list].endpoints,
 	}
 }

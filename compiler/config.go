@@ -8,8 +8,8 @@ import (
 	"strings"
 )
 
-// TableName is the name of the tables of both families. kube-proxy's nftables mode uses the same name. So one
-// transaction replaces the other program's rules, in both directions.
+// TableName is the name of the tables of both families, unless Config has a ServiceProxyName. kube-proxy's nftables mode
+// uses the same name. So one transaction replaces the other program's rules, in both directions.
 const TableName = "kube-proxy"
 
 // Names of sets, for those who look at tables without knowing the wanted ones. kube-proxy's nftables mode has ClusterIPs
@@ -23,12 +23,34 @@ const (
 	Endpoints = "endpoints"
 )
 
+// TableNameFor returns the name of the tables of both families: TableName, or for the proxy of a service-proxy-name
+// "kube-proxy." and that name.
+func TableNameFor(serviceProxyName string) string { return nameFor(TableName, serviceProxyName) }
+
+// StandInNameFor returns the name of the tables that serve while another program's tables with the name
+// TableNameFor(serviceProxyName) are replaced. No name makes it that of another proxy's tables.
+func StandInNameFor(serviceProxyName string) string {
+	return nameFor(StandInName, serviceProxyName)
+}
+
+func nameFor(table, serviceProxyName string) string {
+	if serviceProxyName == "" {
+		return table
+	}
+	return table + "." + serviceProxyName
+}
+
 // DefaultMasqueradeBit is kube-proxy's default for MasqueradeBit.
 const DefaultMasqueradeBit = 14
 
 // Config holds the parameters of the fixed program. The zero value masquerades nothing but hairpins and external
 // traffic, by bit 0 of the mark, and answers node ports nowhere. See Default.
 type Config struct {
+	// ServiceProxyName is set for a proxy beside another one: the value of the label service.kubernetes.io/service-proxy-name
+	// of its Services, at most 63 bytes. Its tables have a name of their own: see TableNameFor. Its filter chains run before those of other
+	// proxies, which drop unassigned addresses of Service CIDRs and do not know its Services. It drops no such addresses
+	// itself, because they may be those of other proxies.
+	ServiceProxyName string
 	// MasqueradeBit is the number, 0 to 31, of a bit of the packet mark. The NAT chains set it on packets that are to be
 	// masqueraded, and postrouting clears it again. Other bits are not touched.
 	MasqueradeBit uint8

@@ -2,6 +2,7 @@ package compiler
 
 import (
 	"net/netip"
+	"strings"
 	"testing"
 
 	"github.com/nftproxy/nftproxy/model"
@@ -23,6 +24,25 @@ func TestFamilies(t *testing.T) {
 			}
 		})
 	}
+	t.Run("no proxy's tables have the name of another's, nor of its temporary ones", func(t *testing.T) {
+		longest := strings.Repeat("x", 63) // of the values of labels
+		owners := map[string]string{}
+		for _, proxy := range []string{"", "stand-in", "a", "a-stand-in", "stand-in.a", longest} {
+			for _, name := range []string{TableNameFor(proxy), StandInNameFor(proxy)} {
+				if other, taken := owners[name]; taken || len(name) > 255 {
+					t.Errorf("%q (%d bytes) of proxy %q is that of %q", name, len(name), proxy, other)
+				}
+				owners[name] = proxy
+			}
+			c, err := New(Config{ServiceProxyName: proxy})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if table, standIn := c.Tables()[0].Name, c.StandIns()[0].Name; table != TableNameFor(proxy) || standIn != StandInNameFor(proxy) {
+				t.Errorf("proxy %q has the tables %q and %q", proxy, table, standIn)
+			}
+		}
+	})
 	t.Run("with IPv4 alone there is no other table, and a Service port of IPv6 changes nothing", func(t *testing.T) {
 		c, err := New(Config{IPv4Only: true})
 		if err != nil {

@@ -37,7 +37,7 @@ type family struct {
 func newFamily(ip nft.Family, config *Config) *family {
 	f := &family{
 		family: ip, config: config,
-		draft:          nft.NewDraft(ip, TableName, "rules for Kubernetes Services, written by nftproxy"),
+		draft:          nft.NewDraft(ip, TableNameFor(config.ServiceProxyName), "rules for Kubernetes Services, written by nftproxy"),
 		ports:          map[model.PortID]*model.ServicePort{},
 		frontends:      map[frontend]*frontendState{},
 		contested:      map[frontend][]model.PortID{},

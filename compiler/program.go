@@ -33,9 +33,9 @@ func (f *family) putFixedChains() {
 		{Name: "nat-output", Type: nft.TypeNAT, Hook: nft.HookOutput, Priority: nft.PriorityDstNAT, Rules: services},
 		{Name: "nat-prerouting-again", Type: nft.TypeNAT, Hook: nft.HookPrerouting, Priority: nft.PriorityDstNAT + 1, Rules: services},
 		{Name: "nat-output-again", Type: nft.TypeNAT, Hook: nft.HookOutput, Priority: nft.PriorityDstNAT + 1, Rules: services},
-		{Name: "filter-input", Type: nft.TypeFilter, Hook: nft.HookInput, Priority: nft.PriorityFilter, Rules: append(f.countInput(), newConnections(chainInputCheck)...)},
-		{Name: "filter-forward", Type: nft.TypeFilter, Hook: nft.HookForward, Priority: nft.PriorityFilter, Rules: append(f.countTraffic(), newConnections(chainForwardCheck)...)},
-		{Name: "filter-output", Type: nft.TypeFilter, Hook: nft.HookOutput, Priority: nft.PriorityFilter, Rules: append(f.countTraffic(), newConnections(chainForwardCheck)...)},
+		{Name: "filter-input", Type: nft.TypeFilter, Hook: nft.HookInput, Priority: f.filterPriority(), Rules: append(f.countInput(), newConnections(chainInputCheck)...)},
+		{Name: "filter-forward", Type: nft.TypeFilter, Hook: nft.HookForward, Priority: f.filterPriority(), Rules: append(f.countTraffic(), newConnections(chainForwardCheck)...)},
+		{Name: "filter-output", Type: nft.TypeFilter, Hook: nft.HookOutput, Priority: f.filterPriority(), Rules: append(f.countTraffic(), newConnections(chainForwardCheck)...)},
 		{Name: "nat-postrouting", Type: nft.TypeNAT, Hook: nft.HookPostrouting, Priority: nft.PrioritySrcNAT, Rules: f.postrouting()},
 		{Name: chainNodePorts, Rules: append(f.findKnown(true), nft.NewRule(nft.Vmap{Key: f.key(true), Map: f.sets.nodePorts.services.Name}))},
 		{Name: chainShortCircuit, Rules: f.shortCircuitRules(false)},
@@ -53,6 +53,14 @@ func (f *family) putFixedChains() {
 	f.putMarkUnlessLocal()
 	f.putAffinityCheck()
 	f.putFirewall()
+}
+
+// filterPriority is that of the chains that refuse or drop packets to frontends without endpoints.
+func (f *family) filterPriority() int32 {
+	if f.config.ServiceProxyName != "" {
+		return nft.PriorityFilter - 1
+	}
+	return nft.PriorityFilter
 }
 
 // newConnections calls a chain for the first packet of each connection. All other packets cost one comparison.
@@ -83,6 +91,9 @@ func (f *family) clusterIPRules() []nft.Rule {
 		Statements: []nft.Statement{nft.InSet{Key: nft.Concat{daddr}, Set: f.sets.clusterIPs.Name}, nft.Reject{Family: f.family}},
 		Comment:    "a port that the ClusterIP does not have",
 	}}
+	if f.config.ServiceProxyName != "" {
+		return rules // other proxies have Services in these ranges
+	}
 	for _, p := range prefixesOf(f.family, f.serviceCIDRs) {
 		rules = append(rules, nft.Rule{
 			Statements: []nft.Statement{nft.MatchPrefix{Field: daddr, Prefix: p}, nft.Drop},

@@ -11,14 +11,14 @@ const StandInName = TableName + "-stand-in"
 func (c *Compiler) StandIns() []*nft.Table {
 	var tables []*nft.Table
 	for _, table := range c.Tables() {
-		tables = append(tables, standIn(table))
+		tables = append(tables, standIn(table, StandInNameFor(c.config.ServiceProxyName)))
 	}
 	return tables
 }
 
-func standIn(table *nft.Table) *nft.Table {
+func standIn(table *nft.Table, name string) *nft.Table {
 	s := *table
-	s.Name, s.Chains = StandInName, nil
+	s.Name, s.Chains = name, nil
 	for _, chain := range table.Chains {
 		if chain.Type == nft.TypeFilter && chain.Priority > nft.PriorityDstNAT {
 			continue

@@ -227,7 +227,7 @@ func testBatchRefusedInTheMiddleIsReplacedInTheSameSync(t *testing.T) {
 				t.Errorf("it took %d batches, want the replacement alone", got)
 			}
 			checkHeld(t, c, b)
-			if err := proxy.Cleanup(context.Background(), c); err != nil {
+			if err := proxy.Cleanup(context.Background(), c, ""); err != nil {
 				t.Fatal(err)
 			}
 		})
@@ -244,7 +244,7 @@ func testCleanupRemovesBothTablesAndNothingElse(t *testing.T) {
 	started(t, c)
 	labtest.Nft(t, l.Node, "add table ip somebody-elses\n", "-f", "-")
 	for range 2 {
-		if err := proxy.Cleanup(context.Background(), c); err != nil {
+		if err := proxy.Cleanup(context.Background(), c, ""); err != nil {
 			t.Fatal(err)
 		}
 		if diff := cmp.Diff("table ip somebody-elses\n", labtest.Nft(t, l.Node, "", "list", "tables")); diff != "" {

@@ -100,7 +100,7 @@ func TestOwnedTables(t *testing.T) {
 			t.Fatal(err)
 		}
 		o.conn = labtest.Conn(o, o.lab.Node)
-		if err := proxy.Cleanup(context.Background(), o.conn); err != nil {
+		if err := proxy.Cleanup(context.Background(), o.conn, ""); err != nil {
 			t.Fatal(err)
 		}
 		if o.nft("list", "table", "ip", "kube-proxy") {

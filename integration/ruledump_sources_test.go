@@ -40,7 +40,7 @@ func testRuledumpSources(t *testing.T) {
 		t.Run(g.Name, func(t *testing.T) {
 			compiled := &snapshot.Snapshot{Node: "node-1", Tables: g.Compile(t)}
 			replace(t, conn, compiled.Tables)
-			live, err := snapshot.FromKernel(t.Context(), conn)
+			live, err := snapshot.FromKernel(t.Context(), conn, "")
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -38,7 +38,7 @@ func testForwarderBesideTheRules(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer proxy.Cleanup(context.Background(), conn)
+	defer proxy.Cleanup(context.Background(), conn, "")
 
 	changes := &model.Changes{Full: true, Ports: map[model.PortID]*model.ServicePort{}, Node: &model.Node{Name: "node-1"}}
 	servers := map[model.Family]netip.AddrPort{}

@@ -19,6 +19,8 @@ type Backend struct {
 	// reader is for listings that can be long, so that commits do not wait for them.
 	reader *nft.Conn
 	hooks  Hooks
+	// serviceProxyName is that of the compiler's Config, which names the tables.
+	serviceProxyName string
 
 	// checking is held during a check.
 	checking sync.Mutex
@@ -60,7 +62,7 @@ func NewBackend(conn *nft.Conn, config compiler.Config, hooks Hooks) (*Backend, 
 	if err != nil {
 		return nil, err
 	}
-	b := &Backend{conn: conn, reader: reader, compiler: c, hooks: hooks, checkInterval: CheckInterval, copyTime: affinityCopyTime, noticed: newWakeup()}
+	b := &Backend{conn: conn, reader: reader, compiler: c, hooks: hooks, serviceProxyName: config.ServiceProxyName, checkInterval: CheckInterval, copyTime: affinityCopyTime, noticed: newWakeup()}
 	b.affinity = newAffinityReconciler(b)
 	return b, nil
 }

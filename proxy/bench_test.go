@@ -195,7 +195,7 @@ func BenchmarkRestart(b *testing.B) {
 				var processor time.Duration
 				for b.Loop() {
 					b.StopTimer()
-					if err := Cleanup(b.Context(), conn); err != nil {
+					if err := Cleanup(b.Context(), conn, ""); err != nil {
 						b.Fatal(err)
 					}
 					syncOnce(b, conn, c, Hooks{}, state.before)

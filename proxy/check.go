@@ -203,7 +203,7 @@ func (b *Backend) repair(ctx context.Context, foreign string) (repaired bool, er
 
 // missingTables returns the steps that add missing tables, in words; "" for none.
 func (b *Backend) missingTables(ctx context.Context) (string, error) {
-	there, err := familiesWith(ctx, b.conn, compiler.TableName)
+	there, err := familiesWith(ctx, b.conn, compiler.TableNameFor(b.serviceProxyName))
 	if err != nil {
 		return "", err
 	}

@@ -176,7 +176,7 @@ func (tc *faultCase) survives(t *testing.T, ns *netns.Namespace, fault netlinkfa
 	defer others.Close()
 	n := &node{others: others, namespace: ns.FD(), wanted: varied(1)}
 	defer n.close()
-	if err := Cleanup(t.Context(), others); err != nil {
+	if err := Cleanup(t.Context(), others, ""); err != nil {
 		t.Fatal(err)
 	}
 	tc.prepare(t, n)

@@ -79,7 +79,7 @@ func (c *ServiceCounts) Read(ctx context.Context) error {
 
 func (c *ServiceCounts) read(ctx context.Context, conn *nft.Conn, set countSet, size int) error {
 	reading := make(countReading, size)
-	whole, err := conn.Counts(ctx, set.family, compiler.TableName, set.name, reading.add)
+	whole, err := conn.Counts(ctx, set.family, compiler.TableNameFor(c.backend.serviceProxyName), set.name, reading.add)
 	if err != nil {
 		return fmt.Errorf("count Services: %w", err)
 	}

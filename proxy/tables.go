@@ -11,8 +11,8 @@ import (
 )
 
 // Present returns the names of the tables that Cleanup would remove, such as "ip kube-proxy", sorted.
-func Present(ctx context.Context, conn *nft.Conn) ([]string, error) {
-	tx, err := removal(ctx, conn, compiler.TableName, compiler.StandInName)
+func Present(ctx context.Context, conn *nft.Conn, serviceProxyName string) ([]string, error) {
+	tx, err := removal(ctx, conn, compiler.TableNameFor(serviceProxyName), compiler.StandInNameFor(serviceProxyName))
 	if err != nil {
 		return nil, err
 	}
@@ -53,10 +53,10 @@ func hasElement(ctx context.Context, conn *nft.Conn, sets ...string) (bool, erro
 	return false, nil
 }
 
-// Cleanup removes the tables of both families and the stand-ins in one transaction, whoever made them. It succeeds if
-// there are none.
-func Cleanup(ctx context.Context, conn *nft.Conn) error {
-	tx, err := removal(ctx, conn, compiler.TableName, compiler.StandInName)
+// Cleanup removes the tables of both families and the stand-ins in one transaction, whoever made them: those of the proxy
+// with a service-proxy-name, "" for the proxy without one. It succeeds if there are none.
+func Cleanup(ctx context.Context, conn *nft.Conn, serviceProxyName string) error {
+	tx, err := removal(ctx, conn, compiler.TableNameFor(serviceProxyName), compiler.StandInNameFor(serviceProxyName))
 	if err != nil {
 		return err
 	}

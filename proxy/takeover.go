@@ -22,7 +22,7 @@ const inFlight = 20 * time.Millisecond
 //     addresses with source ranges would drop everybody. So the stand-ins guard these addresses until the new tables
 //     have the ranges.
 func (b *Backend) takeOver(ctx context.Context, logger klog.Logger) error {
-	there, err := familiesWith(ctx, b.conn, compiler.TableName)
+	there, err := familiesWith(ctx, b.conn, compiler.TableNameFor(b.serviceProxyName))
 	if err != nil || len(there) == 0 {
 		return b.replace(ctx, b.commitWanted)
 	}
@@ -58,7 +58,7 @@ func (b *Backend) standIns() (tx nft.Transaction) {
 
 // removeStandIns removes the stand-ins, also those of an earlier process that ended too soon.
 func (b *Backend) removeStandIns(ctx context.Context) error {
-	tx, err := removal(ctx, b.conn, compiler.StandInName)
+	tx, err := removal(ctx, b.conn, compiler.StandInNameFor(b.serviceProxyName))
 	if err != nil {
 		return err
 	}

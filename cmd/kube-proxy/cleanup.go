@@ -17,15 +17,16 @@ import (
 )
 
 // cleanup removes the rules of every mode of kube-proxy as far as it can, whatever the configuration says, and
-// logs what it removed. What it had to leave is an error, and so is a running proxy that adds the tables again.
-func cleanup(ctx context.Context) error {
+// logs what it removed. What it had to leave is an error, and so is a running proxy that adds the tables again. With a
+// service-proxy-name, which kube-proxy does not have, it removes the tables of that proxy only.
+func cleanup(ctx context.Context, serviceProxyName string) error {
 	logger := klog.FromContext(ctx)
 	conn, err := nft.Dial(nft.Config{})
 	if err != nil {
 		return err
 	}
 	defer conn.Close()
-	tables, err := proxy.Present(ctx, conn)
+	tables, err := proxy.Present(ctx, conn, serviceProxyName)
 	if err != nil {
 		return err
 	}
@@ -38,12 +39,27 @@ func cleanup(ctx context.Context) error {
 	if err := listener.Join(); err != nil {
 		return err
 	}
-	if err := proxy.Cleanup(ctx, conn); err != nil {
+	if err := proxy.Cleanup(ctx, conn, serviceProxyName); err != nil {
 		return err
 	}
 	for _, table := range tables {
 		logger.Info("Removed", "table", table)
 	}
+	nothing := len(tables) == 0
+	var left error
+	if serviceProxyName == "" {
+		left = cleanupLeftovers(logger, nothing)
+	} else if nothing {
+		logger.Info("Nothing to remove")
+	}
+	if nothing {
+		return left
+	}
+	return errors.Join(left, addedAgain(ctx, listener, func() ([]string, error) { return proxy.Present(ctx, conn, serviceProxyName) }))
+}
+
+// cleanupLeftovers removes what kube-proxy's other modes left. nothing says that there was nothing else to remove.
+func cleanupLeftovers(logger klog.Logger, nothing bool) error {
 	chains, err := leftovers.Remove()
 	if err != nil {
 		return err
@@ -51,17 +67,13 @@ func cleanup(ctx context.Context) error {
 	if n := len(chains.Removed); n > 0 {
 		logger.Info("Removed the chains of the modes iptables and ipvs, and the rules that led to them", "chains", n, "example", chains.Removed[0])
 	}
-	if len(tables) == 0 && len(chains.Removed) == 0 {
+	if nothing && len(chains.Removed) == 0 {
 		logger.Info("Nothing to remove")
 	}
 	for _, chain := range chains.Kept {
 		logger.Info("Kept, because a chain of another program leads to it", "chain", chain)
 	}
-	left := remaining(logger)
-	if len(tables) == 0 {
-		return left
-	}
-	return errors.Join(left, addedAgain(ctx, listener, func() ([]string, error) { return proxy.Present(ctx, conn) }))
+	return remaining(logger)
 }
 
 // returnTime is how long cleanup waits for removed tables to come back. A proxy adds them again within about a second.

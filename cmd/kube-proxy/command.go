@@ -94,7 +94,7 @@ func (o *options) do(ctx context.Context) error {
 	case o.writeConfigTo != "":
 		return o.writeConfig(ctx)
 	case o.cleanup:
-		return cleanup(ctx)
+		return cleanup(ctx, o.serviceProxyName)
 	case o.initOnly:
 		return initOnly(ctx, o.config)
 	}

@@ -88,6 +88,7 @@ var flagTable = []flagInfo{
 	{name: "profiling", field: "enableProfiling"},
 	{name: "proxy-mode", field: "mode"},
 	{name: "serve-node-local", field: "nodeLocal.serve", besideConfig: true},
+	{name: "service-proxy-name", besideConfig: true},
 	{name: "show-hidden-metrics-for-version", field: "showHiddenMetricsForVersion"},
 	{name: "v", field: "logging.verbosity", besideConfig: true},
 	{name: "version", besideConfig: true},

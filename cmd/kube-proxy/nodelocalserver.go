@@ -28,6 +28,7 @@ type brainOptions struct {
 	kubeconfig        string
 	master            string
 	contentType       string
+	serviceProxyName  string
 	qps               float32
 	burst             int
 	metricsAddress    string
@@ -65,6 +66,7 @@ func (o *brainOptions) addFlags(flags *pflag.FlagSet) {
 	flags.IntVar(&o.burst, "kube-api-burst", 10, "Requests to the API server at once, above the rate")
 	flags.StringVar(&o.metricsAddress, "metrics-bind-address", "", "The IP address and port for /metrics, /healthz, /livez and /readyz; by default there is none")
 	flags.BoolVar(&o.ignoreExternalIPs, "ignore-external-ips", false, "Leave out the externalIPs of all Services, as --feature-gates=AllowServiceExternalIPs=false does")
+	flags.StringVar(&o.serviceProxyName, "service-proxy-name", "", serviceProxyNameHelp)
 	flags.Var(cliflag.NewMapStringBool(&o.featureGates), "feature-gates", "Feature gates to set, as name=true or name=false: AllowServiceExternalIPs, and those of the client of the API server")
 	o.nodeLocal.addFileFlags(flags)
 	o.nodeLocal.addAuthorizeFlag(flags)
@@ -73,12 +75,13 @@ func (o *brainOptions) addFlags(flags *pflag.FlagSet) {
 func (o *brainOptions) source() (tracker.Source, error) {
 	// Clients may have Services in force, so a state without any is not believed at a start either.
 	empty := tracker.EmptyGuard{
+		Off:    o.serviceProxyName != "",
 		Before: func(resource string) bool { return resource == "services" },
 		OnHeld: func(resource, reason string) { nftmetrics.SetEmptyHeld(resource, reason != "") },
 	}
 	if o.manifests == "" {
 		return apiserver.New(apiserver.Config{
-			Kubeconfig: o.kubeconfig, Master: o.master, ContentType: o.contentType, QPS: o.qps, Burst: o.burst, EveryNode: true,
+			Kubeconfig: o.kubeconfig, Master: o.master, ContentType: o.contentType, QPS: o.qps, Burst: o.burst, EveryNode: true, ServiceProxyName: o.serviceProxyName,
 			Details: true, OnFailing: nftmetrics.SetWatchFailing, Empty: empty,
 		})
 	}
@@ -91,6 +94,9 @@ func (o *brainOptions) source() (tracker.Source, error) {
 }
 
 func (o *brainOptions) run(ctx context.Context) error {
+	if err := checkServiceProxyName(o.serviceProxyName); err != nil {
+		return err
+	}
 	gates, err := config.ServerFeatureGates(o.featureGates)
 	if err != nil {
 		return fmt.Errorf("--feature-gates: %w", err)
@@ -102,7 +108,7 @@ func (o *brainOptions) run(ctx context.Context) error {
 		return err
 	}
 	t := tracker.New(tracker.Options{
-		EveryNode: true, History: nodeLocalHistory, Details: true, IgnoreExternalIPs: o.ignoreExternalIPs || !gates.Enabled(config.AllowServiceExternalIPs),
+		EveryNode: true, ServiceProxyName: o.serviceProxyName, History: nodeLocalHistory, Details: true, IgnoreExternalIPs: o.ignoreExternalIPs || !gates.Enabled(config.AllowServiceExternalIPs),
 		Logger: klog.FromContext(ctx), OnSkip: nftmetrics.CountSkip,
 	})
 	nftmetrics.ShowTracker(t)

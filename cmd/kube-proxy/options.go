@@ -10,6 +10,7 @@ import (
 
 	"github.com/spf13/pflag"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
 	kubeproxyv1alpha1 "k8s.io/kube-proxy/config/v1alpha1"
 
 	"github.com/nftproxy/nftproxy/compiler"
@@ -29,6 +30,8 @@ type options struct {
 	cleanup, initOnly         bool
 	master, manifests         string
 	nodeLocal                 nodeLocalOptions
+	// serviceProxyName is empty for the proxy of all Services without the label.
+	serviceProxyName string
 
 	// config is what the flags set; complete replaces it by the file's. It is valid then.
 	config *v1alpha2.KubeProxyConfiguration
@@ -67,6 +70,18 @@ func (o *options) validate() error {
 	if o.writeConfigVersion != config.V1alpha1 && o.writeConfigVersion != config.V1alpha2 {
 		return fmt.Errorf("--write-config-version: %q must be %s or %s", o.writeConfigVersion, config.V1alpha1, config.V1alpha2)
 	}
+	return checkServiceProxyName(o.serviceProxyName)
+}
+
+// serviceProxyNameHelp is the help of the flag --service-proxy-name.
+const serviceProxyNameHelp = "Serve the Services whose label service.kubernetes.io/service-proxy-name has this value, instead of those without the label"
+
+// checkServiceProxyName checks the flag --service-proxy-name. Every value of a label, at most 63 characters long, can be in the
+// name of a table.
+func checkServiceProxyName(name string) error {
+	if problems := validation.IsValidLabelValue(name); len(problems) > 0 {
+		return fmt.Errorf("--service-proxy-name: %q: %s", name, strings.Join(problems, "; "))
+	}
 	return nil
 }
 
@@ -88,6 +103,7 @@ func (o *options) compiler() (compiler.Config, error) {
 		return compiler.Config{}, err
 	}
 	out, err := config.Compiler(o.config)
+	out.ServiceProxyName = o.serviceProxyName
 	if err != nil && o.file != nil {
 		err = fmt.Errorf("configuration %s: %w", o.file.Path, err)
 	}
@@ -137,6 +153,7 @@ func (o *options) apiserver(nodeName string) apiserver.Config {
 		Burst:              int(client.Burst),
 		NodeName:           nodeName,
 		Details:            o.nodeLocal.Serve != "",
+		ServiceProxyName:   o.serviceProxyName,
 	}
 }
 

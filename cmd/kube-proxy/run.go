@@ -106,7 +106,7 @@ func newParts(ctx context.Context, o *options, compilerConfig compiler.Config, c
 	p.services = newServiceHealth(p.health, compilerConfig, p.events)
 	p.localhosts = newForwarder(o.config)
 	logger := klog.FromContext(ctx)
-	feed, err := p.feed(ctx, o, newSourceHooks(ctx, p.health, conn))
+	feed, err := p.feed(ctx, o, newSourceHooks(ctx, p.health, conn, o.serviceProxyName))
 	if err != nil {
 		return nil, err
 	}
@@ -128,6 +128,7 @@ func (p *parts) feed(ctx context.Context, o *options, hooks sourceHooks) (feed s
 		return nil, err
 	}
 	options := config.Tracker(o.config)
+	options.ServiceProxyName = o.serviceProxyName
 	options.NodeName, options.Logger, options.OnSkip = p.nodeName, klog.FromContext(ctx), metrics.CountSkip
 	if o.nodeLocal.Serve != "" {
 		options.History, options.Details = nodeLocalHistory, true

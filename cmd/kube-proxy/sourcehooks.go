@@ -23,7 +23,7 @@ type sourceHooks struct {
 	empty tracker.EmptyGuard
 }
 
-func newSourceHooks(ctx context.Context, p *health.Proxy, conn *nft.Conn) sourceHooks {
+func newSourceHooks(ctx context.Context, p *health.Proxy, conn *nft.Conn, serviceProxyName string) sourceHooks {
 	return sourceHooks{
 		onFailing: func(resource string, failing bool) {
 			p.SetFailing(resource, failing)
@@ -33,8 +33,9 @@ func newSourceHooks(ctx context.Context, p *health.Proxy, conn *nft.Conn) source
 			p.AwaitNode(m.Waiting)
 			metrics.SetNodeMissing(m.Node, m.Addresses, m.PodCIDRs)
 		},
-		previousNode: func() (model.Node, error) { return previousNode(ctx, conn) },
+		previousNode: func() (model.Node, error) { return previousNode(ctx, conn, serviceProxyName) },
 		empty: tracker.EmptyGuard{
+			Off:    serviceProxyName != "",
 			Before: func(resource string) bool { return inForce(ctx, conn, resource) },
 			OnHeld: func(resource, reason string) {
 				p.SetHeld(resource, reason)
@@ -61,10 +62,10 @@ func inForce(ctx context.Context, conn *nft.Conn, resource string) bool {
 
 // previousNode returns the Node as far as the rules in the kernel tell it: those of the previous run, or of the
 // kube-proxy that ran before.
-func previousNode(ctx context.Context, conn *nft.Conn) (model.Node, error) {
+func previousNode(ctx context.Context, conn *nft.Conn, serviceProxyName string) (model.Node, error) {
 	var tables []*nft.Table
 	for _, family := range nft.Families {
-		table, err := conn.ReadTable(ctx, family, compiler.TableName)
+		table, err := conn.ReadTable(ctx, family, compiler.TableNameFor(serviceProxyName))
 		if err != nil {
 			return model.Node{}, err
 		}

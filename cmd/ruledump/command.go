@@ -179,6 +179,7 @@ addresses are nobody's business; --clients adds them.`,
 			return writeRuleset(cmd.OutOrStdout(), format, s.Snapshot)
 		},
 	}
+	addServiceProxyName(cmd.Flags(), &from.serviceProxyName)
 	from.addActual(cmd)
 	format.addTo(cmd)
 	cmd.Flags().BoolVar(&clients, "clients", false, "print the clients of Services with session affinity too")

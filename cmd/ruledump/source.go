@@ -11,6 +11,7 @@ import (
 	"github.com/nftproxy/nftproxy/nft"
 	"github.com/nftproxy/nftproxy/nodelocal"
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 )
 
 // source is the flags that say whose rules to look at.
@@ -19,6 +20,7 @@ type source struct {
 	nodeLocal                   string
 	files                       nodelocal.TLSFiles
 	node, config                string
+	serviceProxyName            string
 	proxyAddress                string
 
 	// proxy is the running proxy beside the kernel's rules that were read; nil if none is known.
@@ -43,9 +45,15 @@ func (s *source) addWanted(cmd *cobra.Command) {
 	flags.StringVar(&s.files.CA, "node-local-ca-file", "", "the authority that signs the server's certificate, in PEM")
 	flags.StringVar(&s.node, "node", "", "name of the Node to compile for")
 	flags.StringVar(&s.config, "config", "", "KubeProxyConfiguration file, v1alpha1 or v1alpha2, to compile with; by default kube-proxy's defaults, and for diff the settings of the running proxy")
+	addServiceProxyName(flags, &s.serviceProxyName)
 	for _, name := range []string{"manifests", "kubeconfig", "config", "node-local-cert-file", "node-local-key-file", "node-local-ca-file"} {
 		_ = cmd.MarkFlagFilename(name)
 	}
+}
+
+// addServiceProxyName adds the flag that names a proxy beside another one.
+func addServiceProxyName(flags *pflag.FlagSet, name *string) {
+	flags.StringVar(name, "service-proxy-name", "", "the proxy with this --service-proxy-name, whose tables are called kube-proxy.NAME")
 }
 
 // addActual adds the flags for rules that are read: from the kernel, or elsewhere before.
@@ -127,7 +135,7 @@ func (s *source) open(cmd *cobra.Command) (*opened, error) {
 
 // compilation says for which node and with which settings to compile.
 func (s *source) compilation() snapshot.Compilation {
-	return snapshot.Compilation{Node: s.node, Config: s.config, Proxy: s.proxy}
+	return snapshot.Compilation{Node: s.node, Config: s.config, ServiceProxyName: s.serviceProxyName, Proxy: s.proxy}
 }
 
 // compile compiles the rules that are wanted.
@@ -169,7 +177,7 @@ func (s *source) present(cmd *cobra.Command) (*opened, error) {
 	if err != nil {
 		return nil, err
 	}
-	live, err := snapshot.FromKernel(cmd.Context(), conn)
+	live, err := snapshot.FromKernel(cmd.Context(), conn, s.serviceProxyName)
 	if err != nil {
 		_ = conn.Close() // what matters is err
 		return nil, err

@@ -45,6 +45,7 @@ What packets add to maps of session affinity is no commit and is not announced.`
 	}
 	format.addTo(cmd)
 	cmd.Flags().StringVar(&options.Proxy, "proxy", "kube-proxy", "name of the proxy's process; commits of others are foreign")
+	addServiceProxyName(cmd.Flags(), &options.ServiceProxyName)
 	cmd.Flags().IntVar(&options.MaxParts, "parts", 20, "how many parts of each commit to print")
 	return cmd
 }

@@ -218,7 +218,7 @@ func testDeletedRulesComeBack(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer conn.Close()
-	if err := proxy.Cleanup(context.Background(), conn); err != nil {
+	if err := proxy.Cleanup(context.Background(), conn, ""); err != nil {
 		t.Fatal(err)
 	}
 	c.pod.reaches(s.clusterIP(tcp(80)), pods...)

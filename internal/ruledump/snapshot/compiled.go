@@ -23,6 +23,8 @@ type Compilation struct {
 	Config string
 	// Proxy, if set, is the running proxy whose settings count; nil for kube-proxy's defaults.
 	Proxy *Proxy
+	// ServiceProxyName is that of a proxy beside another one; empty for the proxy of Services without the label.
+	ServiceProxyName string
 	// Warn, if set, is called with warnings about the objects or the configuration.
 	Warn func(text string)
 }
@@ -49,7 +51,7 @@ func compile(origin string, objects *manifests.Objects, c Compilation) (*Snapsho
 	if err != nil {
 		return nil, err
 	}
-	options.NodeName = c.Node
+	options.NodeName, options.ServiceProxyName = c.Node, c.ServiceProxyName
 	options.OnUnguarded = func(namespace, service string, families []model.Family) {
 		c.warn("Service %s/%s: everybody may dial its %s load balancer IPs: loadBalancerSourceRanges has no range of the family, or one of length 0",
 			namespace, service, strings.Trim(fmt.Sprint(families), "[]"))
@@ -85,8 +87,15 @@ func (c *Compilation) Settings() string {
 // objectsOf names the objects of an origin.
 var objectsOf = map[string]string{Manifests: "manifests", Cluster: "objects of the cluster"}
 
-// load returns the settings.
+// load returns what the configuration says, for the service-proxy-name.
 func (c *Compilation) load() (compiler.Config, tracker.Options, error) {
+	out, options, err := c.read()
+	out.ServiceProxyName = c.ServiceProxyName
+	return out, options, err
+}
+
+// read returns the settings.
+func (c *Compilation) read() (compiler.Config, tracker.Options, error) {
 	switch {
 	case c.Config == "" && c.Proxy == nil:
 		return compiler.Default(), tracker.Options{}, nil

@@ -14,11 +14,11 @@ import (
 	"github.com/nftproxy/nftproxy/sysctl"
 )
 
-// FromKernel reads the proxy's tables in the current network namespace. If there are none, it is no error: see
-// NeedTables. The name of the node is the host name: see NameNode. It needs CAP_NET_ADMIN. It leaves out the clients in dynamic maps; ReadClients reads them, with the
-// connection and ctx.
-func FromKernel(ctx context.Context, conn *nft.Conn) (*Snapshot, error) {
-	s := &Snapshot{Origin: Kernel, Taken: time.Now().UTC().Truncate(time.Second), IPv4Only: !sysctl.Tree{}.KernelHasIPv6()}
+// FromKernel reads the tables of the proxy with a service-proxy-name, "" for none, in the current network namespace. If
+// there are no tables, it is no error: see NeedTables. The name of the node is the host name: see NameNode. It needs
+// CAP_NET_ADMIN. It leaves out the clients in dynamic maps; ReadClients reads them, with the connection and ctx.
+func FromKernel(ctx context.Context, conn *nft.Conn, serviceProxyName string) (*Snapshot, error) {
+	s := &Snapshot{Origin: Kernel, ServiceProxyName: serviceProxyName, Taken: time.Now().UTC().Truncate(time.Second), IPv4Only: !sysctl.Tree{}.KernelHasIPv6()}
 	var err error
 	if s.Generation, err = conn.Generation(ctx); err != nil {
 		return nil, err
@@ -27,7 +27,7 @@ func FromKernel(ctx context.Context, conn *nft.Conn) (*Snapshot, error) {
 		if family == nft.FamilyIP6 && s.IPv4Only {
 			continue // such a kernel refuses to answer
 		}
-		table, err := conn.ReadTable(ctx, family, compiler.TableName)
+		table, err := conn.ReadTable(ctx, family, compiler.TableNameFor(serviceProxyName))
 		if err != nil {
 			return nil, err
 		}
@@ -79,7 +79,7 @@ func (s *Snapshot) NeedTables() error {
 	if len(s.Tables) > 0 {
 		return nil
 	}
-	return fmt.Errorf("the kernel has no table ip %s or ip6 %[1]s in this network namespace: see whether the proxy runs, and whether this is the node's own namespace", compiler.TableName)
+	return fmt.Errorf("the kernel has no table ip %s or ip6 %[1]s in this network namespace: see whether the proxy runs, and whether this is the node's own namespace", compiler.TableNameFor(s.ServiceProxyName))
 }
 
 // ReadAllClients reads the clients in all dynamic maps.

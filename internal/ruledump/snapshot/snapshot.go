@@ -9,6 +9,7 @@ import (
 	"io"
 	"net/netip"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/nftproxy/nftproxy/compiler"
@@ -38,6 +39,8 @@ const (
 type Snapshot struct {
 	// Origin is Manifests, Cluster or Kernel; for a dump, the origin of the dump.
 	Origin string
+	// ServiceProxyName is that of a proxy beside another one, which names the tables of a kernel.
+	ServiceProxyName string
 	// Node is the name of the node.
 	Node string
 	// NodeSource says where the name of a kernel's node comes from: NodeFromProxy or NodeFromHost.
@@ -112,7 +115,7 @@ func FromDump(r io.Reader) (*Snapshot, error) {
 		return nil, err
 	}
 	for _, t := range tables {
-		if t.Name != compiler.TableName {
+		if t.Name != compiler.TableName && !strings.HasPrefix(t.Name, compiler.TableName+".") {
 			return nil, fmt.Errorf("the dump has a table %s %s, and the proxy's are called %s", t.Family, t.Name, compiler.TableName)
 		}
 	}

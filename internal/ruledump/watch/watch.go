@@ -47,20 +47,23 @@ type Change struct {
 type Options struct {
 	// Proxy is the name of the proxy's process.
 	Proxy string
+	// ServiceProxyName is that of a proxy beside another one, which names the tables.
+	ServiceProxyName string
 	// MaxParts is how many parts of a commit are kept, which bounds the memory.
 	MaxParts int
 }
 
 // Watch calls tell for each commit that changes the proxy's tables, until ctx ends or tell returns an error.
 func Watch(ctx context.Context, conn *nft.Conn, o Options, tell func(*Change) error) error {
-	w, err := conn.Watch(ctx, compiler.TableName)
+	table := compiler.TableNameFor(o.ServiceProxyName)
+	w, err := conn.Watch(ctx, table)
 	if err != nil {
 		return err
 	}
 	defer w.Close()
 	for {
 		c := &Change{APIVersion: dump.APIVersion, Kind: "Change", Counts: map[string]int{}, Parts: []string{}}
-		notice, err := w.Next(ctx, func(a nft.Announcement) { c.add(a, o.MaxParts) })
+		notice, err := w.Next(ctx, func(a nft.Announcement) { c.add(a, table, o.MaxParts) })
 		switch {
 		case ctx.Err() != nil:
 			return nil
@@ -78,8 +81,8 @@ func Watch(ctx context.Context, conn *nft.Conn, o Options, tell func(*Change) er
 	}
 }
 
-func (c *Change) add(a nft.Announcement, maxParts int) {
-	if a.Table != compiler.TableName {
+func (c *Change) add(a nft.Announcement, table string, maxParts int) {
+	if a.Table != table {
 		return
 	}
 	sign := "+"
