@@ -251,13 +251,14 @@ func (c *churn) check() {
 	await.Until(c.t, "the kernel has the wanted tables", func() error { return labtest.TableError(c.conn, want) })
 }
 
-// relay carries connections from one unix socket to another.
+// relay carries connections between unix sockets.
 type relay struct {
 	mu    sync.Mutex
 	conns []net.Conn
 }
 
-func startRelay(t *testing.T, from, to string) *relay {
+// startRelay carries connections from one unix socket to others, to one after the other.
+func startRelay(t *testing.T, from string, to ...string) *relay {
 	t.Helper()
 	listener, err := net.Listen("unix", from)
 	if err != nil {
@@ -266,12 +267,12 @@ func startRelay(t *testing.T, from, to string) *relay {
 	r := &relay{}
 	t.Cleanup(func() { listener.Close(); r.cut() })
 	go func() {
-		for {
+		for i := 0; ; i++ {
 			client, err := listener.Accept()
 			if err != nil {
 				return
 			}
-			server, err := net.Dial("unix", to)
+			server, err := net.Dial("unix", to[i%len(to)])
 			if err != nil {
 				client.Close()
 				continue
