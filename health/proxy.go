@@ -6,6 +6,7 @@ import (
 	"maps"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -161,6 +162,8 @@ type nodeWatch struct {
 	tracker.Sink
 	proxy    *Proxy
 	nodeName string
+	// synced is set by Synced. What a source waits for afterwards is held, or fails.
+	synced atomic.Bool
 }
 
 // SetNode implements tracker.Sink.
@@ -173,12 +176,15 @@ func (w *nodeWatch) SetNode(node *corev1.Node) {
 
 // Waiting implements tracker.Sink.
 func (w *nodeWatch) Waiting(reason string) {
-	w.proxy.setWaiting(reason)
+	if !w.synced.Load() {
+		w.proxy.setWaiting(reason)
+	}
 	w.Sink.Waiting(reason)
 }
 
 // Synced implements tracker.Sink.
 func (w *nodeWatch) Synced() {
+	w.synced.Store(true)
 	w.proxy.setWaiting("")
 	w.Sink.Synced()
 }

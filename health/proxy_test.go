@@ -321,6 +321,7 @@ func testAnswersSayWhatTheSourceWaitsFor(t *testing.T) {
 	}
 	expectCodes(t, server.URL, http.StatusServiceUnavailable, http.StatusOK)
 	sink.Synced()
+	sink.Waiting("services: none at all") // is held then, which answers say in another way
 	if _, body := get(t, server.URL+"/healthz"); strings.Contains(body, "waiting for") {
 		t.Errorf("/healthz after Synced:\n%s", body)
 	}

@@ -185,13 +185,13 @@ func testEmptyState(t *testing.T, newWorld func(*testing.T, *lab.Lab) world, res
 		p = start()
 	}
 	for _, resource := range w.held {
-		f.becomes(t, "503 200", resource+": none at all, which is not believed")
+		f.becomes(t, "503 200", resource+": the source has none")
 		f.metricIs(t, `kubeproxy_empty_state_held{resource="`+resource+`"}`, "1")
 	}
 	f.remains(t, "503 200")
 	expectAnswerOf(t, l, "first")
 	expectAlive(t, lasting, "first")
-	held := slices.DeleteFunc(p.Errors(), func(line string) bool { return !strings.Contains(line, "Keeping the last state") })
+	held := slices.DeleteFunc(p.Errors(), func(line string) bool { return !strings.Contains(line, "Not believing an empty state") })
 	if len(held) != len(w.held) {
 		t.Errorf("errors %q, want one for each of %v", held, w.held)
 	}

@@ -119,11 +119,11 @@ func testClientDoesNotBelieveAnEmptyState(t *testing.T) {
 	options := log.logger()
 	options.Empty.OnHeld = func(resource, reason string) { held <- resource + " " + reason }
 	backend := runWith(t, target, options)
-	if got, want := <-held, "services none at all, which is not believed, because every cluster has some"; got != want {
+	if got, want := <-held, "services the source has none, but every cluster has some"; got != want {
 		t.Errorf("OnHeld was told %q, want %q", got, want)
 	}
 	backend.await(t, "a b")
-	if got := log.with("Keeping the last state"); len(got) != 1 {
+	if got := log.with("Not believing an empty state"); len(got) != 1 {
 		t.Errorf("logged %q, want one error", got)
 	}
 	close(more)

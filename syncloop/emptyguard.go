@@ -18,12 +18,13 @@ type EmptyGuard struct {
 	// "endpointslices". It is called for an empty state while no state was believed yet. Nil means no.
 	Before func(resource string) bool
 	// OnHeld, if set, is called with a reason when a state without a resource ("services", "endpointslices") begins to be
-	// held, and with an empty one when that is over. It may be called from several goroutines, and must not block.
+	// held, and with an empty one when that is over. The resource is "manifests" while a directory that was read before is
+	// missing or unreadable. OnHeld may be called from several goroutines, and must not block.
 	OnHeld func(resource, reason string)
 }
 
 // errNone says why a state is held.
-var errNone = errors.New("none at all, which is not believed, because every cluster has some")
+var errNone = errors.New("the source has none, but every cluster has some")
 
 // EmptyState is the decision of an EmptyGuard about one resource. It is for one goroutine at a time.
 type EmptyState struct {
@@ -51,9 +52,9 @@ func (e *EmptyState) Hold(had, has bool) bool {
 	reason := ""
 	if hold {
 		reason = errNone.Error()
-		e.logger.Error(errNone, "Keeping the last state until there is one again; kube-proxy --cleanup empties a node on purpose", "resource", e.resource)
+		e.logger.Error(errNone, "Not believing an empty state; the last one stays in force until an object appears. kube-proxy --cleanup empties a node on purpose", "resource", e.resource)
 	} else {
-		e.logger.Info("No longer keeping the last state", "resource", e.resource)
+		e.logger.Info("The source has objects again; following it", "resource", e.resource)
 	}
 	if e.guard.OnHeld != nil {
 		e.guard.OnHeld(e.resource, reason)

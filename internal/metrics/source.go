@@ -2,7 +2,7 @@ package metrics
 
 var (
 	watchFailing = newGaugeVec("watch_failing", "1 while a resource cannot be listed or watched at the API server, a node-local server is away, or manifests cannot be read", "resource")
-	emptyHeld    = newGaugeVec("empty_state_held", "1 while a list or full state without services or endpointslices is not believed, and the last state stays", "resource")
+	emptyHeld    = newGaugeVec("empty_state_held", "1 while a list or full state without services or endpointslices, or a missing directory of manifests, is not believed, and the last state stays", "resource")
 	nodeMissing  = newGaugeVec("node_missing", "1 while the proxy runs without the Node itself (node), its addresses or its pod CIDRs", "what")
 )
 

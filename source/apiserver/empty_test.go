@@ -64,7 +64,7 @@ func testEmptyListIsNotBelieved(t *testing.T) {
 				t.Errorf("%s went with an empty list", id)
 			}
 		}
-		if got := logs.count("Keeping the last state"); got != 2 {
+		if got := logs.count("Not believing an empty state"); got != 2 {
 			t.Errorf("%d errors, want one for each resource:\n%s", got, logs)
 		}
 
@@ -88,7 +88,7 @@ func testEmptyListAtTheStartIsNotBelieved(t *testing.T) {
 		c.create(t, headless, node(thisNode))
 		sink := c.runLogged(t, logs, held.listen, before)
 		await.True(t, "no Services to be held", held.is("services"))
-		const reason = "none at all, which is not believed, because every cluster has some"
+		const reason = "the source has none, but every cluster has some"
 		await.True(t, "the reason why it is not synced", func() bool {
 			return sink.waitsFor("endpointslices: " + reason + "; services: " + reason)
 		})
@@ -101,7 +101,7 @@ func testEmptyListAtTheStartIsNotBelieved(t *testing.T) {
 		c.create(t, slice("web-a", "web"))
 		await.True(t, "Synced with the first Service and slice", sink.synced)
 		await.True(t, "the end of slices", held.isNot("endpointslices"))
-		if got := logs.count("Keeping the last state"); got != 2 {
+		if got := logs.count("Not believing an empty state"); got != 2 {
 			t.Errorf("%d errors, want one for each resource:\n%s", got, logs)
 		}
 	})

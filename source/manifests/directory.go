@@ -19,6 +19,8 @@ type directory struct {
 	bad map[string]badFile
 	// missing says what of the directory was never read: it itself, or a file.
 	missing []error
+	// unreadable says why the directory itself could not be read the last time; nil if it was.
+	unreadable error
 }
 
 type badFile struct {
@@ -30,6 +32,7 @@ type badFile struct {
 // the last good objects stay; if dir itself cannot be read, everything stays.
 func (d *directory) refresh(dir string) []error {
 	all, err := readDir(dir)
+	d.unreadable = err
 	if err != nil {
 		if d.files == nil {
 			d.missing = []error{err}

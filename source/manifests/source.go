@@ -40,6 +40,8 @@ type Source struct {
 	empty     *tracker.EmptyState
 	// failing is what OnFailing was told last. synced says that the sink was told everything once.
 	failing, synced bool
+	// unreadable is why the directory could not be read the last time; empty if it was.
+	unreadable string
 	// told holds the errors of the last read, with the time of the next line about each. ignored holds the kinds ignored
 	// so far, each of which is logged once.
 	told    map[string]reminder
@@ -109,6 +111,7 @@ func (s *Source) refresh(ctx context.Context, dir string, sink tracker.Sink) {
 		sink.Waiting(waitingFor(missing))
 		return
 	}
+	s.holdUnreadable()
 	if s.empty.Hold(hasServices(s.published), hasServices(objects)) {
 		return
 	}
@@ -117,6 +120,18 @@ func (s *Source) refresh(ctx context.Context, dir string, sink tracker.Sink) {
 		s.synced = true
 		sink.Synced()
 	}
+}
+
+// holdUnreadable tells that the last state stays because the directory cannot be read, and when that is over.
+func (s *Source) holdUnreadable() {
+	reason := ""
+	if err := s.directory.unreadable; err != nil {
+		reason = err.Error()
+	}
+	if reason != s.unreadable && s.Empty.OnHeld != nil {
+		s.Empty.OnHeld("manifests", reason)
+	}
+	s.unreadable = reason
 }
 
 // waitingFor names the first error, and how many more there are.

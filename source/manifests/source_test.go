@@ -141,12 +141,12 @@ func testEmptiedDirectoryIsNotBelieved(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if got, want := <-held, "services none at all, which is not believed, because every cluster has some"; got != want {
+	if got, want := <-held, "services the source has none, but every cluster has some"; got != want {
 		t.Errorf("OnHeld was told %q, want %q", got, want)
 	}
 	time.Sleep(100 * time.Millisecond) // several reads
 	sink.waitFor(t, all)
-	if n := log.count("Keeping the last state"); n != 1 {
+	if n := log.count("Not believing an empty state"); n != 1 {
 		t.Errorf("%d errors, want one", n)
 	}
 
@@ -163,7 +163,7 @@ func testEmptyDirectoryAtTheStartIsNotBelieved(t *testing.T) {
 	sink, _ := start(t, dir, func(s *Source) {
 		s.Empty.Before = func(string) bool { return true }
 	})
-	sink.waitForReason(t, "services: none at all, which is not believed, because every cluster has some")
+	sink.waitForReason(t, "services: the source has none, but every cluster has some")
 	if events := slices.DeleteFunc(sink.takeEvents(), func(e string) bool { return e == "waiting" }); len(events) > 0 {
 		t.Errorf("the sink was told %v", events)
 	}
@@ -240,7 +240,10 @@ func testDirectoryThatGoesAwayKeepsItsObjectsUntilItIsBack(t *testing.T) {
 	top := t.TempDir()
 	dir := mkdir(t, top, "manifests")
 	writeFile(t, dir, "web.yaml", serviceYAML("web", "10.96.0.1"))
-	sink, log := start(t, dir)
+	held := make(chan string, 10)
+	sink, log := start(t, dir, func(s *Source) {
+		s.Empty.OnHeld = func(resource, reason string) { held <- resource + ": " + reason }
+	})
 	sink.waitFor(t, map[string]string{"Service default/web": "10.96.0.1"})
 
 	if err := os.Rename(dir, filepath.Join(top, "away")); err != nil {
@@ -248,9 +251,19 @@ func testDirectoryThatGoesAwayKeepsItsObjectsUntilItIsBack(t *testing.T) {
 	}
 	log.waitFor(t, "no such file or directory")
 	sink.waitFor(t, map[string]string{"Service default/web": "10.96.0.1"})
+	if got, want := <-held, "manifests: open "+dir+": no such file or directory"; got != want {
+		t.Errorf("OnHeld was told %q, want %q", got, want)
+	}
 
-	writeFile(t, mkdir(t, top, "manifests"), "web.yaml", serviceYAML("web", "10.96.0.2"))
+	// Under another name first, so that the directory is never seen empty.
+	writeFile(t, mkdir(t, top, "next"), "web.yaml", serviceYAML("web", "10.96.0.2"))
+	if err := os.Rename(filepath.Join(top, "next"), dir); err != nil {
+		t.Fatal(err)
+	}
 	sink.waitFor(t, map[string]string{"Service default/web": "10.96.0.2"})
+	if got := <-held; got != "manifests: " {
+		t.Errorf("OnHeld was told %q at the end", got)
+	}
 	writeFile(t, dir, "web.yaml", serviceYAML("web", "10.96.0.3"))
 	sink.waitFor(t, map[string]string{"Service default/web": "10.96.0.3"})
 }
