@@ -50,9 +50,6 @@ func (o *options) completeFromFile(flags *pflag.FlagSet) error {
 	if err := config.ValidateNodeLocal(o.config, flagNames()); err != nil {
 		return err
 	}
-	if err := config.CheckSource(o.config, nil); err != nil {
-		return fmt.Errorf("configuration %s: %w", file.Path, err)
-	}
 	return o.checkOneSource(flags)
 }
 
@@ -82,10 +79,7 @@ func (o *options) completeFromFlags(flags *pflag.FlagSet) error {
 	if err := config.Validate(c, flagNames()); err != nil {
 		return err
 	}
-	if err := o.checkOneSource(flags); err != nil {
-		return err
-	}
-	return config.CheckSource(c, flagNames())
+	return o.checkOneSource(flags)
 }
 
 func (o *options) warn(format string, args ...any) {

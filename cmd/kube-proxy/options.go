@@ -99,7 +99,7 @@ func (o *options) checkOneSource(flags *pflag.FlagSet) error {
 
 // compiler returns what shapes the ruleset. Errors name the file or the flag.
 func (o *options) compiler() (compiler.Config, error) {
-	if err := o.checkMode(); err != nil {
+	if err := o.checkRunnable(); err != nil {
 		return compiler.Config{}, err
 	}
 	out, err := config.Compiler(o.config)

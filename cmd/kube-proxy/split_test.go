@@ -188,14 +188,21 @@ func change(v reflect.Value, path []string) bool {
 }
 
 func testRefusedFieldOfAFile(t *testing.T) {
+	refused := func(args ...string) error {
+		o, err := parsed(t, append(args, "--node-local-source=unix:///run/server")...)
+		if err != nil {
+			return err
+		}
+		return o.checkRunnable()
+	}
 	path := configFile(t, "v1alpha1", "clusterCIDR: 10.0.0.0/8\nclientConnection: {kubeconfig: /k, qps: 50}\n")
-	_, err := parsed(t, "--config="+path, "--node-local-source=unix:///run/server")
+	err := refused("--config=" + path)
 	for _, want := range []string{path, "clientConnection.kubeconfig", "clientConnection.qps", "node-local-server --kube-api-qps"} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("error %v does not name %s", err, want)
 		}
 	}
-	if _, err := parsed(t, "--kube-api-burst=20", "--node-local-source=unix:///run/server"); err == nil || !strings.HasPrefix(err.Error(), "--kube-api-burst: ") {
+	if err := refused("--kube-api-burst=20"); err == nil || !strings.HasPrefix(err.Error(), "--kube-api-burst: ") {
 		t.Errorf("error %v does not name the flag of the proxy", err)
 	}
 }

@@ -20,20 +20,26 @@ func (o *options) writeConfig(ctx context.Context) error {
 	for _, loss := range lost {
 		logger.Info("Configuration warning", "warning", fmt.Sprintf("not in %s: %s", o.writeConfigVersion, loss))
 	}
-	if err := o.checkMode(); err != nil {
+	if err := o.checkRunnable(); err != nil {
 		logger.Info("Configuration warning", "warning", err.Error())
 	}
 	logger.Info("Wrote configuration", "file", o.writeConfigTo, "version", o.writeConfigVersion)
 	return nil
 }
 
-// checkMode returns an error that names the flag or the file for a mode that this proxy does not have.
-func (o *options) checkMode() error {
-	if o.file == nil {
-		return config.CheckMode(o.config.Mode, flagNames())
+// checkRunnable refuses a mode that this proxy does not have, and settings without effect beside a node-local server. The
+// error names the file or the flag.
+func (o *options) checkRunnable() error {
+	names := flagNames()
+	if o.file != nil {
+		names = nil
 	}
-	if err := config.CheckMode(o.config.Mode, nil); err != nil {
+	err := config.CheckMode(o.config.Mode, names)
+	if err == nil {
+		err = config.CheckSource(o.config, names)
+	}
+	if err != nil && o.file != nil {
 		return fmt.Errorf("configuration %s: %w", o.file.Path, err)
 	}
-	return nil
+	return err
 }
