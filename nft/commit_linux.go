@@ -22,7 +22,8 @@ type CommitStats struct {
 	// out.
 	Encode, Kernel time.Duration
 	// Unchanged says that the kernel found nothing to change, for example because an element was there already. Such a
-	// commit does not raise the ruleset's generation. Kernels before 5.10 do not tell, and Unchanged stays false.
+	// commit does not raise the ruleset's generation. Kernels before 5.10 do not tell, and nobody asks about a transaction
+	// that begins with a deletion: Unchanged stays false.
 	Unchanged bool
 }
 
@@ -64,7 +65,7 @@ func (c *Conn) Commit(ctx context.Context, tx Transaction) (CommitStats, error) 
 		if err == nil {
 			c.noteOwned(tx)
 			c.echoes = c.echoes || b.raised
-			stats.Unchanged = c.echoes && !b.raised
+			stats.Unchanged = c.echoes && b.asks && !b.raised
 		}
 		return err
 	})
@@ -89,8 +90,9 @@ type batch struct {
 	bytes    []byte
 	// begin and last are the sequence numbers of the batch's begin and of its last message.
 	begin, last uint32
-	// raised says that the kernel has echoed the new generation of the ruleset, which the batch made.
-	raised bool
+	// asks says that the batch asks the kernel to echo the new generation of the ruleset, which the batch makes, and raised
+	// that the kernel has done so.
+	asks, raised bool
 }
 
 // newBatch puts messages into a batch.
@@ -104,9 +106,11 @@ func (s *socket) newBatch(messages []message) *batch {
 	b.begin = s.sequence
 	for i := range messages {
 		m := messages[i].Message
-		if i == 0 {
-			// The kernel echoes the new generation if the first message asks for an echo. It echoes that message, too.
+		if i == 0 && messages[i].step.adds() {
+			// The kernel echoes the new generation if the first message asks for an echo. It echoes that message, too: of one
+			// that deletes a table, each chain and rule of it, for which no buffer is large enough.
 			m.Header.Flags |= netlink.Echo
+			b.asks = true
 		}
 		if i == len(messages)-1 {
 			// The kernel answers refused messages, and those that ask for an answer. It answers in their order, so the

@@ -181,6 +181,7 @@ func TestCommit(t *testing.T) {
 	t.Run("leaves in the kernel what was committed", testWhatTheKernelHoldsIsWhatWasCommitted)
 	t.Run("takes the largest elements", testCommitTakesTheLargestElements)
 	t.Run("tells whether it changed anything, beside other commits", testCommitTellsWhetherItChangedAnything)
+	t.Run("deletes a table of many chains", testCommitDeletesATableOfManyChains)
 	t.Run("encodes as the nft program does", testOurEncodingIsTheOneOfTheNftProgram)
 	t.Run("that is refused names the element and changes nothing", testARefusedTransactionNamesTheElementAndChangesNothing)
 	t.Run("that is too large for the socket says what it needs", testBatchTooLargeForTheSocketSaysWhatItNeeds)
@@ -204,6 +205,25 @@ func testWhatTheKernelHoldsIsWhatWasCommitted(t *testing.T) {
 		if tx := Diff(got, want); !tx.Empty() {
 			t.Errorf("%s: the diff with what was committed is not empty:\n%s", f, tx)
 		}
+	}
+}
+
+// kube-proxy has some chains for each Service. An echo of their deletion would not fit into the socket.
+func testCommitDeletesATableOfManyChains(t *testing.T) {
+	netns.EnterForTest(t)
+	c := dial(t)
+	foreign := &Table{Family: FamilyIP, Name: "kube-proxy"}
+	for i := range 10_000 {
+		chain := &Chain{Name: fmt.Sprintf("endpoint-ABCDEFGH-namespace/service/tcp/http__10.1.0.1/%d", i)}
+		chain.Rules = []Rule{{Statements: []Statement{Counter{}}, Comment: "a rule"}, {Statements: []Statement{Accept}}}
+		foreign.Chains = append(foreign.Chains, chain)
+	}
+	for name, tx := range map[string]Transaction{"Remove": Remove(FamilyIP, foreign.Name), "Replace": Replace(&Table{Family: FamilyIP, Name: foreign.Name})} {
+		commitAll(t, c, Diff(nil, foreign))
+		if stats, err := c.Commit(t.Context(), tx); err != nil || stats.Unchanged {
+			t.Errorf("%s: %+v, %v", name, stats, err)
+		}
+		commitAll(t, c, Remove(FamilyIP, foreign.Name))
 	}
 }
 

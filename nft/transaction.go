@@ -79,6 +79,15 @@ const (
 	AdoptTable
 )
 
+// adds reports whether the step adds something, and deletes nothing.
+func (s *Step) adds() bool {
+	switch s.Op {
+	case AddTable, AdoptTable, AddSet, AddChain, AddRules, AddElements:
+		return true
+	}
+	return false
+}
+
 // stepNames are the words of the steps that need no others.
 var stepNames = [...]string{
 	AddTable: "add table", DeleteTable: "delete table",

@@ -103,10 +103,15 @@ func forThisProxy(obj *corev1.Service, proxyName string) bool {
 	return obj.Spec.ClusterIP != corev1.ClusterIPNone && !slices.Contains(obj.Spec.ClusterIPs, corev1.ClusterIPNone)
 }
 
-// NeedsProxy reports whether a Service needs the cluster's Service proxy: it has ports, is neither headless nor of type
-// ExternalName, and names no other proxy.
+// NeedsProxy reports whether a Service needs the cluster's Service proxy: it has ports and a ClusterIP, is neither headless
+// nor of type ExternalName, and names no other proxy.
 func NeedsProxy(obj *corev1.Service) bool {
-	return forThisProxy(obj, "") && len(obj.Spec.Ports) > 0
+	return forThisProxy(obj, "") && len(obj.Spec.Ports) > 0 && (isIP(obj.Spec.ClusterIP) || slices.ContainsFunc(obj.Spec.ClusterIPs, isIP))
+}
+
+func isIP(text string) bool {
+	_, err := netip.ParseAddr(text)
+	return err == nil
 }
 
 // addInEachFamily appends port once for each family in which the Service has a ClusterIP.

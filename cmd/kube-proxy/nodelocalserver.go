@@ -73,10 +73,10 @@ func (o *brainOptions) addFlags(flags *pflag.FlagSet) {
 }
 
 func (o *brainOptions) source() (tracker.Source, error) {
-	// Clients may have Services in force, so a state without any is not believed at a start either.
+	// Clients may have Services and endpoints in force, so a state without any is not believed at a start either.
 	empty := tracker.EmptyGuard{
 		Off:    o.serviceProxyName != "",
-		Before: func(resource string) bool { return resource == "services" },
+		Before: func(string) bool { return true },
 		OnHeld: func(resource, reason string) { nftmetrics.SetEmptyHeld(resource, reason != "") },
 	}
 	if o.manifests == "" {

@@ -212,7 +212,9 @@ func (p *parts) serve(ctx context.Context, o *options) error {
 	if p.counts != nil {
 		beside(p.counts.Run)
 	}
-	beside(func(ctx context.Context) { leftovers.Watch(ctx, showLeftovers) })
+	if o.serviceProxyName == "" { // what a second proxy finds may be the rules of the first one
+		beside(func(ctx context.Context) { leftovers.Watch(ctx, showLeftovers) })
+	}
 	err := await(parent, ctx, group)
 	klog.FromContext(ctx).Info("Stopping; the rules stay in the kernel")
 	return err

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -182,16 +181,20 @@ func (s *source) present(cmd *cobra.Command) (*opened, error) {
 		_ = conn.Close() // what matters is err
 		return nil, err
 	}
-	s.askProxy(cmd.Context(), live)
+	s.askProxy(cmd, live)
 	return &opened{live, conn}, nil
 }
 
 // askProxy asks the running proxy for the node's name, if rules of a kernel were found.
-func (s *source) askProxy(ctx context.Context, live *snapshot.Snapshot) {
+func (s *source) askProxy(cmd *cobra.Command, live *snapshot.Snapshot) {
 	if s.proxyAddress == "" {
 		return
 	}
-	if s.proxy, s.noProxy = snapshot.RunningProxy(ctx, s.proxyAddress); s.proxy != nil {
+	if s.serviceProxyName != "" && !cmd.Flags().Changed("proxy-address") {
+		s.noProxy = fmt.Errorf("proxy %s has another metrics address than %s", s.serviceProxyName, s.proxyAddress)
+		return
+	}
+	if s.proxy, s.noProxy = snapshot.RunningProxy(cmd.Context(), s.proxyAddress); s.proxy != nil {
 		live.NameNode(s.proxy)
 	}
 }

@@ -52,8 +52,8 @@ func (codec) Unmarshal(data mem.BufferSlice, message any) error {
 	return encoding.GetCodecV2("proto").Unmarshal(data, message)
 }
 
-// maxEncodings is how many bytes of encodings are kept, in each of two generations: as many as some 1,000,000 endpoints
-// take.
+// maxEncodings bounds the encodings in each of two generations, with the ports that they belong to, in bytes: some 300,000
+// endpoints.
 const maxEncodings = 32 << 20
 
 // encodings remembers the encodings of ports that several nodes may have in common. There are two generations of them: the
@@ -93,7 +93,8 @@ func (e *encodings) keep(port *model.ServicePort, fields []protocol.Field) {
 	if e.young[port] != nil {
 		return
 	}
-	size := 100 // about what the map takes
+	// About what the map and the port take: an address in a list is up to 64 bytes. Labels and annotations count as such.
+	size := 100 + 64*port.Addresses()
 	for _, f := range fields {
 		size += len(f)
 	}

@@ -1,6 +1,7 @@
 package server
 
 import (
+	"strings"
 	"testing"
 
 	"google.golang.org/grpc/mem"
@@ -18,6 +19,15 @@ func TestEncodings(t *testing.T) {
 		}
 		if kept := (len(e.young) + len(e.old)) << 20; kept > 2*maxEncodings || kept < maxEncodings {
 			t.Errorf("%d bytes are kept, want up to two generations of %d", kept, maxEncodings)
+		}
+	})
+	t.Run("count the ports that they belong to", func(t *testing.T) {
+		var e encodings
+		for range 10 * maxEncodings >> 20 {
+			e.keep(&model.ServicePort{ServiceAnnotations: map[string]string{"example.com/note": strings.Repeat("x", 1<<20)}}, nil)
+		}
+		if kept := (len(e.young) + len(e.old)) << 20; kept > 2*maxEncodings {
+			t.Errorf("%d bytes of annotations are kept, want up to two generations of %d", kept, maxEncodings)
 		}
 	})
 	t.Run("are shared by those who ask again", func(t *testing.T) {

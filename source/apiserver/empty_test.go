@@ -7,6 +7,8 @@ import (
 	"testing"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+
 	"github.com/nftproxy/nftproxy/integration/await"
 	"github.com/nftproxy/nftproxy/source/apiserver/apiservertest"
 )
@@ -43,14 +45,14 @@ func before(s *Source) { s.config.Empty.Before = func(string) bool { return true
 
 func testEmptyListIsNotBelieved(t *testing.T) {
 	forEachObedientServer(t, "lose all objects while a client is away", func(t *testing.T, c *cluster) {
-		c.create(t, service("a"), service("b"), slice("a-1", "a"), slice("b-1", "b"))
+		c.create(t, dialled("a", "10.96.0.1"), dialled("b", "10.96.0.2"), slice("a-1", "a"), slice("b-1", "b"))
 		logs, held := &logLines{}, &held{}
 		sink := c.runLogged(t, logs, held.listen)
 		awaitWatches(t, c, sink)
 		watchedFor(t, c, sink)
 
 		c.server.Stop()
-		for _, obj := range []apiservertest.Object{service("a"), service("b"), service("event"), slice("a-1", "a"), slice("b-1", "b"), slice("event-a", "event")} {
+		for _, obj := range []apiservertest.Object{dialled("a", "10.96.0.1"), dialled("b", "10.96.0.2"), dialled("event", "10.96.0.3"), slice("a-1", "a"), slice("b-1", "b"), slice("event-a", "event")} {
 			c.delete(t, obj)
 		}
 		c.server.Compact()
@@ -68,7 +70,7 @@ func testEmptyListIsNotBelieved(t *testing.T) {
 			t.Errorf("%d errors, want one for each resource:\n%s", got, logs)
 		}
 
-		c.create(t, service("b"))
+		c.create(t, dialled("b", "10.96.0.2"))
 		await.True(t, "the end with the first Service", held.isNot("services"))
 		await.True(t, "the Service that is not there any more to go", sink.lacks("services/default/a"))
 		if sink.get("services/default/b") == nil || sink.deletions("services/default/b") > 0 {
@@ -95,7 +97,7 @@ func testEmptyListAtTheStartIsNotBelieved(t *testing.T) {
 		if sink.synced() {
 			t.Error("Synced without a Service")
 		}
-		c.create(t, service("web"))
+		c.create(t, dialled("web", "10.96.0.4"))
 		await.True(t, "the end of Services", held.isNot("services"))
 		await.True(t, "the reason why it is not synced", func() bool { return sink.waitsFor("endpointslices: " + reason) })
 		c.create(t, slice("web-a", "web"))
@@ -120,11 +122,11 @@ func testProxyWithANameMayHaveNoServices(t *testing.T) {
 
 func testDeletionsThatAreWatchedAreBelieved(t *testing.T) {
 	forEachObedientServer(t, "delete through its own store", func(t *testing.T, c *cluster) {
-		c.create(t, service("a"), slice("a-1", "a"))
+		c.create(t, dialled("a", "10.96.0.1"), slice("a-1", "a"))
 		held := &held{}
 		sink := c.run(t, held.listen)
 		awaitWatches(t, c, sink)
-		c.delete(t, service("a"))
+		c.delete(t, dialled("a", "10.96.0.1"))
 		c.delete(t, slice("a-1", "a"))
 		await.True(t, "the last Service to go", sink.lacks("services/default/a"))
 		await.True(t, "the last slice to go", sink.lacks("endpointslices/default/a-1"))
@@ -189,7 +191,7 @@ func (w *cutWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 func testListThatBreaksPublishesNothing(t *testing.T) {
 	t.Parallel()
 	c := inProcess(t, apiservertest.Options{})
-	c.create(t, service("a"), slice("a-1", "a"), slice("b-1", "b"))
+	c.create(t, dialled("a", "10.96.0.1"), slice("a-1", "a"), slice("b-1", "b"))
 	cutter := &cutter{}
 	c.server.Wrap("endpointslices", cutter.wrap)
 	sink := c.run(t)
@@ -207,4 +209,11 @@ func testListThatBreaksPublishesNothing(t *testing.T) {
 	if sink.seen("endpointslices/default/ahead-1") {
 		t.Error("a part of a list that broke was published")
 	}
+}
+
+// dialled returns a Service with a ClusterIP.
+func dialled(name, clusterIP string) *corev1.Service {
+	s := service(name)
+	s.Spec.ClusterIP = clusterIP
+	return s
 }

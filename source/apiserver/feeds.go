@@ -117,9 +117,10 @@ func (w *waits) set(resource, reason string) {
 			all = append(all, resource+": "+reason)
 		}
 	}
-	if len(all) > 0 {
-		w.sink.Waiting(strings.Join(all, "; "))
+	if len(all) == 0 {
+		all = []string{"nodes and servicecidrs, for some seconds at most"}
 	}
+	w.sink.Waiting(strings.Join(all, "; "))
 }
 
 func newFeed[T object, L runtime.Object](
