@@ -119,7 +119,10 @@ func (l *lastFault) Info(_ int, _ string, keysAndValues ...any) { l.note(keysAnd
 func (l *lastFault) Error(_ error, _ string, keysAndValues ...any) { l.note(keysAndValues) }
 
 // WithValues implements logr.LogSink.
-func (l *lastFault) WithValues(...any) logr.LogSink { return l }
+func (l *lastFault) WithValues(keysAndValues ...any) logr.LogSink {
+	l.note(keysAndValues)
+	return l
+}
 
 // WithName implements logr.LogSink.
 func (l *lastFault) WithName(string) logr.LogSink { return l }
