@@ -8,9 +8,9 @@ import (
 	"slices"
 )
 
-// errEmptied is a file that had objects and is empty now: between truncating and writing
-// it every file is, and nobody means to take all Services away by that.
-var errEmptied = errors.New("the file is empty; its last objects stay until it is deleted")
+// errBlank is the error of a file without text. Every file is blank between truncating and
+// writing it, and nobody means to take all Services away by that.
+var errBlank = errors.New("the file is empty; write its objects or delete it (until then the last ones stay)")
 
 // directory is the manifests of a directory as they were last good.
 type directory struct {
@@ -72,8 +72,8 @@ func (d *directory) refreshFile(name string, now content, sum [sha256.Size]byte)
 		return old, now.err
 	case old != nil && old.sum == sum:
 		return old, nil
-	case old != nil && len(old.objects) > 0 && isBlank(text):
-		return old, fmt.Errorf("%s: %w", name, errEmptied)
+	case isBlank(text):
+		return old, fmt.Errorf("%s: %w", name, errBlank)
 	}
 	if bad, ok := d.bad[name]; ok && bad.sum == sum {
 		return old, bad.err

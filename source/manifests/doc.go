@@ -9,8 +9,8 @@
 // remove a Service's endpoints.
 //
 // [Load] reads a directory once and fails on any error. A [Source] watches it. It is synced when it
-// has read the directory and each file once; later it keeps the last good objects of a file with an
-// error, and all objects while the directory is missing or empty.
+// has read the directory and each file once. Later it keeps the last good objects of a file with an
+// error, and all objects while the directory is missing or empty. A blank file is an error.
 //
 // Write a file under another name first (a hidden file is never read) and then rename it. A
 // document that is cut off in the middle may still be valid YAML with fewer fields.

@@ -4,12 +4,14 @@ import (
 	"bytes"
 	"crypto/sha256"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"runtime"
 	"slices"
 	"strings"
 	"sync"
+	"time"
 )
 
 // file is one manifest file as it was last good.
@@ -118,9 +120,24 @@ type content struct {
 	err  error
 }
 
-// readDir reads each manifest in dir. One that vanished meanwhile is left out, but not a link that leads nowhere: its
-// target may be a volume that is not mounted yet.
+// readDir reads each manifest in dir. A listed file that has vanished may have another name now, so readDir then lists
+// dir again, and gives up after a few times.
 func readDir(dir string) (map[string]content, error) {
+	for range 5 {
+		all, err := readListed(dir)
+		if !errors.Is(err, errVanished) {
+			return all, err
+		}
+	}
+	return nil, fmt.Errorf("%s: %w", dir, errVanished)
+}
+
+// errVanished is the error of a directory whose files are renamed or deleted while it is read.
+var errVanished = errors.New("files vanish while the directory is read")
+
+// readListed lists dir and reads each manifest in it. It returns errVanished if one has vanished. A link that leads
+// nowhere has not: its target may be a volume that is not mounted yet.
+func readListed(dir string) (map[string]content, error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
 		return nil, err
@@ -132,18 +149,37 @@ func readDir(dir string) (map[string]content, error) {
 		}
 		path := filepath.Join(dir, entry.Name())
 		text, err := readFile(path)
-		if errors.Is(err, errNoFile) || errors.Is(err, os.ErrNotExist) && !exists(path) {
+		switch {
+		case errors.Is(err, errNoFile):
 			continue
+		case errors.Is(err, os.ErrNotExist) && !isLink(path):
+			return nil, errVanished
 		}
 		all[entry.Name()] = content{text, err}
 	}
 	return all, nil
 }
 
-// exists reports whether there is something at path itself, without following a link.
-func exists(path string) bool {
-	_, err := os.Lstat(path)
-	return err == nil
+// isLink reports whether there is a symbolic link at path.
+func isLink(path string) bool {
+	info, err := os.Lstat(path)
+	return err == nil && info.Mode()&os.ModeSymlink != 0
+}
+
+// changedWithin reports whether dir or a manifest in it has changed in the last age. Times further in the future than
+// that come from a wrong clock and do not count.
+func changedWithin(dir string, age time.Duration) bool {
+	paths := []string{dir}
+	entries, _ := os.ReadDir(dir) // reading the files reports the error
+	for _, entry := range entries {
+		if isManifest(entry.Name()) {
+			paths = append(paths, filepath.Join(dir, entry.Name()))
+		}
+	}
+	return slices.ContainsFunc(paths, func(path string) bool {
+		info, err := os.Stat(path)
+		return err == nil && time.Since(info.ModTime()).Abs() < age
+	})
 }
 
 // errNoFile is a directory or device with the name of a manifest.

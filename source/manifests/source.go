@@ -22,7 +22,8 @@ type Source struct {
 	Dir string
 	// Quiet is how long the directory must be without changes before it is read, so
 	// that a file is not read while it is written. Default 50 ms. A directory that
-	// changes all the time is read after 20 times as long.
+	// changes all the time is read after 20 times as long. Before the first read, the
+	// modification times of the directory and the files count.
 	Quiet time.Duration
 	// Rescan is how often the directory is read without a notice of a change. The kernel gives
 	// none for network file systems, for links into other directories, and when the system has
@@ -38,10 +39,12 @@ type Source struct {
 	directory directory
 	published map[id]object
 	empty     *tracker.EmptyState
+	// emptyReason says why empty holds the state.
+	emptyReason string
 	// failing is what OnFailing was told last. synced says that the sink was told everything once.
 	failing, synced bool
-	// unreadable is why the directory could not be read the last time; empty if it was.
-	unreadable string
+	// held has the reason that OnHeld was told last for each resource that is held.
+	held map[string]string
 	// told holds the errors of the last read, with the time of the next line about each. ignored holds the kinds ignored
 	// so far, each of which is logged once.
 	told    map[string]reminder
@@ -74,30 +77,18 @@ func (s *Source) Run(ctx context.Context, sink tracker.Sink) error {
 	if err != nil {
 		return err
 	}
-	s.published, s.ignored = map[id]object{}, map[groupKind]bool{}
-	s.empty = s.guard(sink).State("services", klog.FromContext(ctx))
+	s.published, s.ignored, s.held = map[id]object{}, map[groupKind]bool{}, map[string]string{}
+	guard := s.Empty
+	guard.OnHeld = func(_, reason string) { s.emptyReason = reason }
+	s.empty = guard.State("services", klog.FromContext(ctx))
 
 	// The watch begins before the first read, so that nothing falls in between.
 	w := newWatch(ctx, dir, s.Quiet, s.Rescan)
 	defer w.close()
-	for read := true; read; read = w.wait(ctx) {
+	for read := w.settle(ctx); read; read = w.wait(ctx) {
 		s.refresh(ctx, dir, sink)
 	}
 	return nil
-}
-
-// guard returns Empty, which tells the sink too what is waited for.
-func (s *Source) guard(sink tracker.Sink) tracker.EmptyGuard {
-	guard := s.Empty
-	guard.OnHeld = func(resource, reason string) {
-		if reason != "" {
-			sink.Waiting(resource + ": " + reason)
-		}
-		if s.Empty.OnHeld != nil {
-			s.Empty.OnHeld(resource, reason)
-		}
-	}
-	return guard
 }
 
 // refresh reads the directory and publishes the differences from the last time.
@@ -108,13 +99,18 @@ func (s *Source) refresh(ctx context.Context, dir string, sink tracker.Sink) {
 	s.logErrors(ctx, append(errs, duplicates...))
 	s.logIgnored(ctx)
 	if missing := s.directory.missing; len(missing) > 0 && !s.synced {
+		// Whether the directory has Services is unknown again.
+		s.tellHeld("services", "")
 		sink.Waiting(waitingFor(missing))
 		return
 	}
-	s.holdUnreadable()
+	s.tellHeld("manifests", reasonOf(s.directory.unreadable))
 	if s.empty.Hold(hasServices(s.published), hasServices(objects)) {
+		s.tellHeld("services", s.emptyReason)
+		sink.Waiting("services: " + s.emptyReason)
 		return
 	}
+	s.tellHeld("services", "")
 	s.publish(objects, sink)
 	if !s.synced {
 		s.synced = true
@@ -122,16 +118,23 @@ func (s *Source) refresh(ctx context.Context, dir string, sink tracker.Sink) {
 	}
 }
 
-// holdUnreadable tells that the last state stays because the directory cannot be read, and when that is over.
-func (s *Source) holdUnreadable() {
-	reason := ""
-	if err := s.directory.unreadable; err != nil {
-		reason = err.Error()
+// tellHeld calls OnHeld when the reason why a resource is held changes. An empty reason ends the hold.
+func (s *Source) tellHeld(resource, reason string) {
+	if s.held[resource] == reason {
+		return
 	}
-	if reason != s.unreadable && s.Empty.OnHeld != nil {
-		s.Empty.OnHeld("manifests", reason)
+	s.held[resource] = reason
+	if s.Empty.OnHeld != nil {
+		s.Empty.OnHeld(resource, reason)
 	}
-	s.unreadable = reason
+}
+
+// reasonOf returns the text of err, which may be nil.
+func reasonOf(err error) string {
+	if err == nil {
+		return ""
+	}
+	return err.Error()
 }
 
 // waitingFor names the first error, and how many more there are.

@@ -1,6 +1,8 @@
 package manifests
 
 import (
+	"context"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -23,6 +25,12 @@ func TestSource(t *testing.T) {
 	t.Run("a directory that goes away keeps its objects until it is back", testDirectoryThatGoesAwayKeepsItsObjectsUntilItIsBack)
 	t.Run("a burst of writes is read once", testBurstOfWritesIsReadOnce)
 	t.Run("a rescan finds what the kernel does not tell", testRescanFindsWhatTheKernelDoesNotTell)
+	t.Run("a file that is renamed beside a read is not read as deleted", testRenamedFileIsNotReadAsDeleted)
+	t.Run("a file that is written at the start is waited for", testFileWrittenAtTheStartIsWaitedFor)
+	t.Run("a file that changes all the time delays the start only so long", testFileThatChangesAllTheTimeDelaysTheStartOnlySoLong)
+	t.Run("old files do not delay the start", testOldFilesDoNotDelayTheStart)
+	t.Run("a blank file at the start is waited for", testBlankFileAtTheStartIsWaitedFor)
+	t.Run("a bad file at the start ends the hold of an empty directory", testBadFileAtTheStartEndsTheHold)
 }
 
 func testChangesOnDiskReachTheSink(t *testing.T) {
@@ -309,4 +317,169 @@ func testMissingDirectoryAtTheStartIsWaitedFor(t *testing.T) {
 	log.waitFor(t, dir+": no such file or directory")
 	writeFile(t, mkdir(t, top, "manifests"), "web.yaml", serviceYAML("web", "10.96.0.1"))
 	sink.waitFor(t, map[string]string{"Service default/web": "10.96.0.1"})
+}
+
+func testRenamedFileIsNotReadAsDeleted(t *testing.T) {
+	dir := t.TempDir()
+	names := [2]string{filepath.Join(dir, "a.yaml"), filepath.Join(dir, "b.yaml")}
+	writeFile(t, dir, "a.yaml", serviceYAML("web", "10.96.0.1"))
+	// Other files make the time between listing and reading longer.
+	for i := range 20 {
+		writeFile(t, dir, fmt.Sprintf("0-%d.yaml", i), serviceYAML(fmt.Sprintf("other-%d", i), "10.96.1.1"))
+	}
+	var lasting directory
+	if errs := lasting.refresh(dir); len(errs) > 0 {
+		t.Fatal(errs)
+	}
+	stop, stopped := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(stopped)
+		for i := 0; ; i++ {
+			select {
+			case <-stop:
+				return
+			default:
+			}
+			if err := os.Rename(names[i&1], names[i&1^1]); err != nil {
+				t.Error(err)
+				return
+			}
+			time.Sleep(20 * time.Microsecond)
+		}
+	}()
+	defer func() { close(stop); <-stopped }()
+
+	hasWeb := func(d *directory) bool {
+		objects, _ := d.objects()
+		return hasObject(objects, "web")
+	}
+	complete, lacking, lost := 0, 0, 0
+	for range 500 {
+		var first directory
+		first.refresh(dir)
+		switch {
+		case hasWeb(&first):
+			complete++
+		case len(first.missing) == 0:
+			lacking++
+		}
+		if lasting.refresh(dir); !hasWeb(&lasting) {
+			lost++
+		}
+	}
+	if complete == 0 || lacking > 0 || lost > 0 {
+		t.Errorf("of 500 first reads %d had the file and %d lacked it without an error; of as many later ones %d lost it", complete, lacking, lost)
+	}
+}
+
+// hasObject reports whether some object has that name.
+func hasObject(objects map[id]object, name string) bool {
+	for id := range objects {
+		if id.name == name {
+			return true
+		}
+	}
+	return false
+}
+
+func testFileWrittenAtTheStartIsWaitedFor(t *testing.T) {
+	dir := t.TempDir()
+	writeFile(t, dir, "web.yaml", serviceYAML("web", "10.96.0.1")+"---\n")
+	sink, _ := start(t, dir, func(s *Source) { s.Quiet = 2 * time.Second })
+	time.Sleep(200 * time.Millisecond) // a source that does not wait reads now
+	writeFile(t, dir, "web.yaml", serviceYAML("web", "10.96.0.1")+"---\n"+sliceYAML("web", "10.0.0.1"))
+	sink.waitFor(t, map[string]string{"Service default/web": "10.96.0.1", "EndpointSlice default/web-1": "10.0.0.1"})
+	want := []string{"set Service default/web", "set EndpointSlice default/web-1", "synced"}
+	if diff := cmp.Diff(want, sink.takeEvents()); diff != "" {
+		t.Errorf("events (-want +got):\n%s", diff)
+	}
+}
+
+func testFileThatChangesAllTheTimeDelaysTheStartOnlySoLong(t *testing.T) {
+	dir := t.TempDir()
+	writeFile(t, dir, "web.yaml", serviceYAML("web", "10.96.0.1"))
+	ctx, cancel := context.WithCancel(t.Context())
+	touched := make(chan struct{})
+	go func() {
+		defer close(touched)
+		for ctx.Err() == nil {
+			soon := time.Now().Add(50 * time.Millisecond) // counts for longer when this goroutine is late
+			if err := os.Chtimes(filepath.Join(dir, "web.yaml"), soon, soon); err != nil {
+				t.Error(err)
+			}
+			time.Sleep(time.Millisecond)
+		}
+	}()
+	defer func() { cancel(); <-touched }()
+	sink, _ := start(t, dir, func(s *Source) { s.Quiet = 100 * time.Millisecond })
+	sink.waitFor(t, map[string]string{"Service default/web": "10.96.0.1"})
+}
+
+func testOldFilesDoNotDelayTheStart(t *testing.T) {
+	dir := t.TempDir()
+	writeFile(t, dir, "web.yaml", serviceYAML("web", "10.96.0.1"))
+	at := time.Now().Add(-2 * time.Hour)
+	for _, name := range []string{"web.yaml", "."} {
+		if err := os.Chtimes(filepath.Join(dir, name), at, at); err != nil {
+			t.Fatal(err)
+		}
+	}
+	sink, _ := start(t, dir, func(s *Source) { s.Quiet = time.Hour })
+	sink.waitFor(t, map[string]string{"Service default/web": "10.96.0.1"})
+}
+
+func testBlankFileAtTheStartIsWaitedFor(t *testing.T) {
+	for name, mend := range map[string]func(t *testing.T, dir string){
+		"until it is filled": func(t *testing.T, dir string) { writeFile(t, dir, "web.yaml", "# none yet\n") },
+		"until it is deleted": func(t *testing.T, dir string) {
+			if err := os.Remove(filepath.Join(dir, "web.yaml")); err != nil {
+				t.Fatal(err)
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			writeFile(t, dir, "dns.yaml", serviceYAML("dns", "10.96.0.10"))
+			writeFile(t, dir, "web.yaml", " \n")
+			sink, _ := start(t, dir)
+			sink.waitForReason(t, "manifests: web.yaml: the file is empty; write its objects or delete it (until then the last ones stay)")
+			mend(t, dir)
+			sink.waitFor(t, map[string]string{"Service default/dns": "10.96.0.10"})
+		})
+	}
+}
+
+func testBadFileAtTheStartEndsTheHold(t *testing.T) {
+	dir := t.TempDir()
+	held := make(chan string, 10)
+	sink, _ := start(t, dir, func(s *Source) {
+		s.Empty.Before = func(string) bool { return true }
+		s.Empty.OnHeld = func(resource, reason string) { held <- resource + ": " + reason }
+	})
+	const none = "services: the source has none, but every cluster has some"
+	next := func(want string) {
+		t.Helper()
+		select {
+		case got := <-held:
+			if got != want {
+				t.Errorf("OnHeld was told %q, want %q", got, want)
+			}
+		case <-time.After(10 * time.Second):
+			t.Errorf("OnHeld was not told %q", want)
+		}
+	}
+	next(none)
+	writeFile(t, dir, "web.yaml", "kind: [\n")
+	sink.waitForReason(t, "manifests: web.yaml: document 1 (line 1): yaml: line 1: did not find expected node content")
+	next("services: ")
+
+	t.Log("without the file, the directory is empty again")
+	if err := os.Remove(filepath.Join(dir, "web.yaml")); err != nil {
+		t.Fatal(err)
+	}
+	sink.waitForReason(t, none)
+	next(none)
+	writeFile(t, dir, "dns.yaml", serviceYAML("dns", "10.96.0.10"))
+	sink.waitFor(t, map[string]string{"Service default/dns": "10.96.0.10"})
+	next("services: ")
 }

@@ -73,6 +73,22 @@ func (w *watch) follow() {
 	w.watched = info
 }
 
+// settle waits until neither the directory nor a manifest in it has changed for a quiet period, because a file may be
+// half written at the start. It returns false when ctx has ended.
+func (w *watch) settle(ctx context.Context) bool {
+	enough := time.After(patience * w.quiet)
+	for changedWithin(w.dir, w.quiet) {
+		select {
+		case <-ctx.Done():
+			return false
+		case <-enough:
+			return true
+		case <-time.After(w.quiet):
+		}
+	}
+	return true
+}
+
 // wait returns true when the directory should be read, and false when ctx has ended.
 func (w *watch) wait(ctx context.Context) bool {
 	rescan := time.NewTimer(w.rescan)
