@@ -42,6 +42,6 @@ func TestTwoNodeLocalServers(t *testing.T) {
 	})
 	t.Run("a second server refuses the socket of the first", func(t *testing.T) {
 		second := labtest.Start(t, l.Node, "kube-proxy", "node-local-server", "--kubeconfig", kubeconfig, "--listen", "unix://"+at("with"))
-		second.Fails(t, "another server answers there")
+		second.Fails(t, "another server listens there")
 	})
 }

@@ -322,13 +322,54 @@ func TestListen(t *testing.T) {
 		}
 		conn.Close()
 	})
-	t.Run("one whose socket another server has replaced leaves it there", func(t *testing.T) {
+	t.Run("of servers that begin at once, one listens", func(t *testing.T) {
+		for range 50 {
+			path := filepath.Join(private(t), "s")
+			listeners := make(chan net.Listener, 4)
+			var all sync.WaitGroup
+			for range cap(listeners) {
+				all.Go(func() {
+					l, err := server.Listen(t.Context(), "unix://"+path, false)
+					if err == nil {
+						listeners <- l
+					} else if !errors.Is(err, server.ErrInUse) {
+						t.Error(err)
+					}
+				})
+			}
+			all.Wait()
+			if n := len(listeners); n != 1 {
+				t.Fatalf("%d servers listen, want 1", n)
+			}
+			(<-listeners).Close()
+		}
+	})
+	t.Run("a server whose socket is gone keeps its path", func(t *testing.T) {
 		path := filepath.Join(private(t), "s")
 		first, err := server.Listen(t.Context(), "unix://"+path, false)
 		if err != nil {
 			t.Fatal(err)
 		}
 		if err := os.Remove(path); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := server.Listen(t.Context(), "unix://"+path, false); !errors.Is(err, server.ErrInUse) {
+			t.Errorf("a second server: %v, want ErrInUse", err)
+		}
+		first.Close()
+		second, err := server.Listen(t.Context(), "unix://"+path, false)
+		if err != nil {
+			t.Fatal(err)
+		}
+		second.Close()
+	})
+	t.Run("one whose socket another server has replaced leaves it there", func(t *testing.T) {
+		path := filepath.Join(private(t), "s")
+		first, err := server.Listen(t.Context(), "unix://"+path, false)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.RemoveAll(filepath.Dir(path)); err != nil {
 			t.Fatal(err)
 		}
 		second, err := server.Listen(t.Context(), "unix://"+path, false)

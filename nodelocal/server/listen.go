@@ -23,8 +23,8 @@ const (
 // Listen listens on unix:///PATH, or on tcp://HOST:PORT, for which secure says that Options.TLS is set. Errors name the address.
 //
 // A socket is private: its mode is 0600, and nobody but root and this process's user may be able to write to its directory,
-// which is made if it is missing. A socket on which another server answers is an error that wraps ErrInUse; one that a server
-// left when it was killed is replaced.
+// which is made if it is missing. The listener locks the file PATH.lock until it is closed. A socket whose lock another server holds,
+// or on which one answers, is an error that wraps ErrInUse; one that a server left when it was killed is replaced.
 func Listen(ctx context.Context, address string, secure bool) (net.Listener, error) {
 	scheme, rest, _ := strings.Cut(address, "://")
 	switch {
@@ -42,6 +42,7 @@ func Listen(ctx context.Context, address string, secure bool) (net.Listener, err
 func listenUnix(ctx context.Context, path string) (net.Listener, error) {
 	s := &socket{path: path}
 	if err := s.bind(ctx); err != nil {
+		s.unlock()
 		return nil, fmt.Errorf("listen on unix://%s: %w", path, err)
 	}
 	return s, nil

@@ -13,10 +13,11 @@ import (
 	"time"
 
 	"github.com/go-logr/logr"
+	"golang.org/x/sys/unix"
 )
 
-// ErrInUse is returned, wrapped, by Listen if another server answers on the socket.
-var ErrInUse = errors.New("another server answers there; stop it, or choose another path")
+// ErrInUse is returned, wrapped, by Listen if another server holds the lock of the socket, or answers on it.
+var ErrInUse = errors.New("another server listens there; stop it, or choose another path")
 
 const (
 	// socketCheck is how often a server looks whether its socket is still there.
@@ -25,7 +26,8 @@ const (
 	connectTimeout = time.Second
 )
 
-// socket listens on a path. It listens again when its file is gone.
+// socket listens on a path. It listens again when its file is gone. Until Close it locks the file PATH.lock, so that of
+// several servers one alone can replace the socket.
 type socket struct {
 	path string
 
@@ -34,9 +36,10 @@ type socket struct {
 	listener *net.UnixListener
 	// info is that of the file that listener has made.
 	info fs.FileInfo
+	lock *os.File
 }
 
-// bind makes the file, and listens on it instead of what was listened on before.
+// bind locks the path, makes the file, and listens on it instead of what was listened on before.
 func (s *socket) bind(ctx context.Context) error {
 	if len(s.path) > maxSocketPath {
 		return fmt.Errorf("the path has %d bytes, at most %d are possible", len(s.path), maxSocketPath)
@@ -44,29 +47,65 @@ func (s *socket) bind(ctx context.Context) error {
 	if err := checkDirectory(filepath.Dir(s.path)); err != nil {
 		return err
 	}
+	if err := s.takeLock(); err != nil {
+		return err
+	}
 	if err := checkFree(ctx, s.path); err != nil {
 		return err
 	}
 	// Nobody can connect to a socket by its final name before it is private.
-	first := fmt.Sprintf("%s.%d", s.path, os.Getpid()%100_000)
+	first := s.path + ".new"
 	_ = os.Remove(first)
 	listener, err := (&net.ListenConfig{}).Listen(ctx, "unix", first)
 	if err != nil {
 		return err
 	}
-	unix := listener.(*net.UnixListener)
-	unix.SetUnlinkOnClose(false)
+	made := listener.(*net.UnixListener)
+	made.SetUnlinkOnClose(false)
 	info, err := os.Lstat(first)
 	if err := errors.Join(err, os.Chmod(first, socketMode), os.Rename(first, s.path)); err != nil {
-		unix.Close()
+		made.Close()
 		os.Remove(first)
 		return err
 	}
 	if s.listener != nil {
 		s.listener.Close()
 	}
-	s.listener, s.info = unix, info
+	s.listener, s.info = made, info
 	return nil
+}
+
+// takeLock locks the file PATH.lock, unless it is the one that s has locked. The kernel unlocks it when the process ends. The
+// file stays: if a server removed it, two others could lock a file of that name each.
+func (s *socket) takeLock() error {
+	path := s.path + ".lock"
+	if s.lock != nil {
+		if own, err := s.lock.Stat(); err == nil && isAt(path, own) {
+			return nil
+		}
+	}
+	lock, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, socketMode)
+	if err != nil {
+		return err
+	}
+	// A lock of the open file: one of the process would let the same process lock it again.
+	if err := unix.FcntlFlock(lock.Fd(), unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_WRLCK}); err != nil {
+		lock.Close()
+		if errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.EACCES) {
+			return ErrInUse
+		}
+		return fmt.Errorf("lock %s: %w", path, err)
+	}
+	s.unlock()
+	s.lock = lock
+	return nil
+}
+
+func (s *socket) unlock() {
+	if s.lock != nil {
+		s.lock.Close()
+	}
+	s.lock = nil
 }
 
 // checkFree returns an error if there is something else than a socket that nobody answers on.
@@ -125,9 +164,12 @@ func (s *socket) restore(ctx context.Context) (again bool, err error) {
 }
 
 // isOwn reports whether the file is the one that the listener has made.
-func (s *socket) isOwn() bool {
-	now, err := os.Lstat(s.path)
-	return err == nil && os.SameFile(now, s.info)
+func (s *socket) isOwn() bool { return isAt(s.path, s.info) }
+
+// isAt reports whether path still leads to a file.
+func isAt(path string, file fs.FileInfo) bool {
+	now, err := os.Lstat(path)
+	return err == nil && os.SameFile(now, file)
 }
 
 // Accept implements net.Listener.
@@ -158,5 +200,6 @@ func (s *socket) Close() error {
 	if s.isOwn() {
 		_ = os.Remove(s.path)
 	}
+	defer s.unlock()
 	return s.listener.Close()
 }
