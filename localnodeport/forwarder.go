@@ -15,7 +15,7 @@ type Options struct {
 	// served.
 	Addresses []netip.Addr
 	// MaxConnections is how many connections are forwarded at a time, all node ports together; more wait until others end.
-	// 0 means 1,000.
+	// One node port on one address may have half of them, and at least one. 0 means 1,000.
 	MaxConnections int
 	// OnListeners, if set, is called with the number of listeners in a family when that changes.
 	OnListeners func(family model.Family, count int)

@@ -45,6 +45,7 @@ func TestForwarder(t *testing.T) {
 	t.Run("resets clients that are not loopback", testClientsThatAreNotLoopbackAreReset)
 	t.Run("outlives a lack of file descriptors", testOutOfFileDescriptors)
 	t.Run("limits the connections at a time", testConnectionsAreLimited)
+	t.Run("leaves slots to other node ports", testOneNodePortLeavesSlots)
 }
 
 func testNodePortIsServedWhileItHasEndpoints(t *testing.T) {
@@ -481,4 +482,22 @@ func testConnectionsAreLimited(t *testing.T) {
 	if m := most.Load(); m > limit {
 		t.Errorf("%d connections at a time, want at most %d", m, limit)
 	}
+}
+
+// Idle connections to one node port keep their slots. Clients of another node port are served.
+func testOneNodePortLeavesSlots(t *testing.T) {
+	const limit = 4
+	f := families[0]
+	n := start(t, localnodeport.Options{MaxConnections: limit})
+	server := f.echo(t, 1, 8080)
+	n.apply(f.service("web-0", 30080, server))
+	n.apply(f.service("web-1", 30081, server))
+	expect(t, f.at(30080), server)
+	for range 2 * limit {
+		fmt.Fprintln(dial(t, f.at(30080)), "hello")
+	}
+	await.True(t, "the clients of one node port wait", func() bool {
+		return len(n.log.with("Too many connections to node ports on loopback", "30080")) == 1
+	})
+	expect(t, f.at(30081), server)
 }

@@ -29,9 +29,10 @@ const (
 type listener struct {
 	at     netip.AddrPort
 	choice choice
-	// slots are those of the Forwarder. waits is for the log.
-	slots chan struct{}
-	waits sync.Once
+	// slots are those of the Forwarder, own how many of them the listener may take: half, so that idle connections to one
+	// node port leave some to the others. waits is for the log.
+	slots, own chan struct{}
+	waits      sync.Once
 	// count is called with 1 and -1 when the listener opens and closes, failed for each failure to open.
 	count  func(by int)
 	failed func()
@@ -48,7 +49,7 @@ type listener struct {
 func (f *Forwarder) listen(ctx context.Context, at netip.AddrPort, port *model.ServicePort) *listener {
 	ctx, cancel := context.WithCancel(ctx)
 	l := &listener{
-		at: at, cancel: cancel, slots: f.slots,
+		at: at, cancel: cancel, slots: f.slots, own: make(chan struct{}, max(cap(f.slots)/2, 1)),
 		count:  func(by int) { f.count(port.ID.Family, by) },
 		failed: func() { f.fail(port.ID.Family) },
 	}
@@ -121,7 +122,7 @@ func (l *listener) retry(ctx context.Context) {
 }
 
 // accept serves connections until the socket is closed. Without file descriptors or memory it waits until
-// there are some again, and so it does while there are as many connections as the limit. The kernel keeps the clients
+// there are some again, and so it does while there are as many connections as the limits. The kernel keeps the clients
 // waiting meanwhile.
 func (l *listener) accept(ctx context.Context) {
 	wait := minAcceptWait
@@ -135,7 +136,7 @@ func (l *listener) accept(ctx context.Context) {
 				return
 			}
 			go func() {
-				defer func() { <-l.slots }()
+				defer l.freeSlot()
 				l.serve(ctx, client)
 			}()
 			continue
@@ -151,18 +152,34 @@ func (l *listener) accept(ctx context.Context) {
 	}
 }
 
-// takeSlot waits until there are fewer connections than the limit. It returns false if ctx ends first.
+// takeSlot waits until there are fewer connections than the limits. It returns false if ctx ends first.
 func (l *listener) takeSlot(ctx context.Context) bool {
+	if !l.take(ctx, l.own) {
+		return false
+	}
+	if !l.take(ctx, l.slots) {
+		<-l.own
+		return false
+	}
+	return true
+}
+
+func (l *listener) freeSlot() {
+	<-l.slots
+	<-l.own
+}
+
+func (l *listener) take(ctx context.Context, slots chan struct{}) bool {
 	select {
-	case l.slots <- struct{}{}:
+	case slots <- struct{}{}:
 		return true
 	default:
 	}
 	l.waits.Do(func() {
-		klog.FromContext(ctx).Error(nil, "Too many connections to node ports on loopback; new ones wait until others end; this is logged once", append(l.about(), "limit", cap(l.slots))...)
+		klog.FromContext(ctx).Error(nil, "Too many connections to node ports on loopback; new ones wait until others end; this is logged once", append(l.about(), "limit", cap(slots))...)
 	})
 	select {
-	case l.slots <- struct{}{}:
+	case slots <- struct{}{}:
 		return true
 	case <-ctx.Done():
 		return false
