@@ -12,11 +12,11 @@ var (
 	nodeLocalBatches  = newCounterVec("node_local_batches_total", "Batches sent to clients of the node-local API, by whether they were the full state", "full")
 	nodeLocalBytes    = newCounter("node_local_sent_bytes_total", "Bytes of batches sent to clients of the node-local API")
 	nodeLocalLag      = newHistogram("node_local_lag_seconds", "Time from the first change in a batch until the batch was sent", metrics.ExponentialBuckets(0.001, 2, 16))
-	nodeLocalRefused  = newCounterVec("node_local_refused_total", "Connections and calls of the node-local API that were refused or ended: the TLS handshake failed, the node is invalid or not served, the certificate is for another node (permission), the keys of labels or annotations are invalid, there are too many streams, the client stalled", "reason")
+	nodeLocalRefused  = newCounterVec("node_local_refused_total", "Connections and calls of the node-local API that were refused or ended: the TLS handshake failed, the node is invalid or not served, the certificate is for another node (permission), the keys of labels or annotations are invalid, there are too many streams, others take the memory for full states (busy), the client stalled", "reason")
 )
 
 func startNodeLocalAtZero() {
-	for _, reason := range []string{"node", "permission", "keys", "streams", "stalled"} {
+	for _, reason := range []string{"node", "permission", "keys", "streams", "busy", "stalled"} {
 		nodeLocalRefused.WithLabelValues(reason)
 	}
 }

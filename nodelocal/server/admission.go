@@ -68,21 +68,23 @@ func (a *admission) leave(peer string) {
 
 func (a *admission) peerMemory() int64 { return max(a.options.BatchMemory/peerShare, 1) }
 
-// reserve waits until there is memory for a batch with so many Services. The caller must call free when the client has
-// taken the batch. An error is that of ctx.
+// reserve waits until there is memory for a batch with so many Services, for Options.BatchWait at most: then the error is
+// errBusy, else it is that of ctx. The caller must call free when the client has taken the batch.
 func (a *admission) reserve(ctx context.Context, load *peerLoad, services int) (free func(), err error) {
 	if services <= smallBatch {
 		return func() {}, nil
 	}
+	waiting, cancel := context.WithTimeoutCause(ctx, a.options.BatchWait, errBusy)
+	defer cancel()
 	need := int64(services)*serviceMemory + protocol.PartSize
 	all, ofPeer := min(need, a.options.BatchMemory), min(need, a.peerMemory())
 	// First the peer's own, so that those of its streams that wait take nothing from others.
-	if err := load.batches.Acquire(ctx, ofPeer); err != nil {
-		return nil, err
+	if err := load.batches.Acquire(waiting, ofPeer); err != nil {
+		return nil, context.Cause(waiting)
 	}
-	if err := a.batches.Acquire(ctx, all); err != nil {
+	if err := a.batches.Acquire(waiting, all); err != nil {
 		load.batches.Release(ofPeer)
-		return nil, err
+		return nil, context.Cause(waiting)
 	}
 	return func() {
 		a.batches.Release(all)

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/proto"
 	discoveryv1 "k8s.io/api/discovery/v1"
 
@@ -148,5 +149,46 @@ func testServerSendsOneByOne(t *testing.T) {
 	}
 	for _, f := range followers {
 		eventually(t, func() string { return f.difference(want) })
+	}
+}
+
+// testServerDoesNotWaitForSlowReaders has a client that takes each part long before SendTimeout, and more time than the whole
+// batch may take.
+func testServerDoesNotWaitForSlowReaders(t *testing.T) {
+	tr := servingTracker(10)
+	fill(tr, 3000, 100)
+	tr.Synced()
+	var refused refusals
+	address := serveTCP(t, tr, server.Options{SendTimeout: 4 * time.Second, LeastRate: 1 << 40, Hooks: server.Hooks{OnRefused: refused.add}})
+	stream := watchFrom(t, address, "127.0.0.2", 0)
+	for {
+		update, err := stream.Recv()
+		if err != nil {
+			break
+		}
+		if update.Sync != nil {
+			t.Fatal("the slow client was sent the whole batch")
+		}
+		time.Sleep(time.Second)
+	}
+	if n := refused.of(server.RefusedStalled); n != 1 {
+		t.Errorf("%d clients count as stalled, want 1", n)
+	}
+}
+
+// testServerTellsWhoWaits gives a server memory for one full state, which a client that does not read has.
+func testServerTellsWhoWaits(t *testing.T) {
+	tr := servingTracker(10)
+	fill(tr, 3000, 100)
+	tr.Synced()
+	var refused refusals
+	address := serveTCP(t, tr, server.Options{BatchMemory: 1, SendTimeout: time.Hour, BatchWait: 10 * time.Millisecond, Hooks: server.Hooks{OnRefused: refused.add}})
+	if _, err := watchFrom(t, address, "127.0.0.2", 0).Recv(); err != nil {
+		t.Fatal(err)
+	}
+	_, err := watchFrom(t, address, "127.0.0.3", 1).Recv()
+	expectCode(t, err, codes.Unavailable, "sending full states to others")
+	if n := refused.of(server.RefusedBusy); n != 1 {
+		t.Errorf("%d calls count as refused for a busy server, want 1", n)
 	}
 }

@@ -25,9 +25,14 @@ type Options struct {
 	MaxAge time.Duration
 	// SendTimeout is how long a client may take to receive one part of a batch, by default 30 s.
 	SendTimeout time.Duration
+	// LeastRate bounds the time for a whole batch: SendTimeout and a second for each LeastRate bytes, by default 512 KiB.
+	LeastRate int64
 	// BatchMemory is about how many bytes the large batches under way to clients may take, by default 128 MiB. The clients
 	// of one peer may use an eighth of it. The rest wait. One batch is always under way.
 	BatchMemory int64
+	// BatchWait is how long a large batch may wait for that memory, by default 10 s. Then the call ends with UNAVAILABLE, so
+	// that the client tries again, perhaps at another server.
+	BatchWait time.Duration
 	// TLS is for tcp://; it must ask clients for certificates (nodelocal.TLSFiles).
 	TLS *tls.Config
 	// AnyNode lets a client with a certificate watch any node. By default a certificate must name the node:
@@ -58,12 +63,13 @@ const (
 	RefusedPermission = "permission" // the client's certificate is for another node
 	RefusedKeys       = "keys"       // labels and annotations that cannot be asked for
 	RefusedStreams    = "streams"    // there are too many
+	RefusedBusy       = "busy"       // the memory for full states was taken for too long
 	RefusedStalled    = "stalled"    // the client did not read
 	RefusedTLS        = "tls"        // the TLS handshake of a connection failed
 )
 
 // Refused lists the reasons.
-var Refused = []string{RefusedNode, RefusedPermission, RefusedKeys, RefusedStreams, RefusedStalled, RefusedTLS}
+var Refused = []string{RefusedNode, RefusedPermission, RefusedKeys, RefusedStreams, RefusedBusy, RefusedStalled, RefusedTLS}
 
 func (o *Options) setDefaults() {
 	setDefault(&o.MaxStreams, 5000)
@@ -72,7 +78,9 @@ func (o *Options) setDefaults() {
 	setDefault(&o.MinInterval, 50*time.Millisecond)
 	setDefault(&o.MaxAge, 30*time.Minute)
 	setDefault(&o.SendTimeout, 30*time.Second)
+	setDefault(&o.LeastRate, 512<<10)
 	setDefault(&o.BatchMemory, 128<<20)
+	setDefault(&o.BatchWait, 10*time.Second)
 	if o.Hooks.OnWatchers == nil {
 		o.Hooks.OnWatchers = func(int) {}
 	}

@@ -138,12 +138,12 @@ func (s *Server) logWaiting(ctx context.Context) {
 	}
 }
 
-// refusedHandshake counts a handshake, and may log it.
+// refusedHandshake may log a handshake, and counts it.
 func (s *Server) refusedHandshake(peer string, err error) {
-	s.options.Hooks.OnRefused(RefusedTLS)
 	s.handshakes.Do(func() {
 		s.options.Logger.Info("Refused a connection, the TLS handshake failed; of many only some are logged", "peer", peer, "reason", err.Error())
 	})
+	s.options.Hooks.OnRefused(RefusedTLS)
 }
 
 // newHealth answers grpc.health.v1: not serving before the tracker has everything.

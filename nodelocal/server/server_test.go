@@ -10,6 +10,8 @@ func TestServer(t *testing.T) {
 	t.Run("forgets ports that one node has", testServerForgetsPortsOfOneNode)
 	t.Run("bounds the full states under way", testServerBoundsFullStates)
 	t.Run("sends full states one by one if it must", testServerSendsOneByOne)
+	t.Run("does not wait for slow readers", testServerDoesNotWaitForSlowReaders)
+	t.Run("tells who waits for memory", testServerTellsWhoWaits)
 	t.Run("limits streams", testServerLimitsStreams)
 	t.Run("disconnects clients that do not read", testServerWithClientsThatDoNotRead)
 	t.Run("stands garbage and half-open connections", testServerWithGarbageAndHalfOpenConnections)

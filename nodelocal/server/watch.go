@@ -3,6 +3,7 @@ package server
 import (
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"slices"
 	"sync"
@@ -22,7 +23,8 @@ import (
 var (
 	errStopping = status.Error(codes.Unavailable, "the server stops; try again")
 	errStreams  = status.Error(codes.ResourceExhausted, "too many calls, of all clients or of this one; try again later")
-	errStalled  = status.Error(codes.ResourceExhausted, "the client did not read for too long")
+	errBusy     = status.Error(codes.Unavailable, "the server is sending full states to others; try again")
+	errStalled  = status.Error(codes.ResourceExhausted, "the client did not read, or too slowly")
 )
 
 // Watch implements nodelocalv1.NodeLocalServer.
@@ -100,7 +102,7 @@ func (s *Server) call(asked request, out grpc.ServerStream, run func(*stream) er
 		return err
 	case <-st.stalled:
 		s.options.Hooks.OnRefused(RefusedStalled)
-		s.options.Logger.Info("Closing the connection of a client that does not read", "node", node, "peer", peer.name, "waited", s.options.SendTimeout)
+		s.options.Logger.Info("Closing the connection of a client that reads too slowly or not at all", "node", node, "peer", peer.name, "timeout", s.options.SendTimeout)
 		// Ending the stream alone would leave what it has not read in the connection's buffers.
 		if peer.conn != nil {
 			_ = peer.conn.Close()
@@ -154,7 +156,7 @@ type stream struct {
 	instance string
 	view     *tracker.View
 	out      grpc.ServerStream
-	// watchdog closes stalled when a part has not been taken in time.
+	// watchdog closes stalled when a part, or the batch so far, has not been taken in time.
 	watchdog *time.Timer
 	once     sync.Once
 	stalled  chan struct{}
@@ -194,6 +196,9 @@ func (st *stream) follow() error {
 func (st *stream) next(woken time.Time) error {
 	free, err := st.server.streams.reserve(st.out.Context(), st.load, st.view.Behind())
 	if err != nil {
+		if errors.Is(err, errBusy) {
+			st.server.options.Hooks.OnRefused(RefusedBusy)
+		}
 		return err
 	}
 	defer free()
@@ -234,11 +239,13 @@ func (st *stream) send(changes *model.Changes, triggers []time.Time, revision ui
 	encode := func(port *model.ServicePort) []protocol.Field {
 		return protocol.AddKeys(s.encoded.of(port), port, st.keys)
 	}
+	begin := time.Now()
 	for data := range protocol.Parts(changes, end, encode) {
-		if err = st.sendPart(data); err != nil {
+		bytes += len(data)
+		deadline := begin.Add(s.options.SendTimeout + time.Duration(float64(bytes)/float64(s.options.LeastRate)*float64(time.Second)))
+		if err = st.sendPart(data, min(s.options.SendTimeout, time.Until(deadline))); err != nil {
 			return err
 		}
-		bytes += len(data)
 	}
 	st.sent, st.last = revision, time.Now()
 	var lag time.Duration
@@ -260,9 +267,10 @@ func (st *stream) warning() string {
 	return fmt.Sprintf("the server knows no Node object %q: perhaps the name is wrong", st.node)
 }
 
-// sendPart sends a part, and waits until it is on its way to the client, so that a stream never has two of them in memory.
-func (st *stream) sendPart(data protocol.Update) error {
-	st.watchdog.Reset(st.server.options.SendTimeout)
+// sendPart sends a part, and waits until it is on its way to the client, so that a stream never has two of them in memory. The
+// connection is closed if that takes longer than timeout.
+func (st *stream) sendPart(data protocol.Update, timeout time.Duration) error {
+	st.watchdog.Reset(timeout)
 	defer st.watchdog.Stop()
 	p := newPart(data)
 	if err := st.out.SendMsg(p); err != nil {
