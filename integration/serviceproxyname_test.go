@@ -162,6 +162,7 @@ func TestServiceProxyName(t *testing.T) {
 	t.Run("one does not end the other's UDP flows", testUDPFlowsOfTheOtherProxy)
 	t.Run("there may be no Service with the label", testNoServiceWithTheLabel)
 	t.Run("ruledump shows either's", testRuledumpOfTwoProxies)
+	t.Run("a proxy keeps its rules behind a server with another name", testServerWithAnotherName)
 	t.Run("a name that no label can have is refused", func(t *testing.T) {
 		labtest.Start(t, labtest.New(t).Node, "kube-proxy", "--service-proxy-name=a b").Fails(t, `--service-proxy-name: "a b": a valid label must be`)
 		labtest.Start(t, labtest.New(t).Node, "kube-proxy", "node-local-server", "--service-proxy-name=a b").Fails(t, `--service-proxy-name: "a b": a valid label must be`)
@@ -323,4 +324,37 @@ func testNoServiceWithTheLabel(t *testing.T) {
 		t.Error(err)
 	}
 	b.start(t, 2)
+}
+
+// The state of a server for another proxy would replace all rules.
+func testServerWithAnotherName(t *testing.T) {
+	b := newBeside(t)
+	socket := "unix://" + filepath.Join(t.TempDir(), "node-local.sock")
+	serve := func(flags ...string) *labtest.Process {
+		t.Helper()
+		p := labtest.Start(t, b.lab.Node, "kube-proxy", append([]string{"node-local-server", "--manifests=" + b.dir, "--listen=" + socket}, flags...)...)
+		p.Says(t, "Serving the node-local API")
+		return p
+	}
+	follow := []string{"--node-local-source=" + socket, "--hostname-override=" + lab.NodeName}
+	watch := append([]string{"node-local-watch"}, follow...)
+	server := serve()
+	proxy := labtest.Start(t, b.lab.Node, "kube-proxy", append(follow, "--cluster-cidr=10.244.0.0/16,fd00:10:244::/48")...)
+	proxy.Says(t, firstSyncLine)
+	before := b.listing(t, "kube-proxy")
+	if err := server.Stop(t); err != nil {
+		t.Error(err)
+	}
+	serve("--service-proxy-name=" + secondName)
+	refusal := fmt.Sprintf("the server's service-proxy-name is %q, the client's is %q", secondName, "")
+	proxy.Says(t, strings.ReplaceAll(refusal, `"`, `\"`)) // as the log quotes it
+	b.send(t, side(1, sideFlows))
+	if after := b.listing(t, "kube-proxy"); after != before {
+		t.Errorf("the table was\n%s\nand is\n%s", before, after)
+	}
+	if err := proxy.Stop(t); err != nil {
+		t.Error(err)
+	}
+	labtest.Start(t, b.lab.Node, "kube-proxy", watch...).Fails(t, refusal)
+	labtest.Start(t, b.lab.Node, "kube-proxy", append(watch, "--service-proxy-name="+secondName)...).Says(t, `"service":"web-2"`)
 }

@@ -72,8 +72,9 @@ const (
 // Run follows the server until ctx ends, and then returns nil. It must not be called twice.
 //
 // While the client has no state yet, Run returns an error that wraps ErrRefused if the server answers that no later try
-// can succeed: INVALID_ARGUMENT, UNAUTHENTICATED, PERMISSION_DENIED or UNIMPLEMENTED. A client that has a state keeps it: it
-// logs such an answer as an error and tries again, because what changed at the server may change back.
+// can succeed: INVALID_ARGUMENT, UNAUTHENTICATED, PERMISSION_DENIED or UNIMPLEMENTED; and one that wraps ErrServiceProxyName if
+// the server sends the Services of another proxy. A client that has a state keeps it: it logs the error and tries again, because
+// what changed at the server may change back.
 func (c *Client) Run(ctx context.Context) error {
 	defer c.setConnected(false)
 	retry := minRetry
@@ -92,15 +93,16 @@ func (c *Client) Run(ctx context.Context) error {
 		}
 		wait := retry - rand.N(retry/3)
 		logger := c.options.Logger.WithValues("target", c.target, "node", c.options.Node, "reason", reason(err), "retryIn", wait)
+		fault := unmendable(err)
 		switch {
 		case planned:
 			logger.V(2).Info("The node-local server ended the stream, following on")
-		case !refused(err):
+		case fault == nil:
 			logger.Info("No connection to the node-local server, keeping the last state")
 		case c.state.empty():
-			return fmt.Errorf("%w: node %q at %s: %w", ErrRefused, c.options.Node, c.target, err)
+			return fmt.Errorf("%w: node %q at %s: %w", fault, c.options.Node, c.target, err)
 		default:
-			logger.Error(ErrRefused, "Keeping the last state")
+			logger.Error(fault, "Keeping the last state")
 		}
 		retry = min(2*retry, maxRetry)
 		select {
@@ -114,13 +116,26 @@ func (c *Client) Run(ctx context.Context) error {
 // ErrRefused is returned, wrapped, if the server refuses the client for a reason that trying again cannot mend.
 var ErrRefused = errors.New("the node-local server refuses this client")
 
-// refused reports whether trying again cannot mend an error.
-func refused(err error) bool {
+// ErrServiceProxyName is returned, wrapped, if the server has another service-proxy-name than Options.ServiceProxyName.
+var ErrServiceProxyName = errors.New("the node-local server serves another proxy")
+
+// otherName says which names differ.
+type otherName struct{ server, client string }
+
+func (e otherName) Error() string {
+	return fmt.Sprintf("the server's service-proxy-name is %.100q, the client's is %q", e.server, e.client)
+}
+
+// unmendable returns ErrRefused or ErrServiceProxyName for an error that trying again cannot mend, and nil for others.
+func unmendable(err error) error {
+	if errors.As(err, new(otherName)) {
+		return ErrServiceProxyName
+	}
 	switch status.Code(err) {
 	case codes.InvalidArgument, codes.Unauthenticated, codes.PermissionDenied, codes.Unimplemented:
-		return true
+		return ErrRefused
 	}
-	return false
+	return nil
 }
 
 // follow reads one stream to its end. good says that it carried a batch and followed the protocol to the end.
@@ -150,8 +165,7 @@ func (c *Client) follow(ctx context.Context) (good bool, err error) {
 		c.ignore(update)
 		changes, sync, err := batch.Add(update)
 		if err == nil && changes != nil {
-			c.leaveOut(changes)
-			err = c.state.apply(changes, sync)
+			err = c.apply(changes, sync)
 		}
 		if err != nil {
 			// Nothing of it was applied. A full state may be good.
@@ -166,6 +180,15 @@ func (c *Client) follow(ctx context.Context) (good bool, err error) {
 		}
 		c.warn(sync.GetWarning())
 	}
+}
+
+// apply applies a batch, unless it is for another proxy: that one's Services would replace all of this one's.
+func (c *Client) apply(changes *model.Changes, sync *nodelocalv1.Sync) error {
+	if name := sync.GetServiceProxyName(); name != c.options.ServiceProxyName {
+		return otherName{server: name, client: c.options.ServiceProxyName}
+	}
+	c.leaveOut(changes)
+	return c.state.apply(changes, sync)
 }
 
 // leaveOut removes from changes, which nobody else has yet, what the options ignore.

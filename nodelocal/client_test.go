@@ -361,6 +361,22 @@ func TestClientRefused(t *testing.T) {
 			t.Errorf("logged %q, want one error with the reason", got)
 		}
 	})
+	t.Run("a client whose first state is held tries again", func(t *testing.T) {
+		target := serve(t, &script{calls: []play{
+			func(_ *nodelocalv1.Position, send func(...*nodelocalv1.Update)) error {
+				send(full())
+				return errors.New("the server ends the stream")
+			},
+			refuse(codes.PermissionDenied),
+			func(_ *nodelocalv1.Position, send func(...*nodelocalv1.Update)) error {
+				send(increment("a"))
+				select {}
+			},
+		}})
+		options := nodelocal.Options{}
+		options.Empty.Before = func(string) bool { return true }
+		runWith(t, target, options).await(t, "a")
+	})
 	t.Run("other errors are tried again", func(t *testing.T) {
 		target := serve(t, &script{calls: []play{
 			refuse(codes.NotFound), refuse(codes.ResourceExhausted), refuse(codes.Internal),

@@ -47,7 +47,12 @@ type Options struct {
 	// IgnoreExternalIPs leaves out the externalIPs of all Services, whatever the server sends. Everybody who may create
 	// Services can take traffic to any address with them (CVE-2020-8554).
 	IgnoreExternalIPs bool
-	// Empty decides about a full state of the server without a port.
+	// ServiceProxyName is the value of the label service.kubernetes.io/service-proxy-name for which the server must be; empty
+	// means that it serves the Services without the label. A client applies nothing of a server for another value
+	// (ErrServiceProxyName). A server older than the field Sync.service_proxy_name counts as one for the empty value.
+	ServiceProxyName string
+	// Empty decides about a full state of the server without a port. With a ServiceProxyName it is off: a cluster may
+	// have no Service with the label, so such a state is believed.
 	Empty syncloop.EmptyGuard
 	// Loop is how Run calls the backend. Its Logger is by default the one above.
 	Loop syncloop.Options
@@ -119,6 +124,7 @@ func (o *Options) setDefaults() error {
 	if err := protocol.CheckKeys(o.ServiceKeys); err != nil {
 		return fmt.Errorf("Options.ServiceKeys: %w", err)
 	}
+	o.Empty.Off = o.Empty.Off || o.ServiceProxyName != ""
 	if o.Logger.IsZero() {
 		o.Logger = logr.FromSlogHandler(slog.Default().Handler())
 	}

@@ -46,11 +46,11 @@ func (s *state) position() *nodelocalv1.Position {
 	return s.seen
 }
 
-// empty reports whether no batch has arrived yet.
+// empty reports whether no batch has arrived yet. A state that is held is one.
 func (s *state) empty() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.all == nil
+	return s.all == nil && s.held == nil
 }
 
 // resetPosition makes the next server send everything.

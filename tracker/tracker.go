@@ -321,6 +321,9 @@ func (t *Tracker) Synced() {
 // Ready returns a channel that is closed when Synced was called.
 func (t *Tracker) Ready() <-chan struct{} { return t.ready }
 
+// ServiceProxyName returns Options.ServiceProxyName.
+func (t *Tracker) ServiceProxyName() string { return t.options.ServiceProxyName }
+
 // nameless reports whether an object has no name, and then counts it as skipped.
 func (t *Tracker) nameless(kind, name string) bool {
 	if name != "" {

@@ -47,6 +47,7 @@ server goes, nothing is printed; when one is there again, only what is different
 	o.nodeLocal.addSourceFlags(flags)
 	o.nodeLocal.addFileFlags(flags)
 	flags.StringVar(&o.hostname, "hostname-override", "", "The name of the Node; by default the host name")
+	flags.StringVar(&o.serviceProxyName, "service-proxy-name", "", "The --service-proxy-name of the server; a server with another one is refused")
 	flags.StringSliceVar(&o.nodeLocal.keys.Labels, "service-labels", nil, "Keys of labels of Services to print with their ports")
 	flags.StringSliceVar(&o.nodeLocal.keys.Annotations, "service-annotations", nil, "Keys of annotations of Services to print with their ports")
 	flags.StringVarP(&format, "output", "o", "jsonl", "The format: jsonl is one JSON object a line")
@@ -59,7 +60,7 @@ func watchNodeLocal(ctx context.Context, o *options, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	client, err := o.nodeLocal.newClient(ctx, nodelocal.Options{Node: nodeName})
+	client, err := o.nodeLocal.newClient(ctx, nodelocal.Options{Node: nodeName, ServiceProxyName: o.serviceProxyName})
 	if err != nil {
 		return err
 	}

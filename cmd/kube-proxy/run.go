@@ -147,6 +147,7 @@ func (p *parts) remoteFeed(ctx context.Context, o *options, hooks sourceHooks) (
 		Node:              p.nodeName,
 		OnConnected:       func(yes bool) { hooks.onFailing(nodeLocalSource, !yes) },
 		IgnoreExternalIPs: config.Tracker(o.config).IgnoreExternalIPs,
+		ServiceProxyName:  o.serviceProxyName,
 		Empty:             hooks.empty,
 	})
 	if err != nil {

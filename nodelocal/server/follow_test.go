@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -78,6 +79,8 @@ func TestRun(t *testing.T) {
 	t.Run("follows on when a stream ends for its age", testRunFollowsOn)
 	t.Run("leaves a server that is not ready", testRunLeavesAServerThatIsNotReady)
 	t.Run("carries trigger times", testRunCarriesTriggerTimes)
+	t.Run("refuses a server of another proxy", testRunRefusesAServerOfAnotherProxy)
+	t.Run("believes a server of a named proxy that has no Service", testRunOfANamedProxyWithoutServices)
 }
 
 func testRunWhenEitherSideIsKilled(t *testing.T) {
@@ -336,4 +339,103 @@ func testRunCarriesTriggerTimes(t *testing.T) {
 		follower.mu.Unlock()
 		expect(t, trigger(5))
 	})
+}
+
+// named returns a tracker of the proxy with a service-proxy-name that has the Services with these numbers.
+func named(name string, services ...int) *tracker.Tracker {
+	tr := tracker.New(tracker.Options{EveryNode: true, ServiceProxyName: name, History: 100})
+	for _, i := range services {
+		s := service(i)
+		if name != "" {
+			s.Labels = map[string]string{tracker.LabelServiceProxyName: name}
+		}
+		tr.SetService(s)
+	}
+	tr.Synced()
+	return tr
+}
+
+// replace starts a server of another tracker at the address.
+func (b *brain) replace(tr *tracker.Tracker) {
+	b.end()
+	b.tracker = tr
+	b.start()
+}
+
+// services returns the names of the Services that the backend has, sorted, and the number of Syncs.
+func (b *backend) services() (names string, syncs int) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	var all []string
+	if b.state != nil {
+		for id := range b.state.Ports {
+			all = append(all, id.Service)
+		}
+	}
+	slices.Sort(all)
+	return strings.Join(all, " "), b.syncs
+}
+
+func (b *backend) awaitServices(t *testing.T, want string) {
+	t.Helper()
+	eventually(t, func() string {
+		if got, syncs := b.services(); syncs == 0 || got != want {
+			return fmt.Sprintf("the backend has %q after %d Syncs, want %q", got, syncs, want)
+		}
+		return ""
+	})
+}
+
+func testRunRefusesAServerOfAnotherProxy(t *testing.T) {
+	for _, names := range []struct{ server, client string }{{"blue", ""}, {"", "blue"}, {"blue", "green"}} {
+		want := fmt.Sprintf("the server's service-proxy-name is %q, the client's is %q", names.server, names.client)
+		t.Run(fmt.Sprintf("a client %q without a state ends behind %q", names.client, names.server), func(t *testing.T) {
+			b, backend := newBrain(t, named(names.server, 1), server.Options{}), &backend{}
+			ctx, stop := context.WithTimeout(t.Context(), 30*time.Second)
+			defer stop()
+			err := nodelocal.Run(ctx, b.address, backend, nodelocal.Options{Node: "node-1", ServiceProxyName: names.client})
+			if !errors.Is(err, nodelocal.ErrServiceProxyName) || !strings.Contains(err.Error(), want) {
+				t.Errorf("error %v, want ErrServiceProxyName and %q", err, want)
+			}
+			if _, syncs := backend.services(); syncs > 0 {
+				t.Errorf("the backend was called %d times", syncs)
+			}
+		})
+		t.Run(fmt.Sprintf("a client %q with a state keeps it behind %q", names.client, names.server), func(t *testing.T) {
+			b, backend := newBrain(t, named(names.client, 1, 2), server.Options{}), &backend{}
+			var log logLines
+			var connected atomic.Bool
+			followWith(t, b.address, backend, nodelocal.Options{
+				Node: "node-1", ServiceProxyName: names.client, Logger: log.logger(), OnConnected: connected.Store,
+			})
+			backend.awaitServices(t, "web-1 web-2")
+			b.replace(named(names.server, 3))
+			refusal := strings.ReplaceAll(want, `"`, `\"`) // as the log quotes it
+			eventually(t, func() string {
+				if n := log.with(refusal); n < 2 {
+					return fmt.Sprintf("%d lines of the log have %s, want at least 2", n, refusal)
+				}
+				return ""
+			})
+			if connected.Load() {
+				t.Error("the client counts as connected")
+			}
+			if got, syncs := backend.services(); got != "web-1 web-2" || syncs != 1 {
+				t.Errorf("the backend has %q after %d Syncs, want no Sync but the first", got, syncs)
+			}
+			b.replace(named(names.client, 2, 4))
+			backend.awaitServices(t, "web-2 web-4")
+		})
+	}
+}
+
+// A cluster may have no Service for a proxy with a name, so the full state of its server may be empty.
+func testRunOfANamedProxyWithoutServices(t *testing.T) {
+	b, backend := newBrain(t, named("blue", 1), server.Options{}), &backend{}
+	options := nodelocal.Options{Node: "node-1", ServiceProxyName: "blue"}
+	options.Empty.Before = func(string) bool { return true }
+	followWith(t, b.address, backend, options)
+	backend.awaitServices(t, "web-1")
+	b.replace(named("blue"))
+	backend.awaitServices(t, "")
 }

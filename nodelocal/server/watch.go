@@ -235,7 +235,7 @@ func (st *stream) send(changes *model.Changes, triggers []time.Time, revision ui
 	var err error
 	bytes := 0
 	end := protocol.EncodeSync(&nodelocalv1.Position{Instance: st.instance, Revision: revision}, triggers)
-	end.Warning = st.warning()
+	end.Warning, end.ServiceProxyName = st.warning(), s.tracker.ServiceProxyName()
 	encode := func(port *model.ServicePort) []protocol.Field {
 		return protocol.AddKeys(s.encoded.of(port), port, st.keys)
 	}

@@ -630,9 +630,13 @@ type Sync struct {
 	TriggerTimes []*timestamppb.Timestamp `protobuf:"bytes,2,rep,name=trigger_times,json=triggerTimes,proto3" json:"trigger_times,omitempty"`
 	// What is probably a mistake in how the client is set up, in words for its log, such as a node of which the server knows
 	// no Node object. Empty if there is nothing to say. Each batch has it for as long as it holds.
-	Warning       string `protobuf:"bytes,3,opt,name=warning,proto3" json:"warning,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Warning string `protobuf:"bytes,3,opt,name=warning,proto3" json:"warning,omitempty"`
+	// The value of the label service.kubernetes.io/service-proxy-name that the server's Services have; empty if it serves those
+	// without the label, and from servers older than this field. A client for another value must not apply the batch: the state has
+	// none of its Services.
+	ServiceProxyName string `protobuf:"bytes,4,opt,name=service_proxy_name,json=serviceProxyName,proto3" json:"service_proxy_name,omitempty"`
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
 }
 
 func (x *Sync) Reset() {
@@ -682,6 +686,13 @@ func (x *Sync) GetTriggerTimes() []*timestamppb.Timestamp {
 func (x *Sync) GetWarning() string {
 	if x != nil {
 		return x.Warning
+	}
+	return ""
+}
+
+func (x *Sync) GetServiceProxyName() string {
+	if x != nil {
+		return x.ServiceProxyName
 	}
 	return ""
 }
@@ -1287,11 +1298,12 @@ const file_nodelocal_v1_nodelocal_proto_rawDesc = "" +
 	"\x06delete\x18\x03 \x03(\v2\x1d.nftproxy.nodelocal.v1.PortIDR\x06delete\x12/\n" +
 	"\x04node\x18\x04 \x01(\v2\x1b.nftproxy.nodelocal.v1.NodeR\x04node\x12H\n" +
 	"\rservice_cidrs\x18\x05 \x01(\v2#.nftproxy.nodelocal.v1.ServiceCIDRsR\fserviceCidrs\x12/\n" +
-	"\x04sync\x18\x06 \x01(\v2\x1b.nftproxy.nodelocal.v1.SyncR\x04sync\"\x9e\x01\n" +
+	"\x04sync\x18\x06 \x01(\v2\x1b.nftproxy.nodelocal.v1.SyncR\x04sync\"\xcc\x01\n" +
 	"\x04Sync\x12;\n" +
 	"\bposition\x18\x01 \x01(\v2\x1f.nftproxy.nodelocal.v1.PositionR\bposition\x12?\n" +
 	"\rtrigger_times\x18\x02 \x03(\v2\x1a.google.protobuf.TimestampR\ftriggerTimes\x12\x18\n" +
-	"\awarning\x18\x03 \x01(\tR\awarning\"h\n" +
+	"\awarning\x18\x03 \x01(\tR\awarning\x12,\n" +
+	"\x12service_proxy_name\x18\x04 \x01(\tR\x10serviceProxyName\"h\n" +
 	"\x04Node\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x10\n" +
 	"\x03ips\x18\x02 \x03(\tR\x03ips\x12\x1b\n" +

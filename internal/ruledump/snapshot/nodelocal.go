@@ -30,7 +30,7 @@ func FromNodeLocal(ctx context.Context, target string, files nodelocal.TLSFiles,
 		return nil, err
 	}
 	faults := &lastFault{}
-	options := nodelocal.Options{Node: c.Node, Logger: logr.New(faults), OnSkip: func(err error) { c.warn("a Service port is left out: %v", err) }}
+	options := nodelocal.Options{Node: c.Node, ServiceProxyName: c.ServiceProxyName, Logger: logr.New(faults), OnSkip: func(err error) { c.warn("a Service port is left out: %v", err) }}
 	if files.Any() {
 		options.TLS = files.Client
 	}
