@@ -13,12 +13,15 @@ import (
 // nodeUser is how a certificate names a node (Kubernetes' Node authorizer).
 const nodeUser = "system:node:"
 
-// authorize returns an error unless the peer may watch the node. A peer without a certificate has come over a socket of
-// this machine, whose mode says who may.
+// authorize returns an error unless the peer may watch the node. Without TLS it has come over a socket of this machine, whose
+// mode says who may.
 func (s *Server) authorize(node string, peer identity) error {
-	info, ok := peer.AuthInfo.(credentials.TLSInfo)
-	if !ok || s.options.AnyNode || len(info.State.PeerCertificates) == 0 {
+	if s.options.TLS == nil || s.options.AnyNode {
 		return nil
+	}
+	info, _ := peer.AuthInfo.(credentials.TLSInfo)
+	if len(info.State.PeerCertificates) == 0 {
+		return status.Errorf(codes.PermissionDenied, "the client has no certificate, and to watch node %q it must have one for %q", node, nodeUser+node)
 	}
 	names := namesIn(info.State.PeerCertificates[0])
 	if slices.Contains(names, nodeUser+node) {

@@ -143,6 +143,20 @@ func TestAuthorizeNodeNames(t *testing.T) {
 			}
 		})
 	}
+	t.Run("a client without a certificate is refused, also where TLS lets it in", func(t *testing.T) {
+		certificate := named(t, "server")
+		address := serveOverTLS(t, server.Options{TLS: &tls.Config{
+			Certificates: []tls.Certificate{*certificate.TLS()}, ClientCAs: pool, ClientAuth: tls.VerifyClientCertIfGiven,
+		}})
+		// The certificate is for no host, so the client does not look at it.
+		conn, err := grpc.NewClient(address, grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{InsecureSkipVerify: true})))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		_, err = watch(t, nodelocalv1.NewNodeLocalClient(conn), "node-1")
+		expectCode(t, err, codes.PermissionDenied, `no certificate, and to watch node "node-1"`)
+	})
 	t.Run("a client that is refused says so at once", func(t *testing.T) {
 		config, err := files.Server()
 		if err != nil {
