@@ -69,6 +69,10 @@ const (
 	maxRetry = 10 * time.Second
 )
 
+// minStream is the least time after which a server may end a stream for its age. A client that has a stream ended earlier
+// without an error waits longer each time.
+const minStream = 2 * time.Second
+
 // Run follows the server until ctx ends, and then returns nil. It must not be called twice.
 //
 // While the client has no state yet, Run returns an error that wraps ErrRefused if the server answers that no later try
@@ -79,9 +83,13 @@ func (c *Client) Run(ctx context.Context) error {
 	defer c.setConnected(false)
 	retry := minRetry
 	for ctx.Err() == nil {
+		began := time.Now()
 		good, err := c.follow(ctx)
 		if ctx.Err() != nil {
 			return nil
+		}
+		if errors.Is(err, io.EOF) && time.Since(began) < minStream {
+			good = false
 		}
 		if good {
 			retry = minRetry

@@ -323,6 +323,24 @@ func TestClientBackOff(t *testing.T) {
 	}
 }
 
+// TestClientOfAServerThatEndsStreamsAtOnce plays a server that ends each stream without an error after the full state.
+func TestClientOfAServerThatEndsStreamsAtOnce(t *testing.T) {
+	target := serve(t, &script{calls: []play{func(_ *nodelocalv1.Position, send func(...*nodelocalv1.Update)) error {
+		send(full("a"))
+		return nil
+	}}})
+	var log lines
+	runWith(t, target, log.logger())
+	await.Until(t, "a log line with a wait that has grown", func() error {
+		for _, line := range log.with("No connection") {
+			if strings.Contains(line, "the server ended the stream") && !strings.Contains(line, `ms"`) {
+				return nil
+			}
+		}
+		return errors.New("none")
+	})
+}
+
 // TestClientRefused plays servers that give answers after which trying again does not help.
 func TestClientRefused(t *testing.T) {
 	refuse := func(code codes.Code) play {
