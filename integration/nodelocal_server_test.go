@@ -10,6 +10,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/nftproxy/nftproxy/integration/await"
@@ -28,7 +29,12 @@ func TestNodeLocalServer(t *testing.T) {
 	}, Spec: corev1.ServiceSpec{
 		Type: corev1.ServiceTypeClusterIP, ClusterIP: "10.96.0.10", ClusterIPs: []string{"10.96.0.10"},
 		Ports: []corev1.ServicePort{{Port: 80, Protocol: corev1.ProtocolTCP, AppProtocol: new("http")}},
-	}})
+	}}, &discoveryv1.EndpointSlice{
+		ObjectMeta:  metav1.ObjectMeta{Namespace: "shop", Name: "web-1", Labels: map[string]string{discoveryv1.LabelServiceName: "web"}},
+		AddressType: discoveryv1.AddressTypeIPv4,
+		Ports:       []discoveryv1.EndpointPort{{Name: new(""), Port: new(int32(8080)), Protocol: new(corev1.ProtocolTCP)}},
+		Endpoints:   []discoveryv1.Endpoint{{Addresses: []string{"10.244.1.5"}}},
+	})
 	socket := "unix://" + t.TempDir() + "/node-local.sock"
 	labtest.Start(t, l.Node, "kube-proxy", "node-local-server", "--kubeconfig", kubeconfig, "--listen", socket, "--metrics-bind-address", at)
 	t.Run("is not ready before it knows all, and says for what it waits", func(t *testing.T) {

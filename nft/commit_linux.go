@@ -22,8 +22,8 @@ type CommitStats struct {
 	// out.
 	Encode, Kernel time.Duration
 	// Unchanged says that the kernel found nothing to change, for example because an element was there already. Such a
-	// commit does not raise the ruleset's generation. Kernels before 5.10 do not tell, and nobody asks about a transaction
-	// that begins with a deletion: Unchanged stays false.
+	// commit does not raise the ruleset's generation. Unchanged stays false for a transaction that begins with a deletion, on
+	// kernels before 5.10, and until a commit of this Conn, such as those of Probe, has shown that the kernel tells.
 	Unchanged bool
 }
 

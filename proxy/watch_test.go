@@ -264,7 +264,11 @@ func testCheckAfterAnOwnCommitThatChangedNothing(t *testing.T) {
 	netns.NeedLinux(t, 5, 10)
 	const services = 10
 	b, others := watched(t, services, Hooks{})
-	more := manyPorts(services+1, 1)
+	// The kernel shows that it echoes generations, as it does to Probe when the proxy starts.
+	if err := b.Sync(t.Context(), manyPorts(services+1, 1)); err != nil {
+		t.Fatal(err)
+	}
+	more := manyPorts(services+2, 1)
 	kept, err := compiler.New(compiler.Default())
 	if err != nil {
 		t.Fatal(err)
