@@ -110,7 +110,7 @@ func NeedsProxy(obj *corev1.Service) bool {
 }
 
 func isIP(text string) bool {
-	_, err := netip.ParseAddr(text)
+	_, err := parseAddr(text)
 	return err == nil
 }
 
