@@ -35,14 +35,14 @@ image: ## bin/image.tar, a container image for amd64 and arm64; needs no contain
 	GOOS=linux GOARCH=arm64 $(BUILD) -o $(BIN)/linux/arm64/ $(COMMANDS)
 	$(MAKE) sbom PROGRAMS=$(BIN)/linux/amd64
 	$(MAKE) sbom PROGRAMS=$(BIN)/linux/arm64
-	cd deploy && $(GO) run ./image -name $(IMAGE) -version $(VERSION) -revision $(REVISION) -created $(SOURCE_DATE_EPOCH) -binaries $(abspath $(BIN))/linux -o $(abspath $(BIN))/image.tar
+	cd tools && $(GO) run ./image -name $(IMAGE) -version $(VERSION) -revision $(REVISION) -created $(SOURCE_DATE_EPOCH) -binaries $(abspath $(BIN))/linux -o $(abspath $(BIN))/image.tar
 
 PROGRAMS ?= $(BIN)
 sbom: ## PROGRAMS/sbom.cdx.json, the modules that are linked into the programs there
-	cd deploy && $(GO) run ./sbom -version $(VERSION) -created $(SOURCE_DATE_EPOCH) -o $(abspath $(PROGRAMS))/sbom.cdx.json $(abspath $(PROGRAMS))/kube-proxy $(abspath $(PROGRAMS))/ruledump
+	cd tools && $(GO) run ./sbom -version $(VERSION) -created $(SOURCE_DATE_EPOCH) -o $(abspath $(PROGRAMS))/sbom.cdx.json $(abspath $(PROGRAMS))/kube-proxy $(abspath $(PROGRAMS))/ruledump
 
 demo: build ## the main job, in network namespaces that it makes and removes
-	$(BUILD) -o $(BIN)/demo ./integration/demo
+	$(BUILD) -o $(BIN)/demo ./hack/demo
 	$(BIN)/demo
 
 .PHONY: announce quick prerequisites format
@@ -53,7 +53,7 @@ announce: # go list says whether Kubernetes' libraries have to be compiled
 
 quick: format ## for each save: no root, no nft program, under a minute with a warm cache
 	$(GO) vet ./...
-	$(GO) test -short $$($(GO) list ./... | grep -v /integration/)
+	$(GO) test -short $$($(GO) list ./... | grep -Ev '/(integration|hack)(/|$$)')
 
 test: prerequisites build check unit test-386 fuzz ## all of it; needs root, and the programs of NEEDS, which it installs
 
@@ -83,10 +83,11 @@ check: format
 	$(GO) vet ./...
 	$(STATICCHECK) ./...
 	cd deploy && $(GO) vet ./... && $(STATICCHECK) ./...
+	cd tools && $(GO) vet ./... && $(STATICCHECK) ./...
 	$(MAKE) check-api api
 
 api: ## the Go API: nothing that breaks programs built on the last version tag, but for what breaking.txt lists
-	GO=$(GO) ./integration/goapi/check.sh integration/goapi/breaking.txt
+	GO=$(GO) ./hack/goapi/check.sh hack/goapi/breaking.txt
 
 # The first run compiles buf, which takes minutes.
 BUF := cd tools && $(GO) tool buf
@@ -101,9 +102,10 @@ check-api: ## the node-local API: style, generated code that is current, nothing
 generate: ## the Go code of the node-local API
 	$(BUF) generate .. --template buf.gen.yaml
 
-unit: ## unit, property, golden and network-namespace tests, and those of what is in deploy/
+unit: ## unit, property, golden and network-namespace tests, and those of deploy/ and tools/
 	$(GO) test -race -timeout 25m ./...
 	cd deploy && $(GO) test ./...
+	cd tools && $(GO) test ./...
 
 fuzz: ## each fuzz target for a short while
 	@set -e; for package in $$($(GO) list ./...); do \
@@ -118,10 +120,10 @@ golden: ## rewrite what is generated: rulesets, converted configurations, lists 
 	$(GO) test ./internal/config ./internal/metrics ./cmd/kube-proxy ./examples -update
 
 bench: ## benchmarks; compare numbers of one run only
-	$(GO) test -run '^$$' -bench . -benchmem ./nft ./compiler ./proxy ./tracker ./source/manifests ./conntrack ./nodelocal/server ./diffstore ./integration/performance ./integration/scale
+	$(GO) test -run '^$$' -bench . -benchmem ./nft ./compiler ./proxy ./tracker ./source/manifests ./conntrack ./nodelocal/server ./diffstore ./hack/performance ./integration/scale
 
 plot: ## docs/performance.svg: first Sync, one change and memory from 1,000 to 100,000 Services
-	$(GO) run ./integration/performance ./integration/scale
+	$(GO) run ./hack/performance ./integration/scale
 
 SOAK ?= 30m
 SEED ?= 0
@@ -150,7 +152,7 @@ vulnerabilities: ## published vulnerabilities in what the programs call; needs t
 		{ echo "vulnerabilities were found, or could not be looked for: this needs $(VULNDB)" >&2; exit 1; }
 
 test-kernels: ## the tests that depend on the kernel, on Debian's kernels 6.1 and 6.12 in qemu; long
-	$(GO) run ./integration/kernels -report docs/kernels.md
+	$(GO) run ./hack/kernels -report docs/kernels.md
 
 clean:
 	rm -rf bin

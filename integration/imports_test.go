@@ -44,7 +44,7 @@ func TestImports(t *testing.T) {
 	imports, rows := packageImports(t), importRows(t)
 	for _, pkg := range slices.Sorted(maps.Keys(imports)) {
 		t.Run(strings.TrimPrefix(pkg, "./"), func(t *testing.T) {
-			if !strings.HasPrefix(pkg, "integration") {
+			if isProduct(pkg) {
 				expectProduct(t, pkg, imports[pkg])
 			}
 			row, ok := rowOf(rows, pkg)
@@ -74,10 +74,16 @@ func TestImports(t *testing.T) {
 // isPublic reports whether other programs may import the package.
 func isPublic(pkg string) bool {
 	top, _, _ := strings.Cut(pkg, "/")
-	return !slices.Contains([]string{"internal", "cmd", "examples", "integration"}, top)
+	return !slices.Contains([]string{"internal", "cmd", "examples", "integration", "hack"}, top)
 }
 
-// expectProduct checks what holds for all packages outside integration. The test server may start programs.
+// isProduct reports whether the package is neither a test nor a program for developers.
+func isProduct(pkg string) bool {
+	top, _, _ := strings.Cut(pkg, "/")
+	return top != "integration" && top != "hack"
+}
+
+// expectProduct checks what holds for all packages outside integration and hack. The test server may start programs.
 func expectProduct(t *testing.T, pkg string, imports []string) {
 	t.Helper()
 	for _, path := range imports {

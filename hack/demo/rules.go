@@ -132,7 +132,7 @@ func (d *demo) printCommands(ctx context.Context) error {
         the same with nft
             nft list table ip %s
         without privileges: what the manifests of this demo become
-            %s compile --manifests integration/demo/manifests --node node-1`,
+            %s compile --manifests hack/demo/manifests --node node-1`,
 		bytes.Count(live, []byte("\n")), ruledump, tableName, ruledump)
 	return nil
 }

@@ -11,8 +11,6 @@ import (
 	"strconv"
 	"strings"
 	"time"
-
-	"github.com/nftproxy/nftproxy/integration/kernels/internal/protocol"
 )
 
 // A machine is one that qemu emulates.
@@ -73,7 +71,7 @@ func readConsole(console io.Reader) (result, error) {
 			start = time.Now()
 		}
 		line := strings.TrimRight(lines.Text(), "\r")
-		_, message, ours := strings.Cut(line, protocol.Mark) // qemu's firmware begins the first line
+		_, message, ours := strings.Cut(line, mark) // qemu's firmware begins the first line
 		switch {
 		case ours && message == "begin":
 			begun, r.Boot = true, time.Since(start)

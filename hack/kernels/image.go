@@ -14,8 +14,6 @@ import (
 	"strings"
 
 	"github.com/cavaliergopher/cpio"
-
-	"github.com/nftproxy/nftproxy/integration/kernels/internal/protocol"
 )
 
 // programs of this machine that the tests call. They come along with the libraries that they load.
@@ -30,7 +28,7 @@ type image struct {
 	dirs map[string]bool
 }
 
-func writeImage(ctx context.Context, file, root string, modules []module, built binaries, job protocol.Job) error {
+func writeImage(ctx context.Context, file, root string, modules []module, built binaries, j job) error {
 	out, err := os.Create(file)
 	if err != nil {
 		return err
@@ -42,7 +40,7 @@ func writeImage(ctx context.Context, file, root string, modules []module, built 
 		func() error { return im.addModules(modules) },
 		func() error { return im.addPrograms(ctx) },
 		func() error { return im.addSource(ctx, root) },
-		func() error { return im.addJob(job) },
+		func() error { return im.addJob(j) },
 		im.w.Close,
 		out.Close,
 	} {
@@ -60,7 +58,7 @@ func (im *image) addFirstProcess(built binaries) error {
 		}
 	}
 	for target, file := range built {
-		if target == path.Join(protocol.Binaries, "init") {
+		if target == path.Join(binariesDir, initCommand) {
 			target = "/init"
 		}
 		if err := im.copy(target, file); err != nil {
@@ -72,19 +70,19 @@ func (im *image) addFirstProcess(built binaries) error {
 
 func (im *image) addModules(modules []module) error {
 	for i, m := range modules {
-		if err := im.file(fmt.Sprintf("%s/%03d-%s.ko", protocol.Modules, i, m.name), 0o644, m.data); err != nil {
+		if err := im.file(fmt.Sprintf("%s/%03d-%s.ko", modulesDir, i, m.name), 0o644, m.data); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (im *image) addJob(job protocol.Job) error {
-	data, err := json.Marshal(job)
+func (im *image) addJob(j job) error {
+	data, err := json.Marshal(j)
 	if err != nil {
 		return err
 	}
-	return im.file(protocol.JobFile, 0o644, data)
+	return im.file(jobFile, 0o644, data)
 }
 
 // library is a file in ldd's output: either after "=>", or the loader alone.
@@ -140,7 +138,7 @@ func (im *image) addSource(ctx context.Context, root string) error {
 		if info, err := os.Lstat(file); err != nil || !info.Mode().IsRegular() {
 			continue
 		}
-		if err := im.copy(path.Join(protocol.Source, string(name)), file); err != nil {
+		if err := im.copy(path.Join(sourceDir, string(name)), file); err != nil {
 			return err
 		}
 	}

@@ -2,8 +2,8 @@
 // itself. They run one after the other in the same network namespace, fed by the same API server over HTTP. It needs root
 // and the nft program:
 //
-//	go run ./integration/compare --kube-proxy /path/to/kube-proxy
-//	go run ./integration/compare --other v0.1.0=/path/to/older/kube-proxy
+//	go run ./hack/compare --kube-proxy /path/to/kube-proxy
+//	go run ./hack/compare --other v0.1.0=/path/to/older/kube-proxy
 //
 // Without another proxy it measures this one alone. It prints a Markdown table. Numbers of one run can be compared with
 // each other, not with those of another.

@@ -27,7 +27,7 @@ func buildPrograms(t *testing.T) string {
 	if err := os.Chmod(dir, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	build := exec.Command("go", "build", "-o", dir, "./cmd/kube-proxy", "./cmd/ruledump", "./integration/demo")
+	build := exec.Command("go", "build", "-o", dir, "./cmd/kube-proxy", "./cmd/ruledump", "./hack/demo")
 	build.Dir = filepath.Join("..", "..")
 	if output, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("%s: %v\n%s", build, err, output)

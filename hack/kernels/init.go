@@ -1,5 +1,3 @@
-// Command init is the first process of a test machine: it loads the modules, runs the tests that the host wrote
-// into the image, says on the console how they ended, and turns the machine off.
 package main
 
 import (
@@ -12,12 +10,37 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
-
-	"github.com/nftproxy/nftproxy/integration/kernels/internal/protocol"
 )
 
-func main() {
-	if err := run(); err != nil {
+// Paths in the machine, for the host and for the first process.
+const (
+	sourceDir   = "/src"      // the module's files, so that tests find their data
+	binariesDir = "/binaries" // the tests, kube-proxy and ruledump
+	modulesDir  = "/modules"  // 000-name.ko, 001-name.ko, …: to be loaded in this order
+	jobFile     = "/job.json" // a job
+)
+
+// A job is one run of a test binary.
+type job struct {
+	// Dir is the working directory.
+	Dir string
+	// Path is the path of the binary.
+	Path string
+	// Args are its arguments.
+	Args []string
+	Env  []string // beside what every job has
+}
+
+// Lines on the console that are not the tests' own begin with mark.
+//
+//	mark begin
+//	mark end STATUS SECONDS
+const mark = "=@= "
+
+// firstProcess loads the modules, runs the tests that the host wrote into the image, prints on the console how they
+// ended, and turns the machine off.
+func firstProcess() {
+	if err := runInMachine(); err != nil {
 		fmt.Println("init:", err)
 	}
 	unix.Sync()
@@ -26,7 +49,7 @@ func main() {
 	}
 }
 
-func run() error {
+func runInMachine() error {
 	for _, m := range []struct{ target, kind string }{{"/proc", "proc"}, {"/sys", "sysfs"}, {"/dev", "devtmpfs"}, {"/tmp", "tmpfs"}, {"/run", "tmpfs"}} {
 		if err := unix.Mount(m.kind, m.target, m.kind, 0, ""); err != nil {
 			return fmt.Errorf("mount %s: %w", m.target, err)
@@ -45,20 +68,20 @@ func run() error {
 	if err := os.WriteFile("/proc/sys/net/core/netdev_max_backlog", []byte("100000"), 0o644); err != nil {
 		return err
 	}
-	data, err := os.ReadFile(protocol.JobFile)
+	data, err := os.ReadFile(jobFile)
 	if err != nil {
 		return err
 	}
-	var job protocol.Job
-	if err := json.Unmarshal(data, &job); err != nil {
+	var j job
+	if err := json.Unmarshal(data, &j); err != nil {
 		return err
 	}
-	runJob(job)
+	runJob(j)
 	return nil
 }
 
-func runJob(j protocol.Job) {
-	fmt.Println(protocol.Mark + "begin")
+func runJob(j job) {
+	fmt.Println(mark + "begin")
 	start := time.Now()
 	cmd := exec.Command(j.Path, j.Args...)
 	cmd.Dir = j.Dir
@@ -69,13 +92,13 @@ func runJob(j protocol.Job) {
 	if err := cmd.Run(); err != nil {
 		status = strings.ReplaceAll(err.Error(), " ", "-")
 	}
-	fmt.Printf("\n%send %s %.1f\n", protocol.Mark, status, time.Since(start).Seconds())
+	fmt.Printf("\n%send %s %.1f\n", mark, status, time.Since(start).Seconds())
 }
 
-// loadModules loads what the host packed. A module that does not load is said and passed over: the tests
-// that need it tell more.
+// loadModules loads what the host packed. It reports a module that does not load and goes on: the tests that need it
+// tell more.
 func loadModules() error {
-	files, err := filepath.Glob(protocol.Modules + "/*.ko")
+	files, err := filepath.Glob(modulesDir + "/*.ko")
 	if err != nil {
 		return err
 	}
@@ -88,7 +111,7 @@ func loadModules() error {
 			fmt.Printf("init: %s: %v\n", filepath.Base(file), err)
 		}
 	}
-	return os.RemoveAll(protocol.Modules)
+	return os.RemoveAll(modulesDir)
 }
 
 func loopbackUp() error {

@@ -9,9 +9,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-
-	"github.com/nftproxy/nftproxy/integration/kernels/internal/protocol"
-	"github.com/nftproxy/nftproxy/integration/lab/labtest"
 )
 
 // A suite is some tests of one package: a row of the report.
@@ -57,12 +54,12 @@ func selectSuites(only string) ([]suite, error) {
 	return out, nil
 }
 
-func (s suite) job() protocol.Job {
-	return protocol.Job{
-		Dir:  path.Join(protocol.Source, s.pkg),
-		Path: path.Join(protocol.Binaries, s.testBinary()),
+func (s suite) job() job {
+	return job{
+		Dir:  path.Join(sourceDir, s.pkg),
+		Path: path.Join(binariesDir, s.testBinary()),
 		Args: append([]string{"-test.v", "-test.run=" + s.run, "-test.timeout=30m"}, s.args...),
-		Env:  []string{labtest.Prebuilt + "=" + protocol.Binaries},
+		Env:  []string{"NFTPROXY_BINARIES=" + binariesDir}, // lab.Binary builds nothing then,
 	}
 }
 
@@ -82,8 +79,11 @@ func (b binaries) of(s suite) binaries {
 	return out
 }
 
+// initCommand is this program, the machine's first process.
+const initCommand = "kernels"
+
 // commands are programs of this module that tests start, and the machine's first process.
-var commands = []string{"cmd/kube-proxy", "cmd/ruledump", "integration/kernels/init"}
+var commands = []string{"cmd/kube-proxy", "cmd/ruledump", "hack/" + initCommand}
 
 func buildSuites(ctx context.Context, root, dir string, suites []suite) (binaries, error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
@@ -92,7 +92,7 @@ func buildSuites(ctx context.Context, root, dir string, suites []suite) (binarie
 	built := binaries{}
 	goBuild := func(name string, args ...string) error {
 		file := filepath.Join(dir, name)
-		built[path.Join(protocol.Binaries, name)] = file
+		built[path.Join(binariesDir, name)] = file
 		cmd := exec.CommandContext(ctx, "go", append(args[:len(args)-1:len(args)-1], "-ldflags=-s -w", "-o", file, args[len(args)-1])...)
 		cmd.Dir = root
 		cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
@@ -105,7 +105,7 @@ func buildSuites(ctx context.Context, root, dir string, suites []suite) (binarie
 		}
 	}
 	for _, s := range suites {
-		if _, done := built[path.Join(protocol.Binaries, s.testBinary())]; done {
+		if _, done := built[path.Join(binariesDir, s.testBinary())]; done {
 			continue
 		}
 		if err := goBuild(s.testBinary(), "test", "-c", "./"+s.pkg); err != nil {

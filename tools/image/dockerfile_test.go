@@ -40,7 +40,7 @@ func testDockerfileMakesTheSameImage(t *testing.T) {
 // the few instructions that stand there, each on a line.
 func lastStage(t *testing.T) (config v1.Config, copied []string) {
 	t.Helper()
-	data, err := os.ReadFile("../Dockerfile")
+	data, err := os.ReadFile("../../deploy/Dockerfile")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,12 +1,12 @@
 // Command kernels runs the tests that need a kernel on other kernels than this machine's: Debian's packaged
 // ones, booted in qemu without KVM.
 //
-//	go run ./integration/kernels                    # Linux 6.1 and 6.12
-//	go run ./integration/kernels -kernels 6.1 -only 'golden flows'
-//	go run ./integration/kernels -report docs/kernels.md
+//	go run ./hack/kernels                    # Linux 6.1 and 6.12
+//	go run ./hack/kernels -kernels 6.1 -only 'golden flows'
+//	go run ./hack/kernels -report docs/kernels.md
 //
 // For each kernel it downloads the package, picks the modules, and builds the tests as static binaries. For each suite of
-// tests it packs both into an initramfs, and boots that. The program in the directory init is the machine's first process: it
+// tests it packs both into an initramfs, and boots that. As the machine's first process, this program
 // loads the modules, runs the tests and turns the machine off. It needs qemu-system-x86, dpkg, apt, xz and the nft program.
 //
 // The results are kept in the cache beside the packages, and a report is made of the last result of each suite. So one
@@ -32,6 +32,10 @@ import (
 var kernels = []string{"6.1", "6.12"}
 
 func main() {
+	if os.Args[0] == "/init" {
+		firstProcess()
+		return
+	}
 	o := options{kernels: kernels}
 	flag.Func("kernels", "versions of Linux, separated by commas; the newest package of each is taken (default 6.1,6.12)", func(s string) error {
 		o.kernels = strings.Split(s, ",")
