@@ -14,7 +14,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/nftproxy/nftproxy/internal/config"
-	"github.com/nftproxy/nftproxy/internal/config/conversion"
+	"github.com/nftproxy/nftproxy/internal/config/v1alpha2"
 	"github.com/nftproxy/nftproxy/internal/introspect"
 	nftmetrics "github.com/nftproxy/nftproxy/internal/metrics"
 	"github.com/nftproxy/nftproxy/internal/version"
@@ -70,7 +70,7 @@ func (o *options) apply(ctx context.Context) error {
 	config.UseInClients(gates)
 	gates.AddMetrics()
 	nftmetrics.Register()
-	shown, _ := conversion.ToV1alpha1(o.config)
+	shown, _ := v1alpha2.ToV1alpha1(o.config)
 	if err := introspect.PublishConfig(shown); err != nil {
 		return err
 	}

@@ -15,7 +15,6 @@ import (
 
 	"github.com/nftproxy/nftproxy/compiler"
 	"github.com/nftproxy/nftproxy/internal/config"
-	"github.com/nftproxy/nftproxy/internal/config/conversion"
 	"github.com/nftproxy/nftproxy/internal/config/v1alpha2"
 	"github.com/nftproxy/nftproxy/internal/node"
 	"github.com/nftproxy/nftproxy/source/apiserver"
@@ -54,7 +53,7 @@ type options struct {
 
 func defaultOptions() *options {
 	// The flags have the defaults of v1alpha1, as kube-proxy's.
-	c, _ := conversion.ToV1alpha2(&kubeproxyv1alpha1.KubeProxyConfiguration{})
+	c, _ := v1alpha2.FromV1alpha1(&kubeproxyv1alpha1.KubeProxyConfiguration{})
 	v1alpha2.SetDefaults(c)
 	return &options{
 		config:         c,

@@ -9,8 +9,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/nftproxy/nftproxy/internal/config/conversion"
 	"github.com/nftproxy/nftproxy/internal/config/corpus"
+	"github.com/nftproxy/nftproxy/internal/config/v1alpha2"
 	"sigs.k8s.io/yaml"
 )
 
@@ -40,7 +40,7 @@ func results(t *testing.T, c corpus.Case) map[string]string {
 	for _, warning := range f.Warnings {
 		messages.WriteString("warning: " + strings.ReplaceAll(warning, path, corpus.Input) + "\n")
 	}
-	back, losses := conversion.ToV1alpha1(f.Config)
+	back, losses := v1alpha2.ToV1alpha1(f.Config)
 	for _, loss := range losses {
 		messages.WriteString("lost in v1alpha1: " + loss.String() + "\n")
 	}
@@ -144,7 +144,7 @@ func isWrittenAsV1alpha1(t *testing.T, c corpus.Case, f *File) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want, losses := conversion.ToV1alpha1(f.Config)
+	want, losses := v1alpha2.ToV1alpha1(f.Config)
 	if diff := cmp.Diff(losses, lost); diff != "" {
 		t.Errorf("%s: losses (-conversion +said):\n%s", c.Name, diff)
 	}
@@ -153,7 +153,7 @@ func isWrittenAsV1alpha1(t *testing.T, c corpus.Case, f *File) {
 		t.Errorf("%s: %v", c.Name, err)
 		return
 	}
-	got, _ := conversion.ToV1alpha1(again.Config)
+	got, _ := v1alpha2.ToV1alpha1(again.Config)
 	if diff := cmp.Diff(document(t, want), document(t, got)); diff != "" {
 		t.Errorf("%s (-written as v1alpha1 +read):\n%s", c.Name, diff)
 	}

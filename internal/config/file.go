@@ -13,7 +13,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	kubeproxyv1alpha1 "k8s.io/kube-proxy/config/v1alpha1"
 
-	"github.com/nftproxy/nftproxy/internal/config/conversion"
 	"github.com/nftproxy/nftproxy/internal/config/v1alpha2"
 )
 
@@ -108,8 +107,8 @@ func (f *File) readV1alpha1(document []byte) (Names, error) {
 	f.Warnings = append(f.Warnings, unknownFields(unknown, v1alpha2Renamed)...)
 	f.dropGatedLogging(c)
 	names := f.resolveMode(c)
-	var losses []conversion.Loss
-	f.Config, losses = conversion.ToV1alpha2(c)
+	var losses []v1alpha2.Loss
+	f.Config, losses = v1alpha2.FromV1alpha1(c)
 	for _, loss := range losses {
 		f.Warnings = append(f.Warnings, loss.String())
 	}

@@ -5,7 +5,6 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/nftproxy/nftproxy/internal/config/conversion"
 	"github.com/nftproxy/nftproxy/internal/config/corpus"
 	"github.com/nftproxy/nftproxy/internal/config/v1alpha2"
 	"sigs.k8s.io/yaml"
@@ -41,8 +40,8 @@ func FuzzParse(f *testing.F) {
 		if diff := cmp.Diff(string(written), document(t, again.Config)); diff != "" {
 			t.Errorf("(-written +read):\n%s", diff)
 		}
-		back, _ := conversion.ToV1alpha1(file.Config)
-		conversion.ToV1alpha2(back)
+		back, _ := v1alpha2.ToV1alpha1(file.Config)
+		v1alpha2.FromV1alpha1(back)
 		if _, err := Compiler(file.Config); err != nil && file.Config.Mode == v1alpha2.ModeNFTables {
 			t.Errorf("a valid configuration does not compile: %v", err)
 		}

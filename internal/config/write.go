@@ -6,7 +6,6 @@ import (
 	kubeproxyv1alpha1 "k8s.io/kube-proxy/config/v1alpha1"
 	"sigs.k8s.io/yaml"
 
-	"github.com/nftproxy/nftproxy/internal/config/conversion"
 	"github.com/nftproxy/nftproxy/internal/config/v1alpha2"
 )
 
@@ -18,13 +17,13 @@ const (
 
 // Write writes a configuration to a file, as YAML of a version. A file that is there is
 // replaced, whole or not at all. What v1alpha1 cannot express is left out and returned.
-func Write(c *v1alpha2.KubeProxyConfiguration, version, path string) (lost []conversion.Loss, err error) {
+func Write(c *v1alpha2.KubeProxyConfiguration, version, path string) (lost []v1alpha2.Loss, err error) {
 	var document any = c
 	switch version {
 	case V1alpha2:
 	case V1alpha1:
 		var older *kubeproxyv1alpha1.KubeProxyConfiguration
-		older, lost = conversion.ToV1alpha1(c)
+		older, lost = v1alpha2.ToV1alpha1(c)
 		document = older
 	default:
 		return nil, fmt.Errorf("write configuration: version %q must be %s or %s", version, V1alpha1, V1alpha2)

@@ -12,14 +12,17 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// The ports that kube-proxy has always used.
+// The default ports, which are kube-proxy's.
 const (
 	HealthzPort = 10256
 	MetricsPort = 10249
 )
 
-// SetDefaults fills in what is not set, with the defaults of kube-proxy v1.37 except where the
-// fields say otherwise.
+// defaultMasqueradeBit is the default of all modes.
+const defaultMasqueradeBit int32 = 14
+
+// SetDefaults fills in unset fields, with the defaults of kube-proxy v1.37 except where the fields
+// say otherwise.
 func SetDefaults(c *KubeProxyConfiguration) {
 	c.APIVersion, c.Kind = APIVersion, Kind
 	setModeDefaults(c)
@@ -31,9 +34,9 @@ func SetDefaults(c *KubeProxyConfiguration) {
 	setDefault(&c.ConfigHardFail, true)
 	setPeriod(&c.SyncPeriod, 30*time.Second)
 	setPeriod(&c.ConfigSyncPeriod, 15*time.Minute)
-	c.IPTables.SetDefaults()
-	c.IPVS.SetDefaults()
-	c.NFTables.SetDefaults()
+	c.IPTables.setDefaults()
+	c.IPVS.setDefaults()
+	c.NFTables.setDefaults()
 	logsapi.SetRecommendedLoggingConfiguration(&c.Logging)
 }
 
@@ -64,8 +67,8 @@ func setAddressDefaults(c *KubeProxyConfiguration) {
 	c.MetricsBindAddress = WithPort(c.MetricsBindAddress, MetricsPort)
 }
 
-// WithPort adds a port to an IP address. Anything else, such as an address that has a port
-// already, is returned as it is.
+// WithPort adds a port to an IP address. It returns anything else, such as an address that has a
+// port already, as it is.
 func WithPort(address string, port int) string {
 	if netutils.ParseIPSloppy(address) == nil {
 		return address

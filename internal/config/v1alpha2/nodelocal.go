@@ -7,7 +7,39 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
-// ValidateNodeLocal checks the section "nodeLocal", which may be nil. That tcp:// needs files is found when they are read.
+// NodeLocalConfiguration is the section "nodeLocal". Flags on the command line override it.
+type NodeLocalConfiguration struct {
+	// Serve is the address of this process's node-local server: unix:///PATH, or tcp://HOST:PORT
+	// with the three files below. Empty means that there is none.
+	Serve string `json:"serve,omitempty"`
+	// Source is the address, in the same form, of the server that replaces the API server as the source of
+	// Services.
+	Source string `json:"source,omitempty"`
+	// CertFile has this side's certificate over tcp://, in PEM. The three files are read for each
+	// connection.
+	CertFile string `json:"certFile,omitempty"`
+	// KeyFile has its key, in PEM.
+	KeyFile string `json:"keyFile,omitempty"`
+	// CAFile has the certificates of the authority that signs the other side's certificates, in PEM.
+	CAFile string `json:"caFile,omitempty"`
+	// AuthorizeNodeNames makes the server at tcp:// tell a client of a node only if its certificate is for
+	// system:node:NAME. Default true.
+	AuthorizeNodeNames *bool `json:"authorizeNodeNames,omitempty"`
+	// Limits bounds what the server at Source can make this process keep.
+	Limits NodeLocalLimits `json:"limits,omitzero"`
+}
+
+// NodeLocalLimits is the section "nodeLocal.limits". 0 is the default.
+type NodeLocalLimits struct {
+	// Ports is the limit of Service ports, in one batch and together. Default 200000.
+	Ports int32 `json:"ports,omitempty"`
+	// Addresses is the limit of their addresses. Default 3000000.
+	Addresses int32 `json:"addresses,omitempty"`
+	// Bytes is the limit of a batch's length. Default 536870912 (512 MiB).
+	Bytes int64 `json:"bytes,omitempty"`
+}
+
+// ValidateNodeLocal checks the section "nodeLocal", which may be nil. It does not look for the files.
 func ValidateNodeLocal(c *NodeLocalConfiguration) (errs field.ErrorList) {
 	if c == nil {
 		return nil

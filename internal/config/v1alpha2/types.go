@@ -1,21 +1,17 @@
 // Package v1alpha2 is kubeproxy.config.k8s.io/v1alpha2, the configuration format of KEP-784:
-// settings are grouped by what they belong to (a platform, a mode, or every proxy), instead
-// of by who needed them first. The rest of this module works with it; older formats are
-// converted to it. Each mode's section is a package of its own, and none knows another.
+// a setting stands in the section of its platform or mode, or at the top if every proxy has it.
+// The rest of this module works with this format alone: [FromV1alpha1] converts the older one, and
+// [ToV1alpha1] converts back. Nothing that the other format can express gets lost; each other
+// setting is a [Loss].
 package v1alpha2
 
 import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	componentbaseconfigv1alpha1 "k8s.io/component-base/config/v1alpha1"
 	logsapi "k8s.io/component-base/logs/api/v1"
-
-	"github.com/nftproxy/nftproxy/internal/config/v1alpha2/iptables"
-	"github.com/nftproxy/nftproxy/internal/config/v1alpha2/ipvs"
-	"github.com/nftproxy/nftproxy/internal/config/v1alpha2/nftables"
-	"github.com/nftproxy/nftproxy/internal/config/v1alpha2/winkernel"
 )
 
-// APIVersion and Kind are what a document of this format says it is.
+// APIVersion and Kind identify a document of this format.
 const (
 	APIVersion = "kubeproxy.config.k8s.io/v1alpha2"
 	Kind       = "KubeProxyConfiguration"
@@ -33,7 +29,7 @@ const (
 	ModeKernelspace Mode = "kernelspace"
 )
 
-// LocalMode says how the cluster's own pods are told from other clients.
+// LocalMode says how to tell the cluster's own pods from other clients.
 type LocalMode string
 
 // The values of detectLocalMode. The default is LocalModeClusterCIDR.
@@ -44,7 +40,7 @@ const (
 	LocalModeInterfaceNamePrefix LocalMode = "InterfaceNamePrefix"
 )
 
-// IPFamilyPolicy says of which IP families the node has addresses.
+// IPFamilyPolicy names the IP families of the node's addresses.
 type IPFamilyPolicy string
 
 // The values of ipFamilyPolicy. Empty is as PreferDualStack.
@@ -81,8 +77,8 @@ type KubeProxyConfiguration struct {
 	// family, the first one's being the node's primary family. The unspecified address
 	// (0.0.0.0 or ::) overrides nothing; its family is that of the default bind addresses.
 	NodeIPOverride []string `json:"nodeIPOverride"`
-	// IPFamilyPolicy says which families the node's addresses are taken of: one, both if there
-	// are, or both or else the proxy exits. Empty is as PreferDualStack.
+	// IPFamilyPolicy chooses families of the node's addresses: one (SingleStack), both if the node
+	// has both, or both or else the proxy exits (RequireDualStack). Empty is as PreferDualStack.
 	IPFamilyPolicy IPFamilyPolicy `json:"ipFamilyPolicy"`
 	// HealthzBindAddress is the IP and port of the health check server. Default 0.0.0.0:10256,
 	// or [::]:10256 when nodeIPOverride starts with an IPv6 address. Empty after defaulting
@@ -104,24 +100,24 @@ type KubeProxyConfiguration struct {
 	// shown.
 	ShowHiddenMetricsForVersion string `json:"showHiddenMetricsForVersion"`
 
-	// NodeLocal is how this process takes part in the node-local API; by default not at all. KEP-784
-	// and kube-proxy do not have this section.
+	// NodeLocal makes this process a server or a client of the node-local API; by default it is
+	// neither. KEP-784 and kube-proxy do not have this section.
 	NodeLocal *NodeLocalConfiguration `json:"nodeLocal,omitempty"`
 
 	// Mode is the proxy mode. Default nftables.
 	Mode Mode `json:"mode"`
-	// Linux holds what every mode on Linux has.
+	// Linux holds the settings of all modes on Linux.
 	Linux LinuxConfiguration `json:"linux"`
-	// Windows holds what every mode on Windows has.
+	// Windows holds the settings of all modes on Windows.
 	Windows WindowsConfiguration `json:"windows"`
 	// IPTables holds the fields of the mode iptables.
-	IPTables iptables.Configuration `json:"iptables"`
+	IPTables IPTablesConfiguration `json:"iptables"`
 	// IPVS holds the fields of the mode ipvs.
-	IPVS ipvs.Configuration `json:"ipvs"`
+	IPVS IPVSConfiguration `json:"ipvs"`
 	// NFTables holds the fields of the mode nftables.
-	NFTables nftables.Configuration `json:"nftables"`
+	NFTables NFTablesConfiguration `json:"nftables"`
 	// Winkernel holds the fields of the mode kernelspace.
-	Winkernel winkernel.Configuration `json:"winkernel"`
+	Winkernel WinkernelConfiguration `json:"winkernel"`
 
 	// DetectLocalMode says how to tell the cluster's pods from other clients. Default
 	// ClusterCIDR.
@@ -132,47 +128,15 @@ type KubeProxyConfiguration struct {
 	// keywords "primary", "localhost" and "all". Default in mode nftables: primary.
 	NodePortAddresses []string `json:"nodePortAddresses"`
 
-	// SyncPeriod is half of how long changes may wait for a successful sync before the proxy
-	// counts as unhealthy. Default 30s.
+	// SyncPeriod sets the health check: the proxy is unhealthy when a change has waited for twice
+	// this time for a successful sync. Default 30s.
 	SyncPeriod metav1.Duration `json:"syncPeriod"`
-	// MinSyncPeriod is the least time from one sync to the next. Default 0s, no delay: what
-	// changes while one runs is one next sync anyway. (kube-proxy's default is 1s.)
+	// MinSyncPeriod is the least time from one sync to the next. Default 0s, no delay: the next
+	// sync takes all changes that came during this one. (kube-proxy's default is 1s.)
 	MinSyncPeriod metav1.Duration `json:"minSyncPeriod"`
-	// ConfigSyncPeriod is how often kube-proxy hands out its copy of the API server's objects
-	// again. This proxy does not need to. Default 15m.
+	// ConfigSyncPeriod is the period after which kube-proxy handles all objects again. This proxy
+	// does not need it. Default 15m.
 	ConfigSyncPeriod metav1.Duration `json:"configSyncPeriod"`
-}
-
-// NodeLocalConfiguration is the section "nodeLocal". Flags on the command line come before it.
-type NodeLocalConfiguration struct {
-	// Serve is the address at which to serve the node-local API: unix:///PATH, or tcp://HOST:PORT
-	// with the three files below. If it is empty, this process does not serve it.
-	Serve string `json:"serve,omitempty"`
-	// Source is the address, in the same form, of the server that replaces the API server as the source of
-	// Services.
-	Source string `json:"source,omitempty"`
-	// CertFile has this side's certificate over tcp://, in PEM. It is read for each connection.
-	CertFile string `json:"certFile,omitempty"`
-	// KeyFile has its key, in PEM. It is read for each connection.
-	KeyFile string `json:"keyFile,omitempty"`
-	// CAFile has the certificates of the authority that signs the other side's certificates, in PEM. It is read
-	// for each connection.
-	CAFile string `json:"caFile,omitempty"`
-	// AuthorizeNodeNames makes the server at tcp:// tell a client of a node only if its certificate is for
-	// system:node:NAME. Default true.
-	AuthorizeNodeNames *bool `json:"authorizeNodeNames,omitempty"`
-	// Limits bounds what the server at Source can make this process keep.
-	Limits NodeLocalLimits `json:"limits,omitzero"`
-}
-
-// NodeLocalLimits is the section "nodeLocal.limits". 0 is the default.
-type NodeLocalLimits struct {
-	// Ports is how many Service ports there may be, in one batch and together. Default 200000.
-	Ports int32 `json:"ports,omitempty"`
-	// Addresses is how many addresses they may have. Default 3000000.
-	Addresses int32 `json:"addresses,omitempty"`
-	// Bytes is how long a batch may be. Default 536870912 (512 MiB).
-	Bytes int64 `json:"bytes,omitempty"`
 }
 
 // LinuxConfiguration is the section "linux".
@@ -187,27 +151,21 @@ type LinuxConfiguration struct {
 
 // ConntrackConfiguration is the section "linux.conntrack". A timeout of 0 leaves the kernel's.
 type ConntrackConfiguration struct {
-	// MaxPerCore is how many connections to track for each CPU core; 0 leaves the kernel's
+	// MaxPerCore is the number of tracked connections for each CPU core; 0 leaves the kernel's
 	// limit. Default 32768.
 	MaxPerCore *int32 `json:"maxPerCore"`
-	// Min is how many connections to track at least, unless MaxPerCore is 0. Default 131072.
+	// Min is the least limit of tracked connections, unless MaxPerCore is 0. Default 131072.
 	Min *int32 `json:"min"`
-	// TCPEstablishedTimeout is how long an idle TCP connection is tracked. Default 24h.
+	// TCPEstablishedTimeout is the timeout of an idle TCP connection. Default 24h.
 	TCPEstablishedTimeout *metav1.Duration `json:"tcpEstablishedTimeout"`
-	// TCPCloseWaitTimeout is how long a connection in CLOSE_WAIT is tracked. Default 1h.
+	// TCPCloseWaitTimeout is the timeout of a connection in CLOSE_WAIT. Default 1h.
 	TCPCloseWaitTimeout *metav1.Duration `json:"tcpCloseWaitTimeout"`
-	// TCPBeLiberal makes the kernel take packets outside of the TCP window for valid.
+	// TCPBeLiberal makes the kernel accept packets outside of the TCP window.
 	TCPBeLiberal bool `json:"tcpBeLiberal"`
-	// UDPTimeout is how long a UDP flow without answer is tracked.
+	// UDPTimeout is the timeout of a UDP flow without answer.
 	UDPTimeout metav1.Duration `json:"udpTimeout"`
-	// UDPStreamTimeout is how long a UDP flow with answers is tracked.
+	// UDPStreamTimeout is the timeout of a UDP flow with answers.
 	UDPStreamTimeout metav1.Duration `json:"udpStreamTimeout"`
-}
-
-// WindowsConfiguration is the section "windows". It is read and converted, and otherwise ignored.
-type WindowsConfiguration struct {
-	// RunAsService registers the process with the Windows service manager.
-	RunAsService bool `json:"runAsService"`
 }
 
 // DetectLocalConfiguration is the section "detectLocal".
@@ -216,7 +174,7 @@ type DetectLocalConfiguration struct {
 	BridgeInterface string `json:"bridgeInterface"`
 	// ClusterCIDRs are the ranges of the cluster's pods, at most one a family (mode ClusterCIDR).
 	ClusterCIDRs []string `json:"clusterCIDRs"`
-	// InterfaceNamePrefix is what the names of pods' interfaces start with (mode
+	// InterfaceNamePrefix is the prefix of the names of pods' interfaces (mode
 	// InterfaceNamePrefix).
 	InterfaceNamePrefix string `json:"interfaceNamePrefix"`
 }

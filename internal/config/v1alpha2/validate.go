@@ -17,12 +17,13 @@ const (
 	wantNotBelow = "must not be negative"
 )
 
-// Validate checks a configuration with defaults filled in. Nothing that kube-proxy v1.37
-// accepts is an error. FeatureGates and Logging are not looked at.
+// Validate checks a configuration with defaults filled in, except for FeatureGates and Logging.
+// Nothing that kube-proxy v1.37 accepts is an error.
 func Validate(c *KubeProxyConfiguration) (errs field.ErrorList) {
 	errs = append(errs, validateMode(c)...)
 	errs = append(errs, validateLinux(&c.Linux, field.NewPath("linux"))...)
-	errs = append(errs, validateAddresses(c)...)
+	errs = append(errs, validateHostPort(c.HealthzBindAddress, field.NewPath("healthzBindAddress"))...)
+	errs = append(errs, validateHostPort(c.MetricsBindAddress, field.NewPath("metricsBindAddress"))...)
 	errs = append(errs, validateNodeIPs(c)...)
 	errs = append(errs, validatePeriods(c)...)
 	errs = append(errs, validateDetectLocal(c)...)
@@ -39,18 +40,26 @@ func Validate(c *KubeProxyConfiguration) (errs field.ErrorList) {
 
 var minorVersion = regexp.MustCompile(`^[0-9]+\.[0-9]+$`)
 
-// validateMode checks the mode and, as kube-proxy does, the sections that count in it.
+// validateMode checks the mode and, as kube-proxy does, the sections that the mode uses.
 func validateMode(c *KubeProxyConfiguration) (errs field.ErrorList) {
-	errs = append(errs, c.IPTables.Validate(field.NewPath("iptables"))...)
+	errs = append(errs, c.IPTables.validate(field.NewPath("iptables"))...)
 	switch c.Mode {
 	case ModeIPTables, ModeKernelspace:
 	case ModeNFTables:
-		errs = append(errs, c.NFTables.Validate(field.NewPath("nftables"))...)
+		errs = append(errs, c.NFTables.validate(field.NewPath("nftables"))...)
 	case ModeIPVS:
-		errs = append(errs, c.IPVS.Validate(field.NewPath("ipvs"))...)
+		errs = append(errs, c.IPVS.validate(field.NewPath("ipvs"))...)
 	default:
-		// The others are accepted to be converted, not to be run.
+		// The proxy runs in this mode only, and converts documents of the others.
 		errs = append(errs, field.NotSupported(field.NewPath("mode"), c.Mode, []Mode{ModeNFTables}))
+	}
+	return errs
+}
+
+// validateMasqueradeBit checks the field masqueradeBit of a section.
+func validateMasqueradeBit(bit *int32, section *field.Path) (errs field.ErrorList) {
+	if *bit < 0 || *bit > 31 {
+		errs = append(errs, field.Invalid(section.Child("masqueradeBit"), *bit, "must be a bit of the packet mark, 0 to 31"))
 	}
 	return errs
 }
@@ -82,13 +91,7 @@ func validateConntrack(c *ConntrackConfiguration, path *field.Path) (errs field.
 	return errs
 }
 
-func validateAddresses(c *KubeProxyConfiguration) (errs field.ErrorList) {
-	errs = append(errs, validateHostPort(c.HealthzBindAddress, field.NewPath("healthzBindAddress"))...)
-	errs = append(errs, validateHostPort(c.MetricsBindAddress, field.NewPath("metricsBindAddress"))...)
-	return errs
-}
-
-// validateHostPort accepts nothing at all, for a server that is off.
+// validateHostPort accepts an empty address, for a server that is off.
 func validateHostPort(address string, path *field.Path) field.ErrorList {
 	if address == "" {
 		return nil
@@ -166,7 +169,7 @@ func validateClusterCIDRs(cidrs []string, path *field.Path) (errs field.ErrorLis
 	return errs
 }
 
-// validateInterface checks a name or the start of one. The kernel's are up to 15 bytes long.
+// validateInterface checks the name of an interface, or a prefix of names. The kernel allows 15 bytes.
 func validateInterface(name string, mode LocalMode, path *field.Path) field.ErrorList {
 	switch {
 	case name == "":

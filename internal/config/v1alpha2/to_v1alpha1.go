@@ -1,18 +1,34 @@
-package conversion
+package v1alpha2
 
 import (
+	"fmt"
 	"strings"
 
 	kubeproxyv1alpha1 "k8s.io/kube-proxy/config/v1alpha1"
 	"k8s.io/utils/ptr"
-
-	"github.com/nftproxy/nftproxy/internal/config/v1alpha2"
 )
 
-// ToV1alpha1 converts a v1alpha2 document, for proxies that know only the older version.
+// Loss is a setting that the other format cannot express.
+type Loss struct {
+	// Field is the path of the setting in the document that was converted.
+	Field string
+	// Reason says why it is lost, and what holds instead.
+	Reason string
+}
+
+// String returns the loss as one line.
+func (l Loss) String() string { return fmt.Sprintf("%s: %s", l.Field, l.Reason) }
+
+type losses []Loss
+
+func (l *losses) add(field, format string, args ...any) {
+	*l = append(*l, Loss{Field: field, Reason: fmt.Sprintf(format, args...)})
+}
+
+// ToV1alpha1 converts a v1alpha2 document, without defaults filled in, for proxies that know only v1alpha1.
 // Losses are ipFamilyPolicy, configHardFail unless it is false, a second nodeIPOverride, the
 // masqueradeBit of iptables or ipvs where they differ, and nodeLocal.
-func ToV1alpha1(in *v1alpha2.KubeProxyConfiguration) (*kubeproxyv1alpha1.KubeProxyConfiguration, []Loss) {
+func ToV1alpha1(in *KubeProxyConfiguration) (*kubeproxyv1alpha1.KubeProxyConfiguration, []Loss) {
 	out := &kubeproxyv1alpha1.KubeProxyConfiguration{
 		FeatureGates:                in.FeatureGates,
 		ClientConnection:            in.ClientConnection,
@@ -33,7 +49,7 @@ func ToV1alpha1(in *v1alpha2.KubeProxyConfiguration) (*kubeproxyv1alpha1.KubePro
 		ConfigSyncPeriod:            in.ConfigSyncPeriod,
 		WindowsRunAsService:         in.Windows.RunAsService,
 	}
-	out.SetGroupVersionKind(kubeproxyv1alpha1.SchemeGroupVersion.WithKind(v1alpha2.Kind))
+	out.SetGroupVersionKind(kubeproxyv1alpha1.SchemeGroupVersion.WithKind(Kind))
 	out.DetectLocal.BridgeInterface = in.DetectLocal.BridgeInterface
 	out.DetectLocal.InterfaceNamePrefix = in.DetectLocal.InterfaceNamePrefix
 	var lost losses
@@ -42,11 +58,11 @@ func ToV1alpha1(in *v1alpha2.KubeProxyConfiguration) (*kubeproxyv1alpha1.KubePro
 	if ptr.Deref(in.ConfigHardFail, true) {
 		lost.add("configHardFail", "a proxy that reads v1alpha1 only warns about unknown fields")
 	}
-	lost.nodeLocalToV1alpha1(ptr.Deref(in.NodeLocal, v1alpha2.NodeLocalConfiguration{}))
+	lost.nodeLocalToV1alpha1(ptr.Deref(in.NodeLocal, NodeLocalConfiguration{}))
 	return out.DeepCopy(), lost
 }
 
-func (l *losses) modesToV1alpha1(in *v1alpha2.KubeProxyConfiguration, out *kubeproxyv1alpha1.KubeProxyConfiguration) {
+func (l *losses) modesToV1alpha1(in *KubeProxyConfiguration, out *kubeproxyv1alpha1.KubeProxyConfiguration) {
 	out.IPTables.LocalhostNodePorts = ptr.To(ptr.Deref(in.IPTables.LocalhostNodePorts, false))
 	out.IPVS.Scheduler = in.IPVS.Scheduler
 	out.IPVS.ExcludeCIDRs = in.IPVS.ExcludeCIDRs
@@ -55,11 +71,15 @@ func (l *losses) modesToV1alpha1(in *v1alpha2.KubeProxyConfiguration, out *kubep
 	out.IPVS.TCPFinTimeout = in.IPVS.TCPFinTimeout
 	out.IPVS.UDPTimeout = in.IPVS.UDPTimeout
 	out.NFTables.MasqueradeBit = in.NFTables.MasqueradeBit
-	spreadSections(in, out)
-
+	for _, s := range sections(out) {
+		*s.syncPeriod, *s.minSyncPeriod = in.SyncPeriod, in.MinSyncPeriod
+		if s.masqueradeAll != nil {
+			*s.masqueradeAll = in.Linux.MasqueradeAll
+		}
+	}
 	kept, lost := in.IPTables.MasqueradeBit, in.IPVS.MasqueradeBit
 	keptField, lostField := "iptables.masqueradeBit", "ipvs.masqueradeBit"
-	if in.Mode == v1alpha2.ModeIPVS {
+	if in.Mode == ModeIPVS {
 		kept, lost = lost, kept
 		keptField, lostField = lostField, keptField
 	}
@@ -69,9 +89,7 @@ func (l *losses) modesToV1alpha1(in *v1alpha2.KubeProxyConfiguration, out *kubep
 	}
 }
 
-const defaultMasqueradeBit = 14
-
-func (l *losses) nodeIPsToV1alpha1(in *v1alpha2.KubeProxyConfiguration, out *kubeproxyv1alpha1.KubeProxyConfiguration) {
+func (l *losses) nodeIPsToV1alpha1(in *KubeProxyConfiguration, out *kubeproxyv1alpha1.KubeProxyConfiguration) {
 	if len(in.NodeIPOverride) > 0 {
 		out.BindAddress = in.NodeIPOverride[0]
 	}
@@ -83,7 +101,7 @@ func (l *losses) nodeIPsToV1alpha1(in *v1alpha2.KubeProxyConfiguration, out *kub
 	}
 }
 
-func (l *losses) nodeLocalToV1alpha1(in v1alpha2.NodeLocalConfiguration) {
+func (l *losses) nodeLocalToV1alpha1(in NodeLocalConfiguration) {
 	for _, f := range []struct {
 		set         bool
 		field, flag string

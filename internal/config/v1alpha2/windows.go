@@ -1,10 +1,14 @@
-// Package winkernel is the section of a KubeProxyConfiguration for the mode kernelspace of
-// Windows. This proxy does not have the mode: the section is read and converted, so that
-// nothing of it is lost, and otherwise ignored.
-package winkernel
+package v1alpha2
 
-// Configuration is the section "winkernel".
-type Configuration struct {
+// WindowsConfiguration is the section "windows". The proxy reads and converts it, and otherwise ignores it.
+type WindowsConfiguration struct {
+	// RunAsService registers the process with the Windows service manager.
+	RunAsService bool `json:"runAsService"`
+}
+
+// WinkernelConfiguration is the section "winkernel", of the mode kernelspace. The proxy reads and
+// converts it, and otherwise ignores it.
+type WinkernelConfiguration struct {
 	// NetworkName is the network that endpoints and policies are made in.
 	NetworkName string `json:"networkName"`
 	// SourceVip is the IP address of the endpoint that NAT uses as source.

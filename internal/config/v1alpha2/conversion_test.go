@@ -1,6 +1,9 @@
-package conversion
+package v1alpha2
 
 import (
+	"encoding/json"
+	"fmt"
+	"maps"
 	"reflect"
 	"slices"
 	"strings"
@@ -9,8 +12,9 @@ import (
 	"github.com/google/go-cmp/cmp"
 	kubeproxyv1alpha1 "k8s.io/kube-proxy/config/v1alpha1"
 	"pgregory.net/rapid"
+	"sigs.k8s.io/yaml"
 
-	"github.com/nftproxy/nftproxy/internal/config/v1alpha2"
+	"github.com/nftproxy/nftproxy/internal/config/corpus"
 )
 
 // lossFields returns the fields of losses, sorted.
@@ -29,7 +33,7 @@ func v1alpha1ThereAndBack(example map[string]any) func(*rapid.T) {
 	return func(t *rapid.T) {
 		in := decode[kubeproxyv1alpha1.KubeProxyConfiguration](t, draw(t, example, ""))
 		before := flatten(t, in)
-		middle, losses := ToV1alpha2(in)
+		middle, losses := FromV1alpha1(in)
 		back, backLosses := ToV1alpha1(middle)
 		if len(backLosses) > 0 {
 			t.Errorf("v1alpha1 cannot express what came from v1alpha1: %v", backLosses)
@@ -48,9 +52,9 @@ func v1alpha1ThereAndBack(example map[string]any) func(*rapid.T) {
 		if diff := cmp.Diff(changed, lossFields(losses)); diff != "" {
 			t.Errorf("(-changed +listed as lost):\n%s", diff)
 		}
-		again, _ := ToV1alpha2(back)
-		v1alpha2.SetDefaults(middle)
-		v1alpha2.SetDefaults(again)
+		again, _ := FromV1alpha1(back)
+		SetDefaults(middle)
+		SetDefaults(again)
 		if diff := cmp.Diff(flatten(t, middle), flatten(t, again)); diff != "" {
 			t.Errorf("it means something else after a round trip:\n%s", diff)
 		}
@@ -61,18 +65,18 @@ func v1alpha1ThereAndBack(example map[string]any) func(*rapid.T) {
 // is listed as lost.
 func v1alpha2ThereAndBack(example map[string]any) func(*rapid.T) {
 	return func(t *rapid.T) {
-		in := decode[v1alpha2.KubeProxyConfiguration](t, draw(t, example, ""))
+		in := decode[KubeProxyConfiguration](t, draw(t, example, ""))
 		unchanged := flatten(t, in)
 		middle, losses := ToV1alpha1(in)
-		back, backLosses := ToV1alpha2(middle)
+		back, backLosses := FromV1alpha1(middle)
 		if len(backLosses) > 0 {
 			t.Errorf("v1alpha2 cannot express what came from v1alpha2: %v", backLosses)
 		}
 		if diff := cmp.Diff(unchanged, flatten(t, in)); diff != "" {
 			t.Errorf("the input was changed:\n%s", diff)
 		}
-		v1alpha2.SetDefaults(in)
-		v1alpha2.SetDefaults(back)
+		SetDefaults(in)
+		SetDefaults(back)
 		before, after := flatten(t, in), flatten(t, back)
 		changed := []string{}
 		for path := range before {
@@ -124,7 +128,7 @@ func testExamplesSetEveryField(t *testing.T) {
 		of   reflect.Type
 	}{
 		{"every-field-set", reflect.TypeFor[kubeproxyv1alpha1.KubeProxyConfiguration]()},
-		{"v1alpha2-every-field-set", reflect.TypeFor[v1alpha2.KubeProxyConfiguration]()},
+		{"v1alpha2-every-field-set", reflect.TypeFor[KubeProxyConfiguration]()},
 	} {
 		tree := flatten(t, example(t, tt.name))
 		for _, path := range fieldPaths(tt.of, "") {
@@ -166,11 +170,11 @@ func testConvertedDocumentsShareNothing(t *testing.T) {
 		IPTables:          kubeproxyv1alpha1.KubeProxyIPTablesConfiguration{MasqueradeBit: &bit},
 	}
 	before := in.DeepCopy()
-	change := func(c *v1alpha2.KubeProxyConfiguration) {
+	change := func(c *KubeProxyConfiguration) {
 		*c.Linux.OOMScoreAdj, *c.IPTables.MasqueradeBit = 99, 99
 		c.NodePortAddresses[0], c.FeatureGates["AllAlpha"] = "changed", false
 	}
-	middle, _ := ToV1alpha2(in)
+	middle, _ := FromV1alpha1(in)
 	back, _ := ToV1alpha1(middle)
 	change(middle)
 	for name, c := range map[string]*kubeproxyv1alpha1.KubeProxyConfiguration{"the input": in, "what was converted back": back} {
@@ -184,4 +188,111 @@ func testConvertedDocumentsShareNothing(t *testing.T) {
 	if *middle.IPVS.MasqueradeBit != 2 {
 		t.Error("ipvs.masqueradeBit is that of iptables")
 	}
+}
+
+// leaves has the values of a document by their paths. What is null or empty is not there.
+type leaves map[string]any
+
+func flatten(t rapid.TB, document any) leaves {
+	t.Helper()
+	data, err := json.Marshal(document)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var tree any
+	if err := json.Unmarshal(data, &tree); err != nil {
+		t.Fatal(err)
+	}
+	out := leaves{}
+	out.add("", tree)
+	return out
+}
+
+func (l leaves) add(path string, tree any) {
+	switch tree := tree.(type) {
+	case nil:
+	case map[string]any:
+		for name, value := range tree {
+			l.add(strings.TrimPrefix(path+"."+name, "."), value)
+		}
+	case []any:
+		for i, value := range tree {
+			l.add(fmt.Sprintf("%s[%d]", path, i), value)
+		}
+	default:
+		l[path] = tree
+	}
+}
+
+// isZero reports whether a value cannot be told from one that was not set.
+func isZero(value any) bool {
+	return value == nil || value == "" || value == "0s" || reflect.ValueOf(value).IsZero()
+}
+
+// example reads a document of the corpus in which every field is set.
+func example(t testing.TB, name string) map[string]any {
+	t.Helper()
+	c := corpus.Get(t, name)
+	var tree map[string]any
+	if err := yaml.Unmarshal([]byte(c.File(corpus.Input)), &tree); err != nil {
+		t.Fatal(err)
+	}
+	return tree
+}
+
+// draw makes a document out of an example by leaving out and changing values.
+func draw(t *rapid.T, example any, path string) any {
+	if object, ok := example.(map[string]any); ok {
+		out := map[string]any{}
+		for _, name := range slices.Sorted(maps.Keys(object)) {
+			if value := draw(t, object[name], path+"."+name); value != nil {
+				out[name] = value
+			}
+		}
+		return out
+	}
+	if path == ".apiVersion" || path == ".kind" {
+		return example
+	}
+	choices := append([]any{nil, nil, example}, others(path, example)...)
+	return choices[rapid.IntRange(0, len(choices)-1).Draw(t, path)]
+}
+
+// others returns values that a field may have beside the one in the example.
+func others(path string, value any) []any {
+	switch value := value.(type) {
+	case bool:
+		return []any{!value}
+	case float64:
+		return []any{0, 1, 2}
+	case []any:
+		return []any{[]any{}, value[:1]}
+	case string:
+		switch {
+		case path == ".mode":
+			return []any{"", "iptables", "ipvs", "kernelspace"}
+		case strings.HasSuffix(path, "Period"), strings.HasSuffix(path, "Timeout"):
+			return []any{"0s", "1s", "7s"}
+		case strings.HasSuffix(path, "flushFrequency"):
+			return nil
+		case path == ".bindAddress":
+			return []any{"", "0.0.0.0", "::"}
+		case path == ".clusterCIDR":
+			return []any{"", "10.0.0.0/8"}
+		}
+		return []any{"", value + "x"}
+	}
+	return nil
+}
+
+func decode[T any](t *rapid.T, tree any) *T {
+	data, err := json.Marshal(tree)
+	if err != nil {
+		t.Fatal(err)
+	}
+	out := new(T)
+	if err := json.Unmarshal(data, out); err != nil {
+		t.Fatal(err)
+	}
+	return out
 }

@@ -1,0 +1,122 @@
+package v1alpha2
+
+import (
+	"strings"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	kubeproxyv1alpha1 "k8s.io/kube-proxy/config/v1alpha1"
+	"k8s.io/utils/ptr"
+)
+
+// FromV1alpha1 converts a v1alpha1 document, without defaults filled in. The result states values
+// that the input leaves to a default of v1alpha1 that v1alpha2 does not have. Losses are portRange,
+// and the syncPeriod, minSyncPeriod and masqueradeAll of modes that are not selected, where they differ.
+func FromV1alpha1(in *kubeproxyv1alpha1.KubeProxyConfiguration) (*KubeProxyConfiguration, []Loss) {
+	in = in.DeepCopy()
+	out := &KubeProxyConfiguration{
+		FeatureGates:                in.FeatureGates,
+		ClientConnection:            in.ClientConnection,
+		Logging:                     in.Logging,
+		HostnameOverride:            in.HostnameOverride,
+		HealthzBindAddress:          in.HealthzBindAddress,
+		MetricsBindAddress:          in.MetricsBindAddress,
+		BindAddressHardFail:         &in.BindAddressHardFail,
+		ConfigHardFail:              ptr.To(false), // kube-proxy only warns about v1alpha1
+		EnableProfiling:             in.EnableProfiling,
+		ShowHiddenMetricsForVersion: in.ShowHiddenMetricsForVersion,
+		Mode:                        Mode(in.Mode),
+		Linux:                       LinuxConfiguration{Conntrack: ConntrackConfiguration(in.Conntrack), OOMScoreAdj: in.OOMScoreAdj},
+		Windows:                     WindowsConfiguration{RunAsService: in.WindowsRunAsService},
+		IPTables: IPTablesConfiguration{
+			MasqueradeBit:      in.IPTables.MasqueradeBit,
+			LocalhostNodePorts: ptr.To(ptr.Deref(in.IPTables.LocalhostNodePorts, true)),
+		},
+		IPVS:              ipvsFromV1alpha1(in),
+		NFTables:          NFTablesConfiguration{MasqueradeBit: in.NFTables.MasqueradeBit},
+		Winkernel:         WinkernelConfiguration(in.Winkernel),
+		DetectLocalMode:   LocalMode(in.DetectLocalMode),
+		DetectLocal:       DetectLocalConfiguration{BridgeInterface: in.DetectLocal.BridgeInterface, InterfaceNamePrefix: in.DetectLocal.InterfaceNamePrefix},
+		NodePortAddresses: in.NodePortAddresses,
+		ConfigSyncPeriod:  in.ConfigSyncPeriod,
+	}
+	out.APIVersion, out.Kind = APIVersion, Kind
+	if in.ClusterCIDR != "" {
+		out.DetectLocal.ClusterCIDRs = strings.Split(in.ClusterCIDR, ",")
+	}
+	if in.BindAddress != "" {
+		out.NodeIPOverride = []string{in.BindAddress}
+	}
+	var lost losses
+	lost.mergeSections(in, out)
+	if in.PortRange != "" {
+		lost.add("portRange", "v1alpha2 has no such field; nothing uses it since the mode userspace is gone")
+	}
+	return out, lost
+}
+
+func ipvsFromV1alpha1(in *kubeproxyv1alpha1.KubeProxyConfiguration) IPVSConfiguration {
+	out := IPVSConfiguration{
+		Scheduler:     in.IPVS.Scheduler,
+		ExcludeCIDRs:  in.IPVS.ExcludeCIDRs,
+		StrictARP:     in.IPVS.StrictARP,
+		TCPTimeout:    in.IPVS.TCPTimeout,
+		TCPFinTimeout: in.IPVS.TCPFinTimeout,
+		UDPTimeout:    in.IPVS.UDPTimeout,
+	}
+	if bit := in.IPTables.MasqueradeBit; bit != nil {
+		out.MasqueradeBit = ptr.To(*bit) // in v1alpha1 the mode ipvs uses this one
+	}
+	return out
+}
+
+// section holds settings that several modes' sections of v1alpha1 have each, and v1alpha2 has once.
+type section struct {
+	name                      string
+	syncPeriod, minSyncPeriod *metav1.Duration
+	// masqueradeAll is nil for ipvs, which uses that of iptables.
+	masqueradeAll *bool
+}
+
+func sections(c *kubeproxyv1alpha1.KubeProxyConfiguration) []section {
+	return []section{
+		{"iptables", &c.IPTables.SyncPeriod, &c.IPTables.MinSyncPeriod, &c.IPTables.MasqueradeAll},
+		{"ipvs", &c.IPVS.SyncPeriod, &c.IPVS.MinSyncPeriod, nil},
+		{"nftables", &c.NFTables.SyncPeriod, &c.NFTables.MinSyncPeriod, &c.NFTables.MasqueradeAll},
+	}
+}
+
+// selected returns the names of the sections whose periods, and whose masqueradeAll, a mode uses.
+func selected(mode Mode) (periods, masqueradeAll string) {
+	switch mode {
+	case "", ModeNFTables:
+		return "nftables", "nftables"
+	case ModeIPVS:
+		return "ipvs", "iptables"
+	}
+	return "iptables", "iptables"
+}
+
+// mergeSections keeps the settings of the selected mode's section. A setting of another one is
+// lost if it was made (is not zero) and differs.
+func (l *losses) mergeSections(in *kubeproxyv1alpha1.KubeProxyConfiguration, out *KubeProxyConfiguration) {
+	periods, masqueradeAll := selected(out.Mode)
+	for _, s := range sections(in) {
+		if s.name == periods {
+			out.SyncPeriod, out.MinSyncPeriod = *s.syncPeriod, *s.minSyncPeriod
+		}
+		if s.name == masqueradeAll {
+			out.Linux.MasqueradeAll = *s.masqueradeAll
+		}
+	}
+	loseIf := func(differs bool, section, field, kept string) {
+		if differs {
+			l.add(section+"."+field, "v1alpha2 has one for all modes; that of %s.%s is kept, the selected mode's", kept, field)
+		}
+	}
+	differ := func(value, kept metav1.Duration) bool { return value.Duration != 0 && value != kept }
+	for _, s := range sections(in) {
+		loseIf(differ(*s.syncPeriod, out.SyncPeriod), s.name, "syncPeriod", periods)
+		loseIf(differ(*s.minSyncPeriod, out.MinSyncPeriod), s.name, "minSyncPeriod", periods)
+		loseIf(ptr.Deref(s.masqueradeAll, false) && !out.Linux.MasqueradeAll, s.name, "masqueradeAll", masqueradeAll)
+	}
+}

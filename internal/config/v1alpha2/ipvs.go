@@ -1,0 +1,50 @@
+package v1alpha2
+
+import (
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	netutils "k8s.io/utils/net"
+)
+
+// IPVSConfiguration is the section "ipvs". The proxy reads, checks and converts it, and otherwise
+// ignores it: it does not have the mode.
+type IPVSConfiguration struct {
+	// MasqueradeBit is the bit of the packet mark, 0 to 31, that says "to be masqueraded".
+	// Default 14. In v1alpha1 the mode ipvs uses iptables.masqueradeBit.
+	MasqueradeBit *int32 `json:"masqueradeBit"`
+	// Scheduler is the name of an IPVS scheduler; empty is the mode's default.
+	Scheduler string `json:"scheduler"`
+	// ExcludeCIDRs are the addresses of IPVS services to keep when cleaning up.
+	ExcludeCIDRs []string `json:"excludeCIDRs"`
+	// StrictARP sets arp_ignore and arp_announce, so that the node does not answer ARP requests
+	// for addresses of kube-ipvs0.
+	StrictARP bool `json:"strictARP"`
+	// TCPTimeout is the timeout of idle IPVS sessions of TCP; 0 leaves the system's.
+	TCPTimeout metav1.Duration `json:"tcpTimeout"`
+	// TCPFinTimeout is the timeout of TCP sessions after a FIN; 0 leaves the system's.
+	TCPFinTimeout metav1.Duration `json:"tcpFinTimeout"`
+	// UDPTimeout is the timeout of idle IPVS sessions of UDP; 0 leaves the system's.
+	UDPTimeout metav1.Duration `json:"udpTimeout"`
+}
+
+func (c *IPVSConfiguration) setDefaults() {
+	setDefault(&c.MasqueradeBit, defaultMasqueradeBit)
+}
+
+func (c *IPVSConfiguration) validate(path *field.Path) field.ErrorList {
+	errs := validateMasqueradeBit(c.MasqueradeBit, path)
+	timeout := func(name string, d metav1.Duration) {
+		if d.Duration < 0 {
+			errs = append(errs, field.Invalid(path.Child(name), d.Duration.String(), wantNotBelow+"; 0s leaves the system's timeout"))
+		}
+	}
+	timeout("tcpTimeout", c.TCPTimeout)
+	timeout("tcpFinTimeout", c.TCPFinTimeout)
+	timeout("udpTimeout", c.UDPTimeout)
+	for i, cidr := range c.ExcludeCIDRs {
+		if _, _, err := netutils.ParseCIDRSloppy(cidr); err != nil {
+			errs = append(errs, field.Invalid(path.Child("excludeCIDRs").Index(i), cidr, wantCIDR))
+		}
+	}
+	return errs
+}
