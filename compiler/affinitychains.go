@@ -22,7 +22,7 @@ func (f *family) affinityKnown(p *affinityPort, want *plan) *nft.Chain {
 			c.Rules = append(append(c.Rules, f.returning(p, listCluster, client)...), nft.NewRule(client, nft.Return))
 		}
 		node := isLocalAddress(nft.FibSaddrType)
-		mark := nft.SetMarkBits{Bits: f.config.markBits()}
+		mark := nft.SetMark{Or: f.config.markBits()}
 		c.Rules = append(append(c.Rules, f.returning(p, listCluster, node, mark)...), nft.NewRule(node, nft.Return))
 		c.Rules = append(c.Rules, f.returning(p, listLocal)...)
 	}

@@ -11,7 +11,7 @@ import (
 // ClusterIPs, those that are not the cluster's own. Where these are one network, as nearly everywhere, there is a rule
 // in each chain: a jump would cost each connection 0.09 µs.
 func (f *family) masquerading(kind chainKind) []nft.Rule {
-	mark := nft.SetMarkBits{Bits: f.config.markBits()}
+	mark := nft.SetMark{Or: f.config.markBits()}
 	clients := f.localClients()
 	switch {
 	case kind == kindExternal || f.config.MasqueradeAll:
@@ -27,12 +27,13 @@ func (f *family) masquerading(kind chainKind) []nft.Rule {
 }
 
 // onlyPrefix returns the prefix that matches clients of the cluster, if nothing else does.
-func onlyPrefix(clients []nft.Statement) (nft.MatchPrefix, bool) {
+func onlyPrefix(clients []nft.Statement) (nft.Match, bool) {
 	if len(clients) != 1 {
-		return nft.MatchPrefix{}, false
+		return nft.Match{}, false
 	}
-	p, ok := clients[0].(nft.MatchPrefix)
-	return p, ok
+	m, _ := clients[0].(nft.Match)
+	_, ok := m.Value.(netip.Prefix)
+	return m, ok
 }
 
 // putMarkUnlessLocal puts the chain to which masquerading jumps, if it does.
@@ -43,7 +44,7 @@ func (f *family) putMarkUnlessLocal() {
 	for _, match := range clients {
 		c.Rules = append(c.Rules, nft.NewRule(match, nft.Return))
 	}
-	c.Rules = append(c.Rules, nft.NewRule(nft.SetMarkBits{Bits: f.config.markBits()}))
+	c.Rules = append(c.Rules, nft.NewRule(nft.SetMark{Or: f.config.markBits()}))
 	f.putChainIf(len(clients) > 0 && !one && !f.config.MasqueradeAll, c)
 }
 
@@ -51,10 +52,10 @@ func (f *family) putMarkUnlessLocal() {
 func (f *family) localClients() []nft.Statement {
 	var out []nft.Statement
 	for _, p := range f.localCIDRs() {
-		out = append(out, nft.MatchPrefix{Field: f.family.Saddr(), Prefix: p})
+		out = append(out, nft.Match{Field: f.family.Saddr(), Value: p})
 	}
 	if name := f.config.DetectLocal.Interface; name != "" {
-		out = append(out, nft.MatchIfname{Field: nft.MetaIifname, Name: name})
+		out = append(out, nft.Match{Field: nft.MetaIifname, Value: name})
 	}
 	return out
 }
@@ -76,7 +77,7 @@ func (f *family) shortCircuitRules(nodePort bool) []nft.Rule {
 	for _, match := range f.localClients() {
 		rules = append(rules, nft.NewRule(match, choose))
 	}
-	return append(rules, nft.NewRule(isLocalAddress(nft.FibSaddrType), nft.SetMarkBits{Bits: f.config.markBits()}, choose))
+	return append(rules, nft.NewRule(isLocalAddress(nft.FibSaddrType), nft.SetMark{Or: f.config.markBits()}, choose))
 }
 
 // isLocalClient reports whether a client is of the cluster or the node, so that policy Local does not bind it, and

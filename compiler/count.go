@@ -84,7 +84,7 @@ func (f *family) countTraffic() []nft.Rule { return f.countIn(chainCountTraffic)
 
 // countInput begins the filter chain of hook input. Packets from this node itself were counted in hook output.
 func (f *family) countInput() []nft.Rule {
-	return f.countIn(chainCountTraffic, nft.MatchIfname{Field: nft.MetaIifname, Op: nft.NotEqual, Name: "lo"})
+	return f.countIn(chainCountTraffic, nft.Match{Field: nft.MetaIifname, Op: nft.NotEqual, Value: "lo"})
 }
 
 // countIn leads packets of connections whose destination was translated to a chain that counts.
@@ -92,6 +92,6 @@ func (f *family) countIn(chain string, match ...nft.Statement) []nft.Rule {
 	if !f.config.CountServices {
 		return nil
 	}
-	statements := append([]nft.Statement{nft.MatchFlags{Field: nft.CTStatus, Bits: nft.CTStatusDNAT}}, match...)
+	statements := append([]nft.Statement{nft.Match{Field: nft.CTStatus, Value: nft.CTStatusDNAT}}, match...)
 	return []nft.Rule{nft.NewRule(append(statements, nft.Jump(chain))...)}
 }

@@ -59,8 +59,9 @@ func matched(t *nft.Table, chain string, field nft.Field, end nft.Statement) (pr
 			continue
 		}
 		for _, statement := range rule.Statements {
-			if m, ok := statement.(nft.MatchPrefix); ok && m.Field == field && m.Op == nft.Equal {
-				prefixes = append(prefixes, m.Prefix)
+			m, _ := statement.(nft.Match)
+			if prefix, ok := m.Value.(netip.Prefix); ok && m.Field == field && m.Op == nft.Equal {
+				prefixes = append(prefixes, prefix)
 			}
 		}
 	}

@@ -36,11 +36,11 @@ func (f *family) onNodePortAddresses(used bool, do nft.Statement) []nft.Rule {
 		}
 		statements := []nft.Statement{}
 		if p.Bits() > 0 {
-			statements = append(statements, nft.MatchPrefix{Field: f.family.Daddr(), Prefix: p})
+			statements = append(statements, nft.Match{Field: f.family.Daddr(), Value: p})
 		}
 		statements = append(statements, isLocalAddress(nft.FibDaddrType))
 		if p.Overlaps(f.family.Loopback()) {
-			statements = append(statements, nft.MatchPrefix{Field: f.family.Daddr(), Op: nft.NotEqual, Prefix: f.family.Loopback()})
+			statements = append(statements, nft.Match{Field: f.family.Daddr(), Op: nft.NotEqual, Value: f.family.Loopback()})
 		}
 		rules = append(rules, nft.NewRule(append(statements, do)...))
 	}

@@ -65,13 +65,13 @@ func (f *family) filterPriority() int32 {
 
 // newConnections calls a chain for the first packet of each connection. All other packets cost one comparison.
 func newConnections(chain string) []nft.Rule {
-	return []nft.Rule{nft.NewRule(nft.MatchFlags{Field: nft.CTState, Bits: nft.CTStateNew}, nft.Jump(chain))}
+	return []nft.Rule{nft.NewRule(nft.Match{Field: nft.CTState, Value: nft.CTStateNew}, nft.Jump(chain))}
 }
 
 // checks calls chains for packets whose destination was not translated. Translated packets skip them: an endpoint's
 // address may itself be a frontend without endpoints.
 func (f *family) checks(chains ...string) []nft.Rule {
-	rules := []nft.Rule{nft.NewRule(nft.MatchFlags{Field: nft.CTStatus, Bits: nft.CTStatusDNAT}, f.afterTranslation())}
+	rules := []nft.Rule{nft.NewRule(nft.Match{Field: nft.CTStatus, Value: nft.CTStatusDNAT}, f.afterTranslation())}
 	for _, chain := range chains {
 		rules = append(rules, nft.NewRule(nft.Jump(chain)))
 	}
@@ -96,7 +96,7 @@ func (f *family) clusterIPRules() []nft.Rule {
 	}
 	for _, p := range prefixesOf(f.family, f.serviceCIDRs) {
 		rules = append(rules, nft.Rule{
-			Statements: []nft.Statement{nft.MatchPrefix{Field: daddr, Prefix: p}, nft.Drop},
+			Statements: []nft.Statement{nft.Match{Field: daddr, Value: p}, nft.Drop},
 			Comment:    "an address that no Service holds",
 		})
 	}
@@ -105,11 +105,11 @@ func (f *family) clusterIPRules() []nft.Rule {
 
 func (f *family) postrouting() []nft.Rule {
 	bits := f.config.markBits()
-	rules := append(f.countConnections(), nft.NewRule(nft.MatchMark{Bits: bits}, nft.FlipMarkBits{Bits: bits}, nft.Masquerade{}))
+	rules := append(f.countConnections(), nft.NewRule(nft.Match{Field: nft.MetaMark, Mask: bits, Value: bits}, nft.SetMark{Xor: bits}, nft.Masquerade{}))
 	if f.uses.hairpin {
 		pair := nft.Concat{f.family.Saddr(), f.family.Daddr()}
 		rules = append(rules, nft.Rule{
-			Statements: []nft.Statement{nft.MatchFlags{Field: nft.CTStatus, Bits: nft.CTStatusDNAT}, nft.InSet{Key: pair, Set: f.sets.hairpin.Name}, nft.Masquerade{}},
+			Statements: []nft.Statement{nft.Match{Field: nft.CTStatus, Value: nft.CTStatusDNAT}, nft.InSet{Key: pair, Set: f.sets.hairpin.Name}, nft.Masquerade{}},
 			Comment:    "the endpoint is the client itself",
 		})
 	}

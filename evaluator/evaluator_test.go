@@ -230,33 +230,33 @@ func TestFates(t *testing.T) {
 		{
 			name: "a translation to what the packet says is none",
 			table: tableOf(nat("a", nft.HookPrerouting, dnat(1)), targets("10.0.0.1", "10.0.0.1:80"),
-				base("b", nft.HookForward, 0, rule(nft.MatchFlags{Field: nft.CTStatus, Bits: nft.CTStatusDNAT}, nft.Drop))),
+				base("b", nft.HookForward, 0, rule(nft.Match{Field: nft.CTStatus, Value: nft.CTStatusDNAT}, nft.Drop))),
 			want: []string{untouched},
 		},
 		{
 			name: "a mark goes along, and masquerading follows it",
-			table: tableOf(base("a", nft.HookPrerouting, 0, rule(nft.SetMarkBits{Bits: 6})),
-				nat("b", nft.HookPostrouting, rule(nft.MatchMark{Bits: 2}, nft.FlipMarkBits{Bits: 2}, nft.Masquerade{}))),
+			table: tableOf(base("a", nft.HookPrerouting, 0, rule(nft.SetMark{Or: 6})),
+				nat("b", nft.HookPostrouting, rule(nft.Match{Field: nft.MetaMark, Mask: 2, Value: 2}, nft.SetMark{Xor: 2}, nft.Masquerade{}))),
 			want: []string{"to 10.0.0.1:80, source masqueraded"},
 		},
 		{
 			name: "a mark matches when it has all the bits",
-			table: tableOf(base("a", nft.HookPrerouting, 0, rule(nft.SetMarkBits{Bits: 6})),
-				base("b", nft.HookForward, 0, rule(nft.MatchMark{Bits: 3}, nft.Drop), rule(nft.MatchMark{Bits: 6}, reject))),
+			table: tableOf(base("a", nft.HookPrerouting, 0, rule(nft.SetMark{Or: 6})),
+				base("b", nft.HookForward, 0, rule(nft.Match{Field: nft.MetaMark, Mask: 3, Value: 3}, nft.Drop), rule(nft.Match{Field: nft.MetaMark, Mask: 6, Value: 6}, reject))),
 			want: []string{refused},
 		},
 		{
 			name:   "a packet of the node's own takes output and postrouting",
 			packet: fromNode("10.0.0.1:80"),
 			table: tableOf(base("a", nft.HookPrerouting, 0, rule(nft.Drop)), base("b", nft.HookForward, 0, rule(nft.Drop)),
-				base("c", nft.HookPostrouting, 0, rule(nft.MatchIfname{Field: nft.MetaOifname, Op: nft.NotEqual, Name: "eth*"}, nft.Drop))),
+				base("c", nft.HookPostrouting, 0, rule(nft.Match{Field: nft.MetaOifname, Op: nft.NotEqual, Value: "eth*"}, nft.Drop))),
 			want: []string{untouched},
 		},
 		{
 			name:   "a packet to the node itself comes back in by lo, still new, and is not translated again",
 			packet: fromNode("10.0.0.1:80"),
 			table: tableOf(nat("a", nft.HookOutput, dnat(1)), nat("b", nft.HookPrerouting, rule(nft.Drop)), targets("10.0.0.1", nodeAddr+":8080"),
-				base("c", nft.HookInput, 0, rule(nft.MatchIfname{Field: nft.MetaIifname, Name: "lo"}, nft.MatchFlags{Field: nft.CTState, Bits: nft.CTStateNew}, reject))),
+				base("c", nft.HookInput, 0, rule(nft.Match{Field: nft.MetaIifname, Value: "lo"}, nft.Match{Field: nft.CTState, Value: nft.CTStateNew}, reject))),
 			want: []string{refused},
 		},
 		{
@@ -270,8 +270,8 @@ func TestFates(t *testing.T) {
 			name:   "in output, oifname is the way that the packet was sent",
 			packet: fromNode("10.0.0.1:80"),
 			table: tableOf(nat("a", nft.HookOutput, dnat(1)), targets("10.0.0.1", "10.244.1.5:8080"),
-				base("b", nft.HookOutput, 0, rule(nft.MatchIfname{Field: nft.MetaOifname, Name: "cni0"}, nft.Drop)),
-				base("c", nft.HookPostrouting, 0, rule(nft.MatchIfname{Field: nft.MetaOifname, Name: "eth0"}, nft.Drop))),
+				base("b", nft.HookOutput, 0, rule(nft.Match{Field: nft.MetaOifname, Value: "cni0"}, nft.Drop)),
+				base("c", nft.HookPostrouting, 0, rule(nft.Match{Field: nft.MetaOifname, Value: "eth0"}, nft.Drop))),
 			want: []string{"to 10.244.1.5:8080, source kept"},
 		},
 		{
@@ -327,11 +327,11 @@ func ranges(name string, port uint16, from, to string) *nft.Set {
 func TestFatesEstablished(t *testing.T) {
 	e := New([]*nft.Table{tableOf(
 		nat("a", nft.HookPrerouting, dnat(1)), targets("10.0.0.1", "10.244.1.5:8080"),
-		base("b", nft.HookForward, 0, rule(nft.MatchFlags{Field: nft.CTState, Bits: nft.CTStateNew}, nft.Drop)),
+		base("b", nft.HookForward, 0, rule(nft.Match{Field: nft.CTState, Value: nft.CTStateNew}, nft.Drop)),
 		nat("c", nft.HookPostrouting, rule(nft.Drop)),
 		// conntrack knows from the start what NAT does later.
-		base("d", nft.HookPrerouting, -150, rule(nft.MatchFlags{Field: nft.CTStatus, Bits: nft.CTStatusDNAT}, nft.SetMarkBits{Bits: 1}),
-			rule(nft.Match{Field: nft.CTReplyProtoSrc, Op: nft.NotEqual, Value: nft.PortData(8080)}, nft.SetMarkBits{Bits: 2})),
+		base("d", nft.HookPrerouting, -150, rule(nft.Match{Field: nft.CTStatus, Value: nft.CTStatusDNAT}, nft.SetMark{Or: 1}),
+			rule(nft.Match{Field: nft.CTReplyProtoSrc, Op: nft.NotEqual, Value: nft.PortData(8080)}, nft.SetMark{Or: 2})),
 	)}, host)
 	p := tcp(outside, "10.0.0.1:80")
 	for _, tc := range []struct {
@@ -428,7 +428,7 @@ func TestFatesFullMap(t *testing.T) {
 }
 
 func TestFatesErrors(t *testing.T) {
-	iif := nft.MatchIfname{Field: nft.MetaIifname, Name: "eth0"}
+	iif := nft.Match{Field: nft.MetaIifname, Value: "eth0"}
 	endless := chain("b", rule(nft.Jump("b")))
 	wide := []*nft.Chain{base("a", nft.HookForward, 0, rule(nft.Jump("0")))}
 	for i := range 14 {
@@ -487,12 +487,12 @@ func TestFatesErrors(t *testing.T) {
 		},
 		{
 			name:  "a field of the other family",
-			table: tableOf(base("a", nft.HookForward, 0, rule(nft.MatchPrefix{Field: nft.IP6Saddr, Prefix: netip.MustParsePrefix("::/0")}))),
+			table: tableOf(base("a", nft.HookForward, 0, rule(nft.Match{Field: nft.IP6Saddr, Value: netip.MustParsePrefix("::/0")}))),
 			want:  "evaluator: ip test a: ip6 saddr ::/0: packets of family ip have no ip6 saddr",
 		},
 		{
 			name:  "conntrack before there is any",
-			table: tableOf(base("a", nft.HookPrerouting, -300, rule(nft.MatchFlags{Field: nft.CTState, Bits: nft.CTStateNew}))),
+			table: tableOf(base("a", nft.HookPrerouting, -300, rule(nft.Match{Field: nft.CTState, Value: nft.CTStateNew}))),
 			want:  "evaluator: ip test a: ct state new: the chain runs before connection tracking",
 		},
 		{

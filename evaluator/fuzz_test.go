@@ -77,21 +77,21 @@ func (s *script) statement() nft.Statement {
 	case 0:
 		return nft.Match{Field: s.field(), Op: op, Value: s.data(4)}
 	case 1:
-		return nft.MatchPrefix{Field: s.field(), Op: op, Prefix: netip.PrefixFrom(s.addr(), s.choose(200))}
+		return nft.Match{Field: s.field(), Op: op, Value: netip.PrefixFrom(s.addr(), s.choose(200))}
 	case 2:
-		return nft.MatchFlags{Field: s.field(), Bits: uint32(s.choose(256))}
+		return nft.Match{Field: s.field(), Value: uint32(s.choose(256))}
 	case 3:
-		return nft.MatchMark{Bits: uint32(s.choose(4))}
+		return nft.Match{Field: nft.MetaMark, Mask: uint32(s.choose(4)), Value: uint32(s.choose(4))}
 	case 4:
-		return nft.MatchIfname{Field: s.field(), Op: op, Name: pick(s, "lo", "eth*", "")}
+		return nft.Match{Field: s.field(), Op: op, Value: pick(s, "lo", "eth*", "")}
 	case 5:
 		return nft.InSet{Key: s.concat(), Op: op, Set: s.setName()}
 	case 6:
 		return nft.Vmap{Key: s.concat(), Map: s.setName()}
 	case 7:
-		return nft.SetMarkBits{Bits: uint32(s.choose(4))}
+		return nft.SetMark{Or: uint32(s.choose(4))}
 	case 8:
-		return nft.FlipMarkBits{Bits: uint32(s.choose(4))}
+		return nft.SetMark{Xor: uint32(s.choose(4))}
 	case 9:
 		return nft.DNAT{Family: pick(s, nft.FamilyIP, nft.FamilyIP6), Key: s.concat(), Map: s.setName()}
 	case 10:

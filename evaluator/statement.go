@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"strings"
 
 	"github.com/nftproxy/nftproxy/nft"
 	"golang.org/x/sys/unix"
@@ -23,23 +22,13 @@ func (s *statements) run(statement nft.Statement) (matched bool, v verdict, err 
 	switch x := statement.(type) {
 	case nft.Match:
 		matched, err = s.match(x)
-	case nft.MatchPrefix:
-		matched, err = s.matchPrefix(x)
-	case nft.MatchFlags:
-		matched, err = s.matchFlags(x)
-	case nft.MatchMark:
-		matched = s.mark&x.Bits == x.Bits
-	case nft.MatchIfname:
-		matched, err = s.matchIfname(x)
 	case nft.InSet:
 		_, matched, err = s.lookup(x.Key, x.Set)
 		matched = matched == (x.Op == nft.Equal)
 	case nft.Vmap:
 		return s.vmap(x)
-	case nft.SetMarkBits:
-		matched, s.mark = true, s.mark|x.Bits
-	case nft.FlipMarkBits:
-		matched, s.mark = true, s.mark^x.Bits
+	case nft.SetMark:
+		matched, s.mark = true, (s.mark|x.Or)^x.Xor
 	case nft.DNAT:
 		return s.dnat(x)
 	case nft.Masquerade:
@@ -65,65 +54,30 @@ func validVerdict(v nft.Verdict) error {
 	return nil
 }
 
+// ctStatusKnown are the bits of ct status that the evaluator models.
+const ctStatusKnown = ctStatusSNAT | nft.CTStatusDNAT
+
 func (s *statements) match(m nft.Match) (bool, error) {
 	value, err := s.known(m.Field)
 	if err != nil {
 		return false, err
 	}
-	if len(value) != len(m.Value) {
-		return false, fmt.Errorf("%s is compared with %d bytes, want %d", m.Field, len(m.Value), len(value))
+	// compared reports whether the field is compared with a value that has something in common with bits.
+	compared := func(bits uint32) bool {
+		same, err := nft.Match{Field: m.Field, Value: m.Value}.Compare(nft.IntegerData(bits))
+		return same && err == nil
 	}
-	if fib := m.Field == nft.FibSaddrType || m.Field == nft.FibDaddrType; fib && m.Value != nft.IntegerData(unix.RTN_LOCAL) {
-		return false, errors.New("the evaluator knows no address type but local")
+	switch m.Field {
+	case nft.FibSaddrType, nft.FibDaddrType:
+		if !compared(unix.RTN_LOCAL) {
+			return false, errors.New("the evaluator knows no address type but local")
+		}
+	case nft.CTStatus:
+		if m.Op != nft.Equal || compared(^uint32(ctStatusKnown)) {
+			return false, errors.New("the evaluator knows no ct status but snat and dnat")
+		}
 	}
-	if m.Field == nft.CTStatus {
-		return false, errors.New("the evaluator does not know all of ct status")
-	}
-	return (value == m.Value) == (m.Op == nft.Equal), nil
-}
-
-func (s *statements) matchPrefix(m nft.MatchPrefix) (bool, error) {
-	value, err := s.known(m.Field)
-	if err != nil {
-		return false, err
-	}
-	addr, ok := netip.AddrFromSlice([]byte(value))
-	if !ok || !m.Prefix.IsValid() || addr.BitLen() != m.Prefix.Addr().BitLen() {
-		return false, fmt.Errorf("%s is compared with a prefix of another kind", m.Field)
-	}
-	return m.Prefix.Masked().Contains(addr) == (m.Op == nft.Equal), nil
-}
-
-// ctStatusKnown are the bits of ct status that the evaluator models.
-const ctStatusKnown = ctStatusSNAT | nft.CTStatusDNAT
-
-func (s *statements) matchFlags(m nft.MatchFlags) (bool, error) {
-	value, err := s.known(m.Field)
-	switch {
-	case err != nil:
-		return false, err
-	case m.Field == nft.CTStatus && m.Bits&^ctStatusKnown != 0:
-		return false, errors.New("the evaluator knows no ct status but snat and dnat")
-	case m.Field != nft.CTStatus && m.Field != nft.CTState && m.Field != nft.MetaMark:
-		return false, fmt.Errorf("%s has no flags", m.Field)
-	}
-	return integer(value)&m.Bits != 0, nil
-}
-
-func (s *statements) matchIfname(m nft.MatchIfname) (bool, error) {
-	if m.Field != nft.MetaIifname && m.Field != nft.MetaOifname {
-		return false, fmt.Errorf("%s is not the name of an interface", m.Field)
-	}
-	value, err := s.known(m.Field)
-	if err != nil {
-		return false, err
-	}
-	name := strings.TrimRight(string(value), "\x00")
-	equal := name == m.Name
-	if prefix, wildcard := strings.CutSuffix(m.Name, "*"); wildcard {
-		equal = strings.HasPrefix(name, prefix)
-	}
-	return equal == (m.Op == nft.Equal), nil
+	return m.Compare(value)
 }
 
 func (s *statements) vmap(m nft.Vmap) (bool, verdict, error) {

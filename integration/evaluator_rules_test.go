@@ -143,7 +143,7 @@ func (d *ruleGenerator) chains() []*nft.Chain {
 	// is what became of the first packets.
 	const invalidEstablishedRelated = 1 | 2 | 4
 	d.base.Rules = []nft.Rule{
-		nft.NewRule(nft.MatchFlags{Field: nft.CTState, Bits: invalidEstablishedRelated}, nft.Accept),
+		nft.NewRule(nft.Match{Field: nft.CTState, Value: invalidEstablishedRelated}, nft.Accept),
 		nft.NewRule(nft.Match{Field: nft.MetaL4proto, Value: nft.ProtoData(unix.IPPROTO_ICMPV6)}, nft.Accept),
 		nft.NewRule(d.leaveTrace()),
 	}
@@ -195,7 +195,7 @@ func (d *ruleGenerator) rules() []nft.Rule {
 		}
 		if d.maybe(3) {
 			statements = append(statements, one(d.generator, []nft.Statement{
-				nft.SetMarkBits{Bits: 1}, nft.SetMarkBits{Bits: 6}, nft.FlipMarkBits{Bits: 3}, nft.Counter{}, d.leaveTrace(),
+				nft.SetMark{Or: 1}, nft.SetMark{Or: 6}, nft.SetMark{Xor: 3}, nft.Counter{}, d.leaveTrace(),
 			}))
 		}
 		if action := d.action(); action != nil {
@@ -214,17 +214,17 @@ func (d *ruleGenerator) match() nft.Statement {
 	address := one(d.generator, []nft.Field{f.Saddr(), f.Daddr()})
 	endpoint := one(d.generator, d.at.endpoints)
 	return one(d.generator, []nft.Statement{
-		nft.MatchPrefix{Field: address, Op: op, Prefix: one(d.generator, d.at.sources)},
-		nft.MatchPrefix{Field: address, Op: op, Prefix: netip.PrefixFrom(endpoint, endpoint.BitLen()-2)},
+		nft.Match{Field: address, Op: op, Value: one(d.generator, d.at.sources)},
+		nft.Match{Field: address, Op: op, Value: netip.PrefixFrom(endpoint, endpoint.BitLen()-2)},
 		nft.Match{Field: nft.MetaL4proto, Op: op, Value: nft.ProtoData(uint8(one(d.generator, protocols)))},
 		nft.Match{Field: nft.ThDport, Op: op, Value: nft.PortData(one(d.generator, endpointPorts))},
 		nft.Match{Field: nft.MetaMark, Op: op, Value: nft.IntegerData(uint32(rapid.IntRange(0, 7).Draw(d.T, "mark")))},
 		nft.Match{Field: one(d.generator, []nft.Field{nft.FibSaddrType, nft.FibDaddrType}), Op: op, Value: nft.IntegerData(unix.RTN_LOCAL)},
-		nft.MatchMark{Bits: uint32(rapid.IntRange(1, 7).Draw(d.T, "bits"))},
-		nft.MatchFlags{Field: nft.CTState, Bits: nft.CTStateNew},
-		nft.MatchFlags{Field: nft.CTStatus, Bits: nft.CTStatusDNAT},
-		nft.MatchFlags{Field: nft.CTStatus, Bits: 1 << 4},
-		nft.MatchIfname{Field: one(d.generator, []nft.Field{nft.MetaIifname, nft.MetaOifname}), Op: op, Name: one(d.generator, []string{"lo", "eth0", "outside", "veth*"})},
+		nft.Match{Field: nft.MetaMark, Mask: uint32(rapid.IntRange(1, 7).Draw(d.T, "bits")), Value: uint32(rapid.IntRange(1, 7).Draw(d.T, "bits"))},
+		nft.Match{Field: nft.CTState, Value: nft.CTStateNew},
+		nft.Match{Field: nft.CTStatus, Value: nft.CTStatusDNAT},
+		nft.Match{Field: nft.CTStatus, Value: 1 << 4},
+		nft.Match{Field: one(d.generator, []nft.Field{nft.MetaIifname, nft.MetaOifname}), Op: op, Value: one(d.generator, []string{"lo", "eth0", "outside", "veth*"})},
 		nft.InSet{Key: nft.Concat{f.Saddr(), f.Daddr()}, Op: op, Set: setPairs},
 		nft.InSet{Key: nft.Concat{nft.MetaL4proto, f.Saddr()}, Op: op, Set: setSources},
 	})

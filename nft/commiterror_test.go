@@ -37,7 +37,7 @@ func testARefusalNamesTheStepAndTheErrno(t *testing.T) {
 		{
 			name: "a rule that is right at its place in a chain, but leads nowhere",
 			steps: []Step{{Op: AddRules, Table: table, Chain: &Chain{Name: "user", Rules: []Rule{
-				NewRule(Counter{}), NewRule(MatchPrefix{IPSaddr, Equal, netip.MustParsePrefix("10.0.0.0/8")}, Jump("nowhere")),
+				NewRule(Counter{}), NewRule(Match{Field: IPSaddr, Op: Equal, Value: netip.MustParsePrefix("10.0.0.0/8")}, Jump("nowhere")),
 			}}}},
 			errno: unix.ENOENT,
 			want:  "add rule ip t user ip saddr 10.0.0.0/8 jump nowhere",

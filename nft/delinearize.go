@@ -1,10 +1,7 @@
 package nft
 
 import (
-	"bytes"
 	"encoding/binary"
-	"net"
-	"net/netip"
 	"reflect"
 	"strings"
 
@@ -170,9 +167,9 @@ func (d *delinearizer) meta(m *expr.Meta) bool {
 	mask, xor := binary.NativeEndian.Uint32(v.mask), binary.NativeEndian.Uint32(v.xor)
 	switch {
 	case mask == ^xor:
-		return d.emit(SetMarkBits{Bits: xor})
+		return d.emit(SetMark{Or: xor})
 	case mask == ^uint32(0):
-		return d.emit(FlipMarkBits{Bits: xor})
+		return d.emit(SetMark{Xor: xor})
 	}
 	return false
 }
@@ -206,74 +203,6 @@ func (d *delinearizer) cmp(c *expr.Cmp) bool {
 	s := matchOf(f, op, v, c.Data)
 	return s != nil && d.emit(s)
 }
-
-// matchOf returns the match of a field, loaded as v says, with data; nil if there is none.
-func matchOf(f Field, op Op, v loadedValue, data []byte) Statement {
-	length := f.dataType().length
-	switch {
-	case v.mask != nil && isAddr(f):
-		return maskedPrefix(f, op, v, data)
-	case v.mask != nil:
-		return maskedFlags(f, op, v, data)
-	case v.length > 0 && isAddr(f) && len(data) == v.length:
-		return prefixMatch(f, op, data, 8*v.length)
-	case v.length > 0:
-		return nil
-	case isAddr(f) && len(data) == length:
-		return prefixMatch(f, op, data, 8*length)
-	case (f == MetaIifname || f == MetaOifname) && len(data) == length:
-		return MatchIfname{Field: f, Op: op, Name: strings.TrimRight(string(data), "\x00")}
-	case f == MetaIifname || f == MetaOifname:
-		return MatchIfname{Field: f, Op: op, Name: string(data) + "*"}
-	case len(data) == length:
-		padding := make([]byte, netlinkattr.Padded(length)-length)
-		return Match{Field: f, Op: op, Value: Data(data) + Data(padding)}
-	}
-	return nil
-}
-
-func isAddr(f Field) bool {
-	return f == IPSaddr || f == IPDaddr || f == IP6Saddr || f == IP6Daddr
-}
-
-func prefixMatch(f Field, op Op, data []byte, bits int) MatchPrefix {
-	full := make([]byte, f.dataType().length)
-	copy(full, data)
-	addr, _ := netip.AddrFromSlice(full)
-	return MatchPrefix{Field: f, Op: op, Prefix: netip.PrefixFrom(addr, bits)}
-}
-
-func maskedPrefix(f Field, op Op, v loadedValue, data []byte) Statement {
-	if len(data) != f.dataType().length || len(v.mask) != len(data) || !allZero(v.xor) {
-		return nil
-	}
-	ones, bits := net.IPMask(v.mask).Size()
-	// linearize loads fewer bytes instead of masking whole ones, so those masks are somebody else's.
-	if bits == 0 || ones > 0 && ones%8 == 0 {
-		return nil
-	}
-	m := prefixMatch(f, op, data, ones)
-	if m.Prefix != m.Prefix.Masked() {
-		return nil
-	}
-	return m
-}
-
-func maskedFlags(f Field, op Op, v loadedValue, data []byte) Statement {
-	if len(data) != 4 || len(v.mask) != 4 || !allZero(v.xor) {
-		return nil
-	}
-	mask := binary.NativeEndian.Uint32(v.mask)
-	switch {
-	case op == NotEqual && allZero(data) && (f == CTState || f == CTStatus):
-		return MatchFlags{Field: f, Bits: mask}
-	case op == Equal && bytes.Equal(v.mask, data) && f == MetaMark:
-		return MatchMark{Bits: mask}
-	}
-	return nil
-}
-
-func allZero(b []byte) bool { return len(bytes.Trim(b, "\x00")) == 0 }
 
 // concatAt collects the expressions loaded from the register on, until they are length bytes.
 func (d *delinearizer) concatAt(reg uint32, length int) (Concat, bool) {

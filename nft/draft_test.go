@@ -106,7 +106,7 @@ func (g generator) chain(c Chain, sets []*Set, chains []string) *Chain {
 	}
 	for range rapid.IntRange(0, 3).Draw(g.T, "rules") {
 		c.Rules = append(c.Rules, Rule{
-			Statements: append([]Statement{MatchPrefix{g.family.Saddr(), NotEqual, netip.PrefixFrom(g.addr(), 24)}}, g.action(&c, sets, chains)),
+			Statements: append([]Statement{Match{Field: g.family.Saddr(), Op: NotEqual, Value: netip.PrefixFrom(g.addr(), 24)}}, g.action(&c, sets, chains)),
 			Comment:    rapid.SampledFrom([]string{"", "why"}).Draw(g.T, "comment"),
 		})
 	}
@@ -114,7 +114,7 @@ func (g generator) chain(c Chain, sets []*Set, chains []string) *Chain {
 }
 
 func (g generator) action(c *Chain, sets []*Set, chains []string) Statement {
-	actions := []Statement{Counter{}, SetMarkBits{0x4000}, Drop, Return}
+	actions := []Statement{Counter{}, SetMark{Or: 0x4000}, Drop, Return}
 	for _, to := range chains {
 		if c.Hook != "" || to > c.Name {
 			actions = append(actions, Jump(to))

@@ -50,7 +50,8 @@ func TestFamily(t *testing.T) {
 			unix.NFPROTO_IPV4: "dnat ip to ip daddr map @m", unix.NFPROTO_IPV6: "unknown-nat", 0x100 | unix.NFPROTO_IPV4: "unknown-nat",
 		} {
 			var exprs []any
-			for _, e := range NewRule(DNAT{Family: FamilyIP, Key: Concat{IPDaddr}, Map: "m"}).linearize() {
+			expressions, _ := NewRule(DNAT{Family: FamilyIP, Key: Concat{IPDaddr}, Map: "m"}).linearize()
+			for _, e := range expressions {
 				if nat, ok := e.(*expr.NAT); ok {
 					nat.Family = number
 				}

@@ -298,8 +298,12 @@ func FuzzDecodeRule(f *testing.F) {
 			return
 		}
 		if slices.ContainsFunc(rule.Statements, func(s Statement) bool {
-			m, ok := s.(MatchIfname)
-			return ok && m.check() != nil
+			m, ok := s.(Match)
+			if !ok {
+				return false
+			}
+			_, err := m.kernel()
+			return err != nil
 		}) {
 			return
 		}

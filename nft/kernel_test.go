@@ -90,7 +90,7 @@ func frontendKey(f Family) Concat { return Concat{f.Daddr(), MetaL4proto, ThDpor
 
 // affinityUpdate is a rule that adds the endpoint of a packet to the map "affinity".
 func affinityUpdate(f Family) Rule {
-	return NewRule(Match{MetaL4proto, Equal, ProtoData(unix.IPPROTO_TCP)},
+	return NewRule(Match{Field: MetaL4proto, Op: Equal, Value: ProtoData(unix.IPPROTO_TCP)},
 		Update{Map: "affinity", Key: Concat{f.Saddr(), f.OriginalDaddr(), MetaL4proto, CTOriginalProtoDst}, Data: Concat{f.Daddr(), CTReplyProtoSrc}, Timeout: 3 * time.Hour})
 }
 
@@ -142,29 +142,29 @@ func everything(f Family) *Table {
 		Chains: []*Chain{
 			{Name: "nat-prerouting", Type: TypeNAT, Hook: HookPrerouting, Priority: PriorityDstNAT, Rules: []Rule{NewRule(Jump("services"))}},
 			{Name: "filter-forward", Type: TypeFilter, Hook: HookForward, Priority: PriorityFilter, Rules: []Rule{
-				NewRule(MatchFlags{CTState, CTStateNew}, InSet{Concat{f.Daddr()}, Equal, "cluster-ips"}, Reject{f}),
+				NewRule(Match{Field: CTState, Value: CTStateNew}, InSet{Concat{f.Daddr()}, Equal, "cluster-ips"}, Reject{f}),
 				NewRule(InSet{Concat{f.Daddr()}, NotEqual, "cluster-ips"}, Counter{}, Return),
-				NewRule(MatchPrefix{f.Daddr(), Equal, odd}, Drop),
+				NewRule(Match{Field: f.Daddr(), Op: Equal, Value: odd}, Drop),
 				NewRule(InSet{append(frontendKey(f), f.Saddr()), NotEqual, "sources"}, Drop),
 			}},
 			{Name: "filter-output", Type: TypeFilter, Hook: HookOutput, Priority: PriorityDstNAT + 10},
 			{Name: "nat-postrouting", Type: TypeNAT, Hook: HookPostrouting, Priority: PrioritySrcNAT, Rules: []Rule{
-				NewRule(MatchMark{0x4000}, FlipMarkBits{0x4000}, Masquerade{}),
-				NewRule(MatchFlags{CTStatus, CTStatusDNAT}, InSet{Concat{f.Saddr(), f.Daddr()}, Equal, "hairpin"}, Masquerade{}),
+				NewRule(Match{Field: MetaMark, Mask: 0x4000, Value: 0x4000}, SetMark{Xor: 0x4000}, Masquerade{}),
+				NewRule(Match{Field: CTStatus, Value: CTStatusDNAT}, InSet{Concat{f.Saddr(), f.Daddr()}, Equal, "hairpin"}, Masquerade{}),
 			}},
 			{Name: "cluster-2", Rules: []Rule{
-				NewRule(MatchPrefix{f.Saddr(), NotEqual, cidr}, Jump("mark-for-masquerade")),
+				NewRule(Match{Field: f.Saddr(), Op: NotEqual, Value: cidr}, Jump("mark-for-masquerade")),
 				NewRule(DNAT{f, random(2), "endpoints"}),
 				NewRule(DNAT{f, append(frontendKey(f), JHash{f.Saddr(), 3, 0x5eed}), "endpoints"}),
 				NewRule(DNAT{f, random(1), "endpoints"}),
 			}},
 			updates,
-			{Name: "mark-for-masquerade", Comment: "sets the mark", Rules: []Rule{NewRule(SetMarkBits{0x4000})}},
+			{Name: "mark-for-masquerade", Comment: "sets the mark", Rules: []Rule{NewRule(SetMark{Or: 0x4000})}},
 			{Name: "services", Rules: []Rule{
 				{Statements: []Statement{Vmap{key, "service-ips"}}, Comment: "to a Service's address"},
-				NewRule(Match{FibDaddrType, Equal, IntegerData(unix.RTN_LOCAL)}, MatchPrefix{f.Daddr(), NotEqual, f.Loopback()}, Match{MetaL4proto, Equal, ProtoData(unix.IPPROTO_TCP)}, Accept),
-				NewRule(Match{FibSaddrType, NotEqual, IntegerData(unix.RTN_LOCAL)}, Match{ThDport, Equal, PortData(53)}, Return),
-				NewRule(MatchIfname{MetaIifname, NotEqual, "cbr0"}, MatchIfname{MetaOifname, Equal, "veth*"}, MatchPrefix{f.Saddr(), Equal, netip.PrefixFrom(addr, addr.BitLen())}, Return),
+				NewRule(Match{Field: FibDaddrType, Op: Equal, Value: IntegerData(unix.RTN_LOCAL)}, Match{Field: f.Daddr(), Op: NotEqual, Value: f.Loopback()}, Match{Field: MetaL4proto, Op: Equal, Value: ProtoData(unix.IPPROTO_TCP)}, Accept),
+				NewRule(Match{Field: FibSaddrType, Op: NotEqual, Value: IntegerData(unix.RTN_LOCAL)}, Match{Field: ThDport, Op: Equal, Value: PortData(53)}, Return),
+				NewRule(Match{Field: MetaIifname, Op: NotEqual, Value: "cbr0"}, Match{Field: MetaOifname, Op: Equal, Value: "veth*"}, Match{Field: f.Saddr(), Op: Equal, Value: netip.PrefixFrom(addr, addr.BitLen())}, Return),
 			}},
 		},
 	}

@@ -1,7 +1,9 @@
 package nft
 
 import (
-	"net"
+	"cmp"
+	"errors"
+	"fmt"
 
 	"github.com/google/nftables/expr"
 	"github.com/nftproxy/nftproxy/internal/netlinkattr"
@@ -12,17 +14,21 @@ import (
 // same registers and shortcuts that the nft program uses, so that both list alike.
 type linearizer struct {
 	out []expr.Any
+	err error
 }
 
 func (l *linearizer) add(e ...expr.Any) { l.out = append(l.out, e...) }
 
+// refuse says that a statement has no expressions.
+func (l *linearizer) refuse(err error) { l.err = cmp.Or(l.err, err) }
+
 // linearize returns the kernel's expressions for a rule.
-func (r Rule) linearize() []expr.Any {
+func (r Rule) linearize() ([]expr.Any, error) {
 	var l linearizer
 	for _, s := range r.Statements {
 		s.linearize(&l)
 	}
-	return l.out
+	return l.out, l.err
 }
 
 // register numbers the i-th 32-bit register as nft does: by the 128-bit register
@@ -55,59 +61,9 @@ func (l *linearizer) loadFrom(i int, c Concat) {
 	}
 }
 
-func (o Op) cmp() expr.CmpOp {
-	if o == NotEqual {
-		return expr.CmpOpNeq
-	}
-	return expr.CmpOpEq
-}
-
-func (m Match) linearize(l *linearizer) {
-	l.load(Concat{m.Field})
-	l.add(&expr.Cmp{Op: m.Op.cmp(), Register: unix.NFT_REG_1, Data: []byte(m.Value)[:m.Field.dataType().length]})
-}
-
-func (m MatchPrefix) linearize(l *linearizer) {
-	addr := m.Prefix.Masked().Addr().AsSlice()
-	load := m.Field.load(unix.NFT_REG_1).(*expr.Payload)
-	bits := m.Prefix.Bits()
-	if bits > 0 && bits%8 == 0 {
-		load.Len = uint32(bits / 8)
-		l.add(load, &expr.Cmp{Op: m.Op.cmp(), Register: unix.NFT_REG_1, Data: addr[:load.Len]})
-		return
-	}
-	l.add(load,
-		&expr.Bitwise{SourceRegister: unix.NFT_REG_1, DestRegister: unix.NFT_REG_1, Len: load.Len, Mask: net.CIDRMask(bits, 8*len(addr)), Xor: make([]byte, len(addr))},
-		&expr.Cmp{Op: m.Op.cmp(), Register: unix.NFT_REG_1, Data: addr})
-}
-
-// setMark appends "mark = (mark & mask) ^ xor".
-func (l *linearizer) setMark(mask, xor uint32) {
-	l.load(Concat{MetaMark})
-	l.mask(mask, xor)
-	l.add(&expr.Meta{Key: expr.MetaKeyMARK, SourceRegister: true, Register: unix.NFT_REG_1})
-}
-
 // mask appends "register 1 = (register 1 & mask) ^ xor".
-func (l *linearizer) mask(mask, xor uint32) {
-	l.add(&expr.Bitwise{SourceRegister: unix.NFT_REG_1, DestRegister: unix.NFT_REG_1, Len: 4, Mask: AppendInteger(nil, mask), Xor: AppendInteger(nil, xor)})
-}
-
-func (m MatchFlags) linearize(l *linearizer) {
-	l.load(Concat{m.Field})
-	l.mask(m.Bits, 0)
-	l.add(&expr.Cmp{Op: expr.CmpOpNeq, Register: unix.NFT_REG_1, Data: AppendInteger(nil, 0)})
-}
-
-func (m MatchMark) linearize(l *linearizer) {
-	l.load(Concat{MetaMark})
-	l.mask(m.Bits, 0)
-	l.add(&expr.Cmp{Op: expr.CmpOpEq, Register: unix.NFT_REG_1, Data: AppendInteger(nil, m.Bits)})
-}
-
-func (m MatchIfname) linearize(l *linearizer) {
-	l.load(Concat{m.Field})
-	l.add(&expr.Cmp{Op: m.Op.cmp(), Register: unix.NFT_REG_1, Data: ifnameData(m.Name)})
+func (l *linearizer) mask(mask, xor []byte) {
+	l.add(&expr.Bitwise{SourceRegister: unix.NFT_REG_1, DestRegister: unix.NFT_REG_1, Len: uint32(len(mask)), Mask: mask, Xor: xor})
 }
 
 func (m InSet) linearize(l *linearizer) {
@@ -120,9 +76,14 @@ func (v Vmap) linearize(l *linearizer) {
 	l.add(&expr.Lookup{SourceRegister: unix.NFT_REG_1, SetName: v.Map, IsDestRegSet: true, DestRegister: unix.NFT_REG_VERDICT})
 }
 
-func (s SetMarkBits) linearize(l *linearizer) { l.setMark(^s.Bits, s.Bits) }
-
-func (s FlipMarkBits) linearize(l *linearizer) { l.setMark(^uint32(0), s.Bits) }
+func (s SetMark) linearize(l *linearizer) {
+	if s.Or != 0 && s.Xor != 0 {
+		l.refuse(errors.New("a mark that is both set and flipped"))
+	}
+	l.load(Concat{MetaMark})
+	l.mask(AppendInteger(nil, ^s.Or), AppendInteger(nil, s.Or|s.Xor))
+	l.add(&expr.Meta{Key: expr.MetaKeyMARK, SourceRegister: true, Register: unix.NFT_REG_1})
+}
 
 func (d DNAT) linearize(l *linearizer) {
 	l.load(d.Key)
@@ -153,10 +114,14 @@ func (r Reject) linearize(l *linearizer) {
 
 func (Counter) linearize(l *linearizer) { l.add(&expr.Counter{}) }
 
-// linearize adds nothing: an unknown expression cannot be written. encodeExpressions refuses the rule before it calls
-// this.
-func (u Unknown) linearize(*linearizer) {}
+func (u Unknown) linearize(l *linearizer) {
+	l.refuse(fmt.Errorf("%q was read from the kernel and cannot be written back", u))
+}
 
 func (v Verdict) linearize(l *linearizer) {
+	if !v.Kind.known() {
+		l.refuse(errors.New("a verdict that says nothing"))
+		return
+	}
 	l.add(&expr.Verdict{Kind: v.Kind.kernel(), Chain: v.Chain})
 }

@@ -111,7 +111,7 @@ func familyFeatures(f Family, table string) []feature {
 	clients := &Set{Name: "clients", Key: slices.Concat(Concat{f.Saddr()}, key), Data: Concat{f.Daddr(), ThDport}, Dynamic: true, Size: 1}
 	return []feature{
 		{name: f.String() + " tables", option: "CONFIG_NF_TABLES_" + suffix, essential: true, table: &Table{Family: f, Name: table}},
-		rule("matching addresses", "CONFIG_NF_TABLES", nil, MatchPrefix{Field: f.Daddr(), Prefix: netip.PrefixFrom(f.Loopback().Addr(), 5)}),
+		rule("matching addresses", "CONFIG_NF_TABLES", nil, Match{Field: f.Daddr(), Value: netip.PrefixFrom(f.Loopback().Addr(), 5)}),
 		rule("verdict maps", "CONFIG_NF_TABLES", &Set{Name: "verdicts", Key: key, Verdicts: true}, Vmap{Key: key, Map: "verdicts"}),
 		rule("sets with ranges in a concatenation", "CONFIG_NF_TABLES of kernel 5.6 or later",
 			&Set{Name: "ranges", Key: ranged, Interval: true}, InSet{Key: ranged, Set: "ranges"}),
@@ -123,7 +123,7 @@ func familyFeatures(f Family, table string) []feature {
 			Match{Field: MetaL4proto, Value: ProtoData(unix.IPPROTO_TCP)},
 			Update{Map: clients.Name, Key: Concat{f.Saddr(), f.OriginalDaddr(), MetaL4proto, CTOriginalProtoDst}, Data: Concat{f.Daddr(), CTReplyProtoSrc}, Timeout: time.Hour}),
 		rule("masquerade", "CONFIG_NFT_MASQ", nil, Masquerade{}),
-		rule("ct state", "CONFIG_NFT_CT", nil, MatchFlags{Field: CTState, Bits: CTStateNew}),
+		rule("ct state", "CONFIG_NFT_CT", nil, Match{Field: CTState, Value: CTStateNew}),
 		rule("fib daddr type", "CONFIG_NFT_FIB_"+suffix, nil, Match{Field: FibDaddrType, Value: IntegerData(unix.RTN_LOCAL)}),
 		rule("reject", "CONFIG_NFT_REJECT_"+suffix, nil, Reject{Family: f}),
 	}

@@ -1,7 +1,6 @@
 package nft
 
 import (
-	"errors"
 	"fmt"
 
 	"github.com/google/nftables/expr"
@@ -29,21 +28,11 @@ func (e *encoder) addRules(s Step) error {
 
 // encodeExpressions appends the kernel's expressions of a rule. Rules are few, so google/nftables encodes them.
 func encodeExpressions(a *netlinkattr.List, family Family, r Rule) error {
-	for _, s := range r.Statements {
-		switch s := s.(type) {
-		case Unknown:
-			return fmt.Errorf("%q was read from the kernel and cannot be written back", s)
-		case MatchIfname:
-			if err := s.check(); err != nil {
-				return err
-			}
-		case Verdict:
-			if !s.Kind.known() {
-				return errors.New("a verdict that says nothing")
-			}
-		}
+	expressions, err := r.linearize()
+	if err != nil {
+		return err
 	}
-	for _, x := range r.linearize() {
+	for _, x := range expressions {
 		b, err := expr.Marshal(family.nfproto(), x)
 		if err != nil {
 			return err

@@ -2,7 +2,6 @@ package nft
 
 import (
 	"fmt"
-	"net/netip"
 	"strings"
 	"time"
 
@@ -15,93 +14,6 @@ type Statement interface {
 	String() string
 	// linearize appends the kernel's expressions for the statement.
 	linearize(l *linearizer)
-}
-
-// Op compares the two sides of a match.
-type Op uint8
-
-// The operators of a match.
-const (
-	Equal Op = iota
-	NotEqual
-)
-
-// infix returns the operator and a space, as nft lists it: equality is not written.
-func (o Op) infix() string {
-	if o == NotEqual {
-		return "!= "
-	}
-	return ""
-}
-
-// Match compares a field with a value, as in `meta l4proto tcp`.
-type Match struct {
-	Field Field
-	Op    Op
-	// Value is of the field's type, as Concat.Pack returns it: padded to a multiple of four bytes.
-	Value Data
-}
-
-// String returns the statement as nft lists it.
-func (m Match) String() string {
-	return m.Field.String() + " " + m.Op.infix() + Concat{m.Field}.Format(m.Value)
-}
-
-// MatchPrefix compares an address with a prefix, as in `ip saddr != 10.244.0.0/16`.
-type MatchPrefix struct {
-	// Field is IPSaddr, IPDaddr, IP6Saddr or IP6Daddr.
-	Field Field
-	Op    Op
-	// Prefix is of the field's family. Its host bits do not count.
-	Prefix netip.Prefix
-}
-
-// String returns the statement as nft lists it.
-func (m MatchPrefix) String() string {
-	p := m.Prefix.Masked()
-	text := p.String()
-	if p.IsSingleIP() {
-		text = p.Addr().String()
-	}
-	return m.Field.String() + " " + m.Op.infix() + text
-}
-
-// MatchFlags holds when any of the bits is set, as in `ct state new`.
-type MatchFlags struct {
-	// Field is CTState or CTStatus.
-	Field Field
-	// Bits is one or more of the kernel's bits, such as CTStateNew.
-	Bits uint32
-}
-
-// String returns the statement as nft lists it.
-func (m MatchFlags) String() string {
-	return m.Field.String() + " " + Concat{m.Field}.Format(IntegerData(m.Bits))
-}
-
-// MatchMark holds when the packet mark has all the bits, as in `meta mark & 0x00004000 == 0x00004000`.
-type MatchMark struct {
-	// Bits are in host byte order.
-	Bits uint32
-}
-
-// String returns the statement as nft lists it.
-func (m MatchMark) String() string {
-	return fmt.Sprintf("meta mark & 0x%08x == 0x%08x", m.Bits, m.Bits)
-}
-
-// MatchIfname compares the name of an interface, as in `iifname "veth*"`.
-type MatchIfname struct {
-	// Field is MetaIifname or MetaOifname.
-	Field Field
-	Op    Op
-	// Name is 1 to 15 bytes long. If it ends in "*", it matches every name that begins with the text before the "*".
-	Name string
-}
-
-// String returns the statement as nft lists it.
-func (m MatchIfname) String() string {
-	return m.Field.String() + " " + m.Op.infix() + quote(m.Name)
 }
 
 // InSet holds when the key is (or, with NotEqual, is not) an element of the named set, as in `ip daddr @blocked`.
@@ -128,23 +40,20 @@ type Vmap struct {
 // String returns the statement as nft lists it.
 func (v Vmap) String() string { return v.Key.String() + " vmap @" + v.Map }
 
-// SetMarkBits sets bits of the packet mark, as in `meta mark set meta mark | 0x00004000`.
-type SetMarkBits struct {
-	// Bits are in host byte order. All other bits of the mark stay as they are.
-	Bits uint32
+// SetMark changes the packet mark: Or sets its bits, as in `meta mark set meta mark | 0x00004000`, and Xor flips its bits,
+// as in `meta mark set meta mark ^ 0x00004000`. One of them is 0. All other bits of the mark stay as they are.
+type SetMark struct {
+	// Or and Xor are in host byte order.
+	Or, Xor uint32
 }
 
 // String returns the statement as nft lists it.
-func (s SetMarkBits) String() string { return fmt.Sprintf("meta mark set meta mark | 0x%08x", s.Bits) }
-
-// FlipMarkBits flips bits of the packet mark, as in `meta mark set meta mark ^ 0x00004000`.
-type FlipMarkBits struct {
-	// Bits are in host byte order. All other bits of the mark stay as they are.
-	Bits uint32
+func (s SetMark) String() string {
+	if s.Xor != 0 {
+		return fmt.Sprintf("meta mark set meta mark ^ 0x%08x", s.Xor)
+	}
+	return fmt.Sprintf("meta mark set meta mark | 0x%08x", s.Or)
 }
-
-// String returns the statement as nft lists it.
-func (s FlipMarkBits) String() string { return fmt.Sprintf("meta mark set meta mark ^ 0x%08x", s.Bits) }
 
 // DNAT looks the key up in the named map and translates the destination to the address and port that it finds, as in
 // `dnat ip to ip daddr map @endpoints`. If the map lacks the key, the next rule runs. It is for chains of type nat at
@@ -280,15 +189,4 @@ func (v Verdict) String() string {
 		return fmt.Sprintf("verdict-%d", v.Kind)
 	}
 	return strings.TrimSpace(verdicts[v.Kind].name + " " + v.Chain)
-}
-
-// ifnameData returns the bytes to compare an interface name with: all sixteen for an
-// exact name, only those before the "*" for a wildcard, as nft does.
-func ifnameData(name string) []byte {
-	if prefix, ok := strings.CutSuffix(name, "*"); ok {
-		return []byte(prefix)
-	}
-	b := make([]byte, 16)
-	copy(b, name)
-	return b
 }

@@ -6,8 +6,6 @@ import (
 	"strings"
 	"unicode"
 	"unicode/utf8"
-
-	"golang.org/x/sys/unix"
 )
 
 // maxComment is the longest comment that nft loads (NFTNL_UDATA_COMMENT_MAXLEN less its final NUL).
@@ -104,9 +102,4 @@ func (s Step) checkNames() error {
 		return checkName("chain", s.Chain.Name)
 	}
 	return nil
-}
-
-// check refuses a name that no interface can have. A final "*" does not count.
-func (m MatchIfname) check() error {
-	return checkText("interface", strings.TrimSuffix(m.Name, "*"), unix.IFNAMSIZ-1)
 }

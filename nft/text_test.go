@@ -107,8 +107,8 @@ func testNamesThatCannotBeAreRefusedByName(t *testing.T) {
 		{`name of chain "c\x00c" has a NUL in it`, &Table{Family: FamilyIP, Name: "t", Chains: []*Chain{{Name: "c\x00c"}}}},
 		{`name of map "m\x00" has a NUL in it`, &Table{Family: FamilyIP, Name: "t", Sets: []*Set{{Name: "m\x00", Key: Concat{IPDaddr}, Verdicts: true}}}},
 		{fmt.Sprintf("name of chain %q has 256 bytes, at most 255 are allowed", long), &Table{Family: FamilyIP, Name: "t", Chains: []*Chain{{Name: long}}}},
-		{`name of interface "eth0\x00" has a NUL in it`, &Table{Family: FamilyIP, Name: "t", Chains: []*Chain{{Name: "c", Rules: []Rule{NewRule(MatchIfname{MetaIifname, Equal, "eth0\x00"})}}}}},
-		{`name of interface "a-long-interface" has 16 bytes, at most 15 are allowed`, &Table{Family: FamilyIP, Name: "t", Chains: []*Chain{{Name: "c", Rules: []Rule{NewRule(MatchIfname{MetaIifname, Equal, "a-long-interface"})}}}}},
+		{`name of interface "eth0\x00" has a NUL in it`, &Table{Family: FamilyIP, Name: "t", Chains: []*Chain{{Name: "c", Rules: []Rule{NewRule(Match{Field: MetaIifname, Op: Equal, Value: "eth0\x00"})}}}}},
+		{`name of interface "a-long-interface" has 16 bytes, at most 15 are allowed`, &Table{Family: FamilyIP, Name: "t", Chains: []*Chain{{Name: "c", Rules: []Rule{NewRule(Match{Field: MetaIifname, Op: Equal, Value: "a-long-interface"})}}}}},
 	} {
 		if _, err := c.Commit(t.Context(), Diff(nil, tc.table)); err == nil || !strings.Contains(err.Error(), tc.want) {
 			t.Errorf("Commit = %v, want %q", err, tc.want)

@@ -62,8 +62,8 @@ func buildTable(family nft.Family, state *model.Changes, clusterCIDR netip.Prefi
 func (b *builder) addBaseChains() {
 	translate := nft.NewRule(nft.Vmap{Key: b.dialed(), Map: "services"})
 	refuse := []nft.Rule{
-		nft.NewRule(nft.MatchFlags{Field: nft.CTStatus, Bits: nft.CTStatusDNAT}, nft.Accept),
-		nft.NewRule(nft.MatchFlags{Field: nft.CTState, Bits: nft.CTStateNew}, nft.Vmap{Key: b.dialed(), Map: "refused"}),
+		nft.NewRule(nft.Match{Field: nft.CTStatus, Value: nft.CTStatusDNAT}, nft.Accept),
+		nft.NewRule(nft.Match{Field: nft.CTState, Value: nft.CTStateNew}, nft.Vmap{Key: b.dialed(), Map: "refused"}),
 		nft.NewRule(nft.InSet{Key: b.clusterIPs.Key, Set: "cluster-ips"}, nft.Reject{Family: b.family}),
 	}
 	for _, hook := range []nft.Hook{nft.HookPrerouting, nft.HookOutput} {
@@ -73,9 +73,9 @@ func (b *builder) addBaseChains() {
 		b.addChain(&nft.Chain{Name: "filter-" + string(hook), Type: nft.TypeFilter, Hook: hook, Priority: nft.PriorityFilter, Rules: refuse})
 	}
 	b.addChain(&nft.Chain{Name: "nat-postrouting", Type: nft.TypeNAT, Hook: nft.HookPostrouting, Priority: nft.PrioritySrcNAT, Rules: []nft.Rule{
-		nft.NewRule(nft.MatchMark{Bits: masqueradeMark}, nft.FlipMarkBits{Bits: masqueradeMark}, nft.Masquerade{}),
+		nft.NewRule(nft.Match{Field: nft.MetaMark, Mask: masqueradeMark, Value: masqueradeMark}, nft.SetMark{Xor: masqueradeMark}, nft.Masquerade{}),
 		// A client that is its own endpoint would answer itself, past us.
-		nft.NewRule(nft.MatchFlags{Field: nft.CTStatus, Bits: nft.CTStatusDNAT}, nft.InSet{Key: b.hairpin.Key, Set: "hairpin"}, nft.Masquerade{}),
+		nft.NewRule(nft.Match{Field: nft.CTStatus, Value: nft.CTStatusDNAT}, nft.InSet{Key: b.hairpin.Key, Set: "hairpin"}, nft.Masquerade{}),
 	}})
 	b.addChain(&nft.Chain{Name: "reject", Rules: []nft.Rule{nft.NewRule(nft.Reject{Family: b.family})}})
 }
@@ -88,8 +88,8 @@ func (b *builder) addChains(port *model.ServicePort) {
 	}
 	b.clusterIPs.Put(nft.Element{Key: nft.AddrData(port.ClusterIP)})
 
-	mark := nft.SetMarkBits{Bits: masqueradeMark}
-	markUnlessPod := nft.NewRule(nft.MatchPrefix{Field: b.family.Saddr(), Op: nft.NotEqual, Prefix: b.clusterCIDR}, mark)
+	mark := nft.SetMark{Or: masqueradeMark}
+	markUnlessPod := nft.NewRule(nft.Match{Field: b.family.Saddr(), Op: nft.NotEqual, Value: b.clusterCIDR}, mark)
 	b.addEndpointChain("cluster/"+name, port.Cluster, affinity, markUnlessPod)
 	if port.InternalPolicy == model.PolicyLocal {
 		b.addEndpointChain("local/"+name, port.Local, affinity, markUnlessPod)
@@ -98,7 +98,7 @@ func (b *builder) addChains(port *model.ServicePort) {
 	if port.ExternalPolicy == model.PolicyLocal {
 		// The policy is about clients outside; pods and the node itself reach all endpoints.
 		b.addEndpointChain("external/"+name, port.Local, affinity,
-			nft.NewRule(nft.MatchPrefix{Field: b.family.Saddr(), Prefix: b.clusterCIDR}, toCluster),
+			nft.NewRule(nft.Match{Field: b.family.Saddr(), Value: b.clusterCIDR}, toCluster),
 			nft.NewRule(nft.Match{Field: nft.FibSaddrType, Value: nft.IntegerData(unix.RTN_LOCAL)}, toCluster))
 	} else {
 		b.addChain(&nft.Chain{Name: "external/" + name, Rules: []nft.Rule{nft.NewRule(mark), nft.NewRule(toCluster)}})
@@ -106,7 +106,7 @@ func (b *builder) addChains(port *model.ServicePort) {
 	if ranges := port.LoadBalancerSourceRanges; ranges != nil {
 		guard := &nft.Chain{Name: "guard/" + name}
 		for _, r := range ranges {
-			guard.Rules = append(guard.Rules, nft.NewRule(nft.MatchPrefix{Field: b.family.Saddr(), Prefix: r}, nft.Goto("external/"+name)))
+			guard.Rules = append(guard.Rules, nft.NewRule(nft.Match{Field: b.family.Saddr(), Value: r}, nft.Goto("external/"+name)))
 		}
 		guard.Rules = append(guard.Rules, nft.NewRule(nft.Drop))
 		b.addChain(guard)

@@ -64,10 +64,10 @@ func (t *ruleText) statement() (nft.Statement, error) {
 		return nft.Counter{}, nil
 	case t.skip("meta mark set meta mark | "):
 		bits, err := parseBits(t.word())
-		return nft.SetMarkBits{Bits: bits}, err
+		return nft.SetMark{Or: bits}, err
 	case t.skip("meta mark set meta mark ^ "):
 		bits, err := parseBits(t.word())
-		return nft.FlipMarkBits{Bits: bits}, err
+		return nft.SetMark{Xor: bits}, err
 	case t.skip("meta mark & "):
 		return t.matchMark()
 	case t.skip("dnat "):
@@ -90,12 +90,19 @@ func parseBits(text string) (uint32, error) {
 }
 
 func (t *ruleText) matchMark() (nft.Statement, error) {
-	bits, err := parseBits(t.word())
-	if err == nil && !t.skip("== ") {
-		err = errors.New("the mark is not compared")
+	m := nft.Match{Field: nft.MetaMark}
+	var err error
+	if m.Mask, err = parseBits(t.word()); err != nil {
+		return nil, err
 	}
-	t.word()
-	return nft.MatchMark{Bits: bits}, err
+	switch {
+	case t.skip("!= "):
+		m.Op = nft.NotEqual
+	case !t.skip("== "):
+		return nil, errors.New("the mark is not compared")
+	}
+	m.Value, err = parseBits(t.word())
+	return m, err
 }
 
 func (t *ruleText) dnat() (nft.Statement, error) {
@@ -204,14 +211,14 @@ func matchField(field nft.Field, op nft.Op, text string) (nft.Statement, error) 
 	switch field {
 	case nft.MetaIifname, nft.MetaOifname:
 		name, err := strconv.Unquote(text)
-		return nft.MatchIfname{Field: field, Op: op, Name: name}, err
+		return nft.Match{Field: field, Op: op, Value: name}, err
 	case nft.CTState, nft.CTStatus:
 		bits, err := parseFlags(field, text)
-		return nft.MatchFlags{Field: field, Bits: bits}, err
+		return nft.Match{Field: field, Op: op, Value: bits}, err
 	}
 	if strings.Contains(text, "/") {
 		prefix, err := netip.ParsePrefix(text)
-		return nft.MatchPrefix{Field: field, Op: op, Prefix: prefix}, err
+		return nft.Match{Field: field, Op: op, Value: prefix}, err
 	}
 	value, err := parseData(nft.Concat{field}, text)
 	return nft.Match{Field: field, Op: op, Value: value}, err

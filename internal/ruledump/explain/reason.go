@@ -136,7 +136,7 @@ func readsLocalClients(r *nft.Rule) bool {
 }
 
 func marks(r *nft.Rule) bool {
-	return has(r, func(nft.SetMarkBits) bool { return true })
+	return has(r, func(s nft.SetMark) bool { return s.Or != 0 })
 }
 
 // sourceReasonOfStep returns the reason that a step adds; empty for none. outside says that an earlier step marked the

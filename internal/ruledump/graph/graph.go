@@ -195,10 +195,12 @@ func (d *drawing) describe(f *compiler.Frontend, chain string) []string {
 		return []string{"the cluster's own clients: source kept", "this node: source masqueraded"}
 	}
 	switch first := d.firstStatement(f, chain).(type) {
-	case nft.SetMarkBits:
+	case nft.SetMark:
 		return []string{"source masqueraded"}
-	case nft.MatchPrefix:
-		return notLocalMasqueraded
+	case nft.Match:
+		if _, ok := first.Value.(netip.Prefix); ok {
+			return notLocalMasqueraded
+		}
 	case nft.Verdict:
 		if compiler.RoleOf(first.Chain) == compiler.RoleMarkUnlessLocal {
 			return notLocalMasqueraded
