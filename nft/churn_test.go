@@ -71,7 +71,7 @@ func testCompareBesideElementsThatGo(t *testing.T) {
 			c, another := dialOver(t, table)
 			first := listed(t, c, table, 100)
 			calls := 0
-			tx, err := another.Compare(t.Context(), table, Comparison{ThroughCommits: true, Guard: func(work func()) error {
+			tx, err := another.Compare(t.Context(), table, CompareOptions{ThroughCommits: true, Guard: func(work func()) error {
 				work()
 				if calls++; calls == 5 { // one has looked at sets and chains
 					tc.disturb(t, c, table, first)
@@ -95,19 +95,16 @@ func testCompareWithASetThatSomebodyEmptied(t *testing.T) {
 	table := manyAddresses(n)
 	commitAll(t, c, Diff(nil, table))
 	runNft(t, "", "flush", "set", "ip", "kube-proxy", "cluster-ips")
-	tx := compare(t, c, table, Comparison{})
+	tx := compare(t, c, table, CompareOptions{})
 	if len(tx.Steps) != 1 || tx.Steps[0].Op != AddElements || tx.Steps[0].Len() != n {
 		t.Errorf("Compare = %.300s, want %d elements to add", tx, n)
 	}
 }
 
 // Other commits all the time change which elements the set has, and how many.
-func testCompareUnderConstantChurn(t *testing.T) { inBothWays(t, compareUnderConstantChurn) }
-
-func compareUnderConstantChurn(t *testing.T, askFrom int) {
+func testCompareUnderConstantChurn(t *testing.T) {
 	table := manyAddresses(20_000)
 	c, another := dialOver(t, table)
-	another.askFrom = askFrom
 	var lock sync.Mutex
 	ctx, cancel := context.WithCancel(t.Context())
 	changes := 0
@@ -132,7 +129,7 @@ func compareUnderConstantChurn(t *testing.T, askFrom int) {
 	const comparisons = 10
 	succeeded := 0
 	for range comparisons {
-		tx, err := another.Compare(t.Context(), table, Comparison{ThroughCommits: true, Guard: func(work func()) error {
+		tx, err := another.Compare(t.Context(), table, CompareOptions{ThroughCommits: true, Guard: func(work func()) error {
 			lock.Lock()
 			defer lock.Unlock()
 			work()

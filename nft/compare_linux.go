@@ -1,59 +1,49 @@
 package nft
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"iter"
-	"slices"
 
 	"github.com/nftproxy/nftproxy/internal/netlinkattr"
 	"golang.org/x/sys/unix"
 )
 
-// Comparison holds the options of Compare. The zero value is for a wanted table that does not change meanwhile, and
-// ends with ErrGenerationMoved when somebody commits.
-type Comparison struct {
-	// Guard, if set, is called to run each piece of work that reads the wanted table. For example, it holds the lock that
-	// protects the table. A piece is some hundred elements, which take some tens of microseconds; or once a whole set, if
-	// elements are missing or somebody has committed meanwhile. No lock need be held while the kernel lists.
-	//
-	// Between two pieces, elements of the wanted sets may be added, removed and replaced, if the same is committed.
-	// Whatever Compare returns about those is to be ignored. If other parts of the wanted table have changed since Compare
-	// was called, Guard must not run the work but return an error. Compare ends with that error.
+// CompareOptions are the options of Compare. The zero value is for a wanted table that does not change meanwhile.
+type CompareOptions struct {
+	// Guard, if set, runs each piece of work that reads the wanted table, for example under a lock. An error of Guard ends
+	// Compare.
 	Guard func(work func()) error
-	// ThroughCommits continues when somebody commits meanwhile. Commits to other tables do not disturb the listing of
-	// this one. If there is no difference then, Compare returns no error: a change after the listing has a generation of
-	// its own, which the caller hears of. If there is one, Compare returns it together with ErrGenerationMoved.
+	// ThroughCommits continues when somebody commits, instead of returning ErrGenerationMoved.
 	ThroughCommits bool
-	// StaleKeys, if set, helps to find elements of a large set that are not wanted, without listing the set. It is called
-	// with a wanted set, and with the elements to delete from smaller sets of the table. It returns keys that the kernel's
-	// set may have then. It may be called under Guard, and more than once.
-	StaleKeys func(set *Set, deleted iter.Seq2[*Set, Element]) iter.Seq[Data]
 }
 
 // Compare lists the kernel's table and returns the transaction that turns it into want. The result is that of Diff
 // after ReadTable, without a copy of the elements: memory holds the differences, and 11 to 22 bytes for each listed
 // element. The elements of Dynamic sets are not listed, except for a catch-all, so packets cannot make Compare slow.
 //
-// In a large set, Compare asks for the wanted elements by their keys instead, and lists the set only if the kernel
-// counts more than that (kernel 6.15; before, it always lists). This takes time in proportion to the length of the set,
-// and a listing to the square of it.
+// With Guard, no lock need be held while the kernel lists. A piece of work is some hundred elements, which take some
+// tens of microseconds, or a whole set if elements are missing or somebody has committed. Between two pieces, elements
+// of the wanted sets may change if the same change is committed; the caller then ignores what Compare returns about
+// them. After any other change of the wanted table, Guard must return an error without running the work.
+//
+// With ThroughCommits, Compare returns no error if there is no difference: commits to other tables do not disturb the
+// listing of this one, and a change after the listing has a generation of its own, which the caller hears of. If there
+// is a difference, Compare returns it together with ErrGenerationMoved.
 //
 // Compare ends with ctx's error as soon as ctx is done. It ends with ErrGenerationMoved as soon as somebody commits,
 // unless ThroughCommits is set, and when the kernel's count of a set shows that the listing was cut short (kernel
 // 6.15). Before an element counts as missing, Compare asks the kernel for it by its key. (If more than 1,000 are
 // missing in one set, it relies on the count.) The connection is busy all the while, so give Compare one of its own:
 // see Another.
-func (c *Conn) Compare(ctx context.Context, want *Table, how Comparison) (Transaction, error) {
-	if how.Guard == nil {
-		how.Guard = func(work func()) error {
+func (c *Conn) Compare(ctx context.Context, want *Table, options CompareOptions) (Transaction, error) {
+	if options.Guard == nil {
+		options.Guard = func(work func()) error {
 			work()
 			return nil
 		}
 	}
-	run := comparison{reader: reader{conn: c, ctx: ctx, family: want.Family, table: want.Name, throughCommits: how.ThroughCommits}, guard: how.Guard, stale: how.StaleKeys, want: want}
+	run := comparison{reader: reader{conn: c, ctx: ctx, family: want.Family, table: want.Name, throughCommits: options.ThroughCommits}, guard: options.Guard, want: want}
 	tx, err := run.run()
 	if errors.Is(err, unix.ENOENT) {
 		err = ErrGenerationMoved // deleted under our hands
@@ -67,9 +57,7 @@ func (c *Conn) Compare(ctx context.Context, want *Table, how Comparison) (Transa
 type comparison struct {
 	reader reader
 	guard  func(func()) error
-	// stale is Comparison.StaleKeys.
-	stale func(*Set, iter.Seq2[*Set, Element]) iter.Seq[Data]
-	want  *Table
+	want   *Table
 }
 
 func (c *comparison) run() (Transaction, error) {
@@ -83,8 +71,6 @@ func (c *comparison) run() (Transaction, error) {
 	if err := c.guard(func() { d, pairs = beginDiff(have, c.want) }); err != nil {
 		return Transaction{}, err
 	}
-	// The differences in small sets say which elements of large ones may be stale.
-	slices.SortStableFunc(pairs, func(a, b setPair) int { return cmp.Compare(a.kernelCount(), b.kernelCount()) })
 	for _, pair := range pairs {
 		if err := c.compareElements(d, pair); err != nil {
 			return Transaction{}, err
@@ -126,32 +112,13 @@ func (c *comparison) compareElements(d *delta, pair setPair) error {
 	if pair.want.Dynamic {
 		err = c.reader.element(pair.want, Element{Key: CatchAll}, c.taking(e))
 	} else {
-		e, err = c.compareAll(d, pair)
+		err = c.compareListing(e, pair.have)
 	}
 	if err != nil {
 		return err
 	}
 	d.addElements(pair.want, e.gone, e.added)
 	return nil
-}
-
-// compareAll compares all elements of a set: by their keys if that is faster, and otherwise by listing them.
-func (c *comparison) compareAll(d *delta, pair setPair) (*elementComparison, error) {
-	e := &elementComparison{set: pair.want}
-	var stale map[Data]bool
-	ask := c.fasterByKey(pair.have, 1)
-	if ask {
-		if err := c.guard(func() { stale, ask = c.staleKeys(pair.have, pair.want, d) }); err != nil {
-			return nil, err
-		}
-	}
-	if ask {
-		if whole, err := c.compareByKey(e, stale); whole || err != nil {
-			return e, err
-		}
-		e = &elementComparison{set: pair.want}
-	}
-	return e, c.compareListing(e, pair.have)
 }
 
 // taking returns a function that compares the elements of a message in one piece of work.
@@ -222,10 +189,7 @@ func (c *comparison) countAgain(e *elementComparison) (err error) {
 // elementComparison compares a wanted set with the elements that the kernel lists.
 type elementComparison struct {
 	set *Set
-	// byKey says that the kernel was asked for the elements by their keys. stale holds those that were not wanted then.
-	byKey bool
-	stale map[Data]bool
-	// seen are the keys that were listed, without the catch-all; nil with byKey and for a Dynamic set.
+	// seen holds the keys that were listed, without the catch-all; nil for a Dynamic set.
 	seen *seenKeys
 	// found counts those of them that are wanted, with whatever value.
 	found       int
@@ -244,7 +208,6 @@ func (e *elementComparison) take(r *rawElement) error {
 	case r.catchAll():
 		key = append(e.key[:0], CatchAll...)
 		e.catchAll = true
-	case e.byKey:
 	case e.seen == nil || !e.seen.add(key):
 		return nil // of a Dynamic set; or listed twice, which happens while the kernel rehashes
 	}
@@ -258,8 +221,6 @@ func (e *elementComparison) take(r *rawElement) error {
 		}
 		want.Key = Data(key)
 		e.added = append(e.added, want)
-	} else if e.byKey && !r.catchAll() && !e.stale[Data(key)] {
-		return nil // wanted when the kernel was asked for it; whoever has changed that deletes it
 	}
 	e.gone = append(e.gone, r.element())
 	return nil
@@ -268,7 +229,9 @@ func (e *elementComparison) take(r *rawElement) error {
 // missing returns the wanted elements that were not listed. If nobody has committed meanwhile and there are none, it
 // does not walk the set.
 func (e *elementComparison) missing(committed bool) (missing []Element) {
-	missing = e.missingCatchAll()
+	if catchAll, wanted := e.set.Element(CatchAll); wanted && !e.catchAll {
+		missing = append(missing, catchAll)
+	}
 	if !committed && e.found == e.set.countable() {
 		return missing
 	}
@@ -278,14 +241,6 @@ func (e *elementComparison) missing(committed bool) (missing []Element) {
 		}
 	}
 	return missing
-}
-
-// missingCatchAll returns the catch-all if it is wanted and the kernel has none.
-func (e *elementComparison) missingCatchAll() []Element {
-	if catchAll, wanted := e.set.Element(CatchAll); wanted && !e.catchAll {
-		return []Element{catchAll}
-	}
-	return nil
 }
 
 // known counts the elements that the kernel is known to have: the wanted ones without the missing ones, and the foreign
@@ -310,7 +265,7 @@ func (e *elementComparison) known() int {
 // addMissing notes the missing elements that the kernel has not returned since, and that are still wanted.
 func (e *elementComparison) addMissing(missing []Element) {
 	for _, m := range missing {
-		if m.Key == CatchAll && e.catchAll || m.Key != CatchAll && !e.byKey && e.seen.has(m.Key) {
+		if m.Key == CatchAll && e.catchAll || m.Key != CatchAll && e.seen.has(m.Key) {
 			continue
 		}
 		if want, wanted := e.set.Element(m.Key); wanted {

@@ -5,7 +5,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"math"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -19,7 +18,7 @@ import (
 )
 
 // compare compares the kernel's table with want, on a connection of its own, or ends the test.
-func compare(t fataler, c *Conn, want *Table, how Comparison) Transaction {
+func compare(t fataler, c *Conn, want *Table, how CompareOptions) Transaction {
 	t.Helper()
 	another, err := c.Another()
 	if err != nil {
@@ -37,10 +36,8 @@ func compare(t fataler, c *Conn, want *Table, how Comparison) Transaction {
 func awaitRehash(t testing.TB, c *Conn, table *Table) {
 	t.Helper()
 	begin := time.Now()
-	c.askFrom = math.MaxInt32 // elements that the kernel is asked for are found at any time
-	defer func() { c.askFrom = askFrom }()
 	for {
-		tx, err := c.Compare(context.Background(), table, Comparison{})
+		tx, err := c.Compare(context.Background(), table, CompareOptions{})
 		switch {
 		case err == nil && tx.Empty():
 			return
@@ -109,8 +106,8 @@ func testCompareFindsWhatDiffFinds(t *testing.T) {
 			r.Fatal(err)
 		}
 		checkComparisons(r, c, read, want)
-		commitAll(t, c, compare(r, c, want, Comparison{}))
-		if rest := compare(r, c, want, Comparison{}); !rest.Empty() {
+		commitAll(t, c, compare(r, c, want, CompareOptions{}))
+		if rest := compare(r, c, want, CompareOptions{}); !rest.Empty() {
 			r.Fatalf("after the repair there is still:\n%s", rest)
 		}
 	})
@@ -135,16 +132,16 @@ func testCompareRepairsWhatOthersDid(t *testing.T) {
 			c := dial(t)
 			want := everything(FamilyIP)
 			commitAll(t, c, Diff(nil, want))
-			if tx := compare(t, c, want, Comparison{}); !tx.Empty() {
+			if tx := compare(t, c, want, CompareOptions{}); !tx.Empty() {
 				t.Fatalf("what was committed differs by\n%s", tx)
 			}
 			runNft(t, load+"\n", "-f", "-")
-			tx := compare(t, c, want, Comparison{})
+			tx := compare(t, c, want, CompareOptions{})
 			if diff := cmp.Diff(sortedText(Diff(readTable(t, c, want), want)), sortedText(tx)); diff != "" {
 				t.Errorf("transaction (-Diff +Compare):\n%s", diff)
 			}
 			commitAll(t, c, tx)
-			if rest := compare(t, c, want, Comparison{}); !rest.Empty() {
+			if rest := compare(t, c, want, CompareOptions{}); !rest.Empty() {
 				t.Errorf("after the repair there is still:\n%s", rest)
 			}
 		})
@@ -166,18 +163,10 @@ func readTable(t *testing.T, c *Conn, want *Table) *Table {
 const giveUpTime = time.Second
 
 // A comparison is disturbed after disturbedAt pieces of work. It may do givingUp more: those under way. Without a
-// disturbance it has 30 pieces if it lists, and 800 if it asks.
+// disturbance it has 30 pieces.
 const disturbedAt, givingUp = 10, 8
 
-func testCompareGivesUp(t *testing.T) { inBothWays(t, compareGivesUp) }
-
-// inBothWays runs a test of a comparison that lists a large set, and of one that asks for its elements by their keys.
-func inBothWays(t *testing.T, test func(t *testing.T, askFrom int)) {
-	t.Run("when it lists", func(t *testing.T) { test(t, math.MaxInt32) })
-	t.Run("when it asks", func(t *testing.T) { test(t, 0) })
-}
-
-func compareGivesUp(t *testing.T, askFrom int) {
+func testCompareGivesUp(t *testing.T) {
 	table := manyAddresses(50_000)
 	for _, tc := range []struct {
 		name string
@@ -194,11 +183,10 @@ func compareGivesUp(t *testing.T, askFrom int) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			c, another := dialOver(t, table)
-			another.askFrom = askFrom
 			ctx, cancel := context.WithCancel(context.Background())
 			defer cancel()
 			calls, disturbed := 0, time.Time{}
-			tx, err := another.Compare(ctx, table, Comparison{Guard: func(work func()) error {
+			tx, err := another.Compare(ctx, table, CompareOptions{Guard: func(work func()) error {
 				work()
 				if calls++; calls == disturbedAt {
 					tc.disturb(t, c, cancel)
@@ -221,7 +209,7 @@ func compareGivesUp(t *testing.T, askFrom int) {
 			t.Logf("gave up after %v", took)
 			// The kernel may still be rehashing the set, which has just grown.
 			for deadline := time.Now().Add(20 * time.Second); ; {
-				tx, err := another.Compare(context.Background(), table, Comparison{})
+				tx, err := another.Compare(context.Background(), table, CompareOptions{})
 				if errors.Is(err, ErrGenerationMoved) && time.Now().Before(deadline) {
 					continue
 				}
@@ -245,7 +233,7 @@ func testCompareNoticesThatTheTableGoes(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer another.Close()
-	tx, err := another.Compare(t.Context(), table, Comparison{Guard: func(work func()) error {
+	tx, err := another.Compare(t.Context(), table, CompareOptions{Guard: func(work func()) error {
 		work()
 		commitAll(t, c, Remove(table.Family, table.Name))
 		return nil
@@ -256,16 +244,16 @@ func testCompareNoticesThatTheTableGoes(t *testing.T) {
 }
 
 func testCompareThroughCommits(t *testing.T) {
-	inBothWays(t, func(t *testing.T, askFrom int) { compareThroughCommits(t, func(c *Conn) { c.askFrom = askFrom }) })
-	t.Run("when the kernel does not count", func(t *testing.T) { compareThroughCommits(t, func(c *Conn) { c.uncounted = true }) })
+	t.Run("when the kernel counts", func(t *testing.T) { compareThroughCommits(t, false) })
+	t.Run("when the kernel does not count", func(t *testing.T) { compareThroughCommits(t, true) })
 }
 
-func compareThroughCommits(t *testing.T, configure func(*Conn)) {
+func compareThroughCommits(t *testing.T, uncounted bool) {
 	table := manyAddresses(50_000)
 	c, another := dialOver(t, table)
-	configure(another)
+	another.uncounted = uncounted
 	calls := 0
-	others := Comparison{ThroughCommits: true, Guard: func(work func()) error {
+	others := CompareOptions{ThroughCommits: true, Guard: func(work func()) error {
 		work()
 		if calls++; calls%5 == 0 {
 			commitAll(t, c, Replace(&Table{Family: FamilyIP, Name: "other"}))
@@ -306,7 +294,7 @@ func testCompareListsNoSetThatPacketsAddTo(t *testing.T) {
 	fillAffinity(t, c, want, 200_000)
 	pieces := 0
 	begin := time.Now()
-	tx := compare(t, c, want, Comparison{Guard: func(work func()) error {
+	tx := compare(t, c, want, CompareOptions{Guard: func(work func()) error {
 		pieces++
 		work()
 		return nil
@@ -316,7 +304,7 @@ func testCompareListsNoSetThatPacketsAddTo(t *testing.T) {
 	}
 	t.Logf("%d pieces, %v", pieces, time.Since(begin))
 	runNft(t, "", "add", "element", "ip", "kube-proxy", "affinity", "{ * : 10.0.0.9 . 80 }")
-	tx = compare(t, c, want, Comparison{})
+	tx = compare(t, c, want, CompareOptions{})
 	if got := tx.String(); got != "delete element ip kube-proxy affinity {\n\t*,\n}\n" {
 		t.Errorf("the repair of a catch-all is\n%s", got)
 	}
@@ -411,13 +399,37 @@ func TestElements(t *testing.T) {
 	})
 }
 
-// The lock that a Guard takes is what keeps the wanted table still; a race detector would see if it did not.
-func testCompareBesideChanges(t *testing.T) { inBothWays(t, compareBesideChanges) }
+// checkComparisons compares the kernel's table, which was read as have, with want: with the kernel's counts, and as
+// before Linux 6.15.
+func checkComparisons(t fataler, c *Conn, have, want *Table) {
+	t.Helper()
+	for _, uncounted := range []bool{false, true} {
+		another, err := c.Another()
+		if err != nil {
+			t.Fatal(err)
+		}
+		another.uncounted = uncounted
+		got, err := another.Compare(context.Background(), want, CompareOptions{})
+		another.Close()
+		if diff := cmp.Diff(sortedText(Diff(have, want)), sortedText(got)); diff != "" || err != nil {
+			t.Fatal(fmt.Sprintf("uncounted %v: transaction (-Diff +Compare), %v:\n%s", uncounted, err, diff))
+		}
+	}
+}
 
-func compareBesideChanges(t *testing.T, askFrom int) {
+func TestCompareRefusesAKeyOfAnotherLength(t *testing.T) {
+	table := manyAddresses(500)
+	_, another := dialOver(t, table)
+	table.Sets[0].Put(Element{Key: "a"})
+	if tx, err := another.Compare(t.Context(), table, CompareOptions{}); !errors.Is(err, ErrInvalid) {
+		t.Errorf("Compare = %.200s, %v, want ErrInvalid", tx, err)
+	}
+}
+
+// The lock that a Guard takes is what keeps the wanted table still; a race detector would see if it did not.
+func testCompareBesideChanges(t *testing.T) {
 	table := manyAddresses(20_000)
 	_, another := dialOver(t, table)
-	another.askFrom = askFrom
 	lock := make(chan struct{}, 1)
 	var revision atomic.Int64
 	errChanged := errors.New("the wanted table changed")
@@ -425,7 +437,7 @@ func compareBesideChanges(t *testing.T, askFrom int) {
 	go func() {
 		for range 20 {
 			at := revision.Load()
-			_, err := another.Compare(context.Background(), table, Comparison{Guard: func(work func()) error {
+			_, err := another.Compare(context.Background(), table, CompareOptions{Guard: func(work func()) error {
 				lock <- struct{}{}
 				defer func() { <-lock }()
 				if revision.Load() != at {

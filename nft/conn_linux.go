@@ -40,9 +40,7 @@ type Conn struct {
 	owned map[identity]*Table
 	// patience is how long each socket waits for the kernel; tests wait less.
 	patience time.Duration
-	// askFrom is the constant of that name; tests ask from fewer elements on. uncounted hides the kernel's counts of
-	// elements, as before Linux 6.15; for tests.
-	askFrom   int
+	// uncounted hides the kernel's counts of elements, as before Linux 6.15; for tests.
 	uncounted bool
 
 	// canDestroy says whether the kernel has NFT_MSG_DESTROYTABLE; nil until the first transaction that needs to know.
@@ -58,7 +56,7 @@ func Dial(config Config) (*Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &Conn{namespace: n, patience: patience, askFrom: askFrom, turn: make(chan struct{}, 1)}
+	c := &Conn{namespace: n, patience: patience, turn: make(chan struct{}, 1)}
 	if _, err := c.open(context.Background()); err != nil {
 		return nil, errors.Join(err, n.Close())
 	}

@@ -285,7 +285,7 @@ func testConnContext(t *testing.T) {
 		"Generation":   func(ctx context.Context) error { _, err := c.Generation(ctx); return err },
 		"Probe":        func(ctx context.Context) error { return c.Probe(ctx) },
 		"ProbePersist": c.ProbePersist,
-		"Compare":      func(ctx context.Context) error { _, err := c.Compare(ctx, table, Comparison{}); return err },
+		"Compare":      func(ctx context.Context) error { _, err := c.Compare(ctx, table, CompareOptions{}); return err },
 		"ReadElements": func(ctx context.Context) error {
 			_, err := c.ReadElements(ctx, FamilyIP, "kube-proxy", &Set{Name: "s", Key: Concat{IPDaddr}})
 			return err

@@ -83,7 +83,7 @@ func TestSetCounter(t *testing.T) {
 		if tx := Diff(have, want); !tx.Empty() {
 			t.Errorf("Diff finds\n%s", tx)
 		}
-		if tx, err := c.Compare(t.Context(), want, Comparison{}); err != nil || !tx.Empty() {
+		if tx, err := c.Compare(t.Context(), want, CompareOptions{}); err != nil || !tx.Empty() {
 			t.Errorf("Compare finds %v\n%s", err, tx)
 		}
 		if diff := cmp.Diff(want.String(), have.String()); diff != "" {

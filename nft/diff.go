@@ -138,14 +138,6 @@ func (d *delta) replace() {
 // anew.
 type setPair struct{ have, want *Set }
 
-// kernelCount is the kernel's count of the elements; -1 if there is none.
-func (p setPair) kernelCount() int {
-	if p.have == nil {
-		return -1
-	}
-	return p.have.kernelCount
-}
-
 // compareSets compares the sets without their elements, and returns those whose elements have to be compared.
 func (d *delta) compareSets(have, want index) (pairs []setPair) {
 	for _, w := range want.table.Sets {

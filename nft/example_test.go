@@ -196,7 +196,7 @@ func ExampleConn_Compare() {
 		if err != nil {
 			log.Fatal(err)
 		}
-		repair, err := conn.Compare(ctx, want, nft.Comparison{})
+		repair, err := conn.Compare(ctx, want, nft.CompareOptions{})
 		if errors.Is(err, nft.ErrGenerationMoved) {
 			continue // yet another commit, of which there is a notice too
 		}

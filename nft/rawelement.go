@@ -33,25 +33,20 @@ var errNoKey = errors.New("element without a key")
 
 // eachElement calls each for the elements of an NFT_MSG_NEWSETELEM message. An element is valid until each returns.
 func eachElement(data []byte, each func(*rawElement) error) error {
-	var raw rawElement
-	return raw.decodeEach(data, each)
-}
-
-// decodeEach is eachElement with r as the element of each call.
-func (r *rawElement) decodeEach(data []byte, each func(*rawElement) error) error {
+	var r rawElement
 	return decodeAttributes(data, func(typ uint16, b []byte) error {
 		if typ != unix.NFTA_SET_ELEM_LIST_ELEMENTS {
 			return nil
 		}
 		return netlinkattr.Each(b, func(_ uint16, b []byte) error {
-			*r = rawElement{}
+			r = rawElement{}
 			if err := netlinkattr.Each(b, r.take); err != nil {
 				return err
 			}
 			if r.key == nil && !r.catchAll() {
 				return errNoKey
 			}
-			return each(r)
+			return each(&r)
 		})
 	})
 }

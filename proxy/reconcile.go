@@ -86,7 +86,7 @@ func (b *Backend) difference(ctx context.Context) (tx nft.Transaction, certain b
 func (b *Backend) compare(ctx context.Context, conn *nft.Conn, wanted []*nft.Table, guard func(func()) error) (tx nft.Transaction, certain bool, err error) {
 	certain = true
 	for _, want := range wanted {
-		part, err := conn.Compare(ctx, want, nft.Comparison{Guard: guard, ThroughCommits: true, StaleKeys: b.compiler.StaleEndpoints})
+		part, err := conn.Compare(ctx, want, nft.CompareOptions{Guard: guard, ThroughCommits: true})
 		if err != nil && (part.Empty() || !errors.Is(err, nft.ErrGenerationMoved)) {
 			return tx, false, err
 		}

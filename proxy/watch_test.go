@@ -274,7 +274,7 @@ func testCheckAfterAnOwnCommitThatChangedNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	kept.Apply(more)
-	tx, err := others.Compare(t.Context(), kept.Tables()[0], nft.Comparison{})
+	tx, err := others.Compare(t.Context(), kept.Tables()[0], nft.CompareOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
