@@ -120,7 +120,7 @@ golden: ## rewrite what is generated: rulesets, converted configurations, lists 
 	$(GO) test ./internal/config ./internal/metrics ./cmd/kube-proxy ./examples -update
 
 bench: ## benchmarks; compare numbers of one run only
-	$(GO) test -run '^$$' -bench . -benchmem ./nft ./compiler ./proxy ./tracker ./source/manifests ./conntrack ./nodelocal/server ./diffstore ./hack/performance ./integration/scale
+	$(GO) test -run '^$$' -bench . -benchmem ./nft ./compiler ./proxy ./tracker ./source/manifests ./conntrack ./nodelocal/server ./model ./hack/performance ./integration/scale
 
 plot: ## docs/performance.svg: first Sync, one change and memory from 1,000 to 100,000 Services
 	$(GO) run ./hack/performance ./integration/scale

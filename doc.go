@@ -14,13 +14,13 @@
 //
 // # Packages for Services
 //
-//   - model: the node-local view of Services, as plain values. It imports nothing of this module.
+//   - model: the node-local view of Services, as plain values, and a DiffStore for backends that
+//     apply differences. It imports nothing of this module.
 //   - syncloop: calls a backend when there are changes, and again when it fails.
 //   - tracker: Services, EndpointSlices, the Node and ServiceCIDRs in, changes of the model out.
 //   - source/apiserver: feeds a tracker from an API server.
 //   - source/apiserver/apiservertest: an API server for tests, which fails on command.
 //   - source/manifests: feeds a tracker from a directory of manifests.
-//   - diffstore: keeps what a backend wants to write and returns only the differences.
 //   - health: /healthz, /livez and healthCheckNodePorts, as kube-proxy serves them.
 //   - localnodeport: forwards node ports on loopback addresses in user space.
 //   - nodeaddr: the addresses that are the machine's own.
@@ -38,7 +38,6 @@
 //
 //   - nodelocal: a client that feeds a backend from a node-local server.
 //   - nodelocal/server: the server, on top of a tracker.
-//   - nodelocal/protocol: the model as messages, and back.
 //   - nodelocal/v1: the messages and the gRPC service.
 //
 // # Examples

@@ -164,7 +164,7 @@ func declares(s ast.Spec, name string) bool {
 }
 
 // withoutKubernetes are the packages that a client of the node-local API needs.
-var withoutKubernetes = []string{"model", "diffstore", "nodelocal", "nft", "conntrack", "nodeaddr"}
+var withoutKubernetes = []string{"model", "nodelocal", "nft", "conntrack", "nodeaddr"}
 
 // dependencyTable has a row for each package: how many packages it pulls in from outside of this module and the
 // standard library, of how many modules, and what of Kubernetes is among them.

@@ -29,13 +29,12 @@ var withoutKubernetes = map[string]string{
 	"compiler":  "the compiler takes the model, from whomever",
 	"evaluator": "the evaluator takes rulesets, from whomever",
 	"conntrack": "conntrack can be used without Kubernetes",
-	"diffstore": "a backend needs no Kubernetes library",
 	"nodeaddr":  "a backend needs no Kubernetes library",
 
-	"syncloop":           "a client needs nothing of Kubernetes",
-	"nodelocal":          "a client needs nothing of Kubernetes",
-	"nodelocal/protocol": "a client needs nothing of Kubernetes",
-	"nodelocal/v1":       "a client needs nothing of Kubernetes",
+	"syncloop":          "a client needs nothing of Kubernetes",
+	"nodelocal":         "a client needs nothing of Kubernetes",
+	"internal/protocol": "a client needs nothing of Kubernetes",
+	"nodelocal/v1":      "a client needs nothing of Kubernetes",
 }
 
 // TestImports compares the imports of each package with its row in docs/architecture.md, so that neither can

@@ -1,6 +1,9 @@
 package model
 
-import "context"
+import (
+	"context"
+	"maps"
+)
 
 // Backend reconciles a dataplane with the model. This module's own one writes nftables;
 // others may write eBPF maps, IPVS, or a load balancer's configuration.
@@ -9,4 +12,27 @@ type Backend interface {
 	// the same changes, merged with later ones. So a Sync that failed half way must be able to
 	// start over. Calls never overlap.
 	Sync(ctx context.Context, changes *Changes) error
+}
+
+// FullState returns a backend that calls sync with the full state each time, for dataplanes that take their
+// whole configuration at once. The Changes are Full. They belong to the backend and are valid until sync
+// returns. After an error sync is called again.
+func FullState(sync func(ctx context.Context, all *Changes) error) Backend {
+	return &fullState{sync: sync}
+}
+
+type fullState struct {
+	sync func(context.Context, *Changes) error
+	all  Changes
+}
+
+// Sync implements Backend.
+func (f *fullState) Sync(ctx context.Context, changes *Changes) error {
+	// The caller's map is not ours to keep: it merges into it after an error.
+	own := *changes
+	if changes.Full {
+		own.Ports = maps.Clone(changes.Ports)
+	}
+	f.all.Merge(&own)
+	return f.sync(ctx, &f.all)
 }

@@ -11,8 +11,8 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/nftproxy/nftproxy/internal/protocol"
 	"github.com/nftproxy/nftproxy/model"
-	"github.com/nftproxy/nftproxy/nodelocal/protocol"
 	nodelocalv1 "github.com/nftproxy/nftproxy/nodelocal/v1"
 	"github.com/nftproxy/nftproxy/syncloop"
 )

@@ -90,17 +90,3 @@ func ExampleRun() {
 	// Output:
 	// shop/web/TCP (IPv4) at 10.96.0.10:80 has 2 endpoints
 }
-
-// A dataplane that takes its whole configuration at once gets everything each time.
-func ExampleFullState() {
-	backend := nodelocal.FullState(func(_ context.Context, all *model.Changes) error {
-		fmt.Println("configure", len(all.Ports), "ports")
-		return nil
-	})
-	web, dns := model.PortID{Service: "web"}, model.PortID{Service: "dns"}
-	_ = backend.Sync(context.Background(), &model.Changes{Full: true, Ports: map[model.PortID]*model.ServicePort{web: {ID: web}}})
-	_ = backend.Sync(context.Background(), &model.Changes{Ports: map[model.PortID]*model.ServicePort{dns: {ID: dns}}})
-	// Output:
-	// configure 1 ports
-	// configure 2 ports
-}

@@ -26,7 +26,7 @@ func TestImports(t *testing.T) {
 
 func testClientsImportNothingOfKubernetes(t *testing.T) {
 	const own = "github.com/nftproxy/nftproxy"
-	out, err := exec.Command("go", "list", "-deps", "-f", "{{with .Module}}{{.Path}}{{end}}", ".", "../diffstore").Output()
+	out, err := exec.Command("go", "list", "-deps", "-f", "{{with .Module}}{{.Path}}{{end}}", ".").Output()
 	if err != nil {
 		t.Fatal(err)
 	}

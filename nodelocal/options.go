@@ -16,8 +16,8 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/keepalive"
 
+	"github.com/nftproxy/nftproxy/internal/protocol"
 	"github.com/nftproxy/nftproxy/model"
-	"github.com/nftproxy/nftproxy/nodelocal/protocol"
 	"github.com/nftproxy/nftproxy/syncloop"
 )
 
@@ -32,17 +32,17 @@ type Options struct {
 	// Logger takes faults of the connection. The zero value is slog.Default(). To log nothing, use
 	// logr.FromSlogHandler(slog.DiscardHandler).
 	Logger logr.Logger
-	// ServiceKeys are the labels and annotations of Services that ServicePorts are to have: at most protocol.MaxKeys of
+	// ServiceKeys are the labels and annotations of Services that ServicePorts are to have: at most 16 of
 	// each, each a key that Kubernetes would accept.
 	ServiceKeys model.ServiceKeys
 	// OnConnected, if set, is called with true when the first batch of a stream has arrived, and with false when the
 	// stream has ended with an error. A stream that the server ends for its age changes nothing. It must not block.
 	OnConnected func(bool)
 	// Limits bounds a batch of the server, and the state that increments add up to. Zero fields are those of
-	// protocol.DefaultLimits.
-	Limits protocol.Limits
+	// DefaultLimits.
+	Limits Limits
 	// OnSkip, if set, is called each time a port is left out because this version of the client does not know a value in
-	// it, with the reason (protocol.ErrUnknownValue). The client logs a reason once. It must not block.
+	// it, with the reason (ErrUnknownValue). The client logs a reason once. It must not block.
 	OnSkip func(error)
 	// IgnoreExternalIPs leaves out the externalIPs of all Services, whatever the server sends. Everybody who may create
 	// Services can take traffic to any address with them (CVE-2020-8554).
@@ -57,6 +57,21 @@ type Options struct {
 	// Loop is how Run calls the backend. Its Logger is by default the one above.
 	Loop syncloop.Options
 }
+
+// Limits bounds what a server can make a client keep. A zero field is that of DefaultLimits.
+type Limits = protocol.Limits
+
+// DefaultLimits has room for twenty times the Services and the pods that Kubernetes is tested with (10,000 and
+// 150,000). A batch that uses all of it takes about half a gigabyte of memory.
+var DefaultLimits = protocol.DefaultLimits
+
+var (
+	// ErrLimit is logged, wrapped, when a server sends more than Limits allows.
+	ErrLimit = protocol.ErrLimit
+	// ErrUnknownValue is given to Options.OnSkip, wrapped, for a port with a protocol, an IP family or a policy that
+	// this version of the API does not know.
+	ErrUnknownValue = protocol.ErrUnknownValue
+)
 
 // Keep-alive pings find a server that is gone silently. A server refuses pings more often than every 10 s.
 const (

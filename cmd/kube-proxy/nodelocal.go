@@ -17,7 +17,6 @@ import (
 	"github.com/nftproxy/nftproxy/internal/metrics"
 	"github.com/nftproxy/nftproxy/model"
 	"github.com/nftproxy/nftproxy/nodelocal"
-	"github.com/nftproxy/nftproxy/nodelocal/protocol"
 	"github.com/nftproxy/nftproxy/nodelocal/server"
 	"github.com/nftproxy/nftproxy/tracker"
 )
@@ -52,7 +51,7 @@ func (n *nodeLocalOptions) addAuthorizeFlag(flags *pflag.FlagSet) {
 
 func (n *nodeLocalOptions) addSourceFlags(flags *pflag.FlagSet) {
 	flags.StringVar(&n.Source, "node-local-source", "", "Take Services from the node-local server at unix:///PATH or tcp://HOST:PORT instead of an API server")
-	limits := protocol.DefaultLimits
+	limits := nodelocal.DefaultLimits
 	flags.Int32Var(&n.Limits.Ports, "node-local-max-ports", 0, fmt.Sprintf("How many Service ports the node-local server may send; 0 is %d", limits.Ports))
 	flags.Int32Var(&n.Limits.Addresses, "node-local-max-addresses", 0, fmt.Sprintf("How many addresses those ports may have; 0 is %d", limits.Addresses))
 	flags.Int64Var(&n.Limits.Bytes, "node-local-max-bytes", 0, fmt.Sprintf("How long a batch of the node-local server may be; 0 is %d", limits.Bytes))
@@ -96,7 +95,7 @@ const reasonUnknownValue = "unknown_value"
 func (n *nodeLocalOptions) newClient(ctx context.Context, options nodelocal.Options) (*nodelocal.Client, error) {
 	options.Logger = klog.FromContext(ctx)
 	options.OnSkip = func(error) { metrics.CountSkip(tracker.KindService, reasonUnknownValue) }
-	options.Limits = protocol.Limits{Ports: int(n.Limits.Ports), Addresses: int(n.Limits.Addresses), Bytes: int(n.Limits.Bytes)}
+	options.Limits = nodelocal.Limits{Ports: int(n.Limits.Ports), Addresses: int(n.Limits.Addresses), Bytes: int(n.Limits.Bytes)}
 	options.ServiceKeys = n.keys
 	if files := n.files(); files.Any() {
 		options.TLS = func() (*tls.Config, error) {

@@ -52,7 +52,7 @@ func (b *backend) sync(ctx context.Context, all *model.Changes) error {
 }
 
 func main() {
-	target := flag.String("node-local-source", "unix:///run/nftproxy/node-local.sock", "where the brain listens")
+	target := flag.String("node-local-source", "unix:///run/nftproxy/node-local.sock", "address of the server")
 	node := flag.String("hostname-override", "", "name of this node; by default the host's name")
 	b := &backend{clusterCIDRs: map[nft.Family]netip.Prefix{}}
 	flag.Func("cluster-cidr", "where pods are; may be given twice, for both IP families", func(text string) error {
@@ -72,7 +72,7 @@ func main() {
 		log.Fatal(err)
 	}
 	defer b.conn.Close()
-	if err := nodelocal.Run(ctx, *target, nodelocal.FullState(b.sync), nodelocal.Options{Node: *node}); err != nil {
+	if err := nodelocal.Run(ctx, *target, model.FullState(b.sync), nodelocal.Options{Node: *node}); err != nil {
 		log.Fatal(err)
 	}
 }

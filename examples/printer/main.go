@@ -9,12 +9,11 @@ import (
 	"os/signal"
 	"syscall"
 
-	"github.com/nftproxy/nftproxy/diffstore"
 	"github.com/nftproxy/nftproxy/model"
 	"github.com/nftproxy/nftproxy/nodelocal"
 )
 
-type printer struct{ ports diffstore.ServicePorts }
+type printer struct{ ports model.PortStore }
 
 // Sync implements model.Backend.
 func (p printer) Sync(_ context.Context, changes *model.Changes) error {
@@ -30,12 +29,12 @@ func (p printer) Sync(_ context.Context, changes *model.Changes) error {
 }
 
 func main() {
-	target := flag.String("node-local-source", "unix:///run/nftproxy/node-local.sock", "where the brain listens")
+	target := flag.String("node-local-source", "unix:///run/nftproxy/node-local.sock", "address of the server")
 	node := flag.String("hostname-override", "", "name of this node; by default the host's name")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
-	if err := nodelocal.Run(ctx, *target, printer{diffstore.NewServicePorts()}, nodelocal.Options{Node: *node}); err != nil {
+	if err := nodelocal.Run(ctx, *target, printer{model.NewPortStore()}, nodelocal.Options{Node: *node}); err != nil {
 		log.Fatal(err)
 	}
 }

@@ -12,11 +12,12 @@ import (
 	"os/signal"
 	"syscall"
 
+	"github.com/nftproxy/nftproxy/model"
 	"github.com/nftproxy/nftproxy/nodelocal"
 )
 
 func main() {
-	target := flag.String("node-local-source", "unix:///run/nftproxy/node-local.sock", "where the brain listens")
+	target := flag.String("node-local-source", "unix:///run/nftproxy/node-local.sock", "address of the server")
 	node := flag.String("hostname-override", "", "name of this node; by default the host's name")
 	var pods []netip.Prefix
 	flag.Func("cluster-cidr", "where pods are; may be given twice", func(text string) error {
@@ -31,7 +32,7 @@ func main() {
 	if err != nil {
 		log.Fatal("read local routes: ", err)
 	}
-	if err := nodelocal.Run(ctx, *target, nodelocal.FullState(p.sync), nodelocal.Options{Node: *node}); err != nil {
+	if err := nodelocal.Run(ctx, *target, model.FullState(p.sync), nodelocal.Options{Node: *node}); err != nil {
 		log.Fatal(err)
 	}
 }

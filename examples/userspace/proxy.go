@@ -13,7 +13,6 @@ import (
 	"net/netip"
 	"slices"
 
-	"github.com/nftproxy/nftproxy/diffstore"
 	"github.com/nftproxy/nftproxy/model"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -48,19 +47,19 @@ func (t target) precedes(o target) bool {
 	return t.kind < o.kind || t.kind == o.kind && t.usable() && !o.usable()
 }
 
-// proxy works out all frontends anew with each change, and its diffstores tell which to open and close.
+// proxy works out all frontends anew with each change, and its DiffStores tell which to open and close.
 type proxy struct {
 	clusterCIDRs []netip.Prefix // where pods are
-	frontends    *diffstore.Store[frontend, target]
-	addresses    *diffstore.Store[netip.Addr, struct{}]
+	frontends    *model.DiffStore[frontend, target]
+	addresses    *model.DiffStore[netip.Addr, struct{}]
 	servers      map[frontend]*server
 }
 
 func newProxy(clusterCIDRs []netip.Prefix) (*proxy, error) {
 	p := &proxy{
 		clusterCIDRs: clusterCIDRs,
-		frontends:    diffstore.NewFunc(frontend.compare, target.equal),
-		addresses:    diffstore.NewFunc(netip.Addr.Compare, func(a, b struct{}) bool { return true }),
+		frontends:    model.NewDiffStoreFunc(frontend.compare, target.equal),
+		addresses:    model.NewDiffStoreFunc(netip.Addr.Compare, func(a, b struct{}) bool { return true }),
 		servers:      map[frontend]*server{},
 	}
 	// What an earlier run has left is there already, or goes with the first Sync.

@@ -6,7 +6,7 @@ import (
 
 	"golang.org/x/sync/semaphore"
 
-	"github.com/nftproxy/nftproxy/nodelocal/protocol"
+	"github.com/nftproxy/nftproxy/internal/protocol"
 )
 
 // admission counts streams and refuses those that are too many. It also bounds the memory of large batches under way.

@@ -8,8 +8,8 @@ import (
 	_ "google.golang.org/grpc/encoding/proto" // registers the codec that is used for all other messages
 	"google.golang.org/grpc/mem"
 
+	"github.com/nftproxy/nftproxy/internal/protocol"
 	"github.com/nftproxy/nftproxy/model"
-	"github.com/nftproxy/nftproxy/nodelocal/protocol"
 )
 
 // part is an Update that is encoded already. It is the pool of the one buffer that gRPC makes of it, and so learns when gRPC

@@ -6,8 +6,8 @@ import (
 
 	"google.golang.org/grpc/mem"
 
+	"github.com/nftproxy/nftproxy/internal/protocol"
 	"github.com/nftproxy/nftproxy/model"
-	"github.com/nftproxy/nftproxy/nodelocal/protocol"
 )
 
 func TestEncodings(t *testing.T) {

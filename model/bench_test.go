@@ -1,21 +1,19 @@
-package diffstore
+package model
 
 import (
 	"fmt"
 	"net/netip"
 	"testing"
-
-	"github.com/nftproxy/nftproxy/model"
 )
 
 // many returns ports of 10,000 Services with 10 endpoints each.
-func many() map[model.PortID]*model.ServicePort {
-	ports := map[model.PortID]*model.ServicePort{}
+func many() map[PortID]*ServicePort {
+	ports := map[PortID]*ServicePort{}
 	for i := range 10_000 {
-		id := model.PortID{Namespace: "shop", Service: fmt.Sprintf("web-%05d", i), Protocol: model.TCP, Family: model.IPv4}
-		port := &model.ServicePort{ID: id, Port: 80}
+		id := PortID{Namespace: "shop", Service: fmt.Sprintf("web-%05d", i), Protocol: TCP, Family: IPv4}
+		port := &ServicePort{ID: id, Port: 80}
 		for j := range 10 {
-			port.Cluster = append(port.Cluster, model.Endpoint{
+			port.Cluster = append(port.Cluster, Endpoint{
 				AddrPort: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, byte(i >> 8), byte(i), byte(j)}), 8080),
 			})
 		}
@@ -24,18 +22,18 @@ func many() map[model.PortID]*model.ServicePort {
 	return ports
 }
 
-// BenchmarkServicePorts shows the cost for 10,000 ports with 10 endpoints each: of everything that comes anew and is
+// BenchmarkPortStore shows the cost for 10,000 ports with 10 endpoints each: of everything that comes anew and is
 // as before (other values, equal field by field), of one change among them, and of the first time.
-func BenchmarkServicePorts(b *testing.B) {
+func BenchmarkPortStore(b *testing.B) {
 	ports, same := many(), many()
-	store := NewServicePorts()
-	store.Write(&model.Changes{Full: true, Ports: ports})
+	store := NewPortStore()
+	store.Write(&Changes{Full: true, Ports: ports})
 	store.Commit()
 
 	b.Run("everything as before", func(b *testing.B) {
 		b.ReportAllocs()
 		for b.Loop() {
-			store.Write(&model.Changes{Full: true, Ports: same})
+			store.Write(&Changes{Full: true, Ports: same})
 			if store.Changed() {
 				b.Fatal("something changed")
 			}
@@ -43,14 +41,14 @@ func BenchmarkServicePorts(b *testing.B) {
 	})
 	b.Run("one change", func(b *testing.B) {
 		b.ReportAllocs()
-		var id model.PortID
+		var id PortID
 		for id = range ports {
 			break
 		}
 		number := uint16(0)
 		for b.Loop() {
 			number++
-			store.Write(&model.Changes{Ports: map[model.PortID]*model.ServicePort{id: {ID: id, Port: number}}})
+			store.Write(&Changes{Ports: map[PortID]*ServicePort{id: {ID: id, Port: number}}})
 			for range store.Updated() {
 				number++
 			}
@@ -60,8 +58,8 @@ func BenchmarkServicePorts(b *testing.B) {
 	b.Run("the first time", func(b *testing.B) {
 		b.ReportAllocs()
 		for b.Loop() {
-			store := NewServicePorts()
-			store.Write(&model.Changes{Full: true, Ports: ports})
+			store := NewPortStore()
+			store.Write(&Changes{Full: true, Ports: ports})
 			for range store.Updated() {
 			}
 			store.Commit()

@@ -1,4 +1,4 @@
-package diffstore
+package model
 
 import (
 	"errors"
@@ -10,7 +10,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-// naive is a Store as one would write it without a thought of cost.
+// naive is a DiffStore as one would write it without a thought of cost.
 type naive struct {
 	wanted, applied map[string]int
 	// unknown is keys of which nobody knows what the dataplane has; applied is then what it had.
@@ -37,13 +37,6 @@ func (n *naive) deleted() (out []pair) {
 		if _, ok := n.wanted[key]; !ok {
 			out = append(out, pair{key, n.applied[key]})
 		}
-	}
-	return out
-}
-
-func (n *naive) all() (out []pair) {
-	for _, key := range slices.Sorted(maps.Keys(n.wanted)) {
-		out = append(out, pair{key, n.wanted[key]})
 	}
 	return out
 }
@@ -75,7 +68,7 @@ func testStoreIsTheNaiveOne(t *testing.T) {
 	keys := rapid.SampledFrom([]string{"a", "b", "c", "d", "e"})
 	values := rapid.IntRange(0, 2)
 	rapid.Check(t, func(t *rapid.T) {
-		s := New[string, int]()
+		s := NewDiffStore[string, int]()
 		n := &naive{wanted: map[string]int{}, applied: map[string]int{}, unknown: map[string]bool{}}
 		t.Repeat(map[string]func(*rapid.T){
 			"begin": func(*rapid.T) {
@@ -103,11 +96,6 @@ func testStoreIsTheNaiveOne(t *testing.T) {
 				n.applied = maps.Clone(n.wanted)
 				clear(n.unknown)
 			},
-			"commit one": func(t *rapid.T) {
-				key := keys.Draw(t, "key")
-				s.CommitOne(key)
-				n.commitOne(key)
-			},
 			"adopt": func(t *rapid.T) {
 				key, value := keys.Draw(t, "key"), values.Draw(t, "value")
 				s.Adopt(key, value)
@@ -119,11 +107,6 @@ func testStoreIsTheNaiveOne(t *testing.T) {
 				for key := range n.applied {
 					n.unknown[key] = true
 				}
-			},
-			"invalidate one": func(t *rapid.T) {
-				key := keys.Draw(t, "key")
-				s.InvalidateOne(key)
-				n.invalidateOne(key)
 			},
 			"apply": func(t *rapid.T) {
 				refused := keys.Draw(t, "refused")
@@ -160,44 +143,33 @@ func testStoreIsTheNaiveOne(t *testing.T) {
 				if want, wantOK := n.wanted[key]; got != want || ok != wantOK {
 					t.Fatalf("Get(%s) = %d, %t; want %d, %t", key, got, ok, want, wantOK)
 				}
-				got, ok = s.Applied(key)
-				want, wantOK := n.applied[key]
-				if wantOK = wantOK && !n.unknown[key]; ok != wantOK || ok && got != want {
-					t.Fatalf("Applied(%s) = %d, %t; want %d, %t", key, got, ok, want, wantOK)
-				}
-				if s.Len() != len(n.wanted) {
-					t.Fatalf("Len is %d, want %d", s.Len(), len(n.wanted))
-				}
 			},
 			// It is an action and not the check after each of the others, since reading ends a full state.
 			"read": func(t *rapid.T) { compare(t, s, n) },
 		})
 		compare(t, s, n)
 		s.Commit()
-		if s.Changed() || len(s.entries) != s.Len() {
-			t.Fatalf("after Commit %d entries are left for %d keys, changed: %t", len(s.entries), s.Len(), s.Changed())
+		if s.Changed() || len(s.entries) != len(n.wanted) {
+			t.Fatalf("after Commit %d entries are left for %d keys, changed: %t", len(s.entries), len(n.wanted), s.Changed())
 		}
 	})
 }
 
-func compare(t *rapid.T, s *Store[string, int], n *naive) {
+func compare(t *rapid.T, s *DiffStore[string, int], n *naive) {
 	if diff := cmp.Diff(n.deleted(), pairs(s.Deleted())); diff != "" {
 		t.Fatalf("Deleted (-want +got):\n%s", diff)
 	}
 	if diff := cmp.Diff(n.updated(), pairs(s.Updated())); diff != "" {
 		t.Fatalf("Updated (-want +got):\n%s", diff)
 	}
-	if diff := cmp.Diff(n.all(), pairs(s.All())); diff != "" {
-		t.Fatalf("All (-want +got):\n%s", diff)
-	}
 	if want := len(n.deleted())+len(n.updated()) > 0; s.Changed() != want {
 		t.Fatalf("Changed is %t, want %t", s.Changed(), want)
 	}
 }
 
-func TestStore(t *testing.T) {
+func TestDiffStore(t *testing.T) {
 	t.Run("a failure loses nothing", func(t *testing.T) {
-		s := New[string, int]()
+		s := NewDiffStore[string, int]()
 		s.Set("a", 1)
 		s.Set("b", 1)
 		s.Commit()
@@ -214,43 +186,32 @@ func TestStore(t *testing.T) {
 		}
 	})
 	t.Run("what was half applied is a difference after the way back", func(t *testing.T) {
-		s := New[string, int]()
+		s := NewDiffStore[string, int]()
 		s.Set("a", 1)
 		s.Commit()
 		s.Set("a", 2)
-		s.InvalidateOne("a") // 2 or 1 or something between
+		failed := func(string, int) error { return errors.New("2 or 1 or something between") }
+		if err := s.Apply(failed, failed); err == nil {
+			t.Error("Apply hides an error")
+		}
 		s.Set("a", 1)
 		if diff := cmp.Diff([]pair{{"a", 1}}, pairs(s.Updated())); diff != "" {
 			t.Errorf("Updated (-want +got):\n%s", diff)
 		}
 	})
-	t.Run("loops may commit what they apply, and end early", func(t *testing.T) {
-		s := New[string, int]()
-		for i, key := range []string{"a", "b", "c"} {
-			s.Set(key, i)
+	t.Run("loops may end early", func(t *testing.T) {
+		s := NewDiffStore[string, int]()
+		s.Set("a", 1)
+		s.Set("b", 2)
+		for range s.Updated() {
+			break
 		}
-		for key := range s.Updated() {
-			if key == "b" {
-				break
-			}
-			s.CommitOne(key)
-		}
-		if diff := cmp.Diff([]pair{{"b", 1}, {"c", 2}}, pairs(s.Updated())); diff != "" {
+		if diff := cmp.Diff([]pair{{"a", 1}, {"b", 2}}, pairs(s.Updated())); diff != "" {
 			t.Errorf("Updated (-want +got):\n%s", diff)
-		}
-		for key := range s.Updated() {
-			s.CommitOne(key)
-			s.CommitOne("c")
-			if key == "c" {
-				t.Error("the loop saw a key that it had committed")
-			}
-		}
-		if s.Changed() {
-			t.Error("something is left")
 		}
 	})
 	t.Run("keys that come and go unapplied leave nothing behind", func(t *testing.T) {
-		s := New[int, int]()
+		s := NewDiffStore[int, int]()
 		for i := range 1000 {
 			s.Set(i, i)
 			s.Delete(i)
@@ -260,7 +221,7 @@ func TestStore(t *testing.T) {
 		}
 	})
 	t.Run("a full state that is as before allocates nothing", func(t *testing.T) {
-		s := New[int, int]()
+		s := NewDiffStore[int, int]()
 		write := func() {
 			s.Begin()
 			for i := range 1000 {
@@ -276,4 +237,56 @@ func TestStore(t *testing.T) {
 		}
 	})
 	t.Run("does what a naive one does", testStoreIsTheNaiveOne)
+}
+
+func TestPortStore(t *testing.T) {
+	t.Run("does what changes do", testPortStoreDoesWhatChangesDo)
+}
+
+// Whatever comes in, as increments or as everything, what was applied from the differences is what a
+// backend has that applied each of the Changes.
+func testPortStoreDoesWhatChangesDo(t *testing.T) {
+	ids := []PortID{{Service: "a"}, {Service: "b"}, {Service: "c"}, {Service: "d"}}
+	rapid.Check(t, func(t *rapid.T) {
+		store := NewPortStore()
+		want, dataplane := map[PortID]uint16{}, map[PortID]uint16{}
+		for range rapid.IntRange(1, 20).Draw(t, "steps") {
+			changes := &Changes{Full: rapid.IntRange(0, 4).Draw(t, "full") == 0, Ports: map[PortID]*ServicePort{}}
+			if changes.Full {
+				clear(want)
+			}
+			for _, id := range ids {
+				switch rapid.IntRange(0, 2).Draw(t, "what becomes of "+id.Service) {
+				case 0:
+					port := uint16(rapid.IntRange(1, 2).Draw(t, "port"))
+					changes.Ports[id], want[id] = &ServicePort{ID: id, Port: port}, port
+				case 1:
+					if !changes.Full {
+						changes.Ports[id] = nil
+					}
+					delete(want, id)
+				}
+			}
+			store.Write(changes)
+			if rapid.Bool().Draw(t, "the dataplane refuses") {
+				continue
+			}
+			for id, port := range store.Deleted() {
+				if dataplane[id] != port.Port {
+					t.Fatalf("%s is deleted with port %d, the dataplane has %d", id, port.Port, dataplane[id])
+				}
+				delete(dataplane, id)
+			}
+			for id, port := range store.Updated() {
+				if dataplane[id] == port.Port {
+					t.Fatalf("%s is updated, the dataplane has port %d already", id, port.Port)
+				}
+				dataplane[id] = port.Port
+			}
+			store.Commit()
+			if diff := cmp.Diff(want, maps.Clone(dataplane)); diff != "" {
+				t.Fatalf("the dataplane has (-want +got):\n%s", diff)
+			}
+		}
+	})
 }
