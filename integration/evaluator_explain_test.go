@@ -2,7 +2,6 @@ package integration
 
 import (
 	"net/netip"
-	"os"
 	"strings"
 	"testing"
 
@@ -17,11 +16,7 @@ func testExplainKnowsWhatTheKernelLearned(t *testing.T) {
 	g := golden.Find(t, "affinity-over-cluster-ip")
 	l := labtest.New(t)
 	replace(t, labtest.Conn(t, l.Node), g.Compile(t))
-	data, err := os.ReadFile(g.Path("manifests.yaml"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	endpoints, err := flows.Endpoints(data)
+	endpoints, err := flows.Endpoints(g.Manifests())
 	if err != nil {
 		t.Fatal(err)
 	}

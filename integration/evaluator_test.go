@@ -66,10 +66,7 @@ func protocolNumber(f flows.Flow) uint8 {
 func TestGoldenFlowsOnPaper(t *testing.T) {
 	for _, g := range golden.Cases(t) {
 		t.Run(g.Name, func(t *testing.T) {
-			list, err := flows.Load(g.Path("flows.yaml"))
-			if err != nil {
-				t.Fatal(err)
-			}
+			list := g.Flows(t)
 			e := evaluator.New(g.Compile(t), nodeOnPaper)
 			for _, f := range list {
 				t.Run(f.Name, func(t *testing.T) { judgeOnPaper(t, e, f, g) })

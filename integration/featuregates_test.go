@@ -22,7 +22,7 @@ func testExternalIPsStayOutWithTheGateOff(t *testing.T) {
 	t.Run("from the file", func(t *testing.T) {
 		l := labtest.New(t)
 		c := labtest.Conn(t, l.Node)
-		labtest.Start(t, l.Node, "kube-proxy", "--config", g.Path("config.yaml"), "--hostname-override="+lab.NodeName, "--manifests", g.ManifestsDir(t))
+		labtest.Start(t, l.Node, "kube-proxy", "--config", g.ConfigFile(t), "--hostname-override="+lab.NodeName, "--manifests", g.ManifestsDir(t))
 		await.Until(t, "the case's rules are in the kernel", func() error { return labtest.TableError(c, g.Compile(t)) })
 		sendFlows(t, l, g)
 	})
@@ -50,7 +50,7 @@ func testExternalIPsStayOutWithTheGateOff(t *testing.T) {
 		await.Until(t, "the case's rules are in the kernel", func() error { return labtest.TableError(c, g.Compile(t)) })
 	})
 	t.Run("in ruledump", func(t *testing.T) {
-		p := labtest.Start(t, labtest.New(t).Node, "ruledump", "compile", "--manifests", g.ManifestsDir(t), "--node", lab.NodeName, "--config", g.Path("config.yaml"))
+		p := labtest.Start(t, labtest.New(t).Node, "ruledump", "compile", "--manifests", g.ManifestsDir(t), "--node", lab.NodeName, "--config", g.ConfigFile(t))
 		if err := p.Wait(); err != nil {
 			t.Error(err)
 		}

@@ -72,11 +72,7 @@ func TestGoldenFlows(t *testing.T) {
 // serve sets up the case's endpoints until the test ends.
 func serve(t *testing.T, l *lab.Lab, g golden.Case) *flows.Runner {
 	t.Helper()
-	data, err := os.ReadFile(g.Path("manifests.yaml"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	endpoints, err := flows.Endpoints(data)
+	endpoints, err := flows.Endpoints(g.Manifests())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -94,12 +90,7 @@ func serve(t *testing.T, l *lab.Lab, g golden.Case) *flows.Runner {
 
 func sendFlows(t *testing.T, l *lab.Lab, g golden.Case) {
 	t.Helper()
-	list, err := flows.Load(g.Path("flows.yaml"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	r := serve(t, l, g)
-	if err := r.Run(list); err != nil {
+	if err := serve(t, l, g).Run(g.Flows(t)); err != nil {
 		t.Error(err)
 	}
 }
@@ -119,7 +110,7 @@ func testGoldensLoadedByTheNftProgramAreTheSame(t *testing.T) {
 			replace(t, c, withoutAffinityUpdatesIPv6(g.Compile(t)))
 			ours, listed := readBack(t, c), labtest.Nft(t, l.Node, "", "list", "ruleset")
 			// Without the rules that fill it, a map has the size that it was made with; ours have none.
-			script := "flush ruleset\n" + baseline + readFile(t, g.Path("ruleset.nft"))
+			script := "flush ruleset\n" + baseline + g.Ruleset()
 			loadable := strings.ReplaceAll(learningIPv6.ReplaceAllString(script, ""), fmt.Sprintf(" size %d;", nft.DefaultSize), "")
 			labtest.Nft(t, l.Node, loadable, "-f", "-")
 			if diff := printDiff(t, readBack(t, c), ours); diff != "" {

@@ -28,10 +28,7 @@ func testExplainGoldenFlows(t *testing.T) {
 	sources := map[explain.SourceReason]int{}
 	for _, g := range golden.Cases(t) {
 		t.Run(g.Name, func(t *testing.T) {
-			list, err := flows.Load(g.Path("flows.yaml"))
-			if err != nil {
-				t.Fatal(err)
-			}
+			list := g.Flows(t)
 			o := newOracle(t, g)
 			s := &snapshot.Snapshot{Node: "node-1", Addresses: nodeOnPaper.Addresses, Tables: o.compiler.Tables()}
 			for _, f := range list {

@@ -44,12 +44,9 @@ func Run(t *testing.T, b Program) (count Count) {
 	t.Helper()
 	l := labtest.New(t)
 	for _, c := range golden.Cases(t) {
-		all, err := flows.Load(c.Path("flows.yaml"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		all := c.Flows(t)
 		count.All += len(all)
-		if c.HasConfig(t) || b.Without[c.Name] != "" || b.Only != nil && !slices.Contains(b.Only, c.Name) {
+		if c.HasConfig() || b.Without[c.Name] != "" || b.Only != nil && !slices.Contains(b.Only, c.Name) {
 			continue
 		}
 		list := b.applicable(all)
@@ -73,11 +70,7 @@ func (b Program) applicable(all []flows.Flow) (out []flows.Flow) {
 
 // try runs the program for one case.
 func (b Program) try(t *testing.T, l *lab.Lab, c golden.Case, list []flows.Flow) {
-	objects, err := os.ReadFile(c.Path("manifests.yaml"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	endpoints, err := flows.Endpoints(objects)
+	endpoints, err := flows.Endpoints(c.Manifests())
 	if err != nil {
 		t.Fatal(err)
 	}

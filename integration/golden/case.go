@@ -2,14 +2,14 @@
 package golden
 
 import (
-	"errors"
-	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/nftproxy/nftproxy/compiler"
+	"github.com/nftproxy/nftproxy/integration/flows"
 	"github.com/nftproxy/nftproxy/integration/lab"
 	"github.com/nftproxy/nftproxy/internal/config"
 	"github.com/nftproxy/nftproxy/internal/config/v1alpha2"
@@ -17,18 +17,32 @@ import (
 	"github.com/nftproxy/nftproxy/nft"
 	"github.com/nftproxy/nftproxy/source/manifests"
 	"github.com/nftproxy/nftproxy/tracker"
+	"golang.org/x/tools/txtar"
 )
 
-// Case is a golden case, as node-1 of the lab sees it.
+// Case is a golden case, as node-1 of the lab sees it: an archive testdata/NAME.txtar of these files.
+//
+//	config.yaml     optional: a KubeProxyConfiguration, in place of testdata/config.yaml
+//	manifests.yaml  Services, EndpointSlices, ServiceCIDRs
+//	flows.yaml      packets, and the expected result of each
+//	ruleset.nft     what the case adds to testdata/baseline.nft, as a script for nft -f
 type Case struct {
-	// Name is the name of the case, and dir its directory.
-	Name, dir string
+	// Name is the name of the case.
+	Name  string
+	files *txtar.Archive
 }
+
+const (
+	extension     = ".txtar"
+	configFile    = "config.yaml"
+	manifestsFile = "manifests.yaml"
+	rulesetFile   = "ruleset.nft"
+)
 
 // Cases returns all golden cases.
 func Cases(t testing.TB) []Case {
 	t.Helper()
-	paths, err := filepath.Glob(filepath.Join(corpus(t), "*", "manifests.yaml"))
+	paths, err := filepath.Glob(filepath.Join(corpus(t), "*"+extension))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -37,7 +51,7 @@ func Cases(t testing.TB) []Case {
 	}
 	var out []Case
 	for _, p := range paths {
-		out = append(out, Case{filepath.Base(filepath.Dir(p)), filepath.Dir(p)})
+		out = append(out, Find(t, strings.TrimSuffix(filepath.Base(p), extension)))
 	}
 	return out
 }
@@ -45,11 +59,47 @@ func Cases(t testing.TB) []Case {
 // Find returns the case of that name.
 func Find(t testing.TB, name string) Case {
 	t.Helper()
-	c := Case{name, filepath.Join(corpus(t), name)}
-	if _, err := os.Stat(c.Path("manifests.yaml")); err != nil {
+	files, err := txtar.ParseFile(filepath.Join(corpus(t), name+extension))
+	if err != nil {
 		t.Fatal(err)
 	}
-	return c
+	return Case{name, files}
+}
+
+// file returns a file of the case, nil if it has none of that name.
+func (c Case) file(name string) []byte {
+	for _, f := range c.files.Files {
+		if f.Name == name {
+			return f.Data
+		}
+	}
+	return nil
+}
+
+// Manifests returns the case's Services, EndpointSlices and ServiceCIDRs as YAML.
+func (c Case) Manifests() []byte { return c.file(manifestsFile) }
+
+// Flows returns the case's flows.
+func (c Case) Flows(t testing.TB) []flows.Flow {
+	t.Helper()
+	list, err := flows.Parse(c.file("flows.yaml"))
+	if err != nil {
+		t.Fatalf("%s: %v", c.Name, err)
+	}
+	return list
+}
+
+// Ruleset returns what the case adds to Baseline, as a script for nft -f.
+func (c Case) Ruleset() string { return string(c.file(rulesetFile)) }
+
+// SetRuleset replaces the case's ruleset, in testdata too.
+func (c Case) SetRuleset(t testing.TB, script string) {
+	t.Helper()
+	c.files.Files = slices.DeleteFunc(c.files.Files, func(f txtar.File) bool { return f.Name == rulesetFile })
+	c.files.Files = append(c.files.Files, txtar.File{Name: rulesetFile, Data: []byte(script)})
+	if err := os.WriteFile(filepath.Join(corpus(t), c.Name+extension), txtar.Format(c.files), 0o644); err != nil {
+		t.Fatal(err)
+	}
 }
 
 // corpus returns the folder testdata beside the nearest go.mod above the test's package. The path of this file does not
@@ -71,30 +121,24 @@ func corpus(t testing.TB) string {
 	}
 }
 
-// Path returns the path of a file of the case.
-func (c Case) Path(file string) string { return filepath.Join(c.dir, file) }
-
 // HasConfig reports whether the case has a configuration of its own.
-func (c Case) HasConfig(t testing.TB) bool {
-	t.Helper()
-	_, err := os.Stat(c.Path("config.yaml"))
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		t.Fatal(err)
-	}
-	return err == nil
-}
+func (c Case) HasConfig() bool { return c.file(configFile) != nil }
 
-// ConfigFile returns the path of the case's configuration: its own, or the one of all cases that have none.
+// ConfigFile returns the path of the case's configuration: a copy of its own, or the one of all cases that have none.
 func (c Case) ConfigFile(t testing.TB) string {
 	t.Helper()
-	if c.HasConfig(t) {
-		return c.Path("config.yaml")
+	if !c.HasConfig() {
+		return filepath.Join(corpus(t), configFile)
 	}
-	return filepath.Join(filepath.Dir(c.dir), "config.yaml")
+	path := filepath.Join(t.TempDir(), configFile)
+	if err := os.WriteFile(path, c.file(configFile), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	return path
 }
 
 // Baseline returns the path of the ruleset of a cluster without Services, under the configuration of all cases that have
-// none of their own. The ruleset.nft of a case is loadable on top of it.
+// none of their own. The ruleset of a case is loadable on top of it.
 func Baseline(t testing.TB) string {
 	t.Helper()
 	return filepath.Join(corpus(t), "baseline.nft")
@@ -103,7 +147,7 @@ func Baseline(t testing.TB) string {
 // CompileBaseline compiles the ruleset of Baseline in memory.
 func CompileBaseline(t testing.TB) []*nft.Table {
 	t.Helper()
-	baseline := Case{"baseline", filepath.Join(corpus(t), "baseline")}
+	baseline := Case{Name: "baseline", files: &txtar.Archive{}}
 	objects, err := manifests.Load(nodes(t))
 	if err != nil {
 		t.Fatal(err)
@@ -122,7 +166,7 @@ func (c Case) configuration(t testing.TB) *v1alpha2.KubeProxyConfiguration {
 	t.Helper()
 	file, err := config.Load(c.ConfigFile(t))
 	if err != nil {
-		t.Fatal(err)
+		t.Fatalf("%s: %v", c.Name, err)
 	}
 	return file.Config
 }
@@ -132,7 +176,7 @@ func (c Case) Config(t testing.TB) compiler.Config {
 	t.Helper()
 	out, err := config.Compiler(c.configuration(t))
 	if err != nil {
-		t.Fatalf("%s: %v", c.ConfigFile(t), err)
+		t.Fatalf("%s: %v", c.Name, err)
 	}
 	out.IPv4Only = !lab.HasIPv6
 	return out
@@ -180,17 +224,16 @@ func (c Case) Bridge(t testing.TB) string {
 	return ""
 }
 
-// ManifestsDir copies the manifests of the case and its Nodes to a directory of their own, since flows.yaml and
-// config.yaml are not Kubernetes objects.
+// ManifestsDir writes the manifests of the case and its Nodes to a directory of their own.
 func (c Case) ManifestsDir(t testing.TB) string {
 	t.Helper()
 	dir := t.TempDir()
-	for _, path := range []string{nodes(t), c.Path("manifests.yaml")} {
-		data, err := os.ReadFile(path)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(filepath.Join(dir, filepath.Base(path)), data, 0o644); err != nil {
+	data, err := os.ReadFile(nodes(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, data := range map[string][]byte{filepath.Base(nodes(t)): data, manifestsFile: c.Manifests()} {
+		if err := os.WriteFile(filepath.Join(dir, name), data, 0o644); err != nil {
 			t.Fatal(err)
 		}
 	}
