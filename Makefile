@@ -120,7 +120,7 @@ golden: ## rewrite what is generated: rulesets, converted configurations, lists 
 	$(GO) test ./internal/config ./internal/metrics ./cmd/kube-proxy ./examples -update
 
 bench: ## benchmarks; compare numbers of one run only
-	$(GO) test -run '^$$' -bench . -benchmem ./nft ./compiler ./proxy ./tracker ./source/manifests ./conntrack ./nodelocal/server ./model ./hack/performance ./integration/scale
+	$(GO) test -run '^$$' -bench . -benchmem ./nft ./compiler ./proxy ./tracker ./internal/manifests ./conntrack ./nodelocal/server ./model ./hack/performance ./integration/scale
 
 plot: ## docs/performance.svg: first Sync, one change and memory from 1,000 to 100,000 Services
 	$(GO) run ./hack/performance ./integration/scale
@@ -132,7 +132,7 @@ soak: ## random changes, faults and traffic for SOAK (30m); SEED replays one; th
 	cd integration/soak && $(abspath $(BIN))/soak.test -test.run '^TestSoak$$' -test.timeout 0 -test.v -soak $(SOAK) -seed $(SEED)
 
 # Packages that encode and decode binary data, or compute with it.
-ENCODERS := ./internal/netlinkattr ./nft ./conntrack ./nodeaddr ./compiler ./evaluator ./internal/leftovers ./internal/ruledump/dump
+ENCODERS := ./internal/netlinkattr ./nft ./conntrack ./internal/nodeaddr ./compiler ./evaluator ./internal/leftovers ./internal/ruledump/dump
 
 test-386: ## the tests of ENCODERS that need no kernel, as 32-bit programs; an amd64 machine runs them as they are
 ifeq ($(shell $(GO) env GOHOSTARCH),amd64)

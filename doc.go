@@ -14,16 +14,12 @@
 //
 // # Packages for Services
 //
-//   - model: the node-local view of Services, as plain values, and a DiffStore for backends that
-//     apply differences. It imports nothing of this module.
-//   - syncloop: calls a backend when there are changes, and again when it fails.
+//   - model: the node-local view of Services, as plain values; the interface of a backend, the loop
+//     that calls it, and a DiffStore for backends that apply differences. It imports nothing of
+//     this module.
 //   - tracker: Services, EndpointSlices, the Node and ServiceCIDRs in, changes of the model out.
 //   - source/apiserver: feeds a tracker from an API server.
 //   - source/apiserver/apiservertest: an API server for tests, which fails on command.
-//   - source/manifests: feeds a tracker from a directory of manifests.
-//   - health: /healthz, /livez and healthCheckNodePorts, as kube-proxy serves them.
-//   - localnodeport: forwards node ports on loopback addresses in user space.
-//   - nodeaddr: the addresses that are the machine's own.
 //   - sysctl: the kernel parameters that kube-proxy sets.
 //
 // # Packages for nftables

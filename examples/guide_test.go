@@ -22,7 +22,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/nftproxy/nftproxy/source/manifests"
+	"github.com/nftproxy/nftproxy/internal/manifests"
 	"github.com/nftproxy/nftproxy/tracker"
 )
 
@@ -164,7 +164,7 @@ func declares(s ast.Spec, name string) bool {
 }
 
 // withoutKubernetes are the packages that a client of the node-local API needs.
-var withoutKubernetes = []string{"model", "nodelocal", "nft", "conntrack", "nodeaddr"}
+var withoutKubernetes = []string{"model", "nodelocal", "nft", "conntrack"}
 
 // dependencyTable has a row for each package: how many packages it pulls in from outside of this module and the
 // standard library, of how many modules, and what of Kubernetes is among them.

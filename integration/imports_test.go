@@ -24,14 +24,12 @@ const architecture = "../docs/architecture.md"
 
 // withoutKubernetes are the packages that import nothing of Kubernetes, not even its types, and why.
 var withoutKubernetes = map[string]string{
-	"model":     "a backend needs nothing but the model",
-	"nft":       "nft can be used without Kubernetes",
-	"compiler":  "the compiler takes the model, from whomever",
-	"evaluator": "the evaluator takes rulesets, from whomever",
-	"conntrack": "conntrack can be used without Kubernetes",
-	"nodeaddr":  "a backend needs no Kubernetes library",
-
-	"syncloop":          "a client needs nothing of Kubernetes",
+	"model":             "a backend needs nothing but the model",
+	"nft":               "nft can be used without Kubernetes",
+	"compiler":          "the compiler takes the model, from whomever",
+	"evaluator":         "the evaluator takes rulesets, from whomever",
+	"conntrack":         "conntrack can be used without Kubernetes",
+	"internal/nodeaddr": "a backend needs no Kubernetes library",
 	"nodelocal":         "a client needs nothing of Kubernetes",
 	"internal/protocol": "a client needs nothing of Kubernetes",
 	"nodelocal/v1":      "a client needs nothing of Kubernetes",

@@ -17,9 +17,9 @@ import (
 	"github.com/nftproxy/nftproxy/integration/lab"
 	"github.com/nftproxy/nftproxy/integration/lab/labtest"
 	"github.com/nftproxy/nftproxy/integration/syscalls"
+	"github.com/nftproxy/nftproxy/internal/manifests"
 	"github.com/nftproxy/nftproxy/internal/offline"
 	"github.com/nftproxy/nftproxy/nft"
-	"github.com/nftproxy/nftproxy/source/manifests"
 	"github.com/nftproxy/nftproxy/tracker"
 	"golang.org/x/sys/unix"
 )

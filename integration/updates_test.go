@@ -10,8 +10,8 @@ import (
 	"github.com/nftproxy/nftproxy/integration/lab"
 	"github.com/nftproxy/nftproxy/integration/lab/labtest"
 	"github.com/nftproxy/nftproxy/integration/procstat"
+	"github.com/nftproxy/nftproxy/internal/manifests"
 	"github.com/nftproxy/nftproxy/internal/offline"
-	"github.com/nftproxy/nftproxy/source/manifests"
 	"github.com/nftproxy/nftproxy/tracker"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -66,7 +66,7 @@ func testUpdatesAreMerged(t *testing.T) {
 	made, grown := f.syncs(t)-syncs, procstat.ResidentBytes(t, p.Cmd.Process.Pid)-resident
 	t.Logf("%d updates in %d s; after %v all were applied, with %d syncs; the proxy has grown by %d MiB", sent, updateSeconds, took.Round(time.Millisecond), made, grown>>20)
 	if full := updatesPerSecond * updateSeconds; sent > full*9/10 && made > sent/2 {
-		t.Errorf("%d syncs for %d updates, want them merged; see syncloop", made, sent)
+		t.Errorf("%d syncs for %d updates, want them merged; see model.Loop", made, sent)
 	}
 	if late := took - updateSeconds*time.Second; late > 10*time.Second {
 		t.Errorf("the last update was applied %v after it was sent; see what queues them", late)

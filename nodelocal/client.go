@@ -14,7 +14,6 @@ import (
 	"github.com/nftproxy/nftproxy/internal/protocol"
 	"github.com/nftproxy/nftproxy/model"
 	nodelocalv1 "github.com/nftproxy/nftproxy/nodelocal/v1"
-	"github.com/nftproxy/nftproxy/syncloop"
 )
 
 // Run follows the server at target, and calls backend with the changes of the node, until ctx ends; then it returns
@@ -32,12 +31,12 @@ func Run(ctx context.Context, target string, backend model.Backend, options Opti
 		defer stop() // a refused client ends the loop too
 		ended <- client.Run(ctx)
 	}()
-	err = syncloop.New(client, backend, client.options.Loop).Run(ctx)
+	err = model.NewLoop(client, backend, client.options.Loop).Run(ctx)
 	stop()
 	return errors.Join(err, <-ended)
 }
 
-// Client follows a server. It is a syncloop.Feed: a syncloop.Loop carries its changes to a backend.
+// Client follows a server. It is a model.Feed: a model.Loop carries its changes to a backend.
 type Client struct {
 	options Options
 	target  string
@@ -47,7 +46,7 @@ type Client struct {
 	isConnected bool
 }
 
-var _ syncloop.Feed = (*Client)(nil)
+var _ model.Feed = (*Client)(nil)
 
 // NewClient returns a client that Run starts. Errors are about target or options.
 func NewClient(target string, options Options) (*Client, error) {
@@ -238,12 +237,12 @@ func reason(err error) string {
 	return err.Error()
 }
 
-// Dirty implements syncloop.Feed.
+// Dirty implements model.Feed.
 func (c *Client) Dirty() <-chan struct{} { return c.state.wake }
 
-// Take implements syncloop.Feed. Times of events are those that the server sent; it sends none of events before it began, or
+// Take implements model.Feed. Times of events are those that the server sent; it sends none of events before it began, or
 // before the client was sent the full state.
 func (c *Client) Take() (*model.Changes, []time.Time) { return c.state.take() }
 
-// Resync implements syncloop.Feed.
+// Resync implements model.Feed.
 func (c *Client) Resync() { c.state.resync() }

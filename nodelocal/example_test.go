@@ -7,10 +7,10 @@ import (
 	"os"
 	"path/filepath"
 
+	"github.com/nftproxy/nftproxy/internal/manifests"
 	"github.com/nftproxy/nftproxy/model"
 	"github.com/nftproxy/nftproxy/nodelocal"
 	"github.com/nftproxy/nftproxy/nodelocal/server"
-	"github.com/nftproxy/nftproxy/source/manifests"
 	"github.com/nftproxy/nftproxy/tracker"
 )
 

@@ -18,7 +18,6 @@ import (
 
 	"github.com/nftproxy/nftproxy/internal/protocol"
 	"github.com/nftproxy/nftproxy/model"
-	"github.com/nftproxy/nftproxy/syncloop"
 )
 
 // Options configures a client. The zero value follows the node that has the host's name.
@@ -53,9 +52,9 @@ type Options struct {
 	ServiceProxyName string
 	// Empty decides about a full state of the server without a port. With a ServiceProxyName it is off: a cluster may
 	// have no Service with the label, so such a state is believed.
-	Empty syncloop.EmptyGuard
+	Empty model.EmptyGuard
 	// Loop is how Run calls the backend. Its Logger is by default the one above.
-	Loop syncloop.Options
+	Loop model.LoopOptions
 }
 
 // Limits bounds what a server can make a client keep. A zero field is that of DefaultLimits.

@@ -11,7 +11,6 @@ import (
 	"github.com/nftproxy/nftproxy/internal/protocol"
 	"github.com/nftproxy/nftproxy/model"
 	nodelocalv1 "github.com/nftproxy/nftproxy/nodelocal/v1"
-	"github.com/nftproxy/nftproxy/syncloop"
 )
 
 // state is the last state of a server, with the changes that the backend does not have yet.
@@ -25,7 +24,7 @@ type state struct {
 	// size counts the ports and addresses of all.
 	size protocol.Limits
 	// guard decides about full states without a port. held is the server's state while such a one is held; nil for none.
-	guard *syncloop.EmptyState
+	guard *model.EmptyState
 	held  *model.Changes
 	// seen is where the server is.
 	seen *nodelocalv1.Position
@@ -36,7 +35,7 @@ type state struct {
 	triggers []time.Time
 }
 
-func newState(limits protocol.Limits, guard *syncloop.EmptyState) state {
+func newState(limits protocol.Limits, guard *model.EmptyState) state {
 	return state{wake: make(chan struct{}, 1), limits: limits, full: true, guard: guard}
 }
 
@@ -131,7 +130,7 @@ func (s *state) setPosition(sync *nodelocalv1.Sync) {
 // note keeps when the events happened that led to what is pending: the oldest, which tell how long the worst took.
 func (s *state) note(sync *nodelocalv1.Sync) {
 	times := protocol.DecodeTriggers(sync)
-	s.triggers = append(s.triggers, times[:min(len(times), syncloop.MaxTriggers-len(s.triggers))]...)
+	s.triggers = append(s.triggers, times[:min(len(times), model.MaxTriggers-len(s.triggers))]...)
 }
 
 // news returns what batch changes.

@@ -11,8 +11,8 @@ import (
 
 	"github.com/nftproxy/nftproxy/compiler"
 	"github.com/nftproxy/nftproxy/conntrack"
+	"github.com/nftproxy/nftproxy/internal/nodeaddr"
 	"github.com/nftproxy/nftproxy/model"
-	"github.com/nftproxy/nftproxy/nodeaddr"
 	"k8s.io/klog/v2"
 )
 

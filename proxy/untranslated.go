@@ -6,8 +6,8 @@ import (
 	"net/netip"
 
 	"github.com/nftproxy/nftproxy/conntrack"
+	"github.com/nftproxy/nftproxy/internal/nodeaddr"
 	"github.com/nftproxy/nftproxy/model"
-	"github.com/nftproxy/nftproxy/nodeaddr"
 	"k8s.io/klog/v2"
 )
 

@@ -7,6 +7,8 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+
+	"github.com/nftproxy/nftproxy/model"
 )
 
 // triggered sets a slice as if an event of that time had led to it.
@@ -53,8 +55,8 @@ func testTriggersAreBounded(t *testing.T) {
 			tracker, _ := newSynced(makeService())
 			backend := &fakeBackend{}
 			backend.broken.Store(true)
-			var last SyncResult
-			runLoop(t, tracker, backend, LoopOptions{OnSync: func(r SyncResult) { last = r }})
+			var last model.SyncResult
+			runLoop(t, tracker, backend, model.LoopOptions{OnSync: func(r model.SyncResult) { last = r }})
 			begin := time.Now().Add(time.Millisecond)
 			for i := range maxTriggers + 100 {
 				triggered(tracker, i, begin.Add(time.Duration(i)))

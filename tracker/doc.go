@@ -2,7 +2,7 @@
 //
 // A [Source] feeds Services, EndpointSlices, the Node and ServiceCIDRs into a [Tracker]. The
 // Tracker applies Kubernetes' rules: which Services count, and which endpoints serve them on this
-// node. It publishes changes as [model.Changes], and a [Loop] passes those to a [model.Backend].
+// node. It publishes changes as [model.Changes], and a [model.Loop] passes those to a [model.Backend].
 // With [Options.EveryNode] one Tracker serves any number of nodes, each through a [View].
 //
 // The package does not know how a backend forwards packets, so any node-local Service proxy can use
@@ -13,5 +13,5 @@
 //
 //	t := tracker.New(tracker.Options{NodeName: "node-1"})
 //	go source.Run(ctx, t)
-//	err := tracker.NewLoop(t, backend, tracker.LoopOptions{}).Run(ctx)
+//	err := model.NewLoop(t, backend, model.LoopOptions{}).Run(ctx)
 package tracker

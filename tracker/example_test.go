@@ -4,8 +4,6 @@ import (
 	"context"
 	"fmt"
 	"maps"
-	"os"
-	"path/filepath"
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
@@ -13,7 +11,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/nftproxy/nftproxy/model"
-	"github.com/nftproxy/nftproxy/source/manifests"
 	"github.com/nftproxy/nftproxy/tracker"
 )
 
@@ -102,50 +99,40 @@ func countLocal(port *model.ServicePort) (n int) {
 	return n
 }
 
-const webManifests = `
-apiVersion: v1
-kind: Service
-metadata: {namespace: shop, name: web}
-spec:
-  clusterIP: 10.96.0.10
-  ports: [{port: 80}]
----
-apiVersion: discovery.k8s.io/v1
-kind: EndpointSlice
-metadata:
-  namespace: shop
-  name: web-1
-  labels: {kubernetes.io/service-name: web}
-addressType: IPv4
-ports: [{name: "", port: 8080}]
-endpoints:
-- {addresses: [10.244.1.5], nodeName: node-1}
-- {addresses: [10.244.2.6], nodeName: node-2}
-`
+// shop is a Source of one Service. A real one follows an API server (source/apiserver), or reads files.
+type shop struct{}
+
+// Run implements tracker.Source.
+func (shop) Run(ctx context.Context, sink tracker.Sink) error {
+	sink.SetService(&corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web"},
+		Spec:       corev1.ServiceSpec{ClusterIP: "10.96.0.10", Ports: []corev1.ServicePort{{Port: 80}}},
+	})
+	sink.SetEndpointSlice(&discoveryv1.EndpointSlice{
+		ObjectMeta:  metav1.ObjectMeta{Namespace: "shop", Name: "web-1", Labels: map[string]string{discoveryv1.LabelServiceName: "web"}},
+		AddressType: discoveryv1.AddressTypeIPv4,
+		Ports:       []discoveryv1.EndpointPort{{Port: new(int32(8080))}},
+		Endpoints: []discoveryv1.Endpoint{
+			{Addresses: []string{"10.244.1.5"}, NodeName: new("node-1")},
+			{Addresses: []string{"10.244.2.6"}, NodeName: new("node-2")},
+		},
+	})
+	sink.Synced() // that was all
+	<-ctx.Done()
+	return nil
+}
 
 // A proxy is a Source, a Tracker, a Loop and a Backend. This one stops after its first Sync.
-func ExampleLoop() {
-	dir, err := os.MkdirTemp("", "manifests")
-	if err != nil {
-		fmt.Println(err)
-		return
-	}
-	defer os.RemoveAll(dir)
-	if err := os.WriteFile(filepath.Join(dir, "web.yaml"), []byte(webManifests), 0o600); err != nil {
-		fmt.Println(err)
-		return
-	}
-
+func ExampleSource() {
 	ctx, stop := context.WithCancel(context.Background())
 	defer stop()
 	t := tracker.New(tracker.Options{NodeName: "node-1"})
-	source := manifests.New(dir)
-	loop := tracker.NewLoop(t, &printer{done: stop}, tracker.LoopOptions{})
+	loop := model.NewLoop(t, &printer{done: stop}, model.LoopOptions{})
 
 	failed := make(chan error, 1)
 	go func() {
 		defer stop() // a Source that fails ends the Loop too
-		failed <- source.Run(ctx, t)
+		failed <- shop{}.Run(ctx, t)
 	}()
 	if err := loop.Run(ctx); err != nil {
 		fmt.Println(err)

@@ -97,10 +97,10 @@ func clone(c *model.Changes) *model.Changes {
 }
 
 // runLoop runs a Loop in a synctest bubble until the test function ends.
-func runLoop(t *testing.T, tracker *Tracker, backend model.Backend, options LoopOptions) {
+func runLoop(t *testing.T, tracker *Tracker, backend model.Backend, options model.LoopOptions) {
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
-	go func() { done <- NewLoop(tracker, backend, options).Run(ctx) }()
+	go func() { done <- model.NewLoop(tracker, backend, options).Run(ctx) }()
 	t.Cleanup(func() {
 		cancel()
 		if err := <-done; err != nil {
@@ -141,7 +141,7 @@ func TestLoop(t *testing.T) {
 func testLoopWaitsForSynced(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		tracker, backend := New(Options{}), &fakeBackend{}
-		runLoop(t, tracker, backend, LoopOptions{})
+		runLoop(t, tracker, backend, model.LoopOptions{})
 		tracker.SetService(makeService())
 		pass(time.Hour)
 		if len(backend.calls()) != 0 {
@@ -160,7 +160,7 @@ func testChangesDuringASyncAreOneNextSync(t *testing.T) {
 		start := time.Now()
 		tracker, _ := newSynced()
 		backend := &fakeBackend{takes: time.Second}
-		runLoop(t, tracker, backend, LoopOptions{})
+		runLoop(t, tracker, backend, model.LoopOptions{})
 		for _, name := range []string{"a", "b", "c", "d"} {
 			pass(200 * time.Millisecond)
 			tracker.SetService(serviceNamed(name))
@@ -180,7 +180,7 @@ func testMinSyncPeriodSpacesSyncs(t *testing.T) {
 		start := time.Now()
 		tracker, _ := newSynced()
 		backend := &fakeBackend{}
-		runLoop(t, tracker, backend, LoopOptions{MinSyncPeriod: 10 * time.Second})
+		runLoop(t, tracker, backend, model.LoopOptions{MinSyncPeriod: 10 * time.Second})
 		pass(time.Second)
 		tracker.SetService(serviceNamed("a"))
 		pass(time.Second)
@@ -202,7 +202,7 @@ func testFailedSyncsBackOff(t *testing.T) {
 		backend := &fakeBackend{}
 		backend.broken.Store(true)
 		var retries []time.Duration
-		runLoop(t, tracker, backend, LoopOptions{OnSync: func(r SyncResult) {
+		runLoop(t, tracker, backend, model.LoopOptions{OnSync: func(r model.SyncResult) {
 			if r.Err == nil {
 				return
 			}
@@ -236,7 +236,7 @@ func testNewChangesBringARetryForwardWithoutAHotLoop(t *testing.T) {
 		tracker, _ := newSynced(makeService())
 		backend := &fakeBackend{}
 		backend.broken.Store(true)
-		runLoop(t, tracker, backend, LoopOptions{})
+		runLoop(t, tracker, backend, model.LoopOptions{})
 		pass(2 * time.Minute) // the wait is 30 s now
 		failures := len(backend.calls())
 
@@ -273,15 +273,15 @@ func testHooksTellTheStory(t *testing.T) {
 		backend := &fakeBackend{takes: time.Second}
 		backend.broken.Store(true)
 		queued := 0
-		var results []SyncResult
+		var results []model.SyncResult
 		trigger := time.Now().Add(time.Millisecond)
 		slice := sliceOf(pod("10.0.0.1", ""))
 		slice.Annotations = map[string]string{corev1.EndpointsLastChangeTriggerTime: trigger.Format(time.RFC3339Nano)}
 		tracker.SetService(makeService())
 		tracker.SetEndpointSlice(slice)
-		runLoop(t, tracker, backend, LoopOptions{
+		runLoop(t, tracker, backend, model.LoopOptions{
 			OnQueued: func() { queued++ },
-			OnSync:   func(r SyncResult) { results = append(results, r) },
+			OnSync:   func(r model.SyncResult) { results = append(results, r) },
 		})
 		pass(1050 * time.Millisecond)
 		backend.broken.Store(false)
@@ -304,7 +304,7 @@ func testResyncReachesTheBackend(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		tracker, _ := newSynced(makeService())
 		backend := &fakeBackend{}
-		runLoop(t, tracker, backend, LoopOptions{})
+		runLoop(t, tracker, backend, model.LoopOptions{})
 		synctest.Wait()
 		backend.loseState()
 		tracker.Resync()
@@ -324,7 +324,7 @@ func testFailedSyncsLoseNothing(t *testing.T) {
 			tracker := New(Options{NodeName: thisNode})
 			backend := &fakeBackend{takes: 300 * time.Millisecond}
 			backend.fail = func(call int) bool { return call <= len(failures) && failures[call-1] }
-			runLoop(t, tracker, backend, LoopOptions{})
+			runLoop(t, tracker, backend, model.LoopOptions{})
 			g := generator{map[string]*corev1.Service{}, map[string]*discoveryv1.EndpointSlice{}, map[string]*networkingv1.ServiceCIDR{}, nil}
 			for i, pause := range pauses {
 				if i == 3 {

@@ -12,7 +12,6 @@ func TestTrackerEveryNode(t *testing.T) {
 		"Take":    func() { tracker.Take() },
 		"Dirty":   func() { tracker.Dirty() },
 		"Resync":  func() { tracker.Resync() },
-		"NewLoop": func() { NewLoop(tracker, &fakeBackend{}, LoopOptions{}) },
 	} {
 		t.Run(name+" panics and names the way out", func(t *testing.T) {
 			expectPanic(t, call, "tracker: "+name+" needs a node", "Options.NodeName", "Tracker.View")

@@ -20,8 +20,8 @@ type Options struct {
 	// local. Of all Nodes only this one is used, except with EveryNode.
 	NodeName string
 	// EveryNode makes the Tracker keep the data that any node needs: View may be called for any
-	// name, and all Nodes are used. NodeName is then the node of Changes, Take, Dirty, Resync and
-	// NewLoop. If it is empty too, the Tracker has no node of its own, and those five panic.
+	// name, and all Nodes are used. NodeName is then the node of Changes, Take, Dirty and Resync.
+	// If it is empty too, the Tracker has no node of its own, and those four panic.
 	EveryNode bool
 	// History is the number of deleted Services that are remembered, so that a View can resume
 	// after a revision. With 0, a View that resumes starts with a Full change.
@@ -91,7 +91,10 @@ type Tracker struct {
 	counts       Counts
 }
 
-var _ Sink = (*Tracker)(nil)
+var (
+	_ Sink       = (*Tracker)(nil)
+	_ model.Feed = (*Tracker)(nil)
+)
 
 // New returns an empty Tracker. It publishes nothing before Synced was called.
 func New(options Options) *Tracker {

@@ -5,12 +5,12 @@ import (
 
 	"github.com/nftproxy/nftproxy/compiler"
 	"github.com/nftproxy/nftproxy/conntrack"
-	"github.com/nftproxy/nftproxy/health"
 	"github.com/nftproxy/nftproxy/internal/config"
 	"github.com/nftproxy/nftproxy/internal/config/v1alpha2"
+	"github.com/nftproxy/nftproxy/internal/health"
+	"github.com/nftproxy/nftproxy/internal/localnodeport"
 	"github.com/nftproxy/nftproxy/internal/metrics"
 	"github.com/nftproxy/nftproxy/internal/node"
-	"github.com/nftproxy/nftproxy/localnodeport"
 	"github.com/nftproxy/nftproxy/model"
 )
 

@@ -15,9 +15,10 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/nftproxy/nftproxy/internal/config"
+	"github.com/nftproxy/nftproxy/internal/manifests"
 	nftmetrics "github.com/nftproxy/nftproxy/internal/metrics"
+	"github.com/nftproxy/nftproxy/model"
 	"github.com/nftproxy/nftproxy/source/apiserver"
-	"github.com/nftproxy/nftproxy/source/manifests"
 	"github.com/nftproxy/nftproxy/tracker"
 )
 
@@ -74,7 +75,7 @@ func (o *brainOptions) addFlags(flags *pflag.FlagSet) {
 
 func (o *brainOptions) source() (tracker.Source, error) {
 	// Clients may have Services and endpoints in force, so a state without any is not believed at a start either.
-	empty := tracker.EmptyGuard{
+	empty := model.EmptyGuard{
 		Off:    o.serviceProxyName != "",
 		Before: func(string) bool { return true },
 		OnHeld: func(resource, reason string) { nftmetrics.SetEmptyHeld(resource, reason != "") },

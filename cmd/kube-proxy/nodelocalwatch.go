@@ -19,7 +19,6 @@ import (
 	"github.com/nftproxy/nftproxy/model"
 	"github.com/nftproxy/nftproxy/nodelocal"
 	nodelocalv1 "github.com/nftproxy/nftproxy/nodelocal/v1"
-	"github.com/nftproxy/nftproxy/syncloop"
 )
 
 // newWatchCommand returns the command that prints what a node has to do.
@@ -70,7 +69,7 @@ func watchNodeLocal(ctx context.Context, o *options, out io.Writer) error {
 	group.Go(func() error {
 		ctx, stop := context.WithCancelCause(ctx)
 		printer.stop = stop
-		err := syncloop.New(client, printer, syncloop.Options{Logger: klog.FromContext(ctx)}).Run(ctx)
+		err := model.NewLoop(client, printer, model.LoopOptions{Logger: klog.FromContext(ctx)}).Run(ctx)
 		if printer.err != nil {
 			return printer.err
 		}

@@ -16,9 +16,9 @@ import (
 	"github.com/nftproxy/nftproxy/compiler"
 	"github.com/nftproxy/nftproxy/internal/config"
 	"github.com/nftproxy/nftproxy/internal/config/v1alpha2"
+	"github.com/nftproxy/nftproxy/internal/manifests"
 	"github.com/nftproxy/nftproxy/internal/node"
 	"github.com/nftproxy/nftproxy/source/apiserver"
-	"github.com/nftproxy/nftproxy/source/manifests"
 	"github.com/nftproxy/nftproxy/tracker"
 )
 

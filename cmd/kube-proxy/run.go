@@ -10,16 +10,16 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/nftproxy/nftproxy/compiler"
-	"github.com/nftproxy/nftproxy/health"
 	"github.com/nftproxy/nftproxy/internal/config"
+	"github.com/nftproxy/nftproxy/internal/health"
 	"github.com/nftproxy/nftproxy/internal/leftovers"
+	"github.com/nftproxy/nftproxy/internal/localnodeport"
 	"github.com/nftproxy/nftproxy/internal/metrics"
 	"github.com/nftproxy/nftproxy/internal/node"
-	"github.com/nftproxy/nftproxy/localnodeport"
+	"github.com/nftproxy/nftproxy/model"
 	"github.com/nftproxy/nftproxy/nft"
 	"github.com/nftproxy/nftproxy/nodelocal"
 	"github.com/nftproxy/nftproxy/proxy"
-	"github.com/nftproxy/nftproxy/syncloop"
 	"github.com/nftproxy/nftproxy/tracker"
 )
 
@@ -67,7 +67,7 @@ type parts struct {
 	tracker *tracker.Tracker
 	// client is nil unless Services come from a node-local server.
 	client  *nodelocal.Client
-	loop    *syncloop.Loop
+	loop    *model.Loop
 	backend *proxy.Backend
 	flows   *proxy.FlowCleaner
 	// counts is nil unless Services are counted.
@@ -110,17 +110,17 @@ func newParts(ctx context.Context, o *options, compilerConfig compiler.Config, c
 	if err != nil {
 		return nil, err
 	}
-	p.loop = syncloop.New(feed, p.backend, syncloop.Options{
+	p.loop = model.NewLoop(feed, p.backend, model.LoopOptions{
 		MinSyncPeriod: o.config.MinSyncPeriod.Duration,
 		Logger:        logger,
 		OnQueued:      p.queued,
-		OnSync:        func(r syncloop.Result) { p.synced(ctx, r) },
+		OnSync:        func(r model.SyncResult) { p.synced(ctx, r) },
 	})
 	return p, nil
 }
 
 // feed sets where Services come from, and returns where their changes come from.
-func (p *parts) feed(ctx context.Context, o *options, hooks sourceHooks) (feed syncloop.Feed, err error) {
+func (p *parts) feed(ctx context.Context, o *options, hooks sourceHooks) (feed model.Feed, err error) {
 	if o.nodeLocal.Source != "" {
 		return p.remoteFeed(ctx, o, hooks)
 	}
@@ -141,7 +141,7 @@ func (p *parts) feed(ctx context.Context, o *options, hooks sourceHooks) (feed s
 
 // remoteFeed is feed when Services come from a node-local server. The Node comes from there too, and is guarded all the
 // same.
-func (p *parts) remoteFeed(ctx context.Context, o *options, hooks sourceHooks) (feed syncloop.Feed, err error) {
+func (p *parts) remoteFeed(ctx context.Context, o *options, hooks sourceHooks) (feed model.Feed, err error) {
 	hooks.onFailing(nodeLocalSource, true)
 	p.client, err = o.nodeLocal.newClient(ctx, nodelocal.Options{
 		Node:              p.nodeName,
@@ -167,7 +167,7 @@ func (p *parts) queued() {
 }
 
 // synced tells everything that follows the rules in the kernel what they now are.
-func (p *parts) synced(ctx context.Context, r syncloop.Result) {
+func (p *parts) synced(ctx context.Context, r model.SyncResult) {
 	metrics.ObserveSync(r)
 	if r.Err != nil {
 		return // the loop has logged it

@@ -12,9 +12,9 @@ import (
 	zpages "k8s.io/component-base/zpages/features"
 	"k8s.io/klog/v2"
 
-	"github.com/nftproxy/nftproxy/health"
 	"github.com/nftproxy/nftproxy/internal/config"
 	"github.com/nftproxy/nftproxy/internal/config/v1alpha2"
+	"github.com/nftproxy/nftproxy/internal/health"
 	"github.com/nftproxy/nftproxy/internal/introspect"
 )
 

@@ -4,13 +4,12 @@ import (
 	"context"
 
 	"github.com/nftproxy/nftproxy/compiler"
-	"github.com/nftproxy/nftproxy/health"
+	"github.com/nftproxy/nftproxy/internal/health"
 	"github.com/nftproxy/nftproxy/internal/metrics"
 	"github.com/nftproxy/nftproxy/internal/node"
 	"github.com/nftproxy/nftproxy/model"
 	"github.com/nftproxy/nftproxy/nft"
 	"github.com/nftproxy/nftproxy/proxy"
-	"github.com/nftproxy/nftproxy/tracker"
 	"k8s.io/klog/v2"
 )
 
@@ -20,7 +19,7 @@ type sourceHooks struct {
 	onMissing    func(node.Missing)
 	previousNode func() (model.Node, error)
 	// empty decides about a state without Services.
-	empty tracker.EmptyGuard
+	empty model.EmptyGuard
 }
 
 func newSourceHooks(ctx context.Context, p *health.Proxy, conn *nft.Conn, serviceProxyName string) sourceHooks {
@@ -34,7 +33,7 @@ func newSourceHooks(ctx context.Context, p *health.Proxy, conn *nft.Conn, servic
 			metrics.SetNodeMissing(m.Node, m.Addresses, m.PodCIDRs)
 		},
 		previousNode: func() (model.Node, error) { return previousNode(ctx, conn, serviceProxyName) },
-		empty: tracker.EmptyGuard{
+		empty: model.EmptyGuard{
 			Off:    serviceProxyName != "",
 			Before: func(resource string) bool { return inForce(ctx, conn, resource) },
 			OnHeld: func(resource, reason string) {

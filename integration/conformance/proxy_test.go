@@ -8,8 +8,9 @@ import (
 	"time"
 
 	"github.com/nftproxy/nftproxy/compiler"
-	"github.com/nftproxy/nftproxy/health"
 	"github.com/nftproxy/nftproxy/integration/await"
+	"github.com/nftproxy/nftproxy/internal/health"
+	"github.com/nftproxy/nftproxy/model"
 	"github.com/nftproxy/nftproxy/nft"
 	"github.com/nftproxy/nftproxy/proxy"
 	"github.com/nftproxy/nftproxy/source/apiserver"
@@ -32,7 +33,7 @@ func (c *cluster) startProxy(serviceProxyName string) {
 	t := tracker.New(tracker.Options{NodeName: node1, ServiceProxyName: serviceProxyName, Logger: logger})
 	backend, flows := c.backend()
 	onSync, synced := c.afterSync(ctx)
-	loop := tracker.NewLoop(t, backend, tracker.LoopOptions{Logger: logger, OnSync: onSync})
+	loop := model.NewLoop(t, backend, model.LoopOptions{Logger: logger, OnSync: onSync})
 	var parts errgroup.Group
 	parts.Go(func() error { return source.Run(ctx, t) })
 	parts.Go(func() error { return loop.Run(ctx) })
@@ -58,11 +59,11 @@ func (c *cluster) startProxy(serviceProxyName string) {
 }
 
 // afterSync serves health checks on node1 after each Sync, and closes synced after the first.
-func (c *cluster) afterSync(ctx context.Context) (onSync func(tracker.SyncResult), synced <-chan struct{}) {
+func (c *cluster) afterSync(ctx context.Context) (onSync func(model.SyncResult), synced <-chan struct{}) {
 	checks := health.NewServices(health.ServicesOptions{Primary: true, Ready: func() bool { return true }})
 	first := make(chan struct{})
 	once := sync.OnceFunc(func() { close(first) })
-	return func(r tracker.SyncResult) {
+	return func(r model.SyncResult) {
 		if r.Err != nil {
 			return
 		}

@@ -33,9 +33,9 @@ func TestMain(m *testing.M) {
 func everything() {
 	metrics.ShowTracker(tracker.New(tracker.Options{}))
 	metrics.ObserveQueued()
-	metrics.ObserveSync(tracker.SyncResult{Changes: &model.Changes{Full: true}, Err: errors.New("refused")})
-	metrics.ObserveSync(tracker.SyncResult{Changes: &model.Changes{Full: true}, Triggers: []time.Time{time.Now()}})
-	metrics.ObserveSync(tracker.SyncResult{Changes: &model.Changes{}})
+	metrics.ObserveSync(model.SyncResult{Changes: &model.Changes{Full: true}, Err: errors.New("refused")})
+	metrics.ObserveSync(model.SyncResult{Changes: &model.Changes{Full: true}, Triggers: []time.Time{time.Now()}})
+	metrics.ObserveSync(model.SyncResult{Changes: &model.Changes{}})
 	metrics.ObserveCompile(time.Millisecond)
 	metrics.ObserveCommit(nft.CommitStats{})
 	metrics.CountForeignChange()

@@ -77,14 +77,14 @@ func testSyncIsRecordedForBothFamilies(t *testing.T) {
 	triggers := []time.Time{time.Now().Add(-time.Second), time.Now()}
 	cases := []struct {
 		name   string
-		result tracker.SyncResult
+		result model.SyncResult
 		want   map[string]float64
 	}{
-		{"of everything", tracker.SyncResult{Changes: &model.Changes{Full: true}, Triggers: triggers},
+		{"of everything", model.SyncResult{Changes: &model.Changes{Full: true}, Triggers: triggers},
 			map[string]float64{all: 1, full: 1, partial: 0, failures: 0, latency: 2}},
-		{"of changes", tracker.SyncResult{Changes: &model.Changes{}, Triggers: triggers[:1]},
+		{"of changes", model.SyncResult{Changes: &model.Changes{}, Triggers: triggers[:1]},
 			map[string]float64{all: 1, full: 0, partial: 1, failures: 0, latency: 1}},
-		{"that failed, and whose triggers come again", tracker.SyncResult{Changes: &model.Changes{}, Triggers: triggers, Err: errors.New("refused")},
+		{"that failed, and whose triggers come again", model.SyncResult{Changes: &model.Changes{}, Triggers: triggers, Err: errors.New("refused")},
 			map[string]float64{all: 1, full: 0, partial: 1, failures: 1, latency: 0}},
 	}
 	for _, tc := range cases {
@@ -100,16 +100,16 @@ func testTimestampsTellASyncThatIsStuck(t *testing.T) {
 		return value(t, queued, "ip_family", "IPv6") > value(t, synced, "ip_family", "IPv6")
 	}
 	begin := float64(time.Now().Unix())
-	metrics.ObserveSync(tracker.SyncResult{Changes: &model.Changes{}})
+	metrics.ObserveSync(model.SyncResult{Changes: &model.Changes{}})
 	if got := value(t, synced, "ip_family", "IPv4"); got < begin {
 		t.Errorf("last synced %v, before this test began at %v", got, begin)
 	}
 	metrics.ObserveQueued()
-	metrics.ObserveSync(tracker.SyncResult{Changes: &model.Changes{}, Err: errors.New("refused")})
+	metrics.ObserveSync(model.SyncResult{Changes: &model.Changes{}, Err: errors.New("refused")})
 	if !stuck() {
 		t.Error("a failed sync counts as the last one")
 	}
-	metrics.ObserveSync(tracker.SyncResult{Changes: &model.Changes{}})
+	metrics.ObserveSync(model.SyncResult{Changes: &model.Changes{}})
 	if stuck() {
 		t.Error("a good sync is not the last one")
 	}
@@ -147,7 +147,7 @@ func testPortsWithoutLocalEndpointsAreCounted(t *testing.T) {
 	}
 	const name = "sync_proxy_rules_no_local_endpoints_total"
 	for _, step := range steps {
-		metrics.ObserveSync(tracker.SyncResult{Changes: &step.changes})
+		metrics.ObserveSync(model.SyncResult{Changes: &step.changes})
 		internal := value(t, name, "traffic_policy", "internal", "ip_family", "IPv4")
 		external := value(t, name, "traffic_policy", "external", "ip_family", "IPv4")
 		if internal != step.internal || external != step.external {

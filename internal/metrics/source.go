@@ -11,7 +11,7 @@ func SetWatchFailing(resource string, failing bool) {
 	watchFailing.WithLabelValues(resource).Set(oneIf(failing))
 }
 
-// SetEmptyHeld records whether a state without a resource is held (syncloop.EmptyGuard.OnHeld).
+// SetEmptyHeld records whether a state without a resource is held (model.EmptyGuard.OnHeld).
 func SetEmptyHeld(resource string, held bool) {
 	emptyHeld.WithLabelValues(resource).Set(oneIf(held))
 }

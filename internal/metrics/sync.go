@@ -6,7 +6,6 @@ import (
 	"k8s.io/component-base/metrics"
 
 	"github.com/nftproxy/nftproxy/model"
-	"github.com/nftproxy/nftproxy/tracker"
 )
 
 var (
@@ -32,7 +31,7 @@ func newFamilyDuration(name, help string) *metrics.HistogramVec {
 	return newHistogramVec(name, help, metrics.ExponentialBuckets(0.001, 2, 15), ipFamily)
 }
 
-// ObserveQueued records that a sync is needed (tracker.LoopOptions.OnQueued). It should be
+// ObserveQueued records that a sync is needed (model.LoopOptions.OnQueued). It should be
 // called at start as well, so that the time is never 0.
 func ObserveQueued() {
 	for _, family := range model.Families {
@@ -43,8 +42,8 @@ func ObserveQueued() {
 // ports is what the syncs so far said of traffic policy Local.
 var ports = unserved{}
 
-// ObserveSync records a sync (tracker.LoopOptions.OnSync). Calls must not overlap.
-func ObserveSync(r tracker.SyncResult) {
+// ObserveSync records a sync (model.LoopOptions.OnSync). Calls must not overlap.
+func ObserveSync(r model.SyncResult) {
 	observeBoth(syncDuration, r.Duration.Seconds())
 	if r.Changes.Full {
 		observeBoth(fullSyncDuration, r.Duration.Seconds())

@@ -11,14 +11,13 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/nftproxy/nftproxy/model"
-	"github.com/nftproxy/nftproxy/syncloop"
 	"github.com/nftproxy/nftproxy/tracker"
 )
 
 // Remote lets a Guard look after a Node that a server of the node-local API describes. It is the Guard's Source, which has that
 // one Node; it is the Sink, which takes the Node as the Guard wants it; and it is the Feed, in whose changes that Node is.
 type Remote struct {
-	syncloop.Feed
+	model.Feed
 	// begun is closed when the Guard runs.
 	begun chan struct{}
 	guard tracker.Sink
@@ -36,7 +35,7 @@ var (
 )
 
 // NewRemote returns a Remote over what feed says of the node of that name.
-func NewRemote(nodeName string, feed syncloop.Feed) *Remote {
+func NewRemote(nodeName string, feed model.Feed) *Remote {
 	return &Remote{Feed: feed, begun: make(chan struct{}), node: model.Node{Name: nodeName}}
 }
 
@@ -48,7 +47,7 @@ func (r *Remote) Run(ctx context.Context, guard tracker.Sink) error {
 	return nil
 }
 
-// Take implements syncloop.Feed. It waits until the Guard runs.
+// Take implements model.Feed. It waits until the Guard runs.
 func (r *Remote) Take() (*model.Changes, []time.Time) {
 	<-r.begun
 	changes, triggers := r.Feed.Take()

@@ -12,10 +12,10 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/nftproxy/nftproxy/internal/manifests"
 	"github.com/nftproxy/nftproxy/model"
 	"github.com/nftproxy/nftproxy/source/apiserver"
 	"github.com/nftproxy/nftproxy/source/apiserver/apiservertest"
-	"github.com/nftproxy/nftproxy/source/manifests"
 	"github.com/nftproxy/nftproxy/tracker"
 )
 
@@ -80,7 +80,7 @@ func testLifeOfANode(t *testing.T) {
 			defer stop()
 			tr := tracker.New(tracker.Options{NodeName: thisNode})
 			synced := make(nodes, 10)
-			loop := tracker.NewLoop(tr, synced, tracker.LoopOptions{})
+			loop := model.NewLoop(tr, synced, model.LoopOptions{})
 			looping := make(chan error, 1)
 			go func() { looping <- loop.Run(ctx) }()
 			guard := NewGuard(p.source, Options{NodeName: thisNode, Override: addrs("fd00::9"), Wait: time.Hour, Kernel: kernel(t, true)})

@@ -3,8 +3,8 @@ package offline
 
 import (
 	"github.com/nftproxy/nftproxy/compiler"
+	"github.com/nftproxy/nftproxy/internal/manifests"
 	"github.com/nftproxy/nftproxy/nft"
-	"github.com/nftproxy/nftproxy/source/manifests"
 	"github.com/nftproxy/nftproxy/tracker"
 )
 

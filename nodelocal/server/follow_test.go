@@ -22,7 +22,6 @@ import (
 	"github.com/nftproxy/nftproxy/model"
 	"github.com/nftproxy/nftproxy/nodelocal"
 	"github.com/nftproxy/nftproxy/nodelocal/server"
-	"github.com/nftproxy/nftproxy/syncloop"
 	"github.com/nftproxy/nftproxy/tracker"
 )
 
@@ -279,12 +278,12 @@ func testRunCarriesTriggerTimes(t *testing.T) {
 	fill(tr, 10, 3)
 	tr.Synced()
 	b := newBrain(t, tr, server.Options{})
-	results := make(chan syncloop.Result, 100)
+	results := make(chan model.SyncResult, 100)
 	follower := &backend{}
 	ctx, stop := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() {
-		ended <- nodelocal.Run(ctx, b.address, follower, nodelocal.Options{Node: "node-1", Loop: syncloop.Options{OnSync: func(r syncloop.Result) { results <- r }}})
+		ended <- nodelocal.Run(ctx, b.address, follower, nodelocal.Options{Node: "node-1", Loop: model.LoopOptions{OnSync: func(r model.SyncResult) { results <- r }}})
 	}()
 	defer func() {
 		stop()

@@ -7,7 +7,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/validation"
 
-	"github.com/nftproxy/nftproxy/tracker"
+	"github.com/nftproxy/nftproxy/model"
 )
 
 // Config says which API server to watch, how to talk to it, and on whose behalf. Except for
@@ -39,7 +39,7 @@ type Config struct {
 	ServiceProxyName string
 	// Empty decides about a list without any Service that needs a proxy, and about one without any EndpointSlice. It is off
 	// for Services with a ServiceProxyName.
-	Empty tracker.EmptyGuard
+	Empty model.EmptyGuard
 	// OnFailing, if set, is told when a resource, named as in URLs ("services"), cannot be listed or
 	// watched, and when it can again. A resource that the server does not have does not fail.
 	// It may be called from several goroutines, and must not block.

@@ -16,6 +16,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
 
+	"github.com/nftproxy/nftproxy/model"
 	"github.com/nftproxy/nftproxy/tracker"
 )
 
@@ -92,7 +93,7 @@ type waits struct {
 func newWaits(sink tracker.Sink) *waits { return &waits{sink: sink, reasons: map[string]string{}} }
 
 // guard returns the decision of a guard about a resource, which is waited for as long as its first list is held.
-func (w *waits) guard(g tracker.EmptyGuard, resource string, logger klog.Logger) *tracker.EmptyState {
+func (w *waits) guard(g model.EmptyGuard, resource string, logger klog.Logger) *model.EmptyState {
 	told := g.OnHeld
 	g.OnHeld = func(resource, reason string) {
 		w.set(resource, reason)
@@ -125,7 +126,7 @@ func (w *waits) set(resource, reason string) {
 
 func newFeed[T object, L runtime.Object](
 	outage *outage, example T, objects collection[L], narrow narrowing, set func(T), remove func(namespace, name string),
-	empty *tracker.EmptyState, counts func(T) bool,
+	empty *model.EmptyState, counts func(T) bool,
 ) *feed {
 	queue := newDirectQueue(outage.resource, set, remove)
 	queue.empty, queue.counts = empty, counts

@@ -6,7 +6,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/cache"
 
-	"github.com/nftproxy/nftproxy/tracker"
+	"github.com/nftproxy/nftproxy/model"
 )
 
 // directQueue stands where a controller of client-go has its queue and its store. It queues nothing and
@@ -31,7 +31,7 @@ type directQueue[T metav1.Object] struct {
 
 	// empty decides whether an empty list is believed; nil believes every list. counts tells the objects without which
 	// a list counts as empty; nil is all.
-	empty  *tracker.EmptyState
+	empty  *model.EmptyState
 	counts func(T) bool
 
 	// known is what the sink has, and whether it counts. counting is how many do.

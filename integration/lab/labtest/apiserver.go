@@ -5,8 +5,8 @@ import (
 	"testing"
 
 	"github.com/nftproxy/nftproxy/integration/lab"
+	"github.com/nftproxy/nftproxy/internal/manifests"
 	"github.com/nftproxy/nftproxy/source/apiserver/apiservertest"
-	"github.com/nftproxy/nftproxy/source/manifests"
 )
 
 // APIServer starts an API server without objects in the host, and returns the path of a kubeconfig for it. Both

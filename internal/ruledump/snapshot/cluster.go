@@ -4,8 +4,8 @@ import (
 	"context"
 	"fmt"
 
+	"github.com/nftproxy/nftproxy/internal/manifests"
 	"github.com/nftproxy/nftproxy/source/apiserver"
-	"github.com/nftproxy/nftproxy/source/manifests"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	networkingv1 "k8s.io/api/networking/v1"

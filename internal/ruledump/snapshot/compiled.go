@@ -8,9 +8,9 @@ import (
 
 	"github.com/nftproxy/nftproxy/compiler"
 	"github.com/nftproxy/nftproxy/internal/config"
+	"github.com/nftproxy/nftproxy/internal/manifests"
 	"github.com/nftproxy/nftproxy/internal/offline"
 	"github.com/nftproxy/nftproxy/model"
-	"github.com/nftproxy/nftproxy/source/manifests"
 	"github.com/nftproxy/nftproxy/tracker"
 	corev1 "k8s.io/api/core/v1"
 )

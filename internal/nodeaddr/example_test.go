@@ -5,8 +5,8 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/nftproxy/nftproxy/internal/nodeaddr"
 	"github.com/nftproxy/nftproxy/model"
-	"github.com/nftproxy/nftproxy/nodeaddr"
 )
 
 // A user-space proxy listens on each node port's number on these addresses. Ask again when the node's addresses change.

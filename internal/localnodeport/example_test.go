@@ -7,7 +7,7 @@ import (
 	"net"
 	"net/netip"
 
-	"github.com/nftproxy/nftproxy/localnodeport"
+	"github.com/nftproxy/nftproxy/internal/localnodeport"
 	"github.com/nftproxy/nftproxy/model"
 )
 

@@ -16,7 +16,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	clocktesting "k8s.io/utils/clock/testing"
 
-	"github.com/nftproxy/nftproxy/health"
+	"github.com/nftproxy/nftproxy/internal/health"
 	"github.com/nftproxy/nftproxy/tracker"
 )
 

@@ -1,4 +1,4 @@
-package syncloop
+package model
 
 import (
 	"context"
@@ -10,55 +10,53 @@ import (
 	"time"
 
 	"github.com/go-logr/logr/funcr"
-
-	"github.com/nftproxy/nftproxy/model"
 )
 
 // fakeFeed hands out what a test sets.
 type fakeFeed struct {
-	state   map[model.PortID]*model.ServicePort
-	changes *model.Changes
+	state   map[PortID]*ServicePort
+	changes *Changes
 	dirty   chan struct{}
 }
 
 func newFeed() *fakeFeed {
-	return &fakeFeed{state: map[model.PortID]*model.ServicePort{}, changes: &model.Changes{Full: true}, dirty: make(chan struct{}, 1)}
+	return &fakeFeed{state: map[PortID]*ServicePort{}, changes: &Changes{Full: true}, dirty: make(chan struct{}, 1)}
 }
 
 func (f *fakeFeed) set(service string) {
-	id := model.PortID{Service: service}
-	f.state[id] = &model.ServicePort{ID: id}
-	f.changes.Merge(&model.Changes{Ports: map[model.PortID]*model.ServicePort{id: f.state[id]}})
+	id := PortID{Service: service}
+	f.state[id] = &ServicePort{ID: id}
+	f.changes.Merge(&Changes{Ports: map[PortID]*ServicePort{id: f.state[id]}})
 }
 
 func (f *fakeFeed) delete(service string) {
-	id := model.PortID{Service: service}
+	id := PortID{Service: service}
 	delete(f.state, id)
-	f.changes.Merge(&model.Changes{Ports: map[model.PortID]*model.ServicePort{id: nil}})
+	f.changes.Merge(&Changes{Ports: map[PortID]*ServicePort{id: nil}})
 }
 
 func (f *fakeFeed) Dirty() <-chan struct{} { return f.dirty }
 
-func (f *fakeFeed) Take() (*model.Changes, []time.Time) {
+func (f *fakeFeed) Take() (*Changes, []time.Time) {
 	taken := f.changes
-	f.changes = &model.Changes{}
+	f.changes = &Changes{}
 	return taken, nil
 }
 
-func (f *fakeFeed) Resync() { f.changes = &model.Changes{Full: true, Ports: maps.Clone(f.state)} }
+func (f *fakeFeed) Resync() { f.changes = &Changes{Full: true, Ports: maps.Clone(f.state)} }
 
 // fakeBackend keeps the names of the ports that it has.
 type fakeBackend struct {
 	broken bool
-	has    map[model.PortID]bool
+	has    map[PortID]bool
 }
 
-func (b *fakeBackend) Sync(_ context.Context, changes *model.Changes) error {
+func (b *fakeBackend) Sync(_ context.Context, changes *Changes) error {
 	if b.broken {
 		return errors.New("broken")
 	}
 	if changes.Full {
-		b.has = map[model.PortID]bool{}
+		b.has = map[PortID]bool{}
 	}
 	for id, port := range changes.Ports {
 		if port == nil {
@@ -70,34 +68,31 @@ func (b *fakeBackend) Sync(_ context.Context, changes *model.Changes) error {
 	return nil
 }
 
-func TestPendingChanges(t *testing.T) {
-	t.Run("are bounded", testPendingChangesAreBounded)
-}
-
 // interrupted is a Backend whose Sync ends with its context.
 type interrupted struct{ begun chan struct{} }
 
-func (b interrupted) Sync(ctx context.Context, _ *model.Changes) error {
+func (b interrupted) Sync(ctx context.Context, _ *Changes) error {
 	close(b.begun)
 	<-ctx.Done()
 	return ctx.Err()
 }
 
-func TestRun(t *testing.T) {
+func TestLoop(t *testing.T) {
+	t.Run("bounds the pending changes", testPendingChangesAreBounded)
 	t.Run("reports no failure of a Sync that its end interrupts", testInterruptedSyncIsNoFailure)
 }
 
 func testInterruptedSyncIsNoFailure(t *testing.T) {
 	var log strings.Builder
-	options := Options{
+	options := LoopOptions{
 		Logger: funcr.New(func(_, line string) { fmt.Fprintln(&log, line) }, funcr.Options{}),
-		OnSync: func(result Result) { t.Errorf("a Sync is reported that ended with %v", result.Err) },
+		OnSync: func(result SyncResult) { t.Errorf("a Sync is reported that ended with %v", result.Err) },
 	}
 	feed, backend := newFeed(), interrupted{begun: make(chan struct{})}
 	feed.dirty <- struct{}{}
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
-	go func() { done <- New(feed, backend, options).Run(ctx) }()
+	go func() { done <- NewLoop(feed, backend, options).Run(ctx) }()
 	<-backend.begun
 	cancel()
 	if err := <-done; err != nil {
@@ -111,7 +106,7 @@ func testInterruptedSyncIsNoFailure(t *testing.T) {
 func testPendingChangesAreBounded(t *testing.T) {
 	feed, backend := newFeed(), &fakeBackend{}
 	feed.set("stays")
-	loop := New(feed, backend, Options{})
+	loop := NewLoop(feed, backend, LoopOptions{})
 	loop.collect()
 	loop.sync(context.Background())
 	backend.broken = true

@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/nftproxy/nftproxy/health"
+	"github.com/nftproxy/nftproxy/internal/health"
 )
 
 // FuzzRequest shows that no request makes the health server fall over, and that it answers the probes' paths alone. Who

@@ -62,7 +62,7 @@ type Proxy struct {
 	waitingFor string
 	// failing holds the resources that cannot be watched.
 	failing map[string]bool
-	// held says why states without a resource are held (syncloop.EmptyGuard).
+	// held says why states without a resource are held (model.EmptyGuard).
 	held map[string]string
 }
 
@@ -75,7 +75,7 @@ func NewProxy(options Options) *Proxy {
 	return &Proxy{options: options, failing: map[string]bool{}, held: map[string]string{}}
 }
 
-// Queued records that a change waits for a sync (tracker.LoopOptions.OnQueued).
+// Queued records that a change waits for a sync (model.LoopOptions.OnQueued).
 func (p *Proxy) Queued() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -132,7 +132,7 @@ func (p *Proxy) SetFailing(resource string, failing bool) {
 	}
 }
 
-// SetHeld records why a state without a resource is not believed (syncloop.EmptyGuard.OnHeld); an empty reason says that
+// SetHeld records why a state without a resource is not believed (model.EmptyGuard.OnHeld); an empty reason says that
 // it is over. Meanwhile /healthz is 503, because the rules get older. /livez does not change, because a restart mends
 // nothing, and neither do healthCheckNodePorts, because the rules keep working.
 func (p *Proxy) SetHeld(resource, reason string) {

@@ -21,7 +21,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/nftproxy/nftproxy/integration/await"
-	"github.com/nftproxy/nftproxy/localnodeport"
+	"github.com/nftproxy/nftproxy/internal/localnodeport"
 	"github.com/nftproxy/nftproxy/model"
 )
 

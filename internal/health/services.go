@@ -11,8 +11,8 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
+	"github.com/nftproxy/nftproxy/internal/nodeaddr"
 	"github.com/nftproxy/nftproxy/model"
-	"github.com/nftproxy/nftproxy/nodeaddr"
 )
 
 // ServicesOptions configures Services.

@@ -9,7 +9,7 @@ import (
 	"net/http/httptest"
 	"net/netip"
 
-	"github.com/nftproxy/nftproxy/health"
+	"github.com/nftproxy/nftproxy/internal/health"
 	"github.com/nftproxy/nftproxy/model"
 )
 

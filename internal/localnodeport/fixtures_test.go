@@ -15,7 +15,7 @@ import (
 	"time"
 
 	"github.com/go-logr/logr/funcr"
-	"github.com/nftproxy/nftproxy/localnodeport"
+	"github.com/nftproxy/nftproxy/internal/localnodeport"
 	"github.com/nftproxy/nftproxy/model"
 	"k8s.io/klog/v2"
 )

@@ -1,4 +1,4 @@
-package syncloop
+package model
 
 import (
 	"context"
@@ -6,12 +6,10 @@ import (
 	"time"
 
 	"github.com/go-logr/logr"
-
-	"github.com/nftproxy/nftproxy/model"
 )
 
-// Options configures a Loop. The zero value syncs as soon as something changes.
-type Options struct {
+// LoopOptions configures a Loop. The zero value syncs as soon as something changes.
+type LoopOptions struct {
 	// MinSyncPeriod is the least time from the start of one Sync to the start of the next
 	// (KubeProxyConfiguration nftables.minSyncPeriod). 0 means no delay: changes that arrive
 	// while a Sync runs become one next Sync anyway.
@@ -22,13 +20,13 @@ type Options struct {
 	// If no successful Sync follows, a health check can tell that syncs are stuck.
 	OnQueued func()
 	// OnSync, if set, is called after each Sync, but for one that ends unfinished with the context of Run.
-	OnSync func(Result)
+	OnSync func(SyncResult)
 }
 
-// Result is the result of one call of Backend.Sync.
-type Result struct {
+// SyncResult is the result of one call of Backend.Sync.
+type SyncResult struct {
 	// Changes are those that Sync was called with. They may change after the hook returns.
-	Changes *model.Changes
+	Changes *Changes
 	// Triggers are the times of the events that led to Changes, oldest first, as far as
 	// EndpointSlices tell (annotation endpoints.kubernetes.io/last-change-trigger-time).
 	// After an error they come again with the next Sync. There are at most MaxTriggers.
@@ -60,7 +58,7 @@ type Feed interface {
 	// Take returns the changes since the last call, or nil if there is none, and the times of
 	// the events that led to them as far as they are known. The first changes are Full. The
 	// caller owns the Changes; the ServicePorts in it are shared and must not be modified.
-	Take() (changes *model.Changes, triggers []time.Time)
+	Take() (changes *Changes, triggers []time.Time)
 	// Resync makes the next changes Full.
 	Resync()
 }
@@ -68,19 +66,19 @@ type Feed interface {
 // Loop carries the changes of a Feed to a Backend.
 type Loop struct {
 	feed    Feed
-	backend model.Backend
-	options Options
+	backend Backend
+	options LoopOptions
 
 	// pending holds the changes that the Backend has not applied yet; nil for none.
-	pending  *model.Changes
+	pending  *Changes
 	triggers []time.Time
 	backoff  backoff
 	// started is when the last Sync was called.
 	started time.Time
 }
 
-// New returns a Loop that Run starts. It must be the only reader of feed.
-func New(feed Feed, backend model.Backend, options Options) *Loop {
+// NewLoop returns a Loop that Run starts. It must be the only reader of feed.
+func NewLoop(feed Feed, backend Backend, options LoopOptions) *Loop {
 	return &Loop{feed: feed, backend: backend, options: options}
 }
 
@@ -143,7 +141,7 @@ func (l *Loop) sync(ctx context.Context) {
 	if err != nil && ctx.Err() != nil {
 		return // it was told to stop: no failure, and nobody tries again
 	}
-	result := Result{
+	result := SyncResult{
 		Changes:  l.pending,
 		Triggers: l.triggers,
 		Started:  l.started,
@@ -160,4 +158,44 @@ func (l *Loop) sync(ctx context.Context) {
 	if l.options.OnSync != nil {
 		l.options.OnSync(result)
 	}
+}
+
+const (
+	// minBackoff is the wait after the first failure.
+	minBackoff = 100 * time.Millisecond
+	// maxBackoff is the longest wait between two tries.
+	maxBackoff = 30 * time.Second
+	// hopeShare divides the wait after new changes: they bring the next try forward, but not so much
+	// that a busy cluster makes a hot loop of it.
+	hopeShare = 10
+)
+
+// backoff is the time of the next try. The zero value means at once.
+type backoff struct {
+	wait   time.Duration
+	failed time.Time
+	until  time.Time
+}
+
+// fail notes a failure now and returns how long to wait.
+func (b *backoff) fail() time.Duration {
+	b.wait = min(max(2*b.wait, minBackoff), maxBackoff)
+	b.failed = time.Now()
+	b.until = b.failed.Add(b.wait)
+	return b.wait
+}
+
+// failing reports whether the last try failed.
+func (b *backoff) failing() bool { return b.wait > 0 }
+
+// hope brings the next try forward.
+func (b *backoff) hope() {
+	if b.failing() {
+		b.until = b.failed.Add(max(b.wait/hopeShare, minBackoff))
+	}
+}
+
+// reset makes backoff the zero value, after a success.
+func (b *backoff) reset() {
+	*b = backoff{}
 }

@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/klog/v2"
 
+	"github.com/nftproxy/nftproxy/model"
 	"github.com/nftproxy/nftproxy/tracker"
 )
 
@@ -31,14 +32,14 @@ type Source struct {
 	Rescan time.Duration
 
 	// Empty decides about a directory without any Service that needs a proxy.
-	Empty tracker.EmptyGuard
+	Empty model.EmptyGuard
 	// OnFailing, if set, is called with "manifests" and true when the directory or a file in it begins to be unreadable,
 	// and with false when everything is read again. It must not block.
 	OnFailing func(resource string, failing bool)
 
 	directory directory
 	published map[id]object
-	empty     *tracker.EmptyState
+	empty     *model.EmptyState
 	// emptyReason says why empty holds the state.
 	emptyReason string
 	// failing is what OnFailing was told last. synced says that the sink was told everything once.
