@@ -52,8 +52,8 @@ func (c *Conn) Commit(ctx context.Context, tx Transaction) (CommitStats, error) 
 	}
 	err = c.use(ctx, func(s *socket) error {
 		begin = time.Now()
-		b := s.newBatch(messages)
-		stats.Messages, stats.Bytes = len(messages), len(b.bytes)-2*batchMarkerLen
+		b := s.newBatch(messages, tx.Generation)
+		stats.Messages, stats.Bytes = len(messages), b.size
 		stats.Elements, stats.Chains = tx.size()
 		stats.Encode += time.Since(begin)
 		if err := ctx.Err(); err != nil {
@@ -88,6 +88,8 @@ func (tx *Transaction) size() (elements, chains int) {
 type batch struct {
 	messages []message
 	bytes    []byte
+	// size is the length of the messages, without the batch's begin and end.
+	size int
 	// begin and last are the sequence numbers of the batch's begin and of its last message.
 	begin, last uint32
 	// asks says that the batch asks the kernel to echo the new generation of the ruleset, which the batch makes, and raised
@@ -95,14 +97,19 @@ type batch struct {
 	asks, raised bool
 }
 
-// newBatch puts messages into a batch.
-func (s *socket) newBatch(messages []message) *batch {
-	size := 2 * batchMarkerLen
+// newBatch puts messages into a batch, for a ruleset of the generation if it is not 0.
+func (s *socket) newBatch(messages []message, generation uint32) *batch {
+	b := batch{messages: messages}
 	for i := range messages {
-		size += unix.NLMSG_HDRLEN + netlinkattr.Padded(len(messages[i].Data))
+		b.size += unix.NLMSG_HDRLEN + netlinkattr.Padded(len(messages[i].Data))
 	}
-	b := batch{messages: messages, bytes: make([]byte, 0, size)}
-	b.bytes = s.appendMessage(b.bytes, batchMarker(unix.NFNL_MSG_BATCH_BEGIN))
+	begin := batchMarker(unix.NFNL_MSG_BATCH_BEGIN)
+	if generation != 0 {
+		condition := netlinkattr.List(begin.Data)
+		condition.Uint32(nfnlBatchGenID, generation)
+		begin.Data = condition
+	}
+	b.bytes = s.appendMessage(make([]byte, 0, b.size+3*batchMarkerLen), begin)
 	b.begin = s.sequence
 	for i := range messages {
 		m := messages[i].Message

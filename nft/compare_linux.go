@@ -133,7 +133,7 @@ func (c *comparison) taking(e *elementComparison) func(data []byte) error {
 
 // compareListing lists the elements of a set and compares them.
 func (c *comparison) compareListing(e *elementComparison, have *Set) error {
-	e.seen = newSeenKeys(max(have.kernelCount, 0))
+	e.seen = newSeenKeys(max(have.read().count, 0))
 	if err := c.reader.elementMessages(e.set.Name, c.taking(e)); err != nil {
 		return err
 	}
@@ -152,7 +152,7 @@ func (c *comparison) compareListing(e *elementComparison, have *Set) error {
 	if err := c.guard(func() { e.addMissing(missing) }); err != nil {
 		return err
 	}
-	if e.seen.n >= have.kernelCount || have.complete(e.seen.n) == nil {
+	if e.seen.n >= have.read().count || have.complete(e.seen.n) == nil {
 		return nil
 	}
 	return c.countAgain(e)
@@ -216,7 +216,7 @@ func (e *elementComparison) take(r *rawElement) error {
 		if !r.catchAll() {
 			e.found++
 		}
-		if r.foreignIn(e.set) == "" && r.is(&want) {
+		if r.unknownIn(e.set) == "" && r.is(&want) {
 			return nil
 		}
 		want.Key = Data(key)

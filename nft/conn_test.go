@@ -39,6 +39,48 @@ func TestConn(t *testing.T) {
 	t.Run("reopens", testConnReopens)
 	t.Run("is closed after Close", testConnAfterCloseIsClosed)
 	t.Run("ends with its context", testConnContext)
+	t.Run("deletes a rule by its handle in the generation that it was read in", testConnDeletesARule)
+}
+
+func testConnDeletesARule(t *testing.T) {
+	netns.EnterForTest(t)
+	c := dial(t)
+	table := &Table{Family: FamilyIP, Name: "nat", Chains: []*Chain{
+		{Name: "PREROUTING", Rules: []Rule{NewRule(Counter{}), NewRule(Jump("KUBE-SERVICES")), NewRule(Return)}}, {Name: "KUBE-SERVICES"},
+	}}
+	commitAll(t, c, Diff(nil, table))
+	chains, err := c.ReadChains(t.Context(), FamilyIP, "nat")
+	if err != nil || len(chains) != 2 || len(chains[1].Rules) != 0 {
+		t.Fatalf("ReadChains = %v, %v", chains, err)
+	}
+	if chains, err := c.ReadChains(t.Context(), FamilyIP6, "nat"); err != nil || len(chains) != 0 {
+		t.Errorf("ReadChains of a table that is not there = %v, %v", chains, err)
+	}
+	generation, err := c.Generation(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	have, err := c.ReadTable(t.Context(), FamilyIP, "nat")
+	if err != nil {
+		t.Fatal(err)
+	}
+	remove := Transaction{Generation: generation, Steps: []Step{
+		{Op: DeleteRule, Table: have, Chain: have.Chain("PREROUTING"), Handle: have.Kernel.Handles["PREROUTING"][1]},
+		{Op: DeleteChain, Table: have, Chain: have.Chain("KUBE-SERVICES")},
+	}}
+	commitAll(t, c, Diff(nil, &Table{Family: FamilyIP, Name: "other"}))
+	if _, err := c.Commit(t.Context(), remove); !errors.Is(err, ErrGenerationMoved) {
+		t.Fatalf("Commit for an old generation = %v", err)
+	}
+	remove.Generation++
+	commitAll(t, c, remove)
+	want := &Table{Family: FamilyIP, Name: "nat", Chains: []*Chain{{Name: "PREROUTING", Rules: []Rule{NewRule(Counter{}), NewRule(Return)}}}}
+	if got, err := c.ReadTable(t.Context(), FamilyIP, "nat"); err != nil || got.String() != want.String() {
+		t.Errorf("left is %v, %v; want %v", got, err, want)
+	}
+	if _, err := c.Commit(t.Context(), Transaction{Steps: remove.Steps[:1]}); !errors.Is(err, unix.ENOENT) {
+		t.Errorf("deleting the rule again = %v", err)
+	}
 }
 
 func testConnAfterAFault(t *testing.T) {

@@ -17,5 +17,5 @@
 // The package covers the part of nftables that a service proxy and its neighbours need; the README says which.
 // Everything that it can express lists in nft 1.0.6 and later. Everything else in a table of the kernel is read as
 // unknown and never misread: an expression as an Unknown statement, a set of another kind with an opaque key, other
-// objects as Table.Objects.
+// objects as KernelTable.Objects.
 package nft

@@ -121,6 +121,10 @@ func (e *encoder) step(s Step) error {
 	case FlushChain:
 		a.Text(unix.NFTA_RULE_CHAIN, s.Chain.Name)
 		e.message(s, unix.NFT_MSG_DELRULE, 0, a)
+	case DeleteRule:
+		a.Text(unix.NFTA_RULE_CHAIN, s.Chain.Name)
+		a.Uint64(unix.NFTA_RULE_HANDLE, s.Handle)
+		e.message(s, unix.NFT_MSG_DELRULE, 0, a)
 	case AddRules:
 		return e.addRules(s)
 	case AddElements, DeleteElements:

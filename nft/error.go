@@ -14,9 +14,10 @@ import (
 //	ErrTooLarge            nothing was sent: the socket does not take a batch of that size
 //	ErrTableOwned          refused: the table belongs to another process
 //	ErrSetFull             refused: a set has as many elements as its Size allows
-//	*CommitError           refused, for these two reasons or any other: names the step, unwraps to the kernel's errno
+//	*CommitError           refused, for these reasons or any other: names the step, unwraps to the kernel's errno
 //	MissingError           a probe found that the kernel lacks something
-//	ErrGenerationMoved     others committed while the ruleset was read, or the kernel cut a listing short
+//	ErrGenerationMoved     others committed while the ruleset was read, or the kernel cut a listing short;
+//	                       refused: others committed since the generation of the transaction
 //	fs.ErrPermission       the process lacks CAP_NET_ADMIN, or the table has an owner
 //	net.ErrClosed          the Conn or Listener is closed
 //	context.Canceled,      the context was done. A transaction was not sent
@@ -38,7 +39,7 @@ var (
 	// sysctl to set.
 	ErrTooLarge = errors.New("the batch is larger than the socket takes")
 	// ErrGenerationMoved says that somebody committed to nf_tables while it was read, so the parts that were read do not
-	// belong together. Try again.
+	// belong together; or since the Generation of a Transaction. Try again.
 	ErrGenerationMoved = errors.New("the ruleset changed while it was read")
 )
 
@@ -111,7 +112,7 @@ func (e *CommitError) Error() string {
 // Unwrap returns the errno.
 func (e *CommitError) Unwrap() error { return e.Err }
 
-// Is reports whether the refusal is ErrTableOwned or ErrSetFull.
+// Is reports whether the refusal is ErrTableOwned, ErrSetFull or ErrGenerationMoved.
 func (e *CommitError) Is(target error) bool {
 	switch target {
 	case ErrTableOwned:
@@ -119,6 +120,8 @@ func (e *CommitError) Is(target error) bool {
 		return errors.Is(e.Err, unix.EPERM) && e.Step != ""
 	case ErrSetFull:
 		return errors.Is(e.Err, unix.ENFILE) && strings.HasPrefix(e.Step, stepNames[AddElements])
+	case ErrGenerationMoved:
+		return errors.Is(e.Err, unix.ERESTART)
 	}
 	return false
 }

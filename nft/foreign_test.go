@@ -103,7 +103,7 @@ func testForeignFlowtableIsDeletedByItsName(t *testing.T) {
 	c := dial(t)
 	have, want := everything(FamilyIP), everything(FamilyIP)
 	commitAll(t, c, Diff(nil, want))
-	have.Objects = []Object{o}
+	have.Kernel = &KernelTable{Objects: []Object{o}}
 	tx := Diff(have, want)
 	if got := tx.String(); got != "delete flowtable ip kube-proxy ft\n" {
 		t.Errorf("the repair is %q", got)

@@ -211,7 +211,7 @@ func fuzzElements(t *testing.T, data []byte, shape *Set) {
 	var sound []Element
 	for _, e := range s.Elements() {
 		_ = s.FormatElement(e)
-		if s.foreign[e.Key] == "" && s.lengths().check(s, &e, true) == nil && fits(e.Comment, e.Verdict.Chain+"x") && roundTrips(s, e) {
+		if s.unknown(e.Key) == "" && s.lengths().check(s, &e, true) == nil && fits(e.Comment, e.Verdict.Chain+"x") && roundTrips(s, e) {
 			sound = append(sound, e)
 		}
 	}

@@ -46,7 +46,7 @@ func (c *Conn) adoptOwned(ctx context.Context) error {
 		tx := Transaction{Steps: []Step{{Op: AdoptTable, Table: t}}}
 		messages, err := tx.encode()
 		if err == nil {
-			err = c.socket.commit(c.socket.newBatch(messages))
+			err = c.socket.commit(c.socket.newBatch(messages, 0))
 		}
 		if _, refused := errors.AsType[*CommitError](err); err != nil && !refused {
 			return fmt.Errorf("nft: take over table %s %s with a new socket: %w", t.Family, t.Name, err)
@@ -57,7 +57,8 @@ func (c *Conn) adoptOwned(ctx context.Context) error {
 
 // Owns reports whether a table that was read from the kernel belongs to this connection.
 func (c *Conn) Owns(t *Table) bool {
-	return t.OwnerPort != 0 && c.port.Load() == t.OwnerPort
+	port := t.kernel().OwnerPort
+	return port != 0 && c.port.Load() == port
 }
 
 // ProbePersist finds out whether the kernel keeps a table whose owner ends (Table.Owner and Table.Persist, kernel 6.9).
@@ -93,7 +94,7 @@ func (c *Conn) knowsDestroy(ctx context.Context, tx Transaction) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	err = c.use(ctx, func(s *socket) error { return s.commit(s.newBatch(messages)) })
+	err = c.use(ctx, func(s *socket) error { return s.commit(s.newBatch(messages, 0)) })
 	if err != nil && !refusesProbe(err) {
 		return false, err
 	}

@@ -75,7 +75,7 @@ func TestOwnedTable(t *testing.T) {
 	commitAll(t, owner, Replace(want))
 	h := header(t, other, want)
 	if !h.Owner || !h.Persist || !owner.Owns(h) || other.Owns(h) {
-		t.Fatalf("it has %q, owner is port %d", h.flagsText(), h.OwnerPort)
+		t.Fatalf("it has %q, owner is port %d", h.flagsText(), h.Kernel.OwnerPort)
 	}
 	if tx := Diff(readBack(t, other, FamilyIP, want.Name), want); !tx.Empty() {
 		t.Errorf("read back, it differs by\n%s", tx)
@@ -105,7 +105,7 @@ func TestOwnedTable(t *testing.T) {
 			t.Fatal("a closed socket answered")
 		}
 		if h := header(t, other, want); !owner.Owns(h) {
-			t.Errorf("it has %q, owner is port %d", h.flagsText(), h.OwnerPort)
+			t.Errorf("it has %q, owner is port %d", h.flagsText(), h.Kernel.OwnerPort)
 		}
 		commitAll(t, owner, Replace(want))
 	})
@@ -151,7 +151,7 @@ func TestOrphanedTable(t *testing.T) {
 				t.Errorf("the transaction is\n%s", got)
 			}
 			if h := header(t, c, want); !c.Owns(h) || !h.Persist {
-				t.Errorf("it has %q, owner is port %d", h.flagsText(), h.OwnerPort)
+				t.Errorf("it has %q, owner is port %d", h.flagsText(), h.Kernel.OwnerPort)
 			}
 			if got := affinityElements(t, c, want); len(got) != 1 {
 				t.Errorf("of what packets added there is %v", got)
@@ -161,19 +161,19 @@ func TestOrphanedTable(t *testing.T) {
 			want.Set("cluster-ips").Put(Element{Key: "\x0a\x09\x09\x09"})
 			checkRepaired(t, c, want)
 			if h := header(t, c, want); !c.Owns(h) {
-				t.Errorf("it has %q, owner is port %d", h.flagsText(), h.OwnerPort)
+				t.Errorf("it has %q, owner is port %d", h.flagsText(), h.Kernel.OwnerPort)
 			}
 		}},
 		{"is replaced whole", func(t *testing.T, c *Conn, want *Table) {
 			commitAll(t, c, Replace(want))
 			if h := header(t, c, want); !c.Owns(h) {
-				t.Errorf("it has %q, owner is port %d", h.flagsText(), h.OwnerPort)
+				t.Errorf("it has %q, owner is port %d", h.flagsText(), h.Kernel.OwnerPort)
 			}
 		}},
 		{"becomes a table without an owner", func(t *testing.T, c *Conn, _ *Table) {
 			want := everything(FamilyIP)
 			commitAll(t, c, Diff(readBack(t, c, FamilyIP, want.Name), want))
-			if h := header(t, c, want); h.flags() != 0 || h.OwnerPort != 0 {
+			if h := header(t, c, want); h.flags() != 0 || h.Kernel.OwnerPort != 0 {
 				t.Errorf("it has %q", h.flagsText())
 			}
 		}},
@@ -199,8 +199,8 @@ func TestOrphanedTable(t *testing.T) {
 			want := ours(FamilyIP)
 			killOwner(t, want)
 			c := dial(t)
-			if h := header(t, c, want); !h.Persist || h.Owner || h.OwnerPort != 0 {
-				t.Fatalf("when its owner was killed, the table had %q, its owner port %d", h.flagsText(), h.OwnerPort)
+			if h := header(t, c, want); !h.Persist || h.Owner || h.Kernel.OwnerPort != 0 {
+				t.Fatalf("when its owner was killed, the table had %q, its owner port %d", h.flagsText(), h.Kernel.OwnerPort)
 			}
 			tc.after(t, c, want)
 		})
@@ -249,8 +249,8 @@ func killOwner(t *testing.T, want *Table) {
 	for lines.Scan() && lines.Text() != "committed" {
 	}
 	c := dial(t)
-	if h := header(t, c, want); !h.Owner || h.OwnerPort != uint32(cmd.Process.Pid) {
-		t.Errorf("it has %q, owner is port %d; want the process %d", h.flagsText(), h.OwnerPort, cmd.Process.Pid)
+	if h := header(t, c, want); !h.Owner || h.Kernel.OwnerPort != uint32(cmd.Process.Pid) {
+		t.Errorf("it has %q, owner is port %d; want the process %d", h.flagsText(), h.Kernel.OwnerPort, cmd.Process.Pid)
 	}
 	if err := cmd.Process.Kill(); err != nil {
 		t.Fatal(err)

@@ -24,8 +24,8 @@ type rawElement struct {
 	flags            uint32
 	// counter is the element's counter, if it has one.
 	counter counter
-	// foreign names a property of the element that this package cannot express; empty for none.
-	foreign string
+	// unknown names a property of the element that this package cannot express; empty for none.
+	unknown string
 }
 
 // errNoKey says that an element has no key and is no catch-all.
@@ -71,7 +71,7 @@ func (r *rawElement) take(typ uint16, b []byte) (err error) {
 	case unix.NFTA_SET_ELEM_FLAGS:
 		r.flags, err = netlinkattr.Uint32(b)
 		if r.flags&^elemCatchAll != 0 {
-			r.foreign = "flags"
+			r.unknown = "flags"
 		}
 	case unix.NFTA_SET_ELEM_TIMEOUT:
 		r.timeout, err = netlinkattr.Uint64(b)
@@ -81,12 +81,12 @@ func (r *rawElement) take(typ uint16, b []byte) (err error) {
 		r.userdata = b
 	case unix.NFTA_SET_ELEM_EXPR:
 		if err = netlinkattr.Each(b, r.counter.take); !r.counter.is {
-			r.foreign = foreignExpression
+			r.unknown = unknownExpression
 		}
 	case nftaSetElemExpressions:
-		r.foreign = foreignExpression
+		r.unknown = unknownExpression
 	case unix.NFTA_SET_ELEM_OBJREF:
-		r.foreign = "object"
+		r.unknown = "object"
 	}
 	return err
 }
@@ -119,15 +119,15 @@ func onlyValue(nest []byte) (value []byte, err error) {
 	return value, err
 }
 
-// foreignIn names a property of the element that an Element of the set cannot express; empty for none.
-func (r *rawElement) foreignIn(s *Set) string {
-	if r.foreign == "" && r.counter.is && !s.Counter {
-		return foreignExpression
+// unknownIn names a property of the element that an Element of the set cannot express; empty for none.
+func (r *rawElement) unknownIn(s *Set) string {
+	if r.unknown == "" && r.counter.is && !s.Counter {
+		return unknownExpression
 	}
-	return r.foreign
+	return r.unknown
 }
 
-const foreignExpression = "expression"
+const unknownExpression = "expression"
 
 // element returns the element with copies of its parts.
 func (r *rawElement) element() Element {
@@ -145,7 +145,7 @@ func (r *rawElement) element() Element {
 	return e
 }
 
-// is reports whether the element equals e. It does not look at foreign.
+// is reports whether the element equals e. It does not look at unknown.
 func (r *rawElement) is(e *Element) bool {
 	switch {
 	case r.timeout != uint64(e.Timeout.Milliseconds()) || r.expires != uint64(e.Expires.Milliseconds()):
@@ -184,15 +184,15 @@ func pad(d Data) Data {
 	return d + Data(make([]byte, netlinkattr.Padded(len(d))-len(d)))
 }
 
-// putRead puts an element that was read. If foreign names a property that e cannot express, the element differs from
+// putRead puts an element that was read. If unknown names a property that e cannot express, the element differs from
 // every wanted one.
-func (s *Set) putRead(e Element, foreign string) {
+func (s *Set) putRead(e Element, unknown string) {
 	s.Put(e)
-	if foreign == "" {
+	if unknown == "" {
 		return
 	}
-	if s.foreign == nil {
-		s.foreign = map[Data]string{}
+	if s.kernel.unknown == nil {
+		s.kernel.unknown = map[Data]string{}
 	}
-	s.foreign[e.Key] = foreign
+	s.kernel.unknown[e.Key] = unknown
 }

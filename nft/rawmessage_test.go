@@ -19,7 +19,7 @@ func rawMessage(typ uint16, data netlinkattr.List) message {
 // commitRaw commits messages as they are.
 func commitRaw(t testing.TB, c *Conn, messages ...message) {
 	t.Helper()
-	if err := c.use(t.Context(), func(s *socket) error { return s.commit(s.newBatch(messages)) }); err != nil {
+	if err := c.use(t.Context(), func(s *socket) error { return s.commit(s.newBatch(messages, 0)) }); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -49,6 +49,21 @@ func (c *Conn) ReadHeader(ctx context.Context, family Family, name string) (*Tab
 	return t, nil
 }
 
+// ReadChains reads the chains of a table without their rules; none if there is no such table. When others commit
+// meanwhile, it ends with ErrGenerationMoved.
+func (c *Conn) ReadChains(ctx context.Context, family Family, table string) ([]*Chain, error) {
+	r := reader{conn: c, ctx: ctx, family: family, table: table}
+	t := &Table{}
+	err := r.chains(t)
+	if err == nil && r.moved {
+		err = ErrGenerationMoved
+	}
+	if err != nil {
+		return nil, fmt.Errorf("nft: read the chains of table %s %s: %w", family, table, err)
+	}
+	return t.Chains, nil
+}
+
 // ReadElements returns the elements that a Dynamic set has now, in no order and without a catch-all. Packets add
 // elements and others expire while it reads; see Elements. A set that does not exist, or whose elements are not of the
 // type of s, is an error. Reading takes the kernel time in proportion to the square of the set's length.
@@ -238,18 +253,18 @@ func (r *reader) sets(t *Table) error {
 	err := collect(r, unix.NFT_MSG_GETSET, &t.Sets, decodeSet)
 	if r.conn.uncounted {
 		for _, s := range t.Sets {
-			s.kernelCount = -1
+			s.kernel.count = -1
 		}
 	}
 	return err
 }
 
 func (r *reader) objects(t *Table) error {
-	return collect(r, unix.NFT_MSG_GETOBJ, &t.Objects, decodeObject)
+	return collect(r, unix.NFT_MSG_GETOBJ, &t.Kernel.Objects, decodeObject)
 }
 
 func (r *reader) flowtables(t *Table) error {
-	return collect(r, nftMsgGetFlowtable, &t.Objects, decodeFlowtable)
+	return collect(r, nftMsgGetFlowtable, &t.Kernel.Objects, decodeFlowtable)
 }
 
 func (r *reader) chains(t *Table) error {
@@ -258,9 +273,10 @@ func (r *reader) chains(t *Table) error {
 	return err
 }
 
-// rules reads the rules of the table's chains. Its sets and chains must have been read.
+// rules reads the rules of the table's chains, and their handles. Its sets and chains must have been read.
 func (r *reader) rules(t *Table) error {
 	index := t.index()
+	t.Kernel.Handles = map[string][]uint64{}
 	find := func(name string) *Set { return index.sets[name] }
 	return r.ask(query{typ: unix.NFT_MSG_GETRULE, flags: netlink.Dump}, func(m reply) error {
 		rule, err := decodeRule(m.Data)
@@ -268,6 +284,7 @@ func (r *reader) rules(t *Table) error {
 			return err
 		}
 		if chain := index.chains[rule.chain]; rule.table == t.Name && chain != nil {
+			t.Kernel.Handles[chain.Name] = append(t.Kernel.Handles[chain.Name], rule.handle)
 			chain.Rules = append(chain.Rules, Rule{Statements: delinearize(t.Family, find, rule.exprs), Comment: rule.comment})
 		}
 		return nil
@@ -281,7 +298,7 @@ func (r *reader) setsWithElements(t *Table) error {
 	}
 	for _, s := range t.Sets {
 		put := func(raw *rawElement) error {
-			s.putRead(raw.element(), raw.foreignIn(s))
+			s.putRead(raw.element(), raw.unknownIn(s))
 			return nil
 		}
 		if s.Dynamic {
@@ -307,7 +324,7 @@ var errIncomplete = fmt.Errorf("%w: the kernel listed a part of a set", ErrGener
 // complete compares the number of elements listed, without a catch-all, with the kernel's count (kernel 6.15). In sets
 // with ranges the kernel counts something else.
 func (s *Set) complete(listed int) error {
-	if s.kernelCount >= 0 && s.kernelCount != listed && !s.Interval && !s.isOpaque() {
+	if s.read().count >= 0 && s.read().count != listed && !s.Interval && !s.isOpaque() {
 		return errIncomplete
 	}
 	return nil
@@ -356,7 +373,7 @@ func (r *reader) count(s *Set) (n int, err error) {
 	err = r.ask(query{typ: unix.NFT_MSG_GETSET, attrs: a}, func(m reply) error {
 		_, now, err := decodeSet(m.Data)
 		if err == nil {
-			n = now.kernelCount
+			n = now.kernel.count
 		}
 		return err
 	})

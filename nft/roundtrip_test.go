@@ -349,7 +349,7 @@ func testWhatCannotBeHeldIsRefusedBeforeTheKernelSeesIt(t *testing.T) {
 // decodeElements decodes an NFT_MSG_NEWSETELEM message into the set.
 func decodeElements(data []byte, s *Set) error {
 	err := eachElement(data, func(r *rawElement) error {
-		s.putRead(r.element(), r.foreignIn(s))
+		s.putRead(r.element(), r.unknownIn(s))
 		return nil
 	})
 	if err != nil {

@@ -47,6 +47,7 @@ type decodedRule struct {
 	table, chain string
 	exprs        []any
 	comment      string
+	handle       uint64
 }
 
 // decodeRule decodes an NFT_MSG_NEWRULE message.
@@ -64,6 +65,9 @@ func decodeRule(data []byte) (r decodedRule, err error) {
 			r.table = netlinkattr.Text(b)
 		case unix.NFTA_RULE_CHAIN:
 			r.chain = netlinkattr.Text(b)
+		case unix.NFTA_RULE_HANDLE:
+			r.handle, err = netlinkattr.Uint64(b)
+			return err
 		case unix.NFTA_RULE_USERDATA:
 			r.comment = string(commentIn(b))
 		case unix.NFTA_RULE_EXPRESSIONS:

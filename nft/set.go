@@ -39,13 +39,42 @@ type Set struct {
 	// Comment is shown by nft; at most 127 bytes.
 	Comment string
 
-	// anonymous says that the set was read from the kernel and belongs to a rule. The kernel deletes it with that rule.
+	elements map[Data]stored
+	// kernel has what only the kernel knows of a set that was read; nil in a wanted set.
+	kernel *kernelSet
+}
+
+// kernelSet is what a set of the kernel has and a wanted one cannot have.
+type kernelSet struct {
+	// anonymous says that the set belongs to a rule. The kernel deletes it with that rule.
 	anonymous bool
-	// kernelCount is the kernel's count of elements when the set was read (kernel 6.15); -1 if there was none.
-	kernelCount int
-	elements    map[Data]stored
-	// foreign names, by key, a property of an element that was read and that an Element cannot express; nil for none.
-	foreign map[Data]string
+	// count is the kernel's count of elements when the set was read (kernel 6.15); -1 if there was none.
+	count int
+	// unknown names, by key, a property of an element that an Element cannot express.
+	unknown map[Data]string
+}
+
+// read returns what the kernel knows of the set, if it was read.
+func (s *Set) read() kernelSet {
+	if s.kernel == nil {
+		return kernelSet{count: -1}
+	}
+	return *s.kernel
+}
+
+// unknown names a property of the element with the key that was read and that an Element cannot express; empty for none.
+func (s *Set) unknown(key Data) string {
+	if s.kernel == nil {
+		return ""
+	}
+	return s.kernel.unknown[key]
+}
+
+// know forgets the property that unknown names.
+func (s *Set) know(key Data) {
+	if s.kernel != nil {
+		delete(s.kernel.unknown, key)
+	}
 }
 
 // DefaultSize is the size that the kernel gives to a Dynamic set without one. Such a set starts
@@ -98,7 +127,7 @@ func (s *Set) Put(e Element) {
 		s.elements = make(map[Data]stored)
 	}
 	s.elements[e.Key] = store(e)
-	delete(s.foreign, e.Key)
+	s.know(e.Key)
 }
 
 // Grow makes room for n elements in a set that has none. That saves time if about as many are put. In a set with
@@ -112,7 +141,7 @@ func (s *Set) Grow(n int) {
 // Remove removes the element with the key, if there is one.
 func (s *Set) Remove(key Data) {
 	delete(s.elements, key)
-	delete(s.foreign, key)
+	s.know(key)
 }
 
 // Elements returns all elements in the order of their keys.

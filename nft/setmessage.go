@@ -99,7 +99,7 @@ const dynamicFlags = unix.NFT_SET_EVAL | unix.NFT_SET_TIMEOUT
 // with flags that this package does not write, and sets without a readable
 // description are not misread: their key or data type is opaque.
 func decodeSet(data []byte) (table string, s *Set, err error) {
-	s = &Set{kernelCount: -1}
+	s = &Set{kernel: &kernelSet{count: -1}}
 	var flags, keyLen, dataLen, dataType uint32
 	var userdata []byte
 	plain := true
@@ -123,7 +123,7 @@ func decodeSet(data []byte) (table string, s *Set, err error) {
 			userdata = b
 		case nftaSetCount:
 			count, err := netlinkattr.Uint32(b)
-			s.kernelCount = int(count)
+			s.kernel.count = int(count)
 			return err
 		case nftaSetExpr:
 			var c counter
@@ -139,7 +139,7 @@ func decodeSet(data []byte) (table string, s *Set, err error) {
 		return "", nil, fmt.Errorf("set: %w", err)
 	}
 	s.decodeUserdata(userdata)
-	s.anonymous = flags&unix.NFT_SET_ANONYMOUS != 0
+	s.kernel.anonymous = flags&unix.NFT_SET_ANONYMOUS != 0
 	kind := flags &^ unix.NFT_SET_MAP
 	s.Interval, s.Dynamic = kind == intervalFlags, kind == dynamicFlags
 	plain = plain && (kind == 0 || s.Interval || s.Dynamic)

@@ -66,8 +66,8 @@ func (s *Set) FormatElement(e Element) string {
 
 func (s *Set) appendElement(b *strings.Builder, e Element) {
 	s.appendKey(b, e)
-	if foreign := s.foreign[e.Key]; foreign != "" {
-		b.WriteString(" " + Unknown{foreign}.String())
+	if unknown := s.unknown(e.Key); unknown != "" {
+		b.WriteString(" " + Unknown{unknown}.String())
 	}
 	if e.Comment != "" {
 		b.WriteString(" comment ")

@@ -16,9 +16,6 @@ type Table struct {
 	// Chains and Sets print in this order. Each has a name of its own among the table's.
 	Chains []*Chain
 	Sets   []*Set
-	// Objects are the stateful objects and flowtables that somebody else put into a table of the kernel. A wanted table
-	// has none.
-	Objects []Object
 	// Dormant switches all base chains of the table off.
 	Dormant bool
 	// Comment is shown by nft; at most 127 bytes. Kernel 5.10 and later.
@@ -31,9 +28,27 @@ type Table struct {
 	// table together with its owner. Kernel 6.9 and later: see ProbePersist. nft 1.0.6 lists `flags owner` for both flags,
 	// and nothing for an orphan.
 	Persist bool
-	// OwnerPort is the netlink port id of the owner of a table that was read from the kernel; 0 for none. The kernel gives
-	// a process's first netlink socket the process id as its port id.
+	// Kernel has what only the kernel knows of a table that was read; nil in a wanted table.
+	Kernel *KernelTable
+}
+
+// KernelTable is what a table of the kernel has and a wanted one cannot have.
+type KernelTable struct {
+	// OwnerPort is the netlink port id of the table's owner; 0 for none. The kernel gives a process's first netlink socket
+	// the process id as its port id.
 	OwnerPort uint32
+	// Objects are the stateful objects and flowtables that somebody else put into the table.
+	Objects []Object
+	// Handles are the handles of the rules, in their order, by the name of the chain. A Step with DeleteRule takes one.
+	Handles map[string][]uint64
+}
+
+// kernel returns what the kernel knows of the table, if it was read.
+func (t *Table) kernel() KernelTable {
+	if t.Kernel == nil {
+		return KernelTable{}
+	}
+	return *t.Kernel
 }
 
 // flags returns the kernel's flags.
@@ -148,7 +163,7 @@ func (t *Table) appendText(b *strings.Builder) {
 		fmt.Fprintf(b, "\t%s\n", property)
 		blank = true
 	}
-	for _, o := range t.Objects {
+	for _, o := range t.kernel().Objects {
 		fmt.Fprintf(b, "\t%s {\n\t}\n", o)
 		blank = true
 	}

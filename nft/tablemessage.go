@@ -29,7 +29,7 @@ func (e *encoder) destroyTable(s Step, a netlinkattr.List) {
 
 // decodeTable decodes an NFT_MSG_NEWTABLE message; the table has no chains and sets yet.
 func decodeTable(data []byte) (*Table, error) {
-	t := &Table{}
+	t := &Table{Kernel: &KernelTable{}}
 	err := decodeAttributes(data, func(typ uint16, b []byte) error {
 		switch typ {
 		case attrTable:
@@ -40,7 +40,7 @@ func decodeTable(data []byte) (*Table, error) {
 			return err
 		case nftaTableOwner:
 			port, err := netlinkattr.Uint32(b)
-			t.OwnerPort = port
+			t.Kernel.OwnerPort = port
 			return err
 		case nftaTableUserdata:
 			t.Comment = string(commentIn(b))

@@ -12,6 +12,9 @@ import (
 type Transaction struct {
 	// Steps are carried out in this order.
 	Steps []Step
+	// Generation, if not 0, is the one that the ruleset must have: see Conn.Generation. If somebody has committed since,
+	// Conn.Commit changes nothing and returns ErrGenerationMoved. So a transaction can rely on what was read.
+	Generation uint32
 }
 
 // Step is one change to one table.
@@ -30,6 +33,8 @@ type Step struct {
 	All bool
 	// Chain is the chain of a step on chains or rules. AddChain adds it without rules, AddRules adds its rules.
 	Chain *Chain
+	// Handle is the one of the rule that DeleteRule deletes: see KernelTable.
+	Handle uint64
 	// Object is the one that DeleteObject deletes.
 	Object Object
 }
@@ -68,6 +73,8 @@ const (
 	// DeleteChain deletes a chain without rules that nothing refers to.
 	DeleteChain
 	AddRules
+	// DeleteRule deletes the rule of the chain that has the handle.
+	DeleteRule
 	AddElements
 	DeleteElements
 	// DeleteObject deletes a stateful object or flowtable that no rule and no element refers to.
@@ -92,11 +99,11 @@ func (s *Step) adds() bool {
 var stepNames = [...]string{
 	AddTable: "add table", DeleteTable: "delete table",
 	AddChain: "add chain", FlushChain: "flush chain", DeleteChain: "delete chain",
-	AddRules: "add rule", AddElements: "add element", DeleteElements: "delete element",
+	AddRules: "add rule", DeleteRule: "delete rule", AddElements: "add element", DeleteElements: "delete element",
 	AdoptTable: "add table",
 }
 
-// Append adds the steps of another transaction.
+// Append adds the steps of another transaction, without its Generation.
 func (tx *Transaction) Append(other Transaction) { tx.Steps = append(tx.Steps, other.Steps...) }
 
 // Empty reports whether the transaction does nothing.
@@ -150,6 +157,8 @@ func (s Step) appendText(b *strings.Builder) {
 		for _, r := range s.Chain.Rules {
 			fmt.Fprintf(b, "%s %s %s %s\n", stepNames[s.Op], where, s.Chain.Name, r)
 		}
+	case DeleteRule:
+		fmt.Fprintf(b, "%s %s %s handle %d\n", stepNames[s.Op], where, s.Chain.Name, s.Handle)
 	case AddElements, DeleteElements:
 		s.appendElements(b, where)
 	case DeleteObject:

@@ -11,6 +11,9 @@ const (
 	nftMsgDestroyTable = 26 // 6.3
 )
 
+// nfnlBatchGenID makes the kernel refuse a batch for another generation (enum nfnl_batch_attributes, 4.12).
+const nfnlBatchGenID = 1
+
 // Verdicts of a base chain's policy.
 const (
 	nfDrop   = 0

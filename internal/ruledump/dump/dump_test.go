@@ -43,9 +43,9 @@ func everything() *nft.Table {
 	}
 	rule := func(s ...nft.Statement) nft.Rule { return nft.Rule{Statements: s, Comment: "a rule"} }
 	return &nft.Table{
-		Family: nft.FamilyIP, Name: "kube-proxy", Comment: "all of it", Owner: true, Persist: true, OwnerPort: 7,
-		Objects: []nft.Object{{Kind: "counter", Name: "web"}, {Kind: "ct helper", Name: "ftp"}},
-		Sets:    []*nft.Set{clients, ranges, verdicts, counted},
+		Family: nft.FamilyIP, Name: "kube-proxy", Comment: "all of it", Owner: true, Persist: true,
+		Kernel: &nft.KernelTable{OwnerPort: 7, Objects: []nft.Object{{Kind: "counter", Name: "web"}, {Kind: "ct helper", Name: "ftp"}}},
+		Sets:   []*nft.Set{clients, ranges, verdicts, counted},
 		Chains: []*nft.Chain{{Name: "base", Type: nft.TypeFilter, Hook: nft.HookForward, Priority: -7, DropPolicy: true, Comment: "base chain", Rules: []nft.Rule{
 			rule(nft.Match{Field: nft.MetaOifname, Op: nft.NotEqual, Value: "eth 0*"}, nft.Counter{}, nft.Accept),
 			rule(nft.Match{Field: nft.CTState, Value: 6}, nft.Unknown{Name: "limit"}, nft.Drop),
@@ -76,11 +76,11 @@ func TestDumpOfEverything(t *testing.T) {
 	if diff := cmp.Diff(counts, gotCounts); diff != "" {
 		t.Errorf("counts, -written +read:\n%s", diff)
 	}
-	if diff := cmp.Diff(fmt.Sprint(want[0].Objects), fmt.Sprint(got[0].Objects)); diff != "" {
+	if diff := cmp.Diff(fmt.Sprint(want[0].Kernel.Objects), fmt.Sprint(got[0].Kernel.Objects)); diff != "" {
 		t.Errorf("objects, -written +read:\n%s", diff)
 	}
-	if got[0].OwnerPort != 7 {
-		t.Errorf("owner port %d", got[0].OwnerPort)
+	if got[0].Kernel.OwnerPort != 7 {
+		t.Errorf("owner port %d", got[0].Kernel.OwnerPort)
 	}
 }
 

@@ -74,7 +74,7 @@ func decode(r io.Reader, d *Document) error {
 }
 
 func (t *Table) table(counts Counts) (*nft.Table, error) {
-	out := &nft.Table{Name: t.Name, Comment: t.Comment, OwnerPort: t.OwnerPort}
+	out := &nft.Table{Name: t.Name, Comment: t.Comment, Kernel: &nft.KernelTable{OwnerPort: t.OwnerPort}}
 	for _, f := range nft.Families {
 		if f.String() == t.Family {
 			out.Family = f
@@ -94,7 +94,7 @@ func (t *Table) table(counts Counts) (*nft.Table, error) {
 		}
 	}
 	for _, text := range t.Objects {
-		out.Objects = append(out.Objects, parseObject(text))
+		out.Kernel.Objects = append(out.Kernel.Objects, parseObject(text))
 	}
 	for _, sets := range [][]Set{t.Maps, t.Sets} {
 		for i := range sets {

@@ -21,11 +21,14 @@ func Write(w io.Writer, header Document, tables []*nft.Table, counts Counts) err
 
 func fromTable(t *nft.Table, counts Counts) Table {
 	out := Table{
-		Family: t.Family.String(), Name: t.Name, Comment: t.Comment, Flags: flags(t), OwnerPort: t.OwnerPort,
+		Family: t.Family.String(), Name: t.Name, Comment: t.Comment, Flags: flags(t),
 		Sets: []Set{}, Maps: []Set{}, Chains: []Chain{},
 	}
-	for _, o := range t.Objects {
-		out.Objects = append(out.Objects, o.String())
+	if k := t.Kernel; k != nil {
+		out.OwnerPort = k.OwnerPort
+		for _, o := range k.Objects {
+			out.Objects = append(out.Objects, o.String())
+		}
 	}
 	for _, s := range t.Sets {
 		converted := fromSet(s, counts[CountedSet{t.Family, s.Name}])

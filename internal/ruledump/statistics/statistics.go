@@ -125,7 +125,10 @@ func Of(s *snapshot.Snapshot) (*Statistics, error) {
 }
 
 func (s *Statistics) addTable(t *nft.Table) {
-	out := Table{Family: t.Family.String(), Chains: len(t.Chains), Sets: len(t.Sets), Owner: t.OwnerPort, Foreign: len(t.Objects)}
+	out := Table{Family: t.Family.String(), Chains: len(t.Chains), Sets: len(t.Sets)}
+	if k := t.Kernel; k != nil {
+		out.Owner, out.Foreign = k.OwnerPort, len(k.Objects)
+	}
 	for _, c := range t.Chains {
 		out.Rules += len(c.Rules)
 		out.MemoryBytes += chainBytes
