@@ -73,8 +73,10 @@ func priorityString(p int32, hook Hook) string {
 		switch d := p - named.at; {
 		case d == 0:
 			return named.name
-		case d >= -10 && d <= 10:
-			return fmt.Sprintf("%s %s %d", named.name, map[bool]string{true: "+", false: "-"}[d > 0], max(d, -d))
+		case d > 0 && d <= 10:
+			return fmt.Sprintf("%s + %d", named.name, d)
+		case d < 0 && d >= -10:
+			return fmt.Sprintf("%s - %d", named.name, -d)
 		}
 	}
 	return fmt.Sprint(p)

@@ -172,10 +172,13 @@ func (d *Draft) header() *Table {
 // a list, in the order in which they were added, and there can be many Dynamic ones.
 func (d *Draft) allSets() []*Set {
 	coming := slices.SortedFunc(maps.Values(d.coming), func(a, b *Set) int {
-		if a.Dynamic != b.Dynamic {
-			return map[bool]int{false: -1, true: 1}[a.Dynamic]
+		switch {
+		case a.Dynamic == b.Dynamic:
+			return compareNatural(a.Name, b.Name)
+		case a.Dynamic:
+			return 1
 		}
-		return compareNatural(a.Name, b.Name)
+		return -1
 	})
 	return append(slices.Clone(d.sets), coming...)
 }

@@ -125,7 +125,10 @@ func testGatesAreDocumented(t *testing.T) {
 }
 
 func defaultOf(spec featuregate.FeatureSpec) string {
-	text := map[bool]string{true: "on", false: "off"}[spec.Default]
+	text := "off"
+	if spec.Default {
+		text = "on"
+	}
 	if spec.LockToDefault {
 		text += ", locked"
 	}

@@ -65,9 +65,15 @@ func reasonOf(fate *evaluator.Fate) Reason {
 		case compiler.RoleFirewall:
 			return ReasonSource
 		case compiler.RoleNoEndpoints:
-			return map[bool]Reason{true: ReasonNoEndpoints, false: ReasonPolicyLocal}[fate.Result == evaluator.Refused]
+			if fate.Result == evaluator.Refused {
+				return ReasonNoEndpoints
+			}
+			return ReasonPolicyLocal
 		case compiler.RoleClusterIPs:
-			return map[bool]Reason{true: ReasonUnknownPort, false: ReasonUnassigned}[fate.Result == evaluator.Refused]
+			if fate.Result == evaluator.Refused {
+				return ReasonUnknownPort
+			}
+			return ReasonUnassigned
 		}
 	}
 	return ReasonOther
@@ -154,8 +160,10 @@ func sourceReasonOfStep(step *evaluator.Step, outside bool) SourceReason {
 		return SourceClusterClient
 	case role == compiler.RoleServeExternal && marked:
 		return SourcePolicyCluster
+	case role == compiler.RoleServeCluster && marked && marksSome(step.Rule):
+		return SourceOutside
 	case role == compiler.RoleServeCluster && marked:
-		return map[bool]SourceReason{true: SourceOutside, false: SourceAll}[marksSome(step.Rule)]
+		return SourceAll
 	case role == compiler.RoleServeCluster && !outside && len(step.Chain.Rules) > 0:
 		return keptReason(step)
 	case role == compiler.RoleServeLocal, role == compiler.RoleKnownLocal && readsLocalClients(step.Rule):
