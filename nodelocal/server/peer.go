@@ -50,25 +50,40 @@ func identify(ctx context.Context) identity {
 }
 
 func nameOf(conn net.Conn) string {
-	if counted, ok := conn.(*countedConn); ok {
-		conn = counted.Conn
-	}
-	if local, ok := conn.(*net.UnixConn); ok {
-		return "process " + strconv.Itoa(int(pidOf(local)))
+	if local, ok := conn.RemoteAddr().(process); ok {
+		return local.String()
 	}
 	host, _, _ := net.SplitHostPort(conn.RemoteAddr().String())
 	return host
 }
 
-// pidOf returns the process that connected, 0 if the kernel does not say.
-func pidOf(conn *net.UnixConn) (pid int32) {
+// process is the address of the other side of a unix socket: its process number.
+type process int32
+
+// Network implements net.Addr.
+func (process) Network() string { return "unix" }
+
+// String implements net.Addr.
+func (p process) String() string { return "process " + strconv.Itoa(int(p)) }
+
+// localConn names the other side of a unix socket by its process, also inside of another net.Conn.
+type localConn struct {
+	net.Conn
+	peer process
+}
+
+// RemoteAddr implements net.Conn.
+func (c localConn) RemoteAddr() net.Addr { return c.peer }
+
+// processOf returns the process that connected, 0 if the kernel does not say.
+func processOf(conn *net.UnixConn) (pid process) {
 	raw, err := conn.SyscallConn()
 	if err != nil {
 		return 0
 	}
 	_ = raw.Control(func(fd uintptr) {
 		if cred, err := unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED); err == nil {
-			pid = cred.Pid
+			pid = process(cred.Pid)
 		}
 	})
 	return pid

@@ -6,6 +6,7 @@ import (
 	"net"
 	"time"
 
+	"golang.org/x/net/netutil"
 	"golang.org/x/time/rate"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
@@ -75,7 +76,7 @@ func (s *Server) Serve(ctx context.Context, listener net.Listener) error {
 		go unix.keep(ctx, s.options.Logger)
 	}
 	ended := make(chan error, 1)
-	go func() { ended <- server.Serve(newLimited(listener, s.options.MaxConnections)) }()
+	go func() { ended <- server.Serve(netutil.LimitListener(listener, s.options.MaxConnections)) }()
 	select {
 	case err := <-ended:
 		return err

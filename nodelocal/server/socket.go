@@ -176,9 +176,12 @@ func isAt(path string, file fs.FileInfo) bool {
 func (s *socket) Accept() (net.Conn, error) {
 	for {
 		listener := s.current()
-		conn, err := listener.Accept()
-		if err == nil || listener == s.current() {
-			return conn, err
+		conn, err := listener.AcceptUnix()
+		if err == nil {
+			return localConn{conn, processOf(conn)}, nil
+		}
+		if listener == s.current() {
+			return nil, err
 		}
 	}
 }
