@@ -39,7 +39,7 @@ const (
 // fixedGates are gates with which kube-proxy v1.37 would behave otherwise and this proxy does
 // not, and why. Those that kube-proxy v1.37 has locked are among them.
 var fixedGates = map[string]string{
-	"CBORServingAndStorage":         "/statusz and /flagz have no CBOR form",
+	"CBORServingAndStorage":         "/statusz and /flagz are text",
 	"KubeProxyIPVS":                 "there is no mode ipvs",
 	"MultiCIDRServiceAllocator":     "ServiceCIDRs are always followed",
 	"NFTablesNetlink":               "rules always go to the kernel over netlink, no nft program is run",

@@ -2,20 +2,18 @@ package introspect_test
 
 import (
 	"encoding/json"
-	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"regexp"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/spf13/pflag"
 	"k8s.io/component-base/logs"
 	"k8s.io/klog/v2"
 	kubeproxyv1alpha1 "k8s.io/kube-proxy/config/v1alpha1"
-	"sigs.k8s.io/yaml"
 
 	"github.com/nftproxy/nftproxy/internal/introspect"
 )
@@ -70,9 +68,7 @@ func TestHandler(t *testing.T) {
 	t.Run("a CPU profile takes its time", testCPUProfileTakesItsTime)
 	t.Run("the log level can be changed", testLogLevelCanBeChanged)
 	t.Run("the configuration is published", testConfigurationIsPublished)
-	t.Run("negotiates the format of z-pages", testNegotiationOfTheZPages)
-	t.Run("a refusal says what there is", testRefusalSaysWhatThereIs)
-	t.Run("z-pages as objects", testZPagesAsObjects)
+	t.Run("flagz and statusz are text for every client", testZPagesAreText)
 }
 
 // The status codes, types and bodies of the plain pages are those of kube-proxy v1.37.1.
@@ -98,10 +94,6 @@ func testPages(t *testing.T) {
 		{"/configz", introspect.Options{}, 200, "application/json", some("{")},
 		{"/flagz", introspect.Options{}, 404, plain, some("404")},
 		{"/statusz", introspect.Options{}, 404, plain, some("404")},
-		{"/flagz", everything(), 200, plain, some("\nkube-proxy flagz\nWarning: ")},
-		{"/flagz", everything(), 200, plain, some("\n\ncleanup=false\npassword=CLASSIFIED\nproxy-mode=nftables\n")},
-		{"/statusz", everything(), 200, plain, some("\nkube-proxy statusz\nWarning: ")},
-		{"/statusz", everything(), 200, plain, some("\nPaths: /configz /flagz /healthz /metrics /proxyMode\n")},
 		{"/debug/pprof/", introspect.Options{}, 404, plain, some("404")},
 		{"/debug/pprof/heap", introspect.Options{}, 404, plain, some("404")},
 		{"/debug/flags/v", introspect.Options{}, 404, plain, some("404")},
@@ -195,128 +187,21 @@ func testConfigurationIsPublished(t *testing.T) {
 	}
 }
 
-// kube-proxy v1.36.2 answers all of these with the same status and type, except for the one in capitals, which it does not accept.
-func testNegotiationOfTheZPages(t *testing.T) {
-	const (
-		text = "text/plain; charset=utf-8"
-		none = "406 application/json"
-	)
-	json := func(version string) string { return "application/json;g=config.k8s.io;v=" + version + ";as=%s" }
-	yaml := func(version string) string { return "application/yaml;g=config.k8s.io;v=" + version + ";as=%s" }
-	cases := []struct {
-		name, accept, want string
-	}{
-		{"anything", "*/*", text},
-		{"plain text", "text/plain", text},
-		{"some text", "text/*", text},
-		{"a browser", "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8", text},
-		{"the object", "application/json;as=%s;v=v1beta1;g=config.k8s.io", json("v1beta1")},
-		{"the deprecated object", "application/json;as=%s;v=v1alpha1;g=config.k8s.io", json("v1alpha1")},
-		{"the object as YAML", "application/yaml;as=%s;v=v1beta1;g=config.k8s.io", yaml("v1beta1")},
-		{"the deprecated object as YAML", "application/yaml;as=%s;v=v1alpha1;g=config.k8s.io", yaml("v1alpha1")},
-		{"the object in any form", "*/*;as=%s;v=v1beta1;g=config.k8s.io", json("v1beta1")},
-		{"the object in capitals and with spaces", "Application/JSON; g=config.k8s.io; v=v1beta1; as=%s", json("v1beta1")},
-		{"the object, or text", "application/json;as=%s;v=v1beta1;g=config.k8s.io,text/plain", json("v1beta1")},
-		{"the object rather than text", "text/plain;q=0.1,application/json;as=%s;v=v1alpha1;g=config.k8s.io", json("v1alpha1")},
-		{"text rather than the object", "application/json;as=%s;v=v1beta1;g=config.k8s.io;q=0.1,text/plain;q=0.9", text},
-		{"the newer object, or the older", "application/json;as=%[1]s;v=v1beta1;g=config.k8s.io,application/json;as=%[1]s;v=v1alpha1;g=config.k8s.io", json("v1beta1")},
-		{"the older object, or the newer", "application/json;as=%[1]s;v=v1alpha1;g=config.k8s.io,application/json;as=%[1]s;v=v1beta1;g=config.k8s.io", json("v1alpha1")},
-		{"a version to come, or text", "application/json;as=%s;v=v1;g=config.k8s.io,text/plain", text},
-		{"a version to come", "application/json;as=%s;v=v1;g=config.k8s.io", none},
-		{"JSON of no kind", "application/json", none},
-		{"JSON of no kind, or text", "application/json,text/plain", text},
-		{"JSON without a version", "application/json;as=%s", none},
-		{"another kind", "application/json;as=Pod;v=v1beta1;g=config.k8s.io", none},
-		{"text of a kind", "text/plain;as=%s;v=v1beta1;g=config.k8s.io", none},
-		{"a stream", "application/json;as=%s;v=v1beta1;g=config.k8s.io;stream=watch", none},
-		{"a picture", "image/png", none},
-		{"nonsense", ";;", none},
-	}
+func testZPagesAreText(t *testing.T) {
 	server := serve(t, everything())
-	for path, kind := range map[string]string{"/flagz": "Flagz", "/statusz": "Statusz"} {
-		for _, tc := range cases {
-			t.Run(kind+" for who accepts "+tc.name, func(t *testing.T) {
-				fill := func(s string) string { return strings.NewReplacer("%s", kind, "%[1]s", kind).Replace(s) }
-				response, body := ask(t, server, http.MethodGet, path, fill(tc.accept), "")
-				got := response.Header.Get("Content-Type")
-				if response.StatusCode != http.StatusOK {
-					got = fmt.Sprintf("%d %s", response.StatusCode, got)
+	for page, text := range map[string]*regexp.Regexp{
+		"/flagz": regexp.MustCompile(`^\nkube-proxy flagz\nWarning: .*\n\ncleanup=false\npassword=CLASSIFIED\nproxy-mode=nftables\n$`),
+		"/statusz": regexp.MustCompile(`^\nkube-proxy statusz\nWarning: .*\n\nStarted: .+\nUp: [0-9hm]+s\nGo version: go.+\n` +
+			`Binary version: [0-9.]+\+nftproxy-.+\nEmulation version: [0-9.]+\nPaths: /configz /flagz /healthz /metrics /proxyMode\n$`),
+	} {
+		for _, accept := range []string{"", "*/*", "text/plain", "application/json;as=Flagz;v=v1beta1;g=config.k8s.io", "image/png", ";;"} {
+			t.Run(page+" Accept "+accept, func(t *testing.T) {
+				response, body := ask(t, server, http.MethodGet, page, accept, "")
+				if got := response.Header.Get("Content-Type"); response.StatusCode != http.StatusOK || got != "text/plain; charset=utf-8" {
+					t.Errorf("status %d, Content-Type %q", response.StatusCode, got)
 				}
-				if got != fill(tc.want) {
-					t.Errorf("got %s, want %s: %s", got, fill(tc.want), body)
-				}
-				if deprecated := strings.Contains(got, "v=v1alpha1"); deprecated != (response.Header.Get("Warning") != "") {
-					t.Errorf("the header Warning is %q", response.Header.Get("Warning"))
-				}
-			})
-		}
-	}
-}
-
-func testRefusalSaysWhatThereIs(t *testing.T) {
-	_, body := ask(t, serve(t, everything()), http.MethodGet, "/flagz", "application/json", "")
-	var status struct {
-		Kind, Message string
-		Code          int
-	}
-	if err := json.Unmarshal([]byte(body), &status); err != nil {
-		t.Fatalf("%v: %s", err, body)
-	}
-	if status.Kind != "Status" || status.Code != http.StatusNotAcceptable || !strings.Contains(status.Message, "application/json, application/yaml, text/plain") {
-		t.Errorf("got %+v", status)
-	}
-}
-
-func testZPagesAsObjects(t *testing.T) {
-	server := serve(t, everything())
-	decoders := map[string]func([]byte, *map[string]any) error{
-		"json": func(text []byte, to *map[string]any) error { return json.Unmarshal(text, to) },
-		"yaml": func(text []byte, to *map[string]any) error { return yaml.Unmarshal(text, to) },
-	}
-	for format, decode := range decoders {
-		for _, version := range []string{"v1alpha1", "v1beta1"} {
-			object := func(t *testing.T, path, kind string) map[string]any {
-				t.Helper()
-				_, body := ask(t, server, http.MethodGet, path, "application/"+format+";as="+kind+";v="+version+";g=config.k8s.io", "")
-				var out map[string]any
-				if err := decode([]byte(body), &out); err != nil {
-					t.Fatalf("%v: %s", err, body)
-				}
-				return out
-			}
-			t.Run("Flagz "+version+" "+format, func(t *testing.T) {
-				want := map[string]any{
-					"apiVersion": "config.k8s.io/" + version, "kind": "Flagz", "metadata": map[string]any{"name": "kube-proxy"},
-					"flags": map[string]any{"proxy-mode": "nftables", "cleanup": "false", "password": "CLASSIFIED"},
-				}
-				if diff := cmp.Diff(want, object(t, "/flagz", "Flagz")); diff != "" {
-					t.Errorf("(-want +got):\n%s", diff)
-				}
-			})
-			t.Run("Statusz "+version+" "+format, func(t *testing.T) {
-				got := object(t, "/statusz", "Statusz")
-				start, err := time.Parse(time.RFC3339, fmt.Sprint(got["startTime"]))
-				if err != nil || time.Since(start) > time.Hour || time.Since(start) < 0 {
-					t.Errorf("startTime is %v (%v)", got["startTime"], err)
-				}
-				if uptime, ok := got["uptimeSeconds"].(float64); !ok || uptime < 0 || uptime > 3600 {
-					t.Errorf("uptimeSeconds is %v", got["uptimeSeconds"])
-				}
-				if binary := fmt.Sprint(got["binaryVersion"]); !strings.HasPrefix(binary, fmt.Sprint(got["emulationVersion"])) || !strings.Contains(binary, "+nftproxy-") {
-					t.Errorf("binaryVersion is %v, emulationVersion %v", got["binaryVersion"], got["emulationVersion"])
-				}
-				for _, field := range []string{"startTime", "uptimeSeconds", "goVersion", "binaryVersion", "emulationVersion"} {
-					if got[field] == "" || got[field] == nil {
-						t.Errorf("there is no %s", field)
-					}
-					delete(got, field)
-				}
-				want := map[string]any{
-					"apiVersion": "config.k8s.io/" + version, "kind": "Statusz", "metadata": map[string]any{"name": "kube-proxy"},
-					"paths": []any{"/configz", "/flagz", "/healthz", "/metrics", "/proxyMode"},
-				}
-				if diff := cmp.Diff(want, got); diff != "" {
-					t.Errorf("(-want +got):\n%s", diff)
+				if !text.MatchString(body) {
+					t.Errorf("unexpected body:\n%s", body)
 				}
 			})
 		}
