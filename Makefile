@@ -132,7 +132,7 @@ soak: ## random changes, faults and traffic for SOAK (30m); SEED replays one; th
 	cd integration/soak && $(abspath $(BIN))/soak.test -test.run '^TestSoak$$' -test.timeout 0 -test.v -soak $(SOAK) -seed $(SEED)
 
 # Packages that encode and decode binary data, or compute with it.
-ENCODERS := ./internal/netlinkattr ./nft ./conntrack ./internal/nodeaddr ./compiler ./evaluator ./internal/leftovers ./internal/ruledump/dump
+ENCODERS := ./internal/netlinkattr ./nft ./conntrack ./internal/nodeaddr ./compiler ./evaluator ./internal/leftovers ./internal/ruledump
 
 test-386: ## the tests of ENCODERS that need no kernel, as 32-bit programs; an amd64 machine runs them as they are
 ifeq ($(shell $(GO) env GOHOSTARCH),amd64)

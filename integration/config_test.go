@@ -12,7 +12,6 @@ import (
 	"github.com/nftproxy/nftproxy/integration/lab/labtest"
 	"github.com/nftproxy/nftproxy/internal/config"
 	configs "github.com/nftproxy/nftproxy/internal/config/corpus"
-	"github.com/nftproxy/nftproxy/internal/offline"
 	"github.com/nftproxy/nftproxy/nft"
 	"github.com/nftproxy/nftproxy/tracker"
 )
@@ -40,7 +39,7 @@ func compileFor(t *testing.T, g golden.Case, path string) []*nft.Table {
 		t.Fatal(err)
 	}
 	objects := g.Objects(t)
-	tables, _, err := offline.Compile(objects, tracker.Options{NodeName: lab.NodeName}, compilerConfig)
+	tables, err := golden.Compile(objects, tracker.Options{NodeName: lab.NodeName}, compilerConfig)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -156,7 +156,7 @@ func (c *counting) counted(t *testing.T, args ...string) map[string]string {
 			Connections, Packets, Bytes *uint64
 		}
 	}
-	text := ruledump(t, c.lab.Node, append([]string{"services", "-o", "json"}, args...)...)
+	text := runRuledump(t, c.lab.Node, append([]string{"services", "-o", "json"}, args...)...)
 	if err := json.Unmarshal([]byte(text), &list); err != nil {
 		t.Fatal(err)
 	}
@@ -241,7 +241,7 @@ func TestServiceCounters(t *testing.T) {
 		}
 	})
 	t.Run("the table shows them", func(t *testing.T) {
-		table := ruledump(t, c.lab.Node, "services")
+		table := runRuledump(t, c.lab.Node, "services")
 		for _, text := range []string{"CHAIN                CONNECTIONS  BYTES", "3            594 B", "0            0 B"} {
 			if !strings.Contains(table, text) {
 				t.Errorf("no %q in\n%s", text, table)
@@ -287,7 +287,7 @@ func TestServiceCounters(t *testing.T) {
 func dumpOf(t *testing.T, h *lab.Host) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "dump.json")
-	if err := os.WriteFile(path, []byte(ruledump(t, h, "live", "-o", "json")), 0o600); err != nil {
+	if err := os.WriteFile(path, []byte(runRuledump(t, h, "live", "-o", "json")), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	return path

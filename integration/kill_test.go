@@ -12,13 +12,14 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nftproxy/nftproxy/integration/golden"
+
 	"github.com/nftproxy/nftproxy/compiler"
 	"github.com/nftproxy/nftproxy/integration/await"
 	"github.com/nftproxy/nftproxy/integration/lab"
 	"github.com/nftproxy/nftproxy/integration/lab/labtest"
 	"github.com/nftproxy/nftproxy/integration/syscalls"
 	"github.com/nftproxy/nftproxy/internal/manifests"
-	"github.com/nftproxy/nftproxy/internal/offline"
 	"github.com/nftproxy/nftproxy/nft"
 	"github.com/nftproxy/nftproxy/tracker"
 	"golang.org/x/sys/unix"
@@ -69,7 +70,7 @@ endpoints: [{addresses: [10.244.1.%[4]d]}, {addresses: [10.244.1.100]}]
 	}
 	config := compiler.Default()
 	config.DetectLocal.CIDRs = []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16"), netip.MustParsePrefix("fd00:10:244::/48")}
-	if s.want, _, err = offline.Compile(&objects, tracker.Options{NodeName: lab.NodeName}, config); err != nil {
+	if s.want, err = golden.Compile(&objects, tracker.Options{NodeName: lab.NodeName}, config); err != nil {
 		t.Fatal(err)
 	}
 	return s

@@ -13,6 +13,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nftproxy/nftproxy/integration/golden"
+
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -22,7 +24,6 @@ import (
 	"github.com/nftproxy/nftproxy/integration/lab"
 	"github.com/nftproxy/nftproxy/integration/lab/labtest"
 	"github.com/nftproxy/nftproxy/internal/manifests"
-	"github.com/nftproxy/nftproxy/internal/offline"
 	"github.com/nftproxy/nftproxy/nft"
 	"github.com/nftproxy/nftproxy/source/apiserver/apiservertest"
 	"github.com/nftproxy/nftproxy/tracker"
@@ -244,7 +245,7 @@ func (c *churn) check() {
 	}
 	config := compiler.Default()
 	config.DetectLocal.CIDRs = []netip.Prefix{netip.MustParsePrefix(churnPods)}
-	want, _, err := offline.Compile(&objects, tracker.Options{NodeName: lab.NodeName}, config)
+	want, err := golden.Compile(&objects, tracker.Options{NodeName: lab.NodeName}, config)
 	if err != nil {
 		c.t.Fatal(err)
 	}

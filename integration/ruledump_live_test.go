@@ -13,13 +13,15 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/nftproxy/nftproxy/internal/ruledump"
+
+	"github.com/nftproxy/nftproxy/internal/ruledump/verb"
+
 	"github.com/google/go-cmp/cmp"
 	"github.com/nftproxy/nftproxy/integration/await"
 	"github.com/nftproxy/nftproxy/integration/backendtest"
 	"github.com/nftproxy/nftproxy/integration/lab"
 	"github.com/nftproxy/nftproxy/integration/lab/labtest"
-	"github.com/nftproxy/nftproxy/internal/ruledump/explain"
-	"github.com/nftproxy/nftproxy/internal/ruledump/snapshot"
 	"github.com/nftproxy/nftproxy/nft"
 )
 
@@ -28,8 +30,8 @@ const (
 	exampleConfig    = "../docs/example/config.yaml"
 )
 
-// ruledump runs ruledump on a host and returns what it prints.
-func ruledump(t *testing.T, h *lab.Host, args ...string) string {
+// runRuledump runs ruledump on a host and returns what it prints.
+func runRuledump(t *testing.T, h *lab.Host, args ...string) string {
 	t.Helper()
 	p := labtest.Start(t, h, "ruledump", args...)
 	if err := p.Wait(); err != nil {
@@ -40,7 +42,7 @@ func ruledump(t *testing.T, h *lab.Host, args ...string) string {
 
 func exampleTables(t *testing.T) []*nft.Table {
 	t.Helper()
-	s, err := snapshot.FromManifests(exampleManifests, snapshot.Compilation{Node: "node-1", Config: exampleConfig})
+	s, err := ruledump.FromManifests(exampleManifests, ruledump.Compilation{Node: "node-1", Config: exampleConfig})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -83,10 +85,10 @@ func testRuledumpIsSmallerThanTheProxy(t *testing.T) {
 func testRuledumpLiveLoads(t *testing.T) {
 	l := labtest.New(t)
 	replace(t, labtest.Conn(t, l.Node), exampleTables(t))
-	printed := ruledump(t, l.Node, "live")
+	printed := runRuledump(t, l.Node, "live")
 	labtest.Nft(t, l.Node, "", "flush", "ruleset")
 	labtest.Nft(t, l.Node, printed, "-f", "-")
-	if diff := cmp.Diff(printed, ruledump(t, l.Node, "live")); diff != "" {
+	if diff := cmp.Diff(printed, runRuledump(t, l.Node, "live")); diff != "" {
 		t.Errorf("-printed +after nft loaded it:\n%s", diff)
 	}
 }
@@ -96,7 +98,7 @@ func testRuledumpDiffLive(t *testing.T) {
 	l := labtest.New(t)
 	replace(t, labtest.Conn(t, l.Node), exampleTables(t))
 	wanted := []string{"diff", "--manifests", exampleManifests, "--config", exampleConfig, "--node", "node-1"}
-	if got := ruledump(t, l.Node, wanted...); got != "no difference\n" {
+	if got := runRuledump(t, l.Node, wanted...); got != "no difference\n" {
 		t.Errorf("of the same:\n%s", got)
 	}
 	labtest.Nft(t, l.Node, "", "delete", "element", "ip", "kube-proxy", "service-ips", "{ 10.96.0.10 . tcp . 80 }")
@@ -136,7 +138,7 @@ func testRuledumpWithoutPermission(t *testing.T) {
 		t.Fatal(err)
 	}
 	dumped := filepath.Join(objects, "dump.json")
-	if err := os.WriteFile(dumped, []byte(ruledump(t, l.Node, "live", "-o", "json")), 0o644); err != nil {
+	if err := os.WriteFile(dumped, []byte(runRuledump(t, l.Node, "live", "-o", "json")), 0o644); err != nil {
 		t.Fatal(err)
 	}
 	for _, dir := range []string{filepath.Dir(objects), objects} {
@@ -248,8 +250,8 @@ func testRuledumpKubeconfig(t *testing.T) {
 	for _, command := range [][]string{{"services", "-o", "wide"}, {"compile"}, {"explain", "--from=198.51.100.7", "--to=192.0.2.10:80"}, {"graph", "shop/web"}} {
 		t.Run(command[0], func(t *testing.T) {
 			from := append(command, "--config", exampleConfig, "--node", "node-1")
-			want := ruledump(t, l.Node, append(from, "--manifests", exampleManifests)...)
-			if diff := cmp.Diff(want, ruledump(t, l.Node, append(from, "--kubeconfig", kubeconfig)...)); diff != "" {
+			want := runRuledump(t, l.Node, append(from, "--manifests", exampleManifests)...)
+			if diff := cmp.Diff(want, runRuledump(t, l.Node, append(from, "--kubeconfig", kubeconfig)...)); diff != "" {
 				t.Errorf("-manifests +cluster:\n%s", diff)
 			}
 		})
@@ -274,8 +276,8 @@ func testRuledumpNodeLocal(t *testing.T) {
 	} {
 		t.Run(command[0], func(t *testing.T) {
 			from := append(command, "--config", exampleConfig, "--node", "node-1")
-			want := ruledump(t, l.Node, append(from, "--manifests", exampleManifests)...)
-			if diff := cmp.Diff(want, ruledump(t, l.Node, append(from, "--node-local", target)...)); diff != "" {
+			want := runRuledump(t, l.Node, append(from, "--manifests", exampleManifests)...)
+			if diff := cmp.Diff(want, runRuledump(t, l.Node, append(from, "--node-local", target)...)); diff != "" {
 				t.Errorf("-manifests +node-local:\n%s", diff)
 			}
 		})
@@ -304,9 +306,9 @@ func testRuledumpConnections(t *testing.T) {
 		labtest.ServeTCP(t, pod, addr+":8080", labtest.Echo)
 	}
 	const client, dialed = "198.51.100.7", "192.0.2.10:80"
-	explained := func() (e explain.Explanation) {
+	explained := func() (e verb.Explanation) {
 		t.Helper()
-		if err := json.Unmarshal([]byte(ruledump(t, l.Node, "explain", "--from="+client, "--to="+dialed, "-o=json")), &e); err != nil {
+		if err := json.Unmarshal([]byte(runRuledump(t, l.Node, "explain", "--from="+client, "--to="+dialed, "-o=json")), &e); err != nil {
 			t.Fatal(err)
 		}
 		return e
@@ -328,7 +330,7 @@ func testRuledumpConnections(t *testing.T) {
 	if _, err := live.Write([]byte("x")); err != nil {
 		t.Fatal(err)
 	}
-	var e explain.Explanation
+	var e verb.Explanation
 	await.Until(t, "three of four connections have finished", func() error {
 		if e = explained(); e.ConnectionsTotal != 4 || e.ConnectionsFinished != 3 {
 			return fmt.Errorf("%+v", e.Connections)
@@ -349,7 +351,7 @@ func testRuledumpConnections(t *testing.T) {
 	if first := explained().Connections[0]; !first.NoEndpoint || first.Server != server {
 		t.Errorf("first is %+v, want one to an endpoint that is gone, %s", first, server)
 	}
-	text := ruledump(t, l.Node, "explain", "--from="+client, "--to="+dialed)
+	text := runRuledump(t, l.Node, "explain", "--from="+client, "--to="+dialed)
 	for _, want := range []string{
 		"conntrack knows connections of the client to this address (4, 3 of them finished); they go where they were sent first",
 		fmt.Sprintf("  %s to %s: answered by %s, ESTABLISHED; the rules have no such endpoint\n", live.LocalAddr(), dialed, server),

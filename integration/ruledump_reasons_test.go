@@ -5,12 +5,13 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/nftproxy/nftproxy/internal/ruledump"
+	"github.com/nftproxy/nftproxy/internal/ruledump/verb"
+
 	"github.com/nftproxy/nftproxy/compiler"
 	"github.com/nftproxy/nftproxy/evaluator"
 	"github.com/nftproxy/nftproxy/integration/flows"
 	"github.com/nftproxy/nftproxy/integration/golden"
-	"github.com/nftproxy/nftproxy/internal/ruledump/explain"
-	"github.com/nftproxy/nftproxy/internal/ruledump/snapshot"
 	"github.com/nftproxy/nftproxy/model"
 	"github.com/nftproxy/nftproxy/tracker"
 )
@@ -24,17 +25,17 @@ func TestExplain(t *testing.T) {
 // result is what the case says, and the reason what follows from that and from the Services. The reason is
 // worked out here from the model; explain knows the tables alone.
 func testExplainGoldenFlows(t *testing.T) {
-	reasons := map[explain.Reason]int{}
-	sources := map[explain.SourceReason]int{}
+	reasons := map[verb.Reason]int{}
+	sources := map[verb.SourceReason]int{}
 	for _, g := range golden.Cases(t) {
 		t.Run(g.Name, func(t *testing.T) {
 			list := g.Flows(t)
 			o := newOracle(t, g)
-			s := &snapshot.Snapshot{Node: "node-1", Addresses: nodeOnPaper.Addresses, Tables: o.compiler.Tables()}
+			s := &ruledump.Snapshot{Node: "node-1", Addresses: nodeOnPaper.Addresses, Tables: o.compiler.Tables()}
 			for _, f := range list {
 				t.Run(f.Name, func(t *testing.T) {
 					packet := packetOf(f, podLink(t, g))
-					e, err := explain.Explain(s, packet)
+					e, err := verb.Explain(s, packet)
 					if err != nil {
 						t.Fatal(err)
 					}
@@ -48,14 +49,14 @@ func testExplainGoldenFlows(t *testing.T) {
 		})
 	}
 	t.Run("every reason but that of foreign rules and of affinity comes up", func(t *testing.T) {
-		for _, r := range []explain.Reason{explain.ReasonServed, explain.ReasonNotService, explain.ReasonNoEndpoints, explain.ReasonPolicyLocal, explain.ReasonUnknownPort, explain.ReasonUnassigned, explain.ReasonSource} {
+		for _, r := range []verb.Reason{verb.ReasonServed, verb.ReasonNotService, verb.ReasonNoEndpoints, verb.ReasonPolicyLocal, verb.ReasonUnknownPort, verb.ReasonUnassigned, verb.ReasonSource} {
 			if reasons[r] == 0 {
 				t.Errorf("no flow has the reason %s", r)
 			}
 		}
-		for _, r := range []explain.SourceReason{
-			explain.SourceHairpin, explain.SourceOutside, explain.SourcePolicyCluster, explain.SourceNode, explain.SourceAll,
-			explain.SourceClusterClient, explain.SourcePolicyLocal, explain.SourceNotTold,
+		for _, r := range []verb.SourceReason{
+			verb.SourceHairpin, verb.SourceOutside, verb.SourcePolicyCluster, verb.SourceNode, verb.SourceAll,
+			verb.SourceClusterClient, verb.SourcePolicyLocal, verb.SourceNotTold,
 		} {
 			if sources[r] == 0 {
 				t.Errorf("no flow has the source reason %s", r)
@@ -89,17 +90,17 @@ func newOracle(t *testing.T, g golden.Case) *oracle {
 }
 
 // judge compares an outcome with what the case says of the flow.
-func (o *oracle) judge(t *testing.T, f flows.Flow, p evaluator.Packet, got explain.Outcome) {
+func (o *oracle) judge(t *testing.T, f flows.Flow, p evaluator.Packet, got verb.Outcome) {
 	t.Helper()
 	port, kind := o.owner(p)
-	result, reason, source := "delivered", explain.ReasonServed, explain.SourceReason("")
+	result, reason, source := "delivered", verb.ReasonServed, verb.SourceReason("")
 	switch f.Expect.Result {
 	case flows.Untouched:
-		result, reason = "untouched", explain.ReasonNotService
+		result, reason = "untouched", verb.ReasonNotService
 	case flows.Refused:
-		result, reason = "refused", explain.ReasonNoEndpoints
+		result, reason = "refused", verb.ReasonNoEndpoints
 		if port == nil {
-			reason = explain.ReasonUnknownPort
+			reason = verb.ReasonUnknownPort
 		}
 	case flows.Dropped:
 		result, reason = "dropped", o.reasonOfDrop(p, port, kind)
@@ -139,46 +140,46 @@ func (o *oracle) owner(p evaluator.Packet) (*model.ServicePort, addressKind) {
 	return o.compiler.Owner(family, protocol, netip.Addr{}, to.Port()), nodePort
 }
 
-func (o *oracle) reasonOfDrop(p evaluator.Packet, port *model.ServicePort, kind addressKind) explain.Reason {
+func (o *oracle) reasonOfDrop(p evaluator.Packet, port *model.ServicePort, kind addressKind) verb.Reason {
 	switch {
 	case port == nil:
-		return explain.ReasonUnassigned
+		return verb.ReasonUnassigned
 	case kind == loadBalancerIP && port.LoadBalancerSourceRanges != nil && !contains(port.LoadBalancerSourceRanges, p.Source.Addr()):
-		return explain.ReasonSource
+		return verb.ReasonSource
 	}
-	return explain.ReasonPolicyLocal
+	return verb.ReasonPolicyLocal
 }
 
 // sourceReason says why the source is kept or not. An endpoint that is sent to itself is masqueraded if nothing else masquerades it.
-func (o *oracle) sourceReason(p evaluator.Packet, port *model.ServicePort, kind addressKind, to []netip.AddrPort) explain.SourceReason {
+func (o *oracle) sourceReason(p evaluator.Packet, port *model.ServicePort, kind addressKind, to []netip.AddrPort) verb.SourceReason {
 	reason := o.reasonByPolicy(p, port, kind)
-	keeps := reason == explain.SourceClusterClient || reason == explain.SourceNotTold || reason == explain.SourcePolicyLocal
+	keeps := reason == verb.SourceClusterClient || reason == verb.SourceNotTold || reason == verb.SourcePolicyLocal
 	if keeps && len(to) == 1 && to[0].Addr() == p.Source.Addr() {
-		return explain.SourceHairpin
+		return verb.SourceHairpin
 	}
 	return reason
 }
 
 // reasonByPolicy says what becomes of the source by what the client dials and who it is.
-func (o *oracle) reasonByPolicy(p evaluator.Packet, port *model.ServicePort, kind addressKind) explain.SourceReason {
+func (o *oracle) reasonByPolicy(p evaluator.Packet, port *model.ServicePort, kind addressKind) verb.SourceReason {
 	own, told := o.isOwnClient(p)
 	switch {
 	case kind == clusterIP && o.config.MasqueradeAll:
-		return explain.SourceAll
+		return verb.SourceAll
 	case kind == clusterIP && !told:
-		return explain.SourceNotTold
+		return verb.SourceNotTold
 	case kind == clusterIP && own:
-		return explain.SourceClusterClient
+		return verb.SourceClusterClient
 	case kind == clusterIP:
-		return explain.SourceOutside
+		return verb.SourceOutside
 	case port.ExternalPolicy == model.PolicyCluster:
-		return explain.SourcePolicyCluster
+		return verb.SourcePolicyCluster
 	case own:
-		return explain.SourceClusterClient
+		return verb.SourceClusterClient
 	case p.Local:
-		return explain.SourceNode
+		return verb.SourceNode
 	}
-	return explain.SourcePolicyLocal
+	return verb.SourcePolicyLocal
 }
 
 // isOwnClient reports whether detect-local counts the sender among the cluster's own, and whether it can tell at all.

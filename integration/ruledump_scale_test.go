@@ -8,8 +8,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nftproxy/nftproxy/internal/ruledump"
+
 	"github.com/nftproxy/nftproxy/integration/lab/labtest"
-	"github.com/nftproxy/nftproxy/internal/ruledump/snapshot"
 	"github.com/prometheus/procfs"
 )
 
@@ -48,7 +49,7 @@ func testRuledumpAtScale(t *testing.T) {
 	)
 	manifests := filepath.Join(t.TempDir(), "services.yaml")
 	writeServicesOf(t, manifests, 10_000, 10)
-	s, err := snapshot.FromManifests(manifests, snapshot.Compilation{Node: "node-1"})
+	s, err := ruledump.FromManifests(manifests, ruledump.Compilation{Node: "node-1"})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -8,17 +8,13 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/nftproxy/nftproxy/internal/ruledump"
+	"github.com/nftproxy/nftproxy/internal/ruledump/verb"
+
 	"github.com/google/go-cmp/cmp"
 	"github.com/nftproxy/nftproxy/integration/flows"
 	"github.com/nftproxy/nftproxy/integration/golden"
 	"github.com/nftproxy/nftproxy/integration/netns"
-	"github.com/nftproxy/nftproxy/internal/ruledump/colour"
-	"github.com/nftproxy/nftproxy/internal/ruledump/difference"
-	"github.com/nftproxy/nftproxy/internal/ruledump/explain"
-	"github.com/nftproxy/nftproxy/internal/ruledump/graph"
-	"github.com/nftproxy/nftproxy/internal/ruledump/services"
-	"github.com/nftproxy/nftproxy/internal/ruledump/snapshot"
-	"github.com/nftproxy/nftproxy/internal/ruledump/statistics"
 	"github.com/nftproxy/nftproxy/nft"
 )
 
@@ -35,12 +31,12 @@ func testRuledumpSources(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer conn.Close()
-	other := &snapshot.Snapshot{} // the case before, so that diff has something to say
+	other := &ruledump.Snapshot{} // the case before, so that diff has something to say
 	for _, g := range golden.Cases(t) {
 		t.Run(g.Name, func(t *testing.T) {
-			compiled := &snapshot.Snapshot{Node: "node-1", Tables: g.Compile(t)}
+			compiled := &ruledump.Snapshot{Node: "node-1", Tables: g.Compile(t)}
 			replace(t, conn, compiled.Tables)
-			live, err := snapshot.FromKernel(t.Context(), conn, "")
+			live, err := ruledump.FromKernel(t.Context(), conn, "")
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -49,7 +45,7 @@ func testRuledumpSources(t *testing.T) {
 			if err := live.Write(&b); err != nil {
 				t.Fatal(err)
 			}
-			dumped, err := snapshot.FromDump(&b)
+			dumped, err := ruledump.FromDump(&b)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -60,7 +56,7 @@ func testRuledumpSources(t *testing.T) {
 			}
 			for _, s := range []struct {
 				name     string
-				snapshot *snapshot.Snapshot
+				snapshot *ruledump.Snapshot
 			}{{"live", live}, {"dump", dumped}} {
 				t.Run(s.name, func(t *testing.T) {
 					if diff := cmp.Diff(want, answers(t, g, s.snapshot, list, other)); diff != "" {
@@ -77,12 +73,12 @@ func testRuledumpSources(t *testing.T) {
 }
 
 // answers returns what all verbs say. diff compares with the rules of another case.
-func answers(t *testing.T, g golden.Case, s *snapshot.Snapshot, list []flows.Flow, other *snapshot.Snapshot) []string {
+func answers(t *testing.T, g golden.Case, s *ruledump.Snapshot, list []flows.Flow, other *ruledump.Snapshot) []string {
 	t.Helper()
 	s.Addresses = append([]netip.Addr(nil), nodeOnPaper.Addresses...)
 	out := append(servicesAndFlows(t, g, s, list), graphs(t, s)...)
 	// A kernel knows more of its tables than a compiler.
-	tablesAlone := &snapshot.Snapshot{Node: s.Node, Tables: ownerless(s.Tables)}
+	tablesAlone := &ruledump.Snapshot{Node: s.Node, Tables: ownerless(s.Tables)}
 	return append(out, differences(t, other, s), statisticsOf(t, tablesAlone))
 }
 
@@ -97,9 +93,9 @@ func ownerless(tables []*nft.Table) (out []*nft.Table) {
 }
 
 // differences returns what diff says, as JSON.
-func differences(t *testing.T, wanted, actual *snapshot.Snapshot) string {
+func differences(t *testing.T, wanted, actual *ruledump.Snapshot) string {
 	t.Helper()
-	d, err := difference.Of(wanted, actual)
+	d, err := verb.Diff(wanted, actual)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -107,9 +103,9 @@ func differences(t *testing.T, wanted, actual *snapshot.Snapshot) string {
 }
 
 // statisticsOf returns what stats says, as JSON and as metrics.
-func statisticsOf(t *testing.T, s *snapshot.Snapshot) string {
+func statisticsOf(t *testing.T, s *ruledump.Snapshot) string {
 	t.Helper()
-	counted, err := statistics.Of(s)
+	counted, err := verb.Stats(s)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -130,14 +126,14 @@ func indented(t *testing.T, v any) string {
 }
 
 // graphs returns the drawings of all Services.
-func graphs(t *testing.T, s *snapshot.Snapshot) (out []string) {
+func graphs(t *testing.T, s *ruledump.Snapshot) (out []string) {
 	t.Helper()
-	l, err := services.Of(s, services.Filter{})
+	l, err := verb.ListServices(s, verb.Filter{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	for i := range l.Frontends {
-		g, err := graph.Of(s, services.Filter{Namespace: l.Frontends[i].Namespace, Name: l.Frontends[i].Service})
+		g, err := verb.Draw(s, verb.Filter{Namespace: l.Frontends[i].Namespace, Name: l.Frontends[i].Service})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -152,19 +148,19 @@ func graphs(t *testing.T, s *snapshot.Snapshot) (out []string) {
 	return out
 }
 
-func servicesAndFlows(t *testing.T, g golden.Case, s *snapshot.Snapshot, list []flows.Flow) []string {
+func servicesAndFlows(t *testing.T, g golden.Case, s *ruledump.Snapshot, list []flows.Flow) []string {
 	t.Helper()
 	var b bytes.Buffer
-	l, err := services.Of(s, services.Filter{})
+	l, err := verb.ListServices(s, verb.Filter{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := l.Table(&b, true, colour.Scheme{}); err != nil {
+	if err := l.Table(&b, true, verb.Colours{}); err != nil {
 		t.Fatal(err)
 	}
 	out := []string{b.String()}
 	for _, f := range list {
-		e, err := explain.Explain(s, packetOf(f, podLink(t, g)))
+		e, err := verb.Explain(s, packetOf(f, podLink(t, g)))
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -11,10 +11,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nftproxy/nftproxy/internal/ruledump"
+
 	"github.com/google/go-cmp/cmp"
 	"github.com/nftproxy/nftproxy/integration/lab"
 	"github.com/nftproxy/nftproxy/integration/lab/labtest"
-	"github.com/nftproxy/nftproxy/internal/ruledump/snapshot"
 	"github.com/nftproxy/nftproxy/nft"
 )
 
@@ -33,7 +34,7 @@ type incident struct {
 // apply puts the rules for manifests of docs/troubleshooting into the node's kernel.
 func (i *incident) apply(t *testing.T, manifests string) {
 	t.Helper()
-	s, err := snapshot.FromManifests(filepath.Join("../docs/troubleshooting", manifests), snapshot.Compilation{Node: "node-1", Config: "../docs/troubleshooting/config.yaml"})
+	s, err := ruledump.FromManifests(filepath.Join("../docs/troubleshooting", manifests), ruledump.Compilation{Node: "node-1", Config: "../docs/troubleshooting/config.yaml"})
 	if err != nil {
 		t.Fatal(err)
 	}

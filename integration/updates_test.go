@@ -6,12 +6,13 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nftproxy/nftproxy/integration/golden"
+
 	"github.com/nftproxy/nftproxy/integration/await"
 	"github.com/nftproxy/nftproxy/integration/lab"
 	"github.com/nftproxy/nftproxy/integration/lab/labtest"
 	"github.com/nftproxy/nftproxy/integration/procstat"
 	"github.com/nftproxy/nftproxy/internal/manifests"
-	"github.com/nftproxy/nftproxy/internal/offline"
 	"github.com/nftproxy/nftproxy/tracker"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -57,7 +58,7 @@ func testUpdatesAreMerged(t *testing.T) {
 			t.Fatalf("during the updates health is %s %s, %v", codes, body, err)
 		}
 	}
-	want, _, err := offline.Compile(&objects, tracker.Options{NodeName: lab.NodeName}, f.g.Config(t))
+	want, err := golden.Compile(&objects, tracker.Options{NodeName: lab.NodeName}, f.g.Config(t))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -14,7 +14,6 @@ import (
 	"github.com/nftproxy/nftproxy/internal/config"
 	"github.com/nftproxy/nftproxy/internal/config/v1alpha2"
 	"github.com/nftproxy/nftproxy/internal/manifests"
-	"github.com/nftproxy/nftproxy/internal/offline"
 	"github.com/nftproxy/nftproxy/nft"
 	"github.com/nftproxy/nftproxy/tracker"
 	"golang.org/x/tools/txtar"
@@ -208,11 +207,23 @@ func (c Case) Compile(t testing.TB) []*nft.Table {
 
 func (c Case) compile(t testing.TB, objects *manifests.Objects) []*nft.Table {
 	t.Helper()
-	tables, _, err := offline.Compile(objects, c.TrackerOptions(t), c.Config(t))
+	tables, err := Compile(objects, c.TrackerOptions(t), c.Config(t))
 	if err != nil {
 		t.Fatal(err)
 	}
 	return tables
+}
+
+// Compile returns the rulesets that a proxy would program for the objects.
+func Compile(objects *manifests.Objects, options tracker.Options, config compiler.Config) ([]*nft.Table, error) {
+	t := tracker.New(options)
+	objects.Feed(t)
+	c, err := compiler.New(config)
+	if err != nil {
+		return nil, err
+	}
+	c.Apply(t.Changes())
+	return c.Tables(), nil
 }
 
 // Bridge returns the name of the bridge that the case's pods are connected to, empty for none.

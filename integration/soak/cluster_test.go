@@ -6,11 +6,12 @@ import (
 	"net/netip"
 	"testing"
 
+	"github.com/nftproxy/nftproxy/integration/golden"
+
 	"github.com/nftproxy/nftproxy/compiler"
 	"github.com/nftproxy/nftproxy/integration/lab"
 	"github.com/nftproxy/nftproxy/integration/lab/labtest"
 	"github.com/nftproxy/nftproxy/internal/manifests"
-	"github.com/nftproxy/nftproxy/internal/offline"
 	"github.com/nftproxy/nftproxy/nft"
 	"github.com/nftproxy/nftproxy/source/apiserver/apiservertest"
 	"github.com/nftproxy/nftproxy/tracker"
@@ -70,7 +71,7 @@ func (c *cluster) wanted(t *testing.T) []*nft.Table {
 	}
 	config := compiler.Default()
 	config.DetectLocal.CIDRs = []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16"), netip.MustParsePrefix("fd00:10:244::/48")}
-	tables, _, err := offline.Compile(&objects, tracker.Options{NodeName: lab.NodeName}, config)
+	tables, err := golden.Compile(&objects, tracker.Options{NodeName: lab.NodeName}, config)
 	if err != nil {
 		t.Fatal(err)
 	}

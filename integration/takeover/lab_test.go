@@ -8,12 +8,13 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/nftproxy/nftproxy/integration/golden"
+
 	"github.com/nftproxy/nftproxy/compiler"
 	"github.com/nftproxy/nftproxy/integration/await"
 	"github.com/nftproxy/nftproxy/integration/lab"
 	"github.com/nftproxy/nftproxy/integration/lab/labtest"
 	"github.com/nftproxy/nftproxy/internal/manifests"
-	"github.com/nftproxy/nftproxy/internal/offline"
 	"github.com/nftproxy/nftproxy/nft"
 	"github.com/nftproxy/nftproxy/tracker"
 )
@@ -57,7 +58,7 @@ func wanted(t *testing.T) []*nft.Table {
 	for _, cidr := range strings.Split(clusterCIDR, ",") {
 		config.DetectLocal.CIDRs = append(config.DetectLocal.CIDRs, netip.MustParsePrefix(cidr))
 	}
-	tables, _, err := offline.Compile(&objects, tracker.Options{NodeName: lab.NodeName}, config)
+	tables, err := golden.Compile(&objects, tracker.Options{NodeName: lab.NodeName}, config)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,0 +1,74 @@
+package ruledump
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/nftproxy/nftproxy/internal/manifests"
+	"github.com/nftproxy/nftproxy/source/apiserver"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/pager"
+)
+
+// FromCluster lists Services, EndpointSlices, the Node and ServiceCIDRs once and compiles them. It changes nothing and
+// needs the permission to list those four, as the proxy itself has it.
+func FromCluster(ctx context.Context, kubeconfig string, c Compilation) (*Snapshot, error) {
+	settings, err := apiserver.RESTConfig(apiserver.Config{Kubeconfig: kubeconfig, QPS: -1})
+	if err != nil {
+		return nil, err
+	}
+	client, err := kubernetes.NewForConfig(settings)
+	if err != nil {
+		return nil, fmt.Errorf("kubeconfig %s: %w", kubeconfig, err)
+	}
+	objects, err := list(ctx, client, c.Node)
+	if err != nil {
+		return nil, err
+	}
+	return compile(Cluster, objects, c)
+}
+
+func list(ctx context.Context, client kubernetes.Interface, node string) (*manifests.Objects, error) {
+	var o manifests.Objects
+	n, err := client.CoreV1().Nodes().Get(ctx, node, metav1.GetOptions{})
+	switch {
+	case err == nil:
+		o.Nodes = append(o.Nodes, n)
+	case !apierrors.IsNotFound(err):
+		return nil, fmt.Errorf("get Node %s: %w", node, err)
+	}
+	for _, kind := range []struct {
+		name string
+		list func(context.Context, metav1.ListOptions) (runtime.Object, error)
+		add  func(runtime.Object)
+		// optional says that servers before Kubernetes 1.33 do not have the kind.
+		optional bool
+	}{
+		{"Services", func(ctx context.Context, l metav1.ListOptions) (runtime.Object, error) {
+			return client.CoreV1().Services("").List(ctx, l)
+		}, func(obj runtime.Object) { o.Services = append(o.Services, obj.(*corev1.Service)) }, false},
+		{"EndpointSlices", func(ctx context.Context, l metav1.ListOptions) (runtime.Object, error) {
+			return client.DiscoveryV1().EndpointSlices("").List(ctx, l)
+		}, func(obj runtime.Object) {
+			o.EndpointSlices = append(o.EndpointSlices, obj.(*discoveryv1.EndpointSlice))
+		}, false},
+		{"ServiceCIDRs", func(ctx context.Context, l metav1.ListOptions) (runtime.Object, error) {
+			return client.NetworkingV1().ServiceCIDRs().List(ctx, l)
+		}, func(obj runtime.Object) { o.ServiceCIDRs = append(o.ServiceCIDRs, obj.(*networkingv1.ServiceCIDR)) }, true},
+	} {
+		err := pager.New(kind.list).EachListItem(ctx, metav1.ListOptions{}, func(obj runtime.Object) error {
+			kind.add(obj)
+			return nil
+		})
+		if err != nil && !(kind.optional && apierrors.IsNotFound(err)) {
+			return nil, fmt.Errorf("list %s: %w", kind.name, err)
+		}
+	}
+	return &o, nil
+}

@@ -1,0 +1,147 @@
+package ruledump
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/nftproxy/nftproxy/compiler"
+	"github.com/nftproxy/nftproxy/internal/config"
+	"github.com/nftproxy/nftproxy/internal/manifests"
+	"github.com/nftproxy/nftproxy/model"
+	"github.com/nftproxy/nftproxy/tracker"
+)
+
+// Compilation holds the node and the configuration for which objects are compiled.
+type Compilation struct {
+	// Node is the name of the Node.
+	Node string
+	// Config is the path of a KubeProxyConfiguration; empty for that of Proxy.
+	Config string
+	// Proxy, if set, is the running proxy whose settings count; nil for kube-proxy's defaults.
+	Proxy *Proxy
+	// ServiceProxyName is that of a proxy beside another one; empty for the proxy of Services without the label.
+	ServiceProxyName string
+	// Warn, if set, is called with warnings about the objects or the configuration.
+	Warn func(text string)
+}
+
+func (c *Compilation) warn(format string, args ...any) {
+	if c.Warn != nil {
+		c.Warn(fmt.Sprintf(format, args...))
+	}
+}
+
+func (c *Compilation) warnConflicts(conflicts []compiler.Conflict) {
+	for _, conflict := range conflicts {
+		c.warn("%s is claimed by several Services; %s gets it", conflict.Frontend, conflict.Owner.ServicePortName())
+	}
+}
+
+// FromManifests compiles the manifests in a directory, or in one file. It refuses a directory with an invalid file,
+// unlike the proxy, which uses the valid ones.
+func FromManifests(path string, c Compilation) (*Snapshot, error) {
+	objects, err := manifests.Load(path)
+	if err != nil {
+		return nil, err
+	}
+	return compile(Manifests, &objects, c)
+}
+
+// compile returns what the proxy on the node would apply for the objects.
+func compile(origin string, objects *manifests.Objects, c Compilation) (*Snapshot, error) {
+	compilerConfig, options, err := c.load()
+	if err != nil {
+		return nil, err
+	}
+	options.NodeName, options.ServiceProxyName = c.Node, c.ServiceProxyName
+	options.OnUnguarded = func(namespace, service string, families []model.Family) {
+		c.warn("Service %s/%s: everybody may dial its %s load balancer IPs: loadBalancerSourceRanges has no range of the family, or one of length 0",
+			namespace, service, strings.Trim(fmt.Sprint(families), "[]"))
+	}
+	compiled, err := compiler.New(compilerConfig)
+	if err != nil {
+		return nil, err
+	}
+	state := tracker.New(options)
+	objects.Feed(state)
+	c.warnConflicts(compiled.Apply(state.Changes()))
+	s := &Snapshot{Origin: origin, Node: c.Node, Tables: compiled.Tables(), Places: places(objects)}
+	at := slices.IndexFunc(objects.Nodes, func(n *corev1.Node) bool { return n.Name == c.Node })
+	if at < 0 {
+		c.warn("the %s have no Node %s; these are the rules of a node without addresses and zone", objectsOf[origin], c.Node)
+		return s, nil
+	}
+	s.Addresses = tracker.ParseNode(objects.Nodes[at]).IPs
+	return s, nil
+}
+
+// Settings names the settings, as in "settings of the proxy at 127.0.0.1:10249".
+func (c *Compilation) Settings() string {
+	switch {
+	case c.Config != "":
+		return "settings of " + c.Config
+	case c.Proxy != nil:
+		return "settings of the proxy at " + c.Proxy.Address
+	}
+	return "kube-proxy's default settings"
+}
+
+// objectsOf names the objects of an origin.
+var objectsOf = map[string]string{Manifests: "manifests", Cluster: "objects of the cluster"}
+
+// load returns what the configuration says, for the service-proxy-name.
+func (c *Compilation) load() (compiler.Config, tracker.Options, error) {
+	out, options, err := c.read()
+	out.ServiceProxyName = c.ServiceProxyName
+	return out, options, err
+}
+
+// read returns the settings.
+func (c *Compilation) read() (compiler.Config, tracker.Options, error) {
+	switch {
+	case c.Config == "" && c.Proxy == nil:
+		return compiler.Default(), tracker.Options{}, nil
+	case c.Config == "":
+		out, err := config.Compiler(c.Proxy.Config)
+		return out, config.Tracker(c.Proxy.Config), err
+	}
+	file, err := config.Load(c.Config)
+	if err != nil {
+		return compiler.Config{}, tracker.Options{}, err
+	}
+	for _, warning := range file.Warnings {
+		c.warn("configuration %s: %s", c.Config, warning)
+	}
+	out, err := config.Compiler(file.Config)
+	if err != nil {
+		return out, tracker.Options{}, fmt.Errorf("configuration %s: %w", c.Config, err)
+	}
+	return out, config.Tracker(file.Config), nil
+}
+
+// places returns the places of the endpoints of all slices.
+func places(objects *manifests.Objects) map[netip.Addr]Place {
+	out := map[netip.Addr]Place{}
+	for _, slice := range objects.EndpointSlices {
+		for i := range slice.Endpoints {
+			e := &slice.Endpoints[i]
+			var p Place
+			if e.NodeName != nil {
+				p.Node = *e.NodeName
+			}
+			if e.Zone != nil {
+				p.Zone = *e.Zone
+			}
+			for _, text := range e.Addresses {
+				if addr, err := netip.ParseAddr(text); err == nil && p != (Place{}) {
+					out[addr] = p
+				}
+			}
+		}
+	}
+	return out
+}

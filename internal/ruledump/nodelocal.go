@@ -1,0 +1,126 @@
+package ruledump
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/go-logr/logr"
+	"github.com/nftproxy/nftproxy/compiler"
+	"github.com/nftproxy/nftproxy/model"
+	"github.com/nftproxy/nftproxy/nft"
+	"github.com/nftproxy/nftproxy/nodelocal"
+)
+
+// nodeLocalPatience is how long FromNodeLocal waits for the full state of a server.
+const nodeLocalPatience = 10 * time.Second
+
+// FromNodeLocal compiles the state that a server of the node-local API has for the node. target is unix:///PATH, or
+// tcp://HOST:PORT with all three files. It takes the first full state and leaves. If none comes within
+// nodeLocalPatience, the error has the reason of the last fault.
+func FromNodeLocal(ctx context.Context, target string, files nodelocal.TLSFiles, c Compilation) (*Snapshot, error) {
+	config, _, err := c.load()
+	if err != nil {
+		return nil, err
+	}
+	compiled, err := compiler.New(config)
+	if err != nil {
+		return nil, err
+	}
+	faults := &lastFault{}
+	options := nodelocal.Options{Node: c.Node, ServiceProxyName: c.ServiceProxyName, Logger: logr.New(faults), OnSkip: func(err error) { c.warn("a Service port is left out: %v", err) }}
+	if files.Any() {
+		options.TLS = files.Client
+	}
+	ctx, stop := context.WithTimeoutCause(ctx, nodeLocalPatience, errNoState)
+	defer stop()
+	taken := &firstState{compiler: compiled, stop: stop}
+	if err := nodelocal.Run(ctx, target, taken, options); err != nil {
+		return nil, err
+	}
+	if taken.node == nil {
+		if err := faults.err(); err != nil && errors.Is(context.Cause(ctx), errNoState) {
+			return nil, fmt.Errorf("node-local server %s: %w: %w", target, errNoState, err)
+		}
+		return nil, fmt.Errorf("node-local server %s: %w", target, context.Cause(ctx))
+	}
+	c.warnConflicts(taken.conflicts)
+	if len(taken.node.IPs) == 0 {
+		c.warn("the node-local server knows no addresses of a Node %s; these are the rules of a node without any", c.Node)
+	}
+	return &Snapshot{Origin: NodeLocal, Node: c.Node, Addresses: taken.node.IPs, Tables: taken.tables}, nil
+}
+
+var errNoState = fmt.Errorf("no state of the node within %v", nodeLocalPatience)
+
+// firstState is a backend that compiles the first full state and stops.
+type firstState struct {
+	compiler  *compiler.Compiler
+	stop      func()
+	node      *model.Node
+	tables    []*nft.Table
+	conflicts []compiler.Conflict
+}
+
+// Sync implements model.Backend.
+func (f *firstState) Sync(_ context.Context, changes *model.Changes) error {
+	if !changes.Full || f.node != nil {
+		return nil
+	}
+	f.node = &model.Node{}
+	if changes.Node != nil {
+		*f.node = *changes.Node
+	}
+	f.conflicts = f.compiler.Apply(changes)
+	f.tables = f.compiler.Tables()
+	f.stop()
+	return nil
+}
+
+// lastFault is a log that keeps the reason of the last line that has one.
+type lastFault struct {
+	mu     sync.Mutex
+	reason string
+}
+
+func (l *lastFault) err() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.reason == "" {
+		return nil
+	}
+	return errors.New(l.reason)
+}
+
+func (l *lastFault) note(keysAndValues []any) {
+	for i := 0; i+1 < len(keysAndValues); i += 2 {
+		if keysAndValues[i] == "reason" {
+			l.mu.Lock()
+			l.reason = fmt.Sprint(keysAndValues[i+1])
+			l.mu.Unlock()
+		}
+	}
+}
+
+// Init implements logr.LogSink.
+func (l *lastFault) Init(logr.RuntimeInfo) {}
+
+// Enabled implements logr.LogSink.
+func (l *lastFault) Enabled(int) bool { return true }
+
+// Info implements logr.LogSink.
+func (l *lastFault) Info(_ int, _ string, keysAndValues ...any) { l.note(keysAndValues) }
+
+// Error implements logr.LogSink.
+func (l *lastFault) Error(_ error, _ string, keysAndValues ...any) { l.note(keysAndValues) }
+
+// WithValues implements logr.LogSink.
+func (l *lastFault) WithValues(keysAndValues ...any) logr.LogSink {
+	l.note(keysAndValues)
+	return l
+}
+
+// WithName implements logr.LogSink.
+func (l *lastFault) WithName(string) logr.LogSink { return l }

@@ -1,0 +1,99 @@
+package ruledump
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/nftproxy/nftproxy/internal/config"
+	"github.com/nftproxy/nftproxy/internal/config/v1alpha2"
+	"k8s.io/apimachinery/pkg/util/validation"
+	kubeproxyv1alpha1 "k8s.io/kube-proxy/config/v1alpha1"
+)
+
+// ProxyAddress is the default address of the proxy's metrics server.
+const ProxyAddress = "127.0.0.1:10249"
+
+const (
+	// proxyPatience is how long RunningProxy waits for the whole answer.
+	proxyPatience = 2 * time.Second
+	// maxConfigz is how many bytes of an answer are read. A configuration has some 3 kB.
+	maxConfigz = 1 << 20
+)
+
+// Proxy is a running proxy, by what it says of itself.
+type Proxy struct {
+	// Address is HOST:PORT of its metrics server.
+	Address string
+	// Node is the name under which it knows its Node.
+	Node string
+	// Config holds its settings, with defaults filled in.
+	Config *v1alpha2.KubeProxyConfiguration
+}
+
+// RunningProxy asks the proxy whose metrics server is at address, HOST:PORT, for its settings, at /configz. It waits for
+// proxyPatience. An answer that is no valid KubeProxyConfiguration is an error: another program may listen there.
+func RunningProxy(ctx context.Context, address string) (*Proxy, error) {
+	url := "http://" + address + "/configz"
+	text, err := get(ctx, url)
+	if err != nil {
+		return nil, fmt.Errorf("no proxy answers at %s: %w", url, err)
+	}
+	var components map[string]json.RawMessage
+	if err := json.Unmarshal(text, &components); err != nil || components[kubeproxyv1alpha1.GroupName] == nil {
+		return nil, fmt.Errorf("what answers at %s is no proxy: the answer has no %s", url, kubeproxyv1alpha1.GroupName)
+	}
+	file, err := config.Parse(components[kubeproxyv1alpha1.GroupName])
+	if err == nil {
+		err = config.CheckMode(file.Config.Mode, nil)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("what answers at %s is no nftproxy: %w", url, err)
+	}
+	p := &Proxy{Address: address, Node: file.Config.HostnameOverride, Config: file.Config}
+	if p.Node == "" {
+		p.Node, _ = os.Hostname() // empty is refused below
+	}
+	p.Node = strings.ToLower(strings.TrimSpace(p.Node))
+	if problems := validation.IsDNS1123Subdomain(p.Node); len(problems) > 0 {
+		return nil, fmt.Errorf("what answers at %s is no proxy: hostnameOverride %q is no name of a Node", url, p.Node)
+	}
+	return p, nil
+}
+
+// get returns the body of an answer with status 200. It follows no redirect and asks no HTTP proxy.
+func get(ctx context.Context, url string) ([]byte, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, proxyPatience, fmt.Errorf("no answer within %v", proxyPatience))
+	defer cancel()
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return nil, err
+	}
+	response, err := (&http.Transport{DisableKeepAlives: true}).RoundTrip(request)
+	if err != nil {
+		return nil, reason(ctx, err)
+	}
+	defer response.Body.Close()
+	if response.StatusCode != http.StatusOK {
+		return nil, fmt.Errorf("status %s", response.Status)
+	}
+	text, err := io.ReadAll(io.LimitReader(response.Body, maxConfigz+1))
+	if err == nil && len(text) > maxConfigz {
+		err = errors.New("the answer is too long for a configuration")
+	}
+	return text, reason(ctx, err)
+}
+
+// reason returns the cause of a context that has ended, and else the error.
+func reason(ctx context.Context, err error) error {
+	if err != nil && ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	return err
+}

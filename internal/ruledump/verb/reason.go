@@ -1,0 +1,259 @@
+package verb
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/nftproxy/nftproxy/compiler"
+	"github.com/nftproxy/nftproxy/evaluator"
+	"github.com/nftproxy/nftproxy/internal/ruledump"
+	"github.com/nftproxy/nftproxy/nft"
+)
+
+// Reason is the reason of a packet's fate, in a word.
+type Reason string
+
+// The reasons.
+const (
+	// ReasonServed is a packet that a frontend sent to an endpoint.
+	ReasonServed Reason = "served"
+	// ReasonAffinity is the same, to the endpoint where session affinity keeps the client.
+	ReasonAffinity Reason = "affinity"
+	// ReasonNotService is a packet that the rules leave alone.
+	ReasonNotService Reason = "not-a-service"
+	// ReasonNoEndpoints is a frontend without a usable endpoint on any node.
+	ReasonNoEndpoints Reason = "no-endpoints"
+	// ReasonPolicyLocal is a frontend with policy Local and without a usable endpoint on this node.
+	ReasonPolicyLocal Reason = "policy-local"
+	// ReasonUnknownPort is a ClusterIP that does not have the port, or the protocol.
+	ReasonUnknownPort Reason = "unknown-port"
+	// ReasonUnassigned is an address of a ServiceCIDR that no Service holds.
+	ReasonUnassigned Reason = "unassigned-address"
+	// ReasonSource is a client that loadBalancerSourceRanges does not name.
+	ReasonSource Reason = "source-not-allowed"
+	// ReasonOther is a rule that the proxy did not write.
+	ReasonOther Reason = "foreign-rule"
+)
+
+// SourceReason is the reason why a packet's source address was kept or masqueraded, in a word.
+type SourceReason string
+
+// The reasons. The first four masquerade, the others keep.
+const (
+	SourceHairpin       SourceReason = "hairpin"
+	SourceOutside       SourceReason = "not-a-cluster-client"
+	SourcePolicyCluster SourceReason = "policy-cluster"
+	SourceNode          SourceReason = "from-the-node"
+	SourceAll           SourceReason = "masquerade-all"
+	SourceClusterClient SourceReason = "cluster-client"
+	SourcePolicyLocal   SourceReason = "policy-local"
+	SourceNotTold       SourceReason = "clients-are-not-told-apart"
+)
+
+// reasonOf finds the rule that decided.
+func reasonOf(fate *evaluator.Fate) Reason {
+	if fate.Result == evaluator.Delivered {
+		return reasonOfDelivery(fate)
+	}
+	for i := len(fate.Path) - 1; i >= 0; i-- {
+		step := &fate.Path[i]
+		if step.Chain == nil || step.Rule == nil {
+			continue
+		}
+		switch compiler.RoleOf(step.Chain.Name) {
+		case compiler.RoleFirewall:
+			return ReasonSource
+		case compiler.RoleNoEndpoints:
+			if fate.Result == evaluator.Refused {
+				return ReasonNoEndpoints
+			}
+			return ReasonPolicyLocal
+		case compiler.RoleClusterIPs:
+			if fate.Result == evaluator.Refused {
+				return ReasonUnknownPort
+			}
+			return ReasonUnassigned
+		}
+	}
+	return ReasonOther
+}
+
+func reasonOfDelivery(fate *evaluator.Fate) Reason {
+	reason := ReasonNotService
+	for i := range fate.Path {
+		step := &fate.Path[i]
+		if step.Rule == nil || len(step.Elements) == 0 {
+			continue
+		}
+		for _, s := range step.Rule.Statements {
+			d, isDNAT := s.(nft.DNAT)
+			switch {
+			case !isDNAT:
+			case compiler.IsAffinityMap(d.Map):
+				return ReasonAffinity
+			default:
+				reason = ReasonServed
+			}
+		}
+	}
+	if reason == ReasonNotService && !fate.Untouched() {
+		return ReasonOther
+	}
+	return reason
+}
+
+// sourceReasonOf finds the rule that decided about the source; empty for a packet that no endpoint gets.
+func sourceReasonOf(fate *evaluator.Fate) SourceReason {
+	reason := SourceReason("")
+	for i := range fate.Path {
+		step := &fate.Path[i]
+		if step.Chain == nil || step.Rule == nil {
+			continue
+		}
+		if isHairpin(step.Rule) {
+			return SourceHairpin
+		}
+		if r := sourceReasonOfStep(step, reason == SourceOutside); r != "" {
+			reason = r
+		}
+	}
+	return reason
+}
+
+// has reports whether a rule has a statement of one type that matches.
+func has[S nft.Statement](r *nft.Rule, matches func(S) bool) bool {
+	return slices.ContainsFunc(r.Statements, func(s nft.Statement) bool {
+		one, is := s.(S)
+		return is && matches(one)
+	})
+}
+
+func isHairpin(r *nft.Rule) bool {
+	return has(r, func(s nft.InSet) bool { return compiler.IsHairpinSet(s.Set) })
+}
+
+// marksSome reports whether a rule marks the clients that it matches, and not all.
+func marksSome(r *nft.Rule) bool { return marks(r) && len(r.Statements) > 1 }
+
+// readsLocalClients reports whether a rule looks up the clients that policy Local binds.
+func readsLocalClients(r *nft.Rule) bool {
+	return has(r, func(d nft.DNAT) bool { return compiler.IsLocalAffinityMap(d.Map) })
+}
+
+func marks(r *nft.Rule) bool {
+	return has(r, func(s nft.SetMark) bool { return s.Or != 0 })
+}
+
+// sourceReasonOfStep returns the reason that a step adds; empty for none. outside says that an earlier step marked the
+// packet because its client is not one of the cluster's own.
+func sourceReasonOfStep(step *evaluator.Step, outside bool) SourceReason {
+	marked := marks(step.Rule)
+	switch role := compiler.RoleOf(step.Chain.Name); {
+	case role == compiler.RoleMarkUnlessLocal && marked:
+		return SourceOutside
+	case role == compiler.RoleMarkUnlessLocal:
+		return SourceClusterClient
+	case role == compiler.RoleShortCircuit && marked:
+		return SourceNode
+	case role == compiler.RoleShortCircuit:
+		return SourceClusterClient
+	case role == compiler.RoleServeExternal && marked:
+		return SourcePolicyCluster
+	case role == compiler.RoleServeCluster && marked && marksSome(step.Rule):
+		return SourceOutside
+	case role == compiler.RoleServeCluster && marked:
+		return SourceAll
+	case role == compiler.RoleServeCluster && !outside && len(step.Chain.Rules) > 0:
+		return keptReason(step)
+	case role == compiler.RoleServeLocal, role == compiler.RoleKnownLocal && readsLocalClients(step.Rule):
+		return SourcePolicyLocal
+	case role == compiler.RoleKnownLocal && marked:
+		return SourceNode
+	case role == compiler.RoleKnownLocal:
+		return SourceClusterClient
+	}
+	return ""
+}
+
+// keptReason returns why the chain of a ClusterIP did not mark a packet; empty if its first rule does not tell.
+func keptReason(step *evaluator.Step) SourceReason {
+	switch first := &step.Chain.Rules[0]; {
+	case step.Rule == first:
+		return SourceNotTold
+	case marksSome(first):
+		return SourceClusterClient
+	}
+	return ""
+}
+
+// sourceTexts explain each SourceReason.
+var sourceTexts = map[SourceReason]string{
+	SourceHairpin:       "the source is masqueraded: the endpoint is the client itself",
+	SourceOutside:       "the source is masqueraded: the client is outside the cluster by detect-local",
+	SourcePolicyCluster: "the source is masqueraded: externalTrafficPolicy is Cluster",
+	SourceNode:          "the source is masqueraded: the client is the node itself",
+	SourceAll:           "the source is masqueraded: masqueradeAll is set",
+	SourceClusterClient: "the source is kept: the client is one of the cluster's own",
+	SourcePolicyLocal:   "the source is kept: externalTrafficPolicy is Local",
+	SourceNotTold:       "the source is kept: detect-local does not tell the cluster's clients from others",
+}
+
+// sourceText returns the SourceReason in words. For a client outside the cluster it has what the rule asks for.
+func sourceText(o *Outcome) string {
+	text := sourceTexts[o.SourceReason]
+	if o.SourceReason != SourceOutside {
+		return text
+	}
+	for i := range o.Path {
+		if asks, _, marks := strings.Cut(o.Path[i].Rule, " meta mark set "); marks {
+			return fmt.Sprintf("%s (%s)", text, asks)
+		}
+	}
+	return text
+}
+
+// why returns both reasons in one sentence.
+func (e *Explanation) why(o *Outcome, dialed *compiler.Frontend, destinations int) string {
+	name, node := "no Service", "this node"
+	if e.Node != "" {
+		node = ruledump.NodeText(e.Node, e.NodeSource)
+	}
+	if dialed != nil {
+		name = dialed.ServicePort
+	}
+	switch o.Reason {
+	case ReasonServed:
+		return fmt.Sprintf("%s: %s; %s", sentTo(o, destinations, node), name, sourceText(o))
+	case ReasonAffinity:
+		return fmt.Sprintf("sent to the endpoint of %s that session affinity keeps the client at; %s", name, sourceText(o))
+	case ReasonNotService:
+		return "left alone: no Service has this address and port here"
+	case ReasonNoEndpoints:
+		return fmt.Sprintf("refused: %s has no ready endpoint on any node", name)
+	case ReasonPolicyLocal:
+		policy := "externalTrafficPolicy"
+		if dialed != nil && dialed.Kind == compiler.FrontendClusterIP {
+			policy = "internalTrafficPolicy"
+		}
+		return fmt.Sprintf("dropped: %s Local of %s and no ready endpoint on %s", policy, name, node)
+	case ReasonUnknownPort:
+		return "refused: the address is a ClusterIP, and its Service does not have this port"
+	case ReasonUnassigned:
+		return "dropped: the address is in a ServiceCIDR, and no Service holds it"
+	case ReasonSource:
+		return fmt.Sprintf("dropped: loadBalancerSourceRanges of %s does not name %s", name, e.packet.Source.Addr())
+	}
+	return o.Result + ": by a rule that is not the proxy's, the last one below"
+}
+
+func sentTo(o *Outcome, n int, node string) string {
+	text := fmt.Sprintf("sent to one of %d endpoints", n)
+	if n == 1 {
+		text = "sent to the only endpoint"
+	}
+	if o.SourceReason == SourcePolicyLocal {
+		text += " on " + node
+	}
+	return text
+}

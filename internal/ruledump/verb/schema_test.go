@@ -1,0 +1,115 @@
+package verb
+
+import (
+	"bytes"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/nftproxy/nftproxy/integration/backendtest"
+	"github.com/nftproxy/nftproxy/integration/golden"
+	"github.com/nftproxy/nftproxy/integration/lab"
+	"github.com/santhosh-tekuri/jsonschema/v6"
+)
+
+func compiledSchema(t *testing.T) *jsonschema.Schema {
+	t.Helper()
+	parsed, err := jsonschema.UnmarshalJSON(bytes.NewReader(schema))
+	if err != nil {
+		t.Fatal(err)
+	}
+	closeObjects(parsed)
+	c := jsonschema.NewCompiler()
+	if err := c.AddResource("v1.json", parsed); err != nil {
+		t.Fatal(err)
+	}
+	s, err := c.Compile("v1.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// closeObjects forbids fields that the schema does not name, so that a new field without a description fails the test.
+func closeObjects(v any) {
+	switch v := v.(type) {
+	case map[string]any:
+		if _, isObject := v["properties"]; isObject {
+			v["additionalProperties"] = false
+		}
+		for _, e := range v {
+			closeObjects(e)
+		}
+	case []any:
+		for _, e := range v {
+			closeObjects(e)
+		}
+	}
+}
+
+func TestSchema(t *testing.T) {
+	s := compiledSchema(t)
+	conforms := func(t *testing.T, text string) {
+		t.Helper()
+		value, err := jsonschema.UnmarshalJSON(bytes.NewReader([]byte(text)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := s.Validate(value); err != nil {
+			t.Errorf("%v\n%.2000s", err, text)
+		}
+	}
+	for _, c := range golden.Cases(t) {
+		from := []string{"--manifests", c.ManifestsDir(t), "--config", c.ConfigFile(t), "--node", lab.NodeName}
+		dumped := filepath.Join(t.TempDir(), "dump.json")
+		for _, command := range [][]string{
+			append([]string{"compile"}, from...),
+			append([]string{"services"}, from...),
+			append([]string{"stats"}, from...),
+			append([]string{"explain", "--from", "198.51.100.7%eth0", "--to", "192.0.2.10:80"}, from...),
+			append([]string{"explain", "--from", "10.244.1.250%veth1", "--to", "10.96.0.10:80"}, from...),
+			append([]string{"diff", "--dump", dumped}, from...),
+		} {
+			t.Run(c.Name+"/"+command[0], func(t *testing.T) {
+				status, stdout, stderr := execute(append(command, "-o", "json")...)
+				if status != 0 {
+					t.Fatalf("status %d: %s", status, stderr)
+				}
+				conforms(t, stdout)
+				if command[0] == "compile" {
+					if err := os.WriteFile(dumped, []byte(stdout), 0o600); err != nil {
+						t.Fatal(err)
+					}
+				}
+			})
+		}
+	}
+	t.Run("rules of a node-local server", func(t *testing.T) {
+		target, _ := backendtest.Brain(t, exampleDir+"manifests")
+		status, stdout, stderr := execute("compile", "-o", "json", "--node-local", target, "--node=node-1")
+		if status != 0 || !strings.Contains(stdout, `"origin": "node-local"`) {
+			t.Fatalf("status %d: %s", status, stderr)
+		}
+		conforms(t, stdout)
+	})
+	t.Run("a difference", func(t *testing.T) {
+		conforms(t, different(t, "-o", "json"))
+	})
+	t.Run("a change", func(t *testing.T) {
+		text, err := json.Marshal(Change{APIVersion: "ruledump.nftproxy/v1", Kind: "Change", Counts: map[string]int{"+rule": 1}, Parts: []string{"+ rule"}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		conforms(t, string(text))
+	})
+	t.Run("another document does not conform", func(t *testing.T) {
+		for _, text := range []string{`{}`, `{"apiVersion": "ruledump.nftproxy/v2", "kind": "Services", "frontends": []}`, `{"apiVersion": "ruledump.nftproxy/v1", "kind": "Services"}`} {
+			value, _ := jsonschema.UnmarshalJSON(bytes.NewReader([]byte(text)))
+			if s.Validate(value) == nil {
+				t.Errorf("%s conforms", text)
+			}
+		}
+	})
+}

@@ -1,0 +1,216 @@
+package verb
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+
+	"github.com/nftproxy/nftproxy/internal/ruledump"
+	"github.com/nftproxy/nftproxy/nft"
+	"github.com/nftproxy/nftproxy/nodelocal"
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+)
+
+// source is the flags that say whose rules to look at.
+type source struct {
+	manifests, kubeconfig, dump string
+	nodeLocal                   string
+	files                       nodelocal.TLSFiles
+	node, config                string
+	serviceProxyName            string
+	proxyAddress                string
+
+	// proxy is the running proxy beside the kernel's rules that were read; nil if none is known.
+	proxy *ruledump.Proxy
+	// noProxy says why proxy is nil.
+	noProxy error
+}
+
+const sourceHelp = `
+The rules are those of the running kernel, in this network namespace (which needs
+CAP_NET_ADMIN), or of one of --manifests, --kubeconfig, --node-local (each with --node) and
+--dump. Only the kernel takes privileges.`
+
+// addWanted adds the flags for rules that are compiled.
+func (s *source) addWanted(cmd *cobra.Command) {
+	flags := cmd.Flags()
+	flags.StringVar(&s.manifests, "manifests", "", "compile the manifests in this directory (.yaml, .yml, .json), or in one such file")
+	flags.StringVar(&s.kubeconfig, "kubeconfig", "", "compile the objects of a cluster, which are listed once and not changed")
+	flags.StringVar(&s.nodeLocal, "node-local", "", "compile what a node-local server has for the node, at unix:///PATH, or at tcp://HOST:PORT with the --node-local-*-file flags")
+	flags.StringVar(&s.files.Cert, "node-local-cert-file", "", "this side's certificate for tcp://, in PEM")
+	flags.StringVar(&s.files.Key, "node-local-key-file", "", "the key of that certificate, in PEM")
+	flags.StringVar(&s.files.CA, "node-local-ca-file", "", "the authority that signs the server's certificate, in PEM")
+	flags.StringVar(&s.node, "node", "", "name of the Node to compile for")
+	flags.StringVar(&s.config, "config", "", "KubeProxyConfiguration file, v1alpha1 or v1alpha2, to compile with; by default kube-proxy's defaults, and for diff the settings of the running proxy")
+	addServiceProxyName(flags, &s.serviceProxyName)
+	for _, name := range []string{"manifests", "kubeconfig", "config", "node-local-cert-file", "node-local-key-file", "node-local-ca-file"} {
+		_ = cmd.MarkFlagFilename(name)
+	}
+}
+
+// addServiceProxyName adds the flag that names a proxy beside another one.
+func addServiceProxyName(flags *pflag.FlagSet, name *string) {
+	flags.StringVar(name, "service-proxy-name", "", "the proxy with this --service-proxy-name, whose tables are called kube-proxy.NAME")
+}
+
+// addActual adds the flags for rules that are read: from the kernel, or elsewhere before.
+func (s *source) addActual(cmd *cobra.Command) {
+	cmd.Flags().StringVar(&s.dump, "dump", "", `read what "ruledump live -o json" wrote, perhaps on another node; - is standard input`)
+	_ = cmd.MarkFlagFilename("dump", "json")
+	cmd.Flags().StringVar(&s.proxyAddress, "proxy-address", ruledump.ProxyAddress, "metrics address of the proxy on this node, HOST:PORT: its /configz has the node's name and the settings; empty asks nobody")
+	_ = cmd.RegisterFlagCompletionFunc("proxy-address", cobra.NoFileCompletions)
+}
+
+// addTo adds all flags, and makes the command refuse combinations that make no sense.
+func (s *source) addTo(cmd *cobra.Command) {
+	s.addWanted(cmd)
+	s.addActual(cmd)
+	cmd.Long = strings.TrimRight(cmd.Long, "\n") + "\n" + sourceHelp
+	cmd.PreRunE = func(*cobra.Command, []string) error {
+		if err := s.checkWanted(); err != nil {
+			return err
+		}
+		if s.dump != "" && s.isCompiled() {
+			return errors.New("--dump is another source than --manifests, --kubeconfig and --node-local: give one")
+		}
+		return nil
+	}
+}
+
+// compiledSources are the flags of which one says what to compile.
+const compiledSources = "--manifests, --kubeconfig or --node-local"
+
+func (s *source) isCompiled() bool { return s.compiledFrom() > 0 }
+
+// compiledFrom counts the flags that say what to compile.
+func (s *source) compiledFrom() (n int) {
+	for _, value := range []string{s.manifests, s.kubeconfig, s.nodeLocal} {
+		if value != "" {
+			n++
+		}
+	}
+	return n
+}
+
+// checkWanted refuses flags for compiled rules that do not belong together.
+func (s *source) checkWanted() error {
+	switch {
+	case s.compiledFrom() > 1:
+		return errors.New("--manifests, --kubeconfig and --node-local are different sources: give one")
+	case s.nodeLocal == "" && s.files.Any():
+		return errors.New("the --node-local-*-file flags say how to reach a node-local server: give --node-local too")
+	case s.isCompiled() && s.node == "":
+		return errors.New("--node is missing: rules are compiled for one Node")
+	case !s.isCompiled() && s.node != "":
+		return errors.New("--node says what to compile for: give " + compiledSources + " too")
+	case !s.isCompiled() && s.config != "":
+		return errors.New("--config says how to compile: give " + compiledSources + " too")
+	}
+	return nil
+}
+
+// opened is a Snapshot with what has to be closed after use.
+type opened struct {
+	*ruledump.Snapshot
+	conn *nft.Conn
+}
+
+func (o *opened) Close() {
+	if o.conn != nil {
+		_ = o.conn.Close() // nothing was written
+	}
+}
+
+// open gets the rules.
+func (s *source) open(cmd *cobra.Command) (*opened, error) {
+	if s.isCompiled() {
+		wanted, err := s.compile(cmd)
+		return &opened{Snapshot: wanted}, err
+	}
+	return s.actual(cmd)
+}
+
+// compilation says for which node and with which settings to compile.
+func (s *source) compilation() ruledump.Compilation {
+	return ruledump.Compilation{Node: s.node, Config: s.config, ServiceProxyName: s.serviceProxyName, Proxy: s.proxy}
+}
+
+// compile compiles the rules that are wanted.
+func (s *source) compile(cmd *cobra.Command) (*ruledump.Snapshot, error) {
+	how := s.compilation()
+	how.Warn = func(text string) { fmt.Fprintln(cmd.ErrOrStderr(), "ruledump: "+text) }
+	switch {
+	case s.kubeconfig != "":
+		return ruledump.FromCluster(cmd.Context(), s.kubeconfig, how)
+	case s.nodeLocal != "":
+		return ruledump.FromNodeLocal(cmd.Context(), s.nodeLocal, s.files, how)
+	}
+	return ruledump.FromManifests(s.manifests, how)
+}
+
+// actual reads the rules that are in a kernel, or were. It is an error if there are none.
+func (s *source) actual(cmd *cobra.Command) (*opened, error) {
+	o, err := s.present(cmd)
+	if err != nil {
+		return nil, err
+	}
+	if err := o.NeedTables(); err != nil {
+		o.Close()
+		return nil, err
+	}
+	return o, nil
+}
+
+// present reads the rules that are in a kernel, which may have none, or were.
+func (s *source) present(cmd *cobra.Command) (*opened, error) {
+	if s.dump != "" {
+		dumped, err := s.readDump(cmd)
+		if err != nil {
+			return nil, err
+		}
+		return &opened{Snapshot: dumped}, nil
+	}
+	conn, err := nft.Dial(nft.Config{})
+	if err != nil {
+		return nil, err
+	}
+	live, err := ruledump.FromKernel(cmd.Context(), conn, s.serviceProxyName)
+	if err != nil {
+		_ = conn.Close() // what matters is err
+		return nil, err
+	}
+	s.askProxy(cmd, live)
+	return &opened{live, conn}, nil
+}
+
+// askProxy asks the running proxy for the node's name, if rules of a kernel were found.
+func (s *source) askProxy(cmd *cobra.Command, live *ruledump.Snapshot) {
+	if s.proxyAddress == "" {
+		return
+	}
+	if s.serviceProxyName != "" && !cmd.Flags().Changed("proxy-address") {
+		s.noProxy = fmt.Errorf("proxy %s has another metrics address than %s", s.serviceProxyName, s.proxyAddress)
+		return
+	}
+	if s.proxy, s.noProxy = ruledump.RunningProxy(cmd.Context(), s.proxyAddress); s.proxy != nil {
+		live.NameNode(s.proxy)
+	}
+}
+
+func (s *source) readDump(cmd *cobra.Command) (*ruledump.Snapshot, error) {
+	if s.dump == "-" {
+		return ruledump.FromDump(cmd.InOrStdin())
+	}
+	file, err := os.Open(s.dump)
+	if err != nil {
+		return nil, err
+	}
+	defer file.Close()
+	dumped, err := ruledump.FromDump(file)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", s.dump, err)
+	}
+	return dumped, nil
+}
