@@ -31,11 +31,8 @@ const (
 	node2 = lab.RemoteName
 )
 
-// node3 is a node in the zone of node1. Its pods are where those of node2 are.
-const node3 = "node-3"
-
 // zoneOf is where the nodes are.
-var zoneOf = map[string]string{node1: "zone-a", node2: "zone-b", node3: "zone-a"}
+var zoneOf = map[string]string{node1: "zone-a", node2: "zone-b"}
 
 // clusterCIDR is where pods are.
 const clusterCIDR = "10.244.0.0/16,fd00:10:244::/48"

@@ -34,39 +34,13 @@ func (c *cluster) threePods() []*pod {
 }
 
 func TestAffinity(t *testing.T) {
-	t.Run("of a ClusterIP", testAffinityOfAClusterIP)
-	t.Run("of a node port", testAffinityOfANodePort)
 	t.Run("of a ClusterIP times out", testAffinityOfAClusterIPTimesOut)
 	t.Run("of a node port times out", testAffinityOfANodePortTimesOut)
 	t.Run("of a ClusterIP is switched", testAffinityOfAClusterIPIsSwitched)
 	t.Run("of a node port is switched", testAffinityOfANodePortIsSwitched)
 	t.Run("of a load balancer is switched under external policy Local", testAffinityOfALoadBalancerIsSwitchedUnderExternalPolicyLocal)
 	t.Run("of a load balancer is switched under external policy Cluster", testAffinityOfALoadBalancerIsSwitchedUnderExternalPolicyCluster)
-	t.Run("of a load balancer under external policy Local", testAffinityOfALoadBalancerUnderExternalPolicyLocal)
-	t.Run("of a load balancer under external policy Cluster", testAffinityOfALoadBalancerUnderExternalPolicyCluster)
 	t.Run("lasts while its pod serves", testAffinityLastsWhileItsPodServes)
-}
-
-func testAffinityOfAClusterIP(t *testing.T) {
-	c := start(t)
-	pods := c.threePods()
-	s := c.service("affinity-clusterip", ports(tcp(80).to(web), udp(80).to(web)), affinity(threeHours))
-	s.selects(pods...)
-	for _, client := range []*client{c.pod, c.node, &pods[0].client} {
-		client.sticks(s.clusterIP(tcp(80)), pods...)
-		client.sticks(s.clusterIP(udp(80)), pods...)
-	}
-}
-
-func testAffinityOfANodePort(t *testing.T) {
-	c := start(t)
-	pods := c.threePods()
-	s := c.service("affinity-nodeport", ports(tcp(80).to(web), udp(80).to(web)), affinity(threeHours), ofType(corev1.ServiceTypeNodePort))
-	s.selects(pods...)
-	for _, client := range []*client{c.pod, c.outside} {
-		client.sticks(s.nodePort(tcp(80)), pods...)
-		client.sticks(s.nodePort(udp(80)), pods...)
-	}
 }
 
 func testAffinityOfAClusterIPTimesOut(t *testing.T) {
@@ -142,25 +116,6 @@ func (c *cluster) testAffinityIsSwitched(from *client, s *service, to address) {
 	from.reaches(to, pods...)
 	s.update(affinity(threeHours))
 	from.sticks(to, pods...)
-}
-
-func testAffinityOfALoadBalancerUnderExternalPolicyLocal(t *testing.T) {
-	c := start(t)
-	c.testAffinityOfALoadBalancer(corev1.ServiceExternalTrafficPolicyLocal)
-}
-
-func testAffinityOfALoadBalancerUnderExternalPolicyCluster(t *testing.T) {
-	c := start(t)
-	c.testAffinityOfALoadBalancer(corev1.ServiceExternalTrafficPolicyCluster)
-}
-
-func (c *cluster) testAffinityOfALoadBalancer(policy corev1.ServiceExternalTrafficPolicy) {
-	c.t.Helper()
-	pods := c.threePods()
-	s := c.affineLoadBalancer(policy)
-	s.selects(pods...)
-	c.outside.sticks(s.loadBalancerIP(tcp(80)), pods...)
-	c.pod.sticks(s.loadBalancerIP(tcp(80)), pods...)
 }
 
 // Beyond the suite: what an affinity is worth when pods change.

@@ -23,7 +23,6 @@ func TestLoadBalancer(t *testing.T) {
 	t.Run("a rolling update under external policy Local", testRollingUpdateUnderExternalPolicyLocal)
 	t.Run("external policy Local preserves the client", testExternalPolicyLocalPreservesTheClientOfALoadBalancer)
 	t.Run("external policy Local serves local pods only", testExternalPolicyLocalServesLocalPodsOnly)
-	t.Run("external policy Local works from pods", testExternalPolicyLocalWorksFromPods)
 }
 
 func testTypeAndPortsOfATCPServiceChange(t *testing.T) {
@@ -231,16 +230,4 @@ func testExternalPolicyLocalServesLocalPodsOnly(t *testing.T) {
 	c.outside.reaches(s.loadBalancerIP(http), local)
 	s.selects(local, another, remote)
 	c.outside.reaches(s.loadBalancerIP(http), local, another)
-}
-
-func testExternalPolicyLocalWorksFromPods(t *testing.T) {
-	c := start(t)
-	http := tcp(80)
-	s := c.service("external-local-pods", ports(http.to(web)), ofType(corev1.ServiceTypeLoadBalancer), externalPolicy(corev1.ServiceExternalTrafficPolicyLocal))
-	for _, pod := range []*pod{c.runs("local", node1), c.runs("remote", node2)} {
-		s.selects(pod)
-		c.pod.reaches(s.loadBalancerIP(http), pod)
-		c.pod.isSeenAsItself(s.loadBalancerIP(http))
-		c.node.reaches(s.loadBalancerIP(http), pod)
-	}
 }

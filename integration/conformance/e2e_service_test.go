@@ -16,14 +16,10 @@ func TestService(t *testing.T) {
 	t.Run("follows its pods", testServiceFollowsItsPods)
 	t.Run("each port has its own pods", testEachPortHasItsOwnPods)
 	t.Run("ports are added and deleted", testPortsAreAddedAndDeleted)
-	t.Run("a pod's address is preserved through a ClusterIP", testPodsAddressIsPreservedThroughAClusterIP)
-	t.Run("a pod reaches itself through one", testPodReachesItselfThroughAService)
 	t.Run("Services come and go", testServicesComeAndGo)
 	t.Run("works after it was recreated", testServiceWorksAfterItWasRecreated)
 	t.Run("Services work after a restart of the proxy", testServicesWorkAfterARestartOfTheProxy)
 	t.Run("Services work after a restart of the API server", testServicesWorkAfterARestartOfTheAPIServer)
-	t.Run("a node port works", testNodePortWorks)
-	t.Run("an external IP that no node has works", testExternalIPThatNoNodeHasWorks)
 	t.Run("a node port takes TCP and UDP on one port", testNodePortServiceTakesTCPAndUDPOnOnePort)
 	t.Run("an ExternalName becomes a ClusterIP", testExternalNameBecomesAClusterIP)
 	t.Run("an ExternalName becomes a node port", testExternalNameBecomesANodePort)
@@ -31,15 +27,11 @@ func TestService(t *testing.T) {
 	t.Run("a node port becomes an ExternalName", testNodePortBecomesAnExternalName)
 	t.Run("a node port is free when its Service is deleted", testNodePortIsFreeWhenItsServiceIsDeleted)
 	t.Run("unready pods serve when they are published", testUnreadyPodsServeWhenTheyArePublished)
-	t.Run("terminating unready pods serve when they are published", testTerminatingUnreadyPodsServeWhenTheyArePublished)
-	t.Run("terminating unready pods do not serve otherwise", testTerminatingUnreadyPodsDoNotServeOtherwise)
 	t.Run("Services of another proxy are left alone", testServicesOfAnotherProxyAreLeftAlone)
 	t.Run("a proxy with a name takes its Services only", testProxyWithANameTakesItsServicesOnly)
 	t.Run("headless slices are ignored", testHeadlessSlicesAreIgnored)
-	t.Run("without endpoints refuses", testServiceWithoutEndpointsRefuses)
 	t.Run("whose pods are evicted refuses", testServiceWhosePodsAreEvictedRefuses)
 	t.Run("TCP and UDP on one port are apart", testTCPAndUDPOnOnePortAreApart)
-	t.Run("TCP and UDP on one port of a load balancer", testTCPAndUDPOnOnePortOfALoadBalancer)
 	t.Run("the target port may differ from pod to pod", testTargetPortMayDifferFromPodToPod)
 }
 
@@ -84,30 +76,6 @@ func testPortsAreAddedAndDeleted(t *testing.T) {
 	s.update(ports(tcp(80).to(web)))
 	c.pod.reaches(s.clusterIP(tcp(80)), pod)
 	c.pod.isRefused(s.clusterIP(tcp(81)))
-}
-
-func testPodsAddressIsPreservedThroughAClusterIP(t *testing.T) {
-	c := start(t)
-	s := c.service("sourceip-test", ports(tcp(8080).to(web)))
-	local, remote := c.runs("local", node1), c.runs("remote", node2)
-	for _, pod := range []*pod{local, remote} {
-		s.selects(pod)
-		c.pod.reaches(s.clusterIP(tcp(8080)), pod)
-		c.pod.isSeenAsItself(s.clusterIP(tcp(8080)))
-	}
-	s.selects(local)
-	remote.isSeenAsItself(s.clusterIP(tcp(8080)))
-}
-
-func testPodReachesItselfThroughAService(t *testing.T) {
-	c := start(t)
-	s := c.service("hairpin-test", ports(tcp(8080).to(web), udp(8080).to(web)), ofType(corev1.ServiceTypeNodePort))
-	pod := c.runs("hairpin", node1)
-	s.selects(pod)
-	for _, p := range []port{tcp(8080), udp(8080)} {
-		pod.reaches(s.clusterIP(p), pod)
-		pod.reaches(s.nodePort(p), pod)
-	}
 }
 
 func testServicesComeAndGo(t *testing.T) {
@@ -188,29 +156,6 @@ func testServicesWorkAfterARestartOfTheAPIServer(t *testing.T) {
 	second.selects(pods...)
 	c.pod.reaches(address, pods...)
 	c.pod.reaches(second.clusterIP(http), pods...)
-}
-
-func testNodePortWorks(t *testing.T) {
-	c := start(t)
-	http := tcp(80)
-	pods := []*pod{c.runs("a", node1), c.runs("b", node2)}
-	s := c.service("nodeport-test", ports(http.to(web)), ofType(corev1.ServiceTypeNodePort))
-	s.selects(pods...)
-	c.pod.reaches(s.clusterIP(http), pods...)
-	for _, client := range []*client{c.pod, c.node, c.peer, c.outside} {
-		client.reaches(s.nodePort(http), pods...)
-	}
-}
-
-func testExternalIPThatNoNodeHasWorks(t *testing.T) {
-	c := start(t)
-	http := tcp(80)
-	pods := []*pod{c.runs("a", node1), c.runs("b", node2)}
-	s := c.service("externalip-test", ports(http.to(web)), externalIPs("203.0.113.250", "2001:db8::cb00:71fa"))
-	s.selects(pods...)
-	for _, client := range []*client{c.pod, c.node, c.outside} {
-		client.reaches(s.externalIP(http), pods...)
-	}
 }
 
 func testNodePortServiceTakesTCPAndUDPOnOnePort(t *testing.T) {
@@ -312,34 +257,6 @@ func testUnreadyPodsServeWhenTheyArePublished(t *testing.T) {
 	c.pod.reaches(s.clusterIP(tcp(80)), pod)
 }
 
-func testTerminatingUnreadyPodsServeWhenTheyArePublished(t *testing.T) {
-	c := start(t)
-	http := tcp(80)
-	s := c.service("svc-tolerate-unready", ports(http.to(web)), ofType(corev1.ServiceTypeNodePort), publishNotReady(true))
-	for _, pod := range []*pod{c.runs("local", node1), c.runs("remote", node2)} {
-		s.selects(pod)
-		pod.becomes(false)
-		pod.terminates()
-		c.pod.reaches(s.clusterIP(http), pod)
-		c.pod.reaches(s.nodePort(http), pod)
-		c.peer.reaches(s.nodePort(http), pod)
-	}
-}
-
-func testTerminatingUnreadyPodsDoNotServeOtherwise(t *testing.T) {
-	c := start(t)
-	http := tcp(80)
-	s := c.service("svc-not-tolerate-unready", ports(http.to(web)), ofType(corev1.ServiceTypeNodePort))
-	pod := c.runs("webserver-pod", node1)
-	s.selects(pod)
-	c.pod.reaches(s.clusterIP(http), pod)
-	pod.terminates()
-	pod.becomes(false)
-	c.pod.isRefused(s.clusterIP(http))
-	c.pod.isRefused(s.nodePort(http))
-	c.peer.isRefused(s.nodePort(http))
-}
-
 func testServicesOfAnotherProxyAreLeftAlone(t *testing.T) {
 	c := start(t)
 	http := tcp(80)
@@ -389,20 +306,6 @@ func testHeadlessSlicesAreIgnored(t *testing.T) {
 	c.node.isRefused(s.clusterIP(tcp(80)))
 }
 
-func testServiceWithoutEndpointsRefuses(t *testing.T) {
-	c := start(t)
-	s := c.service("no-pods", ports(tcp(80).to(web), udp(80).to(web)), ofType(corev1.ServiceTypeLoadBalancer), externalIPs("203.0.113.250", "2001:db8::cb00:71fa"))
-	s.selects()
-	for _, p := range []port{tcp(80), udp(80)} {
-		for _, client := range []*client{c.pod, c.node} {
-			client.isRefused(s.clusterIP(p))
-		}
-		for _, address := range []address{s.nodePort(p), s.externalIP(p), s.loadBalancerIP(p)} {
-			c.outside.isRefused(address)
-		}
-	}
-}
-
 func testServiceWhosePodsAreEvictedRefuses(t *testing.T) {
 	c := start(t)
 	s := c.service("evicted-pods", ports(tcp(80).to(web)), publishNotReady(true))
@@ -426,18 +329,6 @@ func testTCPAndUDPOnOnePortAreApart(t *testing.T) {
 	s.update(ports(udp(80).to(web)))
 	c.pod.reaches(s.clusterIP(udp(80)), pod)
 	c.pod.isRefused(s.clusterIP(tcp(80)))
-}
-
-func testTCPAndUDPOnOnePortOfALoadBalancer(t *testing.T) {
-	c := start(t)
-	pod := c.runs("pod1", node1)
-	s := c.service("multiprotocol-lb-test", ports(tcp(80).to(web), udp(80).to(admin)), ofType(corev1.ServiceTypeLoadBalancer))
-	s.selects(pod)
-	for _, p := range []port{tcp(80), udp(80)} {
-		c.pod.reaches(s.clusterIP(p), pod)
-		c.pod.reaches(s.nodePort(p), pod)
-		c.pod.reaches(s.loadBalancerIP(p), pod)
-	}
 }
 
 func testTargetPortMayDifferFromPodToPod(t *testing.T) {

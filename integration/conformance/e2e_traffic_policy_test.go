@@ -10,25 +10,9 @@ import (
 // What test/e2e/network/service.go tests of traffic policies, health checks, and pods that terminate.
 
 func TestTrafficPolicy(t *testing.T) {
-	t.Run("internal policy Local from a pod to a pod", testInternalPolicyLocalFromAPodToAPod)
-	t.Run("internal policy Local from the node to a pod", testInternalPolicyLocalFromTheNodeToAPod)
 	t.Run("internal policy Local to the host network", testInternalPolicyLocalToTheHostNetwork)
 	t.Run("the health check fails when all local pods terminate", testHealthCheckFailsWhenAllLocalPodsTerminate)
-	t.Run("terminating pods stand in under internal policy Cluster", testTerminatingPodsStandInUnderInternalPolicyCluster)
-	t.Run("terminating local pods stand in under internal policy Local", testTerminatingLocalPodsStandInUnderInternalPolicyLocal)
-	t.Run("terminating pods stand in under external policy Cluster", testTerminatingPodsStandInUnderExternalPolicyCluster)
-	t.Run("terminating local pods stand in under external policy Local", testTerminatingLocalPodsStandInUnderExternalPolicyLocal)
 	t.Run("node port and health check follow the external policy", testNodePortAndHealthCheckFollowTheExternalPolicy)
-}
-
-func testInternalPolicyLocalFromAPodToAPod(t *testing.T) {
-	c := start(t)
-	c.testInternalPolicyLocal(c.pod, c.runs("local", node1), c.runs("remote", node2))
-}
-
-func testInternalPolicyLocalFromTheNodeToAPod(t *testing.T) {
-	c := start(t)
-	c.testInternalPolicyLocal(c.node, c.runs("local", node1), c.runs("remote", node2))
 }
 
 func testInternalPolicyLocalToTheHostNetwork(t *testing.T) {
@@ -63,62 +47,6 @@ func testHealthCheckFailsWhenAllLocalPodsTerminate(t *testing.T) {
 	c.outside.reaches(s.loadBalancerIP(http), pod)
 }
 
-func testTerminatingPodsStandInUnderInternalPolicyCluster(t *testing.T) {
-	c := start(t)
-	http := tcp(80)
-	s := c.service("svc-proxy-terminating", ports(http.to(web)))
-	for _, pod := range []*pod{c.runs("local", node1), c.runs("remote", node2)} {
-		s.selects(pod)
-		pod.terminates()
-		c.pod.reaches(s.clusterIP(http), pod)
-		c.node.reaches(s.clusterIP(http), pod)
-	}
-	ready := c.runs("ready", node2)
-	s.selects(append(s.pods, ready)...)
-	c.pod.reaches(s.clusterIP(http), ready)
-}
-
-func testTerminatingLocalPodsStandInUnderInternalPolicyLocal(t *testing.T) {
-	c := start(t)
-	http := tcp(80)
-	s := c.service("svc-proxy-terminating", ports(http.to(web)), internalPolicy(corev1.ServiceInternalTrafficPolicyLocal))
-	local, remote := c.runs("local", node1), c.runs("remote", node2)
-	s.selects(local)
-	local.terminates()
-	c.pod.reaches(s.clusterIP(http), local)
-	s.selects(remote)
-	remote.terminates()
-	c.pod.hearsNothing(s.clusterIP(http))
-}
-
-func testTerminatingPodsStandInUnderExternalPolicyCluster(t *testing.T) {
-	c := start(t)
-	http := tcp(80)
-	s := c.service("svc-proxy-terminating", ports(http.to(web)), ofType(corev1.ServiceTypeNodePort))
-	for _, pod := range []*pod{c.runs("local", node1), c.runs("remote", node2)} {
-		s.selects(pod)
-		pod.terminates()
-		c.pod.reaches(s.nodePort(http), pod)
-		c.peer.reaches(s.nodePort(http), pod)
-	}
-}
-
-func testTerminatingLocalPodsStandInUnderExternalPolicyLocal(t *testing.T) {
-	c := start(t)
-	http := tcp(80)
-	s := c.service("svc-proxy-terminating", ports(http.to(web)), ofType(corev1.ServiceTypeNodePort), externalPolicy(corev1.ServiceExternalTrafficPolicyLocal))
-	local, remote := c.runs("local", node1), c.runs("remote", node2)
-	s.selects(local)
-	local.terminates()
-	c.peer.reaches(s.nodePort(http), local)
-	c.outside.reaches(s.nodePort(http), local)
-	s.selects(remote)
-	remote.terminates()
-	c.peer.hearsNothing(s.nodePort(http))
-	c.outside.hearsNothing(s.nodePort(http))
-	c.pod.reaches(s.nodePort(http), remote) // As if it went out and came back.
-}
-
 func testNodePortAndHealthCheckFollowTheExternalPolicy(t *testing.T) {
 	c := start(t)
 	http := tcp(80)
@@ -146,4 +74,47 @@ func testNodePortAndHealthCheckFollowTheExternalPolicy(t *testing.T) {
 		s.Spec.HealthCheckNodePort = int32(healthCheck.port)
 	})
 	underLocal()
+}
+
+// Tests of test/e2e/network/traffic_distribution.go and pod_lifecycle.go. There clients in several zones look at one set
+// of pods; here the clients are on node1 and the pods change.
+func TestTrafficDistribution(t *testing.T) {
+	t.Run("PreferSameNode falls back when the pod goes", testPreferSameNodeFallsBackWhenThePodGoes)
+	t.Run("a blue-green switch fails no connection", testBlueGreenSwitchFailsNoConnection)
+}
+
+func testPreferSameNodeFallsBackWhenThePodGoes(t *testing.T) {
+	c := start(t)
+	http := tcp(80)
+	here, far := c.runs("here", node1), c.runs("far", node2)
+	s := c.service("traffic-dist-test-service", ports(http.to(web)), distribution(corev1.ServiceTrafficDistributionPreferSameNode))
+	s.selects(here, far)
+	c.pod.reaches(s.clusterIP(http), here)
+	s.selects(far)
+	c.pod.reaches(s.clusterIP(http), far)
+	again := c.runs("server-0-new", node1)
+	s.selects(again, far)
+	c.pod.reaches(s.clusterIP(http), again)
+	again.becomes(false)
+	c.pod.reaches(s.clusterIP(http), far)
+}
+
+func testBlueGreenSwitchFailsNoConnection(t *testing.T) {
+	c := start(t)
+	http := tcp(80)
+	blue, green := c.runs("blue-pod", node1), c.runs("green-pod", node2)
+	green.becomes(false)
+	s := c.service("blue-green-svc", ports(http.to(web)))
+	s.selects(blue, green)
+	c.pod.reaches(s.clusterIP(http), blue)
+	stop := c.pod.connectsAllTheTime(s.clusterIP(http))
+	for range 5 {
+		green.becomes(true)
+		blue.becomes(false)
+		c.pod.reaches(s.clusterIP(http), green)
+		blue.becomes(true)
+		green.becomes(false)
+		c.pod.reaches(s.clusterIP(http), blue)
+	}
+	stop()
 }

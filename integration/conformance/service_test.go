@@ -122,9 +122,8 @@ type port struct {
 	number   int32
 }
 
-func tcp(number int32) port  { return port{corev1.ProtocolTCP, number} }
-func udp(number int32) port  { return port{corev1.ProtocolUDP, number} }
-func sctp(number int32) port { return port{corev1.ProtocolSCTP, number} }
+func tcp(number int32) port { return port{corev1.ProtocolTCP, number} }
+func udp(number int32) port { return port{corev1.ProtocolUDP, number} }
 
 // network is what package net calls the protocol.
 func (p port) network() string { return lower(string(p.protocol)) }
@@ -146,10 +145,6 @@ func ofType(t corev1.ServiceType) change {
 	return func(s *corev1.Service) { s.Spec.Type = t }
 }
 
-func families(list ...corev1.IPFamily) change {
-	return func(s *corev1.Service) { s.Spec.IPFamilies = list }
-}
-
 func internalPolicy(p corev1.ServiceInternalTrafficPolicy) change {
 	return func(s *corev1.Service) { s.Spec.InternalTrafficPolicy = &p }
 }
@@ -164,10 +159,6 @@ func distribution(d string) change {
 
 func publishNotReady(publish bool) change {
 	return func(s *corev1.Service) { s.Spec.PublishNotReadyAddresses = publish }
-}
-
-func externalIPs(ips ...string) change {
-	return func(s *corev1.Service) { s.Spec.ExternalIPs = ips }
 }
 
 func sourceRanges(ranges ...string) change {
@@ -211,12 +202,6 @@ func (a address) only(i int) address {
 func (s *service) clusterIP(p port) address {
 	s.c.t.Helper()
 	return newAddress(p, s.get().Spec.ClusterIPs...)
-}
-
-// externalIP is a port of the Service's external IPs.
-func (s *service) externalIP(p port) address {
-	s.c.t.Helper()
-	return newAddress(p, s.get().Spec.ExternalIPs...)
 }
 
 // loadBalancerIP is a port of the Service's load balancer.

@@ -15,6 +15,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/nftproxy/nftproxy/integration/golden"
 )
 
 // The table for people names what there is, and all of it.
@@ -26,6 +27,11 @@ func TestConformanceTable(t *testing.T) {
 	var named []string
 	for _, match := range regexp.MustCompile("`(Test[A-Z]\\w*(?:/[^`]+)?)`").FindAllStringSubmatch(string(text), -1) {
 		named = append(named, match[1])
+	}
+	for _, line := range regexp.MustCompile("golden cases? [^|\n]*").FindAllString(string(text), -1) {
+		for _, match := range regexp.MustCompile("`([^`]+)`").FindAllStringSubmatch(line, -1) {
+			golden.Find(t, match[1])
+		}
 	}
 	slices.Sort(named)
 	if diff := cmp.Diff(slices.Compact(named), testsOfThisPackage(t)); diff != "" {
