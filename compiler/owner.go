@@ -22,7 +22,7 @@ func (c *Compiler) Owner(family model.Family, protocol model.Protocol, addr neti
 
 // EachFrontend calls do with the address and port of each frontend that a Service port claims. For a node port, addr is
 // the zero value. A frontend comes twice if the Service port names its address twice.
-func EachFrontend(p *model.ServicePort, do func(addr netip.Addr, port uint16)) {
+func (c *Compiler) EachFrontend(p *model.ServicePort, do func(addr netip.Addr, port uint16)) {
 	eachFrontend(p, func(_ rank, fe frontend) { do(fe.addr, fe.port) })
 }
 

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/nftproxy/nftproxy/compiler"
+	"github.com/nftproxy/nftproxy/conntrack"
 	"github.com/nftproxy/nftproxy/integration/await"
 	"github.com/nftproxy/nftproxy/integration/lab"
 	"github.com/nftproxy/nftproxy/integration/lab/labtest"
@@ -155,7 +156,7 @@ func (a *affinityTest) restart(endpoints ...string) {
 	if err != nil {
 		a.Fatal(err)
 	}
-	flows, err := proxy.NewFlowCleaner(int(a.lab.Node.NetNS().Fd()), nil)
+	flows, err := conntrack.NewCleaner(conntrack.CleanerOptions{NetNS: int(a.lab.Node.NetNS().Fd())})
 	if err != nil {
 		a.Fatal(err)
 	}

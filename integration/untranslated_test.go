@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nftproxy/nftproxy/conntrack"
 	"github.com/nftproxy/nftproxy/integration/await"
 	"github.com/nftproxy/nftproxy/integration/golden"
 	"github.com/nftproxy/nftproxy/integration/lab"
@@ -27,7 +28,7 @@ func TestUntranslatedConnection(t *testing.T) {
 	l := labtest.New(t)
 	c := labtest.Conn(t, l.Node)
 	b := backendFor(t, c, g, proxy.Hooks{})
-	cleaner, err := proxy.NewFlowCleaner(int(l.Node.NetNS().Fd()), nil)
+	cleaner, err := conntrack.NewCleaner(conntrack.CleanerOptions{NetNS: int(l.Node.NetNS().Fd())})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -2,6 +2,7 @@ package proxy
 
 import (
 	"context"
+	"net/netip"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -46,8 +47,8 @@ type Backend struct {
 	foreign atomic.Pointer[nft.Notice]
 	// conntrack lists the connections from which lost affinity is restored; nil for none.
 	conntrack *conntrack.Conn
-	// flows gets the changes of each Sync; nil for none.
-	flows    *FlowCleaner
+	// flows takes notes of each Sync; nil for none.
+	flows    *conntrack.Cleaner
 	affinity *affinityReconciler
 }
 
@@ -74,9 +75,14 @@ func (b *Backend) Close() error { return b.reader.Close() }
 // RemoveStaleFlows makes the backend tell c about Syncs. After a Sync that concerns UDP frontends, c searches for stale
 // flows; after the first Sync and after a repair, also for connections that began without rules. Call RemoveStaleFlows
 // before the first Sync.
-func (b *Backend) RemoveStaleFlows(c *FlowCleaner) {
-	b.flows, b.conntrack = c, c.table
-	c.serves = b.frontendServes
+func (b *Backend) RemoveStaleFlows(c *conntrack.Cleaner) { b.flows, b.conntrack = c, c.Conn() }
+
+// hasEndpoints is a conntrack.HasEndpoints.
+func (b *Backend) hasEndpoints(family model.Family, protocol model.Protocol, addr netip.Addr, port uint16) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	owner := b.compiler.Owner(family, protocol, addr, port)
+	return owner != nil && len(owner.Cluster)+len(owner.Local) > 0
 }
 
 // Sync compiles the changes and commits them, in one transaction for both IP families.
@@ -89,7 +95,7 @@ func (b *Backend) RemoveStaleFlows(c *FlowCleaner) {
 // error. The kernel's tables are then as before, unless the outcome of a commit is unknown. The next Sync includes
 // these changes.
 //
-// Clients of session affinity and UDP flows may have to be removed after the commit. Watch and the FlowCleaner do that,
+// Clients of session affinity and UDP flows may have to be removed after the commit. Watch and the conntrack.Cleaner do that,
 // so that no Sync waits for it.
 func (b *Backend) Sync(ctx context.Context, changes *model.Changes) error {
 	b.mu.Lock()
@@ -107,7 +113,7 @@ func (b *Backend) Sync(ctx context.Context, changes *model.Changes) error {
 		return err
 	}
 	if b.flows != nil {
-		b.flows.note(b.compiler, changes) // after the commit, because the old rules could create a removed flow again
+		b.flows.Note(b.compiler, changes)
 	}
 	b.affinity.wake.signal()
 	return nil
@@ -129,7 +135,7 @@ func (b *Backend) update(ctx context.Context, logger klog.Logger) error {
 	if again {
 		b.afterRepair()
 	} else if b.flows != nil {
-		b.flows.begun()
+		b.flows.Gap(b.hasEndpoints)
 	}
 	return nil
 }

@@ -7,6 +7,6 @@
 //
 // [Backend.Watch] runs beside the Syncs. It checks the tables when somebody else commits (watch.go, check.go), and
 // keeps the maps of session affinity free of clients whose endpoint went (affinity.go, affinityreconciler.go).
-// [FlowCleaner] removes stale UDP flows from the connection tracking table. [ServiceCounts] reads what the tables count
+// [ServiceCounts] reads what the tables count
 // for each Service port.
 package proxy

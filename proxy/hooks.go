@@ -38,7 +38,8 @@ func (b *Backend) callOnDiverged(yes bool) {
 
 func (b *Backend) afterRepair() {
 	if b.flows != nil {
-		b.flows.repaired()
+		b.flows.Gap(b.hasEndpoints)
+		b.flows.LookAtAll()
 	}
 	if b.hooks.OnRepair != nil {
 		b.hooks.OnRepair()

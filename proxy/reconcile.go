@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/nftproxy/nftproxy/model"
 	"github.com/nftproxy/nftproxy/nft"
 	"k8s.io/klog/v2"
 )
@@ -31,7 +32,9 @@ func (b *Backend) reconcileTables(ctx context.Context, logger klog.Logger) error
 	for range differenceAttempts {
 		tx, certain, err := b.difference(ctx)
 		if err == nil && b.flows != nil && !b.committed() {
-			b.flows.flows.formerly(b.compiler, tx)
+			for family, frontend := range b.compiler.FormerFrontends(tx, model.UDP) {
+				b.flows.Gone(family, frontend)
+			}
 		}
 		switch {
 		case ctx.Err() != nil:

@@ -10,6 +10,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/nftproxy/nftproxy/compiler"
+	"github.com/nftproxy/nftproxy/conntrack"
 	"github.com/nftproxy/nftproxy/internal/config"
 	"github.com/nftproxy/nftproxy/internal/health"
 	"github.com/nftproxy/nftproxy/internal/leftovers"
@@ -69,7 +70,7 @@ type parts struct {
 	client  *nodelocal.Client
 	loop    *model.Loop
 	backend *proxy.Backend
-	flows   *proxy.FlowCleaner
+	flows   *conntrack.Cleaner
 	// counts is nil unless Services are counted.
 	counts *proxy.ServiceCounts
 	// events is nil when Services do not come from an API server.
@@ -96,7 +97,7 @@ func newParts(ctx context.Context, o *options, compilerConfig compiler.Config, c
 	if p.backend, err = proxy.NewBackend(conn, compilerConfig, hooks(p.health)); err != nil {
 		return nil, err
 	}
-	if p.flows, err = proxy.NewFlowCleaner(0, observeFlows); err != nil {
+	if p.flows, err = conntrack.NewCleaner(conntrack.CleanerOptions{Logger: klog.FromContext(ctx), OnSearch: observeFlows}); err != nil {
 		return nil, err
 	}
 	p.backend.RemoveStaleFlows(p.flows)

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/nftproxy/nftproxy/compiler"
+	"github.com/nftproxy/nftproxy/conntrack"
 	"github.com/nftproxy/nftproxy/integration/await"
 	"github.com/nftproxy/nftproxy/integration/lab/labtest"
 	"github.com/nftproxy/nftproxy/internal/health"
@@ -80,14 +81,14 @@ func (c *cluster) afterSync(ctx context.Context) (onSync func(model.SyncResult),
 }
 
 // backend writes to node1's kernel.
-func (c *cluster) backend() (*proxy.Backend, *proxy.FlowCleaner) {
+func (c *cluster) backend() (*proxy.Backend, *conntrack.Cleaner) {
 	c.t.Helper()
 	conn, err := nft.Dial(nft.Config{NetNS: int(c.lab.Node.NetNS().Fd())})
 	if err != nil {
 		c.t.Fatal(err)
 	}
 	c.t.Cleanup(func() { conn.Close() })
-	flows, err := proxy.NewFlowCleaner(int(c.lab.Node.NetNS().Fd()), nil)
+	flows, err := conntrack.NewCleaner(conntrack.CleanerOptions{NetNS: int(c.lab.Node.NetNS().Fd())})
 	if err != nil {
 		c.t.Fatal(err)
 	}

@@ -20,7 +20,7 @@ type cluster struct {
 	rules   *nft.Conn
 	config  compiler.Config
 	backend *proxy.Backend
-	flows   *proxy.FlowCleaner
+	flows   *conntrack.Cleaner
 	// searches is how often the connection tracking table was searched.
 	searches int
 }
@@ -45,7 +45,10 @@ func (c *cluster) restart(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c.flows, err = proxy.NewFlowCleaner(int(c.Node.NetNS().Fd()), func(model.Family, conntrack.Stats, error) { c.searches++ })
+	c.flows, err = conntrack.NewCleaner(conntrack.CleanerOptions{
+		NetNS:    int(c.Node.NetNS().Fd()),
+		OnSearch: func(model.Family, conntrack.Stats, error) { c.searches++ },
+	})
 	if err != nil {
 		t.Fatal(err)
 	}

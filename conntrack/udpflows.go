@@ -1,4 +1,4 @@
-package proxy
+package conntrack
 
 import (
 	"maps"
@@ -6,10 +6,7 @@ import (
 	"slices"
 	"sync"
 
-	"github.com/nftproxy/nftproxy/compiler"
-	"github.com/nftproxy/nftproxy/conntrack"
 	"github.com/nftproxy/nftproxy/model"
-	"github.com/nftproxy/nftproxy/nft"
 )
 
 // udpFlows holds the owner of each UDP frontend, and the frontends whose flows have to be searched for.
@@ -51,7 +48,7 @@ func newUDPFlows() *udpFlows {
 
 // apply notes the frontends whose flows are concerned by changes that rules has applied. It reports whether there are
 // flows to search for.
-func (u *udpFlows) apply(rules *compiler.Compiler, changes *model.Changes) (pending bool) {
+func (u *udpFlows) apply(rules Rules, changes *model.Changes) (pending bool) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	u.changes++
@@ -74,13 +71,11 @@ func (u *udpFlows) apply(rules *compiler.Compiler, changes *model.Changes) (pend
 	return pending
 }
 
-// formerly notes the frontends that a transaction deletes from the tables of an earlier process.
-func (u *udpFlows) formerly(rules *compiler.Compiler, tx nft.Transaction) {
+// formerly notes a frontend that the rules of an earlier process had.
+func (u *udpFlows) formerly(family model.Family, fe netip.AddrPort) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	for family, fe := range rules.FormerFrontends(tx, model.UDP) {
-		u.families[family].gone(fe, u.changes)
-	}
+	u.families[family].gone(fe, u.changes)
 }
 
 // lookAtAll notes all frontends.
@@ -96,12 +91,12 @@ func (u *udpFlows) lookAtAll() {
 }
 
 // set records a port, nil if it is gone, and reconciles the frontends that it had and has.
-func (u *udpFlows) set(rules *compiler.Compiler, id model.PortID, port *model.ServicePort) {
+func (u *udpFlows) set(rules Rules, id model.PortID, port *model.ServicePort) {
 	for _, p := range []*model.ServicePort{u.ports[id], port} {
 		if p == nil {
 			continue
 		}
-		compiler.EachFrontend(p, func(addr netip.Addr, port uint16) {
+		rules.EachFrontend(p, func(addr netip.Addr, port uint16) {
 			u.families[id.Family].reconcile(netip.AddrPortFrom(addr, port), rules.Owner(id.Family, model.UDP, addr, port), u.changes)
 		})
 	}
@@ -170,7 +165,7 @@ func (u *udpFlows) done(family model.Family, upTo uint64) {
 
 // stale reports whether a UDP flow of a pending frontend is stale. local holds the machine's own addresses: the same port
 // number on another machine is no node port.
-func (u *udpFlows) stale(f conntrack.Flow, local []netip.Prefix) bool {
+func (u *udpFlows) stale(f Flow, local []netip.Prefix) bool {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	frontends, fe := u.families[model.FamilyOf(f.Dialed.Addr())], f.Dialed

@@ -1,4 +1,4 @@
-package proxy
+package conntrack
 
 import (
 	"fmt"
@@ -6,7 +6,6 @@ import (
 	"testing"
 
 	"github.com/nftproxy/nftproxy/compiler"
-	"github.com/nftproxy/nftproxy/conntrack"
 	"github.com/nftproxy/nftproxy/model"
 )
 
@@ -38,8 +37,8 @@ func changed(ports ...*model.ServicePort) *model.Changes {
 	return c
 }
 
-func udpFlow(dialed, server string) conntrack.Flow {
-	return conntrack.Flow{Protocol: uint8(model.UDP), Source: netip.MustParseAddrPort("10.244.1.9:999"),
+func udpFlow(dialed, server string) Flow {
+	return Flow{Protocol: uint8(model.UDP), Source: netip.MustParseAddrPort("10.244.1.9:999"),
 		Dialed: netip.MustParseAddrPort(dialed), Server: netip.MustParseAddrPort(server)}
 }
 
@@ -107,7 +106,7 @@ func TestUDPFlowsStale(t *testing.T) {
 		name   string
 		config compiler.Config
 		steps  steps
-		flow   conntrack.Flow
+		flow   Flow
 		stale  bool
 	}{
 		{"to an endpoint that was replaced", compiler.Default(), steps{changed(udpPort("dns", 0, endpointA)), changed(udpPort("dns", 0, endpointB))}, udpFlow("10.96.0.1:53", endpointA), true},

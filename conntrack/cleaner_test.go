@@ -1,4 +1,4 @@
-package proxy
+package conntrack
 
 import (
 	"bytes"
@@ -16,33 +16,30 @@ import (
 
 	"github.com/mdlayher/netlink"
 	"github.com/nftproxy/nftproxy/compiler"
-	"github.com/nftproxy/nftproxy/conntrack"
 	"github.com/nftproxy/nftproxy/integration/netns"
 	"github.com/nftproxy/nftproxy/model"
-	"github.com/nftproxy/nftproxy/nft"
 	trackedby "github.com/ti-mo/conntrack"
 	routes "github.com/vishvananda/netlink"
 	vishvananda "github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
-	"k8s.io/klog/v2"
 	"k8s.io/klog/v2/textlogger"
 )
 
 // search is what one search of the connection tracking table came to.
 type search struct {
 	family model.Family
-	stats  conntrack.Stats
+	stats  Stats
 	err    error
 	at     time.Time
 }
 
-// cleaning is a Backend with a FlowCleaner in a network namespace of the test's own.
+// cleaning is a Cleaner in a network namespace of the test's own.
 type cleaning struct {
 	*testing.T
-	backend *Backend
-	flows   *FlowCleaner
-	table   *trackedby.Conn
-	// namespace is the namespace, used a descriptor for it that the FlowCleaner has.
+	rules *compiler.Compiler
+	flows *Cleaner
+	table *trackedby.Conn
+	// namespace is the namespace, used a descriptor for it that the Cleaner has.
 	namespace, used int
 	searches        chan search
 	log             *lockedBuffer
@@ -75,23 +72,21 @@ func newCleaning(t *testing.T) *cleaning {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { unix.Close(c.used) })
-	rules, err := nft.Dial(nft.Config{NetNS: c.namespace})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { rules.Close() })
 	if c.table, err = trackedby.Dial(&netlink.Config{NetNS: c.namespace}); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { c.table.Close() })
-	if c.backend, err = NewBackend(rules, compiler.Default(), Hooks{}); err != nil {
+	if c.rules, err = compiler.New(compiler.Default()); err != nil {
 		t.Fatal(err)
 	}
-	c.flows, err = NewFlowCleaner(c.used, func(f model.Family, s conntrack.Stats, err error) { c.searches <- search{f, s, err, time.Now()} })
+	c.flows, err = NewCleaner(CleanerOptions{
+		NetNS:    c.used,
+		Logger:   textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(c.log))),
+		OnSearch: func(f model.Family, s Stats, err error) { c.searches <- search{f, s, err, time.Now()} },
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	c.backend.RemoveStaleFlows(c.flows)
 	return c
 }
 
@@ -115,9 +110,9 @@ func (c *cleaning) use(fd int) {
 	}
 }
 
-// run runs the FlowCleaner until the test ends.
+// run runs the Cleaner until the test ends.
 func (c *cleaning) run() {
-	ctx, cancel := context.WithCancel(klog.NewContext(c.Context(), textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(c.log)))))
+	ctx, cancel := context.WithCancel(c.Context())
 	stopped := make(chan struct{})
 	go func() {
 		defer close(stopped)
@@ -133,25 +128,20 @@ func (c *cleaning) run() {
 	})
 }
 
-// sync applies the changes, and fails when that takes long.
+// sync applies the changes and notes them, and fails when that takes long.
 func (c *cleaning) sync(changes *model.Changes) {
 	c.Helper()
 	begin := time.Now()
-	if err := c.backend.Sync(c.Context(), changes); err != nil {
-		c.Fatal(err)
-	}
+	c.rules.Apply(changes)
+	c.flows.Note(c.rules, changes)
 	if took := time.Since(begin); took > 5*time.Second {
-		c.Errorf("Sync took %v", took)
+		c.Errorf("a Sync took %v", took)
 	}
 }
 
-func (c *cleaning) add(f conntrack.Flow) {
+func (c *cleaning) add(f Flow) {
 	c.Helper()
-	entry := trackedby.NewFlow(f.Protocol, 0, f.Source.Addr(), f.Dialed.Addr(), f.Source.Port(), f.Dialed.Port(), 3600, 0)
-	entry.TupleReply.IP.SourceAddress, entry.TupleReply.Proto.SourcePort = f.Server.Addr(), f.Server.Port()
-	if err := c.table.Create(entry); err != nil {
-		c.Fatal(err)
-	}
+	add(c.T, c.table, f)
 }
 
 func (c *cleaning) held() int {
@@ -175,7 +165,7 @@ func (c *cleaning) next() search {
 	}
 }
 
-func TestFlowCleaner(t *testing.T) {
+func TestCleaner(t *testing.T) {
 	t.Run("Clean removes what a Sync made stale", func(t *testing.T) {
 		c := newCleaning(t)
 		c.sync(started(changed(udpPort("dns", 0, endpointA))))
@@ -215,8 +205,8 @@ func TestFlowCleaner(t *testing.T) {
 	t.Run("many Syncs during a search are one search more", func(t *testing.T) {
 		c := newCleaning(t)
 		release := make(chan struct{})
-		tell := c.flows.onSearch
-		c.flows.onSearch = func(f model.Family, s conntrack.Stats, err error) {
+		tell := c.flows.options.OnSearch
+		c.flows.options.OnSearch = func(f model.Family, s Stats, err error) {
 			tell(f, s, err)
 			<-release
 		}
@@ -235,67 +225,7 @@ func TestFlowCleaner(t *testing.T) {
 	})
 }
 
-// While somebody else's doing leaves the tables without rules, packets of UDP clients go untranslated, and conntrack
-// keeps them so for as long as their client sends.
-func TestFlowCleanerAfterARepair(t *testing.T) {
-	untranslated := udpFlow("10.96.0.1:53", "10.96.0.1:53")
-	for _, tt := range []struct {
-		name   string
-		repair func(*cleaning)
-	}{
-		{"by a check", func(c *cleaning) {
-			if repaired, err := c.backend.Check(c.Context()); err != nil || !repaired {
-				c.Fatalf("Check = %v, %v", repaired, err)
-			}
-		}},
-		{"by a Sync of something else, after the kernel refused the repair", func(c *cleaning) {
-			owner := commitOwned(c)
-			if _, err := c.backend.Check(c.Context()); err == nil {
-				c.Fatal("the kernel lets the backend change a table that another program owns")
-			}
-			if err := owner.Close(); err != nil {
-				c.Fatal(err)
-			}
-			c.sync(changed())
-		}},
-		{"by a Sync of something else", func(c *cleaning) {
-			c.sync(changed(with(udpPort("other", 0, endpointB), func(p *model.ServicePort) {
-				p.ClusterIP, p.ExternalIPs = netip.MustParseAddr("10.96.0.2"), nil
-			})))
-		}},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			c := newCleaning(t)
-			c.sync(started(changed(udpPort("dns", 0, endpointA))))
-			if err := c.flows.Clean(t.Context()); err != nil {
-				t.Fatal(err)
-			}
-			for _, f := range nft.Families {
-				commit(t, c.backend.conn, nft.Remove(f, compiler.TableName))
-			}
-			c.add(untranslated)
-			c.add(udpFlow("203.0.113.1:53", endpointA))
-			tt.repair(c)
-			if err := c.flows.Clean(t.Context()); err != nil || c.held() != 1 {
-				t.Errorf("%d flows are left (%v), want the translated one only", c.held(), err)
-			}
-		})
-	}
-}
-
-// commitOwned makes another program the owner of the proxy's IPv4 table, until it closes the connection.
-func commitOwned(c *cleaning) *nft.Conn {
-	c.Helper()
-	netns.NeedLinux(c.T, 6, 9) // table flag persist
-	owner, err := c.backend.conn.Another()
-	if err != nil {
-		c.Fatal(err)
-	}
-	commit(c.T, owner, nft.Replace(&nft.Table{Family: nft.FamilyIP, Name: compiler.TableName, Owner: true, Persist: true}))
-	return owner
-}
-
-func TestFlowCleanerFailures(t *testing.T) {
+func TestCleanerFailures(t *testing.T) {
 	t.Run("a table that cannot be listed fails no Sync and is tried again, less and less often", func(t *testing.T) {
 		c := newCleaning(t)
 		c.unlistable()
@@ -371,22 +301,21 @@ func TestFlowCleanerFailures(t *testing.T) {
 		}
 	})
 	t.Run("a namespace that is not open is an error at once", func(t *testing.T) {
-		if _, err := NewFlowCleaner(1<<30, nil); err == nil {
+		if _, err := NewCleaner(CleanerOptions{NetNS: 1 << 30}); err == nil {
 			t.Error("want an error")
 		}
 	})
 }
 
 // What the cleaner does not know of cannot have been a node port's: only the kernel knows the machine's addresses.
-func TestFlowCleanerNodePortAddresses(t *testing.T) {
+func TestCleanerNodePortAddresses(t *testing.T) {
 	c := newCleaning(t)
 	config := compiler.Default()
 	config.NodePortAddresses = compiler.NodePortAddresses{CIDRs: []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0")}}
-	rules, err := compiler.New(config)
-	if err != nil {
+	var err error
+	if c.rules, err = compiler.New(config); err != nil {
 		t.Fatal(err)
 	}
-	c.backend.compiler = rules
 	addLocalRoute(t, c.namespace, "192.0.2.0/24")
 	c.add(udpFlow("192.0.2.7:30053", "192.0.2.7:30053"))
 	c.add(udpFlow("192.0.3.7:30053", "192.0.3.7:30053"))

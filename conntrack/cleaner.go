@@ -1,0 +1,234 @@
+package conntrack
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"sync"
+	"time"
+
+	"github.com/cenkalti/backoff/v5"
+	"github.com/go-logr/logr"
+	"github.com/nftproxy/nftproxy/internal/nodeaddr"
+	"github.com/nftproxy/nftproxy/model"
+)
+
+// Cleaner removes entries that lead nowhere from the connection tracking table: stale UDP flows, so that the client's
+// next packet goes to an endpoint that serves, and connections that began while there were no rules.
+//
+// Its user calls Note, Gone, Gap and LookAtAll, which only take notes: a table that is large, or cannot be listed,
+// delays nobody. Run searches on a goroutine of its own. Notes are merged, and never exceed the number of UDP frontends
+// of all Services by more than 100,000.
+type Cleaner struct {
+	table   *Conn
+	options CleanerOptions
+	flows   *udpFlows
+	// wake starts a search.
+	wake chan struct{}
+	// searching is held during a search.
+	searching sync.Mutex
+	// mu guards gap.
+	mu  sync.Mutex
+	gap *gap
+}
+
+// CleanerOptions are the options of a Cleaner.
+type CleanerOptions struct {
+	// NetNS is a file descriptor of the network namespace, which must stay open as long as the Cleaner is used; 0 means
+	// the current namespace.
+	NetNS int
+	// Logger takes the failures of Run. The zero value logs nothing.
+	Logger logr.Logger
+	// OnSearch, if set, is called after each search for stale UDP flows, with its error if it failed.
+	OnSearch func(model.Family, Stats, error)
+}
+
+// Rules tell a Cleaner about the frontends of Services. *compiler.Compiler implements it.
+type Rules interface {
+	// Owner returns the Service port that serves an address and port, or a node port if addr is the zero value; nil if
+	// there is none.
+	Owner(family model.Family, protocol model.Protocol, addr netip.Addr, port uint16) *model.ServicePort
+	// EachFrontend calls do with each address and port that a Service port claims; addr is the zero value for a node port.
+	EachFrontend(p *model.ServicePort, do func(addr netip.Addr, port uint16))
+	// NodePortPrefixes returns the prefixes on which node ports answer.
+	NodePortPrefixes(family model.Family) []netip.Prefix
+}
+
+// gap is a time without rules. Connections that began in it have to be searched for.
+type gap struct{ hasEndpoints HasEndpoints }
+
+// HasEndpoints reports whether a frontend has endpoints. The zero value of addr stands for a node port. It must be safe
+// for concurrent use.
+type HasEndpoints func(family model.Family, protocol model.Protocol, addr netip.Addr, port uint16) bool
+
+// NewCleaner returns a Cleaner. The error is that of Dial.
+func NewCleaner(options CleanerOptions) (*Cleaner, error) {
+	table, err := Dial(options.NetNS)
+	if err != nil {
+		return nil, err
+	}
+	return &Cleaner{table: table, options: options, flows: newUDPFlows(), wake: make(chan struct{}, 1)}, nil
+}
+
+// Conn returns the connection of the Cleaner, which others may use too.
+func (c *Cleaner) Conn() *Conn { return c.table }
+
+// Note records changes after they were committed: the old rules could create a removed flow again. rules have applied
+// them.
+func (c *Cleaner) Note(rules Rules, changes *model.Changes) {
+	if c.flows.apply(rules, changes) || c.openGap() != nil {
+		c.signal()
+	}
+}
+
+// Gone records a UDP frontend that the rules of an earlier process had, and that no Service has any more. The zero
+// value of addr stands for a node port. Call Note afterwards.
+func (c *Cleaner) Gone(family model.Family, frontend netip.AddrPort) {
+	c.flows.formerly(family, frontend)
+}
+
+// Gap records that there may have been no rules until now. The next search looks for connections that began meanwhile
+// and that dial a frontend with endpoints. Call Note or LookAtAll afterwards.
+func (c *Cleaner) Gap(hasEndpoints HasEndpoints) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.gap = &gap{hasEndpoints}
+}
+
+// LookAtAll has the next search look at the flows of all UDP frontends.
+func (c *Cleaner) LookAtAll() {
+	c.flows.lookAtAll()
+	c.signal()
+}
+
+func (c *Cleaner) signal() {
+	select {
+	case c.wake <- struct{}{}:
+	default: // a search is due already
+	}
+}
+
+// Run searches after each note, until ctx ends. It tries again 100 ms after a failure, and doubles the wait with each
+// further one, up to 30 s; new notes do not wait for that. After a search it rests for as long as the search took. It
+// logs the first of several failures, and their end.
+func (c *Cleaner) Run(ctx context.Context) {
+	waits := backoff.ExponentialBackOff{InitialInterval: 100 * time.Millisecond, Multiplier: 2, MaxInterval: 30 * time.Second}
+	var retry <-chan time.Time // nil unless the last search failed
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-c.wake:
+		case <-retry:
+		}
+		begin := time.Now()
+		err := c.Clean(ctx)
+		switch {
+		case ctx.Err() != nil:
+			return
+		case err != nil:
+			if retry == nil {
+				c.options.Logger.Error(err, "Cannot remove all stale UDP flows, trying again; this is logged once")
+			}
+			retry = time.After(waits.NextBackOff())
+		case retry != nil:
+			c.options.Logger.Info("Stale UDP flows can be removed again")
+			retry = nil
+			waits.Reset()
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(time.Since(begin)):
+		}
+	}
+}
+
+// Clean searches now, for what was noted before the call: at most once for each IP family and protocol. It returns an
+// error if a search or a deletion failed; the next Clean tries again.
+func (c *Cleaner) Clean(ctx context.Context) error {
+	c.searching.Lock()
+	defer c.searching.Unlock()
+	var failures []error
+	for _, family := range model.Families {
+		some, nodePorts, upTo := c.flows.begin(family)
+		if !some {
+			continue
+		}
+		stats, err := c.deleteStale(ctx, family, nodePorts)
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		if c.options.OnSearch != nil {
+			c.options.OnSearch(family, stats, err)
+		}
+		if err == nil {
+			c.flows.done(family, upTo)
+		}
+		failures = append(failures, err)
+	}
+	return errors.Join(append(failures, c.deleteUntranslated(ctx))...)
+}
+
+func (c *Cleaner) deleteStale(ctx context.Context, family model.Family, nodePorts bool) (stats Stats, err error) {
+	var local []netip.Prefix
+	if nodePorts {
+		if local, err = nodeaddr.Local(c.options.NetNS, family); err != nil {
+			return stats, fmt.Errorf("find node ports' addresses: %w", err)
+		}
+	}
+	stats, err = c.table.DeleteFlows(ctx, family, uint8(model.UDP), func(f Flow) bool { return c.flows.stale(f, local) })
+	if stats.Deleted > 0 {
+		c.options.Logger.V(2).Info("Removed stale UDP flows", "family", family, "flows", stats.Deleted, "duration", stats.Duration)
+	}
+	return stats, err
+}
+
+// A connection that begins while there are no rules is never translated: connection tracking applies the decision about
+// its first packet to all later ones, also to a SYN that TCP sends again. So after a gap, unanswered entries of TCP and
+// SCTP are removed if they dial a frontend that has endpoints. The client's next SYN, about a second later, is then
+// translated. kube-proxy leaves such entries to their timeout (120 s).
+var connectionProtocols = []model.Protocol{model.TCP, model.SCTP}
+
+// deleteUntranslated searches for such entries, if there was a gap since the last search that succeeded.
+func (c *Cleaner) deleteUntranslated(ctx context.Context) error {
+	gap := c.openGap()
+	if gap == nil {
+		return nil
+	}
+	var failures []error
+	for _, family := range model.Families {
+		local, err := nodeaddr.Local(c.options.NetNS, family)
+		if err != nil {
+			failures = append(failures, err)
+			continue
+		}
+		for _, protocol := range connectionProtocols {
+			stats, err := c.table.DeleteUntranslated(ctx, family, uint8(protocol), func(f Flow) bool {
+				addr, port := f.Dialed.Addr(), f.Dialed.Port()
+				return !f.Translated() && (gap.hasEndpoints(family, protocol, addr, port) ||
+					c.flows.answersNodePorts(addr, local) && gap.hasEndpoints(family, protocol, netip.Addr{}, port))
+			})
+			if stats.Deleted > 0 {
+				c.options.Logger.V(2).Info("Removed connections that began without rules", "family", family, "protocol", protocol, "connections", stats.Deleted, "duration", stats.Duration)
+			}
+			failures = append(failures, err)
+		}
+	}
+	if err := errors.Join(failures...); err != nil {
+		return err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.gap == gap { // and no other one came during the search
+		c.gap = nil
+	}
+	return nil
+}
+
+// openGap returns the last gap; nil if its connections were searched for.
+func (c *Cleaner) openGap() *gap {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.gap
+}
