@@ -38,13 +38,13 @@ func parseNode(obj *corev1.Node) *node {
 	return n
 }
 
-// TaintToBeDeleted is set by the cluster autoscaler on a Node that it is about to remove.
-const TaintToBeDeleted = "ToBeDeletedByClusterAutoscaler"
+// taintToBeDeleted is set by the cluster autoscaler on a Node that it is about to remove.
+const taintToBeDeleted = "ToBeDeletedByClusterAutoscaler"
 
 // goingAway reports whether a Node is about to be deleted (KEP-3836).
 func goingAway(obj *corev1.Node) bool {
 	return !obj.DeletionTimestamp.IsZero() ||
-		slices.ContainsFunc(obj.Spec.Taints, func(t corev1.Taint) bool { return t.Key == TaintToBeDeleted })
+		slices.ContainsFunc(obj.Spec.Taints, func(t corev1.Taint) bool { return t.Key == taintToBeDeleted })
 }
 
 // parseIPs picks the primary address of each family: the first InternalIP, else the

@@ -130,7 +130,7 @@ func (o *options) source(nodeName string, hooks sourceHooks) (tracker.Source, er
 	if o.manifests != "" {
 		source := manifests.New(o.manifests)
 		source.OnFailing, source.Empty = hooks.onFailing, hooks.empty
-		return o.guard(source, nodeName, hooks), nil
+		return node.NewSource(source, o.guard(nodeName, hooks)), nil
 	}
 	config := o.apiserver(nodeName)
 	config.OnFailing, config.Empty = hooks.onFailing, hooks.empty
@@ -138,7 +138,7 @@ func (o *options) source(nodeName string, hooks sourceHooks) (tracker.Source, er
 	if err != nil {
 		return nil, err
 	}
-	return o.guard(source, nodeName, hooks), nil
+	return node.NewSource(source, o.guard(nodeName, hooks)), nil
 }
 
 func (o *options) apiserver(nodeName string) apiserver.Config {
@@ -168,8 +168,8 @@ func (o *options) events(ctx context.Context, nodeName string) (*node.Events, er
 	return node.NewEvents(ctx, settings, nodeName)
 }
 
-// guard returns what looks after the Node. A directory of manifests has all there will be, so nothing is waited for.
-func (o *options) guard(source tracker.Source, nodeName string, hooks sourceHooks) tracker.Source {
+// guard returns the settings for the guard of the Node. A directory of manifests lists everything, so there is no wait.
+func (o *options) guard(nodeName string, hooks sourceHooks) node.Options {
 	options := node.Options{
 		NodeName:     nodeName,
 		Override:     config.NodeIPOverride(o.config),
@@ -180,5 +180,5 @@ func (o *options) guard(source tracker.Source, nodeName string, hooks sourceHook
 	if o.manifests == "" {
 		options.Wait, options.PreviousNode = node.DefaultWait, hooks.previousNode
 	}
-	return node.NewGuard(source, options)
+	return options
 }

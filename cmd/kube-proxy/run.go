@@ -62,12 +62,12 @@ func run(ctx context.Context, o *options) error {
 // parts is what a running proxy consists of.
 type parts struct {
 	nodeName string
-	source   tracker.Source
-	// sink is where source leads: tracker, or without one what takes the Node of a node-local server.
-	sink    tracker.Sink
+	// source feeds tracker. Both are nil if Services come from a node-local server.
+	source  tracker.Source
 	tracker *tracker.Tracker
-	// client is nil unless Services come from a node-local server.
+	// client and remote are nil unless Services come from a node-local server.
 	client  *nodelocal.Client
+	remote  *node.Remote
 	loop    *model.Loop
 	backend *proxy.Backend
 	flows   *conntrack.Cleaner
@@ -120,7 +120,7 @@ func newParts(ctx context.Context, o *options, compilerConfig compiler.Config, c
 	return p, nil
 }
 
-// feed sets where Services come from, and returns where their changes come from.
+// feed sets p.source and p.tracker, or p.client and p.remote, and returns the loop's feed.
 func (p *parts) feed(ctx context.Context, o *options, hooks sourceHooks) (feed model.Feed, err error) {
 	if o.nodeLocal.Source != "" {
 		return p.remoteFeed(ctx, o, hooks)
@@ -136,12 +136,10 @@ func (p *parts) feed(ctx context.Context, o *options, hooks sourceHooks) (feed m
 	}
 	p.tracker = tracker.New(options)
 	metrics.ShowTracker(p.tracker)
-	p.sink = p.tracker
 	return p.tracker, nil
 }
 
-// remoteFeed is feed when Services come from a node-local server. The Node comes from there too, and is guarded all the
-// same.
+// remoteFeed is feed for Services of a node-local server. The server sends the Node too.
 func (p *parts) remoteFeed(ctx context.Context, o *options, hooks sourceHooks) (feed model.Feed, err error) {
 	hooks.onFailing(nodeLocalSource, true)
 	p.client, err = o.nodeLocal.newClient(ctx, nodelocal.Options{
@@ -154,9 +152,8 @@ func (p *parts) remoteFeed(ctx context.Context, o *options, hooks sourceHooks) (
 	if err != nil {
 		return nil, err
 	}
-	remote := node.NewRemote(p.nodeName, p.client)
-	p.source, p.sink = o.guard(remote, p.nodeName, hooks), remote
-	return remote, nil
+	p.remote = node.NewRemote(ctx, p.client, o.guard(p.nodeName, hooks), p.health.SetNode)
+	return p.remote, nil
 }
 
 // nodeLocalSource is how health and metrics name a node-local server that cannot be watched.
@@ -193,9 +190,11 @@ func (p *parts) serve(ctx context.Context, o *options) error {
 	if o.file != nil {
 		group.Go(func() error { return o.file.Watch(ctx) })
 	}
-	group.Go(func() error { return p.source.Run(ctx, p.health.WatchNode(p.nodeName, p.sink)) })
 	if p.client != nil {
 		group.Go(func() error { return p.client.Run(ctx) })
+		group.Go(func() error { return p.remote.Run(ctx) })
+	} else {
+		group.Go(func() error { return p.source.Run(ctx, p.health.WatchNode(p.nodeName, p.tracker)) })
 	}
 	if o.nodeLocal.Serve != "" {
 		if err := o.nodeLocal.serve(ctx, group, p.tracker); err != nil {

@@ -12,6 +12,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/utils/clock"
 
+	"github.com/nftproxy/nftproxy/model"
 	"github.com/nftproxy/nftproxy/tracker"
 )
 
@@ -100,16 +101,13 @@ func (p *Proxy) Committing(yes bool) {
 	}
 }
 
-// SetNode records the Node that this proxy runs on. If it has a deletion timestamp, or the taint of
-// the cluster autoscaler, it is being deleted: /healthz is then 503, so that load balancers choose other
-// nodes (KEP-3836). /livez does not change. Before the first call the Node counts as not being deleted,
+// SetNode records the Node that this proxy runs on. While it is being deleted (GoingAway), /healthz is 503, so that load
+// balancers choose other nodes (KEP-3836). /livez does not change. Before the first call the Node counts as not being deleted,
 // so a proxy without a Node object is healthy.
-func (p *Proxy) SetNode(node *corev1.Node) {
-	leaving := !node.DeletionTimestamp.IsZero() ||
-		slices.ContainsFunc(node.Spec.Taints, func(t corev1.Taint) bool { return t.Key == tracker.TaintToBeDeleted })
+func (p *Proxy) SetNode(node model.Node) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.leaving = leaving
+	p.leaving = node.GoingAway
 }
 
 // AwaitNode records whether the proxy waits for the Node. Without it, node ports may answer nowhere, so
@@ -169,7 +167,7 @@ type nodeWatch struct {
 // SetNode implements tracker.Sink.
 func (w *nodeWatch) SetNode(node *corev1.Node) {
 	if node.Name == w.nodeName {
-		w.proxy.SetNode(node)
+		w.proxy.SetNode(tracker.ParseNode(node))
 	}
 	w.Sink.SetNode(node)
 }

@@ -190,17 +190,17 @@ func TestProbes(t *testing.T) {
 			p.Synced()
 		}, ok, ok},
 		{"a Node being deleted sends load balancers away", func(p *health.Proxy, _ *clocktesting.FakePassiveClock) {
-			p.SetNode(deleted())
+			p.SetNode(tracker.ParseNode(deleted()))
 		}, unavailable, ok},
 		{"a Node that the autoscaler removes sends load balancers away", func(p *health.Proxy, _ *clocktesting.FakePassiveClock) {
-			p.SetNode(tainted("example.com/other", "ToBeDeletedByClusterAutoscaler"))
+			p.SetNode(tracker.ParseNode(tainted("example.com/other", "ToBeDeletedByClusterAutoscaler")))
 		}, unavailable, ok},
 		{"other taints do not matter", func(p *health.Proxy, _ *clocktesting.FakePassiveClock) {
-			p.SetNode(tainted("node.kubernetes.io/unschedulable"))
+			p.SetNode(tracker.ParseNode(tainted("node.kubernetes.io/unschedulable")))
 		}, ok, ok},
 		{"a Node that stays after all is eligible again", func(p *health.Proxy, _ *clocktesting.FakePassiveClock) {
-			p.SetNode(tainted("ToBeDeletedByClusterAutoscaler"))
-			p.SetNode(tainted())
+			p.SetNode(tracker.ParseNode(tainted("ToBeDeletedByClusterAutoscaler")))
+			p.SetNode(tracker.ParseNode(tainted()))
 		}, ok, ok},
 	})
 	t.Run("before the first Sync", testProbesBeforeTheFirstSync)
@@ -242,10 +242,10 @@ func testProbesAnswerAsKubeProxyDoes(t *testing.T) {
 	expect("/healthz", `{"lastUpdated":"2026-07-01T03:00:07Z","currentTime":"2026-07-01T03:00:07Z","nodeEligible":true,"healthy":true,"status":{"IPv4":`+sync+`,"IPv6":`+sync+`}}`)
 	expect("/livez", `{"lastUpdated":"2026-07-01T03:00:07Z","currentTime":"2026-07-01T03:00:07Z","healthy":true,"status":{"IPv4":`+sync+`,"IPv6":`+sync+`}}`)
 
-	p.SetNode(deleted())
+	p.SetNode(tracker.ParseNode(deleted()))
 	expect("/healthz", `{"lastUpdated":"2026-07-01T03:00:05Z","currentTime":"2026-07-01T03:00:07Z","nodeEligible":false,"healthy":true,"status":{"IPv4":`+sync+`,"IPv6":`+sync+`}}`)
 
-	p.SetNode(tainted())
+	p.SetNode(tracker.ParseNode(tainted()))
 	p.Queued()
 	clock.SetTime(start.Add(time.Minute))
 	expect("/healthz", `{"lastUpdated":"2026-07-01T03:00:05Z","currentTime":"2026-07-01T03:01:00Z","nodeEligible":true,"healthy":false,"status":{"IPv4":`+late+`,"IPv6":`+late+`}}`)
@@ -293,7 +293,7 @@ func testAnswersAreCounted(t *testing.T) {
 	server := httptest.NewServer(p.Handler())
 	defer server.Close()
 	p.Synced()
-	p.SetNode(deleted())
+	p.SetNode(tracker.ParseNode(deleted()))
 	expectCodes(t, server.URL, http.StatusServiceUnavailable, http.StatusOK)
 	p.Queued()
 	clock.SetTime(start.Add(health.DefaultTimeout))

@@ -2,7 +2,9 @@ package node
 
 import (
 	"context"
+	"sync"
 
+	"github.com/go-logr/logr"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/kubernetes/scheme"
 	eventsclient "k8s.io/client-go/kubernetes/typed/events/v1"
@@ -11,24 +13,21 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// controller is who posts the events, under the name that kube-proxy has.
+// controller is the reporting controller of the events: kube-proxy's name.
 const controller = "kube-proxy"
 
-// action is what the proxy did when an event came about.
+// action is the action of all events.
 const action = "StartKubeProxy"
 
-// Events posts on the Node what kube-proxy v1.37 posts there, with its reasons, so that
-// alerts and eyes find them. Posting happens in the background and is given up
-// after some tries; no event is worth waiting for. A nil *Events posts nothing: without an API
-// server there is nobody to post to.
+// Events posts the events of kube-proxy v1.37 on the Node, with the same reasons. It posts in the background and gives up
+// after some tries. A nil *Events posts nothing, as without an API server.
 type Events struct {
 	recorder events.EventRecorder
 	node     *corev1.ObjectReference
 }
 
-// NewEvents returns Events that post until ctx ends. It does not connect yet; the error is about
-// config only. At the API server it takes leave to create and patch
-// events.events.k8s.io, in the namespace default for those about Nodes.
+// NewEvents returns Events that post until ctx ends. It does not connect yet; the error is about config only. The account
+// needs permission to create and patch events.events.k8s.io, in the namespace default for those about Nodes.
 func NewEvents(ctx context.Context, config *rest.Config, nodeName string) (*Events, error) {
 	client, err := eventsclient.NewForConfig(config)
 	if err != nil {
@@ -69,5 +68,47 @@ func (e *Events) MetricsServerFailed(err error) {
 func (e *Events) post(kind, reason, note string) {
 	if e != nil {
 		e.recorder.Eventf(e.node, nil, kind, reason, action, "%s", note)
+	}
+}
+
+// repetitions is the verbosity from which on the log repeats an error.
+const repetitions = 2
+
+// withoutRepeats returns a logger that logs an error again only when it is very verbose: client-go tries an event every
+// ten seconds while the API server is away. The end of ctx interrupts the posting, and errors after it are not logged as such.
+func withoutRepeats(ctx context.Context, logger klog.Logger) klog.Logger {
+	sink := logger.GetSink()
+	if sink == nil {
+		return logger
+	}
+	if deeper, ok := sink.(logr.CallDepthLogSink); ok {
+		sink = deeper.WithCallDepth(1)
+	}
+	return logger.WithSink(&repeats{LogSink: sink, ended: ctx.Err})
+}
+
+// repeats remembers the last error.
+type repeats struct {
+	logr.LogSink
+	ended func() error
+	mu    sync.Mutex
+	last  string
+}
+
+// Error implements logr.LogSink.
+func (r *repeats) Error(err error, message string, keysAndValues ...any) {
+	text := message
+	if err != nil {
+		text += ": " + err.Error()
+	}
+	r.mu.Lock()
+	again := text == r.last || r.ended() != nil
+	r.last = text
+	r.mu.Unlock()
+	switch {
+	case !again:
+		r.LogSink.Error(err, message, keysAndValues...)
+	case r.Enabled(repetitions):
+		r.Info(repetitions, message, append(keysAndValues, "err", err)...)
 	}
 }

@@ -1,19 +1,17 @@
 package node
 
 import (
+	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
 
-	corev1 "k8s.io/api/core/v1"
-
 	"github.com/nftproxy/nftproxy/model"
-	"github.com/nftproxy/nftproxy/tracker"
 )
 
-// facts are the parts of a Node that count.
+// facts are the required parts of a Node.
 type facts struct {
-	// ips is its address of each family, overridden ones in place, that of the primary family first.
+	// ips has at most one address of each family, overrides in place, that of the primary family first.
 	ips      []netip.Addr
 	podCIDRs []netip.Prefix
 	// ipsConfirmed and cidrsConfirmed say that the Node itself has named some. Otherwise they are
@@ -25,16 +23,13 @@ type facts struct {
 	kept string
 }
 
-// factsOf returns the facts of a Node object, with overrides.
-func (o *Options) factsOf(obj *corev1.Node) facts {
-	own := tracker.ParseNode(obj)
-	with := *obj
-	with.Status.Addresses = append(internalIPs(o.overrides()), obj.Status.Addresses...)
+// factsOf returns the facts of a Node, with overrides.
+func (o *Options) factsOf(node model.Node) facts {
 	return facts{
-		ips:            tracker.ParseNode(&with).IPs,
-		podCIDRs:       own.PodCIDRs,
-		ipsConfirmed:   len(own.IPs) > 0,
-		cidrsConfirmed: len(own.PodCIDRs) > 0,
+		ips:            firstOfFamilies(o.overrides(), node.IPs),
+		podCIDRs:       node.PodCIDRs,
+		ipsConfirmed:   len(node.IPs) > 0,
+		cidrsConfirmed: len(node.PodCIDRs) > 0,
 	}
 }
 
@@ -43,12 +38,12 @@ func (o *Options) factsOf(obj *corev1.Node) facts {
 // the machine has them nevertheless.
 func (f facts) next(said facts, o *Options) facts {
 	next := facts{
+		ips:            keepIPs(f.ips, said.ips, o),
 		podCIDRs:       said.podCIDRs,
 		ipsConfirmed:   f.ipsConfirmed || said.ipsConfirmed,
 		cidrsConfirmed: f.cidrsConfirmed || said.cidrsConfirmed,
 	}
 	var kept []string
-	next.ips = keepIPs(f.ips, said.ips, o)
 	if lost := slices.DeleteFunc(slices.Clone(next.ips), func(ip netip.Addr) bool { return slices.Contains(said.ips, ip) }); len(lost) > 0 {
 		kept = append(kept, text(lost))
 	}
@@ -61,63 +56,41 @@ func (f facts) next(said facts, o *Options) facts {
 	return next
 }
 
-// keepIPs returns said, with the addresses of had for the families that it lacks. As long as it lacks
-// one, the families keep their order, so that the primary one stays what it is; that of an override is
-// always the primary one.
+// keepIPs keeps the old address of each family that the Node no longer has. As long as it lacks one, the families keep
+// their order, so that the primary family stays. The family of an override is always the primary one.
 func keepIPs(had, said []netip.Addr, o *Options) []netip.Addr {
-	lost := slices.DeleteFunc(slices.Clone(had), func(ip netip.Addr) bool { return ofFamily(said, ip) >= 0 })
-	if len(lost) == 0 || len(o.overrides()) > 0 {
-		return append(slices.Clip(said), lost...)
+	kept := firstOfFamilies(said, had)
+	if len(kept) == len(said) || len(o.overrides()) > 0 {
+		return kept
 	}
-	kept := slices.Clone(had)
-	for _, ip := range said {
-		if i := ofFamily(kept, ip); i >= 0 {
-			kept[i] = ip
-		} else {
-			kept = append(kept, ip)
+	kept = firstOfFamilies(had, said)
+	for i, ip := range kept {
+		if at := ofFamily(said, ip); at >= 0 {
+			kept[i] = said[at]
 		}
 	}
 	return kept
 }
 
-// ofFamily returns where list has an address of ip's family, or -1.
+// firstOfFamilies returns the first address of each family in the lists.
+func firstOfFamilies(lists ...[]netip.Addr) (first []netip.Addr) {
+	for _, ip := range slices.Concat(lists...) {
+		if ofFamily(first, ip) < 0 {
+			first = append(first, ip)
+		}
+	}
+	return first
+}
+
+// ofFamily returns the index of an address of ip's family in list, or -1.
 func ofFamily(list []netip.Addr, ip netip.Addr) int {
 	return slices.IndexFunc(list, func(other netip.Addr) bool { return model.FamilyOf(other) == model.FamilyOf(ip) })
 }
 
-// counted returns the addresses of a node that count under the family policy.
-func (o *Options) counted(ips []netip.Addr) []netip.Addr {
-	if o.FamilyPolicy == corev1.IPFamilyPolicySingleStack && len(ips) > 1 {
-		return ips[:1]
+// text returns a list for people.
+func text[T netip.Addr | netip.Prefix](list []T) string {
+	if len(list) == 0 {
+		return "none"
 	}
-	return ips
-}
-
-// applyTo returns the Node with the facts in place of its own. The tracker takes the first address of
-// each family.
-func (f facts) applyTo(obj *corev1.Node, o *Options) *corev1.Node {
-	out := *obj
-	counted := o.counted(f.ips)
-	if !slices.Equal(counted, tracker.ParseNode(obj).IPs) {
-		out.Status.Addresses = internalIPs(counted)
-		for _, address := range obj.Status.Addresses {
-			if _, err := netip.ParseAddr(address.Address); err != nil {
-				out.Status.Addresses = append(out.Status.Addresses, address) // for the tracker to complain about
-			}
-		}
-	}
-	if o.NodeCIDR {
-		out.Spec.PodCIDRs = nil
-		for _, cidr := range f.podCIDRs {
-			out.Spec.PodCIDRs = append(out.Spec.PodCIDRs, cidr.String())
-		}
-	}
-	return &out
-}
-
-func internalIPs(ips []netip.Addr) (out []corev1.NodeAddress) {
-	for _, ip := range ips {
-		out = append(out, corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: ip.String()})
-	}
-	return out
+	return strings.ReplaceAll(strings.Trim(fmt.Sprint(list), "[]"), " ", ", ")
 }

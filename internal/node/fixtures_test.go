@@ -74,7 +74,7 @@ func (h hand) Run(ctx context.Context, sink tracker.Sink) error {
 	return nil
 }
 
-// guarded is a running Guard between a hand and a Tracker.
+// guarded is a running guard between a hand and a Tracker.
 type guarded struct {
 	in    tracker.Sink
 	out   *tracker.Tracker
@@ -109,7 +109,7 @@ func start(t *testing.T, options Options) *guarded {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		g.ended <- NewGuard(h, options).Run(ctx, g.out)
+		g.ended <- NewSource(h, options).Run(ctx, g.out)
 	}()
 	t.Cleanup(func() {
 		stop()
@@ -136,7 +136,7 @@ func (g *guarded) wait(t *testing.T) error {
 	case err := <-g.ended:
 		return err
 	case <-time.After(time.Minute):
-		t.Fatal("the Guard goes on")
+		t.Fatal("the guard goes on")
 		return nil
 	}
 }

@@ -288,7 +288,7 @@ func (f fails) Run(context.Context, tracker.Sink) error { return f.err }
 
 func testErrorsOfTheSourceArePassedOn(t *testing.T) {
 	want := errors.New("no such directory")
-	if err := NewGuard(fails{want}, Options{}).Run(t.Context(), tracker.New(tracker.Options{})); err != want {
+	if err := NewSource(fails{want}, Options{}).Run(t.Context(), tracker.New(tracker.Options{})); err != want {
 		t.Errorf("got %v", err)
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -12,42 +13,71 @@ import (
 	"github.com/nftproxy/nftproxy/sysctl"
 )
 
-// DefaultWait is how long kube-proxy v1.37 waits for its Node's addresses when it starts.
+// DefaultWait is the time that kube-proxy v1.37 waits for its Node's addresses when it starts.
 const DefaultWait = 30 * time.Second
 
-// Options selects the facts of the Node that count. The zero value waits for nothing.
+// Options selects the required facts of the Node. The zero value waits for nothing.
 type Options struct {
 	// NodeName is the name of the Node that the proxy runs on. Other Nodes are passed on.
 	NodeName string
-	// Override is used instead of the Node's addresses, each for its IP family, the first
-	// one's being the node's primary family (bindAddress, or nodeIPOverride). 0.0.0.0, :: and
-	// loopback addresses override nothing: no node port can be reached there.
+	// Override replaces the Node's address of the same IP family (bindAddress, or nodeIPOverride). The first one's
+	// family is the node's primary one. 0.0.0.0, :: and loopback addresses override nothing: no node port can be
+	// reached there.
 	Override []netip.Addr
-	// FamilyPolicy says of how many families the Node's addresses count: SingleStack of the
-	// primary one, PreferDualStack (also empty) of both if there are, RequireDualStack of
-	// both, without which the proxy ends.
+	// FamilyPolicy selects the IP families to serve: SingleStack the primary one, PreferDualStack (also empty) those
+	// of the Node's addresses, RequireDualStack both. Without both the proxy then ends.
 	FamilyPolicy corev1.IPFamilyPolicy
-	// NodeCIDR says that the Node's pod CIDRs count (detectLocalMode NodeCIDR).
+	// NodeCIDR says that the Node's pod CIDRs are required (detectLocalMode NodeCIDR).
 	NodeCIDR bool
-	// Wait is how long the Node may take to exist and to have the facts that count. Then the log names
-	// the missing ones. Meanwhile Services are served with the known facts.
+	// Wait is the longest time to wait for the Node and its required facts. Then the log names the missing ones. The
+	// proxy serves Services with the known facts in the meantime.
 	Wait time.Duration
-	// PreviousNode, if set, returns the Node of the previous run, as far as the kernel's rules tell it. It is
-	// called if the Node lacks facts at the start. It may block.
+	// PreviousNode, if set, reads the Node of the previous run from the kernel's rules. It is called if the Node lacks
+	// facts at the start. It may block.
 	PreviousNode func() (model.Node, error)
 	// OnMissing, if set, is called with the missing facts once they are known, and whenever they change. It
 	// must not block.
 	OnMissing func(Missing)
-	// Kernel tells whether the kernel has IPv6.
+	// Kernel says whether the kernel has IPv6.
 	Kernel sysctl.Tree
 }
 
-// overrides returns those of Override that override something.
+// Missing holds the required Node facts that are still unknown. The zero value means that all are known.
+type Missing struct {
+	// Node says that there has been no Node of the proxy's name. If it has another one, the proxy does
+	// not know which endpoints are local.
+	Node bool
+	// Addresses says that the Node has no address, or under RequireDualStack not both.
+	Addresses bool
+	// PodCIDRs says that the Node has no pod CIDR, and Options.NodeCIDR needs one.
+	PodCIDRs bool
+	// Waiting says that the proxy still waits, for up to Options.Wait, and that load balancers should send this node no
+	// traffic.
+	Waiting bool
+}
+
+func (m Missing) any() bool { return m.Node || m.Addresses || m.PodCIDRs }
+
+// String returns the missing parts, separated by commas.
+func (m Missing) String() string {
+	var parts []string
+	add := func(missing bool, name string) {
+		if missing {
+			parts = append(parts, name)
+		}
+	}
+	add(m.Node, "the Node")
+	add(m.Addresses, "addresses")
+	add(m.PodCIDRs, "pod CIDRs")
+	return strings.Join(parts, ", ")
+}
+
+// overrides returns Override without unspecified and loopback addresses.
 func (o *Options) overrides() []netip.Addr {
 	return slices.DeleteFunc(slices.Clone(o.Override), func(addr netip.Addr) bool { return addr.IsUnspecified() || addr.IsLoopback() })
 }
 
-// wantedIPs returns how many addresses are worth waiting for.
+// wantedIPs returns the number of addresses to wait for.
 func (o *Options) wantedIPs() int {
 	if o.FamilyPolicy == corev1.IPFamilyPolicyRequireDualStack {
 		return 2
@@ -68,4 +98,12 @@ func (o *Options) checkFamilies(ips []netip.Addr) error {
 		}
 	}
 	return nil
+}
+
+// counted returns the addresses of the families to serve.
+func (o *Options) counted(ips []netip.Addr) []netip.Addr {
+	if o.FamilyPolicy == corev1.IPFamilyPolicySingleStack && len(ips) > 1 {
+		return ips[:1]
+	}
+	return ips
 }

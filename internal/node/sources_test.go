@@ -83,7 +83,7 @@ func testLifeOfANode(t *testing.T) {
 			loop := model.NewLoop(tr, synced, model.LoopOptions{})
 			looping := make(chan error, 1)
 			go func() { looping <- loop.Run(ctx) }()
-			guard := NewGuard(p.source, Options{NodeName: thisNode, Override: addrs("fd00::9"), Wait: time.Hour, Kernel: kernel(t, true)})
+			guard := NewSource(p.source, Options{NodeName: thisNode, Override: addrs("fd00::9"), Wait: time.Hour, Kernel: kernel(t, true)})
 			ended := make(chan error, 1)
 			go func() { ended <- guard.Run(ctx, tr) }()
 
@@ -119,7 +119,7 @@ func testStoppingIsNoError(t *testing.T) {
 	ctx, stop := context.WithCancel(t.Context())
 	tr := tracker.New(tracker.Options{NodeName: thisNode})
 	ended := make(chan error, 1)
-	go func() { ended <- NewGuard(p.source, Options{NodeName: thisNode}).Run(ctx, tr) }()
+	go func() { ended <- NewSource(p.source, Options{NodeName: thisNode}).Run(ctx, tr) }()
 	<-tr.Dirty()
 	stop()
 	if err := <-ended; err != nil {
