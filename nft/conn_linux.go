@@ -236,10 +236,10 @@ func withPrivilege(err error) error {
 // Generation returns the number of the ruleset, which the kernel raises with every commit to the network namespace,
 // whoever makes it.
 func (c *Conn) Generation(ctx context.Context) (uint32, error) {
-	var n Notice
-	err := c.ask(ctx, query{typ: unix.NFT_MSG_GETGEN}, func(r reply) error { return decodeAttributes(r.Data, n.take) })
+	var e Event
+	err := c.ask(ctx, query{typ: unix.NFT_MSG_GETGEN}, func(r reply) error { return decodeAttributes(r.Data, e.take) })
 	if err != nil {
 		return 0, fmt.Errorf("nft: get generation: %w", err)
 	}
-	return n.Generation, nil
+	return e.Generation, nil
 }

@@ -9,7 +9,7 @@
 //   - A Draft is a Table that knows what changed since its last commit. So the Transaction for a small change costs as
 //     little as the change.
 //   - Conn.Compare returns the Transaction that repairs a table. It compares while the kernel lists, and copies nothing.
-//   - A Listener hears of each commit in the network namespace, and a Watcher receives its parts.
+//   - A Monitor hears of each commit in the network namespace, and of its parts.
 //
 // A Conn does one thing after another. Calls that take long, such as Compare, belong on a connection of their own: see
 // Conn.Another.

@@ -19,7 +19,7 @@ import (
 //	ErrGenerationMoved     others committed while the ruleset was read, or the kernel cut a listing short;
 //	                       refused: others committed since the generation of the transaction
 //	fs.ErrPermission       the process lacks CAP_NET_ADMIN, or the table has an owner
-//	net.ErrClosed          the Conn or Listener is closed
+//	net.ErrClosed          the Conn or Monitor is closed
 //	context.Canceled,      the context was done. A transaction was not sent
 //	context.DeadlineExceeded
 //	os.ErrDeadlineExceeded the kernel did not answer within ten seconds. It is unknown whether a transaction was applied

@@ -182,23 +182,20 @@ func ExampleConn_Compare() {
 		log.Fatal(err)
 	}
 	defer conn.Close()
-	listener, err := conn.Listen()
-	if err == nil {
-		err = listener.Join()
-	}
+	commits, err := conn.Monitor(ctx, "")
 	if err != nil {
 		log.Fatal(err)
 	}
-	defer listener.Close()
+	defer commits.Close()
 	want := webTable("10.0.0.1:8080", "10.0.0.2:8080")
 	for {
-		notice, err := listener.Next(ctx)
+		commit, err := commits.Next(ctx)
 		if err != nil {
 			log.Fatal(err)
 		}
 		repair, err := conn.Compare(ctx, want, nft.CompareOptions{})
 		if errors.Is(err, nft.ErrGenerationMoved) {
-			continue // yet another commit, of which there is a notice too
+			continue // yet another commit, of which there is an event too
 		}
 		if err != nil {
 			log.Fatal(err)
@@ -206,7 +203,7 @@ func ExampleConn_Compare() {
 		if repair.Empty() {
 			continue // ours, or of other tables
 		}
-		log.Printf("%v changed the table; this repairs it:\n%s", notice, repair)
+		log.Printf("%v changed the table; this repairs it:\n%s", commit, repair)
 		if _, err := conn.Commit(ctx, repair); err != nil {
 			log.Fatal(err)
 		}

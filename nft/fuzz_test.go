@@ -374,7 +374,7 @@ func FuzzDecodeObject(f *testing.F) {
 				t.Errorf("%v of %q, encoded and decoded again, is %v of %q (%v)", o, name, o2, again, err)
 			}
 		}
-		var n Notice
+		var n Event
 		_ = decodeAttributes(data, n.take)
 		_ = n.String()
 	})

@@ -38,13 +38,13 @@ type Backend struct {
 	// meanwhile records the own commits while a comparison with the kernel runs; nil while none does.
 	meanwhile *meanwhile
 	// listener receives notices of other programs' commits; nil while Watch does not run.
-	listener *nft.Listener
+	listener *nft.Monitor
 	// checkInterval is CheckInterval, and copyTime is affinityCopyTime; tests change them.
 	checkInterval, copyTime time.Duration
 	// noticed starts a check, because somebody else may have committed.
 	noticed wakeup
 	// foreign is the last commit by somebody else that was heard of; nil for none.
-	foreign atomic.Pointer[nft.Notice]
+	foreign atomic.Pointer[nft.Event]
 	// conntrack lists the connections from which lost affinity is restored; nil for none.
 	conntrack *conntrack.Conn
 	// flows takes notes of each Sync; nil for none.

@@ -52,15 +52,13 @@ func (b *Backend) Watch(ctx context.Context) {
 
 // listen starts a check whenever somebody else commits.
 func (b *Backend) listen(ctx context.Context) error {
-	listener, err := b.conn.Listen()
+	listener, err := b.conn.Monitor(ctx, "")
 	if err != nil {
 		return err
 	}
 	defer listener.Close()
-	if err := b.setListener(listener); err != nil {
-		return err
-	}
-	defer func() { _ = b.setListener(nil) }()
+	b.setListener(listener)
+	defer b.setListener(nil)
 	for {
 		heard, err := listener.Next(ctx)
 		if err != nil {
@@ -71,14 +69,10 @@ func (b *Backend) listen(ctx context.Context) error {
 	}
 }
 
-func (b *Backend) setListener(l *nft.Listener) error {
+func (b *Backend) setListener(l *nft.Monitor) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.listener = l
-	if l == nil {
-		return nil
-	}
-	return l.Join()
 }
 
 // checkAgain checks the tables until ctx ends. It returns an error if it cannot open a connection.

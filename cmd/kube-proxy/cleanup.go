@@ -31,14 +31,11 @@ func cleanup(ctx context.Context, serviceProxyName string) error {
 		return err
 	}
 	// It hears of commits from here on, so it cannot miss that of a proxy that adds the tables again.
-	listener, err := conn.Listen()
+	commits, err := conn.Monitor(ctx, "")
 	if err != nil {
 		return err
 	}
-	defer listener.Close()
-	if err := listener.Join(); err != nil {
-		return err
-	}
+	defer commits.Close()
 	if err := proxy.Cleanup(ctx, conn, serviceProxyName); err != nil {
 		return err
 	}
@@ -55,7 +52,7 @@ func cleanup(ctx context.Context, serviceProxyName string) error {
 	if nothing {
 		return left
 	}
-	return errors.Join(left, addedAgain(ctx, listener, func() ([]string, error) { return proxy.Present(ctx, conn, serviceProxyName) }))
+	return errors.Join(left, addedAgain(ctx, commits, func() ([]string, error) { return proxy.Present(ctx, conn, serviceProxyName) }))
 }
 
 // cleanupLeftovers removes what kube-proxy's other modes left. nothing says that there was nothing else to remove.
@@ -80,11 +77,11 @@ func cleanupLeftovers(logger klog.Logger, nothing bool) error {
 const returnTime = 3 * time.Second
 
 // addedAgain waits for a running proxy to add the tables again. The error names the process.
-func addedAgain(ctx context.Context, listener *nft.Listener, present func() ([]string, error)) error {
+func addedAgain(ctx context.Context, commits *nft.Monitor, present func() ([]string, error)) error {
 	waiting, cancel := context.WithTimeout(ctx, returnTime)
 	defer cancel()
 	for {
-		notice, err := listener.Next(waiting)
+		commit, err := commits.Next(waiting)
 		if ctx.Err() == nil && waiting.Err() != nil {
 			return nil
 		}
@@ -95,8 +92,8 @@ func addedAgain(ctx context.Context, listener *nft.Listener, present func() ([]s
 		if err != nil {
 			return err
 		}
-		if len(tables) > 0 && notice.PID != uint32(os.Getpid()) {
-			return fmt.Errorf("a proxy runs on this node: %s has added again %s; stop it, then clean up", notice.Who(), strings.Join(tables, " and "))
+		if len(tables) > 0 && commit.PID != uint32(os.Getpid()) {
+			return fmt.Errorf("a proxy runs on this node: %s has added again %s; stop it, then clean up", commit.Who(), strings.Join(tables, " and "))
 		}
 	}
 }

@@ -96,22 +96,22 @@ type WatchOptions struct {
 // Watch calls tell for each commit that changes the proxy's tables, until ctx ends or tell returns an error.
 func Watch(ctx context.Context, conn *nft.Conn, o WatchOptions, tell func(*Change) error) error {
 	table := compiler.TableNameFor(o.ServiceProxyName)
-	w, err := conn.Watch(ctx, table)
+	m, err := conn.Monitor(ctx, table)
 	if err != nil {
 		return err
 	}
-	defer w.Close()
+	defer m.Close()
 	for {
 		c := &Change{APIVersion: ruledump.APIVersion, Kind: "Change", Counts: map[string]int{}, Parts: []string{}}
-		notice, err := w.Next(ctx, func(a nft.Announcement) { c.add(a, table, o.MaxParts) })
+		commit, err := c.collect(ctx, m, table, o.MaxParts)
 		switch {
 		case ctx.Err() != nil:
 			return nil
 		case err != nil:
 			return err
 		}
-		c.Time, c.Generation, c.Process, c.PID, c.TID, c.Lost = time.Now().UTC(), notice.Generation, notice.Process, notice.PID, notice.TID, notice.Lost
-		c.Foreign = !notice.Lost && notice.Process != o.Proxy
+		c.Time, c.Generation, c.Process, c.PID, c.TID, c.Lost = time.Now().UTC(), commit.Generation, commit.Process, commit.PID, commit.TID, commit.Lost
+		c.Foreign = !commit.Lost && commit.Process != o.Proxy
 		if len(c.Counts) == 0 && !c.Lost {
 			continue
 		}
@@ -121,24 +121,31 @@ func Watch(ctx context.Context, conn *nft.Conn, o WatchOptions, tell func(*Chang
 	}
 }
 
-func (c *Change) add(a nft.Announcement, table string, maxParts int) {
-	if a.Table != table {
-		return
-	}
-	sign := "+"
-	if a.Deleted {
-		sign = "-"
-	}
-	c.Counts[sign+a.Kind]++
-	if len(c.Parts) < maxParts {
-		c.Parts = append(c.Parts, strings.TrimSpace(fmt.Sprintf("%s %s %s %s %s %s", sign, a.Kind, a.Family, a.Table, a.In, a.What)))
+// collect adds the parts of the next commit, and returns its end.
+func (c *Change) collect(ctx context.Context, m *nft.Monitor, table string, maxParts int) (nft.Event, error) {
+	for {
+		e, err := m.Next(ctx)
+		if err != nil || e.Kind == nft.EventGeneration {
+			return e, err
+		}
+		if e.Table != table {
+			continue
+		}
+		sign := "+"
+		if e.Deleted {
+			sign = "-"
+		}
+		c.Counts[sign+e.Kind]++
+		if len(c.Parts) < maxParts {
+			c.Parts = append(c.Parts, e.String())
+		}
 	}
 }
 
 // Text prints the change for people.
 func (c *Change) Text(w io.Writer, s Colours) error {
 	var b strings.Builder
-	who := nft.Notice{Process: c.Process, PID: c.PID, TID: c.TID}.Who()
+	who := nft.Event{Process: c.Process, PID: c.PID, TID: c.TID}.Who()
 	switch {
 	case c.Lost:
 		who = "unknown: announcements were lost"

@@ -15,22 +15,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// listen opens a listener that is joined.
-func listen(t testing.TB, c *Conn) *Listener {
+// listen opens a monitor of no table.
+func listen(t testing.TB, c *Conn) *Monitor {
 	t.Helper()
-	l, err := c.Listen()
+	m, err := c.Monitor(t.Context(), "")
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { l.Close() })
-	if err := l.Join(); err != nil {
-		t.Fatal(err)
-	}
-	return l
+	t.Cleanup(func() { m.Close() })
+	return m
 }
 
 // next waits for a notice.
-func next(t testing.TB, l *Listener) Notice {
+func next(t testing.TB, l *Monitor) Event {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
@@ -42,7 +39,7 @@ func next(t testing.TB, l *Listener) Notice {
 }
 
 // checkSilence checks that no notice is there.
-func checkSilence(t testing.TB, l *Listener) {
+func checkSilence(t testing.TB, l *Monitor) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
 	defer cancel()
@@ -60,13 +57,13 @@ func generation(t testing.TB, c *Conn) uint32 {
 	return g
 }
 
-func TestListener(t *testing.T) {
-	t.Run("notices each commit until it leaves", testListenerNoticesCommits)
-	t.Run("says when notices did not fit", testListenerWhoseNoticesDoNotFitSaysSo)
-	t.Run("ends", testListenerEnds)
+func TestMonitor(t *testing.T) {
+	t.Run("notices each commit until it leaves", testMonitorNoticesCommits)
+	t.Run("says when events did not fit", testMonitorWhoseEventsDoNotFitSaysSo)
+	t.Run("ends", testMonitorEnds)
 }
 
-func testListenerNoticesCommits(t *testing.T) {
+func testMonitorNoticesCommits(t *testing.T) {
 	netns.EnterForTest(t)
 	c := dial(t)
 	l := listen(t, c)
@@ -152,7 +149,7 @@ func commitInNamedThread(t *testing.T, c *Conn, tx Transaction) (tid uint32) {
 	return tid
 }
 
-func testListenerWhoseNoticesDoNotFitSaysSo(t *testing.T) {
+func testMonitorWhoseEventsDoNotFitSaysSo(t *testing.T) {
 	netns.EnterForTest(t)
 	c := dial(t)
 	l := listen(t, c)
@@ -188,7 +185,7 @@ func testListenerWhoseNoticesDoNotFitSaysSo(t *testing.T) {
 	}
 }
 
-func testListenerEnds(t *testing.T) {
+func testMonitorEnds(t *testing.T) {
 	netns.EnterForTest(t)
 	c := dial(t)
 	t.Run("when its context does", func(t *testing.T) {
@@ -213,19 +210,14 @@ func testListenerEnds(t *testing.T) {
 		netns.EnterForTest(t)
 		c := dial(t)
 		withoutCapability(t, unix.CAP_NET_ADMIN)
-		l, err := c.Listen()
-		if err == nil {
-			err = l.Join()
-			defer l.Close()
-		}
-		if !errors.Is(err, unix.EPERM) {
-			t.Errorf("Listen, Join = %v, want EPERM", err)
+		if _, err := c.Monitor(t.Context(), ""); !errors.Is(err, unix.EPERM) {
+			t.Errorf("Monitor = %v, want EPERM", err)
 		}
 	})
 }
 
 // How long after the nft program was started to flush the ruleset the notice is there.
-func BenchmarkListenerHearsAFlush(b *testing.B) {
+func BenchmarkMonitorHearsAFlush(b *testing.B) {
 	netns.EnterForTest(b)
 	c := dial(b)
 	l := listen(b, c)
@@ -252,16 +244,16 @@ func BenchmarkListenerHearsAFlush(b *testing.B) {
 }
 
 // What a listener costs those who commit: 60,000 elements.
-func BenchmarkCommitBesideAListener(b *testing.B) {
+func BenchmarkCommitBesideAMonitor(b *testing.B) {
 	for _, bc := range []struct {
 		name  string
-		setUp func(b *testing.B, c *Conn) *Listener
+		setUp func(b *testing.B, c *Conn) *Monitor
 		leave bool
 	}{
-		{"nobody listens", func(*testing.B, *Conn) *Listener { return nil }, false},
-		{"a filtered listener is joined", func(b *testing.B, c *Conn) *Listener { return listen(b, c) }, false},
-		{"a filtered listener leaves meanwhile", func(b *testing.B, c *Conn) *Listener { return listen(b, c) }, true},
-		{"an unfiltered listener is joined", func(b *testing.B, c *Conn) *Listener {
+		{"nobody listens", func(*testing.B, *Conn) *Monitor { return nil }, false},
+		{"a filtered listener is joined", func(b *testing.B, c *Conn) *Monitor { return listen(b, c) }, false},
+		{"a filtered listener leaves meanwhile", func(b *testing.B, c *Conn) *Monitor { return listen(b, c) }, true},
+		{"an unfiltered listener is joined", func(b *testing.B, c *Conn) *Monitor {
 			l := listen(b, c)
 			if err := l.socket.conn.RemoveBPF(); err != nil {
 				b.Fatal(err)
@@ -296,4 +288,43 @@ func BenchmarkCommitBesideAListener(b *testing.B) {
 			b.ReportMetric(float64(fastest.Microseconds())/1000, "ms-at-least")
 		})
 	}
+}
+
+// FuzzEvents shows that no series of messages makes a Monitor fall over: any process with CAP_NET_ADMIN can
+// commit what the kernel then describes. The first byte of the data says how many bytes the first message has, and so on;
+// each begins with its type.
+func FuzzEvents(f *testing.F) {
+	for _, family := range Families {
+		table := everything(family)
+		tx := Diff(nil, table)
+		tx.Append(Diff(table, nil))
+		messages, err := tx.encode()
+		if err != nil {
+			f.Fatal(err)
+		}
+		for _, m := range messages {
+			if len(m.Data) < 255 {
+				f.Add(append([]byte{byte(len(m.Data) + 1), byte(m.Header.Type)}, m.Data...))
+			}
+		}
+	}
+	f.Add([]byte{})
+	f.Fuzz(func(t *testing.T, data []byte) {
+		m := &Monitor{table: "kube-proxy", sets: map[identity]*Set{{FamilyIP, "cluster-ips"}: {Name: "cluster-ips", Key: Concat{IPDaddr}}}}
+		for len(data) > 1 {
+			length := min(int(data[0]), len(data)-1)
+			message := data[1 : 1+length]
+			data = data[1+length:]
+			if length == 0 {
+				continue
+			}
+			_ = m.take(reply{Type: unix.NFNL_SUBSYS_NFTABLES<<8 | uint16(message[0]), Data: message[1:]})
+			for _, e := range m.pending {
+				if e.Kind == "" || e.Table != m.table && e.What != "" {
+					t.Errorf("told %+v", e)
+				}
+			}
+			m.pending = nil
+		}
+	})
 }

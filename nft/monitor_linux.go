@@ -1,0 +1,355 @@
+package nft
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"strconv"
+	"strings"
+	"sync/atomic"
+
+	"github.com/nftproxy/nftproxy/internal/netlinkattr"
+	"golang.org/x/net/bpf"
+	"golang.org/x/sys/unix"
+)
+
+// Event is one part of a commit to the nf_tables of a network namespace, or the end of the commit.
+type Event struct {
+	// Kind is EventGeneration for the end of a commit. For a part it is "table", "chain", "set", "map", "rule", "element", an
+	// Object's Kind, or "unknown".
+	Kind string
+	// Deleted says that the part was deleted; else it was added, or changed.
+	Deleted bool
+	// Family is that of the table.
+	Family Family
+	// Table is the name of the table. In is the name of the chain, set or object, and for a rule or an element that of its
+	// chain or set; empty for a table.
+	Table, In string
+	// What is the rule or the element, as nft lists it; empty for all else.
+	What string
+	// Generation is the ruleset's number after the commit. This and the following fields are those of the end of a commit.
+	Generation uint32
+	// TID is the id, in the initial PID namespace, of the thread that committed. The kernel tells of the thread alone.
+	TID uint32
+	// PID is the id of the thread's process, from /proc/TID. It is 0 if the thread has ended before the event was read, or
+	// if /proc is not that of the initial PID namespace, as in a container without hostPID.
+	PID uint32
+	// Process is the name of the process, at most 15 bytes; where PID is 0, the name of the thread, which in most programs
+	// is the same.
+	Process string
+	// Lost says that events were lost, because more came than the socket holds. Then Generation, TID, PID and Process are
+	// empty.
+	Lost bool
+}
+
+// EventGeneration is the Kind of the end of a commit.
+const EventGeneration = "generation"
+
+// String returns the event in a few words, for logs.
+func (e Event) String() string {
+	switch {
+	case e.Lost:
+		return "events were lost"
+	case e.Kind == EventGeneration:
+		return fmt.Sprintf("generation %d by %s", e.Generation, e.Who())
+	}
+	sign := "+"
+	if e.Deleted {
+		sign = "-"
+	}
+	return strings.TrimSpace(fmt.Sprintf("%s %s %s %s %s %s", sign, e.Kind, e.Family, e.Table, e.In, e.What))
+}
+
+// Who returns the process that committed, as in "nft (pid 4711)". Where the process is not known, it is the thread, as in
+// "nft (thread 4711)".
+func (e Event) Who() string {
+	if e.PID == 0 {
+		return fmt.Sprintf("%s (thread %d)", e.Process, e.TID)
+	}
+	return fmt.Sprintf("%s (pid %d)", e.Process, e.PID)
+}
+
+// Monitor hears of each commit to the nf_tables of one network namespace, whoever makes it, between Join and Leave.
+//
+// While anybody in the namespace has joined, the kernel describes all elements of each commit. A Monitor of no table has
+// a filter that keeps the descriptions away, but making them takes time: a commit of 60,000 elements took a third to two
+// thirds longer (docs/measurements.md). So leave before your own commits, and join again after them. The Monitor does not
+// hear of commits of others in between. To find out whether there were any, compare the Generation after Join with the
+// one before, plus one for each of your own commits.
+//
+// Join, Leave and Close may be called while another goroutine is in Next. Only one goroutine may be in Next.
+type Monitor struct {
+	socket *socket
+	closed atomic.Bool
+	// table is the name of the tables whose parts are told; empty for none.
+	table string
+	// sets are those of the tables, without elements. They are needed to print elements and rules.
+	sets map[identity]*Set
+	// pending are events that Next has not returned yet.
+	pending []Event
+}
+
+// monitorBuffer is how many bytes of descriptions may wait to be read. An element takes some 150 bytes.
+const monitorBuffer = 32 << 20
+
+// Monitor opens a Monitor in the connection's network namespace, and joins. It tells the ends of all commits, and before
+// them all parts in the tables of the name, of both families; an empty name stands for no table. Of tables of other names
+// it tells parts of the Kind "unknown". If a commit is larger than the socket's buffer, parts of it are lost. The
+// connection may be closed while the Monitor is in use. The process needs CAP_NET_ADMIN.
+func (c *Conn) Monitor(ctx context.Context, table string) (*Monitor, error) {
+	s, err := c.namespace.openSocket()
+	if err != nil {
+		return nil, err
+	}
+	m := &Monitor{socket: s, table: table, sets: map[identity]*Set{}}
+	if table == "" {
+		err = s.onlyGenerations()
+	} else {
+		err = s.growReadBuffer(monitorBuffer)
+	}
+	if err == nil {
+		err = m.Join()
+	}
+	if err == nil && table != "" {
+		err = m.readSets(ctx, c)
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("nft: monitor: %w", err), m.Close())
+	}
+	return m, nil
+}
+
+// readSets reads which sets there are.
+func (m *Monitor) readSets(ctx context.Context, c *Conn) error {
+	for _, family := range Families {
+		r := reader{conn: c, ctx: ctx, family: family, table: m.table, throughCommits: true}
+		t, err := r.header()
+		if err == nil && t != nil {
+			err = r.sets(t)
+		}
+		if err != nil {
+			return fmt.Errorf("read sets: %w", err)
+		}
+		if t != nil {
+			for _, s := range t.Sets {
+				m.sets[identity{family, s.Name}] = s
+			}
+		}
+	}
+	return nil
+}
+
+// growReadBuffer makes room for what waits to be read.
+func (s *socket) growReadBuffer(size int) error {
+	// SO_RCVBUFFORCE goes beyond net.core.rmem_max, which CAP_NET_ADMIN allows.
+	err := s.conn.SetsockoptInt(unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, size)
+	if errors.Is(err, unix.EPERM) {
+		err = s.conn.SetsockoptInt(unix.SOL_SOCKET, unix.SO_RCVBUF, size)
+	}
+	return err
+}
+
+// onlyGenerations lets messages pass that tell of a new generation. The kernel sends each in a datagram of its own,
+// after the descriptions of the commit.
+func (s *socket) onlyGenerations() error {
+	filter, err := bpf.Assemble([]bpf.Instruction{
+		// nlmsg_type is at offset 4, in the byte order of the host; BPF loads in network byte order.
+		bpf.LoadAbsolute{Off: 4, Size: 2},
+		bpf.JumpIf{Cond: bpf.JumpEqual, Val: uint32(networkOrder(newGeneration)), SkipFalse: 1},
+		bpf.RetConstant{Val: datagramSize},
+		bpf.RetConstant{Val: 0},
+	})
+	if err == nil {
+		err = s.conn.SetBPF(filter)
+	}
+	return err
+}
+
+// newGeneration is the type of the message that tells of a new generation.
+const newGeneration = unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_NEWGEN
+
+// Join begins to hear of commits, as after Conn.Monitor. Being joined already is no error. Sets that others added since
+// Leave are not known: their elements print as unknown.
+func (m *Monitor) Join() error { return m.membership(unix.NETLINK_ADD_MEMBERSHIP, "join") }
+
+// Leave ends hearing of commits. Events that are there already stay.
+func (m *Monitor) Leave() error { return m.membership(unix.NETLINK_DROP_MEMBERSHIP, "leave") }
+
+func (m *Monitor) membership(option int, what string) error {
+	if err := m.socket.conn.SetsockoptInt(unix.SOL_NETLINK, option, unix.NFNLGRP_NFTABLES); err != nil {
+		return fmt.Errorf("nft: %s the group of events: %w", what, withPrivilege(err))
+	}
+	return nil
+}
+
+// Close closes the monitor. A Next that waits ends with net.ErrClosed.
+func (m *Monitor) Close() error {
+	if m.closed.Swap(true) {
+		return nil
+	}
+	return m.socket.conn.Close()
+}
+
+// Next waits for the next event. Families other than ip and ip6 have none but the end of the commit. Next ends with ctx's
+// error when ctx is done, and with net.ErrClosed after Close. After any other error the monitor is unusable: close it and
+// open another.
+func (m *Monitor) Next(ctx context.Context) (Event, error) {
+	defer m.socket.interruptible(ctx)()
+	for len(m.pending) == 0 {
+		err := m.socket.receiveUntil(ctx, noDeadline, m.take)
+		switch {
+		case err != nil && m.closed.Load():
+			return Event{}, fmt.Errorf("nft: wait for a commit: %w", net.ErrClosed)
+		case errors.Is(err, unix.ENOBUFS):
+			return Event{Kind: EventGeneration, Lost: true}, nil
+		case err != nil:
+			return Event{}, fmt.Errorf("nft: wait for a commit: %w", err)
+		}
+	}
+	e := m.pending[0]
+	m.pending = m.pending[1:]
+	return e, nil
+}
+
+func (m *Monitor) tell(e Event) { m.pending = append(m.pending, e) }
+
+// take decodes a message.
+func (m *Monitor) take(r reply) error {
+	if r.Type == newGeneration {
+		e := Event{Kind: EventGeneration}
+		err := decodeAttributes(r.Data, e.take)
+		e.findProcess()
+		m.tell(e)
+		return err
+	}
+	if r.Type>>8 != unix.NFNL_SUBSYS_NFTABLES || len(r.Data) < nfgenmsgLen {
+		return nil
+	}
+	family, err := familyOf(uint32(r.Data[0]))
+	if err != nil {
+		return nil
+	}
+	typ := r.Type & 0xff
+	e := Event{Deleted: deletions[typ], Family: family, Kind: "unknown"}
+	e.Table = netlinkattr.Text(netlinkattr.Find(r.Data[nfgenmsgLen:], attrTable))
+	switch {
+	case e.Table != m.table:
+		m.tell(e)
+	case typ == unix.NFT_MSG_NEWSETELEM || typ == unix.NFT_MSG_DELSETELEM:
+		m.takeElements(r.Data, e)
+	default:
+		m.decode(&e, typ, r.Data)
+		m.tell(e)
+	}
+	return nil
+}
+
+func (e *Event) take(typ uint16, b []byte) (err error) {
+	switch typ {
+	case unix.NFTA_GEN_ID:
+		e.Generation, err = netlinkattr.Uint32(b)
+	case unix.NFTA_GEN_PROC_PID:
+		e.TID, err = netlinkattr.Uint32(b)
+	case unix.NFTA_GEN_PROC_NAME:
+		e.Process = netlinkattr.Text(b)
+	}
+	return err
+}
+
+// initialPIDNamespace is the target of /proc/self/ns/pid in the initial PID namespace: its inode has a fixed number,
+// PROC_PID_INIT_INO of linux/proc_ns.h.
+const initialPIDNamespace = "pid:[4026531836]"
+
+// findProcess fills in the process of the thread. The thread may have ended, and its id may belong to another one by now,
+// so the name has to be the same.
+func (e *Event) findProcess() {
+	if namespace, err := os.Readlink("/proc/self/ns/pid"); err != nil || namespace != initialPIDNamespace {
+		return
+	}
+	if commOf(e.TID) != e.Process {
+		return
+	}
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", e.TID))
+	if err != nil {
+		return
+	}
+	_, after, _ := strings.Cut(string(status), "\nTgid:\t")
+	text, _, _ := strings.Cut(after, "\n")
+	pid, err := strconv.ParseUint(text, 10, 32)
+	if err != nil {
+		return
+	}
+	if name := commOf(uint32(pid)); name != "" {
+		e.PID, e.Process = uint32(pid), name
+	}
+}
+
+// commOf returns the name of a thread; empty if it has ended.
+func commOf(tid uint32) string {
+	comm, _ := os.ReadFile(fmt.Sprintf("/proc/%d/comm", tid))
+	return strings.TrimSuffix(string(comm), "\n")
+}
+
+// deletions are the messages that tell of a deletion.
+var deletions = map[uint16]bool{
+	unix.NFT_MSG_DELTABLE: true, unix.NFT_MSG_DELCHAIN: true, unix.NFT_MSG_DELRULE: true, unix.NFT_MSG_DELSET: true,
+	unix.NFT_MSG_DELSETELEM: true, unix.NFT_MSG_DELOBJ: true, nftMsgDelFlowtable: true,
+}
+
+// decode fills in Kind, In and What. If the message cannot be decoded, Kind stays "unknown".
+func (m *Monitor) decode(e *Event, typ uint16, data []byte) {
+	switch typ {
+	case unix.NFT_MSG_NEWTABLE, unix.NFT_MSG_DELTABLE:
+		e.Kind = "table"
+	case unix.NFT_MSG_NEWCHAIN, unix.NFT_MSG_DELCHAIN:
+		if _, c, err := decodeChain(data); err == nil {
+			e.Kind, e.In = "chain", c.Name
+		}
+	case unix.NFT_MSG_NEWSET, unix.NFT_MSG_DELSET:
+		if _, s, err := decodeSet(data); err == nil {
+			e.Kind, e.In = s.Kind(), s.Name
+			m.noteSet(identity{e.Family, s.Name}, s, e.Deleted)
+		}
+	case unix.NFT_MSG_NEWRULE, unix.NFT_MSG_DELRULE:
+		if r, err := decodeRule(data); err == nil {
+			sets := func(name string) *Set { return m.sets[identity{e.Family, name}] }
+			e.Kind, e.In = "rule", r.chain
+			e.What = Rule{Statements: delinearize(e.Family, sets, r.exprs), Comment: r.comment}.String()
+		}
+	case unix.NFT_MSG_NEWOBJ, unix.NFT_MSG_DELOBJ:
+		if _, o, err := decodeObject(data); err == nil {
+			e.Kind, e.In = o.Kind, o.Name
+		}
+	case nftMsgNewFlowtable, nftMsgDelFlowtable:
+		if _, o, err := decodeFlowtable(data); err == nil {
+			e.Kind, e.In = o.Kind, o.Name
+		}
+	}
+}
+
+func (m *Monitor) noteSet(name identity, s *Set, deleted bool) {
+	if deleted {
+		delete(m.sets, name)
+	} else {
+		m.sets[name] = s
+	}
+}
+
+func (m *Monitor) takeElements(data []byte, e Event) {
+	e.In = netlinkattr.Text(netlinkattr.Find(data[nfgenmsgLen:], unix.NFTA_SET_ELEM_LIST_SET))
+	set := m.sets[identity{e.Family, e.In}]
+	err := eachElement(data, func(r *rawElement) error {
+		e.Kind = "element"
+		if set != nil {
+			e.What = set.FormatElement(r.element())
+		}
+		m.tell(e)
+		return nil
+	})
+	if err != nil {
+		e.Kind, e.What = "unknown", ""
+		m.tell(e)
+	}
+}
