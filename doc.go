@@ -19,7 +19,6 @@
 //     this module.
 //   - tracker: Services, EndpointSlices, the Node and ServiceCIDRs in, changes of the model out.
 //   - source/apiserver: feeds a tracker from an API server.
-//   - source/apiserver/apiservertest: an API server for tests, which fails on command.
 //   - sysctl: the kernel parameters that kube-proxy sets.
 //
 // # Packages for nftables

@@ -6,7 +6,7 @@ import (
 	"time"
 
 	"github.com/mdlayher/netlink"
-	"github.com/nftproxy/nftproxy/integration/procstat"
+	"github.com/nftproxy/nftproxy/internal/testkit/process"
 	"github.com/nftproxy/nftproxy/model"
 	"github.com/ti-mo/conntrack"
 	"github.com/ti-mo/netfilter"
@@ -99,9 +99,9 @@ func measure(b *testing.B, search, restore func()) {
 	b.ReportAllocs()
 	var spent time.Duration
 	for b.Loop() {
-		begin := procstat.ProcessorTime(b)
+		begin := process.ProcessorTime(b)
 		search()
-		spent += procstat.ProcessorTime(b) - begin
+		spent += process.ProcessorTime(b) - begin
 		if restore != nil {
 			b.StopTimer()
 			restore()

@@ -16,7 +16,7 @@ import (
 
 	"github.com/mdlayher/netlink"
 	"github.com/nftproxy/nftproxy/compiler"
-	"github.com/nftproxy/nftproxy/integration/netns"
+	"github.com/nftproxy/nftproxy/internal/testkit/netns"
 	"github.com/nftproxy/nftproxy/model"
 	trackedby "github.com/ti-mo/conntrack"
 	routes "github.com/vishvananda/netlink"

@@ -12,8 +12,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/mdlayher/netlink"
-	"github.com/nftproxy/nftproxy/integration/netns"
 	"github.com/nftproxy/nftproxy/internal/netlinkattr"
+	"github.com/nftproxy/nftproxy/internal/testkit/netns"
 	"github.com/nftproxy/nftproxy/model"
 	"github.com/ti-mo/conntrack"
 	"golang.org/x/sync/errgroup"

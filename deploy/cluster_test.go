@@ -9,8 +9,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/nftproxy/nftproxy/integration/lab"
-	"github.com/nftproxy/nftproxy/source/apiserver/apiservertest"
+	"github.com/nftproxy/nftproxy/internal/testkit/apiservertest"
+	"github.com/nftproxy/nftproxy/internal/testkit/lab"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	networkingv1 "k8s.io/api/networking/v1"

@@ -13,7 +13,7 @@ import (
 
 	"github.com/nftproxy/nftproxy/internal/config"
 	"github.com/nftproxy/nftproxy/internal/config/v1alpha2"
-	"github.com/nftproxy/nftproxy/internal/testca"
+	"github.com/nftproxy/nftproxy/internal/testkit/apiservertest"
 )
 
 // brainAddress stands in the overlay split where an operator has to set where the brain is.
@@ -90,7 +90,7 @@ func TestSplitOverlay(t *testing.T) {
 	})
 	t.Run("brain and backend apply the rules", func(t *testing.T) {
 		c := newCluster(t)
-		ca, err := testca.NewAuthority("nftproxy", time.Now().Add(time.Hour))
+		ca, err := apiservertest.NewAuthority("nftproxy", time.Now().Add(time.Hour))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -121,7 +121,7 @@ func projected(t *testing.T, all objects, spec corev1.PodSpec) *corev1.ConfigMap
 }
 
 // issue adds the files of a Secret of one side.
-func issue(t *testing.T, authority *testca.Certificate, files map[string]string) {
+func issue(t *testing.T, authority *apiservertest.Certificate, files map[string]string) {
 	t.Helper()
 	side, err := authority.Issue("side", time.Now().Add(time.Hour))
 	if err != nil {

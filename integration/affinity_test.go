@@ -16,9 +16,8 @@ import (
 
 	"github.com/nftproxy/nftproxy/compiler"
 	"github.com/nftproxy/nftproxy/conntrack"
-	"github.com/nftproxy/nftproxy/integration/await"
-	"github.com/nftproxy/nftproxy/integration/lab"
-	"github.com/nftproxy/nftproxy/integration/lab/labtest"
+	"github.com/nftproxy/nftproxy/internal/testkit/await"
+	"github.com/nftproxy/nftproxy/internal/testkit/lab"
 	"github.com/nftproxy/nftproxy/model"
 	"github.com/nftproxy/nftproxy/nft"
 	"github.com/nftproxy/nftproxy/proxy"
@@ -52,7 +51,7 @@ var (
 
 // newAffinityTest gives the host outside n addresses, half of each family.
 func newAffinityTest(t *testing.T, n int, timeout time.Duration) *affinityTest {
-	a := &affinityTest{T: t, lab: labtest.New(t), timeout: timeout, home: map[netip.Addr]string{}}
+	a := &affinityTest{T: t, lab: lab.ForTest(t), timeout: timeout, home: map[netip.Addr]string{}}
 	for _, network := range affinityClients {
 		if err := a.lab.Outside.Do(func() error { return ownAll(network) }); err != nil {
 			t.Fatal(err)
@@ -152,7 +151,7 @@ func (a *affinityTest) restart(endpoints ...string) {
 	var err error
 	config := compiler.Default()
 	config.AffinityHash = a.hash
-	a.backend, err = proxy.NewBackend(labtest.Conn(a, a.lab.Node), config, proxy.Hooks{})
+	a.backend, err = proxy.NewBackend(lab.Conn(a, a.lab.Node), config, proxy.Hooks{})
 	if err != nil {
 		a.Fatal(err)
 	}
@@ -300,7 +299,7 @@ func testThousandClientsKeepTheirEndpoints(t *testing.T) {
 	a.expectHome("a restart of the proxy")
 
 	for _, family := range []string{"ip", "ip6"} {
-		labtest.Nft(t, a.lab.Node, "", "flush", "chain", family, "kube-proxy", "services")
+		lab.Nft(t, a.lab.Node, "", "flush", "chain", family, "kube-proxy", "services")
 	}
 	if repaired, err := a.backend.Check(context.Background()); !repaired || err != nil {
 		t.Fatalf("Check = %v, %v; want a repair", repaired, err)
@@ -388,9 +387,9 @@ func testAffinityOfLostMaps(t *testing.T) {
 // flush has somebody flush the ruleset, and the proxy repair it and restore that many clients.
 func (a *affinityTest) flush(restored int) {
 	a.Helper()
-	labtest.Nft(a, a.lab.Node, "", "flush", "ruleset")
+	lab.Nft(a, a.lab.Node, "", "flush", "ruleset")
 	a.watchUntil("the repair", func() error {
-		if err := labtest.TableError(labtest.Conn(a, a.lab.Node), a.backend.Tables()); err != nil {
+		if err := lab.TableError(lab.Conn(a, a.lab.Node), a.backend.Tables()); err != nil {
 			return err
 		}
 		if n := a.learnedElements(); n != restored {
@@ -439,7 +438,7 @@ func (a *affinityTest) learnedElements() int {
 
 func (a *affinityTest) learned() (all []nft.Element) {
 	a.Helper()
-	c := labtest.Conn(a, a.lab.Node)
+	c := lab.Conn(a, a.lab.Node)
 	for _, table := range a.backend.Tables() {
 		for _, set := range table.Sets {
 			if !compiler.IsAffinityMap(set.Name) {

@@ -14,8 +14,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/nftproxy/nftproxy/integration/await"
-	"github.com/nftproxy/nftproxy/integration/lab/labtest"
+	"github.com/nftproxy/nftproxy/internal/testkit/await"
+	"github.com/nftproxy/nftproxy/internal/testkit/lab"
 )
 
 // apiFault is something that goes wrong with the API server's answers about EndpointSlices.
@@ -105,9 +105,9 @@ var apiFaults = []apiFault{
 		if err != nil {
 			t.Fatal(err)
 		}
-		labtest.Nft(t, f.lab.Node, "add table inet fault\nadd chain inet fault out { type filter hook output priority 0; }\n"+
+		lab.Nft(t, f.lab.Node, "add table inet fault\nadd chain inet fault out { type filter hook output priority 0; }\n"+
 			"add rule inet fault out tcp dport "+port+" drop\nadd rule inet fault out tcp sport "+port+" drop\n", "-f", "-")
-		return func() { labtest.Nft(t, f.lab.Node, "", "delete", "table", "inet", "fault") }
+		return func() { lab.Nft(t, f.lab.Node, "", "delete", "table", "inet", "fault") }
 	}, keeping, cannotWatch, true, nil},
 	{"a certificate that expires", func(t *testing.T, f *withServer) func() {
 		renew := func(until time.Time) {

@@ -10,8 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/mdlayher/netlink"
 	"github.com/nftproxy/nftproxy/compiler"
-	"github.com/nftproxy/nftproxy/integration/lab"
-	"github.com/nftproxy/nftproxy/integration/lab/labtest"
+	"github.com/nftproxy/nftproxy/internal/testkit/lab"
 	"github.com/nftproxy/nftproxy/model"
 	"github.com/nftproxy/nftproxy/nft"
 	"github.com/nftproxy/nftproxy/proxy"
@@ -94,10 +93,10 @@ func TestBatch(t *testing.T) {
 }
 
 func testDualStackChangeIsExactlyOneBatch(t *testing.T) {
-	l := labtest.New(t)
-	c := labtest.Conn(t, l.Node)
+	l := lab.ForTest(t)
+	c := lab.Conn(t, l.Node)
 	b := started(t, c)
-	announced := labtest.WatchBatches(t, l.Node, "")
+	announced := lab.WatchBatches(t, l.Node, "")
 	for _, tc := range []struct {
 		name    string
 		changes *model.Changes
@@ -165,8 +164,8 @@ func takeTable(t *testing.T, h *lab.Host, family nft.Family, name string) (relea
 }
 
 func testFailingCommitsChangeAndLoseNothing(t *testing.T) {
-	l := labtest.New(t)
-	c := labtest.Conn(t, l.Node)
+	l := lab.ForTest(t)
+	c := lab.Conn(t, l.Node)
 	b := started(t, c)
 	// The IPv6 table becomes somebody else's, so the batch fails after its IPv4 half.
 	if _, err := c.Commit(t.Context(), nft.Remove(nft.FamilyIP6, compiler.TableName)); err != nil {
@@ -208,7 +207,7 @@ func testFailingCommitsChangeAndLoseNothing(t *testing.T) {
 }
 
 func testBatchRefusedInTheMiddleIsReplacedInTheSameSync(t *testing.T) {
-	l := labtest.New(t)
+	l := lab.ForTest(t)
 	for _, tc := range []struct{ name, by string }{
 		{"everything was flushed", "flush ruleset"},
 		{"both tables are gone", "delete table ip kube-proxy\ndelete table ip6 kube-proxy"},
@@ -218,9 +217,9 @@ func testBatchRefusedInTheMiddleIsReplacedInTheSameSync(t *testing.T) {
 		{"a chain that comes is there", "add chain ip6 kube-proxy cluster-1 { type filter hook input priority 0; }"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			c := labtest.Conn(t, l.Node)
+			c := lab.Conn(t, l.Node)
 			b := started(t, c)
-			labtest.Nft(t, l.Node, tc.by+"\n", "-f", "-")
+			lab.Nft(t, l.Node, tc.by+"\n", "-f", "-")
 			before := generation(t, c)
 			mustSync(t, b, dualStack("first", 1, 1))
 			if got := generation(t, c) - before; got != 1 {
@@ -239,15 +238,15 @@ func TestCleanup(t *testing.T) {
 }
 
 func testCleanupRemovesBothTablesAndNothingElse(t *testing.T) {
-	l := labtest.New(t)
-	c := labtest.Conn(t, l.Node)
+	l := lab.ForTest(t)
+	c := lab.Conn(t, l.Node)
 	started(t, c)
-	labtest.Nft(t, l.Node, "add table ip somebody-elses\n", "-f", "-")
+	lab.Nft(t, l.Node, "add table ip somebody-elses\n", "-f", "-")
 	for range 2 {
 		if err := proxy.Cleanup(context.Background(), c, ""); err != nil {
 			t.Fatal(err)
 		}
-		if diff := cmp.Diff("table ip somebody-elses\n", labtest.Nft(t, l.Node, "", "list", "tables")); diff != "" {
+		if diff := cmp.Diff("table ip somebody-elses\n", lab.Nft(t, l.Node, "", "list", "tables")); diff != "" {
 			t.Errorf("tables after cleaning up (-want +got):\n%s", diff)
 		}
 	}

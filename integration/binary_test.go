@@ -9,18 +9,17 @@ import (
 	"testing"
 
 	"github.com/nftproxy/nftproxy/compiler"
-	"github.com/nftproxy/nftproxy/integration/await"
-	"github.com/nftproxy/nftproxy/integration/golden"
-	"github.com/nftproxy/nftproxy/integration/lab"
-	"github.com/nftproxy/nftproxy/integration/lab/labtest"
-	"github.com/nftproxy/nftproxy/integration/syscalls"
+	"github.com/nftproxy/nftproxy/internal/testkit/await"
+	"github.com/nftproxy/nftproxy/internal/testkit/flows"
+	"github.com/nftproxy/nftproxy/internal/testkit/lab"
+	"github.com/nftproxy/nftproxy/internal/testkit/process"
 	"github.com/nftproxy/nftproxy/nft"
 	corev1 "k8s.io/api/core/v1"
 )
 
 func TestMain(m *testing.M) {
-	syscalls.ExecOnly()
-	labtest.Main(m)
+	process.ExecOnly()
+	lab.Main(m)
 }
 
 func getFrom(h *lab.Host, url string) (string, error) {
@@ -52,24 +51,24 @@ func TestKubeProxy(t *testing.T) {
 // The binary, fed by an API server over HTTP, through outage and compaction, until it is
 // stopped and cleaned up after.
 func testKubeProxyProgramsWhatTheAPIServerHas(t *testing.T) {
-	g := golden.Find(t, "load-balancer-policy-local-keeps-the-source")
-	l := labtest.New(t)
-	c := labtest.Conn(t, l.Node)
-	server, kubeconfig := labtest.APIServer(t, l.Node)
-	labtest.Upload(t, server, g.ManifestsDir(t))
-	p := labtest.Start(t, l.Node, "kube-proxy", "--kubeconfig", kubeconfig, "--hostname-override", lab.NodeName,
+	g := flows.FindCase(t, "load-balancer-policy-local-keeps-the-source")
+	l := lab.ForTest(t)
+	c := lab.Conn(t, l.Node)
+	server, kubeconfig := lab.APIServer(t, l.Node)
+	lab.Upload(t, server, g.ManifestsDir(t))
+	p := lab.Start(t, l.Node, "kube-proxy", "--kubeconfig", kubeconfig, "--hostname-override", lab.NodeName,
 		"--cluster-cidr", "10.244.0.0/16,fd00:10:244::/48", "-v", "2")
 	want := g.Compile(t)
-	await.Until(t, "the case's rules are in the kernel", func() error { return labtest.TableError(c, want) })
+	await.Until(t, "the case's rules are in the kernel", func() error { return lab.TableError(c, want) })
 	sendFlows(t, l, g)
 
 	other, slice := serviceAt("other", "10.96.0.99", "10.244.1.5") // so that the list after the outage is not empty
-	labtest.Create(t, server, other, slice)
+	lab.Create(t, server, other, slice)
 	server.Compact()
 	server.DropConnections()
 	service := &corev1.Service{}
 	service.Namespace, service.Name = "shop", "web"
-	labtest.Delete(t, server, service)
+	lab.Delete(t, server, service)
 	await.Until(t, "a Service deleted during an outage is gone from the kernel", func() error {
 		table, err := c.ReadTable(t.Context(), nft.FamilyIP, compiler.TableName)
 		if err != nil {
@@ -99,25 +98,25 @@ func testKubeProxyProgramsWhatTheAPIServerHas(t *testing.T) {
 	if table, err := c.ReadTable(t.Context(), nft.FamilyIP6, compiler.TableName); err != nil || table == nil {
 		t.Errorf("after exit the table is %v, %v; want it to stay", table, err)
 	}
-	if err := labtest.Start(t, l.Node, "kube-proxy", "--cleanup").Wait(); err != nil {
+	if err := lab.Start(t, l.Node, "kube-proxy", "--cleanup").Wait(); err != nil {
 		t.Errorf("--cleanup: %v", err)
 	}
-	if listed := labtest.Nft(t, l.Node, "", "list", "ruleset"); listed != "" {
+	if listed := lab.Nft(t, l.Node, "", "list", "ruleset"); listed != "" {
 		t.Errorf("--cleanup left:\n%s", listed)
 	}
 }
 
 // ruledump prints, live and offline, what the golden says.
 func testRuledumpPrintsTheGolden(t *testing.T) {
-	g := golden.Find(t, "hairpin-over-cluster-ip")
-	l := labtest.New(t)
+	g := flows.FindCase(t, "hairpin-over-cluster-ip")
+	l := lab.ForTest(t)
 	tables := g.Compile(t)
-	replace(t, labtest.Conn(t, l.Node), tables)
+	replace(t, lab.Conn(t, l.Node), tables)
 	for _, args := range [][]string{
 		{"compile", "--manifests", g.ManifestsDir(t), "--node", "node-1", "--config", g.ConfigFile(t)},
 		{"live"},
 	} {
-		p := labtest.Start(t, l.Node, "ruledump", args...)
+		p := lab.Start(t, l.Node, "ruledump", args...)
 		if err := p.Wait(); err != nil {
 			t.Errorf("ruledump %v: %v", args, err)
 		}
@@ -129,7 +128,7 @@ func testRuledumpPrintsTheGolden(t *testing.T) {
 
 // Bad input is refused with one clear line that says what to do.
 func testKubeProxyRefusesBadInputWithOneLine(t *testing.T) {
-	l := labtest.New(t)
+	l := lab.ForTest(t)
 	dir := t.TempDir()
 	for _, tt := range []struct {
 		name, want string
@@ -146,7 +145,7 @@ func testKubeProxyRefusesBadInputWithOneLine(t *testing.T) {
 		{"a metrics address without a port", `--metrics-bind-address: Invalid value: "here": must be an IP address and a port`, []string{"--manifests=" + dir, "--metrics-bind-address=here"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			labtest.Start(t, l.Node, "kube-proxy", append([]string{"--v=0"}, tt.args...)...).Fails(t, tt.want)
+			lab.Start(t, l.Node, "kube-proxy", append([]string{"--v=0"}, tt.args...)...).Fails(t, tt.want)
 		})
 	}
 }

@@ -5,7 +5,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/nftproxy/nftproxy/integration/lab/labtest"
+	"github.com/nftproxy/nftproxy/internal/testkit/lab"
 )
 
 func TestCleanupCommand(t *testing.T) {
@@ -15,14 +15,14 @@ func TestCleanupCommand(t *testing.T) {
 // cleanup runs the command, with no other argument, and returns its output.
 func (f *withServer) cleanup(t *testing.T) (output string, err error) {
 	t.Helper()
-	p := labtest.Start(t, f.lab.Node, "kube-proxy", "--cleanup")
+	p := lab.Start(t, f.lab.Node, "kube-proxy", "--cleanup")
 	err = p.Wait()
 	return p.Output(), err
 }
 
 func (f *withServer) tables(t *testing.T) string {
 	t.Helper()
-	return labtest.Nft(t, f.lab.Node, "", "list", "tables")
+	return lab.Nft(t, f.lab.Node, "", "list", "tables")
 }
 
 // The tables are back within a second, so "Removed" alone would be wrong.

@@ -9,9 +9,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/nftproxy/nftproxy/integration/await"
-	"github.com/nftproxy/nftproxy/integration/lab/labtest"
-	"github.com/nftproxy/nftproxy/integration/syscalls"
+	"github.com/nftproxy/nftproxy/internal/testkit/await"
+	"github.com/nftproxy/nftproxy/internal/testkit/lab"
+	"github.com/nftproxy/nftproxy/internal/testkit/process"
 	"golang.org/x/sys/unix"
 )
 
@@ -56,22 +56,22 @@ func (f *troubled) clockIs(want time.Time) error {
 }
 
 // startWithClock starts the proxy with a wall clock that is off by jump. Its other clocks are the machine's.
-func (f *troubled) startWithClock(t *testing.T, jump *atomic.Int64, args ...string) *labtest.Process {
+func (f *troubled) startWithClock(t *testing.T, jump *atomic.Int64, args ...string) *lab.Process {
 	t.Helper()
-	p := labtest.NewProcess(t, exec.Command(labtest.Binary(t, "kube-proxy"), append(f.args(), args...)...))
-	tell := func(c *syscalls.Call) syscalls.Verdict {
+	p := lab.NewProcess(t, exec.Command(lab.Binary(t, "kube-proxy"), append(f.args(), args...)...))
+	tell := func(c *process.Call) process.Verdict {
 		now := time.Now().Add(time.Duration(jump.Load()))
 		timespec := binary.NativeEndian.AppendUint64(nil, uint64(now.Unix()))
 		c.Store(c.Argument(1), binary.NativeEndian.AppendUint64(timespec, uint64(now.Nanosecond())))
-		return syscalls.Return(0)
+		return process.Return(0)
 	}
-	if err := syscalls.OnThread(func() error {
+	if err := process.OnThread(func() error {
 		err := unix.Setns(int(f.lab.Node.NetNS().Fd()), unix.CLONE_NEWNET)
 		if err == nil {
-			err = syscalls.Install(syscalls.WallClock(syscalls.Judged), tell)
+			err = process.Install(process.WallClock(process.Judged), tell)
 		}
 		if err == nil {
-			err = syscalls.StartWithoutVDSO(p.Cmd)
+			err = process.StartWithoutVDSO(p.Cmd)
 		}
 		return err
 	}); err != nil {

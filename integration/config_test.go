@@ -6,12 +6,11 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/nftproxy/nftproxy/integration/await"
-	"github.com/nftproxy/nftproxy/integration/golden"
-	"github.com/nftproxy/nftproxy/integration/lab"
-	"github.com/nftproxy/nftproxy/integration/lab/labtest"
+	"github.com/nftproxy/nftproxy/internal/testkit/await"
+	"github.com/nftproxy/nftproxy/internal/testkit/flows"
+	"github.com/nftproxy/nftproxy/internal/testkit/lab"
 	"github.com/nftproxy/nftproxy/internal/config"
-	configs "github.com/nftproxy/nftproxy/internal/config/corpus"
+	configs "github.com/nftproxy/nftproxy/internal/testkit/corpus"
 	"github.com/nftproxy/nftproxy/nft"
 	"github.com/nftproxy/nftproxy/tracker"
 )
@@ -28,7 +27,7 @@ func kubeadmConfig(t *testing.T) (path string) {
 }
 
 // compileFor compiles the case as a proxy does with a configuration file.
-func compileFor(t *testing.T, g golden.Case, path string) []*nft.Table {
+func compileFor(t *testing.T, g flows.Case, path string) []*nft.Table {
 	t.Helper()
 	file, err := config.Load(path)
 	if err != nil {
@@ -39,7 +38,7 @@ func compileFor(t *testing.T, g golden.Case, path string) []*nft.Table {
 		t.Fatal(err)
 	}
 	objects := g.Objects(t)
-	tables, err := golden.Compile(objects, tracker.Options{NodeName: lab.NodeName}, compilerConfig)
+	tables, err := flows.Compile(objects, tracker.Options{NodeName: lab.NodeName}, compilerConfig)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -49,13 +48,13 @@ func compileFor(t *testing.T, g golden.Case, path string) []*nft.Table {
 // With kubeadm's file as it is (and manifests in place of its API server) the rules get into
 // the kernel. When the file changes, the process ends.
 func testKubeProxyRunsWithKubeadmsConfigurationUntilItChanges(t *testing.T) {
-	g := golden.Find(t, "cluster-ip-spreads-over-all-endpoints")
-	l := labtest.New(t)
-	c := labtest.Conn(t, l.Node)
+	g := flows.FindCase(t, "cluster-ip-spreads-over-all-endpoints")
+	l := lab.ForTest(t)
+	c := lab.Conn(t, l.Node)
 	path := kubeadmConfig(t)
-	p := labtest.Start(t, l.Node, "kube-proxy", "--config="+path, "--hostname-override="+lab.NodeName, "--manifests", g.ManifestsDir(t), "--masquerade-all")
+	p := lab.Start(t, l.Node, "kube-proxy", "--config="+path, "--hostname-override="+lab.NodeName, "--manifests", g.ManifestsDir(t), "--masquerade-all")
 	want := compileFor(t, g, path)
-	await.Until(t, "the case's rules are in the kernel", func() error { return labtest.TableError(c, want) })
+	await.Until(t, "the case's rules are in the kernel", func() error { return lab.TableError(c, want) })
 
 	data, err := os.ReadFile(path)
 	if err != nil {
@@ -72,18 +71,18 @@ func testKubeProxyRunsWithKubeadmsConfigurationUntilItChanges(t *testing.T) {
 			t.Errorf("the log does not say %q", want)
 		}
 	}
-	if err := labtest.TableError(c, want); err != nil {
+	if err := lab.TableError(c, want); err != nil {
 		t.Errorf("the rules did not stay: %v", err)
 	}
 }
 
 func testKubeProxyConvertsConfigurations(t *testing.T) {
-	l := labtest.New(t)
+	l := lab.ForTest(t)
 	dir := t.TempDir()
 	for _, name := range []string{"kubeadm-v1.37-as-generated", "mode-ipvs-keeps-its-settings", "v1alpha2-every-field-set"} {
 		c := configs.Get(t, name)
 		to := filepath.Join(dir, name)
-		if err := labtest.Start(t, l.Node, "kube-proxy", "--config", c.WriteInput(t), "--write-config-to", to).Wait(); err != nil {
+		if err := lab.Start(t, l.Node, "kube-proxy", "--config", c.WriteInput(t), "--write-config-to", to).Wait(); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
 		got, err := os.ReadFile(to)

@@ -13,8 +13,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/nftproxy/nftproxy/compiler"
-	"github.com/nftproxy/nftproxy/integration/lab"
-	"github.com/nftproxy/nftproxy/integration/lab/labtest"
+	"github.com/nftproxy/nftproxy/internal/testkit/lab"
 	"github.com/nftproxy/nftproxy/model"
 	"github.com/nftproxy/nftproxy/nft"
 	"github.com/nftproxy/nftproxy/proxy"
@@ -35,8 +34,8 @@ const (
 
 func newCounting(t *testing.T) *counting {
 	t.Helper()
-	c := &counting{lab: labtest.New(t)}
-	c.conn = labtest.Conn(t, c.lab.Node)
+	c := &counting{lab: lab.ForTest(t)}
+	c.conn = lab.Conn(t, c.lab.Node)
 	pod, err := c.lab.AddPod("pod", netip.MustParseAddr("10.244.1.5"))
 	if err != nil {
 		t.Fatal(err)
@@ -264,7 +263,7 @@ func TestServiceCounters(t *testing.T) {
 		}
 	})
 	t.Run("tables made anew count from 0, and the sums continue", func(t *testing.T) {
-		labtest.Nft(t, c.lab.Node, "", "flush", "ruleset")
+		lab.Nft(t, c.lab.Node, "", "flush", "ruleset")
 		c.sync(t, "10.244.1.5:5353")
 		if repaired, err := c.backend.Check(t.Context()); err != nil {
 			t.Fatal(repaired, err)

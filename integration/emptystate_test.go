@@ -12,10 +12,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/yaml"
 
-	"github.com/nftproxy/nftproxy/integration/lab"
-	"github.com/nftproxy/nftproxy/integration/lab/labtest"
+	"github.com/nftproxy/nftproxy/internal/testkit/apiservertest"
+	"github.com/nftproxy/nftproxy/internal/testkit/lab"
 	"github.com/nftproxy/nftproxy/nodelocal/server"
-	"github.com/nftproxy/nftproxy/source/apiserver/apiservertest"
 	"github.com/nftproxy/nftproxy/tracker"
 )
 
@@ -80,15 +79,15 @@ func worldNode() *corev1.Node {
 }
 
 func apiServerWorld(t *testing.T, l *lab.Lab) world {
-	server, kubeconfig := labtest.APIServer(t, l.Node)
+	server, kubeconfig := lab.APIServer(t, l.Node)
 	service, slice := outageObjects("10.244.1.5")
-	labtest.Create(t, server, worldNode(), service, slice)
+	lab.Create(t, server, worldNode(), service, slice)
 	return world{
 		flags: []string{"--kubeconfig", kubeconfig, "--hostname-override", lab.NodeName},
 		lose: func(t *testing.T) {
 			server.Stop()
 			for _, obj := range []apiservertest.Object{service, slice} {
-				labtest.Delete(t, server, obj)
+				lab.Delete(t, server, obj)
 			}
 			server.Compact()
 			if err := l.Node.Do(server.Resume); err != nil {
@@ -97,7 +96,7 @@ func apiServerWorld(t *testing.T, l *lab.Lab) world {
 		},
 		mend: func(t *testing.T) {
 			service, slice := outageObjects("10.244.1.6")
-			labtest.Create(t, server, service, slice)
+			lab.Create(t, server, service, slice)
 		},
 		held: []string{"endpointslices", "services"},
 	}
@@ -160,11 +159,11 @@ func TestEmptyState(t *testing.T) {
 }
 
 func testEmptyState(t *testing.T, newWorld func(*testing.T, *lab.Lab) world, restart bool) {
-	l := labtest.New(t)
+	l := lab.ForTest(t)
 	servePod(t, l, "first", "10.244.1.5")
 	servePod(t, l, "second", "10.244.1.6")
 	w := newWorld(t, l)
-	start := func() *labtest.Process { return labtest.Start(t, l.Node, "kube-proxy", w.flags...) }
+	start := func() *lab.Process { return lab.Start(t, l.Node, "kube-proxy", w.flags...) }
 	p := start()
 	f := &troubled{lab: l}
 	expectAnswerOf(t, l, "first")
@@ -217,7 +216,7 @@ func TestUnreadManifest(t *testing.T) {
 }
 
 func testUnreadManifest(t *testing.T, behindServer bool) {
-	l := labtest.New(t)
+	l := lab.ForTest(t)
 	servePod(t, l, "first", "10.244.1.5")
 	servePod(t, l, "second", "10.244.1.6")
 	dir := t.TempDir()
@@ -226,9 +225,9 @@ func testUnreadManifest(t *testing.T, behindServer bool) {
 	reader := []string{"--manifests", dir, "--hostname-override", lab.NodeName}
 	if behindServer {
 		reader = []string{"node-local-server", "--manifests", dir, "--listen", socket}
-		labtest.Start(t, l.Node, "kube-proxy", "--node-local-source", socket, "--hostname-override", lab.NodeName)
+		lab.Start(t, l.Node, "kube-proxy", "--node-local-source", socket, "--hostname-override", lab.NodeName)
 	}
-	p := labtest.Start(t, l.Node, "kube-proxy", reader...)
+	p := lab.Start(t, l.Node, "kube-proxy", reader...)
 	f := &troubled{lab: l}
 	expectAnswerOf(t, l, "first")
 	stop := keepDialing(t, l.Client)
@@ -243,7 +242,7 @@ func testUnreadManifest(t *testing.T, behindServer bool) {
 	if err := os.WriteFile(filepath.Join(dir, "web.yaml"), append(text, "---\nkind: [\n"...), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	p = labtest.Start(t, l.Node, "kube-proxy", reader...)
+	p = lab.Start(t, l.Node, "kube-proxy", reader...)
 	p.Says(t, `web.yaml: document 3 (line `)
 	if behindServer {
 		f.becomes(t, "200 200", "cannot watch node-local-source")

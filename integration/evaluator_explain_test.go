@@ -5,17 +5,15 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/nftproxy/nftproxy/integration/flows"
-	"github.com/nftproxy/nftproxy/integration/golden"
-	"github.com/nftproxy/nftproxy/integration/lab"
-	"github.com/nftproxy/nftproxy/integration/lab/labtest"
+	"github.com/nftproxy/nftproxy/internal/testkit/flows"
+	"github.com/nftproxy/nftproxy/internal/testkit/lab"
 )
 
 // Explained by the tables of the kernel, a client stays with the endpoint that it reached before.
 func testExplainKnowsWhatTheKernelLearned(t *testing.T) {
-	g := golden.Find(t, "affinity-over-cluster-ip")
-	l := labtest.New(t)
-	replace(t, labtest.Conn(t, l.Node), g.Compile(t))
+	g := flows.FindCase(t, "affinity-over-cluster-ip")
+	l := lab.ForTest(t)
+	replace(t, lab.Conn(t, l.Node), g.Compile(t))
 	endpoints, err := flows.Endpoints(g.Manifests())
 	if err != nil {
 		t.Fatal(err)
@@ -53,7 +51,7 @@ func testExplainKnowsWhatTheKernelLearned(t *testing.T) {
 
 func explainLive(t *testing.T, l *lab.Lab, from, to string) string {
 	t.Helper()
-	p := labtest.Start(t, l.Node, "ruledump", "explain", "--from", from, "--to", to)
+	p := lab.Start(t, l.Node, "ruledump", "explain", "--from", from, "--to", to)
 	if err := p.Wait(); err != nil {
 		t.Fatalf("ruledump explain: %v\n%s", err, p.Output())
 	}

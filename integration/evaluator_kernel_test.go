@@ -14,9 +14,8 @@ import (
 
 	"github.com/nftproxy/nftproxy/compiler"
 	"github.com/nftproxy/nftproxy/evaluator"
-	"github.com/nftproxy/nftproxy/integration/flows"
-	"github.com/nftproxy/nftproxy/integration/lab"
-	"github.com/nftproxy/nftproxy/integration/lab/labtest"
+	"github.com/nftproxy/nftproxy/internal/testkit/flows"
+	"github.com/nftproxy/nftproxy/internal/testkit/lab"
 	"github.com/nftproxy/nftproxy/model"
 	"github.com/nftproxy/nftproxy/nft"
 	"github.com/vishvananda/netlink"
@@ -66,7 +65,7 @@ type bench struct {
 
 func newBench(t *testing.T) *bench {
 	t.Helper()
-	l := labtest.New(t)
+	l := lab.ForTest(t)
 	runner, err := flows.NewRunner(l, allEndpoints())
 	if err != nil {
 		t.Fatal(err)
@@ -76,7 +75,7 @@ func newBench(t *testing.T) *bench {
 			t.Error(err)
 		}
 	})
-	return &bench{lab: l, conn: labtest.Conn(t, l.Node), runner: runner, host: hostInLab(t, l), tally: &tally{counts: map[string]int{}}}
+	return &bench{lab: l, conn: lab.Conn(t, l.Node), runner: runner, host: hostInLab(t, l), tally: &tally{counts: map[string]int{}}}
 }
 
 // load puts tables in force, and forgets all connections.

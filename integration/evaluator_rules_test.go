@@ -8,7 +8,7 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/nftproxy/nftproxy/integration/flows"
+	"github.com/nftproxy/nftproxy/internal/testkit/flows"
 	"github.com/nftproxy/nftproxy/nft"
 	"golang.org/x/sys/unix"
 	"pgregory.net/rapid"

@@ -8,9 +8,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/nftproxy/nftproxy/evaluator"
-	"github.com/nftproxy/nftproxy/integration/flows"
-	"github.com/nftproxy/nftproxy/integration/golden"
-	"github.com/nftproxy/nftproxy/integration/lab"
+	"github.com/nftproxy/nftproxy/internal/testkit/flows"
+	"github.com/nftproxy/nftproxy/internal/testkit/lab"
 	"golang.org/x/sys/unix"
 )
 
@@ -64,7 +63,7 @@ func protocolNumber(f flows.Flow) uint8 {
 // Every flow of every golden case, walked through the compiled ruleset in memory: all that
 // can become of it is what the case says.
 func TestGoldenFlowsOnPaper(t *testing.T) {
-	for _, g := range golden.Cases(t) {
+	for _, g := range flows.Cases(t) {
 		t.Run(g.Name, func(t *testing.T) {
 			list := g.Flows(t)
 			e := evaluator.New(g.Compile(t), nodeOnPaper)
@@ -75,7 +74,7 @@ func TestGoldenFlowsOnPaper(t *testing.T) {
 	}
 }
 
-func judgeOnPaper(t *testing.T, e *evaluator.Evaluator, f flows.Flow, g golden.Case) {
+func judgeOnPaper(t *testing.T, e *evaluator.Evaluator, f flows.Flow, g flows.Case) {
 	t.Helper()
 	packet := packetOf(f, podLink(t, g))
 	fates, err := e.Fates(packet)

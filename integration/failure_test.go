@@ -10,12 +10,11 @@ import (
 	"testing"
 
 	"github.com/nftproxy/nftproxy/compiler"
-	"github.com/nftproxy/nftproxy/integration/await"
-	"github.com/nftproxy/nftproxy/integration/golden"
-	"github.com/nftproxy/nftproxy/integration/lab"
-	"github.com/nftproxy/nftproxy/integration/lab/labtest"
+	"github.com/nftproxy/nftproxy/internal/testkit/apiservertest"
+	"github.com/nftproxy/nftproxy/internal/testkit/await"
+	"github.com/nftproxy/nftproxy/internal/testkit/flows"
+	"github.com/nftproxy/nftproxy/internal/testkit/lab"
 	"github.com/nftproxy/nftproxy/nft"
-	"github.com/nftproxy/nftproxy/source/apiserver/apiservertest"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	eventsclient "k8s.io/client-go/kubernetes/typed/events/v1"
@@ -25,7 +24,7 @@ import (
 type troubled struct {
 	lab  *lab.Lab
 	conn *nft.Conn
-	g    golden.Case
+	g    flows.Case
 	want []*nft.Table
 }
 
@@ -33,15 +32,15 @@ func newTroubled(t *testing.T) *troubled {
 	t.Helper()
 	t.Parallel()
 	const name = "single-stack-ipv4"
-	f := &troubled{lab: labtest.New(t), g: golden.Find(t, name)}
-	f.conn, f.want = labtest.Conn(t, f.lab.Node), f.g.Compile(t)
+	f := &troubled{lab: lab.ForTest(t), g: flows.FindCase(t, name)}
+	f.conn, f.want = lab.Conn(t, f.lab.Node), f.g.Compile(t)
 	return f
 }
 
 // start starts the proxy as the golden case wants it.
-func (f *troubled) start(t *testing.T, args ...string) *labtest.Process {
+func (f *troubled) start(t *testing.T, args ...string) *lab.Process {
 	t.Helper()
-	return labtest.Start(t, f.lab.Node, "kube-proxy", append(f.args(), args...)...)
+	return lab.Start(t, f.lab.Node, "kube-proxy", append(f.args(), args...)...)
 }
 
 func (f *troubled) args() []string {
@@ -50,12 +49,12 @@ func (f *troubled) args() []string {
 
 func (f *troubled) applied(t *testing.T) {
 	t.Helper()
-	await.Until(t, "the rules are in the kernel", func() error { return labtest.TableError(f.conn, f.want) })
+	await.Until(t, "the rules are in the kernel", func() error { return lab.TableError(f.conn, f.want) })
 }
 
 func (f *troubled) stays(t *testing.T) {
 	t.Helper()
-	if err := labtest.TableError(f.conn, f.want); err != nil {
+	if err := lab.TableError(f.conn, f.want); err != nil {
 		t.Errorf("the rules did not stay: %v", err)
 	}
 }
@@ -80,8 +79,8 @@ type withServer struct {
 func newWithServer(t *testing.T) *withServer {
 	t.Helper()
 	f := &withServer{troubled: newTroubled(t)}
-	f.server, f.kubeconfig = labtest.APIServer(t, f.lab.Node)
-	for _, node := range labtest.Upload(t, f.server, f.g.ManifestsDir(t)).Nodes {
+	f.server, f.kubeconfig = lab.APIServer(t, f.lab.Node)
+	for _, node := range lab.Upload(t, f.server, f.g.ManifestsDir(t)).Nodes {
 		if node.Name == lab.NodeName {
 			f.node = node
 		}

@@ -6,8 +6,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/nftproxy/nftproxy/integration/await"
-	"github.com/nftproxy/nftproxy/integration/lab/labtest"
+	"github.com/nftproxy/nftproxy/internal/testkit/await"
+	"github.com/nftproxy/nftproxy/internal/testkit/lab"
 )
 
 // faultAddress is the ClusterIP of the Service that clients dial while something goes wrong.
@@ -20,20 +20,20 @@ func (f *withServer) createFaultService(t *testing.T) {
 	servePod(t, f.lab, "first", "10.244.1.5")
 	servePod(t, f.lab, "second", "10.244.1.6")
 	service, slice := serviceAt("fault", faultAddress, "10.244.1.5")
-	labtest.Create(t, f.server, service, slice)
+	lab.Create(t, f.server, service, slice)
 }
 
 // moveFaultService has the Service lead to another endpoint.
 func (f *withServer) moveFaultService(t *testing.T, endpoint string) {
 	t.Helper()
 	_, slice := serviceAt("fault", faultAddress, endpoint)
-	labtest.Update(t, f.server, slice)
+	lab.Update(t, f.server, slice)
 }
 
 func (f *withServer) deleteFaultService(t *testing.T) {
 	t.Helper()
 	service, slice := serviceAt("fault", faultAddress)
-	labtest.Delete(t, f.server, service, slice)
+	lab.Delete(t, f.server, service, slice)
 }
 
 // reaches waits until a new connection to faultAddress reaches a pod.
@@ -59,7 +59,7 @@ func (f *troubled) reachesWithin(t *testing.T, patience time.Duration, pod strin
 
 // dialThroughout waits until the proxy is healthy and clients reach the first pod. From then on until end is called no
 // connection to faultAddress may fail. At the end the proxy uses no more than before, and SIGTERM ends it with code 0.
-func (f *withServer) dialThroughout(t *testing.T, p *labtest.Process) (end func()) {
+func (f *withServer) dialThroughout(t *testing.T, p *lab.Process) (end func()) {
 	t.Helper()
 	f.reaches(t, "first")
 	f.becomes(t, "200 200")

@@ -5,10 +5,9 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/nftproxy/nftproxy/integration/await"
-	"github.com/nftproxy/nftproxy/integration/golden"
-	"github.com/nftproxy/nftproxy/integration/lab"
-	"github.com/nftproxy/nftproxy/integration/lab/labtest"
+	"github.com/nftproxy/nftproxy/internal/testkit/await"
+	"github.com/nftproxy/nftproxy/internal/testkit/flows"
+	"github.com/nftproxy/nftproxy/internal/testkit/lab"
 )
 
 func TestFeatureGates(t *testing.T) {
@@ -18,39 +17,39 @@ func TestFeatureGates(t *testing.T) {
 
 // With the gate off no external IP gets into the kernel, and ruledump says so beforehand.
 func testExternalIPsStayOutWithTheGateOff(t *testing.T) {
-	g := golden.Find(t, "external-ips-are-left-out-with-the-feature-gate-off")
+	g := flows.FindCase(t, "external-ips-are-left-out-with-the-feature-gate-off")
 	t.Run("from the file", func(t *testing.T) {
-		l := labtest.New(t)
-		c := labtest.Conn(t, l.Node)
-		labtest.Start(t, l.Node, "kube-proxy", "--config", g.ConfigFile(t), "--hostname-override="+lab.NodeName, "--manifests", g.ManifestsDir(t))
-		await.Until(t, "the case's rules are in the kernel", func() error { return labtest.TableError(c, g.Compile(t)) })
+		l := lab.ForTest(t)
+		c := lab.Conn(t, l.Node)
+		lab.Start(t, l.Node, "kube-proxy", "--config", g.ConfigFile(t), "--hostname-override="+lab.NodeName, "--manifests", g.ManifestsDir(t))
+		await.Until(t, "the case's rules are in the kernel", func() error { return lab.TableError(c, g.Compile(t)) })
 		sendFlows(t, l, g)
 	})
 	t.Run("from the flag", func(t *testing.T) {
-		l := labtest.New(t)
-		c := labtest.Conn(t, l.Node)
-		labtest.Start(t, l.Node, "kube-proxy", "--feature-gates=AllowServiceExternalIPs=false", "--cluster-cidr=10.244.0.0/16,fd00:10:244::/48",
+		l := lab.ForTest(t)
+		c := lab.Conn(t, l.Node)
+		lab.Start(t, l.Node, "kube-proxy", "--feature-gates=AllowServiceExternalIPs=false", "--cluster-cidr=10.244.0.0/16,fd00:10:244::/48",
 			"--hostname-override="+lab.NodeName, "--manifests", g.ManifestsDir(t))
-		await.Until(t, "the case's rules are in the kernel", func() error { return labtest.TableError(c, g.Compile(t)) })
+		await.Until(t, "the case's rules are in the kernel", func() error { return lab.TableError(c, g.Compile(t)) })
 	})
 	t.Run("behind a server without the gate", func(t *testing.T) {
-		l := labtest.New(t)
+		l := lab.ForTest(t)
 		socket := "unix://" + filepath.Join(t.TempDir(), "server")
-		labtest.Start(t, l.Node, "kube-proxy", "node-local-server", "--manifests", g.ManifestsDir(t), "--listen", socket).Says(t, "Serving the node-local API")
-		labtest.Start(t, l.Node, "kube-proxy", "--feature-gates=AllowServiceExternalIPs=false", "--cluster-cidr=10.244.0.0/16,fd00:10:244::/48",
+		lab.Start(t, l.Node, "kube-proxy", "node-local-server", "--manifests", g.ManifestsDir(t), "--listen", socket).Says(t, "Serving the node-local API")
+		lab.Start(t, l.Node, "kube-proxy", "--feature-gates=AllowServiceExternalIPs=false", "--cluster-cidr=10.244.0.0/16,fd00:10:244::/48",
 			"--hostname-override="+lab.NodeName, "--node-local-source", socket).Says(t, "Programmed all Services")
 		sendFlows(t, l, g)
 	})
 	t.Run("behind a server with the gate", func(t *testing.T) {
-		l := labtest.New(t)
-		c := labtest.Conn(t, l.Node)
+		l := lab.ForTest(t)
+		c := lab.Conn(t, l.Node)
 		socket := "unix://" + filepath.Join(t.TempDir(), "server")
-		labtest.Start(t, l.Node, "kube-proxy", "node-local-server", "--manifests", g.ManifestsDir(t), "--listen", socket, "--feature-gates=AllowServiceExternalIPs=false").Says(t, "Serving the node-local API")
-		labtest.Start(t, l.Node, "kube-proxy", "--cluster-cidr=10.244.0.0/16,fd00:10:244::/48", "--hostname-override="+lab.NodeName, "--node-local-source", socket)
-		await.Until(t, "the case's rules are in the kernel", func() error { return labtest.TableError(c, g.Compile(t)) })
+		lab.Start(t, l.Node, "kube-proxy", "node-local-server", "--manifests", g.ManifestsDir(t), "--listen", socket, "--feature-gates=AllowServiceExternalIPs=false").Says(t, "Serving the node-local API")
+		lab.Start(t, l.Node, "kube-proxy", "--cluster-cidr=10.244.0.0/16,fd00:10:244::/48", "--hostname-override="+lab.NodeName, "--node-local-source", socket)
+		await.Until(t, "the case's rules are in the kernel", func() error { return lab.TableError(c, g.Compile(t)) })
 	})
 	t.Run("in ruledump", func(t *testing.T) {
-		p := labtest.Start(t, labtest.New(t).Node, "ruledump", "compile", "--manifests", g.ManifestsDir(t), "--node", lab.NodeName, "--config", g.ConfigFile(t))
+		p := lab.Start(t, lab.ForTest(t).Node, "ruledump", "compile", "--manifests", g.ManifestsDir(t), "--node", lab.NodeName, "--config", g.ConfigFile(t))
 		if err := p.Wait(); err != nil {
 			t.Error(err)
 		}
@@ -62,16 +61,16 @@ func testExternalIPsStayOutWithTheGateOff(t *testing.T) {
 
 // The gate WatchListClient decides how the command asks the API server for what there is.
 func testWatchListClient(t *testing.T) {
-	g := golden.Find(t, "cluster-ip-spreads-over-all-endpoints")
+	g := flows.FindCase(t, "cluster-ip-spreads-over-all-endpoints")
 	for gate, want := range map[string]struct{ lists, streams bool }{"false": {lists: true}, "true": {streams: true}} {
 		t.Run(gate, func(t *testing.T) {
-			l := labtest.New(t)
-			c := labtest.Conn(t, l.Node)
-			server, kubeconfig := labtest.APIServer(t, l.Node)
-			labtest.Upload(t, server, g.ManifestsDir(t))
-			labtest.Start(t, l.Node, "kube-proxy", "--kubeconfig", kubeconfig, "--hostname-override", lab.NodeName,
+			l := lab.ForTest(t)
+			c := lab.Conn(t, l.Node)
+			server, kubeconfig := lab.APIServer(t, l.Node)
+			lab.Upload(t, server, g.ManifestsDir(t))
+			lab.Start(t, l.Node, "kube-proxy", "--kubeconfig", kubeconfig, "--hostname-override", lab.NodeName,
 				"--cluster-cidr", "10.244.0.0/16,fd00:10:244::/48", "--feature-gates=WatchListClient="+gate)
-			await.Until(t, "the case's rules are in the kernel", func() error { return labtest.TableError(c, g.Compile(t)) })
+			await.Until(t, "the case's rules are in the kernel", func() error { return lab.TableError(c, g.Compile(t)) })
 			streams := false
 			for _, r := range server.Requests("watch", "services") {
 				streams = streams || strings.EqualFold(r.Query.Get("sendInitialEvents"), "true")

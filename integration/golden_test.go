@@ -8,14 +8,14 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/nftproxy/nftproxy/integration/golden"
+	"github.com/nftproxy/nftproxy/internal/testkit/flows"
 	"github.com/nftproxy/nftproxy/nft"
 )
 
 var update = flag.Bool("update", false, "rewrite baseline.nft, and ruleset.nft of every golden case")
 
 // podLink is the name of an interface that packets of node-1's pods come in by.
-func podLink(t testing.TB, g golden.Case) string {
+func podLink(t testing.TB, g flows.Case) string {
 	t.Helper()
 	if bridge := g.Bridge(t); bridge != "" {
 		return bridge
@@ -45,18 +45,18 @@ func printDiff(t testing.TB, have, want []*nft.Table) string {
 }
 
 func TestGoldenRulesets(t *testing.T) {
-	compiled := golden.CompileBaseline(t)
+	compiled := flows.CompileBaseline(t)
 	t.Run("baseline", func(t *testing.T) {
 		got := printTables(compiled)
 		if *update {
-			if err := os.WriteFile(golden.Baseline(t), []byte(got), 0o644); err != nil {
+			if err := os.WriteFile(flows.Baseline(t), []byte(got), 0o644); err != nil {
 				t.Fatal(err)
 			}
 			return
 		}
-		compareGolden(t, readFile(t, golden.Baseline(t)), got)
+		compareGolden(t, readFile(t, flows.Baseline(t)), got)
 	})
-	for _, g := range golden.Cases(t) {
+	for _, g := range flows.Cases(t) {
 		t.Run(g.Name, func(t *testing.T) {
 			got := printDiff(t, compiled, g.Compile(t))
 			if *update {

@@ -13,12 +13,11 @@ import (
 	"testing"
 	"time"
 
-	"github.com/nftproxy/nftproxy/integration/lab/labtest"
+	"github.com/nftproxy/nftproxy/internal/testkit/lab"
 
 	"github.com/nftproxy/nftproxy/compiler"
-	"github.com/nftproxy/nftproxy/integration/await"
-	"github.com/nftproxy/nftproxy/integration/lab"
-	"github.com/nftproxy/nftproxy/integration/syscalls"
+	"github.com/nftproxy/nftproxy/internal/testkit/await"
+	"github.com/nftproxy/nftproxy/internal/testkit/process"
 	"github.com/nftproxy/nftproxy/nft"
 	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
@@ -168,7 +167,7 @@ func testHealthUntilTheFirstSync(t *testing.T) {
 				return
 			}
 			tt.mend(t, f)
-			await.Within(t, 2*await.Patience, "the rules are in the kernel", func() error { return labtest.TableError(f.conn, f.want) })
+			await.Within(t, 2*await.Patience, "the rules are in the kernel", func() error { return lab.TableError(f.conn, f.want) })
 			f.becomes(t, "200 200")
 			p.Says(t, firstSyncLine)
 			p.Says(t, "Node is known")
@@ -193,13 +192,13 @@ func testHealthWhileACommitTakesLong(t *testing.T) {
 	hang, release := sync.OnceFunc(func() { close(hangs) }), sync.OnceFunc(func() { close(released) })
 	t.Cleanup(release)
 	service, slice := serviceAt("hanging", "10.96.0.99", "10.244.1.5")
-	labtest.Create(t, f.server, service, slice)
-	f.startFiltered(t, syscalls.Calls(syscalls.Judged, unix.SYS_SENDMSG), func(c *syscalls.Call) syscalls.Verdict {
+	lab.Create(t, f.server, service, slice)
+	f.startFiltered(t, process.Calls(process.Judged, unix.SYS_SENDMSG), func(c *process.Call) process.Verdict {
 		if bytes.Contains(c.Message(), []byte("shop/hanging")) {
 			hang()
 			<-released
 		}
-		return syscalls.Pass
+		return process.Pass
 	}, "--kubeconfig="+f.kubeconfig, "--iptables-sync-period=1s")
 	select {
 	case <-hangs:
@@ -231,10 +230,10 @@ func testServiceCIDRsThatFailHoldUpNothing(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := newWithServer(t)
-			labtest.Create(t, f.server, cidr)
+			lab.Create(t, f.server, cidr)
 			tt.spoil(f)
 			p := f.start(t, "--kubeconfig="+f.kubeconfig)
-			await.Within(t, 10*time.Second, "the rules are in the kernel", func() error { return labtest.TableError(f.conn, f.want) })
+			await.Within(t, 10*time.Second, "the rules are in the kernel", func() error { return lab.TableError(f.conn, f.want) })
 			f.becomes(t, "200 200", `"problems":["cannot watch servicecidrs"]`)
 			f.metricIs(t, failing, "1")
 			p.Says(t, tt.log)
@@ -259,11 +258,11 @@ func testServiceCIDRsThatFailHoldUpNothing(t *testing.T) {
 // A Service's health check must not attract traffic while node ports answer nowhere.
 func testHealthWhileTheNodeIsWaitedFor(t *testing.T) {
 	f := newWithServer(t)
-	labtest.Delete(t, f.server, f.node)
+	lab.Delete(t, f.server, f.node)
 	service, slice := serviceAt("balanced", "10.96.0.20", "10.244.1.5")
 	service.Spec.Type, service.Spec.ExternalTrafficPolicy, service.Spec.HealthCheckNodePort = corev1.ServiceTypeLoadBalancer, corev1.ServiceExternalTrafficPolicyLocal, 32080
 	slice.Endpoints[0].NodeName = &f.node.Name
-	labtest.Create(t, f.server, service, slice)
+	lab.Create(t, f.server, service, slice)
 	serviceHealth := func(want int) func() error {
 		return func() error {
 			if got, body, err := ask(f.lab.Node, 32080, "/"); got != want {
@@ -279,7 +278,7 @@ func testHealthWhileTheNodeIsWaitedFor(t *testing.T) {
 	await.Until(t, "the health check of the Service", serviceHealth(http.StatusServiceUnavailable))
 	f.remains(t, "503 200")
 	f.metricIs(t, `kubeproxy_node_missing{what="addresses"}`, "1")
-	labtest.Create(t, f.server, f.node)
+	lab.Create(t, f.server, f.node)
 	f.becomes(t, "200 200")
 	await.Until(t, "the health check of the Service", serviceHealth(http.StatusOK))
 	f.metricIs(t, `kubeproxy_node_missing{what="addresses"}`, "0")

@@ -74,20 +74,20 @@ func isPublic(pkg string) bool {
 	return !slices.Contains([]string{"internal", "cmd", "examples", "integration", "hack"}, top)
 }
 
-// isProduct reports whether the package is neither a test nor a program for developers.
+// isProduct reports whether the package is neither for tests nor a program for developers.
 func isProduct(pkg string) bool {
 	top, _, _ := strings.Cut(pkg, "/")
-	return top != "integration" && top != "hack"
+	return top != "integration" && top != "hack" && !strings.HasPrefix(pkg, "internal/testkit/")
 }
 
-// expectProduct checks what holds for all packages outside integration and hack. The test server may start programs.
+// expectProduct checks what holds for products.
 func expectProduct(t *testing.T, pkg string, imports []string) {
 	t.Helper()
 	for _, path := range imports {
 		switch {
-		case strings.HasPrefix(path, module+"/integration"):
+		case strings.HasPrefix(path, module+"/integration"), strings.HasPrefix(path, module+"/internal/testkit/"):
 			t.Errorf("package %s imports %s: products do without the tests' packages", pkg, path)
-		case path == "os/exec" && pkg != "source/apiserver/apiservertest":
+		case path == "os/exec":
 			t.Errorf("package %s imports os/exec: products execute no program", pkg)
 		case strings.HasPrefix(path, "k8s.io/kubernetes"):
 			t.Errorf("package %s imports %s: Kubernetes' libraries are enough", pkg, path)

@@ -10,10 +10,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/nftproxy/nftproxy/compiler"
-	"github.com/nftproxy/nftproxy/integration/flows"
-	"github.com/nftproxy/nftproxy/integration/golden"
-	"github.com/nftproxy/nftproxy/integration/lab"
-	"github.com/nftproxy/nftproxy/integration/lab/labtest"
+	"github.com/nftproxy/nftproxy/internal/testkit/flows"
+	"github.com/nftproxy/nftproxy/internal/testkit/lab"
 	"github.com/nftproxy/nftproxy/nft"
 )
 
@@ -51,14 +49,14 @@ func readBack(t testing.TB, c *nft.Conn) (tables []*nft.Table) {
 // and every flow becomes what the case says.
 func TestGoldenFlows(t *testing.T) {
 	labs := map[string]*lab.Lab{}
-	for _, g := range golden.Cases(t) {
+	for _, g := range flows.Cases(t) {
 		bridge := g.Bridge(t)
 		if labs[bridge] == nil {
-			labs[bridge] = labtest.NewWithBridge(t, bridge)
+			labs[bridge] = lab.ForTestWithBridge(t, bridge)
 		}
 		l := labs[bridge]
 		t.Run(g.Name, func(t *testing.T) {
-			c := labtest.Conn(t, l.Node)
+			c := lab.Conn(t, l.Node)
 			tables := g.Compile(t)
 			replace(t, c, tables)
 			if diff := cmp.Diff(printTables(tables), printTables(readBack(t, c))); diff != "" {
@@ -70,7 +68,7 @@ func TestGoldenFlows(t *testing.T) {
 }
 
 // serve sets up the case's endpoints until the test ends.
-func serve(t *testing.T, l *lab.Lab, g golden.Case) *flows.Runner {
+func serve(t *testing.T, l *lab.Lab, g flows.Case) *flows.Runner {
 	t.Helper()
 	endpoints, err := flows.Endpoints(g.Manifests())
 	if err != nil {
@@ -88,7 +86,7 @@ func serve(t *testing.T, l *lab.Lab, g golden.Case) *flows.Runner {
 	return r
 }
 
-func sendFlows(t *testing.T, l *lab.Lab, g golden.Case) {
+func sendFlows(t *testing.T, l *lab.Lab, g flows.Case) {
 	t.Helper()
 	if err := serve(t, l, g).Run(g.Flows(t)); err != nil {
 		t.Error(err)
@@ -102,21 +100,21 @@ func TestNftProgram(t *testing.T) {
 // The goldens loaded by the nft program make the kernel hold what our transaction makes it
 // hold, and nft lists ours and its own alike.
 func testGoldensLoadedByTheNftProgramAreTheSame(t *testing.T) {
-	l := labtest.New(t)
-	c := labtest.Conn(t, l.Node)
-	baseline := readFile(t, golden.Baseline(t))
-	for _, g := range golden.Cases(t) {
+	l := lab.ForTest(t)
+	c := lab.Conn(t, l.Node)
+	baseline := readFile(t, flows.Baseline(t))
+	for _, g := range flows.Cases(t) {
 		t.Run(g.Name, func(t *testing.T) {
 			replace(t, c, withoutAffinityUpdatesIPv6(g.Compile(t)))
-			ours, listed := readBack(t, c), labtest.Nft(t, l.Node, "", "list", "ruleset")
+			ours, listed := readBack(t, c), lab.Nft(t, l.Node, "", "list", "ruleset")
 			// Without the rules that fill it, a map has the size that it was made with; ours have none.
 			script := "flush ruleset\n" + baseline + g.Ruleset()
 			loadable := strings.ReplaceAll(learningIPv6.ReplaceAllString(script, ""), fmt.Sprintf(" size %d;", nft.DefaultSize), "")
-			labtest.Nft(t, l.Node, loadable, "-f", "-")
+			lab.Nft(t, l.Node, loadable, "-f", "-")
 			if diff := printDiff(t, readBack(t, c), ours); diff != "" {
 				t.Errorf("what nft loaded differs from what we committed by\n%s", diff)
 			}
-			if diff := cmp.Diff(sortedLines(labtest.Nft(t, l.Node, "", "list", "ruleset")), sortedLines(listed)); diff != "" {
+			if diff := cmp.Diff(sortedLines(lab.Nft(t, l.Node, "", "list", "ruleset")), sortedLines(listed)); diff != "" {
 				t.Errorf("nft lists (-loaded by nft +committed by us):\n%s", diff)
 			}
 		})

@@ -12,13 +12,12 @@ import (
 	"testing"
 	"time"
 
-	"github.com/nftproxy/nftproxy/integration/golden"
+	"github.com/nftproxy/nftproxy/internal/testkit/flows"
 
 	"github.com/nftproxy/nftproxy/compiler"
-	"github.com/nftproxy/nftproxy/integration/await"
-	"github.com/nftproxy/nftproxy/integration/lab"
-	"github.com/nftproxy/nftproxy/integration/lab/labtest"
-	"github.com/nftproxy/nftproxy/integration/syscalls"
+	"github.com/nftproxy/nftproxy/internal/testkit/await"
+	"github.com/nftproxy/nftproxy/internal/testkit/lab"
+	"github.com/nftproxy/nftproxy/internal/testkit/process"
 	"github.com/nftproxy/nftproxy/internal/manifests"
 	"github.com/nftproxy/nftproxy/nft"
 	"github.com/nftproxy/nftproxy/tracker"
@@ -70,7 +69,7 @@ endpoints: [{addresses: [10.244.1.%[4]d]}, {addresses: [10.244.1.100]}]
 	}
 	config := compiler.Default()
 	config.DetectLocal.CIDRs = []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16"), netip.MustParsePrefix("fd00:10:244::/48")}
-	if s.want, err = golden.Compile(&objects, tracker.Options{NodeName: lab.NodeName}, config); err != nil {
+	if s.want, err = flows.Compile(&objects, tracker.Options{NodeName: lab.NodeName}, config); err != nil {
 		t.Fatal(err)
 	}
 	return s
@@ -90,7 +89,7 @@ func testKillLeavesNothingHalf(t *testing.T) {
 		t.Helper()
 		p := f.start(t, "--manifests="+state.dir)
 		p.Says(t, firstSyncLine)
-		if err := labtest.TableError(f.conn, state.want); err != nil {
+		if err := lab.TableError(f.conn, state.want); err != nil {
 			t.Errorf("the next process has not put its rules in the kernel: %v", err)
 		}
 		if err := p.Cmd.Process.Kill(); err != nil {
@@ -109,7 +108,7 @@ func testKillLeavesNothingHalf(t *testing.T) {
 			run(from)
 		}
 		killed = k.run(t, f, to)
-		if old, now := labtest.TableError(f.conn, from.want), labtest.TableError(f.conn, to.want); old != nil && now != nil {
+		if old, now := lab.TableError(f.conn, from.want), lab.TableError(f.conn, to.want); old != nil && now != nil {
 			t.Errorf("killed %s: the kernel has neither the old rules nor the new: %v", where, now)
 		}
 		run(to)
@@ -154,16 +153,16 @@ func (k killer) run(t *testing.T, f *troubled, state clusterState) bool {
 			_ = unix.Kill(<-pid, unix.SIGKILL)
 		}
 	}
-	judge := func(c *syscalls.Call) syscalls.Verdict {
+	judge := func(c *process.Call) process.Verdict {
 		switch {
 		case k.at > 0 && calls.Add(1) == k.at:
 			kill()
 		case k.at == 0 && c.Number() == unix.SYS_SENDMSG && len(c.Message()) > longCommit:
 			time.AfterFunc(k.during, kill)
 		}
-		return syscalls.Pass
+		return process.Pass
 	}
-	p := f.startFiltered(t, syscalls.Calls(syscalls.Judged, append(syscalls.Netlink, unix.SYS_SOCKET)...), judge, "--manifests="+state.dir)
+	p := f.startFiltered(t, process.Calls(process.Judged, append(process.Netlink, unix.SYS_SOCKET)...), judge, "--manifests="+state.dir)
 	pid <- p.Cmd.Process.Pid
 	ended := make(chan struct{})
 	go func() {

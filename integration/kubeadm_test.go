@@ -6,8 +6,7 @@ import (
 	"path/filepath"
 	"testing"
 
-	"github.com/nftproxy/nftproxy/integration/lab"
-	"github.com/nftproxy/nftproxy/integration/lab/labtest"
+	"github.com/nftproxy/nftproxy/internal/testkit/lab"
 )
 
 // kubeadm's ConfigMap and command line, and an API server: what a node of a cluster made with kubeadm has, on which only the program
@@ -21,7 +20,7 @@ func testKubeProxyTakesThePlaceOfKubeadmsKubeProxy(t *testing.T) {
 		mkdir /var/lib/kube-proxy
 		cp %s /var/lib/kube-proxy/config.conf
 		cp %s /var/lib/kube-proxy/kubeconfig.conf`, configuration, f.kubeconfig)
-	p := labtest.StartCommand(t, f.lab.Node, inMounts(script, labtest.Binary(t, "kube-proxy"), "--config=/var/lib/kube-proxy/config.conf", "--hostname-override="+lab.NodeName))
+	p := lab.StartCommand(t, f.lab.Node, inMounts(script, lab.Binary(t, "kube-proxy"), "--config=/var/lib/kube-proxy/config.conf", "--hostname-override="+lab.NodeName))
 	f.applied(t)
 	sendFlows(t, f.lab, f.g)
 	f.hasEvent(t, "Starting")

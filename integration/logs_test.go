@@ -6,15 +6,15 @@ import (
 	"testing"
 	"time"
 
-	"github.com/nftproxy/nftproxy/integration/await"
-	"github.com/nftproxy/nftproxy/integration/lab/labtest"
+	"github.com/nftproxy/nftproxy/internal/testkit/await"
+	"github.com/nftproxy/nftproxy/internal/testkit/lab"
 )
 
 // resources are those that the proxy watches.
 var resources = []string{"services", "endpointslices", "nodes", "servicecidrs"}
 
 // linesWith returns how many lines of the log hold all the texts.
-func linesWith(p *labtest.Process, texts ...string) (n int) {
+func linesWith(p *lab.Process, texts ...string) (n int) {
 	for line := range strings.Lines(p.Output()) {
 		all := true
 		for _, text := range texts {
@@ -28,7 +28,7 @@ func linesWith(p *labtest.Process, texts ...string) (n int) {
 }
 
 // expectLines checks how often each resource is named together with a text.
-func expectLines(t *testing.T, p *labtest.Process, text string, want int) {
+func expectLines(t *testing.T, p *lab.Process, text string, want int) {
 	t.Helper()
 	for _, resource := range resources {
 		if got := linesWith(p, text, fmt.Sprintf("resource=%q", resource)); got != want {
@@ -38,7 +38,7 @@ func expectLines(t *testing.T, p *labtest.Process, text string, want int) {
 }
 
 // goodLog checks that a log has no errors or warnings, and says in the end that all is well.
-func goodLog(t *testing.T, p *labtest.Process) {
+func goodLog(t *testing.T, p *lab.Process) {
 	t.Helper()
 	for line := range strings.Lines(p.Output()) {
 		if strings.HasPrefix(line, "E") || strings.HasPrefix(line, "W") {

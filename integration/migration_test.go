@@ -10,8 +10,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/nftproxy/nftproxy/integration/await"
-	"github.com/nftproxy/nftproxy/integration/lab/labtest"
+	"github.com/nftproxy/nftproxy/internal/testkit/await"
+	"github.com/nftproxy/nftproxy/internal/testkit/lab"
 )
 
 var kubeProxy = flag.String("kube-proxy", "", "Kubernetes' kube-proxy, to compare its endpoints with docs/migration.md")
@@ -37,7 +37,7 @@ func TestMigrationPage(t *testing.T) {
 
 func testEndpointsAreAsDocumented(t *testing.T) {
 	rows := migrationRows(t, "^\\| (\\d+) \\| `(GET|PUT) (/\\S*)` \\| (\\d+) \\| (\\d+) \\| (.*) \\|$", 20)
-	programs := map[string]string{"this": labtest.Binary(t, "kube-proxy")}
+	programs := map[string]string{"this": lab.Binary(t, "kube-proxy")}
 	if *kubeProxy != "" {
 		programs["Kubernetes'"] = *kubeProxy
 	}
@@ -46,7 +46,7 @@ func testEndpointsAreAsDocumented(t *testing.T) {
 			t.Run(name+" "+profiling, func(t *testing.T) {
 				f := newWithServer(t)
 				args := append(append(f.args(), leaveConntrack...), "--proxy-mode=nftables", "--kubeconfig="+f.kubeconfig, profiling)
-				p := labtest.StartCommand(t, f.lab.Node, exec.Command(program, args...))
+				p := lab.StartCommand(t, f.lab.Node, exec.Command(program, args...))
 				f.serves(t)
 				for _, row := range rows {
 					port, method, path, want := row[1], row[2], row[3], row[column]

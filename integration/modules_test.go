@@ -7,7 +7,7 @@ import (
 	"testing"
 
 	"github.com/blang/semver/v4"
-	"github.com/nftproxy/nftproxy/integration/lab/labtest"
+	"github.com/nftproxy/nftproxy/internal/testkit/lab"
 )
 
 // TestModules compares what is linked into the programs with least-versions.txt. It needs no network, which
@@ -19,7 +19,7 @@ func TestModules(t *testing.T) {
 	}
 	linked := map[string]string{}
 	for _, program := range []string{"kube-proxy", "ruledump"} {
-		info, err := buildinfo.ReadFile(labtest.Binary(t, program))
+		info, err := buildinfo.ReadFile(lab.Binary(t, program))
 		if err != nil {
 			t.Fatal(err)
 		}

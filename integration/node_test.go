@@ -9,9 +9,8 @@ import (
 	"time"
 
 	"github.com/nftproxy/nftproxy/compiler"
-	"github.com/nftproxy/nftproxy/integration/await"
-	"github.com/nftproxy/nftproxy/integration/lab"
-	"github.com/nftproxy/nftproxy/integration/lab/labtest"
+	"github.com/nftproxy/nftproxy/internal/testkit/await"
+	"github.com/nftproxy/nftproxy/internal/testkit/lab"
 	"github.com/nftproxy/nftproxy/nft"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -27,7 +26,7 @@ func TestNode(t *testing.T) {
 
 func testProxyWaitsForItsNode(t *testing.T) {
 	f := newWithServer(t)
-	labtest.Delete(t, f.server, f.node)
+	lab.Delete(t, f.server, f.node)
 	p := f.start(t, "--kubeconfig="+f.kubeconfig)
 	p.Says(t, `"Waiting for the Node; programming Services meanwhile" node="node-1" missing="the Node, addresses" upTo="30s"`)
 	await.Until(t, "the Service's ClusterIP is programmed", func() error { return f.holds("service-ips", 1) })
@@ -35,7 +34,7 @@ func testProxyWaitsForItsNode(t *testing.T) {
 	if strings.Contains(p.Output(), "Node is known") {
 		t.Error("the log says that the Node is known, and there is none")
 	}
-	labtest.Create(t, f.server, f.node)
+	lab.Create(t, f.server, f.node)
 	f.applied(t)
 	f.becomes(t, "200 200")
 	p.Says(t, `"Node is known" node="node-1" ips="192.168.0.1, fd00:1::1"`)
@@ -60,7 +59,7 @@ func (f *troubled) holds(set string, elements int) error {
 // The 30 seconds are those of docs/node.md.
 func testProxyGoesOnWithoutANodeAfterHalfAMinute(t *testing.T) {
 	f := newWithServer(t)
-	labtest.Delete(t, f.server, f.node)
+	lab.Delete(t, f.server, f.node)
 	p := f.start(t, "--kubeconfig="+f.kubeconfig)
 	p.Says(t, firstSyncLine)
 	f.becomes(t, "503 200")
@@ -81,7 +80,7 @@ func testProxyGoesOnWithoutANodeAfterHalfAMinute(t *testing.T) {
 	}
 	f.metricIs(t, `kubeproxy_node_missing{what="addresses"}`, "1")
 
-	labtest.Create(t, f.server, f.node)
+	lab.Create(t, f.server, f.node)
 	f.applied(t)
 	p.Says(t, `"Node is known" node="node-1" ips="192.168.0.1, fd00:1::1"`)
 	f.metricIs(t, `kubeproxy_node_missing{what="addresses"}`, "0")
@@ -94,7 +93,7 @@ func testListOfNodesThatFailsIsNotWaitedForForEver(t *testing.T) {
 	p.Says(t, firstSyncLine)
 	f.becomes(t, "503 200", `"problems":["the Node is waited for","cannot watch nodes"]`)
 	f.server.Refuse("nodes", 0)
-	await.Within(t, 2*await.Patience, "the rules are in the kernel", func() error { return labtest.TableError(f.conn, f.want) })
+	await.Within(t, 2*await.Patience, "the rules are in the kernel", func() error { return lab.TableError(f.conn, f.want) })
 	f.becomes(t, "200 200")
 }
 
@@ -115,13 +114,13 @@ func (f *withServer) updateNode(t *testing.T, ips ...string) {
 	for _, ip := range ips {
 		f.node.Status.Addresses = append(f.node.Status.Addresses, corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: ip})
 	}
-	labtest.Update(t, f.server, f.node)
+	lab.Update(t, f.server, f.node)
 }
 
 // outlived is a node with a node port that clients dial without pause, whatever happens to the Node.
 type outlived struct {
 	*withServer
-	process *labtest.Process
+	process *lab.Process
 }
 
 const outlivedPort = "192.168.0.1:30081"
@@ -129,14 +128,14 @@ const outlivedPort = "192.168.0.1:30081"
 func newOutlived(t *testing.T) *outlived {
 	t.Helper()
 	t.Parallel()
-	f := &withServer{troubled: &troubled{lab: labtest.New(t)}}
-	f.conn = labtest.Conn(t, f.lab.Node)
-	f.server, f.kubeconfig = labtest.APIServer(t, f.lab.Node)
+	f := &withServer{troubled: &troubled{lab: lab.ForTest(t)}}
+	f.conn = lab.Conn(t, f.lab.Node)
+	f.server, f.kubeconfig = lab.APIServer(t, f.lab.Node)
 	servePod(t, f.lab, "pod", "10.244.1.5")
 	f.node = &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: lab.NodeName}}
 	service, slice := outageObjects("10.244.1.5")
 	service.Spec.Type, service.Spec.Ports[0].NodePort = corev1.ServiceTypeNodePort, 30081
-	labtest.Create(t, f.server, f.node, service, slice)
+	lab.Create(t, f.server, f.node, service, slice)
 	f.updateNode(t, "192.168.0.1", "fd00:1::1")
 	o := &outlived{withServer: f}
 	o.begin(t)
@@ -178,10 +177,10 @@ func (o *outlived) ready(t *testing.T) {
 func (o *outlived) follows(t *testing.T, name string) {
 	t.Helper()
 	service, slice := serviceAt(name, "10.96.0.77", "10.244.1.5")
-	labtest.Create(t, o.server, service, slice)
+	lab.Create(t, o.server, service, slice)
 	await.Until(t, "a new Service", func() error { return o.holds("service-ips", 2) })
-	labtest.Delete(t, o.server, service, slice)
-	await.Until(t, "the rules are what they were", func() error { return labtest.TableError(o.conn, o.want) })
+	lab.Delete(t, o.server, service, slice)
+	await.Until(t, "the rules are what they were", func() error { return lab.TableError(o.conn, o.want) })
 }
 
 func testNodeAddressesThatVanish(t *testing.T) {
@@ -208,14 +207,14 @@ func testNodeAddressesThatVanish(t *testing.T) {
 	})
 	t.Run("a Node that is deleted and registers anew", func(t *testing.T) {
 		o := newOutlived(t)
-		labtest.Delete(t, o.server, o.node)
+		lab.Delete(t, o.server, o.node)
 		o.process.Says(t, "Node of this proxy was deleted, keeping its addresses and zone")
 		o.follows(t, "one")
 		o.restart(t)
 		o.becomes(t, "503 200", `"the Node is waited for"`) // it might have another name
 		o.follows(t, "two")
 		o.node.Status.Addresses = nil
-		labtest.Create(t, o.server, o.node)
+		lab.Create(t, o.server, o.node)
 		o.ready(t)
 		o.restart(t)
 		o.follows(t, "three")

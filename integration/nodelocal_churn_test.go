@@ -13,19 +13,18 @@ import (
 	"testing"
 	"time"
 
-	"github.com/nftproxy/nftproxy/integration/golden"
+	"github.com/nftproxy/nftproxy/internal/testkit/flows"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/nftproxy/nftproxy/compiler"
-	"github.com/nftproxy/nftproxy/integration/await"
-	"github.com/nftproxy/nftproxy/integration/lab"
-	"github.com/nftproxy/nftproxy/integration/lab/labtest"
+	"github.com/nftproxy/nftproxy/internal/testkit/await"
+	"github.com/nftproxy/nftproxy/internal/testkit/lab"
 	"github.com/nftproxy/nftproxy/internal/manifests"
 	"github.com/nftproxy/nftproxy/nft"
-	"github.com/nftproxy/nftproxy/source/apiserver/apiservertest"
+	"github.com/nftproxy/nftproxy/internal/testkit/apiservertest"
 	"github.com/nftproxy/nftproxy/tracker"
 )
 
@@ -55,8 +54,8 @@ type churn struct {
 	slices   map[int]*discoveryv1.EndpointSlice
 
 	relay          *relay
-	brain, backend func() *labtest.Process
-	running        [2]*labtest.Process // the brain, the backend
+	brain, backend func() *lab.Process
+	running        [2]*lab.Process // the brain, the backend
 	counts         map[string]int
 }
 
@@ -99,29 +98,29 @@ func testNodeLocalChurnWithKills(t *testing.T) {
 }
 
 func newChurn(t *testing.T, seed uint64) *churn {
-	l := labtest.New(t)
-	server, kubeconfig := labtest.APIServer(t, l.Node)
+	l := lab.ForTest(t)
+	server, kubeconfig := lab.APIServer(t, l.Node)
 	dir := t.TempDir()
 	at := func(name string) string { return filepath.Join(dir, name) }
 	c := &churn{
-		t: t, random: rand.New(rand.NewPCG(seed, 1)), lab: l, conn: labtest.Conn(t, l.Node), server: server,
+		t: t, random: rand.New(rand.NewPCG(seed, 1)), lab: l, conn: lab.Conn(t, l.Node), server: server,
 		services: map[int]*corev1.Service{}, slices: map[int]*discoveryv1.EndpointSlice{}, counts: map[string]int{},
 		node: &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: lab.NodeName}, Status: corev1.NodeStatus{
 			Addresses: []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: lab.NodeAddrs.IPv4.String()}},
 		}},
-		brain: func() *labtest.Process {
-			return labtest.Start(t, l.Node, "kube-proxy", "node-local-server", "--kubeconfig", kubeconfig, "--listen", "unix://"+at("brain"), "--metrics-bind-address", brainMetrics)
+		brain: func() *lab.Process {
+			return lab.Start(t, l.Node, "kube-proxy", "node-local-server", "--kubeconfig", kubeconfig, "--listen", "unix://"+at("brain"), "--metrics-bind-address", brainMetrics)
 		},
-		backend: func() *labtest.Process {
-			return labtest.Start(t, l.Node, "kube-proxy", "--node-local-source", "unix://"+at("relay"), "--hostname-override", lab.NodeName, "--cluster-cidr", churnPods)
+		backend: func() *lab.Process {
+			return lab.Start(t, l.Node, "kube-proxy", "--node-local-source", "unix://"+at("relay"), "--hostname-override", lab.NodeName, "--cluster-cidr", churnPods)
 		},
 	}
-	labtest.Create(t, server, c.node)
+	lab.Create(t, server, c.node)
 	for range churnServices {
 		c.change()
 	}
 	c.relay = startRelay(t, at("relay"), at("brain"))
-	c.running = [2]*labtest.Process{c.brain(), c.backend()}
+	c.running = [2]*lab.Process{c.brain(), c.backend()}
 	c.check()
 	return c
 }
@@ -182,7 +181,7 @@ func remove[T apiservertest.Object](c *churn, objects map[int]T, i int) {
 }
 
 // kill ends a process with SIGKILL and starts another one, after some changes that it does not see.
-func (c *churn) kill(name string, which int, start func() *labtest.Process) {
+func (c *churn) kill(name string, which int, start func() *lab.Process) {
 	c.t.Helper()
 	c.counts["kills of the "+name]++
 	p := c.running[which]
@@ -245,11 +244,11 @@ func (c *churn) check() {
 	}
 	config := compiler.Default()
 	config.DetectLocal.CIDRs = []netip.Prefix{netip.MustParsePrefix(churnPods)}
-	want, err := golden.Compile(&objects, tracker.Options{NodeName: lab.NodeName}, config)
+	want, err := flows.Compile(&objects, tracker.Options{NodeName: lab.NodeName}, config)
 	if err != nil {
 		c.t.Fatal(err)
 	}
-	await.Until(c.t, "the kernel has the wanted tables", func() error { return labtest.TableError(c.conn, want) })
+	await.Until(c.t, "the kernel has the wanted tables", func() error { return lab.TableError(c.conn, want) })
 }
 
 // relay carries connections between unix sockets.

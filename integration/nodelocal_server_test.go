@@ -13,18 +13,17 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/nftproxy/nftproxy/integration/await"
-	"github.com/nftproxy/nftproxy/integration/lab"
-	"github.com/nftproxy/nftproxy/integration/lab/labtest"
+	"github.com/nftproxy/nftproxy/internal/testkit/await"
+	"github.com/nftproxy/nftproxy/internal/testkit/lab"
 )
 
 func TestNodeLocalServer(t *testing.T) {
 	t.Parallel()
 	const at = "127.0.0.1:10265"
-	l := labtest.New(t)
-	api, kubeconfig := labtest.APIServer(t, l.Node)
+	l := lab.ForTest(t)
+	api, kubeconfig := lab.APIServer(t, l.Node)
 	api.Hang("endpointslices")
-	labtest.Create(t, api, &corev1.Service{ObjectMeta: metav1.ObjectMeta{
+	lab.Create(t, api, &corev1.Service{ObjectMeta: metav1.ObjectMeta{
 		Namespace: "shop", Name: "web", Labels: map[string]string{"tier": "front", "team": "a"}, Annotations: map[string]string{"weight": "3"},
 	}, Spec: corev1.ServiceSpec{
 		Type: corev1.ServiceTypeClusterIP, ClusterIP: "10.96.0.10", ClusterIPs: []string{"10.96.0.10"},
@@ -36,7 +35,7 @@ func TestNodeLocalServer(t *testing.T) {
 		Endpoints:   []discoveryv1.Endpoint{{Addresses: []string{"10.244.1.5"}}},
 	})
 	socket := "unix://" + t.TempDir() + "/node-local.sock"
-	labtest.Start(t, l.Node, "kube-proxy", "node-local-server", "--kubeconfig", kubeconfig, "--listen", socket, "--metrics-bind-address", at)
+	lab.Start(t, l.Node, "kube-proxy", "node-local-server", "--kubeconfig", kubeconfig, "--listen", socket, "--metrics-bind-address", at)
 	t.Run("is not ready before it knows all, and says for what it waits", func(t *testing.T) {
 		await.Until(t, "it is alive", func() error { return pageSays(l.Node, at, "/livez", http.StatusOK, "ok") })
 		for _, path := range []string{"/readyz", "/healthz"} {
@@ -52,7 +51,7 @@ func TestNodeLocalServer(t *testing.T) {
 		}
 	})
 	t.Run("prints the labels and annotations that were asked for", func(t *testing.T) {
-		watch := labtest.Start(t, l.Node, "kube-proxy", "node-local-watch", "--node-local-source", socket, "--hostname-override", lab.NodeName,
+		watch := lab.Start(t, l.Node, "kube-proxy", "node-local-watch", "--node-local-source", socket, "--hostname-override", lab.NodeName,
 			"--service-labels", "tier,none", "--service-annotations", "weight")
 		watch.Says(t, `"app_protocol":"http","service_type":"SERVICE_TYPE_CLUSTER_IP","service_labels":{"tier":"front"},"service_annotations":{"weight":"3"}`)
 	})

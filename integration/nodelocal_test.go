@@ -10,10 +10,9 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
-	"github.com/nftproxy/nftproxy/integration/await"
-	"github.com/nftproxy/nftproxy/integration/golden"
-	"github.com/nftproxy/nftproxy/integration/lab"
-	"github.com/nftproxy/nftproxy/integration/lab/labtest"
+	"github.com/nftproxy/nftproxy/internal/testkit/await"
+	"github.com/nftproxy/nftproxy/internal/testkit/flows"
+	"github.com/nftproxy/nftproxy/internal/testkit/lab"
 )
 
 // expectAnswerOf waits until new connections to the Service of outageObjects reach a pod.
@@ -44,16 +43,16 @@ func testKilledProcessesLoseNoConnection(t *testing.T) {
 		t.Helper()
 		_, slice := outageObjects(addr)
 		slice.Annotations = map[string]string{corev1.EndpointsLastChangeTriggerTime: time.Now().Format(time.RFC3339Nano)}
-		labtest.Update(t, server, slice)
+		lab.Update(t, server, slice)
 	}
 	socket := "unix://" + filepath.Join(t.TempDir(), "node-local.sock")
-	startBrain := func() *labtest.Process {
-		return labtest.Start(t, l.Node, "kube-proxy", "node-local-server", "--kubeconfig", kubeconfig, "--listen", socket)
+	startBrain := func() *lab.Process {
+		return lab.Start(t, l.Node, "kube-proxy", "node-local-server", "--kubeconfig", kubeconfig, "--listen", socket)
 	}
-	startBackend := func() *labtest.Process {
-		return labtest.Start(t, l.Node, "kube-proxy", "--node-local-source", socket, "--hostname-override", lab.NodeName)
+	startBackend := func() *lab.Process {
+		return lab.Start(t, l.Node, "kube-proxy", "--node-local-source", socket, "--hostname-override", lab.NodeName)
 	}
-	kill := func(p *labtest.Process) {
+	kill := func(p *lab.Process) {
 		t.Helper()
 		if err := p.Cmd.Process.Kill(); err != nil {
 			t.Fatal(err)
@@ -98,7 +97,7 @@ func testKilledProcessesLoseNoConnection(t *testing.T) {
 		}
 		return err
 	})
-	for name, p := range map[string]*labtest.Process{"brain": brain, "backend": backend} {
+	for name, p := range map[string]*lab.Process{"brain": brain, "backend": backend} {
 		if err := p.Stop(t); err != nil {
 			t.Errorf("the %s ended with %v", name, err)
 		}
@@ -118,15 +117,15 @@ func expectAlive(t *testing.T, conn net.Conn, want string) {
 // One process does both jobs for its node.
 func TestServeNodeLocal(t *testing.T) {
 	t.Parallel()
-	l := labtest.New(t)
-	dir := golden.Find(t, "hairpin-over-cluster-ip").ManifestsDir(t)
+	l := lab.ForTest(t)
+	dir := flows.FindCase(t, "hairpin-over-cluster-ip").ManifestsDir(t)
 	socket := "unix://" + filepath.Join(t.TempDir(), "node-local.sock")
-	labtest.Start(t, l.Node, "kube-proxy", "--manifests", dir, "--hostname-override", lab.NodeName, "--serve-node-local", socket)
-	watch := labtest.Start(t, l.Node, "kube-proxy", "node-local-watch", "--node-local-source", socket, "--hostname-override", lab.NodeName)
+	lab.Start(t, l.Node, "kube-proxy", "--manifests", dir, "--hostname-override", lab.NodeName, "--serve-node-local", socket)
+	watch := lab.Start(t, l.Node, "kube-proxy", "node-local-watch", "--node-local-source", socket, "--hostname-override", lab.NodeName)
 	watch.Says(t, `{"full":true,"node":{"name":"`+lab.NodeName+`"`)
 	watch.Says(t, `{"sync":{}}`)
 	t.Run("no other node is served", func(t *testing.T) {
-		other := labtest.Start(t, l.Node, "kube-proxy", "node-local-watch", "--node-local-source", socket, "--hostname-override", "another")
+		other := lab.Start(t, l.Node, "kube-proxy", "node-local-watch", "--node-local-source", socket, "--hostname-override", "another")
 		other.Says(t, `is not served here, but only the node that this server runs on`)
 	})
 }

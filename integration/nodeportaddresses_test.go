@@ -9,10 +9,9 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/nftproxy/nftproxy/integration/await"
-	"github.com/nftproxy/nftproxy/integration/golden"
-	"github.com/nftproxy/nftproxy/integration/lab"
-	"github.com/nftproxy/nftproxy/integration/lab/labtest"
+	"github.com/nftproxy/nftproxy/internal/testkit/await"
+	"github.com/nftproxy/nftproxy/internal/testkit/flows"
+	"github.com/nftproxy/nftproxy/internal/testkit/lab"
 	"github.com/vishvananda/netlink"
 )
 
@@ -22,10 +21,10 @@ func TestNodePortAddresses(t *testing.T) {
 }
 
 // startWithNodePortAddresses starts a proxy for a Service with the health check port 32080.
-func startWithNodePortAddresses(t *testing.T, addresses string) (*lab.Lab, *labtest.Process) {
+func startWithNodePortAddresses(t *testing.T, addresses string) (*lab.Lab, *lab.Process) {
 	t.Helper()
-	g := golden.Find(t, "source-ranges-under-policy-local")
-	l := labtest.New(t)
+	g := flows.FindCase(t, "source-ranges-under-policy-local")
+	l := lab.ForTest(t)
 	text, err := os.ReadFile(g.ConfigFile(t))
 	if err != nil {
 		t.Fatal(err)
@@ -34,7 +33,7 @@ func startWithNodePortAddresses(t *testing.T, addresses string) (*lab.Lab, *labt
 	if err := os.WriteFile(config, append(text, "nodePortAddresses: ["+addresses+"]\n"...), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	return l, labtest.Start(t, l.Node, "kube-proxy", "--config", config, "--hostname-override="+lab.NodeName, "--manifests", g.ManifestsDir(t))
+	return l, lab.Start(t, l.Node, "kube-proxy", "--config", config, "--hostname-override="+lab.NodeName, "--manifests", g.ManifestsDir(t))
 }
 
 func awaitAnswer(t *testing.T, h *lab.Host, url string) {

@@ -12,10 +12,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/nftproxy/nftproxy/integration/await"
-	"github.com/nftproxy/nftproxy/integration/lab"
-	"github.com/nftproxy/nftproxy/integration/lab/labtest"
-	"github.com/nftproxy/nftproxy/source/apiserver/apiservertest"
+	"github.com/nftproxy/nftproxy/internal/testkit/apiservertest"
+	"github.com/nftproxy/nftproxy/internal/testkit/await"
+	"github.com/nftproxy/nftproxy/internal/testkit/lab"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -31,7 +30,7 @@ func servePod(t *testing.T, l *lab.Lab, name, addr string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	labtest.ServeTCP(t, pod, ":8080", func(conn net.Conn) {
+	lab.ServeTCP(t, pod, ":8080", func(conn net.Conn) {
 		lines := bufio.NewScanner(conn)
 		for fmt.Fprintln(conn, name); lines.Scan(); fmt.Fprintln(conn, name) {
 		}
@@ -41,15 +40,15 @@ func servePod(t *testing.T, l *lab.Lab, name, addr string) {
 // newOutageLab makes a lab with the pods first and second, and an API server. The Service has the first pod.
 func newOutageLab(t *testing.T) (l *lab.Lab, server *apiservertest.Server, kubeconfig string) {
 	t.Helper()
-	l = labtest.New(t)
-	server, kubeconfig = labtest.APIServer(t, l.Node)
+	l = lab.ForTest(t)
+	server, kubeconfig = lab.APIServer(t, l.Node)
 	servePod(t, l, "first", "10.244.1.5")
 	servePod(t, l, "second", "10.244.1.6")
 	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: lab.NodeName}, Status: corev1.NodeStatus{
 		Addresses: []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: lab.NodeAddrs.IPv4.String()}},
 	}}
 	service, slice := outageObjects("10.244.1.5")
-	labtest.Create(t, server, node, service, slice)
+	lab.Create(t, server, node, service, slice)
 	return l, server, kubeconfig
 }
 
@@ -136,7 +135,7 @@ func TestOutage(t *testing.T) {
 func testTrafficFlowsWhileTheAPIServerIsGone(t *testing.T) {
 	t.Parallel()
 	l, server, kubeconfig := newOutageLab(t)
-	p := labtest.Start(t, l.Node, "kube-proxy", "--kubeconfig", kubeconfig, "--hostname-override", lab.NodeName)
+	p := lab.Start(t, l.Node, "kube-proxy", "--kubeconfig", kubeconfig, "--hostname-override", lab.NodeName)
 	var lasting net.Conn
 	await.Until(t, "the Service answers", func() (err error) {
 		lasting, _, err = dialService(l.Client)
@@ -147,7 +146,7 @@ func testTrafficFlowsWhileTheAPIServerIsGone(t *testing.T) {
 	stop := keepDialing(t, l.Client)
 	server.Stop()
 	_, slice := outageObjects("10.244.1.6")
-	labtest.Update(t, server, slice)
+	lab.Update(t, server, slice)
 	server.Compact()
 	time.Sleep(outage)
 	stop()

@@ -6,10 +6,9 @@ import (
 	"testing"
 
 	"github.com/nftproxy/nftproxy/compiler"
-	"github.com/nftproxy/nftproxy/integration/golden"
-	"github.com/nftproxy/nftproxy/integration/lab"
-	"github.com/nftproxy/nftproxy/integration/lab/labtest"
-	"github.com/nftproxy/nftproxy/integration/netns"
+	"github.com/nftproxy/nftproxy/internal/testkit/flows"
+	"github.com/nftproxy/nftproxy/internal/testkit/lab"
+	"github.com/nftproxy/nftproxy/internal/testkit/netns"
 	"github.com/nftproxy/nftproxy/nft"
 	"github.com/nftproxy/nftproxy/proxy"
 	"github.com/nftproxy/nftproxy/tracker"
@@ -18,7 +17,7 @@ import (
 // ownerTest is a node whose proxy may own its tables.
 type ownerTest struct {
 	*testing.T
-	g       golden.Case
+	g       flows.Case
 	lab     *lab.Lab
 	conn    *nft.Conn
 	backend *proxy.Backend
@@ -32,7 +31,7 @@ func (o *ownerTest) restart(own bool) {
 			o.Fatal(err)
 		}
 	}
-	o.conn = labtest.Conn(o, o.lab.Node)
+	o.conn = lab.Conn(o, o.lab.Node)
 	config := o.g.Config(o)
 	config.OwnTables = own
 	var err error
@@ -45,7 +44,7 @@ func (o *ownerTest) restart(own bool) {
 	if err := o.backend.Sync(context.Background(), tr.Changes()); err != nil {
 		o.Fatal(err)
 	}
-	if err := labtest.TableError(o.conn, o.backend.Tables()); err != nil {
+	if err := lab.TableError(o.conn, o.backend.Tables()); err != nil {
 		o.Fatal(err)
 	}
 }
@@ -57,12 +56,12 @@ func (o *ownerTest) nft(args ...string) (ok bool) {
 	return err == nil
 }
 
-func (o *ownerTest) handles() string { return labtest.Nft(o, o.lab.Node, "", "-a", "list", "tables") }
+func (o *ownerTest) handles() string { return lab.Nft(o, o.lab.Node, "", "-a", "list", "tables") }
 
 func TestOwnedTables(t *testing.T) {
 	netns.NeedLinux(t, 6, 9) // table flag persist
 	const name = "hairpin-over-node-port"
-	o := &ownerTest{T: t, g: golden.Find(t, name), lab: labtest.New(t)}
+	o := &ownerTest{T: t, g: flows.FindCase(t, name), lab: lab.ForTest(t)}
 	o.restart(true)
 	before := o.handles()
 	t.Run("others can neither flush nor change them", func(t *testing.T) {
@@ -72,7 +71,7 @@ func TestOwnedTables(t *testing.T) {
 		if o.nft("delete", "table", "ip", "kube-proxy") || o.nft("add", "rule", "ip", "kube-proxy", "services", "drop") {
 			t.Error("another process changed the table")
 		}
-		if err := labtest.TableError(o.conn, o.backend.Tables()); err != nil {
+		if err := lab.TableError(o.conn, o.backend.Tables()); err != nil {
 			t.Error(err)
 		}
 	})
@@ -99,7 +98,7 @@ func TestOwnedTables(t *testing.T) {
 		if err := o.conn.Close(); err != nil {
 			t.Fatal(err)
 		}
-		o.conn = labtest.Conn(o, o.lab.Node)
+		o.conn = lab.Conn(o, o.lab.Node)
 		if err := proxy.Cleanup(context.Background(), o.conn, ""); err != nil {
 			t.Fatal(err)
 		}

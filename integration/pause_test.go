@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/nftproxy/nftproxy/integration/await"
+	"github.com/nftproxy/nftproxy/internal/testkit/await"
 	"github.com/prometheus/procfs"
 )
 

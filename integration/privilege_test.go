@@ -8,8 +8,8 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/nftproxy/nftproxy/integration/await"
-	"github.com/nftproxy/nftproxy/integration/lab/labtest"
+	"github.com/nftproxy/nftproxy/internal/testkit/await"
+	"github.com/nftproxy/nftproxy/internal/testkit/lab"
 	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 )
@@ -18,10 +18,10 @@ import (
 var leaveConntrack = []string{"--conntrack-max-per-core=0", "--conntrack-tcp-timeout-established=0s", "--conntrack-tcp-timeout-close-wait=0s"}
 
 // startAsNobody starts the proxy for a user that has these capabilities alone.
-func (f *troubled) startAsNobody(t *testing.T, capabilities ...uintptr) *labtest.Process {
+func (f *troubled) startAsNobody(t *testing.T, capabilities ...uintptr) *lab.Process {
 	t.Helper()
 	const nobody = 65534
-	program, objects := labtest.Binary(t, "kube-proxy"), f.g.ManifestsDir(t)
+	program, objects := lab.Binary(t, "kube-proxy"), f.g.ManifestsDir(t)
 	// Directories for tests are their owner's only.
 	for _, path := range []string{filepath.Dir(program), filepath.Dir(objects), objects} {
 		if err := os.Chmod(path, 0o755); err != nil {
@@ -30,7 +30,7 @@ func (f *troubled) startAsNobody(t *testing.T, capabilities ...uintptr) *labtest
 	}
 	cmd := exec.Command(program, append(append(f.args(), "--manifests="+objects), leaveConntrack...)...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}, AmbientCaps: capabilities}
-	return labtest.StartCommand(t, f.lab.Node, cmd)
+	return lab.StartCommand(t, f.lab.Node, cmd)
 }
 
 func TestPrivileges(t *testing.T) {
@@ -67,8 +67,8 @@ func inMounts(script, program string, args ...string) *exec.Cmd {
 func testReadOnlySysctlsMustBeRight(t *testing.T) {
 	f := newTroubled(t)
 	args := append(f.args(), "--manifests="+f.g.ManifestsDir(t), "--conntrack-max-per-core=0", "--conntrack-tcp-timeout-established=1h", "--conntrack-tcp-timeout-close-wait=0s")
-	readOnly := func() *labtest.Process {
-		return labtest.StartCommand(t, f.lab.Node, inMounts("mount --bind /proc/sys /proc/sys; mount -o remount,bind,ro /proc/sys", labtest.Binary(t, "kube-proxy"), args...))
+	readOnly := func() *lab.Process {
+		return lab.StartCommand(t, f.lab.Node, inMounts("mount --bind /proc/sys /proc/sys; mount -o remount,bind,ro /proc/sys", lab.Binary(t, "kube-proxy"), args...))
 	}
 	readOnly().Fails(t, "sysctl net.netfilter.nf_conntrack_tcp_timeout_established is 432000 and cannot be set to 3600: read-only file system; "+
 		"set it on the host, give this process a writable /proc/sys (privileged, host network), or set conntrack.tcpEstablishedTimeout to 0s to leave it alone")
@@ -86,7 +86,7 @@ func testReadOnlySysctlsMustBeRight(t *testing.T) {
 func testMissingSysctlsAreSetOnceTheyExist(t *testing.T) {
 	f := newTroubled(t)
 	dir := t.TempDir()
-	p := labtest.StartCommand(t, f.lab.Node, inMounts("mount --bind "+dir+" /proc/sys/net/netfilter", labtest.Binary(t, "kube-proxy"),
+	p := lab.StartCommand(t, f.lab.Node, inMounts("mount --bind "+dir+" /proc/sys/net/netfilter", lab.Binary(t, "kube-proxy"),
 		append(f.args(), "--manifests="+f.g.ManifestsDir(t), "--conntrack-min=300000", "--conntrack-tcp-timeout-close-wait=0s")...))
 	f.applied(t)
 	p.Says(t, "Sysctls of connection tracking do not exist yet")
@@ -129,7 +129,7 @@ func TestMachineWithoutIPv6(t *testing.T) {
 			for _, address := range tt.addresses {
 				f.node.Status.Addresses = append(f.node.Status.Addresses, corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: address})
 			}
-			labtest.Update(t, f.server, f.node)
+			lab.Update(t, f.server, f.node)
 			p := f.start(t, "--kubeconfig="+f.kubeconfig)
 			if tt.fails != "" {
 				p.Fails(t, tt.fails)

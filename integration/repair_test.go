@@ -8,17 +8,16 @@ import (
 	"testing"
 
 	"github.com/nftproxy/nftproxy/compiler"
-	"github.com/nftproxy/nftproxy/integration/await"
-	"github.com/nftproxy/nftproxy/integration/golden"
-	"github.com/nftproxy/nftproxy/integration/lab"
-	"github.com/nftproxy/nftproxy/integration/lab/labtest"
+	"github.com/nftproxy/nftproxy/internal/testkit/await"
+	"github.com/nftproxy/nftproxy/internal/testkit/flows"
+	"github.com/nftproxy/nftproxy/internal/testkit/lab"
 	"github.com/nftproxy/nftproxy/nft"
 	"github.com/nftproxy/nftproxy/proxy"
 	"github.com/nftproxy/nftproxy/tracker"
 )
 
 // backendFor returns a backend that has committed the case.
-func backendFor(t *testing.T, c *nft.Conn, g golden.Case, hooks proxy.Hooks) *proxy.Backend {
+func backendFor(t *testing.T, c *nft.Conn, g flows.Case, hooks proxy.Hooks) *proxy.Backend {
 	t.Helper()
 	b, err := proxy.NewBackend(c, g.Config(t), hooks)
 	if err != nil {
@@ -41,9 +40,9 @@ func TestRepair(t *testing.T) {
 }
 
 func testTablesAreRepaired(t *testing.T) {
-	g := golden.Find(t, "hairpin-over-node-port")
-	l := labtest.New(t)
-	c := labtest.Conn(t, l.Node)
+	g := flows.FindCase(t, "hairpin-over-node-port")
+	l := lab.ForTest(t)
+	c := lab.Conn(t, l.Node)
 	repairs := 0
 	b := backendFor(t, c, g, proxy.Hooks{OnRepair: func() { repairs++ }})
 	for _, tt := range []struct {
@@ -69,14 +68,14 @@ func testTablesAreRepaired(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			if tt.script != "" {
-				labtest.Nft(t, l.Node, tt.script, "-f", "-")
+				lab.Nft(t, l.Node, tt.script, "-f", "-")
 			}
 			before := repairs
 			repaired, err := b.Check(context.Background())
 			if err != nil || repaired != tt.repaired || (repairs > before) != tt.repaired {
 				t.Errorf("Check = %v, %v with %d repairs counted; want %v", repaired, err, repairs-before, tt.repaired)
 			}
-			if err := labtest.TableError(c, b.Tables()); err != nil {
+			if err := lab.TableError(c, b.Tables()); err != nil {
 				t.Errorf("after Check: %v", err)
 			}
 			if there, err := c.HasTable(t.Context(), nft.FamilyIP, compiler.StandInName); there || err != nil {
@@ -91,9 +90,9 @@ func testTablesAreRepaired(t *testing.T) {
 
 // A restart leaves alone what is right, and mends what is not, without replacing the rest.
 func testRestartChangesOnlyWhatIsWrong(t *testing.T) {
-	g := golden.Find(t, "hairpin-over-node-port")
-	l := labtest.New(t)
-	c := labtest.Conn(t, l.Node)
+	g := flows.FindCase(t, "hairpin-over-node-port")
+	l := lab.ForTest(t)
+	c := lab.Conn(t, l.Node)
 	backendFor(t, c, g, proxy.Hooks{})
 	before, err := c.Generation(t.Context())
 	if err != nil {
@@ -104,45 +103,45 @@ func testRestartChangesOnlyWhatIsWrong(t *testing.T) {
 	if err != nil || after != before {
 		t.Errorf("a restart over the right tables took %d commits, %v; want none", after-before, err)
 	}
-	handle := labtest.Nft(t, l.Node, "", "-a", "list", "tables")
-	labtest.Nft(t, l.Node, "flush map ip kube-proxy service-ips\nadd chain ip6 kube-proxy more", "-f", "-")
+	handle := lab.Nft(t, l.Node, "", "-a", "list", "tables")
+	lab.Nft(t, l.Node, "flush map ip kube-proxy service-ips\nadd chain ip6 kube-proxy more", "-f", "-")
 	b := backendFor(t, c, g, proxy.Hooks{})
-	if err := labtest.TableError(c, b.Tables()); err != nil {
+	if err := lab.TableError(c, b.Tables()); err != nil {
 		t.Error(err)
 	}
-	if now := labtest.Nft(t, l.Node, "", "-a", "list", "tables"); now != handle {
+	if now := lab.Nft(t, l.Node, "", "-a", "list", "tables"); now != handle {
 		t.Errorf("the tables were replaced: %s, before %s", now, handle)
 	}
 	// Tables of the same name with other things in them, such as another proxy's.
-	labtest.Nft(t, l.Node, "flush ruleset\nadd table ip kube-proxy\nadd map ip kube-proxy service-ips { type ipv4_addr . inet_proto . inet_service : verdict; }\nadd chain ip kube-proxy nat-prerouting { type nat hook prerouting priority -100; }\nadd rule ip kube-proxy nat-prerouting ip daddr . meta l4proto . th dport vmap @service-ips", "-f", "-")
+	lab.Nft(t, l.Node, "flush ruleset\nadd table ip kube-proxy\nadd map ip kube-proxy service-ips { type ipv4_addr . inet_proto . inet_service : verdict; }\nadd chain ip kube-proxy nat-prerouting { type nat hook prerouting priority -100; }\nadd rule ip kube-proxy nat-prerouting ip daddr . meta l4proto . th dport vmap @service-ips", "-f", "-")
 	b = backendFor(t, c, g, proxy.Hooks{})
-	if err := labtest.TableError(c, b.Tables()); err != nil {
+	if err := lab.TableError(c, b.Tables()); err != nil {
 		t.Errorf("taking over from another proxy: %v", err)
 	}
 }
 
 func testRunningProxySurvivesAFlushedRuleset(t *testing.T) {
-	g := golden.Find(t, "cluster-ip-spreads-over-all-endpoints")
-	l := labtest.New(t)
-	c := labtest.Conn(t, l.Node)
-	labtest.Start(t, l.Node, "kube-proxy", "--manifests", g.ManifestsDir(t), "--hostname-override", lab.NodeName,
+	g := flows.FindCase(t, "cluster-ip-spreads-over-all-endpoints")
+	l := lab.ForTest(t)
+	c := lab.Conn(t, l.Node)
+	lab.Start(t, l.Node, "kube-proxy", "--manifests", g.ManifestsDir(t), "--hostname-override", lab.NodeName,
 		"--cluster-cidr", "10.244.0.0/16,fd00:10:244::/48", "--metrics-bind-address=")
 	want := g.Compile(t)
-	await.Until(t, "the case's rules are in the kernel", func() error { return labtest.TableError(c, want) })
-	labtest.Nft(t, l.Node, "", "flush", "ruleset")
+	await.Until(t, "the case's rules are in the kernel", func() error { return lab.TableError(c, want) })
+	lab.Nft(t, l.Node, "", "flush", "ruleset")
 	if table, err := c.ReadTable(t.Context(), nft.FamilyIP, compiler.TableName); err != nil || table != nil {
 		t.Logf("repaired before we looked: %v, %v", table != nil, err)
 	}
-	await.Until(t, "the rules are back", func() error { return labtest.TableError(c, want) })
+	await.Until(t, "the rules are back", func() error { return lab.TableError(c, want) })
 	sendFlows(t, l, g)
 }
 
 // A repair that the kernel refuses is tried again, although no Service changes: here another process owns a
 // table of the same name, which nobody else may delete while it runs.
 func testRefusedRepairIsTriedAgain(t *testing.T) {
-	g := golden.Find(t, "hairpin-over-node-port")
-	l := labtest.New(t)
-	c := labtest.Conn(t, l.Node)
+	g := flows.FindCase(t, "hairpin-over-node-port")
+	l := lab.ForTest(t)
+	c := lab.Conn(t, l.Node)
 	b := backendFor(t, c, g, proxy.Hooks{})
 	owner := exec.Command("nft", "-i")
 	stdin, err := owner.StdinPipe()
@@ -174,6 +173,6 @@ func testRefusedRepairIsTriedAgain(t *testing.T) {
 		if _, err := b.Check(context.Background()); err != nil {
 			return err
 		}
-		return labtest.TableError(c, b.Tables())
+		return lab.TableError(c, b.Tables())
 	})
 }

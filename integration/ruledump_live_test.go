@@ -18,10 +18,9 @@ import (
 	"github.com/nftproxy/nftproxy/internal/ruledump/verb"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/nftproxy/nftproxy/integration/await"
-	"github.com/nftproxy/nftproxy/integration/backendtest"
-	"github.com/nftproxy/nftproxy/integration/lab"
-	"github.com/nftproxy/nftproxy/integration/lab/labtest"
+	"github.com/nftproxy/nftproxy/internal/testkit/await"
+	"github.com/nftproxy/nftproxy/internal/testkit/flows"
+	"github.com/nftproxy/nftproxy/internal/testkit/lab"
 	"github.com/nftproxy/nftproxy/nft"
 )
 
@@ -33,7 +32,7 @@ const (
 // runRuledump runs ruledump on a host and returns what it prints.
 func runRuledump(t *testing.T, h *lab.Host, args ...string) string {
 	t.Helper()
-	p := labtest.Start(t, h, "ruledump", args...)
+	p := lab.Start(t, h, "ruledump", args...)
 	if err := p.Wait(); err != nil {
 		t.Fatalf("ruledump %s: %v\n%s", strings.Join(args, " "), err, p.Output())
 	}
@@ -70,7 +69,7 @@ func TestRuledump(t *testing.T) {
 func testRuledumpIsSmallerThanTheProxy(t *testing.T) {
 	size := map[string]int64{}
 	for _, name := range []string{"ruledump", "kube-proxy"} {
-		file, err := os.Stat(labtest.Binary(t, name))
+		file, err := os.Stat(lab.Binary(t, name))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -83,11 +82,11 @@ func testRuledumpIsSmallerThanTheProxy(t *testing.T) {
 
 // What live prints, nft loads, and then the kernel holds the same.
 func testRuledumpLiveLoads(t *testing.T) {
-	l := labtest.New(t)
-	replace(t, labtest.Conn(t, l.Node), exampleTables(t))
+	l := lab.ForTest(t)
+	replace(t, lab.Conn(t, l.Node), exampleTables(t))
 	printed := runRuledump(t, l.Node, "live")
-	labtest.Nft(t, l.Node, "", "flush", "ruleset")
-	labtest.Nft(t, l.Node, printed, "-f", "-")
+	lab.Nft(t, l.Node, "", "flush", "ruleset")
+	lab.Nft(t, l.Node, printed, "-f", "-")
 	if diff := cmp.Diff(printed, runRuledump(t, l.Node, "live")); diff != "" {
 		t.Errorf("-printed +after nft loaded it:\n%s", diff)
 	}
@@ -95,14 +94,14 @@ func testRuledumpLiveLoads(t *testing.T) {
 
 // A difference on a live node has a status of its own, and names the Service.
 func testRuledumpDiffLive(t *testing.T) {
-	l := labtest.New(t)
-	replace(t, labtest.Conn(t, l.Node), exampleTables(t))
+	l := lab.ForTest(t)
+	replace(t, lab.Conn(t, l.Node), exampleTables(t))
 	wanted := []string{"diff", "--manifests", exampleManifests, "--config", exampleConfig, "--node", "node-1"}
 	if got := runRuledump(t, l.Node, wanted...); got != "no difference\n" {
 		t.Errorf("of the same:\n%s", got)
 	}
-	labtest.Nft(t, l.Node, "", "delete", "element", "ip", "kube-proxy", "service-ips", "{ 10.96.0.10 . tcp . 80 }")
-	p := labtest.Start(t, l.Node, "ruledump", wanted...)
+	lab.Nft(t, l.Node, "", "delete", "element", "ip", "kube-proxy", "service-ips", "{ 10.96.0.10 . tcp . 80 }")
+	p := lab.Start(t, l.Node, "ruledump", wanted...)
 	if err := p.Wait(); err == nil || p.Cmd.ProcessState.ExitCode() != 1 {
 		t.Errorf("an element less: %v", err)
 	}
@@ -116,7 +115,7 @@ func testRuledumpDiffLive(t *testing.T) {
 // nobody runs ruledump on a host as a user without any privilege and returns its exit status and output.
 func nobody(t *testing.T, h *lab.Host, args ...string) (status int, output string) {
 	t.Helper()
-	program := labtest.Binary(t, "ruledump")
+	program := lab.Binary(t, "ruledump")
 	// Directories for tests are their owner's only.
 	if err := os.Chmod(filepath.Dir(program), 0o755); err != nil {
 		t.Fatal(err)
@@ -124,15 +123,15 @@ func nobody(t *testing.T, h *lab.Host, args ...string) (status int, output strin
 	const uid = 65534
 	cmd := exec.Command(program, args...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uid, Gid: uid}}
-	p := labtest.StartCommand(t, h, cmd)
+	p := lab.StartCommand(t, h, cmd)
 	_ = p.Wait() // the status says it
 	return p.Cmd.ProcessState.ExitCode(), p.Output()
 }
 
 // Each command that reads the kernel says in one line which privilege it lacks. All others need none.
 func testRuledumpWithoutPermission(t *testing.T) {
-	l := labtest.New(t)
-	replace(t, labtest.Conn(t, l.Node), exampleTables(t))
+	l := lab.ForTest(t)
+	replace(t, lab.Conn(t, l.Node), exampleTables(t))
 	objects := t.TempDir()
 	if err := os.CopyFS(objects, os.DirFS("../docs/example")); err != nil {
 		t.Fatal(err)
@@ -175,11 +174,11 @@ func testRuledumpWithoutPermission(t *testing.T) {
 
 // A kernel without the proxy's tables is an error, in one line; to diff it is a difference.
 func testRuledumpWithoutTables(t *testing.T) {
-	l := labtest.New(t)
-	labtest.Nft(t, l.Node, "", "add", "table", "ip", "filter") // another program's does not count
+	l := lab.ForTest(t)
+	lab.Nft(t, l.Node, "", "add", "table", "ip", "filter") // another program's does not count
 	const want = "ruledump: the kernel has no table ip kube-proxy or ip6 kube-proxy in this network namespace: see whether the proxy runs, and whether this is the node's own namespace\n"
 	run := func(args ...string) (status int, output string) {
-		p := labtest.Start(t, l.Node, "ruledump", args...)
+		p := lab.Start(t, l.Node, "ruledump", args...)
 		_ = p.Wait() // the status says it
 		return p.Cmd.ProcessState.ExitCode(), p.Output()
 	}
@@ -202,7 +201,7 @@ func testRuledumpWithoutTables(t *testing.T) {
 		}
 	})
 	t.Run("kube-proxy's own table", func(t *testing.T) {
-		labtest.Nft(t, l.Node, "add table ip kube-proxy { comment \"rules for kube-proxy\"; }\nadd map ip kube-proxy service-ips { type ipv4_addr . inet_proto . inet_service : verdict; }", "-f", "-")
+		lab.Nft(t, l.Node, "add table ip kube-proxy { comment \"rules for kube-proxy\"; }\nadd map ip kube-proxy service-ips { type ipv4_addr . inet_proto . inet_service : verdict; }", "-f", "-")
 		for _, command := range [][]string{{"services"}, {"stats"}, {"diff", "--manifests", exampleManifests, "--config", exampleConfig, "--node", "node-1"}} {
 			if status, output := run(command...); status != 2 || !strings.Contains(output, "table ip kube-proxy ") || strings.Count(output, "\n") != 1 {
 				t.Errorf("%s: status %d, %q", command[0], status, output)
@@ -213,18 +212,18 @@ func testRuledumpWithoutTables(t *testing.T) {
 
 // Each commit to the proxy's tables is told, with who made it.
 func testRuledumpWatch(t *testing.T) {
-	l := labtest.New(t)
-	conn := labtest.Conn(t, l.Node)
+	l := lab.ForTest(t)
+	conn := lab.Conn(t, l.Node)
 	replace(t, conn, exampleTables(t))
-	p := labtest.Start(t, l.Node, "ruledump", "watch", "--parts=3")
+	p := lab.Start(t, l.Node, "ruledump", "watch", "--parts=3")
 	// The first commits may come before it listens.
 	for i := 0; !strings.Contains(p.Output(), "+rule 1") && i < 200; i++ {
-		labtest.Nft(t, l.Node, "", "add", "rule", "ip", "kube-proxy", "services", "counter", "accept")
+		lab.Nft(t, l.Node, "", "add", "rule", "ip", "kube-proxy", "services", "counter", "accept")
 	}
-	labtest.Nft(t, l.Node, "", "add", "table", "ip", "other")
-	labtest.Nft(t, l.Node, "", "delete", "element", "ip", "kube-proxy", "service-ips", "{ 10.96.0.10 . tcp . 80 }")
+	lab.Nft(t, l.Node, "", "add", "table", "ip", "other")
+	lab.Nft(t, l.Node, "", "delete", "element", "ip", "kube-proxy", "service-ips", "{ 10.96.0.10 . tcp . 80 }")
 	p.Says(t, `- element ip kube-proxy service-ips 10.96.0.10 . tcp . 80 comment "shop/web:http" : goto cluster-3`)
-	labtest.Nft(t, l.Node, "", "flush", "ruleset")
+	lab.Nft(t, l.Node, "", "flush", "ruleset")
 	p.Says(t, "-table 2")
 	p.Says(t, "more\n")
 	replace(t, conn, exampleTables(t))
@@ -244,9 +243,9 @@ func testRuledumpWatch(t *testing.T) {
 
 // A cluster's objects give the same answers as manifests of them, and nothing is written to the cluster.
 func testRuledumpKubeconfig(t *testing.T) {
-	l := labtest.New(t)
-	server, kubeconfig := labtest.APIServer(t, l.Node)
-	labtest.Upload(t, server, exampleManifests)
+	l := lab.ForTest(t)
+	server, kubeconfig := lab.APIServer(t, l.Node)
+	lab.Upload(t, server, exampleManifests)
 	for _, command := range [][]string{{"services", "-o", "wide"}, {"compile"}, {"explain", "--from=198.51.100.7", "--to=192.0.2.10:80"}, {"graph", "shop/web"}} {
 		t.Run(command[0], func(t *testing.T) {
 			from := append(command, "--config", exampleConfig, "--node", "node-1")
@@ -268,9 +267,9 @@ func testRuledumpKubeconfig(t *testing.T) {
 // A node-local server gives the same answers as the manifests that it serves, but for the places of endpoints, which it
 // does not tell.
 func testRuledumpNodeLocal(t *testing.T) {
-	l := labtest.New(t)
-	replace(t, labtest.Conn(t, l.Node), exampleTables(t))
-	target, _ := backendtest.Brain(t, exampleManifests)
+	l := lab.ForTest(t)
+	replace(t, lab.Conn(t, l.Node), exampleTables(t))
+	target, _ := flows.Serve(t, exampleManifests)
 	for _, command := range [][]string{
 		{"services"}, {"compile"}, {"explain", "--from=198.51.100.7", "--to=192.0.2.10:80"}, {"stats"}, {"diff"},
 	} {
@@ -283,7 +282,7 @@ func testRuledumpNodeLocal(t *testing.T) {
 		})
 	}
 	t.Run("that is away is an error", func(t *testing.T) {
-		p := labtest.Start(t, l.Node, "ruledump", "services", "--node-local", "unix:///nonexistent.sock", "--node", "node-1")
+		p := lab.Start(t, l.Node, "ruledump", "services", "--node-local", "unix:///nonexistent.sock", "--node", "node-1")
 		_ = p.Wait() // the status says it
 		want := "ruledump: node-local server unix:///nonexistent.sock: no state of the node within 10s: "
 		if status := p.Cmd.ProcessState.ExitCode(); status != 2 || !strings.HasPrefix(p.Output(), want) || !strings.Contains(p.Output(), "no such file or directory") {
@@ -294,8 +293,8 @@ func testRuledumpNodeLocal(t *testing.T) {
 
 // explain tells finished connections from live ones, and marks those to what is no endpoint any more.
 func testRuledumpConnections(t *testing.T) {
-	l := labtest.New(t)
-	conn := labtest.Conn(t, l.Node)
+	l := lab.ForTest(t)
+	conn := lab.Conn(t, l.Node)
 	replace(t, conn, exampleTables(t))
 	endpoints := []string{"10.244.1.5", "10.244.1.6"}
 	for _, addr := range endpoints {
@@ -303,7 +302,7 @@ func testRuledumpConnections(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		labtest.ServeTCP(t, pod, addr+":8080", labtest.Echo)
+		lab.ServeTCP(t, pod, addr+":8080", lab.Echo)
 	}
 	const client, dialed = "198.51.100.7", "192.0.2.10:80"
 	explained := func() (e verb.Explanation) {
@@ -346,7 +345,7 @@ func testRuledumpConnections(t *testing.T) {
 
 	server := e.Connections[0].Server
 	key := fmt.Sprintf("192.0.2.10 . tcp . 80 . %d", slices.Index(endpoints, server.Addr().String()))
-	labtest.Nft(t, l.Node, fmt.Sprintf("delete element ip kube-proxy local-endpoints { %s }\nadd element ip kube-proxy local-endpoints { %s : 10.244.1.9 . 8080 }\n"+
+	lab.Nft(t, l.Node, fmt.Sprintf("delete element ip kube-proxy local-endpoints { %s }\nadd element ip kube-proxy local-endpoints { %s : 10.244.1.9 . 8080 }\n"+
 		"delete element ip kube-proxy endpoints { %s }\nadd element ip kube-proxy endpoints { %s : 10.244.1.9 . 8080 }\n", key, key, key, key), "-f", "-")
 	if first := explained().Connections[0]; !first.NoEndpoint || first.Server != server {
 		t.Errorf("first is %+v, want one to an endpoint that is gone, %s", first, server)
@@ -364,16 +363,16 @@ func testRuledumpConnections(t *testing.T) {
 
 // Beside a running proxy, the node has the name that the proxy gives it, and diff takes the proxy's settings.
 func testRuledumpBesideAProxy(t *testing.T) {
-	l := labtest.New(t)
+	l := lab.ForTest(t)
 	config := filepath.Join(t.TempDir(), "config.yaml")
 	text := "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nmode: nftables\nclusterCIDR: 10.244.0.0/16\n" +
 		"nftables: {masqueradeBit: 7}\nnodePortAddresses: [192.168.0.0/24, \"fd00:1::/64\"]\nfeatureGates: {NFTProxyServiceCounters: true}\nconntrack: {maxPerCore: 0, min: 0}\n"
 	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	proxy := labtest.Start(t, l.Node, "kube-proxy", "--config="+config, "--hostname-override=node-1", "--manifests="+exampleManifests)
+	proxy := lab.Start(t, l.Node, "kube-proxy", "--config="+config, "--hostname-override=node-1", "--manifests="+exampleManifests)
 	run := func(args ...string) (status int, output string) {
-		p := labtest.Start(t, l.Node, "ruledump", args...)
+		p := lab.Start(t, l.Node, "ruledump", args...)
 		_ = p.Wait() // the status says it
 		return p.Cmd.ProcessState.ExitCode(), p.Output()
 	}

@@ -10,8 +10,7 @@ import (
 
 	"github.com/nftproxy/nftproxy/compiler"
 	"github.com/nftproxy/nftproxy/evaluator"
-	"github.com/nftproxy/nftproxy/integration/flows"
-	"github.com/nftproxy/nftproxy/integration/golden"
+	"github.com/nftproxy/nftproxy/internal/testkit/flows"
 	"github.com/nftproxy/nftproxy/model"
 	"github.com/nftproxy/nftproxy/tracker"
 )
@@ -27,7 +26,7 @@ func TestExplain(t *testing.T) {
 func testExplainGoldenFlows(t *testing.T) {
 	reasons := map[verb.Reason]int{}
 	sources := map[verb.SourceReason]int{}
-	for _, g := range golden.Cases(t) {
+	for _, g := range flows.Cases(t) {
 		t.Run(g.Name, func(t *testing.T) {
 			list := g.Flows(t)
 			o := newOracle(t, g)
@@ -72,7 +71,7 @@ type oracle struct {
 	node     *model.Node
 }
 
-func newOracle(t *testing.T, g golden.Case) *oracle {
+func newOracle(t *testing.T, g flows.Case) *oracle {
 	t.Helper()
 	objects := g.Objects(t)
 	options := g.TrackerOptions(t)

@@ -10,7 +10,7 @@ import (
 
 	"github.com/nftproxy/nftproxy/internal/ruledump"
 
-	"github.com/nftproxy/nftproxy/integration/lab/labtest"
+	"github.com/nftproxy/nftproxy/internal/testkit/lab"
 	"github.com/prometheus/procfs"
 )
 
@@ -53,9 +53,9 @@ func testRuledumpAtScale(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	l := labtest.New(t)
-	replace(t, labtest.Conn(t, l.Node), s.Tables)
-	labtest.Binary(t, "ruledump") // so that building it takes nobody's time
+	l := lab.ForTest(t)
+	replace(t, lab.Conn(t, l.Node), s.Tables)
+	lab.Binary(t, "ruledump") // so that building it takes nobody's time
 	dumped := filepath.Join(t.TempDir(), "dump.json")
 	out, err := os.Create(dumped)
 	if err != nil {
@@ -80,7 +80,7 @@ func testRuledumpAtScale(t *testing.T) {
 		{"diff", []string{"diff", "--proxy-address=", "--node=node-1", "--manifests", manifests}, "no difference"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			p := labtest.Start(t, l.Node, "ruledump", tt.args...)
+			p := lab.Start(t, l.Node, "ruledump", tt.args...)
 			peakOf := watchMemory(p.Cmd.Process.Pid)
 			if err := p.Wait(); err != nil {
 				t.Fatalf("%v\n%.2000s", err, p.Output())

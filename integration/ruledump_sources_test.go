@@ -12,9 +12,8 @@ import (
 	"github.com/nftproxy/nftproxy/internal/ruledump/verb"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/nftproxy/nftproxy/integration/flows"
-	"github.com/nftproxy/nftproxy/integration/golden"
-	"github.com/nftproxy/nftproxy/integration/netns"
+	"github.com/nftproxy/nftproxy/internal/testkit/flows"
+	"github.com/nftproxy/nftproxy/internal/testkit/netns"
 	"github.com/nftproxy/nftproxy/nft"
 )
 
@@ -32,7 +31,7 @@ func testRuledumpSources(t *testing.T) {
 	}
 	defer conn.Close()
 	other := &ruledump.Snapshot{} // the case before, so that diff has something to say
-	for _, g := range golden.Cases(t) {
+	for _, g := range flows.Cases(t) {
 		t.Run(g.Name, func(t *testing.T) {
 			compiled := &ruledump.Snapshot{Node: "node-1", Tables: g.Compile(t)}
 			replace(t, conn, compiled.Tables)
@@ -73,7 +72,7 @@ func testRuledumpSources(t *testing.T) {
 }
 
 // answers returns what all verbs say. diff compares with the rules of another case.
-func answers(t *testing.T, g golden.Case, s *ruledump.Snapshot, list []flows.Flow, other *ruledump.Snapshot) []string {
+func answers(t *testing.T, g flows.Case, s *ruledump.Snapshot, list []flows.Flow, other *ruledump.Snapshot) []string {
 	t.Helper()
 	s.Addresses = append([]netip.Addr(nil), nodeOnPaper.Addresses...)
 	out := append(servicesAndFlows(t, g, s, list), graphs(t, s)...)
@@ -148,7 +147,7 @@ func graphs(t *testing.T, s *ruledump.Snapshot) (out []string) {
 	return out
 }
 
-func servicesAndFlows(t *testing.T, g golden.Case, s *ruledump.Snapshot, list []flows.Flow) []string {
+func servicesAndFlows(t *testing.T, g flows.Case, s *ruledump.Snapshot, list []flows.Flow) []string {
 	t.Helper()
 	var b bytes.Buffer
 	l, err := verb.ListServices(s, verb.Filter{})

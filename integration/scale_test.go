@@ -10,7 +10,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/nftproxy/nftproxy/compiler"
-	"github.com/nftproxy/nftproxy/integration/lab/labtest"
+	"github.com/nftproxy/nftproxy/internal/testkit/lab"
 	"github.com/nftproxy/nftproxy/internal/manifests"
 	"github.com/nftproxy/nftproxy/proxy"
 	"github.com/nftproxy/nftproxy/tracker"
@@ -52,8 +52,8 @@ func testTenThousandServicesAreFewChainsInTheKernel(t *testing.T) {
 	track := tracker.New(tracker.Options{NodeName: "node-1"})
 	objects.Feed(track)
 
-	l := labtest.New(t)
-	c := labtest.Conn(t, l.Node)
+	l := lab.ForTest(t)
+	c := lab.Conn(t, l.Node)
 	b, err := proxy.NewBackend(c, compiler.Default(), proxy.Hooks{})
 	if err != nil {
 		t.Fatal(err)
@@ -61,7 +61,7 @@ func testTenThousandServicesAreFewChainsInTheKernel(t *testing.T) {
 	mustSync(t, b, track.Changes())
 	checkHeld(t, c, b)
 
-	listing := labtest.Nft(t, l.Node, "", "list", "ruleset")
+	listing := lab.Nft(t, l.Node, "", "list", "ruleset")
 	if n := strings.Count(listing, "\n\tchain "); n == 0 || n > 2*60 {
 		t.Errorf("nft lists %d chains in two tables, want at most 60 a table", n)
 	}

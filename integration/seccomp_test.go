@@ -18,10 +18,9 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/nftproxy/nftproxy/integration/await"
-	"github.com/nftproxy/nftproxy/integration/lab"
-	"github.com/nftproxy/nftproxy/integration/lab/labtest"
-	"github.com/nftproxy/nftproxy/integration/syscalls"
+	"github.com/nftproxy/nftproxy/internal/testkit/await"
+	"github.com/nftproxy/nftproxy/internal/testkit/lab"
+	"github.com/nftproxy/nftproxy/internal/testkit/process"
 )
 
 // seccompProfile is the one that docs/deploy.md tells operators to put on nodes.
@@ -101,19 +100,19 @@ func newRestricted(t *testing.T, without string) *restricted {
 			allowed = append(allowed, number)
 		}
 	}
-	return &restricted{newWithServer(t), syscalls.Only(allowed)}
+	return &restricted{newWithServer(t), process.Only(allowed)}
 }
 
 // run starts a program of this module. If it makes another system call, the test fails.
-func (f *restricted) run(t *testing.T, program string, args ...string) *labtest.Process {
+func (f *restricted) run(t *testing.T, program string, args ...string) *lab.Process {
 	t.Helper()
 	self, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
 	}
-	cmd := exec.Command(self, append([]string{labtest.Binary(t, program)}, args...)...)
+	cmd := exec.Command(self, append([]string{lab.Binary(t, program)}, args...)...)
 	cmd.Env = append(os.Environ(), f.environment)
-	p := labtest.StartCommand(t, f.lab.Node, cmd)
+	p := lab.StartCommand(t, f.lab.Node, cmd)
 	t.Cleanup(func() {
 		if log := p.Output(); strings.Contains(log, badCall) {
 			t.Errorf("%s %q makes a system call that %s lacks:\n%s", program, args, seccompProfile, log)
@@ -125,7 +124,7 @@ func (f *restricted) run(t *testing.T, program string, args ...string) *labtest.
 // badCall is how a program in Go ends that makes a forbidden system call.
 const badCall = "SIGSYS: bad system call"
 
-func (f *restricted) proxy(t *testing.T, args ...string) *labtest.Process {
+func (f *restricted) proxy(t *testing.T, args ...string) *lab.Process {
 	t.Helper()
 	return f.run(t, "kube-proxy", append(f.args(), args...)...)
 }
@@ -141,9 +140,9 @@ func testSeccompProfileShowsACallThatItLacks(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	cmd := exec.Command(self, append([]string{labtest.Binary(t, "kube-proxy"), "--kubeconfig=" + f.kubeconfig}, f.args()...)...)
+	cmd := exec.Command(self, append([]string{lab.Binary(t, "kube-proxy"), "--kubeconfig=" + f.kubeconfig}, f.args()...)...)
 	cmd.Env = append(os.Environ(), f.environment)
-	p := labtest.StartCommand(t, f.lab.Node, cmd)
+	p := lab.StartCommand(t, f.lab.Node, cmd)
 	if err := p.Wait(); err == nil || !strings.Contains(p.Output(), badCall) || !strings.Contains(p.Output(), "accept") {
 		t.Errorf("it ends with %v and\n%s", err, p.Output())
 	}
@@ -155,7 +154,7 @@ func testSeccompProfileIsEnough(t *testing.T) {
 	servePod(t, f.lab, "first", "10.244.1.5")
 	servePod(t, f.lab, "second", "10.244.1.6")
 	service, slice := busyService("10.244.1.5")
-	labtest.Create(t, f.server, service, slice)
+	lab.Create(t, f.server, service, slice)
 	f.followsTheAPIServer(t)
 	f.followsANodeLocalServer(t)
 	f.readsFiles(t)
@@ -165,11 +164,11 @@ func testSeccompProfileIsEnough(t *testing.T) {
 func (f *restricted) move(t *testing.T, to string) {
 	t.Helper()
 	_, slice := busyService(to)
-	labtest.Update(t, f.server, slice)
+	lab.Update(t, f.server, slice)
 }
 
 // ends waits for programs that are to end with code 0.
-func ends(t *testing.T, programs ...*labtest.Process) {
+func ends(t *testing.T, programs ...*lab.Process) {
 	t.Helper()
 	for _, p := range programs {
 		if err := p.Wait(); err != nil {
@@ -179,7 +178,7 @@ func ends(t *testing.T, programs ...*labtest.Process) {
 }
 
 // stops ends a program.
-func stops(t *testing.T, p *labtest.Process) {
+func stops(t *testing.T, p *lab.Process) {
 	t.Helper()
 	if err := p.Stop(t); err != nil {
 		t.Errorf("%v ends with %v", p.Cmd.Args[1:], err)
@@ -208,7 +207,7 @@ func (f *restricted) followsTheAPIServer(t *testing.T) {
 	expectAlive(t, conn, "first")
 	conn.Close()
 	ends(t, f.run(t, "ruledump"))
-	labtest.Nft(t, f.lab.Node, "", "flush", "ruleset")
+	lab.Nft(t, f.lab.Node, "", "flush", "ruleset")
 	f.reaches(t, "first")
 	for _, s := range []syscall.Signal{syscall.SIGSTOP, syscall.SIGCONT} {
 		if err := p.Cmd.Process.Signal(s); err != nil {

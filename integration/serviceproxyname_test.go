@@ -11,11 +11,9 @@ import (
 	"testing"
 
 	"github.com/nftproxy/nftproxy/conntrack"
-	"github.com/nftproxy/nftproxy/integration/await"
-	"github.com/nftproxy/nftproxy/integration/flows"
-	"github.com/nftproxy/nftproxy/integration/golden"
-	"github.com/nftproxy/nftproxy/integration/lab"
-	"github.com/nftproxy/nftproxy/integration/lab/labtest"
+	"github.com/nftproxy/nftproxy/internal/testkit/await"
+	"github.com/nftproxy/nftproxy/internal/testkit/flows"
+	"github.com/nftproxy/nftproxy/internal/testkit/lab"
 	"github.com/nftproxy/nftproxy/model"
 	"golang.org/x/sys/unix"
 )
@@ -81,7 +79,7 @@ type beside struct {
 
 func newBeside(t *testing.T) *beside {
 	t.Helper()
-	b := &beside{lab: labtest.New(t), dir: golden.Find(t, "single-stack-ipv4").ManifestsDir(t)}
+	b := &beside{lab: lab.ForTest(t), dir: flows.FindCase(t, "single-stack-ipv4").ManifestsDir(t)}
 	objects := side(1, sideManifests) + side(2, sideManifests)
 	b.write(t, "sides.yaml", objects+serviceCIDR)
 	if err := os.Remove(filepath.Join(b.dir, "manifests.yaml")); err != nil {
@@ -115,13 +113,13 @@ func (b *beside) write(t *testing.T, name, text string) {
 }
 
 // start starts a proxy and waits until its rules are in the kernel.
-func (b *beside) start(t *testing.T, n int) *labtest.Process {
+func (b *beside) start(t *testing.T, n int) *lab.Process {
 	t.Helper()
 	args := []string{"--manifests=" + b.dir, "--hostname-override=" + lab.NodeName, "--cluster-cidr=10.244.0.0/16,fd00:10:244::/48"}
 	if n == 2 {
 		args = append(args, "--service-proxy-name="+secondName, "--healthz-bind-address=127.0.0.1:20256", "--metrics-bind-address=127.0.0.1:20249")
 	}
-	p := labtest.Start(t, b.lab.Node, "kube-proxy", args...)
+	p := lab.Start(t, b.lab.Node, "kube-proxy", args...)
 	p.Says(t, firstSyncLine)
 	return p
 }
@@ -140,12 +138,12 @@ func (b *beside) send(t *testing.T, list ...string) {
 // tables returns the names of all tables.
 func (b *beside) tables(t *testing.T) []string {
 	t.Helper()
-	return sortedLines(strings.TrimSpace(labtest.Nft(t, b.lab.Node, "", "list", "tables")))
+	return sortedLines(strings.TrimSpace(lab.Nft(t, b.lab.Node, "", "list", "tables")))
 }
 
 func (b *beside) listing(t *testing.T, table string) string {
 	t.Helper()
-	return labtest.Nft(t, b.lab.Node, "", "-s", "list", "table", "ip", table)
+	return lab.Nft(t, b.lab.Node, "", "-s", "list", "table", "ip", table)
 }
 
 var (
@@ -164,8 +162,8 @@ func TestServiceProxyName(t *testing.T) {
 	t.Run("ruledump shows either's", testRuledumpOfTwoProxies)
 	t.Run("a proxy keeps its rules behind a server with another name", testServerWithAnotherName)
 	t.Run("a name that no label can have is refused", func(t *testing.T) {
-		labtest.Start(t, labtest.New(t).Node, "kube-proxy", "--service-proxy-name=a b").Fails(t, `--service-proxy-name: "a b": a valid label must be`)
-		labtest.Start(t, labtest.New(t).Node, "kube-proxy", "node-local-server", "--service-proxy-name=a b").Fails(t, `--service-proxy-name: "a b": a valid label must be`)
+		lab.Start(t, lab.ForTest(t).Node, "kube-proxy", "--service-proxy-name=a b").Fails(t, `--service-proxy-name: "a b": a valid label must be`)
+		lab.Start(t, lab.ForTest(t).Node, "kube-proxy", "node-local-server", "--service-proxy-name=a b").Fails(t, `--service-proxy-name: "a b": a valid label must be`)
 	})
 }
 
@@ -185,7 +183,7 @@ func testSideBySide(t *testing.T, order ...int) {
 
 func testRestartOfOneProxy(t *testing.T) {
 	b := newBeside(t)
-	processes := map[int]*labtest.Process{1: b.start(t, 1), 2: b.start(t, 2)}
+	processes := map[int]*lab.Process{1: b.start(t, 1), 2: b.start(t, 2)}
 	for n, other := range map[int]string{1: secondTable, 2: "kube-proxy"} {
 		before := b.listing(t, other)
 		if err := processes[n].Stop(t); err != nil {
@@ -203,12 +201,12 @@ func testRestartOfOneProxy(t *testing.T) {
 func testCleanupOfOneProxy(t *testing.T) {
 	b := newBeside(t)
 	first, second := b.start(t, 1), b.start(t, 2)
-	stop := func(p *labtest.Process, cleanup ...string) {
+	stop := func(p *lab.Process, cleanup ...string) {
 		t.Helper()
 		if err := p.Stop(t); err != nil {
 			t.Error(err)
 		}
-		if err := labtest.Start(t, b.lab.Node, "kube-proxy", append(cleanup, "--cleanup")...).Wait(); err != nil {
+		if err := lab.Start(t, b.lab.Node, "kube-proxy", append(cleanup, "--cleanup")...).Wait(); err != nil {
 			t.Error(err)
 		}
 	}
@@ -282,7 +280,7 @@ func testRuledumpOfTwoProxies(t *testing.T) {
 	b.start(t, 2)
 	ruledump := func(args ...string) string {
 		t.Helper()
-		p := labtest.Start(t, b.lab.Node, "ruledump", args...)
+		p := lab.Start(t, b.lab.Node, "ruledump", args...)
 		if err := p.Wait(); err != nil {
 			t.Errorf("ruledump %q: %v", args, err)
 		}
@@ -330,16 +328,16 @@ func testNoServiceWithTheLabel(t *testing.T) {
 func testServerWithAnotherName(t *testing.T) {
 	b := newBeside(t)
 	socket := "unix://" + filepath.Join(t.TempDir(), "node-local.sock")
-	serve := func(flags ...string) *labtest.Process {
+	serve := func(flags ...string) *lab.Process {
 		t.Helper()
-		p := labtest.Start(t, b.lab.Node, "kube-proxy", append([]string{"node-local-server", "--manifests=" + b.dir, "--listen=" + socket}, flags...)...)
+		p := lab.Start(t, b.lab.Node, "kube-proxy", append([]string{"node-local-server", "--manifests=" + b.dir, "--listen=" + socket}, flags...)...)
 		p.Says(t, "Serving the node-local API")
 		return p
 	}
 	follow := []string{"--node-local-source=" + socket, "--hostname-override=" + lab.NodeName}
 	watch := append([]string{"node-local-watch"}, follow...)
 	server := serve()
-	proxy := labtest.Start(t, b.lab.Node, "kube-proxy", append(follow, "--cluster-cidr=10.244.0.0/16,fd00:10:244::/48")...)
+	proxy := lab.Start(t, b.lab.Node, "kube-proxy", append(follow, "--cluster-cidr=10.244.0.0/16,fd00:10:244::/48")...)
 	proxy.Says(t, firstSyncLine)
 	before := b.listing(t, "kube-proxy")
 	if err := server.Stop(t); err != nil {
@@ -355,6 +353,6 @@ func testServerWithAnotherName(t *testing.T) {
 	if err := proxy.Stop(t); err != nil {
 		t.Error(err)
 	}
-	labtest.Start(t, b.lab.Node, "kube-proxy", watch...).Fails(t, refusal)
-	labtest.Start(t, b.lab.Node, "kube-proxy", append(watch, "--service-proxy-name="+secondName)...).Says(t, `"service":"web-2"`)
+	lab.Start(t, b.lab.Node, "kube-proxy", watch...).Fails(t, refusal)
+	lab.Start(t, b.lab.Node, "kube-proxy", append(watch, "--service-proxy-name="+secondName)...).Says(t, `"service":"web-2"`)
 }

@@ -9,8 +9,7 @@ import (
 	"time"
 
 	"github.com/nftproxy/nftproxy/compiler"
-	"github.com/nftproxy/nftproxy/integration/lab"
-	"github.com/nftproxy/nftproxy/integration/lab/labtest"
+	"github.com/nftproxy/nftproxy/internal/testkit/lab"
 	"github.com/nftproxy/nftproxy/model"
 	"github.com/nftproxy/nftproxy/nft"
 	"github.com/nftproxy/nftproxy/proxy"
@@ -23,10 +22,10 @@ func TestSourceRanges(t *testing.T) {
 // Thousands of source ranges, nested and side by side, are elements of one set: they let in whom
 // they should, and one more or less is a change of one element.
 func testThousandsOfSourceRanges(t *testing.T) {
-	l := labtest.New(t)
+	l := lab.ForTest(t)
 	servePod(t, l, "web", "10.244.1.5")
 	var commits []nft.CommitStats
-	b, err := proxy.NewBackend(labtest.Conn(t, l.Node), compiler.Default(), proxy.Hooks{OnCommit: func(s nft.CommitStats) { commits = append(commits, s) }})
+	b, err := proxy.NewBackend(lab.Conn(t, l.Node), compiler.Default(), proxy.Hooks{OnCommit: func(s nft.CommitStats) { commits = append(commits, s) }})
 	if err != nil {
 		t.Fatal(err)
 	}

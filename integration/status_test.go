@@ -8,7 +8,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/nftproxy/nftproxy/integration/golden"
+	"github.com/nftproxy/nftproxy/internal/testkit/flows"
 )
 
 func TestGoldenCases(t *testing.T) {
@@ -29,7 +29,7 @@ func testGoldenCasesShowABehaviour(t *testing.T) {
 			}
 		}
 	}
-	for _, g := range golden.Cases(t) {
+	for _, g := range flows.Cases(t) {
 		there = append(there, g.Name)
 	}
 	slices.Sort(named)

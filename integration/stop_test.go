@@ -11,10 +11,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/nftproxy/nftproxy/integration/await"
-	"github.com/nftproxy/nftproxy/integration/lab"
-	"github.com/nftproxy/nftproxy/integration/lab/labtest"
-	"github.com/nftproxy/nftproxy/integration/syscalls"
+	"github.com/nftproxy/nftproxy/internal/testkit/await"
+	"github.com/nftproxy/nftproxy/internal/testkit/lab"
+	"github.com/nftproxy/nftproxy/internal/testkit/process"
 	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -28,16 +27,16 @@ func TestSIGTERM(t *testing.T) {
 		hangs, release := make(chan struct{}), make(chan struct{})
 		hang := sync.OnceFunc(func() { close(hangs) })
 		t.Cleanup(func() { close(release) })
-		p := f.startFiltered(t, syscalls.Calls(syscalls.Judged, unix.SYS_SENDMSG), func(c *syscalls.Call) syscalls.Verdict {
+		p := f.startFiltered(t, process.Calls(process.Judged, unix.SYS_SENDMSG), func(c *process.Call) process.Verdict {
 			if bytes.Contains(c.Message(), []byte("shop/hanging")) {
 				hang()
 				<-release
 			}
-			return syscalls.Pass
+			return process.Pass
 		}, "--kubeconfig="+f.kubeconfig)
 		f.applied(t)
 		service, slice := serviceAt("hanging", "10.96.0.99", "10.244.1.5")
-		labtest.Create(t, f.server, service, slice)
+		lab.Create(t, f.server, service, slice)
 		select {
 		case <-hangs:
 		case <-time.After(await.Patience):
@@ -77,10 +76,10 @@ const (
 func testSIGTERMIsNoError(t *testing.T) {
 	f := newWithServer(t)
 	service, slice := busyService("10.244.1.5", "10.244.1.6")
-	labtest.Create(t, f.server, service, slice)
+	lab.Create(t, f.server, service, slice)
 	socket := func(name string) string { return "unix://" + filepath.Join(t.TempDir(), name) }
 	brain, kubeconfig := socket("brain"), "--kubeconfig="+f.kubeconfig
-	labtest.Start(t, f.lab.Node, "kube-proxy", "node-local-server", kubeconfig, "--listen="+brain).Says(t, "Serving the node-local API")
+	lab.Start(t, f.lab.Node, "kube-proxy", "node-local-server", kubeconfig, "--listen="+brain).Says(t, "Serving the node-local API")
 	const signalled = "Version info" // by then it has asked to be told of signals
 	for _, program := range []struct {
 		name, firstLine string
@@ -95,7 +94,7 @@ func testSIGTERMIsNoError(t *testing.T) {
 			stops *= 25
 		}
 		for range stops {
-			p := labtest.Start(t, f.lab.Node, "kube-proxy", program.args...)
+			p := lab.Start(t, f.lab.Node, "kube-proxy", program.args...)
 			p.Says(t, program.firstLine)
 			delay := time.Duration(math.Pow(rand.Float64(), 3) * float64(lastStop)) // most happens at first
 			time.Sleep(delay)
@@ -106,7 +105,7 @@ func testSIGTERMIsNoError(t *testing.T) {
 				t.Errorf("%s, stopped after %v, logs the errors %q", program.name, delay, errors)
 			}
 			if rand.IntN(2) == 0 {
-				labtest.Nft(t, f.lab.Node, "", "flush", "ruleset") // the next start has much to do, or nothing
+				lab.Nft(t, f.lab.Node, "", "flush", "ruleset") // the next start has much to do, or nothing
 			}
 		}
 	}

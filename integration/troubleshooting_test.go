@@ -14,8 +14,7 @@ import (
 	"github.com/nftproxy/nftproxy/internal/ruledump"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/nftproxy/nftproxy/integration/lab"
-	"github.com/nftproxy/nftproxy/integration/lab/labtest"
+	"github.com/nftproxy/nftproxy/internal/testkit/lab"
 	"github.com/nftproxy/nftproxy/nft"
 )
 
@@ -28,7 +27,7 @@ type incident struct {
 	// files are the paths of files that commands wrote and that are no pictures, by the names that the page gives them.
 	files map[string]string
 	// watch is "ruledump watch", where it ran while the incident happened.
-	watch *labtest.Process
+	watch *lab.Process
 }
 
 // apply puts the rules for manifests of docs/troubleshooting into the node's kernel.
@@ -38,7 +37,7 @@ func (i *incident) apply(t *testing.T, manifests string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	conn := labtest.Conn(t, i.l.Node)
+	conn := lab.Conn(t, i.l.Node)
 	var tx nft.Transaction
 	for _, want := range s.Tables {
 		have, err := conn.ReadTable(t.Context(), want.Family, want.Name)
@@ -99,19 +98,19 @@ var incidents = map[string]func(*testing.T, *incident){
 	},
 	"flushed": func(t *testing.T, i *incident) {
 		i.apply(t, "shop.yaml")
-		i.watch = labtest.Start(t, i.l.Node, "ruledump", "watch", "--parts=3")
+		i.watch = lab.Start(t, i.l.Node, "ruledump", "watch", "--parts=3")
 		// Until it listens, commits go unheard.
 		for n := 0; !strings.Contains(i.watch.Output(), "-chain 1") && n < 200; n++ {
-			labtest.Nft(t, i.l.Node, "", "add", "chain", "ip", "kube-proxy", "probe")
-			labtest.Nft(t, i.l.Node, "", "delete", "chain", "ip", "kube-proxy", "probe")
+			lab.Nft(t, i.l.Node, "", "add", "chain", "ip", "kube-proxy", "probe")
+			lab.Nft(t, i.l.Node, "", "delete", "chain", "ip", "kube-proxy", "probe")
 		}
-		labtest.Nft(t, i.l.Node, "", "flush", "ruleset")
+		lab.Nft(t, i.l.Node, "", "flush", "ruleset")
 		i.watch.Says(t, "-table 2")
 		i.watch.Says(t, "more\n")
 	},
 	"leftovers": func(t *testing.T, i *incident) {
 		i.apply(t, "shop.yaml")
-		labtest.Nft(t, i.l.Node, `
+		lab.Nft(t, i.l.Node, `
 add table ip nat
 add chain ip nat KUBE-SERVICES
 add rule ip nat KUBE-SERVICES ip daddr 10.96.0.10 tcp dport 80 counter dnat to 10.244.1.99:8080
@@ -134,7 +133,7 @@ func TestTroubleshooting(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	binary := labtest.Binary(t, "ruledump")
+	binary := lab.Binary(t, "ruledump")
 	sections := strings.SplitAfter(string(page), "\n<a id=")
 	for at := range sections {
 		if at == 0 {
@@ -142,7 +141,7 @@ func TestTroubleshooting(t *testing.T) {
 		}
 		id, _, _ := strings.Cut(strings.TrimPrefix(sections[at], `"`), `"`)
 		t.Run(id, func(t *testing.T) {
-			i := &incident{l: labtest.New(t), files: map[string]string{}}
+			i := &incident{l: lab.ForTest(t), files: map[string]string{}}
 			if prepare := incidents[id]; prepare != nil {
 				prepare(t, i)
 			}
@@ -208,7 +207,7 @@ func (i *incident) run(t *testing.T, binary, command string) string {
 	}
 	cmd := exec.Command(binary, words[1:]...)
 	cmd.Dir = "../docs/troubleshooting"
-	p := labtest.StartCommand(t, i.l.Node, cmd)
+	p := lab.StartCommand(t, i.l.Node, cmd)
 	err := p.Wait()
 	text := p.Output()
 	if file != "" && !strings.HasSuffix(file, ".svg") {

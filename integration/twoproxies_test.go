@@ -7,9 +7,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/nftproxy/nftproxy/integration/await"
-	"github.com/nftproxy/nftproxy/integration/lab/labtest"
-	"github.com/nftproxy/nftproxy/integration/procstat"
+	"github.com/nftproxy/nftproxy/internal/testkit/await"
+	"github.com/nftproxy/nftproxy/internal/testkit/lab"
+	"github.com/nftproxy/nftproxy/internal/testkit/process"
 )
 
 // Two proxies run on one node, as after somebody has deployed two DaemonSets.
@@ -22,7 +22,7 @@ func TestTwoProxies(t *testing.T) {
 const contestLine = "Another program keeps changing the proxy's tables; comparing less often. Does a second proxy run on this node?"
 
 // startSecond starts a second proxy, with ports of its own.
-func (f *withServer) startSecond(t *testing.T, args ...string) *labtest.Process {
+func (f *withServer) startSecond(t *testing.T, args ...string) *lab.Process {
 	t.Helper()
 	return f.start(t, append(args, "--kubeconfig="+f.kubeconfig, "--healthz-bind-address=127.0.0.1:20256", "--metrics-bind-address=127.0.0.1:20249")...)
 }
@@ -46,14 +46,14 @@ func testTwoProxiesThatWantTheSame(t *testing.T) {
 	// What both delete is gone for the second.
 	f.deleteFaultService(t)
 	await.Until(t, "the Service is gone", func() error {
-		if strings.Contains(labtest.Nft(t, f.lab.Node, "", "list", "table", "ip", "kube-proxy"), faultAddress) {
+		if strings.Contains(lab.Nft(t, f.lab.Node, "", "list", "table", "ip", "kube-proxy"), faultAddress) {
 			return errors.New("its address is there")
 		}
 		return nil
 	})
 	f.agree(t)
 	f.becomes(t, "200 200")
-	for _, p := range []*labtest.Process{first, second} {
+	for _, p := range []*lab.Process{first, second} {
 		if log := p.Output(); strings.Contains(log, contestLine) {
 			t.Errorf("the two repaired each other's tables until one backed off:\n%s", log)
 		}
@@ -63,7 +63,7 @@ func testTwoProxiesThatWantTheSame(t *testing.T) {
 // agree waits until nobody has committed for three seconds: each of the proxies looks at the tables once a second.
 func (f *withServer) agree(t *testing.T) {
 	t.Helper()
-	c := labtest.Conn(t, f.lab.Node)
+	c := lab.Conn(t, f.lab.Node)
 	last, since := generation(t, c), time.Now()
 	await.Until(t, "nobody changes the tables any more", func() error {
 		if now := generation(t, c); now != last {
@@ -87,9 +87,9 @@ func testTwoProxiesThatDiffer(t *testing.T) {
 	if log, other := first.Output(), fmt.Sprintf("by kube-proxy (pid %d)", second.Cmd.Process.Pid); !strings.Contains(log, other) {
 		t.Errorf("the log does not have %q; see Backend.lastForeignCommit:\n%s", other, log)
 	}
-	began, before := time.Now(), procstat.ProcessorTimeOf(t, first.Cmd.Process.Pid)
+	began, before := time.Now(), process.ProcessorTimeOf(t, first.Cmd.Process.Pid)
 	time.Sleep(3 * time.Second)
-	if used, took := procstat.ProcessorTimeOf(t, first.Cmd.Process.Pid)-before, time.Since(began); used > took/5 {
+	if used, took := process.ProcessorTimeOf(t, first.Cmd.Process.Pid)-before, time.Since(began); used > took/5 {
 		t.Errorf("the first proxy used %v of the processor in %v; see contest", used, took)
 	}
 	stop()
@@ -97,7 +97,7 @@ func testTwoProxiesThatDiffer(t *testing.T) {
 		t.Error(err)
 	}
 	await.Until(t, "the first proxy has its rules back", func() error {
-		if !strings.Contains(labtest.Nft(t, f.lab.Node, "", "list", "table", "ip", "kube-proxy"), "ip saddr != 10.244.0.0/16 meta mark set") {
+		if !strings.Contains(lab.Nft(t, f.lab.Node, "", "list", "table", "ip", "kube-proxy"), "ip saddr != 10.244.0.0/16 meta mark set") {
 			return errors.New("the other's are there")
 		}
 		return nil

@@ -6,10 +6,9 @@ import (
 	"time"
 
 	"github.com/nftproxy/nftproxy/conntrack"
-	"github.com/nftproxy/nftproxy/integration/await"
-	"github.com/nftproxy/nftproxy/integration/golden"
-	"github.com/nftproxy/nftproxy/integration/lab"
-	"github.com/nftproxy/nftproxy/integration/lab/labtest"
+	"github.com/nftproxy/nftproxy/internal/testkit/await"
+	"github.com/nftproxy/nftproxy/internal/testkit/flows"
+	"github.com/nftproxy/nftproxy/internal/testkit/lab"
 	"github.com/nftproxy/nftproxy/proxy"
 )
 
@@ -24,9 +23,9 @@ add rule inet firewall output ct state established accept
 // A connection whose first packet came while the rules were not there was never translated, and its next packets share
 // that. The proxy removes what conntrack has of it, and the client's next SYN finds an endpoint.
 func TestUntranslatedConnection(t *testing.T) {
-	g := golden.Find(t, "load-balancer-policy-cluster-is-masqueraded")
-	l := labtest.New(t)
-	c := labtest.Conn(t, l.Node)
+	g := flows.FindCase(t, "load-balancer-policy-cluster-is-masqueraded")
+	l := lab.ForTest(t)
+	c := lab.Conn(t, l.Node)
 	b := backendFor(t, c, g, proxy.Hooks{})
 	cleaner, err := conntrack.NewCleaner(conntrack.CleanerOptions{NetNS: int(l.Node.NetNS().Fd())})
 	if err != nil {
@@ -34,7 +33,7 @@ func TestUntranslatedConnection(t *testing.T) {
 	}
 	b.RemoveStaleFlows(cleaner)
 	serve(t, l, g)
-	labtest.Nft(t, l.Node, firewall, "-f", "-")
+	lab.Nft(t, l.Node, firewall, "-f", "-")
 	for _, tt := range []struct {
 		name string
 		from *lab.Host
@@ -45,7 +44,7 @@ func TestUntranslatedConnection(t *testing.T) {
 		{"from the node to a ClusterIP", l.Node, "10.96.0.10:80"},
 	} {
 		t.Run("finds an endpoint at its next SYN "+tt.name, func(t *testing.T) {
-			labtest.Nft(t, l.Node, "delete table ip kube-proxy\ndelete table ip6 kube-proxy\n", "-f", "-")
+			lab.Nft(t, l.Node, "delete table ip kube-proxy\ndelete table ip6 kube-proxy\n", "-f", "-")
 			dialed := make(chan error, 1)
 			go func() {
 				dialed <- tt.from.Do(func() error {

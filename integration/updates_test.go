@@ -6,12 +6,11 @@ import (
 	"testing"
 	"time"
 
-	"github.com/nftproxy/nftproxy/integration/golden"
+	"github.com/nftproxy/nftproxy/internal/testkit/flows"
 
-	"github.com/nftproxy/nftproxy/integration/await"
-	"github.com/nftproxy/nftproxy/integration/lab"
-	"github.com/nftproxy/nftproxy/integration/lab/labtest"
-	"github.com/nftproxy/nftproxy/integration/procstat"
+	"github.com/nftproxy/nftproxy/internal/testkit/await"
+	"github.com/nftproxy/nftproxy/internal/testkit/lab"
+	"github.com/nftproxy/nftproxy/internal/testkit/process"
 	"github.com/nftproxy/nftproxy/internal/manifests"
 	"github.com/nftproxy/nftproxy/tracker"
 	corev1 "k8s.io/api/core/v1"
@@ -39,32 +38,32 @@ func testUpdatesAreMerged(t *testing.T) {
 	objects = all
 	for i := range updatedServices {
 		service, slice := updated(i, 0)
-		labtest.Create(t, f.server, service, slice)
+		lab.Create(t, f.server, service, slice)
 		objects.Services, objects.EndpointSlices = append(objects.Services, service), append(objects.EndpointSlices, slice)
 	}
 	p := f.start(t, "--kubeconfig="+f.kubeconfig)
 	p.Says(t, firstSyncLine)
 	f.becomes(t, "200 200")
-	before, resident, syncs := f.usage(t, p), procstat.ResidentBytes(t, p.Cmd.Process.Pid), f.syncs(t)
+	before, resident, syncs := f.usage(t, p), process.ResidentBytes(t, p.Cmd.Process.Pid), f.syncs(t)
 
 	begin, sent := time.Now(), 0
 	for time.Since(begin) < updateSeconds*time.Second {
 		for due := int(time.Since(begin).Seconds() * updatesPerSecond); sent < due; sent++ {
 			_, slice := updated(sent%updatedServices, sent)
-			labtest.Update(t, f.server, slice)
+			lab.Update(t, f.server, slice)
 			objects.EndpointSlices[len(objects.EndpointSlices)-updatedServices+sent%updatedServices] = slice
 		}
 		if codes, body, err := f.health(); codes != "200 200" {
 			t.Fatalf("during the updates health is %s %s, %v", codes, body, err)
 		}
 	}
-	want, err := golden.Compile(&objects, tracker.Options{NodeName: lab.NodeName}, f.g.Config(t))
+	want, err := flows.Compile(&objects, tracker.Options{NodeName: lab.NodeName}, f.g.Config(t))
 	if err != nil {
 		t.Fatal(err)
 	}
-	await.Until(t, "the kernel has the last state", func() error { return labtest.TableError(f.conn, want) })
+	await.Until(t, "the kernel has the last state", func() error { return lab.TableError(f.conn, want) })
 	took := time.Since(begin)
-	made, grown := f.syncs(t)-syncs, procstat.ResidentBytes(t, p.Cmd.Process.Pid)-resident
+	made, grown := f.syncs(t)-syncs, process.ResidentBytes(t, p.Cmd.Process.Pid)-resident
 	t.Logf("%d updates in %d s; after %v all were applied, with %d syncs; the proxy has grown by %d MiB", sent, updateSeconds, took.Round(time.Millisecond), made, grown>>20)
 	if full := updatesPerSecond * updateSeconds; sent > full*9/10 && made > sent/2 {
 		t.Errorf("%d syncs for %d updates, want them merged; see model.Loop", made, sent)

@@ -9,8 +9,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/nftproxy/nftproxy/integration/lab/labtest"
-	"github.com/nftproxy/nftproxy/integration/netns"
+	"github.com/nftproxy/nftproxy/internal/testkit/lab"
+	"github.com/nftproxy/nftproxy/internal/testkit/netns"
 )
 
 // made runs `make build` with a version, and returns the directory of the programs.
@@ -53,7 +53,7 @@ func TestVersions(t *testing.T) {
 			t.Errorf("ruledump --version prints %q, want %q", got, want)
 		}
 
-		p := labtest.StartCommand(t, f.lab.Node, exec.Command(filepath.Join(dir, "kube-proxy"), append(f.args(), "--kubeconfig="+f.kubeconfig)...))
+		p := lab.StartCommand(t, f.lab.Node, exec.Command(filepath.Join(dir, "kube-proxy"), append(f.args(), "--kubeconfig="+f.kubeconfig)...))
 		f.applied(t)
 		page, err := getFrom(f.lab.Node, "http://127.0.0.1:10249/metrics")
 		if err != nil {

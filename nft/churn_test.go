@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/nftproxy/nftproxy/integration/netns"
+	"github.com/nftproxy/nftproxy/internal/testkit/netns"
 )
 
 // exchange replaces elements of a set by others, in the kernel and in the table.

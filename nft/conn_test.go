@@ -11,8 +11,8 @@ import (
 	"time"
 
 	"github.com/mdlayher/netlink"
-	"github.com/nftproxy/nftproxy/integration/netns"
 	"github.com/nftproxy/nftproxy/internal/netlinkattr"
+	"github.com/nftproxy/nftproxy/internal/testkit/netns"
 	"golang.org/x/net/bpf"
 	"golang.org/x/sys/unix"
 )

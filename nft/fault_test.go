@@ -6,9 +6,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/nftproxy/nftproxy/integration/leaks"
-	"github.com/nftproxy/nftproxy/integration/netlinkfault"
-	"github.com/nftproxy/nftproxy/integration/netns"
+	"github.com/nftproxy/nftproxy/internal/testkit/await"
+	"github.com/nftproxy/nftproxy/internal/testkit/netns"
+	"github.com/nftproxy/nftproxy/internal/testkit/process"
 	"golang.org/x/sys/unix"
 )
 
@@ -17,15 +17,15 @@ import (
 func TestConnSend(t *testing.T) {
 	for _, tc := range []struct {
 		name  string
-		fault netlinkfault.Fault
+		fault process.NetlinkFault
 		want  error
 	}{
-		{"that is interrupted sends again", netlinkfault.Fails("", unix.SYS_SENDMSG, unix.EINTR), nil},
-		{"that would always block gives up in time", netlinkfault.Fails("", unix.SYS_SENDMSG, unix.EAGAIN).Lasting(), os.ErrDeadlineExceeded},
+		{"that is interrupted sends again", process.Fails("", unix.SYS_SENDMSG, unix.EINTR), nil},
+		{"that would always block gives up in time", process.Fails("", unix.SYS_SENDMSG, unix.EAGAIN).Lasting(), os.ErrDeadlineExceeded},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			ns := netns.ForTest(t)
-			leaks.Check(t)
+			await.NoLeaks(t)
 			c, err := Dial(Config{NetNS: ns.FD()})
 			if err != nil {
 				t.Fatal(err)
@@ -62,7 +62,7 @@ func TestConnSend(t *testing.T) {
 func TestConnReceive(t *testing.T) {
 	t.Run("that is interrupted receives again", func(t *testing.T) {
 		ns := netns.ForTest(t)
-		leaks.Check(t)
+		await.NoLeaks(t)
 		c, err := Dial(Config{NetNS: ns.FD()})
 		if err != nil {
 			t.Fatal(err)
@@ -70,7 +70,7 @@ func TestConnReceive(t *testing.T) {
 		t.Cleanup(func() { c.Close() })
 		c.patience, c.socket.patience = 200*time.Millisecond, 200*time.Millisecond
 		var failed error
-		struck, err := netlinkfault.Fails("", unix.SYS_RECVMSG, unix.EINTR).Run(1, func() {
+		struck, err := process.Fails("", unix.SYS_RECVMSG, unix.EINTR).Run(1, func() {
 			_, failed = c.Generation(t.Context())
 		})
 		if err != nil || !struck || failed != nil {

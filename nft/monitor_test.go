@@ -11,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/nftproxy/nftproxy/integration/netns"
+	"github.com/nftproxy/nftproxy/internal/testkit/netns"
 	"golang.org/x/sys/unix"
 )
 

@@ -6,7 +6,7 @@ import (
 	"testing"
 	"unicode/utf8"
 
-	"github.com/nftproxy/nftproxy/integration/netns"
+	"github.com/nftproxy/nftproxy/internal/testkit/netns"
 )
 
 // badComments are comments that cannot be kept as they are, and what is kept.

@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/nftproxy/nftproxy/compiler"
-	"github.com/nftproxy/nftproxy/integration/procstat"
+	"github.com/nftproxy/nftproxy/internal/testkit/process"
 	"github.com/nftproxy/nftproxy/model"
 	"github.com/nftproxy/nftproxy/nft"
 )
@@ -159,14 +159,14 @@ func BenchmarkFirstSync(b *testing.B) {
 				if err != nil {
 					b.Fatal(err)
 				}
-				used, begin := procstat.ProcessorTime(b), time.Now()
+				used, begin := process.ProcessorTime(b), time.Now()
 				b.StartTimer()
 				if err := backend.Sync(b.Context(), changes); err != nil {
 					b.Fatal(err)
 				}
 				b.StopTimer()
 				p.sync = append(p.sync, time.Since(begin))
-				processor += procstat.ProcessorTime(b) - used
+				processor += process.ProcessorTime(b) - used
 				floors = append(floors, floor(b, backend.Tables()))
 				b.StartTimer()
 			}
@@ -200,11 +200,11 @@ func BenchmarkRestart(b *testing.B) {
 					}
 					syncOnce(b, conn, c, Hooks{}, state.before)
 					time.Sleep(rehashTime)
-					used := procstat.ProcessorTime(b)
+					used := process.ProcessorTime(b)
 					b.StartTimer()
 					p.sync = append(p.sync, syncOnce(b, conn, c, p.hooks(), same))
 					b.StopTimer()
-					processor += procstat.ProcessorTime(b) - used
+					processor += process.ProcessorTime(b) - used
 					b.StartTimer()
 				}
 				p.report(b)

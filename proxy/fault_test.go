@@ -11,9 +11,9 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/nftproxy/nftproxy/compiler"
-	"github.com/nftproxy/nftproxy/integration/leaks"
-	"github.com/nftproxy/nftproxy/integration/netlinkfault"
-	"github.com/nftproxy/nftproxy/integration/netns"
+	"github.com/nftproxy/nftproxy/internal/testkit/await"
+	"github.com/nftproxy/nftproxy/internal/testkit/netns"
+	"github.com/nftproxy/nftproxy/internal/testkit/process"
 	"github.com/nftproxy/nftproxy/model"
 	"github.com/nftproxy/nftproxy/nft"
 	"golang.org/x/sys/unix"
@@ -148,10 +148,10 @@ var faultCases = []faultCase{
 // kernel then has the tables of before or those of afterwards. The next try, without a fault, gets everything
 // right: it loses no change and leaves nothing open.
 func TestBackendNetlinkFaults(t *testing.T) {
-	leaks.Check(t)
+	await.NoLeaks(t)
 	for i, tc := range faultCases {
 		t.Run(tc.name, func(t *testing.T) {
-			for j, fault := range netlinkfault.All() {
+			for j, fault := range process.NetlinkFaults() {
 				t.Run(fault.Name, func(t *testing.T) {
 					ns := netns.ForTest(t)
 					if *everyCall {
@@ -167,7 +167,7 @@ func TestBackendNetlinkFaults(t *testing.T) {
 }
 
 // survives reports whether the fault came about at the n-th call.
-func (tc *faultCase) survives(t *testing.T, ns *netns.Namespace, fault netlinkfault.Fault, at int) (struck bool) {
+func (tc *faultCase) survives(t *testing.T, ns *netns.Namespace, fault process.NetlinkFault, at int) (struck bool) {
 	t.Helper()
 	others, err := nft.Dial(nft.Config{NetNS: ns.FD()})
 	if err != nil {
@@ -255,7 +255,7 @@ func TestBackendSyncRefusedOnce(t *testing.T) {
 			defer n.close()
 			tc.before(t, n)
 			var failed error
-			struck, err := netlinkfault.RefusedStep(unix.ENOMEM).Run(1, func() { failed = syncWanted(t.Context(), n) })
+			struck, err := process.RefusedStep(unix.ENOMEM).Run(1, func() { failed = syncWanted(t.Context(), n) })
 			if err != nil || !struck || failed != nil {
 				t.Errorf("Sync = %v; struck: %v, %v", failed, struck, err)
 			}
@@ -280,7 +280,7 @@ func testReadingThatFailsOnceIsTriedAgain(t *testing.T) {
 	written := 0
 	n.backend.hooks.OnCommit = func(stats nft.CommitStats) { written += stats.Chains }
 	var failed error
-	struck, err := netlinkfault.Fails("cannot receive", unix.SYS_RECVMSG, unix.ENOBUFS).Run(5, func() {
+	struck, err := process.Fails("cannot receive", unix.SYS_RECVMSG, unix.ENOBUFS).Run(5, func() {
 		failed = syncWanted(t.Context(), n)
 	})
 	if err != nil || !struck || failed != nil {

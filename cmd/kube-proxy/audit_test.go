@@ -11,7 +11,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/nftproxy/nftproxy/integration/golden"
+	"github.com/nftproxy/nftproxy/internal/testkit/flows"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	networkingv1 "k8s.io/api/networking/v1"
@@ -139,7 +139,7 @@ func testsAndCases(t *testing.T) map[string]bool {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, c := range golden.Cases(t) {
+	for _, c := range flows.Cases(t) {
 		known[c.Name] = true
 	}
 	if len(known) < 200 {

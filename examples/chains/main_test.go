@@ -3,20 +3,19 @@ package main
 import (
 	"testing"
 
-	"github.com/nftproxy/nftproxy/integration/backendtest"
-	"github.com/nftproxy/nftproxy/integration/flows"
+	"github.com/nftproxy/nftproxy/internal/testkit/flows"
 )
 
 func TestChanges(t *testing.T) {
-	backendtest.Change(t, backendtest.Program{Command: backendtest.Command(t)})
+	flows.Program{Command: flows.Command(t)}.RunChange(t)
 }
 
 func TestConformance(t *testing.T) {
-	count := backendtest.Run(t, backendtest.Program{
-		Command: backendtest.Command(t),
+	count := flows.Program{
+		Command: flows.Command(t),
 		Ready:   "synced",
 		Applies: func(f *flows.Flow) bool { return true },
-	})
+	}.Run(t)
 	if count.Sent < 100 {
 		t.Errorf("%d flows were sent", count.Sent)
 	}

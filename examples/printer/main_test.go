@@ -6,8 +6,8 @@ import (
 	"path/filepath"
 	"testing"
 
-	"github.com/nftproxy/nftproxy/integration/backendtest"
-	"github.com/nftproxy/nftproxy/integration/lab/labtest"
+	"github.com/nftproxy/nftproxy/internal/testkit/flows"
+	"github.com/nftproxy/nftproxy/internal/testkit/lab"
 )
 
 const web = `
@@ -33,8 +33,8 @@ func TestPrinter(t *testing.T) {
 	if err := os.WriteFile(path, []byte(web), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	target, tr := backendtest.Brain(t, path)
-	p := labtest.NewProcess(t, exec.Command(backendtest.Build(t), "-node-local-source", target, "-hostname-override", "node-1"))
+	target, tr := flows.Serve(t, path)
+	p := lab.NewProcess(t, exec.Command(flows.Build(t), "-node-local-source", target, "-hostname-override", "node-1"))
 	if err := p.Cmd.Start(); err != nil {
 		t.Fatal(err)
 	}

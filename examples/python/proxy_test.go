@@ -6,20 +6,18 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/nftproxy/nftproxy/integration/backendtest"
-	"github.com/nftproxy/nftproxy/integration/flows"
-	"github.com/nftproxy/nftproxy/integration/lab"
-	"github.com/nftproxy/nftproxy/integration/lab/labtest"
+	"github.com/nftproxy/nftproxy/internal/testkit/flows"
+	"github.com/nftproxy/nftproxy/internal/testkit/lab"
 )
 
-func TestMain(m *testing.M) { labtest.Main(m) }
+func TestMain(m *testing.M) { lab.Main(m) }
 
 func TestConformance(t *testing.T) {
-	count := backendtest.Run(t, backendtest.Program{
+	count := flows.Program{
 		Command: func(target string) *exec.Cmd {
 			// As proxy.py says how to run it. A process group of its own, so that all three processes end together.
 			cmd := exec.Command("sh", "-c", `"$0" node-local-watch --node-local-source "$1" --hostname-override "$2" -o jsonl | python3 proxy.py`,
-				labtest.Binary(t, "kube-proxy"), target, lab.NodeName)
+				lab.Binary(t, "kube-proxy"), target, lab.NodeName)
 			cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 			return cmd
 		},
@@ -39,7 +37,7 @@ func TestConformance(t *testing.T) {
 			}
 			return true
 		},
-	})
+	}.Run(t)
 	if count.Sent < 50 {
 		t.Errorf("%d flows were sent", count.Sent)
 	}

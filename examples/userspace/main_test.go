@@ -5,17 +5,16 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/nftproxy/nftproxy/integration/backendtest"
-	"github.com/nftproxy/nftproxy/integration/flows"
+	"github.com/nftproxy/nftproxy/internal/testkit/flows"
 )
 
 func TestChanges(t *testing.T) {
-	backendtest.Change(t, backendtest.Program{Command: backendtest.Command(t)})
+	flows.Program{Command: flows.Command(t)}.RunChange(t)
 }
 
 func TestConformance(t *testing.T) {
-	count := backendtest.Run(t, backendtest.Program{
-		Command: backendtest.Command(t),
+	count := flows.Program{
+		Command: flows.Command(t),
 		Ready:   "synced",
 		Applies: func(f *flows.Flow) bool {
 			if f.Protocol != flows.TCP && f.Protocol != flows.UDP {
@@ -39,7 +38,7 @@ func TestConformance(t *testing.T) {
 		Excused: func(f *flows.Failure) bool {
 			return f.Flow.Protocol == flows.TCP && f.Flow.Expect.Result == flows.Refused && strings.HasPrefix(f.Reason, "was reset")
 		},
-	})
+	}.Run(t)
 	if count.Sent < 100 {
 		t.Errorf("%d flows were sent", count.Sent)
 	}

@@ -9,7 +9,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/nftproxy/nftproxy/integration/netns"
+	"github.com/nftproxy/nftproxy/internal/testkit/netns"
 	"github.com/nftproxy/nftproxy/nft"
 )
 

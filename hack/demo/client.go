@@ -8,7 +8,7 @@ import (
 	"net/netip"
 	"time"
 
-	"github.com/nftproxy/nftproxy/integration/lab"
+	"github.com/nftproxy/nftproxy/internal/testkit/lab"
 )
 
 // patience is how long a client waits for anything. Nothing is ever tried twice: the

@@ -3,7 +3,7 @@ package main
 import (
 	"net/netip"
 
-	"github.com/nftproxy/nftproxy/integration/lab"
+	"github.com/nftproxy/nftproxy/internal/testkit/lab"
 )
 
 // pod is an endpoint of the demo's Services.

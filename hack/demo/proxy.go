@@ -11,7 +11,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/nftproxy/nftproxy/integration/lab"
+	"github.com/nftproxy/nftproxy/internal/testkit/lab"
 )
 
 // proxyArgs is the command line that the demo shows, without where Services come from.

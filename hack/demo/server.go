@@ -6,7 +6,7 @@ import (
 	"net"
 	"net/netip"
 
-	"github.com/nftproxy/nftproxy/integration/lab"
+	"github.com/nftproxy/nftproxy/internal/testkit/lab"
 )
 
 // The ports that every pod serves, as the manifests have them.

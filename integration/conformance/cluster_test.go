@@ -14,10 +14,9 @@ import (
 	"path/filepath"
 	"testing"
 
-	"github.com/nftproxy/nftproxy/integration/await"
-	"github.com/nftproxy/nftproxy/integration/lab"
-	"github.com/nftproxy/nftproxy/integration/lab/labtest"
-	"github.com/nftproxy/nftproxy/source/apiserver/apiservertest"
+	"github.com/nftproxy/nftproxy/internal/testkit/apiservertest"
+	"github.com/nftproxy/nftproxy/internal/testkit/await"
+	"github.com/nftproxy/nftproxy/internal/testkit/lab"
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -76,7 +75,7 @@ func startNamed(t *testing.T, serviceProxyName string) *cluster {
 func build(t *testing.T) *cluster {
 	t.Helper()
 	t.Parallel()
-	l := labtest.New(t)
+	l := lab.ForTest(t)
 	c := &cluster{t: t, lab: l}
 	c.pod = &client{c: c, name: "a pod", host: l.Client}
 	c.node = &client{c: c, name: "a process on node-1", host: l.Node}

@@ -10,8 +10,8 @@ import (
 
 	"github.com/nftproxy/nftproxy/compiler"
 	"github.com/nftproxy/nftproxy/conntrack"
-	"github.com/nftproxy/nftproxy/integration/await"
-	"github.com/nftproxy/nftproxy/integration/lab/labtest"
+	"github.com/nftproxy/nftproxy/internal/testkit/await"
+	"github.com/nftproxy/nftproxy/internal/testkit/lab"
 	"github.com/nftproxy/nftproxy/internal/health"
 	"github.com/nftproxy/nftproxy/model"
 	"github.com/nftproxy/nftproxy/nft"
@@ -108,7 +108,7 @@ func (c *cluster) backend() (*proxy.Backend, *conntrack.Cleaner) {
 func startWithCommand(t *testing.T, args ...string) (*cluster, *command) {
 	t.Helper()
 	c := build(t)
-	c.server, c.kubeconfig = labtest.APIServer(t, c.lab.Node)
+	c.server, c.kubeconfig = lab.APIServer(t, c.lab.Node)
 	c.connect(c.lab.Node.DialContext)
 	return c, c.runCommand(args...)
 }
@@ -116,7 +116,7 @@ func startWithCommand(t *testing.T, args ...string) (*cluster, *command) {
 // command is a run of the kube-proxy command.
 type command struct {
 	c       *cluster
-	process *labtest.Process
+	process *lab.Process
 }
 
 func (c *cluster) runCommand(args ...string) *command {
@@ -125,7 +125,7 @@ func (c *cluster) runCommand(args ...string) *command {
 		"--kubeconfig", c.kubeconfig, "--hostname-override", node1, "--cluster-cidr", clusterCIDR, "-v", "2",
 		"--conntrack-max-per-core", "0", // That is the machine's, not the namespace's.
 	}, args...)
-	return &command{c: c, process: labtest.Start(c.t, c.lab.Node, "kube-proxy", args...)}
+	return &command{c: c, process: lab.Start(c.t, c.lab.Node, "kube-proxy", args...)}
 }
 
 // stop ends the command as a kubelet does, and waits for it.
@@ -136,4 +136,4 @@ func (p *command) stop() {
 	}
 }
 
-func TestMain(m *testing.M) { labtest.Main(m) }
+func TestMain(m *testing.M) { lab.Main(m) }

@@ -15,7 +15,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/nftproxy/nftproxy/integration/golden"
+	"github.com/nftproxy/nftproxy/internal/testkit/flows"
 )
 
 // The table for people names what there is, and all of it.
@@ -30,7 +30,7 @@ func TestConformanceTable(t *testing.T) {
 	}
 	for _, line := range regexp.MustCompile("golden cases? [^|\n]*").FindAllString(string(text), -1) {
 		for _, match := range regexp.MustCompile("`([^`]+)`").FindAllStringSubmatch(line, -1) {
-			golden.Find(t, match[1])
+			flows.FindCase(t, match[1])
 		}
 	}
 	slices.Sort(named)

@@ -9,8 +9,8 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/nftproxy/nftproxy/integration/lab/labtest"
-	"github.com/nftproxy/nftproxy/source/apiserver/apiservertest"
+	"github.com/nftproxy/nftproxy/internal/testkit/apiservertest"
+	"github.com/nftproxy/nftproxy/internal/testkit/lab"
 )
 
 func nodeName(i int) string { return fmt.Sprint("node-", i) }
@@ -88,7 +88,7 @@ func node(i int) *corev1.Node {
 // fill gives a server services with endpoints each, and nodes.
 func fill(b *testing.B, server *apiservertest.Server, services, endpoints, nodes int) {
 	b.Helper()
-	create := func(object apiservertest.Object) { labtest.Create(b, server, object) }
+	create := func(object apiservertest.Object) { lab.Create(b, server, object) }
 	for i := range services {
 		create(service(i))
 		create(slice(i, endpoints, true))

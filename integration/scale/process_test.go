@@ -15,7 +15,7 @@ import (
 	"time"
 
 	"github.com/go-logr/logr"
-	"github.com/nftproxy/nftproxy/integration/procstat"
+	"github.com/nftproxy/nftproxy/internal/testkit/process"
 	"k8s.io/klog/v2"
 )
 
@@ -40,15 +40,15 @@ func TestMain(m *testing.M) {
 	}
 }
 
-// process runs a role.
-type process struct {
+// roleProcess runs a role.
+type roleProcess struct {
 	cmd   *exec.Cmd
 	stdin io.WriteCloser
 	lines *bufio.Scanner
 }
 
 // start begins a process, and returns when it is ready. It ends with the benchmark.
-func start(b *testing.B, r role) *process {
+func start(b *testing.B, r role) *roleProcess {
 	b.Helper()
 	self, err := os.Executable()
 	if err != nil {
@@ -72,7 +72,7 @@ func start(b *testing.B, r role) *process {
 	if err := cmd.Start(); err != nil {
 		b.Fatal(err)
 	}
-	p := &process{cmd, stdin, bufio.NewScanner(stdout)}
+	p := &roleProcess{cmd, stdin, bufio.NewScanner(stdout)}
 	b.Cleanup(func() {
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait() // ended by a signal: always an error
@@ -81,7 +81,7 @@ func start(b *testing.B, r role) *process {
 	return p
 }
 
-func (p *process) read(b *testing.B) string {
+func (p *roleProcess) read(b *testing.B) string {
 	b.Helper()
 	if !p.lines.Scan() {
 		b.Fatal(errors.Join(errors.New("the process has ended"), p.lines.Err()))
@@ -89,7 +89,7 @@ func (p *process) read(b *testing.B) string {
 	return p.lines.Text()
 }
 
-func (p *process) expect(b *testing.B, want string) {
+func (p *roleProcess) expect(b *testing.B, want string) {
 	b.Helper()
 	if got := p.read(b); got != want {
 		b.Fatalf("the process says %q, want %q", got, want)
@@ -97,7 +97,7 @@ func (p *process) expect(b *testing.B, want string) {
 }
 
 // change calls do, and returns how long it took until half, 99 % and all of the proxies had heard of it.
-func (p *process) change(b *testing.B, do func()) (p50, p99, last time.Duration) {
+func (p *roleProcess) change(b *testing.B, do func()) (p50, p99, last time.Duration) {
 	b.Helper()
 	fmt.Fprintln(p.stdin)
 	p.expect(b, "go")
@@ -111,9 +111,9 @@ func (p *process) change(b *testing.B, do func()) (p50, p99, last time.Duration)
 }
 
 // processorTime is what the process has used.
-func (p *process) processorTime(b *testing.B) time.Duration {
+func (p *roleProcess) processorTime(b *testing.B) time.Duration {
 	b.Helper()
-	return procstat.ProcessorTimeOf(b, p.cmd.Process.Pid)
+	return process.ProcessorTimeOf(b, p.cmd.Process.Pid)
 }
 
 // heap is what this process keeps, stacks included.

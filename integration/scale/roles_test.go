@@ -14,7 +14,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 
-	"github.com/nftproxy/nftproxy/integration/watchers"
+	"github.com/nftproxy/nftproxy/internal/testkit/watchers"
 	"github.com/nftproxy/nftproxy/nodelocal/server"
 	"github.com/nftproxy/nftproxy/source/apiserver"
 	"github.com/nftproxy/nftproxy/tracker"

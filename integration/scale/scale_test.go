@@ -7,9 +7,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/nftproxy/nftproxy/integration/lab/labtest"
-	"github.com/nftproxy/nftproxy/integration/procstat"
-	"github.com/nftproxy/nftproxy/source/apiserver/apiservertest"
+	"github.com/nftproxy/nftproxy/internal/testkit/apiservertest"
+	"github.com/nftproxy/nftproxy/internal/testkit/lab"
+	"github.com/nftproxy/nftproxy/internal/testkit/process"
 )
 
 // The size of the cluster. docs/scale.md has runs of several.
@@ -24,7 +24,7 @@ var (
 type fixture struct {
 	server *apiservertest.Server
 	// clients are the processes that the API server serves, hearers the one that knows what reached the proxies.
-	clients, hearers *process
+	clients, hearers *roleProcess
 	// watches is how many watches of EndpointSlices there are.
 	watches int
 }
@@ -39,7 +39,7 @@ func forBoth(b *testing.B, run func(*testing.B, fixture)) {
 			if err := s.WriteKubeconfig(kubeconfig); err != nil {
 				b.Fatal(err)
 			}
-			empty, cpu, begin := heap(), procstat.ProcessorTime(b), time.Now()
+			empty, cpu, begin := heap(), process.ProcessorTime(b), time.Now()
 			f := fixture{server: s, watches: 1}
 			if name == "informers" {
 				f.clients = start(b, role{name: name, proxies: *proxies, kubeconfig: kubeconfig})
@@ -50,7 +50,7 @@ func forBoth(b *testing.B, run func(*testing.B, fixture)) {
 				f.hearers = start(b, role{name: "watchers", proxies: *proxies, socket: socket})
 			}
 			took := time.Since(begin)
-			used, sent, kept := procstat.ProcessorTime(b)-cpu, s.Sent(), heap()
+			used, sent, kept := process.ProcessorTime(b)-cpu, s.Sent(), heap()
 			watches := s.Watches("services") + s.Watches("endpointslices") + s.Watches("nodes") + s.Watches("servicecidrs")
 			run(b, f)
 			// After the loop, which forgets what was reported before it.
@@ -66,21 +66,21 @@ func forBoth(b *testing.B, run func(*testing.B, fixture)) {
 // BenchmarkEndpointChange changes one endpoint of a Service at a time.
 func BenchmarkEndpointChange(b *testing.B) {
 	forBoth(b, func(b *testing.B, f fixture) {
-		sent, cpu, theirs := f.server.Sent(), procstat.ProcessorTime(b), f.clients.processorTime(b)
+		sent, cpu, theirs := f.server.Sent(), process.ProcessorTime(b), f.clients.processorTime(b)
 		var p50, p99, last time.Duration
 		n := 0
 		for b.Loop() {
 			n++
 			s := slice(n%*services, *endpoints, n / *services % 2 == 1)
 			t50, t99, tLast := f.hearers.change(b, func() {
-				labtest.Update(b, f.server, s)
+				lab.Update(b, f.server, s)
 			})
 			p50, p99, last = p50+t50, p99+t99, last+tLast
 			time.Sleep(60 * time.Millisecond) // longer than the least interval of a stream
 		}
 		each := func(total float64, unit string) { b.ReportMetric(total/float64(n), unit) }
 		each(float64(f.server.Sent()-sent)/1e3, "kB/change")
-		each(float64((procstat.ProcessorTime(b)-cpu).Microseconds())/1e3, "ms-cpu/change")
+		each(float64((process.ProcessorTime(b)-cpu).Microseconds())/1e3, "ms-cpu/change")
 		each(float64((f.clients.processorTime(b)-theirs).Microseconds())/1e3, "ms-cpu-clients/change")
 		each(float64(p50.Microseconds())/1e3, "ms-p50")
 		each(float64(p99.Microseconds())/1e3, "ms-p99")
@@ -113,11 +113,11 @@ func outage(b *testing.B, f fixture, forgets bool) {
 	}
 	if forgets {
 		// Compaction leaves out the last revision.
-		labtest.Update(b, f.server, slice(0, *endpoints, false))
+		lab.Update(b, f.server, slice(0, *endpoints, false))
 		f.server.Compact()
 	}
 	time.Sleep(*away)
-	sent, cpu, begin := f.server.Sent(), procstat.ProcessorTime(b), time.Now()
+	sent, cpu, begin := f.server.Sent(), process.ProcessorTime(b), time.Now()
 	if err := f.server.Resume(); err != nil {
 		b.Fatal(err)
 	}
@@ -150,5 +150,5 @@ func outage(b *testing.B, f fixture, forgets bool) {
 	b.ReportMetric(all.Seconds(), "s-until-all-are-back")
 	b.ReportMetric(float64(f.server.Sent()-sent)/1e6, "MB/outage")
 	b.ReportMetric(float64(peak)/1e6, "MB-in-the-worst-second")
-	b.ReportMetric((procstat.ProcessorTime(b) - cpu).Seconds(), "s-cpu/outage")
+	b.ReportMetric((process.ProcessorTime(b) - cpu).Seconds(), "s-cpu/outage")
 }

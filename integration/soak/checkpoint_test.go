@@ -8,8 +8,8 @@ import (
 	"time"
 
 	"github.com/mdlayher/netlink"
-	"github.com/nftproxy/nftproxy/integration/await"
-	"github.com/nftproxy/nftproxy/integration/lab/labtest"
+	"github.com/nftproxy/nftproxy/internal/testkit/await"
+	"github.com/nftproxy/nftproxy/internal/testkit/lab"
 	"github.com/ti-mo/conntrack"
 	"golang.org/x/sys/unix"
 )
@@ -22,7 +22,7 @@ const catchingUp = 2 * time.Minute
 func (s *soak) awaitWanted(t *testing.T) {
 	t.Helper()
 	want := s.cluster.wanted(t)
-	await.Within(t, catchingUp, "the kernel has the wanted tables", func() error { return labtest.TableError(s.conn, want) })
+	await.Within(t, catchingUp, "the kernel has the wanted tables", func() error { return lab.TableError(s.conn, want) })
 }
 
 // checkpoint stops the changes and looks whether all is right.

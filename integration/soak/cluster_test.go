@@ -6,14 +6,13 @@ import (
 	"net/netip"
 	"testing"
 
-	"github.com/nftproxy/nftproxy/integration/golden"
+	"github.com/nftproxy/nftproxy/internal/testkit/flows"
 
 	"github.com/nftproxy/nftproxy/compiler"
-	"github.com/nftproxy/nftproxy/integration/lab"
-	"github.com/nftproxy/nftproxy/integration/lab/labtest"
+	"github.com/nftproxy/nftproxy/internal/testkit/lab"
 	"github.com/nftproxy/nftproxy/internal/manifests"
 	"github.com/nftproxy/nftproxy/nft"
-	"github.com/nftproxy/nftproxy/source/apiserver/apiservertest"
+	"github.com/nftproxy/nftproxy/internal/testkit/apiservertest"
 	"github.com/nftproxy/nftproxy/tracker"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -36,7 +35,7 @@ type cluster struct {
 func newCluster(t *testing.T, server *apiservertest.Server, random *rand.Rand) *cluster {
 	t.Helper()
 	c := &cluster{t: t, server: server, random: random, services: map[string]*corev1.Service{}, slices: map[string]*discoveryv1.EndpointSlice{}}
-	c.anchors = labtest.Upload(t, server, "testdata/manifests.yaml")
+	c.anchors = lab.Upload(t, server, "testdata/manifests.yaml")
 	c.node = c.anchors.Nodes[0]
 	c.flap(true)
 	return c
@@ -44,17 +43,17 @@ func newCluster(t *testing.T, server *apiservertest.Server, random *rand.Rand) *
 
 func (c *cluster) create(o apiservertest.Object) {
 	c.t.Helper()
-	labtest.Create(c.t, c.server, o)
+	lab.Create(c.t, c.server, o)
 }
 
 func (c *cluster) update(o apiservertest.Object) {
 	c.t.Helper()
-	labtest.Update(c.t, c.server, o)
+	lab.Update(c.t, c.server, o)
 }
 
 func (c *cluster) delete(o apiservertest.Object) {
 	c.t.Helper()
-	labtest.Delete(c.t, c.server, o)
+	lab.Delete(c.t, c.server, o)
 }
 
 // wanted compiles the tables that the proxy should have by now.
@@ -71,7 +70,7 @@ func (c *cluster) wanted(t *testing.T) []*nft.Table {
 	}
 	config := compiler.Default()
 	config.DetectLocal.CIDRs = []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16"), netip.MustParsePrefix("fd00:10:244::/48")}
-	tables, err := golden.Compile(&objects, tracker.Options{NodeName: lab.NodeName}, config)
+	tables, err := flows.Compile(&objects, tracker.Options{NodeName: lab.NodeName}, config)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/nftproxy/nftproxy/integration/lab/labtest"
+	"github.com/nftproxy/nftproxy/internal/testkit/lab"
 )
 
 // faults are what others do to the node, and what the API server does to the proxy.
@@ -16,7 +16,7 @@ func (s *soak) faults(t *testing.T) []kind {
 		{"nft flush ruleset", 1, func() { s.gap(t, "flush ruleset\n") }},
 		{"nft delete table", 1, func() { s.gap(t, "delete table ip kube-proxy\n") }},
 		{"foreign elements that change where packets go", 1, func() { s.gap(t, "add element ip kube-proxy service-ips { * : drop }\n") }},
-		{"a foreign chain in our table", 1, func() { labtest.Nft(t, s.lab.Node, "add chain ip6 kube-proxy theirs\n", "-f", "-") }},
+		{"a foreign chain in our table", 1, func() { lab.Nft(t, s.lab.Node, "add chain ip6 kube-proxy theirs\n", "-f", "-") }},
 		{"a firewall that commits often", 2, func() { s.firewall(t) }},
 		{"the API server drops its connections", 1, s.server.DropConnections},
 		{"the API server ends its watches and forgets", 1, func() { s.server.Compact(); s.server.EndWatches() }},
@@ -49,7 +49,7 @@ func (s *soak) gap(t *testing.T, commands string) {
 	t.Helper()
 	s.awaitWanted(t) // a proxy that starts just now has not mended anything yet
 	begin := time.Now()
-	labtest.Nft(t, s.lab.Node, commands, "-f", "-")
+	lab.Nft(t, s.lab.Node, commands, "-f", "-")
 	s.awaitWanted(t)
 	s.traffic.excuse(begin, time.Now())
 }
@@ -63,9 +63,9 @@ func (s *soak) firewall(t *testing.T) {
 		fmt.Fprintf(&commands, "add rule inet firewall input tcp dport %d counter accept\n", 40000+port)
 	}
 	for range 3 {
-		labtest.Nft(t, s.lab.Node, commands.String(), "-f", "-")
+		lab.Nft(t, s.lab.Node, commands.String(), "-f", "-")
 	}
-	labtest.Nft(t, s.lab.Node, "", "delete", "table", "inet", "firewall")
+	lab.Nft(t, s.lab.Node, "", "delete", "table", "inet", "firewall")
 }
 
 func (s *soak) refuse(howLong time.Duration) {

@@ -8,11 +8,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/nftproxy/nftproxy/integration/lab/labtest"
+	"github.com/nftproxy/nftproxy/internal/testkit/apiservertest"
+	"github.com/nftproxy/nftproxy/internal/testkit/lab"
 	"github.com/nftproxy/nftproxy/nft"
-	"github.com/nftproxy/nftproxy/source/apiserver/apiservertest"
-
-	"github.com/nftproxy/nftproxy/integration/lab"
 )
 
 // A soak is a cluster whose node runs the proxy, with everything that happens to it.
@@ -25,7 +23,7 @@ type soak struct {
 	cluster    *cluster
 	traffic    *traffic
 	samples    *samples
-	proxy      *labtest.Process
+	proxy      *lab.Process
 
 	steps       map[string]int // how often each kind of change and fault happened
 	log         []string       // the same in the order in which it happened
@@ -37,9 +35,9 @@ type soak struct {
 const pace = 50 * time.Millisecond
 
 func newSoak(t *testing.T, random *rand.Rand) *soak {
-	s := &soak{lab: labtest.New(t), random: random, steps: map[string]int{}}
-	s.conn = labtest.Conn(t, s.lab.Node)
-	s.server, s.kubeconfig = labtest.APIServer(t, s.lab.Node)
+	s := &soak{lab: lab.ForTest(t), random: random, steps: map[string]int{}}
+	s.conn = lab.Conn(t, s.lab.Node)
+	s.server, s.kubeconfig = lab.APIServer(t, s.lab.Node)
 	s.cluster = newCluster(t, s.server, random)
 	s.samples = &samples{host: s.lab.Node}
 	s.start(t)
@@ -51,7 +49,7 @@ func newSoak(t *testing.T, random *rand.Rand) *soak {
 // start starts the proxy, on top of the rules of the one before.
 func (s *soak) start(t *testing.T) {
 	t.Helper()
-	s.proxy = labtest.Start(t, s.lab.Node, "kube-proxy", "--kubeconfig", s.kubeconfig, "--hostname-override", lab.NodeName,
+	s.proxy = lab.Start(t, s.lab.Node, "kube-proxy", "--kubeconfig", s.kubeconfig, "--hostname-override", lab.NodeName,
 		"--cluster-cidr", clusterCIDRs, "--metrics-bind-address", metricsAddress, "-v=4")
 	s.samples.follow(s.proxy.Cmd.Process.Pid)
 }

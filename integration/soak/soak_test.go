@@ -15,7 +15,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/nftproxy/nftproxy/integration/lab/labtest"
+	"github.com/nftproxy/nftproxy/internal/testkit/lab"
 )
 
 var (
@@ -27,7 +27,7 @@ var (
 var verdict string
 
 func TestMain(m *testing.M) {
-	code := labtest.Run(m)
+	code := lab.Run(m)
 	if verdict != "" {
 		fmt.Println(verdict)
 	}

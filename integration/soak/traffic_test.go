@@ -12,9 +12,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/nftproxy/nftproxy/integration/flows"
-	"github.com/nftproxy/nftproxy/integration/lab"
-	"github.com/nftproxy/nftproxy/integration/lab/labtest"
+	"github.com/nftproxy/nftproxy/internal/testkit/flows"
+	"github.com/nftproxy/nftproxy/internal/testkit/lab"
 )
 
 // echoPort is where anchors and the flapping Service's pods send back what they get, over TCP and UDP.
@@ -75,8 +74,8 @@ func newTraffic(t *testing.T, l *lab.Lab) *traffic {
 	t.Cleanup(func() { tr.runner.Close() })
 	for _, e := range endpoints {
 		at := netip.AddrPortFrom(e.Addr, echoPort)
-		labtest.ServeTCP(t, l.HostOf(e.Addr), at.String(), labtest.Echo)
-		labtest.AnswerUDP(t, l.HostOf(e.Addr), at, slices.Clone)
+		lab.ServeTCP(t, l.HostOf(e.Addr), at.String(), lab.Echo)
+		lab.AnswerUDP(t, l.HostOf(e.Addr), at, slices.Clone)
 	}
 	for _, n := range flappers {
 		addrs := []netip.Addr{netip.MustParseAddr(podAddress("IPv4", n)), netip.MustParseAddr(podAddress("IPv6", n))}
@@ -85,7 +84,7 @@ func newTraffic(t *testing.T, l *lab.Lab) *traffic {
 			t.Fatal(err)
 		}
 		for _, addr := range addrs {
-			labtest.AnswerUDP(t, pod, netip.AddrPortFrom(addr, echoPort), slices.Clone)
+			lab.AnswerUDP(t, pod, netip.AddrPortFrom(addr, echoPort), slices.Clone)
 		}
 	}
 	return tr

@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/nftproxy/nftproxy/compiler"
-	"github.com/nftproxy/nftproxy/integration/lab/labtest"
+	"github.com/nftproxy/nftproxy/internal/testkit/lab"
 	"github.com/nftproxy/nftproxy/model"
 	"github.com/nftproxy/nftproxy/nft"
 	"golang.org/x/sys/unix"
@@ -96,7 +96,7 @@ func (c *cluster) awaitNoClientsOf(t *testing.T, gone netip.Addr) {
 func (c *cluster) dropTranslated(t *testing.T) {
 	t.Helper()
 	load := "table ip sink {\n\tchain forward {\n\t\ttype filter hook forward priority 10\n\t\tct status dnat drop\n\t}\n}\n"
-	labtest.Nft(t, c.Node, load, "-f", "-")
+	lab.Nft(t, c.Node, load, "-f", "-")
 }
 
 // dialFrom sends n SYNs to a Service, each from another address.

@@ -7,8 +7,7 @@ import (
 
 	"github.com/nftproxy/nftproxy/compiler"
 	"github.com/nftproxy/nftproxy/conntrack"
-	"github.com/nftproxy/nftproxy/integration/lab"
-	"github.com/nftproxy/nftproxy/integration/lab/labtest"
+	"github.com/nftproxy/nftproxy/internal/testkit/lab"
 	"github.com/nftproxy/nftproxy/model"
 	"github.com/nftproxy/nftproxy/nft"
 	"github.com/nftproxy/nftproxy/proxy"
@@ -28,12 +27,12 @@ type cluster struct {
 // newCluster returns a cluster whose proxy has not synced yet.
 func newCluster(t *testing.T, edits ...func(*compiler.Config)) *cluster {
 	t.Helper()
-	c := &cluster{Lab: labtest.New(t), config: compiler.Default()}
+	c := &cluster{Lab: lab.ForTest(t), config: compiler.Default()}
 	c.config.DetectLocal.CIDRs = []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16"), netip.MustParsePrefix("fd00:10:244::/48")}
 	for _, edit := range edits {
 		edit(&c.config)
 	}
-	c.rules = labtest.Conn(t, c.Node)
+	c.rules = lab.Conn(t, c.Node)
 	c.restart(t)
 	return c
 }

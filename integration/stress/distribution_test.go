@@ -12,8 +12,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/nftproxy/nftproxy/integration/lab"
-	"github.com/nftproxy/nftproxy/integration/lab/labtest"
+	"github.com/nftproxy/nftproxy/internal/testkit/lab"
 	"github.com/nftproxy/nftproxy/model"
 )
 
@@ -83,7 +82,7 @@ func countDatagrams(t *testing.T, l *lab.Lab) *counters {
 		t.Fatal(err)
 	}
 	for addr, count := range c.byAddress {
-		conn := labtest.ListenUDP(t, pod, netip.AddrPortFrom(addr, targetPort))
+		conn := lab.ListenUDP(t, pod, netip.AddrPortFrom(addr, targetPort))
 		go func() {
 			for {
 				if _, _, err := conn.ReadFromUDPAddrPort(make([]byte, 1)); err != nil {

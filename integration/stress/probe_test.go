@@ -5,8 +5,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/nftproxy/nftproxy/integration/lab"
-	"github.com/nftproxy/nftproxy/integration/lab/labtest"
+	"github.com/nftproxy/nftproxy/internal/testkit/lab"
 )
 
 // probe is a table of the test's own next to the proxy's, with counters of what becomes of
@@ -15,13 +14,13 @@ type probe struct{ node *lab.Host }
 
 func newProbe(t *testing.T, node *lab.Host, table string) *probe {
 	t.Helper()
-	labtest.Nft(t, node, table, "-f", "-")
+	lab.Nft(t, node, table, "-f", "-")
 	return &probe{node}
 }
 
 func (p *probe) reset(t *testing.T) {
 	t.Helper()
-	labtest.Nft(t, p.node, "", "reset", "counters", "table", "inet", "probe")
+	lab.Nft(t, p.node, "", "reset", "counters", "table", "inet", "probe")
 }
 
 // await returns the counters "translated" and "missed" when all packets were counted.
@@ -49,7 +48,7 @@ func (p *probe) read(t *testing.T) map[string]int {
 			}
 		}
 	}
-	out := labtest.Nft(t, p.node, "", "--json", "list", "counters", "table", "inet", "probe")
+	out := lab.Nft(t, p.node, "", "--json", "list", "counters", "table", "inet", "probe")
 	if err := json.Unmarshal([]byte(out), &listing); err != nil {
 		t.Fatal(err)
 	}

@@ -10,17 +10,16 @@ import (
 	"testing"
 	"time"
 
-	"github.com/nftproxy/nftproxy/integration/lab"
-	"github.com/nftproxy/nftproxy/integration/lab/labtest"
+	"github.com/nftproxy/nftproxy/internal/testkit/lab"
 )
 
 // greet serves every address of the host: it tells each client where it arrived, and then
 // sends back what it gets.
 func greet(t *testing.T, h *lab.Host) {
 	t.Helper()
-	labtest.ServeTCP(t, h, fmt.Sprint(":", targetPort), func(conn net.Conn) {
+	lab.ServeTCP(t, h, fmt.Sprint(":", targetPort), func(conn net.Conn) {
 		fmt.Fprintln(conn, addrOf(conn.LocalAddr()))
-		labtest.Echo(conn)
+		lab.Echo(conn)
 	})
 }
 

@@ -10,8 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/nftproxy/nftproxy/integration/lab"
-	"github.com/nftproxy/nftproxy/integration/lab/labtest"
+	"github.com/nftproxy/nftproxy/internal/testkit/lab"
 )
 
 // every is the time between two datagrams of one client. Some fifty clients send at once: a machine that is too slow for
@@ -21,7 +20,7 @@ var every = flag.Duration("datagram-every", 10*time.Millisecond, "time between t
 // answerDatagrams answers every datagram with the pod's name and what it said.
 func answerDatagrams(t *testing.T, pod *lab.Host, at netip.AddrPort) {
 	t.Helper()
-	labtest.AnswerUDP(t, pod, at, func(datagram []byte) []byte { return fmt.Appendf(nil, "%s %s", pod.Name, datagram) })
+	lab.AnswerUDP(t, pod, at, func(datagram []byte) []byte { return fmt.Appendf(nil, "%s %s", pod.Name, datagram) })
 }
 
 // udpClient sends numbered datagrams from one socket and remembers who answered each.
@@ -50,7 +49,7 @@ func dialUDP(t *testing.T, from *lab.Host, to netip.AddrPort) *udpClient {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { c.conn.Close() })
-	labtest.LongQueue(t, c.conn)
+	lab.LongQueue(t, c.conn)
 	go c.listen()
 	return c
 }

@@ -8,8 +8,7 @@ import (
 	"testing"
 
 	"github.com/nftproxy/nftproxy/compiler"
-	"github.com/nftproxy/nftproxy/integration/lab"
-	"github.com/nftproxy/nftproxy/integration/lab/labtest"
+	"github.com/nftproxy/nftproxy/internal/testkit/lab"
 	"github.com/nftproxy/nftproxy/model"
 )
 
@@ -164,7 +163,7 @@ func (c *cluster) clientsOfAnotherProgram(t *testing.T) (clients []*udpClient) {
 		for _, to := range []netip.AddrPort{
 			netip.AddrPortFrom(lab.NodeAddrs.Like(pod.Addr()), 5353), netip.AddrPortFrom(clusterIP(family, 203), 80),
 		} {
-			labtest.Nft(t, c.Node, fmt.Sprintf(`table %[1]s hostports {
+			lab.Nft(t, c.Node, fmt.Sprintf(`table %[1]s hostports {
 	chain prerouting {
 		type nat hook prerouting priority -110
 		%[1]s daddr %[2]s udp dport %[3]d dnat to %[4]s

@@ -16,9 +16,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/nftproxy/nftproxy/compiler"
-	"github.com/nftproxy/nftproxy/integration/await"
-	"github.com/nftproxy/nftproxy/integration/lab"
-	"github.com/nftproxy/nftproxy/integration/lab/labtest"
+	"github.com/nftproxy/nftproxy/internal/testkit/await"
+	"github.com/nftproxy/nftproxy/internal/testkit/lab"
 	"github.com/nftproxy/nftproxy/nft"
 )
 
@@ -82,7 +81,7 @@ func savedIPTables(t *testing.T, h *lab.Host, variant, family string) string {
 // recordIPTables runs the kube-proxy of the flag in its mode iptables.
 func recordIPTables(t *testing.T) {
 	t.Helper()
-	l, dir := labtest.New(t), iptablesPath(t, "nft")
+	l, dir := lab.ForTest(t), iptablesPath(t, "nft")
 	p := startKubeProxyInMode(t, l.Node, "iptables", dir)
 	for family := range commandsOf("nft") {
 		await.Until(t, "kube-proxy has synced "+family, func() error {
@@ -116,14 +115,14 @@ func leaveIPTables(t *testing.T, h *lab.Host, variant string) {
 }
 
 // startWithoutServices starts this module's kube-proxy in a cluster whose Services are all gone.
-func startWithoutServices(t *testing.T, h *lab.Host) *labtest.Process {
+func startWithoutServices(t *testing.T, h *lab.Host) *lab.Process {
 	t.Helper()
 	dir := t.TempDir()
 	node := "apiVersion: v1\nkind: Node\nmetadata: {name: " + lab.NodeName + "}\nstatus: {addresses: [{type: InternalIP, address: 192.168.0.1}]}\n"
 	if err := os.WriteFile(filepath.Join(dir, "node.yaml"), []byte(node), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	return labtest.Start(t, h, "kube-proxy", append(flags, "--manifests", dir)...)
+	return lab.Start(t, h, "kube-proxy", append(flags, "--manifests", dir)...)
 }
 
 // dialDeleted dials, from a pod, a Service that kube-proxy's old rules have and the cluster has no more.
@@ -174,14 +173,14 @@ func TestLeftoversOfModeIPTables(t *testing.T) {
 			if *kubeProxy != "" {
 				kubeProxyCleansUp(t, variant)
 			}
-			l := labtest.New(t)
+			l := lab.ForTest(t)
 			serveEndpoints(t, l)
 			leaveIPTables(t, l.Node, variant)
 			p := startWithoutServices(t, l.Node)
 			if count := leftoversMetric(t, l.Node, "iptables-"+variant); count < 50 {
 				t.Errorf("the metric counts %v chains", count)
 			}
-			awaitTables(t, labtest.Conn(t, l.Node))
+			awaitTables(t, lab.Conn(t, l.Node))
 			if err := dialDeleted(l); err != nil {
 				t.Errorf("the old rules do not serve the deleted Service: %v; this test shows nothing", err)
 			}
@@ -231,7 +230,7 @@ func kubeProxyCleansUp(t *testing.T, variant string) {
 		},
 		"a start in mode nftables": func(h *lab.Host, dir string) { startKubeProxy(t, h, dir).Stop(t) },
 	} {
-		l, dir := labtest.New(t), iptablesPath(t, variant)
+		l, dir := lab.ForTest(t), iptablesPath(t, variant)
 		leaveIPTables(t, l.Node, variant)
 		run(l.Node, dir)
 		expectNoKubeProxyChain(t, l.Node, variant, name)
@@ -251,7 +250,7 @@ func expectNoKubeProxyChain(t *testing.T, h *lab.Host, variant, after string) {
 // runCleanup returns what --cleanup prints, and how it ended.
 func runCleanup(t *testing.T, h *lab.Host) (output string, err error) {
 	t.Helper()
-	p := labtest.Start(t, h, "kube-proxy", "--cleanup")
+	p := lab.Start(t, h, "kube-proxy", "--cleanup")
 	err = p.Wait()
 	return p.Output(), err
 }

@@ -11,9 +11,8 @@ import (
 	"testing"
 
 	"github.com/nftproxy/nftproxy/compiler"
-	"github.com/nftproxy/nftproxy/integration/await"
-	"github.com/nftproxy/nftproxy/integration/lab"
-	"github.com/nftproxy/nftproxy/integration/lab/labtest"
+	"github.com/nftproxy/nftproxy/internal/testkit/await"
+	"github.com/nftproxy/nftproxy/internal/testkit/lab"
 	"github.com/nftproxy/nftproxy/nft"
 )
 
@@ -27,7 +26,7 @@ func recordedFirstSync(f nft.Family) string { return fmt.Sprintf("testdata/first
 // loadRecorded makes the kernel hold what the recorded kube-proxy made it hold.
 func loadRecorded(t *testing.T, h *lab.Host) {
 	t.Helper()
-	labtest.Nft(t, h, "", "-f", recordedRuleset)
+	lab.Nft(t, h, "", "-f", recordedRuleset)
 }
 
 // playFirstSync sends what kube-proxy begins with: a transaction for each family.
@@ -42,17 +41,17 @@ func playFirstSync(t *testing.T, h *lab.Host, c *nft.Conn) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		labtest.Nft(t, h, firstSync(string(script), have), "-f", "-")
+		lab.Nft(t, h, firstSync(string(script), have), "-f", "-")
 	}
 }
 
 // startKubeProxy starts the kube-proxy of the flag with the manifests, and waits until it has synced them.
-func startKubeProxy(t *testing.T, h *lab.Host, dir string) *labtest.Process {
+func startKubeProxy(t *testing.T, h *lab.Host, dir string) *lab.Process {
 	t.Helper()
 	p := startKubeProxyInMode(t, h, "nftables", dir)
 	await.Until(t, "kube-proxy has synced both families", func() error {
 		for _, f := range nft.Families {
-			if !strings.Contains(labtest.Nft(t, h, "", "list", "ruleset", f.String()), "chain service-") {
+			if !strings.Contains(lab.Nft(t, h, "", "list", "ruleset", f.String()), "chain service-") {
 				return fmt.Errorf("no Service in table %s", f)
 			}
 		}
@@ -63,26 +62,26 @@ func startKubeProxy(t *testing.T, h *lab.Host, dir string) *labtest.Process {
 
 // startKubeProxyInMode starts it with an API server in the same host. The programs that it runs are those in
 // dir, as far as they are there.
-func startKubeProxyInMode(t *testing.T, h *lab.Host, mode, dir string) *labtest.Process {
+func startKubeProxyInMode(t *testing.T, h *lab.Host, mode, dir string) *lab.Process {
 	t.Helper()
-	server, kubeconfig := labtest.APIServer(t, h)
-	labtest.Upload(t, server, manifestsFile)
+	server, kubeconfig := lab.APIServer(t, h)
+	lab.Upload(t, server, manifestsFile)
 	args := append(slices.Clone(flags), "--kubeconfig", kubeconfig, "--proxy-mode="+mode)
 	return startKubernetes(t, h, dir, args...)
 }
 
 // startKubernetes starts Kubernetes' kube-proxy. The programs that it runs are those in dir, as far as they are there.
-func startKubernetes(t *testing.T, h *lab.Host, dir string, args ...string) *labtest.Process {
+func startKubernetes(t *testing.T, h *lab.Host, dir string, args ...string) *lab.Process {
 	t.Helper()
 	cmd := exec.Command(*kubeProxy, args...)
 	cmd.Env = append(os.Environ(), "PATH="+dir+":"+os.Getenv("PATH"))
-	return labtest.StartCommand(t, h, cmd)
+	return lab.StartCommand(t, h, cmd)
 }
 
 // record runs the kube-proxy of the flag where there are no tables, with an nft that keeps what it is sent.
 func record(t *testing.T) {
 	t.Helper()
-	l, dir := labtest.New(t), t.TempDir()
+	l, dir := lab.ForTest(t), t.TempDir()
 	program, err := exec.LookPath("nft")
 	if err != nil {
 		t.Fatal(err)
@@ -97,7 +96,7 @@ func record(t *testing.T) {
 		t.Fatal(err)
 	}
 	by := strings.TrimSpace(string(version))
-	keep(t, recordedRuleset, fmt.Sprintf("`nft list ruleset` after kube-proxy (%s, nftables mode) was given manifests.yaml.", by), labtest.Nft(t, l.Node, "", "list", "ruleset"))
+	keep(t, recordedRuleset, fmt.Sprintf("`nft list ruleset` after kube-proxy (%s, nftables mode) was given manifests.yaml.", by), lab.Nft(t, l.Node, "", "list", "ruleset"))
 	scripts, err := filepath.Glob(filepath.Join(dir, "script.*"))
 	if err != nil {
 		t.Fatal(err)
@@ -125,10 +124,10 @@ func keep(t *testing.T, path, what, text string) {
 
 // Each command that reads Services from the rules says that kube-proxy wrote them, and what to do. live prints what it knows of them.
 func testRuledumpSaysWhoseTablesTheyAre(t *testing.T) {
-	l := labtest.New(t)
+	l := lab.ForTest(t)
 	loadRecorded(t, l.Node)
 	run := func(args ...string) (status int, output string) {
-		p := labtest.Start(t, l.Node, "ruledump", args...)
+		p := lab.Start(t, l.Node, "ruledump", args...)
 		_ = p.Wait() // the status says it
 		return p.Cmd.ProcessState.ExitCode(), p.Output()
 	}

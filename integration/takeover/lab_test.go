@@ -8,12 +8,11 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/nftproxy/nftproxy/integration/golden"
+	"github.com/nftproxy/nftproxy/internal/testkit/flows"
 
 	"github.com/nftproxy/nftproxy/compiler"
-	"github.com/nftproxy/nftproxy/integration/await"
-	"github.com/nftproxy/nftproxy/integration/lab"
-	"github.com/nftproxy/nftproxy/integration/lab/labtest"
+	"github.com/nftproxy/nftproxy/internal/testkit/await"
+	"github.com/nftproxy/nftproxy/internal/testkit/lab"
 	"github.com/nftproxy/nftproxy/internal/manifests"
 	"github.com/nftproxy/nftproxy/nft"
 	"github.com/nftproxy/nftproxy/tracker"
@@ -24,10 +23,10 @@ const (
 	clusterCIDR   = "10.244.0.0/16,fd00:10:244::/48"
 )
 
-func TestMain(m *testing.M) { labtest.Main(m) }
+func TestMain(m *testing.M) { lab.Main(m) }
 
 // startOurs starts this module's kube-proxy with the manifests.
-func startOurs(t *testing.T, h *lab.Host) *labtest.Process {
+func startOurs(t *testing.T, h *lab.Host) *lab.Process {
 	t.Helper()
 	text, err := os.ReadFile(manifestsFile)
 	if err != nil {
@@ -37,7 +36,7 @@ func startOurs(t *testing.T, h *lab.Host) *labtest.Process {
 	if err := os.WriteFile(filepath.Join(dir, "manifests.yaml"), text, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	return labtest.Start(t, h, "kube-proxy", append(flags, "--manifests", dir, "-v=2")...)
+	return lab.Start(t, h, "kube-proxy", append(flags, "--manifests", dir, "-v=2")...)
 }
 
 // flags are those that this module's kube-proxy and Kubernetes' get alike.
@@ -58,7 +57,7 @@ func wanted(t *testing.T) []*nft.Table {
 	for _, cidr := range strings.Split(clusterCIDR, ",") {
 		config.DetectLocal.CIDRs = append(config.DetectLocal.CIDRs, netip.MustParsePrefix(cidr))
 	}
-	tables, err := golden.Compile(&objects, tracker.Options{NodeName: lab.NodeName}, config)
+	tables, err := flows.Compile(&objects, tracker.Options{NodeName: lab.NodeName}, config)
 	if err != nil {
 		t.Fatal(err)
 	}

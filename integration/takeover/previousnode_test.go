@@ -7,7 +7,7 @@ import (
 	"testing"
 
 	"github.com/nftproxy/nftproxy/compiler"
-	"github.com/nftproxy/nftproxy/integration/lab/labtest"
+	"github.com/nftproxy/nftproxy/internal/testkit/lab"
 	"github.com/nftproxy/nftproxy/nft"
 	"github.com/nftproxy/nftproxy/proxy"
 )
@@ -15,13 +15,13 @@ import (
 // A Node may have no addresses just when its kube-proxy is swapped. Where node ports answer is then
 // taken from the rules that kube-proxy left.
 func testNodeAddressesAreReadFromKubeProxysTables(t *testing.T) {
-	l := labtest.New(t)
+	l := lab.ForTest(t)
 	ruleset, err := os.ReadFile("testdata/ruleset.nft")
 	if err != nil {
 		t.Fatal(err)
 	}
-	labtest.Nft(t, l.Node, string(ruleset), "-f", "-")
-	conn := labtest.Conn(t, l.Node)
+	lab.Nft(t, l.Node, string(ruleset), "-f", "-")
+	conn := lab.Conn(t, l.Node)
 	if has, err := proxy.HasServices(t.Context(), conn); err != nil || !has {
 		t.Errorf("kube-proxy's tables have Services: %v, %v", has, err)
 	}

@@ -8,7 +8,7 @@ import (
 	"net/netip"
 	"testing"
 
-	"github.com/nftproxy/nftproxy/integration/lab"
+	"github.com/nftproxy/nftproxy/internal/testkit/lab"
 )
 
 // The endpoints of testdata/manifests.yaml, by the last number of their address: .5 and .6 on node-1, .6 on node-2.

@@ -11,7 +11,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/nftproxy/nftproxy/integration/lab"
+	"github.com/nftproxy/nftproxy/internal/testkit/lab"
 	"golang.org/x/sys/unix"
 )
 

@@ -10,8 +10,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/nftproxy/nftproxy/compiler"
-	"github.com/nftproxy/nftproxy/integration/lab"
-	"github.com/nftproxy/nftproxy/integration/lab/labtest"
+	"github.com/nftproxy/nftproxy/internal/testkit/lab"
 	"github.com/nftproxy/nftproxy/nft"
 )
 
@@ -29,7 +28,7 @@ func testRecordedRulesetServes(t *testing.T) {
 	if *kubeProxy != "" {
 		record(t)
 	}
-	l := labtest.New(t)
+	l := lab.ForTest(t)
 	loadRecorded(t, l.Node)
 	startTraffic(t, l).finish(t)
 }
@@ -48,18 +47,18 @@ func testTakingOverLosesNoConnectionAndLeavesNothing(t *testing.T) {
 		}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			l := labtest.New(t)
-			c := labtest.Conn(t, l.Node)
+			l := lab.ForTest(t)
+			c := lab.Conn(t, l.Node)
 			tt.found(t, l.Node, c)
 			tr := startTraffic(t, l)
-			batches := labtest.WatchBatches(t, l.Node, compiler.TableName)
+			batches := lab.WatchBatches(t, l.Node, compiler.TableName)
 			startOurs(t, l.Node)
 			awaitOurs(t, c)
 			if n := batches(); n != 2 {
 				t.Errorf("it took %d transactions on the tables, want 2: all, then what guards addresses", n)
 			}
 			tr.finish(t)
-			tables := labtest.Nft(t, l.Node, "", "list", "tables")
+			tables := lab.Nft(t, l.Node, "", "list", "tables")
 			if diff := cmp.Diff("table ip kube-proxy\ntable ip6 kube-proxy\n", tables); diff != "" {
 				t.Errorf("tables (-want +got):\n%s", diff)
 			}
@@ -69,8 +68,8 @@ func testTakingOverLosesNoConnectionAndLeavesNothing(t *testing.T) {
 
 // Nothing of this proxy has to be cleaned up before going back.
 func testGoingBackLosesNoConnection(t *testing.T) {
-	l := labtest.New(t)
-	c := labtest.Conn(t, l.Node)
+	l := lab.ForTest(t)
+	c := lab.Conn(t, l.Node)
 	p := startOurs(t, l.Node)
 	awaitOurs(t, c)
 	tr := startTraffic(t, l)
@@ -81,7 +80,7 @@ func testGoingBackLosesNoConnection(t *testing.T) {
 		startKubeProxy(t, l.Node, t.TempDir())
 	}
 	tr.finish(t)
-	alone := labtest.New(t)
+	alone := lab.ForTest(t)
 	loadRecorded(t, alone.Node)
 	want, got := chainsOf(t, alone.Node), chainsOf(t, l.Node)
 	rules := strings.Join(slices.Collect(maps.Values(want)), "")
@@ -107,7 +106,7 @@ func chainsOf(t *testing.T, h *lab.Host) map[string]string {
 	t.Helper()
 	chains := map[string]string{}
 	var table, chain string
-	for _, line := range strings.Split(labtest.Nft(t, h, "", "list", "ruleset"), "\n") {
+	for _, line := range strings.Split(lab.Nft(t, h, "", "list", "ruleset"), "\n") {
 		switch {
 		case strings.HasPrefix(line, "table "):
 			table = line
@@ -125,13 +124,13 @@ func chainsOf(t *testing.T, h *lab.Host) map[string]string {
 }
 
 func testCleanupRemovesWhatKubeProxyLeft(t *testing.T) {
-	l := labtest.New(t)
+	l := lab.ForTest(t)
 	loadRecorded(t, l.Node)
-	labtest.Nft(t, l.Node, "add table ip somebody-elses", "-f", "-")
-	if err := labtest.Start(t, l.Node, "kube-proxy", "--cleanup").Wait(); err != nil {
+	lab.Nft(t, l.Node, "add table ip somebody-elses", "-f", "-")
+	if err := lab.Start(t, l.Node, "kube-proxy", "--cleanup").Wait(); err != nil {
 		t.Errorf("--cleanup: %v", err)
 	}
-	if diff := cmp.Diff("table ip somebody-elses\n", labtest.Nft(t, l.Node, "", "list", "tables")); diff != "" {
+	if diff := cmp.Diff("table ip somebody-elses\n", lab.Nft(t, l.Node, "", "list", "tables")); diff != "" {
 		t.Errorf("--cleanup left (-want +got):\n%s", diff)
 	}
 }

@@ -6,8 +6,8 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/nftproxy/nftproxy/integration/await"
-	"github.com/nftproxy/nftproxy/integration/lab"
+	"github.com/nftproxy/nftproxy/internal/testkit/await"
+	"github.com/nftproxy/nftproxy/internal/testkit/lab"
 )
 
 // traffic is new and established connections to all that the manifests have.

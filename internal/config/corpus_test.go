@@ -9,7 +9,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/nftproxy/nftproxy/internal/config/corpus"
+	"github.com/nftproxy/nftproxy/internal/testkit/corpus"
 	"github.com/nftproxy/nftproxy/internal/config/v1alpha2"
 	"sigs.k8s.io/yaml"
 )
@@ -17,7 +17,7 @@ import (
 var update = flag.Bool("update", false, "write v1alpha2.yaml, v1alpha1.yaml and messages.txt of every case")
 
 // corpusFolder is where -update writes the cases.
-const corpusFolder = "corpus/testdata"
+const corpusFolder = "../testkit/corpus/testdata"
 
 func cases(t testing.TB) []corpus.Case {
 	t.Helper()

@@ -6,7 +6,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/nftproxy/nftproxy/internal/config/corpus"
+	"github.com/nftproxy/nftproxy/internal/testkit/corpus"
 )
 
 func TestFields(t *testing.T) {

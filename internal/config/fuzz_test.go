@@ -5,7 +5,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/nftproxy/nftproxy/internal/config/corpus"
+	"github.com/nftproxy/nftproxy/internal/testkit/corpus"
 	"github.com/nftproxy/nftproxy/internal/config/v1alpha2"
 	"sigs.k8s.io/yaml"
 )

@@ -7,9 +7,9 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/nftproxy/nftproxy/integration/netns"
-	"github.com/nftproxy/nftproxy/integration/syscalls"
 	"github.com/nftproxy/nftproxy/internal/config/v1alpha2"
+	"github.com/nftproxy/nftproxy/internal/testkit/netns"
+	"github.com/nftproxy/nftproxy/internal/testkit/process"
 	"golang.org/x/sys/unix"
 )
 
@@ -23,7 +23,7 @@ func TestWriteTo(t *testing.T) {
 func onTinyDisk(t *testing.T, dir string, f func() error) {
 	t.Helper()
 	netns.Need(t) // root too
-	if err := syscalls.OnThread(func() error {
+	if err := process.OnThread(func() error {
 		return errors.Join(
 			unix.Unshare(unix.CLONE_FS|unix.CLONE_NEWNS),
 			unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""),

@@ -7,8 +7,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/nftproxy/nftproxy/integration/golden"
-	"github.com/nftproxy/nftproxy/integration/lab"
+	"github.com/nftproxy/nftproxy/internal/testkit/flows"
+	"github.com/nftproxy/nftproxy/internal/testkit/lab"
 	"github.com/nftproxy/nftproxy/internal/ruledump"
 	"github.com/nftproxy/nftproxy/nft"
 )
@@ -25,7 +25,7 @@ func texts(tables []*nft.Table) []string {
 }
 
 func TestDumpOfGoldenCases(t *testing.T) {
-	for _, c := range golden.Cases(t) {
+	for _, c := range flows.Cases(t) {
 		t.Run(c.Name+"/reads back as it was", func(t *testing.T) {
 			written, err := ruledump.FromManifests(c.ManifestsDir(t), ruledump.Compilation{Node: lab.NodeName, Config: c.ConfigFile(t)})
 			if err != nil {

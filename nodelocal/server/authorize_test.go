@@ -19,7 +19,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/nftproxy/nftproxy/internal/testca"
+	"github.com/nftproxy/nftproxy/internal/testkit/apiservertest"
 	"github.com/nftproxy/nftproxy/nodelocal"
 	"github.com/nftproxy/nftproxy/nodelocal/server"
 	nodelocalv1 "github.com/nftproxy/nftproxy/nodelocal/v1"
@@ -73,7 +73,7 @@ func TestAuthorizeNodeNames(t *testing.T) {
 	issue(t, files, authority, authority, soon)
 	pool := x509.NewCertPool()
 	pool.AddCert(authority.Certificate)
-	named := func(t *testing.T, name string) *testca.Certificate {
+	named := func(t *testing.T, name string) *apiservertest.Certificate {
 		t.Helper()
 		c, err := authority.Issue(name, soon)
 		if err != nil {
@@ -98,7 +98,7 @@ func TestAuthorizeNodeNames(t *testing.T) {
 			address := serveOverTLS(t, server.Options{TLS: config, AnyNode: mode.anyNode, Hooks: server.Hooks{OnRefused: refused.add}})
 			for _, tt := range []struct {
 				name string
-				cert *testca.Certificate
+				cert *apiservertest.Certificate
 				may  bool
 			}{
 				{"the node's certificate", named(t, "system:node:node-1"), true},

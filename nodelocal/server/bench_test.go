@@ -6,8 +6,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/nftproxy/nftproxy/integration/procstat"
-	"github.com/nftproxy/nftproxy/integration/watchers"
+	"github.com/nftproxy/nftproxy/internal/testkit/process"
+	"github.com/nftproxy/nftproxy/internal/testkit/watchers"
 	"github.com/nftproxy/nftproxy/nodelocal/server"
 )
 
@@ -34,7 +34,7 @@ func benchmarkWatchers(b *testing.B, nodes, services, endpoints int) {
 	}
 	started, kept := time.Since(start), heap()-empty
 	var waits []time.Duration
-	cpu := procstat.ProcessorTime(b)
+	cpu := process.ProcessorTime(b)
 	n := 0
 	for b.Loop() {
 		n++
@@ -45,7 +45,7 @@ func benchmarkWatchers(b *testing.B, nodes, services, endpoints int) {
 		}
 		time.Sleep(60 * time.Millisecond) // longer than the least interval of a stream
 	}
-	cpu = procstat.ProcessorTime(b) - cpu
+	cpu = process.ProcessorTime(b) - cpu
 	b.ReportMetric(started.Seconds(), "s-until-all-watch")
 	b.ReportMetric(float64(kept)/float64(nodes)/1e3, "kB-heap/watcher")
 	slices.Sort(waits)

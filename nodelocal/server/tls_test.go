@@ -19,15 +19,15 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 
-	"github.com/nftproxy/nftproxy/internal/testca"
+	"github.com/nftproxy/nftproxy/internal/testkit/apiservertest"
 	"github.com/nftproxy/nftproxy/nodelocal"
 	"github.com/nftproxy/nftproxy/nodelocal/server"
 	nodelocalv1 "github.com/nftproxy/nftproxy/nodelocal/v1"
 )
 
-func newAuthority(t *testing.T, name string) *testca.Certificate {
+func newAuthority(t *testing.T, name string) *apiservertest.Certificate {
 	t.Helper()
-	a, err := testca.NewAuthority(name, time.Now().Add(time.Hour))
+	a, err := apiservertest.NewAuthority(name, time.Now().Add(time.Hour))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -35,7 +35,7 @@ func newAuthority(t *testing.T, name string) *testca.Certificate {
 }
 
 // issue writes the files of one side, which trusts the CA trusted; files that are there are replaced.
-func issue(t *testing.T, files nodelocal.TLSFiles, signer, trusted *testca.Certificate, expires time.Time) {
+func issue(t *testing.T, files nodelocal.TLSFiles, signer, trusted *apiservertest.Certificate, expires time.Time) {
 	t.Helper()
 	side, err := signer.Issue("side", expires)
 	if err != nil {
@@ -86,7 +86,7 @@ func testServerOverTLS(t *testing.T) {
 		_, err = watch(t, nodelocalv1.NewNodeLocalClient(conn), "node-1")
 		return err
 	}
-	client := func(t *testing.T, signer, trusted *testca.Certificate, expires time.Time) credentials.TransportCredentials {
+	client := func(t *testing.T, signer, trusted *apiservertest.Certificate, expires time.Time) credentials.TransportCredentials {
 		t.Helper()
 		files := tlsFiles(t)
 		issue(t, files, signer, trusted, expires)

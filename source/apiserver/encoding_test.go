@@ -3,7 +3,7 @@ package apiserver
 import (
 	"testing"
 
-	"github.com/nftproxy/nftproxy/integration/await"
+	"github.com/nftproxy/nftproxy/internal/testkit/await"
 )
 
 func TestSource(t *testing.T) {

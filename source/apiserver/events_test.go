@@ -3,7 +3,7 @@ package apiserver
 import (
 	"testing"
 
-	"github.com/nftproxy/nftproxy/integration/await"
+	"github.com/nftproxy/nftproxy/internal/testkit/await"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 

@@ -4,7 +4,7 @@ import (
 	"os"
 	"testing"
 
-	"github.com/nftproxy/nftproxy/integration/await"
+	"github.com/nftproxy/nftproxy/internal/testkit/await"
 )
 
 // Most of these tests is waiting for the back-off of a reflector.

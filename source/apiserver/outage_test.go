@@ -10,7 +10,7 @@ import (
 	"testing"
 
 	"github.com/go-logr/logr/funcr"
-	"github.com/nftproxy/nftproxy/integration/await"
+	"github.com/nftproxy/nftproxy/internal/testkit/await"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/klog/v2"
 )

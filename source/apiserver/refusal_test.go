@@ -6,7 +6,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/nftproxy/nftproxy/integration/await"
+	"github.com/nftproxy/nftproxy/internal/testkit/await"
 )
 
 func testServiceCIDRsMayBeRefused(t *testing.T) {

@@ -8,8 +8,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/nftproxy/nftproxy/integration/await"
-	"github.com/nftproxy/nftproxy/source/apiserver/apiservertest"
+	"github.com/nftproxy/nftproxy/internal/testkit/apiservertest"
+	"github.com/nftproxy/nftproxy/internal/testkit/await"
 	"k8s.io/klog/v2"
 )
 

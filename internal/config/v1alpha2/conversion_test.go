@@ -14,7 +14,7 @@ import (
 	"pgregory.net/rapid"
 	"sigs.k8s.io/yaml"
 
-	"github.com/nftproxy/nftproxy/internal/config/corpus"
+	"github.com/nftproxy/nftproxy/internal/testkit/corpus"
 )
 
 // lossFields returns the fields of losses, sorted.

@@ -9,7 +9,7 @@ import (
 	"testing"
 	"unicode/utf8"
 
-	"github.com/nftproxy/nftproxy/integration/golden"
+	"github.com/nftproxy/nftproxy/internal/testkit/flows"
 )
 
 // ruledump runs a command line and returns its exit status and what it printed.
@@ -71,10 +71,10 @@ func TestVersion(t *testing.T) {
 }
 
 func TestCompile(t *testing.T) {
-	ranges := golden.Find(t, "source-ranges-of-one-family-leave-the-other-open").ManifestsDir(t)
-	guarded := golden.Find(t, "source-ranges-drop-all-others").ManifestsDir(t)
-	oneFamily := golden.Find(t, "node-port-addresses-of-one-family-leave-the-other-open")
-	gateOff := golden.Find(t, "external-ips-are-left-out-with-the-feature-gate-off")
+	ranges := flows.FindCase(t, "source-ranges-of-one-family-leave-the-other-open").ManifestsDir(t)
+	guarded := flows.FindCase(t, "source-ranges-drop-all-others").ManifestsDir(t)
+	oneFamily := flows.FindCase(t, "node-port-addresses-of-one-family-leave-the-other-open")
+	gateOff := flows.FindCase(t, "external-ips-are-left-out-with-the-feature-gate-off")
 	for _, tc := range []struct {
 		name string
 		args []string

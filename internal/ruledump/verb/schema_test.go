@@ -8,9 +8,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/nftproxy/nftproxy/integration/backendtest"
-	"github.com/nftproxy/nftproxy/integration/golden"
-	"github.com/nftproxy/nftproxy/integration/lab"
+	"github.com/nftproxy/nftproxy/internal/testkit/flows"
+	"github.com/nftproxy/nftproxy/internal/testkit/lab"
 	"github.com/santhosh-tekuri/jsonschema/v6"
 )
 
@@ -61,7 +60,7 @@ func TestSchema(t *testing.T) {
 			t.Errorf("%v\n%.2000s", err, text)
 		}
 	}
-	for _, c := range golden.Cases(t) {
+	for _, c := range flows.Cases(t) {
 		from := []string{"--manifests", c.ManifestsDir(t), "--config", c.ConfigFile(t), "--node", lab.NodeName}
 		dumped := filepath.Join(t.TempDir(), "dump.json")
 		for _, command := range [][]string{
@@ -87,7 +86,7 @@ func TestSchema(t *testing.T) {
 		}
 	}
 	t.Run("rules of a node-local server", func(t *testing.T) {
-		target, _ := backendtest.Brain(t, exampleDir+"manifests")
+		target, _ := flows.Serve(t, exampleDir+"manifests")
 		status, stdout, stderr := execute("compile", "-o", "json", "--node-local", target, "--node=node-1")
 		if status != 0 || !strings.Contains(stdout, `"origin": "node-local"`) {
 			t.Fatalf("status %d: %s", status, stderr)

@@ -1,0 +1,114 @@
+package flows
+
+import (
+	"net/netip"
+
+	"github.com/nftproxy/nftproxy/internal/testkit/lab"
+)
+
+// Flow is a connection, or an exchange of datagrams, from one sender to one address, with the expected result.
+type Flow struct {
+	// Name says in a sentence what the flow shows. It is unique in its file.
+	Name string
+	// From is the sender.
+	From Origin
+	// To is the address that the sender dials. The port is 0 for ICMP.
+	To netip.AddrPort
+	// Protocol is the protocol of the packets.
+	Protocol Protocol
+	// Expect is the expected result.
+	Expect Expectation
+}
+
+// Origin is a sender: one of the constants, or an IP address in the lab.
+type Origin string
+
+// The senders that every lab has.
+const (
+	// FromClient is a pod on the node under test.
+	FromClient Origin = "client"
+	// FromNode is a process on the node under test that leaves its source address to the kernel.
+	FromNode Origin = "node"
+	// FromOutside and FromOutside2 are two addresses of a host outside the cluster.
+	FromOutside  Origin = "outside"
+	FromOutside2 Origin = "outside2"
+	// FromRemote is a process on the other node.
+	FromRemote Origin = "remote"
+)
+
+// origins is where packets of the named senders start.
+var origins = map[Origin]lab.Addrs{
+	FromClient:   lab.ClientAddrs,
+	FromNode:     lab.NodeAddrs,
+	FromOutside:  lab.OutsideAddrs,
+	FromOutside2: lab.SecondOutsideAddrs,
+	FromRemote:   lab.RemoteAddrs,
+}
+
+// Addr returns the source address of packets from o to an address like to, the zero Addr
+// when o is none. A node that sends to itself starts from the address it sends to.
+func (o Origin) Addr(to netip.Addr) netip.Addr {
+	if addrs, ok := origins[o]; ok {
+		if o == FromNode && isNode(to) {
+			return to
+		}
+		return addrs.Like(to)
+	}
+	addr, _ := netip.ParseAddr(string(o))
+	return addr
+}
+
+// isNode reports whether addr is one of the node under test.
+func isNode(addr netip.Addr) bool {
+	return addr.IsLoopback() || addr == lab.NodeAddrs.Like(addr) || addr == lab.GatewayAddrs.Like(addr)
+}
+
+// Protocol is the protocol of a flow.
+type Protocol string
+
+// The protocols. ICMP is an echo request, of ICMPv6 when the address says so.
+const (
+	TCP  Protocol = "TCP"
+	UDP  Protocol = "UDP"
+	SCTP Protocol = "SCTP"
+	ICMP Protocol = "ICMP"
+)
+
+// Expectation is the expected result of a flow: either it reaches Endpoints, or it has Result.
+type Expectation struct {
+	// Endpoints are where connections must end: each at least once, and no other ever.
+	Endpoints []netip.AddrPort
+	// Sticky turns that around: all connections of the sender must end at the same one of them.
+	Sticky bool
+	// Source is the source address that the endpoint must see. An endpoint that is the sender
+	// itself must always see a masqueraded one, whatever Source says.
+	Source Source
+	// Result is the result of a flow that reaches no endpoint; empty if Endpoints is set.
+	Result Result
+}
+
+// Source is kept or masqueraded. The zero value accepts both.
+type Source string
+
+// The sources.
+const (
+	// Kept means that the endpoint sees the sender's address.
+	Kept Source = "kept"
+	// Masqueraded means that it sees an address of the node under test instead. If that node
+	// is the sender as well, the two differ only towards its own pods; see [lab.GatewayAddrs].
+	Masqueraded Source = "masqueraded"
+)
+
+// Result is how a flow ends that no endpoint serves.
+type Result string
+
+// The results.
+const (
+	// Refused means that an ICMP port unreachable comes back.
+	Refused Result = "refused"
+	// Dropped means that nothing comes back.
+	Dropped Result = "dropped"
+	// Untouched means that it arrives at the very address and port, from the very address
+	// and port, as if there were no rules.
+	Untouched Result = "untouched"
+)

@@ -1,0 +1,130 @@
+package lab
+
+import (
+	"bytes"
+	"errors"
+	"os/exec"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/nftproxy/nftproxy/internal/testkit/await"
+)
+
+// Process is a command that runs in a host of the lab, for no longer than the test.
+type Process struct {
+	// Cmd is the command. Its standard output and error are collected.
+	Cmd    *exec.Cmd
+	output buffer
+}
+
+// Start starts a command of this module in the host.
+func Start(t testing.TB, h *Host, name string, args ...string) *Process {
+	t.Helper()
+	return StartCommand(t, h, exec.Command(Binary(t, name), args...))
+}
+
+// StartCommand starts any command in the host.
+func StartCommand(t testing.TB, h *Host, cmd *exec.Cmd) *Process {
+	t.Helper()
+	p := NewProcess(t, cmd)
+	if err := h.Do(cmd.Start); err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+// NewProcess collects the output of a command that the test starts itself. When the test ends the process is killed;
+// if the test failed its output is logged.
+func NewProcess(t testing.TB, cmd *exec.Cmd) *Process {
+	t.Helper()
+	p := &Process{Cmd: cmd}
+	cmd.Stdout, cmd.Stderr = &p.output, &p.output
+	t.Cleanup(func() {
+		if cmd.Process != nil && cmd.ProcessState == nil {
+			_ = p.signal(syscall.SIGKILL) // it may end right now
+			cmd.Wait()
+		}
+		if t.Failed() {
+			t.Logf("output of %v:\n%s", cmd.Args, p.Output())
+		}
+	})
+	return p
+}
+
+// Output returns what the process has written so far, to standard output and standard error.
+func (p *Process) Output() string { return p.output.String() }
+
+// Wait waits for the process to end and returns how it ended.
+func (p *Process) Wait() error { return p.Cmd.Wait() }
+
+// Stop ends the process with SIGTERM and returns how it ended.
+func (p *Process) Stop(t testing.TB) error {
+	t.Helper()
+	if err := p.signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	return p.Cmd.Wait()
+}
+
+// signal signals the process, and with it all of its process group if it was given one of its own (Setpgid).
+func (p *Process) signal(s syscall.Signal) error {
+	if attr := p.Cmd.SysProcAttr; attr != nil && attr.Setpgid {
+		return syscall.Kill(-p.Cmd.Process.Pid, s)
+	}
+	return p.Cmd.Process.Signal(s)
+}
+
+// Fails waits for the process to end. It must end with exit code 1 and one error line that contains want.
+func (p *Process) Fails(t testing.TB, want string) {
+	t.Helper()
+	tooLong := time.AfterFunc(await.Patience, func() { p.Cmd.Process.Kill() })
+	defer tooLong.Stop()
+	if err := p.Cmd.Wait(); err == nil || p.Cmd.ProcessState.ExitCode() != 1 {
+		t.Errorf("exit: %v, want code 1", err)
+	}
+	if errors := p.Errors(); len(errors) != 1 || !strings.Contains(errors[0], want) {
+		t.Errorf("error lines %q, want one with %q", errors, want)
+	}
+}
+
+// Says waits until the output contains the text.
+func (p *Process) Says(t testing.TB, text string) {
+	t.Helper()
+	await.Until(t, "the log says "+text, func() error {
+		if !strings.Contains(p.Output(), text) {
+			return errors.New("it does not")
+		}
+		return nil
+	})
+}
+
+// Errors returns the error lines of klog's output, with quotes unescaped.
+func (p *Process) Errors() (lines []string) {
+	for line := range strings.Lines(p.Output()) {
+		if strings.HasPrefix(line, "E") {
+			lines = append(lines, strings.ReplaceAll(strings.TrimSuffix(line, "\n"), `\"`, `"`))
+		}
+	}
+	return lines
+}
+
+// buffer can be read while it is written.
+type buffer struct {
+	mu    sync.Mutex
+	bytes bytes.Buffer
+}
+
+func (b *buffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.bytes.Write(p)
+}
+
+func (b *buffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.bytes.String()
+}
