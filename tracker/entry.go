@@ -1,7 +1,11 @@
 package tracker
 
 import (
+	"cmp"
 	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
 
 	"github.com/nftproxy/nftproxy/model"
 )
@@ -17,40 +21,18 @@ type entry struct {
 	prev, next *entry
 	// index is the entry's place in View.published.
 	index uint32
-	// hasTombstone says that the entry is in changeLog.tombstones.
-	hasTombstone bool
-	// served is nil unless views of several nodes are possible.
-	served *served
+	// shared is nil unless views of several nodes are possible.
+	shared *shared
 }
 
-// served is the part of an entry for Trackers of many nodes.
-type served struct {
-	// byZone holds the ports of the Service, at revision, for all nodes that its endpoints do not name, neither as their
-	// node nor in a hint. Topology may make them different by zone.
-	byZone   map[string]*published
+// shared holds the ports of a Service for all nodes that its endpoints do not name, neither as their node nor in a hint.
+// Topology may make them different by zone.
+type shared struct {
 	revision uint64
+	byZone   map[string]*published
 	// before holds those of the previous revision, for zones that are not in byZone yet.
 	before map[string]*published
-	// gone holds the last ports that the Service lost.
-	gone []gonePort
 }
-
-// forMany returns served, and makes it if there is none.
-func (e *entry) forMany() *served {
-	if e.served == nil {
-		e.served = &served{}
-	}
-	return e.served
-}
-
-// gonePort is a port that a Service has lost, at a revision.
-type gonePort struct {
-	id       model.PortID
-	revision uint64
-}
-
-// maxGone is how many lost ports are remembered of one Service.
-const maxGone = 64
 
 // empty reports whether nothing belongs to the name any more.
 func (e *entry) empty() bool { return e.service == nil && len(e.slices) == 0 }
@@ -84,22 +66,118 @@ func findPort(ports []*model.ServicePort, id model.PortID) (int, bool) {
 	return slices.BinarySearchFunc(ports, id, func(p *model.ServicePort, id model.PortID) int { return p.ID.Compare(id) })
 }
 
-// noteGone records the ports that a Service loses, for views that resume.
+// changeLog has all entries in the order in which they changed last. A view that has seen all changes up to a revision
+// finds the new ones from the end, and no queue has to be kept for a slow one.
+type changeLog struct {
+	// revision grows with each change.
+	revision uint64
+	// ends is the entry before the oldest and after the newest, so that each entry has two neighbours. It never changed.
+	ends entry
+	// size is one more than the largest index. free holds the unused indexes below it.
+	size uint32
+	free []uint32
+	// gone holds the ports that Services lost, oldest first, up to Options.History of them, for views that resume. horizon
+	// is the revision of the last one that is no longer among them.
+	gone    []gonePort
+	horizon uint64
+}
+
+// gonePort is a port that a Service lost, at a revision.
+type gonePort struct {
+	id       model.PortID
+	revision uint64
+}
+
+// next returns the revision of a new change.
+func (l *changeLog) next() uint64 {
+	l.revision++
+	return l.revision
+}
+
+// add gives a new entry its place.
+func (l *changeLog) add(e *entry) {
+	if n := len(l.free); n > 0 {
+		e.index, l.free = l.free[n-1], l.free[:n-1]
+	} else {
+		e.index = l.size
+		l.size++
+	}
+	l.append(e)
+}
+
+// touch notes that e changed now.
+func (l *changeLog) touch(e *entry) {
+	e.changed = l.next()
+	l.unlink(e)
+	l.append(e)
+}
+
+func (l *changeLog) append(e *entry) {
+	e.prev, e.next = l.ends.prev, &l.ends
+	e.prev.next, l.ends.prev = e, e
+}
+
+func (l *changeLog) unlink(e *entry) { e.prev.next, e.next.prev = e.next, e.prev }
+
+// noteGone records the ports that a Service loses by the change to come.
 func (t *Tracker) noteGone(e *entry, now *service) {
+	l := &t.changes
 	if t.options.History == 0 || e.service == nil {
 		return
 	}
-	revision := t.changes.revision + 1 // that of the change to come
-	s := e.forMany()
 	for i := range e.service.ports {
 		id := e.service.ports[i].ID
-		stays := now != nil && slices.ContainsFunc(now.ports, func(p model.ServicePort) bool { return p.ID == id })
-		if !stays {
-			s.gone = append(s.gone, gonePort{id, revision})
+		if now == nil || !slices.ContainsFunc(now.ports, func(p model.ServicePort) bool { return p.ID == id }) {
+			l.gone = append(l.gone, gonePort{id, l.revision + 1})
 		}
 	}
-	if extra := len(s.gone) - maxGone; extra > 0 {
-		t.changes.raiseHorizon(s.gone[extra-1].revision)
-		s.gone = slices.Clone(s.gone[extra:])
+	if extra := len(l.gone) - t.options.History; extra > 0 {
+		l.horizon, l.gone = l.gone[extra-1].revision, l.gone[extra:]
 	}
+}
+
+// trigger is the time of the event that led to a change of a Service's slices, and the revision of that change.
+type trigger struct {
+	entry    *entry
+	revision uint64
+	when     time.Time
+}
+
+// maxTriggers limits the times that are kept for views that have not taken them: the oldest ones, because they tell the
+// longest latency. There are more only if Syncs fail for long, or before Synced.
+const maxTriggers = 10_000
+
+// noteTrigger records the time of the event that led to the latest change of a Service's slices. The EndpointSlice
+// controller writes it into an annotation, for the network programming latency SLI. Events from before the start of this
+// process do not count, because they tell nothing about its latency. Without a Service, e is nil.
+func (t *Tracker) noteTrigger(e *entry, annotations map[string]string) {
+	text, ok := annotations[corev1.EndpointsLastChangeTriggerTime]
+	if !ok || e == nil {
+		return
+	}
+	when, err := time.Parse(time.RFC3339Nano, text)
+	if err != nil || !when.After(t.started) {
+		return
+	}
+	if len(t.triggers) >= maxTriggers {
+		taken := t.changes.revision
+		for v := range t.views {
+			taken = min(taken, v.timed)
+		}
+		t.triggers = t.triggers[len(t.triggers)-len(t.triggersSince(taken)):]
+	}
+	if len(t.triggers) < maxTriggers {
+		t.triggers = append(t.triggers, trigger{e, e.changed, when})
+	}
+}
+
+// triggersSince returns the triggers after a revision.
+func (t *Tracker) triggersSince(revision uint64) []trigger {
+	i, _ := slices.BinarySearchFunc(t.triggers, revision+1, func(tr trigger, revision uint64) int { return cmp.Compare(tr.revision, revision) })
+	return t.triggers[i:]
+}
+
+// dropTriggers drops the times of one Service. Without a Service, e is nil.
+func (t *Tracker) dropTriggers(e *entry) {
+	t.triggers = slices.DeleteFunc(t.triggers, func(tr trigger) bool { return tr.entry == e })
 }

@@ -337,9 +337,7 @@ func testEventTouchesOnlyItsService(t *testing.T) {
 	tracker, _ := newSynced(named("web"), named("dns"))
 	tracker.Changes()
 	tracker.SetEndpointSlice(sliceOf(pod("10.0.0.1", "")))
-	got := 0
-	tracker.changes.since(tracker.own.seen, func(*entry) { got++ })
-	if got != 1 {
+	if got := tracker.own.Behind(); got != 1 {
 		t.Errorf("%d Services to recompute, want 1", got)
 	}
 	if got := onePort(t, tracker).ID.Service; got != "web" {
@@ -356,7 +354,7 @@ func testDeletedObjectsLeaveNothing(t *testing.T) {
 	tracker.DeleteService("default", "web")
 	tracker.DeleteEndpointSlice("default", "web-1")
 	tracker.Changes()
-	if n := len(tracker.entries) + len(tracker.slices) + len(tracker.changes.tombstones) + len(tracker.triggers.of); n != 0 {
+	if n := len(tracker.entries) + len(tracker.slices) + len(tracker.changes.gone) + len(tracker.triggers); n != 0 {
 		t.Errorf("%d things are left", n)
 	}
 }

@@ -15,8 +15,8 @@ type node struct {
 	model.Node
 	zone  string
 	skips skipList
-	// changed is the revision of the last change that a backend sees, moved that of the last change of zone.
-	changed, moved uint64
+	// changed is the revision of the last change that a backend or the choice of endpoints sees.
+	changed uint64
 	// deleted says that the Node was deleted while a view of it exists.
 	deleted bool
 }

@@ -23,7 +23,7 @@ type Options struct {
 	// name, and all Nodes are used. NodeName is then the node of Changes, Take, Dirty and Resync.
 	// If it is empty too, the Tracker has no node of its own, and those four panic.
 	EveryNode bool
-	// History is the number of deleted Services that are remembered, so that a View can resume
+	// History is the number of deleted Service ports that are remembered, so that a View can resume
 	// after a revision. With 0, a View that resumes starts with a Full change.
 	History int
 	// ServiceProxyName makes the Tracker take exactly the Services whose label
@@ -86,9 +86,30 @@ type Tracker struct {
 
 	changes      changeLog
 	cidrsChanged uint64
-	triggers     triggers
+	triggers     []trigger
 	scratch      []candidate
 	counts       Counts
+}
+
+// Counts counts the events of a Tracker, for metrics.
+type Counts struct {
+	// Services and EndpointSlices count how many times an object of the kind was set or
+	// deleted, whether that changed anything or not.
+	Services, EndpointSlices uint64
+	// PendingServices and PendingEndpointSlices count how many of those changed something since
+	// the last Take of any view.
+	PendingServices, PendingEndpointSlices int
+	// UnguardedServices counts the Services that have loadBalancerSourceRanges and, in one family at
+	// least, load balancer IPs that everybody may dial: no range is of that family, or one
+	// has length 0.
+	UnguardedServices int
+}
+
+// Counts returns the current counts.
+func (t *Tracker) Counts() Counts {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.counts
 }
 
 var (
@@ -109,7 +130,7 @@ func New(options Options) *Tracker {
 		known:   map[string]*node{},
 		views:   map[*View]struct{}{},
 	}
-	t.changes.init()
+	t.changes.ends.prev, t.changes.ends.next = &t.changes.ends, &t.changes.ends
 	if !options.EveryNode {
 		t.nodes = make([]string, 0, 1)
 		if options.NodeName != "" {
@@ -213,20 +234,15 @@ func (t *Tracker) SetNode(obj *corev1.Node) {
 	if !slices.Equal(old.skips, parsed.skips) {
 		t.report(KindNode, objectName{name: parsed.Name}, parsed.skips)
 	}
-	parsed.changed, parsed.moved = old.changed, old.moved
-	if !old.sameForBackend(parsed) {
-		parsed.changed = t.changes.next()
+	if parsed.changed = old.changed; old.zone == parsed.zone && old.sameForBackend(parsed) {
+		return
 	}
-	if old.zone != parsed.zone {
-		if old.zone != "" && !t.options.EveryNode {
-			t.options.Logger.Info("Node is in another zone, deciding anew on topology", "node", parsed.Name, "zone", parsed.zone, "oldZone", old.zone)
-		}
-		parsed.moved = t.changes.next()
+	if old.zone != "" && old.zone != parsed.zone && !t.options.EveryNode {
+		t.options.Logger.Info("Node is in another zone, deciding anew on topology", "node", parsed.Name, "zone", parsed.zone, "oldZone", old.zone)
 	}
-	if parsed.changed != old.changed || parsed.moved != old.moved {
-		for _, v := range t.viewsOf(parsed.Name) {
-			v.signal()
-		}
+	parsed.changed = t.changes.next()
+	for _, v := range t.viewsOf(parsed.Name) {
+		v.signal()
 	}
 }
 
@@ -260,7 +276,7 @@ func (t *Tracker) node(name string) *node {
 	if n := t.known[name]; n != nil {
 		return n
 	}
-	return &node{Node: model.Node{Name: name}, changed: t.forgotten, moved: t.forgotten}
+	return &node{Node: model.Node{Name: name}, changed: t.forgotten}
 }
 
 // SetServiceCIDR implements Sink.
@@ -380,10 +396,44 @@ func (t *Tracker) unlink(s *endpointSlice) *entry {
 func (t *Tracker) markDirty(name objectName, e *entry) {
 	t.changes.touch(e)
 	if e.empty() {
-		t.changes.addTombstone(name, e)
-		t.deleteTombstones() // also without a view that takes
+		for v := range t.views {
+			v.remove(e)
+		}
+		t.changes.unlink(e)
+		t.changes.free = append(t.changes.free, e.index)
+		delete(t.entries, name)
 	}
 	t.signal()
+}
+
+// Dirty returns a channel that receives after events for which Changes may have news. Many events
+// make one receive. The channel is never closed, and may have one reader only.
+//
+// Dirty, Changes, Take and Resync are those of the view of Options.NodeName. They panic on a Tracker
+// without a node of its own: see Options.EveryNode.
+func (t *Tracker) Dirty() <-chan struct{} { return t.ownView("Dirty").wake }
+
+// Changes returns the difference between now and the last call, or nil if there is none
+// or Synced was not called yet. The first result is Full. A change that was undone between two
+// calls does not show. The caller owns the Changes; the ServicePorts in it are shared
+// and must not be modified.
+func (t *Tracker) Changes() *model.Changes {
+	changes, _ := t.ownView("Changes").Take()
+	return changes
+}
+
+// Resync makes the next Changes Full, for a backend that lost its state.
+func (t *Tracker) Resync() { t.ownView("Resync").Resync() }
+
+// Take returns Changes, and the times of the events that led to them (View.Take).
+func (t *Tracker) Take() (*model.Changes, []time.Time) { return t.ownView("Take").Take() }
+
+// ownView returns the view of the node in options. It panics if there is none.
+func (t *Tracker) ownView(method string) *View {
+	if t.own == nil {
+		panic("tracker: " + method + " needs a node, and this Tracker has none: set Options.NodeName, or take the changes of a node from Tracker.View")
+	}
+	return t.own
 }
 
 // signal wakes the readers of all views.

@@ -24,13 +24,12 @@ type View struct {
 	seen uint64
 	// timed is the revision up to which the times of events were taken.
 	timed uint64
-	// zone is the node's at the last Take.
-	zone string
+	// node is the Node at the last Take; nil before the first.
+	node *node
 	// published holds the ports of each entry at the last Take, by the entry's index.
 	published []*published
-	// lost holds the published ports if entries of them were deleted since, so that published is no longer complete.
-	lost map[model.PortID]*model.ServicePort
-	node *node
+	// removed holds the published ports of entries that were removed since, by name.
+	removed map[objectName]*published
 	// ranges holds the published ServiceCIDRs.
 	ranges []netip.Prefix
 	// resumed is the revision that the view began with; 0 for none.
@@ -91,7 +90,7 @@ func (t *Tracker) Serves(node string) bool {
 	return t.options.EveryNode || node == t.options.NodeName
 }
 
-// Close ends the view.
+// Close ends the view: no other method may be called afterwards.
 func (v *View) Close() {
 	t := v.tracker
 	t.mu.Lock()
@@ -133,19 +132,26 @@ func (v *View) TakeRevision() (changes *model.Changes, triggers []time.Time, rev
 		return nil, nil, 0, false
 	}
 	t.counts.PendingServices, t.counts.PendingEndpointSlices = 0, 0
-	v.full = v.full || v.forgotten()
-	changes = &model.Changes{Full: v.full, Ports: map[model.PortID]*model.ServicePort{}}
-	times := v.takePorts(changes)
-	slices.SortFunc(times, time.Time.Compare)
+	changes = &model.Changes{Full: v.full || v.forgotten(), Ports: map[model.PortID]*model.ServicePort{}}
+	if v.startsOver() {
+		v.seen = 0
+	}
 	v.takeNode(changes)
+	v.takePorts(changes)
 	v.takeServiceCIDRs(changes)
-	v.full, v.seen, v.resumed = false, t.changes.revision, 0
-	v.tookTriggers()
-	t.deleteTombstones()
+	for _, tr := range t.triggersSince(v.timed) {
+		triggers = append(triggers, tr.when)
+	}
+	slices.SortFunc(triggers, time.Time.Compare)
+	v.full, v.seen, v.timed, v.resumed = false, t.changes.revision, t.changes.revision, 0
+	if !t.options.EveryNode && len(t.views) == 1 { // nobody else takes them, or resumes and takes them again
+		clear(t.triggers)
+		t.triggers = t.triggers[:0]
+	}
 	if changes.Empty() {
 		changes = nil
 	}
-	return changes, times, v.seen, true
+	return changes, triggers, v.seen, true
 }
 
 // Behind returns about how many Services the next Take has to look at. It is 0 before Synced was called.
@@ -157,7 +163,7 @@ func (v *View) Behind() int {
 		return 0
 	}
 	all := len(t.entries)
-	if v.full || v.lost != nil || v.forgotten() || v.zone != t.node(v.name).zone {
+	if v.full || v.forgotten() || v.startsOver() {
 		return all
 	}
 	return min(int(t.changes.revision-v.seen), all)
@@ -165,6 +171,9 @@ func (v *View) Behind() int {
 
 // forgotten reports whether the Tracker has forgotten deletions that the client of a view that resumed does not know.
 func (v *View) forgotten() bool { return v.resumed > 0 && v.resumed < v.tracker.changes.horizon }
+
+// startsOver reports whether every Service must be decided anew, because the node is in another zone.
+func (v *View) startsOver() bool { return v.node == nil || v.node.zone != v.tracker.node(v.name).zone }
 
 // signal wakes the reader, once Synced was called.
 func (v *View) signal() {
@@ -177,33 +186,29 @@ func (v *View) signal() {
 	}
 }
 
-// resume makes the view continue after a revision, as if it had published everything up to that.
+// resume makes the view continue after a revision, as if it had published everything up to that. If the Node has changed
+// since, it publishes everything again.
 func (v *View) resume(revision uint64) {
 	t := v.tracker
-	n := t.node(v.name)
-	v.full, v.seen, v.timed, v.resumed, v.zone = false, revision, revision, revision, n.zone
-	if n.changed <= revision {
-		v.node = n
-	}
+	v.full, v.timed, v.resumed = false, revision, revision
 	if t.cidrsChanged <= revision {
 		v.ranges = t.serviceRanges()
 	}
-	if n.moved > revision {
-		v.seen = 0
+	n := t.node(v.name)
+	if n.changed > revision {
 		return
 	}
+	v.node, v.seen = n, revision
 	for e := t.changes.ends.next; e != &t.changes.ends && e.changed <= revision; e = e.next {
 		*v.place(e) = t.publish(e, v.where(), nil)
 	}
 }
 
-// where returns the view's node and its zone.
-func (v *View) where() place { return place{v.name, v.zone} }
+// place is a node, and the zone that it is in; either may be unknown, and empty.
+type place struct{ node, zone string }
 
-// has reports whether the view has published the current state of an entry, as seen from that place.
-func (v *View) has(e *entry, from place) bool {
-	return v.seen >= e.changed && v.lost == nil && int(e.index) < len(v.published) && from == v.where()
-}
+// where returns the view's node and its zone.
+func (v *View) where() place { return place{v.name, v.node.zone} }
 
 // place returns the view's slot for the published ports of an entry.
 func (v *View) place(e *entry) **published {
@@ -216,42 +221,62 @@ func (v *View) place(e *entry) **published {
 	return &v.published[e.index]
 }
 
-// takePorts puts the ports that are different into changes. It returns the times of the events that led to them, in any order.
-func (v *View) takePorts(changes *model.Changes) (times []time.Time) {
-	t := v.tracker
-	if zone := t.node(v.name).zone; zone != v.zone || v.lost != nil {
-		v.zone, v.seen = zone, 0
+// remove keeps the published ports of an entry, whose index another one may get.
+func (v *View) remove(e *entry) {
+	if int(e.index) >= len(v.published) || v.published[e.index] == nil {
+		return
 	}
-	lost := v.lost
-	v.lost = nil
-	t.changes.since(v.seen, func(e *entry) {
-		v.recompute(e, changes.Ports)
-		times = v.appendTriggers(times, e)
-	})
-	// Do not keep the endpoints of deleted slices alive.
-	clear(t.scratch[:cap(t.scratch)])
-	if changes.Full {
-		v.everything(changes)
-		return times
+	if v.removed == nil {
+		v.removed = map[objectName]*published{}
 	}
-	for id, old := range lost {
-		if now, is := changes.Ports[id]; !is {
-			changes.Ports[id] = nil
-		} else if now != nil && now.EqualFor(old, v.keys) {
-			delete(changes.Ports, id)
-		}
-	}
-	return times
+	id := v.published[e.index].ports[0].ID
+	v.removed[objectName{id.Namespace, id.Service}], v.published[e.index] = v.published[e.index], nil
 }
 
-// everything replaces the ports in changes by all ports.
-func (v *View) everything(changes *model.Changes) {
-	changes.Ports = make(map[model.PortID]*model.ServicePort, len(v.published))
-	for _, p := range v.published {
-		for _, port := range p.list() {
-			changes.Ports[port.ID] = port
+// takePorts puts the ports that are different into changes.
+func (v *View) takePorts(changes *model.Changes) {
+	t := v.tracker
+	for e := t.changes.ends.prev; e.changed > v.seen; e = e.prev {
+		v.recompute(e, changes.Ports)
+	}
+	// Do not keep the endpoints of deleted slices alive.
+	clear(t.scratch[:cap(t.scratch)])
+	removed := v.removed
+	v.removed = nil
+	if changes.Full {
+		changes.Ports = make(map[model.PortID]*model.ServicePort, len(v.published))
+		for _, p := range v.published {
+			for _, port := range p.list() {
+				changes.Ports[port.ID] = port
+			}
+		}
+		return
+	}
+	for _, old := range removed {
+		for _, port := range old.ports {
+			changes.Ports[port.ID] = nil
 		}
 	}
+	if v.resumed > 0 {
+		for _, gone := range slices.Backward(t.changes.gone) {
+			if gone.revision <= v.resumed {
+				break
+			}
+			if !v.publishes(gone.id) {
+				changes.Ports[gone.id] = nil
+			}
+		}
+	}
+}
+
+// publishes reports whether the view has published a port that exists.
+func (v *View) publishes(id model.PortID) bool {
+	e := v.tracker.entries[objectName{id.Namespace, id.Service}]
+	if e == nil {
+		return false
+	}
+	_, found := findPort((*v.place(e)).list(), id)
+	return found
 }
 
 // recompute updates the ports of one Service and adds those that differ to changed. A port that is
@@ -259,15 +284,16 @@ func (v *View) everything(changes *model.Changes) {
 func (v *View) recompute(e *entry, changed map[model.PortID]*model.ServicePort) {
 	kept := v.place(e)
 	old := *kept
-	now := v.tracker.publish(e, v.where(), old)
-	*kept = now
-	if v.resumed > 0 && e.served != nil {
-		for _, gone := range e.served.gone {
-			if _, isBack := findPort(now.list(), gone.id); gone.revision > v.resumed && !isBack {
-				changed[gone.id] = nil
-			}
+	if len(v.removed) > 0 && e.service != nil && len(e.service.ports) > 0 {
+		id := e.service.ports[0].ID
+		name := objectName{id.Namespace, id.Service}
+		if was := v.removed[name]; was != nil { // it is back
+			old = was
+			delete(v.removed, name)
 		}
 	}
+	now := v.tracker.publish(e, v.where(), old)
+	*kept = now
 	if old == now {
 		return
 	}
@@ -285,17 +311,58 @@ func (v *View) recompute(e *entry, changed map[model.PortID]*model.ServicePort) 
 	}
 }
 
-// detach keeps the published ports in lost, so that the tracker can delete their entries.
-func (v *View) detach() {
-	if v.lost == nil {
-		v.lost = map[model.PortID]*model.ServicePort{}
+// publish returns the ports of a Service with their endpoints, as a node sees them, nil for none. Ports that are equal to
+// those in old, which may be nil, are the same objects. All nodes of a zone that the endpoints do not name share them.
+func (t *Tracker) publish(e *entry, from place, old *published) *published {
+	if own := t.own; own != nil && own.seen >= e.changed && int(e.index) < len(own.published) && from == own.where() {
+		return own.published[e.index]
 	}
-	for _, p := range v.published {
-		for _, port := range p.list() {
-			v.lost[port.ID] = port
+	if !t.options.EveryNode || e.names(from.node) {
+		return t.join(e, from, old)
+	}
+	if e.shared == nil {
+		e.shared = &shared{}
+	}
+	s := e.shared
+	if s.revision != e.changed {
+		s.revision, s.before, s.byZone = e.changed, s.byZone, map[string]*published{}
+	}
+	zone := ""
+	if e.zoned() {
+		zone = from.zone
+	}
+	now, known := s.byZone[zone]
+	if !known {
+		if before := s.before[zone]; before != nil {
+			old = before
 		}
+		now = t.join(e, place{zone: zone}, old)
+		s.byZone[zone] = now
+		delete(s.before, zone)
 	}
-	v.published, v.seen = nil, v.tracker.changes.revision
+	return now
+}
+
+// join returns the ports of a Service as a node sees them, nil if there are none.
+func (t *Tracker) join(e *entry, from place, old *published) *published {
+	if e.service == nil || len(e.service.ports) == 0 {
+		return nil
+	}
+	same := old != nil && len(old.ports) == len(e.service.ports)
+	ports := make([]*model.ServicePort, 0, len(e.service.ports))
+	for _, port := range e.service.ports {
+		t.scratch = fill(&port, e.slices, from, t.scratch)
+		if j, found := findPort(old.list(), port.ID); found && old.ports[j].Equal(&port) {
+			ports = append(ports, old.ports[j])
+			continue
+		}
+		same = false
+		ports = append(ports, &port)
+	}
+	if same {
+		return old
+	}
+	return &published{ports}
 }
 
 func (v *View) takeNode(changes *model.Changes) {
@@ -319,4 +386,12 @@ func (v *View) takeServiceCIDRs(changes *model.Changes) {
 		changes.ServiceCIDRs, changes.ServiceCIDRsChanged = ranges, true
 		v.ranges = ranges
 	}
+}
+
+// serviceRanges returns the ranges of all ServiceCIDRs, sorted.
+func (t *Tracker) serviceRanges() (ranges []netip.Prefix) {
+	for _, cidr := range t.cidrs {
+		ranges = append(ranges, cidr.ranges...)
+	}
+	return sortedSet(ranges, netip.Prefix.Compare)
 }

@@ -21,9 +21,9 @@ import (
 	"github.com/nftproxy/nftproxy/tracker"
 )
 
-// nodeLocalHistory is how many deletions of Services a server remembers, so that clients that come back need not be
+// nodeLocalHistory limits the deleted Service ports that a server remembers, so that clients that come back need not be
 // sent everything. Each takes some 200 bytes.
-const nodeLocalHistory = 10_000
+const nodeLocalHistory = 30_000
 
 // nodeLocalOptions is how this process takes part in the node-local API.
 type nodeLocalOptions struct {
