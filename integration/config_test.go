@@ -6,11 +6,11 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/nftproxy/nftproxy/internal/config"
 	"github.com/nftproxy/nftproxy/internal/testkit/await"
+	configs "github.com/nftproxy/nftproxy/internal/testkit/corpus"
 	"github.com/nftproxy/nftproxy/internal/testkit/flows"
 	"github.com/nftproxy/nftproxy/internal/testkit/lab"
-	"github.com/nftproxy/nftproxy/internal/config"
-	configs "github.com/nftproxy/nftproxy/internal/testkit/corpus"
 	"github.com/nftproxy/nftproxy/nft"
 	"github.com/nftproxy/nftproxy/tracker"
 )
@@ -78,7 +78,7 @@ func testKubeProxyRunsWithKubeadmsConfigurationUntilItChanges(t *testing.T) {
 
 func testKubeProxyConvertsConfigurations(t *testing.T) {
 	l := lab.ForTest(t)
-	dir := t.TempDir()
+	dir, nothingSet := t.TempDir(), configs.Get(t, "nothing-set")
 	for _, name := range []string{"kubeadm-v1.37-as-generated", "mode-ipvs-keeps-its-settings", "v1alpha2-every-field-set"} {
 		c := configs.Get(t, name)
 		to := filepath.Join(dir, name)
@@ -89,7 +89,7 @@ func testKubeProxyConvertsConfigurations(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if string(got) != c.File("v1alpha2.yaml") {
+		if c.Shown(t, nothingSet.File("v1alpha2.yaml"), string(got)) != c.File("v1alpha2.yaml") {
 			t.Errorf("%s was converted to:\n%s", name, got)
 		}
 	}

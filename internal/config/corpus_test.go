@@ -9,8 +9,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/nftproxy/nftproxy/internal/testkit/corpus"
 	"github.com/nftproxy/nftproxy/internal/config/v1alpha2"
+	"github.com/nftproxy/nftproxy/internal/testkit/corpus"
 	"sigs.k8s.io/yaml"
 )
 
@@ -60,10 +60,15 @@ func document(t testing.TB, c any) string {
 }
 
 func TestCorpus(t *testing.T) {
-	for _, c := range cases(t) {
+	nothingSet := corpus.Get(t, "nothing-set")
+	base, all := results(t, nothingSet), cases(t)
+	for _, c := range all {
 		t.Run(c.Name, func(t *testing.T) {
 			results := results(t, c)
 			for _, name := range []string{"messages.txt", "v1alpha2.yaml", "v1alpha1.yaml"} {
+				if results[name] != "" && name != "messages.txt" {
+					results[name] = c.Shown(t, base[name], results[name])
+				}
 				if *update {
 					c.Set(name, results[name])
 				}
@@ -71,12 +76,10 @@ func TestCorpus(t *testing.T) {
 					t.Errorf("%s (-want +got):\n%s", name, diff)
 				}
 			}
-			if *update {
-				if err := c.Save(corpusFolder); err != nil {
-					t.Fatal(err)
-				}
-			}
 		})
+	}
+	if *update {
+		corpus.Save(t, corpusFolder, all)
 	}
 }
 

@@ -5,8 +5,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/nftproxy/nftproxy/internal/testkit/corpus"
 	"github.com/nftproxy/nftproxy/internal/config/v1alpha2"
+	"github.com/nftproxy/nftproxy/internal/testkit/corpus"
 	"sigs.k8s.io/yaml"
 )
 
