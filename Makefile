@@ -120,10 +120,10 @@ golden: ## rewrite what is generated: rulesets, converted configurations, lists 
 	$(GO) test ./internal/config ./internal/metrics ./cmd/kube-proxy ./examples -update
 
 bench: ## benchmarks; compare numbers of one run only
-	$(GO) test -run '^$$' -bench . -benchmem ./nft ./compiler ./proxy ./tracker ./internal/manifests ./conntrack ./nodelocal/server ./model ./hack/performance ./integration/scale
+	$(GO) test -run '^$$' -bench . -benchmem ./nft ./compiler ./proxy ./tracker ./internal/manifests ./conntrack ./nodelocal/server ./model ./internal/metrics ./hack/performance ./integration/scale
 
 plot: ## docs/performance.svg: first Sync, one change and memory from 1,000 to 100,000 Services
-	$(GO) run ./hack/performance ./integration/scale
+	$(GO) run ./internal/metrics ./hack/performance ./integration/scale
 
 SOAK ?= 30m
 SEED ?= 0

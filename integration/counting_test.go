@@ -13,6 +13,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/nftproxy/nftproxy/compiler"
+	"github.com/nftproxy/nftproxy/internal/metrics"
 	"github.com/nftproxy/nftproxy/internal/testkit/lab"
 	"github.com/nftproxy/nftproxy/model"
 	"github.com/nftproxy/nftproxy/nft"
@@ -174,7 +175,7 @@ func (c *counting) counted(t *testing.T, args ...string) map[string]string {
 // TestServiceCounters sends packets and compares what was counted with what was sent, to the byte.
 func TestServiceCounters(t *testing.T) {
 	c := newCounting(t)
-	counts := proxy.NewServiceCounts(c.backend)
+	counts := metrics.NewServiceCounts(c.conn, func(do func([]*nft.Table)) { c.backend.View(do) })
 	if err := counts.Read(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -252,7 +253,7 @@ func TestServiceCounters(t *testing.T) {
 			t.Fatal(err)
 		}
 		got := map[string]string{}
-		counts.Each(func(n proxy.ServiceCount) { got[n.ServicePort] = fmt.Sprintf("%d/%d", n.Connections, n.Bytes) })
+		counts.Each(func(n metrics.ServiceCount) { got[n.ServicePort] = fmt.Sprintf("%d/%d", n.Connections, n.Bytes) })
 		want := map[string]string{
 			"shop/pod:dns":    fmt.Sprintf("5/%d", 30*echoBytes),
 			"shop/host:dns":   fmt.Sprintf("4/%d", 24*echoBytes),
@@ -274,7 +275,7 @@ func TestServiceCounters(t *testing.T) {
 		if err := counts.Read(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		counts.Each(func(n proxy.ServiceCount) {
+		counts.Each(func(n metrics.ServiceCount) {
 			if n.ServicePort == "shop/pod:dns" && (n.Connections != 6 || n.Bytes != uint64(32*echoBytes)) {
 				t.Errorf("%+v, want 6 connections and %d bytes", n, 32*echoBytes)
 			}

@@ -147,6 +147,16 @@ func (b *Backend) Tables() []*nft.Table {
 	return b.compiler.Tables()
 }
 
+// View calls do with the wanted rulesets, if the kernel has them as far as is known. They do not change during the call,
+// because no Sync runs.
+func (b *Backend) View(do func(tables []*nft.Table)) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.state.kind == stateApplied {
+		do(b.compiler.Tables())
+	}
+}
+
 func logConflict(logger klog.Logger, c compiler.Conflict) {
 	logger.Info("Several Services claim the same address; only one gets it", "address", c.Frontend, "owner", c.Owner.ServicePortName(), "others", names(c.Others))
 }

@@ -304,25 +304,3 @@ func (p *phases) benchmark(b *testing.B, backend *Backend, port func(i int) *mod
 	}
 	p.report(b)
 }
-
-// BenchmarkReadCounts measures one reading of the counters of all Services.
-func BenchmarkReadCounts(b *testing.B) {
-	for _, services := range []int{1_000, 10_000, MaxCountedElements} {
-		c := cluster{services: services, endpoints: 1, counted: true}
-		b.Run(c.String(), func(b *testing.B) {
-			backend, err := NewBackend(namespaceConn(b), c.config(), Hooks{})
-			if err != nil {
-				b.Fatal(err)
-			}
-			if err := backend.Sync(b.Context(), c.changes()); err != nil {
-				b.Fatal(err)
-			}
-			counts := NewServiceCounts(backend)
-			for b.Loop() {
-				if err := counts.Read(b.Context()); err != nil {
-					b.Fatal(err)
-				}
-			}
-		})
-	}
-}

@@ -7,6 +7,4 @@
 //
 // [Backend.Watch] runs beside the Syncs. It checks the tables when somebody else commits (watch.go, check.go), and
 // keeps the maps of session affinity free of clients whose endpoint went (affinity.go, affinityreconciler.go).
-// [ServiceCounts] reads what the tables count
-// for each Service port.
 package proxy

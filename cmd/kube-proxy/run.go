@@ -72,7 +72,7 @@ type parts struct {
 	backend *proxy.Backend
 	flows   *conntrack.Cleaner
 	// counts is nil unless Services are counted.
-	counts *proxy.ServiceCounts
+	counts *metrics.ServiceCounts
 	// events is nil when Services do not come from an API server.
 	events *node.Events
 
@@ -102,7 +102,8 @@ func newParts(ctx context.Context, o *options, compilerConfig compiler.Config, c
 	}
 	p.backend.RemoveStaleFlows(p.flows)
 	if compilerConfig.CountServices {
-		p.counts = newServiceCounts(p.backend)
+		p.counts = metrics.NewServiceCounts(conn, p.backend.View)
+		metrics.ShowServiceCounts(p.counts)
 	}
 	p.services = newServiceHealth(p.health, compilerConfig, p.events)
 	p.localhosts = newForwarder(o.config)
@@ -219,18 +220,6 @@ func (p *parts) serve(ctx context.Context, o *options) error {
 	err := await(parent, ctx, group)
 	klog.FromContext(ctx).Info("Stopping; the rules stay in the kernel")
 	return err
-}
-
-// newServiceCounts counts Services, for the metrics.
-func newServiceCounts(b *proxy.Backend) *proxy.ServiceCounts {
-	c := proxy.NewServiceCounts(b)
-	metrics.ShowServiceCounts(metrics.ServiceCounts{
-		Each: func(show func(string, uint64, uint64)) {
-			c.Each(func(n proxy.ServiceCount) { show(n.ServicePort, n.Connections, n.Bytes) })
-		},
-		TooLarge: c.TooLarge,
-	})
-	return c
 }
 
 // hooks counts what the backend does. Tables that differ and cannot be repaired count as a change that waits for a

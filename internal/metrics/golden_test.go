@@ -56,8 +56,14 @@ func everything() {
 	metrics.SetNodeLocalWatchers(1)
 	metrics.ObserveNodeLocalBatch(true, 1, time.Millisecond)
 	metrics.CountNodeLocalRefused("streams")
-	metrics.ShowServiceCounts(metrics.ServiceCounts{Each: func(show func(string, uint64, uint64)) { show("shop/web:http", 1, 2) }, TooLarge: func() int { return 0 }})
+	metrics.ShowServiceCounts(oneCount{ServicePort: "shop/web:http", Connections: 1, Bytes: 2})
 }
+
+// oneCount is the only count of Services.
+type oneCount metrics.ServiceCount
+
+func (c oneCount) Each(each func(metrics.ServiceCount)) { each(metrics.ServiceCount(c)) }
+func (c oneCount) TooLarge() int                        { return 0 }
 
 // gather returns all metrics by name.
 func gather(t *testing.T) map[string]*dto.MetricFamily {

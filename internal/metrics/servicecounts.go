@@ -1,10 +1,17 @@
 package metrics
 
 import (
+	"context"
+	"fmt"
 	"strings"
+	"sync"
 	"sync/atomic"
+	"time"
 
 	"k8s.io/component-base/metrics"
+	"k8s.io/klog/v2"
+
+	"github.com/nftproxy/nftproxy/nft"
 )
 
 var (
@@ -17,24 +24,23 @@ func newServiceDesc(name, help string) *metrics.Desc {
 	return newDesc(name, help, "namespace", "service", "port")
 }
 
-// ServiceCounts says what was counted. proxy.ServiceCounts has it.
-type ServiceCounts struct {
-	// Each calls its argument with each Service port, such as "shop/web:http", that has a count of its own, and with
-	// the empty one for all others.
-	Each func(func(servicePort string, connections, bytes uint64))
-	// TooLarge is how many sets are not read.
-	TooLarge func() int
+// CountsOfServices are what the metrics of Services show: ServiceCounts.
+type CountsOfServices interface {
+	// Each calls each with every count: that of a Service port, or that of all others.
+	Each(each func(ServiceCount))
+	// TooLarge returns how many sets are not read.
+	TooLarge() int
 }
 
 // ShowServiceCounts has the metrics of Services show these counts. Without, they are absent.
-func ShowServiceCounts(c ServiceCounts) { serviceCollector.counts.Store(&c) }
+func ShowServiceCounts(c CountsOfServices) { serviceCollector.counts.Store(&c) }
 
 var serviceCollector = &countCollector{}
 
 // countCollector asks for the counts when it is asked itself.
 type countCollector struct {
 	metrics.BaseStableCollector
-	counts atomic.Pointer[ServiceCounts]
+	counts atomic.Pointer[CountsOfServices]
 }
 
 // DescribeWithStability implements metrics.StableCollector.
@@ -50,11 +56,122 @@ func (c *countCollector) CollectWithStability(ch chan<- metrics.Metric) {
 	if counts == nil {
 		return
 	}
-	counts.Each(func(servicePort string, connections, bytes uint64) {
-		namespace, service, _ := strings.Cut(servicePort, "/")
+	(*counts).Each(func(n ServiceCount) {
+		namespace, service, _ := strings.Cut(n.ServicePort, "/")
 		service, port, _ := strings.Cut(service, ":")
-		ch <- metrics.NewLazyConstMetric(serviceConnections, metrics.CounterValue, float64(connections), namespace, service, port)
-		ch <- metrics.NewLazyConstMetric(serviceBytes, metrics.CounterValue, float64(bytes), namespace, service, port)
+		ch <- metrics.NewLazyConstMetric(serviceConnections, metrics.CounterValue, float64(n.Connections), namespace, service, port)
+		ch <- metrics.NewLazyConstMetric(serviceBytes, metrics.CounterValue, float64(n.Bytes), namespace, service, port)
 	})
-	ch <- metrics.NewLazyConstMetric(serviceCountsTooMany, metrics.GaugeValue, float64(counts.TooLarge()))
+	ch <- metrics.NewLazyConstMetric(serviceCountsTooMany, metrics.GaugeValue, float64((*counts).TooLarge()))
+}
+
+const (
+	// countInterval is the least time between two readings of the counters. countShare limits reading to one part in this
+	// many of the time.
+	countInterval = 15 * time.Second
+	countShare    = 50
+	// maxCountedElements is the largest number of elements of a set that is read. A listing takes the kernel time in
+	// proportion to the square of the size: some 0.8 s for that many.
+	maxCountedElements = 50_000
+	// maxCountedPorts is how many Service ports have a count of their own. All others share one.
+	maxCountedPorts = 1000
+)
+
+// ServiceCounts reads the counters of the tables (compiler.Config.CountServices) and adds them up by Service port. It
+// opens a connection for each reading and holds no lock while the kernel lists, so no Sync waits for it.
+type ServiceCounts struct {
+	conn *nft.Conn
+	// view calls its argument with the tables that the kernel has, which do not change during the call.
+	view   func(func(tables []*nft.Table))
+	mu     sync.Mutex // guards totals
+	totals countTotals
+	// left counts the sets that the last reading left out, because they are too large.
+	left atomic.Int64
+	// maxElements is maxCountedElements; tests change it.
+	maxElements int
+}
+
+// NewServiceCounts returns counts, which are zero before Run. view is proxy.Backend.View.
+func NewServiceCounts(conn *nft.Conn, view func(func(tables []*nft.Table))) *ServiceCounts {
+	return &ServiceCounts{conn: conn, view: view, totals: newCountTotals(maxCountedPorts), maxElements: maxCountedElements}
+}
+
+// Run reads the counters every 15 s until ctx ends; less often if that would take more than one part in fifty of the
+// time.
+func (c *ServiceCounts) Run(ctx context.Context) {
+	logger := klog.FromContext(ctx)
+	failing := false
+	for ctx.Err() == nil {
+		begin := time.Now()
+		err := c.Read(ctx)
+		if err != nil && !failing && ctx.Err() == nil {
+			logger.Info("Cannot read the counters of Services; trying again", "in", countInterval, "reason", err.Error())
+		}
+		failing = err != nil
+		select {
+		case <-ctx.Done():
+		case <-time.After(max(countInterval, countShare*time.Since(begin))):
+		}
+	}
+}
+
+// Read reads the counters once.
+func (c *ServiceCounts) Read(ctx context.Context) error {
+	sets := c.sets()
+	if len(sets) == 0 {
+		return nil
+	}
+	conn, err := c.conn.Another()
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	for set, size := range sets {
+		reading := make(countReading, size)
+		whole, err := conn.Counts(ctx, set.family, set.table, set.name, reading.add)
+		if err != nil {
+			return fmt.Errorf("count Services: %w", err)
+		}
+		c.mu.Lock()
+		c.totals.addReading(set, reading, whole)
+		c.mu.Unlock()
+	}
+	return nil
+}
+
+// Each implements CountsOfServices, for Service ports that had a connection or a packet, in no order. It takes
+// microseconds, and reads nothing from the kernel.
+func (c *ServiceCounts) Each(each func(ServiceCount)) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.totals.each(each)
+}
+
+// TooLarge implements CountsOfServices.
+func (c *ServiceCounts) TooLarge() int { return int(c.left.Load()) }
+
+// countSet is a set whose elements count.
+type countSet struct {
+	family      nft.Family
+	table, name string
+}
+
+// sets returns the sets that count and have elements, with the number of these, without those that are too large.
+func (c *ServiceCounts) sets() map[countSet]int {
+	sets, left := map[countSet]int{}, 0
+	c.view(func(tables []*nft.Table) {
+		for _, t := range tables {
+			for _, s := range t.Sets {
+				switch {
+				case !s.Counter || s.Len() == 0:
+				case s.Len() > c.maxElements:
+					left++
+				default:
+					sets[countSet{t.Family, t.Name, s.Name}] = s.Len()
+				}
+			}
+		}
+	})
+	c.left.Store(int64(left))
+	return sets
 }

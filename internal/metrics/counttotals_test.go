@@ -1,4 +1,4 @@
-package proxy
+package metrics
 
 import (
 	"testing"
@@ -19,7 +19,7 @@ func (t *countTotals) take(set string, whole bool, elements ...countElement) {
 	for _, e := range elements {
 		r.add(nft.Data(e.key), e.port, nft.Count{Packets: e.packets, Bytes: 100 * e.packets})
 	}
-	t.addReading(countSet{nft.FamilyIP, set}, r, whole)
+	t.addReading(countSet{nft.FamilyIP, "kube-proxy", set}, r, whole)
 }
 
 func (t *countTotals) all() map[string][2]uint64 {
@@ -108,7 +108,7 @@ func TestCountTotals(t *testing.T) {
 		c := newCountTotals(2)
 		c.take(connections, true, countElement{"a", "shop/web", 1})
 		c.take(connections, true)
-		if n := len(c.sets[countSet{nft.FamilyIP, connections}].elements); n != 0 {
+		if n := len(c.sets[countSet{nft.FamilyIP, "kube-proxy", connections}].elements); n != 0 {
 			t.Errorf("%d elements are held", n)
 		}
 	})

@@ -1,4 +1,4 @@
-package proxy
+package metrics
 
 import (
 	"github.com/nftproxy/nftproxy/compiler"
@@ -10,7 +10,7 @@ import (
 // tables were replaced, its count is added. If the Service port goes and comes again, it starts at 0.
 type ServiceCount struct {
 	// ServicePort is the Service port, such as "shop/web:http", as in the comments of the tables. It is empty for the sum
-	// of all Service ports beyond MaxCountedPorts.
+	// of all Service ports beyond the first 1000.
 	ServicePort string
 	// Connections is the number of connections that were sent to an endpoint. Bytes is the length of their packets in
 	// both directions.
