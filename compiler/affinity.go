@@ -1,6 +1,15 @@
 package compiler
 
-import "github.com/nftproxy/nftproxy/nft"
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/nftproxy/nftproxy/model"
+	"github.com/nftproxy/nftproxy/nft"
+)
 
 // Session affinity (sessionAffinity ClientIP) is code, not data: each Service port with affinity has maps and chains of
 // its own. All frontends of the port share them, so a client has one endpoint whichever address it dials, and a flood
@@ -9,8 +18,227 @@ import "github.com/nftproxy/nftproxy/nft"
 // A client that is in the map goes to its endpoint. Another one goes to a random endpoint, as in kube-proxy, or, with
 // Config.AffinityHash, to the one that the hash of its address chooses.
 
-// affinitySeed is the seed of the hash. It is the same on all nodes and in all versions, so that all choose alike.
-const affinitySeed = 0x5eed
+// affinityState holds the maps and the chains of session affinity in one IP family, and counts the frontends that need
+// them.
+type affinityState struct {
+	draft   *nft.Draft
+	program *program
+	// ports holds the Service ports with affinity by affinityName.
+	ports map[string]*affinityPort
+	// size is the size of their maps.
+	size uint32
+	// frontends counts the frontends with affinity for each rule that looks for them.
+	frontends map[affinityRule]int
+	// externals holds, by the node port of the same number, the external addresses without affinity, with their comment.
+	externals map[frontend]map[frontend]string
+	// stale holds the maps that may have clients of endpoints that no longer serve them: true for those that became stale
+	// since the last commit.
+	stale map[portList]bool
+	// moves holds, by affinityName, the ports of which a map came or went since the last commit.
+	moves map[string]bool
+}
+
+func newAffinityState(draft *nft.Draft, program *program) *affinityState {
+	return &affinityState{
+		draft: draft, program: program,
+		ports:     map[string]*affinityPort{},
+		size:      affinitySize(0),
+		frontends: map[affinityRule]int{},
+		externals: map[frontend]map[frontend]string{},
+		stale:     map[portList]bool{},
+		moves:     map[string]bool{},
+	}
+}
+
+// affinityRule identifies a rule that looks for frontends with affinity. The zero value stands for frontends without.
+type affinityRule struct {
+	protocol model.Protocol
+	nodePort bool
+}
+
+// rule returns the rule that looks for the frontend of an affinityRecord.
+func (r *record) rule() affinityRule {
+	if r.affinity == "" {
+		return affinityRule{}
+	}
+	return affinityRule{r.frontend.protocol, r.frontend.isNodePort()}
+}
+
+// affinityPort is the session affinity of one Service port.
+type affinityPort struct {
+	// planAffinity is that of the plan used last.
+	*planAffinity
+	// records counts the records of frontends that need one of its maps or chains.
+	records int
+	// lists holds the use of the map for each list, which exists while there is any.
+	lists [len(endpointLists)]affinityUse
+	// known holds the use of the chains for known clients.
+	known [len(chainKindNames)]affinityUse
+}
+
+// affinityUse counts the frontends that use a map or a chain.
+type affinityUse struct {
+	frontends int
+	// plan is that of the frontends.
+	plan *plan
+}
+
+// portList identifies one list of a port, and its map.
+type portList struct {
+	port *affinityPort
+	list endpointList
+}
+
+// has reports whether a port has a map for the list.
+func (p *affinityPort) has(list endpointList) bool { return p.lists[list].frontends > 0 }
+
+func (p *affinityPort) endpoints(list endpointList) []model.Endpoint {
+	if !p.has(list) {
+		return nil
+	}
+	return p.lists[list].plan.listOf(list)
+}
+
+// portOf returns the affinity of a plan's port, after counting that many more records that need it. Without any it goes.
+func (a *affinityState) portOf(want *plan, more int) *affinityPort {
+	p := a.ports[want.affinity.name]
+	if p == nil {
+		p = &affinityPort{}
+		a.ports[want.affinity.name] = p
+		a.updateSize()
+	}
+	if p.records += more; p.records == 0 {
+		delete(a.ports, p.name)
+		a.updateSize()
+	}
+	return p
+}
+
+// addMap adds one more frontend with the plan to those that use the map of a list.
+func (a *affinityState) addMap(want *plan, list endpointList) {
+	p := a.portOf(want, +1)
+	p.planAffinity = want.affinity
+	use, l := &p.lists[list], portList{p, list}
+	if use.frontends == 0 {
+		a.draft.PutSet(a.program.affinityMap(p, list, a.size))
+		// Unless the next commit adds the map, the kernel may have one of that name, with clients of an earlier process or
+		// of an earlier Service of that name.
+		if _, new := a.draft.SetBefore(affinityMapName(list, p.name)); !new {
+			a.stale[l] = true
+		}
+		a.noteMove(p)
+	} else if lost(use.plan.listOf(list), want.listOf(list)) {
+		a.stale[l] = true
+	}
+	use.frontends++
+	use.plan = want
+	a.draft.PutChain(a.program.affinityUpdate(p, list))
+}
+
+// removeMap removes one of the frontends that use the map of a list.
+func (a *affinityState) removeMap(have *plan, list endpointList) {
+	p := a.portOf(have, -1)
+	use := &p.lists[list]
+	if use.frontends--; use.frontends > 0 {
+		return
+	}
+	*use = affinityUse{}
+	delete(a.stale, portList{p, list})
+	a.draft.RemoveChain(affinityUpdateName(list, p.name))
+	a.draft.RemoveSet(affinityMapName(list, p.name))
+	a.noteMove(p)
+}
+
+// noteMove notes that a map of a port came or went since the last commit, so its clients may have to move to the other
+// one.
+func (a *affinityState) noteMove(p *affinityPort) {
+	if a.draft.HasCommitted() {
+		a.moves[p.name] = true
+	}
+}
+
+// addKnown adds one more frontend with the plan to those that use the chain for known clients.
+func (a *affinityState) addKnown(want *plan) {
+	use := &a.portOf(want, +1).known[want.kind]
+	use.frontends++
+	use.plan = want
+	a.putKnown(want)
+}
+
+func (a *affinityState) putKnown(want *plan) {
+	a.draft.PutChain(a.program.affinityKnown(want))
+	if want.kind == kindLocal {
+		a.draft.PutChain(a.program.affinityShortCircuit(want))
+	}
+}
+
+// removeKnown removes one of the frontends that use the chain for known clients.
+func (a *affinityState) removeKnown(have *plan) {
+	use := &a.portOf(have, -1).known[have.kind]
+	if use.frontends--; use.frontends > 0 {
+		return
+	}
+	a.draft.RemoveChain(affinityKnownName(have.kind, have.affinity.name))
+	if have.kind == kindLocal {
+		a.draft.RemoveChain(affinityShortCircuitPrefix + have.affinity.name)
+	}
+}
+
+// refresh rewrites the chains that depend on who is a client of the cluster.
+func (a *affinityState) refresh() {
+	for _, p := range a.ports {
+		for i := range p.known {
+			if use := &p.known[i]; use.frontends > 0 {
+				a.putKnown(use.plan)
+			}
+		}
+	}
+}
+
+func (a *affinityState) committed() {
+	clear(a.moves)
+	for l := range a.stale {
+		a.stale[l] = false
+	}
+}
+
+// affinitySize returns how many clients the map of a Service port holds, where so many Service ports of an IP family
+// have affinity. Further clients are served without affinity. The more maps there are, the smaller they are, since a
+// flood can fill all of them. The kernel keeps the size that a map was made with, so at most as many maps have a size
+// as there may be Service ports with it: not more than 64 have the largest one.
+func affinitySize(ports int) uint32 {
+	switch {
+	case ports <= 64:
+		return nft.DefaultSize
+	case ports <= 512:
+		return 1<<14 - 1
+	case ports <= 4096:
+		return 1<<12 - 1
+	}
+	return 1<<8 - 1
+}
+
+// updateSize gives all maps the size for the number of Service ports. The transaction does not contain it: maps that the
+// kernel has keep their size and their clients.
+func (a *affinityState) updateSize() {
+	size := affinitySize(len(a.ports))
+	if size == a.size {
+		return
+	}
+	a.size = size
+	for _, p := range a.ports {
+		for _, list := range endpointLists {
+			if p.has(list) {
+				a.draft.PutSet(a.program.affinityMap(p, list, size))
+			}
+		}
+	}
+}
+
+// lost reports whether an endpoint of have is not in want. Both are sorted.
+func lost(have, want []model.Endpoint) bool {
+	return slices.ContainsFunc(have, func(e model.Endpoint) bool { return !hasEndpoint(want, e.AddrPort) })
+}
 
 // The names of maps, and of the chains that fill them, begin like this, by endpointList.
 var (
@@ -19,7 +247,6 @@ var (
 )
 
 const (
-	chainAffinityCheck = "affinity-check"
 	// affinityShortCircuitPrefix begins the name of the chain that decides, under policy Local, from which list a client's
 	// endpoint came.
 	affinityShortCircuitPrefix = "affinity-update-short-circuit."
@@ -27,74 +254,74 @@ const (
 	affinityKnownPrefix = "affinity-known-"
 )
 
-// affinityState is the session affinity in one IP family.
-type affinityState struct {
-	// ports holds the Service ports with affinity by affinityName.
-	ports map[string]*affinityPort
-	// size is the size of their maps.
-	size uint32
-	// frontends counts the frontends with affinity for each rule that looks for them.
-	frontends map[affinityRule]int
-	// externals holds, by the node port of the same number, the external addresses without affinity.
-	externals map[frontend]map[frontend]bool
-	// stale holds the maps that may have clients of endpoints that no longer serve them, and losing those that became
-	// stale since the last commit.
-	stale, losing map[portList]bool
-	// moves holds, by affinityName, the ports of which a map came or went since the last commit.
-	moves map[string]bool
+// These names end in the affinityName of a Service port.
+
+func affinityMapName(list endpointList, port string) string { return affinityMapPrefixes[list] + port }
+
+func affinityUpdateName(list endpointList, port string) string {
+	return affinityChainPrefixes[list] + port
 }
 
-func newAffinityState() affinityState {
-	return affinityState{
-		ports:     map[string]*affinityPort{},
-		size:      affinitySize(0),
-		frontends: map[affinityRule]int{},
-		externals: map[frontend]map[frontend]bool{},
-		stale:     map[portList]bool{},
-		losing:    map[portList]bool{},
-		moves:     map[string]bool{},
-	}
+func affinityKnownName(kind chainKind, port string) string {
+	return affinityKnownPrefix + kind.String() + "." + port
 }
 
-// putAffinity updates the maps and chains of affinity after a frontend changed.
-func (f *family) putAffinity(e frontendElements) {
-	sets := f.sets.of(e.frontend.isNodePort())
-	if e.want.affinity != nil {
-		update, known := f.useAffinity(e.want)
-		f.draft.Put(sets.affinity, nft.Element{Key: e.key, Verdict: nft.Goto(update), Comment: e.want.comment})
-		f.draft.Put(sets.known, nft.Element{Key: e.key, Verdict: nft.Jump(known), Comment: e.want.comment})
-	} else {
-		f.draft.Remove(sets.affinity, e.key)
-		f.draft.Remove(sets.known, e.key)
+// recorder returns the chain to which an affinityRecord leads.
+func (r *record) recorder() string {
+	if r.chain.kind == kindLocal {
+		return affinityShortCircuitPrefix + r.affinity
 	}
-	f.putAffinityExceptions(e.frontend, e.want)
-	if e.have.affinity != nil {
-		f.releaseAffinity(e.have)
-	}
-	f.countAffinity(e)
-	f.updateSpareSets()
+	return affinityUpdateName(r.list, r.affinity)
 }
 
-// countAffinity counts the frontends with affinity. The rules that look for them exist only while there are any.
-func (f *family) countAffinity(e frontendElements) {
-	rule := affinityRule{e.frontend.protocol, e.frontend.isNodePort()}
-	frontends := f.affinity.frontends
-	switch have, want := e.have.affinity != nil, e.want.affinity != nil; {
-	case !have && want:
-		if frontends[rule]++; frontends[rule] == 1 {
-			f.putFixedChains()
-		}
-	case have && !want:
-		if frontends[rule]--; frontends[rule] == 0 {
-			delete(frontends, rule)
-			f.putFixedChains()
+// readRecorder is the inverse of recorder.
+func (r *record) readRecorder(chain string) {
+	if port, ok := strings.CutPrefix(chain, affinityShortCircuitPrefix); ok {
+		r.chain.kind, r.affinity = kindLocal, port
+		return
+	}
+	for list, prefix := range affinityChainPrefixes {
+		if port, ok := strings.CutPrefix(chain, prefix); ok {
+			r.list, r.affinity = endpointList(list), port
 		}
 	}
 }
 
-// refreshAffinity rewrites the chains that depend on who is a client of the cluster.
-func (f *family) refreshAffinity() {
-	for _, p := range f.affinity.ports {
-		f.putAffinityChoices(p)
+// IsAffinityMap reports whether the set of that name is a map from clients to endpoints.
+func IsAffinityMap(name string) bool {
+	return slices.ContainsFunc(affinityMapPrefixes[:], func(prefix string) bool { return strings.HasPrefix(name, prefix) })
+}
+
+// IsLocalAffinityMap reports whether the set of that name is the affinity map for clients that policy Local binds.
+func IsLocalAffinityMap(name string) bool {
+	return strings.HasPrefix(name, affinityMapPrefixes[listLocal])
+}
+
+// maxAffinityName leaves room for prefixes: the kernel takes names of up to 255 bytes (NFT_NAME_MAXLEN).
+const maxAffinityName = 200
+
+// affinityName returns the end of the names of a Service port's maps and chains: "namespace.service.tcp.port", without
+// ".port" if the port has no name. It has no slash: kube-proxy, when it takes the tables over, deletes chains with a
+// slash as its own. If a part is a name that Kubernetes does not allow, which can come from a manifest, a hash of all
+// parts replaces the whole, because nft could not list such a name.
+func affinityName(id model.PortID) string {
+	parts := []string{id.Namespace, id.Service, strings.ToLower(id.Protocol.String())}
+	if id.Port != "" {
+		parts = append(parts, id.Port)
 	}
+	name := strings.Join(parts, ".")
+	for _, part := range parts {
+		if !isName(part) || len(name) > maxAffinityName {
+			sum := sha256.Sum256(fmt.Appendf(nil, "%q", parts)) // quoted, because such parts may have dots
+			return "_" + hex.EncodeToString(sum[:16])
+		}
+	}
+	return name
+}
+
+// isName reports whether a name consists of characters that Kubernetes allows in the names of namespaces, Services and
+// ports.
+func isName(s string) bool {
+	const allowed = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-"
+	return s != "" && !strings.ContainsFunc(s, func(r rune) bool { return !strings.ContainsRune(allowed, r) })
 }

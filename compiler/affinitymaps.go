@@ -3,7 +3,6 @@ package compiler
 import (
 	"net/netip"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/nftproxy/nftproxy/model"
@@ -53,11 +52,6 @@ func (m AffinityMap) Element(client netip.Addr, endpoint netip.AddrPort) nft.Ele
 // SameEndpoints reports whether two states of one map have the same endpoints.
 func (m AffinityMap) SameEndpoints(o AffinityMap) bool { return slices.Equal(m.endpoints, o.endpoints) }
 
-// IsAffinityMap reports whether the set of that name is a map from clients to endpoints.
-func IsAffinityMap(name string) bool {
-	return slices.ContainsFunc(affinityMapPrefixes[:], func(prefix string) bool { return strings.HasPrefix(name, prefix) })
-}
-
 // Maps returns all maps that the rulesets have, in no order.
 func (a Affinity) Maps() (maps []AffinityMap) {
 	for _, f := range a.families {
@@ -87,22 +81,20 @@ func (a Affinity) Stale() (maps []AffinityMap) {
 // from an earlier process.
 func (a Affinity) Losing() (maps []AffinityMap) {
 	for _, f := range a.families {
-		for l := range f.affinity.losing {
-			maps = append(maps, f.affinityMap(l))
+		for l, new := range f.affinity.stale {
+			if new {
+				maps = append(maps, f.affinityMap(l))
+			}
 		}
 	}
 	return maps
 }
 
-func (f *family) affinityCommitted() {
-	clear(f.affinity.moves)
-	clear(f.affinity.losing)
-}
-
 func (f *family) affinityMap(l portList) AffinityMap {
 	return AffinityMap{
-		Table: &nft.Table{Family: f.family, Name: TableNameFor(f.config.ServiceProxyName)}, Set: f.affinitySet(l.port.mapName(l.list)),
-		Port: l.port.id, list: l.list, timeout: l.port.timeout, endpoints: l.port.lists[l.list].endpoints,
+		Table: &nft.Table{Family: f.program.family, Name: TableNameFor(f.program.config.ServiceProxyName)},
+		Set:   f.program.affinityMap(l.port, l.list, f.affinity.size),
+		Port:  l.port.id, list: l.list, timeout: l.port.timeout, endpoints: l.port.endpoints(l.list),
 	}
 }
 
@@ -119,7 +111,7 @@ func (a Affinity) Current(m AffinityMap) (AffinityMap, bool) {
 // m was returned, the map stays stale.
 func (a Affinity) Reconciled(m AffinityMap) {
 	f := a.families.of(m.Port.Family)
-	if p := f.affinity.ports[affinityName(m.Port)]; p != nil && !lost(m.endpoints, p.lists[m.list].endpoints) {
+	if p := f.affinity.ports[affinityName(m.Port)]; p != nil && !lost(m.endpoints, p.endpoints(m.list)) {
 		delete(f.affinity.stale, portList{p, m.list})
 	}
 }
@@ -158,12 +150,9 @@ func (f *family) movesOf(name string) (moves []AffinityMove) {
 	return moves
 }
 
-// has reports whether a port has a map for the list.
-func (p *affinityPort) has(list endpointList) bool { return p.lists[list].frontends > 0 }
-
 // kernelHas reports whether a port had a map for the list at the last commit.
 func (f *family) kernelHas(p *affinityPort, list endpointList) bool {
-	if before, changed := f.draft.SetBefore(p.mapName(list)); changed {
+	if before, changed := f.draft.SetBefore(affinityMapName(list, p.name)); changed {
 		return before != nil
 	}
 	return p.has(list)
@@ -174,16 +163,16 @@ func (f *family) kernelHas(p *affinityPort, list endpointList) bool {
 // client dialed.
 func (a Affinity) ConnectionElements(protocol model.Protocol, client netip.Addr, dialed, endpoint netip.AddrPort, do func(AffinityMap, nft.Element)) {
 	f := a.families.of(model.FamilyOf(dialed.Addr()))
-	want := f.applied(frontend{dialed.Addr(), dialed.Port(), protocol})
+	want := f.claims.applied(frontend{dialed.Addr(), dialed.Port(), protocol})
 	if want == &noPlan {
-		want = f.applied(frontend{port: dialed.Port(), protocol: protocol})
+		want = f.claims.applied(frontend{port: dialed.Port(), protocol: protocol})
 	}
 	if want.affinity == nil {
 		return
 	}
-	for _, l := range want.lists() {
-		if hasEndpoint(l.endpoints, endpoint) && f.mayUse(want, l.list, client) {
-			m := f.affinityMap(portList{f.affinity.ports[want.affinity.name], l.list})
+	for _, list := range want.lists() {
+		if hasEndpoint(want.listOf(list), endpoint) && f.mayUse(want, list, client) {
+			m := f.affinityMap(portList{f.affinity.ports[want.affinity.name], list})
 			do(m, m.Element(client, endpoint))
 		}
 	}
@@ -194,16 +183,22 @@ func (f *family) mayUse(p *plan, list endpointList, client netip.Addr) bool {
 	if p.kind != kindLocal {
 		return true
 	}
-	local, known := f.isLocalClient(client)
+	local, known := f.program.isLocalClient(client)
 	return !known || local == (list == listCluster)
 }
 
-// Protocols returns the protocols of Service ports with affinity in a family, in no order.
-func (a Affinity) Protocols(family model.Family) (protocols []model.Protocol) {
-	for rule := range a.families.of(family).affinity.frontends {
-		if !slices.Contains(protocols, rule.protocol) {
-			protocols = append(protocols, rule.protocol)
+// Protocols returns the protocols of Service ports with affinity in a family.
+func (a Affinity) Protocols(family model.Family) (found []model.Protocol) {
+	u := a.families.of(family).uses
+	for i, protocol := range protocols {
+		if u.affinity[0][i] || u.affinity[1][i] {
+			found = append(found, protocol)
 		}
 	}
-	return protocols
+	return found
+}
+
+func hasEndpoint(list []model.Endpoint, addr netip.AddrPort) bool {
+	_, found := slices.BinarySearchFunc(list, addr, func(e model.Endpoint, addr netip.AddrPort) int { return e.AddrPort.Compare(addr) })
+	return found
 }

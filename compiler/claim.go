@@ -41,50 +41,138 @@ func (c *claim) before(other *claim) bool {
 	return c.port.ID.Compare(other.port.ID) < 0
 }
 
-// addClaims makes a port claim its frontends.
-func (f *family) addClaims(p *model.ServicePort) {
-	plans := plansOf(p)
-	eachFrontend(p, func(r rank, fe frontend) { f.addClaim(fe, claim{r, p, plans.of(r)}) })
+// claims holds the claims for the frontends of one IP family.
+type claims struct {
+	// frontends holds the frontends with claims.
+	frontends map[frontend]*frontendState
+	// touched holds the frontends to reconcile, each once.
+	touched []*frontendState
+	// contested holds, for each frontend with several claimants, those that Apply returned last, sorted.
+	contested map[frontend][]model.PortID
 }
 
-// addClaim adds a claim and touches the frontend. Of two claims of one port the first counts.
-func (f *family) addClaim(fe frontend, c claim) {
-	s := f.frontends[fe]
+// frontendState is a frontend that somebody claims.
+type frontendState struct {
+	frontend frontend
+	// claims are sorted, the owner's first.
+	claims []claim
+	// first is the memory of the first claim. Nearly all frontends have no other.
+	first [1]claim
+	// applied is the plan that is in the draft; &noPlan for none.
+	applied *plan
+	// touched says that it is in claims.touched.
+	touched bool
+}
+
+// plan returns the plan of the owner.
+func (s *frontendState) plan() *plan {
+	if len(s.claims) == 0 {
+		return &noPlan
+	}
+	return s.claims[0].plan
+}
+
+func newClaims(ports int) claims {
+	return claims{
+		frontends: make(map[frontend]*frontendState, ports),
+		touched:   make([]*frontendState, 0, ports),
+		contested: map[frontend][]model.PortID{},
+	}
+}
+
+// addPort makes a port claim its frontends, and touches these.
+func (c *claims) addPort(p *model.ServicePort) {
+	plans := plansOf(p)
+	eachFrontend(p, func(r rank, fe frontend) { c.add(fe, claim{r, p, plans.of(r)}) })
+}
+
+// add adds a claim. Of two claims of one port the first counts.
+func (c *claims) add(fe frontend, new claim) {
+	s := c.frontends[fe]
 	if s == nil {
 		s = &frontendState{frontend: fe, applied: &noPlan}
 		s.claims = s.first[:0]
-		f.frontends[fe] = s
+		c.frontends[fe] = s
 	}
-	if slices.ContainsFunc(s.claims, func(have claim) bool { return have.port.ID == c.port.ID }) {
+	if slices.ContainsFunc(s.claims, func(have claim) bool { return have.port.ID == new.port.ID }) {
 		return
 	}
-	at, _ := slices.BinarySearchFunc(s.claims, c, func(have, c claim) int {
-		if have.before(&c) {
+	at, _ := slices.BinarySearchFunc(s.claims, new, func(have, new claim) int {
+		if have.before(&new) {
 			return -1
 		}
 		return 1
 	})
-	s.claims = slices.Insert(s.claims, at, c)
-	f.touch(s)
+	s.claims = slices.Insert(s.claims, at, new)
+	c.touch(s)
 }
 
-// removeClaims removes the claims of a port.
-func (f *family) removeClaims(p *model.ServicePort) {
-	eachFrontend(p, func(_ rank, fe frontend) { f.removeClaim(fe, p.ID) })
-}
-
-// removeClaim removes the claim of a port and touches the frontend. A frontend without claims is deleted when it is
+// removePort removes the claims of a port, and touches its frontends. One without claims is deleted when it is
 // reconciled.
-func (f *family) removeClaim(fe frontend, id model.PortID) {
-	s := f.frontends[fe]
-	s.claims = slices.DeleteFunc(s.claims, func(c claim) bool { return c.port.ID == id })
-	f.touch(s)
+func (c *claims) removePort(p *model.ServicePort) {
+	eachFrontend(p, func(_ rank, fe frontend) {
+		s := c.frontends[fe]
+		s.claims = slices.DeleteFunc(s.claims, func(c claim) bool { return c.port.ID == p.ID })
+		c.touch(s)
+	})
 }
 
 // touch notes that a frontend is to be reconciled.
-func (f *family) touch(s *frontendState) {
+func (c *claims) touch(s *frontendState) {
 	if !s.touched {
 		s.touched = true
-		f.touched = append(f.touched, s)
+		c.touched = append(c.touched, s)
 	}
+}
+
+// applied returns the plan of a frontend in the draft.
+func (c *claims) applied(fe frontend) *plan {
+	if s := c.frontends[fe]; s != nil {
+		return s.applied
+	}
+	return &noPlan
+}
+
+// Conflict is a frontend that more than one Service port claims.
+type Conflict struct {
+	// Frontend is the address, such as "203.0.113.1:80/TCP", or "node port 30080/TCP".
+	Frontend string
+	// Owner is the port that gets the frontend.
+	Owner model.PortID
+	// Others are the ports that do not, in the order in which they would. They keep their other addresses.
+	Others []model.PortID
+}
+
+// reconcileTouched calls do with each touched frontend, and returns the conflicts over them whose claimants differ from
+// those of the last call.
+func (c *claims) reconcileTouched(do func(*frontendState)) (conflicts []Conflict) {
+	for _, s := range c.touched {
+		s.touched = false
+		do(s)
+		if conflict, ok := c.newConflict(s); ok {
+			conflicts = append(conflicts, conflict)
+		}
+		if len(s.claims) == 0 {
+			delete(c.frontends, s.frontend)
+		}
+	}
+	c.touched = nil
+	return conflicts
+}
+
+func (c *claims) newConflict(s *frontendState) (Conflict, bool) {
+	if len(s.claims) < 2 {
+		delete(c.contested, s.frontend)
+		return Conflict{}, false
+	}
+	conflict := Conflict{Frontend: s.frontend.String(), Owner: s.claims[0].port.ID}
+	for _, other := range s.claims[1:] {
+		conflict.Others = append(conflict.Others, other.port.ID)
+	}
+	claimants := slices.SortedFunc(slices.Values(append(conflict.Others, conflict.Owner)), model.PortID.Compare)
+	if slices.Equal(c.contested[s.frontend], claimants) {
+		return Conflict{}, false
+	}
+	c.contested[s.frontend] = claimants
+	return conflict, true
 }

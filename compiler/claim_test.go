@@ -129,7 +129,7 @@ func TestConflicts(t *testing.T) {
 			}
 			c.Apply(&model.Changes{Ports: map[model.PortID]*model.ServicePort{one.ID: nil, two.ID: nil}})
 		}
-		if n := len(c.families[0].contested); n != 1 {
+		if n := len(c.families[0].claims.contested); n != 1 {
 			t.Errorf("%d conflicts are remembered, want 1", n)
 		}
 	})

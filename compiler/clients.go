@@ -10,18 +10,18 @@ import (
 // masquerading returns the rules that begin chains of kindCluster and kindExternal. They masquerade all clients, or, for
 // ClusterIPs, those that are not the cluster's own. Where these are one network, as nearly everywhere, there is a rule
 // in each chain: a jump would cost each connection 0.09 µs.
-func (f *family) masquerading(kind chainKind) []nft.Rule {
-	mark := nft.SetMark{Or: f.config.markBits()}
-	clients := f.localClients()
+func (p *program) masquerading(kind chainKind) []nft.Rule {
+	mark := nft.SetMark{Or: p.config.markBits()}
+	clients := p.localClients()
 	switch {
-	case kind == kindExternal || f.config.MasqueradeAll:
+	case kind == kindExternal || p.config.MasqueradeAll:
 		return []nft.Rule{nft.NewRule(mark)}
 	case len(clients) == 0:
 		return nil
 	}
-	if p, ok := onlyPrefix(clients); ok {
-		p.Op = nft.NotEqual
-		return []nft.Rule{nft.NewRule(p, mark)}
+	if local, ok := onlyPrefix(clients); ok {
+		local.Op = nft.NotEqual
+		return []nft.Rule{nft.NewRule(local, mark)}
 	}
 	return []nft.Rule{nft.NewRule(nft.Jump(chainMarkUnlessLocal))}
 }
@@ -36,55 +36,155 @@ func onlyPrefix(clients []nft.Statement) (nft.Match, bool) {
 	return m, ok
 }
 
-// putMarkUnlessLocal puts the chain to which masquerading jumps, if it does.
-func (f *family) putMarkUnlessLocal() {
-	clients := f.localClients()
-	_, one := onlyPrefix(clients)
-	c := &nft.Chain{Name: chainMarkUnlessLocal}
-	for _, match := range clients {
-		c.Rules = append(c.Rules, nft.NewRule(match, nft.Return))
+// markUnlessLocal returns the rules of the chain to which masquerading jumps; nil if it does not.
+func (p *program) markUnlessLocal() (rules []nft.Rule) {
+	clients := p.localClients()
+	if _, one := onlyPrefix(clients); one || len(clients) == 0 || p.config.MasqueradeAll {
+		return nil
 	}
-	c.Rules = append(c.Rules, nft.NewRule(nft.SetMark{Or: f.config.markBits()}))
-	f.putChainIf(len(clients) > 0 && !one && !f.config.MasqueradeAll, c)
+	for _, match := range clients {
+		rules = append(rules, nft.NewRule(match, nft.Return))
+	}
+	return append(rules, nft.NewRule(nft.SetMark{Or: p.config.markBits()}))
 }
 
 // localClients returns one match for each way to recognise clients of the cluster.
-func (f *family) localClients() []nft.Statement {
+func (p *program) localClients() []nft.Statement {
 	var out []nft.Statement
-	for _, p := range f.localCIDRs() {
-		out = append(out, nft.Match{Field: f.family.Saddr(), Value: p})
+	for _, cidr := range p.localCIDRs() {
+		out = append(out, nft.Match{Field: p.family.Saddr(), Value: cidr})
 	}
-	if name := f.config.DetectLocal.Interface; name != "" {
+	if name := p.config.DetectLocal.Interface; name != "" {
 		out = append(out, nft.Match{Field: nft.MetaIifname, Value: name})
 	}
 	return out
 }
 
 // localCIDRs returns the prefixes of the family that hold the addresses of clients of the cluster.
-func (f *family) localCIDRs() []netip.Prefix {
-	cidrs := f.config.DetectLocal.CIDRs
-	if f.config.DetectLocal.NodePodCIDRs {
-		cidrs = append(cidrs[:len(cidrs):len(cidrs)], f.node.PodCIDRs...)
+func (p *program) localCIDRs() []netip.Prefix {
+	cidrs := p.config.DetectLocal.CIDRs
+	if p.config.DetectLocal.NodePodCIDRs {
+		cidrs = append(cidrs[:len(cidrs):len(cidrs)], p.node.PodCIDRs...)
 	}
-	return prefixesOf(f.family, cidrs)
-}
-
-// shortCircuitRules treat clients of the cluster and of the node, under policy Local, as if
-// their packets went out and came back through a load balancer: any endpoint may serve.
-func (f *family) shortCircuitRules(nodePort bool) []nft.Rule {
-	choose := nft.Vmap{Key: f.key(nodePort), Map: f.sets.of(nodePort).shortCircuits.Name}
-	var rules []nft.Rule
-	for _, match := range f.localClients() {
-		rules = append(rules, nft.NewRule(match, choose))
-	}
-	return append(rules, nft.NewRule(isLocalAddress(nft.FibSaddrType), nft.SetMark{Or: f.config.markBits()}, choose))
+	return prefixesOf(p.family, cidrs)
 }
 
 // isLocalClient reports whether a client is of the cluster or the node, so that policy Local does not bind it, and
 // whether its address tells that.
-func (f *family) isLocalClient(client netip.Addr) (local, known bool) {
-	if slices.Contains(f.node.IPs, client) || slices.ContainsFunc(f.localCIDRs(), func(p netip.Prefix) bool { return p.Contains(client) }) {
+func (p *program) isLocalClient(client netip.Addr) (local, known bool) {
+	if slices.Contains(p.node.IPs, client) || slices.ContainsFunc(p.localCIDRs(), func(cidr netip.Prefix) bool { return cidr.Contains(client) }) {
 		return true, true
 	}
-	return false, f.config.DetectLocal.Interface == ""
+	return false, p.config.DetectLocal.Interface == ""
+}
+
+// shortCircuitRules treat clients of the cluster and of the node, under policy Local, as if
+// their packets went out and came back through a load balancer: any endpoint may serve.
+func (p *program) shortCircuitRules(nodePort bool) []nft.Rule {
+	choose := p.lookup(shortCircuitRecord, nodePort)
+	var rules []nft.Rule
+	for _, match := range p.localClients() {
+		rules = append(rules, nft.NewRule(match, choose))
+	}
+	return append(rules, nft.NewRule(isLocalAddress(nft.FibSaddrType), nft.SetMark{Or: p.config.markBits()}, choose))
+}
+
+// nodePortPrefixes returns the prefixes on which node ports answer. They are sorted, and none contains another.
+func (p *program) nodePortPrefixes() []netip.Prefix {
+	prefixes := slices.Clone(p.config.NodePortAddresses.CIDRs)
+	if p.config.NodePortAddresses.Primary {
+		for _, ip := range p.node.IPs {
+			prefixes = append(prefixes, netip.PrefixFrom(ip, ip.BitLen()))
+		}
+	}
+	prefixes = prefixesOf(p.family, prefixes)
+	// Packets to loopback addresses never leave the machine: no rule can send them elsewhere.
+	loopback := p.family.Loopback()
+	prefixes = slices.DeleteFunc(prefixes, func(prefix netip.Prefix) bool {
+		return prefix.Bits() >= loopback.Bits() && loopback.Contains(prefix.Addr())
+	})
+	return withoutNested(prefixes)
+}
+
+// onNodePortAddresses returns rules that run a statement for packets to an address on which node ports answer. The
+// address must also be the machine's own at that moment, because a prefix may cover other machines. Networks are left
+// out if used is false: whether an address is the machine's own is a search in the routing table. Single addresses
+// stay, since NodeFromTables reads them.
+func (p *program) onNodePortAddresses(used bool, do nft.Statement) []nft.Rule {
+	var rules []nft.Rule
+	for _, prefix := range p.nodePortPrefixes() {
+		if !used && !prefix.IsSingleIP() {
+			continue
+		}
+		statements := []nft.Statement{}
+		if prefix.Bits() > 0 {
+			statements = append(statements, nft.Match{Field: p.family.Daddr(), Value: prefix})
+		}
+		statements = append(statements, isLocalAddress(nft.FibDaddrType))
+		if prefix.Overlaps(p.family.Loopback()) {
+			statements = append(statements, nft.Match{Field: p.family.Daddr(), Op: nft.NotEqual, Value: p.family.Loopback()})
+		}
+		rules = append(rules, nft.NewRule(append(statements, do)...))
+	}
+	return rules
+}
+
+// sourcesFor returns the prefixes that may dial a load balancer address, given the Service's ranges. They are sorted,
+// and none contains another: the kernel refuses ranges that overlap. If a range contains an address of the node, the
+// load balancer's address is added: where the node has that address itself, packets that it sends there have it as
+// their source.
+func (p *program) sourcesFor(fe frontend, ranges []netip.Prefix) []netip.Prefix {
+	sources := slices.Clone(ranges)
+	for _, ip := range p.node.IPs {
+		if slices.ContainsFunc(ranges, func(source netip.Prefix) bool { return source.Contains(ip) }) {
+			sources = append(sources, netip.PrefixFrom(fe.addr, fe.addr.BitLen()))
+			break
+		}
+	}
+	return withoutNested(sources)
+}
+
+// prefixesOf returns the prefixes of a family.
+func prefixesOf(f nft.Family, prefixes []netip.Prefix) []netip.Prefix {
+	var out []netip.Prefix
+	for _, p := range prefixes {
+		if p.Addr().Is4() == (f == nft.FamilyIP) {
+			out = append(out, p.Masked())
+		}
+	}
+	return out
+}
+
+// withoutNested sorts the prefixes, and returns them without those that another one contains.
+func withoutNested(prefixes []netip.Prefix) (out []netip.Prefix) {
+	// A wide prefix sorts right before all that it contains.
+	slices.SortFunc(prefixes, netip.Prefix.Compare)
+	for _, p := range prefixes {
+		if len(out) == 0 || !out[len(out)-1].Contains(p.Addr()) {
+			out = append(out, p.Masked())
+		}
+	}
+	return out
+}
+
+// lastAddr returns the last address of a prefix.
+func lastAddr(p netip.Prefix) netip.Addr {
+	b := p.Addr().AsSlice()
+	for i := p.Bits(); i < 8*len(b); i++ {
+		b[i/8] |= 0x80 >> (i % 8)
+	}
+	addr, _ := netip.AddrFromSlice(b)
+	return addr
+}
+
+// prefixBetween returns the longest prefix that contains both addresses.
+func prefixBetween(from, to nft.Data) netip.Prefix {
+	first, _ := netip.AddrFromSlice([]byte(from))
+	last, _ := netip.AddrFromSlice([]byte(to))
+	for bits := first.BitLen(); bits > 0; bits-- {
+		if p := netip.PrefixFrom(first, bits).Masked(); p.Contains(last) {
+			return p
+		}
+	}
+	return netip.PrefixFrom(first, 0).Masked()
 }

@@ -3,6 +3,8 @@ package compiler
 import (
 	"cmp"
 	"fmt"
+	"iter"
+	"net/netip"
 	"slices"
 
 	"github.com/nftproxy/nftproxy/model"
@@ -36,24 +38,10 @@ func New(config Config) (*Compiler, error) {
 //
 // The Compiler keeps the ServicePorts and their lists. They must not be modified afterwards.
 func (c *Compiler) Apply(changes *model.Changes) []Conflict {
-	if changes.Full {
-		c.removeAllBut(changes.Ports)
-	}
-	c.applyCluster(changes)
 	var conflicts []Conflict
-	for i, f := range c.served() {
-		if changes.Full && f.isNew() {
-			conflicts = append(conflicts, f.applyFirst(changes.Ports)...)
-		} else {
-			for id, port := range changes.Ports {
-				if familyIndex(id.Family) == i {
-					f.setPort(id, port)
-				}
-			}
-			conflicts = append(conflicts, f.reconcileTouched(f.putElements)...)
-		}
-		f.limitChainSets()
-		f.updateUses()
+	for _, f := range c.served() {
+		f.setCluster(changes)
+		conflicts = append(conflicts, f.apply(changes)...)
 	}
 	slices.SortFunc(conflicts, func(a, b Conflict) int { return cmp.Compare(a.Frontend, b.Frontend) })
 	return conflicts
@@ -65,32 +53,6 @@ func (c *Compiler) served() []*family {
 		return c.families[:1]
 	}
 	return c.families[:]
-}
-
-// removeAllBut removes the ports that a full model does not name.
-func (c *Compiler) removeAllBut(ports map[model.PortID]*model.ServicePort) {
-	for _, f := range c.served() {
-		for id := range f.ports {
-			if ports[id] == nil {
-				f.setPort(id, nil)
-			}
-		}
-	}
-}
-
-func (c *Compiler) applyCluster(changes *model.Changes) {
-	if changes.Node == nil && !changes.ServiceCIDRsChanged {
-		return
-	}
-	for _, f := range c.served() {
-		if changes.Node != nil {
-			f.node = *changes.Node
-		}
-		if changes.ServiceCIDRsChanged {
-			f.serviceCIDRs = changes.ServiceCIDRs
-		}
-		f.refresh()
-	}
 }
 
 // Tables returns the wanted rulesets, IPv4 first. They are valid until the next Apply and must not be modified.
@@ -117,7 +79,7 @@ func (c *Compiler) Transaction() nft.Transaction {
 func (c *Compiler) Committed() {
 	for _, f := range c.served() {
 		f.draft.Committed()
-		f.affinityCommitted()
+		f.affinity.committed()
 	}
 }
 
@@ -127,3 +89,70 @@ func (c *Compiler) Invalidate() {
 		f.draft.Invalidate()
 	}
 }
+
+// Owner returns the Service port that serves an address and port, or, if addr is the zero value, a node port. It
+// returns nil if no Service port claims them.
+func (c *Compiler) Owner(family model.Family, protocol model.Protocol, addr netip.Addr, port uint16) *model.ServicePort {
+	s := c.families.of(family).claims.frontends[frontend{addr, port, protocol}]
+	if s == nil {
+		return nil
+	}
+	return s.claims[0].port
+}
+
+// FormerFrontends returns the addresses and ports of a protocol whose elements a transaction deletes and that no Service
+// port claims, each by its family. For a node port, the address is the zero value. One may come several times.
+func (c *Compiler) FormerFrontends(tx nft.Transaction, protocol model.Protocol) iter.Seq2[model.Family, netip.AddrPort] {
+	return func(yield func(model.Family, netip.AddrPort) bool) {
+		for _, step := range tx.Steps {
+			if step.Op != nft.DeleteElements {
+				continue
+			}
+			i := slices.Index(nft.Families[:], step.Table.Family)
+			for e := range step.EachElement() {
+				fe, ok := c.families[i].frontendIn(step.Set, e.Key)
+				if ok && fe.protocol == protocol && c.families[i].claims.frontends[fe] == nil && !yield(model.Families[i], netip.AddrPortFrom(fe.addr, fe.port)) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// frontendIn returns the frontend with which the key of a set begins; false if the set's keys do not begin with one.
+func (f *family) frontendIn(set *nft.Set, key nft.Data) (frontend, bool) {
+	for _, nodePort := range []bool{false, true} {
+		fields := f.program.key(nodePort)
+		if length := fields.Len(); len(set.Key) >= len(fields) && slices.Equal(set.Key[:len(fields)], fields) && len(key) >= length {
+			return parseKey(key[:length])
+		}
+	}
+	return frontend{}, false
+}
+
+// NodePortPrefixes returns the prefixes on which node ports of a family answer: on those of the machine's own addresses
+// that a prefix contains, except loopback addresses.
+func (c *Compiler) NodePortPrefixes(family model.Family) []netip.Prefix {
+	return c.families.of(family).program.nodePortPrefixes()
+}
+
+// families holds both IP families, in the order of model.Families.
+type families [len(model.Families)]*family
+
+// of returns one of the families. It panics if f is none.
+func (fs *families) of(f model.Family) *family { return fs[familyIndex(f)] }
+
+// familyIndex returns the index of a family in families. It panics if f is none: rules in the other family's table
+// would be wrong silently.
+func familyIndex(f model.Family) int {
+	switch f {
+	case model.IPv4:
+		return 0
+	case model.IPv6:
+		return 1
+	}
+	panic(fmt.Sprintf("compiler: %s is neither IPv4 nor IPv6", f))
+}
+
+// nftFamily returns nft's family for a family of the model. It panics if f is none.
+func nftFamily(f model.Family) nft.Family { return nft.Families[familyIndex(f)] }

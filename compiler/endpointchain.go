@@ -1,8 +1,10 @@
 package compiler
 
 import (
+	"cmp"
 	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/nftproxy/nftproxy/nft"
 )
@@ -58,12 +60,29 @@ func (c endpointChain) name() string {
 	return name + "-" + strconv.Itoa(c.count)
 }
 
+// parseEndpointChain is the inverse of endpointChain.name.
+func parseEndpointChain(name string) (c endpointChain, ok bool) {
+	name, c.nodePort = strings.CutPrefix(name, "nodeport-")
+	at := strings.LastIndexByte(name, '-')
+	if at < 0 {
+		return c, false
+	}
+	count, err := strconv.Atoi(name[at+1:])
+	if err != nil || count < 0 {
+		return c, false
+	}
+	c.count, name = count, name[:at]
+	name, c.hash = strings.CutSuffix(name, "-hash")
+	c.kind = parseChainKind(name)
+	return c, c.kind != kindNone
+}
+
 // endpointChain builds the chain: the rules of its kind, then the choice of an endpoint.
-func (f *family) endpointChain(c endpointChain) *nft.Chain {
+func (p *program) endpointChain(c endpointChain) *nft.Chain {
 	chain := &nft.Chain{Name: c.name()}
 	switch c.kind {
 	case kindCluster, kindExternal:
-		chain.Rules = f.masquerading(c.kind)
+		chain.Rules = p.masquerading(c.kind)
 	case kindLocal:
 		shortCircuit := chainShortCircuit
 		if c.nodePort {
@@ -71,16 +90,15 @@ func (f *family) endpointChain(c endpointChain) *nft.Chain {
 		}
 		chain.Rules = []nft.Rule{nft.NewRule(nft.Jump(shortCircuit))}
 	}
-	chain.Rules = append(chain.Rules, f.draws(c)...)
+	chain.Rules = append(chain.Rules, p.draws(c)...)
 	return chain
 }
 
 // draws chooses a slot and translates to the endpoint in it. A packet that runs while a commit takes effect can draw a
 // slot that has just gone. The lookup then ends the rule, and a second rule takes slot 0.
-func (f *family) draws(c endpointChain) []nft.Rule {
-	endpoints := f.sets.endpointsOf(c)
+func (p *program) draws(c endpointChain) []nft.Rule {
 	draw := func(slot nft.Expr) nft.Rule {
-		return nft.NewRule(nft.DNAT{Family: f.family, Key: append(f.key(c.nodePort), slot), Map: endpoints.Name})
+		return nft.NewRule(nft.DNAT{Family: p.family, Key: append(p.key(c.nodePort), slot), Map: c.endpoints().set(c.nodePort)})
 	}
 	first := draw(nft.Numgen{Mod: 1})
 	switch c.count {
@@ -89,13 +107,43 @@ func (f *family) draws(c endpointChain) []nft.Rule {
 	case 1:
 		return []nft.Rule{first}
 	}
-	return []nft.Rule{draw(f.slot(c)), first}
+	return []nft.Rule{draw(p.slot(c)), first}
+}
+
+// endpoints returns the kind of the endpoints that the chain draws from.
+func (c endpointChain) endpoints() recordKind {
+	if c.kind == kindLocal {
+		return localEndpointRecord
+	}
+	return endpointRecord
 }
 
 // slot chooses one of the chain's endpoints.
-func (f *family) slot(c endpointChain) nft.Expr {
+func (p *program) slot(c endpointChain) nft.Expr {
 	if c.hash {
-		return nft.JHash{Field: f.family.Saddr(), Mod: uint32(c.count), Seed: affinitySeed}
+		return nft.JHash{Field: p.family.Saddr(), Mod: uint32(c.count), Seed: affinitySeed}
 	}
 	return nft.Numgen{Mod: uint32(c.count)}
+}
+
+// setName returns the name of the chain's set.
+func (c endpointChain) setName() string { return chainSetPrefix + c.name() }
+
+// chainSetPrefix comes before the chain's name in the name of its set.
+const chainSetPrefix = "service-ips-"
+
+// mayHaveSet reports whether the chain may have a set: only those of ClusterIPs, which nearly all Services have.
+func (c endpointChain) mayHaveSet() bool {
+	return c.kind == kindCluster && !c.nodePort && c.count > 0
+}
+
+// group identifies the chains that differ in nothing but the number of endpoints.
+func (c endpointChain) group() endpointChain {
+	c.count = 0
+	return c
+}
+
+// compare orders chains by the number of endpoints.
+func (c endpointChain) compare(other endpointChain) int {
+	return cmp.Or(cmp.Compare(c.count, other.count), cmp.Compare(c.name(), other.name()))
 }

@@ -1,6 +1,7 @@
 package compiler
 
 import (
+	"encoding/binary"
 	"fmt"
 	"net/netip"
 
@@ -31,11 +32,41 @@ const maxFrontendKey = 16 + 4 + 4
 
 // key returns the frontend as a key of the maps, or the start of one.
 func (f frontend) key() nft.Data {
-	if f.isNodePort() {
-		return nft.ProtoData(uint8(f.protocol)) + nft.PortData(f.port)
-	}
 	var buf [maxFrontendKey]byte
-	return nft.Data(nft.AppendPort(nft.AppendProto(nft.AppendAddr(buf[:0], f.addr), uint8(f.protocol)), f.port))
+	return nft.Data(f.appendKey(buf[:0]))
+}
+
+func (f frontend) appendKey(to []byte) []byte {
+	if !f.isNodePort() {
+		to = nft.AppendAddr(to, f.addr)
+	}
+	return nft.AppendPort(nft.AppendProto(to, uint8(f.protocol)), f.port)
+}
+
+// parseKey is the inverse of frontend.key.
+func parseKey(key nft.Data) (fe frontend, ok bool) {
+	if addr := len(key) - 8; addr > 0 {
+		if fe.addr, ok = netip.AddrFromSlice([]byte(key[:addr])); !ok {
+			return fe, false
+		}
+		key = key[addr:]
+	}
+	if len(key) != 8 {
+		return fe, false
+	}
+	fe.protocol, fe.port = model.Protocol(key[0]), binary.BigEndian.Uint16([]byte(key[4:6]))
+	return fe, true
+}
+
+// ParseEndpoint reads the value of an element of a map of endpoints, or of an affinity map: an address and a port. It
+// returns false if the value is none.
+func ParseEndpoint(value nft.Data) (netip.AddrPort, bool) {
+	if len(value) < 4 {
+		return netip.AddrPort{}, false
+	}
+	at := len(value) - 4
+	addr, ok := netip.AddrFromSlice([]byte(value[:at]))
+	return netip.AddrPortFrom(addr, binary.BigEndian.Uint16([]byte(value[at:at+2]))), ok
 }
 
 // eachFrontend calls do with each frontend of a Service port and its rank. A frontend comes twice if the port names the
@@ -56,22 +87,8 @@ func eachFrontend(p *model.ServicePort, do func(rank, frontend)) {
 	}
 }
 
-// frontendState is a frontend that somebody claims.
-type frontendState struct {
-	frontend frontend
-	// claims are sorted, the owner's first.
-	claims []claim
-	// first is the memory of the first claim. Nearly all frontends have no other.
-	first [1]claim
-	// applied is the plan that is in the draft; &noPlan for none.
-	applied *plan
-	// touched says that it is in family.touched.
-	touched bool
-}
-
-// frontendElements is a change of a frontend's elements in the draft, from the plan have to the plan want.
-type frontendElements struct {
-	frontend   frontend
-	key        nft.Data
-	have, want *plan
+// EachFrontend calls do with the address and port of each frontend that a Service port claims. For a node port, addr is
+// the zero value. A frontend comes twice if the Service port names its address twice.
+func (c *Compiler) EachFrontend(p *model.ServicePort, do func(addr netip.Addr, port uint16)) {
+	eachFrontend(p, func(_ rank, fe frontend) { do(fe.addr, fe.port) })
 }

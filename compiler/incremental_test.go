@@ -183,106 +183,73 @@ func (c *cluster) change() *model.Changes {
 	return next
 }
 
-// newCompiler returns a compiler whose chains have sets, and chains in advance, with a few frontends.
+// newCompiler returns a compiler with the limits.
 func (c *cluster) newCompiler(limits chainLimits) *Compiler {
 	compiler, err := New(c.config)
 	if err != nil {
 		c.Fatalf("%v", err)
 	}
 	for _, f := range compiler.families {
-		f.limits = limits
+		f.chains.limits = limits
 	}
 	return compiler
 }
 
 // fewFrontends chooses limits that a few frontends reach.
 func fewFrontends(c chooser) chainLimits {
-	l := chainLimits{
-		chainSetFrom: 2 + c.choose(2), chainSets: 1 + c.choose(3),
-		spareChainsFrom: 2 + c.choose(4), spareChains: 1 + c.choose(2), keptChains: c.choose(4), spareSetsFrom: 2 + c.choose(3),
+	return chainLimits{
+		setFrom: 2 + c.choose(2), sets: 1 + c.choose(3),
+		spareFrom: 2 + c.choose(4), spare: 1 + c.choose(2), kept: c.choose(4), spareSetsFrom: 2 + c.choose(3),
 	}
-	l.chainSetUntil, l.spareChainsUntil, l.spareSetsUntil = 1+c.choose(l.chainSetFrom), 1+c.choose(l.spareChainsFrom), 1+c.choose(l.spareSetsFrom)
-	return l
 }
 
-// fresh compiles the state from nothing. Which chains have a set, or chains in advance, depends on what was there
-// before, between two limits. So it gives those in advance to all that may have them and takes away those that the
-// compiler that is told of each change does not have. It gives sets to the chains to which that compiler gives them, if
-// it may, and keeps the chains that stay there.
+// fresh compiles the state from nothing, and then gives it the chains and the sets that depend on the past. It fails if
+// the past does not explain them.
 func (c *cluster) fresh() *Compiler {
-	most := c.limits
-	most.spareChainsFrom, most.spareSetsFrom = most.spareChainsUntil, most.spareSetsUntil
-	compiler := c.newCompiler(most)
+	compiler := c.newCompiler(chainLimits{spareFrom: math.MaxInt, setFrom: math.MaxInt, spareSetsFrom: math.MaxInt})
 	all := c.state
 	all.Ports = maps.Clone(c.state.Ports)
 	compiler.Apply(&all)
 	for i, f := range compiler.families {
-		c.takeAway(f, c.compiler.families[i])
-		c.expectChainSets(c.compiler.families[i])
-		moveChainSets(f, c.compiler.families[i])
-		c.keepChains(f, c.compiler.families[i])
+		c.expectChains(c.compiler.families[i].chains, f.chains)
+		for chain, state := range c.compiler.families[i].chains.chains {
+			if f.chains.chains[chain] == nil {
+				f.chains.add(chain)
+			}
+			if state.set != nil {
+				f.chains.addSet(chain, f.chains.chains[chain])
+			}
+		}
+		f.putFixedChains()
 	}
 	return compiler
 }
 
-func (c *cluster) takeAway(f, has *family) {
-	for key, group := range f.endpointChains.groups {
-		if group.spare > 0 && group.frontends < c.limits.spareChainsFrom && has.endpointChains.groups[key].spare == 0 {
-			f.setSpare(key, group, false)
-		}
-	}
-	if !has.endpointChains.spareSets && f.sets.addresses.known.Len()+f.sets.nodePorts.known.Len() < c.limits.spareSetsFrom {
-		f.limits.spareSetsFrom, f.limits.spareSetsUntil = math.MaxInt, math.MaxInt
-		f.updateSpareSets()
-	}
-}
-
-// expectChainSets fails if a chain has a set that it may not have, or has none that it must have.
-func (c *cluster) expectChainSets(f *family) {
+// expectChains fails if a chain exists that the limits do not explain, or lacks something that they demand.
+func (c *cluster) expectChains(e, fresh *endpointChains) {
 	c.Helper()
-	e := &f.endpointChains
-	if n := len(e.withSet()); n > c.limits.chainSets {
-		c.Fatalf("%d chains have a set because of their frontends, want at most %d", n, c.limits.chainSets)
+	l := c.limits
+	if n := len(e.limited()); n > l.sets {
+		c.Fatalf("%d chains have a set because of their frontends, want at most %d", n, l.sets)
 	}
-	for chain := range e.sets {
-		if n := e.frontends(chain); !e.spareSet(chain) && n < c.limits.chainSetUntil {
-			c.Fatalf("%s has a set with %d frontends", chain.name(), n)
+	for chain := range fresh.chains {
+		if e.chains[chain] == nil || e.chains[chain].frontends != fresh.chains[chain].frontends {
+			c.Fatalf("%s has %+v frontends, want %d", chain.name(), e.chains[chain], fresh.chains[chain].frontends)
 		}
 	}
-	for chain := range e.used {
-		if chain.mayHaveSet() && e.spareSet(chain) && e.sets[chain] == nil {
-			c.Fatalf("%s has no set", chain.name())
+	for group, state := range e.groups {
+		if len(state.kept) > l.kept || state.spare && 2*state.frontends < l.spareFrom || !state.spare && state.frontends >= l.spareFrom {
+			c.Fatalf("chains like %s: %+v with %+v", group.name(), state, l)
 		}
 	}
-}
-
-// moveChainSets gives sets to the chains that have one in the other family.
-func moveChainSets(f, has *family) {
-	for chain := range f.endpointChains.sets {
-		if has.endpointChains.sets[chain] == nil {
-			f.removeChainSet(chain)
+	for chain, state := range e.chains {
+		kept := e.groups[chain.group()] != nil && slices.Contains(e.groups[chain.group()].kept, chain.count)
+		if state.frontends > 0 == kept && !e.isSpare(chain) {
+			c.Fatalf("%s stays: %v, and has %d frontends", chain.name(), kept, state.frontends)
 		}
-	}
-	for chain := range has.endpointChains.sets {
-		if f.endpointChains.sets[chain] == nil {
-			f.addChainSet(chain)
-		}
-	}
-}
-
-// keepChains keeps the chains that stay in the other family. It fails if these are more than may stay, or have frontends.
-func (c *cluster) keepChains(f, has *family) {
-	c.Helper()
-	for key, group := range has.endpointChains.groups {
-		if n := len(group.kept); n > c.limits.keptChains {
-			c.Fatalf("%d chains like %s stay, want at most %d", n, key.name(), c.limits.keptChains)
-		}
-		f.endpointChains.groups[key].kept = group.kept
-		for _, key.count = range group.kept {
-			if f.endpointChains.used[key] != nil {
-				c.Fatalf("%s stays, and has frontends", key.name())
-			}
-			f.putEndpointChain(key)
+		spare := e.spareSets && e.isSpare(chain) && chain.mayHaveSet()
+		if state.set == nil && spare || state.set != nil && !spare && 2*state.frontends < l.setFrom {
+			c.Fatalf("%s has a set: %v, with %d frontends", chain.name(), state.set != nil, state.frontends)
 		}
 	}
 }

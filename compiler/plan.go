@@ -50,23 +50,40 @@ type planAffinity struct {
 	timeout time.Duration
 }
 
-// planList is a list of endpoints that clients of a frontend may be sent to.
-type planList struct {
-	list      endpointList
-	endpoints []model.Endpoint
-}
-
 // lists returns the lists of a plan that has a chain, without empty ones.
-func (p *plan) lists() (lists []planList) {
-	if p.kind != kindLocal {
-		return []planList{{p.list, p.endpoints}}
-	}
-	for _, l := range []planList{{listCluster, p.endpoints}, {listLocal, p.localEndpoints}} {
-		if len(l.endpoints) > 0 {
-			lists = append(lists, l)
+func (p *plan) lists() (lists []endpointList) {
+	for _, list := range endpointLists {
+		if len(p.listOf(list)) > 0 {
+			lists = append(lists, list)
 		}
 	}
 	return lists
+}
+
+// listOf returns the endpoints of one of the lists; nil if clients are sent to none of them.
+func (p *plan) listOf(list endpointList) []model.Endpoint {
+	switch {
+	case p.kind == kindLocal && list == listLocal:
+		return p.localEndpoints
+	case p.kind == kindLocal || p.list == list:
+		return p.endpoints
+	}
+	return nil
+}
+
+// chains returns the endpoint chains of a plan. shortCircuit is for clients that policy Local does not bind.
+func (p *plan) chains(fe frontend, config *Config) (first, shortCircuit endpointChain) {
+	chain := func(kind chainKind, endpoints []model.Endpoint) endpointChain {
+		n := len(endpoints)
+		return endpointChain{kind: kind, nodePort: fe.isNodePort(), hash: config.AffinityHash && p.affinity != nil && n > 1, count: n}
+	}
+	switch p.kind {
+	case kindNone:
+		return endpointChain{}, endpointChain{}
+	case kindLocal:
+		return chain(kindLocal, p.localEndpoints), chain(kindDirect, p.endpoints)
+	}
+	return chain(p.kind, p.endpoints), endpointChain{}
 }
 
 // unserved is the fate of new connections that are sent to no endpoint.

@@ -272,7 +272,7 @@ func testChainCountWithAffinity(t *testing.T) {
 			t.Fatal(err)
 		}
 		rules := map[int]int{}
-		for _, services := range []int{2 * spareChainsFrom, 5 * spareChainsFrom} {
+		for _, services := range []int{2 * defaultChainLimits.spareFrom, 5 * defaultChainLimits.spareFrom} {
 			ports := map[model.PortID]*model.ServicePort{}
 			for i := range services {
 				p := &model.ServicePort{
@@ -291,8 +291,8 @@ func testChainCountWithAffinity(t *testing.T) {
 				}
 			}
 		}
-		if few, many := rules[2*spareChainsFrom], rules[5*spareChainsFrom]; few == 0 || many != few {
-			t.Errorf("with hash %v, %d rules look up endpoints of %d Services with affinity, %d of %d", hash, few, 2*spareChainsFrom, many, 5*spareChainsFrom)
+		if few, many := rules[2*defaultChainLimits.spareFrom], rules[5*defaultChainLimits.spareFrom]; few == 0 || many != few {
+			t.Errorf("with hash %v, %d rules look up endpoints of %d Services with affinity, %d of %d", hash, few, 2*defaultChainLimits.spareFrom, many, 5*defaultChainLimits.spareFrom)
 		}
 	}
 }
@@ -303,7 +303,7 @@ func TestTransactionSize(t *testing.T) {
 	third := numbered(77, model.IPv4)
 	third.Cluster = append(slices.Clone(third.Cluster), endpoints("10.250.0.1:8080")...)
 	large := numbered(77, model.IPv4)
-	for host := range byte(spareChains - 1) {
+	for host := range byte(defaultChainLimits.spare - 1) {
 		large.Cluster = append(large.Cluster, model.Endpoint{AddrPort: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 250, 0, host}), 8080)})
 	}
 	another := numbered(10_000, model.IPv6)
@@ -329,7 +329,7 @@ func TestTransactionSize(t *testing.T) {
 			"many more endpoints, the first frontend with so many",
 			&model.Changes{Ports: map[model.PortID]*model.ServicePort{large.ID: large}},
 			map[string]int{
-				"ip add to endpoints": spareChains - 1, "ip add to hairpin": spareChains - 1, "ip add to service-ips": 1, "ip delete from service-ips-cluster-2": 1,
+				"ip add to endpoints": defaultChainLimits.spare - 1, "ip add to hairpin": defaultChainLimits.spare - 1, "ip add to service-ips": 1, "ip delete from service-ips-cluster-2": 1,
 				"add chain ip kube-proxy cluster-9": 1,
 				"add rule ip kube-proxy cluster-9 dnat ip to ip daddr . meta l4proto . th dport . numgen random mod 9 map @endpoints\n" +
 					"add rule ip kube-proxy cluster-9 dnat ip to ip daddr . meta l4proto . th dport . numgen random mod 1 map @endpoints": 1,

@@ -1,6 +1,9 @@
 package compiler
 
 import (
+	"net/netip"
+
+	"github.com/nftproxy/nftproxy/model"
 	"github.com/nftproxy/nftproxy/nft"
 	"golang.org/x/sys/unix"
 )
@@ -19,48 +22,128 @@ const (
 	chainClusterIPs            = "cluster-ips-check"
 	chainFirewall              = "firewall-check"
 	chainReject                = "reject-chain"
+	chainAffinityCheck         = "affinity-check"
+	chainCountConnections      = "count-connections"
+	chainCountTraffic          = "count-traffic"
+	// chainCountInput sees connections to processes of this node, which do not run through nat-postrouting.
+	chainCountInput = "nat-input"
 )
 
-// putFixedChains puts the chains with fixed names. The transaction does not contain those that are the same as before.
-func (f *family) putFixedChains() {
+// program builds the chains of one IP family. They depend on the configuration, the node, the ServiceCIDRs and on uses.
+type program struct {
+	family       nft.Family
+	config       *Config
+	node         model.Node
+	serviceCIDRs []netip.Prefix
+}
+
+// uses says which sets have elements. Rules that only look up an empty set are left out, so that packets do not pay for
+// what no Service needs.
+type uses struct {
+	hairpin, nodePorts, noEndpoints, noEndpointNodePorts, guarded bool
+	// known is by whether the frontends are node ports, affinity by that and the index in protocols.
+	known    [2]bool
+	affinity [2][len(protocols)]bool
+	// chainSets changes with the chains that have a set.
+	chainSets int
+}
+
+// protocols are those of Services.
+var protocols = [...]model.Protocol{model.TCP, model.UDP, model.SCTP}
+
+// chains returns the chains with fixed names that are needed. Chain sets are the chains that have a set.
+func (p *program) chains(u *uses, chainSets []endpointChain) []*nft.Chain {
 	// For each base chain, the kernel decides anew which generation of rules a packet sees; for each lookup, which
 	// generation of elements. A packet that sees the rules from before a commit can find a new element that leads to a
 	// new chain, which has no rules in its generation. So NAT base chains of prerouting and output come in pairs: the
 	// second one sees the rules of the commit. It does not run for packets that the first one translated.
 	services := []nft.Rule{nft.NewRule(nft.Jump(chainServices))}
-	for _, c := range []*nft.Chain{
-		{Name: "nat-prerouting", Type: nft.TypeNAT, Hook: nft.HookPrerouting, Priority: nft.PriorityDstNAT, Rules: services},
-		{Name: "nat-output", Type: nft.TypeNAT, Hook: nft.HookOutput, Priority: nft.PriorityDstNAT, Rules: services},
-		{Name: "nat-prerouting-again", Type: nft.TypeNAT, Hook: nft.HookPrerouting, Priority: nft.PriorityDstNAT + 1, Rules: services},
-		{Name: "nat-output-again", Type: nft.TypeNAT, Hook: nft.HookOutput, Priority: nft.PriorityDstNAT + 1, Rules: services},
-		{Name: "filter-input", Type: nft.TypeFilter, Hook: nft.HookInput, Priority: f.filterPriority(), Rules: append(f.countInput(), newConnections(chainInputCheck)...)},
-		{Name: "filter-forward", Type: nft.TypeFilter, Hook: nft.HookForward, Priority: f.filterPriority(), Rules: append(f.countTraffic(), newConnections(chainForwardCheck)...)},
-		{Name: "filter-output", Type: nft.TypeFilter, Hook: nft.HookOutput, Priority: f.filterPriority(), Rules: append(f.countTraffic(), newConnections(chainForwardCheck)...)},
-		{Name: "nat-postrouting", Type: nft.TypeNAT, Hook: nft.HookPostrouting, Priority: nft.PrioritySrcNAT, Rules: f.postrouting()},
-		{Name: chainNodePorts, Rules: append(f.findKnown(true), nft.NewRule(nft.Vmap{Key: f.key(true), Map: f.sets.nodePorts.services.Name}))},
-		{Name: chainShortCircuit, Rules: f.shortCircuitRules(false)},
-		{Name: chainShortCircuitNodePorts, Rules: f.shortCircuitRules(true)},
-		{Name: chainInputCheck, Rules: f.checks(f.inUse(chainNoEndpoints, chainNoEndpointNodePorts)...)},
-		{Name: chainForwardCheck, Rules: f.checks(f.inUse(chainNoEndpoints, chainClusterIPs)...)},
-		{Name: chainClusterIPs, Rules: f.clusterIPRules()},
-		{Name: chainReject, Rules: []nft.Rule{nft.NewRule(nft.Reject{Family: f.family})}},
-	} {
-		f.draft.PutChain(c)
+	nat := func(name string, hook nft.Hook, priority int32, rules []nft.Rule) *nft.Chain {
+		return &nft.Chain{Name: name, Type: nft.TypeNAT, Hook: hook, Priority: priority, Rules: rules}
 	}
-	f.putNoEndpointChecks()
-	f.putServices()
-	f.putCountChains()
-	f.putMarkUnlessLocal()
-	f.putAffinityCheck()
-	f.putFirewall()
+	filter := func(name string, hook nft.Hook, priority int32, rules []nft.Rule) *nft.Chain {
+		return &nft.Chain{Name: name, Type: nft.TypeFilter, Hook: hook, Priority: priority, Rules: rules}
+	}
+	priority := p.filterPriority()
+	chains := []*nft.Chain{
+		nat("nat-prerouting", nft.HookPrerouting, nft.PriorityDstNAT, services),
+		nat("nat-output", nft.HookOutput, nft.PriorityDstNAT, services),
+		nat("nat-prerouting-again", nft.HookPrerouting, nft.PriorityDstNAT+1, services),
+		nat("nat-output-again", nft.HookOutput, nft.PriorityDstNAT+1, services),
+		filter("filter-input", nft.HookInput, priority, append(p.countInput(), newConnections(chainInputCheck)...)),
+		filter("filter-forward", nft.HookForward, priority, append(p.countTraffic(), newConnections(chainForwardCheck)...)),
+		filter("filter-output", nft.HookOutput, priority, append(p.countTraffic(), newConnections(chainForwardCheck)...)),
+		nat("nat-postrouting", nft.HookPostrouting, nft.PrioritySrcNAT, p.postrouting(u)),
+		{Name: chainServices, Rules: p.services(u, chainSets)},
+		{Name: chainNodePorts, Rules: append(p.findKnown(u, true), p.find(serviceRecord, true))},
+		{Name: chainShortCircuit, Rules: p.shortCircuitRules(false)},
+		{Name: chainShortCircuitNodePorts, Rules: p.shortCircuitRules(true)},
+		{Name: chainInputCheck, Rules: p.checks(u, false)},
+		{Name: chainForwardCheck, Rules: p.checks(u, true)},
+		{Name: chainClusterIPs, Rules: p.clusterIPRules()},
+		{Name: chainReject, Rules: []nft.Rule{nft.NewRule(nft.Reject{Family: p.family})}},
+	}
+	if u.noEndpoints {
+		chains = append(chains, &nft.Chain{Name: chainNoEndpoints, Rules: []nft.Rule{p.find(noEndpointRecord, false)}})
+	}
+	if u.noEndpointNodePorts {
+		chains = append(chains, &nft.Chain{Name: chainNoEndpointNodePorts, Rules: p.onNodePortAddresses(true, p.lookup(noEndpointRecord, true))})
+	}
+	if rules := p.markUnlessLocal(); rules != nil {
+		chains = append(chains, &nft.Chain{Name: chainMarkUnlessLocal, Rules: rules})
+	}
+	if u.hasAffinity() {
+		chains = append(chains, &nft.Chain{Name: chainAffinityCheck, Rules: p.affinityRules(u)})
+	}
+	if u.guarded {
+		chains = append(chains,
+			filter("filter-prerouting-pre-dnat", nft.HookPrerouting, nft.PriorityDstNAT-10, newConnections(chainFirewall)),
+			filter("filter-output-pre-dnat", nft.HookOutput, nft.PriorityDstNAT-10, newConnections(chainFirewall)),
+			&nft.Chain{Name: chainFirewall, Rules: p.firewallRules()})
+	}
+	if p.config.CountServices {
+		chains = append(chains,
+			nat(chainCountInput, nft.HookInput, nft.PrioritySrcNAT, p.countConnections()),
+			&nft.Chain{Name: chainCountConnections, Rules: p.countRules(connectionsRecord)},
+			&nft.Chain{Name: chainCountTraffic, Rules: p.countRules(trafficRecord)})
+	}
+	return chains
 }
 
+func (u *uses) hasAffinity() bool { return u.affinity != [2][len(protocols)]bool{} }
+
 // filterPriority is that of the chains that refuse or drop packets to frontends without endpoints.
-func (f *family) filterPriority() int32 {
-	if f.config.ServiceProxyName != "" {
+func (p *program) filterPriority() int32 {
+	if p.config.ServiceProxyName != "" {
 		return nft.PriorityFilter - 1
 	}
 	return nft.PriorityFilter
+}
+
+// key returns the fields that identify a frontend in the maps.
+func (p *program) key(nodePort bool) nft.Concat {
+	if nodePort {
+		return nft.Concat{nft.MetaL4proto, nft.ThDport}
+	}
+	return nft.Concat{p.family.Daddr(), nft.MetaL4proto, nft.ThDport}
+}
+
+// dialedKey returns the fields of key as the client dialed them, for packets whose destination was translated. nft can
+// list a port of conntrack only in a rule that matches the protocol first.
+func (p *program) dialedKey(nodePort bool) nft.Concat {
+	if nodePort {
+		return nft.Concat{nft.MetaL4proto, nft.CTOriginalProtoDst}
+	}
+	return nft.Concat{p.family.OriginalDaddr(), nft.MetaL4proto, nft.CTOriginalProtoDst}
+}
+
+// lookup follows the verdict that a map has for a packet's frontend.
+func (p *program) lookup(kind recordKind, nodePort bool) nft.Vmap {
+	return nft.Vmap{Key: p.key(nodePort), Map: kind.set(nodePort)}
+}
+
+func (p *program) find(kind recordKind, nodePort bool) nft.Rule {
+	return nft.NewRule(p.lookup(kind, nodePort))
 }
 
 // newConnections calls a chain for the first packet of each connection. All other packets cost one comparison.
@@ -70,52 +153,131 @@ func newConnections(chain string) []nft.Rule {
 
 // checks calls chains for packets whose destination was not translated. Translated packets skip them: an endpoint's
 // address may itself be a frontend without endpoints.
-func (f *family) checks(chains ...string) []nft.Rule {
-	rules := []nft.Rule{nft.NewRule(nft.Match{Field: nft.CTStatus, Value: nft.CTStatusDNAT}, f.afterTranslation())}
-	for _, chain := range chains {
-		rules = append(rules, nft.NewRule(nft.Jump(chain)))
+func (p *program) checks(u *uses, forward bool) []nft.Rule {
+	translated := nft.Accept
+	if u.hasAffinity() {
+		translated = nft.Goto(chainAffinityCheck)
+	}
+	rules := []nft.Rule{nft.NewRule(wasTranslated, translated)}
+	if u.noEndpoints {
+		rules = append(rules, nft.NewRule(nft.Jump(chainNoEndpoints)))
+	}
+	switch {
+	case forward:
+		rules = append(rules, nft.NewRule(nft.Jump(chainClusterIPs)))
+	case u.noEndpointNodePorts:
+		rules = append(rules, nft.NewRule(nft.Jump(chainNoEndpointNodePorts)))
 	}
 	return rules
 }
 
-// putServices puts the chain that finds the frontend of a packet.
-func (f *family) putServices() {
-	rules := append(f.findKnown(false), f.chainSetRules()...)
-	rules = append(rules, nft.NewRule(nft.Vmap{Key: f.key(false), Map: f.sets.addresses.services.Name}))
-	f.draft.PutChain(&nft.Chain{Name: chainServices, Rules: append(rules, f.onNodePortAddresses(f.uses.nodePorts, nft.Goto(chainNodePorts))...)})
+// wasTranslated matches packets of connections whose destination was translated.
+var wasTranslated = nft.Match{Field: nft.CTStatus, Value: nft.CTStatusDNAT}
+
+// services returns the rules that find the frontend of a packet.
+func (p *program) services(u *uses, chainSets []endpointChain) []nft.Rule {
+	rules := p.findKnown(u, false)
+	for _, c := range chainSets {
+		rules = append(rules, nft.NewRule(nft.InSet{Key: p.key(false), Set: c.setName()}, nft.Goto(c.name())))
+	}
+	rules = append(rules, p.find(serviceRecord, false))
+	return append(rules, p.onNodePortAddresses(u.nodePorts, nft.Goto(chainNodePorts))...)
 }
 
-func (f *family) clusterIPRules() []nft.Rule {
-	daddr := f.family.Daddr()
+// findKnown returns the rule that leads clients of frontends with affinity to the chains for known clients, if there
+// are such frontends.
+func (p *program) findKnown(u *uses, nodePort bool) []nft.Rule {
+	if !u.known[index(nodePort)] {
+		return nil
+	}
+	return []nft.Rule{p.find(knownRecord, nodePort)}
+}
+
+func (p *program) clusterIPRules() []nft.Rule {
+	daddr := p.family.Daddr()
 	rules := []nft.Rule{{
-		Statements: []nft.Statement{nft.InSet{Key: nft.Concat{daddr}, Set: f.sets.clusterIPs.Name}, nft.Reject{Family: f.family}},
+		Statements: []nft.Statement{nft.InSet{Key: nft.Concat{daddr}, Set: ClusterIPs}, nft.Reject{Family: p.family}},
 		Comment:    "a port that the ClusterIP does not have",
 	}}
-	if f.config.ServiceProxyName != "" {
+	if p.config.ServiceProxyName != "" {
 		return rules // other proxies have Services in these ranges
 	}
-	for _, p := range prefixesOf(f.family, f.serviceCIDRs) {
+	for _, cidr := range prefixesOf(p.family, p.serviceCIDRs) {
 		rules = append(rules, nft.Rule{
-			Statements: []nft.Statement{nft.Match{Field: daddr, Value: p}, nft.Drop},
+			Statements: []nft.Statement{nft.Match{Field: daddr, Value: cidr}, nft.Drop},
 			Comment:    "an address that no Service holds",
 		})
 	}
 	return rules
 }
 
-func (f *family) postrouting() []nft.Rule {
-	bits := f.config.markBits()
-	rules := append(f.countConnections(), nft.NewRule(nft.Match{Field: nft.MetaMark, Mask: bits, Value: bits}, nft.SetMark{Xor: bits}, nft.Masquerade{}))
-	if f.uses.hairpin {
-		pair := nft.Concat{f.family.Saddr(), f.family.Daddr()}
+func (p *program) postrouting(u *uses) []nft.Rule {
+	bits := p.config.markBits()
+	rules := append(p.countConnections(), nft.NewRule(nft.Match{Field: nft.MetaMark, Mask: bits, Value: bits}, nft.SetMark{Xor: bits}, nft.Masquerade{}))
+	if u.hairpin {
+		pair := nft.Concat{p.family.Saddr(), p.family.Daddr()}
 		rules = append(rules, nft.Rule{
-			Statements: []nft.Statement{nft.Match{Field: nft.CTStatus, Value: nft.CTStatusDNAT}, nft.InSet{Key: pair, Set: f.sets.hairpin.Name}, nft.Masquerade{}},
+			Statements: []nft.Statement{wasTranslated, nft.InSet{Key: pair, Set: hairpinSet}, nft.Masquerade{}},
 			Comment:    "the endpoint is the client itself",
 		})
 	}
 	return rules
 }
 
+// firewallRules drop connections to a guarded load balancer address from sources that loadBalancerSourceRanges does not
+// name. They run before the destination is translated, and look at the packet's own source. A base chain costs every
+// packet time, so theirs exist only while there is such an address.
+func (p *program) firewallRules() []nft.Rule {
+	return []nft.Rule{nft.NewRule(
+		nft.InSet{Key: p.key(false), Set: guardedRecord.set(false)},
+		nft.InSet{Key: append(p.key(false), p.family.Saddr()), Op: nft.NotEqual, Set: sourceRecord.set(false)},
+		nft.Drop,
+	)}
+}
+
 func isLocalAddress(field nft.Field) nft.Statement {
 	return nft.Match{Field: field, Op: nft.Equal, Value: nft.IntegerData(unix.RTN_LOCAL)}
+}
+
+func isProtocol(protocol model.Protocol) nft.Statement {
+	return nft.Match{Field: nft.MetaL4proto, Value: nft.ProtoData(uint8(protocol))}
+}
+
+// Counting (Config.CountServices) has sets of its own. The elements of service-ips could count as well, but whenever
+// the number of a Service's endpoints changes they are replaced, and their counts are lost. An element of the sets here
+// exists as long as its frontend.
+//
+// Connections are counted in NAT chains of source translation. The kernel runs one of them once for each connection,
+// after its destination was translated, unless another rule dropped it. So retransmitted SYNs and refused connections
+// do not count. Packets and bytes are counted in filter chains, which see each packet, in both directions.
+
+// countRules look up the address that the client dialed, from conntrack. External addresses may have a node port's
+// number, so they are looked up first. Each protocol has rules of its own (dialedKey).
+func (p *program) countRules(kind recordKind) (rules []nft.Rule) {
+	for _, protocol := range protocols {
+		for _, nodePort := range []bool{false, true} {
+			rules = append(rules, nft.NewRule(isProtocol(protocol), nft.InSet{Key: p.dialedKey(nodePort), Set: kind.set(nodePort)}, nft.Return))
+		}
+	}
+	return rules
+}
+
+// countConnections begins the NAT chains of source translation.
+func (p *program) countConnections() []nft.Rule { return p.countIn(chainCountConnections) }
+
+// countTraffic begins the filter chains.
+func (p *program) countTraffic() []nft.Rule { return p.countIn(chainCountTraffic) }
+
+// countInput begins the filter chain of hook input. Packets from this node itself were counted in hook output.
+func (p *program) countInput() []nft.Rule {
+	return p.countIn(chainCountTraffic, nft.Match{Field: nft.MetaIifname, Op: nft.NotEqual, Value: "lo"})
+}
+
+// countIn leads packets of connections whose destination was translated to a chain that counts.
+func (p *program) countIn(chain string, match ...nft.Statement) []nft.Rule {
+	if !p.config.CountServices {
+		return nil
+	}
+	statements := append([]nft.Statement{wasTranslated}, match...)
+	return []nft.Rule{nft.NewRule(append(statements, nft.Jump(chain))...)}
 }

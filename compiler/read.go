@@ -2,13 +2,10 @@ package compiler
 
 import (
 	"cmp"
-	"encoding/binary"
 	"fmt"
 	"maps"
 	"net/netip"
 	"slices"
-	"strconv"
-	"strings"
 	"time"
 
 	"github.com/nftproxy/nftproxy/model"
@@ -82,6 +79,19 @@ func (f *Frontend) frontend() frontend { return frontend{f.Addr, f.Port, f.Proto
 // the key.
 func (f *Frontend) Key() nft.Data { return f.frontend().key() }
 
+// CountSets returns the names of the sets whose elements count for a frontend. In the first one, each counted packet is
+// a new connection that was sent to an endpoint. The second one counts all packets of such connections, in both
+// directions. The keys are Frontend.Key. Only tables with Config.CountServices have these sets.
+func (f *Frontend) CountSets() (connections, traffic string) {
+	nodePort := f.Kind == FrontendNodePort
+	return connectionsRecord.set(nodePort), trafficRecord.set(nodePort)
+}
+
+// CountsConnections reports whether each packet that the set of CountSets counts is a new connection.
+func CountsConnections(set string) bool {
+	return slices.Contains(recordSets[connectionsRecord].names[:], set)
+}
+
 // Compare orders frontends by Service port, protocol, kind, address, port and family.
 func (f *Frontend) Compare(other *Frontend) int {
 	return cmp.Or(
@@ -101,35 +111,26 @@ func Read(table *nft.Table) ([]*Frontend, error) {
 	return r.read(), nil
 }
 
-// reader reads a table by the layout that the compiler writes.
+// reader reads a table by the sets that the compiler writes.
 type reader struct {
 	table *nft.Table
-	// layout is a family without Services. It has the names and the types of all sets.
-	layout *family
-	// updates holds, by chain, the statements that fill affinity maps.
-	updates map[string][]nft.Update
-	// chainSets are the sets of frontends of one chain each.
-	chainSets []chainSet
-}
-
-// chainSet is a set of frontends and the chain to which a rule leads them.
-type chainSet struct {
-	set   *nft.Set
-	chain string
+	// updates holds, by affinity map, the statements that fill it.
+	updates map[string]nft.Update
+	found   map[frontend]*Frontend
 }
 
 func newReader(table *nft.Table) (*reader, error) {
 	if table.Family != nft.FamilyIP && table.Family != nft.FamilyIP6 {
 		return nil, fmt.Errorf("table %s %s is of another family than ip and ip6", table.Family, table.Name)
 	}
-	r := &reader{table: table, layout: newFamily(table.Family, &Config{}), updates: map[string][]nft.Update{}}
-	for _, want := range r.layout.draft.Table().Sets {
+	wanted := newFamily(table.Family, &Config{}).draft.Table()
+	for _, want := range wanted.Sets {
 		have := table.Set(want.Name)
 		differs := have == nil || have.Key.String() != want.Key.String() || have.Data.String() != want.Data.String() || have.Verdicts != want.Verdicts
 		switch {
 		case differs && table.Chain(kubeProxyServiceCheck) != nil:
 			return nil, fmt.Errorf("table %[1]s %[2]s was written by kube-proxy (nftables mode), not by nftproxy: \"nft list table %[1]s %[2]s\" prints it; if nftproxy shall serve this node, stop kube-proxy and start nftproxy", table.Family, table.Name)
-		case have == nil && !r.isOwn():
+		case have == nil && table.Comment != wanted.Comment:
 			return nil, fmt.Errorf("table %s %s is not nftproxy's: it has no %s %s, so another program wrote it", table.Family, table.Name, want.Kind(), want.Name)
 		case have == nil:
 			return nil, fmt.Errorf("table %s %s was written by another version of nftproxy: it has no %s %s", table.Family, table.Name, want.Kind(), want.Name)
@@ -137,10 +138,16 @@ func newReader(table *nft.Table) (*reader, error) {
 			return nil, fmt.Errorf("table %s %s was written by another version of nftproxy: %s %s is of another type", table.Family, table.Name, want.Kind(), want.Name)
 		}
 	}
+	r := &reader{table: table, updates: map[string]nft.Update{}, found: map[frontend]*Frontend{}}
 	for _, chain := range table.Chains {
-		r.addUpdates(chain)
+		for _, rule := range chain.Rules {
+			for _, statement := range rule.Statements {
+				if update, ok := statement.(nft.Update); ok {
+					r.updates[update.Map] = update
+				}
+			}
+		}
 	}
-	r.addChainSets(table.Chain(chainServices))
 	return r, nil
 }
 
@@ -148,22 +155,33 @@ func newReader(table *nft.Table) (*reader, error) {
 // table's comment cannot tell them apart: it stays when one of them replaces the content that the other wrote.
 const kubeProxyServiceCheck = "service-endpoints-check"
 
-// isOwn reports whether the table has nftproxy's comment.
-func (r *reader) isOwn() bool { return r.table.Comment == r.layout.draft.Table().Comment }
-
-// addUpdates notes the affinity maps that a chain fills.
-func (r *reader) addUpdates(chain *nft.Chain) {
-	for _, rule := range chain.Rules {
-		for _, statement := range rule.Statements {
-			if update, ok := statement.(nft.Update); ok {
-				r.updates[chain.Name] = append(r.updates[chain.Name], update)
+// read reads the records of one kind after the other. The first three say which frontends there are, and their chains how
+// many endpoints these have.
+func (r *reader) read() []*Frontend {
+	r.readChainSets()
+	for _, kind := range []recordKind{
+		serviceRecord, noEndpointRecord, guardedRecord, shortCircuitRecord, endpointRecord, localEndpointRecord, affinityRecord, sourceRecord,
+	} {
+		for nodePort, name := range recordSets[kind].names {
+			if set := r.table.Set(name); set != nil {
+				for _, e := range set.Elements() {
+					if record, ok := readRecord(kind, e); ok && record.frontend.isNodePort() == (nodePort == 1) {
+						r.add(&record)
+					}
+				}
 			}
 		}
 	}
+	for _, f := range r.found {
+		f.Endpoints, f.LocalEndpoints = withoutEmpty(f.Endpoints), withoutEmpty(f.LocalEndpoints)
+		slices.SortFunc(f.Sources, netip.Prefix.Compare)
+	}
+	return slices.SortedFunc(maps.Values(r.found), (*Frontend).Compare)
 }
 
-// addChainSets notes the sets that the chain services looks up, with the chain of each.
-func (r *reader) addChainSets(services *nft.Chain) {
+// readChainSets reads the frontends in the sets of chains, to which the rules lead before they look up service-ips.
+func (r *reader) readChainSets() {
+	services := r.table.Chain(chainServices)
 	if services == nil {
 		return
 	}
@@ -173,210 +191,167 @@ func (r *reader) addChainSets(services *nft.Chain) {
 		}
 		in, isLookup := rule.Statements[0].(nft.InSet)
 		to, isVerdict := rule.Statements[1].(nft.Verdict)
-		if set := r.table.Set(in.Set); isLookup && isVerdict && in.Op == nft.Equal && set != nil && to.Kind == nft.VerdictGoto {
-			r.chainSets = append(r.chainSets, chainSet{set, to.Chain})
-		}
-	}
-}
-
-func (r *reader) set(like *nft.Set) *nft.Set { return r.table.Set(like.Name) }
-
-// setsOf returns the layout's sets for frontends like f.
-func (r *reader) setsOf(f *Frontend) *frontendSets { return r.layout.sets.of(!f.Addr.IsValid()) }
-
-func (r *reader) read() []*Frontend {
-	found := map[nft.Data]*Frontend{}
-	l := r.layout.sets
-	for _, set := range []*nft.Set{l.addresses.services, l.addresses.noEndpoints, l.guardedIPs, l.nodePorts.services, l.nodePorts.noEndpoints} {
-		for _, e := range r.set(set).Elements() {
-			r.addFrontend(found, e)
-		}
-	}
-	for _, c := range r.chainSets {
-		for _, e := range c.set.Elements() {
-			r.addFrontend(found, e)
-		}
-	}
-	r.addSources(found)
-	return slices.SortedFunc(maps.Values(found), (*Frontend).Compare)
-}
-
-func (r *reader) addFrontend(found map[nft.Data]*Frontend, e nft.Element) {
-	if found[e.Key] != nil {
-		return
-	}
-	fe, ok := parseKey(e.Key)
-	if !ok {
-		return
-	}
-	f := &Frontend{Family: r.table.Family, Addr: fe.addr, Port: fe.port, Protocol: fe.protocol, ServicePort: e.Comment}
-	found[e.Key] = f
-	r.readKind(f)
-	r.readVerdicts(f)
-	r.readAffinity(f)
-}
-
-// parseKey is the inverse of frontend.key.
-func parseKey(key nft.Data) (fe frontend, ok bool) {
-	if addr := len(key) - 8; addr > 0 {
-		if fe.addr, ok = netip.AddrFromSlice([]byte(key[:addr])); !ok {
-			return fe, false
-		}
-		key = key[addr:]
-	}
-	if len(key) != 8 {
-		return fe, false
-	}
-	fe.protocol, fe.port = model.Protocol(key[0]), binary.BigEndian.Uint16([]byte(key[4:6]))
-	return fe, true
-}
-
-func (r *reader) readKind(f *Frontend) {
-	switch _, isClusterIP := r.set(r.layout.sets.clusterIPs).Element(nft.AddrData(f.Addr)); {
-	case !f.Addr.IsValid():
-		f.Kind = FrontendNodePort
-	case isClusterIP:
-		f.Kind = FrontendClusterIP
-	default:
-		f.Kind = FrontendExternal
-	}
-}
-
-// readVerdicts reads the chains that a frontend goes to and the lists that they draw from.
-func (r *reader) readVerdicts(f *Frontend) {
-	sets, key := r.setsOf(f), f.Key()
-	first, firstFound := r.chainAt(sets.services, key)
-	short, shortFound := r.chainAt(sets.shortCircuits, key)
-	if firstFound {
-		f.Chain = first.name()
-	}
-	switch {
-	case firstFound && first.kind == kindLocal:
-		f.Policy, f.LocalEndpoints = model.PolicyLocal.String(), r.list(sets.localEndpoints, key, first.count)
-		if shortFound {
-			f.ShortCircuit, f.Endpoints = short.name(), r.list(sets.endpoints, key, short.count)
-		}
-	case firstFound:
-		f.Endpoints = r.list(sets.endpoints, key, first.count)
-		if first.kind == kindExternal {
-			f.Policy, f.Masquerade = model.PolicyCluster.String(), true
-		}
-	}
-	if e, found := r.set(sets.noEndpoints).Element(key); found {
-		f.Unserved = UnservedReject
-		if e.Verdict == nft.Drop {
-			f.Unserved, f.Policy = UnservedDrop, model.PolicyLocal.String()
-		}
-	}
-}
-
-func (r *reader) chainAt(set *nft.Set, key nft.Data) (endpointChain, bool) {
-	if set == r.layout.sets.addresses.services {
-		for _, c := range r.chainSets { // the rules look them up before service-ips
-			if _, found := c.set.Element(key); found {
-				return parseEndpointChain(c.chain)
+		if set := r.table.Set(in.Set); isLookup && isVerdict && in.Op == nft.Equal && set != nil {
+			for _, e := range set.Elements() {
+				e.Verdict = to
+				if record, ok := readRecord(serviceRecord, e); ok {
+					r.add(&record)
+				}
 			}
 		}
 	}
-	e, found := r.set(set).Element(key)
-	if !found || e.Verdict.Kind != nft.VerdictGoto {
-		return endpointChain{}, false
-	}
-	return parseEndpointChain(e.Verdict.Chain)
 }
 
-// list returns the endpoints in the first count slots of a frontend, without empty slots.
-func (r *reader) list(like *nft.Set, key nft.Data, count int) []netip.AddrPort {
-	set := r.set(like)
-	var out []netip.AddrPort
-	for slot := range min(count, set.Len()) {
-		e, found := set.Element(key + nft.IntegerData(uint32(slot)))
-		if !found {
-			continue
-		}
-		if addr, ok := ParseEndpoint(e.Value); ok {
-			out = append(out, addr)
-		}
+// add adds a record to its frontend. The first record of a chain counts.
+func (r *reader) add(record *record) {
+	f := r.found[record.frontend]
+	if f == nil && (record.kind == serviceRecord || record.kind == noEndpointRecord || record.kind == guardedRecord) {
+		f = r.newFrontend(record)
+		r.found[record.frontend] = f
 	}
-	return out
-}
-
-// ParseEndpoint reads the value of an element of a map of endpoints, or of an affinity map: an address and a port. It
-// returns false if the value is none.
-func ParseEndpoint(value nft.Data) (netip.AddrPort, bool) {
-	if len(value) < 4 {
-		return netip.AddrPort{}, false
-	}
-	at := len(value) - 4
-	addr, ok := netip.AddrFromSlice([]byte(value[:at]))
-	return netip.AddrPortFrom(addr, binary.BigEndian.Uint16([]byte(value[at:at+2]))), ok
-}
-
-// parseEndpointChain is the inverse of endpointChain.name.
-func parseEndpointChain(name string) (b endpointChain, ok bool) {
-	name, b.nodePort = strings.CutPrefix(name, "nodeport-")
-	at := strings.LastIndexByte(name, '-')
-	if at < 0 {
-		return b, false
-	}
-	count, err := strconv.Atoi(name[at+1:])
-	if err != nil || count < 0 {
-		return b, false
-	}
-	b.count, name = count, name[:at]
-	name, b.hash = strings.CutSuffix(name, "-hash")
-	b.kind = parseChainKind(name)
-	return b, b.kind != kindNone
-}
-
-// readAffinity finds the maps that hold the clients of a frontend.
-func (r *reader) readAffinity(f *Frontend) {
-	e, found := r.set(r.setsOf(f).affinity).Element(f.Key())
-	if !found || e.Verdict.Kind != nft.VerdictGoto {
+	if f == nil {
 		return
 	}
-	updates := r.updates[e.Verdict.Chain]
-	if port, isShortCircuit := strings.CutPrefix(e.Verdict.Chain, affinityShortCircuitPrefix); isShortCircuit {
-		for _, prefix := range affinityChainPrefixes {
-			updates = append(updates, r.updates[prefix+port]...)
+	switch record.kind {
+	case serviceRecord:
+		if record.chain.kind != kindNone && f.Chain == "" {
+			r.addChain(f, record.chain)
 		}
-	}
-	for _, u := range updates {
-		f.AffinityTimeout = u.Timeout
-		f.AffinityMaps = append(f.AffinityMaps, u.Map)
+	case shortCircuitRecord:
+		if record.chain.kind != kindNone && f.Policy == model.PolicyLocal.String() && f.Chain != "" {
+			f.ShortCircuit, f.Endpoints = record.chain.name(), r.slots(record.chain)
+		}
+	case endpointRecord:
+		setSlot(f.Endpoints, record)
+	case localEndpointRecord:
+		setSlot(f.LocalEndpoints, record)
+	case noEndpointRecord:
+		f.Unserved = UnservedReject
+		if record.unserved == unservedDrop {
+			f.Unserved, f.Policy = UnservedDrop, model.PolicyLocal.String()
+		}
+	case guardedRecord:
+		f.Sources = []netip.Prefix{}
+	case sourceRecord:
+		if f.Sources != nil {
+			f.Sources = append(f.Sources, netip.PrefixFrom(record.addr.Addr(), record.slot))
+		}
+	case affinityRecord:
+		r.addAffinity(f, record)
 	}
 }
 
-// addSources reads the prefixes that may dial guarded frontends. Nobody may dial a guarded frontend without any.
-func (r *reader) addSources(found map[nft.Data]*Frontend) {
-	for _, e := range r.set(r.layout.sets.guardedIPs).Elements() {
-		if f := found[e.Key]; f != nil {
-			f.Sources = []netip.Prefix{}
+func (r *reader) newFrontend(record *record) *Frontend {
+	fe := record.frontend
+	f := &Frontend{Family: r.table.Family, Addr: fe.addr, Port: fe.port, Protocol: fe.protocol, ServicePort: record.comment, Kind: FrontendExternal}
+	if fe.isNodePort() {
+		f.Kind = FrontendNodePort
+	} else if _, isClusterIP := r.table.Set(ClusterIPs).Element(nft.AddrData(fe.addr)); isClusterIP {
+		f.Kind = FrontendClusterIP
+	}
+	return f
+}
+
+func (r *reader) addChain(f *Frontend, c endpointChain) {
+	f.Chain = c.name()
+	switch c.kind {
+	case kindLocal:
+		f.Policy, f.LocalEndpoints = model.PolicyLocal.String(), r.slots(c)
+	case kindExternal:
+		f.Policy, f.Masquerade = model.PolicyCluster.String(), true
+		fallthrough
+	default:
+		f.Endpoints = r.slots(c)
+	}
+}
+
+// slots returns the slots that a chain draws from, still empty. Somebody else's chain may have any number in its name.
+func (r *reader) slots(c endpointChain) []netip.AddrPort {
+	return make([]netip.AddrPort, min(c.count, r.table.Set(c.endpoints().set(c.nodePort)).Len()))
+}
+
+func setSlot(slots []netip.AddrPort, record *record) {
+	if record.slot < len(slots) {
+		slots[record.slot] = record.addr
+	}
+}
+
+// withoutEmpty returns the slots that have an endpoint; nil for none.
+func withoutEmpty(slots []netip.AddrPort) []netip.AddrPort {
+	slots = slices.DeleteFunc(slots, func(endpoint netip.AddrPort) bool { return !endpoint.IsValid() })
+	if len(slots) == 0 {
+		return nil
+	}
+	return slots
+}
+
+// addAffinity finds the maps that hold the clients of a frontend.
+func (r *reader) addAffinity(f *Frontend, record *record) {
+	for _, list := range endpointLists {
+		update, ok := r.updates[affinityMapName(list, record.affinity)]
+		if ok && (record.chain.kind == kindLocal || record.list == list) {
+			f.AffinityTimeout = update.Timeout
+			f.AffinityMaps = append(f.AffinityMaps, update.Map)
 		}
 	}
-	size := nft.Concat{r.table.Family.Saddr()}.Len()
-	for _, e := range r.set(r.layout.sets.allowedSources).Elements() {
-		at := len(e.Key) - size
-		if at < 0 || len(e.KeyEnd) != len(e.Key) {
+}
+
+// kubeProxyNodePortIPs is the set of kube-proxy's nftables mode with the addresses on which node ports answer.
+const kubeProxyNodePortIPs = "nodeport-ips"
+
+// NodeFromTables returns the Node for which tables were compiled, as far as they tell: IPs has an address of each
+// family on which node ports answer, and PodCIDRs the networks of the cluster's clients. Tables of kube-proxy's
+// nftables mode tell the addresses only. Nil tables are skipped. With it, a proxy that starts while its Node has no
+// addresses keeps node ports working.
+func NodeFromTables(tables ...*nft.Table) model.Node {
+	var node model.Node
+	for _, t := range tables {
+		if t == nil {
 			continue
 		}
-		if f := found[e.Key[:at]]; f != nil && f.Sources != nil {
-			f.Sources = append(f.Sources, prefixBetween(e.Key[at:], e.KeyEnd[at:]))
+		if ips := nodePortIPs(t); len(ips) > 0 {
+			node.IPs = append(node.IPs, ips[0])
 		}
+		node.PodCIDRs = append(node.PodCIDRs, matched(t, chainShortCircuit, t.Family.Saddr(), nil)...)
 	}
-	for _, f := range found {
-		slices.SortFunc(f.Sources, netip.Prefix.Compare)
-	}
+	return node
 }
 
-// prefixBetween returns the longest prefix that contains both addresses.
-func prefixBetween(from, to nft.Data) netip.Prefix {
-	first, _ := netip.AddrFromSlice([]byte(from))
-	last, _ := netip.AddrFromSlice([]byte(to))
-	for bits := first.BitLen(); bits > 0; bits-- {
-		if p := netip.PrefixFrom(first, bits).Masked(); p.Contains(last) {
-			return p
+// nodePortIPs returns single addresses on which node ports answer.
+func nodePortIPs(t *nft.Table) (ips []netip.Addr) {
+	if set := t.Set(kubeProxyNodePortIPs); set != nil {
+		for _, e := range set.Elements() {
+			if ip, ok := netip.AddrFromSlice([]byte(e.Key)); ok {
+				ips = append(ips, ip)
+			}
+		}
+		return ips
+	}
+	for _, p := range matched(t, chainServices, t.Family.Daddr(), nft.Goto(chainNodePorts)) {
+		if p.IsSingleIP() {
+			ips = append(ips, p.Addr())
 		}
 	}
-	return netip.PrefixFrom(first, 0).Masked()
+	return ips
+}
+
+// matched returns the prefixes that a field is compared with in the rules of a chain that contain the statement end;
+// nil means all rules.
+func matched(t *nft.Table, chain string, field nft.Field, end nft.Statement) (prefixes []netip.Prefix) {
+	c := t.Chain(chain)
+	if c == nil {
+		return nil
+	}
+	for _, rule := range c.Rules {
+		if end != nil && !slices.Contains(rule.Statements, end) {
+			continue
+		}
+		for _, statement := range rule.Statements {
+			m, _ := statement.(nft.Match)
+			if prefix, ok := m.Value.(netip.Prefix); ok && m.Field == field && m.Op == nft.Equal {
+				prefixes = append(prefixes, prefix)
+			}
+		}
+	}
+	return prefixes
 }

@@ -141,7 +141,7 @@ func testReadFindsFrontendsInSetsOfTheirChain(t *testing.T) {
 		t.Fatal(err)
 	}
 	ports := map[model.PortID]*model.ServicePort{}
-	for i := range chainSetFrom + 1 {
+	for i := range defaultChainLimits.setFrom + 1 {
 		p := readPort(func(p *model.ServicePort) {
 			p.ID.Service = fmt.Sprintf("web-%d", i)
 			p.ClusterIP = netip.AddrFrom4([4]byte{10, 96, byte(i >> 8), byte(i)})
@@ -151,12 +151,12 @@ func testReadFindsFrontendsInSetsOfTheirChain(t *testing.T) {
 	}
 	c.Apply(&model.Changes{Full: true, Ports: ports})
 	table := c.Tables()[0]
-	if set := table.Set("service-ips-cluster-2"); set == nil || set.Len() != chainSetFrom+1 {
+	if set := table.Set("service-ips-cluster-2"); set == nil || set.Len() != defaultChainLimits.setFrom+1 {
 		t.Fatal("the chain has no set, or not all frontends are in it")
 	}
 	got, err := Read(table)
-	if err != nil || len(got) != chainSetFrom+1 {
-		t.Fatalf("%d frontends, want %d: %v", len(got), chainSetFrom+1, err)
+	if err != nil || len(got) != defaultChainLimits.setFrom+1 {
+		t.Fatalf("%d frontends, want %d: %v", len(got), defaultChainLimits.setFrom+1, err)
 	}
 	for _, f := range got {
 		if f.Chain != "cluster-2" || len(f.Endpoints) != 2 {

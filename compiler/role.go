@@ -64,14 +64,6 @@ func RoleOf(chain string) Role {
 	return kindRoles[c.kind]
 }
 
-// IsHairpinSet reports whether the set of that name holds the endpoints whose packets may be sent back to them.
-func IsHairpinSet(set string) bool { return set == hairpinSet }
-
-// IsLocalAffinityMap reports whether the set of that name is the affinity map for clients that policy Local binds.
-func IsLocalAffinityMap(set string) bool {
-	return strings.HasPrefix(set, affinityMapPrefixes[listLocal])
-}
-
 // ServesNodePorts reports whether the chain of that name sees packets to node ports only.
 func ServesNodePorts(chain string) bool {
 	c, ok := parseEndpointChain(chain)

@@ -1,0 +1,362 @@
+package compiler
+
+import (
+	"cmp"
+	"encoding/binary"
+	"net/netip"
+	"strings"
+
+	"github.com/nftproxy/nftproxy/model"
+	"github.com/nftproxy/nftproxy/nft"
+)
+
+// record is one thing that a frontend needs in the table: an element, or the maps and chains of its session affinity.
+// The functions append…Records say
+// which records a Service port or a plan needs. A store merges those of two states into the draft.
+type record struct {
+	kind     recordKind
+	frontend frontend
+	// list is the list of endpoints that an affinity map is for, or with which an affinity chain begins.
+	list endpointList
+	// slot is the slot of an endpoint, or the length of the prefix of a source.
+	slot int
+	// addr is an endpoint, or an address without a port.
+	addr netip.AddrPort
+	// chain is the endpoint chain to which an element leads. In an affinityRecord and a knownRecord it has a kind only.
+	chain    endpointChain
+	unserved unserved
+	// affinity is affinityName of the Service port; empty for no affinity.
+	affinity string
+	comment  string
+	// plan is set for affinityMapRecord and affinityKnownRecord only.
+	plan *plan
+}
+
+// recordKind is the kind of a record. Kinds are in the order of their sets in the table, which is that of a plan's
+// records too.
+type recordKind uint8
+
+const (
+	// serviceRecord leads a frontend to its endpoint chain.
+	serviceRecord recordKind = iota
+	// endpointRecord is an endpoint in its slot, shortCircuitRecord leads clients that policy Local does not bind to the
+	// chain that draws among these. localEndpointRecord is one for the clients that policy Local binds.
+	endpointRecord
+	shortCircuitRecord
+	localEndpointRecord
+	// noEndpointRecord is the fate of connections that are sent to no endpoint.
+	noEndpointRecord
+	// clusterIPRecord is needed by each Service port with the ClusterIP.
+	clusterIPRecord
+	// guardedRecord is a load balancer IP that only the sources of its sourceRecords may dial.
+	guardedRecord
+	sourceRecord
+	// affinityRecord leads a connection that was translated to the chain that records its client. An external address
+	// without affinity has one too: see store.putAffinity.
+	affinityRecord
+	// knownRecord leads clients to the chain of affinityKnownRecord.
+	knownRecord
+	// connectionsRecord and trafficRecord count.
+	connectionsRecord
+	trafficRecord
+	// hairpinRecord is needed by each Service port with the endpoint.
+	hairpinRecord
+	// elementKinds is the number of kinds above, which are elements of sets that a table always has.
+	elementKinds
+
+	// affinityMapRecord is the map for a list of a Service port, and the chain that fills it.
+	affinityMapRecord = elementKinds
+	// affinityKnownRecord is the chain that sends known clients of a Service port to their endpoint.
+	affinityKnownRecord = elementKinds + 1
+)
+
+// keyShape says what the keys of a set are.
+type keyShape uint8
+
+const (
+	// keyFrontend is a frontend; keySlot is one and a slot; keySource is one and the range of a prefix.
+	keyFrontend keyShape = iota
+	keySlot
+	keySource
+	// keyAddress is an address; keyPair is one twice.
+	keyAddress
+	keyPair
+)
+
+// recordSets says where the elements of a kind are.
+var recordSets = [elementKinds]struct {
+	// names are those of the sets for addresses and for node ports.
+	names    [2]string
+	key      keyShape
+	verdicts bool
+	counter  bool
+}{
+	serviceRecord:       {names: [2]string{ServiceIPs, "service-nodeports"}, verdicts: true},
+	endpointRecord:      {names: [2]string{Endpoints, "nodeport-endpoints"}, key: keySlot},
+	shortCircuitRecord:  {names: [2]string{"short-circuit-ips", "short-circuit-nodeports"}, verdicts: true},
+	localEndpointRecord: {names: [2]string{"local-endpoints", "local-nodeport-endpoints"}, key: keySlot},
+	noEndpointRecord:    {names: [2]string{"no-endpoint-services", "no-endpoint-nodeports"}, verdicts: true},
+	clusterIPRecord:     {names: [2]string{ClusterIPs}, key: keyAddress},
+	guardedRecord:       {names: [2]string{guardSet}},
+	sourceRecord:        {names: [2]string{"allowed-sources"}, key: keySource},
+	affinityRecord:      {names: [2]string{"affinity-ips", "affinity-nodeports"}, verdicts: true},
+	knownRecord:         {names: [2]string{"affinity-known-ips", "affinity-known-nodeports"}, verdicts: true},
+	connectionsRecord:   {names: [2]string{"service-connections", "nodeport-connections"}, counter: true},
+	trafficRecord:       {names: [2]string{"service-traffic", "nodeport-traffic"}, counter: true},
+	hairpinRecord:       {names: [2]string{hairpinSet}, key: keyPair},
+}
+
+// set returns the name of the kind's set, for node ports or for addresses.
+func (k recordKind) set(nodePort bool) string { return recordSets[k].names[index(nodePort)] }
+
+// index returns the index of what is there for addresses, and for node ports.
+func index(nodePort bool) int {
+	if nodePort {
+		return 1
+	}
+	return 0
+}
+
+// sets holds the sets and maps that a table always has: all but affinity maps and sets of one chain. docs/ruleset.md
+// explains each.
+type sets [elementKinds][2]*nft.Set
+
+// of returns the set of a kind, for node ports or for addresses.
+func (s *sets) of(kind recordKind, nodePort bool) *nft.Set { return s[kind][index(nodePort)] }
+
+// addSets adds the sets to the draft, in the order in which the table has them.
+func addSets(draft *nft.Draft, p *program) *sets {
+	var s sets
+	for kind, as := range recordSets {
+		for i, name := range as.names {
+			switch {
+			case as.counter && !p.config.CountServices:
+				continue
+			case name == "": // node ports have no such records, and records without a frontend look like theirs
+				s[kind][i] = s[kind][0]
+				continue
+			}
+			set := &nft.Set{Name: name, Key: p.key(i == 1), Verdicts: as.verdicts, Counter: as.counter}
+			switch as.key {
+			case keySlot:
+				set.Key = append(set.Key, nft.Numgen{Mod: 2})
+				set.Data = nft.Concat{p.family.Daddr(), nft.ThDport}
+			case keySource:
+				set.Key, set.Interval = append(set.Key, p.family.Saddr()), true
+			case keyAddress:
+				set.Key = nft.Concat{p.family.Daddr()}
+			case keyPair:
+				set.Key = nft.Concat{p.family.Saddr(), p.family.Daddr()}
+			}
+			s[kind][i] = draft.AddSet(set)
+		}
+	}
+	return &s
+}
+
+// guardSet is the name of the set of load balancer addresses that only some sources may dial.
+const guardSet = "guarded-ips"
+
+// hairpinSet is the name of the set of endpoints whose packets may be sent back to them.
+const hairpinSet = "hairpin"
+
+// IsHairpinSet reports whether the set of that name holds the endpoints whose packets may be sent back to them.
+func IsHairpinSet(set string) bool { return set == hairpinSet }
+
+// appendPortRecords appends the addresses that a Service port needs, whoever owns its frontends.
+//
+// Hairpins are the endpoints whose own packets this node may send back to them without masquerading them for another
+// reason. A client's packet is translated on the client's own node. So a client that is its own endpoint is on this
+// node. The exception is a node port: a pod of another node can dial it here. Under policy Cluster its packets are
+// masqueraded anyway, under policy Local they are not.
+func appendPortRecords(to []record, p *model.ServicePort) []record {
+	if p == nil {
+		return to
+	}
+	if p.ClusterIP.IsValid() {
+		to = append(to, record{kind: clusterIPRecord, addr: netip.AddrPortFrom(p.ClusterIP, 0)})
+	}
+	for list, endpoints := range [...][]model.Endpoint{listCluster: p.Cluster, listLocal: p.Local} {
+		for i := range endpoints {
+			if !endpoints[i].Remote || p.ExternalPolicy == model.PolicyLocal {
+				to = append(to, record{kind: hairpinRecord, list: endpointList(list), addr: endpoints[i].AddrPort})
+			}
+		}
+	}
+	return to
+}
+
+// appendListRecords appends the lists of endpoints of a frontend.
+func appendListRecords(to []record, p *plan, fe frontend) []record {
+	for slot := range p.endpoints {
+		to = append(to, record{kind: endpointRecord, frontend: fe, slot: slot, addr: p.endpoints[slot].AddrPort})
+	}
+	for slot := range p.localEndpoints {
+		to = append(to, record{kind: localEndpointRecord, frontend: fe, slot: slot, addr: p.localEndpoints[slot].AddrPort})
+	}
+	return to
+}
+
+// appendRecords appends all else that a frontend needs, in the order of compareRecords.
+func appendRecords(to []record, p *plan, fe frontend, config *Config) []record {
+	if p == &noPlan {
+		return to
+	}
+	add := func(r record) {
+		r.frontend, r.comment = fe, p.comment
+		to = append(to, r)
+	}
+	first, shortCircuit := p.chains(fe, config)
+	if first.kind != kindNone {
+		add(record{kind: serviceRecord, chain: first})
+	}
+	if shortCircuit.kind != kindNone {
+		add(record{kind: shortCircuitRecord, chain: shortCircuit})
+	}
+	if p.unserved != unservedNothing {
+		add(record{kind: noEndpointRecord, unserved: p.unserved})
+	}
+	if len(p.sources) > 0 {
+		add(record{kind: guardedRecord})
+	}
+	for _, source := range p.sources {
+		add(record{kind: sourceRecord, addr: netip.AddrPortFrom(source.Addr(), 0), slot: source.Bits()})
+	}
+	switch {
+	case p.affinity != nil:
+		recorder := record{kind: affinityRecord, affinity: p.affinity.name}
+		if p.kind == kindLocal {
+			recorder.chain.kind = kindLocal
+		} else {
+			recorder.list = p.list
+		}
+		add(recorder)
+		add(record{kind: knownRecord, chain: endpointChain{kind: p.kind}, affinity: p.affinity.name})
+	case p.kind.isExternal() && !fe.isNodePort():
+		add(record{kind: affinityRecord})
+	}
+	if config.CountServices {
+		add(record{kind: connectionsRecord})
+		add(record{kind: trafficRecord})
+	}
+	if p.affinity != nil {
+		for _, list := range p.lists() {
+			to = append(to, record{kind: affinityMapRecord, list: list, plan: p})
+		}
+		to = append(to, record{kind: affinityKnownRecord, plan: p})
+	}
+	return to
+}
+
+// compareRecords orders the records of one frontend, or of one Service port. Two that it finds equal are two states of
+// one record.
+func compareRecords(a, b *record) int {
+	if a.kind != b.kind || a.list != b.list && a.kind != affinityRecord {
+		return cmp.Or(cmp.Compare(a.kind, b.kind), cmp.Compare(a.list, b.list))
+	}
+	switch a.kind {
+	case endpointRecord, localEndpointRecord:
+		return cmp.Compare(a.slot, b.slot)
+	case hairpinRecord:
+		return a.addr.Compare(b.addr)
+	case clusterIPRecord, sourceRecord:
+		return a.addr.Addr().Compare(b.addr.Addr())
+	}
+	return 0
+}
+
+// maxElement is the size of the key and the value of the largest element: an IPv6 frontend, a slot and an endpoint.
+const maxElement = maxFrontendKey + 4 + 16 + 4
+
+// element returns the element for a record that is one. Chains returns the name of an endpoint chain.
+func (r *record) element(bytes *byteBlock, chains func(endpointChain) string) nft.Element {
+	var buf [maxElement]byte
+	key, e := buf[:0], nft.Element{Comment: r.comment}
+	switch recordSets[r.kind].key {
+	case keyAddress:
+		return nft.Element{Key: bytes.data(nft.AppendAddr(key, r.addr.Addr()))}
+	case keyPair:
+		return nft.Element{Key: bytes.data(nft.AppendAddr(nft.AppendAddr(key, r.addr.Addr()), r.addr.Addr()))}
+	case keySlot:
+		key = nft.AppendInteger(r.frontend.appendKey(key), uint32(r.slot))
+		length := len(key)
+		both := bytes.data(nft.AppendPort(nft.AppendAddr(key, r.addr.Addr()), r.addr.Port()))
+		return nft.Element{Key: both[:length], Value: both[length:]}
+	case keySource:
+		key = r.frontend.appendKey(key)
+		last := lastAddr(netip.PrefixFrom(r.addr.Addr(), r.slot))
+		e.KeyEnd = nft.Data(nft.AppendAddr(key, last))
+		key = nft.AppendAddr(key, r.addr.Addr())
+	default:
+		key = r.frontend.appendKey(key)
+	}
+	e.Key = bytes.data(key)
+	switch r.kind {
+	case serviceRecord, shortCircuitRecord:
+		e.Verdict = nft.Goto(chains(r.chain))
+	case noEndpointRecord:
+		e.Verdict = nft.Goto(chainReject)
+		if r.unserved == unservedDrop {
+			e.Verdict = nft.Drop
+		}
+	case affinityRecord:
+		e.Verdict = nft.Accept
+		if r.affinity != "" {
+			e.Verdict = nft.Goto(r.recorder())
+		}
+	case knownRecord:
+		e.Verdict = nft.Jump(affinityKnownName(r.chain.kind, r.affinity))
+	}
+	return e
+}
+
+// readRecord is the inverse of element. It returns false for an element whose key the compiler does not write. A verdict
+// that it does not write gives a record without a chain.
+func readRecord(kind recordKind, e nft.Element) (r record, ok bool) {
+	r = record{kind: kind, comment: e.Comment}
+	key := e.Key
+	switch shape := recordSets[kind].key; shape {
+	case keyAddress, keyPair:
+		if shape == keyPair {
+			key = key[:len(key)/2]
+		}
+		addr, ok := netip.AddrFromSlice([]byte(key))
+		r.addr = netip.AddrPortFrom(addr, 0)
+		return r, ok
+	case keySlot:
+		at := len(key) - 4
+		if r.addr, ok = ParseEndpoint(e.Value); !ok || at < 0 {
+			return r, false
+		}
+		r.slot, key = int(binary.NativeEndian.Uint32([]byte(key[at:]))), key[:at]
+	case keySource:
+		at := (len(key) + 8) / 2
+		if at > len(key) || len(e.KeyEnd) != len(key) {
+			return r, false
+		}
+		source := prefixBetween(key[at:], e.KeyEnd[at:])
+		r.addr, r.slot, key = netip.AddrPortFrom(source.Addr(), 0), source.Bits(), key[:at]
+	}
+	r.frontend, ok = parseKey(key)
+	r.readVerdict(e.Verdict)
+	return r, ok
+}
+
+func (r *record) readVerdict(v nft.Verdict) {
+	switch r.kind {
+	case serviceRecord, shortCircuitRecord:
+		if v.Kind == nft.VerdictGoto {
+			r.chain, _ = parseEndpointChain(v.Chain)
+		}
+	case noEndpointRecord:
+		if r.unserved = unservedReject; v == nft.Drop {
+			r.unserved = unservedDrop
+		}
+	case affinityRecord:
+		r.readRecorder(v.Chain)
+	case knownRecord:
+		known, _ := strings.CutPrefix(v.Chain, affinityKnownPrefix)
+		kind, port, _ := strings.Cut(known, ".")
+		r.chain.kind, r.affinity = parseChainKind(kind), port
+	}
+}

@@ -1,0 +1,219 @@
+package compiler
+
+import (
+	"strings"
+
+	"github.com/nftproxy/nftproxy/nft"
+)
+
+// store is the only writer of elements, endpoint chains and affinity. It keeps a record in the draft for as long as
+// somebody needs it.
+type store struct {
+	draft *nft.Draft
+	sets  *sets
+	// more counts, of the addresses that several Service ports need, all ports but the first.
+	more map[moreKey]int
+	// chains and affinity count the frontends of endpoint chains, and of the maps and chains of session affinity.
+	chains   *endpointChains
+	affinity *affinityState
+	// have, want and bytes are reused.
+	have, want []record
+	bytes      byteBlock
+}
+
+type moreKey struct {
+	kind recordKind
+	key  nft.Data
+}
+
+// replace brings the table from the records that a frontend or a Service port had to those that it wants. Records in
+// both cost nothing. It adds before it removes, so what stays with another user never goes in between.
+func (s *store) replace(have, want []record) {
+	gone, i := have[:0], 0
+	for w := range want {
+		for i < len(have) && compareRecords(&have[i], &want[w]) < 0 {
+			gone = append(gone, have[i])
+			i++
+		}
+		if i == len(have) || compareRecords(&have[i], &want[w]) > 0 {
+			s.add(&want[w])
+			continue
+		}
+		if have[i] != want[w] {
+			s.change(&have[i], &want[w])
+		}
+		i++
+	}
+	gone = append(gone, have[i:]...)
+	for i := range gone {
+		s.remove(&gone[i])
+	}
+}
+
+// replaceLists brings the lists of a frontend from one plan to another.
+func (s *store) replaceLists(fe frontend, have, want *plan) {
+	s.have, s.want = appendListRecords(s.have[:0], have, fe), appendListRecords(s.want[:0], want, fe)
+	s.replace(s.have, s.want)
+}
+
+// replaceDecisions brings all other records of a frontend from one plan to another.
+func (s *store) replaceDecisions(fe frontend, have, want *plan, config *Config) {
+	s.have, s.want = appendRecords(s.have[:0], have, fe, config), appendRecords(s.want[:0], want, fe, config)
+	s.replace(s.have, s.want)
+}
+
+// set returns the set that has the element of a record.
+func (s *store) set(r *record) *nft.Set {
+	if r.kind == serviceRecord {
+		if set := s.chains.setOf(r.chain); set != nil {
+			return set
+		}
+	}
+	return s.sets.of(r.kind, r.frontend.isNodePort())
+}
+
+func (s *store) put(r *record) {
+	e := r.element(&s.bytes, s.chains.name)
+	set := s.set(r)
+	if r.kind == serviceRecord && !set.Verdicts {
+		e.Verdict = nft.Verdict{} // the set of a chain
+	}
+	s.draft.Put(set, e)
+}
+
+func (s *store) take(r *record) { s.draft.Remove(s.set(r), r.element(&s.bytes, s.chains.name).Key) }
+
+func (s *store) add(r *record) {
+	switch r.kind {
+	case clusterIPRecord, hairpinRecord:
+		e := r.element(&s.bytes, nil)
+		if _, has := s.set(r).Element(e.Key); has {
+			s.more[moreKey{r.kind, e.Key}]++
+		} else {
+			s.draft.Put(s.set(r), e)
+		}
+	case serviceRecord, shortCircuitRecord:
+		s.chains.count(r.chain, +1)
+		s.put(r)
+	case affinityRecord:
+		s.affinity.frontends[r.rule()]++
+		s.putAffinity(r)
+	case affinityMapRecord:
+		s.affinity.addMap(r.plan, r.list)
+	case affinityKnownRecord:
+		s.affinity.addKnown(r.plan)
+	default:
+		s.put(r)
+	}
+}
+
+// change replaces a record by another state of it.
+func (s *store) change(have, want *record) {
+	switch want.kind {
+	case serviceRecord, shortCircuitRecord:
+		s.chains.count(want.chain, +1)
+		if s.set(have) != s.set(want) {
+			s.take(have)
+		}
+		s.put(want)
+		s.chains.count(have.chain, -1)
+	case affinityRecord:
+		s.affinity.frontends[want.rule()]++
+		s.putAffinity(want)
+		s.affinity.frontends[have.rule()]--
+	case affinityMapRecord, affinityKnownRecord:
+		s.add(want)
+		s.remove(have)
+	default:
+		s.put(want)
+	}
+}
+
+func (s *store) remove(r *record) {
+	switch r.kind {
+	case clusterIPRecord, hairpinRecord:
+		key := moreKey{r.kind, r.element(&s.bytes, nil).Key}
+		switch n := s.more[key]; n {
+		case 0:
+			s.draft.Remove(s.set(r), key.key)
+		case 1:
+			delete(s.more, key)
+		default:
+			s.more[key] = n - 1
+		}
+	case serviceRecord, shortCircuitRecord:
+		s.take(r)
+		s.chains.count(r.chain, -1)
+	case affinityRecord:
+		s.takeAffinity(r)
+		s.affinity.frontends[r.rule()]--
+	case affinityMapRecord:
+		s.affinity.removeMap(r.plan, r.list)
+	case affinityKnownRecord:
+		s.affinity.removeKnown(r.plan)
+	default:
+		s.take(r)
+	}
+}
+
+// putAffinity puts the element of an affinityRecord. Rules find node ports by their number alone, and an external address
+// may have the same number. So one without affinity has an element that ends the search, while the node port has affinity.
+func (s *store) putAffinity(r *record) {
+	externals := s.affinity.externals
+	nodePort := frontend{port: r.frontend.port, protocol: r.frontend.protocol}
+	switch _, has := s.sets.of(affinityRecord, true).Element(nodePort.key()); {
+	case r.frontend == nodePort:
+		s.put(r)
+		for external, comment := range externals[nodePort] {
+			s.put(&record{kind: affinityRecord, frontend: external, comment: comment})
+		}
+	case r.affinity != "":
+		forgetExternal(externals, nodePort, r.frontend)
+		s.put(r)
+	default:
+		if externals[nodePort] == nil {
+			externals[nodePort] = map[frontend]string{}
+		}
+		externals[nodePort][r.frontend] = r.comment
+		if has {
+			s.put(r)
+		} else {
+			s.take(r)
+		}
+	}
+}
+
+// takeAffinity is the inverse of putAffinity.
+func (s *store) takeAffinity(r *record) {
+	s.take(r)
+	nodePort := frontend{port: r.frontend.port, protocol: r.frontend.protocol}
+	if r.frontend != nodePort {
+		forgetExternal(s.affinity.externals, nodePort, r.frontend)
+		return
+	}
+	for external := range s.affinity.externals[nodePort] {
+		s.take(&record{kind: affinityRecord, frontend: external})
+	}
+}
+
+func forgetExternal(externals map[frontend]map[frontend]string, nodePort, external frontend) {
+	if delete(externals[nodePort], external); len(externals[nodePort]) == 0 {
+		delete(externals, nodePort)
+	}
+}
+
+// byteBlock gives keys and values a share of a larger allocation. It is small, because one element that stays keeps the
+// memory of all.
+type byteBlock struct{ b strings.Builder }
+
+const byteBlockSize = 16 * maxElement
+
+func (b *byteBlock) data(bytes []byte) nft.Data {
+	if b.b.Cap()-b.b.Len() < len(bytes) {
+		b.b.Reset()
+		b.b.Grow(byteBlockSize)
+	}
+	from := b.b.Len()
+	b.b.Write(bytes)
+	return nft.Data(b.b.String()[from:])
+}
