@@ -26,7 +26,7 @@ func writeReport(page string, versions []string, all results) error {
 	if !found || !closed {
 		return fmt.Errorf("%s lacks the line %q or %q after it", page, strings.TrimSpace(beginMark), strings.TrimSpace(endMark))
 	}
-	return os.WriteFile(page, []byte(before+beginMark+table(versions, all)+commits(versions, all)+skips(versions, all)+endMark+after), 0o644)
+	return os.WriteFile(page, []byte(before+beginMark+table(versions, all)+commits(all)+skips(versions, all)+endMark+after), 0o644)
 }
 
 // table has a row for each suite, and a column for each kernel.
@@ -67,25 +67,15 @@ func release(of map[string]result, version string) string {
 	return version
 }
 
-// commits lists the commits that the rows describe.
-func commits(versions []string, all results) string {
-	rows := map[string][]string{}
-	for _, v := range versions {
-		for _, s := range suites {
-			if r, ran := all[v][s.name]; ran {
-				rows[r.Commit] = append(rows[r.Commit], s.name+" on "+v)
-			}
+// commits lists the commits of the results.
+func commits(all results) string {
+	names := map[string]bool{}
+	for _, of := range all {
+		for _, r := range of {
+			names[r.Commit] = true
 		}
 	}
-	var b strings.Builder
-	for _, commit := range slices.Sorted(maps.Keys(rows)) {
-		text := "all"
-		if len(rows) > 1 {
-			text = strings.Join(rows[commit], ", ")
-		}
-		b.WriteString(item(fmt.Sprintf("run with commit `%s`: %s", commit, text)))
-	}
-	return b.String()
+	return item(fmt.Sprintf("commits: `%s`", strings.Join(slices.Sorted(maps.Keys(names)), "`, `")))
 }
 
 // skips lists the tests that were skipped, by kernel.
