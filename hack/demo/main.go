@@ -10,8 +10,11 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"os/signal"
+	"path/filepath"
 	"syscall"
+	"time"
 
 	"github.com/nftproxy/nftproxy/internal/testkit/lab"
 	"github.com/nftproxy/nftproxy/internal/testkit/netns"
@@ -50,4 +53,122 @@ func start(ctx context.Context) error {
 	}
 	defer l.Close()
 	return run(ctx, l, programs)
+}
+
+// programs are the paths of the programs that the demo shows.
+type programs struct {
+	kubeProxy, ruledump string
+}
+
+// findPrograms looks beside the demo itself, where `make demo` puts them.
+func findPrograms() (programs, error) {
+	self, err := os.Executable()
+	if err != nil {
+		return programs{}, err
+	}
+	dir := filepath.Dir(self)
+	p := programs{kubeProxy: filepath.Join(dir, "kube-proxy"), ruledump: filepath.Join(dir, "ruledump")}
+	for _, path := range []string{p.kubeProxy, p.ruledump} {
+		if _, err := os.Stat(path); errors.Is(err, os.ErrNotExist) {
+			return p, fmt.Errorf("%s not found: run `make demo`", short(path))
+		} else if err != nil {
+			return p, err
+		}
+	}
+	return p, nil
+}
+
+// short is path as seen from the working directory, if that is below it.
+func short(path string) string {
+	dir, err := os.Getwd()
+	if err != nil {
+		return path
+	}
+	if relative, err := filepath.Rel(dir, path); err == nil && filepath.IsLocal(relative) {
+		return relative
+	}
+	return path
+}
+
+// secondSelf is set in the environment of a process that runSecondSelf started.
+const secondSelf = "NFTPROXY_DEMO_SECOND_SELF"
+
+// errSecondSelf says that the second self failed, and has said why.
+var errSecondSelf = errors.New("the demo failed in its user namespace")
+
+func isSecondSelf() bool { return os.Getenv(secondSelf) != "" }
+
+// runSecondSelf runs this program again as root of a new user namespace, which may do
+// anything to the network namespaces that it makes and nothing to those of the machine.
+func runSecondSelf(ctx context.Context) error {
+	cmd := exec.CommandContext(ctx, "/proc/self/exe")
+	cmd.Env = append(os.Environ(), secondSelf+"=1")
+	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
+	cmd.SysProcAttr = &syscall.SysProcAttr{
+		Cloneflags:  syscall.CLONE_NEWUSER | syscall.CLONE_NEWNET,
+		UidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Geteuid(), Size: 1}},
+		GidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getegid(), Size: 1}},
+	}
+	// Killing it would cost it the chance to clean up.
+	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
+	if err := cmd.Start(); err != nil {
+		return fmt.Errorf("user namespaces are disabled: run as root (%w)", err)
+	}
+	if err := cmd.Wait(); err != nil {
+		return fmt.Errorf("%w: %w", errSecondSelf, err)
+	}
+	return nil
+}
+
+// away is how long a killed process stays away while connections run.
+const away = 300 * time.Millisecond
+
+// apart runs the brain, which knows Kubernetes, and the backend, which programs nftables, as processes of their
+// own. It kills each once, and changes a pod meanwhile.
+func (d *demo) apart(ctx context.Context) error {
+	d.say("\n6. Two processes do the work of one, and each is killed while connections run\n")
+	socket := "unix://" + filepath.Join(filepath.Dir(d.manifests), "node-local.sock")
+	d.say("    kube-proxy node-local-server --manifests DIR --listen unix://SOCKET    (the brain)")
+	d.say("    kube-proxy --node-local-source unix://SOCKET …                         (the backend)")
+	startBrain := func() (err error) {
+		d.brain, err = d.runKubeProxy("brain", "node-local-server", "--manifests", d.manifests, "--listen", socket)
+		return err
+	}
+	startBackend := func() (err error) {
+		d.proxy, err = d.runKubeProxy("kube-proxy", append([]string{"--node-local-source", socket}, proxyArgs...)...)
+		return err
+	}
+	one := d.proxy
+	d.proxy = nil
+	if err := errors.Join(one.stop(), startBrain(), startBackend()); err != nil {
+		return err
+	}
+	if err := d.survive(ctx, "brain", replacement{newcomer, oldPod}, &d.brain, startBrain); err != nil {
+		return err
+	}
+	if err := d.survive(ctx, "backend", replacement{oldPod, newcomer}, &d.proxy, startBackend); err != nil {
+		return err
+	}
+	brain := d.brain
+	d.brain = nil
+	return brain.stop()
+}
+
+// survive kills a process while connections run, has a pod replaced while it is away, and starts it again.
+func (d *demo) survive(ctx context.Context, name string, r replacement, process **proxy, start func() error) error {
+	d.say("\n    kill -9 of the %s; %s replaces %s while it is away\n", name, r.added.name, r.removed.name)
+	return d.replace(ctx, r, func(rename func() error) (time.Time, error) {
+		killed := *process
+		*process = nil
+		if err := errors.Join(killed.kill(), rename(), sleep(ctx, away)); err != nil {
+			return time.Time{}, err
+		}
+		begin := time.Now()
+		return begin, start()
+	}, func(begin time.Time, all observations) {
+		d.say("")
+		d.say("    %-38s 0.0 ms", name+" started again")
+		d.say("    first connection answered by %s  %9s", r.added.name, milliseconds(all.firstNew.Sub(begin)))
+		d.say("    last connection answered by %s   %9s", r.removed.name, milliseconds(all.lastOld.Sub(begin)))
+	})
 }

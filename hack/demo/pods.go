@@ -1,7 +1,14 @@
 package main
 
 import (
+	"embed"
+	"fmt"
+	"io"
+	"net"
 	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
 
 	"github.com/nftproxy/nftproxy/internal/testkit/lab"
 )
@@ -49,4 +56,96 @@ func (p pod) start(l *lab.Lab) (*server, error) {
 		}
 	}
 	return serve(host, p.addrs[:])
+}
+
+//go:embed manifests/*.yaml
+var embedded embed.FS
+
+// shopFile holds the Services with endpoints, and is what changes.
+const shopFile = "shop.yaml"
+
+// writeManifests puts the embedded manifests into dir.
+func writeManifests(dir string) error {
+	entries, err := embedded.ReadDir("manifests")
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		text, err := embedded.ReadFile("manifests/" + e.Name())
+		if err != nil {
+			return err
+		}
+		if err := os.WriteFile(filepath.Join(dir, e.Name()), text, 0o644); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// stageReplacement writes manifests in which one pod takes the place of another, under a
+// hidden name that nobody reads. Calling the result renames them into place.
+func stageReplacement(dir string, r replacement) (func() error, error) {
+	path := filepath.Join(dir, shopFile)
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	var pairs []string
+	for i, addr := range r.removed.addrs {
+		pairs = append(pairs, addr.String(), r.added.addrs[i].String())
+	}
+	staged := filepath.Join(dir, "."+shopFile)
+	if err := os.WriteFile(staged, []byte(strings.NewReplacer(pairs...).Replace(string(text))), 0o644); err != nil {
+		return nil, err
+	}
+	return func() error { return os.Rename(staged, path) }, nil
+}
+
+// The ports that every pod serves, as the manifests have them.
+const (
+	webPort = 8080
+	logPort = 5140
+)
+
+// server is what runs in a pod. It tells every client where it was reached and whom it
+// saw, and then sends back what it gets.
+type server struct {
+	host    *lab.Host
+	sockets []io.Closer
+}
+
+func serve(host *lab.Host, addrs []netip.Addr) (*server, error) {
+	s := &server{host: host}
+	for _, addr := range addrs {
+		if err := s.listen(addr); err != nil {
+			s.close()
+			return nil, fmt.Errorf("pod %s: %w", host.Name, err)
+		}
+	}
+	return s, nil
+}
+
+func (s *server) listen(addr netip.Addr) error {
+	web, err := s.host.ServeTCP(netip.AddrPortFrom(addr, webPort).String(), func(conn net.Conn) {
+		fmt.Fprintln(conn, conn.LocalAddr(), conn.RemoteAddr())
+		// It ends when the client goes, which is no error worth telling.
+		_, _ = io.Copy(conn, conn)
+	})
+	if err != nil {
+		return err
+	}
+	s.sockets = append(s.sockets, web)
+	at := netip.AddrPortFrom(addr, logPort)
+	log, err := s.host.AnswerUDP(at, func(_ []byte, from netip.AddrPort) []byte { return fmt.Appendln(nil, at, from) })
+	if err != nil {
+		return err
+	}
+	s.sockets = append(s.sockets, log)
+	return nil
+}
+
+func (s *server) close() {
+	for _, socket := range s.sockets {
+		socket.Close()
+	}
 }

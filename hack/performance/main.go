@@ -1,9 +1,13 @@
+// Command performance measures a Backend with different numbers of Services, in network namespaces that it makes, and
+// draws the chart of docs/performance.md. Its benchmark measures the way of a packet through the rules. It needs root.
 package main
 
 import (
 	"context"
+	"encoding/binary"
 	"flag"
 	"fmt"
+	"net/netip"
 	"os"
 	"runtime"
 	"slices"
@@ -11,6 +15,7 @@ import (
 
 	"github.com/nftproxy/nftproxy/compiler"
 	"github.com/nftproxy/nftproxy/internal/testkit/netns"
+	"github.com/nftproxy/nftproxy/model"
 	"github.com/nftproxy/nftproxy/nft"
 	"github.com/nftproxy/nftproxy/proxy"
 )
@@ -110,4 +115,41 @@ func heap() float64 {
 	var stats runtime.MemStats
 	runtime.ReadMemStats(&stats)
 	return float64(stats.HeapAlloc)
+}
+
+const servicePort, endpointPort = 80, 8080
+
+// numbered returns the i-th address from first on.
+func numbered(first string, i int) netip.Addr {
+	b := netip.MustParseAddr(first).As4()
+	binary.BigEndian.PutUint32(b[:], binary.BigEndian.Uint32(b[:])+uint32(i))
+	return netip.AddrFrom4(b)
+}
+
+// service returns the i-th UDP Service: a ClusterIP and two endpoints on another node.
+func service(i int) *model.ServicePort {
+	p := &model.ServicePort{
+		ID:        model.PortID{Namespace: "default", Service: fmt.Sprintf("service-%d", i), Protocol: model.UDP, Family: model.IPv4},
+		ClusterIP: numbered("10.96.0.0", i), Port: servicePort,
+	}
+	for slot := range 2 {
+		p.Cluster = append(p.Cluster, model.Endpoint{AddrPort: netip.AddrPortFrom(numbered("10.128.0.0", 2*i+slot), endpointPort), Remote: true})
+	}
+	return p
+}
+
+// services returns a model of n Services.
+func services(n int) *model.Changes {
+	changes := &model.Changes{Full: true, Ports: make(map[model.PortID]*model.ServicePort, n), Node: &model.Node{Name: "node"},
+		ServiceCIDRs: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/12")}, ServiceCIDRsChanged: true}
+	for i := range n {
+		p := service(i)
+		changes.Ports[p.ID] = p
+	}
+	return changes
+}
+
+// change returns the change of one Service.
+func change(p *model.ServicePort) *model.Changes {
+	return &model.Changes{Ports: map[model.PortID]*model.ServicePort{p.ID: p}}
 }

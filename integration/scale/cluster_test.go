@@ -1,3 +1,6 @@
+// Package scale measures what the proxies of many nodes cost an API server, and the same through one
+// server of the node-local API. Its benchmarks run the API server of package apiservertest in this
+// process, which they measure, and the proxies in processes of their own.
 package scale
 
 import (
@@ -5,12 +8,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nftproxy/nftproxy/internal/testkit/apiservertest"
+	"github.com/nftproxy/nftproxy/internal/testkit/lab"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-
-	"github.com/nftproxy/nftproxy/internal/testkit/apiservertest"
-	"github.com/nftproxy/nftproxy/internal/testkit/lab"
 )
 
 func nodeName(i int) string { return fmt.Sprint("node-", i) }

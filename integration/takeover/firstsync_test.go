@@ -2,9 +2,16 @@ package takeover
 
 import (
 	"fmt"
+	"net/netip"
+	"os"
+	"slices"
 	"strings"
+	"testing"
 
+	"github.com/nftproxy/nftproxy/compiler"
+	"github.com/nftproxy/nftproxy/internal/testkit/lab"
 	"github.com/nftproxy/nftproxy/nft"
+	"github.com/nftproxy/nftproxy/proxy"
 )
 
 // containers are the sets and maps whose elements kube-proxy lists before its first sync, to change only what
@@ -77,4 +84,35 @@ func parseAdded(line string) (set, key, value string, ok bool) {
 	key, value, _ = strings.Cut(element, " : ")
 	key, _, _ = strings.Cut(key, " comment ")
 	return fields[4], key, value, true
+}
+
+// A Node may have no addresses just when its kube-proxy is swapped. Where node ports answer is then
+// taken from the rules that kube-proxy left.
+func testNodeAddressesAreReadFromKubeProxysTables(t *testing.T) {
+	l := lab.ForTest(t)
+	ruleset, err := os.ReadFile("testdata/ruleset.nft")
+	if err != nil {
+		t.Fatal(err)
+	}
+	lab.Nft(t, l.Node, string(ruleset), "-f", "-")
+	conn := lab.Conn(t, l.Node)
+	if has, err := proxy.HasServices(t.Context(), conn); err != nil || !has {
+		t.Errorf("kube-proxy's tables have Services: %v, %v", has, err)
+	}
+	if has, err := proxy.HasEndpoints(t.Context(), conn); err != nil || !has {
+		t.Errorf("kube-proxy's tables have endpoints: %v, %v", has, err)
+	}
+	var tables []*nft.Table
+	for _, family := range nft.Families {
+		table, err := conn.ReadTable(t.Context(), family, compiler.TableName)
+		if err != nil {
+			t.Fatal(err)
+		}
+		tables = append(tables, table)
+	}
+	got := compiler.NodeFromTables(tables...)
+	want := []netip.Addr{netip.MustParseAddr("192.168.0.1"), netip.MustParseAddr("fd00:1::1")}
+	if !slices.Equal(got.IPs, want) || len(got.PodCIDRs) > 0 {
+		t.Errorf("addresses %v and pod CIDRs %v, want %v and none", got.IPs, got.PodCIDRs, want)
+	}
 }

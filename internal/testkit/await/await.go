@@ -4,6 +4,7 @@ package await
 
 import (
 	"errors"
+	"flag"
 	"fmt"
 	"testing"
 	"time"
@@ -71,5 +72,20 @@ func Poll(patience time.Duration, check func() error) error {
 		if time.Now().After(deadline) {
 			return fmt.Errorf("still not after %v: %w", patience, err)
 		}
+	}
+}
+
+// Parallel sets how many parallel tests of a package run at once, whatever the number of cores, for packages whose
+// tests mostly wait: for back-offs, timeouts, other processes. A TestMain calls it before m.Run. The flag -parallel
+// takes precedence.
+func Parallel(n string) {
+	flag.Parse()
+	given := false
+	flag.Visit(func(f *flag.Flag) { given = given || f.Name == "test.parallel" })
+	if given {
+		return
+	}
+	if err := flag.Set("test.parallel", n); err != nil {
+		panic(err) // the flag has another name in this version of Go
 	}
 }

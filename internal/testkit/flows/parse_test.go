@@ -115,3 +115,93 @@ func TestOriginAddr(t *testing.T) {
 		}
 	}
 }
+
+func TestEndpoints(t *testing.T) {
+	t.Run("of all slices are merged", testEndpointsOfAllSlicesAreMerged)
+}
+
+func testEndpointsOfAllSlicesAreMerged(t *testing.T) {
+	got, err := Endpoints([]byte(`--- # first
+apiVersion: v1
+kind: Service
+metadata: {name: web}
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: web-1, labels: {kubernetes.io/service-name: web}}
+addressType: IPv4
+ports: [{name: http, port: 8080}, {name: dns, port: 53, protocol: UDP}]
+endpoints:
+- {addresses: [10.244.1.5], nodeName: node-1}
+- {addresses: [10.244.2.6], conditions: {ready: false}}
+- {addresses: [010.244.1.7]}
+- {addresses: [127.0.0.1]}
+---
+apiVersion: v1
+kind: List
+items:
+- apiVersion: discovery.k8s.io/v1
+  kind: EndpointSlice
+  metadata: {name: web-2}
+  addressType: IPv4
+  ports: [{name: http, port: 8080}, {name: any}]
+  endpoints: [{addresses: [10.244.1.5]}, {addresses: [10.244.2.6], nodeName: node-2}]
+- apiVersion: discovery.k8s.io/v1
+  kind: EndpointSlice
+  metadata: {name: web-3}
+  addressType: FQDN
+  endpoints: [{addresses: [example.com]}]
+`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ports := []Port{{TCP, 8080}, {UDP, 53}}
+	want := []Endpoint{
+		{Addr: netip.MustParseAddr("10.244.1.5"), Node: "node-1", Ports: ports},
+		{Addr: netip.MustParseAddr("10.244.2.6"), Node: "node-2", Ports: ports},
+	}
+	if diff := cmp.Diff(want, got, compareAddrs); diff != "" {
+		t.Errorf("Endpoints (-want +got):\n%s", diff)
+	}
+}
+
+func TestSCTPPacket(t *testing.T) {
+	t.Run("reads back", testSCTPPacketsReadBack)
+}
+
+func testSCTPPacketsReadBack(t *testing.T) {
+	for _, packet := range []sctpPacket{
+		{source: 1, destination: 2, chunk: chunkInit, initTag: 7},
+		{source: 2, destination: 1, tag: 7, chunk: chunkInitAck, initTag: 8, cookie: "where you came from"},
+		{source: 2, destination: 1, tag: 7, chunk: chunkAbort},
+	} {
+		got, ok := parseSCTP(packet.marshal())
+		if !ok || got != packet {
+			t.Errorf("got %+v, %t, want %+v", got, ok, packet)
+		}
+		damaged := packet.marshal()
+		damaged[0]++
+		if _, ok := parseSCTP(damaged); ok {
+			t.Errorf("%+v was accepted with a wrong checksum", packet)
+		}
+	}
+}
+
+func FuzzParseSCTP(f *testing.F) {
+	f.Add(sctpPacket{chunk: chunkInitAck, cookie: "x"}.marshal())
+	f.Fuzz(func(_ *testing.T, b []byte) {
+		if len(b) >= sctpHeaderLen {
+			sum := sctpChecksum(b)
+			b[8], b[9], b[10], b[11] = byte(sum), byte(sum>>8), byte(sum>>16), byte(sum>>24)
+		}
+		parseSCTP(b)
+	})
+}
+
+func FuzzQuotedPacket(f *testing.F) {
+	f.Add(make([]byte, 60))
+	f.Fuzz(func(_ *testing.T, b []byte) {
+		icmpv4.quoted(b)
+		icmpv6.quoted(b)
+	})
+}

@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"os"
 	"runtime"
+	"testing"
 
 	"golang.org/x/sys/unix"
 )
@@ -111,4 +112,72 @@ func enter(namespace *os.File) error {
 // current opens the namespace of the calling thread, which need not be that of the process.
 func current() (*os.File, error) {
 	return os.Open("/proc/thread-self/ns/net")
+}
+
+// Need skips the test with -short, which leaves out all tests that need a kernel and the privileges to change it.
+// Without -short a test that lacks them fails.
+func Need(t testing.TB) {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("needs a network namespace: left out with -short")
+	}
+}
+
+// ForTest returns a namespace that is closed when the test ends. The test itself stays where it is:
+// give the descriptor to what is to work inside, or use Do.
+func ForTest(t testing.TB) *Namespace {
+	t.Helper()
+	Need(t)
+	n, err := New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { n.Close() })
+	return n
+}
+
+// EnterForTest moves the goroutine of the test to a new namespace, until the test ends. Subtests and
+// goroutines do not run inside: a subtest calls EnterForTest itself.
+func EnterForTest(t testing.TB) {
+	t.Helper()
+	Need(t)
+	if errHome != nil {
+		t.Fatal(errHome)
+	}
+	runtime.LockOSThread()
+	if err := unshare(); err != nil {
+		runtime.UnlockOSThread()
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		// A thread that cannot return stays locked and ends with the test's goroutine.
+		if enter(home) == nil {
+			runtime.UnlockOSThread()
+		}
+	})
+}
+
+// NeedLinux skips the test on a kernel that is older than major.minor. Newer ones must pass it: `make test-kernels` runs
+// on older ones too, and lists what it skipped there.
+func NeedLinux(t testing.TB, major, minor int) {
+	t.Helper()
+	release, hasMajor, hasMinor, err := linux()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if hasMajor < major || hasMajor == major && hasMinor < minor {
+		t.Skipf("needs Linux %d.%d, this is %s", major, minor, release)
+	}
+}
+
+func linux() (release string, major, minor int, err error) {
+	var name unix.Utsname
+	if err := unix.Uname(&name); err != nil {
+		return "", 0, 0, err
+	}
+	release = unix.ByteSliceToString(name.Release[:])
+	if _, err := fmt.Sscanf(release, "%d.%d", &major, &minor); err != nil {
+		return release, 0, 0, fmt.Errorf("kernel release %q: %w", release, err)
+	}
+	return release, major, minor, nil
 }
