@@ -1,15 +1,72 @@
+// Package protocol turns the model into the messages of the node-local API, and the messages
+// into the model. Servers split changes into parts of bounded size with [Parts]; clients put them together
+// with a [Batch].
 package protocol
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
-	"net/netip"
 
 	"google.golang.org/protobuf/proto"
 
 	"github.com/nftproxy/nftproxy/model"
 	nodelocalv1 "github.com/nftproxy/nftproxy/nodelocal/v1"
 )
+
+// Limits bounds what a server can make a client keep. A zero field is that of DefaultLimits.
+type Limits struct {
+	// Ports bounds the ports that a batch sets and deletes together, continuations not counted.
+	Ports int
+	// Addresses bounds the addresses of the ports in a batch: endpoints in all lists, external and load balancer
+	// addresses, source ranges. Labels and annotations count too (model.ServicePort.Addresses).
+	Addresses int
+	// Bytes bounds the length of a batch on the wire.
+	Bytes int
+}
+
+// DefaultLimits has room for twenty times the Services and the pods that Kubernetes is tested with (10,000 and
+// 150,000). A batch that uses all of it takes about half a gigabyte of memory.
+var DefaultLimits = Limits{Ports: 200_000, Addresses: 3_000_000, Bytes: 512 << 20}
+
+// MaxTriggers is the highest number of event times in a batch (Sync.trigger_times).
+const MaxTriggers = 10_000
+
+// ErrLimit is returned, wrapped, for more than Limits allows.
+var ErrLimit = errors.New("more than this client takes")
+
+// Check returns an error that names the field of l that used exceeds.
+func (l Limits) Check(used Limits) error {
+	check := func(name string, used, limit int) error {
+		if used > limit {
+			return fmt.Errorf("%w: Limits.%s is %d, and the server has sent %d", ErrLimit, name, limit, used)
+		}
+		return nil
+	}
+	return cmp.Or(
+		check("Ports", used.Ports, cmp.Or(l.Ports, DefaultLimits.Ports)),
+		check("Addresses", used.Addresses, cmp.Or(l.Addresses, DefaultLimits.Addresses)),
+		check("Bytes", used.Bytes, cmp.Or(l.Bytes, DefaultLimits.Bytes)),
+	)
+}
+
+// frameHeader is the number of bytes that gRPC puts before each message. They count, so that a batch of empty parts ends too.
+const frameHeader = 5
+
+// add counts a part.
+func (l *Limits) add(update *nodelocalv1.Update) {
+	l.Bytes += proto.Size(update) + frameHeader
+	l.Ports += len(update.GetDelete())
+	for _, p := range update.GetSet() {
+		if !p.GetContinued() {
+			l.Ports++
+		}
+		l.Addresses += len(p.GetExternalIps()) + len(p.GetLoadBalancerIps()) + len(p.GetLoadBalancerSourceRanges()) +
+			len(p.GetCluster()) + len(p.GetLocal()) + len(p.GetServing()) + len(p.GetNotServing())
+		texts := model.ServicePort{ServiceLabels: p.GetServiceLabels(), ServiceAnnotations: p.GetServiceAnnotations()}
+		l.Addresses += texts.Addresses()
+	}
+}
 
 // Batch puts the parts of batches together. The zero value waits for a first part.
 type Batch struct {
@@ -21,65 +78,49 @@ type Batch struct {
 
 	changes *model.Changes
 	used    Limits
-	last    lastPort
+	// port is the last port, which continuations may continue; nil before the first.
+	port *nodelocalv1.ServicePort
 }
 
-// lastPort is the port that a continuation may continue.
-type lastPort struct {
-	// id is that of the message; nil before the first port.
-	id *nodelocalv1.PortID
-	// port is nil if it was left out.
-	port *model.ServicePort
-	// continued says that the lists of port are not sorted yet.
-	continued bool
-}
-
-// Add takes the next part. When it ends a batch, Add returns what the batch changes, and its end, from which DecodeTriggers
-// reads; before that it returns neither. After an error, which names port and field or the limit, the batch is lost, and the stream with it.
+// Add takes the next part. When it ends a batch, Add returns the changes, and the end, from which DecodeTriggers
+// reads; before that it returns neither. After an error, which names port and field or the limit, the batch is lost, and the
+// stream with it.
 func (b *Batch) Add(update *nodelocalv1.Update) (*model.Changes, *nodelocalv1.Sync, error) {
-	if err := b.add(update); err != nil {
-		b.reset()
-		return nil, nil, err
-	}
-	if update.GetSync() == nil {
+	err := b.add(update)
+	if err == nil && update.GetSync() == nil {
 		return nil, nil, nil
 	}
-	b.last.finish()
+	if err == nil {
+		err = cmp.Or(b.endPort(), checkFull(b.changes))
+	}
 	changes := b.changes
-	b.reset()
-	if err := checkFull(changes); err != nil {
+	*b = Batch{Limits: b.Limits, OnSkip: b.OnSkip}
+	if err != nil {
 		return nil, nil, err
 	}
 	return changes, update.GetSync(), nil
 }
 
-func (b *Batch) reset() { *b = Batch{Limits: b.Limits, OnSkip: b.OnSkip} }
-
-func (b *Batch) add(update *nodelocalv1.Update) error {
-	b.used.add(update, proto.Size(update))
+func (b *Batch) add(update *nodelocalv1.Update) (err error) {
+	b.used.add(update)
 	if err := b.Limits.Check(b.used); err != nil {
 		return err
 	}
-	first := b.changes == nil
-	if first {
+	if b.changes == nil {
 		b.changes = &model.Changes{Full: update.GetFull(), Ports: map[model.PortID]*model.ServicePort{}}
-	}
-	if update.GetFull() && !first {
+	} else if update.GetFull() {
 		return errors.New("full state in the middle of a batch")
 	}
 	if node := update.GetNode(); node != nil {
-		decoded, err := DecodeNode(node)
-		if err != nil {
+		if b.changes.Node, err = DecodeNode(node); err != nil {
 			return err
 		}
-		b.changes.Node = decoded
 	}
 	if ranges := update.GetServiceCidrs(); ranges != nil {
-		decoded, err := DecodeServiceCIDRs(ranges)
-		if err != nil {
+		if b.changes.ServiceCIDRs, err = DecodeServiceCIDRs(ranges); err != nil {
 			return err
 		}
-		b.changes.ServiceCIDRs, b.changes.ServiceCIDRsChanged = decoded, true
+		b.changes.ServiceCIDRsChanged = true
 	}
 	for _, port := range update.GetSet() {
 		if err := b.set(port); err != nil {
@@ -94,49 +135,52 @@ func (b *Batch) add(update *nodelocalv1.Update) error {
 	return nil
 }
 
+// set begins a port, or adds the lists of a continuation to the last one.
 func (b *Batch) set(message *nodelocalv1.ServicePort) error {
-	if message.GetContinued() {
-		more, err := b.last.extend(message)
-		if err != nil {
-			return err
-		}
-		return b.count(more)
-	}
-	b.last.finish()
-	port, err := DecodePort(message)
-	if errors.Is(err, ErrUnknownValue) {
-		b.last = lastPort{id: message.GetId()}
-		return b.skip(message.GetId(), err)
-	}
-	if err != nil {
+	if !message.GetContinued() {
+		err := b.endPort()
+		b.port = message
 		return err
 	}
-	if err := b.count(port); err != nil {
-		return err
+	if b.port == nil || !proto.Equal(b.port.GetId(), message.GetId()) {
+		id, _ := DecodeID(message.GetId())
+		return fmt.Errorf("continuation of port %s: it does not follow that port", id)
 	}
-	b.changes.Ports[port.ID] = port
-	b.last = lastPort{id: message.GetId(), port: port}
+	b.port.Cluster = append(b.port.Cluster, message.GetCluster()...)
+	b.port.Local = append(b.port.Local, message.GetLocal()...)
+	b.port.Serving = append(b.port.Serving, message.GetServing()...)
+	b.port.NotServing = append(b.port.NotServing, message.GetNotServing()...)
 	return nil
 }
 
-// count counts the addresses of a port, or of a continuation.
-func (b *Batch) count(port *model.ServicePort) error {
-	b.used.Addresses += port.Addresses()
-	return b.Limits.Check(b.used)
-}
-
-// skip leaves a port out. One that was known before, when it had other values, is gone.
-func (b *Batch) skip(message *nodelocalv1.PortID, err error) error {
+// endPort decodes the last port, which has all its continuations. A port that was known before, and is left out now, is gone.
+func (b *Batch) endPort() error {
+	message := b.port
+	if message == nil {
+		return nil
+	}
+	b.port = nil
+	port, err := DecodePort(message)
+	if err == nil {
+		b.changes.Ports[port.ID] = port
+		return nil
+	}
+	if !errors.Is(err, ErrUnknownValue) {
+		return err
+	}
 	if b.OnSkip != nil {
 		b.OnSkip(err)
 	}
-	if id, err := DecodeID(message); err == nil {
+	if id, err := DecodeID(message.GetId()); err == nil {
 		b.remove(id)
 	}
 	return nil
 }
 
 func (b *Batch) delete(message *nodelocalv1.PortID) error {
+	if proto.Equal(b.port.GetId(), message) {
+		b.port = nil
+	}
 	id, err := DecodeID(message)
 	if errors.Is(err, ErrUnknownValue) {
 		return nil // it was left out when it came
@@ -151,62 +195,17 @@ func (b *Batch) delete(message *nodelocalv1.PortID) error {
 func (b *Batch) remove(id model.PortID) {
 	if b.changes.Full {
 		delete(b.changes.Ports, id)
-		return
+	} else {
+		b.changes.Ports[id] = nil
 	}
-	b.changes.Ports[id] = nil
-}
-
-// extend appends the lists of a continuation, and returns them. finish sorts them when all have come.
-func (l *lastPort) extend(message *nodelocalv1.ServicePort) (*model.ServicePort, error) {
-	more := &model.ServicePort{}
-	if l.id == nil || !sameID(l.id, message.GetId()) {
-		id, _ := DecodeID(message.GetId())
-		return nil, fmt.Errorf("continuation of port %s: it does not follow that port", id)
-	}
-	if l.port == nil {
-		return more, nil
-	}
-	d := decoder{family: l.port.ID.Family}
-	more.Cluster = d.endpoints("cluster", message.GetCluster())
-	more.Local = d.endpoints("local", message.GetLocal())
-	more.Serving = d.addrPorts("serving", message.GetServing())
-	more.NotServing = d.addrPorts("not_serving", message.GetNotServing())
-	if d.err != nil {
-		return nil, fmt.Errorf("continuation of port %s: %w", l.port.ID, d.err)
-	}
-	l.port.Cluster = append(l.port.Cluster, more.Cluster...)
-	l.port.Local = append(l.port.Local, more.Local...)
-	l.port.Serving = append(l.port.Serving, more.Serving...)
-	l.port.NotServing = append(l.port.NotServing, more.NotServing...)
-	l.continued = true
-	return more, nil
-}
-
-func sameID(a, b *nodelocalv1.PortID) bool {
-	return a.GetNamespace() == b.GetNamespace() && a.GetService() == b.GetService() && a.GetPort() == b.GetPort() &&
-		a.GetProtocol() == b.GetProtocol() && a.GetFamily() == b.GetFamily()
-}
-
-// finish sorts the lists of a port after its last continuation.
-func (l *lastPort) finish() {
-	if l.continued {
-		l.port.Cluster = endpointSet(l.port.Cluster)
-		l.port.Local = endpointSet(l.port.Local)
-		l.port.Serving = sortedSet(l.port.Serving, netip.AddrPort.Compare)
-		l.port.NotServing = sortedSet(l.port.NotServing, netip.AddrPort.Compare)
-	}
-	l.continued = false
 }
 
 // checkFull refuses a full state without a node: acting on it would take the node's addresses away.
 func checkFull(changes *model.Changes) error {
-	if !changes.Full {
-		return nil
-	}
-	if changes.Node == nil {
+	if changes.Full && changes.Node == nil {
 		return errors.New("full state without a node")
 	}
-	if !changes.ServiceCIDRsChanged {
+	if changes.Full && !changes.ServiceCIDRsChanged {
 		return errors.New("full state without service_cidrs")
 	}
 	return nil

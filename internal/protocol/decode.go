@@ -1,6 +1,7 @@
 package protocol
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"math"
@@ -12,62 +13,43 @@ import (
 	nodelocalv1 "github.com/nftproxy/nftproxy/nodelocal/v1"
 )
 
-// ErrUnknownValue is returned, wrapped, for a port with a protocol, an IP family or a policy that this version of the API does not know.
+// ErrUnknownValue is returned, wrapped, for a port with a protocol, an IP family or a policy that this version of the API
+// does not know.
 var ErrUnknownValue = errors.New("perhaps of a later version of the API")
 
-// maxName is how long a name in a PortID may be, in bytes: Kubernetes allows no longer ones (RFC 1123 subdomain).
-const maxName = 253
-
-// What a client may ask for in ServiceKeys.
+// Limits of a request for labels and annotations (ServiceKeys).
 const (
-	// MaxKeys is how many labels, and how many annotations.
+	// MaxKeys is the highest number of labels, and of annotations.
 	MaxKeys = 16
-	// MaxKey is how long a key may be, in bytes: a qualified name of Kubernetes.
+	// MaxKey is the length of the longest key, in bytes: a qualified name of Kubernetes.
 	MaxKey = 317
 )
 
+// The lengths of the longest texts, in bytes.
 const (
-	// maxValue is how long the value of a label or an annotation may be, in bytes.
+	// maxName is for the names in a PortID (RFC 1123 subdomain).
+	maxName = 253
+	// maxValue is for the value of a label or an annotation.
 	maxValue = 4096
-	// maxInfo is how long the host name and the zone of an endpoint may be, in bytes (RFC 1123 label, label value).
+	// maxInfo is for the host name and the zone of an endpoint (RFC 1123 label, label value).
 	maxInfo = 63
 )
 
 // DecodeID is the inverse of EncodeID. It is an error if the message names no Service or has a name of more than 253
 // bytes, and ErrUnknownValue if the client does not know the protocol or the IP family.
 func DecodeID(id *nodelocalv1.PortID) (model.PortID, error) {
-	var out model.PortID
-	for _, name := range []struct {
-		field, text string
-		to          *string
-	}{
-		{"namespace", id.GetNamespace(), &out.Namespace}, {"service", id.GetService(), &out.Service}, {"port", id.GetPort(), &out.Port},
-	} {
-		if len(name.text) > maxName {
-			return out, fmt.Errorf("id.%s: %d bytes, at most %d are possible", name.field, len(name.text), maxName)
-		}
-		*name.to = name.text
+	var d decoder
+	out := model.PortID{
+		Namespace: d.text("id.namespace", id.GetNamespace(), maxName),
+		Service:   d.text("id.service", id.GetService(), maxName),
+		Port:      d.text("id.port", id.GetPort(), maxName),
+		Protocol:  model.Protocol(d.enum("id.protocol", int32(id.GetProtocol()), nodelocalv1.Protocol_name)),
+		Family:    model.Family(d.enum("id.family", int32(id.GetFamily()), nodelocalv1.Family_name)),
 	}
-	switch p := id.GetProtocol(); p {
-	case nodelocalv1.Protocol_PROTOCOL_UNSPECIFIED:
-		return out, errors.New("id.protocol: unset")
-	case nodelocalv1.Protocol_PROTOCOL_TCP, nodelocalv1.Protocol_PROTOCOL_UDP, nodelocalv1.Protocol_PROTOCOL_SCTP:
-		out.Protocol = model.Protocol(p)
-	default:
-		return out, fmt.Errorf("id.protocol: %s is not TCP, UDP or SCTP, %w", p, ErrUnknownValue)
-	}
-	switch f := id.GetFamily(); f {
-	case nodelocalv1.Family_FAMILY_UNSPECIFIED:
-		return out, errors.New("id.family: unset")
-	case nodelocalv1.Family_FAMILY_IPV4, nodelocalv1.Family_FAMILY_IPV6:
-		out.Family = model.Family(f)
-	default:
-		return out, fmt.Errorf("id.family: %s is not IPv4 or IPv6, %w", f, ErrUnknownValue)
-	}
-	if out.Service == "" {
-		return out, errors.New("id.service: empty")
-	}
-	return out, nil
+	d.require("id.protocol", out.Protocol != 0)
+	d.require("id.family", out.Family != 0)
+	d.require("id.service", out.Service != "")
+	return out, d.err
 }
 
 // DecodePort is the inverse of EncodePort: lists come out sorted and without duplicates. Errors name the field. The error
@@ -98,9 +80,12 @@ func DecodePort(port *nodelocalv1.ServicePort) (*model.ServicePort, error) {
 		Serving:                  d.addrPorts("serving", port.GetServing()),
 		NotServing:               d.addrPorts("not_serving", port.GetNotServing()),
 		AppProtocol:              d.text("app_protocol", port.GetAppProtocol(), MaxKey),
-		ServiceType:              serviceType(port.GetServiceType()),
 		ServiceLabels:            d.values("service_labels", port.GetServiceLabels()),
 		ServiceAnnotations:       d.values("service_annotations", port.GetServiceAnnotations()),
+	}
+	// A type of a later version is unknown: the other fields say what it means for proxies.
+	if t := port.GetServiceType(); known(nodelocalv1.ServiceType_name, int32(t)) {
+		out.ServiceType = model.ServiceType(t)
 	}
 	if d.err != nil {
 		return nil, fmt.Errorf("port %s: %w", id, d.err)
@@ -108,16 +93,7 @@ func DecodePort(port *nodelocalv1.ServicePort) (*model.ServicePort, error) {
 	return out, nil
 }
 
-// serviceType returns a type. One of a later version is unknown: what has to be done for it is in the other fields.
-func serviceType(t nodelocalv1.ServiceType) model.ServiceType {
-	if _, known := nodelocalv1.ServiceType_name[int32(t)]; !known {
-		return 0
-	}
-	return model.ServiceType(t)
-}
-
-// DecodeKeys is the inverse of EncodeKeys. It is an error if there are more than MaxKeys of a kind, or one has more than
-// MaxKey bytes or none.
+// DecodeKeys is the inverse of EncodeKeys. Its errors are those of CheckKeys.
 func DecodeKeys(keys *nodelocalv1.ServiceKeys) (model.ServiceKeys, error) {
 	out := model.ServiceKeys{Labels: keys.GetLabels(), Annotations: keys.GetAnnotations()}
 	return out, CheckKeys(out)
@@ -126,17 +102,16 @@ func DecodeKeys(keys *nodelocalv1.ServiceKeys) (model.ServiceKeys, error) {
 // CheckKeys returns an error if a client may not ask for the keys: if there are more than MaxKeys of a kind, or one has
 // more than MaxKey bytes or none.
 func CheckKeys(keys model.ServiceKeys) error {
-	for _, f := range []struct {
-		name string
-		keys []string
-	}{{"labels", keys.Labels}, {"annotations", keys.Annotations}} {
-		if n := len(f.keys); n > MaxKeys {
-			return fmt.Errorf("%s: %d keys, at most %d are possible", f.name, n, MaxKeys)
-		}
-		for i, key := range f.keys {
-			if len(key) == 0 || len(key) > MaxKey {
-				return fmt.Errorf("%s[%d]: a key of %d bytes, 1 to %d are possible", f.name, i, len(key), MaxKey)
-			}
+	return cmp.Or(checkKeys("labels", keys.Labels), checkKeys("annotations", keys.Annotations))
+}
+
+func checkKeys(name string, keys []string) error {
+	if n := len(keys); n > MaxKeys {
+		return fmt.Errorf("%s: %d keys, at most %d are possible", name, n, MaxKeys)
+	}
+	for i, key := range keys {
+		if len(key) == 0 || len(key) > MaxKey {
+			return fmt.Errorf("%s[%d]: a key of %d bytes, 1 to %d are possible", name, i, len(key), MaxKey)
 		}
 	}
 	return nil
@@ -166,8 +141,8 @@ func DecodeServiceCIDRs(ranges *nodelocalv1.ServiceCIDRs) ([]netip.Prefix, error
 	return out, d.err
 }
 
-// DecodeTriggers returns when the events happened that led to a batch, in UTC, oldest first. It leaves out what is no
-// time, and more than MaxTriggers: they are for a metric, and no reason to refuse a batch.
+// DecodeTriggers returns the times of the events that led to a batch, in UTC, oldest first. It leaves out invalid times,
+// and more than MaxTriggers: they are for a metric, and no reason to refuse a batch.
 func DecodeTriggers(sync *nodelocalv1.Sync) []time.Time {
 	list := sync.GetTriggerTimes()
 	var out []time.Time
@@ -182,7 +157,7 @@ func DecodeTriggers(sync *nodelocalv1.Sync) []time.Time {
 
 // decoder keeps the first error.
 type decoder struct {
-	// family is that of all addresses; 0 is either.
+	// family is the IP family of all addresses; 0 is either.
 	family model.Family
 	err    error
 }
@@ -191,6 +166,29 @@ func (d *decoder) fail(field string, err error) {
 	if d.err == nil {
 		d.err = fmt.Errorf("%s: %w", field, err)
 	}
+}
+
+func (d *decoder) require(field string, isSet bool) {
+	if !isSet {
+		d.fail(field, errors.New("unset"))
+	}
+}
+
+func known(names map[int32]string, value int32) bool {
+	_, known := names[value]
+	return known
+}
+
+// enum returns a value of an enumeration, whose values the model has too.
+func (d *decoder) enum(field string, value int32, names map[int32]string) int32 {
+	if !known(names, value) {
+		d.fail(field, fmt.Errorf("%d is unknown, %w", value, ErrUnknownValue))
+	}
+	return value
+}
+
+func (d *decoder) policy(field string, policy nodelocalv1.TrafficPolicy) model.TrafficPolicy {
+	return model.TrafficPolicy(d.enum(field, int32(policy), nodelocalv1.TrafficPolicy_name))
 }
 
 func (d *decoder) addr(field, text string) netip.Addr {
@@ -206,41 +204,30 @@ func (d *decoder) addr(field, text string) netip.Addr {
 	return addr
 }
 
-func (d *decoder) addrs(field string, texts []string) (out []netip.Addr) {
-	for _, text := range texts {
-		out = append(out, d.addr(field, text))
+func (d *decoder) prefix(field, text string) netip.Prefix {
+	prefix, err := netip.ParsePrefix(text)
+	switch {
+	case err != nil:
+		d.fail(field, err)
+	case d.family != 0 && model.FamilyOf(prefix.Addr()) != d.family:
+		d.fail(field, fmt.Errorf("%s is not an %s range", prefix, d.family))
+	case prefix != prefix.Masked():
+		d.fail(field, fmt.Errorf("%s has bits set beyond its length", prefix))
 	}
-	return sortedSet(out, netip.Addr.Compare)
+	return prefix
 }
 
-func (d *decoder) prefixes(field string, texts []string) (out []netip.Prefix) {
-	for _, text := range texts {
-		prefix, err := netip.ParsePrefix(text)
-		switch {
-		case err != nil:
-			d.fail(field, err)
-		case d.family != 0 && model.FamilyOf(prefix.Addr()) != d.family:
-			d.fail(field, fmt.Errorf("%s is not an %s range", prefix, d.family))
-		case prefix != prefix.Masked():
-			d.fail(field, fmt.Errorf("%s has bits set beyond its length", prefix))
-		}
-		out = append(out, prefix)
-	}
-	return sortedSet(out, netip.Prefix.Compare)
-}
-
+// text returns a text of at most maxBytes.
 func (d *decoder) text(field, text string, maxBytes int) string {
 	if len(text) > maxBytes {
 		d.fail(field, fmt.Errorf("%d bytes, at most %d are possible", len(text), maxBytes))
+		return ""
 	}
 	return text
 }
 
 // values returns labels or annotations, nil if there are none.
 func (d *decoder) values(field string, values map[string]string) map[string]string {
-	if len(values) > MaxKeys {
-		d.fail(field, fmt.Errorf("%d values, at most %d are possible", len(values), MaxKeys))
-	}
 	for key, value := range values {
 		d.text(field+" key", key, MaxKey)
 		d.text(field+" value", value, maxValue)
@@ -258,52 +245,52 @@ func (d *decoder) port(field string, number uint32, least uint32) uint16 {
 	return uint16(number)
 }
 
-func (d *decoder) policy(field string, policy nodelocalv1.TrafficPolicy) model.TrafficPolicy {
-	switch policy {
-	case nodelocalv1.TrafficPolicy_TRAFFIC_POLICY_CLUSTER:
-		return model.PolicyCluster
-	case nodelocalv1.TrafficPolicy_TRAFFIC_POLICY_LOCAL:
-		return model.PolicyLocal
-	}
-	d.fail(field, fmt.Errorf("%s is not Cluster or Local, %w", policy, ErrUnknownValue))
-	return model.PolicyCluster
+func (d *decoder) addrPort(field, address string, port uint32) netip.AddrPort {
+	return netip.AddrPortFrom(d.addr(field, address), d.port(field, port, 1))
+}
+
+func (d *decoder) addrs(field string, texts []string) []netip.Addr {
+	return sortedSet(texts, func(text string) netip.Addr { return d.addr(field, text) }, netip.Addr.Compare)
+}
+
+func (d *decoder) prefixes(field string, texts []string) []netip.Prefix {
+	return sortedSet(texts, func(text string) netip.Prefix { return d.prefix(field, text) }, netip.Prefix.Compare)
+}
+
+func (d *decoder) addrPorts(field string, list []*nodelocalv1.AddressPort) []netip.AddrPort {
+	return sortedSet(list, func(ap *nodelocalv1.AddressPort) netip.AddrPort {
+		return d.addrPort(field, ap.GetAddress(), ap.GetPort())
+	}, netip.AddrPort.Compare)
 }
 
 func (d *decoder) endpoints(field string, list []*nodelocalv1.Endpoint) []model.Endpoint {
-	if len(list) == 0 {
-		return nil
-	}
-	out := make([]model.Endpoint, len(list))
-	for i, e := range list {
-		out[i] = model.Endpoint{
-			AddrPort: netip.AddrPortFrom(d.addr(field, e.GetAddress()), d.port(field, e.GetPort(), 1)),
+	return sortedSet(list, func(e *nodelocalv1.Endpoint) model.Endpoint {
+		return model.Endpoint{
+			AddrPort: d.addrPort(field, e.GetAddress(), e.GetPort()),
 			Local:    e.GetPlacement() == nodelocalv1.Placement_PLACEMENT_LOCAL,
 			Remote:   e.GetPlacement() == nodelocalv1.Placement_PLACEMENT_REMOTE,
 			Info:     model.NewEndpointInfo(d.text(field+".hostname", e.GetHostname(), maxInfo), d.text(field+".zone", e.GetZone(), maxInfo)),
 		}
-	}
-	return endpointSet(out)
+	}, model.CompareEndpoints)
 }
 
-// endpointSet sorts list in place and drops duplicates; the first of them stays.
-func endpointSet(list []model.Endpoint) []model.Endpoint {
-	if !slices.IsSortedFunc(list, model.CompareEndpoints) {
-		slices.SortStableFunc(list, model.CompareEndpoints)
-	}
-	return slices.CompactFunc(list, func(a, b model.Endpoint) bool { return a.AddrPort == b.AddrPort })
-}
-
-func (d *decoder) addrPorts(field string, list []*nodelocalv1.AddressPort) (out []netip.AddrPort) {
-	for _, ap := range list {
-		out = append(out, netip.AddrPortFrom(d.addr(field, ap.GetAddress()), d.port(field, ap.GetPort(), 1)))
-	}
-	return sortedSet(out, netip.AddrPort.Compare)
-}
-
-// sortedSet sorts list in place and drops duplicates.
-func sortedSet[T comparable](list []T, compare func(a, b T) int) []T {
+// sortedSet decodes a list, sorts it and drops duplicates; the first of them stays.
+func sortedSet[M, T any](messages []M, decode func(M) T, compare func(a, b T) int) []T {
+	list := convert(messages, decode)
 	if !slices.IsSortedFunc(list, compare) {
-		slices.SortFunc(list, compare)
+		slices.SortStableFunc(list, compare)
 	}
-	return slices.Compact(list)
+	return slices.CompactFunc(list, func(a, b T) bool { return compare(a, b) == 0 })
+}
+
+// convert returns a list with f of each element; nil for an empty one.
+func convert[A, B any](list []A, f func(A) B) []B {
+	if len(list) == 0 {
+		return nil
+	}
+	out := make([]B, len(list))
+	for i, element := range list {
+		out[i] = f(element)
+	}
+	return out
 }

@@ -35,11 +35,11 @@ func EncodePort(port *model.ServicePort) *nodelocalv1.ServicePort {
 		InternalPolicy:           nodelocalv1.TrafficPolicy(port.InternalPolicy),
 		ExternalPolicy:           nodelocalv1.TrafficPolicy(port.ExternalPolicy),
 		HealthCheckNodePort:      uint32(port.HealthCheckNodePort),
-		Cluster:                  encodeEndpoints(port.Cluster),
-		Local:                    encodeEndpoints(port.Local),
+		Cluster:                  convert(port.Cluster, encodeEndpoint),
+		Local:                    convert(port.Local, encodeEndpoint),
 		LocalTerminating:         port.LocalTerminating,
-		Serving:                  encodeAddrPorts(port.Serving),
-		NotServing:               encodeAddrPorts(port.NotServing),
+		Serving:                  convert(port.Serving, encodeAddrPort),
+		NotServing:               convert(port.NotServing, encodeAddrPort),
 		AppProtocol:              port.AppProtocol,
 		ServiceType:              nodelocalv1.ServiceType(port.ServiceType),
 		ServiceLabels:            port.ServiceLabels,
@@ -65,25 +65,14 @@ func EncodeServiceCIDRs(ranges []netip.Prefix) *nodelocalv1.ServiceCIDRs {
 	return &nodelocalv1.ServiceCIDRs{Cidrs: texts(ranges)}
 }
 
-// EncodeSync returns the end of a batch: the position after it, and when the events happened that led to it. Of more than
-// MaxTriggers times the first are kept.
+// EncodeSync returns the end of a batch: the position after it, and the times of the events that led to it, at most the
+// first MaxTriggers.
 func EncodeSync(position *nodelocalv1.Position, triggers []time.Time) *nodelocalv1.Sync {
-	sync := &nodelocalv1.Sync{Position: position}
-	for _, when := range triggers[:min(len(triggers), MaxTriggers)] {
-		sync.TriggerTimes = append(sync.TriggerTimes, timestamppb.New(when))
-	}
-	return sync
+	return &nodelocalv1.Sync{Position: position, TriggerTimes: convert(triggers[:min(len(triggers), MaxTriggers)], timestamppb.New)}
 }
 
-func encodeEndpoints(list []model.Endpoint) []*nodelocalv1.Endpoint {
-	if len(list) == 0 {
-		return nil
-	}
-	out := make([]*nodelocalv1.Endpoint, len(list))
-	for i, e := range list {
-		out[i] = &nodelocalv1.Endpoint{Address: e.AddrPort.Addr().String(), Port: uint32(e.AddrPort.Port()), Placement: placementOf(e), Hostname: e.Info.Hostname(), Zone: e.Info.Zone()}
-	}
-	return out
+func encodeEndpoint(e model.Endpoint) *nodelocalv1.Endpoint {
+	return &nodelocalv1.Endpoint{Address: e.AddrPort.Addr().String(), Port: uint32(e.AddrPort.Port()), Placement: placementOf(e), Hostname: e.Info.Hostname(), Zone: e.Info.Zone()}
 }
 
 func placementOf(e model.Endpoint) nodelocalv1.Placement {
@@ -96,15 +85,8 @@ func placementOf(e model.Endpoint) nodelocalv1.Placement {
 	return nodelocalv1.Placement_PLACEMENT_UNSPECIFIED
 }
 
-func encodeAddrPorts(list []netip.AddrPort) []*nodelocalv1.AddressPort {
-	if len(list) == 0 {
-		return nil
-	}
-	out := make([]*nodelocalv1.AddressPort, len(list))
-	for i, ap := range list {
-		out[i] = &nodelocalv1.AddressPort{Address: ap.Addr().String(), Port: uint32(ap.Port())}
-	}
-	return out
+func encodeAddrPort(ap netip.AddrPort) *nodelocalv1.AddressPort {
+	return &nodelocalv1.AddressPort{Address: ap.Addr().String(), Port: uint32(ap.Port())}
 }
 
 // encodeAddr returns "" for no address.
@@ -115,13 +97,4 @@ func encodeAddr(addr netip.Addr) string {
 	return addr.String()
 }
 
-func texts[T interface{ String() string }](list []T) []string {
-	if len(list) == 0 {
-		return nil
-	}
-	out := make([]string, len(list))
-	for i, element := range list {
-		out[i] = element.String()
-	}
-	return out
-}
+func texts[T interface{ String() string }](list []T) []string { return convert(list, T.String) }

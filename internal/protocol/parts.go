@@ -12,10 +12,10 @@ import (
 	nodelocalv1 "github.com/nftproxy/nftproxy/nodelocal/v1"
 )
 
-// PartSize is about how many bytes a part of a batch is long at most. It leaves room below the 4 MiB that gRPC takes by default.
+// PartSize is about the length of the longest part of a batch, in bytes. It leaves room below the 4 MiB that gRPC takes by default.
 const PartSize = 1 << 20
 
-// maxEndpoints is how many endpoints are in one message of a port; more are in continuations. An endpoint with an IPv6
+// maxEndpoints is the number of endpoints in one message of a port; more are in continuations. An endpoint with an IPv6
 // address takes up to 180 bytes with host name and zone.
 const maxEndpoints = 5_000
 
@@ -23,102 +23,75 @@ const maxEndpoints = 5_000
 // that one encoding of a port serves all clients.
 type Update = []byte
 
-// The field numbers of nodelocalv1.Update.
-const (
-	fieldFull         protowire.Number = 1
-	fieldSet          protowire.Number = 2
-	fieldDelete       protowire.Number = 3
-	fieldNode         protowire.Number = 4
-	fieldServiceCIDRs protowire.Number = 5
-	fieldSync         protowire.Number = 6
-)
-
 // Field is one or more fields of an Update, encoded.
 type Field []byte
 
 // SetField encodes a port, with its continuations if its lists are long: each Field is at most PartSize long. It leaves
-// out labels and annotations, in which clients differ; AddKeys adds them.
-func SetField(port *model.ServicePort) []Field {
+// out labels and annotations, because each client has its own selection; AddKeys adds them.
+func SetField(port *model.ServicePort) (fields []Field) {
 	message := EncodePort(port)
 	message.ServiceLabels, message.ServiceAnnotations = nil, nil
-	if len(port.Cluster)+len(port.Local)+len(port.Serving)+len(port.NotServing) <= maxEndpoints {
-		return []Field{field(fieldSet, message)}
+	cluster, local, serving, notServing := message.Cluster, message.Local, message.Serving, message.NotServing
+	for {
+		room := maxEndpoints
+		message.Cluster, cluster = cut(cluster, &room)
+		message.Local, local = cut(local, &room)
+		message.Serving, serving = cut(serving, &room)
+		message.NotServing, notServing = cut(notServing, &room)
+		fields = append(fields, field(&nodelocalv1.Update{Set: []*nodelocalv1.ServicePort{message}}))
+		if len(cluster)+len(local)+len(serving)+len(notServing) == 0 {
+			return fields
+		}
+		message = &nodelocalv1.ServicePort{Id: message.Id, Continued: true}
 	}
-	var out []Field
-	for message := range continuations(message) {
-		out = append(out, field(fieldSet, message))
-	}
-	return out
 }
 
-// AddKeys returns fields, which SetField returned for the port, with those labels and annotations of its Service that
-// keys names. It does not modify fields.
+// AddKeys appends the labels and annotations that keys names to fields, which SetField returned for the port. It does not
+// modify fields.
 func AddKeys(fields []Field, port *model.ServicePort, keys model.ServiceKeys) []Field {
+	if keys.Empty() {
+		return fields
+	}
 	more := &nodelocalv1.ServicePort{ServiceLabels: valuesAt(keys.Labels, port.ServiceLabels), ServiceAnnotations: valuesAt(keys.Annotations, port.ServiceAnnotations)}
-	if len(more.ServiceLabels) == 0 && len(more.ServiceAnnotations) == 0 {
+	if len(more.ServiceLabels)+len(more.ServiceAnnotations) == 0 || len(fields[0]) == 0 {
 		return fields
 	}
 	// Fields that follow a message belong to it.
-	_, _, tag := protowire.ConsumeTag(fields[0])
+	number, kind, tag := protowire.ConsumeTag(fields[0])
 	body, _ := protowire.ConsumeBytes(fields[0][tag:])
 	body, err := proto.MarshalOptions{}.MarshalAppend(slices.Clip(body), more)
 	if err != nil {
 		return fields // a text that is not UTF-8, as in field
 	}
-	first := protowire.AppendTag(nil, fieldSet, protowire.BytesType)
+	first := protowire.AppendTag(nil, number, kind)
 	return append([]Field{protowire.AppendBytes(first, body)}, fields[1:]...)
 }
 
-// valuesAt returns the values at the keys that there are.
+// valuesAt returns the entries of all with the keys.
 func valuesAt(keys []string, all map[string]string) map[string]string {
-	var out map[string]string
+	out := map[string]string{}
 	for _, key := range keys {
 		if value, has := all[key]; has {
-			if out == nil {
-				out = make(map[string]string, len(keys))
-			}
 			out[key] = value
 		}
 	}
 	return out
 }
 
-// continuations splits the endpoint lists of a port over messages.
-func continuations(port *nodelocalv1.ServicePort) iter.Seq[*nodelocalv1.ServicePort] {
-	return func(yield func(*nodelocalv1.ServicePort) bool) {
-		cluster, local, serving, notServing := port.Cluster, port.Local, port.Serving, port.NotServing
-		for {
-			room := maxEndpoints
-			port.Cluster, cluster = cut(cluster, &room)
-			port.Local, local = cut(local, &room)
-			port.Serving, serving = cut(serving, &room)
-			port.NotServing, notServing = cut(notServing, &room)
-			if !yield(port) || len(cluster)+len(local)+len(serving)+len(notServing) == 0 {
-				return
-			}
-			port = &nodelocalv1.ServicePort{Id: port.Id, Continued: true}
-		}
-	}
-}
-
-// cut returns as much of list as there is room for, and the rest.
+// cut splits list after as many elements as there is room for.
 func cut[T any](list []T, room *int) (head, rest []T) {
 	n := min(len(list), *room)
 	*room -= n
 	return list[:n], list[n:]
 }
 
-// DeleteField encodes that a port is gone.
-func DeleteField(id model.PortID) Field { return field(fieldDelete, EncodeID(id)) }
-
-func field(number protowire.Number, message proto.Message) Field {
-	body, err := proto.Marshal(message)
+func field(update *nodelocalv1.Update) Field {
+	out, err := proto.Marshal(update)
 	if err != nil {
-		// The one reason is text that is not UTF-8. Names come from objects that the API server or a JSON decoder checked.
-		body = nil
+		// Text that is not UTF-8 is the one reason. Names come from objects that the API server or a JSON decoder checked.
+		return nil
 	}
-	out := protowire.AppendTag(nil, number, protowire.BytesType)
-	return protowire.AppendBytes(out, body)
+	return out
 }
 
 // Parts splits changes into the parts of one batch, which ends with sync. encode returns SetField of a
@@ -129,26 +102,23 @@ func Parts(changes *model.Changes, sync *nodelocalv1.Sync, encode func(*model.Se
 	}
 	return func(yield func(Update) bool) {
 		p := parts{yield: yield}
-		if changes.Full {
-			p.buffer = protowire.AppendTag(p.buffer, fieldFull, protowire.VarintType)
-			p.buffer = protowire.AppendVarint(p.buffer, 1)
-		}
+		p.add(field(&nodelocalv1.Update{Full: changes.Full}))
 		if changes.Node != nil {
-			p.add(field(fieldNode, EncodeNode(changes.Node)))
+			p.add(field(&nodelocalv1.Update{Node: EncodeNode(changes.Node)}))
 		}
 		if changes.ServiceCIDRsChanged {
-			p.add(field(fieldServiceCIDRs, EncodeServiceCIDRs(changes.ServiceCIDRs)))
+			p.add(field(&nodelocalv1.Update{ServiceCidrs: EncodeServiceCIDRs(changes.ServiceCIDRs)}))
 		}
 		for _, id := range slices.SortedFunc(maps.Keys(changes.Ports), model.PortID.Compare) {
-			if port := changes.Ports[id]; port != nil {
+			if port := changes.Ports[id]; port == nil {
+				p.add(field(&nodelocalv1.Update{Delete: []*nodelocalv1.PortID{EncodeID(id)}}))
+			} else {
 				for _, f := range encode(port) {
 					p.add(f)
 				}
-			} else {
-				p.add(DeleteField(id))
 			}
 		}
-		p.add(field(fieldSync, sync))
+		p.add(field(&nodelocalv1.Update{Sync: sync}))
 		p.flush()
 	}
 }
