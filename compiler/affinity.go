@@ -23,9 +23,10 @@ import (
 type affinityState struct {
 	draft   *nft.Draft
 	program *program
-	// ports holds the Service ports with affinity by affinityName.
-	ports map[string]*affinityPort
-	// size is the size of their maps.
+	maps    map[affinityKey]*affinityUse
+	// known holds the chains for known clients, by name.
+	known map[string]*affinityUse
+	// size is the size of the maps.
 	size uint32
 	// frontends counts the frontends with affinity for each rule that looks for them.
 	frontends map[affinityRule]int
@@ -33,19 +34,37 @@ type affinityState struct {
 	externals map[frontend]map[frontend]string
 	// stale holds the maps that may have clients of endpoints that no longer serve them: true for those that became stale
 	// since the last commit.
-	stale map[portList]bool
+	stale map[affinityKey]bool
 	// moves holds, by affinityName, the ports of which a map came or went since the last commit.
 	moves map[string]bool
+}
+
+// affinityKey identifies the map for one list of a Service port.
+type affinityKey struct {
+	port string // affinityName
+	list endpointList
+}
+
+func (k affinityKey) mapName() string { return affinityMapPrefixes[k.list] + k.port }
+
+func (k affinityKey) updateName() string { return affinityChainPrefixes[k.list] + k.port }
+
+// affinityUse counts the frontends that use a map or a chain.
+type affinityUse struct {
+	frontends int
+	// plan is that of the frontends.
+	plan *plan
 }
 
 func newAffinityState(draft *nft.Draft, program *program) *affinityState {
 	return &affinityState{
 		draft: draft, program: program,
-		ports:     map[string]*affinityPort{},
+		maps:      map[affinityKey]*affinityUse{},
+		known:     map[string]*affinityUse{},
 		size:      affinitySize(0),
 		frontends: map[affinityRule]int{},
 		externals: map[frontend]map[frontend]string{},
-		stale:     map[portList]bool{},
+		stale:     map[affinityKey]bool{},
 		moves:     map[string]bool{},
 	}
 }
@@ -64,104 +83,61 @@ func (r *record) rule() affinityRule {
 	return affinityRule{r.frontend.protocol, r.frontend.isNodePort()}
 }
 
-// affinityPort is the session affinity of one Service port.
-type affinityPort struct {
-	// planAffinity is that of the plan used last.
-	*planAffinity
-	// records counts the records of frontends that need one of its maps or chains.
-	records int
-	// lists holds the use of the map for each list, which exists while there is any.
-	lists [len(endpointLists)]affinityUse
-	// known holds the use of the chains for known clients.
-	known [len(chainKindNames)]affinityUse
-}
-
-// affinityUse counts the frontends that use a map or a chain.
-type affinityUse struct {
-	frontends int
-	// plan is that of the frontends.
-	plan *plan
-}
-
-// portList identifies one list of a port, and its map.
-type portList struct {
-	port *affinityPort
-	list endpointList
-}
-
-// has reports whether a port has a map for the list.
-func (p *affinityPort) has(list endpointList) bool { return p.lists[list].frontends > 0 }
-
-func (p *affinityPort) endpoints(list endpointList) []model.Endpoint {
-	if !p.has(list) {
-		return nil
-	}
-	return p.lists[list].plan.listOf(list)
-}
-
-// portOf returns the affinity of a plan's port, after counting that many more records that need it. Without any it goes.
-func (a *affinityState) portOf(want *plan, more int) *affinityPort {
-	p := a.ports[want.affinity.name]
-	if p == nil {
-		p = &affinityPort{}
-		a.ports[want.affinity.name] = p
-		a.updateSize()
-	}
-	if p.records += more; p.records == 0 {
-		delete(a.ports, p.name)
-		a.updateSize()
-	}
-	return p
-}
-
 // addMap adds one more frontend with the plan to those that use the map of a list.
 func (a *affinityState) addMap(want *plan, list endpointList) {
-	p := a.portOf(want, +1)
-	p.planAffinity = want.affinity
-	use, l := &p.lists[list], portList{p, list}
-	if use.frontends == 0 {
-		a.draft.PutSet(a.program.affinityMap(p, list, a.size))
+	key := affinityKey{want.affinity.name, list}
+	use := a.maps[key]
+	if use == nil {
+		use = &affinityUse{plan: want}
+		a.maps[key] = use
+		a.updateSize()
+		a.draft.PutSet(a.program.affinityMap(key, a.size))
 		// Unless the next commit adds the map, the kernel may have one of that name, with clients of an earlier process or
 		// of an earlier Service of that name.
-		if _, new := a.draft.SetBefore(affinityMapName(list, p.name)); !new {
-			a.stale[l] = true
+		if _, new := a.draft.SetBefore(key.mapName()); !new {
+			a.stale[key] = true
 		}
-		a.noteMove(p)
-	} else if lost(use.plan.listOf(list), want.listOf(list)) {
-		a.stale[l] = true
+		a.noteMove(key)
+	}
+	if lost(use.plan.listOf(list), want.listOf(list)) {
+		a.stale[key] = true
 	}
 	use.frontends++
 	use.plan = want
-	a.draft.PutChain(a.program.affinityUpdate(p, list))
+	a.draft.PutChain(a.program.affinityUpdate(want.affinity, list))
 }
 
 // removeMap removes one of the frontends that use the map of a list.
 func (a *affinityState) removeMap(have *plan, list endpointList) {
-	p := a.portOf(have, -1)
-	use := &p.lists[list]
+	key := affinityKey{have.affinity.name, list}
+	use := a.maps[key]
 	if use.frontends--; use.frontends > 0 {
 		return
 	}
-	*use = affinityUse{}
-	delete(a.stale, portList{p, list})
-	a.draft.RemoveChain(affinityUpdateName(list, p.name))
-	a.draft.RemoveSet(affinityMapName(list, p.name))
-	a.noteMove(p)
+	delete(a.maps, key)
+	delete(a.stale, key)
+	a.updateSize()
+	a.draft.RemoveChain(key.updateName())
+	a.draft.RemoveSet(key.mapName())
+	a.noteMove(key)
 }
 
 // noteMove notes that a map of a port came or went since the last commit, so its clients may have to move to the other
 // one.
-func (a *affinityState) noteMove(p *affinityPort) {
+func (a *affinityState) noteMove(key affinityKey) {
 	if a.draft.HasCommitted() {
-		a.moves[p.name] = true
+		a.moves[key.port] = true
 	}
 }
 
 // addKnown adds one more frontend with the plan to those that use the chain for known clients.
 func (a *affinityState) addKnown(want *plan) {
-	use := &a.portOf(want, +1).known[want.kind]
-	use.frontends++
-	use.plan = want
+	name := affinityKnownName(want.kind, want.affinity.name)
+	if a.known[name] == nil {
+		a.known[name] = &affinityUse{}
+	}
+	a.known[name].frontends++
+	a.known[name].plan = want
 	a.putKnown(want)
 }
 
@@ -174,11 +150,12 @@ func (a *affinityState) putKnown(want *plan) {
 
 // removeKnown removes one of the frontends that use the chain for known clients.
 func (a *affinityState) removeKnown(have *plan) {
-	use := &a.portOf(have, -1).known[have.kind]
-	if use.frontends--; use.frontends > 0 {
+	name := affinityKnownName(have.kind, have.affinity.name)
+	if a.known[name].frontends--; a.known[name].frontends > 0 {
 		return
 	}
-	a.draft.RemoveChain(affinityKnownName(have.kind, have.affinity.name))
+	delete(a.known, name)
+	a.draft.RemoveChain(name)
 	if have.kind == kindLocal {
 		a.draft.RemoveChain(affinityShortCircuitPrefix + have.affinity.name)
 	}
@@ -186,52 +163,44 @@ func (a *affinityState) removeKnown(have *plan) {
 
 // refresh rewrites the chains that depend on who is a client of the cluster.
 func (a *affinityState) refresh() {
-	for _, p := range a.ports {
-		for i := range p.known {
-			if use := &p.known[i]; use.frontends > 0 {
-				a.putKnown(use.plan)
-			}
-		}
+	for _, use := range a.known {
+		a.putKnown(use.plan)
 	}
 }
 
 func (a *affinityState) committed() {
 	clear(a.moves)
-	for l := range a.stale {
-		a.stale[l] = false
+	for key := range a.stale {
+		a.stale[key] = false
 	}
 }
 
-// affinitySize returns how many clients the map of a Service port holds, where so many Service ports of an IP family
-// have affinity. Further clients are served without affinity. The more maps there are, the smaller they are, since a
-// flood can fill all of them. The kernel keeps the size that a map was made with, so at most as many maps have a size
-// as there may be Service ports with it: not more than 64 have the largest one.
-func affinitySize(ports int) uint32 {
+// affinitySize returns how many clients each map holds, where an IP family has so many of them. Further clients are
+// served without affinity. The more maps there are, the smaller they are, since a flood can fill all of them. The kernel
+// keeps the size that a map was made with, so at most as many maps have a size as there may be maps with it: not more
+// than 64 have the largest one.
+func affinitySize(maps int) uint32 {
 	switch {
-	case ports <= 64:
+	case maps <= 64:
 		return nft.DefaultSize
-	case ports <= 512:
+	case maps <= 512:
 		return 1<<14 - 1
-	case ports <= 4096:
+	case maps <= 4096:
 		return 1<<12 - 1
 	}
 	return 1<<8 - 1
 }
 
-// updateSize gives all maps the size for the number of Service ports. The transaction does not contain it: maps that the
-// kernel has keep their size and their clients.
+// updateSize gives all maps the size for their number. The transaction does not contain it: maps that the kernel has
+// keep their size and their clients.
 func (a *affinityState) updateSize() {
-	size := affinitySize(len(a.ports))
+	size := affinitySize(len(a.maps))
 	if size == a.size {
 		return
 	}
 	a.size = size
-	for _, p := range a.ports {
-		for _, list := range endpointLists {
-			if p.has(list) {
-				a.draft.PutSet(a.program.affinityMap(p, list, size))
-			}
-		}
+	for key := range a.maps {
+		a.draft.PutSet(a.program.affinityMap(key, size))
 	}
 }
 
@@ -254,14 +223,6 @@ const (
 	affinityKnownPrefix = "affinity-known-"
 )
 
-// These names end in the affinityName of a Service port.
-
-func affinityMapName(list endpointList, port string) string { return affinityMapPrefixes[list] + port }
-
-func affinityUpdateName(list endpointList, port string) string {
-	return affinityChainPrefixes[list] + port
-}
-
 func affinityKnownName(kind chainKind, port string) string {
 	return affinityKnownPrefix + kind.String() + "." + port
 }
@@ -271,7 +232,7 @@ func (r *record) recorder() string {
 	if r.chain.kind == kindLocal {
 		return affinityShortCircuitPrefix + r.affinity
 	}
-	return affinityUpdateName(r.list, r.affinity)
+	return affinityKey{r.affinity, r.list}.updateName()
 }
 
 // readRecorder is the inverse of recorder.

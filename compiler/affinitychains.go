@@ -6,9 +6,9 @@ import "github.com/nftproxy/nftproxy/nft"
 const affinitySeed = 0x5eed
 
 // affinityMap returns the map of a port's clients for one list.
-func (p *program) affinityMap(port *affinityPort, list endpointList, size uint32) *nft.Set {
+func (p *program) affinityMap(key affinityKey, size uint32) *nft.Set {
 	return &nft.Set{
-		Name: affinityMapName(list, port.name),
+		Name: key.mapName(),
 		Key:  nft.Concat{p.family.Saddr()}, Data: nft.Concat{p.family.Daddr(), nft.ThDport}, Dynamic: true, Size: size,
 	}
 }
@@ -38,17 +38,18 @@ func (p *program) returning(want *plan, list endpointList, match ...nft.Statemen
 	if len(want.listOf(list)) == 0 {
 		return nil
 	}
-	dnat := nft.DNAT{Family: p.family, Key: nft.Concat{p.family.Saddr()}, Map: affinityMapName(list, want.affinity.name)}
+	dnat := nft.DNAT{Family: p.family, Key: nft.Concat{p.family.Saddr()}, Map: affinityKey{want.affinity.name, list}.mapName()}
 	return []nft.Rule{nft.NewRule(append(match, isProtocol(want.affinity.id.Protocol), dnat)...)}
 }
 
 // affinityUpdate builds the chain that adds a client and its endpoint to the map. A client that is in the map keeps its
 // endpoint, and its timeout starts anew.
-func (p *program) affinityUpdate(port *affinityPort, list endpointList) *nft.Chain {
-	return &nft.Chain{Name: affinityUpdateName(list, port.name), Rules: []nft.Rule{nft.NewRule(
+func (p *program) affinityUpdate(port *planAffinity, list endpointList) *nft.Chain {
+	key := affinityKey{port.name, list}
+	return &nft.Chain{Name: key.updateName(), Rules: []nft.Rule{nft.NewRule(
 		isProtocol(port.id.Protocol),
 		nft.Update{
-			Map:     affinityMapName(list, port.name),
+			Map:     key.mapName(),
 			Key:     nft.Concat{p.family.Saddr()},
 			Data:    nft.Concat{p.family.Daddr(), nft.CTReplyProtoSrc},
 			Timeout: port.timeout,
@@ -61,13 +62,13 @@ func (p *program) affinityShortCircuit(want *plan) *nft.Chain {
 	port := want.affinity.name
 	c := &nft.Chain{Name: affinityShortCircuitPrefix + port}
 	if len(want.listOf(listCluster)) > 0 {
-		update := nft.Goto(affinityUpdateName(listCluster, port))
+		update := nft.Goto(affinityKey{port, listCluster}.updateName())
 		for _, match := range append(p.localClients(), isLocalAddress(nft.FibSaddrType)) {
 			c.Rules = append(c.Rules, nft.NewRule(match, update))
 		}
 	}
 	if len(want.listOf(listLocal)) > 0 {
-		c.Rules = append(c.Rules, nft.NewRule(nft.Goto(affinityUpdateName(listLocal, port))))
+		c.Rules = append(c.Rules, nft.NewRule(nft.Goto(affinityKey{port, listLocal}.updateName())))
 	}
 	return c
 }

@@ -3,7 +3,6 @@ package compiler
 import (
 	"net/netip"
 	"slices"
-	"time"
 
 	"github.com/nftproxy/nftproxy/model"
 	"github.com/nftproxy/nftproxy/nft"
@@ -28,16 +27,18 @@ type AffinityMap struct {
 	// Set is the map without elements.
 	Set *nft.Set
 	// Port is the map's Service port.
-	Port      model.PortID
-	list      endpointList
-	timeout   time.Duration
-	endpoints []model.Endpoint
+	Port model.PortID
+	key  affinityKey
+	// plan is that of the map's frontends.
+	plan *plan
 }
+
+func (m AffinityMap) endpoints() []model.Endpoint { return m.plan.listOf(m.key.list) }
 
 // Serves reports whether an element's endpoint still serves the map's clients. If not, the element must be deleted.
 func (m AffinityMap) Serves(e nft.Element) bool {
 	endpoint, ok := ParseEndpoint(e.Value)
-	return ok && hasEndpoint(m.endpoints, endpoint)
+	return ok && hasEndpoint(m.endpoints(), endpoint)
 }
 
 // Element returns the element that a new connection from a client to an endpoint adds to the map.
@@ -45,22 +46,20 @@ func (m AffinityMap) Element(client netip.Addr, endpoint netip.AddrPort) nft.Ele
 	return nft.Element{
 		Key:     nft.AddrData(client),
 		Value:   nft.AddrData(endpoint.Addr()) + nft.PortData(endpoint.Port()),
-		Timeout: m.timeout, Expires: m.timeout,
+		Timeout: m.plan.affinity.timeout, Expires: m.plan.affinity.timeout,
 	}
 }
 
 // SameEndpoints reports whether two states of one map have the same endpoints.
-func (m AffinityMap) SameEndpoints(o AffinityMap) bool { return slices.Equal(m.endpoints, o.endpoints) }
+func (m AffinityMap) SameEndpoints(o AffinityMap) bool {
+	return slices.Equal(m.endpoints(), o.endpoints())
+}
 
 // Maps returns all maps that the rulesets have, in no order.
 func (a Affinity) Maps() (maps []AffinityMap) {
 	for _, f := range a.families {
-		for _, p := range f.affinity.ports {
-			for _, list := range endpointLists {
-				if p.has(list) {
-					maps = append(maps, f.affinityMap(portList{p, list}))
-				}
-			}
+		for key := range f.affinity.maps {
+			maps = append(maps, f.affinityMap(key))
 		}
 	}
 	return maps
@@ -70,8 +69,8 @@ func (a Affinity) Maps() (maps []AffinityMap) {
 // since the last call of Reconciled for the map. It takes time in proportion to the length of the result.
 func (a Affinity) Stale() (maps []AffinityMap) {
 	for _, f := range a.families {
-		for l := range f.affinity.stale {
-			maps = append(maps, f.affinityMap(l))
+		for key := range f.affinity.stale {
+			maps = append(maps, f.affinityMap(key))
 		}
 	}
 	return maps
@@ -81,38 +80,41 @@ func (a Affinity) Stale() (maps []AffinityMap) {
 // from an earlier process.
 func (a Affinity) Losing() (maps []AffinityMap) {
 	for _, f := range a.families {
-		for l, new := range f.affinity.stale {
+		for key, new := range f.affinity.stale {
 			if new {
-				maps = append(maps, f.affinityMap(l))
+				maps = append(maps, f.affinityMap(key))
 			}
 		}
 	}
 	return maps
 }
 
-func (f *family) affinityMap(l portList) AffinityMap {
+// affinityMap returns a map that is wanted.
+func (f *family) affinityMap(key affinityKey) AffinityMap {
+	return f.affinityMapOf(key, f.affinity.maps[key].plan)
+}
+
+func (f *family) affinityMapOf(key affinityKey, plan *plan) AffinityMap {
 	return AffinityMap{
 		Table: &nft.Table{Family: f.program.family, Name: TableNameFor(f.program.config.ServiceProxyName)},
-		Set:   f.program.affinityMap(l.port, l.list, f.affinity.size),
-		Port:  l.port.id, list: l.list, timeout: l.port.timeout, endpoints: l.port.endpoints(l.list),
+		Set:   f.program.affinityMap(key, f.affinity.size), Port: plan.affinity.id, key: key, plan: plan,
 	}
 }
 
 // Current returns the map as it is wanted now; false if it is not wanted any more.
 func (a Affinity) Current(m AffinityMap) (AffinityMap, bool) {
 	f := a.families.of(m.Port.Family)
-	if p := f.affinity.ports[affinityName(m.Port)]; p != nil && p.has(m.list) {
-		return f.affinityMap(portList{p, m.list}), true
+	if f.affinity.maps[m.key] == nil {
+		return AffinityMap{}, false
 	}
-	return AffinityMap{}, false
+	return f.affinityMap(m.key), true
 }
 
 // Reconciled tells the compiler that the kernel's map has clients of the endpoints of m only. If an endpoint went since
 // m was returned, the map stays stale.
 func (a Affinity) Reconciled(m AffinityMap) {
-	f := a.families.of(m.Port.Family)
-	if p := f.affinity.ports[affinityName(m.Port)]; p != nil && !lost(m.endpoints, p.endpoints(m.list)) {
-		delete(f.affinity.stale, portList{p, m.list})
+	if now, ok := a.Current(m); ok && !lost(m.endpoints(), now.endpoints()) {
+		delete(a.families.of(m.Port.Family).affinity.stale, m.key)
 	}
 }
 
@@ -134,28 +136,26 @@ func (a Affinity) Moves() (moves []AffinityMove) {
 	return moves
 }
 
-func (f *family) movesOf(name string) (moves []AffinityMove) {
-	p := f.affinity.ports[name]
-	if p == nil {
-		return nil
-	}
-	for _, to := range endpointLists {
-		from := listLocal - to
-		came := p.has(to) && !f.kernelHas(p, to)
-		went := f.kernelHas(p, from) && !p.has(from)
-		if p.has(to) && f.kernelHas(p, from) && (came || went) {
-			moves = append(moves, AffinityMove{f.affinityMap(portList{p, from}), f.affinityMap(portList{p, to})})
+func (f *family) movesOf(port string) (moves []AffinityMove) {
+	for _, list := range endpointLists {
+		to, from := affinityKey{port, list}, affinityKey{port, listLocal - list}
+		use := f.affinity.maps[to]
+		if use == nil || !f.kernelHas(from) {
+			continue
+		}
+		if came, went := !f.kernelHas(to), f.affinity.maps[from] == nil; came || went {
+			moves = append(moves, AffinityMove{f.affinityMapOf(from, use.plan), f.affinityMap(to)})
 		}
 	}
 	return moves
 }
 
-// kernelHas reports whether a port had a map for the list at the last commit.
-func (f *family) kernelHas(p *affinityPort, list endpointList) bool {
-	if before, changed := f.draft.SetBefore(affinityMapName(list, p.name)); changed {
+// kernelHas reports whether there was such a map at the last commit.
+func (f *family) kernelHas(key affinityKey) bool {
+	if before, changed := f.draft.SetBefore(key.mapName()); changed {
 		return before != nil
 	}
-	return p.has(list)
+	return f.affinity.maps[key] != nil
 }
 
 // ConnectionElements calls do with the elements that a connection in conntrack would have added to the maps: one for
@@ -172,7 +172,7 @@ func (a Affinity) ConnectionElements(protocol model.Protocol, client netip.Addr,
 	}
 	for _, list := range want.lists() {
 		if hasEndpoint(want.listOf(list), endpoint) && f.mayUse(want, list, client) {
-			m := f.affinityMap(portList{f.affinity.ports[want.affinity.name], list})
+			m := f.affinityMap(affinityKey{want.affinity.name, list})
 			do(m, m.Element(client, endpoint))
 		}
 	}

@@ -288,7 +288,7 @@ func withoutEmpty(slots []netip.AddrPort) []netip.AddrPort {
 // addAffinity finds the maps that hold the clients of a frontend.
 func (r *reader) addAffinity(f *Frontend, record *record) {
 	for _, list := range endpointLists {
-		update, ok := r.updates[affinityMapName(list, record.affinity)]
+		update, ok := r.updates[affinityKey{record.affinity, list}.mapName()]
 		if ok && (record.chain.kind == kindLocal || record.list == list) {
 			f.AffinityTimeout = update.Timeout
 			f.AffinityMaps = append(f.AffinityMaps, update.Map)

@@ -1,0 +1,51 @@
+package compiler
+
+import (
+	"net/netip"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/nftproxy/nftproxy/nft"
+	"pgregory.net/rapid"
+)
+
+// Whatever the compiler writes, the reader finds: writing and reading use one table of kinds.
+func TestRecord(t *testing.T) {
+	seen := map[recordKind]bool{}
+	t.Run("is read back from its element", rapid.MakeCheck(func(r *rapid.T) {
+		c := &cluster{failer: r, chooser: drawn{r}, config: randomConfig(drawn{r})}
+		id := c.id()
+		p := c.port(id)
+		var all []record
+		plans := plansOf(p)
+		eachFrontend(p, func(rank rank, fe frontend) {
+			all = appendListRecords(appendRecords(all, plans.of(rank), fe, &c.config), plans.of(rank), fe)
+		})
+		var bytes byteBlock
+		for _, want := range append(all, appendPortRecords(nil, p)...) {
+			if want.kind >= elementKinds {
+				continue
+			}
+			if want.kind == hairpinRecord { // the port and the list do not matter to the set
+				want = record{kind: hairpinRecord, addr: netip.AddrPortFrom(want.addr.Addr(), 0)}
+			}
+			got, ok := readRecord(want.kind, want.element(&bytes, endpointChain.name))
+			if diff := cmp.Diff(want, got, cmp.Comparer(func(a, b record) bool { return a == b })); !ok || diff != "" {
+				r.Fatalf("kind %d is read back: %v (-written +read):\n%+v\n%+v", want.kind, ok, want, got)
+			}
+			seen[want.kind] = true
+		}
+	}))
+	if len(seen) != int(elementKinds) {
+		t.Errorf("%d kinds of elements were tried, want %d", len(seen), elementKinds)
+	}
+	t.Run("of another program is left out", func(t *testing.T) {
+		for kind := range elementKinds {
+			for _, e := range []nft.Element{{}, {Key: nft.CatchAll}, {Key: "\x0a\x60\x00\x01\x06", Value: "x"}} {
+				if r, ok := readRecord(kind, e); ok {
+					t.Errorf("kind %d: %q is read as %+v", kind, e.Key, r)
+				}
+			}
+		}
+	})
+}
