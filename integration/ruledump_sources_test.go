@@ -3,18 +3,23 @@ package integration
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"io"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
-
-	"github.com/nftproxy/nftproxy/internal/ruledump"
-	"github.com/nftproxy/nftproxy/internal/ruledump/verb"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/nftproxy/nftproxy/internal/ruledump"
+	"github.com/nftproxy/nftproxy/internal/ruledump/verb"
 	"github.com/nftproxy/nftproxy/internal/testkit/flows"
+	"github.com/nftproxy/nftproxy/internal/testkit/lab"
 	"github.com/nftproxy/nftproxy/internal/testkit/netns"
 	"github.com/nftproxy/nftproxy/nft"
+	"github.com/prometheus/procfs"
 )
 
 // testRuledumpSources asks the same of the rules as compiled from manifests, as a kernel holds them, and as a dump of that
@@ -170,4 +175,117 @@ func servicesAndFlows(t *testing.T, g flows.Case, s *ruledump.Snapshot, list []f
 		out = append(out, b.String())
 	}
 	return out
+}
+
+// writeServicesOf writes Services with ten endpoints each, as JSON.
+func writeServicesOf(t *testing.T, path string, n, endpoints int) {
+	t.Helper()
+	var b strings.Builder
+	for i := range n {
+		high, low := i/250, i%250+1
+		fmt.Fprintf(&b, `---
+{"apiVersion":"v1","kind":"Service","metadata":{"name":"service-%d","namespace":"scale"},
+"spec":{"type":"ClusterIP","clusterIP":"10.96.%d.%d","clusterIPs":["10.96.%[2]d.%[3]d"],"ipFamilies":["IPv4"],"ports":[{"port":80,"protocol":"TCP","targetPort":8080}]}}
+---
+{"apiVersion":"discovery.k8s.io/v1","kind":"EndpointSlice","metadata":{"name":"service-%[1]d-x","namespace":"scale","labels":{"kubernetes.io/service-name":"service-%[1]d"}},
+"addressType":"IPv4","ports":[{"port":8080,"protocol":"TCP"}],"endpoints":[`, i, high, low)
+		for e := range endpoints {
+			if e > 0 {
+				b.WriteByte(',')
+			}
+			fmt.Fprintf(&b, `{"addresses":["10.%d.%d.%d"],"nodeName":"node-2"}`, 100+e, high, low)
+		}
+		b.WriteString("]}\n")
+	}
+	if err := os.WriteFile(path, []byte(b.String()), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// testRuledumpAtScale asks a kernel with 10,000 Services of 10 endpoints. An operator waits at most three seconds on a machine
+// that does little else (docs/ruledump.md has what was measured). On a busy one only the processor time says something,
+// and shared caches make that longer too.
+func testRuledumpAtScale(t *testing.T) {
+	const (
+		processor = 5 * time.Second
+		memory    = 300 << 20
+	)
+	manifests := filepath.Join(t.TempDir(), "services.yaml")
+	writeServicesOf(t, manifests, 10_000, 10)
+	s, err := ruledump.FromManifests(manifests, ruledump.Compilation{Node: "node-1"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := lab.ForTest(t)
+	replace(t, lab.Conn(t, l.Node), s.Tables)
+	lab.Binary(t, "ruledump") // so that building it takes nobody's time
+	dumped := filepath.Join(t.TempDir(), "dump.json")
+	out, err := os.Create(dumped)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Write(out); err != nil {
+		t.Fatal(err)
+	}
+	if err := out.Close(); err != nil {
+		t.Fatal(err)
+	}
+	for _, tt := range []struct {
+		name string
+		args []string
+		want string
+	}{
+		{"services", []string{"services"}, "scale/service-9999  10.96.39.250:80/TCP"},
+		{"explain", []string{"explain", "--from=10.244.1.250", "--to=10.96.39.250:80"}, "sent to one of 10 endpoints: scale/service-9999"},
+		{"stats", []string{"stats"}, "10000 frontends of 10000 Service ports"},
+		{"graph", []string{"graph", "scale/service-9999"}, "10 endpoints"},
+		{"services of a dump", []string{"services", "--dump", dumped}, "scale/service-9999  10.96.39.250:80/TCP"},
+		{"diff", []string{"diff", "--proxy-address=", "--node=node-1", "--manifests", manifests}, "no difference"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			p := lab.Start(t, l.Node, "ruledump", tt.args...)
+			peakOf := watchMemory(p.Cmd.Process.Pid)
+			if err := p.Wait(); err != nil {
+				t.Fatalf("%v\n%.2000s", err, p.Output())
+			}
+			used, peak := p.Cmd.ProcessState.UserTime()+p.Cmd.ProcessState.SystemTime(), peakOf()
+			if peak == 0 {
+				t.Error("its memory was not seen")
+			}
+			t.Logf("%v, %d MiB", used.Round(time.Millisecond), peak>>20)
+			if !strings.Contains(p.Output(), tt.want) {
+				t.Errorf("does not say %q:\n%.2000s", tt.want, p.Output())
+			}
+			if used > processor || peak > memory {
+				t.Errorf("used %v of a processor and %d MiB, want %v and %d MiB at most", used, peak>>20, processor, memory>>20)
+			}
+		})
+	}
+}
+
+// watchMemory looks at the peak of a process's memory, in bytes, until it ends or the function that it returns is called.
+// What the kernel says of a process that has ended includes what its parent had when it was started.
+func watchMemory(pid int) (peak func() int64) {
+	stop, result := make(chan struct{}), make(chan int64)
+	go func() {
+		var last int64
+		for ended := false; !ended; {
+			select {
+			case <-stop:
+				ended = true
+			case <-time.After(5 * time.Millisecond):
+			}
+			// A process that has ended has none until it is waited for.
+			if p, err := procfs.NewProc(pid); err == nil {
+				if status, err := p.NewStatus(); err == nil && status.VmHWM > 0 {
+					last = int64(status.VmHWM)
+				}
+			}
+		}
+		result <- last
+	}()
+	return func() int64 {
+		close(stop)
+		return <-result
+	}
 }

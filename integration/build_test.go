@@ -1,0 +1,253 @@
+package integration
+
+import (
+	"debug/buildinfo"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/blang/semver/v4"
+	"github.com/nftproxy/nftproxy/internal/testkit/lab"
+	"github.com/nftproxy/nftproxy/internal/testkit/netns"
+)
+
+// TestModules compares what is linked into the programs with least-versions.txt. It needs no network, which
+// make vulnerabilities does, and finds a version that falls back, not a vulnerability that was published since.
+func TestModules(t *testing.T) {
+	text, err := os.ReadFile("least-versions.txt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	linked := map[string]string{}
+	for _, program := range []string{"kube-proxy", "ruledump"} {
+		info, err := buildinfo.ReadFile(lab.Binary(t, program))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, m := range info.Deps {
+			linked[m.Path] = m.Version
+		}
+	}
+	for line := range strings.Lines(string(text)) {
+		if strings.HasPrefix(line, "#") {
+			continue
+		}
+		fields := strings.Fields(line)
+		if len(fields) != 3 {
+			t.Fatalf("least-versions.txt: %q has %d fields, want module, version and vulnerability", line, len(fields))
+		}
+		module, least, vulnerability := fields[0], fields[1], fields[2]
+		switch version, there := linked[module]; {
+		case !there:
+			t.Errorf("least-versions.txt: no program links %s", module)
+		case versionOf(t, version).LT(versionOf(t, least)):
+			t.Errorf("%s %s is linked, and %s is fixed in %s", module, version, vulnerability, least)
+		}
+	}
+}
+
+func versionOf(t *testing.T, text string) semver.Version {
+	t.Helper()
+	v, err := semver.Parse(strings.TrimPrefix(text, "v"))
+	if err != nil {
+		t.Fatalf("version %q: %v", text, err)
+	}
+	return v
+}
+
+// made runs `make build` with a version, and returns the directory of the programs.
+func made(t *testing.T, variables ...string) string {
+	t.Helper()
+	dir := t.TempDir()
+	build := exec.Command("make", append([]string{"-C", "..", "build", "BIN=" + dir}, variables...)...)
+	build.Env = append(os.Environ(), "MAKEFLAGS=")
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("make build: %v\n%s", err, out)
+	}
+	return dir
+}
+
+func printed(t *testing.T, program string, args ...string) string {
+	t.Helper()
+	out, err := exec.Command(program, args...).Output()
+	if err != nil {
+		t.Fatalf("%s %v: %v", program, args, err)
+	}
+	return string(out)
+}
+
+// mixinsVersion is what the alert KubeVersionMismatch of kubernetes-mixin makes of the label git_version
+// before it counts how many different ones there are.
+var mixinsVersion = regexp.MustCompile(`^(v[0-9]*.[0-9]*).*$`)
+
+func TestVersions(t *testing.T) {
+	netns.Need(t)
+	t.Run("of the libraries, unless told otherwise", func(t *testing.T) {
+		f := newWithServer(t)
+		dir := made(t, "VERSION=v9.8.7-test")
+		module := strings.TrimSpace(printed(t, "go", "list", "-m", "-f", "{{.Version}}", "k8s.io/kube-proxy"))
+		kube := "v1." + strings.TrimPrefix(module, "v0.")
+
+		if got, want := printed(t, filepath.Join(dir, "kube-proxy"), "--version"), fmt.Sprintf("Kubernetes %s+nftproxy-v9.8.7-test\n", kube); got != want {
+			t.Errorf("kube-proxy --version prints %q, want %q", got, want)
+		}
+		if got, want := printed(t, filepath.Join(dir, "ruledump"), "--version"), fmt.Sprintf("ruledump version v9.8.7-test, for kube-proxy %s\n", kube); got != want {
+			t.Errorf("ruledump --version prints %q, want %q", got, want)
+		}
+
+		p := lab.StartCommand(t, f.lab.Node, exec.Command(filepath.Join(dir, "kube-proxy"), append(f.args(), "--kubeconfig="+f.kubeconfig)...))
+		f.applied(t)
+		page, err := getFrom(f.lab.Node, "http://127.0.0.1:10249/metrics")
+		if err != nil {
+			t.Fatal(err)
+		}
+		version := regexp.MustCompile(`(?m)^kubernetes_build_info\{.*git_version="([^"]*)".*major="1",minor="(\d+)".*\} 1$`).FindStringSubmatch(page)
+		if version == nil || version[1] != kube+"+nftproxy-v9.8.7-test" {
+			t.Fatalf("kubernetes_build_info has the version %q, want %s and ours", version, kube)
+		}
+		if got, want := mixinsVersion.ReplaceAllString(version[1], "$1"), "v1."+version[2]; got != want {
+			t.Errorf("KubeVersionMismatch sees the version %s, want %s", got, want)
+		}
+		if own := fmt.Sprintf(`kube_proxy_version="%s",version="v9.8.7-test"} 1`, kube); !strings.Contains(page, own) {
+			t.Errorf("nftproxy_build_info does not have %s", own)
+		}
+		if err := p.Stop(t); err != nil {
+			t.Error(err)
+		}
+		first, _, _ := strings.Cut(p.Output(), "\n")
+		if want := fmt.Sprintf(`"Version info" nftproxy="v9.8.7-test" kubeProxy="%s"`, kube); !strings.Contains(first, want) {
+			t.Errorf("the log begins with %s, want %s", first, want)
+		}
+	})
+	t.Run("of the cluster", func(t *testing.T) {
+		t.Parallel()
+		dir := made(t, "VERSION=abc1234-dirty", "KUBE_VERSION=v1.36.2")
+		if got, want := printed(t, filepath.Join(dir, "kube-proxy"), "--version"), "Kubernetes v1.36.2+nftproxy-abc1234-dirty\n"; got != want {
+			t.Errorf("kube-proxy --version prints %q, want %q", got, want)
+		}
+	})
+}
+
+// machine is a directory of programs, the only one in PATH.
+type machine struct{ programs, log string }
+
+// newMachine returns a machine with what make needs, on which id names this user.
+func newMachine(t *testing.T, uid string) machine {
+	t.Helper()
+	m := machine{programs: t.TempDir(), log: filepath.Join(t.TempDir(), "log")}
+	for _, name := range []string{"make", "git", "sed", "chmod"} {
+		path, err := exec.LookPath(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Symlink(path, filepath.Join(m.programs, name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	m.add(t, "id", "echo "+uid)
+	m.add(t, "go", "")
+	return m
+}
+
+func (m machine) add(t *testing.T, name, script string) {
+	t.Helper()
+	if err := os.WriteFile(filepath.Join(m.programs, name), []byte("#!/bin/sh\n"+script+"\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// addApt adds an apt-get that logs its arguments. What it installs are the programs that `make test` needs.
+func (m machine) addApt(t *testing.T) {
+	t.Helper()
+	m.add(t, "apt-get", `echo "$*" >>`+m.log+`
+if [ "$1" = install ]; then
+	cd `+m.programs+`
+	for name in nft iptables-nft-restore iptables-legacy-restore gcc python3; do echo >$name; chmod +x $name; done
+fi`)
+}
+
+// make runs a target, and returns what it prints and whether it succeeds.
+func (m machine) make(t *testing.T, args ...string) (string, bool) {
+	t.Helper()
+	cmd := exec.Command("make", append([]string{"-s", "-C", "..", "KUBE_VERSION=v1.37.0"}, args...)...)
+	cmd.Env = []string{"PATH=" + m.programs, "MAKEFLAGS="}
+	out, err := cmd.CombinedOutput()
+	return string(out), err == nil
+}
+
+func (m machine) installed(t *testing.T) string {
+	t.Helper()
+	data, err := os.ReadFile(m.log)
+	if err != nil && !os.IsNotExist(err) {
+		t.Fatal(err)
+	}
+	return string(data)
+}
+
+func TestPrerequisites(t *testing.T) {
+	const programs, packages = "nft iptables-nft-restore iptables-legacy-restore gcc python3", "nftables iptables gcc libc6-dev python3"
+
+	t.Run("are installed", func(t *testing.T) {
+		m := newMachine(t, "0")
+		m.addApt(t)
+		out, ok := m.make(t, "prerequisites")
+		if want := "make test lacks " + programs + ": apt-get installs " + packages + " (NO_INSTALL=1 refuses)\n"; !ok || out != want {
+			t.Errorf("success: %t, output %q, want %q", ok, out, want)
+		}
+		if got, want := m.installed(t), "update -qq\ninstall -y -qq "+packages+"\n"; got != want {
+			t.Errorf("apt-get was called with %q, want %q", got, want)
+		}
+		if out, ok := m.make(t, "prerequisites", "NO_INSTALL=1"); !ok || out != "" {
+			t.Errorf("with everything installed: success: %t, output %q, want none", ok, out)
+		}
+	})
+
+	for _, tt := range []struct {
+		name, uid string
+		apt       bool
+		args      []string
+		want      string
+	}{
+		{"are only named with NO_INSTALL", "0", true, []string{"NO_INSTALL=1"}, "make test lacks " + programs + " (apt-get install " + packages + ")"},
+		{"are only named without apt-get", "0", false, nil, "make test lacks " + programs + " (apt-get install " + packages + ")"},
+		{"are only named without root", "1000", true, nil, "make test lacks root (sudo make test) and " + programs + " (apt-get install " + packages + ")"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			m := newMachine(t, tt.uid)
+			if tt.apt {
+				m.addApt(t)
+			}
+			out, ok := m.make(t, append([]string{"prerequisites"}, tt.args...)...)
+			if ok || !strings.HasPrefix(out, tt.want) {
+				t.Errorf("success: %t, output %q, want a failure that begins with %q", ok, out, tt.want)
+			}
+			if got := m.installed(t); got != "" {
+				t.Errorf("apt-get was called with %q", got)
+			}
+		})
+	}
+}
+
+// The go command itself says whether the libraries are in its cache; here it is one that only answers.
+func TestFirstBuild(t *testing.T) {
+	for stale, want := range map[string]string{"true": "The first build compiles", "false": "build of"} {
+		t.Run("nothing compiled: "+stale, func(t *testing.T) {
+			m := newMachine(t, "0")
+			m.add(t, "go", `case $1 in list) echo `+stale+`;; *) echo build of the programs;; esac`)
+			if out, ok := m.make(t, "build"); !ok || !strings.HasPrefix(out, want) || !strings.Contains(out, "build of the programs") {
+				t.Errorf("success: %t, output %q, want one that begins with %q, and the build", ok, out, want)
+			}
+		})
+	}
+	t.Run("an empty cache", func(t *testing.T) {
+		cmd := exec.Command("make", "-s", "-C", "..", "announce")
+		cmd.Env = append(os.Environ(), "MAKEFLAGS=", "GOCACHE="+t.TempDir())
+		if out, err := cmd.CombinedOutput(); err != nil || !strings.Contains(string(out), "The first build compiles") {
+			t.Errorf("make announce: %v, output %q", err, out)
+		}
+	})
+}
