@@ -18,6 +18,8 @@ type Config struct {
 	// NetNS is a file descriptor of the network namespace to work in; 0 means the current one. It may be closed
 	// once Dial has returned.
 	NetNS int
+	// Fake, if set, stands for the kernel, in tests.
+	Fake *Fake
 }
 
 // Conn is a connection to the nf_tables of one network namespace. It is safe for concurrent use, and runs one call
@@ -52,7 +54,7 @@ type Conn struct {
 // Dial opens a connection. Commit needs CAP_NET_ADMIN, and so do the Read methods: the kernel lists rulesets only for
 // those who may change them.
 func Dial(config Config) (*Conn, error) {
-	n, err := holdNamespace(config.NetNS)
+	n, err := holdNamespace(config)
 	if err != nil {
 		return nil, err
 	}
@@ -65,6 +67,9 @@ func Dial(config Config) (*Conn, error) {
 
 // Another opens one more connection to the same network namespace. The caller closes it.
 func (c *Conn) Another() (*Conn, error) {
+	if fake := c.namespace.fake; fake != nil {
+		return Dial(Config{Fake: fake})
+	}
 	return Dial(Config{NetNS: int(c.namespace.file.Fd())})
 }
 

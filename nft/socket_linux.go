@@ -13,6 +13,7 @@ import (
 	"github.com/mdlayher/netlink"
 	socketpkg "github.com/mdlayher/socket"
 	"github.com/nftproxy/nftproxy/internal/netlinkattr"
+	"golang.org/x/net/bpf"
 	"golang.org/x/sys/unix"
 )
 
@@ -22,9 +23,7 @@ import (
 // the listing is inconsistent. It cannot give up in the middle of a listing. It copies each batch and each reply once
 // more than needed.
 type socket struct {
-	conn *socketpkg.Conn
-	// raw is conn for sending and receiving.
-	raw syscall.RawConn
+	conn netlinkConn
 	// port is the socket's netlink port id, by which the kernel knows the owner of a table.
 	port uint32
 	// sequence is the number of the message that was sent last.
@@ -32,6 +31,41 @@ type socket struct {
 	// patience is how long to wait for each datagram.
 	patience time.Duration
 	buffer   []byte
+}
+
+// netlinkConn is what a socket sends and receives through: a socket of the kernel or of a Fake.
+type netlinkConn interface {
+	SetReadDeadline(time.Time) error
+	SetWriteDeadline(time.Time) error
+	SetWriteBuffer(int) error
+	WriteBuffer() (int, error)
+	SetsockoptInt(level, option, value int) error
+	SetBPF([]bpf.RawInstruction) error
+	Close() error
+	send([]byte) error
+	receive(buffer []byte) (n int, truncated bool, err error)
+}
+
+// kernelConn is a socket of the kernel.
+type kernelConn struct {
+	*socketpkg.Conn
+	// raw is Conn for sending and receiving.
+	raw syscall.RawConn
+}
+
+func (c kernelConn) send(b []byte) error {
+	return whenReady("sendmsg", c.raw.Write, func(fd int) error {
+		return unix.Sendmsg(fd, b, nil, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}, 0)
+	})
+}
+
+func (c kernelConn) receive(buffer []byte) (n int, truncated bool, err error) {
+	flags := 0
+	err = whenReady("recvmsg", c.raw.Read, func(fd int) (err error) {
+		n, _, flags, _, err = unix.Recvmsg(fd, buffer, nil, 0)
+		return err
+	})
+	return n, flags&unix.MSG_TRUNC != 0, err
 }
 
 // datagramSize is more than the largest datagram. Refusals do not repeat the refused message (NETLINK_CAP_ACK), and the
@@ -72,6 +106,10 @@ func (e *kernelError) Unwrap() error { return e.errno }
 
 // openSocket opens a socket in the namespace.
 func (n *namespace) openSocket() (*socket, error) {
+	if n.fake != nil {
+		conn := n.fake.open()
+		return &socket{conn: conn, port: conn.port, patience: patience, buffer: make([]byte, datagramSize)}, nil
+	}
 	conn, err := n.open()
 	if errors.Is(err, unix.EPROTONOSUPPORT) {
 		return nil, fmt.Errorf("nft: open netlink socket: %w; the kernel needs nf_tables (CONFIG_NETFILTER_NETLINK, CONFIG_NF_TABLES)", err)
@@ -83,50 +121,56 @@ func (n *namespace) openSocket() (*socket, error) {
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("nft: open netlink socket: %w", err), conn.Close())
 	}
-	s := &socket{conn: conn, raw: raw, patience: patience, buffer: make([]byte, datagramSize)}
-	if err := s.prepare(); err != nil {
+	s := &socket{conn: kernelConn{conn, raw}, patience: patience, buffer: make([]byte, datagramSize)}
+	if err := s.prepare(conn); err != nil {
 		return nil, errors.Join(fmt.Errorf("nft: prepare netlink socket: %w", err), conn.Close())
 	}
 	return s, nil
 }
 
-func (s *socket) prepare() error {
-	if err := s.conn.Bind(&unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
+func (s *socket) prepare(conn *socketpkg.Conn) error {
+	if err := conn.Bind(&unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
 		return err
 	}
-	address, err := s.conn.Getsockname()
+	address, err := conn.Getsockname()
 	if err != nil {
 		return err
 	}
 	s.port = address.(*unix.SockaddrNetlink).Pid
 	for _, option := range []int{unix.NETLINK_EXT_ACK, unix.NETLINK_CAP_ACK} {
-		if err := s.conn.SetsockoptInt(unix.SOL_NETLINK, option, 1); err != nil {
+		if err := conn.SetsockoptInt(unix.SOL_NETLINK, option, 1); err != nil {
 			return err
 		}
 	}
 	// Room for the answers to a batch of which much is refused. Best effort: if there is too little, the commit returns
 	// an error, never a false success.
-	_ = s.conn.SetReadBuffer(1 << 22)
+	_ = conn.SetReadBuffer(1 << 22)
 	return nil
 }
 
-// namespace is a network namespace, kept open so that sockets can be opened in it later and by other threads.
-type namespace struct{ file *os.File }
+// namespace is a network namespace, kept open so that sockets can be opened in it later and by other threads; or a Fake.
+type namespace struct {
+	file *os.File
+	fake *Fake
+}
 
-// holdNamespace keeps the namespace of the file descriptor open, or the current one for 0.
-func holdNamespace(fd int) (*namespace, error) {
-	if fd == 0 {
+// holdNamespace keeps the namespace of the configuration open.
+func holdNamespace(config Config) (*namespace, error) {
+	if config.Fake != nil {
+		return &namespace{fake: config.Fake}, nil
+	}
+	if config.NetNS == 0 {
 		file, err := os.Open(currentNamespace)
 		if err != nil {
 			return nil, fmt.Errorf("nft: find the network namespace: %w", err)
 		}
-		return &namespace{file}, nil
+		return &namespace{file: file}, nil
 	}
-	held, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
+	held, err := unix.FcntlInt(uintptr(config.NetNS), unix.F_DUPFD_CLOEXEC, 0)
 	if err != nil {
 		return nil, fmt.Errorf("nft: keep the network namespace: %w", err)
 	}
-	return &namespace{os.NewFile(uintptr(held), "network namespace")}, nil
+	return &namespace{file: os.NewFile(uintptr(held), "network namespace")}, nil
 }
 
 const currentNamespace = "/proc/thread-self/ns/net"
@@ -152,7 +196,12 @@ func (n *namespace) isCurrent() bool {
 	return err == nil && os.SameFile(mine, current)
 }
 
-func (n *namespace) Close() error { return n.file.Close() }
+func (n *namespace) Close() error {
+	if n.fake != nil {
+		return nil
+	}
+	return n.file.Close()
+}
 
 // networkOrder returns the number that the bytes of v in host byte order are in network byte order.
 func networkOrder(v uint16) uint16 {
@@ -177,9 +226,7 @@ func (s *socket) send(b []byte) error {
 	if err := s.conn.SetWriteDeadline(time.Now().Add(s.patience)); err != nil {
 		return err
 	}
-	return whenReady("sendmsg", s.raw.Write, func(fd int) error {
-		return unix.Sendmsg(fd, b, nil, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}, 0)
-	})
+	return s.conn.send(b)
 }
 
 // whenReady makes a system call as soon as the socket is ready for it. It repeats a call that a signal interrupts at
@@ -214,11 +261,7 @@ func (s *socket) receiveUntil(ctx context.Context, deadline time.Time, each func
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	var n, flags int
-	err := whenReady("recvmsg", s.raw.Read, func(fd int) (err error) {
-		n, _, flags, _, err = unix.Recvmsg(fd, s.buffer, nil, 0)
-		return err
-	})
+	n, truncated, err := s.conn.receive(s.buffer)
 	switch {
 	case err != nil && ctx.Err() != nil:
 		return ctx.Err()
@@ -226,7 +269,7 @@ func (s *socket) receiveUntil(ctx context.Context, deadline time.Time, each func
 		return fmt.Errorf("no answer from the kernel for %v: %w", s.patience, err)
 	case err != nil:
 		return err
-	case flags&unix.MSG_TRUNC != 0:
+	case truncated:
 		return fmt.Errorf("a datagram of more than %d bytes from the kernel", len(s.buffer))
 	}
 	return eachMessage(s.buffer[:n], each)
