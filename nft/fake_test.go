@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/nftproxy/nftproxy/integration/netns"
+	"github.com/nftproxy/nftproxy/internal/testkit/netns"
 	"pgregory.net/rapid"
 )
 
