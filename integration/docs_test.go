@@ -11,7 +11,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"unicode/utf8"
 
 	"github.com/nftproxy/nftproxy/internal/testkit/await"
 	"github.com/nftproxy/nftproxy/internal/testkit/lab"
@@ -23,9 +22,6 @@ func TestDocs(t *testing.T) {
 	t.Run("every link leads somewhere", func(t *testing.T) { testLinks(t, pages) })
 	t.Run("every test that a page names exists", func(t *testing.T) { testTestNames(t, pages) })
 	t.Run("every page of docs is two links from the README at most", func(t *testing.T) { testReachable(t, pages) })
-	t.Run("prose is wrapped at 100 columns", func(t *testing.T) { testWidth(t, pages) })
-	t.Run("doc.go lists every public package", testOverview)
-	t.Run("the README's figures are of the newest run", func(t *testing.T) { testNewestRun(t, pages) })
 }
 
 // pages returns the text of each page by its path from the root of the repository.
@@ -105,53 +101,6 @@ func linkedPages(pages map[string]string, from string) (out []string) {
 	return out
 }
 
-// newestRun is the first run on the page with the comparisons.
-var newestRun = regexp.MustCompile(`(?s)\n### \w+ run[^\n]*\n(.*?)\n### `)
-
-func testNewestRun(t *testing.T, pages map[string]string) {
-	run := newestRun.FindStringSubmatch(pages["docs/measurements-kube-proxy.md"])
-	_, table, _ := strings.Cut(pages["README.md"], "\n## How fast\n")
-	table, _, _ = strings.Cut(table, "\n## ")
-	if run == nil {
-		t.Fatal("docs/measurements-kube-proxy.md has no run")
-	}
-	seen := 0
-	for _, row := range strings.Split(table, "\n") {
-		cells := strings.Split(row, "|")
-		if len(cells) != 6 || !strings.ContainsAny(cells[3], "0123456789") {
-			continue
-		}
-		seen++
-		for _, cell := range cells[2:5] {
-			if cell = strings.TrimSpace(cell); !strings.Contains(run[1], "| "+cell) {
-				t.Errorf("the newest run has no figure %s, which the README has: %s", cell, row)
-			}
-		}
-	}
-	if seen < 5 {
-		t.Errorf("saw %d rows with figures in the README", seen)
-	}
-}
-
-const maxWidth = 100
-
-// testWidth leaves out what cannot be wrapped: tables, code, marks for tests, and a link in a line of its own.
-func testWidth(t *testing.T, pages map[string]string) {
-	for page, text := range pages {
-		number := 0
-		for line, code := range lines(text) {
-			number++
-			line = strings.TrimRight(line, "\n")
-			table := strings.HasPrefix(strings.TrimSpace(line), "|")
-			mark := strings.HasPrefix(line, "<!-- ")
-			ownLink := strings.Contains(line, "](") && len(strings.Fields(line)) <= 2
-			if width := utf8.RuneCountInString(line); width > maxWidth && !code && !table && !mark && !ownLink {
-				t.Errorf("%s:%d has %d columns, more than %d", page, number, width, maxWidth)
-			}
-		}
-	}
-}
-
 // anchors returns the fragments that GitHub gives the headings of a page.
 func anchors(text string) (out []string) {
 	for _, match := range heading.FindAllStringSubmatch(withoutCode(text), -1) {
@@ -221,20 +170,6 @@ func testsOfTheModules(t *testing.T) (there map[string]bool, sources string) {
 		t.Fatal(err)
 	}
 	return there, all.String()
-}
-
-// testOverview compares the overview of the module with the table of public packages, which TestImports compares
-// with the code.
-func testOverview(t *testing.T) {
-	overview, err := os.ReadFile("../doc.go")
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, row := range importRows(t) {
-		if row.public && !strings.Contains(string(overview), "//   - "+row.pattern+": ") {
-			t.Errorf("doc.go does not list package %s", row.pattern)
-		}
-	}
 }
 
 var kubeProxy = flag.String("kube-proxy", "", "Kubernetes' kube-proxy, to compare its endpoints with docs/migration.md")

@@ -59,6 +59,11 @@ func TestImports(t *testing.T) {
 			}
 		})
 	}
+	t.Run("at most twelve packages are public", func(t *testing.T) {
+		if public := slices.DeleteFunc(slices.Clone(rows), func(r importRow) bool { return !r.public }); len(public) > 12 {
+			t.Errorf("docs/architecture.md has %d public packages", len(public))
+		}
+	})
 	t.Run("every row has a package", func(t *testing.T) {
 		for _, row := range rows {
 			if !slices.ContainsFunc(slices.Collect(maps.Keys(imports)), row.matches) {

