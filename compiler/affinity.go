@@ -32,9 +32,9 @@ type affinityState struct {
 	frontends map[affinityRule]int
 	// externals holds, by the node port of the same number, the external addresses without affinity, with their comment.
 	externals map[frontend]map[frontend]string
-	// stale holds the maps that may have clients of endpoints that no longer serve them: true for those that became stale
-	// since the last commit.
-	stale map[affinityKey]bool
+	// stale holds the maps that may have clients of endpoints that no longer serve them, and losing those that became
+	// stale since the last commit.
+	stale, losing map[affinityKey]bool
 	// moves holds, by affinityName, the ports of which a map came or went since the last commit.
 	moves map[string]bool
 }
@@ -65,6 +65,7 @@ func newAffinityState(draft *nft.Draft, program *program) *affinityState {
 		frontends: map[affinityRule]int{},
 		externals: map[frontend]map[frontend]string{},
 		stale:     map[affinityKey]bool{},
+		losing:    map[affinityKey]bool{},
 		moves:     map[string]bool{},
 	}
 }
@@ -95,12 +96,12 @@ func (a *affinityState) addMap(want *plan, list endpointList) {
 		// Unless the next commit adds the map, the kernel may have one of that name, with clients of an earlier process or
 		// of an earlier Service of that name.
 		if _, new := a.draft.SetBefore(key.mapName()); !new {
-			a.stale[key] = true
+			a.stale[key], a.losing[key] = true, true
 		}
 		a.noteMove(key)
 	}
 	if lost(use.plan.listOf(list), want.listOf(list)) {
-		a.stale[key] = true
+		a.stale[key], a.losing[key] = true, true
 	}
 	use.frontends++
 	use.plan = want
@@ -116,6 +117,7 @@ func (a *affinityState) removeMap(have *plan, list endpointList) {
 	}
 	delete(a.maps, key)
 	delete(a.stale, key)
+	delete(a.losing, key)
 	a.updateSize()
 	a.draft.RemoveChain(key.updateName())
 	a.draft.RemoveSet(key.mapName())
@@ -170,9 +172,7 @@ func (a *affinityState) refresh() {
 
 func (a *affinityState) committed() {
 	clear(a.moves)
-	for key := range a.stale {
-		a.stale[key] = false
-	}
+	clear(a.losing)
 }
 
 // affinitySize returns how many clients each map holds, where an IP family has so many of them. Further clients are

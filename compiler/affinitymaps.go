@@ -80,10 +80,8 @@ func (a Affinity) Stale() (maps []AffinityMap) {
 // from an earlier process.
 func (a Affinity) Losing() (maps []AffinityMap) {
 	for _, f := range a.families {
-		for key, new := range f.affinity.stale {
-			if new {
-				maps = append(maps, f.affinityMap(key))
-			}
+		for key := range f.affinity.losing {
+			maps = append(maps, f.affinityMap(key))
 		}
 	}
 	return maps
