@@ -68,27 +68,3 @@ func ParseEndpoint(value nft.Data) (netip.AddrPort, bool) {
 	addr, ok := netip.AddrFromSlice([]byte(value[:at]))
 	return netip.AddrPortFrom(addr, binary.BigEndian.Uint16([]byte(value[at:at+2]))), ok
 }
-
-// eachFrontend calls do with each frontend of a Service port and its rank. A frontend comes twice if the port names the
-// address twice.
-func eachFrontend(p *model.ServicePort, do func(rank, frontend)) {
-	address := func(r rank, addr netip.Addr) { do(r, frontend{addr, p.Port, p.ID.Protocol}) }
-	if p.ClusterIP.IsValid() {
-		address(rankClusterIP, p.ClusterIP)
-	}
-	for _, addr := range p.LoadBalancerIPs {
-		address(rankLoadBalancer, addr)
-	}
-	for _, addr := range p.ExternalIPs {
-		address(rankExternalIP, addr)
-	}
-	if p.NodePort != 0 {
-		do(rankNodePort, frontend{port: p.NodePort, protocol: p.ID.Protocol})
-	}
-}
-
-// EachFrontend calls do with the address and port of each frontend that a Service port claims. For a node port, addr is
-// the zero value. A frontend comes twice if the Service port names its address twice.
-func (c *Compiler) EachFrontend(p *model.ServicePort, do func(addr netip.Addr, port uint16)) {
-	eachFrontend(p, func(_ rank, fe frontend) { do(fe.addr, fe.port) })
-}
