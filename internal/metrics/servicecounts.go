@@ -32,37 +32,20 @@ type CountsOfServices interface {
 	TooLarge() int
 }
 
-// ShowServiceCounts has the metrics of Services show these counts. Without, they are absent.
-func ShowServiceCounts(c CountsOfServices) { serviceCollector.counts.Store(&c) }
+// ShowServiceCounts makes the metrics of Services show these counts.
+func ShowServiceCounts(c CountsOfServices) { serviceCollector.source.Store(&c) }
 
-var serviceCollector = &countCollector{}
-
-// countCollector asks for the counts when it is asked itself.
-type countCollector struct {
-	metrics.BaseStableCollector
-	counts atomic.Pointer[CountsOfServices]
-}
-
-// DescribeWithStability implements metrics.StableCollector.
-func (c *countCollector) DescribeWithStability(ch chan<- *metrics.Desc) {
-	for _, desc := range []*metrics.Desc{serviceConnections, serviceBytes, serviceCountsTooMany} {
-		ch <- desc
-	}
-}
-
-// CollectWithStability implements metrics.StableCollector.
-func (c *countCollector) CollectWithStability(ch chan<- metrics.Metric) {
-	counts := c.counts.Load()
-	if counts == nil {
-		return
-	}
-	(*counts).Each(func(n ServiceCount) {
-		namespace, service, _ := strings.Cut(n.ServicePort, "/")
-		service, port, _ := strings.Cut(service, ":")
-		ch <- metrics.NewLazyConstMetric(serviceConnections, metrics.CounterValue, float64(n.Connections), namespace, service, port)
-		ch <- metrics.NewLazyConstMetric(serviceBytes, metrics.CounterValue, float64(n.Bytes), namespace, service, port)
-	})
-	ch <- metrics.NewLazyConstMetric(serviceCountsTooMany, metrics.GaugeValue, float64((*counts).TooLarge()))
+var serviceCollector = &collector[CountsOfServices]{
+	descs: []*metrics.Desc{serviceConnections, serviceBytes, serviceCountsTooMany},
+	collect: func(counts *CountsOfServices, ch chan<- metrics.Metric) {
+		(*counts).Each(func(n ServiceCount) {
+			namespace, service, _ := strings.Cut(n.ServicePort, "/")
+			service, port, _ := strings.Cut(service, ":")
+			ch <- metrics.NewLazyConstMetric(serviceConnections, metrics.CounterValue, float64(n.Connections), namespace, service, port)
+			ch <- metrics.NewLazyConstMetric(serviceBytes, metrics.CounterValue, float64(n.Bytes), namespace, service, port)
+		})
+		ch <- metrics.NewLazyConstMetric(serviceCountsTooMany, metrics.GaugeValue, float64((*counts).TooLarge()))
+	},
 }
 
 const (

@@ -39,7 +39,7 @@ func ObserveQueued() {
 	}
 }
 
-// ports is what the syncs so far said of traffic policy Local.
+// ports holds the result of the syncs so far about traffic policy Local.
 var ports = unserved{}
 
 // ObserveSync records a sync (model.LoopOptions.OnSync). Calls must not overlap.
@@ -64,4 +64,50 @@ func ObserveSync(r model.SyncResult) {
 	}
 	ports.apply(r.Changes)
 	ports.show()
+}
+
+var noLocalEndpoints = newGaugeVec("sync_proxy_rules_no_local_endpoints_total", "Service ports with traffic policy Local that have endpoints, but none on this node", "traffic_policy", ipFamily)
+
+// unserved holds the ports that drop traffic under policy Local for want of a local endpoint.
+type unserved map[model.PortID]dropped
+
+// dropped says which traffic is dropped.
+type dropped struct{ internal, external bool }
+
+// apply adds changes after their sync.
+func (u unserved) apply(changes *model.Changes) {
+	if changes.Full {
+		clear(u)
+	}
+	for id, port := range changes.Ports {
+		delete(u, id)
+		if d := droppedBy(port); d != (dropped{}) {
+			u[id] = d
+		}
+	}
+}
+
+// show sets the metric.
+func (u unserved) show() {
+	for _, family := range model.Families {
+		internal, external := 0, 0
+		for id, d := range u {
+			if id.Family == family && d.internal {
+				internal++
+			}
+			if id.Family == family && d.external {
+				external++
+			}
+		}
+		noLocalEndpoints.WithLabelValues("internal", family.String()).Set(float64(internal))
+		noLocalEndpoints.WithLabelValues("external", family.String()).Set(float64(external))
+	}
+}
+
+// droppedBy says which traffic a port drops. A port without any endpoint refuses traffic, so it does not count.
+func droppedBy(p *model.ServicePort) dropped {
+	if p == nil || len(p.Local) > 0 || len(p.Cluster) == 0 {
+		return dropped{}
+	}
+	return dropped{internal: p.InternalPolicy == model.PolicyLocal, external: p.ExternalPolicy == model.PolicyLocal}
 }

@@ -5,6 +5,7 @@ import (
 
 	"k8s.io/component-base/metrics"
 
+	"github.com/nftproxy/nftproxy/model"
 	"github.com/nftproxy/nftproxy/nft"
 )
 
@@ -17,8 +18,8 @@ var (
 	commitElements = newCommitSize("nftables_commit_elements", "Elements added and deleted by a transaction that the kernel applied", 1)
 	commitChains   = newCommitSize("nftables_commit_chains", "Chains added, rewritten and deleted by a transaction that the kernel applied", 1)
 
-	foreignChanges = newCounter("nftables_foreign_changes_total", "Foreign changes found in the proxy's tables")
-	repairs        = newCounter("nftables_foreign_changes_repaired_total", "Repairs of the proxy's tables, after a foreign change or after a commit that failed")
+	foreignChanges = newCounter("nftables_foreign_changes_total", "External changes found in the proxy's tables")
+	repairs        = newCounter("nftables_foreign_changes_repaired_total", "Repairs of the proxy's tables, after an external change or after a commit that failed")
 	divergedTables = newGauge("nftables_diverged", "1 while the proxy's tables differ from the wanted ones and the kernel refuses the repair, else 0")
 )
 
@@ -44,11 +45,33 @@ func ObserveCommit(s nft.CommitStats) {
 	commitChains.Observe(float64(s.Chains))
 }
 
-// CountForeignChange counts a foreign change that was found in the tables.
+// CountForeignChange counts an external change of the tables.
 func CountForeignChange() { foreignChanges.Inc() }
 
 // CountRepair counts a repair of the tables.
 func CountRepair() { repairs.Inc() }
 
-// SetDiverged says whether the kernel refuses to have the tables repaired.
+// SetDiverged records whether the kernel refuses to repair the tables.
 func SetDiverged(yes bool) { divergedTables.Set(oneIf(yes)) }
+
+var (
+	conntrackDuration = newFamilyDuration("conntrack_reconciler_sync_duration_seconds", "Seconds that it took to find and delete stale connection tracking entries")
+	conntrackDeleted  = newCounterVec("conntrack_reconciler_deleted_entries_total", "Stale connection tracking entries that were deleted", ipFamily)
+	conntrackFailures = newCounterVec("conntrack_reconciler_failures_total", "Searches for stale connection tracking entries that failed, or left entries that the kernel refused to delete; each is tried again", ipFamily)
+)
+
+// ObserveConntrack records a search for stale entries of a family in the connection tracking table.
+func ObserveConntrack(family model.Family, took time.Duration, deleted int) {
+	conntrackDuration.WithLabelValues(family.String()).Observe(took.Seconds())
+	conntrackDeleted.WithLabelValues(family.String()).Add(float64(deleted))
+}
+
+// CountConntrackFailure counts a search for stale entries of a family that could not remove all of them.
+func CountConntrackFailure(family model.Family) {
+	conntrackFailures.WithLabelValues(family.String()).Inc()
+}
+
+var leftoverRules = newGaugeVec("other_modes_leftovers", "Leftovers of kube-proxy's iptables and ipvs modes on the node: the number of chains of iptables-nft and of iptables-legacy, and 1 for the device of ipvs", "kind")
+
+// SetLeftovers records the leftovers of a kind (leftovers.Kind) of another mode of kube-proxy.
+func SetLeftovers(kind string, count int) { leftoverRules.WithLabelValues(kind).Set(float64(count)) }

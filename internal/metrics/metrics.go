@@ -1,0 +1,157 @@
+// Package metrics holds the metrics of the proxy. Those that kube-proxy v1.37 has in its nftables mode
+// have its names, labels, types, buckets and stability levels, so that dashboards and
+// alerts go on working; those that only this proxy has share the prefix kubeproxy_.
+//
+// kube-proxy syncs each IP family by itself and labels what it measures with ip_family. This
+// proxy syncs both in one transaction, and records each measurement for both families, so that
+// queries by family find it.
+package metrics
+
+import (
+	"runtime"
+	"sync"
+	"sync/atomic"
+
+	"k8s.io/component-base/metrics"
+	"k8s.io/component-base/metrics/legacyregistry"
+	_ "k8s.io/component-base/metrics/prometheus/clientgo" // rest_client_* and the like
+	_ "k8s.io/component-base/metrics/prometheus/version"  // kubernetes_build_info
+
+	"github.com/nftproxy/nftproxy/internal/version"
+	"github.com/nftproxy/nftproxy/model"
+)
+
+// ipFamily is the label with the IP family.
+const ipFamily = "ip_family"
+
+var register sync.Once
+
+// serverMetrics are the metrics of a process that serves the node-local API and programs nothing.
+var serverMetrics = []metrics.Registerable{
+	skippedObjects, watchFailing, emptyHeld, buildInfo,
+	nodeLocalWatchers, nodeLocalBatches, nodeLocalBytes, nodeLocalLag, nodeLocalRefused,
+}
+
+// Register adds the metrics to the registry that /metrics shows
+// (k8s.io/component-base/metrics/legacyregistry). Values recorded earlier are lost. Feature gates
+// of metrics (NativeHistograms) must have been applied before. Further calls do nothing.
+func Register() {
+	register.Do(func() {
+		legacyregistry.MustRegister(serverMetrics...)
+		legacyregistry.MustRegister(
+			syncDuration, fullSyncDuration, partialSyncDuration, lastSync, lastQueued, programmingDuration, noLocalEndpoints,
+			syncFailures, cleanupFailures,
+			compileDuration, encodeDuration, commitDuration, commitBytes, commitElements, commitChains,
+			foreignChanges, repairs, divergedTables,
+			conntrackDuration, conntrackDeleted, conntrackFailures,
+			healthz, livez, serviceHealthPorts,
+			localhostListeners, localhostListenFailures,
+			nodeMissing, leftoverRules,
+		)
+		legacyregistry.CustomMustRegister(trackerCollector, serviceCollector)
+		startServerAtZero()
+		for _, family := range model.Families {
+			for _, counter := range []*metrics.CounterVec{syncFailures, cleanupFailures, conntrackDeleted, conntrackFailures, localhostListenFailures} {
+				counter.WithLabelValues(family.String())
+			}
+		}
+		SetServiceHealthPorts(0, 0)
+	})
+}
+
+// RegisterServer is Register for a process that serves the node-local API and programs nothing. Of
+// Register and RegisterServer the first call counts.
+func RegisterServer() {
+	register.Do(func() {
+		legacyregistry.MustRegister(serverMetrics...)
+		legacyregistry.CustomMustRegister(trackerCollector)
+		startServerAtZero()
+	})
+}
+
+// startServerAtZero makes counters appear before they first count: an alert on the increase of a
+// counter misses one that appears as 1.
+func startServerAtZero() {
+	for _, reason := range []string{"node", "permission", "keys", "streams", "busy", "stalled"} {
+		nodeLocalRefused.WithLabelValues(reason)
+	}
+	SetEmptyHeld("services", false)
+	SetEmptyHeld("endpointslices", false)
+	buildInfo.WithLabelValues(version.Own(), version.KubeProxy(), runtime.Version()).Set(1)
+}
+
+// observeBoth records a duration in seconds for both families.
+func observeBoth(histogram *metrics.HistogramVec, seconds float64) {
+	for _, family := range model.Families {
+		histogram.WithLabelValues(family.String()).Observe(seconds)
+	}
+}
+
+var buildInfo = metrics.NewGaugeVec(&metrics.GaugeOpts{
+	Name: "nftproxy_build_info",
+	Help: "1; the labels have the version of nftproxy, of the kube-proxy that it replaces, and of Go", StabilityLevel: metrics.ALPHA,
+}, []string{"version", "kube_proxy_version", "go_version"})
+
+// subsystem begins the names of all metrics but nftproxy_build_info.
+const subsystem = "kubeproxy"
+
+// These functions make all metrics of this package, so that all have the subsystem and the stability level.
+
+func newCounter(name, help string) *metrics.Counter {
+	return metrics.NewCounter(&metrics.CounterOpts{Subsystem: subsystem, Name: name, Help: help, StabilityLevel: metrics.ALPHA})
+}
+
+func newCounterVec(name, help string, labels ...string) *metrics.CounterVec {
+	return metrics.NewCounterVec(&metrics.CounterOpts{Subsystem: subsystem, Name: name, Help: help, StabilityLevel: metrics.ALPHA}, labels)
+}
+
+func newGauge(name, help string) *metrics.Gauge {
+	return metrics.NewGauge(&metrics.GaugeOpts{Subsystem: subsystem, Name: name, Help: help, StabilityLevel: metrics.ALPHA})
+}
+
+func newGaugeVec(name, help string, labels ...string) *metrics.GaugeVec {
+	return metrics.NewGaugeVec(&metrics.GaugeOpts{Subsystem: subsystem, Name: name, Help: help, StabilityLevel: metrics.ALPHA}, labels)
+}
+
+func newHistogram(name, help string, buckets []float64) *metrics.Histogram {
+	return metrics.NewHistogram(&metrics.HistogramOpts{Subsystem: subsystem, Name: name, Help: help, Buckets: buckets, StabilityLevel: metrics.ALPHA})
+}
+
+func newHistogramVec(name, help string, buckets []float64, labels ...string) *metrics.HistogramVec {
+	return metrics.NewHistogramVec(&metrics.HistogramOpts{Subsystem: subsystem, Name: name, Help: help, Buckets: buckets, StabilityLevel: metrics.ALPHA}, labels)
+}
+
+func newDesc(name, help string, labels ...string) *metrics.Desc {
+	return metrics.NewDesc(metrics.BuildFQName("", subsystem, name), help, labels, nil, metrics.ALPHA, "")
+}
+
+// oneIf returns the value of a gauge that is 1 while a condition holds, else 0.
+func oneIf(condition bool) float64 {
+	if condition {
+		return 1
+	}
+	return 0
+}
+
+// collector is a metric that asks for its values when the registry asks. It is absent before source is set.
+type collector[T any] struct {
+	metrics.BaseStableCollector
+	descs  []*metrics.Desc
+	source atomic.Pointer[T]
+	// collect sends a metric for each of descs.
+	collect func(source *T, ch chan<- metrics.Metric)
+}
+
+// DescribeWithStability implements metrics.StableCollector.
+func (c *collector[T]) DescribeWithStability(ch chan<- *metrics.Desc) {
+	for _, desc := range c.descs {
+		ch <- desc
+	}
+}
+
+// CollectWithStability implements metrics.StableCollector.
+func (c *collector[T]) CollectWithStability(ch chan<- metrics.Metric) {
+	if source := c.source.Load(); source != nil {
+		c.collect(source, ch)
+	}
+}
