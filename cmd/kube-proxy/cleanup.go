@@ -45,7 +45,7 @@ func cleanup(ctx context.Context, serviceProxyName string) error {
 	nothing := len(tables) == 0
 	var left error
 	if serviceProxyName == "" {
-		left = cleanupLeftovers(logger, nothing)
+		left = cleanupLeftovers(ctx, nothing)
 	} else if nothing {
 		logger.Info("Nothing to remove")
 	}
@@ -56,8 +56,9 @@ func cleanup(ctx context.Context, serviceProxyName string) error {
 }
 
 // cleanupLeftovers removes what kube-proxy's other modes left. nothing says that there was nothing else to remove.
-func cleanupLeftovers(logger klog.Logger, nothing bool) error {
-	chains, err := leftovers.Remove()
+func cleanupLeftovers(ctx context.Context, nothing bool) error {
+	logger := klog.FromContext(ctx)
+	chains, err := leftovers.Remove(ctx)
 	if err != nil {
 		return err
 	}
@@ -70,7 +71,7 @@ func cleanupLeftovers(logger klog.Logger, nothing bool) error {
 	for _, chain := range chains.Kept {
 		logger.Info("Kept, because a chain of another program leads to it", "chain", chain)
 	}
-	return remaining(logger)
+	return remaining(ctx)
 }
 
 // returnTime is how long cleanup waits for removed tables to come back. A proxy adds them again within about a second.
@@ -99,10 +100,10 @@ func addedAgain(ctx context.Context, commits *nft.Monitor, present func() ([]str
 }
 
 // remaining returns an error that says what cleanup cannot remove.
-func remaining(logger klog.Logger) error {
-	found, err := leftovers.Find()
+func remaining(ctx context.Context) error {
+	found, err := leftovers.Find(ctx)
 	if err != nil {
-		logger.Info("Cannot look for everything that kube-proxy's other modes may have left behind", "reason", err.Error())
+		klog.FromContext(ctx).Info("Cannot look for everything that kube-proxy's other modes may have left behind", "reason", err.Error())
 	}
 	var left []string
 	for _, l := range found {

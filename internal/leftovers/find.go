@@ -1,8 +1,24 @@
+// Package leftovers finds rules that kube-proxy's other modes, iptables and ipvs, left on a node, and removes
+// those that can be removed safely.
+//
+// A swap of the image from the mode iptables leaves its rules in the kernel. They go on sending connections to Services
+// that were changed or deleted since, and nothing else shows it. kube-proxy removes them when it starts in another mode.
+//
+// The package looks in three places, and runs no program: the nf_tables tables that iptables-nft makes (over
+// netlink), the tables of iptables-legacy (over getsockopt), and the device kube-ipvs0.
 package leftovers
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"net"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/nftproxy/nftproxy/nft"
 )
 
 // Kind is a kind of leftovers: the program, or mode, that left them.
@@ -23,7 +39,6 @@ var Kinds = []Kind{NFT, Legacy, IPVS}
 
 // Leftover counts the leftovers of one kind.
 type Leftover struct {
-	// Kind is the kind.
 	Kind Kind
 	// Count is the number of chains; for IPVS, of devices.
 	Count int
@@ -31,17 +46,17 @@ type Leftover struct {
 	Example string
 }
 
-// Find returns what kube-proxy's other modes left in the network namespace of the calling thread, at
-// most one Leftover of each kind. It changes nothing, needs CAP_NET_ADMIN, and starts no kernel module. Where it
-// cannot look, the error says so, and what it found elsewhere is returned all the same.
-func Find() ([]Leftover, error) {
+// Find returns the leftovers of kube-proxy's other modes in the network namespace of the calling thread, at
+// most one Leftover of each kind. It changes nothing, needs CAP_NET_ADMIN, and loads no kernel module. Where it
+// cannot look, the error says so; Find returns the leftovers of other places all the same.
+func Find(ctx context.Context) ([]Leftover, error) {
 	var found []Leftover
 	var errs []error
 	for _, place := range []struct {
 		kind Kind
-		look func() (names []string, err error)
+		look func(context.Context) (names []string, err error)
 	}{{NFT, nftChains}, {Legacy, legacyChains}, {IPVS, ipvsDevices}} {
-		names, err := place.look()
+		names, err := place.look(ctx)
 		if err != nil {
 			errs = append(errs, fmt.Errorf("look for what %s left: %w", place.kind, err))
 		}
@@ -51,3 +66,90 @@ func Find() ([]Leftover, error) {
 	}
 	return found, errors.Join(errs...)
 }
+
+// nftChains returns the names of the chains that kube-proxy's other modes made with iptables-nft.
+func nftChains(ctx context.Context) (names []string, err error) {
+	conn, err := nft.Dial(nft.Config{})
+	if err != nil {
+		return nil, err
+	}
+	defer conn.Close()
+	for _, family := range nft.Families {
+		for _, table := range iptablesTables {
+			chains, err := retry(func() ([]*nft.Chain, error) { return conn.ReadChains(ctx, family, table) })
+			if err != nil {
+				return names, err
+			}
+			for _, c := range chains {
+				if isProxyChain(c.Name) {
+					names = append(names, chainName(family, table, c.Name))
+				}
+			}
+		}
+	}
+	return names, nil
+}
+
+func chainName(family nft.Family, table, chain string) string {
+	return fmt.Sprintf("%s %s %s", family, table, chain)
+}
+
+// retry calls read up to ten times while other programs change the rules.
+func retry[T any](read func() (T, error)) (out T, err error) {
+	for range 10 {
+		out, err = read()
+		if !errors.Is(err, nft.ErrGenerationMoved) && !errors.Is(err, unix.EAGAIN) {
+			break
+		}
+	}
+	return out, err
+}
+
+// ipvsDevice is the name of the dummy device of the mode ipvs.
+const ipvsDevice = "kube-ipvs0"
+
+// ipvsDevices returns the device if it exists. Virtual servers alone are no sign: other programs use IPVS too.
+func ipvsDevices(context.Context) ([]string, error) {
+	interfaces, err := net.Interfaces()
+	if err != nil {
+		return nil, err
+	}
+	if slices.ContainsFunc(interfaces, func(i net.Interface) bool { return i.Name == ipvsDevice }) {
+		return []string{ipvsDevice}, nil
+	}
+	return nil, nil
+}
+
+// iptablesTables are the tables in which kube-proxy has chains.
+var iptablesTables = []string{"nat", "filter", "mangle"}
+
+// Names of chains in kube-proxy v1.36's modes iptables and ipvs, and in those of older versions.
+//
+// The kubelet has chains of its own, which no proxy may touch: KUBE-FIREWALL, KUBE-IPTABLES-HINT,
+// KUBE-KUBELET-CANARY, and KUBE-MARK-DROP before v1.27. Network plugins have others that begin with KUBE-, such as
+// kube-router's KUBE-ROUTER-INPUT and KUBE-NWPLCY-…. So the prefix KUBE- alone decides nothing.
+var (
+	proxyChains = []string{
+		"KUBE-SERVICES", "KUBE-EXTERNAL-SERVICES", "KUBE-NODEPORTS", "KUBE-FORWARD", "KUBE-PROXY-FIREWALL", "KUBE-PROXY-CANARY",
+		"KUBE-NODE-PORT", "KUBE-LOAD-BALANCER", "KUBE-SOURCE-RANGES-FIREWALL", "KUBE-IPVS-FILTER", "KUBE-IPVS-OUT-FILTER",
+	}
+	// servicePrefixes are those of chains of one Service or endpoint.
+	servicePrefixes = []string{"KUBE-SVC-", "KUBE-SVL-", "KUBE-SEP-", "KUBE-EXT-", "KUBE-FW-", "KUBE-XLB-"}
+	// sharedChains are made by kubelets before v1.27 too, and network plugins may use them: the CNI plugin
+	// portmap jumps to KUBE-MARK-MASQ if told to. Alone they do nothing to Services, so they are no sign of another mode.
+	sharedChains = []string{markChain, postroutingChain}
+)
+
+const (
+	markChain        = "KUBE-MARK-MASQ"
+	postroutingChain = "KUBE-POSTROUTING"
+)
+
+// isProxyChain reports whether only kube-proxy makes chains of that name.
+func isProxyChain(name string) bool {
+	return slices.Contains(proxyChains, name) ||
+		slices.ContainsFunc(servicePrefixes, func(prefix string) bool { return strings.HasPrefix(name, prefix) })
+}
+
+// isRemovable reports whether kube-proxy --cleanup removes chains of that name.
+func isRemovable(name string) bool { return isProxyChain(name) || slices.Contains(sharedChains, name) }

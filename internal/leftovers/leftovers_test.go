@@ -12,6 +12,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/nftproxy/nftproxy/internal/testkit/netns"
+	"github.com/nftproxy/nftproxy/nft"
 	"github.com/vishvananda/netlink"
 )
 
@@ -93,7 +94,7 @@ func leaveOthers(t *testing.T, variant string) {
 
 func find(t *testing.T) []Leftover {
 	t.Helper()
-	found, err := Find()
+	found, err := Find(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -156,7 +157,7 @@ func TestFind(t *testing.T) {
 func TestRemove(t *testing.T) {
 	remove := func(t *testing.T) Removal {
 		t.Helper()
-		removal, err := Remove()
+		removal, err := Remove(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -216,7 +217,7 @@ func TestRemove(t *testing.T) {
 		leaveKubeProxy(t, "nft")
 		run(t, "add rule ip nat PREROUTING tcp dport vmap { 99 : jump KUBE-SERVICES }", "nft", "-f", "-")
 		before := run(t, "", "nft", "list", "ruleset")
-		if removal, err := Remove(); err == nil || !strings.Contains(err.Error(), "device or resource busy") {
+		if removal, err := Remove(t.Context()); err == nil || !strings.Contains(err.Error(), "device or resource busy") {
 			t.Errorf("removal %+v, error %v", removal, err)
 		}
 		if diff := cmp.Diff(before, run(t, "", "nft", "list", "ruleset")); diff != "" {
@@ -226,19 +227,18 @@ func TestRemove(t *testing.T) {
 	t.Run("the rules changed since they were read", func(t *testing.T) {
 		netns.EnterForTest(t)
 		leaveKubeProxy(t, "nft")
-		k, err := dial()
+		conn, err := nft.Dial(nft.Config{})
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer k.close()
-		generation, err := k.generation()
-		if err != nil {
-			t.Fatal(err)
+		defer conn.Close()
+		tx, _, err := plan(t.Context(), conn)
+		if err != nil || tx.Empty() {
+			t.Fatal(tx, err)
 		}
 		run(t, "", "nft", "add", "table", "ip", "somebody-elses")
-		p := plan{chains: []chain{{table: "mangle", name: "KUBE-PROXY-CANARY"}}}
-		if err := k.commit(generation, p.messages(families[0], "mangle")); !errors.Is(err, errChanged) {
-			t.Errorf("error %v, want %v", err, errChanged)
+		if _, err := conn.Commit(t.Context(), tx); !errors.Is(err, nft.ErrGenerationMoved) {
+			t.Errorf("error %v, want %v", err, nft.ErrGenerationMoved)
 		}
 		if found := find(t); len(found) != 1 {
 			t.Errorf("found %+v", found)

@@ -1,91 +1,126 @@
 package leftovers
 
 import (
-	"errors"
+	"context"
 	"fmt"
 	"slices"
 
-	"github.com/mdlayher/netlink"
-	"golang.org/x/sys/unix"
+	"github.com/nftproxy/nftproxy/nft"
 )
 
-// Removal is what Remove did.
+// Removal is the result of Remove.
 type Removal struct {
 	// Removed are the chains that are gone, as in Leftover.Example.
 	Removed []string
-	// Kept are chains of kube-proxy that stay, because a chain of somebody else leads to them.
+	// Kept are chains of kube-proxy that stay, because a chain of another program leads to them.
 	Kept []string
 }
 
 // Remove removes the chains that kube-proxy's other modes made with iptables-nft, and the rules of the
-// tables' base chains that lead to them, in one transaction: packets see all of them or none. The rules of others, among
-// them the kubelet's, and the tables themselves stay. Nothing is removed from iptables-legacy and IPVS.
-func Remove() (Removal, error) {
-	k, err := dial()
+// tables' base chains that lead to them, in one transaction: packets see all of them or none. The rules of other programs,
+// among them the kubelet's, and the tables themselves stay. It removes nothing from iptables-legacy and IPVS.
+func Remove(ctx context.Context) (Removal, error) {
+	conn, err := nft.Dial(nft.Config{})
 	if err != nil {
 		return Removal{}, err
 	}
-	defer k.close()
-	removal, err := retry(k.remove)
+	defer conn.Close()
+	removal, err := retry(func() (Removal, error) {
+		tx, removal, err := plan(ctx, conn)
+		if err == nil {
+			_, err = conn.Commit(ctx, tx)
+		}
+		return removal, err
+	})
 	if err != nil {
 		return Removal{}, fmt.Errorf("remove what %s left: %w", NFT, err)
 	}
 	return removal, nil
 }
 
-func (k *kernel) remove() (Removal, error) {
-	generation, err := k.generation()
-	if err != nil {
-		return Removal{}, err
+// plan returns the transaction that removes the leftovers from the rules as they are now: after any other change of the
+// rules, the kernel refuses it.
+func plan(ctx context.Context, conn *nft.Conn) (tx nft.Transaction, removal Removal, err error) {
+	if tx.Generation, err = conn.Generation(ctx); err != nil {
+		return tx, removal, err
 	}
-	var removal Removal
-	var messages []netlink.Message
-	for _, f := range families {
-		chains, err := k.chains(f)
-		if err != nil {
-			return Removal{}, err
-		}
+	for _, family := range nft.Families {
 		for _, table := range iptablesTables {
-			inTable := slices.DeleteFunc(slices.Clone(chains), func(c chain) bool { return c.table != table })
-			if !slices.ContainsFunc(inTable, func(c chain) bool { return isRemovable(c.name) }) {
+			chains, err := conn.ReadChains(ctx, family, table)
+			if err != nil {
+				return tx, removal, err
+			}
+			if !slices.ContainsFunc(chains, func(c *nft.Chain) bool { return isRemovable(c.Name) }) {
 				continue
 			}
-			rules, err := k.jumps(f, table)
+			t, err := conn.ReadTable(ctx, family, table)
 			if err != nil {
-				return Removal{}, err
+				return tx, removal, err
 			}
-			p := newPlan(inTable, rules)
-			messages = append(messages, p.messages(f, table)...)
-			removal.Removed = append(removal.Removed, texts(p.chains)...)
-			removal.Kept = append(removal.Kept, texts(p.kept)...)
+			if t == nil {
+				return tx, removal, nft.ErrGenerationMoved
+			}
+			removal.addTable(&tx, t)
 		}
 	}
-	if len(messages) == 0 {
-		return removal, nil
-	}
-	if err := k.commit(generation, messages); errors.Is(err, unix.EPERM) {
-		return Removal{}, fmt.Errorf("%w; nftables needs CAP_NET_ADMIN in the user namespace that owns the network namespace", err)
-	} else if err != nil {
-		return Removal{}, err
-	}
-	return removal, nil
+	return tx, removal, nil
 }
 
-// plan is what to remove from one table.
-type plan struct {
-	// rules are those of base chains that lead to chains.
-	rules  []rule
-	chains []chain
-	kept   []chain
+// addTable adds the chains of a table, and to tx the steps that remove them. A base chain stays, without its rules that
+// lead to a removed chain.
+func (r *Removal) addTable(tx *nft.Transaction, t *nft.Table) {
+	jumps := jumpsOf(t)
+	doomed := doomedChains(t.Chains, jumps)
+	for _, j := range jumps {
+		if j.from.Hook != "" && doomed[j.to] {
+			tx.Steps = append(tx.Steps, nft.Step{Op: nft.DeleteRule, Table: t, Chain: j.from, Handle: j.handle})
+		}
+	}
+	var deletions []nft.Step
+	for _, c := range t.Chains {
+		name := chainName(t.Family, t.Name, c.Name)
+		switch {
+		case doomed[c.Name]:
+			r.Removed = append(r.Removed, name)
+			tx.Steps = append(tx.Steps, nft.Step{Op: nft.FlushChain, Table: t, Chain: c})
+			deletions = append(deletions, nft.Step{Op: nft.DeleteChain, Table: t, Chain: c})
+		case isRemovable(c.Name):
+			r.Kept = append(r.Kept, name)
+		}
+	}
+	// Last: the kernel refuses to delete a chain while a rule leads to it.
+	tx.Steps = append(tx.Steps, deletions...)
 }
 
-// newPlan leaves a chain alone if a chain of somebody else leads to it, and all that it leads to itself. Base chains
-// are somebody else's too, but rules that lead from there to kube-proxy are kube-proxy's own.
-func newPlan(chains []chain, jumps []rule) plan {
-	base, doomed := map[string]bool{}, map[string]bool{}
+// jump is a rule that leads to another chain.
+type jump struct {
+	from   *nft.Chain
+	to     string
+	handle uint64
+}
+
+// jumpsOf returns the rules of a table that jump or go to a chain. A rule that does so through a verdict map is not among
+// them; if it leads to a removed chain, the kernel refuses the transaction.
+func jumpsOf(t *nft.Table) (jumps []jump) {
+	for _, c := range t.Chains {
+		for i, r := range c.Rules {
+			for _, s := range r.Statements {
+				if v, is := s.(nft.Verdict); is && v.Chain != "" {
+					jumps = append(jumps, jump{from: c, to: v.Chain, handle: t.Kernel.Handles[c.Name][i]})
+				}
+			}
+		}
+	}
+	return jumps
+}
+
+// doomedChains returns the chains to remove. It keeps a chain if a chain of another program leads to it, and then all
+// chains that it leads to itself. Base chains do not count as another program's: a rule that leads from there to
+// kube-proxy's chains is kube-proxy's own.
+func doomedChains(chains []*nft.Chain, jumps []jump) (doomed map[string]bool) {
+	doomed = map[string]bool{}
 	for _, c := range chains {
-		base[c.name] = c.base
-		doomed[c.name] = isRemovable(c.name) && !c.base
+		doomed[c.Name] = isRemovable(c.Name) && c.Hook == ""
 	}
 	for changed := true; changed; {
 		changed = false
@@ -93,63 +128,14 @@ func newPlan(chains []chain, jumps []rule) plan {
 			changed = changed || doomed[name]
 			doomed[name] = false
 		}
-		for _, r := range jumps {
-			if !doomed[r.chain] && !base[r.chain] {
-				keep(r.to)
+		for _, j := range jumps {
+			if j.from.Hook == "" && !doomed[j.from.Name] {
+				keep(j.to)
 			}
 		}
-		if mark, there := doomed[markChain]; there && !mark {
-			keep(postroutingChain) // it masquerades what the other marks
+		if mark, exists := doomed[markChain]; exists && !mark {
+			keep(postroutingChain) // it masquerades the packets that the other marks
 		}
 	}
-	var p plan
-	for _, c := range chains {
-		switch {
-		case doomed[c.name]:
-			p.chains = append(p.chains, c)
-		case isRemovable(c.name):
-			p.kept = append(p.kept, c)
-		}
-	}
-	for _, r := range jumps {
-		if base[r.chain] && doomed[r.to] {
-			p.rules = append(p.rules, r)
-		}
-	}
-	return p
-}
-
-// messages empties all chains before it deletes the first: the kernel refuses to delete a chain that a rule leads to.
-func (p *plan) messages(f family, table string) (messages []netlink.Message) {
-	add := func(typ uint16, fill func(*netlink.AttributeEncoder)) {
-		messages = append(messages, message(typ, 0, f, attributes(fill)))
-	}
-	for _, r := range p.rules {
-		add(unix.NFT_MSG_DELRULE, func(e *netlink.AttributeEncoder) {
-			e.String(unix.NFTA_RULE_TABLE, table)
-			e.String(unix.NFTA_RULE_CHAIN, r.chain)
-			e.Uint64(unix.NFTA_RULE_HANDLE, r.handle)
-		})
-	}
-	for _, c := range p.chains {
-		add(unix.NFT_MSG_DELRULE, func(e *netlink.AttributeEncoder) {
-			e.String(unix.NFTA_RULE_TABLE, table)
-			e.String(unix.NFTA_RULE_CHAIN, c.name)
-		})
-	}
-	for _, c := range p.chains {
-		add(unix.NFT_MSG_DELCHAIN, func(e *netlink.AttributeEncoder) {
-			e.String(unix.NFTA_CHAIN_TABLE, table)
-			e.String(unix.NFTA_CHAIN_NAME, c.name)
-		})
-	}
-	return messages
-}
-
-func texts(chains []chain) []string {
-	var out []string
-	for _, c := range chains {
-		out = append(out, c.String())
-	}
-	return out
+	return doomed
 }

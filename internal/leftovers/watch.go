@@ -7,10 +7,10 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// interval is how often Watch looks. With 30,000 chains left behind, which is a large cluster's, one look takes 0.15 s.
+// interval is the time between two looks. With 30,000 chains, which a large cluster leaves behind, one look takes 0.3 s.
 const interval = 10 * time.Minute
 
-// remedies says for each kind what to do, for the log.
+// remedies says for each kind how to remove it, for the log.
 var remedies = map[Kind]string{
 	NFT: `stop any other kube-proxy on this node, then run "kube-proxy --cleanup", this program's or Kubernetes' own; ` +
 		`it removes this proxy's tables too, which come back within about a second; this program's then exits with code 1`,
@@ -18,14 +18,14 @@ var remedies = map[Kind]string{
 	IPVS:   `stop any other kube-proxy on this node, then run Kubernetes' own "kube-proxy --cleanup" from its image, or restart the node`,
 }
 
-// Watch looks for leftovers at once and then every ten minutes, until ctx ends. It calls onLook with how many of each kind
-// there are, and logs an error for each kind when it is found first, and a line when it is gone.
+// Watch looks for leftovers at once and then every ten minutes, until ctx ends. It calls onLook with the count of each
+// kind, logs an error when it first finds a kind, and a line when the kind is gone.
 func Watch(ctx context.Context, onLook func(count map[Kind]int)) {
 	w := watch{logger: klog.FromContext(ctx), onLook: onLook}
 	ticker := time.NewTicker(interval)
 	defer ticker.Stop()
 	for {
-		w.look(Find())
+		w.look(Find(ctx))
 		select {
 		case <-ctx.Done():
 			return
@@ -37,7 +37,7 @@ func Watch(ctx context.Context, onLook func(count map[Kind]int)) {
 type watch struct {
 	logger klog.Logger
 	onLook func(count map[Kind]int)
-	// known is what was found last.
+	// known has the counts of the last look.
 	known map[Kind]int
 	// failed is the text of the last error.
 	failed string
@@ -57,7 +57,7 @@ func (w *watch) look(found []Leftover, err error) {
 		switch {
 		case w.known[kind] == 0 || count[kind] > 0:
 		case err != nil:
-			count[kind] = w.known[kind] // probably still there: not everything could be looked at
+			count[kind] = w.known[kind] // probably still there: the look failed in some place
 		default:
 			w.logger.Info("The rules that another mode of kube-proxy left behind are gone", "kind", kind)
 		}

@@ -2,6 +2,7 @@ package verb
 
 import (
 	"cmp"
+	"context"
 	"fmt"
 	"io"
 	"slices"
@@ -39,7 +40,7 @@ exporter. The number of series does not depend on how many Services there are.`,
 			defer s.Close()
 			counted, err := Stats(s.Snapshot)
 			if err == nil && s.conn != nil {
-				err = counted.AddLeftovers()
+				err = counted.AddLeftovers(cmd.Context())
 			}
 			if err != nil {
 				return err
@@ -99,8 +100,8 @@ type leftoverStats struct {
 }
 
 // AddLeftovers searches the network namespace of the calling thread for leftovers of kube-proxy's other modes.
-func (s *Statistics) AddLeftovers() error {
-	found, err := leftovers.Find()
+func (s *Statistics) AddLeftovers(ctx context.Context) error {
+	found, err := leftovers.Find(ctx)
 	for _, l := range found {
 		s.Leftovers = append(s.Leftovers, leftoverStats{string(l.Kind), l.Count, l.Example})
 	}
