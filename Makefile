@@ -107,11 +107,13 @@ unit: ## unit, property, golden and network-namespace tests, and those of deploy
 	cd deploy && $(GO) test ./...
 	cd tools && $(GO) test ./...
 
-fuzz: ## each fuzz target for a short while
-	@set -e; for package in $$($(GO) list ./...); do \
-		for target in $$($(GO) test -list '^Fuzz' $$package | grep '^Fuzz' || true); do \
-			echo "fuzz $$package $$target"; \
-			$(GO) test -run '^$$' -fuzz "^$$target$$" -fuzztime $(FUZZTIME) $$package; \
+fuzz: ## each fuzz target for a short while; one binary for all targets of a package
+	@set -e; for dir in $$(git grep -l '^func Fuzz' -- '*_test.go' | xargs -n 1 dirname | sort -u); do \
+		binary=$(abspath $(BIN))/fuzz/$$dir.test; \
+		$(GO) test -c -fuzz=. -o $$binary ./$$dir; \
+		for target in $$(cd $$dir && $$binary -test.list '^Fuzz'); do \
+			echo "fuzz $$dir $$target"; \
+			(cd $$dir && $$binary -test.run '^$$' -test.fuzz "^$$target$$" -test.fuzztime $(FUZZTIME) -test.fuzzcachedir $$binary.cache); \
 		done; \
 	done
 
