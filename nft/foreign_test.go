@@ -82,6 +82,7 @@ func testForeignObjectsAreRemovedInOneTransaction(t *testing.T) {
 			commitAll(t, c, Diff(nil, want))
 			before := runNft(t, "", "-s", "list", "ruleset")
 			runNft(t, "table ip kube-proxy {\n"+tc.load+"\n}\n", "-f", "-")
+			checkRecorded(t, c, want.Family, want.Name)
 			checkRepaired(t, c, want)
 			if after := runNft(t, "", "-s", "list", "ruleset"); strings.Join(listedLines(after), "\n") != strings.Join(listedLines(before), "\n") {
 				t.Errorf("nft lists\n%s\nand listed\n%s", after, before)

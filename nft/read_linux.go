@@ -20,16 +20,27 @@ const readAttempts = 10
 // after ten attempts it ends with ErrGenerationMoved. The copy of a large table is large. To check a table, use
 // Compare, which makes no copy.
 func (c *Conn) ReadTable(ctx context.Context, family Family, name string) (*Table, error) {
+	t, _, err := c.readSteadily(reader{conn: c, ctx: ctx, family: family, table: name})
+	return t, err
+}
+
+// Record is ReadTable, and keeps the kernel's messages. With dynamic it reads the elements of Dynamic sets too.
+func (c *Conn) Record(ctx context.Context, family Family, name string, dynamic bool) (*Table, Recording, error) {
+	return c.readSteadily(reader{conn: c, ctx: ctx, family: family, table: name, record: true, dynamic: dynamic})
+}
+
+// readSteadily reads a table with new copies of a reader until nobody commits meanwhile.
+func (c *Conn) readSteadily(from reader) (*Table, Recording, error) {
 	for range readAttempts {
-		t, err := c.readTable(ctx, family, name)
-		if !errors.Is(err, ErrGenerationMoved) {
-			if err != nil {
-				return nil, fmt.Errorf("nft: read table %s %s: %w", family, name, err)
-			}
-			return t, nil
+		r := from
+		switch t, err := r.whole(); {
+		case err == nil:
+			return t, r.recording, nil
+		case !errors.Is(err, ErrGenerationMoved):
+			return nil, nil, fmt.Errorf("nft: read table %s %s: %w", r.family, r.table, err)
 		}
 	}
-	return nil, fmt.Errorf("nft: read table %s %s: %w, %d times", family, name, ErrGenerationMoved, readAttempts)
+	return nil, nil, fmt.Errorf("nft: read table %s %s: %w, %d times", from.family, from.table, ErrGenerationMoved, readAttempts)
 }
 
 // HasTable reports whether the kernel has a table of that name.
@@ -157,21 +168,20 @@ func (c *Conn) HasElement(ctx context.Context, family Family, table, set string)
 // errStopped says that nobody wants the rest of a listing.
 var errStopped = errors.New("stopped")
 
-// readTable reads once.
-func (c *Conn) readTable(ctx context.Context, family Family, name string) (*Table, error) {
-	r := reader{conn: c, ctx: ctx, family: family, table: name}
+// whole reads the table once. Commits do not disturb the listings of Dynamic sets, which come last.
+func (r *reader) whole() (*Table, error) {
 	t, err := r.header()
 	if err != nil || t == nil {
 		return nil, err
 	}
-	for _, part := range []func(*Table) error{r.setsWithElements, r.objects, r.flowtables, r.chains, r.rules} {
+	for _, part := range []func(*Table) error{r.setsWithElements, r.objects, r.flowtables, r.chains, r.rules, func(*Table) error { return r.steady() }, r.dynamicElements} {
 		if err := part(t); errors.Is(err, unix.ENOENT) {
 			return nil, ErrGenerationMoved // deleted under our hands
 		} else if err != nil {
 			return nil, err
 		}
 	}
-	return t, r.steady()
+	return t, nil
 }
 
 // reader reads parts of one table, and notices whether somebody commits meanwhile.
@@ -182,6 +192,9 @@ type reader struct {
 	table  string
 	// throughCommits continues when somebody commits. Then steady returns the error in the end.
 	throughCommits bool
+	// record keeps the messages about the table in recording. dynamic reads the elements of Dynamic sets too.
+	record, dynamic bool
+	recording       Recording
 	// generation is the lower half of the kernel's generation number in the last answer, and started says that there was
 	// one. moved says that two answers differed.
 	generation     uint16
@@ -194,6 +207,9 @@ func (r *reader) ask(q query, each func(reply) error) error {
 	err := r.conn.ask(r.ctx, q, func(m reply) error {
 		if err := r.note(m); err != nil {
 			return err
+		}
+		if r.record && isAbout(m.Data, r.table) {
+			r.recording.add(m.Type, m.Data)
 		}
 		return each(m)
 	})
@@ -275,19 +291,13 @@ func (r *reader) chains(t *Table) error {
 
 // rules reads the rules of the table's chains, and their handles. Its sets and chains must have been read.
 func (r *reader) rules(t *Table) error {
-	index := t.index()
-	t.Kernel.Handles = map[string][]uint64{}
-	find := func(name string) *Set { return index.sets[name] }
+	add := t.ruleAdder()
 	return r.ask(query{typ: unix.NFT_MSG_GETRULE, flags: netlink.Dump}, func(m reply) error {
 		rule, err := decodeRule(m.Data)
-		if err != nil {
-			return err
+		if err == nil && rule.table == t.Name {
+			add(rule)
 		}
-		if chain := index.chains[rule.chain]; rule.table == t.Name && chain != nil {
-			t.Kernel.Handles[chain.Name] = append(t.Kernel.Handles[chain.Name], rule.handle)
-			chain.Rules = append(chain.Rules, Rule{Statements: delinearize(t.Family, find, rule.exprs), Comment: rule.comment})
-		}
-		return nil
+		return err
 	})
 }
 
@@ -311,6 +321,24 @@ func (r *reader) setsWithElements(t *Table) error {
 			return err
 		}
 		if err := s.complete(s.countable()); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// dynamicElements reads the elements of Dynamic sets, if they are wanted.
+func (r *reader) dynamicElements(t *Table) error {
+	r.throughCommits = true
+	for _, s := range t.Sets {
+		if !r.dynamic || !s.Dynamic {
+			continue
+		}
+		err := r.elements(s.Name, func(raw *rawElement) error {
+			s.putRead(raw.element(), raw.unknownIn(s))
+			return nil
+		})
+		if err != nil {
 			return err
 		}
 	}

@@ -84,3 +84,17 @@ func decodeRule(data []byte) (r decodedRule, err error) {
 	}
 	return r, nil
 }
+
+// ruleAdder returns a function that adds a rule that was read to its chain, with its handle. The sets and chains of the
+// table must have been read.
+func (t *Table) ruleAdder() func(decodedRule) {
+	index := t.index()
+	t.Kernel.Handles = map[string][]uint64{}
+	find := func(name string) *Set { return index.sets[name] }
+	return func(r decodedRule) {
+		if chain := index.chains[r.chain]; chain != nil {
+			t.Kernel.Handles[chain.Name] = append(t.Kernel.Handles[chain.Name], r.handle)
+			chain.Rules = append(chain.Rules, Rule{Statements: delinearize(t.Family, find, r.exprs), Comment: r.comment})
+		}
+	}
+}
