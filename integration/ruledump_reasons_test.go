@@ -30,7 +30,7 @@ func testExplainGoldenFlows(t *testing.T) {
 		t.Run(g.Name, func(t *testing.T) {
 			list := g.Flows(t)
 			o := newOracle(t, g)
-			s := &ruledump.Snapshot{Node: "node-1", Addresses: nodeOnPaper.Addresses, Tables: o.compiler.Tables()}
+			s := &ruledump.Snapshot{Header: ruledump.Header{Node: "node-1", Addresses: nodeOnPaper.Addresses}, Tables: o.compiler.Tables()}
 			for _, f := range list {
 				t.Run(f.Name, func(t *testing.T) {
 					packet := packetOf(f, podLink(t, g))

@@ -103,6 +103,9 @@ func (l *recordedTable) take(typ uint16, data []byte) (err error) {
 		if err != nil || l.sets[s.Name] != nil {
 			return err
 		}
+		if s.Dynamic && s.Size == 0 {
+			s.Size = DefaultSize // as the kernel says once the set is there
+		}
 		l.sets[s.Name] = s
 		l.table.Sets = append(l.table.Sets, s)
 	case unix.NFT_MSG_NEWSETELEM:

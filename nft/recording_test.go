@@ -6,8 +6,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/nftproxy/nftproxy/integration/netns"
 	"github.com/nftproxy/nftproxy/internal/netlinkattr"
+	"github.com/nftproxy/nftproxy/internal/testkit/netns"
 	"golang.org/x/sys/unix"
 
 	"github.com/google/go-cmp/cmp"

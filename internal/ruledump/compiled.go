@@ -69,7 +69,7 @@ func compile(origin string, objects *manifests.Objects, c Compilation) (*Snapsho
 	state := tracker.New(options)
 	objects.Feed(state)
 	c.warnConflicts(compiled.Apply(state.Changes()))
-	s := &Snapshot{Origin: origin, Node: c.Node, Tables: compiled.Tables(), Places: places(objects)}
+	s := &Snapshot{Header: Header{Origin: origin, Node: c.Node}, Tables: compiled.Tables(), Places: places(objects)}
 	at := slices.IndexFunc(objects.Nodes, func(n *corev1.Node) bool { return n.Name == c.Node })
 	if at < 0 {
 		c.warn("the %s have no Node %s; these are the rules of a node without addresses and zone", objectsOf[origin], c.Node)

@@ -2,10 +2,13 @@ package ruledump
 
 import (
 	"encoding/json"
+	"errors"
+	"fmt"
 	"io"
-	"net/netip"
-	"time"
+	"strings"
 
+	"github.com/nftproxy/nftproxy/compiler"
+	"github.com/nftproxy/nftproxy/internal/version"
 	"github.com/nftproxy/nftproxy/nft"
 )
 
@@ -13,33 +16,21 @@ import (
 // field, does not change it.
 const APIVersion = "ruledump.nftproxy/v1"
 
-// Kind is the kind of a document.
-const Kind = "Ruleset"
+// kind is the kind of a document.
+const kind = "Ruleset"
 
-// document holds the tables of one node, and the node's addresses.
-type document struct {
+// document is a dump: "ruledump live -o json" writes it, and "--dump FILE" reads it. Each table is in it twice: as a
+// recording, which is all that is read, and in nft's words for people and jq.
+type document[Table any] struct {
 	// APIVersion is the constant of that name.
 	APIVersion string `json:"apiVersion"`
-	// Kind is the constant of that name.
+	// Kind is the constant kind.
 	Kind string `json:"kind"`
 	// Writer is the program that wrote the document, and its version.
 	Writer string `json:"writer,omitempty"`
-	// Origin is where the tables come from: "kernel", "manifests", "cluster" or "node-local".
-	Origin string `json:"origin"`
-	// Node is the name of the node.
-	Node string `json:"node,omitempty"`
-	// NodeSource says where the name of a kernel's node comes from: "proxy" or "host-name".
-	NodeSource string `json:"nodeSource,omitempty"`
-	// Taken is when the tables were read.
-	Taken time.Time `json:"taken,omitzero"`
-	// Generation is the kernel's count of commits; 0 if the tables are not from a kernel.
-	Generation uint32 `json:"generation,omitempty"`
-	// Addresses are the node's own addresses.
-	Addresses []netip.Addr `json:"addresses"`
-	// IPv4Only says that the kernel has no IPv6, so that the proxy makes no table for it.
-	IPv4Only bool `json:"ipv4Only,omitempty"`
+	Header
 	// Tables are those of the proxy, IPv4 first.
-	Tables []tableText `json:"tables"`
+	Tables []Table `json:"tables"`
 }
 
 // tableText is a table with nft's words as keys.
@@ -62,6 +53,14 @@ type tableText struct {
 	Maps []setText `json:"maps"`
 	// Chains are in the order in which ruledump prints them.
 	Chains []chainText `json:"chains"`
+	// Netlink is the recording of the table, in base64.
+	Netlink nft.Recording `json:"netlink"`
+}
+
+// tableBytes is the part of a tableText that is read.
+type tableBytes struct {
+	Family, Name string
+	Netlink      nft.Recording
 }
 
 // setText is a set or a map.
@@ -141,35 +140,24 @@ func flags(t *nft.Table) (out []string) {
 	return out
 }
 
-// Counts holds the counts of elements of sets with nft.Set.Counter, by set and key.
-type Counts map[CountedSet]map[nft.Data]nft.Count
-
-// CountedSet identifies a set in the tables of one node.
-type CountedSet struct {
-	// Family is that of the set's table.
-	Family nft.Family
-	// setText is the name of the set.
-	Set string
-}
-
-// Put adds the count of an element.
-func (c Counts) Put(set CountedSet, key nft.Data, n nft.Count) {
-	if c[set] == nil {
-		c[set] = map[nft.Data]nft.Count{}
-	}
-	c[set][key] = n
-}
-
-// writeDump writes tables, and the counts of their elements, which may be nil, with a header, whose Tables are ignored.
-func writeDump(w io.Writer, header document, tables []*nft.Table, counts Counts) error {
-	header.APIVersion, header.Kind, header.Tables = APIVersion, Kind, []tableText{}
-	for _, t := range tables {
-		header.Tables = append(header.Tables, fromTable(t, counts))
+// Write writes the snapshot as a dump.
+func (s *Snapshot) Write(w io.Writer) error {
+	d := document[tableText]{APIVersion: APIVersion, Kind: kind, Writer: "ruledump " + version.Own(), Header: s.Header, Tables: []tableText{}}
+	for i, t := range s.Tables {
+		text := fromTable(t, s.Counts)
+		if s.recordings != nil {
+			text.Netlink = s.recordings[i]
+		} else if recording, err := t.Record(); err != nil {
+			return err
+		} else {
+			text.Netlink = recording
+		}
+		d.Tables = append(d.Tables, text)
 	}
 	enc := json.NewEncoder(w)
 	enc.SetIndent("", "  ")
 	enc.SetEscapeHTML(false)
-	return enc.Encode(header)
+	return enc.Encode(d)
 }
 
 func fromTable(t *nft.Table, counts Counts) tableText {
@@ -201,7 +189,7 @@ func fromSet(s *nft.Set, counts map[nft.Data]nft.Count) setText {
 	out := setText{Name: s.Name, Key: s.Key.String(), Comment: s.Comment, Interval: s.Interval, Dynamic: s.Dynamic, Size: s.Size, Counter: s.Counter, Elements: []elementText{}}
 	switch {
 	case s.Verdicts:
-		out.Data = verdictData
+		out.Data = "verdict"
 	case s.Data != nil:
 		out.Data = s.Data.String()
 	}
@@ -237,4 +225,73 @@ func fromChain(c *nft.Chain) chainText {
 		out.Rules = append(out.Rules, ruleJSON{Rule: nft.Rule{Statements: r.Statements}.String(), Comment: r.Comment})
 	}
 	return out
+}
+
+// maxSize is how many bytes of a dump are read. A dump of 10,000 Services with 10 endpoints each has some 30 MB.
+const maxSize = 1 << 30
+
+// errTruncated says that a dump ends in the middle.
+var errTruncated = errors.New("the dump is truncated: it ends in the middle")
+
+// FromDump reads a dump. An error names the fault and its place: a truncated dump, JSON that is no dump, a dump of
+// another version.
+func FromDump(r io.Reader) (*Snapshot, error) {
+	limited := &io.LimitedReader{R: r, N: maxSize + 1}
+	var d document[tableBytes]
+	switch err := decode(limited, &d); {
+	case limited.N <= 0:
+		return nil, fmt.Errorf("the dump has more than %d bytes", maxSize)
+	case err != nil:
+		return nil, err
+	}
+	s := &Snapshot{Header: d.Header}
+	for i := range d.Tables {
+		text := &d.Tables[i]
+		if len(text.Netlink) == 0 {
+			return nil, fmt.Errorf("table %s %s: the dump has no netlink messages of it, so this ruledump cannot read it; the one that wrote it can (%q)", text.Family, text.Name, d.Writer)
+		}
+		t, err := text.Netlink.Table()
+		switch {
+		case err != nil:
+			return nil, fmt.Errorf("table %s %s: %w", text.Family, text.Name, err)
+		case t.Name != compiler.TableName && !strings.HasPrefix(t.Name, compiler.TableName+"."):
+			return nil, fmt.Errorf("the dump has a table %s %s, and the proxy's are called %s", t.Family, t.Name, compiler.TableName)
+		}
+		if err := s.add(t, text.Netlink); err != nil {
+			return nil, fmt.Errorf("table %s %s: %w", text.Family, text.Name, err)
+		}
+	}
+	if len(s.Tables) == 0 {
+		return nil, fmt.Errorf("the dump has no table ip %s or ip6 %[1]s", compiler.TableName)
+	}
+	return s, nil
+}
+
+func decode(r io.Reader, d *document[tableBytes]) error {
+	dec := json.NewDecoder(r)
+	err := dec.Decode(d)
+	var syntax *json.SyntaxError
+	switch {
+	case errors.Is(err, io.EOF):
+		return errors.New("the dump is empty")
+	case errors.Is(err, io.ErrUnexpectedEOF):
+		return errTruncated
+	case errors.As(err, &syntax):
+		return fmt.Errorf("this is no dump: at byte %d: %w", syntax.Offset, err)
+	}
+	// The version comes first: a newer version may be the reason why the rest does not decode.
+	switch {
+	case d.APIVersion == "" && d.Kind == "":
+		return fmt.Errorf("this is no dump of ruledump's: it has no apiVersion; %s %s is wanted, as `ruledump live -o json` writes it", APIVersion, kind)
+	case d.APIVersion != APIVersion:
+		return fmt.Errorf("the dump has apiVersion %q, and this ruledump reads %s: use the ruledump of the version that wrote it", d.APIVersion, APIVersion)
+	case d.Kind != kind:
+		return fmt.Errorf("the document is of kind %q, and a dump is of kind %s, as `ruledump live -o json` writes it", d.Kind, kind)
+	case err != nil:
+		return fmt.Errorf("the dump cannot be read: %w", err)
+	}
+	if _, err := dec.Token(); !errors.Is(err, io.EOF) {
+		return errors.New("there is more after the end of the dump")
+	}
+	return nil
 }

@@ -50,7 +50,7 @@ func FromNodeLocal(ctx context.Context, target string, files nodelocal.TLSFiles,
 	if len(taken.node.IPs) == 0 {
 		c.warn("the node-local server knows no addresses of a Node %s; these are the rules of a node without any", c.Node)
 	}
-	return &Snapshot{Origin: NodeLocal, Node: c.Node, Addresses: taken.node.IPs, Tables: taken.tables}, nil
+	return &Snapshot{Header: Header{Origin: NodeLocal, Node: c.Node, Addresses: taken.node.IPs}, Tables: taken.tables}, nil
 }
 
 var errNoState = fmt.Errorf("no state of the node within %v", nodeLocalPatience)

@@ -5,16 +5,12 @@
 package ruledump
 
 import (
-	"fmt"
-	"io"
 	"net/netip"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/nftproxy/nftproxy/compiler"
 	"github.com/nftproxy/nftproxy/evaluator"
-	"github.com/nftproxy/nftproxy/internal/version"
 	"github.com/nftproxy/nftproxy/nft"
 )
 
@@ -34,34 +30,48 @@ const (
 	NodeFromHost = "host-name"
 )
 
-// Snapshot holds the rules of one node, and facts about the node.
+// Header holds facts about a node and its tables, as a dump has them.
+type Header struct {
+	// Origin says where the tables come from: Manifests, Cluster, Kernel or NodeLocal.
+	Origin string `json:"origin"`
+	// Node is the name of the node.
+	Node string `json:"node,omitempty"`
+	// NodeSource says where the name of a kernel's node comes from: NodeFromProxy or NodeFromHost.
+	NodeSource string `json:"nodeSource,omitempty"`
+	// Taken is when the tables were read; zero for compiled ones.
+	Taken time.Time `json:"taken,omitzero"`
+	// Generation is the kernel's count of commits; 0 for tables that are not from a kernel.
+	Generation uint32 `json:"generation,omitempty"`
+	// Addresses are the node's own addresses.
+	Addresses []netip.Addr `json:"addresses"`
+	// IPv4Only says that the kernel has no IPv6, so that the proxy makes no table for it.
+	IPv4Only bool `json:"ipv4Only,omitempty"`
+}
+
+// Snapshot holds the rules of one node.
 type Snapshot struct {
-	// Origin is Manifests, Cluster or Kernel; for a dump, the origin of the dump.
-	Origin string
+	Header
 	// ServiceProxyName is that of a proxy beside another one, which names the tables of a kernel.
 	ServiceProxyName string
-	// Node is the name of the node.
-	Node string
-	// NodeSource says where the name of a kernel's node comes from: NodeFromProxy or NodeFromHost.
-	NodeSource string
-	// Taken is when the tables were read; zero for compiled ones.
-	Taken time.Time
-	// Generation is the kernel's count of commits; 0 for tables that are not from a kernel.
-	Generation uint32
-	// Addresses are the node's own addresses.
-	Addresses []netip.Addr
-	// IPv4Only says that the kernel has no IPv6, so that the proxy makes no table for it.
-	IPv4Only bool
-	// Tables are the proxy's tables, without the elements of dynamic maps.
+	// Tables are the proxy's tables. FromKernel says whether they have the elements of dynamic maps.
 	Tables []*nft.Table
+	// recordings are those of the Tables, if they come from a kernel or a dump.
+	recordings []nft.Recording
 	// Places holds the places of endpoints, by address. It is nil if the objects are not known.
 	Places map[netip.Addr]Place
-	// Counts holds what the elements have counted: see LoadCounts.
+	// Counts holds what the elements have counted.
 	Counts Counts
-	// ReadCounts, if set, reads what the elements have counted.
-	ReadCounts func() (Counts, error)
 	// ReadClients, if set, reads the clients of a dynamic map of a table into it.
 	ReadClients func(table *nft.Table, set *nft.Set) error
+}
+
+// add adds a table with its recording.
+func (s *Snapshot) add(t *nft.Table, recording nft.Recording) error {
+	s.Tables, s.recordings = append(s.Tables, t), append(s.recordings, recording)
+	if !slices.ContainsFunc(t.Sets, func(set *nft.Set) bool { return set.Counter }) {
+		return nil
+	}
+	return recording.Counts(func(set string, key nft.Data, n nft.Count) { s.Counts.put(CountedSet{t.Family, set}, key, n) })
 }
 
 // Place is the place of an endpoint, from its slice.
@@ -100,26 +110,24 @@ func (s *Snapshot) Frontends() ([]*compiler.Frontend, error) {
 	return out, nil
 }
 
-// Write writes the snapshot as a dump.
-func (s *Snapshot) Write(w io.Writer) error {
-	return writeDump(w, document{
-		Writer: "ruledump " + version.Own(), Origin: s.Origin, Node: s.Node, NodeSource: s.NodeSource, Taken: s.Taken, Generation: s.Generation, Addresses: s.Addresses, IPv4Only: s.IPv4Only,
-	}, s.Tables, s.Counts)
+// Counts holds the counts of elements of sets with nft.Set.Counter, by set and key.
+type Counts map[CountedSet]map[nft.Data]nft.Count
+
+// CountedSet identifies a set in the tables of one node.
+type CountedSet struct {
+	// Family is that of the set's table.
+	Family nft.Family
+	// setText is the name of the set.
+	Set string
 }
 
-// FromDump reads a dump.
-func FromDump(r io.Reader) (*Snapshot, error) {
-	d, tables, counts, err := readDump(r)
-	if err != nil {
-		return nil, err
+// put adds the count of an element.
+func (c *Counts) put(set CountedSet, key nft.Data, n nft.Count) {
+	if *c == nil {
+		*c = Counts{}
 	}
-	for _, t := range tables {
-		if t.Name != compiler.TableName && !strings.HasPrefix(t.Name, compiler.TableName+".") {
-			return nil, fmt.Errorf("the dump has a table %s %s, and the proxy's are called %s", t.Family, t.Name, compiler.TableName)
-		}
+	if (*c)[set] == nil {
+		(*c)[set] = map[nft.Data]nft.Count{}
 	}
-	if len(tables) == 0 {
-		return nil, fmt.Errorf("the dump has no table ip %s or ip6 %s", compiler.TableName, compiler.TableName)
-	}
-	return &Snapshot{Origin: d.Origin, Node: d.Node, NodeSource: d.NodeSource, Taken: d.Taken, Generation: d.Generation, Addresses: d.Addresses, IPv4Only: d.IPv4Only, Tables: tables, Counts: counts}, nil
+	(*c)[set][key] = n
 }

@@ -141,7 +141,6 @@ It refuses a directory with an invalid file, unlike the proxy, which uses the va
 
 func newLiveCommand() *cobra.Command {
 	var from source
-	var clients bool
 	format := newFormat("nft", "json")
 	cmd := &cobra.Command{
 		Use:   "live",
@@ -170,23 +169,13 @@ addresses are nobody's business; --clients adds them.`,
 				return err
 			}
 			defer s.Close()
-			if format.value == "json" {
-				if err := s.LoadCounts(); err != nil {
-					return err
-				}
-			}
-			if clients {
-				if err := s.ReadAllClients(); err != nil {
-					return err
-				}
-			}
 			return writeRuleset(cmd.OutOrStdout(), format, s.Snapshot)
 		},
 	}
 	addServiceProxyName(cmd.Flags(), &from.serviceProxyName)
 	from.addActual(cmd)
 	format.addTo(cmd)
-	cmd.Flags().BoolVar(&clients, "clients", false, "print the clients of Services with session affinity too")
+	cmd.Flags().BoolVar(&from.clients, "clients", false, "print the clients of Services with session affinity too")
 	return cmd
 }
 

@@ -2,6 +2,7 @@ package verb
 
 import (
 	"fmt"
+	"io"
 	"net/netip"
 	"slices"
 	"strings"
@@ -14,19 +15,20 @@ import (
 
 func newGraphCommand() *cobra.Command {
 	var from sourceOfServices
-	format := newFormat("svg", "dot")
+	format := newFormat("mermaid", "dot")
 	cmd := &cobra.Command{
 		Use:   "graph SERVICE",
 		Short: "Draw the way that the packets of a Service take",
 		Long: `graph draws the way that the packets of a Service take on this node: from the addresses that
-clients dial, through the chains that serve them, to endpoints. Dashed is where clients get no
-answer. What is many is folded, so a Service with 200 endpoints can be looked at.
+clients dial, through the chains that serve them, to endpoints. Dashed lines lead to where
+clients get no answer. Long lists are folded, so a Service with 200 endpoints fits.
 
-The SVG needs nothing else, and is light or dark as its reader prefers.`,
-		Example: `  ruledump graph shop/web > web.svg
+It prints Mermaid's text: in a code block with the word mermaid, GitHub and GitLab show it as a
+drawing, for example in an issue. With -o dot it prints Graphviz's text.`,
+		Example: `  ruledump graph shop/web
 
-  # With Graphviz, and with the nodes of endpoints.
-  ruledump graph shop/web --kubeconfig ~/.kube/config --node node-1 -o dot | dot -Tpng > web.png`,
+  # A picture by Graphviz, with the nodes of endpoints.
+  ruledump graph shop/web --kubeconfig ~/.kube/config --node node-1 -o dot | dot -Tsvg > web.svg`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			s, filter, err := from.open(cmd, args)
@@ -41,7 +43,7 @@ The SVG needs nothing else, and is light or dark as its reader prefers.`,
 			if format.value == "dot" {
 				return g.DOT(cmd.OutOrStdout())
 			}
-			return g.SVG(cmd.OutOrStdout())
+			return g.Mermaid(cmd.OutOrStdout())
 		},
 	}
 	from.addTo(cmd, "namespace of the Service")
@@ -285,4 +287,75 @@ func foldedPrefixes(list []netip.Prefix, n int, none string) string {
 		return none
 	}
 	return strings.Join(texts, ", ")
+}
+
+// escapes are the characters that Mermaid reads in a quoted text, as it wants them written.
+var escapes = strings.NewReplacer("#", "#35;", `"`, "#quot;", "<", "#lt;", ">", "#gt;", "\n", "<br>")
+
+// Mermaid writes the graph as Mermaid's text, which Markdown on GitHub and GitLab shows as a drawing. Packets end without
+// an answer where lines are dashed.
+func (g *Graph) Mermaid(w io.Writer) error {
+	var b strings.Builder
+	fmt.Fprintf(&b, "---\ntitle: %q\n---\nflowchart LR\n", g.Title)
+	for column, boxes := range g.Columns {
+		if len(boxes) == 0 {
+			continue
+		}
+		fmt.Fprintf(&b, "  subgraph c%d [%s]\n", column, headings[column])
+		for i, box := range boxes {
+			class := ""
+			if box.Dead {
+				class = ":::dead"
+			}
+			fmt.Fprintf(&b, "    %s[\"%s\"]%s\n", boxName(column, i), escapes.Replace(strings.Join(box.Lines, "\n")), class)
+		}
+		b.WriteString("  end\n")
+	}
+	g.eachEdge(func(from, to string, dead bool) {
+		arrow := "-->"
+		if dead {
+			arrow = "-.->"
+		}
+		fmt.Fprintf(&b, "  %s %s %s\n", from, arrow, to)
+	})
+	b.WriteString("  classDef dead stroke:#b3261e,stroke-dasharray:5 3\n")
+	_, err := io.WriteString(w, b.String())
+	return err
+}
+
+// boxName returns the name of a box in a drawing's text.
+func boxName(column, i int) string { return fmt.Sprintf("c%d_%d", column, i) }
+
+// eachEdge calls f for each edge with the names of its boxes. dead says that packets end in the second.
+func (g *Graph) eachEdge(f func(from, to string, dead bool)) {
+	names := map[*Box]string{}
+	for column, boxes := range g.Columns {
+		for i, box := range boxes {
+			names[box] = boxName(column, i)
+		}
+	}
+	for _, e := range g.Edges {
+		f(names[e.From], names[e.To], e.To.Dead)
+	}
+}
+
+// DOT writes the graph for Graphviz.
+func (g *Graph) DOT(w io.Writer) error {
+	var b strings.Builder
+	fmt.Fprintf(&b, "digraph {\n  label=%q; labelloc=t; rankdir=LR; node [shape=box, style=rounded, fontname=monospace];\n", g.Title)
+	for column, boxes := range g.Columns {
+		fmt.Fprintf(&b, "  subgraph { rank=same;\n")
+		for i, box := range boxes {
+			style := ""
+			if box.Dead {
+				style = `, style="rounded,dashed", color=red`
+			}
+			fmt.Fprintf(&b, "    %s [label=%q%s];\n", boxName(column, i), strings.Join(box.Lines, "\n"), style)
+		}
+		b.WriteString("  }\n")
+	}
+	g.eachEdge(func(from, to string, _ bool) { fmt.Fprintf(&b, "  %s -> %s;\n", from, to) })
+	b.WriteString("}\n")
+	_, err := io.WriteString(w, b.String())
+	return err
 }

@@ -46,9 +46,6 @@ when an address comes into the kernel or the tables are made anew.`,
 				return err
 			}
 			defer s.Close()
-			if err := s.LoadCounts(); err != nil {
-				return err
-			}
 			list, err := ListServices(s.Snapshot, filter)
 			if err != nil {
 				return err

@@ -20,7 +20,9 @@ type source struct {
 	files                       nodelocal.TLSFiles
 	node, config                string
 	serviceProxyName            string
-	proxyAddress                string
+	// clients wants the clients of all maps of session affinity, of a kernel.
+	clients      bool
+	proxyAddress string
 
 	// proxy is the running proxy beside the kernel's rules that were read; nil if none is known.
 	proxy *ruledump.Proxy
@@ -176,7 +178,7 @@ func (s *source) present(cmd *cobra.Command) (*opened, error) {
 	if err != nil {
 		return nil, err
 	}
-	live, err := ruledump.FromKernel(cmd.Context(), conn, s.serviceProxyName)
+	live, err := ruledump.FromKernel(cmd.Context(), conn, s.serviceProxyName, s.clients)
 	if err != nil {
 		_ = conn.Close() // what matters is err
 		return nil, err

@@ -17,7 +17,7 @@ import (
 )
 
 func newStatsCommand() *cobra.Command {
-	var from source
+	from := source{clients: true}
 	format := newFormat("text", "json", "yaml", "metrics")
 	cmd := &cobra.Command{
 		Use:   "stats",
@@ -140,7 +140,7 @@ type affinityStats struct {
 	Size int `json:"size"`
 }
 
-// Stats counts the contents of a ruledump. It reads the clients of session affinity from the kernel, if there is one.
+// Stats counts the contents of a ruledump. Clients of session affinity count as far as they were read.
 func Stats(s *ruledump.Snapshot) (*Statistics, error) {
 	out := &Statistics{APIVersion: ruledump.APIVersion, Kind: "Statistics", Node: s.Node, NodeSource: s.NodeSource, Taken: s.Taken, Generation: s.Generation, Tables: []tableStats{}, Affinity: []affinityStats{}}
 	frontends, err := s.Frontends()
@@ -156,9 +156,6 @@ func Stats(s *ruledump.Snapshot) (*Statistics, error) {
 		}
 	}
 	out.ServicePorts = len(ports)
-	if err := s.ReadAllClients(); err != nil {
-		return nil, err
-	}
 	for _, t := range s.Tables {
 		out.addTable(t)
 	}
