@@ -2,47 +2,65 @@ package manifests
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"runtime"
 	"strings"
+	"sync"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	kubejson "sigs.k8s.io/json"
 	"sigs.k8s.io/yaml"
 )
 
-// DecodeError says what is wrong with a manifest and where.
-type DecodeError struct {
-	// File is the name of the file in its directory.
-	File string
-	// Document counts the file's YAML documents from 1; Line is where it starts.
-	Document, Line int
-	// Item is the index in the items of a List, or -1.
-	Item int
-	// Object is the object's kind and name, as far as they are known.
-	Object string
-	// Err says what is wrong, with the path of the field.
-	Err error
+// document is one YAML or JSON document of a file.
+type document struct {
+	// number counts from 1, line is where the document starts in its file, from 1.
+	number, line int
+	text         []byte
 }
 
-// Error returns for example `web.yaml: document 2 (line 14): Service default/web: unknown field "spec.prots"`.
-func (e *DecodeError) Error() string {
-	var b strings.Builder
-	fmt.Fprintf(&b, "%s: document %d (line %d): ", e.File, e.Document, e.Line)
-	if e.Item >= 0 {
-		fmt.Fprintf(&b, "items[%d]: ", e.Item)
+// documents splits a file at lines that begin with "---", which YAML forbids inside any document, even in a block of
+// text. The text behind the dashes belongs to the document ("--- {a: 1}"), which is why this is not apimachinery's reader:
+// that one would lose such a document silently. Documents without content are left out, but counted.
+func documents(file []byte) (docs []document) {
+	file = bytes.TrimPrefix(file, []byte("\ufeff"))
+	doc := document{number: 1, line: 1}
+	start, pos, line := 0, 0, 0
+	end := func() {
+		if doc.text = file[start:pos]; hasContent(doc.text) {
+			docs = append(docs, doc)
+			doc.number++
+		} else if start > 0 {
+			doc.number++
+		}
 	}
-	if e.Object != "" {
-		fmt.Fprintf(&b, "%s: ", e.Object)
+	for text := range bytes.Lines(file) {
+		line++
+		if rest, ok := bytes.CutPrefix(text, []byte("---")); ok && (len(rest) == 0 || strings.ContainsRune(" \t\r\n", rune(rest[0]))) {
+			end()
+			start, doc.line = pos+len("---"), line
+		}
+		pos += len(text)
 	}
-	b.WriteString(e.Err.Error())
-	return b.String()
+	end()
+	return docs
 }
 
-// Unwrap returns Err.
-func (e *DecodeError) Unwrap() error { return e.Err }
+// hasContent reports whether a document holds more than blank lines and comments.
+func hasContent(text []byte) bool {
+	for line := range bytes.Lines(text) {
+		line = bytes.TrimSpace(line)
+		if len(line) > 0 && line[0] != '#' && !bytes.Equal(line, []byte("...")) {
+			return true
+		}
+	}
+	return false
+}
 
-// header is what tells a document's kind.
+// header tells a document's kind.
 type header struct {
 	APIVersion string            `json:"apiVersion"`
 	Kind       string            `json:"kind"`
@@ -53,25 +71,48 @@ type header struct {
 	} `json:"metadata"`
 }
 
-// decoded is what one document holds.
+// decoded is the content of a document or a file.
 type decoded struct {
 	objects []object
-	// ignored is the objects of kinds that do not count here.
+	// ignored holds the kinds of the objects that do not count here.
 	ignored []groupKind
 }
 
-// decode decodes one document. Errors are DecodeErrors without File, Document and Line.
-func decode(doc document) (decoded, error) {
-	var d decoded
+// decodeFile decodes all documents of a file, on all processors since decoding is the whole cost of a large directory.
+// The errors say for example `web.yaml: document 2 (line 14): Service default/web: unknown field "spec.prots"`.
+func decodeFile(name string, text []byte) (all decoded, errs []error) {
+	docs := documents(text)
+	results, failures := make([]decoded, len(docs)), make([][]error, len(docs))
+	var wg sync.WaitGroup
+	workers := min(runtime.GOMAXPROCS(0), 1+len(docs)/64) // too few documents are not worth a goroutine
+	for first := range workers {
+		wg.Go(func() {
+			for i := first; i < len(docs); i += workers {
+				failures[i] = results[i].decode(docs[i])
+			}
+		})
+	}
+	wg.Wait()
+	for i, doc := range docs {
+		all.objects = append(all.objects, results[i].objects...)
+		all.ignored = append(all.ignored, results[i].ignored...)
+		for _, err := range failures[i] {
+			errs = append(errs, fmt.Errorf("%s: document %d (line %d): %w", name, doc.number, doc.line, err))
+		}
+	}
+	return all, errs
+}
+
+// decode decodes one document.
+func (d *decoded) decode(doc document) []error {
 	data, err := toJSON(doc)
 	if err != nil {
-		return d, &DecodeError{Item: -1, Err: err}
+		return []error{err}
 	}
 	if bytes.Equal(bytes.TrimSpace(data), []byte("null")) {
-		return d, nil
+		return nil
 	}
-	err = d.add(data, groupKind{}, -1)
-	return d, err
+	return d.add(data, nil)
 }
 
 // toJSON turns YAML into JSON. JSON passes as it is, since YAML parsers take much
@@ -93,75 +134,60 @@ func toJSON(doc document) ([]byte, error) {
 	return nil, errors.New(strings.Join(strings.Fields(err.Error()), " "))
 }
 
-// add decodes data, which is an object or a List of them. inherited is the kind of an
-// item that does not say, as in a ServiceList straight from an API server.
-func (d *decoded) add(data []byte, inherited groupKind, item int) error {
+// add decodes data, which is an object or a List of them. For an item of a List, inherited is the kind of one that does
+// not say, as in a ServiceList straight from an API server.
+func (d *decoded) add(data []byte, inherited *groupKind) (errs []error) {
 	var h header
 	if err := json.Unmarshal(data, &h); err != nil {
-		return &DecodeError{Item: item, Err: err}
+		return []error{err}
 	}
 	gk := groupKind{h.APIVersion, h.Kind}
-	if gk == (groupKind{}) {
-		gk = inherited
+	if gk == (groupKind{}) && inherited != nil {
+		gk = *inherited
 	}
 	switch {
 	case gk.kind == "":
-		return &DecodeError{Item: item, Err: errors.New("no kind")}
+		return []error{errors.New("no kind")}
 	case gk.apiVersion == "":
-		return &DecodeError{Item: item, Object: gk.kind, Err: errors.New("no apiVersion")}
+		return []error{fmt.Errorf("%s: no apiVersion", gk.kind)}
 	}
-	if k, ok := kinds[gk]; ok {
-		return d.addObject(data, k, &h, item)
+	if k := kindOf(gk); k >= 0 {
+		if err := d.addObject(data, k, &h); err != nil {
+			return []error{err}
+		}
+		return nil
 	}
-	if elements, isList := strings.CutSuffix(gk.kind, "List"); isList && item < 0 {
-		return d.addItems(h.Items, groupKind{gk.apiVersion, elements})
+	if elements, isList := strings.CutSuffix(gk.kind, "List"); isList && inherited == nil {
+		for i, item := range h.Items {
+			for _, err := range d.add(item, &groupKind{gk.apiVersion, elements}) {
+				errs = append(errs, fmt.Errorf("items[%d]: %w", i, err))
+			}
+		}
+		return errs
 	}
 	d.ignored = append(d.ignored, gk)
 	return nil
 }
 
-func (d *decoded) addItems(items []json.RawMessage, inherited groupKind) error {
-	var errs []error
-	for i, item := range items {
-		errs = append(errs, d.add(item, inherited, i))
+// addObject decodes data as an object of a kind. Its error is one line, as logs and terminals like it.
+func (d *decoded) addObject(data []byte, k int, h *header) error {
+	name := id{kind: k, name: h.Metadata.Name}
+	if kinds[k].namespaced {
+		name.namespace = cmp.Or(h.Metadata.Namespace, metav1.NamespaceDefault) // where kubectl puts it
 	}
-	return errors.Join(errs...)
-}
-
-// addObject decodes data as an object of kind k.
-func (d *decoded) addObject(data []byte, k kind, h *header, item int) error {
-	name := id{k, h.Metadata.Namespace, h.Metadata.Name}
-	if k.namespaced() && name.namespace == "" {
-		name.namespace = defaultNamespace
-	}
-	if !k.namespaced() {
-		name.namespace = ""
-	}
-	value := k.new()
+	value := kinds[k].new()
 	strict, err := kubejson.UnmarshalStrict(data, value)
-	if err == nil {
-		err = errors.Join(strict...)
-	}
-	if err == nil && name.name == "" {
+	switch {
+	case err != nil:
+	case len(strict) > 0:
+		err = errors.New(strings.ReplaceAll(errors.Join(strict...).Error(), "\n", "; "))
+	case name.name == "":
 		err = errors.New("metadata.name is missing")
 	}
 	if err != nil {
-		return &DecodeError{Item: item, Object: name.String(), Err: oneLine(err)}
+		return fmt.Errorf("%s: %w", name, err)
 	}
 	value.SetNamespace(name.namespace)
 	d.objects = append(d.objects, object{name, value})
 	return nil
-}
-
-// oneLine makes joined errors one line, as logs and terminals like it.
-func oneLine(err error) error {
-	joined, ok := err.(interface{ Unwrap() []error })
-	if !ok {
-		return err
-	}
-	var texts []string
-	for _, e := range joined.Unwrap() {
-		texts = append(texts, e.Error())
-	}
-	return errors.New(strings.Join(texts, "; "))
 }

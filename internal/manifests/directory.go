@@ -1,11 +1,16 @@
 package manifests
 
 import (
+	"bytes"
 	"crypto/sha256"
 	"errors"
 	"fmt"
 	"maps"
+	"os"
+	"path/filepath"
 	"slices"
+	"strings"
+	"time"
 )
 
 // errBlank is the error of a file without text. Every file is blank between truncating and
@@ -14,76 +19,72 @@ var errBlank = errors.New("the file is empty; write its objects or delete it (un
 
 // directory is the manifests of a directory as they were last good.
 type directory struct {
+	// files is nil until the directory was read.
 	files map[string]*file
-	// bad is what is wrong with a file now, so that it is not decoded again unchanged.
-	bad map[string]badFile
 	// missing says what of the directory was never read: it itself, or a file.
 	missing []error
 	// unreadable says why the directory itself could not be read the last time; nil if it was.
 	unreadable error
 }
 
-type badFile struct {
-	sum [sha256.Size]byte
-	err error
+// file is one manifest file.
+type file struct {
+	// decoded is the content as it was last good. good says that it ever was.
+	decoded
+	good bool
+	// sum is that of the text now, errs the errors of that text: it is not decoded again unchanged.
+	sum  [sha256.Size]byte
+	errs []error
 }
 
 // refresh reads dir and returns what is wrong with it now. Of a file that cannot be used
 // the last good objects stay; if dir itself cannot be read, everything stays.
-func (d *directory) refresh(dir string) []error {
+func (d *directory) refresh(dir string) (errs []error) {
 	all, err := readDir(dir)
-	d.unreadable = err
-	if err != nil {
+	if d.unreadable = err; err != nil {
 		if d.files == nil {
 			d.missing = []error{err}
 		}
 		return []error{err}
 	}
-	files := make(map[string]*file, len(all))
-	bad := map[string]badFile{}
-	var errs []error
-	d.missing = nil
+	old := d.files
+	d.files, d.missing = make(map[string]*file, len(all)), nil
 	for _, name := range slices.Sorted(maps.Keys(all)) {
-		sum := sha256.Sum256(all[name].text)
-		f, err := d.refreshFile(name, all[name], sum)
-		if f != nil {
-			files[name] = f
-		}
-		if err == nil {
-			continue
-		}
-		if all[name].err == nil {
-			bad[name] = badFile{sum, err}
-		}
-		errs = append(errs, flatten(err)...)
-		if f == nil {
-			d.missing = append(d.missing, flatten(err)...)
+		f := refreshFile(name, all[name], old[name])
+		d.files[name] = f
+		errs = append(errs, f.errs...)
+		if !f.good {
+			d.missing = append(d.missing, f.errs...)
 		}
 	}
-	d.files, d.bad = files, bad
 	return errs
 }
 
-// refreshFile returns what the file now stands for.
-func (d *directory) refreshFile(name string, now content, sum [sha256.Size]byte) (*file, error) {
-	old, text := d.files[name], now.text
-	switch {
-	case now.err != nil:
-		return old, now.err
-	case old != nil && old.sum == sum:
-		return old, nil
-	case isBlank(text):
-		return old, fmt.Errorf("%s: %w", name, errBlank)
+// refreshFile returns what the file stands for now. old is what it was before, or nil.
+func refreshFile(name string, now content, old *file) *file {
+	f := &file{}
+	if old != nil {
+		*f = *old
 	}
-	if bad, ok := d.bad[name]; ok && bad.sum == sum {
-		return old, bad.err
+	if now.err != nil {
+		f.sum, f.errs = [sha256.Size]byte{}, []error{now.err}
+		return f
 	}
-	f, err := parseFile(name, text, old)
-	if err != nil {
-		return old, err
+	sum := sha256.Sum256(now.text)
+	if old != nil && old.sum == sum {
+		return old
 	}
-	f.sum = sum
-	return f, nil
+	f.sum, f.errs = sum, nil
+	if len(bytes.TrimSpace(now.text)) == 0 {
+		f.errs = []error{fmt.Errorf("%s: %w", name, errBlank)}
+		return f
+	}
+	// Any error makes the whole file bad: half of it may be worse than what was there before.
+	found, errs := decodeFile(name, now.text)
+	if f.errs = errs; len(errs) == 0 {
+		f.decoded, f.good = found, true
+	}
+	return f
 }
 
 // objects returns all objects of the directory. Of an object in two places the first in
@@ -95,7 +96,7 @@ func (d *directory) objects() (map[id]object, []error) {
 	for _, name := range slices.Sorted(maps.Keys(d.files)) {
 		for _, o := range d.files[name].objects {
 			if first, taken := origin[o.id]; taken {
-				errs = append(errs, &DuplicateError{Object: o.id.String(), File: name, First: first})
+				errs = append(errs, fmt.Errorf("%s: %s is already in %s, which counts", name, o.id, first))
 				continue
 			}
 			all[o.id] = o
@@ -105,15 +106,76 @@ func (d *directory) objects() (map[id]object, []error) {
 	return all, errs
 }
 
-// DuplicateError is an object that two files hold, or one file holds twice.
-type DuplicateError struct {
-	// Object is the object's kind and name.
-	Object string
-	// File holds the object that does not count; First holds the one that does.
-	File, First string
+// isManifest reports whether a file of that name is read. Hidden files are not: editors
+// and Kubernetes' own volumes keep what is not finished under such names.
+func isManifest(name string) bool {
+	return !strings.HasPrefix(name, ".") && slices.Contains([]string{".yaml", ".yml", ".json"}, filepath.Ext(name))
 }
 
-// Error names the object and both files.
-func (e *DuplicateError) Error() string {
-	return fmt.Sprintf("%s: %s is already in %s, which counts", e.File, e.Object, e.First)
+// content is the text of a file, or why it cannot be read.
+type content struct {
+	text []byte
+	err  error
+}
+
+// readDir reads each manifest in dir. A listed file that has vanished may have another name now, so readDir then lists
+// dir again, and gives up after a few times.
+func readDir(dir string) (map[string]content, error) {
+	for range 5 {
+		all, err := readListed(dir)
+		if !errors.Is(err, errVanished) {
+			return all, err
+		}
+	}
+	return nil, fmt.Errorf("%s: %w", dir, errVanished)
+}
+
+// errVanished is the error of a directory whose files are renamed or deleted while it is read.
+var errVanished = errors.New("files vanish while the directory is read")
+
+// readListed lists dir and reads each manifest in it, or what a link to one points at. It returns errVanished if one has
+// vanished. A link that leads nowhere has not: its target may be a volume that is not mounted yet.
+func readListed(dir string) (map[string]content, error) {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return nil, err
+	}
+	all := map[string]content{}
+	for _, entry := range entries {
+		if !isManifest(entry.Name()) {
+			continue
+		}
+		path := filepath.Join(dir, entry.Name())
+		info, err := os.Stat(path)
+		if err == nil && !info.Mode().IsRegular() {
+			continue // a directory or device with the name of a manifest
+		}
+		var text []byte
+		if err == nil {
+			text, err = os.ReadFile(path)
+		}
+		if errors.Is(err, os.ErrNotExist) {
+			if link, err := os.Lstat(path); err != nil || link.Mode()&os.ModeSymlink == 0 {
+				return nil, errVanished
+			}
+		}
+		all[entry.Name()] = content{text, err}
+	}
+	return all, nil
+}
+
+// changedWithin reports whether dir or a manifest in it has changed in the last age. Times further in the future than
+// that come from a wrong clock and do not count.
+func changedWithin(dir string, age time.Duration) bool {
+	paths := []string{dir}
+	entries, _ := os.ReadDir(dir) // reading the files reports the error
+	for _, entry := range entries {
+		if isManifest(entry.Name()) {
+			paths = append(paths, filepath.Join(dir, entry.Name()))
+		}
+	}
+	return slices.ContainsFunc(paths, func(path string) bool {
+		info, err := os.Stat(path)
+		return err == nil && time.Since(info.ModTime()).Abs() < age
+	})
 }

@@ -2,7 +2,11 @@ package manifests
 
 import (
 	"cmp"
-	"fmt"
+	"errors"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -12,67 +16,62 @@ import (
 	"github.com/nftproxy/nftproxy/tracker"
 )
 
-// defaultNamespace is where kubectl puts an object that names no namespace.
-const defaultNamespace = metav1.NamespaceDefault
-
-// kind is a kind of object that counts here, in the order in which they are published.
-type kind uint8
-
-const (
-	nodeKind kind = iota
-	serviceCIDRKind
-	serviceKind
-	endpointSliceKind
-)
-
 // groupKind is apiVersion and kind as they stand in a manifest.
 type groupKind struct{ apiVersion, kind string }
 
-var kinds = map[groupKind]kind{
-	{"v1", "Node"}:                           nodeKind,
-	{"networking.k8s.io/v1", "ServiceCIDR"}:  serviceCIDRKind,
-	{"v1", "Service"}:                        serviceKind,
-	{"discovery.k8s.io/v1", "EndpointSlice"}: endpointSliceKind,
+// kind is a kind of object that counts here.
+type kind struct {
+	groupKind
+	namespaced bool
+	new        func() metav1.Object
+	set        func(tracker.Sink, metav1.Object)
+	remove     func(sink tracker.Sink, namespace, name string)
 }
 
-// String returns the kind as a manifest spells it.
-func (k kind) String() string {
-	for gk, v := range kinds {
-		if v == k {
-			return gk.kind
-		}
+// kinds are in the order in which their objects are published.
+var kinds = []kind{
+	newKind("v1", "Node", tracker.Sink.SetNode, nil, tracker.Sink.DeleteNode),
+	newKind("networking.k8s.io/v1", "ServiceCIDR", tracker.Sink.SetServiceCIDR, nil, tracker.Sink.DeleteServiceCIDR),
+	newKind("v1", "Service", tracker.Sink.SetService, tracker.Sink.DeleteService, nil),
+	newKind("discovery.k8s.io/v1", "EndpointSlice", tracker.Sink.SetEndpointSlice, tracker.Sink.DeleteEndpointSlice, nil),
+}
+
+// newKind returns a kind whose objects are deleted by name alone, or with their namespace too.
+func newKind[T any, P interface {
+	*T
+	metav1.Object
+}](apiVersion, name string, set func(tracker.Sink, P), remove func(sink tracker.Sink, namespace, name string), removeByName func(sink tracker.Sink, name string),
+) kind {
+	k := kind{
+		groupKind:  groupKind{apiVersion, name},
+		namespaced: remove != nil,
+		new:        func() metav1.Object { return P(new(T)) },
+		set:        func(sink tracker.Sink, obj metav1.Object) { set(sink, obj.(P)) },
+		remove:     remove,
 	}
-	return fmt.Sprintf("kind(%d)", uint8(k))
-}
-
-func (k kind) namespaced() bool { return k == serviceKind || k == endpointSliceKind }
-
-// new returns an empty object of the kind.
-func (k kind) new() metav1.Object {
-	switch k {
-	case nodeKind:
-		return &corev1.Node{}
-	case serviceCIDRKind:
-		return &networkingv1.ServiceCIDR{}
-	case serviceKind:
-		return &corev1.Service{}
-	default:
-		return &discoveryv1.EndpointSlice{}
+	if remove == nil {
+		k.remove = func(sink tracker.Sink, _, name string) { removeByName(sink, name) }
 	}
+	return k
 }
 
-// id names an object in the directory.
+// kindOf returns the index in kinds, or -1.
+func kindOf(gk groupKind) int {
+	return slices.IndexFunc(kinds, func(k kind) bool { return k.groupKind == gk })
+}
+
+// id names an object in the directory. kind is the index in kinds.
 type id struct {
-	kind            kind
+	kind            int
 	namespace, name string
 }
 
 // String returns "Service default/web" or "Node node-1".
 func (i id) String() string {
 	if i.namespace == "" {
-		return i.kind.String() + " " + i.name
+		return kinds[i.kind].kind + " " + i.name
 	}
-	return i.kind.String() + " " + i.namespace + "/" + i.name
+	return kinds[i.kind].kind + " " + i.namespace + "/" + i.name
 }
 
 func (i id) compare(other id) int {
@@ -89,30 +88,71 @@ type object struct {
 	value metav1.Object
 }
 
-// set hands the object to sink.
-func (o object) set(sink tracker.Sink) {
-	switch v := o.value.(type) {
+// Objects holds the objects of the manifests in a directory, each kind sorted by namespace and name. Objects of other
+// kinds are left out. All are as written: without defaults, and validated only as far as decoding does.
+type Objects struct {
+	// Nodes are all Nodes, also those that the proxy does not run on.
+	Nodes []*corev1.Node
+	// ServiceCIDRs have the ranges of ClusterIPs.
+	ServiceCIDRs []*networkingv1.ServiceCIDR
+	// Services include those that a proxy skips.
+	Services []*corev1.Service
+	// EndpointSlices may belong to Services that are not there.
+	EndpointSlices []*discoveryv1.EndpointSlice
+}
+
+// Load reads the manifests in a directory, or a single file, once. It returns all errors, joined: of a file that cannot
+// be read, of an object that cannot be decoded, of an object in two places. With them it returns the Objects of the files
+// without errors.
+func Load(path string) (objects Objects, err error) {
+	var d directory
+	var errs []error
+	if info, err := os.Stat(path); err == nil && info.Mode().IsRegular() {
+		text, err := os.ReadFile(path)
+		if err != nil {
+			return objects, err
+		}
+		name := filepath.Base(path)
+		found, failures := decodeFile(name, text)
+		if errs = failures; len(errs) == 0 {
+			d.files = map[string]*file{name: {decoded: found}}
+		}
+	} else {
+		errs = d.refresh(path)
+	}
+	all, duplicates := d.objects()
+	for _, id := range slices.SortedFunc(maps.Keys(all), id.compare) {
+		objects.add(all[id])
+	}
+	return objects, errors.Join(append(errs, duplicates...)...)
+}
+
+func (o *Objects) add(obj object) {
+	switch v := obj.value.(type) {
 	case *corev1.Node:
-		sink.SetNode(v)
+		o.Nodes = append(o.Nodes, v)
 	case *networkingv1.ServiceCIDR:
-		sink.SetServiceCIDR(v)
+		o.ServiceCIDRs = append(o.ServiceCIDRs, v)
 	case *corev1.Service:
-		sink.SetService(v)
+		o.Services = append(o.Services, v)
 	case *discoveryv1.EndpointSlice:
-		sink.SetEndpointSlice(v)
+		o.EndpointSlices = append(o.EndpointSlices, v)
 	}
 }
 
-// remove tells sink that the object is gone.
-func (i id) remove(sink tracker.Sink) {
-	switch i.kind {
-	case nodeKind:
-		sink.DeleteNode(i.name)
-	case serviceCIDRKind:
-		sink.DeleteServiceCIDR(i.name)
-	case serviceKind:
-		sink.DeleteService(i.namespace, i.name)
-	case endpointSliceKind:
-		sink.DeleteEndpointSlice(i.namespace, i.name)
+// Feed hands all objects to sink, and then says that they are all.
+func (o *Objects) Feed(sink tracker.Sink) {
+	for _, v := range o.Nodes {
+		sink.SetNode(v)
 	}
+	for _, v := range o.ServiceCIDRs {
+		sink.SetServiceCIDR(v)
+	}
+	for _, v := range o.Services {
+		sink.SetService(v)
+	}
+	for _, v := range o.EndpointSlices {
+		sink.SetEndpointSlice(v)
+	}
+	sink.Synced()
 }

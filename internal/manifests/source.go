@@ -177,11 +177,11 @@ func (s *Source) publish(objects map[id]object, sink tracker.Sink) {
 		if known && (old.value == o.value || equality.Semantic.DeepEqual(old.value, o.value)) {
 			continue
 		}
-		o.set(sink)
+		kinds[id.kind].set(sink, o.value)
 	}
 	for _, id := range slices.SortedFunc(maps.Keys(s.published), id.compare) {
 		if _, still := objects[id]; !still {
-			id.remove(sink)
+			kinds[id.kind].remove(sink, id.namespace, id.name)
 		}
 	}
 	s.published = objects

@@ -2,6 +2,7 @@ package manifests
 
 import (
 	"context"
+	"errors"
 	"os"
 	"path/filepath"
 	"time"
@@ -10,7 +11,7 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// patience is how many quiet periods a directory that never is quiet is waited for.
+// patience is the number of quiet periods after which a directory that changes all the time is read nevertheless.
 const patience = 20
 
 // watch tells when a directory should be read again. It watches the directory and its
@@ -24,8 +25,6 @@ type watch struct {
 
 	// notify is nil on a system without inotify instances left; then only rescan counts.
 	notify *fsnotify.Watcher
-	// watched is the directory that the watch is on, nil if there is none.
-	watched os.FileInfo
 }
 
 func newWatch(ctx context.Context, dir string, quiet, rescan time.Duration) *watch {
@@ -45,32 +44,21 @@ func newWatch(ctx context.Context, dir string, quiet, rescan time.Duration) *wat
 
 func (w *watch) close() {
 	if w.notify != nil {
-		// Nothing is left to be done about a failure.
-		_ = w.notify.Close()
+		_ = w.notify.Close() // nothing is left to be done about a failure
 	}
 }
 
-// follow puts the watch on what the path now leads to.
-func (w *watch) follow() {
+// follow puts the watch on what the path leads to now. The caller reads the directory afterwards, so no change is lost.
+// It returns true.
+func (w *watch) follow() bool {
 	if w.notify == nil {
-		return
+		return true
 	}
-	info, err := os.Stat(w.dir)
-	if err != nil {
-		w.watched = nil
-		return
-	}
-	if w.watched != nil && os.SameFile(info, w.watched) {
-		return
-	}
-	// An old watch on the same path may be gone already.
-	_ = w.notify.Remove(w.dir)
-	if err := w.notify.Add(w.dir); err != nil {
+	_ = w.notify.Remove(w.dir) // the old watch may be gone with its directory
+	if err := w.notify.Add(w.dir); err != nil && !errors.Is(err, os.ErrNotExist) {
 		w.logger.Error(err, "Cannot watch the manifest directory, reading it now and then", "dir", w.dir, "every", w.rescan)
-		w.watched = nil
-		return
 	}
-	w.watched = info
+	return true
 }
 
 // settle waits until neither the directory nor a manifest in it has changed for a quiet period, because a file may be
@@ -89,25 +77,27 @@ func (w *watch) settle(ctx context.Context) bool {
 	return true
 }
 
-// wait returns true when the directory should be read, and false when ctx has ended.
+// wait waits until the directory should be read: a change was followed by a quiet period, or it is time to look without
+// one. It returns false when ctx has ended.
 func (w *watch) wait(ctx context.Context) bool {
 	rescan := time.NewTimer(w.rescan)
 	defer rescan.Stop()
 	var quiet, enough <-chan time.Time
-	events, errs := w.channels()
+	var events <-chan fsnotify.Event
+	var errs <-chan error
+	if w.notify != nil {
+		events, errs = w.notify.Events, w.notify.Errors
+	}
 	for {
 		select {
 		case <-ctx.Done():
 			return false
 		case <-rescan.C:
-			w.follow()
-			return true
+			return w.follow()
 		case <-quiet:
-			w.follow()
-			return true
+			return w.follow()
 		case <-enough:
-			w.follow()
-			return true
+			return w.follow()
 		case event := <-events:
 			if !w.matters(event) {
 				continue
@@ -121,13 +111,6 @@ func (w *watch) wait(ctx context.Context) bool {
 			enough = time.After(patience * w.quiet)
 		}
 	}
-}
-
-func (w *watch) channels() (<-chan fsnotify.Event, <-chan error) {
-	if w.notify == nil {
-		return nil, nil
-	}
-	return w.notify.Events, w.notify.Errors
 }
 
 // matters reports whether an event can mean other manifests. Hidden names do: the link
