@@ -11,6 +11,7 @@ import (
 
 	"github.com/nftproxy/nftproxy/internal/manifests"
 	"github.com/nftproxy/nftproxy/internal/testkit/lab"
+	"github.com/nftproxy/nftproxy/internal/testkit/netns"
 	"github.com/nftproxy/nftproxy/nodelocal/server"
 	"github.com/nftproxy/nftproxy/tracker"
 )
@@ -109,6 +110,7 @@ func parts(err error) []error {
 // Command builds the program in the current directory and returns how to run it with the flags that most examples have.
 func Command(t *testing.T) func(target string) *exec.Cmd {
 	t.Helper()
+	netns.Need(t)
 	program := Build(t)
 	return func(target string) *exec.Cmd {
 		return exec.Command(program, "-node-local-source", target, "-hostname-override", lab.NodeName, "-cluster-cidr", "10.244.0.0/16", "-cluster-cidr", "fd00:10:244::/48")
