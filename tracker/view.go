@@ -329,7 +329,7 @@ func (t *Tracker) publish(e *entry, from place, old *published) *published {
 	}
 	zone := ""
 	if e.zoned() {
-		zone = ""
+		zone = from.zone
 	}
 	now, known := s.byZone[zone]
 	if !known {
