@@ -208,7 +208,7 @@ func testPolicyKeepsClients(t *testing.T) {
 		return p
 	}
 	b, others := newSticky(t, port(model.PolicyLocal))
-	b.copyTime = time.Minute // an emulated machine (make test-kernels) reads 12,000 clients in more than 250 ms
+	b.affinity.copyTime = time.Minute // an emulated machine (make test-kernels) reads 12,000 clients in more than 250 ms
 	var local, cluster compiler.AffinityMap
 	for _, m := range b.compiler.Affinity().Maps() {
 		if m.Set.Name == "affinity-local.default.web.tcp" {

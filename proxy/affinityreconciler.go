@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/cenkalti/backoff/v5"
 	"github.com/nftproxy/nftproxy/compiler"
 	"github.com/nftproxy/nftproxy/model"
 	"github.com/nftproxy/nftproxy/nft"
@@ -27,7 +28,12 @@ const (
 	maxRest     = 30 * time.Second
 )
 
-// affinityReconciler deletes and restores the clients that a Sync had no time for. It runs beside the Syncs.
+// affinityReconciler keeps the maps of session affinity, which packets fill: it deletes clients of endpoints that went,
+// and restores clients whose map was lost.
+//
+// It owns the list of maps to read again, and whether clients are to be restored. In a Sync, which holds Backend.mu, the
+// Backend calls changes and kept for the steps to commit with its own (affinity.go). Backend.Watch runs run, which does
+// what a Sync had no time for: it takes Backend.mu for one transaction at a time, never for a listing.
 type affinityReconciler struct {
 	backend *Backend
 	// lock is Backend.mu.
@@ -36,13 +42,15 @@ type affinityReconciler struct {
 	conn *nft.Conn
 	// wake is signalled by Syncs.
 	wake wakeup
+	// copyTime is affinityCopyTime; tests change it.
+	copyTime time.Duration
 	// restore says that clients were lost, which are to be restored from conntrack. Backend.mu guards it.
 	restore bool
 	// late holds the maps to read again: because packets may have been under way when the endpoint went, or because
 	// reading failed.
 	late map[mapID]lateLook
-	// retry is how long to wait after the next failure.
-	retry time.Duration
+	// retry gives the waits after failures.
+	retry *backoff.ExponentialBackOff
 }
 
 type mapID struct {
@@ -56,7 +64,7 @@ type lateLook struct {
 }
 
 func newAffinityReconciler(b *Backend) *affinityReconciler {
-	return &affinityReconciler{backend: b, lock: measuredLock{mu: &b.mu}, wake: newWakeup(), late: map[mapID]lateLook{}, retry: lateDelay}
+	return &affinityReconciler{backend: b, lock: measuredLock{mu: &b.mu}, wake: newWakeup(), copyTime: affinityCopyTime, late: map[mapID]lateLook{}, retry: newBackOff(lateDelay)}
 }
 
 // run works until ctx ends. It returns an error if it cannot open a connection.
@@ -83,12 +91,16 @@ func (r *affinityReconciler) reconcile(ctx context.Context) (rest time.Duration)
 		if err := r.restoreFromConntrack(ctx); err != nil && ctx.Err() == nil {
 			logger.Error(err, "Cannot restore session affinity from conntrack; clients of lost maps may get another endpoint")
 		}
-		if err := r.deleteStale(ctx); err != nil && ctx.Err() == nil {
-			logger.Error(err, "Cannot delete clients of endpoints that went from the maps of session affinity; trying again", "in", r.retry)
-			r.retry = min(2*r.retry, maxRetryDelay)
-		} else {
-			r.retry = lateDelay
+		failed, err := r.deleteStale(ctx)
+		if err == nil || ctx.Err() != nil {
+			r.retry.Reset()
+			return
 		}
+		wait := r.retry.NextBackOff()
+		for _, m := range failed {
+			r.lookAgain(m, wait)
+		}
+		logger.Error(err, "Cannot delete clients of endpoints that went from the maps of session affinity; trying again", "in", wait)
 	})
 	return min(restPerWork*work, maxRest)
 }
@@ -102,8 +114,9 @@ func (r *affinityReconciler) untilDue() time.Duration {
 	return wait
 }
 
-// deleteStale deletes clients from maps that lost endpoints: at once, and again a moment later.
-func (r *affinityReconciler) deleteStale(ctx context.Context) error {
+// deleteStale deletes clients from maps that lost endpoints: at once, and again a moment later. It returns the maps in
+// which it failed.
+func (r *affinityReconciler) deleteStale(ctx context.Context) (failed []compiler.AffinityMap, _ error) {
 	var failures []error
 	for _, m := range r.stale() {
 		id := mapID{m.Port, m.Set.Name}
@@ -115,16 +128,20 @@ func (r *affinityReconciler) deleteStale(ctx context.Context) error {
 		err := r.deleteClients(ctx, m)
 		switch {
 		case err != nil:
-			failures = append(failures, err)
-			r.late[id] = lateLook{m, time.Now().Add(r.retry)}
+			failed, failures = append(failed, m), append(failures, err)
 		case again:
 			delete(r.late, id)
 			r.reconciled(m)
 		default:
-			r.late[id] = lateLook{m, time.Now().Add(lateDelay)}
+			r.lookAgain(m, lateDelay)
 		}
 	}
-	return errors.Join(failures...)
+	return failed, errors.Join(failures...)
+}
+
+// lookAgain has a map be read again after wait.
+func (r *affinityReconciler) lookAgain(m compiler.AffinityMap, wait time.Duration) {
+	r.late[mapID{m.Port, m.Set.Name}] = lateLook{m, time.Now().Add(wait)}
 }
 
 // stale returns the stale maps, and removes all others from late.

@@ -1,10 +1,22 @@
+// Package proxy is a model.Backend for nftables. It compiles the model, commits the tables to the kernel, and repairs
+// them after others changed them. Three types share the work:
+//
+//   - [Backend] takes Syncs: it applies the changes to the compiler and commits the difference (backend.go). If the
+//     kernel's tables are not known to be as committed, it reads them and commits the difference with the wanted ones,
+//     or replaces them (reconcile.go).
+//   - repairer compares the kernel's tables with the wanted ones when somebody else has committed (repair.go, watch.go).
+//   - affinityReconciler keeps the maps of session affinity free of clients whose endpoint went (affinity.go,
+//     affinityreconciler.go).
+//
+// [Backend.Watch] runs the last two beside the Syncs.
 package proxy
 
 import (
 	"context"
+	"errors"
 	"net/netip"
+	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/nftproxy/nftproxy/compiler"
@@ -15,6 +27,10 @@ import (
 )
 
 // Backend writes the model to nftables. It implements model.Backend.
+//
+// It owns the compiler, the connection that commits, and what is known about the kernel's tables. The loop of Syncs
+// calls Sync, which holds mu. The repairer and the affinityReconciler take mu for each of their steps. In a step they
+// use the compiler, commit, compare and reconcile, and nothing else of the Backend.
 type Backend struct {
 	conn *nft.Conn
 	// reader is for listings that can be long, so that commits do not wait for them.
@@ -22,34 +38,64 @@ type Backend struct {
 	hooks  Hooks
 	// serviceProxyName is that of the compiler's Config, which names the tables.
 	serviceProxyName string
+	// flows takes notes of each Sync, and lists the connections from which lost affinity is restored; nil for none.
+	flows *conntrack.Cleaner
 
-	// checking is held during a check.
-	checking sync.Mutex
-	// mu is held during a Sync, and during each step of a check and of the affinity reconciler. It guards the fields
-	// below.
+	// mu guards the fields below.
 	mu       sync.Mutex
 	compiler *compiler.Compiler
 	state    state
 	// generation is the kernel's generation number at which the tables were last known to be as committed, plus one for
 	// each own commit since that raised it. commits counts these commits.
 	generation, commits uint32
-	// failures is how many comparisons failed in a row.
-	failures int
-	// meanwhile records the own commits while a comparison with the kernel runs; nil while none does.
-	meanwhile *meanwhile
-	// listener receives notices of other programs' commits; nil while Watch does not run.
-	listener *nft.Monitor
-	// checkInterval is CheckInterval, and copyTime is affinityCopyTime; tests change them.
-	checkInterval, copyTime time.Duration
-	// noticed starts a check, because somebody else may have committed.
-	noticed wakeup
-	// foreign is the last commit by somebody else that was heard of; nil for none.
-	foreign atomic.Pointer[nft.Event]
-	// conntrack lists the connections from which lost affinity is restored; nil for none.
-	conntrack *conntrack.Conn
-	// flows takes notes of each Sync; nil for none.
-	flows    *conntrack.Cleaner
+
+	repairs  *repairer
 	affinity *affinityReconciler
+}
+
+// state is the backend's knowledge of the kernel's tables.
+type state struct {
+	kind stateKind
+	// reason is, for stateDiverged, the difference.
+	reason string
+}
+
+type stateKind uint8
+
+const (
+	// stateNew: this process has committed nothing yet. The next Sync reads the tables.
+	stateNew stateKind = iota
+	// stateUnknown: reconciling the tables failed. The next Sync reads them.
+	stateUnknown
+	// stateApplied: as far as is known, the tables are as committed last.
+	stateApplied
+	// stateDiverged: somebody else changed the tables, and the repair failed. Each check and each Sync tries again.
+	stateDiverged
+)
+
+// Hooks are called on events, for metrics. Each may be nil. They must not call the Backend.
+type Hooks struct {
+	// OnCommitting is called with true before a transaction is sent to the kernel, and with false after the kernel's
+	// answer. In between the kernel carries the transaction out, and undoes all of it if the process ends.
+	OnCommitting func(bool)
+	// OnCommit is called after each successful commit.
+	OnCommit func(nft.CommitStats)
+	// OnCompile is called in each Sync with the time that the compiler took.
+	OnCompile func(time.Duration)
+	// OnForeignChange is called when a check finds that somebody else changed the tables.
+	OnForeignChange func()
+	// OnDiverged is called with true each time a repair of the tables fails, and with false once the tables are as wanted
+	// again.
+	OnDiverged func(bool)
+	// OnRepair is called after the tables were repaired: after an external change, or after a failed commit.
+	OnRepair func()
+}
+
+// call calls a hook, if it is set.
+func call[T any](hook func(T), value T) {
+	if hook != nil {
+		hook(value)
+	}
 }
 
 // NewBackend returns a backend that commits through conn, and opens one more connection for reading. The caller closes
@@ -63,8 +109,8 @@ func NewBackend(conn *nft.Conn, config compiler.Config, hooks Hooks) (*Backend, 
 	if err != nil {
 		return nil, err
 	}
-	b := &Backend{conn: conn, reader: reader, compiler: c, hooks: hooks, serviceProxyName: config.ServiceProxyName, checkInterval: CheckInterval, copyTime: affinityCopyTime, noticed: newWakeup()}
-	b.affinity = newAffinityReconciler(b)
+	b := &Backend{conn: conn, reader: reader, compiler: c, hooks: hooks, serviceProxyName: config.ServiceProxyName}
+	b.repairs, b.affinity = newRepairer(b), newAffinityReconciler(b)
 	return b, nil
 }
 
@@ -75,37 +121,27 @@ func (b *Backend) Close() error { return b.reader.Close() }
 // RemoveStaleFlows makes the backend tell c about Syncs. After a Sync that concerns UDP frontends, c searches for stale
 // flows; after the first Sync and after a repair, also for connections that began without rules. Call RemoveStaleFlows
 // before the first Sync.
-func (b *Backend) RemoveStaleFlows(c *conntrack.Cleaner) { b.flows, b.conntrack = c, c.Conn() }
-
-// hasEndpoints is a conntrack.HasEndpoints.
-func (b *Backend) hasEndpoints(family model.Family, protocol model.Protocol, addr netip.Addr, port uint16) bool {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	owner := b.compiler.Owner(family, protocol, addr, port)
-	return owner != nil && len(owner.Cluster)+len(owner.Local) > 0
-}
+func (b *Backend) RemoveStaleFlows(c *conntrack.Cleaner) { b.flows = c }
 
 // Sync compiles the changes and commits them, in one transaction for both IP families.
 //
-// The first Sync reads the kernel's tables and commits the difference. If they are another program's, it replaces them,
-// and stand-ins serve meanwhile.
+// The first Sync reads the kernel's tables and commits the difference. If they are another program's, it replaces them
+// while temporary tables serve.
 //
 // If a commit fails, the tables are probably not as committed last. For example, somebody flushed the ruleset. Sync
 // then reads them and commits the difference. If that fails too, it replaces them. If even that fails, Sync returns the
 // error. The kernel's tables are then as before, unless the outcome of a commit is unknown. The next Sync includes
 // these changes.
 //
-// Clients of session affinity and UDP flows may have to be removed after the commit. Watch and the conntrack.Cleaner do that,
-// so that no Sync waits for it.
+// Clients of session affinity and UDP flows may have to be removed after the commit. Watch and the conntrack.Cleaner do
+// that, so that no Sync waits for it.
 func (b *Backend) Sync(ctx context.Context, changes *model.Changes) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	logger := klog.FromContext(ctx)
 	begin := time.Now()
 	conflicts := b.compiler.Apply(changes)
-	if b.hooks.OnCompile != nil {
-		b.hooks.OnCompile(time.Since(begin))
-	}
+	call(b.hooks.OnCompile, time.Since(begin))
 	for _, c := range conflicts {
 		logConflict(logger, c)
 	}
@@ -128,16 +164,91 @@ func (b *Backend) update(ctx context.Context, logger klog.Logger) error {
 		}
 		logger.Info("Reconciling the tables, because a commit failed", "reason", err.Error())
 	}
-	again := b.committed()
+	first := b.state.kind == stateNew
 	if err := b.reconcile(ctx, logger); err != nil {
 		return err
 	}
-	if again {
-		b.afterRepair()
-	} else if b.flows != nil {
+	switch {
+	case !first:
+		b.repaired()
+	case b.flows != nil:
 		b.flows.Gap(b.hasEndpoints)
 	}
 	return nil
+}
+
+// commitWithAffinity commits a transaction together with the changes to affinity maps that follow from it. Packets add
+// elements to those maps and elements expire, so the kernel may refuse the whole. Then it commits the transaction
+// alone.
+func (b *Backend) commitWithAffinity(ctx context.Context, tx nft.Transaction) error {
+	changes := b.affinity.changes(ctx)
+	if changes.Empty() {
+		return b.commitWanted(ctx, tx)
+	}
+	whole := nft.Transaction{Steps: slices.Concat(tx.Steps, changes.Steps)}
+	err := b.commitWanted(ctx, whole)
+	if refused := (*nft.CommitError)(nil); errors.As(err, &refused) {
+		return b.commitWanted(ctx, tx)
+	}
+	return err
+}
+
+// commitWanted commits a transaction after which the kernel holds the wanted tables.
+func (b *Backend) commitWanted(ctx context.Context, tx nft.Transaction) error {
+	if err := b.commit(ctx, tx); err != nil {
+		return err
+	}
+	b.compiler.Committed()
+	if b.state.kind == stateDiverged {
+		call(b.hooks.OnDiverged, false)
+	}
+	b.state = state{kind: stateApplied}
+	return nil
+}
+
+// commit commits a transaction, unless it is empty. The repairer does not take it for somebody else's.
+func (b *Backend) commit(ctx context.Context, tx nft.Transaction) error {
+	if tx.Empty() {
+		return nil
+	}
+	listen := b.repairs.ownCommit(tx)
+	call(b.hooks.OnCommitting, true)
+	stats, err := b.conn.Commit(ctx, tx)
+	call(b.hooks.OnCommitting, false)
+	if err == nil && !stats.Unchanged {
+		b.generation++
+		b.commits++
+	}
+	listen(ctx)
+	if err != nil {
+		return err
+	}
+	call(b.hooks.OnCommit, stats)
+	return nil
+}
+
+// notSent reports whether a commit failed because ctx ended first. Then nothing was sent.
+func notSent(ctx context.Context, err error) bool {
+	return ctx.Err() != nil && errors.Is(err, ctx.Err())
+}
+
+// repaired tells others that the tables were not as wanted, and now are.
+func (b *Backend) repaired() {
+	if b.flows != nil {
+		b.flows.Gap(b.hasEndpoints)
+		b.flows.LookAtAll()
+	}
+	if b.hooks.OnRepair != nil {
+		b.hooks.OnRepair()
+	}
+}
+
+// hasEndpoints is a conntrack.HasEndpoints.
+func (b *Backend) hasEndpoints(family model.Family, protocol model.Protocol, addr netip.Addr, port uint16) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	owner := b.compiler.Owner(family, protocol, addr, port)
+	return owner != nil && len(owner.Cluster)+len(owner.Local) > 0
 }
 
 // Tables returns the wanted rulesets, IPv4 first. They are valid until the next Sync, and must not be modified.
@@ -158,13 +269,9 @@ func (b *Backend) View(do func(tables []*nft.Table)) {
 }
 
 func logConflict(logger klog.Logger, c compiler.Conflict) {
-	logger.Info("Several Services claim the same address; only one gets it", "address", c.Frontend, "owner", c.Owner.ServicePortName(), "others", names(c.Others))
-}
-
-func names(ids []model.PortID) []string {
-	var out []string
-	for _, id := range ids {
-		out = append(out, id.ServicePortName())
+	var others []string
+	for _, id := range c.Others {
+		others = append(others, id.ServicePortName())
 	}
-	return out
+	logger.Info("Several Services claim the same address; only one gets it", "address", c.Frontend, "owner", c.Owner.ServicePortName(), "others", others)
 }

@@ -5,7 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"time"
 
+	"github.com/nftproxy/nftproxy/compiler"
 	"github.com/nftproxy/nftproxy/model"
 	"github.com/nftproxy/nftproxy/nft"
 	"k8s.io/klog/v2"
@@ -17,24 +19,33 @@ import (
 func (b *Backend) reconcile(ctx context.Context, logger klog.Logger) error {
 	err := b.reconcileTables(ctx, logger)
 	if err == nil {
-		err = b.removeStandIns(ctx)
+		err = b.removeTemporary(ctx)
 	}
 	if err != nil {
-		b.lost() // the next Sync tries again
+		b.lost()
 	}
 	return err
 }
 
-// reconcileTables is reconcile without the stand-ins. A reason to replace the tables may be chance: a lack of memory, or
-// commits of others while it read. Then it reads again, and believes it the second time.
+// lost notes that the tables may no longer be as committed. The next Sync reads them.
+func (b *Backend) lost() {
+	if b.state.kind == stateApplied {
+		b.state = state{kind: stateUnknown}
+	}
+}
+
+// differenceAttempts is how often the tables are read if others commit during each reading.
+const differenceAttempts = 10
+
+// reconcileTables is reconcile without the temporary tables. A reason to replace the tables may be chance: a lack of
+// memory, or commits of others while it read. Then it reads again, and believes it the second time.
 func (b *Backend) reconcileTables(ctx context.Context, logger klog.Logger) error {
+	first := b.state.kind == stateNew
 	reason, doubted := "", false
 	for range differenceAttempts {
 		tx, certain, err := b.difference(ctx)
-		if err == nil && b.flows != nil && !b.committed() {
-			for family, frontend := range b.compiler.FormerFrontends(tx, model.UDP) {
-				b.flows.Gone(family, frontend)
-			}
+		if err == nil && first {
+			b.noteFormerFlows(tx)
 		}
 		switch {
 		case ctx.Err() != nil:
@@ -44,7 +55,7 @@ func (b *Backend) reconcileTables(ctx context.Context, logger klog.Logger) error
 			continue
 		case err != nil:
 			reason, certain = "they cannot be read: "+err.Error(), false
-		case tx.AddsTable(), !b.committed() && changesBaseChains(tx):
+		case tx.AddsTable(), first && changesBaseChains(tx):
 			reason = ""
 			logger.V(2).Info("Making the tables anew, because they are not there or another program's")
 		default:
@@ -61,10 +72,10 @@ func (b *Backend) reconcileTables(ctx context.Context, logger klog.Logger) error
 	if reason != "" {
 		logger.Info("Replacing the tables", "reason", reason)
 	}
-	if b.committed() {
-		return b.replace(ctx, b.commitWanted)
+	if first {
+		return b.takeOver(ctx, logger)
 	}
-	return b.takeOver(ctx, logger)
+	return b.replace(ctx, b.commitWanted)
 }
 
 // changesBaseChains reports whether a transaction changes a base chain. Then another program, or another version of
@@ -73,20 +84,27 @@ func changesBaseChains(tx nft.Transaction) bool {
 	return slices.ContainsFunc(tx.Steps, func(s nft.Step) bool { return s.Chain != nil && s.Chain.Hook != "" })
 }
 
-// differenceAttempts is how often the tables are read when they change meanwhile.
-const differenceAttempts = 10
+// noteFormerFlows notes the UDP frontends of an earlier process that a transaction removes.
+func (b *Backend) noteFormerFlows(tx nft.Transaction) {
+	if b.flows == nil {
+		return
+	}
+	for family, frontend := range b.compiler.FormerFrontends(tx, model.UDP) {
+		b.flows.Gone(family, frontend)
+	}
+}
 
 // difference returns the transaction that turns the kernel's tables into the wanted ones.
 func (b *Backend) difference(ctx context.Context) (tx nft.Transaction, certain bool, err error) {
 	if b.generation, err = b.conn.Generation(ctx); err != nil {
 		return tx, false, err
 	}
-	return b.compare(ctx, b.reader, b.compiler.Tables(), nil)
+	return compare(ctx, b.reader, b.compiler.Tables(), nil)
 }
 
-// compare compares the kernel's tables with the wanted ones. It continues when others commit meanwhile: their commits to
-// other tables do not matter. If there is a difference then, it is not certain.
-func (b *Backend) compare(ctx context.Context, conn *nft.Conn, wanted []*nft.Table, guard func(func()) error) (tx nft.Transaction, certain bool, err error) {
+// compare compares the kernel's tables with the wanted ones. It continues when others commit: their commits to other
+// tables do not matter. If there is a difference then, it is not certain.
+func compare(ctx context.Context, conn *nft.Conn, wanted []*nft.Table, guard func(func()) error) (tx nft.Transaction, certain bool, err error) {
 	certain = true
 	for _, want := range wanted {
 		part, err := conn.Compare(ctx, want, nft.CompareOptions{Guard: guard, ThroughCommits: true})
@@ -102,7 +120,7 @@ func (b *Backend) compare(ctx context.Context, conn *nft.Conn, wanted []*nft.Tab
 // replace replaces both tables with the wanted ones, in a transaction that do commits. It keeps those clients of
 // session affinity that it can read in time.
 func (b *Backend) replace(ctx context.Context, do func(context.Context, nft.Transaction) error) error {
-	kept := b.keptAffinity(ctx)
+	kept := b.affinity.kept(ctx)
 	if err := ctx.Err(); err != nil {
 		return err // not all clients were read
 	}
@@ -115,4 +133,55 @@ func (b *Backend) replace(ctx context.Context, do func(context.Context, nft.Tran
 	}
 	b.affinity.wake.signal()
 	return nil
+}
+
+// inFlight is longer than a packet needs for the rules of one hook.
+const inFlight = 20 * time.Millisecond
+
+// takeOver replaces the tables of another program, or of another version of this one. Temporary tables serve during the
+// exchange, because replacing alone has two gaps:
+//
+//   - A packet that runs through the old rules finds their maps empty. The NAT chains of the temporary tables run later,
+//     and translate packets that are not translated yet.
+//   - The kernel makes elements of sets with ranges valid at the very end of a commit. Until then, load balancer
+//     addresses with source ranges would drop everybody. So the temporary tables guard these addresses until the new
+//     tables have the ranges.
+func (b *Backend) takeOver(ctx context.Context, logger klog.Logger) error {
+	there, err := familiesWith(ctx, b.conn, compiler.TableNameFor(b.serviceProxyName))
+	if err != nil || len(there) == 0 {
+		return b.replace(ctx, b.commitWanted)
+	}
+	var temporary nft.Transaction
+	for _, table := range b.compiler.StandIns() {
+		temporary.Append(nft.Replace(table))
+	}
+	if err := b.guardsLast(ctx, temporary, b.commit); err != nil {
+		logger.Info("Replacing the tables without temporary ones", "reason", err.Error())
+		return b.replace(ctx, b.commitWanted)
+	}
+	time.Sleep(inFlight)
+	if err := b.replace(ctx, func(ctx context.Context, tx nft.Transaction) error { return b.guardsLast(ctx, tx, b.commitWanted) }); err != nil {
+		return errors.Join(err, b.removeTemporary(context.WithoutCancel(ctx)))
+	}
+	time.Sleep(inFlight)
+	return nil
+}
+
+// guardsLast commits a transaction in two parts: first all steps except those that guard load balancer addresses, then,
+// with commitGuards, those.
+func (b *Backend) guardsLast(ctx context.Context, tx nft.Transaction, commitGuards func(context.Context, nft.Transaction) error) error {
+	first, guards := compiler.GuardsLast(tx)
+	if err := b.commit(ctx, first); err != nil {
+		return err
+	}
+	return commitGuards(ctx, guards)
+}
+
+// removeTemporary removes the temporary tables, also those of an earlier process that ended too soon.
+func (b *Backend) removeTemporary(ctx context.Context) error {
+	tx, err := removal(ctx, b.conn, compiler.StandInNameFor(b.serviceProxyName))
+	if err != nil {
+		return err
+	}
+	return b.commit(ctx, tx)
 }

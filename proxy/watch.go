@@ -3,10 +3,11 @@ package proxy
 import (
 	"context"
 	"errors"
+	"sync"
 	"time"
 
+	"github.com/cenkalti/backoff/v5"
 	"github.com/nftproxy/nftproxy/nft"
-	"golang.org/x/sync/errgroup"
 	"k8s.io/klog/v2"
 )
 
@@ -18,118 +19,147 @@ const (
 	// which a comparison takes longer than three seconds.
 	restPerComparison = 20
 	maxComparisonRest = time.Minute
-	// maxRetryDelay bounds the delay between tries after failures. Each delay is twice as long as the one before.
+	// maxRetryDelay bounds the wait after a failure.
 	maxRetryDelay = 30 * time.Second
 )
+
+// newBackOff returns waits that begin with first and double up to maxRetryDelay.
+func newBackOff(first time.Duration) *backoff.ExponentialBackOff {
+	return &backoff.ExponentialBackOff{InitialInterval: first, Multiplier: 2, MaxInterval: maxRetryDelay}
+}
 
 // Watch checks the tables whenever somebody else commits, and repairs them, until ctx ends. It adds a missing table at
 // once. To find changes inside the tables, it compares both with the wanted ones, for at most a twentieth of the time
 // if a comparison takes less than three seconds. It also runs the reconciler of session affinity.
 func (b *Backend) Watch(ctx context.Context) {
-	logger := klog.FromContext(ctx)
-	group, ctx := errgroup.WithContext(ctx)
-	again := func(what string, do func(context.Context) error) {
-		group.Go(func() error {
-			for wait := CheckInterval; ctx.Err() == nil; wait = min(2*wait, maxRetryDelay) {
-				begin := time.Now()
-				err := do(ctx)
-				if time.Since(begin) > maxRetryDelay {
-					wait = CheckInterval // do worked for a while before it failed
-				}
-				if err != nil && ctx.Err() == nil {
-					logger.Error(err, "Cannot "+what+"; trying again", "in", wait)
-					sleep(ctx, wait)
-				}
-			}
-			return nil
-		})
+	var group sync.WaitGroup
+	group.Go(func() { retry(ctx, "reconcile session affinity", b.affinity.run) })
+	group.Go(func() { retry(ctx, "listen for other programs' commits", b.repairs.listen) })
+	group.Go(func() { retry(ctx, "check the tables", b.repairs.run) })
+	group.Wait()
+}
+
+// retry calls do until ctx ends, with back-off when it fails.
+func retry(ctx context.Context, what string, do func(context.Context) error) {
+	for waits := newBackOff(CheckInterval); ctx.Err() == nil; {
+		begin := time.Now()
+		err := do(ctx)
+		if time.Since(begin) > maxRetryDelay {
+			waits.Reset() // do worked for a while before it failed
+		}
+		if err != nil && ctx.Err() == nil {
+			wait := waits.NextBackOff()
+			klog.FromContext(ctx).Error(err, "Cannot "+what+"; trying again", "in", wait)
+			sleep(ctx, wait)
+		}
 	}
-	again("reconcile session affinity", b.affinity.run)
-	again("listen for other programs' commits", b.listen)
-	again("check the tables", b.checkAgain)
-	_ = group.Wait()
 }
 
 // listen starts a check whenever somebody else commits.
-func (b *Backend) listen(ctx context.Context) error {
-	listener, err := b.conn.Monitor(ctx, "")
+func (r *repairer) listen(ctx context.Context) error {
+	monitor, err := r.backend.conn.Monitor(ctx, "")
 	if err != nil {
 		return err
 	}
-	defer listener.Close()
-	b.setListener(listener)
-	defer b.setListener(nil)
+	defer monitor.Close()
+	r.setMonitor(monitor)
+	defer r.setMonitor(nil)
 	for {
-		heard, err := listener.Next(ctx)
+		heard, err := monitor.Next(ctx)
 		if err != nil {
 			return err
 		}
-		b.foreign.Store(&heard)
-		b.noticed.signal()
+		r.external.Store(&heard)
+		r.noticed.signal()
 	}
 }
 
-func (b *Backend) setListener(l *nft.Monitor) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.listener = l
+func (r *repairer) setMonitor(m *nft.Monitor) {
+	r.backend.mu.Lock()
+	defer r.backend.mu.Unlock()
+	r.monitor = m
 }
 
-// checkAgain checks the tables until ctx ends. It returns an error if it cannot open a connection.
-func (b *Backend) checkAgain(ctx context.Context) error {
-	conn, err := b.conn.Another()
+// ownCommit prepares for an own commit: the monitor leaves its group, because the kernel describes each element of a
+// commit to those who listen, which takes time. The caller holds Backend.mu, and calls listen after the commit. The
+// generation number then tells whether others have committed at the same time.
+func (r *repairer) ownCommit(tx nft.Transaction) (listen func(context.Context)) {
+	r.concurrent.note(tx)
+	if r.monitor == nil || r.monitor.Leave() != nil {
+		return func(context.Context) {}
+	}
+	return func(ctx context.Context) {
+		if r.monitor.Join() != nil {
+			return // without the monitor, the next check asks for the generation number
+		}
+		if now, err := r.backend.conn.Generation(ctx); err != nil || now != r.backend.generation {
+			r.noticed.signal()
+		}
+	}
+}
+
+// run checks the tables until ctx ends. It returns an error if it cannot open a connection.
+func (r *repairer) run(ctx context.Context) error {
+	conn, err := r.backend.conn.Another()
 	if err != nil {
 		return err
 	}
 	defer conn.Close()
-	tick := time.NewTicker(b.checkInterval)
+	tick := time.NewTicker(r.interval)
 	defer tick.Stop()
-	checks := checks{backend: b, conn: conn, retry: CheckInterval}
+	checks := newChecks(r, conn)
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-b.noticed:
+		case <-r.noticed:
 		case <-tick.C:
 		}
 		checks.next(ctx)
 	}
 }
 
-// checks is a series of checks.
+// checks is a series of checks. It decides when the next one may compare the tables.
 type checks struct {
-	backend *Backend
-	conn    *nft.Conn
+	repairer *repairer
+	conn     *nft.Conn
 	// nextComparison is the time from which on the tables may be compared.
 	nextComparison time.Time
-	contest        contest
-	// retry is how long to wait after the next failure.
-	retry time.Duration
+	conflict       repairConflict
+	// retry gives the waits after failures.
+	retry *backoff.ExponentialBackOff
+}
+
+func newChecks(r *repairer, conn *nft.Conn) *checks {
+	return &checks{repairer: r, conn: conn, conflict: newRepairConflict(), retry: newBackOff(CheckInterval)}
 }
 
 // next makes the next check. It sleeps if the check fails.
 func (c *checks) next(ctx context.Context) {
 	logger := klog.FromContext(ctx)
 	compare := !time.Now().Before(c.nextComparison)
-	compared, repaired, err := c.backend.check(ctx, c.conn, compare)
+	compared, repaired, err := c.repairer.check(ctx, c.conn, compare)
 	c.rest(restAfter(compared))
-	if wait := c.contest.note(repaired, time.Now()); wait > 0 {
-		c.rest(wait)
-		logger.Error(nil, "Another program keeps changing the proxy's tables; comparing less often. Does a second proxy run on this node?",
-			"lastCommit", c.backend.lastForeignCommit(), "next", wait)
-	}
-	if err != nil && ctx.Err() == nil {
-		if errors.Is(err, nft.ErrGenerationMoved) {
-			// Missing tables are noticed meanwhile.
-			logger.Info("Cannot compare the tables, because they change meanwhile; trying again", "in", c.retry)
-			c.rest(c.retry)
-		} else {
-			logger.Error(err, "Cannot check or repair the tables; trying again", "in", c.retry)
-			sleep(ctx, c.retry)
+	if repaired {
+		if wait := c.conflict.repaired(time.Now()); wait > 0 {
+			c.rest(wait)
+			logger.Error(nil, "Another program keeps changing the proxy's tables; comparing less often. Does a second proxy run on this node?",
+				"lastCommit", c.repairer.lastCommit(), "next", wait)
 		}
-		c.retry = min(2*c.retry, maxRetryDelay)
-	} else if compare {
-		c.retry = CheckInterval
+	}
+	switch {
+	case err == nil || ctx.Err() != nil:
+		if compare {
+			c.retry.Reset()
+		}
+	case errors.Is(err, nft.ErrGenerationMoved):
+		wait := c.retry.NextBackOff()
+		logger.Info("Cannot compare the tables, because they change meanwhile; trying again", "in", wait)
+		c.rest(wait) // and notice missing tables all the same
+	default:
+		wait := c.retry.NextBackOff()
+		logger.Error(err, "Cannot check or repair the tables; trying again", "in", wait)
+		sleep(ctx, wait)
 	}
 }
 
@@ -143,4 +173,80 @@ func (c *checks) rest(wait time.Duration) {
 	if until := time.Now().Add(wait); until.After(c.nextComparison) {
 		c.nextComparison = until
 	}
+}
+
+const (
+	// conflictGap is the longest time between two repairs in a row.
+	conflictGap = 10 * time.Second
+	// conflictRepairs is how many repairs in a row can be chance. More are a conflict.
+	conflictRepairs = 5
+)
+
+// repairConflict follows repairs that another program undoes again and again, such as a second proxy with another
+// configuration. Without it, each of the two would repair the tables for ever, as fast as it can.
+type repairConflict struct {
+	repairs int
+	last    time.Time
+	// wait is the last wait, and waits gives the next ones.
+	wait  time.Duration
+	waits *backoff.ExponentialBackOff
+}
+
+func newRepairConflict() repairConflict { return repairConflict{waits: newBackOff(CheckInterval)} }
+
+// repaired notes a repair, and returns how long not to compare the tables. Missing tables are added nevertheless.
+func (c *repairConflict) repaired(now time.Time) (wait time.Duration) {
+	if now.Sub(c.last) > conflictGap+c.wait {
+		*c = newRepairConflict()
+	}
+	c.repairs, c.last = c.repairs+1, now
+	if c.repairs > conflictRepairs {
+		c.wait = c.waits.NextBackOff()
+	}
+	return c.wait
+}
+
+// wakeup wakes one goroutine that receives from it. It has room for one value, so all signals that come while the
+// goroutine works become one.
+type wakeup chan struct{}
+
+func newWakeup() wakeup { return make(wakeup, 1) }
+
+// signal wakes the goroutine. It does not wait.
+func (w wakeup) signal() {
+	select {
+	case w <- struct{}{}:
+	default:
+	}
+}
+
+// sleep returns after d, or when ctx ends.
+func sleep(ctx context.Context, d time.Duration) {
+	select {
+	case <-ctx.Done():
+	case <-time.After(d):
+	}
+}
+
+// measuredLock locks mu, and measures how long it waits for it. One goroutine at a time may use it.
+type measuredLock struct {
+	mu     *sync.Mutex
+	waited time.Duration
+}
+
+// Lock implements sync.Locker.
+func (l *measuredLock) Lock() {
+	begin := time.Now()
+	l.mu.Lock()
+	l.waited += time.Since(begin)
+}
+
+// Unlock implements sync.Locker.
+func (l *measuredLock) Unlock() { l.mu.Unlock() }
+
+// work returns how long do takes, without its waits for the lock.
+func (l *measuredLock) work(do func()) time.Duration {
+	begin, before := time.Now(), l.waited
+	do()
+	return time.Since(begin) - (l.waited - before)
 }

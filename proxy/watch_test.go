@@ -124,7 +124,7 @@ func besideASync(t *testing.T, b *Backend, changes *model.Changes, f func()) {
 func testWatchRestsForItsComparisons(t *testing.T) {
 	repairs := 0
 	b, others := watched(t, 10, Hooks{OnRepair: func() { repairs++ }})
-	c := checks{backend: b, conn: others, retry: CheckInterval}
+	c := *newChecks(b.repairs, others)
 	commit(t, others, foreignElement(b, 1))
 	besideASync(t, b, manyPorts(11, 1), func() { c.next(t.Context()) })
 	if repairs != 1 {
@@ -135,12 +135,12 @@ func testWatchRestsForItsComparisons(t *testing.T) {
 	}
 	// A Sync that begins after the comparison did.
 	commit(t, others, foreignElement(b, 2))
-	comparison, _, err := b.beginCheck(t.Context(), true)
+	comparison, _, err := b.repairs.begin(t.Context(), true)
 	if err != nil {
 		t.Fatal(err)
 	}
 	besideASync(t, b, manyPorts(12, 1), func() {
-		compared := comparison.lock.work(func() { _, err = comparison.attempt(t.Context(), others) })
+		compared := comparison.lock.work(func() { _, err = comparison.run(t.Context(), others) })
 		if err != nil || compared > syncTime/2 {
 			t.Errorf("beside a Sync of %v, a comparison took %v, %v", syncTime, compared, err)
 		}
@@ -149,7 +149,7 @@ func testWatchRestsForItsComparisons(t *testing.T) {
 
 func testWatchRestsForAMinuteAtMost(t *testing.T) {
 	b, others := watched(t, 10, Hooks{})
-	c := checks{backend: b, conn: others, retry: CheckInterval}
+	c := *newChecks(b.repairs, others)
 	for compared, want := range map[time.Duration]time.Duration{0: 0, time.Second: 20 * time.Second, time.Hour: time.Minute} {
 		if got := restAfter(compared); got != want {
 			t.Errorf("after a comparison of %v it rests for %v, want %v", compared, got, want)
@@ -164,7 +164,7 @@ func testWatchRestsForAMinuteAtMost(t *testing.T) {
 
 func testWatchHearsOfCommits(t *testing.T) {
 	b, others := watched(t, 10, Hooks{})
-	b.checkInterval = time.Hour
+	b.repairs.interval = time.Hour
 	watch(t, b)
 	// That there is a table is not enough: before Linux 6.3 there is an empty one while the repair is being committed,
 	// because the transaction begins with one that it adds and deletes.
@@ -174,7 +174,7 @@ func testWatchHearsOfCommits(t *testing.T) {
 		eventually(t, "the backend listens", func() bool {
 			b.mu.Lock()
 			defer b.mu.Unlock()
-			return b.listener != nil
+			return b.repairs.monitor != nil
 		})
 		commit(t, others, nft.Remove(nft.FamilyIP, compiler.TableName))
 		await.Until(t, "the table is back", repaired)
@@ -243,7 +243,7 @@ func testCheckBesideSyncsAndCommits(t *testing.T) {
 func testCheckAfterStart(t *testing.T) {
 	b, others := watched(t, 10, Hooks{})
 	compared := func() bool {
-		c, _, err := b.beginCheck(t.Context(), true)
+		c, _, err := b.repairs.begin(t.Context(), true)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -298,11 +298,11 @@ func testCheckBesideARewrittenChain(t *testing.T) {
 	theirs.DropPolicy = true
 	commit(t, others, nft.Transaction{Steps: []nft.Step{{Op: nft.AddChain, Table: table, Chain: &theirs}}})
 
-	c, _, err := b.beginCheck(t.Context(), true)
+	c, _, err := b.repairs.begin(t.Context(), true)
 	if err != nil {
 		t.Fatal(err)
 	}
-	tx, err := c.compare(t.Context(), others)
+	tx, err := c.run(t.Context(), others)
 	if err != nil || tx.Empty() {
 		t.Fatalf("the comparison finds %v, %v", tx, err)
 	}
@@ -314,10 +314,10 @@ func testCheckBesideARewrittenChain(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := b.endCheck(t.Context(), c, tx); err != nil {
+	if _, err := b.repairs.undo(t.Context(), c, tx); err != nil {
 		t.Fatal(err)
 	}
-	b.endComparison()
+	b.repairs.end()
 
 	if repaired, err := b.Check(t.Context()); err != nil || !repaired {
 		t.Errorf("the next check = %v, %v", repaired, err)
@@ -343,7 +343,7 @@ func testWatchBacksOff(t *testing.T) {
 	netns.NeedLinux(t, 6, 9) // table flag persist
 	mine := &nft.Table{Family: nft.FamilyIP, Name: compiler.TableName, Owner: true, Persist: true}
 	commit(t, others, nft.Replace(mine))
-	b.checkInterval = 10 * time.Millisecond
+	b.repairs.interval = 10 * time.Millisecond
 	watch(t, b)
 	const observed = 3 * time.Second
 	time.Sleep(observed)
@@ -392,4 +392,43 @@ func testWatchWhileNoComparisonSucceeds(t *testing.T) {
 	if took := time.Since(begin); took > 5*CheckInterval {
 		t.Errorf("a table that was deleted is back after %v, want about %v", took, CheckInterval)
 	}
+}
+
+func TestRepairConflict(t *testing.T) {
+	start := time.Now()
+	for _, tc := range []struct {
+		name string
+		// gap is the time between repairs.
+		gap     time.Duration
+		repairs int
+		want    time.Duration
+	}{
+		{"a few repairs may be chance", time.Second, conflictRepairs, 0},
+		{"one more makes the next comparison wait", time.Second, conflictRepairs + 1, CheckInterval},
+		{"each further one waits twice as long", time.Second, conflictRepairs + 3, 4 * CheckInterval},
+		{"repairs now and then do not belong together", conflictGap + time.Second, 100, 0},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			c := newRepairConflict()
+			now, wait := start, time.Duration(0)
+			for range tc.repairs {
+				now = now.Add(tc.gap)
+				wait = c.repaired(now)
+			}
+			if wait != tc.want {
+				t.Errorf("the wait is %v, want %v", wait, tc.want)
+			}
+		})
+	}
+	t.Run("it waits for as long as it goes on at the pace of the waits", func(t *testing.T) {
+		c := newRepairConflict()
+		now, wait := start, time.Duration(0)
+		for range conflictRepairs + 20 {
+			now = now.Add(wait + time.Second)
+			wait = c.repaired(now)
+		}
+		if wait != maxRetryDelay {
+			t.Errorf("the wait is %v, want %v", wait, maxRetryDelay)
+		}
+	})
 }

@@ -2,11 +2,12 @@ package proxy
 
 import "github.com/nftproxy/nftproxy/nft"
 
-// meanwhile records the objects and elements that were committed while a comparison with the kernel ran. Differences in
-// them are ignored: the comparison may have read them before the commit or after it. A nil *meanwhile records nothing.
-type meanwhile struct {
+// concurrentChanges records the objects and elements that the Backend committed while a comparison with the kernel ran.
+// Differences in them are ignored: the comparison may have read them before the commit or after it. A nil
+// *concurrentChanges records nothing.
+type concurrentChanges struct {
 	changed map[changeID]bool
-	// all says that a table was replaced, or that more than maxMeanwhile objects and elements were changed.
+	// all says that a table was replaced, or that more than maxConcurrent objects and elements were changed.
 	all bool
 }
 
@@ -26,48 +27,50 @@ func changedBy(s nft.Step) changeID {
 	return changeID{family: s.Table.Family, name: s.Set.Name}
 }
 
-// maxMeanwhile bounds how many objects and elements are noted.
-const maxMeanwhile = 100_000
+// maxConcurrent bounds how many objects and elements are noted.
+const maxConcurrent = 100_000
 
-func newMeanwhile() *meanwhile { return &meanwhile{changed: map[changeID]bool{}} }
+func newConcurrentChanges() *concurrentChanges {
+	return &concurrentChanges{changed: map[changeID]bool{}}
+}
 
-func (m *meanwhile) note(tx nft.Transaction) {
-	if m == nil {
+func (c *concurrentChanges) note(tx nft.Transaction) {
+	if c == nil {
 		return
 	}
 	for _, s := range tx.Steps {
-		if s.Chain == nil && s.Set == nil || len(m.changed)+s.Len() > maxMeanwhile {
-			m.all = true
+		if s.Chain == nil && s.Set == nil || len(c.changed)+s.Len() > maxConcurrent {
+			c.all = true
 			return
 		}
 		id := changedBy(s)
 		if s.Len() == 0 {
-			m.changed[id] = true
+			c.changed[id] = true
 		}
 		for e := range s.EachElement() {
 			id.key = e.Key
-			m.changed[id] = true
+			c.changed[id] = true
 		}
 	}
 }
 
 // without returns a transaction without the steps and elements on objects and elements that were noted. left says that
 // it left some out. A commit may have undone these differences, or not: one that rewrites a chain leaves its policy.
-func (m *meanwhile) without(tx nft.Transaction) (rest nft.Transaction, left bool) {
+func (c *concurrentChanges) without(tx nft.Transaction) (rest nft.Transaction, left bool) {
 	for _, s := range tx.Steps {
 		if s.Chain == nil && s.Set == nil {
 			rest.Steps = append(rest.Steps, s)
 			continue
 		}
 		id := changedBy(s)
-		if m.changed[id] {
+		if c.changed[id] {
 			left = true
 			continue
 		}
 		if s.Len() > 0 {
 			var elements []nft.Element
 			for e := range s.EachElement() {
-				if id.key = e.Key; !m.changed[id] {
+				if id.key = e.Key; !c.changed[id] {
 					elements = append(elements, e)
 				}
 			}

@@ -1,0 +1,259 @@
+package proxy
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/nftproxy/nftproxy/compiler"
+	"github.com/nftproxy/nftproxy/nft"
+	"k8s.io/klog/v2"
+)
+
+// repairer finds what others change in the kernel's tables, and undoes it.
+//
+// It owns the notices of other programs' commits, and the record of own commits during a comparison. A check holds
+// checking, and Backend.mu for each step, so that a Sync waits for microseconds while the kernel lists the tables.
+// Backend.Watch runs listen and run; Backend.Check makes one check; Backend.commit calls ownCommit.
+type repairer struct {
+	backend  *Backend
+	checking sync.Mutex
+	// interval is CheckInterval; tests change it.
+	interval time.Duration
+	// noticed starts a check, because somebody else may have committed.
+	noticed wakeup
+	// external is the last commit by somebody else that was heard of; nil for none.
+	external atomic.Pointer[nft.Event]
+
+	// Backend.mu guards the fields below.
+
+	// monitor receives notices of other programs' commits; nil while listen does not run.
+	monitor *nft.Monitor
+	// concurrent records the own commits while a comparison runs; nil while none does.
+	concurrent *concurrentChanges
+	// failures is how many comparisons failed in a row.
+	failures int
+}
+
+func newRepairer(b *Backend) *repairer {
+	return &repairer{backend: b, interval: CheckInterval, noticed: newWakeup()}
+}
+
+// Check compares the kernel's tables with the wanted ones, if anybody else has committed since the last time, and
+// commits the difference. It reports whether it repaired them. Other tables do not matter. Syncs can run while the
+// kernel lists the tables.
+func (b *Backend) Check(ctx context.Context) (repaired bool, err error) {
+	conn, err := b.conn.Another()
+	if err != nil {
+		return false, err
+	}
+	defer conn.Close()
+	_, repaired, err = b.repairs.check(ctx, conn, true)
+	return repaired, err
+}
+
+// check adds missing tables and, with compare, compares the tables over conn. compared is how long that took, without
+// waits for Syncs.
+func (r *repairer) check(ctx context.Context, conn *nft.Conn, compare bool) (compared time.Duration, repaired bool, err error) {
+	r.checking.Lock()
+	defer r.checking.Unlock()
+	c, repaired, err := r.begin(ctx, compare)
+	if c == nil || err != nil {
+		return 0, repaired, err
+	}
+	defer r.end()
+	var tx nft.Transaction
+	compared = c.lock.work(func() { tx, err = c.run(ctx, conn) })
+	switch {
+	case errors.Is(err, nft.ErrGenerationMoved):
+	case err != nil:
+		repaired, err = r.cannotCompare(ctx, err)
+	default:
+		repaired, err = r.undo(ctx, c, tx)
+	}
+	return compared, repaired, err
+}
+
+// begin does the quick part of a check: it adds missing tables. It returns nil if no comparison is needed.
+func (r *repairer) begin(ctx context.Context, compare bool) (c *comparison, repaired bool, err error) {
+	b := r.backend
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	switch b.state.kind {
+	case stateDiverged:
+		repaired, err = r.reconcile(ctx, b.state.reason)
+		return nil, repaired, err
+	case stateNew, stateUnknown:
+		return nil, false, nil // the next Sync reads the tables
+	}
+	generation, err := b.conn.Generation(ctx)
+	if err != nil || generation == b.generation {
+		return nil, false, err
+	}
+	missing, err := b.missingTables(ctx)
+	if err != nil {
+		return nil, false, err
+	}
+	if missing != "" {
+		r.foundChange(ctx, missing)
+		repaired, err = r.reconcile(ctx, missing)
+		return nil, repaired, err
+	}
+	if err := b.removeTemporary(ctx); err != nil || !compare {
+		return nil, false, err
+	}
+	r.concurrent = newConcurrentChanges()
+	return &comparison{b.compiler.Tables(), generation, b.commits, r.concurrent, measuredLock{mu: &b.mu}}, false, nil
+}
+
+// missingTables returns the steps that add missing tables, in words; "" for none.
+func (b *Backend) missingTables(ctx context.Context) (string, error) {
+	there, err := familiesWith(ctx, b.conn, compiler.TableNameFor(b.serviceProxyName))
+	if err != nil {
+		return "", err
+	}
+	var parts []string
+	for _, want := range b.compiler.Tables() {
+		if !slices.Contains(there, want.Family) {
+			parts = append(parts, fmt.Sprintf("add table %s %s", want.Family, want.Name))
+		}
+	}
+	return strings.Join(parts, "; "), nil
+}
+
+// end ends a comparison.
+func (r *repairer) end() {
+	r.backend.mu.Lock()
+	defer r.backend.mu.Unlock()
+	r.concurrent = nil
+}
+
+// comparison is one comparison of the kernel's tables with the wanted ones.
+type comparison struct {
+	wanted []*nft.Table
+	// generation is the kernel's number, and commits the number of own commits, when it began.
+	generation, commits uint32
+	concurrent          *concurrentChanges
+	// lock is Backend.mu.
+	lock measuredLock
+}
+
+// errOvertaken says that a Sync replaced the tables while they were compared.
+var errOvertaken = errors.New("a Sync replaced the tables")
+
+// run returns the transaction that turns the kernel's tables into the wanted ones. It compares until it succeeds, or the
+// tables have changed too often. A Sync waits for it at most as long as it takes to compare some hundred elements.
+func (c *comparison) run(ctx context.Context, conn *nft.Conn) (tx nft.Transaction, err error) {
+	guard := func(work func()) error {
+		c.lock.Lock()
+		defer c.lock.Unlock()
+		if c.concurrent.all {
+			return errOvertaken
+		}
+		work()
+		return nil
+	}
+	for range differenceAttempts {
+		if tx, _, err = compare(ctx, conn, c.wanted, guard); !errors.Is(err, nft.ErrGenerationMoved) {
+			break
+		}
+	}
+	if errors.Is(err, errOvertaken) {
+		return nft.Transaction{}, nil // the Sync has reconciled the tables
+	}
+	return tx, err
+}
+
+// comparisonFailures is how many comparisons in a row must fail until the tables are reconciled.
+const comparisonFailures = 3
+
+// cannotCompare counts comparisons that failed for another reason than changes of the ruleset. After too many it
+// reconciles the tables, which replaces them if they cannot be read.
+func (r *repairer) cannotCompare(ctx context.Context, err error) (repaired bool, _ error) {
+	r.backend.mu.Lock()
+	defer r.backend.mu.Unlock()
+	r.failures++
+	if ctx.Err() != nil || r.failures < comparisonFailures || r.backend.state.kind != stateApplied {
+		return false, err
+	}
+	r.failures = 0
+	difference := "replace what cannot be read: " + err.Error()
+	r.logChange(ctx, difference)
+	return r.reconcile(ctx, difference)
+}
+
+// undo commits the difference that a comparison has found, without what own commits changed at the same time.
+func (r *repairer) undo(ctx context.Context, c *comparison, tx nft.Transaction) (repaired bool, err error) {
+	b := r.backend
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.state.kind != stateApplied || c.concurrent.all {
+		return false, nil
+	}
+	r.failures = 0
+	tx, left := c.concurrent.without(tx)
+	if !left { // else the next check compares again
+		b.generation = c.generation + b.commits - c.commits
+	}
+	if tx.Empty() {
+		return false, nil
+	}
+	difference := describe(tx)
+	r.foundChange(ctx, difference)
+	if !tx.AddsTable() && b.commit(ctx, tx) == nil {
+		b.repaired()
+		return true, nil
+	}
+	return r.reconcile(ctx, difference)
+}
+
+// reconcile reconciles the tables, of which somebody else changed what difference says. If that fails, the state is
+// stateDiverged, and the next check tries again.
+func (r *repairer) reconcile(ctx context.Context, difference string) (repaired bool, err error) {
+	b := r.backend
+	if err := b.reconcile(ctx, klog.FromContext(ctx)); err != nil {
+		b.state = state{stateDiverged, difference}
+		call(b.hooks.OnDiverged, true)
+		return false, err
+	}
+	b.repaired()
+	return true, nil
+}
+
+func (r *repairer) foundChange(ctx context.Context, repair string) {
+	if r.backend.hooks.OnForeignChange != nil {
+		r.backend.hooks.OnForeignChange()
+	}
+	r.logChange(ctx, repair)
+}
+
+func (r *repairer) logChange(ctx context.Context, repair string) {
+	klog.FromContext(ctx).Info("Somebody else changed the proxy's tables; repairing them", "repair", repair, "lastCommit", r.lastCommit())
+}
+
+// lastCommit says who else was heard committing last; it may have been to other tables.
+func (r *repairer) lastCommit() string {
+	if heard := r.external.Load(); heard != nil {
+		return heard.String()
+	}
+	return "not heard"
+}
+
+// describe returns a transaction in one line, for logs.
+func describe(tx nft.Transaction) string {
+	const shown = 5
+	var parts []string
+	for _, step := range tx.Steps[:min(shown, len(tx.Steps))] {
+		line, _, _ := strings.Cut(step.String(), "\n")
+		parts = append(parts, strings.TrimSuffix(line, " {"))
+	}
+	if more := len(tx.Steps) - shown; more > 0 {
+		parts = append(parts, fmt.Sprintf("and %d more steps", more))
+	}
+	return strings.Join(parts, "; ")
+}
