@@ -5,6 +5,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/cenkalti/backoff/v5"
 	"github.com/go-logr/logr"
 )
 
@@ -72,7 +73,7 @@ type Loop struct {
 	// pending holds the changes that the Backend has not applied yet; nil for none.
 	pending  *Changes
 	triggers []time.Time
-	backoff  backoff
+	next     nextTry
 	// started is when the last Sync was called.
 	started time.Time
 }
@@ -120,10 +121,10 @@ func (l *Loop) collect() {
 	} else {
 		l.pending.Merge(changes)
 	}
-	if l.backoff.failing() && !l.pending.Full && len(l.pending.Ports) > maxPending {
+	if l.next.failing() && !l.pending.Full && len(l.pending.Ports) > maxPending {
 		l.feed.Resync()
 	}
-	l.backoff.hope()
+	l.next.hope()
 	if l.options.OnQueued != nil {
 		l.options.OnQueued()
 	}
@@ -131,7 +132,7 @@ func (l *Loop) collect() {
 
 // due returns when the pending changes may be synced.
 func (l *Loop) due() time.Time {
-	return slices.MaxFunc([]time.Time{l.backoff.until, l.started.Add(l.options.MinSyncPeriod)}, time.Time.Compare)
+	return slices.MaxFunc([]time.Time{l.next.until, l.started.Add(l.options.MinSyncPeriod)}, time.Time.Compare)
 }
 
 // sync calls the Backend with the pending changes. If it fails, they stay pending.
@@ -149,10 +150,10 @@ func (l *Loop) sync(ctx context.Context) {
 		Err:      err,
 	}
 	if err == nil {
-		l.backoff.reset()
+		l.next.reset()
 		l.pending, l.triggers = nil, nil
 	} else {
-		result.RetryIn = l.backoff.fail()
+		result.RetryIn = l.next.fail()
 		l.options.Logger.Error(err, "Sync failed, will retry", "changedPorts", len(l.pending.Ports), "full", l.pending.Full, "retryIn", result.RetryIn)
 	}
 	if l.options.OnSync != nil {
@@ -170,32 +171,36 @@ const (
 	hopeShare = 10
 )
 
-// backoff is the time of the next try. The zero value means at once.
-type backoff struct {
+// nextTry is the time of the next Sync after failures. The zero value means at once.
+type nextTry struct {
+	waits  backoff.ExponentialBackOff
 	wait   time.Duration
 	failed time.Time
 	until  time.Time
 }
 
 // fail notes a failure now and returns how long to wait.
-func (b *backoff) fail() time.Duration {
-	b.wait = min(max(2*b.wait, minBackoff), maxBackoff)
+func (b *nextTry) fail() time.Duration {
+	if !b.failing() {
+		b.waits = backoff.ExponentialBackOff{InitialInterval: minBackoff, Multiplier: 2, MaxInterval: maxBackoff}
+	}
+	b.wait = b.waits.NextBackOff()
 	b.failed = time.Now()
 	b.until = b.failed.Add(b.wait)
 	return b.wait
 }
 
 // failing reports whether the last try failed.
-func (b *backoff) failing() bool { return b.wait > 0 }
+func (b *nextTry) failing() bool { return b.wait > 0 }
 
 // hope brings the next try forward.
-func (b *backoff) hope() {
+func (b *nextTry) hope() {
 	if b.failing() {
 		b.until = b.failed.Add(max(b.wait/hopeShare, minBackoff))
 	}
 }
 
-// reset makes backoff the zero value, after a success.
-func (b *backoff) reset() {
-	*b = backoff{}
+// reset makes nextTry the zero value, after a success.
+func (b *nextTry) reset() {
+	*b = nextTry{}
 }

@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"time"
 
+	"github.com/cenkalti/backoff/v5"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -80,7 +81,7 @@ const minStream = 2 * time.Second
 // what changed at the server may change back.
 func (c *Client) Run(ctx context.Context) error {
 	defer c.setConnected(false)
-	retry := minRetry
+	waits := backoff.ExponentialBackOff{InitialInterval: minRetry, Multiplier: 2, MaxInterval: maxRetry}
 	for ctx.Err() == nil {
 		began := time.Now()
 		good, err := c.follow(ctx)
@@ -91,14 +92,15 @@ func (c *Client) Run(ctx context.Context) error {
 			good = false
 		}
 		if good {
-			retry = minRetry
+			waits.Reset()
 		}
 		// A server ends a stream for its age, so that clients spread over the servers. The next stream is part of that.
 		planned := good && errors.Is(err, io.EOF)
 		if !planned {
 			c.setConnected(false)
 		}
-		wait := retry - rand.N(retry/3)
+		wait := waits.NextBackOff()
+		wait -= rand.N(wait / 3)
 		logger := c.options.Logger.WithValues("target", c.target, "node", c.options.Node, "reason", reason(err), "retryIn", wait)
 		fault := unmendable(err)
 		switch {
@@ -111,7 +113,6 @@ func (c *Client) Run(ctx context.Context) error {
 		default:
 			logger.Error(fault, "Keeping the last state")
 		}
-		retry = min(2*retry, maxRetry)
 		select {
 		case <-ctx.Done():
 		case <-time.After(wait):

@@ -11,6 +11,7 @@ import (
 
 // clientModules is what a client of the node-local API depends on. docs/node-local.md says it too.
 var clientModules = []string{
+	"github.com/cenkalti/backoff/v5",
 	"github.com/go-logr/logr",
 	"golang.org/x/net",
 	"golang.org/x/sys",

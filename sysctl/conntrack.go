@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/cenkalti/backoff/v5"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/klog/v2"
 	kubeproxyv1alpha1 "k8s.io/kube-proxy/config/v1alpha1"
@@ -72,20 +73,23 @@ const (
 // looks more and more seldom, and logs an error once when sysctls have been missing for a minute.
 func (t Tree) AwaitConntrack(ctx context.Context, config *kubeproxyv1alpha1.KubeProxyConntrackConfiguration) {
 	logger := klog.FromContext(ctx)
-	for wait := minAwait; ; wait = min(2*wait, maxAwait) {
+	waits := backoff.ExponentialBackOff{InitialInterval: minAwait, Multiplier: 2, MaxInterval: maxAwait}
+	for wait := waits.NextBackOff(); ; {
 		select {
 		case <-ctx.Done():
 			return
 		case <-time.After(wait):
 		}
 		missing, err := t.SetConntrack(ctx, config)
+		last := wait
+		wait = waits.NextBackOff()
 		switch {
 		case err != nil:
 			logger.Error(err, "Cannot set sysctls that exist now; connections are tracked with the values that they have")
 			return
 		case len(missing) == 0:
 			return
-		case wait < maxAwait && 2*wait >= maxAwait:
+		case last < maxAwait && wait == maxAwait:
 			logger.Error(nil, "Sysctls still do not exist: load the kernel module nf_conntrack; looking again each minute", "sysctls", missing)
 		}
 	}

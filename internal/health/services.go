@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/cenkalti/backoff/v5"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
@@ -55,9 +56,10 @@ type Services struct {
 	addresses map[model.Family][]netip.Addr
 	unlisted  bool
 	// timer starts the next look at the machine's addresses; nil while there are no servers. delay is the time up to it
-	// after a failure, else 0.
-	timer clock.Timer
-	delay time.Duration
+	// after a failure, else 0; delays gives the next ones.
+	timer  clock.Timer
+	delay  time.Duration
+	delays backoff.ExponentialBackOff
 }
 
 // serviceID names a Service in one IP family.
@@ -81,7 +83,10 @@ func NewServices(options ServicesOptions) *Services {
 	if options.Clock == nil {
 		options.Clock = clock.RealClock{}
 	}
-	return &Services{options: options, servers: map[serviceID]*server{}}
+	return &Services{
+		options: options, servers: map[serviceID]*server{},
+		delays: backoff.ExponentialBackOff{InitialInterval: minRetryDelay, Multiplier: 2, MaxInterval: lookInterval},
+	}
 }
 
 // Apply starts, updates and ends servers after changes. Call it after the changes have been synced:
@@ -207,10 +212,11 @@ func (s *Services) lookLater(failing bool) {
 	s.stopTimer()
 	wait := lookInterval
 	if failing {
-		s.delay = min(max(2*s.delay, minRetryDelay), lookInterval)
+		s.delay = s.delays.NextBackOff()
 		wait = s.delay
 	} else {
 		s.delay = 0
+		s.delays.Reset()
 	}
 	if len(s.servers) > 0 {
 		s.timer = s.options.Clock.AfterFunc(wait, s.look)

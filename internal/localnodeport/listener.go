@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/cenkalti/backoff/v5"
 	"k8s.io/klog/v2"
 
 	"github.com/nftproxy/nftproxy/model"
@@ -112,7 +113,8 @@ func (l *listener) open(ctx context.Context) error {
 
 // retry tries to listen until that works, and then accepts connections.
 func (l *listener) retry(ctx context.Context) {
-	for wait := minListenWait; sleep(ctx, wait); wait = min(2*wait, maxListenWait) {
+	waits := backoff.ExponentialBackOff{InitialInterval: minListenWait, Multiplier: 2, MaxInterval: maxListenWait}
+	for sleep(ctx, waits.NextBackOff()) {
 		if l.open(ctx) == nil {
 			klog.FromContext(ctx).Info("Listening for a node port on loopback after all", l.about()...)
 			l.accept(ctx)
@@ -125,12 +127,14 @@ func (l *listener) retry(ctx context.Context) {
 // there are some again, and so it does while there are as many connections as the limits. The kernel keeps the clients
 // waiting meanwhile.
 func (l *listener) accept(ctx context.Context) {
-	wait := minAcceptWait
+	failing := false
+	waits := backoff.ExponentialBackOff{InitialInterval: minAcceptWait, Multiplier: 2, MaxInterval: maxAcceptWait}
 	for {
 		client, err := l.socket.AcceptTCP()
 		switch {
 		case err == nil:
-			wait = minAcceptWait
+			failing = false
+			waits.Reset()
 			if !l.takeSlot(ctx) {
 				reset(client)
 				return
@@ -142,13 +146,13 @@ func (l *listener) accept(ctx context.Context) {
 			continue
 		case errors.Is(err, net.ErrClosed):
 			return
-		case wait == minAcceptWait:
+		case !failing:
+			failing = true
 			klog.FromContext(ctx).Error(err, "Cannot accept connections to a node port on loopback; trying again", l.about()...)
 		}
-		if !sleep(ctx, wait) {
+		if !sleep(ctx, waits.NextBackOff()) {
 			return
 		}
-		wait = min(2*wait, maxAcceptWait)
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/cenkalti/backoff/v5"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/klog/v2"
@@ -54,8 +55,9 @@ type Source struct {
 
 // reminder is when an error that stays is logged again.
 type reminder struct {
-	at   time.Time
-	wait time.Duration
+	at time.Time
+	// waits gives the next ones; nil before the first.
+	waits *backoff.ExponentialBackOff
 }
 
 // maxReminder is the longest time between two lines about an error that stays. The first is Source.Rescan; each is twice
@@ -199,8 +201,10 @@ func (s *Source) logErrors(ctx context.Context, errs []error) {
 		next := s.told[text]
 		if !now.Before(next.at) {
 			logger.Error(err, s.consequence(), "dir", s.Dir)
-			next.wait = min(max(2*next.wait, s.Rescan), maxReminder)
-			next.at = now.Add(next.wait)
+			if next.waits == nil {
+				next.waits = &backoff.ExponentialBackOff{InitialInterval: s.Rescan, Multiplier: 2, MaxInterval: maxReminder}
+			}
+			next.at = now.Add(next.waits.NextBackOff())
 		}
 		told[text] = next
 	}

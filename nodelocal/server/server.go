@@ -6,6 +6,7 @@ import (
 	"net"
 	"time"
 
+	"github.com/cenkalti/backoff/v5"
 	"golang.org/x/net/netutil"
 	"golang.org/x/time/rate"
 	"google.golang.org/grpc"
@@ -127,14 +128,16 @@ const (
 
 // logWaiting logs what the tracker waits for, until it has everything.
 func (s *Server) logWaiting(ctx context.Context) {
-	for wait := minLogWaiting; ; wait = min(2*wait, maxLogWaiting) {
+	waits := backoff.ExponentialBackOff{InitialInterval: minLogWaiting, Multiplier: 2, MaxInterval: maxLogWaiting}
+	for wait := waits.NextBackOff(); ; {
 		select {
 		case <-s.tracker.Ready():
 			return
 		case <-ctx.Done():
 			return
 		case <-time.After(wait):
-			s.options.Logger.Info("Not serving the node-local API yet, clients are told to try again", "waitingFor", s.tracker.WaitingFor(), "nextLogIn", min(2*wait, maxLogWaiting))
+			wait = waits.NextBackOff()
+			s.options.Logger.Info("Not serving the node-local API yet, clients are told to try again", "waitingFor", s.tracker.WaitingFor(), "nextLogIn", wait)
 		}
 	}
 }
