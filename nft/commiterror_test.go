@@ -2,9 +2,15 @@ package nft
 
 import (
 	"errors"
+	"fmt"
 	"net/netip"
+	"os"
+	"os/exec"
+	"regexp"
 	"runtime"
+	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -179,4 +185,134 @@ func testWhatThisPackageDoesNotWriteIsNotMisread(t *testing.T) {
 			}
 		})
 	}
+}
+
+// inUserNamespace runs the test once more, as a process in user and network namespaces of its own: it has all
+// capabilities there, and none in the initial ones. It reports whether that process is this one.
+func inUserNamespace(t *testing.T) bool {
+	t.Helper()
+	netns.Need(t)
+	const mark = "NFT_TEST_IN_USER_NAMESPACE"
+	if os.Getenv(mark) != "" {
+		return true
+	}
+	cmd := exec.Command(os.Args[0], "-test.run=^"+t.Name()+"$", "-test.v")
+	cmd.Env = append(os.Environ(), mark+"=1", wmemMaxIs+"="+strconv.Itoa(wmemMax(t)))
+	ids := []syscall.SysProcIDMap{{HostID: 0, ContainerID: 0, Size: 1}}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWUSER | syscall.CLONE_NEWNET, UidMappings: ids, GidMappings: ids}
+	out, err := cmd.CombinedOutput()
+	t.Logf("in user and network namespaces of its own:\n%s", out)
+	if err != nil {
+		t.Error(err)
+	}
+	if !strings.Contains(string(out), "--- PASS: "+t.Name()) {
+		t.Error("the test did not run there")
+	}
+	return false
+}
+
+func testBatchTooLargeForTheSocketSaysWhatItNeeds(t *testing.T) {
+	if !inUserNamespace(t) {
+		return
+	}
+	limit, err := strconv.Atoi(os.Getenv(wmemMaxIs))
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := dial(t)
+	// The largest batch that fits passes, one twice as large does not, and is as large as the error says.
+	small, large := manyAddresses(limit/32), manyAddresses(limit/8)
+	commitAll(t, c, Replace(small))
+	stats, err := c.Commit(t.Context(), Replace(large))
+	var refused *CommitError
+	if !errors.Is(err, ErrTooLarge) || !errors.Is(err, unix.EMSGSIZE) || errors.As(err, &refused) {
+		t.Fatalf("Commit of %d bytes with wmem_max %d = %v, want ErrTooLarge", stats.Bytes, limit, err)
+	}
+	needed := regexp.MustCompile(`net\.core\.wmem_max to at least (\d+)`).FindStringSubmatch(err.Error())
+	if needed == nil {
+		t.Fatalf("no hint in %q", err)
+	}
+	if n, _ := strconv.Atoi(needed[1]); n < stats.Bytes/2 || n > stats.Bytes {
+		t.Errorf("for %d bytes the error asks for %d", stats.Bytes, n)
+	}
+	got, err := c.ReadTable(t.Context(), FamilyIP, small.Name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if tx := Diff(got, small); !tx.Empty() {
+		t.Error("the batch that was too large changed something")
+	}
+}
+
+// wmemMaxIs is the environment variable with net.core.wmem_max, which older kernels show in the initial network
+// namespace only.
+const wmemMaxIs = "NFT_TEST_WMEM_MAX"
+
+func wmemMax(t *testing.T) int {
+	t.Helper()
+	b, err := os.ReadFile("/proc/sys/net/core/wmem_max")
+	if err != nil {
+		t.Fatal(err)
+	}
+	n, err := strconv.Atoi(strings.TrimSpace(string(b)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+func TestTransactionSize(t *testing.T) {
+	elements := make([]Element, 3)
+	tx := Transaction{Steps: []Step{
+		{Op: AddTable}, {Op: AddSet}, {Op: AddChain}, {Op: AddRules},
+		{Op: AddElements, Elements: elements}, {Op: DeleteElements, Elements: elements[:2]},
+		{Op: FlushChain}, {Op: DeleteChain},
+	}}
+	if elements, chains := tx.size(); elements != 5 || chains != 3 {
+		t.Errorf("size() = %d elements, %d chains; want 5, 3", elements, chains)
+	}
+}
+
+// Steps with many elements are encoded by goroutines.
+func TestTransactionEncode(t *testing.T) {
+	table := manyServices(2 * besideFrom)
+	tx := Replace(table)
+	t.Run("messages are in the order of the steps and have all elements", func(t *testing.T) {
+		messages, err := tx.encode()
+		if err != nil {
+			t.Fatal(err)
+		}
+		want, got := map[string]int{}, map[string]int{}
+		for _, s := range table.Sets {
+			want[s.Name] = s.Len()
+		}
+		at := 0
+		for _, m := range messages {
+			for at < len(tx.Steps) && (tx.Steps[at].Op != m.step.Op || tx.Steps[at].Set != m.step.Set) {
+				at++
+			}
+			if m.step.Op != AddElements {
+				continue
+			}
+			if err := eachElement(m.Data, func(*rawElement) error { got[m.step.Set.Name]++; return nil }); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if at == len(tx.Steps) {
+			t.Error("the messages are in another order than the steps")
+		}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("elements in the messages (-want +got):\n%s", diff)
+		}
+	})
+	t.Run("an element that its set cannot hold is refused, and nothing reads the sets afterwards", func(t *testing.T) {
+		table.Sets[1].Put(Element{Key: "short"})
+		_, err := tx.encode()
+		if !errors.Is(err, ErrInvalid) {
+			t.Errorf("error %v, want %v", err, ErrInvalid)
+		}
+		for i := range besideFrom {
+			table.Sets[0].Put(Element{Key: Data(fmt.Sprintf("%012d", i)), Verdict: Drop}) // the race detector looks
+		}
+	})
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"hash/maphash"
 
 	"github.com/nftproxy/nftproxy/internal/netlinkattr"
 	"golang.org/x/sys/unix"
@@ -143,7 +144,7 @@ func (c *comparison) compareListing(e *elementComparison, have *Set) error {
 	}
 	if len(missing) > maxAsked {
 		// Either somebody emptied the set, or the listing was cut short. The kernel's count tells which.
-		if err := have.complete(e.seen.n); err != nil {
+		if err := have.complete(len(e.seen.hashes)); err != nil {
 			return err
 		}
 	} else if err := c.askFor(e, missing); err != nil {
@@ -152,7 +153,7 @@ func (c *comparison) compareListing(e *elementComparison, have *Set) error {
 	if err := c.guard(func() { e.addMissing(missing) }); err != nil {
 		return err
 	}
-	if e.seen.n >= have.read().count || have.complete(e.seen.n) == nil {
+	if len(e.seen.hashes) >= have.read().count || have.complete(len(e.seen.hashes)) == nil {
 		return nil
 	}
 	return c.countAgain(e)
@@ -272,4 +273,28 @@ func (e *elementComparison) addMissing(missing []Element) {
 			e.added = append(e.added, want)
 		}
 	}
+}
+
+// seenKeys is the set of keys that a listing had. A key takes some 10 to 20 bytes, whatever its length, because only a
+// hash of 64 bits is kept. Once in 500 million checks of 250,000 elements, two keys have the same hash. That check does
+// not look at the second element.
+type seenKeys struct {
+	seed   maphash.Seed
+	hashes map[uint64]struct{}
+}
+
+func newSeenKeys(n int) *seenKeys {
+	return &seenKeys{maphash.MakeSeed(), make(map[uint64]struct{}, n)}
+}
+
+// add reports whether the key is new.
+func (s *seenKeys) add(key []byte) bool {
+	before := len(s.hashes)
+	s.hashes[maphash.Bytes(s.seed, key)] = struct{}{}
+	return len(s.hashes) > before
+}
+
+func (s *seenKeys) has(key Data) bool {
+	_, found := s.hashes[maphash.String(s.seed, string(key))]
+	return found
 }

@@ -96,7 +96,9 @@ func testFakeAnswersAsTheKernelDoes(t *testing.T) {
 	port := func(from, to byte) Element {
 		return Element{Key: PortData(80) + ip(from), KeyEnd: PortData(80) + ip(to)}
 	}
-	add := func(s *Set, elements ...Element) Step { return Step{Op: AddElements, Table: table, Set: s, Elements: elements} }
+	add := func(s *Set, elements ...Element) Step {
+		return Step{Op: AddElements, Table: table, Set: s, Elements: elements}
+	}
 	remove := func(s *Set, elements ...Element) Step {
 		return Step{Op: DeleteElements, Table: table, Set: s, Elements: elements}
 	}

@@ -1,6 +1,10 @@
 package nft
 
 import (
+	"fmt"
+	"slices"
+
+	"github.com/mdlayher/netlink"
 	"github.com/nftproxy/nftproxy/internal/netlinkattr"
 	"golang.org/x/sys/unix"
 )
@@ -29,3 +33,183 @@ func start(family Family, table string, capacity int) netlinkattr.List {
 	}
 	return a
 }
+
+func (e *encoder) addTable(s Step, a netlinkattr.List) {
+	a.Uint32(unix.NFTA_TABLE_FLAGS, s.Table.flags())
+	if s.Table.Comment != "" {
+		a.Bytes(nftaTableUserdata, appendUdataString(nil, udataComment, s.Table.Comment))
+	}
+	e.message(s, unix.NFT_MSG_NEWTABLE, netlink.Create, a)
+}
+
+// destroyTable deletes a table that may not be there. Kernels before 6.3 cannot say that; there, adding the table
+// first makes the deletion succeed. On later ones that would fail if the table has flags that it is not added with.
+func (e *encoder) destroyTable(s Step, a netlinkattr.List) {
+	if e.canDestroy {
+		e.message(s, nftMsgDestroyTable, 0, a)
+		return
+	}
+	e.message(s, unix.NFT_MSG_NEWTABLE, netlink.Create, a)
+	e.message(s, unix.NFT_MSG_DELTABLE, 0, a)
+}
+
+// decodeTable decodes an NFT_MSG_NEWTABLE message; the table has no chains and sets yet.
+func decodeTable(data []byte) (*Table, error) {
+	t := &Table{Kernel: &KernelTable{}}
+	err := decodeAttributes(data, func(typ uint16, b []byte) error {
+		switch typ {
+		case attrTable:
+			t.Name = netlinkattr.Text(b)
+		case unix.NFTA_TABLE_FLAGS:
+			flags, err := netlinkattr.Uint32(b)
+			t.setFlags(flags)
+			return err
+		case nftaTableOwner:
+			port, err := netlinkattr.Uint32(b)
+			t.Kernel.OwnerPort = port
+			return err
+		case nftaTableUserdata:
+			t.Comment = string(commentIn(b))
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("table: %w", err)
+	}
+	if t.Family, err = familyOf(uint32(data[0])); err != nil {
+		return nil, fmt.Errorf("table %s: %w", t.Name, err)
+	}
+	return t, nil
+}
+
+func (e *encoder) addChain(s Step, a netlinkattr.List) error {
+	c := s.Chain
+	if c.Hook != "" && !slices.Contains(hookNumbers, c.Hook) {
+		return fmt.Errorf("nft: chain %s %s %s: unknown hook %q", s.Table.Family, s.Table.Name, c.Name, c.Hook)
+	}
+	a.Text(unix.NFTA_CHAIN_NAME, c.Name)
+	if c.Hook != "" {
+		nest := a.Begin(unix.NFTA_CHAIN_HOOK)
+		a.Uint32(unix.NFTA_HOOK_HOOKNUM, uint32(slices.Index(hookNumbers, c.Hook)))
+		a.Uint32(unix.NFTA_HOOK_PRIORITY, uint32(c.Priority))
+		a.End(nest)
+		policy := uint32(nfAccept)
+		if c.DropPolicy {
+			policy = nfDrop
+		}
+		a.Uint32(unix.NFTA_CHAIN_POLICY, policy)
+		a.Text(unix.NFTA_CHAIN_TYPE, string(c.Type))
+	}
+	if c.Comment != "" {
+		a.Bytes(nftaChainUserdata, appendUdataString(nil, udataComment, c.Comment))
+	}
+	e.message(s, unix.NFT_MSG_NEWCHAIN, netlink.Create, a)
+	return nil
+}
+
+// decodeChain decodes an NFT_MSG_NEWCHAIN message and returns the table's name too.
+func decodeChain(data []byte) (table string, c *Chain, err error) {
+	c = &Chain{}
+	err = decodeAttributes(data, func(typ uint16, b []byte) error {
+		switch typ {
+		case attrTable:
+			table = netlinkattr.Text(b)
+		case unix.NFTA_CHAIN_NAME:
+			c.Name = netlinkattr.Text(b)
+		case unix.NFTA_CHAIN_TYPE:
+			c.Type = ChainType(netlinkattr.Text(b))
+		case unix.NFTA_CHAIN_HOOK:
+			return netlinkattr.Each(b, c.decodeHook)
+		case unix.NFTA_CHAIN_POLICY:
+			policy, err := netlinkattr.Uint32(b)
+			c.DropPolicy = policy == nfDrop
+			return err
+		case nftaChainFlags:
+			flags, err := netlinkattr.Uint32(b)
+			c.bound = flags&chainBinding != 0
+			return err
+		case nftaChainUserdata:
+			c.Comment = string(commentIn(b))
+		}
+		return nil
+	})
+	if err != nil {
+		return "", nil, fmt.Errorf("chain: %w", err)
+	}
+	return table, c, nil
+}
+
+func (c *Chain) decodeHook(typ uint16, b []byte) error {
+	v, err := netlinkattr.Uint32(b)
+	if err != nil {
+		return nil // a device name or list: not of the families here
+	}
+	switch typ {
+	case unix.NFTA_HOOK_HOOKNUM:
+		c.Hook = Hook(fmt.Sprintf("hook-%d", v)) // not of the families here
+		if v < uint32(len(hookNumbers)) {        // int(v) is negative on 32 bits
+			c.Hook = hookNumbers[v]
+		}
+	case unix.NFTA_HOOK_PRIORITY:
+		c.Priority = int32(v)
+	}
+	return nil
+}
+
+// Constants of linux/netfilter.h and linux/netfilter/nf_tables.h for which x/sys/unix has no names, with the kernel
+// that brought them where that is later than 5.4.
+
+// Messages (enum nf_tables_msg_types).
+const (
+	nftMsgNewFlowtable = 22
+	nftMsgGetFlowtable = 23
+	nftMsgDelFlowtable = 24
+	nftMsgDestroyTable = 26 // 6.3
+)
+
+// nfnlBatchGenID makes the kernel refuse a batch for another generation (enum nfnl_batch_attributes, 4.12).
+const nfnlBatchGenID = 1
+
+// Verdicts of a base chain's policy.
+const (
+	nfDrop   = 0
+	nfAccept = 1
+)
+
+// Attributes and flags of tables.
+const (
+	nftaTableUserdata = 6 // 5.10
+	nftaTableOwner    = 7 // 5.12
+
+	tableDormant = 1
+	tableOwner   = 2 // 5.12
+	tablePersist = 4 // 6.9
+)
+
+// Attributes and flags of chains.
+const (
+	nftaChainFlags    = 10 // 5.7
+	nftaChainUserdata = 12 // 5.10
+
+	chainBinding = 4 // 5.9: belongs to a rule
+)
+
+// Attributes and flags of sets.
+const (
+	nftaSetExpr        = 17 // 5.7
+	nftaSetExpressions = 18 // 5.11
+	nftaSetCount       = 20 // 6.15
+
+	nftaSetDescConcat = 2 // 5.6
+	nftaSetFieldLen   = 1 // 5.6
+
+	nftSetConcat = 0x80 // 5.6
+)
+
+// Attributes and flags of elements.
+const (
+	nftaSetElemKeyEnd      = 10 // 5.6
+	nftaSetElemExpressions = 11 // 5.11
+
+	elemCatchAll = 2 // 5.13
+)

@@ -1,9 +1,11 @@
 package nft
 
 import (
+	"flag"
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -356,4 +358,18 @@ func decodeElements(data []byte, s *Set) error {
 		return fmt.Errorf("elements of %s %s: %w", s.Kind(), s.Name, err)
 	}
 	return nil
+}
+
+// limitChecks bounds how many random cases a test with the real kernel tries.
+func limitChecks(t *testing.T, n int) {
+	t.Helper()
+	checks := flag.Lookup("rapid.checks")
+	old := checks.Value.String()
+	if have, err := strconv.Atoi(old); err == nil && have <= n {
+		return
+	}
+	if err := checks.Value.Set(strconv.Itoa(n)); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = checks.Value.Set(old) })
 }

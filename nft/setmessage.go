@@ -95,65 +95,85 @@ const intervalFlags = unix.NFT_SET_INTERVAL | nftSetConcat
 // dynamicFlags are the flags of a Dynamic set.
 const dynamicFlags = unix.NFT_SET_EVAL | unix.NFT_SET_TIMEOUT
 
-// decodeSet decodes an NFT_MSG_NEWSET message, without elements. Anonymous sets, sets
-// with flags that this package does not write, and sets without a readable
-// description are not misread: their key or data type is opaque.
+// decodeSet decodes an NFT_MSG_NEWSET message, without elements. Anonymous sets, sets with flags that this package does
+// not write, and sets without a readable description are not misread: their key or data type is opaque.
 func decodeSet(data []byte) (table string, s *Set, err error) {
-	s = &Set{kernel: &kernelSet{count: -1}}
-	var flags, keyLen, dataLen, dataType uint32
-	var userdata []byte
-	plain := true
-	err = decodeAttributes(data, func(typ uint16, b []byte) (err error) {
-		switch typ {
-		case attrTable:
-			table = netlinkattr.Text(b)
-		case unix.NFTA_SET_NAME:
-			s.Name = netlinkattr.Text(b)
-		case unix.NFTA_SET_FLAGS:
-			flags, err = netlinkattr.Uint32(b)
-		case unix.NFTA_SET_KEY_LEN:
-			keyLen, err = netlinkattr.Uint32(b)
-		case unix.NFTA_SET_DATA_TYPE:
-			dataType, err = netlinkattr.Uint32(b)
-		case unix.NFTA_SET_DATA_LEN:
-			dataLen, err = netlinkattr.Uint32(b)
-		case unix.NFTA_SET_DESC:
-			return netlinkattr.Each(b, s.decodeDescription)
-		case unix.NFTA_SET_USERDATA:
-			userdata = b
-		case nftaSetCount:
-			count, err := netlinkattr.Uint32(b)
-			s.kernel.count = int(count)
-			return err
-		case nftaSetExpr:
-			var c counter
-			err = netlinkattr.Each(b, c.take)
-			s.Counter = c.is
-			plain = plain && c.is
-		case unix.NFTA_SET_TIMEOUT, unix.NFTA_SET_GC_INTERVAL, nftaSetExpressions:
-			plain = false
-		}
-		return err
-	})
-	if err != nil {
+	r := rawSet{set: &Set{kernel: &kernelSet{count: -1}}}
+	if err := decodeAttributes(data, r.take); err != nil {
 		return "", nil, fmt.Errorf("set: %w", err)
 	}
-	s.decodeUserdata(userdata)
-	s.kernel.anonymous = flags&unix.NFT_SET_ANONYMOUS != 0
-	kind := flags &^ unix.NFT_SET_MAP
+	r.describe()
+	return r.table, r.set, nil
+}
+
+// rawSet is a set in a message. What cannot be decoded attribute by attribute stands beside it.
+type rawSet struct {
+	table string
+	set   *Set
+
+	flags, keyLen, dataLen, dataType uint32
+	// strange says that the set has something that this package does not write.
+	strange bool
+}
+
+func (r *rawSet) take(typ uint16, b []byte) (err error) {
+	switch typ {
+	case attrTable:
+		r.table = netlinkattr.Text(b)
+	case unix.NFTA_SET_NAME:
+		r.set.Name = netlinkattr.Text(b)
+	case unix.NFTA_SET_FLAGS:
+		r.flags, err = netlinkattr.Uint32(b)
+	case unix.NFTA_SET_KEY_LEN:
+		r.keyLen, err = netlinkattr.Uint32(b)
+	case unix.NFTA_SET_DATA_TYPE:
+		r.dataType, err = netlinkattr.Uint32(b)
+	case unix.NFTA_SET_DATA_LEN:
+		r.dataLen, err = netlinkattr.Uint32(b)
+	case unix.NFTA_SET_DESC:
+		return netlinkattr.Each(b, r.set.decodeDescription)
+	case unix.NFTA_SET_USERDATA:
+		r.set.decodeUserdata(b)
+	default:
+		return r.takeRest(typ, b)
+	}
+	return err
+}
+
+// takeRest takes what only later kernels tell, and what is strange.
+func (r *rawSet) takeRest(typ uint16, b []byte) error {
+	switch typ {
+	case nftaSetCount:
+		count, err := netlinkattr.Uint32(b)
+		r.set.kernel.count = int(count)
+		return err
+	case nftaSetExpr:
+		var c counter
+		err := netlinkattr.Each(b, c.take)
+		r.set.Counter, r.strange = c.is, r.strange || !c.is
+		return err
+	case unix.NFTA_SET_TIMEOUT, unix.NFTA_SET_GC_INTERVAL, nftaSetExpressions:
+		r.strange = true
+	}
+	return nil
+}
+
+// describe says what kind of set it is, and of which types its keys and data are.
+func (r *rawSet) describe() {
+	s, isMap := r.set, r.flags&unix.NFT_SET_MAP != 0
+	s.kernel.anonymous = r.flags&unix.NFT_SET_ANONYMOUS != 0
+	kind := r.flags &^ unix.NFT_SET_MAP
 	s.Interval, s.Dynamic = kind == intervalFlags, kind == dynamicFlags
-	plain = plain && (kind == 0 || s.Interval || s.Dynamic)
-	if s.Key == nil || s.Key.keyLen() != int(keyLen) || !plain {
-		s.Key = opaque(keyLen)
+	if r.strange || kind != 0 && !s.Interval && !s.Dynamic || s.Key == nil || s.Key.keyLen() != int(r.keyLen) {
+		s.Key = opaque(r.keyLen)
 	}
-	s.Verdicts = flags&unix.NFT_SET_MAP != 0 && dataType == verdictType
+	s.Verdicts = isMap && r.dataType == verdictType
 	switch {
-	case s.Verdicts || flags&unix.NFT_SET_MAP == 0:
+	case !isMap || s.Verdicts:
 		s.Data = nil
-	case s.Data == nil || s.Data.keyLen() != int(dataLen):
-		s.Data = opaque(dataLen)
+	case s.Data == nil || s.Data.keyLen() != int(r.dataLen):
+		s.Data = opaque(r.dataLen)
 	}
-	return table, s, nil
 }
 
 func (s *Set) decodeDescription(typ uint16, b []byte) (err error) {
