@@ -57,7 +57,6 @@ func compile(origin string, objects *manifests.Objects, c Compilation) (*Snapsho
 	if err != nil {
 		return nil, err
 	}
-	options.NodeName, options.ServiceProxyName = c.Node, c.ServiceProxyName
 	options.OnUnguarded = func(namespace, service string, families []model.Family) {
 		c.warn("Service %s/%s: everybody may dial its %s load balancer IPs: loadBalancerSourceRanges has no range of the family, or one of length 0",
 			namespace, service, strings.Trim(fmt.Sprint(families), "[]"))
@@ -93,20 +92,16 @@ func (c *Compilation) Settings() string {
 // objectsOf names the objects of an origin.
 var objectsOf = map[string]string{Manifests: "manifests", Cluster: "objects of the cluster"}
 
-// load returns what the configuration says, for the service-proxy-name.
-func (c *Compilation) load() (compiler.Config, tracker.Options, error) {
-	out, options, err := c.read()
-	out.ServiceProxyName = c.ServiceProxyName
-	return out, options, err
-}
-
-// read returns the settings.
-func (c *Compilation) read() (compiler.Config, tracker.Options, error) {
+// load returns the settings, for the Node and the service-proxy-name.
+func (c *Compilation) load() (out compiler.Config, options tracker.Options, err error) {
+	defer func() {
+		out.ServiceProxyName, options.ServiceProxyName, options.NodeName = c.ServiceProxyName, c.ServiceProxyName, c.Node
+	}()
 	switch {
 	case c.Config == "" && c.Proxy == nil:
 		return compiler.Default(), tracker.Options{}, nil
 	case c.Config == "":
-		out, err := config.Compiler(c.Proxy.Config)
+		out, err = config.Compiler(c.Proxy.Config)
 		return out, config.Tracker(c.Proxy.Config), err
 	}
 	file, err := config.Load(c.Config)
@@ -116,7 +111,7 @@ func (c *Compilation) read() (compiler.Config, tracker.Options, error) {
 	for _, warning := range file.Warnings {
 		c.warn("configuration %s: %s", c.Config, warning)
 	}
-	out, err := config.Compiler(file.Config)
+	out, err = config.Compiler(file.Config)
 	if err != nil {
 		return out, tracker.Options{}, fmt.Errorf("configuration %s: %w", c.Config, err)
 	}

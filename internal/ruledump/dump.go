@@ -33,28 +33,18 @@ type document[Table any] struct {
 	Tables []Table `json:"tables"`
 }
 
-// tableText is a table with nft's words as keys.
+// tableText is a table with nft's words as keys; schema.json describes the fields.
 type tableText struct {
-	// Family is "ip" or "ip6".
-	Family string `json:"family"`
-	// Name is the name of the table.
-	Name string `json:"name"`
-	// Comment is the table's comment.
-	Comment string `json:"comment,omitempty"`
-	// Flags are nft's words for the flags of the table.
-	Flags []string `json:"flags,omitempty"`
-	// OwnerPort is the netlink port of the table's owner.
-	OwnerPort uint32 `json:"ownerPort,omitempty"`
-	// Objects names the foreign objects in the table, such as "counter web".
-	Objects []string `json:"objects,omitempty"`
-	// Sets are the sets without data.
-	Sets []setText `json:"sets"`
-	// Maps are the maps and verdict maps.
-	Maps []setText `json:"maps"`
-	// Chains are in the order in which ruledump prints them.
-	Chains []chainText `json:"chains"`
-	// Netlink is the recording of the table, in base64.
-	Netlink nft.Recording `json:"netlink"`
+	Family    string        `json:"family"`
+	Name      string        `json:"name"`
+	Comment   string        `json:"comment,omitempty"`
+	Flags     []string      `json:"flags,omitempty"`
+	OwnerPort uint32        `json:"ownerPort,omitempty"`
+	Objects   []string      `json:"objects,omitempty"`
+	Sets      []setText     `json:"sets"`
+	Maps      []setText     `json:"maps"`
+	Chains    []chainText   `json:"chains"`
+	Netlink   nft.Recording `json:"netlink"`
 }
 
 // tableBytes is the part of a tableText that is read.
@@ -63,67 +53,40 @@ type tableBytes struct {
 	Netlink      nft.Recording
 }
 
-// setText is a set or a map.
 type setText struct {
-	// Name is the name of the set or map.
-	Name string `json:"name"`
-	// Key is nft's typeof of the keys.
-	Key string `json:"key"`
-	// Data is nft's typeof of a map's values; "verdict" in a verdict map.
-	Data string `json:"data,omitempty"`
-	// Comment is the set's comment.
-	Comment string `json:"comment,omitempty"`
-	// Interval says that the last field of a key may be a range.
-	Interval bool `json:"interval,omitempty"`
-	// Dynamic says that packets add elements.
-	Dynamic bool `json:"dynamic,omitempty"`
-	// Size is the largest number of elements; 0 for no limit.
-	Size uint32 `json:"size,omitempty"`
-	// Counter says that the elements count.
-	Counter bool `json:"counter,omitempty"`
-	// Elements are in the order of their keys. A Dynamic set has those of the time of the dump, if they were read.
+	Name     string        `json:"name"`
+	Key      string        `json:"key"`
+	Data     string        `json:"data,omitempty"`
+	Comment  string        `json:"comment,omitempty"`
+	Interval bool          `json:"interval,omitempty"`
+	Dynamic  bool          `json:"dynamic,omitempty"`
+	Size     uint32        `json:"size,omitempty"`
+	Counter  bool          `json:"counter,omitempty"`
 	Elements []elementText `json:"elements"`
 }
 
-// elementText is an element of a set or map.
 type elementText struct {
-	// Key and Value are as nft prints them.
-	Key   string `json:"key"`
-	Value string `json:"value,omitempty"`
-	// Comment is the element's comment: the Service port of a frontend.
-	Comment string `json:"comment,omitempty"`
-	// Timeout is how long the element of a dynamic set lives after packets last updated it, as in "3h0m0s".
-	Timeout string `json:"timeout,omitempty"`
-	// Expires is how much of Timeout was left.
-	Expires string `json:"expires,omitempty"`
-	// Packets and Bytes are the count of an element of a set with Counter; absent if it was not read.
+	Key     string  `json:"key"`
+	Value   string  `json:"value,omitempty"`
+	Comment string  `json:"comment,omitempty"`
+	Timeout string  `json:"timeout,omitempty"`
+	Expires string  `json:"expires,omitempty"`
 	Packets *uint64 `json:"packets,omitempty"`
 	Bytes   *uint64 `json:"bytes,omitempty"`
 }
 
-// chainText is a chain; a base chain if it has a hook.
 type chainText struct {
-	// Name is the name of the chain.
-	Name string `json:"name"`
-	// Comment is the chain's comment.
-	Comment string `json:"comment,omitempty"`
-	// Type is "filter" or "nat" in a base chain.
-	Type string `json:"type,omitempty"`
-	// Hook is nft's word for the hook of a base chain, such as "prerouting".
-	Hook string `json:"hook,omitempty"`
-	// Priority is that of a base chain.
-	Priority *int32 `json:"priority,omitempty"`
-	// Policy is "drop" in a base chain that drops packets on which no rule decides.
-	Policy string `json:"policy,omitempty"`
-	// Rules are in the order in which they run.
-	Rules []ruleJSON `json:"rules"`
+	Name     string     `json:"name"`
+	Comment  string     `json:"comment,omitempty"`
+	Type     string     `json:"type,omitempty"`
+	Hook     string     `json:"hook,omitempty"`
+	Priority *int32     `json:"priority,omitempty"`
+	Policy   string     `json:"policy,omitempty"`
+	Rules    []ruleText `json:"rules"`
 }
 
-// ruleJSON is a rule.
-type ruleJSON struct {
-	// Rule is the rule in nft's syntax, without the comment.
-	Rule string `json:"rule"`
-	// Comment is the rule's comment.
+type ruleText struct {
+	Rule    string `json:"rule"`
 	Comment string `json:"comment,omitempty"`
 }
 
@@ -214,7 +177,7 @@ func fromSet(s *nft.Set, counts map[nft.Data]nft.Count) setText {
 }
 
 func fromChain(c *nft.Chain) chainText {
-	out := chainText{Name: c.Name, Comment: c.Comment, Type: string(c.Type), Hook: string(c.Hook), Rules: []ruleJSON{}}
+	out := chainText{Name: c.Name, Comment: c.Comment, Type: string(c.Type), Hook: string(c.Hook), Rules: []ruleText{}}
 	if c.Hook != "" {
 		out.Priority = &c.Priority
 	}
@@ -222,7 +185,7 @@ func fromChain(c *nft.Chain) chainText {
 		out.Policy = "drop"
 	}
 	for _, r := range c.Rules {
-		out.Rules = append(out.Rules, ruleJSON{Rule: nft.Rule{Statements: r.Statements}.String(), Comment: r.Comment})
+		out.Rules = append(out.Rules, ruleText{Rule: nft.Rule{Statements: r.Statements}.String(), Comment: r.Comment})
 	}
 	return out
 }

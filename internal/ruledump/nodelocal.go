@@ -2,12 +2,14 @@ package ruledump
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
-	"sync"
+	"sync/atomic"
 	"time"
 
-	"github.com/go-logr/logr"
+	"github.com/go-logr/logr/funcr"
+
 	"github.com/nftproxy/nftproxy/compiler"
 	"github.com/nftproxy/nftproxy/model"
 	"github.com/nftproxy/nftproxy/nft"
@@ -29,8 +31,14 @@ func FromNodeLocal(ctx context.Context, target string, files nodelocal.TLSFiles,
 	if err != nil {
 		return nil, err
 	}
-	faults := &lastFault{}
-	options := nodelocal.Options{Node: c.Node, ServiceProxyName: c.ServiceProxyName, Logger: logr.New(faults), OnSkip: func(err error) { c.warn("a Service port is left out: %v", err) }}
+	var fault atomic.Value // the reason of the last line of the log that has one
+	log := funcr.NewJSON(func(line string) {
+		var said struct{ Reason string }
+		if err := json.Unmarshal([]byte(line), &said); err == nil && said.Reason != "" {
+			fault.Store(said.Reason)
+		}
+	}, funcr.Options{Verbosity: 9})
+	options := nodelocal.Options{Node: c.Node, ServiceProxyName: c.ServiceProxyName, Logger: log, OnSkip: func(err error) { c.warn("a Service port is left out: %v", err) }}
 	if files.Any() {
 		options.TLS = files.Client
 	}
@@ -41,8 +49,8 @@ func FromNodeLocal(ctx context.Context, target string, files nodelocal.TLSFiles,
 		return nil, err
 	}
 	if taken.node == nil {
-		if err := faults.err(); err != nil && errors.Is(context.Cause(ctx), errNoState) {
-			return nil, fmt.Errorf("node-local server %s: %w: %w", target, errNoState, err)
+		if reason := fault.Load(); reason != nil && errors.Is(context.Cause(ctx), errNoState) {
+			return nil, fmt.Errorf("node-local server %s: %w: %s", target, errNoState, reason)
 		}
 		return nil, fmt.Errorf("node-local server %s: %w", target, context.Cause(ctx))
 	}
@@ -78,49 +86,3 @@ func (f *firstState) Sync(_ context.Context, changes *model.Changes) error {
 	f.stop()
 	return nil
 }
-
-// lastFault is a log that keeps the reason of the last line that has one.
-type lastFault struct {
-	mu     sync.Mutex
-	reason string
-}
-
-func (l *lastFault) err() error {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.reason == "" {
-		return nil
-	}
-	return errors.New(l.reason)
-}
-
-func (l *lastFault) note(keysAndValues []any) {
-	for i := 0; i+1 < len(keysAndValues); i += 2 {
-		if keysAndValues[i] == "reason" {
-			l.mu.Lock()
-			l.reason = fmt.Sprint(keysAndValues[i+1])
-			l.mu.Unlock()
-		}
-	}
-}
-
-// Init implements logr.LogSink.
-func (l *lastFault) Init(logr.RuntimeInfo) {}
-
-// Enabled implements logr.LogSink.
-func (l *lastFault) Enabled(int) bool { return true }
-
-// Info implements logr.LogSink.
-func (l *lastFault) Info(_ int, _ string, keysAndValues ...any) { l.note(keysAndValues) }
-
-// Error implements logr.LogSink.
-func (l *lastFault) Error(_ error, _ string, keysAndValues ...any) { l.note(keysAndValues) }
-
-// WithValues implements logr.LogSink.
-func (l *lastFault) WithValues(keysAndValues ...any) logr.LogSink {
-	l.note(keysAndValues)
-	return l
-}
-
-// WithName implements logr.LogSink.
-func (l *lastFault) WithName(string) logr.LogSink { return l }

@@ -121,10 +121,7 @@ func checkSettings(cmd *cobra.Command, from *source) error {
 // Difference holds the differences between the wanted rules and a kernel's. Its lists are empty, but not nil, if there
 // are none.
 type Difference struct {
-	// APIVersion is ruledump.APIVersion.
-	APIVersion string `json:"apiVersion"`
-	// Kind is "Difference".
-	Kind string `json:"kind"`
+	document
 	// Settings names the settings of the wanted rules, such as "settings of the proxy at 127.0.0.1:10249".
 	Settings string `json:"settings,omitempty"`
 	// Equal says that there are no differences. Clients in maps of session affinity do not count.
@@ -145,36 +142,28 @@ const (
 	Changed = "changed"
 )
 
-// differentService is a frontend that differs.
+// differentService is a frontend that is Missing, Unwanted or Changed.
 type differentService struct {
-	// Is is Missing, Unwanted or Changed.
-	Is string `json:"is"`
-	// ServicePort is the Service port of the frontend, such as "shop/web:http".
+	Is          string `json:"is"`
 	ServicePort string `json:"servicePort"`
-	// Kind is "ClusterIP", "External" or "NodePort".
-	Kind string `json:"kind"`
-	// Family is "ip" or "ip6".
-	Family string `json:"family"`
+	Kind        string `json:"kind"`
+	Family      string `json:"family"`
 	// Address is the address that clients dial, such as "10.96.0.10:80"; for a node port, ":30080".
-	Address string `json:"address"`
-	// Protocol is "TCP", "UDP" or "SCTP".
+	Address  string `json:"address"`
 	Protocol string `json:"protocol"`
 	// Changes are the properties that differ, if the frontend is Changed.
 	Changes []changedProperty `json:"changes,omitempty"`
 }
 
-// changedProperty is a property of a frontend that differs.
+// changedProperty is a property of a frontend that differs, with the wanted value and the kernel's.
 type changedProperty struct {
-	// Property names it, such as "endpoints".
 	Property string `json:"property"`
-	// Wanted and Actual are the wanted value and the kernel's.
-	Wanted string `json:"wanted"`
-	Actual string `json:"actual"`
+	Wanted   string `json:"wanted"`
+	Actual   string `json:"actual"`
 }
 
-// differentRule is an element, rule, chain, set or table that differs.
+// differentRule is an element, rule, chain, set or table that is Missing or Unwanted.
 type differentRule struct {
-	// Is is Missing or Unwanted.
 	Is string `json:"is"`
 	// Where is the table, and the set or chain in it, such as "ip kube-proxy service-ips".
 	Where string `json:"where"`
@@ -196,7 +185,7 @@ func Diff(wanted, actual *ruledump.Snapshot) (*Difference, error) {
 	if err != nil {
 		return nil, err
 	}
-	d := &Difference{APIVersion: ruledump.APIVersion, Kind: "Difference", Services: []differentService{}, Rules: []differentRule{}}
+	d := &Difference{document: documentOf("Difference"), Services: []differentService{}, Rules: []differentRule{}}
 	d.compareFrontends(want, have)
 	for _, family := range nft.Families {
 		d.compareTables(tableOf(wanted, family), tableOf(actual, family))

@@ -180,14 +180,7 @@ func protocolNumber(name string, destination netip.AddrPort) (uint8, error) {
 
 // Explanation is the fate of the first packet of a connection, with the reasons.
 type Explanation struct {
-	// APIVersion is ruledump.APIVersion.
-	APIVersion string `json:"apiVersion"`
-	// Kind is "Explanation".
-	Kind string `json:"kind"`
-	// Node is the name of the node.
-	Node string `json:"node,omitempty"`
-	// NodeSource says where the name of a kernel's node comes from: "proxy" or "host-name".
-	NodeSource string `json:"nodeSource,omitempty"`
+	nodeDocument
 	// Packet is the packet in one line.
 	Packet string `json:"packet"`
 	// ServicePort is the Service port that the packet is for; empty if it is for none.
@@ -264,7 +257,7 @@ func Explain(s *ruledump.Snapshot, p evaluator.Packet) (*Explanation, error) {
 		return nil, err
 	}
 	p.Local = p.Local || p.Source.Addr().IsLoopback() || slices.Contains(s.Addresses, p.Source.Addr())
-	e := &Explanation{APIVersion: ruledump.APIVersion, Kind: "Explanation", Node: s.Node, NodeSource: s.NodeSource, Packet: p.String(), packet: p}
+	e := &Explanation{nodeDocument: aboutNode("Explanation", s), Packet: p.String(), packet: p}
 	for _, f := range candidates(frontends, p) {
 		if err := e.readAffinity(s, f); err != nil {
 			return nil, err

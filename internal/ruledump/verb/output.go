@@ -46,6 +46,26 @@ func (f *outputFormat) addTo(cmd *cobra.Command) {
 	_ = cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions(f.choices, cobra.ShellCompDirectiveNoFileComp))
 }
 
+// document is the beginning of all JSON that the commands write.
+type document struct {
+	APIVersion string `json:"apiVersion"`
+	Kind       string `json:"kind"`
+}
+
+func documentOf(kind string) document { return document{ruledump.APIVersion, kind} }
+
+// nodeDocument is the beginning of a document about one node. NodeSource says where the name of a kernel's node comes
+// from: "proxy" or "host-name".
+type nodeDocument struct {
+	document
+	Node       string `json:"node,omitempty"`
+	NodeSource string `json:"nodeSource,omitempty"`
+}
+
+func aboutNode(kind string, s *ruledump.Snapshot) nodeDocument {
+	return nodeDocument{documentOf(kind), s.Node, s.NodeSource}
+}
+
 // writeValue writes a document as JSON or YAML.
 func writeValue(w io.Writer, format string, document any) error {
 	if format == "yaml" {

@@ -121,14 +121,7 @@ func (f *sourceOfServices) complete(cmd *cobra.Command, args []string, _ string)
 
 // Services holds the frontends of one node.
 type Services struct {
-	// APIVersion is ruledump.APIVersion.
-	APIVersion string `json:"apiVersion"`
-	// Kind names the type of the document.
-	Kind string `json:"kind"`
-	// Node is the name of the node.
-	Node string `json:"node,omitempty"`
-	// NodeSource says where the name of a kernel's node comes from: "proxy" or "host-name".
-	NodeSource string `json:"nodeSource,omitempty"`
+	nodeDocument
 	// Frontends are sorted by Service port.
 	Frontends []Frontend `json:"frontends"`
 }
@@ -235,7 +228,7 @@ func ListServices(s *ruledump.Snapshot, filter Filter) (*Services, error) {
 	if err != nil {
 		return nil, err
 	}
-	list := &Services{APIVersion: ruledump.APIVersion, Kind: "Services", Node: s.Node, NodeSource: s.NodeSource, Frontends: []Frontend{}}
+	list := &Services{nodeDocument: aboutNode("Services", s), Frontends: []Frontend{}}
 	for _, f := range frontends {
 		if filter.Matches(f.ServicePort) {
 			shown := frontendOf(f, s.Places)

@@ -63,14 +63,7 @@ exporter. The number of series does not depend on how many Services there are.`,
 
 // Statistics counts the contents of the tables of one node.
 type Statistics struct {
-	// APIVersion is ruledump.APIVersion.
-	APIVersion string `json:"apiVersion"`
-	// Kind is "Statistics".
-	Kind string `json:"kind"`
-	// Node is the name of the node.
-	Node string `json:"node,omitempty"`
-	// NodeSource says where the name of a kernel's node comes from: "proxy" or "host-name".
-	NodeSource string `json:"nodeSource,omitempty"`
+	nodeDocument
 	// Taken is when the tables were read.
 	Taken time.Time `json:"taken,omitzero"`
 	// Generation is the kernel's count of commits, by anybody.
@@ -89,13 +82,10 @@ type Statistics struct {
 	Leftovers []leftoverStats `json:"leftovers,omitempty"`
 }
 
-// leftoverStats counts the leftovers of one kind.
+// leftoverStats counts the leftovers of one kind, such as "iptables-nft".
 type leftoverStats struct {
-	// Kind is the program and the mode that left them, such as "iptables-nft".
-	Kind string `json:"kind"`
-	// Count is the number of chains.
-	Count int `json:"count"`
-	// Example is the name of one of them.
+	Kind    string `json:"kind"`
+	Count   int    `json:"count"`
 	Example string `json:"example"`
 }
 
@@ -110,16 +100,11 @@ func (s *Statistics) AddLeftovers(ctx context.Context) error {
 
 // tableStats counts the contents of one table.
 type tableStats struct {
-	// Family is "ip" or "ip6".
-	Family string `json:"family"`
-	// Chains counts base chains and regular chains.
-	Chains int `json:"chains"`
-	// Rules counts the rules of all chains.
-	Rules int `json:"rules"`
-	// Sets counts sets and maps.
-	Sets int `json:"sets"`
-	// Elements counts the elements of all sets and maps.
-	Elements int `json:"elements"`
+	Family   string `json:"family"`
+	Chains   int    `json:"chains"`
+	Rules    int    `json:"rules"`
+	Sets     int    `json:"sets"`
+	Elements int    `json:"elements"`
 	// MemoryBytes estimates the kernel's memory for the table.
 	MemoryBytes int `json:"memoryBytes"`
 	// Owner is the netlink port of the process that owns the table, in general its process id; 0 for none.
@@ -128,21 +113,17 @@ type tableStats struct {
 	Foreign int `json:"foreign"`
 }
 
-// affinityStats counts the clients in one map of session affinity.
+// affinityStats counts the clients in one map of session affinity, which has room for Size.
 type affinityStats struct {
-	// Family is "ip" or "ip6".
-	Family string `json:"family"`
-	// Map is the name of the map.
-	Map string `json:"map"`
-	// Clients is the number of clients in the map.
-	Clients int `json:"clients"`
-	// Size is the largest number of clients.
-	Size int `json:"size"`
+	Family  string `json:"family"`
+	Map     string `json:"map"`
+	Clients int    `json:"clients"`
+	Size    int    `json:"size"`
 }
 
 // Stats counts the contents of a ruledump. Clients of session affinity count as far as they were read.
 func Stats(s *ruledump.Snapshot) (*Statistics, error) {
-	out := &Statistics{APIVersion: ruledump.APIVersion, Kind: "Statistics", Node: s.Node, NodeSource: s.NodeSource, Taken: s.Taken, Generation: s.Generation, Tables: []tableStats{}, Affinity: []affinityStats{}}
+	out := &Statistics{nodeDocument: aboutNode("Statistics", s), Taken: s.Taken, Generation: s.Generation, Tables: []tableStats{}, Affinity: []affinityStats{}}
 	frontends, err := s.Frontends()
 	if err != nil {
 		return nil, err

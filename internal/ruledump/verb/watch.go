@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/nftproxy/nftproxy/compiler"
-	"github.com/nftproxy/nftproxy/internal/ruledump"
 	"github.com/nftproxy/nftproxy/nft"
 	"github.com/spf13/cobra"
 )
@@ -59,10 +58,7 @@ What packets add to maps of session affinity is no commit and is not announced.`
 
 // Change is one commit that concerns the proxy's tables.
 type Change struct {
-	// APIVersion is ruledump.APIVersion.
-	APIVersion string `json:"apiVersion"`
-	// Kind is "Change".
-	Kind string `json:"kind"`
+	document
 	// Time is when the notice arrived.
 	Time time.Time `json:"time"`
 	// Generation is the kernel's count of commits.
@@ -102,7 +98,7 @@ func Watch(ctx context.Context, conn *nft.Conn, o WatchOptions, tell func(*Chang
 	}
 	defer m.Close()
 	for {
-		c := &Change{APIVersion: ruledump.APIVersion, Kind: "Change", Counts: map[string]int{}, Parts: []string{}}
+		c := &Change{document: documentOf("Change"), Counts: map[string]int{}, Parts: []string{}}
 		commit, err := c.collect(ctx, m, table, o.MaxParts)
 		switch {
 		case ctx.Err() != nil:
