@@ -203,38 +203,34 @@ func (r *affinityReconciler) change(ctx context.Context, m compiler.AffinityMap,
 func (r *affinityReconciler) commit(ctx context.Context, m compiler.AffinityMap, op nft.StepOp, elements []nft.Element) error {
 	var failures []error
 	for some := range slices.Chunk(elements, affinityBatch) {
-		if op == nft.DeleteElements {
-			failures = append(failures, r.deleteBatch(ctx, m, some))
-		} else {
-			failures = append(failures, r.commitBatch(ctx, m, op, some))
-		}
+		failures = append(failures, r.commitBatch(ctx, m, op, some))
 	}
 	return errors.Join(failures...)
 }
 
-// deleteBatch deletes elements. If the kernel refuses, because one is gone already, it deletes each half by itself.
-func (r *affinityReconciler) deleteBatch(ctx context.Context, m compiler.AffinityMap, elements []nft.Element) error {
-	err := r.commitBatch(ctx, m, nft.DeleteElements, slices.Clone(elements))
+// commitBatch commits a batch of additions or deletions. If the kernel refuses to delete, because an element is gone
+// already, it deletes each half by itself.
+func (r *affinityReconciler) commitBatch(ctx context.Context, m compiler.AffinityMap, op nft.StepOp, elements []nft.Element) error {
+	err := r.commitOnce(ctx, m, op, slices.Clone(elements))
 	switch {
-	case !errors.Is(err, unix.ENOENT):
+	case op != nft.DeleteElements || !errors.Is(err, unix.ENOENT):
 		return err
 	case len(elements) == 1:
 		return nil
 	}
 	half := len(elements) / 2
-	return errors.Join(r.deleteBatch(ctx, m, elements[:half]), r.deleteBatch(ctx, m, elements[half:]))
+	return errors.Join(r.commitBatch(ctx, m, op, elements[:half]), r.commitBatch(ctx, m, op, elements[half:]))
 }
 
-// commitBatch commits a batch of additions or deletions, without those that are no longer right because a Sync changed
-// the endpoints.
-func (r *affinityReconciler) commitBatch(ctx context.Context, m compiler.AffinityMap, op nft.StepOp, elements []nft.Element) error {
+// commitOnce commits the elements in one transaction, without those that are no longer right because a Sync changed the
+// endpoints.
+func (r *affinityReconciler) commitOnce(ctx context.Context, m compiler.AffinityMap, op nft.StepOp, elements []nft.Element) error {
 	r.lock.Lock()
 	defer r.lock.Unlock()
-	b := r.backend
-	now, wanted := b.compiler.Affinity().Current(m)
+	now, wanted := r.backend.compiler.Affinity().Current(m)
 	if !wanted {
 		return nil
 	}
 	elements = slices.DeleteFunc(elements, func(e nft.Element) bool { return now.Serves(e) != (op == nft.AddElements) })
-	return b.commit(ctx, changeClients(op, m, elements)) // which does nothing without any
+	return r.backend.commit(ctx, changeClients(op, m, elements)) // which does nothing without any
 }
