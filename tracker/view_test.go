@@ -59,6 +59,7 @@ func TestView(t *testing.T) {
 	t.Run("tells how much a take is", testViewBehind)
 	t.Run("one that nobody asks does not grow", testViewThatNobodyAsksKeepsNothingGrowing)
 	t.Run("views share lists", testViewsShareLists)
+	t.Run("views of different zones do not share lists", testViewsOfDifferentZones)
 }
 
 func testViewsAgreeWithATrackerOfTheirNode(t *testing.T) {
@@ -337,4 +338,25 @@ func TestViewTriggers(t *testing.T) {
 			expect(t, "a", v, at(tracker, 3))
 		})
 	})
+}
+
+// None of the nodes has an endpoint, so views share the Service's ports, but by zone.
+func testViewsOfDifferentZones(t *testing.T) {
+	tracker := New(Options{EveryNode: true})
+	tracker.SetService(makeService())
+	tracker.SetEndpointSlice(sliceOf(hintZones(pod("10.0.0.1", otherNode), "a"), hintZones(pod("10.0.0.2", otherNode), "b")))
+	tracker.SetNode(makeNode("in-a", "a"))
+	tracker.SetNode(makeNode("in-b", "b"))
+	tracker.Synced()
+	for node, want := range map[string]string{"in-a": "10.0.0.1:8080", "in-b": "10.0.0.2:8080"} {
+		changes, _, _, _ := tracker.View(node, 0).TakeRevision()
+		for _, port := range changes.Ports {
+			if got := texts(port.Cluster); len(got) != 1 || got[0] != want {
+				t.Errorf("node %s reaches %v, want %s", node, got, want)
+			}
+		}
+		if len(changes.Ports) != 1 {
+			t.Errorf("node %s has %d ports", node, len(changes.Ports))
+		}
+	}
 }
