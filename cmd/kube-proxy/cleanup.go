@@ -11,13 +11,12 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/nftproxy/nftproxy/internal/leftovers"
-	"github.com/nftproxy/nftproxy/internal/metrics"
 	"github.com/nftproxy/nftproxy/nft"
 	"github.com/nftproxy/nftproxy/proxy"
 )
 
 // cleanup removes the rules of every mode of kube-proxy as far as it can, whatever the configuration says, and
-// logs what it removed. What it had to leave is an error, and so is a running proxy that adds the tables again. With a
+// logs the removed tables and chains. Anything that it cannot remove is an error, and so is a running proxy that adds the tables again. With a
 // service-proxy-name, which kube-proxy does not have, it removes the tables of that proxy only.
 func cleanup(ctx context.Context, serviceProxyName string) error {
 	logger := klog.FromContext(ctx)
@@ -30,7 +29,7 @@ func cleanup(ctx context.Context, serviceProxyName string) error {
 	if err != nil {
 		return err
 	}
-	// It hears of commits from here on, so it cannot miss that of a proxy that adds the tables again.
+	// The monitor starts before the removal, so it cannot miss the commit of a proxy that adds the tables again.
 	commits, err := conn.Monitor(ctx, "")
 	if err != nil {
 		return err
@@ -42,39 +41,39 @@ func cleanup(ctx context.Context, serviceProxyName string) error {
 	for _, table := range tables {
 		logger.Info("Removed", "table", table)
 	}
-	nothing := len(tables) == 0
-	var left error
+	removed := len(tables)
 	if serviceProxyName == "" {
-		left = cleanupLeftovers(ctx, nothing)
-	} else if nothing {
+		var chains int
+		chains, err = cleanupLeftovers(ctx)
+		removed += chains
+	}
+	if removed == 0 && err == nil {
 		logger.Info("Nothing to remove")
 	}
-	if nothing {
-		return left
+	if len(tables) == 0 {
+		return err
 	}
-	return errors.Join(left, addedAgain(ctx, commits, func() ([]string, error) { return proxy.Present(ctx, conn, serviceProxyName) }))
+	return errors.Join(err, addedAgain(ctx, commits, func() ([]string, error) { return proxy.Present(ctx, conn, serviceProxyName) }))
 }
 
-// cleanupLeftovers removes what kube-proxy's other modes left. nothing says that there was nothing else to remove.
-func cleanupLeftovers(ctx context.Context, nothing bool) error {
+// cleanupLeftovers removes the leftovers of kube-proxy's other modes, and returns how many chains it removed. Leftovers
+// that it cannot remove are an error.
+func cleanupLeftovers(ctx context.Context) (removed int, err error) {
 	logger := klog.FromContext(ctx)
 	chains, err := leftovers.Remove(ctx)
 	if err != nil {
-		return err
+		return 0, err
 	}
 	if n := len(chains.Removed); n > 0 {
 		logger.Info("Removed the chains of the modes iptables and ipvs, and the rules that led to them", "chains", n, "example", chains.Removed[0])
 	}
-	if nothing && len(chains.Removed) == 0 {
-		logger.Info("Nothing to remove")
-	}
 	for _, chain := range chains.Kept {
 		logger.Info("Kept, because a chain of another program leads to it", "chain", chain)
 	}
-	return remaining(ctx)
+	return len(chains.Removed), remaining(ctx)
 }
 
-// returnTime is how long cleanup waits for removed tables to come back. A proxy adds them again within about a second.
+// returnTime limits the wait for removed tables to come back. A proxy adds them again within about a second.
 const returnTime = 3 * time.Second
 
 // addedAgain waits for a running proxy to add the tables again. The error names the process.
@@ -99,7 +98,7 @@ func addedAgain(ctx context.Context, commits *nft.Monitor, present func() ([]str
 	}
 }
 
-// remaining returns an error that says what cleanup cannot remove.
+// remaining returns an error that names the leftovers that cleanup cannot remove.
 func remaining(ctx context.Context) error {
 	found, err := leftovers.Find(ctx)
 	if err != nil {
@@ -113,10 +112,4 @@ func remaining(ctx context.Context) error {
 		return nil
 	}
 	return fmt.Errorf("cannot remove what other modes of kube-proxy left, %s; run Kubernetes' own kube-proxy --cleanup from its image, or restart the node", strings.Join(left, ", "))
-}
-
-func showLeftovers(count map[leftovers.Kind]int) {
-	for _, kind := range leftovers.Kinds {
-		metrics.SetLeftovers(string(kind), count[kind])
-	}
 }

@@ -13,8 +13,8 @@ import (
 	"github.com/nftproxy/nftproxy/internal/config/v1alpha2"
 )
 
-// complete makes one valid configuration out of flags that were parsed, or out of the file that
-// they name. As in kube-proxy, with a file most flags do not count.
+// complete makes one valid configuration of the parsed flags, or of the file that they name. As in
+// kube-proxy, most flags have no effect beside a file.
 func (o *options) complete(flags *pflag.FlagSet) error {
 	if err := o.validate(); err != nil {
 		return err
@@ -72,7 +72,7 @@ func (o *options) completeFromFlags(flags *pflag.FlagSet) error {
 	o.overrideHostname()
 	o.nodeLocal.apply(c)
 	v1alpha2.SetDefaults(c)
-	// After the defaults, for which nothing stands for a server that is off.
+	// After SetDefaults, which would replace the empty address of a server that is off.
 	c.HealthzBindAddress = serverAddress(flags, o.healthzAddress, "healthz-port", o.healthzPort)
 	c.MetricsBindAddress = serverAddress(flags, o.metricsAddress, "metrics-port", o.metricsPort)
 	o.warnings = append(o.warnings, config.Warnings(c, flagNames())...)
@@ -86,7 +86,7 @@ func (o *options) warn(format string, args ...any) {
 	o.warnings = append(o.warnings, fmt.Sprintf(format, args...))
 }
 
-// warnIgnored says of each flag on the command line that a condition holds for why it has no effect.
+// warnIgnored warns of the flags on the command line that meet a condition, and says why they have no effect.
 func (o *options) warnIgnored(flags *pflag.FlagSet, condition func(flagInfo) bool) {
 	for _, f := range changedFlags(flags, condition) {
 		o.warn("--%s: ignored, because %s", f.name, f.ignored)
@@ -99,7 +99,7 @@ func (o *options) overrideHostname() {
 	}
 }
 
-// serverAddress puts an address and the deprecated flag for its port together.
+// serverAddress combines an address with the deprecated flag for its port.
 func serverAddress(flags *pflag.FlagSet, address, portFlag string, port int32) string {
 	if port == 0 {
 		return ""
@@ -110,7 +110,7 @@ func serverAddress(flags *pflag.FlagSet, address, portFlag string, port int32) s
 	return v1alpha2.WithPort(address, int(port))
 }
 
-// changedFlags returns the flags on the command line that a condition holds for.
+// changedFlags returns the flags on the command line that meet a condition.
 func changedFlags(flags *pflag.FlagSet, condition func(flagInfo) bool) (changed []flagInfo) {
 	for _, f := range flagTable {
 		if flags.Changed(f.name) && condition(f) {
@@ -121,7 +121,7 @@ func changedFlags(flags *pflag.FlagSet, condition func(flagInfo) bool) (changed 
 }
 
 // overrideLogging applies the logging flags on the command line to a file's configuration.
-// --vmodule adds to what is there, and comes first.
+// --vmodule comes before the file's patterns.
 func overrideLogging(from *pflag.FlagSet, to *logsapi.LoggingConfiguration) error {
 	before := to.DeepCopy()
 	onFile := pflag.NewFlagSet("logging", pflag.ContinueOnError)

@@ -14,7 +14,7 @@ import (
 	"github.com/nftproxy/nftproxy/sysctl"
 )
 
-// initOnly does what needs more privileges than CAP_NET_ADMIN, which is all that run needs then.
+// initOnly does the work that needs more privileges than CAP_NET_ADMIN, so that run needs no other.
 func initOnly(ctx context.Context, c *v1alpha2.KubeProxyConfiguration) error {
 	conn, err := nft.Dial(nft.Config{})
 	if err != nil {
@@ -28,11 +28,11 @@ func initOnly(ctx context.Context, c *v1alpha2.KubeProxyConfiguration) error {
 	return nil
 }
 
-// prepareKernel finds out whether the kernel can do all that the rules need, which also loads modules, and
-// then sets the sysctls, which those modules bring. It returns the names of those that do not exist yet.
+// prepareKernel probes the kernel features that the rules need. This loads modules; then it sets the sysctls, which
+// those modules bring. It returns the names of the sysctls that do not exist yet.
 func prepareKernel(ctx context.Context, c *v1alpha2.KubeProxyConfiguration, conn *nft.Conn) (missing []string, err error) {
 	families := nft.Families[:]
-	if !kernelHasIPv6() {
+	if !(sysctl.Tree{}).KernelHasIPv6() {
 		families = []nft.Family{nft.FamilyIP}
 		klog.FromContext(ctx).Info("The kernel has no IPv6; serving IPv4 alone")
 	}
@@ -62,13 +62,8 @@ func awaitConntrack(ctx context.Context, c *v1alpha2.KubeProxyConfiguration) {
 	sysctl.Tree{}.AwaitConntrack(ctx, &conntrack)
 }
 
-func kernelHasIPv6() bool { return sysctl.Tree{}.KernelHasIPv6() }
-
-// setOOMScore does not stop a proxy that has not got the capability for it.
+// setOOMScore only logs an error: a proxy without the capability for it runs too.
 func setOOMScore(ctx context.Context, c *v1alpha2.KubeProxyConfiguration) {
-	if c.Linux.OOMScoreAdj == nil {
-		return
-	}
 	if err := (sysctl.Tree{}).SetOOMScoreAdj(int(*c.Linux.OOMScoreAdj)); err != nil {
 		klog.FromContext(ctx).V(2).Info("Cannot set the OOM score", "reason", err.Error())
 	}

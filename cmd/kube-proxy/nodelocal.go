@@ -25,7 +25,7 @@ import (
 // sent everything. Each takes some 200 bytes.
 const nodeLocalHistory = 30_000
 
-// nodeLocalOptions is how this process takes part in the node-local API.
+// nodeLocalOptions are the flags for the node-local API.
 type nodeLocalOptions struct {
 	v1alpha2.NodeLocalConfiguration
 	// keys are the labels and annotations of Services that a client asks for.
@@ -33,7 +33,7 @@ type nodeLocalOptions struct {
 }
 
 func (n *nodeLocalOptions) addFlags(flags *pflag.FlagSet) {
-	flags.StringVar(&n.Serve, "serve-node-local", "", "Serve what this node has to do for Services to other programs, at unix:///PATH, or at tcp://HOST:PORT with the --node-local-*-file flags")
+	flags.StringVar(&n.Serve, "serve-node-local", "", "Serve the node-local API to other programs, at unix:///PATH, or at tcp://HOST:PORT with the --node-local-*-file flags")
 	n.addAuthorizeFlag(flags)
 	n.addSourceFlags(flags)
 	n.addFileFlags(flags)
@@ -52,18 +52,18 @@ func (n *nodeLocalOptions) addAuthorizeFlag(flags *pflag.FlagSet) {
 func (n *nodeLocalOptions) addSourceFlags(flags *pflag.FlagSet) {
 	flags.StringVar(&n.Source, "node-local-source", "", "Take Services from the node-local server at unix:///PATH or tcp://HOST:PORT instead of an API server")
 	limits := nodelocal.DefaultLimits
-	flags.Int32Var(&n.Limits.Ports, "node-local-max-ports", 0, fmt.Sprintf("How many Service ports the node-local server may send; 0 is %d", limits.Ports))
-	flags.Int32Var(&n.Limits.Addresses, "node-local-max-addresses", 0, fmt.Sprintf("How many addresses those ports may have; 0 is %d", limits.Addresses))
-	flags.Int64Var(&n.Limits.Bytes, "node-local-max-bytes", 0, fmt.Sprintf("How long a batch of the node-local server may be; 0 is %d", limits.Bytes))
+	flags.Int32Var(&n.Limits.Ports, "node-local-max-ports", 0, fmt.Sprintf("The limit of Service ports that the node-local server may send; 0 is %d", limits.Ports))
+	flags.Int32Var(&n.Limits.Addresses, "node-local-max-addresses", 0, fmt.Sprintf("The limit of addresses of those ports; 0 is %d", limits.Addresses))
+	flags.Int64Var(&n.Limits.Bytes, "node-local-max-bytes", 0, fmt.Sprintf("The limit of bytes in a batch of the node-local server; 0 is %d", limits.Bytes))
 }
 
 func (n *nodeLocalOptions) addFileFlags(flags *pflag.FlagSet) {
 	flags.StringVar(&n.CertFile, "node-local-cert-file", "", "The certificate of this side of the node-local API over tcp://, in PEM")
 	flags.StringVar(&n.KeyFile, "node-local-key-file", "", "The key of that certificate, in PEM")
-	flags.StringVar(&n.CAFile, "node-local-ca-file", "", "Who signs the certificates of the other side of the node-local API over tcp://, in PEM")
+	flags.StringVar(&n.CAFile, "node-local-ca-file", "", "The authority that signs the certificates of the other side of the node-local API over tcp://, in PEM")
 }
 
-// apply sets the section of a configuration to what the flags say, and where they say nothing keeps what the file says.
+// apply overrides the section of a configuration by the flags that are set.
 func (n *nodeLocalOptions) apply(c *v1alpha2.KubeProxyConfiguration) {
 	all := n.NodeLocalConfiguration
 	if file := c.NodeLocal; file != nil {
@@ -87,11 +87,10 @@ func (n *nodeLocalOptions) files() nodelocal.TLSFiles {
 	return nodelocal.TLSFiles{Cert: n.CertFile, Key: n.KeyFile, CA: n.CAFile}
 }
 
-// reasonUnknownValue is how a metric names Service ports that a node-local server of a later version describes in its
-// own words.
+// reasonUnknownValue is the metric's reason for Service ports with a value that only later versions know.
 const reasonUnknownValue = "unknown_value"
 
-// newClient returns a client of the source with the caller's options, and those that follow from the flags.
+// newClient returns a client of the source with the caller's options and those of the flags.
 func (n *nodeLocalOptions) newClient(ctx context.Context, options nodelocal.Options) (*nodelocal.Client, error) {
 	options.Logger = klog.FromContext(ctx)
 	options.OnSkip = func(error) { metrics.CountSkip(tracker.KindService, reasonUnknownValue) }
@@ -116,7 +115,7 @@ func (n *nodeLocalOptions) newClient(ctx context.Context, options nodelocal.Opti
 	return client, nil
 }
 
-// serve adds a server of what t has to the group.
+// serve adds a server of t's state to the group.
 func (n *nodeLocalOptions) serve(ctx context.Context, group *errgroup.Group, t *tracker.Tracker) error {
 	options := server.Options{
 		Logger:  klog.FromContext(ctx),

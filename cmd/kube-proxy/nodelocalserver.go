@@ -22,8 +22,8 @@ import (
 	"github.com/nftproxy/nftproxy/tracker"
 )
 
-// brainOptions is what the command node-local-server is told.
-type brainOptions struct {
+// serverOptions are the flags of node-local-server.
+type serverOptions struct {
 	nodeLocal         nodeLocalOptions
 	manifests         string
 	kubeconfig        string
@@ -39,12 +39,12 @@ type brainOptions struct {
 
 // newServerCommand returns the command that serves the node-local API and nothing else.
 func newServerCommand() *cobra.Command {
-	o := &brainOptions{}
+	o := &serverOptions{}
 	cmd := &cobra.Command{
 		Use:   "node-local-server",
 		Short: "Serve the node-local API for any number of nodes",
 		Long: `node-local-server applies Kubernetes' rules about Services for any number of nodes, and
-tells their backends over gRPC what to do. It needs no privileges and writes no rules.`,
+sends the result to their backends over gRPC. It needs no privileges and writes no rules.`,
 		Args:          noArgs,
 		SilenceUsage:  true,
 		SilenceErrors: true,
@@ -57,11 +57,11 @@ tells their backends over gRPC what to do. It needs no privileges and writes no 
 	return cmd
 }
 
-func (o *brainOptions) addFlags(flags *pflag.FlagSet) {
-	flags.StringVar(&o.nodeLocal.Serve, "listen", "unix:///run/nftproxy/node-local.sock", "Where to serve: unix:///PATH, or tcp://HOST:PORT with the --node-local-*-file flags")
+func (o *serverOptions) addFlags(flags *pflag.FlagSet) {
+	flags.StringVar(&o.nodeLocal.Serve, "listen", "unix:///run/nftproxy/node-local.sock", "The address of the server: unix:///PATH, or tcp://HOST:PORT with the --node-local-*-file flags")
 	flags.StringVar(&o.kubeconfig, "kubeconfig", "", "Path to a kubeconfig file for the API server; without it and without --manifests, the pod's service account is used")
 	flags.StringVar(&o.master, "master", "", "The address of the API server; overrides the one in the kubeconfig file")
-	flags.StringVar(&o.manifests, "manifests", "", "A directory with manifests to take Services, EndpointSlices, Nodes and ServiceCIDRs from instead of an API server; watched for changes")
+	flags.StringVar(&o.manifests, "manifests", "", "A directory with manifests of Services, EndpointSlices, Nodes and ServiceCIDRs to take them from instead of an API server; watched for changes")
 	flags.StringVar(&o.contentType, "kube-api-content-type", "application/vnd.kubernetes.protobuf", "The encoding of requests to the API server")
 	flags.Float32Var(&o.qps, "kube-api-qps", 5, "Requests per second to the API server")
 	flags.IntVar(&o.burst, "kube-api-burst", 10, "Requests to the API server at once, above the rate")
@@ -73,8 +73,8 @@ func (o *brainOptions) addFlags(flags *pflag.FlagSet) {
 	o.nodeLocal.addAuthorizeFlag(flags)
 }
 
-func (o *brainOptions) source() (tracker.Source, error) {
-	// Clients may have Services and endpoints in force, so a state without any is not believed at a start either.
+func (o *serverOptions) source() (tracker.Source, error) {
+	// Clients may have rules for Services and endpoints, so the source does not believe a state without any at its start.
 	empty := model.EmptyGuard{
 		Off:    o.serviceProxyName != "",
 		Before: func(string) bool { return true },
@@ -94,7 +94,7 @@ func (o *brainOptions) source() (tracker.Source, error) {
 	return source, nil
 }
 
-func (o *brainOptions) run(ctx context.Context) error {
+func (o *serverOptions) run(ctx context.Context) error {
 	if err := checkServiceProxyName(o.serviceProxyName); err != nil {
 		return err
 	}
@@ -125,8 +125,8 @@ func (o *brainOptions) run(ctx context.Context) error {
 	return group.Wait()
 }
 
-// serverPages has the metrics and the health of a server of what t has. /livez says that the process answers, /readyz and
-// /healthz that it serves: before it knows all Services and EndpointSlices they are 503 with the reason.
+// serverPages returns the metrics and the health of a server of t's state. /livez says that the process answers; /readyz
+// and /healthz are 503 with the reason until t knows all Services and EndpointSlices.
 func serverPages(t *tracker.Tracker) http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("/metrics", legacyregistry.Handler())

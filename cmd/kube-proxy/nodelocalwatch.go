@@ -21,16 +21,16 @@ import (
 	nodelocalv1 "github.com/nftproxy/nftproxy/nodelocal/v1"
 )
 
-// newWatchCommand returns the command that prints what a node has to do.
+// newWatchCommand returns the command that prints a node's Services.
 func newWatchCommand() *cobra.Command {
 	o := defaultOptions()
 	var format string
 	cmd := &cobra.Command{
 		Use:   "node-local-watch",
-		Short: "Print what a node has to do for Services, and each change",
+		Short: "Print the Services of a node, and each change",
 		Long: `node-local-watch follows a node-local server and prints one JSON object a line. Each is an Update of
-the node-local API with one change; {"sync":{}} ends those that belong together. The first has "full": true. When the
-server goes, nothing is printed; when one is there again, only what is different then.`,
+the node-local API with one change; {"sync":{}} ends those that belong together. The first has "full": true. While the
+server is away, it prints nothing; when one is back, only the difference.`,
 		Args:          noArgs,
 		SilenceUsage:  true,
 		SilenceErrors: true,
@@ -78,10 +78,10 @@ func watchNodeLocal(ctx context.Context, o *options, out io.Writer) error {
 	return group.Wait()
 }
 
-// linePrinter is a backend that prints what changes.
+// linePrinter is a backend that prints changes.
 type linePrinter struct {
 	out *bufio.Writer
-	// stop ends the program, err is why: nobody reads any more.
+	// stop ends the program when nobody reads any more; err is the error of the last write.
 	stop context.CancelCauseFunc
 	err  error
 }

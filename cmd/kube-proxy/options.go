@@ -22,7 +22,7 @@ import (
 	"github.com/nftproxy/nftproxy/tracker"
 )
 
-// options is what the command line says, or the configuration file in its place.
+// options are the settings of the command line, or of the configuration file in its place.
 type options struct {
 	configFile, writeConfigTo string
 	writeConfigVersion        string
@@ -32,13 +32,13 @@ type options struct {
 	// serviceProxyName is empty for the proxy of all Services without the label.
 	serviceProxyName string
 
-	// config is what the flags set; complete replaces it by the file's. It is valid then.
+	// config holds the flags' values; complete replaces it by the file's. Then it is valid.
 	config *v1alpha2.KubeProxyConfiguration
-	// flags is where the flags are, for those who ask for them over HTTP.
+	// flags are shown by /flagz.
 	flags *pflag.FlagSet
-	// file is what complete read; nil without --config.
+	// file is the file that complete read; nil without --config.
 	file *config.File
-	// warnings has what complete found to have no effect, to leave something open, or to be missing.
+	// warnings are those of complete, one line each.
 	warnings []string
 
 	// Flags that are not just a field of config.
@@ -64,7 +64,7 @@ func defaultOptions() *options {
 	}
 }
 
-// validate checks what is not part of the configuration.
+// validate checks the flags that are not part of the configuration.
 func (o *options) validate() error {
 	if o.writeConfigVersion != config.V1alpha1 && o.writeConfigVersion != config.V1alpha2 {
 		return fmt.Errorf("--write-config-version: %q must be %s or %s", o.writeConfigVersion, config.V1alpha1, config.V1alpha2)
@@ -75,8 +75,8 @@ func (o *options) validate() error {
 // serviceProxyNameHelp is the help of the flag --service-proxy-name.
 const serviceProxyNameHelp = "Serve the Services whose label service.kubernetes.io/service-proxy-name has this value, instead of those without the label"
 
-// checkServiceProxyName checks the flag --service-proxy-name. Every value of a label, at most 63 characters long, can be in the
-// name of a table.
+// checkServiceProxyName checks the flag --service-proxy-name. The name of a table can hold every value of a label, which has
+// at most 63 characters.
 func checkServiceProxyName(name string) error {
 	if problems := validation.IsValidLabelValue(name); len(problems) > 0 {
 		return fmt.Errorf("--service-proxy-name: %q: %s", name, strings.Join(problems, "; "))
@@ -96,7 +96,7 @@ func (o *options) checkOneSource(flags *pflag.FlagSet) error {
 	return nil
 }
 
-// compiler returns what shapes the ruleset. Errors name the file or the flag.
+// compiler returns the compiler's configuration. Errors name the file or the flag.
 func (o *options) compiler() (compiler.Config, error) {
 	if err := o.checkRunnable(); err != nil {
 		return compiler.Config{}, err
@@ -125,7 +125,7 @@ func (o *options) nodeName() (string, error) {
 	return name, nil
 }
 
-// source returns where Services come from, unless that is a node-local server.
+// source returns the source of Services, unless that is a node-local server.
 func (o *options) source(nodeName string, hooks sourceHooks) (tracker.Source, error) {
 	if o.manifests != "" {
 		source := manifests.New(o.manifests)
@@ -156,7 +156,7 @@ func (o *options) apiserver(nodeName string) apiserver.Config {
 	}
 }
 
-// events returns what posts events; nil where there is no API server to post them to.
+// events returns the poster of events; nil without an API server.
 func (o *options) events(ctx context.Context, nodeName string) (*node.Events, error) {
 	if o.manifests != "" || o.nodeLocal.Source != "" {
 		return nil, nil

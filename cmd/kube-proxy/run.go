@@ -2,7 +2,12 @@ package main
 
 import (
 	"context"
+	"errors"
+	"fmt"
+	"net/netip"
 	"os/signal"
+	"runtime/debug"
+	"slices"
 	"syscall"
 	"time"
 
@@ -21,6 +26,7 @@ import (
 	"github.com/nftproxy/nftproxy/nft"
 	"github.com/nftproxy/nftproxy/nodelocal"
 	"github.com/nftproxy/nftproxy/proxy"
+	"github.com/nftproxy/nftproxy/sysctl"
 	"github.com/nftproxy/nftproxy/tracker"
 )
 
@@ -36,7 +42,7 @@ func run(ctx context.Context, o *options) error {
 	if err != nil {
 		return err
 	}
-	compilerConfig.IPv4Only = !kernelHasIPv6()
+	compilerConfig.IPv4Only = !sysctl.Tree{}.KernelHasIPv6()
 	// The kernel closes the connection with the process. Close would wait for a sync that is left behind.
 	conn, err := nft.Dial(nft.Config{})
 	if err != nil {
@@ -59,7 +65,7 @@ func run(ctx context.Context, o *options) error {
 	return p.serve(ctx, o)
 }
 
-// parts is what a running proxy consists of.
+// parts are the parts of a running proxy.
 type parts struct {
 	nodeName string
 	// source feeds tracker. Both are nil if Services come from a node-local server.
@@ -80,7 +86,7 @@ type parts struct {
 	services   *health.Services
 	localhosts *localnodeport.Forwarder
 
-	// detectLocal is how clients of the cluster are told.
+	// detectLocal tells pods from other clients.
 	detectLocal compiler.DetectLocal
 	// applied says that a sync has succeeded.
 	applied bool
@@ -107,16 +113,18 @@ func newParts(ctx context.Context, o *options, compilerConfig compiler.Config, c
 	}
 	p.services = newServiceHealth(p.health, compilerConfig, p.events)
 	p.localhosts = newForwarder(o.config)
-	logger := klog.FromContext(ctx)
 	feed, err := p.feed(ctx, o, newSourceHooks(ctx, p.health, conn, o.serviceProxyName))
 	if err != nil {
 		return nil, err
 	}
 	p.loop = model.NewLoop(feed, p.backend, model.LoopOptions{
 		MinSyncPeriod: o.config.MinSyncPeriod.Duration,
-		Logger:        logger,
-		OnQueued:      p.queued,
-		OnSync:        func(r model.SyncResult) { p.synced(ctx, r) },
+		Logger:        klog.FromContext(ctx),
+		OnQueued: func() {
+			metrics.ObserveQueued()
+			p.health.Queued()
+		},
+		OnSync: func(r model.SyncResult) { p.synced(ctx, r) },
 	})
 	return p, nil
 }
@@ -157,30 +165,28 @@ func (p *parts) remoteFeed(ctx context.Context, o *options, hooks sourceHooks) (
 	return p.remote, nil
 }
 
-// nodeLocalSource is how health and metrics name a node-local server that cannot be watched.
+// nodeLocalSource names the node-local server in health and metrics.
 const nodeLocalSource = "node-local-source"
 
-func (p *parts) queued() {
-	metrics.ObserveQueued()
-	p.health.Queued()
-}
-
-// synced tells everything that follows the rules in the kernel what they now are.
+// synced passes the changes of a successful sync to the parts that follow the kernel's rules.
 func (p *parts) synced(ctx context.Context, r model.SyncResult) {
 	metrics.ObserveSync(r)
 	if r.Err != nil {
 		return // the loop has logged it
 	}
 	p.health.Synced()
-	p.warnOfPrimaryFamily(ctx, r.Changes.Node)
+	logger := klog.FromContext(ctx)
+	if warning := missingPrimaryFamily(p.detectLocal, r.Changes.Node); warning != "" {
+		logger.Info("Configuration warning", "warning", warning)
+	}
 	p.services.Apply(ctx, r.Changes)
 	p.localhosts.Apply(ctx, r.Changes)
 	if !p.applied {
 		p.applied = true
-		klog.FromContext(ctx).Info("Programmed all Services; following changes from now on", "servicePorts", len(r.Changes.Ports), "duration", r.Duration.Round(time.Microsecond).String())
+		logger.Info("Programmed all Services; following changes from now on", "servicePorts", len(r.Changes.Ports), "duration", r.Duration.Round(time.Microsecond).String())
 		returnMemory(startIsOver)
 	}
-	klog.FromContext(ctx).V(2).Info("Synced", "changed", len(r.Changes.Ports), "full", r.Changes.Full, "duration", r.Duration.Round(time.Microsecond).String())
+	logger.V(2).Info("Synced", "changed", len(r.Changes.Ports), "full", r.Changes.Full, "duration", r.Duration.Round(time.Microsecond).String())
 }
 
 // serve runs all parts until ctx ends or one of them fails. The rules stay.
@@ -214,7 +220,7 @@ func (p *parts) serve(ctx context.Context, o *options) error {
 	if p.counts != nil {
 		beside(p.counts.Run)
 	}
-	if o.serviceProxyName == "" { // what a second proxy finds may be the rules of the first one
+	if o.serviceProxyName == "" { // the leftovers that a second proxy finds may be the rules of the first one
 		beside(func(ctx context.Context) { leftovers.Watch(ctx, showLeftovers) })
 	}
 	err := await(parent, ctx, group)
@@ -222,22 +228,66 @@ func (p *parts) serve(ctx context.Context, o *options) error {
 	return err
 }
 
-// hooks counts what the backend does. Tables that differ and cannot be repaired count as a change that waits for a
-// sync.
-func hooks(h *health.Proxy) proxy.Hooks {
-	return proxy.Hooks{
-		OnCommitting:    h.Committing,
-		OnCommit:        metrics.ObserveCommit,
-		OnCompile:       metrics.ObserveCompile,
-		OnForeignChange: metrics.CountForeignChange,
-		OnRepair:        metrics.CountRepair,
-		OnDiverged: func(yes bool) {
-			metrics.SetDiverged(yes)
-			if yes {
-				h.Queued()
-			} else {
-				h.Synced()
-			}
-		},
+// stopGrace limits the wait for the current sync when the proxy stops; Kubernetes kills it after 30 s. If the process
+// ends during a commit, the kernel undoes all of it (nfnetlink gives up a batch at a fatal signal). The rules stay as
+// before that sync, and the next process makes the whole commit again.
+const stopGrace = 5 * time.Second
+
+// await returns when all parts have ended, or stopGrace after the end of ctx, which is the group's. It returns the error
+// of the first part that failed, and none if the parts ended because parent did.
+func await(parent, ctx context.Context, group *errgroup.Group) error {
+	ended := make(chan error, 1)
+	go func() { ended <- group.Wait() }()
+	select {
+	case err := <-ended:
+		return err
+	case <-ctx.Done():
 	}
+	select {
+	case err := <-ended:
+		return err
+	case <-time.After(stopGrace):
+	}
+	klog.FromContext(ctx).Info("Leaving a sync that is still under way; the kernel undoes a commit that it has not finished", "waited", stopGrace.String())
+	if parent.Err() != nil {
+		return nil
+	}
+	return context.Cause(ctx)
+}
+
+// unlessStopped returns the error with which the process ends: none if a signal interrupted the start.
+func unlessStopped(ctx context.Context, err error) error {
+	if ctx.Err() != nil && (errors.Is(err, ctx.Err()) || errors.Is(err, context.Cause(ctx))) {
+		return nil
+	}
+	return err
+}
+
+// startIsOver is the time from the first Sync to the end of the start.
+const startIsOver = time.Second
+
+// returnMemory returns unused memory to the system after some time. The runtime would keep most of the start's memory as
+// room for the heap, and the memory of the next full Sync would come on top. It costs one garbage collection.
+func returnMemory(after time.Duration) {
+	time.AfterFunc(after, debug.FreeOSMemory)
+}
+
+// missingPrimaryFamily returns a warning, as kube-proxy does, if the cluster's pods have ranges, but none of the node's
+// primary IP family. Another warning covers pods without any range. A nil Node has not changed.
+func missingPrimaryFamily(local compiler.DetectLocal, node *model.Node) string {
+	if node == nil {
+		return ""
+	}
+	ranges, of := local.CIDRs, "clusterCIDR"
+	if local.NodePodCIDRs {
+		ranges, of = node.PodCIDRs, "the Node's podCIDRs"
+	}
+	if len(ranges) == 0 || len(node.IPs) == 0 {
+		return ""
+	}
+	family := model.FamilyOf(node.IPs[0])
+	if slices.ContainsFunc(ranges, func(p netip.Prefix) bool { return model.FamilyOf(p.Addr()) == family }) {
+		return ""
+	}
+	return fmt.Sprintf("%s: no range of %s, the primary IP family of node %s: its pods cannot be told from other clients", of, family, node.Name)
 }

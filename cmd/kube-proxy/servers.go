@@ -18,20 +18,20 @@ import (
 	"github.com/nftproxy/nftproxy/internal/introspect"
 )
 
-// retryServe is how long to wait before an address that cannot be listened on is tried again.
+// retryServe is the time between two attempts to listen on an address.
 const retryServe = 5 * time.Second
 
 // httpServer is one of the proxy's own two servers.
 type httpServer struct {
-	// name is for messages, field is what sets the address.
+	// name is for messages; field sets the address.
 	name, address, field string
 	handler              http.Handler
 	// failed posts an event.
 	failed func(error)
 }
 
-// serveHTTP serves health and metrics. An address that cannot be listened on ends the process with
-// bindAddressHardFail, as in kube-proxy; else it is tried again and again.
+// serveHTTP serves health and metrics. If it cannot listen on an address, it ends the process with
+// bindAddressHardFail, as kube-proxy does; else it tries again and again.
 func (p *parts) serveHTTP(ctx context.Context, group *errgroup.Group, o *options) {
 	for _, s := range []httpServer{
 		{"health server", o.config.HealthzBindAddress, "healthzBindAddress", p.health.Handler(), p.events.HealthServerFailed},
@@ -73,7 +73,7 @@ func (s *httpServer) serveOnce(ctx context.Context) error {
 	return nil
 }
 
-// introspection is what the metrics port serves.
+// introspection returns the handler of the metrics port.
 func introspection(c *v1alpha2.KubeProxyConfiguration, flags *pflag.FlagSet) http.Handler {
 	gates, _, _ := config.FeatureGates(c.FeatureGates)
 	options := introspect.Options{Profiling: c.EnableProfiling, Statusz: gates.Enabled(zpages.ComponentStatusz)}

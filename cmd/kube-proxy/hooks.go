@@ -1,0 +1,146 @@
+package main
+
+import (
+	"context"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/klog/v2"
+
+	"github.com/nftproxy/nftproxy/compiler"
+	"github.com/nftproxy/nftproxy/conntrack"
+	"github.com/nftproxy/nftproxy/internal/config"
+	"github.com/nftproxy/nftproxy/internal/config/v1alpha2"
+	"github.com/nftproxy/nftproxy/internal/health"
+	"github.com/nftproxy/nftproxy/internal/leftovers"
+	"github.com/nftproxy/nftproxy/internal/localnodeport"
+	"github.com/nftproxy/nftproxy/internal/metrics"
+	"github.com/nftproxy/nftproxy/internal/node"
+	"github.com/nftproxy/nftproxy/model"
+	"github.com/nftproxy/nftproxy/nft"
+	"github.com/nftproxy/nftproxy/proxy"
+)
+
+// sourceHooks are callbacks of a source.
+type sourceHooks struct {
+	onFailing    func(resource string, failing bool)
+	onMissing    func(node.Missing)
+	previousNode func() (model.Node, error)
+	// empty decides about a state without Services.
+	empty model.EmptyGuard
+}
+
+func newSourceHooks(ctx context.Context, p *health.Proxy, conn *nft.Conn, serviceProxyName string) sourceHooks {
+	return sourceHooks{
+		onFailing: func(resource string, failing bool) {
+			p.SetFailing(resource, failing)
+			metrics.SetWatchFailing(resource, failing)
+		},
+		onMissing: func(m node.Missing) {
+			p.AwaitNode(m.Waiting)
+			metrics.SetNodeMissing(m.Node, m.Addresses, m.PodCIDRs)
+		},
+		previousNode: func() (model.Node, error) { return previousNode(ctx, conn, serviceProxyName) },
+		empty: model.EmptyGuard{
+			Off:    serviceProxyName != "",
+			Before: func(resource string) bool { return inForce(ctx, conn, resource) },
+			OnHeld: func(resource, reason string) {
+				p.SetHeld(resource, reason)
+				metrics.SetEmptyHeld(resource, reason != "")
+			},
+		},
+	}
+}
+
+// inForce reports whether the rules in the kernel, of the previous run or of another kube-proxy, have a resource. It
+// takes it for granted if it cannot read them.
+func inForce(ctx context.Context, conn *nft.Conn, resource string) bool {
+	look := proxy.HasServices
+	if resource == "endpointslices" {
+		look = proxy.HasEndpoints
+	}
+	has, err := look(ctx, conn)
+	if err != nil {
+		klog.FromContext(ctx).Error(err, "Cannot read what the rules in the kernel have; taking it that they have some", "resource", resource)
+		return true
+	}
+	return has
+}
+
+// previousNode returns the facts about the Node that the rules in the kernel hold, of the previous run or of another
+// kube-proxy.
+func previousNode(ctx context.Context, conn *nft.Conn, serviceProxyName string) (model.Node, error) {
+	var tables []*nft.Table
+	for _, family := range nft.Families {
+		table, err := conn.ReadTable(ctx, family, compiler.TableNameFor(serviceProxyName))
+		if err != nil {
+			return model.Node{}, err
+		}
+		tables = append(tables, table)
+	}
+	return compiler.NodeFromTables(tables...), nil
+}
+
+func newHealth(c *v1alpha2.KubeProxyConfiguration) *health.Proxy {
+	return health.NewProxy(health.Options{
+		Timeout:   2 * c.SyncPeriod.Duration,
+		OnHealthz: metrics.CountHealthz,
+		OnLivez:   metrics.CountLivez,
+	})
+}
+
+// newServiceHealth returns the server of healthCheckNodePorts. It listens on the addresses of node ports.
+func newServiceHealth(p *health.Proxy, c compiler.Config, events *node.Events) *health.Services {
+	return health.NewServices(health.ServicesOptions{
+		Ready:       p.Ready,
+		Primary:     c.NodePortAddresses.Primary,
+		CIDRs:       c.NodePortAddresses.CIDRs,
+		OnListening: metrics.SetServiceHealthPorts,
+		OnFailure: func(namespace, service string, err error) {
+			if recorder := events.Recorder(); recorder != nil {
+				about := &corev1.ObjectReference{APIVersion: "v1", Kind: "Service", Namespace: namespace, Name: service}
+				recorder.Eventf(about, nil, corev1.EventTypeWarning, "FailedToStartServiceHealthcheck", "Listen", "%s", err)
+			}
+		},
+	})
+}
+
+func newForwarder(c *v1alpha2.KubeProxyConfiguration) *localnodeport.Forwarder {
+	return localnodeport.New(localnodeport.Options{
+		Addresses:       localnodeport.Addresses(config.LoopbackNodePorts(c)),
+		OnListeners:     metrics.SetLocalhostListeners,
+		OnListenFailure: metrics.CountLocalhostListenFailure,
+	})
+}
+
+func observeFlows(family model.Family, stats conntrack.Stats, err error) {
+	metrics.ObserveConntrack(family, stats.Duration, stats.Deleted)
+	if err != nil {
+		metrics.CountConntrackFailure(family)
+	}
+}
+
+// hooks returns callbacks that set the metrics of the backend. Tables that the backend cannot repair count as a change
+// that waits for a sync.
+func hooks(h *health.Proxy) proxy.Hooks {
+	return proxy.Hooks{
+		OnCommitting:    h.Committing,
+		OnCommit:        metrics.ObserveCommit,
+		OnCompile:       metrics.ObserveCompile,
+		OnForeignChange: metrics.CountForeignChange,
+		OnRepair:        metrics.CountRepair,
+		OnDiverged: func(yes bool) {
+			metrics.SetDiverged(yes)
+			if yes {
+				h.Queued()
+			} else {
+				h.Synced()
+			}
+		},
+	}
+}
+
+func showLeftovers(count map[leftovers.Kind]int) {
+	for _, kind := range leftovers.Kinds {
+		metrics.SetLeftovers(string(kind), count[kind])
+	}
+}
