@@ -11,14 +11,14 @@ import (
 	"github.com/cenkalti/backoff/v5"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/encoding/protowire"
 
 	"github.com/nftproxy/nftproxy/internal/protocol"
 	"github.com/nftproxy/nftproxy/model"
 	nodelocalv1 "github.com/nftproxy/nftproxy/nodelocal/v1"
 )
 
-// Run follows the server at target, and calls backend with the changes of the node, until ctx ends; then it returns
-// nil. It returns an error for an invalid target or invalid options, and the errors of [Client.Run]. After other faults of
+// Run follows the server at target, and calls backend with the changes of the node. When ctx ends, it returns nil. It returns an error for an invalid target or invalid options, and the errors of [Client.Run]. After other faults of
 // the server, and after a Sync that fails, it tries again. target is unix:///PATH or tcp://HOST:PORT.
 func Run(ctx context.Context, target string, backend model.Backend, options Options) error {
 	client, err := NewClient(target, options)
@@ -42,8 +42,8 @@ type Client struct {
 	options Options
 	target  string
 	state   state
-	skipped skipLog
-	// isConnected is what OnConnected was told last. Run's goroutine uses it.
+	// logged holds the texts of logOnce, isConnected the last argument of OnConnected. Run's goroutine uses them.
+	logged      map[string]struct{}
 	isConnected bool
 }
 
@@ -59,7 +59,7 @@ func NewClient(target string, options Options) (*Client, error) {
 		return nil, err
 	}
 	defer conn.Close() // it was for the error
-	return &Client{options: options, target: target, state: newState(options.Limits, options.Empty.State("services", options.Logger))}, nil
+	return &Client{options: options, target: target, logged: map[string]struct{}{}, state: newState(options.Limits, options.Empty.State("services", options.Logger))}, nil
 }
 
 // The first and the longest wait before a server is tried again. A third of each wait is random, so that the clients of
@@ -69,8 +69,8 @@ const (
 	maxRetry = 10 * time.Second
 )
 
-// minStream is the least time after which a server may end a stream for its age. A client that has a stream ended earlier
-// without an error waits longer each time.
+// minStream is the least age at which a server ends a stream without an error. After an earlier end the client waits
+// longer each time.
 const minStream = 2 * time.Second
 
 // Run follows the server until ctx ends, and then returns nil. It must not be called twice.
@@ -82,41 +82,44 @@ const minStream = 2 * time.Second
 func (c *Client) Run(ctx context.Context) error {
 	defer c.setConnected(false)
 	waits := backoff.ExponentialBackOff{InitialInterval: minRetry, Multiplier: 2, MaxInterval: maxRetry}
-	for ctx.Err() == nil {
-		began := time.Now()
+	for {
 		good, err := c.follow(ctx)
 		if ctx.Err() != nil {
 			return nil
 		}
-		if errors.Is(err, io.EOF) && time.Since(began) < minStream {
-			good = false
-		}
 		if good {
 			waits.Reset()
 		}
-		// A server ends a stream for its age, so that clients spread over the servers. The next stream is part of that.
-		planned := good && errors.Is(err, io.EOF)
-		if !planned {
-			c.setConnected(false)
-		}
 		wait := waits.NextBackOff()
 		wait -= rand.N(wait / 3)
-		logger := c.options.Logger.WithValues("target", c.target, "node", c.options.Node, "reason", reason(err), "retryIn", wait)
-		fault := unmendable(err)
-		switch {
-		case planned:
-			logger.V(2).Info("The node-local server ended the stream, following on")
-		case fault == nil:
-			logger.Info("No connection to the node-local server, keeping the last state")
-		case c.state.empty():
-			return fmt.Errorf("%w: node %q at %s: %w", fault, c.options.Node, c.target, err)
-		default:
-			logger.Error(fault, "Keeping the last state")
+		if err := c.ended(err, good && errors.Is(err, io.EOF), wait); err != nil {
+			return err
 		}
 		select {
 		case <-ctx.Done():
+			return nil
 		case <-time.After(wait):
 		}
+	}
+}
+
+// ended logs the end of a stream. It returns an error that no later try can mend, if the client has no state. The server
+// plans an end for the stream's age, so that clients spread over the servers: the client counts as connected then.
+func (c *Client) ended(err error, planned bool, wait time.Duration) error {
+	logger := c.options.Logger.WithValues("target", c.target, "node", c.options.Node, "reason", reason(err), "retryIn", wait)
+	if planned {
+		logger.V(2).Info("The node-local server ended the stream, following on")
+		return nil
+	}
+	c.setConnected(false)
+	fault := unmendable(err)
+	switch {
+	case fault == nil:
+		logger.Info("No connection to the node-local server, keeping the last state")
+	case c.state.empty():
+		return fmt.Errorf("%w: node %q at %s: %w", fault, c.options.Node, c.target, err)
+	default:
+		logger.Error(fault, "Keeping the last state")
 	}
 	return nil
 }
@@ -127,7 +130,7 @@ var ErrRefused = errors.New("the node-local server refuses this client")
 // ErrServiceProxyName is returned, wrapped, if the server has another service-proxy-name than Options.ServiceProxyName.
 var ErrServiceProxyName = errors.New("the node-local server serves another proxy")
 
-// otherName says which names differ.
+// otherName is an error with the names that differ.
 type otherName struct{ server, client string }
 
 func (e otherName) Error() string {
@@ -146,8 +149,10 @@ func unmendable(err error) error {
 	return nil
 }
 
-// follow reads one stream to its end. good says that it carried a batch and followed the protocol to the end.
+// follow reads one stream to its end. good says that it carried a batch, followed the protocol to the end, and did not end
+// early.
 func (c *Client) follow(ctx context.Context) (good bool, err error) {
+	began := time.Now()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	// A new connection each time: one that could not connect answers a call at once with its last error while it tries again, after a
@@ -163,43 +168,48 @@ func (c *Client) follow(ctx context.Context) (good bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	batches := 0
 	batch := protocol.Batch{Limits: c.options.Limits, OnSkip: c.skip}
 	for {
 		update, err := stream.Recv()
 		if err != nil {
-			return batches > 0, err
+			early := errors.Is(err, io.EOF) && time.Since(began) < minStream
+			return good && !early, err
 		}
 		c.ignore(update)
 		changes, sync, err := batch.Add(update)
-		if err == nil && changes != nil {
+		if changes != nil {
 			err = c.apply(changes, sync)
+			good = true
 		}
 		if err != nil {
 			// Nothing of it was applied. A full state may be good.
 			c.state.resetPosition()
 			return false, err
 		}
-		if changes == nil {
-			continue
-		}
-		if batches++; batches == 1 {
-			c.connected(changes)
-		}
-		c.warn(sync.GetWarning())
 	}
 }
 
-// apply applies a batch, unless it is for another proxy: that one's Services would replace all of this one's.
+// apply applies a batch, unless it is for another proxy: its Services would replace all of this one's.
 func (c *Client) apply(changes *model.Changes, sync *nodelocalv1.Sync) error {
 	if name := sync.GetServiceProxyName(); name != c.options.ServiceProxyName {
 		return otherName{server: name, client: c.options.ServiceProxyName}
 	}
 	c.leaveOut(changes)
-	return c.state.apply(changes, sync)
+	if err := c.state.apply(changes, sync); err != nil {
+		return err
+	}
+	if !c.isConnected {
+		c.options.Logger.Info("Connected to the node-local server", "target", c.target, "node", c.options.Node, "full", changes.Full, "changedPorts", len(changes.Ports))
+	}
+	c.setConnected(true)
+	if text := sync.GetWarning(); text != "" {
+		text = text[:min(len(text), maxWarning)]
+		c.logOnce("Warning of the node-local server", "warning", text)
+	}
+	return nil
 }
 
-// leaveOut removes from changes, which nobody else has yet, what the options ignore.
+// leaveOut removes the addresses that the options ignore from changes, which nobody else has yet.
 func (c *Client) leaveOut(changes *model.Changes) {
 	if !c.options.IgnoreExternalIPs {
 		return
@@ -211,14 +221,6 @@ func (c *Client) leaveOut(changes *model.Changes) {
 	}
 }
 
-// connected notes that the first batch of a stream has arrived.
-func (c *Client) connected(changes *model.Changes) {
-	if !c.isConnected {
-		c.options.Logger.Info("Connected to the node-local server", "target", c.target, "node", c.options.Node, "full", changes.Full, "changedPorts", len(changes.Ports))
-	}
-	c.setConnected(true)
-}
-
 // setConnected calls OnConnected when that changes.
 func (c *Client) setConnected(yes bool) {
 	if c.isConnected != yes && c.options.OnConnected != nil {
@@ -227,7 +229,7 @@ func (c *Client) setConnected(yes bool) {
 	c.isConnected = yes
 }
 
-// reason is an error without the words that gRPC puts before it.
+// reason returns an error without gRPC's prefix.
 func reason(err error) string {
 	if errors.Is(err, io.EOF) {
 		return "the server ended the stream"
@@ -241,9 +243,45 @@ func reason(err error) string {
 // Dirty implements model.Feed.
 func (c *Client) Dirty() <-chan struct{} { return c.state.wake }
 
-// Take implements model.Feed. Times of events are those that the server sent; it sends none of events before it began, or
-// before the client was sent the full state.
+// Take implements model.Feed. The server sends no times of events before its start, or before the client received the
+// full state.
 func (c *Client) Take() (*model.Changes, []time.Time) { return c.state.take() }
 
 // Resync implements model.Feed.
 func (c *Client) Resync() { c.state.resync() }
+
+// maxLogged bounds the texts that logOnce remembers, so that a server cannot fill log and memory. maxWarning bounds a
+// logged warning, in bytes.
+const (
+	maxLogged  = 1000
+	maxWarning = 1000
+)
+
+// logOnce logs a message with a text, unless it has logged it before.
+func (c *Client) logOnce(message, key, text string) {
+	id := message + text
+	if _, known := c.logged[id]; !known && len(c.logged) < maxLogged {
+		c.logged[id] = struct{}{}
+		c.options.Logger.Info(message, "target", c.target, "node", c.options.Node, key, text)
+	}
+}
+
+// skip handles a port that is left out.
+func (c *Client) skip(err error) {
+	if c.options.OnSkip != nil {
+		c.options.OnSkip(err)
+	}
+	c.logOnce("Leaving out a port of the node-local server, this program is too old for it", "reason", err.Error())
+}
+
+// ignore logs the kinds of changes in an update that this program does not know.
+func (c *Client) ignore(update *nodelocalv1.Update) {
+	for rest := update.ProtoReflect().GetUnknown(); len(rest) > 0; {
+		number, _, length := protowire.ConsumeField(rest)
+		if length < 0 {
+			return // the decoder has checked it
+		}
+		rest = rest[length:]
+		c.logOnce("Ignoring a kind of change of the node-local server, this program is too old for it", "reason", fmt.Sprintf("field %d of Update", number))
+	}
+}

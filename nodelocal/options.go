@@ -25,13 +25,13 @@ type Options struct {
 	// Node is the name of the Node, an RFC 1123 subdomain of at most 253 bytes. Default: the host name in lower case, as
 	// the kubelet chooses it.
 	Node string
-	// TLS returns how both sides of a target tcp:// authenticate each other, such as TLSFiles.Client. It is called for
+	// TLS returns the TLS configuration for a target tcp://, such as TLSFiles.Client. It is called for
 	// each connection; after an error the client tries again. It must be nil for unix://.
 	TLS func() (*tls.Config, error)
-	// Logger takes faults of the connection. The zero value is slog.Default(). To log nothing, use
+	// Logger receives faults of the connection. The zero value is slog.Default(). To log nothing, use
 	// logr.FromSlogHandler(slog.DiscardHandler).
 	Logger logr.Logger
-	// ServiceKeys are the labels and annotations of Services that ServicePorts are to have: at most 16 of
+	// ServiceKeys selects the labels and annotations of Services that ServicePorts have: at most 16 of
 	// each, each a key that Kubernetes would accept.
 	ServiceKeys model.ServiceKeys
 	// OnConnected, if set, is called with true when the first batch of a stream has arrived, and with false when the
@@ -46,14 +46,14 @@ type Options struct {
 	// IgnoreExternalIPs leaves out the externalIPs of all Services, whatever the server sends. Everybody who may create
 	// Services can take traffic to any address with them (CVE-2020-8554).
 	IgnoreExternalIPs bool
-	// ServiceProxyName is the value of the label service.kubernetes.io/service-proxy-name for which the server must be; empty
-	// means that it serves the Services without the label. A client applies nothing of a server for another value
-	// (ErrServiceProxyName). A server older than the field Sync.service_proxy_name counts as one for the empty value.
+	// ServiceProxyName is the label service.kubernetes.io/service-proxy-name of the Services to serve; empty selects the
+	// Services without the label. A client applies nothing of a server for another value (ErrServiceProxyName). Servers
+	// older than the field Sync.service_proxy_name count as servers for the empty value.
 	ServiceProxyName string
 	// Empty decides about a full state of the server without a port. With a ServiceProxyName it is off: a cluster may
-	// have no Service with the label, so such a state is believed.
+	// have no Service with the label, so the client believes such a state.
 	Empty model.EmptyGuard
-	// Loop is how Run calls the backend. Its Logger is by default the one above.
+	// Loop configures the loop of Run. Its Logger is by default the one above.
 	Loop model.LoopOptions
 }
 
@@ -87,7 +87,7 @@ var ErrNode = errors.New("not the name of a node")
 // nodeName matches an RFC 1123 subdomain.
 var nodeName = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$`)
 
-// maxNodeName is how long a node's name may be, in bytes.
+// maxNodeName is the length of the longest name of a node, in bytes.
 const maxNodeName = 253
 
 // dial returns a connection, which connects when it is used.

@@ -26,12 +26,12 @@ type state struct {
 	// guard decides about full states without a port. held is the server's state while such a one is held; nil for none.
 	guard *model.EmptyState
 	held  *model.Changes
-	// seen is where the server is.
+	// seen is the position of the last batch.
 	seen *nodelocalv1.Position
-	// pending is what Take hands out next; nil is nothing. It is all if full is set.
+	// pending is the result of the next Take; nil for none. If full is set, the next Take returns all.
 	pending *model.Changes
 	full    bool
-	// triggers is when the events happened that led to pending, at most MaxTriggers.
+	// triggers are the times of the events that led to pending, at most MaxTriggers.
 	triggers []time.Time
 }
 
@@ -45,7 +45,7 @@ func (s *state) position() *nodelocalv1.Position {
 	return s.seen
 }
 
-// empty reports whether no batch has arrived yet. A state that is held is one.
+// empty reports whether no batch has arrived yet. A held state counts as one.
 func (s *state) empty() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -59,11 +59,11 @@ func (s *state) resetPosition() {
 	s.seen = nil
 }
 
-// maxInstance is how many bytes the API allows in Position.instance. To name a longer one would be a request that
-// servers refuse for its size, also the next server, which does not know it.
+// maxInstance is the longest Position.instance that the API allows, in bytes. Servers refuse requests with a longer one for
+// their size, also the next server, which does not know it.
 const maxInstance = 64
 
-// apply applies a complete batch. It adds to pending what the batch changes.
+// apply applies a complete batch, and adds its changes to pending.
 func (s *state) apply(batch *model.Changes, sync *nodelocalv1.Sync) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -71,53 +71,51 @@ func (s *state) apply(batch *model.Changes, sync *nodelocalv1.Sync) error {
 		s.held.Merge(batch)
 		batch = s.held
 	}
-	if s.all == nil && !batch.Full {
+	first := s.all == nil
+	if first && !batch.Full {
 		return errors.New("the server sent increments to a state that this client does not have")
 	}
-	if s.hold(batch, sync) {
+	if s.hold(batch) {
+		s.setPosition(sync)
 		return nil
 	}
-	news := batch
-	if s.all != nil {
-		news = s.news(batch)
+	if first {
+		s.all = &model.Changes{}
 	}
-	size := s.sizeWith(news)
+	added, size := s.difference(batch)
 	if err := s.limits.Check(size); err != nil {
+		if first {
+			s.all = nil
+		}
 		return fmt.Errorf("the state with all increments: %w", err)
 	}
 	s.size = size
 	s.setPosition(sync)
-	if s.all == nil {
-		s.all = batch
-		s.note(sync)
-		s.signal()
-		return nil
-	}
 	s.all.Merge(batch)
-	if news.Empty() {
+	if !first && added.Empty() {
 		return nil
 	}
 	if !s.full {
-		s.addPending(news)
+		s.addPending(added)
 	}
-	s.note(sync)
+	times := protocol.DecodeTriggers(sync)
+	s.triggers = append(s.triggers, times[:min(len(times), model.MaxTriggers-len(s.triggers))]...)
 	s.signal()
 	return nil
 }
 
 // hold reports whether a batch is a full state without a port that is not believed. It keeps such a state, because
 // increments to it may follow.
-func (s *state) hold(batch *model.Changes, sync *nodelocalv1.Sync) bool {
+func (s *state) hold(batch *model.Changes) bool {
 	if !batch.Full {
 		return false
 	}
 	s.held = nil
-	if !s.guard.Hold(s.all != nil && len(s.all.Ports) > 0, len(batch.Ports) > 0) {
-		return false
+	hold := s.guard.Hold(s.all != nil && len(s.all.Ports) > 0, len(batch.Ports) > 0)
+	if hold {
+		s.held = batch
 	}
-	s.held = batch
-	s.setPosition(sync)
-	return true
+	return hold
 }
 
 func (s *state) setPosition(sync *nodelocalv1.Sync) {
@@ -127,81 +125,66 @@ func (s *state) setPosition(sync *nodelocalv1.Sync) {
 	}
 }
 
-// note keeps when the events happened that led to what is pending: the oldest, which tell how long the worst took.
-func (s *state) note(sync *nodelocalv1.Sync) {
-	times := protocol.DecodeTriggers(sync)
-	s.triggers = append(s.triggers, times[:min(len(times), model.MaxTriggers-len(s.triggers))]...)
-}
-
-// news returns what batch changes.
-func (s *state) news(batch *model.Changes) *model.Changes {
-	news := &model.Changes{Ports: map[model.PortID]*model.ServicePort{}}
-	for id, port := range batch.Ports {
-		old := s.all.Ports[id]
-		switch {
-		case port == nil && old == nil:
-		case port != nil && old != nil && port.Equal(old):
-			// One copy of it is enough, the one that the backend has.
-			batch.Ports[id] = old
-		default:
-			news.Ports[id] = port
+// difference returns the changes of batch that all does not have, and the size of the state after them. Ports in batch that
+// are equal to those in all become the same variable, the one that the backend has.
+func (s *state) difference(batch *model.Changes) (added *model.Changes, size protocol.Limits) {
+	added = &model.Changes{Ports: map[model.PortID]*model.ServicePort{}}
+	size = s.size
+	set := func(id model.PortID, old, port *model.ServicePort) {
+		added.Ports[id] = port
+		if old != nil {
+			size.Ports--
+			size.Addresses -= old.Addresses()
 		}
-	}
-	if batch.Full {
-		for id := range s.all.Ports {
-			if batch.Ports[id] == nil {
-				news.Ports[id] = nil
-			}
-		}
-	}
-	if batch.Node != nil && !sameNode(batch.Node, s.all.Node) {
-		news.Node = batch.Node
-	}
-	if batch.ServiceCIDRsChanged && !slices.Equal(batch.ServiceCIDRs, s.all.ServiceCIDRs) {
-		news.ServiceCIDRs, news.ServiceCIDRsChanged = batch.ServiceCIDRs, true
-	}
-	return news
-}
-
-// sizeWith returns the size of the state after news.
-func (s *state) sizeWith(news *model.Changes) protocol.Limits {
-	size := s.size
-	for id, port := range news.Ports {
 		if port != nil {
 			size.Ports++
 			size.Addresses += port.Addresses()
 		}
-		if s.all == nil {
-			continue
-		}
-		if old := s.all.Ports[id]; old != nil {
-			size.Ports--
-			size.Addresses -= old.Addresses()
+	}
+	for id, port := range batch.Ports {
+		old := s.all.Ports[id]
+		if !port.Equal(old) {
+			set(id, old, port)
+		} else if port != nil {
+			batch.Ports[id] = old
 		}
 	}
-	return size
+	if batch.Full {
+		for id, old := range s.all.Ports {
+			if batch.Ports[id] == nil {
+				set(id, old, nil)
+			}
+		}
+	}
+	if batch.Node != nil && (s.all.Node == nil || !sameNode(batch.Node, s.all.Node)) {
+		added.Node = batch.Node
+	}
+	if batch.ServiceCIDRsChanged && !slices.Equal(batch.ServiceCIDRs, s.all.ServiceCIDRs) {
+		added.ServiceCIDRs, added.ServiceCIDRsChanged = batch.ServiceCIDRs, true
+	}
+	return added, size
 }
 
 func sameNode(a, b *model.Node) bool {
 	return a.Name == b.Name && a.GoingAway == b.GoingAway && slices.Equal(a.IPs, b.IPs) && slices.Equal(a.PodCIDRs, b.PodCIDRs)
 }
 
-// maxPending is by how many the changed ports may exceed the ports, for a backend that does not take them. If there are
+// maxPending bounds the changed ports of a backend that does not take them, beyond the number of all ports. If there are
 // more, the full state replaces them.
 const maxPending = 10_000
 
-func (s *state) addPending(news *model.Changes) {
+func (s *state) addPending(changes *model.Changes) {
 	if s.pending == nil {
-		s.pending = news
+		s.pending = changes
 	} else {
-		s.pending.Merge(news)
+		s.pending.Merge(changes)
 	}
 	if len(s.pending.Ports) > len(s.all.Ports)+maxPending {
 		s.pending, s.full = nil, true
 	}
 }
 
-// take returns what is pending, and when the events happened that led to it, oldest first.
+// take returns the pending changes, and the times of the events that led to them, oldest first.
 func (s *state) take() (*model.Changes, []time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
