@@ -9,7 +9,7 @@ import (
 	"github.com/nftproxy/nftproxy/internal/protocol"
 )
 
-// admission counts streams and refuses those that are too many. It also bounds the memory of large batches under way.
+// admission bounds the number of streams, and the memory of large batches under way.
 type admission struct {
 	mu      *sync.Mutex
 	total   int
@@ -18,18 +18,18 @@ type admission struct {
 	batches *semaphore.Weighted
 }
 
-// peerLoad is what the calls of one peer take.
+// peerLoad counts the streams and the memory of one peer.
 type peerLoad struct {
 	streams int
 	batches *semaphore.Weighted
 }
 
 const (
-	// peerShare is which part of Options.BatchMemory one peer may use, as a divisor.
+	// peerShare is the divisor of Options.BatchMemory for one peer.
 	peerShare = 8
-	// smallBatch is how many Services may have changed in a batch that does not count.
+	// smallBatch is the highest number of changed Services in a batch that does not count.
 	smallBatch = 100
-	// serviceMemory is about what a changed Service takes in a batch beside its encoding, in bytes.
+	// serviceMemory is about the memory of a changed Service in a batch beside its encoding, in bytes.
 	serviceMemory = 400
 )
 
@@ -68,8 +68,8 @@ func (a *admission) leave(peer string) {
 
 func (a *admission) peerMemory() int64 { return max(a.options.BatchMemory/peerShare, 1) }
 
-// reserve waits until there is memory for a batch with so many Services, for Options.BatchWait at most: then the error is
-// errBusy, else it is that of ctx. The caller must call free when the client has taken the batch.
+// reserve waits for memory for a batch of Services. After Options.BatchWait the error is errBusy; other errors are those of
+// ctx. The caller must call free when the client has received the batch.
 func (a *admission) reserve(ctx context.Context, load *peerLoad, services int) (free func(), err error) {
 	if services <= smallBatch {
 		return func() {}, nil

@@ -52,16 +52,15 @@ func (codec) Unmarshal(data mem.BufferSlice, message any) error {
 	return encoding.GetCodecV2("proto").Unmarshal(data, message)
 }
 
-// maxEncodings bounds the encodings in each of two generations, with the ports that they belong to, in bytes: some 300,000
-// endpoints.
+// maxEncodings bounds the encodings in each of two generations, with their ports, in bytes: some 300,000 endpoints.
 const maxEncodings = 32 << 20
 
-// encodings remembers the encodings of ports that several nodes may have in common. There are two generations of them: the
-// older one is forgotten when the younger one is full.
+// encodings remembers the encodings of ports that several nodes may have in common. When the younger of two generations is
+// full, it forgets the older one.
 type encodings struct {
 	mu         sync.Mutex
 	young, old map[*model.ServicePort][]protocol.Field
-	// size is what young takes, in bytes.
+	// size is the memory of young, in bytes.
 	size int
 }
 
@@ -93,7 +92,7 @@ func (e *encodings) keep(port *model.ServicePort, fields []protocol.Field) {
 	if e.young[port] != nil {
 		return
 	}
-	// About what the map and the port take: an address in a list is up to 64 bytes. Labels and annotations count as such.
+	// About the memory of the map and the port: an address in a list is up to 64 bytes. Labels and annotations count as such.
 	size := 100 + 64*port.Addresses()
 	for _, f := range fields {
 		size += len(f)

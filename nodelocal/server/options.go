@@ -11,34 +11,34 @@ import (
 // Options configures a Server. The zero value has the defaults that the fields name. A number that
 // is not set (0) means its default.
 type Options struct {
-	// MaxStreams is how many calls of Watch and Get may run at once, by default 5,000.
+	// MaxStreams bounds the calls of Watch and Get at a time, by default 5,000.
 	MaxStreams int
-	// MaxStreamsPerPeer is how many of them one peer may have, by default 1,100: a process on a unix socket, an address
-	// over TCP.
+	// MaxStreamsPerPeer bounds those of one peer, by default 1,100. A peer is a process on a unix socket, an address over
+	// TCP.
 	MaxStreamsPerPeer int
-	// MaxConnections is how many connections there may be, by default 5,000. More wait to be accepted.
+	// MaxConnections bounds the connections, by default 5,000. More wait to be accepted.
 	MaxConnections int
-	// MinInterval is the least time from one batch of a stream to the next, by default 50 ms. What happens meanwhile is merged.
+	// MinInterval is the least time from one batch of a stream to the next, by default 50 ms. Concurrent changes are merged.
 	MinInterval time.Duration
-	// MaxAge is how long a stream lasts, by default 30 min, and up to a tenth more. Then it ends without an error, and the
-	// client comes back, perhaps to another server: so clients spread over the servers that there are.
+	// MaxAge is the age at which a stream ends without an error, by default 30 min and up to a tenth more. The client comes
+	// back, perhaps to another server, so that clients spread over the servers.
 	MaxAge time.Duration
-	// SendTimeout is how long a client may take to receive one part of a batch, by default 30 s.
+	// SendTimeout bounds the time in which a client receives one part of a batch, by default 30 s.
 	SendTimeout time.Duration
 	// LeastRate bounds the time for a whole batch: SendTimeout and a second for each LeastRate bytes, by default 512 KiB.
 	LeastRate int64
-	// BatchMemory is about how many bytes the large batches under way to clients may take, by default 128 MiB. The clients
-	// of one peer may use an eighth of it. The rest wait. One batch is always under way.
+	// BatchMemory is about the memory in bytes of the large batches under way to clients, by default 128 MiB. The clients
+	// of one peer may use an eighth of it. The rest wait. At least one batch is always under way.
 	BatchMemory int64
-	// BatchWait is how long a large batch may wait for that memory, by default 10 s. Then the call ends with UNAVAILABLE, so
+	// BatchWait bounds the time that a large batch waits for that memory, by default 10 s. Then the call ends with UNAVAILABLE, so
 	// that the client tries again, perhaps at another server.
 	BatchWait time.Duration
-	// TLS is for tcp://; it must ask clients for certificates (nodelocal.TLSFiles).
+	// TLS is the configuration for tcp://; it must ask clients for certificates (nodelocal.TLSFiles).
 	TLS *tls.Config
 	// AnyNode lets a client with a certificate watch any node. By default a certificate must name the node:
 	// system:node:NAME, as the kubelet's does, as its common name or one of its alternative names (DNS, URI).
 	AnyNode bool
-	// Logger takes refused calls and closed connections. The zero value logs nothing.
+	// Logger receives refused calls and closed connections. The zero value logs nothing.
 	Logger logr.Logger
 	// Hooks are called for metrics.
 	Hooks Hooks
@@ -47,17 +47,16 @@ type Options struct {
 // Hooks report events that metrics count. Each may be nil. They must not block, and may be called
 // from several goroutines at a time.
 type Hooks struct {
-	// OnWatchers is told how many streams there are when that changes.
+	// OnWatchers is called with the number of streams when it changes.
 	OnWatchers func(n int)
-	// OnBatch is called for each batch that gRPC has taken: whether it was the full state, its
-	// length in bytes, and the time since the server learnt of the first change in it. That
-	// time is 0 for the first batch of a stream.
+	// OnBatch is called for each batch that gRPC has written. full says that it was the full state. lag is the time since
+	// the server learnt of the first change in it, and 0 for the first batch of a stream.
 	OnBatch func(full bool, bytes int, lag time.Duration)
 	// OnRefused is called for each connection or call that is refused or ended by the server, with one of the Refused constants.
 	OnRefused func(reason string)
 }
 
-// Why connections and calls are refused or ended, as given to Hooks.OnRefused.
+// The reasons of Hooks.OnRefused.
 const (
 	RefusedNode       = "node"       // the name is invalid, or the server does not serve the node
 	RefusedPermission = "permission" // the client's certificate is for another node
@@ -92,7 +91,7 @@ func (o *Options) setDefaults() {
 	}
 }
 
-// streamAge draws how long a stream lasts, so that the clients of a server do not come back all at once.
+// streamAge draws the age at which a stream ends, so that the clients of a server do not come back all at once.
 func (o *Options) streamAge() time.Duration { return o.MaxAge + rand.N(o.MaxAge/10+1) }
 
 func setDefault[T comparable](value *T, otherwise T) {

@@ -2,20 +2,24 @@ package server
 
 import (
 	"context"
+	"crypto/x509"
 	"errors"
 	"io"
 	"net"
+	"slices"
 	"strconv"
 
 	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/peer"
+	"google.golang.org/grpc/status"
 )
 
-// namedPeers adds to what is known of a peer who it is, and its connection.
+// namedPeers adds the name and the connection of the peer to its AuthInfo.
 type namedPeers struct {
 	credentials.TransportCredentials
-	// refused is told of each handshake that failed.
+	// refused is called for each handshake that failed.
 	refused func(peer string, err error)
 }
 
@@ -29,7 +33,7 @@ type identity struct {
 
 func (n namedPeers) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
 	conn, info, err := n.TransportCredentials.ServerHandshake(raw)
-	if err != nil && !errors.Is(err, io.EOF) { // who says nothing and goes asks only whether the port is open
+	if err != nil && !errors.Is(err, io.EOF) { // without a word it was a check whether the port is open
 		n.refused(nameOf(raw), err)
 	}
 	return conn, identity{info, nameOf(raw), raw}, err
@@ -87,4 +91,34 @@ func processOf(conn *net.UnixConn) (pid process) {
 		}
 	})
 	return pid
+}
+
+// nodeUser is the prefix of a node's name in a certificate (Kubernetes' Node authorizer).
+const nodeUser = "system:node:"
+
+// authorize returns an error unless the peer may watch the node. Without TLS it has come over a socket of this machine, whose
+// mode says who may.
+func (s *Server) authorize(node string, peer identity) error {
+	if s.options.TLS == nil || s.options.AnyNode {
+		return nil
+	}
+	info, _ := peer.AuthInfo.(credentials.TLSInfo)
+	if len(info.State.PeerCertificates) == 0 {
+		return status.Errorf(codes.PermissionDenied, "the client has no certificate, and to watch node %q it must have one for %q", node, nodeUser+node)
+	}
+	names := namesIn(info.State.PeerCertificates[0])
+	if slices.Contains(names, nodeUser+node) {
+		return nil
+	}
+	return status.Errorf(codes.PermissionDenied, "the client's certificate is for %.1000q, and to watch node %q it must be for %q; "+
+		"--authorize-node-names=false lets every certificate watch every node", names, node, nodeUser+node)
+}
+
+// namesIn returns the common name and the alternative names of a certificate that can name a node.
+func namesIn(cert *x509.Certificate) []string {
+	names := slices.Concat([]string{cert.Subject.CommonName}, cert.DNSNames)
+	for _, uri := range cert.URIs {
+		names = append(names, uri.String())
+	}
+	return names
 }

@@ -1,3 +1,11 @@
+// Package server serves the node-local API: each backend that connects receives the state of its
+// node's Services, and then the changes. The state comes from a [tracker.Tracker]. With EveryNode
+// in its Options, one server serves all nodes of a cluster.
+//
+// A stream has no queue of batches. When gRPC has written a batch, the server computes the difference
+// to now, so a slow client costs little more memory than a fast one: what gRPC writes ahead, 64 KiB.
+// Large batches of all clients share [Options.BatchMemory]. A client that takes nothing for
+// [Options.SendTimeout] loses its connection.
 package server
 
 import (
@@ -22,19 +30,19 @@ import (
 )
 
 const (
-	// maxRequest is more than any request needs, in bytes.
+	// maxRequest bounds a request, in bytes. No request needs as much.
 	maxRequest = 16 << 10
-	// maxHeaders is how many bytes of headers a call may have.
+	// maxHeaders bounds the headers of a call, in bytes.
 	maxHeaders = 8 << 10
-	// handshakeTimeout is how long a new connection may take until it can carry calls.
+	// handshakeTimeout bounds the time until a new connection can carry calls.
 	handshakeTimeout = 10 * time.Second
-	// streamsPerConnection is how many calls one connection may carry; more wait in the client.
+	// streamsPerConnection bounds the calls on one connection; more wait in the client.
 	streamsPerConnection = 100
-	// idleTimeout is how long a connection without calls is kept.
+	// idleTimeout ends a connection without calls.
 	idleTimeout = 5 * time.Minute
 	// buffers is the size of the buffers of a connection, in bytes. Most connections are idle most of the time.
 	buffers = 4 << 10
-	// stopGrace is how long calls may take to end when the server stops.
+	// stopGrace bounds the time in which calls end when the server stops.
 	stopGrace = 2 * time.Second
 )
 
@@ -49,13 +57,13 @@ type Server struct {
 	encoded  encodings
 	// unknown holds the nodes without a Node object that were logged.
 	unknown logged
-	// stopping is closed when calls are to end.
+	// stopping is closed to end all calls.
 	stopping chan struct{}
-	// handshakes limits the log lines of handshakes that failed: whoever reaches the port can cause them.
+	// handshakes limits the log lines of failed handshakes: everybody who reaches the port can cause them.
 	handshakes rate.Sometimes
 }
 
-// New returns a server of what tracker has. It is another instance each time: clients of an earlier one get the full state.
+// New returns a server of the tracker's state. Each is another instance: clients of an earlier one get the full state.
 func New(t *tracker.Tracker, options Options) *Server {
 	options.setDefaults()
 	return &Server{
@@ -69,7 +77,8 @@ func New(t *tracker.Tracker, options Options) *Server {
 	}
 }
 
-// Serve answers on the listener, which Listen returned, until ctx ends; then it ends all calls, closes the listener and returns nil. It must not be called twice.
+// Serve answers on the listener, which Listen returned. When ctx ends, it ends all calls, closes the listener and returns
+// nil. It must not be called twice.
 func (s *Server) Serve(ctx context.Context, listener net.Listener) error {
 	server := s.newGRPC(ctx)
 	go s.logWaiting(ctx)
@@ -105,7 +114,7 @@ func (s *Server) newGRPC(ctx context.Context) *grpc.Server {
 		grpc.ConnectionTimeout(handshakeTimeout),
 		grpc.ReadBufferSize(buffers),
 		grpc.WriteBufferSize(buffers),
-		// A peer that is gone without a word is found by pings; one that pings too often is disconnected.
+		// Pings find a peer that is gone without a word. A peer that pings too often is disconnected.
 		// The next call of a client whose stream has ended for its age goes over a new connection. Streams that began late
 		// have the time to end by themselves.
 		grpc.KeepaliveParams(keepalive.ServerParameters{
@@ -126,7 +135,7 @@ const (
 	maxLogWaiting = 5 * time.Minute
 )
 
-// logWaiting logs what the tracker waits for, until it has everything.
+// logWaiting logs the missing objects until the tracker has everything.
 func (s *Server) logWaiting(ctx context.Context) {
 	waits := backoff.ExponentialBackOff{InitialInterval: minLogWaiting, Multiplier: 2, MaxInterval: maxLogWaiting}
 	for wait := waits.NextBackOff(); ; {

@@ -8,6 +8,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -16,13 +17,72 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+const (
+	// socketMode lets nobody but the owner connect.
+	socketMode = 0o600
+	// directoryMode is that of a directory that Listen makes.
+	directoryMode = 0o700
+	// maxSocketPath is the longest path of a socket, in bytes (sockaddr_un, with room for a suffix).
+	maxSocketPath = 100
+)
+
+// Listen listens on unix:///PATH, or on tcp://HOST:PORT, for which secure says that Options.TLS is set. Errors name the address.
+//
+// A socket is private: its mode is 0600, and nobody but root and this process's user may be able to write to its directory,
+// which is made if it is missing. The listener locks the file PATH.lock until it is closed. A socket whose lock another server holds,
+// or on which one answers, is an error that wraps ErrInUse; one that a server left when it was killed is replaced.
+func Listen(ctx context.Context, address string, secure bool) (net.Listener, error) {
+	scheme, rest, _ := strings.Cut(address, "://")
+	switch {
+	case scheme == "unix" && filepath.IsAbs(rest):
+		return listenUnix(ctx, filepath.Clean(rest))
+	case scheme == "tcp" && rest != "":
+		if !secure {
+			return nil, fmt.Errorf("listen on %s: TLS with client certificates is needed: everybody on the network could read which Services there are", address)
+		}
+		return (&net.ListenConfig{}).Listen(ctx, "tcp", rest)
+	}
+	return nil, fmt.Errorf("listen on %q: it is neither unix:///PATH nor tcp://HOST:PORT", address)
+}
+
+func listenUnix(ctx context.Context, path string) (net.Listener, error) {
+	s := &socket{path: path}
+	if err := s.bind(ctx); err != nil {
+		s.unlock()
+		return nil, fmt.Errorf("listen on unix://%s: %w", path, err)
+	}
+	return s, nil
+}
+
+// checkDirectory makes the directory if it is missing, and refuses one in which others could put a socket of theirs.
+func checkDirectory(dir string) error {
+	if err := os.MkdirAll(dir, directoryMode); err != nil {
+		return err
+	}
+	info, err := os.Stat(dir)
+	if err != nil {
+		return err
+	}
+	stat, ok := info.Sys().(*syscall.Stat_t)
+	if !ok {
+		return nil
+	}
+	if stat.Uid != 0 && int(stat.Uid) != os.Geteuid() {
+		return fmt.Errorf("directory %s belongs to user %d, who could replace the socket", dir, stat.Uid)
+	}
+	if info.Mode().Perm()&0o022 != 0 && info.Mode()&fs.ModeSticky == 0 {
+		return fmt.Errorf("directory %s is writable for others (%s), who could replace the socket", dir, info.Mode().Perm())
+	}
+	return nil
+}
+
 // ErrInUse is returned, wrapped, by Listen if another server holds the lock of the socket, or answers on it.
 var ErrInUse = errors.New("another server listens there; stop it, or choose another path")
 
 const (
-	// socketCheck is how often a server looks whether its socket is still there.
+	// socketCheck is the time between two checks whether the socket is still there.
 	socketCheck = time.Second
-	// connectTimeout is how long another server may take to accept a connection.
+	// connectTimeout bounds the time in which another server must accept a connection.
 	connectTimeout = time.Second
 )
 
@@ -34,12 +94,12 @@ type socket struct {
 	mu       sync.Mutex
 	closed   bool
 	listener *net.UnixListener
-	// info is that of the file that listener has made.
+	// info describes the file that listener has made.
 	info fs.FileInfo
 	lock *os.File
 }
 
-// bind locks the path, makes the file, and listens on it instead of what was listened on before.
+// bind locks the path, makes the file, and listens on it in place of the previous one.
 func (s *socket) bind(ctx context.Context) error {
 	if len(s.path) > maxSocketPath {
 		return fmt.Errorf("the path has %d bytes, at most %d are possible", len(s.path), maxSocketPath)
@@ -108,7 +168,7 @@ func (s *socket) unlock() {
 	s.lock = nil
 }
 
-// checkFree returns an error if there is something else than a socket that nobody answers on.
+// checkFree returns an error unless the path is free, or a socket on which nobody answers.
 func checkFree(ctx context.Context, path string) error {
 	info, err := os.Lstat(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -163,10 +223,10 @@ func (s *socket) restore(ctx context.Context) (again bool, err error) {
 	return err == nil, err
 }
 
-// isOwn reports whether the file is the one that the listener has made.
+// isOwn reports whether the listener made the file.
 func (s *socket) isOwn() bool { return isAt(s.path, s.info) }
 
-// isAt reports whether path still leads to a file.
+// isAt reports whether path still leads to the file.
 func isAt(path string, file fs.FileInfo) bool {
 	now, err := os.Lstat(path)
 	return err == nil && os.SameFile(now, file)

@@ -1,6 +1,7 @@
 package server
 
 import (
+	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
@@ -29,36 +30,17 @@ var (
 
 // Watch implements nodelocalv1.NodeLocalServer.
 func (s *Server) Watch(request *nodelocalv1.WatchRequest, out grpc.ServerStreamingServer[nodelocalv1.Update]) error {
-	return s.call(request, out, func(st *stream) error {
-		st.view = s.tracker.View(st.node, st.resumable(request.GetLastSeen()))
-		defer st.view.Close()
-		st.view.Select(st.keys)
-		return st.follow()
-	})
+	return s.call(request, request.GetLastSeen(), out, (*stream).follow)
 }
 
 // Get implements nodelocalv1.NodeLocalServer.
 func (s *Server) Get(request *nodelocalv1.GetRequest, out grpc.ServerStreamingServer[nodelocalv1.Update]) error {
-	return s.call(request, out, func(st *stream) error {
-		st.view = s.tracker.View(st.node, 0)
-		defer st.view.Close()
-		st.view.Select(st.keys)
-		return st.next(time.Time{})
-	})
+	return s.call(request, nil, out, func(st *stream) error { return st.next(time.Time{}) })
 }
 
-// errNotSynced says what the tracker waits for.
+// errNotSynced returns an error that names the objects that the tracker waits for.
 func (s *Server) errNotSynced() error {
 	return status.Errorf(codes.Unavailable, "the server does not know all Services and EndpointSlices yet: it waits for %s; try again", s.tracker.WaitingFor())
-}
-
-// resumable returns the revision that a client has seen, 0 if it is none of this server's, or of a stream with other
-// keys: that lacked what the client asks for now.
-func (st *stream) resumable(seen *nodelocalv1.Position) uint64 {
-	if seen.GetInstance() != st.instance {
-		return 0
-	}
-	return seen.GetRevision()
 }
 
 // instanceFor returns the instance of a stream in its positions.
@@ -76,8 +58,9 @@ type request interface {
 	GetServiceKeys() *nodelocalv1.ServiceKeys
 }
 
-// call runs one call, on a goroutine of its own: this one can return, and so end the stream, while that one waits for the client to read.
-func (s *Server) call(asked request, out grpc.ServerStream, run func(*stream) error) error {
+// call runs one call in a goroutine of its own, so that call can return, and so end the stream, while that goroutine waits
+// for the client to read.
+func (s *Server) call(asked request, seen *nodelocalv1.Position, out grpc.ServerStream, run func(*stream) error) error {
 	peer := identify(out.Context())
 	node := asked.GetNode()
 	keys, err := s.check(asked, peer)
@@ -89,31 +72,45 @@ func (s *Server) call(asked request, out grpc.ServerStream, run func(*stream) er
 		s.options.Hooks.OnRefused(RefusedStreams)
 		return errStreams
 	}
-	st := &stream{server: s, node: node, keys: keys, instance: s.instanceFor(keys), load: load, out: out, stalled: make(chan struct{})}
-	st.watchdog = time.AfterFunc(s.options.SendTimeout, func() { st.once.Do(func() { close(st.stalled) }) })
+	ctx, cancel := context.WithCancelCause(out.Context())
+	defer cancel(nil)
+	st := &stream{ctx: ctx, server: s, node: node, peer: peer.name, keys: keys, instance: s.instanceFor(keys), load: load, out: out}
+	st.watchdog = time.AfterFunc(s.options.SendTimeout, func() { cancel(errStalled) })
 	st.watchdog.Stop()
 	ended := make(chan error, 1)
 	go func() {
 		defer s.streams.leave(peer.name)
-		ended <- run(st)
+		// A revision of another instance, or of a stream with other keys, says nothing about this stream.
+		var revision uint64
+		if seen.GetInstance() == st.instance {
+			revision = seen.GetRevision()
+		}
+		st.view = s.tracker.View(node, revision)
+		st.view.Select(keys)
+		err := run(st)
+		st.view.Close()
+		ended <- err
 	}()
 	select {
-	case err := <-ended:
-		return err
-	case <-st.stalled:
+	case err = <-ended:
+	case <-s.stopping:
+		err = errStopping
+	case <-ctx.Done():
+		err = context.Cause(ctx)
+	}
+	if errors.Is(context.Cause(ctx), errStalled) {
 		s.options.Hooks.OnRefused(RefusedStalled)
 		s.options.Logger.Info("Closing the connection of a client that reads too slowly or not at all", "node", node, "peer", peer.name, "timeout", s.options.SendTimeout)
-		// Ending the stream alone would leave what it has not read in the connection's buffers.
+		// Ending the stream alone would leave unread data in the connection's buffers.
 		if peer.conn != nil {
 			_ = peer.conn.Close()
 		}
 		return errStalled
-	case <-s.stopping:
-		return errStopping
 	}
+	return err
 }
 
-// check returns the keys that a request asks for, or why it is refused.
+// check returns the keys that a request asks for, or the reason to refuse it.
 func (s *Server) check(asked request, peer identity) (model.ServiceKeys, error) {
 	if err := s.checkNode(asked.GetNode()); err != nil {
 		s.options.Hooks.OnRefused(RefusedNode)
@@ -146,29 +143,31 @@ func (s *Server) checkNode(node string) error {
 	return nil
 }
 
-// stream is what is sent to one client.
+// stream is one call.
 type stream struct {
+	// ctx ends with the call. Its cause is errStalled if the client does not read.
+	ctx    context.Context
 	server *Server
 	node   string
+	peer   string
 	load   *peerLoad
 	keys   model.ServiceKeys
-	// instance is the server's, and tells streams with other keys apart.
+	// instance is the server's, extended for streams with keys.
 	instance string
 	view     *tracker.View
 	out      grpc.ServerStream
-	// watchdog closes stalled when a part, or the batch so far, has not been taken in time.
+	// watchdog ends ctx when a part, or the batch so far, takes too long.
 	watchdog *time.Timer
-	once     sync.Once
-	stalled  chan struct{}
-	// sent is the revision that the client was told last, last when that was.
+	// sent is the revision of the last batch, last its time.
 	sent uint64
 	last time.Time
 }
 
-// maxBehind is after how many revisions without a change for its node a client is told the revision all the same, so that it can resume after it.
+// maxBehind is the number of revisions without a change for the node after which the server sends the position anyway, so
+// that the client can resume after it.
 const maxBehind = 1000
 
-// follow sends what changes until the client goes, or the stream is so old that the client should look for a server anew.
+// follow sends changes until the client goes, or the stream reaches its maximal age and the client should choose a server anew.
 func (st *stream) follow() error {
 	var woken time.Time
 	old := time.After(st.server.options.streamAge())
@@ -181,20 +180,21 @@ func (st *stream) follow() error {
 			woken = time.Now()
 		case <-old:
 			return nil
-		case <-st.out.Context().Done():
-			return st.out.Context().Err()
-		case <-st.server.stopping:
-			return errStopping
+		case <-st.ctx.Done():
+			return st.ctx.Err()
 		}
-		if err := st.rest(); err != nil {
-			return err
+		select {
+		case <-time.After(st.server.options.MinInterval - time.Since(st.last)):
+		case <-st.ctx.Done():
+			return st.ctx.Err()
 		}
 	}
 }
 
-// next sends what the client does not have yet, if that is worth a batch. woken is as in send.
+// next sends the changes since the last batch, if there are any worth a batch. woken is the time at which the server learnt
+// of them; zero skips the lag metric.
 func (st *stream) next(woken time.Time) error {
-	free, err := st.server.streams.reserve(st.out.Context(), st.load, st.view.Behind())
+	free, err := st.server.streams.reserve(st.ctx, st.load, st.view.Behind())
 	if err != nil {
 		if errors.Is(err, errBusy) {
 			st.server.options.Hooks.OnRefused(RefusedBusy)
@@ -209,33 +209,25 @@ func (st *stream) next(woken time.Time) error {
 	if first := st.last.IsZero(); !first && changes == nil && revision-st.sent <= maxBehind {
 		return nil
 	}
-	return st.send(changes, triggers, revision, woken)
-}
-
-// rest waits until the next batch may be sent.
-func (st *stream) rest() error {
-	wait := st.server.options.MinInterval - time.Since(st.last)
-	if wait <= 0 {
-		return nil
-	}
-	select {
-	case <-time.After(wait):
-		return nil
-	case <-st.out.Context().Done():
-		return st.out.Context().Err()
-	case <-st.server.stopping:
-		return errStopping
-	}
-}
-
-// send sends one batch, to which events at the times of triggers led. woken is when the server learnt of it, the zero value if that does not count.
-func (st *stream) send(changes *model.Changes, triggers []time.Time, revision uint64, woken time.Time) error {
-	s := st.server
-	full := changes != nil && changes.Full
-	var err error
-	bytes := 0
 	end := protocol.EncodeSync(&nodelocalv1.Position{Instance: st.instance, Revision: revision}, triggers)
-	end.Warning, end.ServiceProxyName = st.warning(), s.tracker.ServiceProxyName()
+	end.Warning, end.ServiceProxyName = st.warning(), st.server.tracker.ServiceProxyName()
+	bytes, err := st.send(changes, end)
+	if err != nil {
+		return err
+	}
+	st.sent, st.last = revision, time.Now()
+	var lag time.Duration
+	if !woken.IsZero() {
+		lag = st.last.Sub(woken)
+	}
+	st.server.options.Hooks.OnBatch(changes != nil && changes.Full, bytes, lag)
+	return nil
+}
+
+// send sends one batch, and returns its length. Each part has SendTimeout, and the batch so far SendTimeout and a second for
+// each LeastRate bytes.
+func (st *stream) send(changes *model.Changes, end *nodelocalv1.Sync) (bytes int, err error) {
+	s := st.server
 	encode := func(port *model.ServicePort) []protocol.Field {
 		return protocol.AddKeys(s.encoded.of(port), port, st.keys)
 	}
@@ -243,32 +235,26 @@ func (st *stream) send(changes *model.Changes, triggers []time.Time, revision ui
 	for data := range protocol.Parts(changes, end, encode) {
 		bytes += len(data)
 		deadline := begin.Add(s.options.SendTimeout + time.Duration(float64(bytes)/float64(s.options.LeastRate)*float64(time.Second)))
-		if err = st.sendPart(data, min(s.options.SendTimeout, time.Until(deadline))); err != nil {
-			return err
+		if err := st.sendPart(data, min(s.options.SendTimeout, time.Until(deadline))); err != nil {
+			return bytes, err
 		}
 	}
-	st.sent, st.last = revision, time.Now()
-	var lag time.Duration
-	if !woken.IsZero() {
-		lag = st.last.Sub(woken)
-	}
-	s.options.Hooks.OnBatch(full, bytes, lag)
-	return nil
+	return bytes, nil
 }
 
-// warning returns what the client should know of how it is set up. It is logged once for each node.
+// warning returns a text for a client whose node has no Node object. The server logs it once for each node.
 func (st *stream) warning() string {
 	if st.view.NodeKnown() {
 		return ""
 	}
 	if st.server.unknown.first(st.node) {
-		st.server.options.Logger.Info("A client watches a node without a Node object; perhaps its name is wrong", "node", st.node, "peer", identify(st.out.Context()).name)
+		st.server.options.Logger.Info("A client watches a node without a Node object; perhaps its name is wrong", "node", st.node, "peer", st.peer)
 	}
 	return fmt.Sprintf("the server knows no Node object %q: perhaps the name is wrong", st.node)
 }
 
-// sendPart sends a part, and waits until it is on its way to the client, so that a stream never has two of them in memory. The
-// connection is closed if that takes longer than timeout.
+// sendPart sends a part, and waits until gRPC has written it to the connection, so that a stream never has two of them in
+// memory. After the timeout the connection is closed.
 func (st *stream) sendPart(data protocol.Update, timeout time.Duration) error {
 	st.watchdog.Reset(timeout)
 	defer st.watchdog.Stop()
@@ -279,7 +265,27 @@ func (st *stream) sendPart(data protocol.Update, timeout time.Duration) error {
 	select {
 	case <-p.written:
 		return nil
-	case <-st.out.Context().Done():
-		return st.out.Context().Err()
+	case <-st.ctx.Done():
+		return st.ctx.Err()
 	}
+}
+
+// logged remembers texts that were logged, up to 1,000 of them.
+type logged struct {
+	mu    sync.Mutex
+	texts map[string]struct{}
+}
+
+// first reports whether a text is to be logged: it is new, and the memory has room for it.
+func (l *logged) first(text string) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if _, known := l.texts[text]; known || len(l.texts) == 1000 {
+		return false
+	}
+	if l.texts == nil {
+		l.texts = map[string]struct{}{}
+	}
+	l.texts[text] = struct{}{}
+	return true
 }
