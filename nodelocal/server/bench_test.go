@@ -25,11 +25,11 @@ func benchmarkWatchers(b *testing.B, nodes, services, endpoints int) {
 	tr := servingTracker(1000)
 	fill(tr, services, endpoints)
 	tr.Synced()
-	brain := newBrain(b, tr, server.Options{})
+	s := newTestServer(b, tr, server.Options{})
 	empty := heap()
 	arrivals := make(chan time.Time, nodes)
 	start := time.Now()
-	if err := watchers.Start(b.Context(), brain.address, nodes, nodeName, func(int) { arrivals <- time.Now() }); err != nil {
+	if err := watchers.Start(b.Context(), s.address, nodes, nodeName, func(int) { arrivals <- time.Now() }); err != nil {
 		b.Fatal(err)
 	}
 	started, kept := time.Since(start), heap()-empty

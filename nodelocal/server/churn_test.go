@@ -23,7 +23,7 @@ func testChurnReachesBackendsAsFewChanges(t *testing.T) {
 	tr := servingTracker(1000)
 	fill(tr, services, 5)
 	tr.Synced()
-	b := newBrain(t, tr, server.Options{})
+	b := newTestServer(t, tr, server.Options{})
 	follower := &backend{}
 	follow(t, b.address, "node-1", follower)
 	eventually(t, func() string {

@@ -44,7 +44,7 @@ func TestDetails(t *testing.T) {
 	tr.SetService(service(2))
 	tr.SetEndpointSlice(endpoints)
 	tr.Synced()
-	b := newBrain(t, tr, server.Options{})
+	b := newTestServer(t, tr, server.Options{})
 	plain, l7 := &backend{}, &backend{}
 	keys := model.ServiceKeys{Labels: []string{"tier"}, Annotations: []string{"weight", "none"}}
 	follow(t, b.address, "node-1", plain)
@@ -174,7 +174,7 @@ func TestUnknownNode(t *testing.T) {
 	fill(tr, 3, 1)
 	tr.Synced()
 	var log logLines
-	b := newBrain(t, tr, server.Options{Logger: log.logger()})
+	b := newTestServer(t, tr, server.Options{Logger: log.logger()})
 	client := dial(t, b.address)
 	warning := func(update *nodelocalv1.Update, err error) string {
 		t.Helper()

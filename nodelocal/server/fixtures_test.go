@@ -68,8 +68,8 @@ func fill(sink tracker.Sink, services, endpoints int) {
 	}
 }
 
-// brain is a server that a test can cut off, end and start again.
-type brain struct {
+// testServer is a server that a test can cut off, end and start again.
+type testServer struct {
 	t       testing.TB
 	address string
 	tracker *tracker.Tracker
@@ -83,10 +83,10 @@ type brain struct {
 	ended chan error
 }
 
-// newBrain returns a brain that serves what tr has.
-func newBrain(t testing.TB, tr *tracker.Tracker, options server.Options) *brain {
+// newTestServer returns a testServer of tr.
+func newTestServer(t testing.TB, tr *tracker.Tracker, options server.Options) *testServer {
 	t.Helper()
-	b := &brain{t: t, address: "unix://" + filepath.Join(t.TempDir(), "s"), tracker: tr, options: options}
+	b := &testServer{t: t, address: "unix://" + filepath.Join(t.TempDir(), "s"), tracker: tr, options: options}
 	if b.options.Hooks.OnBatch == nil {
 		b.options.Hooks.OnBatch = func(full bool, _ int, _ time.Duration) {
 			b.mu.Lock()
@@ -114,7 +114,7 @@ func serveOn(t testing.TB, tr *tracker.Tracker, listener net.Listener, options s
 }
 
 // start begins another instance.
-func (b *brain) start() {
+func (b *testServer) start() {
 	b.t.Helper()
 	listener, err := server.Listen(b.t.Context(), b.address, false)
 	if err != nil {
@@ -127,7 +127,7 @@ func (b *brain) start() {
 	b.stop, b.ended = stop, ended
 }
 
-func (b *brain) end() {
+func (b *testServer) end() {
 	b.stop()
 	if err := <-b.ended; err != nil {
 		b.t.Error(err)
@@ -136,7 +136,7 @@ func (b *brain) end() {
 }
 
 // cut breaks all connections without a word.
-func (b *brain) cut() {
+func (b *testServer) cut() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for _, conn := range b.conns {
@@ -146,7 +146,7 @@ func (b *brain) cut() {
 }
 
 // fulls returns how many full states were sent.
-func (b *brain) fulls() (n int) {
+func (b *testServer) fulls() (n int) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for _, full := range b.batches {
@@ -159,15 +159,15 @@ func (b *brain) fulls() (n int) {
 
 type cuttable struct {
 	net.Listener
-	brain *brain
+	server *testServer
 }
 
 func (c cuttable) Accept() (net.Conn, error) {
 	conn, err := c.Listener.Accept()
 	if err == nil {
-		c.brain.mu.Lock()
-		defer c.brain.mu.Unlock()
-		c.brain.conns = append(c.brain.conns, conn)
+		c.server.mu.Lock()
+		defer c.server.mu.Unlock()
+		c.server.conns = append(c.server.conns, conn)
 	}
 	return conn, err
 }
@@ -220,7 +220,7 @@ func (b *backend) difference(want *model.Changes) string {
 	return cmp.Diff(want, b.state, sameAddrs)
 }
 
-// follow drives a backend from a brain until the function that it returns is called.
+// follow drives a backend from a server until the function that it returns is called.
 func follow(t testing.TB, address, node string, b model.Backend) (stop func()) {
 	t.Helper()
 	return followWith(t, address, b, nodelocal.Options{Node: node})

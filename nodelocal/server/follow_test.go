@@ -93,7 +93,7 @@ func testRunWhenEitherSideIsKilled(t *testing.T) {
 				objects.event(tr)
 			}
 			tr.Synced()
-			b := newBrain(t, tr, server.Options{MinInterval: time.Millisecond})
+			b := newTestServer(t, tr, server.Options{MinInterval: time.Millisecond})
 			follower := &backend{}
 			stop := follow(t, b.address, node, follower)
 			for step := range 2500 {
@@ -101,7 +101,7 @@ func testRunWhenEitherSideIsKilled(t *testing.T) {
 				switch objects.random.IntN(250) {
 				case 0: // the connection
 					b.cut()
-				case 1: // the brain: another instance with other revisions, and what it learnt while it was away
+				case 1: // the server: another instance with other revisions, and what it learnt while it was away
 					b.cut()
 					b.stop()
 					<-b.ended
@@ -138,7 +138,7 @@ func testRunResumes(t *testing.T) {
 	tr := servingTracker(100)
 	fill(tr, 100, 3)
 	tr.Synced()
-	b := newBrain(t, tr, server.Options{})
+	b := newTestServer(t, tr, server.Options{})
 	follower := &backend{}
 	follow(t, b.address, "node-1", follower)
 	synced := func(more int) func() string {
@@ -179,7 +179,7 @@ func testRunFollowsOn(t *testing.T) {
 	tr.Synced()
 	var mu sync.Mutex
 	var fulls, resumed, longest int
-	b := newBrain(t, tr, server.Options{MaxAge: 2 * time.Second, Hooks: server.Hooks{OnBatch: func(full bool, bytes int, _ time.Duration) {
+	b := newTestServer(t, tr, server.Options{MaxAge: 2 * time.Second, Hooks: server.Hooks{OnBatch: func(full bool, bytes int, _ time.Duration) {
 		mu.Lock()
 		defer mu.Unlock()
 		if full {
@@ -225,7 +225,7 @@ func testRunLeavesAServerThatIsNotReady(t *testing.T) {
 	waiting.Waiting("services: connection refused")
 	var targets []string
 	for _, tr := range []*tracker.Tracker{waiting, ready} {
-		targets = append(targets, strings.TrimPrefix(newBrain(t, tr, server.Options{}).address, "unix://"))
+		targets = append(targets, strings.TrimPrefix(newTestServer(t, tr, server.Options{}).address, "unix://"))
 	}
 	path := filepath.Join(t.TempDir(), "s")
 	front, err := net.Listen("unix", path)
@@ -277,7 +277,7 @@ func testRunCarriesTriggerTimes(t *testing.T) {
 	tr := servingTracker(100)
 	fill(tr, 10, 3)
 	tr.Synced()
-	b := newBrain(t, tr, server.Options{})
+	b := newTestServer(t, tr, server.Options{})
 	results := make(chan model.SyncResult, 100)
 	follower := &backend{}
 	ctx, stop := context.WithCancel(t.Context())
@@ -355,7 +355,7 @@ func named(name string, services ...int) *tracker.Tracker {
 }
 
 // replace starts a server of another tracker at the address.
-func (b *brain) replace(tr *tracker.Tracker) {
+func (b *testServer) replace(tr *tracker.Tracker) {
 	b.end()
 	b.tracker = tr
 	b.start()
@@ -389,7 +389,7 @@ func testRunRefusesAServerOfAnotherProxy(t *testing.T) {
 	for _, names := range []struct{ server, client string }{{"blue", ""}, {"", "blue"}, {"blue", "green"}} {
 		want := fmt.Sprintf("the server's service-proxy-name is %q, the client's is %q", names.server, names.client)
 		t.Run(fmt.Sprintf("a client %q without a state ends behind %q", names.client, names.server), func(t *testing.T) {
-			b, backend := newBrain(t, named(names.server, 1), server.Options{}), &backend{}
+			b, backend := newTestServer(t, named(names.server, 1), server.Options{}), &backend{}
 			ctx, stop := context.WithTimeout(t.Context(), 30*time.Second)
 			defer stop()
 			err := nodelocal.Run(ctx, b.address, backend, nodelocal.Options{Node: "node-1", ServiceProxyName: names.client})
@@ -401,7 +401,7 @@ func testRunRefusesAServerOfAnotherProxy(t *testing.T) {
 			}
 		})
 		t.Run(fmt.Sprintf("a client %q with a state keeps it behind %q", names.client, names.server), func(t *testing.T) {
-			b, backend := newBrain(t, named(names.client, 1, 2), server.Options{}), &backend{}
+			b, backend := newTestServer(t, named(names.client, 1, 2), server.Options{}), &backend{}
 			var log logLines
 			var connected atomic.Bool
 			followWith(t, b.address, backend, nodelocal.Options{
@@ -430,7 +430,7 @@ func testRunRefusesAServerOfAnotherProxy(t *testing.T) {
 
 // A cluster may have no Service for a proxy with a name, so the full state of its server may be empty.
 func testRunOfANamedProxyWithoutServices(t *testing.T) {
-	b, backend := newBrain(t, named("blue", 1), server.Options{}), &backend{}
+	b, backend := newTestServer(t, named("blue", 1), server.Options{}), &backend{}
 	options := nodelocal.Options{Node: "node-1", ServiceProxyName: "blue"}
 	options.Empty.Before = func(string) bool { return true }
 	followWith(t, b.address, backend, options)

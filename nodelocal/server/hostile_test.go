@@ -78,16 +78,16 @@ func expectCode(t *testing.T, err error, code codes.Code, text string) {
 	}
 }
 
-func smallBrain(t *testing.T, options server.Options) *brain {
+func smallServer(t *testing.T, options server.Options) *testServer {
 	tr := servingTracker(10)
 	fill(tr, 10, 2)
 	tr.Synced()
-	return newBrain(t, tr, options)
+	return newTestServer(t, tr, options)
 }
 
 func testServerRefusesNodeNames(t *testing.T) {
 	var refused refusals
-	b := smallBrain(t, server.Options{Hooks: server.Hooks{OnRefused: refused.add}})
+	b := smallServer(t, server.Options{Hooks: server.Hooks{OnRefused: refused.add}})
 	client := dial(t, b.address)
 	for _, tc := range []struct {
 		name, node string
@@ -117,7 +117,7 @@ func testServerRefusesNodeNames(t *testing.T) {
 	t.Run("a server of one node serves no other", func(t *testing.T) {
 		tr := tracker.New(tracker.Options{NodeName: "node-1"})
 		tr.Synced()
-		one := newBrain(t, tr, server.Options{})
+		one := newTestServer(t, tr, server.Options{})
 		_, err := watch(t, dial(t, one.address), "node-2")
 		expectCode(t, err, codes.NotFound, `node "node-2" is not served here`)
 	})
@@ -125,7 +125,7 @@ func testServerRefusesNodeNames(t *testing.T) {
 
 func testServerLimitsStreams(t *testing.T) {
 	var refused refusals
-	b := smallBrain(t, server.Options{MaxStreams: 40, MaxStreamsPerPeer: 30, Hooks: server.Hooks{OnRefused: refused.add}})
+	b := smallServer(t, server.Options{MaxStreams: 40, MaxStreamsPerPeer: 30, Hooks: server.Hooks{OnRefused: refused.add}})
 	client := dial(t, b.address)
 	open := 0
 	for i := range 1000 {
@@ -151,7 +151,7 @@ func testServerWithClientsThatDoNotRead(t *testing.T) {
 	var refused refusals
 	var mu sync.Mutex
 	watchers := 0
-	b := newBrain(t, tr, server.Options{
+	b := newTestServer(t, tr, server.Options{
 		SendTimeout: 300 * time.Millisecond, MinInterval: time.Millisecond,
 		Hooks: server.Hooks{OnRefused: refused.add, OnWatchers: func(n int) {
 			mu.Lock()
@@ -209,7 +209,7 @@ func heap() int64 {
 }
 
 func testServerWithGarbageAndHalfOpenConnections(t *testing.T) {
-	b := smallBrain(t, server.Options{MaxConnections: 20})
+	b := smallServer(t, server.Options{MaxConnections: 20})
 	path := strings.TrimPrefix(b.address, "unix://")
 	random := rand.New(rand.NewPCG(1, 1))
 	for range 50 {
@@ -244,7 +244,7 @@ func testServerWithGarbageAndHalfOpenConnections(t *testing.T) {
 
 func TestHealthService(t *testing.T) {
 	tr := servingTracker(0)
-	b := newBrain(t, tr, server.Options{})
+	b := newTestServer(t, tr, server.Options{})
 	client := healthv1.NewHealthClient(connect(t, b.address))
 	expect := func(want healthv1.HealthCheckResponse_ServingStatus) {
 		t.Helper()
@@ -445,7 +445,7 @@ func testServerListensAgain(t *testing.T) {
 }
 
 func testServerStopsWithStreams(t *testing.T) {
-	b := smallBrain(t, server.Options{})
+	b := smallServer(t, server.Options{})
 	stream, err := watch(t, dial(t, b.address), "node-1")
 	if err != nil {
 		t.Fatal(err)

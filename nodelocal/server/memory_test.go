@@ -33,7 +33,7 @@ func testServerForgetsPortsOfOneNode(t *testing.T) {
 	tr.SetService(service(0))
 	tr.SetEndpointSlice(daemonSet)
 	tr.Synced()
-	client := dial(t, newBrain(t, tr, server.Options{}).address)
+	client := dial(t, newTestServer(t, tr, server.Options{}).address)
 	get := func(i int) (bytes int64) {
 		stream, err := client.Get(t.Context(), &nodelocalv1.GetRequest{Node: nodeName(i)})
 		if err != nil {
@@ -138,7 +138,7 @@ func testServerSendsOneByOne(t *testing.T) {
 	tr := servingTracker(10)
 	fill(tr, 1000, 5)
 	tr.Synced()
-	b := newBrain(t, tr, server.Options{BatchMemory: 1})
+	b := newTestServer(t, tr, server.Options{BatchMemory: 1})
 	view := tr.View("node-1", 0)
 	defer view.Close()
 	want, _ := view.Take()

@@ -69,7 +69,7 @@ func testServerOverTLS(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	connections := &brain{}
+	connections := &testServer{}
 	listener := cuttable{plain, connections}
 	address := listener.Addr().String()
 	var refused refusals

@@ -110,7 +110,7 @@ type reader struct {
 	version
 }
 
-func (v version) watch(t *testing.T, b *brain, request proto.Message) *reader {
+func (v version) watch(t *testing.T, b *testServer, request proto.Message) *reader {
 	t.Helper()
 	conn := connect(t, b.address)
 	stream, err := conn.NewStream(t.Context(), &grpc.StreamDesc{ServerStreams: true}, nodelocalv1.NodeLocal_Watch_FullMethodName)
@@ -178,7 +178,7 @@ func testServerOfOlderClients(t *testing.T) {
 			tr := servingTracker(100)
 			fill(tr, 3, 2)
 			tr.Synced()
-			b := newBrain(t, tr, server.Options{})
+			b := newTestServer(t, tr, server.Options{})
 			change := func(i int) {
 				s := slice(i, 1, 0)
 				s.Annotations = map[string]string{corev1.EndpointsLastChangeTriggerTime: time.Now().Format(time.RFC3339Nano)}
@@ -226,7 +226,7 @@ func testServerOfLaterClients(t *testing.T) {
 	tr := servingTracker(100)
 	fill(tr, 3, 2)
 	tr.Synced()
-	b := newBrain(t, tr, server.Options{})
+	b := newTestServer(t, tr, server.Options{})
 	current := version{nodelocalv1.File_nodelocal_v1_nodelocal_proto}
 	request := current.request("node-1", nil)
 	later(request)
