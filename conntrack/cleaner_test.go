@@ -348,3 +348,32 @@ func addLocalRoute(t *testing.T, namespace int, prefix string) {
 		t.Fatal(err)
 	}
 }
+
+func TestCleanerGap(t *testing.T) {
+	t.Run("removes connections to frontends with endpoints", func(t *testing.T) {
+		c := newCleaning(t)
+		c.add(flow(unix.IPPROTO_TCP, "10.244.1.9:1000", "10.96.0.10:80", "10.96.0.10:80"))
+		c.add(flow(unix.IPPROTO_TCP, "10.244.1.9:1000", "10.96.0.11:80", "10.96.0.11:80"))
+		c.flows.Gap(func(_ model.Family, protocol model.Protocol, addr netip.Addr, port uint16) bool {
+			return protocol == model.TCP && addr == netip.MustParseAddr("10.96.0.10") && port == 80
+		})
+		if err := c.flows.Clean(t.Context()); err != nil || c.held() != 1 {
+			t.Errorf("%d connections are left (%v), want the one to an address without endpoints", c.held(), err)
+		}
+		if c.flows.openGap() != nil {
+			t.Error("the gap is still open")
+		}
+	})
+	t.Run("a gap during a search is searched for next", func(t *testing.T) {
+		c := newCleaning(t)
+		c.add(flow(unix.IPPROTO_TCP, "10.244.1.9:1000", "10.96.0.10:80", "10.96.0.10:80"))
+		nothing := func(model.Family, model.Protocol, netip.Addr, uint16) bool { return false }
+		c.flows.Gap(func(model.Family, model.Protocol, netip.Addr, uint16) bool {
+			c.flows.Gap(nothing)
+			return false
+		})
+		if err := c.flows.Clean(t.Context()); err != nil || c.flows.openGap() == nil {
+			t.Errorf("the new gap is closed, %v", err)
+		}
+	})
+}

@@ -54,17 +54,11 @@ type Backend struct {
 }
 
 // state is the backend's knowledge of the kernel's tables.
-type state struct {
-	kind stateKind
-	// reason is, for stateDiverged, the difference.
-	reason string
-}
-
-type stateKind uint8
+type state uint8
 
 const (
 	// stateNew: this process has committed nothing yet. The next Sync reads the tables.
-	stateNew stateKind = iota
+	stateNew state = iota
 	// stateUnknown: reconciling the tables failed. The next Sync reads them.
 	stateUnknown
 	// stateApplied: as far as is known, the tables are as committed last.
@@ -157,14 +151,14 @@ func (b *Backend) Sync(ctx context.Context, changes *model.Changes) error {
 
 // update commits the changes. If that fails, or the kernel's tables are not known, it reconciles them.
 func (b *Backend) update(ctx context.Context, logger klog.Logger) error {
-	if b.state.kind == stateApplied {
+	if b.state == stateApplied {
 		err := b.commitWithAffinity(ctx, b.compiler.Transaction())
 		if err == nil || notSent(ctx, err) {
 			return err
 		}
 		logger.Info("Reconciling the tables, because a commit failed", "reason", err.Error())
 	}
-	first := b.state.kind == stateNew
+	first := b.state == stateNew
 	if err := b.reconcile(ctx, logger); err != nil {
 		return err
 	}
@@ -199,10 +193,10 @@ func (b *Backend) commitWanted(ctx context.Context, tx nft.Transaction) error {
 		return err
 	}
 	b.compiler.Committed()
-	if b.state.kind == stateDiverged {
+	if b.state == stateDiverged {
 		call(b.hooks.OnDiverged, false)
 	}
-	b.state = state{kind: stateApplied}
+	b.state = stateApplied
 	return nil
 }
 
@@ -263,7 +257,7 @@ func (b *Backend) Tables() []*nft.Table {
 func (b *Backend) View(do func(tables []*nft.Table)) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.state.kind == stateApplied {
+	if b.state == stateApplied {
 		do(b.compiler.Tables())
 	}
 }

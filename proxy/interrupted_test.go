@@ -85,7 +85,7 @@ func testSyncInterruptedBeforeTheCommit(t *testing.T) {
 	if err := b.Sync(stopped, manyPorts(11, 1)); !errors.Is(err, context.Canceled) {
 		t.Errorf("an interrupted Sync returns %v", err)
 	}
-	if commits != 0 || b.state.kind != stateApplied {
+	if commits != 0 || b.state != stateApplied {
 		t.Errorf("after an interrupted Sync: %d commits, state %v", commits, b.state)
 	}
 	if err := b.Sync(t.Context(), &model.Changes{}); err != nil {

@@ -29,8 +29,8 @@ func (b *Backend) reconcile(ctx context.Context, logger klog.Logger) error {
 
 // lost notes that the tables may no longer be as committed. The next Sync reads them.
 func (b *Backend) lost() {
-	if b.state.kind == stateApplied {
-		b.state = state{kind: stateUnknown}
+	if b.state == stateApplied {
+		b.state = stateUnknown
 	}
 }
 
@@ -40,7 +40,7 @@ const differenceAttempts = 10
 // reconcileTables is reconcile without the temporary tables. A reason to replace the tables may be chance: a lack of
 // memory, or commits of others while it read. Then it reads again, and believes it the second time.
 func (b *Backend) reconcileTables(ctx context.Context, logger klog.Logger) error {
-	first := b.state.kind == stateNew
+	first := b.state == stateNew
 	reason, doubted := "", false
 	for range differenceAttempts {
 		tx, certain, err := b.difference(ctx)

@@ -84,9 +84,9 @@ func (r *repairer) begin(ctx context.Context, compare bool) (c *comparison, repa
 	b := r.backend
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	switch b.state.kind {
+	switch b.state {
 	case stateDiverged:
-		repaired, err = r.reconcile(ctx, b.state.reason)
+		repaired, err = r.reconcile(ctx)
 		return nil, repaired, err
 	case stateNew, stateUnknown:
 		return nil, false, nil // the next Sync reads the tables
@@ -101,7 +101,7 @@ func (r *repairer) begin(ctx context.Context, compare bool) (c *comparison, repa
 	}
 	if missing != "" {
 		r.foundChange(ctx, missing)
-		repaired, err = r.reconcile(ctx, missing)
+		repaired, err = r.reconcile(ctx)
 		return nil, repaired, err
 	}
 	if err := b.removeTemporary(ctx); err != nil || !compare {
@@ -178,13 +178,12 @@ func (r *repairer) cannotCompare(ctx context.Context, err error) (repaired bool,
 	r.backend.mu.Lock()
 	defer r.backend.mu.Unlock()
 	r.failures++
-	if ctx.Err() != nil || r.failures < comparisonFailures || r.backend.state.kind != stateApplied {
+	if ctx.Err() != nil || r.failures < comparisonFailures || r.backend.state != stateApplied {
 		return false, err
 	}
 	r.failures = 0
-	difference := "replace what cannot be read: " + err.Error()
-	r.logChange(ctx, difference)
-	return r.reconcile(ctx, difference)
+	r.logChange(ctx, "replace what cannot be read: "+err.Error())
+	return r.reconcile(ctx)
 }
 
 // undo commits the difference that a comparison has found, without what own commits changed at the same time.
@@ -192,7 +191,7 @@ func (r *repairer) undo(ctx context.Context, c *comparison, tx nft.Transaction) 
 	b := r.backend
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.state.kind != stateApplied || c.concurrent.all {
+	if b.state != stateApplied || c.concurrent.all {
 		return false, nil
 	}
 	r.failures = 0
@@ -203,21 +202,19 @@ func (r *repairer) undo(ctx context.Context, c *comparison, tx nft.Transaction) 
 	if tx.Empty() {
 		return false, nil
 	}
-	difference := describe(tx)
-	r.foundChange(ctx, difference)
+	r.foundChange(ctx, describe(tx))
 	if !tx.AddsTable() && b.commit(ctx, tx) == nil {
 		b.repaired()
 		return true, nil
 	}
-	return r.reconcile(ctx, difference)
+	return r.reconcile(ctx)
 }
 
-// reconcile reconciles the tables, of which somebody else changed what difference says. If that fails, the state is
-// stateDiverged, and the next check tries again.
-func (r *repairer) reconcile(ctx context.Context, difference string) (repaired bool, err error) {
+// reconcile reconciles the tables. If that fails, the next check tries again.
+func (r *repairer) reconcile(ctx context.Context) (repaired bool, err error) {
 	b := r.backend
 	if err := b.reconcile(ctx, klog.FromContext(ctx)); err != nil {
-		b.state = state{stateDiverged, difference}
+		b.state = stateDiverged
 		call(b.hooks.OnDiverged, true)
 		return false, err
 	}
