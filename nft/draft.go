@@ -144,9 +144,6 @@ func (d *Draft) RemoveChain(name string) {
 	delete(d.chains, name)
 }
 
-// HasChain reports whether the draft has a chain of that name.
-func (d *Draft) HasChain(name string) bool { return d.chains[name] != nil }
-
 func (d *Draft) touchChain(name string) {
 	if _, ok := d.chainsBefore[name]; !ok && d.committed {
 		d.chainsBefore[name] = d.chains[name]

@@ -262,10 +262,12 @@ func walk(rt *rapid.T, kernel kernelOf) {
 	}
 }
 
+func (d *Draft) hasChain(name string) bool { return d.chains[name] != nil }
+
 func (d *Draft) regularChains() []string {
 	var names []string
 	for i := range regularChains {
-		if d.HasChain(regular(i)) {
+		if d.hasChain(regular(i)) {
 			names = append(names, regular(i))
 		}
 	}
@@ -293,7 +295,7 @@ func (g generator) change(d *Draft) {
 // dropDangling takes out what leads to chains that are gone: a draft must be valid when it is committed.
 func (g generator) dropDangling(d *Draft) {
 	gone := func(r Rule) bool {
-		return slices.ContainsFunc(references(r), func(ref reference) bool { return ref.chain != "" && !d.HasChain(ref.chain) })
+		return slices.ContainsFunc(references(r), func(ref reference) bool { return ref.chain != "" && !d.hasChain(ref.chain) })
 	}
 	for _, c := range d.Table().Chains {
 		if slices.ContainsFunc(c.Rules, gone) {
@@ -304,7 +306,7 @@ func (g generator) dropDangling(d *Draft) {
 	}
 	for _, s := range d.sets {
 		for _, e := range s.Elements() {
-			if e.Verdict.Chain == "" || d.HasChain(e.Verdict.Chain) {
+			if e.Verdict.Chain == "" || d.hasChain(e.Verdict.Chain) {
 				continue
 			}
 			if e.Verdict = Drop; len(e.Comment)%2 == 0 {

@@ -209,3 +209,156 @@ func ExampleConn_Compare() {
 		}
 	}
 }
+
+// dialFake returns a connection to nf_tables in memory. With an empty Config it would be the kernel's.
+func dialFake() *nft.Conn {
+	conn, err := nft.Dial(nft.Config{Fake: &nft.Fake{}})
+	if err != nil {
+		log.Fatal(err)
+	}
+	return conn
+}
+
+// commit carries out a transaction.
+func commit(conn *nft.Conn, tx nft.Transaction) {
+	if _, err := conn.Commit(context.Background(), tx); err != nil {
+		log.Fatal(err)
+	}
+}
+
+// show prints a table of the kernel.
+func show(conn *nft.Conn, name string) {
+	table, err := conn.ReadTable(context.Background(), nft.FamilyIP, name)
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Print(table)
+}
+
+// A table with a base chain and a rule, as in
+//
+//	nft 'add table ip example
+//	     add chain ip example input { type filter hook input priority filter; policy accept; }
+//	     add rule ip example input tcp dport 22 ip saddr != 192.0.2.0/24 drop'
+func Example_rule() {
+	conn := dialFake()
+	defer conn.Close()
+	commit(conn, nft.Diff(nil, &nft.Table{Family: nft.FamilyIP, Name: "example", Chains: []*nft.Chain{{
+		Name: "input", Type: nft.TypeFilter, Hook: nft.HookInput, Priority: nft.PriorityFilter,
+		Rules: []nft.Rule{nft.NewRule(
+			nft.Match{Field: nft.MetaL4proto, Value: "tcp"},
+			nft.Match{Field: nft.ThDport, Value: 22},
+			nft.Match{Field: nft.IPSaddr, Op: nft.NotEqual, Value: netip.MustParsePrefix("192.0.2.0/24")},
+			nft.Drop,
+		)},
+	}}}))
+	show(conn, "example")
+	// Output:
+	// table ip example {
+	// 	chain input {
+	// 		type filter hook input priority filter; policy accept;
+	// 		meta l4proto tcp th dport 22 ip saddr != 192.0.2.0/24 drop
+	// 	}
+	// }
+}
+
+// A set, elements that come and go, and a list of what it has.
+func Example_set() {
+	conn := dialFake()
+	defer conn.Close()
+	blocked := &nft.Set{Name: "blocked", Key: nft.Concat{nft.IPSaddr}}
+	table := &nft.Table{Family: nft.FamilyIP, Name: "example", Sets: []*nft.Set{blocked}}
+	commit(conn, nft.Diff(nil, table))
+
+	element := func(text string) nft.Element {
+		e, err := blocked.NewElement(nft.Values{netip.MustParseAddr(text)})
+		if err != nil {
+			log.Fatal(err)
+		}
+		return e
+	}
+	add := []nft.Element{element("192.0.2.1"), element("192.0.2.2"), element("192.0.2.3")}
+	commit(conn, nft.Transaction{Steps: []nft.Step{{Op: nft.AddElements, Table: table, Set: blocked, Elements: add}}})
+	commit(conn, nft.Transaction{Steps: []nft.Step{{Op: nft.DeleteElements, Table: table, Set: blocked, Elements: add[:1]}}})
+	for e, err := range conn.Elements(context.Background(), nft.FamilyIP, "example", blocked) {
+		if err != nil {
+			log.Fatal(err)
+		}
+		fmt.Println(blocked.FormatElement(e))
+	}
+	// Output:
+	// 192.0.2.2
+	// 192.0.2.3
+}
+
+// A verdict map leads packets to chains by their destination.
+func Example_verdictMap() {
+	conn := dialFake()
+	defer conn.Close()
+	services := &nft.Set{Name: "services", Key: nft.Concat{nft.IPDaddr, nft.ThDport}, Verdicts: true}
+	web, err := services.NewElement(nft.Values{netip.MustParseAddr("192.0.2.1"), 80}, nft.Goto("web"))
+	if err != nil {
+		log.Fatal(err)
+	}
+	services.Put(web)
+	commit(conn, nft.Diff(nil, &nft.Table{Family: nft.FamilyIP, Name: "example", Sets: []*nft.Set{services}, Chains: []*nft.Chain{
+		{Name: "web", Rules: []nft.Rule{nft.NewRule(nft.Counter{}, nft.Accept)}},
+		{Name: "forward", Type: nft.TypeFilter, Hook: nft.HookForward, Rules: []nft.Rule{
+			nft.NewRule(nft.Vmap{Key: services.Key, Map: "services"}),
+		}},
+	}}))
+	show(conn, "example")
+	// Output:
+	// table ip example {
+	// 	map services {
+	// 		typeof ip daddr . th dport : verdict
+	// 		elements = {
+	// 			192.0.2.1 . 80 : goto web,
+	// 		}
+	// 	}
+	//
+	// 	chain forward {
+	// 		type filter hook forward priority filter; policy accept;
+	// 		ip daddr . th dport vmap @services
+	// 	}
+	//
+	// 	chain web {
+	// 		counter accept
+	// 	}
+	// }
+}
+
+// A monitor tells what a commit flushed and deleted.
+func ExampleConn_Monitor() {
+	ctx := context.Background()
+	conn := dialFake()
+	defer conn.Close()
+	chain := &nft.Chain{Name: "c", Rules: []nft.Rule{nft.NewRule(nft.Drop)}}
+	table := &nft.Table{Family: nft.FamilyIP, Name: "example", Chains: []*nft.Chain{chain}}
+	commit(conn, nft.Diff(nil, table))
+
+	monitor, err := conn.Monitor(ctx, "example")
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer monitor.Close()
+	commit(conn, nft.Transaction{Steps: []nft.Step{
+		{Op: nft.FlushChain, Table: table, Chain: chain},
+		{Op: nft.DeleteChain, Table: table, Chain: chain},
+	}})
+	for {
+		event, err := monitor.Next(ctx)
+		if err != nil {
+			log.Fatal(err)
+		}
+		if event.Kind == nft.EventGeneration {
+			fmt.Println("the ruleset has generation", event.Generation)
+			return
+		}
+		fmt.Println(event)
+	}
+	// Output:
+	// - rule ip example c drop
+	// - chain ip example c
+	// the ruleset has generation 2
+}

@@ -55,8 +55,8 @@ func (c *Conn) adoptOwned(ctx context.Context) error {
 	return nil
 }
 
-// Owns reports whether a table that was read from the kernel belongs to this connection.
-func (c *Conn) Owns(t *Table) bool {
+// owns reports whether a table that was read from the kernel belongs to this connection.
+func (c *Conn) owns(t *Table) bool {
 	port := t.kernel().OwnerPort
 	return port != 0 && c.port.Load() == port
 }

@@ -74,7 +74,7 @@ func TestOwnedTable(t *testing.T) {
 	want := ours(FamilyIP)
 	commitAll(t, owner, Replace(want))
 	h := header(t, other, want)
-	if !h.Owner || !h.Persist || !owner.Owns(h) || other.Owns(h) {
+	if !h.Owner || !h.Persist || !owner.owns(h) || other.owns(h) {
 		t.Fatalf("it has %q, owner is port %d", h.flagsText(), h.Kernel.OwnerPort)
 	}
 	if tx := Diff(readBack(t, other, FamilyIP, want.Name), want); !tx.Empty() {
@@ -104,7 +104,7 @@ func TestOwnedTable(t *testing.T) {
 		if _, err := owner.Generation(t.Context()); err == nil {
 			t.Fatal("a closed socket answered")
 		}
-		if h := header(t, other, want); !owner.Owns(h) {
+		if h := header(t, other, want); !owner.owns(h) {
 			t.Errorf("it has %q, owner is port %d", h.flagsText(), h.Kernel.OwnerPort)
 		}
 		commitAll(t, owner, Replace(want))
@@ -150,7 +150,7 @@ func TestOrphanedTable(t *testing.T) {
 			if got := tx.String(); got != "add table ip kube-proxy { flags owner, persist; }\n" {
 				t.Errorf("the transaction is\n%s", got)
 			}
-			if h := header(t, c, want); !c.Owns(h) || !h.Persist {
+			if h := header(t, c, want); !c.owns(h) || !h.Persist {
 				t.Errorf("it has %q, owner is port %d", h.flagsText(), h.Kernel.OwnerPort)
 			}
 			if got := affinityElements(t, c, want); len(got) != 1 {
@@ -160,13 +160,13 @@ func TestOrphanedTable(t *testing.T) {
 		{"is taken over together with a change", func(t *testing.T, c *Conn, want *Table) {
 			want.Set("cluster-ips").Put(Element{Key: "\x0a\x09\x09\x09"})
 			checkRepaired(t, c, want)
-			if h := header(t, c, want); !c.Owns(h) {
+			if h := header(t, c, want); !c.owns(h) {
 				t.Errorf("it has %q, owner is port %d", h.flagsText(), h.Kernel.OwnerPort)
 			}
 		}},
 		{"is replaced whole", func(t *testing.T, c *Conn, want *Table) {
 			commitAll(t, c, Replace(want))
-			if h := header(t, c, want); !c.Owns(h) {
+			if h := header(t, c, want); !c.owns(h) {
 				t.Errorf("it has %q, owner is port %d", h.flagsText(), h.Kernel.OwnerPort)
 			}
 		}},
@@ -215,7 +215,7 @@ func TestOrphanedTable(t *testing.T) {
 			t.Errorf("the transaction is\n%s", tx)
 		}
 		commitAll(t, c, tx)
-		if h := header(t, c, want); !c.Owns(h) {
+		if h := header(t, c, want); !c.owns(h) {
 			t.Errorf("it has %q", h.flagsText())
 		}
 	})

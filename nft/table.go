@@ -2,7 +2,6 @@ package nft
 
 import (
 	"fmt"
-	"io"
 	"net/netip"
 	"slices"
 	"strings"
@@ -151,12 +150,6 @@ func (t *Table) String() string {
 	var b strings.Builder
 	t.appendText(&b)
 	return b.String()
-}
-
-// WriteTo writes String to w.
-func (t *Table) WriteTo(w io.Writer) (int64, error) {
-	n, err := io.WriteString(w, t.String())
-	return int64(n), err
 }
 
 func (t *Table) appendText(b *strings.Builder) {

@@ -88,7 +88,7 @@ func writeRuleset(w io.Writer, format *outputFormat, s *ruledump.Snapshot) error
 		return s.Write(w)
 	}
 	for _, t := range s.Tables {
-		if _, err := t.WriteTo(w); err != nil {
+		if _, err := io.WriteString(w, t.String()); err != nil {
 			return err
 		}
 	}
