@@ -105,7 +105,7 @@ func testRuledumpDiffLive(t *testing.T) {
 	if err := p.Wait(); err == nil || p.Cmd.ProcessState.ExitCode() != 1 {
 		t.Errorf("an element less: %v", err)
 	}
-	for _, want := range []string{"- shop/web:http 10.96.0.10:80/TCP (ClusterIP): wanted, and not there\n", `- ip kube-proxy service-ips: 10.96.0.10 . tcp . 80 comment "shop/web:http" : goto cluster-3`} {
+	for _, want := range []string{"- shop/web:http 10.96.0.10:80/TCP (ClusterIP): missing\n", `- ip kube-proxy service-ips: 10.96.0.10 . tcp . 80 comment "shop/web:http" : goto cluster-3`} {
 		if !strings.Contains(p.Output(), want) {
 			t.Errorf("no %q in\n%s", want, p.Output())
 		}
@@ -194,7 +194,7 @@ func testRuledumpWithoutTables(t *testing.T) {
 		if status != 1 || !strings.HasPrefix(output, want) {
 			t.Errorf("status %d, %q", status, output)
 		}
-		for _, want := range []string{"- shop/web:http 10.96.0.10:80/TCP (ClusterIP): wanted, and not there\n", "  - ip kube-proxy: table\n", "  - ip6 kube-proxy: table\n"} {
+		for _, want := range []string{"- shop/web:http 10.96.0.10:80/TCP (ClusterIP): missing\n", "  - ip kube-proxy: table\n", "  - ip6 kube-proxy: table\n"} {
 			if !strings.Contains(output, want) {
 				t.Errorf("no %q in\n%s", want, output)
 			}
@@ -228,7 +228,7 @@ func testRuledumpWatch(t *testing.T) {
 	p.Says(t, "more\n")
 	replace(t, conn, exampleTables(t))
 	p.Says(t, "+table 2")
-	for _, want := range []string{"by foreign: nft (", "+ rule ip kube-proxy services counter accept", fmt.Sprintf("by foreign: integration.tes (pid %d)", os.Getpid())} {
+	for _, want := range []string{"by external: nft (", "+ rule ip kube-proxy services counter accept", fmt.Sprintf("by external: integration.tes (pid %d)", os.Getpid())} {
 		if !strings.Contains(p.Output(), want) {
 			t.Errorf("no %q in\n%s", want, p.Output())
 		}
@@ -352,7 +352,7 @@ func testRuledumpConnections(t *testing.T) {
 	}
 	text := runRuledump(t, l.Node, "explain", "--from="+client, "--to="+dialed)
 	for _, want := range []string{
-		"conntrack knows connections of the client to this address (4, 3 of them finished); they go where they were sent first",
+		"conntrack has connections of the client to this address (4, 3 of them finished); changed rules do not move them",
 		fmt.Sprintf("  %s to %s: answered by %s, ESTABLISHED; the rules have no such endpoint\n", live.LocalAddr(), dialed, server),
 	} {
 		if !strings.Contains(text, want) {

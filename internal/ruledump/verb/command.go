@@ -152,8 +152,8 @@ the proxy does not write print as "unknown-" and their name.
 With -o json it writes a dump: what all commands read with --dump, on any machine, without
 privileges. With --dump it prints such a dump again.
 
-Clients of Services with session affinity are left out, since there may be many and their
-addresses are nobody's business; --clients adds them.`,
+It leaves out the clients of Services with session affinity: there may be many, and their
+addresses are private. --clients adds them.`,
 		Example: `  # Save what this node has.
   ruledump live -o json > node-1.json
 

@@ -82,7 +82,7 @@ func (e *Explanation) printConnections(b *strings.Builder) {
 	if e.ConnectionsFinished > 0 {
 		finished = fmt.Sprintf(", %d of them finished", e.ConnectionsFinished)
 	}
-	fmt.Fprintf(b, "\nconntrack knows connections of the client to this address (%d%s); they go where they were sent first, whatever the rules say now\n", e.ConnectionsTotal, finished)
+	fmt.Fprintf(b, "\nconntrack has connections of the client to this address (%d%s); changed rules do not move them\n", e.ConnectionsTotal, finished)
 	for _, c := range e.Connections {
 		fmt.Fprintf(b, "  %s to %s: answered by %s", c.Source, c.Dialed, c.Server)
 		if c.State != "" {

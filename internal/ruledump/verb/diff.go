@@ -24,24 +24,24 @@ func newDiffCommand() *cobra.Command {
 		Short: "Say how the kernel's rules differ from the desired state",
 		Long: `diff compiles the desired rules, from manifests, a cluster or a node-local server, and
 compares them with those of the kernel or of a dump: first in terms of Services, then in
-elements, chains and rules. A line with - is missing, one with + is there and not wanted,
-one with ~ is there in another way.
+elements, chains and rules. "-" marks what is missing, "+" what is not desired, "~" what
+differs.
 
-The exit status is 0 if there is no difference, 1 if there is one, and 2 if that could not be
-found out. A kernel without the proxy's tables is a difference: all is missing. The proxy is
-a moment behind the cluster, so a difference counts that is there twice, some seconds apart.
+The exit status is 0 for no difference, 1 for a difference and 2 for an error. A kernel
+without the proxy's tables is a difference: everything is missing. The proxy is a moment behind
+the cluster, so only a difference that is still there some seconds later counts.
 
 The desired rules depend on the proxy's settings. Without --config, diff asks the proxy that
 runs beside the kernel's tables (--proxy-address), and fails if none answers. A dump is
 compared with kube-proxy's default settings. The output names the settings, unless --config
 does. Clients of Services with session affinity do not count.`,
-		Example: `  # For cron: is this node as the cluster wants it?
+		Example: `  # For cron: do the rules on this node match the cluster?
   ruledump diff --kubeconfig /etc/kubernetes/kubeconfig --node "$(hostname)"
 
   # The same while no proxy runs.
   ruledump diff --kubeconfig /etc/kubernetes/kubeconfig --node "$(hostname)" --config /var/lib/kube-proxy/config.conf
 
-  # Does this node have what its node-local server wants?
+  # Do they match the state of the node-local server?
   ruledump diff --node-local unix:///run/nftproxy/node-local.sock --node "$(hostname)"
 
   # What was different when the dump was made?
@@ -49,7 +49,7 @@ does. Clients of Services with session affinity do not count.`,
 		Args: cobra.NoArgs,
 		PreRunE: func(*cobra.Command, []string) error {
 			if !from.isCompiled() {
-				return errors.New("give " + compiledSources + ", which say what is wanted")
+				return errors.New("give " + compiledSources + ", the desired state")
 			}
 			return from.checkWanted()
 		},
@@ -415,13 +415,13 @@ func (s *differentService) print(b *strings.Builder, c Colours) {
 	line := fmt.Sprintf("%s %s %s/%s (%s)", signs[s.Is], s.ServicePort, s.Address, s.Protocol, s.Kind)
 	switch s.Is {
 	case Missing:
-		line += ": wanted, and not there"
+		line += ": missing"
 	case Unwanted:
-		line += ": there, and not wanted"
+		line += ": not desired"
 	}
 	b.WriteString(coloured(c, s.Is, line) + "\n")
 	for _, change := range s.Changes {
-		fmt.Fprintf(b, "    %s: wanted %s, is %s\n", change.Property, orNone(change.Wanted), orNone(change.Actual))
+		fmt.Fprintf(b, "    %s: desired %s, actual %s\n", change.Property, orNone(change.Wanted), orNone(change.Actual))
 	}
 }
 

@@ -86,10 +86,10 @@ func TestDiff(t *testing.T) {
 		}
 	})
 	t.Run("names Services, then elements and rules", func(t *testing.T) {
-		want := `- shop/empty 10.96.0.30:80/TCP (ClusterIP): wanted, and not there
-+ shop/empty 10.96.0.31:80/TCP (ClusterIP): there, and not wanted
+		want := `- shop/empty 10.96.0.30:80/TCP (ClusterIP): missing
++ shop/empty 10.96.0.31:80/TCP (ClusterIP): not desired
 ~ shop/web:http 10.96.0.10:80/TCP (ClusterIP)
-    endpoints: wanted 10.244.1.5:8080,10.244.1.6:8080,10.244.2.6:8080, is 10.244.1.5:8080,10.244.1.66:8080,10.244.2.6:8080
+    endpoints: desired 10.244.1.5:8080,10.244.1.6:8080,10.244.2.6:8080, actual 10.244.1.5:8080,10.244.1.66:8080,10.244.2.6:8080
 elements and rules: 8 different
 `
 		got := different(t)

@@ -25,19 +25,18 @@ func newExplainCommand() *cobra.Command {
 	format := newFormat("text", "json", "yaml")
 	cmd := &cobra.Command{
 		Use:   "explain --from ADDRESS[%INTERFACE] --to ADDRESS:PORT[/PROTOCOL]",
-		Short: "Say what becomes of a packet, by which rules, and why",
+		Short: "Say where a packet goes, by which rules, and why",
 		Long: `explain walks the first packet of a connection through the proxy's rules and prints
-everything that can become of it: why, in a sentence, and the rules that lead there with
-the elements that they find, hook by hook. Nothing is sent.
+every possible outcome: the reason in a sentence, then the rules and the elements that they
+find, hook by hook. It sends nothing.
 
-A packet from an address of the node's own is one of a process on the node; with compiled
-rules these are the Node's addresses alone. Rules of other programs and routes that lead
-nowhere are not looked at.
+A packet from one of the node's own addresses counts as one of a local process; with compiled
+rules these are the Node's addresses alone. It does not look at rules of other programs, nor
+at unreachable routes.
 
-With the rules of the kernel it also says where session affinity keeps the client, and
-which connections conntrack knows of the client to the address: those go where they were
-sent first, whatever the rules say now. It prints the state of each, and marks those whose
-server is no endpoint by these rules.`,
+With the rules of the kernel it also shows the client's session affinity, and its connections
+to the address in conntrack, with their states. Changed rules do not move connections; those
+whose server is no endpoint by these rules are marked.`,
 		Example: `  # What does a pod reach at a ClusterIP, on this node, at this moment?
   ruledump explain --from 10.244.1.5 --to 10.96.0.10:80
 

@@ -190,16 +190,17 @@ func keptReason(step *evaluator.Step) SourceReason {
 // sourceTexts explain each SourceReason.
 var sourceTexts = map[SourceReason]string{
 	SourceHairpin:       "the source is masqueraded: the endpoint is the client itself",
-	SourceOutside:       "the source is masqueraded: the client is outside the cluster by detect-local",
+	SourceOutside:       "the source is masqueraded: the client is outside the cluster",
 	SourcePolicyCluster: "the source is masqueraded: externalTrafficPolicy is Cluster",
 	SourceNode:          "the source is masqueraded: the client is the node itself",
 	SourceAll:           "the source is masqueraded: masqueradeAll is set",
 	SourceClusterClient: "the source is kept: the client is one of the cluster's own",
 	SourcePolicyLocal:   "the source is kept: externalTrafficPolicy is Local",
-	SourceNotTold:       "the source is kept: detect-local does not tell the cluster's clients from others",
+	SourceNotTold:       "the source is kept: no detectLocal setting applies to this IP family",
 }
 
-// sourceText returns the SourceReason in words. For a client outside the cluster it has what the rule asks for.
+// sourceText returns the SourceReason in words. For a client outside the cluster it names the pod CIDR, or the rule's
+// condition.
 func sourceText(o *Outcome) string {
 	text := sourceTexts[o.SourceReason]
 	if o.SourceReason != SourceOutside {
@@ -207,6 +208,9 @@ func sourceText(o *Outcome) string {
 	}
 	for i := range o.Path {
 		if asks, _, marks := strings.Cut(o.Path[i].Rule, " meta mark set "); marks {
+			if _, cidr, isCIDR := strings.Cut(asks, " saddr != "); isCIDR && !strings.Contains(cidr, " ") {
+				return fmt.Sprintf("the source is masqueraded: the client is outside the pod CIDR (%s)", cidr)
+			}
 			return fmt.Sprintf("%s (%s)", text, asks)
 		}
 	}

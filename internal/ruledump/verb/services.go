@@ -15,11 +15,11 @@ func newServicesCommand() *cobra.Command {
 	format := newFormat("table", "wide", "json", "yaml")
 	cmd := &cobra.Command{
 		Use:   "services [NAME]",
-		Short: "List what becomes of the addresses of each Service",
-		Long: `services prints a line for each address of each Service: where its clients go, under which
-traffic policy, how long they stay there, and who may dial it. All of it is read back from
-the rules, whose comments name the Service. Where a Service has no endpoint to send some
-clients to, the line says whether they are refused or dropped.
+		Short: "List the addresses of each Service, and where clients go",
+		Long: `services prints a line for each address of each Service: its endpoints, traffic policy, session
+affinity and allowed sources. It reads them from the rules, whose comments name the Service.
+If a Service has no endpoint for some clients, the line says whether the rules refuse or drop
+them.
 
 The policy is "-" for a ClusterIP with endpoints: its rules are the same under both. Node
 and zone of endpoints are shown (-o wide) where the objects are known: --manifests and

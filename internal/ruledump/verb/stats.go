@@ -220,7 +220,7 @@ func (s *Statistics) WriteTo(w io.Writer) (int64, error) {
 		fmt.Fprintf(&b, "generation %d at %s\n", s.Generation, s.Taken.Format(time.RFC3339))
 	}
 	tab := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(tab, "\nTABLE\tCHAINS\tRULES\tSETS\tELEMENTS\tMEMORY (ESTIMATE)\tOWNER\tFOREIGN")
+	fmt.Fprintln(tab, "\nTABLE\tCHAINS\tRULES\tSETS\tELEMENTS\tMEMORY (ESTIMATE)\tOWNER\tEXTERNAL")
 	for _, t := range s.Tables {
 		owner := "-"
 		if t.Owner != 0 {

@@ -50,7 +50,7 @@ What packets add to maps of session affinity is no commit and is not announced.`
 		},
 	}
 	format.addTo(cmd)
-	cmd.Flags().StringVar(&options.Proxy, "proxy", "kube-proxy", "name of the proxy's process; commits of others are foreign")
+	cmd.Flags().StringVar(&options.Proxy, "proxy", "kube-proxy", "name of the proxy's process; commits of others count as external")
 	addServiceProxyName(cmd.Flags(), &options.ServiceProxyName)
 	cmd.Flags().IntVar(&options.MaxParts, "parts", 20, "how many parts of each commit to print")
 	return cmd
@@ -146,7 +146,7 @@ func (c *Change) Text(w io.Writer, s Colours) error {
 	case c.Lost:
 		who = "unknown: announcements were lost"
 	case c.Foreign:
-		who = s.Bad("foreign: " + who)
+		who = s.Bad("external: " + who)
 	}
 	var counts []string
 	total := 0
