@@ -58,21 +58,16 @@ does. Clients of Services with session affinity do not count.`,
 			if err != nil {
 				return err
 			}
-			if format.value == "text" {
+			err = format.write(cmd.OutOrStdout(), d, func() error {
 				if from.config == "" {
 					fmt.Fprintf(cmd.OutOrStdout(), "compared with %s\n", d.Settings)
 				}
-				err = d.Text(cmd.OutOrStdout(), all, coloursFor(cmd.OutOrStdout()))
-			} else {
-				err = writeValue(cmd.OutOrStdout(), format.value, d)
+				return d.Text(cmd.OutOrStdout(), all, coloursFor(cmd.OutOrStdout()))
+			})
+			if err == nil && !d.Equal {
+				err = errDifferent
 			}
-			switch {
-			case err != nil:
-				return err
-			case !d.Equal:
-				return errDifferent
-			}
-			return nil
+			return err
 		},
 	}
 	from.addWanted(cmd)

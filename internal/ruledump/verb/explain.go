@@ -63,11 +63,10 @@ whose server is no endpoint by these rules are marked.`,
 			if err != nil {
 				return err
 			}
-			if format.value != "text" {
-				return writeValue(cmd.OutOrStdout(), format.value, e)
-			}
-			_, err = e.WriteTo(cmd.OutOrStdout())
-			return err
+			return format.write(cmd.OutOrStdout(), e, func() error {
+				_, err := e.WriteTo(cmd.OutOrStdout())
+				return err
+			})
 		},
 	}
 	cmd.Flags().StringVar(&from, "from", "", "source: ADDRESS or ADDRESS:PORT, and perhaps %INTERFACE that the packet comes in by, needed only if a rule asks for it")

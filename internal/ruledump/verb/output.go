@@ -66,20 +66,24 @@ func aboutNode(kind string, s *ruledump.Snapshot) nodeDocument {
 	return nodeDocument{documentOf(kind), s.Node, s.NodeSource}
 }
 
-// writeValue writes a document as JSON or YAML.
-func writeValue(w io.Writer, format string, document any) error {
-	if format == "yaml" {
+// write writes a document as JSON or YAML, or in another format by text.
+func (f *outputFormat) write(w io.Writer, document any, text func() error) error {
+	switch f.value {
+	default:
+		return text()
+	case "yaml":
 		data, err := yaml.Marshal(document)
 		if err != nil {
 			return err
 		}
 		_, err = w.Write(data)
 		return err
+	case "json":
+		enc := json.NewEncoder(w)
+		enc.SetIndent("", "  ")
+		enc.SetEscapeHTML(false)
+		return enc.Encode(document)
 	}
-	enc := json.NewEncoder(w)
-	enc.SetIndent("", "  ")
-	enc.SetEscapeHTML(false)
-	return enc.Encode(document)
 }
 
 // writeRuleset writes tables as nft does, or a dump.

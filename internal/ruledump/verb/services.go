@@ -53,10 +53,9 @@ when an address comes into the kernel or the tables are made anew.`,
 			if len(list.Frontends) == 0 && filter != (Filter{}) {
 				return fmt.Errorf("the rules have no %s: see whether it exists, is not headless or ExternalName, and has a ClusterIP", filter)
 			}
-			if format.value == "table" || format.value == "wide" {
+			return format.write(cmd.OutOrStdout(), list, func() error {
 				return list.Table(cmd.OutOrStdout(), format.value == "wide", coloursFor(cmd.OutOrStdout()))
-			}
-			return writeValue(cmd.OutOrStdout(), format.value, list)
+			})
 		},
 	}
 	from.addTo(cmd, "only Services in this namespace")

@@ -45,15 +45,13 @@ exporter. The number of series does not depend on how many Services there are.`,
 			if err != nil {
 				return err
 			}
-			switch format.value {
-			case "text":
-				_, err = counted.WriteTo(cmd.OutOrStdout())
-			case "metrics":
-				err = counted.Metrics(cmd.OutOrStdout())
-			default:
-				err = writeValue(cmd.OutOrStdout(), format.value, counted)
-			}
-			return err
+			return format.write(cmd.OutOrStdout(), counted, func() error {
+				if format.value == "metrics" {
+					return counted.Metrics(cmd.OutOrStdout())
+				}
+				_, err := counted.WriteTo(cmd.OutOrStdout())
+				return err
+			})
 		},
 	}
 	from.addTo(cmd)
