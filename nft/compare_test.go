@@ -479,8 +479,8 @@ func TestSeenKeys(t *testing.T) {
 				t.Fatalf("round %d: add(%d) = %v", round, i, isNew)
 			}
 		}
-		if len(seen.hashes) != n {
-			t.Fatalf("%d keys, want %d", len(seen.hashes), n)
+		if seen.n != n {
+			t.Fatalf("%d keys, want %d", seen.n, n)
 		}
 	}
 	for i := range 2 * n {
