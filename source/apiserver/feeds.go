@@ -28,13 +28,11 @@ type object interface {
 
 // feed is one resource on its way to the sink.
 type feed struct {
-	resource string
-	example  runtime.Object
-	source   *cache.ListWatch
-	queue    cache.Queue
-	outage   *outage
-	refusal  *refusal // nil: a refusal is an outage
-	// patience is how long Synced waits for the resource; 0 is for ever.
+	example runtime.Object
+	source  *cache.ListWatch
+	queue   cache.Queue
+	outage  *outage
+	// patience limits the time for which Synced waits for the resource; 0 does not.
 	patience time.Duration
 	// giveUp ends the wait as well; nil does not.
 	giveUp <-chan struct{}
@@ -43,7 +41,7 @@ type feed struct {
 // feeds returns the four resources that a proxy reads, those that Synced waits for first.
 func (s *Source) feeds(ctx context.Context, sink tracker.Sink) []*feed {
 	all := metav1.NamespaceAll
-	waits, guard := newWaits(sink), s.config.Empty
+	waits, guard := &waits{sink: sink, reasons: map[string]string{}}, s.config.Empty
 	forSlices := guard
 	if guard.Off = guard.Off || s.config.ServiceProxyName != ""; guard.Off {
 		forSlices.Off, forSlices.Before = false, nil
@@ -60,8 +58,7 @@ func (s *Source) feeds(ctx context.Context, sink tracker.Sink) []*feed {
 	nodes.patience = s.timing.node
 	cidrs := newFeed(s.outage("servicecidrs", nil), &networkingv1.ServiceCIDR{}, s.client.NetworkingV1().ServiceCIDRs(),
 		everything, sink.SetServiceCIDR, byName(sink.DeleteServiceCIDR), nil, nil)
-	cidrs.refusal = newRefusal(cidrs.outage, s.timing.refusal)
-	cidrs.source = cidrs.refusal.guard(cidrs.source)
+	cidrs.outage.pause = s.timing.refusal
 	cidrs.patience, cidrs.giveUp = s.timing.cidrs, cidrs.outage.noticed
 	return []*feed{services, endpointSlices, nodes, cidrs}
 }
@@ -89,8 +86,6 @@ type waits struct {
 	// reasons says of each such resource why it is not listed.
 	reasons map[string]string
 }
-
-func newWaits(sink tracker.Sink) *waits { return &waits{sink: sink, reasons: map[string]string{}} }
 
 // guard returns the decision of a guard about a resource, which is waited for as long as its first list is held.
 func (w *waits) guard(g model.EmptyGuard, resource string, logger klog.Logger) *model.EmptyState {
@@ -131,22 +126,23 @@ func newFeed[T object, L runtime.Object](
 	queue := newDirectQueue(outage.resource, set, remove)
 	queue.empty, queue.counts = empty, counts
 	return &feed{
-		resource: outage.resource,
-		example:  example,
-		source:   listWatch(objects, narrow, outage),
-		queue:    queue,
-		outage:   outage,
+		example: example,
+		source:  listWatch(objects, narrow, outage),
+		queue:   queue,
+		outage:  outage,
 	}
 }
 
-// start lists and watches until ctx ends, and returns what is done when everything that existed
+// start lists and watches until ctx ends. The DoneChecker is done when everything that existed
 // has been published. There is no resync: a sink keeps what it was given.
 func (f *feed) start(ctx context.Context, running *sync.WaitGroup) cache.DoneChecker {
 	controller := cache.New(&cache.Config{
-		Queue:                        f.queue,
-		ListerWatcher:                f.source,
-		ObjectType:                   f.example,
-		WatchErrorHandlerWithContext: f.watchError,
+		Queue:         f.queue,
+		ListerWatcher: f.source,
+		ObjectType:    f.example,
+		WatchErrorHandlerWithContext: func(ctx context.Context, _ *cache.Reflector, err error) {
+			f.outage.failed(ctx, err)
+		},
 	})
 	running.Go(func() { controller.RunWithContext(ctx) })
 	return f.queue.HasSyncedChecker()
@@ -162,14 +158,7 @@ func (f *feed) wait(ctx context.Context, listed cache.DoneChecker) {
 	case <-listed.Done():
 	case <-f.giveUp:
 	case <-timeout:
-		klog.FromContext(ctx).Info("Going on without a resource that is not listed yet", "resource", f.resource, "waited", f.patience.String())
+		klog.FromContext(ctx).Info("Going on without a resource that is not listed yet", "resource", f.outage.resource, "waited", f.patience.String())
 	case <-ctx.Done():
 	}
-}
-
-func (f *feed) watchError(ctx context.Context, _ *cache.Reflector, err error) {
-	if f.refusal != nil && isRefusal(err) {
-		return // logged where it was noticed
-	}
-	f.outage.failed(ctx, err)
 }

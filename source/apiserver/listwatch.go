@@ -26,8 +26,7 @@ func listWatch[L runtime.Object](objects collection[L], narrow narrowing, outage
 	return &cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
 			narrow(&options)
-			defer outage.awaitAnswer(ctx)()
-			list, err := objects.List(ctx, options)
+			list, err := request(ctx, outage, func() (L, error) { return objects.List(ctx, options) })
 			if err == nil {
 				outage.over(ctx)
 			}
@@ -35,11 +34,13 @@ func listWatch[L runtime.Object](objects collection[L], narrow narrowing, outage
 		},
 		WatchFuncWithContext: func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
 			narrow(&options)
-			defer outage.awaitAnswer(ctx)()
-			w, err := objects.Watch(ctx, options)
-			if err == nil && reflect.TypeOf(w) == noWatch {
-				err = errNoAnswer
-			}
+			w, err := request(ctx, outage, func() (watch.Interface, error) {
+				w, err := objects.Watch(ctx, options)
+				if err == nil && reflect.TypeOf(w) == noWatch {
+					err = errNoAnswer
+				}
+				return w, err
+			})
 			switch {
 			case err != nil:
 				return nil, watchFailed(ctx, options, err, outage)
@@ -51,6 +52,18 @@ func listWatch[L runtime.Object](objects collection[L], narrow narrowing, outage
 			return w, nil
 		},
 	}
+}
+
+// request asks the server, after the pause that follows a refusal. The controller is kept meanwhile, not restarted, so
+// that it notices what was deleted when the resource is served again.
+func request[T any](ctx context.Context, outage *outage, ask func() (T, error)) (answer T, err error) {
+	if err := outage.waitOut(ctx); err != nil {
+		return answer, err
+	}
+	defer outage.awaitAnswer(ctx)()
+	answer, err = ask()
+	outage.noteRefusal(ctx, err)
+	return answer, err
 }
 
 // noWatch is what client-go returns, without an error, when it has got no answer to several requests.

@@ -10,6 +10,8 @@ import (
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/klog/v2"
 )
 
@@ -35,6 +37,9 @@ type outage struct {
 	silence time.Duration
 	// noticed is closed at the first failure.
 	noticed chan struct{}
+	// pause is the least time between requests while the server does not have the resource (404) or does not allow it
+	// (403), for a resource that the proxy can do without. With 0, a refusal is a failure like others.
+	pause time.Duration
 
 	// mu guards what follows, and keeps the calls of onFailing in order.
 	mu sync.Mutex
@@ -45,6 +50,8 @@ type outage struct {
 	expired bool
 	// streaming says that a list began to be streamed, of which neither the end nor a failure is known.
 	streaming bool
+	// refusal is the reason of the refusal that was logged last; empty while the resource is served.
+	refusal metav1.StatusReason
 	// since is when the first of failures came. kinds holds those that were logged, the last one at logged.
 	since, logged time.Time
 	failures      int
@@ -61,6 +68,7 @@ func (o *outage) failed(ctx context.Context, err error) {
 	switch {
 	case ctx.Err() != nil: // we are stopping, and so does everything under way
 	case err == io.EOF:
+	case o.refuses(err): // logged by noteRefusal
 	case (apierrors.IsResourceExpired(err) || apierrors.IsGone(err)) && o.mayExpire():
 		logger.V(2).Info("The API server no longer has the changes since the last watch; listing anew",
 			"resource", o.resource, "err", err)
@@ -154,15 +162,53 @@ func (o *outage) end(ctx context.Context, how string) {
 	}
 }
 
-// refused notes that the server answered, and does not give the resource away. A server that does not have it is no
-// failure.
-func (o *outage) refused(ctx context.Context, failing bool) {
+// refuses reports whether an error is a refusal, which retrying soon cannot mend.
+func (o *outage) refuses(err error) bool {
+	return o.pause > 0 && (apierrors.IsNotFound(err) || apierrors.IsForbidden(err))
+}
+
+// waitOut pauses if the last answer was a refusal.
+func (o *outage) waitOut(ctx context.Context) error {
+	o.mu.Lock()
+	refused := o.refusal != ""
+	o.mu.Unlock()
+	if !refused {
+		return nil
+	}
+	timer := time.NewTimer(wait.Jitter(o.pause, 1))
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// noteRefusal logs a refusal when it begins, changes or ends. Other errors say nothing about it. A server that does not
+// have the resource is no failure.
+func (o *outage) noteRefusal(ctx context.Context, err error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.streaming = false
-	o.notice()
-	o.setFailing(failing)
-	o.end(ctx, "Answered again, with a refusal")
+	logger := klog.FromContext(ctx)
+	switch {
+	case err == nil && o.refusal != "":
+		o.refusal = ""
+		logger.Info("The API server serves the resource now", "resource", o.resource)
+	case o.refuses(err):
+		forbidden, reason := apierrors.IsForbidden(err), apierrors.ReasonForError(err)
+		switch {
+		case o.refusal == reason:
+		case forbidden:
+			logger.Error(err, "Not allowed to list and watch; going on without. The proxy's ClusterRole needs both verbs", "resource", o.resource)
+		default:
+			logger.Info("The API server does not have the resource; going on without", "resource", o.resource, "err", err)
+		}
+		o.refusal, o.streaming = reason, false
+		o.notice()
+		o.setFailing(forbidden)
+		o.end(ctx, "Answered again, with a refusal") // an outage may have been during the refusal
+	}
 }
 
 // awaitAnswer is for the time of one request. It has a failure noted if the server neither answers nor fails for a while:

@@ -20,14 +20,14 @@ type Source struct {
 	timing      timing
 }
 
-// timing is how long what is not there yet is waited for.
+// timing says how long to wait for each resource.
 type timing struct {
-	// node and cidrs is how long Synced waits for what the proxy can begin without, once it has what
-	// it cannot. Later objects are published later.
+	// node and cidrs limit the time for which Synced waits for what the proxy can begin without, once it
+	// has what it cannot. Later objects are published later.
 	node, cidrs time.Duration
-	// silence is how long a first answer may take before the log says that it is missing.
+	// silence is the time without an answer after which the log says that it is missing.
 	silence time.Duration
-	// refusal is how long a resource that the server refused is left alone, plus up to the same again.
+	// refusal is the least time between requests for a resource that the server refused; the most is twice that.
 	refusal time.Duration
 }
 
