@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"net/netip"
+	"slices"
 	"sync"
 
 	"github.com/nftproxy/nftproxy/model"
@@ -30,10 +31,9 @@ type Forwarder struct {
 	slots chan struct{}
 
 	// mu guards the fields below.
-	mu    sync.Mutex
+	mu sync.Mutex
+	// ports holds the Service ports that have a TCP node port.
 	ports map[model.PortID]*model.ServicePort
-	// claims holds the Service ports that have a node port.
-	claims map[frontend]map[model.PortID]*model.ServicePort
 	// listeners holds the listeners by address, also those that cannot listen yet.
 	listeners map[netip.AddrPort]*listener
 
@@ -41,12 +41,6 @@ type Forwarder struct {
 	// in order. It is apart from mu because listeners open at any time.
 	countMu sync.Mutex
 	counts  map[model.Family]int
-}
-
-// frontend is a TCP node port in one family.
-type frontend struct {
-	family model.Family
-	port   uint16
 }
 
 // defaultMaxConnections take 6,000 file descriptors. The clients are programs on the node, such as a container runtime.
@@ -58,7 +52,6 @@ func New(options Options) *Forwarder {
 		options:   options,
 		slots:     make(chan struct{}, cmp.Or(options.MaxConnections, defaultMaxConnections)),
 		ports:     map[model.PortID]*model.ServicePort{},
-		claims:    map[frontend]map[model.PortID]*model.ServicePort{},
 		listeners: map[netip.AddrPort]*listener{},
 		counts:    map[model.Family]int{},
 	}
@@ -75,82 +68,51 @@ func (f *Forwarder) Apply(ctx context.Context, changes *model.Changes) {
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	touched := map[frontend]bool{}
+	touched := changes.Full
 	if changes.Full {
-		for id := range f.ports {
-			if changes.Ports[id] == nil {
-				f.set(id, nil, touched)
-			}
-		}
+		clear(f.ports)
 	}
 	for id, port := range changes.Ports {
-		f.set(id, port, touched)
-	}
-	for fe := range touched {
-		f.reconcile(ctx, fe)
-	}
-}
-
-// set records the port with that ID, nil if it is gone, and adds the frontends that it had and has to touched.
-func (f *Forwarder) set(id model.PortID, port *model.ServicePort, touched map[frontend]bool) {
-	if id.Protocol != model.TCP {
-		return
-	}
-	if old := f.ports[id]; old != nil {
-		fe := frontend{id.Family, old.NodePort}
-		delete(f.claims[fe], id)
-		if len(f.claims[fe]) == 0 {
-			delete(f.claims, fe)
-		}
-		delete(f.ports, id)
-		touched[fe] = true
-	}
-	if port == nil || port.NodePort == 0 {
-		return
-	}
-	fe := frontend{id.Family, port.NodePort}
-	if f.claims[fe] == nil {
-		f.claims[fe] = map[model.PortID]*model.ServicePort{}
-	}
-	f.claims[fe][id] = port
-	f.ports[id] = port
-	touched[fe] = true
-}
-
-// reconcile listens for a frontend if it has endpoints, and only then, so that clients of a
-// Service without any are refused at once.
-func (f *Forwarder) reconcile(ctx context.Context, fe frontend) {
-	port := f.owner(fe)
-	for _, addr := range f.options.Addresses {
-		if model.FamilyOf(addr) != fe.family {
-			continue
-		}
-		at := netip.AddrPortFrom(addr, fe.port)
-		l := f.listeners[at]
 		switch {
-		case port == nil || len(endpoints(port)) == 0:
-			if l != nil {
-				l.close()
-				delete(f.listeners, at)
+		case id.Protocol != model.TCP:
+		case port != nil && port.NodePort != 0:
+			f.ports[id], touched = port, true
+		case f.ports[id] != nil:
+			delete(f.ports, id)
+			touched = true
+		}
+	}
+	if touched {
+		f.reconcile(ctx)
+	}
+}
+
+// reconcile listens for each node port that has endpoints, and only then, so that clients of a
+// Service without any are refused at once. Of two Service ports with one node port the first by name gets it, as in the
+// rules. (The API server gives a node port to one Service only.)
+func (f *Forwarder) reconcile(ctx context.Context) {
+	owners := map[netip.AddrPort]*model.ServicePort{}
+	for _, port := range f.ports {
+		for _, addr := range f.options.Addresses {
+			at := netip.AddrPortFrom(addr, port.NodePort)
+			if model.FamilyOf(addr) == port.ID.Family && (owners[at] == nil || port.ID.Compare(owners[at].ID) < 0) {
+				owners[at] = port
 			}
-		case l != nil:
+		}
+	}
+	for at, l := range f.listeners {
+		if port := owners[at]; port == nil || len(endpoints(port)) == 0 {
+			l.close()
+			delete(f.listeners, at)
+		}
+	}
+	for at, port := range owners {
+		if l := f.listeners[at]; l != nil {
 			l.update(port)
-		default:
+		} else if len(endpoints(port)) > 0 {
 			f.listeners[at] = f.listen(ctx, at, port)
 		}
 	}
-}
-
-// owner returns the port that gets a frontend: the first by name, as in the rules. The API
-// server gives a node port to one Service only.
-func (f *Forwarder) owner(fe frontend) *model.ServicePort {
-	var owner *model.ServicePort
-	for _, port := range f.claims[fe] {
-		if owner == nil || port.ID.Compare(owner.ID) < 0 {
-			owner = port
-		}
-	}
-	return owner
 }
 
 // endpoints returns the endpoints for programs on the node. Under policy Local those are the endpoints on the node, as
@@ -171,8 +133,32 @@ func (f *Forwarder) count(family model.Family, by int) {
 	}
 }
 
-func (f *Forwarder) fail(family model.Family) {
-	if f.options.OnListenFailure != nil {
-		f.options.OnListenFailure(family)
+// loopback holds each family's prefix of loopback addresses, and the usual one among them.
+var loopback = map[model.Family]struct {
+	prefix netip.Prefix
+	usual  netip.Addr
+}{
+	model.IPv4: {netip.MustParsePrefix("127.0.0.0/8"), netip.MustParseAddr("127.0.0.1")},
+	model.IPv6: {netip.MustParsePrefix("::1/128"), netip.IPv6Loopback()},
+}
+
+// Addresses returns the addresses to listen on for a list of nodePortAddresses. For each CIDR of loopback
+// addresses only, that is 127.0.0.1 or ::1 if the CIDR contains it, else its first address. A CIDR that
+// contains other addresses too, such as 0.0.0.0/0, does not count.
+func Addresses(nodePortAddresses []netip.Prefix) []netip.Addr {
+	var addresses []netip.Addr
+	for _, p := range nodePortAddresses {
+		known := loopback[model.FamilyOf(p.Addr())]
+		if p.Bits() < known.prefix.Bits() || !known.prefix.Contains(p.Addr()) {
+			continue
+		}
+		addr := p.Masked().Addr()
+		if p.Contains(known.usual) {
+			addr = known.usual
+		}
+		if !slices.Contains(addresses, addr) {
+			addresses = append(addresses, addr)
+		}
 	}
+	return addresses
 }

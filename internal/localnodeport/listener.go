@@ -3,8 +3,11 @@ package localnodeport
 import (
 	"context"
 	"errors"
+	"io"
+	"math/rand/v2"
 	"net"
 	"net/netip"
+	"slices"
 	"sync"
 	"time"
 
@@ -51,8 +54,12 @@ func (f *Forwarder) listen(ctx context.Context, at netip.AddrPort, port *model.S
 	ctx, cancel := context.WithCancel(ctx)
 	l := &listener{
 		at: at, cancel: cancel, slots: f.slots, own: make(chan struct{}, max(cap(f.slots)/2, 1)),
-		count:  func(by int) { f.count(port.ID.Family, by) },
-		failed: func() { f.fail(port.ID.Family) },
+		count: func(by int) { f.count(port.ID.Family, by) },
+		failed: func() {
+			if f.options.OnListenFailure != nil {
+				f.options.OnListenFailure(port.ID.Family)
+			}
+		},
 	}
 	l.update(port)
 	context.AfterFunc(ctx, l.close)
@@ -135,13 +142,14 @@ func (l *listener) accept(ctx context.Context) {
 		case err == nil:
 			failing = false
 			waits.Reset()
-			if !l.takeSlot(ctx) {
+			if !l.take(ctx, l.own) || !l.take(ctx, l.slots) {
 				reset(client)
 				return
 			}
 			go func() {
-				defer l.freeSlot()
 				l.serve(ctx, client)
+				<-l.slots
+				<-l.own
 			}()
 			continue
 		case errors.Is(err, net.ErrClosed):
@@ -156,23 +164,7 @@ func (l *listener) accept(ctx context.Context) {
 	}
 }
 
-// takeSlot waits until there are fewer connections than the limits. It returns false if ctx ends first.
-func (l *listener) takeSlot(ctx context.Context) bool {
-	if !l.take(ctx, l.own) {
-		return false
-	}
-	if !l.take(ctx, l.slots) {
-		<-l.own
-		return false
-	}
-	return true
-}
-
-func (l *listener) freeSlot() {
-	<-l.slots
-	<-l.own
-}
-
+// take waits until there are fewer connections than the limit. It returns false if ctx ends first.
 func (l *listener) take(ctx context.Context, slots chan struct{}) bool {
 	select {
 	case slots <- struct{}{}:
@@ -236,4 +228,77 @@ func sleep(ctx context.Context, wait time.Duration) bool {
 	case <-time.After(wait):
 		return true
 	}
+}
+
+// choice draws endpoints for the connections to one node port. All its clients have the
+// loopback address, so with session affinity they are one client with one endpoint.
+type choice struct {
+	mu        sync.Mutex
+	endpoints []netip.AddrPort
+	// affinity is how long an endpoint is kept after the last new connection; 0 is not at all.
+	affinity time.Duration
+	// kept is the endpoint to keep, used when it was last drawn.
+	kept netip.AddrPort
+	used time.Time
+}
+
+// update replaces the endpoints. The kept one stays while it is among them.
+func (c *choice) update(endpoints []model.Endpoint, affinity time.Duration) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.endpoints = make([]netip.AddrPort, len(endpoints))
+	for i, e := range endpoints {
+		c.endpoints[i] = e.AddrPort
+	}
+	c.affinity = affinity
+}
+
+// draw returns an endpoint for a connection now, other than those that were tried for it in
+// vain; false when there is none. With affinity it is the one to keep from now on.
+func (c *choice) draw(now time.Time, tried []netip.AddrPort) (netip.AddrPort, bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	left := make([]netip.AddrPort, 0, len(c.endpoints))
+	for _, e := range c.endpoints {
+		if !slices.Contains(tried, e) {
+			left = append(left, e)
+		}
+	}
+	if len(left) == 0 {
+		return netip.AddrPort{}, false
+	}
+	if now.Sub(c.used) >= c.affinity || !slices.Contains(left, c.kept) {
+		c.kept = left[rand.IntN(len(left))]
+	}
+	c.used = now
+	return c.kept, true
+}
+
+// relay copies between two connections until both directions have ended, and closes both. It passes on the
+// end of one direction (FIN) while the other continues. If one connection is reset, or cannot be written
+// to any more, relay resets the other one.
+func relay(a, b *net.TCPConn) {
+	defer a.Close()
+	defer b.Close()
+	var both sync.WaitGroup
+	both.Go(func() { pass(a, b) })
+	both.Go(func() { pass(b, a) })
+	both.Wait()
+}
+
+// pass copies in one direction. For two TCP connections io.Copy lets the kernel do it (splice).
+func pass(to, from *net.TCPConn) {
+	if _, err := io.Copy(to, from); err != nil {
+		reset(to)
+		reset(from)
+		return
+	}
+	// An error means that the connection is gone, which the other direction has noticed already.
+	_ = to.CloseWrite()
+}
+
+// reset closes a connection with RST instead of FIN.
+func reset(conn *net.TCPConn) {
+	_ = conn.SetLinger(0)
+	_ = conn.Close()
 }
