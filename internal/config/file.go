@@ -1,26 +1,31 @@
 // Package config reads kube-proxy's configuration, of version v1alpha1 or v1alpha2, and turns
-// it into what this module's libraries take. Errors name the field, in the words of the
-// configuration file, and what to do about it.
+// it into the options of this module's libraries. Errors name the field, in the words of the
+// configuration file, and the remedy.
 package config
 
 import (
+	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 
+	"github.com/fsnotify/fsnotify"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/klog/v2"
 	kubeproxyv1alpha1 "k8s.io/kube-proxy/config/v1alpha1"
 
 	"github.com/nftproxy/nftproxy/internal/config/v1alpha2"
 )
 
-// File is a configuration document that was read.
+// File is a configuration document.
 type File struct {
-	// Path is where it is from; empty if Parse read it.
+	// Path is the file's path; empty if Parse read it.
 	Path string
-	// Config has what the document says, with defaults filled in, and is valid.
+	// Config is valid, with defaults filled in.
 	Config *v1alpha2.KubeProxyConfiguration
 	// Warnings are about what in the document has no effect, leaves something open, or is missing; one line each.
 	Warnings []string
@@ -42,10 +47,9 @@ func Load(path string) (*File, error) {
 	return f, nil
 }
 
-// Parse reads a KubeProxyConfiguration in YAML or JSON. As in kube-proxy, a v1alpha1 document may
-// have unknown and repeated fields, which are warned about; in a v1alpha2 document they are
-// errors unless it sets configHardFail to false. A mode that this proxy does not have is no error
-// here: see CheckMode.
+// Parse reads a KubeProxyConfiguration in YAML or JSON. As in kube-proxy, unknown and repeated
+// fields of a v1alpha1 document are warnings; those of a v1alpha2 document are errors unless it
+// sets configHardFail to false. A mode that this proxy does not have is no error here: see CheckMode.
 func Parse(data []byte) (*File, error) {
 	document, repeated, err := toJSON(data)
 	if err != nil {
@@ -113,4 +117,83 @@ func (f *File) readV1alpha1(document []byte) (Names, error) {
 		f.Warnings = append(f.Warnings, loss.String())
 	}
 	return names, nil
+}
+
+// kubeadmKubeconfig is the path that kubeadm writes into its ConfigMap kube-proxy.
+const kubeadmKubeconfig = "/var/lib/kube-proxy/kubeconfig.conf"
+
+// resolveMode chooses the settings of a v1alpha1 document without a mode, and returns the names of
+// its fields. To kube-proxy such a document means the mode iptables, so its settings are in the
+// section iptables; they apply here too.
+func (f *File) resolveMode(c *kubeproxyv1alpha1.KubeProxyConfiguration) Names {
+	if chosenByKubeadm(c) {
+		f.Warnings = append(f.Warnings, `mode: running as nftables; kubeadm v1.37 writes "iptables" where nobody chose a mode, set it to nftables to make this explicit`)
+		c.Mode = ""
+	}
+	names := v1alpha1Names(v1alpha2.Mode(c.Mode))
+	if c.Mode != "" {
+		return names
+	}
+	from, to := &c.IPTables, &c.NFTables
+	if to.MasqueradeBit == nil && from.MasqueradeBit != nil {
+		to.MasqueradeBit = from.MasqueradeBit
+		names["nftables.masqueradeBit"] = "iptables.masqueradeBit"
+	}
+	if from.MasqueradeAll {
+		to.MasqueradeAll = true
+		names["linux.masqueradeAll"] = "iptables.masqueradeAll"
+	}
+	// Together: kube-proxy has checked that these two fit each other.
+	unset := metav1.Duration{}
+	if to.SyncPeriod == unset && to.MinSyncPeriod == unset {
+		to.SyncPeriod, to.MinSyncPeriod = from.SyncPeriod, from.MinSyncPeriod
+		names["syncPeriod"], names["minSyncPeriod"] = "iptables.syncPeriod", "iptables.minSyncPeriod"
+	}
+	return names
+}
+
+// chosenByKubeadm reports whether a document's mode is kubeadm's choice and nobody else's: since
+// v1.37 kubeadm writes out the mode that kube-proxy has by default.
+func chosenByKubeadm(c *kubeproxyv1alpha1.KubeProxyConfiguration) bool {
+	return v1alpha2.Mode(c.Mode) == v1alpha2.ModeIPTables &&
+		c.ClientConnection.Kubeconfig == kubeadmKubeconfig &&
+		c.IPTables == kubeproxyv1alpha1.KubeProxyIPTablesConfiguration{}
+}
+
+// Watch returns an error when the file has changed, for the process to exit with and be restarted,
+// and nil when ctx ends. It watches the directories of the file and of the link's target: in a
+// volume made of a ConfigMap only a link in the directory changes. It waits while the file is
+// gone, or empty, as it is for a moment when somebody overwrites it.
+func (f *File) Watch(ctx context.Context) error {
+	watcher, err := fsnotify.NewWatcher()
+	if err != nil {
+		return fmt.Errorf("watch configuration %s: %w", f.Path, err)
+	}
+	defer watcher.Close()
+	logger := klog.FromContext(ctx)
+	for {
+		// Before each look, since the link may lead elsewhere now. Adding twice does nothing.
+		if err := f.follow(watcher); err != nil {
+			return fmt.Errorf("watch configuration %s: %w", f.Path, err)
+		}
+		if data, err := os.ReadFile(f.Path); err == nil && len(data) > 0 && !bytes.Equal(data, f.data) {
+			return fmt.Errorf("configuration %s has changed: exiting, to be restarted with it", f.Path)
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-watcher.Events:
+		case err := <-watcher.Errors:
+			logger.Error(err, "Watch of the configuration lost track, reading it again", "file", f.Path)
+		}
+	}
+}
+
+// follow watches the directories in which the file can change.
+func (f *File) follow(watcher *fsnotify.Watcher) error {
+	if target, err := filepath.EvalSymlinks(f.Path); err == nil {
+		// It may be gone before it is watched; then the link has changed, which is seen.
+		_ = watcher.Add(filepath.Dir(target))
+	}
+	return watcher.Add(filepath.Dir(f.Path))
 }

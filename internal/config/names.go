@@ -6,9 +6,8 @@ import (
 	"github.com/nftproxy/nftproxy/internal/config/v1alpha2"
 )
 
-// Names has what the user calls fields of v1alpha2: the path of a field in v1alpha1, or a flag
-// with its dashes. A name stands for everything below the field too. A field that is not there
-// has its own name.
+// Names maps fields of v1alpha2 to the user's names: paths of v1alpha1, or flags with their
+// dashes. A name holds for everything below the field too. Other fields keep their names.
 type Names map[string]string
 
 // of returns the user's name of a field such as "linux.conntrack.min" or "nodeIPOverride[0]".
@@ -25,7 +24,7 @@ func (n Names) of(path string) string {
 	return path
 }
 
-// v1alpha1Names are the fields that v1alpha1 calls otherwise, in a mode.
+// v1alpha1Names returns v1alpha1's names, in a mode.
 func v1alpha1Names(mode v1alpha2.Mode) Names {
 	names := Names{
 		"linux.conntrack":          "conntrack",
@@ -48,7 +47,7 @@ func v1alpha1Names(mode v1alpha2.Mode) Names {
 	return names
 }
 
-// What fields of one version are called in the other, for those who mixed them up.
+// Names of the fields of one version in the other, for users who mix them up.
 var (
 	v1alpha1Renamed = map[string]string{
 		"bindAddress":            "nodeIPOverride",

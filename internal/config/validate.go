@@ -4,14 +4,19 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 
+	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/component-base/featuregate"
+	logsapi "k8s.io/component-base/logs/api/v1"
+	_ "k8s.io/component-base/logs/json/register" // the format that kube-proxy has beside text
+	kubeproxyv1alpha1 "k8s.io/kube-proxy/config/v1alpha1"
 
 	"github.com/nftproxy/nftproxy/internal/config/v1alpha2"
 )
 
-// Validate checks a configuration with defaults filled in. Its error, one line, names every
-// field that is wrong, as names does, and what is right.
+// Validate checks a configuration with defaults filled in. Its error, one line, names every wrong
+// field in the user's words, and the right values.
 func Validate(c *v1alpha2.KubeProxyConfiguration, names Names) error {
 	errs := v1alpha2.Validate(c)
 	gates, _, gateErrs := FeatureGates(c.FeatureGates)
@@ -20,8 +25,8 @@ func Validate(c *v1alpha2.KubeProxyConfiguration, names Names) error {
 	return fieldErrors(errs, names)
 }
 
-// Warnings returns what in a valid configuration is missing, has no effect, or leaves something open: one line each, which
-// calls the field as names does.
+// Warnings returns a line for each setting of a valid configuration that is missing, has no effect, or leaves node ports
+// open to more than it says.
 func Warnings(c *v1alpha2.KubeProxyConfiguration, names Names) []string {
 	warnings := missing(c, names)
 	_, ineffective, _ := FeatureGates(c.FeatureGates)
@@ -36,8 +41,8 @@ func ValidateNodeLocal(c *v1alpha2.KubeProxyConfiguration, names Names) error {
 	return fieldErrors(v1alpha2.ValidateNodeLocal(c.NodeLocal), names)
 }
 
-// CheckSource refuses what has no effect on a proxy whose Services come from a node-local server, because that alone talks to
-// the API server: a clientConnection other than the default, and such values of client-go's feature gates. Errors name the
+// CheckSource refuses settings without effect on a proxy whose Services come from a node-local server, because that server
+// alone talks to the API server: a clientConnection other than the default, and such values of client-go's feature gates. Errors name the
 // flag of node-local-server that does the same. c has its defaults filled in.
 func CheckSource(c *v1alpha2.KubeProxyConfiguration, names Names) error {
 	if c.NodeLocal == nil || c.NodeLocal.Source == "" {
@@ -74,4 +79,47 @@ func CheckMode(mode v1alpha2.Mode, names Names) error {
 		return nil
 	}
 	return fmt.Errorf("%s: this kube-proxy does not have the mode %q; set it to %q, or run Kubernetes' own kube-proxy", names.of("mode"), mode, v1alpha2.ModeNFTables)
+}
+
+// validateLogging adds remedies to the errors of component-base.
+func validateLogging(c *logsapi.LoggingConfiguration, gates featuregate.FeatureGate) field.ErrorList {
+	errs := logsapi.Validate(c, gates, field.NewPath("logging"))
+	for _, err := range errs {
+		switch {
+		case err.Type == field.ErrorTypeForbidden:
+			err.Detail += "; must be unset, or allowed by the feature gate"
+		case strings.HasSuffix(err.Field, ".format"):
+			err.Detail += `; must be "text" or "json"`
+		}
+	}
+	return errs
+}
+
+// dropGatedLogging turns off splitStream where its feature gate does not allow it. kube-proxy
+// never notices that option in a file (its own flags' defaults overwrite it), so
+// that it must not be an error here.
+func (f *File) dropGatedLogging(c *kubeproxyv1alpha1.KubeProxyConfiguration) {
+	gates, _, _ := FeatureGates(c.FeatureGates)
+	if gates.Enabled(logsapi.LoggingAlphaOptions) {
+		return
+	}
+	drop := func(name string, option *bool) {
+		if *option {
+			*option = false
+			f.Warnings = append(f.Warnings, name+": has no effect without the feature gate LoggingAlphaOptions")
+		}
+	}
+	drop("logging.options.text.splitStream", &c.Logging.Options.Text.SplitStream)
+	drop("logging.options.json.splitStream", &c.Logging.Options.JSON.SplitStream)
+}
+
+// missing returns warnings about settings without which Services work less well than their users
+// expect. kube-proxy warns of the same.
+func missing(c *v1alpha2.KubeProxyConfiguration, names Names) []string {
+	if c.DetectLocalMode != v1alpha2.LocalModeClusterCIDR || len(c.DetectLocal.ClusterCIDRs) > 0 {
+		return nil
+	}
+	return []string{fmt.Sprintf("%s: not set, so pods cannot be told from clients outside the cluster: "+
+		"no client of a ClusterIP is masqueraded, and externalTrafficPolicy Local applies to pods too; set the pods' range, or choose another %s",
+		names.of("detectLocal.clusterCIDRs"), names.of("detectLocalMode"))}
 }

@@ -1,7 +1,11 @@
 package config
 
 import (
+	"errors"
 	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
 
 	kubeproxyv1alpha1 "k8s.io/kube-proxy/config/v1alpha1"
 	"sigs.k8s.io/yaml"
@@ -15,8 +19,8 @@ const (
 	V1alpha2 = "v1alpha2"
 )
 
-// Write writes a configuration to a file, as YAML of a version. A file that is there is
-// replaced, whole or not at all. What v1alpha1 cannot express is left out and returned.
+// Write writes a configuration to a file, as YAML of a version. It replaces an existing file whole
+// or not at all. It leaves out the settings that v1alpha1 cannot express, and returns them.
 func Write(c *v1alpha2.KubeProxyConfiguration, version, path string) (lost []v1alpha2.Loss, err error) {
 	var document any = c
 	switch version {
@@ -36,4 +40,33 @@ func Write(c *v1alpha2.KubeProxyConfiguration, version, path string) (lost []v1a
 		return nil, fmt.Errorf("write configuration %s: %w", path, err)
 	}
 	return lost, nil
+}
+
+// replaceFile writes a file whole or not at all: with a full disk, the old file stays. It writes in place if the path is
+// no regular file, such as /dev/stdout, or if it cannot write the directory.
+func replaceFile(path string, data []byte) error {
+	mode := fs.FileMode(0o644)
+	if target, err := filepath.EvalSymlinks(path); err == nil {
+		path = target
+		info, err := os.Stat(path)
+		if err != nil {
+			return err
+		}
+		if !info.Mode().IsRegular() {
+			return os.WriteFile(path, data, mode)
+		}
+		mode = info.Mode().Perm()
+	}
+	draft, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+"-*")
+	if err != nil {
+		return os.WriteFile(path, data, mode)
+	}
+	_, err = draft.Write(data)
+	if err = errors.Join(err, draft.Chmod(mode), draft.Sync(), draft.Close()); err == nil {
+		err = os.Rename(draft.Name(), path)
+	}
+	if err != nil {
+		_ = os.Remove(draft.Name())
+	}
+	return err
 }

@@ -10,7 +10,48 @@ import (
 	"github.com/nftproxy/nftproxy/compiler"
 	"github.com/nftproxy/nftproxy/internal/config/v1alpha2"
 	"github.com/nftproxy/nftproxy/model"
+	"github.com/nftproxy/nftproxy/tracker"
 )
+
+// Compiler returns the part of a valid configuration that shapes the ruleset. It fails when the
+// mode is not one that this proxy has.
+func Compiler(c *v1alpha2.KubeProxyConfiguration) (compiler.Config, error) {
+	if err := CheckMode(c.Mode, nil); err != nil {
+		return compiler.Config{}, err
+	}
+	gates, _, _ := FeatureGates(c.FeatureGates)
+	out := compiler.Config{
+		MasqueradeBit:     uint8(*c.NFTables.MasqueradeBit),
+		MasqueradeAll:     c.Linux.MasqueradeAll,
+		DetectLocal:       detectLocal(c),
+		NodePortAddresses: nodePortAddresses(c.NodePortAddresses),
+		AffinityHash:      gates.Enabled(AffinityHash),
+		OwnTables:         gates.Enabled(OwnTables),
+		CountServices:     gates.Enabled(ServiceCounters),
+	}
+	return out, out.Validate()
+}
+
+func detectLocal(c *v1alpha2.KubeProxyConfiguration) (out compiler.DetectLocal) {
+	switch c.DetectLocalMode {
+	case v1alpha2.LocalModeClusterCIDR:
+		out.CIDRs = parseCIDRs(c.DetectLocal.ClusterCIDRs)
+	case v1alpha2.LocalModeNodeCIDR:
+		out.NodePodCIDRs = true
+	case v1alpha2.LocalModeBridgeInterface:
+		out.Interface = c.DetectLocal.BridgeInterface
+	case v1alpha2.LocalModeInterfaceNamePrefix:
+		out.Interface = c.DetectLocal.InterfaceNamePrefix + "*"
+	}
+	return out
+}
+
+// Tracker returns the tracker's options of a valid configuration. The caller adds the name of the
+// node, and the callbacks.
+func Tracker(c *v1alpha2.KubeProxyConfiguration) tracker.Options {
+	gates, _, _ := FeatureGates(c.FeatureGates)
+	return tracker.Options{IgnoreExternalIPs: !gates.Enabled(AllowServiceExternalIPs)}
+}
 
 // everywhere holds each family's range of all addresses.
 var everywhere = []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0"), netip.MustParsePrefix("::/0")}
@@ -68,9 +109,9 @@ func namedNodePortAddresses(list []string) (out compiler.NodePortAddresses) {
 	return out
 }
 
-// LoopbackNodePorts returns the loopback addresses on which node ports shall answer: what
-// nodePortAddresses names of them, unless the gate LocalhostNodePorts is off. A prefix such as
-// 0.0.0.0/0 that only contains loopback does not name it.
+// LoopbackNodePorts returns the loopback addresses on which node ports shall answer: those in
+// nodePortAddresses, unless the gate LocalhostNodePorts is off. A prefix such as 0.0.0.0/0, which
+// contains more than loopback, does not count.
 func LoopbackNodePorts(c *v1alpha2.KubeProxyConfiguration) (out []netip.Prefix) {
 	gates, _, _ := FeatureGates(c.FeatureGates)
 	if !gates.Enabled(LocalhostNodePorts) {
@@ -97,8 +138,8 @@ func parseCIDRs(list []string) (out []netip.Prefix) {
 	return out
 }
 
-// NodeIPOverride returns the addresses to use instead of the Node object's. Unspecified ones,
-// which override nothing, are left out.
+// NodeIPOverride returns the addresses to use instead of the Node object's, without unspecified
+// ones, which override nothing.
 func NodeIPOverride(c *v1alpha2.KubeProxyConfiguration) (out []netip.Addr) {
 	for _, s := range c.NodeIPOverride {
 		ip := netutils.ParseIPSloppy(s)
