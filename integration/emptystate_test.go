@@ -167,12 +167,7 @@ func testEmptyState(t *testing.T, newWorld func(*testing.T, *lab.Lab) world, res
 	p := start()
 	f := &troubled{lab: l}
 	expectAnswerOf(t, l, "first")
-	lasting, _, err := dialService(l.Client)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer lasting.Close()
-	stop := keepDialing(t, l.Client)
+	lasting, stop := keepConnecting(t, l.Client)
 
 	if restart {
 		if err := p.Stop(t); err != nil {

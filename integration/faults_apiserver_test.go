@@ -308,6 +308,17 @@ func keepDialing(t *testing.T, h *lab.Host) (stop func()) {
 	return keepDialingAt(t, h, "10.96.0.10:80")
 }
 
+// keepConnecting keeps one connection to the Service open, and makes others as keepDialing does.
+func keepConnecting(t *testing.T, h *lab.Host) (lasting net.Conn, stop func()) {
+	t.Helper()
+	lasting, _, err := dialService(h)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { lasting.Close() })
+	return lasting, keepDialing(t, h)
+}
+
 func keepDialingAt(t *testing.T, h *lab.Host, address string) (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	var group sync.WaitGroup

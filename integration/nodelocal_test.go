@@ -40,7 +40,7 @@ func TestNodeLocalSource(t *testing.T) {
 	t.Run("loses no connection when either process is killed", testKilledProcessesLoseNoConnection)
 }
 
-// The brain and the backend are processes of their own. Each is killed once, and traffic flows all the while.
+// The server and the backend are processes of their own. Each is killed once, and traffic flows all the while.
 func testKilledProcessesLoseNoConnection(t *testing.T) {
 	t.Parallel()
 	l, server, kubeconfig := newOutageLab(t)
@@ -51,7 +51,7 @@ func testKilledProcessesLoseNoConnection(t *testing.T) {
 		lab.Update(t, server, slice)
 	}
 	socket := "unix://" + filepath.Join(t.TempDir(), "node-local.sock")
-	startBrain := func() *lab.Process {
+	startServer := func() *lab.Process {
 		return lab.Start(t, l.Node, "kube-proxy", "node-local-server", "--kubeconfig", kubeconfig, "--listen", socket)
 	}
 	startBackend := func() *lab.Process {
@@ -64,17 +64,12 @@ func testKilledProcessesLoseNoConnection(t *testing.T) {
 		}
 		_ = p.Wait()
 	}
-	brain, backend := startBrain(), startBackend()
+	nodeLocal, backend := startServer(), startBackend()
 	expectAnswerOf(t, l, "first")
-	lasting, _, err := dialService(l.Client)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer lasting.Close()
-	stop := keepDialing(t, l.Client)
+	lasting, stop := keepConnecting(t, l.Client)
 
-	kill(brain)
-	await.Until(t, "the health check names the brain that is away", func() error {
+	kill(nodeLocal)
+	await.Until(t, "the health check names the server that is away", func() error {
 		body, err := getFrom(l.Node, "http://127.0.0.1:10256/healthz")
 		if err == nil && !strings.Contains(body, "node-local-source") {
 			err = fmt.Errorf("it says %s", body)
@@ -82,7 +77,7 @@ func testKilledProcessesLoseNoConnection(t *testing.T) {
 		return err
 	})
 	move("10.244.1.6")
-	brain = startBrain()
+	nodeLocal = startServer()
 	expectAnswerOf(t, l, "second")
 
 	kill(backend)
@@ -102,7 +97,7 @@ func testKilledProcessesLoseNoConnection(t *testing.T) {
 		}
 		return err
 	})
-	for name, p := range map[string]*lab.Process{"brain": brain, "backend": backend} {
+	for name, p := range map[string]*lab.Process{"server": nodeLocal, "backend": backend} {
 		if err := p.Stop(t); err != nil {
 			t.Errorf("the %s ended with %v", name, err)
 		}
