@@ -1,7 +1,6 @@
 package evaluator
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -145,5 +144,3 @@ func (w *walk) ctStatus() uint32 {
 	}
 	return status
 }
-
-func integer(d nft.Data) uint32 { return binary.NativeEndian.Uint32([]byte(d)) }
