@@ -27,10 +27,10 @@ const (
 // "kube-proxy." and that name.
 func TableNameFor(serviceProxyName string) string { return nameFor(TableName, serviceProxyName) }
 
-// StandInNameFor returns the name of the tables that serve while another program's tables with the name
+// TemporaryNameFor returns the name of the tables that serve while another program's tables with the name
 // TableNameFor(serviceProxyName) are replaced. No name makes it that of another proxy's tables.
-func StandInNameFor(serviceProxyName string) string {
-	return nameFor(StandInName, serviceProxyName)
+func TemporaryNameFor(serviceProxyName string) string {
+	return nameFor(TemporaryName, serviceProxyName)
 }
 
 func nameFor(table, serviceProxyName string) string {

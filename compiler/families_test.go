@@ -28,7 +28,7 @@ func TestFamilies(t *testing.T) {
 		longest := strings.Repeat("x", 63) // of the values of labels
 		owners := map[string]string{}
 		for _, proxy := range []string{"", "stand-in", "a", "a-stand-in", "stand-in.a", longest} {
-			for _, name := range []string{TableNameFor(proxy), StandInNameFor(proxy)} {
+			for _, name := range []string{TableNameFor(proxy), TemporaryNameFor(proxy)} {
 				if other, taken := owners[name]; taken || len(name) > 255 {
 					t.Errorf("%q (%d bytes) of proxy %q is that of %q", name, len(name), proxy, other)
 				}
@@ -38,8 +38,8 @@ func TestFamilies(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if table, standIn := c.Tables()[0].Name, c.StandIns()[0].Name; table != TableNameFor(proxy) || standIn != StandInNameFor(proxy) {
-				t.Errorf("proxy %q has the tables %q and %q", proxy, table, standIn)
+			if table, temporary := c.Tables()[0].Name, c.TemporaryTables()[0].Name; table != TableNameFor(proxy) || temporary != TemporaryNameFor(proxy) {
+				t.Errorf("proxy %q has the tables %q and %q", proxy, table, temporary)
 			}
 		}
 	})
@@ -57,8 +57,8 @@ func TestFamilies(t *testing.T) {
 				t.Errorf("full %v: it changes\n%s", full, tx)
 			}
 		}
-		if tables := append(c.Tables(), c.StandIns()...); len(tables) != 2 || tables[0].Family != nft.FamilyIP || tables[1].Family != nft.FamilyIP {
-			t.Errorf("tables %v, want one of ip and its stand-in", tables)
+		if tables := append(c.Tables(), c.TemporaryTables()...); len(tables) != 2 || tables[0].Family != nft.FamilyIP || tables[1].Family != nft.FamilyIP {
+			t.Errorf("tables %v, want one of ip and its temporary one", tables)
 		}
 	})
 	t.Run("a Service port of no family is not compiled into the tables of another", func(t *testing.T) {

@@ -16,13 +16,13 @@ import (
 	"github.com/nftproxy/nftproxy/internal/testkit/apiservertest"
 )
 
-// brainAddress stands in the overlay split where an operator has to set where the brain is.
-const brainAddress = "control-plane.example:10264"
+// serverAddress stands in the overlay split where an operator has to set where the server is.
+const serverAddress = "control-plane.example:10264"
 
 func TestSplitOverlay(t *testing.T) {
 	all := kustomize(t, "kustomize/overlays/split")
 	backend := get[*appsv1.DaemonSet](t, all, "DaemonSet nftproxy").Spec.Template.Spec
-	brain := get[*appsv1.Deployment](t, all, "Deployment nftproxy-brain").Spec.Template.Spec
+	server := get[*appsv1.Deployment](t, all, "Deployment nftproxy-node-local-server").Spec.Template.Spec
 	t.Run("the program refuses to run it without the pods' range, and nothing else is missing", func(t *testing.T) {
 		text := projected(t, all, backend).Data["config.conf"]
 		if _, err := config.Parse([]byte(text)); err == nil || !strings.Contains(err.Error(), unsetPodsRange) {
@@ -55,7 +55,7 @@ func TestSplitOverlay(t *testing.T) {
 			t.Errorf("(-standalone +split):\n%s", diff)
 		}
 	})
-	t.Run("the brain has no privilege, the backend no account", func(t *testing.T) {
+	t.Run("the server has no privilege, the backend no account", func(t *testing.T) {
 		want := &corev1.SecurityContext{
 			Privileged:               new(false),
 			AllowPrivilegeEscalation: new(false),
@@ -65,7 +65,7 @@ func TestSplitOverlay(t *testing.T) {
 			Capabilities:             &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}},
 			SeccompProfile:           &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault},
 		}
-		if diff := cmp.Diff(want, brain.Containers[0].SecurityContext); diff != "" {
+		if diff := cmp.Diff(want, server.Containers[0].SecurityContext); diff != "" {
 			t.Errorf("(-want +got):\n%s", diff)
 		}
 		if *backend.AutomountServiceAccountToken || backend.ServiceAccountName != "default" {
@@ -77,18 +77,18 @@ func TestSplitOverlay(t *testing.T) {
 			t.Errorf("the backend's pod (-standalone +split):\n%s", diff)
 		}
 	})
-	t.Run("the brain's account has the role", func(t *testing.T) {
-		account := get[*corev1.ServiceAccount](t, all, "ServiceAccount nftproxy-brain")
-		binding := get[*rbacv1.ClusterRoleBinding](t, all, "ClusterRoleBinding nftproxy-brain")
+	t.Run("the server's account has the role", func(t *testing.T) {
+		account := get[*corev1.ServiceAccount](t, all, "ServiceAccount nftproxy-node-local-server")
+		binding := get[*rbacv1.ClusterRoleBinding](t, all, "ClusterRoleBinding nftproxy-node-local-server")
 		want := []rbacv1.Subject{{Kind: "ServiceAccount", Name: account.Name, Namespace: account.Namespace}}
 		if diff := cmp.Diff(want, binding.Subjects); diff != "" {
 			t.Errorf("(-want +got):\n%s", diff)
 		}
-		if brain.ServiceAccountName != account.Name {
-			t.Errorf("the pods use %s", brain.ServiceAccountName)
+		if server.ServiceAccountName != account.Name {
+			t.Errorf("the pods use %s", server.ServiceAccountName)
 		}
 	})
-	t.Run("brain and backend apply the rules", func(t *testing.T) {
+	t.Run("server and backend apply the rules", func(t *testing.T) {
 		c := newCluster(t)
 		ca, err := apiservertest.NewAuthority("nftproxy", time.Now().Add(time.Hour))
 		if err != nil {
@@ -97,16 +97,16 @@ func TestSplitOverlay(t *testing.T) {
 		filled := func(spec corev1.PodSpec) *corev1.ConfigMap {
 			files := projected(t, all, spec)
 			for name, text := range files.Data {
-				files.Data[name] = strings.NewReplacer(apiServer, c.api.URL(), unsetPodsRange, podsRange, brainAddress, "127.0.0.1:10264").Replace(text)
+				files.Data[name] = strings.NewReplacer(apiServer, c.api.URL(), unsetPodsRange, podsRange, serverAddress, "127.0.0.1:10264").Replace(text)
 			}
 			issue(t, ca, files.Data)
 			return files
 		}
-		process := newPod(t, c, brain, filled(brain))
-		started := process.start(t, process.container(brain.Containers[0]))
-		started.logWhenFailed(t, "brain")
+		process := newPod(t, c, server, filled(server))
+		started := process.start(t, process.container(server.Containers[0]))
+		started.logWhenFailed(t, "server")
 		checkPod(t, newPod(t, c, backend, filled(backend)))
-		checkRole(t, c.api.Requests("", ""), get[*rbacv1.ClusterRole](t, all, "ClusterRole nftproxy-brain"))
+		checkRole(t, c.api.Requests("", ""), get[*rbacv1.ClusterRole](t, all, "ClusterRole nftproxy-node-local-server"))
 	})
 }
 

@@ -100,8 +100,8 @@ func testKillLeavesNothingHalf(t *testing.T) {
 			t.Fatal(err)
 		}
 		_ = p.Wait()
-		if there, err := f.conn.HasTable(t.Context(), nft.FamilyIP, compiler.StandInName); there || err != nil {
-			t.Errorf("stand-ins are left: %v, %v", there, err)
+		if there, err := f.conn.HasTable(t.Context(), nft.FamilyIP, compiler.TemporaryName); there || err != nil {
+			t.Errorf("temporary tables are left: %v, %v", there, err)
 		}
 	}
 	run(states[0])

@@ -39,10 +39,10 @@ const churnServices = 40
 // churnPods is the network of the pods.
 const churnPods = "10.244.0.0/16"
 
-// brainMetrics is where the brain tells how many full states it has sent.
-const brainMetrics = "127.0.0.1:10400"
+// serverMetrics is where the server tells how many full states it has sent.
+const serverMetrics = "127.0.0.1:10400"
 
-// churn is an API server whose objects change, a brain and a backend that are killed, and a relay between them that is cut.
+// churn is an API server whose objects change, a server and a backend that are killed, and a relay between them that is cut.
 type churn struct {
 	t        *testing.T
 	random   *rand.Rand
@@ -53,10 +53,10 @@ type churn struct {
 	services map[int]*corev1.Service
 	slices   map[int]*discoveryv1.EndpointSlice
 
-	relay          *relay
-	brain, backend func() *lab.Process
-	running        [2]*lab.Process // the brain, the backend
-	counts         map[string]int
+	relay              *relay
+	nodeLocal, backend func() *lab.Process
+	running            [2]*lab.Process // the server, the backend
+	counts             map[string]int
 }
 
 func TestNodeLocalChurn(t *testing.T) {
@@ -78,7 +78,7 @@ func testNodeLocalChurnWithKills(t *testing.T) {
 		time.Sleep(time.Duration(c.random.IntN(4)) * time.Millisecond)
 		switch c.random.IntN(240) {
 		case 0:
-			c.kill("brain", 0, c.brain)
+			c.kill("server", 0, c.nodeLocal)
 		case 1:
 			c.kill("backend", 1, c.backend)
 		case 2:
@@ -89,7 +89,7 @@ func testNodeLocalChurnWithKills(t *testing.T) {
 	}
 	c.check()
 	// Each at least once, whatever was drawn.
-	c.kill("brain", 0, c.brain)
+	c.kill("server", 0, c.nodeLocal)
 	c.check()
 	c.cut()
 	c.kill("backend", 1, c.backend)
@@ -108,8 +108,8 @@ func newChurn(t *testing.T, seed uint64) *churn {
 		node: &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: lab.NodeName}, Status: corev1.NodeStatus{
 			Addresses: []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: lab.NodeAddrs.IPv4.String()}},
 		}},
-		brain: func() *lab.Process {
-			return lab.Start(t, l.Node, "kube-proxy", "node-local-server", "--kubeconfig", kubeconfig, "--listen", "unix://"+at("brain"), "--metrics-bind-address", brainMetrics)
+		nodeLocal: func() *lab.Process {
+			return lab.Start(t, l.Node, "kube-proxy", "node-local-server", "--kubeconfig", kubeconfig, "--listen", "unix://"+at("server"), "--metrics-bind-address", serverMetrics)
 		},
 		backend: func() *lab.Process {
 			return lab.Start(t, l.Node, "kube-proxy", "--node-local-source", "unix://"+at("relay"), "--hostname-override", lab.NodeName, "--cluster-cidr", churnPods)
@@ -119,8 +119,8 @@ func newChurn(t *testing.T, seed uint64) *churn {
 	for range churnServices {
 		c.change()
 	}
-	c.relay = startRelay(t, at("relay"), at("brain"))
-	c.running = [2]*lab.Process{c.brain(), c.backend()}
+	c.relay = startRelay(t, at("relay"), at("server"))
+	c.running = [2]*lab.Process{c.nodeLocal(), c.backend()}
 	c.check()
 	return c
 }
@@ -214,17 +214,17 @@ func (c *churn) cut() {
 	}
 }
 
-// fullStates returns how many full states the brain that runs now has sent.
+// fullStates returns how many full states the server that runs now has sent.
 func (c *churn) fullStates() (n int) {
 	c.t.Helper()
-	body, err := getFrom(c.lab.Node, "http://"+brainMetrics+"/metrics")
+	body, err := getFrom(c.lab.Node, "http://"+serverMetrics+"/metrics")
 	if err != nil {
 		c.t.Fatal(err)
 	}
 	const metric = `kubeproxy_node_local_batches_total{full="true"} `
 	_, rest, found := strings.Cut(body, metric)
 	if _, err := fmt.Sscan(rest, &n); !found || err != nil || n == 0 {
-		c.t.Fatalf("the brain's metrics say %d full states (%v), and at least one was sent", n, err)
+		c.t.Fatalf("the server's metrics say %d full states (%v), and at least one was sent", n, err)
 	}
 	return n
 }

@@ -63,7 +63,7 @@ func testTablesAreRepaired(t *testing.T) {
 		{"a catch-all element in a set without data", "add element ip6 kube-proxy cluster-ips { * }", true},
 		{"a rule with an anonymous set", "insert rule ip kube-proxy services tcp dport { 1, 2 } drop", true},
 		{"a stateful object", "add counter ip kube-proxy mine", true},
-		{"a stand-in table that nobody removed", "add table ip kube-proxy-stand-in", false},
+		{"a temporary table that nobody removed", "add table ip kube-proxy-stand-in", false},
 		{"a set of another type in the place of one", "delete table ip kube-proxy\nadd table ip kube-proxy\nadd set ip kube-proxy service-ips { type mark; }", true},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -78,8 +78,8 @@ func testTablesAreRepaired(t *testing.T) {
 			if err := lab.TableError(c, b.Tables()); err != nil {
 				t.Errorf("after Check: %v", err)
 			}
-			if there, err := c.HasTable(t.Context(), nft.FamilyIP, compiler.StandInName); there || err != nil {
-				t.Errorf("after Check there is a stand-in: %v, %v", there, err)
+			if there, err := c.HasTable(t.Context(), nft.FamilyIP, compiler.TemporaryName); there || err != nil {
+				t.Errorf("after Check there is a temporary table: %v, %v", there, err)
 			}
 			if repaired, err := b.Check(context.Background()); repaired || err != nil {
 				t.Errorf("a second Check = %v, %v; want nothing to do", repaired, err)

@@ -221,8 +221,8 @@ func (f *restricted) followsTheAPIServer(t *testing.T) {
 
 func (f *restricted) followsANodeLocalServer(t *testing.T) {
 	t.Helper()
-	socket := "unix://" + filepath.Join(t.TempDir(), "brain")
-	brain := f.run(t, "kube-proxy", "node-local-server", "--kubeconfig="+f.kubeconfig, "--listen="+socket)
+	socket := "unix://" + filepath.Join(t.TempDir(), "server")
+	server := f.run(t, "kube-proxy", "node-local-server", "--kubeconfig="+f.kubeconfig, "--listen="+socket)
 	p := f.proxy(t, "--node-local-source="+socket)
 	f.move(t, "10.244.1.5")
 	f.reaches(t, "first")
@@ -230,7 +230,7 @@ func (f *restricted) followsANodeLocalServer(t *testing.T) {
 	watch.Says(t, `{"full":true`)
 	stops(t, watch)
 	stops(t, p)
-	stops(t, brain)
+	stops(t, server)
 }
 
 // readsFiles has the proxy follow a link that leads elsewhere later, as the kubelet's do.

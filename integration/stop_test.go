@@ -79,15 +79,15 @@ func testSIGTERMIsNoError(t *testing.T) {
 	service, slice := busyService("10.244.1.5", "10.244.1.6")
 	lab.Create(t, f.server, service, slice)
 	socket := func(name string) string { return "unix://" + filepath.Join(t.TempDir(), name) }
-	brain, kubeconfig := socket("brain"), "--kubeconfig="+f.kubeconfig
-	lab.Start(t, f.lab.Node, "kube-proxy", "node-local-server", kubeconfig, "--listen="+brain).Says(t, "Serving the node-local API")
+	server, kubeconfig := socket("server"), "--kubeconfig="+f.kubeconfig
+	lab.Start(t, f.lab.Node, "kube-proxy", "node-local-server", kubeconfig, "--listen="+server).Says(t, "Serving the node-local API")
 	const signalled = "Version info" // by then it has asked to be told of signals
 	for _, program := range []struct {
 		name, firstLine string
 		args            []string
 	}{
 		{"a proxy that serves others", signalled, append(f.args(), kubeconfig, "--bind-address-hard-fail", "--nodeport-addresses=127.0.0.0/8,192.168.0.0/24", "--serve-node-local="+socket("proxy"))},
-		{"a proxy with a node-local source", signalled, append(f.args(), "--node-local-source="+brain, "--bind-address-hard-fail")},
+		{"a proxy with a node-local source", signalled, append(f.args(), "--node-local-source="+server, "--bind-address-hard-fail")},
 		{"a node-local server", "Serving the node-local API", []string{"node-local-server", kubeconfig, "--listen=" + socket("server")}},
 	} {
 		stops := someStops

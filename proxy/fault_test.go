@@ -216,11 +216,11 @@ func (n *node) printed() string {
 	return printed(n.backend.Tables()...)
 }
 
-// held is what the kernel has, stand-ins included.
+// held is what the kernel has, temporary tables included.
 func held(t *testing.T, c *nft.Conn) string {
 	t.Helper()
 	var tables []*nft.Table
-	for _, name := range []string{compiler.TableName, compiler.StandInName} {
+	for _, name := range []string{compiler.TableName, compiler.TemporaryName} {
 		for _, f := range nft.Families {
 			table, err := c.ReadTable(t.Context(), f, name)
 			if err != nil {

@@ -152,7 +152,7 @@ func (b *Backend) takeOver(ctx context.Context, logger klog.Logger) error {
 		return b.replace(ctx, b.commitWanted)
 	}
 	var temporary nft.Transaction
-	for _, table := range b.compiler.StandIns() {
+	for _, table := range b.compiler.TemporaryTables() {
 		temporary.Append(nft.Replace(table))
 	}
 	if err := b.guardsLast(ctx, temporary, b.commit); err != nil {
@@ -179,7 +179,7 @@ func (b *Backend) guardsLast(ctx context.Context, tx nft.Transaction, commitGuar
 
 // removeTemporary removes the temporary tables, also those of an earlier process that ended too soon.
 func (b *Backend) removeTemporary(ctx context.Context) error {
-	tx, err := removal(ctx, b.conn, compiler.StandInNameFor(b.serviceProxyName))
+	tx, err := removal(ctx, b.conn, compiler.TemporaryNameFor(b.serviceProxyName))
 	if err != nil {
 		return err
 	}

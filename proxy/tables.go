@@ -12,7 +12,7 @@ import (
 
 // Present returns the names of the tables that Cleanup would remove, such as "ip kube-proxy", sorted.
 func Present(ctx context.Context, conn *nft.Conn, serviceProxyName string) ([]string, error) {
-	tx, err := removal(ctx, conn, compiler.TableNameFor(serviceProxyName), compiler.StandInNameFor(serviceProxyName))
+	tx, err := removal(ctx, conn, compiler.TableNameFor(serviceProxyName), compiler.TemporaryNameFor(serviceProxyName))
 	if err != nil {
 		return nil, err
 	}
@@ -56,7 +56,7 @@ func hasElement(ctx context.Context, conn *nft.Conn, sets ...string) (bool, erro
 // Cleanup removes the tables of both families and the temporary ones in one transaction, whoever made them: those of the proxy
 // with a service-proxy-name, "" for the proxy without one. It succeeds if there are none.
 func Cleanup(ctx context.Context, conn *nft.Conn, serviceProxyName string) error {
-	tx, err := removal(ctx, conn, compiler.TableNameFor(serviceProxyName), compiler.StandInNameFor(serviceProxyName))
+	tx, err := removal(ctx, conn, compiler.TableNameFor(serviceProxyName), compiler.TemporaryNameFor(serviceProxyName))
 	if err != nil {
 		return err
 	}

@@ -40,8 +40,8 @@ type demo struct {
 	rules *nft.Conn
 	// manifests is the directory that the proxy watches.
 	manifests string
-	// proxy programs the rules. brain is there in the step that runs both apart.
-	proxy, brain *proxy
+	// proxy programs the rules. server is there in the step that runs both apart.
+	proxy, server *proxy
 	// servers are those of the pods, by name.
 	servers map[string]*server
 	out     io.Writer
@@ -61,7 +61,7 @@ func run(ctx context.Context, l *lab.Lab, programs programs) (err error) {
 	defer rules.Close()
 	d := &demo{lab: l, programs: programs, rules: rules, manifests: filepath.Join(dir, "manifests"), servers: map[string]*server{}, out: os.Stdout}
 	defer func() {
-		for _, p := range []*proxy{d.proxy, d.brain} {
+		for _, p := range []*proxy{d.proxy, d.server} {
 			if p != nil {
 				err = errors.Join(err, p.stop())
 			}

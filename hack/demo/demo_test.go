@@ -90,7 +90,7 @@ func checkDemo(t *testing.T, cmd *exec.Cmd, output *bytes.Buffer) {
 		"stayed alive",
 		"goto cluster-4",
 		"numgen random mod 4 map @endpoints",
-		"kill -9 of the brain; web-2 replaces web-5",
+		"kill -9 of the server; web-2 replaces web-5",
 		"kill -9 of the backend; web-5 replaces web-2",
 		"backend started again",
 		"40 of 40 new connections",

@@ -123,15 +123,15 @@ func runSecondSelf(ctx context.Context) error {
 // away is how long a killed process stays away while connections run.
 const away = 300 * time.Millisecond
 
-// apart runs the brain, which knows Kubernetes, and the backend, which programs nftables, as processes of their
+// apart runs the server, which knows Kubernetes, and the backend, which programs nftables, as processes of their
 // own. It kills each once, and changes a pod meanwhile.
 func (d *demo) apart(ctx context.Context) error {
 	d.say("\n6. Two processes do the work of one, and each is killed while connections run\n")
 	socket := "unix://" + filepath.Join(filepath.Dir(d.manifests), "node-local.sock")
-	d.say("    kube-proxy node-local-server --manifests DIR --listen unix://SOCKET    (the brain)")
+	d.say("    kube-proxy node-local-server --manifests DIR --listen unix://SOCKET    (the server)")
 	d.say("    kube-proxy --node-local-source unix://SOCKET …                         (the backend)")
-	startBrain := func() (err error) {
-		d.brain, err = d.runKubeProxy("brain", "node-local-server", "--manifests", d.manifests, "--listen", socket)
+	startServer := func() (err error) {
+		d.server, err = d.runKubeProxy("server", "node-local-server", "--manifests", d.manifests, "--listen", socket)
 		return err
 	}
 	startBackend := func() (err error) {
@@ -140,18 +140,18 @@ func (d *demo) apart(ctx context.Context) error {
 	}
 	one := d.proxy
 	d.proxy = nil
-	if err := errors.Join(one.stop(), startBrain(), startBackend()); err != nil {
+	if err := errors.Join(one.stop(), startServer(), startBackend()); err != nil {
 		return err
 	}
-	if err := d.survive(ctx, "brain", replacement{newcomer, oldPod}, &d.brain, startBrain); err != nil {
+	if err := d.survive(ctx, "server", replacement{newcomer, oldPod}, &d.server, startServer); err != nil {
 		return err
 	}
 	if err := d.survive(ctx, "backend", replacement{oldPod, newcomer}, &d.proxy, startBackend); err != nil {
 		return err
 	}
-	brain := d.brain
-	d.brain = nil
-	return brain.stop()
+	server := d.server
+	d.server = nil
+	return server.stop()
 }
 
 // survive kills a process while connections run, has a pod replaced while it is away, and starts it again.

@@ -42,7 +42,7 @@ func (r role) run() error {
 	switch r.name {
 	case "informers":
 		err = r.inform(ctx, heard)
-	case "brain":
+	case "server":
 		err = r.serve(ctx)
 	case "watchers":
 		err = watchers.Start(ctx, r.socket, r.proxies, nodeName, heard.note)
@@ -99,7 +99,7 @@ func (*ear) SetServiceCIDR(*networkingv1.ServiceCIDR) {}
 func (*ear) DeleteServiceCIDR(string)                 {}
 func (*ear) Waiting(string)                           {}
 
-// serve is the brain, as kube-proxy node-local-server is.
+// serve is the server, as kube-proxy node-local-server is.
 func (r role) serve(ctx context.Context) error {
 	source, err := apiserver.New(apiserver.Config{Kubeconfig: r.kubeconfig, EveryNode: true, Details: true})
 	if err != nil {

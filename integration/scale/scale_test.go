@@ -29,9 +29,9 @@ type fixture struct {
 	watches int
 }
 
-// forBoth runs a benchmark with a source for each proxy, and with one brain for all.
+// forBoth runs a benchmark with a source for each proxy, and with one server for all.
 func forBoth(b *testing.B, run func(*testing.B, fixture)) {
-	for _, name := range []string{"informers", "brain"} {
+	for _, name := range []string{"informers", "server"} {
 		b.Run(fmt.Sprintf("%s/proxies=%d/services=%d/endpoints=%d", name, *proxies, *services, *endpoints), func(b *testing.B) {
 			s := apiservertest.Start(b, apiservertest.Options{})
 			fill(b, s, *services, *endpoints, *proxies)

@@ -25,7 +25,7 @@ const (
 	enough = 30
 	// unlucky is how many connections may go wrong in one exchange of rulesets. The kernel lets a packet that is on
 	// its way through the old rules at that very instant look into the new, or emptied, maps: it cost a connection
-	// in 2 of 544 exchanges before there were stand-ins, and going back to kube-proxy has none.
+	// in 2 of 544 exchanges before there were temporary tables, and going back to kube-proxy has none.
 	unlucky = 1
 )
 

@@ -2,21 +2,22 @@ package compiler
 
 import "github.com/nftproxy/nftproxy/nft"
 
-// StandInName is the name of the tables that serve while another program's tables with the name TableName are replaced.
-const StandInName = TableName + "-stand-in"
+// TemporaryName is the name of the tables that serve while another program's tables with the name TableName are
+// replaced.
+const TemporaryName = TableName + "-stand-in"
 
-// StandIns returns one table for each IP family. It serves the same Services as Tables while those are replaced. It has
-// the chains that translate, with priorities after those of Tables, so that they translate only packets that no other
-// table has translated. It also has the chains that guard load balancer addresses.
-func (c *Compiler) StandIns() []*nft.Table {
+// TemporaryTables returns one table for each IP family. It serves the same Services as Tables while those are replaced.
+// It has the chains that translate, with priorities after those of Tables, so that they translate only packets that no
+// other table has translated. It also has the chains that guard load balancer addresses.
+func (c *Compiler) TemporaryTables() []*nft.Table {
 	var tables []*nft.Table
 	for _, table := range c.Tables() {
-		tables = append(tables, standIn(table, StandInNameFor(c.config.ServiceProxyName)))
+		tables = append(tables, temporary(table, TemporaryNameFor(c.config.ServiceProxyName)))
 	}
 	return tables
 }
 
-func standIn(table *nft.Table, name string) *nft.Table {
+func temporary(table *nft.Table, name string) *nft.Table {
 	s := *table
 	s.Name, s.Chains = name, nil
 	for _, chain := range table.Chains {
