@@ -119,6 +119,12 @@ func (l *changeLog) append(e *entry) {
 
 func (l *changeLog) unlink(e *entry) { e.prev.next, e.next.prev = e.next, e.prev }
 
+// goneSince returns the ports that Services lost after a revision, as far as they are remembered.
+func (l *changeLog) goneSince(revision uint64) []gonePort {
+	i, _ := slices.BinarySearchFunc(l.gone, revision+1, func(g gonePort, revision uint64) int { return cmp.Compare(g.revision, revision) })
+	return l.gone[i:]
+}
+
 // noteGone records the ports that a Service loses by the change to come.
 func (t *Tracker) noteGone(e *entry, now *service) {
 	l := &t.changes

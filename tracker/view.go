@@ -154,7 +154,8 @@ func (v *View) TakeRevision() (changes *model.Changes, triggers []time.Time, rev
 	return changes, triggers, v.seen, true
 }
 
-// Behind returns about how many Services the next Take has to look at. It is 0 before Synced was called.
+// Behind returns about how many Services the next Take has to look at, those that were deleted included. It is 0 before
+// Synced was called.
 func (v *View) Behind() int {
 	t := v.tracker
 	t.mu.Lock()
@@ -163,7 +164,14 @@ func (v *View) Behind() int {
 		return 0
 	}
 	all := len(t.entries)
-	if v.full || v.forgotten() || v.startsOver() {
+	if v.full || v.forgotten() {
+		return all
+	}
+	all += len(v.removed)
+	if v.resumed > 0 {
+		all += len(t.changes.goneSince(v.resumed))
+	}
+	if v.startsOver() {
 		return all
 	}
 	return min(int(t.changes.revision-v.seen), all)
@@ -258,10 +266,7 @@ func (v *View) takePorts(changes *model.Changes) {
 		}
 	}
 	if v.resumed > 0 {
-		for _, gone := range slices.Backward(t.changes.gone) {
-			if gone.revision <= v.resumed {
-				break
-			}
+		for _, gone := range t.changes.goneSince(v.resumed) {
 			if !v.publishes(gone.id) {
 				changes.Ports[gone.id] = nil
 			}

@@ -254,6 +254,21 @@ func testViewBehind(t *testing.T) {
 	}
 	w.view = tracker.View("n", w.revision)
 	expect("when deletions were forgotten", len(tracker.entries))
+	w.take()
+	for i := range 5 {
+		tracker.DeleteService("default", fmt.Sprint("web-", 5+i))
+	}
+	expect("when more Services were deleted than are left", 5)
+	w.take()
+	tracker.SetService(serviceNamed("web-0"))
+	tracker.DeleteService("default", "web-0")
+	w.take()
+	tracker.SetService(serviceNamed("web-1"))
+	w.take()
+	w.view.Close()
+	tracker.DeleteService("default", "web-1")
+	w.view = tracker.View("n", w.revision)
+	expect("when it resumes before the deletion of the last Service", 1)
 }
 
 // Watchers share what is the same for them: memory follows what is particular to a node.
