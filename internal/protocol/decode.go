@@ -228,6 +228,9 @@ func (d *decoder) text(field, text string, maxBytes int) string {
 
 // values returns labels or annotations, nil if there are none.
 func (d *decoder) values(field string, values map[string]string) map[string]string {
+	if len(values) > MaxKeys {
+		d.fail(field, fmt.Errorf("%d values, at most %d are possible", len(values), MaxKeys))
+	}
 	for key, value := range values {
 		d.text(field+" key", key, MaxKey)
 		d.text(field+" value", value, maxValue)

@@ -66,6 +66,12 @@ func TestServiceKeys(t *testing.T) {
 				p.Cluster = []*nodelocalv1.Endpoint{{Address: "10.0.0.1", Port: 1, Hostname: strings.Repeat("x", 64)}}
 			},
 			"service_labels": func(p *nodelocalv1.ServicePort) { p.ServiceLabels = map[string]string{"k": strings.Repeat("x", 4097)} },
+			"service_labels: 17 values": func(p *nodelocalv1.ServicePort) {
+				p.ServiceLabels = map[string]string{}
+				for i := range 17 {
+					p.ServiceLabels[string(rune('a'+i))] = ""
+				}
+			},
 			"service_annotations": func(p *nodelocalv1.ServicePort) {
 				p.ServiceAnnotations = map[string]string{strings.Repeat("x", 318): "v"}
 			},
