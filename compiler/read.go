@@ -117,6 +117,22 @@ type reader struct {
 	// updates holds, by affinity map, the statements that fill it.
 	updates map[string]nft.Update
 	found   map[frontend]*Frontend
+	// lists holds the lists that the chains of the frontends draw from.
+	lists map[listKey]*slotList
+}
+
+// listKey identifies a list of endpoints of a frontend, by the kind of its records.
+type listKey struct {
+	frontend frontend
+	kind     recordKind
+}
+
+// slotList is a list of endpoints that is being read. It has the slots that there are, not those that the chain's number
+// promises: somebody else's chain may have any number in its name.
+type slotList struct {
+	count   int
+	records []record
+	to      *[]netip.AddrPort
 }
 
 func newReader(table *nft.Table) (*reader, error) {
@@ -138,7 +154,7 @@ func newReader(table *nft.Table) (*reader, error) {
 			return nil, fmt.Errorf("table %s %s was written by another version of nftproxy: %s %s is of another type", table.Family, table.Name, want.Kind(), want.Name)
 		}
 	}
-	r := &reader{table: table, updates: map[string]nft.Update{}, found: map[frontend]*Frontend{}}
+	r := &reader{table: table, updates: map[string]nft.Update{}, found: map[frontend]*Frontend{}, lists: map[listKey]*slotList{}}
 	for _, chain := range table.Chains {
 		for _, rule := range chain.Rules {
 			for _, statement := range rule.Statements {
@@ -172,8 +188,13 @@ func (r *reader) read() []*Frontend {
 			}
 		}
 	}
+	for _, l := range r.lists {
+		slices.SortFunc(l.records, func(a, b record) int { return cmp.Compare(a.slot, b.slot) })
+		for i := range l.records {
+			*l.to = append(*l.to, l.records[i].addr)
+		}
+	}
 	for _, f := range r.found {
-		f.Endpoints, f.LocalEndpoints = withoutEmpty(f.Endpoints), withoutEmpty(f.LocalEndpoints)
 		slices.SortFunc(f.Sources, netip.Prefix.Compare)
 	}
 	return slices.SortedFunc(maps.Values(r.found), (*Frontend).Compare)
@@ -219,12 +240,13 @@ func (r *reader) add(record *record) {
 		}
 	case shortCircuitRecord:
 		if record.chain.kind != kindNone && f.Policy == model.PolicyLocal.String() && f.Chain != "" {
-			f.ShortCircuit, f.Endpoints = record.chain.name(), r.slots(record.chain)
+			f.ShortCircuit = record.chain.name()
+			r.draws(f, record.chain)
 		}
-	case endpointRecord:
-		setSlot(f.Endpoints, record)
-	case localEndpointRecord:
-		setSlot(f.LocalEndpoints, record)
+	case endpointRecord, localEndpointRecord:
+		if l := r.lists[listKey{record.frontend, record.kind}]; l != nil && record.slot < l.count {
+			l.records = append(l.records, *record)
+		}
 	case noEndpointRecord:
 		f.Unserved = UnservedReject
 		if record.unserved == unservedDrop {
@@ -256,33 +278,20 @@ func (r *reader) addChain(f *Frontend, c endpointChain) {
 	f.Chain = c.name()
 	switch c.kind {
 	case kindLocal:
-		f.Policy, f.LocalEndpoints = model.PolicyLocal.String(), r.slots(c)
+		f.Policy = model.PolicyLocal.String()
 	case kindExternal:
 		f.Policy, f.Masquerade = model.PolicyCluster.String(), true
-		fallthrough
-	default:
-		f.Endpoints = r.slots(c)
 	}
+	r.draws(f, c)
 }
 
-// slots returns the slots that a chain draws from, still empty. Somebody else's chain may have any number in its name.
-func (r *reader) slots(c endpointChain) []netip.AddrPort {
-	return make([]netip.AddrPort, min(c.count, r.table.Set(c.endpoints().set(c.nodePort)).Len()))
-}
-
-func setSlot(slots []netip.AddrPort, record *record) {
-	if record.slot < len(slots) {
-		slots[record.slot] = record.addr
+// draws notes that the chain draws from a list of the frontend.
+func (r *reader) draws(f *Frontend, c endpointChain) {
+	to := &f.Endpoints
+	if c.kind == kindLocal {
+		to = &f.LocalEndpoints
 	}
-}
-
-// withoutEmpty returns the slots that have an endpoint; nil for none.
-func withoutEmpty(slots []netip.AddrPort) []netip.AddrPort {
-	slots = slices.DeleteFunc(slots, func(endpoint netip.AddrPort) bool { return !endpoint.IsValid() })
-	if len(slots) == 0 {
-		return nil
-	}
-	return slots
+	r.lists[listKey{f.frontend(), c.endpoints()}] = &slotList{count: c.count, to: to}
 }
 
 // addAffinity finds the maps that hold the clients of a frontend.

@@ -3,6 +3,7 @@ package compiler
 import (
 	"fmt"
 	"net/netip"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -133,6 +134,36 @@ func TestRead(t *testing.T) {
 	}
 	t.Run("finds frontends in sets of their chain", testReadFindsFrontendsInSetsOfTheirChain)
 	t.Run("refuses foreign tables", testReadRefusesForeignTables)
+	t.Run("takes memory for endpoints, not for the numbers in names of chains", testReadTakesMemoryForEndpoints)
+}
+
+func testReadTakesMemoryForEndpoints(t *testing.T) {
+	c, err := New(Default())
+	if err != nil {
+		t.Fatal(err)
+	}
+	table := c.Tables()[0]
+	frontends := func(i int) frontend {
+		return frontend{netip.AddrFrom4([4]byte{10, 96, byte(i >> 8), byte(i)}), 80, model.TCP}
+	}
+	const n = 2000
+	for i := range n {
+		table.Set(ServiceIPs).Put(nft.Element{Key: frontends(i).key(), Verdict: nft.Goto("cluster-999999999")})
+	}
+	for slot := range 10 * n {
+		endpoint := nft.AddrData(netip.AddrFrom4([4]byte{10, 244, 0, 1})) + nft.PortData(80)
+		table.Set(Endpoints).Put(nft.Element{Key: frontends(0).key() + nft.IntegerData(uint32(slot)), Value: endpoint})
+	}
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	got, err := Read(table)
+	runtime.ReadMemStats(&after)
+	if err != nil || len(got) != n || len(got[0].Endpoints) != 10*n {
+		t.Fatalf("%d frontends, want %d: %v", len(got), n, err)
+	}
+	if used := after.TotalAlloc - before.TotalAlloc; used > 100<<20 {
+		t.Errorf("reading %d frontends and %d endpoints took %d MiB", n, 10*n, used>>20)
+	}
 }
 
 func testReadFindsFrontendsInSetsOfTheirChain(t *testing.T) {
