@@ -194,7 +194,8 @@ func FuzzTables(f *testing.F) {
 			if tx := nft.Diff(nil, table); !strings.HasPrefix(tx.String(), "add table ") {
 				t.Errorf("a table is made by\n%s", tx)
 			}
-			if tx := nft.Diff(table, table); !tx.Empty() {
+			// No wanted table has objects: a difference always removes them.
+			if tx := nft.Diff(table, table); !tx.Empty() && len(table.Kernel.Objects) == 0 {
 				t.Errorf("a table differs from itself by\n%s", tx)
 			}
 		}
