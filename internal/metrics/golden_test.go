@@ -18,6 +18,7 @@ import (
 	"github.com/nftproxy/nftproxy/internal/metrics"
 	"github.com/nftproxy/nftproxy/model"
 	"github.com/nftproxy/nftproxy/nft"
+	"github.com/nftproxy/nftproxy/nodelocal/server"
 	"github.com/nftproxy/nftproxy/tracker"
 )
 
@@ -132,6 +133,7 @@ func TestMetrics(t *testing.T) {
 	t.Run("conntrack is recorded by family", testConntrackIsRecordedByFamily)
 	t.Run("the tracker's counts are shown", testTrackersCountsAreShown)
 	t.Run("of every component are there", testMetricsOfEveryComponentAreThere)
+	t.Run("of refused calls are there before the first one", testRefusedCallsStartAtZero)
 }
 
 // Whoever changes a metric changes this list, and so sees what dashboards will see.
@@ -197,5 +199,16 @@ func testMetricsAreDocumented(t *testing.T) {
 		if base := regexp.MustCompile(`_(bucket|sum|count)$`).ReplaceAllString(name, ""); families[base] == nil {
 			t.Errorf("docs/observability.md tells of %s, which is no metric", name)
 		}
+	}
+}
+
+func testRefusedCallsStartAtZero(t *testing.T) {
+	var reasons []string
+	for _, metric := range gather(t)["kubeproxy_node_local_refused_total"].GetMetric() {
+		reasons = append(reasons, metric.GetLabel()[0].GetValue())
+	}
+	slices.Sort(reasons)
+	if diff := cmp.Diff(slices.Sorted(slices.Values(server.Refused)), reasons); diff != "" {
+		t.Errorf("reasons (-want +got):\n%s", diff)
 	}
 }

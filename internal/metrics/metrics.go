@@ -72,7 +72,7 @@ func RegisterServer() {
 // startServerAtZero makes counters appear before they first count: an alert on the increase of a
 // counter misses one that appears as 1.
 func startServerAtZero() {
-	for _, reason := range []string{"node", "permission", "keys", "streams", "busy", "stalled"} {
+	for _, reason := range []string{"node", "permission", "keys", "streams", "busy", "stalled", "tls"} {
 		nodeLocalRefused.WithLabelValues(reason)
 	}
 	SetEmptyHeld("services", false)
