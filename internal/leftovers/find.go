@@ -94,9 +94,10 @@ func chainName(family nft.Family, table, chain string) string {
 	return fmt.Sprintf("%s %s %s", family, table, chain)
 }
 
-// retry calls read up to ten times while other programs change the rules.
+// retry calls read up to a hundred times while other programs change the rules. Another proxy may do so many times a
+// second.
 func retry[T any](read func() (T, error)) (out T, err error) {
-	for range 10 {
+	for range 100 {
 		out, err = read()
 		if !errors.Is(err, nft.ErrGenerationMoved) && !errors.Is(err, unix.EAGAIN) {
 			break

@@ -2,13 +2,17 @@ package leftovers
 
 import (
 	"bytes"
+	"context"
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/nftproxy/nftproxy/internal/testkit/netns"
@@ -224,6 +228,29 @@ func TestRemove(t *testing.T) {
 			t.Errorf("a refused removal changed something:\n%s", diff)
 		}
 	})
+	t.Run("another program commits all the time", func(t *testing.T) {
+		netns.EnterForTest(t)
+		leaveKubeProxy(t, "nft")
+		conn, err := nft.Dial(nft.Config{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var others sync.WaitGroup
+		ctx, stop := context.WithCancel(t.Context())
+		others.Go(func() {
+			defer conn.Close()
+			for gap := 200 * time.Microsecond; ctx.Err() == nil; gap += gap / 20 { // up to some milliseconds
+				_, _ = conn.Commit(ctx, nft.Diff(nil, &nft.Table{Family: nft.FamilyIP, Name: fmt.Sprint("somebody-elses-", gap)}))
+				time.Sleep(gap)
+			}
+		})
+		removal, err := Remove(t.Context())
+		stop()
+		others.Wait()
+		if err != nil || len(removal.Removed) < 50 {
+			t.Errorf("removed %d chains, error %v", len(removal.Removed), err)
+		}
+	})
 	t.Run("the rules changed since they were read", func(t *testing.T) {
 		netns.EnterForTest(t)
 		leaveKubeProxy(t, "nft")
@@ -232,7 +259,11 @@ func TestRemove(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer conn.Close()
-		tx, _, err := plan(t.Context(), conn)
+		tables, err := removableTables(t.Context(), conn)
+		if err != nil {
+			t.Fatal(err)
+		}
+		tx, _, err := plan(t.Context(), conn, tables)
 		if err != nil || tx.Empty() {
 			t.Fatal(tx, err)
 		}

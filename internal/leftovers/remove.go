@@ -25,8 +25,12 @@ func Remove(ctx context.Context) (Removal, error) {
 		return Removal{}, err
 	}
 	defer conn.Close()
+	tables, err := removableTables(ctx, conn)
+	if err != nil {
+		return Removal{}, fmt.Errorf("look for what %s left: %w", NFT, err)
+	}
 	removal, err := retry(func() (Removal, error) {
-		tx, removal, err := plan(ctx, conn)
+		tx, removal, err := plan(ctx, conn, tables)
 		if err == nil {
 			_, err = conn.Commit(ctx, tx)
 		}
@@ -38,28 +42,40 @@ func Remove(ctx context.Context) (Removal, error) {
 	return removal, nil
 }
 
+// table names a table of iptables-nft.
+type table struct {
+	family nft.Family
+	name   string
+}
+
+// removableTables returns the tables with chains to remove. plan reads no others: while it reads, nobody else may commit.
+func removableTables(ctx context.Context, conn *nft.Conn) (tables []table, err error) {
+	for _, family := range nft.Families {
+		for _, name := range iptablesTables {
+			chains, err := retry(func() ([]*nft.Chain, error) { return conn.ReadChains(ctx, family, name) })
+			if err != nil {
+				return nil, err
+			}
+			if slices.ContainsFunc(chains, func(c *nft.Chain) bool { return isRemovable(c.Name) }) {
+				tables = append(tables, table{family, name})
+			}
+		}
+	}
+	return tables, nil
+}
+
 // plan returns the transaction that removes the leftovers from the rules as they are now: after any other change of the
 // rules, the kernel refuses it.
-func plan(ctx context.Context, conn *nft.Conn) (tx nft.Transaction, removal Removal, err error) {
+func plan(ctx context.Context, conn *nft.Conn, tables []table) (tx nft.Transaction, removal Removal, err error) {
 	if tx.Generation, err = conn.Generation(ctx); err != nil {
 		return tx, removal, err
 	}
-	for _, family := range nft.Families {
-		for _, table := range iptablesTables {
-			chains, err := conn.ReadChains(ctx, family, table)
-			if err != nil {
-				return tx, removal, err
-			}
-			if !slices.ContainsFunc(chains, func(c *nft.Chain) bool { return isRemovable(c.Name) }) {
-				continue
-			}
-			t, err := conn.ReadTable(ctx, family, table)
-			if err != nil {
-				return tx, removal, err
-			}
-			if t == nil {
-				return tx, removal, nft.ErrGenerationMoved
-			}
+	for _, of := range tables {
+		t, err := conn.ReadTable(ctx, of.family, of.name)
+		if err != nil {
+			return tx, removal, err
+		}
+		if t != nil { // else it was deleted since
 			removal.addTable(&tx, t)
 		}
 	}
