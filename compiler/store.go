@@ -111,6 +111,10 @@ func (s *store) add(r *record) {
 func (s *store) change(have, want *record) {
 	switch want.kind {
 	case serviceRecord, shortCircuitRecord:
+		if have.chain == want.chain {
+			s.put(want)
+			return
+		}
 		s.chains.count(want.chain, +1)
 		if s.set(have) != s.set(want) {
 			s.take(have)

@@ -129,10 +129,12 @@ func commitInNamedThread(t *testing.T, c *Conn, tx Transaction) (tid uint32) {
 	t.Helper()
 	committed, over := make(chan error), make(chan struct{})
 	t.Cleanup(func() { close(over) })
-	go func() {
+	var commit func()
+	commit = func() {
 		runtime.LockOSThread() // for good: the thread ends with the goroutine, and its name with it
 		if unix.Gettid() == os.Getpid() {
-			committed <- errors.New("this is the first thread")
+			go commit() // on another thread, while this goroutine has the first one
+			<-over
 			return
 		}
 		tid = uint32(unix.Gettid())
@@ -142,7 +144,8 @@ func commitInNamedThread(t *testing.T, c *Conn, tx Transaction) (tid uint32) {
 		}
 		committed <- err
 		<-over
-	}()
+	}
+	go commit()
 	if err := <-committed; err != nil {
 		t.Fatal(err)
 	}
