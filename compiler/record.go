@@ -11,8 +11,8 @@ import (
 )
 
 // record is one thing that a frontend needs in the table: an element, or the maps and chains of its session affinity.
-// The functions append…Records say
-// which records a Service port or a plan needs. A store merges those of two states into the draft.
+// The functions append…Records say which records a Service port or a plan needs. A store merges those of two states into
+// the draft.
 type record struct {
 	kind     recordKind
 	frontend frontend

@@ -165,7 +165,7 @@ func (s *store) remove(r *record) {
 func (s *store) putAffinity(r *record) {
 	externals := s.affinity.externals
 	nodePort := frontend{port: r.frontend.port, protocol: r.frontend.protocol}
-	switch _, has := s.sets.of(affinityRecord, true).Element(nodePort.key()); {
+	switch {
 	case r.frontend == nodePort:
 		s.put(r)
 		for external, comment := range externals[nodePort] {
@@ -179,7 +179,7 @@ func (s *store) putAffinity(r *record) {
 			externals[nodePort] = map[frontend]string{}
 		}
 		externals[nodePort][r.frontend] = r.comment
-		if has {
+		if _, has := s.sets.of(affinityRecord, true).Element(nodePort.key()); has {
 			s.put(r)
 		} else {
 			s.take(r)

@@ -10,26 +10,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/nftproxy/nftproxy/internal/testkit/netns"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
-
-func newLab(t testing.TB) *Lab {
-	t.Helper()
-	return newLabWithBridge(t, "")
-}
-
-func newLabWithBridge(t testing.TB, bridge string) *Lab {
-	t.Helper()
-	netns.Need(t)
-	l, err := NewWithBridge(bridge)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(l.Close)
-	return l
-}
 
 // heard sends a datagram from host to an address of listener, and returns who was heard there.
 func heard(host, listener *Host, to netip.Addr) (netip.Addr, error) {
@@ -72,7 +55,7 @@ func TestLab(t *testing.T) {
 
 func testHostsSendFromTheirOwnAddresses(t *testing.T) {
 	for _, bridge := range []string{"", "cni0"} {
-		t.Run("bridge "+bridge, func(t *testing.T) { testEveryHostSends(t, newLabWithBridge(t, bridge)) })
+		t.Run("bridge "+bridge, func(t *testing.T) { testEveryHostSends(t, ForTestWithBridge(t, bridge)) })
 	}
 }
 
@@ -103,7 +86,7 @@ func testEveryHostSends(t *testing.T, l *Lab) {
 
 func testLocalPodsComeAndGo(t *testing.T) {
 	for _, bridge := range []string{"", "cni0"} {
-		t.Run("bridge "+bridge, func(t *testing.T) { testPodsComeAndGo(t, newLabWithBridge(t, bridge)) })
+		t.Run("bridge "+bridge, func(t *testing.T) { testPodsComeAndGo(t, ForTestWithBridge(t, bridge)) })
 	}
 }
 
@@ -140,7 +123,7 @@ func testPodsComeAndGo(t *testing.T, l *Lab) {
 }
 
 func testRemotePodsComeAndGo(t *testing.T) {
-	l := newLab(t)
+	l := ForTest(t)
 	for _, text := range []string{"10.244.2.5", "fd00:10:244:2::5", "10.180.0.1", "fd00:10:180::1"} {
 		addr := netip.MustParseAddr(text)
 		for range 2 {
@@ -159,7 +142,7 @@ func testRemotePodsComeAndGo(t *testing.T) {
 
 // testThreadsLeaveTheNamespace shows that threads come home, or die.
 func testThreadsLeaveTheNamespace(t *testing.T) {
-	l := newLab(t)
+	l := ForTest(t)
 	home := namespaceID(t)
 	if err := l.Node.Do(func() error { runtime.Goexit(); return nil }); err == nil {
 		t.Error("a function that did not return had no error")
@@ -189,7 +172,7 @@ func namespaceID(t *testing.T) string {
 }
 
 func testFlushConntrackForgets(t *testing.T) {
-	l := newLab(t)
+	l := ForTest(t)
 	if err := l.Node.FlushConntrack(); err != nil {
 		t.Error(err)
 	}
@@ -197,10 +180,10 @@ func testFlushConntrackForgets(t *testing.T) {
 
 // TestPodLinks shows what a proxy that recognises pods by interface can rely on.
 func TestPodLinks(t *testing.T) {
-	if name := podLink(t, newLab(t)); name[:5] != "veth-" {
+	if name := podLink(t, ForTest(t)); name[:5] != "veth-" {
 		t.Errorf("the pod is behind %s", name)
 	}
-	if name := podLink(t, newLabWithBridge(t, "cni0")); name != "cni0" {
+	if name := podLink(t, ForTestWithBridge(t, "cni0")); name != "cni0" {
 		t.Errorf("with a bridge the pod is behind %s", name)
 	}
 }
@@ -235,7 +218,7 @@ func BenchmarkLab(b *testing.B) {
 
 // BenchmarkPods adds and removes 20 pods.
 func BenchmarkPods(b *testing.B) {
-	l := newLab(b)
+	l := ForTest(b)
 	for range b.N {
 		var names []string
 		for i := range 20 {
