@@ -73,16 +73,20 @@ func TestImports(t *testing.T) {
 	})
 }
 
-// isPublic reports whether other programs may import the package.
+// isPublic reports whether other programs may import the package, and it is no test kit.
 func isPublic(pkg string) bool {
 	top, _, _ := strings.Cut(pkg, "/")
-	return !slices.Contains([]string{"internal", "cmd", "examples", "integration", "hack"}, top)
+	return !isTestKit(pkg) && !slices.Contains([]string{"internal", "cmd", "examples", "integration", "hack"}, top)
 }
 
 // isProduct reports whether the package is neither for tests nor a program for developers.
 func isProduct(pkg string) bool {
 	top, _, _ := strings.Cut(pkg, "/")
-	return top != "integration" && top != "hack" && !strings.HasPrefix(pkg, "internal/testkit/")
+	return top != "integration" && top != "hack" && !isTestKit(pkg)
+}
+
+func isTestKit(pkg string) bool {
+	return pkg == "nft/nfttest" || strings.HasPrefix(pkg, "internal/testkit/")
 }
 
 // expectProduct checks what holds for products.
@@ -90,7 +94,7 @@ func expectProduct(t *testing.T, pkg string, imports []string) {
 	t.Helper()
 	for _, path := range imports {
 		switch {
-		case strings.HasPrefix(path, module+"/integration"), strings.HasPrefix(path, module+"/internal/testkit/"):
+		case strings.HasPrefix(path, module+"/integration"), isTestKit(strings.TrimPrefix(path, module+"/")):
 			t.Errorf("package %s imports %s: products do without the tests' packages", pkg, path)
 		case path == "os/exec":
 			t.Errorf("package %s imports os/exec: products execute no program", pkg)

@@ -106,7 +106,7 @@ func (s *socket) newBatch(messages []message, generation uint32) *batch {
 	begin := batchMarker(unix.NFNL_MSG_BATCH_BEGIN)
 	if generation != 0 {
 		condition := netlinkattr.List(begin.Data)
-		condition.Uint32(nfnlBatchGenID, generation)
+		condition.Uint32(netlinkattr.BatchGenID, generation)
 		begin.Data = condition
 	}
 	b.bytes = s.appendMessage(make([]byte, 0, b.size+3*batchMarkerLen), begin)

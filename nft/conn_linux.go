@@ -18,8 +18,8 @@ type Config struct {
 	// NetNS is a file descriptor of the network namespace to work in; 0 means the current one. It may be closed
 	// once Dial has returned.
 	NetNS int
-	// Fake, if set, stands for the kernel, in tests.
-	Fake *Fake
+	// Open, if set, opens the sockets of the Conn, instead of the kernel. Tests set it: see package nfttest.
+	Open func() (Socket, error)
 }
 
 // Conn is a connection to the nf_tables of one network namespace. It is safe for concurrent use, and runs one call
@@ -67,8 +67,8 @@ func Dial(config Config) (*Conn, error) {
 
 // Another opens one more connection to the same network namespace. The caller closes it.
 func (c *Conn) Another() (*Conn, error) {
-	if fake := c.namespace.fake; fake != nil {
-		return Dial(Config{Fake: fake})
+	if c.namespace.file == nil {
+		return Dial(Config{Open: c.namespace.open})
 	}
 	return Dial(Config{NetNS: int(c.namespace.file.Fd())})
 }

@@ -10,7 +10,7 @@
 //     little as the change.
 //   - Conn.Compare returns the Transaction that repairs a table. It compares while the kernel lists, and copies nothing.
 //   - A Monitor hears of each commit in the network namespace, and of its parts.
-//   - A Fake is nf_tables in memory, for tests without privileges: see Config.
+//   - Package nfttest has nf_tables in memory, for tests without privileges.
 //
 // A Conn does one thing after another. Calls that take long, such as Compare, belong on a connection of their own: see
 // Conn.Another.

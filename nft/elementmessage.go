@@ -97,7 +97,7 @@ func (l setLengths) checkKey(s *Set, e *Element) error {
 func encodeElement(a *netlinkattr.List, s *Set, l setLengths, e *Element, withValue bool) {
 	elem := a.Begin(unix.NFTA_LIST_ELEM)
 	if e.Key == CatchAll {
-		a.Uint32(unix.NFTA_SET_ELEM_FLAGS, elemCatchAll)
+		a.Uint32(unix.NFTA_SET_ELEM_FLAGS, netlinkattr.SetElemFlagCatchAll)
 	} else {
 		encodeKey(a, s, l, e)
 	}
@@ -112,7 +112,7 @@ func encodeKey(a *netlinkattr.List, s *Set, l setLengths, e *Element) {
 	a.ByteString(unix.NFTA_DATA_VALUE, string(e.Key)[:l.keyTold])
 	a.End(key)
 	if s.Interval {
-		end := a.Begin(nftaSetElemKeyEnd)
+		end := a.Begin(netlinkattr.SetElemKeyEnd)
 		a.ByteString(unix.NFTA_DATA_VALUE, string(e.KeyEnd))
 		a.End(end)
 	}

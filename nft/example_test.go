@@ -9,6 +9,7 @@ import (
 	"net/netip"
 
 	"github.com/nftproxy/nftproxy/nft"
+	"github.com/nftproxy/nftproxy/nft/nfttest"
 )
 
 // webTable sends connections to 192.0.2.1:80 to one of the given endpoints.
@@ -212,7 +213,8 @@ func ExampleConn_Compare() {
 
 // dialFake returns a connection to nf_tables in memory. With an empty Config it would be the kernel's.
 func dialFake() *nft.Conn {
-	conn, err := nft.Dial(nft.Config{Fake: &nft.Fake{}})
+	kernel := &nfttest.Kernel{}
+	conn, err := nft.Dial(nft.Config{Open: kernel.Open})
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -361,4 +363,8 @@ func ExampleConn_Monitor() {
 	// - rule ip example c drop
 	// - chain ip example c
 	// the ruleset has generation 2
+}
+
+func init() {
+	nft.NewFake = func() nft.Config { return nft.Config{Open: new(nfttest.Kernel).Open} }
 }

@@ -15,10 +15,14 @@ import (
 	"pgregory.net/rapid"
 )
 
+// NewFake returns the configuration of a connection to a new nfttest.Kernel. The external test package sets it: this one
+// cannot import nfttest.
+var NewFake func() Config
+
 // dialFake returns a connection to a fake of its own.
 func dialFake(t testing.TB) *Conn {
 	t.Helper()
-	c, err := Dial(Config{Fake: &Fake{}})
+	c, err := Dial(NewFake())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -37,7 +37,7 @@ func start(family Family, table string, capacity int) netlinkattr.List {
 func (e *encoder) addTable(s Step, a netlinkattr.List) {
 	a.Uint32(unix.NFTA_TABLE_FLAGS, s.Table.flags())
 	if s.Table.Comment != "" {
-		a.Bytes(nftaTableUserdata, appendUdataString(nil, udataComment, s.Table.Comment))
+		a.Bytes(netlinkattr.TableUserdata, appendUdataString(nil, udataComment, s.Table.Comment))
 	}
 	e.message(s, unix.NFT_MSG_NEWTABLE, netlink.Create, a)
 }
@@ -46,7 +46,7 @@ func (e *encoder) addTable(s Step, a netlinkattr.List) {
 // first makes the deletion succeed. On later ones that would fail if the table has flags that it is not added with.
 func (e *encoder) destroyTable(s Step, a netlinkattr.List) {
 	if e.canDestroy {
-		e.message(s, nftMsgDestroyTable, 0, a)
+		e.message(s, netlinkattr.MsgDestroyTable, 0, a)
 		return
 	}
 	e.message(s, unix.NFT_MSG_NEWTABLE, netlink.Create, a)
@@ -64,11 +64,11 @@ func decodeTable(data []byte) (*Table, error) {
 			flags, err := netlinkattr.Uint32(b)
 			t.setFlags(flags)
 			return err
-		case nftaTableOwner:
+		case netlinkattr.TableOwner:
 			port, err := netlinkattr.Uint32(b)
 			t.Kernel.OwnerPort = port
 			return err
-		case nftaTableUserdata:
+		case netlinkattr.TableUserdata:
 			t.Comment = string(commentIn(b))
 		}
 		return nil
@@ -101,7 +101,7 @@ func (e *encoder) addChain(s Step, a netlinkattr.List) error {
 		a.Text(unix.NFTA_CHAIN_TYPE, string(c.Type))
 	}
 	if c.Comment != "" {
-		a.Bytes(nftaChainUserdata, appendUdataString(nil, udataComment, c.Comment))
+		a.Bytes(netlinkattr.ChainUserdata, appendUdataString(nil, udataComment, c.Comment))
 	}
 	e.message(s, unix.NFT_MSG_NEWCHAIN, netlink.Create, a)
 	return nil
@@ -124,11 +124,11 @@ func decodeChain(data []byte) (table string, c *Chain, err error) {
 			policy, err := netlinkattr.Uint32(b)
 			c.DropPolicy = policy == nfDrop
 			return err
-		case nftaChainFlags:
+		case netlinkattr.ChainFlags:
 			flags, err := netlinkattr.Uint32(b)
-			c.bound = flags&chainBinding != 0
+			c.bound = flags&netlinkattr.ChainFlagBinding != 0
 			return err
-		case nftaChainUserdata:
+		case netlinkattr.ChainUserdata:
 			c.Comment = string(commentIn(b))
 		}
 		return nil
@@ -156,60 +156,8 @@ func (c *Chain) decodeHook(typ uint16, b []byte) error {
 	return nil
 }
 
-// Constants of linux/netfilter.h and linux/netfilter/nf_tables.h for which x/sys/unix has no names, with the kernel
-// that brought them where that is later than 5.4.
-
-// Messages (enum nf_tables_msg_types).
-const (
-	nftMsgNewFlowtable = 22
-	nftMsgGetFlowtable = 23
-	nftMsgDelFlowtable = 24
-	nftMsgDestroyTable = 26 // 6.3
-)
-
-// nfnlBatchGenID makes the kernel refuse a batch for another generation (enum nfnl_batch_attributes, 4.12).
-const nfnlBatchGenID = 1
-
-// Verdicts of a base chain's policy.
+// Verdicts of a base chain's policy (linux/netfilter.h).
 const (
 	nfDrop   = 0
 	nfAccept = 1
-)
-
-// Attributes and flags of tables.
-const (
-	nftaTableUserdata = 6 // 5.10
-	nftaTableOwner    = 7 // 5.12
-
-	tableDormant = 1
-	tableOwner   = 2 // 5.12
-	tablePersist = 4 // 6.9
-)
-
-// Attributes and flags of chains.
-const (
-	nftaChainFlags    = 10 // 5.7
-	nftaChainUserdata = 12 // 5.10
-
-	chainBinding = 4 // 5.9: belongs to a rule
-)
-
-// Attributes and flags of sets.
-const (
-	nftaSetExpr        = 17 // 5.7
-	nftaSetExpressions = 18 // 5.11
-	nftaSetCount       = 20 // 6.15
-
-	nftaSetDescConcat = 2 // 5.6
-	nftaSetFieldLen   = 1 // 5.6
-
-	nftSetConcat = 0x80 // 5.6
-)
-
-// Attributes and flags of elements.
-const (
-	nftaSetElemKeyEnd      = 10 // 5.6
-	nftaSetElemExpressions = 11 // 5.11
-
-	elemCatchAll = 2 // 5.13
 )

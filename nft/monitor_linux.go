@@ -295,7 +295,7 @@ func commOf(tid uint32) string {
 // deletions are the messages that tell of a deletion.
 var deletions = map[uint16]bool{
 	unix.NFT_MSG_DELTABLE: true, unix.NFT_MSG_DELCHAIN: true, unix.NFT_MSG_DELRULE: true, unix.NFT_MSG_DELSET: true,
-	unix.NFT_MSG_DELSETELEM: true, unix.NFT_MSG_DELOBJ: true, nftMsgDelFlowtable: true,
+	unix.NFT_MSG_DELSETELEM: true, unix.NFT_MSG_DELOBJ: true, netlinkattr.MsgDelFlowtable: true,
 }
 
 // decode fills in Kind, In and What. If the message cannot be decoded, Kind stays "unknown".
@@ -322,7 +322,7 @@ func (m *Monitor) decode(e *Event, typ uint16, data []byte) {
 		if _, o, err := decodeObject(data); err == nil {
 			e.Kind, e.In = o.Kind, o.Name
 		}
-	case nftMsgNewFlowtable, nftMsgDelFlowtable:
+	case netlinkattr.MsgNewFlowtable, netlinkattr.MsgDelFlowtable:
 		if _, o, err := decodeFlowtable(data); err == nil {
 			e.Kind, e.In = o.Kind, o.Name
 		}

@@ -258,7 +258,7 @@ func BenchmarkCommitBesideAMonitor(b *testing.B) {
 		{"a filtered listener leaves meanwhile", func(b *testing.B, c *Conn) *Monitor { return listen(b, c) }, true},
 		{"an unfiltered listener is joined", func(b *testing.B, c *Conn) *Monitor {
 			l := listen(b, c)
-			if err := l.socket.conn.(kernelConn).RemoveBPF(); err != nil {
+			if err := l.socket.conn.(*kernelConn).RemoveBPF(); err != nil {
 				b.Fatal(err)
 			}
 			return l

@@ -71,7 +71,7 @@ func (o *Object) decode(data []byte) (table string, err error) {
 func (e *encoder) deleteObject(s Step, a netlinkattr.List) {
 	a.Text(unix.NFTA_OBJ_NAME, s.Object.Name)
 	if s.Object.Kind == flowtableKind {
-		e.message(s, nftMsgDelFlowtable, 0, a)
+		e.message(s, netlinkattr.MsgDelFlowtable, 0, a)
 		return
 	}
 	a.Uint32(unix.NFTA_OBJ_TYPE, s.Object.number)

@@ -58,19 +58,19 @@ func decodeElement(b []byte) (Element, error) {
 	return raw.element(), err
 }
 
-func (r *rawElement) catchAll() bool { return r.flags&elemCatchAll != 0 }
+func (r *rawElement) catchAll() bool { return r.flags&netlinkattr.SetElemFlagCatchAll != 0 }
 
 func (r *rawElement) take(typ uint16, b []byte) (err error) {
 	switch typ {
 	case unix.NFTA_SET_ELEM_KEY:
 		r.key, err = onlyValue(b)
-	case nftaSetElemKeyEnd:
+	case netlinkattr.SetElemKeyEnd:
 		r.keyEnd, err = onlyValue(b)
 	case unix.NFTA_SET_ELEM_DATA:
 		return netlinkattr.Each(b, r.takeData)
 	case unix.NFTA_SET_ELEM_FLAGS:
 		r.flags, err = netlinkattr.Uint32(b)
-		if r.flags&^elemCatchAll != 0 {
+		if r.flags&^netlinkattr.SetElemFlagCatchAll != 0 {
 			r.unknown = "flags"
 		}
 	case unix.NFTA_SET_ELEM_TIMEOUT:
@@ -83,7 +83,7 @@ func (r *rawElement) take(typ uint16, b []byte) (err error) {
 		if err = netlinkattr.Each(b, r.counter.take); !r.counter.is {
 			r.unknown = unknownExpression
 		}
-	case nftaSetElemExpressions:
+	case netlinkattr.SetElemExpressions:
 		r.unknown = unknownExpression
 	case unix.NFTA_SET_ELEM_OBJREF:
 		r.unknown = "object"
@@ -209,7 +209,7 @@ const counterName = "counter"
 
 // encodeCounter makes the kernel give each element of a set a counter.
 func encodeCounter(a *netlinkattr.List) {
-	e := a.Begin(nftaSetExpr)
+	e := a.Begin(netlinkattr.SetExpr)
 	a.Text(unix.NFTA_EXPR_NAME, counterName)
 	a.End(a.Begin(unix.NFTA_EXPR_DATA))
 	a.End(e)

@@ -280,7 +280,7 @@ func (r *reader) objects(t *Table) error {
 }
 
 func (r *reader) flowtables(t *Table) error {
-	return collect(r, nftMsgGetFlowtable, &t.Kernel.Objects, decodeFlowtable)
+	return collect(r, netlinkattr.MsgGetFlowtable, &t.Kernel.Objects, decodeFlowtable)
 }
 
 func (r *reader) chains(t *Table) error {

@@ -114,7 +114,7 @@ func (l *recordedTable) take(typ uint16, data []byte) (err error) {
 		_, o, err := decodeObject(data)
 		l.table.Kernel.Objects = append(l.table.Kernel.Objects, o)
 		return err
-	case nftMsgNewFlowtable:
+	case netlinkattr.MsgNewFlowtable:
 		_, o, err := decodeFlowtable(data)
 		l.table.Kernel.Objects = append(l.table.Kernel.Objects, o)
 		return err

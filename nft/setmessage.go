@@ -78,10 +78,10 @@ func encodeDescription(a *netlinkattr.List, set *Set) {
 		a.Uint32(unix.NFTA_SET_DESC_SIZE, size)
 	}
 	if set.Interval {
-		concat := a.Begin(nftaSetDescConcat)
+		concat := a.Begin(netlinkattr.SetDescConcat)
 		for _, e := range set.Key {
 			field := a.Begin(unix.NFTA_LIST_ELEM)
-			a.Uint32(nftaSetFieldLen, uint32(e.dataType().length))
+			a.Uint32(netlinkattr.SetFieldLen, uint32(e.dataType().length))
 			a.End(field)
 		}
 		a.End(concat)
@@ -90,7 +90,7 @@ func encodeDescription(a *netlinkattr.List, set *Set) {
 }
 
 // intervalFlags are the flags of a set with Interval.
-const intervalFlags = unix.NFT_SET_INTERVAL | nftSetConcat
+const intervalFlags = unix.NFT_SET_INTERVAL | netlinkattr.SetFlagConcat
 
 // dynamicFlags are the flags of a Dynamic set.
 const dynamicFlags = unix.NFT_SET_EVAL | unix.NFT_SET_TIMEOUT
@@ -143,16 +143,16 @@ func (r *rawSet) take(typ uint16, b []byte) (err error) {
 // takeRest takes what only later kernels tell, and what is strange.
 func (r *rawSet) takeRest(typ uint16, b []byte) error {
 	switch typ {
-	case nftaSetCount:
+	case netlinkattr.SetCount:
 		count, err := netlinkattr.Uint32(b)
 		r.set.kernel.count = int(count)
 		return err
-	case nftaSetExpr:
+	case netlinkattr.SetExpr:
 		var c counter
 		err := netlinkattr.Each(b, c.take)
 		r.set.Counter, r.strange = c.is, r.strange || !c.is
 		return err
-	case unix.NFTA_SET_TIMEOUT, unix.NFTA_SET_GC_INTERVAL, nftaSetExpressions:
+	case unix.NFTA_SET_TIMEOUT, unix.NFTA_SET_GC_INTERVAL, netlinkattr.SetExpressions:
 		r.strange = true
 	}
 	return nil

@@ -23,7 +23,7 @@ import (
 // the listing is inconsistent. It cannot give up in the middle of a listing. It copies each batch and each reply once
 // more than needed.
 type socket struct {
-	conn netlinkConn
+	conn Socket
 	// port is the socket's netlink port id, by which the kernel knows the owner of a table.
 	port uint32
 	// sequence is the number of the message that was sent last.
@@ -33,33 +33,42 @@ type socket struct {
 	buffer   []byte
 }
 
-// netlinkConn is what a socket sends and receives through: a socket of the kernel or of a Fake.
-type netlinkConn interface {
-	SetReadDeadline(time.Time) error
-	SetWriteDeadline(time.Time) error
-	SetWriteBuffer(int) error
+// Socket is a netlink socket to nf_tables, in place of the kernel's: see Config. Its methods are those of
+// github.com/mdlayher/socket, and these:
+type Socket interface {
+	// Port is the netlink port id.
+	Port() uint32
+	// Send sends a datagram.
+	Send(b []byte) error
+	// Receive waits for a datagram, and reports whether the buffer was too short for it.
+	Receive(buffer []byte) (n int, truncated bool, err error)
+
+	SetReadDeadline(t time.Time) error
+	SetWriteDeadline(t time.Time) error
+	SetWriteBuffer(bytes int) error
 	WriteBuffer() (int, error)
 	SetsockoptInt(level, option, value int) error
-	SetBPF([]bpf.RawInstruction) error
+	SetBPF(filter []bpf.RawInstruction) error
 	Close() error
-	send([]byte) error
-	receive(buffer []byte) (n int, truncated bool, err error)
 }
 
 // kernelConn is a socket of the kernel.
 type kernelConn struct {
 	*socketpkg.Conn
 	// raw is Conn for sending and receiving.
-	raw syscall.RawConn
+	raw  syscall.RawConn
+	port uint32
 }
 
-func (c kernelConn) send(b []byte) error {
+func (c *kernelConn) Port() uint32 { return c.port }
+
+func (c *kernelConn) Send(b []byte) error {
 	return whenReady("sendmsg", c.raw.Write, func(fd int) error {
 		return unix.Sendmsg(fd, b, nil, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}, 0)
 	})
 }
 
-func (c kernelConn) receive(buffer []byte) (n int, truncated bool, err error) {
+func (c *kernelConn) Receive(buffer []byte) (n int, truncated bool, err error) {
 	flags := 0
 	err = whenReady("recvmsg", c.raw.Read, func(fd int) (err error) {
 		n, _, flags, _, err = unix.Recvmsg(fd, buffer, nil, 0)
@@ -104,60 +113,76 @@ func (e *kernelError) Error() string {
 
 func (e *kernelError) Unwrap() error { return e.errno }
 
-// openSocket opens a socket in the namespace.
-func (n *namespace) openSocket() (*socket, error) {
-	if n.fake != nil {
-		conn := n.fake.open()
-		return &socket{conn: conn, port: conn.port, patience: patience, buffer: make([]byte, datagramSize)}, nil
+// openKernel opens a socket in the namespace. Only where the thread is in another namespace does it have to move there, which
+// takes CAP_SYS_ADMIN.
+func (n *namespace) openKernel() (Socket, error) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	config := &socketpkg.Config{}
+	if !n.isCurrent() {
+		config.NetNS = int(n.file.Fd())
 	}
-	conn, err := n.open()
+	conn, err := socketpkg.Socket(unix.AF_NETLINK, unix.SOCK_RAW, unix.NETLINK_NETFILTER, "netlink", config)
 	if errors.Is(err, unix.EPROTONOSUPPORT) {
-		return nil, fmt.Errorf("nft: open netlink socket: %w; the kernel needs nf_tables (CONFIG_NETFILTER_NETLINK, CONFIG_NF_TABLES)", err)
+		return nil, fmt.Errorf("%w; the kernel needs nf_tables (CONFIG_NETFILTER_NETLINK, CONFIG_NF_TABLES)", err)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("nft: open netlink socket: %w", err)
+		return nil, err
 	}
-	raw, err := conn.SyscallConn()
-	if err != nil {
-		return nil, errors.Join(fmt.Errorf("nft: open netlink socket: %w", err), conn.Close())
+	c := &kernelConn{Conn: conn}
+	if err := c.prepare(); err != nil {
+		return nil, errors.Join(err, conn.Close())
 	}
-	s := &socket{conn: kernelConn{conn, raw}, patience: patience, buffer: make([]byte, datagramSize)}
-	if err := s.prepare(conn); err != nil {
-		return nil, errors.Join(fmt.Errorf("nft: prepare netlink socket: %w", err), conn.Close())
-	}
-	return s, nil
+	return c, nil
 }
 
-func (s *socket) prepare(conn *socketpkg.Conn) error {
-	if err := conn.Bind(&unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
+func (c *kernelConn) prepare() (err error) {
+	if c.raw, err = c.SyscallConn(); err != nil {
 		return err
 	}
-	address, err := conn.Getsockname()
+	if err := c.Bind(&unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
+		return err
+	}
+	address, err := c.Getsockname()
 	if err != nil {
 		return err
 	}
-	s.port = address.(*unix.SockaddrNetlink).Pid
+	c.port = address.(*unix.SockaddrNetlink).Pid
 	for _, option := range []int{unix.NETLINK_EXT_ACK, unix.NETLINK_CAP_ACK} {
-		if err := conn.SetsockoptInt(unix.SOL_NETLINK, option, 1); err != nil {
+		if err := c.SetsockoptInt(unix.SOL_NETLINK, option, 1); err != nil {
 			return err
 		}
 	}
 	// Room for the answers to a batch of which much is refused. Best effort: if there is too little, the commit returns
 	// an error, never a false success.
-	_ = conn.SetReadBuffer(1 << 22)
+	_ = c.SetReadBuffer(1 << 22)
 	return nil
 }
 
-// namespace is a network namespace, kept open so that sockets can be opened in it later and by other threads; or a Fake.
+// namespace is a network namespace, kept open so that sockets can be opened in it later and by other threads.
 type namespace struct {
 	file *os.File
-	fake *Fake
+	// open, if set, opens the sockets instead. Then there is no file.
+	open func() (Socket, error)
+}
+
+// openSocket opens a socket in the namespace.
+func (n *namespace) openSocket() (*socket, error) {
+	open := n.open
+	if open == nil {
+		open = n.openKernel
+	}
+	conn, err := open()
+	if err != nil {
+		return nil, fmt.Errorf("nft: open netlink socket: %w", err)
+	}
+	return &socket{conn: conn, port: conn.Port(), patience: patience, buffer: make([]byte, datagramSize)}, nil
 }
 
 // holdNamespace keeps the namespace of the configuration open.
 func holdNamespace(config Config) (*namespace, error) {
-	if config.Fake != nil {
-		return &namespace{fake: config.Fake}, nil
+	if config.Open != nil {
+		return &namespace{open: config.Open}, nil
 	}
 	if config.NetNS == 0 {
 		file, err := os.Open(currentNamespace)
@@ -175,18 +200,6 @@ func holdNamespace(config Config) (*namespace, error) {
 
 const currentNamespace = "/proc/thread-self/ns/net"
 
-// open opens a socket. Only where the thread is in another namespace does it have to move there, which takes
-// CAP_SYS_ADMIN.
-func (n *namespace) open() (*socketpkg.Conn, error) {
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	config := &socketpkg.Config{}
-	if !n.isCurrent() {
-		config.NetNS = int(n.file.Fd())
-	}
-	return socketpkg.Socket(unix.AF_NETLINK, unix.SOCK_RAW, unix.NETLINK_NETFILTER, "netlink", config)
-}
-
 func (n *namespace) isCurrent() bool {
 	mine, err := n.file.Stat()
 	if err != nil {
@@ -197,7 +210,7 @@ func (n *namespace) isCurrent() bool {
 }
 
 func (n *namespace) Close() error {
-	if n.fake != nil {
+	if n.file == nil {
 		return nil
 	}
 	return n.file.Close()
@@ -226,7 +239,7 @@ func (s *socket) send(b []byte) error {
 	if err := s.conn.SetWriteDeadline(time.Now().Add(s.patience)); err != nil {
 		return err
 	}
-	return s.conn.send(b)
+	return s.conn.Send(b)
 }
 
 // whenReady makes a system call as soon as the socket is ready for it. It repeats a call that a signal interrupts at
@@ -261,7 +274,7 @@ func (s *socket) receiveUntil(ctx context.Context, deadline time.Time, each func
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	n, truncated, err := s.conn.receive(s.buffer)
+	n, truncated, err := s.conn.Receive(s.buffer)
 	switch {
 	case err != nil && ctx.Err() != nil:
 		return ctx.Err()

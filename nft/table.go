@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/nftproxy/nftproxy/internal/netlinkattr"
 	"golang.org/x/sys/unix"
 )
 
@@ -58,7 +59,7 @@ func (t *Table) flags() (flags uint32) {
 	for _, f := range []struct {
 		set  bool
 		flag uint32
-	}{{t.Dormant, tableDormant}, {t.Owner, tableOwner}, {t.Persist, tablePersist}} {
+	}{{t.Dormant, netlinkattr.TableFlagDormant}, {t.Owner, netlinkattr.TableFlagOwner}, {t.Persist, netlinkattr.TableFlagPersist}} {
 		if f.set {
 			flags |= f.flag
 		}
@@ -67,7 +68,7 @@ func (t *Table) flags() (flags uint32) {
 }
 
 func (t *Table) setFlags(flags uint32) {
-	t.Dormant, t.Owner, t.Persist = flags&tableDormant != 0, flags&tableOwner != 0, flags&tablePersist != 0
+	t.Dormant, t.Owner, t.Persist = flags&netlinkattr.TableFlagDormant != 0, flags&netlinkattr.TableFlagOwner != 0, flags&netlinkattr.TableFlagPersist != 0
 }
 
 // flagsText returns the flags as nft lists them; empty for none.
