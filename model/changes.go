@@ -1,6 +1,9 @@
 package model
 
-import "net/netip"
+import (
+	"net/netip"
+	"slices"
+)
 
 // Node is the node for which the model is, as far as backends need it.
 type Node struct {
@@ -13,6 +16,14 @@ type Node struct {
 	// GoingAway says that the node is being deleted: its Node object has a deletion timestamp, or the taint
 	// ToBeDeletedByClusterAutoscaler. Load balancers should send it no new connections (KEP-3836).
 	GoingAway bool
+}
+
+// Equal reports whether a backend would see no difference between n and other. Two nil Nodes are equal.
+func (n *Node) Equal(other *Node) bool {
+	if n == nil || other == nil {
+		return n == other
+	}
+	return n.Name == other.Name && n.GoingAway == other.GoingAway && slices.Equal(n.IPs, other.IPs) && slices.Equal(n.PodCIDRs, other.PodCIDRs)
 }
 
 // Changes holds what changed since the last Changes that a backend applied.

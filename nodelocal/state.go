@@ -156,17 +156,13 @@ func (s *state) difference(batch *model.Changes) (added *model.Changes, size pro
 			}
 		}
 	}
-	if batch.Node != nil && (s.all.Node == nil || !sameNode(batch.Node, s.all.Node)) {
+	if batch.Node != nil && !batch.Node.Equal(s.all.Node) {
 		added.Node = batch.Node
 	}
 	if batch.ServiceCIDRsChanged && !slices.Equal(batch.ServiceCIDRs, s.all.ServiceCIDRs) {
 		added.ServiceCIDRs, added.ServiceCIDRsChanged = batch.ServiceCIDRs, true
 	}
 	return added, size
-}
-
-func sameNode(a, b *model.Node) bool {
-	return a.Name == b.Name && a.GoingAway == b.GoingAway && slices.Equal(a.IPs, b.IPs) && slices.Equal(a.PodCIDRs, b.PodCIDRs)
 }
 
 // maxPending bounds the changed ports of a backend that does not take them, beyond the number of all ports. If there are

@@ -22,13 +22,13 @@ func testTriggersAreBounded(t *testing.T) {
 	start := time.Now().Add(time.Hour)
 	t.Run("in a Tracker that nobody asks", func(t *testing.T) {
 		tracker := New(Options{})
-		for i := range maxTriggers + 100 {
+		for i := range model.MaxTriggers + 100 {
 			triggered(tracker, i, start.Add(time.Duration(i)))
 		}
 		tracker.Synced()
 		_, triggers := tracker.Take()
-		if len(triggers) != maxTriggers || !triggers[0].Equal(start) {
-			t.Errorf("%d triggers from %v, want the oldest %d from %v", len(triggers), triggers[0], maxTriggers, start)
+		if len(triggers) != model.MaxTriggers || !triggers[0].Equal(start) {
+			t.Errorf("%d triggers from %v, want the oldest %d from %v", len(triggers), triggers[0], model.MaxTriggers, start)
 		}
 		t.Run("and there is room again when they were taken", func(t *testing.T) {
 			triggered(tracker, 1<<20, start)
@@ -39,7 +39,7 @@ func testTriggersAreBounded(t *testing.T) {
 	})
 	t.Run("in a Tracker whose slices go", func(t *testing.T) {
 		tracker := New(Options{})
-		for i := range maxTriggers {
+		for i := range model.MaxTriggers {
 			triggered(tracker, i, start)
 		}
 		s := sliceOf()
@@ -58,7 +58,7 @@ func testTriggersAreBounded(t *testing.T) {
 			var last model.SyncResult
 			runLoop(t, tracker, backend, model.LoopOptions{OnSync: func(r model.SyncResult) { last = r }})
 			begin := time.Now().Add(time.Millisecond)
-			for i := range maxTriggers + 100 {
+			for i := range model.MaxTriggers + 100 {
 				triggered(tracker, i, begin.Add(time.Duration(i)))
 				if i%1000 == 0 {
 					pass(time.Minute)
@@ -67,8 +67,8 @@ func testTriggersAreBounded(t *testing.T) {
 			pass(time.Minute)
 			backend.broken.Store(false)
 			pass(time.Minute)
-			if last.Err != nil || len(last.Triggers) != maxTriggers || !last.Triggers[0].Equal(begin) {
-				t.Errorf("%v with %d triggers, want none and %d", last.Err, len(last.Triggers), maxTriggers)
+			if last.Err != nil || len(last.Triggers) != model.MaxTriggers || !last.Triggers[0].Equal(begin) {
+				t.Errorf("%v with %d triggers, want none and %d", last.Err, len(last.Triggers), model.MaxTriggers)
 			}
 		})
 	})

@@ -9,16 +9,11 @@ import (
 
 // candidate is an endpoint of one Service port, before it is decided which lists it is in.
 type candidate struct {
-	addrPort netip.AddrPort
-	// hint names the zones and nodes that should use it.
+	model.Endpoint
+	*sliceEndpoint
 	*hint
-	// local and remote say that it is on this node, or on another. Neither is set if the slice names no node.
-	local, remote bool
-	info          model.EndpointInfo
 	// hintsThisNode says that one of the hint's nodes is this one.
 	hintsThisNode bool
-
-	ready, serving, terminating bool
 }
 
 // fill sets the endpoint lists of port from the slices of its Service, as the node sees them.
@@ -30,9 +25,10 @@ func fill(port *model.ServicePort, slices []*endpointSlice, seenFrom place, scra
 		port.Local, port.LocalTerminating = localList(candidates)
 	}
 	if port.ID.Protocol == model.UDP {
-		port.Serving = addrPorts(candidates, candidate.keepsFlows)
+		// A ready endpoint may not serve: publishNotReadyAddresses makes it ready.
+		port.Serving = pick(candidates, func(c candidate) bool { return c.ready || c.serving }, addrPort)
 		if port.Serving == nil {
-			port.NotServing = addrPorts(candidates, func(candidate) bool { return true })
+			port.NotServing = pick(candidates, func(candidate) bool { return true }, addrPort)
 		}
 	}
 	return candidates
@@ -61,16 +57,21 @@ func gather(into []candidate, id model.PortID, slices []*endpointSlice, node str
 // candidate returns the endpoint of s at i as the node with the code this sees it.
 func (s *endpointSlice) candidate(i int, port uint16, this nodeCode) candidate {
 	e := &s.endpoints[i]
-	c := candidate{
-		info:     s.infoOf(i),
-		addrPort: netip.AddrPortFrom(s.addrOf(e), port),
-		hint:     s.hintOf(e),
-		local:    e.node != noNode && e.node == this,
-		remote:   e.node != noNode && e.node != this,
-		ready:    e.ready, serving: e.serving, terminating: e.terminating,
+	hint := &noHint
+	if e.hint > 0 {
+		hint = &s.hints[e.hint-1]
 	}
-	c.hintsThisNode = this != noNode && slices.Contains(c.nodes, this)
-	return c
+	return candidate{
+		Endpoint: model.Endpoint{
+			AddrPort: netip.AddrPortFrom(s.addrOf(e), port),
+			Local:    e.node != noNode && e.node == this,
+			Remote:   e.node != noNode && e.node != this,
+			Info:     s.infoOf(i),
+		},
+		sliceEndpoint: e,
+		hint:          hint,
+		hintsThisNode: this != noNode && slices.Contains(hint.nodes, this),
+	}
 }
 
 // withoutDuplicates sorts candidates by address and drops duplicates. Two slices may hold one address
@@ -81,31 +82,24 @@ func withoutDuplicates(candidates []candidate) []candidate {
 	if !slices.IsSortedFunc(candidates, compareCandidates) {
 		slices.SortStableFunc(candidates, compareCandidates)
 	}
-	return slices.CompactFunc(candidates, func(a, b candidate) bool { return a.addrPort == b.addrPort })
+	return slices.CompactFunc(candidates, func(a, b candidate) bool { return a.AddrPort == b.AddrPort })
 }
 
 // compareCandidates orders by address, and among equal ones by rank, highest first.
 func compareCandidates(a, b candidate) int {
-	if c := a.addrPort.Compare(b.addrPort); c != 0 {
+	if c := a.AddrPort.Compare(b.AddrPort); c != 0 {
 		return c
 	}
 	return b.rank() - a.rank()
 }
 
-// rank prefers an endpoint that is ready, then one that serves, then one that does not terminate.
-// Among equals it prefers the one on this node.
+// rank prefers an endpoint that is ready, then one that serves, then one that does not terminate, then one on this node.
 func (c candidate) rank() (rank int) {
-	if c.ready {
-		rank += 8
-	}
-	if c.serving {
-		rank += 4
-	}
-	if !c.terminating {
-		rank += 2
-	}
-	if c.local {
-		rank++
+	for _, better := range [...]bool{c.ready, c.serving, !c.terminating, c.Local} {
+		rank *= 2
+		if better {
+			rank++
+		}
 	}
 	return rank
 }
@@ -119,42 +113,31 @@ func (c candidate) terminatingButServing() bool {
 // none is ready, those that still serve while they terminate.
 func clusterList(candidates []candidate, zone string) []model.Endpoint {
 	near := nearby(candidates, zone)
-	ready := pick(candidates, func(c candidate) bool { return c.ready && near(c) })
+	ready := pick(candidates, func(c candidate) bool { return c.ready && near(c) }, endpoint)
 	if ready != nil {
 		return ready
 	}
-	return pick(candidates, candidate.terminatingButServing)
+	return pick(candidates, candidate.terminatingButServing, endpoint)
 }
 
 // localList returns the endpoints for policy Local. terminating says that they are the fallback: none
 // is ready, but some still serve.
 func localList(candidates []candidate) (list []model.Endpoint, terminating bool) {
-	ready := pick(candidates, func(c candidate) bool { return c.local && c.ready })
+	ready := pick(candidates, func(c candidate) bool { return c.Local && c.ready }, endpoint)
 	if ready != nil {
 		return ready, false
 	}
-	list = pick(candidates, func(c candidate) bool { return c.local && c.terminatingButServing() })
+	list = pick(candidates, func(c candidate) bool { return c.Local && c.terminatingButServing() }, endpoint)
 	return list, list != nil
 }
 
-// keepsFlows reports whether existing flows may stay with the endpoint. A ready endpoint may not serve:
-// publishNotReadyAddresses makes it ready.
-func (c candidate) keepsFlows() bool { return c.ready || c.serving }
+func endpoint(c candidate) model.Endpoint { return c.Endpoint }
 
-// addrPorts returns the addresses of the candidates that wanted accepts.
-func addrPorts(candidates []candidate, wanted func(candidate) bool) []netip.AddrPort {
-	var list []netip.AddrPort
-	for _, c := range candidates {
-		if wanted(c) {
-			list = append(list, c.addrPort)
-		}
-	}
-	return list
-}
+func addrPort(c candidate) netip.AddrPort { return c.AddrPort }
 
-// pick returns the candidates that wanted accepts. The list has no spare capacity, because a backend
+// pick returns part of each candidate that wanted accepts. The list has no spare capacity, because a backend
 // keeps it for as long as the Service exists.
-func pick(candidates []candidate, wanted func(candidate) bool) []model.Endpoint {
+func pick[T any](candidates []candidate, wanted func(candidate) bool, part func(candidate) T) []T {
 	count := 0
 	for _, c := range candidates {
 		if wanted(c) {
@@ -164,10 +147,10 @@ func pick(candidates []candidate, wanted func(candidate) bool) []model.Endpoint 
 	if count == 0 {
 		return nil
 	}
-	list := make([]model.Endpoint, 0, count)
+	list := make([]T, 0, count)
 	for _, c := range candidates {
 		if wanted(c) {
-			list = append(list, model.Endpoint{AddrPort: c.addrPort, Local: c.local, Remote: c.remote, Info: c.info})
+			list = append(list, part(c))
 		}
 	}
 	return list

@@ -37,11 +37,8 @@ type shared struct {
 // empty reports whether nothing belongs to the name any more.
 func (e *entry) empty() bool { return e.service == nil && len(e.slices) == 0 }
 
-// published holds the ports of one Service as one node or several nodes see them. It is never modified.
-type published struct {
-	// ports is sorted by ID.
-	ports []*model.ServicePort
-}
+// published holds the ports of one Service as one node or several nodes see them, sorted by ID. It is never modified.
+type published struct{ ports []*model.ServicePort }
 
 func (p *published) list() []*model.ServicePort {
 	if p == nil {
@@ -62,8 +59,13 @@ func (e *entry) zoned() bool {
 	})
 }
 
-func findPort(ports []*model.ServicePort, id model.PortID) (int, bool) {
-	return slices.BinarySearchFunc(ports, id, func(p *model.ServicePort, id model.PortID) int { return p.ID.Compare(id) })
+// findPort returns the port with an ID in a sorted list, nil for none.
+func findPort(ports []*model.ServicePort, id model.PortID) *model.ServicePort {
+	i, found := slices.BinarySearchFunc(ports, id, func(p *model.ServicePort, id model.PortID) int { return p.ID.Compare(id) })
+	if !found {
+		return nil
+	}
+	return ports[i]
 }
 
 // changeLog has all entries in the order in which they changed last. A view that has seen all changes up to a revision
@@ -94,7 +96,7 @@ func (l *changeLog) next() uint64 {
 	return l.revision
 }
 
-// add gives a new entry its place.
+// add gives a new entry its index.
 func (l *changeLog) add(e *entry) {
 	if n := len(l.free); n > 0 {
 		e.index, l.free = l.free[n-1], l.free[:n-1]
@@ -149,13 +151,10 @@ type trigger struct {
 	when     time.Time
 }
 
-// maxTriggers limits the times that are kept for views that have not taken them: the oldest ones, because they tell the
-// longest latency. There are more only if Syncs fail for long, or before Synced.
-const maxTriggers = 10_000
-
 // noteTrigger records the time of the event that led to the latest change of a Service's slices. The EndpointSlice
 // controller writes it into an annotation, for the network programming latency SLI. Events from before the start of this
-// process do not count, because they tell nothing about its latency. Without a Service, e is nil.
+// process do not count, because they tell nothing about its latency. Of the times that views have not taken, the oldest
+// model.MaxTriggers stay: they tell the longest latency. Without a Service, e is nil.
 func (t *Tracker) noteTrigger(e *entry, annotations map[string]string) {
 	text, ok := annotations[corev1.EndpointsLastChangeTriggerTime]
 	if !ok || e == nil {
@@ -165,14 +164,14 @@ func (t *Tracker) noteTrigger(e *entry, annotations map[string]string) {
 	if err != nil || !when.After(t.started) {
 		return
 	}
-	if len(t.triggers) >= maxTriggers {
+	if len(t.triggers) >= model.MaxTriggers {
 		taken := t.changes.revision
 		for v := range t.views {
-			taken = min(taken, v.timed)
+			taken = min(taken, v.seen)
 		}
 		t.triggers = t.triggers[len(t.triggers)-len(t.triggersSince(taken)):]
 	}
-	if len(t.triggers) < maxTriggers {
+	if len(t.triggers) < model.MaxTriggers {
 		t.triggers = append(t.triggers, trigger{e, e.changed, when})
 	}
 }
@@ -181,9 +180,4 @@ func (t *Tracker) noteTrigger(e *entry, annotations map[string]string) {
 func (t *Tracker) triggersSince(revision uint64) []trigger {
 	i, _ := slices.BinarySearchFunc(t.triggers, revision+1, func(tr trigger, revision uint64) int { return cmp.Compare(tr.revision, revision) })
 	return t.triggers[i:]
-}
-
-// dropTriggers drops the times of one Service. Without a Service, e is nil.
-func (t *Tracker) dropTriggers(e *entry) {
-	t.triggers = slices.DeleteFunc(t.triggers, func(tr trigger) bool { return tr.entry == e })
 }

@@ -5,7 +5,6 @@ import (
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
-	networkingv1 "k8s.io/api/networking/v1"
 
 	"github.com/nftproxy/nftproxy/model"
 )
@@ -27,8 +26,7 @@ func ParseNode(obj *corev1.Node) model.Node {
 }
 
 func parseNode(obj *corev1.Node) *node {
-	n := &node{Node: model.Node{Name: obj.Name}, zone: obj.Labels[corev1.LabelTopologyZone]}
-	n.GoingAway = goingAway(obj)
+	n := &node{Node: model.Node{Name: obj.Name, GoingAway: goingAway(obj)}, zone: obj.Labels[corev1.LabelTopologyZone]}
 	n.parseIPs(obj.Status.Addresses)
 	cidrs := obj.Spec.PodCIDRs
 	if len(cidrs) == 0 && obj.Spec.PodCIDR != "" {
@@ -69,25 +67,10 @@ func (n *node) parseIPs(addresses []corev1.NodeAddress) {
 	}
 }
 
-// sameForBackend reports whether a backend would see no difference.
-func (n *node) sameForBackend(other *node) bool {
-	return n.Name == other.Name && n.GoingAway == other.GoingAway && slices.Equal(n.IPs, other.IPs) && slices.Equal(n.PodCIDRs, other.PodCIDRs)
-}
-
 // serviceCIDR is the ranges of one ServiceCIDR object.
 type serviceCIDR struct {
 	ranges []netip.Prefix
 	skips  skipList
-}
-
-func parseServiceCIDR(obj *networkingv1.ServiceCIDR) *serviceCIDR {
-	c := &serviceCIDR{}
-	c.ranges = parsePrefixes(obj.Spec.CIDRs, "spec.cidrs", &c.skips)
-	return c
-}
-
-func (c *serviceCIDR) equal(other *serviceCIDR) bool {
-	return slices.Equal(c.ranges, other.ranges) && slices.Equal(c.skips, other.skips)
 }
 
 // parsePrefixes returns the valid texts as a sorted set, and adds the others to skips.

@@ -14,7 +14,7 @@ func TestTrackerEveryNode(t *testing.T) {
 		"Resync":  func() { tracker.Resync() },
 	} {
 		t.Run(name+" panics and names the way out", func(t *testing.T) {
-			expectPanic(t, call, "tracker: "+name+" needs a node", "Options.NodeName", "Tracker.View")
+			expectPanic(t, call, "tracker: this Tracker has no node of its own", "Options.NodeName", "Tracker.View")
 		})
 	}
 	t.Run("a view of any node works", func(t *testing.T) {

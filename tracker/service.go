@@ -28,8 +28,7 @@ type service struct {
 	// ports are the Service's ports in all its families without their endpoints, sorted
 	// by ID. There are none if the Service is not for this proxy.
 	ports []model.ServicePort
-	// unguarded holds the families in which everybody may dial the load balancer IPs although
-	// the Service has loadBalancerSourceRanges.
+	// unguarded holds the families of Options.OnUnguarded.
 	unguarded []model.Family
 	skips     skipList
 }
@@ -39,18 +38,10 @@ func (s *service) equal(other *service) bool {
 		slices.Equal(s.unguarded, other.unguarded) && slices.Equal(s.skips, other.skips)
 }
 
-// addresses holds the addresses and ranges of a Service in one family.
-type addresses struct {
-	clusterIP       netip.Addr
-	externalIPs     []netip.Addr
-	loadBalancerIPs []netip.Addr
-	sourceRanges    []netip.Prefix
-}
+// bothFamilies has a port with the fields that all ports of a Service share, for each family.
+type bothFamilies struct{ v4, v6 model.ServicePort }
 
-// bothFamilies holds the addresses of a Service.
-type bothFamilies struct{ v4, v6 addresses }
-
-func (b *bothFamilies) of(family model.Family) *addresses {
+func (b *bothFamilies) of(family model.Family) *model.ServicePort {
 	if family == model.IPv4 {
 		return &b.v4
 	}
@@ -68,24 +59,15 @@ func parseService(obj *corev1.Service, options *Options) *service {
 		without.Spec.ExternalIPs = nil
 		obj = &without
 	}
-	addrs := s.parseAddresses(obj)
 	base := s.parsePolicies(obj)
 	if options.Details {
 		addDetails(&base, obj)
 	}
+	bases := bothFamilies{base, base}
+	bases.v4.ID.Family, bases.v6.ID.Family = model.IPv4, model.IPv6
+	s.parseAddresses(obj, &bases)
 	for i := range obj.Spec.Ports {
-		field := indexed("spec.ports", i)
-		port, ok := s.parsePort(&base, &obj.Spec.Ports[i], field)
-		if !ok {
-			continue
-		}
-		if slices.ContainsFunc(s.ports, func(p model.ServicePort) bool {
-			return p.ID.Port == port.ID.Port && p.ID.Protocol == port.ID.Protocol
-		}) {
-			s.skips.add(ReasonDuplicatePort, field, port.ID.Port, nil)
-			continue
-		}
-		s.addInEachFamily(port, &addrs)
+		s.addPort(&obj.Spec.Ports[i], indexed("spec.ports", i), &bases)
 	}
 	slices.SortFunc(s.ports, func(a, b model.ServicePort) int { return a.ID.Compare(b.ID) })
 	return s
@@ -114,35 +96,19 @@ func isIP(text string) bool {
 	return err == nil
 }
 
-// addInEachFamily appends port once for each family in which the Service has a ClusterIP.
-func (s *service) addInEachFamily(port model.ServicePort, addrs *bothFamilies) {
-	for _, family := range model.Families {
-		a := addrs.of(family)
-		if !a.clusterIP.IsValid() {
-			continue
-		}
-		port.ID.Family = family
-		port.ClusterIP = a.clusterIP
-		port.ExternalIPs = a.externalIPs
-		port.LoadBalancerIPs = a.loadBalancerIPs
-		port.LoadBalancerSourceRanges = a.sourceRanges
-		s.ports = append(s.ports, port)
-	}
-}
-
 // parsePolicies returns a port with the fields that all ports of a Service share in both families.
 func (s *service) parsePolicies(obj *corev1.Service) model.ServicePort {
 	spec := &obj.Spec
 	base := model.ServicePort{ID: model.PortID{Namespace: obj.Namespace, Service: obj.Name}}
-	if spec.InternalTrafficPolicy != nil && *spec.InternalTrafficPolicy == corev1.ServiceInternalTrafficPolicyLocal {
+	if ptr.Deref(spec.InternalTrafficPolicy, "") == corev1.ServiceInternalTrafficPolicyLocal {
 		base.InternalPolicy = model.PolicyLocal
 	}
 	if takesExternalTraffic(spec) && spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal {
 		base.ExternalPolicy = model.PolicyLocal
 	}
 	if spec.Type == corev1.ServiceTypeLoadBalancer && base.ExternalPolicy == model.PolicyLocal {
-		if spec.HealthCheckNodePort == 0 {
-			s.skips.add(ReasonInvalidPort, "spec.healthCheckNodePort", "0", errNoHealthCheck)
+		if spec.HealthCheckNodePort == 0 { // only in a manifest: the API server allocates the port
+			s.skips.add(ReasonInvalidPort, "spec.healthCheckNodePort", "0", errors.New("externalTrafficPolicy is Local, and load balancers cannot ask which nodes have endpoints"))
 		}
 		base.HealthCheckNodePort = s.optionalPort(spec.HealthCheckNodePort, "spec.healthCheckNodePort")
 	}
@@ -150,17 +116,10 @@ func (s *service) parsePolicies(obj *corev1.Service) model.ServicePort {
 	return base
 }
 
-// errNoHealthCheck can only happen with manifests: the API server allocates the port.
-var errNoHealthCheck = errors.New("externalTrafficPolicy is Local, and load balancers cannot ask which nodes have endpoints")
-
 // takesExternalTraffic reports whether externalTrafficPolicy has a meaning. For other Services the
 // API server clears it, but a manifest may still have it.
 func takesExternalTraffic(spec *corev1.ServiceSpec) bool {
-	switch spec.Type {
-	case corev1.ServiceTypeNodePort, corev1.ServiceTypeLoadBalancer:
-		return true
-	}
-	return len(spec.ExternalIPs) > 0
+	return spec.Type == corev1.ServiceTypeNodePort || spec.Type == corev1.ServiceTypeLoadBalancer || len(spec.ExternalIPs) > 0
 }
 
 func (s *service) parseAffinity(spec *corev1.ServiceSpec) time.Duration {
@@ -178,30 +137,39 @@ func (s *service) parseAffinity(spec *corev1.ServiceSpec) time.Duration {
 	return time.Duration(seconds) * time.Second
 }
 
-// parsePort returns base with the fields of port. It returns false if the port cannot be served. An
+// addPort appends a port once for each family in which the Service has a ClusterIP, unless it cannot be served. An
 // invalid node port is left out, and the port is served without it.
-func (s *service) parsePort(base *model.ServicePort, port *corev1.ServicePort, field string) (model.ServicePort, bool) {
+func (s *service) addPort(port *corev1.ServicePort, field string, bases *bothFamilies) {
 	protocol, err := model.ParseProtocol(string(port.Protocol))
 	if err != nil {
 		s.skips.add(ReasonInvalidProtocol, field+".protocol", string(port.Protocol), err)
-		return model.ServicePort{}, false
+		return
 	}
 	if port.Port < 1 || port.Port > math.MaxUint16 {
 		s.skips.add(ReasonInvalidPort, field+".port", strconv.Itoa(int(port.Port)), nil)
-		return model.ServicePort{}, false
+		return
 	}
-	p := *base
-	p.ID.Port, p.ID.Protocol = port.Name, protocol
-	p.Port = uint16(port.Port)
-	p.NodePort = s.optionalPort(port.NodePort, field+".nodePort")
-	if name := ptr.Deref(port.AppProtocol, ""); p.ServiceType != 0 && name != "" {
-		if sendable(name, maxAppProtocol) {
-			p.AppProtocol = name
-		} else {
-			s.skips.add(ReasonMalformed, field+".appProtocol", fmt.Sprintf("%.20q", name), errors.New("not a qualified name"))
+	nodePort := s.optionalPort(port.NodePort, field+".nodePort")
+	appProtocol := ptr.Deref(port.AppProtocol, "")
+	if bases.v4.ServiceType == 0 { // no Options.Details
+		appProtocol = ""
+	} else if !sendable(appProtocol, maxAppProtocol) {
+		s.skips.add(ReasonMalformed, field+".appProtocol", fmt.Sprintf("%.20q", appProtocol), errors.New("not a qualified name"))
+		appProtocol = ""
+	}
+	if slices.ContainsFunc(s.ports, func(p model.ServicePort) bool { return p.ID.Port == port.Name && p.ID.Protocol == protocol }) {
+		s.skips.add(ReasonDuplicatePort, field, port.Name, nil)
+		return
+	}
+	for _, family := range model.Families {
+		p := *bases.of(family)
+		if !p.ClusterIP.IsValid() {
+			continue
 		}
+		p.ID.Port, p.ID.Protocol = port.Name, protocol
+		p.Port, p.NodePort, p.AppProtocol = uint16(port.Port), nodePort, appProtocol
+		s.ports = append(s.ports, p)
 	}
-	return p, true
 }
 
 // optionalPort returns a port number for which 0 means none.
@@ -215,49 +183,48 @@ func (s *service) optionalPort(number int32, field string) uint16 {
 
 // parseAddresses sorts a Service's addresses by family. The family comes from the
 // address itself; addresses in a family without a ClusterIP end up unused.
-func (s *service) parseAddresses(obj *corev1.Service) (addrs bothFamilies) {
-	s.parseClusterIPs(&obj.Spec, &addrs)
+func (s *service) parseAddresses(obj *corev1.Service, bases *bothFamilies) {
+	s.parseClusterIPs(&obj.Spec, bases)
 	for i, text := range obj.Spec.ExternalIPs {
 		if addr, ok := s.addr(text, "spec.externalIPs", i); ok {
-			a := addrs.of(model.FamilyOf(addr))
-			a.externalIPs = append(a.externalIPs, addr)
+			base := bases.of(model.FamilyOf(addr))
+			base.ExternalIPs = append(base.ExternalIPs, addr)
 		}
 	}
 	for i, ingress := range obj.Status.LoadBalancer.Ingress {
-		if ingress.IP == "" || ingress.IPMode != nil && *ingress.IPMode == corev1.LoadBalancerIPModeProxy {
+		if ingress.IP == "" || ptr.Deref(ingress.IPMode, "") == corev1.LoadBalancerIPModeProxy {
 			continue
 		}
 		if addr, ok := s.addr(ingress.IP, "status.loadBalancer.ingress", i); ok {
-			a := addrs.of(model.FamilyOf(addr))
-			a.loadBalancerIPs = append(a.loadBalancerIPs, addr)
+			base := bases.of(model.FamilyOf(addr))
+			base.LoadBalancerIPs = append(base.LoadBalancerIPs, addr)
 		}
 	}
 	for _, family := range model.Families {
-		a := addrs.of(family)
-		a.externalIPs = sortedSet(a.externalIPs, netip.Addr.Compare)
-		a.loadBalancerIPs = sortedSet(a.loadBalancerIPs, netip.Addr.Compare)
+		base := bases.of(family)
+		base.ExternalIPs = sortedSet(base.ExternalIPs, netip.Addr.Compare)
+		base.LoadBalancerIPs = sortedSet(base.LoadBalancerIPs, netip.Addr.Compare)
 	}
-	s.parseSourceRanges(obj.Spec.LoadBalancerSourceRanges, &addrs)
-	return addrs
+	s.parseSourceRanges(obj.Spec.LoadBalancerSourceRanges, bases)
 }
 
 // parseClusterIPs takes the first ClusterIP of each family. clusterIPs is the whole list. clusterIP
 // repeats its first one, and stands alone only in manifests that a person wrote.
-func (s *service) parseClusterIPs(spec *corev1.ServiceSpec, addrs *bothFamilies) {
+func (s *service) parseClusterIPs(spec *corev1.ServiceSpec, bases *bothFamilies) {
 	texts := spec.ClusterIPs
 	if len(texts) == 0 && spec.ClusterIP != "" {
 		texts = []string{spec.ClusterIP}
 	}
 	if len(texts) == 0 {
-		s.skips.add(ReasonMalformed, "spec.clusterIPs", "", fmt.Errorf("the Service has no ClusterIP"))
+		s.skips.add(ReasonMalformed, "spec.clusterIPs", "", errors.New("the Service has no ClusterIP"))
 	}
 	for i, text := range texts {
 		addr, ok := s.addr(text, "spec.clusterIPs", i)
 		if !ok {
 			continue
 		}
-		if a := addrs.of(model.FamilyOf(addr)); !a.clusterIP.IsValid() {
-			a.clusterIP = addr
+		if base := bases.of(model.FamilyOf(addr)); !base.ClusterIP.IsValid() {
+			base.ClusterIP = addr
 		}
 	}
 }

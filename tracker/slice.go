@@ -26,19 +26,12 @@ type endpointSlice struct {
 	endpoints   []sliceEndpoint
 	// nodes holds the nodes that endpoints name, sorted, if views of them are possible.
 	nodes []string
-	*sliceDetails
-}
-
-// sliceDetails is the part of a slice that few have. All others share noDetails.
-type sliceDetails struct {
 	// hints holds the different hints of the endpoints.
 	hints []hint
-	// infos holds what Options.Details keeps of each endpoint, up to the last one of which there is something.
+	// infos has the info of each endpoint with Options.Details, and is nil without.
 	infos []model.EndpointInfo
 	skips skipList
 }
-
-var noDetails sliceDetails
 
 // service returns the name of the Service that the slice belongs to, if serviceName is not empty.
 func (s *endpointSlice) service() objectName { return objectName{s.name.namespace, s.serviceName} }
@@ -86,31 +79,14 @@ func (s *endpointSlice) addrOf(e *sliceEndpoint) netip.Addr {
 	return addr
 }
 
-// hintOf returns the hint of an endpoint of s, an empty one if there is none.
-func (s *endpointSlice) hintOf(e *sliceEndpoint) *hint {
-	if e.hint == 0 {
-		return &noHint
-	}
-	return &s.hints[e.hint-1]
-}
-
 var noHint hint
 
-// keepInfo keeps what is known of the endpoint that is parsed next.
-func (s *endpointSlice) keepInfo(info model.EndpointInfo) {
-	if info == (model.EndpointInfo{}) {
-		return
+// infoOf returns the info of the endpoint at i.
+func (s *endpointSlice) infoOf(i int) (info model.EndpointInfo) {
+	if s.infos != nil {
+		info = s.infos[i]
 	}
-	missing := len(s.endpoints) - len(s.infos)
-	s.infos = append(append(s.infos, make([]model.EndpointInfo, missing)...), info)
-}
-
-// infoOf returns what is kept of the endpoint at i.
-func (s *endpointSlice) infoOf(i int) model.EndpointInfo {
-	if i < len(s.infos) {
-		return s.infos[i]
-	}
-	return model.EndpointInfo{}
+	return info
 }
 
 // codeOf returns the code of a node in s, noNode if no endpoint names it.
@@ -142,17 +118,9 @@ func compareSlices(a, b *endpointSlice) int {
 // skips. A slice that no proxy uses (headless, FQDN, without a Service) has no service in the result.
 // nodes are the nodes that count; nil means all that the slice names.
 func parseSlice(obj *discoveryv1.EndpointSlice, nodes []string, details bool) *endpointSlice {
-	s := &endpointSlice{name: objectName{obj.Namespace, obj.Name}, sliceDetails: &sliceDetails{}}
-	s.parse(obj, nodes, details)
-	if len(s.hints) == 0 && len(s.infos) == 0 && len(s.skips) == 0 {
-		s.sliceDetails = &noDetails
-	}
-	return s
-}
-
-func (s *endpointSlice) parse(obj *discoveryv1.EndpointSlice, nodes []string, details bool) {
+	s := &endpointSlice{name: objectName{obj.Namespace, obj.Name}}
 	if _, headless := obj.Labels[corev1.IsHeadlessService]; headless || obj.Labels[discoveryv1.LabelServiceName] == "" {
-		return
+		return s
 	}
 	switch obj.AddressType {
 	case discoveryv1.AddressTypeIPv4:
@@ -160,10 +128,10 @@ func (s *endpointSlice) parse(obj *discoveryv1.EndpointSlice, nodes []string, de
 	case discoveryv1.AddressTypeIPv6:
 		s.family = model.IPv6
 	case discoveryv1.AddressTypeFQDN:
-		return
+		return s
 	default:
 		s.skips.add(ReasonMalformed, "addressType", string(obj.AddressType), errors.New("unknown address type"))
-		return
+		return s
 	}
 	s.serviceName = obj.Labels[discoveryv1.LabelServiceName]
 	s.parsePorts(obj.Ports)
@@ -172,6 +140,7 @@ func (s *endpointSlice) parse(obj *discoveryv1.EndpointSlice, nodes []string, de
 		s.nodes = nodesIn(obj.Endpoints)
 	}
 	s.parseEndpoints(obj.Endpoints, details)
+	return s
 }
 
 func (s *endpointSlice) parsePorts(ports []discoveryv1.EndpointPort) {
@@ -217,7 +186,7 @@ func (s *endpointSlice) parseEndpoints(endpoints []discoveryv1.Endpoint, details
 			continue
 		}
 		if details {
-			s.keepInfo(infoOf(endpoint))
+			s.infos = append(s.infos, infoOf(endpoint))
 		}
 		s.endpoints = append(s.endpoints, s.parseEndpoint(addr, endpoint))
 	}

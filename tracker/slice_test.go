@@ -20,7 +20,7 @@ func TestSliceZones(t *testing.T) {
 			t.Errorf("kept %v, want %v", s.hints, want)
 		}
 		for i := range s.endpoints {
-			if got, want := s.hintOf(&s.endpoints[i]).zones, []string{"a", "b"}[i%2]; !slices.Equal(got, []string{want}) {
+			if got, want := s.candidate(i, 80, noNode).zones, []string{"a", "b"}[i%2]; !slices.Equal(got, []string{want}) {
 				t.Errorf("endpoint %d is for zones %v, want %s", i, got, want)
 			}
 		}

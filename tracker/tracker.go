@@ -39,7 +39,6 @@ type Options struct {
 	ServiceKeys model.ServiceKeys
 	// IgnoreExternalIPs leaves out the externalIPs of all Services. Otherwise everybody who may
 	// create a Service can claim any address (CVE-2020-8554).
-	// It is kube-proxy's feature gate AllowServiceExternalIPs, turned off.
 	IgnoreExternalIPs bool
 	// Logger takes warnings about skipped objects. The zero value logs nothing.
 	Logger klog.Logger
@@ -112,11 +111,6 @@ func (t *Tracker) Counts() Counts {
 	return t.counts
 }
 
-var (
-	_ Sink       = (*Tracker)(nil)
-	_ model.Feed = (*Tracker)(nil)
-)
-
 // New returns an empty Tracker. It publishes nothing before Synced was called.
 func New(options Options) *Tracker {
 	t := &Tracker{
@@ -132,10 +126,7 @@ func New(options Options) *Tracker {
 	}
 	t.changes.ends.prev, t.changes.ends.next = &t.changes.ends, &t.changes.ends
 	if !options.EveryNode {
-		t.nodes = make([]string, 0, 1)
-		if options.NodeName != "" {
-			t.nodes = append(t.nodes, options.NodeName)
-		}
+		t.nodes = slices.DeleteFunc([]string{options.NodeName}, func(name string) bool { return name == "" })
 	}
 	if options.NodeName != "" || !options.EveryNode {
 		t.own = t.newView(options.NodeName)
@@ -199,10 +190,10 @@ func (t *Tracker) SetEndpointSlice(obj *discoveryv1.EndpointSlice) {
 	}
 	t.counts.PendingEndpointSlices++
 	if old != nil && old.serviceName != parsed.serviceName {
-		t.unlink(old)
+		t.link(old, nil)
 	}
 	t.slices[parsed.name] = parsed
-	t.noteTrigger(t.link(parsed), obj.Annotations)
+	t.noteTrigger(t.link(parsed, parsed), obj.Annotations)
 	t.report(KindEndpointSlice, parsed.name, parsed.skips)
 }
 
@@ -216,7 +207,8 @@ func (t *Tracker) DeleteEndpointSlice(namespace, name string) {
 		t.counts.PendingEndpointSlices++
 		delete(t.slices, key)
 		// The deletion carries no time, so the latency of this change is not known.
-		t.dropTriggers(t.unlink(old))
+		e := t.link(old, nil)
+		t.triggers = slices.DeleteFunc(t.triggers, func(tr trigger) bool { return tr.entry == e })
 	}
 }
 
@@ -234,7 +226,7 @@ func (t *Tracker) SetNode(obj *corev1.Node) {
 	if !slices.Equal(old.skips, parsed.skips) {
 		t.report(KindNode, objectName{name: parsed.Name}, parsed.skips)
 	}
-	if parsed.changed = old.changed; old.zone == parsed.zone && old.sameForBackend(parsed) {
+	if parsed.changed = old.changed; old.zone == parsed.zone && old.Equal(&parsed.Node) {
 		return
 	}
 	if old.zone != "" && old.zone != parsed.zone && !t.options.EveryNode {
@@ -284,11 +276,12 @@ func (t *Tracker) SetServiceCIDR(obj *networkingv1.ServiceCIDR) {
 	if obj == nil || t.nameless(KindServiceCIDR, obj.Name) {
 		return
 	}
-	parsed := parseServiceCIDR(obj)
+	parsed := &serviceCIDR{}
+	parsed.ranges = parsePrefixes(obj.Spec.CIDRs, "spec.cidrs", &parsed.skips)
 
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if old := t.cidrs[obj.Name]; old != nil && old.equal(parsed) {
+	if old := t.cidrs[obj.Name]; old != nil && slices.Equal(old.ranges, parsed.ranges) && slices.Equal(old.skips, parsed.skips) {
 		return
 	}
 	t.cidrs[obj.Name] = parsed
@@ -312,7 +305,9 @@ func (t *Tracker) DeleteServiceCIDR(name string) {
 func (t *Tracker) Waiting(reason string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.waiting = reason
+	if !t.synced {
+		t.waiting = reason
+	}
 }
 
 // WaitingFor returns what the Source waits for before it calls Synced, as it last said by Waiting.
@@ -320,9 +315,6 @@ func (t *Tracker) Waiting(reason string) {
 func (t *Tracker) WaitingFor() string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.synced {
-		return ""
-	}
 	return t.waiting
 }
 
@@ -331,7 +323,7 @@ func (t *Tracker) Synced() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if !t.synced {
-		t.synced = true
+		t.synced, t.waiting = true, ""
 		close(t.ready)
 		t.signal()
 	}
@@ -345,11 +337,10 @@ func (t *Tracker) ServiceProxyName() string { return t.options.ServiceProxyName 
 
 // nameless reports whether an object has no name, and then counts it as skipped.
 func (t *Tracker) nameless(kind, name string) bool {
-	if name != "" {
-		return false
+	if name == "" {
+		t.report(kind, objectName{}, skipList{{reason: ReasonMalformed, field: "metadata.name", detail: "the object has no name"}})
 	}
-	t.report(kind, objectName{}, skipList{{reason: ReasonMalformed, field: "metadata.name", detail: "the object has no name"}})
-	return true
+	return name == ""
 }
 
 // entry returns the entry of a Service, a new one if need be.
@@ -363,30 +354,21 @@ func (t *Tracker) entry(name objectName) *entry {
 	return e
 }
 
-// link adds a slice to its Service, or replaces the one with its name. It returns the entry of the Service, nil for none.
-func (t *Tracker) link(s *endpointSlice) *entry {
+// link replaces the slice with the name of s, if there is one, in the Service that s belongs to; nil means that it is
+// gone. It returns the entry of the Service, nil for none.
+func (t *Tracker) link(s, now *endpointSlice) *entry {
 	if s.serviceName == "" {
 		return nil
 	}
 	e := t.entry(s.service())
 	i, found := slices.BinarySearchFunc(e.slices, s, compareSlices)
-	if found {
-		e.slices[i] = s
-	} else {
-		e.slices = slices.Insert(e.slices, i, s)
-	}
-	t.markDirty(s.service(), e)
-	return e
-}
-
-// unlink takes a slice away from its Service. It returns the entry of the Service, nil for none.
-func (t *Tracker) unlink(s *endpointSlice) *entry {
-	if s.serviceName == "" {
-		return nil
-	}
-	e := t.entry(s.service())
-	if i, found := slices.BinarySearchFunc(e.slices, s, compareSlices); found {
+	switch {
+	case now == nil:
 		e.slices = slices.Delete(e.slices, i, i+1)
+	case found:
+		e.slices[i] = now
+	default:
+		e.slices = slices.Insert(e.slices, i, now)
 	}
 	t.markDirty(s.service(), e)
 	return e
@@ -411,27 +393,27 @@ func (t *Tracker) markDirty(name objectName, e *entry) {
 //
 // Dirty, Changes, Take and Resync are those of the view of Options.NodeName. They panic on a Tracker
 // without a node of its own: see Options.EveryNode.
-func (t *Tracker) Dirty() <-chan struct{} { return t.ownView("Dirty").wake }
+func (t *Tracker) Dirty() <-chan struct{} { return t.ownView().wake }
 
 // Changes returns the difference between now and the last call, or nil if there is none
 // or Synced was not called yet. The first result is Full. A change that was undone between two
 // calls does not show. The caller owns the Changes; the ServicePorts in it are shared
 // and must not be modified.
 func (t *Tracker) Changes() *model.Changes {
-	changes, _ := t.ownView("Changes").Take()
+	changes, _ := t.Take()
 	return changes
 }
 
 // Resync makes the next Changes Full, for a backend that lost its state.
-func (t *Tracker) Resync() { t.ownView("Resync").Resync() }
+func (t *Tracker) Resync() { t.ownView().Resync() }
 
 // Take returns Changes, and the times of the events that led to them (View.Take).
-func (t *Tracker) Take() (*model.Changes, []time.Time) { return t.ownView("Take").Take() }
+func (t *Tracker) Take() (*model.Changes, []time.Time) { return t.ownView().Take() }
 
 // ownView returns the view of the node in options. It panics if there is none.
-func (t *Tracker) ownView(method string) *View {
+func (t *Tracker) ownView() *View {
 	if t.own == nil {
-		panic("tracker: " + method + " needs a node, and this Tracker has none: set Options.NodeName, or take the changes of a node from Tracker.View")
+		panic("tracker: this Tracker has no node of its own: set Options.NodeName, or take the changes of a node from Tracker.View")
 	}
 	return t.own
 }

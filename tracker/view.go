@@ -22,8 +22,6 @@ type View struct {
 	full bool
 	// seen is the revision up to which all changes were published.
 	seen uint64
-	// timed is the revision up to which the times of events were taken.
-	timed uint64
 	// node is the Node at the last Take; nil before the first.
 	node *node
 	// published holds the ports of each entry at the last Take, by the entry's index.
@@ -61,7 +59,7 @@ func (t *Tracker) View(node string, resume uint64) *View {
 	defer t.mu.Unlock()
 	v := t.newView(node)
 	if t.synced {
-		v.timed = t.changes.revision // the first changes are Full, and tell nothing about latency
+		v.seen = t.changes.revision // the first changes are Full, and tell nothing about latency
 	}
 	if resume > 0 && t.options.History > 0 && t.synced && resume >= t.changes.horizon && resume <= t.changes.revision {
 		v.resume(resume)
@@ -132,18 +130,18 @@ func (v *View) TakeRevision() (changes *model.Changes, triggers []time.Time, rev
 		return nil, nil, 0, false
 	}
 	t.counts.PendingServices, t.counts.PendingEndpointSlices = 0, 0
-	changes = &model.Changes{Full: v.full || v.forgotten(), Ports: map[model.PortID]*model.ServicePort{}}
+	changes = &model.Changes{Full: v.startsFull(), Ports: map[model.PortID]*model.ServicePort{}}
+	for _, tr := range t.triggersSince(v.seen) {
+		triggers = append(triggers, tr.when)
+	}
+	slices.SortFunc(triggers, time.Time.Compare)
 	if v.startsOver() {
 		v.seen = 0
 	}
 	v.takeNode(changes)
 	v.takePorts(changes)
 	v.takeServiceCIDRs(changes)
-	for _, tr := range t.triggersSince(v.timed) {
-		triggers = append(triggers, tr.when)
-	}
-	slices.SortFunc(triggers, time.Time.Compare)
-	v.full, v.seen, v.timed, v.resumed = false, t.changes.revision, t.changes.revision, 0
+	v.full, v.seen, v.resumed = false, t.changes.revision, 0
 	if !t.options.EveryNode && len(t.views) == 1 { // nobody else takes them, or resumes and takes them again
 		clear(t.triggers)
 		t.triggers = t.triggers[:0]
@@ -164,7 +162,7 @@ func (v *View) Behind() int {
 		return 0
 	}
 	all := len(t.entries)
-	if v.full || v.forgotten() {
+	if v.startsFull() {
 		return all
 	}
 	all += len(v.removed)
@@ -177,8 +175,11 @@ func (v *View) Behind() int {
 	return min(int(t.changes.revision-v.seen), all)
 }
 
-// forgotten reports whether the Tracker has forgotten deletions that the client of a view that resumed does not know.
-func (v *View) forgotten() bool { return v.resumed > 0 && v.resumed < v.tracker.changes.horizon }
+// startsFull reports whether the next changes are Full, also because the Tracker has forgotten deletions that the client
+// of a view that resumed does not know.
+func (v *View) startsFull() bool {
+	return v.full || v.resumed > 0 && v.resumed < v.tracker.changes.horizon
+}
 
 // startsOver reports whether every Service must be decided anew, because the node is in another zone.
 func (v *View) startsOver() bool { return v.node == nil || v.node.zone != v.tracker.node(v.name).zone }
@@ -198,7 +199,7 @@ func (v *View) signal() {
 // since, it publishes everything again.
 func (v *View) resume(revision uint64) {
 	t := v.tracker
-	v.full, v.timed, v.resumed = false, revision, revision
+	v.full, v.seen, v.resumed = false, revision, revision
 	if t.cidrsChanged <= revision {
 		v.ranges = t.serviceRanges()
 	}
@@ -206,7 +207,7 @@ func (v *View) resume(revision uint64) {
 	if n.changed > revision {
 		return
 	}
-	v.node, v.seen = n, revision
+	v.node = n
 	for e := t.changes.ends.next; e != &t.changes.ends && e.changed <= revision; e = e.next {
 		*v.place(e) = t.publish(e, v.where(), nil)
 	}
@@ -277,11 +278,7 @@ func (v *View) takePorts(changes *model.Changes) {
 // publishes reports whether the view has published a port that exists.
 func (v *View) publishes(id model.PortID) bool {
 	e := v.tracker.entries[objectName{id.Namespace, id.Service}]
-	if e == nil {
-		return false
-	}
-	_, found := findPort((*v.place(e)).list(), id)
-	return found
+	return e != nil && findPort((*v.place(e)).list(), id) != nil
 }
 
 // recompute updates the ports of one Service and adds those that differ to changed. A port that is
@@ -303,16 +300,14 @@ func (v *View) recompute(e *entry, changed map[model.PortID]*model.ServicePort) 
 		return
 	}
 	for _, port := range old.list() {
-		if _, found := findPort(now.list(), port.ID); !found {
+		if findPort(now.list(), port.ID) == nil {
 			changed[port.ID] = nil
 		}
 	}
 	for _, port := range now.list() {
-		j, found := findPort(old.list(), port.ID)
-		if found && old.ports[j].EqualFor(port, v.keys) {
-			continue
+		if !findPort(old.list(), port.ID).EqualFor(port, v.keys) {
+			changed[port.ID] = port
 		}
-		changed[port.ID] = port
 	}
 }
 
@@ -357,8 +352,8 @@ func (t *Tracker) join(e *entry, from place, old *published) *published {
 	ports := make([]*model.ServicePort, 0, len(e.service.ports))
 	for _, port := range e.service.ports {
 		t.scratch = fill(&port, e.slices, from, t.scratch)
-		if j, found := findPort(old.list(), port.ID); found && old.ports[j].Equal(&port) {
-			ports = append(ports, old.ports[j])
+		if before := findPort(old.list(), port.ID); before.Equal(&port) {
+			ports = append(ports, before)
 			continue
 		}
 		same = false
@@ -372,7 +367,7 @@ func (t *Tracker) join(e *entry, from place, old *published) *published {
 
 func (v *View) takeNode(changes *model.Changes) {
 	now := v.tracker.node(v.name)
-	if changes.Full || v.node == nil || v.node != now && !v.node.sameForBackend(now) {
+	if changes.Full || v.node == nil || !v.node.Equal(&now.Node) {
 		node := now.Node
 		changes.Node = &node
 	}

@@ -340,11 +340,11 @@ func TestViewTriggers(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			tracker := begin()
 			stuck, v := tracker.View("stuck", 0), tracker.View("a", 0)
-			for i := range maxTriggers + 10 {
+			for i := range model.MaxTriggers + 10 {
 				triggered(tracker, i, at(tracker, 1))
 			}
-			if _, times := v.Take(); len(times) != maxTriggers {
-				t.Errorf("%d times, want %d", len(times), maxTriggers)
+			if _, times := v.Take(); len(times) != model.MaxTriggers {
+				t.Errorf("%d times, want %d", len(times), model.MaxTriggers)
 			}
 			triggered(tracker, 1, at(tracker, 2))
 			expect(t, "a", v)
