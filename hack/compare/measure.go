@@ -18,6 +18,8 @@ type span struct {
 	sync time.Duration
 	// over says that it took longer than anybody waited.
 	over bool
+	// none says that the proxy has nothing to measure this with: kube-proxy in iptables mode has no table of its own.
+	none bool
 }
 
 // result is what was measured of one contender.
@@ -64,9 +66,15 @@ func (c *cluster) measure(ctx context.Context, p contender, o options) (r result
 	if r.flush, err = c.timedRepair(ctx, proxy, o.patience, "flush ruleset"); err != nil {
 		return r, err
 	}
-	say("delete table")
-	if r.table, err = c.timedRepair(ctx, proxy, o.patience, "delete table ip kube-proxy"); err != nil {
+	has, err := c.hasTable(ctx)
+	if err != nil {
 		return r, err
+	}
+	if r.table.none = !has; has {
+		say("delete table")
+		if r.table, err = c.timedRepair(ctx, proxy, o.patience, "delete table ip kube-proxy"); err != nil {
+			return r, err
+		}
 	}
 	r.peak = proxy.peak.Load()
 	say("restart")

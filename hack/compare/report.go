@@ -104,6 +104,9 @@ func (r *report) printRow(w io.Writer, name string, all []result, cell, ratio fu
 }
 
 func (r *report) cell(s span) string {
+	if s.none {
+		return "no such table"
+	}
 	if s.over {
 		return fmt.Sprintf("not within %s, until a Service changes", r.patience)
 	}
@@ -118,6 +121,9 @@ func duration(d time.Duration) string {
 }
 
 func ratio(theirs, ours span) string {
+	if theirs.none || ours.none {
+		return ""
+	}
 	sign := ""
 	if theirs.over {
 		sign = "> "

@@ -82,6 +82,16 @@ func (c *cluster) tables(ctx context.Context) (tx nft.Transaction, err error) {
 	return tx, nil
 }
 
+// hasTable reports whether the proxy keeps its rules in table ip kube-proxy.
+func (c *cluster) hasTable(ctx context.Context) (bool, error) {
+	conn, err := nft.Dial(nft.Config{NetNS: int(c.lab.Node.NetNS().Fd())})
+	if err != nil {
+		return false, err
+	}
+	defer conn.Close()
+	return conn.HasTable(ctx, nft.FamilyIP, "kube-proxy")
+}
+
 func commitInNamespace(ctx context.Context, tx nft.Transaction) (time.Duration, error) {
 	namespace, err := netns.New()
 	if err != nil {
