@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
-	"io"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -114,11 +113,7 @@ func statisticsOf(t *testing.T, s *ruledump.Snapshot) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var b strings.Builder
-	if err := counted.Metrics(&b); err != nil {
-		t.Fatal(err)
-	}
-	return indented(t, counted) + b.String()
+	return indented(t, counted) + verb.TextOf(counted, "metrics")
 }
 
 func indented(t *testing.T, v any) string {
@@ -142,38 +137,24 @@ func graphs(t *testing.T, s *ruledump.Snapshot) (out []string) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, write := range []func(io.Writer) error{g.Mermaid, g.DOT} {
-			var b strings.Builder
-			if err := write(&b); err != nil {
-				t.Fatal(err)
-			}
-			out = append(out, b.String())
-		}
+		out = append(out, verb.TextOf(g, "mermaid"), verb.TextOf(g, "dot"))
 	}
 	return out
 }
 
 func servicesAndFlows(t *testing.T, g flows.Case, s *ruledump.Snapshot, list []flows.Flow) []string {
 	t.Helper()
-	var b bytes.Buffer
 	l, err := verb.ListServices(s, verb.Filter{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := l.Table(&b, true, verb.Colours{}); err != nil {
-		t.Fatal(err)
-	}
-	out := []string{b.String()}
+	out := []string{verb.TextOf(l, "wide")}
 	for _, f := range list {
 		e, err := verb.Explain(s, packetOf(f, podLink(t, g)))
 		if err != nil {
 			t.Fatal(err)
 		}
-		b.Reset()
-		if _, err := e.WriteTo(&b); err != nil {
-			t.Fatal(err)
-		}
-		out = append(out, b.String())
+		out = append(out, verb.TextOf(e, "text"))
 	}
 	return out
 }

@@ -85,12 +85,12 @@ type Place struct {
 // NameNode takes the name of the node from the proxy that runs on it.
 func (s *Snapshot) NameNode(p *Proxy) { s.Node, s.NodeSource = p.Node, NodeFromProxy }
 
-// NodeText returns the name of a node for people. It says where the name may be wrong.
-func NodeText(node, source string) string {
-	if source == NodeFromHost {
-		return node + " (host name)"
+// Table returns the table of a family; nil if there is none.
+func (s *Snapshot) Table(family nft.Family) *nft.Table {
+	if i := slices.IndexFunc(s.Tables, func(t *nft.Table) bool { return t.Family == family }); i >= 0 {
+		return s.Tables[i]
 	}
-	return node
+	return nil
 }
 
 // Host returns the node's addresses for an evaluator.

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strings"
 
+	"github.com/nftproxy/nftproxy/internal/ruledump"
 	"github.com/nftproxy/nftproxy/internal/version"
 	"github.com/spf13/cobra"
 	"github.com/spf13/cobra/doc"
@@ -106,7 +107,6 @@ func suggestFlag(cmd *cobra.Command, err error) error {
 
 func newCompileCommand() *cobra.Command {
 	var from source
-	format := newFormat("nft", "json")
 	cmd := &cobra.Command{
 		Use:   "compile {--manifests DIR|FILE | --kubeconfig FILE | --node-local TARGET} --node NAME",
 		Short: "Print the rules that the proxy on a node would write",
@@ -126,22 +126,17 @@ It refuses a directory with an invalid file, unlike the proxy, which uses the va
 			}
 			return from.checkWanted()
 		},
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			s, err := from.compile(cmd)
-			if err != nil {
-				return err
-			}
-			return writeRuleset(cmd.OutOrStdout(), format, s)
-		},
 	}
 	from.addWanted(cmd)
-	format.addTo(cmd)
-	return cmd
+	return from.shows(cmd, newFormat("nft", "json"), asRuleset)
+}
+
+func asRuleset(_ *cobra.Command, s *ruledump.Snapshot, _ Filter) (View, error) {
+	return ruleset{s}, nil
 }
 
 func newLiveCommand() *cobra.Command {
 	var from source
-	format := newFormat("nft", "json")
 	cmd := &cobra.Command{
 		Use:   "live",
 		Short: "Print the proxy's rules as the kernel holds them, or make a dump",
@@ -163,20 +158,11 @@ addresses are private. --clients adds them.`,
   # Print a dump as nft would.
   ruledump live --dump node-1.json`,
 		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			s, err := from.actual(cmd)
-			if err != nil {
-				return err
-			}
-			defer s.Close()
-			return writeRuleset(cmd.OutOrStdout(), format, s.Snapshot)
-		},
 	}
 	addServiceProxyName(cmd.Flags(), &from.serviceProxyName)
 	from.addActual(cmd)
-	format.addTo(cmd)
 	cmd.Flags().BoolVar(&from.clients, "clients", false, "print the clients of Services with session affinity too")
-	return cmd
+	return from.shows(cmd, newFormat("nft", "json"), asRuleset)
 }
 
 func newManCommand() *cobra.Command {

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
-	"io"
 	"net/netip"
 	"slices"
 	"strings"
@@ -54,20 +53,16 @@ does. Clients of Services with session affinity do not count.`,
 			return from.checkWanted()
 		},
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			defer from.close()
 			d, err := diff(cmd, &from)
 			if err != nil {
 				return err
 			}
-			err = format.write(cmd.OutOrStdout(), d, func() error {
-				if from.config == "" {
-					fmt.Fprintf(cmd.OutOrStdout(), "compared with %s\n", d.Settings)
-				}
-				return d.Text(cmd.OutOrStdout(), all, coloursFor(cmd.OutOrStdout()))
-			})
-			if err == nil && !d.Equal {
-				err = errDifferent
+			d.all, d.known = all, from.config != ""
+			if err := format.show(cmd.OutOrStdout(), d); err != nil || d.Equal {
+				return err
 			}
-			return err
+			return errDifferent
 		},
 	}
 	from.addWanted(cmd)
@@ -78,11 +73,10 @@ does. Clients of Services with session affinity do not count.`,
 }
 
 func diff(cmd *cobra.Command, from *source) (*Difference, error) {
-	actual, err := from.present(cmd)
+	actual, err := from.actual(cmd)
 	if err != nil {
 		return nil, err
 	}
-	defer actual.Close()
 	if err := checkSettings(cmd, from); err != nil {
 		return nil, err
 	}
@@ -93,7 +87,7 @@ func diff(cmd *cobra.Command, from *source) (*Difference, error) {
 	if err := actual.NeedTables(); err != nil {
 		fmt.Fprintln(cmd.ErrOrStderr(), "ruledump:", err)
 	}
-	d, err := Diff(wanted, actual.Snapshot)
+	d, err := Diff(wanted, actual)
 	if err == nil {
 		settings := from.compilation()
 		d.Settings = settings.Settings()
@@ -120,57 +114,53 @@ type Difference struct {
 	// Settings names the settings of the wanted rules, such as "settings of the proxy at 127.0.0.1:10249".
 	Settings string `json:"settings,omitempty"`
 	// Equal says that there are no differences. Clients in maps of session affinity do not count.
-	Equal bool `json:"equal"`
-	// Services are the frontends that differ, sorted.
-	Services []differentService `json:"services"`
-	// Rules are the elements, rules, chains, sets and tables that differ.
-	Rules []differentRule `json:"rules"`
+	Equal    bool                `json:"equal"`
+	Services []differentFrontend `json:"services"`
+	Rules    []differentRule     `json:"rules"`
+
+	// all prints everything that differs; known leaves out the Settings.
+	all, known bool
 }
 
-// The kinds of differences.
+// How a part differs.
 const (
-	// Missing is wanted and not there.
-	Missing = "missing"
-	// Unwanted is there and not wanted.
-	Unwanted = "unwanted"
-	// Changed is there, and differs from the wanted one.
-	Changed = "changed"
+	missing  = "missing" // wanted and not there
+	unwanted = "unwanted"
+	changed  = "changed"
 )
 
-// differentService is a frontend that is Missing, Unwanted or Changed.
-type differentService struct {
-	Is          string `json:"is"`
-	ServicePort string `json:"servicePort"`
-	Kind        string `json:"kind"`
-	Family      string `json:"family"`
-	// Address is the address that clients dial, such as "10.96.0.10:80"; for a node port, ":30080".
-	Address  string `json:"address"`
-	Protocol string `json:"protocol"`
-	// Changes are the properties that differ, if the frontend is Changed.
-	Changes []changedProperty `json:"changes,omitempty"`
+// differentFrontend is a frontend that is missing, unwanted or changed.
+type differentFrontend struct {
+	Is          string            `json:"is"`
+	ServicePort string            `json:"servicePort"`
+	Kind        string            `json:"kind"`
+	Family      string            `json:"family"`
+	Address     string            `json:"address"`
+	Protocol    string            `json:"protocol"`
+	Changes     []changedProperty `json:"changes,omitempty"`
 }
 
-// changedProperty is a property of a frontend that differs, with the wanted value and the kernel's.
 type changedProperty struct {
 	Property string `json:"property"`
 	Wanted   string `json:"wanted"`
 	Actual   string `json:"actual"`
 }
 
-// differentRule is an element, rule, chain, set or table that is Missing or Unwanted.
+// differentRule is an element, rule, chain, set or table that is missing or unwanted.
 type differentRule struct {
 	Is string `json:"is"`
 	// Where is the table, and the set or chain in it, such as "ip kube-proxy service-ips".
 	Where string `json:"where"`
-	// What is the element or rule as nft prints it; or "table", "chain", "set", "map" or another object if all of it
-	// differs.
+	// What is the element or rule as nft prints it, or a word such as "chain" if all of it differs.
 	What string `json:"what"`
 }
 
 // Diff compares two snapshots. Where the kernel has no IPv6, nothing is wanted of it.
 func Diff(wanted, actual *ruledump.Snapshot) (*Difference, error) {
 	if actual.IPv4Only {
-		wanted = onlyIPv4(wanted)
+		ipv4 := *wanted
+		ipv4.Tables = slices.DeleteFunc(slices.Clone(wanted.Tables), func(t *nft.Table) bool { return t.Family != nft.FamilyIP })
+		wanted = &ipv4
 	}
 	want, err := wanted.Frontends()
 	if err != nil {
@@ -180,67 +170,42 @@ func Diff(wanted, actual *ruledump.Snapshot) (*Difference, error) {
 	if err != nil {
 		return nil, err
 	}
-	d := &Difference{document: documentOf("Difference"), Services: []differentService{}, Rules: []differentRule{}}
+	d := &Difference{document: documentOf("Difference"), Services: []differentFrontend{}, Rules: []differentRule{}}
 	d.compareFrontends(want, have)
 	for _, family := range nft.Families {
-		d.compareTables(tableOf(wanted, family), tableOf(actual, family))
+		d.compareTables(wanted.Table(family), actual.Table(family))
 	}
 	d.Equal = len(d.Services) == 0 && len(d.Rules) == 0
 	return d, nil
 }
 
-// onlyIPv4 returns the snapshot without its table for IPv6.
-func onlyIPv4(s *ruledump.Snapshot) *ruledump.Snapshot {
-	out := *s
-	out.Tables = nil
-	if t := tableOf(s, nft.FamilyIP); t != nil {
-		out.Tables = []*nft.Table{t}
-	}
-	return &out
-}
-
-func tableOf(s *ruledump.Snapshot, family nft.Family) *nft.Table {
-	for _, t := range s.Tables {
-		if t.Family == family {
-			return t
-		}
-	}
-	return nil
-}
-
-// identity identifies a frontend.
-type identity struct {
-	family nft.Family
-	key    nft.Data
-}
-
 func (d *Difference) compareFrontends(want, have []*compiler.Frontend) {
+	type identity struct {
+		family nft.Family
+		key    nft.Data
+	}
+	add := func(is string, f *compiler.Frontend, changes []changedProperty) {
+		d.Services = append(d.Services, differentFrontend{is, f.ServicePort, string(f.Kind), f.Family.String(), addressOf(f), f.Protocol.String(), changes})
+	}
 	actual := map[identity]*compiler.Frontend{}
 	for _, f := range have {
 		actual[identity{f.Family, f.Key()}] = f
 	}
 	for _, f := range want {
 		id := identity{f.Family, f.Key()}
-		h := actual[id]
-		delete(actual, id)
-		if h == nil {
-			d.Services = append(d.Services, differs(Missing, f))
+		if h := actual[id]; h == nil {
+			add(missing, f, nil)
 		} else if changes := changesOf(f, h); len(changes) > 0 {
-			s := differs(Changed, f)
-			s.Changes = changes
-			d.Services = append(d.Services, s)
+			add(changed, f, changes)
 		}
+		delete(actual, id)
 	}
 	for _, f := range actual {
-		d.Services = append(d.Services, differs(Unwanted, f))
+		add(unwanted, f, nil)
 	}
-	slices.SortFunc(d.Services, func(a, b differentService) int {
+	slices.SortFunc(d.Services, func(a, b differentFrontend) int {
 		return cmp.Or(cmp.Compare(a.ServicePort, b.ServicePort), cmp.Compare(a.Protocol, b.Protocol), cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.Address, b.Address), cmp.Compare(a.Family, b.Family))
 	})
-}
-
-func differs(is string, f *compiler.Frontend) differentService {
-	return differentService{Is: is, ServicePort: f.ServicePort, Kind: string(f.Kind), Family: f.Family.String(), Address: addressOf(f), Protocol: f.Protocol.String()}
 }
 
 func changesOf(want, have *compiler.Frontend) (out []changedProperty) {
@@ -251,8 +216,8 @@ func changesOf(want, have *compiler.Frontend) (out []changedProperty) {
 		{"Service port", want.ServicePort, have.ServicePort},
 		{"kind", string(want.Kind), string(have.Kind)},
 		{"policy", want.Policy, have.Policy},
-		{"endpoints", texts(want.Endpoints), texts(have.Endpoints)},
-		{"local endpoints", texts(want.LocalEndpoints), texts(have.LocalEndpoints)},
+		{"endpoints", endpoints(want.Endpoints), endpoints(have.Endpoints)},
+		{"local endpoints", endpoints(want.LocalEndpoints), endpoints(have.LocalEndpoints)},
 		{"without endpoint", string(want.Unserved), string(have.Unserved)},
 		{"affinity", want.AffinityTimeout.String(), have.AffinityTimeout.String()},
 		{"sources", sources(want.Sources), sources(have.Sources)},
@@ -266,37 +231,32 @@ func changesOf(want, have *compiler.Frontend) (out []changedProperty) {
 	return out
 }
 
-func texts(list []netip.AddrPort) string {
-	var out []string
-	for _, a := range list {
-		out = append(out, a.String())
-	}
-	slices.Sort(out) // slots may differ
-	return strings.Join(out, ",")
+func endpoints(list []netip.AddrPort) string {
+	texts := strings.Split(join(list, ","), ",")
+	slices.Sort(texts) // slots may differ
+	return strings.Join(texts, ",")
 }
 
 func sources(list []netip.Prefix) string {
 	if list == nil {
 		return "all"
 	}
-	return strings.Trim(fmt.Sprint(list), "[]")
+	return join(list, " ")
 }
 
 func (d *Difference) compareTables(want, have *nft.Table) {
 	switch {
 	case want == nil && have == nil:
 	case have == nil:
-		d.Rules = append(d.Rules, differentRule{Missing, tableName(want), "table"})
+		d.Rules = append(d.Rules, differentRule{missing, tableName(want), "table"})
 	case want == nil:
-		d.Rules = append(d.Rules, differentRule{Unwanted, tableName(have), "table"})
+		d.Rules = append(d.Rules, differentRule{unwanted, tableName(have), "table"})
 	default:
 		for _, step := range nft.Diff(have, want).Steps {
 			d.addStep(&step, have, want)
 		}
 	}
 }
-
-func tableName(t *nft.Table) string { return t.Family.String() + " " + t.Name }
 
 // addStep adds the differences that a step of the transaction from the actual to the wanted table would remove.
 func (d *Difference) addStep(s *nft.Step, have, want *nft.Table) {
@@ -307,30 +267,30 @@ func (d *Difference) addStep(s *nft.Step, have, want *nft.Table) {
 	switch s.Op {
 	case nft.AddTable, nft.AdoptTable:
 		if have.Comment != want.Comment || have.Owner != want.Owner || have.Persist != want.Persist || have.Dormant != want.Dormant {
-			add(Missing, "", "table with its flags and comment")
+			add(missing, "", "table with its flags and comment")
 		}
 	case nft.DeleteTable, nft.DestroyTable:
-		add(Unwanted, "", "table of another shape")
+		add(unwanted, "", "table of another shape")
 	case nft.AddSet:
-		add(Missing, s.Set.Name, s.Set.Kind())
+		add(missing, s.Set.Name, s.Set.Kind())
 	case nft.DeleteSet:
-		add(Unwanted, s.Set.Name, s.Set.Kind())
+		add(unwanted, s.Set.Name, s.Set.Kind())
 	case nft.AddChain:
 		if have.Chain(s.Chain.Name) == nil {
-			add(Missing, s.Chain.Name, "chain")
+			add(missing, s.Chain.Name, "chain")
 		}
 	case nft.DeleteChain:
-		add(Unwanted, s.Chain.Name, "chain")
+		add(unwanted, s.Chain.Name, "chain")
 	case nft.DeleteObject:
-		add(Unwanted, s.Object.Name, s.Object.Kind)
+		add(unwanted, s.Object.Name, s.Object.Kind)
 	case nft.FlushChain:
-		d.addRules(Unwanted, where, s.Chain.Name, rulesOf(have, s.Chain.Name), rulesOf(want, s.Chain.Name))
+		d.addRules(unwanted, where, s.Chain.Name, rulesOf(have, s.Chain.Name), rulesOf(want, s.Chain.Name))
 	case nft.AddRules:
-		d.addRules(Missing, where, s.Chain.Name, s.Chain.Rules, rulesOf(have, s.Chain.Name))
+		d.addRules(missing, where, s.Chain.Name, s.Chain.Rules, rulesOf(have, s.Chain.Name))
 	case nft.AddElements:
-		d.addElements(Missing, where, s)
+		d.addElements(missing, where, s)
 	case nft.DeleteElements:
-		d.addElements(Unwanted, where, s)
+		d.addElements(unwanted, where, s)
 	}
 }
 
@@ -355,7 +315,7 @@ func (d *Difference) addElements(is, table string, s *nft.Step) {
 	set := s.Set
 	first := len(d.Rules)
 	for e := range s.EachElement() {
-		if found, ok := set.Element(e.Key); ok && is == Missing {
+		if found, ok := set.Element(e.Key); ok && is == missing {
 			e = found
 		}
 		d.Rules = append(d.Rules, differentRule{is, table + " " + set.Name, set.FormatElement(e)})
@@ -366,63 +326,53 @@ func (d *Difference) addElements(is, table string, s *nft.Step) {
 // diffShown is how many Services, and how many elements and rules, are printed.
 const diffShown = 20
 
-// Text prints the difference for people: of Services, and of the rules behind them, the first 20 each, or all.
-func (d *Difference) Text(w io.Writer, all bool, c Colours) error {
-	var b strings.Builder
+// Text implements View.
+func (d *Difference) Text(p *Page) {
+	if d.Settings != "" && !d.known {
+		p.printf("compared with %s\n", d.Settings)
+	}
 	if d.Equal {
-		b.WriteString("no difference\n")
+		p.WriteString("no difference\n")
 	}
-	for i := range d.Services {
-		if i == diffShown && !all {
-			fmt.Fprintf(&b, "… and %d more addresses of Services: --all prints them\n", len(d.Services)-i)
-			break
-		}
-		d.Services[i].print(&b, c)
+	shown := diffShown
+	if d.all {
+		shown = max(len(d.Services), len(d.Rules))
 	}
+	for _, s := range d.Services[:min(len(d.Services), shown)] {
+		s.print(p)
+	}
+	p.more(len(d.Services)-shown, "… and %d more addresses of Services: --all prints them\n")
 	if len(d.Rules) > 0 {
-		fmt.Fprintf(&b, "%s\n", c.Bold(fmt.Sprintf("elements and rules: %d different", len(d.Rules))))
+		p.printf("%s\n", p.bold(fmt.Sprintf("elements and rules: %d different", len(d.Rules))))
 	}
-	for i, r := range d.Rules {
-		if i == diffShown && !all {
-			fmt.Fprintf(&b, "  … and %d more: --all prints them\n", len(d.Rules)-i)
-			break
-		}
-		b.WriteString(coloured(c, r.Is, fmt.Sprintf("  %s %s: %s", signs[r.Is], r.Where, r.What)) + "\n")
+	for _, r := range d.Rules[:min(len(d.Rules), shown)] {
+		p.different(r.Is, "  ", fmt.Sprintf("%s: %s", r.Where, r.What))
 	}
-	_, err := io.WriteString(w, b.String())
-	return err
+	p.more(len(d.Rules)-shown, "  … and %d more: --all prints them\n")
 }
 
-var signs = map[string]string{Missing: "-", Unwanted: "+", Changed: "~"}
-
-// coloured colours the line of a difference by its kind.
-func coloured(c Colours, is, line string) string {
-	switch is {
-	case Missing:
-		return c.Bad(line)
-	case Unwanted:
-		return c.Good(line)
-	}
-	return line
-}
-
-func (s *differentService) print(b *strings.Builder, c Colours) {
-	line := fmt.Sprintf("%s %s %s/%s (%s)", signs[s.Is], s.ServicePort, s.Address, s.Protocol, s.Kind)
+func (s *differentFrontend) print(p *Page) {
+	text := fmt.Sprintf("%s %s/%s (%s)", s.ServicePort, s.Address, s.Protocol, s.Kind)
 	switch s.Is {
-	case Missing:
-		line += ": missing"
-	case Unwanted:
-		line += ": not desired"
+	case missing:
+		text += ": missing"
+	case unwanted:
+		text += ": not desired"
 	}
-	b.WriteString(coloured(c, s.Is, line) + "\n")
+	p.different(s.Is, "", text)
 	for _, change := range s.Changes {
-		fmt.Fprintf(b, "    %s: desired %s, actual %s\n", change.Property, orNone(change.Wanted), orNone(change.Actual))
+		p.printf("    %s: desired %s, actual %s\n", change.Property, cmp.Or(change.Wanted, "none"), cmp.Or(change.Actual, "none"))
 	}
 }
 
-func orNone(text string) string {
-	if text == "" {
-		return "none"
+// different prints the line of a part that differs, with a sign and a colour.
+func (p *Page) different(is, indent, text string) {
+	switch is {
+	case missing:
+		p.printf("%s\n", p.bad(indent+"- "+text))
+	case unwanted:
+		p.printf("%s\n", p.good(indent+"+ "+text))
+	default:
+		p.printf("%s~ %s\n", indent, text)
 	}
-	return text
 }

@@ -1,8 +1,8 @@
 package verb
 
 import (
+	"cmp"
 	"fmt"
-	"io"
 	"net/netip"
 	"slices"
 	"strings"
@@ -14,8 +14,7 @@ import (
 )
 
 func newGraphCommand() *cobra.Command {
-	var from sourceOfServices
-	format := newFormat("mermaid", "dot")
+	var from source
 	cmd := &cobra.Command{
 		Use:   "graph SERVICE",
 		Short: "Draw the way that the packets of a Service take",
@@ -30,61 +29,43 @@ drawing, for example in an issue. With -o dot it prints Graphviz's text.`,
   # A picture by Graphviz, with the nodes of endpoints.
   ruledump graph shop/web --kubeconfig ~/.kube/config --node node-1 -o dot | dot -Tsvg > web.svg`,
 		Args: cobra.ExactArgs(1),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			s, filter, err := from.open(cmd, args)
-			if err != nil {
-				return err
-			}
-			defer s.Close()
-			g, err := Draw(s.Snapshot, filter)
-			if err != nil {
-				return err
-			}
-			if format.value == "dot" {
-				return g.DOT(cmd.OutOrStdout())
-			}
-			return g.Mermaid(cmd.OutOrStdout())
-		},
 	}
-	from.addTo(cmd, "namespace of the Service")
-	format.addTo(cmd)
-	return cmd
+	from.addNamesTo(cmd, "namespace of the Service")
+	return from.shows(cmd, newFormat("mermaid", "dot"), func(_ *cobra.Command, s *ruledump.Snapshot, filter Filter) (View, error) {
+		return Draw(s, filter)
+	})
 }
 
 // Graph has boxes in columns, and edges from each column to the next.
 type Graph struct {
-	// Title names the Service and the node.
-	Title string
-	// Columns are the boxes from left to right, and in each column from top to bottom.
-	Columns [columns][]*Box
-	// Edges lead from boxes of one column to boxes of the next.
-	Edges []Edge
+	title   string
+	columns [len(headings)][]*box
+	edges   []edge
+	// rules are those that are drawn.
+	rules *ruledump.Snapshot
 }
 
-// The columns, from left to right: addresses that clients dial, chains that serve them, endpoints.
+// The columns, from left to right.
 const (
 	dialed = iota
 	serving
 	ending
-	columns
 )
 
-var headings = [columns]string{"clients dial", "the node", "and they reach"}
+var headings = [...]string{"clients dial", "the node", "and they reach"}
 
-// Box is a node of the graph.
-type Box struct {
-	// Lines is its text. The first line is its name.
-	Lines []string
-	// Dead says that packets end here without an answer from an endpoint.
-	Dead bool
-	key  string
+// box is a node of the graph.
+type box struct {
+	name string
+	// lines is its text, of which the first line names it.
+	lines []string
+	// dead says that packets end here without an answer from an endpoint.
+	dead bool
+	// key tells boxes with the same text apart.
+	key string
 }
 
-// Edge leads from one box to one of the next column.
-type Edge struct {
-	// From is to the left of To.
-	From, To *Box
-}
+type edge struct{ from, to *box }
 
 // Longer lists are folded, so that a Service with 200 endpoints can be drawn.
 const (
@@ -95,134 +76,119 @@ const (
 
 // Draw draws the Service that the filter selects. A name that exists in several namespaces is an error.
 func Draw(s *ruledump.Snapshot, filter Filter) (*Graph, error) {
-	frontends, err := s.Frontends()
+	frontends, err := frontendsOf(s, filter)
 	if err != nil {
 		return nil, err
 	}
-	var own []*compiler.Frontend
 	names := map[string]bool{}
+	g := &Graph{rules: s}
 	for _, f := range frontends {
-		if filter.Matches(f.ServicePort) {
-			own = append(own, f)
-			namespace, name, _ := splitServicePort(f.ServicePort)
-			names[namespace+"/"+name] = true
-		}
+		g.title, _, _ = strings.Cut(f.ServicePort, ":")
+		names[g.title] = true
 	}
 	switch {
-	case len(own) == 0:
-		return nil, fmt.Errorf("the rules have no %s: see whether it exists, is not headless or ExternalName, and has a ClusterIP", filter)
+	case len(frontends) == 0:
+		return nil, filter.notFound()
 	case len(names) > 1:
 		return nil, fmt.Errorf("%d Services are called %s: give a namespace", len(names), filter.Name)
 	}
-	g := &Graph{}
-	for name := range names {
-		g.Title = name
-	}
 	if s.Node != "" {
-		g.Title += " on " + ruledump.NodeText(s.Node, s.NodeSource)
+		g.title += " on " + aboutNode("", s).nodeText()
 	}
-	d := drawing{g, s}
-	for i, f := range own {
-		if i == maxFrontends {
-			g.box(dialed, Box{Lines: []string{fmt.Sprintf("… and %d more addresses", len(own)-i)}})
-			break
-		}
-		d.frontend(f)
+	for _, f := range frontends[:min(len(frontends), maxFrontends)] {
+		g.frontend(f)
+	}
+	if more := len(frontends) - maxFrontends; more > 0 {
+		g.box(dialed, box{lines: []string{fmt.Sprintf("… and %d more addresses", more)}})
 	}
 	return g, nil
 }
 
 // box returns the box with that text in a column, and adds it if there is none.
-func (g *Graph) box(column int, b Box) *Box {
-	b.key = strings.Join(b.Lines, "\n") + b.key
-	for _, have := range g.Columns[column] {
-		if have.key == b.key {
-			return have
-		}
+func (g *Graph) box(column int, b box) *box {
+	list := &g.columns[column]
+	b.key = strings.Join(b.lines, "\n") + b.key
+	if i := slices.IndexFunc(*list, func(have *box) bool { return have.key == b.key }); i >= 0 {
+		return (*list)[i]
 	}
-	g.Columns[column] = append(g.Columns[column], &b)
+	b.name = fmt.Sprintf("c%d_%d", column, len(*list))
+	*list = append(*list, &b)
 	return &b
 }
 
-func (g *Graph) edge(from, to *Box) {
-	if !slices.Contains(g.Edges, Edge{from, to}) {
-		g.Edges = append(g.Edges, Edge{from, to})
+func (g *Graph) edge(from, to *box) {
+	if !slices.Contains(g.edges, edge{from, to}) {
+		g.edges = append(g.edges, edge{from, to})
 	}
 }
 
-// drawing draws frontends into a graph.
-type drawing struct {
-	*Graph
-	snapshot *ruledump.Snapshot
-}
-
-func (d *drawing) frontend(f *compiler.Frontend) {
-	_, _, port := splitServicePort(f.ServicePort)
+func (g *Graph) frontend(f *compiler.Frontend) {
 	kind := map[compiler.FrontendKind]string{compiler.FrontendClusterIP: "ClusterIP", compiler.FrontendExternal: "external IP", compiler.FrontendNodePort: "node port"}[f.Kind]
-	if port != "" {
+	if _, _, port := splitServicePort(f.ServicePort); port != "" {
 		kind += ", port " + port
 	}
-	b := Box{Lines: []string{addressOf(f) + "/" + f.Protocol.String(), kind}}
+	b := box{lines: []string{addressOf(f) + "/" + f.Protocol.String(), kind}}
 	if f.Sources != nil {
-		b.Lines = append(b.Lines, "only from "+foldedPrefixes(f.Sources, maxSources, "nobody"))
+		allowed := cmp.Or(join(f.Sources[:min(len(f.Sources), maxSources)], ", "), "nobody")
+		if more := len(f.Sources) - maxSources; more > 0 {
+			allowed += fmt.Sprintf(", %d more", more)
+		}
+		b.lines = append(b.lines, "only from "+allowed)
 	}
-	from := d.box(dialed, b)
+	from := g.box(dialed, b)
 	if f.Sources != nil {
-		d.edge(from, d.dead("all others: dropped", "loadBalancerSourceRanges"))
+		g.through(from, "all others: dropped", "loadBalancerSourceRanges")
 	}
 	if f.Chain != "" {
-		d.chain(from, f, f.Chain, f.Policy == "Local" && f.Kind != compiler.FrontendClusterIP)
+		g.chain(from, f, f.Chain, f.Policy == "Local" && f.Kind != compiler.FrontendClusterIP)
 	}
 	if f.ShortCircuit != "" {
-		d.chain(from, f, f.ShortCircuit, false)
+		g.chain(from, f, f.ShortCircuit, false)
 	}
 	switch {
 	case f.Unserved == compiler.UnservedReject:
-		d.edge(d.through(from, "no endpoint on any node"), d.box(ending, Box{Lines: []string{"refused", "ICMP port unreachable"}, Dead: true}))
+		g.edge(g.through(from, "no endpoint on any node"), g.box(ending, box{lines: []string{"refused", "ICMP port unreachable"}, dead: true}))
 	case f.Unserved == compiler.UnservedDrop && f.Chain == "":
-		d.edge(d.through(from, "policy Local,", "no endpoint on this node"), d.box(ending, Box{Lines: []string{"dropped"}, Dead: true}))
+		g.drop(g.through(from, "policy Local,", "no endpoint on this node"))
 	}
 }
 
-// through adds a box between a frontend and its endpoints.
-func (d *drawing) through(from *Box, lines ...string) *Box {
-	b := d.box(serving, Box{Lines: lines, Dead: true})
-	d.edge(from, b)
+// through adds a box of packets that get no further.
+func (g *Graph) through(from *box, lines ...string) *box {
+	b := g.box(serving, box{lines: lines, dead: true})
+	g.edge(from, b)
 	return b
 }
 
-func (d *drawing) dead(lines ...string) *Box { return d.box(serving, Box{Lines: lines, Dead: true}) }
+func (g *Graph) drop(from *box) {
+	g.edge(from, g.box(ending, box{lines: []string{"dropped"}, dead: true}))
+}
 
 // chain draws a chain and its endpoints. Under policy Local there are two: isLocal is that for the clients that the
 // policy binds.
-func (d *drawing) chain(from *Box, f *compiler.Frontend, chain string, isLocal bool) {
-	list := f.Endpoints
+func (g *Graph) chain(from *box, f *compiler.Frontend, chain string, isLocal bool) {
+	list, where := f.Endpoints, ""
 	if isLocal {
-		list = f.LocalEndpoints
+		list, where = f.LocalEndpoints, " on this node"
 	}
 	if len(list) == 0 {
-		at := d.through(from, chain, "clients outside the cluster:", "no endpoint on this node")
-		d.edge(at, d.box(ending, Box{Lines: []string{"dropped"}, Dead: true}))
+		g.drop(g.through(from, chain, "clients outside the cluster:", "no endpoint on this node"))
 		return
 	}
-	b := Box{Lines: append([]string{chain}, d.describe(f, chain)...), key: fmt.Sprint(list)}
+	b := box{lines: append([]string{chain}, g.describe(f, chain)...), key: fmt.Sprint(list)}
 	if f.AffinityTimeout > 0 {
-		b.Lines = append(b.Lines, "a client stays for "+shortDuration(f.AffinityTimeout))
+		b.lines = append(b.lines, "a client stays for "+shortDuration(f.AffinityTimeout))
 	}
-	at := d.box(serving, b)
-	d.edge(from, at)
-	where := ""
-	if isLocal {
-		where = " on this node"
-	}
-	d.edge(at, d.box(ending, Box{Lines: d.endpoints(list, where)}))
+	at := g.box(serving, b)
+	g.edge(from, at)
+	g.edge(at, g.box(ending, box{lines: g.endpoints(list, where)}))
 }
 
 // notLocalMasqueraded describes a chain that marks clients from outside the cluster.
 var notLocalMasqueraded = []string{"the cluster's own clients: source kept", "all others: source masqueraded"}
 
 // describe returns the clients that a chain serves, and the treatment of their source addresses.
-func (d *drawing) describe(f *compiler.Frontend, chain string) []string {
+func (g *Graph) describe(f *compiler.Frontend, chain string) []string {
 	switch compiler.RoleOf(chain) {
 	case compiler.RoleServeExternal:
 		return []string{"source masqueraded"}
@@ -231,32 +197,25 @@ func (d *drawing) describe(f *compiler.Frontend, chain string) []string {
 	case compiler.RoleServeDirect:
 		return []string{"the cluster's own clients: source kept", "this node: source masqueraded"}
 	}
-	switch first := d.firstStatement(f, chain).(type) {
-	case nft.SetMark:
-		return []string{"source masqueraded"}
-	case nft.Match:
-		if _, ok := first.Value.(netip.Prefix); ok {
-			return notLocalMasqueraded
-		}
-	case nft.Verdict:
-		if compiler.RoleOf(first.Chain) == compiler.RoleMarkUnlessLocal {
-			return notLocalMasqueraded
+	if c := g.rules.Table(f.Family).Chain(chain); c != nil && len(c.Rules) > 0 && len(c.Rules[0].Statements) > 0 {
+		switch first := c.Rules[0].Statements[0].(type) {
+		case nft.SetMark:
+			return []string{"source masqueraded"}
+		case nft.Match:
+			if _, ok := first.Value.(netip.Prefix); ok {
+				return notLocalMasqueraded
+			}
+		case nft.Verdict:
+			if compiler.RoleOf(first.Chain) == compiler.RoleMarkUnlessLocal {
+				return notLocalMasqueraded
+			}
 		}
 	}
 	return []string{"source kept"}
 }
 
-func (d *drawing) firstStatement(f *compiler.Frontend, chain string) nft.Statement {
-	for _, t := range d.snapshot.Tables {
-		if c := t.Chain(chain); c != nil && t.Family == f.Family && len(c.Rules) > 0 && len(c.Rules[0].Statements) > 0 {
-			return c.Rules[0].Statements[0]
-		}
-	}
-	return nil
-}
-
 // endpoints lists endpoints. It folds a long list.
-func (d *drawing) endpoints(list []netip.AddrPort, where string) []string {
+func (g *Graph) endpoints(list []netip.AddrPort, where string) []string {
 	lines := []string{"1 endpoint" + where}
 	if len(list) > 1 {
 		lines[0] = fmt.Sprintf("%d endpoints%s, equal probability", len(list), where)
@@ -266,7 +225,7 @@ func (d *drawing) endpoints(list []netip.AddrPort, where string) []string {
 			return append(lines, fmt.Sprintf("… and %d more", len(list)-i))
 		}
 		line := e.String()
-		if p := d.snapshot.Places[e.Addr()]; p != (ruledump.Place{}) {
+		if p := g.rules.Places[e.Addr()]; p != (ruledump.Place{}) {
 			line += "  " + strings.Trim(p.Node+" "+p.Zone, " ")
 		}
 		lines = append(lines, line)
@@ -274,88 +233,55 @@ func (d *drawing) endpoints(list []netip.AddrPort, where string) []string {
 	return lines
 }
 
-func foldedPrefixes(list []netip.Prefix, n int, none string) string {
-	var texts []string
-	for i, p := range list {
-		if i == n {
-			texts = append(texts, fmt.Sprintf("%d more", len(list)-i))
-			break
-		}
-		texts = append(texts, p.String())
+// Text writes Mermaid's text, which Markdown on GitHub and GitLab shows as a drawing, or Graphviz's. Dashed lines lead to
+// where packets end without an answer.
+func (g *Graph) Text(p *Page) {
+	if p.Format == "dot" {
+		g.dot(p)
+		return
 	}
-	if len(texts) == 0 {
-		return none
-	}
-	return strings.Join(texts, ", ")
-}
-
-// escapes are the characters that Mermaid reads in a quoted text, as it wants them written.
-var escapes = strings.NewReplacer("#", "#35;", `"`, "#quot;", "<", "#lt;", ">", "#gt;", "\n", "<br>")
-
-// Mermaid writes the graph as Mermaid's text, which Markdown on GitHub and GitLab shows as a drawing. Packets end without
-// an answer where lines are dashed.
-func (g *Graph) Mermaid(w io.Writer) error {
-	var b strings.Builder
-	fmt.Fprintf(&b, "---\ntitle: %q\n---\nflowchart LR\n", g.Title)
-	for column, boxes := range g.Columns {
+	p.printf("---\ntitle: %q\n---\nflowchart LR\n", g.title)
+	// The characters that Mermaid reads in a quoted text.
+	escapes := strings.NewReplacer("#", "#35;", `"`, "#quot;", "<", "#lt;", ">", "#gt;", "\n", "<br>")
+	for column, boxes := range g.columns {
 		if len(boxes) == 0 {
 			continue
 		}
-		fmt.Fprintf(&b, "  subgraph c%d [%s]\n", column, headings[column])
-		for i, box := range boxes {
-			class := ""
-			if box.Dead {
-				class = ":::dead"
+		p.printf("  subgraph c%d [%s]\n", column, headings[column])
+		for _, b := range boxes {
+			p.printf("    %s[\"%s\"]", b.name, escapes.Replace(strings.Join(b.lines, "\n")))
+			if b.dead {
+				p.WriteString(":::dead")
 			}
-			fmt.Fprintf(&b, "    %s[\"%s\"]%s\n", boxName(column, i), escapes.Replace(strings.Join(box.Lines, "\n")), class)
+			p.WriteByte('\n')
 		}
-		b.WriteString("  end\n")
+		p.WriteString("  end\n")
 	}
-	g.eachEdge(func(from, to string, dead bool) {
+	for _, e := range g.edges {
 		arrow := "-->"
-		if dead {
+		if e.to.dead {
 			arrow = "-.->"
 		}
-		fmt.Fprintf(&b, "  %s %s %s\n", from, arrow, to)
-	})
-	b.WriteString("  classDef dead stroke:#b3261e,stroke-dasharray:5 3\n")
-	_, err := io.WriteString(w, b.String())
-	return err
+		p.printf("  %s %s %s\n", e.from.name, arrow, e.to.name)
+	}
+	p.WriteString("  classDef dead stroke:#b3261e,stroke-dasharray:5 3\n")
 }
 
-// boxName returns the name of a box in a drawing's text.
-func boxName(column, i int) string { return fmt.Sprintf("c%d_%d", column, i) }
-
-// eachEdge calls f for each edge with the names of its boxes. dead says that packets end in the second.
-func (g *Graph) eachEdge(f func(from, to string, dead bool)) {
-	names := map[*Box]string{}
-	for column, boxes := range g.Columns {
-		for i, box := range boxes {
-			names[box] = boxName(column, i)
-		}
-	}
-	for _, e := range g.Edges {
-		f(names[e.From], names[e.To], e.To.Dead)
-	}
-}
-
-// DOT writes the graph for Graphviz.
-func (g *Graph) DOT(w io.Writer) error {
-	var b strings.Builder
-	fmt.Fprintf(&b, "digraph {\n  label=%q; labelloc=t; rankdir=LR; node [shape=box, style=rounded, fontname=monospace];\n", g.Title)
-	for column, boxes := range g.Columns {
-		fmt.Fprintf(&b, "  subgraph { rank=same;\n")
-		for i, box := range boxes {
+func (g *Graph) dot(p *Page) {
+	p.printf("digraph {\n  label=%q; labelloc=t; rankdir=LR; node [shape=box, style=rounded, fontname=monospace];\n", g.title)
+	for _, boxes := range g.columns {
+		p.WriteString("  subgraph { rank=same;\n")
+		for _, b := range boxes {
 			style := ""
-			if box.Dead {
+			if b.dead {
 				style = `, style="rounded,dashed", color=red`
 			}
-			fmt.Fprintf(&b, "    %s [label=%q%s];\n", boxName(column, i), strings.Join(box.Lines, "\n"), style)
+			p.printf("    %s [label=%q%s];\n", b.name, strings.Join(b.lines, "\n"), style)
 		}
-		b.WriteString("  }\n")
+		p.WriteString("  }\n")
 	}
-	g.eachEdge(func(from, to string, _ bool) { fmt.Fprintf(&b, "  %s -> %s;\n", from, to) })
-	b.WriteString("}\n")
-	_, err := io.WriteString(w, b.String())
-	return err
+	for _, e := range g.edges {
+		p.printf("  %s -> %s;\n", e.from.name, e.to.name)
+	}
+	p.WriteString("}\n")
 }

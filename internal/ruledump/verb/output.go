@@ -1,18 +1,25 @@
 package verb
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"io"
 	"os"
 	"slices"
 	"strings"
+	"text/tabwriter"
 
 	"github.com/nftproxy/nftproxy/internal/ruledump"
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
 	"sigs.k8s.io/yaml"
 )
+
+// View is the answer of a command. It is a document for JSON and YAML, and prints itself for people.
+type View interface {
+	Text(p *Page)
+}
 
 // outputFormat is the value of -o.
 type outputFormat struct {
@@ -46,7 +53,39 @@ func (f *outputFormat) addTo(cmd *cobra.Command) {
 	_ = cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions(f.choices, cobra.ShellCompDirectiveNoFileComp))
 }
 
-// document is the beginning of all JSON that the commands write.
+// show writes a view in the format.
+func (f *outputFormat) show(w io.Writer, v View) error {
+	switch f.value {
+	case "yaml":
+		data, err := yaml.Marshal(v)
+		if err != nil {
+			return err
+		}
+		_, err = w.Write(data)
+		return err
+	case "json":
+		if r, isRuleset := v.(ruleset); isRuleset {
+			return r.Write(w)
+		}
+		enc := json.NewEncoder(w)
+		enc.SetIndent("", "  ")
+		enc.SetEscapeHTML(false)
+		return enc.Encode(v)
+	}
+	_, err := io.WriteString(w, text(v, f.value, coloursFor(w)))
+	return err
+}
+
+// TextOf returns a view as it prints without colours, in a format for people such as "wide".
+func TextOf(v View, format string) string { return text(v, format, false) }
+
+func text(v View, format string, colours bool) string {
+	p := &Page{Format: format, colours: colours}
+	v.Text(p)
+	return p.String()
+}
+
+// document is the beginning of all JSON that the commands write. schema.json describes the fields of all documents.
 type document struct {
 	APIVersion string `json:"apiVersion"`
 	Kind       string `json:"kind"`
@@ -54,8 +93,7 @@ type document struct {
 
 func documentOf(kind string) document { return document{ruledump.APIVersion, kind} }
 
-// nodeDocument is the beginning of a document about one node. NodeSource says where the name of a kernel's node comes
-// from: "proxy" or "host-name".
+// nodeDocument is the beginning of a document about one node.
 type nodeDocument struct {
 	document
 	Node       string `json:"node,omitempty"`
@@ -66,61 +104,80 @@ func aboutNode(kind string, s *ruledump.Snapshot) nodeDocument {
 	return nodeDocument{documentOf(kind), s.Node, s.NodeSource}
 }
 
-// write writes a document as JSON or YAML, or in another format by text.
-func (f *outputFormat) write(w io.Writer, document any, text func() error) error {
-	switch f.value {
-	default:
-		return text()
-	case "yaml":
-		data, err := yaml.Marshal(document)
-		if err != nil {
-			return err
-		}
-		_, err = w.Write(data)
-		return err
-	case "json":
-		enc := json.NewEncoder(w)
-		enc.SetIndent("", "  ")
-		enc.SetEscapeHTML(false)
-		return enc.Encode(document)
+// nodeText names the node for people, and says where the name may be wrong.
+func (d nodeDocument) nodeText() string {
+	if d.NodeSource == ruledump.NodeFromHost {
+		return d.Node + " (host name)"
+	}
+	return d.Node
+}
+
+// ruleset prints tables as nft does. As JSON it is a dump.
+type ruleset struct{ *ruledump.Snapshot }
+
+// Text implements View.
+func (r ruleset) Text(p *Page) {
+	for _, t := range r.Tables {
+		p.WriteString(t.String())
 	}
 }
 
-// writeRuleset writes tables as nft does, or a dump.
-func writeRuleset(w io.Writer, format *outputFormat, s *ruledump.Snapshot) error {
-	if format.value == "json" {
-		return s.Write(w)
-	}
-	for _, t := range s.Tables {
-		if _, err := io.WriteString(w, t.String()); err != nil {
-			return err
-		}
-	}
-	return nil
+// Page collects the text of a View.
+type Page struct {
+	strings.Builder
+	// Format is the value of -o, such as "wide".
+	Format  string
+	colours bool
 }
 
-// Colours marks text. The zero value leaves it as it is.
-type Colours struct{ on bool }
+func (p *Page) printf(format string, args ...any) { fmt.Fprintf(p, format, args...) }
 
-// coloursFor returns the scheme for a writer: colours if it is a terminal, TERM is not "dumb" and NO_COLOR is not set
-// (https://no-color.org).
-func coloursFor(w io.Writer) Colours {
+// more says how many parts of a list are not printed, if any.
+func (p *Page) more(n int, format string) {
+	if n > 0 {
+		p.printf(format, n)
+	}
+}
+
+// table prints rows in columns, of which the first is the heading. bad, if set, chooses rows to mark.
+func (p *Page) table(rows [][]string, bad func(row int) bool) {
+	var b strings.Builder
+	tab := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
+	for _, row := range rows {
+		fmt.Fprintln(tab, strings.Join(row, "\t"))
+	}
+	_ = tab.Flush() // a strings.Builder takes everything
+	i := 0
+	for line := range strings.Lines(b.String()) {
+		line = strings.TrimRight(line, " \n")
+		switch {
+		case i == 0:
+			line = p.bold(line)
+		case bad != nil && bad(i):
+			line = p.bad(line)
+		}
+		p.printf("%s\n", line)
+		i++
+	}
+}
+
+// coloursFor reports whether text for a writer is coloured: if it is a terminal, TERM is not "dumb" and NO_COLOR is not
+// set (https://no-color.org).
+func coloursFor(w io.Writer) bool {
 	file, isFile := w.(*os.File)
-	return Colours{isFile && os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb" && term.IsTerminal(int(file.Fd()))}
+	return isFile && os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb" && term.IsTerminal(int(file.Fd()))
 }
 
-func (s Colours) mark(code, text string) string {
-	if !s.on {
+func (p *Page) mark(code, text string) string {
+	if !p.colours {
 		return text
 	}
 	return "\x1b[" + code + "m" + text + "\x1b[0m"
 }
 
-// Bold is for headings.
-func (s Colours) Bold(text string) string { return s.mark("1", text) }
+// bold is for headings, bad for what serves nobody or is missing, good for what is too much.
+func (p *Page) bold(text string) string { return p.mark("1", text) }
+func (p *Page) bad(text string) string  { return p.mark("31", text) }
+func (p *Page) good(text string) string { return p.mark("32", text) }
 
-// Bad is for frontends that serve nobody, and for unwanted parts.
-func (s Colours) Bad(text string) string { return s.mark("31", text) }
-
-// Good is for wanted parts that are missing.
-func (s Colours) Good(text string) string { return s.mark("32", text) }
+func orDash(text string) string { return cmp.Or(text, "-") }

@@ -7,7 +7,6 @@ import (
 
 	"github.com/nftproxy/nftproxy/compiler"
 	"github.com/nftproxy/nftproxy/evaluator"
-	"github.com/nftproxy/nftproxy/internal/ruledump"
 	"github.com/nftproxy/nftproxy/nft"
 )
 
@@ -218,17 +217,24 @@ func sourceText(o *Outcome) string {
 }
 
 // why returns both reasons in one sentence.
-func (e *Explanation) why(o *Outcome, dialed *compiler.Frontend, destinations int) string {
+func (e *Explanation) why(o *Outcome, dialed *compiler.Frontend) string {
 	name, node := "no Service", "this node"
 	if e.Node != "" {
-		node = ruledump.NodeText(e.Node, e.NodeSource)
+		node = e.nodeText()
 	}
 	if dialed != nil {
 		name = dialed.ServicePort
 	}
 	switch o.Reason {
 	case ReasonServed:
-		return fmt.Sprintf("%s: %s; %s", sentTo(o, destinations, node), name, sourceText(o))
+		to := "the only endpoint"
+		if n := drawnFrom(dialed, o); n != 1 {
+			to = fmt.Sprintf("one of %d endpoints", n)
+		}
+		if o.SourceReason == SourcePolicyLocal {
+			to += " on " + node
+		}
+		return fmt.Sprintf("sent to %s: %s; %s", to, name, sourceText(o))
 	case ReasonAffinity:
 		return fmt.Sprintf("sent to the endpoint of %s that session affinity keeps the client at; %s", name, sourceText(o))
 	case ReasonNotService:
@@ -249,15 +255,4 @@ func (e *Explanation) why(o *Outcome, dialed *compiler.Frontend, destinations in
 		return fmt.Sprintf("dropped: loadBalancerSourceRanges of %s does not name %s", name, e.packet.Source.Addr())
 	}
 	return o.Result + ": by a rule that is not the proxy's, the last one below"
-}
-
-func sentTo(o *Outcome, n int, node string) string {
-	text := fmt.Sprintf("sent to one of %d endpoints", n)
-	if n == 1 {
-		text = "sent to the only endpoint"
-	}
-	if o.SourceReason == SourcePolicyLocal {
-		text += " on " + node
-	}
-	return text
 }

@@ -97,7 +97,7 @@ func TestSchema(t *testing.T) {
 		conforms(t, different(t, "-o", "json"))
 	})
 	t.Run("a change", func(t *testing.T) {
-		text, err := json.Marshal(Change{document: documentOf("Change"), Counts: map[string]int{"+rule": 1}, Parts: []string{"+ rule"}})
+		text, err := json.Marshal(change{document: documentOf("Change"), Counts: map[string]int{"+rule": 1}, Parts: []string{"+ rule"}})
 		if err != nil {
 			t.Fatal(err)
 		}

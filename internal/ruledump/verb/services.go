@@ -3,7 +3,9 @@ package verb
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
+	"time"
 
 	"github.com/nftproxy/nftproxy/compiler"
 	"github.com/nftproxy/nftproxy/internal/ruledump"
@@ -11,8 +13,7 @@ import (
 )
 
 func newServicesCommand() *cobra.Command {
-	var from sourceOfServices
-	format := newFormat("table", "wide", "json", "yaml")
+	var from source
 	cmd := &cobra.Command{
 		Use:   "services [NAME]",
 		Short: "List the addresses of each Service, and where clients go",
@@ -40,136 +41,51 @@ when an address comes into the kernel or the tables are made anew.`,
   # Services that serve nobody, on another node.
   ruledump services --dump node-1.json -o json | jq -r '.frontends[] | select(.unserved) | .namespace + "/" + .service' | sort -u`,
 		Args: cobra.MaximumNArgs(1),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			s, filter, err := from.open(cmd, args)
-			if err != nil {
-				return err
-			}
-			defer s.Close()
-			list, err := ListServices(s.Snapshot, filter)
-			if err != nil {
-				return err
-			}
-			if len(list.Frontends) == 0 && filter != (Filter{}) {
-				return fmt.Errorf("the rules have no %s: see whether it exists, is not headless or ExternalName, and has a ClusterIP", filter)
-			}
-			return format.write(cmd.OutOrStdout(), list, func() error {
-				return list.Table(cmd.OutOrStdout(), format.value == "wide", coloursFor(cmd.OutOrStdout()))
-			})
-		},
 	}
-	from.addTo(cmd, "only Services in this namespace")
-	format.addTo(cmd)
-	return cmd
-}
-
-// sourceOfServices is a source, and the flag that names Services together with the argument.
-type sourceOfServices struct {
-	source
-	namespace string
-}
-
-func (f *sourceOfServices) addTo(cmd *cobra.Command, namespace string) {
-	f.source.addTo(cmd)
-	cmd.Flags().StringVarP(&f.namespace, "namespace", "n", "", namespace)
-	cmd.ValidArgsFunction = f.complete
-}
-
-// open gets the rules, and the filter for the Services that are named.
-func (f *sourceOfServices) open(cmd *cobra.Command, args []string) (*opened, Filter, error) {
-	name := ""
-	if len(args) > 0 {
-		name = args[0]
-	}
-	filter, err := parseFilter(f.namespace, name)
-	if err != nil {
-		return nil, filter, err
-	}
-	s, err := f.source.open(cmd)
-	return s, filter, err
-}
-
-// complete completes the name of a Service from the rules.
-func (f *sourceOfServices) complete(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
-	if len(args) > 0 {
-		return nil, cobra.ShellCompDirectiveNoFileComp
-	}
-	s, err := f.source.open(cmd)
-	if err != nil {
-		return nil, cobra.ShellCompDirectiveError
-	}
-	defer s.Close()
-	list, err := ListServices(s.Snapshot, Filter{Namespace: f.namespace})
-	if err != nil {
-		return nil, cobra.ShellCompDirectiveError
-	}
-	seen := map[string]bool{}
-	var names []string
-	for i := range list.Frontends {
-		name := list.Frontends[i].Namespace + "/" + list.Frontends[i].Service
-		if f.namespace != "" {
-			name = list.Frontends[i].Service
+	from.addNamesTo(cmd, "only Services in this namespace")
+	return from.shows(cmd, newFormat("table", "wide", "json", "yaml"), func(_ *cobra.Command, s *ruledump.Snapshot, filter Filter) (View, error) {
+		list, err := ListServices(s, filter)
+		if err == nil && len(list.Frontends) == 0 && filter != (Filter{}) {
+			err = filter.notFound()
 		}
-		if !seen[name] {
-			seen[name] = true
-			names = append(names, name)
-		}
-	}
-	return names, cobra.ShellCompDirectiveNoFileComp
+		return list, err
+	})
 }
 
-// Services holds the frontends of one node.
+// Services holds the frontends of one node, sorted by Service port.
 type Services struct {
 	nodeDocument
-	// Frontends are sorted by Service port.
-	Frontends []Frontend `json:"frontends"`
+	Frontends []frontend `json:"frontends"`
 }
 
-// Frontend is one address that clients dial.
-type Frontend struct {
-	// Namespace and Service are the namespace and the name of the Service.
-	Namespace string `json:"namespace"`
-	Service   string `json:"service"`
-	// Port is the name of the Service port; empty if it has none.
-	Port string `json:"port,omitempty"`
-	// Protocol is "TCP", "UDP" or "SCTP".
-	Protocol string `json:"protocol"`
-	// Kind is "ClusterIP", "External" (an external or load balancer IP) or "NodePort".
-	Kind string `json:"kind"`
-	// Family is "ip" or "ip6".
-	Family string `json:"family"`
-	// Address is the address that clients dial, such as "10.96.0.10:80"; for a node port, ":30080".
-	Address string `json:"address"`
-	// Policy is "Cluster" or "Local"; empty if the table does not tell (compiler.Frontend.Policy).
-	Policy string `json:"policy,omitempty"`
-	// Endpoints are those for all clients; under policy Local, those for clients of the cluster and of the node.
-	Endpoints []Endpoint `json:"endpoints"`
-	// LocalEndpoints are those for all other clients under policy Local.
-	LocalEndpoints []Endpoint `json:"localEndpoints,omitempty"`
-	// Unserved is "reject" or "drop" if some clients are sent to no endpoint.
-	Unserved string `json:"unserved,omitempty"`
-	// AffinitySeconds is how long a client stays with its endpoint; 0 for no affinity.
-	AffinitySeconds int `json:"affinitySeconds,omitempty"`
-	// Sources are the prefixes that may dial the address; absent for everybody.
-	Sources []netip.Prefix `json:"sources,omitzero"`
-	// Chain is the name of the chain to which new connections go.
-	Chain string `json:"chain,omitempty"`
-	// Count is that of the address; nil if the proxy does not count.
-	*Count
+// frontend is one address that clients dial.
+type frontend struct {
+	Namespace string     `json:"namespace"`
+	Service   string     `json:"service"`
+	Port      string     `json:"port,omitempty"`
+	Protocol  string     `json:"protocol"`
+	Kind      string     `json:"kind"`
+	Family    string     `json:"family"`
+	Address   string     `json:"address"`
+	Policy    string     `json:"policy,omitempty"`
+	Endpoints []endpoint `json:"endpoints"`
+	// LocalEndpoints are for the clients that policy Local binds.
+	LocalEndpoints  []endpoint     `json:"localEndpoints,omitempty"`
+	Unserved        string         `json:"unserved,omitempty"`
+	AffinitySeconds int            `json:"affinitySeconds,omitempty"`
+	Sources         []netip.Prefix `json:"sources,omitzero"`
+	Chain           string         `json:"chain,omitempty"`
+	*count
 }
 
-// Count counts the traffic through an address since its element was added to the kernel's set.
-type Count struct {
-	// Connections is the number of connections that were sent to an endpoint.
+// count counts the traffic through an address since its element was added to the kernel's set.
+type count struct {
 	Connections uint64 `json:"connections"`
-	// Packets and Bytes are of these connections in both directions, IP headers included.
-	Packets uint64 `json:"packets"`
-	Bytes   uint64 `json:"bytes"`
+	Packets     uint64 `json:"packets"`
+	Bytes       uint64 `json:"bytes"`
 }
 
-// Endpoint is an endpoint with its place.
-type Endpoint struct {
-	// Address is the endpoint's address and port.
+type endpoint struct {
 	Address netip.AddrPort `json:"address"`
 	ruledump.Place
 }
@@ -182,36 +98,30 @@ type Filter struct {
 	Name string
 }
 
-// parseFilter reads a namespace and a name, which may have the form "namespace/name".
-func parseFilter(namespace, name string) (Filter, error) {
-	before, after, qualified := strings.Cut(name, "/")
+// parseFilter reads a namespace and perhaps a name, which may have the form "namespace/name".
+func parseFilter(namespace string, names []string) (Filter, error) {
+	if len(names) == 0 {
+		return Filter{Namespace: namespace}, nil
+	}
+	before, after, qualified := strings.Cut(names[0], "/")
 	switch {
 	case !qualified:
-		return Filter{namespace, name}, nil
+		return Filter{namespace, names[0]}, nil
 	case namespace != "" && namespace != before:
-		return Filter{}, fmt.Errorf("%s is not in namespace %s", name, namespace)
+		return Filter{}, fmt.Errorf("%s is not in namespace %s", names[0], namespace)
 	}
 	return Filter{before, after}, nil
 }
 
-// String names the wanted Services in messages.
-func (f Filter) String() string {
-	switch {
-	case f.Name == "" && f.Namespace == "":
-		return "Service"
-	case f.Name == "":
-		return "Service in namespace " + f.Namespace
-	case f.Namespace == "":
-		return "Service " + f.Name
+// notFound returns the error of a filter that selects no Service.
+func (f Filter) notFound() error {
+	what := "Service"
+	if f.Name != "" {
+		what += " " + strings.TrimPrefix(f.Namespace+"/"+f.Name, "/")
+	} else if f.Namespace != "" {
+		what += " in namespace " + f.Namespace
 	}
-	return "Service " + f.Namespace + "/" + f.Name
-}
-
-// Matches reports whether the filter selects the Service of a Service port, which is given as in the comments of
-// elements.
-func (f Filter) Matches(servicePort string) bool {
-	namespace, service, _ := splitServicePort(servicePort)
-	return (f.Namespace == "" || f.Namespace == namespace) && (f.Name == "" || f.Name == service)
+	return fmt.Errorf("the rules have no %s: see whether it exists, is not headless or ExternalName, and has a ClusterIP", what)
 }
 
 // splitServicePort takes "namespace/service:port" apart.
@@ -221,45 +131,41 @@ func splitServicePort(servicePort string) (namespace, service, port string) {
 	return namespace, service, port
 }
 
-// Of returns the frontends of the Services that the filter selects.
-func ListServices(s *ruledump.Snapshot, filter Filter) (*Services, error) {
+// frontendsOf returns the frontends of the Services that the filter selects, sorted by Service port.
+func frontendsOf(s *ruledump.Snapshot, filter Filter) ([]*compiler.Frontend, error) {
 	frontends, err := s.Frontends()
-	if err != nil {
-		return nil, err
-	}
-	list := &Services{nodeDocument: aboutNode("Services", s), Frontends: []Frontend{}}
+	return slices.DeleteFunc(frontends, func(f *compiler.Frontend) bool {
+		namespace, service, _ := splitServicePort(f.ServicePort)
+		return filter.Namespace != "" && filter.Namespace != namespace || filter.Name != "" && filter.Name != service
+	}), err
+}
+
+// ListServices returns the frontends of the Services that the filter selects.
+func ListServices(s *ruledump.Snapshot, filter Filter) (*Services, error) {
+	frontends, err := frontendsOf(s, filter)
+	list := &Services{nodeDocument: aboutNode("Services", s), Frontends: []frontend{}}
 	for _, f := range frontends {
-		if filter.Matches(f.ServicePort) {
-			shown := frontendOf(f, s.Places)
-			shown.Count = countOf(s, f)
-			list.Frontends = append(list.Frontends, shown)
+		shown := frontend{
+			Protocol: f.Protocol.String(), Kind: string(f.Kind), Family: f.Family.String(), Address: addressOf(f),
+			Policy: f.Policy, Endpoints: endpointsOf(f.Endpoints, s.Places), LocalEndpoints: endpointsOf(f.LocalEndpoints, s.Places),
+			Unserved: string(f.Unserved), AffinitySeconds: int(f.AffinityTimeout.Seconds()), Sources: f.Sources, Chain: f.Chain,
+			count: countOf(s, f),
 		}
+		shown.Namespace, shown.Service, shown.Port = splitServicePort(f.ServicePort)
+		list.Frontends = append(list.Frontends, shown)
 	}
-	return list, nil
+	return list, err
 }
 
 // countOf returns what went through a frontend; nil if that was not counted.
-func countOf(s *ruledump.Snapshot, f *compiler.Frontend) *Count {
+func countOf(s *ruledump.Snapshot, f *compiler.Frontend) *count {
 	connections, traffic := f.CountSets()
 	opened, counted := s.Counts[ruledump.CountedSet{Family: f.Family, Set: connections}][f.Key()]
 	n := s.Counts[ruledump.CountedSet{Family: f.Family, Set: traffic}][f.Key()]
 	if !counted {
 		return nil
 	}
-	return &Count{opened.Packets, n.Packets, n.Bytes}
-}
-
-func frontendOf(f *compiler.Frontend, places map[netip.Addr]ruledump.Place) Frontend {
-	out := Frontend{
-		Protocol: f.Protocol.String(), Kind: string(f.Kind), Family: f.Family.String(), Address: addressOf(f),
-		Policy: f.Policy, Endpoints: endpointsOf(f.Endpoints, places), Unserved: string(f.Unserved),
-		AffinitySeconds: int(f.AffinityTimeout.Seconds()), Sources: f.Sources, Chain: f.Chain,
-	}
-	if len(f.LocalEndpoints) > 0 {
-		out.LocalEndpoints = endpointsOf(f.LocalEndpoints, places)
-	}
-	out.Namespace, out.Service, out.Port = splitServicePort(f.ServicePort)
-	return out
+	return &count{opened.Packets, n.Packets, n.Bytes}
 }
 
 // addressOf returns the address that clients dial: "10.96.0.10:80", or ":30080" for a node port.
@@ -270,10 +176,130 @@ func addressOf(f *compiler.Frontend) string {
 	return netip.AddrPortFrom(f.Addr, f.Port).String()
 }
 
-func endpointsOf(list []netip.AddrPort, places map[netip.Addr]ruledump.Place) []Endpoint {
-	out := make([]Endpoint, 0, len(list))
+func endpointsOf(list []netip.AddrPort, places map[netip.Addr]ruledump.Place) []endpoint {
+	out := make([]endpoint, 0, len(list))
 	for _, e := range list {
-		out = append(out, Endpoint{e, places[e.Addr()]})
+		out = append(out, endpoint{e, places[e.Addr()]})
 	}
 	return out
+}
+
+// Text prints a line for each frontend. The format "wide" adds the endpoints themselves and the source ranges. Where the
+// proxy counts, there are connections and bytes too.
+func (l *Services) Text(p *Page) {
+	wide := p.Format == "wide"
+	counted := slices.ContainsFunc(l.Frontends, func(f frontend) bool { return f.count != nil })
+	head := []string{"SERVICE PORT", "FRONTEND", "KIND", "POLICY", "ENDPOINTS", "AFFINITY", "SOURCES", "CHAIN"}
+	if counted {
+		head = append(head, "CONNECTIONS", "BYTES")
+	}
+	if wide {
+		head = append(head, "TO")
+	}
+	rows := [][]string{head}
+	for i := range l.Frontends {
+		f := &l.Frontends[i]
+		name := f.Namespace + "/" + f.Service
+		if f.Port != "" {
+			name += ":" + f.Port
+		}
+		row := []string{
+			name, f.Address + "/" + f.Protocol, f.Kind, orDash(f.Policy), f.served(),
+			orDash(shortDuration(time.Duration(f.AffinitySeconds) * time.Second)), f.sources(wide), orDash(f.Chain),
+		}
+		switch {
+		case f.count != nil:
+			row = append(row, fmt.Sprint(f.Connections), byteText(f.Bytes))
+		case counted:
+			row = append(row, "-", "-")
+		}
+		if wide {
+			row = append(row, f.to())
+		}
+		rows = append(rows, row)
+	}
+	p.table(rows, func(row int) bool { return l.Frontends[row-1].Unserved != "" })
+}
+
+// byteText prints a number of bytes with three digits or so: "512 B", "1.5 KiB", "320 GiB".
+func byteText(n uint64) string {
+	if n < 1<<10 {
+		return fmt.Sprintf("%d B", n)
+	}
+	const units = "KMGTPE"
+	v, unit := float64(n)/(1<<10), 0
+	for ; v >= 1000 && unit < len(units)-1; unit++ {
+		v /= 1 << 10
+	}
+	digits := 0
+	if v < 10 {
+		digits = 1
+	}
+	return fmt.Sprintf("%.*f %ciB", digits, v, units[unit])
+}
+
+// served says how many endpoints there are, and the fate of clients that are sent to none.
+func (f *frontend) served() string {
+	text := fmt.Sprint(len(f.Endpoints))
+	if f.Policy == "Local" && f.Kind != string(compiler.FrontendClusterIP) {
+		text = fmt.Sprintf("%d local of %d", len(f.LocalEndpoints), len(f.Endpoints))
+	}
+	switch compiler.Unserved(f.Unserved) {
+	case compiler.UnservedReject:
+		text += ", refused"
+	case compiler.UnservedDrop:
+		text += ", dropped"
+	}
+	return text
+}
+
+// shortDuration prints a duration of whole seconds without the parts that are zero: "3h", "1h30m"; 0 is empty.
+func shortDuration(d time.Duration) string {
+	if d == 0 {
+		return ""
+	}
+	text := d.String()
+	if strings.HasSuffix(text, "m0s") {
+		text = strings.TrimSuffix(text, "0s")
+	}
+	if strings.HasSuffix(text, "h0m") {
+		text = strings.TrimSuffix(text, "0m")
+	}
+	return text
+}
+
+func (f *frontend) sources(wide bool) string {
+	switch {
+	case f.Sources == nil:
+		return "all"
+	case len(f.Sources) == 1 || wide && len(f.Sources) > 0:
+		return join(f.Sources, ",")
+	}
+	return fmt.Sprintf("%d ranges", len(f.Sources))
+}
+
+// to lists the endpoints.
+func (f *frontend) to() string {
+	text := orDash(join(f.Endpoints, ","))
+	if len(f.LocalEndpoints) > 0 {
+		text += "; local: " + join(f.LocalEndpoints, ",")
+	}
+	return text
+}
+
+// String returns the endpoint's address, with its place if that is known.
+func (e endpoint) String() string {
+	if e.Place == (ruledump.Place{}) {
+		return e.Address.String()
+	}
+	return e.Address.String() + "@" + strings.Trim(e.Node+"/"+e.Zone, "/")
+}
+
+// join lists values as they print.
+func join[T fmt.Stringer](list []T, separator string) string {
+	var texts []string
+	for _, v := range list {
+		texts = append(texts, v.String())
+	}
+	return strings.Join(texts, separator)
 }

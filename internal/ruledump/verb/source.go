@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 
 	"github.com/nftproxy/nftproxy/internal/ruledump"
@@ -23,7 +24,10 @@ type source struct {
 	// clients wants the clients of all maps of session affinity, of a kernel.
 	clients      bool
 	proxyAddress string
+	namespace    string
 
+	// conn is open if the rules are those of the running kernel.
+	conn *nft.Conn
 	// proxy is the running proxy beside the kernel's rules that were read; nil if none is known.
 	proxy *ruledump.Proxy
 	// noProxy says why proxy is nil.
@@ -81,6 +85,38 @@ func (s *source) addTo(cmd *cobra.Command) {
 	}
 }
 
+// addNamesTo adds all flags, and lets the command take the name of a Service as its argument.
+func (s *source) addNamesTo(cmd *cobra.Command, namespace string) {
+	s.addTo(cmd)
+	cmd.Flags().StringVarP(&s.namespace, "namespace", "n", "", namespace)
+	cmd.ValidArgsFunction = s.complete
+}
+
+// complete completes the name of a Service from the rules.
+func (s *source) complete(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+	if len(args) > 0 {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	defer s.close()
+	rules, err := s.open(cmd)
+	if err != nil {
+		return nil, cobra.ShellCompDirectiveError
+	}
+	frontends, err := frontendsOf(rules, Filter{Namespace: s.namespace})
+	if err != nil {
+		return nil, cobra.ShellCompDirectiveError
+	}
+	var names []string // the frontends are sorted by name
+	for _, f := range frontends {
+		namespace, name, _ := splitServicePort(f.ServicePort)
+		if s.namespace == "" {
+			name = namespace + "/" + name
+		}
+		names = append(names, name)
+	}
+	return slices.Compact(names), cobra.ShellCompDirectiveNoFileComp
+}
+
 // compiledSources are the flags of which one says what to compile.
 const compiledSources = "--manifests, --kubeconfig or --node-local"
 
@@ -113,25 +149,44 @@ func (s *source) checkWanted() error {
 	return nil
 }
 
-// opened is a Snapshot with what has to be closed after use.
-type opened struct {
-	*ruledump.Snapshot
-	conn *nft.Conn
+// shows makes cmd get the rules and show a view of them.
+func (s *source) shows(cmd *cobra.Command, format *outputFormat, view func(*cobra.Command, *ruledump.Snapshot, Filter) (View, error)) *cobra.Command {
+	format.addTo(cmd)
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		filter, err := parseFilter(s.namespace, args)
+		if err != nil {
+			return err
+		}
+		defer s.close()
+		rules, err := s.open(cmd)
+		if err != nil {
+			return err
+		}
+		v, err := view(cmd, rules, filter)
+		if err != nil {
+			return err
+		}
+		return format.show(cmd.OutOrStdout(), v)
+	}
+	return cmd
 }
 
-func (o *opened) Close() {
-	if o.conn != nil {
-		_ = o.conn.Close() // nothing was written
+func (s *source) close() {
+	if s.conn != nil {
+		_ = s.conn.Close() // nothing was written
 	}
 }
 
-// open gets the rules.
-func (s *source) open(cmd *cobra.Command) (*opened, error) {
+// open gets the rules. It is an error if there are none.
+func (s *source) open(cmd *cobra.Command) (*ruledump.Snapshot, error) {
 	if s.isCompiled() {
-		wanted, err := s.compile(cmd)
-		return &opened{Snapshot: wanted}, err
+		return s.compile(cmd)
 	}
-	return s.actual(cmd)
+	rules, err := s.actual(cmd)
+	if err == nil {
+		err = rules.NeedTables()
+	}
+	return rules, err
 }
 
 // compilation says for which node and with which settings to compile.
@@ -139,7 +194,7 @@ func (s *source) compilation() ruledump.Compilation {
 	return ruledump.Compilation{Node: s.node, Config: s.config, ServiceProxyName: s.serviceProxyName, Proxy: s.proxy}
 }
 
-// compile compiles the rules that are wanted.
+// compile compiles the desired rules.
 func (s *source) compile(cmd *cobra.Command) (*ruledump.Snapshot, error) {
 	how := s.compilation()
 	how.Warn = func(text string) { fmt.Fprintln(cmd.ErrOrStderr(), "ruledump: "+text) }
@@ -152,39 +207,20 @@ func (s *source) compile(cmd *cobra.Command) (*ruledump.Snapshot, error) {
 	return ruledump.FromManifests(s.manifests, how)
 }
 
-// actual reads the rules that are in a kernel, or were. It is an error if there are none.
-func (s *source) actual(cmd *cobra.Command) (*opened, error) {
-	o, err := s.present(cmd)
-	if err != nil {
-		return nil, err
-	}
-	if err := o.NeedTables(); err != nil {
-		o.Close()
-		return nil, err
-	}
-	return o, nil
-}
-
-// present reads the rules that are in a kernel, which may have none, or were.
-func (s *source) present(cmd *cobra.Command) (*opened, error) {
+// actual reads the rules of a dump, or of the kernel, which may have none.
+func (s *source) actual(cmd *cobra.Command) (*ruledump.Snapshot, error) {
 	if s.dump != "" {
-		dumped, err := s.readDump(cmd)
-		if err != nil {
-			return nil, err
-		}
-		return &opened{Snapshot: dumped}, nil
+		return s.readDump(cmd)
 	}
-	conn, err := nft.Dial(nft.Config{})
-	if err != nil {
+	var err error
+	if s.conn, err = nft.Dial(nft.Config{}); err != nil {
 		return nil, err
 	}
-	live, err := ruledump.FromKernel(cmd.Context(), conn, s.serviceProxyName, s.clients)
-	if err != nil {
-		_ = conn.Close() // what matters is err
-		return nil, err
+	live, err := ruledump.FromKernel(cmd.Context(), s.conn, s.serviceProxyName, s.clients)
+	if err == nil {
+		s.askProxy(cmd, live)
 	}
-	s.askProxy(cmd, live)
-	return &opened{live, conn}, nil
+	return live, err
 }
 
 // askProxy asks the running proxy for the node's name, if rules of a kernel were found.
@@ -212,7 +248,7 @@ func (s *source) readDump(cmd *cobra.Command) (*ruledump.Snapshot, error) {
 	defer file.Close()
 	dumped, err := ruledump.FromDump(file)
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", s.dump, err)
+		err = fmt.Errorf("%s: %w", s.dump, err)
 	}
-	return dumped, nil
+	return dumped, err
 }

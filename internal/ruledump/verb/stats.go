@@ -4,10 +4,8 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"io"
 	"slices"
 	"strings"
-	"text/tabwriter"
 	"time"
 
 	"github.com/nftproxy/nftproxy/internal/leftovers"
@@ -18,7 +16,6 @@ import (
 
 func newStatsCommand() *cobra.Command {
 	from := source{clients: true}
-	format := newFormat("text", "json", "yaml", "metrics")
 	cmd := &cobra.Command{
 		Use:   "stats",
 		Short: "Count chains, rules, elements and clients",
@@ -32,86 +29,42 @@ exporter. The number of series does not depend on how many Services there are.`,
   ruledump stats -o metrics > /var/lib/node_exporter/nftproxy.prom.new &&
     mv /var/lib/node_exporter/nftproxy.prom.new /var/lib/node_exporter/nftproxy.prom`,
 		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			s, err := from.open(cmd)
-			if err != nil {
-				return err
-			}
-			defer s.Close()
-			counted, err := Stats(s.Snapshot)
-			if err == nil && s.conn != nil {
-				err = counted.AddLeftovers(cmd.Context())
-			}
-			if err != nil {
-				return err
-			}
-			return format.write(cmd.OutOrStdout(), counted, func() error {
-				if format.value == "metrics" {
-					return counted.Metrics(cmd.OutOrStdout())
-				}
-				_, err := counted.WriteTo(cmd.OutOrStdout())
-				return err
-			})
-		},
 	}
 	from.addTo(cmd)
-	format.addTo(cmd)
-	return cmd
+	return from.shows(cmd, newFormat("text", "json", "yaml", "metrics"), func(cmd *cobra.Command, s *ruledump.Snapshot, _ Filter) (View, error) {
+		counted, err := Stats(s)
+		if err == nil && from.conn != nil {
+			err = counted.addLeftovers(cmd.Context())
+		}
+		return counted, err
+	})
 }
 
-// Statistics counts the contents of the tables of one node.
+// Statistics counts the contents of the tables of one node, IPv4 first.
 type Statistics struct {
 	nodeDocument
-	// Taken is when the tables were read.
-	Taken time.Time `json:"taken,omitzero"`
-	// Generation is the kernel's count of commits, by anybody.
-	Generation uint32 `json:"generation,omitempty"`
-	// Tables has an entry for each table, IPv4 first.
-	Tables []tableStats `json:"tables"`
-	// Frontends counts addresses and node ports.
-	Frontends int `json:"frontends"`
-	// ServicePorts counts the Service ports of the frontends.
-	ServicePorts int `json:"servicePorts"`
-	// Unserved counts the frontends that refuse or drop some clients because there is no endpoint for them.
-	Unserved int `json:"unserved"`
-	// Affinity has an entry for each map of session affinity, the fullest first.
-	Affinity []affinityStats `json:"affinity"`
-	// Leftovers are those of kube-proxy's other modes in the kernel, after AddLeftovers. They act on packets too.
+	Taken        time.Time       `json:"taken,omitzero"`
+	Generation   uint32          `json:"generation,omitempty"`
+	Tables       []tableStats    `json:"tables"`
+	Frontends    int             `json:"frontends"`
+	ServicePorts int             `json:"servicePorts"`
+	Unserved     int             `json:"unserved"`
+	Affinity     []affinityStats `json:"affinity"` // the fullest first
+	// Leftovers are those of kube-proxy's other modes in the running kernel.
 	Leftovers []leftoverStats `json:"leftovers,omitempty"`
 }
 
-// leftoverStats counts the leftovers of one kind, such as "iptables-nft".
-type leftoverStats struct {
-	Kind    string `json:"kind"`
-	Count   int    `json:"count"`
-	Example string `json:"example"`
-}
-
-// AddLeftovers searches the network namespace of the calling thread for leftovers of kube-proxy's other modes.
-func (s *Statistics) AddLeftovers(ctx context.Context) error {
-	found, err := leftovers.Find(ctx)
-	for _, l := range found {
-		s.Leftovers = append(s.Leftovers, leftoverStats{string(l.Kind), l.Count, l.Example})
-	}
-	return err
-}
-
-// tableStats counts the contents of one table.
 type tableStats struct {
-	Family   string `json:"family"`
-	Chains   int    `json:"chains"`
-	Rules    int    `json:"rules"`
-	Sets     int    `json:"sets"`
-	Elements int    `json:"elements"`
-	// MemoryBytes estimates the kernel's memory for the table.
-	MemoryBytes int `json:"memoryBytes"`
-	// Owner is the netlink port of the process that owns the table, in general its process id; 0 for none.
-	Owner uint32 `json:"owner,omitempty"`
-	// Foreign counts rules with statements that the proxy does not write, and objects other than chains and sets.
-	Foreign int `json:"foreign"`
+	Family      string `json:"family"`
+	Chains      int    `json:"chains"`
+	Rules       int    `json:"rules"`
+	Sets        int    `json:"sets"`
+	Elements    int    `json:"elements"`
+	MemoryBytes int    `json:"memoryBytes"`
+	Owner       uint32 `json:"owner,omitempty"`
+	Foreign     int    `json:"foreign"`
 }
 
-// affinityStats counts the clients in one map of session affinity, which has room for Size.
 type affinityStats struct {
 	Family  string `json:"family"`
 	Map     string `json:"map"`
@@ -119,7 +72,24 @@ type affinityStats struct {
 	Size    int    `json:"size"`
 }
 
-// Stats counts the contents of a ruledump. Clients of session affinity count as far as they were read.
+func (a affinityStats) percent() int { return 100 * a.Clients / a.Size }
+
+type leftoverStats struct {
+	Kind    string `json:"kind"`
+	Count   int    `json:"count"`
+	Example string `json:"example"`
+}
+
+// addLeftovers searches the network namespace of the calling thread for leftovers of kube-proxy's other modes.
+func (s *Statistics) addLeftovers(ctx context.Context) error {
+	found, err := leftovers.Find(ctx)
+	for _, l := range found {
+		s.Leftovers = append(s.Leftovers, leftoverStats{string(l.Kind), l.Count, l.Example})
+	}
+	return err
+}
+
+// Stats counts what a snapshot holds. Clients of session affinity count as far as they were read.
 func Stats(s *ruledump.Snapshot) (*Statistics, error) {
 	out := &Statistics{nodeDocument: aboutNode("Statistics", s), Taken: s.Taken, Generation: s.Generation, Tables: []tableStats{}, Affinity: []affinityStats{}}
 	frontends, err := s.Frontends()
@@ -210,55 +180,48 @@ func memoryOf(s *nft.Set) int {
 // affinityShown is how many maps are printed for people.
 const affinityShown = 10
 
-// WriteTo prints the statistics for people.
-func (s *Statistics) WriteTo(w io.Writer) (int64, error) {
-	var b strings.Builder
-	fmt.Fprintf(&b, "node %s, %d frontends of %d Service ports, %d of them without an endpoint for some clients\n", ruledump.NodeText(s.Node, s.NodeSource), s.Frontends, s.ServicePorts, s.Unserved)
-	if s.Generation != 0 {
-		fmt.Fprintf(&b, "generation %d at %s\n", s.Generation, s.Taken.Format(time.RFC3339))
+// Text implements View.
+func (s *Statistics) Text(p *Page) {
+	if p.Format == "metrics" {
+		s.metrics(p)
+		return
 	}
-	tab := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(tab, "\nTABLE\tCHAINS\tRULES\tSETS\tELEMENTS\tMEMORY (ESTIMATE)\tOWNER\tEXTERNAL")
+	p.printf("node %s, %d frontends of %d Service ports, %d of them without an endpoint for some clients\n", s.nodeText(), s.Frontends, s.ServicePorts, s.Unserved)
+	if s.Generation != 0 {
+		p.printf("generation %d at %s\n", s.Generation, s.Taken.Format(time.RFC3339))
+	}
+	rows := [][]string{{"TABLE", "CHAINS", "RULES", "SETS", "ELEMENTS", "MEMORY (ESTIMATE)", "OWNER", "EXTERNAL"}}
 	for _, t := range s.Tables {
 		owner := "-"
 		if t.Owner != 0 {
 			owner = fmt.Sprint("port ", t.Owner)
 		}
-		fmt.Fprintf(tab, "%s\t%d\t%d\t%d\t%d\t%.1f MiB\t%s\t%d\n", t.Family, t.Chains, t.Rules, t.Sets, t.Elements, float64(t.MemoryBytes)/(1<<20), owner, t.Foreign)
+		memory := fmt.Sprintf("%.1f MiB", float64(t.MemoryBytes)/(1<<20))
+		rows = append(rows, []string{t.Family, fmt.Sprint(t.Chains), fmt.Sprint(t.Rules), fmt.Sprint(t.Sets), fmt.Sprint(t.Elements), memory, owner, fmt.Sprint(t.Foreign)})
 	}
+	p.WriteByte('\n')
+	p.table(rows, nil)
 	if len(s.Affinity) > 0 {
-		fmt.Fprintln(tab, "\nAFFINITY\tCLIENTS\tSIZE\tFULL")
-	}
-	for i, a := range s.Affinity {
-		if i == affinityShown {
-			fmt.Fprintf(tab, "… and %d more\n", len(s.Affinity)-i)
-			break
+		rows = [][]string{{"AFFINITY", "CLIENTS", "SIZE", "FULL"}}
+		for _, a := range s.Affinity[:min(len(s.Affinity), affinityShown)] {
+			rows = append(rows, []string{a.Family + " " + a.Map, fmt.Sprint(a.Clients), fmt.Sprint(a.Size), fmt.Sprint(a.percent(), "%")})
 		}
-		fmt.Fprintf(tab, "%s %s\t%d\t%d\t%d%%\n", a.Family, a.Map, a.Clients, a.Size, 100*a.Clients/a.Size)
-	}
-	if err := tab.Flush(); err != nil {
-		return 0, err
+		p.WriteByte('\n')
+		p.table(rows, nil)
+		p.more(len(s.Affinity)-affinityShown, "… and %d more\n")
 	}
 	for _, l := range s.Leftovers {
-		fmt.Fprintf(&b, "\nleft over from another mode of kube-proxy: %s, %d, such as %s; it may take packets before these rules do\n", l.Kind, l.Count, l.Example)
+		p.printf("\nleft over from another mode of kube-proxy: %s, %d, such as %s; it may take packets before these rules do\n", l.Kind, l.Count, l.Example)
 	}
-	n, err := io.WriteString(w, b.String())
-	return int64(n), err
 }
 
-// almostFull is from what part on a map counts as full in metrics, in percent.
+// almostFull is the percentage from which a map counts as full in metrics.
 const almostFull = 90
 
-// Metrics prints the statistics in the text format of Prometheus, for the textfile collector of a node exporter. The
-// number of series does not depend on how many Services there are.
-func (s *Statistics) Metrics(w io.Writer) error {
-	var b strings.Builder
+// metrics prints the text format of Prometheus, for the textfile collector of a node exporter.
+func (s *Statistics) metrics(p *Page) {
 	gauge := func(name, help string) {
-		fmt.Fprintf(&b, "# HELP nftproxy_ruleset_%s %s\n# TYPE nftproxy_ruleset_%s gauge\n", name, help, name)
-	}
-	plain := func(name, help string, v int) {
-		gauge(name, help)
-		fmt.Fprintf(&b, "nftproxy_ruleset_%s %d\n", name, v)
+		p.printf("# HELP nftproxy_ruleset_%s %s\n# TYPE nftproxy_ruleset_%[1]s gauge\n", name, help)
 	}
 	for _, m := range []struct {
 		name, help string
@@ -274,31 +237,35 @@ func (s *Statistics) Metrics(w io.Writer) error {
 	} {
 		gauge(m.name, m.help)
 		for i := range s.Tables {
-			fmt.Fprintf(&b, "nftproxy_ruleset_%s{family=%q} %d\n", m.name, s.Tables[i].Family, m.of(&s.Tables[i]))
+			p.printf("nftproxy_ruleset_%s{family=%q} %d\n", m.name, s.Tables[i].Family, m.of(&s.Tables[i]))
 		}
 	}
-	clients, fullest, full := 0, 0, 0
+	clients, fullest, full, left := 0, 0, 0, 0
 	for _, a := range s.Affinity {
 		clients += a.Clients
-		percent := 100 * a.Clients / a.Size
-		fullest = max(fullest, percent)
-		if percent >= almostFull {
+		fullest = max(fullest, a.percent())
+		if a.percent() >= almostFull {
 			full++
 		}
 	}
-	plain("frontends", "Addresses and node ports that clients dial.", s.Frontends)
-	plain("service_ports", "Service ports that the frontends are of, by IP family.", s.ServicePorts)
-	plain("unserved_frontends", "Frontends that have no endpoint for some clients.", s.Unserved)
-	plain("generation", "The kernel's count of nftables commits.", int(s.Generation))
-	plain("affinity_maps", "Maps of session affinity.", len(s.Affinity))
-	plain("affinity_clients", "Clients in all maps of session affinity.", clients)
-	plain("affinity_fullest_percent", "How full the fullest map of session affinity is.", fullest)
-	plain("affinity_full_maps", "Maps of session affinity that are full to 90 percent or more.", full)
-	left := 0
 	for _, l := range s.Leftovers {
 		left += l.Count
 	}
-	plain("leftovers", "Chains and devices that kube-proxy's other modes left on the node.", left)
-	_, err := io.WriteString(w, b.String())
-	return err
+	for _, m := range []struct {
+		name, help string
+		value      int
+	}{
+		{"frontends", "Addresses and node ports that clients dial.", s.Frontends},
+		{"service_ports", "Service ports that the frontends are of, by IP family.", s.ServicePorts},
+		{"unserved_frontends", "Frontends that have no endpoint for some clients.", s.Unserved},
+		{"generation", "The kernel's count of nftables commits.", int(s.Generation)},
+		{"affinity_maps", "Maps of session affinity.", len(s.Affinity)},
+		{"affinity_clients", "Clients in all maps of session affinity.", clients},
+		{"affinity_fullest_percent", "How full the fullest map of session affinity is.", fullest},
+		{"affinity_full_maps", "Maps of session affinity that are full to 90 percent or more.", full},
+		{"leftovers", "Chains and devices that kube-proxy's other modes left on the node.", left},
+	} {
+		gauge(m.name, m.help)
+		p.printf("nftproxy_ruleset_%s %d\n", m.name, m.value)
+	}
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"io"
 	"maps"
 	"slices"
 	"strings"
@@ -16,7 +15,7 @@ import (
 )
 
 func newWatchCommand() *cobra.Command {
-	var options WatchOptions
+	var options watchOptions
 	format := newFormat("text", "json")
 	cmd := &cobra.Command{
 		Use:   "watch",
@@ -41,65 +40,58 @@ What packets add to maps of session affinity is no commit and is not announced.`
 			}
 			defer conn.Close()
 			out := cmd.OutOrStdout()
-			return Watch(cmd.Context(), conn, options, func(c *Change) error {
-				if format.value == "json" {
+			return watch(cmd.Context(), conn, options, func(c *change) error {
+				if format.value == "json" { // one a line
 					return json.NewEncoder(out).Encode(c)
 				}
-				return c.Text(out, coloursFor(out))
+				return format.show(out, c)
 			})
 		},
 	}
 	format.addTo(cmd)
-	cmd.Flags().StringVar(&options.Proxy, "proxy", "kube-proxy", "name of the proxy's process; commits of others count as external")
-	addServiceProxyName(cmd.Flags(), &options.ServiceProxyName)
-	cmd.Flags().IntVar(&options.MaxParts, "parts", 20, "how many parts of each commit to print")
+	cmd.Flags().StringVar(&options.proxy, "proxy", "kube-proxy", "name of the proxy's process; commits of others count as external")
+	addServiceProxyName(cmd.Flags(), &options.serviceProxyName)
+	cmd.Flags().IntVar(&options.maxParts, "parts", 20, "how many parts of each commit to print")
 	return cmd
 }
 
-// Change is one commit that concerns the proxy's tables.
-type Change struct {
+// change is one commit that concerns the proxy's tables.
+type change struct {
 	document
-	// Time is when the notice arrived.
-	Time time.Time `json:"time"`
-	// Generation is the kernel's count of commits.
-	Generation uint32 `json:"generation"`
+	Time       time.Time `json:"time"`
+	Generation uint32    `json:"generation"`
 	// Process is the name of the process that committed, at most 15 bytes; where PID is 0, the name of its thread.
 	Process string `json:"process"`
-	// PID is the id of that process. It is 0 if the process has ended, or if /proc is not that of the initial PID namespace.
-	PID uint32 `json:"pid,omitempty"`
-	// TID is the id of the thread that committed, in the initial PID namespace.
-	TID uint32 `json:"tid"`
-	// Foreign says that the process does not have the proxy's name.
-	Foreign bool `json:"foreign"`
-	// Lost says that parts of this and perhaps of other commits were lost, because they were larger than a socket holds.
-	Lost bool `json:"lost,omitempty"`
-	// Counts counts added and deleted parts by kind, such as "+element".
-	Counts map[string]int `json:"counts"`
-	// Parts are the first parts, at most WatchOptions.MaxParts.
-	Parts []string `json:"parts"`
+	// PID is 0 if the process has ended, or if /proc is not that of the initial PID namespace.
+	PID     uint32         `json:"pid,omitempty"`
+	TID     uint32         `json:"tid"`
+	Foreign bool           `json:"foreign"`
+	Lost    bool           `json:"lost,omitempty"`
+	Counts  map[string]int `json:"counts"`
+	Parts   []string       `json:"parts"`
 }
 
-// WatchOptions configures Watch.
-type WatchOptions struct {
-	// Proxy is the name of the proxy's process.
-	Proxy string
-	// ServiceProxyName is that of a proxy beside another one, which names the tables.
-	ServiceProxyName string
-	// MaxParts is how many parts of a commit are kept, which bounds the memory.
-	MaxParts int
+// watchOptions configures watch.
+type watchOptions struct {
+	// proxy is the name of the proxy's process.
+	proxy string
+	// serviceProxyName is that of a proxy beside another one, which names the tables.
+	serviceProxyName string
+	// maxParts is how many parts of a commit are kept, which bounds the memory.
+	maxParts int
 }
 
-// Watch calls tell for each commit that changes the proxy's tables, until ctx ends or tell returns an error.
-func Watch(ctx context.Context, conn *nft.Conn, o WatchOptions, tell func(*Change) error) error {
-	table := compiler.TableNameFor(o.ServiceProxyName)
+// watch calls tell for each commit that changes the proxy's tables, until ctx ends or tell returns an error.
+func watch(ctx context.Context, conn *nft.Conn, o watchOptions, tell func(*change) error) error {
+	table := compiler.TableNameFor(o.serviceProxyName)
 	m, err := conn.Monitor(ctx, table)
 	if err != nil {
 		return err
 	}
 	defer m.Close()
 	for {
-		c := &Change{document: documentOf("Change"), Counts: map[string]int{}, Parts: []string{}}
-		commit, err := c.collect(ctx, m, table, o.MaxParts)
+		c := &change{document: documentOf("Change"), Counts: map[string]int{}, Parts: []string{}}
+		commit, err := c.collect(ctx, m, table, o.maxParts)
 		switch {
 		case ctx.Err() != nil:
 			return nil
@@ -107,7 +99,7 @@ func Watch(ctx context.Context, conn *nft.Conn, o WatchOptions, tell func(*Chang
 			return err
 		}
 		c.Time, c.Generation, c.Process, c.PID, c.TID, c.Lost = time.Now().UTC(), commit.Generation, commit.Process, commit.PID, commit.TID, commit.Lost
-		c.Foreign = !commit.Lost && commit.Process != o.Proxy
+		c.Foreign = !commit.Lost && commit.Process != o.proxy
 		if len(c.Counts) == 0 && !c.Lost {
 			continue
 		}
@@ -118,7 +110,7 @@ func Watch(ctx context.Context, conn *nft.Conn, o WatchOptions, tell func(*Chang
 }
 
 // collect adds the parts of the next commit, and returns its end.
-func (c *Change) collect(ctx context.Context, m *nft.Monitor, table string, maxParts int) (nft.Event, error) {
+func (c *change) collect(ctx context.Context, m *nft.Monitor, table string, maxParts int) (nft.Event, error) {
 	for {
 		e, err := m.Next(ctx)
 		if err != nil || e.Kind == nft.EventGeneration {
@@ -138,15 +130,14 @@ func (c *Change) collect(ctx context.Context, m *nft.Monitor, table string, maxP
 	}
 }
 
-// Text prints the change for people.
-func (c *Change) Text(w io.Writer, s Colours) error {
-	var b strings.Builder
+// Text implements View.
+func (c *change) Text(p *Page) {
 	who := nft.Event{Process: c.Process, PID: c.PID, TID: c.TID}.Who()
 	switch {
 	case c.Lost:
 		who = "unknown: announcements were lost"
 	case c.Foreign:
-		who = s.Bad("external: " + who)
+		who = p.bad("external: " + who)
 	}
 	var counts []string
 	total := 0
@@ -154,13 +145,9 @@ func (c *Change) Text(w io.Writer, s Colours) error {
 		counts = append(counts, fmt.Sprintf("%s %d", kind, c.Counts[kind]))
 		total += c.Counts[kind]
 	}
-	fmt.Fprintf(&b, "%s generation %d by %s: %s\n", c.Time.Format(time.RFC3339Nano), c.Generation, who, strings.Join(counts, ", "))
-	for _, p := range c.Parts {
-		fmt.Fprintf(&b, "  %s\n", p)
+	p.printf("%s generation %d by %s: %s\n", c.Time.Format(time.RFC3339Nano), c.Generation, who, strings.Join(counts, ", "))
+	for _, part := range c.Parts {
+		p.printf("  %s\n", part)
 	}
-	if more := total - len(c.Parts); more > 0 {
-		fmt.Fprintf(&b, "  … and %d more\n", more)
-	}
-	_, err := io.WriteString(w, b.String())
-	return err
+	p.more(total-len(c.Parts), "  … and %d more\n")
 }
