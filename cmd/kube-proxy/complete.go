@@ -37,17 +37,19 @@ func (o *options) completeFromFile(flags *pflag.FlagSet) error {
 		o.warn("configuration %s: %s", file.Path, warning)
 	}
 	var overridden []string
-	for _, f := range changedFlags(flags, func(f flagInfo) bool { return !f.besideConfig }) {
+	for _, f := range o.changedFlags(flags, func(f flagInfo) bool { return !f.besideConfig }) {
 		overridden = append(overridden, "--"+f.name)
 	}
 	if len(overridden) > 0 {
 		o.warn("%s: ignored, because --config is given; set what they mean in the file", strings.Join(overridden, ", "))
 	}
-	o.warnIgnored(flags, func(f flagInfo) bool { return f.ignored != "" && f.besideConfig })
+	o.warnIgnored(flags, func(f flagInfo) bool { return f.ignored() != "" && f.besideConfig })
 	o.file, o.config = file, file.Config
 	o.overrideHostname()
-	o.nodeLocal.apply(o.config)
-	if err := config.ValidateNodeLocal(o.config, flagNames()); err != nil {
+	if err := o.nodeLocal.apply(o.config); err != nil {
+		return err
+	}
+	if err := config.ValidateNodeLocal(o.config, o.flagNames()); err != nil {
 		return err
 	}
 	return o.checkOneSource(flags)
@@ -68,15 +70,17 @@ func (o *options) completeFromFlags(flags *pflag.FlagSet) error {
 	} else if flags.Changed("iptables-masquerade-bit") {
 		o.warn("--iptables-masquerade-bit: ignored, because --proxy-mode is given; set nftables.masqueradeBit in a file instead")
 	}
-	o.warnIgnored(flags, func(f flagInfo) bool { return f.ignored != "" })
+	o.warnIgnored(flags, func(f flagInfo) bool { return f.ignored() != "" })
 	o.overrideHostname()
-	o.nodeLocal.apply(c)
+	if err := o.nodeLocal.apply(c); err != nil {
+		return err
+	}
 	v1alpha2.SetDefaults(c)
 	// After SetDefaults, which would replace the empty address of a server that is off.
 	c.HealthzBindAddress = serverAddress(flags, o.healthzAddress, "healthz-port", o.healthzPort)
 	c.MetricsBindAddress = serverAddress(flags, o.metricsAddress, "metrics-port", o.metricsPort)
-	o.warnings = append(o.warnings, config.Warnings(c, flagNames())...)
-	if err := config.Validate(c, flagNames()); err != nil {
+	o.warnings = append(o.warnings, config.Warnings(c, o.flagNames())...)
+	if err := config.Validate(c, o.flagNames()); err != nil {
 		return err
 	}
 	return o.checkOneSource(flags)
@@ -88,8 +92,8 @@ func (o *options) warn(format string, args ...any) {
 
 // warnIgnored warns of the flags on the command line that meet a condition, and says why they have no effect.
 func (o *options) warnIgnored(flags *pflag.FlagSet, condition func(flagInfo) bool) {
-	for _, f := range changedFlags(flags, condition) {
-		o.warn("--%s: ignored, because %s", f.name, f.ignored)
+	for _, f := range o.changedFlags(flags, condition) {
+		o.warn("--%s: ignored, because %s", f.name, f.ignored())
 	}
 }
 
@@ -111,8 +115,8 @@ func serverAddress(flags *pflag.FlagSet, address, portFlag string, port int32) s
 }
 
 // changedFlags returns the flags on the command line that meet a condition.
-func changedFlags(flags *pflag.FlagSet, condition func(flagInfo) bool) (changed []flagInfo) {
-	for _, f := range flagTable {
+func (o *options) changedFlags(flags *pflag.FlagSet, condition func(flagInfo) bool) (changed []flagInfo) {
+	for _, f := range o.flagTable() {
 		if flags.Changed(f.name) && condition(f) {
 			changed = append(changed, f)
 		}

@@ -86,8 +86,8 @@ var flagDifferences = map[string]string{
 // flagVerdict says whether a flag does what kube-proxy's does. fields are the rows of the table of fields.
 func flagVerdict(f flagInfo, ofKubeProxy bool, fields [][]string) string {
 	switch difference := flagDifferences[f.name]; {
-	case f.ignored != "":
-		return "not applicable: " + f.ignored
+	case f.ignored() != "":
+		return "not applicable: " + f.ignored()
 	case !ofKubeProxy:
 		return "only here"
 	case difference != "":
@@ -112,7 +112,7 @@ func flagDocs(t *testing.T) string {
 	var b strings.Builder
 	b.WriteString("| flag | sets, in v1alpha2 | default | here | beside `--config` |\n|---|---|---|---|---|\n")
 	flags, ofKubeProxy, fields := commandFlags(), kubeProxyFlags(t), tableBelow(t, "Configuration fields")
-	for _, f := range flagTable {
+	for _, f := range defaultOptions().flagTable() {
 		_, there := ofKubeProxy[f.name]
 		row := []string{"`--" + f.name + "`", "", "", flagVerdict(f, there, fields), ""}
 		if f.field != "" {

@@ -79,7 +79,7 @@ func testFlagsOfKubeProxyAreThere(t *testing.T) {
 
 func testFlagTableHasEveryFlag(t *testing.T) {
 	var names []string
-	for _, f := range flagTable {
+	for _, f := range defaultOptions().flagTable() {
 		names = append(names, f.name)
 	}
 	var want []string
@@ -103,7 +103,7 @@ func testFlagTableFieldsExist(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, f := range flagTable {
+	for _, f := range defaultOptions().flagTable() {
 		var tree any
 		if err := json.Unmarshal(data, &tree); err != nil {
 			t.Fatal(err)

@@ -135,7 +135,7 @@ func (o *options) writeConfig(ctx context.Context) error {
 // checkRunnable refuses a mode that this proxy does not have, and settings without effect beside a node-local server. The
 // error names the file or the flag.
 func (o *options) checkRunnable() error {
-	names := flagNames()
+	names := o.flagNames()
 	if o.file != nil {
 		names = nil
 	}

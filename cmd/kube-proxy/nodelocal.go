@@ -1,14 +1,12 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"crypto/tls"
+	"encoding/json"
 	"errors"
 	"fmt"
-	"strconv"
 
-	"github.com/spf13/pflag"
 	"golang.org/x/sync/errgroup"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/ptr"
@@ -32,55 +30,20 @@ type nodeLocalOptions struct {
 	keys model.ServiceKeys
 }
 
-func (n *nodeLocalOptions) addFlags(flags *pflag.FlagSet) {
-	flags.StringVar(&n.Serve, "serve-node-local", "", "Serve the node-local API to other programs, at unix:///PATH, or at tcp://HOST:PORT with the --node-local-*-file flags")
-	n.addAuthorizeFlag(flags)
-	n.addSourceFlags(flags)
-	n.addFileFlags(flags)
-}
-
-func (n *nodeLocalOptions) addAuthorizeFlag(flags *pflag.FlagSet) {
-	const usage = "Serve a node over tcp:// only to clients with a certificate for system:node:NAME (common name, or alternative name); " +
-		"false lets every certificate of the CA watch every node (default true)"
-	flags.BoolFunc("authorize-node-names", usage, func(text string) error {
-		yes, err := strconv.ParseBool(text)
-		n.AuthorizeNodeNames = &yes
-		return err
-	})
-}
-
-func (n *nodeLocalOptions) addSourceFlags(flags *pflag.FlagSet) {
-	flags.StringVar(&n.Source, "node-local-source", "", "Take Services from the node-local server at unix:///PATH or tcp://HOST:PORT instead of an API server")
-	limits := nodelocal.DefaultLimits
-	flags.Int32Var(&n.Limits.Ports, "node-local-max-ports", 0, fmt.Sprintf("The limit of Service ports that the node-local server may send; 0 is %d", limits.Ports))
-	flags.Int32Var(&n.Limits.Addresses, "node-local-max-addresses", 0, fmt.Sprintf("The limit of addresses of those ports; 0 is %d", limits.Addresses))
-	flags.Int64Var(&n.Limits.Bytes, "node-local-max-bytes", 0, fmt.Sprintf("The limit of bytes in a batch of the node-local server; 0 is %d", limits.Bytes))
-}
-
-func (n *nodeLocalOptions) addFileFlags(flags *pflag.FlagSet) {
-	flags.StringVar(&n.CertFile, "node-local-cert-file", "", "The certificate of this side of the node-local API over tcp://, in PEM")
-	flags.StringVar(&n.KeyFile, "node-local-key-file", "", "The key of that certificate, in PEM")
-	flags.StringVar(&n.CAFile, "node-local-ca-file", "", "The authority that signs the certificates of the other side of the node-local API over tcp://, in PEM")
-}
-
 // apply overrides the section of a configuration by the flags that are set.
-func (n *nodeLocalOptions) apply(c *v1alpha2.KubeProxyConfiguration) {
-	all := n.NodeLocalConfiguration
-	if file := c.NodeLocal; file != nil {
-		all.Serve = cmp.Or(all.Serve, file.Serve)
-		all.Source = cmp.Or(all.Source, file.Source)
-		all.CertFile = cmp.Or(all.CertFile, file.CertFile)
-		all.KeyFile = cmp.Or(all.KeyFile, file.KeyFile)
-		all.CAFile = cmp.Or(all.CAFile, file.CAFile)
-		all.AuthorizeNodeNames = cmp.Or(all.AuthorizeNodeNames, file.AuthorizeNodeNames)
-		all.Limits.Ports = cmp.Or(all.Limits.Ports, file.Limits.Ports)
-		all.Limits.Addresses = cmp.Or(all.Limits.Addresses, file.Limits.Addresses)
-		all.Limits.Bytes = cmp.Or(all.Limits.Bytes, file.Limits.Bytes)
+func (n *nodeLocalOptions) apply(c *v1alpha2.KubeProxyConfiguration) error {
+	flags, err := json.Marshal(n.NodeLocalConfiguration) // without the zero values
+	if err != nil {
+		return err
 	}
-	n.NodeLocalConfiguration = all
-	if all != (v1alpha2.NodeLocalConfiguration{}) {
-		c.NodeLocal = &all
+	n.NodeLocalConfiguration = ptr.Deref(c.NodeLocal, v1alpha2.NodeLocalConfiguration{})
+	if err := json.Unmarshal(flags, &n.NodeLocalConfiguration); err != nil {
+		return err
 	}
+	if section := n.NodeLocalConfiguration; section != (v1alpha2.NodeLocalConfiguration{}) {
+		c.NodeLocal = &section
+	}
+	return nil
 }
 
 func (n *nodeLocalOptions) files() nodelocal.TLSFiles {

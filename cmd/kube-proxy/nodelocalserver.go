@@ -24,22 +24,13 @@ import (
 
 // serverOptions are the flags of node-local-server.
 type serverOptions struct {
-	nodeLocal         nodeLocalOptions
-	manifests         string
-	kubeconfig        string
-	master            string
-	contentType       string
-	serviceProxyName  string
-	qps               float32
-	burst             int
-	metricsAddress    string
+	*options
 	ignoreExternalIPs bool
-	featureGates      map[string]bool
 }
 
 // newServerCommand returns the command that serves the node-local API and nothing else.
 func newServerCommand() *cobra.Command {
-	o := &serverOptions{}
+	o := &serverOptions{options: defaultOptions()}
 	cmd := &cobra.Command{
 		Use:   "node-local-server",
 		Short: "Serve the node-local API for any number of nodes",
@@ -59,18 +50,12 @@ sends the result to their backends over gRPC. It needs no privileges and writes 
 
 func (o *serverOptions) addFlags(flags *pflag.FlagSet) {
 	flags.StringVar(&o.nodeLocal.Serve, "listen", "unix:///run/nftproxy/node-local.sock", "The address of the server: unix:///PATH, or tcp://HOST:PORT with the --node-local-*-file flags")
-	flags.StringVar(&o.kubeconfig, "kubeconfig", "", "Path to a kubeconfig file for the API server; without it and without --manifests, the pod's service account is used")
-	flags.StringVar(&o.master, "master", "", "The address of the API server; overrides the one in the kubeconfig file")
-	flags.StringVar(&o.manifests, "manifests", "", "A directory with manifests of Services, EndpointSlices, Nodes and ServiceCIDRs to take them from instead of an API server; watched for changes")
-	flags.StringVar(&o.contentType, "kube-api-content-type", "application/vnd.kubernetes.protobuf", "The encoding of requests to the API server")
-	flags.Float32Var(&o.qps, "kube-api-qps", 5, "Requests per second to the API server")
-	flags.IntVar(&o.burst, "kube-api-burst", 10, "Requests to the API server at once, above the rate")
 	flags.StringVar(&o.metricsAddress, "metrics-bind-address", "", "The IP address and port for /metrics, /healthz, /livez and /readyz; by default there is none")
 	flags.BoolVar(&o.ignoreExternalIPs, "ignore-external-ips", false, "Leave out the externalIPs of all Services, as --feature-gates=AllowServiceExternalIPs=false does")
 	flags.StringVar(&o.serviceProxyName, "service-proxy-name", "", serviceProxyNameHelp)
-	flags.Var(cliflag.NewMapStringBool(&o.featureGates), "feature-gates", "Feature gates to set, as name=true or name=false: AllowServiceExternalIPs, and those of the client of the API server")
-	o.nodeLocal.addFileFlags(flags)
-	o.nodeLocal.addAuthorizeFlag(flags)
+	flags.Var(cliflag.NewMapStringBool(&o.config.FeatureGates), "feature-gates", "Feature gates to set, as name=true or name=false: AllowServiceExternalIPs, and those of the client of the API server")
+	o.addSome(flags, "kubeconfig", "master", "manifests", "kube-api-content-type", "kube-api-qps", "kube-api-burst", "authorize-node-names",
+		"node-local-cert-file", "node-local-key-file", "node-local-ca-file")
 }
 
 func (o *serverOptions) source() (tracker.Source, error) {
@@ -81,12 +66,11 @@ func (o *serverOptions) source() (tracker.Source, error) {
 		OnHeld: func(resource, reason string) { nftmetrics.SetEmptyHeld(resource, reason != "") },
 	}
 	if o.manifests == "" {
-		return apiserver.New(apiserver.Config{
-			Kubeconfig: o.kubeconfig, Master: o.master, ContentType: o.contentType, QPS: o.qps, Burst: o.burst, EveryNode: true, ServiceProxyName: o.serviceProxyName,
-			Details: true, OnFailing: nftmetrics.SetWatchFailing, Empty: empty,
-		})
+		config := o.apiserver("")
+		config.EveryNode, config.OnFailing, config.Empty = true, nftmetrics.SetWatchFailing, empty
+		return apiserver.New(config)
 	}
-	if o.kubeconfig != "" || o.master != "" {
+	if o.config.ClientConnection.Kubeconfig != "" || o.master != "" {
 		return nil, errors.New("--manifests: cannot be combined with --kubeconfig or --master: Services come from one place")
 	}
 	source := manifests.New(o.manifests)
@@ -98,7 +82,7 @@ func (o *serverOptions) run(ctx context.Context) error {
 	if err := checkServiceProxyName(o.serviceProxyName); err != nil {
 		return err
 	}
-	gates, err := config.ServerFeatureGates(o.featureGates)
+	gates, err := config.ServerFeatureGates(o.config.FeatureGates)
 	if err != nil {
 		return fmt.Errorf("--feature-gates: %w", err)
 	}

@@ -61,6 +61,10 @@ func defaultOptions() *options {
 		metricsAddress: c.MetricsBindAddress,
 		healthzPort:    v1alpha2.HealthzPort,
 		metricsPort:    v1alpha2.MetricsPort,
+
+		writeConfigVersion: config.V1alpha2,
+		ipvsSyncPeriod:     c.SyncPeriod.Duration,
+		ipvsMinSyncPeriod:  c.MinSyncPeriod.Duration,
 	}
 }
 
