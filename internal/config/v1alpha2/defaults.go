@@ -1,6 +1,7 @@
 package v1alpha2
 
 import (
+	"cmp"
 	"net"
 	"strconv"
 	"time"
@@ -25,46 +26,41 @@ const defaultMasqueradeBit int32 = 14
 // say otherwise.
 func SetDefaults(c *KubeProxyConfiguration) {
 	c.APIVersion, c.Kind = APIVersion, Kind
-	setModeDefaults(c)
-	setAddressDefaults(c)
-	setClientDefaults(c)
-	setConntrackDefaults(&c.Linux.Conntrack)
-	setDefault(&c.Linux.OOMScoreAdj, -999)
-	setDefault(&c.BindAddressHardFail, true)
-	setDefault(&c.ConfigHardFail, true)
-	setPeriod(&c.SyncPeriod, 30*time.Second)
-	setPeriod(&c.ConfigSyncPeriod, 15*time.Minute)
-	c.IPTables.setDefaults()
-	c.IPVS.setDefaults()
-	c.NFTables.setDefaults()
-	logsapi.SetRecommendedLoggingConfiguration(&c.Logging)
-}
-
-func setModeDefaults(c *KubeProxyConfiguration) {
-	if c.Mode == "" {
-		c.Mode = ModeNFTables
-	}
+	setDefault(&c.Mode, ModeNFTables)
 	if c.Mode == ModeNFTables && len(c.NodePortAddresses) == 0 {
 		c.NodePortAddresses = []string{NodePortAddressesPrimary}
 	}
-	if c.DetectLocalMode == "" {
-		c.DetectLocalMode = LocalModeClusterCIDR
+	setDefault(&c.DetectLocalMode, LocalModeClusterCIDR)
+	setAddressDefaults(c)
+	setDefault(&c.ClientConnection.ContentType, runtime.ContentTypeProtobuf)
+	setDefault(&c.ClientConnection.QPS, 5)
+	setDefault(&c.ClientConnection.Burst, 10)
+	conntrack := &c.Linux.Conntrack
+	setDefault(&conntrack.MaxPerCore, ptr.To[int32](32*1024))
+	setDefault(&conntrack.Min, ptr.To[int32](128*1024))
+	setDefault(&conntrack.TCPEstablishedTimeout, &metav1.Duration{Duration: 24 * time.Hour})
+	setDefault(&conntrack.TCPCloseWaitTimeout, &metav1.Duration{Duration: time.Hour})
+	setDefault(&c.Linux.OOMScoreAdj, ptr.To[int32](-999))
+	setDefault(&c.BindAddressHardFail, ptr.To(true))
+	setDefault(&c.ConfigHardFail, ptr.To(true))
+	setDefault(&c.SyncPeriod.Duration, 30*time.Second)
+	setDefault(&c.ConfigSyncPeriod.Duration, 15*time.Minute)
+	for _, bit := range []**int32{&c.IPTables.MasqueradeBit, &c.IPVS.MasqueradeBit, &c.NFTables.MasqueradeBit} {
+		setDefault(bit, ptr.To(defaultMasqueradeBit))
 	}
+	setDefault(&c.IPTables.LocalhostNodePorts, ptr.To(false))
+	logsapi.SetRecommendedLoggingConfiguration(&c.Logging)
 }
+
+func setDefault[T comparable](field *T, value T) { *field = cmp.Or(*field, value) }
 
 func setAddressDefaults(c *KubeProxyConfiguration) {
 	healthz, metrics := "0.0.0.0", "127.0.0.1"
 	if len(c.NodeIPOverride) > 0 && netutils.IsIPv6String(c.NodeIPOverride[0]) {
 		healthz, metrics = "::", "::1"
 	}
-	if c.HealthzBindAddress == "" {
-		c.HealthzBindAddress = healthz
-	}
-	if c.MetricsBindAddress == "" {
-		c.MetricsBindAddress = metrics
-	}
-	c.HealthzBindAddress = WithPort(c.HealthzBindAddress, HealthzPort)
-	c.MetricsBindAddress = WithPort(c.MetricsBindAddress, MetricsPort)
+	c.HealthzBindAddress = WithPort(cmp.Or(c.HealthzBindAddress, healthz), HealthzPort)
+	c.MetricsBindAddress = WithPort(cmp.Or(c.MetricsBindAddress, metrics), MetricsPort)
 }
 
 // WithPort adds a port to an IP address. It returns anything else, such as an address that has a
@@ -74,35 +70,4 @@ func WithPort(address string, port int) string {
 		return address
 	}
 	return net.JoinHostPort(address, strconv.Itoa(port))
-}
-
-func setClientDefaults(c *KubeProxyConfiguration) {
-	if c.ClientConnection.ContentType == "" {
-		c.ClientConnection.ContentType = runtime.ContentTypeProtobuf
-	}
-	if c.ClientConnection.QPS == 0 {
-		c.ClientConnection.QPS = 5
-	}
-	if c.ClientConnection.Burst == 0 {
-		c.ClientConnection.Burst = 10
-	}
-}
-
-func setConntrackDefaults(c *ConntrackConfiguration) {
-	setDefault(&c.MaxPerCore, 32*1024)
-	setDefault(&c.Min, 128*1024)
-	setDefault(&c.TCPEstablishedTimeout, metav1.Duration{Duration: 24 * time.Hour})
-	setDefault(&c.TCPCloseWaitTimeout, metav1.Duration{Duration: time.Hour})
-}
-
-func setDefault[T any](p **T, value T) {
-	if *p == nil {
-		*p = ptr.To(value)
-	}
-}
-
-func setPeriod(d *metav1.Duration, value time.Duration) {
-	if d.Duration == 0 {
-		d.Duration = value
-	}
 }

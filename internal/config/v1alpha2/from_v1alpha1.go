@@ -1,6 +1,7 @@
 package v1alpha2
 
 import (
+	"encoding/json"
 	"strings"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -12,34 +13,15 @@ import (
 // that the input leaves to a default of v1alpha1 that v1alpha2 does not have. Losses are portRange,
 // and the syncPeriod, minSyncPeriod and masqueradeAll of modes that are not selected, where they differ.
 func FromV1alpha1(in *kubeproxyv1alpha1.KubeProxyConfiguration) (*KubeProxyConfiguration, []Loss) {
-	in = in.DeepCopy()
-	out := &KubeProxyConfiguration{
-		FeatureGates:                in.FeatureGates,
-		ClientConnection:            in.ClientConnection,
-		Logging:                     in.Logging,
-		HostnameOverride:            in.HostnameOverride,
-		HealthzBindAddress:          in.HealthzBindAddress,
-		MetricsBindAddress:          in.MetricsBindAddress,
-		BindAddressHardFail:         &in.BindAddressHardFail,
-		ConfigHardFail:              ptr.To(false), // kube-proxy only warns about v1alpha1
-		EnableProfiling:             in.EnableProfiling,
-		ShowHiddenMetricsForVersion: in.ShowHiddenMetricsForVersion,
-		Mode:                        Mode(in.Mode),
-		Linux:                       LinuxConfiguration{Conntrack: ConntrackConfiguration(in.Conntrack), OOMScoreAdj: in.OOMScoreAdj},
-		Windows:                     WindowsConfiguration{RunAsService: in.WindowsRunAsService},
-		IPTables: IPTablesConfiguration{
-			MasqueradeBit:      in.IPTables.MasqueradeBit,
-			LocalhostNodePorts: ptr.To(ptr.Deref(in.IPTables.LocalhostNodePorts, true)),
-		},
-		IPVS:              ipvsFromV1alpha1(in),
-		NFTables:          NFTablesConfiguration{MasqueradeBit: in.NFTables.MasqueradeBit},
-		Winkernel:         WinkernelConfiguration(in.Winkernel),
-		DetectLocalMode:   LocalMode(in.DetectLocalMode),
-		DetectLocal:       DetectLocalConfiguration{BridgeInterface: in.DetectLocal.BridgeInterface, InterfaceNamePrefix: in.DetectLocal.InterfaceNamePrefix},
-		NodePortAddresses: in.NodePortAddresses,
-		ConfigSyncPeriod:  in.ConfigSyncPeriod,
-	}
+	out := &KubeProxyConfiguration{}
+	copyCommon(in, out)
+	copyCommon(in.Conntrack, &out.Linux.Conntrack)
 	out.APIVersion, out.Kind = APIVersion, Kind
+	out.ConfigHardFail = ptr.To(false) // kube-proxy only warns about v1alpha1
+	copyCommon(in.OOMScoreAdj, &out.Linux.OOMScoreAdj)
+	out.Windows.RunAsService = in.WindowsRunAsService
+	setDefault(&out.IPTables.LocalhostNodePorts, ptr.To(true))
+	copyCommon(in.IPTables.MasqueradeBit, &out.IPVS.MasqueradeBit) // in v1alpha1 the mode ipvs uses this one
 	if in.ClusterCIDR != "" {
 		out.DetectLocal.ClusterCIDRs = strings.Split(in.ClusterCIDR, ",")
 	}
@@ -54,19 +36,15 @@ func FromV1alpha1(in *kubeproxyv1alpha1.KubeProxyConfiguration) (*KubeProxyConfi
 	return out, lost
 }
 
-func ipvsFromV1alpha1(in *kubeproxyv1alpha1.KubeProxyConfiguration) IPVSConfiguration {
-	out := IPVSConfiguration{
-		Scheduler:     in.IPVS.Scheduler,
-		ExcludeCIDRs:  in.IPVS.ExcludeCIDRs,
-		StrictARP:     in.IPVS.StrictARP,
-		TCPTimeout:    in.IPVS.TCPTimeout,
-		TCPFinTimeout: in.IPVS.TCPFinTimeout,
-		UDPTimeout:    in.IPVS.UDPTimeout,
+// copyCommon copies a value, of a document the fields that both versions have at the same path.
+func copyCommon(from, to any) {
+	data, err := json.Marshal(from)
+	if err == nil {
+		err = json.Unmarshal(data, to)
 	}
-	if bit := in.IPTables.MasqueradeBit; bit != nil {
-		out.MasqueradeBit = ptr.To(*bit) // in v1alpha1 the mode ipvs uses this one
+	if err != nil {
+		panic(err) // a field has different types in the two versions
 	}
-	return out
 }
 
 // section holds settings that several modes' sections of v1alpha1 have each, and v1alpha2 has once.

@@ -1,7 +1,5 @@
 package v1alpha2
 
-import "k8s.io/apimachinery/pkg/util/validation/field"
-
 // IPTablesConfiguration is the section "iptables". The proxy reads, checks and converts it, and
 // otherwise ignores it: it does not have the mode.
 type IPTablesConfiguration struct {
@@ -11,13 +9,4 @@ type IPTablesConfiguration struct {
 	// LocalhostNodePorts lets node ports answer on IPv4 loopback addresses. Default false (true
 	// in v1alpha1). This proxy goes by "localhost" in nodePortAddresses instead.
 	LocalhostNodePorts *bool `json:"localhostNodePorts"`
-}
-
-func (c *IPTablesConfiguration) setDefaults() {
-	setDefault(&c.MasqueradeBit, defaultMasqueradeBit)
-	setDefault(&c.LocalhostNodePorts, false)
-}
-
-func (c *IPTablesConfiguration) validate(path *field.Path) field.ErrorList {
-	return validateMasqueradeBit(c.MasqueradeBit, path)
 }

@@ -3,7 +3,6 @@ package v1alpha2
 import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation/field"
-	netutils "k8s.io/utils/net"
 )
 
 // IPVSConfiguration is the section "ipvs". The proxy reads, checks and converts it, and otherwise
@@ -27,24 +26,11 @@ type IPVSConfiguration struct {
 	UDPTimeout metav1.Duration `json:"udpTimeout"`
 }
 
-func (c *IPVSConfiguration) setDefaults() {
-	setDefault(&c.MasqueradeBit, defaultMasqueradeBit)
-}
-
 func (c *IPVSConfiguration) validate(path *field.Path) field.ErrorList {
 	errs := validateMasqueradeBit(c.MasqueradeBit, path)
-	timeout := func(name string, d metav1.Duration) {
-		if d.Duration < 0 {
-			errs = append(errs, field.Invalid(path.Child(name), d.Duration.String(), wantNotBelow+"; 0s leaves the system's timeout"))
-		}
-	}
-	timeout("tcpTimeout", c.TCPTimeout)
-	timeout("tcpFinTimeout", c.TCPFinTimeout)
-	timeout("udpTimeout", c.UDPTimeout)
-	for i, cidr := range c.ExcludeCIDRs {
-		if _, _, err := netutils.ParseCIDRSloppy(cidr); err != nil {
-			errs = append(errs, field.Invalid(path.Child("excludeCIDRs").Index(i), cidr, wantCIDR))
-		}
-	}
-	return errs
+	const unset = "; 0s leaves the system's timeout"
+	errs = append(errs, notNegative(path.Child("tcpTimeout"), c.TCPTimeout.Duration, unset)...)
+	errs = append(errs, notNegative(path.Child("tcpFinTimeout"), c.TCPFinTimeout.Duration, unset)...)
+	errs = append(errs, notNegative(path.Child("udpTimeout"), c.UDPTimeout.Duration, unset)...)
+	return append(errs, validateCIDRs(c.ExcludeCIDRs, path.Child("excludeCIDRs"))...)
 }

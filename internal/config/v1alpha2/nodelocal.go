@@ -50,15 +50,10 @@ func ValidateNodeLocal(c *NodeLocalConfiguration) (errs field.ErrorList) {
 	if c.Serve != "" && c.Source != "" {
 		errs = append(errs, field.Forbidden(path.Child("source"), "cannot be combined with nodeLocal.serve: clients can ask that server itself, at its --listen"))
 	}
-	for _, limit := range []struct {
-		name string
-		n    int64
-	}{{"ports", int64(c.Limits.Ports)}, {"addresses", int64(c.Limits.Addresses)}, {"bytes", c.Limits.Bytes}} {
-		if limit.n < 0 {
-			errs = append(errs, field.Invalid(path.Child("limits", limit.name), limit.n, wantNotBelow+"; 0 is the default"))
-		}
-	}
-	return errs
+	const zero = "; 0 is the default"
+	errs = append(errs, notNegative(path.Child("limits", "ports"), c.Limits.Ports, zero)...)
+	errs = append(errs, notNegative(path.Child("limits", "addresses"), c.Limits.Addresses, zero)...)
+	return append(errs, notNegative(path.Child("limits", "bytes"), c.Limits.Bytes, zero)...)
 }
 
 func validateNodeLocalAddress(address string, path *field.Path) field.ErrorList {

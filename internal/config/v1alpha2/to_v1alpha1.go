@@ -29,29 +29,16 @@ func (l *losses) add(field, format string, args ...any) {
 // Losses are ipFamilyPolicy, configHardFail unless it is false, a second nodeIPOverride, the
 // masqueradeBit of iptables or ipvs where they differ, and nodeLocal.
 func ToV1alpha1(in *KubeProxyConfiguration) (*kubeproxyv1alpha1.KubeProxyConfiguration, []Loss) {
-	out := &kubeproxyv1alpha1.KubeProxyConfiguration{
-		FeatureGates:                in.FeatureGates,
-		ClientConnection:            in.ClientConnection,
-		Logging:                     in.Logging,
-		HostnameOverride:            in.HostnameOverride,
-		HealthzBindAddress:          in.HealthzBindAddress,
-		MetricsBindAddress:          in.MetricsBindAddress,
-		BindAddressHardFail:         ptr.Deref(in.BindAddressHardFail, true),
-		EnableProfiling:             in.EnableProfiling,
-		ShowHiddenMetricsForVersion: in.ShowHiddenMetricsForVersion,
-		Mode:                        kubeproxyv1alpha1.ProxyMode(in.Mode),
-		Winkernel:                   kubeproxyv1alpha1.KubeProxyWinkernelConfiguration(in.Winkernel),
-		DetectLocalMode:             kubeproxyv1alpha1.LocalMode(in.DetectLocalMode),
-		ClusterCIDR:                 strings.Join(in.DetectLocal.ClusterCIDRs, ","),
-		NodePortAddresses:           in.NodePortAddresses,
-		OOMScoreAdj:                 in.Linux.OOMScoreAdj,
-		Conntrack:                   kubeproxyv1alpha1.KubeProxyConntrackConfiguration(in.Linux.Conntrack),
-		ConfigSyncPeriod:            in.ConfigSyncPeriod,
-		WindowsRunAsService:         in.Windows.RunAsService,
-	}
+	common, out := *in, &kubeproxyv1alpha1.KubeProxyConfiguration{}
+	common.ClientConnection.QPS = 0 // the flag accepts an infinite one, which JSON does not have
+	copyCommon(common, out)
+	copyCommon(in.Linux.Conntrack, &out.Conntrack)
 	out.SetGroupVersionKind(kubeproxyv1alpha1.SchemeGroupVersion.WithKind(Kind))
-	out.DetectLocal.BridgeInterface = in.DetectLocal.BridgeInterface
-	out.DetectLocal.InterfaceNamePrefix = in.DetectLocal.InterfaceNamePrefix
+	out.ClientConnection.QPS = in.ClientConnection.QPS
+	out.BindAddressHardFail = ptr.Deref(in.BindAddressHardFail, true)
+	out.ClusterCIDR = strings.Join(in.DetectLocal.ClusterCIDRs, ",")
+	copyCommon(in.Linux.OOMScoreAdj, &out.OOMScoreAdj)
+	out.WindowsRunAsService = in.Windows.RunAsService
 	var lost losses
 	lost.modesToV1alpha1(in, out)
 	lost.nodeIPsToV1alpha1(in, out)
@@ -59,18 +46,11 @@ func ToV1alpha1(in *KubeProxyConfiguration) (*kubeproxyv1alpha1.KubeProxyConfigu
 		lost.add("configHardFail", "a proxy that reads v1alpha1 only warns about unknown fields")
 	}
 	lost.nodeLocalToV1alpha1(ptr.Deref(in.NodeLocal, NodeLocalConfiguration{}))
-	return out.DeepCopy(), lost
+	return out, lost
 }
 
 func (l *losses) modesToV1alpha1(in *KubeProxyConfiguration, out *kubeproxyv1alpha1.KubeProxyConfiguration) {
-	out.IPTables.LocalhostNodePorts = ptr.To(ptr.Deref(in.IPTables.LocalhostNodePorts, false))
-	out.IPVS.Scheduler = in.IPVS.Scheduler
-	out.IPVS.ExcludeCIDRs = in.IPVS.ExcludeCIDRs
-	out.IPVS.StrictARP = in.IPVS.StrictARP
-	out.IPVS.TCPTimeout = in.IPVS.TCPTimeout
-	out.IPVS.TCPFinTimeout = in.IPVS.TCPFinTimeout
-	out.IPVS.UDPTimeout = in.IPVS.UDPTimeout
-	out.NFTables.MasqueradeBit = in.NFTables.MasqueradeBit
+	setDefault(&out.IPTables.LocalhostNodePorts, ptr.To(false))
 	for _, s := range sections(out) {
 		*s.syncPeriod, *s.minSyncPeriod = in.SyncPeriod, in.MinSyncPeriod
 		if s.masqueradeAll != nil {
@@ -83,7 +63,7 @@ func (l *losses) modesToV1alpha1(in *KubeProxyConfiguration, out *kubeproxyv1alp
 		kept, lost = lost, kept
 		keptField, lostField = lostField, keptField
 	}
-	out.IPTables.MasqueradeBit = kept
+	copyCommon(kept, &out.IPTables.MasqueradeBit)
 	if ptr.Deref(kept, defaultMasqueradeBit) != ptr.Deref(lost, defaultMasqueradeBit) {
 		l.add(lostField, "in v1alpha1 iptables and ipvs have one bit; %s is kept", keptField)
 	}

@@ -29,9 +29,7 @@ func Validate(c *KubeProxyConfiguration) (errs field.ErrorList) {
 	errs = append(errs, validateDetectLocal(c)...)
 	errs = append(errs, ValidateNodeLocal(c.NodeLocal)...)
 	errs = append(errs, validateNodePortAddresses(c.NodePortAddresses, field.NewPath("nodePortAddresses"))...)
-	if c.ClientConnection.Burst < 0 {
-		errs = append(errs, field.Invalid(field.NewPath("clientConnection", "burst"), c.ClientConnection.Burst, wantNotBelow))
-	}
+	errs = append(errs, notNegative(field.NewPath("clientConnection", "burst"), c.ClientConnection.Burst, "")...)
 	if v := c.ShowHiddenMetricsForVersion; v != "" && !minorVersion.MatchString(v) {
 		errs = append(errs, field.Invalid(field.NewPath("showHiddenMetricsForVersion"), v, `must be a minor version such as "1.36"`))
 	}
@@ -42,11 +40,11 @@ var minorVersion = regexp.MustCompile(`^[0-9]+\.[0-9]+$`)
 
 // validateMode checks the mode and, as kube-proxy does, the sections that the mode uses.
 func validateMode(c *KubeProxyConfiguration) (errs field.ErrorList) {
-	errs = append(errs, c.IPTables.validate(field.NewPath("iptables"))...)
+	errs = append(errs, validateMasqueradeBit(c.IPTables.MasqueradeBit, field.NewPath("iptables"))...)
 	switch c.Mode {
 	case ModeIPTables, ModeKernelspace:
 	case ModeNFTables:
-		errs = append(errs, c.NFTables.validate(field.NewPath("nftables"))...)
+		errs = append(errs, validateMasqueradeBit(c.NFTables.MasqueradeBit, field.NewPath("nftables"))...)
 	case ModeIPVS:
 		errs = append(errs, c.IPVS.validate(field.NewPath("ipvs"))...)
 	default:
@@ -72,23 +70,25 @@ func validateLinux(c *LinuxConfiguration, path *field.Path) (errs field.ErrorLis
 }
 
 func validateConntrack(c *ConntrackConfiguration, path *field.Path) (errs field.ErrorList) {
-	limit := func(name string, n int32) {
-		if n < 0 {
-			errs = append(errs, field.Invalid(path.Child(name), n, wantNotBelow+"; 0 leaves the kernel's limit"))
-		}
+	const noLimit, noTimeout = "; 0 leaves the kernel's limit", "; 0s leaves the kernel's timeout"
+	errs = append(errs, notNegative(path.Child("maxPerCore"), *c.MaxPerCore, noLimit)...)
+	errs = append(errs, notNegative(path.Child("min"), *c.Min, noLimit)...)
+	errs = append(errs, notNegative(path.Child("tcpEstablishedTimeout"), c.TCPEstablishedTimeout.Duration, noTimeout)...)
+	errs = append(errs, notNegative(path.Child("tcpCloseWaitTimeout"), c.TCPCloseWaitTimeout.Duration, noTimeout)...)
+	errs = append(errs, notNegative(path.Child("udpTimeout"), c.UDPTimeout.Duration, noTimeout)...)
+	return append(errs, notNegative(path.Child("udpStreamTimeout"), c.UDPStreamTimeout.Duration, noTimeout)...)
+}
+
+// notNegative refuses a negative number or duration. zero says what 0 does.
+func notNegative[T int32 | int64 | time.Duration](path *field.Path, n T, zero string) field.ErrorList {
+	if n >= 0 {
+		return nil
 	}
-	timeout := func(name string, d time.Duration) {
-		if d < 0 {
-			errs = append(errs, field.Invalid(path.Child(name), d.String(), wantNotBelow+"; 0s leaves the kernel's timeout"))
-		}
+	var value any = n
+	if d, is := value.(time.Duration); is {
+		value = d.String()
 	}
-	limit("maxPerCore", *c.MaxPerCore)
-	limit("min", *c.Min)
-	timeout("tcpEstablishedTimeout", c.TCPEstablishedTimeout.Duration)
-	timeout("tcpCloseWaitTimeout", c.TCPCloseWaitTimeout.Duration)
-	timeout("udpTimeout", c.UDPTimeout.Duration)
-	timeout("udpStreamTimeout", c.UDPStreamTimeout.Duration)
-	return errs
+	return field.ErrorList{field.Invalid(path, value, wantNotBelow+zero)}
 }
 
 // validateHostPort accepts an empty address, for a server that is off.
@@ -129,9 +129,7 @@ func validatePeriods(c *KubeProxyConfiguration) (errs field.ErrorList) {
 	if c.SyncPeriod.Duration <= 0 {
 		errs = append(errs, field.Invalid(field.NewPath("syncPeriod"), c.SyncPeriod.Duration.String(), wantPositive))
 	}
-	if c.MinSyncPeriod.Duration < 0 {
-		errs = append(errs, field.Invalid(field.NewPath("minSyncPeriod"), c.MinSyncPeriod.Duration.String(), wantNotBelow))
-	}
+	errs = append(errs, notNegative(field.NewPath("minSyncPeriod"), c.MinSyncPeriod.Duration, "")...)
 	if c.SyncPeriod.Duration > 0 && c.MinSyncPeriod.Duration > c.SyncPeriod.Duration {
 		errs = append(errs, field.Invalid(field.NewPath("minSyncPeriod"), c.MinSyncPeriod.Duration.String(), "must not be greater than syncPeriod, which is "+c.SyncPeriod.Duration.String()))
 	}
@@ -158,13 +156,18 @@ func validateDetectLocal(c *KubeProxyConfiguration) field.ErrorList {
 }
 
 func validateClusterCIDRs(cidrs []string, path *field.Path) (errs field.ErrorList) {
+	errs = validateCIDRs(cidrs, path)
+	if n := len(cidrs); len(errs) == 0 && (n > 2 || n == 2 && netutils.IsIPv6CIDRString(cidrs[0]) == netutils.IsIPv6CIDRString(cidrs[1])) {
+		errs = append(errs, field.Invalid(path, cidrs, "must have at most one CIDR of each IP family"))
+	}
+	return errs
+}
+
+func validateCIDRs(cidrs []string, path *field.Path) (errs field.ErrorList) {
 	for i, cidr := range cidrs {
 		if _, _, err := netutils.ParseCIDRSloppy(cidr); err != nil {
 			errs = append(errs, field.Invalid(path.Index(i), cidr, wantCIDR))
 		}
-	}
-	if n := len(cidrs); len(errs) == 0 && (n > 2 || n == 2 && netutils.IsIPv6CIDRString(cidrs[0]) == netutils.IsIPv6CIDRString(cidrs[1])) {
-		errs = append(errs, field.Invalid(path, cidrs, "must have at most one CIDR of each IP family"))
 	}
 	return errs
 }
