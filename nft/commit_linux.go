@@ -205,15 +205,15 @@ func (a *answers) await(s *socket) error {
 
 // take takes one message. It ignores answers to other requests.
 func (a *answers) take(r reply) error {
-	if r.Sequence-a.begin > a.last-a.begin {
+	if r.Header.Seq-a.begin > a.last-a.begin {
 		return nil
 	}
-	a.raised = a.raised || r.Type == unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_NEWGEN
-	if r.Type != unix.NLMSG_ERROR {
+	a.raised = a.raised || r.Header.Type == unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_NEWGEN
+	if r.Header.Type != unix.NLMSG_ERROR {
 		return nil
 	}
 	// A batch that is refused as a whole has an answer to its begin only.
-	a.complete = a.complete || r.Sequence == a.last || r.Sequence == a.begin
+	a.complete = a.complete || r.Header.Seq == a.last || r.Header.Seq == a.begin
 	if e := r.refusal(); e != nil {
 		a.add(e)
 	}

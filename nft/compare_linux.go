@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"hash/maphash"
-	"math/bits"
 
 	"github.com/nftproxy/nftproxy/internal/netlinkattr"
 	"golang.org/x/sys/unix"
@@ -21,7 +20,7 @@ type CompareOptions struct {
 }
 
 // Compare lists the kernel's table and returns the transaction that turns it into want. The result is that of Diff
-// after ReadTable, without a copy of the elements: memory holds the differences, and 11 to 22 bytes for each listed
+// after ReadTable, without a copy of the elements: memory holds the differences, and 10 to 21 bytes for each listed
 // element. The elements of Dynamic sets are not listed, except for a catch-all, so packets cannot make Compare slow.
 //
 // With Guard, no lock need be held while the kernel lists. A piece of work is some hundred elements, which take some
@@ -63,9 +62,13 @@ type comparison struct {
 }
 
 func (c *comparison) run() (Transaction, error) {
-	have, err := c.readHeld()
+	var have *Table
+	held, err := c.reader.contents()
 	if err != nil {
 		return Transaction{}, err
+	}
+	if held != nil {
+		have = held.finish()
 	}
 	var d *delta
 	var pairs []setPair
@@ -80,20 +83,6 @@ func (c *comparison) run() (Transaction, error) {
 	}
 	tx := d.transaction()
 	return tx, c.outcome(tx)
-}
-
-// readHeld reads the table without elements; nil if there is none.
-func (c *comparison) readHeld() (*Table, error) {
-	t, err := c.reader.header()
-	if err != nil || t == nil {
-		return nil, err
-	}
-	for _, part := range []func(*Table) error{c.reader.sets, c.reader.objects, c.reader.flowtables, c.reader.chains, c.reader.rules} {
-		if err := part(t); err != nil {
-			return nil, err
-		}
-	}
-	return t, nil
 }
 
 // outcome returns the error to return with tx.
@@ -124,9 +113,9 @@ func (c *comparison) compareElements(d *delta, pair setPair) error {
 }
 
 // taking returns a function that compares the elements of a message in one piece of work.
-func (c *comparison) taking(e *elementComparison) func(data []byte) error {
-	return func(data []byte) (err error) {
-		if refused := c.guard(func() { err = eachElement(data, e.take) }); refused != nil {
+func (c *comparison) taking(e *elementComparison) func(reply) error {
+	return func(m reply) (err error) {
+		if refused := c.guard(func() { err = eachElement(m.Data, e.take) }); refused != nil {
 			return refused
 		}
 		return err
@@ -145,7 +134,7 @@ func (c *comparison) compareListing(e *elementComparison, have *Set) error {
 	}
 	if len(missing) > maxAsked {
 		// Either somebody emptied the set, or the listing was cut short. The kernel's count tells which.
-		if err := have.complete(e.seen.n); err != nil {
+		if err := have.complete(e.seen.len()); err != nil {
 			return err
 		}
 	} else if err := c.askFor(e, missing); err != nil {
@@ -154,7 +143,7 @@ func (c *comparison) compareListing(e *elementComparison, have *Set) error {
 	if err := c.guard(func() { e.addMissing(missing) }); err != nil {
 		return err
 	}
-	if e.seen.n >= have.read().count || have.complete(e.seen.n) == nil {
+	if e.seen.len() >= have.read().count || have.complete(e.seen.len()) == nil {
 		return nil
 	}
 	return c.countAgain(e)
@@ -276,60 +265,29 @@ func (e *elementComparison) addMissing(missing []Element) {
 	}
 }
 
-// seenKeys is the set of keys that a listing had. A key takes 11 to 22 bytes, whatever its length, because only a hash
-// of 64 bits is kept. Once in 500 million checks of 250,000 elements, two keys have the same hash. That check does not
+// seenKeys is the set of keys that a listing had. It holds a hash of 64 bits of each, so a key takes 10 to 21 bytes,
+// whatever its length. Once in 500 million checks of 250,000 elements, two keys have the same hash. That check does not
 // look at the second element.
 type seenKeys struct {
-	seed  maphash.Seed
-	slots []uint64 // open addressing; 0 is an empty slot
-	n     int
+	seed   maphash.Seed
+	hashes map[uint64]struct{}
 }
 
 // newSeenKeys returns a seenKeys with room for n keys. It grows when there are more.
 func newSeenKeys(n int) *seenKeys {
-	return &seenKeys{seed: maphash.MakeSeed(), slots: make([]uint64, slotsFor(n))}
+	return &seenKeys{maphash.MakeSeed(), make(map[uint64]struct{}, n)}
 }
-
-// slotsFor is the power of two of which n is at most three quarters.
-func slotsFor(n int) int { return 1 << bits.Len(uint(max(n, 8)*4/3)) }
 
 // add reports whether the key is new.
 func (s *seenKeys) add(key []byte) bool {
-	hash := max(maphash.Bytes(s.seed, key), 1)
-	at, found := s.find(hash)
-	if found {
-		return false
-	}
-	s.slots[at] = hash
-	if s.n++; 4*s.n > 3*len(s.slots) {
-		s.grow()
-	}
-	return true
+	before := s.len()
+	s.hashes[maphash.Bytes(s.seed, key)] = struct{}{}
+	return s.len() > before
 }
 
 func (s *seenKeys) has(key Data) bool {
-	_, found := s.find(max(maphash.String(s.seed, string(key)), 1))
-	return found
+	_, has := s.hashes[maphash.String(s.seed, string(key))]
+	return has
 }
 
-// find returns the slot that has the hash, or the empty one where it belongs.
-func (s *seenKeys) find(hash uint64) (at int, found bool) {
-	mask := len(s.slots) - 1
-	for at = int(hash) & mask; s.slots[at] != 0; at = (at + 1) & mask {
-		if s.slots[at] == hash {
-			return at, true
-		}
-	}
-	return at, false
-}
-
-func (s *seenKeys) grow() {
-	old := s.slots
-	s.slots = make([]uint64, 2*len(old))
-	for _, hash := range old {
-		if hash != 0 {
-			at, _ := s.find(hash)
-			s.slots[at] = hash
-		}
-	}
-}
+func (s *seenKeys) len() int { return len(s.hashes) }

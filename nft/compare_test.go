@@ -479,8 +479,8 @@ func TestSeenKeys(t *testing.T) {
 				t.Fatalf("round %d: add(%d) = %v", round, i, isNew)
 			}
 		}
-		if seen.n != n {
-			t.Fatalf("%d keys, want %d", seen.n, n)
+		if seen.len() != n {
+			t.Fatalf("%d keys, want %d", seen.len(), n)
 		}
 	}
 	for i := range 2 * n {

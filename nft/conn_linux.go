@@ -189,10 +189,10 @@ func (s *socket) ask(ctx context.Context, q query, each func(reply) error) error
 	sequence := s.sequence
 	for done := false; !done; {
 		err := s.receive(ctx, func(r reply) error {
-			if r.Sequence != sequence {
+			if r.Header.Seq != sequence {
 				return nil // an answer to an earlier request
 			}
-			done = r.Flags&netlink.Multi == 0 || r.Type == unix.NLMSG_DONE
+			done = !r.has(netlink.Multi) || r.Header.Type == unix.NLMSG_DONE
 			return r.handle(each)
 		})
 		if err != nil {
@@ -204,7 +204,7 @@ func (s *socket) ask(ctx context.Context, q query, each func(reply) error) error
 
 // handle passes a message of an answer to each, unless it only ends the answer.
 func (r reply) handle(each func(reply) error) error {
-	switch r.Type {
+	switch r.Header.Type {
 	case unix.NLMSG_ERROR, unix.NLMSG_DONE:
 		if err := r.refusal(); err != nil {
 			return err
@@ -216,7 +216,7 @@ func (r reply) handle(each func(reply) error) error {
 			return err
 		}
 	}
-	if r.Type == unix.NLMSG_DONE && r.Flags&netlink.DumpInterrupted != 0 {
+	if r.Header.Type == unix.NLMSG_DONE && r.has(netlink.DumpInterrupted) {
 		return errInterrupted
 	}
 	return nil

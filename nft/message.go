@@ -20,6 +20,11 @@ func decodeAttributes(data []byte, f func(typ uint16, b []byte) error) error {
 	return netlinkattr.Each(data[nfgenmsgLen:], f)
 }
 
+// isAbout reports whether a message is about a table.
+func isAbout(data []byte, table string) bool {
+	return string(netlinkattr.TextBytes(netlinkattr.Find(data[nfgenmsgLen:], attrTable))) == table
+}
+
 // attrTable is the attribute with the name of the table. It has the same number in messages of all kinds.
 const attrTable = unix.NFTA_TABLE_NAME
 
@@ -74,7 +79,7 @@ func decodeTable(data []byte) (*Table, error) {
 		return nil
 	})
 	if err != nil {
-		return nil, fmt.Errorf("table: %w", err)
+		return nil, err
 	}
 	if t.Family, err = familyOf(uint32(data[0])); err != nil {
 		return nil, fmt.Errorf("table %s: %w", t.Name, err)
@@ -107,13 +112,11 @@ func (e *encoder) addChain(s Step, a netlinkattr.List) error {
 	return nil
 }
 
-// decodeChain decodes an NFT_MSG_NEWCHAIN message and returns the table's name too.
-func decodeChain(data []byte) (table string, c *Chain, err error) {
-	c = &Chain{}
-	err = decodeAttributes(data, func(typ uint16, b []byte) error {
+// decodeChain decodes an NFT_MSG_NEWCHAIN message.
+func decodeChain(data []byte) (*Chain, error) {
+	c := &Chain{}
+	err := decodeAttributes(data, func(typ uint16, b []byte) error {
 		switch typ {
-		case attrTable:
-			table = netlinkattr.Text(b)
 		case unix.NFTA_CHAIN_NAME:
 			c.Name = netlinkattr.Text(b)
 		case unix.NFTA_CHAIN_TYPE:
@@ -133,10 +136,7 @@ func decodeChain(data []byte) (table string, c *Chain, err error) {
 		}
 		return nil
 	})
-	if err != nil {
-		return "", nil, fmt.Errorf("chain: %w", err)
-	}
-	return table, c, nil
+	return c, err
 }
 
 func (c *Chain) decodeHook(typ uint16, b []byte) error {

@@ -127,7 +127,8 @@ func (m *Monitor) readSets(ctx context.Context, c *Conn) error {
 		r := reader{conn: c, ctx: ctx, family: family, table: m.table, throughCommits: true}
 		t, err := r.header()
 		if err == nil && t != nil {
-			err = r.sets(t)
+			d := decoder{table: t}
+			err = r.list(unix.NFT_MSG_GETSET, d.take)
 		}
 		if err != nil {
 			return fmt.Errorf("read sets: %w", err)
@@ -217,21 +218,21 @@ func (m *Monitor) tell(e Event) { m.pending = append(m.pending, e) }
 
 // take decodes a message.
 func (m *Monitor) take(r reply) error {
-	if r.Type == newGeneration {
+	if r.Header.Type == newGeneration {
 		e := Event{Kind: EventGeneration}
 		err := decodeAttributes(r.Data, e.take)
 		e.findProcess()
 		m.tell(e)
 		return err
 	}
-	if r.Type>>8 != unix.NFNL_SUBSYS_NFTABLES || len(r.Data) < nfgenmsgLen {
+	if r.Header.Type>>8 != unix.NFNL_SUBSYS_NFTABLES || len(r.Data) < nfgenmsgLen {
 		return nil
 	}
 	family, err := familyOf(uint32(r.Data[0]))
 	if err != nil {
 		return nil
 	}
-	typ := r.Type & 0xff
+	typ := r.kind()
 	e := Event{Deleted: deletions[typ], Family: family, Kind: "unknown"}
 	e.Table = netlinkattr.Text(netlinkattr.Find(r.Data[nfgenmsgLen:], attrTable))
 	switch {
@@ -304,11 +305,11 @@ func (m *Monitor) decode(e *Event, typ uint16, data []byte) {
 	case unix.NFT_MSG_NEWTABLE, unix.NFT_MSG_DELTABLE:
 		e.Kind = "table"
 	case unix.NFT_MSG_NEWCHAIN, unix.NFT_MSG_DELCHAIN:
-		if _, c, err := decodeChain(data); err == nil {
+		if c, err := decodeChain(data); err == nil {
 			e.Kind, e.In = "chain", c.Name
 		}
 	case unix.NFT_MSG_NEWSET, unix.NFT_MSG_DELSET:
-		if _, s, err := decodeSet(data); err == nil {
+		if s, err := decodeSet(data); err == nil {
 			e.Kind, e.In = s.Kind(), s.Name
 			m.noteSet(identity{e.Family, s.Name}, s, e.Deleted)
 		}
@@ -318,12 +319,8 @@ func (m *Monitor) decode(e *Event, typ uint16, data []byte) {
 			e.Kind, e.In = "rule", r.chain
 			e.What = Rule{Statements: delinearize(e.Family, sets, r.exprs), Comment: r.comment}.String()
 		}
-	case unix.NFT_MSG_NEWOBJ, unix.NFT_MSG_DELOBJ:
-		if _, o, err := decodeObject(data); err == nil {
-			e.Kind, e.In = o.Kind, o.Name
-		}
-	case netlinkattr.MsgNewFlowtable, netlinkattr.MsgDelFlowtable:
-		if _, o, err := decodeFlowtable(data); err == nil {
+	case unix.NFT_MSG_NEWOBJ, unix.NFT_MSG_DELOBJ, netlinkattr.MsgNewFlowtable, netlinkattr.MsgDelFlowtable:
+		if o, err := decodeObject(data, typ == netlinkattr.MsgNewFlowtable || typ == netlinkattr.MsgDelFlowtable); err == nil {
 			e.Kind, e.In = o.Kind, o.Name
 		}
 	}
@@ -338,7 +335,7 @@ func (m *Monitor) noteSet(name identity, s *Set, deleted bool) {
 }
 
 func (m *Monitor) takeElements(data []byte, e Event) {
-	e.In = netlinkattr.Text(netlinkattr.Find(data[nfgenmsgLen:], unix.NFTA_SET_ELEM_LIST_SET))
+	e.In = elementsOf(data)
 	set := m.sets[identity{e.Family, e.In}]
 	err := eachElement(data, func(r *rawElement) error {
 		e.Kind = "element"

@@ -8,6 +8,7 @@ import (
 	"os"
 	"runtime"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -321,7 +322,7 @@ func FuzzEvents(f *testing.F) {
 			if length == 0 {
 				continue
 			}
-			_ = m.take(reply{Type: unix.NFNL_SUBSYS_NFTABLES<<8 | uint16(message[0]), Data: message[1:]})
+			_ = m.take(reply{syscall.NlMsghdr{Type: unix.NFNL_SUBSYS_NFTABLES<<8 | uint16(message[0])}, message[1:]})
 			for _, e := range m.pending {
 				if e.Kind == "" || e.Table != m.table && e.What != "" {
 					t.Errorf("told %+v", e)

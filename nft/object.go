@@ -29,42 +29,23 @@ var objectKinds = map[uint32]string{
 
 const flowtableKind = "flowtable"
 
-// decodeObject decodes an NFT_MSG_NEWOBJ message and returns the table's name too.
-func decodeObject(data []byte) (table string, o Object, err error) {
-	table, err = o.decode(data)
-	if err != nil {
-		return "", Object{}, fmt.Errorf("object: %w", err)
-	}
-	if o.Kind = objectKinds[o.number]; o.Kind == "" {
-		o.Kind = fmt.Sprintf("object-%d", o.number)
-	}
-	return table, o, nil
-}
-
-// decodeFlowtable decodes an NFT_MSG_NEWFLOWTABLE message and returns the table's name too.
-func decodeFlowtable(data []byte) (table string, o Object, err error) {
-	o.Kind = flowtableKind
-	table, err = o.decode(data)
-	if err != nil {
-		return "", Object{}, fmt.Errorf("flowtable: %w", err)
-	}
-	return table, o, nil
-}
-
-// decode takes the attributes of an object's message. A flowtable has the same number for its name, and no type.
-func (o *Object) decode(data []byte) (table string, err error) {
+// decodeObject decodes a message about an object or a flowtable, in which the name has the same number.
+func decodeObject(data []byte, isFlowtable bool) (o Object, err error) {
 	err = decodeAttributes(data, func(typ uint16, b []byte) (err error) {
 		switch {
-		case typ == attrTable:
-			table = netlinkattr.Text(b)
 		case typ == unix.NFTA_OBJ_NAME:
 			o.Name = netlinkattr.Text(b)
-		case typ == unix.NFTA_OBJ_TYPE && o.Kind != flowtableKind:
+		case typ == unix.NFTA_OBJ_TYPE && !isFlowtable:
 			o.number, err = netlinkattr.Uint32(b)
 		}
 		return err
 	})
-	return table, err
+	if o.Kind = objectKinds[o.number]; isFlowtable {
+		o.Kind = flowtableKind
+	} else if o.Kind == "" {
+		o.Kind = fmt.Sprintf("object-%d", o.number)
+	}
+	return o, err
 }
 
 // deleteObject encodes the deletion of an object.

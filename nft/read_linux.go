@@ -64,15 +64,16 @@ func (c *Conn) ReadHeader(ctx context.Context, family Family, name string) (*Tab
 // meanwhile, it ends with ErrGenerationMoved.
 func (c *Conn) ReadChains(ctx context.Context, family Family, table string) ([]*Chain, error) {
 	r := reader{conn: c, ctx: ctx, family: family, table: table}
-	t := &Table{}
-	err := r.chains(t)
+	d := decoder{table: &Table{}}
+	err := r.list(unix.NFT_MSG_GETCHAIN, d.take)
 	if err == nil && r.moved {
 		err = ErrGenerationMoved
 	}
 	if err != nil {
 		return nil, fmt.Errorf("nft: read the chains of table %s %s: %w", family, table, err)
 	}
-	return t.Chains, nil
+	SortChains(d.table.Chains)
+	return d.table.Chains, nil
 }
 
 // ReadElements returns the elements that a Dynamic set has now, in no order and without a catch-all. Packets add
@@ -168,20 +169,37 @@ func (c *Conn) HasElement(ctx context.Context, family Family, table, set string)
 // errStopped says that nobody wants the rest of a listing.
 var errStopped = errors.New("stopped")
 
-// whole reads the table once. Commits do not disturb the listings of Dynamic sets, which come last.
+// whole reads the table once, with elements. Commits do not disturb the listings of Dynamic sets, which come last.
 func (r *reader) whole() (*Table, error) {
-	t, err := r.header()
-	if err != nil || t == nil {
+	d, err := r.contents()
+	if err != nil || d == nil {
 		return nil, err
 	}
-	for _, part := range []func(*Table) error{r.setsWithElements, r.objects, r.flowtables, r.chains, r.rules, func(*Table) error { return r.steady() }, r.dynamicElements} {
-		if err := part(t); errors.Is(err, unix.ENOENT) {
-			return nil, ErrGenerationMoved // deleted under our hands
-		} else if err != nil {
-			return nil, err
+	for _, s := range d.table.Sets {
+		if err := r.elementsOf(s, d); err != nil {
+			return nil, gone(err)
 		}
 	}
-	return t, nil
+	if err := r.steady(); err != nil {
+		return nil, err
+	}
+	r.throughCommits = true
+	for _, s := range d.table.Sets {
+		if r.dynamic && s.Dynamic {
+			if err := r.elementMessages(s.Name, d.take); err != nil {
+				return nil, gone(err)
+			}
+		}
+	}
+	return d.finish(), nil
+}
+
+// gone returns ErrGenerationMoved if the listing of a part failed because the part was deleted meanwhile.
+func gone(err error) error {
+	if errors.Is(err, unix.ENOENT) {
+		return ErrGenerationMoved
+	}
+	return err
 }
 
 // reader reads parts of one table, and notices whether somebody commits meanwhile.
@@ -208,8 +226,11 @@ func (r *reader) ask(q query, each func(reply) error) error {
 		if err := r.note(m); err != nil {
 			return err
 		}
-		if r.record && isAbout(m.Data, r.table) {
-			r.recording.add(m.Type, m.Data)
+		if !isAbout(m.Data, r.table) {
+			return nil // kernels that do not filter listings send those of others too
+		}
+		if r.record {
+			r.recording.add(m.Header.Type, m.Data)
 		}
 		return each(m)
 	})
@@ -253,96 +274,40 @@ func (r *reader) steady() error {
 // header reads the table without its contents; nil if there is none.
 func (r *reader) header() (*Table, error) { return readHeader(r.ask, r.family, r.table) }
 
-// collect lists what the table has of one kind, and appends it to list.
-func collect[T any](r *reader, typ uint16, list *[]T, decode func(data []byte) (table string, item T, err error)) error {
-	return r.ask(query{typ: typ, flags: netlink.Dump}, func(m reply) error {
-		table, item, err := decode(m.Data)
-		if err == nil && table == r.table {
-			*list = append(*list, item)
-		}
-		return err
-	})
+// list lists what the table has of one kind.
+func (r *reader) list(typ uint16, each func(reply) error) error {
+	return r.ask(query{typ: typ, flags: netlink.Dump}, each)
 }
 
-// sets reads the sets without elements.
-func (r *reader) sets(t *Table) error {
-	err := collect(r, unix.NFT_MSG_GETSET, &t.Sets, decodeSet)
+// contents reads the table without elements; nil if there is none.
+func (r *reader) contents() (*decoder, error) {
+	t, err := r.header()
+	if err != nil || t == nil {
+		return nil, err
+	}
+	d := &decoder{table: t}
+	for _, typ := range []uint16{unix.NFT_MSG_GETSET, unix.NFT_MSG_GETOBJ, netlinkattr.MsgGetFlowtable, unix.NFT_MSG_GETCHAIN, unix.NFT_MSG_GETRULE} {
+		if err := r.list(typ, d.take); err != nil {
+			return nil, gone(err)
+		}
+	}
 	if r.conn.uncounted {
 		for _, s := range t.Sets {
 			s.kernel.count = -1
 		}
 	}
-	return err
+	return d, nil
 }
 
-func (r *reader) objects(t *Table) error {
-	return collect(r, unix.NFT_MSG_GETOBJ, &t.Kernel.Objects, decodeObject)
-}
-
-func (r *reader) flowtables(t *Table) error {
-	return collect(r, netlinkattr.MsgGetFlowtable, &t.Kernel.Objects, decodeFlowtable)
-}
-
-func (r *reader) chains(t *Table) error {
-	err := collect(r, unix.NFT_MSG_GETCHAIN, &t.Chains, decodeChain)
-	SortChains(t.Chains)
-	return err
-}
-
-// rules reads the rules of the table's chains, and their handles. Its sets and chains must have been read.
-func (r *reader) rules(t *Table) error {
-	add := t.ruleAdder()
-	return r.ask(query{typ: unix.NFT_MSG_GETRULE, flags: netlink.Dump}, func(m reply) error {
-		rule, err := decodeRule(m.Data)
-		if err == nil && rule.table == t.Name {
-			add(rule)
-		}
-		return err
-	})
-}
-
-// setsWithElements reads the sets with their elements. Of Dynamic sets it reads the catch-all only.
-func (r *reader) setsWithElements(t *Table) error {
-	if err := r.sets(t); err != nil {
+// elementsOf reads the elements of a set; of a Dynamic one the catch-all only.
+func (r *reader) elementsOf(s *Set, d *decoder) error {
+	if s.Dynamic {
+		return r.element(s, Element{Key: CatchAll}, d.take)
+	}
+	if err := r.elementMessages(s.Name, d.take); err != nil {
 		return err
 	}
-	for _, s := range t.Sets {
-		put := func(raw *rawElement) error {
-			s.putRead(raw.element(), raw.unknownIn(s))
-			return nil
-		}
-		if s.Dynamic {
-			if err := r.element(s, Element{Key: CatchAll}, func(data []byte) error { return eachElement(data, put) }); err != nil {
-				return err
-			}
-			continue
-		}
-		if err := r.elements(s.Name, put); err != nil {
-			return err
-		}
-		if err := s.complete(s.countable()); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// dynamicElements reads the elements of Dynamic sets, if they are wanted.
-func (r *reader) dynamicElements(t *Table) error {
-	r.throughCommits = true
-	for _, s := range t.Sets {
-		if !r.dynamic || !s.Dynamic {
-			continue
-		}
-		err := r.elements(s.Name, func(raw *rawElement) error {
-			s.putRead(raw.element(), raw.unknownIn(s))
-			return nil
-		})
-		if err != nil {
-			return err
-		}
-	}
-	return nil
+	return s.complete(s.countable())
 }
 
 // errIncomplete says that the kernel left elements out of a listing. It can do so while it rehashes a set that has
@@ -360,14 +325,12 @@ func (s *Set) complete(listed int) error {
 
 // elements lists the elements of a set.
 func (r *reader) elements(set string, each func(*rawElement) error) error {
-	return r.elementMessages(set, func(data []byte) error { return eachElement(data, each) })
+	return r.elementMessages(set, func(m reply) error { return eachElement(m.Data, each) })
 }
 
 // elementMessages lists the elements of a set, message by message.
-func (r *reader) elementMessages(set string, each func(data []byte) error) error {
-	return r.ask(query{typ: unix.NFT_MSG_GETSETELEM, flags: netlink.Dump, attrs: elementList(set)}, func(m reply) error {
-		return each(m.Data)
-	})
+func (r *reader) elementMessages(set string, each func(reply) error) error {
+	return r.ask(query{typ: unix.NFT_MSG_GETSETELEM, flags: netlink.Dump, attrs: elementList(set)}, each)
 }
 
 // elementList begins the attributes of a request for elements of a set.
@@ -378,7 +341,7 @@ func elementList(set string) (a netlinkattr.List) {
 
 // element asks for the element with the key of e, without listing the others, and calls each if there is one. In a set
 // with ranges that may be another range.
-func (r *reader) element(s *Set, e Element, each func(data []byte) error) error {
+func (r *reader) element(s *Set, e Element, each func(reply) error) error {
 	lengths := s.lengths()
 	if err := lengths.checkKey(s, &e); err != nil {
 		return invalidError{err}
@@ -387,7 +350,7 @@ func (r *reader) element(s *Set, e Element, each func(data []byte) error) error 
 	list := a.Begin(unix.NFTA_SET_ELEM_LIST_ELEMENTS)
 	encodeElement(&a, s, lengths, &e, false)
 	a.End(list)
-	err := r.ask(query{typ: unix.NFT_MSG_GETSETELEM, attrs: a}, func(m reply) error { return each(m.Data) })
+	err := r.ask(query{typ: unix.NFT_MSG_GETSETELEM, attrs: a}, each)
 	if errors.Is(err, unix.ENOENT) || e.Key == CatchAll && errors.Is(err, unix.EINVAL) {
 		return nil // there is none, or the kernel knows no catch-all
 	}
@@ -399,7 +362,7 @@ func (r *reader) count(s *Set) (n int, err error) {
 	var a netlinkattr.List
 	a.Text(unix.NFTA_SET_NAME, s.Name)
 	err = r.ask(query{typ: unix.NFT_MSG_GETSET, attrs: a}, func(m reply) error {
-		_, now, err := decodeSet(m.Data)
+		now, err := decodeSet(m.Data)
 		if err == nil {
 			n = now.kernel.count
 		}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"syscall"
 
 	"github.com/nftproxy/nftproxy/internal/netlinkattr"
 	"golang.org/x/sys/unix"
@@ -44,7 +45,7 @@ var (
 )
 
 // each calls f for each message.
-func (r Recording) each(f func(typ uint16, data []byte) error) error {
+func (r Recording) each(f func(reply) error) error {
 	for len(r) > 0 {
 		if len(r) < unix.NLMSG_HDRLEN {
 			return errCutOff
@@ -57,7 +58,8 @@ func (r Recording) each(f func(typ uint16, data []byte) error) error {
 		default:
 			return errCutOff
 		}
-		if err := f(binary.NativeEndian.Uint16(r[4:])&^(unix.NFNL_SUBSYS_NFTABLES<<8), r[unix.NLMSG_HDRLEN:length]); err != nil {
+		header := syscall.NlMsghdr{Len: length, Type: binary.NativeEndian.Uint16(r[4:])}
+		if err := f(reply{header, r[unix.NLMSG_HDRLEN:length]}); err != nil {
 			return fmt.Errorf("nft: a recorded message: %w", err)
 		}
 		r = r[min(netlinkattr.Padded(int(length)), len(r)):]
@@ -67,117 +69,33 @@ func (r Recording) each(f func(typ uint16, data []byte) error) error {
 
 // Table returns the recorded table, as ReadTable would.
 func (r Recording) Table() (*Table, error) {
-	l := recordedTable{sets: map[string]*Set{}}
-	if err := r.each(l.take); err != nil {
+	var d decoder
+	if err := r.each(d.take); err != nil {
 		return nil, err
 	}
-	if l.table == nil {
+	if d.table == nil {
 		return nil, errors.New("nft: the recording has no table")
 	}
-	SortChains(l.table.Chains)
-	add := l.table.ruleAdder()
-	for _, rule := range l.rules {
-		add(rule)
-	}
-	return l.table, nil
-}
-
-// recordedTable is a table whose messages are being read. Sets come before their elements.
-type recordedTable struct {
-	table *Table
-	sets  map[string]*Set
-	rules []decodedRule
-}
-
-func (l *recordedTable) take(typ uint16, data []byte) (err error) {
-	if l.table == nil {
-		if typ != unix.NFT_MSG_NEWTABLE {
-			return errors.New("a part comes before its table")
-		}
-		l.table, err = decodeTable(data)
-		return err
-	}
-	switch typ {
-	case unix.NFT_MSG_NEWSET:
-		_, s, err := decodeSet(data)
-		if err != nil || l.sets[s.Name] != nil {
-			return err
-		}
+	for _, s := range d.table.Sets {
 		if s.Dynamic && s.Size == 0 {
 			s.Size = DefaultSize // as the kernel says once the set is there
 		}
-		l.sets[s.Name] = s
-		l.table.Sets = append(l.table.Sets, s)
-	case unix.NFT_MSG_NEWSETELEM:
-		return l.takeElements(data)
-	case unix.NFT_MSG_NEWOBJ:
-		_, o, err := decodeObject(data)
-		l.table.Kernel.Objects = append(l.table.Kernel.Objects, o)
-		return err
-	case netlinkattr.MsgNewFlowtable:
-		_, o, err := decodeFlowtable(data)
-		l.table.Kernel.Objects = append(l.table.Kernel.Objects, o)
-		return err
-	case unix.NFT_MSG_NEWCHAIN:
-		_, c, err := decodeChain(data)
-		l.table.Chains = append(l.table.Chains, c)
-		return err
-	case unix.NFT_MSG_NEWRULE:
-		rule, err := decodeRule(data)
-		l.rules = append(l.rules, rule)
-		return err
 	}
-	return nil
-}
-
-func (l *recordedTable) takeElements(data []byte) error {
-	s := l.sets[elementsOf(data)]
-	if s == nil {
-		return errors.New("elements come before their set")
-	}
-	return eachElement(data, func(raw *rawElement) error {
-		e := raw.element()
-		if e.Key != CatchAll && len(e.Key) != s.Key.Len() || len(e.Value) != s.Data.Len() {
-			return fmt.Errorf("an element of set %s is not %s", s.Name, s.typeText())
-		}
-		s.putRead(e, raw.unknownIn(s))
-		return nil
-	})
-}
-
-// elementsOf returns the name of the set that a message with elements is about.
-func elementsOf(data []byte) (set string) {
-	_ = decodeAttributes(data, func(typ uint16, b []byte) error {
-		if typ == unix.NFTA_SET_ELEM_LIST_SET {
-			set = netlinkattr.Text(b)
-		}
-		return nil
-	})
-	return set
+	return d.finish(), nil
 }
 
 // Counts calls each for every element with a count, in no order: see Conn.Counts.
 func (r Recording) Counts(each func(set string, key Data, n Count)) error {
-	return r.each(func(typ uint16, data []byte) error {
-		if typ != unix.NFT_MSG_NEWSETELEM {
+	return r.each(func(m reply) error {
+		if m.kind() != unix.NFT_MSG_NEWSETELEM {
 			return nil
 		}
-		set := elementsOf(data)
-		return eachElement(data, func(raw *rawElement) error {
+		set := elementsOf(m.Data)
+		return eachElement(m.Data, func(raw *rawElement) error {
 			if raw.counter.is && !raw.catchAll() {
 				each(set, pad(Data(raw.key)), raw.counter.Count)
 			}
 			return nil
 		})
 	})
-}
-
-// isAbout reports whether a message is about a table. Kernels that do not filter listings send those of others too.
-func isAbout(data []byte, table string) bool {
-	is := false
-	_ = decodeAttributes(data, func(typ uint16, b []byte) error {
-		is = is || typ == attrTable && string(netlinkattr.TextBytes(b)) == table
-		return nil
-	})
-	return is
 }

@@ -45,25 +45,23 @@ func encodeExpressions(a *netlinkattr.List, family Family, r Rule) error {
 
 // decodedRule is a rule as it came from the kernel, before its lookups are resolved.
 type decodedRule struct {
-	table, chain string
-	exprs        []any
-	comment      string
-	handle       uint64
+	chain   string
+	exprs   []any
+	comment string
+	handle  uint64
 }
 
 // decodeRule decodes an NFT_MSG_NEWRULE message.
 func decodeRule(data []byte) (r decodedRule, err error) {
 	if len(data) < nfgenmsgLen {
-		return r, fmt.Errorf("rule: %w", netlinkattr.ErrShort)
+		return r, netlinkattr.ErrShort
 	}
 	family, err := familyOf(uint32(data[0]))
 	if err != nil {
-		return r, fmt.Errorf("rule: %w", err)
+		return r, err
 	}
 	err = decodeAttributes(data, func(typ uint16, b []byte) error {
 		switch typ {
-		case attrTable:
-			r.table = netlinkattr.Text(b)
 		case unix.NFTA_RULE_CHAIN:
 			r.chain = netlinkattr.Text(b)
 		case unix.NFTA_RULE_HANDLE:
@@ -73,65 +71,34 @@ func decodeRule(data []byte) (r decodedRule, err error) {
 			r.comment = string(commentIn(b))
 		case unix.NFTA_RULE_EXPRESSIONS:
 			return netlinkattr.Each(b, func(_ uint16, b []byte) error {
-				e, err := decodeExpr(family, b)
-				r.exprs = append(r.exprs, e)
-				return err
+				r.exprs = append(r.exprs, decodeExpr(family, b))
+				return nil
 			})
 		}
 		return nil
 	})
-	if err != nil {
-		return decodedRule{}, fmt.Errorf("rule: %w", err)
-	}
-	return r, nil
-}
-
-// ruleAdder returns a function that adds a rule that was read to its chain, with its handle. The sets and chains of the
-// table must have been read.
-func (t *Table) ruleAdder() func(decodedRule) {
-	index := t.index()
-	t.Kernel.Handles = map[string][]uint64{}
-	find := func(name string) *Set { return index.sets[name] }
-	return func(r decodedRule) {
-		if chain := index.chains[r.chain]; chain != nil {
-			t.Kernel.Handles[chain.Name] = append(t.Kernel.Handles[chain.Name], r.handle)
-			chain.Rules = append(chain.Rules, Rule{Statements: delinearize(t.Family, find, r.exprs), Comment: r.comment})
-		}
-	}
+	return r, err
 }
 
 // decodeExpr decodes one expression of a rule with google/nftables, or as unknownExpr.
-func decodeExpr(family Family, b []byte) (any, error) {
-	var name string
-	var data []byte
-	err := netlinkattr.Each(b, func(typ uint16, b []byte) error {
-		switch typ {
-		case unix.NFTA_EXPR_NAME:
-			name = netlinkattr.Text(b)
-		case unix.NFTA_EXPR_DATA:
-			data = b
-		}
-		return nil
-	})
-	if err != nil {
-		return nil, err
-	}
+func decodeExpr(family Family, b []byte) any {
+	name := netlinkattr.Text(netlinkattr.Find(b, unix.NFTA_EXPR_NAME))
+	data := netlinkattr.Find(b, unix.NFTA_EXPR_DATA)
 	if name == "byteorder" {
 		if e, err := decodeByteorder(data); err == nil {
-			return e, nil
+			return e
 		}
-		return unknownExpr(name), nil
 	}
 	newExpr := exprTypes[name]
 	if newExpr == nil || name == "immediate" && !isVerdict(data) {
-		return unknownExpr(name), nil
+		return unknownExpr(name)
 	}
 	// An expression that cannot be decoded is somebody else's. The table must be readable nevertheless.
 	e := newExpr()
 	if err := unmarshalExpr(family, data, e); err != nil {
-		return unknownExpr(name), nil
+		return unknownExpr(name)
 	}
-	return e, nil
+	return e
 }
 
 // isVerdict reports whether an immediate is a verdict. The decoder would read one that loads data as "drop".

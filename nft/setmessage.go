@@ -97,19 +97,18 @@ const dynamicFlags = unix.NFT_SET_EVAL | unix.NFT_SET_TIMEOUT
 
 // decodeSet decodes an NFT_MSG_NEWSET message, without elements. Anonymous sets, sets with flags that this package does
 // not write, and sets without a readable description are not misread: their key or data type is opaque.
-func decodeSet(data []byte) (table string, s *Set, err error) {
+func decodeSet(data []byte) (*Set, error) {
 	r := rawSet{set: &Set{kernel: &kernelSet{count: -1}}}
 	if err := decodeAttributes(data, r.take); err != nil {
-		return "", nil, fmt.Errorf("set: %w", err)
+		return nil, err
 	}
 	r.describe()
-	return r.table, r.set, nil
+	return r.set, nil
 }
 
 // rawSet is a set in a message. What cannot be decoded attribute by attribute stands beside it.
 type rawSet struct {
-	table string
-	set   *Set
+	set *Set
 
 	flags, keyLen, dataLen, dataType uint32
 	// strange says that the set has something that this package does not write.
@@ -118,8 +117,6 @@ type rawSet struct {
 
 func (r *rawSet) take(typ uint16, b []byte) (err error) {
 	switch typ {
-	case attrTable:
-		r.table = netlinkattr.Text(b)
 	case unix.NFTA_SET_NAME:
 		r.set.Name = netlinkattr.Text(b)
 	case unix.NFTA_SET_FLAGS:
@@ -131,31 +128,23 @@ func (r *rawSet) take(typ uint16, b []byte) (err error) {
 	case unix.NFTA_SET_DATA_LEN:
 		r.dataLen, err = netlinkattr.Uint32(b)
 	case unix.NFTA_SET_DESC:
-		return netlinkattr.Each(b, r.set.decodeDescription)
+		if size := netlinkattr.Find(b, unix.NFTA_SET_DESC_SIZE); size != nil {
+			r.set.Size, err = netlinkattr.Uint32(size)
+		}
 	case unix.NFTA_SET_USERDATA:
 		r.set.decodeUserdata(b)
-	default:
-		return r.takeRest(typ, b)
-	}
-	return err
-}
-
-// takeRest takes what only later kernels tell, and what is strange.
-func (r *rawSet) takeRest(typ uint16, b []byte) error {
-	switch typ {
 	case netlinkattr.SetCount:
-		count, err := netlinkattr.Uint32(b)
+		var count uint32
+		count, err = netlinkattr.Uint32(b)
 		r.set.kernel.count = int(count)
-		return err
 	case netlinkattr.SetExpr:
 		var c counter
-		err := netlinkattr.Each(b, c.take)
+		err = netlinkattr.Each(b, c.take)
 		r.set.Counter, r.strange = c.is, r.strange || !c.is
-		return err
 	case unix.NFTA_SET_TIMEOUT, unix.NFTA_SET_GC_INTERVAL, netlinkattr.SetExpressions:
 		r.strange = true
 	}
-	return nil
+	return err
 }
 
 // describe says what kind of set it is, and of which types its keys and data are.
@@ -174,13 +163,6 @@ func (r *rawSet) describe() {
 	case s.Data == nil || s.Data.keyLen() != int(r.dataLen):
 		s.Data = opaque(r.dataLen)
 	}
-}
-
-func (s *Set) decodeDescription(typ uint16, b []byte) (err error) {
-	if typ == unix.NFTA_SET_DESC_SIZE {
-		s.Size, err = netlinkattr.Uint32(b)
-	}
-	return err
 }
 
 // userdata describes the set to nft, byte for byte as nft does when it loads the set's text.

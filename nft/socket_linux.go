@@ -85,14 +85,13 @@ const datagramSize = 1 << 16
 // calls, so an answer that is not there at once hardly ever comes.
 const patience = 10 * time.Second
 
-// reply is one message from the kernel.
-type reply struct {
-	Type     uint16
-	Flags    netlink.HeaderFlags
-	Sequence uint32
-	// Data is what follows the netlink header. It is valid until the next datagram is received.
-	Data []byte
-}
+// reply is one message from the kernel. Its Data is valid until the next datagram is received.
+type reply syscall.NetlinkMessage
+
+// kind is the message's type within nf_tables.
+func (r reply) kind() uint16 { return r.Header.Type & 0xff }
+
+func (r reply) has(flag netlink.HeaderFlags) bool { return r.Header.Flags&uint16(flag) != 0 }
 
 // kernelError is an answer of the kernel that refuses a message.
 type kernelError struct {
@@ -295,32 +294,17 @@ func (s *socket) interruptible(ctx context.Context) (end func() bool) {
 
 // eachMessage calls each for the messages of a datagram, until it returns an error.
 func eachMessage(b []byte, each func(reply) error) error {
-	for len(b) > 0 {
-		if len(b) < unix.NLMSG_HDRLEN {
-			return fmt.Errorf("netlink header of %d bytes: %w", len(b), netlinkattr.ErrShort)
-		}
-		length := int(binary.NativeEndian.Uint32(b))
-		if length < unix.NLMSG_HDRLEN || length > len(b) {
-			return fmt.Errorf("netlink message of %d bytes in %d: %w", length, len(b), netlinkattr.ErrShort)
-		}
-		if err := each(reply{
-			Type:     binary.NativeEndian.Uint16(b[4:]),
-			Flags:    netlink.HeaderFlags(binary.NativeEndian.Uint16(b[6:])),
-			Sequence: binary.NativeEndian.Uint32(b[8:]),
-			Data:     b[unix.NLMSG_HDRLEN:length],
-		}); err != nil {
+	messages, err := syscall.ParseNetlinkMessage(b)
+	if err != nil {
+		return fmt.Errorf("a datagram that is not of netlink: %w", err)
+	}
+	for _, m := range messages {
+		if err := each(reply(m)); err != nil {
 			return err
 		}
-		b = b[min(netlinkattr.Padded(length), len(b)):]
 	}
 	return nil
 }
-
-// Flags of an NLMSG_ERROR message: the refused message is left out, attributes follow.
-const (
-	flagCapped  = 0x100
-	flagAckTLVs = 0x200
-)
 
 // refusal returns the refusal in a message of type NLMSG_ERROR or NLMSG_DONE; nil for success.
 func (r reply) refusal() *kernelError {
@@ -331,8 +315,8 @@ func (r reply) refusal() *kernelError {
 	if errno == 0 {
 		return nil
 	}
-	e := &kernelError{errno: unix.Errno(errno), sequence: r.Sequence}
-	if r.Flags&flagAckTLVs != 0 {
+	e := &kernelError{errno: unix.Errno(errno), sequence: r.Header.Seq}
+	if r.has(netlink.AcknowledgeTLVs) {
 		// Best effort: the kernel's explanation is for people.
 		_ = netlinkattr.Each(r.explanation(), e.explain)
 	}
@@ -342,9 +326,9 @@ func (r reply) refusal() *kernelError {
 // explanation returns the attributes of an extended acknowledgement.
 func (r reply) explanation() []byte {
 	at := 4
-	if r.Type == unix.NLMSG_ERROR {
+	if r.Header.Type == unix.NLMSG_ERROR {
 		at += unix.NLMSG_HDRLEN
-		if r.Flags&flagCapped == 0 && len(r.Data) >= 8 {
+		if !r.has(netlink.Capped) && len(r.Data) >= 8 {
 			at = 4 + netlinkattr.Padded(int(min(binary.NativeEndian.Uint32(r.Data[4:]), datagramSize)))
 		}
 	}
