@@ -23,15 +23,25 @@ type Draft struct {
 	comment string
 	owned   bool
 	sets    []*Set
-	// coming holds the sets of PutSet by name.
-	coming map[string]*Set
-	chains map[string]*Chain
-	// What the kernel has instead, for every chain, set of PutSet and element touched since the last
-	// commit. A nil chain, a nil set or an element that is not present: it has none.
-	chainsBefore   map[string]*Chain
-	setsBefore     map[string]*Set
+	// coming holds the sets of PutSet.
+	coming parts[Set]
+	chains parts[Chain]
+	// elementsBefore has what the kernel has instead, for each element touched since the last commit.
 	elementsBefore map[*Set]map[Data]elementBefore
 	committed      bool
+}
+
+// parts are chains or sets by name, and what the kernel has instead for each name touched since the last commit; nil for
+// none.
+type parts[T any] struct{ now, before map[string]*T }
+
+func newParts[T any]() parts[T] { return parts[T]{map[string]*T{}, map[string]*T{}} }
+
+// touch notes what the kernel has under a name.
+func (p parts[T]) touch(name string, committed bool) {
+	if _, touched := p.before[name]; !touched && committed {
+		p.before[name] = p.now[name]
+	}
 }
 
 type elementBefore struct {
@@ -44,11 +54,7 @@ type elementBefore struct {
 func NewDraft(family Family, name, comment string) *Draft {
 	return &Draft{
 		family: family, name: name, comment: comment,
-		coming:         map[string]*Set{},
-		chains:         map[string]*Chain{},
-		chainsBefore:   map[string]*Chain{},
-		setsBefore:     map[string]*Set{},
-		elementsBefore: map[*Set]map[Data]elementBefore{},
+		coming: newParts[Set](), chains: newParts[Chain](), elementsBefore: map[*Set]map[Data]elementBefore{},
 	}
 }
 
@@ -71,27 +77,21 @@ func (d *Draft) AddSet(s *Set) *Set {
 // elements that packets added. If any other set is removed and comes back before the next commit, it must be the same
 // object.
 func (d *Draft) PutSet(s *Set) {
-	d.touchSet(s.Name)
-	d.coming[s.Name] = s
+	d.coming.touch(s.Name, d.committed)
+	d.coming.now[s.Name] = s
 }
 
 // RemoveSet removes the set of PutSet with the name, if there is one. No rule of the draft may use it.
 func (d *Draft) RemoveSet(name string) {
-	d.touchSet(name)
-	delete(d.coming, name)
+	d.coming.touch(name, d.committed)
+	delete(d.coming.now, name)
 }
 
 // SetBefore returns whether the set of PutSet with the name came or went since the last commit, and the set of that
 // name at the last commit: nil for none.
 func (d *Draft) SetBefore(name string) (before *Set, changed bool) {
-	before, touched := d.setsBefore[name]
-	return before, touched && (before == nil) != (d.coming[name] == nil)
-}
-
-func (d *Draft) touchSet(name string) {
-	if _, ok := d.setsBefore[name]; !ok && d.committed {
-		d.setsBefore[name] = d.coming[name]
-	}
+	before, touched := d.coming.before[name]
+	return before, touched && (before == nil) != (d.coming.now[name] == nil)
 }
 
 // Put adds an element to a set of the draft or replaces the one with its key.
@@ -118,42 +118,34 @@ func (d *Draft) Remove(s *Set, key Data) {
 	s.Remove(key)
 }
 
+// touch notes what the kernel has of an element.
 func (d *Draft) touch(s *Set, key Data, before Element, present bool) {
-	if !d.committed {
-		return
-	}
 	touched := d.elementsBefore[s]
 	if touched == nil {
 		touched = map[Data]elementBefore{}
 		d.elementsBefore[s] = touched
 	}
-	if _, ok := touched[key]; !ok {
+	if _, ok := touched[key]; !ok && d.committed {
 		touched[key] = elementBefore{before, present}
 	}
 }
 
 // PutChain adds a chain or replaces the one with its name. The chain must not be modified afterwards.
 func (d *Draft) PutChain(c *Chain) {
-	d.touchChain(c.Name)
-	d.chains[c.Name] = c
+	d.chains.touch(c.Name, d.committed)
+	d.chains.now[c.Name] = c
 }
 
 // RemoveChain removes the chain with the name, if there is one.
 func (d *Draft) RemoveChain(name string) {
-	d.touchChain(name)
-	delete(d.chains, name)
-}
-
-func (d *Draft) touchChain(name string) {
-	if _, ok := d.chainsBefore[name]; !ok && d.committed {
-		d.chainsBefore[name] = d.chains[name]
-	}
+	d.chains.touch(name, d.committed)
+	delete(d.chains.now, name)
 }
 
 // Table returns the table as it is wanted now. It shares its sets with the draft and is valid until the draft's next
 // change.
 func (d *Draft) Table() *Table {
-	chains := slices.Collect(maps.Values(d.chains))
+	chains := slices.Collect(maps.Values(d.chains.now))
 	SortChains(chains)
 	t := d.header()
 	t.Sets, t.Chains = d.allSets(), chains
@@ -168,11 +160,10 @@ func (d *Draft) header() *Table {
 // allSets returns the sets of AddSet, then those of PutSet by name, the Dynamic ones last. The kernel searches sets in
 // a list, in the order in which they were added, and there can be many Dynamic ones.
 func (d *Draft) allSets() []*Set {
-	coming := slices.SortedFunc(maps.Values(d.coming), func(a, b *Set) int {
-		switch {
-		case a.Dynamic == b.Dynamic:
+	coming := slices.SortedFunc(maps.Values(d.coming.now), func(a, b *Set) int {
+		if a.Dynamic == b.Dynamic {
 			return compareNatural(a.Name, b.Name)
-		case a.Dynamic:
+		} else if a.Dynamic {
 			return 1
 		}
 		return -1
@@ -187,15 +178,15 @@ func (d *Draft) Transaction() Transaction {
 		return Replace(d.Table())
 	}
 	delta := delta{table: d.header()}
-	for _, name := range slices.SortedFunc(maps.Keys(d.chainsBefore), compareNatural) {
-		have, want := d.chainsBefore[name], d.chains[name]
+	for _, name := range slices.SortedFunc(maps.Keys(d.chains.before), compareNatural) {
+		have, want := d.chains.before[name], d.chains.now[name]
 		if have != nil && want != nil && !replaceable(have, want) {
 			return Replace(d.Table())
 		}
 		delta.compareChain(have, want)
 	}
-	for _, name := range slices.Sorted(maps.Keys(d.setsBefore)) {
-		have, want := d.setsBefore[name], d.coming[name]
+	for _, name := range slices.Sorted(maps.Keys(d.coming.before)) {
+		have, want := d.coming.before[name], d.coming.now[name]
 		if have != nil && want != nil && !have.sameType(want) {
 			return Replace(d.Table())
 		}
@@ -212,7 +203,7 @@ func (d *Draft) Transaction() Transaction {
 func (d *Draft) changedSets() []*Set {
 	var changed []*Set
 	for s := range d.elementsBefore {
-		if d.coming[s.Name] == s {
+		if d.coming.now[s.Name] == s {
 			changed = append(changed, s)
 		}
 	}
@@ -240,8 +231,8 @@ func (d *Draft) elementChanges(s *Set) (gone, added []Element) {
 // Transaction, before the next change.
 func (d *Draft) Committed() {
 	d.committed = true
-	clear(d.chainsBefore)
-	clear(d.setsBefore)
+	clear(d.chains.before)
+	clear(d.coming.before)
 	clear(d.elementsBefore)
 }
 

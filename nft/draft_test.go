@@ -262,7 +262,7 @@ func walk(rt *rapid.T, kernel kernelOf) {
 	}
 }
 
-func (d *Draft) hasChain(name string) bool { return d.chains[name] != nil }
+func (d *Draft) hasChain(name string) bool { return d.chains.now[name] != nil }
 
 func (d *Draft) regularChains() []string {
 	var names []string

@@ -171,7 +171,7 @@ func (m *message) describe(offset int) string {
 
 func (s Step) elementLine(e Element, more string) string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "%s %s %s %s { ", stepNames[s.Op], s.Table.Family, s.Table.Name, s.Set.Name)
+	b.WriteString(s.head() + " { ")
 	s.appendElement(&b, e)
 	return b.String() + more + " }"
 }

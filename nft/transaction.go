@@ -95,12 +95,28 @@ func (s *Step) adds() bool {
 	return false
 }
 
-// stepNames are the words of the steps that need no others.
+// stepNames are nft's words for the steps. The kind of a set or an object follows.
 var stepNames = [...]string{
-	AddTable: "add table", DeleteTable: "delete table",
+	AddTable: "add table", AdoptTable: "add table", DeleteTable: "delete table", DestroyTable: "delete table",
+	AddSet: "add", DeleteSet: "delete", DeleteObject: "delete",
 	AddChain: "add chain", FlushChain: "flush chain", DeleteChain: "delete chain",
 	AddRules: "add rule", DeleteRule: "delete rule", AddElements: "add element", DeleteElements: "delete element",
-	AdoptTable: "add table",
+}
+
+// head returns the beginning of the step in nft's syntax, such as "add chain ip example forward".
+func (s *Step) head() string {
+	kind, name := "", ""
+	switch s.Op {
+	case AddSet, DeleteSet:
+		kind, name = " "+s.Set.Kind(), s.Set.Name
+	case DeleteObject:
+		kind, name = " "+s.Object.Kind, s.Object.Name
+	case AddElements, DeleteElements:
+		name = s.Set.Name
+	case AddChain, FlushChain, DeleteChain, AddRules, DeleteRule:
+		name = s.Chain.Name
+	}
+	return strings.TrimSpace(fmt.Sprintf("%s%s %s %s %s", stepNames[s.Op], kind, s.Table.Family, s.Table.Name, name))
 }
 
 // Append adds the steps of another transaction, without its Generation.
@@ -132,37 +148,35 @@ func (s Step) String() string {
 }
 
 func (s Step) appendText(b *strings.Builder) {
-	where := s.Table.Family.String() + " " + s.Table.Name
+	head := s.head()
 	switch s.Op {
 	case DestroyTable:
-		// The word "destroy" would take nft 1.0.7.
-		fmt.Fprintf(b, "%s %s\n%s %s\n", stepNames[AddTable], where, stepNames[DeleteTable], where)
-	case DeleteTable:
-		fmt.Fprintf(b, "%s %s\n", stepNames[s.Op], where)
+		add := Step{Op: AddTable, Table: s.Table} // the word "destroy" would take nft 1.0.7
+		fmt.Fprintf(b, "%s\n%s\n", add.head(), head)
 	case AddTable:
-		fmt.Fprintf(b, "%s %s%s\n", stepNames[s.Op], where, block(s.Table.properties()...))
+		fmt.Fprintf(b, "%s%s\n", head, block(s.Table.properties()...))
 	case AdoptTable:
-		adopted := *s.Table
-		adopted.Comment = ""
-		fmt.Fprintf(b, "%s %s%s\n", stepNames[s.Op], where, block(adopted.properties()...))
+		fmt.Fprintf(b, "%s%s\n", head, block(s.Table.flagsText()))
 	case AddSet:
-		fmt.Fprintf(b, "add %s %s %s%s\n", s.Set.Kind(), where, s.Set.Name, block(s.Set.properties()...))
-	case DeleteSet:
-		fmt.Fprintf(b, "delete %s %s %s\n", s.Set.Kind(), where, s.Set.Name)
+		fmt.Fprintf(b, "%s%s\n", head, block(s.Set.properties()...))
 	case AddChain:
-		fmt.Fprintf(b, "%s %s %s%s\n", stepNames[s.Op], where, s.Chain.Name, block(s.Chain.header(), commentText(s.Chain.Comment)))
-	case FlushChain, DeleteChain:
-		fmt.Fprintf(b, "%s %s %s\n", stepNames[s.Op], where, s.Chain.Name)
+		fmt.Fprintf(b, "%s%s\n", head, block(s.Chain.header(), commentText(s.Chain.Comment)))
 	case AddRules:
 		for _, r := range s.Chain.Rules {
-			fmt.Fprintf(b, "%s %s %s %s\n", stepNames[s.Op], where, s.Chain.Name, r)
+			fmt.Fprintf(b, "%s %s\n", head, r)
 		}
 	case DeleteRule:
-		fmt.Fprintf(b, "%s %s %s handle %d\n", stepNames[s.Op], where, s.Chain.Name, s.Handle)
+		fmt.Fprintf(b, "%s handle %d\n", head, s.Handle)
 	case AddElements, DeleteElements:
-		s.appendElements(b, where)
-	case DeleteObject:
-		fmt.Fprintf(b, "delete %s %s %s\n", s.Object.Kind, where, s.Object.Name)
+		fmt.Fprintf(b, "%s {\n", head)
+		for _, e := range slices.SortedFunc(s.EachElement(), compareElements) {
+			b.WriteByte('\t')
+			s.appendElement(b, e)
+			b.WriteString(",\n")
+		}
+		b.WriteString("}\n")
+	default:
+		b.WriteString(head + "\n")
 	}
 }
 
@@ -173,17 +187,6 @@ func block(parts ...string) string {
 		return ""
 	}
 	return " { " + strings.Join(parts, "; ") + "; }"
-}
-
-func (s Step) appendElements(b *strings.Builder, where string) {
-	elements := slices.SortedFunc(s.EachElement(), compareElements)
-	fmt.Fprintf(b, "%s %s %s {\n", stepNames[s.Op], where, s.Set.Name)
-	for _, e := range elements {
-		b.WriteByte('\t')
-		s.appendElement(b, e)
-		b.WriteString(",\n")
-	}
-	b.WriteString("}\n")
 }
 
 // appendElement prints an element, of one to delete the key only.
