@@ -20,7 +20,7 @@ type CompareOptions struct {
 }
 
 // Compare lists the kernel's table and returns the transaction that turns it into want. The result is that of Diff
-// after ReadTable, without a copy of the elements: memory holds the differences, and 10 to 21 bytes for each listed
+// after ReadTable, without a copy of the elements: memory holds the differences, and 20 to 40 bytes for each listed
 // element. The elements of Dynamic sets are not listed, except for a catch-all, so packets cannot make Compare slow.
 //
 // With Guard, no lock need be held while the kernel lists. A piece of work is some hundred elements, which take some
@@ -265,7 +265,7 @@ func (e *elementComparison) addMissing(missing []Element) {
 	}
 }
 
-// seenKeys is the set of keys that a listing had. It holds a hash of 64 bits of each, so a key takes 10 to 21 bytes,
+// seenKeys is the set of keys that a listing had. It holds a hash of 64 bits of each, so a key takes 20 to 40 bytes,
 // whatever its length. Once in 500 million checks of 250,000 elements, two keys have the same hash. That check does not
 // look at the second element.
 type seenKeys struct {
