@@ -34,15 +34,11 @@ import (
 	"github.com/nftproxy/nftproxy/nft"
 )
 
-// maxPaths is how many paths of one packet are followed. Each draw of a number multiplies them, so their number has to
-// be bounded.
-const maxPaths = 1 << 16
-
-// maxStatements is how many statements one path may run, and maxAllStatements how many all paths of one packet may run
-// together. Chains that jump to one another many times would run for ever otherwise.
+// Limits: each draw of a number multiplies the paths, and chains may jump to one another many times.
 const (
-	maxStatements    = 1 << 12
-	maxAllStatements = 1 << 21
+	maxPaths         = 1 << 16
+	maxStatements    = 1 << 12 // of one path
+	maxAllStatements = 1 << 21 // of all paths of one packet
 )
 
 // Evaluator walks packets through tables. It is safe for concurrent use as long as nobody changes the tables.
@@ -57,17 +53,8 @@ type hookKey struct {
 	hook   nft.Hook
 }
 
-// ruleset is a table with an index of its chains and sets by name.
-type ruleset struct {
-	*nft.Table
-	chains map[string]*nft.Chain
-	sets   map[string]*nft.Set
-	// ranges holds the elements of the sets with ranges, in the order of their keys.
-	ranges map[string][]nft.Element
-}
-
 type baseChain struct {
-	*ruleset
+	*nft.Table
 	chain *nft.Chain
 }
 
@@ -79,11 +66,10 @@ func New(tables []*nft.Table, host Host) *Evaluator {
 		if t.Dormant {
 			continue
 		}
-		r := index(t)
 		for _, c := range t.Chains {
 			if c.Hook != "" {
 				key := hookKey{t.Family, c.Hook}
-				e.hooks[key] = append(e.hooks[key], baseChain{r, c})
+				e.hooks[key] = append(e.hooks[key], baseChain{t, c})
 			}
 		}
 	}
@@ -91,20 +77,6 @@ func New(tables []*nft.Table, host Host) *Evaluator {
 		slices.SortStableFunc(chains, compareBaseChains)
 	}
 	return e
-}
-
-func index(t *nft.Table) *ruleset {
-	r := &ruleset{Table: t, chains: map[string]*nft.Chain{}, sets: map[string]*nft.Set{}, ranges: map[string][]nft.Element{}}
-	for _, c := range t.Chains {
-		r.chains[c.Name] = c
-	}
-	for _, s := range t.Sets {
-		r.sets[s.Name] = s
-		if s.Interval {
-			r.ranges[s.Name] = s.Elements()
-		}
-	}
-	return r
 }
 
 // baseChains returns the chains of a hook in the order in which they run.
@@ -129,9 +101,8 @@ func compareBaseChains(a, b baseChain) int {
 	return c
 }
 
-// runsAt returns the priority at which the kernel runs a chain: all NAT chains of a hook run
-// from one place, at a priority that does not depend on theirs (nf_nat_ipv4_ops in
-// net/netfilter/nf_nat_proto.c).
+// runsAt returns the priority at which the kernel runs a chain: all NAT chains of a hook run from one place, at a
+// priority that does not depend on theirs (nf_nat_ipv4_ops in net/netfilter/nf_nat_proto.c).
 func runsAt(c *nft.Chain) int32 {
 	if c.Type == nft.TypeNAT {
 		return natPriority(c.Hook)

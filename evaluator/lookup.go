@@ -78,7 +78,7 @@ func (w *walk) hash(h nft.JHash) (value, error) {
 
 // lookup finds the element of a set or map with a key.
 func (s *statements) lookup(c nft.Concat, name string) (e nft.Element, found bool, err error) {
-	set := s.sets[name]
+	set := s.Set(name)
 	if set == nil {
 		return e, false, fmt.Errorf("there is no set or map %s", name)
 	}
@@ -118,16 +118,11 @@ func (s *statements) find(set *nft.Set, k key) (nft.Element, bool) {
 	if !set.Interval {
 		return set.Element(k.data)
 	}
-	// Ranges do not overlap, so only the last one that starts at the key or before it can have the key.
-	ranges := s.ranges[set.Name]
-	i, exact := slices.BinarySearchFunc(ranges, k.data, func(e nft.Element, d nft.Data) int { return strings.Compare(string(e.Key), string(d)) })
-	if !exact {
-		i--
+	ranges := set.Elements()
+	if i := slices.IndexFunc(ranges, k.isIn); i >= 0 {
+		return ranges[i], true
 	}
-	if i < 0 || !k.isIn(ranges[i]) {
-		return nft.Element{}, false
-	}
-	return ranges[i], true
+	return nft.Element{}, false
 }
 
 // isIn reports whether an element may have the key: each known part must be in the element's range for that part, which

@@ -11,16 +11,9 @@ import (
 // ruleset with more, whether by jump or by goto.
 const maxNesting = 16
 
-// verdict is the decision of a rule or chain. The zero Kind means none: the next rule runs.
-type verdict struct {
-	nft.Verdict
-	// refused says that a drop comes with an ICMP error.
-	refused bool
-}
-
 // place is the walk's place in the ruleset.
 type place struct {
-	*ruleset
+	*nft.Table
 	base  *nft.Chain
 	chain *nft.Chain
 	level int
@@ -31,41 +24,41 @@ func (p place) fail(err error) error {
 }
 
 // baseChain runs a base chain to its verdict: accept or drop.
-func (w *walk) baseChain(c baseChain) (verdict, error) {
-	at := place{ruleset: c.ruleset, base: c.chain, chain: c.chain}
+func (w *walk) baseChain(c baseChain) (nft.Verdict, error) {
+	at := place{Table: c.Table, base: c.chain, chain: c.chain}
 	if c.chain.Type != nft.TypeFilter && c.chain.Type != nft.TypeNAT {
-		return verdict{}, fmt.Errorf("%s %s %s: chain type %s: not modelled", c.Family, c.Name, c.chain.Name, c.chain.Type)
+		return nft.Verdict{}, fmt.Errorf("%s %s %s: chain type %s: not modelled", c.Family, c.Name, c.chain.Name, c.chain.Type)
 	}
 	v, err := w.walkChain(at)
 	if err != nil || v.Kind != 0 {
 		return v, err
 	}
+	policy := nft.Accept
 	if c.chain.DropPolicy {
-		w.step(at, nil, "policy drop")
-		return verdict{Verdict: nft.Drop}, nil
+		policy = nft.Drop
 	}
-	w.step(at, nil, "policy accept")
-	return verdict{Verdict: nft.Accept}, nil
+	w.step(at, nil, "policy "+policy.String())
+	return policy, nil
 }
 
-// walkChain runs the rules of a chain up to one that decides.
-func (w *walk) walkChain(at place) (verdict, error) {
+// walkChain runs the rules of a chain up to one that decides. The zero Verdict means that none does.
+func (w *walk) walkChain(at place) (nft.Verdict, error) {
 	steps := len(w.fate.Path)
 	for i := range at.chain.Rules {
 		r := &at.chain.Rules[i]
 		v, err := w.rule(at, r)
 		if err != nil {
-			return verdict{}, at.fail(err)
+			return nft.Verdict{}, at.fail(err)
 		}
 		switch v.Kind {
 		case 0:
 			continue
 		case nft.VerdictReturn:
-			return verdict{}, nil
+			return nft.Verdict{}, nil
 		case nft.VerdictJump, nft.VerdictGoto:
 			next, err := at.enter(v.Chain)
 			if err != nil {
-				return verdict{}, at.fail(fmt.Errorf("%s: %w", v, err))
+				return nft.Verdict{}, at.fail(fmt.Errorf("%s: %w", v, err))
 			}
 			decided, err := w.walkChain(next)
 			if err != nil || decided.Kind != 0 || v.Kind == nft.VerdictGoto {
@@ -78,49 +71,46 @@ func (w *walk) walkChain(at place) (verdict, error) {
 	if at.level > 0 && len(w.fate.Path) == steps {
 		w.step(at, nil, "no rule matches")
 	}
-	return verdict{}, nil
+	return nft.Verdict{}, nil
 }
 
 func (p place) enter(chain string) (place, error) {
 	if p.level+1 == maxNesting {
 		return p, fmt.Errorf("chains are nested more than %d deep, which no kernel allows", maxNesting)
 	}
-	next := p.chains[chain]
+	next := p.Chain(chain)
 	if next == nil || next.Hook != "" {
 		return p, fmt.Errorf("there is no regular chain %s", chain)
 	}
-	return place{ruleset: p.ruleset, base: p.base, chain: next, level: p.level + 1}, nil
+	return place{Table: p.Table, base: p.base, chain: next, level: p.level + 1}, nil
 }
 
 // rule runs the statements of a rule up to one that does not match or decides.
-func (w *walk) rule(at place, r *nft.Rule) (verdict, error) {
+func (w *walk) rule(at place, r *nft.Rule) (nft.Verdict, error) {
 	s := &statements{walk: w, place: at}
 	mark := w.mark
 	for _, statement := range r.Statements {
 		if w.statements++; w.statements > maxStatements {
-			return verdict{}, errors.New("the rules take longer than can be followed")
+			return nft.Verdict{}, errors.New("the rules take longer than can be followed")
 		}
 		matched, v, err := s.run(statement)
 		switch {
 		case err != nil:
-			return verdict{}, fmt.Errorf("%s: %w", statement, err)
+			return nft.Verdict{}, fmt.Errorf("%s: %w", statement, err)
 		case !matched && w.mark != mark:
 			w.step(at, r, "no match, after setting the mark", s.elements...)
-			return verdict{}, nil
+			return nft.Verdict{}, nil
 		case !matched:
-			return verdict{}, nil
+			return nft.Verdict{}, nil
 		case v.Kind != 0:
-			w.step(at, r, verdictText(v), s.elements...)
+			text := v.String()
+			if w.fate.Result == Refused {
+				text = "drop, port unreachable"
+			}
+			w.step(at, r, text, s.elements...)
 			return v, nil
 		}
 	}
 	w.step(at, r, "continue", s.elements...)
-	return verdict{}, nil
-}
-
-func verdictText(v verdict) string {
-	if v.refused {
-		return "drop, port unreachable"
-	}
-	return v.String()
+	return nft.Verdict{}, nil
 }

@@ -18,7 +18,7 @@ type statements struct {
 }
 
 // run runs a statement. The rule ends if it does not match or has a verdict.
-func (s *statements) run(statement nft.Statement) (matched bool, v verdict, err error) {
+func (s *statements) run(statement nft.Statement) (matched bool, v nft.Verdict, err error) {
 	switch x := statement.(type) {
 	case nft.Match:
 		matched, err = s.match(x)
@@ -40,11 +40,11 @@ func (s *statements) run(statement nft.Statement) (matched bool, v verdict, err 
 	case nft.Counter:
 		matched = true
 	case nft.Verdict:
-		return true, verdict{Verdict: x}, validVerdict(x)
+		return true, x, validVerdict(x)
 	default:
 		err = errors.New("the evaluator does not model this statement")
 	}
-	return matched, verdict{}, err
+	return matched, nft.Verdict{}, err
 }
 
 func validVerdict(v nft.Verdict) error {
@@ -80,46 +80,47 @@ func (s *statements) match(m nft.Match) (bool, error) {
 	return m.Compare(value)
 }
 
-func (s *statements) vmap(m nft.Vmap) (bool, verdict, error) {
+func (s *statements) vmap(m nft.Vmap) (bool, nft.Verdict, error) {
 	e, found, err := s.lookup(m.Key, m.Map)
 	if err != nil || !found {
-		return false, verdict{}, err
+		return false, nft.Verdict{}, err
 	}
-	return true, verdict{Verdict: e.Verdict}, validVerdict(e.Verdict)
+	return true, e.Verdict, validVerdict(e.Verdict)
 }
 
 // dnat translates the destination if the map has the key. Like every translation, that ends the base chain.
-func (s *statements) dnat(d nft.DNAT) (bool, verdict, error) {
+func (s *statements) dnat(d nft.DNAT) (bool, nft.Verdict, error) {
 	if s.base.Type != nft.TypeNAT || translates(s.hook) != destination {
-		return false, verdict{}, errors.New("dnat works in nat chains at prerouting and output only")
+		return false, nft.Verdict{}, errors.New("dnat works in nat chains at prerouting and output only")
 	}
 	e, found, err := s.lookup(d.Key, d.Map)
 	if err != nil || !found {
-		return false, verdict{}, err
+		return false, nft.Verdict{}, err
 	}
 	length := s.destination.Addr().BitLen() / 8
 	addr, ok := netip.AddrFromSlice([]byte(e.Value[:min(length, len(e.Value))]))
 	if !ok || addr.BitLen() != 8*length || len(e.Value) != length+4 || d.Family != s.family {
-		return false, verdict{}, fmt.Errorf("%s does not map to an address and port of family %s", d.Map, s.family)
+		return false, nft.Verdict{}, fmt.Errorf("%s does not map to an address and port of family %s", d.Map, s.family)
 	}
 	s.setDestination(netip.AddrPortFrom(addr, uint16(e.Value[length])<<8|uint16(e.Value[length+1])))
-	return true, verdict{Verdict: nft.Accept}, nil
+	return true, nft.Accept, nil
 }
 
-func (s *statements) masqueradeHere() (bool, verdict, error) {
+func (s *statements) masqueradeHere() (bool, nft.Verdict, error) {
 	if s.base.Type != nft.TypeNAT || s.hook != nft.HookPostrouting {
-		return false, verdict{}, errors.New("masquerade works in nat chains at postrouting only")
+		return false, nft.Verdict{}, errors.New("masquerade works in nat chains at postrouting only")
 	}
 	s.masquerade()
-	return true, verdict{Verdict: nft.Accept}, nil
+	return true, nft.Accept, nil
 }
 
-func (s *statements) reject(r nft.Reject) (bool, verdict, error) {
+func (s *statements) reject(r nft.Reject) (bool, nft.Verdict, error) {
 	if s.hook == nft.HookPostrouting || s.base.Type != nft.TypeFilter {
-		return false, verdict{}, errors.New("reject works in filter chains before postrouting only")
+		return false, nft.Verdict{}, errors.New("reject works in filter chains before postrouting only")
 	}
 	if r.Family != s.family {
-		return false, verdict{}, fmt.Errorf("reject of family %s", r.Family)
+		return false, nft.Verdict{}, fmt.Errorf("reject of family %s", r.Family)
 	}
-	return true, verdict{Verdict: nft.Drop, refused: true}, nil
+	s.fate.Result = Refused
+	return true, nft.Drop, nil
 }

@@ -20,15 +20,15 @@ type Added struct {
 	Element nft.Element
 }
 
-func (a Added) isOf(r *ruleset, set *nft.Set) bool {
-	return a.Family == r.Family && a.Table == r.Name && a.Map == set.Name
+func (a Added) isOf(t *nft.Table, set *nft.Set) bool {
+	return a.Family == t.Family && a.Table == t.Name && a.Map == set.Name
 }
 
 // addedElement returns the element with the key that packets added last to a map.
 func (s *statements) addedElement(set *nft.Set, key nft.Data) (nft.Element, bool) {
-	for _, a := range slices.Backward(s.added) {
-		if a.isOf(s.ruleset, set) && a.Element.Key == key {
-			return a.Element, true
+	for _, e := range slices.Backward(s.addedElements(set)) {
+		if e.Key == key {
+			return e, true
 		}
 	}
 	return nft.Element{}, false
@@ -38,7 +38,7 @@ func (s *statements) addedElement(set *nft.Set, key nft.Data) (nft.Element, bool
 func (s *statements) addedElements(set *nft.Set) []nft.Element {
 	var out []nft.Element
 	for _, a := range s.added {
-		if a.isOf(s.ruleset, set) {
+		if a.isOf(s.Table, set) {
 			out = append(out, a.Element)
 		}
 	}
@@ -48,7 +48,7 @@ func (s *statements) addedElements(set *nft.Set) []nft.Element {
 // update adds an element to a dynamic map. If the map has the key, the element keeps its data, and its timeout starts
 // anew. If the map is full, nothing is added, and the rule ends (net/netfilter/nft_dynset.c).
 func (s *statements) update(u nft.Update) (matched bool, err error) {
-	set := s.sets[u.Map]
+	set := s.Set(u.Map)
 	if set == nil || !set.Dynamic {
 		return false, fmt.Errorf("there is no dynamic map %s", u.Map)
 	}
@@ -83,13 +83,9 @@ func (s *statements) update(u nft.Update) (matched bool, err error) {
 
 // full reports whether a dynamic map has no room left.
 func (s *statements) full(set *nft.Set) bool {
-	size := int(set.Size)
-	if size == 0 {
-		size = 1<<16 - 1
-	}
 	keys := map[nft.Data]bool{}
 	for _, e := range append(s.addedElements(set), set.Elements()...) {
 		keys[e.Key] = true
 	}
-	return len(keys) >= size
+	return len(keys) >= int(cmp.Or(set.Size, nft.DefaultSize))
 }

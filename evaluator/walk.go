@@ -169,11 +169,7 @@ func (w *walk) traverse(hook nft.Hook) (bool, error) {
 			return false, err
 		}
 		if v.Kind == nft.VerdictDrop {
-			w.fate.Result = Dropped
-			if v.refused {
-				w.fate.Result = Refused
-			}
-			return false, nil
+			return false, nil // unless the packet is refused, the Result is Dropped, the zero value
 		}
 	}
 	w.tracked = true
