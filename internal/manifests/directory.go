@@ -11,6 +11,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
 // errBlank is the error of a file without text. Every file is blank between truncating and
@@ -87,10 +89,10 @@ func refreshFile(name string, now content, old *file) *file {
 	return f
 }
 
-// objects returns all objects of the directory. Of an object in two places the first in
-// file name order counts, and the others are errors.
-func (d *directory) objects() (map[id]object, []error) {
-	all := map[id]object{}
+// objects returns all objects of the directory. Of an object in two places the first in file name order counts, and the
+// others are errors.
+func (d *directory) objects() (map[id]metav1.Object, []error) {
+	all := map[id]metav1.Object{}
 	origin := map[id]string{}
 	var errs []error
 	for _, name := range slices.Sorted(maps.Keys(d.files)) {
@@ -99,15 +101,15 @@ func (d *directory) objects() (map[id]object, []error) {
 				errs = append(errs, fmt.Errorf("%s: %s is already in %s, which counts", name, o.id, first))
 				continue
 			}
-			all[o.id] = o
+			all[o.id] = o.Object
 			origin[o.id] = name
 		}
 	}
 	return all, errs
 }
 
-// isManifest reports whether a file of that name is read. Hidden files are not: editors
-// and Kubernetes' own volumes keep what is not finished under such names.
+// isManifest reports whether a file of that name is read. Hidden files are not: editors and Kubernetes' own volumes keep
+// unfinished files under such names.
 func isManifest(name string) bool {
 	return !strings.HasPrefix(name, ".") && slices.Contains([]string{".yaml", ".yml", ".json"}, filepath.Ext(name))
 }

@@ -149,8 +149,8 @@ func FuzzDecode(f *testing.F) {
 			}
 		}
 		for _, o := range file.objects {
-			if o.id.name == "" || o.value.GetName() != o.id.name || o.value.GetNamespace() != o.id.namespace {
-				t.Fatalf("object %v is named %s/%s", o.id, o.value.GetNamespace(), o.value.GetName())
+			if o.id.name == "" || o.Object.GetName() != o.id.name || o.Object.GetNamespace() != o.id.namespace {
+				t.Fatalf("object %v is named %s/%s", o.id, o.Object.GetNamespace(), o.Object.GetName())
 			}
 		}
 	})

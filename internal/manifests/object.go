@@ -75,17 +75,13 @@ func (i id) String() string {
 }
 
 func (i id) compare(other id) int {
-	return cmp.Or(
-		cmp.Compare(i.kind, other.kind),
-		cmp.Compare(i.namespace, other.namespace),
-		cmp.Compare(i.name, other.name),
-	)
+	return cmp.Or(cmp.Compare(i.kind, other.kind), cmp.Compare(i.namespace, other.namespace), cmp.Compare(i.name, other.name))
 }
 
-// object is one decoded object. Its value is never modified.
+// object is one decoded object, which is never modified.
 type object struct {
-	id    id
-	value metav1.Object
+	id
+	metav1.Object
 }
 
 // Objects holds the objects of the manifests in a directory, each kind sorted by namespace and name. Objects of other
@@ -122,13 +118,14 @@ func Load(path string) (objects Objects, err error) {
 	}
 	all, duplicates := d.objects()
 	for _, id := range slices.SortedFunc(maps.Keys(all), id.compare) {
-		objects.add(all[id])
+		objects.Add(all[id])
 	}
 	return objects, errors.Join(append(errs, duplicates...)...)
 }
 
-func (o *Objects) add(obj object) {
-	switch v := obj.value.(type) {
+// Add adds an object. Kinds that Objects does not hold are left out.
+func (o *Objects) Add(obj any) {
+	switch v := obj.(type) {
 	case *corev1.Node:
 		o.Nodes = append(o.Nodes, v)
 	case *networkingv1.ServiceCIDR:
@@ -142,17 +139,15 @@ func (o *Objects) add(obj object) {
 
 // Feed hands all objects to sink, and then says that they are all.
 func (o *Objects) Feed(sink tracker.Sink) {
-	for _, v := range o.Nodes {
-		sink.SetNode(v)
-	}
-	for _, v := range o.ServiceCIDRs {
-		sink.SetServiceCIDR(v)
-	}
-	for _, v := range o.Services {
-		sink.SetService(v)
-	}
-	for _, v := range o.EndpointSlices {
-		sink.SetEndpointSlice(v)
-	}
+	feed(o.Nodes, sink.SetNode)
+	feed(o.ServiceCIDRs, sink.SetServiceCIDR)
+	feed(o.Services, sink.SetService)
+	feed(o.EndpointSlices, sink.SetEndpointSlice)
 	sink.Synced()
+}
+
+func feed[T any](list []T, set func(T)) {
+	for _, v := range list {
+		set(v)
+	}
 }

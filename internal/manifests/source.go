@@ -11,6 +11,7 @@ import (
 	"github.com/cenkalti/backoff/v5"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/klog/v2"
 
 	"github.com/nftproxy/nftproxy/model"
@@ -22,14 +23,12 @@ import (
 type Source struct {
 	// Dir is the directory, absolute or relative to the working directory.
 	Dir string
-	// Quiet is how long the directory must be without changes before it is read, so
-	// that a file is not read while it is written. Default 50 ms. A directory that
-	// changes all the time is read after 20 times as long. Before the first read, the
-	// modification times of the directory and the files count.
+	// Quiet is how long the directory must be without changes before it is read, so that a file is not read while it is
+	// written. Default 50 ms. A directory that changes all the time is read after 20 times as long. Before the first
+	// read, the modification times of the directory and the files count.
 	Quiet time.Duration
-	// Rescan is how often the directory is read without a notice of a change. The kernel gives
-	// none for network file systems, for links into other directories, and when the system has
-	// no inotify watches left. Default 1 minute.
+	// Rescan is how often the directory is read without a notice of a change. The kernel gives none for network file
+	// systems, for links into other directories, and when no inotify watches are left. Default 1 minute.
 	Rescan time.Duration
 
 	// Empty decides about a directory without any Service that needs a proxy.
@@ -39,7 +38,7 @@ type Source struct {
 	OnFailing func(resource string, failing bool)
 
 	directory directory
-	published map[id]object
+	published map[id]metav1.Object
 	empty     *model.EmptyState
 	// emptyReason says why empty holds the state.
 	emptyReason string
@@ -80,7 +79,7 @@ func (s *Source) Run(ctx context.Context, sink tracker.Sink) error {
 	if err != nil {
 		return err
 	}
-	s.published, s.ignored, s.held = map[id]object{}, map[groupKind]bool{}, map[string]string{}
+	s.published, s.ignored, s.held = map[id]metav1.Object{}, map[groupKind]bool{}, map[string]string{}
 	guard := s.Empty
 	guard.OnHeld = func(_, reason string) { s.emptyReason = reason }
 	s.empty = guard.State("services", klog.FromContext(ctx))
@@ -97,7 +96,12 @@ func (s *Source) Run(ctx context.Context, sink tracker.Sink) error {
 // refresh reads the directory and publishes the differences from the last time.
 func (s *Source) refresh(ctx context.Context, dir string, sink tracker.Sink) {
 	errs := s.directory.refresh(dir)
-	s.report(len(errs) > 0)
+	if failing := len(errs) > 0; failing != s.failing {
+		s.failing = failing
+		if s.OnFailing != nil {
+			s.OnFailing("manifests", failing)
+		}
+	}
 	objects, duplicates := s.directory.objects()
 	s.logErrors(ctx, append(errs, duplicates...))
 	s.logIgnored(ctx)
@@ -107,7 +111,11 @@ func (s *Source) refresh(ctx context.Context, dir string, sink tracker.Sink) {
 		sink.Waiting(waitingFor(missing))
 		return
 	}
-	s.tellHeld("manifests", reasonOf(s.directory.unreadable))
+	unreadable := ""
+	if s.directory.unreadable != nil {
+		unreadable = s.directory.unreadable.Error()
+	}
+	s.tellHeld("manifests", unreadable)
 	if s.empty.Hold(hasServices(s.published), hasServices(objects)) {
 		s.tellHeld("services", s.emptyReason)
 		sink.Waiting("services: " + s.emptyReason)
@@ -132,14 +140,6 @@ func (s *Source) tellHeld(resource, reason string) {
 	}
 }
 
-// reasonOf returns the text of err, which may be nil.
-func reasonOf(err error) string {
-	if err == nil {
-		return ""
-	}
-	return err.Error()
-}
-
 // waitingFor names the first error, and how many more there are.
 func waitingFor(missing []error) string {
 	text := "manifests: " + missing[0].Error()
@@ -150,36 +150,23 @@ func waitingFor(missing []error) string {
 }
 
 // hasServices reports whether some of the objects is a Service that needs a proxy.
-func hasServices(objects map[id]object) bool {
+func hasServices(objects map[id]metav1.Object) bool {
 	for _, o := range objects {
-		if service, ok := o.value.(*corev1.Service); ok && tracker.NeedsProxy(service) {
+		if service, ok := o.(*corev1.Service); ok && tracker.NeedsProxy(service) {
 			return true
 		}
 	}
 	return false
 }
 
-// report calls OnFailing when that changes.
-func (s *Source) report(failing bool) {
-	if s.failing == failing {
-		return
-	}
-	s.failing = failing
-	if s.OnFailing != nil {
-		s.OnFailing("manifests", failing)
-	}
-}
-
-// publish sets what is new or different before it deletes what is gone, so that an
-// object that moves to another name leaves no gap.
-func (s *Source) publish(objects map[id]object, sink tracker.Sink) {
+// publish sets what is new or different before it deletes what is gone, so that an object that moves to another name
+// leaves no gap.
+func (s *Source) publish(objects map[id]metav1.Object, sink tracker.Sink) {
 	for _, id := range slices.SortedFunc(maps.Keys(objects), id.compare) {
 		o := objects[id]
-		old, known := s.published[id]
-		if known && (old.value == o.value || equality.Semantic.DeepEqual(old.value, o.value)) {
-			continue
+		if old := s.published[id]; old != o && (old == nil || !equality.Semantic.DeepEqual(old, o)) {
+			kinds[id.kind].set(sink, o)
 		}
-		kinds[id.kind].set(sink, o.value)
 	}
 	for _, id := range slices.SortedFunc(maps.Keys(s.published), id.compare) {
 		if _, still := objects[id]; !still {
@@ -192,6 +179,10 @@ func (s *Source) publish(objects map[id]object, sink tracker.Sink) {
 // logErrors logs the errors that were not there the last time, and those that stay with back-off.
 func (s *Source) logErrors(ctx context.Context, errs []error) {
 	logger, now := klog.FromContext(ctx), time.Now()
+	consequence := "Manifest cannot be used; programming nothing before everything was read once"
+	if s.synced {
+		consequence = "Manifest cannot be used, keeping the last good one if any"
+	}
 	told := make(map[string]reminder, len(errs))
 	for _, err := range errs {
 		text := err.Error()
@@ -200,7 +191,7 @@ func (s *Source) logErrors(ctx context.Context, errs []error) {
 		}
 		next := s.told[text]
 		if !now.Before(next.at) {
-			logger.Error(err, s.consequence(), "dir", s.Dir)
+			logger.Error(err, consequence, "dir", s.Dir)
 			if next.waits == nil {
 				next.waits = &backoff.ExponentialBackOff{InitialInterval: s.Rescan, Multiplier: 2, MaxInterval: maxReminder}
 			}
@@ -212,14 +203,6 @@ func (s *Source) logErrors(ctx context.Context, errs []error) {
 		logger.Info("All manifests are good again", "dir", s.Dir)
 	}
 	s.told = told
-}
-
-// consequence says what happens while there is an error.
-func (s *Source) consequence() string {
-	if s.synced {
-		return "Manifest cannot be used, keeping the last good one if any"
-	}
-	return "Manifest cannot be used; programming nothing before everything was read once"
 }
 
 // logIgnored logs each kind that is ignored, once.

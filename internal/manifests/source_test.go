@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
 func TestSource(t *testing.T) {
@@ -373,7 +374,7 @@ func testRenamedFileIsNotReadAsDeleted(t *testing.T) {
 }
 
 // hasObject reports whether some object has that name.
-func hasObject(objects map[id]object, name string) bool {
+func hasObject(objects map[id]metav1.Object, name string) bool {
 	for id := range objects {
 		if id.name == name {
 			return true

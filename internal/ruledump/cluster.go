@@ -6,9 +6,6 @@ import (
 
 	"github.com/nftproxy/nftproxy/internal/manifests"
 	"github.com/nftproxy/nftproxy/source/apiserver"
-	corev1 "k8s.io/api/core/v1"
-	discoveryv1 "k8s.io/api/discovery/v1"
-	networkingv1 "k8s.io/api/networking/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -45,25 +42,16 @@ func list(ctx context.Context, client kubernetes.Interface, node string) (*manif
 	}
 	for _, kind := range []struct {
 		name string
-		list func(context.Context, metav1.ListOptions) (runtime.Object, error)
-		add  func(runtime.Object)
+		list pager.ListPageFunc
 		// optional says that servers before Kubernetes 1.33 do not have the kind.
 		optional bool
 	}{
-		{"Services", func(ctx context.Context, l metav1.ListOptions) (runtime.Object, error) {
-			return client.CoreV1().Services("").List(ctx, l)
-		}, func(obj runtime.Object) { o.Services = append(o.Services, obj.(*corev1.Service)) }, false},
-		{"EndpointSlices", func(ctx context.Context, l metav1.ListOptions) (runtime.Object, error) {
-			return client.DiscoveryV1().EndpointSlices("").List(ctx, l)
-		}, func(obj runtime.Object) {
-			o.EndpointSlices = append(o.EndpointSlices, obj.(*discoveryv1.EndpointSlice))
-		}, false},
-		{"ServiceCIDRs", func(ctx context.Context, l metav1.ListOptions) (runtime.Object, error) {
-			return client.NetworkingV1().ServiceCIDRs().List(ctx, l)
-		}, func(obj runtime.Object) { o.ServiceCIDRs = append(o.ServiceCIDRs, obj.(*networkingv1.ServiceCIDR)) }, true},
+		{"Services", pages(client.CoreV1().Services("").List), false},
+		{"EndpointSlices", pages(client.DiscoveryV1().EndpointSlices("").List), false},
+		{"ServiceCIDRs", pages(client.NetworkingV1().ServiceCIDRs().List), true},
 	} {
 		err := pager.New(kind.list).EachListItem(ctx, metav1.ListOptions{}, func(obj runtime.Object) error {
-			kind.add(obj)
+			o.Add(obj)
 			return nil
 		})
 		if err != nil && !(kind.optional && apierrors.IsNotFound(err)) {
@@ -71,4 +59,10 @@ func list(ctx context.Context, client kubernetes.Interface, node string) (*manif
 		}
 	}
 	return &o, nil
+}
+
+func pages[L runtime.Object](list func(context.Context, metav1.ListOptions) (L, error)) pager.ListPageFunc {
+	return func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
+		return list(ctx, options)
+	}
 }
