@@ -35,10 +35,12 @@ func (c *Compilation) warn(format string, args ...any) {
 	}
 }
 
-func (c *Compilation) warnConflicts(conflicts []compiler.Conflict) {
-	for _, conflict := range conflicts {
+// apply compiles the changes and returns the rules.
+func (c *Compilation) apply(compiled *compiler.Compiler, origin string, changes *model.Changes) *Snapshot {
+	for _, conflict := range compiled.Apply(changes) {
 		c.warn("%s is claimed by several Services; %s gets it", conflict.Frontend, conflict.Owner.ServicePortName())
 	}
+	return &Snapshot{Header: Header{Origin: origin, Node: c.Node}, Tables: compiled.Tables()}
 }
 
 // FromManifests compiles the manifests in a directory, or in one file. It refuses a directory with an invalid file,
@@ -67,8 +69,8 @@ func compile(origin string, objects *manifests.Objects, c Compilation) (*Snapsho
 	}
 	state := tracker.New(options)
 	objects.Feed(state)
-	c.warnConflicts(compiled.Apply(state.Changes()))
-	s := &Snapshot{Header: Header{Origin: origin, Node: c.Node}, Tables: compiled.Tables(), Places: places(objects)}
+	s := c.apply(compiled, origin, state.Changes())
+	s.Places = places(objects)
 	at := slices.IndexFunc(objects.Nodes, func(n *corev1.Node) bool { return n.Name == c.Node })
 	if at < 0 {
 		c.warn("the %s have no Node %s; these are the rules of a node without addresses and zone", objectsOf[origin], c.Node)

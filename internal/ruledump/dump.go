@@ -20,20 +20,15 @@ const APIVersion = "ruledump.nftproxy/v1"
 const kind = "Ruleset"
 
 // document is a dump: "ruledump live -o json" writes it, and "--dump FILE" reads it. Each table is in it twice: as a
-// recording, which is all that is read, and in nft's words for people and jq.
+// recording, which is all that is read, and in nft's words for people and jq. schema.json describes the fields.
 type document[Table any] struct {
-	// APIVersion is the constant of that name.
 	APIVersion string `json:"apiVersion"`
-	// Kind is the constant kind.
-	Kind string `json:"kind"`
-	// Writer is the program that wrote the document, and its version.
-	Writer string `json:"writer,omitempty"`
+	Kind       string `json:"kind"`
+	Writer     string `json:"writer,omitempty"`
 	Header
-	// Tables are those of the proxy, IPv4 first.
 	Tables []Table `json:"tables"`
 }
 
-// tableText is a table with nft's words as keys; schema.json describes the fields.
 type tableText struct {
 	Family    string        `json:"family"`
 	Name      string        `json:"name"`
@@ -90,19 +85,6 @@ type ruleText struct {
 	Comment string `json:"comment,omitempty"`
 }
 
-// flags returns nft's words for the flags of a table.
-func flags(t *nft.Table) (out []string) {
-	for _, f := range []struct {
-		set  bool
-		word string
-	}{{t.Dormant, "dormant"}, {t.Owner, "owner"}, {t.Persist, "persist"}} {
-		if f.set {
-			out = append(out, f.word)
-		}
-	}
-	return out
-}
-
 // Write writes the snapshot as a dump.
 func (s *Snapshot) Write(w io.Writer) error {
 	d := document[tableText]{APIVersion: APIVersion, Kind: kind, Writer: "ruledump " + version.Own(), Header: s.Header, Tables: []tableText{}}
@@ -125,8 +107,13 @@ func (s *Snapshot) Write(w io.Writer) error {
 
 func fromTable(t *nft.Table, counts Counts) tableText {
 	out := tableText{
-		Family: t.Family.String(), Name: t.Name, Comment: t.Comment, Flags: flags(t),
+		Family: t.Family.String(), Name: t.Name, Comment: t.Comment,
 		Sets: []setText{}, Maps: []setText{}, Chains: []chainText{},
+	}
+	for i, set := range [...]bool{t.Dormant, t.Owner, t.Persist} {
+		if set {
+			out.Flags = append(out.Flags, [...]string{"dormant", "owner", "persist"}[i])
+		}
 	}
 	if k := t.Kernel; k != nil {
 		out.OwnerPort = k.OwnerPort
@@ -193,7 +180,6 @@ func fromChain(c *nft.Chain) chainText {
 // maxSize is how many bytes of a dump are read. A dump of 10,000 Services with 10 endpoints each has some 30 MB.
 const maxSize = 1 << 30
 
-// errTruncated says that a dump ends in the middle.
 var errTruncated = errors.New("the dump is truncated: it ends in the middle")
 
 // FromDump reads a dump. An error names the fault and its place: a truncated dump, JSON that is no dump, a dump of

@@ -14,7 +14,7 @@ import (
 )
 
 // FromKernel reads the tables of the proxy with a service-proxy-name, "" for none, in the current network namespace. If
-// there are no tables, it is no error: see NeedTables. The name of the node is the host name: see NameNode. It needs
+// there are no tables, it is no error: see NeedTables. The name of the node is the host name. It needs
 // CAP_NET_ADMIN. Unless all clients are wanted, dynamic maps are empty; ReadClients reads one, with the connection and
 // ctx.
 func FromKernel(ctx context.Context, conn *nft.Conn, serviceProxyName string, clients bool) (*Snapshot, error) {

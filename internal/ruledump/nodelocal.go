@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -12,7 +13,6 @@ import (
 
 	"github.com/nftproxy/nftproxy/compiler"
 	"github.com/nftproxy/nftproxy/model"
-	"github.com/nftproxy/nftproxy/nft"
 	"github.com/nftproxy/nftproxy/nodelocal"
 )
 
@@ -44,45 +44,30 @@ func FromNodeLocal(ctx context.Context, target string, files nodelocal.TLSFiles,
 	}
 	ctx, stop := context.WithTimeoutCause(ctx, nodeLocalPatience, errNoState)
 	defer stop()
-	taken := &firstState{compiler: compiled, stop: stop}
+	var s *Snapshot
+	taken := model.FullState(func(_ context.Context, state *model.Changes) error {
+		if s == nil {
+			s = c.apply(compiled, NodeLocal, state)
+			if state.Node != nil {
+				s.Addresses = slices.Clone(state.Node.IPs)
+			}
+			stop()
+		}
+		return nil
+	})
 	if err := nodelocal.Run(ctx, target, taken, options); err != nil {
 		return nil, err
 	}
-	if taken.node == nil {
+	if s == nil {
 		if reason := fault.Load(); reason != nil && errors.Is(context.Cause(ctx), errNoState) {
 			return nil, fmt.Errorf("node-local server %s: %w: %s", target, errNoState, reason)
 		}
 		return nil, fmt.Errorf("node-local server %s: %w", target, context.Cause(ctx))
 	}
-	c.warnConflicts(taken.conflicts)
-	if len(taken.node.IPs) == 0 {
+	if len(s.Addresses) == 0 {
 		c.warn("the node-local server knows no addresses of a Node %s; these are the rules of a node without any", c.Node)
 	}
-	return &Snapshot{Header: Header{Origin: NodeLocal, Node: c.Node, Addresses: taken.node.IPs}, Tables: taken.tables}, nil
+	return s, nil
 }
 
 var errNoState = fmt.Errorf("no state of the node within %v", nodeLocalPatience)
-
-// firstState is a backend that compiles the first full state and stops.
-type firstState struct {
-	compiler  *compiler.Compiler
-	stop      func()
-	node      *model.Node
-	tables    []*nft.Table
-	conflicts []compiler.Conflict
-}
-
-// Sync implements model.Backend.
-func (f *firstState) Sync(_ context.Context, changes *model.Changes) error {
-	if !changes.Full || f.node != nil {
-		return nil
-	}
-	f.node = &model.Node{}
-	if changes.Node != nil {
-		*f.node = *changes.Node
-	}
-	f.conflicts = f.compiler.Apply(changes)
-	f.tables = f.compiler.Tables()
-	f.stop()
-	return nil
-}

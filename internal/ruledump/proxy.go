@@ -68,32 +68,29 @@ func RunningProxy(ctx context.Context, address string) (*Proxy, error) {
 }
 
 // get returns the body of an answer with status 200. It follows no redirect and asks no HTTP proxy.
-func get(ctx context.Context, url string) ([]byte, error) {
+func get(ctx context.Context, url string) (text []byte, err error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, proxyPatience, fmt.Errorf("no answer within %v", proxyPatience))
 	defer cancel()
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
 		return nil, err
 	}
+	defer func() {
+		if err != nil && ctx.Err() != nil {
+			err = context.Cause(ctx)
+		}
+	}()
 	response, err := (&http.Transport{DisableKeepAlives: true}).RoundTrip(request)
 	if err != nil {
-		return nil, reason(ctx, err)
+		return nil, err
 	}
 	defer response.Body.Close()
 	if response.StatusCode != http.StatusOK {
 		return nil, fmt.Errorf("status %s", response.Status)
 	}
-	text, err := io.ReadAll(io.LimitReader(response.Body, maxConfigz+1))
+	text, err = io.ReadAll(io.LimitReader(response.Body, maxConfigz+1))
 	if err == nil && len(text) > maxConfigz {
 		err = errors.New("the answer is too long for a configuration")
 	}
-	return text, reason(ctx, err)
-}
-
-// reason returns the cause of a context that has ended, and else the error.
-func reason(ctx context.Context, err error) error {
-	if err != nil && ctx.Err() != nil {
-		return context.Cause(ctx)
-	}
-	return err
+	return text, err
 }

@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/nftproxy/nftproxy/compiler"
-	"github.com/nftproxy/nftproxy/evaluator"
 	"github.com/nftproxy/nftproxy/nft"
 )
 
@@ -71,7 +70,16 @@ func (s *Snapshot) add(t *nft.Table, recording nft.Recording) error {
 	if !slices.ContainsFunc(t.Sets, func(set *nft.Set) bool { return set.Counter }) {
 		return nil
 	}
-	return recording.Counts(func(set string, key nft.Data, n nft.Count) { s.Counts.put(CountedSet{t.Family, set}, key, n) })
+	if s.Counts == nil {
+		s.Counts = Counts{}
+	}
+	return recording.Counts(func(name string, key nft.Data, n nft.Count) {
+		set := CountedSet{t.Family, name}
+		if s.Counts[set] == nil {
+			s.Counts[set] = map[nft.Data]nft.Count{}
+		}
+		s.Counts[set][key] = n
+	})
 }
 
 // Place is the place of an endpoint, from its slice.
@@ -82,9 +90,6 @@ type Place struct {
 	Zone string `json:"zone,omitempty"`
 }
 
-// NameNode takes the name of the node from the proxy that runs on it.
-func (s *Snapshot) NameNode(p *Proxy) { s.Node, s.NodeSource = p.Node, NodeFromProxy }
-
 // Table returns the table of a family; nil if there is none.
 func (s *Snapshot) Table(family nft.Family) *nft.Table {
 	if i := slices.IndexFunc(s.Tables, func(t *nft.Table) bool { return t.Family == family }); i >= 0 {
@@ -92,9 +97,6 @@ func (s *Snapshot) Table(family nft.Family) *nft.Table {
 	}
 	return nil
 }
-
-// Host returns the node's addresses for an evaluator.
-func (s *Snapshot) Host() evaluator.Host { return evaluator.Host{Addresses: s.Addresses} }
 
 // Frontends returns all frontends of the tables, sorted.
 func (s *Snapshot) Frontends() ([]*compiler.Frontend, error) {
@@ -117,17 +119,6 @@ type Counts map[CountedSet]map[nft.Data]nft.Count
 type CountedSet struct {
 	// Family is that of the set's table.
 	Family nft.Family
-	// setText is the name of the set.
+	// Set is the name of the set.
 	Set string
-}
-
-// put adds the count of an element.
-func (c *Counts) put(set CountedSet, key nft.Data, n nft.Count) {
-	if *c == nil {
-		*c = Counts{}
-	}
-	if (*c)[set] == nil {
-		(*c)[set] = map[nft.Data]nft.Count{}
-	}
-	(*c)[set][key] = n
 }

@@ -204,7 +204,7 @@ func Explain(s *ruledump.Snapshot, p evaluator.Packet) (*Explanation, error) {
 			return nil, err
 		}
 	}
-	fates, err := evaluator.New(s.Tables, s.Host()).Fates(p)
+	fates, err := evaluator.New(s.Tables, evaluator.Host{Addresses: s.Addresses}).Fates(p)
 	if err != nil {
 		return nil, err
 	}

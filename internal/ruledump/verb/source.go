@@ -233,7 +233,7 @@ func (s *source) askProxy(cmd *cobra.Command, live *ruledump.Snapshot) {
 		return
 	}
 	if s.proxy, s.noProxy = ruledump.RunningProxy(cmd.Context(), s.proxyAddress); s.proxy != nil {
-		live.NameNode(s.proxy)
+		live.Node, live.NodeSource = s.proxy.Node, ruledump.NodeFromProxy
 	}
 }
 
