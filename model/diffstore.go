@@ -33,7 +33,8 @@ type DiffStore[K comparable, V any] struct {
 	compare func(a, b K) int
 	equal   func(a, b V) bool
 	entries map[K]*diffEntry[V]
-	// changed holds the entries that differ. In a full state that has just been written it lacks deletions.
+	// changed holds the entries that differ. In a full state that has just been written it lacks deletions. Once empty it
+	// is replaced, because walking a map that was large takes as long as before.
 	changed map[K]*diffEntry[V]
 	// began says that Begin was called, and that deletions are not in changed yet.
 	began bool
@@ -155,7 +156,7 @@ func (s *DiffStore[K, V]) Apply(remove, set func(key K, value V) error) error {
 	s.Deleted()(try(remove))
 	s.Updated()(try(set))
 	if len(s.changed) == 0 {
-		s.dropChanged()
+		s.changed = map[K]*diffEntry[V]{}
 	}
 	return errors.Join(errs...)
 }
@@ -166,7 +167,7 @@ func (s *DiffStore[K, V]) Commit() {
 	for key, e := range s.changed {
 		s.commit(key, e)
 	}
-	s.dropChanged()
+	s.changed = map[K]*diffEntry[V]{}
 }
 
 // Adopt tells the store that the dataplane has value under key. A backend that can read its dataplane calls it for each
@@ -233,11 +234,6 @@ func (s *DiffStore[K, V]) commit(key K, e *diffEntry[V]) {
 		return
 	}
 	e.applied, e.present, e.known = e.want, true, true
-}
-
-// dropChanged makes a new map, because walking an empty one that was large once takes as long as before.
-func (s *DiffStore[K, V]) dropChanged() {
-	s.changed = map[K]*diffEntry[V]{}
 }
 
 // PortStore is a DiffStore of Service ports. Updated and Deleted return the ports that differ from those of the

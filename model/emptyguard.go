@@ -23,9 +23,6 @@ type EmptyGuard struct {
 	OnHeld func(resource, reason string)
 }
 
-// errNone says why a state is held.
-var errNone = errors.New("the source has none, but every cluster has some")
-
 // EmptyState is the decision of an EmptyGuard about one resource. It is for one goroutine at a time.
 type EmptyState struct {
 	guard    EmptyGuard
@@ -51,8 +48,8 @@ func (e *EmptyState) Hold(had, has bool) bool {
 	e.held = hold
 	reason := ""
 	if hold {
-		reason = errNone.Error()
-		e.logger.Error(errNone, "Not believing an empty state; the last one stays in force until an object appears. kube-proxy --cleanup empties a node on purpose", "resource", e.resource)
+		reason = "the source has none, but every cluster has some"
+		e.logger.Error(errors.New(reason), "Not believing an empty state; the last one stays in force until an object appears. kube-proxy --cleanup empties a node on purpose", "resource", e.resource)
 	} else {
 		e.logger.Info("The source has objects again; following it", "resource", e.resource)
 	}

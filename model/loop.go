@@ -2,7 +2,6 @@ package model
 
 import (
 	"context"
-	"slices"
 	"time"
 
 	"github.com/cenkalti/backoff/v5"
@@ -92,7 +91,7 @@ func (l *Loop) Run(ctx context.Context) error {
 	defer timer.Stop()
 	for ctx.Err() == nil {
 		if l.pending != nil {
-			timer.Reset(time.Until(l.due()))
+			timer.Reset(max(time.Until(l.next.until), time.Until(l.started.Add(l.options.MinSyncPeriod))))
 		} else {
 			timer.Stop()
 		}
@@ -121,18 +120,13 @@ func (l *Loop) collect() {
 	} else {
 		l.pending.Merge(changes)
 	}
-	if l.next.failing() && !l.pending.Full && len(l.pending.Ports) > maxPending {
+	if l.next.wait > 0 && !l.pending.Full && len(l.pending.Ports) > maxPending {
 		l.feed.Resync()
 	}
-	l.next.hope()
+	l.next.bringForward()
 	if l.options.OnQueued != nil {
 		l.options.OnQueued()
 	}
-}
-
-// due returns when the pending changes may be synced.
-func (l *Loop) due() time.Time {
-	return slices.MaxFunc([]time.Time{l.next.until, l.started.Add(l.options.MinSyncPeriod)}, time.Time.Compare)
 }
 
 // sync calls the Backend with the pending changes. If it fails, they stay pending.
@@ -150,10 +144,10 @@ func (l *Loop) sync(ctx context.Context) {
 		Err:      err,
 	}
 	if err == nil {
-		l.next.reset()
-		l.pending, l.triggers = nil, nil
+		l.pending, l.triggers, l.next = nil, nil, nextTry{}
 	} else {
-		result.RetryIn = l.next.fail()
+		l.next.fail()
+		result.RetryIn = l.next.wait
 		l.options.Logger.Error(err, "Sync failed, will retry", "changedPorts", len(l.pending.Ports), "full", l.pending.Full, "retryIn", result.RetryIn)
 	}
 	if l.options.OnSync != nil {
@@ -161,46 +155,30 @@ func (l *Loop) sync(ctx context.Context) {
 	}
 }
 
-const (
-	// minBackoff is the wait after the first failure.
-	minBackoff = 100 * time.Millisecond
-	// maxBackoff is the longest wait between two tries.
-	maxBackoff = 30 * time.Second
-	// hopeShare divides the wait after new changes: they bring the next try forward, but not so much
-	// that a busy cluster makes a hot loop of it.
-	hopeShare = 10
-)
+// minBackoff is the wait after the first failure.
+const minBackoff = 100 * time.Millisecond
 
 // nextTry is the time of the next Sync after failures. The zero value means at once.
 type nextTry struct {
-	waits  backoff.ExponentialBackOff
+	waits backoff.ExponentialBackOff
+	// wait is the wait since failed, 0 if the last try succeeded.
 	wait   time.Duration
 	failed time.Time
 	until  time.Time
 }
 
-// fail notes a failure now and returns how long to wait.
-func (b *nextTry) fail() time.Duration {
-	if !b.failing() {
-		b.waits = backoff.ExponentialBackOff{InitialInterval: minBackoff, Multiplier: 2, MaxInterval: maxBackoff}
+// fail notes a failure now.
+func (b *nextTry) fail() {
+	if b.wait == 0 {
+		b.waits = backoff.ExponentialBackOff{InitialInterval: minBackoff, Multiplier: 2, MaxInterval: 30 * time.Second}
 	}
-	b.wait = b.waits.NextBackOff()
-	b.failed = time.Now()
+	b.wait, b.failed = b.waits.NextBackOff(), time.Now()
 	b.until = b.failed.Add(b.wait)
-	return b.wait
 }
 
-// failing reports whether the last try failed.
-func (b *nextTry) failing() bool { return b.wait > 0 }
-
-// hope brings the next try forward.
-func (b *nextTry) hope() {
-	if b.failing() {
-		b.until = b.failed.Add(max(b.wait/hopeShare, minBackoff))
+// bringForward shortens the wait, but not so much that a busy cluster makes a hot loop of it.
+func (b *nextTry) bringForward() {
+	if b.wait > 0 {
+		b.until = b.failed.Add(max(b.wait/10, minBackoff))
 	}
-}
-
-// reset makes nextTry the zero value, after a success.
-func (b *nextTry) reset() {
-	*b = nextTry{}
 }

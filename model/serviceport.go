@@ -162,13 +162,9 @@ type ServicePort struct {
 // KeepsFlow reports whether an existing UDP flow to an endpoint may stay: the endpoint serves; or it is listed, and none
 // serves.
 func (p *ServicePort) KeepsFlow(endpoint netip.AddrPort) bool {
-	return contains(p.Serving, endpoint) || contains(p.NotServing, endpoint)
-}
-
-// contains looks in a sorted list.
-func contains(list []netip.AddrPort, endpoint netip.AddrPort) bool {
-	_, found := slices.BinarySearchFunc(list, endpoint, netip.AddrPort.Compare)
-	return found
+	_, serves := slices.BinarySearchFunc(p.Serving, endpoint, netip.AddrPort.Compare)
+	_, listed := slices.BinarySearchFunc(p.NotServing, endpoint, netip.AddrPort.Compare)
+	return serves || listed
 }
 
 // Addresses counts the elements of all lists of p. An endpoint in two lists counts twice. Each 64 bytes of labels and
@@ -186,23 +182,15 @@ func bytesOf(values map[string]string) (n int) {
 	return n
 }
 
-// Equal reports whether a backend would see no difference between p and other. Two nil ports
-// are equal. It is spelled out, without reflection, because trackers and backends call it for every
-// port that an event touches.
+// Equal reports whether a backend would see no difference between p and other. Two nil ports are equal.
 func (p *ServicePort) Equal(other *ServicePort) bool {
-	if p == other || p == nil || other == nil {
-		return p == other
-	}
-	return p.equalWithoutKeys(other) &&
+	return p == other || p.equalWithoutKeys(other) &&
 		maps.Equal(p.ServiceLabels, other.ServiceLabels) && maps.Equal(p.ServiceAnnotations, other.ServiceAnnotations)
 }
 
 // EqualFor is Equal for a backend that knows no labels and annotations but those with the keys.
 func (p *ServicePort) EqualFor(other *ServicePort, keys ServiceKeys) bool {
-	if p == other || p == nil || other == nil {
-		return p == other
-	}
-	return p.equalWithoutKeys(other) &&
+	return p == other || p.equalWithoutKeys(other) &&
 		sameAt(keys.Labels, p.ServiceLabels, other.ServiceLabels) && sameAt(keys.Annotations, p.ServiceAnnotations, other.ServiceAnnotations)
 }
 
@@ -218,9 +206,10 @@ func sameAt(keys []string, a, b map[string]string) bool {
 	return true
 }
 
-// equalWithoutKeys is Equal but for labels and annotations.
+// equalWithoutKeys is Equal but for labels and annotations. It is spelled out, without reflection, because trackers and
+// backends call it for every port that an event touches. It is false if either is nil.
 func (p *ServicePort) equalWithoutKeys(other *ServicePort) bool {
-	return p.ID == other.ID &&
+	return p != nil && other != nil && p.ID == other.ID &&
 		p.ClusterIP == other.ClusterIP && p.Port == other.Port && p.NodePort == other.NodePort &&
 		slices.Equal(p.ExternalIPs, other.ExternalIPs) &&
 		slices.Equal(p.LoadBalancerIPs, other.LoadBalancerIPs) &&

@@ -42,12 +42,11 @@ type Client struct {
 	options Options
 	target  string
 	state   state
-	// logged holds the texts of logOnce, isConnected the last argument of OnConnected. Run's goroutine uses them.
-	logged      map[string]struct{}
+	// logged holds the texts of logOnce.
+	logged protocol.Seen
+	// isConnected is the last argument of OnConnected. Run's goroutine uses it.
 	isConnected bool
 }
-
-var _ model.Feed = (*Client)(nil)
 
 // NewClient returns a client that Run starts. Errors are about target or options.
 func NewClient(target string, options Options) (*Client, error) {
@@ -59,19 +58,8 @@ func NewClient(target string, options Options) (*Client, error) {
 		return nil, err
 	}
 	defer conn.Close() // it was for the error
-	return &Client{options: options, target: target, logged: map[string]struct{}{}, state: newState(options.Limits, options.Empty.State("services", options.Logger))}, nil
+	return &Client{options: options, target: target, state: newState(options.Limits, options.Empty.State("services", options.Logger))}, nil
 }
-
-// The first and the longest wait before a server is tried again. A third of each wait is random, so that the clients of
-// a server do not come back all at once.
-const (
-	minRetry = 100 * time.Millisecond
-	maxRetry = 10 * time.Second
-)
-
-// minStream is the least age at which a server ends a stream without an error. After an earlier end the client waits
-// longer each time.
-const minStream = 2 * time.Second
 
 // Run follows the server until ctx ends, and then returns nil. It must not be called twice.
 //
@@ -81,7 +69,7 @@ const minStream = 2 * time.Second
 // what changed at the server may change back.
 func (c *Client) Run(ctx context.Context) error {
 	defer c.setConnected(false)
-	waits := backoff.ExponentialBackOff{InitialInterval: minRetry, Multiplier: 2, MaxInterval: maxRetry}
+	waits := backoff.ExponentialBackOff{InitialInterval: 100 * time.Millisecond, Multiplier: 2, MaxInterval: 10 * time.Second}
 	for {
 		good, err := c.follow(ctx)
 		if ctx.Err() != nil {
@@ -91,7 +79,7 @@ func (c *Client) Run(ctx context.Context) error {
 			waits.Reset()
 		}
 		wait := waits.NextBackOff()
-		wait -= rand.N(wait / 3)
+		wait -= rand.N(wait / 3) // so that the clients of a server do not come back all at once
 		if err := c.ended(err, good && errors.Is(err, io.EOF), wait); err != nil {
 			return err
 		}
@@ -130,16 +118,12 @@ var ErrRefused = errors.New("the node-local server refuses this client")
 // ErrServiceProxyName is returned, wrapped, if the server has another service-proxy-name than Options.ServiceProxyName.
 var ErrServiceProxyName = errors.New("the node-local server serves another proxy")
 
-// otherName is an error with the names that differ.
-type otherName struct{ server, client string }
-
-func (e otherName) Error() string {
-	return fmt.Sprintf("the server's service-proxy-name is %.100q, the client's is %q", e.server, e.client)
-}
+// errOtherName is an error about the names that differ.
+type errOtherName struct{ error }
 
 // unmendable returns ErrRefused or ErrServiceProxyName for an error that trying again cannot mend, and nil for others.
 func unmendable(err error) error {
-	if errors.As(err, new(otherName)) {
+	if errors.As(err, new(errOtherName)) {
 		return ErrServiceProxyName
 	}
 	switch status.Code(err) {
@@ -172,7 +156,7 @@ func (c *Client) follow(ctx context.Context) (good bool, err error) {
 	for {
 		update, err := stream.Recv()
 		if err != nil {
-			early := errors.Is(err, io.EOF) && time.Since(began) < minStream
+			early := errors.Is(err, io.EOF) && time.Since(began) < 2*time.Second
 			return good && !early, err
 		}
 		c.ignore(update)
@@ -192,9 +176,13 @@ func (c *Client) follow(ctx context.Context) (good bool, err error) {
 // apply applies a batch, unless it is for another proxy: its Services would replace all of this one's.
 func (c *Client) apply(changes *model.Changes, sync *nodelocalv1.Sync) error {
 	if name := sync.GetServiceProxyName(); name != c.options.ServiceProxyName {
-		return otherName{server: name, client: c.options.ServiceProxyName}
+		return errOtherName{fmt.Errorf("the server's service-proxy-name is %.100q, the client's is %q", name, c.options.ServiceProxyName)}
 	}
-	c.leaveOut(changes)
+	for _, port := range changes.Ports {
+		if port != nil && c.options.IgnoreExternalIPs {
+			port.ExternalIPs = nil
+		}
+	}
 	if err := c.state.apply(changes, sync); err != nil {
 		return err
 	}
@@ -207,18 +195,6 @@ func (c *Client) apply(changes *model.Changes, sync *nodelocalv1.Sync) error {
 		c.logOnce("Warning of the node-local server", "warning", text)
 	}
 	return nil
-}
-
-// leaveOut removes the addresses that the options ignore from changes, which nobody else has yet.
-func (c *Client) leaveOut(changes *model.Changes) {
-	if !c.options.IgnoreExternalIPs {
-		return
-	}
-	for _, port := range changes.Ports {
-		if port != nil {
-			port.ExternalIPs = nil
-		}
-	}
 }
 
 // setConnected calls OnConnected when that changes.
@@ -250,18 +226,12 @@ func (c *Client) Take() (*model.Changes, []time.Time) { return c.state.take() }
 // Resync implements model.Feed.
 func (c *Client) Resync() { c.state.resync() }
 
-// maxLogged bounds the texts that logOnce remembers, so that a server cannot fill log and memory. maxWarning bounds a
-// logged warning, in bytes.
-const (
-	maxLogged  = 1000
-	maxWarning = 1000
-)
+// maxWarning bounds a logged warning, in bytes.
+const maxWarning = 1000
 
 // logOnce logs a message with a text, unless it has logged it before.
 func (c *Client) logOnce(message, key, text string) {
-	id := message + text
-	if _, known := c.logged[id]; !known && len(c.logged) < maxLogged {
-		c.logged[id] = struct{}{}
+	if c.logged.First(message + text) {
 		c.options.Logger.Info(message, "target", c.target, "node", c.options.Node, key, text)
 	}
 }

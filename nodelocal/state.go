@@ -79,17 +79,15 @@ func (s *state) apply(batch *model.Changes, sync *nodelocalv1.Sync) error {
 		s.setPosition(sync)
 		return nil
 	}
+	all := s.all
 	if first {
-		s.all = &model.Changes{}
+		all = &model.Changes{}
 	}
-	added, size := s.difference(batch)
+	added, size := s.difference(all, batch)
 	if err := s.limits.Check(size); err != nil {
-		if first {
-			s.all = nil
-		}
 		return fmt.Errorf("the state with all increments: %w", err)
 	}
-	s.size = size
+	s.all, s.size = all, size
 	s.setPosition(sync)
 	s.all.Merge(batch)
 	if !first && added.Empty() {
@@ -111,11 +109,10 @@ func (s *state) hold(batch *model.Changes) bool {
 		return false
 	}
 	s.held = nil
-	hold := s.guard.Hold(s.all != nil && len(s.all.Ports) > 0, len(batch.Ports) > 0)
-	if hold {
+	if s.guard.Hold(s.all != nil && len(s.all.Ports) > 0, len(batch.Ports) > 0) {
 		s.held = batch
 	}
-	return hold
+	return s.held != nil
 }
 
 func (s *state) setPosition(sync *nodelocalv1.Sync) {
@@ -127,7 +124,7 @@ func (s *state) setPosition(sync *nodelocalv1.Sync) {
 
 // difference returns the changes of batch that all does not have, and the size of the state after them. Ports in batch that
 // are equal to those in all become the same variable, the one that the backend has.
-func (s *state) difference(batch *model.Changes) (added *model.Changes, size protocol.Limits) {
+func (s *state) difference(all, batch *model.Changes) (added *model.Changes, size protocol.Limits) {
 	added = &model.Changes{Ports: map[model.PortID]*model.ServicePort{}}
 	size = s.size
 	set := func(id model.PortID, old, port *model.ServicePort) {
@@ -142,7 +139,7 @@ func (s *state) difference(batch *model.Changes) (added *model.Changes, size pro
 		}
 	}
 	for id, port := range batch.Ports {
-		old := s.all.Ports[id]
+		old := all.Ports[id]
 		if !port.Equal(old) {
 			set(id, old, port)
 		} else if port != nil {
@@ -150,16 +147,16 @@ func (s *state) difference(batch *model.Changes) (added *model.Changes, size pro
 		}
 	}
 	if batch.Full {
-		for id, old := range s.all.Ports {
+		for id, old := range all.Ports {
 			if batch.Ports[id] == nil {
 				set(id, old, nil)
 			}
 		}
 	}
-	if batch.Node != nil && !batch.Node.Equal(s.all.Node) {
+	if batch.Node != nil && !batch.Node.Equal(all.Node) {
 		added.Node = batch.Node
 	}
-	if batch.ServiceCIDRsChanged && !slices.Equal(batch.ServiceCIDRs, s.all.ServiceCIDRs) {
+	if batch.ServiceCIDRsChanged && !slices.Equal(batch.ServiceCIDRs, all.ServiceCIDRs) {
 		added.ServiceCIDRs, added.ServiceCIDRsChanged = batch.ServiceCIDRs, true
 	}
 	return added, size

@@ -13,12 +13,6 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// controller is the reporting controller of the events: kube-proxy's name.
-const controller = "kube-proxy"
-
-// action is the action of all events.
-const action = "StartKubeProxy"
-
 // Events posts the events of kube-proxy v1.37 on the Node, with the same reasons. It posts in the background and gives up
 // after some tries. A nil *Events posts nothing, as without an API server.
 type Events struct {
@@ -39,7 +33,7 @@ func NewEvents(ctx context.Context, config *rest.Config, nodeName string) (*Even
 	}
 	context.AfterFunc(ctx, broadcaster.Shutdown)
 	return &Events{
-		recorder: broadcaster.NewRecorder(scheme.Scheme, controller),
+		recorder: broadcaster.NewRecorder(scheme.Scheme, "kube-proxy"),
 		node:     &corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: nodeName},
 	}, nil
 }
@@ -67,15 +61,12 @@ func (e *Events) MetricsServerFailed(err error) {
 
 func (e *Events) post(kind, reason, note string) {
 	if e != nil {
-		e.recorder.Eventf(e.node, nil, kind, reason, action, "%s", note)
+		e.recorder.Eventf(e.node, nil, kind, reason, "StartKubeProxy", "%s", note)
 	}
 }
 
-// repetitions is the verbosity from which on the log repeats an error.
-const repetitions = 2
-
-// withoutRepeats returns a logger that logs an error again only when it is very verbose: client-go tries an event every
-// ten seconds while the API server is away. The end of ctx interrupts the posting, and errors after it are not logged as such.
+// withoutRepeats returns a logger that repeats an error only at verbosity 2: client-go tries an event every ten seconds
+// while the API server is away. Errors after the end of ctx count as repeated, because it interrupts the posting.
 func withoutRepeats(ctx context.Context, logger klog.Logger) klog.Logger {
 	sink := logger.GetSink()
 	if sink == nil {
@@ -108,7 +99,7 @@ func (r *repeats) Error(err error, message string, keysAndValues ...any) {
 	switch {
 	case !again:
 		r.LogSink.Error(err, message, keysAndValues...)
-	case r.Enabled(repetitions):
-		r.Info(repetitions, message, append(keysAndValues, "err", err)...)
+	case r.Enabled(2):
+		r.Info(2, message, append(keysAndValues, "err", err)...)
 	}
 }

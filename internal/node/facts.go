@@ -23,31 +23,22 @@ type facts struct {
 	kept string
 }
 
-// factsOf returns the facts of a Node, with overrides.
-func (o *Options) factsOf(node model.Node) facts {
-	return facts{
-		ips:            firstOfFamilies(o.overrides(), node.IPs),
-		podCIDRs:       node.PodCIDRs,
-		ipsConfirmed:   len(node.IPs) > 0,
-		cidrsConfirmed: len(node.PodCIDRs) > 0,
-	}
-}
-
-// next returns the facts after the Node has changed to said. Facts that the Node no longer has stay: an
+// next returns the facts after the Node has changed to said, with overrides. Facts that the Node no longer has stay: an
 // external cloud provider, or a Node that registers anew, may leave it without addresses for a while, and
 // the machine has them nevertheless.
-func (f facts) next(said facts, o *Options) facts {
+func (f facts) next(said model.Node, o *Options) facts {
+	ips := firstOfFamilies(o.overrides(), said.IPs)
 	next := facts{
-		ips:            keepIPs(f.ips, said.ips, o),
-		podCIDRs:       said.podCIDRs,
-		ipsConfirmed:   f.ipsConfirmed || said.ipsConfirmed,
-		cidrsConfirmed: f.cidrsConfirmed || said.cidrsConfirmed,
+		ips:            keepIPs(f.ips, ips, o),
+		podCIDRs:       said.PodCIDRs,
+		ipsConfirmed:   f.ipsConfirmed || len(said.IPs) > 0,
+		cidrsConfirmed: f.cidrsConfirmed || len(said.PodCIDRs) > 0,
 	}
 	var kept []string
-	if lost := slices.DeleteFunc(slices.Clone(next.ips), func(ip netip.Addr) bool { return slices.Contains(said.ips, ip) }); len(lost) > 0 {
+	if lost := slices.DeleteFunc(slices.Clone(next.ips), func(ip netip.Addr) bool { return slices.Contains(ips, ip) }); len(lost) > 0 {
 		kept = append(kept, text(lost))
 	}
-	if o.NodeCIDR && !hasNew(f.podCIDRs, said.podCIDRs) && len(said.podCIDRs) < len(f.podCIDRs) {
+	if o.NodeCIDR && !hasNew(f.podCIDRs, said.PodCIDRs) && len(said.PodCIDRs) < len(f.podCIDRs) {
 		next.podCIDRs = f.podCIDRs
 		kept = append(kept, text(f.podCIDRs))
 	}

@@ -66,7 +66,7 @@ func (g *guard) update() {
 	if g.said != nil {
 		node = *g.said
 	}
-	next := g.known.next(g.options.factsOf(node), &g.options)
+	next := g.known.next(node, &g.options)
 	if err := g.restart(next); err != nil {
 		g.fail(err)
 	}
@@ -98,15 +98,15 @@ func (g *guard) restart(next facts) error {
 
 // logKept logs when the Node loses facts that stay in force, and when it has all again.
 func (g *guard) logKept(next facts) {
-	if !g.listed || !next.ipsConfirmed && !next.cidrsConfirmed || next.kept == g.keeping {
+	switch {
+	case !g.listed || !next.ipsConfirmed && !next.cidrsConfirmed || next.kept == g.keeping:
 		return
+	case next.kept == "":
+		g.logger.Info("The Node has again what it had lost", "node", g.options.NodeName)
+	default:
+		g.logger.Info("The Node has lost addresses or pod CIDRs; keeping them in force", "node", g.options.NodeName, "kept", next.kept)
 	}
 	g.keeping = next.kept
-	if next.kept == "" {
-		g.logger.Info("The Node has again what it had lost", "node", g.options.NodeName)
-		return
-	}
-	g.logger.Info("The Node has lost addresses or pod CIDRs; keeping them in force", "node", g.options.NodeName, "kept", next.kept)
 }
 
 // synced says that the source has listed everything. It does not wait for missing facts of the Node, which are added later.
@@ -163,7 +163,7 @@ func (g *guard) waitOver() bool { return g.listed && (g.givenUp || !g.missing().
 func (g *guard) missing() Missing {
 	return Missing{
 		Node:      g.said == nil,
-		Addresses: len(g.known.ips) < g.options.wantedIPs(),
+		Addresses: len(g.known.ips) == 0 || g.options.requireDual() && len(g.known.ips) < 2,
 		PodCIDRs:  g.options.NodeCIDR && len(g.known.podCIDRs) == 0,
 	}
 }

@@ -61,14 +61,15 @@ func (m Missing) any() bool { return m.Node || m.Addresses || m.PodCIDRs }
 // String returns the missing parts, separated by commas.
 func (m Missing) String() string {
 	var parts []string
-	add := func(missing bool, name string) {
-		if missing {
-			parts = append(parts, name)
-		}
+	if m.Node {
+		parts = append(parts, "the Node")
 	}
-	add(m.Node, "the Node")
-	add(m.Addresses, "addresses")
-	add(m.PodCIDRs, "pod CIDRs")
+	if m.Addresses {
+		parts = append(parts, "addresses")
+	}
+	if m.PodCIDRs {
+		parts = append(parts, "pod CIDRs")
+	}
 	return strings.Join(parts, ", ")
 }
 
@@ -77,18 +78,12 @@ func (o *Options) overrides() []netip.Addr {
 	return slices.DeleteFunc(slices.Clone(o.Override), func(addr netip.Addr) bool { return addr.IsUnspecified() || addr.IsLoopback() })
 }
 
-// wantedIPs returns the number of addresses to wait for.
-func (o *Options) wantedIPs() int {
-	if o.FamilyPolicy == corev1.IPFamilyPolicyRequireDualStack {
-		return 2
-	}
-	return 1
-}
+func (o *Options) requireDual() bool { return o.FamilyPolicy == corev1.IPFamilyPolicyRequireDualStack }
 
 // checkFamilies returns an error if the proxy cannot serve the families that it has to: that of
 // ips[0], and under RequireDualStack both.
 func (o *Options) checkFamilies(ips []netip.Addr) error {
-	dual := o.FamilyPolicy == corev1.IPFamilyPolicyRequireDualStack
+	dual := o.requireDual()
 	if dual && len(ips) < 2 {
 		return fmt.Errorf("node %s: ipFamilyPolicy is RequireDualStack, but the Node has %s; give it an address of each family in status.addresses (the kubelet's --node-ip), or set nodeIPOverride", o.NodeName, text(ips))
 	}

@@ -14,9 +14,9 @@ import (
 	"github.com/nftproxy/nftproxy/tracker"
 )
 
-// NewSource returns a Source that passes on the objects of another one and guards this proxy's Node among them (the package
-// comment says how). Beyond the errors of the other Source, its Run returns one when the Node has new addresses or, if they
-// count, pod CIDRs, and when the proxy cannot serve the IP families that it has to.
+// NewSource returns a Source that passes on the objects of another one and guards this proxy's Node among them. Beyond the
+// errors of the other Source, its Run returns one when the Node has new addresses or, if they count, pod CIDRs, and when
+// the proxy cannot serve the IP families that it has to.
 func NewSource(source tracker.Source, options Options) tracker.Source {
 	return guardedSource{source, options}
 }
