@@ -16,6 +16,8 @@ FUZZTIME    ?= 5000x
 BIN         ?= bin
 # Without grpcnotrace gRPC brings in html/template, for which the linker keeps every method: 19 MB more.
 BUILDFLAGS  := -tags grpcnotrace -trimpath
+# Most tests wait more than they compute. go vet has run before.
+TEST         = $(GO) test -vet=off -p $(shell echo $$((2 * $$(nproc))))
 BUILD       := CGO_ENABLED=0 $(GO) build $(BUILDFLAGS) -ldflags '$(LDFLAGS)'
 COMMANDS    := ./cmd/kube-proxy ./cmd/ruledump
 IMAGE       ?= localhost/nftproxy/kube-proxy
@@ -25,7 +27,7 @@ REVISION    ?= $(shell git rev-parse HEAD 2>/dev/null || echo unknown)
 # so that the same source gives the same bytes. 0 is no time.
 SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || echo 0)
 
-.PHONY: api build image sbom demo test check check-api unit fuzz golden generate bench plot soak test-386 test-arch test-kernels vulnerabilities clean
+.PHONY: api build image sbom demo test check check-api unit modules fuzz golden generate bench plot soak test-386 test-arch test-kernels vulnerabilities clean
 
 build: announce ## static binaries in bin/
 	$(BUILD) -o $(BIN)/ $(COMMANDS)
@@ -53,9 +55,11 @@ announce: # go list says whether Kubernetes' libraries have to be compiled
 
 quick: format ## for each save: no root, no nft program, under a minute with a warm cache
 	$(GO) vet ./...
-	$(GO) test -short $$($(GO) list ./... | grep -Ev '/(integration|hack)(/|$$)')
+	$(TEST) -short $$($(GO) list ./... | grep -Ev '/(integration|hack)(/|$$)')
 
-test: prerequisites build check unit test-386 fuzz ## all of it; needs root, and the programs of NEEDS, which it installs
+test: prerequisites build ## all of it; needs root, and the programs of NEEDS, which it installs
+	$(MAKE) --no-print-directory -O -j $$(nproc) check test-386 fuzz modules
+	$(MAKE) --no-print-directory unit
 
 # The programs that `make test` needs beside Go, make and git, each with its package in Debian. There is no other list.
 NEEDS := nft:nftables iptables-nft-restore:iptables iptables-legacy-restore:iptables gcc:gcc gcc:libc6-dev python3:python3
@@ -102,19 +106,22 @@ check-api: ## the node-local API: style, generated code that is current, nothing
 generate: ## the Go code of the node-local API
 	$(BUF) generate .. --template buf.gen.yaml
 
-unit: ## unit, property, golden and network-namespace tests, and those of deploy/ and tools/
-	$(GO) test -race -timeout 25m ./...
-	cd deploy && $(GO) test ./...
-	cd tools && $(GO) test ./...
+unit: ## unit, property, golden and network-namespace tests
+	$(TEST) -race -timeout 25m ./...
 
-fuzz: ## each fuzz target for a short while; one binary for all targets of a package
-	@set -e; for dir in $$(git grep -l '^func Fuzz' -- '*_test.go' | xargs -n 1 dirname | sort -u); do \
-		binary=$(abspath $(BIN))/fuzz/$$dir.test; \
-		$(GO) test -c -fuzz=. -o $$binary ./$$dir; \
-		for target in $$(cd $$dir && $$binary -test.list '^Fuzz'); do \
-			echo "fuzz $$dir $$target"; \
-			(cd $$dir && $$binary -test.run '^$$' -test.fuzz "^$$target$$" -test.fuzztime $(FUZZTIME) -test.fuzzcachedir $$binary.cache); \
-		done; \
+modules: ## the tests of deploy/ and tools/
+	cd deploy && $(TEST) ./...
+	cd tools && $(TEST) ./...
+
+fuzz: ## each fuzz target for a short while; `make fuzz/PACKAGE` for those of one package
+	@$(MAKE) --no-print-directory $$(git grep -l '^func Fuzz' -- '*_test.go' | xargs -n 1 dirname | sort -u | sed 's,^,fuzz/,')
+
+fuzz/%: # one binary for all targets of a package
+	@set -e; binary=$(abspath $(BIN))/$@.test; \
+	$(GO) test -c -fuzz=. -o $$binary ./$*; \
+	cd $*; for target in $$($$binary -test.list '^Fuzz'); do \
+		echo "fuzz $* $$target"; \
+		$$binary -test.run '^$$' -test.fuzz "^$$target$$" -test.fuzztime $(FUZZTIME) -test.fuzzcachedir $$binary.cache; \
 	done
 
 golden: ## rewrite what is generated: rulesets, converted configurations, lists of metrics, tables in docs/
@@ -138,7 +145,7 @@ ENCODERS := ./internal/netlinkattr ./nft ./conntrack ./internal/nodeaddr ./compi
 
 test-386: ## the tests of ENCODERS that need no kernel, as 32-bit programs; an amd64 machine runs them as they are
 ifeq ($(shell $(GO) env GOHOSTARCH),amd64)
-	CGO_ENABLED=0 GOARCH=386 $(GO) test -short $(ENCODERS)
+	CGO_ENABLED=0 GOARCH=386 $(TEST) -short $(ENCODERS)
 else
 	@echo "not on amd64: leaving out the 32-bit tests"
 endif
