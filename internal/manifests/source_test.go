@@ -321,6 +321,7 @@ func testMissingDirectoryAtTheStartIsWaitedFor(t *testing.T) {
 }
 
 func testRenamedFileIsNotReadAsDeleted(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	names := [2]string{filepath.Join(dir, "a.yaml"), filepath.Join(dir, "b.yaml")}
 	writeFile(t, dir, "a.yaml", serviceYAML("web", "10.96.0.1"))
@@ -384,6 +385,7 @@ func hasObject(objects map[id]metav1.Object, name string) bool {
 }
 
 func testFileWrittenAtTheStartIsWaitedFor(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	writeFile(t, dir, "web.yaml", serviceYAML("web", "10.96.0.1")+"---\n")
 	sink, _ := start(t, dir, func(s *Source) { s.Quiet = 2 * time.Second })
@@ -397,6 +399,7 @@ func testFileWrittenAtTheStartIsWaitedFor(t *testing.T) {
 }
 
 func testFileThatChangesAllTheTimeDelaysTheStartOnlySoLong(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	writeFile(t, dir, "web.yaml", serviceYAML("web", "10.96.0.1"))
 	ctx, cancel := context.WithCancel(t.Context())

@@ -135,6 +135,7 @@ func testRunWhenEitherSideIsKilled(t *testing.T) {
 }
 
 func testRunResumes(t *testing.T) {
+	t.Parallel()
 	tr := servingTracker(100)
 	fill(tr, 100, 3)
 	tr.Synced()
@@ -173,6 +174,7 @@ func testRunResumes(t *testing.T) {
 }
 
 func testRunFollowsOn(t *testing.T) {
+	t.Parallel()
 	tr := servingTracker(100)
 	fill(tr, 100, 3)
 	tr.SetNode(node("node-1"))
@@ -218,6 +220,7 @@ func testRunFollowsOn(t *testing.T) {
 
 // Two servers are behind one address, as those of a Service are. The first connection leads to the one that knows nothing.
 func testRunLeavesAServerThatIsNotReady(t *testing.T) {
+	t.Parallel()
 	ready := servingTracker(100)
 	fill(ready, 10, 3)
 	ready.Synced()
@@ -274,6 +277,7 @@ func relay(client net.Conn, to string) {
 
 // The times of events reach those who measure how long they take to be applied.
 func testRunCarriesTriggerTimes(t *testing.T) {
+	t.Parallel()
 	tr := servingTracker(100)
 	fill(tr, 10, 3)
 	tr.Synced()
@@ -386,6 +390,7 @@ func (b *backend) awaitServices(t *testing.T, want string) {
 }
 
 func testRunRefusesAServerOfAnotherProxy(t *testing.T) {
+	t.Parallel()
 	for _, names := range []struct{ server, client string }{{"blue", ""}, {"", "blue"}, {"blue", "green"}} {
 		want := fmt.Sprintf("the server's service-proxy-name is %q, the client's is %q", names.server, names.client)
 		t.Run(fmt.Sprintf("a client %q without a state ends behind %q", names.client, names.server), func(t *testing.T) {
@@ -430,6 +435,7 @@ func testRunRefusesAServerOfAnotherProxy(t *testing.T) {
 
 // A cluster may have no Service for a proxy with a name, so the full state of its server may be empty.
 func testRunOfANamedProxyWithoutServices(t *testing.T) {
+	t.Parallel()
 	b, backend := newTestServer(t, named("blue", 1), server.Options{}), &backend{}
 	options := nodelocal.Options{Node: "node-1", ServiceProxyName: "blue"}
 	options.Empty.Before = func(string) bool { return true }

@@ -413,6 +413,7 @@ func TestListen(t *testing.T) {
 }
 
 func testServerListensAgain(t *testing.T) {
+	t.Parallel()
 	dir := filepath.Join(t.TempDir(), "run")
 	address := "unix://" + filepath.Join(dir, "s")
 	tr := servingTracker(10)

@@ -124,7 +124,7 @@ func testServerBoundsFullStates(t *testing.T) {
 			}
 		}
 	})
-	for end := time.Now().Add(2 * time.Second); time.Now().Before(end); {
+	for end := time.Now().Add(2 * time.Second); time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
 		peak = max(peak, heap()-before)
 	}
 	if peak > 100<<20 {
@@ -155,6 +155,7 @@ func testServerSendsOneByOne(t *testing.T) {
 // testServerDoesNotWaitForSlowReaders has a client that takes each part long before SendTimeout, and more time than the whole
 // batch may take.
 func testServerDoesNotWaitForSlowReaders(t *testing.T) {
+	t.Parallel()
 	tr := servingTracker(10)
 	fill(tr, 3000, 100)
 	tr.Synced()

@@ -7,6 +7,9 @@ import (
 )
 
 func TestSource(t *testing.T) {
+	// These two wait longest.
+	t.Run("leaves a refused resource alone", testRefusedResourceIsLeftAlone)
+	t.Run("an outage during a refusal ends", testOutageDuringARefusalEnds)
 	t.Run("asks for protobuf", testAnswersAreProtobuf)
 	t.Run("takes JSON too", testJSONWorksToo)
 	t.Run("passes on changes", testChangesArrive)
@@ -26,8 +29,6 @@ func TestSource(t *testing.T) {
 	t.Run("does not log errors of an ending context", testErrorsOfAnEndingContextAreNotLogged)
 	t.Run("ServiceCIDRs may be refused", testServiceCIDRsMayBeRefused)
 	t.Run("a ServiceCIDR deleted during a refusal goes", testServiceCIDRDeletedDuringARefusalGoes)
-	t.Run("an outage during a refusal ends", testOutageDuringARefusalEnds)
-	t.Run("leaves a refused resource alone", testRefusedResourceIsLeftAlone)
 	t.Run("ends with its context", testRunEndsWithItsContext)
 	t.Run("ends at once with an ended context", testRunWithAnEndedContext)
 	t.Run("is synced after everything that exists", testSyncedComesAfterEverythingThatExists)

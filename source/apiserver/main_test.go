@@ -9,6 +9,6 @@ import (
 
 // Most of these tests is waiting for the back-off of a reflector.
 func TestMain(m *testing.M) {
-	await.Parallel("16")
+	await.Parallel("24")
 	os.Exit(m.Run())
 }
