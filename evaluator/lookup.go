@@ -66,12 +66,9 @@ func (w *walk) hash(h nft.JHash) (value, error) {
 	if h.Field != w.family.Saddr() && h.Field != w.family.Daddr() {
 		return value{}, errors.New("the evaluator hashes addresses only")
 	}
-	v, err := w.expression(h.Field)
-	if err != nil {
-		return value{}, err
-	}
-	if v.unknown != "" {
-		return unknownValue(4, v.unknown), nil
+	v, err := w.field(h.Field)
+	if err != nil || v.unknown != "" {
+		return unknownValue(4, v.unknown), err
 	}
 	return value{data: nft.IntegerData(slot(jenkinsHash([]byte(v.data), h.Seed), h.Mod))}, nil
 }

@@ -36,19 +36,15 @@ var anyAddress = net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) 
 	return err
 }}
 
-func (s *server) listen(protocol model.Protocol) error {
+func (s *server) listen(protocol model.Protocol) (err error) {
 	if protocol == model.UDP {
-		conn, err := anyAddress.ListenPacket(context.Background(), "udp", s.at.String())
-		if err == nil {
-			s.Closer = conn
-			go s.forward(conn.(*net.UDPConn))
+		if s.Closer, err = anyAddress.ListenPacket(context.Background(), "udp", s.at.String()); err == nil {
+			go s.forward(s.Closer.(*net.UDPConn))
 		}
 		return err
 	}
-	l, err := anyAddress.Listen(context.Background(), "tcp", s.at.String())
-	if err == nil {
-		s.Closer = l
-		go s.accept(l.(*net.TCPListener))
+	if s.Closer, err = anyAddress.Listen(context.Background(), "tcp", s.at.String()); err == nil {
+		go s.accept(s.Closer.(*net.TCPListener))
 	}
 	return err
 }

@@ -49,10 +49,9 @@ func Handler(o Options) http.Handler {
 	return mux
 }
 
-// mux remembers the pages that were added through it.
+// mux remembers the first part of the path of each page that was added through it, such as "/metrics".
 type mux struct {
 	*http.ServeMux
-	// pages holds the first part of each page's path, such as "/metrics".
 	pages []string
 }
 

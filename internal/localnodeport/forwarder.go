@@ -37,8 +37,8 @@ type Forwarder struct {
 	// listeners holds the listeners by address, also those that cannot listen yet.
 	listeners map[netip.AddrPort]*listener
 
-	// countMu guards counts, the number of open listeners in each family, and keeps calls of OnListeners
-	// in order. It is apart from mu because listeners open at any time.
+	// countMu guards counts, the number of open listeners in each family, and keeps calls of OnListeners in order. It is
+	// apart from mu because listeners open at any time.
 	countMu sync.Mutex
 	counts  map[model.Family]int
 }
@@ -57,10 +57,9 @@ func New(options Options) *Forwarder {
 	}
 }
 
-// Apply reconciles the listeners with changes that were synced. When it returns, node ports without
-// endpoints refuse connections. If another program has a port, Apply logs that, and the Forwarder tries
-// again until it is free or no longer wanted. Established connections stay, also when their endpoint, their
-// Service or ctx ends: they end when either side ends them. Listeners end with ctx, which should be the
+// Apply reconciles the listeners with changes that were synced. When it returns, node ports without endpoints refuse
+// connections. If another program has a port, Apply logs that, and the Forwarder tries again until it is free or no
+// longer wanted. Established connections stay until either side ends them. Listeners end with ctx, which should be the
 // same for all calls.
 func (f *Forwarder) Apply(ctx context.Context, changes *model.Changes) {
 	if len(f.options.Addresses) == 0 {

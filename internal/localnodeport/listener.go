@@ -20,13 +20,9 @@ import (
 const (
 	// dialTimeout is how long an endpoint may take to accept a connection, as in kube-proxy.
 	dialTimeout = 5 * time.Second
-	// maxDials is how many endpoints are tried for one connection. An endpoint that died refuses
-	// connections until it is gone from the EndpointSlices.
+	// maxDials is how many endpoints are tried for one connection. An endpoint that died refuses connections until it is
+	// gone from the EndpointSlices.
 	maxDials = 3
-	// How long to wait before trying again to listen on a port that is taken.
-	minListenWait, maxListenWait = 100 * time.Millisecond, 10 * time.Second
-	// How long to wait before accepting again when file descriptors have run out.
-	minAcceptWait, maxAcceptWait = 5 * time.Millisecond, time.Second
 )
 
 // listener serves one node port on one address.
@@ -120,7 +116,7 @@ func (l *listener) open(ctx context.Context) error {
 
 // retry tries to listen until that works, and then accepts connections.
 func (l *listener) retry(ctx context.Context) {
-	waits := backoff.ExponentialBackOff{InitialInterval: minListenWait, Multiplier: 2, MaxInterval: maxListenWait}
+	waits := backoff.ExponentialBackOff{InitialInterval: 100 * time.Millisecond, Multiplier: 2, MaxInterval: 10 * time.Second}
 	for sleep(ctx, waits.NextBackOff()) {
 		if l.open(ctx) == nil {
 			klog.FromContext(ctx).Info("Listening for a node port on loopback after all", l.about()...)
@@ -130,12 +126,11 @@ func (l *listener) retry(ctx context.Context) {
 	}
 }
 
-// accept serves connections until the socket is closed. Without file descriptors or memory it waits until
-// there are some again, and so it does while there are as many connections as the limits. The kernel keeps the clients
-// waiting meanwhile.
+// accept serves connections until the socket is closed. It waits while there are no file descriptors or as many
+// connections as the limits; the kernel keeps the clients waiting.
 func (l *listener) accept(ctx context.Context) {
 	failing := false
-	waits := backoff.ExponentialBackOff{InitialInterval: minAcceptWait, Multiplier: 2, MaxInterval: maxAcceptWait}
+	waits := backoff.ExponentialBackOff{InitialInterval: 5 * time.Millisecond, Multiplier: 2, MaxInterval: time.Second}
 	for {
 		client, err := l.socket.AcceptTCP()
 		switch {
@@ -182,8 +177,7 @@ func (l *listener) take(ctx context.Context, slots chan struct{}) bool {
 	}
 }
 
-// serve connects a client to an endpoint. If no endpoint answers, it resets the connection, which was
-// accepted already.
+// serve connects a client to an endpoint. If no endpoint answers, it resets the connection.
 func (l *listener) serve(ctx context.Context, client *net.TCPConn) {
 	// Only with route_localnet, left behind by another proxy, can anybody else get here.
 	if peer := client.RemoteAddr().(*net.TCPAddr); !peer.IP.IsLoopback() {
@@ -230,11 +224,11 @@ func sleep(ctx context.Context, wait time.Duration) bool {
 	}
 }
 
-// choice draws endpoints for the connections to one node port. All its clients have the
-// loopback address, so with session affinity they are one client with one endpoint.
+// choice draws endpoints for the connections to one node port. All its clients have the loopback address, so with session
+// affinity they are one client with one endpoint.
 type choice struct {
 	mu        sync.Mutex
-	endpoints []netip.AddrPort
+	endpoints []model.Endpoint
 	// affinity is how long an endpoint is kept after the last new connection; 0 is not at all.
 	affinity time.Duration
 	// kept is the endpoint to keep, used when it was last drawn.
@@ -246,22 +240,18 @@ type choice struct {
 func (c *choice) update(endpoints []model.Endpoint, affinity time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.endpoints = make([]netip.AddrPort, len(endpoints))
-	for i, e := range endpoints {
-		c.endpoints[i] = e.AddrPort
-	}
-	c.affinity = affinity
+	c.endpoints, c.affinity = endpoints, affinity
 }
 
-// draw returns an endpoint for a connection now, other than those that were tried for it in
-// vain; false when there is none. With affinity it is the one to keep from now on.
+// draw returns an endpoint for a connection now, other than those that were tried for it in vain; false if there is none.
+// With affinity it is the one to keep from now on.
 func (c *choice) draw(now time.Time, tried []netip.AddrPort) (netip.AddrPort, bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	left := make([]netip.AddrPort, 0, len(c.endpoints))
+	var left []netip.AddrPort
 	for _, e := range c.endpoints {
-		if !slices.Contains(tried, e) {
-			left = append(left, e)
+		if !slices.Contains(tried, e.AddrPort) {
+			left = append(left, e.AddrPort)
 		}
 	}
 	if len(left) == 0 {
@@ -274,9 +264,8 @@ func (c *choice) draw(now time.Time, tried []netip.AddrPort) (netip.AddrPort, bo
 	return c.kept, true
 }
 
-// relay copies between two connections until both directions have ended, and closes both. It passes on the
-// end of one direction (FIN) while the other continues. If one connection is reset, or cannot be written
-// to any more, relay resets the other one.
+// relay copies between two connections until both directions have ended, and closes both. It passes on the end of one
+// direction (FIN) while the other continues. If one connection is reset, relay resets the other one.
 func relay(a, b *net.TCPConn) {
 	defer a.Close()
 	defer b.Close()

@@ -115,8 +115,7 @@ func (d *decoded) decode(doc document) []error {
 	return d.add(data, nil)
 }
 
-// toJSON turns YAML into JSON. JSON passes as it is, since YAML parsers take much
-// longer for it.
+// toJSON turns YAML into JSON. JSON passes as it is, since YAML parsers take much longer for it.
 func toJSON(doc document) ([]byte, error) {
 	if trimmed := bytes.TrimSpace(doc.text); len(trimmed) > 0 && trimmed[0] == '{' && json.Valid(trimmed) {
 		return trimmed, nil
@@ -125,8 +124,7 @@ func toJSON(doc document) ([]byte, error) {
 	if err == nil {
 		return data, nil
 	}
-	// The parser counts lines from the start of what it is given. People count from the
-	// start of the file, so let it fail once more with as many lines in front.
+	// People count lines from the start of the file, so let it fail once more with as many lines in front.
 	padded := append(bytes.Repeat([]byte("\n"), doc.line-1), doc.text...)
 	if _, again := yaml.YAMLToJSONStrict(padded); again != nil {
 		err = again

@@ -15,8 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// errBlank is the error of a file without text. Every file is blank between truncating and
-// writing it, and nobody means to take all Services away by that.
+// errBlank is the error of a file without text, as every file is between truncating and writing it.
 var errBlank = errors.New("the file is empty; write its objects or delete it (until then the last ones stay)")
 
 // directory is the manifests of a directory as they were last good.
@@ -39,8 +38,8 @@ type file struct {
 	errs []error
 }
 
-// refresh reads dir and returns what is wrong with it now. Of a file that cannot be used
-// the last good objects stay; if dir itself cannot be read, everything stays.
+// refresh reads dir and returns its errors. Of a file that cannot be used the last good objects stay; if dir itself cannot
+// be read, everything stays.
 func (d *directory) refresh(dir string) (errs []error) {
 	all, err := readDir(dir)
 	if d.unreadable = err; err != nil {

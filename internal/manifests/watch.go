@@ -14,9 +14,8 @@ import (
 // patience is the number of quiet periods after which a directory that changes all the time is read nevertheless.
 const patience = 20
 
-// watch tells when a directory should be read again. It watches the directory and its
-// parent: the path may be a link that is swapped for another, or a directory that is
-// renamed away, and a watch on the directory alone would stay with the old one.
+// watch tells when a directory should be read again. It watches the directory and its parent: the path may be a link that
+// is swapped for another, or a directory that is renamed away, and a watch on the directory alone would stay with it.
 type watch struct {
 	dir    string
 	quiet  time.Duration
@@ -113,11 +112,8 @@ func (w *watch) wait(ctx context.Context) bool {
 	}
 }
 
-// matters reports whether an event can mean other manifests. Hidden names do: the link
-// "..data" is all that changes in a volume that Kubernetes makes of a ConfigMap.
+// matters reports whether an event can mean other manifests. Hidden names do: the link "..data" is all that changes in a
+// volume that Kubernetes makes of a ConfigMap.
 func (w *watch) matters(event fsnotify.Event) bool {
-	if event.Op == fsnotify.Chmod {
-		return false
-	}
-	return event.Name == w.dir || filepath.Dir(event.Name) == w.dir
+	return event.Op != fsnotify.Chmod && (event.Name == w.dir || filepath.Dir(event.Name) == w.dir)
 }

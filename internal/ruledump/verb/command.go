@@ -120,14 +120,8 @@ It refuses a directory with an invalid file, unlike the proxy, which uses the va
   # Let nft check it.
   ruledump compile --kubeconfig ~/.kube/config --node node-1 | nft -c -f -`,
 		Args: cobra.NoArgs,
-		PreRunE: func(*cobra.Command, []string) error {
-			if !from.isCompiled() {
-				return fmt.Errorf("give %s; \"ruledump live\" prints the kernel's rules", compiledSources)
-			}
-			return from.checkWanted()
-		},
 	}
-	from.addWanted(cmd)
+	from.addWanted(cmd, `; "ruledump live" prints the kernel's rules`)
 	return from.shows(cmd, newFormat("nft", "json"), asRuleset)
 }
 

@@ -2,7 +2,6 @@ package verb
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -46,12 +45,6 @@ does. Clients of Services with session affinity do not count.`,
   # What was different when the dump was made?
   ruledump diff --manifests objects/ --node node-1 --dump node-1.json`,
 		Args: cobra.NoArgs,
-		PreRunE: func(*cobra.Command, []string) error {
-			if !from.isCompiled() {
-				return errors.New("give " + compiledSources + ", the desired state")
-			}
-			return from.checkWanted()
-		},
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			defer from.close()
 			d, err := diff(cmd, &from)
@@ -65,7 +58,7 @@ does. Clients of Services with session affinity do not count.`,
 			return errDifferent
 		},
 	}
-	from.addWanted(cmd)
+	from.addWanted(cmd, ", the desired state")
 	from.addActual(cmd)
 	format.addTo(cmd)
 	cmd.Flags().BoolVar(&all, "all", false, "print everything that differs, not only the first 20 Services and the first 20 elements and rules")

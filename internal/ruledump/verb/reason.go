@@ -15,24 +15,15 @@ type Reason string
 
 // The reasons.
 const (
-	// ReasonServed is a packet that a frontend sent to an endpoint.
-	ReasonServed Reason = "served"
-	// ReasonAffinity is the same, to the endpoint where session affinity keeps the client.
-	ReasonAffinity Reason = "affinity"
-	// ReasonNotService is a packet that the rules leave alone.
-	ReasonNotService Reason = "not-a-service"
-	// ReasonNoEndpoints is a frontend without a usable endpoint on any node.
-	ReasonNoEndpoints Reason = "no-endpoints"
-	// ReasonPolicyLocal is a frontend with policy Local and without a usable endpoint on this node.
-	ReasonPolicyLocal Reason = "policy-local"
-	// ReasonUnknownPort is a ClusterIP that does not have the port, or the protocol.
-	ReasonUnknownPort Reason = "unknown-port"
-	// ReasonUnassigned is an address of a ServiceCIDR that no Service holds.
-	ReasonUnassigned Reason = "unassigned-address"
-	// ReasonSource is a client that loadBalancerSourceRanges does not name.
-	ReasonSource Reason = "source-not-allowed"
-	// ReasonOther is a rule that the proxy did not write.
-	ReasonOther Reason = "foreign-rule"
+	ReasonServed      Reason = "served"             // a frontend sent it to an endpoint
+	ReasonAffinity    Reason = "affinity"           // the same, to the endpoint where session affinity keeps the client
+	ReasonNotService  Reason = "not-a-service"      // the rules leave it alone
+	ReasonNoEndpoints Reason = "no-endpoints"       // no usable endpoint on any node
+	ReasonPolicyLocal Reason = "policy-local"       // policy Local, and no usable endpoint on this node
+	ReasonUnknownPort Reason = "unknown-port"       // a ClusterIP that does not have the port, or the protocol
+	ReasonUnassigned  Reason = "unassigned-address" // an address of a ServiceCIDR that no Service holds
+	ReasonSource      Reason = "source-not-allowed" // loadBalancerSourceRanges does not name the client
+	ReasonOther       Reason = "foreign-rule"       // a rule that the proxy did not write
 )
 
 // SourceReason is the reason why a packet's source address was kept or masqueraded, in a word.
@@ -80,20 +71,15 @@ func reasonOf(fate *evaluator.Fate) Reason {
 
 func reasonOfDelivery(fate *evaluator.Fate) Reason {
 	reason := ReasonNotService
-	for i := range fate.Path {
-		step := &fate.Path[i]
+	for _, step := range fate.Path {
 		if step.Rule == nil || len(step.Elements) == 0 {
 			continue
 		}
-		for _, s := range step.Rule.Statements {
-			d, isDNAT := s.(nft.DNAT)
-			switch {
-			case !isDNAT:
-			case compiler.IsAffinityMap(d.Map):
-				return ReasonAffinity
-			default:
-				reason = ReasonServed
-			}
+		if has(step.Rule, func(d nft.DNAT) bool { return compiler.IsAffinityMap(d.Map) }) {
+			return ReasonAffinity
+		}
+		if has(step.Rule, func(nft.DNAT) bool { return true }) {
+			reason = ReasonServed
 		}
 	}
 	if reason == ReasonNotService && !fate.Untouched() {
@@ -103,14 +89,13 @@ func reasonOfDelivery(fate *evaluator.Fate) Reason {
 }
 
 // sourceReasonOf finds the rule that decided about the source; empty for a packet that no endpoint gets.
-func sourceReasonOf(fate *evaluator.Fate) SourceReason {
-	reason := SourceReason("")
+func sourceReasonOf(fate *evaluator.Fate) (reason SourceReason) {
 	for i := range fate.Path {
 		step := &fate.Path[i]
 		if step.Chain == nil || step.Rule == nil {
 			continue
 		}
-		if isHairpin(step.Rule) {
+		if has(step.Rule, func(s nft.InSet) bool { return compiler.IsHairpinSet(s.Set) }) {
 			return SourceHairpin
 		}
 		if r := sourceReasonOfStep(step, reason == SourceOutside); r != "" {
@@ -128,62 +113,47 @@ func has[S nft.Statement](r *nft.Rule, matches func(S) bool) bool {
 	})
 }
 
-func isHairpin(r *nft.Rule) bool {
-	return has(r, func(s nft.InSet) bool { return compiler.IsHairpinSet(s.Set) })
-}
+func marks(r *nft.Rule) bool { return has(r, func(s nft.SetMark) bool { return s.Or != 0 }) }
 
 // marksSome reports whether a rule marks the clients that it matches, and not all.
 func marksSome(r *nft.Rule) bool { return marks(r) && len(r.Statements) > 1 }
 
-// readsLocalClients reports whether a rule looks up the clients that policy Local binds.
-func readsLocalClients(r *nft.Rule) bool {
-	return has(r, func(d nft.DNAT) bool { return compiler.IsLocalAffinityMap(d.Map) })
-}
-
-func marks(r *nft.Rule) bool {
-	return has(r, func(s nft.SetMark) bool { return s.Or != 0 })
-}
-
 // sourceReasonOfStep returns the reason that a step adds; empty for none. outside says that an earlier step marked the
 // packet because its client is not one of the cluster's own.
 func sourceReasonOfStep(step *evaluator.Step, outside bool) SourceReason {
-	marked := marks(step.Rule)
-	switch role := compiler.RoleOf(step.Chain.Name); {
-	case role == compiler.RoleMarkUnlessLocal && marked:
-		return SourceOutside
-	case role == compiler.RoleMarkUnlessLocal:
-		return SourceClusterClient
-	case role == compiler.RoleShortCircuit && marked:
-		return SourceNode
-	case role == compiler.RoleShortCircuit:
-		return SourceClusterClient
-	case role == compiler.RoleServeExternal && marked:
-		return SourcePolicyCluster
-	case role == compiler.RoleServeCluster && marked && marksSome(step.Rule):
-		return SourceOutside
-	case role == compiler.RoleServeCluster && marked:
-		return SourceAll
-	case role == compiler.RoleServeCluster && !outside && len(step.Chain.Rules) > 0:
-		return keptReason(step)
-	case role == compiler.RoleServeLocal, role == compiler.RoleKnownLocal && readsLocalClients(step.Rule):
+	kept, marked := SourceReason(""), SourceReason("")
+	switch compiler.RoleOf(step.Chain.Name) {
+	case compiler.RoleMarkUnlessLocal:
+		kept, marked = SourceClusterClient, SourceOutside
+	case compiler.RoleShortCircuit:
+		kept, marked = SourceClusterClient, SourceNode
+	case compiler.RoleServeExternal:
+		marked = SourcePolicyCluster
+	case compiler.RoleServeCluster:
+		marked = SourceAll
+		if marksSome(step.Rule) {
+			marked = SourceOutside
+		}
+		// The first rule tells whether the chain of a ClusterIP tells clients apart.
+		switch first := &step.Chain.Rules[0]; {
+		case outside:
+		case step.Rule == first:
+			kept = SourceNotTold
+		case marksSome(first):
+			kept = SourceClusterClient
+		}
+	case compiler.RoleServeLocal:
 		return SourcePolicyLocal
-	case role == compiler.RoleKnownLocal && marked:
-		return SourceNode
-	case role == compiler.RoleKnownLocal:
-		return SourceClusterClient
+	case compiler.RoleKnownLocal:
+		kept, marked = SourceClusterClient, SourceNode
+		if has(step.Rule, func(d nft.DNAT) bool { return compiler.IsLocalAffinityMap(d.Map) }) {
+			return SourcePolicyLocal
+		}
 	}
-	return ""
-}
-
-// keptReason returns why the chain of a ClusterIP did not mark a packet; empty if its first rule does not tell.
-func keptReason(step *evaluator.Step) SourceReason {
-	switch first := &step.Chain.Rules[0]; {
-	case step.Rule == first:
-		return SourceNotTold
-	case marksSome(first):
-		return SourceClusterClient
+	if marks(step.Rule) {
+		return marked
 	}
-	return ""
+	return kept
 }
 
 // sourceTexts explain each SourceReason.

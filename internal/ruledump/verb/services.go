@@ -259,11 +259,11 @@ func shortDuration(d time.Duration) string {
 		return ""
 	}
 	text := d.String()
-	if strings.HasSuffix(text, "m0s") {
-		text = strings.TrimSuffix(text, "0s")
+	if minutes, whole := strings.CutSuffix(text, "m0s"); whole {
+		text = minutes + "m"
 	}
-	if strings.HasSuffix(text, "h0m") {
-		text = strings.TrimSuffix(text, "0m")
+	if hours, whole := strings.CutSuffix(text, "h0m"); whole {
+		text = hours + "h"
 	}
 	return text
 }

@@ -39,8 +39,9 @@ The rules are those of the running kernel, in this network namespace (which need
 CAP_NET_ADMIN), or of one of --manifests, --kubeconfig, --node-local (each with --node) and
 --dump. Only the kernel takes privileges.`
 
-// addWanted adds the flags for rules that are compiled.
-func (s *source) addWanted(cmd *cobra.Command) {
+// addWanted adds the flags for rules that are compiled. If the command has no other source, otherwise says why it needs
+// one of them.
+func (s *source) addWanted(cmd *cobra.Command, otherwise string) {
 	flags := cmd.Flags()
 	flags.StringVar(&s.manifests, "manifests", "", "compile the manifests in this directory (.yaml, .yml, .json), or in one such file")
 	flags.StringVar(&s.kubeconfig, "kubeconfig", "", "compile the objects of a cluster, which are listed once and not changed")
@@ -53,6 +54,12 @@ func (s *source) addWanted(cmd *cobra.Command) {
 	addServiceProxyName(flags, &s.serviceProxyName)
 	for _, name := range []string{"manifests", "kubeconfig", "config", "node-local-cert-file", "node-local-key-file", "node-local-ca-file"} {
 		_ = cmd.MarkFlagFilename(name)
+	}
+	cmd.PreRunE = func(*cobra.Command, []string) error {
+		if otherwise != "" && !s.isCompiled() {
+			return errors.New("give " + compiledSources + otherwise)
+		}
+		return s.checkWanted()
 	}
 }
 
@@ -71,17 +78,15 @@ func (s *source) addActual(cmd *cobra.Command) {
 
 // addTo adds all flags, and makes the command refuse combinations that make no sense.
 func (s *source) addTo(cmd *cobra.Command) {
-	s.addWanted(cmd)
+	s.addWanted(cmd, "")
 	s.addActual(cmd)
 	cmd.Long = strings.TrimRight(cmd.Long, "\n") + "\n" + sourceHelp
-	cmd.PreRunE = func(*cobra.Command, []string) error {
-		if err := s.checkWanted(); err != nil {
-			return err
-		}
+	check := cmd.PreRunE
+	cmd.PreRunE = func(cmd *cobra.Command, args []string) error {
 		if s.dump != "" && s.isCompiled() {
 			return errors.New("--dump is another source than --manifests, --kubeconfig and --node-local: give one")
 		}
-		return nil
+		return check(cmd, args)
 	}
 }
 
