@@ -1,3 +1,9 @@
+// Package sysctl sets the kernel parameters of a node that kube-proxy sets: those of connection
+// tracking, and the OOM score of the process.
+//
+// It sets nothing else. The nftables mode needs neither route_localnet (which makes 127.0.0.1
+// reachable from outside, CVE-2020-8558) nor the parameters of IPVS. ip_forward and
+// bridge-nf-call-iptables belong to the program that sets up the node.
 package sysctl
 
 import (
@@ -83,4 +89,40 @@ func reason(err error) error {
 		return pathError.Err
 	}
 	return err
+}
+
+// KernelHasIPv6 reports whether the kernel has IPv6 at all: it was built with it (CONFIG_IPV6), and not started with the
+// parameter ipv6.disable=1. This does not change while the kernel runs.
+func (t Tree) KernelHasIPv6() bool {
+	_, err := os.Stat(t.path("proc/net/if_inet6"))
+	return err == nil
+}
+
+// HasIPv6 reports whether this network namespace has IPv6: the kernel supports it, and it is not disabled
+// for all interfaces.
+func (t Tree) HasIPv6() bool {
+	if !t.KernelHasIPv6() {
+		return false
+	}
+	disabled, err := t.readInt("proc/sys/net/ipv6/conf/all/disable_ipv6")
+	return err != nil || disabled == 0
+}
+
+const oomScoreFile = "proc/self/oom_score_adj"
+
+// SetOOMScoreAdj makes the kernel more (up to 1000) or less (down to -1000) willing to kill this
+// process when memory runs out. kube-proxy's default is -999. A value below the one that
+// the process started with needs CAP_SYS_RESOURCE. A program should continue after a failure.
+func (t Tree) SetOOMScoreAdj(value int) error {
+	current, err := t.readInt(oomScoreFile)
+	if err != nil {
+		return fmt.Errorf("read oom_score_adj: %w", err)
+	}
+	if current == value {
+		return nil
+	}
+	if err := t.writeInt(oomScoreFile, value); err != nil {
+		return fmt.Errorf("oom_score_adj is %d and cannot be set to %d: %w; it may be -1000 to 1000, and lowering it needs CAP_SYS_RESOURCE", current, value, reason(err))
+	}
+	return nil
 }

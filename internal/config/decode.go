@@ -151,7 +151,7 @@ func joinLine(errs []error) error {
 
 // unknownFields describes fields that a document has and its version does not. otherNames has the
 // names of fields in the other version, and what they are called in this one.
-func unknownFields(paths []string, otherNames map[string]string) (out []string) {
+func unknownFields(paths []string, otherNames Names) (out []string) {
 	for _, path := range paths {
 		advice := "remove it or correct its name"
 		if name := otherNames[path]; name != "" {

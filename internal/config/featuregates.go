@@ -178,17 +178,11 @@ func (r clientRegistry) Add(features map[clientfeatures.Feature]clientfeatures.F
 	converted := make(map[featuregate.Feature]featuregate.FeatureSpec, len(features))
 	for name, spec := range features {
 		to := featuregate.FeatureSpec{Default: spec.Default, LockToDefault: spec.LockToDefault}
-		switch spec.PreRelease {
-		case clientfeatures.Alpha:
-			to.PreRelease = featuregate.Alpha
-		case clientfeatures.Beta:
-			to.PreRelease = featuregate.Beta
-		case clientfeatures.GA:
-			to.PreRelease = featuregate.GA
-		case clientfeatures.Deprecated:
-			to.PreRelease = featuregate.Deprecated
-		}
+		setStage(&to.PreRelease, string(spec.PreRelease))
 		converted[featuregate.Feature(name)] = to
 	}
 	return r.gates.Add(converted)
 }
+
+// setStage sets a stage of development, for whose type featuregate exports no name. Both libraries spell the stages alike.
+func setStage[T ~string](stage *T, text string) { *stage = T(text) }

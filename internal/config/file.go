@@ -96,7 +96,7 @@ func (f *File) readV1alpha2(document []byte) error {
 		return err
 	}
 	f.Config = c
-	f.Warnings = append(f.Warnings, unknownFields(unknown, v1alpha1Renamed)...)
+	f.Warnings = append(f.Warnings, unknownFields(unknown, v1alpha2Names())...)
 	if hardFail := c.ConfigHardFail; len(f.Warnings) > 0 && (hardFail == nil || *hardFail) {
 		return errors.New(strings.Join(f.Warnings, "; "))
 	}
@@ -108,7 +108,7 @@ func (f *File) readV1alpha1(document []byte) (Names, error) {
 	if err != nil {
 		return nil, err
 	}
-	f.Warnings = append(f.Warnings, unknownFields(unknown, v1alpha2Renamed)...)
+	f.Warnings = append(f.Warnings, unknownFields(unknown, v1alpha1Names(""))...)
 	f.dropGatedLogging(c)
 	names := f.resolveMode(c)
 	var losses []v1alpha2.Loss

@@ -24,18 +24,29 @@ func (n Names) of(path string) string {
 	return path
 }
 
+// renamed pairs the fields that the two versions call differently. v1alpha1 has some for each mode.
+var renamed = []struct{ v1alpha1, v1alpha2 string }{
+	{"bindAddress", "nodeIPOverride"},
+	{"clusterCIDR", "detectLocal.clusterCIDRs"},
+	{"conntrack", "linux.conntrack"},
+	{"oomScoreAdj", "linux.oomScoreAdj"},
+	{"windowsRunAsService", "windows.runAsService"},
+	{"iptables.masqueradeBit", "ipvs.masqueradeBit"},
+	{"iptables.masqueradeAll", "linux.masqueradeAll"},
+	{"iptables.minSyncPeriod", "minSyncPeriod"},
+	{"iptables.syncPeriod", "syncPeriod"},
+	{"ipvs.minSyncPeriod", "minSyncPeriod"},
+	{"ipvs.syncPeriod", "syncPeriod"},
+	{"nftables.masqueradeAll", "linux.masqueradeAll"},
+	{"nftables.minSyncPeriod", "minSyncPeriod"},
+	{"nftables.syncPeriod", "syncPeriod"},
+}
+
 // v1alpha1Names returns v1alpha1's names, in a mode.
 func v1alpha1Names(mode v1alpha2.Mode) Names {
-	names := Names{
-		"linux.conntrack":          "conntrack",
-		"linux.oomScoreAdj":        "oomScoreAdj",
-		"linux.masqueradeAll":      "nftables.masqueradeAll",
-		"windows.runAsService":     "windowsRunAsService",
-		"detectLocal.clusterCIDRs": "clusterCIDR",
-		"nodeIPOverride":           "bindAddress",
-		"ipvs.masqueradeBit":       "iptables.masqueradeBit",
-		"syncPeriod":               "nftables.syncPeriod",
-		"minSyncPeriod":            "nftables.minSyncPeriod",
+	names := Names{"linux": "conntrack, oomScoreAdj and nftables.masqueradeAll", "windows": "windowsRunAsService"}
+	for _, f := range renamed {
+		names[f.v1alpha2] = f.v1alpha1 // the last one counts, of the mode nftables
 	}
 	switch mode {
 	case "", v1alpha2.ModeNFTables:
@@ -47,30 +58,11 @@ func v1alpha1Names(mode v1alpha2.Mode) Names {
 	return names
 }
 
-// Names of the fields of one version in the other, for users who mix them up.
-var (
-	v1alpha1Renamed = map[string]string{
-		"bindAddress":            "nodeIPOverride",
-		"clusterCIDR":            "detectLocal.clusterCIDRs",
-		"conntrack":              "linux.conntrack",
-		"iptables.masqueradeAll": "linux.masqueradeAll",
-		"iptables.minSyncPeriod": "minSyncPeriod",
-		"iptables.syncPeriod":    "syncPeriod",
-		"ipvs.minSyncPeriod":     "minSyncPeriod",
-		"ipvs.syncPeriod":        "syncPeriod",
-		"nftables.masqueradeAll": "linux.masqueradeAll",
-		"nftables.minSyncPeriod": "minSyncPeriod",
-		"nftables.syncPeriod":    "syncPeriod",
-		"oomScoreAdj":            "linux.oomScoreAdj",
-		"windowsRunAsService":    "windows.runAsService",
+// v1alpha2Names returns v1alpha2's names of v1alpha1's fields.
+func v1alpha2Names() Names {
+	names := Names{}
+	for _, f := range renamed {
+		names[f.v1alpha1] = f.v1alpha2
 	}
-	v1alpha2Renamed = map[string]string{
-		"detectLocal.clusterCIDRs": "clusterCIDR",
-		"ipvs.masqueradeBit":       "iptables.masqueradeBit",
-		"linux":                    "conntrack, oomScoreAdj and nftables.masqueradeAll",
-		"minSyncPeriod":            "nftables.minSyncPeriod",
-		"nodeIPOverride":           "bindAddress",
-		"syncPeriod":               "nftables.syncPeriod",
-		"windows":                  "windowsRunAsService",
-	}
-)
+	return names
+}

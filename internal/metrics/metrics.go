@@ -26,6 +26,14 @@ const ipFamily = "ip_family"
 
 var register sync.Once
 
+// all holds every metric but those of collectors.
+var all []metrics.Registerable
+
+func listed[T metrics.Registerable](metric T) T {
+	all = append(all, metric)
+	return metric
+}
+
 // serverMetrics are the metrics of a process that serves the node-local API and programs nothing.
 var serverMetrics = []metrics.Registerable{
 	skippedObjects, watchFailing, emptyHeld, buildInfo,
@@ -37,23 +45,11 @@ var serverMetrics = []metrics.Registerable{
 // of metrics (NativeHistograms) must have been applied before. Further calls do nothing.
 func Register() {
 	register.Do(func() {
-		legacyregistry.MustRegister(serverMetrics...)
-		legacyregistry.MustRegister(
-			syncDuration, fullSyncDuration, partialSyncDuration, lastSync, lastQueued, programmingDuration, noLocalEndpoints,
-			syncFailures, cleanupFailures,
-			compileDuration, encodeDuration, commitDuration, commitBytes, commitElements, commitChains,
-			foreignChanges, repairs, divergedTables,
-			conntrackDuration, conntrackDeleted, conntrackFailures,
-			healthz, livez, serviceHealthPorts,
-			localhostListeners, localhostListenFailures,
-			nodeMissing, leftoverRules,
-		)
+		legacyregistry.MustRegister(all...)
 		legacyregistry.CustomMustRegister(trackerCollector, serviceCollector)
 		startServerAtZero()
-		for _, family := range model.Families {
-			for _, counter := range []*metrics.CounterVec{syncFailures, cleanupFailures, conntrackDeleted, conntrackFailures, localhostListenFailures} {
-				counter.WithLabelValues(family.String())
-			}
+		for _, counter := range []*metrics.CounterVec{syncFailures, cleanupFailures, conntrackDeleted, conntrackFailures, localhostListenFailures} {
+			eachFamily(func(family string) { counter.WithLabelValues(family) })
 		}
 		SetServiceHealthPorts(0, 0)
 	})
@@ -80,45 +76,52 @@ func startServerAtZero() {
 	buildInfo.WithLabelValues(version.Own(), version.KubeProxy(), runtime.Version()).Set(1)
 }
 
-// observeBoth records a duration in seconds for both families.
-func observeBoth(histogram *metrics.HistogramVec, seconds float64) {
+// eachFamily calls do with the label of each IP family.
+func eachFamily(do func(label string)) {
 	for _, family := range model.Families {
-		histogram.WithLabelValues(family.String()).Observe(seconds)
+		do(family.String())
 	}
 }
 
-var buildInfo = metrics.NewGaugeVec(&metrics.GaugeOpts{
+// observeBoth records a duration in seconds for both families.
+func observeBoth(histogram *metrics.HistogramVec, seconds float64) {
+	eachFamily(func(family string) { histogram.WithLabelValues(family).Observe(seconds) })
+}
+
+var buildInfo = listed(metrics.NewGaugeVec(&metrics.GaugeOpts{
 	Name: "nftproxy_build_info",
 	Help: "1; the labels have the version of nftproxy, of the kube-proxy that it replaces, and of Go", StabilityLevel: metrics.ALPHA,
-}, []string{"version", "kube_proxy_version", "go_version"})
+}, []string{"version", "kube_proxy_version", "go_version"}))
 
 // subsystem begins the names of all metrics but nftproxy_build_info.
 const subsystem = "kubeproxy"
 
-// These functions make all metrics of this package, so that all have the subsystem and the stability level.
+func options(name, help string) *metrics.KubeOpts {
+	return &metrics.KubeOpts{Subsystem: subsystem, Name: name, Help: help, StabilityLevel: metrics.ALPHA}
+}
 
 func newCounter(name, help string) *metrics.Counter {
-	return metrics.NewCounter(&metrics.CounterOpts{Subsystem: subsystem, Name: name, Help: help, StabilityLevel: metrics.ALPHA})
+	return listed(metrics.NewCounter((*metrics.CounterOpts)(options(name, help))))
 }
 
 func newCounterVec(name, help string, labels ...string) *metrics.CounterVec {
-	return metrics.NewCounterVec(&metrics.CounterOpts{Subsystem: subsystem, Name: name, Help: help, StabilityLevel: metrics.ALPHA}, labels)
+	return listed(metrics.NewCounterVec((*metrics.CounterOpts)(options(name, help)), labels))
 }
 
 func newGauge(name, help string) *metrics.Gauge {
-	return metrics.NewGauge(&metrics.GaugeOpts{Subsystem: subsystem, Name: name, Help: help, StabilityLevel: metrics.ALPHA})
+	return listed(metrics.NewGauge((*metrics.GaugeOpts)(options(name, help))))
 }
 
 func newGaugeVec(name, help string, labels ...string) *metrics.GaugeVec {
-	return metrics.NewGaugeVec(&metrics.GaugeOpts{Subsystem: subsystem, Name: name, Help: help, StabilityLevel: metrics.ALPHA}, labels)
+	return listed(metrics.NewGaugeVec((*metrics.GaugeOpts)(options(name, help)), labels))
 }
 
 func newHistogram(name, help string, buckets []float64) *metrics.Histogram {
-	return metrics.NewHistogram(&metrics.HistogramOpts{Subsystem: subsystem, Name: name, Help: help, Buckets: buckets, StabilityLevel: metrics.ALPHA})
+	return listed(metrics.NewHistogram(&metrics.HistogramOpts{Subsystem: subsystem, Name: name, Help: help, Buckets: buckets, StabilityLevel: metrics.ALPHA}))
 }
 
 func newHistogramVec(name, help string, buckets []float64, labels ...string) *metrics.HistogramVec {
-	return metrics.NewHistogramVec(&metrics.HistogramOpts{Subsystem: subsystem, Name: name, Help: help, Buckets: buckets, StabilityLevel: metrics.ALPHA}, labels)
+	return listed(metrics.NewHistogramVec(&metrics.HistogramOpts{Subsystem: subsystem, Name: name, Help: help, Buckets: buckets, StabilityLevel: metrics.ALPHA}, labels))
 }
 
 func newDesc(name, help string, labels ...string) *metrics.Desc {

@@ -34,9 +34,7 @@ func newFamilyDuration(name, help string) *metrics.HistogramVec {
 // ObserveQueued records that a sync is needed (model.LoopOptions.OnQueued). It should be
 // called at start as well, so that the time is never 0.
 func ObserveQueued() {
-	for _, family := range model.Families {
-		lastQueued.WithLabelValues(family.String()).SetToCurrentTime()
-	}
+	eachFamily(func(family string) { lastQueued.WithLabelValues(family).SetToCurrentTime() })
 }
 
 // ports holds the result of the syncs so far about traffic policy Local.
@@ -51,14 +49,10 @@ func ObserveSync(r model.SyncResult) {
 		observeBoth(partialSyncDuration, r.Duration.Seconds())
 	}
 	if r.Err != nil {
-		for _, family := range model.Families {
-			syncFailures.WithLabelValues(family.String()).Inc()
-		}
+		eachFamily(func(family string) { syncFailures.WithLabelValues(family).Inc() })
 		return
 	}
-	for _, family := range model.Families {
-		lastSync.WithLabelValues(family.String()).SetToCurrentTime()
-	}
+	eachFamily(func(family string) { lastSync.WithLabelValues(family).SetToCurrentTime() })
 	for _, trigger := range r.Triggers {
 		observeBoth(programmingDuration, time.Since(trigger).Seconds())
 	}
