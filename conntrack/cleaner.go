@@ -14,12 +14,9 @@ import (
 	"github.com/nftproxy/nftproxy/model"
 )
 
-// Cleaner removes entries that lead nowhere from the connection tracking table: stale UDP flows, so that the client's
-// next packet goes to an endpoint that serves, and connections that began while there were no rules.
-//
-// Its user calls Note, Gone, Gap and LookAtAll, which only take notes: a table that is large, or cannot be listed,
-// delays nobody. Run searches on a goroutine of its own. Notes are merged, and never exceed the number of UDP frontends
-// of all Services by more than 100,000.
+// Cleaner removes entries that lead nowhere from the connection tracking table: stale UDP flows, and connections that
+// began while there were no rules. Note, Gone, Gap and LookAtAll only take notes, so a large table delays nobody. Run
+// searches. Notes never exceed the number of UDP frontends of all Services by more than 100,000.
 type Cleaner struct {
 	table   *Conn
 	options CleanerOptions
@@ -35,8 +32,7 @@ type Cleaner struct {
 
 // CleanerOptions are the options of a Cleaner.
 type CleanerOptions struct {
-	// NetNS is a file descriptor of the network namespace, which must stay open as long as the Cleaner is used; 0 means
-	// the current namespace.
+	// NetNS is an open file descriptor of the network namespace; 0 means the current one.
 	NetNS int
 	// Logger takes the failures of Run. The zero value logs nothing.
 	Logger logr.Logger
@@ -46,8 +42,7 @@ type CleanerOptions struct {
 
 // Rules tell a Cleaner about the frontends of Services. *compiler.Compiler implements it.
 type Rules interface {
-	// Owner returns the Service port that serves an address and port, or a node port if addr is the zero value; nil if
-	// there is none.
+	// Owner returns the Service port that serves an address and port, or a node port if addr is the zero value, or nil.
 	Owner(family model.Family, protocol model.Protocol, addr netip.Addr, port uint16) *model.ServicePort
 	// EachFrontend calls do with each address and port that a Service port claims; addr is the zero value for a node port.
 	EachFrontend(p *model.ServicePort, do func(addr netip.Addr, port uint16))
@@ -58,8 +53,7 @@ type Rules interface {
 // gap is a time without rules. Connections that began in it have to be searched for.
 type gap struct{ hasEndpoints HasEndpoints }
 
-// HasEndpoints reports whether a frontend has endpoints. The zero value of addr stands for a node port. It must be safe
-// for concurrent use.
+// HasEndpoints reports whether a frontend, or a node port if addr is the zero value, has endpoints. It is called concurrently.
 type HasEndpoints func(family model.Family, protocol model.Protocol, addr netip.Addr, port uint16) bool
 
 // NewCleaner returns a Cleaner. The error is that of Dial.
@@ -74,22 +68,21 @@ func NewCleaner(options CleanerOptions) (*Cleaner, error) {
 // Conn returns the connection of the Cleaner, which others may use too.
 func (c *Cleaner) Conn() *Conn { return c.table }
 
-// Note records changes after they were committed: the old rules could create a removed flow again. rules have applied
-// them.
+// Note records changes that rules have applied, after their commit: the old rules could create a removed flow again.
 func (c *Cleaner) Note(rules Rules, changes *model.Changes) {
 	if c.flows.apply(rules, changes) || c.openGap() != nil {
 		c.signal()
 	}
 }
 
-// Gone records a UDP frontend that the rules of an earlier process had, and that no Service has any more. The zero
-// value of addr stands for a node port. Call Note afterwards.
+// Gone records a UDP frontend that only the rules of an earlier process had. A zero address stands for a node port. Call
+// Note afterwards.
 func (c *Cleaner) Gone(family model.Family, frontend netip.AddrPort) {
 	c.flows.formerly(family, frontend)
 }
 
-// Gap records that there may have been no rules until now. The next search looks for connections that began meanwhile
-// and that dial a frontend with endpoints. Call Note or LookAtAll afterwards.
+// Gap records that there may have been no rules until now. The next search looks for connections that began then and dial
+// a frontend with endpoints. Call Note or LookAtAll afterwards.
 func (c *Cleaner) Gap(hasEndpoints HasEndpoints) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -109,9 +102,8 @@ func (c *Cleaner) signal() {
 	}
 }
 
-// Run searches after each note, until ctx ends. It tries again 100 ms after a failure, and doubles the wait with each
-// further one, up to 30 s; new notes do not wait for that. After a search it rests for as long as the search took. It
-// logs the first of several failures, and their end.
+// Run searches after each note, until ctx ends. It tries again 100 ms after a failure, then twice as long each time, up to
+// 30 s; new notes do not wait for that. After a search it rests for as long as the search took.
 func (c *Cleaner) Run(ctx context.Context) {
 	waits := backoff.ExponentialBackOff{InitialInterval: 100 * time.Millisecond, Multiplier: 2, MaxInterval: 30 * time.Second}
 	var retry <-chan time.Time // nil unless the last search failed
@@ -144,8 +136,8 @@ func (c *Cleaner) Run(ctx context.Context) {
 	}
 }
 
-// Clean searches now, for what was noted before the call: at most once for each IP family and protocol. It returns an
-// error if a search or a deletion failed; the next Clean tries again.
+// Clean searches now, at most once for each IP family and protocol. If a search or a deletion fails, the next Clean tries
+// again.
 func (c *Cleaner) Clean(ctx context.Context) error {
 	c.searching.Lock()
 	defer c.searching.Unlock()
@@ -184,10 +176,9 @@ func (c *Cleaner) deleteStale(ctx context.Context, family model.Family, nodePort
 	return stats, err
 }
 
-// A connection that begins while there are no rules is never translated: connection tracking applies the decision about
-// its first packet to all later ones, also to a SYN that TCP sends again. So after a gap, unanswered entries of TCP and
-// SCTP are removed if they dial a frontend that has endpoints. The client's next SYN, about a second later, is then
-// translated. kube-proxy leaves such entries to their timeout (120 s).
+// A connection that begins while there are no rules is never translated: the decision about its first packet holds for
+// all later ones, also for a SYN that TCP sends again. So after a gap, unanswered entries of these protocols are removed
+// if they dial a frontend that has endpoints. kube-proxy leaves such entries to their timeout (120 s).
 var connectionProtocols = []model.Protocol{model.TCP, model.SCTP}
 
 // deleteUntranslated searches for such entries, if there was a gap since the last search that succeeded.

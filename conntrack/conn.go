@@ -11,22 +11,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Conn searches the connection tracking table of one network namespace. It is safe for
-// concurrent use: each search opens its own sockets, so an answer that arrives late can
-// never be taken for the answer to a later request.
+// Conn searches the connection tracking table of one network namespace. It is safe for concurrent use. Each search opens
+// its own sockets, so a late answer is never taken for that to a later request.
 type Conn struct {
 	netNS int
 	// timeout is how long the kernel may take for one datagram.
 	timeout time.Duration
 }
 
-// answerTimeout is far longer than the kernel needs for one datagram of a listing. It walks through a million entries
-// that its filter leaves out in 0.1 s.
+// answerTimeout is far longer than one datagram takes: the kernel skips a million entries in 0.1 s.
 const answerTimeout = 10 * time.Second
 
-// Dial returns a Conn for the network namespace of the file descriptor, which must stay open
-// as long as the Conn is used, or, with 0, for the current one. The error says that netlink
-// sockets cannot be opened there. Listing and deleting need CAP_NET_ADMIN.
+// Dial returns a Conn for the network namespace of the file descriptor, which must stay open as long as the Conn is used,
+// or with 0 for the current one. Listing and deleting need CAP_NET_ADMIN.
 func Dial(netNS int) (*Conn, error) {
 	c := &Conn{netNS: netNS, timeout: answerTimeout}
 	s, err := c.open()
@@ -38,30 +35,23 @@ func Dial(netNS int) (*Conn, error) {
 
 // Stats is the result of a search for stale flows.
 type Stats struct {
-	// Listed is how many entries the kernel listed, Deleted how many were deleted, and Refused how many the kernel
-	// refused to delete.
+	// Listed, Deleted and Refused count the entries that the kernel listed, deleted, and refused to delete.
 	Listed, Deleted, Refused int
 	// Duration is how long the search took.
 	Duration time.Duration
 }
 
-// DeleteFlows lists all entries of an IP family and an IP protocol once, and meanwhile deletes those for
-// which stale returns true. An entry that ends by itself meanwhile is no error. If the kernel refuses to
-// delete an entry (EBUSY while it is offloaded to a flowtable), the others are deleted nevertheless, and
-// the error wraps the first refusal. When ctx ends, the search ends with ctx's error.
+// DeleteFlows lists all entries of an IP family and an IP protocol once, and deletes those for which stale returns true.
+// If the kernel refuses to delete an entry (EBUSY while it is offloaded to a flowtable), the others are deleted
+// nevertheless, and the error wraps the first refusal. When ctx ends, the search ends with ctx's error.
 //
-// Since Linux 5.8 the kernel lists entries of the protocol only. An older one lists the whole family, and
-// DeleteFlows ignores the other entries.
+// A kernel before 5.8 lists the whole family, of which DeleteFlows ignores the other entries.
 func (c *Conn) DeleteFlows(ctx context.Context, family model.Family, protocol uint8, stale func(Flow) bool) (stats Stats, err error) {
 	return c.delete(ctx, family, protocol, 0, stale)
 }
 
 // DeleteUntranslated is DeleteFlows for entries whose destination was not translated and that nobody has answered, such
-// as a TCP connection whose first packet came while there were no rules. The kernel treats all packets of a connection
-// like the first one, also those that the client sends again. So it can only begin anew without the entry.
-//
-// Since Linux 5.15 the kernel lists such entries only. An older one lists all, and DeleteUntranslated ignores the
-// others.
+// as a TCP connection whose first packet came while there were no rules. A kernel before 5.15 lists the others too.
 func (c *Conn) DeleteUntranslated(ctx context.Context, family model.Family, protocol uint8, stale func(Flow) bool) (Stats, error) {
 	return c.delete(ctx, family, protocol, statusSeenReply|statusDstNAT, stale)
 }
@@ -126,8 +116,7 @@ func (c *Conn) open() (*socket, error) {
 	return &socket{nl, c.timeout}, nil
 }
 
-// closeWith closes the socket when ctx ends, or when the function that it returns is called. Calls that wait for the
-// socket then end.
+// closeWith closes the socket when ctx ends, or when the function that it returns is called.
 func (s *socket) closeWith(ctx context.Context) (closeNow func()) {
 	stop := context.AfterFunc(ctx, func() { s.nl.Close() })
 	return func() {

@@ -10,8 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// deleteAtOnce is how many entries the kernel is asked to delete at once. If it refuses all of them, the
-// refusals must fit into the socket's buffer.
+// deleteAtOnce is the number of deletions in one datagram. All refusals must fit into the socket's buffer.
 const deleteAtOnce = 100
 
 // deletion deletes entries on a socket of its own while a listing goes on. So the entries to delete never pile up, not
@@ -30,8 +29,7 @@ type deletion struct {
 	refusal, err error
 }
 
-// add deletes the entry of that name, now or together with those that follow. It reports
-// whether more can be deleted.
+// add deletes the entry of that name, now or with those that follow. It reports whether more can be deleted.
 func (d *deletion) add(name []byte) bool {
 	d.names = append(d.names, name)
 	if len(d.names) == deleteAtOnce {
@@ -63,8 +61,7 @@ func (d *deletion) flush() {
 	d.names = nil
 }
 
-// delete asks the kernel to delete the entries of those names. It returns an error if the kernel did not
-// answer for all of them.
+// delete deletes the entries of those names. It returns an error if the kernel did not answer for all of them.
 func (d *deletion) delete(names [][]byte) (err error) {
 	if d.s == nil {
 		if d.s, err = d.conn.open(); err != nil {

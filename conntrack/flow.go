@@ -1,5 +1,4 @@
-// Package conntrack lists and removes entries of the kernel's connection tracking table, over
-// netlink, without the conntrack program.
+// Package conntrack lists and removes entries of the kernel's connection tracking table, over netlink.
 //
 // The kernel translates a Service's address for the first packet of a flow, and records the translation in an entry. It
 // translates all later packets by the entry. A TCP client whose endpoint is gone gets a reset and dials anew. But a UDP

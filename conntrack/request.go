@@ -9,8 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Message types and attributes of linux/netfilter/nfnetlink_conntrack.h, for which x/sys/unix
-// has no names.
+// Message types and attributes of linux/netfilter/nfnetlink_conntrack.h, which x/sys/unix does not have.
 const (
 	msgGet    = 1
 	msgDelete = 2
@@ -45,8 +44,7 @@ const (
 	statusDstNAT    = 1 << 5
 
 	ctaFilterOrigFlags = 1
-	// filterProtoNum makes the protocol in ctaTupleOrig count. The kernel's headers for
-	// programs do not have this bit; the conntrack program has it from the kernel's source.
+	// filterProtoNum makes the protocol in ctaTupleOrig count. Only the kernel's source has this bit.
 	filterProtoNum = 1 << 3
 )
 
@@ -72,8 +70,7 @@ func listRequest(family model.Family, protocol uint8, without uint32) netlink.Me
 	return request(msgGet, netlink.Dump, family, body)
 }
 
-// deleteRequests asks to delete the entries of those names. The kernel answers refused requests, and the
-// last one, which asks for an answer.
+// deleteRequests asks to delete the entries of those names. The kernel answers refused requests and the last one.
 func deleteRequests(family model.Family, names [][]byte) []netlink.Message {
 	var requests []netlink.Message
 	for _, name := range names {

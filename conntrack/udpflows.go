@@ -27,15 +27,13 @@ type udpFlows struct {
 type udpFrontends struct {
 	// owners holds the Service port that serves each frontend.
 	owners map[netip.AddrPort]*model.ServicePort
-	// pending holds the frontends whose flows have to be searched for, with the number of the change that made it so. Those
-	// without an owner are gone.
+	// pending holds the frontends to search for, with the number of the change. Those without an owner are gone.
 	pending map[netip.AddrPort]uint64
 	// nodePorts are the prefixes on which node ports answer.
 	nodePorts []netip.Prefix
 }
 
-// maxGone bounds the frontends that are gone and not searched for yet. If searches fail for so long that there are more,
-// the flows of the others end by their time-outs.
+// maxGone bounds the frontends that are gone and not searched for yet. The flows of others end by their time-outs.
 const maxGone = 100_000
 
 func newUDPFlows() *udpFlows {
@@ -46,8 +44,7 @@ func newUDPFlows() *udpFlows {
 	return u
 }
 
-// apply notes the frontends whose flows are concerned by changes that rules has applied. It reports whether there are
-// flows to search for.
+// apply notes the frontends that changes concern. It reports whether there are flows to search for.
 func (u *udpFlows) apply(rules Rules, changes *model.Changes) (pending bool) {
 	u.mu.Lock()
 	defer u.mu.Unlock()

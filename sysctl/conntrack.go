@@ -15,8 +15,7 @@ import (
 	"k8s.io/utils/cpuset"
 )
 
-// maxScaled limits the product of maxPerCore and the cores: the table takes memory, and machines with
-// hundreds of cores exist (kube-proxy has the limit since v1.37).
+// maxScaled limits the product of maxPerCore and the cores, as in kube-proxy since v1.37, because the table takes memory.
 const maxScaled = 1 << 20
 
 const hashSizeFile = "sys/module/nf_conntrack/parameters/hashsize"
@@ -24,18 +23,14 @@ const hashSizeFile = "sys/module/nf_conntrack/parameters/hashsize"
 // SetConntrack sets the parameters of connection tracking from the configuration. A field that is
 // 0, nil or false leaves its parameter alone.
 //
-//   - nf_conntrack_max becomes the larger of min and maxPerCore × the node's cores, where that
-//     product counts up to 1,048,576. It is only raised: a larger table of somebody else's stays,
-//     where kube-proxy would shrink it. kube-proxy v1.37 ignores min where the product exceeds
-//     1,048,576; here min counts, since nothing else asks for more on a machine with many cores.
-//   - The table's hash table gets a quarter as many buckets, if it has fewer. That needs the
-//     initial network namespace and a writable /sys. A failure is logged and is no error, since
-//     lookups only get slower.
+//   - nf_conntrack_max becomes the larger of min and maxPerCore × the node's cores, where that product counts up to
+//     1,048,576. kube-proxy v1.37 ignores min where the product exceeds that, and also makes a larger table smaller.
+//   - The table's hash table gets a quarter as many buckets, if it has fewer. That needs the initial network namespace and
+//     a writable /sys. A failure is only logged, since lookups only get slower.
 //   - Timeouts are set in whole seconds, at least one.
 //
-// The error names each sysctl that is wrong and cannot be set, and the remedy. A sysctl that does
-// not exist is returned in missing and is no error: the kernel makes it when it loads the module
-// nf_conntrack, which rules that use connection tracking do. See AwaitConntrack.
+// The error names each sysctl that is wrong and cannot be set, and the remedy. A sysctl in missing does not exist before
+// the kernel loads the module nf_conntrack, which rules that use connection tracking do. See AwaitConntrack.
 func (t Tree) SetConntrack(ctx context.Context, config *kubeproxyv1alpha1.KubeProxyConntrackConfiguration) (missing []string, err error) {
 	logger := klog.FromContext(ctx)
 	entries := maxEntries(config, t.cores())
@@ -69,8 +64,8 @@ const (
 	maxAwait = time.Minute
 )
 
-// AwaitConntrack calls SetConntrack until every sysctl exists, and then returns, also when one cannot be set, which it logs. It
-// looks more and more seldom, and logs an error once when sysctls have been missing for a minute.
+// AwaitConntrack calls SetConntrack, more and more seldom, until every sysctl exists. It logs an error if one cannot be set,
+// and when sysctls have been missing for a minute.
 func (t Tree) AwaitConntrack(ctx context.Context, config *kubeproxyv1alpha1.KubeProxyConntrackConfiguration) {
 	logger := klog.FromContext(ctx)
 	waits := backoff.ExponentialBackOff{InitialInterval: minAwait, Multiplier: 2, MaxInterval: maxAwait}
@@ -120,8 +115,7 @@ func conntrackSettings(config *kubeproxyv1alpha1.KubeProxyConntrackConfiguration
 	return settings
 }
 
-// maxEntries returns the least value of nf_conntrack_max; 0 for none. Without maxPerCore, min does not
-// count either.
+// maxEntries returns the least value of nf_conntrack_max; 0 for none. Without maxPerCore, min does not count.
 func maxEntries(config *kubeproxyv1alpha1.KubeProxyConntrackConfiguration, cores int) int {
 	if config.MaxPerCore == nil || *config.MaxPerCore <= 0 {
 		return 0
@@ -148,8 +142,7 @@ func (t Tree) growHashTable(logger klog.Logger, buckets int) {
 	logger.Info("Enlarged the hash table of connection tracking", "buckets", buckets, "before", current)
 }
 
-// cores returns how many cores of the node are online. The limit is for the whole node,
-// and the process may be pinned to fewer cores than that.
+// cores returns the number of the node's cores that are online. The process may be pinned to fewer.
 func (t Tree) cores() int {
 	if text, err := t.read("sys/devices/system/cpu/online"); err == nil {
 		if online, err := cpuset.Parse(text); err == nil && !online.IsEmpty() {

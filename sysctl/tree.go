@@ -1,9 +1,6 @@
-// Package sysctl sets the kernel parameters of a node that kube-proxy sets: those of connection
-// tracking, and the OOM score of the process.
-//
-// It sets nothing else. The nftables mode needs neither route_localnet (which makes 127.0.0.1
-// reachable from outside, CVE-2020-8558) nor the parameters of IPVS. ip_forward and
-// bridge-nf-call-iptables belong to the program that sets up the node.
+// Package sysctl sets the kernel parameters of a node that kube-proxy sets: those of connection tracking, and the OOM
+// score of the process. The nftables mode needs neither route_localnet (CVE-2020-8558) nor the parameters of IPVS.
+// ip_forward and bridge-nf-call-iptables belong to the program that sets up the node.
 package sysctl
 
 import (
@@ -19,8 +16,7 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// Tree is the directory tree in which the kernel shows its parameters as files. The zero value is the
-// machine's own.
+// Tree is the directory tree in which the kernel shows its parameters. The zero value is the machine's own.
 type Tree struct {
 	// Root is the directory that holds proc and sys. Default "/".
 	Root string
@@ -45,8 +41,7 @@ func (t Tree) writeInt(name string, value int) error {
 	return os.WriteFile(t.path(name), []byte(strconv.Itoa(value)), 0o644)
 }
 
-// readOnly reports whether proc/sys is mounted read-only, as container runtimes do for
-// containers without privileges.
+// readOnly reports whether proc/sys is mounted read-only, as for containers without privileges.
 func (t Tree) readOnly() bool {
 	var mount unix.Statfs_t
 	return unix.Statfs(t.path("proc/sys"), &mount) == nil && mount.Flags&unix.ST_RDONLY != 0
@@ -63,8 +58,7 @@ type setting struct {
 	leave string
 }
 
-// set writes the sysctl unless its value is right already, so a read-only /proc/sys does no harm then. A sysctl that does not
-// exist is fs.ErrNotExist.
+// set writes the sysctl unless its value is right already. A sysctl that does not exist is fs.ErrNotExist.
 func (t Tree) set(logger klog.Logger, s setting) error {
 	file := "proc/sys/" + strings.ReplaceAll(s.name, ".", "/")
 	current, err := t.readInt(file)
@@ -91,15 +85,13 @@ func reason(err error) error {
 	return err
 }
 
-// KernelHasIPv6 reports whether the kernel has IPv6 at all: it was built with it (CONFIG_IPV6), and not started with the
-// parameter ipv6.disable=1. This does not change while the kernel runs.
+// KernelHasIPv6 reports whether the kernel was built with IPv6 and not started with ipv6.disable=1.
 func (t Tree) KernelHasIPv6() bool {
 	_, err := os.Stat(t.path("proc/net/if_inet6"))
 	return err == nil
 }
 
-// HasIPv6 reports whether this network namespace has IPv6: the kernel supports it, and it is not disabled
-// for all interfaces.
+// HasIPv6 reports whether the kernel has IPv6, and this network namespace does not disable it for all interfaces.
 func (t Tree) HasIPv6() bool {
 	if !t.KernelHasIPv6() {
 		return false
@@ -110,9 +102,8 @@ func (t Tree) HasIPv6() bool {
 
 const oomScoreFile = "proc/self/oom_score_adj"
 
-// SetOOMScoreAdj makes the kernel more (up to 1000) or less (down to -1000) willing to kill this
-// process when memory runs out. kube-proxy's default is -999. A value below the one that
-// the process started with needs CAP_SYS_RESOURCE. A program should continue after a failure.
+// SetOOMScoreAdj makes the kernel more (up to 1000) or less (down to -1000) willing to kill this process when memory runs
+// out. A lower value than before needs CAP_SYS_RESOURCE. A program should continue after a failure.
 func (t Tree) SetOOMScoreAdj(value int) error {
 	current, err := t.readInt(oomScoreFile)
 	if err != nil {

@@ -14,8 +14,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// toJSON converts a YAML or JSON document. Fields that are there twice are reported apart from
-// errors; the last one counts.
+// toJSON converts a YAML or JSON document. A field that is there twice is no error, and the last one counts.
 func toJSON(data []byte) (document []byte, repeated []string, err error) {
 	document, err = yaml.YAMLToJSONStrict(data)
 	if err == nil {
@@ -50,9 +49,8 @@ func decode[T any](document []byte) (out *T, unknown []string, err error) {
 	return out, unknown, nil
 }
 
-// wrongFields says which fields have values that T cannot take. A decoder's error names no
-// field when a type decodes itself (durations do), and only the first field otherwise.
-// Therefore every value is decoded once more, alone.
+// wrongFields says which fields have values that T cannot take. A decoder names the first field at most, and none of a
+// type that decodes itself (durations do). Therefore every value is decoded once more, alone.
 func wrongFields[T any](document []byte, err error) error {
 	var tree any
 	if json.UnmarshalCaseSensitivePreserveInts(document, &tree) != nil {
@@ -74,8 +72,7 @@ func wrongFields[T any](document []byte, err error) error {
 	return joinLine(wrong)
 }
 
-// eachLeaf calls back for each value in a document that is not an object: with its path, and a
-// document of nothing else.
+// eachLeaf visits each value of a document that is not an object, with its path and a document of nothing else.
 func eachLeaf(tree any, path []string, visit func(path []string, alone any)) {
 	object, ok := tree.(map[string]any)
 	if !ok || len(object) == 0 {
@@ -149,8 +146,7 @@ func joinLine(errs []error) error {
 	return errors.New(strings.Join(texts, "; "))
 }
 
-// unknownFields describes fields that a document has and its version does not. otherNames has the
-// names of fields in the other version, and what they are called in this one.
+// unknownFields describes fields that a document has and its version does not. otherNames translates from the other version.
 func unknownFields(paths []string, otherNames Names) (out []string) {
 	for _, path := range paths {
 		advice := "remove it or correct its name"

@@ -16,29 +16,20 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// AffinityHash is a gate of this proxy, off by default: a new client of a Service with session affinity goes to the endpoint that the hash of its
-// address chooses, instead of a random one. See compiler.Config.AffinityHash.
-const AffinityHash featuregate.Feature = "NFTProxyAffinityHash"
-
-// OwnTables is a gate of this proxy, off by default: nobody else can change or flush its tables while it runs. See
-// compiler.Config.OwnTables.
-const OwnTables featuregate.Feature = "NFTProxyOwnTables"
-
-// ServiceCounters is a gate of this proxy, off by default: it counts connections, packets and bytes for each Service port.
-// See compiler.Config.CountServices.
-const ServiceCounters featuregate.Feature = "NFTProxyServiceCounters"
-
-// The gates of kube-proxy's own that have an effect here.
 const (
+	// AffinityHash, OwnTables and ServiceCounters are gates of this proxy, off by default. See AffinityHash, OwnTables and
+	// CountServices in compiler.Config.
+	AffinityHash    featuregate.Feature = "NFTProxyAffinityHash"
+	OwnTables       featuregate.Feature = "NFTProxyOwnTables"
+	ServiceCounters featuregate.Feature = "NFTProxyServiceCounters"
 	// AllowServiceExternalIPs is on by default. Off, the externalIPs of Services do not count (CVE-2020-8554).
 	AllowServiceExternalIPs featuregate.Feature = "AllowServiceExternalIPs"
-	// LocalhostNodePorts is the gate that kube-proxy has (alpha, off by default) before it
-	// serves node ports on loopback addresses that nodePortAddresses names. Here it is on by default.
+	// LocalhostNodePorts serves node ports on loopback addresses that nodePortAddresses names. It is on by default here, and
+	// alpha and off in kube-proxy.
 	LocalhostNodePorts featuregate.Feature = "KubeProxyNFTablesLocalhostNodePorts"
 )
 
-// fixedGates are gates with which kube-proxy v1.37 would behave otherwise and this proxy does
-// not, and why. Those that kube-proxy v1.37 has locked are among them.
+// fixedGates are gates that change kube-proxy v1.37 and not this proxy, and why. Some are locked in v1.37.
 var fixedGates = map[string]string{
 	"CBORServingAndStorage":         "/statusz and /flagz are text",
 	"KubeProxyIPVS":                 "there is no mode ipvs",
@@ -50,22 +41,18 @@ var fixedGates = map[string]string{
 	"WinOverlay":                    "this is not Windows",
 }
 
-// kubeProxyGates are the names of the feature gates that kube-proxy v1.37.1 accepts, one a line.
-// It accepts those of all Kubernetes components.
+// kubeProxyGates are the feature gates that kube-proxy v1.37.1 accepts, one a line: those of all Kubernetes components.
 //
 //go:embed featuregates.txt
 var kubeProxyGates string
 
-// removedGates are those that kube-proxy v1.34, v1.35 or v1.36 accepted, and v1.37 does not any more. What they turned
-// on cannot be turned off by now. A file of an older version, which was valid, is no reason to end the program.
+// removedGates are those that kube-proxy v1.34 to v1.36 accepted, so that the file of an older version is still valid.
 //
 //go:embed featuregates-removed.txt
 var removedGates string
 
-// FeatureGates returns the gates that have an effect here, as set or by default: those of
-// logging, metrics, the z-pages and client-go, and those above. Others that kube-proxy knows are
-// returned as ineffective, each as its name and why it is if kube-proxy itself would behave otherwise. One
-// that kube-proxy does not know either is an error.
+// FeatureGates returns the gates that have an effect here, as set or by default. Others that kube-proxy knows are
+// ineffective, each with a text about it. One that kube-proxy does not know either is an error.
 func FeatureGates(set map[string]bool) (gates featuregate.MutableVersionedFeatureGate, ineffective []string, errs field.ErrorList) {
 	own := newFeatureGate()
 	path := field.NewPath("featureGates")
@@ -74,8 +61,7 @@ func FeatureGates(set map[string]bool) (gates featuregate.MutableVersionedFeatur
 		_, effective := own.GetAll()[featuregate.Feature(name)]
 		switch {
 		case effective:
-			// Without a logger: gates are set many times over, and each time component-base would
-			// say that one is deprecated, or generally available.
+			// Without a logger, since gates are set many times over, each time with a log line about deprecated ones.
 			if err := own.SetFromMapWithLogger(klog.Logger{}, map[string]bool{name: set[name]}); err != nil {
 				errs = append(errs, field.Invalid(path, name, err.Error()))
 			}
@@ -136,9 +122,8 @@ func addOwn(gates featuregate.MutableVersionedFeatureGate) error {
 	})
 }
 
-// UseInClients has all clients of this process ask gates for client-go's features (WatchListClient
-// and others), as kube-proxy's do. By default they ask environment variables. It must be called
-// before the first client is made.
+// UseInClients has all clients of this process ask gates for client-go's features instead of environment variables, as
+// kube-proxy does. It must be called before the first client is made.
 func UseInClients(gates featuregate.FeatureGate) {
 	clientfeatures.ReplaceFeatureGates(clientGates{gates})
 }

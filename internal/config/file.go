@@ -1,6 +1,5 @@
-// Package config reads kube-proxy's configuration, of version v1alpha1 or v1alpha2, and turns
-// it into the options of this module's libraries. Errors name the field, in the words of the
-// configuration file, and the remedy.
+// Package config reads kube-proxy's configuration, of version v1alpha1 or v1alpha2, and turns it into the options of
+// this module's libraries. Errors name the field, as the user calls it, and the remedy.
 package config
 
 import (
@@ -47,9 +46,8 @@ func Load(path string) (*File, error) {
 	return f, nil
 }
 
-// Parse reads a KubeProxyConfiguration in YAML or JSON. As in kube-proxy, unknown and repeated
-// fields of a v1alpha1 document are warnings; those of a v1alpha2 document are errors unless it
-// sets configHardFail to false. A mode that this proxy does not have is no error here: see CheckMode.
+// Parse reads a KubeProxyConfiguration in YAML or JSON. Unknown and repeated fields are warnings in v1alpha1, as in
+// kube-proxy, and errors in v1alpha2 unless configHardFail is false. CheckMode, not Parse, refuses other modes.
 func Parse(data []byte) (*File, error) {
 	document, repeated, err := toJSON(data)
 	if err != nil {
@@ -122,9 +120,8 @@ func (f *File) readV1alpha1(document []byte) (Names, error) {
 // kubeadmKubeconfig is the path that kubeadm writes into its ConfigMap kube-proxy.
 const kubeadmKubeconfig = "/var/lib/kube-proxy/kubeconfig.conf"
 
-// resolveMode chooses the settings of a v1alpha1 document without a mode, and returns the names of
-// its fields. To kube-proxy such a document means the mode iptables, so its settings are in the
-// section iptables; they apply here too.
+// resolveMode chooses the settings of a v1alpha1 document without a mode, and returns the names of its fields. To
+// kube-proxy it means the mode iptables, so the settings of that section apply.
 func (f *File) resolveMode(c *kubeproxyv1alpha1.KubeProxyConfiguration) Names {
 	if chosenByKubeadm(c) {
 		f.Warnings = append(f.Warnings, `mode: running as nftables; kubeadm v1.37 writes "iptables" where nobody chose a mode, set it to nftables to make this explicit`)
@@ -152,18 +149,16 @@ func (f *File) resolveMode(c *kubeproxyv1alpha1.KubeProxyConfiguration) Names {
 	return names
 }
 
-// chosenByKubeadm reports whether a document's mode is kubeadm's choice and nobody else's: since
-// v1.37 kubeadm writes out the mode that kube-proxy has by default.
+// chosenByKubeadm reports whether only kubeadm chose the mode: since v1.37 it writes out kube-proxy's default.
 func chosenByKubeadm(c *kubeproxyv1alpha1.KubeProxyConfiguration) bool {
 	return v1alpha2.Mode(c.Mode) == v1alpha2.ModeIPTables &&
 		c.ClientConnection.Kubeconfig == kubeadmKubeconfig &&
 		c.IPTables == kubeproxyv1alpha1.KubeProxyIPTablesConfiguration{}
 }
 
-// Watch returns an error when the file has changed, for the process to exit with and be restarted,
-// and nil when ctx ends. It watches the directories of the file and of the link's target: in a
-// volume made of a ConfigMap only a link in the directory changes. It waits while the file is
-// gone, or empty, as it is for a moment when somebody overwrites it.
+// Watch returns an error when the file has changed, so that the process exits, and nil when ctx ends. It watches the
+// directories of the file and of the link's target, because in the volume of a ConfigMap only a link changes. A file that
+// is gone or empty may be about to be overwritten, so it waits.
 func (f *File) Watch(ctx context.Context) error {
 	watcher, err := fsnotify.NewWatcher()
 	if err != nil {

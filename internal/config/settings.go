@@ -78,8 +78,7 @@ func openNodePorts(c *v1alpha2.KubeProxyConfiguration, names Names) (warnings []
 	return warnings
 }
 
-// unnamed returns the ranges of all addresses of those families that addresses does not name. The keyword
-// primary names both, also where the Node has no address of a family.
+// unnamed returns the ranges of all addresses of those families that addresses does not name. The keyword primary names both.
 func unnamed(addresses compiler.NodePortAddresses) (out []netip.Prefix) {
 	if addresses.Primary {
 		return nil
@@ -109,9 +108,8 @@ func namedNodePortAddresses(list []string) (out compiler.NodePortAddresses) {
 	return out
 }
 
-// LoopbackNodePorts returns the loopback addresses on which node ports shall answer: those in
-// nodePortAddresses, unless the gate LocalhostNodePorts is off. A prefix such as 0.0.0.0/0, which
-// contains more than loopback, does not count.
+// LoopbackNodePorts returns the prefixes of loopback addresses in nodePortAddresses, unless the gate LocalhostNodePorts is
+// off. A prefix such as 0.0.0.0/0, which contains more than loopback, does not count.
 func LoopbackNodePorts(c *v1alpha2.KubeProxyConfiguration) (out []netip.Prefix) {
 	gates, _, _ := FeatureGates(c.FeatureGates)
 	if !gates.Enabled(LocalhostNodePorts) {

@@ -15,8 +15,7 @@ import (
 	"github.com/nftproxy/nftproxy/internal/config/v1alpha2"
 )
 
-// Validate checks a configuration with defaults filled in. Its error, one line, names every wrong
-// field in the user's words, and the right values.
+// Validate checks a configuration with defaults filled in. Its error, one line, names every wrong field and the right values.
 func Validate(c *v1alpha2.KubeProxyConfiguration, names Names) error {
 	errs := v1alpha2.Validate(c)
 	gates, _, gateErrs := FeatureGates(c.FeatureGates)
@@ -41,9 +40,8 @@ func ValidateNodeLocal(c *v1alpha2.KubeProxyConfiguration, names Names) error {
 	return fieldErrors(v1alpha2.ValidateNodeLocal(c.NodeLocal), names)
 }
 
-// CheckSource refuses settings without effect on a proxy whose Services come from a node-local server, because that server
-// alone talks to the API server: a clientConnection other than the default, and such values of client-go's feature gates. Errors name the
-// flag of node-local-server that does the same. c has its defaults filled in.
+// CheckSource refuses settings for the API server on a proxy whose Services come from a node-local server, which alone
+// talks to it. Errors name the flag of node-local-server that does the same. c has its defaults filled in.
 func CheckSource(c *v1alpha2.KubeProxyConfiguration, names Names) error {
 	if c.NodeLocal == nil || c.NodeLocal.Source == "" {
 		return nil
@@ -95,9 +93,8 @@ func validateLogging(c *logsapi.LoggingConfiguration, gates featuregate.FeatureG
 	return errs
 }
 
-// dropGatedLogging turns off splitStream where its feature gate does not allow it. kube-proxy
-// never notices that option in a file (its own flags' defaults overwrite it), so
-// that it must not be an error here.
+// dropGatedLogging turns off splitStream where its feature gate does not allow it. It is no error, because in kube-proxy
+// the defaults of flags overwrite that option of a file.
 func (f *File) dropGatedLogging(c *kubeproxyv1alpha1.KubeProxyConfiguration) {
 	gates, _, _ := FeatureGates(c.FeatureGates)
 	if gates.Enabled(logsapi.LoggingAlphaOptions) {
@@ -113,8 +110,7 @@ func (f *File) dropGatedLogging(c *kubeproxyv1alpha1.KubeProxyConfiguration) {
 	drop("logging.options.json.splitStream", &c.Logging.Options.JSON.SplitStream)
 }
 
-// missing returns warnings about settings without which Services work less well than their users
-// expect. kube-proxy warns of the same.
+// missing warns, as kube-proxy does, of a missing setting without which Services work less well than expected.
 func missing(c *v1alpha2.KubeProxyConfiguration, names Names) []string {
 	if c.DetectLocalMode != v1alpha2.LocalModeClusterCIDR || len(c.DetectLocal.ClusterCIDRs) > 0 {
 		return nil

@@ -12,8 +12,7 @@ import (
 	"github.com/nftproxy/nftproxy/model"
 )
 
-// answer is the body of /healthz and /livez, field by field as in kube-proxy v1.37, except for
-// problems, which only this proxy has. A time in the year 1 means never.
+// answer is the body of /healthz and /livez, as in kube-proxy v1.37 but for problems. A time in the year 1 means never.
 type answer struct {
 	LastUpdated  time.Time               `json:"lastUpdated"`
 	CurrentTime  time.Time               `json:"currentTime"`
@@ -47,8 +46,7 @@ func (p *Proxy) Handler() http.Handler {
 	return mux
 }
 
-// answer returns the common part of the body of both paths. Both IP families are synced at once, so they
-// have the same status.
+// answer returns the common part of the body of both paths. Both IP families are synced at once.
 func (s state) answer(healthy bool) answer {
 	a := answer{LastUpdated: s.synced, CurrentTime: s.now, Healthy: healthy, Status: map[string]familyStatus{}, Problems: s.problems}
 	for _, family := range model.Families {
@@ -61,8 +59,7 @@ func reply(w http.ResponseWriter, ok bool, body answer, count func(code int)) {
 	code := http.StatusServiceUnavailable
 	if ok {
 		code = http.StatusOK
-		// As in kube-proxy, a good answer has the current time here, also if nothing has changed
-		// for long. The time of the last sync is in status.
+		// As in kube-proxy, a good answer has the current time here; status has that of the last sync.
 		body.LastUpdated = body.CurrentTime
 	}
 	if count != nil {
@@ -83,8 +80,7 @@ func writeJSON(w http.ResponseWriter, code int, text []byte) {
 	_, _ = w.Write(text) // whoever asked may be gone
 }
 
-// Serve answers HTTP requests on l until ctx ends. Then it closes l and returns nil. It returns an error
-// if l fails.
+// Serve answers HTTP requests on l until ctx ends, and then closes l. It returns an error if l fails.
 func Serve(ctx context.Context, l net.Listener, handler http.Handler) error {
 	server := newServer(handler)
 	stop := context.AfterFunc(ctx, func() { _ = server.Close() })

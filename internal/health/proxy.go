@@ -24,14 +24,13 @@ import (
 // DefaultTimeout is twice kube-proxy's default sync period, as in kube-proxy.
 const DefaultTimeout = time.Minute
 
-// maxCommit is how long the kernel may take for one commit. That is far longer than large tables take on slow machines, and
-// a commit ends by itself. So one that takes longer has met a fault of the kernel, and the node needs attention.
+// maxCommit limits the time that the kernel takes for one commit. It is far longer than large tables need on slow
+// machines, so a longer commit has met a fault of the kernel.
 const maxCommit = 30 * time.Minute
 
 // Options configures a Proxy. The zero value works.
 type Options struct {
-	// Timeout is how long a change may wait for a sync that succeeds before the proxy counts
-	// as stuck. kube-proxy takes twice its sync period; 0 means DefaultTimeout.
+	// Timeout limits the time that a change waits for a sync that succeeds; 0 means DefaultTimeout.
 	Timeout time.Duration
 	// Clock tells the time; nil means the machine's clock.
 	Clock clock.PassiveClock
@@ -39,14 +38,10 @@ type Options struct {
 	OnHealthz, OnLivez func(code int)
 }
 
-// Proxy is the health of this proxy. It answers two questions.
-//
-//   - Is the proxy alive? It is, unless a change has waited for longer than the timeout: then syncs fail
-//     or hang, and a restart may help. A proxy without changes is alive, and so is one that cannot reach
-//     the API server. While the kernel carries out a commit, the proxy is alive for up to 30 minutes: to
-//     kill it makes the kernel undo the commit, and the next process would begin it anew.
-//   - Is it ready? It is if no change has waited for too long, a sync has succeeded, and it does not wait
-//     for the Node. /healthz asks more: see Handler.
+// Proxy is the health of this proxy. The proxy is alive unless a change has waited for longer than the timeout: then
+// syncs fail or hang, and a restart may help. During a commit it is alive for up to 30 minutes, because the kernel undoes
+// the commit of a process that is killed, and the next process would begin it anew. The proxy is ready if no change has
+// waited for too long, a sync has succeeded, and it does not wait for the Node. /healthz asks more: see Handler.
 //
 // Its methods are safe for concurrent use.
 type Proxy struct {
@@ -107,8 +102,7 @@ func (p *Proxy) Committing(yes bool) {
 }
 
 // SetNode records the Node that this proxy runs on. While it is being deleted (GoingAway), /healthz is 503, so that load
-// balancers choose other nodes (KEP-3836). /livez does not change. Before the first call the Node counts as not being deleted,
-// so a proxy without a Node object is healthy.
+// balancers choose other nodes (KEP-3836). /livez does not change. A proxy without a Node object is healthy.
 func (p *Proxy) SetNode(node model.Node) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -135,9 +129,9 @@ func (p *Proxy) SetFailing(resource string, failing bool) {
 	}
 }
 
-// SetHeld records why a state without a resource is not believed (model.EmptyGuard.OnHeld); an empty reason says that
-// it is over. Meanwhile /healthz is 503, because the rules get older. /livez does not change, because a restart mends
-// nothing, and neither do healthCheckNodePorts, because the rules keep working.
+// SetHeld records why a state without a resource is not believed (model.EmptyGuard.OnHeld), until the reason is empty.
+// Then /healthz is 503, because the rules get older. /livez and healthCheckNodePorts do not change, because a restart
+// mends nothing and the rules keep working.
 func (p *Proxy) SetHeld(resource, reason string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

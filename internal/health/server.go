@@ -40,9 +40,8 @@ func newServiceServer(id serviceID, healthy func() bool) *server {
 	return &server{id: id, healthy: healthy, ports: map[model.PortID]*model.ServicePort{}, listeners: map[netip.Addr]net.Listener{}}
 }
 
-// count updates the number of local endpoints. An address counts once, however many ports it serves.
-// Endpoints that terminate do not count, even while they serve in place of ready ones, so that load
-// balancers choose other nodes (KEP-1669).
+// count updates the number of local endpoints. An address counts once. Endpoints that terminate do not count, even
+// while they serve in place of ready ones, so that load balancers choose other nodes (KEP-1669).
 func (s *server) count() {
 	ready := map[netip.Addr]struct{}{}
 	for _, port := range s.ports {

@@ -20,27 +20,22 @@ import (
 type ServicesOptions struct {
 	// Ready reports whether the proxy is ready: (*Proxy).Ready. While it is not, every answer is 503.
 	Ready func() bool
-	// Primary listens on the node's addresses in the model (KubeProxyConfiguration nodePortAddresses:
-	// primary).
+	// Primary listens on the node's addresses in the model.
 	Primary bool
-	// CIDRs listens on each address of the machine that is in one of them. A CIDR of length 0 means all
-	// addresses of its family (KubeProxyConfiguration nodePortAddresses).
+	// CIDRs listens on the machine's addresses in them. A CIDR of length 0 means all addresses of its family.
 	CIDRs []netip.Prefix
 	// Addresses lists the machine's addresses in prefixes, by family; nil means nodeaddr.Within.
 	Addresses func(prefixes []netip.Prefix) (map[model.Family][]netip.Addr, error)
 	// Clock is the clock for looking again; nil means the machine's clock.
 	Clock clock.WithDelayedExecution
-	// OnFailure, if set, is called when a Service's port cannot be listened on, once for
-	// each reason. It must not call the Services.
+	// OnFailure, if set, is called when a server cannot listen, once for each reason. It must not call the Services.
 	OnFailure func(namespace, service string, err error)
-	// OnListening, if set, is called with the numbers of servers that listen and that cannot,
-	// whenever they may have changed. It must not call the Services.
+	// OnListening, if set, is called with the numbers of servers that listen and that cannot. It must not call the Services.
 	OnListening func(listening, failing int)
 }
 
-// Services serves the healthCheckNodePort of each Service that has one, so that a load
-// balancer finds the nodes with endpoints. As in kube-proxy there is a server for each IP family
-// of a Service: it listens on addresses of that family and counts endpoints of that family.
+// Services serves the healthCheckNodePort of each Service that has one, so that a load balancer finds the nodes with
+// endpoints. As in kube-proxy, a Service has a server for each IP family, which counts endpoints of that family.
 type Services struct {
 	options ServicesOptions
 
@@ -89,11 +84,10 @@ func NewServices(options ServicesOptions) *Services {
 	}
 }
 
-// Apply starts, updates and ends servers after changes. Call it after the changes have been synced:
-// load balancers must not send traffic before the rules exist. If a server cannot listen, because
-// another program has the port for example, or the machine's addresses cannot be listed, Apply logs that and tries again
-// with later changes and after 1 s, then twice as long each time, up to 10 s. Whatever listens stays. Addresses that
-// come later are listened on within 10 s. Servers end with ctx, which should be the same for all calls.
+// Apply starts, updates and ends servers. Call it after a Sync: load balancers must not send traffic before the rules
+// exist. If a server cannot listen, or the machine's addresses cannot be listed, Apply tries again with later changes and
+// after 1 s, then twice as long each time, up to 10 s. Addresses that come later are listened on within 10 s. Servers end
+// with ctx, which should be the same for all calls.
 func (s *Services) Apply(ctx context.Context, changes *model.Changes) {
 	s.ending.Do(func() { context.AfterFunc(ctx, s.close) })
 	s.mu.Lock()

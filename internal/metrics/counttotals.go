@@ -6,14 +6,11 @@ import (
 )
 
 // ServiceCount counts the connections of a Service port through its frontends of both IP families, since the process
-// began to count. It does not decrease while the Service port exists: if the kernel gets an element anew, because the
-// tables were replaced, its count is added. If the Service port goes and comes again, it starts at 0.
+// began to count. It does not decrease while the Service port exists, also if the tables are replaced.
 type ServiceCount struct {
-	// ServicePort is the Service port, such as "shop/web:http", as in the comments of the tables. It is empty for the sum
-	// of all Service ports beyond the first 1000.
+	// ServicePort is such as "shop/web:http". It is empty for the sum of all Service ports beyond the first 1000.
 	ServicePort string
-	// Connections is the number of connections that were sent to an endpoint. Bytes is the length of their packets in
-	// both directions.
+	// Connections were sent to an endpoint. Bytes is the length of their packets in both directions.
 	Connections, Bytes uint64
 }
 

@@ -1,10 +1,6 @@
-// Package metrics holds the metrics of the proxy. Those that kube-proxy v1.37 has in its nftables mode
-// have its names, labels, types, buckets and stability levels, so that dashboards and
-// alerts go on working; those that only this proxy has share the prefix kubeproxy_.
-//
-// kube-proxy syncs each IP family by itself and labels what it measures with ip_family. This
-// proxy syncs both in one transaction, and records each measurement for both families, so that
-// queries by family find it.
+// Package metrics holds the metrics of the proxy. Those of kube-proxy v1.37 in its nftables mode have its names, labels,
+// types, buckets and stability levels. kube-proxy syncs each IP family by itself. This proxy syncs both in one
+// transaction and records each measurement for both, so that queries by family find it.
 package metrics
 
 import (
@@ -40,9 +36,8 @@ var serverMetrics = []metrics.Registerable{
 	nodeLocalWatchers, nodeLocalBatches, nodeLocalBytes, nodeLocalLag, nodeLocalRefused,
 }
 
-// Register adds the metrics to the registry that /metrics shows
-// (k8s.io/component-base/metrics/legacyregistry). Values recorded earlier are lost. Feature gates
-// of metrics (NativeHistograms) must have been applied before. Further calls do nothing.
+// Register adds the metrics to the registry that /metrics shows. Values recorded earlier are lost. Feature gates of
+// metrics (NativeHistograms) must have been applied before. Further calls do nothing.
 func Register() {
 	register.Do(func() {
 		legacyregistry.MustRegister(all...)
@@ -55,8 +50,7 @@ func Register() {
 	})
 }
 
-// RegisterServer is Register for a process that serves the node-local API and programs nothing. Of
-// Register and RegisterServer the first call counts.
+// RegisterServer is Register for a process that serves the node-local API and programs nothing. The first call counts.
 func RegisterServer() {
 	register.Do(func() {
 		legacyregistry.MustRegister(serverMetrics...)
@@ -65,8 +59,7 @@ func RegisterServer() {
 	})
 }
 
-// startServerAtZero makes counters appear before they first count: an alert on the increase of a
-// counter misses one that appears as 1.
+// startServerAtZero makes counters appear as 0: an alert on the increase of a counter misses one that appears as 1.
 func startServerAtZero() {
 	for _, reason := range []string{"node", "permission", "keys", "streams", "busy", "stalled", "tls"} {
 		nodeLocalRefused.WithLabelValues(reason)

@@ -49,8 +49,7 @@ var serviceCollector = &collector[CountsOfServices]{
 }
 
 const (
-	// countInterval is the least time between two readings of the counters. countShare limits reading to one part in this
-	// many of the time.
+	// countInterval is the least time between two readings. countShare limits reading to one part in this many of the time.
 	countInterval = 15 * time.Second
 	countShare    = 50
 	// maxCountedElements is the largest number of elements of a set that is read. A listing takes the kernel time in
@@ -60,8 +59,8 @@ const (
 	maxCountedPorts = 1000
 )
 
-// ServiceCounts reads the counters of the tables (compiler.Config.CountServices) and adds them up by Service port. It
-// opens a connection for each reading and holds no lock while the kernel lists, so no Sync waits for it.
+// ServiceCounts reads the counters of the tables (compiler.Config.CountServices) and adds them up by Service port. Each
+// reading has a connection of its own, so no Sync waits for it.
 type ServiceCounts struct {
 	conn *nft.Conn
 	// view calls its argument with the tables that the kernel has, which do not change during the call.
@@ -79,8 +78,7 @@ func NewServiceCounts(conn *nft.Conn, view func(func(tables []*nft.Table))) *Ser
 	return &ServiceCounts{conn: conn, view: view, totals: newCountTotals(maxCountedPorts), maxElements: maxCountedElements}
 }
 
-// Run reads the counters every 15 s until ctx ends; less often if that would take more than one part in fifty of the
-// time.
+// Run reads the counters every 15 s until ctx ends; less often if that took more than one part in fifty of the time.
 func (c *ServiceCounts) Run(ctx context.Context) {
 	logger := klog.FromContext(ctx)
 	failing := false
@@ -122,8 +120,7 @@ func (c *ServiceCounts) Read(ctx context.Context) error {
 	return nil
 }
 
-// Each implements CountsOfServices, for Service ports that had a connection or a packet, in no order. It takes
-// microseconds, and reads nothing from the kernel.
+// Each implements CountsOfServices, for Service ports that had a connection or a packet. It reads nothing from the kernel.
 func (c *ServiceCounts) Each(each func(ServiceCount)) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -13,11 +13,9 @@ var (
 	fullSyncDuration    = newFamilyDuration("sync_full_proxy_rules_duration_seconds", "Seconds that a full sync took, such as the first one")
 	partialSyncDuration = newFamilyDuration("sync_partial_proxy_rules_duration_seconds", "Seconds that a sync took that was not full")
 
-	lastSync     = newGaugeVec("sync_proxy_rules_last_timestamp_seconds", "Time when a sync last succeeded", ipFamily)
-	lastQueued   = newGaugeVec("sync_proxy_rules_last_queued_timestamp_seconds", "Time when a sync was last requested", ipFamily)
-	syncFailures = newCounterVec("sync_proxy_rules_nftables_sync_failures_total", "Syncs that failed; each is tried again", ipFamily)
-	// cleanupFailures counts failures of a step that this proxy does not have: kube-proxy
-	// deletes stale chains in a transaction of their own, this proxy in that of the sync.
+	lastSync            = newGaugeVec("sync_proxy_rules_last_timestamp_seconds", "Time when a sync last succeeded", ipFamily)
+	lastQueued          = newGaugeVec("sync_proxy_rules_last_queued_timestamp_seconds", "Time when a sync was last requested", ipFamily)
+	syncFailures        = newCounterVec("sync_proxy_rules_nftables_sync_failures_total", "Syncs that failed; each is tried again", ipFamily)
 	cleanupFailures     = newCounterVec("sync_proxy_rules_nftables_cleanup_failures_total", "Always 0, since chains are deleted in the transaction of the sync", ipFamily)
 	programmingDuration = newHistogramVec("network_programming_duration_seconds", "Seconds from the change of a pod or Service to the rules in the kernel",
 		metrics.MergeBuckets(
@@ -31,8 +29,7 @@ func newFamilyDuration(name, help string) *metrics.HistogramVec {
 	return newHistogramVec(name, help, metrics.ExponentialBuckets(0.001, 2, 15), ipFamily)
 }
 
-// ObserveQueued records that a sync is needed (model.LoopOptions.OnQueued). It should be
-// called at start as well, so that the time is never 0.
+// ObserveQueued records that a sync is needed (model.LoopOptions.OnQueued).
 func ObserveQueued() {
 	eachFamily(func(family string) { lastQueued.WithLabelValues(family).SetToCurrentTime() })
 }

@@ -1,6 +1,5 @@
-// Package nodeaddr finds the machine's own addresses. A Service proxy needs them for two purposes: to
-// serve on those that nodePortAddresses selects (Within), and to decide whether the destination of a packet
-// or a flow is this machine (Local).
+// Package nodeaddr finds the machine's own addresses: those that nodePortAddresses selects (Within), and those that decide
+// whether the destination of a packet or a flow is this machine (Local).
 package nodeaddr
 
 import (
@@ -12,14 +11,11 @@ import (
 	"github.com/nftproxy/nftproxy/model"
 )
 
-// Within returns the addresses on which a server has to listen so that it answers on each of the
-// machine's addresses in prefixes (KubeProxyConfiguration nodePortAddresses). They are sorted, by
-// family. A prefix of length 0 stands for all addresses of its family: the list is then the
-// unspecified address alone. A family without a prefix has no list. A family with prefixes, but
-// without an address of the machine in them, has an empty list.
+// Within returns the addresses on which a server has to listen so that it answers on each of the machine's addresses in
+// prefixes, sorted. For a prefix of length 0 the list of the family is the unspecified address alone. A family without a
+// prefix has no list; one with prefixes, but without an address of the machine in them, has an empty list.
 //
-// It looks at the interfaces of the network namespace of the calling thread. It leaves out link-local
-// addresses of IPv6, which have no meaning without an interface. The error is that of the listing.
+// It looks at the interfaces of the network namespace of the calling thread, and leaves out link-local addresses of IPv6.
 func Within(prefixes []netip.Prefix) (map[model.Family][]netip.Addr, error) {
 	mine, err := interfaceAddrs()
 	if err != nil {

@@ -1,6 +1,5 @@
-// Package protocol turns the model into the messages of the node-local API, and the messages
-// into the model. Servers split changes into parts of bounded size with [Parts]; clients put them together
-// with a [Batch].
+// Package protocol turns the model into the messages of the node-local API, and back. Servers split changes into parts
+// of bounded size with [Parts]; clients put them together with a [Batch].
 package protocol
 
 import (
@@ -18,8 +17,7 @@ import (
 type Limits struct {
 	// Ports bounds the ports that a batch sets and deletes together, continuations not counted.
 	Ports int
-	// Addresses bounds the addresses of the ports in a batch: endpoints in all lists, external and load balancer
-	// addresses, source ranges. Labels and annotations count too (model.ServicePort.Addresses).
+	// Addresses bounds the addresses of the ports in a batch, in all their lists. Labels and annotations count too.
 	Addresses int
 	// Bytes bounds the length of a batch on the wire.
 	Bytes int
@@ -72,8 +70,7 @@ func (l *Limits) add(update *nodelocalv1.Update) {
 type Batch struct {
 	// Limits bounds each batch.
 	Limits Limits
-	// OnSkip, if set, is called for each port that is left out because this client does not know a protocol, an IP family
-	// or a policy in it. The error names port and field, and wraps ErrUnknownValue. To the receiver the port is not there.
+	// OnSkip, if set, is called for each port that is left out because of ErrUnknownValue, which the error wraps.
 	OnSkip func(error)
 
 	changes *model.Changes
@@ -82,9 +79,8 @@ type Batch struct {
 	port *nodelocalv1.ServicePort
 }
 
-// Add takes the next part. When it ends a batch, Add returns the changes, and the end, from which DecodeTriggers
-// reads; before that it returns neither. After an error, which names port and field or the limit, the batch is lost, and the
-// stream with it.
+// Add takes the next part. When it ends a batch, Add returns the changes and the end; before that it returns neither. After
+// an error, which names port and field or the limit, the batch is lost, and the stream with it.
 func (b *Batch) Add(update *nodelocalv1.Update) (*model.Changes, *nodelocalv1.Sync, error) {
 	err := b.add(update)
 	if err == nil && update.GetSync() == nil {

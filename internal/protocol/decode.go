@@ -13,30 +13,24 @@ import (
 	nodelocalv1 "github.com/nftproxy/nftproxy/nodelocal/v1"
 )
 
-// ErrUnknownValue is returned, wrapped, for a port with a protocol, an IP family or a policy that this version of the API
-// does not know.
+// ErrUnknownValue is wrapped by errors about a protocol, an IP family or a policy that this version does not know.
 var ErrUnknownValue = errors.New("perhaps of a later version of the API")
 
-// Limits of a request for labels and annotations (ServiceKeys).
+// MaxKeys is the highest number of labels, and of annotations, in ServiceKeys. MaxKey is the length of the longest key,
+// in bytes: a qualified name of Kubernetes.
 const (
-	// MaxKeys is the highest number of labels, and of annotations.
 	MaxKeys = 16
-	// MaxKey is the length of the longest key, in bytes: a qualified name of Kubernetes.
-	MaxKey = 317
+	MaxKey  = 317
 )
 
 // The lengths of the longest texts, in bytes.
 const (
-	// maxName is for the names in a PortID (RFC 1123 subdomain).
-	maxName = 253
-	// maxValue is for the value of a label or an annotation.
-	maxValue = 4096
-	// maxInfo is for the host name and the zone of an endpoint (RFC 1123 label, label value).
-	maxInfo = 63
+	maxName  = 253  // names in a PortID (RFC 1123 subdomain)
+	maxValue = 4096 // the value of a label or an annotation
+	maxInfo  = 63   // host name and zone of an endpoint (RFC 1123 label, label value)
 )
 
-// DecodeID is the inverse of EncodeID. It is an error if the message names no Service or has a name of more than 253
-// bytes, and ErrUnknownValue if the client does not know the protocol or the IP family.
+// DecodeID is the inverse of EncodeID. The message must name a Service, in at most 253 bytes.
 func DecodeID(id *nodelocalv1.PortID) (model.PortID, error) {
 	var d decoder
 	out := model.PortID{
@@ -52,8 +46,7 @@ func DecodeID(id *nodelocalv1.PortID) (model.PortID, error) {
 	return out, d.err
 }
 
-// DecodePort is the inverse of EncodePort: lists come out sorted and without duplicates. Errors name the field. The error
-// wraps ErrUnknownValue if the client does not know a protocol, an IP family or a policy.
+// DecodePort is the inverse of EncodePort: lists come out sorted and without duplicates. Errors name the field.
 func DecodePort(port *nodelocalv1.ServicePort) (*model.ServicePort, error) {
 	id, err := DecodeID(port.GetId())
 	if err != nil {
@@ -99,8 +92,7 @@ func DecodeKeys(keys *nodelocalv1.ServiceKeys) (model.ServiceKeys, error) {
 	return out, CheckKeys(out)
 }
 
-// CheckKeys returns an error if a client may not ask for the keys: if there are more than MaxKeys of a kind, or one has
-// more than MaxKey bytes or none.
+// CheckKeys refuses more than MaxKeys of a kind, and a key of more than MaxKey bytes or none.
 func CheckKeys(keys model.ServiceKeys) error {
 	return cmp.Or(checkKeys("labels", keys.Labels), checkKeys("annotations", keys.Annotations))
 }
@@ -141,8 +133,8 @@ func DecodeServiceCIDRs(ranges *nodelocalv1.ServiceCIDRs) ([]netip.Prefix, error
 	return out, d.err
 }
 
-// DecodeTriggers returns the times of the events that led to a batch, in UTC, oldest first. It leaves out invalid times,
-// and more than MaxTriggers: they are for a metric, and no reason to refuse a batch.
+// DecodeTriggers returns the times of the events that led to a batch, in UTC, oldest first, without invalid ones and at
+// most MaxTriggers: they are for a metric, and no reason to refuse a batch.
 func DecodeTriggers(sync *nodelocalv1.Sync) []time.Time {
 	list := sync.GetTriggerTimes()
 	var out []time.Time

@@ -65,8 +65,7 @@ func EncodeServiceCIDRs(ranges []netip.Prefix) *nodelocalv1.ServiceCIDRs {
 	return &nodelocalv1.ServiceCIDRs{Cidrs: texts(ranges)}
 }
 
-// EncodeSync returns the end of a batch: the position after it, and the times of the events that led to it, at most the
-// first MaxTriggers.
+// EncodeSync returns the end of a batch: the position after it, and the first MaxTriggers times of events that led to it.
 func EncodeSync(position *nodelocalv1.Position, triggers []time.Time) *nodelocalv1.Sync {
 	return &nodelocalv1.Sync{Position: position, TriggerTimes: convert(triggers[:min(len(triggers), MaxTriggers)], timestamppb.New)}
 }

@@ -15,12 +15,10 @@ import (
 // PartSize is about the length of the longest part of a batch, in bytes. It leaves room below the 4 MiB that gRPC takes by default.
 const PartSize = 1 << 20
 
-// maxEndpoints is the number of endpoints in one message of a port; more are in continuations. An endpoint with an IPv6
-// address takes up to 180 bytes with host name and zone.
+// maxEndpoints is the number of endpoints, of up to 180 bytes, in one message of a port; more are in continuations.
 const maxEndpoints = 5_000
 
-// Update is a part of a batch as it goes over the wire. Each field of it is a message that is encoded already, so
-// that one encoding of a port serves all clients.
+// Update is a part of a batch as it goes over the wire. One encoding of a port serves all clients.
 type Update = []byte
 
 // Field is one or more fields of an Update, encoded.
@@ -94,8 +92,7 @@ func field(update *nodelocalv1.Update) Field {
 	return out
 }
 
-// Parts splits changes into the parts of one batch, which ends with sync. encode returns SetField of a
-// port; it may remember it.
+// Parts splits changes into the parts of one batch, which ends with sync. encode returns SetField of a port.
 func Parts(changes *model.Changes, sync *nodelocalv1.Sync, encode func(*model.ServicePort) []Field) iter.Seq[Update] {
 	if changes == nil {
 		changes = &model.Changes{}

@@ -9,9 +9,8 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// FromV1alpha1 converts a v1alpha1 document, without defaults filled in. The result states values
-// that the input leaves to a default of v1alpha1 that v1alpha2 does not have. Losses are portRange,
-// and the syncPeriod, minSyncPeriod and masqueradeAll of modes that are not selected, where they differ.
+// FromV1alpha1 converts a v1alpha1 document, without defaults filled in. Where v1alpha2 has another default, the result
+// has v1alpha1's. Losses are portRange, and the settings of modes that are not selected, where they differ.
 func FromV1alpha1(in *kubeproxyv1alpha1.KubeProxyConfiguration) (*KubeProxyConfiguration, []Loss) {
 	out := &KubeProxyConfiguration{}
 	copyCommon(in, out)
@@ -74,8 +73,7 @@ func selected(mode Mode) (periods, masqueradeAll string) {
 	return "iptables", "iptables"
 }
 
-// mergeSections keeps the settings of the selected mode's section. A setting of another one is
-// lost if it was made (is not zero) and differs.
+// mergeSections keeps the settings of the selected mode's section. Another one that is not zero and differs is lost.
 func (l *losses) mergeSections(in *kubeproxyv1alpha1.KubeProxyConfiguration, out *KubeProxyConfiguration) {
 	periods, masqueradeAll := selected(out.Mode)
 	for _, s := range sections(in) {

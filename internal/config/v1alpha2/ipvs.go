@@ -5,18 +5,15 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
-// IPVSConfiguration is the section "ipvs". The proxy reads, checks and converts it, and otherwise
-// ignores it: it does not have the mode.
+// IPVSConfiguration is the section "ipvs", which the proxy only reads, checks and converts.
 type IPVSConfiguration struct {
-	// MasqueradeBit is the bit of the packet mark, 0 to 31, that says "to be masqueraded".
-	// Default 14. In v1alpha1 the mode ipvs uses iptables.masqueradeBit.
+	// MasqueradeBit is as in the section "iptables". In v1alpha1 the mode ipvs uses iptables.masqueradeBit.
 	MasqueradeBit *int32 `json:"masqueradeBit"`
 	// Scheduler is the name of an IPVS scheduler; empty is the mode's default.
 	Scheduler string `json:"scheduler"`
 	// ExcludeCIDRs are the addresses of IPVS services to keep when cleaning up.
 	ExcludeCIDRs []string `json:"excludeCIDRs"`
-	// StrictARP sets arp_ignore and arp_announce, so that the node does not answer ARP requests
-	// for addresses of kube-ipvs0.
+	// StrictARP keeps the node from answering ARP requests for addresses of kube-ipvs0.
 	StrictARP bool `json:"strictARP"`
 	// TCPTimeout is the timeout of idle IPVS sessions of TCP; 0 leaves the system's.
 	TCPTimeout metav1.Duration `json:"tcpTimeout"`

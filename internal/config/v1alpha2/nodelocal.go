@@ -15,15 +15,13 @@ type NodeLocalConfiguration struct {
 	// Source is the address, in the same form, of the server that replaces the API server as the source of
 	// Services.
 	Source string `json:"source,omitempty"`
-	// CertFile has this side's certificate over tcp://, in PEM. The three files are read for each
-	// connection.
+	// CertFile has this side's certificate over tcp://, in PEM. The three files are read for each connection.
 	CertFile string `json:"certFile,omitempty"`
 	// KeyFile has its key, in PEM.
 	KeyFile string `json:"keyFile,omitempty"`
 	// CAFile has the certificates of the authority that signs the other side's certificates, in PEM.
 	CAFile string `json:"caFile,omitempty"`
-	// AuthorizeNodeNames makes the server at tcp:// tell a client of a node only if its certificate is for
-	// system:node:NAME. Default true.
+	// AuthorizeNodeNames makes the server at tcp:// serve a node to certificates for system:node:NAME only. Default true.
 	AuthorizeNodeNames *bool `json:"authorizeNodeNames,omitempty"`
 	// Limits bounds what the server at Source can make this process keep.
 	Limits NodeLocalLimits `json:"limits,omitzero"`

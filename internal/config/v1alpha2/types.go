@@ -1,8 +1,6 @@
-// Package v1alpha2 is kubeproxy.config.k8s.io/v1alpha2, the configuration format of KEP-784:
-// a setting stands in the section of its platform or mode, or at the top if every proxy has it.
-// The rest of this module works with this format alone: [FromV1alpha1] converts the older one, and
-// [ToV1alpha1] converts back. Nothing that the other format can express gets lost; each other
-// setting is a [Loss].
+// Package v1alpha2 is kubeproxy.config.k8s.io/v1alpha2, the configuration format of KEP-784, with which the rest of
+// this module works. [FromV1alpha1] converts the older format, and [ToV1alpha1] converts back. A setting that the other
+// format cannot express is a [Loss].
 package v1alpha2
 
 import (
@@ -20,8 +18,7 @@ const (
 // Mode is the name of a proxy mode.
 type Mode string
 
-// The modes of kube-proxy. The default is ModeNFTables, which is the only one that this proxy
-// has; kube-proxy's own default is ModeIPTables.
+// The modes of kube-proxy. The default is ModeNFTables, the only one that this proxy has.
 const (
 	ModeIPTables    Mode = "iptables"
 	ModeIPVS        Mode = "ipvs"
@@ -66,42 +63,32 @@ type KubeProxyConfiguration struct {
 
 	// FeatureGates turns features on and off by name.
 	FeatureGates map[string]bool `json:"featureGates,omitempty"`
-	// ClientConnection says how to talk to the API server. Defaults: contentType
-	// application/vnd.kubernetes.protobuf, qps 5, burst 10.
+	// ClientConnection is for the API server. Defaults: contentType application/vnd.kubernetes.protobuf, qps 5, burst 10.
 	ClientConnection componentbaseconfigv1alpha1.ClientConnectionConfiguration `json:"clientConnection"`
 	// Logging is the logging configuration of every Kubernetes component.
 	Logging logsapi.LoggingConfiguration `json:"logging,omitempty"`
 	// HostnameOverride is the name of the Node; by default the host name.
 	HostnameOverride string `json:"hostnameOverride"`
-	// NodeIPOverride is used instead of the addresses in the Node object: at most one of each IP
-	// family, the first one's being the node's primary family. The unspecified address
-	// (0.0.0.0 or ::) overrides nothing; its family is that of the default bind addresses.
+	// NodeIPOverride replaces the addresses in the Node object: at most one of each IP family, that of the primary family
+	// first. 0.0.0.0 and :: override nothing, and choose the family of the default bind addresses.
 	NodeIPOverride []string `json:"nodeIPOverride"`
-	// IPFamilyPolicy chooses families of the node's addresses: one (SingleStack), both if the node
-	// has both, or both or else the proxy exits (RequireDualStack). Empty is as PreferDualStack.
+	// IPFamilyPolicy chooses families of the node's addresses. With RequireDualStack the proxy exits unless it has both.
 	IPFamilyPolicy IPFamilyPolicy `json:"ipFamilyPolicy"`
-	// HealthzBindAddress is the IP and port of the health check server. Default 0.0.0.0:10256,
-	// or [::]:10256 when nodeIPOverride starts with an IPv6 address. Empty after defaulting
-	// means that there is none.
+	// HealthzBindAddress is the IP and port of the health check server. Default 0.0.0.0:10256, or [::]:10256 when
+	// nodeIPOverride starts with an IPv6 address. If it is empty after defaulting, there is no server.
 	HealthzBindAddress string `json:"healthzBindAddress"`
-	// MetricsBindAddress is the IP and port of the metrics server. Default 127.0.0.1:10249, or
-	// [::1]:10249 when nodeIPOverride starts with an IPv6 address. Empty after defaulting means
-	// that there is none.
+	// MetricsBindAddress is that of the metrics server, in the same way. Default 127.0.0.1:10249 or [::1]:10249.
 	MetricsBindAddress string `json:"metricsBindAddress"`
-	// BindAddressHardFail makes the process exit when it cannot listen on one of the two
-	// addresses above; otherwise it logs that and tries again. Default true.
+	// BindAddressHardFail makes the process exit if it cannot listen there; else it tries again. Default true.
 	BindAddressHardFail *bool `json:"bindAddressHardFail"`
-	// ConfigHardFail makes unknown and repeated fields errors; otherwise they are ignored with a
-	// warning. Default true.
+	// ConfigHardFail makes unknown and repeated fields errors instead of warnings. Default true.
 	ConfigHardFail *bool `json:"configHardFail"`
 	// EnableProfiling serves /debug/pprof on the metrics address.
 	EnableProfiling bool `json:"enableProfiling"`
-	// ShowHiddenMetricsForVersion is the minor version ("1.36") since which hidden metrics are
-	// shown.
+	// ShowHiddenMetricsForVersion is the minor version ("1.36") since which hidden metrics are shown.
 	ShowHiddenMetricsForVersion string `json:"showHiddenMetricsForVersion"`
 
-	// NodeLocal makes this process a server or a client of the node-local API; by default it is
-	// neither. KEP-784 and kube-proxy do not have this section.
+	// NodeLocal makes this process a server or a client of the node-local API. KEP-784 does not have it.
 	NodeLocal *NodeLocalConfiguration `json:"nodeLocal,omitempty"`
 
 	// Mode is the proxy mode. Default nftables.
@@ -119,23 +106,18 @@ type KubeProxyConfiguration struct {
 	// Winkernel holds the fields of the mode kernelspace.
 	Winkernel WinkernelConfiguration `json:"winkernel"`
 
-	// DetectLocalMode says how to tell the cluster's pods from other clients. Default
-	// ClusterCIDR.
+	// DetectLocalMode says how to tell the cluster's pods from other clients. Default ClusterCIDR.
 	DetectLocalMode LocalMode `json:"detectLocalMode"`
 	// DetectLocal holds what DetectLocalMode needs.
 	DetectLocal DetectLocalConfiguration `json:"detectLocal"`
-	// NodePortAddresses says on which of the node's addresses node ports answer: CIDRs and the
-	// keywords "primary", "localhost" and "all". Default in mode nftables: primary.
+	// NodePortAddresses are CIDRs and keywords for the addresses on which node ports answer. Default for nftables: primary.
 	NodePortAddresses []string `json:"nodePortAddresses"`
 
-	// SyncPeriod sets the health check: the proxy is unhealthy when a change has waited for twice
-	// this time for a successful sync. Default 30s.
+	// SyncPeriod: the proxy is unhealthy if a change waits for twice this time for a successful sync. Default 30s.
 	SyncPeriod metav1.Duration `json:"syncPeriod"`
-	// MinSyncPeriod is the least time from one sync to the next. Default 0s, no delay: the next
-	// sync takes all changes that came during this one. (kube-proxy's default is 1s.)
+	// MinSyncPeriod is the least time from one sync to the next. Default 0s (kube-proxy's is 1s).
 	MinSyncPeriod metav1.Duration `json:"minSyncPeriod"`
-	// ConfigSyncPeriod is the period after which kube-proxy handles all objects again. This proxy
-	// does not need it. Default 15m.
+	// ConfigSyncPeriod is the period after which kube-proxy handles all objects again. Unused here. Default 15m.
 	ConfigSyncPeriod metav1.Duration `json:"configSyncPeriod"`
 }
 
@@ -151,8 +133,7 @@ type LinuxConfiguration struct {
 
 // ConntrackConfiguration is the section "linux.conntrack". A timeout of 0 leaves the kernel's.
 type ConntrackConfiguration struct {
-	// MaxPerCore is the number of tracked connections for each CPU core; 0 leaves the kernel's
-	// limit. Default 32768.
+	// MaxPerCore is the number of tracked connections for each CPU core; 0 leaves the kernel's limit. Default 32768.
 	MaxPerCore *int32 `json:"maxPerCore"`
 	// Min is the least limit of tracked connections, unless MaxPerCore is 0. Default 131072.
 	Min *int32 `json:"min"`
@@ -174,7 +155,6 @@ type DetectLocalConfiguration struct {
 	BridgeInterface string `json:"bridgeInterface"`
 	// ClusterCIDRs are the ranges of the cluster's pods, at most one a family (mode ClusterCIDR).
 	ClusterCIDRs []string `json:"clusterCIDRs"`
-	// InterfaceNamePrefix is the prefix of the names of pods' interfaces (mode
-	// InterfaceNamePrefix).
+	// InterfaceNamePrefix is the prefix of the names of pods' interfaces (mode InterfaceNamePrefix).
 	InterfaceNamePrefix string `json:"interfaceNamePrefix"`
 }

@@ -6,8 +6,7 @@ type WindowsConfiguration struct {
 	RunAsService bool `json:"runAsService"`
 }
 
-// WinkernelConfiguration is the section "winkernel", of the mode kernelspace. The proxy reads and
-// converts it, and otherwise ignores it.
+// WinkernelConfiguration is the section "winkernel", of the mode kernelspace. The proxy only reads and converts it.
 type WinkernelConfiguration struct {
 	// NetworkName is the network that endpoints and policies are made in.
 	NetworkName string `json:"networkName"`
