@@ -143,7 +143,9 @@ func (s *socket) list(request netlink.Message, do func(entry) bool) error {
 	for m, err := range s.nl.ReceiveIter() {
 		goOn := false
 		if err == nil {
-			goOn, err = s.handle(m, do)
+			var e entry
+			e, err = decodeEntry(m.Data)
+			goOn = err == nil && do(e)
 		}
 		if n++; goOn && n%deadlineEvery == 0 {
 			err = s.expect()
@@ -154,9 +156,4 @@ func (s *socket) list(request netlink.Message, do func(entry) bool) error {
 		}
 	}
 	return nil
-}
-
-func (s *socket) handle(m netlink.Message, do func(entry) bool) (goOn bool, err error) {
-	e, err := decodeEntry(m.Data)
-	return err == nil && do(e), err
 }

@@ -1,6 +1,7 @@
 package conntrack
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -44,14 +45,14 @@ func (d *deletion) finish() error {
 	if d.s != nil {
 		d.s.nl.Close()
 	}
-	var failures []error
+	var refused, failed error
 	if d.refusal != nil {
-		failures = append(failures, fmt.Errorf("conntrack: %d %s entries cannot be deleted: %w", d.refused, d.family, d.refusal))
+		refused = fmt.Errorf("conntrack: %d %s entries cannot be deleted: %w", d.refused, d.family, d.refusal)
 	}
 	if d.err != nil {
-		failures = append(failures, fmt.Errorf("conntrack: delete %s entries: %w", d.family, d.err))
+		failed = fmt.Errorf("conntrack: delete %s entries: %w", d.family, d.err)
 	}
-	return errors.Join(failures...)
+	return errors.Join(refused, failed)
 }
 
 func (d *deletion) flush() {
@@ -90,7 +91,10 @@ func (d *deletion) readAnswers(last uint32) (kept int, err error) {
 		switch {
 		case errors.As(err, &answer) && answer.Sequence != 0:
 			kept++
-			d.noteRefusal(answer)
+			if !errors.Is(answer, unix.ENOENT) {
+				d.refused++
+				d.refusal = cmp.Or(d.refusal, error(answer))
+			}
 			if answer.Sequence == last {
 				return kept, nil
 			}
@@ -102,15 +106,5 @@ func (d *deletion) readAnswers(last uint32) (kept int, err error) {
 				return kept, nil
 			}
 		}
-	}
-}
-
-func (d *deletion) noteRefusal(err error) {
-	if errors.Is(err, unix.ENOENT) {
-		return
-	}
-	d.refused++
-	if d.refusal == nil {
-		d.refusal = err
 	}
 }

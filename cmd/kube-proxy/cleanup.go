@@ -15,9 +15,8 @@ import (
 	"github.com/nftproxy/nftproxy/proxy"
 )
 
-// cleanup removes the rules of every mode of kube-proxy as far as it can, whatever the configuration says, and
-// logs the removed tables and chains. Anything that it cannot remove is an error, and so is a running proxy that adds the tables again. With a
-// service-proxy-name, which kube-proxy does not have, it removes the tables of that proxy only.
+// cleanup removes the rules of every mode of kube-proxy, and logs them. Anything that it cannot remove is an error, and so
+// is a running proxy that adds the tables again. With a service-proxy-name it removes the tables of that proxy only.
 func cleanup(ctx context.Context, serviceProxyName string) error {
 	logger := klog.FromContext(ctx)
 	conn, err := nft.Dial(nft.Config{})
@@ -56,8 +55,8 @@ func cleanup(ctx context.Context, serviceProxyName string) error {
 	return errors.Join(err, addedAgain(ctx, commits, func() ([]string, error) { return proxy.Present(ctx, conn, serviceProxyName) }))
 }
 
-// cleanupLeftovers removes the leftovers of kube-proxy's other modes, and returns how many chains it removed. Leftovers
-// that it cannot remove are an error.
+// cleanupLeftovers removes the leftovers of kube-proxy's other modes. It returns the number of removed chains, and an
+// error if any leftovers remain.
 func cleanupLeftovers(ctx context.Context) (removed int, err error) {
 	logger := klog.FromContext(ctx)
 	chains, err := leftovers.Remove(ctx)

@@ -8,11 +8,7 @@ import (
 
 	"github.com/nftproxy/nftproxy/compiler"
 	"github.com/nftproxy/nftproxy/conntrack"
-	"github.com/nftproxy/nftproxy/internal/config"
-	"github.com/nftproxy/nftproxy/internal/config/v1alpha2"
 	"github.com/nftproxy/nftproxy/internal/health"
-	"github.com/nftproxy/nftproxy/internal/leftovers"
-	"github.com/nftproxy/nftproxy/internal/localnodeport"
 	"github.com/nftproxy/nftproxy/internal/metrics"
 	"github.com/nftproxy/nftproxy/internal/node"
 	"github.com/nftproxy/nftproxy/model"
@@ -51,8 +47,7 @@ func newSourceHooks(ctx context.Context, p *health.Proxy, conn *nft.Conn, servic
 	}
 }
 
-// inForce reports whether the rules in the kernel, of the previous run or of another kube-proxy, have a resource. It
-// takes it for granted if it cannot read them.
+// inForce reports whether the rules in the kernel, of any earlier kube-proxy, have a resource; true if it cannot read them.
 func inForce(ctx context.Context, conn *nft.Conn, resource string) bool {
 	look := proxy.HasServices
 	if resource == "endpointslices" {
@@ -66,8 +61,7 @@ func inForce(ctx context.Context, conn *nft.Conn, resource string) bool {
 	return has
 }
 
-// previousNode returns the facts about the Node that the rules in the kernel hold, of the previous run or of another
-// kube-proxy.
+// previousNode returns the facts about the Node that the rules of an earlier kube-proxy hold.
 func previousNode(ctx context.Context, conn *nft.Conn, serviceProxyName string) (model.Node, error) {
 	var tables []*nft.Table
 	for _, family := range nft.Families {
@@ -78,14 +72,6 @@ func previousNode(ctx context.Context, conn *nft.Conn, serviceProxyName string) 
 		tables = append(tables, table)
 	}
 	return compiler.NodeFromTables(tables...), nil
-}
-
-func newHealth(c *v1alpha2.KubeProxyConfiguration) *health.Proxy {
-	return health.NewProxy(health.Options{
-		Timeout:   2 * c.SyncPeriod.Duration,
-		OnHealthz: metrics.CountHealthz,
-		OnLivez:   metrics.CountLivez,
-	})
 }
 
 // newServiceHealth returns the server of healthCheckNodePorts. It listens on the addresses of node ports.
@@ -101,14 +87,6 @@ func newServiceHealth(p *health.Proxy, c compiler.Config, events *node.Events) *
 				recorder.Eventf(about, nil, corev1.EventTypeWarning, "FailedToStartServiceHealthcheck", "Listen", "%s", err)
 			}
 		},
-	})
-}
-
-func newForwarder(c *v1alpha2.KubeProxyConfiguration) *localnodeport.Forwarder {
-	return localnodeport.New(localnodeport.Options{
-		Addresses:       localnodeport.Addresses(config.LoopbackNodePorts(c)),
-		OnListeners:     metrics.SetLocalhostListeners,
-		OnListenFailure: metrics.CountLocalhostListenFailure,
 	})
 }
 
@@ -136,11 +114,5 @@ func hooks(h *health.Proxy) proxy.Hooks {
 				h.Synced()
 			}
 		},
-	}
-}
-
-func showLeftovers(count map[leftovers.Kind]int) {
-	for _, kind := range leftovers.Kinds {
-		metrics.SetLeftovers(string(kind), count[kind])
 	}
 }

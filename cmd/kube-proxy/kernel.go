@@ -28,8 +28,8 @@ func initOnly(ctx context.Context, c *v1alpha2.KubeProxyConfiguration) error {
 	return nil
 }
 
-// prepareKernel probes the kernel features that the rules need. This loads modules; then it sets the sysctls, which
-// those modules bring. It returns the names of the sysctls that do not exist yet.
+// prepareKernel probes the kernel features that the rules need, which loads modules, and then sets those modules' sysctls.
+// It returns the names of the sysctls that do not exist yet.
 func prepareKernel(ctx context.Context, c *v1alpha2.KubeProxyConfiguration, conn *nft.Conn) (missing []string, err error) {
 	families := nft.Families[:]
 	if !(sysctl.Tree{}).KernelHasIPv6() {
@@ -48,18 +48,11 @@ func prepareKernel(ctx context.Context, c *v1alpha2.KubeProxyConfiguration, conn
 			return nil, fmt.Errorf("featureGates: %s: %w", gate, err)
 		}
 	}
-	conntrack := kubeproxyv1alpha1.KubeProxyConntrackConfiguration(c.Linux.Conntrack)
-	missing, err = sysctl.Tree{}.SetConntrack(ctx, &conntrack)
+	missing, err = sysctl.Tree{}.SetConntrack(ctx, (*kubeproxyv1alpha1.KubeProxyConntrackConfiguration)(&c.Linux.Conntrack))
 	if len(missing) > 0 {
 		klog.FromContext(ctx).Info("Sysctls of connection tracking do not exist yet; the proxy sets them when the kernel has loaded the module nf_conntrack", "sysctls", missing)
 	}
 	return missing, err
-}
-
-// awaitConntrack sets the sysctls of connection tracking once they exist.
-func awaitConntrack(ctx context.Context, c *v1alpha2.KubeProxyConfiguration) {
-	conntrack := kubeproxyv1alpha1.KubeProxyConntrackConfiguration(c.Linux.Conntrack)
-	sysctl.Tree{}.AwaitConntrack(ctx, &conntrack)
 }
 
 // setOOMScore only logs an error: a proxy without the capability for it runs too.

@@ -27,8 +27,7 @@ import (
 )
 
 func main() {
-	// The interval at which client-go reads the files with the client's certificate and token again. With the default of
-	// five minutes a proxy could go on with an expired certificate.
+	// With client-go's default of five minutes a proxy could go on with an expired certificate.
 	transport.CertCallbackRefreshDuration = time.Minute
 	os.Exit(cli.Run(newCommand()))
 }
@@ -114,8 +113,7 @@ func (o *options) do(ctx context.Context) error {
 	return unlessStopped(ctx, run(ctx, o))
 }
 
-// writeConfig writes the configuration with all defaults. This proxy need not be able to run with the result: it may be
-// for a kube-proxy in another mode.
+// writeConfig writes the configuration with all defaults. It may be for a kube-proxy in another mode.
 func (o *options) writeConfig(ctx context.Context) error {
 	lost, err := config.Write(o.config, o.writeConfigVersion, o.writeConfigTo)
 	if err != nil {
@@ -132,8 +130,7 @@ func (o *options) writeConfig(ctx context.Context) error {
 	return nil
 }
 
-// checkRunnable refuses a mode that this proxy does not have, and settings without effect beside a node-local server. The
-// error names the file or the flag.
+// checkRunnable refuses other modes, and settings without effect beside a node-local server. The error names file or flag.
 func (o *options) checkRunnable() error {
 	names := o.flagNames()
 	if o.file != nil {

@@ -19,8 +19,8 @@ import (
 	"github.com/nftproxy/nftproxy/tracker"
 )
 
-// nodeLocalHistory limits the deleted Service ports that a server remembers, so that clients that come back need not be
-// sent everything. Each takes some 200 bytes.
+// nodeLocalHistory limits the deleted Service ports, of some 200 bytes each, that a server remembers for clients that
+// come back.
 const nodeLocalHistory = 30_000
 
 // nodeLocalOptions are the flags for the node-local API.
@@ -50,13 +50,10 @@ func (n *nodeLocalOptions) files() nodelocal.TLSFiles {
 	return nodelocal.TLSFiles{Cert: n.CertFile, Key: n.KeyFile, CA: n.CAFile}
 }
 
-// reasonUnknownValue is the metric's reason for Service ports with a value that only later versions know.
-const reasonUnknownValue = "unknown_value"
-
 // newClient returns a client of the source with the caller's options and those of the flags.
 func (n *nodeLocalOptions) newClient(ctx context.Context, options nodelocal.Options) (*nodelocal.Client, error) {
 	options.Logger = klog.FromContext(ctx)
-	options.OnSkip = func(error) { metrics.CountSkip(tracker.KindService, reasonUnknownValue) }
+	options.OnSkip = func(error) { metrics.CountSkip(tracker.KindService, "unknown_value") }
 	options.Limits = nodelocal.Limits{Ports: int(n.Limits.Ports), Addresses: int(n.Limits.Addresses), Bytes: int(n.Limits.Bytes)}
 	options.ServiceKeys = n.keys
 	if files := n.files(); files.Any() {

@@ -2,7 +2,6 @@ package main
 
 import (
 	"bufio"
-	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -112,17 +111,17 @@ func (p *linePrinter) print(changes *model.Changes) error {
 	}
 	updates = append(updates, &nodelocalv1.Update{Sync: &nodelocalv1.Sync{}})
 	updates[0].Full = changes.Full
+	lines := json.NewEncoder(p.out)
+	lines.SetEscapeHTML(false)
 	for _, update := range updates {
 		line, err := protojson.MarshalOptions{UseProtoNames: true}.Marshal(update)
 		if err != nil {
 			return err
 		}
-		// protojson varies its blanks on purpose.
-		var compact bytes.Buffer
-		if err := json.Compact(&compact, line); err != nil {
+		// Compacted as a RawMessage, because protojson varies its blanks on purpose.
+		if err := lines.Encode(json.RawMessage(line)); err != nil {
 			return err
 		}
-		_, _ = p.out.Write(append(compact.Bytes(), '\n')) // Flush returns the error
 	}
 	return p.out.Flush()
 }

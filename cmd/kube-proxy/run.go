@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 	"k8s.io/klog/v2"
+	kubeproxyv1alpha1 "k8s.io/kube-proxy/config/v1alpha1"
 
 	"github.com/nftproxy/nftproxy/compiler"
 	"github.com/nftproxy/nftproxy/conntrack"
@@ -58,7 +59,7 @@ func run(ctx context.Context, o *options) error {
 		return err
 	}
 	if len(missing) > 0 {
-		go awaitConntrack(ctx, o.config)
+		go sysctl.Tree{}.AwaitConntrack(ctx, (*kubeproxyv1alpha1.KubeProxyConntrackConfiguration)(&o.config.Linux.Conntrack))
 	}
 	klog.FromContext(ctx).Info("Starting", "node", p.nodeName, "mode", "nftables")
 	p.events.Starting()
@@ -93,7 +94,8 @@ type parts struct {
 }
 
 func newParts(ctx context.Context, o *options, compilerConfig compiler.Config, conn *nft.Conn) (p *parts, err error) {
-	p = &parts{health: newHealth(o.config), detectLocal: compilerConfig.DetectLocal}
+	p = &parts{detectLocal: compilerConfig.DetectLocal}
+	p.health = health.NewProxy(health.Options{Timeout: 2 * o.config.SyncPeriod.Duration, OnHealthz: metrics.CountHealthz, OnLivez: metrics.CountLivez})
 	if p.nodeName, err = o.nodeName(); err != nil {
 		return nil, err
 	}
@@ -112,7 +114,11 @@ func newParts(ctx context.Context, o *options, compilerConfig compiler.Config, c
 		metrics.ShowServiceCounts(p.counts)
 	}
 	p.services = newServiceHealth(p.health, compilerConfig, p.events)
-	p.localhosts = newForwarder(o.config)
+	p.localhosts = localnodeport.New(localnodeport.Options{
+		Addresses:       localnodeport.Addresses(config.LoopbackNodePorts(o.config)),
+		OnListeners:     metrics.SetLocalhostListeners,
+		OnListenFailure: metrics.CountLocalhostListenFailure,
+	})
 	feed, err := p.feed(ctx, o, newSourceHooks(ctx, p.health, conn, o.serviceProxyName))
 	if err != nil {
 		return nil, err
@@ -184,7 +190,7 @@ func (p *parts) synced(ctx context.Context, r model.SyncResult) {
 	if !p.applied {
 		p.applied = true
 		logger.Info("Programmed all Services; following changes from now on", "servicePorts", len(r.Changes.Ports), "duration", r.Duration.Round(time.Microsecond).String())
-		returnMemory(startIsOver)
+		returnMemory(time.Second) // after the start
 	}
 	logger.V(2).Info("Synced", "changed", len(r.Changes.Ports), "full", r.Changes.Full, "duration", r.Duration.Round(time.Microsecond).String())
 }
@@ -221,7 +227,13 @@ func (p *parts) serve(ctx context.Context, o *options) error {
 		beside(p.counts.Run)
 	}
 	if o.serviceProxyName == "" { // the leftovers that a second proxy finds may be the rules of the first one
-		beside(func(ctx context.Context) { leftovers.Watch(ctx, showLeftovers) })
+		beside(func(ctx context.Context) {
+			leftovers.Watch(ctx, func(count map[leftovers.Kind]int) {
+				for _, kind := range leftovers.Kinds {
+					metrics.SetLeftovers(string(kind), count[kind])
+				}
+			})
+		})
 	}
 	err := await(parent, ctx, group)
 	klog.FromContext(ctx).Info("Stopping; the rules stay in the kernel")
@@ -229,12 +241,11 @@ func (p *parts) serve(ctx context.Context, o *options) error {
 }
 
 // stopGrace limits the wait for the current sync when the proxy stops; Kubernetes kills it after 30 s. If the process
-// ends during a commit, the kernel undoes all of it (nfnetlink gives up a batch at a fatal signal). The rules stay as
-// before that sync, and the next process makes the whole commit again.
+// ends during a commit, the kernel undoes all of it, and the next process makes it again.
 const stopGrace = 5 * time.Second
 
-// await returns when all parts have ended, or stopGrace after the end of ctx, which is the group's. It returns the error
-// of the first part that failed, and none if the parts ended because parent did.
+// await returns when all parts have ended, or stopGrace after the end of the group's ctx: with the error of the first part
+// that failed, and without one if parent ended.
 func await(parent, ctx context.Context, group *errgroup.Group) error {
 	ended := make(chan error, 1)
 	go func() { ended <- group.Wait() }()
@@ -263,17 +274,12 @@ func unlessStopped(ctx context.Context, err error) error {
 	return err
 }
 
-// startIsOver is the time from the first Sync to the end of the start.
-const startIsOver = time.Second
+// returnMemory returns unused memory to the system after some time. The runtime would keep the start's memory for the
+// heap, and that of the next full Sync would come on top.
+func returnMemory(after time.Duration) { time.AfterFunc(after, debug.FreeOSMemory) }
 
-// returnMemory returns unused memory to the system after some time. The runtime would keep most of the start's memory as
-// room for the heap, and the memory of the next full Sync would come on top. It costs one garbage collection.
-func returnMemory(after time.Duration) {
-	time.AfterFunc(after, debug.FreeOSMemory)
-}
-
-// missingPrimaryFamily returns a warning, as kube-proxy does, if the cluster's pods have ranges, but none of the node's
-// primary IP family. Another warning covers pods without any range. A nil Node has not changed.
+// missingPrimaryFamily returns a warning, as kube-proxy does, if pods have ranges, but none of the node's primary IP
+// family. A nil Node has not changed.
 func missingPrimaryFamily(local compiler.DetectLocal, node *model.Node) string {
 	if node == nil {
 		return ""

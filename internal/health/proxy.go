@@ -122,10 +122,9 @@ func (p *Proxy) AwaitNode(waiting bool) {
 func (p *Proxy) SetFailing(resource string, failing bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	delete(p.failing, resource)
 	if failing {
 		p.failing[resource] = true
-	} else {
-		delete(p.failing, resource)
 	}
 }
 
@@ -135,10 +134,9 @@ func (p *Proxy) SetFailing(resource string, failing bool) {
 func (p *Proxy) SetHeld(resource, reason string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	delete(p.held, resource)
 	if reason != "" {
 		p.held[resource] = reason
-	} else {
-		delete(p.held, resource)
 	}
 }
 

@@ -141,10 +141,9 @@ func (s *Services) touch(changes *model.Changes) map[serviceID]bool {
 			server = newServiceServer(key, s.options.Ready)
 			s.servers[key] = server
 		}
+		delete(server.ports, id)
 		if served {
 			server.ports[id] = port
-		} else {
-			delete(server.ports, id)
 		}
 		touched[key] = true
 	}

@@ -157,11 +157,11 @@ func (b *Batch) endPort() error {
 	}
 	b.port = nil
 	port, err := DecodePort(message)
-	if err == nil {
+	switch {
+	case err == nil:
 		b.changes.Ports[port.ID] = port
 		return nil
-	}
-	if !errors.Is(err, ErrUnknownValue) {
+	case !errors.Is(err, ErrUnknownValue):
 		return err
 	}
 	if b.OnSkip != nil {
