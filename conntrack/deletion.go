@@ -14,8 +14,7 @@ import (
 // deleteAtOnce is the number of deletions in one datagram. All refusals must fit into the socket's buffer.
 const deleteAtOnce = 100
 
-// deletion deletes entries on a socket of its own while a listing goes on. So the entries to delete never pile up, not
-// even after a flood, which can fill the table.
+// deletion deletes entries on a socket of its own while a listing goes on, so that they never pile up.
 type deletion struct {
 	conn   *Conn
 	ctx    context.Context
@@ -79,8 +78,8 @@ func (d *deletion) delete(names [][]byte) (err error) {
 	return err
 }
 
-// readAnswers reads the kernel's answers up to the one for the last request, and returns how
-// many entries were not deleted. An entry that does not exist any more counts as not deleted, but not as refused.
+// readAnswers reads the answers up to that for the last request, and returns the number of entries that were not deleted.
+// One that does not exist any more is not refused.
 func (d *deletion) readAnswers(last uint32) (kept int, err error) {
 	for {
 		if err := d.s.expect(); err != nil {

@@ -12,8 +12,8 @@ import (
 // entry is an entry as the kernel lists it.
 type entry struct {
 	flow Flow
-	// original, zone and id name the entry, as the kernel sent them: the tuple of its first packet; the zone, nil for
-	// the default one; and the number that tells it from a later entry with the same tuple.
+	// original, zone and id name the entry: the tuple of its first packet; the zone, nil for the default one; and the number
+	// that tells it from a later entry with the same tuple.
 	original, zone, id []byte
 	status             uint32
 }
@@ -34,8 +34,7 @@ var errMalformed = errors.New("the kernel sent a malformed entry")
 // headerLen is the length of a struct nfgenmsg.
 const headerLen = 4
 
-// decodeEntry reads a message of a listing, which comes without its netlink header. The entry
-// shares its memory.
+// decodeEntry reads a message of a listing, without its netlink header. The entry shares its memory.
 func decodeEntry(message []byte) (entry, error) {
 	var e entry
 	var original, reply tuple

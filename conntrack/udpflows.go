@@ -22,8 +22,7 @@ type udpFlows struct {
 	families map[model.Family]*udpFrontends
 }
 
-// udpFrontends are those of one family. A frontend is an address and port. A node port is one too, without a valid
-// address.
+// udpFrontends are those of one family. A node port is a frontend without a valid address.
 type udpFrontends struct {
 	// owners holds the Service port that serves each frontend.
 	owners map[netip.AddrPort]*model.ServicePort
@@ -138,8 +137,8 @@ func (f *udpFrontends) gone(fe netip.AddrPort, change uint64) {
 	}
 }
 
-// begin reports whether flows of a family have to be searched for, and whether some may have dialed a node port. A
-// search that starts now covers all changes up to the number upTo.
+// begin reports whether to search for flows, and whether some may have dialed a node port. A search that starts now covers
+// all changes up to the number upTo.
 func (u *udpFlows) begin(family model.Family) (some, nodePorts bool, upTo uint64) {
 	u.mu.Lock()
 	defer u.mu.Unlock()

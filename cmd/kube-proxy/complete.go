@@ -13,8 +13,7 @@ import (
 	"github.com/nftproxy/nftproxy/internal/config/v1alpha2"
 )
 
-// complete makes one valid configuration of the parsed flags, or of the file that they name. As in
-// kube-proxy, most flags have no effect beside a file.
+// complete makes one valid configuration of the flags, or of their file, beside which most flags have no effect.
 func (o *options) complete(flags *pflag.FlagSet) error {
 	if err := o.validate(); err != nil {
 		return err
@@ -124,8 +123,7 @@ func (o *options) changedFlags(flags *pflag.FlagSet, condition func(flagInfo) bo
 	return changed
 }
 
-// overrideLogging applies the logging flags on the command line to a file's configuration.
-// --vmodule comes before the file's patterns.
+// overrideLogging applies the logging flags to a file's configuration. --vmodule comes before the file's patterns.
 func overrideLogging(from *pflag.FlagSet, to *logsapi.LoggingConfiguration) error {
 	before := to.DeepCopy()
 	onFile := pflag.NewFlagSet("logging", pflag.ContinueOnError)

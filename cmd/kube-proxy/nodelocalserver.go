@@ -109,8 +109,8 @@ func (o *serverOptions) run(ctx context.Context) error {
 	return group.Wait()
 }
 
-// serverPages returns the metrics and the health of a server of t's state. /livez says that the process answers; /readyz
-// and /healthz are 503 with the reason until t knows all Services and EndpointSlices.
+// serverPages returns the metrics and the health of a server. /livez says that the process answers; /readyz and /healthz
+// are 503 until t knows all Services and EndpointSlices.
 func serverPages(t *tracker.Tracker) http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("/metrics", legacyregistry.Handler())

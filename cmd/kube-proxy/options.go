@@ -76,11 +76,9 @@ func (o *options) validate() error {
 	return checkServiceProxyName(o.serviceProxyName)
 }
 
-// serviceProxyNameHelp is the help of the flag --service-proxy-name.
 const serviceProxyNameHelp = "Serve the Services whose label service.kubernetes.io/service-proxy-name has this value, instead of those without the label"
 
-// checkServiceProxyName checks the flag --service-proxy-name. The name of a table can hold every value of a label, which has
-// at most 63 characters.
+// checkServiceProxyName checks the flag. The name of a table can hold every value of a label.
 func checkServiceProxyName(name string) error {
 	if problems := validation.IsValidLabelValue(name); len(problems) > 0 {
 		return fmt.Errorf("--service-proxy-name: %q: %s", name, strings.Join(problems, "; "))

@@ -30,8 +30,7 @@ type httpServer struct {
 	failed func(error)
 }
 
-// serveHTTP serves health and metrics. If it cannot listen on an address, it ends the process with
-// bindAddressHardFail, as kube-proxy does; else it tries again and again.
+// serveHTTP serves health and metrics. If it cannot listen, it ends the process with bindAddressHardFail, else tries again.
 func (p *parts) serveHTTP(ctx context.Context, group *errgroup.Group, o *options) {
 	for _, s := range []httpServer{
 		{"health server", o.config.HealthzBindAddress, "healthzBindAddress", p.health.Handler(), p.events.HealthServerFailed},

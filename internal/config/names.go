@@ -6,8 +6,7 @@ import (
 	"github.com/nftproxy/nftproxy/internal/config/v1alpha2"
 )
 
-// Names maps fields of v1alpha2 to the user's names: paths of v1alpha1, or flags with their
-// dashes. A name holds for everything below the field too. Other fields keep their names.
+// Names maps fields of v1alpha2, and everything below them, to the user's names: paths of v1alpha1, or flags with dashes.
 type Names map[string]string
 
 // of returns the user's name of a field such as "linux.conntrack.min" or "nodeIPOverride[0]".

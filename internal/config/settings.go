@@ -13,8 +13,7 @@ import (
 	"github.com/nftproxy/nftproxy/tracker"
 )
 
-// Compiler returns the part of a valid configuration that shapes the ruleset. It fails when the
-// mode is not one that this proxy has.
+// Compiler returns the part of a valid configuration that shapes the ruleset. It refuses other modes than nftables.
 func Compiler(c *v1alpha2.KubeProxyConfiguration) (compiler.Config, error) {
 	if err := CheckMode(c.Mode, nil); err != nil {
 		return compiler.Config{}, err
@@ -46,8 +45,7 @@ func detectLocal(c *v1alpha2.KubeProxyConfiguration) (out compiler.DetectLocal) 
 	return out
 }
 
-// Tracker returns the tracker's options of a valid configuration. The caller adds the name of the
-// node, and the callbacks.
+// Tracker returns the tracker's options. The caller adds the name of the node, and the callbacks.
 func Tracker(c *v1alpha2.KubeProxyConfiguration) tracker.Options {
 	gates, _, _ := FeatureGates(c.FeatureGates)
 	return tracker.Options{IgnoreExternalIPs: !gates.Enabled(AllowServiceExternalIPs)}
@@ -56,16 +54,14 @@ func Tracker(c *v1alpha2.KubeProxyConfiguration) tracker.Options {
 // everywhere holds each family's range of all addresses.
 var everywhere = []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0"), netip.MustParsePrefix("::/0")}
 
-// nodePortAddresses resolves the keywords. As in kube-proxy, node ports of a family that the list does not
-// name answer everywhere.
+// nodePortAddresses resolves the keywords. As in kube-proxy, node ports of a family that is not named answer everywhere.
 func nodePortAddresses(list []string) compiler.NodePortAddresses {
 	out := namedNodePortAddresses(list)
 	out.CIDRs = append(out.CIDRs, unnamed(out)...)
 	return out
 }
 
-// openNodePorts returns a warning for each IP family that nodePortAddresses does not name. kube-proxy warns of the same
-// where the cluster looks like dual-stack.
+// openNodePorts returns a warning for each IP family that nodePortAddresses does not name.
 func openNodePorts(c *v1alpha2.KubeProxyConfiguration, names Names) (warnings []string) {
 	if len(c.NodePortAddresses) == 0 {
 		return nil // of a mode that this proxy does not have
@@ -123,8 +119,7 @@ func LoopbackNodePorts(c *v1alpha2.KubeProxyConfiguration) (out []netip.Prefix) 
 	return out
 }
 
-// parseCIDRs parses valid CIDRs. As everywhere in kube-proxy's configuration, numbers of an
-// IPv4 address may have leading zeros, which netip refuses.
+// parseCIDRs parses valid CIDRs. As in kube-proxy, IPv4 addresses may have leading zeros, which netip refuses.
 func parseCIDRs(list []string) (out []netip.Prefix) {
 	for _, s := range list {
 		if _, n, err := netutils.ParseCIDRSloppy(s); err == nil {
@@ -136,8 +131,7 @@ func parseCIDRs(list []string) (out []netip.Prefix) {
 	return out
 }
 
-// NodeIPOverride returns the addresses to use instead of the Node object's, without unspecified
-// ones, which override nothing.
+// NodeIPOverride returns the addresses to use instead of the Node object's, without unspecified ones.
 func NodeIPOverride(c *v1alpha2.KubeProxyConfiguration) (out []netip.Addr) {
 	for _, s := range c.NodeIPOverride {
 		ip := netutils.ParseIPSloppy(s)

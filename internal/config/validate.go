@@ -24,8 +24,7 @@ func Validate(c *v1alpha2.KubeProxyConfiguration, names Names) error {
 	return fieldErrors(errs, names)
 }
 
-// Warnings returns a line for each setting of a valid configuration that is missing, has no effect, or leaves node ports
-// open to more than it says.
+// Warnings returns a line for each setting that is missing, has no effect, or leaves node ports open to more than it says.
 func Warnings(c *v1alpha2.KubeProxyConfiguration, names Names) []string {
 	warnings := missing(c, names)
 	_, ineffective, _ := FeatureGates(c.FeatureGates)

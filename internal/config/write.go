@@ -19,8 +19,7 @@ const (
 	V1alpha2 = "v1alpha2"
 )
 
-// Write writes a configuration to a file, as YAML of a version. It replaces an existing file whole
-// or not at all. It leaves out the settings that v1alpha1 cannot express, and returns them.
+// Write writes a configuration to a file, as YAML of a version. It returns the settings that v1alpha1 cannot express.
 func Write(c *v1alpha2.KubeProxyConfiguration, version, path string) (lost []v1alpha2.Loss, err error) {
 	var document any = c
 	switch version {
@@ -42,8 +41,8 @@ func Write(c *v1alpha2.KubeProxyConfiguration, version, path string) (lost []v1a
 	return lost, nil
 }
 
-// replaceFile writes a file whole or not at all: with a full disk, the old file stays. It writes in place if the path is
-// no regular file, such as /dev/stdout, or if it cannot write the directory.
+// replaceFile writes a file whole or not at all. It writes in place if the path is no regular file, such as /dev/stdout,
+// or if it cannot write the directory.
 func replaceFile(path string, data []byte) error {
 	mode := fs.FileMode(0o644)
 	if target, err := filepath.EvalSymlinks(path); err == nil {

@@ -22,8 +22,7 @@ const (
 // defaultMasqueradeBit is the default of all modes.
 const defaultMasqueradeBit int32 = 14
 
-// SetDefaults fills in unset fields, with the defaults of kube-proxy v1.37 except where the fields
-// say otherwise.
+// SetDefaults fills in unset fields, with the defaults of kube-proxy v1.37 unless the fields say otherwise.
 func SetDefaults(c *KubeProxyConfiguration) {
 	c.APIVersion, c.Kind = APIVersion, Kind
 	setDefault(&c.Mode, ModeNFTables)
@@ -63,8 +62,7 @@ func setAddressDefaults(c *KubeProxyConfiguration) {
 	c.MetricsBindAddress = WithPort(cmp.Or(c.MetricsBindAddress, metrics), MetricsPort)
 }
 
-// WithPort adds a port to an IP address. It returns anything else, such as an address that has a
-// port already, as it is.
+// WithPort adds a port to an IP address. It returns anything else, such as an address with a port, as it is.
 func WithPort(address string, port int) string {
 	if netutils.ParseIPSloppy(address) == nil {
 		return address

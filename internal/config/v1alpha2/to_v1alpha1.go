@@ -10,10 +10,8 @@ import (
 
 // Loss is a setting that the other format cannot express.
 type Loss struct {
-	// Field is the path of the setting in the document that was converted.
-	Field string
-	// Reason says why it is lost, and what holds instead.
-	Reason string
+	// Field is its path in the document that was converted. Reason says why it is lost, and what holds instead.
+	Field, Reason string
 }
 
 // String returns the loss as one line.
@@ -25,9 +23,8 @@ func (l *losses) add(field, format string, args ...any) {
 	*l = append(*l, Loss{Field: field, Reason: fmt.Sprintf(format, args...)})
 }
 
-// ToV1alpha1 converts a v1alpha2 document, without defaults filled in, for proxies that know only v1alpha1.
-// Losses are ipFamilyPolicy, configHardFail unless it is false, a second nodeIPOverride, the
-// masqueradeBit of iptables or ipvs where they differ, and nodeLocal.
+// ToV1alpha1 converts a v1alpha2 document, without defaults filled in. Losses are ipFamilyPolicy, configHardFail unless it
+// is false, a second nodeIPOverride, the masqueradeBit of iptables or ipvs where they differ, and nodeLocal.
 func ToV1alpha1(in *KubeProxyConfiguration) (*kubeproxyv1alpha1.KubeProxyConfiguration, []Loss) {
 	common, out := *in, &kubeproxyv1alpha1.KubeProxyConfiguration{}
 	common.ClientConnection.QPS = 0 // the flag accepts an infinite one, which JSON does not have
