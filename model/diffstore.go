@@ -21,11 +21,8 @@ import (
 //	for key, value := range store.Updated() { … } // in order of the keys
 //	store.Commit() // only if all of that succeeded; otherwise the same differences come again
 //
-// The last three steps are for dataplanes that take all differences in one transaction. For dataplanes that take them
-// one by one, Apply does the three, and keeps those that failed as differences.
-//
-// A difference is between the last Commit and the wanted state. How often and in which order the store was written in
-// between does not matter, and a failure loses nothing.
+// For dataplanes that take differences one by one, Apply does the last three steps, and keeps those that failed as
+// differences. A difference is between the last Commit and the wanted state, however often the store was written in between.
 //
 // The store keeps the values that it gets. Nobody may modify afterwards what a value points to: such a change would be
 // in both states, and so in no difference. A DiffStore is not safe for concurrent use.
@@ -89,8 +86,7 @@ func (s *DiffStore[K, V]) Delete(key K) {
 	}
 }
 
-// Get returns the wanted value of key. After Begin, only keys that were Set since have one. So a caller
-// that writes a full state can see whether it has written the key already.
+// Get returns the wanted value of key. After Begin, only keys that were Set since have one.
 func (s *DiffStore[K, V]) Get(key K) (value V, ok bool) {
 	if e := s.entries[key]; e != nil && e.isWanted {
 		return e.want, true

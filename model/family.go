@@ -28,11 +28,8 @@ func FamilyOf(addr netip.Addr) Family {
 
 // String returns "IPv4" or "IPv6", Kubernetes' own spelling (core/v1 IPFamily).
 func (f Family) String() string {
-	switch f {
-	case IPv4:
-		return "IPv4"
-	case IPv6:
-		return "IPv6"
+	if f == IPv4 || f == IPv6 {
+		return fmt.Sprintf("IPv%d", uint8(f))
 	}
 	return fmt.Sprintf("Family(%d)", uint8(f))
 }

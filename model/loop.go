@@ -10,14 +10,12 @@ import (
 
 // LoopOptions configures a Loop. The zero value syncs as soon as something changes.
 type LoopOptions struct {
-	// MinSyncPeriod is the least time from the start of one Sync to the start of the next
-	// (KubeProxyConfiguration nftables.minSyncPeriod). 0 means no delay: changes that arrive
+	// MinSyncPeriod is the least time from the start of one Sync to the start of the next. Changes that arrive
 	// while a Sync runs become one next Sync anyway.
 	MinSyncPeriod time.Duration
 	// Logger takes errors of the Backend. The zero value logs nothing.
 	Logger logr.Logger
 	// OnQueued, if set, is called when changes were found that need a Sync.
-	// If no successful Sync follows, a health check can tell that syncs are stuck.
 	OnQueued func()
 	// OnSync, if set, is called after each Sync, but for one that ends unfinished with the context of Run.
 	OnSync func(SyncResult)
@@ -27,9 +25,8 @@ type LoopOptions struct {
 type SyncResult struct {
 	// Changes are those that Sync was called with. They may change after the hook returns.
 	Changes *Changes
-	// Triggers are the times of the events that led to Changes, oldest first, as far as
-	// EndpointSlices tell (annotation endpoints.kubernetes.io/last-change-trigger-time).
-	// After an error they come again with the next Sync. There are at most MaxTriggers.
+	// Triggers are the times of the events that led to Changes, as Feed.Take returns them, at most MaxTriggers.
+	// After an error they come again with the next Sync.
 	Triggers []time.Time
 	// Started is when Sync was called.
 	Started time.Time
@@ -37,17 +34,15 @@ type SyncResult struct {
 	Duration time.Duration
 	// Err is the error of Sync; nil if it succeeded.
 	Err error
-	// RetryIn is, after an error, the time until the Loop tries again, unless new changes bring that
-	// forward.
+	// RetryIn is the time until the Loop tries again after an error, unless new changes bring that forward.
 	RetryIn time.Duration
 }
 
-// MaxTriggers is the number of trigger times that a Loop keeps until a Sync succeeds: the oldest
-// ones.
+// MaxTriggers is the number of trigger times that a Loop keeps until a Sync succeeds: the oldest ones.
 const MaxTriggers = 10_000
 
-// maxPending is how many changed ports are kept one by one while Syncs fail. If there are more, a full
-// state replaces them: otherwise ports that came and went meanwhile would be kept for ever.
+// maxPending limits the changed ports that are kept one by one while Syncs fail. If there are more, a full
+// state replaces them, because ports that came and went would be kept for ever.
 const maxPending = 10_000
 
 // Feed is a source of changes: a tracker.Tracker, a tracker.View, or a nodelocal.Client.
@@ -55,9 +50,9 @@ type Feed interface {
 	// Dirty returns a channel that receives after events for which Take may have news. Many events
 	// make one receive. The channel is never closed, and may have one reader only.
 	Dirty() <-chan struct{}
-	// Take returns the changes since the last call, or nil if there is none, and the times of
-	// the events that led to them as far as they are known. The first changes are Full. The
-	// caller owns the Changes; the ServicePorts in it are shared and must not be modified.
+	// Take returns the changes since the last call, nil for none, and the times of the events that led to them, oldest
+	// first, as far as EndpointSlices tell (annotation endpoints.kubernetes.io/last-change-trigger-time). The first
+	// changes are Full. The caller owns the Changes; the ServicePorts in it are shared and must not be modified.
 	Take() (changes *Changes, triggers []time.Time)
 	// Resync makes the next changes Full.
 	Resync()
@@ -82,10 +77,9 @@ func NewLoop(feed Feed, backend Backend, options LoopOptions) *Loop {
 	return &Loop{feed: feed, backend: backend, options: options}
 }
 
-// Run calls the Backend whenever something changed, until ctx ends; then it returns nil.
-// A Sync that fails is tried again after 100 ms, and after twice as long each time, up to
-// 30 s. Changes that arrive meanwhile are merged, and bring the next try forward to a tenth of
-// the wait, because they may mend the cause. Run must not be called twice.
+// Run calls the Backend whenever something changed, until ctx ends; then it returns nil. It tries a Sync that fails
+// again after 100 ms, and after twice as long each time, up to 30 s. New changes are merged, and bring the next try
+// forward to a tenth of the wait, because they may mend the cause. Run must not be called twice.
 func (l *Loop) Run(ctx context.Context) error {
 	timer := time.NewTimer(0)
 	defer timer.Stop()

@@ -100,8 +100,7 @@ type ServiceKeys struct {
 func (k ServiceKeys) Empty() bool { return len(k.Labels) == 0 && len(k.Annotations) == 0 }
 
 // ServicePort is one port of one Service in one IP family, with the endpoints for this node. All
-// addresses are of the family in ID. Lists are sorted, have no duplicates, and are nil
-// if empty, so two equal ServicePorts are equal field by field.
+// addresses are of the family in ID. Lists are sorted, have no duplicates, and are nil if empty.
 type ServicePort struct {
 	// ID names the port.
 	ID PortID
@@ -120,8 +119,8 @@ type ServicePort struct {
 	// everybody. It is decided by family: a Service may limit one and leave the other open.
 	LoadBalancerSourceRanges []netip.Prefix
 
-	// AffinityTimeout is how long a client stays with its endpoint after its last new
-	// connection (sessionAffinity ClientIP); 0 means no affinity. Whole seconds.
+	// AffinityTimeout is the time for which a client stays with its endpoint after its last new
+	// connection (sessionAffinity ClientIP), in whole seconds; 0 means no affinity.
 	AffinityTimeout time.Duration
 	// InternalPolicy is the policy for ClusterIP, ExternalPolicy that for all other addresses.
 	InternalPolicy, ExternalPolicy TrafficPolicy
@@ -134,9 +133,8 @@ type ServicePort struct {
 	// Local holds the endpoints on this node for policy Local: readiness and the fallback are
 	// applied, topology never is. It is nil if both policies are Cluster.
 	Local []Endpoint
-	// LocalTerminating says that Local is the fallback: its endpoints still serve, but they
-	// terminate and none is ready. The server on HealthCheckNodePort then counts no local endpoint,
-	// so that load balancers choose other nodes (KEP-1669).
+	// LocalTerminating says that Local is the fallback. The server on HealthCheckNodePort then counts
+	// no local endpoint, so that load balancers choose other nodes (KEP-1669).
 	LocalTerminating bool
 	// Serving holds every endpoint that serves, also those that the lists leave out because of
 	// topology or because they terminate: existing flows to them must not be cut. It is
@@ -248,11 +246,11 @@ func NewEndpointInfo(hostname, zone string) EndpointInfo {
 	return EndpointInfo{unique.Make(endpointTexts{hostname, zone})}
 }
 
-func (i EndpointInfo) texts() endpointTexts {
-	if i == (EndpointInfo{}) {
-		return endpointTexts{}
+func (i EndpointInfo) texts() (texts endpointTexts) {
+	if i != (EndpointInfo{}) {
+		texts = i.handle.Value()
 	}
-	return i.handle.Value()
+	return texts
 }
 
 // Hostname returns the pod's host name within its Service, as DNS has it; most pods have none (EndpointSlice
@@ -269,6 +267,4 @@ func (i EndpointInfo) Equal(other EndpointInfo) bool { return i == other }
 func (i EndpointInfo) String() string { return i.Hostname() + "@" + i.Zone() }
 
 // CompareEndpoints orders endpoints by address and port.
-func CompareEndpoints(a, b Endpoint) int {
-	return a.AddrPort.Compare(b.AddrPort)
-}
+func CompareEndpoints(a, b Endpoint) int { return a.AddrPort.Compare(b.AddrPort) }

@@ -7,8 +7,5 @@
 // what it has. When a server is there again, perhaps of another version, the backend receives only
 // the difference, even if the server had to send everything.
 //
-// A backend receives increments ([model.Backend]), or the whole state each time ([model.FullState]). A
-// Sync that fails is tried again, merged with later changes, until it succeeds.
-//
 // The package imports gRPC and nothing of Kubernetes. docs/node-local.md describes the protocol.
 package nodelocal

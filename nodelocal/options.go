@@ -43,8 +43,7 @@ type Options struct {
 	// OnSkip, if set, is called each time a port is left out because this version of the client does not know a value in
 	// it, with the reason (ErrUnknownValue). The client logs a reason once. It must not block.
 	OnSkip func(error)
-	// IgnoreExternalIPs leaves out the externalIPs of all Services, whatever the server sends. Everybody who may create
-	// Services can take traffic to any address with them (CVE-2020-8554).
+	// IgnoreExternalIPs leaves out the externalIPs of all Services, whatever the server sends (CVE-2020-8554).
 	IgnoreExternalIPs bool
 	// ServiceProxyName is the label service.kubernetes.io/service-proxy-name of the Services to serve; empty selects the
 	// Services without the label. A client applies nothing of a server for another value (ErrServiceProxyName). Servers
@@ -72,23 +71,14 @@ var (
 	ErrUnknownValue = protocol.ErrUnknownValue
 )
 
-// Keep-alive pings find a server that is gone silently. A server refuses pings more often than every 10 s.
-const (
-	keepaliveTime    = 30 * time.Second
-	keepaliveTimeout = 10 * time.Second
-)
-
 // ErrTarget is returned, wrapped, for a target that cannot be one.
 var ErrTarget = errors.New("not a target")
 
 // ErrNode is returned, wrapped, for a node name that Kubernetes would not accept.
 var ErrNode = errors.New("not the name of a node")
 
-// nodeName matches an RFC 1123 subdomain.
+// nodeName matches an RFC 1123 subdomain of any length.
 var nodeName = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$`)
-
-// maxNodeName is the length of the longest name of a node, in bytes.
-const maxNodeName = 253
 
 // dial returns a connection, which connects when it is used.
 func dial(target string, options *Options) (*grpc.ClientConn, error) {
@@ -113,7 +103,8 @@ func dial(target string, options *Options) (*grpc.ClientConn, error) {
 	}
 	conn, err := grpc.NewClient(target,
 		grpc.WithTransportCredentials(transport),
-		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: keepaliveTime, Timeout: keepaliveTimeout}),
+		// Pings find a server that is gone silently. A server refuses them more often than every 10 s.
+		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 30 * time.Second, Timeout: 10 * time.Second}),
 		grpc.WithUserAgent("nftproxy-nodelocal"),
 		// Of several addresses of a name any may be the first, so that clients spread, and none tries one bad server for ever.
 		grpc.WithDefaultServiceConfig(`{"loadBalancingConfig":[{"pick_first":{"shuffleAddressList":true}}]}`),
@@ -132,7 +123,7 @@ func (o *Options) setDefaults() error {
 		}
 		o.Node = strings.ToLower(name)
 	}
-	if len(o.Node) > maxNodeName || !nodeName.MatchString(o.Node) {
+	if len(o.Node) > 253 || !nodeName.MatchString(o.Node) {
 		return fmt.Errorf("%w: %.300q: at most 253 characters, each a-z, 0-9, '-' or '.', with a letter or digit first and last", ErrNode, o.Node)
 	}
 	if err := protocol.CheckKeys(o.ServiceKeys); err != nil {

@@ -59,10 +59,6 @@ func (s *state) resetPosition() {
 	s.seen = nil
 }
 
-// maxInstance is the longest Position.instance that the API allows, in bytes. Servers refuse requests with a longer one for
-// their size, also the next server, which does not know it.
-const maxInstance = 64
-
 // apply applies a complete batch, and adds its changes to pending.
 func (s *state) apply(batch *model.Changes, sync *nodelocalv1.Sync) error {
 	s.mu.Lock()
@@ -115,9 +111,11 @@ func (s *state) hold(batch *model.Changes) bool {
 	return s.held != nil
 }
 
+// setPosition keeps the position of a batch, unless its instance is longer than the API allows: servers would refuse
+// requests with it for their size.
 func (s *state) setPosition(sync *nodelocalv1.Sync) {
 	s.seen = sync.GetPosition()
-	if len(s.seen.GetInstance()) > maxInstance {
+	if len(s.seen.GetInstance()) > 64 {
 		s.seen = nil
 	}
 }

@@ -21,22 +21,19 @@ type Options struct {
 	// NodeName is the name of the Node that the proxy runs on. Other Nodes are passed on.
 	NodeName string
 	// Override replaces the Node's address of the same IP family (bindAddress, or nodeIPOverride). The first one's
-	// family is the node's primary one. 0.0.0.0, :: and loopback addresses override nothing: no node port can be
-	// reached there.
+	// family is the node's primary one. 0.0.0.0, :: and loopback addresses override nothing.
 	Override []netip.Addr
 	// FamilyPolicy selects the IP families to serve: SingleStack the primary one, PreferDualStack (also empty) those
 	// of the Node's addresses, RequireDualStack both. Without both the proxy then ends.
 	FamilyPolicy corev1.IPFamilyPolicy
 	// NodeCIDR says that the Node's pod CIDRs are required (detectLocalMode NodeCIDR).
 	NodeCIDR bool
-	// Wait is the longest time to wait for the Node and its required facts. Then the log names the missing ones. The
-	// proxy serves Services with the known facts in the meantime.
+	// Wait is the longest time to wait for the Node and its required facts. Then the log names the missing ones.
 	Wait time.Duration
 	// PreviousNode, if set, reads the Node of the previous run from the kernel's rules. It is called if the Node lacks
 	// facts at the start. It may block.
 	PreviousNode func() (model.Node, error)
-	// OnMissing, if set, is called with the missing facts once they are known, and whenever they change. It
-	// must not block.
+	// OnMissing, if set, is called with the missing facts at the start, and when they change. It must not block.
 	OnMissing func(Missing)
 	// Kernel says whether the kernel has IPv6.
 	Kernel sysctl.Tree
@@ -44,15 +41,13 @@ type Options struct {
 
 // Missing holds the required Node facts that are still unknown. The zero value means that all are known.
 type Missing struct {
-	// Node says that there has been no Node of the proxy's name. If it has another one, the proxy does
-	// not know which endpoints are local.
+	// Node says that there has been no Node of the proxy's name.
 	Node bool
 	// Addresses says that the Node has no address, or under RequireDualStack not both.
 	Addresses bool
 	// PodCIDRs says that the Node has no pod CIDR, and Options.NodeCIDR needs one.
 	PodCIDRs bool
-	// Waiting says that the proxy still waits, for up to Options.Wait, and that load balancers should send this node no
-	// traffic.
+	// Waiting says that the proxy still waits (Options.Wait), and that load balancers should send this node no traffic.
 	Waiting bool
 }
 
