@@ -58,12 +58,11 @@ func keepValues(all map[string]string) map[string]string {
 
 // infoOf returns host name and zone of an endpoint, without what no pod and no Node can have.
 func infoOf(endpoint *discoveryv1.Endpoint) model.EndpointInfo {
-	hostname, zone := ptr.Deref(endpoint.Hostname, ""), ptr.Deref(endpoint.Zone, "")
-	if !sendable(hostname, maxInfo) {
-		hostname = ""
+	text := func(p *string) string {
+		if text := ptr.Deref(p, ""); sendable(text, maxInfo) {
+			return text
+		}
+		return ""
 	}
-	if !sendable(zone, maxInfo) {
-		zone = ""
-	}
-	return model.NewEndpointInfo(hostname, zone)
+	return model.NewEndpointInfo(text(endpoint.Hostname), text(endpoint.Zone))
 }

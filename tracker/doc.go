@@ -5,11 +5,8 @@
 // node. It publishes changes as [model.Changes], and a [model.Loop] passes those to a [model.Backend].
 // With [Options.EveryNode] one Tracker serves any number of nodes, each through a [View].
 //
-// The package does not know how a backend forwards packets, so any node-local Service proxy can use
-// it.
-//
-// The work for an event depends on the Services that it touches, not on the size of the cluster. There
-// is one exception: after a new zone label on a node, every Service is decided anew for that node.
+// The work for an event depends on the Services that it touches, not on the size of the cluster, except that
+// after a new zone label on a node every Service is decided anew for that node.
 //
 //	t := tracker.New(tracker.Options{NodeName: "node-1"})
 //	go source.Run(ctx, t)

@@ -105,9 +105,7 @@ func (c candidate) rank() (rank int) {
 }
 
 // terminatingButServing is the fallback when nothing is ready (KEP-1669).
-func (c candidate) terminatingButServing() bool {
-	return c.serving && c.terminating
-}
+func (c candidate) terminatingButServing() bool { return c.serving && c.terminating }
 
 // clusterList returns the endpoints for policy Cluster: the ready ones that topology leaves, or, if
 // none is ready, those that still serve while they terminate.
@@ -181,6 +179,4 @@ func nearby(candidates []candidate, zone string) func(candidate) bool {
 	return func(candidate) bool { return true }
 }
 
-func (c candidate) hintsZone(zone string) bool {
-	return zone != "" && slices.Contains(c.zones, zone)
-}
+func (c candidate) hintsZone(zone string) bool { return zone != "" && slices.Contains(c.zones, zone) }

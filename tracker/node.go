@@ -36,13 +36,10 @@ func parseNode(obj *corev1.Node) *node {
 	return n
 }
 
-// taintToBeDeleted is set by the cluster autoscaler on a Node that it is about to remove.
-const taintToBeDeleted = "ToBeDeletedByClusterAutoscaler"
-
-// goingAway reports whether a Node is about to be deleted (KEP-3836).
+// goingAway reports whether a Node is about to be deleted (KEP-3836), perhaps by the cluster autoscaler.
 func goingAway(obj *corev1.Node) bool {
 	return !obj.DeletionTimestamp.IsZero() ||
-		slices.ContainsFunc(obj.Spec.Taints, func(t corev1.Taint) bool { return t.Key == taintToBeDeleted })
+		slices.ContainsFunc(obj.Spec.Taints, func(t corev1.Taint) bool { return t.Key == "ToBeDeletedByClusterAutoscaler" })
 }
 
 // parseIPs picks the primary address of each family: the first InternalIP, else the
@@ -77,12 +74,11 @@ type serviceCIDR struct {
 func parsePrefixes(texts []string, field string, skips *skipList) []netip.Prefix {
 	var prefixes []netip.Prefix
 	for i, text := range texts {
-		prefix, err := parsePrefix(text)
-		if err != nil {
+		if prefix, err := parsePrefix(text); err != nil {
 			skips.add(ReasonInvalidIP, indexed(field, i), text, err)
-			continue
+		} else {
+			prefixes = append(prefixes, prefix)
 		}
-		prefixes = append(prefixes, prefix)
 	}
 	return sortedSet(prefixes, netip.Prefix.Compare)
 }

@@ -20,9 +20,6 @@ import (
 // Service (KEP-2447, Kubernetes' well-known labels).
 const LabelServiceProxyName = "service.kubernetes.io/service-proxy-name"
 
-// maxAffinitySeconds is the longest session affinity that the API server accepts.
-const maxAffinitySeconds = 86400
-
 // service holds the parts of a Service that count here.
 type service struct {
 	// ports are the Service's ports in all its families without their endpoints, sorted
@@ -76,13 +73,8 @@ func parseService(obj *corev1.Service, options *Options) *service {
 // forThisProxy reports whether obj is a Service that needs a proxy, and this one.
 func forThisProxy(obj *corev1.Service, proxyName string) bool {
 	name, labelled := obj.Labels[LabelServiceProxyName]
-	if labelled != (proxyName != "") || name != proxyName {
-		return false
-	}
-	if obj.Spec.Type == corev1.ServiceTypeExternalName {
-		return false
-	}
-	return obj.Spec.ClusterIP != corev1.ClusterIPNone && !slices.Contains(obj.Spec.ClusterIPs, corev1.ClusterIPNone)
+	return name == proxyName && labelled == (proxyName != "") && obj.Spec.Type != corev1.ServiceTypeExternalName &&
+		obj.Spec.ClusterIP != corev1.ClusterIPNone && !slices.Contains(obj.Spec.ClusterIPs, corev1.ClusterIPNone)
 }
 
 // NeedsProxy reports whether a Service needs the cluster's Service proxy: it has ports and a ClusterIP, is neither headless
@@ -128,7 +120,7 @@ func (s *service) parseAffinity(spec *corev1.ServiceSpec) time.Duration {
 	}
 	seconds := corev1.DefaultClientIPServiceAffinitySeconds
 	if c := spec.SessionAffinityConfig; c != nil && c.ClientIP != nil && c.ClientIP.TimeoutSeconds != nil {
-		if given := *c.ClientIP.TimeoutSeconds; given > 0 && given <= maxAffinitySeconds {
+		if given := *c.ClientIP.TimeoutSeconds; given > 0 && given <= 86400 { // as the API server accepts
 			seconds = given
 		} else {
 			s.skips.add(ReasonInvalidTimeout, "spec.sessionAffinityConfig.clientIP.timeoutSeconds", strconv.Itoa(int(given)), nil)
@@ -237,9 +229,7 @@ func (s *service) addr(text, list string, i int) (netip.Addr, bool) {
 	return addr, err == nil
 }
 
-func indexed(list string, i int) string {
-	return list + "[" + strconv.Itoa(i) + "]"
-}
+func indexed(list string, i int) string { return list + "[" + strconv.Itoa(i) + "]" }
 
 // sortedSet sorts list in place and drops duplicates.
 func sortedSet[T comparable](list []T, compare func(a, b T) int) []T {

@@ -110,9 +110,7 @@ func (h hint) equal(other hint) bool {
 }
 
 // compareSlices orders the slices of one Service by name.
-func compareSlices(a, b *endpointSlice) int {
-	return cmp.Compare(a.name.name, b.name.name)
-}
+func compareSlices(a, b *endpointSlice) int { return cmp.Compare(a.name.name, b.name.name) }
 
 // parseSlice reads an EndpointSlice. It never fails: it leaves out invalid parts and lists them in
 // skips. A slice that no proxy uses (headless, FQDN, without a Service) has no service in the result.
@@ -210,20 +208,13 @@ func (s *endpointSlice) parseEndpoint(addr netip.Addr, endpoint *discoveryv1.End
 }
 
 // parseNode returns the code for a node that an endpoint or a hint names.
-func (s *endpointSlice) parseNode(name string) nodeCode {
-	if code := s.codeOf(name); code != noNode {
-		return code
-	}
-	return unwatchedNode
-}
+func (s *endpointSlice) parseNode(name string) nodeCode { return cmp.Or(s.codeOf(name), unwatchedNode) }
 
 // nodesIn returns the names of all nodes that endpoints are on or meant for, sorted.
 func nodesIn(endpoints []discoveryv1.Endpoint) []string {
 	seen := map[string]struct{}{}
 	for i := range endpoints {
-		if name := endpoints[i].NodeName; name != nil {
-			seen[*name] = struct{}{}
-		}
+		seen[ptr.Deref(endpoints[i].NodeName, "")] = struct{}{}
 		if hints := endpoints[i].Hints; hints != nil {
 			for _, node := range hints.ForNodes {
 				seen[node.Name] = struct{}{}

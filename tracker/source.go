@@ -77,42 +77,36 @@ const (
 	ReasonInvalidTimeout = "invalid_timeout"
 )
 
-// loggedSkips is how many skips of one object are logged in full. A slice has up to
-// 1000 endpoints, and one broken controller must not fill the log.
+// loggedSkips limits the skips of one object that are logged in full: a slice has up to 1000 endpoints.
 const loggedSkips = 5
 
 // skip is one part of an object that was left out. Skips are kept with the parsed
 // object, so that the same object set again is neither logged nor counted again.
-type skip struct {
-	reason string
-	field  string
-	value  string
-	detail string
-}
+type skip struct{ reason, field, value, detail string }
 
 // skipList collects the skips of one object.
 type skipList []skip
 
 func (l *skipList) add(reason, field, value string, err error) {
-	s := skip{reason: reason, field: field, value: value}
+	detail := ""
 	if err != nil {
-		s.detail = err.Error()
+		detail = err.Error()
 	}
-	*l = append(*l, s)
+	*l = append(*l, skip{reason, field, value, detail})
 }
 
 // report logs and counts the skips of one object.
 func (t *Tracker) report(kind string, name objectName, skips skipList) {
+	logger := t.options.Logger.WithValues("kind", kind, "object", klog.KRef(name.namespace, name.name))
 	for i, s := range skips {
 		if t.options.OnSkip != nil {
 			t.options.OnSkip(kind, s.reason)
 		}
 		if i < loggedSkips {
-			t.options.Logger.Info("Skipping invalid part of object", "kind", kind, "object", klog.KRef(name.namespace, name.name),
-				"field", s.field, "value", s.value, "reason", s.reason, "err", s.detail)
+			logger.Info("Skipping invalid part of object", "field", s.field, "value", s.value, "reason", s.reason, "err", s.detail)
 		}
 	}
 	if more := len(skips) - loggedSkips; more > 0 {
-		t.options.Logger.Info("Skipping more invalid parts of object", "kind", kind, "object", klog.KRef(name.namespace, name.name), "count", more)
+		logger.Info("Skipping more invalid parts of object", "count", more)
 	}
 }

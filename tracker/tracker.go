@@ -20,8 +20,7 @@ type Options struct {
 	// local. Of all Nodes only this one is used, except with EveryNode.
 	NodeName string
 	// EveryNode makes the Tracker keep the data that any node needs: View may be called for any
-	// name, and all Nodes are used. NodeName is then the node of Changes, Take, Dirty and Resync.
-	// If it is empty too, the Tracker has no node of its own, and those four panic.
+	// name, and all Nodes are used. With an empty NodeName, Changes, Take, Dirty and Resync then panic.
 	EveryNode bool
 	// History is the number of deleted Service ports that are remembered, so that a View can resume
 	// after a revision. With 0, a View that resumes starts with a Full change.
@@ -43,9 +42,8 @@ type Options struct {
 	// Logger takes warnings about skipped objects. The zero value logs nothing.
 	Logger klog.Logger
 	// OnSkip, if set, is called for each invalid object or part of an object that is left
-	// out, with a Kind and a Reason constant of this package. The same object set again
-	// is not counted again. It runs on the goroutine of the Source and must not call
-	// the Tracker.
+	// out, with a Kind and a Reason constant of this package, and not again for the same object. It
+	// runs on the goroutine of the Source and must not call the Tracker.
 	OnSkip func(kind, reason string)
 	// OnUnguarded, if set, is called for a Service with loadBalancerSourceRanges if everybody may
 	// dial its load balancer IPs of some families nevertheless: no range is of that family, or one
@@ -55,6 +53,8 @@ type Options struct {
 
 // objectName names an object; namespace is empty for objects of the whole cluster.
 type objectName struct{ namespace, name string }
+
+func serviceOf(id model.PortID) objectName { return objectName{id.Namespace, id.Service} }
 
 // Tracker holds the state of the cluster as far as its views need it. It is a Sink. Its methods are safe
 // for concurrent use. It copies the parts of an object that it needs.
@@ -98,9 +98,7 @@ type Counts struct {
 	// PendingServices and PendingEndpointSlices count how many of those changed something since
 	// the last Take of any view.
 	PendingServices, PendingEndpointSlices int
-	// UnguardedServices counts the Services that have loadBalancerSourceRanges and, in one family at
-	// least, load balancer IPs that everybody may dial: no range is of that family, or one
-	// has length 0.
+	// UnguardedServices counts the Services of Options.OnUnguarded.
 	UnguardedServices int
 }
 
@@ -145,13 +143,12 @@ func (t *Tracker) SetService(obj *corev1.Service) {
 
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.counts.Services++
 	e := t.entry(name)
-	if e.service != nil && e.service.equal(parsed) {
-		return
+	t.counts.Services++
+	if e.service == nil || !e.service.equal(parsed) {
+		t.putService(name, e, parsed)
+		t.report(KindService, name, parsed.skips)
 	}
-	t.putService(name, e, parsed)
-	t.report(KindService, name, parsed.skips)
 }
 
 // DeleteService implements Sink.
@@ -243,24 +240,23 @@ func (t *Tracker) SetNode(obj *corev1.Node) {
 func (t *Tracker) DeleteNode(name string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if len(t.viewsOf(name)) > 0 {
-		if !t.options.EveryNode {
-			t.options.Logger.Info("Node of this proxy was deleted, keeping its addresses and zone", "node", name)
-		}
-		if n := t.known[name]; n != nil {
-			n.deleted = true
-		}
-		return
+	n, watched := t.known[name], len(t.viewsOf(name)) > 0
+	if watched && !t.options.EveryNode {
+		t.options.Logger.Info("Node of this proxy was deleted, keeping its addresses and zone", "node", name)
 	}
-	t.forgetNode(name)
+	switch {
+	case n == nil:
+	case watched:
+		n.deleted = true
+	default:
+		t.forgetNode(name)
+	}
 }
 
-// forgetNode makes a node unknown.
+// forgetNode makes a known node unknown.
 func (t *Tracker) forgetNode(name string) {
-	if t.known[name] != nil {
-		delete(t.known, name)
-		t.forgotten = t.changes.next()
-	}
+	delete(t.known, name)
+	t.forgotten = t.changes.next()
 }
 
 // node returns a node, with nothing but its name if its Node is not known.
@@ -388,8 +384,7 @@ func (t *Tracker) markDirty(name objectName, e *entry) {
 	t.signal()
 }
 
-// Dirty returns a channel that receives after events for which Changes may have news. Many events
-// make one receive. The channel is never closed, and may have one reader only.
+// Dirty returns a channel that receives after events for which Changes may have news (View.Dirty).
 //
 // Dirty, Changes, Take and Resync are those of the view of Options.NodeName. They panic on a Tracker
 // without a node of its own: see Options.EveryNode.

@@ -24,13 +24,13 @@ type View struct {
 	seen uint64
 	// node is the Node at the last Take; nil before the first.
 	node *node
-	// published holds the ports of each entry at the last Take, by the entry's index.
+	// published holds the ports of each entry at the last Take, by the entry's index. removed holds those of entries that
+	// were removed since.
 	published []*published
-	// removed holds the published ports of entries that were removed since, by name.
-	removed map[objectName]*published
+	removed   map[objectName]*published
 	// ranges holds the published ServiceCIDRs.
 	ranges []netip.Prefix
-	// resumed is the revision that the view began with; 0 for none.
+	// resumed is the revision that the view began with; 0 for none, and after the first Take.
 	resumed uint64
 	// keys are the labels and annotations whose changes count.
 	keys model.ServiceKeys
@@ -42,15 +42,12 @@ func (t *Tracker) newView(node string) *View {
 	return v
 }
 
-// View returns a new view of a node. The caller must call Close. Without [Options.EveryNode] it must
-// be the node in Options, as Serves tells; View panics for another one, because the Tracker does not
-// keep its endpoints apart.
+// View returns a new view of a node. The caller must call Close. View panics for a node that the Tracker does not serve.
 //
 // With resume 0 the first changes are Full. Otherwise resume is a revision that TakeRevision of
 // another view of the same node returned, from this Tracker. The first changes are then increments
-// to the state at that revision, and may name ports that did not change. If the Tracker does not
-// remember all deletions since that revision ([Options.History]), the first changes are Full
-// nevertheless.
+// to the state at that revision, and may name ports that did not change; but Full if the Tracker does
+// not remember all deletions since ([Options.History]).
 func (t *Tracker) View(node string, resume uint64) *View {
 	if !t.Serves(node) {
 		panic(fmt.Sprintf("tracker: View of node %q, and this Tracker is for node %q alone: set Options.EveryNode", node, t.options.NodeName))
@@ -76,7 +73,7 @@ func (v *View) Select(keys model.ServiceKeys) {
 	v.keys = keys
 }
 
-// NodeKnown reports whether the Tracker has, or had since this View exists, a Node object for the view.
+// NodeKnown reports whether the Tracker has, or had since this View exists, a Node object for it.
 func (v *View) NodeKnown() bool {
 	v.tracker.mu.Lock()
 	defer v.tracker.mu.Unlock()
@@ -84,9 +81,7 @@ func (v *View) NodeKnown() bool {
 }
 
 // Serves reports whether View may be called for a node.
-func (t *Tracker) Serves(node string) bool {
-	return t.options.EveryNode || node == t.options.NodeName
-}
+func (t *Tracker) Serves(node string) bool { return t.options.EveryNode || node == t.options.NodeName }
 
 // Close ends the view: no other method may be called afterwards.
 func (v *View) Close() {
@@ -161,15 +156,11 @@ func (v *View) Behind() int {
 	if !t.synced {
 		return 0
 	}
-	all := len(t.entries)
-	if v.startsFull() {
-		return all
-	}
-	all += len(v.removed)
+	all := len(t.entries) + len(v.removed)
 	if v.resumed > 0 {
 		all += len(t.changes.goneSince(v.resumed))
 	}
-	if v.startsOver() {
+	if v.startsFull() || v.startsOver() {
 		return all
 	}
 	return min(int(t.changes.revision-v.seen), all)
@@ -209,7 +200,7 @@ func (v *View) resume(revision uint64) {
 	}
 	v.node = n
 	for e := t.changes.ends.next; e != &t.changes.ends && e.changed <= revision; e = e.next {
-		*v.place(e) = t.publish(e, v.where(), nil)
+		*v.slot(e) = t.publish(e, v.where(), nil)
 	}
 }
 
@@ -219,8 +210,8 @@ type place struct{ node, zone string }
 // where returns the view's node and its zone.
 func (v *View) where() place { return place{v.name, v.node.zone} }
 
-// place returns the view's slot for the published ports of an entry.
-func (v *View) place(e *entry) **published {
+// slot returns the view's place for the published ports of an entry.
+func (v *View) slot(e *entry) **published {
 	if missing := int(e.index) + 1 - len(v.published); missing > 0 {
 		if v.published == nil {
 			missing = int(v.tracker.changes.size)
@@ -238,8 +229,7 @@ func (v *View) remove(e *entry) {
 	if v.removed == nil {
 		v.removed = map[objectName]*published{}
 	}
-	id := v.published[e.index].ports[0].ID
-	v.removed[objectName{id.Namespace, id.Service}], v.published[e.index] = v.published[e.index], nil
+	v.removed[serviceOf(v.published[e.index].ports[0].ID)], v.published[e.index] = v.published[e.index], nil
 }
 
 // takePorts puts the ports that are different into changes.
@@ -277,18 +267,17 @@ func (v *View) takePorts(changes *model.Changes) {
 
 // publishes reports whether the view has published a port that exists.
 func (v *View) publishes(id model.PortID) bool {
-	e := v.tracker.entries[objectName{id.Namespace, id.Service}]
-	return e != nil && findPort((*v.place(e)).list(), id) != nil
+	e := v.tracker.entries[serviceOf(id)]
+	return e != nil && findPort((*v.slot(e)).list(), id) != nil
 }
 
 // recompute updates the ports of one Service and adds those that differ to changed. A port that is
 // equal to the old one keeps its old ServicePort.
 func (v *View) recompute(e *entry, changed map[model.PortID]*model.ServicePort) {
-	kept := v.place(e)
+	kept := v.slot(e)
 	old := *kept
 	if len(v.removed) > 0 && e.service != nil && len(e.service.ports) > 0 {
-		id := e.service.ports[0].ID
-		name := objectName{id.Namespace, id.Service}
+		name := serviceOf(e.service.ports[0].ID)
 		if was := v.removed[name]; was != nil { // it is back
 			old = was
 			delete(v.removed, name)

@@ -13,8 +13,7 @@ import (
 	"k8s.io/client-go/util/connrotation"
 )
 
-// connect makes a client, and a dialer that knows all its connections. Nothing is sent yet: an
-// API server that is away is no error.
+// connect makes a client, and a dialer that knows all its connections.
 func connect(config Config) (kubernetes.Interface, *connrotation.Dialer, error) {
 	settings, err := RESTConfig(config)
 	if err != nil {
@@ -28,14 +27,11 @@ func connect(config Config) (kubernetes.Interface, *connrotation.Dialer, error) 
 		return nil, nil, describe(config, err)
 	}
 	client, err := kubernetes.NewForConfigAndClient(settings, transport)
-	if err != nil {
-		return nil, nil, describe(config, err)
-	}
-	return client, dialer, nil
+	return client, dialer, describe(config, err)
 }
 
-// RESTConfig returns how to talk to the API server that config names, for clients other than
-// a Source, such as one that posts events. Nothing is sent. Errors are those of New.
+// RESTConfig returns the settings for other clients of the API server, such as one that posts events. Nothing is sent.
+// Errors are those of New.
 func RESTConfig(config Config) (*rest.Config, error) {
 	config = config.withDefaults()
 	settings, err := connectionSettings(config)
@@ -58,9 +54,16 @@ func connectionSettings(config Config) (*rest.Config, error) {
 		}
 		return settings, nil
 	}
-	loaded, err := loadKubeconfig(config.Kubeconfig)
-	if err != nil {
-		return nil, describe(config, err)
+	loaded := clientcmdapi.NewConfig()
+	if config.Kubeconfig != "" {
+		var err error
+		if loaded, err = clientcmd.LoadFromFile(config.Kubeconfig); err != nil {
+			return nil, describe(config, err)
+		}
+		// Paths of certificates are relative to the kubeconfig, not to where the process was started.
+		if err := clientcmd.ResolveLocalPaths(loaded); err != nil {
+			return nil, describe(config, err)
+		}
 	}
 	if config.Master == "" {
 		// The loader below takes the absence of what the current context names for an empty file.
@@ -72,27 +75,14 @@ func connectionSettings(config Config) (*rest.Config, error) {
 	// quietly takes the service account instead.
 	override := &clientcmd.ConfigOverrides{ClusterInfo: clientcmdapi.Cluster{Server: config.Master}}
 	settings, err := clientcmd.NewDefaultClientConfig(*loaded, override).ClientConfig()
-	if err != nil {
-		return nil, describe(config, err)
-	}
-	return settings, nil
-}
-
-// loadKubeconfig reads a file; no file is an empty configuration.
-func loadKubeconfig(path string) (*clientcmdapi.Config, error) {
-	if path == "" {
-		return clientcmdapi.NewConfig(), nil
-	}
-	loaded, err := clientcmd.LoadFromFile(path)
-	if err != nil {
-		return nil, err
-	}
-	// Paths of certificates are relative to the kubeconfig, not to where the process was started.
-	return loaded, clientcmd.ResolveLocalPaths(loaded)
+	return settings, describe(config, err)
 }
 
 // describe names the file that an error is about.
 func describe(config Config, err error) error {
+	if err == nil {
+		return nil
+	}
 	if clientcmd.IsEmptyConfig(err) {
 		err = errors.New("it names no API server") // the original suggests a variable that nobody reads
 	}

@@ -1,6 +1,7 @@
 package apiserver
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 
@@ -46,29 +47,16 @@ type Config struct {
 	OnFailing func(resource string, failing bool)
 }
 
-// Defaults of QPS and Burst: those of a KubeProxyConfiguration.
-const (
-	defaultQPS   = 5
-	defaultBurst = 10
-)
-
 // withDefaults returns the configuration with everything set that can be left empty.
 func (c Config) withDefaults() Config {
-	if c.ContentType == "" {
-		c.ContentType = runtime.ContentTypeProtobuf
-	}
+	c.ContentType = cmp.Or(c.ContentType, runtime.ContentTypeProtobuf)
 	if c.AcceptContentTypes == "" {
 		c.AcceptContentTypes = c.ContentType
 		if c.ContentType != runtime.ContentTypeJSON {
 			c.AcceptContentTypes += "," + runtime.ContentTypeJSON
 		}
 	}
-	if c.QPS == 0 {
-		c.QPS = defaultQPS
-	}
-	if c.Burst == 0 {
-		c.Burst = defaultBurst
-	}
+	c.QPS, c.Burst = cmp.Or(c.QPS, 5), cmp.Or(c.Burst, 10)
 	return c
 }
 

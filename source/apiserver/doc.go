@@ -4,8 +4,6 @@
 // It asks for no more than a proxy needs. The server filters out headless EndpointSlices and
 // Services that belong to another proxy. The source keeps the name of an object, not the object.
 //
-// Config.Empty decides whether it believes a list without any Service.
-//
 // It retries every failure of the API server with back-off, for ever. A proxy that keeps its last
 // known state serves better than one that exits.
 package apiserver

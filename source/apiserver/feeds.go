@@ -54,10 +54,10 @@ func (s *Source) feeds(ctx context.Context, sink tracker.Sink) []*feed {
 		routableSlices, sink.SetEndpointSlice, sink.DeleteEndpointSlice,
 		waits.guard(forSlices, "endpointslices", klog.FromContext(ctx)), nil)
 	nodes := newFeed(s.outage("nodes", nil), &corev1.Node{}, s.client.CoreV1().Nodes(),
-		s.config.nodes(), sink.SetNode, byName(sink.DeleteNode), nil, nil)
+		s.config.narrowNodes, sink.SetNode, byName(sink.DeleteNode), nil, nil)
 	nodes.patience = s.timing.node
 	cidrs := newFeed(s.outage("servicecidrs", nil), &networkingv1.ServiceCIDR{}, s.client.NetworkingV1().ServiceCIDRs(),
-		everything, sink.SetServiceCIDR, byName(sink.DeleteServiceCIDR), nil, nil)
+		func(*metav1.ListOptions) {}, sink.SetServiceCIDR, byName(sink.DeleteServiceCIDR), nil, nil)
 	cidrs.outage.pause = s.timing.refusal
 	cidrs.patience, cidrs.giveUp = s.timing.cidrs, cidrs.outage.noticed
 	return []*feed{services, endpointSlices, nodes, cidrs}
@@ -65,13 +65,11 @@ func (s *Source) feeds(ctx context.Context, sink tracker.Sink) []*feed {
 
 // outage returns the outage of a resource. Synced waits for it unless waits is nil.
 func (s *Source) outage(resource string, waits *waits) *outage {
-	report := func(failing bool) {
-		if s.config.OnFailing != nil {
-			s.config.OnFailing(resource, failing)
-		}
-	}
-	o := newOutage(resource, waits != nil, report)
+	o := newOutage(resource)
 	o.silence = s.timing.silence
+	if s.config.OnFailing != nil {
+		o.onFailing = func(failing bool) { s.config.OnFailing(resource, failing) }
+	}
 	if waits != nil {
 		o.waiting = func(reason string) { waits.set(resource, reason) }
 		o.waiting("not listed yet")
@@ -125,17 +123,11 @@ func newFeed[T object, L runtime.Object](
 ) *feed {
 	queue := newDirectQueue(outage.resource, set, remove)
 	queue.empty, queue.counts = empty, counts
-	return &feed{
-		example: example,
-		source:  listWatch(objects, narrow, outage),
-		queue:   queue,
-		outage:  outage,
-	}
+	return &feed{example: example, source: listWatch(objects, narrow, outage), queue: queue, outage: outage}
 }
 
-// start lists and watches until ctx ends. The DoneChecker is done when everything that existed
-// has been published. There is no resync: a sink keeps what it was given.
-func (f *feed) start(ctx context.Context, running *sync.WaitGroup) cache.DoneChecker {
+// start lists and watches until ctx ends. There is no resync: a sink keeps what it was given.
+func (f *feed) start(ctx context.Context, running *sync.WaitGroup) {
 	controller := cache.New(&cache.Config{
 		Queue:         f.queue,
 		ListerWatcher: f.source,
@@ -145,17 +137,16 @@ func (f *feed) start(ctx context.Context, running *sync.WaitGroup) cache.DoneChe
 		},
 	})
 	running.Go(func() { controller.RunWithContext(ctx) })
-	return f.queue.HasSyncedChecker()
 }
 
 // wait waits for the resource for as long as Synced may wait for it.
-func (f *feed) wait(ctx context.Context, listed cache.DoneChecker) {
+func (f *feed) wait(ctx context.Context) {
 	var timeout <-chan time.Time
 	if f.patience > 0 {
 		timeout = time.After(f.patience)
 	}
 	select {
-	case <-listed.Done():
+	case <-f.queue.HasSyncedChecker().Done():
 	case <-f.giveUp:
 	case <-timeout:
 		klog.FromContext(ctx).Info("Going on without a resource that is not listed yet", "resource", f.outage.resource, "waited", f.patience.String())

@@ -60,7 +60,7 @@ func request[T any](ctx context.Context, outage *outage, ask func() (T, error)) 
 	if err := outage.waitOut(ctx); err != nil {
 		return answer, err
 	}
-	defer outage.awaitAnswer(ctx)()
+	defer outage.awaitAnswer(ctx).Stop()
 	answer, err = ask()
 	outage.noteRefusal(ctx, err)
 	return answer, err
@@ -92,19 +92,14 @@ func streamed(ctx context.Context, w watch.Interface, outage *outage) watch.Inte
 // watchFailed returns the error to give to the reflector, which treats some of them in ways that
 // do not suit a proxy.
 func watchFailed(ctx context.Context, options metav1.ListOptions, err error, outage *outage) error {
-	if streams(options) && (apierrors.IsResourceExpired(err) || apierrors.IsGone(err)) {
-		outage.failed(ctx, err) // retried by the reflector without a word
-		return err
-	}
-	if !utilnet.IsConnectionRefused(err) && !apierrors.IsTooManyRequests(err) {
-		return err // the reflector reports it to the watch error handler
-	}
-	if streams(options) {
-		// The reflector would wait for up to a minute without listening to the context, and the
-		// process could not stop. Any other error makes it try a plain list, whose failure it
-		// waits out properly.
+	refused := utilnet.IsConnectionRefused(err) || apierrors.IsTooManyRequests(err)
+	switch {
+	case streams(options) && refused && !expired(err):
+		// The reflector would wait for up to a minute without listening to the context, and the process could not
+		// stop. Any other error makes it try a plain list, whose failure it waits out properly.
 		return fmt.Errorf("streaming the initial list: %v", err)
+	case streams(options) && expired(err), refused:
+		outage.failed(ctx, err) // retried by the reflector without a word
 	}
-	outage.failed(ctx, err) // retried by the reflector without a word
-	return err
+	return err // all others the reflector reports to the watch error handler
 }

@@ -23,14 +23,14 @@ func testStreamingListNeverFailsInAWayThatBlocks(t *testing.T) {
 			ctx := klog.NewContext(context.Background(), logs.logger(0))
 			initial := true
 
-			got := watchFailed(ctx, metav1.ListOptions{SendInitialEvents: &initial}, err, newOutage("services", true, nil))
+			got := watchFailed(ctx, metav1.ListOptions{SendInitialEvents: &initial}, err, newOutage("services"))
 			if got == nil || utilnet.IsConnectionRefused(got) || apierrors.IsTooManyRequests(got) {
 				t.Errorf("a streaming list fails with %v", got)
 			}
 			if logs.count("Cannot list") != 0 {
 				t.Error("logged here, and again by the list that follows")
 			}
-			if got := watchFailed(ctx, metav1.ListOptions{}, err, newOutage("services", true, nil)); got != err {
+			if got := watchFailed(ctx, metav1.ListOptions{}, err, newOutage("services")); got != err {
 				t.Errorf("a watch fails with %v, want %v as it was", got, err)
 			}
 			if logs.count("Cannot list") != 1 {

@@ -24,37 +24,23 @@ func ownServices(proxyName string) narrowing {
 
 // routableSlices selects the EndpointSlices of Services that have an IP of their own.
 //
-// Slices are not selected by proxy name, and kube-proxy (since v1.36) does not do so either. The
-// EndpointSlice controller copies a Service's labels to its slices, but a slice that somebody
-// writes by hand, or that is mirrored from Endpoints, has no such copy: the selector for a proxy
-// name would lose its endpoints. And while a Service moves from one proxy to another, its slices
-// follow later. A slice whose Service is another proxy's does no harm: nothing refers to it.
+// Slices are not selected by proxy name, as in kube-proxy since v1.36. A slice that somebody writes
+// by hand, or that is mirrored from Endpoints, has no copy of its Service's labels. And while a Service
+// moves from one proxy to another, its slices follow later.
 func routableSlices(options *metav1.ListOptions) {
 	options.LabelSelector = "!" + corev1.IsHeadlessService
 }
 
-// oneNode selects the Node with that name.
-func oneNode(name string) narrowing {
-	selector := fields.OneTermEqualSelector(metav1.ObjectNameField, name).String()
-	return func(options *metav1.ListOptions) { options.FieldSelector = selector }
-}
-
-// nodes selects the Nodes that are asked for.
-func (c Config) nodes() narrowing {
-	if c.EveryNode {
-		return everything
+// narrowNodes selects the proxy's Node, or all with EveryNode.
+func (c Config) narrowNodes(options *metav1.ListOptions) {
+	if !c.EveryNode {
+		options.FieldSelector = fields.OneTermEqualSelector(metav1.ObjectNameField, c.NodeName).String()
 	}
-	return oneNode(c.NodeName)
 }
 
-// everything selects all objects.
-func everything(*metav1.ListOptions) {}
-
-// trim drops what no part of the proxy reads, so that a sink that keeps a piece of an object does not keep
-// that too: who wrote which field, and annotations, among them whole manifests
-// (kubectl.kubernetes.io/last-applied-configuration).
-// The time at which endpoints changed stays: latency metrics are computed from it. With details the annotations of a
-// Service stay too, for sinks that pick some of them.
+// trim drops what no part of the proxy reads, so that a sink that keeps a piece of an object does not keep that too:
+// managed fields, and annotations but for the time at which endpoints changed, which latency metrics need. With details
+// the annotations of a Service stay too.
 func trim(obj metav1.Object, details bool) {
 	obj.SetManagedFields(nil)
 	if _, is := obj.(*corev1.Service); is && details {

@@ -16,27 +16,25 @@ import (
 )
 
 const (
-	// reminder is how often the log says that an outage goes on.
+	// reminder is the time between log lines that say that an outage goes on.
 	reminder = 5 * time.Minute
-	// maxKinds is how many different errors of one outage are logged as they come.
+	// maxKinds limits the different errors of one outage that are logged as they come.
 	maxKinds = 4
 )
 
-// outage follows whether one resource can be listed and watched. It logs so that a person can
-// follow: the first error of each kind, a reminder now and then, and the recovery. The
-// repetitions in between are for debugging.
+// outage follows whether one resource can be listed and watched. It logs the first error of each kind, a reminder now
+// and then, and the recovery. The repetitions in between are for debugging.
 type outage struct {
 	resource string
-	// needed says that nothing is programmed before the resource was listed.
-	needed bool
-	// waiting is told why the resource is not listed yet, and "" once it is; nil unless needed.
+	// waiting is told why the resource is not listed yet, and "" once it is; nil for a resource that the proxy can do without.
 	waiting func(reason string)
-	// onFailing, if set, is told when the resource begins and ceases to fail.
+	// onFailing is told when the resource begins and ceases to fail.
 	onFailing func(failing bool)
-	// silence is how long the first answer may take before that is a failure.
+	// silence limits the time to the first answer; a longer one is a failure.
 	silence time.Duration
-	// noticed is closed at the first failure.
+	// noticed is closed by notice, at the first failure.
 	noticed chan struct{}
+	notice  func()
 	// pause is the least time between requests while the server does not have the resource (404) or does not allow it
 	// (403), for a resource that the proxy can do without. With 0, a refusal is a failure like others.
 	pause time.Duration
@@ -58,8 +56,9 @@ type outage struct {
 	kinds         map[string]bool
 }
 
-func newOutage(resource string, needed bool, onFailing func(bool)) *outage {
-	return &outage{resource: resource, needed: needed, onFailing: onFailing, noticed: make(chan struct{})}
+func newOutage(resource string) *outage {
+	noticed := make(chan struct{})
+	return &outage{resource: resource, onFailing: func(bool) {}, noticed: noticed, notice: sync.OnceFunc(func() { close(noticed) })}
 }
 
 // failed logs an error unless it is one of the ways in which a watch normally ends.
@@ -69,7 +68,7 @@ func (o *outage) failed(ctx context.Context, err error) {
 	case ctx.Err() != nil: // we are stopping, and so does everything under way
 	case err == io.EOF:
 	case o.refuses(err): // logged by noteRefusal
-	case (apierrors.IsResourceExpired(err) || apierrors.IsGone(err)) && o.mayExpire():
+	case expired(err) && o.mayExpire():
 		logger.V(2).Info("The API server no longer has the changes since the last watch; listing anew",
 			"resource", o.resource, "err", err)
 	default:
@@ -77,8 +76,10 @@ func (o *outage) failed(ctx context.Context, err error) {
 	}
 }
 
-// mayExpire reports whether the server may say that it no longer has the changes since the last watch: once, since the
-// list that follows has no version that could be too old.
+// expired reports whether the server no longer has the changes since the last watch.
+func expired(err error) bool { return apierrors.IsResourceExpired(err) || apierrors.IsGone(err) }
+
+// mayExpire reports whether the server may say so: once, since the list that follows has no version that could be too old.
 func (o *outage) mayExpire() bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -87,16 +88,13 @@ func (o *outage) mayExpire() bool {
 	return may
 }
 
-// errIncomplete is what is wrong with a streamed list that ends without the bookmark that says that it is complete.
-var errIncomplete = errors.New("the API server ended the list before it was complete")
-
-// beginStream notes that a list is streamed. If one was before and did not end as it should, that is a failure.
+// beginStream notes that a list is streamed. If one was before, and ended without the bookmark, that is a failure.
 func (o *outage) beginStream(ctx context.Context) {
 	o.mu.Lock()
 	incomplete := o.streaming
 	o.mu.Unlock()
 	if incomplete {
-		o.failed(ctx, errIncomplete)
+		o.failed(ctx, errors.New("the API server ended the list before it was complete"))
 	}
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -114,8 +112,8 @@ func (o *outage) count(logger klog.Logger, err error) {
 	o.failures++
 	o.streaming = false // it is counted
 	o.setFailing(true)
-	if !o.answered {
-		o.setWaiting(err.Error())
+	if !o.answered && o.waiting != nil {
+		o.waiting(err.Error())
 	}
 	switch kind := err.Error(); {
 	case !o.kinds[kind] && len(o.kinds) < maxKinds:
@@ -135,19 +133,18 @@ func (o *outage) consequence() string {
 	switch {
 	case o.answered:
 		return "Cannot watch; keeping the last known state and retrying"
-	case o.needed:
+	case o.waiting != nil:
 		return "Cannot list; programming nothing before it is listed, and retrying"
-	default:
-		return "Cannot list; going on without it and retrying"
 	}
+	return "Cannot list; going on without it and retrying"
 }
 
 // over notes that the server has answered.
 func (o *outage) over(ctx context.Context) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if !o.answered {
-		o.setWaiting("")
+	if !o.answered && o.waiting != nil {
+		o.waiting("")
 	}
 	o.answered, o.expired, o.streaming = true, false, false
 	o.setFailing(false)
@@ -175,10 +172,8 @@ func (o *outage) waitOut(ctx context.Context) error {
 	if !refused {
 		return nil
 	}
-	timer := time.NewTimer(wait.Jitter(o.pause, 1))
-	defer timer.Stop()
 	select {
-	case <-timer.C:
+	case <-time.After(wait.Jitter(o.pause, 1)):
 		return nil
 	case <-ctx.Done():
 		return ctx.Err()
@@ -191,30 +186,31 @@ func (o *outage) noteRefusal(ctx context.Context, err error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	logger := klog.FromContext(ctx)
-	switch {
-	case err == nil && o.refusal != "":
+	if err == nil && o.refusal != "" {
 		o.refusal = ""
 		logger.Info("The API server serves the resource now", "resource", o.resource)
-	case o.refuses(err):
-		forbidden, reason := apierrors.IsForbidden(err), apierrors.ReasonForError(err)
-		switch {
-		case o.refusal == reason:
-		case forbidden:
-			logger.Error(err, "Not allowed to list and watch; going on without. The proxy's ClusterRole needs both verbs", "resource", o.resource)
-		default:
-			logger.Info("The API server does not have the resource; going on without", "resource", o.resource, "err", err)
-		}
-		o.refusal, o.streaming = reason, false
-		o.notice()
-		o.setFailing(forbidden)
-		o.end(ctx, "Answered again, with a refusal") // an outage may have been during the refusal
 	}
+	if !o.refuses(err) {
+		return
+	}
+	forbidden, reason := apierrors.IsForbidden(err), apierrors.ReasonForError(err)
+	switch {
+	case o.refusal == reason:
+	case forbidden:
+		logger.Error(err, "Not allowed to list and watch; going on without. The proxy's ClusterRole needs both verbs", "resource", o.resource)
+	default:
+		logger.Info("The API server does not have the resource; going on without", "resource", o.resource, "err", err)
+	}
+	o.refusal, o.streaming = reason, false
+	o.notice()
+	o.setFailing(forbidden)
+	o.end(ctx, "Answered again, with a refusal") // an outage may have been during the refusal
 }
 
-// awaitAnswer is for the time of one request. It has a failure noted if the server neither answers nor fails for a while:
+// awaitAnswer starts a timer for one request. It notes a failure if the server neither answers nor fails for a while:
 // a request has no time limit, and client-go tries some again without a word.
-func (o *outage) awaitAnswer(ctx context.Context) (stop func()) {
-	timer := time.AfterFunc(o.silence, func() {
+func (o *outage) awaitAnswer(ctx context.Context) *time.Timer {
+	return time.AfterFunc(o.silence, func() {
 		o.mu.Lock()
 		known := o.failing
 		o.mu.Unlock()
@@ -222,14 +218,6 @@ func (o *outage) awaitAnswer(ctx context.Context) (stop func()) {
 			o.failed(ctx, fmt.Errorf("no answer from the API server for %v", o.silence))
 		}
 	})
-	return func() { timer.Stop() }
-}
-
-// setWaiting needs mu.
-func (o *outage) setWaiting(reason string) {
-	if o.waiting != nil {
-		o.waiting(reason)
-	}
 }
 
 // setFailing needs mu.
@@ -239,23 +227,12 @@ func (o *outage) setFailing(failing bool) {
 	}
 	if o.failing != failing {
 		o.failing = failing
-		if o.onFailing != nil {
-			o.onFailing(failing)
-		}
+		o.onFailing(failing)
 	}
 }
 
-// notice needs mu.
-func (o *outage) notice() {
-	select {
-	case <-o.noticed:
-	default:
-		close(o.noticed)
-	}
-}
-
-// What is different each time in the text of one and the same error: the options of a request, among
-// them a random time limit, and the port at our end of a connection.
+// Parts of an error that differ each time: the options of a request, among them a random time limit, and the port at
+// this end of a connection.
 var (
 	requestOptions = regexp.MustCompile(`\?[^" ]*`)
 	ownAddress     = regexp.MustCompile(`(tcp[46]?) [^ ]+->`)

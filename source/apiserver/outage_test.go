@@ -97,7 +97,7 @@ func testServerThatIsAwayAtFirst(t *testing.T) {
 func testOutageIsLoggedOnce(t *testing.T) {
 	logs := &logLines{}
 	ctx := klog.NewContext(context.Background(), logs.logger(0))
-	o := newOutage("services", true, nil)
+	o := newOutage("services")
 	refused := errors.New("connection refused")
 	for range 3 {
 		o.failed(ctx, refused)
@@ -122,7 +122,7 @@ func testErrorsOfAnEndingContextAreNotLogged(t *testing.T) {
 	logs := &logLines{}
 	ctx, cancel := context.WithCancel(klog.NewContext(context.Background(), logs.logger(9)))
 	cancel()
-	newOutage("services", true, nil).failed(ctx, context.Canceled)
+	newOutage("services").failed(ctx, context.Canceled)
 	if logs.String() != "" {
 		t.Errorf("logged while stopping:\n%s", logs)
 	}

@@ -11,14 +11,12 @@ import (
 
 // directQueue stands where a controller of client-go has its queue and its store. It queues nothing and
 // stores names alone: each object goes to the sink at once, which copies what it needs. An informer
-// would keep every object a second time, and while it lists, a third time.
-//
-// The names are needed when the history that a watch continues is lost: what a new list
-// does not have was deleted meanwhile.
+// would keep every object a second time, and while it lists, a third time. From the names it knows what
+// was deleted when the history that a watch continues is lost.
 //
 // A list goes to the sink when it is complete: a stream can break, and the server that answers next may lag behind, so
-// parts of a list could take endpoints back in time. The first list is an exception, because a sink publishes nothing
-// before that: it goes to the sink object by object while it is streamed, and no copy is kept.
+// parts of a list could take endpoints back in time. The first list goes to the sink object by object while it is
+// streamed, because a sink publishes nothing before its end.
 //
 // The reflector calls from one goroutine. Only Close, Pop and the methods that ask whether
 // everything is listed are called from others.
@@ -34,9 +32,8 @@ type directQueue[T metav1.Object] struct {
 	empty  *model.EmptyState
 	counts func(T) bool
 
-	// known is what the sink has, and whether it counts. counting is how many do.
-	known    map[cache.ObjectName]bool
-	counting int
+	// known holds the objects that the sink has, and whether they count.
+	known map[cache.ObjectName]bool
 	// absent holds the known objects that a list lacks that is held.
 	absent map[cache.ObjectName]struct{}
 
@@ -62,18 +59,12 @@ func newDirectQueue[T metav1.Object](resource string, set func(T), remove func(n
 
 // Add implements cache.Queue. The first object that counts ends that a list is held.
 func (q *directQueue[T]) Add(obj any) error {
-	key, err := q.publish(obj)
-	if err == nil && q.absent != nil && q.counted(key) {
+	name, err := q.publish(obj)
+	if err == nil && q.absent != nil && q.known[name] {
 		q.empty.Hold(true, true)
 		q.believe()
 	}
 	return err
-}
-
-// counted reports whether a known object counts.
-func (q *directQueue[T]) counted(key cache.ExplicitKey) bool {
-	name, err := cache.ParseObjectName(string(key))
-	return err == nil && q.known[name]
 }
 
 // Update implements cache.Queue.
@@ -91,26 +82,20 @@ func (q *directQueue[T]) Delete(obj any) error {
 // Replace implements cache.Queue. The list holds objects, or the keys of those that the function of Transformer
 // has published.
 func (q *directQueue[T]) Replace(list []any, _ string) error {
-	listed := make(map[cache.ObjectName]struct{}, len(list))
-	had, has := q.counting > 0, false
+	q.absent = make(map[cache.ObjectName]struct{}, len(q.known))
+	had, has := false, false
+	for name, counts := range q.known {
+		q.absent[name] = struct{}{}
+		had = had || counts
+	}
 	for i, obj := range list {
-		key, err := q.publish(obj)
+		name, err := q.publish(obj)
 		if err != nil {
 			return err
 		}
-		name, err := cache.ParseObjectName(string(key))
-		if err != nil {
-			return err
-		}
-		listed[name] = struct{}{}
+		delete(q.absent, name)
 		has = has || q.known[name]
 		list[i] = nil // the list is ours; let go of the object before the next is copied
-	}
-	q.absent = map[cache.ObjectName]struct{}{}
-	for name := range q.known {
-		if _, found := listed[name]; !found {
-			q.absent[name] = struct{}{}
-		}
 	}
 	if q.empty == nil || !q.empty.Hold(had, has) {
 		q.believe()
@@ -133,49 +118,31 @@ func (q *directQueue[T]) Transformer() cache.TransformFunc {
 	return func(obj any) (any, error) {
 		typed, ok := obj.(T)
 		if !ok || !cache.IsDone(q) {
-			return q.publish(obj)
+			name, err := q.publish(obj)
+			return cache.ExplicitKey(name.String()), err
 		}
 		trim(typed, q.details)
 		return typed, nil
 	}
 }
 
-// publish passes an object to the sink and returns its key. It returns a key as it is.
-func (q *directQueue[T]) publish(obj any) (cache.ExplicitKey, error) {
+// publish passes an object to the sink and returns its name. It only parses a key.
+func (q *directQueue[T]) publish(obj any) (cache.ObjectName, error) {
 	if key, ok := obj.(cache.ExplicitKey); ok {
-		return key, nil
+		return cache.ParseObjectName(string(key))
 	}
 	name, err := cache.ObjectToName(obj)
-	if err != nil {
-		return "", err
-	}
-	if typed, ok := obj.(T); ok {
+	if typed, ok := obj.(T); ok && err == nil {
 		trim(typed, q.details)
 		q.set(typed)
-		q.note(name, q.counts == nil || q.counts(typed))
+		q.known[name] = q.counts == nil || q.counts(typed)
+		delete(q.absent, name)
 	}
-	return cache.ExplicitKey(name.String()), nil
-}
-
-// note notes that the sink has an object.
-func (q *directQueue[T]) note(name cache.ObjectName, counts bool) {
-	q.uncount(name)
-	q.known[name] = counts
-	if counts {
-		q.counting++
-	}
-	delete(q.absent, name)
-}
-
-func (q *directQueue[T]) uncount(name cache.ObjectName) {
-	if q.known[name] {
-		q.counting--
-	}
+	return name, err
 }
 
 func (q *directQueue[T]) drop(name cache.ObjectName) {
 	if _, found := q.known[name]; found {
-		q.uncount(name)
 		delete(q.known, name)
 		q.remove(name.Namespace, name.Name)
 	}

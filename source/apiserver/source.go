@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/util/connrotation"
 
 	"github.com/nftproxy/nftproxy/tracker"
@@ -44,11 +43,8 @@ var defaultTiming = timing{
 
 var _ tracker.Source = (*Source)(nil)
 
-// New returns a Source. It does not connect yet, so it succeeds while the API server is away.
-//
-// The error names what is wrong and, if that is a kubeconfig, the file: it cannot be read or
-// parsed, its current context or what that refers to is missing, a certificate cannot be loaded.
-// An empty NodeName and a ServiceProxyName that no label can have are errors too.
+// New returns a Source. It does not connect yet, so it succeeds while the API server is away. Errors are about config
+// and about the kubeconfig, whose path they name.
 func New(config Config) (*Source, error) {
 	config = config.withDefaults()
 	if err := config.validate(); err != nil {
@@ -61,28 +57,25 @@ func New(config Config) (*Source, error) {
 	return &Source{config: config, client: client, connections: connections, timing: defaultTiming}, nil
 }
 
-// Run watches until ctx ends, and then returns nil once nothing of it runs any more. The error is
-// always nil: whatever an API server can answer, a later answer may be better.
+// Run watches until ctx ends, and then returns nil once nothing of it runs any more.
 //
 // Sink.Synced is called after Services and EndpointSlices have been listed, believed (Config.Empty)
 // and published, however long that takes. The list of this node's Node may take 10 s more, that of ServiceCIDRs half a second
-// and nothing once it has failed: they narrow what is dropped, and do not matter to Services that exist.
+// and nothing once it has failed.
 func (s *Source) Run(ctx context.Context, sink tracker.Sink) error {
 	ctx, cancel := context.WithCancel(ctx)
-	// Connections are kept open for reuse, each with goroutines, unless somebody says otherwise. Closing
-	// the idle ones would not do: one whose watch was ended just now does not count as idle yet.
+	// Closing idle connections would not do: one whose watch was ended just now does not count as idle yet.
 	defer s.connections.CloseAll()
 	var controllers sync.WaitGroup
 	defer controllers.Wait()
 	defer cancel()
 
 	feeds := s.feeds(ctx, sink)
-	listed := make([]cache.DoneChecker, len(feeds))
-	for i, f := range feeds {
-		listed[i] = f.start(ctx, &controllers)
+	for _, f := range feeds {
+		f.start(ctx, &controllers)
 	}
-	for i, f := range feeds {
-		f.wait(ctx, listed[i])
+	for _, f := range feeds {
+		f.wait(ctx)
 	}
 	if ctx.Err() == nil {
 		sink.Synced()
