@@ -18,23 +18,21 @@ import (
 // A client that is in the map goes to its endpoint. Another one goes to a random endpoint, as in kube-proxy, or, with
 // Config.AffinityHash, to the one that the hash of its address chooses.
 
-// affinityState holds the maps and the chains of session affinity in one IP family, and counts the frontends that need
-// them.
+// affinityState holds the maps and the chains of session affinity in one IP family.
 type affinityState struct {
 	draft   *nft.Draft
 	program *program
-	maps    map[affinityKey]*affinityUse
-	// known holds the chains for known clients, by name.
-	known map[string]*affinityUse
+	// maps holds the Service port of each map.
+	maps map[affinityKey]*portPlans
 	// size is the size of the maps.
 	size uint32
 	// frontends counts the frontends with affinity for each rule that looks for them.
 	frontends map[affinityRule]int
-	// externals holds, by the node port of the same number, the external addresses without affinity, with their comment.
-	externals map[frontend]map[frontend]string
-	// stale holds the maps that may have clients of endpoints that no longer serve them, and losing those that became
-	// stale since the last commit.
-	stale, losing map[affinityKey]bool
+	// nodePorts holds the node ports that got or lost affinity since family.putExceptions.
+	nodePorts map[frontend]bool
+	// stale holds the maps that may have clients of endpoints that no longer serve them: true for those that became stale
+	// since the last commit.
+	stale map[affinityKey]bool
 	// moves holds, by affinityName, the ports of which a map came or went since the last commit.
 	moves map[string]bool
 }
@@ -49,75 +47,47 @@ func (k affinityKey) mapName() string { return affinityMapPrefixes[k.list] + k.p
 
 func (k affinityKey) updateName() string { return affinityChainPrefixes[k.list] + k.port }
 
-// affinityUse counts the frontends that use a map or a chain.
-type affinityUse struct {
-	frontends int
-	// plan is that of the frontends.
-	plan *plan
-}
-
 func newAffinityState(draft *nft.Draft, program *program) *affinityState {
 	return &affinityState{
 		draft: draft, program: program,
-		maps:      map[affinityKey]*affinityUse{},
-		known:     map[string]*affinityUse{},
+		maps:      map[affinityKey]*portPlans{},
 		size:      affinitySize(0),
 		frontends: map[affinityRule]int{},
-		externals: map[frontend]map[frontend]string{},
+		nodePorts: map[frontend]bool{},
 		stale:     map[affinityKey]bool{},
-		losing:    map[affinityKey]bool{},
 		moves:     map[string]bool{},
 	}
 }
 
-// affinityRule identifies a rule that looks for frontends with affinity. The zero value stands for frontends without.
+// affinityRule identifies a rule that looks for frontends with affinity.
 type affinityRule struct {
 	protocol model.Protocol
 	nodePort bool
 }
 
-// rule returns the rule that looks for the frontend of an affinityRecord.
-func (r *record) rule() affinityRule {
-	if r.affinity == "" {
-		return affinityRule{}
-	}
-	return affinityRule{r.frontend.protocol, r.frontend.isNodePort()}
-}
-
-// addMap adds one more frontend with the plan to those that use the map of a list.
-func (a *affinityState) addMap(want *plan, list endpointList) {
-	key := affinityKey{want.affinity.name, list}
-	use := a.maps[key]
-	if use == nil {
-		use = &affinityUse{plan: want}
-		a.maps[key] = use
+// putMap puts the map for a list of a Service port, and the chain that fills it.
+func (a *affinityState) putMap(want *portPlans, list endpointList) {
+	key := affinityKey{want.affinity, list}
+	have := a.maps[key]
+	a.maps[key] = want
+	if have == nil {
 		a.updateSize()
 		a.draft.PutSet(a.program.affinityMap(key, a.size))
-		// Unless the next commit adds the map, the kernel may have one of that name, with clients of an earlier process or
-		// of an earlier Service of that name.
-		if _, new := a.draft.SetBefore(key.mapName()); !new {
-			a.stale[key], a.losing[key] = true, true
-		}
 		a.noteMove(key)
 	}
-	if lost(use.plan.listOf(list), want.listOf(list)) {
-		a.stale[key], a.losing[key] = true, true
+	// Unless the next commit adds the map, the kernel may have one of that name, with clients of an earlier process or of
+	// an earlier Service of that name.
+	_, new := a.draft.SetBefore(key.mapName())
+	if have == nil && !new || have != nil && lost(have.list(list), want.list(list)) {
+		a.stale[key] = true
 	}
-	use.frontends++
-	use.plan = want
-	a.draft.PutChain(a.program.affinityUpdate(want.affinity, list))
+	a.draft.PutChain(a.program.affinityUpdate(want, list))
 }
 
-// removeMap removes one of the frontends that use the map of a list.
-func (a *affinityState) removeMap(have *plan, list endpointList) {
-	key := affinityKey{have.affinity.name, list}
-	use := a.maps[key]
-	if use.frontends--; use.frontends > 0 {
-		return
-	}
+func (a *affinityState) removeMap(have *portPlans, list endpointList) {
+	key := affinityKey{have.affinity, list}
 	delete(a.maps, key)
 	delete(a.stale, key)
-	delete(a.losing, key)
 	a.updateSize()
 	a.draft.RemoveChain(key.updateName())
 	a.draft.RemoveSet(key.mapName())
@@ -132,47 +102,26 @@ func (a *affinityState) noteMove(key affinityKey) {
 	}
 }
 
-// addKnown adds one more frontend with the plan to those that use the chain for known clients.
-func (a *affinityState) addKnown(want *plan) {
-	name := affinityKnownName(want.kind, want.affinity.name)
-	if a.known[name] == nil {
-		a.known[name] = &affinityUse{}
-	}
-	a.known[name].frontends++
-	a.known[name].plan = want
-	a.putKnown(want)
-}
-
-func (a *affinityState) putKnown(want *plan) {
-	a.draft.PutChain(a.program.affinityKnown(want))
-	if want.kind == kindLocal {
+// putKnown puts the chains for known clients of a Service port's frontends whose plan is of a kind.
+func (a *affinityState) putKnown(want *portPlans, kind chainKind) {
+	a.draft.PutChain(a.program.affinityKnown(want, kind))
+	if kind == kindLocal {
 		a.draft.PutChain(a.program.affinityShortCircuit(want))
 	}
 }
 
-// removeKnown removes one of the frontends that use the chain for known clients.
-func (a *affinityState) removeKnown(have *plan) {
-	name := affinityKnownName(have.kind, have.affinity.name)
-	if a.known[name].frontends--; a.known[name].frontends > 0 {
-		return
-	}
-	delete(a.known, name)
-	a.draft.RemoveChain(name)
-	if have.kind == kindLocal {
-		a.draft.RemoveChain(affinityShortCircuitPrefix + have.affinity.name)
-	}
-}
-
-// refresh rewrites the chains that depend on who is a client of the cluster.
-func (a *affinityState) refresh() {
-	for _, use := range a.known {
-		a.putKnown(use.plan)
+func (a *affinityState) removeKnown(have *portPlans, kind chainKind) {
+	a.draft.RemoveChain(affinityKnownName(kind, have.affinity))
+	if kind == kindLocal {
+		a.draft.RemoveChain(affinityShortCircuitPrefix + have.affinity)
 	}
 }
 
 func (a *affinityState) committed() {
 	clear(a.moves)
-	clear(a.losing)
+	for key := range a.stale {
+		a.stale[key] = false
+	}
 }
 
 // affinitySize returns how many clients each map holds, where an IP family has so many of them. Further clients are

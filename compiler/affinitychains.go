@@ -13,74 +13,77 @@ func (p *program) affinityMap(key affinityKey, size uint32) *nft.Set {
 	}
 }
 
-// affinityKnown builds the chain that sends known clients of a plan's frontends to their endpoint. Known clients are
-// those in the map. Like the endpoint chain of the plan's kind, it marks those that are to be masqueraded. All other
+// affinityKnown builds the chain that sends known clients, those in the map, to their endpoint: for a port's frontends
+// whose plan is of a kind. Like the endpoint chain of the kind, it marks those that are to be masqueraded. All other
 // clients return from it, and continue as without affinity.
-func (p *program) affinityKnown(want *plan) *nft.Chain {
-	c := &nft.Chain{Name: affinityKnownName(want.kind, want.affinity.name)}
-	if want.kind != kindLocal {
-		c.Rules = append(p.masquerading(want.kind), p.returning(want, want.list)...)
-		return c
+func (p *program) affinityKnown(port *portPlans, kind chainKind) *nft.Chain {
+	c := &nft.Chain{Name: affinityKnownName(kind, port.affinity)}
+	// returning adds the rule that sends clients that match to their endpoint in the list's map, if there is one. The rule
+	// matches the protocol too, because nft cannot list a translation to a port otherwise.
+	returning := func(list endpointList, match ...nft.Statement) {
+		if len(port.list(list)) > 0 {
+			dnat := nft.DNAT{Family: p.family, Key: nft.Concat{p.family.Saddr()}, Map: affinityKey{port.affinity, list}.mapName()}
+			c.Rules = append(c.Rules, nft.NewRule(append(match, isProtocol(port.ID.Protocol), dnat)...))
+		}
 	}
-	for _, client := range p.localClients() {
-		c.Rules = append(append(c.Rules, p.returning(want, listCluster, client)...), nft.NewRule(client, nft.Return))
+	switch kind {
+	case kindLocal:
+		for _, client := range p.localClients() {
+			returning(listCluster, client)
+			c.Rules = append(c.Rules, nft.NewRule(client, nft.Return))
+		}
+		node := isLocalAddress(nft.FibSaddrType)
+		returning(listCluster, node, nft.SetMark{Or: p.config.markBits()})
+		c.Rules = append(c.Rules, nft.NewRule(node, nft.Return))
+		returning(listLocal)
+	case kindCluster:
+		c.Rules = p.masquerading(kind)
+		returning(port.of(rankClusterIP).list)
+	default:
+		c.Rules = p.masquerading(kind)
+		returning(listCluster)
 	}
-	node := isLocalAddress(nft.FibSaddrType)
-	mark := nft.SetMark{Or: p.config.markBits()}
-	c.Rules = append(append(c.Rules, p.returning(want, listCluster, node, mark)...), nft.NewRule(node, nft.Return))
-	c.Rules = append(c.Rules, p.returning(want, listLocal)...)
 	return c
-}
-
-// returning returns the rule that sends clients that match to their endpoint in the list's map, if there is one. The
-// rule matches the protocol too, because nft cannot list a translation to a port otherwise.
-func (p *program) returning(want *plan, list endpointList, match ...nft.Statement) []nft.Rule {
-	if len(want.listOf(list)) == 0 {
-		return nil
-	}
-	dnat := nft.DNAT{Family: p.family, Key: nft.Concat{p.family.Saddr()}, Map: affinityKey{want.affinity.name, list}.mapName()}
-	return []nft.Rule{nft.NewRule(append(match, isProtocol(want.affinity.id.Protocol), dnat)...)}
 }
 
 // affinityUpdate builds the chain that adds a client and its endpoint to the map. A client that is in the map keeps its
 // endpoint, and its timeout starts anew.
-func (p *program) affinityUpdate(port *planAffinity, list endpointList) *nft.Chain {
-	key := affinityKey{port.name, list}
+func (p *program) affinityUpdate(port *portPlans, list endpointList) *nft.Chain {
+	key := affinityKey{port.affinity, list}
 	return &nft.Chain{Name: key.updateName(), Rules: []nft.Rule{nft.NewRule(
-		isProtocol(port.id.Protocol),
+		isProtocol(port.ID.Protocol),
 		nft.Update{
 			Map:     key.mapName(),
 			Key:     nft.Concat{p.family.Saddr()},
 			Data:    nft.Concat{p.family.Daddr(), nft.CTReplyProtoSrc},
-			Timeout: port.timeout,
+			Timeout: port.AffinityTimeout,
 		})}}
 }
 
 // affinityShortCircuit builds the chain for policy Local. Clients of the cluster and of the node were sent to an
 // endpoint of the Cluster list, all others to one of the Local list.
-func (p *program) affinityShortCircuit(want *plan) *nft.Chain {
-	port := want.affinity.name
-	c := &nft.Chain{Name: affinityShortCircuitPrefix + port}
-	if len(want.listOf(listCluster)) > 0 {
-		update := nft.Goto(affinityKey{port, listCluster}.updateName())
+func (p *program) affinityShortCircuit(port *portPlans) *nft.Chain {
+	c := &nft.Chain{Name: affinityShortCircuitPrefix + port.affinity}
+	if len(port.Cluster) > 0 {
+		update := nft.Goto(affinityKey{port.affinity, listCluster}.updateName())
 		for _, match := range append(p.localClients(), isLocalAddress(nft.FibSaddrType)) {
 			c.Rules = append(c.Rules, nft.NewRule(match, update))
 		}
 	}
-	if len(want.listOf(listLocal)) > 0 {
-		c.Rules = append(c.Rules, nft.NewRule(nft.Goto(affinityKey{port, listLocal}.updateName())))
+	if len(port.Local) > 0 {
+		c.Rules = append(c.Rules, nft.NewRule(nft.Goto(affinityKey{port.affinity, listLocal}.updateName())))
 	}
 	return c
 }
 
 // affinityRules run after the destination was translated. They read the dialed frontend from conntrack's original
 // tuple, and go to the chain that adds its client to the map. Each protocol has rules of its own (dialedKey).
-func (p *program) affinityRules(u *uses) []nft.Rule {
+func (p *program) affinityRules() []nft.Rule {
 	var rules []nft.Rule
 	for _, nodePort := range []bool{false, true} {
 		for i, protocol := range protocols {
 			// The exceptions to node ports are found by address.
-			if u.affinity[1][i] || !nodePort && u.affinity[0][i] {
+			if p.uses.affinity[1][i] || !nodePort && p.uses.affinity[0][i] {
 				find := nft.Vmap{Key: p.dialedKey(nodePort), Map: affinityRecord.set(nodePort)}
 				rules = append(rules, p.affinityRulesOf(isProtocol(protocol), nodePort, find)...)
 			}

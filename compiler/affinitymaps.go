@@ -28,12 +28,13 @@ type AffinityMap struct {
 	Set *nft.Set
 	// Port is the map's Service port.
 	Port model.PortID
-	key  affinityKey
-	// plan is that of the map's frontends.
-	plan *plan
+	list endpointList
+	port *portPlans
 }
 
-func (m AffinityMap) endpoints() []model.Endpoint { return m.plan.listOf(m.key.list) }
+func (m AffinityMap) key() affinityKey { return affinityKey{m.port.affinity, m.list} }
+
+func (m AffinityMap) endpoints() []model.Endpoint { return m.port.list(m.list) }
 
 // Serves reports whether an element's endpoint still serves the map's clients. If not, the element must be deleted.
 func (m AffinityMap) Serves(e nft.Element) bool {
@@ -46,7 +47,7 @@ func (m AffinityMap) Element(client netip.Addr, endpoint netip.AddrPort) nft.Ele
 	return nft.Element{
 		Key:     nft.AddrData(client),
 		Value:   nft.AddrData(endpoint.Addr()) + nft.PortData(endpoint.Port()),
-		Timeout: m.plan.affinity.timeout, Expires: m.plan.affinity.timeout,
+		Timeout: m.port.AffinityTimeout, Expires: m.port.AffinityTimeout,
 	}
 }
 
@@ -58,8 +59,8 @@ func (m AffinityMap) SameEndpoints(o AffinityMap) bool {
 // Maps returns all maps that the rulesets have, in no order.
 func (a Affinity) Maps() (maps []AffinityMap) {
 	for _, f := range a.families {
-		for key := range f.affinity.maps {
-			maps = append(maps, f.affinityMap(key))
+		for key, port := range f.affinity.maps {
+			maps = append(maps, f.affinityMap(port, key.list))
 		}
 	}
 	return maps
@@ -67,52 +68,45 @@ func (a Affinity) Maps() (maps []AffinityMap) {
 
 // Stale returns, in no order, the maps that may have clients of endpoints that no longer serve them: an endpoint went
 // since the last call of Reconciled for the map. It takes time in proportion to the length of the result.
-func (a Affinity) Stale() (maps []AffinityMap) {
-	for _, f := range a.families {
-		for key := range f.affinity.stale {
-			maps = append(maps, f.affinityMap(key))
-		}
-	}
-	return maps
-}
+func (a Affinity) Stale() []AffinityMap { return a.stale(false) }
 
 // Losing returns, in no order, those stale maps that lose an endpoint with the next commit, or that the kernel may have
 // from an earlier process.
-func (a Affinity) Losing() (maps []AffinityMap) {
+func (a Affinity) Losing() []AffinityMap { return a.stale(true) }
+
+func (a Affinity) stale(losing bool) (maps []AffinityMap) {
 	for _, f := range a.families {
-		for key := range f.affinity.losing {
-			maps = append(maps, f.affinityMap(key))
+		for key, now := range f.affinity.stale {
+			if now || !losing {
+				maps = append(maps, f.affinityMap(f.affinity.maps[key], key.list))
+			}
 		}
 	}
 	return maps
 }
 
-// affinityMap returns a map that is wanted.
-func (f *family) affinityMap(key affinityKey) AffinityMap {
-	return f.affinityMapOf(key, f.affinity.maps[key].plan)
-}
-
-func (f *family) affinityMapOf(key affinityKey, plan *plan) AffinityMap {
+func (f *family) affinityMap(port *portPlans, list endpointList) AffinityMap {
 	return AffinityMap{
 		Table: &nft.Table{Family: f.program.family, Name: TableNameFor(f.program.config.ServiceProxyName)},
-		Set:   f.program.affinityMap(key, f.affinity.size), Port: plan.affinity.id, key: key, plan: plan,
+		Set:   f.program.affinityMap(affinityKey{port.affinity, list}, f.affinity.size), Port: port.ID, list: list, port: port,
 	}
 }
 
 // Current returns the map as it is wanted now; false if it is not wanted any more.
 func (a Affinity) Current(m AffinityMap) (AffinityMap, bool) {
 	f := a.families.of(m.Port.Family)
-	if f.affinity.maps[m.key] == nil {
+	port := f.affinity.maps[m.key()]
+	if port == nil {
 		return AffinityMap{}, false
 	}
-	return f.affinityMap(m.key), true
+	return f.affinityMap(port, m.list), true
 }
 
 // Reconciled tells the compiler that the kernel's map has clients of the endpoints of m only. If an endpoint went since
 // m was returned, the map stays stale.
 func (a Affinity) Reconciled(m AffinityMap) {
 	if now, ok := a.Current(m); ok && !lost(m.endpoints(), now.endpoints()) {
-		delete(a.families.of(m.Port.Family).affinity.stale, m.key)
+		delete(a.families.of(m.Port.Family).affinity.stale, m.key())
 	}
 }
 
@@ -137,12 +131,12 @@ func (a Affinity) Moves() (moves []AffinityMove) {
 func (f *family) movesOf(port string) (moves []AffinityMove) {
 	for _, list := range endpointLists {
 		to, from := affinityKey{port, list}, affinityKey{port, listLocal - list}
-		use := f.affinity.maps[to]
-		if use == nil || !f.kernelHas(from) {
+		owner := f.affinity.maps[to]
+		if owner == nil || !f.kernelHas(from) {
 			continue
 		}
 		if came, went := !f.kernelHas(to), f.affinity.maps[from] == nil; came || went {
-			moves = append(moves, AffinityMove{f.affinityMapOf(from, use.plan), f.affinityMap(to)})
+			moves = append(moves, AffinityMove{f.affinityMap(owner, from.list), f.affinityMap(owner, list)})
 		}
 	}
 	return moves
@@ -162,32 +156,25 @@ func (f *family) kernelHas(key affinityKey) bool {
 func (a Affinity) ConnectionElements(protocol model.Protocol, client netip.Addr, dialed, endpoint netip.AddrPort, do func(AffinityMap, nft.Element)) {
 	f := a.families.of(model.FamilyOf(dialed.Addr()))
 	want := f.claims.applied(frontend{dialed.Addr(), dialed.Port(), protocol})
-	if want == &noPlan {
+	if want.port == nil {
 		want = f.claims.applied(frontend{port: dialed.Port(), protocol: protocol})
 	}
-	if want.affinity == nil {
+	if want.affinity() == "" {
 		return
 	}
-	for _, list := range want.lists() {
-		if hasEndpoint(want.listOf(list), endpoint) && f.mayUse(want, list, client) {
-			m := f.affinityMap(affinityKey{want.affinity.name, list})
+	local, known := f.program.isLocalClient(client)
+	for _, list := range endpointLists {
+		mayUse := want.kind != kindLocal || !known || local == (list == listCluster)
+		if mayUse && hasEndpoint(want.listOf(list), endpoint) {
+			m := f.affinityMap(want.port, list)
 			do(m, m.Element(client, endpoint))
 		}
 	}
 }
 
-// mayUse reports whether a plan may send the client to endpoints of the list.
-func (f *family) mayUse(p *plan, list endpointList, client netip.Addr) bool {
-	if p.kind != kindLocal {
-		return true
-	}
-	local, known := f.program.isLocalClient(client)
-	return !known || local == (list == listCluster)
-}
-
 // Protocols returns the protocols of Service ports with affinity in a family.
 func (a Affinity) Protocols(family model.Family) (found []model.Protocol) {
-	u := a.families.of(family).uses
+	u := a.families.of(family).program.uses
 	for i, protocol := range protocols {
 		if u.affinity[0][i] || u.affinity[1][i] {
 			found = append(found, protocol)

@@ -47,12 +47,13 @@ func (c *Compiler) EachFrontend(p *model.ServicePort, do func(addr netip.Addr, p
 	eachFrontend(p, func(_ rank, fe frontend) { do(fe.addr, fe.port) })
 }
 
-// claim is the demand of a Service port for a frontend, with the plan for it.
+// claim is the demand of a Service port for a frontend.
 type claim struct {
 	rank rank
-	port *model.ServicePort
-	plan *plan
+	port *portPlans
 }
+
+func (c *claim) plan() plan { return c.port.of(c.rank) }
 
 // before reports whether c wins over other: by rank, then a port with endpoints over one without, as in kube-proxy,
 // then by name. Age does not matter, so all nodes decide alike.
@@ -60,8 +61,9 @@ func (c *claim) before(other *claim) bool {
 	if c.rank != other.rank {
 		return c.rank < other.rank
 	}
-	if c.plan.serves() != other.plan.serves() {
-		return c.plan.serves()
+	mine, theirs := c.plan(), other.plan()
+	if mine.serves() != theirs.serves() {
+		return mine.serves()
 	}
 	return c.port.ID.Compare(other.port.ID) < 0
 }
@@ -83,18 +85,18 @@ type frontendState struct {
 	claims []claim
 	// first is the memory of the first claim. Nearly all frontends have no other.
 	first [1]claim
-	// applied is the plan that is in the draft; &noPlan for none.
-	applied *plan
+	// applied is the plan that is in the draft.
+	applied plan
 	// touched says that it is in claims.touched.
 	touched bool
 }
 
 // plan returns the plan of the owner.
-func (s *frontendState) plan() *plan {
+func (s *frontendState) plan() plan {
 	if len(s.claims) == 0 {
-		return &noPlan
+		return plan{}
 	}
-	return s.claims[0].plan
+	return s.claims[0].plan()
 }
 
 func newClaims(ports int) claims {
@@ -106,16 +108,15 @@ func newClaims(ports int) claims {
 }
 
 // addPort makes a port claim its frontends, and touches these.
-func (c *claims) addPort(p *model.ServicePort) {
-	plans := plansOf(p)
-	eachFrontend(p, func(r rank, fe frontend) { c.add(fe, claim{r, p, plans.of(r)}) })
+func (c *claims) addPort(p *portPlans) {
+	eachFrontend(p.ServicePort, func(r rank, fe frontend) { c.add(fe, claim{r, p}) })
 }
 
 // add adds a claim. Of two claims of one port the first counts.
 func (c *claims) add(fe frontend, new claim) {
 	s := c.frontends[fe]
 	if s == nil {
-		s = &frontendState{frontend: fe, applied: &noPlan}
+		s = &frontendState{frontend: fe}
 		s.claims = s.first[:0]
 		c.frontends[fe] = s
 	}
@@ -134,8 +135,8 @@ func (c *claims) add(fe frontend, new claim) {
 
 // removePort removes the claims of a port, and touches its frontends. One without claims is deleted when it is
 // reconciled.
-func (c *claims) removePort(p *model.ServicePort) {
-	eachFrontend(p, func(_ rank, fe frontend) {
+func (c *claims) removePort(p *portPlans) {
+	eachFrontend(p.ServicePort, func(_ rank, fe frontend) {
 		s := c.frontends[fe]
 		s.claims = slices.DeleteFunc(s.claims, func(c claim) bool { return c.port.ID == p.ID })
 		c.touch(s)
@@ -151,11 +152,11 @@ func (c *claims) touch(s *frontendState) {
 }
 
 // applied returns the plan of a frontend in the draft.
-func (c *claims) applied(fe frontend) *plan {
+func (c *claims) applied(fe frontend) plan {
 	if s := c.frontends[fe]; s != nil {
 		return s.applied
 	}
-	return &noPlan
+	return plan{}
 }
 
 // Conflict is a frontend that more than one Service port claims.

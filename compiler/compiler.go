@@ -97,7 +97,7 @@ func (c *Compiler) Owner(family model.Family, protocol model.Protocol, addr neti
 	if s == nil {
 		return nil
 	}
-	return s.claims[0].port
+	return s.claims[0].port.ServicePort
 }
 
 // FormerFrontends returns the addresses and ports of a protocol whose elements a transaction deletes and that no Service

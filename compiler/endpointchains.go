@@ -13,8 +13,8 @@ import (
 //
 //   - Where 100 frontends use a kind of chain, those for one to eight endpoints exist in advance, and the last 32 others
 //     that lost their frontends stay.
-//   - A chain of ClusterIPs has its frontends in a set of its own from 1,000 frontends on, if fewer than eight others
-//     have one, and where 500 frontends have affinity, if it exists in advance.
+//   - A chain of ClusterIPs has its frontends in a set of its own from 1,000 frontends on, and where 500 frontends have
+//     affinity, if it exists in advance.
 //
 // Each goes when less than half of the number is left, so that a Service that comes and goes changes only itself.
 //
@@ -31,40 +31,41 @@ type chainLimits struct {
 	// advance, and up to kept others stay. spare is small: for each element that is added to a map, the kernel walks the
 	// rules that look it up. With 32, a first Sync of 250,000 endpoints took 240 ms longer.
 	spareFrom, spare, kept int
-	// setFrom is the number of frontends that gives a chain a set, and sets the largest number of such chains. Each set
-	// costs a new connection one more lookup.
-	setFrom, sets int
+	// setFrom is the number of frontends that gives a chain a set.
+	setFrom int
 	// spareSetsFrom is the number of frontends with affinity that gives a set to chains that exist in advance: each of
 	// these frontends has a chain for known clients, which the kernel walks too.
 	spareSetsFrom int
 }
 
-var defaultChainLimits = chainLimits{spareFrom: 100, spare: 8, kept: 32, setFrom: 1000, sets: 8, spareSetsFrom: 500}
+var defaultChainLimits = chainLimits{spareFrom: 100, spare: 8, kept: 32, setFrom: 1000, spareSetsFrom: 500}
 
 // reached reports whether n reaches a limit, or has been there before and not fallen below half of it since.
 func reached(limit, n int, before bool) bool { return n >= limit || before && 2*n >= limit }
 
-// endpointChains holds the endpoint chains of the draft, and counts the frontends that go to them.
+// endpointChains holds the endpoint chains of the draft. Before frontends are written, count counts those that go to each
+// chain, and settle decides about chains and sets.
 type endpointChains struct {
 	draft   *nft.Draft
 	program *program
 	// services is the map whose elements move to the set of a chain, and back.
 	services *nft.Set
 	limits   chainLimits
-	// chains holds those that exist.
-	chains map[endpointChain]*chainState
+	chains   map[endpointChain]*chainState
 	// groups holds the chains that differ in nothing but the number of endpoints.
 	groups map[endpointChain]*chainGroup
 	// spareSets says that chains that exist in advance have a set, if they may.
 	spareSets bool
-	// setChanges counts the sets that came and went.
-	setChanges int
+	// changes counts the calls of count, setChanges the sets that came and went.
+	changes, setChanges int
 }
 
 type chainState struct {
 	// name is the chain's name, which all elements share.
 	name      string
 	frontends int
+	// used is endpointChains.changes when a frontend came or went last.
+	used int
 	// set is nil if the chain has none.
 	set *nft.Set
 }
@@ -73,8 +74,6 @@ type chainGroup struct {
 	frontends int
 	// spare says that chains exist in advance, and others stay.
 	spare bool
-	// kept are the numbers of endpoints of the chains that stay, the oldest first.
-	kept []int
 }
 
 func newEndpointChains(draft *nft.Draft, program *program, services *nft.Set) *endpointChains {
@@ -102,85 +101,67 @@ func (e *endpointChains) setOf(c endpointChain) *nft.Set {
 
 // count adds by, 1 or -1, to the number of frontends that go to the chain.
 func (e *endpointChains) count(c endpointChain, by int) {
-	state := e.chains[c]
+	if c.kind == kindNone {
+		return
+	}
+	state, group := e.chains[c], e.groups[c.group()]
 	if state == nil {
 		state = e.add(c)
 	}
-	state.frontends += by
-	group := e.groups[c.group()]
 	if group == nil {
 		group = &chainGroup{}
 		e.groups[c.group()] = group
 	}
+	e.changes++
+	state.frontends += by
+	state.used = e.changes
 	group.frontends += by
-	if spare := reached(e.limits.spareFrom, group.frontends, group.spare); spare != group.spare {
+}
+
+// settle brings the chains and their sets in line with the policy, given the number of frontends with affinity.
+func (e *endpointChains) settle(affinity int) {
+	e.spareSets = reached(e.limits.spareSetsFrom, affinity, e.spareSets)
+	for c, group := range e.groups {
+		spare := reached(e.limits.spareFrom, group.frontends, group.spare)
+		for c.count = 1; spare && !group.spare && c.count <= e.limits.spare; c.count++ {
+			if e.chains[c] == nil {
+				e.add(c)
+			}
+		}
 		group.spare = spare
-		e.updateGroup(c.group(), group)
 	}
-	switch {
-	case state.frontends == 0:
-		e.keep(c, group)
-	case state.frontends == by: // the first
-		group.kept = slices.DeleteFunc(group.kept, func(count int) bool { return count == c.count })
+	unused := map[endpointChain][]endpointChain{}
+	for c, state := range e.chains {
+		if state.frontends == 0 && !e.isSpare(c) {
+			unused[c.group()] = append(unused[c.group()], c)
+		}
+		switch wants := e.wantsSet(c, state); {
+		case wants && state.set == nil:
+			e.addSet(c, state)
+		case !wants && state.set != nil:
+			e.removeSet(state)
+		}
 	}
-	e.update(c)
-	if group.frontends == 0 {
-		delete(e.groups, c.group())
-	}
-}
-
-// keep lets a chain stay that lost its last frontend, and evicts the oldest one that stays.
-func (e *endpointChains) keep(c endpointChain, group *chainGroup) {
-	if !group.spare || e.isSpare(c) {
-		return
-	}
-	group.kept = append(group.kept, c.count)
-	if len(group.kept) > e.limits.kept {
-		c.count = group.kept[0]
-		group.kept = group.kept[1:]
-		e.update(c)
-	}
-}
-
-// updateGroup updates the chains that exist in advance, and those that stay.
-func (e *endpointChains) updateGroup(group endpointChain, state *chainGroup) {
-	kept := state.kept
-	state.kept = nil
-	for _, count := range kept {
-		group.count = count
-		e.update(group)
-	}
-	for group.count = 1; group.count <= e.limits.spare; group.count++ {
-		e.update(group)
+	for group, chains := range unused {
+		kept := 0
+		if e.groups[group].spare {
+			kept = e.limits.kept
+		}
+		slices.SortFunc(chains, func(a, b endpointChain) int { return cmp.Compare(e.chains[b].used, e.chains[a].used) })
+		for _, c := range chains[min(kept, len(chains)):] {
+			e.draft.RemoveChain(e.chains[c].name)
+			delete(e.chains, c)
+		}
 	}
 }
 
 // isSpare reports whether the chain exists even if no frontend goes to it.
 func (e *endpointChains) isSpare(c endpointChain) bool {
-	group := e.groups[c.group()]
-	return group != nil && group.spare && c.count > 0 && c.count <= e.limits.spare
+	return e.groups[c.group()].spare && c.count > 0 && c.count <= e.limits.spare
 }
 
-// update brings a chain and its set in line with the policy.
-func (e *endpointChains) update(c endpointChain) {
-	state, group := e.chains[c], e.groups[c.group()]
-	wanted := state != nil && state.frontends > 0 || e.isSpare(c) || group != nil && slices.Contains(group.kept, c.count)
-	switch {
-	case state == nil && !wanted:
-		return
-	case state == nil:
-		state = e.add(c)
-	}
-	switch wants := e.wantsSet(c, state); {
-	case wants && state.set == nil:
-		e.addSet(c, state)
-	case !wants && state.set != nil:
-		e.removeSet(state)
-	}
-	if !wanted {
-		delete(e.chains, c)
-		e.draft.RemoveChain(state.name)
-	}
+func (e *endpointChains) wantsSet(c endpointChain, state *chainState) bool {
+	return c.mayHaveSet() && (e.spareSets && e.isSpare(c) || reached(e.limits.setFrom, state.frontends, state.set != nil))
 }
 
 func (e *endpointChains) add(c endpointChain) *chainState {
@@ -194,41 +175,6 @@ func (e *endpointChains) add(c endpointChain) *chainState {
 func (e *endpointChains) refresh() {
 	for c := range e.chains {
 		e.draft.PutChain(e.program.endpointChain(c))
-	}
-}
-
-// wantsSet reports whether a chain should have a set. Before the first commit there is no limit to their number, so that
-// limitSets finds the largest.
-func (e *endpointChains) wantsSet(c endpointChain, state *chainState) bool {
-	switch {
-	case !c.mayHaveSet():
-		return false
-	case e.spareSets && e.isSpare(c):
-		return true
-	case !reached(e.limits.setFrom, state.frontends, state.set != nil):
-		return false
-	}
-	return state.set != nil || !e.draft.HasCommitted() || len(e.limited()) < e.limits.sets
-}
-
-// limited returns the chains that have a set because of their frontends, that with the most first.
-func (e *endpointChains) limited() (chains []endpointChain) {
-	for c, state := range e.chains {
-		if state.set != nil && !(e.spareSets && e.isSpare(c)) {
-			chains = append(chains, c)
-		}
-	}
-	slices.SortFunc(chains, func(a, b endpointChain) int {
-		return cmp.Or(cmp.Compare(e.chains[b].frontends, e.chains[a].frontends), a.compare(b))
-	})
-	return chains
-}
-
-// limitSets removes the sets of the smallest chains for which there is no place.
-func (e *endpointChains) limitSets() {
-	chains := e.limited()
-	for _, c := range chains[min(len(chains), e.limits.sets):] {
-		e.removeSet(e.chains[c])
 	}
 }
 
@@ -264,14 +210,4 @@ func (e *endpointChains) removeSet(state *chainState) {
 func (e *endpointChains) withSet() []endpointChain {
 	chains := slices.SortedFunc(maps.Keys(e.chains), endpointChain.compare)
 	return slices.DeleteFunc(chains, func(c endpointChain) bool { return e.chains[c].set == nil })
-}
-
-// countAffinity updates the sets of chains that exist in advance to the number of frontends with affinity.
-func (e *endpointChains) countAffinity(frontends int) {
-	if spare := reached(e.limits.spareSetsFrom, frontends, e.spareSets); spare != e.spareSets {
-		e.spareSets = spare
-		for c := range maps.Clone(e.chains) {
-			e.update(c)
-		}
-	}
 }

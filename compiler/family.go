@@ -13,15 +13,14 @@ type family struct {
 	program *program
 	draft   *nft.Draft
 	sets    *sets
-	ports   map[model.PortID]*model.ServicePort
+	ports   map[model.PortID]*portPlans
 	claims  claims
 	// lists has the addresses and the lists of endpoints, decisions all other records. Only the latter has chains and
 	// affinity.
 	lists, decisions store
 	chains           *endpointChains
 	affinity         *affinityState
-	// uses is that of the chains with fixed names in the draft, and fixed their names.
-	uses  uses
+	// fixed holds the names of the chains with fixed names in the draft.
 	fixed []string
 }
 
@@ -30,7 +29,7 @@ func newFamily(ip nft.Family, config *Config) *family {
 	if config.OwnTables {
 		draft.Own()
 	}
-	f := &family{program: &program{family: ip, config: config}, draft: draft, ports: map[model.PortID]*model.ServicePort{}, claims: newClaims(0)}
+	f := &family{program: &program{family: ip, config: config}, draft: draft, ports: map[model.PortID]*portPlans{}, claims: newClaims(0)}
 	f.sets = addSets(draft, f.program)
 	f.chains = newEndpointChains(draft, f.program, f.sets.of(serviceRecord, false))
 	f.affinity = newAffinityState(draft, f.program)
@@ -58,12 +57,12 @@ func (f *family) apply(changes *model.Changes) []Conflict {
 				f.setPort(id, port)
 			}
 		}
+		f.count()
 		conflicts = f.claims.reconcileTouched(f.reconcile)
 	}
-	f.chains.countAffinity(f.sets.of(knownRecord, false).Len() + f.sets.of(knownRecord, true).Len())
-	f.chains.limitSets()
-	if now := f.usesNow(); now != f.uses {
-		f.uses = now
+	f.putExceptions()
+	if now := f.usesNow(); now != f.program.uses {
+		f.program.uses = now
 		f.putFixedChains()
 	}
 	return conflicts
@@ -71,40 +70,79 @@ func (f *family) apply(changes *model.Changes) []Conflict {
 
 // setPort replaces the port with that ID by p, nil if it is gone, and touches the frontends of both.
 func (f *family) setPort(id model.PortID, p *model.ServicePort) {
-	old := f.ports[id]
-	if old != nil {
+	lists, decisions := &f.lists, &f.decisions
+	if old := f.ports[id]; old != nil {
 		f.claims.removePort(old)
+		delete(f.ports, id)
+		lists.have, decisions.have = appendPortRecords(lists.have, old.ServicePort), appendAffinityRecords(decisions.have, old)
 	}
 	if p != nil {
-		f.ports[id] = p
-		f.claims.addPort(p)
-	} else {
-		delete(f.ports, id)
+		f.addPort(p)
+		lists.want = appendPortRecords(lists.want, p)
 	}
-	s := &f.lists
-	s.have, s.want = appendPortRecords(s.have[:0], old), appendPortRecords(s.want[:0], p)
-	s.replace(s.have, s.want)
+	lists.replace()
+	decisions.replace()
+}
+
+// addPort adds a port, except for its records in lists and decisions.replace.
+func (f *family) addPort(p *model.ServicePort) {
+	plans := plansOf(p)
+	f.ports[p.ID] = plans
+	f.claims.addPort(plans)
+	f.decisions.want = appendAffinityRecords(f.decisions.want, plans)
+}
+
+// count counts the touched frontends by their new plans, before these are written.
+func (f *family) count() {
+	for _, s := range f.claims.touched {
+		f.countPlan(s.frontend, s.applied, -1)
+		f.countPlan(s.frontend, s.plan(), +1)
+	}
+	frontends := 0
+	for _, n := range f.affinity.frontends {
+		frontends += n
+	}
+	f.chains.settle(frontends)
+}
+
+func (f *family) countPlan(fe frontend, p plan, by int) {
+	first, shortCircuit := p.chains(fe, f.program.config)
+	f.chains.count(first, by)
+	f.chains.count(shortCircuit, by)
+	if p.affinity() != "" {
+		f.affinity.frontends[affinityRule{fe.protocol, fe.isNodePort()}] += by
+	}
 }
 
 // reconcile brings the records of a frontend to the plan of its owner.
 func (f *family) reconcile(s *frontendState) {
-	have, want := s.applied, f.planOf(s)
-	if have != want {
-		s.applied = want
-		f.lists.replaceLists(s.frontend, have, want)
-		f.decisions.replaceDecisions(s.frontend, have, want, f.program.config)
-	}
+	want := f.planOf(s)
+	f.lists.replaceLists(s.frontend, s.applied, want)
+	f.decisions.replaceDecisions(s.frontend, s.applied, want, f.program.config)
+	s.applied = want
 }
 
 // planOf returns the plan of the frontend's owner, with the sources that may dial it on this node.
-func (f *family) planOf(s *frontendState) *plan {
+func (f *family) planOf(s *frontendState) plan {
 	want := s.plan()
-	if len(want.sources) == 0 {
-		return want
+	if len(want.sources) > 0 {
+		want.sources = f.program.sourcesFor(s.frontend, want.sources)
 	}
-	guarded := *want
-	guarded.sources = f.program.sourcesFor(s.frontend, want.sources)
-	return &guarded
+	return want
+}
+
+// putExceptions brings the external addresses without affinity that have the number of a node port in line with
+// store.putAffinity.
+func (f *family) putExceptions() {
+	if len(f.affinity.nodePorts) == 0 {
+		return
+	}
+	for fe, s := range f.claims.frontends {
+		if !fe.isNodePort() && f.affinity.nodePorts[frontend{port: fe.port, protocol: fe.protocol}] && s.applied.kind.isExternal() {
+			f.decisions.putAffinity(&record{kind: affinityRecord, frontend: fe, comment: s.applied.port.comment, affinity: s.applied.affinity()})
+		}
+	}
+	clear(f.affinity.nodePorts)
 }
 
 // setCluster takes the node and the ServiceCIDRs of changes, and rewrites what depends on them.
@@ -119,8 +157,11 @@ func (f *family) setCluster(changes *model.Changes) {
 		f.program.serviceCIDRs = changes.ServiceCIDRs
 	}
 	f.putFixedChains()
-	f.affinity.refresh()
 	f.chains.refresh()
+	for _, p := range f.ports {
+		f.decisions.want = appendAffinityRecords(f.decisions.want, p)
+		f.decisions.replace()
+	}
 	for _, s := range f.claims.frontends {
 		if len(s.applied.sources) > 0 {
 			f.reconcile(s)
@@ -128,14 +169,13 @@ func (f *family) setCluster(changes *model.Changes) {
 	}
 }
 
-// usesNow returns which sets have elements.
+// usesNow returns what the table has.
 func (f *family) usesNow() uses {
-	has := func(kind recordKind, nodePort bool) bool { return f.sets.of(kind, nodePort).Len() > 0 }
-	u := uses{
-		hairpin: has(hairpinRecord, false), guarded: has(guardedRecord, false),
-		nodePorts: has(serviceRecord, true), noEndpoints: has(noEndpointRecord, false), noEndpointNodePorts: has(noEndpointRecord, true),
-		known:     [2]bool{has(knownRecord, false), has(knownRecord, true)},
-		chainSets: f.chains.setChanges,
+	u := uses{chainSets: f.chains.setChanges}
+	for kind := range u.has {
+		for i, set := range f.sets[kind] {
+			u.has[kind][i] = set != nil && set.Len() > 0
+		}
 	}
 	for i, protocol := range protocols {
 		for _, nodePort := range []bool{false, true} {
@@ -150,7 +190,7 @@ func (f *family) usesNow() uses {
 func (f *family) putFixedChains() {
 	before := f.fixed
 	f.fixed = nil
-	for _, c := range f.program.chains(&f.uses, f.chains.withSet()) {
+	for _, c := range f.program.chains(f.chains.withSet()) {
 		f.fixed = append(f.fixed, c.Name)
 		f.draft.PutChain(c)
 	}
@@ -184,23 +224,24 @@ func (f *family) applyFirst(all map[model.PortID]*model.ServicePort) []Conflict 
 		f.sets.of(clusterIPRecord, false).Grow(len(ports))
 		f.sets.of(endpointRecord, false).Grow(endpoints)
 		for _, p := range ports {
-			f.lists.want = appendPortRecords(f.lists.want[:0], p)
-			f.lists.replace(nil, f.lists.want)
+			f.lists.want = appendPortRecords(f.lists.want, p)
+			f.lists.replace()
 		}
 		for _, s := range <-claimed {
-			f.lists.replaceLists(s.frontend, &noPlan, s.plan())
+			f.lists.replaceLists(s.frontend, plan{}, s.plan())
 		}
 	}()
-	f.ports = make(map[model.PortID]*model.ServicePort, len(ports))
+	f.ports = make(map[model.PortID]*portPlans, len(ports))
 	f.claims = newClaims(len(ports))
 	for _, p := range ports {
-		f.ports[p.ID] = p
-		f.claims.addPort(p)
+		f.addPort(p)
+		f.decisions.replace()
 	}
 	claimed <- f.claims.touched
+	f.count()
 	conflicts := f.claims.reconcileTouched(func(s *frontendState) {
 		s.applied = f.planOf(s)
-		f.decisions.replaceDecisions(s.frontend, &noPlan, s.applied, f.program.config)
+		f.decisions.replaceDecisions(s.frontend, plan{}, s.applied, f.program.config)
 	})
 	<-done
 	return conflicts

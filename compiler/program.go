@@ -29,20 +29,20 @@ const (
 	chainCountInput = "nat-input"
 )
 
-// program builds the chains of one IP family. They depend on the configuration, the node, the ServiceCIDRs and on uses.
+// program builds the chains of one IP family. They depend on its fields.
 type program struct {
 	family       nft.Family
 	config       *Config
 	node         model.Node
 	serviceCIDRs []netip.Prefix
+	uses         uses
 }
 
 // uses says which sets have elements. Rules that only look up an empty set are left out, so that packets do not pay for
 // what no Service needs.
 type uses struct {
-	hairpin, nodePorts, noEndpoints, noEndpointNodePorts, guarded bool
-	// known is by whether the frontends are node ports, affinity by that and the index in protocols.
-	known    [2]bool
+	has [elementKinds][2]bool
+	// affinity is by whether the frontends are node ports, and by the index in protocols.
 	affinity [2][len(protocols)]bool
 	// chainSets changes with the chains that have a set.
 	chainSets int
@@ -52,7 +52,7 @@ type uses struct {
 var protocols = [...]model.Protocol{model.TCP, model.UDP, model.SCTP}
 
 // chains returns the chains with fixed names that are needed. Chain sets are the chains that have a set.
-func (p *program) chains(u *uses, chainSets []endpointChain) []*nft.Chain {
+func (p *program) chains(chainSets []endpointChain) []*nft.Chain {
 	// For each base chain, the kernel decides anew which generation of rules a packet sees; for each lookup, which
 	// generation of elements. A packet that sees the rules from before a commit can find a new element that leads to a
 	// new chain, which has no rules in its generation. So NAT base chains of prerouting and output come in pairs: the
@@ -73,29 +73,29 @@ func (p *program) chains(u *uses, chainSets []endpointChain) []*nft.Chain {
 		filter("filter-input", nft.HookInput, priority, append(p.countInput(), newConnections(chainInputCheck)...)),
 		filter("filter-forward", nft.HookForward, priority, append(p.countTraffic(), newConnections(chainForwardCheck)...)),
 		filter("filter-output", nft.HookOutput, priority, append(p.countTraffic(), newConnections(chainForwardCheck)...)),
-		nat("nat-postrouting", nft.HookPostrouting, nft.PrioritySrcNAT, p.postrouting(u)),
-		{Name: chainServices, Rules: p.services(u, chainSets)},
-		{Name: chainNodePorts, Rules: append(p.findKnown(u, true), p.find(serviceRecord, true))},
+		nat("nat-postrouting", nft.HookPostrouting, nft.PrioritySrcNAT, p.postrouting()),
+		{Name: chainServices, Rules: p.services(chainSets)},
+		{Name: chainNodePorts, Rules: append(p.findKnown(true), p.find(serviceRecord, true))},
 		{Name: chainShortCircuit, Rules: p.shortCircuitRules(false)},
 		{Name: chainShortCircuitNodePorts, Rules: p.shortCircuitRules(true)},
-		{Name: chainInputCheck, Rules: p.checks(u, false)},
-		{Name: chainForwardCheck, Rules: p.checks(u, true)},
+		{Name: chainInputCheck, Rules: p.checks(false)},
+		{Name: chainForwardCheck, Rules: p.checks(true)},
 		{Name: chainClusterIPs, Rules: p.clusterIPRules()},
 		{Name: chainReject, Rules: []nft.Rule{nft.NewRule(nft.Reject{Family: p.family})}},
 	}
-	if u.noEndpoints {
+	if p.has(noEndpointRecord, false) {
 		chains = append(chains, &nft.Chain{Name: chainNoEndpoints, Rules: []nft.Rule{p.find(noEndpointRecord, false)}})
 	}
-	if u.noEndpointNodePorts {
+	if p.has(noEndpointRecord, true) {
 		chains = append(chains, &nft.Chain{Name: chainNoEndpointNodePorts, Rules: p.onNodePortAddresses(true, p.lookup(noEndpointRecord, true))})
 	}
 	if rules := p.markUnlessLocal(); rules != nil {
 		chains = append(chains, &nft.Chain{Name: chainMarkUnlessLocal, Rules: rules})
 	}
-	if u.hasAffinity() {
-		chains = append(chains, &nft.Chain{Name: chainAffinityCheck, Rules: p.affinityRules(u)})
+	if p.hasAffinity() {
+		chains = append(chains, &nft.Chain{Name: chainAffinityCheck, Rules: p.affinityRules()})
 	}
-	if u.guarded {
+	if p.has(guardedRecord, false) {
 		chains = append(chains,
 			filter("filter-prerouting-pre-dnat", nft.HookPrerouting, nft.PriorityDstNAT-10, newConnections(chainFirewall)),
 			filter("filter-output-pre-dnat", nft.HookOutput, nft.PriorityDstNAT-10, newConnections(chainFirewall)),
@@ -110,7 +110,9 @@ func (p *program) chains(u *uses, chainSets []endpointChain) []*nft.Chain {
 	return chains
 }
 
-func (u *uses) hasAffinity() bool { return u.affinity != [2][len(protocols)]bool{} }
+func (p *program) has(kind recordKind, nodePort bool) bool { return p.uses.has[kind][index(nodePort)] }
+
+func (p *program) hasAffinity() bool { return p.has(knownRecord, false) || p.has(knownRecord, true) }
 
 // filterPriority is that of the chains that refuse or drop packets to frontends without endpoints.
 func (p *program) filterPriority() int32 {
@@ -153,19 +155,19 @@ func newConnections(chain string) []nft.Rule {
 
 // checks calls chains for packets whose destination was not translated. Translated packets skip them: an endpoint's
 // address may itself be a frontend without endpoints.
-func (p *program) checks(u *uses, forward bool) []nft.Rule {
+func (p *program) checks(forward bool) []nft.Rule {
 	translated := nft.Accept
-	if u.hasAffinity() {
+	if p.hasAffinity() {
 		translated = nft.Goto(chainAffinityCheck)
 	}
 	rules := []nft.Rule{nft.NewRule(wasTranslated, translated)}
-	if u.noEndpoints {
+	if p.has(noEndpointRecord, false) {
 		rules = append(rules, nft.NewRule(nft.Jump(chainNoEndpoints)))
 	}
 	switch {
 	case forward:
 		rules = append(rules, nft.NewRule(nft.Jump(chainClusterIPs)))
-	case u.noEndpointNodePorts:
+	case p.has(noEndpointRecord, true):
 		rules = append(rules, nft.NewRule(nft.Jump(chainNoEndpointNodePorts)))
 	}
 	return rules
@@ -175,19 +177,19 @@ func (p *program) checks(u *uses, forward bool) []nft.Rule {
 var wasTranslated = nft.Match{Field: nft.CTStatus, Value: nft.CTStatusDNAT}
 
 // services returns the rules that find the frontend of a packet.
-func (p *program) services(u *uses, chainSets []endpointChain) []nft.Rule {
-	rules := p.findKnown(u, false)
+func (p *program) services(chainSets []endpointChain) []nft.Rule {
+	rules := p.findKnown(false)
 	for _, c := range chainSets {
 		rules = append(rules, nft.NewRule(nft.InSet{Key: p.key(false), Set: c.setName()}, nft.Goto(c.name())))
 	}
 	rules = append(rules, p.find(serviceRecord, false))
-	return append(rules, p.onNodePortAddresses(u.nodePorts, nft.Goto(chainNodePorts))...)
+	return append(rules, p.onNodePortAddresses(p.has(serviceRecord, true), nft.Goto(chainNodePorts))...)
 }
 
 // findKnown returns the rule that leads clients of frontends with affinity to the chains for known clients, if there
 // are such frontends.
-func (p *program) findKnown(u *uses, nodePort bool) []nft.Rule {
-	if !u.known[index(nodePort)] {
+func (p *program) findKnown(nodePort bool) []nft.Rule {
+	if !p.has(knownRecord, nodePort) {
 		return nil
 	}
 	return []nft.Rule{p.find(knownRecord, nodePort)}
@@ -211,10 +213,10 @@ func (p *program) clusterIPRules() []nft.Rule {
 	return rules
 }
 
-func (p *program) postrouting(u *uses) []nft.Rule {
+func (p *program) postrouting() []nft.Rule {
 	bits := p.config.markBits()
 	rules := append(p.countConnections(), nft.NewRule(nft.Match{Field: nft.MetaMark, Mask: bits, Value: bits}, nft.SetMark{Xor: bits}, nft.Masquerade{}))
-	if u.hairpin {
+	if p.has(hairpinRecord, false) {
 		pair := nft.Concat{p.family.Saddr(), p.family.Daddr()}
 		rules = append(rules, nft.Rule{
 			Statements: []nft.Statement{wasTranslated, nft.InSet{Key: pair, Set: hairpinSet}, nft.Masquerade{}},

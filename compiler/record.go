@@ -10,9 +10,8 @@ import (
 	"github.com/nftproxy/nftproxy/nft"
 )
 
-// record is one thing that a frontend needs in the table: an element, or the maps and chains of its session affinity.
-// The functions append…Records say which records a Service port or a plan needs. A store merges those of two states into
-// the draft.
+// record is one thing that a frontend or a Service port needs in the table: an element, or the maps and chains of its
+// session affinity. The functions append…Records say which they need. A store merges those of two states into the draft.
 type record struct {
 	kind     recordKind
 	frontend frontend
@@ -22,14 +21,14 @@ type record struct {
 	slot int
 	// addr is an endpoint, or an address without a port.
 	addr netip.AddrPort
-	// chain is the endpoint chain to which an element leads. In an affinityRecord and a knownRecord it has a kind only.
+	// chain is the endpoint chain to which an element leads. In records of affinity it has a kind only.
 	chain    endpointChain
 	unserved unserved
 	// affinity is affinityName of the Service port; empty for no affinity.
 	affinity string
 	comment  string
-	// plan is set for affinityMapRecord and affinityKnownRecord only.
-	plan *plan
+	// port is set for affinityMapRecord and affinityKnownRecord only.
+	port *portPlans
 }
 
 // recordKind is the kind of a record. Kinds are in the order of their sets in the table, which is that of a plan's
@@ -52,7 +51,7 @@ const (
 	guardedRecord
 	sourceRecord
 	// affinityRecord leads a connection that was translated to the chain that records its client. An external address
-	// without affinity has one too: see store.putAffinity.
+	// without affinity has one while the node port of the same number has affinity: see store.putAffinity.
 	affinityRecord
 	// knownRecord leads clients to the chain of affinityKnownRecord.
 	knownRecord
@@ -186,24 +185,52 @@ func appendPortRecords(to []record, p *model.ServicePort) []record {
 	return to
 }
 
-// appendListRecords appends the lists of endpoints of a frontend.
-func appendListRecords(to []record, p *plan, fe frontend) []record {
-	for slot := range p.endpoints {
-		to = append(to, record{kind: endpointRecord, frontend: fe, slot: slot, addr: p.endpoints[slot].AddrPort})
+// appendAffinityRecords appends the maps and chains of a Service port's session affinity, whoever owns its frontends.
+func appendAffinityRecords(to []record, p *portPlans) []record {
+	if p == nil || p.affinity == "" {
+		return to
 	}
-	for slot := range p.localEndpoints {
-		to = append(to, record{kind: localEndpointRecord, frontend: fe, slot: slot, addr: p.localEndpoints[slot].AddrPort})
+	internal, external := p.of(rankClusterIP), p.of(rankExternalIP)
+	if !p.ClusterIP.IsValid() {
+		internal = plan{}
+	}
+	if len(p.LoadBalancerIPs) == 0 && len(p.ExternalIPs) == 0 && p.NodePort == 0 {
+		external = plan{}
+	}
+	for _, list := range endpointLists {
+		if len(internal.listOf(list)) > 0 || len(external.listOf(list)) > 0 {
+			to = append(to, record{kind: affinityMapRecord, list: list, port: p})
+		}
+	}
+	for _, kind := range []chainKind{internal.kind, external.kind} {
+		if kind != kindNone {
+			to = append(to, record{kind: affinityKnownRecord, chain: endpointChain{kind: kind}, port: p})
+		}
+	}
+	return to
+}
+
+// appendListRecords appends the lists of endpoints of a frontend.
+func appendListRecords(to []record, p plan, fe frontend) []record {
+	all := p.listOf(p.list)
+	for slot := range all {
+		to = append(to, record{kind: endpointRecord, frontend: fe, slot: slot, addr: all[slot].AddrPort})
+	}
+	if p.kind == kindLocal {
+		for slot := range p.port.Local {
+			to = append(to, record{kind: localEndpointRecord, frontend: fe, slot: slot, addr: p.port.Local[slot].AddrPort})
+		}
 	}
 	return to
 }
 
 // appendRecords appends all else that a frontend needs, in the order of compareRecords.
-func appendRecords(to []record, p *plan, fe frontend, config *Config) []record {
-	if p == &noPlan {
+func appendRecords(to []record, p plan, fe frontend, config *Config) []record {
+	if p.port == nil {
 		return to
 	}
 	add := func(r record) {
-		r.frontend, r.comment = fe, p.comment
+		r.frontend, r.comment = fe, p.port.comment
 		to = append(to, r)
 	}
 	first, shortCircuit := p.chains(fe, config)
@@ -222,28 +249,20 @@ func appendRecords(to []record, p *plan, fe frontend, config *Config) []record {
 	for _, source := range p.sources {
 		add(record{kind: sourceRecord, addr: netip.AddrPortFrom(source.Addr(), 0), slot: source.Bits()})
 	}
-	switch {
-	case p.affinity != nil:
-		recorder := record{kind: affinityRecord, affinity: p.affinity.name}
+	switch name := p.affinity(); {
+	case name != "":
+		recorder := record{kind: affinityRecord, list: p.list, affinity: name}
 		if p.kind == kindLocal {
 			recorder.chain.kind = kindLocal
-		} else {
-			recorder.list = p.list
 		}
 		add(recorder)
-		add(record{kind: knownRecord, chain: endpointChain{kind: p.kind}, affinity: p.affinity.name})
+		add(record{kind: knownRecord, chain: endpointChain{kind: p.kind}, affinity: name})
 	case p.kind.isExternal() && !fe.isNodePort():
 		add(record{kind: affinityRecord})
 	}
 	if config.CountServices {
 		add(record{kind: connectionsRecord})
 		add(record{kind: trafficRecord})
-	}
-	if p.affinity != nil {
-		for _, list := range p.lists() {
-			to = append(to, record{kind: affinityMapRecord, list: list, plan: p})
-		}
-		to = append(to, record{kind: affinityKnownRecord, plan: p})
 	}
 	return to
 }
@@ -261,6 +280,8 @@ func compareRecords(a, b *record) int {
 		return a.addr.Compare(b.addr)
 	case clusterIPRecord, sourceRecord:
 		return a.addr.Addr().Compare(b.addr.Addr())
+	case affinityKnownRecord:
+		return cmp.Compare(a.chain.kind, b.chain.kind)
 	}
 	return 0
 }

@@ -26,9 +26,10 @@ type moreKey struct {
 	key  nft.Data
 }
 
-// replace brings the table from the records that a frontend or a Service port had to those that it wants. Records in
-// both cost nothing. It adds before it removes, so what stays with another user never goes in between.
-func (s *store) replace(have, want []record) {
+// replace brings the table from the records in have, those of a frontend or a Service port, to those in want, and empties
+// both. Records in both cost nothing. It adds before it removes, so what stays with another user never goes in between.
+func (s *store) replace() {
+	have, want := s.have, s.want
 	gone, i := have[:0], 0
 	for w := range want {
 		for i < len(have) && compareRecords(&have[i], &want[w]) < 0 {
@@ -48,18 +49,19 @@ func (s *store) replace(have, want []record) {
 	for i := range gone {
 		s.remove(&gone[i])
 	}
+	s.have, s.want = have[:0], want[:0]
 }
 
 // replaceLists brings the lists of a frontend from one plan to another.
-func (s *store) replaceLists(fe frontend, have, want *plan) {
-	s.have, s.want = appendListRecords(s.have[:0], have, fe), appendListRecords(s.want[:0], want, fe)
-	s.replace(s.have, s.want)
+func (s *store) replaceLists(fe frontend, have, want plan) {
+	s.have, s.want = appendListRecords(s.have, have, fe), appendListRecords(s.want, want, fe)
+	s.replace()
 }
 
 // replaceDecisions brings all other records of a frontend from one plan to another.
-func (s *store) replaceDecisions(fe frontend, have, want *plan, config *Config) {
-	s.have, s.want = appendRecords(s.have[:0], have, fe, config), appendRecords(s.want[:0], want, fe, config)
-	s.replace(s.have, s.want)
+func (s *store) replaceDecisions(fe frontend, have, want plan, config *Config) {
+	s.have, s.want = appendRecords(s.have, have, fe, config), appendRecords(s.want, want, fe, config)
+	s.replace()
 }
 
 // set returns the set that has the element of a record.
@@ -92,16 +94,13 @@ func (s *store) add(r *record) {
 		} else {
 			s.draft.Put(s.set(r), e)
 		}
-	case serviceRecord, shortCircuitRecord:
-		s.chains.count(r.chain, +1)
-		s.put(r)
 	case affinityRecord:
-		s.affinity.frontends[r.rule()]++
+		s.noteNodePort(r)
 		s.putAffinity(r)
 	case affinityMapRecord:
-		s.affinity.addMap(r.plan, r.list)
+		s.affinity.putMap(r.port, r.list)
 	case affinityKnownRecord:
-		s.affinity.addKnown(r.plan)
+		s.affinity.putKnown(r.port, r.chain.kind)
 	default:
 		s.put(r)
 	}
@@ -110,25 +109,14 @@ func (s *store) add(r *record) {
 // change replaces a record by another state of it.
 func (s *store) change(have, want *record) {
 	switch want.kind {
-	case serviceRecord, shortCircuitRecord:
-		if have.chain == want.chain {
-			s.put(want)
-			return
-		}
-		s.chains.count(want.chain, +1)
+	case affinityRecord:
+		s.putAffinity(want)
+	case affinityMapRecord, affinityKnownRecord:
+		s.add(want)
+	default:
 		if s.set(have) != s.set(want) {
 			s.take(have)
 		}
-		s.put(want)
-		s.chains.count(have.chain, -1)
-	case affinityRecord:
-		s.affinity.frontends[want.rule()]++
-		s.putAffinity(want)
-		s.affinity.frontends[have.rule()]--
-	case affinityMapRecord, affinityKnownRecord:
-		s.add(want)
-		s.remove(have)
-	default:
 		s.put(want)
 	}
 }
@@ -145,64 +133,33 @@ func (s *store) remove(r *record) {
 		default:
 			s.more[key] = n - 1
 		}
-	case serviceRecord, shortCircuitRecord:
-		s.take(r)
-		s.chains.count(r.chain, -1)
 	case affinityRecord:
-		s.takeAffinity(r)
-		s.affinity.frontends[r.rule()]--
+		s.noteNodePort(r)
+		s.take(r)
 	case affinityMapRecord:
-		s.affinity.removeMap(r.plan, r.list)
+		s.affinity.removeMap(r.port, r.list)
 	case affinityKnownRecord:
-		s.affinity.removeKnown(r.plan)
+		s.affinity.removeKnown(r.port, r.chain.kind)
 	default:
 		s.take(r)
 	}
 }
 
 // putAffinity puts the element of an affinityRecord. Rules find node ports by their number alone, and an external address
-// may have the same number. So one without affinity has an element that ends the search, while the node port has affinity.
+// may have the same number. So one without affinity has an element that ends the search, while the node port has affinity:
+// see family.putExceptions.
 func (s *store) putAffinity(r *record) {
-	externals := s.affinity.externals
 	nodePort := frontend{port: r.frontend.port, protocol: r.frontend.protocol}
-	switch {
-	case r.frontend == nodePort:
+	if _, has := s.sets.of(affinityRecord, true).Element(nodePort.key()); has || r.affinity != "" {
 		s.put(r)
-		for external, comment := range externals[nodePort] {
-			s.put(&record{kind: affinityRecord, frontend: external, comment: comment})
-		}
-	case r.affinity != "":
-		forgetExternal(externals, nodePort, r.frontend)
-		s.put(r)
-	default:
-		if externals[nodePort] == nil {
-			externals[nodePort] = map[frontend]string{}
-		}
-		externals[nodePort][r.frontend] = r.comment
-		if _, has := s.sets.of(affinityRecord, true).Element(nodePort.key()); has {
-			s.put(r)
-		} else {
-			s.take(r)
-		}
+	} else {
+		s.take(r)
 	}
 }
 
-// takeAffinity is the inverse of putAffinity.
-func (s *store) takeAffinity(r *record) {
-	s.take(r)
-	nodePort := frontend{port: r.frontend.port, protocol: r.frontend.protocol}
-	if r.frontend != nodePort {
-		forgetExternal(s.affinity.externals, nodePort, r.frontend)
-		return
-	}
-	for external := range s.affinity.externals[nodePort] {
-		s.take(&record{kind: affinityRecord, frontend: external})
-	}
-}
-
-func forgetExternal(externals map[frontend]map[frontend]string, nodePort, external frontend) {
-	if delete(externals[nodePort], external); len(externals[nodePort]) == 0 {
-		delete(externals, nodePort)
+func (s *store) noteNodePort(r *record) {
+	if r.frontend.isNodePort() {
+		s.affinity.nodePorts[r.frontend] = true
 	}
 }
 
