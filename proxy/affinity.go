@@ -4,9 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
-	"sync"
 	"time"
 
 	"github.com/nftproxy/nftproxy/compiler"
@@ -32,9 +30,6 @@ const (
 	aboutToExpire = 5 * time.Second
 	// affinityKeepTime bounds how long clients are read out of tables that are about to be replaced.
 	affinityKeepTime = time.Second
-	// affinityConnectionsTime bounds how long new tables wait for a listing of connections when the maps are gone. The
-	// reconciler adds the other clients later.
-	affinityConnectionsTime = 250 * time.Millisecond
 )
 
 // changes returns the steps for affinity maps in the transaction of a Sync: it deletes clients of endpoints that went,
@@ -47,36 +42,20 @@ func (r *affinityReconciler) changes(parent context.Context) nft.Transaction {
 	room := affinitySyncElements
 	var tx nft.Transaction
 	for _, m := range affinity.Losing() {
-		gone := r.goneClients(ctx, m, room)
+		gone, _ := readAffinity(ctx, r.backend.reader, m)
+		gone = slices.DeleteFunc(gone, func(e nft.Element) bool { return m.Serves(e) || e.Expires <= aboutToExpire })
+		gone = gone[:min(room, len(gone))]
 		room -= len(gone)
 		tx.Append(changeClients(nft.DeleteElements, m, gone))
 	}
-	moves := affinity.Moves()
-	if len(moves) == 0 {
-		return tx
-	}
 	ctx, cancel = context.WithTimeout(parent, r.copyTime)
 	defer cancel()
-	for _, move := range moves {
+	for _, move := range affinity.Moves() {
 		copies, err := r.copies(ctx, move)
 		r.restore = r.restore || err != nil
 		tx.Append(copies)
 	}
 	return tx
-}
-
-// goneClients returns at most room clients of a map whose endpoint does not serve them; none if it cannot be read.
-func (r *affinityReconciler) goneClients(ctx context.Context, m compiler.AffinityMap, room int) (gone []nft.Element) {
-	clients, err := readAffinity(ctx, r.backend.reader, m)
-	if err != nil {
-		return nil
-	}
-	for _, e := range clients {
-		if len(gone) < room && !m.Serves(e) && e.Expires > aboutToExpire {
-			gone = append(gone, e)
-		}
-	}
-	return gone
 }
 
 // copies returns the steps that copy the clients of one move, without those that the other map has already.
@@ -89,17 +68,29 @@ func (r *affinityReconciler) copies(ctx context.Context, move compiler.AffinityM
 	if err != nil && !errors.Is(err, unix.ENOENT) {
 		return tx, err
 	}
-	known := map[nft.Data]bool{}
-	for _, e := range to {
-		known[e.Key] = true
-	}
-	from = slices.DeleteFunc(from, func(e nft.Element) bool { return !move.To.Serves(e) || known[e.Key] || !restorable(e) })
+	from = slices.DeleteFunc(without(from, to), func(e nft.Element) bool { return !restorable(move.To, e) })
 	return changeClients(nft.AddElements, move.To, from), nil
 }
 
-// restorable reports whether the kernel takes an element that was read back. Older kernels do not raise an element's
-// timeout when a rule with a longer one updates it.
-func restorable(e nft.Element) bool { return e.Expires > 0 && e.Expires <= e.Timeout }
+// without returns the clients that a map does not have.
+func without(clients, held []nft.Element) (rest []nft.Element) {
+	known := map[nft.Data]bool{}
+	for _, e := range held {
+		known[e.Key] = true
+	}
+	for _, e := range clients {
+		if !known[e.Key] {
+			rest = append(rest, e)
+		}
+	}
+	return rest
+}
+
+// restorable reports whether a map takes an element that was read back. Older kernels do not raise an element's timeout
+// when a rule with a longer one updates it.
+func restorable(m compiler.AffinityMap, e nft.Element) bool {
+	return m.Serves(e) && e.Expires > 0 && e.Expires <= e.Timeout
+}
 
 // changeClients returns the transaction that adds clients to a map, or deletes them from it.
 func changeClients(op nft.StepOp, m compiler.AffinityMap, elements []nft.Element) (tx nft.Transaction) {
@@ -109,7 +100,8 @@ func changeClients(op nft.StepOp, m compiler.AffinityMap, elements []nft.Element
 	return tx
 }
 
-// readAffinity reads the clients of the kernel's map. That may take long, so conn must not be the one that commits.
+// readAffinity reads the clients of the kernel's map, none if it fails. That may take long, so conn must not be the one
+// that commits.
 func readAffinity(ctx context.Context, conn *nft.Conn, m compiler.AffinityMap) (clients []nft.Element, err error) {
 	for e, err := range conn.Elements(ctx, m.Table.Family, m.Table.Name, m.Set) {
 		if err != nil {
@@ -120,91 +112,19 @@ func readAffinity(ctx context.Context, conn *nft.Conn, m compiler.AffinityMap) (
 	return clients, ctx.Err()
 }
 
-// clients holds the clients to add to each map.
-type clients map[mapID]*mapClients
-
-type mapClients struct {
-	compiler.AffinityMap
-	elements map[nft.Data]nft.Element
-}
-
-// add adds a client, unless the map has no room for it.
-func (c clients) add(m compiler.AffinityMap, e nft.Element) {
-	id := mapID{m.Port, m.Set.Name}
-	if c[id] == nil {
-		c[id] = &mapClients{m, map[nft.Data]nft.Element{}}
-	}
-	if elements := c[id].elements; len(elements) < int(m.Set.Size) {
-		elements[e.Key] = e
-	}
-}
-
-func (c clients) transaction() (tx nft.Transaction) {
-	for _, m := range c {
-		tx.Append(changeClients(nft.AddElements, m.AffinityMap, slices.Collect(maps.Values(m.elements))))
-	}
-	return tx
-}
-
-// kept returns the steps that copy the clients of tables that are about to be replaced into the new ones. If
-// maps are gone, or another program's, it takes clients with a connection in conntrack instead. If that takes too long,
-// the reconciler does the rest.
-func (r *affinityReconciler) kept(ctx context.Context) nft.Transaction {
-	kept := clients{}
-	if lost := r.readKept(ctx, kept); lost && r.backend.flows != nil {
-		ctx, cancel := context.WithTimeout(ctx, affinityConnectionsTime)
-		defer cancel()
-		r.restore = r.connections(ctx, locked{}, kept) != nil
-	}
-	return kept.transaction()
-}
-
-// readKept adds the clients of the kernel's maps. lost says that a map could not be read.
-func (r *affinityReconciler) readKept(ctx context.Context, kept clients) (lost bool) {
+// kept returns the steps that copy the clients of tables that are about to be replaced into the new ones. If maps are
+// gone, or another program's, the reconciler restores clients with a connection in conntrack instead.
+func (r *affinityReconciler) kept(ctx context.Context) (tx nft.Transaction) {
 	ctx, cancel := context.WithTimeout(ctx, affinityKeepTime)
 	defer cancel()
 	for _, m := range r.backend.compiler.Affinity().Maps() {
 		elements, err := readAffinity(ctx, r.backend.reader, m)
-		lost = lost || err != nil
-		for _, e := range elements {
-			if m.Serves(e) && restorable(e) {
-				kept.add(m, e)
-			}
-		}
+		r.restore = r.restore || err != nil
+		elements = slices.DeleteFunc(elements, func(e nft.Element) bool { return !restorable(m, e) })
+		tx.Append(changeClients(nft.AddElements, m, elements[:min(len(elements), int(m.Set.Size))]))
 	}
-	return lost
+	return tx
 }
-
-// connections adds the clients of the connections in conntrack. mu is Backend.mu, which it holds for one connection at a
-// time; locked for a caller that has it.
-func (r *affinityReconciler) connections(ctx context.Context, mu sync.Locker, to clients) error {
-	affinity := r.backend.compiler.Affinity()
-	var failures []error
-	for _, family := range model.Families {
-		mu.Lock()
-		protocols := affinity.Protocols(family)
-		mu.Unlock()
-		for _, protocol := range protocols {
-			err := r.backend.flows.Conn().Each(ctx, family, uint8(protocol), func(f conntrack.Flow) {
-				if f.Translated() {
-					mu.Lock()
-					defer mu.Unlock()
-					affinity.ConnectionElements(protocol, f.Source.Addr(), f.Dialed, f.Server, to.add)
-				}
-			})
-			if err != nil {
-				failures = append(failures, fmt.Errorf("%s %s: %w", family, protocol, err))
-			}
-		}
-	}
-	return errors.Join(failures...)
-}
-
-// locked stands for a mutex that the caller holds.
-type locked struct{}
-
-func (locked) Lock()   {}
-func (locked) Unlock() {}
 
 // restoreFromConntrack adds the clients of the connections in conntrack to the maps, if clients were lost.
 func (r *affinityReconciler) restoreFromConntrack(ctx context.Context) error {
@@ -215,10 +135,45 @@ func (r *affinityReconciler) restoreFromConntrack(ctx context.Context) error {
 	if !restore || r.backend.flows == nil {
 		return nil
 	}
-	lost := clients{}
-	failures := []error{r.connections(ctx, &r.lock, lost)}
+	// lost has the maps, with the clients to add.
+	lost := map[mapID]compiler.AffinityMap{}
+	failures := []error{r.connections(ctx, func(m compiler.AffinityMap, e nft.Element) {
+		if _, ok := lost[idOf(m)]; !ok {
+			lost[idOf(m)] = m
+		}
+		if set := lost[idOf(m)].Set; set.Len() < int(set.Size) {
+			set.Put(e)
+		}
+	})}
 	for _, m := range lost {
-		failures = append(failures, r.addClients(ctx, m.AffinityMap, m.elements))
+		failures = append(failures, r.change(ctx, m, nft.AddElements, func(held []nft.Element) []nft.Element {
+			return without(m.Set.Elements(), held)
+		}))
+	}
+	return errors.Join(failures...)
+}
+
+// connections calls add with the clients of the connections in conntrack. It holds Backend.mu for one connection at a
+// time.
+func (r *affinityReconciler) connections(ctx context.Context, add func(compiler.AffinityMap, nft.Element)) error {
+	affinity := r.backend.compiler.Affinity()
+	var failures []error
+	for _, family := range model.Families {
+		r.lock.Lock()
+		protocols := affinity.Protocols(family)
+		r.lock.Unlock()
+		for _, protocol := range protocols {
+			err := r.backend.flows.Conn().Each(ctx, family, uint8(protocol), func(f conntrack.Flow) {
+				if f.Translated() {
+					r.lock.Lock()
+					defer r.lock.Unlock()
+					affinity.ConnectionElements(protocol, f.Source.Addr(), f.Dialed, f.Server, add)
+				}
+			})
+			if err != nil {
+				failures = append(failures, fmt.Errorf("%s %s: %w", family, protocol, err))
+			}
+		}
 	}
 	return errors.Join(failures...)
 }

@@ -3,7 +3,6 @@ package proxy
 import (
 	"context"
 	"errors"
-	"maps"
 	"slices"
 	"time"
 
@@ -58,6 +57,8 @@ type mapID struct {
 	name string
 }
 
+func idOf(m compiler.AffinityMap) mapID { return mapID{m.Port, m.Set.Name} }
+
 type lateLook struct {
 	affinityMap compiler.AffinityMap
 	due         time.Time
@@ -98,7 +99,7 @@ func (r *affinityReconciler) reconcile(ctx context.Context) (rest time.Duration)
 		}
 		wait := r.retry.NextBackOff()
 		for _, m := range failed {
-			r.lookAgain(m, wait)
+			r.late[idOf(m)] = lateLook{m, time.Now().Add(wait)}
 		}
 		logger.Error(err, "Cannot delete clients of endpoints that went from the maps of session affinity; trying again", "in", wait)
 	})
@@ -117,68 +118,34 @@ func (r *affinityReconciler) untilDue() time.Duration {
 // deleteStale deletes clients from maps that lost endpoints: at once, and again a moment later. It returns the maps in
 // which it failed.
 func (r *affinityReconciler) deleteStale(ctx context.Context) (failed []compiler.AffinityMap, _ error) {
+	r.lock.Lock()
+	stale := r.backend.compiler.Affinity().Stale()
+	r.lock.Unlock()
+	before := r.late
+	r.late = map[mapID]lateLook{} // without maps that are not stale any more
 	var failures []error
-	for _, m := range r.stale() {
-		id := mapID{m.Port, m.Set.Name}
-		look, again := r.late[id]
+	for _, m := range stale {
+		look, again := before[idOf(m)]
 		again = again && look.affinityMap.SameEndpoints(m)
 		if again && time.Now().Before(look.due) {
+			r.late[idOf(m)] = look
 			continue
 		}
-		err := r.deleteClients(ctx, m)
+		err := r.change(ctx, m, nft.DeleteElements, func(held []nft.Element) []nft.Element {
+			return slices.DeleteFunc(held, m.Serves)
+		})
 		switch {
 		case err != nil:
 			failed, failures = append(failed, m), append(failures, err)
 		case again:
-			delete(r.late, id)
-			r.reconciled(m)
+			r.lock.Lock()
+			r.backend.compiler.Affinity().Reconciled(m)
+			r.lock.Unlock()
 		default:
-			r.lookAgain(m, lateDelay)
+			r.late[idOf(m)] = lateLook{m, time.Now().Add(lateDelay)}
 		}
 	}
 	return failed, errors.Join(failures...)
-}
-
-// lookAgain has a map be read again after wait.
-func (r *affinityReconciler) lookAgain(m compiler.AffinityMap, wait time.Duration) {
-	r.late[mapID{m.Port, m.Set.Name}] = lateLook{m, time.Now().Add(wait)}
-}
-
-// stale returns the stale maps, and removes all others from late.
-func (r *affinityReconciler) stale() []compiler.AffinityMap {
-	r.lock.Lock()
-	defer r.lock.Unlock()
-	stale := r.backend.compiler.Affinity().Stale()
-	names := map[mapID]bool{}
-	for _, m := range stale {
-		names[mapID{m.Port, m.Set.Name}] = true
-	}
-	maps.DeleteFunc(r.late, func(id mapID, _ lateLook) bool { return !names[id] })
-	return stale
-}
-
-func (r *affinityReconciler) reconciled(m compiler.AffinityMap) {
-	r.lock.Lock()
-	defer r.lock.Unlock()
-	r.backend.compiler.Affinity().Reconciled(m)
-}
-
-// deleteClients deletes the clients of a map whose endpoint does not serve them.
-func (r *affinityReconciler) deleteClients(ctx context.Context, m compiler.AffinityMap) error {
-	return r.change(ctx, m, nft.DeleteElements, func(held []nft.Element) []nft.Element {
-		return slices.DeleteFunc(held, m.Serves)
-	})
-}
-
-// addClients adds the clients that a map does not have.
-func (r *affinityReconciler) addClients(ctx context.Context, m compiler.AffinityMap, clients map[nft.Data]nft.Element) error {
-	return r.change(ctx, m, nft.AddElements, func(held []nft.Element) []nft.Element {
-		unknown := maps.Clone(clients)
-		for _, e := range held {
-			delete(unknown, e.Key)
-		}
-		return slices.Collect(maps.Values(unknown))
-	})
 }
 
 // change reads a map, and adds or deletes the elements that choose returns. Meanwhile packets add elements, and others
@@ -199,27 +166,20 @@ func (r *affinityReconciler) change(ctx context.Context, m compiler.AffinityMap,
 	}
 }
 
-// commit changes the elements in many small transactions. One that is refused does not stop the others.
+// commit changes the elements in many small transactions. One that is refused does not stop the others. If the kernel
+// refuses to delete, because an element is gone already, it deletes each half by itself.
 func (r *affinityReconciler) commit(ctx context.Context, m compiler.AffinityMap, op nft.StepOp, elements []nft.Element) error {
-	var failures []error
-	for some := range slices.Chunk(elements, affinityBatch) {
-		failures = append(failures, r.commitBatch(ctx, m, op, some))
-	}
-	return errors.Join(failures...)
-}
-
-// commitBatch commits a batch of additions or deletions. If the kernel refuses to delete, because an element is gone
-// already, it deletes each half by itself.
-func (r *affinityReconciler) commitBatch(ctx context.Context, m compiler.AffinityMap, op nft.StepOp, elements []nft.Element) error {
-	err := r.commitOnce(ctx, m, op, slices.Clone(elements))
-	switch {
-	case op != nft.DeleteElements || !errors.Is(err, unix.ENOENT):
-		return err
-	case len(elements) == 1:
-		return nil
+	if len(elements) <= affinityBatch {
+		err := r.commitOnce(ctx, m, op, slices.Clone(elements))
+		if op != nft.DeleteElements || !errors.Is(err, unix.ENOENT) {
+			return err
+		}
+		if len(elements) == 1 {
+			return nil
+		}
 	}
 	half := len(elements) / 2
-	return errors.Join(r.commitBatch(ctx, m, op, elements[:half]), r.commitBatch(ctx, m, op, elements[half:]))
+	return errors.Join(r.commit(ctx, m, op, elements[:half]), r.commit(ctx, m, op, elements[half:]))
 }
 
 // commitOnce commits the elements in one transaction, without those that are no longer right because a Sync changed the

@@ -1,6 +1,10 @@
 package proxy
 
-import "github.com/nftproxy/nftproxy/nft"
+import (
+	"slices"
+
+	"github.com/nftproxy/nftproxy/nft"
+)
 
 // concurrentChanges records the objects and elements that the Backend committed while a comparison with the kernel ran.
 // Differences in them are ignored: the comparison may have read them before the commit or after it. A nil
@@ -62,25 +66,20 @@ func (c *concurrentChanges) without(tx nft.Transaction) (rest nft.Transaction, l
 			rest.Steps = append(rest.Steps, s)
 			continue
 		}
-		id := changedBy(s)
-		if c.changed[id] {
-			left = true
-			continue
+		id, all := changedBy(s), s.Len()
+		gone := c.changed[id]
+		if all > 0 {
+			s.Elements = slices.DeleteFunc(slices.Collect(s.EachElement()), func(e nft.Element) bool {
+				id.key = e.Key
+				return c.changed[id]
+			})
+			s.All = false
+			gone = gone || len(s.Elements) == 0
 		}
-		if s.Len() > 0 {
-			var elements []nft.Element
-			for e := range s.EachElement() {
-				if id.key = e.Key; !c.changed[id] {
-					elements = append(elements, e)
-				}
-			}
-			left = left || len(elements) < s.Len()
-			if len(elements) == 0 {
-				continue
-			}
-			s.Elements, s.All = elements, false
+		left = left || gone || s.Len() < all
+		if !gone {
+			rest.Steps = append(rest.Steps, s)
 		}
-		rest.Steps = append(rest.Steps, s)
 	}
 	return rest, left
 }

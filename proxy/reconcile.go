@@ -44,8 +44,10 @@ func (b *Backend) reconcileTables(ctx context.Context, logger klog.Logger) error
 	reason, doubted := "", false
 	for range differenceAttempts {
 		tx, certain, err := b.difference(ctx)
-		if err == nil && first {
-			b.noteFormerFlows(tx)
+		if err == nil && first && b.flows != nil {
+			for family, frontend := range b.compiler.FormerFrontends(tx, model.UDP) {
+				b.flows.Gone(family, frontend)
+			}
 		}
 		switch {
 		case ctx.Err() != nil:
@@ -82,16 +84,6 @@ func (b *Backend) reconcileTables(ctx context.Context, logger klog.Logger) error
 // this one, wrote the table, and packets run through its rules.
 func changesBaseChains(tx nft.Transaction) bool {
 	return slices.ContainsFunc(tx.Steps, func(s nft.Step) bool { return s.Chain != nil && s.Chain.Hook != "" })
-}
-
-// noteFormerFlows notes the UDP frontends of an earlier process that a transaction removes.
-func (b *Backend) noteFormerFlows(tx nft.Transaction) {
-	if b.flows == nil {
-		return
-	}
-	for family, frontend := range b.compiler.FormerFrontends(tx, model.UDP) {
-		b.flows.Gone(family, frontend)
-	}
 }
 
 // difference returns the transaction that turns the kernel's tables into the wanted ones.

@@ -95,12 +95,18 @@ func (r *repairer) begin(ctx context.Context, compare bool) (c *comparison, repa
 	if err != nil || generation == b.generation {
 		return nil, false, err
 	}
-	missing, err := b.missingTables(ctx)
+	there, err := familiesWith(ctx, b.conn, compiler.TableNameFor(b.serviceProxyName))
 	if err != nil {
 		return nil, false, err
 	}
-	if missing != "" {
-		r.foundChange(ctx, missing)
+	var missing nft.Transaction
+	for _, want := range b.compiler.Tables() {
+		if !slices.Contains(there, want.Family) {
+			missing.Steps = append(missing.Steps, nft.Step{Op: nft.AddTable, Table: want})
+		}
+	}
+	if !missing.Empty() {
+		r.foundChange(ctx, describe(missing))
 		repaired, err = r.reconcile(ctx)
 		return nil, repaired, err
 	}
@@ -109,21 +115,6 @@ func (r *repairer) begin(ctx context.Context, compare bool) (c *comparison, repa
 	}
 	r.concurrent = newConcurrentChanges()
 	return &comparison{b.compiler.Tables(), generation, b.commits, r.concurrent, measuredLock{mu: &b.mu}}, false, nil
-}
-
-// missingTables returns the steps that add missing tables, in words; "" for none.
-func (b *Backend) missingTables(ctx context.Context) (string, error) {
-	there, err := familiesWith(ctx, b.conn, compiler.TableNameFor(b.serviceProxyName))
-	if err != nil {
-		return "", err
-	}
-	var parts []string
-	for _, want := range b.compiler.Tables() {
-		if !slices.Contains(there, want.Family) {
-			parts = append(parts, fmt.Sprintf("add table %s %s", want.Family, want.Name))
-		}
-	}
-	return strings.Join(parts, "; "), nil
 }
 
 // end ends a comparison.
