@@ -33,8 +33,9 @@ type affinityState struct {
 	// stale holds the maps that may have clients of endpoints that no longer serve them: true for those that became stale
 	// since the last commit.
 	stale map[affinityKey]bool
-	// moves holds, by affinityName, the ports of which a map came or went since the last commit.
-	moves map[string]bool
+	// moves holds the maps that came since the last commit, or whose other map went, so that clients may have to move to
+	// them.
+	moves map[affinityKey]bool
 }
 
 // affinityKey identifies the map for one list of a Service port.
@@ -44,6 +45,9 @@ type affinityKey struct {
 }
 
 func (k affinityKey) mapName() string { return affinityMapPrefixes[k.list] + k.port }
+
+// other returns the key of the port's map for the other list.
+func (k affinityKey) other() affinityKey { return affinityKey{k.port, listLocal - k.list} }
 
 func (k affinityKey) updateName() string { return affinityChainPrefixes[k.list] + k.port }
 
@@ -55,7 +59,7 @@ func newAffinityState(draft *nft.Draft, program *program) *affinityState {
 		frontends: map[affinityRule]int{},
 		nodePorts: map[frontend]bool{},
 		stale:     map[affinityKey]bool{},
-		moves:     map[string]bool{},
+		moves:     map[affinityKey]bool{},
 	}
 }
 
@@ -73,7 +77,9 @@ func (a *affinityState) putMap(want *portPlans, list endpointList) {
 	if have == nil {
 		a.updateSize()
 		a.draft.PutSet(a.program.affinityMap(key, a.size))
-		a.noteMove(key)
+		if a.draft.HasCommitted() {
+			a.moves[key] = true
+		}
 	}
 	// Unless the next commit adds the map, the kernel may have one of that name, with clients of an earlier process or of
 	// an earlier Service of that name.
@@ -91,15 +97,7 @@ func (a *affinityState) removeMap(have *portPlans, list endpointList) {
 	a.updateSize()
 	a.draft.RemoveChain(key.updateName())
 	a.draft.RemoveSet(key.mapName())
-	a.noteMove(key)
-}
-
-// noteMove notes that a map of a port came or went since the last commit, so its clients may have to move to the other
-// one.
-func (a *affinityState) noteMove(key affinityKey) {
-	if a.draft.HasCommitted() {
-		a.moves[key.port] = true
-	}
+	a.moves[key.other()] = true
 }
 
 // putKnown puts the chains for known clients of a Service port's frontends whose plan is of a kind.

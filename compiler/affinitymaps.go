@@ -121,33 +121,18 @@ type AffinityMove struct {
 // may not have To.
 func (a Affinity) Moves() (moves []AffinityMove) {
 	for _, f := range a.families {
-		for name := range f.affinity.moves {
-			moves = append(moves, f.movesOf(name)...)
+		for to := range f.affinity.moves {
+			from := to.other()
+			inKernel := f.affinity.maps[from] != nil
+			if before, changed := f.draft.SetBefore(from.mapName()); changed {
+				inKernel = before != nil
+			}
+			if port := f.affinity.maps[to]; port != nil && inKernel {
+				moves = append(moves, AffinityMove{f.affinityMap(port, from.list), f.affinityMap(port, to.list)})
+			}
 		}
 	}
 	return moves
-}
-
-func (f *family) movesOf(port string) (moves []AffinityMove) {
-	for _, list := range endpointLists {
-		to, from := affinityKey{port, list}, affinityKey{port, listLocal - list}
-		owner := f.affinity.maps[to]
-		if owner == nil || !f.kernelHas(from) {
-			continue
-		}
-		if came, went := !f.kernelHas(to), f.affinity.maps[from] == nil; came || went {
-			moves = append(moves, AffinityMove{f.affinityMap(owner, from.list), f.affinityMap(owner, list)})
-		}
-	}
-	return moves
-}
-
-// kernelHas reports whether there was such a map at the last commit.
-func (f *family) kernelHas(key affinityKey) bool {
-	if before, changed := f.draft.SetBefore(key.mapName()); changed {
-		return before != nil
-	}
-	return f.affinity.maps[key] != nil
 }
 
 // ConnectionElements calls do with the elements that a connection in conntrack would have added to the maps: one for

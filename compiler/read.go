@@ -117,22 +117,16 @@ type reader struct {
 	// updates holds, by affinity map, the statements that fill it.
 	updates map[string]nft.Update
 	found   map[frontend]*Frontend
-	// lists holds the lists that the chains of the frontends draw from.
-	lists map[listKey]*slotList
+	// counts holds the numbers of endpoints that the chains of the frontends draw from, and endpoints those that there
+	// are: somebody else's chain may have any number in its name.
+	counts    map[endpointsOf]int
+	endpoints []record
 }
 
-// listKey identifies a list of endpoints of a frontend, by the kind of its records.
-type listKey struct {
+// endpointsOf identifies the endpoints of a frontend, by the kind of their records.
+type endpointsOf struct {
 	frontend frontend
 	kind     recordKind
-}
-
-// slotList is a list of endpoints that is being read. It has the slots that there are, not those that the chain's number
-// promises: somebody else's chain may have any number in its name.
-type slotList struct {
-	count   int
-	records []record
-	to      *[]netip.AddrPort
 }
 
 func newReader(table *nft.Table) (*reader, error) {
@@ -154,7 +148,7 @@ func newReader(table *nft.Table) (*reader, error) {
 			return nil, fmt.Errorf("table %s %s was written by another version of nftproxy: %s %s is of another type", table.Family, table.Name, want.Kind(), want.Name)
 		}
 	}
-	r := &reader{table: table, updates: map[string]nft.Update{}, found: map[frontend]*Frontend{}, lists: map[listKey]*slotList{}}
+	r := &reader{table: table, updates: map[string]nft.Update{}, found: map[frontend]*Frontend{}, counts: map[endpointsOf]int{}}
 	for _, chain := range table.Chains {
 		for _, rule := range chain.Rules {
 			for _, statement := range rule.Statements {
@@ -188,10 +182,12 @@ func (r *reader) read() []*Frontend {
 			}
 		}
 	}
-	for _, l := range r.lists {
-		slices.SortFunc(l.records, func(a, b record) int { return cmp.Compare(a.slot, b.slot) })
-		for i := range l.records {
-			*l.to = append(*l.to, l.records[i].addr)
+	slices.SortFunc(r.endpoints, func(a, b record) int { return cmp.Compare(a.slot, b.slot) })
+	for _, e := range r.endpoints {
+		if f := r.found[e.frontend]; e.kind == localEndpointRecord {
+			f.LocalEndpoints = append(f.LocalEndpoints, e.addr)
+		} else {
+			f.Endpoints = append(f.Endpoints, e.addr)
 		}
 	}
 	for _, f := range r.found {
@@ -235,17 +231,25 @@ func (r *reader) add(record *record) {
 	}
 	switch record.kind {
 	case serviceRecord:
-		if record.chain.kind != kindNone && f.Chain == "" {
-			r.addChain(f, record.chain)
+		if f.Chain != "" || record.chain.kind == kindNone {
+			return
 		}
+		f.Chain = record.chain.name()
+		switch record.chain.kind {
+		case kindLocal:
+			f.Policy = model.PolicyLocal.String()
+		case kindExternal:
+			f.Policy, f.Masquerade = model.PolicyCluster.String(), true
+		}
+		r.counts[endpointsOf{record.frontend, record.chain.endpoints()}] = record.chain.count
 	case shortCircuitRecord:
 		if record.chain.kind != kindNone && f.Policy == model.PolicyLocal.String() && f.Chain != "" {
 			f.ShortCircuit = record.chain.name()
-			r.draws(f, record.chain)
+			r.counts[endpointsOf{record.frontend, record.chain.endpoints()}] = record.chain.count
 		}
 	case endpointRecord, localEndpointRecord:
-		if l := r.lists[listKey{record.frontend, record.kind}]; l != nil && record.slot < l.count {
-			l.records = append(l.records, *record)
+		if record.slot < r.counts[endpointsOf{record.frontend, record.kind}] {
+			r.endpoints = append(r.endpoints, *record)
 		}
 	case noEndpointRecord:
 		f.Unserved = UnservedReject
@@ -272,26 +276,6 @@ func (r *reader) newFrontend(record *record) *Frontend {
 		f.Kind = FrontendClusterIP
 	}
 	return f
-}
-
-func (r *reader) addChain(f *Frontend, c endpointChain) {
-	f.Chain = c.name()
-	switch c.kind {
-	case kindLocal:
-		f.Policy = model.PolicyLocal.String()
-	case kindExternal:
-		f.Policy, f.Masquerade = model.PolicyCluster.String(), true
-	}
-	r.draws(f, c)
-}
-
-// draws notes that the chain draws from a list of the frontend.
-func (r *reader) draws(f *Frontend, c endpointChain) {
-	to := &f.Endpoints
-	if c.kind == kindLocal {
-		to = &f.LocalEndpoints
-	}
-	r.lists[listKey{f.frontend(), c.endpoints()}] = &slotList{count: c.count, to: to}
 }
 
 // addAffinity finds the maps that hold the clients of a frontend.
