@@ -38,7 +38,6 @@ type affinityState struct {
 	moves map[affinityKey]bool
 }
 
-// affinityKey identifies the map for one list of a Service port.
 type affinityKey struct {
 	port string // affinityName
 	list endpointList
@@ -46,7 +45,6 @@ type affinityKey struct {
 
 func (k affinityKey) mapName() string { return affinityMapPrefixes[k.list] + k.port }
 
-// other returns the key of the port's map for the other list.
 func (k affinityKey) other() affinityKey { return affinityKey{k.port, listLocal - k.list} }
 
 func (k affinityKey) updateName() string { return affinityChainPrefixes[k.list] + k.port }
@@ -69,7 +67,6 @@ type affinityRule struct {
 	nodePort bool
 }
 
-// putMap puts the map for a list of a Service port, and the chain that fills it.
 func (a *affinityState) putMap(want *portPlans, list endpointList) {
 	key := affinityKey{want.affinity, list}
 	have := a.maps[key]
@@ -174,7 +171,6 @@ func affinityKnownName(kind chainKind, port string) string {
 	return affinityKnownPrefix + kind.String() + "." + port
 }
 
-// recorder returns the chain to which an affinityRecord leads.
 func (r *record) recorder() string {
 	if r.chain.kind == kindLocal {
 		return affinityShortCircuitPrefix + r.affinity
@@ -182,7 +178,6 @@ func (r *record) recorder() string {
 	return affinityKey{r.affinity, r.list}.updateName()
 }
 
-// readRecorder is the inverse of recorder.
 func (r *record) readRecorder(chain string) {
 	if port, ok := strings.CutPrefix(chain, affinityShortCircuitPrefix); ok {
 		r.chain.kind, r.affinity = kindLocal, port

@@ -5,7 +5,6 @@ import "github.com/nftproxy/nftproxy/nft"
 // affinitySeed is the seed of the hash. It is the same on all nodes and in all versions, so that all choose alike.
 const affinitySeed = 0x5eed
 
-// affinityMap returns the map of a port's clients for one list.
 func (p *program) affinityMap(key affinityKey, size uint32) *nft.Set {
 	return &nft.Set{
 		Name: key.mapName(),

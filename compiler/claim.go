@@ -68,7 +68,6 @@ func (c *claim) before(other *claim) bool {
 	return c.port.ID.Compare(other.port.ID) < 0
 }
 
-// claims holds the claims for the frontends of one IP family.
 type claims struct {
 	// frontends holds the frontends with claims.
 	frontends map[frontend]*frontendState
@@ -78,7 +77,6 @@ type claims struct {
 	contested map[frontend][]model.PortID
 }
 
-// frontendState is a frontend that somebody claims.
 type frontendState struct {
 	frontend frontend
 	// claims are sorted, the owner's first.
@@ -91,7 +89,6 @@ type frontendState struct {
 	touched bool
 }
 
-// plan returns the plan of the owner.
 func (s *frontendState) plan() plan {
 	if len(s.claims) == 0 {
 		return plan{}
@@ -107,7 +104,6 @@ func newClaims(ports int) claims {
 	}
 }
 
-// addPort makes a port claim its frontends, and touches these.
 func (c *claims) addPort(p *portPlans) {
 	eachFrontend(p.ServicePort, func(r rank, fe frontend) { c.add(fe, claim{r, p}) })
 }
@@ -143,7 +139,6 @@ func (c *claims) removePort(p *portPlans) {
 	})
 }
 
-// touch notes that a frontend is to be reconciled.
 func (c *claims) touch(s *frontendState) {
 	if !s.touched {
 		s.touched = true
@@ -151,7 +146,6 @@ func (c *claims) touch(s *frontendState) {
 	}
 }
 
-// applied returns the plan of a frontend in the draft.
 func (c *claims) applied(fe frontend) plan {
 	if s := c.frontends[fe]; s != nil {
 		return s.applied

@@ -48,7 +48,6 @@ func (p *program) markUnlessLocal() (rules []nft.Rule) {
 	return append(rules, nft.NewRule(nft.SetMark{Or: p.config.markBits()}))
 }
 
-// localClients returns one match for each way to recognise clients of the cluster.
 func (p *program) localClients() []nft.Statement {
 	var out []nft.Statement
 	for _, cidr := range p.localCIDRs() {
@@ -144,7 +143,6 @@ func (p *program) sourcesFor(fe frontend, ranges []netip.Prefix) []netip.Prefix 
 	return withoutNested(sources)
 }
 
-// prefixesOf returns the prefixes of a family.
 func prefixesOf(f nft.Family, prefixes []netip.Prefix) []netip.Prefix {
 	var out []netip.Prefix
 	for _, p := range prefixes {
@@ -167,7 +165,6 @@ func withoutNested(prefixes []netip.Prefix) (out []netip.Prefix) {
 	return out
 }
 
-// lastAddr returns the last address of a prefix.
 func lastAddr(p netip.Prefix) netip.Addr {
 	b := p.Addr().AsSlice()
 	for i := p.Bits(); i < 8*len(b); i++ {

@@ -47,7 +47,6 @@ func (c *Compiler) Apply(changes *model.Changes) []Conflict {
 	return conflicts
 }
 
-// served returns the families that have a table.
 func (c *Compiler) served() []*family {
 	if c.config.IPv4Only {
 		return c.families[:1]
@@ -154,5 +153,4 @@ func familyIndex(f model.Family) int {
 	panic(fmt.Sprintf("compiler: %s is neither IPv4 nor IPv6", f))
 }
 
-// nftFamily returns nft's family for a family of the model. It panics if f is none.
 func nftFamily(f model.Family) nft.Family { return nft.Families[familyIndex(f)] }

@@ -26,7 +26,6 @@ const (
 	kindDirect
 )
 
-// chainKindNames are the names of all kinds, by kind.
 var chainKindNames = [...]string{kindNone: "", kindCluster: "cluster", kindExternal: "external", kindLocal: "local", kindDirect: "direct"}
 
 func (k chainKind) String() string { return chainKindNames[k] }
@@ -77,7 +76,6 @@ func parseEndpointChain(name string) (c endpointChain, ok bool) {
 	return c, c.kind != kindNone
 }
 
-// endpointChain builds the chain: the rules of its kind, then the choice of an endpoint.
 func (p *program) endpointChain(c endpointChain) *nft.Chain {
 	chain := &nft.Chain{Name: c.name()}
 	switch c.kind {
@@ -110,7 +108,6 @@ func (p *program) draws(c endpointChain) []nft.Rule {
 	return []nft.Rule{draw(p.slot(c)), first}
 }
 
-// endpoints returns the kind of the endpoints that the chain draws from.
 func (c endpointChain) endpoints() recordKind {
 	if c.kind == kindLocal {
 		return localEndpointRecord
@@ -118,7 +115,6 @@ func (c endpointChain) endpoints() recordKind {
 	return endpointRecord
 }
 
-// slot chooses one of the chain's endpoints.
 func (p *program) slot(c endpointChain) nft.Expr {
 	if c.hash {
 		return nft.JHash{Field: p.family.Saddr(), Mod: uint32(c.count), Seed: affinitySeed}
@@ -126,7 +122,6 @@ func (p *program) slot(c endpointChain) nft.Expr {
 	return nft.Numgen{Mod: uint32(c.count)}
 }
 
-// setName returns the name of the chain's set.
 func (c endpointChain) setName() string { return chainSetPrefix + c.name() }
 
 // chainSetPrefix comes before the chain's name in the name of its set.
@@ -143,7 +138,6 @@ func (c endpointChain) group() endpointChain {
 	return c
 }
 
-// compare orders chains by the number of endpoints.
 func (c endpointChain) compare(other endpointChain) int {
 	return cmp.Or(cmp.Compare(c.count, other.count), cmp.Compare(c.name(), other.name()))
 }

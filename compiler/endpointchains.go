@@ -83,7 +83,6 @@ func newEndpointChains(draft *nft.Draft, program *program, services *nft.Set) *e
 	}
 }
 
-// name returns the name of a chain.
 func (e *endpointChains) name(c endpointChain) string {
 	if state := e.chains[c]; state != nil {
 		return state.name
@@ -155,7 +154,6 @@ func (e *endpointChains) settle(affinity int) {
 	}
 }
 
-// isSpare reports whether the chain exists even if no frontend goes to it.
 func (e *endpointChains) isSpare(c endpointChain) bool {
 	return e.groups[c.group()].spare && c.count > 0 && c.count <= e.limits.spare
 }
@@ -171,14 +169,12 @@ func (e *endpointChains) add(c endpointChain) *chainState {
 	return state
 }
 
-// refresh rewrites all chains.
 func (e *endpointChains) refresh() {
 	for c := range e.chains {
 		e.draft.PutChain(e.program.endpointChain(c))
 	}
 }
 
-// addSet moves the frontends of a chain from services to a set.
 func (e *endpointChains) addSet(c endpointChain, state *chainState) {
 	e.setChanges++
 	// The same object, if it went since the last commit: see nft.Draft.PutSet.
@@ -194,7 +190,6 @@ func (e *endpointChains) addSet(c endpointChain, state *chainState) {
 	}
 }
 
-// removeSet moves the frontends of a chain from its set to services.
 func (e *endpointChains) removeSet(state *chainState) {
 	e.setChanges++
 	for _, element := range state.set.Elements() {
@@ -206,7 +201,6 @@ func (e *endpointChains) removeSet(state *chainState) {
 	state.set = nil
 }
 
-// withSet returns the chains that have a set, by the number of endpoints.
 func (e *endpointChains) withSet() []endpointChain {
 	chains := slices.SortedFunc(maps.Keys(e.chains), endpointChain.compare)
 	return slices.DeleteFunc(chains, func(c endpointChain) bool { return e.chains[c].set == nil })

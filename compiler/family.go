@@ -39,7 +39,6 @@ func newFamily(ip nft.Family, config *Config) *family {
 	return f
 }
 
-// apply replaces the Service ports of the family among those of changes, and returns the conflicts that are new.
 func (f *family) apply(changes *model.Changes) []Conflict {
 	var conflicts []Conflict
 	if changes.Full && f.isNew() {
@@ -114,7 +113,6 @@ func (f *family) countPlan(fe frontend, p plan, by int) {
 	}
 }
 
-// reconcile brings the records of a frontend to the plan of its owner.
 func (f *family) reconcile(s *frontendState) {
 	want := f.planOf(s)
 	f.lists.replaceLists(s.frontend, s.applied, want)
@@ -145,7 +143,6 @@ func (f *family) putExceptions() {
 	clear(f.affinity.nodePorts)
 }
 
-// setCluster takes the node and the ServiceCIDRs of changes, and rewrites what depends on them.
 func (f *family) setCluster(changes *model.Changes) {
 	if changes.Node == nil && !changes.ServiceCIDRsChanged {
 		return
@@ -169,7 +166,6 @@ func (f *family) setCluster(changes *model.Changes) {
 	}
 }
 
-// usesNow returns what the table has.
 func (f *family) usesNow() uses {
 	u := uses{chainSets: f.chains.setChanges}
 	for kind := range u.has {

@@ -43,7 +43,6 @@ func (f frontend) appendKey(to []byte) []byte {
 	return nft.AppendPort(nft.AppendProto(to, uint8(f.protocol)), f.port)
 }
 
-// parseKey is the inverse of frontend.key.
 func parseKey(key nft.Data) (fe frontend, ok bool) {
 	if addr := len(key) - 8; addr > 0 {
 		if fe.addr, ok = netip.AddrFromSlice([]byte(key[:addr])); !ok {

@@ -22,7 +22,6 @@ type plan struct {
 	sources []netip.Prefix
 }
 
-// endpointList is one of the two lists of endpoints of a Service port.
 type endpointList uint8
 
 const (
@@ -64,7 +63,6 @@ func (p *plan) listOf(list endpointList) []model.Endpoint {
 	return p.port.list(list)
 }
 
-// chains returns the endpoint chains of a plan. shortCircuit is for clients that policy Local does not bind.
 func (p *plan) chains(fe frontend, config *Config) (first, shortCircuit endpointChain) {
 	chain := func(kind chainKind, list endpointList) endpointChain {
 		n := len(p.listOf(list))

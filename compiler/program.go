@@ -48,7 +48,6 @@ type uses struct {
 	chainSets int
 }
 
-// protocols are those of Services.
 var protocols = [...]model.Protocol{model.TCP, model.UDP, model.SCTP}
 
 // chains returns the chains with fixed names that are needed. Chain sets are the chains that have a set.
@@ -114,7 +113,6 @@ func (p *program) has(kind recordKind, nodePort bool) bool { return p.uses.has[k
 
 func (p *program) hasAffinity() bool { return p.has(knownRecord, false) || p.has(knownRecord, true) }
 
-// filterPriority is that of the chains that refuse or drop packets to frontends without endpoints.
 func (p *program) filterPriority() int32 {
 	if p.config.ServiceProxyName != "" {
 		return nft.PriorityFilter - 1
@@ -139,7 +137,6 @@ func (p *program) dialedKey(nodePort bool) nft.Concat {
 	return nft.Concat{p.family.OriginalDaddr(), nft.MetaL4proto, nft.CTOriginalProtoDst}
 }
 
-// lookup follows the verdict that a map has for a packet's frontend.
 func (p *program) lookup(kind recordKind, nodePort bool) nft.Vmap {
 	return nft.Vmap{Key: p.key(nodePort), Map: kind.set(nodePort)}
 }
@@ -173,10 +170,8 @@ func (p *program) checks(forward bool) []nft.Rule {
 	return rules
 }
 
-// wasTranslated matches packets of connections whose destination was translated.
 var wasTranslated = nft.Match{Field: nft.CTStatus, Value: nft.CTStatusDNAT}
 
-// services returns the rules that find the frontend of a packet.
 func (p *program) services(chainSets []endpointChain) []nft.Rule {
 	rules := p.findKnown(false)
 	for _, c := range chainSets {
@@ -264,10 +259,8 @@ func (p *program) countRules(kind recordKind) (rules []nft.Rule) {
 	return rules
 }
 
-// countConnections begins the NAT chains of source translation.
 func (p *program) countConnections() []nft.Rule { return p.countIn(chainCountConnections) }
 
-// countTraffic begins the filter chains.
 func (p *program) countTraffic() []nft.Rule { return p.countIn(chainCountTraffic) }
 
 // countInput begins the filter chain of hook input. Packets from this node itself were counted in hook output.

@@ -278,7 +278,6 @@ func (r *reader) newFrontend(record *record) *Frontend {
 	return f
 }
 
-// addAffinity finds the maps that hold the clients of a frontend.
 func (r *reader) addAffinity(f *Frontend, record *record) {
 	for _, list := range endpointLists {
 		update, ok := r.updates[affinityKey{record.affinity, list}.mapName()]

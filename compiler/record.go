@@ -69,7 +69,6 @@ const (
 	affinityKnownRecord = elementKinds + 1
 )
 
-// keyShape says what the keys of a set are.
 type keyShape uint8
 
 const (
@@ -82,7 +81,6 @@ const (
 	keyPair
 )
 
-// recordSets says where the elements of a kind are.
 var recordSets = [elementKinds]struct {
 	// names are those of the sets for addresses and for node ports.
 	names    [2]string
@@ -105,7 +103,6 @@ var recordSets = [elementKinds]struct {
 	hairpinRecord:       {names: [2]string{hairpinSet}, key: keyPair},
 }
 
-// set returns the name of the kind's set, for node ports or for addresses.
 func (k recordKind) set(nodePort bool) string { return recordSets[k].names[index(nodePort)] }
 
 // index returns the index of what is there for addresses, and for node ports.
@@ -120,7 +117,6 @@ func index(nodePort bool) int {
 // explains each.
 type sets [elementKinds][2]*nft.Set
 
-// of returns the set of a kind, for node ports or for addresses.
 func (s *sets) of(kind recordKind, nodePort bool) *nft.Set { return s[kind][index(nodePort)] }
 
 // addSets adds the sets to the draft, in the order in which the table has them.
@@ -210,7 +206,6 @@ func appendAffinityRecords(to []record, p *portPlans) []record {
 	return to
 }
 
-// appendListRecords appends the lists of endpoints of a frontend.
 func appendListRecords(to []record, p plan, fe frontend) []record {
 	all := p.listOf(p.list)
 	for slot := range all {

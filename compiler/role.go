@@ -33,7 +33,6 @@ const (
 	RoleKnownLocal
 )
 
-// kindRoles are the roles of endpoint chains, by kind.
 var kindRoles = [len(chainKindNames)]Role{
 	kindCluster: RoleServeCluster, kindExternal: RoleServeExternal, kindLocal: RoleServeLocal, kindDirect: RoleServeDirect,
 }

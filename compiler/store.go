@@ -52,7 +52,6 @@ func (s *store) replace() {
 	s.have, s.want = have[:0], want[:0]
 }
 
-// replaceLists brings the lists of a frontend from one plan to another.
 func (s *store) replaceLists(fe frontend, have, want plan) {
 	s.have, s.want = appendListRecords(s.have, have, fe), appendListRecords(s.want, want, fe)
 	s.replace()
@@ -64,7 +63,6 @@ func (s *store) replaceDecisions(fe frontend, have, want plan, config *Config) {
 	s.replace()
 }
 
-// set returns the set that has the element of a record.
 func (s *store) set(r *record) *nft.Set {
 	if r.kind == serviceRecord {
 		if set := s.chains.setOf(r.chain); set != nil {
@@ -106,7 +104,6 @@ func (s *store) add(r *record) {
 	}
 }
 
-// change replaces a record by another state of it.
 func (s *store) change(have, want *record) {
 	switch want.kind {
 	case affinityRecord:

@@ -92,7 +92,6 @@ func restorable(m compiler.AffinityMap, e nft.Element) bool {
 	return m.Serves(e) && e.Expires > 0 && e.Expires <= e.Timeout
 }
 
-// changeClients returns the transaction that adds clients to a map, or deletes them from it.
 func changeClients(op nft.StepOp, m compiler.AffinityMap, elements []nft.Element) (tx nft.Transaction) {
 	if len(elements) > 0 {
 		tx.Steps = []nft.Step{{Op: op, Table: m.Table, Set: m.Set, Elements: elements}}

@@ -68,7 +68,6 @@ func newAffinityReconciler(b *Backend) *affinityReconciler {
 	return &affinityReconciler{backend: b, lock: measuredLock{mu: &b.mu}, wake: newWakeup(), copyTime: affinityCopyTime, late: map[mapID]lateLook{}, retry: newBackOff(lateDelay)}
 }
 
-// run works until ctx ends. It returns an error if it cannot open a connection.
 func (r *affinityReconciler) run(ctx context.Context) (err error) {
 	if r.conn, err = r.backend.conn.Another(); err != nil {
 		return err
@@ -106,7 +105,6 @@ func (r *affinityReconciler) reconcile(ctx context.Context) (rest time.Duration)
 	return min(restPerWork*work, maxRest)
 }
 
-// untilDue returns the time until the next map of late is due.
 func (r *affinityReconciler) untilDue() time.Duration {
 	wait := time.Hour
 	for _, look := range r.late {

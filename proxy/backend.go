@@ -85,7 +85,6 @@ type Hooks struct {
 	OnRepair func()
 }
 
-// call calls a hook, if it is set.
 func call[T any](hook func(T), value T) {
 	if hook != nil {
 		hook(value)
@@ -237,7 +236,6 @@ func (b *Backend) repaired() {
 	}
 }
 
-// hasEndpoints is a conntrack.HasEndpoints.
 func (b *Backend) hasEndpoints(family model.Family, protocol model.Protocol, addr netip.Addr, port uint16) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()

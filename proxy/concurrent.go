@@ -23,7 +23,6 @@ type changeID struct {
 	key     nft.Data
 }
 
-// changedBy identifies the chain or the set of a step.
 func changedBy(s nft.Step) changeID {
 	if s.Chain != nil {
 		return changeID{family: s.Table.Family, isChain: true, name: s.Chain.Name}
@@ -31,7 +30,6 @@ func changedBy(s nft.Step) changeID {
 	return changeID{family: s.Table.Family, name: s.Set.Name}
 }
 
-// maxConcurrent bounds how many objects and elements are noted.
 const maxConcurrent = 100_000
 
 func newConcurrentChanges() *concurrentChanges {

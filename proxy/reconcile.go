@@ -86,7 +86,6 @@ func changesBaseChains(tx nft.Transaction) bool {
 	return slices.ContainsFunc(tx.Steps, func(s nft.Step) bool { return s.Chain != nil && s.Chain.Hook != "" })
 }
 
-// difference returns the transaction that turns the kernel's tables into the wanted ones.
 func (b *Backend) difference(ctx context.Context) (tx nft.Transaction, certain bool, err error) {
 	if b.generation, err = b.conn.Generation(ctx); err != nil {
 		return tx, false, err

@@ -117,14 +117,12 @@ func (r *repairer) begin(ctx context.Context, compare bool) (c *comparison, repa
 	return &comparison{b.compiler.Tables(), generation, b.commits, r.concurrent, measuredLock{mu: &b.mu}}, false, nil
 }
 
-// end ends a comparison.
 func (r *repairer) end() {
 	r.backend.mu.Lock()
 	defer r.backend.mu.Unlock()
 	r.concurrent = nil
 }
 
-// comparison is one comparison of the kernel's tables with the wanted ones.
 type comparison struct {
 	wanted []*nft.Table
 	// generation is the kernel's number, and commits the number of own commits, when it began.
@@ -232,7 +230,6 @@ func (r *repairer) lastCommit() string {
 	return "not heard"
 }
 
-// describe returns a transaction in one line, for logs.
 func describe(tx nft.Transaction) string {
 	const shown = 5
 	var parts []string

@@ -64,7 +64,6 @@ func Cleanup(ctx context.Context, conn *nft.Conn, serviceProxyName string) error
 	return err
 }
 
-// removal returns the transaction that removes the tables of these names.
 func removal(ctx context.Context, conn *nft.Conn, names ...string) (tx nft.Transaction, err error) {
 	for _, name := range names {
 		there, err := familiesWith(ctx, conn, name)
@@ -78,7 +77,6 @@ func removal(ctx context.Context, conn *nft.Conn, names ...string) (tx nft.Trans
 	return tx, nil
 }
 
-// familiesWith returns the families that have a table of that name.
 func familiesWith(ctx context.Context, conn *nft.Conn, name string) (there []nft.Family, err error) {
 	for _, family := range nft.Families {
 		has, err := conn.HasTable(ctx, family, name)

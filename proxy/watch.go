@@ -55,7 +55,6 @@ func retry(ctx context.Context, what string, do func(context.Context) error) {
 	}
 }
 
-// listen starts a check whenever somebody else commits.
 func (r *repairer) listen(ctx context.Context) error {
 	monitor, err := r.backend.conn.Monitor(ctx, "")
 	if err != nil {
@@ -163,7 +162,6 @@ func (c *checks) next(ctx context.Context) {
 	}
 }
 
-// restAfter returns how long to rest after a comparison that took so long.
 func restAfter(compared time.Duration) time.Duration {
 	return min(restPerComparison*compared, maxComparisonRest)
 }
@@ -212,7 +210,6 @@ type wakeup chan struct{}
 
 func newWakeup() wakeup { return make(wakeup, 1) }
 
-// signal wakes the goroutine. It does not wait.
 func (w wakeup) signal() {
 	select {
 	case w <- struct{}{}:
