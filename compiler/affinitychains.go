@@ -32,7 +32,7 @@ func (p *program) affinityKnown(port *portPlans, kind chainKind) *nft.Chain {
 			c.Rules = append(c.Rules, nft.NewRule(client, nft.Return))
 		}
 		node := isLocalAddress(nft.FibSaddrType)
-		returning(listCluster, node, nft.SetMark{Or: p.config.markBits()})
+		returning(listCluster, node, p.mark())
 		c.Rules = append(c.Rules, nft.NewRule(node, nft.Return))
 		returning(listLocal)
 	case kindCluster:

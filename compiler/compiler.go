@@ -108,9 +108,10 @@ func (c *Compiler) FormerFrontends(tx nft.Transaction, protocol model.Protocol) 
 				continue
 			}
 			i := slices.Index(nft.Families[:], step.Table.Family)
+			f := c.families[i]
 			for e := range step.EachElement() {
-				fe, ok := c.families[i].frontendIn(step.Set, e.Key)
-				if ok && fe.protocol == protocol && c.families[i].claims.frontends[fe] == nil && !yield(model.Families[i], netip.AddrPortFrom(fe.addr, fe.port)) {
+				fe, ok := f.program.frontendIn(step.Set, e.Key)
+				if ok && fe.protocol == protocol && f.claims.frontends[fe] == nil && !yield(model.Families[i], netip.AddrPortFrom(fe.addr, fe.port)) {
 					return
 				}
 			}
@@ -119,11 +120,11 @@ func (c *Compiler) FormerFrontends(tx nft.Transaction, protocol model.Protocol) 
 }
 
 // frontendIn returns the frontend with which the key of a set begins; false if the set's keys do not begin with one.
-func (f *family) frontendIn(set *nft.Set, key nft.Data) (frontend, bool) {
+func (p *program) frontendIn(set *nft.Set, key nft.Data) (frontend, bool) {
 	for _, nodePort := range []bool{false, true} {
-		fields := f.program.key(nodePort)
-		if length := fields.Len(); len(set.Key) >= len(fields) && slices.Equal(set.Key[:len(fields)], fields) && len(key) >= length {
-			return parseKey(key[:length])
+		fields := p.key(nodePort)
+		if len(set.Key) >= len(fields) && slices.Equal(set.Key[:len(fields)], fields) && len(key) >= fields.Len() {
+			return parseKey(key[:fields.Len()])
 		}
 	}
 	return frontend{}, false
@@ -138,19 +139,10 @@ func (c *Compiler) NodePortPrefixes(family model.Family) []netip.Prefix {
 // families holds both IP families, in the order of model.Families.
 type families [len(model.Families)]*family
 
-// of returns one of the families. It panics if f is none.
 func (fs *families) of(f model.Family) *family { return fs[familyIndex(f)] }
 
-// familyIndex returns the index of a family in families. It panics if f is none: rules in the other family's table
-// would be wrong silently.
-func familyIndex(f model.Family) int {
-	switch f {
-	case model.IPv4:
-		return 0
-	case model.IPv6:
-		return 1
-	}
-	panic(fmt.Sprintf("compiler: %s is neither IPv4 nor IPv6", f))
-}
+// familyIndex returns the index of a family in families. Using that of no family panics: rules in the other family's
+// table would be wrong silently.
+func familyIndex(f model.Family) int { return slices.Index(model.Families[:], f) }
 
 func nftFamily(f model.Family) nft.Family { return nft.Families[familyIndex(f)] }

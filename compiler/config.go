@@ -123,5 +123,3 @@ func (c *Config) Validate() error {
 	}
 	return nil
 }
-
-func (c *Config) markBits() uint32 { return 1 << c.MasqueradeBit }

@@ -173,6 +173,7 @@ func (f *family) usesNow() uses {
 			u.has[kind][i] = set != nil && set.Len() > 0
 		}
 	}
+	u.has[serviceRecord][0] = false // all tables look up service-ips
 	for i, protocol := range protocols {
 		for _, nodePort := range []bool{false, true} {
 			u.affinity[index(nodePort)][i] = f.affinity.frontends[affinityRule{protocol, nodePort}] > 0

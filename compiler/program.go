@@ -209,7 +209,7 @@ func (p *program) clusterIPRules() []nft.Rule {
 }
 
 func (p *program) postrouting() []nft.Rule {
-	bits := p.config.markBits()
+	bits := p.mark().Or
 	rules := append(p.countConnections(), nft.NewRule(nft.Match{Field: nft.MetaMark, Mask: bits, Value: bits}, nft.SetMark{Xor: bits}, nft.Masquerade{}))
 	if p.has(hairpinRecord, false) {
 		pair := nft.Concat{p.family.Saddr(), p.family.Daddr()}
