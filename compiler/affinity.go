@@ -67,6 +67,17 @@ type affinityRule struct {
 	nodePort bool
 }
 
+// move counts a frontend whose plan changes.
+func (a *affinityState) move(fe frontend, have, want plan) {
+	rule := affinityRule{fe.protocol, fe.isNodePort()}
+	if have.affinity() != "" {
+		a.frontends[rule]--
+	}
+	if want.affinity() != "" {
+		a.frontends[rule]++
+	}
+}
+
 func (a *affinityState) putMap(want *portPlans, list endpointList) {
 	key := affinityKey{want.affinity, list}
 	have := a.maps[key]

@@ -43,7 +43,7 @@ var defaultChainLimits = chainLimits{spareFrom: 100, spare: 8, kept: 32, setFrom
 // reached reports whether n reaches a limit, or has been there before and not fallen below half of it since.
 func reached(limit, n int, before bool) bool { return n >= limit || before && 2*n >= limit }
 
-// endpointChains holds the endpoint chains of the draft. Before frontends are written, count counts those that go to each
+// endpointChains holds the endpoint chains of the draft. Before frontends are written, move counts those that go to each
 // chain, and settle decides about chains and sets.
 type endpointChains struct {
 	draft   *nft.Draft
@@ -56,8 +56,8 @@ type endpointChains struct {
 	groups map[endpointChain]*chainGroup
 	// spareSets says that chains that exist in advance have a set, if they may.
 	spareSets bool
-	// changes counts the calls of count, setChanges the sets that came and went.
-	changes, setChanges int
+	// changes counts the calls of count; settled is that of the last settle. setChanges counts the sets that came and went.
+	changes, settled, setChanges int
 }
 
 type chainState struct {
@@ -98,7 +98,14 @@ func (e *endpointChains) setOf(c endpointChain) *nft.Set {
 	return nil
 }
 
-// count adds by, 1 or -1, to the number of frontends that go to the chain.
+// move counts a frontend that goes to another chain.
+func (e *endpointChains) move(have, want endpointChain) {
+	if have != want {
+		e.count(have, -1)
+		e.count(want, +1)
+	}
+}
+
 func (e *endpointChains) count(c endpointChain, by int) {
 	if c.kind == kindNone {
 		return
@@ -119,7 +126,11 @@ func (e *endpointChains) count(c endpointChain, by int) {
 
 // settle brings the chains and their sets in line with the policy, given the number of frontends with affinity.
 func (e *endpointChains) settle(affinity int) {
-	e.spareSets = reached(e.limits.spareSetsFrom, affinity, e.spareSets)
+	spareSets := reached(e.limits.spareSetsFrom, affinity, e.spareSets)
+	if e.changes == e.settled && spareSets == e.spareSets {
+		return
+	}
+	e.settled, e.spareSets = e.changes, spareSets
 	for c, group := range e.groups {
 		spare := reached(e.limits.spareFrom, group.frontends, group.spare)
 		for c.count = 1; spare && !group.spare && c.count <= e.limits.spare; c.count++ {

@@ -94,23 +94,18 @@ func (f *family) addPort(p *model.ServicePort) {
 // count counts the touched frontends by their new plans, before these are written.
 func (f *family) count() {
 	for _, s := range f.claims.touched {
-		f.countPlan(s.frontend, s.applied, -1)
-		f.countPlan(s.frontend, s.plan(), +1)
+		want := s.plan()
+		had, hadShortCircuit := s.applied.chains(s.frontend, f.program.config)
+		has, hasShortCircuit := want.chains(s.frontend, f.program.config)
+		f.chains.move(had, has)
+		f.chains.move(hadShortCircuit, hasShortCircuit)
+		f.affinity.move(s.frontend, s.applied, want)
 	}
 	frontends := 0
 	for _, n := range f.affinity.frontends {
 		frontends += n
 	}
 	f.chains.settle(frontends)
-}
-
-func (f *family) countPlan(fe frontend, p plan, by int) {
-	first, shortCircuit := p.chains(fe, f.program.config)
-	f.chains.count(first, by)
-	f.chains.count(shortCircuit, by)
-	if p.affinity() != "" {
-		f.affinity.frontends[affinityRule{fe.protocol, fe.isNodePort()}] += by
-	}
 }
 
 func (f *family) reconcile(s *frontendState) {
