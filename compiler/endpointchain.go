@@ -1,7 +1,6 @@
 package compiler
 
 import (
-	"cmp"
 	"slices"
 	"strconv"
 	"strings"
@@ -105,7 +104,10 @@ func (p *program) draws(c endpointChain) []nft.Rule {
 	case 1:
 		return []nft.Rule{first}
 	}
-	return []nft.Rule{draw(p.slot(c)), first}
+	if c.hash {
+		return []nft.Rule{draw(nft.JHash{Field: p.family.Saddr(), Mod: uint32(c.count), Seed: affinitySeed}), first}
+	}
+	return []nft.Rule{draw(nft.Numgen{Mod: uint32(c.count)}), first}
 }
 
 func (c endpointChain) endpoints() recordKind {
@@ -115,17 +117,7 @@ func (c endpointChain) endpoints() recordKind {
 	return endpointRecord
 }
 
-func (p *program) slot(c endpointChain) nft.Expr {
-	if c.hash {
-		return nft.JHash{Field: p.family.Saddr(), Mod: uint32(c.count), Seed: affinitySeed}
-	}
-	return nft.Numgen{Mod: uint32(c.count)}
-}
-
-func (c endpointChain) setName() string { return chainSetPrefix + c.name() }
-
-// chainSetPrefix comes before the chain's name in the name of its set.
-const chainSetPrefix = "service-ips-"
+func (c endpointChain) setName() string { return ServiceIPs + "-" + c.name() }
 
 // mayHaveSet reports whether the chain may have a set: only those of ClusterIPs, which nearly all Services have.
 func (c endpointChain) mayHaveSet() bool {
@@ -136,8 +128,4 @@ func (c endpointChain) mayHaveSet() bool {
 func (c endpointChain) group() endpointChain {
 	c.count = 0
 	return c
-}
-
-func (c endpointChain) compare(other endpointChain) int {
-	return cmp.Or(cmp.Compare(c.count, other.count), cmp.Compare(c.name(), other.name()))
 }

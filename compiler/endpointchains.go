@@ -2,7 +2,6 @@ package compiler
 
 import (
 	"cmp"
-	"maps"
 	"slices"
 
 	"github.com/nftproxy/nftproxy/nft"
@@ -212,7 +211,15 @@ func (e *endpointChains) removeSet(state *chainState) {
 	state.set = nil
 }
 
-func (e *endpointChains) withSet() []endpointChain {
-	chains := slices.SortedFunc(maps.Keys(e.chains), endpointChain.compare)
-	return slices.DeleteFunc(chains, func(c endpointChain) bool { return e.chains[c].set == nil })
+// withSet returns the chains that have a set, by the number of endpoints.
+func (e *endpointChains) withSet() (chains []endpointChain) {
+	for c, state := range e.chains {
+		if state.set != nil {
+			chains = append(chains, c)
+		}
+	}
+	slices.SortFunc(chains, func(a, b endpointChain) int {
+		return cmp.Or(cmp.Compare(a.count, b.count), cmp.Compare(a.name(), b.name()))
+	})
+	return chains
 }

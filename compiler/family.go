@@ -33,7 +33,7 @@ func newFamily(ip nft.Family, config *Config) *family {
 	f.sets = addSets(draft, f.program)
 	f.chains = newEndpointChains(draft, f.program, f.sets.of(serviceRecord, false))
 	f.affinity = newAffinityState(draft, f.program)
-	f.lists = store{draft: draft, sets: f.sets, more: map[moreKey]int{}}
+	f.lists = store{draft: draft, sets: f.sets, more: map[nft.Data]int{}}
 	f.decisions = store{draft: draft, sets: f.sets, chains: f.chains, affinity: f.affinity}
 	f.putFixedChains()
 	return f

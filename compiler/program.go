@@ -63,15 +63,19 @@ func (p *program) chains(chainSets []endpointChain) []*nft.Chain {
 	filter := func(name string, hook nft.Hook, priority int32, rules []nft.Rule) *nft.Chain {
 		return &nft.Chain{Name: name, Type: nft.TypeFilter, Hook: hook, Priority: priority, Rules: rules}
 	}
-	priority := p.filterPriority()
+	priority := int32(nft.PriorityFilter)
+	if p.config.ServiceProxyName != "" {
+		priority--
+	}
+	input := nft.Match{Field: nft.MetaIifname, Op: nft.NotEqual, Value: "lo"} // others were counted in hook output
 	chains := []*nft.Chain{
 		nat("nat-prerouting", nft.HookPrerouting, nft.PriorityDstNAT, services),
 		nat("nat-output", nft.HookOutput, nft.PriorityDstNAT, services),
 		nat("nat-prerouting-again", nft.HookPrerouting, nft.PriorityDstNAT+1, services),
 		nat("nat-output-again", nft.HookOutput, nft.PriorityDstNAT+1, services),
-		filter("filter-input", nft.HookInput, priority, append(p.countInput(), newConnections(chainInputCheck)...)),
-		filter("filter-forward", nft.HookForward, priority, append(p.countTraffic(), newConnections(chainForwardCheck)...)),
-		filter("filter-output", nft.HookOutput, priority, append(p.countTraffic(), newConnections(chainForwardCheck)...)),
+		filter("filter-input", nft.HookInput, priority, append(p.countIn(chainCountTraffic, input), newConnections(chainInputCheck)...)),
+		filter("filter-forward", nft.HookForward, priority, append(p.countIn(chainCountTraffic), newConnections(chainForwardCheck)...)),
+		filter("filter-output", nft.HookOutput, priority, append(p.countIn(chainCountTraffic), newConnections(chainForwardCheck)...)),
 		nat("nat-postrouting", nft.HookPostrouting, nft.PrioritySrcNAT, p.postrouting()),
 		{Name: chainServices, Rules: p.services(chainSets)},
 		{Name: chainNodePorts, Rules: append(p.findKnown(true), p.find(serviceRecord, true))},
@@ -102,7 +106,7 @@ func (p *program) chains(chainSets []endpointChain) []*nft.Chain {
 	}
 	if p.config.CountServices {
 		chains = append(chains,
-			nat(chainCountInput, nft.HookInput, nft.PrioritySrcNAT, p.countConnections()),
+			nat(chainCountInput, nft.HookInput, nft.PrioritySrcNAT, p.countIn(chainCountConnections)),
 			&nft.Chain{Name: chainCountConnections, Rules: p.countRules(connectionsRecord)},
 			&nft.Chain{Name: chainCountTraffic, Rules: p.countRules(trafficRecord)})
 	}
@@ -112,13 +116,6 @@ func (p *program) chains(chainSets []endpointChain) []*nft.Chain {
 func (p *program) has(kind recordKind, nodePort bool) bool { return p.uses.has[kind][index(nodePort)] }
 
 func (p *program) hasAffinity() bool { return p.has(knownRecord, false) || p.has(knownRecord, true) }
-
-func (p *program) filterPriority() int32 {
-	if p.config.ServiceProxyName != "" {
-		return nft.PriorityFilter - 1
-	}
-	return nft.PriorityFilter
-}
 
 // key returns the fields that identify a frontend in the maps.
 func (p *program) key(nodePort bool) nft.Concat {
@@ -210,7 +207,7 @@ func (p *program) clusterIPRules() []nft.Rule {
 
 func (p *program) postrouting() []nft.Rule {
 	bits := p.mark().Or
-	rules := append(p.countConnections(), nft.NewRule(nft.Match{Field: nft.MetaMark, Mask: bits, Value: bits}, nft.SetMark{Xor: bits}, nft.Masquerade{}))
+	rules := append(p.countIn(chainCountConnections), nft.NewRule(nft.Match{Field: nft.MetaMark, Mask: bits, Value: bits}, nft.SetMark{Xor: bits}, nft.Masquerade{}))
 	if p.has(hairpinRecord, false) {
 		pair := nft.Concat{p.family.Saddr(), p.family.Daddr()}
 		rules = append(rules, nft.Rule{
@@ -257,15 +254,6 @@ func (p *program) countRules(kind recordKind) (rules []nft.Rule) {
 		}
 	}
 	return rules
-}
-
-func (p *program) countConnections() []nft.Rule { return p.countIn(chainCountConnections) }
-
-func (p *program) countTraffic() []nft.Rule { return p.countIn(chainCountTraffic) }
-
-// countInput begins the filter chain of hook input. Packets from this node itself were counted in hook output.
-func (p *program) countInput() []nft.Rule {
-	return p.countIn(chainCountTraffic, nft.Match{Field: nft.MetaIifname, Op: nft.NotEqual, Value: "lo"})
 }
 
 // countIn leads packets of connections whose destination was translated to a chain that counts.

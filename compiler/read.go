@@ -6,6 +6,7 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/nftproxy/nftproxy/model"
@@ -168,16 +169,22 @@ const kubeProxyServiceCheck = "service-endpoints-check"
 // read reads the records of one kind after the other. The first three say which frontends there are, and their chains how
 // many endpoints these have.
 func (r *reader) read() []*Frontend {
-	r.readChainSets()
+	for _, set := range r.table.Sets {
+		if chain, ok := strings.CutPrefix(set.Name, ServiceIPs+"-"); ok {
+			for _, e := range set.Elements() {
+				e.Verdict = nft.Goto(chain)
+				r.add(readRecord(serviceRecord, e))
+			}
+		}
+	}
 	for _, kind := range []recordKind{
 		serviceRecord, noEndpointRecord, guardedRecord, shortCircuitRecord, endpointRecord, localEndpointRecord, affinityRecord, sourceRecord,
 	} {
 		for nodePort, name := range recordSets[kind].names {
 			if set := r.table.Set(name); set != nil {
 				for _, e := range set.Elements() {
-					if record, ok := readRecord(kind, e); ok && record.frontend.isNodePort() == (nodePort == 1) {
-						r.add(&record)
-					}
+					record, ok := readRecord(kind, e)
+					r.add(record, ok && record.frontend.isNodePort() == (nodePort == 1))
 				}
 			}
 		}
@@ -196,37 +203,14 @@ func (r *reader) read() []*Frontend {
 	return slices.SortedFunc(maps.Values(r.found), (*Frontend).Compare)
 }
 
-// readChainSets reads the frontends in the sets of chains, to which the rules lead before they look up service-ips.
-func (r *reader) readChainSets() {
-	services := r.table.Chain(chainServices)
-	if services == nil {
-		return
-	}
-	for _, rule := range services.Rules {
-		if len(rule.Statements) != 2 {
-			continue
-		}
-		in, isLookup := rule.Statements[0].(nft.InSet)
-		to, isVerdict := rule.Statements[1].(nft.Verdict)
-		if set := r.table.Set(in.Set); isLookup && isVerdict && in.Op == nft.Equal && set != nil {
-			for _, e := range set.Elements() {
-				e.Verdict = to
-				if record, ok := readRecord(serviceRecord, e); ok {
-					r.add(&record)
-				}
-			}
-		}
-	}
-}
-
-// add adds a record to its frontend. The first record of a chain counts.
-func (r *reader) add(record *record) {
+// add adds a record that is ok to its frontend. The first record of a chain counts.
+func (r *reader) add(record record, ok bool) {
 	f := r.found[record.frontend]
-	if f == nil && (record.kind == serviceRecord || record.kind == noEndpointRecord || record.kind == guardedRecord) {
+	if ok && f == nil && (record.kind == serviceRecord || record.kind == noEndpointRecord || record.kind == guardedRecord) {
 		f = r.newFrontend(record)
 		r.found[record.frontend] = f
 	}
-	if f == nil {
+	if !ok || f == nil {
 		return
 	}
 	switch record.kind {
@@ -249,7 +233,7 @@ func (r *reader) add(record *record) {
 		}
 	case endpointRecord, localEndpointRecord:
 		if record.slot < r.counts[endpointsOf{record.frontend, record.kind}] {
-			r.endpoints = append(r.endpoints, *record)
+			r.endpoints = append(r.endpoints, record)
 		}
 	case noEndpointRecord:
 		f.Unserved = UnservedReject
@@ -263,11 +247,17 @@ func (r *reader) add(record *record) {
 			f.Sources = append(f.Sources, netip.PrefixFrom(record.addr.Addr(), record.slot))
 		}
 	case affinityRecord:
-		r.addAffinity(f, record)
+		for _, list := range endpointLists {
+			update, ok := r.updates[affinityKey{record.affinity, list}.mapName()]
+			if ok && (record.chain.kind == kindLocal || record.list == list) {
+				f.AffinityTimeout = update.Timeout
+				f.AffinityMaps = append(f.AffinityMaps, update.Map)
+			}
+		}
 	}
 }
 
-func (r *reader) newFrontend(record *record) *Frontend {
+func (r *reader) newFrontend(record record) *Frontend {
 	fe := record.frontend
 	f := &Frontend{Family: r.table.Family, Addr: fe.addr, Port: fe.port, Protocol: fe.protocol, ServicePort: record.comment, Kind: FrontendExternal}
 	if fe.isNodePort() {
@@ -276,16 +266,6 @@ func (r *reader) newFrontend(record *record) *Frontend {
 		f.Kind = FrontendClusterIP
 	}
 	return f
-}
-
-func (r *reader) addAffinity(f *Frontend, record *record) {
-	for _, list := range endpointLists {
-		update, ok := r.updates[affinityKey{record.affinity, list}.mapName()]
-		if ok && (record.chain.kind == kindLocal || record.list == list) {
-			f.AffinityTimeout = update.Timeout
-			f.AffinityMaps = append(f.AffinityMaps, update.Map)
-		}
-	}
 }
 
 // kubeProxyNodePortIPs is the set of kube-proxy's nftables mode with the addresses on which node ports answer.

@@ -11,19 +11,15 @@ import (
 type store struct {
 	draft *nft.Draft
 	sets  *sets
-	// more counts, of the addresses that several Service ports need, all ports but the first.
-	more map[moreKey]int
+	// more counts, of the addresses that several Service ports need, all ports but the first. The keys are of two lengths:
+	// ClusterIPs and pairs.
+	more map[nft.Data]int
 	// chains and affinity count the frontends of endpoint chains, and of the maps and chains of session affinity.
 	chains   *endpointChains
 	affinity *affinityState
 	// have, want and bytes are reused.
 	have, want []record
 	bytes      byteBlock
-}
-
-type moreKey struct {
-	kind recordKind
-	key  nft.Data
 }
 
 // replace brings the table from the records in have, those of a frontend or a Service port, to those in want, and empties
@@ -41,7 +37,10 @@ func (s *store) replace() {
 			continue
 		}
 		if have[i] != want[w] {
-			s.change(&have[i], &want[w])
+			if want[w].kind == serviceRecord && s.set(&have[i]) != s.set(&want[w]) {
+				s.take(&have[i])
+			}
+			s.add(&want[w])
 		}
 		i++
 	}
@@ -83,12 +82,13 @@ func (s *store) put(r *record) {
 
 func (s *store) take(r *record) { s.draft.Remove(s.set(r), r.element(&s.bytes, s.chains.name).Key) }
 
+// add puts a record, in the place of another state of it.
 func (s *store) add(r *record) {
 	switch r.kind {
 	case clusterIPRecord, hairpinRecord:
 		e := r.element(&s.bytes, nil)
 		if _, has := s.set(r).Element(e.Key); has {
-			s.more[moreKey{r.kind, e.Key}]++
+			s.more[e.Key]++
 		} else {
 			s.draft.Put(s.set(r), e)
 		}
@@ -104,27 +104,13 @@ func (s *store) add(r *record) {
 	}
 }
 
-func (s *store) change(have, want *record) {
-	switch want.kind {
-	case affinityRecord:
-		s.putAffinity(want)
-	case affinityMapRecord, affinityKnownRecord:
-		s.add(want)
-	default:
-		if s.set(have) != s.set(want) {
-			s.take(have)
-		}
-		s.put(want)
-	}
-}
-
 func (s *store) remove(r *record) {
 	switch r.kind {
 	case clusterIPRecord, hairpinRecord:
-		key := moreKey{r.kind, r.element(&s.bytes, nil).Key}
+		key := r.element(&s.bytes, nil).Key
 		switch n := s.more[key]; n {
 		case 0:
-			s.draft.Remove(s.set(r), key.key)
+			s.draft.Remove(s.set(r), key)
 		case 1:
 			delete(s.more, key)
 		default:
