@@ -25,8 +25,7 @@ const (
 	affinitySyncElements = 8192
 	// affinityCopyTime bounds how long a Sync reads maps to copy clients, after a change of a Service's traffic policy.
 	affinityCopyTime = 250 * time.Millisecond
-	// aboutToExpire is the least time that an element must have left for a Sync to delete it. If an element expires
-	// before the kernel comes to it, the kernel refuses the whole transaction.
+	// A Sync deletes no element that is aboutToExpire: the kernel refuses the whole transaction if one is gone.
 	aboutToExpire = 5 * time.Second
 	// affinityKeepTime bounds how long clients are read out of tables that are about to be replaced.
 	affinityKeepTime = time.Second
@@ -99,8 +98,7 @@ func changeClients(op nft.StepOp, m compiler.AffinityMap, elements []nft.Element
 	return tx
 }
 
-// readAffinity reads the clients of the kernel's map, none if it fails. That may take long, so conn must not be the one
-// that commits.
+// readAffinity reads the clients of the kernel's map. That may take long, so conn must not be the one that commits.
 func readAffinity(ctx context.Context, conn *nft.Conn, m compiler.AffinityMap) (clients []nft.Element, err error) {
 	for e, err := range conn.Elements(ctx, m.Table.Family, m.Table.Name, m.Set) {
 		if err != nil {
@@ -152,8 +150,7 @@ func (r *affinityReconciler) restoreFromConntrack(ctx context.Context) error {
 	return errors.Join(failures...)
 }
 
-// connections calls add with the clients of the connections in conntrack. It holds Backend.mu for one connection at a
-// time.
+// connections calls add with the clients in conntrack. It holds Backend.mu for one connection at a time.
 func (r *affinityReconciler) connections(ctx context.Context, add func(compiler.AffinityMap, nft.Element)) error {
 	affinity := r.backend.compiler.Affinity()
 	var failures []error

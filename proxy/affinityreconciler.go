@@ -28,11 +28,9 @@ const (
 )
 
 // affinityReconciler keeps the maps of session affinity, which packets fill: it deletes clients of endpoints that went,
-// and restores clients whose map was lost.
-//
-// It owns the list of maps to read again, and whether clients are to be restored. In a Sync, which holds Backend.mu, the
-// Backend calls changes and kept for the steps to commit with its own (affinity.go). Backend.Watch runs run, which does
-// what a Sync had no time for: it takes Backend.mu for one transaction at a time, never for a listing.
+// and restores clients whose map was lost. A Sync calls changes and kept for the steps to commit with its own
+// (affinity.go). Backend.Watch runs run, which does what a Sync had no time for: it takes Backend.mu for one transaction
+// at a time, never for a listing.
 type affinityReconciler struct {
 	backend *Backend
 	// lock is Backend.mu.
@@ -45,8 +43,7 @@ type affinityReconciler struct {
 	copyTime time.Duration
 	// restore says that clients were lost, which are to be restored from conntrack. Backend.mu guards it.
 	restore bool
-	// late holds the maps to read again: because packets may have been under way when the endpoint went, or because
-	// reading failed.
+	// late holds the maps to read again: packets may have been under way when the endpoint went, or reading failed.
 	late map[mapID]lateLook
 	// retry gives the waits after failures.
 	retry *backoff.ExponentialBackOff
@@ -113,8 +110,7 @@ func (r *affinityReconciler) untilDue() time.Duration {
 	return wait
 }
 
-// deleteStale deletes clients from maps that lost endpoints: at once, and again a moment later. It returns the maps in
-// which it failed.
+// deleteStale deletes clients from maps that lost endpoints: at once, and again a moment later.
 func (r *affinityReconciler) deleteStale(ctx context.Context) (failed []compiler.AffinityMap, _ error) {
 	r.lock.Lock()
 	stale := r.backend.compiler.Affinity().Stale()
@@ -180,8 +176,7 @@ func (r *affinityReconciler) commit(ctx context.Context, m compiler.AffinityMap,
 	return errors.Join(r.commit(ctx, m, op, elements[:half]), r.commit(ctx, m, op, elements[half:]))
 }
 
-// commitOnce commits the elements in one transaction, without those that are no longer right because a Sync changed the
-// endpoints.
+// commitOnce commits the elements in one transaction, without those that a Sync has made wrong.
 func (r *affinityReconciler) commitOnce(ctx context.Context, m compiler.AffinityMap, op nft.StepOp, elements []nft.Element) error {
 	r.lock.Lock()
 	defer r.lock.Unlock()

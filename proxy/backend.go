@@ -28,9 +28,8 @@ import (
 
 // Backend writes the model to nftables. It implements model.Backend.
 //
-// It owns the compiler, the connection that commits, and what is known about the kernel's tables. The loop of Syncs
-// calls Sync, which holds mu. The repairer and the affinityReconciler take mu for each of their steps. In a step they
-// use the compiler, commit, compare and reconcile, and nothing else of the Backend.
+// The loop of Syncs calls Sync, which holds mu. The repairer and the affinityReconciler take mu for each of their steps.
+// In a step they use the compiler, commit, compare and reconcile, and nothing else of the Backend.
 type Backend struct {
 	conn *nft.Conn
 	// reader is for listings that can be long, so that commits do not wait for them.
@@ -136,7 +135,11 @@ func (b *Backend) Sync(ctx context.Context, changes *model.Changes) error {
 	conflicts := b.compiler.Apply(changes)
 	call(b.hooks.OnCompile, time.Since(begin))
 	for _, c := range conflicts {
-		logConflict(logger, c)
+		var others []string
+		for _, id := range c.Others {
+			others = append(others, id.ServicePortName())
+		}
+		logger.Info("Several Services claim the same address; only one gets it", "address", c.Frontend, "owner", c.Owner.ServicePortName(), "others", others)
 	}
 	if err := b.update(ctx, logger); err != nil {
 		return err
@@ -170,17 +173,12 @@ func (b *Backend) update(ctx context.Context, logger klog.Logger) error {
 	return nil
 }
 
-// commitWithAffinity commits a transaction together with the changes to affinity maps that follow from it. Packets add
-// elements to those maps and elements expire, so the kernel may refuse the whole. Then it commits the transaction
-// alone.
+// commitWithAffinity commits a transaction together with the changes to affinity maps that follow from it. Packets
+// change those maps too, so the kernel may refuse the whole. Then it commits the transaction alone.
 func (b *Backend) commitWithAffinity(ctx context.Context, tx nft.Transaction) error {
 	changes := b.affinity.changes(ctx)
-	if changes.Empty() {
-		return b.commitWanted(ctx, tx)
-	}
-	whole := nft.Transaction{Steps: slices.Concat(tx.Steps, changes.Steps)}
-	err := b.commitWanted(ctx, whole)
-	if refused := (*nft.CommitError)(nil); errors.As(err, &refused) {
+	err := b.commitWanted(ctx, nft.Transaction{Steps: slices.Concat(tx.Steps, changes.Steps)})
+	if refused := (*nft.CommitError)(nil); errors.As(err, &refused) && !changes.Empty() {
 		return b.commitWanted(ctx, tx)
 	}
 	return err
@@ -258,12 +256,4 @@ func (b *Backend) View(do func(tables []*nft.Table)) {
 	if b.state == stateApplied {
 		do(b.compiler.Tables())
 	}
-}
-
-func logConflict(logger klog.Logger, c compiler.Conflict) {
-	var others []string
-	for _, id := range c.Others {
-		others = append(others, id.ServicePortName())
-	}
-	logger.Info("Several Services claim the same address; only one gets it", "address", c.Frontend, "owner", c.Owner.ServicePortName(), "others", others)
 }

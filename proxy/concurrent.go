@@ -7,15 +7,14 @@ import (
 )
 
 // concurrentChanges records the objects and elements that the Backend committed while a comparison with the kernel ran.
-// Differences in them are ignored: the comparison may have read them before the commit or after it. A nil
-// *concurrentChanges records nothing.
+// Differences in them are ignored: the comparison may have read them before the commit. A nil one records nothing.
 type concurrentChanges struct {
 	changed map[changeID]bool
 	// all says that a table was replaced, or that more than maxConcurrent objects and elements were changed.
 	all bool
 }
 
-// changeID identifies a chain, a set or, with its key, an element of a set.
+// changeID identifies a chain, a set or an element of a set.
 type changeID struct {
 	family  nft.Family
 	isChain bool

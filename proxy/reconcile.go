@@ -13,9 +13,8 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// reconcile reads the kernel's tables and commits the difference with the wanted ones. The tables may be from an
-// earlier process, from another proxy, or changed by somebody else. It replaces them whole only if it must: while a
-// table is replaced, a packet that runs through the old rules may find their maps empty.
+// reconcile reads the kernel's tables, whoever wrote them, and commits the difference with the wanted ones. It replaces
+// them whole only if it must: meanwhile a packet that runs through the old rules may find their maps empty.
 func (b *Backend) reconcile(ctx context.Context, logger klog.Logger) error {
 	err := b.reconcileTables(ctx, logger)
 	if err == nil {
@@ -93,8 +92,7 @@ func (b *Backend) difference(ctx context.Context) (tx nft.Transaction, certain b
 	return compare(ctx, b.reader, b.compiler.Tables(), nil)
 }
 
-// compare compares the kernel's tables with the wanted ones. It continues when others commit: their commits to other
-// tables do not matter. If there is a difference then, it is not certain.
+// compare compares the kernel's tables with the wanted ones. A difference is not certain if others commit meanwhile.
 func compare(ctx context.Context, conn *nft.Conn, wanted []*nft.Table, guard func(func()) error) (tx nft.Transaction, certain bool, err error) {
 	certain = true
 	for _, want := range wanted {
@@ -108,8 +106,7 @@ func compare(ctx context.Context, conn *nft.Conn, wanted []*nft.Table, guard fun
 	return tx, certain, nil
 }
 
-// replace replaces both tables with the wanted ones, in a transaction that do commits. It keeps those clients of
-// session affinity that it can read in time.
+// replace replaces both tables, in a transaction that do commits, and keeps the clients that it can read in time.
 func (b *Backend) replace(ctx context.Context, do func(context.Context, nft.Transaction) error) error {
 	kept := b.affinity.kept(ctx)
 	if err := ctx.Err(); err != nil {
@@ -130,13 +127,8 @@ func (b *Backend) replace(ctx context.Context, do func(context.Context, nft.Tran
 const inFlight = 20 * time.Millisecond
 
 // takeOver replaces the tables of another program, or of another version of this one. Temporary tables serve during the
-// exchange, because replacing alone has two gaps:
-//
-//   - A packet that runs through the old rules finds their maps empty. The NAT chains of the temporary tables run later,
-//     and translate packets that are not translated yet.
-//   - The kernel makes elements of sets with ranges valid at the very end of a commit. Until then, load balancer
-//     addresses with source ranges would drop everybody. So the temporary tables guard these addresses until the new
-//     tables have the ranges.
+// exchange, because replacing alone has two gaps: a packet that runs through the old rules finds their maps empty; and
+// addresses with source ranges drop everybody until the very end of the commit (compiler.GuardsLast).
 func (b *Backend) takeOver(ctx context.Context, logger klog.Logger) error {
 	there, err := familiesWith(ctx, b.conn, compiler.TableNameFor(b.serviceProxyName))
 	if err != nil || len(there) == 0 {
@@ -158,8 +150,7 @@ func (b *Backend) takeOver(ctx context.Context, logger klog.Logger) error {
 	return nil
 }
 
-// guardsLast commits a transaction in two parts: first all steps except those that guard load balancer addresses, then,
-// with commitGuards, those.
+// guardsLast commits a transaction in two parts: the second, with commitGuards, guards load balancer addresses.
 func (b *Backend) guardsLast(ctx context.Context, tx nft.Transaction, commitGuards func(context.Context, nft.Transaction) error) error {
 	first, guards := compiler.GuardsLast(tx)
 	if err := b.commit(ctx, first); err != nil {

@@ -15,10 +15,8 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// repairer finds what others change in the kernel's tables, and undoes it.
-//
-// It owns the notices of other programs' commits, and the record of own commits during a comparison. A check holds
-// checking, and Backend.mu for each step, so that a Sync waits for microseconds while the kernel lists the tables.
+// repairer finds what others change in the kernel's tables, and undoes it. A check holds checking, and Backend.mu for
+// each step, so that a Sync waits for microseconds while the kernel lists the tables.
 // Backend.Watch runs listen and run; Backend.Check makes one check; Backend.commit calls ownCommit.
 type repairer struct {
 	backend  *Backend

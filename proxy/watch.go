@@ -15,8 +15,7 @@ const (
 	// CheckInterval is how often Watch asks for the kernel's generation number, in case a notice was lost or the kernel
 	// gives none. Asking takes microseconds.
 	CheckInterval = time.Second
-	// restPerComparison is the ratio of rest to comparisons. maxComparisonRest bounds the rest. It counts for tables of
-	// which a comparison takes longer than three seconds.
+	// restPerComparison is the ratio of rest to comparisons, and maxComparisonRest bounds the rest.
 	restPerComparison = 20
 	maxComparisonRest = time.Minute
 	// maxRetryDelay bounds the wait after a failure.
@@ -79,9 +78,8 @@ func (r *repairer) setMonitor(m *nft.Monitor) {
 	r.monitor = m
 }
 
-// ownCommit prepares for an own commit: the monitor leaves its group, because the kernel describes each element of a
-// commit to those who listen, which takes time. The caller holds Backend.mu, and calls listen after the commit. The
-// generation number then tells whether others have committed at the same time.
+// ownCommit has the monitor leave its group, because the kernel takes time to describe each element of a commit to those
+// who listen. The caller calls listen after the commit: the generation number tells whether others committed too.
 func (r *repairer) ownCommit(tx nft.Transaction) (listen func(context.Context)) {
 	r.concurrent.note(tx)
 	if r.monitor == nil || r.monitor.Leave() != nil {
