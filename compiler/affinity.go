@@ -30,11 +30,9 @@ type affinityState struct {
 	frontends map[affinityRule]int
 	// nodePorts holds the node ports that got or lost affinity since family.putExceptions.
 	nodePorts map[frontend]bool
-	// stale holds the maps that may have clients of endpoints that no longer serve them: true for those that became stale
-	// since the last commit.
+	// stale holds the maps that may have clients of endpoints that went: true for those that went since the last commit.
 	stale map[affinityKey]bool
-	// moves holds the maps that came since the last commit, or whose other map went, so that clients may have to move to
-	// them.
+	// moves holds the maps to which clients may have to move, since they came or their other map went.
 	moves map[affinityKey]bool
 }
 
@@ -130,10 +128,9 @@ func (a *affinityState) committed() {
 	}
 }
 
-// affinitySize returns how many clients each map holds, where an IP family has so many of them. Further clients are
-// served without affinity. The more maps there are, the smaller they are, since a flood can fill all of them. The kernel
-// keeps the size that a map was made with, so at most as many maps have a size as there may be maps with it: not more
-// than 64 have the largest one.
+// affinitySize returns how many clients each map holds, where an IP family has so many maps: a flood can fill all of
+// them. Further clients are served without affinity. The kernel keeps the size that a map was made with, so at most 64
+// have the largest one, whatever came and went.
 func affinitySize(maps int) uint32 {
 	switch {
 	case maps <= 64:
@@ -146,8 +143,7 @@ func affinitySize(maps int) uint32 {
 	return 1<<8 - 1
 }
 
-// updateSize gives all maps the size for their number. The transaction does not contain it: maps that the kernel has
-// keep their size and their clients.
+// updateSize gives all maps the size for their number. Those that the kernel has keep their size and their clients.
 func (a *affinityState) updateSize() {
 	size := affinitySize(len(a.maps))
 	if size == a.size {
@@ -171,8 +167,7 @@ var (
 )
 
 const (
-	// affinityShortCircuitPrefix begins the name of the chain that decides, under policy Local, from which list a client's
-	// endpoint came.
+	// affinityShortCircuitPrefix begins the names of chains that decide, under policy Local, which map gets a client.
 	affinityShortCircuitPrefix = "affinity-update-short-circuit."
 	// affinityKnownPrefix begins the names of chains that send known clients to their endpoint.
 	affinityKnownPrefix = "affinity-known-"
@@ -233,8 +228,7 @@ func affinityName(id model.PortID) string {
 	return name
 }
 
-// isName reports whether a name consists of characters that Kubernetes allows in the names of namespaces, Services and
-// ports.
+// isName reports whether Kubernetes allows all characters in the names of namespaces, Services and ports.
 func isName(s string) bool {
 	const allowed = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-"
 	return s != "" && !strings.ContainsFunc(s, func(r rune) bool { return !strings.ContainsRune(allowed, r) })

@@ -45,8 +45,7 @@ func (p *program) affinityKnown(port *portPlans, kind chainKind) *nft.Chain {
 	return c
 }
 
-// affinityUpdate builds the chain that adds a client and its endpoint to the map. A client that is in the map keeps its
-// endpoint, and its timeout starts anew.
+// affinityUpdate builds the chain that adds a client and its endpoint to the map, or starts its timeout anew.
 func (p *program) affinityUpdate(port *portPlans, list endpointList) *nft.Chain {
 	key := affinityKey{port.affinity, list}
 	return &nft.Chain{Name: key.updateName(), Rules: []nft.Rule{nft.NewRule(
@@ -92,14 +91,13 @@ func (p *program) affinityRules() []nft.Rule {
 }
 
 // affinityRulesOf looks for frontends of one kind. The map knows a node port by its number alone, and other programs
-// translate destinations too. So the dialed address has to be one on which node ports answer. Where these are whole
-// networks, it must at least be no ClusterIP. External addresses may have a node port's number as well: see
-// store.putAffinity.
+// translate destinations too. So the dialed address has to be one on which node ports answer, or, where these are whole
+// networks, no ClusterIP. External addresses may have a node port's number as well: see store.putAffinity.
 func (p *program) affinityRulesOf(isOf nft.Statement, nodePort bool, find nft.Vmap) (rules []nft.Rule) {
-	daddr := p.family.OriginalDaddr()
 	if !nodePort {
 		return []nft.Rule{nft.NewRule(isOf, find)}
 	}
+	daddr := p.family.OriginalDaddr()
 	networks := false
 	for _, prefix := range p.nodePortPrefixes() {
 		if prefix.IsSingleIP() {

@@ -11,9 +11,8 @@ import (
 // and the author of a Service writes external IPs. An external IP must not take over an address of the other two
 // (CVE-2020-8554).
 //
-// Unlike in kube-proxy, it does not do so either while the owner has no endpoints. Otherwise an author would only have
-// to wait for a rollout or a crash of the Service that holds the address, to get the data of its clients. Refusing
-// these clients is safe.
+// Unlike in kube-proxy, it does not do so either while the owner has no endpoints: an author would only have to wait for
+// a rollout or a crash of the Service that holds the address, to get the data of its clients.
 type rank uint8
 
 const (
@@ -23,8 +22,7 @@ const (
 	rankNodePort
 )
 
-// eachFrontend calls do with each frontend of a Service port and its rank. A frontend comes twice if the port names the
-// address twice.
+// eachFrontend calls do with each frontend of a Service port, as EachFrontend, and its rank.
 func eachFrontend(p *model.ServicePort, do func(rank, frontend)) {
 	address := func(r rank, addr netip.Addr) { do(r, frontend{addr, p.Port, p.ID.Protocol}) }
 	if p.ClusterIP.IsValid() {
@@ -129,8 +127,7 @@ func (c *claims) add(fe frontend, new claim) {
 	c.touch(s)
 }
 
-// removePort removes the claims of a port, and touches its frontends. One without claims is deleted when it is
-// reconciled.
+// removePort removes the claims of a port, and touches its frontends. reconcileTouched deletes those without claims.
 func (c *claims) removePort(p *portPlans) {
 	eachFrontend(p.ServicePort, func(_ rank, fe frontend) {
 		s := c.frontends[fe]
@@ -163,8 +160,7 @@ type Conflict struct {
 	Others []model.PortID
 }
 
-// reconcileTouched calls do with each touched frontend, and returns the conflicts over them whose claimants differ from
-// those of the last call.
+// reconcileTouched calls do with each touched frontend, and returns the conflicts over them whose claimants changed.
 func (c *claims) reconcileTouched(do func(*frontendState)) (conflicts []Conflict) {
 	for _, s := range c.touched {
 		s.touched = false

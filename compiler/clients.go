@@ -69,15 +69,13 @@ func (p *program) localCIDRs() []netip.Prefix {
 	return prefixesOf(p.family, cidrs)
 }
 
-// isLocalClient reports whether a client is of the cluster or the node, so that policy Local does not bind it, and
-// whether its address tells that.
+// isLocalClient reports whether a client is of the cluster or the node, and whether its address tells that.
 func (p *program) isLocalClient(client netip.Addr) (local, known bool) {
 	local = slices.Contains(p.node.IPs, client) || slices.ContainsFunc(p.localCIDRs(), func(cidr netip.Prefix) bool { return cidr.Contains(client) })
 	return local, local || p.config.DetectLocal.Interface == ""
 }
 
-// shortCircuitRules treat clients of the cluster and of the node, under policy Local, as if
-// their packets went out and came back through a load balancer: any endpoint may serve.
+// shortCircuitRules let any endpoint serve clients of the cluster and of the node under policy Local.
 func (p *program) shortCircuitRules(nodePort bool) []nft.Rule {
 	choose := p.lookup(shortCircuitRecord, nodePort)
 	var rules []nft.Rule
@@ -104,10 +102,9 @@ func (p *program) nodePortPrefixes() []netip.Prefix {
 	return withoutNested(prefixes)
 }
 
-// onNodePortAddresses returns rules that run a statement for packets to an address on which node ports answer. The
-// address must also be the machine's own at that moment, because a prefix may cover other machines. Networks are left
-// out if used is false: whether an address is the machine's own is a search in the routing table. Single addresses
-// stay, since NodeFromTables reads them.
+// onNodePortAddresses returns rules that run a statement for packets to an address on which node ports answer, if it is
+// the machine's own at that moment: a search in the routing table. Networks are left out if used is false. Single
+// addresses stay, since NodeFromTables reads them.
 func (p *program) onNodePortAddresses(used bool, do nft.Statement) []nft.Rule {
 	var rules []nft.Rule
 	for _, prefix := range p.nodePortPrefixes() {
@@ -127,10 +124,9 @@ func (p *program) onNodePortAddresses(used bool, do nft.Statement) []nft.Rule {
 	return rules
 }
 
-// sourcesFor returns the prefixes that may dial a load balancer address, given the Service's ranges. They are sorted,
-// and none contains another: the kernel refuses ranges that overlap. If a range contains an address of the node, the
-// load balancer's address is added: where the node has that address itself, packets that it sends there have it as
-// their source.
+// sourcesFor returns the prefixes that may dial a load balancer address, given the Service's ranges, without nested ones:
+// the kernel refuses ranges that overlap. If a range contains an address of the node, the load balancer's address is
+// added: where the node has that address itself, packets that it sends there have it as their source.
 func (p *program) sourcesFor(fe frontend, ranges []netip.Prefix) []netip.Prefix {
 	sources := slices.Clone(ranges)
 	for _, ip := range p.node.IPs {

@@ -10,8 +10,8 @@
 // element in no-endpoint-services instead. The endpoint chain cluster-3 serves all frontends of its kind with three
 // endpoints (endpointchain.go). So the number of chains depends on how many different numbers of endpoints there are
 // and not on the number of Services; session affinity is the exception (affinity.go). Where very many frontends go to
-// one chain, they are in a set of that chain instead of service-ips (chainset.go). docs/ruleset.md explains each chain
-// and map.
+// one chain, they are in a set of that chain instead of service-ips (endpointchains.go). docs/ruleset.md explains each
+// chain and map.
 //
 // A Service port claims frontends (claim.go). Each claim has a plan: a chain, endpoints, or a refusal (plan.go). The
 // first claim of a frontend owns it, and its plan becomes elements in the draft (family.go).

@@ -8,8 +8,7 @@ import (
 	"github.com/nftproxy/nftproxy/nft"
 )
 
-// chainKind says what an endpoint chain does before it chooses an endpoint. The name of the chain is the kind and the
-// number of endpoints, such as "cluster-3".
+// chainKind says what an endpoint chain does before it chooses an endpoint.
 type chainKind uint8
 
 const (
@@ -18,8 +17,7 @@ const (
 	kindCluster
 	// kindExternal serves external traffic with policy Cluster: always masqueraded.
 	kindExternal
-	// kindLocal serves external traffic with policy Local: the client's address is kept,
-	// and only clients of the cluster and the node may go to other nodes.
+	// kindLocal serves external traffic with policy Local: only clients of the cluster and the node go to other nodes.
 	kindLocal
 	// kindDirect only chooses an endpoint: for clients of the cluster and the node under policy Local.
 	kindDirect

@@ -15,8 +15,7 @@ type family struct {
 	sets    *sets
 	ports   map[model.PortID]*portPlans
 	claims  claims
-	// lists has the addresses and the lists of endpoints, decisions all other records. Only the latter has chains and
-	// affinity.
+	// lists has the addresses and the lists of endpoints, decisions all other records.
 	lists, decisions store
 	chains           *endpointChains
 	affinity         *affinityState
@@ -177,8 +176,7 @@ func (f *family) usesNow() uses {
 	return u
 }
 
-// putFixedChains puts the chains with fixed names and removes those that are not needed any more. The transaction does
-// not contain those that are the same as before.
+// putFixedChains puts the chains with fixed names, and removes those that are not needed any more.
 func (f *family) putFixedChains() {
 	before := f.fixed
 	f.fixed = nil

@@ -9,8 +9,7 @@ import (
 	"github.com/nftproxy/nftproxy/nft"
 )
 
-// frontend is one address that clients dial: an IP address, protocol and port, or, without
-// an address, a node port.
+// frontend is one address that clients dial; a node port has no addr.
 type frontend struct {
 	addr     netip.Addr
 	port     uint16

@@ -147,8 +147,7 @@ func newConnections(chain string) []nft.Rule {
 	return []nft.Rule{nft.NewRule(nft.Match{Field: nft.CTState, Value: nft.CTStateNew}, nft.Jump(chain))}
 }
 
-// checks calls chains for packets whose destination was not translated. Translated packets skip them: an endpoint's
-// address may itself be a frontend without endpoints.
+// checks calls chains for packets that were not translated: an endpoint may itself be a frontend without endpoints.
 func (p *program) checks(forward bool) []nft.Rule {
 	translated := nft.Accept
 	if p.hasAffinity() {
@@ -178,8 +177,7 @@ func (p *program) services(chainSets []endpointChain) []nft.Rule {
 	return append(rules, p.onNodePortAddresses(p.has(serviceRecord, true), nft.Goto(chainNodePorts))...)
 }
 
-// findKnown returns the rule that leads clients of frontends with affinity to the chains for known clients, if there
-// are such frontends.
+// findKnown leads clients of frontends with affinity to the chains for known clients.
 func (p *program) findKnown(nodePort bool) []nft.Rule {
 	if !p.has(knownRecord, nodePort) {
 		return nil
@@ -237,9 +235,8 @@ func isProtocol(protocol model.Protocol) nft.Statement {
 	return nft.Match{Field: nft.MetaL4proto, Value: nft.ProtoData(uint8(protocol))}
 }
 
-// Counting (Config.CountServices) has sets of its own. The elements of service-ips could count as well, but whenever
-// the number of a Service's endpoints changes they are replaced, and their counts are lost. An element of the sets here
-// exists as long as its frontend.
+// Counting (Config.CountServices) has sets of its own, whose elements exist as long as their frontend. The elements of
+// service-ips are replaced whenever the number of a Service's endpoints changes.
 //
 // Connections are counted in NAT chains of source translation. The kernel runs one of them once for each connection,
 // after its destination was translated, unless another rule dropped it. So retransmitted SYNs and refused connections

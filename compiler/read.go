@@ -166,8 +166,7 @@ func newReader(table *nft.Table) (*reader, error) {
 // table's comment cannot tell them apart: it stays when one of them replaces the content that the other wrote.
 const kubeProxyServiceCheck = "service-endpoints-check"
 
-// read reads the records of one kind after the other. The first three say which frontends there are, and their chains how
-// many endpoints these have.
+// read reads one kind of records after the other: first those that say which frontends there are.
 func (r *reader) read() []*Frontend {
 	for _, set := range r.table.Sets {
 		if chain, ok := strings.CutPrefix(set.Name, ServiceIPs+"-"); ok {
@@ -307,8 +306,7 @@ func nodePortIPs(t *nft.Table) (ips []netip.Addr) {
 	return ips
 }
 
-// matched returns the prefixes that a field is compared with in the rules of a chain that contain the statement end;
-// nil means all rules.
+// matched returns the prefixes that a field is compared with in a chain, in rules with the statement end if it is set.
 func matched(t *nft.Table, chain string, field nft.Field, end nft.Statement) (prefixes []netip.Prefix) {
 	c := t.Chain(chain)
 	if c == nil {

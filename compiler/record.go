@@ -31,8 +31,7 @@ type record struct {
 	port *portPlans
 }
 
-// recordKind is the kind of a record. Kinds are in the order of their sets in the table, which is that of a plan's
-// records too.
+// recordKind is the kind of a record. Kinds are in the order of their sets in the table, and of a plan's records.
 type recordKind uint8
 
 const (
@@ -113,8 +112,7 @@ func index(nodePort bool) int {
 	return 0
 }
 
-// sets holds the sets and maps that a table always has: all but affinity maps and sets of one chain. docs/ruleset.md
-// explains each.
+// sets holds the sets and maps that a table always has. docs/ruleset.md explains each.
 type sets [elementKinds][2]*nft.Set
 
 func (s *sets) of(kind recordKind, nodePort bool) *nft.Set { return s[kind][index(nodePort)] }
@@ -149,11 +147,10 @@ func addSets(draft *nft.Draft, p *program) *sets {
 	return &s
 }
 
-// guardSet is the name of the set of load balancer addresses that only some sources may dial.
-const guardSet = "guarded-ips"
-
-// hairpinSet is the name of the set of endpoints whose packets may be sent back to them.
-const hairpinSet = "hairpin"
+const (
+	guardSet   = "guarded-ips"
+	hairpinSet = "hairpin"
+)
 
 // IsHairpinSet reports whether the set of that name holds the endpoints whose packets may be sent back to them.
 func IsHairpinSet(set string) bool { return set == hairpinSet }
@@ -262,8 +259,7 @@ func appendRecords(to []record, p plan, fe frontend, config *Config) []record {
 	return to
 }
 
-// compareRecords orders the records of one frontend, or of one Service port. Two that it finds equal are two states of
-// one record.
+// compareRecords orders the records of one frontend or Service port. Equal ones are two states of one record.
 func compareRecords(a, b *record) int {
 	if a.kind != b.kind || a.list != b.list && a.kind != affinityRecord {
 		return cmp.Or(cmp.Compare(a.kind, b.kind), cmp.Compare(a.list, b.list))

@@ -6,15 +6,13 @@ import (
 	"github.com/nftproxy/nftproxy/nft"
 )
 
-// store is the only writer of elements, endpoint chains and affinity. It keeps a record in the draft for as long as
-// somebody needs it.
+// store is the only writer of elements and affinity. It keeps a record in the draft for as long as somebody needs it.
 type store struct {
 	draft *nft.Draft
 	sets  *sets
 	// more counts, of the addresses that several Service ports need, all ports but the first. The keys are of two lengths:
 	// ClusterIPs and pairs.
-	more map[nft.Data]int
-	// chains and affinity count the frontends of endpoint chains, and of the maps and chains of session affinity.
+	more     map[nft.Data]int
 	chains   *endpointChains
 	affinity *affinityState
 	// have, want and bytes are reused.
@@ -128,9 +126,9 @@ func (s *store) remove(r *record) {
 	}
 }
 
-// putAffinity puts the element of an affinityRecord. Rules find node ports by their number alone, and an external address
-// may have the same number. So one without affinity has an element that ends the search, while the node port has affinity:
-// see family.putExceptions.
+// putAffinity puts the element of an affinityRecord. Rules find node ports by their number alone. So an external address
+// without affinity has an element that ends the search, while the node port of that number has affinity: see
+// family.putExceptions.
 func (s *store) putAffinity(r *record) {
 	nodePort := frontend{port: r.frontend.port, protocol: r.frontend.protocol}
 	if _, has := s.sets.of(affinityRecord, true).Element(nodePort.key()); has || r.affinity != "" {
