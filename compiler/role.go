@@ -37,30 +37,24 @@ var kindRoles = [len(chainKindNames)]Role{
 	kindCluster: RoleServeCluster, kindExternal: RoleServeExternal, kindLocal: RoleServeLocal, kindDirect: RoleServeDirect,
 }
 
+var fixedRoles = map[string]Role{
+	chainFirewall:    RoleFirewall,
+	chainNoEndpoints: RoleNoEndpoints, chainNoEndpointNodePorts: RoleNoEndpoints,
+	chainClusterIPs:      RoleClusterIPs,
+	chainMarkUnlessLocal: RoleMarkUnlessLocal,
+	chainShortCircuit:    RoleShortCircuit, chainShortCircuitNodePorts: RoleShortCircuit,
+}
+
 // RoleOf returns the role of a chain of TableName, by its name.
 func RoleOf(chain string) Role {
-	switch chain {
-	case chainFirewall:
-		return RoleFirewall
-	case chainNoEndpoints, chainNoEndpointNodePorts:
-		return RoleNoEndpoints
-	case chainClusterIPs:
-		return RoleClusterIPs
-	case chainMarkUnlessLocal:
-		return RoleMarkUnlessLocal
-	case chainShortCircuit, chainShortCircuitNodePorts:
-		return RoleShortCircuit
-	}
+	c, _ := parseEndpointChain(chain)
 	if known, ok := strings.CutPrefix(chain, affinityKnownPrefix); ok {
 		name, _, _ := strings.Cut(known, ".")
-		kind := parseChainKind(name)
-		if kind == kindLocal {
+		if c.kind = parseChainKind(name); c.kind == kindLocal {
 			return RoleKnownLocal
 		}
-		return kindRoles[kind]
 	}
-	c, _ := parseEndpointChain(chain)
-	return kindRoles[c.kind]
+	return max(fixedRoles[chain], kindRoles[c.kind])
 }
 
 // ServesNodePorts reports whether the chain of that name sees packets to node ports only.

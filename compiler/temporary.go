@@ -9,28 +9,22 @@ const TemporaryName = TableName + "-stand-in"
 // TemporaryTables returns one table for each IP family. It serves the same Services as Tables while those are replaced.
 // It has the chains that translate, with priorities after those of Tables, so that they translate only packets that no
 // other table has translated. It also has the chains that guard load balancer addresses.
-func (c *Compiler) TemporaryTables() []*nft.Table {
-	var tables []*nft.Table
+func (c *Compiler) TemporaryTables() (tables []*nft.Table) {
 	for _, table := range c.Tables() {
-		tables = append(tables, temporary(table, TemporaryNameFor(c.config.ServiceProxyName)))
+		t := *table
+		t.Name, t.Chains = TemporaryNameFor(c.config.ServiceProxyName), nil
+		for _, chain := range table.Chains {
+			c := *chain
+			if c.Type == nft.TypeNAT {
+				c.Priority += 2
+			}
+			if c.Type != nft.TypeFilter || c.Priority <= nft.PriorityDstNAT {
+				t.Chains = append(t.Chains, &c)
+			}
+		}
+		tables = append(tables, &t)
 	}
 	return tables
-}
-
-func temporary(table *nft.Table, name string) *nft.Table {
-	s := *table
-	s.Name, s.Chains = name, nil
-	for _, chain := range table.Chains {
-		if chain.Type == nft.TypeFilter && chain.Priority > nft.PriorityDstNAT {
-			continue
-		}
-		c := *chain
-		if c.Type == nft.TypeNAT {
-			c.Priority += 2
-		}
-		s.Chains = append(s.Chains, &c)
-	}
-	return &s
 }
 
 // GuardsLast splits a transaction in two, to be committed one after the other. The second one adds the load balancer

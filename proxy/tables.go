@@ -13,15 +13,12 @@ import (
 // Present returns the names of the tables that Cleanup would remove, such as "ip kube-proxy", sorted.
 func Present(ctx context.Context, conn *nft.Conn, serviceProxyName string) ([]string, error) {
 	tx, err := removal(ctx, conn, compiler.TableNameFor(serviceProxyName), compiler.TemporaryNameFor(serviceProxyName))
-	if err != nil {
-		return nil, err
-	}
 	var tables []string
 	for _, step := range tx.Steps {
 		tables = append(tables, step.Table.Family.String()+" "+step.Table.Name)
 	}
 	slices.Sort(tables)
-	return tables, nil
+	return tables, err
 }
 
 // HasServices reports whether the tables hold Services, whoever made them: this proxy, or kube-proxy in its nftables
@@ -68,7 +65,7 @@ func removal(ctx context.Context, conn *nft.Conn, names ...string) (tx nft.Trans
 	for _, name := range names {
 		there, err := familiesWith(ctx, conn, name)
 		if err != nil {
-			return tx, err
+			return nft.Transaction{}, err
 		}
 		for _, family := range there {
 			tx.Append(nft.Remove(family, name))
