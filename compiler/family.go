@@ -130,8 +130,9 @@ func (f *family) putExceptions() {
 		return
 	}
 	for fe, s := range f.claims.frontends {
-		if !fe.isNodePort() && f.affinity.nodePorts[frontend{port: fe.port, protocol: fe.protocol}] && s.applied.kind.isExternal() {
-			f.decisions.putAffinity(&record{kind: affinityRecord, frontend: fe, comment: s.applied.port.comment, affinity: s.applied.affinity()})
+		sharesNumber := !fe.isNodePort() && f.affinity.nodePorts[frontend{port: fe.port, protocol: fe.protocol}]
+		if sharesNumber && s.applied.kind.isExternal() && s.applied.affinity() == "" {
+			f.decisions.putAffinity(&record{kind: affinityRecord, frontend: fe, comment: s.applied.port.comment})
 		}
 	}
 	clear(f.affinity.nodePorts)

@@ -99,7 +99,7 @@ func (c *cluster) port(id model.PortID) *model.ServicePort {
 	p := &model.ServicePort{
 		ID:             id,
 		ClusterIP:      c.addr(id.Family, serviceNet, 3),
-		Port:           uint16(80 + c.choose(2)),
+		Port:           []uint16{80, 81, 30000}[c.choose(3)], // 30000 may be a node port as well
 		InternalPolicy: model.TrafficPolicy(c.choose(2)),
 		ExternalPolicy: model.TrafficPolicy(c.choose(2)),
 	}
