@@ -11,11 +11,12 @@ import (
 
 // admission bounds the number of streams, and the memory of large batches under way.
 type admission struct {
-	mu      *sync.Mutex
-	total   int
-	peers   map[string]*peerLoad
 	options *Options
 	batches *semaphore.Weighted
+
+	mu    sync.Mutex
+	total int
+	peers map[string]*peerLoad
 }
 
 // peerLoad counts the streams and the memory of one peer.
@@ -33,8 +34,8 @@ const (
 	serviceMemory = 400
 )
 
-func newAdmission(options *Options) admission {
-	return admission{mu: &sync.Mutex{}, peers: map[string]*peerLoad{}, options: options, batches: semaphore.NewWeighted(options.BatchMemory)}
+func newAdmission(options *Options) *admission {
+	return &admission{options: options, batches: semaphore.NewWeighted(options.BatchMemory), peers: map[string]*peerLoad{}}
 }
 
 // enter counts a stream of a peer. It returns nil if there are too many.
@@ -42,15 +43,15 @@ func (a *admission) enter(peer string) *peerLoad {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	load := a.peers[peer]
+	if a.total >= a.options.MaxStreams || load != nil && load.streams >= a.options.MaxStreamsPerPeer {
+		return nil
+	}
 	if load == nil {
 		load = &peerLoad{batches: semaphore.NewWeighted(a.peerMemory())}
-	}
-	if a.total >= a.options.MaxStreams || load.streams >= a.options.MaxStreamsPerPeer {
-		return nil
+		a.peers[peer] = load
 	}
 	a.total++
 	load.streams++
-	a.peers[peer] = load
 	a.options.Hooks.OnWatchers(a.total)
 	return load
 }

@@ -24,10 +24,7 @@ type part struct {
 const leastBuffer = 2 << 10
 
 func newPart(data []byte) *part {
-	if cap(data) < leastBuffer {
-		data = slices.Grow(data, leastBuffer)
-	}
-	return &part{data: data, written: make(chan struct{})}
+	return &part{data: slices.Grow(data, max(leastBuffer-len(data), 0)), written: make(chan struct{})}
 }
 
 // Get implements mem.BufferPool. Nobody calls it.
@@ -65,25 +62,21 @@ type encodings struct {
 }
 
 func (e *encodings) of(port *model.ServicePort) []protocol.Field {
-	if ofOneNode(port) {
+	// Other nodes see a port differently if endpoints of it are on the node.
+	if len(port.Local) > 0 || slices.ContainsFunc(port.Cluster, func(e model.Endpoint) bool { return e.Local }) {
 		return protocol.SetField(port)
 	}
 	e.mu.Lock()
-	fields := e.young[port]
-	if fields == nil {
-		fields = e.old[port]
-	}
+	young, fields := e.young[port], e.old[port]
 	e.mu.Unlock()
+	if young != nil {
+		return young
+	}
 	if fields == nil {
 		fields = protocol.SetField(port)
 	}
 	e.keep(port, fields)
 	return fields
-}
-
-// ofOneNode reports whether other nodes see a port differently: endpoints of it are on the node.
-func ofOneNode(port *model.ServicePort) bool {
-	return len(port.Local) > 0 || slices.ContainsFunc(port.Cluster, func(e model.Endpoint) bool { return e.Local })
 }
 
 func (e *encodings) keep(port *model.ServicePort, fields []protocol.Field) {

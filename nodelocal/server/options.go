@@ -1,6 +1,7 @@
 package server
 
 import (
+	"cmp"
 	"crypto/tls"
 	"math/rand/v2"
 	"time"
@@ -71,15 +72,15 @@ const (
 var Refused = []string{RefusedNode, RefusedPermission, RefusedKeys, RefusedStreams, RefusedBusy, RefusedStalled, RefusedTLS}
 
 func (o *Options) setDefaults() {
-	setDefault(&o.MaxStreams, 5000)
-	setDefault(&o.MaxStreamsPerPeer, 1100)
-	setDefault(&o.MaxConnections, 5000)
-	setDefault(&o.MinInterval, 50*time.Millisecond)
-	setDefault(&o.MaxAge, 30*time.Minute)
-	setDefault(&o.SendTimeout, 30*time.Second)
-	setDefault(&o.LeastRate, 512<<10)
-	setDefault(&o.BatchMemory, 128<<20)
-	setDefault(&o.BatchWait, 10*time.Second)
+	o.MaxStreams = cmp.Or(o.MaxStreams, 5000)
+	o.MaxStreamsPerPeer = cmp.Or(o.MaxStreamsPerPeer, 1100)
+	o.MaxConnections = cmp.Or(o.MaxConnections, 5000)
+	o.MinInterval = cmp.Or(o.MinInterval, 50*time.Millisecond)
+	o.MaxAge = cmp.Or(o.MaxAge, 30*time.Minute)
+	o.SendTimeout = cmp.Or(o.SendTimeout, 30*time.Second)
+	o.LeastRate = cmp.Or(o.LeastRate, 512<<10)
+	o.BatchMemory = cmp.Or(o.BatchMemory, 128<<20)
+	o.BatchWait = cmp.Or(o.BatchWait, 10*time.Second)
 	if o.Hooks.OnWatchers == nil {
 		o.Hooks.OnWatchers = func(int) {}
 	}
@@ -93,10 +94,3 @@ func (o *Options) setDefaults() {
 
 // streamAge draws the age at which a stream ends, so that the clients of a server do not come back all at once.
 func (o *Options) streamAge() time.Duration { return o.MaxAge + rand.N(o.MaxAge/10+1) }
-
-func setDefault[T comparable](value *T, otherwise T) {
-	var zero T
-	if *value == zero {
-		*value = otherwise
-	}
-}

@@ -2,7 +2,6 @@ package server
 
 import (
 	"context"
-	"crypto/x509"
 	"errors"
 	"io"
 	"net"
@@ -81,15 +80,13 @@ func (c localConn) RemoteAddr() net.Addr { return c.peer }
 
 // processOf returns the process that connected, 0 if the kernel does not say.
 func processOf(conn *net.UnixConn) (pid process) {
-	raw, err := conn.SyscallConn()
-	if err != nil {
-		return 0
+	if raw, err := conn.SyscallConn(); err == nil {
+		_ = raw.Control(func(fd uintptr) {
+			if cred, err := unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED); err == nil {
+				pid = process(cred.Pid)
+			}
+		})
 	}
-	_ = raw.Control(func(fd uintptr) {
-		if cred, err := unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED); err == nil {
-			pid = process(cred.Pid)
-		}
-	})
 	return pid
 }
 
@@ -106,19 +103,14 @@ func (s *Server) authorize(node string, peer identity) error {
 	if len(info.State.PeerCertificates) == 0 {
 		return status.Errorf(codes.PermissionDenied, "the client has no certificate, and to watch node %q it must have one for %q", node, nodeUser+node)
 	}
-	names := namesIn(info.State.PeerCertificates[0])
+	cert := info.State.PeerCertificates[0]
+	names := slices.Concat([]string{cert.Subject.CommonName}, cert.DNSNames)
+	for _, uri := range cert.URIs {
+		names = append(names, uri.String())
+	}
 	if slices.Contains(names, nodeUser+node) {
 		return nil
 	}
 	return status.Errorf(codes.PermissionDenied, "the client's certificate is for %.1000q, and to watch node %q it must be for %q; "+
 		"--authorize-node-names=false lets every certificate watch every node", names, node, nodeUser+node)
-}
-
-// namesIn returns the common name and the alternative names of a certificate that can name a node.
-func namesIn(cert *x509.Certificate) []string {
-	names := slices.Concat([]string{cert.Subject.CommonName}, cert.DNSNames)
-	for _, uri := range cert.URIs {
-		names = append(names, uri.String())
-	}
-	return names
 }

@@ -4,8 +4,6 @@
 //
 // A stream has no queue of batches. When gRPC has written a batch, the server computes the difference
 // to now, so a slow client costs little more memory than a fast one: what gRPC writes ahead, 64 KiB.
-// Large batches of all clients share [Options.BatchMemory]. A client that takes nothing for
-// [Options.SendTimeout] loses its connection.
 package server
 
 import (
@@ -25,6 +23,7 @@ import (
 	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/reflection"
 
+	"github.com/nftproxy/nftproxy/internal/protocol"
 	nodelocalv1 "github.com/nftproxy/nftproxy/nodelocal/v1"
 	"github.com/nftproxy/nftproxy/tracker"
 )
@@ -53,10 +52,10 @@ type Server struct {
 	tracker  *tracker.Tracker
 	options  Options
 	instance string
-	streams  admission
+	streams  *admission
 	encoded  encodings
 	// unknown holds the nodes without a Node object that were logged.
-	unknown logged
+	unknown protocol.Seen
 	// stopping is closed to end all calls.
 	stopping chan struct{}
 	// handshakes limits the log lines of failed handshakes: everybody who reaches the port can cause them.
@@ -129,15 +128,9 @@ func (s *Server) newGRPC(ctx context.Context) *grpc.Server {
 	return server
 }
 
-// The first and the longest time between two log lines of a server that is not ready.
-const (
-	minLogWaiting = 5 * time.Second
-	maxLogWaiting = 5 * time.Minute
-)
-
 // logWaiting logs the missing objects until the tracker has everything.
 func (s *Server) logWaiting(ctx context.Context) {
-	waits := backoff.ExponentialBackOff{InitialInterval: minLogWaiting, Multiplier: 2, MaxInterval: maxLogWaiting}
+	waits := backoff.ExponentialBackOff{InitialInterval: 5 * time.Second, Multiplier: 2, MaxInterval: 5 * time.Minute}
 	for wait := waits.NextBackOff(); ; {
 		select {
 		case <-s.tracker.Ready():

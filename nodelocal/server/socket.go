@@ -20,8 +20,6 @@ import (
 const (
 	// socketMode lets nobody but the owner connect.
 	socketMode = 0o600
-	// directoryMode is that of a directory that Listen makes.
-	directoryMode = 0o700
 	// maxSocketPath is the longest path of a socket, in bytes (sockaddr_un, with room for a suffix).
 	maxSocketPath = 100
 )
@@ -48,7 +46,7 @@ func Listen(ctx context.Context, address string, secure bool) (net.Listener, err
 func listenUnix(ctx context.Context, path string) (net.Listener, error) {
 	s := &socket{path: path}
 	if err := s.bind(ctx); err != nil {
-		s.unlock()
+		s.lock.Close()
 		return nil, fmt.Errorf("listen on unix://%s: %w", path, err)
 	}
 	return s, nil
@@ -56,18 +54,14 @@ func listenUnix(ctx context.Context, path string) (net.Listener, error) {
 
 // checkDirectory makes the directory if it is missing, and refuses one in which others could put a socket of theirs.
 func checkDirectory(dir string) error {
-	if err := os.MkdirAll(dir, directoryMode); err != nil {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return err
 	}
 	info, err := os.Stat(dir)
 	if err != nil {
 		return err
 	}
-	stat, ok := info.Sys().(*syscall.Stat_t)
-	if !ok {
-		return nil
-	}
-	if stat.Uid != 0 && int(stat.Uid) != os.Geteuid() {
+	if stat, ok := info.Sys().(*syscall.Stat_t); ok && stat.Uid != 0 && int(stat.Uid) != os.Geteuid() {
 		return fmt.Errorf("directory %s belongs to user %d, who could replace the socket", dir, stat.Uid)
 	}
 	if info.Mode().Perm()&0o022 != 0 && info.Mode()&fs.ModeSticky == 0 {
@@ -79,13 +73,6 @@ func checkDirectory(dir string) error {
 // ErrInUse is returned, wrapped, by Listen if another server holds the lock of the socket, or answers on it.
 var ErrInUse = errors.New("another server listens there; stop it, or choose another path")
 
-const (
-	// socketCheck is the time between two checks whether the socket is still there.
-	socketCheck = time.Second
-	// connectTimeout bounds the time in which another server must accept a connection.
-	connectTimeout = time.Second
-)
-
 // socket listens on a path. It listens again when its file is gone. Until Close it locks the file PATH.lock, so that of
 // several servers one alone can replace the socket.
 type socket struct {
@@ -96,6 +83,7 @@ type socket struct {
 	listener *net.UnixListener
 	// info describes the file that listener has made.
 	info fs.FileInfo
+	// lock is the locked file. It may be nil: os.File has a Close for that.
 	lock *os.File
 }
 
@@ -139,10 +127,8 @@ func (s *socket) bind(ctx context.Context) error {
 // file stays: if a server removed it, two others could lock a file of that name each.
 func (s *socket) takeLock() error {
 	path := s.path + ".lock"
-	if s.lock != nil {
-		if own, err := s.lock.Stat(); err == nil && isAt(path, own) {
-			return nil
-		}
+	if own, err := s.lock.Stat(); err == nil && isAt(path, own) {
+		return nil
 	}
 	lock, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, socketMode)
 	if err != nil {
@@ -156,16 +142,9 @@ func (s *socket) takeLock() error {
 		}
 		return fmt.Errorf("lock %s: %w", path, err)
 	}
-	s.unlock()
+	s.lock.Close()
 	s.lock = lock
 	return nil
-}
-
-func (s *socket) unlock() {
-	if s.lock != nil {
-		s.lock.Close()
-	}
-	s.lock = nil
 }
 
 // checkFree returns an error unless the path is free, or a socket on which nobody answers.
@@ -180,25 +159,25 @@ func checkFree(ctx context.Context, path string) error {
 	if info.Mode().Type() != fs.ModeSocket {
 		return fmt.Errorf("there is something that is not a socket (%s)", info.Mode().Type())
 	}
-	conn, err := (&net.Dialer{Timeout: connectTimeout}).DialContext(ctx, "unix", path)
-	if err == nil {
+	conn, err := (&net.Dialer{Timeout: time.Second}).DialContext(ctx, "unix", path)
+	switch {
+	case err == nil:
 		conn.Close()
 		return ErrInUse
+	case errors.Is(err, syscall.ECONNREFUSED), errors.Is(err, fs.ErrNotExist):
+		return nil
 	}
-	if !errors.Is(err, syscall.ECONNREFUSED) && !errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("find out whether another server answers: %w", err)
-	}
-	return nil
+	return fmt.Errorf("find out whether another server answers: %w", err)
 }
 
-// keep listens again when the file is gone, until ctx ends.
+// keep listens again when the file is gone, until ctx ends. It looks once a second.
 func (s *socket) keep(ctx context.Context, logger logr.Logger) {
 	logged := ""
 	for {
 		select {
 		case <-ctx.Done():
 			return
-		case <-time.After(socketCheck):
+		case <-time.After(time.Second):
 		}
 		again, err := s.restore(ctx)
 		switch {
@@ -216,15 +195,12 @@ func (s *socket) keep(ctx context.Context, logger logr.Logger) {
 func (s *socket) restore(ctx context.Context) (again bool, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.closed || s.isOwn() {
+	if s.closed || isAt(s.path, s.info) {
 		return false, nil
 	}
 	err = s.bind(ctx)
 	return err == nil, err
 }
-
-// isOwn reports whether the listener made the file.
-func (s *socket) isOwn() bool { return isAt(s.path, s.info) }
 
 // isAt reports whether path still leads to the file.
 func isAt(path string, file fs.FileInfo) bool {
@@ -260,9 +236,9 @@ func (s *socket) Close() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.closed = true
-	if s.isOwn() {
+	if isAt(s.path, s.info) {
 		_ = os.Remove(s.path)
 	}
-	defer s.unlock()
+	defer s.lock.Close()
 	return s.listener.Close()
 }

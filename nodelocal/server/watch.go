@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"sync"
 	"time"
 
 	"google.golang.org/grpc"
@@ -38,11 +37,6 @@ func (s *Server) Get(request *nodelocalv1.GetRequest, out grpc.ServerStreamingSe
 	return s.call(request, nil, out, func(st *stream) error { return st.next(time.Time{}) })
 }
 
-// errNotSynced returns an error that names the objects that the tracker waits for.
-func (s *Server) errNotSynced() error {
-	return status.Errorf(codes.Unavailable, "the server does not know all Services and EndpointSlices yet: it waits for %s; try again", s.tracker.WaitingFor())
-}
-
 // instanceFor returns the instance of a stream in its positions.
 func (s *Server) instanceFor(keys model.ServiceKeys) string {
 	if keys.Empty() {
@@ -63,8 +57,9 @@ type request interface {
 func (s *Server) call(asked request, seen *nodelocalv1.Position, out grpc.ServerStream, run func(*stream) error) error {
 	peer := identify(out.Context())
 	node := asked.GetNode()
-	keys, err := s.check(asked, peer)
+	keys, reason, err := s.check(asked, peer)
 	if err != nil {
+		s.options.Hooks.OnRefused(reason)
 		return err
 	}
 	load := s.streams.enter(peer.name)
@@ -110,37 +105,28 @@ func (s *Server) call(asked request, seen *nodelocalv1.Position, out grpc.Server
 	return err
 }
 
-// check returns the keys that a request asks for, or the reason to refuse it.
-func (s *Server) check(asked request, peer identity) (model.ServiceKeys, error) {
-	if err := s.checkNode(asked.GetNode()); err != nil {
-		s.options.Hooks.OnRefused(RefusedNode)
-		return model.ServiceKeys{}, err
+// check returns the keys that a request asks for, or an error and its reason if the request is refused.
+func (s *Server) check(asked request, peer identity) (keys model.ServiceKeys, reason string, err error) {
+	node := asked.GetNode()
+	if problems := validation.IsDNS1123Subdomain(node); len(problems) > 0 {
+		return keys, RefusedNode, status.Errorf(codes.InvalidArgument, "node %.300q: %s", node, problems[0])
 	}
-	if err := s.authorize(asked.GetNode(), peer); err != nil {
-		s.options.Hooks.OnRefused(RefusedPermission)
-		return model.ServiceKeys{}, err
+	if !s.tracker.Serves(node) {
+		return keys, RefusedNode, status.Errorf(codes.NotFound, "node %q is not served here, but only the node that this server runs on", node)
 	}
-	keys, err := protocol.DecodeKeys(asked.GetServiceKeys())
+	if err := s.authorize(node, peer); err != nil {
+		return keys, RefusedPermission, err
+	}
+	keys, err = protocol.DecodeKeys(asked.GetServiceKeys())
 	for _, key := range slices.Concat(keys.Labels, keys.Annotations) {
 		if problems := validation.IsQualifiedName(key); err == nil && len(problems) > 0 {
 			err = fmt.Errorf("%q: %s", key, problems[0])
 		}
 	}
 	if err != nil {
-		s.options.Hooks.OnRefused(RefusedKeys)
-		return model.ServiceKeys{}, status.Errorf(codes.InvalidArgument, "service_keys: %s", err)
+		return keys, RefusedKeys, status.Errorf(codes.InvalidArgument, "service_keys: %s", err)
 	}
-	return keys, nil
-}
-
-func (s *Server) checkNode(node string) error {
-	if problems := validation.IsDNS1123Subdomain(node); len(problems) > 0 {
-		return status.Errorf(codes.InvalidArgument, "node %.300q: %s", node, problems[0])
-	}
-	if !s.tracker.Serves(node) {
-		return status.Errorf(codes.NotFound, "node %q is not served here, but only the node that this server runs on", node)
-	}
-	return nil
+	return keys, "", nil
 }
 
 // stream is one call.
@@ -158,7 +144,7 @@ type stream struct {
 	out      grpc.ServerStream
 	// watchdog ends ctx when a part, or the batch so far, takes too long.
 	watchdog *time.Timer
-	// sent is the revision of the last batch, last its time.
+	// sent is the revision of the last batch, and last its time.
 	sent uint64
 	last time.Time
 }
@@ -204,7 +190,7 @@ func (st *stream) next(woken time.Time) error {
 	defer free()
 	changes, triggers, revision, synced := st.view.TakeRevision()
 	if !synced {
-		return st.server.errNotSynced()
+		return status.Errorf(codes.Unavailable, "the server does not know all Services and EndpointSlices yet: it waits for %s; try again", st.server.tracker.WaitingFor())
 	}
 	if first := st.last.IsZero(); !first && changes == nil && revision-st.sent <= maxBehind {
 		return nil
@@ -247,7 +233,7 @@ func (st *stream) warning() string {
 	if st.view.NodeKnown() {
 		return ""
 	}
-	if st.server.unknown.first(st.node) {
+	if st.server.unknown.First(st.node) {
 		st.server.options.Logger.Info("A client watches a node without a Node object; perhaps its name is wrong", "node", st.node, "peer", st.peer)
 	}
 	return fmt.Sprintf("the server knows no Node object %q: perhaps the name is wrong", st.node)
@@ -268,24 +254,4 @@ func (st *stream) sendPart(data protocol.Update, timeout time.Duration) error {
 	case <-st.ctx.Done():
 		return st.ctx.Err()
 	}
-}
-
-// logged remembers texts that were logged, up to 1,000 of them.
-type logged struct {
-	mu    sync.Mutex
-	texts map[string]struct{}
-}
-
-// first reports whether a text is to be logged: it is new, and the memory has room for it.
-func (l *logged) first(text string) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if _, known := l.texts[text]; known || len(l.texts) == 1000 {
-		return false
-	}
-	if l.texts == nil {
-		l.texts = map[string]struct{}{}
-	}
-	l.texts[text] = struct{}{}
-	return true
 }
