@@ -124,7 +124,7 @@ func (c *comparison) taking(e *elementComparison) func(reply) error {
 
 // compareListing lists the elements of a set and compares them.
 func (c *comparison) compareListing(e *elementComparison, have *Set) error {
-	e.seen = newSeenKeys(max(have.read().count, 0))
+	e.seen = newSeenKeys(max(have.kernel.count, 0))
 	if err := c.reader.elementMessages(e.set.Name, c.taking(e)); err != nil {
 		return err
 	}
@@ -143,7 +143,7 @@ func (c *comparison) compareListing(e *elementComparison, have *Set) error {
 	if err := c.guard(func() { e.addMissing(missing) }); err != nil {
 		return err
 	}
-	if e.seen.len() >= have.read().count || have.complete(e.seen.len()) == nil {
+	if e.seen.len() >= have.kernel.count || have.complete(e.seen.len()) == nil {
 		return nil
 	}
 	return c.countAgain(e)

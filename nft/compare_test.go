@@ -502,10 +502,10 @@ func testSetCompleteRefusesAnIncompleteListing(t *testing.T) {
 		listed int
 		want   error
 	}{
-		{Set{Key: key, kernel: &kernelSet{count: 5}}, 4, ErrGenerationMoved},
-		{Set{Key: key, kernel: &kernelSet{count: 5}}, 5, nil},
-		{Set{Key: key, kernel: &kernelSet{count: -1}}, 4, nil}, // kernels before 6.15
-		{Set{Key: key, kernel: &kernelSet{count: 9}, Interval: true}, 4, nil},
+		{Set{Key: key, kernel: kernelSet{count: 5}}, 4, ErrGenerationMoved},
+		{Set{Key: key, kernel: kernelSet{count: 5}}, 5, nil},
+		{Set{Key: key, kernel: kernelSet{count: -1}}, 4, nil}, // kernels before 6.15
+		{Set{Key: key, kernel: kernelSet{count: 9}, Interval: true}, 4, nil},
 	} {
 		if err := tc.set.complete(tc.listed); !errors.Is(err, tc.want) {
 			t.Errorf("%d listed of %d: %v, want %v", tc.listed, tc.set.kernel.count, err, tc.want)

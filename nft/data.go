@@ -1,6 +1,7 @@
 package nft
 
 import (
+	"cmp"
 	"encoding/binary"
 	"fmt"
 	"net/netip"
@@ -89,7 +90,7 @@ var (
 	typeCTState = dataType{"ct_state", 26, 4, orderHost, formatFlags(ctStateNames), packHostOrder}
 	typeCTStat  = dataType{"ct_status", 28, 4, orderHost, formatFlags(ctStatusNames), packHostOrder}
 	typeFib     = dataType{"fib_addrtype", 40, 4, orderHost, formatAddrType, packHostOrder}
-	typeIfname  = dataType{"ifname", 41, 16, orderHost, formatName, packName}
+	typeIfname  = dataType{"ifname", 41, 16, orderHost, formatIfname, packName}
 )
 
 func formatInteger(b string) string {
@@ -105,24 +106,19 @@ func formatAddr(b string) string {
 	return addr.String()
 }
 
-func formatProto(b string) string {
-	switch b[0] {
-	case unix.IPPROTO_TCP:
-		return "tcp"
-	case unix.IPPROTO_UDP:
-		return "udp"
-	case unix.IPPROTO_SCTP:
-		return "sctp"
-	}
-	return strconv.Itoa(int(b[0]))
-}
+var protocolNames = map[uint32]string{unix.IPPROTO_TCP: "tcp", unix.IPPROTO_UDP: "udp", unix.IPPROTO_SCTP: "sctp"}
+
+func formatProto(b string) string { return formatName(uint32(b[0]), protocolNames) }
 
 func formatPort(b string) string {
 	return strconv.Itoa(int(b[0])<<8 | int(b[1]))
 }
 
-func formatName(b string) string {
-	return strconv.Quote(strings.TrimRight(b, "\x00"))
+func formatIfname(b string) string { return strconv.Quote(strings.TrimRight(b, "\x00")) }
+
+// formatName prints the name of a number; the number if it has none.
+func formatName(v uint32, names map[uint32]string) string {
+	return cmp.Or(names[v], strconv.FormatUint(uint64(v), 10))
 }
 
 // Address types of the fib expression (RTN_* of the kernel's rtnetlink.h).
@@ -132,11 +128,7 @@ var addrTypeNames = map[uint32]string{
 }
 
 func formatAddrType(b string) string {
-	v := binary.NativeEndian.Uint32([]byte(b))
-	if name, ok := addrTypeNames[v]; ok {
-		return name
-	}
-	return strconv.FormatUint(uint64(v), 10)
+	return formatName(binary.NativeEndian.Uint32([]byte(b)), addrTypeNames)
 }
 
 // CTStateNew is the bit of ct state that says a packet opens a connection.
@@ -169,19 +161,21 @@ func formatDuration(d time.Duration) string {
 }
 
 func formatFlags(names map[uint32]string) func(string) string {
-	return func(b string) string {
-		v := binary.NativeEndian.Uint32([]byte(b))
-		var words []string
-		for bit := uint32(1); bit != 0; bit <<= 1 {
-			if v&bit == 0 {
-				continue
-			}
-			name, ok := names[bit]
-			if !ok {
-				return fmt.Sprintf("0x%08x", v)
-			}
-			words = append(words, name)
+	return func(b string) string { return formatBits(binary.NativeEndian.Uint32([]byte(b)), names, ",") }
+}
+
+// formatBits prints the names of the bits of v; if one has none, v as a number.
+func formatBits(v uint32, names map[uint32]string, separator string) string {
+	var words []string
+	for bit := uint32(1); bit != 0; bit <<= 1 {
+		if v&bit == 0 {
+			continue
 		}
-		return strings.Join(words, ",")
+		name, ok := names[bit]
+		if !ok {
+			return fmt.Sprintf("0x%08x", v)
+		}
+		words = append(words, name)
 	}
+	return strings.Join(words, separator)
 }

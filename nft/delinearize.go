@@ -83,9 +83,9 @@ func (d *delinearizer) step(e any) bool {
 	case *expr.Dynset:
 		return d.update(e)
 	case *expr.Masq:
-		return d.masquerade(e)
+		return *e == (expr.Masq{FullyRandom: true}) && d.emit(Masquerade{})
 	case *expr.Reject:
-		return d.reject(e)
+		return *e == d.family.reject() && d.emit(Reject{Family: d.family})
 	case *expr.Counter:
 		return d.emit(Counter{})
 	case *expr.Verdict:
@@ -263,17 +263,4 @@ func (d *delinearizer) update(e *expr.Dynset) bool {
 	key, okKey := d.concatAt(e.SrcRegKey, set.Key.Len())
 	data, okData := d.concatAt(e.SrcRegData, set.Data.Len())
 	return okKey && okData && d.emit(Update{Map: e.SetName, Key: key, Data: data, Timeout: e.Timeout})
-}
-
-func (d *delinearizer) masquerade(m *expr.Masq) bool {
-	if !m.FullyRandom || m.Random || m.Persistent || m.ToPorts {
-		return false
-	}
-	return d.emit(Masquerade{})
-}
-
-func (d *delinearizer) reject(r *expr.Reject) bool {
-	var want linearizer
-	Reject{Family: d.family}.linearize(&want)
-	return reflect.DeepEqual(want.out[0], r) && d.emit(Reject{Family: d.family})
 }

@@ -152,7 +152,7 @@ func (d *delta) compareSets(have, want index) (pairs []setPair) {
 	}
 	for _, h := range have.table.Sets {
 		// An anonymous set goes with its rule, and cannot be deleted by name.
-		if want.sets[h.Name] == nil && !h.read().anonymous {
+		if want.sets[h.Name] == nil && !h.kernel.anonymous {
 			d.compareSet(h, nil)
 		}
 	}
@@ -181,7 +181,7 @@ func (d *delta) compareElements(have, want *Set) {
 		if want.Dynamic && h.Key != CatchAll {
 			continue
 		}
-		if w, ok := want.Element(h.Key); !ok || !w.same(h) || have.unknown(h.Key) != "" {
+		if w, ok := want.Element(h.Key); !ok || !w.same(h) || have.kernel.unknown[h.Key] != "" {
 			gone = append(gone, h)
 		}
 	}
@@ -189,7 +189,7 @@ func (d *delta) compareElements(have, want *Set) {
 		if want.Dynamic {
 			break
 		}
-		if h, ok := have.Element(w.Key); !ok || !w.same(h) || have.unknown(w.Key) != "" {
+		if h, ok := have.Element(w.Key); !ok || !w.same(h) || have.kernel.unknown[w.Key] != "" {
 			added = append(added, w)
 		}
 	}

@@ -76,7 +76,7 @@ func (l setLengths) check(s *Set, e *Element, withValue bool) error {
 	case s.Verdicts && !e.Verdict.Kind.known():
 		return fmt.Errorf("element %s has no verdict", s.formatKey(*e))
 	case len(e.Verdict.Chain) > maxName:
-		return fmt.Errorf("element %s: %w", s.formatKey(*e), checkName("chain", e.Verdict.Chain))
+		return fmt.Errorf("element %s: %w", s.formatKey(*e), checkText("chain", e.Verdict.Chain, maxName))
 	case len(e.Value) != l.value:
 		return fmt.Errorf("element %s: value has %d bytes, want %d", s.formatKey(*e), len(e.Value), l.value)
 	}

@@ -97,7 +97,7 @@ func (e *encoder) step(s Step) error {
 	if err := s.checkNames(); err != nil {
 		return err
 	}
-	if err := s.Table.Family.check(); err != nil {
+	if _, err := familyOf(uint32(s.Table.Family)); err != nil {
 		return fmt.Errorf("nft: table %s: %w", s.Table.Name, err)
 	}
 	a := start(s.Table.Family, s.Table.Name, 256)

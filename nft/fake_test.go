@@ -51,7 +51,7 @@ func outcome(t testing.TB, c *Conn, m *Monitor, tx Transaction) string {
 			continue
 		}
 		for _, s := range table.Sets {
-			fmt.Fprintln(&b, s.Name, s.read().count, s.Size)
+			fmt.Fprintln(&b, s.Name, s.kernel.count, s.Size)
 		}
 		repair, err := c.Compare(t.Context(), table, CompareOptions{})
 		fmt.Fprintln(&b, repair, err)

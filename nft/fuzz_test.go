@@ -129,7 +129,7 @@ func FuzzDecodeTable(f *testing.F) {
 // fits reports whether texts are such as the kernel would hold.
 func fits(comment string, names ...string) bool {
 	for _, name := range names {
-		if checkName("it", name) != nil {
+		if checkText("it", name, maxName) != nil {
 			return false
 		}
 	}
@@ -211,7 +211,7 @@ func fuzzElements(t *testing.T, data []byte, shape *Set) {
 	var sound []Element
 	for _, e := range s.Elements() {
 		_ = s.FormatElement(e)
-		if s.unknown(e.Key) == "" && s.lengths().check(s, &e, true) == nil && fits(e.Comment, e.Verdict.Chain+"x") && roundTrips(s, e) {
+		if s.kernel.unknown[e.Key] == "" && s.lengths().check(s, &e, true) == nil && fits(e.Comment, e.Verdict.Chain+"x") && roundTrips(s, e) {
 			sound = append(sound, e)
 		}
 	}

@@ -90,7 +90,7 @@ func (d DNAT) linearize(l *linearizer) {
 	port := netlinkattr.Padded(d.Family.Daddr().dataType().length) / 4
 	l.add(
 		&expr.Lookup{SourceRegister: unix.NFT_REG_1, SetName: d.Map, IsDestRegSet: true, DestRegister: unix.NFT_REG_1},
-		&expr.NAT{Type: expr.NATTypeDestNAT, Family: uint32(d.Family.nfproto()), RegAddrMin: unix.NFT_REG_1, RegProtoMin: register(port)})
+		&expr.NAT{Type: expr.NATTypeDestNAT, Family: uint32(d.Family), RegAddrMin: unix.NFT_REG_1, RegProtoMin: register(port)})
 }
 
 func (u Update) linearize(l *linearizer) {
@@ -108,8 +108,14 @@ const (
 	icmpv6PortUnreachable = 4
 )
 
+// reject returns the kernel's expression for Reject.
+func (f Family) reject() expr.Reject {
+	return expr.Reject{Type: unix.NFT_REJECT_ICMP_UNREACH, Code: byFamily[uint8](f, icmpPortUnreachable, icmpv6PortUnreachable)}
+}
+
 func (r Reject) linearize(l *linearizer) {
-	l.add(&expr.Reject{Type: unix.NFT_REJECT_ICMP_UNREACH, Code: byFamily[uint8](r.Family, icmpPortUnreachable, icmpv6PortUnreachable)})
+	e := r.Family.reject()
+	l.add(&e)
 }
 
 func (Counter) linearize(l *linearizer) { l.add(&expr.Counter{}) }

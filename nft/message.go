@@ -32,7 +32,7 @@ const attrTable = unix.NFTA_TABLE_NAME
 // is empty.
 func start(family Family, table string, capacity int) netlinkattr.List {
 	a := make(netlinkattr.List, 0, capacity)
-	a = append(a, family.nfproto(), unix.NFNETLINK_V0, 0, 0)
+	a = append(a, uint8(family), unix.NFNETLINK_V0, 0, 0)
 	if table != "" {
 		a.Text(attrTable, table)
 	}

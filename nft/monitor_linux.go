@@ -311,7 +311,9 @@ func (m *Monitor) decode(e *Event, typ uint16, data []byte) {
 	case unix.NFT_MSG_NEWSET, unix.NFT_MSG_DELSET:
 		if s, err := decodeSet(data); err == nil {
 			e.Kind, e.In = s.Kind(), s.Name
-			m.noteSet(identity{e.Family, s.Name}, s, e.Deleted)
+			if m.sets[identity{e.Family, s.Name}] = s; e.Deleted {
+				delete(m.sets, identity{e.Family, s.Name})
+			}
 		}
 	case unix.NFT_MSG_NEWRULE, unix.NFT_MSG_DELRULE:
 		if r, err := decodeRule(data); err == nil {
@@ -323,14 +325,6 @@ func (m *Monitor) decode(e *Event, typ uint16, data []byte) {
 		if o, err := decodeObject(data, typ == netlinkattr.MsgNewFlowtable || typ == netlinkattr.MsgDelFlowtable); err == nil {
 			e.Kind, e.In = o.Kind, o.Name
 		}
-	}
-}
-
-func (m *Monitor) noteSet(name identity, s *Set, deleted bool) {
-	if deleted {
-		delete(m.sets, name)
-	} else {
-		m.sets[name] = s
 	}
 }
 

@@ -124,15 +124,14 @@ func packAddr(is func(netip.Addr) bool) func(any) (Data, error) {
 	}
 }
 
-var protocolNumbers = map[string]uint8{"tcp": unix.IPPROTO_TCP, "udp": unix.IPPROTO_UDP, "sctp": unix.IPPROTO_SCTP}
-
 func packProto(v any) (Data, error) {
 	if name, ok := v.(string); ok {
-		number, known := protocolNumbers[name]
-		if !known {
-			return "", fmt.Errorf("a name other than tcp, udp and sctp")
+		for number, known := range protocolNames {
+			if known == name {
+				return Data([]byte{byte(number)}), nil
+			}
 		}
-		return Data([]byte{number}), nil
+		return "", fmt.Errorf("a name other than tcp, udp and sctp")
 	}
 	n, err := integer(v, math.MaxUint8)
 	return Data([]byte{byte(n)}), err

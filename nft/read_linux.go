@@ -317,7 +317,7 @@ var errIncomplete = fmt.Errorf("%w: the kernel listed a part of a set", ErrGener
 // complete compares the number of elements listed, without a catch-all, with the kernel's count (kernel 6.15). In sets
 // with ranges the kernel counts something else.
 func (s *Set) complete(listed int) error {
-	if s.read().count >= 0 && s.read().count != listed && !s.Interval && !s.isOpaque() {
+	if s.kernel.count >= 0 && s.kernel.count != listed && !s.Interval && !s.isOpaque() {
 		return errIncomplete
 	}
 	return nil

@@ -143,7 +143,7 @@ func testEveryStatementSurvivesTheWayThroughTheKernelsExpressions(t *testing.T) 
 
 // remarshal takes an expression through its encoding, as the kernel does.
 func remarshal(t *rapid.T, f Family, x expr.Any) any {
-	b, err := expr.Marshal(f.nfproto(), x)
+	b, err := expr.Marshal(uint8(f), x)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -34,7 +34,7 @@ func encodeExpressions(a *netlinkattr.List, family Family, r Rule) error {
 		return err
 	}
 	for _, x := range expressions {
-		b, err := expr.Marshal(family.nfproto(), x)
+		b, err := expr.Marshal(uint8(family), x)
 		if err != nil {
 			return err
 		}
@@ -126,7 +126,7 @@ func unmarshalExpr(family Family, data []byte, e expr.Any) (err error) {
 			err = fmt.Errorf("malformed: %v", r)
 		}
 	}()
-	return expr.Unmarshal(family.nfproto(), data, e)
+	return expr.Unmarshal(uint8(family), data, e)
 }
 
 // exprTypes make the expressions that the decoder knows, by the kernel's names.

@@ -41,8 +41,8 @@ type Set struct {
 	Comment string
 
 	elements map[Data]stored
-	// kernel has what only the kernel knows of a set that was read; nil in a wanted set.
-	kernel *kernelSet
+	// kernel has what only the kernel knows of a set that was read.
+	kernel kernelSet
 }
 
 // kernelSet is what a set of the kernel has and a wanted one cannot have.
@@ -53,29 +53,6 @@ type kernelSet struct {
 	count int
 	// unknown names, by key, a property of an element that an Element cannot express.
 	unknown map[Data]string
-}
-
-// read returns what the kernel knows of the set, if it was read.
-func (s *Set) read() kernelSet {
-	if s.kernel == nil {
-		return kernelSet{count: -1}
-	}
-	return *s.kernel
-}
-
-// unknown names a property of the element with the key that was read and that an Element cannot express; empty for none.
-func (s *Set) unknown(key Data) string {
-	if s.kernel == nil {
-		return ""
-	}
-	return s.kernel.unknown[key]
-}
-
-// know forgets the property that unknown names.
-func (s *Set) know(key Data) {
-	if s.kernel != nil {
-		delete(s.kernel.unknown, key)
-	}
 }
 
 // DefaultSize is the size that the kernel gives to a Dynamic set without one. Such a set starts
@@ -128,7 +105,7 @@ func (s *Set) Put(e Element) {
 		s.elements = make(map[Data]stored)
 	}
 	s.elements[e.Key] = store(e)
-	s.know(e.Key)
+	delete(s.kernel.unknown, e.Key)
 }
 
 // Grow makes room for n elements in a set that has none. That saves time if about as many are put. In a set with
@@ -142,7 +119,7 @@ func (s *Set) Grow(n int) {
 // Remove removes the element with the key, if there is one.
 func (s *Set) Remove(key Data) {
 	delete(s.elements, key)
-	s.know(key)
+	delete(s.kernel.unknown, key)
 }
 
 // Elements returns all elements in the order of their keys.

@@ -98,7 +98,7 @@ const dynamicFlags = unix.NFT_SET_EVAL | unix.NFT_SET_TIMEOUT
 // decodeSet decodes an NFT_MSG_NEWSET message, without elements. Anonymous sets, sets with flags that this package does
 // not write, and sets without a readable description are not misread: their key or data type is opaque.
 func decodeSet(data []byte) (*Set, error) {
-	r := rawSet{set: &Set{kernel: &kernelSet{count: -1}}}
+	r := rawSet{set: &Set{kernel: kernelSet{count: -1}}}
 	if err := decodeAttributes(data, r.take); err != nil {
 		return nil, err
 	}

@@ -66,7 +66,7 @@ func (s *Set) FormatElement(e Element) string {
 
 func (s *Set) appendElement(b *strings.Builder, e Element) {
 	s.appendKey(b, e)
-	if unknown := s.unknown(e.Key); unknown != "" {
+	if unknown := s.kernel.unknown[e.Key]; unknown != "" {
 		b.WriteString(" " + Unknown{unknown}.String())
 	}
 	if e.Comment != "" {

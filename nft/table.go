@@ -71,21 +71,14 @@ func (t *Table) setFlags(flags uint32) {
 	t.Dormant, t.Owner, t.Persist = flags&netlinkattr.TableFlagDormant != 0, flags&netlinkattr.TableFlagOwner != 0, flags&netlinkattr.TableFlagPersist != 0
 }
 
+var tableFlagNames = map[uint32]string{netlinkattr.TableFlagDormant: "dormant", netlinkattr.TableFlagOwner: "owner", netlinkattr.TableFlagPersist: "persist"}
+
 // flagsText returns the flags as nft lists them; empty for none.
 func (t *Table) flagsText() string {
-	var words []string
-	for _, f := range []struct {
-		set  bool
-		word string
-	}{{t.Dormant, "dormant"}, {t.Owner, "owner"}, {t.Persist, "persist"}} {
-		if f.set {
-			words = append(words, f.word)
-		}
-	}
-	if len(words) == 0 {
+	if t.flags() == 0 {
 		return ""
 	}
-	return "flags " + strings.Join(words, ", ")
+	return "flags " + formatBits(t.flags(), tableFlagNames, ", ")
 }
 
 // properties returns the flags and the comment as nft lists them.
@@ -200,15 +193,6 @@ func familyOf(nfproto uint32) (Family, error) {
 		return FamilyIP6, nil
 	}
 	return 0, fmt.Errorf("family %d is neither ip nor ip6", nfproto)
-}
-
-// nfproto returns the kernel's number of the family, which messages and NAT expressions carry.
-func (f Family) nfproto() uint8 { return uint8(f) }
-
-// check returns an error for the families that this package does not handle.
-func (f Family) check() error {
-	_, err := familyOf(uint32(f))
-	return err
 }
 
 // Families lists both families, in the order in which everything here is printed.

@@ -72,11 +72,6 @@ func present(texts ...string) []string {
 // maxName is the longest name of a table, chain or set (NFT_NAME_MAXLEN less its final NUL).
 const maxName = 255
 
-// checkName refuses a name that the kernel would refuse, or cut at a NUL. what says whose name it is.
-func checkName(what, name string) error {
-	return checkText(what, name, maxName)
-}
-
 // checkText refuses a name that the kernel would refuse or change.
 func checkText(what, name string, longest int) error {
 	switch {
@@ -92,14 +87,14 @@ func checkText(what, name string, longest int) error {
 
 // checkNames refuses a step with a name that the kernel would refuse.
 func (s Step) checkNames() error {
-	if err := checkName("table", s.Table.Name); err != nil {
+	err := checkText("table", s.Table.Name, maxName)
+	switch {
+	case err != nil:
 		return err
-	}
-	if s.Set != nil {
-		return checkName(s.Set.Kind(), s.Set.Name)
-	}
-	if s.Chain != nil {
-		return checkName("chain", s.Chain.Name)
+	case s.Set != nil:
+		return checkText(s.Set.Kind(), s.Set.Name, maxName)
+	case s.Chain != nil:
+		return checkText("chain", s.Chain.Name, maxName)
 	}
 	return nil
 }

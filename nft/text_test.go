@@ -124,7 +124,7 @@ func TestFamily(t *testing.T) {
 	numbers := map[Family]uint32{FamilyIP: unix.NFPROTO_IPV4, FamilyIP6: unix.NFPROTO_IPV6}
 	for _, family := range Families {
 		t.Run("the kernel's number of "+family.String()+" leads back to it", func(t *testing.T) {
-			if got := uint32(family.nfproto()); got != numbers[family] {
+			if got := uint32(family); got != numbers[family] {
 				t.Errorf("number %d, want %d", got, numbers[family])
 			}
 			if got, err := familyOf(numbers[family]); err != nil || got != family {
