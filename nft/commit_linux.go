@@ -15,26 +15,23 @@ import (
 type CommitStats struct {
 	// Messages and Bytes count the netlink messages of the batch, without its begin and end.
 	Messages, Bytes int
-	// Elements counts the elements that were added and deleted. Chains counts the steps that added, emptied or deleted a
-	// chain. Elements and chains that were deleted with their table are not counted.
+	// Elements counts the elements that were added and deleted, and Chains the steps that added, emptied or deleted
+	// a chain, without those that were deleted with their table.
 	Elements, Chains int
-	// Encode is the time spent building the batch. Kernel is the time from sending it until the kernel had carried it
-	// out.
+	// Encode is the time spent building the batch. Kernel is the time from sending it until it was carried out.
 	Encode, Kernel time.Duration
-	// Unchanged says that the kernel found nothing to change, for example because an element was there already. Such a
-	// commit does not raise the ruleset's generation. Unchanged stays false for a transaction that begins with a deletion, on
-	// kernels before 5.10, and until a commit of this Conn, such as those of Probe, has shown that the kernel tells.
+	// Unchanged says that the kernel found nothing to change, and did not raise the ruleset's generation. It stays
+	// false for a transaction that begins with a deletion, on kernels before 5.10, and until a commit of this Conn,
+	// such as those of Probe, has shown that the kernel tells.
 	Unchanged bool
 }
 
-// Commit applies the transaction, whole or not at all. The rules of both families change in one instant. A refusal is a
-// *CommitError. An empty transaction sends nothing.
+// Commit applies the transaction, whole or not at all. The rules of both families change in one instant, but a
+// packet that is under way sees one generation of rules in each base chain, and the elements of the moment. A
+// refusal is a *CommitError. An empty transaction sends nothing.
 //
-// If ctx is done before the transaction is sent, nothing is sent, and Commit returns ctx's error. Once it is sent,
-// Commit waits for the outcome even if ctx ends: the kernel applies the transaction during the send.
-//
-// One instant is not one view for each packet. A packet that is under way sees the rules of one generation in each base
-// chain, and looks elements up in the generation of that moment.
+// If ctx is done before the transaction is sent, Commit sends nothing and returns ctx's error. Once it is sent,
+// Commit waits for the outcome even if ctx ends.
 func (c *Conn) Commit(ctx context.Context, tx Transaction) (CommitStats, error) {
 	var stats CommitStats
 	if tx.Empty() {
@@ -92,8 +89,8 @@ type batch struct {
 	size int
 	// begin and last are the sequence numbers of the batch's begin and of its last message.
 	begin, last uint32
-	// asks says that the batch asks the kernel to echo the new generation of the ruleset, which the batch makes, and raised
-	// that the kernel has done so.
+	// asks says that the batch asks the kernel to echo the generation that it makes, and raised that the kernel has
+	// done so.
 	asks, raised bool
 }
 
@@ -180,8 +177,7 @@ type answers struct {
 	complete bool
 }
 
-// await reads up to the answer to the last message. The kernel carries out a batch before the send returns, so all
-// answers wait in the socket already.
+// await reads up to the answer to the last message. All answers wait in the socket already.
 func (a *answers) await(s *socket) error {
 	for overflowed := false; !a.complete; {
 		err := s.receive(context.Background(), a.take)

@@ -25,13 +25,12 @@ type Config struct {
 // Conn is a connection to the nf_tables of one network namespace. It is safe for concurrent use, and runs one call
 // after another. So use a connection of its own for calls that take long, such as reading large tables: see Another.
 //
-// A Conn recovers from faults. After an error that is not the kernel's answer it closes its socket, and the next call
-// opens another one in the same namespace. Such errors are: no answer within ten seconds; answers lost because a buffer
-// was full; a call that gave up in the middle of an answer.
+// After an error that is not the kernel's answer, such as no answer within ten seconds or a full buffer, a Conn
+// closes its socket, and the next call opens another one in the same namespace.
 type Conn struct {
 	namespace *namespace
-	// turn is a lock on socket, closed and owned: the call that has put a value into it holds the lock. It is a channel,
-	// so that a call whose context is done does not wait for the others.
+	// turn is a lock on socket, closed and owned: who has put a value into it holds the lock. It is a channel, so
+	// that a call whose context is done does not wait.
 	turn chan struct{}
 	// socket is nil after an error, until the next call.
 	socket *socket
@@ -51,8 +50,7 @@ type Conn struct {
 	echoes bool
 }
 
-// Dial opens a connection. Commit needs CAP_NET_ADMIN, and so do the Read methods: the kernel lists rulesets only for
-// those who may change them.
+// Dial opens a connection. Commit and the Read methods need CAP_NET_ADMIN.
 func Dial(config Config) (*Conn, error) {
 	n, err := holdNamespace(config)
 	if err != nil {
@@ -175,8 +173,8 @@ type query struct {
 	attrs  netlinkattr.List
 }
 
-// ask sends a query and calls each for every message of the answer as it arrives. The message is valid until each
-// returns. When ctx is done, or each returns an error, ask returns that error and leaves the rest of the answer unread.
+// ask sends a query and calls each for every message of the answer, which is valid until each returns. It ends with
+// ctx's error or each's, and leaves the rest of the answer unread.
 func (s *socket) ask(ctx context.Context, q query, each func(reply) error) error {
 	request := netlink.Message{
 		Header: netlink.Header{Type: netlink.HeaderType(unix.NFNL_SUBSYS_NFTABLES<<8 | q.typ), Flags: netlink.Request | q.flags},

@@ -7,10 +7,9 @@ import (
 // Diff returns the transaction that turns the table have into want. It is empty when both are the same. A nil table
 // does not exist.
 //
-// Some differences cannot be made step by step: another type of a set, another comment or flag of the table, another
-// comment of a set or of a regular chain. Then the transaction replaces the whole table. For another Size of a set it
-// deletes and adds that set and all rules that use it. Elements that packets added to a Dynamic set stay, unless the
-// set or the table is replaced.
+// Some differences take a new table: another type of a set, another comment or flag of the table, another comment of
+// a set or of a regular chain. For another Size of a set it deletes and adds that set and all rules that use it.
+// Elements that packets added to a Dynamic set stay, unless the set or the table is replaced.
 func Diff(have, want *Table) Transaction {
 	d, pairs := beginDiff(have, want)
 	for _, pair := range pairs {
@@ -85,8 +84,8 @@ func (i index) becomes(want *Table) bool {
 	return true
 }
 
-// replaceable reports whether have can be turned into want step by step. A regular chain
-// cannot be deleted while something leads to it, so only its rules can change.
+// replaceable reports whether have can be turned into want step by step. A regular chain cannot be deleted while
+// something leads to it.
 func replaceable(have, want *Chain) bool {
 	return have.same(want) || have.Hook != "" && want.Hook != ""
 }
@@ -134,8 +133,7 @@ func (d *delta) replace() {
 	d.build()
 }
 
-// setPair is a wanted set and the kernel's set of that name. have is nil if there is none, or if it has to be made
-// anew.
+// setPair is a wanted set and the kernel's set of that name; nil if there is none, or if it has to be made anew.
 type setPair struct{ have, want *Set }
 
 // compareSets compares the sets without their elements, and returns those whose elements have to be compared.
@@ -226,16 +224,16 @@ func (d *delta) compareChain(have, want *Chain) {
 	}
 }
 
-// rebuilds reports whether a rule of the chain refers to a set that is deleted and added again. Such rules have to be
-// deleted and added too: the kernel deletes no set that is in use.
+// rebuilds reports whether a rule of the chain refers to a set that is deleted and added again, so that the rule has
+// to be, too.
 func (d *delta) rebuilds(c *Chain) bool {
 	return len(d.rebuiltSets) > 0 && slices.ContainsFunc(c.Rules, func(r Rule) bool {
 		return slices.ContainsFunc(r.Statements, func(s Statement) bool { return d.rebuiltSets[setOf(s)] })
 	})
 }
 
-// stepOrder is an order of steps that the kernel accepts: each object is added before anything refers to it, and deleted
-// after everything that refers to it. Sets are deleted before chains, because their elements may lead to chains.
+// stepOrder is an order that the kernel accepts: objects are added before what refers to them, and deleted after it.
+// Sets are deleted before chains, because their elements may lead to chains.
 var stepOrder = []StepOp{
 	DeleteTable, DestroyTable, AddTable, AdoptTable,
 	FlushChain, DeleteElements, DeleteSet, DeleteChain, DeleteObject,

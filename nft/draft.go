@@ -49,8 +49,7 @@ type elementBefore struct {
 	present bool
 }
 
-// NewDraft returns a draft of an empty table. The kernel's table of that name, if there is one, has unknown contents,
-// so the draft's first Transaction replaces it.
+// NewDraft returns a draft of an empty table. Its first Transaction replaces the kernel's table of that name.
 func NewDraft(family Family, name, comment string) *Draft {
 	return &Draft{
 		family: family, name: name, comment: comment,
@@ -65,17 +64,16 @@ func (d *Draft) Family() Family { return d.family }
 // the first commit.
 func (d *Draft) Own() { d.owned = true }
 
-// AddSet adds a set or map for as long as the draft exists, and returns it. Call it before the first commit. A set that
-// comes and goes later is one for PutSet.
+// AddSet adds a set or map for as long as the draft exists, and returns it. Call it before the first commit.
 func (d *Draft) AddSet(s *Set) *Set {
 	d.sets = append(d.sets, s)
 	return s
 }
 
-// PutSet adds a set that, unlike those of AddSet, may come and go between commits. It replaces the one with its name.
-// Call it with a set without elements, then Put those. A Dynamic set that is replaced by one of the same type keeps the
-// elements that packets added. If any other set is removed and comes back before the next commit, it must be the same
-// object.
+// PutSet adds a set that, unlike those of AddSet, may come and go between commits, or replaces the one with its
+// name. Call it with a set without elements, then Put those. A Dynamic set that is replaced by one of the same type
+// keeps the elements that packets added. Any other set that is removed and comes back before the next commit must be
+// the same object.
 func (d *Draft) PutSet(s *Set) {
 	d.coming.touch(s.Name, d.committed)
 	d.coming.now[s.Name] = s
@@ -87,8 +85,8 @@ func (d *Draft) RemoveSet(name string) {
 	delete(d.coming.now, name)
 }
 
-// SetBefore returns whether the set of PutSet with the name came or went since the last commit, and the set of that
-// name at the last commit: nil for none.
+// SetBefore returns whether the set of PutSet with the name came or went since the last commit, and what it was
+// then; nil for none.
 func (d *Draft) SetBefore(name string) (before *Set, changed bool) {
 	before, touched := d.coming.before[name]
 	return before, touched && (before == nil) != (d.coming.now[name] == nil)

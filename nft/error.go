@@ -28,19 +28,17 @@ import (
 // All other errors are an errno of the socket or of a listing, or an answer that cannot be decoded. If Commit returns
 // one that is not in the list, it is unknown whether the transaction was applied: read or compare the tables.
 var (
-	// ErrInvalid says that the kernel cannot take a value, so nothing was sent. The error's text names the object and
-	// the fault.
+	// ErrInvalid says that the kernel cannot take a value. The error's text names the object and the fault.
 	ErrInvalid = errors.New("not valid")
-	// ErrTableOwned says that another process owns the table (flag owner), or that this one did and its connection was
-	// closed. Trying again helps only once that process has gone or has given the table up.
+	// ErrTableOwned says that another process owns the table (flag owner), or that this one did and its connection
+	// was closed.
 	ErrTableOwned = errors.New("the table belongs to another process")
 	// ErrSetFull says that a set has as many elements as its Size allows.
 	ErrSetFull = errors.New("the set is full")
-	// ErrTooLarge says that the socket does not take a batch of that size, so nothing was sent. The error's text names the
-	// sysctl to set.
+	// ErrTooLarge says that the socket does not take a batch of that size. The error's text names the sysctl to set.
 	ErrTooLarge = errors.New("the batch is larger than the socket takes")
-	// ErrGenerationMoved says that somebody committed to nf_tables while it was read, so the parts that were read do not
-	// belong together; or since the Generation of a Transaction. Try again.
+	// ErrGenerationMoved says that somebody committed while nf_tables was read, or since the Generation of a
+	// Transaction. Try again.
 	ErrGenerationMoved = errors.New("the ruleset changed while it was read")
 )
 
@@ -79,9 +77,8 @@ func (e MissingError) Error() string {
 type CommitError struct {
 	// Err is the errno, a syscall.Errno.
 	Err error
-	// Step is the refused step in nft's syntax, reduced to one rule, or to the element that the kernel names in its
-	// extended acknowledgement. If the kernel names no element, it is the step's first one, followed by "…". Step is empty
-	// when the kernel refused the transaction as a whole.
+	// Step is the refused step in nft's syntax, reduced to one rule, or to the element that the kernel names; if it
+	// names none, the first one, followed by "…". Step is empty when the kernel refused the transaction as a whole.
 	Step string
 	// Message is the kernel's own explanation, if it gave one.
 	Message string
@@ -145,8 +142,7 @@ func (e *CommitError) hint() string {
 	return ""
 }
 
-// describe prints the step of a message, reduced to its rule, or to the element at the offset that an extended
-// acknowledgement names. If it names none, the first element stands for all of the step.
+// describe prints the step of a message, reduced to its rule, or to the element at the offset that the kernel names.
 func (m *message) describe(offset int) string {
 	s := m.step
 	switch s.Op {

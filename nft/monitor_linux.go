@@ -17,30 +17,29 @@ import (
 
 // Event is one part of a commit to the nf_tables of a network namespace, or the end of the commit.
 type Event struct {
-	// Kind is EventGeneration for the end of a commit. For a part it is "table", "chain", "set", "map", "rule", "element", an
-	// Object's Kind, or "unknown".
+	// Kind is EventGeneration for the end of a commit. For a part it is "table", "chain", "set", "map", "rule",
+	// "element", an Object's Kind, or "unknown".
 	Kind string
 	// Deleted says that the part was deleted; else it was added, or changed.
 	Deleted bool
 	// Family is that of the table.
 	Family Family
-	// Table is the name of the table. In is the name of the chain, set or object, and for a rule or an element that of its
-	// chain or set; empty for a table.
+	// Table is the name of the table. In is that of the chain, set or object, or the one that has the rule or
+	// element.
 	Table, In string
 	// What is the rule or the element, as nft lists it; empty for all else.
 	What string
 	// Generation is the ruleset's number after the commit. This and the following fields are those of the end of a commit.
 	Generation uint32
-	// TID is the id, in the initial PID namespace, of the thread that committed. The kernel tells of the thread alone.
+	// TID is the id, in the initial PID namespace, of the thread that committed.
 	TID uint32
-	// PID is the id of the thread's process, from /proc/TID. It is 0 if the thread has ended before the event was read, or
-	// if /proc is not that of the initial PID namespace, as in a container without hostPID.
+	// PID is the id of the thread's process, from /proc/TID; 0 if the thread has ended since, or if /proc is not
+	// that of the initial PID namespace, as in a container without hostPID.
 	PID uint32
-	// Process is the name of the process, at most 15 bytes; where PID is 0, the name of the thread, which in most programs
-	// is the same.
+	// Process is the name of the process, at most 15 bytes; where PID is 0, that of the thread, which is mostly the
+	// same.
 	Process string
-	// Lost says that events were lost, because more came than the socket holds. Then Generation, TID, PID and Process are
-	// empty.
+	// Lost says that events were lost, because more came than the socket holds. Then the fields above are empty.
 	Lost bool
 }
 
@@ -62,8 +61,7 @@ func (e Event) String() string {
 	return strings.TrimSpace(fmt.Sprintf("%s %s %s %s %s %s", sign, e.Kind, e.Family, e.Table, e.In, e.What))
 }
 
-// Who returns the process that committed, as in "nft (pid 4711)". Where the process is not known, it is the thread, as in
-// "nft (thread 4711)".
+// Who returns the process that committed, as in "nft (pid 4711)", or the thread, as in "nft (thread 4711)".
 func (e Event) Who() string {
 	if e.PID == 0 {
 		return fmt.Sprintf("%s (thread %d)", e.Process, e.TID)
@@ -73,11 +71,10 @@ func (e Event) Who() string {
 
 // Monitor hears of each commit to the nf_tables of one network namespace, whoever makes it, between Join and Leave.
 //
-// While anybody in the namespace has joined, the kernel describes all elements of each commit. A Monitor of no table has
-// a filter that keeps the descriptions away, but making them takes time: a commit of 60,000 elements took a third to two
-// thirds longer (docs/measurements.md). So leave before your own commits, and join again after them. The Monitor does not
-// hear of commits of others in between. To find out whether there were any, compare the Generation after Join with the
-// one before, plus one for each of your own commits.
+// While anybody in the namespace has joined, the kernel describes all elements of each commit, so a large one takes
+// up to two thirds longer (docs/measurements.md), even if a Monitor of no table filters the descriptions out. So
+// leave before your own commits, and join again after them. To find out whether others committed in between, compare
+// the Generation after Join with the one before, plus one for each of your own commits.
 //
 // Join, Leave and Close may be called while another goroutine is in Next. Only one goroutine may be in Next.
 type Monitor struct {
@@ -94,10 +91,10 @@ type Monitor struct {
 // monitorBuffer is how many bytes of descriptions may wait to be read. An element takes some 150 bytes.
 const monitorBuffer = 32 << 20
 
-// Monitor opens a Monitor in the connection's network namespace, and joins. It tells the ends of all commits, and before
-// them all parts in the tables of the name, of both families; an empty name stands for no table. Of tables of other names
-// it tells parts of the Kind "unknown". If a commit is larger than the socket's buffer, parts of it are lost. The
-// connection may be closed while the Monitor is in use. The process needs CAP_NET_ADMIN.
+// Monitor opens a Monitor in the connection's network namespace, and joins. It tells the ends of all commits, and
+// before them all parts in the tables of the name, of both families; an empty name stands for no table. Parts of
+// other tables have the Kind "unknown". Parts are lost of a commit that is larger than the socket's buffer. The
+// Monitor outlasts the connection. The process needs CAP_NET_ADMIN.
 func (c *Conn) Monitor(ctx context.Context, table string) (*Monitor, error) {
 	s, err := c.namespace.openSocket()
 	if err != nil {
@@ -171,8 +168,8 @@ func (s *socket) onlyGenerations() error {
 // newGeneration is the type of the message that tells of a new generation.
 const newGeneration = unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_NEWGEN
 
-// Join begins to hear of commits, as after Conn.Monitor. Being joined already is no error. Sets that others added since
-// Leave are not known: their elements print as unknown.
+// Join begins to hear of commits, as after Conn.Monitor; joining twice is no error. The elements of sets that others
+// added since Leave print as unknown.
 func (m *Monitor) Join() error { return m.membership(unix.NETLINK_ADD_MEMBERSHIP, "join") }
 
 // Leave ends hearing of commits. Events that are there already stay.
@@ -193,9 +190,8 @@ func (m *Monitor) Close() error {
 	return m.socket.conn.Close()
 }
 
-// Next waits for the next event. Families other than ip and ip6 have none but the end of the commit. Next ends with ctx's
-// error when ctx is done, and with net.ErrClosed after Close. After any other error the monitor is unusable: close it and
-// open another.
+// Next waits for the next event. Families other than ip and ip6 have none but the end of the commit. It ends with
+// ctx's error when ctx is done, and with net.ErrClosed after Close. After any other error, open another Monitor.
 func (m *Monitor) Next(ctx context.Context) (Event, error) {
 	defer m.socket.interruptible(ctx)()
 	for len(m.pending) == 0 {
@@ -259,12 +255,12 @@ func (e *Event) take(typ uint16, b []byte) (err error) {
 	return err
 }
 
-// initialPIDNamespace is the target of /proc/self/ns/pid in the initial PID namespace: its inode has a fixed number,
+// initialPIDNamespace is the target of /proc/self/ns/pid in the initial PID namespace, whose inode is
 // PROC_PID_INIT_INO of linux/proc_ns.h.
 const initialPIDNamespace = "pid:[4026531836]"
 
-// findProcess fills in the process of the thread. The thread may have ended, and its id may belong to another one by now,
-// so the name has to be the same.
+// findProcess fills in the process of the thread. The thread's id may belong to another one by now, so the name has
+// to be the same.
 func (e *Event) findProcess() {
 	if namespace, err := os.Readlink("/proc/self/ns/pid"); err != nil || namespace != initialPIDNamespace {
 		return

@@ -15,10 +15,9 @@ import (
 // readAttempts is how often a listing is tried when commits keep coming between its parts.
 const readAttempts = 10
 
-// ReadTable reads a table from the kernel, with all its contents except the elements of Dynamic sets (see
-// ReadElements). A table that does not exist is nil without an error. When others commit meanwhile it starts again;
-// after ten attempts it ends with ErrGenerationMoved. The copy of a large table is large. To check a table, use
-// Compare, which makes no copy.
+// ReadTable reads a table with all its contents except the elements of Dynamic sets (see ReadElements). A table that
+// does not exist is nil without an error. When others commit meanwhile it starts again, up to ten times, then ends
+// with ErrGenerationMoved. To check a large table use Compare, which makes no copy.
 func (c *Conn) ReadTable(ctx context.Context, family Family, name string) (*Table, error) {
 	t, _, err := c.readSteadily(reader{conn: c, ctx: ctx, family: family, table: name})
 	return t, err
@@ -49,8 +48,7 @@ func (c *Conn) HasTable(ctx context.Context, family Family, name string) (bool, 
 	return t != nil, err
 }
 
-// ReadHeader reads a table without its chains and sets: its comment, its flags and its owner. A table that does not
-// exist is nil without an error.
+// ReadHeader reads a table's comment, flags and owner. A table that does not exist is nil without an error.
 func (c *Conn) ReadHeader(ctx context.Context, family Family, name string) (*Table, error) {
 	r := reader{conn: c, ctx: ctx, family: family, table: name, throughCommits: true}
 	t, err := r.header()
@@ -76,9 +74,8 @@ func (c *Conn) ReadChains(ctx context.Context, family Family, table string) ([]*
 	return d.table.Chains, nil
 }
 
-// ReadElements returns the elements that a Dynamic set has now, in no order and without a catch-all. Packets add
-// elements and others expire while it reads; see Elements. A set that does not exist, or whose elements are not of the
-// type of s, is an error. Reading takes the kernel time in proportion to the square of the set's length.
+// ReadElements returns the elements that a Dynamic set has now, as Elements lists them. The kernel takes time in
+// proportion to the square of the set's length.
 func (c *Conn) ReadElements(ctx context.Context, family Family, table string, s *Set) (elements []Element, err error) {
 	for range readAttempts {
 		elements, err = c.readElements(ctx, family, table, s)
@@ -100,18 +97,11 @@ func (c *Conn) readElements(ctx context.Context, family Family, table string, s 
 }
 
 // Elements lists the elements of a set as they arrive, in no order and without a catch-all, and keeps none of them.
+// An error ends the loop: ctx's as soon as ctx is done, ErrGenerationMoved as soon as somebody commits (not for a
+// Dynamic set), and one for a set that does not exist or has elements of another type than s.
 //
-//	for e, err := range conn.Elements(ctx, nft.FamilyIP, "kube-proxy", set) {
-//		if err != nil {
-//			return err
-//		}
-//		…
-//	}
-//
-// An error ends the loop: ctx's error as soon as ctx is done, and ErrGenerationMoved as soon as somebody commits.
-// Commits do not disturb the listing of a Dynamic set. A set that does not exist, or whose elements are not of the type
-// of s, is an error. The kernel rehashes a set that has just grown, for some milliseconds. Meanwhile a listing can omit
-// elements and have others twice. The connection is busy until the loop ends, so the loop's body must not use it.
+// While the kernel rehashes a set that has just grown, for some milliseconds, a listing can omit elements and have
+// others twice. The loop's body must not use the connection.
 func (c *Conn) Elements(ctx context.Context, family Family, table string, s *Set) iter.Seq2[Element, error] {
 	return func(yield func(Element, error) bool) {
 		r := reader{conn: c, ctx: ctx, family: family, table: table, throughCommits: s.Dynamic}
@@ -134,10 +124,9 @@ func (c *Conn) Elements(ctx context.Context, family Family, table string, s *Set
 	}
 }
 
-// Counts lists the counts of the elements of a set with Counter. It calls each with every element's key, comment and
-// count as they arrive, and keeps none of them. It continues when somebody commits meanwhile. Then elements can be left
-// out, and whole is false. The connection is busy until Counts returns, so each must not use it. A listing takes the
-// kernel time in proportion to the square of the set's length.
+// Counts calls each with the key, comment and count of every element of a set with Counter, as they arrive. Commits
+// of others do not end it, but then elements can be left out, and whole is false. each must not use the connection.
+// The kernel takes time in proportion to the square of the set's length.
 func (c *Conn) Counts(ctx context.Context, family Family, table, set string, each func(key Data, comment string, n Count)) (whole bool, err error) {
 	r := reader{conn: c, ctx: ctx, family: family, table: table, throughCommits: true}
 	err = r.elements(set, func(raw *rawElement) error {
@@ -152,8 +141,8 @@ func (c *Conn) Counts(ctx context.Context, family Family, table, set string, eac
 	return !r.moved, nil
 }
 
-// HasElement reports whether a set has an element. It reads no more than the beginning of a listing. A set that does not
-// exist is an error that wraps unix.ENOENT.
+// HasElement reports whether a set has an element; it reads the beginning of a listing. A set that does not exist is
+// an error that wraps unix.ENOENT.
 func (c *Conn) HasElement(ctx context.Context, family Family, table, set string) (has bool, err error) {
 	r := reader{conn: c, ctx: ctx, family: family, table: table, throughCommits: true}
 	err = r.elements(set, func(*rawElement) error {
@@ -213,8 +202,8 @@ type reader struct {
 	// record keeps the messages about the table in recording. dynamic reads the elements of Dynamic sets too.
 	record, dynamic bool
 	recording       Recording
-	// generation is the lower half of the kernel's generation number in the last answer, and started says that there was
-	// one. moved says that two answers differed.
+	// generation is the lower half of the kernel's generation number in the last answer, if started. moved says that
+	// two answers differed.
 	generation     uint16
 	started, moved bool
 }
@@ -310,12 +299,12 @@ func (r *reader) elementsOf(s *Set, d *decoder) error {
 	return s.complete(s.countable())
 }
 
-// errIncomplete says that the kernel left elements out of a listing. It can do so while it rehashes a set that has
+// errIncomplete says that the kernel left elements out of a listing, as it can while it rehashes a set that has
 // grown.
 var errIncomplete = fmt.Errorf("%w: the kernel listed a part of a set", ErrGenerationMoved)
 
-// complete compares the number of elements listed, without a catch-all, with the kernel's count (kernel 6.15). In sets
-// with ranges the kernel counts something else.
+// complete compares the number of elements listed, without a catch-all, with the kernel's count (kernel 6.15), which
+// is another number in sets with ranges.
 func (s *Set) complete(listed int) error {
 	if s.kernel.count >= 0 && s.kernel.count != listed && !s.Interval && !s.isOpaque() {
 		return errIncomplete
@@ -339,8 +328,8 @@ func elementList(set string) (a netlinkattr.List) {
 	return a
 }
 
-// element asks for the element with the key of e, without listing the others, and calls each if there is one. In a set
-// with ranges that may be another range.
+// element asks for the element with the key of e and calls each if there is one. In a set with ranges that may be
+// another range.
 func (r *reader) element(s *Set, e Element, each func(reply) error) error {
 	lengths := s.lengths()
 	if err := lengths.checkKey(s, &e); err != nil {

@@ -10,32 +10,27 @@ import (
 type Set struct {
 	// Name is 1 to 255 bytes long.
 	Name string
-	// Key is the type of the keys, as expressions that have that type. The kernel uses their lengths only; nft prints
-	// them as "typeof".
+	// Key is the type of the keys, as expressions that have that type; nft prints them as "typeof".
 	Key Concat
 	// Data is the type of a map's values; nil in a set and in a verdict map.
 	Data Concat
 	// Verdicts makes the map's values verdicts.
 	Verdicts bool
-	// Interval lets the last field of an element's key be a range, given by KeyEnd. The ranges must not
-	// overlap. Key must have at least two fields (nft's "concatenation with ranges", kernel 5.6).
+	// Interval lets the last field of an element's key be a range, given by KeyEnd. Ranges must not overlap. Key
+	// must have at least two fields (nft's "concatenation with ranges", kernel 5.6).
 	Interval bool
-	// Dynamic lets packets add elements to the set, with an Update statement, each with a timeout (nft's flags dynamic and
-	// timeout). The program does not manage those elements: ReadTable leaves them out, Diff does not change them, and
-	// Conn.ReadElements returns them.
+	// Dynamic lets packets add elements to the set, with an Update statement, each with a timeout (nft's flags
+	// dynamic and timeout). ReadTable leaves those elements out, Diff does not change them, and ReadElements returns
+	// them.
 	Dynamic bool
-	// Size is the largest number of elements.
-	//
-	// In a set that is not Dynamic, 0 means no limit. A transaction that exceeds the limit is refused with ErrSetFull;
-	// elements that the transaction deletes first make room. With a limit the kernel chooses a hash table of fixed length,
-	// which makes some commits faster.
-	//
-	// In a Dynamic set, 0 means DefaultSize. Packets add nothing beyond the limit. Such a set keeps the size that it was
-	// made with, whatever is wanted later, because it would lose its elements otherwise.
+	// Size is the largest number of elements; 0 means no limit, or DefaultSize in a Dynamic set. A transaction that
+	// exceeds it is refused with ErrSetFull; elements that the transaction deletes first make room. With a limit the
+	// kernel chooses a hash table of fixed length, which makes some commits faster. Packets add nothing beyond the
+	// limit of a Dynamic set, which keeps its first Size: it would lose its elements otherwise.
 	Size uint32
-	// Counter makes each element count the packets for which a lookup found it, and their bytes (nft's "counter" of a set,
-	// kernel 5.7; see ProbeCounters). Counts are no part of the Set: ReadTable leaves them out, Diff ignores them, and
-	// Conn.Counts returns them. An element that is replaced counts from 0 again.
+	// Counter makes each element count the packets for which a lookup found it, and their bytes (nft's "counter" of
+	// a set, kernel 5.7; see ProbeCounters). Conn.Counts returns the counts. An element that is replaced starts from
+	// 0.
 	Counter bool
 	// Comment is shown by nft; at most 127 bytes.
 	Comment string
@@ -55,8 +50,7 @@ type kernelSet struct {
 	unknown map[Data]string
 }
 
-// DefaultSize is the size that the kernel gives to a Dynamic set without one. Such a set starts
-// small and grows; the kernel allocates the hash buckets of a declared size at once (16 bytes for each element).
+// DefaultSize is the size that the kernel gives to a Dynamic set without one. Such a set starts small and grows.
 const DefaultSize = 1<<16 - 1
 
 // IsMap reports whether nft calls the set a map.
@@ -108,8 +102,7 @@ func (s *Set) Put(e Element) {
 	delete(s.kernel.unknown, e.Key)
 }
 
-// Grow makes room for n elements in a set that has none. That saves time if about as many are put. In a set with
-// elements it does nothing.
+// Grow makes room for n elements in a set that has none.
 func (s *Set) Grow(n int) {
 	if len(s.elements) == 0 {
 		s.elements = make(map[Data]stored, n)
@@ -138,8 +131,7 @@ func (s *Set) each() iter.Seq[Element] {
 	}
 }
 
-// sameType reports whether two sets differ in nothing but their name and elements, so that one need not be made anew to
-// become the other.
+// sameType reports whether two sets differ in nothing but their name and elements.
 func (s *Set) sameType(o *Set) bool {
 	return s.Key.String() == o.Key.String() && s.Data.String() == o.Data.String() && s.Verdicts == o.Verdicts && s.Interval == o.Interval && s.Dynamic == o.Dynamic && s.Counter == o.Counter && (s.Dynamic || s.Size == o.Size) && sameComment(s.Comment, o.Comment)
 }
@@ -168,13 +160,13 @@ type Element struct {
 	Verdict Verdict
 	// Comment is shown by nft; at most 127 bytes.
 	Comment string
-	// Timeout is how long an element of a Dynamic set lives after packets last updated it. Expires is how much of that is
-	// left. Both are whole milliseconds, and 0 in sets that are not Dynamic.
+	// Timeout is how long an element of a Dynamic set lives after packets last updated it, and Expires how much of
+	// that is left. Both are whole milliseconds, and 0 in other sets.
 	Timeout, Expires time.Duration
 }
 
-// stored is an element as a Set keeps it, without its key. Elements of large sets have a key, perhaps a value, and
-// nothing else. So the other fields are apart: elements are most of the memory of a program with many of them.
+// stored is an element as a Set keeps it, without its key. Most elements have a value at most. So the other fields
+// are apart: elements are most of the memory of a program with many of them.
 type stored struct {
 	value Data
 	rest  *elementRest // nil if it would be zero

@@ -188,14 +188,6 @@ func (s *Set) userdata() []byte {
 }
 
 func (s *Set) decodeUserdata(b []byte) {
-	eachUdata(b, func(typ byte, value []byte) {
-		switch typ {
-		case udataSetKeyTypeof:
-			s.Key = decodeTypeof(value)
-		case udataSetDataTypeof:
-			s.Data = decodeTypeof(value)
-		case udataSetComment:
-			s.Comment = netlinkattr.Text(value)
-		}
-	})
+	s.Key, s.Data = decodeTypeof(udataItem(b, udataSetKeyTypeof)), decodeTypeof(udataItem(b, udataSetDataTypeof))
+	s.Comment = netlinkattr.Text(udataItem(b, udataSetComment))
 }

@@ -17,11 +17,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// socket is one netlink socket to nf_tables: sending, receiving and the framing of messages.
-//
-// mdlayher/netlink's Conn does not fit, for three reasons. It hides the message that ends a listing, which says whether
-// the listing is inconsistent. It cannot give up in the middle of a listing. It copies each batch and each reply once
-// more than needed.
+// socket is one netlink socket to nf_tables: sending, receiving and the framing of messages. mdlayher/netlink's Conn
+// hides the message that ends a listing, which says whether the listing is inconsistent; it cannot give up in the
+// middle of a listing; and it copies each batch and each reply once more than needed.
 type socket struct {
 	conn Socket
 	// port is the socket's netlink port id, by which the kernel knows the owner of a table.
@@ -232,8 +230,7 @@ func (s *socket) appendMessage(b []byte, m *netlink.Message) []byte {
 	return append(b, make([]byte, netlinkattr.Padded(len(b))-len(b))...)
 }
 
-// send sends messages of appendMessage in one piece. The kernel has carried them out when send returns. It gives up if
-// the socket is not ready after patience, though netlink has no reason for that.
+// send sends messages of appendMessage in one piece. The kernel has carried them out when send returns.
 func (s *socket) send(b []byte) error {
 	if err := s.conn.SetWriteDeadline(time.Now().Add(s.patience)); err != nil {
 		return err
@@ -241,8 +238,8 @@ func (s *socket) send(b []byte) error {
 	return s.conn.Send(b)
 }
 
-// whenReady makes a system call as soon as the socket is ready for it. It repeats a call that a signal interrupts at
-// once. (mdlayher/socket waits until the socket becomes ready again, which it is already.)
+// whenReady makes a system call as soon as the socket is ready, and again at once when a signal interrupts it.
+// (mdlayher/socket waits until the socket becomes ready again, which it is already.)
 func whenReady(name string, wait func(func(fd uintptr) (done bool)) error, call func(fd int) error) (err error) {
 	waited := wait(func(fd uintptr) bool {
 		for err = unix.EINTR; err == unix.EINTR; {

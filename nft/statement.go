@@ -17,7 +17,7 @@ type Statement interface {
 	linearize(l *linearizer)
 }
 
-// InSet holds when the key is (or, with NotEqual, is not) an element of the named set, as in `ip daddr @blocked`.
+// InSet holds when the key is (with NotEqual: is not) an element of the named set, as in `ip daddr @blocked`.
 type InSet struct {
 	// Key is of the type of the set's Key.
 	Key Concat
@@ -41,8 +41,8 @@ type Vmap struct {
 // String returns the statement as nft lists it.
 func (v Vmap) String() string { return v.Key.String() + " vmap @" + v.Map }
 
-// SetMark changes the packet mark: Or sets its bits, as in `meta mark set meta mark | 0x00004000`, and Xor flips its bits,
-// as in `meta mark set meta mark ^ 0x00004000`. One of them is 0. All other bits of the mark stay as they are.
+// SetMark changes the packet mark: Or sets its bits, as in `meta mark set meta mark | 0x00004000`, and Xor flips
+// them, as in `meta mark set meta mark ^ 0x00004000`. One of them is 0.
 type SetMark struct {
 	// Or and Xor are in host byte order.
 	Or, Xor uint32
@@ -57,8 +57,8 @@ func (s SetMark) String() string {
 }
 
 // DNAT looks the key up in the named map and translates the destination to the address and port that it finds, as in
-// `dnat ip to ip daddr map @endpoints`. If the map lacks the key, the next rule runs. It is for chains of type nat at
-// the hooks prerouting and output.
+// `dnat ip to ip daddr map @endpoints`. If the map lacks the key, the next rule runs. It is for chains of type nat
+// at the hooks prerouting and output.
 type DNAT struct {
 	// Family is that of the rule's table.
 	Family Family
@@ -73,10 +73,9 @@ func (d DNAT) String() string {
 	return fmt.Sprintf("dnat %s to %s map @%s", d.Family, d.Key, d.Map)
 }
 
-// Update adds an element to the named Dynamic map, as in `update @clients { ip saddr timeout 3h : ip daddr . th dport
-// }`. Key and Data, evaluated for the packet, are its key and value. It expires after Timeout. If the map has the key
-// already, the element keeps its value, and its timeout starts anew. If the map is full, nothing is added, and the rule
-// ends.
+// Update adds an element to the named Dynamic map, as in `update @clients { ip saddr timeout 3h : ip daddr . th
+// dport }`. Key and Data, evaluated for the packet, are its key and value. If the map has the key already, the
+// element keeps its value, and its timeout starts anew. If the map is full, the rule ends.
 type Update struct {
 	// Map is the name of a Dynamic map of the rule's table.
 	Map string
@@ -91,15 +90,15 @@ func (u Update) String() string {
 	return fmt.Sprintf("update @%s { %s timeout %s : %s }", u.Map, u.Key, formatDuration(u.Timeout), u.Data)
 }
 
-// Masquerade translates the source to an address of the outgoing interface and to a random port (flag fully-random), so
-// that connections of many clients rarely draw the same one. It is for chains of type nat at the hook postrouting.
+// Masquerade translates the source to an address of the outgoing interface and to a random port (flag fully-random).
+// It is for chains of type nat at the hook postrouting.
 type Masquerade struct{}
 
 // String returns the statement as nft lists it.
 func (Masquerade) String() string { return "masquerade fully-random" }
 
-// Reject drops the packet and answers with ICMP (or ICMPv6) port unreachable. A client sees "connection refused". It is
-// for the hooks input, forward and output.
+// Reject drops the packet and answers with ICMP (or ICMPv6) port unreachable: "connection refused". It is for the
+// hooks input, forward and output.
 type Reject struct {
 	// Family is that of the rule's table.
 	Family Family
@@ -108,15 +107,13 @@ type Reject struct {
 // String returns the statement as nft lists it.
 func (Reject) String() string { return "reject" }
 
-// Counter counts packets and bytes. The counts are not part of the value: reading a rule leaves them out, and writing
-// one starts them at 0.
+// Counter counts packets and bytes. The counts are not part of the value.
 type Counter struct{}
 
 // String returns the statement as nft lists it, without the counts.
 func (Counter) String() string { return "counter" }
 
-// Unknown is an expression, in a rule that was read from the kernel, that this package cannot express. Committing a
-// rule with one is ErrInvalid.
+// Unknown is an expression of a rule of the kernel that this package cannot express. Committing it is ErrInvalid.
 type Unknown struct {
 	// Name is the kernel's name for the expression.
 	Name string

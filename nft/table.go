@@ -23,13 +23,12 @@ type Table struct {
 	Dormant bool
 	// Comment is shown by nft; at most 127 bytes. Kernel 5.10 and later.
 	Comment string
-	// Owner makes the table belong to the Conn that commits it. As long as that Conn is open, the kernel refuses everybody
-	// else's changes to the table (ErrTableOwned), and `nft flush ruleset` skips it. Kernel 5.12 and later.
+	// Owner makes the table belong to the Conn that commits it. As long as that Conn is open, the kernel refuses
+	// everybody else's changes (ErrTableOwned), and `nft flush ruleset` skips it. Kernel 5.12 and later.
 	Owner bool
-	// Persist makes the kernel keep the table when its owner closes. Then the table has no owner (an orphan): anybody can
-	// change it, and whoever commits it with Owner and Persist becomes the owner. Without Persist, the kernel deletes the
-	// table together with its owner. Kernel 6.9 and later: see ProbePersist. nft 1.0.6 lists `flags owner` for both flags,
-	// and nothing for an orphan.
+	// Persist makes the kernel keep the table when its owner closes: as an orphan, which anybody can change, and
+	// which belongs to whoever commits it with Owner and Persist. Without it, the table goes with its owner. Kernel
+	// 6.9 and later: see ProbePersist. nft 1.0.6 lists `flags owner` for both flags, and nothing for an orphan.
 	Persist bool
 	// Kernel has what only the kernel knows of a table that was read; nil in a wanted table.
 	Kernel *KernelTable
@@ -37,8 +36,7 @@ type Table struct {
 
 // KernelTable is what a table of the kernel has and a wanted one cannot have.
 type KernelTable struct {
-	// OwnerPort is the netlink port id of the table's owner; 0 for none. The kernel gives a process's first netlink socket
-	// the process id as its port id.
+	// OwnerPort is the netlink port id of the table's owner; 0 for none. Mostly that is the process id.
 	OwnerPort uint32
 	// Objects are the stateful objects and flowtables that somebody else put into the table.
 	Objects []Object
@@ -117,8 +115,7 @@ func (t *Table) Set(name string) *Set {
 	return nil
 }
 
-// index finds sets and chains of a table by name. Diff and the decoder look up every one of them, for which Table.Set
-// and Table.Chain would be slow.
+// index finds sets and chains of a table by name.
 type index struct {
 	table  *Table
 	sets   map[string]*Set
@@ -137,9 +134,8 @@ func (t *Table) index() index {
 	return i
 }
 
-// String prints the table as nft lists it, except that elements stand one a line, in the order of their keys. nft loads
-// the text, unless it has unknown parts (Unknown, Objects, opaque sets) or the flag persist, which nft 1.0.6 does not
-// know.
+// String prints the table as nft lists it, one element a line, in the order of their keys. nft loads the text,
+// unless it has unknown parts or the flag persist, which nft 1.0.6 does not know.
 func (t *Table) String() string {
 	var b strings.Builder
 	t.appendText(&b)

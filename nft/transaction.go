@@ -12,8 +12,8 @@ import (
 type Transaction struct {
 	// Steps are carried out in this order.
 	Steps []Step
-	// Generation, if not 0, is the one that the ruleset must have: see Conn.Generation. If somebody has committed since,
-	// Conn.Commit changes nothing and returns ErrGenerationMoved. So a transaction can rely on what was read.
+	// Generation, if not 0, is the one that the ruleset must have: see Conn.Generation. If somebody has committed
+	// since, Conn.Commit changes nothing and returns ErrGenerationMoved.
 	Generation uint32
 }
 
@@ -21,15 +21,14 @@ type Transaction struct {
 type Step struct {
 	// Op says which of the other fields count.
 	Op StepOp
-	// Table is the table that the step changes, or whose sets, chains or objects it changes. AddTable uses its flags and
-	// its comment, AdoptTable its flags. All other steps use only Family and Name.
+	// Table is the table that the step changes or whose parts it changes. AddTable uses its flags and its comment,
+	// AdoptTable its flags, all others only Family and Name.
 	Table *Table
 	// Set is the set of a step on sets or elements. AddSet adds it without elements.
 	Set *Set
 	// Elements are those that AddElements adds and DeleteElements deletes. For DeleteElements only keys count.
 	Elements []Element
-	// All makes AddElements add all elements that Set has when the step is encoded or printed, instead of Elements. So
-	// a large table needs no second list of its elements.
+	// All makes AddElements add all elements that Set has when the step is encoded or printed, instead of Elements.
 	All bool
 	// Chain is the chain of a step on chains or rules. AddChain adds it without rules, AddRules adds its rules.
 	Chain *Chain
@@ -81,8 +80,8 @@ const (
 	DeleteObject
 	// DestroyTable deletes the table with all it holds, if it is there.
 	DestroyTable
-	// AdoptTable makes an orphan, a table with flag persist and without an owner, belong to the Conn that commits. If the
-	// table belongs to that Conn already, nothing changes. If it is not there, it is added.
+	// AdoptTable makes an orphan, a table with flag persist and without an owner, belong to the Conn that commits;
+	// one that is not there, it adds.
 	AdoptTable
 )
 
@@ -130,8 +129,8 @@ func (tx *Transaction) AddsTable() bool {
 	return slices.ContainsFunc(tx.Steps, func(s Step) bool { return s.Op == AddTable })
 }
 
-// String prints the transaction as a script for `nft -f` (1.0.6 and later) with the same effect. Two kinds of steps
-// have none: nft 1.0.6 does not know the flag persist, nor the objects that Object.Kind calls "object-N".
+// String prints the transaction as a script for `nft -f` with the same effect. nft 1.0.6 does not know the flag
+// persist, nor objects of a Kind "object-N".
 func (tx Transaction) String() string {
 	var b strings.Builder
 	for _, s := range tx.Steps {

@@ -49,14 +49,19 @@ func appendNested(b []byte, typ byte, f func([]byte) []byte) []byte {
 	return b
 }
 
-// commentIn returns the comment in the userdata of all but a set. It does not copy.
-func commentIn(userdata []byte) (comment []byte) {
-	eachUdata(userdata, func(typ byte, value []byte) {
-		if typ == udataComment {
-			comment = netlinkattr.TextBytes(value)
+// udataItem returns the value of the last item of a type; nil if there is none.
+func udataItem(b []byte, wanted byte) (value []byte) {
+	eachUdata(b, func(typ byte, v []byte) {
+		if typ == wanted {
+			value = v
 		}
 	})
-	return comment
+	return value
+}
+
+// commentIn returns the comment in the userdata of all but a set. It does not copy.
+func commentIn(userdata []byte) []byte {
+	return netlinkattr.TextBytes(udataItem(userdata, udataComment))
 }
 
 // typeofVerdict describes a verdict map's values: nft's expression kind 1, without data.
@@ -87,24 +92,11 @@ func (c Concat) typeof(b []byte) []byte {
 
 // decodeTypeof reads a typeof description by comparing it with those that this package writes. It returns nil if it is
 // none of them.
-func decodeTypeof(b []byte) Concat {
-	var kind uint32
-	var body []byte
-	eachUdata(b, func(typ byte, value []byte) {
-		switch {
-		case typ == 0 && len(value) == 4:
-			kind = binary.NativeEndian.Uint32(value)
-		case typ == 1:
-			body = value
-		}
-	})
-	if kind != udataConcat {
-		if e := decodeTypeofOne(b, kind, body); e != nil {
-			return Concat{e}
-		}
-		return nil
+func decodeTypeof(b []byte) (c Concat) {
+	body := udataItem(b, 1)
+	if string(udataItem(b, 0)) != string(binary.NativeEndian.AppendUint32(nil, udataConcat)) {
+		return decodeTypeofOne(b, body)
 	}
-	var c Concat
 	known := true
 	eachUdata(body, func(_ byte, value []byte) {
 		part := decodeTypeof(value)
@@ -117,22 +109,16 @@ func decodeTypeof(b []byte) Concat {
 	return c
 }
 
-func decodeTypeofOne(b []byte, kind uint32, body []byte) Expr {
-	if kind == udataNumgen {
-		n := Numgen{}
-		eachUdata(body, func(typ byte, value []byte) {
-			if typ == 1 && len(value) == 4 {
-				n.Mod = binary.NativeEndian.Uint32(value)
-			}
-		})
-		if string(n.typeof(nil)) != string(b) {
-			return nil
+func decodeTypeofOne(b, body []byte) Concat {
+	if mod := udataItem(body, 1); len(mod) == 4 {
+		n := Numgen{Mod: binary.NativeEndian.Uint32(mod)}
+		if string(n.typeof(nil)) == string(b) {
+			return Concat{n}
 		}
-		return n
 	}
 	for f := Field(1); int(f) < len(fields); f++ {
 		if fields[f].kind != 0 && string(f.typeof(nil)) == string(b) {
-			return f
+			return Concat{f}
 		}
 	}
 	return nil
