@@ -2,6 +2,7 @@
 
 GO          ?= go
 STATICCHECK := $(GO) run honnef.co/go/tools/cmd/staticcheck@v0.8.2
+ACTIONLINT  := $(GO) run github.com/rhysd/actionlint/cmd/actionlint@v1.7.12
 VERSION     := $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
 # The kube-proxy that this one stands for. Set it to the cluster's version, so that kubernetes-mixin's
 # KubeVersionMismatch does not fire: package version says more.
@@ -27,7 +28,7 @@ REVISION    ?= $(shell git rev-parse HEAD 2>/dev/null || echo unknown)
 # so that the same source gives the same bytes. 0 is no time.
 SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || echo 0)
 
-.PHONY: api build image sbom demo test check check-api unit modules fuzz golden generate bench plot soak test-386 test-arch test-kernels vulnerabilities clean
+.PHONY: api build image release sbom demo test check check-api unit modules fuzz golden generate bench plot soak test-386 test-arch test-kernels vulnerabilities clean
 
 build: announce ## static binaries in bin/
 	$(BUILD) -o $(BIN)/ $(COMMANDS)
@@ -38,6 +39,12 @@ image: ## bin/image.tar, a container image for amd64 and arm64; needs no contain
 	$(MAKE) sbom PROGRAMS=$(BIN)/linux/amd64
 	$(MAKE) sbom PROGRAMS=$(BIN)/linux/arm64
 	cd tools && $(GO) run ./image -name $(IMAGE) -version $(VERSION) -revision $(REVISION) -created $(SOURCE_DATE_EPOCH) -binaries $(abspath $(BIN))/linux -o $(abspath $(BIN))/image.tar
+
+release: ## VERSION=v0.1.0: bin/release/v0.1.0, all files of a release; the same commit gives the same bytes
+	@[ "$(origin VERSION)" = "command line" ] || { echo "usage: make release VERSION=v0.1.0" >&2; exit 2; }
+	$(MAKE) image
+	rm -rf $(BIN)/release/$(VERSION)
+	cd tools && $(GO) run ./release -version $(VERSION) -created $(SOURCE_DATE_EPOCH) -binaries $(abspath $(BIN))/linux -image $(abspath $(BIN))/image.tar -root .. -o $(abspath $(BIN))/release/$(VERSION)
 
 PROGRAMS ?= $(BIN)
 sbom: ## PROGRAMS/sbom.cdx.json, the modules that are linked into the programs there
@@ -88,6 +95,7 @@ check: format
 	$(STATICCHECK) ./...
 	cd deploy && $(GO) vet ./... && $(STATICCHECK) ./...
 	cd tools && $(GO) vet ./... && $(STATICCHECK) ./...
+	$(ACTIONLINT)
 	$(MAKE) check-api api
 
 api: ## the Go API: nothing that breaks programs built on the last version tag, but for what breaking.txt lists

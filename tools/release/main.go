@@ -1,0 +1,245 @@
+// Command release puts what `make image` and `make build` made into a directory, as a release publishes it: an archive
+// of the programs for each architecture, the image, its bills of materials, the chart, a krew manifest, the section of
+// the changelog, and the checksums of all. The same input gives the same bytes: no file has an owner, and all have the
+// time that -created names.
+//
+//	release -version v0.1.0 -created 1766000000 -binaries bin/linux -image bin/image.tar -root . -o bin/release/v0.1.0
+package main
+
+import (
+	"archive/tar"
+	"bytes"
+	"compress/gzip"
+	"crypto/sha256"
+	"errors"
+	"flag"
+	"fmt"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"time"
+)
+
+var architectures = []string{"amd64", "arm64"}
+
+// release is a release in the making.
+type release struct {
+	version, root, binaries, image, out string
+	created                             time.Time
+	// sums has a line of checksums.txt for each file that was written, in that order.
+	sums strings.Builder
+	// archives are the sums of the programs' archives, by architecture.
+	archives map[string]string
+}
+
+func main() {
+	r := release{archives: map[string]string{}}
+	flag.StringVar(&r.version, "version", "", "`version` of the release, such as v0.1.0")
+	created := flag.Int64("created", 0, "time of all files, in `seconds` since 1970")
+	flag.StringVar(&r.binaries, "binaries", "", "`directory` with the programs and sbom.cdx.json of each architecture, in amd64/ and arm64/")
+	flag.StringVar(&r.image, "image", "", "`file` of the image, an OCI archive")
+	flag.StringVar(&r.root, "root", ".", "`directory` of the repository")
+	flag.StringVar(&r.out, "o", "", "new `directory` to write to")
+	flag.Parse()
+	r.created = time.Unix(*created, 0).UTC()
+	if err := r.make(); err != nil {
+		fmt.Fprintln(os.Stderr, "release:", err)
+		os.Exit(1)
+	}
+	fmt.Println(r.out)
+}
+
+var versionPattern = regexp.MustCompile(`^v[0-9]+\.[0-9]+\.[0-9]+(-[0-9A-Za-z.-]+)?$`)
+
+func (r *release) make() error {
+	if !versionPattern.MatchString(r.version) {
+		return fmt.Errorf("-version %q is not a version such as v0.1.0", r.version)
+	}
+	if r.out == "" || r.binaries == "" || r.image == "" {
+		return errors.New("-binaries, -image and -o are required")
+	}
+	if err := os.MkdirAll(filepath.Dir(r.out), 0o755); err != nil {
+		return err
+	}
+	if err := os.Mkdir(r.out, 0o755); err != nil {
+		return fmt.Errorf("%w: each release goes to a new directory", err)
+	}
+	for _, step := range []func() error{r.programs, r.imageArchive, r.chart, r.krew, r.notes} {
+		if err := step(); err != nil {
+			return err
+		}
+	}
+	return os.WriteFile(filepath.Join(r.out, "checksums.txt"), []byte(r.sums.String()), 0o644)
+}
+
+// write writes a file of the release, and returns its checksum.
+func (r *release) write(name string, data []byte) (string, error) {
+	sum := fmt.Sprintf("%x", sha256.Sum256(data))
+	fmt.Fprintf(&r.sums, "%s  %s\n", sum, name)
+	return sum, os.WriteFile(filepath.Join(r.out, name), data, 0o644)
+}
+
+// programs writes the archive and the bill of materials of each architecture.
+func (r *release) programs() error {
+	for _, arch := range architectures {
+		dir := filepath.Join(r.binaries, arch)
+		files := []entry{
+			{"kube-proxy", filepath.Join(dir, "kube-proxy")}, {"ruledump", filepath.Join(dir, "ruledump")},
+			{"LICENSE", filepath.Join(r.root, "LICENSE")}, {"README.md", filepath.Join(r.root, "README.md")},
+		}
+		archive, err := r.archive(files, nil)
+		if err != nil {
+			return err
+		}
+		if r.archives[arch], err = r.write(r.archiveName(arch), archive); err != nil {
+			return err
+		}
+		bill, err := os.ReadFile(filepath.Join(dir, "sbom.cdx.json"))
+		if err != nil {
+			return err
+		}
+		if _, err := r.write("sbom-linux-"+arch+".cdx.json", bill); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (r *release) archiveName(arch string) string {
+	return fmt.Sprintf("nftproxy-%s-linux-%s.tar.gz", r.version, arch)
+}
+
+func (r *release) imageArchive() error {
+	data, err := os.ReadFile(r.image)
+	if err != nil {
+		return err
+	}
+	_, err = r.write("image.tar", data)
+	return err
+}
+
+// chart writes the chart's package, as `helm push` takes it, with the release's version in Chart.yaml.
+func (r *release) chart() error {
+	dir := filepath.Join(r.root, "deploy", "chart")
+	var files []entry
+	err := filepath.WalkDir(dir, func(file string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return err
+		}
+		name, err := filepath.Rel(dir, file)
+		files = append(files, entry{path.Join("nftproxy", filepath.ToSlash(name)), file})
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	number := strings.TrimPrefix(r.version, "v")
+	archive, err := r.archive(files, func(name string, data []byte) []byte {
+		if name != "nftproxy/Chart.yaml" {
+			return data
+		}
+		data = regexp.MustCompile(`(?m)^version:.*$`).ReplaceAll(data, []byte("version: "+number))
+		return regexp.MustCompile(`(?m)^appVersion:.*$`).ReplaceAll(data, []byte("appVersion: "+r.version))
+	})
+	if err != nil {
+		return err
+	}
+	_, err = r.write("nftproxy-"+number+".tgz", archive)
+	return err
+}
+
+// krew writes the manifest of kubectl's plugin.
+func (r *release) krew() error {
+	var b strings.Builder
+	fmt.Fprintf(&b, `apiVersion: krew.googlecontainertools.github.com/v1alpha2
+kind: Plugin
+metadata:
+  name: nftproxy
+spec:
+  version: %s
+  homepage: https://github.com/nftproxy/nftproxy
+  shortDescription: Shows and explains a node's Service rules
+  description: |
+    Shows the Services of a node as nftproxy's rules have them, and says where a packet goes and why.
+    It reads the kernel's rules, manifests, or the objects of a cluster.
+  platforms:
+`, r.version)
+	for _, arch := range architectures {
+		fmt.Fprintf(&b, `  - selector:
+      matchLabels:
+        os: linux
+        arch: %s
+    uri: https://github.com/nftproxy/nftproxy/releases/download/%s/%s
+    sha256: %s
+    files:
+      - {from: ruledump, to: kubectl-nftproxy}
+      - {from: LICENSE, to: .}
+    bin: kubectl-nftproxy
+`, arch, r.version, r.archiveName(arch), r.archives[arch])
+	}
+	_, err := r.write("nftproxy.yaml", []byte(b.String()))
+	return err
+}
+
+// notes writes the changelog's section of the version; before the section has its version, that of what is unreleased.
+func (r *release) notes() error {
+	data, err := os.ReadFile(filepath.Join(r.root, "CHANGELOG.md"))
+	if err != nil {
+		return err
+	}
+	for _, heading := range []string{strings.TrimPrefix(r.version, "v"), "Unreleased"} {
+		_, section, found := strings.Cut(string(data), "\n## ["+heading+"]")
+		if !found {
+			continue
+		}
+		_, section, _ = strings.Cut(section, "\n") // the rest of the heading: a date
+		section, _, _ = strings.Cut(section, "\n## [")
+		section, _, _ = strings.Cut(section, "\n["+heading+"]:") // the links at the end
+		_, err = r.write("NOTES.md", []byte(strings.TrimSpace(section)+"\n"))
+		return err
+	}
+	return fmt.Errorf("CHANGELOG.md has neither a section [%s] nor [Unreleased]", r.version)
+}
+
+// entry is a file of an archive: its name there, and where it is.
+type entry struct{ name, file string }
+
+// archive returns a compressed tar archive of the files, each passed through edit.
+func (r *release) archive(files []entry, edit func(name string, data []byte) []byte) ([]byte, error) {
+	var buffer bytes.Buffer
+	compressed, err := gzip.NewWriterLevel(&buffer, gzip.BestCompression)
+	if err != nil {
+		return nil, err
+	}
+	w := tar.NewWriter(compressed)
+	for _, f := range files {
+		info, err := os.Stat(f.file)
+		if err != nil {
+			return nil, err
+		}
+		data, err := os.ReadFile(f.file)
+		if err != nil {
+			return nil, err
+		}
+		if edit != nil {
+			data = edit(f.name, data)
+		}
+		mode := int64(0o644)
+		if info.Mode()&0o100 != 0 {
+			mode = 0o755
+		}
+		if err := w.WriteHeader(&tar.Header{Name: f.name, Mode: mode, Size: int64(len(data)), ModTime: r.created}); err != nil {
+			return nil, err
+		}
+		if _, err := w.Write(data); err != nil {
+			return nil, err
+		}
+	}
+	if err := errors.Join(w.Close(), compressed.Close()); err != nil {
+		return nil, err
+	}
+	return buffer.Bytes(), nil
+}

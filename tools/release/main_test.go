@@ -1,0 +1,127 @@
+package main
+
+import (
+	"archive/tar"
+	"bytes"
+	"compress/gzip"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+func TestRelease(t *testing.T) {
+	binaries := t.TempDir()
+	for _, arch := range architectures {
+		for _, name := range []string{"kube-proxy", "ruledump", "sbom.cdx.json"} {
+			file := filepath.Join(binaries, arch, name)
+			if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
+				t.Fatal(err)
+			}
+			if err := os.WriteFile(file, []byte(name+" for "+arch), 0o755); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	image := filepath.Join(t.TempDir(), "image.tar")
+	if err := os.WriteFile(image, []byte("image"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	make := func(version string) (string, error) {
+		r := release{version: version, root: "../..", binaries: binaries, image: image, out: filepath.Join(t.TempDir(), "new", version),
+			created: time.Unix(1766000000, 0), archives: map[string]string{}}
+		return r.out, r.make()
+	}
+	first, err := make("v1.2.3")
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	t.Run("has the same bytes again", func(t *testing.T) {
+		second, err := make("v1.2.3")
+		if err != nil {
+			t.Fatal(err)
+		}
+		files, err := os.ReadDir(first)
+		if err != nil || len(files) != 9 {
+			t.Fatalf("%d files, want 9 (%v)", len(files), err)
+		}
+		for _, f := range files {
+			if !bytes.Equal(read(t, filepath.Join(first, f.Name())), read(t, filepath.Join(second, f.Name()))) {
+				t.Errorf("%s differs", f.Name())
+			}
+		}
+	})
+
+	t.Run("lists the checksum of every other file", func(t *testing.T) {
+		sums := string(read(t, filepath.Join(first, "checksums.txt")))
+		if n := strings.Count(sums, "\n"); n != 8 {
+			t.Errorf("%d checksums, want 8:\n%s", n, sums)
+		}
+	})
+
+	t.Run("gives the chart its version", func(t *testing.T) {
+		chart := unpack(t, filepath.Join(first, "nftproxy-1.2.3.tgz"))
+		if text := chart["nftproxy/Chart.yaml"]; !strings.Contains(text, "\nversion: 1.2.3\nappVersion: v1.2.3\n") {
+			t.Errorf("Chart.yaml:\n%s", text)
+		}
+	})
+
+	t.Run("names the programs' archives in the krew manifest", func(t *testing.T) {
+		manifest := string(read(t, filepath.Join(first, "nftproxy.yaml")))
+		for line := range strings.Lines(string(read(t, filepath.Join(first, "checksums.txt")))) {
+			sum, name, _ := strings.Cut(strings.TrimSpace(line), "  ")
+			if strings.HasSuffix(name, ".tar.gz") && (!strings.Contains(manifest, sum) || !strings.Contains(manifest, "/v1.2.3/"+name)) {
+				t.Errorf("%s is not in\n%s", line, manifest)
+			}
+		}
+	})
+
+	t.Run("has the changelog's section", func(t *testing.T) {
+		notes := string(read(t, filepath.Join(first, "NOTES.md")))
+		if !strings.Contains(notes, "### Added") || strings.Contains(notes, "[Unreleased]") {
+			t.Errorf("notes:\n%s", notes)
+		}
+	})
+
+	t.Run("refuses what is no version", func(t *testing.T) {
+		if _, err := make("1.2"); err == nil || !strings.Contains(err.Error(), `"1.2" is not a version`) {
+			t.Errorf("got %v", err)
+		}
+	})
+}
+
+func read(t *testing.T, file string) []byte {
+	t.Helper()
+	data, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return data
+}
+
+// unpack returns the files of an archive.
+func unpack(t *testing.T, file string) map[string]string {
+	t.Helper()
+	uncompressed, err := gzip.NewReader(bytes.NewReader(read(t, file)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	files := map[string]string{}
+	for archive := tar.NewReader(uncompressed); ; {
+		header, err := archive.Next()
+		if err == io.EOF {
+			return files
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		data, err := io.ReadAll(archive)
+		if err != nil {
+			t.Fatal(err)
+		}
+		files[header.Name] = string(data)
+	}
+}
