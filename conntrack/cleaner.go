@@ -25,9 +25,9 @@ type Cleaner struct {
 	wake chan struct{}
 	// searching is held during a search.
 	searching sync.Mutex
-	// mu guards gap.
+	// mu guards gap: that of the last time without rules, whose connections have to be searched for; nil if they were.
 	mu  sync.Mutex
-	gap *gap
+	gap *HasEndpoints
 }
 
 // CleanerOptions are the options of a Cleaner.
@@ -49,9 +49,6 @@ type Rules interface {
 	// NodePortPrefixes returns the prefixes on which node ports answer.
 	NodePortPrefixes(family model.Family) []netip.Prefix
 }
-
-// gap is a time without rules. Connections that began in it have to be searched for.
-type gap struct{ hasEndpoints HasEndpoints }
 
 // HasEndpoints reports whether a frontend, or a node port if addr is the zero value, has endpoints. It is called concurrently.
 type HasEndpoints func(family model.Family, protocol model.Protocol, addr netip.Addr, port uint16) bool
@@ -78,7 +75,9 @@ func (c *Cleaner) Note(rules Rules, changes *model.Changes) {
 // Gone records a UDP frontend that only the rules of an earlier process had. A zero address stands for a node port. Call
 // Note afterwards.
 func (c *Cleaner) Gone(family model.Family, frontend netip.AddrPort) {
-	c.flows.formerly(family, frontend)
+	c.flows.mu.Lock()
+	defer c.flows.mu.Unlock()
+	c.flows.gone(udpFrontend{family, frontend})
 }
 
 // Gap records that there may have been no rules until now. The next search looks for connections that began then and dial
@@ -86,7 +85,7 @@ func (c *Cleaner) Gone(family model.Family, frontend netip.AddrPort) {
 func (c *Cleaner) Gap(hasEndpoints HasEndpoints) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.gap = &gap{hasEndpoints}
+	c.gap = &hasEndpoints
 }
 
 // LookAtAll has the next search look at the flows of all UDP frontends.
@@ -197,8 +196,8 @@ func (c *Cleaner) deleteUntranslated(ctx context.Context) error {
 		for _, protocol := range connectionProtocols {
 			stats, err := c.table.DeleteUntranslated(ctx, family, uint8(protocol), func(f Flow) bool {
 				addr, port := f.Dialed.Addr(), f.Dialed.Port()
-				return !f.Translated() && (gap.hasEndpoints(family, protocol, addr, port) ||
-					c.flows.answersNodePorts(addr, local) && gap.hasEndpoints(family, protocol, netip.Addr{}, port))
+				return !f.Translated() && ((*gap)(family, protocol, addr, port) ||
+					c.flows.answersNodePorts(addr, local) && (*gap)(family, protocol, netip.Addr{}, port))
 			})
 			if stats.Deleted > 0 {
 				c.options.Logger.V(2).Info("Removed connections that began without rules", "family", family, "protocol", protocol, "connections", stats.Deleted, "duration", stats.Duration)
@@ -217,8 +216,7 @@ func (c *Cleaner) deleteUntranslated(ctx context.Context) error {
 	return nil
 }
 
-// openGap returns the last gap; nil if its connections were searched for.
-func (c *Cleaner) openGap() *gap {
+func (c *Cleaner) openGap() *HasEndpoints {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.gap

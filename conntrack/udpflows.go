@@ -16,31 +16,32 @@ import (
 // listed endpoints stay. A flow that was never translated is stale if its frontend has a serving endpoint.
 type udpFlows struct {
 	// mu is held for one change or one flow at a time.
-	mu       sync.Mutex
-	ports    map[model.PortID]*model.ServicePort
-	changes  uint64
-	families map[model.Family]*udpFrontends
+	mu    sync.Mutex
+	ports map[model.PortID]*model.ServicePort
+	// changes counts the calls of apply and lookAtAll.
+	changes uint64
+	// owners holds the Service port that serves each frontend.
+	owners map[udpFrontend]*model.ServicePort
+	// pending holds the frontends to search for, with the number of the change. Those without an owner are gone.
+	pending map[udpFrontend]uint64
+	// nodePorts are the prefixes on which node ports answer.
+	nodePorts map[model.Family][]netip.Prefix
 }
 
-// udpFrontends are those of one family. A node port is a frontend without a valid address.
-type udpFrontends struct {
-	// owners holds the Service port that serves each frontend.
-	owners map[netip.AddrPort]*model.ServicePort
-	// pending holds the frontends to search for, with the number of the change. Those without an owner are gone.
-	pending map[netip.AddrPort]uint64
-	// nodePorts are the prefixes on which node ports answer.
-	nodePorts []netip.Prefix
+// udpFrontend is an address and port, or a node port if the address is invalid.
+type udpFrontend struct {
+	family model.Family
+	at     netip.AddrPort
 }
 
 // maxGone bounds the frontends that are gone and not searched for yet. The flows of others end by their time-outs.
 const maxGone = 100_000
 
 func newUDPFlows() *udpFlows {
-	u := &udpFlows{ports: map[model.PortID]*model.ServicePort{}, families: map[model.Family]*udpFrontends{}}
-	for _, family := range model.Families {
-		u.families[family] = &udpFrontends{owners: map[netip.AddrPort]*model.ServicePort{}, pending: map[netip.AddrPort]uint64{}}
+	return &udpFlows{
+		ports: map[model.PortID]*model.ServicePort{}, owners: map[udpFrontend]*model.ServicePort{},
+		pending: map[udpFrontend]uint64{}, nodePorts: map[model.Family][]netip.Prefix{},
 	}
-	return u
 }
 
 // apply notes the frontends that changes concern. It reports whether there are flows to search for.
@@ -60,18 +61,10 @@ func (u *udpFlows) apply(rules Rules, changes *model.Changes) (pending bool) {
 			u.set(rules, id, port)
 		}
 	}
-	for family, f := range u.families {
-		f.nodePorts = rules.NodePortPrefixes(family)
-		pending = pending || len(f.pending) > 0
+	for _, family := range model.Families {
+		u.nodePorts[family] = rules.NodePortPrefixes(family)
 	}
-	return pending
-}
-
-// formerly notes a frontend that the rules of an earlier process had.
-func (u *udpFlows) formerly(family model.Family, fe netip.AddrPort) {
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	u.families[family].gone(fe, u.changes)
+	return len(u.pending) > 0
 }
 
 // lookAtAll notes all frontends.
@@ -79,10 +72,8 @@ func (u *udpFlows) lookAtAll() {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	u.changes++
-	for _, f := range u.families {
-		for fe := range f.owners {
-			f.pending[fe] = u.changes
-		}
+	for fe := range u.owners {
+		u.pending[fe] = u.changes
 	}
 }
 
@@ -93,7 +84,7 @@ func (u *udpFlows) set(rules Rules, id model.PortID, port *model.ServicePort) {
 			continue
 		}
 		rules.EachFrontend(p, func(addr netip.Addr, port uint16) {
-			u.families[id.Family].reconcile(netip.AddrPortFrom(addr, port), rules.Owner(id.Family, model.UDP, addr, port), u.changes)
+			u.reconcile(udpFrontend{id.Family, netip.AddrPortFrom(addr, port)}, rules.Owner(id.Family, model.UDP, addr, port))
 		})
 	}
 	if port == nil {
@@ -103,21 +94,20 @@ func (u *udpFlows) set(rules Rules, id model.PortID, port *model.ServicePort) {
 	u.ports[id] = port
 }
 
-// reconcile updates the owner of a frontend after a change, of which it takes the number; nil for none. Only the
-// endpoints of the owner count: an author who names another Service's address as an external IP does not get that
-// Service's flows removed.
-func (f *udpFrontends) reconcile(fe netip.AddrPort, owner *model.ServicePort, change uint64) {
-	before := f.owners[fe]
+// reconcile updates the owner of a frontend after a change; nil for none. Only the endpoints of the owner count: an
+// author who names another Service's address as an external IP does not get that Service's flows removed.
+func (u *udpFlows) reconcile(fe udpFrontend, owner *model.ServicePort) {
+	before := u.owners[fe]
 	if owner == nil {
 		if before != nil {
-			delete(f.owners, fe)
-			f.gone(fe, change)
+			delete(u.owners, fe)
+			u.gone(fe)
 		}
 		return
 	}
-	f.owners[fe] = owner
+	u.owners[fe] = owner
 	if makesStale(before, owner) {
-		f.pending[fe] = change
+		u.pending[fe] = u.changes
 	}
 }
 
@@ -130,10 +120,10 @@ func makesStale(before, now *model.ServicePort) bool {
 	return slices.ContainsFunc(before.Serving, lost) || slices.ContainsFunc(before.NotServing, lost)
 }
 
-// gone notes a frontend that nobody owns any more.
-func (f *udpFrontends) gone(fe netip.AddrPort, change uint64) {
-	if len(f.pending) < len(f.owners)+maxGone {
-		f.pending[fe] = change
+// gone notes a frontend that nobody owns any more. The caller holds mu.
+func (u *udpFlows) gone(fe udpFrontend) {
+	if len(u.pending) < len(u.owners)+maxGone {
+		u.pending[fe] = u.changes
 	}
 }
 
@@ -142,21 +132,21 @@ func (f *udpFrontends) gone(fe netip.AddrPort, change uint64) {
 func (u *udpFlows) begin(family model.Family) (some, nodePorts bool, upTo uint64) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	pending := u.families[family].pending
-	for fe := range pending {
-		if !fe.Addr().IsValid() {
+	for fe := range u.pending {
+		some = some || fe.family == family
+		if fe.family == family && !fe.at.Addr().IsValid() {
 			nodePorts = true
 			break
 		}
 	}
-	return len(pending) > 0, nodePorts, u.changes
+	return some, nodePorts, u.changes
 }
 
 // done notes that a search has covered all changes up to the number that begin returned.
 func (u *udpFlows) done(family model.Family, upTo uint64) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	maps.DeleteFunc(u.families[family].pending, func(_ netip.AddrPort, change uint64) bool { return change <= upTo })
+	maps.DeleteFunc(u.pending, func(fe udpFrontend, change uint64) bool { return fe.family == family && change <= upTo })
 }
 
 // stale reports whether a UDP flow of a pending frontend is stale. local holds the machine's own addresses: the same port
@@ -164,17 +154,17 @@ func (u *udpFlows) done(family model.Family, upTo uint64) {
 func (u *udpFlows) stale(f Flow, local []netip.Prefix) bool {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	frontends, fe := u.families[model.FamilyOf(f.Dialed.Addr())], f.Dialed
-	if _, pending := frontends.pending[fe]; !pending {
-		if frontends.owners[fe] != nil {
+	fe := udpFrontend{model.FamilyOf(f.Dialed.Addr()), f.Dialed}
+	if _, pending := u.pending[fe]; !pending {
+		if u.owners[fe] != nil {
 			return false
 		}
-		fe = netip.AddrPortFrom(netip.Addr{}, fe.Port())
-		if _, pending := frontends.pending[fe]; !pending || !frontends.answersNodePorts(f.Dialed.Addr(), local) {
+		fe.at = netip.AddrPortFrom(netip.Addr{}, fe.at.Port())
+		if _, pending := u.pending[fe]; !pending || !within(local, f.Dialed.Addr()) || !within(u.nodePorts[fe.family], f.Dialed.Addr()) {
 			return false
 		}
 	}
-	owner := frontends.owners[fe]
+	owner := u.owners[fe]
 	switch {
 	case owner == nil:
 		return f.Translated()
@@ -189,11 +179,7 @@ func (u *udpFlows) stale(f Flow, local []netip.Prefix) bool {
 func (u *udpFlows) answersNodePorts(addr netip.Addr, local []netip.Prefix) bool {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	return u.families[model.FamilyOf(addr)].answersNodePorts(addr, local)
-}
-
-func (f *udpFrontends) answersNodePorts(addr netip.Addr, local []netip.Prefix) bool {
-	return within(local, addr) && within(f.nodePorts, addr)
+	return within(local, addr) && within(u.nodePorts[model.FamilyOf(addr)], addr)
 }
 
 func within(prefixes []netip.Prefix, addr netip.Addr) bool {

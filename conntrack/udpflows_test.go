@@ -201,16 +201,16 @@ func TestUDPFlowsPending(t *testing.T) {
 		}
 		_, _, upTo := u.begin(model.IPv4)
 		u.done(model.IPv4, upTo)
-		if n := len(u.ports) + len(u.families[model.IPv4].owners) + len(u.families[model.IPv4].pending); n != 0 {
+		if n := len(u.ports) + len(u.owners) + len(u.pending); n != 0 {
 			t.Errorf("%d things are known of Services that are gone", n)
 		}
 	})
 	t.Run("frontends that are gone are noted up to a limit while searches fail", func(t *testing.T) {
-		f := newUDPFlows().families[model.IPv4]
+		u := newUDPFlows()
 		for i := range maxGone + 10 {
-			f.gone(netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, byte(i >> 16), byte(i >> 8), byte(i)}), 53), 1)
+			u.gone(udpFrontend{model.IPv4, netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, byte(i >> 16), byte(i >> 8), byte(i)}), 53)})
 		}
-		if n := len(f.pending); n != maxGone {
+		if n := len(u.pending); n != maxGone {
 			t.Errorf("%d are noted, want %d", n, maxGone)
 		}
 	})

@@ -22,9 +22,9 @@ type server struct {
 	healthy func() bool
 	// localEndpoints counts the ready endpoints on this node.
 	localEndpoints atomic.Int64
-	// ports holds the ports of the Service. All have the same HealthCheckNodePort.
-	ports map[model.PortID]*model.ServicePort
 
+	// wantedPort is the healthCheckNodePort.
+	wantedPort uint16
 	// port and listeners are those on which the server listens. http is nil while it does not.
 	port      uint16
 	listeners map[netip.Addr]net.Listener
@@ -36,43 +36,15 @@ type server struct {
 // errNoAddress says that the machine has no address to listen on.
 var errNoAddress = errors.New("no address of this machine is in nodePortAddresses")
 
-func newServiceServer(id serviceID, healthy func() bool) *server {
-	return &server{id: id, healthy: healthy, ports: map[model.PortID]*model.ServicePort{}, listeners: map[netip.Addr]net.Listener{}}
-}
-
-// count updates the number of local endpoints. An address counts once. Endpoints that terminate do not count, even
-// while they serve in place of ready ones, so that load balancers choose other nodes (KEP-1669).
-func (s *server) count() {
-	ready := map[netip.Addr]struct{}{}
-	for _, port := range s.ports {
-		if port.LocalTerminating {
-			continue
-		}
-		for _, endpoint := range port.Local {
-			ready[endpoint.AddrPort.Addr()] = struct{}{}
-		}
-	}
-	s.localEndpoints.Store(int64(len(ready)))
-}
-
-func (s *server) wantedPort() uint16 {
-	for _, port := range s.ports {
-		return port.HealthCheckNodePort
-	}
-	return 0
-}
-
-func (s *server) listening() bool { return len(s.listeners) > 0 }
-
 // closeUnwanted ends the server on another port than the wanted one, and on other addresses.
 func (s *server) closeUnwanted(addresses []netip.Addr) {
 	for addr, l := range s.listeners {
-		if s.port != s.wantedPort() || !slices.Contains(addresses, addr) {
+		if s.port != s.wantedPort || !slices.Contains(addresses, addr) {
 			_ = l.Close()
 			delete(s.listeners, addr)
 		}
 	}
-	if !s.listening() {
+	if len(s.listeners) == 0 {
 		s.close()
 	}
 }
@@ -82,7 +54,7 @@ func (s *server) open(logger klog.Logger, addresses []netip.Addr) (failure error
 	if len(addresses) == 0 {
 		return errNoAddress
 	}
-	s.port = s.wantedPort()
+	s.port = s.wantedPort
 	for _, addr := range addresses {
 		if s.listeners[addr] != nil {
 			continue
@@ -134,7 +106,7 @@ func (s *server) close() {
 }
 
 func (s *server) logValues() []any {
-	return []any{"service", klog.KRef(s.id.namespace, s.id.name), "ipFamily", s.id.family, "healthCheckNodePort", s.wantedPort()}
+	return []any{"service", klog.KRef(s.id.namespace, s.id.name), "ipFamily", s.id.family, "healthCheckNodePort", s.wantedPort}
 }
 
 // serviceAnswer is the body of a health check, field by field as in kube-proxy.

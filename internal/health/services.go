@@ -3,6 +3,7 @@ package health
 import (
 	"context"
 	"fmt"
+	"net"
 	"net/netip"
 	"slices"
 	"sync"
@@ -44,8 +45,10 @@ type Services struct {
 	// mu guards the fields below.
 	mu      sync.Mutex
 	logger  klog.Logger
-	servers map[serviceID]*server
 	nodeIPs []netip.Addr
+	// ports holds the Service ports with a healthCheckNodePort, and servers those of their Services.
+	ports   map[model.PortID]*model.ServicePort
+	servers map[serviceID]*server
 	closed  bool
 	// addresses are those to listen on, by family, from the last listing that succeeded. unlisted says that a later one failed.
 	addresses map[model.Family][]netip.Addr
@@ -79,7 +82,7 @@ func NewServices(options ServicesOptions) *Services {
 		options.Clock = clock.RealClock{}
 	}
 	return &Services{
-		options: options, servers: map[serviceID]*server{},
+		options: options, ports: map[model.PortID]*model.ServicePort{}, servers: map[serviceID]*server{},
 		delays: backoff.ExponentialBackOff{InitialInterval: minRetryDelay, Multiplier: 2, MaxInterval: lookInterval},
 	}
 }
@@ -96,58 +99,61 @@ func (s *Services) Apply(ctx context.Context, changes *model.Changes) {
 		return
 	}
 	s.logger = klog.FromContext(ctx)
-	if s.update(changes) || s.delay > 0 {
+	touched := s.note(changes)
+	if touched {
+		s.update()
+	}
+	if touched || s.delay > 0 {
 		s.listen()
 	}
 }
 
-// update applies the changes, and ends servers that are no longer needed. It reports whether servers may be concerned.
-func (s *Services) update(changes *model.Changes) bool {
-	touched := s.touch(changes)
-	for id := range touched {
-		server := s.servers[id]
-		if len(server.ports) == 0 {
-			server.close()
-			delete(s.servers, id)
-			continue
-		}
-		server.count()
-	}
-	return len(touched) > 0
-}
-
-// touch applies the changes and returns the servers that they may concern.
-func (s *Services) touch(changes *model.Changes) map[serviceID]bool {
-	touched := map[serviceID]bool{}
+// note records the changes. It reports whether servers may be concerned.
+func (s *Services) note(changes *model.Changes) (touched bool) {
+	touched = len(s.ports) > 0 && (changes.Full || changes.Node != nil)
 	if changes.Node != nil {
 		s.nodeIPs = changes.Node.IPs
 	}
-	if changes.Full || changes.Node != nil {
-		for id, server := range s.servers {
-			touched[id] = true
-			if changes.Full {
-				clear(server.ports)
+	if changes.Full {
+		clear(s.ports)
+	}
+	for id, port := range changes.Ports {
+		touched = touched || s.ports[id] != nil
+		delete(s.ports, id)
+		if port != nil && port.HealthCheckNodePort != 0 {
+			s.ports[id], touched = port, true
+		}
+	}
+	return touched
+}
+
+// update gives each Service a server and its number of ready endpoints on this node, and ends the other servers. An address
+// counts once. Endpoints that terminate do not count, even while they serve in place of ready ones, so that load balancers
+// choose other nodes (KEP-1669).
+func (s *Services) update() {
+	ready := map[serviceID]map[netip.Addr]struct{}{}
+	for id, port := range s.ports {
+		key := serviceID{id.Namespace, id.Service, id.Family}
+		if ready[key] == nil {
+			ready[key] = map[netip.Addr]struct{}{}
+		}
+		if s.servers[key] == nil {
+			s.servers[key] = &server{id: key, healthy: s.options.Ready, listeners: map[netip.Addr]net.Listener{}}
+		}
+		s.servers[key].wantedPort = port.HealthCheckNodePort // the same for all ports of a Service
+		if !port.LocalTerminating {
+			for _, endpoint := range port.Local {
+				ready[key][endpoint.AddrPort.Addr()] = struct{}{}
 			}
 		}
 	}
-	for id, port := range changes.Ports {
-		key := serviceID{id.Namespace, id.Service, id.Family}
-		server := s.servers[key]
-		served := port != nil && port.HealthCheckNodePort != 0
-		if server == nil && !served {
-			continue
+	for key, server := range s.servers {
+		server.localEndpoints.Store(int64(len(ready[key])))
+		if ready[key] == nil {
+			server.close()
+			delete(s.servers, key)
 		}
-		if server == nil {
-			server = newServiceServer(key, s.options.Ready)
-			s.servers[key] = server
-		}
-		delete(server.ports, id)
-		if served {
-			server.ports[id] = port
-		}
-		touched[key] = true
 	}
-	return touched
 }
 
 // list updates the addresses to listen on. If the machine's addresses cannot be listed, the last ones stay.
@@ -187,7 +193,7 @@ func (s *Services) listen() {
 		switch {
 		case failure != nil:
 			failing++
-		case server.listening():
+		case len(server.listeners) > 0:
 			listening++
 		}
 	}
@@ -242,7 +248,7 @@ func (s *Services) report(server *server, err error) {
 	s.logger.Error(err, "Cannot serve the health check of a Service, will retry", server.logValues()...)
 	if s.options.OnFailure != nil {
 		s.options.OnFailure(server.id.namespace, server.id.name,
-			fmt.Errorf("healthCheckNodePort %d: %w; until that is mended, load balancers take this node for one without endpoints", server.wantedPort(), err))
+			fmt.Errorf("healthCheckNodePort %d: %w; until that is mended, load balancers take this node for one without endpoints", server.wantedPort, err))
 	}
 }
 
