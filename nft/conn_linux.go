@@ -240,7 +240,7 @@ func withPrivilege(err error) error {
 // whoever makes it.
 func (c *Conn) Generation(ctx context.Context) (uint32, error) {
 	var e Event
-	err := c.ask(ctx, query{typ: unix.NFT_MSG_GETGEN}, func(r reply) error { return decodeAttributes(r.Data, e.take) })
+	err := c.ask(ctx, query{typ: unix.NFT_MSG_GETGEN}, func(r reply) error { return e.decodeGeneration(r.Data) })
 	if err != nil {
 		return 0, fmt.Errorf("nft: get generation: %w", err)
 	}

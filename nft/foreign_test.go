@@ -116,15 +116,37 @@ func testForeignFlowtableIsDeletedByItsName(t *testing.T) {
 	}
 }
 
+// checkUnknown checks how a rule prints whose only expression has these attributes.
+func checkUnknown(t *testing.T, name string, expression netlinkattr.List) {
+	t.Helper()
+	a := start(FamilyIP, "t", 64)
+	list := a.Begin(unix.NFTA_RULE_EXPRESSIONS)
+	a.Bytes(unix.NFTA_LIST_ELEM, expression)
+	a.End(list)
+	r, err := decodeRule(a)
+	if err != nil {
+		t.Errorf("%s: %v", name, err)
+	}
+	text := (Rule{Statements: delinearize(FamilyIP, func(string) *Set { return nil }, r.exprs)}).String()
+	if !strings.HasPrefix(text, "unknown-") {
+		t.Errorf("%s is read as %q", name, text)
+	}
+}
+
 // What google/nftables cannot decode, or panics on, is no reason for not reading the table.
 func testForeignExpressionThatCannotBeDecodedIsUnknown(t *testing.T) {
 	for _, name := range []string{"cmp", "numgen", "byteorder", "bitwise", "nat", "dynset", "fib"} {
 		var a netlinkattr.List
 		a.Text(unix.NFTA_EXPR_NAME, name)
 		a.ByteString(unix.NFTA_EXPR_DATA, "\x05\x00\x01\x00\xff\x00\x00\x00\x05\x00\x02\x00\xff\x00\x00\x00\x05\x00\x03\x00\xff\x00\x00\x00\x09")
-		e := decodeExpr(FamilyIP, a)
-		if text := (Rule{Statements: delinearize(FamilyIP, func(string) *Set { return nil }, []any{e})}).String(); !strings.HasPrefix(text, "unknown-") {
-			t.Errorf("%s is read as %q", name, text)
+		checkUnknown(t, name, a)
+	}
+	for name := range exprTypes {
+		var whole netlinkattr.List
+		whole.Text(unix.NFTA_EXPR_NAME, name)
+		for _, rest := range []string{"\x09\x00\x02\x00\xff", "\x01\x00\x02\x00"} {
+			checkUnknown(t, "malformed "+name, append(whole, rest...))
 		}
 	}
+	checkUnknown(t, "without a name", netlinkattr.List("\xff\x00\x01\x00x"))
 }

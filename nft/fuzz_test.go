@@ -12,6 +12,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/mdlayher/netlink"
+	"github.com/nftproxy/nftproxy/internal/netlinkattr"
 	"github.com/nftproxy/nftproxy/internal/testkit/netns"
 	"golang.org/x/sys/unix"
 )
@@ -136,6 +137,21 @@ func fits(comment string, names ...string) bool {
 	return len(comment) <= maxComment
 }
 
+// onlyMessageAbout encodes a step on the table that data is about, and checks that the message is about that table.
+func onlyMessageAbout(t *testing.T, data []byte, s Step) []byte {
+	t.Helper()
+	name := netlinkattr.Text(netlinkattr.Find(data[nfgenmsgLen:], attrTable))
+	if !fits("", name) {
+		name = "t"
+	}
+	s.Table = &Table{Family: FamilyIP, Name: name}
+	message := onlyMessage(t, s)
+	if !isAbout(message, name) {
+		t.Errorf("a message about the table %q, encoded again, is not", name)
+	}
+	return message
+}
+
 func FuzzDecodeChain(f *testing.F) {
 	addSeeds(f, AddChain)
 	f.Fuzz(func(t *testing.T, data []byte) {
@@ -147,7 +163,7 @@ func FuzzDecodeChain(f *testing.F) {
 		if !fits(c.Comment, c.Name, string(c.Type)+"x") || c.Hook != "" && !slices.Contains(hookNumbers, c.Hook) {
 			return
 		}
-		got, err := decodeChain(onlyMessage(t, Step{Op: AddChain, Table: &Table{Family: FamilyIP, Name: "t"}, Chain: c}))
+		got, err := decodeChain(onlyMessageAbout(t, data, Step{Op: AddChain, Chain: c}))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -168,7 +184,7 @@ func FuzzDecodeSet(f *testing.F) {
 		if !fits(s.Comment, s.Name) || isOpaque(s.Key) || isOpaque(s.Data) || len(s.Key) == 0 {
 			return
 		}
-		got, err := decodeSet(onlyMessage(t, Step{Op: AddSet, Table: &Table{Family: FamilyIP, Name: "t"}, Set: s}))
+		got, err := decodeSet(onlyMessageAbout(t, data, Step{Op: AddSet, Set: s}))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -369,13 +385,13 @@ func FuzzDecodeObject(f *testing.F) {
 			if err != nil || !fits("", o.Name) {
 				continue
 			}
-			message := onlyMessage(t, Step{Op: DeleteObject, Table: &Table{Family: FamilyIP, Name: "t"}, Object: o})
+			message := onlyMessageAbout(t, data, Step{Op: DeleteObject, Object: o})
 			if again, err := decodeObject(message, isFlowtable); err != nil || again != o {
 				t.Errorf("%v, encoded and decoded again, is %v (%v)", o, again, err)
 			}
 		}
 		var n Event
-		_ = decodeAttributes(data, n.take)
+		_ = n.decodeGeneration(data)
 		_ = n.String()
 	})
 }

@@ -20,6 +20,23 @@ func decodeAttributes(data []byte, f func(typ uint16, b []byte) error) error {
 	return netlinkattr.Each(data[nfgenmsgLen:], f)
 }
 
+// variables receive the attributes of the types at which they stand. A []byte is not copied.
+type variables map[uint16]any
+
+func (v variables) take(typ uint16, b []byte) (err error) {
+	switch to := v[typ].(type) {
+	case *string:
+		*to = netlinkattr.Text(b)
+	case *[]byte:
+		*to = b
+	case *uint32:
+		*to, err = netlinkattr.Uint32(b)
+	case *uint64:
+		*to, err = netlinkattr.Uint64(b)
+	}
+	return err
+}
+
 // isAbout reports whether a message is about a table.
 func isAbout(data []byte, table string) bool {
 	return string(netlinkattr.TextBytes(netlinkattr.Find(data[nfgenmsgLen:], attrTable))) == table
@@ -61,26 +78,17 @@ func (e *encoder) destroyTable(s Step, a netlinkattr.List) {
 // decodeTable decodes an NFT_MSG_NEWTABLE message; the table has no chains and sets yet.
 func decodeTable(data []byte) (*Table, error) {
 	t := &Table{Kernel: &KernelTable{}}
-	err := decodeAttributes(data, func(typ uint16, b []byte) error {
-		switch typ {
-		case attrTable:
-			t.Name = netlinkattr.Text(b)
-		case unix.NFTA_TABLE_FLAGS:
-			flags, err := netlinkattr.Uint32(b)
-			t.setFlags(flags)
-			return err
-		case netlinkattr.TableOwner:
-			port, err := netlinkattr.Uint32(b)
-			t.Kernel.OwnerPort = port
-			return err
-		case netlinkattr.TableUserdata:
-			t.Comment = string(commentIn(b))
-		}
-		return nil
-	})
+	var flags uint32
+	var userdata []byte
+	err := decodeAttributes(data, variables{
+		attrTable: &t.Name, unix.NFTA_TABLE_FLAGS: &flags,
+		netlinkattr.TableOwner: &t.Kernel.OwnerPort, netlinkattr.TableUserdata: &userdata,
+	}.take)
 	if err != nil {
 		return nil, err
 	}
+	t.setFlags(flags)
+	t.Comment = string(commentIn(userdata))
 	if t.Family, err = familyOf(uint32(data[0])); err != nil {
 		return nil, fmt.Errorf("table %s: %w", t.Name, err)
 	}
@@ -115,45 +123,27 @@ func (e *encoder) addChain(s Step, a netlinkattr.List) error {
 // decodeChain decodes an NFT_MSG_NEWCHAIN message.
 func decodeChain(data []byte) (*Chain, error) {
 	c := &Chain{}
-	err := decodeAttributes(data, func(typ uint16, b []byte) error {
-		switch typ {
-		case unix.NFTA_CHAIN_NAME:
-			c.Name = netlinkattr.Text(b)
-		case unix.NFTA_CHAIN_TYPE:
-			c.Type = ChainType(netlinkattr.Text(b))
-		case unix.NFTA_CHAIN_HOOK:
-			return netlinkattr.Each(b, c.decodeHook)
-		case unix.NFTA_CHAIN_POLICY:
-			policy, err := netlinkattr.Uint32(b)
-			c.DropPolicy = policy == nfDrop
-			return err
-		case netlinkattr.ChainFlags:
-			flags, err := netlinkattr.Uint32(b)
-			c.bound = flags&netlinkattr.ChainFlagBinding != 0
-			return err
-		case netlinkattr.ChainUserdata:
-			c.Comment = string(commentIn(b))
-		}
-		return nil
-	})
+	var chainType string
+	var flags, number, priority uint32
+	var hook, userdata []byte
+	policy := uint32(nfAccept)
+	err := decodeAttributes(data, variables{
+		unix.NFTA_CHAIN_NAME: &c.Name, unix.NFTA_CHAIN_TYPE: &chainType, unix.NFTA_CHAIN_HOOK: &hook,
+		unix.NFTA_CHAIN_POLICY: &policy, netlinkattr.ChainFlags: &flags, netlinkattr.ChainUserdata: &userdata,
+	}.take)
+	if err == nil {
+		err = netlinkattr.Each(hook, variables{unix.NFTA_HOOK_HOOKNUM: &number, unix.NFTA_HOOK_PRIORITY: &priority}.take)
+	}
+	c.Type, c.Priority, c.DropPolicy = ChainType(chainType), int32(priority), policy == nfDrop
+	c.bound, c.Comment = flags&netlinkattr.ChainFlagBinding != 0, string(commentIn(userdata))
+	switch {
+	case hook == nil:
+	case number < uint32(len(hookNumbers)):
+		c.Hook = hookNumbers[number]
+	default:
+		c.Hook = Hook(fmt.Sprintf("hook-%d", number)) // not of the families here
+	}
 	return c, err
-}
-
-func (c *Chain) decodeHook(typ uint16, b []byte) error {
-	v, err := netlinkattr.Uint32(b)
-	if err != nil {
-		return nil // a device name or list: not of the families here
-	}
-	switch typ {
-	case unix.NFTA_HOOK_HOOKNUM:
-		c.Hook = Hook(fmt.Sprintf("hook-%d", v)) // not of the families here
-		if v < uint32(len(hookNumbers)) {        // int(v) is negative on 32 bits
-			c.Hook = hookNumbers[v]
-		}
-	case unix.NFTA_HOOK_PRIORITY:
-		c.Priority = int32(v)
-	}
-	return nil
 }
 
 // Verdicts of a base chain's policy (linux/netfilter.h).

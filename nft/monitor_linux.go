@@ -216,7 +216,7 @@ func (m *Monitor) tell(e Event) { m.pending = append(m.pending, e) }
 func (m *Monitor) take(r reply) error {
 	if r.Header.Type == newGeneration {
 		e := Event{Kind: EventGeneration}
-		err := decodeAttributes(r.Data, e.take)
+		err := e.decodeGeneration(r.Data)
 		e.findProcess()
 		m.tell(e)
 		return err
@@ -243,16 +243,10 @@ func (m *Monitor) take(r reply) error {
 	return nil
 }
 
-func (e *Event) take(typ uint16, b []byte) (err error) {
-	switch typ {
-	case unix.NFTA_GEN_ID:
-		e.Generation, err = netlinkattr.Uint32(b)
-	case unix.NFTA_GEN_PROC_PID:
-		e.TID, err = netlinkattr.Uint32(b)
-	case unix.NFTA_GEN_PROC_NAME:
-		e.Process = netlinkattr.Text(b)
-	}
-	return err
+func (e *Event) decodeGeneration(data []byte) error {
+	return decodeAttributes(data, variables{
+		unix.NFTA_GEN_ID: &e.Generation, unix.NFTA_GEN_PROC_PID: &e.TID, unix.NFTA_GEN_PROC_NAME: &e.Process,
+	}.take)
 }
 
 // initialPIDNamespace is the target of /proc/self/ns/pid in the initial PID namespace, whose inode is

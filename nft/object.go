@@ -31,15 +31,11 @@ const flowtableKind = "flowtable"
 
 // decodeObject decodes a message about an object or a flowtable, in which the name has the same number.
 func decodeObject(data []byte, isFlowtable bool) (o Object, err error) {
-	err = decodeAttributes(data, func(typ uint16, b []byte) (err error) {
-		switch {
-		case typ == unix.NFTA_OBJ_NAME:
-			o.Name = netlinkattr.Text(b)
-		case typ == unix.NFTA_OBJ_TYPE && !isFlowtable:
-			o.number, err = netlinkattr.Uint32(b)
-		}
-		return err
-	})
+	v := variables{unix.NFTA_OBJ_NAME: &o.Name}
+	if !isFlowtable {
+		v[unix.NFTA_OBJ_TYPE] = &o.number
+	}
+	err = decodeAttributes(data, v.take)
 	if o.Kind = objectKinds[o.number]; isFlowtable {
 		o.Kind = flowtableKind
 	} else if o.Kind == "" {

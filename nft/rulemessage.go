@@ -60,45 +60,42 @@ func decodeRule(data []byte) (r decodedRule, err error) {
 	if err != nil {
 		return r, err
 	}
-	err = decodeAttributes(data, func(typ uint16, b []byte) error {
-		switch typ {
-		case unix.NFTA_RULE_CHAIN:
-			r.chain = netlinkattr.Text(b)
-		case unix.NFTA_RULE_HANDLE:
-			r.handle, err = netlinkattr.Uint64(b)
-			return err
-		case unix.NFTA_RULE_USERDATA:
-			r.comment = string(commentIn(b))
-		case unix.NFTA_RULE_EXPRESSIONS:
-			return netlinkattr.Each(b, func(_ uint16, b []byte) error {
-				r.exprs = append(r.exprs, decodeExpr(family, b))
-				return nil
-			})
-		}
+	var userdata, expressions []byte
+	err = decodeAttributes(data, variables{
+		unix.NFTA_RULE_CHAIN: &r.chain, unix.NFTA_RULE_HANDLE: &r.handle,
+		unix.NFTA_RULE_USERDATA: &userdata, unix.NFTA_RULE_EXPRESSIONS: &expressions,
+	}.take)
+	if err != nil {
+		return r, err
+	}
+	r.comment = string(commentIn(userdata))
+	err = netlinkattr.Each(expressions, func(_ uint16, b []byte) error {
+		r.exprs = append(r.exprs, decodeExpr(family, b))
 		return nil
 	})
 	return r, err
 }
 
-// decodeExpr decodes one expression of a rule with google/nftables, or as unknownExpr.
+// decodeExpr decodes one expression of a rule with google/nftables. One that cannot be decoded is somebody else's, and
+// becomes an unknownExpr: the table must be readable nevertheless.
 func decodeExpr(family Family, b []byte) any {
-	name := netlinkattr.Text(netlinkattr.Find(b, unix.NFTA_EXPR_NAME))
-	data := netlinkattr.Find(b, unix.NFTA_EXPR_DATA)
-	if name == "byteorder" {
+	var name string
+	var data []byte
+	malformed := netlinkattr.Each(b, variables{unix.NFTA_EXPR_NAME: &name, unix.NFTA_EXPR_DATA: &data}.take)
+	newExpr := exprTypes[name]
+	switch {
+	case malformed != nil:
+	case name == "byteorder":
 		if e, err := decodeByteorder(data); err == nil {
 			return e
 		}
+	case newExpr != nil && (name != "immediate" || isVerdict(data)):
+		e := newExpr()
+		if unmarshalExpr(family, data, e) == nil {
+			return e
+		}
 	}
-	newExpr := exprTypes[name]
-	if newExpr == nil || name == "immediate" && !isVerdict(data) {
-		return unknownExpr(name)
-	}
-	// An expression that cannot be decoded is somebody else's. The table must be readable nevertheless.
-	e := newExpr()
-	if err := unmarshalExpr(family, data, e); err != nil {
-		return unknownExpr(name)
-	}
-	return e
+	return unknownExpr(name)
 }
 
 // isVerdict reports whether an immediate is a verdict. The decoder would read one that loads data as "drop".

@@ -1,6 +1,7 @@
 package nft
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -95,74 +96,41 @@ const intervalFlags = unix.NFT_SET_INTERVAL | netlinkattr.SetFlagConcat
 // dynamicFlags are the flags of a Dynamic set.
 const dynamicFlags = unix.NFT_SET_EVAL | unix.NFT_SET_TIMEOUT
 
-// decodeSet decodes an NFT_MSG_NEWSET message, without elements. Anonymous sets, sets with flags that this package does
-// not write, and sets without a readable description are not misread: their key or data type is opaque.
+// decodeSet decodes an NFT_MSG_NEWSET message, without elements. Anonymous sets, sets with something that this package
+// does not write, and sets without a readable description are not misread: their key or data type is opaque.
 func decodeSet(data []byte) (*Set, error) {
-	r := rawSet{set: &Set{kernel: kernelSet{count: -1}}}
-	if err := decodeAttributes(data, r.take); err != nil {
+	s := &Set{}
+	count := ^uint32(0) // -1
+	var flags, keyLen, dataLen, dataType uint32
+	var desc, userdata, expression, timeout, interval, expressions []byte
+	err := decodeAttributes(data, variables{
+		unix.NFTA_SET_NAME: &s.Name, unix.NFTA_SET_FLAGS: &flags, unix.NFTA_SET_KEY_LEN: &keyLen,
+		unix.NFTA_SET_DATA_TYPE: &dataType, unix.NFTA_SET_DATA_LEN: &dataLen, unix.NFTA_SET_DESC: &desc,
+		unix.NFTA_SET_USERDATA: &userdata, netlinkattr.SetCount: &count, netlinkattr.SetExpr: &expression,
+		unix.NFTA_SET_TIMEOUT: &timeout, unix.NFTA_SET_GC_INTERVAL: &interval, netlinkattr.SetExpressions: &expressions,
+	}.take)
+	var c counter
+	err = cmp.Or(err, netlinkattr.Each(desc, variables{unix.NFTA_SET_DESC_SIZE: &s.Size}.take), netlinkattr.Each(expression, c.take))
+	if err != nil {
 		return nil, err
 	}
-	r.describe()
-	return r.set, nil
-}
-
-// rawSet is a set in a message. What cannot be decoded attribute by attribute stands beside it.
-type rawSet struct {
-	set *Set
-
-	flags, keyLen, dataLen, dataType uint32
-	// strange says that the set has something that this package does not write.
-	strange bool
-}
-
-func (r *rawSet) take(typ uint16, b []byte) (err error) {
-	switch typ {
-	case unix.NFTA_SET_NAME:
-		r.set.Name = netlinkattr.Text(b)
-	case unix.NFTA_SET_FLAGS:
-		r.flags, err = netlinkattr.Uint32(b)
-	case unix.NFTA_SET_KEY_LEN:
-		r.keyLen, err = netlinkattr.Uint32(b)
-	case unix.NFTA_SET_DATA_TYPE:
-		r.dataType, err = netlinkattr.Uint32(b)
-	case unix.NFTA_SET_DATA_LEN:
-		r.dataLen, err = netlinkattr.Uint32(b)
-	case unix.NFTA_SET_DESC:
-		if size := netlinkattr.Find(b, unix.NFTA_SET_DESC_SIZE); size != nil {
-			r.set.Size, err = netlinkattr.Uint32(size)
-		}
-	case unix.NFTA_SET_USERDATA:
-		r.set.decodeUserdata(b)
-	case netlinkattr.SetCount:
-		var count uint32
-		count, err = netlinkattr.Uint32(b)
-		r.set.kernel.count = int(count)
-	case netlinkattr.SetExpr:
-		var c counter
-		err = netlinkattr.Each(b, c.take)
-		r.set.Counter, r.strange = c.is, r.strange || !c.is
-	case unix.NFTA_SET_TIMEOUT, unix.NFTA_SET_GC_INTERVAL, netlinkattr.SetExpressions:
-		r.strange = true
-	}
-	return err
-}
-
-// describe says what kind of set it is, and of which types its keys and data are.
-func (r *rawSet) describe() {
-	s, isMap := r.set, r.flags&unix.NFT_SET_MAP != 0
-	s.kernel.anonymous = r.flags&unix.NFT_SET_ANONYMOUS != 0
-	kind := r.flags &^ unix.NFT_SET_MAP
+	s.decodeUserdata(userdata)
+	s.kernel = kernelSet{count: int(int32(count)), anonymous: flags&unix.NFT_SET_ANONYMOUS != 0}
+	s.Counter = c.is
+	isMap, kind := flags&unix.NFT_SET_MAP != 0, flags&^unix.NFT_SET_MAP
 	s.Interval, s.Dynamic = kind == intervalFlags, kind == dynamicFlags
-	if r.strange || kind != 0 && !s.Interval && !s.Dynamic || s.Key == nil || s.Key.keyLen() != int(r.keyLen) {
-		s.Key = opaque(r.keyLen)
+	strange := timeout != nil || interval != nil || expressions != nil || expression != nil && !c.is
+	if strange || kind != 0 && !s.Interval && !s.Dynamic || s.Key == nil || s.Key.keyLen() != int(keyLen) {
+		s.Key = opaque(keyLen)
 	}
-	s.Verdicts = isMap && r.dataType == verdictType
+	s.Verdicts = isMap && dataType == verdictType
 	switch {
 	case !isMap || s.Verdicts:
 		s.Data = nil
-	case s.Data == nil || s.Data.keyLen() != int(r.dataLen):
-		s.Data = opaque(r.dataLen)
+	case s.Data == nil || s.Data.keyLen() != int(dataLen):
+		s.Data = opaque(dataLen)
 	}
+	return s, nil
 }
 
 // userdata describes the set to nft, byte for byte as nft does when it loads the set's text.
