@@ -89,7 +89,8 @@ func (c *Conn) each(ctx context.Context, family model.Family, protocol uint8, wi
 	if err != nil {
 		return 0, err
 	}
-	defer s.closeWith(ctx)()
+	defer s.nl.Close() // closing twice is harmless
+	defer context.AfterFunc(ctx, func() { s.nl.Close() })()
 	if err := s.list(listRequest(family, protocol, without), func(e entry) bool {
 		listed++
 		return e.flow.Protocol != protocol || e.status&without != 0 || do(e)
@@ -114,15 +115,6 @@ func (c *Conn) open() (*socket, error) {
 		return nil, fmt.Errorf("conntrack: open netlink socket: %w", err)
 	}
 	return &socket{nl, c.timeout}, nil
-}
-
-// closeWith closes the socket when ctx ends, or when the function that it returns is called.
-func (s *socket) closeWith(ctx context.Context) (closeNow func()) {
-	stop := context.AfterFunc(ctx, func() { s.nl.Close() })
-	return func() {
-		stop()
-		s.nl.Close() // closing twice is harmless
-	}
 }
 
 // expect gives the kernel the time for one more datagram.

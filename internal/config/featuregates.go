@@ -66,7 +66,11 @@ func FeatureGates(set map[string]bool) (gates featuregate.MutableVersionedFeatur
 				errs = append(errs, field.Invalid(path, name, err.Error()))
 			}
 		case slices.Contains(known, name):
-			ineffective = append(ineffective, describeIneffective(name))
+			text := name + " has no effect in this proxy"
+			if why := fixedGates[name]; why != "" {
+				text += ": " + why
+			}
+			ineffective = append(ineffective, text)
 		default:
 			errs = append(errs, field.Invalid(path, name, "must be the name of a feature gate of Kubernetes v1.34 to v1.37; remove it"))
 		}
@@ -84,15 +88,6 @@ func ServerFeatureGates(set map[string]bool) (featuregate.MutableVersionedFeatur
 	}
 	gates, _, errs := FeatureGates(set)
 	return gates, errs.ToAggregate()
-}
-
-// describeIneffective completes "featureGates: ".
-func describeIneffective(name string) string {
-	text := name + " has no effect in this proxy"
-	if why := fixedGates[name]; why != "" {
-		text += ": " + why
-	}
-	return text
 }
 
 type quietGates interface {

@@ -34,38 +34,32 @@ func (p *Proxy) Handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("/healthz", func(w http.ResponseWriter, _ *http.Request) {
 		s := p.state()
-		ready, eligible := s.ready && !s.held, !s.leaving
-		body := s.answer(ready)
-		body.NodeEligible = &eligible
-		reply(w, ready && eligible, body, p.options.OnHealthz)
+		s.NodeEligible = &s.eligible
+		s.reply(w, s.ready && !s.held, s.eligible, p.options.OnHealthz)
 	})
 	mux.HandleFunc("/livez", func(w http.ResponseWriter, _ *http.Request) {
 		s := p.state()
-		reply(w, s.alive, s.answer(s.alive), p.options.OnLivez)
+		s.reply(w, s.alive, true, p.options.OnLivez)
 	})
 	return mux
 }
 
-// answer returns the common part of the body of both paths. Both IP families are synced at once.
-func (s state) answer(healthy bool) answer {
-	a := answer{LastUpdated: s.synced, CurrentTime: s.now, Healthy: healthy, Status: map[string]familyStatus{}, Problems: s.problems}
+// reply answers 200 if the proxy is healthy and the node eligible. Both IP families are synced at once.
+func (s state) reply(w http.ResponseWriter, healthy, eligible bool, count func(code int)) {
+	s.Healthy, s.Status = healthy, map[string]familyStatus{}
 	for _, family := range model.Families {
-		a.Status[family.String()] = familyStatus{LastUpdated: s.synced, Healthy: healthy}
+		s.Status[family.String()] = familyStatus{LastUpdated: s.LastUpdated, Healthy: healthy}
 	}
-	return a
-}
-
-func reply(w http.ResponseWriter, ok bool, body answer, count func(code int)) {
 	code := http.StatusServiceUnavailable
-	if ok {
+	if healthy && eligible {
 		code = http.StatusOK
 		// As in kube-proxy, a good answer has the current time here; status has that of the last sync.
-		body.LastUpdated = body.CurrentTime
+		s.LastUpdated = s.CurrentTime
 	}
 	if count != nil {
 		count(code)
 	}
-	text, err := json.Marshal(body)
+	text, err := json.Marshal(s.answer)
 	if err != nil { // a year beyond 9999
 		http.Error(w, err.Error(), http.StatusInternalServerError)
 		return

@@ -187,12 +187,10 @@ func (w *nodeWatch) Synced() {
 // Ready reports whether the proxy is ready. It does not depend on whether the Node is being deleted.
 func (p *Proxy) Ready() bool { return p.state().ready }
 
-// state is the state of a Proxy at one moment.
+// state is the state of a Proxy at one moment, with the part of the answer that both paths have.
 type state struct {
-	now, synced           time.Time
-	alive, ready, leaving bool
-	held                  bool
-	problems              []string
+	answer
+	alive, ready, held, eligible bool
 }
 
 func (p *Proxy) state() state {
@@ -202,13 +200,11 @@ func (p *Proxy) state() state {
 	late := !p.waiting.IsZero() && now.Sub(p.waiting) >= p.options.Timeout
 	committing := !p.committing.IsZero() && now.Sub(p.committing) < maxCommit
 	return state{
-		now:      now,
-		synced:   p.synced,
+		answer:   answer{LastUpdated: p.synced, CurrentTime: now, Problems: p.problems(now)},
 		alive:    !late || committing,
 		ready:    !late && !p.synced.IsZero() && !p.awaitsNode,
-		leaving:  p.leaving,
 		held:     len(p.held) > 0,
-		problems: p.problems(now),
+		eligible: !p.leaving,
 	}
 }
 

@@ -59,11 +59,9 @@ func ObserveSync(r model.SyncResult) {
 
 var noLocalEndpoints = newGaugeVec("sync_proxy_rules_no_local_endpoints_total", "Service ports with traffic policy Local that have endpoints, but none on this node", "traffic_policy", ipFamily)
 
-// unserved holds the ports that drop traffic under policy Local for want of a local endpoint.
-type unserved map[model.PortID]dropped
-
-// dropped says which traffic is dropped.
-type dropped struct{ internal, external bool }
+// unserved holds the ports that drop traffic under policy Local for want of a local endpoint. A port without any endpoint
+// refuses traffic, so it does not count.
+type unserved map[model.PortID]*model.ServicePort
 
 // apply adds changes after their sync.
 func (u unserved) apply(changes *model.Changes) {
@@ -72,8 +70,9 @@ func (u unserved) apply(changes *model.Changes) {
 	}
 	for id, port := range changes.Ports {
 		delete(u, id)
-		if d := droppedBy(port); d != (dropped{}) {
-			u[id] = d
+		if port != nil && (port.InternalPolicy == model.PolicyLocal || port.ExternalPolicy == model.PolicyLocal) &&
+			len(port.Local) == 0 && len(port.Cluster) > 0 {
+			u[id] = port
 		}
 	}
 }
@@ -82,23 +81,15 @@ func (u unserved) apply(changes *model.Changes) {
 func (u unserved) show() {
 	for _, family := range model.Families {
 		internal, external := 0, 0
-		for id, d := range u {
-			if id.Family == family && d.internal {
+		for id, p := range u {
+			if id.Family == family && p.InternalPolicy == model.PolicyLocal {
 				internal++
 			}
-			if id.Family == family && d.external {
+			if id.Family == family && p.ExternalPolicy == model.PolicyLocal {
 				external++
 			}
 		}
 		noLocalEndpoints.WithLabelValues("internal", family.String()).Set(float64(internal))
 		noLocalEndpoints.WithLabelValues("external", family.String()).Set(float64(external))
 	}
-}
-
-// droppedBy says which traffic a port drops. A port without any endpoint refuses traffic, so it does not count.
-func droppedBy(p *model.ServicePort) dropped {
-	if p == nil || len(p.Local) > 0 || len(p.Cluster) == 0 {
-		return dropped{}
-	}
-	return dropped{internal: p.InternalPolicy == model.PolicyLocal, external: p.ExternalPolicy == model.PolicyLocal}
 }

@@ -60,9 +60,9 @@ func DecodePort(port *nodelocalv1.ServicePort) (*model.ServicePort, error) {
 		ClusterIP:                d.addr("cluster_ip", port.GetClusterIp()),
 		Port:                     d.port("port", port.GetPort(), 1),
 		NodePort:                 d.port("node_port", port.GetNodePort(), 0),
-		ExternalIPs:              d.addrs("external_ips", port.GetExternalIps()),
-		LoadBalancerIPs:          d.addrs("load_balancer_ips", port.GetLoadBalancerIps()),
-		LoadBalancerSourceRanges: d.prefixes("load_balancer_source_ranges", port.GetLoadBalancerSourceRanges()),
+		ExternalIPs:              sortedSet("external_ips", port.GetExternalIps(), d.addr, netip.Addr.Compare),
+		LoadBalancerIPs:          sortedSet("load_balancer_ips", port.GetLoadBalancerIps(), d.addr, netip.Addr.Compare),
+		LoadBalancerSourceRanges: sortedSet("load_balancer_source_ranges", port.GetLoadBalancerSourceRanges(), d.prefix, netip.Prefix.Compare),
 		AffinityTimeout:          time.Duration(port.GetAffinityTimeoutSeconds()) * time.Second,
 		InternalPolicy:           internal,
 		ExternalPolicy:           external,
@@ -114,7 +114,7 @@ func DecodeNode(node *nodelocalv1.Node) (*model.Node, error) {
 	var d decoder
 	out := &model.Node{
 		Name:      node.GetName(),
-		PodCIDRs:  d.prefixes("pod_cidrs", node.GetPodCidrs()),
+		PodCIDRs:  sortedSet("pod_cidrs", node.GetPodCidrs(), d.prefix, netip.Prefix.Compare),
 		GoingAway: node.GetGoingAway(),
 	}
 	for _, text := range node.GetIps() { // their order counts
@@ -129,7 +129,7 @@ func DecodeNode(node *nodelocalv1.Node) (*model.Node, error) {
 // DecodeServiceCIDRs is the inverse of EncodeServiceCIDRs.
 func DecodeServiceCIDRs(ranges *nodelocalv1.ServiceCIDRs) ([]netip.Prefix, error) {
 	var d decoder
-	out := d.prefixes("service_cidrs.cidrs", ranges.GetCidrs())
+	out := sortedSet("service_cidrs.cidrs", ranges.GetCidrs(), d.prefix, netip.Prefix.Compare)
 	return out, d.err
 }
 
@@ -244,22 +244,14 @@ func (d *decoder) addrPort(field, address string, port uint32) netip.AddrPort {
 	return netip.AddrPortFrom(d.addr(field, address), d.port(field, port, 1))
 }
 
-func (d *decoder) addrs(field string, texts []string) []netip.Addr {
-	return sortedSet(texts, func(text string) netip.Addr { return d.addr(field, text) }, netip.Addr.Compare)
-}
-
-func (d *decoder) prefixes(field string, texts []string) []netip.Prefix {
-	return sortedSet(texts, func(text string) netip.Prefix { return d.prefix(field, text) }, netip.Prefix.Compare)
-}
-
 func (d *decoder) addrPorts(field string, list []*nodelocalv1.AddressPort) []netip.AddrPort {
-	return sortedSet(list, func(ap *nodelocalv1.AddressPort) netip.AddrPort {
+	return sortedSet(field, list, func(field string, ap *nodelocalv1.AddressPort) netip.AddrPort {
 		return d.addrPort(field, ap.GetAddress(), ap.GetPort())
 	}, netip.AddrPort.Compare)
 }
 
 func (d *decoder) endpoints(field string, list []*nodelocalv1.Endpoint) []model.Endpoint {
-	return sortedSet(list, func(e *nodelocalv1.Endpoint) model.Endpoint {
+	return sortedSet(field, list, func(field string, e *nodelocalv1.Endpoint) model.Endpoint {
 		return model.Endpoint{
 			AddrPort: d.addrPort(field, e.GetAddress(), e.GetPort()),
 			Local:    e.GetPlacement() == nodelocalv1.Placement_PLACEMENT_LOCAL,
@@ -269,9 +261,9 @@ func (d *decoder) endpoints(field string, list []*nodelocalv1.Endpoint) []model.
 	}, model.CompareEndpoints)
 }
 
-// sortedSet decodes a list, sorts it and drops duplicates; the first of them stays.
-func sortedSet[M, T any](messages []M, decode func(M) T, compare func(a, b T) int) []T {
-	list := convert(messages, decode)
+// sortedSet decodes the list of a field, sorts it and drops duplicates; the first of them stays.
+func sortedSet[M, T any](field string, messages []M, decode func(string, M) T, compare func(a, b T) int) []T {
+	list := convert(messages, func(m M) T { return decode(field, m) })
 	if !slices.IsSortedFunc(list, compare) {
 		slices.SortStableFunc(list, compare)
 	}
