@@ -2,6 +2,7 @@ package config
 
 import (
 	_ "embed"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -97,24 +98,20 @@ type quietGates interface {
 
 func newFeatureGate() quietGates {
 	gates := featuregate.NewFeatureGate()
-	for _, add := range []func(featuregate.MutableVersionedFeatureGate) error{
-		logsapi.AddFeatureGates, metricsfeatures.AddFeatureGates, zpagesfeatures.AddFeatureGates, addClientGates, addOwn,
-	} {
-		if err := add(gates); err != nil {
-			panic(err) // two packages define one gate
-		}
+	if err := errors.Join(
+		logsapi.AddFeatureGates(gates), metricsfeatures.AddFeatureGates(gates), zpagesfeatures.AddFeatureGates(gates),
+		gates.Add(clientFeatures()),
+		gates.Add(map[featuregate.Feature]featuregate.FeatureSpec{
+			AffinityHash:            {Default: false, PreRelease: featuregate.Alpha},
+			OwnTables:               {Default: false, PreRelease: featuregate.Alpha},
+			ServiceCounters:         {Default: false, PreRelease: featuregate.Alpha},
+			AllowServiceExternalIPs: {Default: true, PreRelease: featuregate.GA},
+			LocalhostNodePorts:      {Default: true, PreRelease: featuregate.Alpha},
+		}),
+	); err != nil {
+		panic(err) // two packages define one gate
 	}
 	return gates
-}
-
-func addOwn(gates featuregate.MutableVersionedFeatureGate) error {
-	return gates.Add(map[featuregate.Feature]featuregate.FeatureSpec{
-		AffinityHash:            {Default: false, PreRelease: featuregate.Alpha},
-		OwnTables:               {Default: false, PreRelease: featuregate.Alpha},
-		ServiceCounters:         {Default: false, PreRelease: featuregate.Alpha},
-		AllowServiceExternalIPs: {Default: true, PreRelease: featuregate.GA},
-		LocalhostNodePorts:      {Default: true, PreRelease: featuregate.Alpha},
-	})
 }
 
 // UseInClients has all clients of this process ask gates for client-go's features instead of environment variables, as
@@ -131,37 +128,30 @@ func (g clientGates) Enabled(name clientfeatures.Feature) bool {
 	return g.FeatureGate.Enabled(featuregate.Feature(name))
 }
 
-// addClientGates adds all features of client-go to gates.
-func addClientGates(gates featuregate.MutableVersionedFeatureGate) error {
-	return clientfeatures.AddFeaturesToExistingFeatureGates(clientRegistry{gates})
+// clientFeatures returns all features of client-go.
+func clientFeatures() clientRegistry {
+	features := clientRegistry{}
+	_ = clientfeatures.AddFeaturesToExistingFeatureGates(features) // the error is that of Add
+	return features
 }
 
-// isClientGate reports whether client-go has a gate of that name. AllAlpha and AllBeta, which every set of gates has, are not
-// client-go's.
+// isClientGate reports whether client-go has a gate of that name.
 func isClientGate(name string) bool {
-	gates := featuregate.NewFeatureGate()
-	_, general := gates.GetAll()[featuregate.Feature(name)]
-	if err := addClientGates(gates); err != nil {
-		panic(err) // client-go defines a gate twice
-	}
-	_, known := gates.GetAll()[featuregate.Feature(name)]
-	return known && !general
+	_, known := clientFeatures()[featuregate.Feature(name)]
+	return known
 }
 
-// clientRegistry takes client-go's features into component-base's gates.
-type clientRegistry struct {
-	gates featuregate.MutableVersionedFeatureGate
-}
+// clientRegistry takes client-go's features in the form that component-base's gates have.
+type clientRegistry map[featuregate.Feature]featuregate.FeatureSpec
 
 // Add implements clientfeatures.Registry.
 func (r clientRegistry) Add(features map[clientfeatures.Feature]clientfeatures.FeatureSpec) error {
-	converted := make(map[featuregate.Feature]featuregate.FeatureSpec, len(features))
 	for name, spec := range features {
 		to := featuregate.FeatureSpec{Default: spec.Default, LockToDefault: spec.LockToDefault}
 		setStage(&to.PreRelease, string(spec.PreRelease))
-		converted[featuregate.Feature(name)] = to
+		r[featuregate.Feature(name)] = to
 	}
-	return r.gates.Add(converted)
+	return nil
 }
 
 // setStage sets a stage of development, for whose type featuregate exports no name. Both libraries spell the stages alike.

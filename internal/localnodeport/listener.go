@@ -27,15 +27,13 @@ const (
 
 // listener serves one node port on one address.
 type listener struct {
-	at     netip.AddrPort
-	choice choice
-	// slots are those of the Forwarder, own how many of them the listener may take: half, so that idle connections to one
-	// node port leave some to the others. waits is for the log.
-	slots, own chan struct{}
-	waits      sync.Once
-	// count is called with 1 and -1 when the listener opens and closes, failed for each failure to open.
-	count  func(by int)
-	failed func()
+	forwarder *Forwarder
+	at        netip.AddrPort
+	choice    choice
+	// own holds those slots of the Forwarder that the listener has taken. There is room for half of them, so that idle
+	// connections to one node port leave some to the others. waits is for the log.
+	own    chan struct{}
+	waits  sync.Once
 	cancel func()
 
 	// mu guards the fields below.
@@ -48,26 +46,29 @@ type listener struct {
 // listen returns a listener that is open, unless the port is taken: then it retries.
 func (f *Forwarder) listen(ctx context.Context, at netip.AddrPort, port *model.ServicePort) *listener {
 	ctx, cancel := context.WithCancel(ctx)
-	l := &listener{
-		at: at, cancel: cancel, slots: f.slots, own: make(chan struct{}, max(cap(f.slots)/2, 1)),
-		count: func(by int) { f.count(port.ID.Family, by) },
-		failed: func() {
-			if f.options.OnListenFailure != nil {
-				f.options.OnListenFailure(port.ID.Family)
-			}
-		},
-	}
+	l := &listener{forwarder: f, at: at, cancel: cancel, own: make(chan struct{}, max(cap(f.slots)/2, 1))}
 	l.update(port)
 	context.AfterFunc(ctx, l.close)
-	switch err := l.open(ctx); {
-	case ctx.Err() != nil: // the process stops, and close has been called or will be
-	case err != nil:
+	err := l.open(ctx)
+	if err != nil && ctx.Err() == nil {
 		klog.FromContext(ctx).Error(err, "Cannot listen for a node port on loopback; trying again", l.about()...)
-		go l.retry(ctx)
-	default:
-		go l.accept(ctx)
 	}
+	go l.run(ctx, err)
 	return l
+}
+
+// run tries to listen until that works, after a failure, and then accepts connections.
+func (l *listener) run(ctx context.Context, failure error) {
+	waits := backoff.ExponentialBackOff{InitialInterval: 100 * time.Millisecond, Multiplier: 2, MaxInterval: 10 * time.Second}
+	for failure != nil {
+		if !sleep(ctx, waits.NextBackOff()) {
+			return
+		}
+		if failure = l.open(ctx); failure == nil {
+			klog.FromContext(ctx).Info("Listening for a node port on loopback after all", l.about()...)
+		}
+	}
+	l.accept(ctx)
 }
 
 // about names the Service and the address in log lines.
@@ -91,7 +92,7 @@ func (l *listener) close() {
 	defer l.mu.Unlock()
 	if !l.closed && l.socket != nil {
 		l.socket.Close()
-		l.count(-1)
+		l.forwarder.count(model.FamilyOf(l.at.Addr()), -1)
 	}
 	l.closed = true
 }
@@ -106,24 +107,14 @@ func (l *listener) open(ctx context.Context) error {
 	config.SetMultipathTCP(false) // there is one path to loopback, and splice wants plain TCP
 	socket, err := config.Listen(ctx, "tcp", l.at.String())
 	if err != nil {
-		l.failed()
+		if failed := l.forwarder.options.OnListenFailure; failed != nil {
+			failed(model.FamilyOf(l.at.Addr()))
+		}
 		return err
 	}
 	l.socket = socket.(*net.TCPListener)
-	l.count(+1)
+	l.forwarder.count(model.FamilyOf(l.at.Addr()), +1)
 	return nil
-}
-
-// retry tries to listen until that works, and then accepts connections.
-func (l *listener) retry(ctx context.Context) {
-	waits := backoff.ExponentialBackOff{InitialInterval: 100 * time.Millisecond, Multiplier: 2, MaxInterval: 10 * time.Second}
-	for sleep(ctx, waits.NextBackOff()) {
-		if l.open(ctx) == nil {
-			klog.FromContext(ctx).Info("Listening for a node port on loopback after all", l.about()...)
-			l.accept(ctx)
-			return
-		}
-	}
 }
 
 // accept serves connections until the socket is closed. It waits while there are no file descriptors or as many
@@ -137,13 +128,13 @@ func (l *listener) accept(ctx context.Context) {
 		case err == nil:
 			failing = false
 			waits.Reset()
-			if !l.take(ctx, l.own) || !l.take(ctx, l.slots) {
+			if !l.take(ctx, l.own) || !l.take(ctx, l.forwarder.slots) {
 				reset(client)
 				return
 			}
 			go func() {
 				l.serve(ctx, client)
-				<-l.slots
+				<-l.forwarder.slots
 				<-l.own
 			}()
 			continue

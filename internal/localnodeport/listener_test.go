@@ -20,9 +20,11 @@ func TestListener(t *testing.T) {
 // A retry may already be on its way when its Service goes.
 func testListenerThatWasClosedDoesNotListen(t *testing.T) {
 	l := &listener{
+		forwarder: New(Options{
+			OnListeners:     func(_ model.Family, count int) { t.Errorf("%d listeners", count) },
+			OnListenFailure: func(model.Family) { t.Error("it tried") },
+		}),
 		at:     netip.MustParseAddrPort("127.0.0.1:30080"),
-		count:  func(by int) { t.Errorf("%d listeners more", by) },
-		failed: func() { t.Error("it tried") },
 		cancel: func() {},
 	}
 	l.close()
