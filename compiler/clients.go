@@ -160,15 +160,6 @@ func withoutNested(prefixes []netip.Prefix) (out []netip.Prefix) {
 	return out
 }
 
-func lastAddr(p netip.Prefix) netip.Addr {
-	b := p.Addr().AsSlice()
-	for i := p.Bits(); i < 8*len(b); i++ {
-		b[i/8] |= 0x80 >> (i % 8)
-	}
-	addr, _ := netip.AddrFromSlice(b)
-	return addr
-}
-
 // prefixBetween returns the longest prefix that contains both addresses.
 func prefixBetween(from, to nft.Data) netip.Prefix {
 	first, _ := netip.AddrFromSlice([]byte(from))

@@ -296,8 +296,7 @@ func (r *record) element(bytes *byteBlock, chains func(endpointChain) string) nf
 		return nft.Element{Key: both[:length], Value: both[length:]}
 	case keySource:
 		key = r.frontend.appendKey(key)
-		last := lastAddr(netip.PrefixFrom(r.addr.Addr(), r.slot))
-		e.KeyEnd = nft.Data(nft.AppendAddr(key, last))
+		e.KeyEnd = nft.Data(nft.AppendAddr(key, nft.LastAddr(netip.PrefixFrom(r.addr.Addr(), r.slot))))
 		key = nft.AppendAddr(key, r.addr.Addr())
 	default:
 		key = r.frontend.appendKey(key)
@@ -349,26 +348,22 @@ func readRecord(kind recordKind, e nft.Element) (r record, ok bool) {
 		source := prefixBetween(key[at:], e.KeyEnd[at:])
 		r.addr, r.slot, key = netip.AddrPortFrom(source.Addr(), 0), source.Bits(), key[:at]
 	}
-	r.frontend, ok = parseKey(key)
-	r.readVerdict(e.Verdict)
-	return r, ok
-}
-
-func (r *record) readVerdict(v nft.Verdict) {
-	switch r.kind {
+	switch kind {
 	case serviceRecord, shortCircuitRecord:
-		if v.Kind == nft.VerdictGoto {
-			r.chain, _ = parseEndpointChain(v.Chain)
+		if e.Verdict.Kind == nft.VerdictGoto {
+			r.chain, _ = parseEndpointChain(e.Verdict.Chain)
 		}
 	case noEndpointRecord:
-		if r.unserved = unservedReject; v == nft.Drop {
+		if r.unserved = unservedReject; e.Verdict == nft.Drop {
 			r.unserved = unservedDrop
 		}
 	case affinityRecord:
-		r.readRecorder(v.Chain)
+		r.readRecorder(e.Verdict.Chain)
 	case knownRecord:
-		known, _ := strings.CutPrefix(v.Chain, affinityKnownPrefix)
+		known, _ := strings.CutPrefix(e.Verdict.Chain, affinityKnownPrefix)
 		kind, port, _ := strings.Cut(known, ".")
 		r.chain.kind, r.affinity = parseChainKind(kind), port
 	}
+	r.frontend, ok = parseKey(key)
+	return r, ok
 }

@@ -122,7 +122,7 @@ func everything(f Family) *Table {
 	hairpin.Put(Element{Key: AddrData(addr) + AddrData(addr)})
 
 	sources := &Set{Name: "sources", Key: append(frontendKey(f), f.Saddr()), Interval: true}
-	sources.Put(Element{Key: front + AddrData(cidr.Addr()), KeyEnd: front + AddrData(lastAddr(cidr)), Comment: "a prefix"})
+	sources.Put(Element{Key: front + AddrData(cidr.Addr()), KeyEnd: front + AddrData(LastAddr(cidr)), Comment: "a prefix"})
 	sources.Put(Element{Key: front + AddrData(addr), KeyEnd: front + AddrData(addr)})
 	sources.Put(Element{Key: front + AddrData(addr.Next()), KeyEnd: front + AddrData(addr.Next().Next().Next())})
 

@@ -79,7 +79,7 @@ func (s *Set) packKey(key Values) (first, last Data, err error) {
 			if !r.IsValid() {
 				return "", "", invalidf("nft: part %d of %s is not a valid prefix", n+1, s.Key)
 			}
-			from, to = append(key[:n:n], r.Masked().Addr()), append(key[:n:n], lastAddr(r))
+			from, to = append(key[:n:n], r.Masked().Addr()), append(key[:n:n], LastAddr(r))
 		}
 	}
 	if first, err = s.Key.Pack(from...); err != nil || !s.Interval {
@@ -91,8 +91,8 @@ func (s *Set) packKey(key Values) (first, last Data, err error) {
 	return first, last, err
 }
 
-// lastAddr is the last address of a prefix.
-func lastAddr(p netip.Prefix) netip.Addr {
+// LastAddr returns the last address of a prefix.
+func LastAddr(p netip.Prefix) netip.Addr {
 	b := p.Addr().AsSlice()
 	for i := p.Bits(); i < 8*len(b); i++ {
 		b[i/8] |= 0x80 >> (i % 8)
