@@ -15,16 +15,14 @@ import (
 // its own. All frontends of the port share them, so a client has one endpoint whichever address it dials, and a flood
 // of clients at one Service fills that Service's map only.
 //
-// A client that is in the map goes to its endpoint. Another one goes to a random endpoint, as in kube-proxy, or, with
-// Config.AffinityHash, to the one that the hash of its address chooses.
+// Clients that are not in the map go to a random endpoint, as in kube-proxy, or with Config.AffinityHash to the one that
+// the hash of their address chooses.
 
-// affinityState holds the maps and the chains of session affinity in one IP family.
 type affinityState struct {
 	draft   *nft.Draft
 	program *program
-	// maps holds the Service port of each map.
+	// maps holds the Service port of each map, and size is the size of all.
 	maps map[affinityKey]*portPlans
-	// size is the size of the maps.
 	size uint32
 	// frontends counts the frontends with affinity for each rule that looks for them.
 	frontends map[affinityRule]int
@@ -143,7 +141,7 @@ func affinitySize(maps int) uint32 {
 	return 1<<8 - 1
 }
 
-// updateSize gives all maps the size for their number. Those that the kernel has keep their size and their clients.
+// updateSize gives all maps the size for their number. The kernel's keep their size and their clients.
 func (a *affinityState) updateSize() {
 	size := affinitySize(len(a.maps))
 	if size == a.size {
@@ -210,9 +208,8 @@ func IsLocalAffinityMap(name string) bool {
 const maxAffinityName = 200
 
 // affinityName returns the end of the names of a Service port's maps and chains: "namespace.service.tcp.port", without
-// ".port" if the port has no name. It has no slash: kube-proxy, when it takes the tables over, deletes chains with a
-// slash as its own. If a part is a name that Kubernetes does not allow, which can come from a manifest, a hash of all
-// parts replaces the whole, because nft could not list such a name.
+// ".port" if the port has no name. It has no slash, because kube-proxy deletes chains with one as its own. A hash replaces
+// names that Kubernetes does not allow, which can come from a manifest: nft could not list them.
 func affinityName(id model.PortID) string {
 	parts := []string{id.Namespace, id.Service, strings.ToLower(id.Protocol.String())}
 	if id.Port != "" {

@@ -13,8 +13,7 @@ func (p *program) affinityMap(key affinityKey, size uint32) *nft.Set {
 }
 
 // affinityKnown builds the chain that sends known clients, those in the map, to their endpoint: for a port's frontends
-// whose plan is of a kind. Like the endpoint chain of the kind, it marks those that are to be masqueraded. All other
-// clients return from it, and continue as without affinity.
+// whose plan is of a kind. Like the endpoint chain of the kind, it marks those that are to be masqueraded.
 func (p *program) affinityKnown(port *portPlans, kind chainKind) *nft.Chain {
 	c := &nft.Chain{Name: affinityKnownName(kind, port.affinity)}
 	// returning adds the rule that sends clients that match to their endpoint in the list's map, if there is one. The rule
@@ -74,8 +73,8 @@ func (p *program) affinityShortCircuit(port *portPlans) *nft.Chain {
 	return c
 }
 
-// affinityRules run after the destination was translated. They read the dialed frontend from conntrack's original
-// tuple, and go to the chain that adds its client to the map. Each protocol has rules of its own (dialedKey).
+// affinityRules run after the destination was translated. They find the dialed frontend in conntrack's original tuple,
+// and go to the chain that adds its client to the map.
 func (p *program) affinityRules() []nft.Rule {
 	var rules []nft.Rule
 	for _, nodePort := range []bool{false, true} {
@@ -90,9 +89,8 @@ func (p *program) affinityRules() []nft.Rule {
 	return rules
 }
 
-// affinityRulesOf looks for frontends of one kind. The map knows a node port by its number alone, and other programs
-// translate destinations too. So the dialed address has to be one on which node ports answer, or, where these are whole
-// networks, no ClusterIP. External addresses may have a node port's number as well: see store.putAffinity.
+// affinityRulesOf looks for frontends of one kind. The map knows a node port by its number alone. So the dialed address
+// has to be one on which node ports answer, or, where these are networks, no ClusterIP. See also store.putAffinity.
 func (p *program) affinityRulesOf(isOf nft.Statement, nodePort bool, find nft.Vmap) (rules []nft.Rule) {
 	if !nodePort {
 		return []nft.Rule{nft.NewRule(isOf, find)}

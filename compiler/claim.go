@@ -11,8 +11,7 @@ import (
 // and the author of a Service writes external IPs. An external IP must not take over an address of the other two
 // (CVE-2020-8554).
 //
-// Unlike in kube-proxy, it does not do so either while the owner has no endpoints: an author would only have to wait for
-// a rollout or a crash of the Service that holds the address, to get the data of its clients.
+// Unlike in kube-proxy, it does not even while the owner has no endpoints: an author would only have to wait for a crash.
 type rank uint8
 
 const (
@@ -67,7 +66,6 @@ func (c *claim) before(other *claim) bool {
 }
 
 type claims struct {
-	// frontends holds the frontends with claims.
 	frontends map[frontend]*frontendState
 	// touched holds the frontends to reconcile, each once.
 	touched []*frontendState
@@ -79,11 +77,9 @@ type frontendState struct {
 	frontend frontend
 	// claims are sorted, the owner's first.
 	claims []claim
-	// first is the memory of the first claim. Nearly all frontends have no other.
-	first [1]claim
+	first  [1]claim // the memory of the first claim
 	// applied is the plan that is in the draft.
 	applied plan
-	// touched says that it is in claims.touched.
 	touched bool
 }
 
@@ -127,7 +123,6 @@ func (c *claims) add(fe frontend, new claim) {
 	c.touch(s)
 }
 
-// removePort removes the claims of a port, and touches its frontends. reconcileTouched deletes those without claims.
 func (c *claims) removePort(p *portPlans) {
 	eachFrontend(p.ServicePort, func(_ rank, fe frontend) {
 		s := c.frontends[fe]

@@ -8,8 +8,7 @@ import (
 )
 
 // masquerading returns the rules that begin chains of kindCluster and kindExternal. They masquerade all clients, or, for
-// ClusterIPs, those that are not the cluster's own. Where these are one network, as nearly everywhere, there is a rule
-// in each chain: a jump would cost each connection 0.09 µs.
+// ClusterIPs, those that are not the cluster's own. Where these are one network, as nearly everywhere, no jump is needed.
 func (p *program) masquerading(kind chainKind) []nft.Rule {
 	clients := p.localClients()
 	local, isOne := onlyPrefix(clients)
@@ -103,15 +102,14 @@ func (p *program) nodePortPrefixes() []netip.Prefix {
 }
 
 // onNodePortAddresses returns rules that run a statement for packets to an address on which node ports answer, if it is
-// the machine's own at that moment: a search in the routing table. Networks are left out if used is false. Single
-// addresses stay, since NodeFromTables reads them.
+// the machine's own at that moment. Without used there are only single addresses, which NodeFromTables reads.
 func (p *program) onNodePortAddresses(used bool, do nft.Statement) []nft.Rule {
 	var rules []nft.Rule
 	for _, prefix := range p.nodePortPrefixes() {
 		if !used && !prefix.IsSingleIP() {
 			continue
 		}
-		statements := []nft.Statement{}
+		var statements []nft.Statement
 		if prefix.Bits() > 0 {
 			statements = append(statements, nft.Match{Field: p.family.Daddr(), Value: prefix})
 		}

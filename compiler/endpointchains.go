@@ -17,24 +17,19 @@ import (
 //
 // Each goes when less than half of the number is left, so that a Service that comes and goes changes only itself.
 //
-// The reasons are in the kernel. A new chain has a rule that looks up the map of all endpoints, and the kernel walks
-// that map to its end: with 88,000 endpoints that took three times as long as all other parts of the change. And when an
-// element with a jump or goto is committed, the kernel walks, for each hook, all elements of the verdict maps that the
-// hook's chains look up, and all chains to which they lead. With 44,000 frontends in service-ips that was all but 0.02 of
-// the 4 ms that one more Service took. Elements of plain sets have no such price, so a rule leads from the set to the
-// chain.
+// For a new chain, the kernel walks the map of all endpoints: with 88,000, that took three times as long as the rest of
+// the change. For a new element with a jump or goto, it walks, for each hook, all elements of the verdict maps that the
+// hook's chains look up. With 44,000 frontends in service-ips, that was nearly all of the 4 ms of one more Service.
+// Elements of plain sets have no such price, so a rule leads from the set to the chain.
 
 // chainLimits are the numbers of this policy; tests change them.
 type chainLimits struct {
-	// spareFrom is the number of frontends of a kind of chain from which its chains for 1 to spare endpoints exist in
-	// advance, and up to kept others stay. spare is small: for each element that is added to a map, the kernel walks the
-	// rules that look it up. With 32, a first Sync of 250,000 endpoints took 240 ms longer.
+	// From spareFrom frontends of a kind of chain on, chains for 1 to spare endpoints exist in advance, and kept others
+	// stay. With spare 32, a first Sync of 250,000 endpoints took 240 ms longer.
 	spareFrom, spare, kept int
-	// setFrom is the number of frontends that gives a chain a set.
-	setFrom int
-	// spareSetsFrom is the number of frontends with affinity that gives a set to chains that exist in advance: each of
-	// these frontends has a chain for known clients, which the kernel walks too.
-	spareSetsFrom int
+	// setFrom is the number of frontends that gives a chain a set. spareSetsFrom is the number of those with affinity that
+	// gives a set to chains that exist in advance: each has a chain for known clients, which the kernel walks too.
+	setFrom, spareSetsFrom int
 }
 
 var defaultChainLimits = chainLimits{spareFrom: 100, spare: 8, kept: 32, setFrom: 1000, spareSetsFrom: 500}

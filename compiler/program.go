@@ -52,10 +52,9 @@ var protocols = [...]model.Protocol{model.TCP, model.UDP, model.SCTP}
 
 // chains returns the chains with fixed names that are needed. Chain sets are the chains that have a set.
 func (p *program) chains(chainSets []endpointChain) []*nft.Chain {
-	// For each base chain, the kernel decides anew which generation of rules a packet sees; for each lookup, which
-	// generation of elements. A packet that sees the rules from before a commit can find a new element that leads to a
-	// new chain, which has no rules in its generation. So NAT base chains of prerouting and output come in pairs: the
-	// second one sees the rules of the commit. It does not run for packets that the first one translated.
+	// The kernel decides for each base chain which generation of rules a packet sees; for each lookup, which generation of
+	// elements. So a packet with old rules can find a new element that leads to a new chain, which has no rules for it.
+	// A second NAT base chain in prerouting and output then sees the new rules, if the first one did not translate.
 	services := []nft.Rule{nft.NewRule(nft.Jump(chainServices))}
 	nat := func(name string, hook nft.Hook, priority int32, rules []nft.Rule) *nft.Chain {
 		return &nft.Chain{Name: name, Type: nft.TypeNAT, Hook: hook, Priority: priority, Rules: rules}
@@ -217,8 +216,8 @@ func (p *program) postrouting() []nft.Rule {
 }
 
 // firewallRules drop connections to a guarded load balancer address from sources that loadBalancerSourceRanges does not
-// name. They run before the destination is translated, and look at the packet's own source. A base chain costs every
-// packet time, so theirs exist only while there is such an address.
+// name. They run before the destination is translated. Their base chains, which cost every packet time, exist while
+// there is such an address.
 func (p *program) firewallRules() []nft.Rule {
 	return []nft.Rule{nft.NewRule(
 		nft.InSet{Key: p.key(false), Set: guardedRecord.set(false)},
@@ -235,12 +234,9 @@ func isProtocol(protocol model.Protocol) nft.Statement {
 	return nft.Match{Field: nft.MetaL4proto, Value: nft.ProtoData(uint8(protocol))}
 }
 
-// Counting (Config.CountServices) has sets of its own, whose elements exist as long as their frontend. The elements of
-// service-ips are replaced whenever the number of a Service's endpoints changes.
-//
-// Connections are counted in NAT chains of source translation. The kernel runs one of them once for each connection,
-// after its destination was translated, unless another rule dropped it. So retransmitted SYNs and refused connections
-// do not count. Packets and bytes are counted in filter chains, which see each packet, in both directions.
+// Counting (Config.CountServices) has sets of its own, since elements of service-ips are replaced whenever the number of
+// endpoints changes. Connections are counted in NAT chains of source translation, which run once for each connection: so
+// retransmitted SYNs and refused connections do not count. Packets and bytes are counted in filter chains.
 
 // countRules look up the address that the client dialed, from conntrack. External addresses may have a node port's
 // number, so they are looked up first. Each protocol has rules of its own (dialedKey).

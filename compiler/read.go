@@ -162,8 +162,8 @@ func newReader(table *nft.Table) (*reader, error) {
 	return r, nil
 }
 
-// kubeProxyServiceCheck is a chain that every version of kube-proxy's nftables mode has, and nftproxy has not. The
-// table's comment cannot tell them apart: it stays when one of them replaces the content that the other wrote.
+// kubeProxyServiceCheck is a chain of kube-proxy's nftables mode. The table's comment cannot tell the two programs apart:
+// it stays when one of them replaces the content that the other wrote.
 const kubeProxyServiceCheck = "service-endpoints-check"
 
 // read reads one kind of records after the other: first those that say which frontends there are.

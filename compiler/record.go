@@ -158,9 +158,7 @@ func IsHairpinSet(set string) bool { return set == hairpinSet }
 // appendPortRecords appends the addresses that a Service port needs, whoever owns its frontends.
 //
 // Hairpins are the endpoints whose own packets this node may send back to them without masquerading them for another
-// reason. A client's packet is translated on the client's own node. So a client that is its own endpoint is on this
-// node. The exception is a node port: a pod of another node can dial it here. Under policy Cluster its packets are
-// masqueraded anyway, under policy Local they are not.
+// reason: those of this node, and with a node port under policy Local, which pods of other nodes can dial here, all.
 func appendPortRecords(to []record, p *model.ServicePort) []record {
 	if p == nil {
 		return to
