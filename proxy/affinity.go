@@ -14,9 +14,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Packets fill the maps of session affinity. When an endpoint goes, its clients must be deleted from the maps. A Sync
-// deletes those that it can read in a fixed time, in its own transaction. Right after the Sync, the affinity reconciler
-// deletes the others, and clients that packets under way have added since.
+// When an endpoint goes, its clients must be deleted from the maps of session affinity, which packets fill. A Sync deletes
+// those that it can read in a fixed time. Right after it, the affinity reconciler deletes the others, and later clients.
 
 const (
 	// affinityReadTime bounds how long a Sync reads maps of clients.
@@ -32,8 +31,8 @@ const (
 )
 
 // changes returns the steps for affinity maps in the transaction of a Sync: it deletes clients of endpoints that went,
-// and copies clients whose frontends use another map now. It returns a part of them if reading takes too long or fails.
-// If clients could not be copied, the reconciler restores those that have a connection in conntrack.
+// and copies clients whose frontends use another map now. If reading takes too long or fails, it returns a part of them,
+// and the reconciler does the rest.
 func (r *affinityReconciler) changes(parent context.Context) nft.Transaction {
 	affinity := r.backend.compiler.Affinity()
 	ctx, cancel := context.WithTimeout(parent, affinityReadTime)
@@ -132,14 +131,14 @@ func (r *affinityReconciler) restoreFromConntrack(ctx context.Context) error {
 	if !restore || r.backend.flows == nil {
 		return nil
 	}
-	// lost has the maps, with the clients to add.
 	lost := map[mapID]compiler.AffinityMap{}
 	failures := []error{r.connections(ctx, func(m compiler.AffinityMap, e nft.Element) {
-		if _, ok := lost[idOf(m)]; !ok {
-			lost[idOf(m)] = m
+		if first, ok := lost[idOf(m)]; ok {
+			m = first
 		}
-		if set := lost[idOf(m)].Set; set.Len() < int(set.Size) {
-			set.Put(e)
+		lost[idOf(m)] = m
+		if m.Set.Len() < int(m.Set.Size) {
+			m.Set.Put(e)
 		}
 	})}
 	for _, m := range lost {

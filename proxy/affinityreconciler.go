@@ -28,9 +28,8 @@ const (
 )
 
 // affinityReconciler keeps the maps of session affinity, which packets fill: it deletes clients of endpoints that went,
-// and restores clients whose map was lost. A Sync calls changes and kept for the steps to commit with its own
-// (affinity.go). Backend.Watch runs run, which does what a Sync had no time for: it takes Backend.mu for one transaction
-// at a time, never for a listing.
+// and restores clients whose map was lost. A Sync commits the steps of changes and kept with its own (affinity.go). run
+// does what a Sync had no time for. It takes Backend.mu for one transaction at a time, never for a listing.
 type affinityReconciler struct {
 	backend *Backend
 	// lock is Backend.mu.

@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/cenkalti/backoff/v5"
 	"github.com/nftproxy/nftproxy/compiler"
 	"github.com/nftproxy/nftproxy/nft"
 	"k8s.io/klog/v2"
@@ -17,7 +18,6 @@ import (
 
 // repairer finds what others change in the kernel's tables, and undoes it. A check holds checking, and Backend.mu for
 // each step, so that a Sync waits for microseconds while the kernel lists the tables.
-// Backend.Watch runs listen and run; Backend.Check makes one check; Backend.commit calls ownCommit.
 type repairer struct {
 	backend  *Backend
 	checking sync.Mutex
@@ -27,6 +27,12 @@ type repairer struct {
 	noticed wakeup
 	// external is the last commit by somebody else that was heard of; nil for none.
 	external atomic.Pointer[nft.Event]
+
+	// Only run uses the fields below. The tables may be compared from nextComparison on; retry gives the waits after
+	// failures.
+	nextComparison time.Time
+	conflict       repairConflict
+	retry          *backoff.ExponentialBackOff
 
 	// Backend.mu guards the fields below.
 
@@ -39,7 +45,9 @@ type repairer struct {
 }
 
 func newRepairer(b *Backend) *repairer {
-	return &repairer{backend: b, interval: CheckInterval, noticed: newWakeup()}
+	return &repairer{
+		backend: b, interval: CheckInterval, noticed: newWakeup(), conflict: newRepairConflict(), retry: newBackOff(CheckInterval),
+	}
 }
 
 // Check compares the kernel's tables with the wanted ones, if anybody else has committed since the last time, and

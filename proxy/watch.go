@@ -104,7 +104,6 @@ func (r *repairer) run(ctx context.Context) error {
 	defer conn.Close()
 	tick := time.NewTicker(r.interval)
 	defer tick.Stop()
-	checks := newChecks(r, conn)
 	for {
 		select {
 		case <-ctx.Done():
@@ -112,49 +111,34 @@ func (r *repairer) run(ctx context.Context) error {
 		case <-r.noticed:
 		case <-tick.C:
 		}
-		checks.next(ctx)
+		r.next(ctx, conn)
 	}
 }
 
-// checks is a series of checks. It decides when the next one may compare the tables.
-type checks struct {
-	repairer *repairer
-	conn     *nft.Conn
-	// nextComparison is the time from which on the tables may be compared.
-	nextComparison time.Time
-	conflict       repairConflict
-	// retry gives the waits after failures.
-	retry *backoff.ExponentialBackOff
-}
-
-func newChecks(r *repairer, conn *nft.Conn) *checks {
-	return &checks{repairer: r, conn: conn, conflict: newRepairConflict(), retry: newBackOff(CheckInterval)}
-}
-
-// next makes the next check. It sleeps if the check fails.
-func (c *checks) next(ctx context.Context) {
+// next makes the next check, and decides when the one after it may compare the tables. It sleeps if the check fails.
+func (r *repairer) next(ctx context.Context, conn *nft.Conn) {
 	logger := klog.FromContext(ctx)
-	compare := !time.Now().Before(c.nextComparison)
-	compared, repaired, err := c.repairer.check(ctx, c.conn, compare)
-	c.rest(restAfter(compared))
+	compare := !time.Now().Before(r.nextComparison)
+	compared, repaired, err := r.check(ctx, conn, compare)
+	r.rest(restAfter(compared))
 	if repaired {
-		if wait := c.conflict.repaired(time.Now()); wait > 0 {
-			c.rest(wait)
+		if wait := r.conflict.repaired(time.Now()); wait > 0 {
+			r.rest(wait)
 			logger.Error(nil, "Another program keeps changing the proxy's tables; comparing less often. Does a second proxy run on this node?",
-				"lastCommit", c.repairer.lastCommit(), "next", wait)
+				"lastCommit", r.lastCommit(), "next", wait)
 		}
 	}
 	switch {
 	case err == nil || ctx.Err() != nil:
 		if compare {
-			c.retry.Reset()
+			r.retry.Reset()
 		}
 	case errors.Is(err, nft.ErrGenerationMoved):
-		wait := c.retry.NextBackOff()
+		wait := r.retry.NextBackOff()
 		logger.Info("Cannot compare the tables, because they change meanwhile; trying again", "in", wait)
-		c.rest(wait) // and notice missing tables all the same
+		r.rest(wait) // and notice missing tables all the same
 	default:
-		wait := c.retry.NextBackOff()
+		wait := r.retry.NextBackOff()
 		logger.Error(err, "Cannot check or repair the tables; trying again", "in", wait)
 		sleep(ctx, wait)
 	}
@@ -165,9 +149,9 @@ func restAfter(compared time.Duration) time.Duration {
 }
 
 // rest compares no tables for a while.
-func (c *checks) rest(wait time.Duration) {
-	if until := time.Now().Add(wait); until.After(c.nextComparison) {
-		c.nextComparison = until
+func (r *repairer) rest(wait time.Duration) {
+	if until := time.Now().Add(wait); until.After(r.nextComparison) {
+		r.nextComparison = until
 	}
 }
 

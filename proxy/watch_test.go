@@ -124,9 +124,9 @@ func besideASync(t *testing.T, b *Backend, changes *model.Changes, f func()) {
 func testWatchRestsForItsComparisons(t *testing.T) {
 	repairs := 0
 	b, others := watched(t, 10, Hooks{OnRepair: func() { repairs++ }})
-	c := *newChecks(b.repairs, others)
+	c := b.repairs
 	commit(t, others, foreignElement(b, 1))
-	besideASync(t, b, manyPorts(11, 1), func() { c.next(t.Context()) })
+	besideASync(t, b, manyPorts(11, 1), func() { c.next(t.Context(), others) })
 	if repairs != 1 {
 		t.Errorf("%d repairs of a foreign element", repairs)
 	}
@@ -149,14 +149,14 @@ func testWatchRestsForItsComparisons(t *testing.T) {
 
 func testWatchRestsForAMinuteAtMost(t *testing.T) {
 	b, others := watched(t, 10, Hooks{})
-	c := *newChecks(b.repairs, others)
+	c := b.repairs
 	for compared, want := range map[time.Duration]time.Duration{0: 0, time.Second: 20 * time.Second, time.Hour: time.Minute} {
 		if got := restAfter(compared); got != want {
 			t.Errorf("after a comparison of %v it rests for %v, want %v", compared, got, want)
 		}
 	}
 	// A check that compares nothing does not put the next comparison off.
-	c.next(t.Context())
+	c.next(t.Context(), others)
 	if !c.nextComparison.Before(time.Now()) {
 		t.Errorf("after a check without a comparison, the next one is in %v", time.Until(c.nextComparison))
 	}
