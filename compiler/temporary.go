@@ -1,6 +1,10 @@
 package compiler
 
-import "github.com/nftproxy/nftproxy/nft"
+import (
+	"slices"
+
+	"github.com/nftproxy/nftproxy/nft"
+)
 
 // TemporaryName is the name of the tables that serve while another program's tables with the name TableName are
 // replaced.
@@ -30,13 +34,22 @@ func (c *Compiler) TemporaryTables() (tables []*nft.Table) {
 // GuardsLast splits a transaction in two, to be committed one after the other. The second one adds the load balancer
 // addresses to guard. The kernel makes elements of sets with ranges valid at the very end of a commit. So in a single
 // commit, a guarded address would drop everybody until the ranges of its sources are valid.
-func GuardsLast(tx nft.Transaction) (first, guards nft.Transaction) {
+func GuardsLast(tx nft.Transaction) (first, guards nft.Transaction) { return split(tx, guardSet) }
+
+// ServicesLast is GuardsLast for tables that are not there yet, while other rules serve. The second transaction adds the
+// addresses of Services too, so none is served without its guard.
+func ServicesLast(tx nft.Transaction) (first, services nft.Transaction) {
+	return split(tx, guardSet, ServiceIPs)
+}
+
+// split moves the elements of some sets to a second transaction.
+func split(tx nft.Transaction, sets ...string) (first, second nft.Transaction) {
 	for _, step := range tx.Steps {
-		if step.Op == nft.AddElements && step.Set.Name == guardSet {
-			guards.Steps = append(guards.Steps, step)
+		if step.Op == nft.AddElements && slices.Contains(sets, step.Set.Name) {
+			second.Steps = append(second.Steps, step)
 		} else {
 			first.Steps = append(first.Steps, step)
 		}
 	}
-	return first, guards
+	return first, second
 }

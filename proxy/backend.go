@@ -82,6 +82,9 @@ type Hooks struct {
 	OnDiverged func(bool)
 	// OnRepair is called after the tables were repaired: after an external change, or after a failed commit.
 	OnRepair func()
+	// OtherRules is called before the first commit if the tables are not there. It reports whether other rules serve, such as
+	// those of kube-proxy's mode iptables. Then Services come in a second commit, when their source ranges are valid.
+	OtherRules func(context.Context) bool
 }
 
 func call[T any](hook func(T), value T) {

@@ -131,7 +131,14 @@ const inFlight = 20 * time.Millisecond
 // addresses with source ranges drop everybody until the very end of the commit (compiler.GuardsLast).
 func (b *Backend) takeOver(ctx context.Context, logger klog.Logger) error {
 	there, err := familiesWith(ctx, b.conn, compiler.TableNameFor(b.serviceProxyName))
-	if err != nil || len(there) == 0 {
+	switch other := b.hooks.OtherRules; {
+	case err == nil && len(there) > 0:
+	case err == nil && other != nil && other(ctx):
+		return b.replace(ctx, func(ctx context.Context, tx nft.Transaction) error {
+			first, services := compiler.ServicesLast(tx)
+			return b.commitBoth(ctx, first, services, b.commitWanted)
+		})
+	default:
 		return b.replace(ctx, b.commitWanted)
 	}
 	var temporary nft.Transaction
@@ -153,10 +160,14 @@ func (b *Backend) takeOver(ctx context.Context, logger klog.Logger) error {
 // guardsLast commits a transaction in two parts: the second, with commitGuards, guards load balancer addresses.
 func (b *Backend) guardsLast(ctx context.Context, tx nft.Transaction, commitGuards func(context.Context, nft.Transaction) error) error {
 	first, guards := compiler.GuardsLast(tx)
+	return b.commitBoth(ctx, first, guards, commitGuards)
+}
+
+func (b *Backend) commitBoth(ctx context.Context, first, second nft.Transaction, commitSecond func(context.Context, nft.Transaction) error) error {
 	if err := b.commit(ctx, first); err != nil {
 		return err
 	}
-	return commitGuards(ctx, guards)
+	return commitSecond(ctx, second)
 }
 
 // removeTemporary removes the temporary tables, also those of an earlier process that ended too soon.

@@ -60,16 +60,13 @@ func cleanup(ctx context.Context, serviceProxyName string) error {
 func cleanupLeftovers(ctx context.Context) (removed int, err error) {
 	logger := klog.FromContext(ctx)
 	chains, err := leftovers.Remove(ctx)
-	if err != nil {
-		return 0, err
-	}
 	if n := len(chains.Removed); n > 0 {
 		logger.Info("Removed the chains of the modes iptables and ipvs, and the rules that led to them", "chains", n, "example", chains.Removed[0])
 	}
 	for _, chain := range chains.Kept {
-		logger.Info("Kept, because a chain of another program leads to it", "chain", chain)
+		logger.Info("Kept, because a rule of another program leads to it", "chain", chain)
 	}
-	return len(chains.Removed), remaining(ctx)
+	return len(chains.Removed), errors.Join(err, remaining(ctx))
 }
 
 // returnTime limits the wait for removed tables to come back. A proxy adds them again within about a second.

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"net"
 	"strconv"
@@ -45,6 +46,7 @@ func (o *options) completeFromFile(flags *pflag.FlagSet) error {
 	o.warnIgnored(flags, func(f flagInfo) bool { return f.ignored() != "" && f.besideConfig })
 	o.file, o.config = file, file.Config
 	o.overrideHostname()
+	o.config.Linux.Leftovers = cmp.Or(o.leftovers, o.config.Linux.Leftovers)
 	if err := o.nodeLocal.apply(o.config); err != nil {
 		return err
 	}
@@ -71,6 +73,7 @@ func (o *options) completeFromFlags(flags *pflag.FlagSet) error {
 	}
 	o.warnIgnored(flags, func(f flagInfo) bool { return f.ignored() != "" })
 	o.overrideHostname()
+	c.Linux.Leftovers = cmp.Or(o.leftovers, c.Linux.Leftovers)
 	if err := o.nodeLocal.apply(c); err != nil {
 		return err
 	}

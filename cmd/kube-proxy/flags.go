@@ -89,10 +89,11 @@ func (o *options) processFlags() []flagInfo {
 		{name: "config", value: &o.configFile, usage: "Path to a KubeProxyConfiguration, v1alpha1 or v1alpha2; the process exits when the file changes. With it, most other flags are ignored"},
 		{name: "write-config-to", value: &o.writeConfigTo, usage: "Write the configuration with all defaults to this file and exit; with --config, this converts"},
 		{name: "write-config-version", value: &o.writeConfigVersion, usage: "The version that --write-config-to writes: v1alpha2, or v1alpha1, which Kubernetes' kube-proxy reads"},
-		{name: "cleanup", value: &o.cleanup, usage: "Remove the tables ip kube-proxy and ip6 kube-proxy, and the chains that kube-proxy's modes iptables and ipvs made with iptables-nft, and exit; with --service-proxy-name, remove the tables of that proxy only"},
+		{name: "cleanup", value: &o.cleanup, usage: "Remove the tables ip kube-proxy and ip6 kube-proxy, and the chains that kube-proxy's modes iptables and ipvs made, and exit; with --service-proxy-name, remove the tables of that proxy only"},
 		{name: "service-proxy-name", value: &o.serviceProxyName, usage: serviceProxyNameHelp + ", in tables of their own: ip kube-proxy.NAME and ip6 kube-proxy.NAME"},
 		{name: "init-only", value: &o.initOnly, usage: "Set the sysctls, which needs full root privileges, and exit; kube-proxy can then run with CAP_NET_ADMIN alone"},
 		{name: "hostname-override", field: "hostnameOverride", value: &o.hostname, usage: "The name of the Node that this proxy runs on; by default the host name"},
+		{name: "leftovers", field: "linux.leftovers", value: (*string)(&o.leftovers), usage: "What to do with the rules that kube-proxy's mode iptables left on the node: remove them after the first sync, or report them in log and metric (default remove)"},
 		{name: "master", value: &o.master, usage: "The address of the API server; overrides the one in the kubeconfig file"},
 		{name: "manifests", value: &o.manifests, usage: "A directory with manifests of Services, EndpointSlices, Nodes and ServiceCIDRs (.yaml, .yml, .json) to take them from instead of an API server; watched for changes"},
 		// A library in kube-proxy had these up to v1.36.

@@ -9,6 +9,7 @@ import (
 	"github.com/nftproxy/nftproxy/compiler"
 	"github.com/nftproxy/nftproxy/conntrack"
 	"github.com/nftproxy/nftproxy/internal/health"
+	"github.com/nftproxy/nftproxy/internal/leftovers"
 	"github.com/nftproxy/nftproxy/internal/metrics"
 	"github.com/nftproxy/nftproxy/internal/node"
 	"github.com/nftproxy/nftproxy/model"
@@ -47,7 +48,8 @@ func newSourceHooks(ctx context.Context, p *health.Proxy, conn *nft.Conn, servic
 	}
 }
 
-// inForce reports whether the rules in the kernel, of any earlier kube-proxy, have a resource; true if it cannot read them.
+// inForce reports whether the rules in the kernel, of any earlier kube-proxy in any mode, have a resource; true if it cannot
+// read them.
 func inForce(ctx context.Context, conn *nft.Conn, resource string) bool {
 	look := proxy.HasServices
 	if resource == "endpointslices" {
@@ -58,7 +60,13 @@ func inForce(ctx context.Context, conn *nft.Conn, resource string) bool {
 		klog.FromContext(ctx).Error(err, "Cannot read what the rules in the kernel have; taking it that they have some", "resource", resource)
 		return true
 	}
-	return has
+	return has || otherModes(ctx)
+}
+
+// otherModes reports whether rules of kube-proxy's other modes serve.
+func otherModes(ctx context.Context) bool {
+	found, _ := leftovers.Find(ctx) // leftovers.Watch reports a failure
+	return len(found) > 0
 }
 
 // previousNode returns the facts about the Node that the rules of an earlier kube-proxy hold.
@@ -106,6 +114,7 @@ func hooks(h *health.Proxy) proxy.Hooks {
 		OnCompile:       metrics.ObserveCompile,
 		OnForeignChange: metrics.CountForeignChange,
 		OnRepair:        metrics.CountRepair,
+		OtherRules:      otherModes,
 		OnDiverged: func(yes bool) {
 			metrics.SetDiverged(yes)
 			if yes {

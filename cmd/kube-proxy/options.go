@@ -31,6 +31,8 @@ type options struct {
 	nodeLocal                 nodeLocalOptions
 	// serviceProxyName is empty for the proxy of all Services without the label.
 	serviceProxyName string
+	// leftovers is the flag; config has the setting.
+	leftovers v1alpha2.LeftoversPolicy
 
 	// config holds the flags' values; complete replaces it by the file's. Then it is valid.
 	config *v1alpha2.KubeProxyConfiguration
@@ -72,6 +74,9 @@ func defaultOptions() *options {
 func (o *options) validate() error {
 	if o.writeConfigVersion != config.V1alpha1 && o.writeConfigVersion != config.V1alpha2 {
 		return fmt.Errorf("--write-config-version: %q must be %s or %s", o.writeConfigVersion, config.V1alpha1, config.V1alpha2)
+	}
+	if l := o.leftovers; l != "" && l != v1alpha2.LeftoversRemove && l != v1alpha2.LeftoversReport {
+		return fmt.Errorf("--leftovers: %q must be %s or %s", l, v1alpha2.LeftoversRemove, v1alpha2.LeftoversReport)
 	}
 	return checkServiceProxyName(o.serviceProxyName)
 }

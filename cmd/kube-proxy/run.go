@@ -18,6 +18,7 @@ import (
 	"github.com/nftproxy/nftproxy/compiler"
 	"github.com/nftproxy/nftproxy/conntrack"
 	"github.com/nftproxy/nftproxy/internal/config"
+	"github.com/nftproxy/nftproxy/internal/config/v1alpha2"
 	"github.com/nftproxy/nftproxy/internal/health"
 	"github.com/nftproxy/nftproxy/internal/leftovers"
 	"github.com/nftproxy/nftproxy/internal/localnodeport"
@@ -89,12 +90,12 @@ type parts struct {
 
 	// detectLocal tells pods from other clients.
 	detectLocal compiler.DetectLocal
-	// applied says that a sync has succeeded.
-	applied bool
+	// applied is closed when a sync has succeeded.
+	applied chan struct{}
 }
 
 func newParts(ctx context.Context, o *options, compilerConfig compiler.Config, conn *nft.Conn) (p *parts, err error) {
-	p = &parts{detectLocal: compilerConfig.DetectLocal}
+	p = &parts{detectLocal: compilerConfig.DetectLocal, applied: make(chan struct{})}
 	p.health = health.NewProxy(health.Options{Timeout: 2 * o.config.SyncPeriod.Duration, OnHealthz: metrics.CountHealthz, OnLivez: metrics.CountLivez})
 	if p.nodeName, err = o.nodeName(); err != nil {
 		return nil, err
@@ -187,8 +188,10 @@ func (p *parts) synced(ctx context.Context, r model.SyncResult) {
 	}
 	p.services.Apply(ctx, r.Changes)
 	p.localhosts.Apply(ctx, r.Changes)
-	if !p.applied {
-		p.applied = true
+	select {
+	case <-p.applied:
+	default:
+		close(p.applied)
 		logger.Info("Programmed all Services; following changes from now on", "servicePorts", len(r.Changes.Ports), "duration", r.Duration.Round(time.Microsecond).String())
 		returnMemory(time.Second) // after the start
 	}
@@ -227,13 +230,16 @@ func (p *parts) serve(ctx context.Context, o *options) error {
 		beside(p.counts.Run)
 	}
 	if o.serviceProxyName == "" { // the leftovers that a second proxy finds may be the rules of the first one
-		beside(func(ctx context.Context) {
-			leftovers.Watch(ctx, func(count map[leftovers.Kind]int) {
-				for _, kind := range leftovers.Kinds {
-					metrics.SetLeftovers(string(kind), count[kind])
-				}
-			})
-		})
+		options := leftovers.Options{OnLook: func(count map[leftovers.Kind]int, conflict bool) {
+			metrics.SetLeftoversConflict(conflict)
+			for _, kind := range leftovers.Kinds {
+				metrics.SetLeftovers(string(kind), count[kind])
+			}
+		}}
+		if o.config.Linux.Leftovers == v1alpha2.LeftoversRemove {
+			options.Synced = p.applied
+		}
+		beside(func(ctx context.Context) { leftovers.Watch(ctx, options) })
 	}
 	err := await(parent, ctx, group)
 	klog.FromContext(ctx).Info("Stopping; the rules stay in the kernel")

@@ -118,7 +118,7 @@ func streamsOf(l *lab.Lab) []*stream {
 		{from: l.Outside, network: "tcp", to: "192.0.2.20:80", endpoints: at(onNode1, 8080)},
 		{from: l.Client, network: "tcp", to: "192.0.2.20:80", endpoints: at(localOnes, 8080)},
 		{from: l.Client, network: "tcp", to: "10.96.0.50:80", endpoints: at(inside, 8080)},
-		{from: l.Client, network: "tcp", to: "10.96.0.40:80", endpoints: at(all, 8080)},
+		{from: l.Client, network: "tcp", to: "10.96.0.40:80", endpoints: at(all, 8080), sticky: true},
 		{from: l.Client, network: "tcp", to: "203.0.113.30:53", endpoints: at(dns, 5353)},
 		{from: l.Client, network: "udp", to: "10.96.0.30:53", endpoints: at(dns, 5353)},
 		{from: l.Outside, network: "udp", to: "[2001:db8:203::30]:53", endpoints: at(dns, 5353)},

@@ -29,6 +29,9 @@ const (
 	unlucky = 1
 )
 
+// errMoved is about a client that did not keep its endpoint, despite session affinity.
+var errMoved = errors.New("the client has moved")
+
 // outcome is what must become of every connection of a stream.
 type outcome int
 
@@ -46,6 +49,10 @@ type stream struct {
 	want    outcome
 	// endpoints are where the connections may end.
 	endpoints []string
+	// sticky says that all connections must end at the same endpoint, which is at reached, unless moving.
+	sticky  bool
+	reached atomic.Pointer[string]
+	moving  atomic.Bool
 
 	made atomic.Int64
 }
@@ -128,6 +135,9 @@ func (s *stream) check(c *connection) error {
 	}
 	if !slices.Contains(s.endpoints, reached) {
 		return fmt.Errorf("it reached %s, want one of %v", reached, s.endpoints)
+	}
+	if before := s.reached.Swap(&reached); s.sticky && !s.moving.Load() && before != nil && *before != reached {
+		return fmt.Errorf("%w: it reached %s, and the one before %s", errMoved, reached, *before)
 	}
 	return nil
 }

@@ -19,16 +19,22 @@ type traffic struct {
 
 	// mu guards what follows.
 	mu sync.Mutex
-	// lost holds new connections that did not become what they must, broken established ones.
-	lost, broken []error
+	// lost holds new connections that did not become what they must, broken established ones, and moved clients that
+	// did not keep their endpoint.
+	lost, broken, moved []error
 }
 
 // startTraffic makes the endpoints of the manifests, opens a connection for each stream that is served, and has
 // all of it used until finish.
 func startTraffic(t *testing.T, l *lab.Lab) *traffic {
 	t.Helper()
+	return startStreams(t, l, streamsOf(l))
+}
+
+func startStreams(t *testing.T, l *lab.Lab, streams []*stream) *traffic {
+	t.Helper()
 	serveEndpoints(t, l)
-	tr := &traffic{streams: streamsOf(l), established: map[*stream]*connection{}, stop: make(chan struct{})}
+	tr := &traffic{streams: streams, established: map[*stream]*connection{}, stop: make(chan struct{})}
 	t.Cleanup(tr.end)
 	for _, s := range tr.streams {
 		if s.want == served {
@@ -37,7 +43,7 @@ func startTraffic(t *testing.T, l *lab.Lab) *traffic {
 	}
 	for _, s := range tr.streams {
 		tr.running.Go(func() {
-			if err := s.run(tr.stop, func(err error) { tr.note(&tr.lost, err) }); err != nil {
+			if err := s.run(tr.stop, tr.noteNew); err != nil {
 				tr.note(&tr.broken, err)
 			}
 		})
@@ -65,6 +71,14 @@ func (tr *traffic) establish(t *testing.T, s *stream) {
 			tr.note(&tr.broken, fmt.Errorf("established connection of %s: %w", s, err))
 		}
 	})
+}
+
+func (tr *traffic) noteNew(err error) {
+	if errors.Is(err, errMoved) {
+		tr.note(&tr.moved, err)
+	} else {
+		tr.note(&tr.lost, err)
+	}
 }
 
 func (tr *traffic) note(list *[]error, err error) {
@@ -133,7 +147,10 @@ func (tr *traffic) finish(t *testing.T) {
 	for _, s := range tr.streams {
 		made += s.made.Load()
 	}
-	t.Logf("%d new connections, of which went wrong: %v; %d established ones", made, tr.lost, len(tr.established))
+	t.Logf("%d new connections, of which went wrong: %v; %d established ones; moved: %v", made, tr.lost, len(tr.established), tr.moved)
+	if len(tr.moved) > unlucky {
+		t.Errorf("clients with session affinity moved %d times", len(tr.moved))
+	}
 	if len(tr.lost) > unlucky {
 		t.Errorf("%d connections went wrong:\n%v", len(tr.lost), errors.Join(tr.lost...))
 	}

@@ -2,10 +2,11 @@
 // those that can be removed safely.
 //
 // A swap of the image from the mode iptables leaves its rules in the kernel. They go on sending connections to Services
-// that were changed or deleted since, and nothing else shows it. kube-proxy removes them when it starts in another mode.
+// that were changed or deleted since, and nothing else shows it. kube-proxy removes them when it starts in another mode,
+// and so does [Watch].
 //
 // The package looks in three places, and runs no program: the nf_tables tables that iptables-nft makes (over
-// netlink), the tables of iptables-legacy (over getsockopt), and the device kube-ipvs0.
+// netlink), the tables of iptables-legacy (over getsockopt and setsockopt), and the device kube-ipvs0.
 package leftovers
 
 import (
@@ -46,16 +47,26 @@ type Leftover struct {
 	Example string
 }
 
+// places says for each kind how to find and remove its leftovers.
+var places = []struct {
+	kind Kind
+	// look returns the names of the leftovers.
+	look func(context.Context) (names []string, err error)
+	// remove is nil if they cannot be removed.
+	remove func(context.Context) (Removal, error)
+}{
+	{NFT, nftChains, removeNFT},
+	{Legacy, func(context.Context) ([]string, error) { return legacyChains(isProxyChain) }, removeLegacy},
+	{IPVS, ipvsDevices, nil},
+}
+
 // Find returns the leftovers of kube-proxy's other modes in the network namespace of the calling thread, at
 // most one Leftover of each kind. It changes nothing, needs CAP_NET_ADMIN, and loads no kernel module. Where it
 // cannot look, the error says so; Find returns the leftovers of other places all the same.
 func Find(ctx context.Context) ([]Leftover, error) {
 	var found []Leftover
 	var errs []error
-	for _, place := range []struct {
-		kind Kind
-		look func(context.Context) (names []string, err error)
-	}{{NFT, nftChains}, {Legacy, legacyChains}, {IPVS, ipvsDevices}} {
+	for _, place := range places {
 		names, err := place.look(ctx)
 		if err != nil {
 			errs = append(errs, fmt.Errorf("look for what %s left: %w", place.kind, err))
@@ -67,27 +78,31 @@ func Find(ctx context.Context) ([]Leftover, error) {
 	return found, errors.Join(errs...)
 }
 
-// nftChains returns the names of the chains that kube-proxy's other modes made with iptables-nft.
-func nftChains(ctx context.Context) (names []string, err error) {
-	conn, err := nft.Dial(nft.Config{})
-	if err != nil {
-		return nil, err
-	}
-	defer conn.Close()
-	for _, family := range nft.Families {
-		for _, table := range iptablesTables {
-			chains, err := retry(func() ([]*nft.Chain, error) { return conn.ReadChains(ctx, family, table) })
-			if err != nil {
-				return names, err
-			}
-			for _, c := range chains {
-				if isProxyChain(c.Name) {
-					names = append(names, chainName(family, table, c.Name))
-				}
-			}
+// Removal is the result of Remove.
+type Removal struct {
+	// Removed are the chains that are gone, as in Leftover.Example.
+	Removed []string
+	// Kept are chains of kube-proxy that stay, because a rule of another program leads to them.
+	Kept []string
+}
+
+// Remove removes the chains that kube-proxy's other modes made with iptables-nft and iptables-legacy, and the rules of
+// base chains that lead to them. The rules of other programs, among them the kubelet's, stay, and so do the tables. In
+// nf_tables it removes all of them in one transaction, in iptables-legacy those of each table at once: packets
+// see all of the old rules of a table or none. An interrupted removal is completed by the next one. IPVS it leaves alone.
+func Remove(ctx context.Context) (removal Removal, err error) {
+	var errs []error
+	for _, place := range places {
+		if place.remove == nil {
+			continue
 		}
+		r, err := place.remove(ctx)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("remove what %s left: %w", place.kind, err))
+		}
+		removal.Removed, removal.Kept = append(removal.Removed, r.Removed...), append(removal.Kept, r.Kept...)
 	}
-	return names, nil
+	return removal, errors.Join(errs...)
 }
 
 func chainName(family nft.Family, table, chain string) string {
@@ -154,3 +169,49 @@ func isProxyChain(name string) bool {
 
 // isRemovable reports whether kube-proxy --cleanup removes chains of that name.
 func isRemovable(name string) bool { return isProxyChain(name) || slices.Contains(sharedChains, name) }
+
+// isEntrance reports whether kube-proxy makes rules in base chains that lead to the chain. Such a rule to another chain is
+// somebody else's.
+func isEntrance(name string) bool {
+	return slices.Contains(proxyChains, name) || name == postroutingChain
+}
+
+// jump is a rule that leads from one chain to another. from is empty for a base chain.
+type jump struct{ from, to string }
+
+// doomedChains returns which of a table's chains to remove. It keeps a chain if a rule of another program leads to
+// it, and then all chains that it leads to itself.
+func doomedChains(chains []string, jumps []jump) (doomed map[string]bool) {
+	doomed = map[string]bool{}
+	for _, c := range chains {
+		doomed[c] = isRemovable(c)
+	}
+	for changed := true; changed; {
+		changed = false
+		keep := func(name string) {
+			changed = changed || doomed[name]
+			doomed[name] = false
+		}
+		for _, j := range jumps {
+			if j.from == "" && !isEntrance(j.to) || j.from != "" && !doomed[j.from] {
+				keep(j.to)
+			}
+		}
+		if mark, exists := doomed[markChain]; exists && !mark {
+			keep(postroutingChain) // it masquerades the packets that the other marks
+		}
+	}
+	return doomed
+}
+
+// add records what becomes of a table's chains.
+func (r *Removal) add(family nft.Family, table string, chains []string, doomed map[string]bool) {
+	for _, c := range chains {
+		switch {
+		case doomed[c]:
+			r.Removed = append(r.Removed, chainName(family, table, c))
+		case isRemovable(c):
+			r.Kept = append(r.Kept, chainName(family, table, c))
+		}
+	}
+}

@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/go-logr/logr/funcr"
 	"github.com/google/go-cmp/cmp"
 	"github.com/nftproxy/nftproxy/internal/testkit/netns"
 	"github.com/nftproxy/nftproxy/nft"
@@ -167,27 +168,60 @@ func TestRemove(t *testing.T) {
 		}
 		return removal
 	}
-	t.Run("what others have stays as it was", func(t *testing.T) {
-		netns.EnterForTest(t)
-		leaveOthers(t, "nft")
-		// kube-proxy makes this rule in the kubelet's chain when it starts, and leaves it.
-		run(t, "*filter\n-A KUBE-FIREWALL ! -s 127.0.0.0/8 -d 127.0.0.0/8 -j DROP\nCOMMIT\n", "iptables-nft-restore", "--noflush")
-		before := saved(t, "nft")
-		leaveKubeProxyAlone(t)
-		removal := remove(t)
-		if diff := cmp.Diff(before, saved(t, "nft")); diff != "" {
-			t.Errorf("the rules are not those of before kube-proxy (-before +after):\n%s", diff)
-		}
-		if len(removal.Removed) < 50 || removal.Kept != nil {
-			t.Errorf("removed %d chains, kept %v", len(removal.Removed), removal.Kept)
-		}
-		if found := find(t); found != nil {
-			t.Errorf("found %+v after the removal", found)
-		}
-		if removal := remove(t); removal.Removed != nil || removal.Kept != nil {
-			t.Errorf("a second removal did %+v", removal)
-		}
-	})
+	for _, variant := range []string{"nft", "legacy"} {
+		t.Run("what others have stays as it was, "+variant, func(t *testing.T) {
+			netns.EnterForTest(t)
+			leaveOthers(t, variant)
+			// kube-proxy makes this rule in the kubelet's chain when it starts, and leaves it.
+			run(t, "*filter\n-A KUBE-FIREWALL ! -s 127.0.0.0/8 -d 127.0.0.0/8 -j DROP\nCOMMIT\n", "iptables-"+variant+"-restore", "--noflush")
+			before := saved(t, variant)
+			leaveKubeProxyAlone(t, variant)
+			removal := remove(t)
+			if diff := cmp.Diff(before, saved(t, variant)); diff != "" {
+				t.Errorf("the rules are not those of before kube-proxy (-before +after):\n%s", diff)
+			}
+			if len(removal.Removed) < 50 || removal.Kept != nil {
+				t.Errorf("removed %d chains, kept %v", len(removal.Removed), removal.Kept)
+			}
+			if found := find(t); found != nil {
+				t.Errorf("found %+v after the removal", found)
+			}
+			if removal := remove(t); removal.Removed != nil || removal.Kept != nil {
+				t.Errorf("a second removal did %+v", removal)
+			}
+		})
+		t.Run("a chain that somebody else uses stays, with what belongs to it, "+variant, func(t *testing.T) {
+			netns.EnterForTest(t)
+			leaveKubeProxy(t, variant)
+			// As the CNI plugin portmap does with externalSetMarkChain.
+			run(t, "*nat\n:CNI-HOSTPORT-SETMARK - [0:0]\n-A CNI-HOSTPORT-SETMARK -j KUBE-MARK-MASQ\nCOMMIT\n", "iptables-"+variant+"-restore", "--noflush")
+			removal := remove(t)
+			if diff := cmp.Diff([]string{"ip nat KUBE-MARK-MASQ", "ip nat KUBE-POSTROUTING"}, removal.Kept); diff != "" {
+				t.Errorf("kept (-want +got):\n%s", diff)
+			}
+			if found := find(t); found != nil {
+				t.Errorf("found %+v after the removal", found)
+			}
+			rules := run(t, "", "iptables-"+variant+"-save", "-t", "nat")
+			for _, want := range []string{"-A CNI-HOSTPORT-SETMARK -j KUBE-MARK-MASQ", "-A KUBE-MARK-MASQ -j MARK", "-A KUBE-POSTROUTING", "-j KUBE-POSTROUTING"} {
+				if !strings.Contains(rules, want) {
+					t.Errorf("%s is gone:\n%s", want, rules)
+				}
+			}
+		})
+		t.Run("a rule of a base chain that is not kube-proxy's keeps the chain, "+variant, func(t *testing.T) {
+			netns.EnterForTest(t)
+			leaveKubeProxy(t, variant)
+			const rule = "-A PREROUTING -s 10.9.0.0/16 -j KUBE-MARK-MASQ"
+			run(t, "*nat\n"+rule+"\nCOMMIT\n", "iptables-"+variant+"-restore", "--noflush")
+			if kept := remove(t).Kept; len(kept) != 2 {
+				t.Errorf("kept %q", kept)
+			}
+			if rules := run(t, "", "iptables-"+variant+"-save", "-t", "nat"); !strings.Contains(rules, rule) {
+				t.Errorf("it is gone:\n%s", rules)
+			}
+		})
+	}
 	t.Run("where there is nothing, nothing is done", func(t *testing.T) {
 		netns.EnterForTest(t)
 		if removal := remove(t); removal.Removed != nil || removal.Kept != nil {
@@ -195,25 +229,6 @@ func TestRemove(t *testing.T) {
 		}
 		if tables := run(t, "", "nft", "list", "tables"); tables != "" {
 			t.Errorf("the removal made tables:\n%s", tables)
-		}
-	})
-	t.Run("a chain that somebody else uses stays, with what belongs to it", func(t *testing.T) {
-		netns.EnterForTest(t)
-		leaveKubeProxy(t, "nft")
-		// As the CNI plugin portmap does with externalSetMarkChain.
-		run(t, "*nat\n:CNI-HOSTPORT-SETMARK - [0:0]\n-A CNI-HOSTPORT-SETMARK -j KUBE-MARK-MASQ\nCOMMIT\n", "iptables-nft-restore", "--noflush")
-		removal := remove(t)
-		if diff := cmp.Diff([]string{"ip nat KUBE-MARK-MASQ", "ip nat KUBE-POSTROUTING"}, removal.Kept); diff != "" {
-			t.Errorf("kept (-want +got):\n%s", diff)
-		}
-		if found := find(t); found != nil {
-			t.Errorf("found %+v after the removal", found)
-		}
-		rules := run(t, "", "iptables-nft-save", "-t", "nat")
-		for _, want := range []string{"-A CNI-HOSTPORT-SETMARK -j KUBE-MARK-MASQ", "-A KUBE-MARK-MASQ -j MARK", "-A KUBE-POSTROUTING", "-j KUBE-POSTROUTING"} {
-			if !strings.Contains(rules, want) {
-				t.Errorf("%s is gone:\n%s", want, rules)
-			}
 		}
 	})
 	t.Run("a reference that is not understood refuses all of it", func(t *testing.T) {
@@ -278,7 +293,7 @@ func TestRemove(t *testing.T) {
 }
 
 // leaveKubeProxyAlone makes kube-proxy's rules without the one chain that it shares with the kubelet.
-func leaveKubeProxyAlone(t *testing.T) {
+func leaveKubeProxyAlone(t *testing.T, variant string) {
 	t.Helper()
 	for name, path := range recorded {
 		rules, err := os.ReadFile(path)
@@ -286,6 +301,48 @@ func leaveKubeProxyAlone(t *testing.T) {
 			t.Fatal(err)
 		}
 		own := slices.DeleteFunc(strings.SplitAfter(string(rules), "\n"), func(line string) bool { return strings.Contains(line, "KUBE-FIREWALL") })
-		run(t, strings.Join(own, ""), name+"-nft-restore", "--noflush")
+		run(t, strings.Join(own, ""), name+"-"+variant+"-restore", "--noflush")
+	}
+}
+
+// TestWatchBesideAKubeProxy plays a kube-proxy that makes its rules again after each removal, and one that was interrupted.
+func TestWatchBesideAKubeProxy(t *testing.T) {
+	newWatch := func(conflict *bool) *watch {
+		w := &watch{Options: Options{Synced: make(chan struct{}), OnLook: func(_ map[Kind]int, c bool) { *conflict = c }}, find: Find, remove: Remove}
+		w.logger = funcr.New(func(_, _ string) {}, funcr.Options{})
+		return w
+	}
+	for _, variant := range []string{"nft", "legacy"} {
+		t.Run("its rules stay in the end, "+variant, func(t *testing.T) {
+			netns.EnterForTest(t)
+			var conflict bool
+			w := newWatch(&conflict)
+			for minute := range conflictRemovals {
+				leaveKubeProxy(t, variant)
+				if w.pass(t.Context(), time.Unix(int64(60*minute), 0)); conflict || find(t) != nil {
+					t.Errorf("minute %d: conflict %v, found %v", minute, conflict, find(t))
+				}
+			}
+			leaveKubeProxy(t, variant)
+			if w.pass(t.Context(), time.Unix(600, 0)); !conflict || find(t) == nil {
+				t.Errorf("conflict %v, found %v", conflict, find(t))
+			}
+		})
+		t.Run("rules that are half removed, "+variant, func(t *testing.T) {
+			netns.EnterForTest(t)
+			leaveOthers(t, variant)
+			before := saved(t, variant)
+			leaveKubeProxyAlone(t, variant)
+			// kube-proxy's own cleanup begins with the jumps, and then removes the chains of nat.
+			program := "iptables-" + variant
+			run(t, "", program, "-t", "nat", "-D", "POSTROUTING", "-m", "comment", "--comment", "kubernetes postrouting rules", "-j", "KUBE-POSTROUTING")
+			run(t, "", program, "-t", "nat", "-F", "KUBE-SERVICES")
+			run(t, "", program, "-F", "KUBE-FORWARD")
+			var conflict bool
+			newWatch(&conflict).pass(t.Context(), time.Unix(0, 0))
+			if diff := cmp.Diff(before, saved(t, variant)); diff != "" {
+				t.Errorf("(-before +after):\n%s", diff)
+			}
+		})
 	}
 }

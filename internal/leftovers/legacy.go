@@ -2,7 +2,6 @@ package leftovers
 
 import (
 	"bytes"
-	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -18,7 +17,7 @@ import (
 )
 
 // legacyFamily describes the kernel's interface to the tables of iptables-legacy of one family. The numbers are those
-// of linux/netfilter_ipv4/ip_tables.h and linux/netfilter_ipv6/ip6_tables.h.
+// of linux/netfilter_ipv4/ip_tables.h and linux/netfilter_ipv6/ip6_tables.h on a 64-bit machine.
 type legacyFamily struct {
 	family nft.Family
 	// names is a file with the names of the tables in use in this network namespace. The kernel would make
@@ -33,27 +32,32 @@ var legacyFamilies = []legacyFamily{
 	{family: nft.FamilyIP6, names: "/proc/thread-self/net/ip6_tables_names", domain: unix.AF_INET6, level: unix.IPPROTO_IPV6, offsets: entryLayout{140, 142, 168}},
 }
 
-// Options of getsockopt, the same for both families.
+// Options of getsockopt and of setsockopt, the same for both families.
 const (
-	optInfo    = 64
-	optEntries = 65
+	getInfo     = 64
+	getEntries  = 65
+	setReplace  = 64
+	addCounters = 65
 )
 
-// legacyChains returns the names of the chains that kube-proxy's other modes made with iptables-legacy.
-func legacyChains(context.Context) (names []string, err error) {
+// maxLegacyTable limits the size of a table in bytes. The rules of 50,000 Services take less than half as much.
+const maxLegacyTable = 512 << 20
+
+// legacyChains returns the names of the chains in tables of iptables-legacy that match.
+func legacyChains(match func(name string) bool) (names []string, err error) {
 	for _, f := range legacyFamilies {
 		tables, err := f.tables()
 		if err != nil {
 			return names, err
 		}
-		for _, table := range tables {
-			chains, err := f.chains(table)
+		for _, name := range tables {
+			t, err := f.read(name)
 			if err != nil {
-				return names, fmt.Errorf("read table %s of %s: %w", table, f.family, err)
+				return names, err
 			}
-			for _, c := range chains {
-				if isProxyChain(c) {
-					names = append(names, chainName(f.family, table, c))
+			for _, c := range t.chains {
+				if match(c) {
+					names = append(names, chainName(f.family, name, c))
 				}
 			}
 		}
@@ -73,40 +77,53 @@ func (f legacyFamily) tables() ([]string, error) {
 	return slices.DeleteFunc(strings.Fields(string(text)), func(name string) bool { return !slices.Contains(iptablesTables, name) }), nil
 }
 
-// chains returns the names of a table's chains, except for the base chains.
-func (f legacyFamily) chains(table string) ([]string, error) {
+// socket calls use with a socket of the family.
+func (f legacyFamily) socket(use func(socket int) error) error {
 	socket, err := unix.Socket(f.domain, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
-		return nil, fmt.Errorf("open a socket: %w", err)
+		return fmt.Errorf("open a socket: %w", err)
 	}
 	defer unix.Close(socket)
-	entries, err := retry(func() ([]byte, error) { return f.read(socket, table) })
-	if err != nil {
-		return nil, err
-	}
-	return f.offsets.chainNames(entries)
+	return use(socket)
 }
 
-// read returns the table's entries: its rules, one after the other. It returns EAGAIN if the table changes between the
-// two calls.
-func (f legacyFamily) read(socket int, table string) ([]byte, error) {
-	// struct ipt_getinfo: name, hooks, entry point and last rule of five hooks, entries, size.
-	const nameSize, sizeAt, infoSize = 32, 80, 84
-	info := make([]byte, infoSize)
-	copy(info, table)
-	if err := getsockopt(socket, f.level, optInfo, info); err != nil {
+// read returns a table.
+func (f legacyFamily) read(name string) (t *legacyTable, err error) {
+	err = f.socket(func(socket int) (err error) {
+		t, err = retry(func() (*legacyTable, error) { return f.readOnce(socket, name) })
+		return err
+	})
+	if err == nil {
+		err = t.parse()
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read table %s of %s: %w", name, f.family, err)
+	}
+	return t, nil
+}
+
+// readOnce returns a table without its chains. It returns EAGAIN if the table changes between the two calls.
+func (f legacyFamily) readOnce(socket int, name string) (*legacyTable, error) {
+	t := &legacyTable{family: f, name: name}
+	copy(t.info[:], name)
+	if err := getsockopt(socket, f.level, getInfo, t.info[:]); err != nil {
 		return nil, err
 	}
-	size := info[sizeAt:]
-	// struct ipt_get_entries: name, size, entries, which are aligned to eight bytes.
-	const entriesAt = nameSize + 8
-	entries := make([]byte, entriesAt+int(binary.NativeEndian.Uint32(size)))
-	copy(entries, table)
-	copy(entries[nameSize:], size)
-	if err := getsockopt(socket, f.level, optEntries, entries); err != nil {
+	size := binary.NativeEndian.Uint32(t.info[infoSizeAt:])
+	if size > maxLegacyTable {
+		return nil, fmt.Errorf("it has %d bytes, more than %d", size, maxLegacyTable)
+	}
+	// struct ipt_get_entries: name, size, entries, which are aligned to eight bytes. They stand where struct ipt_replace
+	// has them.
+	t.replacement = make([]byte, replaceSize+int(size))
+	request := t.replacement[replaceSize-tableNameSize-8:]
+	copy(request, name)
+	binary.NativeEndian.PutUint32(request[tableNameSize:], size)
+	if err := getsockopt(socket, f.level, getEntries, request); err != nil {
 		return nil, err
 	}
-	return entries[entriesAt:], nil
+	t.entries = t.replacement[replaceSize:]
+	return t, nil
 }
 
 func getsockopt(socket, level, option int, value []byte) error {
@@ -119,36 +136,110 @@ func getsockopt(socket, level, option int, value []byte) error {
 	return nil
 }
 
-// Tables of iptables-legacy are a list of entries, each a rule: a head, matches, and a target. A chain begins
-// with an entry whose target is called ERROR and has the chain's name. So does the table's last entry: its name is ERROR too.
+// setsockopt is replaced by tests.
+var setsockopt = func(socket, level, option int, value []byte) error {
+	return unix.SetsockoptString(socket, level, option, unsafe.String(&value[0], len(value)))
+}
+
+// Tables of iptables-legacy are a list of entries, each a rule: a head, matches, and a target. The base chains come first.
+// A chain of users begins with an entry whose target is called ERROR and has the chain's name. So does the table's last
+// entry: its name is ERROR too. The standard target, without a name, has a verdict: below zero an end, else the offset
+// of the entry where the packet goes on.
 const (
 	chainTarget = "ERROR"
 	// In struct xt_entry_target the name is behind the length, and the data behind name and revision.
 	targetNameAt, targetNameSize, targetDataAt = 2, 29, 32
 )
 
+// In struct ipt_getinfo: name, valid hooks, first entry and last of five hooks, number of entries, size.
+const (
+	tableNameSize = 32
+	hooks         = 5
+	infoHooksAt   = tableNameSize + 4
+	infoCountAt   = infoHooksAt + 2*4*hooks
+	infoSizeAt    = infoCountAt + 4
+	infoSize      = infoSizeAt + 4
+)
+
 // entryLayout has the offsets of the two lengths in an entry (struct ipt_entry, struct ip6t_entry), and its size.
 type entryLayout struct{ targetOffset, nextOffset, size int }
 
-// chainNames returns the names of the chains that users made in a table.
-func (l entryLayout) chainNames(entries []byte) (names []string, err error) {
-	for at := 0; at < len(entries); {
-		entry := entries[at:]
-		if len(entry) < l.size {
-			return nil, fmt.Errorf("entry at %d of %d is cut off", at, len(entries))
+// legacyTable is a table as the kernel has it.
+type legacyTable struct {
+	family legacyFamily
+	name   string
+	info   [infoSize]byte
+	// replacement has room for the head of struct ipt_replace, and then the entries.
+	replacement, entries []byte
+	rules                []legacyRule
+	// chains are those of users.
+	chains []string
+}
+
+// legacyRule is an entry.
+type legacyRule struct {
+	// at, end and verdict are offsets; verdict is that of a standard target's data, or zero.
+	at, end, verdict int
+	// chain has the rule, and to is the chain that it jumps to. A base chain's is empty.
+	chain, to string
+}
+
+// parse splits the entries into rules and chains.
+func (t *legacyTable) parse() error {
+	layout := t.family.offsets
+	starts := map[int]string{}
+	chain := ""
+	for at := 0; at < len(t.entries); {
+		entry := t.entries[at:]
+		if len(entry) < layout.size {
+			return fmt.Errorf("entry at %d of %d is cut off", at, len(t.entries))
 		}
-		target, next := int(binary.NativeEndian.Uint16(entry[l.targetOffset:])), int(binary.NativeEndian.Uint16(entry[l.nextOffset:]))
-		if target < l.size || next < target+targetDataAt || next > len(entry) {
-			return nil, fmt.Errorf("entry at %d of %d has its target at %d and the next entry at %d", at, len(entries), target, next)
+		target, next := int(binary.NativeEndian.Uint16(entry[layout.targetOffset:])), int(binary.NativeEndian.Uint16(entry[layout.nextOffset:]))
+		if target < layout.size || next < target+targetDataAt || next > len(entry) {
+			return fmt.Errorf("entry at %d of %d has its target at %d and the next entry at %d", at, len(t.entries), target, next)
 		}
-		if name := text(entry[target+targetNameAt:][:targetNameSize]); name == chainTarget {
-			if chain := text(entry[target+targetDataAt : next]); chain != chainTarget {
-				names = append(names, chain)
+		r := legacyRule{at: at, end: at + next}
+		switch data := entry[target+targetDataAt : next]; text(entry[target+targetNameAt:][:targetNameSize]) {
+		case chainTarget:
+			if chain = text(data); chain != chainTarget {
+				starts[r.end] = chain
+				t.chains = append(t.chains, chain)
 			}
+		case "":
+			if len(data) < 4 {
+				return fmt.Errorf("entry at %d of %d has no verdict", at, len(t.entries))
+			}
+			r.verdict = at + target + targetDataAt
 		}
-		at += next
+		r.chain = chain
+		t.rules = append(t.rules, r)
+		at = r.end
 	}
-	return names, nil
+	return t.findJumps(starts)
+}
+
+// findJumps sets the destinations of rules. starts has the names of chains by the offsets of their first rules.
+func (t *legacyTable) findJumps(starts map[int]string) error {
+	for i := range t.rules {
+		r := &t.rules[i]
+		to, jumps := t.goesOn(*r)
+		if !jumps || to == r.end {
+			continue // without a target, a rule goes on to the next
+		}
+		if r.to = starts[to]; r.to == "" {
+			return fmt.Errorf("entry at %d of %d leads to %d, where no chain begins", r.at, len(t.entries), to)
+		}
+	}
+	return nil
+}
+
+// goesOn returns the offset of the entry where a packet goes on after a rule with a standard target, unless that is an end.
+func (t *legacyTable) goesOn(r legacyRule) (to int, jumps bool) {
+	if r.verdict == 0 {
+		return 0, false
+	}
+	to = int(int32(binary.NativeEndian.Uint32(t.entries[r.verdict:])))
+	return to, to >= 0
 }
 
 // text returns the bytes before the first NUL.

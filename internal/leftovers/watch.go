@@ -2,45 +2,121 @@ package leftovers
 
 import (
 	"context"
+	"errors"
+	"slices"
 	"time"
 
 	"k8s.io/klog/v2"
 )
 
-// interval is the time between two looks. With 30,000 chains, which a large cluster leaves behind, one look takes 0.3 s.
-const interval = 10 * time.Minute
+const (
+	// interval is the time between two looks. With 30,000 chains, which a large cluster leaves behind, one look takes 0.3 s.
+	interval = 10 * time.Minute
+	// closeInterval is that time in the hour after a removal.
+	closeInterval = time.Minute
+	// passTime bounds a look with a removal.
+	passTime = 2 * time.Minute
+	// Rules that come back after so many removals in that time are another kube-proxy's, which runs.
+	conflictRemovals = 3
+	conflictTime     = time.Hour
+)
+
+const remedy = "stop any other kube-proxy on this node, then restart this one with --leftovers=remove"
 
 // remedies says for each kind how to remove it, for the log.
 var remedies = map[Kind]string{
-	NFT: `stop any other kube-proxy on this node, then run "kube-proxy --cleanup", this program's or Kubernetes' own; ` +
-		`it removes this proxy's tables too, which come back within about a second; this program's then exits with code 1`,
-	Legacy: `stop any other kube-proxy on this node, then run Kubernetes' own "kube-proxy --cleanup" from its image, or restart the node`,
-	IPVS:   `stop any other kube-proxy on this node, then run Kubernetes' own "kube-proxy --cleanup" from its image, or restart the node`,
+	NFT: remedy, Legacy: remedy,
+	IPVS: `stop any other kube-proxy on this node, then run Kubernetes' own "kube-proxy --cleanup" from its image, or restart the node`,
 }
 
-// Watch looks for leftovers at once and then every ten minutes, until ctx ends. It calls onLook with the count of each
-// kind, logs an error when it first finds a kind, and a line when the kind is gone.
-func Watch(ctx context.Context, onLook func(count map[Kind]int)) {
-	w := watch{logger: klog.FromContext(ctx), onLook: onLook}
-	ticker := time.NewTicker(interval)
-	defer ticker.Stop()
-	for {
-		w.look(Find(ctx))
+// Options say what Watch does.
+type Options struct {
+	// Synced is closed when the proxy's own rules serve. Then Watch removes leftovers. Nil: it only reports them.
+	Synced <-chan struct{}
+	// OnLook is called with the count of each kind. conflict says that another kube-proxy put its rules back each time that
+	// they were removed; Watch leaves them then.
+	OnLook func(count map[Kind]int, conflict bool)
+}
+
+// Watch looks for leftovers until ctx ends: at once, or after o.Synced, and then every ten minutes, or every minute in the
+// hour after a removal. It logs what it removes, an error when it first finds a kind that stays, and a line when that is gone.
+func Watch(ctx context.Context, o Options) {
+	w := watch{logger: klog.FromContext(ctx), Options: o, find: Find, remove: Remove}
+	if o.Synced != nil {
 		select {
 		case <-ctx.Done():
 			return
-		case <-ticker.C:
+		case <-o.Synced:
+		}
+	}
+	for {
+		w.pass(ctx, time.Now())
+		pause := interval
+		if len(w.removals) > 0 {
+			pause = closeInterval
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(pause):
 		}
 	}
 }
 
 type watch struct {
+	Options
 	logger klog.Logger
-	onLook func(count map[Kind]int)
+	find   func(context.Context) ([]Leftover, error)
+	remove func(context.Context) (Removal, error)
+	// removals are the times of the last hour at which something was removed.
+	removals []time.Time
+	conflict bool
 	// known has the counts of the last look.
 	known map[Kind]int
-	// failed is the text of the last error.
+	// failed is the text of the last error, and kept the number of chains that the last removal kept.
 	failed string
+	kept   int
+}
+
+// pass looks once, and removes what it finds.
+func (w *watch) pass(ctx context.Context, now time.Time) {
+	ctx, cancel := context.WithTimeout(ctx, passTime)
+	defer cancel()
+	w.removals = slices.DeleteFunc(w.removals, func(t time.Time) bool { return now.Sub(t) >= conflictTime })
+	found, err := w.find(ctx)
+	if w.Synced != nil && w.mayRemove(found) {
+		removal, failure := w.remove(ctx)
+		w.logRemoval(removal, now)
+		found, err = w.find(ctx)
+		err = errors.Join(failure, err)
+	}
+	w.look(found, err)
+}
+
+// mayRemove reports whether there are leftovers to remove. What the mode ipvs left stays together with its rules, because
+// connections go through both.
+func (w *watch) mayRemove(found []Leftover) bool {
+	if len(found) == 0 || slices.ContainsFunc(found, func(l Leftover) bool { return l.Kind == IPVS }) {
+		w.conflict = w.conflict && len(found) > 0
+		return false
+	}
+	if !w.conflict && len(w.removals) >= conflictRemovals {
+		w.conflict = true
+		w.logger.Error(nil, "Another kube-proxy runs on this node: its rules are back after each removal; leaving them in place",
+			"kind", found[0].Kind, "removals", len(w.removals), "example", found[0].Example, "remedy", remedy)
+	}
+	return !w.conflict
+}
+
+func (w *watch) logRemoval(r Removal, now time.Time) {
+	if n := len(r.Removed); n > 0 {
+		w.removals = append(w.removals, now)
+		w.logger.Info("Removed the rules that another mode of kube-proxy left behind", "chains", n, "example", r.Removed[0])
+	}
+	if n := len(r.Kept); n > 0 && n != w.kept {
+		w.logger.Info("Kept chains of kube-proxy, because a rule of another program leads to them", "chains", n, "example", r.Kept[0])
+	}
+	w.kept = len(r.Kept)
 }
 
 func (w *watch) look(found []Leftover, err error) {
@@ -63,7 +139,7 @@ func (w *watch) look(found []Leftover, err error) {
 		}
 	}
 	w.known = count
-	w.onLook(count)
+	w.OnLook(count, w.conflict)
 }
 
 // logFailure logs an error once for as long as it stays the same.
@@ -73,7 +149,7 @@ func (w *watch) logFailure(err error) {
 		text = err.Error()
 	}
 	if text != "" && text != w.failed {
-		w.logger.Info("Cannot look for everything that kube-proxy's other modes may have left behind", "reason", text)
+		w.logger.Info("Cannot find or remove everything that kube-proxy's other modes may have left behind", "reason", text)
 	}
 	w.failed = text
 }

@@ -1,9 +1,11 @@
 package leftovers
 
 import (
+	"context"
 	"errors"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/go-logr/logr/funcr"
 	"github.com/google/go-cmp/cmp"
@@ -27,12 +29,12 @@ func TestWatch(t *testing.T) {
 		{"said when it is gone, and when it is back", []func(*watch){looked(chains, nil), looked(nil, nil), looked(nil, nil), looked(chains, nil)},
 			[]string{"left rules behind iptables-nft", "are gone iptables-nft", "left rules behind iptables-nft"}, map[Kind]int{NFT: 7}},
 		{"a failure is said once and makes nothing gone", []func(*watch){looked(chains, nil), looked(nil, errors.New("no")), looked(nil, errors.New("no")), looked(chains, nil)},
-			[]string{"left rules behind iptables-nft", "Cannot look no"}, map[Kind]int{NFT: 7}},
+			[]string{"left rules behind iptables-nft", "Cannot find no"}, map[Kind]int{NFT: 7}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			var lines []string
 			var last map[Kind]int
-			w := &watch{onLook: func(count map[Kind]int) { last = count }}
+			w := &watch{Options: Options{OnLook: func(count map[Kind]int, _ bool) { last = count }}}
 			w.logger = funcr.New(func(_, args string) { lines = append(lines, args) }, funcr.Options{})
 			for _, look := range tt.looks {
 				look(w)
@@ -40,18 +42,86 @@ func TestWatch(t *testing.T) {
 			if diff := cmp.Diff(tt.want, last); diff != "" {
 				t.Errorf("counts (-want +got):\n%s", diff)
 			}
-			if len(lines) != len(tt.lines) {
-				t.Fatalf("the log has %q, want %q", lines, tt.lines)
-			}
-			for i, want := range tt.lines {
-				for _, word := range strings.Fields(want) {
-					if !strings.Contains(lines[i], word) {
-						t.Errorf("line %d is %s, want %s", i, lines[i], want)
-					}
-				}
-			}
+			expectLines(t, lines, tt.lines)
 		})
 	}
 }
 
 func looked(found []Leftover, err error) func(*watch) { return func(w *watch) { w.look(found, err) } }
+
+// TestWatchRemoves plays passes, a minute apart.
+func TestWatchRemoves(t *testing.T) {
+	rules := []Leftover{{Kind: Legacy, Count: 7, Example: "ip nat KUBE-SERVICES"}}
+	device := append([]Leftover{{Kind: IPVS, Count: 1, Example: "kube-ipvs0"}}, rules...)
+	all := Removal{Removed: []string{"ip nat KUBE-SERVICES", "ip nat KUBE-MARK-MASQ"}}
+	const removed, conflict = "Removed rules", "Another kube-proxy runs on this node iptables-legacy"
+	for _, tt := range []struct {
+		name   string
+		report bool
+		// found is what each pass finds first; after a removal it finds remaining.
+		found     [][]Leftover
+		remaining []Leftover
+		removal   Removal
+		failure   error
+		lines     []string
+		removals  int
+		conflict  bool
+	}{
+		{"what it finds", false, [][]Leftover{rules, nil}, nil, all, nil, []string{removed}, 1, false},
+		{"nothing where it only reports", true, [][]Leftover{rules}, nil, all, nil, []string{"left rules behind"}, 0, false},
+		{"nothing beside the mode ipvs", false, [][]Leftover{device}, nil, all, nil, []string{"left behind ipvs", "left behind iptables-legacy"}, 0, false},
+		{"again when an old pod was still ending", false, [][]Leftover{rules, rules, nil}, nil, all, nil, []string{removed, removed}, 2, false},
+		{"not against another kube-proxy that runs", false, [][]Leftover{rules, rules, rules, rules, rules}, nil, all, nil,
+			[]string{removed, removed, removed, conflict, "left rules behind"}, 3, true},
+		{"again after the conflict has ended", false, [][]Leftover{rules, rules, rules, rules, nil}, nil, all, nil,
+			[]string{removed, removed, removed, conflict, "left rules behind", "are gone"}, 3, false},
+		{"not what others use, which is said once", false, [][]Leftover{rules, rules, rules, rules, rules}, rules, Removal{Kept: all.Removed}, nil,
+			[]string{"Kept another program", "left rules behind"}, 5, false},
+		{"what it can after a failure, which is said once", false, [][]Leftover{rules, rules}, rules, Removal{}, errors.New("no lock"),
+			[]string{"Cannot remove no lock", "left rules behind"}, 2, false},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			var lines []string
+			var conflict bool
+			w := &watch{Options: Options{Synced: make(chan struct{}), OnLook: func(_ map[Kind]int, c bool) { conflict = c }}}
+			w.logger = funcr.New(func(_, args string) { lines = append(lines, args) }, funcr.Options{})
+			if tt.report {
+				w.Synced = nil
+			}
+			removals := 0
+			w.remove = func(context.Context) (Removal, error) {
+				removals++
+				return tt.removal, tt.failure
+			}
+			for i, found := range tt.found {
+				before := removals
+				w.find = func(context.Context) ([]Leftover, error) {
+					if removals > before {
+						return tt.remaining, nil
+					}
+					return found, nil
+				}
+				w.pass(t.Context(), time.Unix(int64(60*i), 0))
+			}
+			if removals != tt.removals || conflict != tt.conflict {
+				t.Errorf("%d removals, conflict %v; want %d and %v", removals, conflict, tt.removals, tt.conflict)
+			}
+			expectLines(t, lines, tt.lines)
+		})
+	}
+}
+
+// expectLines compares the log with the words that its lines must have.
+func expectLines(t *testing.T, lines, want []string) {
+	t.Helper()
+	if len(lines) != len(want) {
+		t.Fatalf("the log has %q, want %q", lines, want)
+	}
+	for i := range want {
+		for _, word := range strings.Fields(want[i]) {
+			if !strings.Contains(lines[i], word) {
+				t.Errorf("line %d is %s, want %s", i, lines[i], want[i])
+			}
+		}
+	}
+}

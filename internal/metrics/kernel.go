@@ -71,7 +71,13 @@ func CountConntrackFailure(family model.Family) {
 	conntrackFailures.WithLabelValues(family.String()).Inc()
 }
 
-var leftoverRules = newGaugeVec("other_modes_leftovers", "Leftovers of kube-proxy's iptables and ipvs modes on the node: the number of chains of iptables-nft and of iptables-legacy, and 1 for the device of ipvs", "kind")
+var (
+	leftoverRules     = newGaugeVec("other_modes_leftovers", "Leftovers of kube-proxy's iptables and ipvs modes on the node: the number of chains of iptables-nft and of iptables-legacy, and 1 for the device of ipvs", "kind")
+	leftoversConflict = newGauge("other_modes_conflict", "1 if another kube-proxy on the node put the rules of its mode back each time that this one removed them; this one leaves them then")
+)
 
 // SetLeftovers records the leftovers of a kind (leftovers.Kind) of another mode of kube-proxy.
 func SetLeftovers(kind string, count int) { leftoverRules.WithLabelValues(kind).Set(float64(count)) }
+
+// SetLeftoversConflict records whether another kube-proxy puts its rules back.
+func SetLeftoversConflict(yes bool) { leftoversConflict.Set(oneIf(yes)) }

@@ -40,6 +40,7 @@ func SetDefaults(c *KubeProxyConfiguration) {
 	setDefault(&conntrack.TCPEstablishedTimeout, &metav1.Duration{Duration: 24 * time.Hour})
 	setDefault(&conntrack.TCPCloseWaitTimeout, &metav1.Duration{Duration: time.Hour})
 	setDefault(&c.Linux.OOMScoreAdj, ptr.To[int32](-999))
+	setDefault(&c.Linux.Leftovers, LeftoversRemove)
 	setDefault(&c.BindAddressHardFail, ptr.To(true))
 	setDefault(&c.ConfigHardFail, ptr.To(true))
 	setDefault(&c.SyncPeriod.Duration, 30*time.Second)

@@ -47,6 +47,17 @@ const (
 	IPFamilyPolicyRequireDualStack IPFamilyPolicy = "RequireDualStack"
 )
 
+// LeftoversPolicy says what to do with the rules of other modes.
+type LeftoversPolicy string
+
+// The values of linux.leftovers.
+const (
+	// LeftoversRemove removes them after the first sync.
+	LeftoversRemove LeftoversPolicy = "remove"
+	// LeftoversReport leaves them, and shows them in log and metric.
+	LeftoversReport LeftoversPolicy = "report"
+)
+
 // The keywords that nodePortAddresses may hold beside CIDRs.
 const (
 	// NodePortAddressesPrimary stands for the addresses of the Node object, one a family.
@@ -129,6 +140,9 @@ type LinuxConfiguration struct {
 	MasqueradeAll bool `json:"masqueradeAll"`
 	// OOMScoreAdj is the proxy's own oom_score_adj, -1000 to 1000. Default -999.
 	OOMScoreAdj *int32 `json:"oomScoreAdj"`
+	// Leftovers says what to do with the rules that another mode of kube-proxy left on the node. Default remove.
+	// KEP-784 and kube-proxy, which removes them, do not have this field.
+	Leftovers LeftoversPolicy `json:"leftovers"`
 }
 
 // ConntrackConfiguration is the section "linux.conntrack". A timeout of 0 leaves the kernel's.

@@ -66,6 +66,9 @@ func validateLinux(c *LinuxConfiguration, path *field.Path) (errs field.ErrorLis
 	if score := *c.OOMScoreAdj; score < -1000 || score > 1000 {
 		errs = append(errs, field.Invalid(path.Child("oomScoreAdj"), score, "must be from -1000 to 1000"))
 	}
+	if c.Leftovers != LeftoversRemove && c.Leftovers != LeftoversReport {
+		errs = append(errs, field.NotSupported(path.Child("leftovers"), c.Leftovers, []LeftoversPolicy{LeftoversRemove, LeftoversReport}))
+	}
 	return append(errs, validateConntrack(&c.Conntrack, path.Child("conntrack"))...)
 }
 
