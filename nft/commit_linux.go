@@ -128,7 +128,6 @@ func (s *socket) newBatch(messages []message, generation uint32) *batch {
 	return &b
 }
 
-// commit sends a batch and reads the kernel's answers to it.
 func (s *socket) commit(b *batch) error {
 	if err := s.sendBatch(b.bytes); err != nil {
 		return err
@@ -137,7 +136,6 @@ func (s *socket) commit(b *batch) error {
 	return a.await(s)
 }
 
-// batchMarkerLen is the length of each of the two messages around a batch.
 const batchMarkerLen = unix.NLMSG_HDRLEN + nfgenmsgLen
 
 func batchMarker(typ uint16) *netlink.Message {
@@ -169,7 +167,6 @@ func (s *socket) sendBatch(b []byte) error {
 	return nil
 }
 
-// answers collects the kernel's answers to a batch.
 type answers struct {
 	*batch
 	refused *CommitError

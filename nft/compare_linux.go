@@ -85,7 +85,6 @@ func (c *comparison) run() (Transaction, error) {
 	return tx, c.outcome(tx)
 }
 
-// outcome returns the error to return with tx.
 func (c *comparison) outcome(tx Transaction) error {
 	err := c.reader.steady()
 	if c.reader.throughCommits && tx.Empty() && errors.Is(err, ErrGenerationMoved) {
@@ -122,7 +121,6 @@ func (c *comparison) taking(e *elementComparison) func(reply) error {
 	}
 }
 
-// compareListing lists the elements of a set and compares them.
 func (c *comparison) compareListing(e *elementComparison, have *Set) error {
 	e.seen = newSeenKeys(max(have.kernel.count, 0))
 	if err := c.reader.elementMessages(e.set.Name, c.taking(e)); err != nil {
@@ -176,7 +174,6 @@ func (c *comparison) countAgain(e *elementComparison) (err error) {
 	return errors.Join(refused, err)
 }
 
-// elementComparison compares a wanted set with the elements that the kernel lists.
 type elementComparison struct {
 	set *Set
 	// seen holds the keys that were listed, without the catch-all; nil for a Dynamic set.
@@ -191,7 +188,6 @@ type elementComparison struct {
 // maxKey is the longest key that the kernel takes (NFT_DATA_VALUE_MAXLEN).
 const maxKey = 64
 
-// take takes one element that the kernel has.
 func (e *elementComparison) take(r *rawElement) error {
 	key := append(append(e.key[:0], r.key...), "\x00\x00\x00"[:netlinkattr.Padded(len(r.key))-len(r.key)]...)
 	switch {
@@ -275,7 +271,6 @@ type seenKeys struct {
 // keyHash is an array because a uint64 would be aligned in the map, and take seven bytes more.
 type keyHash [8]byte
 
-// newSeenKeys returns a seenKeys with room for n keys. It grows when there are more.
 func newSeenKeys(n int) *seenKeys {
 	return &seenKeys{maphash.MakeSeed(), make(map[keyHash]struct{}, n)}
 }

@@ -164,7 +164,6 @@ type notSent struct{ error }
 
 func (e notSent) Unwrap() error { return e.error }
 
-// query is a request for information.
 type query struct {
 	typ    uint16 // NFT_MSG_GET…
 	flags  netlink.HeaderFlags

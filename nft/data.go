@@ -93,13 +93,11 @@ var (
 	typeIfname  = dataType{"ifname", 41, 16, orderHost, formatIfname, packName}
 )
 
-func formatInteger(b string) string {
-	return strconv.FormatUint(uint64(binary.NativeEndian.Uint32([]byte(b))), 10)
-}
+func hostOrder(b string) uint32 { return binary.NativeEndian.Uint32([]byte(b)) }
 
-func formatMark(b string) string {
-	return fmt.Sprintf("0x%08x", binary.NativeEndian.Uint32([]byte(b)))
-}
+func formatInteger(b string) string { return strconv.FormatUint(uint64(hostOrder(b)), 10) }
+
+func formatMark(b string) string { return fmt.Sprintf("0x%08x", hostOrder(b)) }
 
 func formatAddr(b string) string {
 	addr, _ := netip.AddrFromSlice([]byte(b))
@@ -110,13 +108,10 @@ var protocolNames = map[uint32]string{unix.IPPROTO_TCP: "tcp", unix.IPPROTO_UDP:
 
 func formatProto(b string) string { return formatName(uint32(b[0]), protocolNames) }
 
-func formatPort(b string) string {
-	return strconv.Itoa(int(b[0])<<8 | int(b[1]))
-}
+func formatPort(b string) string { return strconv.Itoa(int(b[0])<<8 | int(b[1])) }
 
 func formatIfname(b string) string { return strconv.Quote(strings.TrimRight(b, "\x00")) }
 
-// formatName prints the name of a number; the number if it has none.
 func formatName(v uint32, names map[uint32]string) string {
 	return cmp.Or(names[v], strconv.FormatUint(uint64(v), 10))
 }
@@ -127,9 +122,7 @@ var addrTypeNames = map[uint32]string{
 	unix.RTN_ANYCAST: "anycast", unix.RTN_MULTICAST: "multicast",
 }
 
-func formatAddrType(b string) string {
-	return formatName(binary.NativeEndian.Uint32([]byte(b)), addrTypeNames)
-}
+func formatAddrType(b string) string { return formatName(hostOrder(b), addrTypeNames) }
 
 // CTStateNew is the bit of ct state that says a packet opens a connection.
 const CTStateNew = 1 << 3
@@ -161,7 +154,7 @@ func formatDuration(d time.Duration) string {
 }
 
 func formatFlags(names map[uint32]string) func(string) string {
-	return func(b string) string { return formatBits(binary.NativeEndian.Uint32([]byte(b)), names, ",") }
+	return func(b string) string { return formatBits(hostOrder(b), names, ",") }
 }
 
 // formatBits prints the names of the bits of v; if one has none, v as a number.

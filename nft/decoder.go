@@ -16,7 +16,6 @@ type decoder struct {
 	rules []decodedRule
 }
 
-// take takes a message.
 func (d *decoder) take(m reply) (err error) {
 	switch typ := m.kind(); {
 	case len(m.Data) < nfgenmsgLen:
@@ -92,7 +91,6 @@ func (d *decoder) finish() *Table {
 	return t
 }
 
-// elementsOf returns the name of the set that a message with elements is about.
 func elementsOf(data []byte) string {
 	return netlinkattr.Text(netlinkattr.Find(data[nfgenmsgLen:], unix.NFTA_SET_ELEM_LIST_SET))
 }

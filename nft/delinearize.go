@@ -39,7 +39,6 @@ func delinearize(family Family, sets func(string) *Set, exprs []any) []Statement
 	return d.out
 }
 
-// exprName returns the kernel's name for an expression.
 func exprName(e any) string {
 	switch e := e.(type) {
 	case unknownExpr:
@@ -85,7 +84,7 @@ func (d *delinearizer) step(e any) bool {
 	case *expr.Masq:
 		return *e == (expr.Masq{FullyRandom: true}) && d.emit(Masquerade{})
 	case *expr.Reject:
-		return *e == d.family.reject() && d.emit(Reject{Family: d.family})
+		return *e == *d.family.reject() && d.emit(Reject{Family: d.family})
 	case *expr.Counter:
 		return d.emit(Counter{})
 	case *expr.Verdict:
@@ -132,7 +131,8 @@ func (d *delinearizer) loadPayload(p *expr.Payload) bool {
 	}
 	for f := Field(1); int(f) < len(fields); f++ {
 		spec, ok := f.load(p.DestRegister).(*expr.Payload)
-		if !ok || spec.Base != p.Base || spec.Offset != p.Offset || spec.Len < p.Len || !d.inFamily(f) {
+		inFamily := !f.isAddr() || f == d.family.Saddr() || f == d.family.Daddr() // offsets of both families can coincide
+		if !ok || spec.Base != p.Base || spec.Offset != p.Offset || spec.Len < p.Len || !inFamily {
 			continue
 		}
 		v := loadedValue{expr: f}
@@ -143,17 +143,6 @@ func (d *delinearizer) loadPayload(p *expr.Payload) bool {
 		return true
 	}
 	return false
-}
-
-// inFamily tells IPv4 from IPv6 header fields, whose offsets can coincide.
-func (d *delinearizer) inFamily(f Field) bool {
-	switch f {
-	case IPSaddr, IPDaddr:
-		return d.family == FamilyIP
-	case IP6Saddr, IP6Daddr:
-		return d.family == FamilyIP6
-	}
-	return true
 }
 
 func (d *delinearizer) meta(m *expr.Meta) bool {
@@ -196,11 +185,7 @@ func (d *delinearizer) cmp(c *expr.Cmp) bool {
 	if !isField || (c.Op != expr.CmpOpEq && c.Op != expr.CmpOpNeq) {
 		return false
 	}
-	op := Equal
-	if c.Op == expr.CmpOpNeq {
-		op = NotEqual
-	}
-	s := matchOf(f, op, v, c.Data)
+	s := matchOf(f, Op(c.Op), v, c.Data)
 	return s != nil && d.emit(s)
 }
 

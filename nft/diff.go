@@ -103,7 +103,6 @@ func (d *delta) add(s Step) {
 	d.steps = append(d.steps, s)
 }
 
-// addElements notes that elements of a set go and come.
 func (d *delta) addElements(set *Set, gone, added []Element) {
 	if len(gone) > 0 {
 		d.add(Step{Op: DeleteElements, Set: set, Elements: gone})
@@ -113,7 +112,6 @@ func (d *delta) addElements(set *Set, gone, added []Element) {
 	}
 }
 
-// build adds the table with all its contents.
 func (d *delta) build() {
 	d.add(Step{Op: AddTable})
 	for _, s := range d.table.Sets {
@@ -240,7 +238,6 @@ var stepOrder = []StepOp{
 	AddSet, AddChain, AddRules, AddElements,
 }
 
-// transaction returns the steps in stepOrder.
 func (d *delta) transaction() Transaction {
 	slices.SortStableFunc(d.steps, func(a, b Step) int {
 		return slices.Index(stepOrder, a.Op) - slices.Index(stepOrder, b.Op)

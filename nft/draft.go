@@ -150,7 +150,6 @@ func (d *Draft) Table() *Table {
 	return t
 }
 
-// header returns the table without sets and chains.
 func (d *Draft) header() *Table {
 	return &Table{Family: d.family, Name: d.name, Comment: d.comment, Owner: d.owned, Persist: d.owned}
 }

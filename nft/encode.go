@@ -53,7 +53,6 @@ type encoded struct {
 	err      error
 }
 
-// message appends a message, and returns it.
 func (e *encoder) message(s Step, typ uint16, flags netlink.HeaderFlags, data netlinkattr.List) *message {
 	last := e.parts[len(e.parts)-1]
 	last.messages = append(last.messages, newMessage(s, typ, flags, data))

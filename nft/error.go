@@ -42,7 +42,6 @@ var (
 	ErrGenerationMoved = errors.New("the ruleset changed while it was read")
 )
 
-// invalidError is an ErrInvalid with a reason.
 type invalidError struct{ error }
 
 func (e invalidError) Is(target error) bool { return target == ErrInvalid }
@@ -185,10 +184,7 @@ func (s Step) first() (first Element) {
 
 // elementAt finds the element whose attributes cover the offset in the message's data.
 func (m *message) elementAt(offset int) (Element, bool) {
-	list, inside, ok := netlinkattr.At(m.Data[nfgenmsgLen:], offset-nfgenmsgLen)
-	if !ok {
-		return Element{}, false
-	}
+	list, inside, _ := netlinkattr.At(m.Data[nfgenmsgLen:], offset-nfgenmsgLen)
 	element, _, ok := netlinkattr.At(list, inside)
 	if !ok {
 		return Element{}, false

@@ -22,7 +22,6 @@ func (l *linearizer) add(e ...expr.Any) { l.out = append(l.out, e...) }
 // refuse says that a statement has no expressions.
 func (l *linearizer) refuse(err error) { l.err = cmp.Or(l.err, err) }
 
-// linearize returns the kernel's expressions for a rule.
 func (r Rule) linearize() ([]expr.Any, error) {
 	var l linearizer
 	for _, s := range r.Statements {
@@ -40,7 +39,6 @@ func register(i int) uint32 {
 	return uint32(unix.NFT_REG32_00 + i)
 }
 
-// registerIndex is the inverse of register.
 func registerIndex(n uint32) int {
 	if n >= unix.NFT_REG32_00 {
 		return int(n - unix.NFT_REG32_00)
@@ -108,15 +106,11 @@ const (
 	icmpv6PortUnreachable = 4
 )
 
-// reject returns the kernel's expression for Reject.
-func (f Family) reject() expr.Reject {
-	return expr.Reject{Type: unix.NFT_REJECT_ICMP_UNREACH, Code: byFamily[uint8](f, icmpPortUnreachable, icmpv6PortUnreachable)}
+func (f Family) reject() *expr.Reject {
+	return &expr.Reject{Type: unix.NFT_REJECT_ICMP_UNREACH, Code: byFamily[uint8](f, icmpPortUnreachable, icmpv6PortUnreachable)}
 }
 
-func (r Reject) linearize(l *linearizer) {
-	e := r.Family.reject()
-	l.add(&e)
-}
+func (r Reject) linearize(l *linearizer) { l.add(r.Family.reject()) }
 
 func (Counter) linearize(l *linearizer) { l.add(&expr.Counter{}) }
 

@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Op compares the two sides of a match.
+// Op compares the two sides of a match. Its values are the kernel's numbers (NFT_CMP_*).
 type Op uint8
 
 // The operators of a match.
@@ -28,13 +28,6 @@ func (o Op) infix() string {
 		return "!= "
 	}
 	return ""
-}
-
-func (o Op) cmp() expr.CmpOp {
-	if o == NotEqual {
-		return expr.CmpOpNeq
-	}
-	return expr.CmpOpEq
 }
 
 // Match compares a field with a value:
@@ -183,7 +176,7 @@ func (m Match) linearize(l *linearizer) {
 	if c.mask != nil {
 		l.mask(c.mask, make([]byte, len(c.mask)))
 	}
-	l.add(&expr.Cmp{Op: c.op.cmp(), Register: unix.NFT_REG_1, Data: c.data})
+	l.add(&expr.Cmp{Op: expr.CmpOp(c.op), Register: unix.NFT_REG_1, Data: c.data})
 }
 
 // matchOf returns the match of a field, loaded as v says, with data; nil if there is none.

@@ -120,7 +120,6 @@ func (e *encoder) addChain(s Step, a netlinkattr.List) error {
 	return nil
 }
 
-// decodeChain decodes an NFT_MSG_NEWCHAIN message.
 func decodeChain(data []byte) (*Chain, error) {
 	c := &Chain{}
 	var chainType string

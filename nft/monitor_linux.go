@@ -118,7 +118,6 @@ func (c *Conn) Monitor(ctx context.Context, table string) (*Monitor, error) {
 	return m, nil
 }
 
-// readSets reads which sets there are.
 func (m *Monitor) readSets(ctx context.Context, c *Conn) error {
 	for _, family := range Families {
 		r := reader{conn: c, ctx: ctx, family: family, table: m.table, throughCommits: true}
@@ -139,7 +138,6 @@ func (m *Monitor) readSets(ctx context.Context, c *Conn) error {
 	return nil
 }
 
-// growReadBuffer makes room for what waits to be read.
 func (s *socket) growReadBuffer(size int) error {
 	// SO_RCVBUFFORCE goes beyond net.core.rmem_max, which CAP_NET_ADMIN allows.
 	err := s.conn.SetsockoptInt(unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, size)
@@ -212,7 +210,6 @@ func (m *Monitor) Next(ctx context.Context) (Event, error) {
 
 func (m *Monitor) tell(e Event) { m.pending = append(m.pending, e) }
 
-// take decodes a message.
 func (m *Monitor) take(r reply) error {
 	if r.Header.Type == newGeneration {
 		e := Event{Kind: EventGeneration}
@@ -283,7 +280,6 @@ func commOf(tid uint32) string {
 	return strings.TrimSuffix(string(comm), "\n")
 }
 
-// deletions are the messages that tell of a deletion.
 var deletions = map[uint16]bool{
 	unix.NFT_MSG_DELTABLE: true, unix.NFT_MSG_DELCHAIN: true, unix.NFT_MSG_DELRULE: true, unix.NFT_MSG_DELSET: true,
 	unix.NFT_MSG_DELSETELEM: true, unix.NFT_MSG_DELOBJ: true, netlinkattr.MsgDelFlowtable: true,

@@ -44,7 +44,6 @@ func decodeObject(data []byte, isFlowtable bool) (o Object, err error) {
 	return o, err
 }
 
-// deleteObject encodes the deletion of an object.
 func (e *encoder) deleteObject(s Step, a netlinkattr.List) {
 	a.Text(unix.NFTA_OBJ_NAME, s.Object.Name)
 	if s.Object.Kind == flowtableKind {

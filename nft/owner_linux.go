@@ -15,19 +15,16 @@ func (c *Conn) noteOwned(tx Transaction) {
 		switch s.Op {
 		case AddTable, AdoptTable:
 			if s.Table.Owner && s.Table.Persist {
-				c.own(s.Table)
+				if c.owned == nil {
+					c.owned = map[identity]*Table{}
+				}
+				t := &Table{Family: s.Table.Family, Name: s.Table.Name, Dormant: s.Table.Dormant, Owner: true, Persist: true}
+				c.owned[t.identity()] = t
 			}
 		case DeleteTable, DestroyTable:
 			delete(c.owned, s.Table.identity())
 		}
 	}
-}
-
-func (c *Conn) own(t *Table) {
-	if c.owned == nil {
-		c.owned = map[identity]*Table{}
-	}
-	c.owned[t.identity()] = &Table{Family: t.Family, Name: t.Name, Dormant: t.Dormant, Owner: true, Persist: true}
 }
 
 // adoptOwned makes the tables of the previous socket belong to the new one, because for the kernel the owner is a

@@ -33,8 +33,15 @@ func (c *Conn) Probe(ctx context.Context, families ...Family) error {
 
 func probe(families []Family, commit func(Transaction) error) error {
 	var missing MissingError
-	for _, f := range features(families, probeTable()) {
-		err := commit(f.transaction())
+	var all []feature
+	table := probeTable()
+	for _, f := range families {
+		all = append(all, features(f, table)...)
+	}
+	for _, f := range all {
+		tx := Diff(nil, f.table)
+		tx.Steps = append(tx.Steps, Step{Op: DeleteTable, Table: f.table})
+		err := commit(tx)
 		switch {
 		case err == nil:
 		case !refusesProbe(err) && !saysMissing(err), errors.Is(err, unix.EACCES):
@@ -80,20 +87,7 @@ type feature struct {
 	table     *Table
 }
 
-func (f feature) transaction() Transaction {
-	tx := Diff(nil, f.table)
-	tx.Steps = append(tx.Steps, Step{Op: DeleteTable, Table: f.table})
-	return tx
-}
-
-func features(families []Family, table string) (out []feature) {
-	for _, f := range families {
-		out = append(out, familyFeatures(f, table)...)
-	}
-	return out
-}
-
-func familyFeatures(f Family, table string) []feature {
+func features(f Family, table string) []feature {
 	suffix := byFamily(f, "IPV4", "IPV6")
 	// rule returns the feature that a rule needs, and the set that it uses, if any.
 	rule := func(name, option string, set *Set, statements ...Statement) feature {

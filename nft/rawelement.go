@@ -28,7 +28,6 @@ type rawElement struct {
 	unknown string
 }
 
-// errNoKey says that an element has no key and is no catch-all.
 var errNoKey = errors.New("element without a key")
 
 // eachElement calls each for the elements of an NFT_MSG_NEWSETELEM message. An element is valid until each returns.
@@ -51,7 +50,6 @@ func eachElement(data []byte, each func(*rawElement) error) error {
 	})
 }
 
-// decodeElement decodes one item of an element list.
 func decodeElement(b []byte) (Element, error) {
 	var raw rawElement
 	err := netlinkattr.Each(b, raw.take)
@@ -204,7 +202,6 @@ type Count struct {
 	Packets, Bytes uint64
 }
 
-// counterName is the kernel's name of the expression that counts.
 const counterName = "counter"
 
 // encodeCounter makes the kernel give each element of a set a counter.

@@ -78,22 +78,20 @@ func (c *Conn) ReadChains(ctx context.Context, family Family, table string) ([]*
 // proportion to the square of the set's length.
 func (c *Conn) ReadElements(ctx context.Context, family Family, table string, s *Set) (elements []Element, err error) {
 	for range readAttempts {
-		elements, err = c.readElements(ctx, family, table, s)
-		if !errors.Is(err, ErrGenerationMoved) {
+		elements = nil
+		for e, failed := range c.Elements(ctx, family, table, s) {
+			if failed == nil {
+				elements = append(elements, e)
+			}
+			err = failed
+		}
+		if err == nil {
+			return elements, nil
+		} else if !errors.Is(err, ErrGenerationMoved) {
 			break
 		}
 	}
-	return elements, err
-}
-
-func (c *Conn) readElements(ctx context.Context, family Family, table string, s *Set) (elements []Element, err error) {
-	for e, err := range c.Elements(ctx, family, table, s) {
-		if err != nil {
-			return nil, err
-		}
-		elements = append(elements, e)
-	}
-	return elements, nil
+	return nil, err
 }
 
 // Elements lists the elements of a set as they arrive, in no order and without a catch-all, and keeps none of them.
@@ -263,7 +261,6 @@ func (r *reader) steady() error {
 // header reads the table without its contents; nil if there is none.
 func (r *reader) header() (*Table, error) { return readHeader(r.ask, r.family, r.table) }
 
-// list lists what the table has of one kind.
 func (r *reader) list(typ uint16, each func(reply) error) error {
 	return r.ask(query{typ: typ, flags: netlink.Dump}, each)
 }
@@ -312,7 +309,6 @@ func (s *Set) complete(listed int) error {
 	return nil
 }
 
-// elements lists the elements of a set.
 func (r *reader) elements(set string, each func(*rawElement) error) error {
 	return r.elementMessages(set, func(m reply) error { return eachElement(m.Data, each) })
 }

@@ -30,7 +30,6 @@ func (t *Table) Record() (Recording, error) {
 	return r, nil
 }
 
-// add appends a message.
 func (r *Recording) add(typ uint16, data []byte) {
 	b := binary.NativeEndian.AppendUint32(*r, uint32(unix.NLMSG_HDRLEN+len(data)))
 	b = binary.NativeEndian.AppendUint16(b, typ)
@@ -44,7 +43,6 @@ var (
 	errByteOrder = errors.New("nft: the recording is of a machine with another byte order")
 )
 
-// each calls f for each message.
 func (r Recording) each(f func(reply) error) error {
 	for len(r) > 0 {
 		if len(r) < unix.NLMSG_HDRLEN {

@@ -51,7 +51,6 @@ type decodedRule struct {
 	handle  uint64
 }
 
-// decodeRule decodes an NFT_MSG_NEWRULE message.
 func decodeRule(data []byte) (r decodedRule, err error) {
 	if len(data) < nfgenmsgLen {
 		return r, netlinkattr.ErrShort

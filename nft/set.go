@@ -87,10 +87,7 @@ func (s *Set) Element(key Data) (Element, bool) {
 // elementAt is Element for a key in a buffer. It does not allocate, and the element that it returns has no Key.
 func (s *Set) elementAt(key []byte) (Element, bool) {
 	e, ok := s.elements[Data(key)]
-	if !ok {
-		return Element{}, false
-	}
-	return e.element(""), true
+	return e.element(""), ok
 }
 
 // Put adds an element or replaces the one with its key.
@@ -120,7 +117,6 @@ func (s *Set) Elements() []Element {
 	return slices.SortedFunc(s.each(), compareElements)
 }
 
-// each returns the elements in any order.
 func (s *Set) each() iter.Seq[Element] {
 	return func(yield func(Element) bool) {
 		for key, e := range s.elements {

@@ -90,10 +90,8 @@ func encodeDescription(a *netlinkattr.List, set *Set) {
 	a.End(desc)
 }
 
-// intervalFlags are the flags of a set with Interval.
 const intervalFlags = unix.NFT_SET_INTERVAL | netlinkattr.SetFlagConcat
 
-// dynamicFlags are the flags of a Dynamic set.
 const dynamicFlags = unix.NFT_SET_EVAL | unix.NFT_SET_TIMEOUT
 
 // decodeSet decodes an NFT_MSG_NEWSET message, without elements. Anonymous sets, sets with something that this package

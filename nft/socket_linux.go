@@ -50,7 +50,6 @@ type Socket interface {
 	Close() error
 }
 
-// kernelConn is a socket of the kernel.
 type kernelConn struct {
 	*socketpkg.Conn
 	// raw is Conn for sending and receiving.
@@ -163,7 +162,6 @@ type namespace struct {
 	open func() (Socket, error)
 }
 
-// openSocket opens a socket in the namespace.
 func (n *namespace) openSocket() (*socket, error) {
 	open := n.open
 	if open == nil {
@@ -176,7 +174,6 @@ func (n *namespace) openSocket() (*socket, error) {
 	return &socket{conn: conn, port: conn.Port(), patience: patience, buffer: make([]byte, datagramSize)}, nil
 }
 
-// holdNamespace keeps the namespace of the configuration open.
 func holdNamespace(config Config) (*namespace, error) {
 	if config.Open != nil {
 		return &namespace{open: config.Open}, nil
@@ -259,10 +256,8 @@ func (s *socket) receive(ctx context.Context, each func(reply) error) error {
 	return s.receiveUntil(ctx, time.Now().Add(s.patience), each)
 }
 
-// noDeadline waits without end.
 var noDeadline time.Time
 
-// receiveUntil is receive with a deadline.
 func (s *socket) receiveUntil(ctx context.Context, deadline time.Time, each func(reply) error) error {
 	if err := s.conn.SetReadDeadline(deadline); err != nil {
 		return err
@@ -289,7 +284,6 @@ func (s *socket) interruptible(ctx context.Context) (end func() bool) {
 	return context.AfterFunc(ctx, func() { _ = s.conn.SetReadDeadline(time.Unix(1, 0)) })
 }
 
-// eachMessage calls each for the messages of a datagram, until it returns an error.
 func eachMessage(b []byte, each func(reply) error) error {
 	messages, err := syscall.ParseNetlinkMessage(b)
 	if err != nil {
@@ -320,7 +314,6 @@ func (r reply) refusal() *kernelError {
 	return e
 }
 
-// explanation returns the attributes of an extended acknowledgement.
 func (r reply) explanation() []byte {
 	at := 4
 	if r.Header.Type == unix.NLMSG_ERROR {

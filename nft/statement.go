@@ -152,7 +152,6 @@ var verdicts = [...]struct {
 
 func (k VerdictKind) known() bool { return k != 0 && int(k) < len(verdicts) }
 
-// kernel returns the kernel's code of a known kind.
 func (k VerdictKind) kernel() expr.VerdictKind { return verdicts[k].code }
 
 // verdictKind is the inverse of kernel. It returns 0 for codes of other verdicts, such as "queue".
@@ -212,7 +211,6 @@ func (r Rule) String() string {
 	return strings.Join(words, " ")
 }
 
-// setOf returns the name of the set that a statement refers to; empty for none.
 func setOf(s Statement) string {
 	switch s := s.(type) {
 	case InSet:

@@ -52,14 +52,12 @@ func (t *Table) kernel() KernelTable {
 	return *t.Kernel
 }
 
-// flags returns the kernel's flags.
 func (t *Table) flags() (flags uint32) {
-	for _, f := range []struct {
-		set  bool
-		flag uint32
-	}{{t.Dormant, netlinkattr.TableFlagDormant}, {t.Owner, netlinkattr.TableFlagOwner}, {t.Persist, netlinkattr.TableFlagPersist}} {
-		if f.set {
-			flags |= f.flag
+	for flag, set := range map[uint32]bool{
+		netlinkattr.TableFlagDormant: t.Dormant, netlinkattr.TableFlagOwner: t.Owner, netlinkattr.TableFlagPersist: t.Persist,
+	} {
+		if set {
+			flags |= flag
 		}
 	}
 	return flags
@@ -79,7 +77,6 @@ func (t *Table) flagsText() string {
 	return "flags " + formatBits(t.flags(), tableFlagNames, ", ")
 }
 
-// properties returns the flags and the comment as nft lists them.
 func (t *Table) properties() []string {
 	return present(t.flagsText(), commentText(t.Comment))
 }
@@ -115,7 +112,6 @@ func (t *Table) Set(name string) *Set {
 	return nil
 }
 
-// index finds sets and chains of a table by name.
 type index struct {
 	table  *Table
 	sets   map[string]*Set
@@ -144,28 +140,24 @@ func (t *Table) String() string {
 
 func (t *Table) appendText(b *strings.Builder) {
 	fmt.Fprintf(b, "table %s %s {\n", t.Family, t.Name)
-	blank := false
+	begin := b.Len()
 	for _, property := range t.properties() {
 		fmt.Fprintf(b, "\t%s\n", property)
-		blank = true
 	}
 	for _, o := range t.kernel().Objects {
 		fmt.Fprintf(b, "\t%s {\n\t}\n", o)
-		blank = true
 	}
 	for _, s := range t.Sets {
-		if blank {
+		if b.Len() > begin {
 			b.WriteByte('\n')
 		}
 		s.appendText(b)
-		blank = true
 	}
 	for _, c := range t.Chains {
-		if blank {
+		if b.Len() > begin {
 			b.WriteByte('\n')
 		}
 		c.appendText(b)
-		blank = true
 	}
 	b.WriteString("}\n")
 }
@@ -205,7 +197,6 @@ func (f Family) String() string {
 	return fmt.Sprintf("family-%d", uint8(f))
 }
 
-// byFamily returns the value for the family.
 func byFamily[T any](f Family, ip, ip6 T) T {
 	if f == FamilyIP6 {
 		return ip6

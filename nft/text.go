@@ -53,7 +53,6 @@ func plainRune(r rune) rune {
 // sameComment reports whether two comments are the same to the kernel.
 func sameComment(a, b string) bool { return a == b || TruncateComment(a) == TruncateComment(b) }
 
-// quote puts a comment in nft's quotes.
 func quote(s string) string { return `"` + TruncateComment(s) + `"` }
 
 // commentText returns a comment as nft lists it; empty for none.
@@ -64,7 +63,6 @@ func commentText(comment string) string {
 	return "comment " + quote(comment)
 }
 
-// present returns the texts that are not empty.
 func present(texts ...string) []string {
 	return slices.DeleteFunc(texts, func(text string) bool { return text == "" })
 }

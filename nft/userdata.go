@@ -34,10 +34,8 @@ const (
 
 	udataSetKeyByteOrder  = 0
 	udataSetDataByteOrder = 1
-	udataSetMerge         = 2
 	udataSetKeyTypeof     = 3
 	udataSetDataTypeof    = 4
-	udataSetExpr          = 5
 	udataSetDataInterval  = 6
 	udataSetComment       = 7
 )
