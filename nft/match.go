@@ -185,10 +185,8 @@ func matchOf(f Field, op Op, v loadedValue, data []byte) Statement {
 	switch {
 	case v.mask != nil && (len(v.mask) != len(data) || len(data) != length || !allZero(v.xor)):
 		return nil
-	case v.mask != nil && f.isAddr():
-		return maskedPrefix(f, op, v.mask, data)
 	case v.mask != nil:
-		return maskedFlags(f, op, v.mask, data)
+		return maskedMatch(f, op, v.mask, data)
 	case f.isAddr() && len(data) == length && v.length == 0, f.isAddr() && len(data) == v.length && v.length > 0:
 		return Match{Field: f, Op: op, Value: prefixOf(f, data, 8*len(data))}
 	case v.length > 0:
@@ -210,29 +208,20 @@ func prefixOf(f Field, data []byte, bits int) netip.Prefix {
 	return netip.PrefixFrom(addr, bits)
 }
 
-func maskedPrefix(f Field, op Op, mask, data []byte) Statement {
+func maskedMatch(f Field, op Op, mask, data []byte) Statement {
 	ones, bits := net.IPMask(mask).Size()
-	// linearize loads fewer bytes instead of masking whole ones, so those masks are somebody else's.
-	if bits == 0 || ones > 0 && ones%8 == 0 {
-		return nil
-	}
-	p := prefixOf(f, data, ones)
-	if p != p.Masked() {
-		return nil
-	}
-	return Match{Field: f, Op: op, Value: p}
-}
-
-func maskedFlags(f Field, op Op, mask, data []byte) Statement {
-	if len(data) != 4 {
-		return nil
-	}
-	m := Match{Field: f, Op: op, Mask: binary.NativeEndian.Uint32(mask), Value: Data(data)}
 	switch {
+	case f.isAddr():
+		// linearize loads fewer bytes instead of masking whole ones, so those masks are somebody else's.
+		wholeBytes := ones > 0 && ones%8 == 0
+		if p := prefixOf(f, data, ones); bits > 0 && !wholeBytes && p == p.Masked() {
+			return Match{Field: f, Op: op, Value: p}
+		}
+	case len(data) != 4:
 	case f.isFlags() && op == NotEqual && allZero(data):
 		return Match{Field: f, Value: Data(mask)}
-	case f == MetaMark && m.Mask != 0:
-		return m
+	case f == MetaMark && !allZero(mask):
+		return Match{Field: f, Op: op, Mask: binary.NativeEndian.Uint32(mask), Value: Data(data)}
 	}
 	return nil
 }

@@ -205,10 +205,7 @@ func (r Rule) String() string {
 	for _, s := range r.Statements {
 		words = append(words, s.String())
 	}
-	if r.Comment != "" {
-		words = append(words, "comment "+quote(r.Comment))
-	}
-	return strings.Join(words, " ")
+	return strings.Join(present(append(words, commentText(r.Comment))...), " ")
 }
 
 func setOf(s Statement) string {

@@ -86,13 +86,7 @@ const (
 )
 
 // adds reports whether the step adds something, and deletes nothing.
-func (s *Step) adds() bool {
-	switch s.Op {
-	case AddTable, AdoptTable, AddSet, AddChain, AddRules, AddElements:
-		return true
-	}
-	return false
-}
+func (s *Step) adds() bool { return strings.HasPrefix(stepNames[s.Op], "add") }
 
 // stepNames are nft's words for the steps. The kind of a set or an object follows.
 var stepNames = [...]string{
