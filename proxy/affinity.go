@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/nftproxy/nftproxy/compiler"
@@ -28,6 +29,8 @@ const (
 	aboutToExpire = 5 * time.Second
 	// affinityKeepTime bounds how long clients are read out of tables that are about to be replaced.
 	affinityKeepTime = time.Second
+	// affinityConnectionsTime bounds how long new tables wait for a listing of connections when the maps are gone.
+	affinityConnectionsTime = 250 * time.Millisecond
 )
 
 // changes returns the steps for affinity maps in the transaction of a Sync: it deletes clients of endpoints that went,
@@ -108,16 +111,43 @@ func readAffinity(ctx context.Context, conn *nft.Conn, m compiler.AffinityMap) (
 	return clients, ctx.Err()
 }
 
+// clients holds the maps that get clients, with the clients.
+type clients map[mapID]compiler.AffinityMap
+
+// add adds a client, unless the map has no room for it.
+func (c clients) add(m compiler.AffinityMap, e nft.Element) {
+	if first, ok := c[idOf(m)]; ok {
+		m = first
+	}
+	c[idOf(m)] = m
+	if m.Set.Len() < int(m.Set.Size) {
+		m.Set.Put(e)
+	}
+}
+
 // kept returns the steps that copy the clients of tables that are about to be replaced into the new ones. If maps are
-// gone, or another program's, the reconciler restores clients with a connection in conntrack instead.
-func (r *affinityReconciler) kept(ctx context.Context) (tx nft.Transaction) {
-	ctx, cancel := context.WithTimeout(ctx, affinityKeepTime)
+// gone, or another program's, it takes clients with a connection in conntrack: once the new tables are there, packets of
+// such a client could choose another endpoint first. If that takes too long, the reconciler adds the others.
+func (r *affinityReconciler) kept(parent context.Context) (tx nft.Transaction) {
+	ctx, cancel := context.WithTimeout(parent, affinityKeepTime)
 	defer cancel()
+	kept, lost := clients{}, false
 	for _, m := range r.backend.compiler.Affinity().Maps() {
 		elements, err := readAffinity(ctx, r.backend.reader, m)
-		r.restore = r.restore || err != nil
-		elements = slices.DeleteFunc(elements, func(e nft.Element) bool { return !restorable(m, e) })
-		tx.Append(changeClients(nft.AddElements, m, elements[:min(len(elements), int(m.Set.Size))]))
+		lost = lost || err != nil
+		for _, e := range elements {
+			if restorable(m, e) {
+				kept.add(m, e)
+			}
+		}
+	}
+	if lost && r.backend.flows != nil {
+		ctx, cancel := context.WithTimeout(parent, affinityConnectionsTime)
+		defer cancel()
+		r.restore = r.connections(ctx, new(sync.Mutex), kept.add) != nil // the caller holds Backend.mu
+	}
+	for _, m := range kept {
+		tx.Append(changeClients(nft.AddElements, m, m.Set.Elements()))
 	}
 	return tx
 }
@@ -131,16 +161,8 @@ func (r *affinityReconciler) restoreFromConntrack(ctx context.Context) error {
 	if !restore || r.backend.flows == nil {
 		return nil
 	}
-	lost := map[mapID]compiler.AffinityMap{}
-	failures := []error{r.connections(ctx, func(m compiler.AffinityMap, e nft.Element) {
-		if first, ok := lost[idOf(m)]; ok {
-			m = first
-		}
-		lost[idOf(m)] = m
-		if m.Set.Len() < int(m.Set.Size) {
-			m.Set.Put(e)
-		}
-	})}
+	lost := clients{}
+	failures := []error{r.connections(ctx, &r.lock, lost.add)}
 	for _, m := range lost {
 		failures = append(failures, r.change(ctx, m, nft.AddElements, func(held []nft.Element) []nft.Element {
 			return without(m.Set.Elements(), held)
@@ -149,19 +171,19 @@ func (r *affinityReconciler) restoreFromConntrack(ctx context.Context) error {
 	return errors.Join(failures...)
 }
 
-// connections calls add with the clients in conntrack. It holds Backend.mu for one connection at a time.
-func (r *affinityReconciler) connections(ctx context.Context, add func(compiler.AffinityMap, nft.Element)) error {
+// connections calls add with the clients in conntrack. It holds mu, Backend.mu, for one connection at a time.
+func (r *affinityReconciler) connections(ctx context.Context, mu sync.Locker, add func(compiler.AffinityMap, nft.Element)) error {
 	affinity := r.backend.compiler.Affinity()
 	var failures []error
 	for _, family := range model.Families {
-		r.lock.Lock()
+		mu.Lock()
 		protocols := affinity.Protocols(family)
-		r.lock.Unlock()
+		mu.Unlock()
 		for _, protocol := range protocols {
 			err := r.backend.flows.Conn().Each(ctx, family, uint8(protocol), func(f conntrack.Flow) {
 				if f.Translated() {
-					r.lock.Lock()
-					defer r.lock.Unlock()
+					mu.Lock()
+					defer mu.Unlock()
 					affinity.ConnectionElements(protocol, f.Source.Addr(), f.Dialed, f.Server, add)
 				}
 			})

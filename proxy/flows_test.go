@@ -3,6 +3,7 @@ package proxy
 import (
 	"net/netip"
 	"testing"
+	"time"
 
 	"github.com/mdlayher/netlink"
 	"github.com/nftproxy/nftproxy/compiler"
@@ -125,6 +126,43 @@ func TestBackendFlowsAfterARepair(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A client that conntrack knows must be in its map at once when lost tables come back: otherwise its next connection may
+// choose another endpoint, and that choice stays. Nothing restores clients later here, because Watch does not run.
+func TestBackendAffinityFromConntrack(t *testing.T) {
+	port := dns("10.96.0.1")
+	port.AffinityTimeout = time.Hour
+	for _, n := range []byte{1, 2} {
+		port.Cluster = append(port.Cluster, model.Endpoint{AddrPort: stickyEndpoint(n)})
+	}
+	expect := func(c *flows) {
+		c.Helper()
+		m := mapOf(c.T, c.backend, port)
+		want := m.Element(netip.MustParseAddr("10.244.1.9"), stickyEndpoint(2))
+		got := clientsIn(c.T, c.backend.reader, m)
+		if len(got) != 1 || got[0].Key != want.Key || got[0].Value != want.Value {
+			c.Errorf("the map has %v, want %v", got, want)
+		}
+	}
+	t.Run("in the first Sync", func(t *testing.T) {
+		c := newFlows(t)
+		c.add("10.96.0.1:53", stickyEndpoint(2).String())
+		fullSync(t, c.backend, port)
+		expect(c)
+	})
+	t.Run("in a repair", func(t *testing.T) {
+		c := newFlows(t)
+		fullSync(t, c.backend, port)
+		c.add("10.96.0.1:53", stickyEndpoint(2).String())
+		for _, f := range nft.Families {
+			commit(t, c.backend.conn, nft.Remove(f, compiler.TableName))
+		}
+		if repaired, err := c.backend.Check(t.Context()); err != nil || !repaired {
+			t.Fatalf("Check = %v, %v", repaired, err)
+		}
+		expect(c)
+	})
 }
 
 // commitOwned makes another program the owner of the proxy's IPv4 table, until it closes the connection.
