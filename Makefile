@@ -21,6 +21,7 @@ BUILDFLAGS  := -tags grpcnotrace -trimpath
 TEST         = $(GO) test -vet=off -p $(shell echo $$((2 * $$(nproc))))
 BUILD       := CGO_ENABLED=0 $(GO) build $(BUILDFLAGS) -ldflags '$(LDFLAGS)'
 COMMANDS    := ./cmd/kube-proxy ./cmd/ruledump
+PROXYTEST   ?= localhost/nftproxy/proxytest
 IMAGE       ?= localhost/nftproxy/kube-proxy
 # The commit, a label of the image.
 REVISION    ?= $(shell git rev-parse HEAD 2>/dev/null || echo unknown)
@@ -33,12 +34,17 @@ SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || echo 0)
 build: announce ## static binaries in bin/
 	$(BUILD) -o $(BIN)/ $(COMMANDS)
 
-image: ## bin/image.tar, a container image for amd64 and arm64; needs no container daemon
+image: ## bin/image.tar and bin/proxytest.tar, container images for amd64 and arm64; needs no container daemon
 	GOOS=linux GOARCH=amd64 $(BUILD) -o $(BIN)/linux/amd64/ $(COMMANDS)
 	GOOS=linux GOARCH=arm64 $(BUILD) -o $(BIN)/linux/arm64/ $(COMMANDS)
 	$(MAKE) sbom PROGRAMS=$(BIN)/linux/amd64
 	$(MAKE) sbom PROGRAMS=$(BIN)/linux/arm64
 	cd tools && $(GO) run ./image -name $(IMAGE) -version $(VERSION) -revision $(REVISION) -created $(SOURCE_DATE_EPOCH) -binaries $(abspath $(BIN))/linux -o $(abspath $(BIN))/image.tar
+	GOOS=linux GOARCH=amd64 $(BUILD) -o $(BIN)/_proxytest/amd64/ ./cmd/proxytest
+	GOOS=linux GOARCH=arm64 $(BUILD) -o $(BIN)/_proxytest/arm64/ ./cmd/proxytest
+	$(MAKE) sbom PROGRAMS=$(BIN)/_proxytest/amd64 LISTED=proxytest
+	$(MAKE) sbom PROGRAMS=$(BIN)/_proxytest/arm64 LISTED=proxytest
+	cd tools && $(GO) run ./image -programs proxytest -name $(PROXYTEST) -version $(VERSION) -revision $(REVISION) -created $(SOURCE_DATE_EPOCH) -binaries $(abspath $(BIN))/_proxytest -o $(abspath $(BIN))/proxytest.tar
 
 release: ## VERSION=v0.1.0: bin/release/v0.1.0, all files of a release; the same commit gives the same bytes
 	@[ "$(origin VERSION)" = "command line" ] || { echo "usage: make release VERSION=v0.1.0" >&2; exit 2; }
@@ -47,12 +53,28 @@ release: ## VERSION=v0.1.0: bin/release/v0.1.0, all files of a release; the same
 	cd tools && $(GO) run ./release -version $(VERSION) -created $(SOURCE_DATE_EPOCH) -binaries $(abspath $(BIN))/linux -image $(abspath $(BIN))/image.tar -root .. -o $(abspath $(BIN))/release/$(VERSION)
 
 PROGRAMS ?= $(BIN)
+LISTED   ?= kube-proxy ruledump
 sbom: ## PROGRAMS/sbom.cdx.json, the modules that are linked into the programs there
-	cd tools && $(GO) run ./sbom -version $(VERSION) -created $(SOURCE_DATE_EPOCH) -o $(abspath $(PROGRAMS))/sbom.cdx.json $(abspath $(PROGRAMS))/kube-proxy $(abspath $(PROGRAMS))/ruledump
+	cd tools && $(GO) run ./sbom -version $(VERSION) -created $(SOURCE_DATE_EPOCH) -o $(abspath $(PROGRAMS))/sbom.cdx.json $(addprefix $(abspath $(PROGRAMS))/,$(LISTED))
 
 demo: build ## the main job, in network namespaces that it makes and removes
 	$(BUILD) -o $(BIN)/demo ./hack/demo
 	$(BIN)/demo
+
+.PHONY: proxytest mutations matrix
+proxytest: build ## the golden cases over bin/kube-proxy, as over any proxy; needs root
+	$(BUILD) -o $(BIN)/ ./cmd/proxytest
+	$(BIN)/proxytest --proxy '$(BIN)/kube-proxy --config {config}'
+
+mutations: ## ten defects of the compiler, each of which the golden cases must find; long, needs root
+	$(GO) test ./internal/testkit/proxytest -run '^TestMutations$$' -v -mutations -timeout 30m
+
+# The path of Kubernetes' kube-proxy, and its version.
+KUBE_PROXY ?=
+KUBE_PROXY_VERSION ?= v1.37.2
+matrix: build ## docs/proxytest-matrix.md: the golden cases over bin/kube-proxy, KUBE_PROXY and examples/; needs root
+	$(BUILD) -o $(BIN)/ ./cmd/proxytest
+	GO="$(GO)" BIN=$(BIN) KUBE_PROXY=$(KUBE_PROXY) VERSION=$(KUBE_PROXY_VERSION) ./hack/matrix.sh docs/proxytest-matrix.md
 
 .PHONY: announce quick prerequisites format
 

@@ -66,7 +66,7 @@ func protocolNumber(f flows.Flow) uint8 {
 func TestGoldenFlowsOnPaper(t *testing.T) {
 	for _, g := range flows.Cases(t) {
 		t.Run(g.Name, func(t *testing.T) {
-			list := g.Flows(t)
+			list := g.Flows()
 			e := evaluator.New(g.Compile(t), nodeOnPaper)
 			for _, f := range list {
 				t.Run(f.Name, func(t *testing.T) { judgeOnPaper(t, e, f, g) })

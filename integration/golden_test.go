@@ -153,7 +153,7 @@ func serve(t *testing.T, l *lab.Lab, g flows.Case) *flows.Runner {
 
 func sendFlows(t *testing.T, l *lab.Lab, g flows.Case) {
 	t.Helper()
-	if err := serve(t, l, g).Run(g.Flows(t)); err != nil {
+	if err := serve(t, l, g).Run(g.Flows()); err != nil {
 		t.Error(err)
 	}
 }

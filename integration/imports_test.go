@@ -79,10 +79,10 @@ func isPublic(pkg string) bool {
 	return !isTestKit(pkg) && !slices.Contains([]string{"internal", "cmd", "examples", "integration", "hack"}, top)
 }
 
-// isProduct reports whether the package is neither for tests nor a program for developers.
+// isProduct reports whether the package is neither for tests, a test as a program, nor a program for developers.
 func isProduct(pkg string) bool {
 	top, _, _ := strings.Cut(pkg, "/")
-	return top != "integration" && top != "hack" && !isTestKit(pkg)
+	return pkg != "cmd/proxytest" && top != "integration" && top != "hack" && !isTestKit(pkg)
 }
 
 func isTestKit(pkg string) bool {

@@ -28,7 +28,7 @@ func testExplainGoldenFlows(t *testing.T) {
 	sources := map[verb.SourceReason]int{}
 	for _, g := range flows.Cases(t) {
 		t.Run(g.Name, func(t *testing.T) {
-			list := g.Flows(t)
+			list := g.Flows()
 			o := newOracle(t, g)
 			s := &ruledump.Snapshot{Header: ruledump.Header{Node: "node-1", Addresses: nodeOnPaper.Addresses}, Tables: o.compiler.Tables()}
 			for _, f := range list {

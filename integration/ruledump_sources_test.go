@@ -52,7 +52,7 @@ func testRuledumpSources(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			list := g.Flows(t)
+			list := g.Flows()
 			want := answers(t, g, compiled, list, other)
 			if diff := cmp.Diff(statisticsOf(t, live), statisticsOf(t, dumped)); diff != "" {
 				t.Errorf("statistics with generation, time and owner: -live +dump:\n%s", diff)

@@ -15,7 +15,7 @@ func TestDockerfile(t *testing.T) {
 }
 
 func testDockerfileMakesTheSameImage(t *testing.T) {
-	want, err := spec{binaries: testSpec(t).binaries, version: "$VERSION", revision: "$REVISION"}.image("amd64")
+	want, err := spec{binaries: testSpec(t).binaries, programs: programNames, version: "$VERSION", revision: "$REVISION"}.image("amd64")
 	if err != nil {
 		t.Fatal(err)
 	}

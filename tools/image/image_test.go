@@ -31,7 +31,7 @@ func testSpec(t *testing.T) spec {
 // specOf is testSpec with programs of a certain mode and age.
 func specOf(t *testing.T, mode os.FileMode, modified time.Time) spec {
 	t.Helper()
-	s := spec{binaries: t.TempDir(), name: "localhost/test", version: "v1.2.3", revision: "0123456789abcdef", created: testTime}
+	s := spec{binaries: t.TempDir(), programs: programNames, name: "localhost/test", version: "v1.2.3", revision: "0123456789abcdef", created: testTime}
 	for _, arch := range architectures {
 		for _, program := range append(programNames, billName) {
 			path := filepath.Join(s.binaries, arch, program)

@@ -10,7 +10,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
 )
 
-// programNames are the programs in the image.
+// programNames are the programs in the image of the proxy.
 var programNames = []string{"kube-proxy", "ruledump"}
 
 // billName is the file beside the programs that lists what is linked into them (command sbom), and billPath its place
@@ -22,22 +22,22 @@ const (
 
 // programs returns an opener of the layer with the programs of one architecture, and the bill of materials. Its files
 // belong to root and are as old as the epoch, whatever the originals are.
-func programs(binaries, arch string) tarball.Opener {
+func programs(binaries, arch string, names []string) tarball.Opener {
 	return func() (io.ReadCloser, error) {
 		r, w := io.Pipe()
-		go func() { w.CloseWithError(writePrograms(w, filepath.Join(binaries, arch))) }()
+		go func() { w.CloseWithError(writePrograms(w, filepath.Join(binaries, arch), names)) }()
 		return r, nil
 	}
 }
 
-func writePrograms(w io.Writer, dir string) error {
+func writePrograms(w io.Writer, dir string, names []string) error {
 	out := tar.NewWriter(w)
 	for _, parent := range []string{"usr/", "usr/local/", binDir + "/", "usr/share/", path.Dir(billPath) + "/"} {
 		if err := out.WriteHeader(&tar.Header{Typeflag: tar.TypeDir, Name: parent, Mode: 0o755}); err != nil {
 			return err
 		}
 	}
-	for _, name := range programNames {
+	for _, name := range names {
 		if err := writeFile(out, filepath.Join(dir, name), path.Join(binDir, name), 0o755); err != nil {
 			return err
 		}

@@ -15,6 +15,8 @@ import (
 type spec struct {
 	// binaries is a directory with a directory of programs for each architecture.
 	binaries string
+	// programs are the names of those in the image. The first is its entry point.
+	programs []string
 	// name and version are the name and the tag of the image.
 	name, version string
 	// revision is the commit of the source.
@@ -49,7 +51,7 @@ func (s spec) images() ([]v1.Image, error) {
 // else. It runs as root: Linux gives another user the capabilities of a
 // container only through those of the file, and allowPrivilegeEscalation: false forbids that.
 func (s spec) image(arch string) (v1.Image, error) {
-	layer, err := tarball.LayerFromOpener(programs(s.binaries, arch), tarball.WithMediaType(types.OCILayer))
+	layer, err := tarball.LayerFromOpener(programs(s.binaries, arch, s.programs), tarball.WithMediaType(types.OCILayer))
 	if err != nil {
 		return nil, err
 	}
@@ -65,11 +67,17 @@ func (s spec) image(arch string) (v1.Image, error) {
 	file = file.DeepCopy()
 	file.OS, file.Architecture, file.Created = "linux", arch, v1.Time{Time: s.created}
 	file.Config = v1.Config{
-		Entrypoint: []string{"/" + binDir + "/kube-proxy"},
+		Entrypoint: []string{"/" + binDir + "/" + s.programs[0]},
 		Env:        []string{"PATH=/" + binDir},
 		Labels:     s.labels(),
 	}
 	return mutate.ConfigFile(image, file)
+}
+
+// descriptions are those of the images, by their entry points.
+var descriptions = map[string]string{
+	"kube-proxy": "kube-proxy, purely with nftables",
+	"proxytest":  "a test of any service proxy, with real packets",
 }
 
 // labels are annotations of the OCI image specification. None of them changes from one build
@@ -77,7 +85,7 @@ func (s spec) image(arch string) (v1.Image, error) {
 func (s spec) labels() map[string]string {
 	return map[string]string{
 		"org.opencontainers.image.title":       "nftproxy",
-		"org.opencontainers.image.description": "kube-proxy, purely with nftables",
+		"org.opencontainers.image.description": descriptions[s.programs[0]],
 		"org.opencontainers.image.licenses":    "Apache-2.0",
 		"org.opencontainers.image.source":      "https://github.com/nftproxy/nftproxy",
 		"org.opencontainers.image.version":     s.version,

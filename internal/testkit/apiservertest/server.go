@@ -15,6 +15,7 @@ import (
 	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
+	"fmt"
 	"io"
 	"log"
 	"net/http"
@@ -67,12 +68,22 @@ type Server struct {
 // Start starts a server that is closed when the test ends.
 func Start(tb testing.TB, options Options) *Server {
 	tb.Helper()
+	s, err := New(options)
+	if err != nil {
+		tb.Fatalf("starting the API server: %v", err)
+	}
+	tb.Cleanup(s.Close)
+	return s
+}
+
+// New starts a server in the network namespace of the calling thread.
+func New(options Options) (*Server, error) {
 	if options.Address == "" {
 		options.Address = "127.0.0.1:0"
 	}
 	authority, err := NewAuthority(serverName, time.Now().Add(aDay))
 	if err != nil {
-		tb.Fatalf("making a certificate authority: %v", err)
+		return nil, fmt.Errorf("certificate authority: %w", err)
 	}
 	s := &Server{
 		options:   options,
@@ -87,16 +98,15 @@ func Start(tb testing.TB, options Options) *Server {
 		watching:  map[*resource]int{},
 	}
 	if err := s.RenewCertificate(time.Now().Add(aDay)); err != nil {
-		tb.Fatalf("making a server certificate: %v", err)
+		return nil, fmt.Errorf("server certificate: %w", err)
 	}
-	if err := s.Resume(); err != nil {
-		tb.Fatalf("starting the API server: %v", err)
-	}
-	tb.Cleanup(func() {
-		s.Stop()
-		s.handlers.Wait()
-	})
-	return s
+	return s, s.Resume()
+}
+
+// Close ends the server and waits for its answers to end.
+func (s *Server) Close() {
+	s.Stop()
+	s.handlers.Wait()
 }
 
 // URL is the server's address as a kubeconfig has it.

@@ -86,10 +86,6 @@ func (a *attempt) run() outcome {
 	return o
 }
 
-// laterThan is how much longer an error message may take than the error it caused. The
-// kernel hands it to the raw socket first, so this is only about being scheduled.
-const laterThan = patience
-
 func (a *attempt) tcp() outcome {
 	ctx, cancel := context.WithTimeout(context.Background(), a.patience)
 	defer cancel()
@@ -216,7 +212,7 @@ func (a *attempt) explain(err error, without string) outcome {
 	select {
 	case n := <-a.notices:
 		return n.outcome()
-	case <-time.After(laterThan):
+	case <-time.After(a.patience): // the raw socket gets the message first, so this is only about being scheduled
 		return broken("%s: %v", without, err)
 	}
 }

@@ -1,6 +1,8 @@
 package flows
 
 import (
+	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -22,45 +24,77 @@ import (
 //	config.yaml     optional: a KubeProxyConfiguration, in place of testdata/config.yaml
 //	manifests.yaml  Services, EndpointSlices, ServiceCIDRs
 //	flows.yaml      packets, and the expected result of each
+//	steps.yaml      optional: changes after that, and packets, for a test with a proxy that runs; with more files
 //	ruleset.nft     what the case adds to testdata/baseline.nft, as a script for nft -f
 type Case struct {
 	// Name is the name of the case.
 	Name  string
 	files *txtar.Archive
+	flows []Flow
+	// shared holds the files of all cases.
+	shared fs.FS
 }
 
 const (
 	extension     = ".txtar"
 	configFile    = "config.yaml"
 	manifestsFile = "manifests.yaml"
+	nodesFile     = "nodes.yaml"
 	rulesetFile   = "ruleset.nft"
 )
+
+// ReadCases reads all cases of a corpus: archives, beside the files that they share.
+func ReadCases(corpus fs.FS) (cases []Case, err error) {
+	paths, err := fs.Glob(corpus, "*"+extension)
+	if err != nil {
+		return nil, err
+	}
+	for _, p := range paths {
+		c, err := readCase(corpus, strings.TrimSuffix(p, extension))
+		if err != nil {
+			return nil, err
+		}
+		cases = append(cases, c)
+	}
+	return cases, nil
+}
+
+func readCase(corpus fs.FS, name string) (c Case, err error) {
+	data, err := fs.ReadFile(corpus, name+extension)
+	if err != nil {
+		return c, err
+	}
+	c = Case{Name: name, files: txtar.Parse(data), shared: corpus}
+	if c.flows, err = Parse(c.file("flows.yaml")); err != nil {
+		return c, fmt.Errorf("%s: flows.yaml: %w", name, err)
+	}
+	if _, err := c.Steps(); err != nil {
+		return c, fmt.Errorf("%s: %w", name, err)
+	}
+	return c, nil
+}
 
 // Cases returns all golden cases.
 func Cases(t testing.TB) []Case {
 	t.Helper()
-	paths, err := filepath.Glob(filepath.Join(corpus(t), "*"+extension))
+	cases, err := ReadCases(os.DirFS(corpus(t)))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(paths) < 80 {
-		t.Fatalf("the corpus has %d cases, want at least 80", len(paths))
+	if len(cases) < 80 {
+		t.Fatalf("the corpus has %d cases, want at least 80", len(cases))
 	}
-	var out []Case
-	for _, p := range paths {
-		out = append(out, FindCase(t, strings.TrimSuffix(filepath.Base(p), extension)))
-	}
-	return out
+	return cases
 }
 
 // FindCase returns the case of that name.
 func FindCase(t testing.TB, name string) Case {
 	t.Helper()
-	files, err := txtar.ParseFile(filepath.Join(corpus(t), name+extension))
+	c, err := readCase(os.DirFS(corpus(t)), name)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return Case{name, files}
+	return c
 }
 
 // file returns a file of the case, nil if it has none of that name.
@@ -76,15 +110,19 @@ func (c Case) file(name string) []byte {
 // Manifests returns the case's Services, EndpointSlices and ServiceCIDRs as YAML.
 func (c Case) Manifests() []byte { return c.file(manifestsFile) }
 
-// Flows returns the case's flows.
-func (c Case) Flows(t testing.TB) []Flow {
-	t.Helper()
-	list, err := Parse(c.file("flows.yaml"))
-	if err != nil {
-		t.Fatalf("%s: %v", c.Name, err)
+// Nodes returns the Nodes of all cases as YAML.
+func (c Case) Nodes() ([]byte, error) { return fs.ReadFile(c.shared, nodesFile) }
+
+// Configuration returns the KubeProxyConfiguration of the case: its own, or the one of all cases that have none.
+func (c Case) Configuration() ([]byte, error) {
+	if c.HasConfig() {
+		return c.file(configFile), nil
 	}
-	return list
+	return fs.ReadFile(c.shared, configFile)
 }
+
+// Flows returns the case's flows.
+func (c Case) Flows() []Flow { return c.flows }
 
 // Ruleset returns what the case adds to Baseline, as a script for nft -f.
 func (c Case) Ruleset() string { return string(c.file(rulesetFile)) }
@@ -144,7 +182,7 @@ func Baseline(t testing.TB) string {
 // CompileBaseline compiles the ruleset of Baseline in memory.
 func CompileBaseline(t testing.TB) []*nft.Table {
 	t.Helper()
-	baseline := Case{Name: "baseline", files: &txtar.Archive{}}
+	baseline := Case{Name: "baseline", files: &txtar.Archive{}, shared: os.DirFS(corpus(t))}
 	objects, err := manifests.Load(nodes(t))
 	if err != nil {
 		t.Fatal(err)
@@ -155,7 +193,7 @@ func CompileBaseline(t testing.TB) []*nft.Table {
 // nodes returns the path of the Nodes of all cases.
 func nodes(t testing.TB) string {
 	t.Helper()
-	return filepath.Join(corpus(t), "nodes.yaml")
+	return filepath.Join(corpus(t), nodesFile)
 }
 
 // configuration reads ConfigFile.

@@ -2,14 +2,13 @@ package flows
 
 import (
 	"bytes"
-	"encoding/json"
-	"fmt"
 	"net/netip"
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
-	"sigs.k8s.io/yaml"
+
+	"github.com/nftproxy/nftproxy/internal/testkit/apiservertest"
 )
 
 // Endpoint is an endpoint of EndpointSlices, ready or not.
@@ -34,21 +33,29 @@ type Port struct {
 // documents of any kind. It leaves out addresses that no host can have, as a proxy does:
 // names, texts that are not addresses, loopback and the like.
 func Endpoints(manifests []byte) ([]Endpoint, error) {
-	var endpoints []Endpoint
-	for i, document := range bytes.Split(manifests, []byte("\n---")) {
-		data, err := yaml.YAMLToJSON(afterMarker(document))
-		if err != nil {
-			return nil, fmt.Errorf("document %d: %w", i+1, err)
-		}
-		slices, err := slicesIn(data)
-		if err != nil {
-			return nil, fmt.Errorf("document %d: %w", i+1, err)
-		}
-		for _, slice := range slices {
+	objects, err := Objects(manifests)
+	if err != nil {
+		return nil, err
+	}
+	return EndpointsOf(objects), nil
+}
+
+// EndpointsOf is Endpoints for objects.
+func EndpointsOf(objects []apiservertest.Object) (endpoints []Endpoint) {
+	for _, object := range objects {
+		if slice, ok := object.(*discoveryv1.EndpointSlice); ok {
 			endpoints = addSlice(endpoints, slice)
 		}
 	}
-	return endpoints, nil
+	return endpoints
+}
+
+// documents splits YAML at its "---" lines, whose comments do not matter.
+func documents(manifests []byte) (all [][]byte) {
+	for document := range bytes.SplitSeq(manifests, []byte("\n---")) {
+		all = append(all, afterMarker(document))
+	}
+	return all
 }
 
 // afterMarker cuts what is left of a "---" line at the start of a document, comment included.
@@ -60,30 +67,6 @@ func afterMarker(document []byte) []byte {
 		return rest
 	}
 	return document
-}
-
-// slicesIn returns the EndpointSlice that an object is, or the ones that a list of objects holds.
-func slicesIn(data []byte) ([]*discoveryv1.EndpointSlice, error) {
-	var object struct {
-		Kind  string            `json:"kind"`
-		Items []json.RawMessage `json:"items"`
-	}
-	if err := json.Unmarshal(data, &object); err != nil {
-		return nil, err
-	}
-	if object.Kind == "EndpointSlice" {
-		slice := &discoveryv1.EndpointSlice{}
-		return []*discoveryv1.EndpointSlice{slice}, json.Unmarshal(data, slice)
-	}
-	var all []*discoveryv1.EndpointSlice
-	for i, item := range object.Items {
-		slices, err := slicesIn(item)
-		if err != nil {
-			return nil, fmt.Errorf("items[%d]: %w", i, err)
-		}
-		all = append(all, slices...)
-	}
-	return all, nil
 }
 
 func addSlice(endpoints []Endpoint, slice *discoveryv1.EndpointSlice) []Endpoint {

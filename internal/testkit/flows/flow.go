@@ -36,6 +36,9 @@ type Flow struct {
 	To netip.AddrPort
 	// Protocol is the protocol of the packets.
 	Protocol Protocol
+	// Port is the source port of the flow, which then is one connection; with a port that an earlier flow had, it is of
+	// the same socket for the kernel. 0 makes several connections, each with a port that no other has.
+	Port uint16
 	// Expect is the expected result.
 	Expect Expectation
 }
@@ -100,6 +103,8 @@ type Expectation struct {
 	Endpoints []netip.AddrPort
 	// Sticky turns that around: all connections of the sender must end at the same one of them.
 	Sticky bool
+	// As is the name of an earlier flow, with which Sticky shares its endpoint; empty for none.
+	As string
 	// Source is the source address that the endpoint must see. An endpoint that is the sender
 	// itself must always see a masqueraded one, whatever Source says.
 	Source Source

@@ -20,12 +20,14 @@ type entry struct {
 	From     string `json:"from"`
 	To       string `json:"to"`
 	Protocol string `json:"protocol"`
+	Port     uint16 `json:"port"`
 	Expect   wanted `json:"expect"`
 }
 
 type wanted struct {
 	Endpoints []string `json:"endpoints"`
 	Sticky    bool     `json:"sticky"`
+	As        string   `json:"as"`
 	Source    string   `json:"source"`
 	Result    string   `json:"result"`
 }
@@ -50,12 +52,16 @@ func Parse(data []byte) ([]Flow, error) {
 	if err := yaml.UnmarshalStrict(data, &f); err != nil {
 		return nil, err
 	}
-	if len(f.Flows) == 0 {
+	return parseFlows(f.Flows)
+}
+
+func parseFlows(entries []entry) ([]Flow, error) {
+	if len(entries) == 0 {
 		return nil, errors.New("flows: there are none")
 	}
 	names := map[string]bool{}
-	flows := make([]Flow, 0, len(f.Flows))
-	for i, e := range f.Flows {
+	flows := make([]Flow, 0, len(entries))
+	for i, e := range entries {
 		flow, err := e.parse()
 		if err == nil && names[e.Name] {
 			err = errors.New("name: another flow has it too")
@@ -89,7 +95,7 @@ func (e entry) parse() (Flow, error) {
 	if err != nil {
 		return Flow{}, fmt.Errorf("expect%w", err)
 	}
-	return Flow{Name: e.Name, From: from, To: to, Protocol: protocol, Expect: expect}, nil
+	return Flow{Name: e.Name, From: from, To: to, Protocol: protocol, Port: e.Port, Expect: expect}, nil
 }
 
 func parseProtocol(text string) (Protocol, error) {
@@ -160,14 +166,14 @@ func (w wanted) parse(to netip.Addr, protocol Protocol) (Expectation, error) {
 	if err != nil {
 		return Expectation{}, fmt.Errorf(".endpoints%w", err)
 	}
-	return Expectation{Endpoints: endpoints, Sticky: w.Sticky, Source: source}, nil
+	return Expectation{Endpoints: endpoints, Sticky: w.Sticky || w.As != "", As: w.As, Source: source}, nil
 }
 
 func (w wanted) parseResult() (Expectation, error) {
 	switch {
 	case w.Source != "":
 		return Expectation{}, errors.New(".source: goes with endpoints only")
-	case w.Sticky:
+	case w.Sticky || w.As != "":
 		return Expectation{}, errors.New(".sticky: goes with endpoints only")
 	}
 	switch r := Result(w.Result); r {

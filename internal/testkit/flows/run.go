@@ -23,11 +23,19 @@ var ShortPatience = 400 * time.Millisecond
 // atOnce bounds how many flows run at the same time; most of the time they wait.
 const atOnce = 64
 
-// Run sends all flows, many at the same time, and returns what went wrong: a joined error
-// whose parts are *Failure, nil when every flow became what was expected. On a kernel without IPv6
-// those of IPv6 are left out.
+// Run is Failures, joined to one error; nil when every flow became what was expected.
 func (r *Runner) Run(flows []Flow) error {
-	failures := make([]error, len(flows))
+	var errs []error
+	for _, failure := range r.Failures(flows) {
+		errs = append(errs, failure)
+	}
+	return errors.Join(errs...)
+}
+
+// Failures sends all flows, many at the same time, and returns those with another result than expected. On a kernel
+// without IPv6 those of IPv6 are left out.
+func (r *Runner) Failures(flows []Flow) []*Failure {
+	failures := make([]*Failure, len(flows))
 	slots := make(chan struct{}, atOnce)
 	var all sync.WaitGroup
 	for i, flow := range flows {
@@ -36,35 +44,43 @@ func (r *Runner) Run(flows []Flow) error {
 		}
 		slots <- struct{}{}
 		all.Go(func() {
-			if err := r.run(flow); err != nil {
-				failures[i] = &Failure{Flow: flow, Reason: err.Error()}
+			if failures[i] = r.run(flow); failures[i] != nil {
+				failures[i].Flow = flow
 			}
 			<-slots
 		})
 	}
 	all.Wait()
-	return errors.Join(failures...)
+	return slices.DeleteFunc(failures, func(f *Failure) bool { return f == nil })
 }
 
-func (r *Runner) run(flow Flow) error {
-	s, err := r.sender(flow)
+func (r *Runner) run(flow Flow) (failure *Failure) {
+	err := func() error {
+		s, err := r.sender(flow)
+		if err != nil {
+			return err
+		}
+		if flow.Expect.Result == Untouched {
+			if err := s.await(); err != nil {
+				return err
+			}
+		}
+		return s.host.Do(func() error {
+			if s.from, err = s.source(); err != nil {
+				return err
+			}
+			if flow.Expect.Result != "" {
+				failure = s.once()
+			} else {
+				failure = s.often()
+			}
+			return nil
+		})
+	}()
 	if err != nil {
-		return err
+		return &Failure{Seen: err.Error()}
 	}
-	if flow.Expect.Result == Untouched {
-		if err := s.await(); err != nil {
-			return err
-		}
-	}
-	return s.host.Do(func() error {
-		if s.from, err = s.source(); err != nil {
-			return err
-		}
-		if flow.Expect.Result != "" {
-			return s.once()
-		}
-		return s.often()
-	})
+	return failure
 }
 
 // sender makes the attempts of a flow.
@@ -124,12 +140,15 @@ func (s *sender) patience() time.Duration {
 	if s.flow.Expect.Result == Dropped {
 		return ShortPatience
 	}
-	return patience
+	return s.runner.Patience
 }
 
 // attempt makes one connection. It runs inside the host.
 func (s *sender) attempt(patience time.Duration) outcome {
 	token, port := s.runner.next()
+	if s.flow.Port != 0 {
+		port = s.flow.Port
+	}
 	x := exchange{s.flow.Protocol, port, s.flow.To}
 	notices, done := s.listener.await(x)
 	defer done()
@@ -149,31 +168,38 @@ func (s *sender) attempt(patience time.Duration) outcome {
 }
 
 // often connects until all endpoints were seen, and some more to notice others.
-func (s *sender) often() error {
+func (s *sender) often() *Failure {
 	want := s.flow.Expect.Endpoints
 	least, most := 10+4*len(want), 10+40*len(want)
+	if s.flow.Port != 0 {
+		least, most = 1, 1
+	}
 	seen := map[netip.AddrPort]bool{}
+	if home, ok := s.runner.homeOf(s.flow.Expect.As); ok {
+		seen[home] = true
+	}
 	for i := 1; i <= most; i++ {
 		o := s.attempt(s.patience())
-		if reason := s.judge(o); reason != "" {
-			return fmt.Errorf("connection %d %s, %s", i, o, reason)
+		if want := s.judge(o); want != "" {
+			return &Failure{Seen: fmt.Sprintf("connection %d %s", i, o), Want: want}
 		}
 		seen[o.answer.reached] = true
 		if s.flow.Expect.Sticky && len(seen) > 1 {
-			return fmt.Errorf("connection %d reached %s, want the same endpoint as before", i, o.answer.reached)
+			return &Failure{Seen: fmt.Sprintf("connection %d reached %s", i, o.answer.reached), Want: "want the same endpoint as before"}
 		}
-		if i >= least && (s.flow.Expect.Sticky || len(seen) == len(want)) {
+		if i >= least && (s.flow.Expect.Sticky || s.flow.Port != 0 || len(seen) == len(want)) {
+			s.runner.setHome(s.flow.Name, o.answer.reached)
 			return nil
 		}
 	}
 	missed := slices.DeleteFunc(slices.Clone(want), func(a netip.AddrPort) bool { return seen[a] })
-	return fmt.Errorf("none of %d connections reached %v", most, missed)
+	return &Failure{Seen: fmt.Sprintf("none of %d connections reached %v", most, missed), Want: "want each endpoint reached"}
 }
 
-func (s *sender) once() error {
+func (s *sender) once() *Failure {
 	o := s.attempt(s.patience())
-	if reason := s.judge(o); reason != "" {
-		return fmt.Errorf("%s, %s", o, reason)
+	if want := s.judge(o); want != "" {
+		return &Failure{Seen: o.String(), Want: want}
 	}
 	return nil
 }

@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/nftproxy/nftproxy/internal/testkit/lab"
 )
@@ -15,18 +16,25 @@ import (
 type Failure struct {
 	// Flow is the flow that failed.
 	Flow Flow
-	// Reason says what happened, and what was expected.
-	Reason string
+	// Seen says what happened, and Want what was expected of that; it is empty if the flow could not be sent.
+	Seen, Want string
 }
 
 // Error names the flow and the reason.
 func (f *Failure) Error() string {
-	return fmt.Sprintf("flow %q (%s %s → %s): %s", f.Flow.Name, f.Flow.Protocol, f.Flow.From, f.Flow.To, f.Reason)
+	text := fmt.Sprintf("flow %q (%s %s → %s): %s", f.Flow.Name, f.Flow.Protocol, f.Flow.From, f.Flow.To, f.Seen)
+	if f.Want != "" {
+		text += ", " + f.Want
+	}
+	return text
 }
 
 // Runner sends the flows of one case through a lab, in which it sets up the case's endpoints.
 // A lab can have only one Runner at a time.
 type Runner struct {
+	// Patience is the time that a connection waits for an answer that must come.
+	Patience time.Duration
+
 	lab     *lab.Lab
 	pods    []string
 	remotes []netip.Addr
@@ -36,6 +44,7 @@ type Runner struct {
 	mu        sync.Mutex
 	last      uint32
 	taken     map[uint16]bool
+	homes     map[string]netip.AddrPort // the endpoint that a flow reached last, by its name
 	served    map[service]bool
 	sctp      map[service]*sctpServer
 	listeners map[*lab.Host]*listener
@@ -48,10 +57,12 @@ type Runner struct {
 // serves its ports. On a kernel without IPv6 those of IPv6 are left out.
 func NewRunner(l *lab.Lab, endpoints []Endpoint) (*Runner, error) {
 	r := &Runner{
+		Patience:  patience,
 		lab:       l,
 		arrived:   arrivals{reached: map[uint32]netip.AddrPort{}},
 		served:    map[service]bool{},
 		taken:     map[uint16]bool{},
+		homes:     map[string]netip.AddrPort{},
 		sctp:      map[service]*sctpServer{},
 		listeners: map[*lab.Host]*listener{},
 	}
@@ -198,4 +209,18 @@ func (r *Runner) next() (token uint32, port uint16) {
 			return r.last, port
 		}
 	}
+}
+
+// homeOf returns the endpoint that the flow of that name reached.
+func (r *Runner) homeOf(name string) (home netip.AddrPort, ok bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	home, ok = r.homes[name]
+	return home, ok
+}
+
+func (r *Runner) setHome(name string, home netip.AddrPort) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.homes[name] = home
 }

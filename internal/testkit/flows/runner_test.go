@@ -170,7 +170,7 @@ func (w wrong) fail(t *testing.T, r *Runner) {
 	}
 	err = r.Run([]Flow{{Name: "wrong", From: w.from, To: to, Protocol: w.protocol, Expect: w.expect}})
 	var failure *Failure
-	if !errors.As(err, &failure) || !strings.Contains(failure.Reason, w.reason) {
+	if !errors.As(err, &failure) || !strings.Contains(failure.Error(), w.reason) {
 		t.Errorf("%+v: got error %v", w, err)
 	}
 }

@@ -1,0 +1,359 @@
+// Package proxytest sends the flows of the golden cases through a node that any service proxy runs, and says which
+// packets went elsewhere.
+//
+// A case's objects come from an HTTP API server, or from a node-local server, as in a cluster. The proxy is a command.
+package proxytest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/nftproxy/nftproxy/internal/testkit/flows"
+	"sigs.k8s.io/yaml"
+)
+
+// Options say what to test.
+type Options struct {
+	// Command is the command line of the proxy. In its words, {config} is the path of a KubeProxyConfiguration,
+	// {kubeconfig} that of a kubeconfig, {node} the name of the Node, and {node-local} the address of a node-local server.
+	Command string
+	// Promise says what the proxy promises. The default is everything.
+	Promise flows.Promise
+	// Families are those of the flows. Default both.
+	Families []Family
+	// Config has fields of the configuration that win over those of the cases.
+	Config map[string]any
+	// Fresh makes a new node and process for each case.
+	Fresh bool
+	// Ready is the time that the proxy has to apply the objects of a case. Default 30 s.
+	Ready time.Duration
+	// Progress, if set, gets the result of each case when it is there.
+	Progress func(Result)
+	// Keep, if set, gets the commands that enter the lab after the first case with a new difference. The run ends
+	// when it returns.
+	Keep func(commands string)
+}
+
+// maxFailures is the number of cases in a row in which the proxy may end or not settle. After these it is not tried again.
+const maxFailures = 3
+
+// patience is the time in which an endpoint that must be reached answers: long enough for TCP's second SYN.
+const patience = 2 * time.Second
+
+// Run runs the cases. The error says why the tool itself failed.
+func Run(ctx context.Context, cases []flows.Case, o Options) (*Report, error) {
+	command, err := split(o.Command)
+	if err != nil {
+		return nil, err
+	}
+	if o.Families == nil {
+		o.Families = []Family{IPv4, IPv6}
+	}
+	if o.Ready == 0 {
+		o.Ready = 30 * time.Second
+	}
+	r := &run{Options: o, command: command, report: &Report{Proxy: o.Command, Started: time.Now()}}
+	defer r.end()
+	groups, err := r.groups(cases)
+	if err != nil {
+		return nil, err
+	}
+	for _, g := range groups {
+		for _, c := range g.cases {
+			if err := r.one(ctx, g, c); err != nil {
+				return nil, fmt.Errorf("case %s: %w", c.Name, err)
+			}
+			if r.kept {
+				return r.done(), nil
+			}
+			if o.Fresh {
+				r.end()
+			}
+		}
+		r.end()
+	}
+	return r.done(), nil
+}
+
+type run struct {
+	Options
+	command []string
+	report  *Report
+	// node is the present one, nil if the next case needs a new one.
+	node *node
+	// failures counts the cases in a row in which the proxy ended or did not settle.
+	failures int
+	// deaf are the families that the proxy does not serve. They are known once it has settled for the first time.
+	deaf  []Family
+	known bool
+	kept  bool
+}
+
+func (r *run) done() *Report {
+	r.report.Seconds = time.Since(r.report.Started).Seconds()
+	return r.report
+}
+
+// end ends the present node.
+func (r *run) end() {
+	if r.node != nil {
+		r.node.close()
+		r.node = nil
+	}
+}
+
+// group is cases with one configuration.
+type group struct {
+	config map[string]any
+	cases  []flows.Case
+}
+
+// groups puts cases with the same configuration together, in the order of the first of each.
+func (r *run) groups(cases []flows.Case) (groups []*group, err error) {
+	byConfig := map[string]*group{}
+	for _, c := range cases {
+		data, err := c.Configuration()
+		if err != nil {
+			return nil, err
+		}
+		config := map[string]any{}
+		if err := yaml.Unmarshal(data, &config); err != nil {
+			return nil, fmt.Errorf("%s: config.yaml: %w", c.Name, err)
+		}
+		merge(config, r.Config)
+		if !strings.Contains(r.Command, "{config}") {
+			config = nil
+		}
+		key, err := yaml.Marshal(config)
+		if err != nil {
+			return nil, err
+		}
+		if byConfig[string(key)] == nil {
+			byConfig[string(key)] = &group{config: config}
+			groups = append(groups, byConfig[string(key)])
+		}
+		byConfig[string(key)].cases = append(byConfig[string(key)].cases, c)
+	}
+	return groups, nil
+}
+
+// one runs a case and adds its result to the report.
+func (r *run) one(ctx context.Context, g *group, c flows.Case) error {
+	list := r.inFamilies(c.Flows())
+	if !r.Promise.Claims(c) || len(list) == 0 {
+		return nil
+	}
+	began := time.Now()
+	result := Result{Case: c.Name, Flows: len(list)}
+	switch reason, lacks := r.Promise.Lacks[c.Name]; {
+	case lacks:
+		result.Lacks = reason
+	case c.HasConfig() && !strings.Contains(r.Command, "{config}"):
+		result.Lacks = "the command takes no {config}"
+	case r.failures >= maxFailures:
+		result.Failure = fmt.Sprintf("not tried: the proxy failed %d times in a row", r.failures)
+	default:
+		if err := r.try(ctx, g, c, list, &result); err != nil {
+			return err
+		}
+		if result.Failure == "" {
+			r.failures = 0
+		}
+	}
+	result.decide()
+	result.Seconds = time.Since(began).Seconds()
+	r.report.Results = append(r.report.Results, result)
+	if r.Progress != nil {
+		r.Progress(result)
+	}
+	if r.Keep != nil && result.Verdict == New && r.node != nil {
+		r.Keep(r.node.commands())
+		r.kept = true
+	}
+	if r.node != nil && r.node.failed {
+		r.end()
+	}
+	return ctx.Err()
+}
+
+func (r *run) inFamilies(list []flows.Flow) []flows.Flow {
+	return slices.DeleteFunc(slices.Clone(list), func(f flows.Flow) bool { return !slices.Contains(r.Families, familyOf(f.To.Addr())) })
+}
+
+// try runs a case on the present node or a new one. The error is that of the tool, the proxy's go into the result.
+func (r *run) try(ctx context.Context, g *group, c flows.Case, list []flows.Flow, result *Result) (err error) {
+	objects, err := flows.Objects(c.Manifests())
+	if err != nil {
+		return fmt.Errorf("manifests.yaml: %w", err)
+	}
+	setDefaults(objects)
+	if r.node == nil {
+		nodes, err := c.Nodes()
+		if err != nil {
+			return err
+		}
+		if r.node, err = newNode(r.command, g.config, nodes, r.served()); err != nil {
+			return err
+		}
+	}
+	n := r.node
+	if err := n.replace(objects); err != nil {
+		return err
+	}
+	if n.proxy == nil { // It finds the objects of its first case at its start.
+		if err := n.start(); err != nil {
+			return err
+		}
+	}
+	steps, err := c.Steps()
+	if err != nil {
+		return err
+	}
+	all := slices.Clone(objects)
+	for _, s := range steps {
+		setDefaults(s.Objects)
+		all = append(all, s.Objects...)
+	}
+	runner, err := flows.NewRunner(n.lab, flows.EndpointsOf(all))
+	if err != nil {
+		return err
+	}
+	runner.Patience = patience
+	defer func() { err = errors.Join(err, runner.Close()) }()
+	if !r.settled(ctx, result) {
+		return nil
+	}
+	if result.Differences, err = r.differences(runner, c, list); err != nil {
+		return err
+	}
+	for i, s := range steps {
+		if err := r.step(ctx, runner, c, s, fmt.Sprintf("step %d", i+1), result); err != nil {
+			return fmt.Errorf("step %d (%s): %w", i+1, s, err)
+		}
+	}
+	if err := n.proxy.hasEnded(); err != nil && result.Failure == "" {
+		r.fail(result, err)
+	}
+	if len(result.Differences) > 0 {
+		result.Manifests, result.Ruleset = string(c.Manifests()), n.ruleset()
+	}
+	return nil
+}
+
+// step does a step of the case. Nothing is done once the proxy has failed.
+func (r *run) step(ctx context.Context, runner *flows.Runner, c flows.Case, s flows.Step, name string, result *Result) error {
+	n := r.node
+	if n.failed {
+		return nil
+	}
+	switch {
+	case s.Apply != "":
+		if err := errors.Join(n.apply(s.Objects), n.newProbe()); err != nil {
+			return err
+		}
+	case s.Delete != "":
+		if err := errors.Join(n.remove(s.Objects), n.newProbe()); err != nil {
+			return err
+		}
+	case s.Restart:
+		n.stop()
+		if err := errors.Join(n.newProbe(), n.start()); err != nil {
+			return err
+		}
+	case s.Flush:
+		if err := n.flush(); err != nil {
+			return err
+		}
+	case s.Wait != "":
+		time.Sleep(s.Pause)
+		return nil
+	default:
+		list := r.inFamilies(s.Flows)
+		result.Flows += len(list)
+		differences, err := r.differences(runner, c, list)
+		for _, d := range differences {
+			d.Step = name
+			result.Differences = append(result.Differences, d)
+		}
+		return err
+	}
+	if !r.settled(ctx, result) {
+		result.Failure = fmt.Sprintf("%s (%s): %s", name, s, result.Failure)
+	}
+	return nil
+}
+
+// settled waits until the proxy has settled in one family at least, and notes in the result if it has not in all.
+func (r *run) settled(ctx context.Context, result *Result) bool {
+	ctx, cancel := context.WithTimeout(ctx, r.Ready)
+	defer cancel()
+	served, err := r.node.settle(ctx)
+	switch {
+	case err == nil:
+		r.known = true
+	case r.known || len(served) == 0 || r.node.proxy.hasEnded() != nil:
+		r.fail(result, err)
+		return false
+	default:
+		r.known = true
+		r.deaf = slices.DeleteFunc(slices.Clone(r.node.families), func(f Family) bool { return slices.Contains(served, f) })
+		r.node.families = served
+		result.Failure = err.Error()
+	}
+	return true
+}
+
+// served returns the families that the proxy serves, as far as one knows. Later cases do not wait for the others again.
+func (r *run) served() []Family {
+	return slices.DeleteFunc(slices.Clone(r.Families), func(f Family) bool { return slices.Contains(r.deaf, f) })
+}
+
+// fail notes that the proxy failed. The next case gets a new node.
+func (r *run) fail(result *Result, err error) {
+	r.failures++
+	result.Failure, result.Output = err.Error(), r.node.proxy.output.String()
+	result.Ruleset, r.node.failed = r.node.ruleset(), true
+}
+
+// differences sends flows and returns those that ended otherwise than the corpus expects, each with whether that is known.
+func (r *run) differences(runner *flows.Runner, c flows.Case, list []flows.Flow) (all []Difference, err error) {
+	var sent []flows.Flow
+	for _, f := range list {
+		if slices.Contains(r.deaf, familyOf(f.To.Addr())) {
+			all = append(all, newDifference(&flows.Failure{Flow: f, Seen: fmt.Sprintf("not sent: the proxy does not serve %s", familyOf(f.To.Addr()))}))
+			continue
+		}
+		sent = append(sent, f)
+	}
+	var again []flows.Flow
+	known := map[string]int{}
+	for _, failure := range runner.Failures(sent) {
+		d := newDifference(failure)
+		for _, k := range r.Promise.Differences {
+			if !k.About(c, failure.Flow) {
+				continue
+			}
+			instead, checked, err := k.Instead(failure.Flow)
+			if err != nil {
+				return nil, err
+			}
+			d.Known = k.Reason
+			if checked {
+				again, known[instead.Name] = append(again, instead), len(all)
+			}
+			break
+		}
+		all = append(all, d)
+	}
+	// What is known to be otherwise must be as it is known.
+	for _, failure := range runner.Failures(again) {
+		d := &all[known[failure.Flow.Name]]
+		d.Seen = fmt.Sprintf("%s; with the known difference (%s) expected: %s", failure.Seen, d.Known, failure.Flow.Expect)
+		d.Known = ""
+	}
+	return all, nil
+}
