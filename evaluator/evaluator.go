@@ -46,6 +46,8 @@ type Evaluator struct {
 	host Host
 	// hooks holds the base chains by family and hook, in the order in which they run.
 	hooks map[hookKey][]baseChain
+	// ranges holds the elements of the sets with ranges, in the order of their keys: there may be thousands of each.
+	ranges map[*nft.Set][]nft.Element
 }
 
 type hookKey struct {
@@ -61,7 +63,7 @@ type baseChain struct {
 // New returns an evaluator of the tables on a host. All other tables of the kernel are assumed to accept every packet
 // and to change nothing. The tables must not be modified while the evaluator is in use.
 func New(tables []*nft.Table, host Host) *Evaluator {
-	e := &Evaluator{host: host, hooks: map[hookKey][]baseChain{}}
+	e := &Evaluator{host: host, hooks: map[hookKey][]baseChain{}, ranges: map[*nft.Set][]nft.Element{}}
 	for _, t := range tables {
 		if t.Dormant {
 			continue
@@ -70,6 +72,11 @@ func New(tables []*nft.Table, host Host) *Evaluator {
 			if c.Hook != "" {
 				key := hookKey{t.Family, c.Hook}
 				e.hooks[key] = append(e.hooks[key], baseChain{t, c})
+			}
+		}
+		for _, set := range t.Sets {
+			if set.Interval {
+				e.ranges[set] = set.Elements()
 			}
 		}
 	}

@@ -2,6 +2,7 @@ package evaluator
 
 import (
 	"net/netip"
+	"runtime"
 	"strings"
 	"testing"
 
@@ -322,6 +323,29 @@ func ranges(name string, port uint16, from, to string) *nft.Set {
 		KeyEnd: nft.PortData(port) + nft.AddrData(netip.MustParseAddr(to)),
 	})
 	return s
+}
+
+// A table may have thousands of ranges, and a packet thousands of paths, each of which looks them up.
+func TestFatesAmongManyRanges(t *testing.T) {
+	set := ranges("ranges", 80, "198.51.100.7", "198.51.100.7")
+	for i := range 10_000 {
+		addr := nft.AddrData(netip.AddrFrom4([4]byte{20, byte(i >> 8), byte(i), 0}))
+		set.Put(nft.Element{Key: nft.PortData(80) + addr, KeyEnd: nft.PortData(80) + addr})
+	}
+	e := New([]*nft.Table{tableOf(set, base("a", nft.HookPrerouting, 0, rule(nft.InSet{Key: set.Key, Set: "ranges"}, nft.Drop)))}, host)
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	fates, err := e.Fates(tcp("198.51.100.7", "10.0.0.1:80"))
+	runtime.ReadMemStats(&after)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff([]string{"dropped"}, briefly(fates)); diff != "" {
+		t.Errorf("fates (-want +got):\n%s", diff)
+	}
+	if bytes := after.TotalAlloc - before.TotalAlloc; bytes > 100<<10 {
+		t.Errorf("one lookup takes %d KiB: it copies the ranges", bytes>>10)
+	}
 }
 
 func TestFatesEstablished(t *testing.T) {

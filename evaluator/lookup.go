@@ -1,6 +1,7 @@
 package evaluator
 
 import (
+	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -115,11 +116,16 @@ func (s *statements) find(set *nft.Set, k key) (nft.Element, bool) {
 	if !set.Interval {
 		return set.Element(k.data)
 	}
-	ranges := set.Elements()
-	if i := slices.IndexFunc(ranges, k.isIn); i >= 0 {
-		return ranges[i], true
+	// Ranges do not overlap, so only the last one that starts at the key or before it can have the key.
+	ranges := s.ranges[set]
+	i, exact := slices.BinarySearchFunc(ranges, k.data, func(e nft.Element, d nft.Data) int { return cmp.Compare(e.Key, d) })
+	if !exact {
+		i--
 	}
-	return nft.Element{}, false
+	if i < 0 || !k.isIn(ranges[i]) {
+		return nft.Element{}, false
+	}
+	return ranges[i], true
 }
 
 // isIn reports whether an element may have the key: each known part must be in the element's range for that part, which
