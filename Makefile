@@ -66,7 +66,7 @@ proxytest: build ## the golden cases over bin/kube-proxy, as over any proxy; nee
 	$(BUILD) -o $(BIN)/ ./cmd/proxytest
 	$(BIN)/proxytest --proxy '$(BIN)/kube-proxy --config {config}'
 
-mutations: ## ten defects of the compiler, each of which the golden cases must find; long, needs root
+mutations: ## ten defects of the compiler, each of which the golden cases must find; needs root
 	$(GO) test ./internal/testkit/proxytest -run '^TestMutations$$' -v -mutations -timeout 30m
 
 # The path of Kubernetes' kube-proxy, and its version.
