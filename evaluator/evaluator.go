@@ -18,9 +18,14 @@
 //   - accept ends the base chain, but not the hook. drop and reject end everything.
 //   - In output, oifname is the interface towards the destination before translation.
 //
-// It does not guess. If a packet meets a statement, field or verdict that the package does not model, or a field whose
-// value the caller did not supply, the result is an error that names it. Not modelled are reply packets, fragments,
-// unreachable routes, and source validation (rp_filter).
+// Tables of other programs (nft.Conn.ReadOthers) run beside, as the kernel's register machine does, with values that may
+// be unknown. Where an unknown value makes a difference, there is a fate for each way, and Depends names the rules. A
+// rule that is not modelled ends the walk as Undecided. The first packet of a connection has ct state new and mark 0. If
+// the caller does not name the incoming interface, such rules see the one of the route to the source.
+//
+// It does not guess. If a packet meets a statement, field or verdict in the other tables that the package does not
+// model, or a field whose value the caller did not supply, the result is an error that names it. Not modelled are reply
+// packets, fragments, unreachable routes, and source validation (rp_filter).
 //
 // Tests in the package integration compare it with a real kernel, on random rulesets and packets.
 package evaluator
@@ -58,20 +63,30 @@ type hookKey struct {
 type baseChain struct {
 	*nft.Table
 	chain *nft.Chain
+	// made is the position of the table among those that New got.
+	made int
 }
 
+func (c baseChain) isOther() bool { return c.Kernel != nil && c.Kernel.Other }
+
 // New returns an evaluator of the tables on a host. All other tables of the kernel are assumed to accept every packet
-// and to change nothing. The tables must not be modified while the evaluator is in use.
+// and to change nothing. Tables of other programs (nft.Conn.ReadOthers) must be in the order in which they were made.
+// The tables must not be modified while the evaluator is in use.
 func New(tables []*nft.Table, host Host) *Evaluator {
 	e := &Evaluator{host: host, hooks: map[hookKey][]baseChain{}, ranges: map[*nft.Set][]nft.Element{}}
-	for _, t := range tables {
+	for made, t := range tables {
 		if t.Dormant {
 			continue
 		}
 		for _, c := range t.Chains {
-			if c.Hook != "" {
-				key := hookKey{t.Family, c.Hook}
-				e.hooks[key] = append(e.hooks[key], baseChain{t, c})
+			if c.Hook == "" {
+				continue
+			}
+			for _, family := range nft.Families {
+				if t.Family == family || t.Family == nft.FamilyInet {
+					key := hookKey{family, c.Hook}
+					e.hooks[key] = append(e.hooks[key], baseChain{t, c, made})
+				}
 			}
 		}
 		for _, set := range t.Sets {
@@ -81,7 +96,10 @@ func New(tables []*nft.Table, host Host) *Evaluator {
 		}
 	}
 	for _, chains := range e.hooks {
-		slices.SortStableFunc(chains, compareBaseChains)
+		slices.SortStableFunc(chains, func(a, b baseChain) int {
+			// Of two chains with one priority, the kernel runs the one first that was added last (nf_hook_entries_grow).
+			return cmp.Or(compareBaseChains(a, b), cmp.Compare(b.made, a.made))
+		})
 	}
 	return e
 }
@@ -90,7 +108,7 @@ func New(tables []*nft.Table, host Host) *Evaluator {
 func (e *Evaluator) baseChains(family nft.Family, hook nft.Hook) ([]baseChain, error) {
 	chains := e.hooks[hookKey{family, hook}]
 	for i := 1; i < len(chains); i++ {
-		if a, b := chains[i-1], chains[i]; compareBaseChains(a, b) == 0 {
+		if a, b := chains[i-1], chains[i]; compareBaseChains(a, b) == 0 && !a.isOther() && !b.isOther() {
 			return nil, fmt.Errorf("%s %s %s: chain %s of table %s has the same hook and priority; which one runs first is not known",
 				b.Family, b.Name, b.chain.Name, a.chain.Name, a.Name)
 		}
@@ -98,8 +116,8 @@ func (e *Evaluator) baseChains(family nft.Family, hook nft.Hook) ([]baseChain, e
 	return chains, nil
 }
 
-// compareBaseChains orders the chains of a hook as they run. 0 means that the ruleset does not tell: the kernel runs
-// the one first that was added first. The priority of a NAT chain orders it among NAT chains only.
+// compareBaseChains orders the chains of a hook as they run. 0 means that the ruleset does not tell. The priority of a
+// NAT chain orders it among NAT chains only.
 func compareBaseChains(a, b baseChain) int {
 	c := cmp.Compare(runsAt(a.chain), runsAt(b.chain))
 	if c == 0 && a.chain.Type == nft.TypeNAT && b.chain.Type == nft.TypeNAT {

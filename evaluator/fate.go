@@ -27,6 +27,9 @@ type Fate struct {
 	Added []Added
 	// Path is the way to this fate.
 	Path Path
+	// Depends are rules of other programs on which the fate depends. Whether they match is not known; the Verdict says
+	// which of both this fate is for, or why the walk ended there.
+	Depends []Step
 
 	sent netip.AddrPort
 }
@@ -43,15 +46,19 @@ const (
 	// Delivered means that the packet leaves the node or reaches a process there. The evaluator does not know whether
 	// anybody answers.
 	Delivered
+	// Undecided means that a rule of another program decides, in a way that the evaluator does not model.
+	Undecided
 )
 
-// String returns "dropped", "refused" or "delivered".
+// String returns "dropped", "refused", "delivered" or "undecided".
 func (r Result) String() string {
 	switch r {
 	case Delivered:
 		return "delivered"
 	case Refused:
 		return "refused"
+	case Undecided:
+		return "undecided"
 	}
 	return "dropped"
 }
@@ -74,6 +81,8 @@ func (f *Fate) describe(destinations []netip.AddrPort) string {
 		return "refused: the sender gets an ICMP port unreachable"
 	case Dropped:
 		return "dropped"
+	case Undecided:
+		return "not known: a rule of another program decides"
 	}
 	var to []string
 	for _, d := range destinations {

@@ -120,6 +120,11 @@ type Host struct {
 	Addresses []netip.Addr
 	// Routes may be incomplete. If no route fits, that is an error only if a rule looks at the outgoing interface.
 	Routes []Route
+	// Interfaces are the numbers of the interfaces, by name. Only rules of other programs look at them.
+	Interfaces map[string]uint32
+	// Lookup finds the element of a set of another program's table that has a key, as nft.Conn.Lookup does. Without it,
+	// such a table's sets are not known.
+	Lookup func(table *nft.Table, set string, key nft.Data) (nft.Element, bool, error)
 }
 
 // Route is a route by which packets leave. Among several, the longest prefix counts.

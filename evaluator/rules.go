@@ -25,16 +25,23 @@ func (p place) fail(err error) error {
 
 // baseChain runs a base chain to its verdict: accept or drop.
 func (w *walk) baseChain(c baseChain) (nft.Verdict, error) {
+	if c.isOther() {
+		return w.otherChain(c)
+	}
 	at := place{Table: c.Table, base: c.chain, chain: c.chain}
 	if c.chain.Type != nft.TypeFilter && c.chain.Type != nft.TypeNAT {
 		return nft.Verdict{}, fmt.Errorf("%s %s %s: chain type %s: not modelled", c.Family, c.Name, c.chain.Name, c.chain.Type)
 	}
+	return w.runBaseChain(at)
+}
+
+func (w *walk) runBaseChain(at place) (nft.Verdict, error) {
 	v, err := w.walkChain(at)
 	if err != nil || v.Kind != 0 {
 		return v, err
 	}
 	policy := nft.Accept
-	if c.chain.DropPolicy {
+	if at.base.DropPolicy {
 		policy = nft.Drop
 	}
 	w.step(at, nil, "policy "+policy.String())
@@ -87,7 +94,7 @@ func (p place) enter(chain string) (place, error) {
 
 // rule runs the statements of a rule up to one that does not match or decides.
 func (w *walk) rule(at place, r *nft.Rule) (nft.Verdict, error) {
-	s := &statements{walk: w, place: at}
+	s := &statements{walk: w, place: at, rule: r}
 	mark := w.mark
 	for _, statement := range r.Statements {
 		if w.statements++; w.statements > maxStatements {
@@ -102,6 +109,8 @@ func (w *walk) rule(at place, r *nft.Rule) (nft.Verdict, error) {
 			return nft.Verdict{}, nil
 		case !matched:
 			return nft.Verdict{}, nil
+		case w.fate.Result == Undecided:
+			return v, nil
 		case v.Kind != 0:
 			text := v.String()
 			if w.fate.Result == Refused {

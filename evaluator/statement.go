@@ -13,6 +13,7 @@ import (
 type statements struct {
 	*walk
 	place
+	rule *nft.Rule
 	// elements are those that the rule found in or added to sets and maps, as nft prints them.
 	elements []string
 }
@@ -39,6 +40,8 @@ func (s *statements) run(statement nft.Statement) (matched bool, v nft.Verdict, 
 		return s.reject(x)
 	case nft.Counter:
 		matched = true
+	case nft.Expressions:
+		return s.expressions(x, s.rule)
 	case nft.Verdict:
 		return true, x, validVerdict(x)
 	default:

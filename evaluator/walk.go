@@ -19,7 +19,7 @@ type walk struct {
 
 	// The packet in its current state. A source that masquerading chose may be unknown: the zero AddrPort.
 	source, destination netip.AddrPort
-	mark                uint32
+	mark, ctMark        uint32
 	iif, oif            ifname
 	// tracked says that conntrack has seen the packet.
 	tracked bool

@@ -119,6 +119,15 @@ add chain ip nat PREROUTING { type nat hook prerouting priority dstnat; }
 add rule ip nat PREROUTING jump KUBE-SERVICES
 `, "-f", "-")
 	},
+	"firewall": func(t *testing.T, i *incident) {
+		i.pod(t, "10.244.1.7")
+		i.apply(t, "shop.yaml")
+		lab.Nft(t, i.l.Node, "add table inet fw\nadd chain inet fw f { type filter hook forward priority -5; policy drop; }\n"+
+			"add rule inet fw f ct state established,related accept\n", "-f", "-")
+		if result := sent(t, i.l.Outside, "10.96.0.10:80"); result != "dropped" {
+			t.Errorf("a packet was %s, want dropped", result)
+		}
+	},
 	"affinity": func(t *testing.T, i *incident) {
 		i.pod(t, "10.244.1.5")
 		i.apply(t, "affinity-before.yaml")

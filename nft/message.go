@@ -77,6 +77,18 @@ func (e *encoder) destroyTable(s Step, a netlinkattr.List) {
 
 // decodeTable decodes an NFT_MSG_NEWTABLE message; the table has no chains and sets yet.
 func decodeTable(data []byte) (*Table, error) {
+	t, err := decodeAnyTable(data)
+	if err != nil {
+		return nil, err
+	}
+	if _, err := familyOf(uint32(t.Family)); err != nil {
+		return nil, fmt.Errorf("table %s: %w", t.Name, err)
+	}
+	return t, nil
+}
+
+// decodeAnyTable is decodeTable for tables of all families.
+func decodeAnyTable(data []byte) (*Table, error) {
 	t := &Table{Kernel: &KernelTable{}}
 	var flags uint32
 	var userdata []byte
@@ -89,9 +101,7 @@ func decodeTable(data []byte) (*Table, error) {
 	}
 	t.setFlags(flags)
 	t.Comment = string(commentIn(userdata))
-	if t.Family, err = familyOf(uint32(data[0])); err != nil {
-		return nil, fmt.Errorf("table %s: %w", t.Name, err)
-	}
+	t.Family = Family(data[0])
 	return t, nil
 }
 

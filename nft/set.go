@@ -48,6 +48,8 @@ type kernelSet struct {
 	count int
 	// unknown names, by key, a property of an element that an Element cannot express.
 	unknown map[Data]string
+	// listed are the first elements of an anonymous set of another program.
+	listed []*rawElement
 }
 
 // DefaultSize is the size that the kernel gives to a Dynamic set without one. Such a set starts small and grows.

@@ -42,6 +42,8 @@ type KernelTable struct {
 	Objects []Object
 	// Handles are the handles of the rules, in their order, by the name of the chain. A Step with DeleteRule takes one.
 	Handles map[string][]uint64
+	// Other says that ReadOthers read the table: its rules are Expressions.
+	Other bool
 }
 
 // kernel returns what the kernel knows of the table, if it was read.
@@ -165,10 +167,12 @@ func (t *Table) appendText(b *strings.Builder) {
 // Family is the address family of a table. Its values are the kernel's numbers (NFPROTO_*).
 type Family uint8
 
-// The families that this package handles.
+// The families that this package handles. ReadOthers returns tables of further ones.
 const (
 	FamilyIP  Family = unix.NFPROTO_IPV4
 	FamilyIP6 Family = unix.NFPROTO_IPV6
+	// FamilyInet is for both. This package reads its tables (ReadOthers), and writes none.
+	FamilyInet Family = unix.NFPROTO_INET
 )
 
 // familyOf returns the family with the kernel's number nfproto. It is an error for the families that this package does
@@ -186,13 +190,21 @@ func familyOf(nfproto uint32) (Family, error) {
 // Families lists both families, in the order in which everything here is printed.
 var Families = [...]Family{FamilyIP, FamilyIP6}
 
-// String returns nft's word for the family: "ip" or "ip6".
+// String returns nft's word for the family, such as "ip6".
 func (f Family) String() string {
 	switch f {
 	case FamilyIP:
 		return "ip"
 	case FamilyIP6:
 		return "ip6"
+	case FamilyInet:
+		return "inet"
+	case unix.NFPROTO_ARP:
+		return "arp"
+	case unix.NFPROTO_NETDEV:
+		return "netdev"
+	case unix.NFPROTO_BRIDGE:
+		return "bridge"
 	}
 	return fmt.Sprintf("family-%d", uint8(f))
 }

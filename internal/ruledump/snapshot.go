@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/nftproxy/nftproxy/compiler"
+	"github.com/nftproxy/nftproxy/evaluator"
 	"github.com/nftproxy/nftproxy/nft"
 )
 
@@ -60,6 +61,12 @@ type Snapshot struct {
 	Places map[netip.Addr]Place
 	// Counts holds what the elements have counted.
 	Counts Counts
+	// Ordered has the tables of all programs in the order in which they were made, if AddOthers has read them. Host has
+	// the routes and interfaces.
+	Ordered []*nft.Table
+	Host    evaluator.Host
+	// NotLookedAt names rules on a packet's way that the program cannot follow.
+	NotLookedAt []string
 	// ReadClients, if set, reads the clients of a dynamic map of a table into it.
 	ReadClients func(table *nft.Table, set *nft.Set) error
 }

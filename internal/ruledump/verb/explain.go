@@ -29,8 +29,13 @@ every possible outcome: the reason in a sentence, then the rules and the element
 find, hook by hook. It sends nothing.
 
 A packet from one of the node's own addresses counts as one of a local process; with compiled
-rules these are the Node's addresses alone. It does not look at rules of other programs, nor
-at unreachable routes.
+rules these are the Node's addresses alone. It does not look at unreachable routes.
+
+With the rules of the kernel it follows the packet through the chains of all programs (families
+ip, ip6 and inet), in the order of their priorities. If one drops the packet, it is named. If
+that depends on something unknown, such as a rate limit, each outcome names the rule that it
+depends on. A packet counts as coming in by the interface that leads to its source. What it
+cannot follow, such as rules of iptables-legacy, is listed under "not looked at".
 
 With the rules of the kernel it also shows the client's session affinity, and its connections
 to the address in conntrack, with their states. Changed rules do not move connections; those
@@ -53,6 +58,11 @@ whose server is no endpoint by these rules are marked.`,
 	where.addTo(cmd)
 	var packet evaluator.Packet
 	where.shows(cmd, newFormat("text", "json", "yaml"), func(cmd *cobra.Command, s *ruledump.Snapshot, _ Filter) (View, error) {
+		if where.conn != nil {
+			if err := s.AddOthers(cmd.Context(), where.conn); err != nil {
+				s.Ordered, s.NotLookedAt = nil, append(s.NotLookedAt, "tables of other programs: "+err.Error())
+			}
+		}
 		e, err := Explain(s, packet)
 		if err == nil && where.conn != nil {
 			err = e.addConnections(cmd.Context())
@@ -151,6 +161,8 @@ type Explanation struct {
 	Connections         []connection `json:"connections,omitempty"`
 	ConnectionsTotal    int          `json:"connectionsTotal,omitempty"`
 	ConnectionsFinished int          `json:"connectionsFinished,omitempty"`
+	// NotLookedAt names rules that may be on the packet's way and cannot be followed.
+	NotLookedAt []string `json:"notLookedAt,omitempty"`
 
 	packet evaluator.Packet
 	// byAddress and byNodePort are the frontends that the packet may be for; nil for none.
@@ -167,7 +179,11 @@ type Outcome struct {
 	SourceReason SourceReason     `json:"sourceReason,omitempty"`
 	Why          string           `json:"why"`
 	Destinations []netip.AddrPort `json:"destinations,omitempty"`
-	Path         []step           `json:"path"`
+	// DecidedBy is the rule of another program, or the chain with its policy, that ended the packet's way.
+	DecidedBy *step `json:"decidedBy,omitempty"`
+	// DependsOn has rules of other programs of which it is not known whether they match.
+	DependsOn []step `json:"dependsOn,omitempty"`
+	Path      []step `json:"path"`
 
 	head, path string
 }
@@ -197,14 +213,19 @@ func Explain(s *ruledump.Snapshot, p evaluator.Packet) (*Explanation, error) {
 		return nil, err
 	}
 	p.Local = p.Local || p.Source.Addr().IsLoopback() || slices.Contains(s.Addresses, p.Source.Addr())
-	e := &Explanation{nodeDocument: aboutNode("Explanation", s), Packet: p.String(), packet: p}
+	e := &Explanation{nodeDocument: aboutNode("Explanation", s), Packet: p.String(), NotLookedAt: s.NotLookedAt, packet: p}
 	e.findFrontends(frontends)
 	for _, f := range e.frontends() {
 		if err := e.readAffinity(s, f); err != nil {
 			return nil, err
 		}
 	}
-	fates, err := evaluator.New(s.Tables, evaluator.Host{Addresses: s.Addresses}).Fates(p)
+	tables, host := s.Tables, s.Host
+	if s.Ordered != nil {
+		tables = s.Ordered
+	}
+	host.Addresses = s.Addresses
+	fates, err := evaluator.New(tables, host).Fates(p)
 	if err != nil {
 		return nil, err
 	}
@@ -251,18 +272,67 @@ func (e *Explanation) add(o *evaluator.Outcome) {
 	if f != nil && e.ServicePort == "" && out.Reason != ReasonUnknownPort {
 		e.ServicePort = f.ServicePort
 	}
-	for _, s := range o.Fate.Path {
-		shown := step{Hook: string(s.Hook), Elements: s.Elements, Verdict: s.Verdict}
-		if s.Chain != nil {
-			shown.Table, shown.Chain = tableName(s.Table), s.Chain.Name
-		}
-		if s.Rule != nil {
-			shown.Rule = s.Rule.String()
-		}
-		out.Path = append(out.Path, shown)
+	for i := range o.Fate.Path {
+		out.Path = append(out.Path, newStep(&o.Fate.Path[i]))
+	}
+	for i := range o.Fate.Depends {
+		out.DependsOn = append(out.DependsOn, newStep(&o.Fate.Depends[i]))
 	}
 	out.Why = e.why(&out, f)
+	if by := decidedBy(&o.Fate); by != nil {
+		out.DecidedBy, out.head = by, out.Result+" by "+by.name()
+		if o.Fate.Result == evaluator.Undecided {
+			out.head = "not known: depends on " + by.name()
+		}
+		out.Why = "another program's rule; " + e.intended(o)
+	}
 	e.Outcomes = append(e.Outcomes, out)
+}
+
+func newStep(s *evaluator.Step) step {
+	shown := step{Hook: string(s.Hook), Elements: s.Elements, Verdict: s.Verdict}
+	if s.Chain != nil {
+		shown.Table, shown.Chain = tableName(s.Table), s.Chain.Name
+	}
+	if s.Rule != nil {
+		shown.Rule = s.Rule.String()
+	}
+	return shown
+}
+
+// name says where a step happened, such as "inet fw, chain f (policy drop)".
+func (s *step) name() string {
+	if s.Rule == "" {
+		return fmt.Sprintf("%s, chain %s (%s)", s.Table, s.Chain, s.Verdict)
+	}
+	return fmt.Sprintf("%s, chain %s: %s", s.Table, s.Chain, s.Rule)
+}
+
+// decidedBy returns the step of another program that ended a packet's way; nil if none did.
+func decidedBy(fate *evaluator.Fate) *step {
+	for i := len(fate.Path) - 1; i >= 0; i-- {
+		switch s := &fate.Path[i]; {
+		case s.Chain == nil:
+		case fate.Result == evaluator.Delivered || s.Table.Kernel == nil || !s.Table.Kernel.Other:
+			return nil
+		default:
+			by := newStep(s)
+			return &by
+		}
+	}
+	return nil
+}
+
+// intended says where the packet was on its way to when another program ended that.
+func (e *Explanation) intended(o *evaluator.Outcome) string {
+	if o.Fate.Destination == e.packet.Destination {
+		return "its destination was not translated before"
+	}
+	var to []string
+	for _, d := range o.Destinations[:min(len(o.Destinations), explainShown)] {
+		to = append(to, d.String())
+	}
+	return "the packet was on its way to " + strings.Join(to, " or ")
 }
 
 func tableName(t *nft.Table) string { return t.Family.String() + " " + t.Name }
@@ -340,6 +410,9 @@ func (e *Explanation) Text(p *Page) {
 			p.WriteByte('\n')
 		}
 		p.printf("%s\n  why: %s\n", o.head, o.Why)
+		for _, d := range o.DependsOn {
+			p.printf("  depends on %s (%s)\n", d.name(), d.Verdict)
+		}
 		for line := range strings.Lines(o.path) {
 			p.printf("  %s", line)
 		}
@@ -348,4 +421,10 @@ func (e *Explanation) Text(p *Page) {
 		p.printf("\nsession affinity: %s keeps the client at %s for %d s more (clients in the map: %d)\n", c.Map, c.Endpoint, c.ExpiresSeconds, c.Clients)
 	}
 	e.printConnections(p)
+	for i, name := range e.NotLookedAt {
+		if i == 0 {
+			p.printf("\nnot looked at:\n")
+		}
+		p.printf("  %s\n", name)
+	}
 }

@@ -1,0 +1,590 @@
+package evaluator
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"github.com/google/nftables/expr"
+	"github.com/nftproxy/nftproxy/nft"
+	"golang.org/x/sys/unix"
+)
+
+// maxBranches is how many ways through one base chain of another program are followed.
+const maxBranches = 256
+
+// otherChain runs a base chain of another program. Where a rule asks for something unknown, the chain is run once for
+// each answer. Ways that treat the packet alike count as one, and then the packet does not depend on those answers.
+func (w *walk) otherChain(c baseChain) (nft.Verdict, error) {
+	before := *w
+	before.fate.Path, before.fate.Depends = slices.Clip(before.fate.Path), slices.Clip(before.fate.Depends)
+	type end struct {
+		walk    walk
+		verdict nft.Verdict
+	}
+	var ends []end
+	answers := &draws{}
+	for more, n := true, 0; more; n++ {
+		*w = before
+		w.draws = answers
+		at := place{Table: c.Table, base: c.chain, chain: c.chain}
+		v, err := w.runBaseChain(at)
+		if more = answers.next(); n == maxBranches && more {
+			err, more = fmt.Errorf("it has more than %d ways for the packet", maxBranches), false
+		}
+		if err != nil {
+			w.undecided(at, nil, err.Error())
+			v = nft.Drop
+		}
+		known := slices.ContainsFunc(ends, func(e end) bool {
+			return e.verdict.Kind == v.Kind && e.walk.fate.Result == w.fate.Result && e.walk.mark == w.mark && e.walk.ctMark == w.ctMark &&
+				e.walk.source == w.source && e.walk.destination == w.destination && e.walk.translated == w.translated && e.walk.changed == w.changed
+		})
+		if !known {
+			ends = append(ends, end{*w, v})
+		}
+	}
+	chosen := 0
+	if len(ends) > 1 {
+		chosen = int(before.draws.draw(uint32(len(ends))))
+	}
+	*w = ends[chosen].walk
+	w.draws = before.draws
+	if len(ends) == 1 {
+		w.fate.Depends = before.fate.Depends
+	}
+	return ends[chosen].verdict, nil
+}
+
+// undecided ends the walk at a rule whose result is not known.
+func (w *walk) undecided(at place, r *nft.Rule, why string) {
+	w.fate.Result = Undecided
+	w.step(at, r, why)
+	w.fate.Depends = append(w.fate.Depends, w.fate.Path[len(w.fate.Path)-1])
+}
+
+// truth is the result of a comparison: no, maybe or yes.
+type truth int8
+
+const (
+	no truth = iota
+	maybe
+	yes
+)
+
+func truthOf(b bool) truth {
+	if b {
+		return yes
+	}
+	return no
+}
+
+// bitsOf is the content of registers. known has a bit for each bit of data that is known.
+type bitsOf struct{ data, known []byte }
+
+func knownBits(data []byte) bitsOf { return bitsOf{data, bytes.Repeat([]byte{0xff}, len(data))} }
+
+func unknownBits(length int) bitsOf { return bitsOf{make([]byte, length), make([]byte, length)} }
+
+func allOnes(b []byte) bool {
+	for _, x := range b {
+		if x != 0xff {
+			return false
+		}
+	}
+	return true
+}
+
+// equals compares the known bits.
+func (b bitsOf) equals(data []byte) truth {
+	for i, want := range data {
+		if i < len(b.data) && (b.data[i]^want)&b.known[i] != 0 {
+			return no
+		}
+	}
+	if allOnes(b.known) {
+		return yes
+	}
+	return maybe
+}
+
+// machine is the kernel's register machine, on one rule of another program.
+type machine struct {
+	*walk
+	place
+	rule *nft.Rule
+	// data and known are the registers.
+	data, known [80]byte
+	// notLoopback says, by the place of the register, that it has an unknown interface other than lo.
+	notLoopback map[int]bool
+	// asked says that something unknown was asked for and the answer assumed to be yes.
+	asked bool
+}
+
+// result is the end of an expression.
+type result struct {
+	matches truth
+	verdict nft.Verdict
+	// effect says that the expression changes what later rules see.
+	effect func()
+	// undecided says why the result of the rule is not known.
+	undecided string
+}
+
+var goesOn = result{matches: yes}
+
+// expressions runs a rule of another program. If it matches depends on something unknown, one of the ways is drawn as
+// soon as that makes a difference.
+func (s *statements) expressions(x nft.Expressions, r *nft.Rule) (matched bool, v nft.Verdict, err error) {
+	m := &machine{walk: s.walk, place: s.place, rule: r, notLoopback: map[int]bool{}}
+	for _, e := range x.List() {
+		if s.statements++; s.statements > maxStatements {
+			return false, v, fmt.Errorf("its rules take longer than can be followed")
+		}
+		res := m.run(e)
+		if res.matches == no {
+			return false, v, nil
+		}
+		m.asked = m.asked || res.matches == maybe
+		if res.verdict.Kind == 0 && res.effect == nil && res.undecided == "" {
+			continue
+		}
+		if m.asked {
+			m.asked = false
+			matches := s.draws.draw(2) == 1
+			s.assume(m.place, r, matches)
+			if !matches {
+				return false, v, nil
+			}
+		}
+		if res.undecided != "" {
+			s.undecided(s.place, r, res.undecided)
+			return true, nft.Drop, nil
+		}
+		if res.effect != nil {
+			res.effect()
+		}
+		if res.verdict.Kind != 0 {
+			return true, res.verdict, nil
+		}
+	}
+	return !m.asked, v, nil
+}
+
+// assume notes that the fate depends on whether a rule matches.
+func (w *walk) assume(at place, r *nft.Rule, matches bool) {
+	verdict := "if this does not match"
+	if matches {
+		verdict = "if this matches"
+	}
+	w.fate.Depends = append(slices.Clip(w.fate.Depends), Step{Hook: w.hook, Table: at.Table, Chain: at.chain, Level: at.level, Rule: r, Verdict: verdict})
+}
+
+// place of a register among the bytes of all.
+func registerAt(n uint32) int {
+	if n >= unix.NFT_REG32_00 {
+		return 4 * int(n-unix.NFT_REG32_00)
+	}
+	return 16 * int(max(n, 1)-1)
+}
+
+// get returns the content of registers.
+func (m *machine) get(register uint32, length int) bitsOf {
+	at := min(registerAt(register), len(m.data))
+	end := min(at+length, len(m.data))
+	return bitsOf{m.data[at:end], m.known[at:end]}
+}
+
+// set fills registers, and pads them.
+func (m *machine) set(register uint32, b bitsOf) result {
+	at := registerAt(register)
+	delete(m.notLoopback, at)
+	for i := 0; i < (len(b.data)+3)/4*4 && at+i < len(m.data); i++ {
+		m.data[at+i], m.known[at+i] = 0, 0xff
+		if i < len(b.data) {
+			m.data[at+i], m.known[at+i] = b.data[i]&b.known[i], b.known[i]
+		}
+	}
+	return goesOn
+}
+
+// forget is for expressions that write to registers that are not known.
+func (m *machine) forget() { m.known = [80]byte{} }
+
+func (m *machine) run(e any) result {
+	switch e := e.(type) {
+	case *expr.Meta:
+		return m.meta(e)
+	case *expr.Ct:
+		return m.ct(e)
+	case *expr.Payload:
+		if e.OperationType == expr.PayloadWrite {
+			return result{matches: yes, undecided: "the rule changes the packet"}
+		}
+		return m.set(e.DestRegister, m.payload(e))
+	case *expr.Fib:
+		return m.set(e.Register, m.fib(e))
+	case *expr.Immediate:
+		return m.set(e.Register, knownBits(e.Data))
+	case *expr.Bitwise:
+		from := m.get(e.SourceRegister, int(e.Len))
+		to := bitsOf{slices.Clone(from.data), slices.Clone(from.known)}
+		for i := range to.data {
+			if i < len(e.Mask) && i < len(e.Xor) {
+				to.data[i], to.known[i] = to.data[i]&e.Mask[i]^e.Xor[i], to.known[i]|^e.Mask[i]
+			}
+		}
+		return m.set(e.DestRegister, to)
+	case *expr.Byteorder:
+		return m.byteorder(e)
+	case *expr.Cmp:
+		return result{matches: m.compare(e)}
+	case *expr.Range:
+		have := m.get(e.Register, len(e.FromData))
+		if !allOnes(have.known) {
+			return result{matches: maybe}
+		}
+		in := bytes.Compare(have.data, e.FromData) >= 0 && bytes.Compare(have.data, e.ToData) <= 0
+		return result{matches: truthOf(in == (e.Op == expr.CmpOpEq))}
+	case *expr.Lookup:
+		return m.lookup(e)
+	case *expr.Verdict:
+		return m.verdict(e)
+	case *expr.NAT:
+		return m.nat(e)
+	case *expr.Masq:
+		return result{matches: yes, verdict: nft.Accept, effect: m.masquerade}
+	case *expr.Reject:
+		return m.refuse()
+	case *expr.Match:
+		return m.xtMatch(e)
+	case *expr.Target:
+		return m.xtTarget(e)
+	case *expr.Dynset:
+		if len(e.Exprs) > 0 || e.Invert {
+			return result{matches: maybe}
+		}
+		return goesOn
+	case *expr.Counter, *expr.Log, *expr.FlowOffload:
+		return goesOn
+	case *expr.Numgen:
+		return m.set(e.Register, unknownBits(4))
+	case *expr.Hash:
+		return m.set(e.DestRegister, unknownBits(4))
+	case nft.Unknown:
+		m.forget()
+		switch e.Name {
+		case "queue", "tproxy", "synproxy", "fwd", "notrack":
+			return result{matches: yes, undecided: e.Name + " is not modelled"}
+		case "counter", "last", "dup", "bitwise", "numgen", "hash", "secmark", "cthelper", "cttimeout", "ctexpect":
+			return goesOn
+		}
+	case *expr.Redir:
+		return result{matches: yes, undecided: "redirect is not modelled"}
+	}
+	return result{matches: maybe} // limit, quota, objects and everything that is not known here
+}
+
+func (m *machine) compare(e *expr.Cmp) truth {
+	have := m.get(e.Register, len(e.Data))
+	var t truth
+	switch e.Op {
+	case expr.CmpOpEq, expr.CmpOpNeq:
+		t = have.equals(e.Data)
+		isLoopback := string(bytes.TrimRight(e.Data, "\x00")) == loopback && len(e.Data) > len(loopback) || bytes.Equal(e.Data, []byte(nft.IntegerData(loopbackIndex)))
+		if t == maybe && isLoopback && m.notLoopback[registerAt(e.Register)] {
+			t = no
+		}
+		if e.Op == expr.CmpOpNeq {
+			t = yes - t
+		}
+		return t
+	}
+	if !allOnes(have.known) {
+		return maybe
+	}
+	c := bytes.Compare(have.data, e.Data)
+	return truthOf(map[expr.CmpOp]bool{expr.CmpOpLt: c < 0, expr.CmpOpLte: c <= 0, expr.CmpOpGt: c > 0, expr.CmpOpGte: c >= 0}[e.Op])
+}
+
+// loopbackIndex is the number of lo in every network namespace.
+const loopbackIndex = 1
+
+func (m *machine) byteorder(e *expr.Byteorder) result {
+	from := m.get(e.SourceRegister, int(e.Len))
+	to := bitsOf{slices.Clone(from.data), slices.Clone(from.known)}
+	if size := int(e.Size); binary.NativeEndian.Uint16([]byte{1, 0}) == 1 && size > 0 {
+		for at := 0; at+size <= len(to.data); at += size {
+			slices.Reverse(to.data[at : at+size])
+			slices.Reverse(to.known[at : at+size])
+		}
+	}
+	return m.set(e.DestRegister, to)
+}
+
+// bitsOfValue returns the bits of a field that the evaluator models for rules of its own kind.
+func bitsOfValue(v value, err error, length int) bitsOf {
+	if err != nil || v.unknown != "" {
+		return unknownBits(length)
+	}
+	return knownBits([]byte(v.data)[:min(length, len(v.data))])
+}
+
+func (m *machine) meta(e *expr.Meta) result {
+	if e.SourceRegister {
+		have := m.get(e.Register, 4)
+		switch {
+		case e.Key != expr.MetaKeyMARK:
+			return goesOn // priority, nftrace
+		case !allOnes(have.known):
+			return result{matches: yes, undecided: "the mark that the rule sets is not known"}
+		}
+		mark := binary.NativeEndian.Uint32(have.data)
+		return result{matches: yes, effect: func() { m.mark = mark }}
+	}
+	switch e.Key {
+	case expr.MetaKeyMARK:
+		return m.set(e.Register, knownBits([]byte(nft.IntegerData(m.mark))))
+	case expr.MetaKeyNFPROTO:
+		return m.set(e.Register, knownBits([]byte{byte(m.walk.family)}))
+	case expr.MetaKeyL4PROTO:
+		return m.set(e.Register, knownBits([]byte{m.packet.Protocol}))
+	case expr.MetaKeyPROTOCOL:
+		ether := uint16(unix.ETH_P_IP)
+		if m.walk.family == nft.FamilyIP6 {
+			ether = unix.ETH_P_IPV6
+		}
+		return m.set(e.Register, knownBits(binary.BigEndian.AppendUint16(nil, ether)))
+	case expr.MetaKeyPKTTYPE:
+		return m.set(e.Register, knownBits([]byte{unix.PACKET_HOST}))
+	case expr.MetaKeyIIFNAME, expr.MetaKeyOIFNAME, expr.MetaKeyIIF, expr.MetaKeyOIF:
+		return m.ifname(e)
+	}
+	return m.set(e.Register, unknownBits(16))
+}
+
+// ifname loads the name or the number of an interface.
+func (m *machine) ifname(e *expr.Meta) result {
+	of, in := m.oif, e.Key == expr.MetaKeyIIFNAME || e.Key == expr.MetaKeyIIF
+	if in {
+		of = m.iif
+		if name := m.host.route(m.packet.Source.Addr()).Interface; of.unknown != "" && name != "" {
+			of = ifname{name: name}
+		}
+	}
+	v := bitsOfValue(of.value(), nil, unix.IFNAMSIZ)
+	if e.Key == expr.MetaKeyIIF || e.Key == expr.MetaKeyOIF {
+		v = unknownBits(4)
+		if index, known := m.host.Interfaces[of.name]; known || of.name == "" && of.unknown == "" {
+			v = knownBits([]byte(nft.IntegerData(index)))
+		}
+	}
+	m.set(e.Register, v)
+	// Packets that come in by lo are the node's own, and packets to the node leave by lo.
+	m.notLoopback[registerAt(e.Register)] = of.name != loopback
+	return goesOn
+}
+
+func (m *machine) ct(e *expr.Ct) result {
+	if e.SourceRegister {
+		have := m.get(e.Register, 4)
+		if e.Key != expr.CtKeyMARK {
+			return goesOn
+		}
+		if !allOnes(have.known) {
+			return result{matches: yes, undecided: "the connection mark that the rule sets is not known"}
+		}
+		mark := binary.NativeEndian.Uint32(have.data)
+		return result{matches: yes, effect: func() { m.ctMark = mark }}
+	}
+	if !m.tracked {
+		if e.Key == expr.CtKeySTATE {
+			return m.set(e.Register, knownBits([]byte(nft.IntegerData(expr.CtStateBitINVALID))))
+		}
+		return result{matches: no} // the kernel ends the rule
+	}
+	original := e.Direction == expr.CtDirOriginal
+	length := m.walk.destination.Addr().BitLen() / 8
+	switch e.Key {
+	case expr.CtKeySTATE:
+		v, err := m.field(nft.CTState)
+		return m.set(e.Register, bitsOfValue(v, err, 4))
+	case expr.CtKeySTATUS:
+		return m.set(e.Register, bitsOf{[]byte(nft.IntegerData(m.ctStatus())), []byte(nft.IntegerData(ctStatusKnown))})
+	case expr.CtKeyMARK:
+		if m.packet.Connection != nil {
+			return m.set(e.Register, unknownBits(4))
+		}
+		return m.set(e.Register, knownBits([]byte(nft.IntegerData(m.ctMark))))
+	case expr.CtKeyDIRECTION:
+		return m.set(e.Register, knownBits([]byte{expr.CtDirOriginal}))
+	case expr.CtKeySRC, expr.CtKeySRCIP, expr.CtKeySRCIP6:
+		if original {
+			return m.set(e.Register, knownBits(m.packet.Source.Addr().AsSlice()))
+		}
+		return m.set(e.Register, unknownBits(length))
+	case expr.CtKeyDST, expr.CtKeyDSTIP, expr.CtKeyDSTIP6:
+		if original {
+			return m.set(e.Register, knownBits(m.packet.Destination.Addr().AsSlice()))
+		}
+		return m.set(e.Register, unknownBits(length))
+	case expr.CtKeyPROTODST:
+		if original {
+			return m.set(e.Register, portBits(m.packet.Destination.Port()))
+		}
+	}
+	return m.set(e.Register, unknownBits(16))
+}
+
+func portBits(port uint16) bitsOf {
+	if port == 0 {
+		return unknownBits(2)
+	}
+	return knownBits(binary.BigEndian.AppendUint16(nil, port))
+}
+
+func addrBits(addr netip.Addr, length int) bitsOf {
+	if !addr.IsValid() {
+		return unknownBits(length)
+	}
+	return knownBits(addr.AsSlice())
+}
+
+// payload returns a part of the packet's headers.
+func (m *machine) payload(e *expr.Payload) bitsOf {
+	header := unknownBits(64)
+	put := func(at int, b bitsOf) {
+		copy(header.data[at:], b.data)
+		copy(header.known[at:], b.known)
+	}
+	switch {
+	case e.Base == expr.PayloadBaseNetworkHeader && m.walk.family == nft.FamilyIP:
+		put(0, knownBits([]byte{4<<4 | 5}))
+		put(6, bitsOf{[]byte{0, 0}, []byte{0x3f, 0xff}}) // no fragment
+		put(9, knownBits([]byte{m.packet.Protocol}))
+		put(12, addrBits(m.source.Addr(), 4))
+		put(16, addrBits(m.walk.destination.Addr(), 4))
+	case e.Base == expr.PayloadBaseNetworkHeader:
+		put(6, knownBits([]byte{m.packet.Protocol}))
+		put(8, addrBits(m.source.Addr(), 16))
+		put(24, addrBits(m.walk.destination.Addr(), 16))
+	case e.Base == expr.PayloadBaseTransportHeader && hasPorts(m.packet.Protocol):
+		put(0, portBits(m.source.Port()))
+		put(2, portBits(m.walk.destination.Port()))
+		if m.packet.Protocol == unix.IPPROTO_TCP && m.packet.Connection == nil {
+			put(13, knownBits([]byte{tcpSYN}))
+		}
+	}
+	from, to := min(int(e.Offset), 64), min(int(e.Offset+e.Len), 64)
+	part := bitsOf{header.data[from:to], header.known[from:to]}
+	if len(part.data) < int(e.Len) {
+		return unknownBits(int(min(e.Len, 64)))
+	}
+	return part
+}
+
+// tcpSYN are the flags of the first packet of a TCP connection.
+const tcpSYN = 0x02
+
+// fib returns the type of an address. Which interface leads to an address is not known.
+func (m *machine) fib(e *expr.Fib) bitsOf {
+	addr := m.walk.destination.Addr()
+	if e.FlagSADDR {
+		addr = m.source.Addr()
+	}
+	switch {
+	case !e.ResultADDRTYPE || e.FlagIIF || e.FlagOIF:
+		return unknownBits(16)
+	case !addr.IsValid() || m.host.isLocal(addr):
+		return knownBits([]byte(nft.IntegerData(unix.RTN_LOCAL)))
+	case addr.IsMulticast():
+		return knownBits([]byte(nft.IntegerData(unix.RTN_MULTICAST)))
+	}
+	return knownBits([]byte(nft.IntegerData(unix.RTN_UNICAST)))
+}
+
+func (m *machine) lookup(e *expr.Lookup) result {
+	set := m.Set(e.SetName)
+	if set == nil || m.host.Lookup == nil {
+		return result{matches: yes, undecided: "the set " + e.SetName + " cannot be read"}
+	}
+	key := m.get(e.SourceRegister, set.Key.Len())
+	if !allOnes(key.known) || len(key.data) < set.Key.Len() {
+		if e.IsDestRegSet {
+			return result{matches: maybe, undecided: "what the map has for the packet is not known"}
+		}
+		return result{matches: maybe}
+	}
+	found, ok, err := m.host.Lookup(m.Table, e.SetName, nft.Data(key.data))
+	switch {
+	case err != nil:
+		return result{matches: yes, undecided: err.Error()}
+	case ok == e.Invert:
+		return result{matches: no}
+	case e.IsDestRegSet && e.DestRegister == unix.NFT_REG_VERDICT:
+		if found.Verdict.Kind == 0 {
+			return result{matches: yes, undecided: "the verdict of the map is not modelled"}
+		}
+		return result{matches: yes, verdict: found.Verdict}
+	case e.IsDestRegSet:
+		return m.set(e.DestRegister, knownBits([]byte(found.Value)))
+	}
+	return goesOn
+}
+
+func (m *machine) verdict(e *expr.Verdict) result {
+	for _, v := range []struct {
+		kind expr.VerdictKind
+		is   nft.Verdict
+	}{
+		{expr.VerdictAccept, nft.Accept}, {expr.VerdictDrop, nft.Drop}, {expr.VerdictReturn, nft.Return},
+		{expr.VerdictJump, nft.Jump(e.Chain)}, {expr.VerdictGoto, nft.Goto(e.Chain)},
+	} {
+		if v.kind == e.Kind {
+			return result{matches: yes, verdict: v.is}
+		}
+	}
+	return result{matches: yes, undecided: "the verdict is not modelled"}
+}
+
+func (m *machine) refuse() result {
+	return result{matches: yes, verdict: nft.Drop, effect: func() { m.fate.Result = Refused }}
+}
+
+// nat translates the packet to the address and port in registers.
+func (m *machine) nat(e *expr.NAT) result {
+	isDestination := e.Type == expr.NATTypeDestNAT
+	from := m.source
+	if isDestination {
+		from = m.walk.destination
+	}
+	addr, port := from.Addr(), from.Port()
+	if e.RegAddrMin != 0 {
+		b := m.get(e.RegAddrMin, m.walk.destination.Addr().BitLen()/8)
+		if !allOnes(b.known) || e.RegAddrMax != 0 && e.RegAddrMax != e.RegAddrMin || e.Prefix {
+			return result{matches: yes, undecided: "the address that the rule translates to is not known"}
+		}
+		addr, _ = netip.AddrFromSlice(b.data)
+	}
+	if e.RegProtoMin != 0 {
+		b := m.get(e.RegProtoMin, 2)
+		if !allOnes(b.known) || e.RegProtoMax != 0 && e.RegProtoMax != e.RegProtoMin {
+			return result{matches: yes, undecided: "the port that the rule translates to is not known"}
+		}
+		port = binary.BigEndian.Uint16(b.data)
+	}
+	return m.translate(isDestination, netip.AddrPortFrom(addr, port))
+}
+
+func (m *machine) translate(isDestination bool, to netip.AddrPort) result {
+	return result{matches: yes, verdict: nft.Accept, effect: func() {
+		if isDestination {
+			m.setDestination(to)
+			return
+		}
+		m.translated[source], m.changed[source] = true, true
+		m.source = netip.AddrPortFrom(to.Addr(), 0)
+	}}
+}

@@ -1,0 +1,477 @@
+package nft
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math/big"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/google/nftables/expr"
+	"github.com/nftproxy/nftproxy/internal/netlinkattr"
+	"golang.org/x/sys/unix"
+)
+
+// hook returns the family's hook with the number of an inet hook.
+func (f Family) hook(inet Hook) Hook {
+	switch {
+	case f == unix.NFPROTO_NETDEV && inet == HookPrerouting, f == FamilyInet && inet == "hook-5":
+		return "ingress"
+	case f == unix.NFPROTO_NETDEV:
+		return "egress"
+	}
+	return inet
+}
+
+// routes reports whether the base chains of the family are called where packets are routed.
+func (f Family) routes() bool { return f == FamilyIP || f == FamilyIP6 || f == FamilyInet }
+
+// Expressions is the whole of a rule that another program wrote: the expressions of the kernel's register machine.
+// Committing it is ErrInvalid.
+type Expressions struct {
+	family  Family
+	encoded string
+	sets    map[string]*Set
+}
+
+func (e Expressions) linearize(l *linearizer) {
+	l.refuse(invalidError{errors.New("a rule of another program cannot be committed")})
+}
+
+// List returns the expressions: pointers to types of google/nftables/expr, and Unknown for those that it cannot decode.
+func (e Expressions) List() (list []any) {
+	// What cannot be decoded is Unknown already, so there is no error.
+	_ = netlinkattr.Each([]byte(e.encoded), func(_ uint16, b []byte) error {
+		list = append(list, decodeOther(e.family, b))
+		return nil
+	})
+	return list
+}
+
+// otherExprTypes make the expressions that only rules of other programs have.
+var otherExprTypes = map[string]func() expr.Any{
+	"range":        func() expr.Any { return &expr.Range{} },
+	"limit":        func() expr.Any { return &expr.Limit{} },
+	"log":          func() expr.Any { return &expr.Log{} },
+	"objref":       func() expr.Any { return &expr.Objref{} },
+	"redir":        func() expr.Any { return &expr.Redir{} },
+	"match":        func() expr.Any { return &expr.Match{} },
+	"target":       func() expr.Any { return &expr.Target{} },
+	"flow_offload": func() expr.Any { return &expr.FlowOffload{} },
+}
+
+func decodeOther(family Family, b []byte) any {
+	name := netlinkattr.Text(netlinkattr.Find(b, unix.NFTA_EXPR_NAME))
+	data := netlinkattr.Find(b, unix.NFTA_EXPR_DATA)
+	switch {
+	case name == "byteorder":
+		return decodeWholeByteorder(data)
+	case name == "immediate" && !isVerdict(data):
+		return unmarshalOther(family, data, name, &expr.Immediate{})
+	case name == "bitwise" && bytes.ContainsFunc(netlinkattr.Find(data, bitwiseOp), func(r rune) bool { return r != 0 }):
+		return Unknown{name} // a shift, or between registers
+	case otherExprTypes[name] != nil:
+		return unmarshalOther(family, data, name, otherExprTypes[name]())
+	case exprTypes[name] != nil:
+		return unmarshalOther(family, data, name, exprTypes[name]())
+	}
+	return Unknown{name}
+}
+
+// bitwiseOp is NFTA_BITWISE_OP. 0 is "register & mask ^ xor".
+const bitwiseOp = 6
+
+func unmarshalOther(family Family, data []byte, name string, e expr.Any) any {
+	if err := unmarshalExpr(family, data, e); err != nil {
+		return Unknown{name}
+	}
+	return e
+}
+
+// decodeWholeByteorder decodes what google/nftables cannot.
+func decodeWholeByteorder(data []byte) any {
+	var e expr.Byteorder
+	var op uint32
+	err := netlinkattr.Each(data, variables{
+		unix.NFTA_BYTEORDER_SREG: &e.SourceRegister, unix.NFTA_BYTEORDER_DREG: &e.DestRegister,
+		unix.NFTA_BYTEORDER_OP: &op, unix.NFTA_BYTEORDER_LEN: &e.Len, unix.NFTA_BYTEORDER_SIZE: &e.Size,
+	}.take)
+	if err != nil {
+		return Unknown{"byteorder"}
+	}
+	e.Op = expr.ByteorderOp(op)
+	return &e
+}
+
+// operand is the text of what a register holds.
+type operand struct {
+	text string
+	typ  dataType // length 0: unknown
+	data []byte   // of an immediate
+	mask []byte
+}
+
+// printer turns expressions into text that resembles nft's.
+type printer struct {
+	Expressions
+	regs  map[int]operand
+	words []string
+	// protocol is that of the transport header, once a rule has asked for it.
+	protocol string
+}
+
+// String prints the rule much as nft lists it.
+func (e Expressions) String() string {
+	p := printer{Expressions: e, regs: map[int]operand{}}
+	for _, x := range e.List() {
+		p.print(x)
+	}
+	return strings.Join(p.words, " ")
+}
+
+func (p *printer) say(words ...string) { p.words = append(p.words, words...) }
+
+func (p *printer) load(register uint32, o operand) { p.regs[registerIndex(register)] = o }
+
+func (p *printer) print(x any) {
+	switch x := x.(type) {
+	case *expr.Payload:
+		if x.OperationType == expr.PayloadWrite {
+			p.say("payload set")
+			return
+		}
+		o := payloadOperand(p.family, x)
+		if port, is := strings.CutPrefix(o.text, "th "); is && p.protocol != "" {
+			o.text = p.protocol + " " + port
+			if n := len(p.words); slices.Equal(p.words[max(0, n-2):], []string{MetaL4proto.String(), p.protocol}) {
+				p.words = p.words[:n-2]
+			}
+		}
+		p.load(x.DestRegister, o)
+	case *expr.Meta:
+		p.meta(x)
+	case *expr.Ct:
+		p.ct(x)
+	case *expr.Fib:
+		p.load(x.Register, fibOperand(x))
+	case *expr.Bitwise:
+		o := p.regs[registerIndex(x.SourceRegister)]
+		o.mask = x.Mask
+		if x.SourceRegister != x.DestRegister || !bytes.Equal(x.Xor, make([]byte, len(x.Xor))) {
+			o = operand{text: fmt.Sprintf("%s & 0x%x ^ 0x%x", o.text, x.Mask, x.Xor), typ: o.typ}
+		}
+		p.load(x.DestRegister, o)
+	case *expr.Byteorder:
+		p.load(x.DestRegister, p.regs[registerIndex(x.SourceRegister)])
+	case *expr.Immediate:
+		p.load(x.Register, operand{text: immediateText(x.Data), data: x.Data})
+	case *expr.Cmp:
+		p.cmp(x)
+	case *expr.Range:
+		o := p.regs[registerIndex(x.Register)]
+		p.say(o.text, strings.TrimSpace(opText(x.Op)+o.format(x.FromData)+"-"+o.format(x.ToData)))
+	case *expr.Lookup:
+		p.lookup(x)
+	case *expr.Dynset:
+		p.say(fmt.Sprintf("update @%s { %s }", x.SetName, p.regs[registerIndex(x.SrcRegKey)].text))
+	case *expr.NAT:
+		p.nat(x)
+	case *expr.Limit:
+		p.say(fmt.Sprintf("limit rate %d", x.Rate))
+	case *expr.Match:
+		p.say(fmt.Sprintf("xt match %q", x.Name))
+	case *expr.Target:
+		p.say(fmt.Sprintf("xt target %q", x.Name))
+	case *expr.Verdict:
+		if kind := verdictKind(x.Kind); kind != 0 {
+			p.say(Verdict{kind, x.Chain}.String())
+			return
+		}
+		p.say(fmt.Sprintf("verdict %d", x.Kind))
+	case *expr.Masq:
+		p.say("masquerade")
+	case *expr.Redir:
+		p.say("redirect")
+	case *expr.FlowOffload:
+		p.say("flow add @" + x.Name)
+	case Unknown:
+		p.say(x.Name)
+	default:
+		p.say(exprName(x))
+	}
+}
+
+// cmp prints a comparison. Like nft, it leaves out those that the next one implies.
+func (p *printer) cmp(x *expr.Cmp) {
+	o := p.regs[registerIndex(x.Register)]
+	if o.text == "meta nfproto" && x.Op == expr.CmpOpEq {
+		return
+	}
+	p.say(o.text, strings.TrimSpace(o.compared(x.Op, x.Data)))
+	if o.text == MetaL4proto.String() && x.Op == expr.CmpOpEq {
+		p.protocol = p.words[len(p.words)-1]
+	}
+}
+
+var opTexts = map[expr.CmpOp]string{expr.CmpOpNeq: "!= ", expr.CmpOpLt: "< ", expr.CmpOpLte: "<= ", expr.CmpOpGt: "> ", expr.CmpOpGte: ">= "}
+
+func opText(op expr.CmpOp) string { return opTexts[op] }
+
+// compared prints the right side of a comparison.
+func (o operand) compared(op expr.CmpOp, data []byte) string {
+	isBits := o.typ.name == typeCTState.name || o.typ.name == typeCTStat.name
+	switch {
+	case o.mask == nil:
+	case isBits && op == expr.CmpOpNeq && bytes.Equal(data, make([]byte, len(data))):
+		return o.format(o.mask)
+	case isPrefix(o.mask) && len(data) == o.typ.length && o.isAddress():
+		ones, _ := net.IPMask(o.mask).Size()
+		return fmt.Sprintf("%s%s/%d", opText(op), o.format(data), ones)
+	case o.typ.name == typeMark.name && len(o.mask) == 4:
+		return fmt.Sprintf("& %s %s%s", o.format(o.mask), cmpText(op), o.format(data))
+	default:
+		return fmt.Sprintf("& 0x%x %s0x%x", o.mask, cmpText(op), data)
+	}
+	if o.typ.name == typeIfname.name && len(data) < o.typ.length {
+		return opText(op) + `"` + strings.TrimRight(string(data), "\x00") + `*"`
+	}
+	return opText(op) + o.format(data)
+}
+
+func cmpText(op expr.CmpOp) string {
+	if op == expr.CmpOpEq {
+		return "== "
+	}
+	return opText(op)
+}
+
+// isPrefix reports whether a mask begins with ones and ends with zeros.
+func isPrefix(mask []byte) bool {
+	ones, _ := net.IPMask(mask).Size()
+	return ones > 0
+}
+
+func (o operand) isAddress() bool { return o.typ.name == typeIPv4.name || o.typ.name == typeIPv6.name }
+
+// format prints a value of the operand's type. Of an address only the first bytes may have been loaded.
+func (o operand) format(data []byte) string {
+	switch {
+	case o.typ.length == 0 || len(data) == 0 || len(data) > o.typ.length:
+		return fmt.Sprintf("0x%x", data)
+	case len(data) == o.typ.length:
+		return o.typ.format(string(data))
+	case o.isAddress():
+		whole := append(slices.Clone(data), make([]byte, o.typ.length-len(data))...)
+		return fmt.Sprintf("%s/%d", o.typ.format(string(whole)), 8*len(data))
+	}
+	return fmt.Sprintf("0x%x", data)
+}
+
+func payloadOperand(family Family, x *expr.Payload) operand {
+	for f := IPSaddr; f <= ThDport; f++ {
+		load, _ := f.load(0).(*expr.Payload)
+		tooLong := f == IPSaddr || f == IPDaddr
+		if load.Base == x.Base && load.Offset == x.Offset && x.Len <= load.Len && (family != FamilyIP6 || !tooLong) && (family != FamilyIP || f >= ThSport || tooLong) {
+			return operand{text: f.String(), typ: f.dataType()}
+		}
+	}
+	switch at := [3]uint32{uint32(x.Base), x.Offset, x.Len}; at {
+	case [3]uint32{unix.NFT_PAYLOAD_NETWORK_HEADER, 9, 1}:
+		return operand{text: "ip protocol", typ: typeProto}
+	case [3]uint32{unix.NFT_PAYLOAD_TRANSPORT_HEADER, 13, 1}:
+		return operand{text: "th flags"}
+	}
+	return operand{text: fmt.Sprintf("@%s,%d,%d", map[expr.PayloadBase]string{0: "ll", 1: "nh", 2: "th"}[x.Base], 8*x.Offset, 8*x.Len)}
+}
+
+var metaNames = map[expr.MetaKey]string{
+	expr.MetaKeyLEN: "length", expr.MetaKeyPROTOCOL: "protocol", expr.MetaKeyIIF: "iif", expr.MetaKeyOIF: "oif", expr.MetaKeySKUID: "skuid",
+	expr.MetaKeySKGID: "skgid", expr.MetaKeyNFPROTO: "nfproto", expr.MetaKeyPKTTYPE: "pkttype", expr.MetaKeyCGROUP: "cgroup", expr.MetaKeyIIFTYPE: "iiftype",
+}
+
+func (p *printer) meta(x *expr.Meta) {
+	o := operand{text: "meta " + metaNames[x.Key]}
+	if metaNames[x.Key] == "" {
+		o.text = fmt.Sprintf("meta key-%d", x.Key)
+	}
+	for _, f := range []Field{MetaL4proto, MetaMark, MetaIifname, MetaOifname} {
+		if load, _ := f.load(0).(*expr.Meta); load.Key == x.Key {
+			o = operand{text: f.String(), typ: f.dataType()}
+		}
+	}
+	if x.SourceRegister {
+		p.set(o, x.Register)
+		return
+	}
+	p.load(x.Register, o)
+}
+
+// set prints that the content of a register becomes a mark or the like.
+func (p *printer) set(o operand, register uint32) {
+	value := p.regs[registerIndex(register)]
+	if value.data != nil {
+		value.text = o.format(value.data)
+	}
+	p.say(o.text, "set", value.text)
+}
+
+var ctNames = map[expr.CtKey]string{
+	expr.CtKeyDIRECTION: "direction", expr.CtKeyMARK: "mark", expr.CtKeyHELPER: "helper", expr.CtKeyZONE: "zone", expr.CtKeyLABELS: "label",
+}
+
+func (p *printer) ct(x *expr.Ct) {
+	o := operand{text: "ct " + ctNames[x.Key]}
+	if ctNames[x.Key] == "" {
+		o.text = fmt.Sprintf("ct key-%d", x.Key)
+	}
+	for f := CTState; int(f) < len(fields); f++ {
+		if load, is := f.load(0).(*expr.Ct); is && load.Key == x.Key && load.Direction == x.Direction {
+			o = operand{text: f.String(), typ: f.dataType()}
+		}
+	}
+	if x.Key == expr.CtKeyMARK {
+		o.typ = typeMark
+	}
+	if x.SourceRegister {
+		p.set(o, x.Register)
+		return
+	}
+	p.load(x.Register, o)
+}
+
+func fibOperand(x *expr.Fib) operand {
+	var of []string
+	for _, flag := range []struct {
+		set  bool
+		name string
+	}{{x.FlagSADDR, "saddr"}, {x.FlagDADDR, "daddr"}, {x.FlagMARK, "mark"}, {x.FlagIIF, "iif"}, {x.FlagOIF, "oif"}} {
+		if flag.set {
+			of = append(of, flag.name)
+		}
+	}
+	o := operand{text: "fib " + strings.Join(of, " . ") + " oif"}
+	if x.ResultADDRTYPE {
+		o = operand{text: "fib " + strings.Join(of, " . ") + " type", typ: typeFib}
+	}
+	return o
+}
+
+func immediateText(data []byte) string {
+	if addr, ok := netip.AddrFromSlice(data); ok {
+		return addr.String()
+	}
+	if len(data) == 2 {
+		return fmt.Sprint(binary.BigEndian.Uint16(data))
+	}
+	return fmt.Sprintf("0x%x", data)
+}
+
+func (p *printer) lookup(x *expr.Lookup) {
+	key := p.keyAt(x)
+	var texts []string
+	for _, o := range key {
+		texts = append(texts, o.text)
+	}
+	text, set := strings.Join(texts, " . "), p.sets[x.SetName]
+	set0 := "@" + x.SetName
+	if set != nil && set.kernel.anonymous {
+		set0 = set.listedText(key)
+	}
+	switch {
+	case x.IsDestRegSet && x.DestRegister == unix.NFT_REG_VERDICT:
+		p.say(text, "vmap", set0)
+	case x.IsDestRegSet:
+		p.load(x.DestRegister, operand{text: text + " map " + set0})
+	case x.Invert:
+		p.say(text, "!=", set0)
+	default:
+		p.say(text, set0)
+	}
+}
+
+// keyAt returns the operands of a lookup's key.
+func (p *printer) keyAt(x *expr.Lookup) (key []operand) {
+	set := p.sets[x.SetName]
+	for i, n := registerIndex(x.SourceRegister), 0; len(key) == 0 || set != nil && n < set.Key.Len(); {
+		o := p.regs[i]
+		key = append(key, o)
+		size := max(4, netlinkattr.Padded(o.typ.length))
+		i, n = i+size/4, n+size
+	}
+	return key
+}
+
+// listedText prints the elements of an anonymous set.
+func (s *Set) listedText(key []operand) string {
+	elements := slices.Clone(s.kernel.listed)
+	slices.SortFunc(elements, func(a, b *rawElement) int { return bytes.Compare(a.key, b.key) })
+	var texts []string
+	for i, e := range elements {
+		text := formatKey(key, e.key)
+		switch {
+		case e.catchAll():
+			text = "*"
+		case e.isEnd():
+			continue
+		case len(e.keyEnd) > 0 && !bytes.Equal(e.key, e.keyEnd):
+			text += "-" + formatKey(key, e.keyEnd)
+		case i+1 < len(elements) && elements[i+1].isEnd():
+			if last := before(elements[i+1].key); !bytes.Equal(last, e.key) {
+				text += "-" + formatKey(key, last)
+			}
+		}
+		if e.hasVerdict {
+			text += " : " + e.element().Verdict.String()
+		} else if len(e.value) > 0 {
+			text += " : " + immediateText(e.value)
+		}
+		texts = append(texts, text)
+	}
+	if len(elements) >= maxListedElement {
+		texts = append(texts, "…")
+	}
+	return "{ " + strings.Join(texts, ", ") + " }"
+}
+
+// isEnd reports whether the key is the first one after a range.
+func (r *rawElement) isEnd() bool { return r.flags&unix.NFT_SET_ELEM_INTERVAL_END != 0 }
+
+// before returns the number before a number in network byte order.
+func before(number []byte) []byte {
+	n := new(big.Int).SetBytes(number)
+	if n.Sign() == 0 {
+		return number
+	}
+	return n.Sub(n, big.NewInt(1)).FillBytes(make([]byte, len(number)))
+}
+
+func formatKey(key []operand, data []byte) string {
+	var texts []string
+	for _, o := range key {
+		n := o.typ.length
+		if n == 0 || n > len(data) {
+			return immediateText(data)
+		}
+		texts = append(texts, o.format(data[:n]))
+		data = data[min(netlinkattr.Padded(n), len(data)):]
+	}
+	return strings.Join(texts, " . ")
+}
+
+func (p *printer) nat(x *expr.NAT) {
+	to := []string{}
+	for _, r := range []uint32{x.RegAddrMin, x.RegProtoMin} {
+		if o, ok := p.regs[registerIndex(r)]; ok && r != 0 {
+			to = append(to, o.text)
+		}
+	}
+	word := "snat to "
+	if x.Type == expr.NATTypeDestNAT {
+		word = "dnat to "
+	}
+	p.say(word + strings.Join(to, ":"))
+}
