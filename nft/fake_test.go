@@ -2,6 +2,7 @@ package nft
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -12,6 +13,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/nftproxy/nftproxy/internal/testkit/netns"
+	"golang.org/x/sys/unix"
 	"pgregory.net/rapid"
 )
 
@@ -32,6 +34,7 @@ func dialFake(t testing.TB) *Conn {
 
 func TestFake(t *testing.T) {
 	t.Run("answers as the kernel does", testFakeAnswersAsTheKernelDoes)
+	t.Run("lists a set that others empty meanwhile", testReadElementsOfASetThatIsEmptied)
 	t.Run("takes drafts through random changes", testFakeTakesWhatTheKernelTakes)
 	t.Run("lets elements expire", testFakeLetsElementsExpire)
 	t.Run("knows the owner of a table, as the kernel does", testFakeOwner)
@@ -222,5 +225,54 @@ func testFakeOwner(t *testing.T) {
 		if h := header(t, other, owned); !other.owns(h) {
 			t.Errorf("%s: adopted, it has %q", name, h.flagsText())
 		}
+	}
+}
+
+// emptied is a socket over which a listing of elements is cut short: others commit at its second element, and empty the
+// set.
+type emptied struct {
+	Socket
+	listed int
+	empty  func()
+}
+
+func (e *emptied) Receive(buffer []byte) (n int, truncated bool, err error) {
+	n, truncated, err = e.Socket.Receive(buffer)
+	if n >= unix.NLMSG_HDRLEN+nfgenmsgLen && binary.NativeEndian.Uint16(buffer[4:])&0xff == unix.NFT_MSG_NEWSETELEM {
+		if e.listed++; e.listed == 2 {
+			buffer[unix.NLMSG_HDRLEN+3]++ // nfgenmsg.res_id
+			e.empty()
+		}
+	}
+	return n, truncated, err
+}
+
+func testReadElementsOfASetThatIsEmptied(t *testing.T) {
+	config := NewFake()
+	others, err := Dial(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer others.Close()
+	table := &Table{Family: FamilyIP, Name: "t"}
+	ips := &Set{Name: "ips", Key: Concat{IPDaddr}}
+	ips.Put(Element{Key: "\x0a\x00\x00\x01"})
+	ips.Put(Element{Key: "\x0a\x00\x00\x02"})
+	table.Sets = []*Set{ips}
+	commitAll(t, others, Diff(nil, table))
+	open := config.Open
+	config.Open = func() (Socket, error) {
+		s, err := open()
+		return &emptied{Socket: s, empty: func() {
+			commitAll(t, others, Transaction{Steps: []Step{{Op: DeleteElements, Table: table, Set: ips, Elements: ips.Elements()}}})
+		}}, err
+	}
+	c, err := Dial(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if got, err := c.ReadElements(t.Context(), FamilyIP, "t", ips); err != nil || len(got) > 0 {
+		t.Errorf("ReadElements = %v, %v, want no elements of a set that others emptied meanwhile", got, err)
 	}
 }

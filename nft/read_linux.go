@@ -78,7 +78,7 @@ func (c *Conn) ReadChains(ctx context.Context, family Family, table string) ([]*
 // proportion to the square of the set's length.
 func (c *Conn) ReadElements(ctx context.Context, family Family, table string, s *Set) (elements []Element, err error) {
 	for range readAttempts {
-		elements = nil
+		elements, err = nil, nil
 		for e, failed := range c.Elements(ctx, family, table, s) {
 			if failed == nil {
 				elements = append(elements, e)
