@@ -102,11 +102,12 @@ func (a Affinity) Current(m AffinityMap) (AffinityMap, bool) {
 	return f.affinityMap(port, m.list), true
 }
 
-// Reconciled tells the compiler that the kernel's map has clients of the endpoints of m only. If an endpoint went since
-// m was returned, the map stays stale.
+// Reconciled tells the compiler that the kernel's map has clients of the endpoints of m only. The map stays stale if an
+// endpoint went since m was returned, or goes with the next commit: until then packets add clients of it.
 func (a Affinity) Reconciled(m AffinityMap) {
-	if now, ok := a.Current(m); ok && !lost(m.endpoints(), now.endpoints()) {
-		delete(a.families.of(m.Port.Family).affinity.stale, m.key())
+	stale := a.families.of(m.Port.Family).affinity.stale
+	if now, ok := a.Current(m); ok && !stale[m.key()] && !lost(m.endpoints(), now.endpoints()) {
+		delete(stale, m.key())
 	}
 }
 
