@@ -64,7 +64,7 @@ func BenchmarkStaleFlows(b *testing.B) {
 	})
 	b.Run("the kernel lists the whole family", func(b *testing.B) {
 		measure(b, func() {
-			s, err := c.open()
+			s, err := c.open(0)
 			if err != nil {
 				b.Fatal(err)
 			}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"time"
 
 	"github.com/mdlayher/netlink"
@@ -17,6 +18,8 @@ type Conn struct {
 	netNS int
 	// timeout is how long the kernel may take for one datagram.
 	timeout time.Duration
+	// eventBuffer is how many bytes of events may wait to be read. The kernel charges about 1 kB for each.
+	eventBuffer int
 }
 
 // answerTimeout is far longer than one datagram takes: the kernel skips a million entries in 0.1 s.
@@ -25,8 +28,8 @@ const answerTimeout = 10 * time.Second
 // Dial returns a Conn for the network namespace of the file descriptor, which must stay open as long as the Conn is used,
 // or with 0 for the current one. Listing and deleting need CAP_NET_ADMIN.
 func Dial(netNS int) (*Conn, error) {
-	c := &Conn{netNS: netNS, timeout: answerTimeout}
-	s, err := c.open()
+	c := &Conn{netNS: netNS, timeout: answerTimeout, eventBuffer: 32 << 20}
+	s, err := c.open(0)
 	if err != nil {
 		return nil, err
 	}
@@ -59,7 +62,7 @@ func (c *Conn) DeleteUntranslated(ctx context.Context, family model.Family, prot
 func (c *Conn) delete(ctx context.Context, family model.Family, protocol uint8, without uint32, stale func(Flow) bool) (stats Stats, err error) {
 	begin := time.Now()
 	d := deletion{conn: c, ctx: ctx, family: family}
-	stats.Listed, err = c.each(ctx, family, protocol, without, func(e entry) bool {
+	stats.Listed, err = c.each(ctx, Query{Family: family, Protocol: protocol}, without, func(e entry) bool {
 		return !stale(e.flow) || d.add(e.name())
 	})
 	err = errors.Join(err, d.finish())
@@ -72,8 +75,28 @@ func (c *Conn) delete(ctx context.Context, family model.Family, protocol uint8, 
 
 // Each calls do with all entries of an IP family and an IP protocol. When ctx ends, it returns ctx's error.
 func (c *Conn) Each(ctx context.Context, family model.Family, protocol uint8, do func(Flow)) error {
-	_, err := c.each(ctx, family, protocol, 0, func(e entry) bool {
-		do(e.flow)
+	return c.Entries(ctx, Query{Family: family, Protocol: protocol}, func(e Entry) { do(e.Flow) })
+}
+
+// Query selects entries of an IP family and an IP protocol.
+type Query struct {
+	Family   model.Family
+	Protocol uint8
+	// Dialed selects by Flow.Dialed: an invalid address stands for all addresses, port 0 for all ports.
+	Dialed netip.AddrPort
+}
+
+func (q *Query) selects(f *Flow) bool {
+	addr, port := q.Dialed.Addr(), q.Dialed.Port()
+	return f.Protocol == q.Protocol && (!addr.IsValid() || addr == f.Dialed.Addr()) && (port == 0 || port == f.Dialed.Port())
+}
+
+// Entries calls do with each entry that the query selects, as the kernel lists them: in no order, and while flows come and
+// go perhaps one twice. The kernel filters them; one before 5.8 sends the whole family, of which Entries ignores the
+// others. When ctx ends, it returns ctx's error.
+func (c *Conn) Entries(ctx context.Context, q Query, do func(Entry)) error {
+	_, err := c.each(ctx, q, 0, func(e entry) bool {
+		do(e.entry())
 		return ctx.Err() == nil
 	})
 	if ctx.Err() != nil {
@@ -84,18 +107,18 @@ func (c *Conn) Each(ctx context.Context, family model.Family, protocol uint8, do
 
 // each lists entries that have none of the status bits without, as long as do returns true. It returns how many the
 // kernel listed.
-func (c *Conn) each(ctx context.Context, family model.Family, protocol uint8, without uint32, do func(entry) bool) (listed int, err error) {
-	s, err := c.open()
+func (c *Conn) each(ctx context.Context, q Query, without uint32, do func(entry) bool) (listed int, err error) {
+	s, err := c.open(0)
 	if err != nil {
 		return 0, err
 	}
 	defer s.nl.Close() // closing twice is harmless
 	defer context.AfterFunc(ctx, func() { s.nl.Close() })()
-	if err := s.list(listRequest(family, protocol, without), func(e entry) bool {
+	if err := s.list(listRequest(q, without), func(e entry) bool {
 		listed++
-		return e.flow.Protocol != protocol || e.status&without != 0 || do(e)
+		return !q.selects(&e.flow) || e.status&without != 0 || do(e)
 	}); err != nil {
-		return listed, fmt.Errorf("conntrack: list %s entries: %w", family, err)
+		return listed, fmt.Errorf("conntrack: list %s entries: %w", q.Family, err)
 	}
 	return listed, nil
 }
@@ -109,8 +132,9 @@ type socket struct {
 // datagramSize is the size of the kernel's datagrams in a listing, if the reader takes as much.
 const datagramSize = 1 << 15
 
-func (c *Conn) open() (*socket, error) {
-	nl, err := netlink.Dial(unix.NETLINK_NETFILTER, &netlink.Config{NetNS: c.netNS, MessageBufferSize: datagramSize})
+// open opens a socket that hears of the events of multicast groups, a mask of bits; 0 for none.
+func (c *Conn) open(groups uint32) (*socket, error) {
+	nl, err := netlink.Dial(unix.NETLINK_NETFILTER, &netlink.Config{NetNS: c.netNS, MessageBufferSize: datagramSize, Groups: groups})
 	if err != nil {
 		return nil, fmt.Errorf("conntrack: open netlink socket: %w", err)
 	}

@@ -64,7 +64,7 @@ func (d *deletion) flush() {
 // delete deletes the entries of those names. It returns an error if the kernel did not answer for all of them.
 func (d *deletion) delete(names [][]byte) (err error) {
 	if d.s == nil {
-		if d.s, err = d.conn.open(); err != nil {
+		if d.s, err = d.conn.open(0); err != nil {
 			return err
 		}
 	}

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"time"
 
 	"github.com/nftproxy/nftproxy/internal/netlinkattr"
 	"golang.org/x/sys/unix"
@@ -16,6 +17,49 @@ type entry struct {
 	// that tells it from a later entry with the same tuple.
 	original, zone, id []byte
 	status             uint32
+	details            Entry
+}
+
+// Entry is a flow with all else that the kernel tells of it.
+type Entry struct {
+	Flow
+	// Answered says that a packet came back.
+	Answered bool
+	// Left is the time after which the kernel forgets the flow, unless a packet comes.
+	Left time.Duration
+	// Begun is the time of the first packet; zero unless net.netfilter.nf_conntrack_timestamp was on then.
+	Begun time.Time
+	// Packets and Bytes count both directions; 0 unless net.netfilter.nf_conntrack_acct was on at the first packet.
+	Packets, Bytes uint64
+}
+
+// entry returns what an Entry has of the kernel's entry.
+func (e *entry) entry() Entry {
+	e.details.Flow, e.details.Answered = e.flow, e.status&statusSeenReply != 0
+	return e.details
+}
+
+func (e *Entry) takeCounter(typ uint16, payload []byte) error {
+	n, err := uint64(0), error(nil)
+	if typ == ctaCounterPackets || typ == ctaCounterBytes {
+		n, err = netlinkattr.Uint64(payload)
+	}
+	switch typ {
+	case ctaCounterPackets:
+		e.Packets += n
+	case ctaCounterBytes:
+		e.Bytes += n
+	}
+	return err
+}
+
+func (e *Entry) takeTimestamp(typ uint16, payload []byte) error {
+	if typ != ctaTimestampStart {
+		return nil
+	}
+	nanoseconds, err := netlinkattr.Uint64(payload)
+	e.Begun = time.Unix(0, int64(nanoseconds)).UTC()
+	return err
 }
 
 // name returns the attributes that name the entry to the kernel.
@@ -54,6 +98,14 @@ func decodeEntry(message []byte) (entry, error) {
 			e.id = payload
 		case ctaStatus:
 			e.status, err = netlinkattr.Uint32(payload)
+		case ctaTimeout:
+			var seconds uint32
+			seconds, err = netlinkattr.Uint32(payload)
+			e.details.Left = time.Duration(seconds) * time.Second
+		case ctaCountersOrig, ctaCountersReply:
+			err = netlinkattr.Each(payload, e.details.takeCounter)
+		case ctaTimestamp:
+			err = netlinkattr.Each(payload, e.details.takeTimestamp)
 		}
 		return err
 	})

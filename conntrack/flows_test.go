@@ -24,7 +24,11 @@ import (
 // by which the test can do what it wants there.
 func newTable(t testing.TB) (*Conn, *conntrack.Conn) {
 	t.Helper()
-	ns := netns.ForTest(t)
+	return newTableIn(t, netns.ForTest(t))
+}
+
+func newTableIn(t testing.TB, ns *netns.Namespace) (*Conn, *conntrack.Conn) {
+	t.Helper()
 	c, err := Dial(ns.FD())
 	if err != nil {
 		t.Fatal(err)
@@ -181,7 +185,7 @@ func testDeleteFlowsThatAreGoneMeanwhile(t *testing.T) {
 // entryOf returns the only IPv4 UDP entry.
 func entryOf(t *testing.T, c *Conn, protocol uint8) (only entry) {
 	t.Helper()
-	if n, err := c.each(t.Context(), model.IPv4, protocol, 0, func(e entry) bool { only = e; return true }); n != 1 || err != nil {
+	if n, err := c.each(t.Context(), Query{Family: model.IPv4, Protocol: protocol}, 0, func(e entry) bool { only = e; return true }); n != 1 || err != nil {
 		t.Fatalf("%d entries, %v; want 1", n, err)
 	}
 	return only
@@ -279,7 +283,7 @@ func testConnTimeout(t *testing.T) {
 	c, table := newTable(t)
 	c.timeout = 200 * time.Millisecond
 	t.Run("a kernel that does not answer ends the search", func(t *testing.T) {
-		s, err := c.open()
+		s, err := c.open(0)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -14,14 +14,22 @@ const (
 	msgGet    = 1
 	msgDelete = 2
 
-	ctaTupleOrig  = 1
-	ctaTupleReply = 2
-	ctaStatus     = 3
-	ctaProtoInfo  = 4
-	ctaID         = 12
-	ctaZone       = 18
-	ctaFilter     = 25 // since Linux 5.8
-	ctaStatusMask = 26 // since Linux 5.15
+	ctaTupleOrig     = 1
+	ctaTupleReply    = 2
+	ctaStatus        = 3
+	ctaProtoInfo     = 4
+	ctaTimeout       = 7
+	ctaCountersOrig  = 9
+	ctaCountersReply = 10
+	ctaID            = 12
+	ctaZone          = 18
+	ctaTimestamp     = 20
+	ctaFilter        = 25 // since Linux 5.8
+	ctaStatusMask    = 26 // since Linux 5.15
+
+	ctaCounterPackets = 1
+	ctaCounterBytes   = 2
+	ctaTimestampStart = 1
 
 	ctaTupleIP    = 1
 	ctaTupleProto = 2
@@ -44,30 +52,48 @@ const (
 	statusDstNAT    = 1 << 5
 
 	ctaFilterOrigFlags = 1
-	// filterProtoNum makes the protocol in ctaTupleOrig count. Only the kernel's source has this bit.
-	filterProtoNum = 1 << 3
+	// These bits make parts of ctaTupleOrig count. Only the kernel's source has them.
+	filterDestination     = 1 << 1
+	filterProtoNum        = 1 << 3
+	filterDestinationPort = 1 << 5
+
+	// groupNew and groupDestroy are bits of the multicast groups that tell of new and of ended flows.
+	groupNew     = 1 << 0
+	groupDestroy = 1 << 2
 )
 
 // addressFamilies has the kernel's numbers of the families.
 var addressFamilies = map[model.Family]uint8{model.IPv4: unix.AF_INET, model.IPv6: unix.AF_INET6}
 
-// listRequest asks for the entries of a family and a protocol that have none of the bits without in their status.
-func listRequest(family model.Family, protocol uint8, without uint32) netlink.Message {
+// listRequest asks for the entries that the query selects and that have none of the bits without in their status.
+func listRequest(q Query, without uint32) netlink.Message {
 	var body netlinkattr.List
+	flags := uint32(filterProtoNum)
 	tuple := body.Begin(ctaTupleOrig)
+	// The kernel's filter for IPv6 addresses lists all but the wanted one (Linux 6.18).
+	if addr := q.Dialed.Addr(); addr.Is4() {
+		flags |= filterDestination
+		ip := body.Begin(ctaTupleIP)
+		body.Bytes(ctaIPv4Dst, addr.AsSlice())
+		body.End(ip)
+	}
 	transport := body.Begin(ctaTupleProto)
-	body.Bytes(ctaProtoNum, []byte{protocol})
+	body.Bytes(ctaProtoNum, []byte{q.Protocol})
+	if port := q.Dialed.Port(); port != 0 {
+		flags |= filterDestinationPort
+		body.Bytes(ctaProtoDstPort, binary.BigEndian.AppendUint16(nil, port))
+	}
 	body.End(transport)
 	body.End(tuple)
 	filter := body.Begin(ctaFilter)
 	// In the byte order of the machine, unlike all other numbers.
-	body.Bytes(ctaFilterOrigFlags, binary.NativeEndian.AppendUint32(nil, filterProtoNum))
+	body.Bytes(ctaFilterOrigFlags, binary.NativeEndian.AppendUint32(nil, flags))
 	body.End(filter)
 	if without != 0 {
 		body.Bytes(ctaStatus, binary.BigEndian.AppendUint32(nil, 0))
 		body.Bytes(ctaStatusMask, binary.BigEndian.AppendUint32(nil, without))
 	}
-	return request(msgGet, netlink.Dump, family, body)
+	return request(msgGet, netlink.Dump, q.Family, body)
 }
 
 // deleteRequests asks to delete the entries of those names. The kernel answers refused requests and the last one.

@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/nftproxy/nftproxy/internal/testkit/flows"
 	"github.com/nftproxy/nftproxy/internal/testkit/lab"
@@ -102,6 +103,22 @@ func TestSchema(t *testing.T) {
 			t.Fatal(err)
 		}
 		conforms(t, string(text))
+	})
+	t.Run("connections and their events", func(t *testing.T) {
+		flow := &serviceFlow{Protocol: "TCP", connection: connection{State: "ESTABLISHED", NoEndpoint: true, Finished: true}, Begun: time.Now(), Packets: 1, Bytes: 1, Node: "dev eth0"}
+		sum := &connectionSum{sumKey{"shop/web", "TCP", "10.244.1.5"}, 1, 1, 1, 1, 1}
+		for _, document := range []any{
+			Connections{nodeDocument: nodeDocument{document: documentOf("Connections")}, Flows: []*serviceFlow{flow}},
+			Connections{nodeDocument: nodeDocument{document: documentOf("Connections")}, By: "client", Sums: []*connectionSum{sum}},
+			flowEvent{document: documentOf("ConnectionEvent"), Event: "ended", serviceFlow: flow},
+			flowEvent{document: documentOf("ConnectionEvent"), Event: "lost"},
+		} {
+			text, err := json.Marshal(document)
+			if err != nil {
+				t.Fatal(err)
+			}
+			conforms(t, string(text))
+		}
 	})
 	t.Run("another document does not conform", func(t *testing.T) {
 		for _, text := range []string{`{}`, `{"apiVersion": "ruledump.nftproxy/v2", "kind": "Services", "frontends": []}`, `{"apiVersion": "ruledump.nftproxy/v1", "kind": "Services"}`} {

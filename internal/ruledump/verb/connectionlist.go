@@ -1,0 +1,382 @@
+package verb
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/nftproxy/nftproxy/conntrack"
+	"github.com/nftproxy/nftproxy/internal/ruledump"
+	"github.com/spf13/cobra"
+)
+
+// connectionOptions are the flags of the connections command.
+type connectionOptions struct {
+	by       string
+	limit    int
+	unserved bool
+	watch    bool
+}
+
+func newConnectionsCommand() *cobra.Command {
+	var from source
+	var o connectionOptions
+	cmd := &cobra.Command{
+		Use:   "connections [NAME]",
+		Short: "List the connections to Services that conntrack has",
+		Long: `connections prints the flows of the kernel's connection tracking whose clients dialed a
+Service: client, dialed address, endpoint, state, and the time after which the kernel forgets
+the flow. The kernel's rules say which Service an address belongs to. It needs CAP_NET_ADMIN.
+
+SERVES is "no" where the rules no longer have the endpoint for the Service, or where the flow
+was never translated. Changed rules do not move connections. Such flows come first.
+
+BYTES and AGE are "-" unless the sysctls net.netfilter.nf_conntrack_acct and
+nf_conntrack_timestamp were on when the flow began.
+
+--by adds the flows up by endpoint, by client, or by node: the gateway or device to which the
+node sends packets for the endpoint. -w prints flows as they begin and end, until Ctrl-C.`,
+		Example: `  # Who talks to this Service?
+  ruledump connections shop/web
+
+  # Which connections lead to endpoints that no longer serve?
+  ruledump connections --unserved
+
+  # Which clients have most connections?
+  ruledump connections -n shop web --by client
+
+  # Follow, as JSON, one a line.
+  ruledump connections -w -o json shop/web | jq -r .source`,
+		Args: cobra.MaximumNArgs(1),
+	}
+	from.addKernel(cmd, "only Services in this namespace")
+	flags := cmd.Flags()
+	flags.StringVar(&o.by, "by", "", "add up by endpoint, client or node")
+	flags.IntVar(&o.limit, "limit", 500, "how many lines to print; 0 for all")
+	flags.BoolVar(&o.unserved, "unserved", false, "only flows whose endpoint does not serve the Service")
+	flags.BoolVarP(&o.watch, "watch", "w", false, "print flows as they begin and end")
+	_ = cmd.RegisterFlagCompletionFunc("by", cobra.FixedCompletions(sumsBy, cobra.ShellCompDirectiveNoFileComp))
+	format := newFormat("table", "wide", "json", "yaml")
+	format.addTo(cmd)
+	cmd.PreRunE = func(*cobra.Command, []string) error {
+		switch {
+		case o.by != "" && !slices.Contains(sumsBy, o.by):
+			return fmt.Errorf("unknown --by %q; want %s", o.by, strings.Join(sumsBy, ", "))
+		case o.by != "" && o.watch:
+			return errors.New("--by adds up what there is, and -w prints what comes: give one")
+		case o.limit < 0:
+			return fmt.Errorf("--limit %d is negative", o.limit)
+		}
+		return nil
+	}
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		filter, err := parseFilter(from.namespace, args)
+		if err != nil {
+			return err
+		}
+		defer from.close()
+		index, err := from.index(cmd, filter)
+		if err != nil {
+			return err
+		}
+		if o.watch {
+			return followConnections(cmd, index, format, o)
+		}
+		list, err := listConnections(cmd.Context(), index, o)
+		if err != nil {
+			return err
+		}
+		return format.show(cmd.OutOrStdout(), list)
+	}
+	return cmd
+}
+
+// addKernel adds the flags of a command that reads the running kernel alone.
+func (s *source) addKernel(cmd *cobra.Command, namespace string) {
+	flags := cmd.Flags()
+	addServiceProxyName(flags, &s.serviceProxyName)
+	flags.StringVar(&s.proxyAddress, "proxy-address", ruledump.ProxyAddress, "metrics address of the proxy on this node, HOST:PORT: its /configz has the node's name; empty asks nobody")
+	flags.StringVarP(&s.namespace, "namespace", "n", "", namespace)
+	cmd.ValidArgsFunction = s.complete
+}
+
+// sumsBy are the values of --by.
+var sumsBy = []string{"endpoint", "client", "node"}
+
+// Connections holds flows to Services of one node.
+type Connections struct {
+	nodeDocument
+	Total    int              `json:"total"`
+	Finished int              `json:"finished"`
+	Unserved int              `json:"unserved"`
+	Flows    []*serviceFlow   `json:"connections,omitempty"`
+	By       string           `json:"by,omitempty"`
+	Sums     []*connectionSum `json:"sums,omitempty"`
+	// limit is how many lines are kept.
+	limit int
+}
+
+// serviceFlow is a flow to a Service.
+type serviceFlow struct {
+	Namespace string `json:"namespace"`
+	Service   string `json:"service"`
+	Port      string `json:"port,omitempty"`
+	Protocol  string `json:"protocol"`
+	connection
+	Answered    bool      `json:"answered"`
+	LeftSeconds int       `json:"leftSeconds"`
+	Begun       time.Time `json:"begun,omitzero"`
+	Packets     uint64    `json:"packets,omitempty"`
+	Bytes       uint64    `json:"bytes,omitempty"`
+	Node        string    `json:"node,omitempty"`
+}
+
+// connectionSum adds up flows to a Service port that have an endpoint, client or node in common.
+type connectionSum struct {
+	sumKey
+	Connections int    `json:"connections"`
+	Finished    int    `json:"finished"`
+	Unserved    int    `json:"unserved"`
+	Packets     uint64 `json:"packets,omitempty"`
+	Bytes       uint64 `json:"bytes,omitempty"`
+}
+
+type sumKey struct {
+	ServicePort string `json:"servicePort"`
+	Protocol    string `json:"protocol"`
+	Of          string `json:"of"`
+}
+
+// maxSums bounds the memory of --by client: a scan has any number of clients. All others share one sum.
+const maxSums = 100_000
+
+// othersName names the sum of those that have none of their own.
+const othersName = "others"
+
+// listConnections reads the flows of conntrack to the Services of the index. Of the flows it keeps those that it prints.
+func listConnections(ctx context.Context, index *flowIndex, o connectionOptions) (*Connections, error) {
+	conn, err := conntrack.Dial(0)
+	if err != nil {
+		return nil, err
+	}
+	hops, err := newNextHops()
+	if err != nil {
+		return nil, err
+	}
+	defer hops.close()
+	list := &Connections{nodeDocument: aboutNode("Connections", index.rules), By: o.by, limit: o.limit}
+	var serving, others []*serviceFlow
+	sums := map[sumKey]*connectionSum{}
+	add := func(e conntrack.Entry) {
+		f := index.find(&e)
+		if f == nil || o.unserved && !f.NoEndpoint {
+			return
+		}
+		list.Total++
+		if f.Finished {
+			list.Finished++
+		}
+		keep := &serving
+		if f.NoEndpoint {
+			list.Unserved++
+			keep = &others
+		}
+		switch {
+		case o.by != "":
+			addSum(sums, f, o.by, hops)
+		case o.limit == 0 || len(*keep) < o.limit:
+			*keep = append(*keep, f)
+		}
+	}
+	for _, q := range index.queries() {
+		if err := conn.Entries(ctx, q, add); err != nil {
+			return nil, err
+		}
+	}
+	for _, flows := range [][]*serviceFlow{others, serving} {
+		slices.SortStableFunc(flows, (*serviceFlow).compare)
+		list.Flows = append(list.Flows, flows...)
+	}
+	if o.limit > 0 {
+		list.Flows = list.Flows[:min(o.limit, len(list.Flows))]
+	}
+	for _, f := range list.Flows {
+		f.Node = hops.of(f.Server.Addr())
+	}
+	for _, sum := range sums {
+		list.Sums = append(list.Sums, sum)
+	}
+	slices.SortFunc(list.Sums, func(a, b *connectionSum) int {
+		return cmp.Or(cmp.Compare(b.Connections, a.Connections), cmp.Compare(a.ServicePort, b.ServicePort), cmp.Compare(a.Protocol, b.Protocol), cmp.Compare(a.Of, b.Of))
+	})
+	return list, hops.err
+}
+
+func addSum(sums map[sumKey]*connectionSum, f *serviceFlow, by string, hops *nextHops) {
+	key := sumKey{f.name(), f.Protocol, f.Server.String()}
+	switch by {
+	case "client":
+		key.Of = f.Source.Addr().String()
+	case "node":
+		key.Of = hops.of(f.Server.Addr())
+	}
+	if sums[key] == nil && len(sums) >= maxSums {
+		key = sumKey{"-", "-", othersName}
+	}
+	sum := sums[key]
+	if sum == nil {
+		sum = &connectionSum{sumKey: key}
+		sums[key] = sum
+	}
+	sum.Connections++
+	if f.Finished {
+		sum.Finished++
+	}
+	if f.NoEndpoint {
+		sum.Unserved++
+	}
+	sum.Packets += f.Packets
+	sum.Bytes += f.Bytes
+}
+
+func (f *serviceFlow) name() string {
+	name := f.Namespace + "/" + f.Service
+	if f.Port != "" {
+		name += ":" + f.Port
+	}
+	return name
+}
+
+func (f *serviceFlow) compare(other *serviceFlow) int {
+	return cmp.Or(cmp.Compare(f.name(), other.name()), cmp.Compare(f.Protocol, other.Protocol), f.Source.Compare(other.Source), f.Dialed.Compare(other.Dialed))
+}
+
+// stateText is the state of a connection; for a protocol without states it says whether there was an answer.
+func (f *serviceFlow) stateText() string {
+	switch {
+	case f.State != "":
+		return f.State
+	case f.Answered:
+		return "ANSWERED"
+	}
+	return "UNANSWERED"
+}
+
+// Text implements View.
+func (l *Connections) Text(p *Page) {
+	if l.By != "" {
+		l.printSums(p)
+		return
+	}
+	wide := p.Format == "wide"
+	head := []string{"SERVICE PORT", "CLIENT", "DIALED", "ENDPOINT", "SERVES", "STATE", "LEFT", "AGE", "BYTES"}
+	if wide {
+		head = append(head, "PACKETS", "NODE")
+	}
+	rows := [][]string{head}
+	for _, f := range l.Flows {
+		age := ""
+		if !f.Begun.IsZero() {
+			age = shortDuration(time.Since(f.Begun).Round(time.Second))
+		}
+		row := []string{
+			f.name(), f.Source.String(), f.Dialed.String() + "/" + f.Protocol, f.Server.String(), f.serves(), f.stateText(),
+			orDash(shortDuration(time.Duration(f.LeftSeconds) * time.Second)), orDash(age), countText(f.Bytes, byteText),
+		}
+		if wide {
+			row = append(row, countText(f.Packets, decimal), orDash(f.Node))
+		}
+		rows = append(rows, row)
+	}
+	p.table(rows, func(row int) bool { return l.Flows[row-1].NoEndpoint })
+	p.more(l.Total-len(l.Flows), "… and %d more; --limit 0 prints all, --by adds them up\n")
+}
+
+func (l *Connections) printSums(p *Page) {
+	rows := [][]string{{"SERVICE PORT", "PROTOCOL", strings.ToUpper(l.By), "CONNECTIONS", "FINISHED", "UNSERVED", "BYTES"}}
+	shown := l.Sums
+	if l.limit > 0 {
+		shown = shown[:min(l.limit, len(shown))]
+	}
+	for _, s := range shown {
+		rows = append(rows, []string{s.ServicePort, s.Protocol, s.Of, fmt.Sprint(s.Connections), fmt.Sprint(s.Finished), fmt.Sprint(s.Unserved), countText(s.Bytes, byteText)})
+	}
+	p.table(rows, func(row int) bool { return shown[row-1].Unserved > 0 })
+	p.more(len(l.Sums)-len(shown), "… and %d more; --limit 0 prints all\n")
+}
+
+func (f *serviceFlow) serves() string {
+	if f.NoEndpoint {
+		return "no"
+	}
+	return "yes"
+}
+
+func decimal(n uint64) string { return fmt.Sprint(n) }
+
+// countText prints what the kernel counted; it counts nothing where accounting is off.
+func countText(n uint64, text func(uint64) string) string {
+	if n == 0 {
+		return "-"
+	}
+	return text(n)
+}
+
+// flowEvent is a flow that began or ended, or says that events were lost.
+type flowEvent struct {
+	document
+	Time  time.Time `json:"time"`
+	Event string    `json:"event"`
+	*serviceFlow
+}
+
+// Text implements View.
+func (e *flowEvent) Text(p *Page) {
+	p.printf("%s %s", e.Time.Format(time.RFC3339Nano), e.Event)
+	if f := e.serviceFlow; f != nil {
+		p.printf(" %s %s to %s/%s at %s", f.name(), f.Source, f.Dialed, f.Protocol, f.Server)
+		if f.NoEndpoint {
+			p.WriteString(p.bad(", which does not serve"))
+		}
+	}
+	p.WriteByte('\n')
+}
+
+// followConnections prints flows as they begin and end, until the command's context ends.
+func followConnections(cmd *cobra.Command, index *flowIndex, format *outputFormat, o connectionOptions) error {
+	conn, err := conntrack.Dial(0)
+	if err != nil {
+		return err
+	}
+	out := cmd.OutOrStdout()
+	err = conn.Follow(cmd.Context(), nil, func(e conntrack.Event) error {
+		told := &flowEvent{document: documentOf("ConnectionEvent"), Time: time.Now().UTC(), Event: "began"}
+		switch {
+		case e.Lost:
+			told.Event = "lost"
+		case e.Ended:
+			told.Event = "ended"
+		}
+		if !e.Lost {
+			if err := index.refresh(cmd.Context()); err != nil {
+				return err
+			}
+			if told.serviceFlow = index.find(&e.Entry); told.serviceFlow == nil || o.unserved && !told.NoEndpoint {
+				return nil
+			}
+		}
+		if format.value == "json" { // one a line
+			return json.NewEncoder(out).Encode(told)
+		}
+		return format.show(out, told)
+	})
+	if cmd.Context().Err() != nil {
+		return nil
+	}
+	return err
+}

@@ -1,0 +1,153 @@
+package verb
+
+import (
+	"context"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/nftproxy/nftproxy/compiler"
+	"github.com/nftproxy/nftproxy/conntrack"
+	"github.com/nftproxy/nftproxy/internal/ruledump"
+	"github.com/nftproxy/nftproxy/model"
+	"github.com/nftproxy/nftproxy/nft"
+	"github.com/spf13/cobra"
+)
+
+// flowIndex finds the Service port of a flow by the kernel's rules.
+type flowIndex struct {
+	from   *source
+	filter Filter
+	rules  *ruledump.Snapshot
+	// checked is when refresh last looked for changed rules.
+	checked time.Time
+
+	frontends map[dialedKey]*compiler.Frontend
+	// serving holds the endpoints of the frontends of which flows were found.
+	serving map[*compiler.Frontend]map[netip.AddrPort]bool
+}
+
+// dialedKey identifies a frontend. The address is the zero value for a node port.
+type dialedKey struct {
+	family   nft.Family
+	protocol model.Protocol
+	at       netip.AddrPort
+}
+
+var tableFamilies = map[model.Family]nft.Family{model.IPv4: nft.FamilyIP, model.IPv6: nft.FamilyIP6}
+
+// index reads the kernel's rules and returns an index of the Services that the filter selects.
+func (s *source) index(cmd *cobra.Command, filter Filter) (*flowIndex, error) {
+	rules, err := s.open(cmd)
+	if err != nil {
+		return nil, err
+	}
+	x := &flowIndex{from: s, filter: filter}
+	if err := x.build(rules); err != nil {
+		return nil, err
+	}
+	if len(x.frontends) == 0 && filter != (Filter{}) {
+		return nil, filter.notFound()
+	}
+	return x, nil
+}
+
+func (x *flowIndex) build(rules *ruledump.Snapshot) error {
+	frontends, err := frontendsOf(rules, x.filter)
+	if err != nil {
+		return err
+	}
+	x.rules, x.checked = rules, time.Now()
+	x.frontends, x.serving = map[dialedKey]*compiler.Frontend{}, map[*compiler.Frontend]map[netip.AddrPort]bool{}
+	for _, f := range frontends {
+		x.frontends[dialedKey{f.Family, f.Protocol, netip.AddrPortFrom(f.Addr, f.Port)}] = f
+	}
+	return nil
+}
+
+// refreshEvery is the least time between two looks for changed rules.
+const refreshEvery = time.Second
+
+// refresh reads the rules again if they have changed.
+func (x *flowIndex) refresh(ctx context.Context) error {
+	if time.Since(x.checked) < refreshEvery {
+		return nil
+	}
+	x.checked = time.Now()
+	generation, err := x.from.conn.Generation(ctx)
+	if err != nil || generation == x.rules.Generation {
+		return err
+	}
+	rules, err := ruledump.FromKernel(ctx, x.from.conn, x.from.serviceProxyName, false)
+	if err != nil {
+		return err
+	}
+	rules.Node, rules.NodeSource = x.rules.Node, x.rules.NodeSource
+	return x.build(rules)
+}
+
+// manyQueries is how many frontends are asked for one by one. The kernel walks the whole table for each.
+const manyQueries = 8
+
+// queries returns what to ask the kernel for.
+func (x *flowIndex) queries() (queries []conntrack.Query) {
+	for family, table := range tableFamilies {
+		if x.rules.Table(table) == nil {
+			continue
+		}
+		for _, protocol := range []model.Protocol{model.TCP, model.UDP, model.SCTP} {
+			var some []conntrack.Query
+			for key := range x.frontends {
+				if key.family == table && key.protocol == protocol {
+					some = append(some, conntrack.Query{Family: family, Protocol: uint8(protocol), Dialed: key.at})
+				}
+				if len(some) > manyQueries {
+					some = []conntrack.Query{{Family: family, Protocol: uint8(protocol)}}
+					break
+				}
+			}
+			queries = append(queries, some...)
+		}
+	}
+	return queries
+}
+
+// find returns the flow to a Service; nil if the client dialed none of those in the index.
+func (x *flowIndex) find(e *conntrack.Entry) *serviceFlow {
+	f := x.frontend(&e.Flow)
+	if f == nil {
+		return nil
+	}
+	out := &serviceFlow{
+		Protocol: f.Protocol.String(), Answered: e.Answered, LeftSeconds: int(e.Left.Seconds()), Begun: e.Begun, Packets: e.Packets, Bytes: e.Bytes,
+		connection: connection{e.Source, e.Dialed, e.Server, e.State, e.Finished(), !x.serves(f)[e.Server]},
+	}
+	out.Namespace, out.Service, out.Port = splitServicePort(f.ServicePort)
+	return out
+}
+
+// frontend returns the frontend that the client dialed. A node port answers on the node's own addresses alone.
+func (x *flowIndex) frontend(f *conntrack.Flow) *compiler.Frontend {
+	key := dialedKey{tableFamilies[model.FamilyOf(f.Dialed.Addr())], model.Protocol(f.Protocol), f.Dialed}
+	if found := x.frontends[key]; found != nil {
+		return found
+	}
+	key.at = netip.AddrPortFrom(netip.Addr{}, f.Dialed.Port())
+	if found := x.frontends[key]; found != nil && slices.Contains(x.rules.Addresses, f.Dialed.Addr()) {
+		return found
+	}
+	return nil
+}
+
+// serves returns the endpoints of a frontend.
+func (x *flowIndex) serves(f *compiler.Frontend) map[netip.AddrPort]bool {
+	endpoints := x.serving[f]
+	if endpoints == nil {
+		endpoints = map[netip.AddrPort]bool{}
+		for _, e := range slices.Concat(f.Endpoints, f.LocalEndpoints) {
+			endpoints[e] = true
+		}
+		x.serving[f] = endpoints
+	}
+	return endpoints
+}
