@@ -153,8 +153,10 @@ func (e *Evaluator) Fates(p Packet, added ...Added) (Fates, error) {
 	var fates Fates
 	d := &draws{}
 	statements := 0
+	seen := &others{rules: map[*nft.Rule][]any{}, found: map[lookedUp]answer{}}
 	for {
 		w := newWalk(e, p, added, d)
+		w.others = seen
 		if err := w.run(); err != nil {
 			return nil, fmt.Errorf("evaluator: %w", err)
 		}

@@ -15,6 +15,45 @@ import (
 // maxBranches is how many ways through one base chain of another program are followed.
 const maxBranches = 256
 
+// others keeps what the walks of one packet have in common: the decoded rules of other programs, and the elements that
+// the kernel found.
+type others struct {
+	rules map[*nft.Rule][]any
+	found map[lookedUp]answer
+}
+
+type lookedUp struct {
+	table *nft.Table
+	set   string
+	key   nft.Data
+}
+
+type answer struct {
+	nft.Element
+	ok  bool
+	err error
+}
+
+// decoded returns the expressions of a rule.
+func (o *others) decoded(r *nft.Rule, x nft.Expressions) []any {
+	list, known := o.rules[r]
+	if !known {
+		list = x.List()
+		o.rules[r] = list
+	}
+	return list
+}
+
+// lookUp asks the host, once for each key.
+func (w *walk) lookUp(q lookedUp) answer {
+	a, known := w.others.found[q]
+	if !known {
+		a.Element, a.ok, a.err = w.host.Lookup(q.table, q.set, q.key)
+		w.others.found[q] = a
+	}
+	return a
+}
+
 // otherChain runs a base chain of another program. Where a rule asks for something unknown, the chain is run once for
 // each answer. Ways that treat the packet alike count as one, and then the packet does not depend on those answers.
 func (w *walk) otherChain(c baseChain) (nft.Verdict, error) {
@@ -139,7 +178,7 @@ var goesOn = result{matches: yes}
 // soon as that makes a difference.
 func (s *statements) expressions(x nft.Expressions, r *nft.Rule) (matched bool, v nft.Verdict, err error) {
 	m := &machine{walk: s.walk, place: s.place, rule: r, notLoopback: map[int]bool{}}
-	for _, e := range x.List() {
+	for _, e := range s.others.decoded(r, x) {
 		if s.statements++; s.statements > maxStatements {
 			return false, v, fmt.Errorf("its rules take longer than can be followed")
 		}
@@ -517,11 +556,11 @@ func (m *machine) lookup(e *expr.Lookup) result {
 		}
 		return result{matches: maybe}
 	}
-	found, ok, err := m.host.Lookup(m.Table, e.SetName, nft.Data(key.data))
+	found := m.lookUp(lookedUp{m.Table, e.SetName, nft.Data(key.data)})
 	switch {
-	case err != nil:
-		return result{matches: yes, undecided: err.Error()}
-	case ok == e.Invert:
+	case found.err != nil:
+		return result{matches: yes, undecided: found.err.Error()}
+	case found.ok == e.Invert:
 		return result{matches: no}
 	case e.IsDestRegSet && e.DestRegister == unix.NFT_REG_VERDICT:
 		if found.Verdict.Kind == 0 {

@@ -14,6 +14,7 @@ type walk struct {
 	family nft.Family
 	added  []Added // by earlier packets and this one
 	draws  *draws
+	others *others
 	// statements counts the statements that ran.
 	statements int
 
