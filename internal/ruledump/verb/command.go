@@ -25,7 +25,8 @@ func New(path string) *cobra.Command {
 		Use:   "ruledump",
 		Short: "Show what the proxy's nftables rules do",
 		Long: `ruledump shows the nftables rules that the proxy wrote on this node, or would write: as
-rules, as Services, as the way of one packet. It changes nothing.
+rules, as Services, as the way of one packet. It changes nothing; trace alone adds a table of
+its own, for as long as it runs.
 
 All commands take the same sources: the running kernel (on a node, the default),
 manifests, a cluster, a node-local server, and a dump that "ruledump live -o json" made on
@@ -59,7 +60,7 @@ Called ` + plugin + `, it is a plugin: kubectl nftproxy.`,
 // commands returns the subcommands.
 func commands() []*cobra.Command {
 	return []*cobra.Command{
-		newServicesCommand(), newExplainCommand(), newDiffCommand(), newStatsCommand(), newGraphCommand(), newConnectionsCommand(), newWatchCommand(), newCompileCommand(), newLiveCommand(), newSchemaCommand(), newManCommand(),
+		newServicesCommand(), newExplainCommand(), newDiffCommand(), newStatsCommand(), newGraphCommand(), newConnectionsCommand(), newWatchCommand(), newTraceCommand(), newCompileCommand(), newLiveCommand(), newSchemaCommand(), newManCommand(),
 	}
 }
 

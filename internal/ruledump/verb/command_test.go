@@ -43,6 +43,7 @@ func TestExitStatus(t *testing.T) {
 		{"argument too many", []string{"live", "now"}, 2, "", `"ruledump live --help" says more`},
 		{"flag missing", []string{"compile", manifests}, 2, "", "--node is missing: rules are compiled for one Node"},
 		{"flag without its other half", []string{"explain", "--from=10.0.0.1", "--to=10.0.0.2:80", manifests}, 2, "", "--node is missing: rules are compiled for one Node"},
+		{"trace without a terminal", []string{"trace", "--to=shop/web"}, 2, "", "ruledump: trace adds a table to the kernel while it runs: give --yes if you want that"},
 		{"no such directory", []string{"compile", "--manifests=/nonexistent", "--node=node-1"}, 2, "", "ruledump: open /nonexistent: no such file or directory"},
 		{"a Node that is there", []string{"compile", manifests, "--node=node-1"}, 0, "table ip kube-proxy {", ""},
 		{"a Node that is not there", []string{"compile", manifests, "--node=node-9"}, 0, "table ip kube-proxy {",

@@ -120,6 +120,22 @@ func TestSchema(t *testing.T) {
 			conforms(t, string(text))
 		}
 	})
+	t.Run("a trace", func(t *testing.T) {
+		disagrees := false
+		for _, c := range []tracedPacket{
+			{document: documentOf("Trace"), Lost: true},
+			{
+				document: documentOf("Trace"), Packet: "tcp", ServicePort: "shop/web", Agrees: &disagrees, Expected: []string{"dropped"},
+				Outcome: &Outcome{Result: "dropped", Reason: ReasonKernel, Why: "no rule", Path: []step{{Hook: "prerouting", Verdict: "policy accept"}}},
+			},
+		} {
+			text, err := json.Marshal(c)
+			if err != nil {
+				t.Fatal(err)
+			}
+			conforms(t, string(text))
+		}
+	})
 	t.Run("another document does not conform", func(t *testing.T) {
 		for _, text := range []string{`{}`, `{"apiVersion": "ruledump.nftproxy/v2", "kind": "Services", "frontends": []}`, `{"apiVersion": "ruledump.nftproxy/v1", "kind": "Services"}`} {
 			value, _ := jsonschema.UnmarshalJSON(bytes.NewReader([]byte(text)))

@@ -1,0 +1,149 @@
+package integration
+
+import (
+	"bufio"
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"net/netip"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/nftproxy/nftproxy/internal/ruledump/verb"
+	"github.com/nftproxy/nftproxy/internal/testkit/await"
+	"github.com/nftproxy/nftproxy/internal/testkit/flows"
+	"github.com/nftproxy/nftproxy/internal/testkit/lab"
+)
+
+// traced is a packet in the output of ruledump trace.
+type traced struct {
+	Packet        string
+	Outcome       verb.Outcome
+	ExplainAgrees *bool
+	ExplainSays   []string
+	Lost          bool
+}
+
+// startTrace starts ruledump trace on a host, and returns when it marks packets.
+func startTrace(t *testing.T, h *lab.Host, args ...string) *lab.Process {
+	t.Helper()
+	p := lab.Start(t, h, "ruledump", append([]string{"trace", "--yes"}, args...)...)
+	p.Says(t, "marks packets in table ruledump-trace-")
+	return p
+}
+
+// tracedBy returns the packets that a trace has printed.
+func tracedBy(t *testing.T, p *lab.Process) (packets []traced) {
+	t.Helper()
+	lines := bufio.NewScanner(strings.NewReader(p.Output()))
+	lines.Buffer(nil, 1<<20)
+	for lines.Scan() {
+		if !strings.HasPrefix(lines.Text(), "{") {
+			continue
+		}
+		var one traced
+		if err := json.Unmarshal(lines.Bytes(), &one); err != nil {
+			t.Fatalf("%v\n%s", err, lines.Text())
+		}
+		packets = append(packets, one)
+	}
+	return packets
+}
+
+func TestRuledumpTrace(t *testing.T) {
+	t.Run("equals explain for golden flows", testTraceGoldenFlows)
+	t.Run("names another program's rule", testTraceAnotherProgram)
+	t.Run("leaves nothing after a kill", testTraceKilled)
+}
+
+// tracedCases have between them each reason of explain's, both NAT hooks, packets of the node to itself, and all protocols.
+var tracedCases = []string{
+	"cluster-ip-spreads-over-all-endpoints", "affinity-over-cluster-ip", "external-traffic-over-udp-and-sctp",
+	"cluster-ip-refuses-unknown-ports",
+	"external-ip-policy-local-without-local-endpoints-drops", "both-policies-local", "hairpin-over-node-port",
+}
+
+// The rules that the kernel says packets matched are those that explain expects, for each flow.
+func testTraceGoldenFlows(t *testing.T) {
+	l := lab.ForTest(t)
+	for _, name := range tracedCases {
+		t.Run(name, func(t *testing.T) {
+			g := flows.FindCase(t, name)
+			replace(t, lab.Conn(t, l.Node), g.Compile(t))
+			args := []string{"-o=json", "-n=2000", "--for=5m"}
+			wanted := map[string]flows.Result{}
+			for _, f := range g.Flows() {
+				if f.To.Addr().Is6() && !lab.HasIPv6 {
+					continue
+				}
+				to := f.To.String()
+				if f.Protocol == flows.ICMP {
+					to = f.To.Addr().String()
+				}
+				args = append(args, fmt.Sprintf("--to=%s/%s", to, strings.ToLower(string(f.Protocol))))
+				wanted[fmt.Sprintf("%s %s to %s", strings.ToLower(string(f.Protocol)), f.From.Addr(f.To.Addr()), to)] = f.Expect.Result
+			}
+			trace := startTrace(t, l.Node, args...)
+			sendFlows(t, l, g)
+			if err := trace.Stop(t); err != nil {
+				t.Fatal(err)
+			}
+			for _, p := range tracedBy(t, trace) {
+				if p.ExplainAgrees == nil || !*p.ExplainAgrees || p.Lost {
+					t.Errorf("%s: %s by\n%+v\nexplain says %v", p.Packet, p.Outcome.Result, p.Outcome.Path, p.ExplainSays)
+				}
+				packet, _, _ := strings.Cut(p.Packet, ",")
+				words := strings.Fields(packet) // "tcp 10.244.1.250:15000 to 10.96.0.10:80"
+				from := words[1]
+				if source, err := netip.ParseAddrPort(from); err == nil {
+					from = source.Addr().String()
+				}
+				flow := fmt.Sprintf("%s %s to %s", strings.TrimSuffix(words[0], "v6"), from, words[3])
+				if want := wanted[flow]; string(want) == p.Outcome.Result || want == "" && p.Outcome.Result == "delivered" {
+					delete(wanted, flow)
+				}
+			}
+			for flow, result := range wanted {
+				t.Errorf("no packet %s was traced and became %s", flow, cmp.Or(string(result), "delivered"))
+			}
+		})
+	}
+}
+
+// A packet that another program drops has that program's rule in its path.
+func testTraceAnotherProgram(t *testing.T) {
+	l := lab.ForTest(t)
+	replace(t, lab.Conn(t, l.Node), exampleTables(t))
+	lab.Nft(t, l.Node, "table inet fw {\n chain f {\n type filter hook forward priority -5; policy drop;\n }\n}\n", "-f", "-")
+	trace := startTrace(t, l.Node, "--to=shop/web", "-n=1")
+	go l.Outside.DialContext(t.Context(), "tcp", "192.0.2.10:80")
+	if err := trace.Wait(); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"tcp 198.51.100.7:", "\n  why: dropped by inet fw, chain f (policy drop)\n", `192.0.2.10 . tcp . 80 comment "shop/web:http" : goto `} {
+		if !strings.Contains(trace.Output(), want) {
+			t.Errorf("no %q in\n%s", want, trace.Output())
+		}
+	}
+}
+
+// The table goes with the process, however that ends.
+func testTraceKilled(t *testing.T) {
+	l := lab.ForTest(t)
+	replace(t, lab.Conn(t, l.Node), exampleTables(t))
+	trace := startTrace(t, l.Node, "--to=shop/web")
+	if list := lab.Nft(t, l.Node, "", "list", "tables"); !strings.Contains(list, "table ip ruledump-trace-") {
+		t.Fatalf("no table of the trace in\n%s", list)
+	}
+	if err := trace.Cmd.Process.Signal(syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	_ = trace.Wait()
+	await.Until(t, "the kernel has removed the table", func() error {
+		if list := lab.Nft(t, l.Node, "", "list", "tables"); strings.Contains(list, "ruledump-trace-") {
+			return fmt.Errorf("%s", list)
+		}
+		return nil
+	})
+}

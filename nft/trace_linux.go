@@ -1,0 +1,157 @@
+package nft
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"github.com/google/nftables/expr"
+	"github.com/nftproxy/nftproxy/internal/netlinkattr"
+	"golang.org/x/sys/unix"
+)
+
+// Trace is one step of a packet with nftrace: a rule that it matched, or the end of a chain.
+type Trace struct {
+	// ID is the same for all steps of a packet. The kernel makes it from the packet's place in memory, its flow and its
+	// incoming interface, so a later packet may have it again, and a packet that comes back in by lo has another one.
+	ID uint32
+	// Family, Table and Chain are those of the rule.
+	Family       Family
+	Table, Chain string
+	// Handle is that of the rule (see KernelTable); 0 at the end of a chain.
+	Handle uint64
+	// Verdict is the rule's; zero if the next rule runs, and for a verdict that this package does not know, such as
+	// queue. At the end of a base chain it is the policy, and zero at the end of another chain.
+	Verdict Verdict
+	// Source, Destination and Protocol are from the packet's headers, and In and Out are the indexes of its interfaces,
+	// in the first step in each base chain; zero in all others.
+	Source, Destination netip.AddrPort
+	Protocol            uint8
+	In, Out             uint32
+	// Lost says that steps were lost, because more came than the socket holds. Then all else is zero.
+	Lost bool
+}
+
+// Tracer hears of the steps of all packets with nftrace in one network namespace, whoever has set it.
+// Only one goroutine may be in Next.
+type Tracer struct {
+	socket  *socket
+	pending []Trace
+}
+
+// traceBuffer is how many bytes of steps may wait to be read. A step takes some 200 bytes.
+const traceBuffer = 4 << 20
+
+// Trace opens a Tracer in the connection's network namespace. The process needs CAP_NET_ADMIN.
+func (c *Conn) Trace() (*Tracer, error) {
+	s, err := c.namespace.openSocket()
+	if err != nil {
+		return nil, err
+	}
+	t := &Tracer{socket: s}
+	if err = s.growReadBuffer(traceBuffer); err == nil {
+		err = s.conn.SetsockoptInt(unix.SOL_NETLINK, unix.NETLINK_ADD_MEMBERSHIP, unix.NFNLGRP_NFTRACE)
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("nft: join the group of traces: %w", withPrivilege(err)), t.Close())
+	}
+	return t, nil
+}
+
+// Close closes the tracer.
+func (t *Tracer) Close() error { return t.socket.conn.Close() }
+
+// Next waits for the next step. It ends with ctx's error when ctx is done.
+func (t *Tracer) Next(ctx context.Context) (Trace, error) {
+	defer t.socket.interruptible(ctx)()
+	for len(t.pending) == 0 {
+		err := t.socket.receiveUntil(ctx, noDeadline, t.take)
+		switch {
+		case errors.Is(err, unix.ENOBUFS):
+			return Trace{Lost: true}, nil
+		case err != nil:
+			return Trace{}, fmt.Errorf("nft: wait for a trace: %w", err)
+		}
+	}
+	first := t.pending[0]
+	t.pending = t.pending[1:]
+	return first, nil
+}
+
+func (t *Tracer) take(r reply) error {
+	if r.Header.Type != unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_TRACE {
+		return nil
+	}
+	step, err := decodeTrace(r.Data)
+	t.pending = append(t.pending, step)
+	return err
+}
+
+// decodeTrace decodes an NFT_MSG_TRACE message.
+func decodeTrace(data []byte) (t Trace, err error) {
+	var network, transport []byte
+	err = decodeAttributes(data, func(typ uint16, b []byte) (err error) {
+		switch typ {
+		case unix.NFTA_TRACE_ID:
+			t.ID, err = netlinkattr.Uint32(b)
+		case unix.NFTA_TRACE_TABLE:
+			t.Table = netlinkattr.Text(b)
+		case unix.NFTA_TRACE_CHAIN:
+			t.Chain = netlinkattr.Text(b)
+		case unix.NFTA_TRACE_RULE_HANDLE:
+			t.Handle, err = netlinkattr.Uint64(b)
+		case unix.NFTA_TRACE_VERDICT:
+			code, err := netlinkattr.Uint32(netlinkattr.Find(b, unix.NFTA_VERDICT_CODE))
+			t.Verdict = Verdict{verdictKind(expr.VerdictKind(int32(code))), netlinkattr.Text(netlinkattr.Find(b, unix.NFTA_VERDICT_CHAIN))}
+			return err
+		case unix.NFTA_TRACE_POLICY:
+			policy, err := netlinkattr.Uint32(b)
+			if t.Verdict = Accept; policy == nfDrop {
+				t.Verdict = Drop
+			}
+			return err
+		case unix.NFTA_TRACE_IIF:
+			t.In, err = netlinkattr.Uint32(b)
+		case unix.NFTA_TRACE_OIF:
+			t.Out, err = netlinkattr.Uint32(b)
+		case unix.NFTA_TRACE_NETWORK_HEADER:
+			network = b
+		case unix.NFTA_TRACE_TRANSPORT_HEADER:
+			transport = b
+		}
+		return err
+	})
+	if err != nil {
+		return t, fmt.Errorf("nft: a message of a trace: %w", err)
+	}
+	t.Family = Family(data[0])
+	t.readHeaders(network, transport)
+	return t, nil
+}
+
+// readHeaders fills in the addresses, if there is an IP header, and the ports, if the protocol has them.
+func (t *Trace) readHeaders(network, transport []byte) {
+	var source, destination netip.Addr
+	switch {
+	case len(network) >= 20 && network[0]>>4 == 4:
+		source, _ = netip.AddrFromSlice(network[12:16])
+		destination, _ = netip.AddrFromSlice(network[16:20])
+		t.Protocol = network[9]
+	case len(network) >= 40 && network[0]>>4 == 6:
+		source, _ = netip.AddrFromSlice(network[8:24])
+		destination, _ = netip.AddrFromSlice(network[24:40])
+		t.Protocol = network[6]
+	default:
+		return
+	}
+	var from, to uint16
+	switch t.Protocol {
+	case unix.IPPROTO_TCP, unix.IPPROTO_UDP, unix.IPPROTO_SCTP:
+		if len(transport) >= 4 {
+			from, to = binary.BigEndian.Uint16(transport), binary.BigEndian.Uint16(transport[2:])
+		}
+	}
+	t.Source, t.Destination = netip.AddrPortFrom(source, from), netip.AddrPortFrom(destination, to)
+}
