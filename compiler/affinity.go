@@ -26,6 +26,8 @@ type affinityState struct {
 	size uint32
 	// frontends counts the frontends with affinity for each rule that looks for them.
 	frontends map[affinityRule]int
+	// externals counts, by the node port of their number, the external addresses without affinity.
+	externals map[frontend]int
 	// nodePorts holds the node ports that got or lost affinity since family.putExceptions.
 	nodePorts map[frontend]bool
 	// stale holds the maps that may have clients of endpoints that went: true for those that went since the last commit.
@@ -51,6 +53,7 @@ func newAffinityState(draft *nft.Draft, program *program) *affinityState {
 		maps:      map[affinityKey]*portPlans{},
 		size:      affinitySize(0),
 		frontends: map[affinityRule]int{},
+		externals: map[frontend]int{},
 		nodePorts: map[frontend]bool{},
 		stale:     map[affinityKey]bool{},
 		moves:     map[affinityKey]bool{},
@@ -72,6 +75,20 @@ func (a *affinityState) move(fe frontend, have, want plan) {
 	if want.affinity() != "" {
 		a.frontends[rule]++
 	}
+	nodePort := frontend{port: fe.port, protocol: fe.protocol}
+	if isException(fe, have) {
+		if a.externals[nodePort]--; a.externals[nodePort] == 0 {
+			delete(a.externals, nodePort)
+		}
+	}
+	if isException(fe, want) {
+		a.externals[nodePort]++
+	}
+}
+
+// isException reports whether a frontend is an external address without affinity: see store.putAffinity.
+func isException(fe frontend, p plan) bool {
+	return !fe.isNodePort() && p.kind.isExternal() && p.affinity() == ""
 }
 
 func (a *affinityState) putMap(want *portPlans, list endpointList) {

@@ -1,6 +1,7 @@
 package compiler
 
 import (
+	"maps"
 	"slices"
 
 	"github.com/nftproxy/nftproxy/model"
@@ -126,12 +127,12 @@ func (f *family) planOf(s *frontendState) plan {
 // putExceptions brings the external addresses without affinity that have the number of a node port in line with
 // store.putAffinity.
 func (f *family) putExceptions() {
+	maps.DeleteFunc(f.affinity.nodePorts, func(fe frontend, _ bool) bool { return f.affinity.externals[fe] == 0 })
 	if len(f.affinity.nodePorts) == 0 {
-		return
+		return // nearly always, and then no frontend need be looked at
 	}
 	for fe, s := range f.claims.frontends {
-		sharesNumber := !fe.isNodePort() && f.affinity.nodePorts[frontend{port: fe.port, protocol: fe.protocol}]
-		if sharesNumber && s.applied.kind.isExternal() && s.applied.affinity() == "" {
+		if isException(fe, s.applied) && f.affinity.nodePorts[frontend{port: fe.port, protocol: fe.protocol}] {
 			f.decisions.putAffinity(&record{kind: affinityRecord, frontend: fe, comment: s.applied.port.comment})
 		}
 	}
