@@ -266,6 +266,7 @@ func (a *affinityTest) expectHomeOver(frontend affinityFrontend, after string, g
 }
 
 func TestAffinity(t *testing.T) {
+	t.Parallel()
 	t.Run("a thousand clients keep their endpoints", testThousandClientsKeepTheirEndpoints)
 	t.Run("edits keep clients where they are", testAffinityOfEdits)
 	t.Run("lost maps cost no client its endpoint", testAffinityOfLostMaps)

@@ -18,6 +18,7 @@ import (
 // TestModules compares what is linked into the programs with least-versions.txt. It needs no network, which
 // make vulnerabilities does, and finds a version that falls back, not a vulnerability that was published since.
 func TestModules(t *testing.T) {
+	t.Parallel()
 	text, err := os.ReadFile("least-versions.txt")
 	if err != nil {
 		t.Fatal(err)
@@ -234,6 +235,7 @@ func TestPrerequisites(t *testing.T) {
 
 // The go command itself says whether the libraries are in its cache; here it is one that only answers.
 func TestFirstBuild(t *testing.T) {
+	t.Parallel()
 	for stale, want := range map[string]string{"true": "The first build compiles", "false": "build of"} {
 		t.Run("nothing compiled: "+stale, func(t *testing.T) {
 			m := newMachine(t, "0")

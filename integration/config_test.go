@@ -133,6 +133,7 @@ func testKubeProxyTakesThePlaceOfKubeadmsKubeProxy(t *testing.T) {
 }
 
 func TestFeatureGates(t *testing.T) {
+	t.Parallel()
 	t.Run("external IPs stay out with the gate off", testExternalIPsStayOutWithTheGateOff)
 	t.Run("WatchListClient", testWatchListClient)
 }

@@ -174,6 +174,7 @@ func (c *counting) counted(t *testing.T, args ...string) map[string]string {
 
 // TestServiceCounters sends packets and compares what was counted with what was sent, to the byte.
 func TestServiceCounters(t *testing.T) {
+	t.Parallel()
 	c := newCounting(t)
 	counts := metrics.NewServiceCounts(c.conn, func(do func([]*nft.Table)) { c.backend.View(do) })
 	if err := counts.Read(t.Context()); err != nil {

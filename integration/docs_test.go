@@ -18,6 +18,7 @@ import (
 
 // TestDocs reads all pages for people: the ones at the root of the repository and the ones in docs/.
 func TestDocs(t *testing.T) {
+	t.Parallel()
 	pages := pages(t)
 	t.Run("every link leads somewhere", func(t *testing.T) { testLinks(t, pages) })
 	t.Run("every test that a page names exists", func(t *testing.T) { testTestNames(t, pages) })
@@ -189,6 +190,7 @@ func migrationRows(t *testing.T, pattern string, atLeast int) [][]string {
 }
 
 func TestMigrationPage(t *testing.T) {
+	t.Parallel()
 	t.Run("HTTP endpoints are as documented", testEndpointsAreAsDocumented)
 	t.Run("metrics of libraries are as documented", testMetricsOfLibrariesAreAsDocumented)
 }

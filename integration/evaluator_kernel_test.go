@@ -31,6 +31,7 @@ func init() {
 }
 
 func TestEvaluator(t *testing.T) {
+	t.Parallel()
 	t.Run("agrees with the kernel", testEvaluatorAgreesWithTheKernel)
 	t.Run("agrees with the kernel on any rules", testEvaluatorAgreesWithTheKernelOnAnyRules)
 }

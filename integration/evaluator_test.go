@@ -64,6 +64,7 @@ func protocolNumber(f flows.Flow) uint8 {
 // Every flow of every golden case, walked through the compiled ruleset in memory: all that
 // can become of it is what the case says.
 func TestGoldenFlowsOnPaper(t *testing.T) {
+	t.Parallel()
 	for _, g := range flows.Cases(t) {
 		t.Run(g.Name, func(t *testing.T) {
 			list := g.Flows()

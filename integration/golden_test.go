@@ -50,6 +50,7 @@ func printDiff(t testing.TB, have, want []*nft.Table) string {
 }
 
 func TestGoldenRulesets(t *testing.T) {
+	t.Parallel()
 	compiled := flows.CompileBaseline(t)
 	t.Run("baseline", func(t *testing.T) {
 		got := printTables(compiled)
@@ -113,6 +114,7 @@ func readBack(t testing.TB, c *nft.Conn) (tables []*nft.Table) {
 // Every golden case in a real kernel: what was committed reads back the same, nft lists it,
 // and every flow becomes what the case says.
 func TestGoldenFlows(t *testing.T) {
+	t.Parallel()
 	labs := map[string]*lab.Lab{}
 	for _, g := range flows.Cases(t) {
 		bridge := g.Bridge(t)
@@ -159,6 +161,7 @@ func sendFlows(t *testing.T, l *lab.Lab, g flows.Case) {
 }
 
 func TestNftProgram(t *testing.T) {
+	t.Parallel()
 	t.Run("loads goldens as they are compiled", testGoldensLoadedByTheNftProgramAreTheSame)
 }
 

@@ -122,6 +122,7 @@ func (f *withServer) resume(t *testing.T) {
 }
 
 func TestHealth(t *testing.T) {
+	t.Parallel()
 	t.Run("until the first Sync", testHealthUntilTheFirstSync)
 	t.Run("ServiceCIDRs that fail hold up nothing", testServiceCIDRsThatFailHoldUpNothing)
 	t.Run("while the Node is waited for", testHealthWhileTheNodeIsWaitedFor)

@@ -41,6 +41,7 @@ func getFrom(h *lab.Host, url string) (string, error) {
 }
 
 func TestKubeProxy(t *testing.T) {
+	t.Parallel()
 	t.Run("applies what the API server has", testKubeProxyProgramsWhatTheAPIServerHas)
 	t.Run("refuses bad input with one line", testKubeProxyRefusesBadInputWithOneLine)
 	t.Run("runs with kubeadm's configuration until it changes", testKubeProxyRunsWithKubeadmsConfigurationUntilItChanges)

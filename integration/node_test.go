@@ -24,6 +24,7 @@ import (
 )
 
 func TestNode(t *testing.T) {
+	t.Parallel()
 	t.Run("is waited for", testProxyWaitsForItsNode)
 	t.Run("is waited for half a minute at most", testProxyGoesOnWithoutANodeAfterHalfAMinute)
 	t.Run("a list of Nodes that fails is not waited for for ever", testListOfNodesThatFailsIsNotWaitedForForEver)
@@ -247,6 +248,7 @@ func testNodeAddressesThatVanish(t *testing.T) {
 }
 
 func TestNodePortAddresses(t *testing.T) {
+	t.Parallel()
 	t.Run("health checks of a family that they do not name answer everywhere", testHealthChecksOfAnUnnamedFamilyAnswerEverywhere)
 	t.Run("health checks answer on an address that comes later", testHealthChecksAnswerOnAnAddressThatComesLater)
 }

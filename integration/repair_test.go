@@ -33,6 +33,7 @@ func backendFor(t *testing.T, c *nft.Conn, g flows.Case, hooks proxy.Hooks) *pro
 }
 
 func TestRepair(t *testing.T) {
+	t.Parallel()
 	t.Run("tables are repaired", testTablesAreRepaired)
 	t.Run("a restart changes only what is wrong", testRestartChangesOnlyWhatIsWrong)
 	t.Run("a running proxy survives a flushed ruleset", testRunningProxySurvivesAFlushedRuleset)

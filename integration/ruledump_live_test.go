@@ -49,6 +49,7 @@ func exampleTables(t *testing.T) []*nft.Table {
 }
 
 func TestRuledump(t *testing.T) {
+	t.Parallel()
 	t.Run("prints the golden", testRuledumpPrintsTheGolden)
 	t.Run("live prints what nft loads", testRuledumpLiveLoads)
 	t.Run("diff names the Service", testRuledumpDiffLive)

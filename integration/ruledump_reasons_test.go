@@ -16,6 +16,7 @@ import (
 )
 
 func TestExplain(t *testing.T) {
+	t.Parallel()
 	t.Run("gives the reasons of golden flows", testExplainGoldenFlows)
 	t.Run("knows what the kernel learned", testExplainKnowsWhatTheKernelLearned)
 }

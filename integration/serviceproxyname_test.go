@@ -153,6 +153,7 @@ var (
 
 // A second proxy serves the Services with a label in tables of its own, beside the first, which serves those without.
 func TestServiceProxyName(t *testing.T) {
+	t.Parallel()
 	t.Run("two proxies serve their own Services side by side", func(t *testing.T) { testSideBySide(t, 1, 2) })
 	t.Run("in whatever order they start", func(t *testing.T) { testSideBySide(t, 2, 1) })
 	t.Run("a restart of one leaves the other alone", testRestartOfOneProxy)

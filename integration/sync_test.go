@@ -116,6 +116,7 @@ add rule inet firewall output ct state established accept
 // A connection whose first packet came while the rules were not there was never translated, and its next packets share
 // that. The proxy removes what conntrack has of it, and the client's next SYN finds an endpoint.
 func TestUntranslatedConnection(t *testing.T) {
+	t.Parallel()
 	g := flows.FindCase(t, "load-balancer-policy-cluster-is-masqueraded")
 	l := lab.ForTest(t)
 	c := lab.Conn(t, l.Node)
@@ -163,6 +164,7 @@ func TestUntranslatedConnection(t *testing.T) {
 }
 
 func TestSourceRanges(t *testing.T) {
+	t.Parallel()
 	t.Run("in thousands are elements of one set", testThousandsOfSourceRanges)
 }
 
@@ -252,6 +254,7 @@ func writeManyServices(t *testing.T, dir string, n int) {
 }
 
 func TestScale(t *testing.T) {
+	t.Parallel()
 	t.Run("ten thousand Services are few chains in the kernel", testTenThousandServicesAreFewChainsInTheKernel)
 }
 

@@ -139,6 +139,7 @@ add rule ip nat PREROUTING jump KUBE-SERVICES
 // TestTroubleshooting runs the commands of docs/troubleshooting.md, each section on a node of its own, and compares what they
 // print with the page.
 func TestTroubleshooting(t *testing.T) {
+	t.Parallel()
 	page, err := os.ReadFile(troubleshooting)
 	if err != nil {
 		t.Fatal(err)
