@@ -169,8 +169,7 @@ func natRange(info xt.InfoAny) (r xt.NatRange, ok bool) {
 		return info.NatRange, true
 	case *xt.NatIPv4MultiRangeCompat:
 		if len(*info) == 1 {
-			one := (*info)[0]
-			return xt.NatRange{Flags: one.Flags, MinIP: one.MinIP, MaxIP: one.MaxIP, MinPort: one.MinPort, MaxPort: one.MaxPort}, true
+			return xt.NatRange((*info)[0]), true
 		}
 	}
 	return r, false
