@@ -111,19 +111,24 @@ func testTraceGoldenFlows(t *testing.T) {
 	}
 }
 
-// A packet that another program drops has that program's rule in its path.
+// A packet that another program drops has that program's rule or policy in its path.
 func testTraceAnotherProgram(t *testing.T) {
-	l := lab.ForTest(t)
-	replace(t, lab.Conn(t, l.Node), exampleTables(t))
-	lab.Nft(t, l.Node, "table inet fw {\n chain f {\n type filter hook forward priority -5; policy drop;\n }\n}\n", "-f", "-")
-	trace := startTrace(t, l.Node, "--to=shop/web", "-n=1")
-	go l.Outside.DialContext(t.Context(), "tcp", "192.0.2.10:80")
-	if err := trace.Wait(); err != nil {
-		t.Fatal(err)
-	}
-	for _, want := range []string{"tcp 198.51.100.7:", "\n  why: dropped by inet fw, chain f (policy drop)\n", `192.0.2.10 . tcp . 80 comment "shop/web:http" : goto `} {
-		if !strings.Contains(trace.Output(), want) {
-			t.Errorf("no %q in\n%s", want, trace.Output())
+	for _, chain := range []struct{ text, why string }{
+		{"policy drop;", "\n  why: dropped by inet fw, chain f (policy drop)\n"},
+		{"policy accept; tcp dport 8080 drop", "tcp dport 8080 drop"},
+	} {
+		l := lab.ForTest(t)
+		replace(t, lab.Conn(t, l.Node), exampleTables(t))
+		lab.Nft(t, l.Node, "table inet fw {\n chain f {\n type filter hook forward priority -5; "+chain.text+"\n }\n}\n", "-f", "-")
+		trace := startTrace(t, l.Node, "--to=shop/web", "-n=1")
+		go l.Outside.DialContext(t.Context(), "tcp", "192.0.2.10:80")
+		if err := trace.Wait(); err != nil {
+			t.Fatal(err)
+		}
+		for _, want := range []string{"tcp 198.51.100.7:", chain.why, `192.0.2.10 . tcp . 80 comment "shop/web:http" : goto `} {
+			if !strings.Contains(trace.Output(), want) {
+				t.Errorf("no %q in\n%s", want, trace.Output())
+			}
 		}
 	}
 }

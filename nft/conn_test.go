@@ -2,6 +2,7 @@ package nft
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"net"
 	"os"
@@ -309,9 +310,13 @@ func TestEachMessage(t *testing.T) {
 }
 
 func testEachMessageRefusesWhatIsTooShort(t *testing.T) {
-	for _, b := range []string{strings.Repeat("\xff", unix.NLMSG_HDRLEN), strings.Repeat("\x00", unix.NLMSG_HDRLEN)} {
-		if err := eachMessage([]byte(b), func(reply) error { return nil }); !errors.Is(err, unix.EINVAL) {
-			t.Errorf("%q: %v, want %v", b, err, unix.EINVAL)
+	whole := string(binary.NativeEndian.AppendUint32(nil, unix.NLMSG_HDRLEN)) + strings.Repeat("\x00", 12)
+	for b, want := range map[string]error{
+		"short": netlinkattr.ErrShort, whole + "short": netlinkattr.ErrShort, whole: nil,
+		strings.Repeat("\xff", unix.NLMSG_HDRLEN): unix.EINVAL, strings.Repeat("\x00", unix.NLMSG_HDRLEN): unix.EINVAL,
+	} {
+		if err := eachMessage([]byte(b), func(reply) error { return nil }); !errors.Is(err, want) {
+			t.Errorf("%q: %v, want %v", b, err, want)
 		}
 	}
 }

@@ -2,6 +2,7 @@ package nft
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"slices"
@@ -74,11 +75,12 @@ func (r *reader) other(t *Table) error {
 		return err
 	}
 	index, rules := t.index(), 0
+	t.Kernel.Handles = map[string][]uint64{}
 	return r.list(unix.NFT_MSG_GETRULE, func(m reply) error {
 		if rules++; rules > maxOtherRules {
 			return fmt.Errorf("it has more than %d rules", maxOtherRules)
 		}
-		return decodeAttributes(m.Data, otherRule(t.Family, chains, index.sets))
+		return decodeAttributes(m.Data, otherRule(t, chains, index.sets))
 	})
 }
 
@@ -106,8 +108,8 @@ func (r *reader) listAnonymous(t *Table) error {
 	return nil
 }
 
-// otherRule takes the attributes of a rule, of which the chain comes before the expressions.
-func otherRule(family Family, chains map[string]*Chain, sets map[string]*Set) func(uint16, []byte) error {
+// otherRule takes the attributes of a rule, of which the chain comes first.
+func otherRule(t *Table, chains map[string]*Chain, sets map[string]*Set) func(uint16, []byte) error {
 	var at *Chain
 	return func(typ uint16, b []byte) error {
 		switch {
@@ -116,8 +118,10 @@ func otherRule(family Family, chains map[string]*Chain, sets map[string]*Set) fu
 				at.Rules = append(at.Rules, Rule{})
 			}
 		case at == nil:
+		case typ == unix.NFTA_RULE_HANDLE && len(b) == 8:
+			t.Kernel.Handles[at.Name] = append(t.Kernel.Handles[at.Name], binary.BigEndian.Uint64(b))
 		case typ == unix.NFTA_RULE_EXPRESSIONS:
-			at.Rules[len(at.Rules)-1].Statements = []Statement{Expressions{family: family, encoded: string(b), sets: sets}}
+			at.Rules[len(at.Rules)-1].Statements = []Statement{Expressions{family: t.Family, encoded: string(b), sets: sets}}
 		case typ == unix.NFTA_RULE_USERDATA:
 			at.Rules[len(at.Rules)-1].Comment = string(commentIn(b))
 		}

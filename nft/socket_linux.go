@@ -286,6 +286,13 @@ func (s *socket) interruptible(ctx context.Context) (end func() bool) {
 
 func eachMessage(b []byte, each func(reply) error) error {
 	messages, err := syscall.ParseNetlinkMessage(b)
+	whole := 0
+	for _, m := range messages {
+		whole += netlinkattr.Padded(int(m.Header.Len))
+	}
+	if err == nil && whole < len(b) { // ParseNetlinkMessage leaves out what is shorter than a header
+		err = netlinkattr.ErrShort
+	}
 	if err != nil {
 		return fmt.Errorf("a datagram that is not of netlink: %w", err)
 	}

@@ -596,10 +596,14 @@ func (t *tracing) find(s *evaluator.Step, step nft.Trace) {
 	} else if i := slices.IndexFunc(t.others, same); i >= 0 {
 		s.Table = t.others[i]
 	} else {
-		// Without the chains, the hook is not known.
-		chains, _ := t.conn.ReadChains(context.Background(), step.Family, step.Table)
-		s.Table = &nft.Table{Family: step.Family, Name: step.Table, Chains: chains, Kernel: &nft.KernelTable{}}
-		t.others = append(t.others, s.Table)
+		// An error leaves the table without chains: its rules are named by their handles then.
+		t.others, _ = t.conn.ReadOthers(context.Background(), t.rules.Tables...)
+		if i := slices.IndexFunc(t.others, same); i >= 0 {
+			s.Table = t.others[i]
+		} else {
+			s.Table = &nft.Table{Family: step.Family, Name: step.Table, Kernel: &nft.KernelTable{}}
+			t.others = append(t.others, s.Table)
+		}
 	}
 	if chain := s.Table.Chain(step.Chain); chain != nil {
 		s.Chain = chain
