@@ -14,20 +14,28 @@ func nftChains(ctx context.Context) (names []string, err error) {
 		return nil, err
 	}
 	defer conn.Close()
-	for _, family := range nft.Families {
-		for _, table := range iptablesTables {
-			chains, err := retry(func() ([]*nft.Chain, error) { return conn.ReadChains(ctx, family, table) })
-			if err != nil {
-				return names, err
-			}
-			for _, c := range chains {
-				if isProxyChain(c.Name) {
-					names = append(names, chainName(family, table, c.Name))
-				}
+	err = eachTable(ctx, conn, func(t table, chains []*nft.Chain) {
+		for _, c := range chains {
+			if isProxyChain(c.Name) {
+				names = append(names, chainName(t.family, t.name, c.Name))
 			}
 		}
+	})
+	return names, err
+}
+
+// eachTable calls each with the chains of the tables in which kube-proxy may have some.
+func eachTable(ctx context.Context, conn *nft.Conn, each func(table, []*nft.Chain)) error {
+	for _, family := range nft.Families {
+		for _, name := range iptablesTables {
+			chains, err := retry(func() ([]*nft.Chain, error) { return conn.ReadChains(ctx, family, name) })
+			if err != nil {
+				return err
+			}
+			each(table{family, name}, chains)
+		}
 	}
-	return names, nil
+	return nil
 }
 
 // removeNFT removes chains of iptables-nft in one transaction.
@@ -61,18 +69,12 @@ type table struct {
 
 // removableTables returns the tables with chains to remove. plan reads no others: while it reads, nobody else may commit.
 func removableTables(ctx context.Context, conn *nft.Conn) (tables []table, err error) {
-	for _, family := range nft.Families {
-		for _, name := range iptablesTables {
-			chains, err := retry(func() ([]*nft.Chain, error) { return conn.ReadChains(ctx, family, name) })
-			if err != nil {
-				return nil, err
-			}
-			if slices.ContainsFunc(chains, func(c *nft.Chain) bool { return isRemovable(c.Name) }) {
-				tables = append(tables, table{family, name})
-			}
+	err = eachTable(ctx, conn, func(t table, chains []*nft.Chain) {
+		if slices.ContainsFunc(chains, func(c *nft.Chain) bool { return isRemovable(c.Name) }) {
+			tables = append(tables, t)
 		}
-	}
-	return tables, nil
+	})
+	return tables, err
 }
 
 // plan returns the transaction that removes the leftovers from the rules as they are now: after any other change of the

@@ -3,7 +3,6 @@ package verb
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -134,6 +133,8 @@ type serviceFlow struct {
 	Packets     uint64    `json:"packets,omitempty"`
 	Bytes       uint64    `json:"bytes,omitempty"`
 	Node        string    `json:"node,omitempty"`
+	// name is the Service port, as the rules name it.
+	name string
 }
 
 // connectionSum adds up flows to a Service port that have an endpoint, client or node in common.
@@ -218,7 +219,7 @@ func listConnections(ctx context.Context, index *flowIndex, o connectionOptions)
 }
 
 func addSum(sums map[sumKey]*connectionSum, f *serviceFlow, by string, hops *nextHops) {
-	key := sumKey{f.name(), f.Protocol, f.Server.String()}
+	key := sumKey{f.name, f.Protocol, f.Server.String()}
 	switch by {
 	case "client":
 		key.Of = f.Source.Addr().String()
@@ -244,16 +245,8 @@ func addSum(sums map[sumKey]*connectionSum, f *serviceFlow, by string, hops *nex
 	sum.Bytes += f.Bytes
 }
 
-func (f *serviceFlow) name() string {
-	name := f.Namespace + "/" + f.Service
-	if f.Port != "" {
-		name += ":" + f.Port
-	}
-	return name
-}
-
 func (f *serviceFlow) compare(other *serviceFlow) int {
-	return cmp.Or(cmp.Compare(f.name(), other.name()), cmp.Compare(f.Protocol, other.Protocol), f.Source.Compare(other.Source), f.Dialed.Compare(other.Dialed))
+	return cmp.Or(cmp.Compare(f.name, other.name), cmp.Compare(f.Protocol, other.Protocol), f.Source.Compare(other.Source), f.Dialed.Compare(other.Dialed))
 }
 
 // stateText is the state of a connection; for a protocol without states it says whether there was an answer.
@@ -285,7 +278,7 @@ func (l *Connections) Text(p *Page) {
 			age = shortDuration(time.Since(f.Begun).Round(time.Second))
 		}
 		row := []string{
-			f.name(), f.Source.String(), f.Dialed.String() + "/" + f.Protocol, f.Server.String(), f.serves(), f.stateText(),
+			f.name, f.Source.String(), f.Dialed.String() + "/" + f.Protocol, f.Server.String(), f.serves(), f.stateText(),
 			orDash(shortDuration(time.Duration(f.LeftSeconds) * time.Second)), orDash(age), countText(f.Bytes, byteText),
 		}
 		if wide {
@@ -339,7 +332,7 @@ type flowEvent struct {
 func (e *flowEvent) Text(p *Page) {
 	p.printf("%s %s", e.Time.Format(time.RFC3339Nano), e.Event)
 	if f := e.serviceFlow; f != nil {
-		p.printf(" %s %s to %s/%s at %s", f.name(), f.Source, f.Dialed, f.Protocol, f.Server)
+		p.printf(" %s %s to %s/%s at %s", f.name, f.Source, f.Dialed, f.Protocol, f.Server)
 		if f.NoEndpoint {
 			p.WriteString(p.bad(", which does not serve"))
 		}
@@ -370,10 +363,7 @@ func followConnections(cmd *cobra.Command, index *flowIndex, format *outputForma
 				return nil
 			}
 		}
-		if format.value == "json" { // one a line
-			return json.NewEncoder(out).Encode(told)
-		}
-		return format.show(out, told)
+		return format.stream(out, told)
 	})
 	if cmd.Context().Err() != nil {
 		return nil

@@ -74,15 +74,10 @@ func (x *flowIndex) refresh(ctx context.Context) error {
 		return nil
 	}
 	x.checked = time.Now()
-	generation, err := x.from.conn.Generation(ctx)
-	if err != nil || generation == x.rules.Generation {
+	rules, err := rereadKernel(ctx, x.from.conn, x.rules)
+	if err != nil || rules == x.rules {
 		return err
 	}
-	rules, err := ruledump.FromKernel(ctx, x.from.conn, x.from.serviceProxyName, false)
-	if err != nil {
-		return err
-	}
-	rules.Node, rules.NodeSource = x.rules.Node, x.rules.NodeSource
 	return x.build(rules)
 }
 
@@ -119,6 +114,7 @@ func (x *flowIndex) find(e *conntrack.Entry) *serviceFlow {
 		return nil
 	}
 	out := &serviceFlow{
+		name:     f.ServicePort,
 		Protocol: f.Protocol.String(), Answered: e.Answered, LeftSeconds: int(e.Left.Seconds()), Begun: e.Begun, Packets: e.Packets, Bytes: e.Bytes,
 		connection: connection{e.Source, e.Dialed, e.Server, e.State, e.Finished(), !x.serves(f)[e.Server]},
 	}

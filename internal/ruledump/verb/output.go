@@ -76,6 +76,14 @@ func (f *outputFormat) show(w io.Writer, v View) error {
 	return err
 }
 
+// stream writes one view of many: as JSON on a line of its own, else as show does.
+func (f *outputFormat) stream(w io.Writer, v View) error {
+	if f.value == "json" {
+		return json.NewEncoder(w).Encode(v)
+	}
+	return f.show(w, v)
+}
+
 // TextOf returns a view as it prints without colours, in a format for people such as "wide".
 func TextOf(v View, format string) string { return text(v, format, false) }
 

@@ -1,6 +1,7 @@
 package verb
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -226,6 +227,21 @@ func (s *source) actual(cmd *cobra.Command) (*ruledump.Snapshot, error) {
 		s.askProxy(cmd, live)
 	}
 	return live, err
+}
+
+// rereadKernel returns the rules that the kernel has now, with the node's name of those that were read before; if nobody
+// has committed since, it returns these.
+func rereadKernel(ctx context.Context, conn *nft.Conn, before *ruledump.Snapshot) (*ruledump.Snapshot, error) {
+	generation, err := conn.Generation(ctx)
+	if err != nil || generation == before.Generation {
+		return before, err
+	}
+	now, err := ruledump.FromKernel(ctx, conn, before.ServiceProxyName, false)
+	if err != nil {
+		return nil, err
+	}
+	now.Node, now.NodeSource = before.Node, before.NodeSource
+	return now, nil
 }
 
 // askProxy asks the running proxy for the node's name, if rules of a kernel were found.

@@ -3,7 +3,6 @@ package verb
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
@@ -77,12 +76,7 @@ its mark. Later packets of a connection do not see NAT chains.`,
 		}
 		out := cmd.OutOrStdout()
 		t := &tracing{conn: where.conn, table: fmt.Sprintf("ruledump-trace-%d", os.Getpid()), atMost: atMost}
-		t.tell = func(p *tracedPacket) error {
-			if format.value == "json" { // one a line
-				return json.NewEncoder(out).Encode(p)
-			}
-			return format.show(out, p)
-		}
+		t.tell = func(p *tracedPacket) error { return format.stream(out, p) }
 		if err := t.use(rules); err != nil {
 			return err
 		}
@@ -396,14 +390,9 @@ func (t *tracing) finish(ctx context.Context, complete func(*underway) bool) err
 func (t *tracing) report(ctx context.Context, p *underway) error {
 	out, err := t.compare(p)
 	if err == nil && out.Agrees != nil && !*out.Agrees {
-		var now uint32
-		if now, err = t.conn.Generation(ctx); err == nil && now != t.rules.Generation {
-			var fresh *ruledump.Snapshot
-			if fresh, err = ruledump.FromKernel(ctx, t.conn, t.rules.ServiceProxyName, false); err == nil {
-				fresh.Node, fresh.NodeSource = t.rules.Node, t.rules.NodeSource
-				err = t.use(fresh)
-			}
-			if err == nil {
+		var fresh *ruledump.Snapshot
+		if fresh, err = rereadKernel(ctx, t.conn, t.rules); err == nil && fresh != t.rules {
+			if err = t.use(fresh); err == nil {
 				out, err = t.compare(p)
 			}
 		}
@@ -588,7 +577,8 @@ func (t *tracing) way(p *underway) *way {
 	return w
 }
 
-// find puts the table, the chain and the rule of the step in place. Rules of other programs are not read.
+// find puts the table, the chain and the rule of the step in place. It reads the tables of other programs when a packet
+// first comes through one that it does not know.
 func (t *tracing) find(s *evaluator.Step, step nft.Trace) {
 	same := func(table *nft.Table) bool { return table.Family == step.Family && table.Name == step.Table }
 	if i := slices.IndexFunc(t.rules.Tables, same); i >= 0 {

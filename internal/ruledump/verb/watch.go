@@ -2,7 +2,6 @@ package verb
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"maps"
 	"slices"
@@ -40,12 +39,7 @@ What packets add to maps of session affinity is no commit and is not announced.`
 			}
 			defer conn.Close()
 			out := cmd.OutOrStdout()
-			return watch(cmd.Context(), conn, options, func(c *change) error {
-				if format.value == "json" { // one a line
-					return json.NewEncoder(out).Encode(c)
-				}
-				return format.show(out, c)
-			})
+			return watch(cmd.Context(), conn, options, func(c *change) error { return format.stream(out, c) })
 		},
 	}
 	format.addTo(cmd)
