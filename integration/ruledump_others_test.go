@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -12,8 +13,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 	"github.com/nftproxy/nftproxy/internal/ruledump/verb"
 	"github.com/nftproxy/nftproxy/internal/testkit/lab"
+	"github.com/nftproxy/nftproxy/nft"
 )
 
 // others are rules of other programs, and the outcomes of a packet to a Service beside them.
@@ -173,6 +177,10 @@ func testRuledumpOthers(t *testing.T) {
 					t.Errorf("no outcome %q\n%s", want, text)
 				}
 			}
+			fromDump := explainDump(t, runRuledump(t, l.Node, "live", "-o=json"), explain...)
+			if diff := cmp.Diff(e.Outcomes, fromDump.Outcomes, cmpopts.IgnoreUnexported(verb.Outcome{}), cmpopts.EquateComparable(netip.Addr{}, netip.AddrPort{})); diff != "" {
+				t.Errorf("-live +dump:\n%s", diff)
+			}
 			if !strings.Contains(text, o.dependsOn) {
 				t.Errorf("no %q in\n%s", o.dependsOn, text)
 			}
@@ -185,6 +193,48 @@ func testRuledumpOthers(t *testing.T) {
 				e.Outcomes = slices.Delete(e.Outcomes, at, at+1)
 			}
 		})
+	}
+}
+
+// explainDump runs explain on a dump, outside of the node.
+func explainDump(t *testing.T, dump string, explain ...string) (e verb.Explanation) {
+	t.Helper()
+	root := verb.New("ruledump")
+	var out strings.Builder
+	root.SetIn(strings.NewReader(dump))
+	root.SetOut(&out)
+	root.SetArgs(append(explain, "--dump=-", "-o=json"))
+	if err := root.ExecuteContext(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := json.Unmarshal([]byte(out.String()), &e); err != nil {
+		t.Fatal(err)
+	}
+	return e
+}
+
+// A dump leaves out a set that is too large, and explain says so.
+func testDumpLeavesOut(t *testing.T) {
+	l := lab.ForTest(t)
+	replace(t, lab.Conn(t, l.Node), exampleTables(t))
+	var large strings.Builder
+	large.WriteString("table inet fw {\n set large { type ipv4_addr . inet_service; elements = { 198.51.100.7 . 8080")
+	for i := range nft.MaxRecordedElements {
+		fmt.Fprintf(&large, ", 203.0.%d.%d . %d", i>>8&0xff, i&0xff, i+1)
+	}
+	large.WriteString(" }\n}\n set none { type ipv4_addr; }\n chain f { type filter hook forward priority 0; ip saddr @none drop; ip saddr . tcp dport @large drop; }\n}\n")
+	lab.Nft(t, l.Node, large.String(), "-f", "-")
+	explain := []string{"explain", "--from=198.51.100.7", "--to=192.0.2.10:80"}
+	if text := runRuledump(t, l.Node, explain...); !strings.Contains(text, "\ndropped by inet fw, chain f: ip saddr . tcp dport @large drop\n") {
+		t.Errorf("the kernel's rules:\n%s", text)
+	}
+	dump := runRuledump(t, l.Node, "live", "-o=json")
+	if len(dump) > 1<<20 || !strings.Contains(dump, `"the elements of set large: there are more than 10000"`) || strings.Contains(dump, "set none:") {
+		t.Errorf("a dump of %d bytes", len(dump))
+	}
+	e := explainDump(t, dump, explain...)
+	if o := e.Outcomes; len(o) != 1 || o[0].Result != "undecided" || o[0].DecidedBy == nil || o[0].DecidedBy.Verdict != "set large has more than 10000 elements, which the dump leaves out" {
+		t.Errorf("from the dump: %+v", o)
 	}
 }
 

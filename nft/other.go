@@ -27,8 +27,8 @@ func (f Family) hook(inet Hook) Hook {
 	return inet
 }
 
-// routes reports whether the base chains of the family are called where packets are routed.
-func (f Family) routes() bool { return f == FamilyIP || f == FamilyIP6 || f == FamilyInet }
+// Routes reports whether the base chains of the family are called where packets are routed.
+func (f Family) Routes() bool { return f == FamilyIP || f == FamilyIP6 || f == FamilyInet }
 
 // Expressions is the whole of a rule that another program wrote: the expressions of the kernel's register machine.
 // Committing it is ErrInvalid.
@@ -105,6 +105,166 @@ func decodeWholeByteorder(data []byte) any {
 	}
 	e.Op = expr.ByteorderOp(op)
 	return &e
+}
+
+// Bounds of ReadOthers and RecordOthers.
+const (
+	maxOtherRules = 100_000 // of one table
+	maxListedSets = 1_000   // of one table, to print their first elements
+	// maxListedElement is how many elements of an anonymous set are printed.
+	maxListedElement = 12
+	// maxRecordedBytes are those of all tables together.
+	maxRecordedBytes = 32 << 20
+)
+
+// MaxRecordedElements is how many elements a set may have that RecordOthers records. To list them takes time in
+// proportion to the square of their number.
+const MaxRecordedElements = 10_000
+
+// leftOutError says why the contents of a table were left out.
+type leftOutError string
+
+func (e leftOutError) Error() string { return string(e) }
+
+// otherDecoder builds the table of another program from the messages that describe it: chains, sets, elements, rules.
+type otherDecoder struct {
+	table  *Table
+	chains map[string]*Chain
+	sets   map[string]*Set
+	rules  int
+}
+
+func newOtherDecoder(t *Table) *otherDecoder {
+	t.Kernel.Other, t.Kernel.Handles = true, map[string][]uint64{}
+	return &otherDecoder{table: t, chains: map[string]*Chain{}, sets: map[string]*Set{}}
+}
+
+func (d *otherDecoder) take(m reply) error {
+	switch typ := m.kind(); {
+	case len(m.Data) < nfgenmsgLen:
+		return fmt.Errorf("message %d of %d bytes", typ, len(m.Data))
+	case typ == unix.NFT_MSG_NEWCHAIN:
+		c, err := decodeChain(m.Data)
+		if err != nil {
+			return err
+		}
+		if c.Hook != "" {
+			c.Hook = d.table.Family.hook(c.Hook)
+		}
+		d.table.Chains, d.chains[c.Name] = append(d.table.Chains, c), c
+	case typ == unix.NFT_MSG_NEWSET:
+		s, err := decodeSet(m.Data)
+		if err != nil {
+			return err
+		}
+		d.table.Sets, d.sets[s.Name] = append(d.table.Sets, s), s
+	case typ == unix.NFT_MSG_NEWSETELEM:
+		return d.elements(m.Data)
+	case typ == unix.NFT_MSG_NEWRULE:
+		if d.rules++; d.rules > maxOtherRules {
+			return leftOutError(fmt.Sprintf("it has more than %d rules", maxOtherRules))
+		}
+		return decodeAttributes(m.Data, d.rule())
+	}
+	return nil
+}
+
+func (d *otherDecoder) elements(data []byte) error {
+	s := d.sets[elementsOf(data)]
+	if s == nil {
+		return nil // the set came while the sets were listed
+	}
+	s.kernel.recorded = true
+	return eachElement(data, func(raw *rawElement) error {
+		e := *raw
+		e.key, e.keyEnd, e.value, e.chain, e.userdata = slices.Clone(e.key), slices.Clone(e.keyEnd), slices.Clone(e.value), slices.Clone(e.chain), nil
+		s.kernel.listed = append(s.kernel.listed, &e)
+		return nil
+	})
+}
+
+// rule takes the attributes of a rule, of which the chain comes first.
+func (d *otherDecoder) rule() func(uint16, []byte) error {
+	var at *Chain
+	return func(typ uint16, b []byte) error {
+		switch handles := d.table.Kernel.Handles; {
+		case typ == unix.NFTA_RULE_CHAIN:
+			if at = d.chains[netlinkattr.Text(b)]; at != nil {
+				at.Rules = append(at.Rules, Rule{})
+			}
+		case at == nil:
+		case typ == unix.NFTA_RULE_HANDLE && len(b) == 8:
+			handles[at.Name] = append(handles[at.Name], binary.BigEndian.Uint64(b))
+		case typ == unix.NFTA_RULE_EXPRESSIONS:
+			at.Rules[len(at.Rules)-1].Statements = []Statement{Expressions{family: d.table.Family, encoded: string(b), sets: d.sets}}
+		case typ == unix.NFTA_RULE_USERDATA:
+			at.Rules[len(at.Rules)-1].Comment = string(commentIn(b))
+		}
+		return nil
+	}
+}
+
+// Find is Conn.Lookup in a table that Recording.Other returned. A set that RecordOthers did not record is an error.
+func (t *Table) Find(set string, key Data) (e Element, found bool, err error) {
+	s := t.Set(set)
+	switch {
+	case s == nil || len(key) < s.Key.keyLen():
+		return e, false, fmt.Errorf("nft: table %s %s has no set %s with keys of %d bytes", t.Family, t.Name, set, len(key))
+	case !s.kernel.recorded:
+		return e, false, fmt.Errorf("set %s has more than %d elements, which the dump leaves out", set, MaxRecordedElements)
+	}
+	var catchAll, best *rawElement
+	for _, r := range s.kernel.listed {
+		switch k := key[:s.Key.keyLen()]; {
+		case r.timeout > 0 && r.expires == 0:
+		case r.catchAll():
+			catchAll = r
+		case !s.kernel.bounds && s.contains(r, k):
+			best = r
+		// The element before the key decides: the beginning of a range, or the first key after one. Of two with one key, the
+		// beginning counts.
+		case s.kernel.bounds && string(r.key) <= string(k) && (best == nil || bytes.Compare(r.key, best.key)+endFirst(best, r) > 0):
+			best = r
+		}
+	}
+	if best == nil || best.isEnd() {
+		best = catchAll
+	}
+	if best == nil {
+		return e, false, nil
+	}
+	return best.element(), true, nil
+}
+
+// endFirst is 1 of two elements with one key of which the first is an end, else 0.
+func endFirst(a, b *rawElement) int {
+	if bytes.Equal(a.key, b.key) && a.isEnd() && !b.isEnd() {
+		return 1
+	}
+	return 0
+}
+
+// Recorded reports whether the set has all elements that it had in the kernel: see RecordOthers and Find.
+func (s *Set) Recorded() bool { return s.kernel.recorded }
+
+// contains reports whether each field of the key is in the element's range.
+func (s *Set) contains(r *rawElement, key Data) bool {
+	end := r.keyEnd
+	if len(end) == 0 {
+		return string(r.key) == string(key)
+	}
+	fields := s.kernel.fields
+	if len(fields) == 0 {
+		fields = []int{len(key)}
+	}
+	for at := 0; len(fields) > 0; fields = fields[1:] {
+		to := at + fields[0]
+		if to > min(len(r.key), len(end), len(key)) || string(key[at:to]) < string(r.key[at:to]) || string(key[at:to]) > string(end[at:to]) {
+			return false
+		}
+		at = netlinkattr.Padded(to)
+	}
+	return true
 }
 
 // operand is the text of what a register holds.
@@ -411,6 +571,10 @@ func (s *Set) listedText(key []operand) string {
 	slices.SortFunc(elements, func(a, b *rawElement) int { return bytes.Compare(a.key, b.key) })
 	var texts []string
 	for i, e := range elements {
+		if i == maxListedElement {
+			texts = append(texts, "…")
+			break
+		}
 		text := formatKey(key, e.key)
 		switch {
 		case e.catchAll():
@@ -430,9 +594,6 @@ func (s *Set) listedText(key []operand) string {
 			text += " : " + immediateText(e.value)
 		}
 		texts = append(texts, text)
-	}
-	if len(elements) >= maxListedElement {
-		texts = append(texts, "…")
 	}
 	return "{ " + strings.Join(texts, ", ") + " }"
 }

@@ -2,7 +2,6 @@ package nft
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"slices"
@@ -12,121 +11,130 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Bounds of ReadOthers, per table.
-const (
-	maxOtherRules    = 100_000
-	maxListedSets    = 1_000
-	maxListedElement = 12
-)
-
 // ReadOthers reads the tables of all programs, in the order in which they were made. The known tables are not read, but
 // stand at their places. Tables of other families have their base chains only. In all others each rule has its
 // Expressions as its one statement; elements of sets stay in the kernel: see Lookup. A table with more than 100,000 rules
-// is an error. Commits of others do not end the call, so a rule can name a chain that has gone.
-func (c *Conn) ReadOthers(ctx context.Context, known ...*Table) (tables []*Table, err error) {
+// has no chains, and LeftOut says so. Commits of others do not end the call, so a rule can name a chain that has gone.
+func (c *Conn) ReadOthers(ctx context.Context, known ...*Table) ([]*Table, error) {
+	tables, _, err := c.others(ctx, reader{}, known)
+	return tables, err
+}
+
+// RecordOthers is ReadOthers, and returns the kernel's messages about each table, nil for the known ones and for those
+// with LeftOut: also those of which the messages would bring the sum over 32 MB. The messages have the elements of
+// each set that has at most 10,000: see Find.
+func (c *Conn) RecordOthers(ctx context.Context, known ...*Table) ([]*Table, []Recording, error) {
+	return c.others(ctx, reader{record: true}, known)
+}
+
+func (c *Conn) others(ctx context.Context, how reader, known []*Table) (tables []*Table, recordings []Recording, err error) {
 	err = c.ask(ctx, query{typ: unix.NFT_MSG_GETTABLE, flags: netlink.Dump}, func(m reply) error {
 		t, err := decodeAnyTable(m.Data)
+		var recording Recording
 		for _, k := range known {
 			if t != nil && t.identity() == k.identity() {
 				t = k
 			}
 		}
-		tables = append(tables, t)
+		if how.record && !slices.Contains(known, t) {
+			recording.add(m.Header.Type, m.Data)
+		}
+		tables, recordings = append(tables, t), append(recordings, recording)
 		return err
 	})
 	if err != nil {
-		return nil, fmt.Errorf("nft: list tables: %w", err)
+		return nil, nil, fmt.Errorf("nft: list tables: %w", err)
 	}
-	for _, t := range tables {
+	room := maxRecordedBytes
+	for i, t := range tables {
 		if slices.Contains(known, t) {
 			continue
 		}
-		r := reader{conn: c, ctx: ctx, family: t.Family, table: t.Name, throughCommits: true}
-		if err := r.other(t); err != nil {
-			return nil, fmt.Errorf("nft: read table %s %s: %w", t.Family, t.Name, err)
+		r := reader{conn: c, ctx: ctx, family: t.Family, table: t.Name, throughCommits: true, record: how.record, recording: recordings[i]}
+		switch err := r.other(newOtherDecoder(t), room); {
+		case errors.As(err, new(leftOutError)):
+			t.Chains, t.Sets, t.Kernel.LeftOut, r.recording = nil, nil, err.Error(), nil
+		case err != nil:
+			return nil, nil, fmt.Errorf("nft: read table %s %s: %w", t.Family, t.Name, err)
 		}
+		recordings[i] = r.recording
+		room -= len(r.recording)
 	}
-	return tables, nil
+	return tables, recordings, nil
 }
 
-// other reads the contents of another program's table.
-func (r *reader) other(t *Table) error {
-	t.Kernel.Other = true
-	chains := map[string]*Chain{}
-	err := r.list(unix.NFT_MSG_GETCHAIN, func(m reply) error {
-		c, err := decodeChain(m.Data)
-		if c.Hook != "" {
-			c.Hook = t.Family.hook(c.Hook)
+// other reads the contents of another program's table, and no more bytes than there is room for.
+func (r *reader) other(d *otherDecoder, room int) error {
+	take := func(m reply) error {
+		if len(r.recording) > room {
+			return leftOutError(fmt.Sprintf("a dump has no room for it: with it the tables of other programs have more than %d MB", maxRecordedBytes>>20))
 		}
-		t.Chains, chains[c.Name] = append(t.Chains, c), c
-		return err
-	})
-	if err != nil || !t.Family.routes() {
+		return d.take(m)
+	}
+	if err := r.list(unix.NFT_MSG_GETCHAIN, take); err != nil || !d.table.Family.Routes() {
 		return err
 	}
-	if err := r.list(unix.NFT_MSG_GETSET, func(m reply) error {
-		s, err := decodeSet(m.Data)
-		t.Sets = append(t.Sets, s)
-		return err
-	}); err != nil {
+	if err := r.list(unix.NFT_MSG_GETSET, take); err != nil {
 		return err
 	}
-	if err := r.listAnonymous(t); err != nil {
-		return err
-	}
-	index, rules := t.index(), 0
-	t.Kernel.Handles = map[string][]uint64{}
-	return r.list(unix.NFT_MSG_GETRULE, func(m reply) error {
-		if rules++; rules > maxOtherRules {
-			return fmt.Errorf("it has more than %d rules", maxOtherRules)
-		}
-		return decodeAttributes(m.Data, otherRule(t, chains, index.sets))
-	})
-}
-
-// listAnonymous reads the first elements of the sets that stand in rules, to print them.
-func (r *reader) listAnonymous(t *Table) error {
 	listed := 0
-	for _, s := range t.Sets {
-		if !s.kernel.anonymous || listed == maxListedSets {
-			continue
-		}
-		listed++
-		err := r.elements(s.Name, func(raw *rawElement) error {
-			if len(s.kernel.listed) == maxListedElement {
-				return errStopped
+	for _, s := range d.table.Sets {
+		switch {
+		case r.record:
+			if err := r.recordElements(s, take); err != nil {
+				return err
 			}
-			e := *raw
-			e.key, e.keyEnd, e.value, e.chain = slices.Clone(e.key), slices.Clone(e.keyEnd), slices.Clone(e.value), slices.Clone(e.chain)
-			s.kernel.listed = append(s.kernel.listed, &e)
-			return nil
-		})
-		if err != nil && !errors.Is(err, errStopped) && !errors.Is(err, unix.ENOENT) {
+		case s.kernel.anonymous && listed < maxListedSets:
+			listed++
+			if err := r.firstElements(s, take); err != nil {
+				return err
+			}
+		}
+	}
+	return r.list(unix.NFT_MSG_GETRULE, take)
+}
+
+// firstElements reads the first elements of a set that stands in a rule, to print them.
+func (r *reader) firstElements(s *Set, take func(reply) error) error {
+	err := r.elementMessages(s.Name, func(m reply) error {
+		if err := take(m); err != nil {
 			return err
 		}
-	}
-	return nil
-}
-
-// otherRule takes the attributes of a rule, of which the chain comes first.
-func otherRule(t *Table, chains map[string]*Chain, sets map[string]*Set) func(uint16, []byte) error {
-	var at *Chain
-	return func(typ uint16, b []byte) error {
-		switch {
-		case typ == unix.NFTA_RULE_CHAIN:
-			if at = chains[netlinkattr.Text(b)]; at != nil {
-				at.Rules = append(at.Rules, Rule{})
-			}
-		case at == nil:
-		case typ == unix.NFTA_RULE_HANDLE && len(b) == 8:
-			t.Kernel.Handles[at.Name] = append(t.Kernel.Handles[at.Name], binary.BigEndian.Uint64(b))
-		case typ == unix.NFTA_RULE_EXPRESSIONS:
-			at.Rules[len(at.Rules)-1].Statements = []Statement{Expressions{family: t.Family, encoded: string(b), sets: sets}}
-		case typ == unix.NFTA_RULE_USERDATA:
-			at.Rules[len(at.Rules)-1].Comment = string(commentIn(b))
+		if len(s.kernel.listed) >= maxListedElement {
+			return errStopped
 		}
 		return nil
+	})
+	s.kernel.recorded = false
+	if errors.Is(err, errStopped) || errors.Is(err, unix.ENOENT) {
+		return nil
 	}
+	return err
+}
+
+// recordElements records the elements of a set, or none if there are too many.
+func (r *reader) recordElements(s *Set, take func(reply) error) error {
+	before := r.recording
+	err := r.elementMessages(s.Name, func(m reply) error {
+		if err := take(m); err != nil {
+			return err
+		}
+		if len(s.kernel.listed) > MaxRecordedElements {
+			return errStopped
+		}
+		return nil
+	})
+	switch {
+	case errors.Is(err, errStopped):
+		r.recording, s.kernel.listed, s.kernel.recorded = before, nil, false
+		return nil
+	case errors.Is(err, unix.ENOENT):
+		err = nil
+	}
+	s.kernel.recorded = true
+	// A message without elements says that the set was listed.
+	r.recording.add(unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_NEWSETELEM, append(start(r.family, r.table, 64), elementList(s.Name)...))
+	return err
 }
 
 // Lookup asks the kernel for the element of a set that a packet with the key would find: the same, one whose range

@@ -82,6 +82,31 @@ func (r Recording) Table() (*Table, error) {
 	return d.finish(), nil
 }
 
+// Other returns the recorded table of another program, as ReadOthers would. Find looks into its sets.
+func (r Recording) Other() (*Table, error) {
+	var d *otherDecoder
+	err := r.each(func(m reply) error {
+		switch {
+		case d != nil:
+			return d.take(m)
+		case m.kind() != unix.NFT_MSG_NEWTABLE || len(m.Data) < nfgenmsgLen:
+			return errors.New("a part comes before its table")
+		}
+		t, err := decodeAnyTable(m.Data)
+		if err == nil {
+			d = newOtherDecoder(t)
+		}
+		return err
+	})
+	if err == nil && d == nil {
+		err = errors.New("nft: the recording has no table")
+	}
+	if err != nil {
+		return nil, err
+	}
+	return d.table, nil
+}
+
 // Counts calls each for every element with a count, in no order: see Conn.Counts.
 func (r Recording) Counts(each func(set string, key Data, n Count)) error {
 	return r.each(func(m reply) error {

@@ -48,8 +48,13 @@ type kernelSet struct {
 	count int
 	// unknown names, by key, a property of an element that an Element cannot express.
 	unknown map[Data]string
-	// listed are the first elements of an anonymous set of another program.
-	listed []*rawElement
+	// listed are elements of another program's set: the first ones of an anonymous set, or, if recorded, all.
+	listed   []*rawElement
+	recorded bool
+	// bounds says that a range of keys is two elements: its beginning, and the first key after it. fields are the lengths of
+	// the key's fields, each of which can be a range.
+	bounds bool
+	fields []int
 }
 
 // DefaultSize is the size that the kernel gives to a Dynamic set without one. Such a set starts small and grows.

@@ -108,12 +108,16 @@ func decodeSet(data []byte) (*Set, error) {
 		unix.NFTA_SET_TIMEOUT: &timeout, unix.NFTA_SET_GC_INTERVAL: &interval, netlinkattr.SetExpressions: &expressions,
 	}.take)
 	var c counter
-	err = cmp.Or(err, netlinkattr.Each(desc, variables{unix.NFTA_SET_DESC_SIZE: &s.Size}.take), netlinkattr.Each(expression, c.take))
+	var fields []byte
+	err = cmp.Or(err, netlinkattr.Each(desc, variables{unix.NFTA_SET_DESC_SIZE: &s.Size, netlinkattr.SetDescConcat: &fields}.take), netlinkattr.Each(expression, c.take))
 	if err != nil {
 		return nil, err
 	}
 	s.decodeUserdata(userdata)
-	s.kernel = kernelSet{count: int(int32(count)), anonymous: flags&unix.NFT_SET_ANONYMOUS != 0}
+	s.kernel = kernelSet{
+		count: int(int32(count)), anonymous: flags&unix.NFT_SET_ANONYMOUS != 0,
+		bounds: flags&unix.NFT_SET_INTERVAL != 0 && len(fields) == 0, fields: fieldLengths(fields),
+	}
 	s.Counter = c.is
 	isMap, kind := flags&unix.NFT_SET_MAP != 0, flags&^unix.NFT_SET_MAP
 	s.Interval, s.Dynamic = kind == intervalFlags, kind == dynamicFlags
@@ -129,6 +133,20 @@ func decodeSet(data []byte) (*Set, error) {
 		s.Data = opaque(dataLen)
 	}
 	return s, nil
+}
+
+// fieldLengths decodes the lengths of a concatenation's fields.
+func fieldLengths(concat []byte) (lengths []int) {
+	// What does not decode is left out: then no key is in a range.
+	_ = netlinkattr.Each(concat, func(_ uint16, field []byte) error {
+		var n uint32
+		if err := netlinkattr.Each(field, variables{netlinkattr.SetFieldLen: &n}.take); err != nil {
+			return err
+		}
+		lengths = append(lengths, int(min(n, 1<<16)))
+		return nil
+	})
+	return lengths
 }
 
 // userdata describes the set to nft, byte for byte as nft does when it loads the set's text.

@@ -44,6 +44,8 @@ type KernelTable struct {
 	Handles map[string][]uint64
 	// Other says that ReadOthers read the table: its rules are Expressions.
 	Other bool
+	// LeftOut says why ReadOthers left the table's contents out; empty if it did not.
+	LeftOut string
 }
 
 // kernel returns what the kernel knows of the table, if it was read.

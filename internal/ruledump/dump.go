@@ -21,12 +21,14 @@ const kind = "Ruleset"
 
 // document is a dump: "ruledump live -o json" writes it, and "--dump FILE" reads it. Each table is in it twice: as a
 // recording, which is all that is read, and in nft's words for people and jq. schema.json describes the fields.
-type document[Table any] struct {
+type document[Table, Other any] struct {
 	APIVersion string `json:"apiVersion"`
 	Kind       string `json:"kind"`
 	Writer     string `json:"writer,omitempty"`
 	Header
 	Tables []Table `json:"tables"`
+	// Others is absent if the tables of other programs were not read.
+	Others *others[Other] `json:"others,omitempty"`
 }
 
 type tableText struct {
@@ -87,7 +89,7 @@ type ruleText struct {
 
 // Write writes the snapshot as a dump.
 func (s *Snapshot) Write(w io.Writer) error {
-	d := document[tableText]{APIVersion: APIVersion, Kind: kind, Writer: "ruledump " + version.Own(), Header: s.Header, Tables: []tableText{}}
+	d := document[tableText, otherText]{APIVersion: APIVersion, Kind: kind, Writer: "ruledump " + version.Own(), Header: s.Header, Tables: []tableText{}}
 	for i, t := range s.Tables {
 		text := fromTable(t, s.Counts)
 		if s.recordings != nil {
@@ -99,6 +101,7 @@ func (s *Snapshot) Write(w io.Writer) error {
 		}
 		d.Tables = append(d.Tables, text)
 	}
+	d.Others = s.othersText()
 	enc := json.NewEncoder(w)
 	enc.SetIndent("", "  ")
 	enc.SetEscapeHTML(false)
@@ -186,7 +189,7 @@ var errTruncated = errors.New("the dump is truncated: it ends in the middle")
 // another version.
 func FromDump(r io.Reader) (*Snapshot, error) {
 	limited := &io.LimitedReader{R: r, N: maxSize + 1}
-	var d document[tableBytes]
+	var d document[tableBytes, otherBytes]
 	switch err := decode(limited, &d); {
 	case limited.N <= 0:
 		return nil, fmt.Errorf("the dump has more than %d bytes", maxSize)
@@ -213,10 +216,15 @@ func FromDump(r io.Reader) (*Snapshot, error) {
 	if len(s.Tables) == 0 {
 		return nil, fmt.Errorf("the dump has no table ip %s or ip6 %[1]s", compiler.TableName)
 	}
+	if d.Others != nil {
+		if err := s.addRecorded(d.Others); err != nil {
+			return nil, err
+		}
+	}
 	return s, nil
 }
 
-func decode(r io.Reader, d *document[tableBytes]) error {
+func decode(r io.Reader, d *document[tableBytes, otherBytes]) error {
 	dec := json.NewDecoder(r)
 	err := dec.Decode(d)
 	var syntax *json.SyntaxError

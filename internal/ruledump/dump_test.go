@@ -13,6 +13,7 @@ import (
 
 	"github.com/google/go-cmp/cmp/cmpopts"
 	"github.com/nftproxy/nftproxy/compiler"
+	"github.com/nftproxy/nftproxy/evaluator"
 	"github.com/nftproxy/nftproxy/internal/testkit/flows"
 	"github.com/nftproxy/nftproxy/internal/testkit/lab"
 	"github.com/nftproxy/nftproxy/internal/version"
@@ -93,6 +94,53 @@ func TestDumpOfEverything(t *testing.T) {
 	})
 }
 
+// besideOthers is a snapshot with tables of other programs.
+func besideOthers(tb testing.TB) *Snapshot {
+	tb.Helper()
+	fw := everything()
+	fw.Name = "fw"
+	recording, err := fw.Record()
+	if err != nil {
+		tb.Fatal(err)
+	}
+	other, err := recording.Other()
+	if err != nil {
+		tb.Fatal(err)
+	}
+	own := &nft.Table{Family: nft.FamilyIP, Name: "kube-proxy", Chains: []*nft.Chain{{Name: "c"}}}
+	return &Snapshot{
+		Tables: []*nft.Table{own}, Ordered: []*nft.Table{other, own}, otherRecordings: []nft.Recording{recording, nil},
+		Host:        evaluator.Host{Routes: []evaluator.Route{{Destination: mustPrefix("0.0.0.0/0"), Interface: "eth0"}}, Interfaces: map[string]uint32{"eth0": 2}},
+		NotLookedAt: []string{"iptables-legacy: the kernel has its tables filter"},
+	}
+}
+
+func TestDumpOfOtherPrograms(t *testing.T) {
+	written := besideOthers(t)
+	read := writeAndRead(t, written)
+	t.Run("keeps the order of all tables", func(t *testing.T) {
+		if diff := cmp.Diff(texts(written.Ordered), texts(read.Ordered)); diff != "" || read.Ordered[1] != read.Tables[0] {
+			t.Errorf("-written +read:\n%s", diff)
+		}
+	})
+	t.Run("keeps what is beside the tables", func(t *testing.T) {
+		read.Host.Lookup = nil
+		if diff := cmp.Diff(written.Host, read.Host, cmpopts.EquateComparable(netip.Addr{}, netip.Prefix{})); diff != "" {
+			t.Errorf("-written +read:\n%s", diff)
+		}
+		if diff := cmp.Diff(written.NotLookedAt, read.NotLookedAt); diff != "" {
+			t.Errorf("-written +read:\n%s", diff)
+		}
+	})
+	t.Run("names the table that it cannot read", func(t *testing.T) {
+		written.otherRecordings[0] = nft.Recording("\x10\x00\x00")
+		_, err := FromDump(strings.NewReader(dumpText(t, written)))
+		if want := "table ip fw of another program: nft: the recording is cut off"; err == nil || err.Error() != want {
+			t.Errorf("error %v\nwant  %s", err, want)
+		}
+	})
+}
+
 func dumpText(tb testing.TB, s *Snapshot) string {
 	tb.Helper()
 	var b strings.Builder
@@ -156,6 +204,7 @@ func TestReadRefuses(t *testing.T) {
 // Whatever a dump holds, it is read or refused, and what was read can be printed, written and read again.
 func FuzzRead(f *testing.F) {
 	f.Add([]byte(dumpText(f, &Snapshot{Tables: []*nft.Table{{Family: nft.FamilyIP, Name: "kube-proxy", Chains: []*nft.Chain{{Name: "c"}}}}})))
+	f.Add([]byte(dumpText(f, besideOthers(f))))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		if s, err := FromDump(bytes.NewReader(data)); err == nil {
 			expectSame(t, s, writeAndRead(t, s))
@@ -176,6 +225,12 @@ func FuzzTables(f *testing.F) {
 		f.Add([]byte(recording))
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {
+		if other, err := nft.Recording(data).Other(); err == nil {
+			_ = other.String()
+			for _, set := range other.Sets {
+				_, _, _ = other.Find(set.Name, nft.Data(make([]byte, min(set.Key.Len(), 64))))
+			}
+		}
 		read, err := nft.Recording(data).Table()
 		if err != nil {
 			return

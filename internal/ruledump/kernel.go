@@ -6,15 +6,11 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"slices"
-	"strings"
 	"time"
 
 	"github.com/nftproxy/nftproxy/compiler"
-	"github.com/nftproxy/nftproxy/evaluator"
 	"github.com/nftproxy/nftproxy/nft"
 	"github.com/nftproxy/nftproxy/sysctl"
-	"github.com/vishvananda/netlink"
 )
 
 // FromKernel reads the tables of the proxy with a service-proxy-name, "" for none, in the current network namespace. If
@@ -74,63 +70,4 @@ func ownAddresses() ([]netip.Addr, error) {
 		}
 	}
 	return out, nil
-}
-
-// AddOthers reads the tables of other programs, and the routes and interfaces of this network namespace, for a walk
-// through all of them. What cannot be looked at is named in NotLookedAt.
-func (s *Snapshot) AddOthers(ctx context.Context, conn *nft.Conn) error {
-	all, err := conn.ReadOthers(ctx, s.Tables...)
-	if err != nil {
-		return err
-	}
-	for _, t := range all {
-		hooks := slices.ContainsFunc(t.Chains, func(c *nft.Chain) bool { return c.Hook != "" })
-		if family := t.Family.String(); hooks && (family == "bridge" || family == "netdev") {
-			s.NotLookedAt = append(s.NotLookedAt, fmt.Sprintf("table %s %s: the evaluator follows no family %s", family, t.Name, family))
-		}
-		for _, c := range t.Chains {
-			if t.Family == nft.FamilyInet && c.Hook == "ingress" {
-				s.NotLookedAt = append(s.NotLookedAt, fmt.Sprintf("table %s %s, chain %s: the evaluator follows no hook ingress", t.Family, t.Name, c.Name))
-			}
-		}
-	}
-	for _, legacy := range []string{"ip", "ip6"} {
-		if names, err := os.ReadFile("/proc/thread-self/net/" + legacy + "_tables_names"); err == nil && len(names) > 0 {
-			s.NotLookedAt = append(s.NotLookedAt, fmt.Sprintf("%stables-legacy: the kernel has its tables %s", legacy, strings.Join(strings.Fields(string(names)), ", ")))
-		}
-	}
-	s.Ordered = all
-	s.Host.Lookup = func(t *nft.Table, set string, key nft.Data) (nft.Element, bool, error) {
-		return conn.Lookup(ctx, t, set, key)
-	}
-	return s.addRoutes()
-}
-
-// addRoutes reads the interfaces, and the routes of the main table.
-func (s *Snapshot) addRoutes() error {
-	links, err := net.Interfaces()
-	if err != nil {
-		return fmt.Errorf("list the interfaces of this network namespace: %w", err)
-	}
-	names := map[int]string{}
-	s.Host.Interfaces = map[string]uint32{}
-	for _, l := range links {
-		names[l.Index], s.Host.Interfaces[l.Name] = l.Name, uint32(l.Index)
-	}
-	for family, anywhere := range map[int]netip.Prefix{netlink.FAMILY_V4: netip.PrefixFrom(netip.IPv4Unspecified(), 0), netlink.FAMILY_V6: netip.PrefixFrom(netip.IPv6Unspecified(), 0)} {
-		routes, err := netlink.RouteList(nil, family)
-		if err != nil {
-			continue // an interface that is not known makes an answer depend on more rules
-		}
-		for _, r := range routes {
-			to := anywhere
-			if r.Dst != nil {
-				if to, err = netip.ParsePrefix(r.Dst.String()); err != nil {
-					continue
-				}
-			}
-			s.Host.Routes = append(s.Host.Routes, evaluator.Route{Destination: to, Interface: names[r.LinkIndex]})
-		}
-	}
-	return nil
 }

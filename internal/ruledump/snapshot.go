@@ -61,10 +61,11 @@ type Snapshot struct {
 	Places map[netip.Addr]Place
 	// Counts holds what the elements have counted.
 	Counts Counts
-	// Ordered has the tables of all programs in the order in which they were made, if AddOthers has read them. Host has
-	// the routes and interfaces.
-	Ordered []*nft.Table
-	Host    evaluator.Host
+	// Ordered has the tables of all programs in the order in which they were made, if AddOthers has read them or the dump
+	// has them. Host has the routes and interfaces. otherRecordings are those of Ordered, nil for Tables.
+	Ordered         []*nft.Table
+	Host            evaluator.Host
+	otherRecordings []nft.Recording
 	// NotLookedAt names rules on a packet's way that the program cannot follow.
 	NotLookedAt []string
 	// ReadClients, if set, reads the clients of a dynamic map of a table into it.

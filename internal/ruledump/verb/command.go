@@ -140,7 +140,9 @@ from the kernel over netlink and prints them. It needs CAP_NET_ADMIN. Expression
 the proxy does not write print as "unknown-" and their name.
 
 With -o json it writes a dump: what all commands read with --dump, on any machine, without
-privileges. With --dump it prints such a dump again.
+privileges. A dump has the tables of other programs too, for explain, with at most 10,000
+elements of a set and 32 MB in all; it names what it leaves out. With --dump it prints such a
+dump again.
 
 It leaves out the clients of Services with session affinity: there may be many, and their
 addresses are private. --clients adds them.`,
@@ -157,7 +159,13 @@ addresses are private. --clients adds them.`,
 	addServiceProxyName(cmd.Flags(), &from.serviceProxyName)
 	from.addActual(cmd)
 	cmd.Flags().BoolVar(&from.clients, "clients", false, "print the clients of Services with session affinity too")
-	return from.shows(cmd, newFormat("nft", "json"), asRuleset)
+	format := newFormat("nft", "json")
+	return from.shows(cmd, format, func(cmd *cobra.Command, s *ruledump.Snapshot, _ Filter) (View, error) {
+		if from.conn != nil && format.value == "json" {
+			s.AddOthers(cmd.Context(), from.conn, true)
+		}
+		return ruleset{s}, nil
+	})
 }
 
 func newManCommand() *cobra.Command {

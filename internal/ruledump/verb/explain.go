@@ -31,11 +31,12 @@ find, hook by hook. It sends nothing.
 A packet from one of the node's own addresses counts as one of a local process; with compiled
 rules these are the Node's addresses alone. It does not look at unreachable routes.
 
-With the rules of the kernel it follows the packet through the chains of all programs (families
-ip, ip6 and inet), in the order of their priorities. If one drops the packet, it is named. If
-that depends on something unknown, such as a rate limit, each outcome names the rule that it
-depends on. A packet counts as coming in by the interface that leads to its source. What it
-cannot follow, such as rules of iptables-legacy, is listed under "not looked at".
+With the rules of the kernel, or of a dump of one, it follows the packet through the chains of
+all programs (families ip, ip6 and inet), in the order of their priorities. If one drops the
+packet, it is named. If that depends on something unknown, such as a rate limit, each outcome
+names the rule that it depends on. A packet counts as coming in by the interface that leads to
+its source. What it cannot follow, such as rules of iptables-legacy, is listed under "not looked
+at".
 
 With the rules of the kernel it also shows the client's session affinity, and its connections
 to the address in conntrack, with their states. Changed rules do not move connections; those
@@ -59,9 +60,7 @@ whose server is no endpoint by these rules are marked.`,
 	var packet evaluator.Packet
 	where.shows(cmd, newFormat("text", "json", "yaml"), func(cmd *cobra.Command, s *ruledump.Snapshot, _ Filter) (View, error) {
 		if where.conn != nil {
-			if err := s.AddOthers(cmd.Context(), where.conn); err != nil {
-				s.Ordered, s.NotLookedAt = nil, append(s.NotLookedAt, "tables of other programs: "+err.Error())
-			}
+			s.AddOthers(cmd.Context(), where.conn, false)
 		}
 		e, err := Explain(s, packet)
 		if err == nil && where.conn != nil {
@@ -281,10 +280,11 @@ func (e *Explanation) add(o *evaluator.Outcome) {
 	out.Why = e.why(&out, f)
 	if by := decidedBy(&o.Fate); by != nil {
 		out.DecidedBy, out.head = by, out.Result+" by "+by.name()
+		out.Why = "another program's rule; " + e.intended(o)
 		if o.Fate.Result == evaluator.Undecided {
 			out.head = "not known: depends on " + by.name()
+			out.Why = by.Verdict + "; " + e.intended(o)
 		}
-		out.Why = "another program's rule; " + e.intended(o)
 	}
 	e.Outcomes = append(e.Outcomes, out)
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/nftproxy/nftproxy/internal/testkit/flows"
 	"github.com/nftproxy/nftproxy/internal/testkit/lab"
+	"github.com/nftproxy/nftproxy/nft"
 	"github.com/santhosh-tekuri/jsonschema/v6"
 )
 
@@ -90,6 +91,33 @@ func TestSchema(t *testing.T) {
 		target, _ := flows.Serve(t, exampleDir+"manifests")
 		status, stdout, stderr := execute("compile", "-o", "json", "--node-local", target, "--node=node-1")
 		if status != 0 || !strings.Contains(stdout, `"origin": "node-local"`) {
+			t.Fatalf("status %d: %s", status, stderr)
+		}
+		conforms(t, stdout)
+	})
+	t.Run("a dump with tables of other programs", func(t *testing.T) {
+		fw, err := (&nft.Table{Family: nft.FamilyIP6, Name: "fw", Chains: []*nft.Chain{{Name: "c", Rules: []nft.Rule{nft.NewRule(nft.Drop)}}}}).Record()
+		if err != nil {
+			t.Fatal(err)
+		}
+		others, err := json.Marshal(map[string]any{
+			"tables": []any{map[string]any{"family": "ip", "name": "kube-proxy", "own": true}, map[string]any{"family": "ip6", "name": "fw", "netlink": fw}},
+			"routes": []any{map[string]string{"to": "0.0.0.0/0", "interface": "eth0"}}, "interfaces": map[string]int{"eth0": 2}, "notLookedAt": []string{"x"},
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		status, dump, stderr := execute("compile", "-o", "json", "--node=node-1", "--manifests", exampleDir+"manifests")
+		if status != 0 {
+			t.Fatal(stderr)
+		}
+		dumped := filepath.Join(t.TempDir(), "dump.json")
+		dump = strings.Replace(dump, `"tables": [`, `"others": `+string(others)+`, "tables": [`, 1)
+		if err := os.WriteFile(dumped, []byte(dump), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		status, stdout, stderr := execute("live", "-o", "json", "--dump", dumped)
+		if status != 0 || !strings.Contains(stdout, `"rule": "drop"`) {
 			t.Fatalf("status %d: %s", status, stderr)
 		}
 		conforms(t, stdout)
