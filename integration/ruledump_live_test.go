@@ -152,7 +152,7 @@ func testRuledumpWithoutPermission(t *testing.T) {
 	packet := []string{"--from=198.51.100.7", "--to=10.96.0.10:80"}
 	for _, command := range [][]string{
 		{"services"}, append([]string{"explain"}, packet...), append([]string{"diff"}, manifests...), {"stats"}, {"stats", "-o", "metrics"},
-		{"graph", "shop/web"}, {"connections"}, {"watch"}, {"trace", "--yes", "--to=shop/web"}, {"live"}, {"live", "-o", "json"}, {"live", "--clients"},
+		{"graph", "shop/web"}, {"connections"}, {"watch"}, {"trace", "--yes", "--to=shop/web"}, {"live"}, {"live", "-o", "json"}, {"live", "--clients"}, {"report", "-o", "-"},
 	} {
 		t.Run(strings.Join(command, " "), func(t *testing.T) {
 			const want = "operation not permitted; nftables needs CAP_NET_ADMIN in the user namespace that owns the network namespace\n"
@@ -406,6 +406,7 @@ func testRuledumpBesideAProxy(t *testing.T) {
 			t.Errorf("%s has no %q:\n%s", command[0], want, output)
 		}
 	}
+	t.Run("report has its pages", func(t *testing.T) { expectReport(t, l.Node) })
 	if err := proxy.Stop(t); err != nil {
 		t.Fatal(err)
 	}

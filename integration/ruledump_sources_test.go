@@ -202,7 +202,7 @@ func testRuledumpAtScale(t *testing.T) {
 	replace(t, lab.Conn(t, l.Node), s.Tables)
 	addConnections(t, l.Node, 20_000)
 	lab.Binary(t, "ruledump") // so that building it takes nobody's time
-	dumped := filepath.Join(t.TempDir(), "dump.json")
+	dumped, report := filepath.Join(t.TempDir(), "dump.json"), filepath.Join(t.TempDir(), "report.tar.gz")
 	out, err := os.Create(dumped)
 	if err != nil {
 		t.Fatal(err)
@@ -224,6 +224,8 @@ func testRuledumpAtScale(t *testing.T) {
 		{"graph", []string{"graph", "scale/service-9999"}, "10 endpoints"},
 		{"connections", []string{"connections"}, "and 19500 more"},
 		{"connections by client", []string{"connections", "scale/service-9999", "--by=client"}, "TCP       10.244.1.7  10000"},
+		{"report", []string{"report", "-o", report}, "wrote " + report},
+		{"explain of a report", []string{"explain", "--dump", report, "--from=10.244.1.250", "--to=10.96.39.250:80"}, "sent to one of 10 endpoints: scale/service-9999"},
 		{"services of a dump", []string{"services", "--dump", dumped}, "scale/service-9999  10.96.39.250:80/TCP"},
 		{"diff", []string{"diff", "--proxy-address=", "--node=node-1", "--manifests", manifests}, "no difference"},
 	} {

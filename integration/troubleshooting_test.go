@@ -34,7 +34,12 @@ type incident struct {
 // apply puts the rules for manifests of docs/troubleshooting into the node's kernel.
 func (i *incident) apply(t *testing.T, manifests string) {
 	t.Helper()
-	s, err := ruledump.FromManifests(filepath.Join("../docs/troubleshooting", manifests), ruledump.Compilation{Node: "node-1", Config: "../docs/troubleshooting/config.yaml"})
+	i.applyWith(t, manifests, "config.yaml")
+}
+
+func (i *incident) applyWith(t *testing.T, manifests, config string) {
+	t.Helper()
+	s, err := ruledump.FromManifests(filepath.Join("../docs/troubleshooting", manifests), ruledump.Compilation{Node: "node-1", Config: filepath.Join("../docs/troubleshooting", config)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -239,8 +244,60 @@ func (i *incident) run(t *testing.T, binary, command string) string {
 	if err != nil && cmd.ProcessState.ExitCode() > 2 {
 		t.Errorf("%s: %v\n%s", command, err, text)
 	}
-	return stable(text)
+	text = stable(text)
+	if file == "" && !slices.Contains(words, "--dump") {
+		i.runOnReport(t, binary, words, text)
+	}
+	return text
 }
+
+// runOnReport makes a report of the node, and runs a command elsewhere with nothing but the report. It has to say the same.
+// If the command is about manifests, the node gets their rules.
+func (i *incident) runOnReport(t *testing.T, binary string, command []string, want string) {
+	t.Helper()
+	var kept []string
+	files := map[string]string{}
+	for at := 1; at < len(command); at++ {
+		switch word := command[at]; word {
+		case "--manifests", "--config", "--node":
+			at++
+			files[word] = command[at]
+		default:
+			kept = append(kept, word)
+		}
+	}
+	objects := slices.Contains(kept, "wide") || kept[0] == "graph" // which name the nodes of endpoints
+	if objects {
+		return
+	}
+	if files["--manifests"] != "" {
+		i.applyWith(t, files["--manifests"], files["--config"])
+	}
+	report := filepath.Join(t.TempDir(), "report.tar.gz")
+	if text := runRuledump(t, i.l.Node, "report", "-o", report); !strings.Contains(text, "wrote "+report) {
+		t.Errorf("report: %s", text)
+	}
+	p := lab.StartCommand(t, i.l.Outside, exec.Command(binary, append(kept, "--dump", report)...))
+	_ = p.Wait() // the text says it
+	got := stable(p.Output())
+	for _, same := range []func(string) string{
+		func(text string) string { return strings.ReplaceAll(text, " (host name)", "") },
+		func(text string) string { return ofObjects.ReplaceAllString(text, "") },
+		func(text string) string { return noTables.ReplaceAllString(text, "no table") },
+	} {
+		want, got = same(want), same(got)
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("%s (-on the node +from a report):\n%s", strings.Join(kept, " "), diff)
+	}
+}
+
+var (
+	// ofObjects are warnings about objects, which a report does not have.
+	ofObjects = regexp.MustCompile(`(?m)^ruledump: .* claimed by .*\n`)
+	// noTables is how the lack of tables is told, of a kernel and of a report.
+	noTables = regexp.MustCompile(`ruledump: .* no table ip kube-proxy or ip6 kube-proxy.*`)
+)
 
 var (
 	expires = regexp.MustCompile(`for 10\d\d\d s more`)

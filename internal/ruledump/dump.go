@@ -1,6 +1,7 @@
 package ruledump
 
 import (
+	"bufio"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -185,9 +186,17 @@ const maxSize = 1 << 30
 
 var errTruncated = errors.New("the dump is truncated: it ends in the middle")
 
-// FromDump reads a dump. An error names the fault and its place: a truncated dump, JSON that is no dump, a dump of
+// FromDump reads a dump, or the dump in a report. An error names the fault and its place: a truncated dump, JSON that is no dump, a dump of
 // another version.
 func FromDump(r io.Reader) (*Snapshot, error) {
+	buffered := bufio.NewReader(r)
+	if beginning, _ := buffered.Peek(2); isReport(beginning) {
+		return fromReport(buffered)
+	}
+	return fromDocument(buffered)
+}
+
+func fromDocument(r io.Reader) (*Snapshot, error) {
 	limited := &io.LimitedReader{R: r, N: maxSize + 1}
 	var d document[tableBytes, otherBytes]
 	switch err := decode(limited, &d); {

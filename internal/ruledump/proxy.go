@@ -3,7 +3,6 @@ package ruledump
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -41,7 +40,10 @@ type Proxy struct {
 // proxyPatience. An answer that is no valid KubeProxyConfiguration is an error: another program may listen there.
 func RunningProxy(ctx context.Context, address string) (*Proxy, error) {
 	url := "http://" + address + "/configz"
-	text, err := get(ctx, url)
+	status, text, err := Page(ctx, url, maxConfigz)
+	if err == nil && status != http.StatusOK {
+		err = fmt.Errorf("status %d %s", status, http.StatusText(status))
+	}
 	if err != nil {
 		return nil, fmt.Errorf("no proxy answers at %s: %w", url, err)
 	}
@@ -67,13 +69,14 @@ func RunningProxy(ctx context.Context, address string) (*Proxy, error) {
 	return p, nil
 }
 
-// get returns the body of an answer with status 200. It follows no redirect and asks no HTTP proxy.
-func get(ctx context.Context, url string) (text []byte, err error) {
+// Page returns the status and the body of the answer to GET, of at most limit bytes. It follows no redirect, asks no HTTP
+// proxy, and waits for two seconds.
+func Page(ctx context.Context, url string, limit int64) (status int, text []byte, err error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, proxyPatience, fmt.Errorf("no answer within %v", proxyPatience))
 	defer cancel()
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
-		return nil, err
+		return 0, nil, err
 	}
 	defer func() {
 		if err != nil && ctx.Err() != nil {
@@ -82,15 +85,12 @@ func get(ctx context.Context, url string) (text []byte, err error) {
 	}()
 	response, err := (&http.Transport{DisableKeepAlives: true}).RoundTrip(request)
 	if err != nil {
-		return nil, err
+		return 0, nil, err
 	}
 	defer response.Body.Close()
-	if response.StatusCode != http.StatusOK {
-		return nil, fmt.Errorf("status %s", response.Status)
+	text, err = io.ReadAll(io.LimitReader(response.Body, limit+1))
+	if err == nil && int64(len(text)) > limit {
+		err = fmt.Errorf("the answer has more than %d bytes", limit)
 	}
-	text, err = io.ReadAll(io.LimitReader(response.Body, maxConfigz+1))
-	if err == nil && len(text) > maxConfigz {
-		err = errors.New("the answer is too long for a configuration")
-	}
-	return text, err
+	return response.StatusCode, text, err
 }

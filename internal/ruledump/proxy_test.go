@@ -70,7 +70,7 @@ func testRunningProxyIsNotBelieved(t *testing.T) {
 		{"invalid settings", "what answers at URL is no nftproxy: clusterCIDR: Invalid value", answer(group + `{"apiVersion": "kubeproxy.config.k8s.io/v1alpha1", "kind": "KubeProxyConfiguration", "clusterCIDR": "banana"}}`)},
 		{"another mode", `what answers at URL is no nftproxy: mode: this kube-proxy does not have the mode "ipvs"`, answer(group + `{"apiVersion": "kubeproxy.config.k8s.io/v1alpha1", "kind": "KubeProxyConfiguration", "mode": "ipvs"}}`)},
 		{"no name of a Node", `what answers at URL is no proxy: hostnameOverride "\x1b[2j" is no name of a Node`, answer(group + `{"apiVersion": "kubeproxy.config.k8s.io/v1alpha1", "kind": "KubeProxyConfiguration", "mode": "nftables", "hostnameOverride": "\u001b[2J"}}`)},
-		{"an endless answer", "no proxy answers at URL: the answer is too long for a configuration", func(w http.ResponseWriter, _ *http.Request) {
+		{"an endless answer", "no proxy answers at URL: the answer has more than 1048576 bytes", func(w http.ResponseWriter, _ *http.Request) {
 			for block := make([]byte, 1<<16); ; {
 				if _, err := w.Write(block); err != nil {
 					return

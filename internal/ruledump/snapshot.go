@@ -68,6 +68,8 @@ type Snapshot struct {
 	otherRecordings []nft.Recording
 	// NotLookedAt names rules on a packet's way that the program cannot follow.
 	NotLookedAt []string
+	// Files are the other files of the report that the rules come from, by name; nil for none.
+	Files map[string][]byte
 	// ReadClients, if set, reads the clients of a dynamic map of a table into it.
 	ReadClients func(table *nft.Table, set *nft.Set) error
 }

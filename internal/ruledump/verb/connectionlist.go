@@ -12,6 +12,7 @@ import (
 	"github.com/nftproxy/nftproxy/conntrack"
 	"github.com/nftproxy/nftproxy/internal/ruledump"
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 )
 
 // connectionOptions are the flags of the connections command.
@@ -20,6 +21,8 @@ type connectionOptions struct {
 	limit    int
 	unserved bool
 	watch    bool
+	// listUnserved lists flows beside the sums, if their endpoint does not serve.
+	listUnserved bool
 }
 
 func newConnectionsCommand() *cobra.Command {
@@ -38,8 +41,9 @@ was never translated. Changed rules do not move connections. Such flows come fir
 BYTES and AGE are "-" unless the sysctls net.netfilter.nf_conntrack_acct and
 nf_conntrack_timestamp were on when the flow began.
 
---by adds the flows up by endpoint, by client, or by node: the gateway or device to which the
-node sends packets for the endpoint. -w prints flows as they begin and end, until Ctrl-C.`,
+--by adds the flows up by endpoint, by client, by state, or by node: the gateway or device to
+which the node sends packets for the endpoint. -w prints flows as they begin and end, until
+Ctrl-C. --dump lists the flows of a report: those whose endpoint does not serve.`,
 		Example: `  # Who talks to this Service?
   ruledump connections shop/web
 
@@ -55,8 +59,10 @@ node sends packets for the endpoint. -w prints flows as they begin and end, unti
 	}
 	from.addKernel(cmd, "only Services in this namespace")
 	flags := cmd.Flags()
-	flags.StringVar(&o.by, "by", "", "add up by endpoint, client or node")
-	flags.IntVar(&o.limit, "limit", 500, "how many lines to print; 0 for all")
+	flags.StringVar(&o.by, "by", "", "add up by endpoint, client, node or state")
+	flags.StringVar(&from.dump, "dump", "", `list the flows of a file that "ruledump report" wrote: those whose endpoint does not serve`)
+	_ = cmd.MarkFlagFilename("dump", "tar.gz")
+	flags.IntVar(&o.limit, "limit", defaultLimit, "how many lines to print; 0 for all")
 	flags.BoolVar(&o.unserved, "unserved", false, "only flows whose endpoint does not serve the Service")
 	flags.BoolVarP(&o.watch, "watch", "w", false, "print flows as they begin and end")
 	_ = cmd.RegisterFlagCompletionFunc("by", cobra.FixedCompletions(sumsBy, cobra.ShellCompDirectiveNoFileComp))
@@ -68,6 +74,8 @@ node sends packets for the endpoint. -w prints flows as they begin and end, unti
 			return fmt.Errorf("unknown --by %q; want %s", o.by, strings.Join(sumsBy, ", "))
 		case o.by != "" && o.watch:
 			return errors.New("--by adds up what there is, and -w prints what comes: give one")
+		case from.dump != "" && (o.watch || o.by == sumByNode):
+			return errors.New("--dump has flows of another time, and perhaps of another node: it goes with neither -w nor --by node")
 		case o.limit < 0:
 			return fmt.Errorf("--limit %d is negative", o.limit)
 		}
@@ -99,13 +107,25 @@ node sends packets for the endpoint. -w prints flows as they begin and end, unti
 func (s *source) addKernel(cmd *cobra.Command, namespace string) {
 	flags := cmd.Flags()
 	addServiceProxyName(flags, &s.serviceProxyName)
-	flags.StringVar(&s.proxyAddress, "proxy-address", ruledump.ProxyAddress, "metrics address of the proxy on this node, HOST:PORT: its /configz has the node's name; empty asks nobody")
+	s.addProxyAddress(flags)
 	flags.StringVarP(&s.namespace, "namespace", "n", "", namespace)
 	cmd.ValidArgsFunction = s.complete
 }
 
+// addProxyAddress adds the flag of a command that asks the proxy beside the kernel's rules.
+func (s *source) addProxyAddress(flags *pflag.FlagSet) {
+	flags.StringVar(&s.proxyAddress, "proxy-address", ruledump.ProxyAddress, "metrics address of the proxy on this node, HOST:PORT: its /configz has the node's name; empty asks nobody")
+}
+
 // sumsBy are the values of --by.
-var sumsBy = []string{"endpoint", "client", "node"}
+var sumsBy = []string{"endpoint", "client", sumByNode, sumByState}
+
+const (
+	sumByNode  = "node"
+	sumByState = "state"
+	// defaultLimit is the default of --limit.
+	defaultLimit = 500
+)
 
 // Connections holds flows to Services of one node.
 type Connections struct {
@@ -161,10 +181,6 @@ const othersName = "others"
 
 // listConnections reads the flows of conntrack to the Services of the index. Of the flows it keeps those that it prints.
 func listConnections(ctx context.Context, index *flowIndex, o connectionOptions) (*Connections, error) {
-	conn, err := conntrack.Dial(0)
-	if err != nil {
-		return nil, err
-	}
 	hops, err := newNextHops()
 	if err != nil {
 		return nil, err
@@ -187,17 +203,15 @@ func listConnections(ctx context.Context, index *flowIndex, o connectionOptions)
 			list.Unserved++
 			keep = &others
 		}
-		switch {
-		case o.by != "":
+		if o.by != "" {
 			addSum(sums, f, o.by, hops)
-		case o.limit == 0 || len(*keep) < o.limit:
+		}
+		if listed := o.by == "" || o.listUnserved && f.NoEndpoint; listed && (o.limit == 0 || len(*keep) < o.limit) {
 			*keep = append(*keep, f)
 		}
 	}
-	for _, q := range index.queries() {
-		if err := conn.Entries(ctx, q, add); err != nil {
-			return nil, err
-		}
+	if err := index.entries(ctx, add); err != nil {
+		return nil, err
 	}
 	for _, flows := range [][]*serviceFlow{others, serving} {
 		slices.SortStableFunc(flows, (*serviceFlow).compare)
@@ -207,7 +221,9 @@ func listConnections(ctx context.Context, index *flowIndex, o connectionOptions)
 		list.Flows = list.Flows[:min(o.limit, len(list.Flows))]
 	}
 	for _, f := range list.Flows {
-		f.Node = hops.of(f.Server.Addr())
+		if f.Node == "" && index.from.dump == "" {
+			f.Node = hops.of(f.Server.Addr())
+		}
 	}
 	for _, sum := range sums {
 		list.Sums = append(list.Sums, sum)
@@ -223,7 +239,9 @@ func addSum(sums map[sumKey]*connectionSum, f *serviceFlow, by string, hops *nex
 	switch by {
 	case "client":
 		key.Of = f.Source.Addr().String()
-	case "node":
+	case sumByState:
+		key.Of = f.stateText()
+	case sumByNode:
 		key.Of = hops.of(f.Server.Addr())
 	}
 	if sums[key] == nil && len(sums) >= maxSums {

@@ -8,6 +8,7 @@ import (
 
 	"github.com/nftproxy/nftproxy/compiler"
 	"github.com/nftproxy/nftproxy/conntrack"
+	"github.com/nftproxy/nftproxy/internal/ruledump"
 	"github.com/nftproxy/nftproxy/model"
 )
 
@@ -27,17 +28,32 @@ type connection struct {
 	NoEndpoint bool `json:"noEndpoint,omitempty"`
 }
 
-// addConnections searches the connection tracking table for connections of the packet's sender to the packet's
-// destination. If the packet has a source port, only that connection counts.
-func (e *Explanation) addConnections(ctx context.Context) error {
-	conn, err := conntrack.Dial(0)
-	if err != nil {
-		return err
+// addConnections searches the connection tracking table, or the flows of the report that the rules come from.
+func (e *Explanation) addConnections(ctx context.Context, from *source, s *ruledump.Snapshot) error {
+	switch {
+	case from.conn != nil:
+		conn, err := conntrack.Dial(0)
+		if err != nil {
+			return err
+		}
+		return e.takeConnections(func(each func(conntrack.Flow)) error {
+			return conn.Each(ctx, model.FamilyOf(e.packet.Destination.Addr()), e.packet.Protocol, each)
+		})
+	case s.Files[connectionsFile] != nil:
+		return e.takeConnections(func(each func(conntrack.Flow)) error {
+			return reportedEntries(s, func(entry conntrack.Entry) { each(entry.Flow) })
+		})
 	}
+	return nil
+}
+
+// takeConnections takes those connections of the packet's sender that are to the packet's destination. If the packet has
+// a source port, only that connection counts.
+func (e *Explanation) takeConnections(eachFlow func(each func(conntrack.Flow)) error) error {
 	p := e.packet
 	var finished []connection
-	err = conn.Each(ctx, model.FamilyOf(p.Destination.Addr()), p.Protocol, func(f conntrack.Flow) {
-		if f.Dialed != p.Destination || f.Source.Addr() != p.Source.Addr() || p.Source.Port() != 0 && p.Source.Port() != f.Source.Port() {
+	err := eachFlow(func(f conntrack.Flow) {
+		if f.Protocol != p.Protocol || f.Dialed != p.Destination || f.Source.Addr() != p.Source.Addr() || p.Source.Port() != 0 && p.Source.Port() != f.Source.Port() {
 			return
 		}
 		list := &e.Connections

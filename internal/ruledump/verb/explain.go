@@ -63,8 +63,8 @@ whose server is no endpoint by these rules are marked.`,
 			s.AddOthers(cmd.Context(), where.conn, false)
 		}
 		e, err := Explain(s, packet)
-		if err == nil && where.conn != nil {
-			err = e.addConnections(cmd.Context())
+		if err == nil {
+			err = e.addConnections(cmd.Context(), &where, s)
 		}
 		return e, err
 	})

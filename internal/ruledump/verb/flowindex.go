@@ -2,6 +2,7 @@ package verb
 
 import (
 	"context"
+	"errors"
 	"net/netip"
 	"slices"
 	"time"
@@ -105,6 +106,46 @@ func (x *flowIndex) queries() (queries []conntrack.Query) {
 		}
 	}
 	return queries
+}
+
+// entries calls each for the flows of the kernel, or of the report that the rules come from, that may be to a Service.
+func (x *flowIndex) entries(ctx context.Context, each func(conntrack.Entry)) error {
+	if x.from.dump != "" {
+		return reportedEntries(x.rules, each)
+	}
+	conn, err := conntrack.Dial(0)
+	if err != nil {
+		return err
+	}
+	for _, q := range x.queries() {
+		if err := conn.Entries(ctx, q, each); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// reportedEntries calls each for the flows that a report lists.
+func reportedEntries(s *ruledump.Snapshot, each func(conntrack.Entry)) error {
+	list, err := fromFile[Connections](s, connectionsFile)
+	switch {
+	case err != nil:
+		return err
+	case list == nil:
+		return errors.New("the dump has no connections; a file that \"ruledump report\" wrote has")
+	}
+	for _, f := range list.Flows {
+		flow := conntrack.Flow{Source: f.Source, Dialed: f.Dialed, Server: f.Server, State: f.State}
+		for _, protocol := range []model.Protocol{model.TCP, model.UDP, model.SCTP} {
+			if protocol.String() == f.Protocol {
+				flow.Protocol = uint8(protocol)
+			}
+		}
+		each(conntrack.Entry{
+			Flow: flow, Answered: f.Answered, Left: time.Duration(f.LeftSeconds) * time.Second, Begun: f.Begun, Packets: f.Packets, Bytes: f.Bytes,
+		})
+	}
+	return nil
 }
 
 // find returns the flow to a Service; nil if the client dialed none of those in the index.

@@ -132,7 +132,7 @@ func TestSchema(t *testing.T) {
 		}
 		conforms(t, string(text))
 	})
-	t.Run("connections and their events", func(t *testing.T) {
+	t.Run("connections, their events, and a report", func(t *testing.T) {
 		flow := &serviceFlow{Protocol: "TCP", connection: connection{State: "ESTABLISHED", NoEndpoint: true, Finished: true}, Begun: time.Now(), Packets: 1, Bytes: 1, Node: "dev eth0"}
 		sum := &connectionSum{sumKey{"shop/web", "TCP", "10.244.1.5"}, 1, 1, 1, 1, 1}
 		for _, document := range []any{
@@ -140,6 +140,10 @@ func TestSchema(t *testing.T) {
 			Connections{nodeDocument: nodeDocument{document: documentOf("Connections")}, By: "client", Sums: []*connectionSum{sum}},
 			flowEvent{document: documentOf("ConnectionEvent"), Event: "ended", serviceFlow: flow},
 			flowEvent{document: documentOf("ConnectionEvent"), Event: "lost"},
+			Report{
+				nodeDocument: nodeDocument{document: documentOf("Report")}, Sysctls: map[string]string{"net/ipv4/ip_forward": "1"},
+				Interfaces: []describedInterface{{"lo", 65536, "up|loopback", []string{"127.0.0.1/8"}}}, Missing: []string{"log.txt: no such file"},
+			},
 		} {
 			text, err := json.Marshal(document)
 			if err != nil {

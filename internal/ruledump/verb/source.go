@@ -71,8 +71,8 @@ func addServiceProxyName(flags *pflag.FlagSet, name *string) {
 
 // addActual adds the flags for rules that are read: from the kernel, or elsewhere before.
 func (s *source) addActual(cmd *cobra.Command) {
-	cmd.Flags().StringVar(&s.dump, "dump", "", `read what "ruledump live -o json" wrote, perhaps on another node; - is standard input`)
-	_ = cmd.MarkFlagFilename("dump", "json")
+	cmd.Flags().StringVar(&s.dump, "dump", "", `read what "ruledump live -o json" or "ruledump report" wrote, perhaps on another node; - is standard input`)
+	_ = cmd.MarkFlagFilename("dump", "json", "tar.gz")
 	cmd.Flags().StringVar(&s.proxyAddress, "proxy-address", ruledump.ProxyAddress, "metrics address of the proxy on this node, HOST:PORT: its /configz has the node's name and the settings; empty asks nobody")
 	_ = cmd.RegisterFlagCompletionFunc("proxy-address", cobra.NoFileCompletions)
 }

@@ -36,6 +36,9 @@ exporter. The number of series does not depend on how many Services there are.`,
 		if err == nil && from.conn != nil {
 			err = counted.addLeftovers(cmd.Context())
 		}
+		if err == nil && s.Files != nil {
+			err = counted.takeLeftovers(s)
+		}
 		return counted, err
 	})
 }
@@ -85,6 +88,15 @@ func (s *Statistics) addLeftovers(ctx context.Context) error {
 	found, err := leftovers.Find(ctx)
 	for _, l := range found {
 		s.Leftovers = append(s.Leftovers, leftoverStats{string(l.Kind), l.Count, l.Example})
+	}
+	return err
+}
+
+// takeLeftovers takes the leftovers that a report found.
+func (s *Statistics) takeLeftovers(rules *ruledump.Snapshot) error {
+	reported, err := fromFile[Statistics](rules, statsFile)
+	if reported != nil {
+		s.Leftovers = reported.Leftovers
 	}
 	return err
 }

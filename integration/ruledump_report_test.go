@@ -1,0 +1,91 @@
+package integration
+
+import (
+	"archive/tar"
+	"compress/gzip"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/nftproxy/nftproxy/internal/ruledump/verb"
+	"github.com/nftproxy/nftproxy/internal/testkit/lab"
+)
+
+// readReport returns the files of a report, by name.
+func readReport(t *testing.T, name string) map[string]string {
+	t.Helper()
+	file, err := os.Open(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	compressed, err := gzip.NewReader(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	files, archive := map[string]string{}, tar.NewReader(compressed)
+	for {
+		header, err := archive.Next()
+		if errors.Is(err, io.EOF) {
+			return files
+		}
+		text, err := io.ReadAll(archive)
+		if err != nil {
+			t.Fatal(err)
+		}
+		files[path.Base(header.Name)] = string(text)
+	}
+}
+
+// expectReport makes a report on a node with the example's proxy, and looks into it.
+func expectReport(t *testing.T, node *lab.Host) {
+	t.Helper()
+	dir := t.TempDir()
+	report, log := filepath.Join(dir, "report.tar.gz"), filepath.Join(dir, "proxy.log")
+	var lines strings.Builder
+	for i := range 100_000 {
+		fmt.Fprintf(&lines, "I1122 03:00:00 line %d of the log\n", i)
+	}
+	if err := os.WriteFile(log, []byte(lines.String()), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if text := runRuledump(t, node, "report", "-o", report, "--log", log); strings.Contains(text, "not in the report") {
+		t.Errorf("something is missing:\n%s", text)
+	}
+	if info, err := os.Stat(report); err != nil || info.Mode() != 0o600 {
+		t.Errorf("others may read the report: %v, %v", info, err)
+	}
+	files := readReport(t, report)
+	for name, want := range map[string]string{
+		"configz.json": `"masqueradeBit":7`, "flagz.txt": "hostname-override=node-1", "statusz.txt": "/metrics",
+		"metrics.txt": "kubeproxy_sync_proxy_rules_duration_seconds_count", "healthz.json": `"healthy":true`, "livez.json": `"healthy":true`,
+		"rules.json": `"comment": "shop/web:http"`, "stats.json": `"frontends": `, "connections.json": `"by": "state"`, "netstat.txt": "TcpExt:",
+	} {
+		if !strings.Contains(files[name], want) {
+			t.Errorf("%s has no %s:\n%.500s", name, want, files[name])
+		}
+	}
+	tail := files["log.txt"]
+	if !strings.HasPrefix(tail, "I1122") || !strings.HasSuffix(tail, "line 99999 of the log\n") || len(tail) > 1<<20 || len(tail) < 1<<20-100 {
+		t.Errorf("the log has %d bytes: %.50q", len(tail), tail)
+	}
+	var described verb.Report
+	if err := json.Unmarshal([]byte(files["report.json"]), &described); err != nil {
+		t.Fatal(err)
+	}
+	if described.Node != "node-1" || described.Sysctls["net/ipv4/ip_forward"] != "1" || described.Sysctls["net/ipv4/conf/all/rp_filter"] == "" || len(described.Interfaces) < 2 {
+		t.Errorf("report.json: %+v", described)
+	}
+	for _, command := range [][]string{{"services"}, {"live"}, {"explain", "--from=198.51.100.7", "--to=192.0.2.10:80"}} {
+		if diff := cmp.Diff(runRuledump(t, node, command...), runRuledump(t, node, append(command, "--dump", report)...)); diff != "" {
+			t.Errorf("%s (-kernel +report):\n%s", command[0], diff)
+		}
+	}
+}

@@ -1,0 +1,57 @@
+package ruledump
+
+import (
+	"bytes"
+	"compress/gzip"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/nftproxy/nftproxy/nft"
+)
+
+func reportOf(t *testing.T, files ...File) string {
+	t.Helper()
+	var b bytes.Buffer
+	if err := WriteReport(&b, "nftproxy-node-1", time.Unix(1e9, 0), files); err != nil {
+		t.Fatal(err)
+	}
+	return b.String()
+}
+
+func TestReport(t *testing.T) {
+	written := &Snapshot{Header: Header{Origin: Kernel, Node: "node-1"}, Tables: []*nft.Table{everything()}}
+	rules := File{RulesFile, []byte(dumpText(t, written))}
+	t.Run("reads back as a dump with files", func(t *testing.T) {
+		read, err := FromDump(strings.NewReader(reportOf(t, File{"log.txt", []byte("a line\n")}, rules)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		expectSame(t, written, read)
+		if names := slices.Sorted(maps.Keys(read.Files)); !slices.Equal(names, []string{"log.txt"}) || string(read.Files["log.txt"]) != "a line\n" {
+			t.Errorf("files %v", read.Files)
+		}
+	})
+	good := reportOf(t, rules)
+	nested := bytes.Buffer{}
+	w := gzip.NewWriter(&nested)
+	if _, err := w.Write([]byte(good)); err != nil || w.Close() != nil {
+		t.Fatal(err)
+	}
+	for _, tt := range []struct{ name, text, want string }{
+		{"without rules", reportOf(t), "this is no report of ruledump's: it has no file rules.json"},
+		{"with damaged rules", reportOf(t, File{RulesFile, []byte("{")}), "rules.json: the dump is truncated: it ends in the middle"},
+		{"with a report as its rules", reportOf(t, File{RulesFile, []byte(good)}), "rules.json: this is no dump: at byte 1: "},
+		{"that ends in the middle", good[:len(good)/2], "the report is damaged: unexpected EOF"},
+		{"of which the beginning is left", good[:5], "the report is damaged: "},
+		{"compressed twice", nested.String(), "the report is damaged: "},
+	} {
+		t.Run(tt.name+" is refused", func(t *testing.T) {
+			if _, err := FromDump(strings.NewReader(tt.text)); err == nil || !strings.HasPrefix(err.Error(), tt.want) {
+				t.Errorf("error %v\nwant  %s", err, tt.want)
+			}
+		})
+	}
+}

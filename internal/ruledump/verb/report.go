@@ -1,0 +1,377 @@
+package verb
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/nftproxy/nftproxy/internal/ruledump"
+	"github.com/nftproxy/nftproxy/internal/version"
+	"github.com/nftproxy/nftproxy/nft"
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+)
+
+// The files of a report that commands read. The other names are in gather.
+const (
+	statsFile       = "stats.json"
+	connectionsFile = "connections.json"
+)
+
+// Bounds of a report.
+const (
+	// partPatience is the time for each part.
+	partPatience = 10 * time.Second
+	// maxLog is how many bytes of the end of a log are kept.
+	maxLog = 1 << 20
+	// maxPage is how many bytes a page of the proxy may have.
+	maxPage = 32 << 20
+	// maxInterfaces is how many interfaces are described.
+	maxInterfaces = 500
+)
+
+func newReportCommand() *cobra.Command {
+	var from source
+	var output, log string
+	cmd := &cobra.Command{
+		Use:   "report",
+		Short: "Write all that a bug report needs into one file",
+		Long: `report collects what explains an incident on this node into one .tar.gz:
+the rules with the clients of session affinity, tables of other programs, what "stats" says,
+sums of the connections to Services, those to endpoints that do not serve, sysctls, interfaces,
+the kernel's counters of dropped packets, and the proxy's configuration, flags, health and
+metrics. --log adds the end of a log.
+
+All commands that take --dump read it: "ruledump explain --dump FILE", on any machine.
+
+It has no Secrets. It has names of Services, and addresses of clients.
+
+It needs CAP_NET_ADMIN. What else cannot be read is named, and left out.`,
+		Example: `  # What is wrong on this node?
+  ruledump report -o node-1.tar.gz --log /var/log/kube-proxy.log
+
+  # The same with the log from Kubernetes.
+  kubectl logs -n kube-system kube-proxy-x7k2p | ruledump report --log - -o node-1.tar.gz
+
+  # Elsewhere.
+  ruledump explain --dump node-1.tar.gz --from 198.51.100.7 --to 192.0.2.10:80`,
+		Args: cobra.NoArgs,
+	}
+	flags := cmd.Flags()
+	addServiceProxyName(flags, &from.serviceProxyName)
+	from.addProxyAddress(flags)
+	flags.StringVarP(&output, "output", "o", "", "file to write; - is standard output (default nftproxy-NODE-TIME.tar.gz)")
+	flags.StringVar(&log, "log", "", "add the last MiB of this log; - is standard input")
+	_ = cmd.MarkFlagFilename("output", "tar.gz")
+	_ = cmd.MarkFlagFilename("log")
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		defer from.close()
+		rules, err := from.actual(cmd)
+		if err != nil {
+			return err
+		}
+		r := &report{Report: Report{
+			nodeDocument: aboutNode("Report", rules), Writer: "ruledump " + version.Own(), Taken: rules.Taken,
+		}, from: &from, rules: rules}
+		r.gather(cmd, log)
+		return r.write(cmd, output)
+	}
+	return cmd
+}
+
+// Report describes the node of a report, and what the report lacks.
+type Report struct {
+	nodeDocument
+	Writer string    `json:"writer"`
+	Taken  time.Time `json:"taken"`
+	Kernel string    `json:"kernel"`
+	// Sysctls are those that decide about packets, by name.
+	Sysctls    map[string]string    `json:"sysctls"`
+	Interfaces []describedInterface `json:"interfaces"`
+	// Missing says what could not be read, and why.
+	Missing []string `json:"missing,omitempty"`
+}
+
+type describedInterface struct {
+	Name      string   `json:"name"`
+	MTU       int      `json:"mtu"`
+	Flags     string   `json:"flags"`
+	Addresses []string `json:"addresses,omitempty"`
+}
+
+// report is a report in the making.
+type report struct {
+	Report
+	from  *source
+	rules *ruledump.Snapshot
+	files []ruledump.File
+}
+
+func (r *report) add(name string, data []byte) {
+	r.files = append(r.files, ruledump.File{Name: name, Data: data})
+}
+
+func (r *report) addDocument(name string, document any) {
+	data, err := json.MarshalIndent(document, "", "  ")
+	if err != nil {
+		r.miss(name, err)
+		return
+	}
+	r.add(name, append(data, '\n'))
+}
+
+func (r *report) miss(name string, err error) {
+	r.Missing = append(r.Missing, fmt.Sprintf("%s: %v", name, err))
+}
+
+// gather collects the files. A part that cannot be read is missing, and does not end the report.
+func (r *report) gather(cmd *cobra.Command, log string) {
+	for _, part := range []struct {
+		name   string
+		gather func(ctx context.Context) error
+	}{
+		{"clients of session affinity", r.gatherClients},
+		{ruledump.RulesFile, r.gatherRules},
+		{statsFile, r.gatherStats},
+		{connectionsFile, r.gatherConnections},
+		{"pages of the proxy", r.gatherPages},
+		{"log.txt", func(context.Context) error { return r.gatherLog(log, cmd.InOrStdin()) }},
+		{"interfaces", r.gatherInterfaces},
+	} {
+		ctx, stop := context.WithTimeoutCause(cmd.Context(), partPatience, fmt.Errorf("not read within %v", partPatience))
+		if err := part.gather(ctx); err != nil {
+			if ctx.Err() != nil {
+				err = context.Cause(ctx)
+			}
+			r.miss(part.name, err)
+		}
+		stop()
+	}
+	for name, file := range map[string]string{"conntrack-counters.txt": "stat/nf_conntrack", "snmp.txt": "snmp", "netstat.txt": "netstat"} {
+		if text, err := os.ReadFile("/proc/thread-self/net/" + file); err == nil { // else the kernel has no such file
+			r.add(name, text)
+		}
+	}
+	r.gatherKernel()
+}
+
+// gatherClients reads the rules again with the clients of session affinity, if any Service has it. There may be a
+// million clients; then the report goes without.
+func (r *report) gatherClients(ctx context.Context) error {
+	isDynamic := func(s *nft.Set) bool { return s.Dynamic }
+	if !slices.ContainsFunc(r.rules.Tables, func(t *nft.Table) bool { return slices.ContainsFunc(t.Sets, isDynamic) }) {
+		return nil
+	}
+	rules, err := ruledump.FromKernel(ctx, r.from.conn, r.from.serviceProxyName, true)
+	if err == nil {
+		rules.Node, rules.NodeSource = r.rules.Node, r.rules.NodeSource
+		r.rules = rules
+	}
+	return err
+}
+
+func (r *report) gatherRules(ctx context.Context) error {
+	r.rules.AddOthers(ctx, r.from.conn, true)
+	var b bytes.Buffer
+	err := r.rules.Write(&b)
+	if err == nil {
+		r.add(ruledump.RulesFile, b.Bytes())
+	}
+	return err
+}
+
+func (r *report) gatherStats(ctx context.Context) error {
+	counted, err := Stats(r.rules)
+	if err == nil {
+		err = counted.addLeftovers(ctx)
+	}
+	if counted != nil {
+		r.addDocument(statsFile, counted)
+	}
+	return err
+}
+
+// gatherConnections adds up the connections, and lists those whose endpoint does not serve.
+func (r *report) gatherConnections(ctx context.Context) error {
+	index := &flowIndex{from: r.from}
+	if err := index.build(r.rules); err != nil {
+		return err
+	}
+	list, err := listConnections(ctx, index, connectionOptions{by: sumByState, limit: defaultLimit, listUnserved: true})
+	if err == nil {
+		r.addDocument(connectionsFile, list)
+	}
+	return err
+}
+
+// gatherPages asks the proxy for its pages.
+func (r *report) gatherPages(ctx context.Context) error {
+	proxy := r.from.proxy
+	if proxy == nil {
+		return cmp.Or(r.from.noProxy, errors.New("--proxy-address is empty"))
+	}
+	host, port, err := net.SplitHostPort(proxy.Config.HealthzBindAddress)
+	if err != nil {
+		return err
+	}
+	if addr := net.ParseIP(host); addr.IsUnspecified() {
+		host = map[bool]string{true: "127.0.0.1", false: "::1"}[addr.To4() != nil]
+	}
+	for _, page := range []struct{ name, address, path string }{
+		{"configz.json", proxy.Address, "/configz"}, {"flagz.txt", proxy.Address, "/flagz"}, {"statusz.txt", proxy.Address, "/statusz"},
+		{"metrics.txt", proxy.Address, "/metrics"}, {"healthz.json", net.JoinHostPort(host, port), "/healthz"}, {"livez.json", net.JoinHostPort(host, port), "/livez"},
+	} {
+		status, text, err := ruledump.Page(ctx, "http://"+page.address+page.path, maxPage)
+		switch {
+		case err != nil:
+			r.miss(page.name, err)
+		case status == http.StatusNotFound: // a page that the configuration switches off
+		default:
+			r.add(page.name, text)
+		}
+	}
+	return nil
+}
+
+// gatherLog keeps the last whole lines of a log.
+func (r *report) gatherLog(name string, stdin io.Reader) error {
+	var in io.Reader
+	switch name {
+	case "":
+		return nil
+	case "-":
+		in = stdin
+	default:
+		file, err := os.Open(name)
+		if err != nil {
+			return err
+		}
+		defer file.Close()
+		if info, err := file.Stat(); err == nil && info.Size() > maxLog {
+			_, _ = file.Seek(-maxLog-1, io.SeekEnd) // a file that cannot seek is read whole
+		}
+		in = file
+	}
+	tail := tail{}
+	_, err := io.Copy(&tail, in)
+	r.add("log.txt", tail.lines())
+	return err
+}
+
+// tail keeps the end of what is written to it.
+type tail struct {
+	kept []byte
+	// cut says that there was more.
+	cut bool
+}
+
+// Write implements io.Writer.
+func (t *tail) Write(p []byte) (int, error) {
+	t.kept = append(t.kept, p...)
+	if more := len(t.kept) - maxLog; more > maxLog {
+		t.kept, t.cut = append(t.kept[:0], t.kept[more:]...), true
+	}
+	return len(p), nil
+}
+
+// lines returns the whole lines of the last maxLog bytes.
+func (t *tail) lines() []byte {
+	kept := t.kept
+	if more := len(kept) - maxLog; more > 0 {
+		kept, t.cut = kept[more:], true
+	}
+	if t.cut {
+		_, kept, _ = bytes.Cut(kept, []byte("\n"))
+	}
+	return kept
+}
+
+func (r *report) gatherInterfaces(context.Context) error {
+	interfaces, err := net.Interfaces()
+	for _, i := range interfaces[:min(len(interfaces), maxInterfaces)] {
+		described := describedInterface{Name: i.Name, MTU: i.MTU, Flags: i.Flags.String()}
+		addresses, _ := i.Addrs() // the interface may have gone meanwhile
+		for _, a := range addresses {
+			described.Addresses = append(described.Addresses, a.String())
+		}
+		r.Interfaces = append(r.Interfaces, described)
+	}
+	return err
+}
+
+// sysctlFiles match the files below /proc/sys of what decides about packets.
+var sysctlFiles = []string{
+	"net/ipv4/ip_forward", "net/ipv6/conf/all/forwarding", "net/ipv6/conf/all/disable_ipv6", "net/ipv4/conf/*/rp_filter",
+	"net/ipv4/conf/all/route_localnet", "net/ipv4/ip_local_port_range", "net/ipv4/ip_nonlocal_bind", "net/ipv4/vs/conntrack",
+	"net/bridge/bridge-nf-call-*", "net/netfilter/nf_conntrack_*", "net/netfilter/nf_log_all_netns",
+}
+
+func (r *report) gatherKernel() {
+	var name unix.Utsname
+	if unix.Uname(&name) == nil {
+		text := func(b []byte) string { return unix.ByteSliceToString(b) }
+		r.Kernel = strings.Join([]string{text(name.Sysname[:]), text(name.Release[:]), text(name.Version[:]), text(name.Machine[:])}, " ")
+	}
+	const root = "/proc/sys/"
+	r.Sysctls = map[string]string{}
+	for _, pattern := range sysctlFiles {
+		files, _ := filepath.Glob(root + pattern) // the patterns are well formed
+		for _, file := range files[:min(len(files), maxInterfaces)] {
+			if value, err := os.ReadFile(file); err == nil { // some can only be written
+				r.Sysctls[strings.TrimPrefix(file, root)] = strings.Join(strings.Fields(string(value)), " ")
+			}
+		}
+	}
+}
+
+// write writes the report to a file, and says on standard error where and what is missing.
+func (r *report) write(cmd *cobra.Command, output string) error {
+	r.addDocument("report.json", r.Report)
+	last := len(r.files) - 1
+	r.files = append(r.files[last:], r.files[:last]...) // people look at it first
+	directory := fmt.Sprintf("nftproxy-%s-%s", r.Node, r.Taken.Format("20060102T150405Z"))
+	output = cmp.Or(output, directory+".tar.gz")
+	var b bytes.Buffer
+	err := ruledump.WriteReport(&b, directory, r.Taken, r.files)
+	switch {
+	case err != nil:
+	case output == "-":
+		_, err = cmd.OutOrStdout().Write(b.Bytes())
+	default:
+		err = os.WriteFile(output, b.Bytes(), 0o600)
+	}
+	if err != nil {
+		return fmt.Errorf("write the report: %w", err)
+	}
+	for _, what := range r.Missing {
+		fmt.Fprintln(cmd.ErrOrStderr(), "ruledump: not in the report:", what)
+	}
+	if output != "-" {
+		fmt.Fprintf(cmd.ErrOrStderr(), "ruledump: wrote %s, %d kB\n", output, (b.Len()+999)/1000)
+	}
+	return nil
+}
+
+// fromFile decodes a document in the report that the rules come from. It returns nil if there is none.
+func fromFile[T any](s *ruledump.Snapshot, name string) (*T, error) {
+	data := s.Files[name]
+	if data == nil {
+		return nil, nil
+	}
+	out := new(T)
+	if err := json.Unmarshal(data, out); err != nil {
+		return nil, fmt.Errorf("%s of the report: %w", name, err)
+	}
+	return out, nil
+}
