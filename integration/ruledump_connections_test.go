@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -94,6 +95,7 @@ func flowText(source, server netip.AddrPort, packets, bytes uint64) string {
 func TestRuledumpConnections(t *testing.T) {
 	t.Run("are those of the kernel under churn", testRuledumpConnectionsAreTheKernels)
 	t.Run("to endpoints that are gone are marked", testRuledumpConnectionsUnserved)
+	t.Run("are found by each cell of their row", testRuledumpConnectionsCells)
 	t.Run("are followed", testRuledumpConnectionsFollow)
 }
 
@@ -179,6 +181,35 @@ func testRuledumpConnectionsUnserved(t *testing.T) {
 	text := runRuledump(t, x.Node, "connections", "--unserved")
 	if want := fmt.Sprintf("%s  192.0.2.10:80/TCP  %s  no", c.LocalAddr(), server); !strings.Contains(text, want) {
 		t.Errorf("no %q in\n%s", want, text)
+	}
+}
+
+// Each cell that names something selects the connection, and explain takes the addresses among them.
+func testRuledumpConnectionsCells(t *testing.T) {
+	x := newTalks(t)
+	c := x.dial(t)
+	lines := strings.Split(runRuledump(t, x.Node, "connections", "-o=wide"), "\n")
+	gap := regexp.MustCompile(` {2,}`)
+	head, cells := gap.Split(lines[0], -1), gap.Split(lines[1], -1)
+	for i, cell := range cells {
+		switch head[i] {
+		case "SERVES", "LEFT", "AGE", "BYTES", "PACKETS":
+			continue
+		case "DIALED", "ENDPOINT", "SERVICE PORT":
+			runRuledump(t, x.Node, "explain", "--from=10.244.1.7", "--to", cell)
+			runRuledump(t, x.Node, "services", cell)
+		}
+		if text := runRuledump(t, x.Node, "connections", cell); !strings.Contains(text, "  "+c.LocalAddr().String()+"  ") {
+			t.Errorf("connections %q does not print the connection:\n%s", cell, text)
+		}
+	}
+	if len(cells) != len(head) || cells[1] != c.LocalAddr().String() {
+		t.Errorf("%q for %q", cells, head)
+	}
+	for _, other := range []string{"198.51.100.8", "192.0.2.10:81", "TIME_WAIT", "via 192.168.0.77"} {
+		if text := runRuledump(t, x.Node, "connections", "--no-headers", other); text != "" {
+			t.Errorf("connections %q prints\n%s", other, text)
+		}
 	}
 }
 

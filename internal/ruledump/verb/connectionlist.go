@@ -57,7 +57,7 @@ Ctrl-C. --dump lists the flows of a report: those whose endpoint does not serve.
   ruledump connections -w -o json shop/web | jq -r .source`,
 		Args: cobra.MaximumNArgs(1),
 	}
-	from.addKernel(cmd, "only Services in this namespace")
+	from.addKernel(cmd)
 	flags := cmd.Flags()
 	flags.StringVar(&o.by, "by", "", "add up by endpoint, client, node or state")
 	flags.StringVar(&from.dump, "dump", "", `list the flows of a file that "ruledump report" wrote: those whose endpoint does not serve`)
@@ -66,7 +66,7 @@ Ctrl-C. --dump lists the flows of a report: those whose endpoint does not serve.
 	flags.BoolVar(&o.unserved, "unserved", false, "only flows whose endpoint does not serve the Service")
 	flags.BoolVarP(&o.watch, "watch", "w", false, "print flows as they begin and end")
 	_ = cmd.RegisterFlagCompletionFunc("by", cobra.FixedCompletions(sumsBy, cobra.ShellCompDirectiveNoFileComp))
-	format := newFormat("table", "wide", "json", "yaml")
+	format := newFormat("table", "wide", "name", "json", "yaml")
 	format.addTo(cmd)
 	cmd.PreRunE = func(*cobra.Command, []string) error {
 		switch {
@@ -82,7 +82,7 @@ Ctrl-C. --dump lists the flows of a report: those whose endpoint does not serve.
 		return nil
 	}
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		filter, err := parseFilter(from.namespace, args)
+		filter, err := from.filter(args)
 		if err != nil {
 			return err
 		}
@@ -104,12 +104,11 @@ Ctrl-C. --dump lists the flows of a report: those whose endpoint does not serve.
 }
 
 // addKernel adds the flags of a command that reads the running kernel alone.
-func (s *source) addKernel(cmd *cobra.Command, namespace string) {
+func (s *source) addKernel(cmd *cobra.Command) {
 	flags := cmd.Flags()
 	addServiceProxyName(flags, &s.serviceProxyName)
 	s.addProxyAddress(flags)
-	flags.StringVarP(&s.namespace, "namespace", "n", "", namespace)
-	cmd.ValidArgsFunction = s.complete
+	s.addFilter(cmd)
 }
 
 // addProxyAddress adds the flag of a command that asks the proxy beside the kernel's rules.
@@ -186,6 +185,7 @@ func listConnections(ctx context.Context, index *flowIndex, o connectionOptions)
 		return nil, err
 	}
 	defer hops.close()
+	index.hops = hops
 	list := &Connections{nodeDocument: aboutNode("Connections", index.rules), By: o.by, limit: o.limit}
 	var serving, others []*serviceFlow
 	sums := map[sumKey]*connectionSum{}
@@ -280,6 +280,10 @@ func (f *serviceFlow) stateText() string {
 
 // Text implements View.
 func (l *Connections) Text(p *Page) {
+	if p.Format == "name" {
+		l.printNames(p)
+		return
+	}
 	if l.By != "" {
 		l.printSums(p)
 		return
@@ -306,6 +310,18 @@ func (l *Connections) Text(p *Page) {
 	}
 	p.table(rows, func(row int) bool { return l.Flows[row-1].NoEndpoint })
 	p.more(l.Total-len(l.Flows), "… and %d more; --limit 0 prints all, --by adds them up\n")
+}
+
+// printNames prints the Services of the connections, or what they were added up by.
+func (l *Connections) printNames(p *Page) {
+	var names []string
+	for _, f := range l.Flows {
+		names = append(names, f.Namespace+"/"+f.Service)
+	}
+	for _, s := range l.Sums {
+		names = append(names, s.Of)
+	}
+	p.names(names)
 }
 
 func (l *Connections) printSums(p *Page) {
@@ -348,6 +364,10 @@ type flowEvent struct {
 
 // Text implements View.
 func (e *flowEvent) Text(p *Page) {
+	if p.Format == "name" && e.serviceFlow != nil {
+		p.names([]string{e.Namespace + "/" + e.Service})
+		return
+	}
 	p.printf("%s %s", e.Time.Format(time.RFC3339Nano), e.Event)
 	if f := e.serviceFlow; f != nil {
 		p.printf(" %s %s to %s/%s at %s", f.name, f.Source, f.Dialed, f.Protocol, f.Server)

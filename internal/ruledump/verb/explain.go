@@ -22,7 +22,7 @@ func newExplainCommand() *cobra.Command {
 	var where source
 	var from, to, iif string
 	cmd := &cobra.Command{
-		Use:   "explain --from ADDRESS[%INTERFACE] --to ADDRESS:PORT[/PROTOCOL]",
+		Use:   "explain --from ADDRESS[%INTERFACE] --to {SERVICE | ADDRESS:PORT[/PROTOCOL]}",
 		Short: "Say where a packet goes, by which rules, and why",
 		Long: `explain walks the first packet of a connection through the proxy's rules and prints
 every possible outcome: the reason in a sentence, then the rules and the elements that they
@@ -41,7 +41,10 @@ at".
 With the rules of the kernel it also shows the client's session affinity, and its connections
 to the address in conntrack, with their states. Changed rules do not move connections; those
 whose server is no endpoint by these rules are marked.`,
-		Example: `  # What does a pod reach at a ClusterIP, on this node, at this moment?
+		Example: `  # What does a pod reach at a Service, on this node, at this moment?
+  ruledump explain --from 10.244.1.5 --to shop/web:http
+
+  # The same, by the address.
   ruledump explain --from 10.244.1.5 --to 10.96.0.10:80
 
   # Does a client that comes in by eth0 keep its address at a node port?
@@ -52,13 +55,16 @@ whose server is no endpoint by these rules are marked.`,
 		Args: flagsOnly,
 	}
 	cmd.Flags().StringVar(&from, "from", "", "source: ADDRESS or ADDRESS:PORT, and perhaps %INTERFACE that the packet comes in by, needed only if a rule asks for it")
-	cmd.Flags().StringVar(&to, "to", "", "destination: ADDRESS:PORT/tcp (or udp, sctp; tcp if left out), or ADDRESS/icmp")
+	cmd.Flags().StringVar(&to, "to", "", "destination: a Service, NAMESPACE/NAME[:PORT], at its ClusterIP, or ADDRESS:PORT/tcp (or udp, sctp; tcp if left out), or ADDRESS/icmp, or a node port, :PORT")
 	cmd.Flags().StringVar(&iif, "iif", "", "interface that the packet comes in by, as in --from")
 	_ = cmd.MarkFlagRequired("from")
 	_ = cmd.MarkFlagRequired("to")
 	where.addTo(cmd)
-	var packet evaluator.Packet
 	where.shows(cmd, newFormat("text", "json", "yaml"), func(cmd *cobra.Command, s *ruledump.Snapshot, _ Filter) (View, error) {
+		packet, err := parsePacket(s, from, to, iif)
+		if err != nil {
+			return nil, err
+		}
 		if where.conn != nil {
 			s.AddOthers(cmd.Context(), where.conn, false)
 		}
@@ -68,13 +74,6 @@ whose server is no endpoint by these rules are marked.`,
 		}
 		return e, err
 	})
-	show := cmd.RunE
-	cmd.RunE = func(cmd *cobra.Command, args []string) (err error) {
-		if packet, err = parsePacket(from, to, iif); err != nil {
-			return err
-		}
-		return show(cmd, args)
-	}
 	return cmd
 }
 
@@ -89,28 +88,35 @@ func flagsOnly(cmd *cobra.Command, args []string) error {
 	return fmt.Errorf("explain takes its addresses by flags, and %q belongs to none: give --from ADDRESS --to ADDRESS:PORT", args[0])
 }
 
-// parsePacket reads the values of --from, --to and --iif.
-func parsePacket(from, to, iif string) (p evaluator.Packet, err error) {
-	target, protocol, _ := strings.Cut(to, "/")
-	if p.Destination, err = parseAddrPort(target); err != nil {
-		return p, fmt.Errorf("--to: %w", err)
-	}
+// parsePacket reads the values of --from, --to and --iif. The rules have the addresses of Services.
+func parsePacket(s *ruledump.Snapshot, from, to, iif string) (p evaluator.Packet, err error) {
 	source, zone, _ := strings.Cut(from, "%")
 	iface, port, bracket := strings.Cut(zone, "]")
 	if bracket { // [fe80::1%eth0]:80
 		source += "]" + port
 	}
-	p.Interface = cmp.Or(iif, iface)
-	if p.Source, err = parseAddrPort(source); err != nil {
+	client, err := parseAddrPort(source)
+	if err != nil {
 		return p, fmt.Errorf("--from: %w", err)
 	}
+	if p, err = targetOf(s, to, client.Addr().Is4()); err != nil {
+		return p, fmt.Errorf("--to: %w", err)
+	}
+	p.Source, p.Interface = client, cmp.Or(iif, iface)
 	if p.Source.Addr().Is4() != p.Destination.Addr().Is4() {
 		return p, fmt.Errorf("--from %s and --to %s are of different IP families", from, to)
 	}
-	if p.Protocol, err = protocolNumber(cmp.Or(protocol, "tcp"), p.Destination); err != nil {
-		return p, fmt.Errorf("--to: %w", err)
-	}
 	return p, nil
+}
+
+// parseTarget reads ADDRESS:PORT/PROTOCOL, or an endpoint with its place.
+func parseTarget(text string) (to evaluator.Packet, err error) {
+	text, _, _ = strings.Cut(text, "@")
+	address, protocol, _ := strings.Cut(text, "/")
+	if to.Destination, err = parseAddrPort(address); err == nil {
+		to.Protocol, err = protocolNumber(cmp.Or(protocol, "tcp"), to.Destination)
+	}
+	return to, err
 }
 
 // parseAddrPort reads an address with or without a port, which is 0 then.
@@ -166,6 +172,9 @@ type Explanation struct {
 	packet evaluator.Packet
 	// byAddress and byNodePort are the frontends that the packet may be for; nil for none.
 	byAddress, byNodePort *compiler.Frontend
+	// holder is the Service whose ClusterIP the packet is for, and ports are the ports that it has.
+	holder string
+	ports  []string
 }
 
 // Outcome is one possible fate of the packet.
@@ -238,6 +247,10 @@ func Explain(s *ruledump.Snapshot, p evaluator.Packet) (*Explanation, error) {
 func (e *Explanation) findFrontends(frontends []*compiler.Frontend) {
 	to := e.packet.Destination
 	for _, f := range frontends {
+		if f.Addr == to.Addr() && f.Kind == compiler.FrontendClusterIP {
+			e.holder, _, _ = strings.Cut(f.ServicePort, ":")
+			e.ports = append(e.ports, fmt.Sprintf("%d/%s", f.Port, f.Protocol))
+		}
 		switch {
 		case uint8(f.Protocol) != e.packet.Protocol || f.Port != to.Port() || (f.Family == nft.FamilyIP) != to.Addr().Is4():
 		case f.Kind == compiler.FrontendNodePort:
@@ -409,7 +422,7 @@ func (e *Explanation) Text(p *Page) {
 		if i > 0 {
 			p.WriteByte('\n')
 		}
-		p.printf("%s\n  why: %s\n", o.head, o.Why)
+		p.printf("%s\n  why: %s\n", p.headOf(&o), o.Why)
 		for _, d := range o.DependsOn {
 			p.printf("  depends on %s (%s)\n", d.name(), d.Verdict)
 		}

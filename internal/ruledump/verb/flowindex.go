@@ -20,6 +20,8 @@ type flowIndex struct {
 	from   *source
 	filter Filter
 	rules  *ruledump.Snapshot
+	// hops, if set, finds next hops, for a filter that is one.
+	hops *nextHops
 	// checked is when refresh last looked for changed rules.
 	checked time.Time
 
@@ -47,14 +49,14 @@ func (s *source) index(cmd *cobra.Command, filter Filter) (*flowIndex, error) {
 	if err := x.build(rules); err != nil {
 		return nil, err
 	}
-	if len(x.frontends) == 0 && filter != (Filter{}) {
+	if len(x.frontends) == 0 && !filter.isAll() {
 		return nil, filter.notFound()
 	}
 	return x, nil
 }
 
 func (x *flowIndex) build(rules *ruledump.Snapshot) error {
-	frontends, err := frontendsOf(rules, x.filter)
+	frontends, err := x.filter.dialed(rules)
 	if err != nil {
 		return err
 	}
@@ -160,6 +162,12 @@ func (x *flowIndex) find(e *conntrack.Entry) *serviceFlow {
 		connection: connection{e.Source, e.Dialed, e.Server, e.State, e.Finished(), !x.serves(f)[e.Server]},
 	}
 	out.Namespace, out.Service, out.Port = splitServicePort(f.ServicePort)
+	if x.hops != nil && x.filter.isNextHop() {
+		out.Node = x.hops.of(e.Server.Addr())
+	}
+	if !x.filter.selectsFlow(out, f) {
+		return nil
+	}
 	return out
 }
 

@@ -3,6 +3,7 @@ package verb
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -30,7 +31,7 @@ drawing, for example in an issue. With -o dot it prints Graphviz's text.`,
   ruledump graph shop/web --kubeconfig ~/.kube/config --node node-1 -o dot | dot -Tsvg > web.svg`,
 		Args: cobra.ExactArgs(1),
 	}
-	from.addNamesTo(cmd, "namespace of the Service")
+	from.addNamesTo(cmd)
 	return from.shows(cmd, newFormat("mermaid", "dot"), func(_ *cobra.Command, s *ruledump.Snapshot, filter Filter) (View, error) {
 		return Draw(s, filter)
 	})
@@ -90,7 +91,8 @@ func Draw(s *ruledump.Snapshot, filter Filter) (*Graph, error) {
 	case len(frontends) == 0:
 		return nil, filter.notFound()
 	case len(names) > 1:
-		return nil, fmt.Errorf("%d Services are called %s: give a namespace", len(names), filter.Name)
+		some := slices.Sorted(maps.Keys(names))
+		return nil, fmt.Errorf("%s names %d Services: give one, such as %s", filter.text, len(names), some[0])
 	}
 	if s.Node != "" {
 		g.title += " on " + aboutNode("", s).nodeText()
@@ -129,11 +131,7 @@ func (g *Graph) frontend(f *compiler.Frontend) {
 	}
 	b := box{lines: []string{addressOf(f) + "/" + f.Protocol.String(), kind}}
 	if f.Sources != nil {
-		allowed := cmp.Or(join(f.Sources[:min(len(f.Sources), maxSources)], ", "), "nobody")
-		if more := len(f.Sources) - maxSources; more > 0 {
-			allowed += fmt.Sprintf(", %d more", more)
-		}
-		b.lines = append(b.lines, "only from "+allowed)
+		b.lines = append(b.lines, "only from "+cmp.Or(firstOf(f.Sources), "nobody"))
 	}
 	from := g.box(dialed, b)
 	if f.Sources != nil {

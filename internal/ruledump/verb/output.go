@@ -25,10 +25,14 @@ type View interface {
 type outputFormat struct {
 	value   string
 	choices []string
+	// noHeaders leaves out the headings of tables.
+	noHeaders bool
 }
 
 // newFormat returns a flag with those choices, of which the first is the default.
-func newFormat(choices ...string) *outputFormat { return &outputFormat{choices[0], choices} }
+func newFormat(choices ...string) *outputFormat {
+	return &outputFormat{value: choices[0], choices: choices}
+}
 
 // String, Set and Type implement pflag.Value.
 func (f *outputFormat) String() string { return f.value }
@@ -50,6 +54,9 @@ func (f *outputFormat) list() string {
 
 func (f *outputFormat) addTo(cmd *cobra.Command) {
 	cmd.Flags().VarP(f, "output", "o", f.list())
+	if f.choices[0] == "table" {
+		cmd.Flags().BoolVar(&f.noHeaders, "no-headers", false, "print tables without headings")
+	}
 	_ = cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions(f.choices, cobra.ShellCompDirectiveNoFileComp))
 }
 
@@ -72,7 +79,9 @@ func (f *outputFormat) show(w io.Writer, v View) error {
 		enc.SetEscapeHTML(false)
 		return enc.Encode(v)
 	}
-	_, err := io.WriteString(w, text(v, f.value, coloursFor(w)))
+	p := &Page{Format: f.value, colours: coloursFor(w), noHeaders: f.noHeaders}
+	v.Text(p)
+	_, err := io.WriteString(w, p.String())
 	return err
 }
 
@@ -85,10 +94,8 @@ func (f *outputFormat) stream(w io.Writer, v View) error {
 }
 
 // TextOf returns a view as it prints without colours, in a format for people such as "wide".
-func TextOf(v View, format string) string { return text(v, format, false) }
-
-func text(v View, format string, colours bool) string {
-	p := &Page{Format: format, colours: colours}
+func TextOf(v View, format string) string {
+	p := &Page{Format: format}
 	v.Text(p)
 	return p.String()
 }
@@ -134,8 +141,9 @@ func (r ruleset) Text(p *Page) {
 type Page struct {
 	strings.Builder
 	// Format is the value of -o, such as "wide".
-	Format  string
-	colours bool
+	Format    string
+	colours   bool
+	noHeaders bool
 }
 
 func (p *Page) printf(format string, args ...any) { fmt.Fprintf(p, format, args...) }
@@ -144,6 +152,17 @@ func (p *Page) printf(format string, args ...any) { fmt.Fprintf(p, format, args.
 func (p *Page) more(n int, format string) {
 	if n > 0 {
 		p.printf(format, n)
+	}
+}
+
+// names prints each name once, in their order.
+func (p *Page) names(names []string) {
+	printed := map[string]bool{}
+	for _, name := range names {
+		if !printed[name] {
+			p.printf("%s\n", name)
+		}
+		printed[name] = true
 	}
 }
 
@@ -159,6 +178,9 @@ func (p *Page) table(rows [][]string, bad func(row int) bool) {
 	for line := range strings.Lines(b.String()) {
 		line = strings.TrimRight(line, " \n")
 		switch {
+		case i == 0 && p.noHeaders:
+			i++
+			continue
 		case i == 0:
 			line = p.bold(line)
 		case bad != nil && bad(i):
@@ -187,5 +209,13 @@ func (p *Page) mark(code, text string) string {
 func (p *Page) bold(text string) string { return p.mark("1", text) }
 func (p *Page) bad(text string) string  { return p.mark("31", text) }
 func (p *Page) good(text string) string { return p.mark("32", text) }
+
+// headOf is the first line of an outcome, marked if no endpoint gets the packet.
+func (p *Page) headOf(o *Outcome) string {
+	if o.Result == "dropped" || o.Result == "refused" {
+		return p.bad(o.head)
+	}
+	return o.head
+}
 
 func orDash(text string) string { return cmp.Or(text, "-") }

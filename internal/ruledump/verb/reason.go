@@ -2,11 +2,13 @@ package verb
 
 import (
 	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
 
 	"github.com/nftproxy/nftproxy/compiler"
 	"github.com/nftproxy/nftproxy/evaluator"
+	"github.com/nftproxy/nftproxy/model"
 	"github.com/nftproxy/nftproxy/nft"
 )
 
@@ -168,8 +170,8 @@ var sourceTexts = map[SourceReason]string{
 	SourceNotTold:       "the source is kept: no detectLocal setting applies to this IP family",
 }
 
-// sourceText returns the SourceReason in words. For a client outside the cluster it names the pod CIDR, or the rule's
-// condition.
+// sourceText returns the SourceReason in words. For a client outside the cluster it names the range of pods, or the rule's
+// condition. The rules do not tell whether the range is clusterCIDR or, under detectLocalMode NodeCIDR, the Node's.
 func sourceText(o *Outcome) string {
 	text := sourceTexts[o.SourceReason]
 	if o.SourceReason != SourceOutside {
@@ -178,7 +180,7 @@ func sourceText(o *Outcome) string {
 	for i := range o.Path {
 		if asks, _, marks := strings.Cut(o.Path[i].Rule, " meta mark set "); marks {
 			if _, cidr, isCIDR := strings.Cut(asks, " saddr != "); isCIDR && !strings.Contains(cidr, " ") {
-				return fmt.Sprintf("the source is masqueraded: the client is outside the pod CIDR (%s)", cidr)
+				return fmt.Sprintf("the source is masqueraded: the client is outside clusterCIDR %s", cidr)
 			}
 			return fmt.Sprintf("%s (%s)", text, asks)
 		}
@@ -218,11 +220,28 @@ func (e *Explanation) why(o *Outcome, dialed *compiler.Frontend) string {
 		}
 		return fmt.Sprintf("dropped: %s Local of %s and no ready endpoint on %s", policy, name, node)
 	case ReasonUnknownPort:
-		return "refused: the address is a ClusterIP, and its Service does not have this port"
+		if e.ports == nil || e.packet.Destination.Port() == 0 {
+			return "refused: the address is a ClusterIP, and its Service does not have this port"
+		}
+		return fmt.Sprintf("refused: %s is the ClusterIP of %s, which has no port %d/%s: its ports are %s",
+			e.packet.Destination.Addr(), e.holder, e.packet.Destination.Port(), model.Protocol(e.packet.Protocol), strings.Join(e.ports[:min(len(e.ports), explainShown)], ", "))
 	case ReasonUnassigned:
 		return "dropped: the address is in a ServiceCIDR, and no Service holds it"
 	case ReasonSource:
-		return fmt.Sprintf("dropped: loadBalancerSourceRanges of %s does not name %s", name, e.packet.Source.Addr())
+		text := fmt.Sprintf("dropped: loadBalancerSourceRanges of %s does not name %s", name, e.packet.Source.Addr())
+		if dialed != nil && len(dialed.Sources) > 0 {
+			text += ", but " + firstOf(dialed.Sources)
+		}
+		return text
 	}
 	return o.Result + ": by a rule that is not the proxy's, the last one below"
+}
+
+// firstOf lists the first prefixes.
+func firstOf(prefixes []netip.Prefix) string {
+	text := join(prefixes[:min(len(prefixes), maxSources)], ", ")
+	if more := len(prefixes) - maxSources; more > 0 {
+		text += fmt.Sprintf(", %d more", more)
+	}
+	return text
 }

@@ -33,22 +33,23 @@ when an address comes into the kernel or the tables are made anew.`,
   ruledump services
 
   # One Service, with its endpoints.
-  ruledump services -n shop web -o wide
+  ruledump services shop/web -o wide
+
+  # Which Service has this address? Which ones have this endpoint?
+  ruledump services 10.96.0.10
+  ruledump services 10.244.1.5:8080
+
+  # Which Services serve nobody, or not everybody?
+  ruledump services --unserved -o name
 
   # Which Services have most connections? (The proxy has to count.)
-  ruledump services -o json | jq -r '.frontends[] | "\(.connections) \(.namespace)/\(.service) \(.address)"' | sort -rn | head
-
-  # Services that serve nobody, on another node.
-  ruledump services --dump node-1.json -o json | jq -r '.frontends[] | select(.unserved) | .namespace + "/" + .service' | sort -u`,
+  ruledump services -o json | jq -r '.frontends[] | "\(.connections) \(.namespace)/\(.service) \(.address)"' | sort -rn | head`,
 		Args: cobra.MaximumNArgs(1),
 	}
-	from.addNamesTo(cmd, "only Services in this namespace")
-	return from.shows(cmd, newFormat("table", "wide", "json", "yaml"), func(_ *cobra.Command, s *ruledump.Snapshot, filter Filter) (View, error) {
-		list, err := ListServices(s, filter)
-		if err == nil && len(list.Frontends) == 0 && filter != (Filter{}) {
-			err = filter.notFound()
-		}
-		return list, err
+	from.addNamesTo(cmd)
+	cmd.Flags().BoolVar(&from.unserved, "unserved", false, "only addresses that send some clients to no endpoint")
+	return from.shows(cmd, newFormat("table", "wide", "name", "json", "yaml"), func(_ *cobra.Command, s *ruledump.Snapshot, filter Filter) (View, error) {
+		return ListServices(s, filter)
 	})
 }
 
@@ -90,61 +91,17 @@ type endpoint struct {
 	ruledump.Place
 }
 
-// Filter selects Services. The zero value selects all.
-type Filter struct {
-	// Namespace is the namespace; empty for all.
-	Namespace string
-	// Name is the name of a Service; empty for all.
-	Name string
-}
-
-// parseFilter reads a namespace and perhaps a name, which may have the form "namespace/name".
-func parseFilter(namespace string, names []string) (Filter, error) {
-	if len(names) == 0 {
-		return Filter{Namespace: namespace}, nil
-	}
-	before, after, qualified := strings.Cut(names[0], "/")
-	switch {
-	case !qualified:
-		return Filter{namespace, names[0]}, nil
-	case namespace != "" && namespace != before:
-		return Filter{}, fmt.Errorf("%s is not in namespace %s", names[0], namespace)
-	}
-	return Filter{before, after}, nil
-}
-
-// notFound returns the error of a filter that selects no Service.
-func (f Filter) notFound() error {
-	what := "Service"
-	if f.Name != "" {
-		what += " " + strings.TrimPrefix(f.Namespace+"/"+f.Name, "/")
-	} else if f.Namespace != "" {
-		what += " in namespace " + f.Namespace
-	}
-	return fmt.Errorf("the rules have no %s: see whether it exists, is not headless or ExternalName, and has a ClusterIP", what)
-}
-
-// splitServicePort takes "namespace/service:port" apart.
-func splitServicePort(servicePort string) (namespace, service, port string) {
-	namespace, service, _ = strings.Cut(servicePort, "/")
-	service, port, _ = strings.Cut(service, ":")
-	return namespace, service, port
-}
-
-// frontendsOf returns the frontends of the Services that the filter selects, sorted by Service port.
-func frontendsOf(s *ruledump.Snapshot, filter Filter) ([]*compiler.Frontend, error) {
-	frontends, err := s.Frontends()
-	return slices.DeleteFunc(frontends, func(f *compiler.Frontend) bool {
-		namespace, service, _ := splitServicePort(f.ServicePort)
-		return filter.Namespace != "" && filter.Namespace != namespace || filter.Name != "" && filter.Name != service
-	}), err
-}
-
-// ListServices returns the frontends of the Services that the filter selects.
+// ListServices returns the frontends of the Services that the filter selects. It is an error if there are none.
 func ListServices(s *ruledump.Snapshot, filter Filter) (*Services, error) {
 	frontends, err := frontendsOf(s, filter)
+	if err == nil && len(frontends) == 0 && !filter.isAll() {
+		err = filter.notFound()
+	}
 	list := &Services{nodeDocument: aboutNode("Services", s), Frontends: []frontend{}}
 	for _, f := range frontends {
+		if filter.unserved && f.Unserved == "" {
+			continue
+		}
 		shown := frontend{
 			Protocol: f.Protocol.String(), Kind: string(f.Kind), Family: f.Family.String(), Address: addressOf(f),
 			Policy: f.Policy, Endpoints: endpointsOf(f.Endpoints, s.Places), LocalEndpoints: endpointsOf(f.LocalEndpoints, s.Places),
@@ -187,6 +144,14 @@ func endpointsOf(list []netip.AddrPort, places map[netip.Addr]ruledump.Place) []
 // Text prints a line for each frontend. The format "wide" adds the endpoints themselves and the source ranges. Where the
 // proxy counts, there are connections and bytes too.
 func (l *Services) Text(p *Page) {
+	if p.Format == "name" {
+		var names []string
+		for i := range l.Frontends {
+			names = append(names, l.Frontends[i].Namespace+"/"+l.Frontends[i].Service)
+		}
+		p.names(names)
+		return
+	}
 	wide := p.Format == "wide"
 	counted := slices.ContainsFunc(l.Frontends, func(f frontend) bool { return f.count != nil })
 	head := []string{"SERVICE PORT", "FRONTEND", "KIND", "POLICY", "ENDPOINTS", "AFFINITY", "SOURCES", "CHAIN"}

@@ -26,6 +26,10 @@ type source struct {
 	clients      bool
 	proxyAddress string
 	namespace    string
+	// allNamespaces overrides namespace, as kubectl's flag does.
+	allNamespaces bool
+	// unserved selects frontends without an endpoint for some clients.
+	unserved bool
 
 	// conn is open if the rules are those of the running kernel.
 	conn *nft.Conn
@@ -91,11 +95,28 @@ func (s *source) addTo(cmd *cobra.Command) {
 	}
 }
 
-// addNamesTo adds all flags, and lets the command take the name of a Service as its argument.
-func (s *source) addNamesTo(cmd *cobra.Command, namespace string) {
+// addNamesTo adds all flags, and lets the command take a filter as its argument.
+func (s *source) addNamesTo(cmd *cobra.Command) {
+	s.addFilter(cmd)
 	s.addTo(cmd)
-	cmd.Flags().StringVarP(&s.namespace, "namespace", "n", "", namespace)
+}
+
+// addFilter adds the flags of commands that take a filter.
+func (s *source) addFilter(cmd *cobra.Command) {
+	cmd.Flags().StringVarP(&s.namespace, "namespace", "n", "", "only Services in this namespace")
+	cmd.Flags().BoolVarP(&s.allNamespaces, "all-namespaces", "A", false, "Services in all namespaces, which is the default, whatever --namespace says")
+	cmd.Long = strings.TrimRight(cmd.Long, "\n") + "\n" + filterHelp
 	cmd.ValidArgsFunction = s.complete
+}
+
+// filter reads the argument and the flags that select Services.
+func (s *source) filter(args []string) (Filter, error) {
+	if s.allNamespaces {
+		s.namespace = ""
+	}
+	filter, err := parseFilter(s.namespace, args)
+	filter.unserved = s.unserved
+	return filter, err
 }
 
 // complete completes the name of a Service from the rules.
@@ -159,7 +180,7 @@ func (s *source) checkWanted() error {
 func (s *source) shows(cmd *cobra.Command, format *outputFormat, view func(*cobra.Command, *ruledump.Snapshot, Filter) (View, error)) *cobra.Command {
 	format.addTo(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		filter, err := parseFilter(s.namespace, args)
+		filter, err := s.filter(args)
 		if err != nil {
 			return err
 		}

@@ -1,7 +1,6 @@
 package verb
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -161,11 +160,11 @@ func (t *tracing) use(rules *ruledump.Snapshot) (err error) {
 
 // match makes the tables that mark the packets.
 func (t *tracing) match(to []string, from string) error {
-	var targets []evaluator.Packet
+	var targets []target
 	for _, text := range to {
-		more, err := t.targets(text)
+		more, err := targetsOf(t.rules, text)
 		if err != nil {
-			return err
+			return fmt.Errorf("--to: %w", err)
 		}
 		targets = append(targets, more...)
 	}
@@ -218,45 +217,6 @@ func (t *tracing) match(to []string, from string) error {
 		return fmt.Errorf("--from %s and --to %s are of different IP families", from, strings.Join(to, " and "))
 	}
 	return nil
-}
-
-// targets returns the packets' destinations and protocols: the addresses of a Service, or the one address.
-func (t *tracing) targets(to string) (targets []evaluator.Packet, err error) {
-	name, port, _ := strings.Cut(to, ":")
-	if _, err := netip.ParseAddr(strings.SplitN(to, "/", 2)[0]); err != nil && strings.Contains(name, "/") && !strings.HasPrefix(to, "[") {
-		filter, err := parseFilter("", []string{name})
-		if err != nil {
-			return nil, err
-		}
-		frontends, err := frontendsOf(t.rules, filter)
-		for _, f := range frontends {
-			if _, _, has := splitServicePort(f.ServicePort); port != "" && port != has && port != fmt.Sprint(f.Port) {
-				continue
-			}
-			addresses := []netip.Addr{f.Addr}
-			if f.Kind == compiler.FrontendNodePort {
-				addresses = t.rules.Addresses
-			}
-			for _, addr := range addresses {
-				if addr.Is4() == (f.Family == nft.FamilyIP) {
-					targets = append(targets, evaluator.Packet{Destination: netip.AddrPortFrom(addr, f.Port), Protocol: uint8(f.Protocol)})
-				}
-			}
-		}
-		if err == nil && len(targets) == 0 {
-			err = filter.notFound()
-		}
-		return targets, err
-	}
-	address, protocol, _ := strings.Cut(to, "/")
-	var p evaluator.Packet
-	if p.Destination, err = parseAddrPort(address); err == nil {
-		p.Protocol, err = protocolNumber(cmp.Or(protocol, "tcp"), p.Destination)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("--to: %w", err)
-	}
-	return []evaluator.Packet{p}, nil
 }
 
 // run follows packets until ctx ends, or until enough have come. It calls ready when packets are marked.
@@ -673,10 +633,7 @@ func (c *tracedPacket) Text(p *Page) {
 		return
 	}
 	o := c.Outcome
-	if o.Result == "dropped" || o.Result == "refused" {
-		o.head = p.bad(o.head)
-	}
-	p.printf("%s %s\n%s\n  why: %s\n", at, c.Packet, o.head, o.Why)
+	p.printf("%s %s\n%s\n  why: %s\n", at, c.Packet, p.headOf(o), o.Why)
 	for line := range strings.Lines(o.path) {
 		p.printf("  %s", line)
 	}
