@@ -63,7 +63,7 @@ type hookKey struct {
 type baseChain struct {
 	*nft.Table
 	chain *nft.Chain
-	// made is the position of the table among those that New got.
+	// made is the position of the chain among those of the tables that New got.
 	made int
 }
 
@@ -74,12 +74,13 @@ func (c baseChain) isOther() bool { return c.Kernel != nil && c.Kernel.Other }
 // The tables must not be modified while the evaluator is in use.
 func New(tables []*nft.Table, host Host) *Evaluator {
 	e := &Evaluator{host: host, hooks: map[hookKey][]baseChain{}, ranges: map[*nft.Set][]nft.Element{}}
-	for made, t := range tables {
+	made := 0
+	for _, t := range tables {
 		if t.Dormant {
 			continue
 		}
 		for _, c := range t.Chains {
-			if c.Hook == "" {
+			if made++; c.Hook == "" {
 				continue
 			}
 			for _, family := range nft.Families {
@@ -97,7 +98,8 @@ func New(tables []*nft.Table, host Host) *Evaluator {
 	}
 	for _, chains := range e.hooks {
 		slices.SortStableFunc(chains, func(a, b baseChain) int {
-			// Of two chains with one priority, the kernel runs the one first that was added last (nf_hook_entries_grow).
+			// Of two chains with one priority, the kernel runs the one first that was added last (nf_hook_entries_grow). It lists
+			// the chains of a table in the order in which they were added, but does not say which of two tables got its chain last.
 			return cmp.Or(compareBaseChains(a, b), cmp.Compare(b.made, a.made))
 		})
 	}

@@ -404,14 +404,19 @@ func (m *machine) meta(e *expr.Meta) result {
 	return m.set(e.Register, unknownBits(16))
 }
 
+// incoming is the interface that the packet comes in by: if nobody has named it, that of the route to its source.
+func (m *machine) incoming() ifname {
+	if name := m.host.route(m.packet.Source.Addr()).Interface; m.iif.unknown != "" && name != "" {
+		return ifname{name: name}
+	}
+	return m.iif
+}
+
 // ifname loads the name or the number of an interface.
 func (m *machine) ifname(e *expr.Meta) result {
-	of, in := m.oif, e.Key == expr.MetaKeyIIFNAME || e.Key == expr.MetaKeyIIF
-	if in {
-		of = m.iif
-		if name := m.host.route(m.packet.Source.Addr()).Interface; of.unknown != "" && name != "" {
-			of = ifname{name: name}
-		}
+	of := m.oif
+	if e.Key == expr.MetaKeyIIFNAME || e.Key == expr.MetaKeyIIF {
+		of = m.incoming()
 	}
 	v := bitsOfValue(of.value(), nil, unix.IFNAMSIZ)
 	if e.Key == expr.MetaKeyIIF || e.Key == expr.MetaKeyOIF {
@@ -527,14 +532,16 @@ func (m *machine) payload(e *expr.Payload) bitsOf {
 // tcpSYN are the flags of the first packet of a TCP connection.
 const tcpSYN = 0x02
 
-// fib returns the type of an address. Which interface leads to an address is not known.
+// fib returns the type of an address, or the interface of the route to it.
 func (m *machine) fib(e *expr.Fib) bitsOf {
 	addr := m.walk.destination.Addr()
 	if e.FlagSADDR {
 		addr = m.source.Addr()
 	}
 	switch {
-	case !e.ResultADDRTYPE || e.FlagIIF || e.FlagOIF:
+	case !e.ResultADDRTYPE:
+		return m.fibInterface(e, addr)
+	case e.FlagIIF || e.FlagOIF:
 		return unknownBits(16)
 	case !addr.IsValid() || m.host.isLocal(addr):
 		return knownBits([]byte(nft.IntegerData(unix.RTN_LOCAL)))
@@ -542,6 +549,34 @@ func (m *machine) fib(e *expr.Fib) bitsOf {
 		return knownBits([]byte(nft.IntegerData(unix.RTN_MULTICAST)))
 	}
 	return knownBits([]byte(nft.IntegerData(unix.RTN_UNICAST)))
+}
+
+// fibInterface returns the interface that leads to an address, or whether there is one: by the main routing table, and
+// perhaps only if that is the one that the packet comes in by.
+func (m *machine) fibInterface(e *expr.Fib, addr netip.Addr) bitsOf {
+	name := m.host.route(addr).Interface
+	if len(m.host.Routes) == 0 || name == loopback || e.FlagOIF || !addr.IsValid() || m.hook == nft.HookOutput {
+		return unknownBits(unix.IFNAMSIZ)
+	}
+	if e.FlagIIF {
+		in := m.incoming()
+		if in.unknown != "" {
+			return unknownBits(unix.IFNAMSIZ)
+		}
+		if in.name != name {
+			name = ""
+		}
+	}
+	index, known := m.host.Interfaces[name]
+	switch {
+	case e.FlagPRESENT:
+		return knownBits([]byte(nft.IntegerData(uint32(len(name[:min(len(name), 1)])))))
+	case e.ResultOIFNAME:
+		return knownBits(append([]byte(name), make([]byte, unix.IFNAMSIZ-min(len(name), unix.IFNAMSIZ))...))
+	case known || name == "":
+		return knownBits([]byte(nft.IntegerData(index)))
+	}
+	return unknownBits(4)
 }
 
 func (m *machine) lookup(e *expr.Lookup) result {

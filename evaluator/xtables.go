@@ -3,6 +3,7 @@ package evaluator
 import (
 	"encoding/binary"
 	"net/netip"
+	"slices"
 
 	"github.com/google/nftables/expr"
 	"github.com/google/nftables/xt"
@@ -44,6 +45,8 @@ func (m *machine) xtUnknown(name string, revision uint32, info []byte) truth {
 	switch {
 	case name == "comment":
 		return yes
+	case slices.Contains([]string{"rt", "frag", "hbh", "dst", "ah", "esp", "mh"}, name):
+		return no // the packet has no such header
 	case name == "mark" && revision == 1 && len(info) >= 9:
 		mark, mask := binary.NativeEndian.Uint32(info), binary.NativeEndian.Uint32(info[4:])
 		return truthOf((m.mark&mask == mark) != (info[8] != 0))

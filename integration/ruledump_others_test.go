@@ -1,13 +1,16 @@
 package integration
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -16,136 +19,19 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 	"github.com/nftproxy/nftproxy/internal/ruledump/verb"
+	"github.com/nftproxy/nftproxy/internal/testkit/flows"
 	"github.com/nftproxy/nftproxy/internal/testkit/lab"
 	"github.com/nftproxy/nftproxy/nft"
+	"golang.org/x/tools/txtar"
 )
 
-// others are rules of other programs, and the outcomes of a packet to a Service beside them.
-var others = []struct {
-	name string
-	// script is for sh.
-	script string
-	// want begins each outcome that explain prints, in their order.
-	want []string
-	// dependsOn is in the text of explain.
-	dependsOn string
-}{
-	{
-		name:   "a chain with policy drop",
-		script: `nft add table inet fw; nft 'add chain inet fw f { type filter hook forward priority -5; policy drop; }'`,
-		want:   []string{"dropped by inet fw, chain f (policy drop)"},
-	},
-	{
-		name: "rules as firewalld makes them",
-		script: `nft -f - <<X
-table inet firewalld {
-	chain mangle_PREROUTING { type filter hook prerouting priority mangle + 10; policy accept;
-		jump mangle_PREROUTING_ZONES
-	}
-	chain mangle_PREROUTING_ZONES {
-		iifname "veth*" goto zone
-		goto zone
-	}
-	chain zone {
-	}
-	chain filter_FORWARD { type filter hook forward priority filter + 10; policy accept;
-		ct state { established, related } accept
-		ct status dnat accept
-		iifname "lo" accept
-		ct state { invalid } drop
-		ip6 daddr { ::/96, ::ffff:0.0.0.0/96 } reject with icmpv6 addr-unreachable
-		jump zone
-		reject with icmpx admin-prohibited
-	}
-}
-X`,
-		want: []string{"to 10.244.1.5:8080 or 10.244.1.6:8080, source kept"},
-	},
-	{
-		name: "a set of ranges that refuses a client",
-		script: `nft -f - <<X
-table inet fw {
-	set bad { type ipv4_addr; flags interval; elements = { 198.51.100.0/25, 203.0.113.1 } }
-	chain f { type filter hook forward priority 0; policy accept;
-		ip saddr @bad tcp dport { 80, 8000-8999 } counter reject with tcp reset
-	}
-}
-X`,
-		want: []string{"refused by inet fw, chain f: ip saddr @bad tcp dport { 80, 8000-8999 } counter reject"},
-	},
-	{
-		name: "a verdict map of ranges",
-		script: `nft -f - <<X
-table ip fw {
-	chain outside { drop; }
-	chain f { type filter hook forward priority 0; policy accept;
-		ip saddr . tcp dport vmap { 203.0.113.0/24 . 1-65535 : drop, 198.51.100.0-198.51.100.9 . 8080 : goto outside }
-	}
-}
-X`,
-		want: []string{"dropped by ip fw, chain outside: drop"},
-	},
-	{
-		name: "a mark that decides later",
-		script: `nft -f - <<X
-table inet fw {
-	chain early { type filter hook prerouting priority raw; ip daddr 192.0.2.0/24 meta mark set 0x10; }
-	chain late { type filter hook postrouting priority 200; meta mark & 0xff == 0x10 drop; }
-}
-X`,
-		want: []string{"dropped by inet fw, chain late: meta mark "},
-	},
-	{
-		name: "the destination translated before",
-		script: `nft add table ip other; nft 'add chain ip other p { type nat hook prerouting priority -150; }'
-nft add rule ip other p ip daddr 192.0.2.10 tcp dport 80 dnat to 10.244.1.6:8080`,
-		want: []string{"to 10.244.1.6:8080, source kept"},
-	},
-	{
-		name: "chains of one priority",
-		script: `nft add table ip a; nft 'add chain ip a c { type filter hook forward priority 7; }'; nft add rule ip a c drop
-nft add table ip b; nft 'add chain ip b c { type filter hook forward priority 7; }'; nft add rule ip b c reject with tcp reset`,
-		want: []string{"refused by ip b, chain c: meta l4proto tcp reject"},
-	},
-	{
-		name: "Docker's rules by iptables-nft",
-		script: `iptables-nft -P FORWARD DROP; iptables-nft -N DOCKER; iptables-nft -t nat -N DOCKER
-iptables-nft -A FORWARD -o docker0 -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT
-iptables-nft -A FORWARD -o docker0 -j DOCKER; iptables-nft -A FORWARD -i docker0 ! -o docker0 -j ACCEPT
-iptables-nft -t nat -A PREROUTING -m addrtype --dst-type LOCAL -j DOCKER
-iptables-nft -t nat -A DOCKER ! -i docker0 -p tcp --dport 80 -j DNAT --to-destination 172.17.0.2:80
-iptables-nft -t nat -A POSTROUTING -s 172.17.0.0/16 ! -o docker0 -j MASQUERADE`,
-		want: []string{"dropped by ip filter, chain FORWARD (policy drop)"},
-	},
-	{
-		name: "Docker's rules, and one that lets Services pass",
-		script: `iptables-nft -P FORWARD DROP; iptables-nft -A FORWARD -m comment --comment "translated" -m conntrack --ctstate DNAT -j ACCEPT
-iptables-nft -A FORWARD -p tcp -m multiport --dports 80,443 -j ACCEPT`,
-		want: []string{"to 10.244.1.5:8080 or 10.244.1.6:8080, source kept"},
-	},
-	{
-		name: "rules as ufw makes them",
-		script: `iptables-nft -P FORWARD DROP; iptables-nft -N ufw-before-forward; iptables-nft -N ufw-user-forward; iptables-nft -N ufw-logging-deny
-iptables-nft -A FORWARD -j ufw-before-forward; iptables-nft -A FORWARD -j ufw-user-forward
-iptables-nft -A ufw-before-forward -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT
-iptables-nft -A ufw-user-forward -m conntrack --ctstate INVALID -m limit --limit 3/min --limit-burst 10 -j RETURN
-iptables-nft -A ufw-user-forward -p tcp --dport 8080 -s 198.51.100.0/24 -j REJECT`,
-		want: []string{"refused by ip filter, chain ufw-user-forward: "},
-	},
-	{
-		name: "a rate limit",
-		script: `nft -f - <<X
-table inet fw {
-	chain f { type filter hook forward priority 0; policy drop;
-		ct state established accept
-		limit rate 1/hour burst 1 packets accept
-	}
-}
-X`,
-		want:      []string{"dropped by inet fw, chain f (policy drop)", "to 10.244.1.5:8080 or 10.244.1.6:8080, source kept"},
-		dependsOn: "depends on inet fw, chain f: limit rate 1 accept (if this does not match)",
-	},
-}
+// foreignCases are archives of rules of other programs, with flows to the example's Services beside them:
+//
+//	foreign.nft                            rules for nft -f
+//	foreign.ip.rules, foreign.ip6.rules    or for iptables-nft-restore and ip6tables-nft-restore
+//	flows.yaml                             packets, and the expected result of each
+//	explain.txt                            what explain says about each; rewritten with -update
+const foreignCases = "../testdata/foreign/*.txtar"
 
 // explain follows a packet through the tables of other programs, and says what becomes of real packets.
 func testRuledumpOthers(t *testing.T) {
@@ -158,41 +44,171 @@ func testRuledumpOthers(t *testing.T) {
 		}
 		lab.ServeTCP(t, pod, addr+":8080", lab.Echo)
 	}
-	for _, o := range others {
-		t.Run(o.name, func(t *testing.T) {
+	if err := l.AddRemoteAddr(netip.MustParseAddr("10.244.2.6")); err != nil {
+		t.Fatal(err)
+	}
+	lab.ServeTCP(t, l.Remote, "10.244.2.6:8080", lab.Echo)
+	for _, addr := range []string{"192.168.0.1:22", "192.168.0.1:9999", "[fd00:1::1]:22", "[fd00:1::1]:9999"} {
+		lab.ServeTCP(t, l.Node, addr, lab.Echo)
+	}
+	paths, err := filepath.Glob(foreignCases)
+	if err != nil || len(paths) < 10 {
+		t.Fatal(err, paths)
+	}
+	for _, path := range paths {
+		t.Run(strings.TrimSuffix(filepath.Base(path), ".txtar"), func(t *testing.T) {
 			lab.Nft(t, l.Node, "", "flush", "ruleset")
 			replace(t, lab.Conn(t, l.Node), tables)
-			script := lab.StartCommand(t, l.Node, exec.Command("sh", "-e", "-c", o.script))
-			if err := script.Wait(); err != nil {
-				t.Fatal(err, script.Output())
-			}
-			explain := []string{"explain", "--from=198.51.100.7", "--to=192.0.2.10:80"}
-			text := runRuledump(t, l.Node, explain...)
-			var e verb.Explanation
-			if err := json.Unmarshal([]byte(runRuledump(t, l.Node, append(explain, "-o=json")...)), &e); err != nil {
+			if err := l.Node.FlushConntrack(); err != nil {
 				t.Fatal(err)
 			}
-			for at, want := range o.want {
-				if !strings.Contains(text, "\n"+want) || len(e.Outcomes) != len(o.want) || e.Outcomes[at].Result != strings.Fields(strings.Replace(want, "to ", "delivered ", 1))[0] {
-					t.Errorf("no outcome %q\n%s", want, text)
+			archive, sends, golden := loadForeign(t, l.Node, path)
+			dump := runRuledump(t, l.Node, "live", "-o=json")
+			var said strings.Builder
+			for _, f := range sends {
+				fmt.Fprintf(&said, "# %s\n", f.Name)
+				explainFlow(t, l.Node, f, dump, &said)
+			}
+			if *update {
+				golden.Data = []byte(said.String())
+				if err := os.WriteFile(path, txtar.Format(archive), 0o644); err != nil {
+					t.Fatal(err)
 				}
+			} else if diff := cmp.Diff(string(golden.Data), said.String()); diff != "" {
+				t.Errorf("explain says (-golden +now):\n%s", diff)
 			}
-			fromDump := explainDump(t, runRuledump(t, l.Node, "live", "-o=json"), explain...)
-			if diff := cmp.Diff(e.Outcomes, fromDump.Outcomes, cmpopts.IgnoreUnexported(verb.Outcome{}), cmpopts.EquateComparable(netip.Addr{}, netip.AddrPort{})); diff != "" {
-				t.Errorf("-live +dump:\n%s", diff)
-			}
-			if !strings.Contains(text, o.dependsOn) {
-				t.Errorf("no %q in\n%s", o.dependsOn, text)
-			}
-			for range o.want {
-				result := sent(t, l.Outside, "192.0.2.10:80")
-				at := slices.IndexFunc(e.Outcomes, func(o verb.Outcome) bool { return o.Result == result })
-				if at < 0 {
-					t.Fatalf("the packet was %s; explain says\n%s", result, text)
+			for _, f := range sends {
+				want := explained(f)
+				if f.Expect.Result == flows.Untouched {
+					want = "delivered" // to the address itself
 				}
-				e.Outcomes = slices.Delete(e.Outcomes, at, at+1)
+				if result := dialled(t, hostOf(l, f.From), f.From.Addr(f.To.Addr()), f.To, want); result != want {
+					t.Errorf("%s: the packet was %s, want %s", f.Name, result, want)
+				}
 			}
 		})
+	}
+}
+
+// loadForeign loads the rules of a case, and returns its flows.
+func loadForeign(t *testing.T, node *lab.Host, path string) (archive *txtar.Archive, sends []flows.Flow, golden *txtar.File) {
+	t.Helper()
+	archive, err := txtar.ParseFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if last := archive.Files[len(archive.Files)-1]; last.Name != "explain.txt" {
+		archive.Files = append(archive.Files, txtar.File{Name: "explain.txt"})
+	}
+	golden = &archive.Files[len(archive.Files)-1]
+	for _, f := range archive.Files {
+		var load *exec.Cmd
+		switch f.Name {
+		case "foreign.nft":
+			load = exec.Command("nft", "-f", "-")
+		case "foreign.ip.rules":
+			load = exec.Command("iptables-nft-restore")
+		case "foreign.ip6.rules":
+			load = exec.Command("ip6tables-nft-restore")
+		case "flows.yaml":
+			if sends, err = flows.Parse(f.Data); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if load != nil {
+			load.Stdin = bytes.NewReader(f.Data)
+			if p := lab.StartCommand(t, node, load); p.Wait() != nil {
+				t.Fatal(p.Output())
+			}
+		}
+	}
+	if !lab.HasIPv6 {
+		sends = slices.DeleteFunc(sends, func(f flows.Flow) bool { return f.To.Addr().Is6() })
+	}
+	return archive, sends, golden
+}
+
+// explainFlow explains the first packet of a flow, on the node and from its dump, and compares the outcome with the
+// expected one. It writes down who decided.
+func explainFlow(t *testing.T, node *lab.Host, f flows.Flow, dump string, said *strings.Builder) {
+	t.Helper()
+	args := []string{"explain", "--from=" + f.From.Addr(f.To.Addr()).String(), "--to=" + f.To.String()}
+	text := runRuledump(t, node, args...)
+	for line := range strings.Lines(text) {
+		if decides := !strings.HasPrefix(line, " ") || strings.HasPrefix(line, "  depends on"); decides && line != "\n" && !strings.HasPrefix(line, "tcp ") {
+			said.WriteString(line)
+		}
+	}
+	var e verb.Explanation
+	if err := json.Unmarshal([]byte(runRuledump(t, node, append(args, "-o=json")...)), &e); err != nil {
+		t.Fatal(err)
+	}
+	fromDump := explainDump(t, dump, args...)
+	if diff := cmp.Diff(e.Outcomes, fromDump.Outcomes, cmpopts.IgnoreUnexported(verb.Outcome{}), cmpopts.EquateComparable(netip.Addr{}, netip.AddrPort{})); diff != "" {
+		t.Errorf("%s: explain says (-of the kernel +of the dump):\n%s", f.Name, diff)
+	}
+	var to []netip.AddrPort
+	for _, o := range e.Outcomes {
+		if want := explained(f); o.Result != want {
+			t.Errorf("%s: want %s\n%s", f.Name, want, text)
+		}
+		if o.Result == "delivered" {
+			to = append(to, o.Destinations...)
+		}
+	}
+	slices.SortFunc(to, netip.AddrPort.Compare)
+	if diff := cmp.Diff(f.Expect.Endpoints, to, cmpopts.EquateComparable(netip.AddrPort{}), cmpopts.EquateEmpty()); diff != "" {
+		t.Errorf("%s: endpoints (-want +explained):\n%s", f.Name, diff)
+	}
+}
+
+// explained is the result of a flow in the words of explain.
+func explained(f flows.Flow) string {
+	if f.Expect.Result == "" {
+		return "delivered"
+	}
+	return string(f.Expect.Result)
+}
+
+func hostOf(l *lab.Lab, from flows.Origin) *lab.Host {
+	switch from {
+	case flows.FromNode:
+		return l.Node
+	case flows.FromClient:
+		return l.Client
+	}
+	return l.Outside
+}
+
+// A rate limit may let a packet pass or not, and explain says that it depends on it.
+func testExplainRateLimit(t *testing.T) {
+	l := lab.ForTest(t)
+	replace(t, lab.Conn(t, l.Node), exampleTables(t))
+	pod, err := l.AddPod("web", netip.MustParseAddr("10.244.1.5"), netip.MustParseAddr("10.244.1.6"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	lab.ServeTCP(t, pod, ":8080", lab.Echo)
+	lab.Nft(t, l.Node, `table inet fw {
+	chain f { type filter hook forward priority 0; policy drop;
+		ct state established accept
+		limit rate 1/hour burst 1 packets accept
+	}
+}
+`, "-f", "-")
+	text := runRuledump(t, l.Node, "explain", "--from=198.51.100.7", "--to=192.0.2.10:80")
+	for _, want := range []string{
+		"\ndropped by inet fw, chain f (policy drop)\n", "\nto 10.244.1.5:8080 or 10.244.1.6:8080, source kept\n",
+		"depends on inet fw, chain f: limit rate 1 accept (if this does not match)",
+	} {
+		if !strings.Contains(text, want) {
+			t.Errorf("no %q in\n%s", want, text)
+		}
+	}
+	for _, want := range []string{"delivered", "dropped"} {
+		if result := dialled(t, l.Outside, lab.OutsideAddrs.IPv4, netip.MustParseAddrPort("192.0.2.10:80"), want); result != want {
+			t.Errorf("the packet was %s, want %s", result, want)
+		}
 	}
 }
 
@@ -238,18 +254,27 @@ func testDumpLeavesOut(t *testing.T) {
 	}
 }
 
-// sent says what became of the first packet of a connection.
-func sent(t *testing.T, from *lab.Host, to string) string {
+// dialled says what became of a connection. Where silence is wanted it waits less than until the SYN is sent again. Other
+// answers may come after that only: an ICMPv6 error during connect(2) does not end it.
+func dialled(t *testing.T, host *lab.Host, from netip.Addr, to netip.AddrPort, want string) string {
 	t.Helper()
-	began := time.Now()
-	ctx, cancel := context.WithTimeout(t.Context(), 400*time.Millisecond)
+	patience := 5 * time.Second
+	if want == "dropped" {
+		patience = 400 * time.Millisecond
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	conn, err := from.DialContext(ctx, "tcp", to)
+	dialer := net.Dialer{LocalAddr: &net.TCPAddr{IP: from.AsSlice()}}
+	var conn net.Conn
+	err := host.Do(func() (err error) {
+		conn, err = dialer.DialContext(ctx, "tcp", to.String())
+		return err
+	})
 	switch {
 	case err == nil:
 		conn.Close()
 		return "delivered"
-	case errors.Is(err, os.ErrDeadlineExceeded) || time.Since(began) >= 400*time.Millisecond:
+	case errors.Is(err, os.ErrDeadlineExceeded) || ctx.Err() != nil:
 		return "dropped"
 	}
 	return "refused"

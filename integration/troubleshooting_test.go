@@ -129,7 +129,7 @@ add rule ip nat PREROUTING jump KUBE-SERVICES
 		i.apply(t, "shop.yaml")
 		lab.Nft(t, i.l.Node, "add table inet fw\nadd chain inet fw f { type filter hook forward priority -5; policy drop; }\n"+
 			"add rule inet fw f ct state established,related accept\n", "-f", "-")
-		if result := sent(t, i.l.Outside, "10.96.0.10:80"); result != "dropped" {
+		if result := dialled(t, i.l.Outside, lab.OutsideAddrs.IPv4, netip.MustParseAddrPort("10.96.0.10:80"), "dropped"); result != "dropped" {
 			t.Errorf("a packet was %s, want dropped", result)
 		}
 	},

@@ -514,11 +514,24 @@ func fibOperand(x *expr.Fib) operand {
 		}
 	}
 	o := operand{text: "fib " + strings.Join(of, " . ") + " oif"}
-	if x.ResultADDRTYPE {
+	switch {
+	case x.ResultADDRTYPE:
 		o = operand{text: "fib " + strings.Join(of, " . ") + " type", typ: typeFib}
+	case x.FlagPRESENT:
+		o.typ = typePresent
+	case x.ResultOIFNAME:
+		o = operand{text: o.text + "name", typ: typeIfname}
 	}
 	return o
 }
+
+// typePresent is for the question whether there is a route.
+var typePresent = dataType{name: "present", length: 4, format: func(b string) string {
+	if strings.Trim(b, "\x00") == "" {
+		return "missing"
+	}
+	return "exists"
+}}
 
 func immediateText(data []byte) string {
 	if addr, ok := netip.AddrFromSlice(data); ok {
