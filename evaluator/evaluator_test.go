@@ -522,7 +522,7 @@ func TestFatesErrors(t *testing.T) {
 		{
 			name:  "chains of which nobody knows the order",
 			table: tableOf(base("a", nft.HookForward, 0), base("b", nft.HookForward, 0)),
-			want:  "evaluator: ip test b: chain a of table test has the same hook and priority; which one runs first is not known",
+			want:  "evaluator: ip test a: chain b of table test has the same hook and priority; which one runs first is not known",
 		},
 		{
 			name:  "chains that never end",
