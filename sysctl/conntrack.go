@@ -3,6 +3,7 @@ package sysctl
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
 	"runtime"
 	"strings"
@@ -56,6 +57,17 @@ func (t Tree) SetConntrack(ctx context.Context, config *kubeproxyv1alpha1.KubePr
 		t.growHashTable(logger, entries/4)
 	}
 	return nil, nil
+}
+
+// ConntrackChanges returns what SetConntrack would change, such as "net.netfilter.nf_conntrack_max from 65536 to 131072". It
+// leaves out sysctls that do not exist yet.
+func (t Tree) ConntrackChanges(config *kubeproxyv1alpha1.KubeProxyConntrackConfiguration) (changes []string) {
+	for _, s := range conntrackSettings(config, maxEntries(config, t.cores())) {
+		if current, err := t.readInt(s.file()); err == nil && !s.holds(current) {
+			changes = append(changes, fmt.Sprintf("%s from %d to %d", s.name, current, s.value))
+		}
+	}
+	return changes
 }
 
 // The first and the longest wait before AwaitConntrack looks again.

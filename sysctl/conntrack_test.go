@@ -167,6 +167,25 @@ func TestSetConntrack(t *testing.T) {
 	t.Run("a read-only procfs", testReadOnlyProcSys)
 }
 
+func TestConntrackChanges(t *testing.T) {
+	files := node()
+	delete(files, netfilter+"nf_conntrack_udp_timeout")
+	tree := plant(t, files)
+	config := perCore(200_000, 0)
+	config.UDPTimeout, config.UDPStreamTimeout = seconds(10), seconds(300)
+	want := []string{"net.netfilter.nf_conntrack_max from 262144 to 400000", "net.netfilter.nf_conntrack_udp_timeout_stream from 120 to 300"}
+	if diff := cmp.Diff(want, tree.ConntrackChanges(&config)); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	if diff := cmp.Diff(files, harvest(t, tree, files)); diff != "" {
+		t.Errorf("it changed files:\n%s", diff)
+	}
+	few := perCore(32_768, 131_072)
+	if changes := tree.ConntrackChanges(&few); changes != nil {
+		t.Errorf("changes %q of a table that is large enough", changes)
+	}
+}
+
 func testMissingSysctlsAreSetOnceTheyExist(t *testing.T) {
 	config := perCore(200_000, 0)
 	config.TCPBeLiberal = true

@@ -58,18 +58,22 @@ type setting struct {
 	leave string
 }
 
+func (s *setting) file() string { return "proc/sys/" + strings.ReplaceAll(s.name, ".", "/") }
+
+// holds reports whether a value is right.
+func (s *setting) holds(value int) bool { return value == s.value || s.atLeast && value > s.value }
+
 // set writes the sysctl unless its value is right already. A sysctl that does not exist is fs.ErrNotExist.
 func (t Tree) set(logger klog.Logger, s setting) error {
-	file := "proc/sys/" + strings.ReplaceAll(s.name, ".", "/")
-	current, err := t.readInt(file)
+	current, err := t.readInt(s.file())
 	if err != nil {
 		return fmt.Errorf("read sysctl %s: %w", s.name, err)
 	}
-	if current == s.value || s.atLeast && current > s.value {
+	if s.holds(current) {
 		logger.V(2).Info("Sysctl is right already", "sysctl", s.name, "value", current, "wanted", s.value)
 		return nil
 	}
-	if err := t.writeInt(file, s.value); err != nil {
+	if err := t.writeInt(s.file(), s.value); err != nil {
 		return fmt.Errorf("sysctl %s is %d and cannot be set to %d: %w; set it on the host, give this process a writable /proc/sys (privileged, host network), or set %s to leave it alone",
 			s.name, current, s.value, reason(err), s.leave)
 	}

@@ -4,6 +4,7 @@ package config
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -28,6 +29,11 @@ type File struct {
 	Config *v1alpha2.KubeProxyConfiguration
 	// Warnings are about what in the document has no effect, leaves something open, or is missing; one line each.
 	Warnings []string
+	// KubeProxyMode is the mode in which Kubernetes' kube-proxy v1.37 runs the document: iptables, if a v1alpha1 document
+	// names none.
+	KubeProxyMode v1alpha2.Mode
+	// NodePortAddresses are those that the document names: nil, if those in Config are a default.
+	NodePortAddresses []string
 
 	data []byte
 }
@@ -67,7 +73,9 @@ func Parse(data []byte) (*File, error) {
 	if err != nil {
 		return nil, err
 	}
+	f.NodePortAddresses = f.Config.NodePortAddresses
 	v1alpha2.SetDefaults(f.Config)
+	f.KubeProxyMode = cmp.Or(f.KubeProxyMode, f.Config.Mode)
 	if err := Validate(f.Config, names); err != nil {
 		return nil, err
 	}
@@ -108,6 +116,7 @@ func (f *File) readV1alpha1(document []byte) (Names, error) {
 	}
 	f.Warnings = append(f.Warnings, unknownFields(unknown, v1alpha1Names(""))...)
 	f.dropGatedLogging(c)
+	f.KubeProxyMode = cmp.Or(v1alpha2.Mode(c.Mode), v1alpha2.ModeIPTables)
 	names := f.resolveMode(c)
 	var losses []v1alpha2.Loss
 	f.Config, losses = v1alpha2.FromV1alpha1(c)

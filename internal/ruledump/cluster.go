@@ -16,6 +16,15 @@ import (
 // FromCluster lists Services, EndpointSlices, the Node and ServiceCIDRs once and compiles them. It changes nothing and
 // needs the permission to list those four, as the proxy itself has it.
 func FromCluster(ctx context.Context, kubeconfig string, c Compilation) (*Snapshot, error) {
+	objects, err := ClusterObjects(ctx, kubeconfig, c.Node)
+	if err != nil {
+		return nil, err
+	}
+	return FromObjects(Cluster, objects, c)
+}
+
+// ClusterObjects lists the objects of a cluster that a proxy on the node reads.
+func ClusterObjects(ctx context.Context, kubeconfig, node string) (*manifests.Objects, error) {
 	settings, err := apiserver.RESTConfig(apiserver.Config{Kubeconfig: kubeconfig, QPS: -1})
 	if err != nil {
 		return nil, err
@@ -24,11 +33,7 @@ func FromCluster(ctx context.Context, kubeconfig string, c Compilation) (*Snapsh
 	if err != nil {
 		return nil, fmt.Errorf("kubeconfig %s: %w", kubeconfig, err)
 	}
-	objects, err := list(ctx, client, c.Node)
-	if err != nil {
-		return nil, err
-	}
-	return compile(Cluster, objects, c)
+	return list(ctx, client, node)
 }
 
 func list(ctx context.Context, client kubernetes.Interface, node string) (*manifests.Objects, error) {

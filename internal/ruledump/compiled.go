@@ -50,11 +50,11 @@ func FromManifests(path string, c Compilation) (*Snapshot, error) {
 	if err != nil {
 		return nil, err
 	}
-	return compile(Manifests, &objects, c)
+	return FromObjects(Manifests, &objects, c)
 }
 
-// compile returns what the proxy on the node would apply for the objects.
-func compile(origin string, objects *manifests.Objects, c Compilation) (*Snapshot, error) {
+// FromObjects compiles objects, which come from Manifests or a Cluster.
+func FromObjects(origin string, objects *manifests.Objects, c Compilation) (*Snapshot, error) {
 	compilerConfig, options, err := c.load()
 	if err != nil {
 		return nil, err

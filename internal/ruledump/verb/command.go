@@ -60,7 +60,7 @@ Called ` + plugin + `, it is a plugin: kubectl nftproxy.`,
 // commands returns the subcommands.
 func commands() []*cobra.Command {
 	return []*cobra.Command{
-		newServicesCommand(), newExplainCommand(), newDiffCommand(), newStatsCommand(), newGraphCommand(), newConnectionsCommand(), newWatchCommand(), newTraceCommand(), newReportCommand(), newCompileCommand(), newLiveCommand(), newSchemaCommand(), newManCommand(),
+		newServicesCommand(), newExplainCommand(), newDiffCommand(), newStatsCommand(), newGraphCommand(), newConnectionsCommand(), newWatchCommand(), newTraceCommand(), newReportCommand(), newPreflightCommand(), newCompileCommand(), newLiveCommand(), newSchemaCommand(), newManCommand(),
 	}
 }
 
@@ -206,13 +206,13 @@ a new apiVersion; readers ignore those that they do not know.`,
 
 // Exit statuses besides 0, as diff(1) has them.
 const (
-	// exitDifferent is for a difference that the diff command found.
+	// exitDifferent is for a difference that the diff command found, and for what the preflight command wants to be looked at.
 	exitDifferent = 1
 	// exitFailed is for everything that could not be done, and for a command line that makes no sense.
 	exitFailed = 2
 )
 
-// errDifferent ends the diff command with exitDifferent. It is not printed.
+// errDifferent ends the commands diff and preflight with exitDifferent. It is not printed.
 var errDifferent = errors.New("there is a difference")
 
 // Execute runs the command and returns the exit status.
@@ -232,6 +232,8 @@ func Execute(root *cobra.Command) int {
 		return 0
 	case errors.Is(err, errDifferent):
 		return exitDifferent
+	case errors.Is(err, errStop):
+		return exitFailed
 	}
 	fmt.Fprintln(root.ErrOrStderr(), "ruledump:", strings.TrimSpace(err.Error()))
 	if !running {

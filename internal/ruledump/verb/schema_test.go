@@ -168,6 +168,17 @@ func TestSchema(t *testing.T) {
 			conforms(t, string(text))
 		}
 	})
+	t.Run("a preflight, and that of many nodes", func(t *testing.T) {
+		answer := &Preflight{nodeDocument: nodeDocument{documentOf("Preflight"), "node-1", "host-name"}, Verdict: levelGo, Mode: "none"}
+		answer.add("mark", levelLook, "seen", "why", "do")
+		for _, v := range []View{answer, tableOf(map[string]*Preflight{"node-1": answer})} {
+			text, err := json.Marshal(v)
+			if err != nil {
+				t.Fatal(err)
+			}
+			conforms(t, string(text))
+		}
+	})
 	t.Run("another document does not conform", func(t *testing.T) {
 		for _, text := range []string{`{}`, `{"apiVersion": "ruledump.nftproxy/v2", "kind": "Services", "frontends": []}`, `{"apiVersion": "ruledump.nftproxy/v1", "kind": "Services"}`} {
 			value, _ := jsonschema.UnmarshalJSON(bytes.NewReader([]byte(text)))

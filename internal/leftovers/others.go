@@ -1,0 +1,278 @@
+package leftovers
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/google/nftables/expr"
+	"github.com/google/nftables/xt"
+
+	"github.com/nftproxy/nftproxy/nft"
+)
+
+// Others has the rules of other programs that depend on those of kube-proxy's modes, or meet with them.
+type Others struct {
+	// Uses are rules that lead to a chain of kube-proxy, or compare or set bits of the packet mark. There are at most
+	// 100.
+	Uses []Use
+	// Drops are base chains of the hooks input and forward that drop packets which no rule accepts.
+	Drops []Drop
+	// Tables are the tables of nf_tables and of iptables-legacy, such as "ip nat".
+	Tables []string
+	// Chains are the names of all chains but those of kube-proxy and of the kubelet, without the names of their tables.
+	Chains []string
+}
+
+// Use is a rule of another program.
+type Use struct {
+	// Chain has the rule: "ip nat CNI-HOSTPORT-SETMARK".
+	Chain string
+	// To is the chain of kube-proxy to which the rule leads; empty for none.
+	To string
+	// Mark has the bits of the packet mark that the rule compares or sets.
+	Mark uint32
+	// Sets says that the rule sets the bits.
+	Sets bool
+}
+
+// Drop is a base chain with the policy drop.
+type Drop struct {
+	// Chain names it: "ip filter FORWARD".
+	Chain string
+	Hook  nft.Hook
+}
+
+// maxUses limits Others.Uses.
+const maxUses = 100
+
+// kubeletChains are the kubelet's own.
+var kubeletChains = []string{"KUBE-FIREWALL", "KUBE-IPTABLES-HINT", "KUBE-KUBELET-CANARY", "KUBE-MARK-DROP"}
+
+// FindOthers reads the rules of other programs in the network namespace of the calling thread: all tables of nf_tables
+// but those of which ours says true, and iptables-legacy. bits are the bits of the packet mark to look for. It changes
+// nothing and needs CAP_NET_ADMIN. Where it cannot look, the error says so; what it found elsewhere is returned all the same.
+func FindOthers(ctx context.Context, bits uint32, ours func(*nft.Table) bool) (o Others, err error) {
+	return o, errors.Join(o.findNFT(ctx, bits, ours), o.findLegacy(bits))
+}
+
+func (o *Others) findNFT(ctx context.Context, bits uint32, ours func(*nft.Table) bool) error {
+	conn, err := nft.Dial(nft.Config{})
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	tables, err := conn.ReadOthers(ctx)
+	if err != nil {
+		return err
+	}
+	for _, t := range tables {
+		if ours(t) {
+			continue
+		}
+		o.Tables = append(o.Tables, fmt.Sprintf("%s %s", t.Family, t.Name))
+		for _, c := range t.Chains {
+			name := chainName(t.Family, t.Name, c.Name)
+			if c.DropPolicy && (c.Hook == nft.HookInput || c.Hook == nft.HookForward) {
+				o.Drops = append(o.Drops, Drop{name, c.Hook})
+			}
+			if !o.addChain(c.Name) {
+				continue
+			}
+			for _, r := range c.Rules {
+				o.add(name, c.Hook != "", useOf(r), bits)
+			}
+		}
+	}
+	return nil
+}
+
+// addChain reports whether a chain is another program's.
+func (o *Others) addChain(name string) bool {
+	if isRemovable(name) || slices.Contains(kubeletChains, name) {
+		return false
+	}
+	o.Chains = append(o.Chains, name)
+	return true
+}
+
+// add adds a rule if it uses a chain of kube-proxy or one of the bits.
+func (o *Others) add(chain string, base bool, u Use, bits uint32) {
+	u.Chain, u.Mark = chain, u.Mark&bits
+	if !isRemovable(u.To) || base && isEntrance(u.To) {
+		u.To = "" // to another chain, or kube-proxy's own rule
+	}
+	if (u.To != "" || u.Mark != 0) && len(o.Uses) < maxUses {
+		o.Uses = append(o.Uses, u)
+	}
+}
+
+// compared returns the bits that a comparison of the mark depends on. One without a mask is taken for one of the value's
+// bits: programs that give each meaning a number of its own write it so.
+func compared(value, mask uint32) uint32 {
+	if mask == ^uint32(0) {
+		return value
+	}
+	return mask
+}
+
+// useOf returns the chain that a rule of nf_tables leads to, and the bits of the mark that it has to do with.
+func useOf(r nft.Rule) (u Use) {
+	for _, s := range r.Statements {
+		rule, is := s.(nft.Expressions)
+		if !is {
+			continue
+		}
+		loaded, mask, value := false, ^uint32(0), uint32(0)
+		for _, e := range rule.List() {
+			switch e := e.(type) {
+			case *expr.Verdict:
+				u.To = e.Chain
+			case *expr.Immediate:
+				mask, value = ^uint32(0), word(e.Data)
+			case *expr.Meta:
+				switch isMark := e.Key == expr.MetaKeyMARK; {
+				case isMark && e.SourceRegister && loaded:
+					u.Mark, u.Sets = u.Mark|^mask|value, true
+				case isMark && e.SourceRegister:
+					u.Mark, u.Sets = ^uint32(0), true
+				default:
+					loaded, mask, value = isMark, ^uint32(0), 0
+				}
+			case *expr.Bitwise:
+				mask, value = word(e.Mask), word(e.Xor)
+			case *expr.Cmp:
+				if loaded {
+					u.Mark |= compared(word(e.Data), mask)
+				}
+			case *expr.Match:
+				u.addExtension(e.Name, e.Rev, e.Info)
+			case *expr.Target:
+				u.addExtension(e.Name, e.Rev, e.Info)
+			}
+		}
+	}
+	return u
+}
+
+func (u *Use) addExtension(name string, revision uint32, info xt.InfoAny) {
+	if data, is := info.(*xt.Unknown); is {
+		u.addXT(name, uint8(revision), *data)
+	}
+}
+
+// addXT takes a match or a target of xtables. Both of the mark hold its value and a mask.
+func (u *Use) addXT(name string, revision uint8, data []byte) {
+	if len(data) < 8 {
+		return
+	}
+	value, mask := word(data), word(data[4:])
+	switch {
+	case name == "mark" && revision == 1:
+		u.Mark |= compared(value, mask)
+	case name == "MARK" && revision == 2:
+		u.Mark, u.Sets = u.Mark|mask, true
+	}
+}
+
+// word returns the number in a register; 0 if it has another size.
+func word(b []byte) uint32 {
+	if len(b) < 4 {
+		return 0
+	}
+	return binary.NativeEndian.Uint32(b)
+}
+
+func (o *Others) findLegacy(bits uint32) error {
+	for _, f := range legacyFamilies {
+		tables, err := f.tables()
+		if err != nil {
+			return err
+		}
+		for _, name := range tables {
+			t, err := f.read(name)
+			if err != nil {
+				return err
+			}
+			o.addLegacy(t, bits)
+		}
+	}
+	return nil
+}
+
+func (o *Others) addLegacy(t *legacyTable, bits uint32) {
+	o.Tables = append(o.Tables, fmt.Sprintf("%s %s (iptables-legacy)", t.family.family, t.name))
+	for hook, name := range legacyHooks {
+		_, last := t.hook(hook)
+		if t.dropsAt(last) && (name == nft.HookInput || name == nft.HookForward) {
+			o.Drops = append(o.Drops, Drop{chainName(t.family.family, t.name, baseChain(name)), name})
+		}
+	}
+	for _, c := range t.chains {
+		o.addChain(c)
+	}
+	for _, r := range t.rules {
+		if chain := t.chainOf(r); !isRemovable(chain) && !slices.Contains(kubeletChains, chain) {
+			o.add(chainName(t.family.family, t.name, chain), r.chain == "", t.useOf(r), bits)
+		}
+	}
+}
+
+// legacyHooks are the hooks by their numbers.
+var legacyHooks = []nft.Hook{nft.HookPrerouting, nft.HookInput, nft.HookForward, nft.HookOutput, nft.HookPostrouting}
+
+func baseChain(hook nft.Hook) string { return strings.ToUpper(string(hook)) }
+
+// hook returns the offsets of the first and of the last entry of a base chain; -1 if the table has none at the hook.
+func (t *legacyTable) hook(number int) (first, last int) {
+	if binary.NativeEndian.Uint32(t.info[tableNameSize:])&(1<<number) == 0 {
+		return -1, -1
+	}
+	at := infoHooksAt + 4*number
+	return int(binary.NativeEndian.Uint32(t.info[at:])), int(binary.NativeEndian.Uint32(t.info[at+4*hooks:]))
+}
+
+// dropsAt reports whether the entry at an offset drops all packets.
+func (t *legacyTable) dropsAt(at int) bool {
+	const drop = -1 // NF_DROP, in a verdict that ends
+	i := slices.IndexFunc(t.rules, func(r legacyRule) bool { return r.at == at && r.verdict != 0 })
+	return i >= 0 && int32(binary.NativeEndian.Uint32(t.entries[t.rules[i].verdict:])) == drop
+}
+
+// chainOf returns the name of the chain that has a rule.
+func (t *legacyTable) chainOf(r legacyRule) string {
+	if r.chain != "" {
+		return r.chain
+	}
+	for number, name := range legacyHooks {
+		if first, last := t.hook(number); first >= 0 && r.at >= first && r.at <= last {
+			return baseChain(name)
+		}
+	}
+	return ""
+}
+
+// useOf returns the chain that a rule leads to, and the bits of the mark that it has to do with.
+func (t *legacyTable) useOf(r legacyRule) Use {
+	u := Use{To: r.to}
+	entry := t.entries[r.at:r.end]
+	target := int(binary.NativeEndian.Uint16(entry[t.family.offsets.targetOffset:]))
+	// In struct xt_entry_match the size, the name and the revision stand before the data, as in the target.
+	take := func(b []byte) {
+		name := text(b[targetNameAt:][:targetNameSize])
+		u.addXT(name, b[targetNameAt+targetNameSize], b[targetDataAt:])
+	}
+	for at := t.family.offsets.size; at+targetDataAt <= target; {
+		size := int(binary.NativeEndian.Uint16(entry[at:]))
+		if size < targetDataAt || at+size > target {
+			break
+		}
+		take(entry[at : at+size])
+		at += size
+	}
+	take(entry[target:])
+	return u
+}

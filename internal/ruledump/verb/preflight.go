@@ -1,0 +1,279 @@
+package verb
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"slices"
+	"strings"
+
+	"github.com/nftproxy/nftproxy/internal/config"
+	"github.com/nftproxy/nftproxy/internal/config/v1alpha2"
+	"github.com/nftproxy/nftproxy/internal/manifests"
+	"github.com/nftproxy/nftproxy/internal/ruledump"
+	"github.com/nftproxy/nftproxy/nft"
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+)
+
+func newPreflightCommand() *cobra.Command {
+	var p preflight
+	var collect, stay bool
+	format := newFormat("text", "json", "yaml")
+	cmd := &cobra.Command{
+		Use:   "preflight [--from-config FILE] | preflight --collect FILE...",
+		Short: "Say what will change when this node's kube-proxy is replaced",
+		Long: `preflight looks at a node that runs kube-proxy in any mode, before its image is swapped, and
+says what will change for this cluster: what it saw, why that matters, and what to do.
+
+The settings are those of the file that kube-proxy has (--from-config). Without it, preflight
+looks for a kube-proxy that runs in this network namespace, and reads the file that its command
+line names. With --kubeconfig or --manifests it looks at the Services too.
+
+It needs CAP_NET_ADMIN. As the proxy does when it starts, it asks the kernel for each feature,
+with transactions that end by deleting what they made; it changes nothing else.
+
+The exit status is 0 if nothing speaks against the swap, 1 if there is something to look at
+first, and 2 if the swap would fail, or preflight itself did.
+
+--collect reads what preflight -o json printed on many nodes, and prints one table.`,
+		Example: `  # On a node, with the file of its kube-proxy.
+  ruledump preflight --from-config /var/lib/kube-proxy/config.conf
+
+  # With the Services of the cluster.
+  ruledump preflight --kubeconfig /etc/kubernetes/kubelet.conf --node node-1
+
+  # Of all nodes: deploy/kustomize/preflight runs it on each.
+  kubectl -n kube-system logs -l app.kubernetes.io/name=nftproxy-preflight --tail=-1 |
+    ruledump preflight --collect -`,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if collect != (len(args) > 0) {
+				return errors.New("give files with --collect, and only with it")
+			}
+			var view View
+			var worst level
+			var err error
+			if collect {
+				view, worst, err = collected(cmd.InOrStdin(), args)
+			} else {
+				view, worst, err = p.run(cmd.Context())
+			}
+			if err == nil {
+				err = format.show(cmd.OutOrStdout(), view)
+			}
+			if err != nil {
+				return err
+			}
+			if stay {
+				ctx, stop := signal.NotifyContext(cmd.Context(), unix.SIGTERM, unix.SIGINT)
+				defer stop()
+				<-ctx.Done()
+				return nil
+			}
+			return map[level]error{levelLook: errDifferent, levelStop: errStop}[worst]
+		},
+	}
+	format.addTo(cmd)
+	flags := cmd.Flags()
+	flags.StringVar(&p.config, "from-config", "", "KubeProxyConfiguration file of the kube-proxy to replace, v1alpha1 or v1alpha2")
+	flags.StringVar(&p.kubeconfig, "kubeconfig", "", "look at the Services of a cluster too, which are listed once and not changed")
+	flags.StringVar(&p.manifests, "manifests", "", "look at the Services in this directory of manifests, or in one such file, too")
+	flags.StringVar(&p.node, "node", "", "name of the Node; by default the host name")
+	flags.BoolVar(&collect, "collect", false, "read what other nodes printed with -o json, from files, or - for standard input")
+	flags.BoolVar(&stay, "stay", false, "print, and wait until the process is told to end: for a DaemonSet, whose pods start again when they end")
+	for _, name := range []string{"from-config", "kubeconfig", "manifests"} {
+		_ = cmd.MarkFlagFilename(name)
+	}
+	cmd.MarkFlagsMutuallyExclusive("kubeconfig", "manifests")
+	for _, name := range []string{"from-config", "kubeconfig", "manifests", "node", "stay"} {
+		cmd.MarkFlagsMutuallyExclusive("collect", name)
+	}
+	return cmd
+}
+
+// errStop ends the preflight command with exitFailed. It is not printed.
+var errStop = errors.New("the swap would fail")
+
+// level says what a finding means for the swap.
+type level string
+
+// The levels, from the best.
+const (
+	levelGo   level = "go"
+	levelLook level = "look"
+	levelStop level = "stop"
+)
+
+var levels = []level{levelGo, levelLook, levelStop}
+
+func worse(a, b level) level { return levels[max(slices.Index(levels, a), slices.Index(levels, b))] }
+
+// finding is something that was seen on a node.
+type finding struct {
+	Check string `json:"check"`
+	Level level  `json:"level"`
+	Seen  string `json:"seen"`
+	Why   string `json:"why,omitempty"`
+	Do    string `json:"do,omitempty"`
+}
+
+// Preflight is the answer of the preflight command on one node.
+type Preflight struct {
+	nodeDocument
+	// Verdict is the worst level of the findings.
+	Verdict level `json:"verdict"`
+	// Mode is that of the kube-proxy that serves the node now; "none" if nothing shows one.
+	Mode     string    `json:"mode"`
+	Findings []finding `json:"findings"`
+}
+
+func (v *Preflight) add(check string, l level, seen, why, do string) {
+	v.Findings = append(v.Findings, finding{check, l, seen, why, do})
+	v.Verdict = worse(v.Verdict, l)
+}
+
+// Text implements View.
+func (v *Preflight) Text(p *Page) {
+	p.printf("%s: %s (mode now: %s)\n", v.nodeText(), p.bold(verdicts[v.Verdict]), v.Mode)
+	for _, l := range slices.Backward(levels) {
+		for _, f := range v.Findings {
+			if f.Level == l {
+				p.printf("\n")
+				f.text(p, "")
+			}
+		}
+	}
+}
+
+// verdicts are the levels for people.
+var verdicts = map[level]string{levelGo: "go", levelLook: "look at the findings first", levelStop: "do not swap yet"}
+
+func (f *finding) text(p *Page, nodes string) {
+	mark := map[level]func(string) string{levelGo: p.good, levelLook: p.bold, levelStop: p.bad}[f.Level]
+	p.printf("%s %s%s: %s\n", mark(fmt.Sprintf("%-4s", f.Level)), f.Check, nodes, f.Seen)
+	for _, line := range [][2]string{{"why", f.Why}, {"do", f.Do}} {
+		if line[1] != "" {
+			p.printf("     %-4s %s\n", line[0]+":", line[1])
+		}
+	}
+}
+
+// preflight looks at a node.
+type preflight struct {
+	config, kubeconfig, manifests, node string
+
+	ctx  context.Context
+	conn *nft.Conn
+	out  Preflight
+	// settings are nil if they are not known.
+	settings *config.File
+	// objects are nil if they are not known.
+	objects *manifests.Objects
+	// old is the mode that serves the node now; empty if nothing shows one.
+	old v1alpha2.Mode
+}
+
+// run makes all checks.
+func (p *preflight) run(ctx context.Context) (View, level, error) {
+	p.ctx = ctx
+	p.out.nodeDocument, p.out.Verdict, p.out.Findings = nodeDocument{document: documentOf("Preflight"), Node: p.node}, levelGo, []finding{}
+	if p.node == "" {
+		p.out.NodeSource = ruledump.NodeFromHost
+		p.out.Node, _ = os.Hostname() // only shown, and the name of the Node in most clusters
+	}
+	var err error
+	if p.conn, err = nft.Dial(nft.Config{}); err != nil {
+		return nil, levelStop, err
+	}
+	defer p.conn.Close()
+	if err := p.loadObjects(); err != nil {
+		return nil, levelStop, err
+	}
+	running := runningProxies()
+	if err := p.loadSettings(running); err != nil {
+		return nil, levelStop, err
+	}
+	p.checkRunning(running)
+	for _, check := range []func() error{
+		p.checkKernel, p.checkTables, p.checkLeftovers, p.checkMode, p.checkNodePorts, p.checkIPVS, p.checkOthers,
+		p.checkDetectLocal, p.checkSysctls, p.checkServices,
+	} {
+		if err := check(); err != nil {
+			return nil, levelStop, err
+		}
+	}
+	p.out.Mode = cmp.Or(string(p.old), "none")
+	return &p.out, p.out.Verdict, nil
+}
+
+func (p *preflight) loadObjects() (err error) {
+	switch {
+	case p.kubeconfig != "":
+		p.objects, err = ruledump.ClusterObjects(p.ctx, p.kubeconfig, p.out.Node)
+	case p.manifests != "":
+		var objects manifests.Objects
+		objects, err = manifests.Load(p.manifests)
+		p.objects = &objects
+	}
+	return err
+}
+
+// loadSettings reads the file that is named, or that of a running kube-proxy. A file that the proxy would refuse is a
+// finding; one that cannot be read, if it was named, an error.
+func (p *preflight) loadSettings(running []runningProxy) error {
+	path := p.config
+	if i := slices.IndexFunc(running, func(r runningProxy) bool { return r.configFile() != "" }); path == "" && i >= 0 {
+		path = running[i].configFile()
+	}
+	if path == "" {
+		p.out.add("config", levelLook, "the settings of the kube-proxy are not known", "findings may be missing, and masquerade bit 14 is assumed",
+			"give its file: --from-config")
+		return nil
+	}
+	data, err := os.ReadFile(path)
+	if err != nil && p.config != "" {
+		return err
+	}
+	if err == nil {
+		p.settings, err = config.Parse(data)
+	}
+	if err != nil {
+		p.out.add("config", levelStop, err.Error(), "the proxy would not start with this file", "correct the field that is named")
+		return nil
+	}
+	for _, warning := range p.settings.Warnings {
+		p.out.add("config", levelLook, warning, "the proxy logs this at its start", "change the field, or go on if this is meant")
+	}
+	if err := config.CheckMode(p.settings.Config.Mode, nil); err != nil {
+		p.out.add("config", levelStop, err.Error(), "the proxy would end with this error", "set mode to nftables in the file of the new proxy")
+	}
+	return nil
+}
+
+// masqueradeBits returns the bits of the packet mark that the old and the new proxy use to masquerade.
+func (p *preflight) masqueradeBits() (before, after uint32) {
+	if p.settings == nil {
+		return 1 << 14, 1 << 14
+	}
+	c := p.settings.Config
+	before, after = 1<<*c.NFTables.MasqueradeBit, 1<<*c.NFTables.MasqueradeBit
+	switch p.old {
+	case v1alpha2.ModeIPTables:
+		before = 1 << *c.IPTables.MasqueradeBit
+	case v1alpha2.ModeIPVS:
+		before = 1 << *c.IPVS.MasqueradeBit
+	}
+	return before, after
+}
+
+// some returns the first of a list, and how many more there are.
+func some(list []string) string {
+	const shown = 5
+	if len(list) <= shown {
+		return strings.Join(list, ", ")
+	}
+	return fmt.Sprintf("%s and %d more", strings.Join(list[:shown], ", "), len(list)-shown)
+}

@@ -1,0 +1,246 @@
+package verb
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/nftproxy/nftproxy/conntrack"
+	"github.com/nftproxy/nftproxy/internal/config"
+	"github.com/nftproxy/nftproxy/internal/config/v1alpha2"
+	"github.com/nftproxy/nftproxy/internal/ruledump"
+	"github.com/nftproxy/nftproxy/model"
+	"github.com/nftproxy/nftproxy/tracker"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/utils/ptr"
+)
+
+// checkNodePorts looks for addresses on which node ports answer now, and will not. Mode nftables has them on the Node's
+// own addresses by default, the other modes on all.
+func (p *preflight) checkNodePorts() error {
+	const check = "node-ports"
+	if p.old != v1alpha2.ModeIPTables && p.old != v1alpha2.ModeIPVS {
+		return nil
+	}
+	switch {
+	case p.settings == nil:
+		return p.compareNodePorts(true)
+	case len(p.settings.NodePortAddresses) > 0:
+		p.out.add(check, levelGo, fmt.Sprintf("nodePortAddresses is %q before and after", p.settings.NodePortAddresses), "", "")
+	}
+	loopback := p.old == v1alpha2.ModeIPTables && ptr.Deref(p.settings.Config.IPTables.LocalhostNodePorts, false)
+	return p.compareNodePorts(loopback)
+}
+
+// compareNodePorts names the addresses, and connections to them. loopback says that node ports may answer on 127.0.0.1.
+func (p *preflight) compareNodePorts(loopback bool) error {
+	ports := p.nodePorts()
+	if p.objects != nil && len(ports) == 0 {
+		p.out.add("node-ports", levelGo, "no Service has a node port", "", "")
+		return nil
+	}
+	named := p.settings != nil && len(p.settings.NodePortAddresses) > 0
+	lost, err := p.lostAddresses(loopback, named)
+	if err != nil || len(lost) == 0 {
+		return err
+	}
+	var texts []string
+	for _, a := range lost {
+		texts = append(texts, a.String())
+	}
+	used, example, err := connectionsTo(p.ctx, lost, ports)
+	if err != nil {
+		return err
+	}
+	seen := "node ports answer now on " + some(texts) + ", and will not"
+	if used > 0 {
+		seen += fmt.Sprintf("; connections there that connection tracking has: %d, for example %s", used, example)
+	} else {
+		seen += "; connection tracking has no connection there at this moment"
+	}
+	do := `set nodePortAddresses: ["primary"] if no client uses them, or the CIDRs that clients use; "0.0.0.0/0" and "::/0" for all but loopback`
+	if slices.ContainsFunc(lost, netip.Addr.IsLoopback) {
+		do += `; add "localhost" for TCP on 127.0.0.1`
+	}
+	p.out.add("node-ports", levelLook, seen, "by default mode nftables serves node ports on the Node's own addresses only", do)
+	return nil
+}
+
+// lostAddresses returns the addresses of this network namespace that node ports lose. named says that nodePortAddresses
+// names addresses, so that only loopback is lost, if it is not among them.
+func (p *preflight) lostAddresses(loopback, named bool) (lost []netip.Addr, err error) {
+	if loopback && (p.settings == nil || len(config.LoopbackNodePorts(p.settings.Config)) == 0) && !(named && !p.names(netip.AddrFrom4([4]byte{127, 0, 0, 1}))) {
+		lost = append(lost, netip.AddrFrom4([4]byte{127, 0, 0, 1}))
+	}
+	if named {
+		return lost, nil
+	}
+	interfaces, err := net.Interfaces()
+	if err != nil {
+		return nil, fmt.Errorf("list the interfaces of this network namespace: %w", err)
+	}
+	primary := p.primaryAddresses()
+	for _, i := range interfaces {
+		if i.Name == "kube-ipvs0" {
+			continue // it has the addresses of Services
+		}
+		for _, prefix := range addressesOf(i.Name) {
+			if a := prefix.Addr(); !a.IsLoopback() && !a.IsLinkLocalUnicast() && !slices.Contains(primary, a) {
+				lost = append(lost, a)
+			}
+		}
+	}
+	return lost, nil
+}
+
+// names reports whether nodePortAddresses names an address by a CIDR.
+func (p *preflight) names(a netip.Addr) bool {
+	return slices.ContainsFunc(p.settings.NodePortAddresses, func(text string) bool {
+		prefix, err := netip.ParsePrefix(text)
+		return err == nil && prefix.Contains(a)
+	})
+}
+
+// primaryAddresses returns the Node's own addresses. Without the Node they are those from which the node sends to
+// addresses elsewhere.
+func (p *preflight) primaryAddresses() (out []netip.Addr) {
+	if p.objects != nil {
+		if i := slices.IndexFunc(p.objects.Nodes, func(n *corev1.Node) bool { return n.Name == p.out.Node }); i >= 0 {
+			return tracker.ParseNode(p.objects.Nodes[i]).IPs
+		}
+	}
+	if p.settings != nil {
+		out = config.NodeIPOverride(p.settings.Config)
+	}
+	for _, elsewhere := range []string{"192.0.2.1", "2001:db8::1"} {
+		routes, err := netlink.RouteGet(net.ParseIP(elsewhere))
+		if err != nil || len(routes) == 0 {
+			continue
+		}
+		if a, is := netip.AddrFromSlice(routes[0].Src); is {
+			out = append(out, a.Unmap())
+		}
+	}
+	return out
+}
+
+// The range in which a cluster chooses node ports, unless its API server says otherwise.
+const firstNodePort, lastNodePort = 30000, 32767
+
+// nodePorts returns the node ports of all Services, as far as these are known.
+func (p *preflight) nodePorts() map[uint16]bool {
+	ports := map[uint16]bool{}
+	if p.objects != nil {
+		for _, s := range p.objects.Services {
+			for _, port := range s.Spec.Ports {
+				if port.NodePort != 0 {
+					ports[uint16(port.NodePort)] = true
+				}
+			}
+		}
+	}
+	return ports
+}
+
+// connectionsTo counts translated connections to node ports of addresses, and returns one as "198.51.100.7 to
+// 10.0.0.5:30080". Without ports, those of the usual range count.
+func connectionsTo(ctx context.Context, addrs []netip.Addr, ports map[uint16]bool) (count int, example string, err error) {
+	conn, err := conntrack.Dial(0)
+	if err != nil {
+		return 0, "", err
+	}
+	wanted := func(port uint16) bool {
+		return ports[port] || len(ports) == 0 && port >= firstNodePort && port <= lastNodePort
+	}
+	for _, family := range []model.Family{model.IPv4, model.IPv6} {
+		if !slices.ContainsFunc(addrs, func(a netip.Addr) bool { return model.FamilyOf(a) == family }) {
+			continue
+		}
+		for _, protocol := range []uint8{unix.IPPROTO_TCP, unix.IPPROTO_UDP} {
+			err := conn.Each(ctx, family, protocol, func(f conntrack.Flow) {
+				dialed := f.Dialed.Addr()
+				lost := slices.Contains(addrs, dialed) || dialed.IsLoopback() && slices.ContainsFunc(addrs, netip.Addr.IsLoopback)
+				if lost && f.Translated() && wanted(f.Dialed.Port()) {
+					count++
+					if example == "" {
+						example = fmt.Sprintf("%s to %s", f.Source.Addr(), f.Dialed)
+					}
+				}
+			})
+			if err != nil {
+				return 0, "", err
+			}
+		}
+	}
+	return count, example, nil
+}
+
+// checkIPVS names settings of mode ipvs that have no counterpart.
+func (p *preflight) checkIPVS() error {
+	if p.settings == nil || p.settings.KubeProxyMode != v1alpha2.ModeIPVS && p.old != v1alpha2.ModeIPVS {
+		return nil
+	}
+	c := &p.settings.Config.IPVS
+	if c.Scheduler != "" && c.Scheduler != "rr" {
+		p.out.add("ipvs", levelLook, "ipvs.scheduler is "+c.Scheduler, "the proxy draws an endpoint at random for each connection",
+			"for one client, one endpoint (sh, mh, dh): sessionAffinity ClientIP in the Service; weights and least connections have no counterpart")
+	}
+	if c.StrictARP {
+		p.out.add("ipvs", levelGo, "ipvs.strictARP is true", "only mode ipvs needs it, for MetalLB and kube-vip: it puts addresses of Services on the node", "nothing: remove it after the swap")
+	}
+	if timeouts := c.TCPTimeout.Duration + c.TCPFinTimeout.Duration + c.UDPTimeout.Duration; timeouts > 0 {
+		p.out.add("ipvs", levelLook, "ipvs has timeouts of its own (tcpTimeout, tcpFinTimeout, udpTimeout)", "connections are then in connection tracking, with its timeouts",
+			"set conntrack.tcpEstablishedTimeout and conntrack.udpStreamTimeout")
+	}
+	if len(c.ExcludeCIDRs) > 0 {
+		p.out.add("ipvs", levelGo, "ipvs.excludeCIDRs is "+some(c.ExcludeCIDRs), "somebody else has virtual servers there; the proxy leaves them alone", "")
+	}
+	p.out.add("ipvs", levelGo, "in mode ipvs the node has the addresses of all Services, which answer pings", "", "programs on the node must not bind to addresses of Services, or ping them")
+	return nil
+}
+
+// checkServices names Services that the swap changes, or that the proxy serves in another way.
+func (p *preflight) checkServices() error {
+	if p.objects == nil {
+		p.out.add("services", levelGo, "Services were not looked at", "", "give --kubeconfig and --node")
+		return nil
+	}
+	var external, affine []string
+	for _, s := range p.objects.Services {
+		name := s.Namespace + "/" + s.Name
+		if len(s.Spec.ExternalIPs) > 0 {
+			external = append(external, name)
+		}
+		if s.Spec.SessionAffinity == corev1.ServiceAffinityClientIP {
+			affine = append(affine, name)
+		}
+	}
+	if len(external) > 0 {
+		if p.settings != nil && config.Tracker(p.settings.Config).IgnoreExternalIPs {
+			p.out.add("services", levelLook, "these use externalIPs: "+some(external), "the gate AllowServiceExternalIPs is off: nobody serves them then", "remove the gate, or use a load balancer")
+		} else {
+			p.out.add("services", levelGo, "these use externalIPs: "+some(external), "they are served as before; an external IP never takes over another Service's ClusterIP or load balancer IP", "")
+		}
+	}
+	if len(affine) > 0 && p.old != "" {
+		p.out.add("services", levelGo, "these have session affinity: "+some(affine), "a client without a connection in connection tracking may get another endpoint, once", "")
+	}
+	how := ruledump.Compilation{Node: p.out.Node, Warn: func(text string) {
+		if !strings.HasPrefix(text, "configuration ") {
+			p.out.add("services", levelLook, text, "", "")
+		}
+	}}
+	if p.settings != nil {
+		c := *p.settings.Config
+		c.Mode = v1alpha2.ModeNFTables
+		v1alpha2.SetDefaults(&c)
+		how.Proxy = &ruledump.Proxy{Config: &c}
+	}
+	_, err := ruledump.FromObjects(ruledump.Cluster, p.objects, how)
+	return err
+}
