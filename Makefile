@@ -29,7 +29,7 @@ REVISION    ?= $(shell git rev-parse HEAD 2>/dev/null || echo unknown)
 # so that the same source gives the same bytes. 0 is no time.
 SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || echo 0)
 
-.PHONY: api build image release sbom demo test check check-api unit modules fuzz golden generate bench plot soak test-386 test-arch test-kernels vulnerabilities clean
+.PHONY: api build image release site sbom demo test check check-api unit modules fuzz golden generate bench plot soak test-386 test-arch test-kernels vulnerabilities clean
 
 build: announce ## static binaries in bin/
 	$(BUILD) -o $(BIN)/ $(COMMANDS)
@@ -54,6 +54,9 @@ release: ## VERSION=v0.1.0: bin/release/v0.1.0, all files of a release; the same
 
 PROGRAMS ?= $(BIN)
 LISTED   ?= kube-proxy ruledump
+site: ## bin/site, the pages of docs/ with search; needs mkdocs and mkdocs-material (apt-get), fails on a broken link
+	mkdocs build --strict --quiet -f tools/site/mkdocs.yml -d $(abspath $(BIN))/site
+
 sbom: ## PROGRAMS/sbom.cdx.json, the modules that are linked into the programs there
 	cd tools && $(GO) run ./sbom -version $(VERSION) -created $(SOURCE_DATE_EPOCH) -o $(abspath $(PROGRAMS))/sbom.cdx.json $(addprefix $(abspath $(PROGRAMS))/,$(LISTED))
 
@@ -82,9 +85,9 @@ announce: # go list says whether Kubernetes' libraries have to be compiled
 	@[ "$$(CGO_ENABLED=0 $(GO) list $(BUILDFLAGS) -f '{{.Stale}}' k8s.io/client-go/kubernetes)" != true ] || \
 		echo "The first build compiles Kubernetes' libraries: about seven minutes on two busy cores."
 
-quick: format ## for each save: no root, no nft program, under a minute with a warm cache
+quick: format ## for each save: no root, no nft program, half a minute with a warm cache
 	$(GO) vet ./...
-	$(TEST) -short $$($(GO) list ./... | grep -Ev '/(integration|hack)(/|$$)')
+	$(TEST) -short $$($(GO) list ./... | grep -Ev '/(integration|hack|examples)(/|$$)')
 
 test: prerequisites build ## all of it; needs root, and the programs of NEEDS, which it installs
 	$(MAKE) --no-print-directory -O -j $$(nproc) check test-386 fuzz modules

@@ -1,0 +1,51 @@
+"""The site's first page is the repository's README, and docs/README.md is the order of the others."""
+
+import os
+import re
+
+from mkdocs.structure.files import File
+
+ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), "../.."))
+OUTSIDE = ["README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md"]
+
+
+def in_site(path):
+    """Returns the site's name of a path of the repository; None for what is no part of the site."""
+    return path if path in OUTSIDE else path[len("docs/"):] if path.startswith("docs/") else None
+
+
+def on_config(config):
+    nav = [{"nftproxy": "README.md"}]
+    with open(os.path.join(ROOT, "docs/README.md")) as order:
+        for line in order:
+            if section := re.match(r"\*\*(.*)\*\*$", line):
+                pages = []
+                nav.append({section[1]: pages})
+            elif line.startswith("| ["):
+                for target in re.findall(r"\]\(([^)#]*)\)", line):
+                    path = in_site(os.path.normpath(os.path.join("docs", target)))
+                    if path != "README.md":
+                        pages.append(path)
+    config["nav"] = nav + ["CHANGELOG.md", "SECURITY.md"]
+    return config
+
+
+def on_files(files, config):
+    files.remove(files.get_file_from_path("README.md"))
+    for name in OUTSIDE:
+        files.append(File(name, ROOT, config["site_dir"], config["use_directory_urls"]))
+    return files
+
+
+def on_page_markdown(markdown, page, config, files):
+    directory = "" if page.file.src_path in OUTSIDE else "docs"
+
+    def mend(match):
+        target, hash, anchor = match[1].partition("#")
+        if not target or "://" in target:
+            return match[0]
+        path = os.path.normpath(os.path.join(directory, target))
+        inside = in_site(path) if os.path.isfile(os.path.join(ROOT, path)) else None
+        return "](" + (inside or f"{config['repo_url']}/blob/main/{path}") + hash + anchor + ")"
+
+    return re.sub(r"\]\(([^)\s]+)\)", mend, markdown)
