@@ -153,7 +153,7 @@ func testRuledumpWithoutPermission(t *testing.T) {
 	packet := []string{"--from=198.51.100.7", "--to=10.96.0.10:80"}
 	for _, command := range [][]string{
 		{"services"}, append([]string{"explain"}, packet...), append([]string{"diff"}, manifests...), {"stats"}, {"stats", "-o", "metrics"},
-		{"graph", "shop/web"}, {"connections"}, {"watch"}, {"trace", "--yes", "--to=shop/web"}, {"live"}, {"live", "-o", "json"}, {"live", "--clients"}, {"report", "-o", "-"},
+		{"graph", "shop/web"}, {"connections"}, {"top"}, {"watch"}, {"trace", "--yes", "--to=shop/web"}, {"live"}, {"live", "-o", "json"}, {"live", "--clients"}, {"report", "-o", "-"},
 	} {
 		t.Run(strings.Join(command, " "), func(t *testing.T) {
 			const want = "operation not permitted; nftables needs CAP_NET_ADMIN in the user namespace that owns the network namespace\n"

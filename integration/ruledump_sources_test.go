@@ -226,6 +226,7 @@ func testRuledumpAtScale(t *testing.T) {
 		{"connections by client", []string{"connections", "scale/service-9999", "--by=client"}, "TCP       10.244.1.7  10000"},
 		{"report", []string{"report", "-o", report}, "wrote " + report},
 		{"explain of a report", []string{"explain", "--dump", report, "--from=10.244.1.250", "--to=10.96.39.250:80"}, "sent to one of 10 endpoints: scale/service-9999"},
+		{"top", []string{"top", "--rounds=1"}, "0 Service ports with traffic"},
 		{"services of a dump", []string{"services", "--dump", dumped}, "scale/service-9999  10.96.39.250:80/TCP"},
 		{"diff", []string{"diff", "--proxy-address=", "--node=node-1", "--manifests", manifests}, "no difference"},
 	} {

@@ -60,7 +60,7 @@ Called ` + plugin + `, it is a plugin: kubectl nftproxy.`,
 // commands returns the subcommands.
 func commands() []*cobra.Command {
 	return []*cobra.Command{
-		newServicesCommand(), newExplainCommand(), newDiffCommand(), newStatsCommand(), newGraphCommand(), newConnectionsCommand(), newWatchCommand(), newTraceCommand(), newReportCommand(), newPreflightCommand(), newCompileCommand(), newLiveCommand(), newSchemaCommand(), newManCommand(),
+		newServicesCommand(), newExplainCommand(), newDiffCommand(), newStatsCommand(), newGraphCommand(), newConnectionsCommand(), newTopCommand(), newWatchCommand(), newTraceCommand(), newReportCommand(), newPreflightCommand(), newCompileCommand(), newLiveCommand(), newSchemaCommand(), newManCommand(),
 	}
 }
 

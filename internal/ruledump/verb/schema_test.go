@@ -152,6 +152,14 @@ func TestSchema(t *testing.T) {
 			conforms(t, string(text))
 		}
 	})
+	t.Run("rates", func(t *testing.T) {
+		rate := &serviceRate{Namespace: "shop", Service: "web", Port: "http", traffic: traffic{1.5, 2, 3}}
+		text, err := json.Marshal(Rates{nodeDocument: nodeDocument{document: documentOf("Rates")}, From: "counters", Problem: "lost", Services: []*serviceRate{rate}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		conforms(t, string(text))
+	})
 	t.Run("a trace", func(t *testing.T) {
 		disagrees := false
 		for _, c := range []tracedPacket{
