@@ -16,6 +16,7 @@ import (
 	"github.com/nftproxy/nftproxy/evaluator"
 	"github.com/nftproxy/nftproxy/internal/testkit/flows"
 	"github.com/nftproxy/nftproxy/internal/testkit/lab"
+	"github.com/nftproxy/nftproxy/internal/testkit/random"
 	"github.com/nftproxy/nftproxy/model"
 	"github.com/nftproxy/nftproxy/nft"
 	"github.com/vishvananda/netlink"
@@ -41,11 +42,11 @@ func TestEvaluator(t *testing.T) {
 func testEvaluatorAgreesWithTheKernel(t *testing.T) {
 	b := newBench(t)
 	rapid.Check(t, func(rt *rapid.T) {
-		d := generator{rt}
+		d := newGenerator(rt)
 		config, m := d.config(), d.model()
 		tables := compiled(rt, config, m)
 		c := b.load(rt, tables)
-		if err := c.compare(d.flows(m, flowsPerRuleset)); err != nil {
+		if err := c.compare(d.Flows(random.Places, m, flowsPerRuleset)); err != nil {
 			rt.Fatalf("%+v\n%s\n%v", config, portsOf(m), err)
 		}
 		if err := c.checkAdded(tables); err != nil {
@@ -67,7 +68,7 @@ type bench struct {
 func newBench(t *testing.T) *bench {
 	t.Helper()
 	l := lab.ForTest(t)
-	runner, err := flows.NewRunner(l, allEndpoints())
+	runner, err := flows.NewRunner(l, random.Endpoints())
 	if err != nil {
 		t.Fatal(err)
 	}

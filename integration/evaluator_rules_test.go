@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/nftproxy/nftproxy/internal/testkit/flows"
+	"github.com/nftproxy/nftproxy/internal/testkit/random"
 	"github.com/nftproxy/nftproxy/nft"
 	"golang.org/x/sys/unix"
 	"pgregory.net/rapid"
@@ -19,17 +20,17 @@ import (
 func testEvaluatorAgreesWithTheKernelOnAnyRules(t *testing.T) {
 	b := newBench(t)
 	rapid.Check(t, func(rt *rapid.T) {
-		d := generator{rt}
+		d := newGenerator(rt)
 		var tables []*nft.Table
-		for _, p := range places {
+		for _, p := range random.Places {
 			tables = append(tables, (&ruleGenerator{generator: d, at: p}).table())
 		}
 		var list []flows.Flow
 		for range flowsPerRuleset {
-			p := one(d, places)
+			p := random.One(d.Choose, random.Places)
 			list = append(list, flows.Flow{
-				From: one(d, p.senders), Protocol: flows.Protocol(one(d, protocols).String()),
-				To: netip.AddrPortFrom(one(d, p.endpoints), one(d, endpointPorts)),
+				From: random.One(d.Choose, p.Senders), Protocol: flows.Protocol(random.One(d.Choose, random.Protocols).String()),
+				To: netip.AddrPortFrom(random.One(d.Choose, p.Endpoints), random.One(d.Choose, random.EndpointPorts)),
 			})
 		}
 		c := b.load(rt, tables)
@@ -52,7 +53,7 @@ func testEvaluatorAgreesWithTheKernelOnAnyRules(t *testing.T) {
 // ruleGenerator draws the rules of one base chain after the other.
 type ruleGenerator struct {
 	generator
-	at   *place
+	at   *random.Place
 	base *nft.Chain
 	// regular is the chains that base leads to; each leads to later ones only.
 	regular []*nft.Chain
@@ -64,7 +65,7 @@ type ruleGenerator struct {
 }
 
 func (d *ruleGenerator) nft() nft.Family {
-	if d.at.unassigned.Is4() {
+	if d.at.Unassigned.Is4() {
 		return nft.FamilyIP
 	}
 	return nft.FamilyIP6
@@ -82,9 +83,9 @@ func (d *ruleGenerator) table() *nft.Table {
 	t := &nft.Table{Family: f, Name: "kube-proxy", Sets: []*nft.Set{d.pairs(), d.ranges(), d.targets()}}
 	for _, hook := range []nft.Hook{nft.HookPrerouting, nft.HookInput, nft.HookForward, nft.HookOutput, nft.HookPostrouting} {
 		// Chains of one priority run in the order in which they were added, which no ruleset tells.
-		for i, priority := range some(d.generator, []int32{-150, -110, -99, -1, 0, 1, 99, 101, 300}, 3, cmp.Compare) {
-			d.base = &nft.Chain{Name: fmt.Sprintf("%s-%d", hook, i), Hook: hook, Type: nft.TypeFilter, Priority: priority, DropPolicy: d.maybe(12)}
-			if hook != nft.HookForward && d.maybe(2) {
+		for i, priority := range random.Some(d.Choose, []int32{-150, -110, -99, -1, 0, 1, 99, 101, 300}, 3, cmp.Compare) {
+			d.base = &nft.Chain{Name: fmt.Sprintf("%s-%d", hook, i), Hook: hook, Type: nft.TypeFilter, Priority: priority, DropPolicy: d.Maybe(12)}
+			if hook != nft.HookForward && d.Maybe(2) {
 				d.base.Type = nft.TypeNAT
 			}
 			t.Chains = append(t.Chains, d.chains()...)
@@ -98,7 +99,7 @@ func (d *ruleGenerator) table() *nft.Table {
 func (d *ruleGenerator) pairs() *nft.Set {
 	s := &nft.Set{Name: setPairs, Key: nft.Concat{d.nft().Saddr(), d.nft().Daddr()}}
 	for range 6 {
-		s.Put(nft.Element{Key: nft.AddrData(one(d.generator, d.at.endpoints)) + nft.AddrData(one(d.generator, d.at.endpoints))})
+		s.Put(nft.Element{Key: nft.AddrData(random.One(d.Choose, d.at.Endpoints)) + nft.AddrData(random.One(d.Choose, d.at.Endpoints))})
 	}
 	return s
 }
@@ -106,10 +107,10 @@ func (d *ruleGenerator) pairs() *nft.Set {
 // ranges holds ranges of sources for a protocol, which do not overlap.
 func (d *ruleGenerator) ranges() *nft.Set {
 	s := &nft.Set{Name: setSources, Key: nft.Concat{nft.MetaL4proto, d.nft().Saddr()}, Interval: true}
-	ends := slices.SortedFunc(slices.Values(d.at.endpoints), netip.Addr.Compare)
+	ends := slices.SortedFunc(slices.Values(d.at.Endpoints), netip.Addr.Compare)
 	for i := 0; i+1 < len(ends); i += 2 {
-		for _, protocol := range protocols {
-			if d.maybe(2) {
+		for _, protocol := range random.Protocols {
+			if d.Maybe(2) {
 				key := nft.ProtoData(uint8(protocol))
 				s.Put(nft.Element{Key: key + nft.AddrData(ends[i]), KeyEnd: key + nft.AddrData(ends[i+1])})
 			}
@@ -125,8 +126,8 @@ func (d *ruleGenerator) targets() *nft.Set {
 		Data: nft.Concat{d.nft().Daddr(), nft.ThDport},
 	}
 	for range 12 {
-		key := nft.AddrData(one(d.generator, d.at.endpoints)) + nft.IntegerData(uint32(rapid.IntRange(0, 2).Draw(d.T, "slot")))
-		s.Put(nft.Element{Key: key, Value: nft.AddrData(one(d.generator, d.at.endpoints)) + nft.PortData(one(d.generator, endpointPorts))})
+		key := nft.AddrData(random.One(d.Choose, d.at.Endpoints)) + nft.IntegerData(uint32(rapid.IntRange(0, 2).Draw(d.T, "slot")))
+		s.Put(nft.Element{Key: key, Value: nft.AddrData(random.One(d.Choose, d.at.Endpoints)) + nft.PortData(random.One(d.Choose, random.EndpointPorts))})
 	}
 	return s
 }
@@ -159,7 +160,7 @@ func (d *ruleGenerator) chains() []*nft.Chain {
 // traceMap is as wide as the kernel allows, 64 bytes.
 func (d *ruleGenerator) traceMap() *nft.Set {
 	f := d.nft()
-	link := one(d.generator, []nft.Expr{nft.MetaIifname, nft.MetaOifname})
+	link := random.One(d.Choose, []nft.Expr{nft.MetaIifname, nft.MetaOifname})
 	return &nft.Set{
 		Name: d.base.Name + "-trace", Dynamic: true,
 		Key:  nft.Concat{f.Saddr(), f.Daddr(), nft.MetaL4proto, nft.ThDport, nft.MetaMark, link},
@@ -180,8 +181,8 @@ func (d *ruleGenerator) verdictMap() *nft.Set {
 		verdicts = append(verdicts, nft.Jump(last), nft.Goto(last))
 	}
 	for range 6 {
-		key := nft.AddrData(one(d.generator, d.at.endpoints)) + nft.ProtoData(uint8(one(d.generator, protocols))) + nft.PortData(one(d.generator, endpointPorts))
-		s.Put(nft.Element{Key: key, Verdict: one(d.generator, verdicts)})
+		key := nft.AddrData(random.One(d.Choose, d.at.Endpoints)) + nft.ProtoData(uint8(random.One(d.Choose, random.Protocols))) + nft.PortData(random.One(d.Choose, random.EndpointPorts))
+		s.Put(nft.Element{Key: key, Verdict: random.One(d.Choose, verdicts)})
 	}
 	return s
 }
@@ -193,8 +194,8 @@ func (d *ruleGenerator) rules() []nft.Rule {
 		for range rapid.IntRange(0, 2).Draw(d.T, "matches") {
 			statements = append(statements, d.match())
 		}
-		if d.maybe(3) {
-			statements = append(statements, one(d.generator, []nft.Statement{
+		if d.Maybe(3) {
+			statements = append(statements, random.One(d.Choose, []nft.Statement{
 				nft.SetMark{Or: 1}, nft.SetMark{Or: 6}, nft.SetMark{Xor: 3}, nft.Counter{}, d.leaveTrace(),
 			}))
 		}
@@ -210,21 +211,21 @@ func (d *ruleGenerator) rules() []nft.Rule {
 
 func (d *ruleGenerator) match() nft.Statement {
 	f := d.nft()
-	op := one(d.generator, []nft.Op{nft.Equal, nft.NotEqual})
-	address := one(d.generator, []nft.Field{f.Saddr(), f.Daddr()})
-	endpoint := one(d.generator, d.at.endpoints)
-	return one(d.generator, []nft.Statement{
-		nft.Match{Field: address, Op: op, Value: one(d.generator, d.at.sources)},
+	op := random.One(d.Choose, []nft.Op{nft.Equal, nft.NotEqual})
+	address := random.One(d.Choose, []nft.Field{f.Saddr(), f.Daddr()})
+	endpoint := random.One(d.Choose, d.at.Endpoints)
+	return random.One(d.Choose, []nft.Statement{
+		nft.Match{Field: address, Op: op, Value: random.One(d.Choose, d.at.Sources)},
 		nft.Match{Field: address, Op: op, Value: netip.PrefixFrom(endpoint, endpoint.BitLen()-2)},
-		nft.Match{Field: nft.MetaL4proto, Op: op, Value: nft.ProtoData(uint8(one(d.generator, protocols)))},
-		nft.Match{Field: nft.ThDport, Op: op, Value: nft.PortData(one(d.generator, endpointPorts))},
+		nft.Match{Field: nft.MetaL4proto, Op: op, Value: nft.ProtoData(uint8(random.One(d.Choose, random.Protocols)))},
+		nft.Match{Field: nft.ThDport, Op: op, Value: nft.PortData(random.One(d.Choose, random.EndpointPorts))},
 		nft.Match{Field: nft.MetaMark, Op: op, Value: nft.IntegerData(uint32(rapid.IntRange(0, 7).Draw(d.T, "mark")))},
-		nft.Match{Field: one(d.generator, []nft.Field{nft.FibSaddrType, nft.FibDaddrType}), Op: op, Value: nft.IntegerData(unix.RTN_LOCAL)},
+		nft.Match{Field: random.One(d.Choose, []nft.Field{nft.FibSaddrType, nft.FibDaddrType}), Op: op, Value: nft.IntegerData(unix.RTN_LOCAL)},
 		nft.Match{Field: nft.MetaMark, Mask: uint32(rapid.IntRange(1, 7).Draw(d.T, "bits")), Value: uint32(rapid.IntRange(1, 7).Draw(d.T, "bits"))},
 		nft.Match{Field: nft.CTState, Value: nft.CTStateNew},
 		nft.Match{Field: nft.CTStatus, Value: nft.CTStatusDNAT},
 		nft.Match{Field: nft.CTStatus, Value: 1 << 4},
-		nft.Match{Field: one(d.generator, []nft.Field{nft.MetaIifname, nft.MetaOifname}), Op: op, Value: one(d.generator, []string{"lo", "eth0", "outside", "veth*"})},
+		nft.Match{Field: random.One(d.Choose, []nft.Field{nft.MetaIifname, nft.MetaOifname}), Op: op, Value: random.One(d.Choose, []string{"lo", "eth0", "outside", "veth*"})},
 		nft.InSet{Key: nft.Concat{f.Saddr(), f.Daddr()}, Op: op, Set: setPairs},
 		nft.InSet{Key: nft.Concat{nft.MetaL4proto, f.Saddr()}, Op: op, Set: setSources},
 	})
@@ -240,11 +241,11 @@ func (d *ruleGenerator) action() nft.Statement {
 	if d.from < len(d.regular) || d.base.Rules == nil {
 		actions = append(actions, nft.Vmap{Key: d.verdicts.Key, Map: d.verdicts.Name})
 	}
-	if d.maybe(3) {
+	if d.Maybe(3) {
 		actions = append(actions, nft.Drop)
 	}
 	switch {
-	case d.base.Type == nft.TypeFilter && d.base.Hook != nft.HookPostrouting && d.maybe(2):
+	case d.base.Type == nft.TypeFilter && d.base.Hook != nft.HookPostrouting && d.Maybe(2):
 		actions = append(actions, nft.Reject{Family: f})
 	case d.base.Type == nft.TypeNAT && (d.base.Hook == nft.HookPrerouting || d.base.Hook == nft.HookOutput):
 		for mod := range uint32(3) {
@@ -253,5 +254,5 @@ func (d *ruleGenerator) action() nft.Statement {
 	case d.base.Type == nft.TypeNAT && d.base.Hook == nft.HookPostrouting:
 		actions = append(actions, nft.Masquerade{}, nft.Masquerade{})
 	}
-	return one(d.generator, actions)
+	return random.One(d.Choose, actions)
 }

@@ -6,8 +6,10 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"io"
 	"io/fs"
 	"maps"
+	"math/rand/v2"
 	"os"
 	"os/signal"
 	"regexp"
@@ -47,6 +49,11 @@ type flags struct {
 	proxytest.Options
 	corpus, cases, family, format, config, expect string
 	keep                                          bool
+	// The flags of a comparison of two proxies.
+	random  int
+	seed    uint64
+	against string
+	found   string
 }
 
 func newCommand(code *int) *cobra.Command {
@@ -60,10 +67,14 @@ serves each case's objects from an API server, sends its packets, and says which
 In the command, {config} is the path of a KubeProxyConfiguration, {kubeconfig} that of a kubeconfig, {node} the name of
 the Node, and {node-local} the address of a node-local server.
 
+With --random it compares two proxies: --proxy and --against run on two nodes that are alike, and random Services get random
+packets. Manifests that show a difference are made smaller, and become a case in the directory of --found.
+
 Exit code 0: every case is the same, or differs as it is known to. 1: there are new differences, or the proxy failed.
 2: the test could not be made.`,
 		Example: `  proxytest --proxy 'kube-proxy --config {config}'
-  proxytest --proxy 'kube-proxy --config {config}' --case 'affinity-.*' --family 4 -o junit`,
+  proxytest --proxy 'kube-proxy --config {config}' --case 'affinity-.*' --family 4 -o junit
+  proxytest --random 20 --proxy 'kube-proxy --config {config}' --against './other-proxy {kubeconfig}'`,
 		Args:          cobra.NoArgs,
 		SilenceUsage:  true,
 		SilenceErrors: true,
@@ -82,6 +93,14 @@ Exit code 0: every case is the same, or differs as it is known to. 1: there are 
 	c.Flags().BoolVar(&f.Fresh, "fresh", false, "a new node and process for each case")
 	c.Flags().DurationVar(&f.Ready, "ready", 0, "the time that the proxy has to apply the objects of a case (default 30s)")
 	c.Flags().BoolVar(&f.keep, "keep", false, "stop after the first case with a new difference, and keep the lab until Ctrl-C")
+	c.Flags().IntVar(&f.random, "random", 0, "compare with --against on that many random clusters, instead of running cases")
+	c.Flags().StringVar(&f.against, "against", "", "the command of the proxy that --random compares with")
+	c.Flags().Uint64Var(&f.seed, "seed", 0, "the seed of the first of these clusters; the next has the next one (default by chance)")
+	c.Flags().StringVar(&f.found, "found", "proxytest-found", "the directory of the cases that --random finds; they run with --corpus")
+	c.MarkFlagsRequiredTogether("random", "against")
+	for _, name := range []string{"case", "expect", "fresh"} {
+		c.MarkFlagsMutuallyExclusive("random", name)
+	}
 	c.AddCommand(newMatrix())
 	return c
 }
@@ -123,10 +142,6 @@ func (f *flags) run(c *cobra.Command) (code int, err error) {
 	if f.Families, err = proxytest.ParseFamilies(f.family); err != nil {
 		return 0, fmt.Errorf("--family: %w", err)
 	}
-	cases, err := f.selected()
-	if err != nil {
-		return 0, err
-	}
 	if f.config != "" {
 		data, err := os.ReadFile(f.config)
 		if err != nil {
@@ -144,7 +159,7 @@ func (f *flags) run(c *cobra.Command) (code int, err error) {
 			<-c.Context().Done()
 		}
 	}
-	report, err := proxytest.Run(c.Context(), cases, f.Options)
+	report, err := f.report(c, log)
 	if err != nil {
 		return 0, err
 	}
@@ -154,12 +169,53 @@ func (f *flags) run(c *cobra.Command) (code int, err error) {
 	return code, format(report, c.OutOrStdout())
 }
 
+// report runs the cases, or compares two proxies.
+func (f *flags) report(c *cobra.Command, log io.Writer) (*proxytest.Report, error) {
+	if c.Flags().Changed("random") {
+		return f.compare(c, log)
+	}
+	for _, name := range []string{"seed", "found"} {
+		if c.Flags().Changed(name) {
+			return nil, fmt.Errorf("--%s goes with --random only", name)
+		}
+	}
+	cases, err := f.selected()
+	if err != nil {
+		return nil, err
+	}
+	return proxytest.Run(c.Context(), cases, f.Options)
+}
+
+// compare compares two proxies.
+func (f *flags) compare(c *cobra.Command, log io.Writer) (*proxytest.Report, error) {
+	if !c.Flags().Changed("seed") {
+		f.seed = uint64(rand.Uint32())
+	}
+	if info, err := os.Stat(f.found); err == nil && !info.IsDir() {
+		return nil, fmt.Errorf("--found: %s is no directory", f.found)
+	}
+	fmt.Fprintf(log, "seed %d\n", f.seed)
+	return proxytest.RunRandom(c.Context(), proxytest.RandomOptions{
+		Options: f.Options, Against: f.against, Rounds: f.random, Seed: f.seed, Corpus: f.corpusFS(),
+		Log: func(line string) { fmt.Fprintln(log, line) },
+		Found: func(found flows.Case) error {
+			path, err := found.Write(f.found)
+			fmt.Fprintf(log, "wrote %s\n", path)
+			return err
+		},
+	})
+}
+
+func (f *flags) corpusFS() fs.FS {
+	if f.corpus != "" {
+		return os.DirFS(f.corpus)
+	}
+	return testdata.Corpus
+}
+
 // selected returns the cases that --corpus and --case select, and reads the promise of --expect.
 func (f *flags) selected() (cases []flows.Case, err error) {
-	var corpus fs.FS = testdata.Corpus
-	if f.corpus != "" {
-		corpus = os.DirFS(f.corpus)
-	}
+	corpus := f.corpusFS()
 	if cases, err = flows.ReadCases(corpus); err != nil {
 		return nil, err
 	}

@@ -19,17 +19,17 @@ type entry struct {
 	Name     string `json:"name"`
 	From     string `json:"from"`
 	To       string `json:"to"`
-	Protocol string `json:"protocol"`
-	Port     uint16 `json:"port"`
+	Protocol string `json:"protocol,omitempty"`
+	Port     uint16 `json:"port,omitempty"`
 	Expect   wanted `json:"expect"`
 }
 
 type wanted struct {
-	Endpoints []string `json:"endpoints"`
-	Sticky    bool     `json:"sticky"`
-	As        string   `json:"as"`
-	Source    string   `json:"source"`
-	Result    string   `json:"result"`
+	Endpoints []string `json:"endpoints,omitempty"`
+	Sticky    bool     `json:"sticky,omitempty"`
+	As        string   `json:"as,omitempty"`
+	Source    string   `json:"source,omitempty"`
+	Result    string   `json:"result,omitempty"`
 }
 
 // Load reads and parses a flow file.

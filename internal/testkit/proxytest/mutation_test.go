@@ -93,7 +93,7 @@ func mutant(t *testing.T, file, from, to string) string {
 		t.Fatalf("%s has no %q: the mutation needs another place", file, from)
 	}
 	dir := t.TempDir()
-	changed, overlay, program := filepath.Join(dir, "changed.go"), filepath.Join(dir, "overlay.json"), filepath.Join(dir, "kube-proxy")
+	changed, overlay, program := filepath.Join(dir, "changed.go"), filepath.Join(dir, "overlay.json"), filepath.Join(dir, "mutant")
 	list, err := json.Marshal(map[string]any{"Replace": map[string]string{path: changed}})
 	if err != nil {
 		t.Fatal(err)

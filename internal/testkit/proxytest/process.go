@@ -154,7 +154,7 @@ func split(command string) (args []string, err error) {
 		args = append(args, word.String())
 	}
 	if len(args) == 0 {
-		return nil, errors.New("the command of the proxy is missing")
+		return nil, errors.New("the command is missing")
 	}
 	return args, nil
 }

@@ -46,17 +46,10 @@ const patience = 2 * time.Second
 
 // Run runs the cases. The error says why the tool itself failed.
 func Run(ctx context.Context, cases []flows.Case, o Options) (*Report, error) {
-	command, err := split(o.Command)
+	r, err := newRun(o)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("--proxy: %w", err)
 	}
-	if o.Families == nil {
-		o.Families = []Family{IPv4, IPv6}
-	}
-	if o.Ready == 0 {
-		o.Ready = 30 * time.Second
-	}
-	r := &run{Options: o, command: command, report: &Report{Proxy: o.Command, Started: time.Now()}}
 	defer r.end()
 	groups, err := r.groups(cases)
 	if err != nil {
@@ -93,6 +86,20 @@ type run struct {
 	kept  bool
 }
 
+func newRun(o Options) (*run, error) {
+	command, err := split(o.Command)
+	if err != nil {
+		return nil, err
+	}
+	if o.Families == nil {
+		o.Families = []Family{IPv4, IPv6}
+	}
+	if o.Ready == 0 {
+		o.Ready = 30 * time.Second
+	}
+	return &run{Options: o, command: command, report: &Report{Proxy: o.Command, Started: time.Now()}}, nil
+}
+
 func (r *run) done() *Report {
 	r.report.Seconds = time.Since(r.report.Started).Seconds()
 	return r.report
@@ -116,17 +123,9 @@ type group struct {
 func (r *run) groups(cases []flows.Case) (groups []*group, err error) {
 	byConfig := map[string]*group{}
 	for _, c := range cases {
-		data, err := c.Configuration()
+		config, err := r.configOf(c)
 		if err != nil {
-			return nil, err
-		}
-		config := map[string]any{}
-		if err := yaml.Unmarshal(data, &config); err != nil {
-			return nil, fmt.Errorf("%s: config.yaml: %w", c.Name, err)
-		}
-		merge(config, r.Config)
-		if !strings.Contains(r.Command, "{config}") {
-			config = nil
+			return nil, fmt.Errorf("%s: %w", c.Name, err)
 		}
 		key, err := yaml.Marshal(config)
 		if err != nil {
@@ -139,6 +138,23 @@ func (r *run) groups(cases []flows.Case) (groups []*group, err error) {
 		byConfig[string(key)].cases = append(byConfig[string(key)].cases, c)
 	}
 	return groups, nil
+}
+
+// configOf returns the fields of {config} for a case, nil if the command takes none.
+func (r *run) configOf(c flows.Case) (config map[string]any, err error) {
+	if !strings.Contains(r.Command, "{config}") {
+		return nil, nil
+	}
+	data, err := c.Configuration()
+	if err != nil {
+		return nil, err
+	}
+	config = map[string]any{}
+	if err := yaml.Unmarshal(data, &config); err != nil {
+		return nil, fmt.Errorf("config.yaml: %w", err)
+	}
+	merge(config, r.Config)
+	return config, nil
 }
 
 // one runs a case and adds its result to the report.
@@ -184,47 +200,56 @@ func (r *run) inFamilies(list []flows.Flow) []flows.Flow {
 	return slices.DeleteFunc(slices.Clone(list), func(f flows.Flow) bool { return !slices.Contains(r.Families, familyOf(f.To.Addr())) })
 }
 
-// try runs a case on the present node or a new one. The error is that of the tool, the proxy's go into the result.
-func (r *run) try(ctx context.Context, g *group, c flows.Case, list []flows.Flow, result *Result) (err error) {
+// prepare puts the objects of a case in force, on the present node or a new one, and waits until the proxy has settled. The
+// runner has the endpoints of all steps. If the proxy has failed, settled is false, and the result has the reason.
+func (r *run) prepare(ctx context.Context, config map[string]any, c flows.Case, steps []flows.Step, result *Result) (runner *flows.Runner, settled bool, err error) {
 	objects, err := flows.Objects(c.Manifests())
 	if err != nil {
-		return fmt.Errorf("manifests.yaml: %w", err)
+		return nil, false, fmt.Errorf("manifests.yaml: %w", err)
 	}
 	setDefaults(objects)
 	if r.node == nil {
 		nodes, err := c.Nodes()
 		if err != nil {
-			return err
+			return nil, false, err
 		}
-		if r.node, err = newNode(r.command, g.config, nodes, r.served()); err != nil {
-			return err
+		if r.node, err = newNode(r.command, config, nodes, r.served()); err != nil {
+			return nil, false, err
 		}
 	}
 	n := r.node
 	if err := n.replace(objects); err != nil {
-		return err
+		return nil, false, err
 	}
 	if n.proxy == nil { // It finds the objects of its first case at its start.
 		if err := n.start(); err != nil {
-			return err
+			return nil, false, err
 		}
-	}
-	steps, err := c.Steps()
-	if err != nil {
-		return err
 	}
 	all := slices.Clone(objects)
 	for _, s := range steps {
 		setDefaults(s.Objects)
 		all = append(all, s.Objects...)
 	}
-	runner, err := flows.NewRunner(n.lab, flows.EndpointsOf(all))
+	if runner, err = flows.NewRunner(n.lab, flows.EndpointsOf(all)); err != nil {
+		return nil, false, err
+	}
+	runner.Patience = patience
+	return runner, r.settled(ctx, result), nil
+}
+
+// try runs a case on the present node or a new one. The error is that of the tool, the proxy's go into the result.
+func (r *run) try(ctx context.Context, g *group, c flows.Case, list []flows.Flow, result *Result) (err error) {
+	steps, err := c.Steps()
 	if err != nil {
 		return err
 	}
-	runner.Patience = patience
+	runner, settled, err := r.prepare(ctx, g.config, c, steps, result)
+	if err != nil {
+		return err
+	}
 	defer func() { err = errors.Join(err, runner.Close()) }()
-	if !r.settled(ctx, result) {
+	if !settled {
 		return nil
 	}
 	if result.Differences, err = r.differences(runner, c, list); err != nil {
@@ -235,11 +260,11 @@ func (r *run) try(ctx context.Context, g *group, c flows.Case, list []flows.Flow
 			return fmt.Errorf("step %d (%s): %w", i+1, s, err)
 		}
 	}
-	if err := n.proxy.hasEnded(); err != nil && result.Failure == "" {
+	if err := r.node.proxy.hasEnded(); err != nil && result.Failure == "" {
 		r.fail(result, err)
 	}
 	if len(result.Differences) > 0 {
-		result.Manifests, result.Ruleset = string(c.Manifests()), n.ruleset()
+		result.Manifests, result.Ruleset = string(c.Manifests()), r.node.ruleset()
 	}
 	return nil
 }
