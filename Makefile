@@ -29,7 +29,7 @@ REVISION    ?= $(shell git rev-parse HEAD 2>/dev/null || echo unknown)
 # so that the same source gives the same bytes. 0 is no time.
 SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || echo 0)
 
-.PHONY: api build image release site sbom demo test check check-api unit modules fuzz golden generate bench plot soak test-386 test-arch test-kernels vulnerabilities clean
+.PHONY: api build image release site sbom demo test check check-api unit modules fuzz golden generate bench plot soak test-386 test-arch test-skew test-kernels vulnerabilities clean
 
 build: announce ## static binaries in bin/
 	$(BUILD) -o $(BIN)/ $(COMMANDS)
@@ -192,6 +192,9 @@ VULNDB ?= https://vuln.go.dev
 vulnerabilities: ## published vulnerabilities in what the programs call; needs the network
 	@$(GO) run golang.org/x/vuln/cmd/govulncheck@v1.8.0 -db $(VULNDB) -tags grpcnotrace $(COMMANDS) || \
 		{ echo "vulnerabilities were found, or could not be looked for: this needs $(VULNDB)" >&2; exit 1; }
+
+test-skew: ## the version before this one (PREVIOUS=REVISION, the last tag) and this one, in turns, under connections
+	$(TEST) ./integration/takeover -run '^TestSkew$$' -v $(if $(PREVIOUS),-previous=$(PREVIOUS))
 
 test-kernels: ## the tests that depend on the kernel, on Debian's kernels 6.1 and 6.12 in qemu; long
 	$(GO) run ./hack/kernels -report docs/kernels.md
