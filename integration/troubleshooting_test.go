@@ -1,6 +1,8 @@
 package integration
 
 import (
+	"fmt"
+	"io"
 	"net"
 	"net/netip"
 	"os"
@@ -8,6 +10,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -29,6 +32,60 @@ type incident struct {
 	files map[string]string
 	// watch is "ruledump watch", where it ran while the incident happened.
 	watch *lab.Process
+	// send sends a packet for "ruledump trace".
+	send func()
+}
+
+// edge is the Service of edge.yaml with an endpoint that serves, and rules of another program beside it.
+func (i *incident) edge(t *testing.T, rules string) {
+	t.Helper()
+	pod, err := i.l.AddPod("edge", netip.MustParseAddr("10.244.1.5"), netip.MustParseAddr("fd00:10:244:1::5"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	lab.ServeTCP(t, pod, ":8080", func(conn net.Conn) { fmt.Fprint(conn, conn.RemoteAddr()) })
+	i.apply(t, "edge.yaml")
+	if rules != "" {
+		lab.Nft(t, i.l.Node, rules, "-f", "-")
+	}
+}
+
+// forget makes the node forget its connections.
+func (i *incident) forget(t *testing.T) {
+	t.Helper()
+	if err := i.l.Node.FlushConntrack(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// sysctl sets a parameter of the node's namespace.
+func (i *incident) sysctl(t *testing.T, name, value string) {
+	t.Helper()
+	if err := i.l.Node.Do(func() error { return os.WriteFile("/proc/sys/net/"+name, []byte(value), 0) }); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// sees compares the client's address that the server sees.
+func (i *incident) sees(t *testing.T, want string, client *lab.Host, to string) {
+	t.Helper()
+	conn, err := client.DialContext(t.Context(), "tcp", to)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	if seen, err := io.ReadAll(conn); err != nil || !strings.HasPrefix(string(seen), want) {
+		t.Errorf("the server saw %s, %v; want %s", seen, err, want)
+	}
+	i.forget(t)
+}
+
+// becomes sends the first packet of a connection, and says what must become of it.
+func (i *incident) becomes(t *testing.T, want string, host *lab.Host, from netip.Addr, to string) {
+	t.Helper()
+	if result := dialled(t, host, from, netip.MustParseAddrPort(to), want); result != want {
+		t.Errorf("a connection from %s to %s was %s, want %s", from, to, result, want)
+	}
 }
 
 // apply puts the rules for manifests of docs/troubleshooting into the node's kernel.
@@ -129,9 +186,104 @@ add rule ip nat PREROUTING jump KUBE-SERVICES
 		i.apply(t, "shop.yaml")
 		lab.Nft(t, i.l.Node, "add table inet fw\nadd chain inet fw f { type filter hook forward priority -5; policy drop; }\n"+
 			"add rule inet fw f ct state established,related accept\n", "-f", "-")
-		if result := dialled(t, i.l.Outside, lab.OutsideAddrs.IPv4, netip.MustParseAddrPort("10.96.0.10:80"), "dropped"); result != "dropped" {
-			t.Errorf("a packet was %s, want dropped", result)
+		i.becomes(t, "dropped", i.l.Outside, lab.OutsideAddrs.IPv4, "10.96.0.10:80")
+	},
+	"ranges": func(t *testing.T, i *incident) {
+		i.pod(t, "10.244.1.5")
+		i.apply(t, "shop.yaml")
+		i.becomes(t, "dropped", i.l.Outside, lab.OutsideAddrs.IPv4, "192.0.2.50:80")
+	},
+	"egress": func(t *testing.T, i *incident) {
+		i.edge(t, `table inet cni {
+	chain policies { type filter hook forward priority filter; policy accept;
+		ct state established,related accept
+		ip saddr 10.244.1.250 jump client-egress
+	}
+	chain client-egress {
+		ip daddr 10.96.0.80 tcp dport 80 accept
+		drop
+	}
+}
+`)
+		i.becomes(t, "dropped", i.l.Client, lab.ClientAddrs.IPv4, "10.96.0.80:80")
+	},
+	"half-open": func(t *testing.T, i *incident) {
+		i.edge(t, `table inet cni {
+	chain policies { type filter hook forward priority filter; policy accept;
+		ip daddr 10.244.1.5 tcp dport 8080 accept
+		ip saddr 10.244.1.5 drop
+	}
+}
+`)
+		i.becomes(t, "dropped", i.l.Client, lab.ClientAddrs.IPv4, "10.96.0.80:80")
+	},
+	"family": func(t *testing.T, i *incident) {
+		i.edge(t, `table inet cni {
+	chain policies { type filter hook forward priority filter; policy accept;
+		ct state established,related accept
+		ip saddr 10.244.0.0/16 oifname "veth-*" accept
+		oifname "veth-*" drop
+	}
+}
+`)
+		i.becomes(t, "delivered", i.l.Client, lab.ClientAddrs.IPv4, "10.96.0.80:80")
+		i.becomes(t, "dropped", i.l.Client, lab.ClientAddrs.IPv6, "[fd00:10:96::80]:80")
+		i.forget(t)
+	},
+	"asymmetric": func(t *testing.T, i *incident) {
+		i.edge(t, "")
+		i.sysctl(t, "ipv4/conf/all/rp_filter", "1")
+		move := lab.StartCommand(t, i.l.Node, exec.Command("ip", "route", "replace", "198.51.100.8", "dev", "eth0"))
+		if move.Wait() != nil {
+			t.Fatal(move.Output())
 		}
+		i.send = func() { i.becomes(t, "dropped", i.l.Outside, lab.SecondOutsideAddrs.IPv4, "192.168.0.1:30080") }
+	},
+	"target-port": func(t *testing.T, i *incident) {
+		i.pod(t, "10.244.1.5")
+		i.apply(t, "edge.yaml")
+		i.send = func() { i.becomes(t, "refused", i.l.Client, lab.ClientAddrs.IPv4, "10.96.0.80:80") }
+	},
+	"old-endpoint": func(t *testing.T, i *incident) {
+		pod, err := i.l.AddPod("old", netip.MustParseAddr("10.244.1.5"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		lab.ServeTCP(t, pod, ":8080", lab.Echo)
+		i.apply(t, "edge.yaml")
+		var conn net.Conn
+		err = i.l.Client.Do(func() (err error) {
+			conn, err = (&net.Dialer{LocalAddr: &net.TCPAddr{IP: lab.ClientAddrs.IPv4.AsSlice(), Port: 40000}}).Dial("tcp", "10.96.0.80:80")
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { conn.Close() })
+		i.apply(t, "edge-after.yaml")
+	},
+	"docker": func(t *testing.T, i *incident) {
+		i.edge(t, "")
+		loadForeign(t, i.l.Node, "../testdata/foreign/docker.txtar")
+		i.becomes(t, "dropped", i.l.Outside, lab.OutsideAddrs.IPv4, "192.168.0.1:30080")
+	},
+	"input": func(t *testing.T, i *incident) {
+		i.edge(t, "table inet fw {\n chain in { type filter hook input priority filter; policy accept;\n tcp dport 30080 drop\n }\n}\n")
+		i.becomes(t, "delivered", i.l.Outside, lab.OutsideAddrs.IPv4, "192.168.0.1:30080")
+		i.forget(t)
+	},
+	"source": func(t *testing.T, i *incident) {
+		i.edge(t, "")
+		i.sees(t, "10.244.1.254:", i.l.Outside, "192.168.0.1:30080")
+	},
+	"mark": func(t *testing.T, i *incident) {
+		i.edge(t, `table inet mesh {
+	chain marks { type filter hook prerouting priority mangle; policy accept;
+		ip saddr 10.244.1.250 meta mark set 0x4001
+	}
+}
+`)
+		i.sees(t, "10.244.1.254:", i.l.Client, "10.96.0.80:80")
 	},
 	"affinity": func(t *testing.T, i *incident) {
 		i.pod(t, "10.244.1.5")
@@ -169,8 +321,8 @@ func TestTroubleshooting(t *testing.T) {
 			}
 		})
 	}
-	if n := len(sections) - 1; n < 10 {
-		t.Errorf("the page has %d incidents, want ten", n)
+	if n := len(sections) - 1; n < 21 {
+		t.Errorf("the page has %d incidents, want 21", n)
 	}
 	if *update {
 		if err := os.WriteFile(troubleshooting, []byte(strings.Join(sections, "")), 0o644); err != nil {
@@ -213,10 +365,12 @@ func runBlocks(t *testing.T, i *incident, binary, section string) string {
 	return strings.Join(out, "\n")
 }
 
-// run runs a command of the page in the folder of its manifests, as a shell would; of shells it knows "> FILE" alone.
+// run runs a command of the page in the folder of its manifests, as a shell would; of shells it knows "> FILE" and
+// "| head -N" alone.
 func (i *incident) run(t *testing.T, binary, command string) string {
 	t.Helper()
 	command, file, _ := strings.Cut(command, " > ")
+	command, head, _ := strings.Cut(command, " | head -")
 	words := strings.Fields(command)
 	if words[0] != "ruledump" {
 		t.Fatalf("command %q is not ruledump", command)
@@ -232,6 +386,10 @@ func (i *incident) run(t *testing.T, binary, command string) string {
 	cmd := exec.Command(binary, words[1:]...)
 	cmd.Dir = "../docs/troubleshooting"
 	p := lab.StartCommand(t, i.l.Node, cmd)
+	if words[1] == "trace" {
+		p.Says(t, "marks packets")
+		i.send()
+	}
 	err := p.Wait()
 	text := p.Output()
 	if file != "" {
@@ -241,12 +399,19 @@ func (i *incident) run(t *testing.T, binary, command string) string {
 		}
 		text = ""
 	}
+	if words[1] == "trace" {
+		text = strings.TrimRight(text, "\n") + "\n"
+	}
 	if err != nil && cmd.ProcessState.ExitCode() > 2 {
 		t.Errorf("%s: %v\n%s", command, err, text)
 	}
 	text = stable(text)
-	if file == "" && !slices.Contains(words, "--dump") {
+	if file == "" && words[1] != "trace" && !slices.Contains(words, "--dump") {
 		i.runOnReport(t, binary, words, text)
+	}
+	if n, err := strconv.Atoi(head); err == nil {
+		lines := strings.SplitAfter(text, "\n")
+		text = strings.Join(lines[:min(n, len(lines))], "")
 	}
 	return text
 }
@@ -302,12 +467,16 @@ var (
 var (
 	expires = regexp.MustCompile(`for 10\d\d\d s more`)
 	// flush is the commit that deletes the tables, in the output of watch.
-	flush     = regexp.MustCompile(`(?m)^.*-table 2\n(  .*\n)*`)
-	commit    = regexp.MustCompile(`\S+ generation \d+ by (.*) \((?:pid|thread) \d+\)`)
-	left      = regexp.MustCompile(`expires 2h59m\S+`)
-	timestamp = regexp.MustCompile(`generation \d+ at \S+`)
-	port      = regexp.MustCompile(`\b198\.51\.100\.7:[345]\d{4}\b`)
-	hostName  = regexp.MustCompile(`\b(on|node) ` + regexp.QuoteMeta(thisHost()) + `\b`)
+	flush      = regexp.MustCompile(`(?m)^.*-table 2\n(  .*\n)*`)
+	commit     = regexp.MustCompile(`\S+ generation \d+ by (.*) \((?:pid|thread) \d+\)`)
+	left       = regexp.MustCompile(`expires 2h59m\S+`)
+	timestamp  = regexp.MustCompile(`generation \d+ at \S+`)
+	port       = regexp.MustCompile(`\b(198\.51\.100\.[78]|10\.244\.1\.250):[3456]\d{4}\b`)
+	traceTable = regexp.MustCompile(`table ruledump-trace-\d+`)
+	clock      = regexp.MustCompile(`(?m)^\d\d:\d\d:\d\d\.\d{3} `)
+	// timeLeft is a time in the column LEFT of connections.
+	timeLeft = regexp.MustCompile(`\b(119h59m)?5\ds( +-)`)
+	hostName = regexp.MustCompile(`\b(on|node) ` + regexp.QuoteMeta(thisHost()) + `\b`)
 )
 
 func thisHost() string {
@@ -321,6 +490,9 @@ func stable(text string) string {
 	text = commit.ReplaceAllString(text, "2026-11-22T03:00:00.579634336Z generation 3 by $1 (pid 19914)")
 	text = left.ReplaceAllString(text, "expires 2h59m59s")
 	text = timestamp.ReplaceAllString(text, "generation 2 at 2026-11-22T03:00:00Z")
-	text = port.ReplaceAllString(text, "198.51.100.7:40000")
+	text = port.ReplaceAllString(text, "$1:40000")
+	text = traceTable.ReplaceAllString(text, "table ruledump-trace-4711")
+	text = timeLeft.ReplaceAllString(text, "${1}59s$2")
+	text = clock.ReplaceAllString(text, "03:00:00.000 ")
 	return hostName.ReplaceAllString(text, "$1 node-1")
 }

@@ -21,9 +21,12 @@ type connectionOptions struct {
 	limit    int
 	unserved bool
 	watch    bool
-	// listUnserved lists flows beside the sums, if their endpoint does not serve.
-	listUnserved bool
+	// listFailing lists flows beside the sums, if their endpoint does not serve, or if they did not come about or were reset.
+	listFailing bool
 }
+
+// failingStates are those of TCP connections that one side did not answer or has reset.
+var failingStates = []string{"SYN_SENT", "SYN_RECV", "CLOSE"}
 
 func newConnectionsCommand() *cobra.Command {
 	var from source
@@ -206,7 +209,7 @@ func listConnections(ctx context.Context, index *flowIndex, o connectionOptions)
 		if o.by != "" {
 			addSum(sums, f, o.by, hops)
 		}
-		if listed := o.by == "" || o.listUnserved && f.NoEndpoint; listed && (o.limit == 0 || len(*keep) < o.limit) {
+		if listed := o.by == "" || o.listFailing && (f.NoEndpoint || slices.Contains(failingStates, f.State)); listed && (o.limit == 0 || len(*keep) < o.limit) {
 			*keep = append(*keep, f)
 		}
 	}

@@ -41,6 +41,7 @@ const (
 	SourceClusterClient SourceReason = "cluster-client"
 	SourcePolicyLocal   SourceReason = "policy-local"
 	SourceNotTold       SourceReason = "clients-are-not-told-apart"
+	SourceForeign       SourceReason = "foreign-rule"
 )
 
 // reasonOf finds the rule that decided.
@@ -104,6 +105,10 @@ func sourceReasonOf(fate *evaluator.Fate) (reason SourceReason) {
 			reason = r
 		}
 	}
+	// By the proxy's rules the source would be kept, but another program has set their mark, or has translated the source.
+	if fate.Masqueraded && slices.Contains([]SourceReason{SourceClusterClient, SourcePolicyLocal, SourceNotTold}, reason) {
+		reason = SourceForeign
+	}
 	return reason
 }
 
@@ -165,6 +170,7 @@ var sourceTexts = map[SourceReason]string{
 	SourcePolicyCluster: "the source is masqueraded: externalTrafficPolicy is Cluster",
 	SourceNode:          "the source is masqueraded: the client is the node itself",
 	SourceAll:           "the source is masqueraded: masqueradeAll is set",
+	SourceForeign:       "the source is masqueraded: another program has set the mark for that, or masquerades itself",
 	SourceClusterClient: "the source is kept: the client is one of the cluster's own",
 	SourcePolicyLocal:   "the source is kept: externalTrafficPolicy is Local",
 	SourceNotTold:       "the source is kept: no detectLocal setting applies to this IP family",

@@ -208,7 +208,7 @@ func (r *report) gatherConnections(ctx context.Context) error {
 	if err := index.build(r.rules); err != nil {
 		return err
 	}
-	list, err := listConnections(ctx, index, connectionOptions{by: sumByState, limit: defaultLimit, listUnserved: true})
+	list, err := listConnections(ctx, index, connectionOptions{by: sumByState, limit: defaultLimit, listFailing: true})
 	if err == nil {
 		r.addDocument(connectionsFile, list)
 	}
