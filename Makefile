@@ -72,10 +72,10 @@ proxytest: build ## the golden cases over bin/kube-proxy, as over any proxy; nee
 mutations: ## ten defects of the compiler, each of which the golden cases must find; needs root
 	$(GO) test ./internal/testkit/proxytest -run '^TestMutations$$' -v -mutations -timeout 30m
 
-# The path of Kubernetes' kube-proxy, and its version.
+# The path of Kubernetes' kube-proxy, and its version. Without a path its columns stay as they are.
 KUBE_PROXY ?=
 KUBE_PROXY_VERSION ?= v1.37.2
-matrix: build ## docs/proxytest-matrix.md: the golden cases over bin/kube-proxy, KUBE_PROXY and examples/; needs root
+matrix: build ## docs/proxytest-matrix.md: the golden cases over bin/kube-proxy, KUBE_PROXY if set, and examples/; needs root
 	$(BUILD) -o $(BIN)/ ./cmd/proxytest
 	GO="$(GO)" BIN=$(BIN) KUBE_PROXY=$(KUBE_PROXY) VERSION=$(KUBE_PROXY_VERSION) ./hack/matrix.sh docs/proxytest-matrix.md
 
