@@ -346,3 +346,60 @@ func TestWatchBesideAKubeProxy(t *testing.T) {
 		})
 	}
 }
+
+// A host can use both variants, and then a look or a removal in one place must not depend on the other.
+func TestBothVariants(t *testing.T) {
+	t.Run("both are found, and removed from among the rules of others", func(t *testing.T) {
+		netns.EnterForTest(t)
+		before := map[string]string{}
+		for _, variant := range []string{"nft", "legacy"} {
+			leaveOthers(t, variant)
+			before[variant] = saved(t, variant)
+			leaveKubeProxyAlone(t, variant)
+		}
+		if found := find(t); len(found) != 2 || found[0].Kind != NFT || found[1].Kind != Legacy || found[0].Count != found[1].Count {
+			t.Errorf("found %+v", found)
+		}
+		removal, err := Remove(t.Context())
+		if err != nil || len(removal.Removed) < 100 || removal.Kept != nil {
+			t.Errorf("removed %d chains, kept %v, error %v", len(removal.Removed), removal.Kept, err)
+		}
+		for variant, want := range before {
+			if diff := cmp.Diff(want, saved(t, variant)); diff != "" {
+				t.Errorf("%s (-before +after):\n%s", variant, diff)
+			}
+		}
+	})
+	for _, test := range []struct {
+		name, path string
+		want       string // in the error
+	}{
+		{"a kernel without iptables-legacy", "/nonexistent/ip_tables_names", ""},
+		{"a list of tables that cannot be read", "/", "look for what iptables-legacy left: read /: is a directory"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			netns.EnterForTest(t)
+			for i := range legacyFamilies {
+				f := &legacyFamilies[i]
+				t.Cleanup(func(was string) func() { return func() { f.names = was } }(f.names))
+				f.names = test.path
+			}
+			leaveKubeProxy(t, "nft")
+			says := func(err error) bool {
+				return test.want == "" && err == nil || err != nil && test.want != "" && strings.Contains(err.Error(), test.want)
+			}
+			found, err := Find(t.Context())
+			if len(found) != 1 || found[0].Kind != NFT || !says(err) {
+				t.Errorf("found %+v, error %v", found, err)
+			}
+			removal, err := Remove(t.Context())
+			test.want = strings.Replace(test.want, "look for", "remove", 1)
+			if len(removal.Removed) < 50 || !says(err) {
+				t.Errorf("removed %d chains, error %v", len(removal.Removed), err)
+			}
+			if others, err := FindOthers(t.Context(), 0, func(*nft.Table) bool { return false }); len(others.Tables) == 0 || (err == nil) != (test.want == "") {
+				t.Errorf("others %+v, error %v", others, err)
+			}
+		})
+	}
+}
