@@ -94,10 +94,11 @@ test: prerequisites build ## all of it; needs root, and the programs of NEEDS, w
 	$(MAKE) --no-print-directory unit
 
 # The programs that `make test` needs beside Go, make and git, each with its package in Debian. There is no other list.
-NEEDS := nft:nftables iptables-nft-restore:iptables iptables-legacy-restore:iptables gcc:gcc gcc:libc6-dev python3:python3
+NEEDS := nft:nftables iptables-nft-restore:iptables iptables-legacy-restore:iptables gcc:gcc gcc:libc6-dev python3:python3 portmap:containernetworking-plugins
+CNI_PLUGINS := /usr/lib/cni
 
 prerequisites: ## installs what `make test` lacks; with NO_INSTALL=1, or without root or apt-get, only names it
-	@programs=; packages=; \
+	@programs=; packages=; PATH="$$PATH:$(CNI_PLUGINS)"; \
 	for need in $(NEEDS); do \
 		program=$${need%:*}; package=$${need#*:}; \
 		command -v $$program >/dev/null && continue; \

@@ -167,14 +167,14 @@ func (m machine) addApt(t *testing.T) {
 	m.add(t, "apt-get", `echo "$*" >>`+m.log+`
 if [ "$1" = install ]; then
 	cd `+m.programs+`
-	for name in nft iptables-nft-restore iptables-legacy-restore gcc python3; do echo >$name; chmod +x $name; done
+	for name in nft iptables-nft-restore iptables-legacy-restore gcc python3 portmap; do echo >$name; chmod +x $name; done
 fi`)
 }
 
 // make runs a target, and returns what it prints and whether it succeeds.
 func (m machine) make(t *testing.T, args ...string) (string, bool) {
 	t.Helper()
-	cmd := exec.Command("make", append([]string{"-s", "-C", "..", "KUBE_VERSION=v1.37.0"}, args...)...)
+	cmd := exec.Command("make", append([]string{"-s", "-C", "..", "KUBE_VERSION=v1.37.0", "CNI_PLUGINS=/nonexistent"}, args...)...)
 	cmd.Env = []string{"PATH=" + m.programs, "MAKEFLAGS="}
 	out, err := cmd.CombinedOutput()
 	return string(out), err == nil
@@ -190,7 +190,7 @@ func (m machine) installed(t *testing.T) string {
 }
 
 func TestPrerequisites(t *testing.T) {
-	const programs, packages = "nft iptables-nft-restore iptables-legacy-restore gcc python3", "nftables iptables gcc libc6-dev python3"
+	const programs, packages = "nft iptables-nft-restore iptables-legacy-restore gcc python3 portmap", "nftables iptables gcc libc6-dev python3 containernetworking-plugins"
 
 	t.Run("are installed", func(t *testing.T) {
 		m := newMachine(t, "0")
