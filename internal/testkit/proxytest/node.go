@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/google/nftables"
 	"github.com/nftproxy/nftproxy/internal/testkit/apiservertest"
 	"github.com/nftproxy/nftproxy/internal/testkit/flows"
 	"github.com/nftproxy/nftproxy/internal/testkit/lab"
@@ -211,12 +212,12 @@ func sameObject(a, b apiservertest.Object) bool {
 
 // flush removes all nftables rules of the node.
 func (n *node) flush() error {
-	return n.lab.Node.Do(func() error {
-		if out, err := exec.Command("nft", "flush", "ruleset").CombinedOutput(); err != nil {
-			return fmt.Errorf("nft flush ruleset: %w\n%s", err, out)
-		}
-		return nil
-	})
+	c, err := nftables.New(nftables.WithNetNSFd(int(n.lab.Node.NetNS().Fd())))
+	if err != nil {
+		return err
+	}
+	c.FlushRuleset()
+	return c.Flush()
 }
 
 func (n *node) create(objects []apiservertest.Object) error {

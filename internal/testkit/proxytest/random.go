@@ -88,7 +88,7 @@ func RunRandom(ctx context.Context, o RandomOptions) (report *Report, err error)
 	p.report = &Report{Proxy: fmt.Sprintf("%s against %s", o.Command, o.Against), Started: time.Now()}
 	for i := range o.Rounds {
 		err := p.round(ctx, o.Seed+uint64(i))
-		if ctx.Err() != nil && i > 0 {
+		if ctx.Err() != nil && i > 0 && !p.kept {
 			p.log("interrupted after %d of %d random clusters", i, o.Rounds)
 			break
 		}

@@ -57,11 +57,12 @@ func Run(ctx context.Context, cases []flows.Case, o Options) (*Report, error) {
 	}
 	for _, g := range groups {
 		for _, c := range g.cases {
-			if err := r.one(ctx, g, c); err != nil {
-				return nil, fmt.Errorf("case %s: %w", c.Name, err)
-			}
-			if r.kept {
+			err := r.one(ctx, g, c)
+			if r.kept { // until the context ended
 				return r.done(), nil
+			}
+			if err != nil {
+				return nil, fmt.Errorf("case %s: %w", c.Name, err)
 			}
 			if o.Fresh {
 				r.end()
