@@ -38,6 +38,9 @@ names the rule that it depends on. A packet counts as coming in by the interface
 its source. What it cannot follow, such as rules of iptables-legacy, is listed under "not looked
 at".
 
+With -o svg it draws the packet's way through the hooks and chains; what decided is red, other
+programs' chains are blue.
+
 With the rules of the kernel it also shows the client's session affinity, and its connections
 to the address in conntrack, with their states. Changed rules do not move connections; those
 whose server is no endpoint by these rules are marked.`,
@@ -60,7 +63,7 @@ whose server is no endpoint by these rules are marked.`,
 	_ = cmd.MarkFlagRequired("from")
 	_ = cmd.MarkFlagRequired("to")
 	where.addTo(cmd)
-	where.shows(cmd, newFormat("text", "json", "yaml"), func(cmd *cobra.Command, s *ruledump.Snapshot, _ Filter) (View, error) {
+	where.shows(cmd, newFormat("text", "svg", "json", "yaml"), func(cmd *cobra.Command, s *ruledump.Snapshot, _ Filter) (View, error) {
 		packet, err := parsePacket(s, from, to, iif)
 		if err != nil {
 			return nil, err
@@ -193,7 +196,8 @@ type Outcome struct {
 	DependsOn []step `json:"dependsOn,omitempty"`
 	Path      []step `json:"path"`
 
-	head, path string
+	head  string
+	steps evaluator.Path
 }
 
 // step is a rule that matched, or a decision of the kernel.
@@ -266,7 +270,7 @@ func (e *Explanation) frontends() []*compiler.Frontend {
 }
 
 func (e *Explanation) add(o *evaluator.Outcome) {
-	out := Outcome{Result: o.Fate.Result.String(), Reason: reasonOf(&o.Fate), head: head(o), path: folded(o.Fate.Path).String()}
+	out := Outcome{Result: o.Fate.Result.String(), Reason: reasonOf(&o.Fate), head: head(o), steps: folded(o.Fate.Path)}
 	f := cmp.Or(e.byAddress, e.byNodePort)
 	switch {
 	case o.Fate.Untouched():
@@ -414,6 +418,10 @@ func (e *Explanation) readAffinity(s *ruledump.Snapshot, f *compiler.Frontend) e
 
 // Text implements View.
 func (e *Explanation) Text(p *Page) {
+	if p.Format == "svg" {
+		p.WriteString(e.svg())
+		return
+	}
 	p.printf("%s\n\n", e.Packet)
 	if len(e.Outcomes) > 1 {
 		p.printf("%d possible fates\n\n", len(e.Outcomes))
@@ -426,7 +434,7 @@ func (e *Explanation) Text(p *Page) {
 		for _, d := range o.DependsOn {
 			p.printf("  depends on %s (%s)\n", d.name(), d.Verdict)
 		}
-		for line := range strings.Lines(o.path) {
+		for line := range strings.Lines(o.steps.String()) {
 			p.printf("  %s", line)
 		}
 	}

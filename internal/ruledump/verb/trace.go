@@ -634,7 +634,7 @@ func (c *tracedPacket) Text(p *Page) {
 	}
 	o := c.Outcome
 	p.printf("%s %s\n%s\n  why: %s\n", at, c.Packet, p.headOf(o), o.Why)
-	for line := range strings.Lines(o.path) {
+	for line := range strings.Lines(o.steps.String()) {
 		p.printf("  %s", line)
 	}
 	switch {
