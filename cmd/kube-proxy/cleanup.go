@@ -17,7 +17,7 @@ import (
 
 // cleanup removes the rules of every mode of kube-proxy, and logs them. Anything that it cannot remove is an error, and so
 // is a running proxy that adds the tables again. With a service-proxy-name it removes the tables of that proxy only.
-func cleanup(ctx context.Context, serviceProxyName string) error {
+func cleanup(ctx context.Context, serviceProxyName string, remover leftovers.Remover) error {
 	logger := klog.FromContext(ctx)
 	conn, err := nft.Dial(nft.Config{})
 	if err != nil {
@@ -42,9 +42,9 @@ func cleanup(ctx context.Context, serviceProxyName string) error {
 	}
 	removed := len(tables)
 	if serviceProxyName == "" {
-		var chains int
-		chains, err = cleanupLeftovers(ctx)
-		removed += chains
+		var more int
+		more, err = cleanupLeftovers(ctx, remover)
+		removed += more
 	}
 	if removed == 0 && err == nil {
 		logger.Info("Nothing to remove")
@@ -55,18 +55,22 @@ func cleanup(ctx context.Context, serviceProxyName string) error {
 	return errors.Join(err, addedAgain(ctx, commits, func() ([]string, error) { return proxy.Present(ctx, conn, serviceProxyName) }))
 }
 
-// cleanupLeftovers removes the leftovers of kube-proxy's other modes. It returns the number of removed chains, and an
-// error if any leftovers remain.
-func cleanupLeftovers(ctx context.Context) (removed int, err error) {
+// cleanupLeftovers removes the leftovers of kube-proxy's other modes, without regard for connections of the mode ipvs. It
+// returns the number of removed things, and an error if any leftovers remain.
+func cleanupLeftovers(ctx context.Context, remover leftovers.Remover) (removed int, err error) {
 	logger := klog.FromContext(ctx)
-	chains, err := leftovers.Remove(ctx)
-	if n := len(chains.Removed); n > 0 {
-		logger.Info("Removed the chains of the modes iptables and ipvs, and the rules that led to them", "chains", n, "example", chains.Removed[0])
+	remover.DrainTimeout = 0
+	removal, err := remover.Remove(ctx)
+	if n := len(removal.Removed); n > 0 {
+		logger.Info("Removed what the modes iptables and ipvs left, and the rules that led there", "count", n, "example", removal.Removed[0])
 	}
-	for _, chain := range chains.Kept {
-		logger.Info("Kept, because a rule of another program leads to it", "chain", chain)
+	if removal.Ended > 0 {
+		logger.Info("Ended connections of the mode ipvs", "connections", removal.Ended)
 	}
-	return len(chains.Removed), errors.Join(err, remaining(ctx))
+	for _, kept := range removal.Kept {
+		logger.Info("Kept, because a rule of another program leads to it", "name", kept)
+	}
+	return len(removal.Removed), errors.Join(err, remaining(ctx))
 }
 
 // returnTime limits the wait for removed tables to come back. A proxy adds them again within about a second.

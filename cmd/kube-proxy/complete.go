@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/spf13/pflag"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	logsapi "k8s.io/component-base/logs/api/v1"
 
 	"github.com/nftproxy/nftproxy/internal/config"
@@ -46,7 +47,7 @@ func (o *options) completeFromFile(flags *pflag.FlagSet) error {
 	o.warnIgnored(flags, func(f flagInfo) bool { return f.ignored() != "" && f.besideConfig })
 	o.file, o.config = file, file.Config
 	o.overrideHostname()
-	o.config.Linux.Leftovers = cmp.Or(o.leftovers, o.config.Linux.Leftovers)
+	o.overrideLeftovers(flags)
 	if err := o.nodeLocal.apply(o.config); err != nil {
 		return err
 	}
@@ -54,6 +55,15 @@ func (o *options) completeFromFile(flags *pflag.FlagSet) error {
 		return err
 	}
 	return o.checkOneSource(flags)
+}
+
+// overrideLeftovers sets what the flags for leftovers say.
+func (o *options) overrideLeftovers(flags *pflag.FlagSet) {
+	linux := &o.config.Linux
+	linux.Leftovers = cmp.Or(o.leftovers, linux.Leftovers)
+	if flags.Changed("leftovers-drain-timeout") {
+		linux.LeftoversDrainTimeout = &metav1.Duration{Duration: o.drainTimeout}
+	}
 }
 
 func (o *options) completeFromFlags(flags *pflag.FlagSet) error {
@@ -73,7 +83,7 @@ func (o *options) completeFromFlags(flags *pflag.FlagSet) error {
 	}
 	o.warnIgnored(flags, func(f flagInfo) bool { return f.ignored() != "" })
 	o.overrideHostname()
-	c.Linux.Leftovers = cmp.Or(o.leftovers, c.Linux.Leftovers)
+	o.overrideLeftovers(flags)
 	if err := o.nodeLocal.apply(c); err != nil {
 		return err
 	}

@@ -69,7 +69,6 @@ func tableBelow(t *testing.T, heading string) (rows [][]string) {
 
 // flagDifferences says what flags do otherwise than kube-proxy's, beyond what the fields do that they set.
 var flagDifferences = map[string]string{
-	"cleanup":                  "does not remove what the mode ipvs made; the error says so if there is any",
 	"config":                   "reads v1alpha2 too",
 	"healthz-bind-address":     "`\"\"` disables the server; kube-proxy keeps the default",
 	"healthz-port":             "changes the port; kube-proxy only knows 0, which disables the server",

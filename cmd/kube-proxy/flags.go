@@ -89,11 +89,12 @@ func (o *options) processFlags() []flagInfo {
 		{name: "config", value: &o.configFile, usage: "Path to a KubeProxyConfiguration, v1alpha1 or v1alpha2; the process exits when the file changes. With it, most other flags are ignored"},
 		{name: "write-config-to", value: &o.writeConfigTo, usage: "Write the configuration with all defaults to this file and exit; with --config, this converts"},
 		{name: "write-config-version", value: &o.writeConfigVersion, usage: "The version that --write-config-to writes: v1alpha2, or v1alpha1, which Kubernetes' kube-proxy reads"},
-		{name: "cleanup", value: &o.cleanup, usage: "Remove the tables ip kube-proxy and ip6 kube-proxy, and the chains that kube-proxy's modes iptables and ipvs made, and exit; with --service-proxy-name, remove the tables of that proxy only"},
+		{name: "cleanup", value: &o.cleanup, usage: "Remove the tables ip kube-proxy and ip6 kube-proxy, and what kube-proxy's modes iptables and ipvs left, and exit; with --service-proxy-name, remove the tables of that proxy only"},
 		{name: "service-proxy-name", value: &o.serviceProxyName, usage: serviceProxyNameHelp + ", in tables of their own: ip kube-proxy.NAME and ip6 kube-proxy.NAME"},
 		{name: "init-only", value: &o.initOnly, usage: "Set the sysctls, which needs full root privileges, and exit; kube-proxy can then run with CAP_NET_ADMIN alone"},
 		{name: "hostname-override", field: "hostnameOverride", value: &o.hostname, usage: "The name of the Node that this proxy runs on; by default the host name"},
-		{name: "leftovers", field: "linux.leftovers", value: (*string)(&o.leftovers), usage: "What to do with the rules that kube-proxy's mode iptables left on the node: remove them after the first sync, or report them in log and metric (default remove)"},
+		{name: "leftovers", field: "linux.leftovers", value: (*string)(&o.leftovers), usage: "What to do with what kube-proxy's modes iptables and ipvs left on the node: remove it after the first sync, or report it in log and metric (default remove)"},
+		{name: "leftovers-drain-timeout", field: "linux.leftoversDrainTimeout", value: &o.drainTimeout, usage: "How long established connections keep the virtual servers that the mode ipvs left; then they end. 0 ends them at once"},
 		{name: "master", value: &o.master, usage: "The address of the API server; overrides the one in the kubeconfig file"},
 		{name: "manifests", value: &o.manifests, usage: "A directory with manifests of Services, EndpointSlices, Nodes and ServiceCIDRs (.yaml, .yml, .json) to take them from instead of an API server; watched for changes"},
 		// A library in kube-proxy had these up to v1.36.
@@ -177,7 +178,7 @@ func (o *options) configFlags() []flagInfo {
 		// For modes that this proxy does not have. --write-config-to writes their values nevertheless.
 		{name: "iptables-localhost-nodeports", field: "iptables.localhostNodePorts", value: c.IPTables.LocalhostNodePorts, usage: `Let node ports answer on loopback addresses (mode iptables); here, add "localhost" to --nodeport-addresses`},
 		{name: "ipvs-scheduler", field: "ipvs.scheduler", value: &c.IPVS.Scheduler, usage: "The scheduler of the mode ipvs; ignored"},
-		{name: "ipvs-exclude-cidrs", field: "ipvs.excludeCIDRs", value: &c.IPVS.ExcludeCIDRs, usage: "CIDRs that the mode ipvs does not clean up; ignored"},
+		{name: "ipvs-exclude-cidrs", field: "ipvs.excludeCIDRs", value: &c.IPVS.ExcludeCIDRs, usage: "Addresses of virtual servers of other programs: they stay when what the mode ipvs left is removed"},
 		{name: "ipvs-strict-arp", field: "ipvs.strictARP", value: &c.IPVS.StrictARP, usage: "Strict ARP in the mode ipvs; ignored"},
 		{name: "ipvs-tcp-timeout", field: "ipvs.tcpTimeout", value: &c.IPVS.TCPTimeout.Duration, usage: "The timeout of idle TCP sessions in the mode ipvs; ignored"},
 		{name: "ipvs-tcpfin-timeout", field: "ipvs.tcpFinTimeout", value: &c.IPVS.TCPFinTimeout.Duration, usage: "The timeout of TCP sessions after a FIN in the mode ipvs; ignored"},
@@ -190,7 +191,7 @@ func (o *options) configFlags() []flagInfo {
 // ignored returns why the flag has no effect; empty if it has one.
 func (f flagInfo) ignored() string {
 	switch {
-	case strings.HasPrefix(f.name, "ipvs-"):
+	case strings.HasPrefix(f.name, "ipvs-") && f.name != "ipvs-exclude-cidrs":
 		return "it is about the mode ipvs, which this proxy does not have"
 	case f.name == "iptables-localhost-nodeports":
 		return `it is about the mode iptables, which this proxy does not have; add "localhost" to --nodeport-addresses instead`

@@ -45,7 +45,7 @@ func kubeProxyFlags(t *testing.T) map[string]string {
 
 // ours are the flags that kube-proxy v1.37 does not have. Those of v1.36 are the last two.
 var ours = []string{
-	"manifests", "leftovers", "service-proxy-name", "write-config-version", "serve-node-local", "node-local-source",
+	"manifests", "leftovers", "leftovers-drain-timeout", "service-proxy-name", "write-config-version", "serve-node-local", "node-local-source",
 	"node-local-cert-file", "node-local-key-file", "node-local-ca-file",
 	"node-local-max-ports", "node-local-max-addresses", "node-local-max-bytes", "authorize-node-names",
 	"boot-id-file", "machine-id-file",

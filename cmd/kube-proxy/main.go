@@ -106,7 +106,7 @@ func (o *options) do(ctx context.Context) error {
 	case o.writeConfigTo != "":
 		return o.writeConfig(ctx)
 	case o.cleanup:
-		return cleanup(ctx, o.serviceProxyName)
+		return cleanup(ctx, o.serviceProxyName, o.remover())
 	case o.initOnly:
 		return initOnly(ctx, o.config)
 	}

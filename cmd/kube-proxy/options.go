@@ -33,6 +33,8 @@ type options struct {
 	serviceProxyName string
 	// leftovers is the flag; config has the setting.
 	leftovers v1alpha2.LeftoversPolicy
+	// drainTimeout is the flag --leftovers-drain-timeout; config has the setting.
+	drainTimeout time.Duration
 
 	// config holds the flags' values; complete replaces it by the file's. Then it is valid.
 	config *v1alpha2.KubeProxyConfiguration
@@ -64,6 +66,8 @@ func defaultOptions() *options {
 		healthzPort:    v1alpha2.HealthzPort,
 		metricsPort:    v1alpha2.MetricsPort,
 
+		drainTimeout: c.Linux.LeftoversDrainTimeout.Duration,
+
 		writeConfigVersion: config.V1alpha2,
 		ipvsSyncPeriod:     c.SyncPeriod.Duration,
 		ipvsMinSyncPeriod:  c.MinSyncPeriod.Duration,
@@ -77,6 +81,9 @@ func (o *options) validate() error {
 	}
 	if l := o.leftovers; l != "" && l != v1alpha2.LeftoversRemove && l != v1alpha2.LeftoversReport {
 		return fmt.Errorf("--leftovers: %q must be %s or %s", l, v1alpha2.LeftoversRemove, v1alpha2.LeftoversReport)
+	}
+	if o.drainTimeout < 0 {
+		return fmt.Errorf("--leftovers-drain-timeout: %v must not be negative; 0 ends connections at once", o.drainTimeout)
 	}
 	return checkServiceProxyName(o.serviceProxyName)
 }

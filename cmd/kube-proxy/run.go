@@ -230,8 +230,9 @@ func (p *parts) serve(ctx context.Context, o *options) error {
 		beside(p.counts.Run)
 	}
 	if o.serviceProxyName == "" { // the leftovers that a second proxy finds may be the rules of the first one
-		options := leftovers.Options{OnLook: func(count map[leftovers.Kind]int, conflict bool) {
+		options := leftovers.Options{Remover: o.remover(), OnLook: func(count map[leftovers.Kind]int, draining leftovers.Draining, conflict bool) {
 			metrics.SetLeftoversConflict(conflict)
+			metrics.SetDraining(draining.VirtualServers, draining.Connections, draining.Addresses)
 			for _, kind := range leftovers.Kinds {
 				metrics.SetLeftovers(string(kind), count[kind])
 			}
@@ -244,6 +245,14 @@ func (p *parts) serve(ctx context.Context, o *options) error {
 	err := await(parent, ctx, group)
 	klog.FromContext(ctx).Info("Stopping; the rules stay in the kernel")
 	return err
+}
+
+// remover returns what removes the leftovers of other modes.
+func (o *options) remover() leftovers.Remover {
+	return leftovers.Remover{
+		DrainTimeout: o.config.Linux.LeftoversDrainTimeout.Duration,
+		Excluded:     config.ParseCIDRs(o.config.IPVS.ExcludeCIDRs),
+	}
 }
 
 // stopGrace limits the wait for the current sync when the proxy stops; Kubernetes kills it after 30 s. If the process

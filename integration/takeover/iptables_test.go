@@ -197,7 +197,7 @@ func TestLeftoversOfModeIPTables(t *testing.T) {
 			if !strings.Contains(output, `"Removed" table="ip kube-proxy"`) || !strings.Contains(output, `"Removed" table="ip6 kube-proxy"`) {
 				t.Errorf("--cleanup does not say which tables it removed:\n%s", output)
 			}
-			if err != nil || !strings.Contains(output, "Removed the chains of the modes iptables and ipvs, and the rules that led to them") {
+			if err != nil || !strings.Contains(output, "Removed what the modes iptables and ipvs left, and the rules that led there") {
 				t.Errorf("--cleanup ended with %v and says:\n%s", err, output)
 			}
 			expectNoKubeProxyChain(t, l.Node, variant, "--cleanup")

@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -26,7 +27,7 @@ const (
 func TestMain(m *testing.M) { lab.Main(m) }
 
 // startOurs starts this module's kube-proxy with the manifests.
-func startOurs(t *testing.T, h *lab.Host) *lab.Process {
+func startOurs(t *testing.T, h *lab.Host, more ...string) *lab.Process {
 	t.Helper()
 	text, err := os.ReadFile(manifestsFile)
 	if err != nil {
@@ -36,7 +37,7 @@ func startOurs(t *testing.T, h *lab.Host) *lab.Process {
 	if err := os.WriteFile(filepath.Join(dir, "manifests.yaml"), text, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	return lab.Start(t, h, "kube-proxy", append(flags, "--manifests", dir, "-v=2")...)
+	return lab.Start(t, h, "kube-proxy", slices.Concat(flags, []string{"--manifests", dir, "-v=2"}, more)...)
 }
 
 // flags are those that this module's kube-proxy and Kubernetes' get alike.

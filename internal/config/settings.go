@@ -34,7 +34,7 @@ func Compiler(c *v1alpha2.KubeProxyConfiguration) (compiler.Config, error) {
 func detectLocal(c *v1alpha2.KubeProxyConfiguration) (out compiler.DetectLocal) {
 	switch c.DetectLocalMode {
 	case v1alpha2.LocalModeClusterCIDR:
-		out.CIDRs = parseCIDRs(c.DetectLocal.ClusterCIDRs)
+		out.CIDRs = ParseCIDRs(c.DetectLocal.ClusterCIDRs)
 	case v1alpha2.LocalModeNodeCIDR:
 		out.NodePodCIDRs = true
 	case v1alpha2.LocalModeBridgeInterface:
@@ -94,11 +94,11 @@ func namedNodePortAddresses(list []string) (out compiler.NodePortAddresses) {
 		case v1alpha2.NodePortAddressesPrimary:
 			out.Primary = true
 		case v1alpha2.NodePortAddressesLocalhost:
-			out.CIDRs = append(out.CIDRs, parseCIDRs([]string{"127.0.0.0/8", "::1/128"})...)
+			out.CIDRs = append(out.CIDRs, ParseCIDRs([]string{"127.0.0.0/8", "::1/128"})...)
 		case v1alpha2.NodePortAddressesAll:
 			out.CIDRs = append(out.CIDRs, everywhere...)
 		default:
-			out.CIDRs = append(out.CIDRs, parseCIDRs([]string{address})...)
+			out.CIDRs = append(out.CIDRs, ParseCIDRs([]string{address})...)
 		}
 	}
 	return out
@@ -119,8 +119,8 @@ func LoopbackNodePorts(c *v1alpha2.KubeProxyConfiguration) (out []netip.Prefix) 
 	return out
 }
 
-// parseCIDRs parses valid CIDRs. As in kube-proxy, IPv4 addresses may have leading zeros, which netip refuses.
-func parseCIDRs(list []string) (out []netip.Prefix) {
+// ParseCIDRs parses valid CIDRs. As in kube-proxy, IPv4 addresses may have leading zeros, which netip refuses.
+func ParseCIDRs(list []string) (out []netip.Prefix) {
 	for _, s := range list {
 		if _, n, err := netutils.ParseCIDRSloppy(s); err == nil {
 			address, _ := netip.AddrFromSlice(n.IP)

@@ -5,17 +5,19 @@
 // that were changed or deleted since, and nothing else shows it. kube-proxy removes them when it starts in another mode,
 // and so does [Watch].
 //
-// The package looks in three places, and runs no program: the nf_tables tables that iptables-nft makes (over
-// netlink), the tables of iptables-legacy (over getsockopt and setsockopt), and the device kube-ipvs0.
+// The package looks in these places, and runs no program: the nf_tables tables that iptables-nft makes (over
+// netlink), the tables of iptables-legacy (over getsockopt and setsockopt), and for the mode ipvs the device kube-ipvs0,
+// sets, and virtual servers (over netlink).
 package leftovers
 
 import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
+	"net/netip"
 	"slices"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -31,7 +33,7 @@ const (
 	NFT Kind = "iptables-nft"
 	// Legacy are chains in the tables of iptables-legacy, or ip6tables-legacy.
 	Legacy Kind = "iptables-legacy"
-	// IPVS is the device kube-ipvs0, which holds the addresses of all Services in the mode ipvs.
+	// IPVS are kube-ipvs0, the device with the addresses of all Services in the mode ipvs, and the sets of that mode.
 	IPVS Kind = "ipvs"
 )
 
@@ -41,23 +43,23 @@ var Kinds = []Kind{NFT, Legacy, IPVS}
 // Leftover counts the leftovers of one kind.
 type Leftover struct {
 	Kind Kind
-	// Count is the number of chains; for IPVS, of devices.
+	// Count is the number of chains; for IPVS, of sets and devices.
 	Count int
 	// Example is one of them, in the words of an administrator: "ip nat KUBE-SERVICES", or "kube-ipvs0".
 	Example string
 }
 
-// places says for each kind how to find and remove its leftovers.
+// places says for each kind how to find its leftovers, and to remove its rules.
 var places = []struct {
 	kind Kind
 	// look returns the names of the leftovers.
 	look func(context.Context) (names []string, err error)
-	// remove is nil if they cannot be removed.
+	// remove is nil for IPVS, which Remover removes in steps.
 	remove func(context.Context) (Removal, error)
 }{
 	{NFT, nftChains, removeNFT},
 	{Legacy, func(context.Context) ([]string, error) { return legacyChains(isProxyChain) }, removeLegacy},
-	{IPVS, ipvsDevices, nil},
+	{IPVS, ipvsLeftovers, nil},
 }
 
 // Find returns the leftovers of kube-proxy's other modes in the network namespace of the calling thread, at
@@ -80,27 +82,61 @@ func Find(ctx context.Context) ([]Leftover, error) {
 
 // Removal is the result of Remove.
 type Removal struct {
-	// Removed are the chains that are gone, as in Leftover.Example.
+	// Removed are the chains that are gone, as in Leftover.Example, and of the mode ipvs the virtual servers, the device and
+	// the sets.
 	Removed []string
-	// Kept are chains of kube-proxy that stay, because a rule of another program leads to them.
+	// Kept are chains of kube-proxy that stay, because a rule of another program leads to them, and sets that one names.
 	Kept []string
+	// Draining is not zero if something waits for the end of connections of the mode ipvs. Then its rules stay too.
+	Draining Draining
+	// Ended counts the connections of the mode ipvs that went with their virtual servers.
+	Ended int
+	// Back says that virtual servers were there again that an earlier Remove had removed.
+	Back bool
+}
+
+// Remover removes leftovers. Its zero value waits for no connection.
+type Remover struct {
+	// DrainTimeout limits how long connections of the mode ipvs keep their virtual servers, counted from the first Remove.
+	DrainTimeout time.Duration
+	// Excluded are addresses of virtual servers of other programs, as in kube-proxy's --ipvs-exclude-cidrs.
+	Excluded []netip.Prefix
+
+	begun time.Time
+	// removed has the virtual servers that are gone.
+	removed map[virtualServer]bool
 }
 
 // Remove removes the chains that kube-proxy's other modes made with iptables-nft and iptables-legacy, and the rules of
 // base chains that lead to them. The rules of other programs, among them the kubelet's, stay, and so do the tables. In
 // nf_tables it removes all of them in one transaction, in iptables-legacy those of each table at once: packets
-// see all of the old rules of a table or none. An interrupted removal is completed by the next one. IPVS it leaves alone.
-func Remove(ctx context.Context) (removal Removal, err error) {
+// see all of the old rules of a table or none. It begins with the virtual servers of the mode ipvs and kube-ipvs0, and
+// ends with the sets. While connections of the mode ipvs keep some of it, Removal.Draining says so, and another Remove
+// goes on. An interrupted removal is completed by the next one.
+func (r *Remover) Remove(ctx context.Context) (Removal, error) {
+	removal, err := r.drain(ctx)
+	if err != nil {
+		return removal, fmt.Errorf("remove what %s left: %w", IPVS, err)
+	}
+	if removal.Draining != (Draining{}) {
+		return removal, nil
+	}
 	var errs []error
-	for _, place := range places {
-		if place.remove == nil {
-			continue
-		}
-		r, err := place.remove(ctx)
+	add := func(kind Kind, more Removal, err error) {
 		if err != nil {
-			errs = append(errs, fmt.Errorf("remove what %s left: %w", place.kind, err))
+			errs = append(errs, fmt.Errorf("remove what %s left: %w", kind, err))
 		}
-		removal.Removed, removal.Kept = append(removal.Removed, r.Removed...), append(removal.Kept, r.Kept...)
+		removal.Removed, removal.Kept = append(removal.Removed, more.Removed...), append(removal.Kept, more.Kept...)
+	}
+	for _, place := range places {
+		if place.remove != nil {
+			more, err := place.remove(ctx)
+			add(place.kind, more, err)
+		}
+	}
+	if len(errs) == 0 {
+		more, err := destroyIPSets(ctx)
+		add(IPVS, more, err)
 	}
 	return removal, errors.Join(errs...)
 }
@@ -119,21 +155,6 @@ func retry[T any](read func() (T, error)) (out T, err error) {
 		}
 	}
 	return out, err
-}
-
-// ipvsDevice is the name of the dummy device of the mode ipvs.
-const ipvsDevice = "kube-ipvs0"
-
-// ipvsDevices returns the device if it exists. Virtual servers alone are no sign: other programs use IPVS too.
-func ipvsDevices(context.Context) ([]string, error) {
-	interfaces, err := net.Interfaces()
-	if err != nil {
-		return nil, err
-	}
-	if slices.ContainsFunc(interfaces, func(i net.Interface) bool { return i.Name == ipvsDevice }) {
-		return []string{ipvsDevice}, nil
-	}
-	return nil, nil
 }
 
 // iptablesTables are the tables in which kube-proxy has chains.

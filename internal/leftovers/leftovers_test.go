@@ -162,7 +162,7 @@ func TestFind(t *testing.T) {
 func TestRemove(t *testing.T) {
 	remove := func(t *testing.T) Removal {
 		t.Helper()
-		removal, err := Remove(t.Context())
+		removal, err := new(Remover).Remove(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -236,7 +236,7 @@ func TestRemove(t *testing.T) {
 		leaveKubeProxy(t, "nft")
 		run(t, "add rule ip nat PREROUTING tcp dport vmap { 99 : jump KUBE-SERVICES }", "nft", "-f", "-")
 		before := run(t, "", "nft", "list", "ruleset")
-		if removal, err := Remove(t.Context()); err == nil || !strings.Contains(err.Error(), "device or resource busy") {
+		if removal, err := new(Remover).Remove(t.Context()); err == nil || !strings.Contains(err.Error(), "device or resource busy") {
 			t.Errorf("removal %+v, error %v", removal, err)
 		}
 		if diff := cmp.Diff(before, run(t, "", "nft", "list", "ruleset")); diff != "" {
@@ -259,7 +259,7 @@ func TestRemove(t *testing.T) {
 				time.Sleep(gap)
 			}
 		})
-		removal, err := Remove(t.Context())
+		removal, err := new(Remover).Remove(t.Context())
 		stop()
 		others.Wait()
 		if err != nil || len(removal.Removed) < 50 {
@@ -308,7 +308,7 @@ func leaveKubeProxyAlone(t *testing.T, variant string) {
 // TestWatchBesideAKubeProxy plays a kube-proxy that makes its rules again after each removal, and one that was interrupted.
 func TestWatchBesideAKubeProxy(t *testing.T) {
 	newWatch := func(conflict *bool) *watch {
-		w := &watch{Options: Options{Synced: make(chan struct{}), OnLook: func(_ map[Kind]int, c bool) { *conflict = c }}, find: Find, remove: Remove}
+		w := &watch{Options: Options{Synced: make(chan struct{}), OnLook: func(_ map[Kind]int, _ Draining, c bool) { *conflict = c }}, find: Find, remove: new(Remover).Remove}
 		w.logger = funcr.New(func(_, _ string) {}, funcr.Options{})
 		return w
 	}
@@ -360,7 +360,7 @@ func TestBothVariants(t *testing.T) {
 		if found := find(t); len(found) != 2 || found[0].Kind != NFT || found[1].Kind != Legacy || found[0].Count != found[1].Count {
 			t.Errorf("found %+v", found)
 		}
-		removal, err := Remove(t.Context())
+		removal, err := new(Remover).Remove(t.Context())
 		if err != nil || len(removal.Removed) < 100 || removal.Kept != nil {
 			t.Errorf("removed %d chains, kept %v, error %v", len(removal.Removed), removal.Kept, err)
 		}
@@ -392,7 +392,7 @@ func TestBothVariants(t *testing.T) {
 			if len(found) != 1 || found[0].Kind != NFT || !says(err) {
 				t.Errorf("found %+v, error %v", found, err)
 			}
-			removal, err := Remove(t.Context())
+			removal, err := new(Remover).Remove(t.Context())
 			test.want = strings.Replace(test.want, "look for", "remove", 1)
 			if len(removal.Removed) < 50 || !says(err) {
 				t.Errorf("removed %d chains, error %v", len(removal.Removed), err)

@@ -77,7 +77,7 @@ func TestReplaceLegacyTable(t *testing.T) {
 		netns.EnterForTest(t)
 		leaveKubeProxy(t, "legacy")
 		run(t, counted, "iptables-legacy-restore", "-c", "--noflush")
-		if _, err := Remove(t.Context()); err != nil {
+		if _, err := new(Remover).Remove(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 		got := strings.ReplaceAll(savedCounters(t, "iptables"), ":KUBE-FIREWALL - [0:0]\n", "")
@@ -101,7 +101,7 @@ func TestReplaceLegacyTable(t *testing.T) {
 		}
 		lockFile = filepath.Join(t.TempDir(), "lock")
 		t.Cleanup(func() { lockFile = "/run/xtables.lock" })
-		if _, err := Remove(t.Context()); err != nil {
+		if _, err := new(Remover).Remove(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 		if rules := saved(t, "legacy"); !strings.Contains(rules, "--dport 99") || strings.Contains(rules, "KUBE-SVC") {
@@ -120,7 +120,7 @@ func TestReplaceLegacyTable(t *testing.T) {
 		free := time.AfterFunc(300*time.Millisecond, func() { lock.Close() })
 		defer free.Stop()
 		start := time.Now()
-		if _, err := Remove(t.Context()); err != nil || time.Since(start) < 200*time.Millisecond {
+		if _, err := new(Remover).Remove(t.Context()); err != nil || time.Since(start) < 200*time.Millisecond {
 			t.Errorf("removed after %s, error %v", time.Since(start), err)
 		}
 	})
@@ -130,7 +130,7 @@ func TestReplaceLegacyTable(t *testing.T) {
 		before := saved(t, "legacy")
 		lockFile = filepath.Join(t.TempDir(), "missing", "lock")
 		t.Cleanup(func() { lockFile = "/run/xtables.lock" })
-		if removal, err := Remove(t.Context()); err == nil || !strings.Contains(err.Error(), "mount the host's file there") {
+		if removal, err := new(Remover).Remove(t.Context()); err == nil || !strings.Contains(err.Error(), "mount the host's file there") {
 			t.Errorf("removed %+v, error %v", removal, err)
 		}
 		if diff := cmp.Diff(before, saved(t, "legacy")); diff != "" {
@@ -149,7 +149,7 @@ func TestFindWhereNamesCannotBeRead(t *testing.T) {
 	if err == nil || len(found) != 1 || found[0].Kind != NFT {
 		t.Errorf("found %+v, error %v", found, err)
 	}
-	removal, err := Remove(t.Context())
+	removal, err := new(Remover).Remove(t.Context())
 	if err == nil || len(removal.Removed) < 50 {
 		t.Errorf("removed %d chains, error %v", len(removal.Removed), err)
 	}
@@ -195,7 +195,7 @@ func TestRemovalThatIsInterrupted(t *testing.T) {
 				}
 			}
 		}
-		if _, err := Remove(t.Context()); err != nil {
+		if _, err := new(Remover).Remove(t.Context()); err != nil {
 			t.Fatalf("after step %d: %v", call, err)
 		}
 		if diff := cmp.Diff(before, saved(t, "nft")+saved(t, "legacy")); diff != "" {
@@ -220,7 +220,7 @@ func dieInRemoval(t *testing.T, at string) {
 		calls++
 		return real(socket, level, option, value)
 	}
-	if _, err := Remove(t.Context()); err != nil {
+	if _, err := new(Remover).Remove(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -16,6 +16,8 @@ const (
 	closeInterval = time.Minute
 	// passTime bounds a look with a removal.
 	passTime = 2 * time.Minute
+	// drainInterval is the time between two looks at connections of the mode ipvs.
+	drainInterval = 10 * time.Second
 	// Rules that come back after so many removals in that time are another kube-proxy's, which runs.
 	conflictRemovals = 3
 	conflictTime     = time.Hour
@@ -23,25 +25,21 @@ const (
 
 const remedy = "stop any other kube-proxy on this node, then restart this one with --leftovers=remove"
 
-// remedies says for each kind how to remove it, for the log.
-var remedies = map[Kind]string{
-	NFT: remedy, Legacy: remedy,
-	IPVS: `stop any other kube-proxy on this node, then run Kubernetes' own "kube-proxy --cleanup" from its image, or restart the node`,
-}
-
 // Options say what Watch does.
 type Options struct {
 	// Synced is closed when the proxy's own rules serve. Then Watch removes leftovers. Nil: it only reports them.
 	Synced <-chan struct{}
+	// Remover removes them.
+	Remover Remover
 	// OnLook is called with the count of each kind. conflict says that another kube-proxy put its rules back each time that
 	// they were removed; Watch leaves them then.
-	OnLook func(count map[Kind]int, conflict bool)
+	OnLook func(count map[Kind]int, draining Draining, conflict bool)
 }
 
 // Watch looks for leftovers until ctx ends: at once, or after o.Synced, and then every ten minutes, or every minute in the
-// hour after a removal. It logs what it removes, an error when it first finds a kind that stays, and a line when that is gone.
+// hour after a removal, or every ten seconds while connections of the mode ipvs keep something. It logs what it removes, an error when it first finds a kind that stays, and a line when that is gone.
 func Watch(ctx context.Context, o Options) {
-	w := watch{logger: klog.FromContext(ctx), Options: o, find: Find, remove: Remove}
+	w := watch{logger: klog.FromContext(ctx), Options: o, find: Find, remove: o.Remover.Remove}
 	if o.Synced != nil {
 		select {
 		case <-ctx.Done():
@@ -52,7 +50,10 @@ func Watch(ctx context.Context, o Options) {
 	for {
 		w.pass(ctx, time.Now())
 		pause := interval
-		if len(w.removals) > 0 {
+		switch {
+		case w.draining != (Draining{}):
+			pause = drainInterval
+		case len(w.removals) > 0:
 			pause = closeInterval
 		}
 		select {
@@ -76,6 +77,9 @@ type watch struct {
 	// failed is the text of the last error, and kept the number of chains that the last removal kept.
 	failed string
 	kept   int
+	// draining is from the last removal, and told from the last line in the log about it, at toldAt.
+	draining Draining
+	toldAt   time.Time
 }
 
 // pass looks once, and removes what it finds.
@@ -84,20 +88,24 @@ func (w *watch) pass(ctx context.Context, now time.Time) {
 	defer cancel()
 	w.removals = slices.DeleteFunc(w.removals, func(t time.Time) bool { return now.Sub(t) >= conflictTime })
 	found, err := w.find(ctx)
-	if w.Synced != nil && w.mayRemove(found) {
+	if w.Synced == nil || !w.mayRemove(found) {
+		w.draining = Draining{}
+	} else {
 		removal, failure := w.remove(ctx)
 		w.logRemoval(removal, now)
+		if failure == nil {
+			w.drain(removal, now)
+		}
 		found, err = w.find(ctx)
 		err = errors.Join(failure, err)
 	}
 	w.look(found, err)
 }
 
-// mayRemove reports whether there are leftovers to remove. What the mode ipvs left stays together with its rules, because
-// connections go through both.
+// mayRemove reports whether there are leftovers to remove.
 func (w *watch) mayRemove(found []Leftover) bool {
-	if len(found) == 0 || slices.ContainsFunc(found, func(l Leftover) bool { return l.Kind == IPVS }) {
-		w.conflict = w.conflict && len(found) > 0
+	if len(found) == 0 {
+		w.conflict = false
 		return false
 	}
 	if !w.conflict && len(w.removals) >= conflictRemovals {
@@ -110,8 +118,10 @@ func (w *watch) mayRemove(found []Leftover) bool {
 
 func (w *watch) logRemoval(r Removal, now time.Time) {
 	if n := len(r.Removed); n > 0 {
-		w.removals = append(w.removals, now)
-		w.logger.Info("Removed the rules that another mode of kube-proxy left behind", "chains", n, "example", r.Removed[0])
+		if r.Back || r.Draining == (Draining{}) {
+			w.removals = append(w.removals, now)
+		}
+		w.logger.Info("Removed the rules that another mode of kube-proxy left behind", "count", n, "example", r.Removed[0])
 	}
 	if n := len(r.Kept); n > 0 && n != w.kept {
 		w.logger.Info("Kept chains of kube-proxy, because a rule of another program leads to them", "chains", n, "example", r.Kept[0])
@@ -119,14 +129,27 @@ func (w *watch) logRemoval(r Removal, now time.Time) {
 	w.kept = len(r.Kept)
 }
 
+// drain says how far the mode ipvs is from its end: at its begin, every ten minutes, and at its end.
+func (w *watch) drain(r Removal, now time.Time) {
+	if r.Ended > 0 {
+		w.logger.Info("Ended connections of the mode ipvs: its virtual servers stayed for them as long as they may", "connections", r.Ended)
+	}
+	if d := r.Draining; d != (Draining{}) && (w.draining == (Draining{}) || now.Sub(w.toldAt) >= interval) {
+		w.toldAt = now
+		w.logger.Info("Connections of the mode ipvs keep its virtual servers, which get no new ones; removing each when it has none",
+			"connections", d.Connections, "virtualServers", d.VirtualServers, "addresses", d.Addresses, "timeout", w.Remover.DrainTimeout.String())
+	}
+	w.draining = r.Draining
+}
+
 func (w *watch) look(found []Leftover, err error) {
 	w.logFailure(err)
 	count := map[Kind]int{}
 	for _, l := range found {
 		count[l.Kind] = l.Count
-		if w.known[l.Kind] == 0 {
+		if w.known[l.Kind] == 0 && w.draining == (Draining{}) {
 			w.logger.Error(nil, "Another mode of kube-proxy left rules behind; they go on serving Services that were changed or deleted since",
-				"kind", l.Kind, "count", l.Count, "example", l.Example, "remedy", remedies[l.Kind])
+				"kind", l.Kind, "count", l.Count, "example", l.Example, "remedy", remedy)
 		}
 	}
 	for _, kind := range Kinds {
@@ -139,7 +162,7 @@ func (w *watch) look(found []Leftover, err error) {
 		}
 	}
 	w.known = count
-	w.OnLook(count, w.conflict)
+	w.OnLook(count, w.draining, w.conflict)
 }
 
 // logFailure logs an error once for as long as it stays the same.

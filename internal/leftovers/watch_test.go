@@ -3,6 +3,7 @@ package leftovers
 import (
 	"context"
 	"errors"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -34,7 +35,7 @@ func TestWatch(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			var lines []string
 			var last map[Kind]int
-			w := &watch{Options: Options{OnLook: func(count map[Kind]int, _ bool) { last = count }}}
+			w := &watch{Options: Options{OnLook: func(count map[Kind]int, _ Draining, _ bool) { last = count }}}
 			w.logger = funcr.New(func(_, args string) { lines = append(lines, args) }, funcr.Options{})
 			for _, look := range tt.looks {
 				look(w)
@@ -69,7 +70,7 @@ func TestWatchRemoves(t *testing.T) {
 	}{
 		{"what it finds", false, [][]Leftover{rules, nil}, nil, all, nil, []string{removed}, 1, false},
 		{"nothing where it only reports", true, [][]Leftover{rules}, nil, all, nil, []string{"left rules behind"}, 0, false},
-		{"nothing beside the mode ipvs", false, [][]Leftover{device}, nil, all, nil, []string{"left behind ipvs", "left behind iptables-legacy"}, 0, false},
+		{"the mode ipvs too", false, [][]Leftover{device}, nil, all, nil, []string{removed}, 1, false},
 		{"again when an old pod was still ending", false, [][]Leftover{rules, rules, nil}, nil, all, nil, []string{removed, removed}, 2, false},
 		{"not against another kube-proxy that runs", false, [][]Leftover{rules, rules, rules, rules, rules}, nil, all, nil,
 			[]string{removed, removed, removed, conflict, "left rules behind"}, 3, true},
@@ -83,7 +84,7 @@ func TestWatchRemoves(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			var lines []string
 			var conflict bool
-			w := &watch{Options: Options{Synced: make(chan struct{}), OnLook: func(_ map[Kind]int, c bool) { conflict = c }}}
+			w := &watch{Options: Options{Synced: make(chan struct{}), OnLook: func(_ map[Kind]int, _ Draining, c bool) { conflict = c }}}
 			w.logger = funcr.New(func(_, args string) { lines = append(lines, args) }, funcr.Options{})
 			if tt.report {
 				w.Synced = nil
@@ -105,6 +106,50 @@ func TestWatchRemoves(t *testing.T) {
 			}
 			if removals != tt.removals || conflict != tt.conflict {
 				t.Errorf("%d removals, conflict %v; want %d and %v", removals, conflict, tt.removals, tt.conflict)
+			}
+			expectLines(t, lines, tt.lines)
+		})
+	}
+}
+
+// TestWatchDrains plays passes, ten seconds apart, over what the mode ipvs left.
+func TestWatchDrains(t *testing.T) {
+	device := []Leftover{{Kind: IPVS, Count: 1, Example: "kube-ipvs0"}}
+	some := Draining{VirtualServers: 2, Connections: 5, Addresses: 1}
+	idle := Removal{Removed: []string{"virtual server tcp 10.96.0.1:443"}, Draining: some}
+	back := Removal{Removed: idle.Removed, Draining: some, Back: true}
+	const removed, keep, conflict = "Removed virtual", "Connections keep connections=5", "Another kube-proxy runs on this node"
+	for _, tt := range []struct {
+		name     string
+		removals []Removal
+		lines    []string
+		draining Draining
+		conflict bool
+	}{
+		{"says once what connections keep", []Removal{idle, {Draining: some}, {Draining: some}}, []string{removed, keep}, some, false},
+		{"ends", []Removal{idle, {Removed: []string{ipvsDevice}}}, []string{removed, keep, "Removed kube-ipvs0", "are gone ipvs"}, Draining{}, false},
+		{"says what it ends", []Removal{{Removed: []string{ipvsDevice}, Ended: 3}}, []string{"Removed kube-ipvs0", "Ended connections=3"}, Draining{}, false},
+		{"is no conflict by itself", []Removal{idle, idle, idle, idle, idle}, []string{removed, keep, removed, removed, removed, removed}, some, false},
+		{"stops when another kube-proxy runs", []Removal{idle, back, back, back, back, back}, []string{removed, keep, removed, removed, removed, conflict}, Draining{}, true},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			var lines []string
+			var draining Draining
+			var conflict bool
+			w := &watch{Options: Options{Synced: make(chan struct{}), OnLook: func(_ map[Kind]int, d Draining, c bool) { draining, conflict = d, c }}}
+			w.logger = funcr.New(func(_, args string) { lines = append(lines, strings.ReplaceAll(args, `"`, "")) }, funcr.Options{})
+			for i, removal := range tt.removals {
+				w.remove = func(context.Context) (Removal, error) { return removal, nil }
+				w.find = func(context.Context) ([]Leftover, error) {
+					if w.draining == (Draining{}) && i == len(tt.removals)-1 && slices.Contains(removal.Removed, ipvsDevice) && len(w.removals) > 0 {
+						return nil, nil
+					}
+					return device, nil
+				}
+				w.pass(t.Context(), time.Unix(int64(10*i), 0))
+			}
+			if diff := cmp.Diff(tt.draining, draining); diff != "" || conflict != tt.conflict {
+				t.Errorf("conflict %v, want %v; draining (-want +got):\n%s", conflict, tt.conflict, diff)
 			}
 			expectLines(t, lines, tt.lines)
 		})

@@ -54,6 +54,7 @@ func everything() {
 	metrics.SetEmptyHeld("services", true)
 	metrics.SetNodeMissing(true, true, false)
 	metrics.SetLeftovers("ipvs", 1)
+	metrics.SetDraining(3, 20, 2)
 	metrics.SetLeftoversConflict(true)
 	metrics.SetNodeLocalWatchers(1)
 	metrics.ObserveNodeLocalBatch(true, 1, time.Millisecond)

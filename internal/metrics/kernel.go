@@ -72,12 +72,20 @@ func CountConntrackFailure(family model.Family) {
 }
 
 var (
-	leftoverRules     = newGaugeVec("other_modes_leftovers", "Leftovers of kube-proxy's iptables and ipvs modes on the node: the number of chains of iptables-nft and of iptables-legacy, and 1 for the device of ipvs", "kind")
+	leftoverRules     = newGaugeVec("other_modes_leftovers", "Leftovers of kube-proxy's iptables and ipvs modes on the node: the number of chains of iptables-nft and of iptables-legacy, and of ipvs the number of sets, and 1 for the device", "kind")
+	draining          = newGaugeVec("other_modes_draining", "What stays of kube-proxy's mode ipvs for the sake of established connections: these, its virtual servers, and its addresses on the node", "kind")
 	leftoversConflict = newGauge("other_modes_conflict", "1 if another kube-proxy on the node put the rules of its mode back each time that this one removed them; this one leaves them then")
 )
 
 // SetLeftovers records the leftovers of a kind (leftovers.Kind) of another mode of kube-proxy.
 func SetLeftovers(kind string, count int) { leftoverRules.WithLabelValues(kind).Set(float64(count)) }
+
+// SetDraining records what stays of the mode ipvs for the sake of established connections.
+func SetDraining(virtualServers, connections, addresses int) {
+	draining.WithLabelValues("virtual-servers").Set(float64(virtualServers))
+	draining.WithLabelValues("connections").Set(float64(connections))
+	draining.WithLabelValues("addresses").Set(float64(addresses))
+}
 
 // SetLeftoversConflict records whether another kube-proxy puts its rules back.
 func SetLeftoversConflict(yes bool) { leftoversConflict.Set(oneIf(yes)) }

@@ -22,6 +22,9 @@ const (
 // defaultMasqueradeBit is the default of all modes.
 const defaultMasqueradeBit int32 = 14
 
+// defaultDrainTimeout is longer than most pools keep a connection.
+const defaultDrainTimeout = time.Hour
+
 // SetDefaults fills in unset fields, with the defaults of kube-proxy v1.37 unless the fields say otherwise.
 func SetDefaults(c *KubeProxyConfiguration) {
 	c.APIVersion, c.Kind = APIVersion, Kind
@@ -41,6 +44,7 @@ func SetDefaults(c *KubeProxyConfiguration) {
 	setDefault(&conntrack.TCPCloseWaitTimeout, &metav1.Duration{Duration: time.Hour})
 	setDefault(&c.Linux.OOMScoreAdj, ptr.To[int32](-999))
 	setDefault(&c.Linux.Leftovers, LeftoversRemove)
+	setDefault(&c.Linux.LeftoversDrainTimeout, &metav1.Duration{Duration: defaultDrainTimeout})
 	setDefault(&c.BindAddressHardFail, ptr.To(true))
 	setDefault(&c.ConfigHardFail, ptr.To(true))
 	setDefault(&c.SyncPeriod.Duration, 30*time.Second)

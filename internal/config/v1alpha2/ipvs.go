@@ -11,7 +11,7 @@ type IPVSConfiguration struct {
 	MasqueradeBit *int32 `json:"masqueradeBit"`
 	// Scheduler is the name of an IPVS scheduler; empty is the mode's default.
 	Scheduler string `json:"scheduler"`
-	// ExcludeCIDRs are the addresses of IPVS services to keep when cleaning up.
+	// ExcludeCIDRs are addresses of virtual servers of other programs. They stay when the leftovers of the mode are removed.
 	ExcludeCIDRs []string `json:"excludeCIDRs"`
 	// StrictARP keeps the node from answering ARP requests for addresses of kube-ipvs0.
 	StrictARP bool `json:"strictARP"`

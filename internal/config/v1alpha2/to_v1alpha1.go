@@ -24,8 +24,8 @@ func (l *losses) add(field, format string, args ...any) {
 }
 
 // ToV1alpha1 converts a v1alpha2 document, without defaults filled in. Losses are ipFamilyPolicy, configHardFail unless it
-// is false, a second nodeIPOverride, the masqueradeBit of iptables or ipvs where they differ, linux.leftovers unless it is
-// the default, and nodeLocal.
+// is false, a second nodeIPOverride, the masqueradeBit of iptables or ipvs where they differ, linux.leftovers and
+// linux.leftoversDrainTimeout unless they have the default, and nodeLocal.
 func ToV1alpha1(in *KubeProxyConfiguration) (*kubeproxyv1alpha1.KubeProxyConfiguration, []Loss) {
 	common, out := *in, &kubeproxyv1alpha1.KubeProxyConfiguration{}
 	common.ClientConnection.QPS = 0 // the flag accepts an infinite one, which JSON does not have
@@ -45,6 +45,9 @@ func ToV1alpha1(in *KubeProxyConfiguration) (*kubeproxyv1alpha1.KubeProxyConfigu
 	}
 	if in.Linux.Leftovers != "" && in.Linux.Leftovers != LeftoversRemove {
 		lost.add("linux.leftovers", "v1alpha1 has no such field; this project's kube-proxy has the flag --leftovers")
+	}
+	if t := in.Linux.LeftoversDrainTimeout; t != nil && t.Duration != defaultDrainTimeout {
+		lost.add("linux.leftoversDrainTimeout", "v1alpha1 has no such field; this project's kube-proxy has the flag --leftovers-drain-timeout")
 	}
 	lost.nodeLocalToV1alpha1(ptr.Deref(in.NodeLocal, NodeLocalConfiguration{}))
 	return out, lost

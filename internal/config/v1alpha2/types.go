@@ -143,6 +143,9 @@ type LinuxConfiguration struct {
 	// Leftovers says what to do with the rules that another mode of kube-proxy left on the node. Default remove.
 	// KEP-784 and kube-proxy, which removes them, do not have this field.
 	Leftovers LeftoversPolicy `json:"leftovers"`
+	// LeftoversDrainTimeout limits how long established connections keep the virtual servers that the mode ipvs left. Default
+	// 1h; 0s ends them at once. Only this project has the field.
+	LeftoversDrainTimeout *metav1.Duration `json:"leftoversDrainTimeout"`
 }
 
 // ConntrackConfiguration is the section "linux.conntrack". A timeout of 0 leaves the kernel's.

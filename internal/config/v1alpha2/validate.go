@@ -45,6 +45,8 @@ func validateMode(c *KubeProxyConfiguration) (errs field.ErrorList) {
 	case ModeIPTables, ModeKernelspace:
 	case ModeNFTables:
 		errs = append(errs, validateMasqueradeBit(c.NFTables.MasqueradeBit, field.NewPath("nftables"))...)
+		// This one counts when leftovers of the mode ipvs are removed.
+		errs = append(errs, validateCIDRs(c.IPVS.ExcludeCIDRs, field.NewPath("ipvs", "excludeCIDRs"))...)
 	case ModeIPVS:
 		errs = append(errs, c.IPVS.validate(field.NewPath("ipvs"))...)
 	default:
@@ -69,6 +71,7 @@ func validateLinux(c *LinuxConfiguration, path *field.Path) (errs field.ErrorLis
 	if c.Leftovers != LeftoversRemove && c.Leftovers != LeftoversReport {
 		errs = append(errs, field.NotSupported(path.Child("leftovers"), c.Leftovers, []LeftoversPolicy{LeftoversRemove, LeftoversReport}))
 	}
+	errs = append(errs, notNegative(path.Child("leftoversDrainTimeout"), c.LeftoversDrainTimeout.Duration, "; 0s ends connections at once")...)
 	return append(errs, validateConntrack(&c.Conntrack, path.Child("conntrack"))...)
 }
 

@@ -117,7 +117,7 @@ func TestPreflight(t *testing.T) {
 		},
 		{
 			name: "mode ipvs", script: asNode + "ip link add kube-ipvs0 type bridge; ip addr add 10.96.0.10/32 dev kube-ipvs0", status: 1, mode: "ipvs",
-			want: []string{"look leftovers: ipvs: 1, for example kube-ipvs0", "look node-ports: on 127.0.0.1, 10.9.0.1, 10.244.1.1,"},
+			want: []string{"go leftovers: ipvs: 1, for example kube-ipvs0", "look node-ports: on 127.0.0.1, 10.9.0.1, 10.244.1.1,"},
 		},
 		{
 			name: "kube-proxy's tables", script: asNode + "nft -f ../../../integration/takeover/testdata/ruleset.nft", file: kubeadmFile("mode: nftables"), status: 0, mode: "nftables",

@@ -155,10 +155,8 @@ func (p *preflight) checkLeftovers() error {
 		seen := fmt.Sprintf("%s: %d, for example %s", l.Kind, l.Count, l.Example)
 		switch {
 		case l.Kind == leftovers.IPVS:
-			p.out.add("leftovers", levelLook, seen, "this node was served in mode ipvs, whose rules the proxy does not remove",
-				"change kube-proxy to nftables mode first: it removes them itself (docs/takeover.md)")
-		case p.old == v1alpha2.ModeIPVS:
-			p.out.add("leftovers", levelGo, seen+": beside those of mode ipvs", "", "")
+			p.out.add("leftovers", levelGo, seen, "the proxy removes what mode ipvs left after its first sync, unless --leftovers=report; established "+
+				"connections keep it for an hour at most (--leftovers-drain-timeout)", "")
 		default:
 			p.out.add("leftovers", levelGo, seen, "the proxy removes them after its first sync, unless --leftovers=report", "")
 		}

@@ -1,0 +1,206 @@
+package leftovers
+
+import (
+	"context"
+	"net"
+	"net/netip"
+	"slices"
+	"time"
+)
+
+// The mode ipvs has connections in a table of its own, and kube-ipvs0 makes the addresses of Services local ones, so that
+// packets reach IPVS. Once the proxy's own rules serve, they translate new connections before IPVS sees them. Then a
+// virtual server stays while it has connections, an address while it has virtual servers, and kube-ipvs0 while it has
+// addresses. The iptables rules stay as long: they guard ports of those addresses that no Service has, and masquerade what
+// the node sends from such an address. The sets go last: rules name them, and they tell the virtual servers of node ports.
+//
+// Each step leaves a state with which the next process goes on.
+
+// ipvsLeftovers returns the names of what the mode ipvs left. It does not ask IPVS: without the device and the sets, a
+// virtual server may be anybody's.
+func ipvsLeftovers(context.Context) (names []string, err error) {
+	d, err := readDevice()
+	if err != nil {
+		return nil, err
+	}
+	if d != nil {
+		names = append(names, ipvsDevice)
+	}
+	sets, err := ipsets()
+	for _, name := range sets {
+		names = append(names, setName(name))
+	}
+	return names, err
+}
+
+// Draining counts what stays of the mode ipvs for the sake of its connections.
+type Draining struct {
+	VirtualServers int
+	// Connections counts those through the virtual servers, in any state, and UDP flows.
+	Connections int
+	// Addresses are on kube-ipvs0, because of virtual servers or because sockets of the node use them.
+	Addresses int
+}
+
+// drain is a pass over the virtual servers and over kube-ipvs0.
+type drain struct {
+	*Removal
+	servers *ipvsConn
+	// ends says that connections have had enough time.
+	ends bool
+	// busy has the addresses of virtual servers with connections.
+	busy map[netip.Addr]bool
+}
+
+// drain removes virtual servers of kube-proxy without connections, then addresses without virtual servers, then
+// kube-ipvs0 without addresses. After the timeout it removes all.
+func (r *Remover) drain(ctx context.Context) (removal Removal, err error) {
+	device, err := readDevice()
+	if err != nil {
+		return removal, err
+	}
+	servers, err := dialIPVS()
+	if err != nil {
+		return removal, err
+	}
+	now := time.Now()
+	if r.begun.IsZero() {
+		r.begun, r.removed = now, map[virtualServer]bool{}
+	}
+	pass := drain{Removal: &removal, servers: servers, ends: now.Sub(r.begun) >= r.DrainTimeout, busy: map[netip.Addr]bool{}}
+	if servers != nil {
+		defer servers.Close()
+		own, err := r.virtualServers(servers, device)
+		if err != nil {
+			return removal, err
+		}
+		for _, v := range own {
+			removal.Back = removal.Back || r.removed[v]
+			stays, err := pass.serve(ctx, v)
+			if err != nil {
+				return removal, err
+			}
+			if !stays {
+				r.removed[v] = true
+			}
+		}
+	}
+	if device == nil {
+		return removal, nil
+	}
+	return removal, pass.addresses(device)
+}
+
+// virtualServers returns those that kube-proxy made: on addresses of kube-ipvs0, and of node ports.
+func (r *Remover) virtualServers(c *ipvsConn, d *device) (own []virtualServer, err error) {
+	all, err := c.virtualServers()
+	if err != nil || len(all) == 0 {
+		return nil, err
+	}
+	sets, err := dialIPSet()
+	if err != nil {
+		return nil, err
+	}
+	if sets != nil {
+		defer sets.Close()
+	}
+	local, err := localAddresses()
+	if err != nil {
+		return nil, err
+	}
+	for _, v := range all {
+		addr := v.at.Addr()
+		if slices.ContainsFunc(r.Excluded, func(p netip.Prefix) bool { return p.Contains(addr) }) {
+			continue
+		}
+		is := d != nil && slices.Contains(d.addresses, addr)
+		if !is && sets != nil && local[addr] {
+			if is, err = sets.isNodePort(v); err != nil {
+				return nil, err
+			}
+		}
+		if is {
+			own = append(own, v)
+		}
+	}
+	return own, nil
+}
+
+func localAddresses() (local map[netip.Addr]bool, err error) {
+	addrs, err := net.InterfaceAddrs()
+	if err != nil {
+		return nil, err
+	}
+	local = map[netip.Addr]bool{}
+	for _, a := range addrs {
+		if prefix, err := netip.ParsePrefix(a.String()); err == nil {
+			local[prefix.Addr()] = true
+		}
+	}
+	return local, nil
+}
+
+// serve removes a virtual server if it has no connections, or if these end. Else it keeps it from getting more, which can
+// still happen where the proxy's own rules serve less: a Service that is gone, a node port on a secondary address.
+func (d *drain) serve(ctx context.Context, v virtualServer) (stays bool, err error) {
+	if err := ctx.Err(); err != nil {
+		return false, err
+	}
+	servers, err := d.servers.realServers(v)
+	if err != nil {
+		return false, err
+	}
+	connections := 0
+	for _, s := range servers {
+		connections += s.connections
+	}
+	if connections == 0 || d.ends {
+		if err := d.servers.delete(v); err != nil {
+			return false, err
+		}
+		d.Ended += connections
+		d.Removed = append(d.Removed, v.String())
+		return false, nil
+	}
+	d.busy[v.at.Addr()] = true
+	d.Draining.VirtualServers++
+	d.Draining.Connections += connections
+	for _, s := range servers {
+		if s.weight == 0 {
+			continue
+		}
+		if err := d.servers.takeNoNew(v, s); err != nil {
+			return true, err
+		}
+	}
+	return true, nil
+}
+
+// addresses removes those of kube-ipvs0 that are not in use, and kube-ipvs0 if none is.
+func (d *drain) addresses(device *device) error {
+	used := d.busy
+	if !d.ends {
+		sockets, err := usedBySockets()
+		if err != nil {
+			return err
+		}
+		for addr := range sockets {
+			used[addr] = true
+		}
+	}
+	unused := slices.DeleteFunc(slices.Clone(device.addresses), func(a netip.Addr) bool { return used[a] })
+	d.Draining.Addresses = len(device.addresses) - len(unused)
+	if d.Draining.Addresses == 0 {
+		if err := device.remove(); err != nil {
+			return err
+		}
+		d.Removed = append(d.Removed, ipvsDevice)
+		return nil
+	}
+	for _, a := range unused {
+		if err := device.removeAddress(a); err != nil {
+			return err
+		}
+	}
+	return nil
+}

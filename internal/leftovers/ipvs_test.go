@@ -1,0 +1,318 @@
+package leftovers
+
+import (
+	"encoding/binary"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/mdlayher/netlink"
+	"github.com/mdlayher/netlink/nltest"
+	"github.com/nftproxy/nftproxy/internal/testkit/netns"
+	vnetlink "github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// fakeIPVS answers as IPVS does: the kernels of make test-kernels have the real one.
+type fakeIPVS struct {
+	t *testing.T
+	// servers are in the order of the kernel's answers.
+	servers []fakeServer
+}
+
+type fakeServer struct {
+	virtualServer
+	real []realServer
+}
+
+// useFakeIPVS makes the package talk to the fake one.
+func useFakeIPVS(t *testing.T, servers ...fakeServer) *fakeIPVS {
+	t.Helper()
+	f := &fakeIPVS{t, servers}
+	file, dial := ipvsFile, dialGeneric
+	t.Cleanup(func() { ipvsFile, dialGeneric = file, dial })
+	ipvsFile = filepath.Join(t.TempDir(), "ip_vs")
+	if err := os.WriteFile(ipvsFile, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	dialGeneric = func() (*netlink.Conn, error) { return nltest.Dial(f.answer), nil }
+	return f
+}
+
+const fakeFamily = 0x1c
+
+func (f *fakeIPVS) answer(requests []netlink.Message) ([]netlink.Message, error) {
+	request := requests[0]
+	var answers []netlink.Message
+	header := func(typ netlink.HeaderType) netlink.Header {
+		return netlink.Header{Type: typ, Sequence: request.Header.Sequence, PID: request.Header.PID}
+	}
+	reply := func(typ netlink.HeaderType, command byte, write func(*netlink.AttributeEncoder)) {
+		ae := netlink.NewAttributeEncoder()
+		write(ae)
+		body, err := ae.Encode()
+		if err != nil {
+			f.t.Error(err)
+		}
+		answers = append(answers, netlink.Message{Header: header(typ), Data: append([]byte{command, 1, 0, 0}, body...)})
+	}
+	if request.Header.Type == ctrlFamily {
+		reply(ctrlFamily, 1, func(ae *netlink.AttributeEncoder) { ae.Uint16(ctrlAttrFamilyID, fakeFamily) })
+		return answers, nil
+	}
+	if request.Header.Type != fakeFamily {
+		f.t.Errorf("a request of family %#x", request.Header.Type)
+	}
+	v, dest := f.decode(request.Data[4:])
+	at := slices.IndexFunc(f.servers, func(s fakeServer) bool { return s.virtualServer == v })
+	command := request.Data[0]
+	if command != ipvsGetService && at < 0 {
+		return nltest.Error(int(unix.ESRCH), requests)
+	}
+	switch command {
+	case ipvsGetService:
+		for _, s := range f.servers {
+			reply(fakeFamily, 1, s.encode)
+		}
+	case ipvsGetDest:
+		for _, r := range f.servers[at].real {
+			reply(fakeFamily, 5, func(ae *netlink.AttributeEncoder) { encodeDest(ae, r) })
+		}
+	case ipvsSetDest:
+		i := slices.IndexFunc(f.servers[at].real, func(r realServer) bool { return r.at == dest.at })
+		dest.connections = f.servers[at].real[i].connections
+		f.servers[at].real[i] = dest
+	case ipvsDelService:
+		f.servers = slices.Delete(f.servers, at, at+1)
+	default:
+		f.t.Errorf("command %d", command)
+	}
+	if request.Header.Flags&netlink.Dump != netlink.Dump {
+		return nltest.Error(0, requests)
+	}
+	// The kernel ends a dump with a message of this type.
+	answers = append(answers, netlink.Message{Header: header(netlink.Done), Data: make([]byte, 4)})
+	for i := range answers {
+		answers[i].Header.Flags |= netlink.Multi
+	}
+	return answers, nil
+}
+
+func encodeDest(ae *netlink.AttributeEncoder, r realServer) {
+	ae.Nested(ipvsAttrDest, func(ae *netlink.AttributeEncoder) error {
+		ae.Bytes(destAddress, union(r.at.Addr()))
+		ae.Bytes(destPort, binary.BigEndian.AppendUint16(nil, r.at.Port()))
+		ae.Uint32(destForward, r.forward)
+		ae.Uint32(destWeight, r.weight)
+		ae.Uint32(destUpperThreshold, r.upper)
+		ae.Uint32(destLowerThreshold, r.lower)
+		ae.Uint32(destActive, uint32(r.connections))
+		ae.Uint32(destInactive, 0)
+		ae.Uint16(destAddrFamily, addressFamily(r.at.Addr()))
+		return nil
+	})
+}
+
+// decode reads the attributes of a request.
+func (f *fakeIPVS) decode(data []byte) (v virtualServer, r realServer) {
+	ad, err := netlink.NewAttributeDecoder(data)
+	if err != nil {
+		f.t.Error(err)
+		return v, r
+	}
+	for ad.Next() {
+		fields := map[uint16][]byte{}
+		isDest := ad.Type() == ipvsAttrDest
+		ad.Nested(func(nested *netlink.AttributeDecoder) error {
+			for nested.Next() {
+				fields[nested.Type()] = nested.Bytes()
+			}
+			return nested.Err()
+		})
+		number := func(typ uint16) uint32 { return binary.NativeEndian.Uint32(fields[typ]) }
+		if isDest {
+			r.at = addrPort(binary.NativeEndian.Uint16(fields[destAddrFamily]), fields[destAddress], binary.BigEndian.Uint16(fields[destPort]))
+			r.forward, r.weight, r.upper, r.lower = number(destForward), number(destWeight), number(destUpperThreshold), number(destLowerThreshold)
+			continue
+		}
+		v.protocol = binary.NativeEndian.Uint16(fields[serviceProtocol])
+		v.at = addrPort(binary.NativeEndian.Uint16(fields[serviceFamily]), fields[serviceAddress], binary.BigEndian.Uint16(fields[servicePort]))
+	}
+	return v, r
+}
+
+func server(protocol uint16, at string, real ...realServer) fakeServer {
+	return fakeServer{virtualServer{protocol, netip.MustParseAddrPort(at)}, real}
+}
+
+func endpoint(at string, weight uint32, connections int) realServer {
+	return realServer{at: netip.MustParseAddrPort(at), upper: 7, lower: 3, weight: weight, connections: connections}
+}
+
+// makeDevice makes kube-ipvs0. It is of another type: the kernel need not have dummy devices.
+func makeDevice(t *testing.T, addrs ...string) {
+	t.Helper()
+	link := &vnetlink.Bridge{LinkAttrs: vnetlink.LinkAttrs{Name: ipvsDevice}}
+	if err := vnetlink.LinkAdd(link); err != nil {
+		t.Fatal(err)
+	}
+	for _, a := range addrs {
+		if err := vnetlink.AddrAdd(link, &vnetlink.Addr{IPNet: vnetlink.NewIPNet(net.ParseIP(a)), Flags: unix.IFA_F_NODAD}); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func addressesOf(t *testing.T) (texts []string) {
+	t.Helper()
+	d, err := readDevice()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if d == nil {
+		return []string{"no device"}
+	}
+	for _, a := range d.addresses {
+		texts = append(texts, a.String())
+	}
+	slices.Sort(texts)
+	return texts
+}
+
+func TestDrain(t *testing.T) {
+	const tcp, udp = unix.IPPROTO_TCP, unix.IPPROTO_UDP
+	foreign := server(tcp, "203.0.113.9:80", endpoint("10.244.1.5:8080", 1, 0))
+	remove := func(t *testing.T, r *Remover) Removal {
+		t.Helper()
+		removal, err := r.Remove(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return removal
+	}
+	expect := func(t *testing.T, what string, want, got any) {
+		t.Helper()
+		if diff := cmp.Diff(want, got, cmp.AllowUnexported(fakeServer{}, virtualServer{}, realServer{}), cmp.Comparer(func(a, b netip.AddrPort) bool { return a == b })); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", what, diff)
+		}
+	}
+
+	t.Run("what has no connections goes, and the rest with its last one", func(t *testing.T) {
+		netns.EnterForTest(t)
+		makeDevice(t, "10.96.0.1", "10.96.0.2", "fd00::1")
+		leaveKubeProxyAlone(t, "nft")
+		fake := useFakeIPVS(t,
+			server(tcp, "10.96.0.1:443", endpoint("10.244.1.5:6443", 1, 2), endpoint("10.244.1.6:6443", 1, 0)),
+			server(udp, "10.96.0.1:53", endpoint("10.244.1.5:53", 1, 0)),
+			server(tcp, "10.96.0.2:80"),
+			foreign,
+			server(tcp, "[fd00::1]:443", endpoint("[fd00:1::5]:6443", 1, 1)),
+		)
+		r := &Remover{DrainTimeout: time.Hour}
+		removal := remove(t, r)
+		expect(t, "draining", Draining{VirtualServers: 2, Connections: 3, Addresses: 2}, removal.Draining)
+		expect(t, "removed", []string{"virtual server udp 10.96.0.1:53", "virtual server tcp 10.96.0.2:80"}, removal.Removed)
+		expect(t, "virtual servers", []fakeServer{
+			server(tcp, "10.96.0.1:443", endpoint("10.244.1.5:6443", 0, 2), endpoint("10.244.1.6:6443", 0, 0)),
+			foreign,
+			server(tcp, "[fd00::1]:443", endpoint("[fd00:1::5]:6443", 0, 1)),
+		}, fake.servers)
+		expect(t, "addresses", []string{"10.96.0.1", "fd00::1"}, addressesOf(t))
+		if found := find(t); len(found) != 2 || found[0].Count < 50 {
+			t.Errorf("the rules went before the connections: %v", found)
+		}
+		fake.servers[0].real[0].connections = 0
+		fake.servers[2].real[0].connections = 0
+		removal = remove(t, r)
+		expect(t, "draining", Draining{}, removal.Draining)
+		expect(t, "virtual servers", []fakeServer{foreign}, fake.servers)
+		expect(t, "addresses", []string{"no device"}, addressesOf(t))
+		if found := find(t); found != nil || removal.Back {
+			t.Errorf("left %v; back %v", found, removal.Back)
+		}
+	})
+	t.Run("the timeout ends connections", func(t *testing.T) {
+		netns.EnterForTest(t)
+		makeDevice(t, "10.96.0.1")
+		fake := useFakeIPVS(t, server(tcp, "10.96.0.1:443", endpoint("10.244.1.5:6443", 1, 2)), foreign)
+		removal := remove(t, new(Remover))
+		if removal.Ended != 2 {
+			t.Errorf("ended %d connections", removal.Ended)
+		}
+		expect(t, "virtual servers", []fakeServer{foreign}, fake.servers)
+		expect(t, "addresses", []string{"no device"}, addressesOf(t))
+	})
+	t.Run("a virtual server that is back is said", func(t *testing.T) {
+		netns.EnterForTest(t)
+		makeDevice(t, "10.96.0.1", "10.96.0.2")
+		fake := useFakeIPVS(t, server(tcp, "10.96.0.1:443", endpoint("10.244.1.5:6443", 1, 2)), server(tcp, "10.96.0.2:80"))
+		r := &Remover{DrainTimeout: time.Hour}
+		if removal := remove(t, r); removal.Back {
+			t.Error("back at first")
+		}
+		fake.servers = append(fake.servers, server(tcp, "10.96.0.2:80"))
+		if addr, err := vnetlink.ParseAddr("10.96.0.2/32"); err != nil {
+			t.Fatal(err)
+		} else if link, err := vnetlink.LinkByName(ipvsDevice); err != nil {
+			t.Fatal(err)
+		} else if err := vnetlink.AddrAdd(link, addr); err != nil {
+			t.Fatal(err)
+		}
+		if removal := remove(t, r); !removal.Back {
+			t.Error("not said")
+		}
+	})
+	t.Run("excluded addresses stay", func(t *testing.T) {
+		netns.EnterForTest(t)
+		makeDevice(t, "10.96.0.1")
+		excluded := server(tcp, "10.96.0.1:443", endpoint("10.244.1.5:6443", 1, 0))
+		fake := useFakeIPVS(t, excluded)
+		remove(t, &Remover{Excluded: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/24")}})
+		expect(t, "virtual servers", []fakeServer{excluded}, fake.servers)
+	})
+	t.Run("an address that a socket of the node uses stays until the timeout", func(t *testing.T) {
+		netns.EnterForTest(t)
+		makeDevice(t, "10.96.0.1", "10.96.0.2", "fd00::1", "fd00::2")
+		for _, at := range []string{"10.96.0.1:0", "[fd00::1]:0"} {
+			socket, err := net.ListenPacket("udp", at)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer socket.Close()
+		}
+		removal := remove(t, &Remover{DrainTimeout: time.Hour})
+		expect(t, "draining", Draining{Addresses: 2}, removal.Draining)
+		expect(t, "addresses", []string{"10.96.0.1", "fd00::1"}, addressesOf(t))
+		remove(t, new(Remover))
+		expect(t, "addresses", []string{"no device"}, addressesOf(t))
+	})
+}
+
+func TestParseSocketAddress(t *testing.T) {
+	word := func(b ...byte) string { return fmt.Sprintf("%08X", binary.NativeEndian.Uint32(b)) }
+	for text, want := range map[string]string{
+		word(10, 96, 0, 1) + ":01BB": "10.96.0.1",
+		word(0xfd, 0, 0, 0) + word(0, 0, 0, 0) + word(0, 0, 0, 0) + word(0, 0, 0, 1) + ":01BB":      "fd00::1",
+		word(0, 0, 0, 0) + word(0, 0, 0, 0) + word(0, 0, 0xff, 0xff) + word(10, 96, 0, 1) + ":01BB": "10.96.0.1",
+		"local_address": "invalid IP",
+		"0100:1":        "invalid IP",
+	} {
+		if addr, ok := parseSocketAddress(text); addr.String() != want || ok != addr.IsValid() {
+			t.Errorf("%s is %s, %v; want %s", text, addr, ok, want)
+		}
+	}
+}
+
+func TestIPSetNames(t *testing.T) {
+	for name, want := range map[string]string{"KUBE-CLUSTER-IP": "KUBE-6-CLUSTER-IP", "KUBE-LOAD-BALANCER-SOURCE-CIDR": "KUBE-6-LOAD-BALANCER-SOURCE-CID"} {
+		if got := ipsetIPv6(name); got != want {
+			t.Errorf("%s for IPv6 is %s, want %s", name, got, want)
+		}
+	}
+}

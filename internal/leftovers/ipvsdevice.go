@@ -1,0 +1,137 @@
+package leftovers
+
+import (
+	"encoding/binary"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"net/netip"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// ipvsDevice is the name of the dummy device of the mode ipvs.
+const ipvsDevice = "kube-ipvs0"
+
+// device is kube-ipvs0. It makes the addresses of Services local ones, so that their packets reach IPVS.
+type device struct {
+	index     int
+	addresses []netip.Addr
+}
+
+// readDevice returns nil if there is no kube-ipvs0.
+func readDevice() (*device, error) {
+	interfaces, err := net.Interfaces()
+	if err != nil {
+		return nil, err
+	}
+	i := slices.IndexFunc(interfaces, func(i net.Interface) bool { return i.Name == ipvsDevice })
+	if i < 0 {
+		return nil, nil
+	}
+	d := &device{index: interfaces[i].Index}
+	addrs, err := interfaces[i].Addrs()
+	if err != nil {
+		return nil, fmt.Errorf("addresses of %s: %w", ipvsDevice, err)
+	}
+	for _, a := range addrs {
+		if prefix, err := netip.ParsePrefix(a.String()); err == nil && !prefix.Addr().IsLinkLocalUnicast() {
+			d.addresses = append(d.addresses, prefix.Addr())
+		}
+	}
+	return d, nil
+}
+
+// removeAddress removes an address from the device.
+func (d *device) removeAddress(addr netip.Addr) error {
+	// struct ifaddrmsg: family, prefix length, flags, scope, and the device.
+	body := binary.NativeEndian.AppendUint32([]byte{byte(addressFamily(addr)), byte(addr.BitLen()), 0, 0}, uint32(d.index))
+	ae := netlink.NewAttributeEncoder()
+	ae.Bytes(unix.IFA_LOCAL, addr.AsSlice())
+	if err := changeLinks(unix.RTM_DELADDR, body, ae); err != nil {
+		return fmt.Errorf("remove %s from %s: %w", addr, ipvsDevice, err)
+	}
+	return nil
+}
+
+// remove removes the device with all addresses that it still has.
+func (d *device) remove() error {
+	// struct ifinfomsg: family, type, the device, flags, and a mask of these.
+	body := binary.NativeEndian.AppendUint32(make([]byte, 4), uint32(d.index))
+	if err := changeLinks(unix.RTM_DELLINK, append(body, make([]byte, 8)...), netlink.NewAttributeEncoder()); err != nil {
+		return fmt.Errorf("remove %s: %w", ipvsDevice, err)
+	}
+	return nil
+}
+
+func changeLinks(typ netlink.HeaderType, body []byte, ae *netlink.AttributeEncoder) error {
+	attributes, err := ae.Encode()
+	if err != nil {
+		return err
+	}
+	conn, err := netlink.Dial(unix.NETLINK_ROUTE, nil)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	_, err = conn.Execute(netlink.Message{
+		Header: netlink.Header{Type: typ, Flags: netlink.Request | netlink.Acknowledge},
+		Data:   append(body, attributes...),
+	})
+	if gone(err) {
+		return nil
+	}
+	return err
+}
+
+// socketFiles list the sockets of a network namespace.
+var socketFiles = []string{"/proc/thread-self/net/tcp", "/proc/thread-self/net/tcp6", "/proc/thread-self/net/udp", "/proc/thread-self/net/udp6"}
+
+// usedBySockets returns the local addresses of the node's sockets. A process of the node that dials a Service gets the
+// Service's address as its own, as long as that is on kube-ipvs0, and loses its connection with it.
+func usedBySockets() (used map[netip.Addr]bool, err error) {
+	used = map[netip.Addr]bool{}
+	for _, name := range socketFiles {
+		text, err := os.ReadFile(name)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue // no IPv6
+		}
+		if err != nil {
+			return nil, err
+		}
+		for line := range strings.Lines(string(text)) {
+			// sl local_address rem_address st …, in hexadecimal.
+			if f := strings.Fields(line); len(f) > 3 && f[3] != socketListens && f[3] != socketTimeWait {
+				if addr, ok := parseSocketAddress(f[1]); ok {
+					used[addr] = true
+				}
+			}
+		}
+	}
+	return used, nil
+}
+
+// States of TCP sockets.
+const socketTimeWait, socketListens = "06", "0A"
+
+// parseSocketAddress reads an address such as 0100007F:1F90: words of 32 bits in the machine's byte order.
+func parseSocketAddress(text string) (addr netip.Addr, ok bool) {
+	text, _, _ = strings.Cut(text, ":")
+	words, err := hex.DecodeString(text)
+	if err != nil || len(words)%4 != 0 {
+		return addr, false
+	}
+	var bytes []byte
+	for len(words) > 0 {
+		bytes = binary.NativeEndian.AppendUint32(bytes, binary.BigEndian.Uint32(words))
+		words = words[4:]
+	}
+	addr, ok = netip.AddrFromSlice(bytes)
+	return addr.Unmap(), ok
+}
