@@ -37,6 +37,8 @@ type Use struct {
 	Mark uint32
 	// Sets says that the rule sets the bits.
 	Sets bool
+	// translated says that the rule asks whether the destination was translated, and accepts that it accepts.
+	translated, accepts bool
 }
 
 // Drop is a base chain with the policy drop.
@@ -44,6 +46,8 @@ type Drop struct {
 	// Chain names it: "ip filter FORWARD".
 	Chain string
 	Hook  nft.Hook
+	// AcceptsTranslated says that a rule of the same table accepts packets whose destination was translated.
+	AcceptsTranslated bool
 }
 
 // maxUses limits Others.Uses.
@@ -74,20 +78,31 @@ func (o *Others) findNFT(ctx context.Context, bits uint32, ours func(*nft.Table)
 			continue
 		}
 		o.Tables = append(o.Tables, fmt.Sprintf("%s %s", t.Family, t.Name))
+		drops, accepts := len(o.Drops), false
 		for _, c := range t.Chains {
 			name := chainName(t.Family, t.Name, c.Name)
 			if c.DropPolicy && (c.Hook == nft.HookInput || c.Hook == nft.HookForward) {
-				o.Drops = append(o.Drops, Drop{name, c.Hook})
+				o.Drops = append(o.Drops, Drop{Chain: name, Hook: c.Hook})
 			}
 			if !o.addChain(c.Name) {
 				continue
 			}
 			for _, r := range c.Rules {
-				o.add(name, c.Hook != "", useOf(r), bits)
+				u := useOf(r)
+				accepts = accepts || u.translated && u.accepts
+				o.add(name, c.Hook != "", u, bits)
 			}
 		}
+		o.setAccepts(drops, accepts)
 	}
 	return nil
+}
+
+// setAccepts says of the drops from an index whether a rule of their table accepts translated packets.
+func (o *Others) setAccepts(from int, accepts bool) {
+	for i := range o.Drops[from:] {
+		o.Drops[from+i].AcceptsTranslated = accepts
+	}
 }
 
 // addChain reports whether a chain is another program's.
@@ -126,11 +141,11 @@ func useOf(r nft.Rule) (u Use) {
 		if !is {
 			continue
 		}
-		loaded, mask, value := false, ^uint32(0), uint32(0)
+		loaded, status, mask, value := false, false, ^uint32(0), uint32(0)
 		for _, e := range rule.List() {
 			switch e := e.(type) {
 			case *expr.Verdict:
-				u.To = e.Chain
+				u.To, u.accepts = e.Chain, e.Kind == expr.VerdictAccept
 			case *expr.Immediate:
 				mask, value = ^uint32(0), word(e.Data)
 			case *expr.Meta:
@@ -142,8 +157,11 @@ func useOf(r nft.Rule) (u Use) {
 				default:
 					loaded, mask, value = isMark, ^uint32(0), 0
 				}
+			case *expr.Ct:
+				loaded, status = false, e.Key == expr.CtKeySTATUS
 			case *expr.Bitwise:
 				mask, value = word(e.Mask), word(e.Xor)
+				u.translated = u.translated || status && mask&destinationChanged != 0
 			case *expr.Cmp:
 				if loaded {
 					u.Mark |= compared(word(e.Data), mask)
@@ -159,13 +177,34 @@ func useOf(r nft.Rule) (u Use) {
 }
 
 func (u *Use) addExtension(name string, revision uint32, info xt.InfoAny) {
-	if data, is := info.(*xt.Unknown); is {
-		u.addXT(name, uint8(revision), *data)
+	switch info := info.(type) {
+	case *xt.Unknown:
+		u.addXT(name, uint8(revision), *info)
+	case *xt.ConntrackMtinfo3:
+		u.addState(info.MatchFlags, info.InvertFlags, info.StateMask)
+	case *xt.ConntrackMtinfo2:
+		u.addState(info.MatchFlags, info.InvertFlags, info.StateMask)
 	}
+}
+
+// destinationChanged is IPS_DST_NAT_BIT of the status of a connection. The match conntrack of xtables has it among the states.
+const (
+	destinationChanged = 1 << 5
+	stateDNAT          = 1 << 7
+)
+
+// addState takes the match conntrack of xtables. Flag 1 of both words stands for the state.
+func (u *Use) addState(match, invert, state uint16) {
+	u.translated = u.translated || match&1 != 0 && invert&1 == 0 && state&stateDNAT != 0
 }
 
 // addXT takes a match or a target of xtables. Both of the mark hold its value and a mask.
 func (u *Use) addXT(name string, revision uint8, data []byte) {
+	// In struct xt_conntrack_mtinfo2 and 3: eight addresses, two times, protocol and four ports, then the flags.
+	const flagsAt = 8*16 + 8 + 2 + 8
+	if name == "conntrack" && revision >= 2 && len(data) >= flagsAt+6 {
+		u.addState(binary.NativeEndian.Uint16(data[flagsAt:]), binary.NativeEndian.Uint16(data[flagsAt+2:]), binary.NativeEndian.Uint16(data[flagsAt+4:]))
+	}
 	if len(data) < 8 {
 		return
 	}
@@ -205,10 +244,11 @@ func (o *Others) findLegacy(bits uint32) error {
 
 func (o *Others) addLegacy(t *legacyTable, bits uint32) {
 	o.Tables = append(o.Tables, fmt.Sprintf("%s %s (iptables-legacy)", t.family.family, t.name))
+	drops, accepts := len(o.Drops), false
 	for hook, name := range legacyHooks {
 		_, last := t.hook(hook)
-		if t.dropsAt(last) && (name == nft.HookInput || name == nft.HookForward) {
-			o.Drops = append(o.Drops, Drop{chainName(t.family.family, t.name, baseChain(name)), name})
+		if t.endsWith(last, verdictDrop) && (name == nft.HookInput || name == nft.HookForward) {
+			o.Drops = append(o.Drops, Drop{Chain: chainName(t.family.family, t.name, baseChain(name)), Hook: name})
 		}
 	}
 	for _, c := range t.chains {
@@ -216,9 +256,12 @@ func (o *Others) addLegacy(t *legacyTable, bits uint32) {
 	}
 	for _, r := range t.rules {
 		if chain := t.chainOf(r); !isRemovable(chain) && !slices.Contains(kubeletChains, chain) {
-			o.add(chainName(t.family.family, t.name, chain), r.chain == "", t.useOf(r), bits)
+			u := t.useOf(r)
+			accepts = accepts || u.translated && t.endsWith(r.at, verdictAccept)
+			o.add(chainName(t.family.family, t.name, chain), r.chain == "", u, bits)
 		}
 	}
+	o.setAccepts(drops, accepts)
 }
 
 // legacyHooks are the hooks by their numbers.
@@ -235,11 +278,13 @@ func (t *legacyTable) hook(number int) (first, last int) {
 	return int(binary.NativeEndian.Uint32(t.info[at:])), int(binary.NativeEndian.Uint32(t.info[at+4*hooks:]))
 }
 
-// dropsAt reports whether the entry at an offset drops all packets.
-func (t *legacyTable) dropsAt(at int) bool {
-	const drop = -1 // NF_DROP, in a verdict that ends
-	i := slices.IndexFunc(t.rules, func(r legacyRule) bool { return r.at == at && r.verdict != 0 })
-	return i >= 0 && int32(binary.NativeEndian.Uint32(t.entries[t.rules[i].verdict:])) == drop
+// Verdicts that end: -NF_DROP-1 and -NF_ACCEPT-1.
+const verdictDrop, verdictAccept = -1, -2
+
+// endsWith reports whether the entry at an offset has a verdict.
+func (t *legacyTable) endsWith(at int, verdict int32) bool {
+	i, found := slices.BinarySearchFunc(t.rules, at, func(r legacyRule, at int) int { return r.at - at })
+	return found && t.rules[i].verdict != 0 && int32(binary.NativeEndian.Uint32(t.entries[t.rules[i].verdict:])) == verdict
 }
 
 // chainOf returns the name of the chain that has a rule.

@@ -168,6 +168,8 @@ type preflight struct {
 	ctx  context.Context
 	conn *nft.Conn
 	out  Preflight
+	// running are the processes called kube-proxy.
+	running []runningProxy
 	// settings are nil if they are not known.
 	settings *config.File
 	// objects are nil if they are not known.
@@ -192,13 +194,13 @@ func (p *preflight) run(ctx context.Context) (View, level, error) {
 	if err := p.loadObjects(); err != nil {
 		return nil, levelStop, err
 	}
-	running := runningProxies()
-	if err := p.loadSettings(running); err != nil {
+	p.running = runningProxies()
+	if err := p.loadSettings(); err != nil {
 		return nil, levelStop, err
 	}
-	p.checkRunning(running)
+	p.checkRunning()
 	for _, check := range []func() error{
-		p.checkKernel, p.checkTables, p.checkLeftovers, p.checkMode, p.checkNodePorts, p.checkIPVS, p.checkOthers,
+		p.checkKernel, p.checkTables, p.checkLeftovers, p.checkPorts, p.checkMode, p.checkNodePorts, p.checkIPVS, p.checkOthers,
 		p.checkDetectLocal, p.checkSysctls, p.checkServices,
 	} {
 		if err := check(); err != nil {
@@ -223,10 +225,10 @@ func (p *preflight) loadObjects() (err error) {
 
 // loadSettings reads the file that is named, or that of a running kube-proxy. A file that the proxy would refuse is a
 // finding; one that cannot be read, if it was named, an error.
-func (p *preflight) loadSettings(running []runningProxy) error {
+func (p *preflight) loadSettings() error {
 	path := p.config
-	if i := slices.IndexFunc(running, func(r runningProxy) bool { return r.configFile() != "" }); path == "" && i >= 0 {
-		path = running[i].configFile()
+	if i := slices.IndexFunc(p.running, func(r runningProxy) bool { return r.configFile() != "" }); path == "" && i >= 0 {
+		path = p.running[i].configFile()
 	}
 	if path == "" {
 		p.out.add("config", levelLook, "the settings of the kube-proxy are not known", "findings may be missing, and masquerade bit 14 is assumed",

@@ -46,6 +46,12 @@ func onNode(t *testing.T, script string, args ...string) (status int, answer Pre
 	t.Helper()
 	netns.EnterForTest(t)
 	shell(t, script)
+	return here(t, args...)
+}
+
+// here runs preflight in the network namespace of the test.
+func here(t *testing.T, args ...string) (status int, answer Preflight) {
+	t.Helper()
 	status, stdout, stderr := execute(append([]string{"preflight", "-o", "json"}, args...)...)
 	if err := json.Unmarshal([]byte(stdout), &answer); err != nil {
 		t.Fatalf("%v\n%s%s", err, stdout, stderr)
@@ -210,6 +216,27 @@ V -t filter -A DROPPED -j MARK --set-xmark 0x8000/0x8000
 			}
 		})
 	}
+	for name, accept := range map[string]string{
+		"iptables-legacy": "iptables-legacy -P FORWARD DROP; iptables-legacy -A FORWARD -m conntrack --ctstate ESTABLISHED,DNAT -j ACCEPT",
+		"iptables-nft":    "iptables-nft -P FORWARD DROP; iptables-nft -N DOCKER-USER; iptables-nft -A DOCKER-USER -m conntrack --ctstate DNAT -j ACCEPT",
+		"nft":             "nft add table inet fw; nft 'add chain inet fw f { type filter hook forward priority 0; policy drop; }'; nft add rule inet fw f ct status dnat accept",
+	} {
+		t.Run("a firewall that accepts Services, "+name, func(t *testing.T) {
+			if _, got := onNode(t, asNode+modeIPTables("nft")+accept); got.has("look firewall") || got.has("go firewall") {
+				t.Error(TextOf(&got, "text"))
+			}
+		})
+	}
+	for name, other := range map[string]string{
+		"iptables-legacy": "iptables-legacy -P FORWARD DROP; iptables-legacy -A FORWARD -m conntrack ! --ctstate DNAT -j ACCEPT; iptables-legacy -A FORWARD -m conntrack --ctstate DNAT -j DROP",
+		"nft":             "nft add table inet fw; nft 'add chain inet fw f { type filter hook forward priority 0; policy drop; }'; nft add rule inet fw f ct status snat accept",
+	} {
+		t.Run("a firewall that accepts others, "+name, func(t *testing.T) {
+			if _, got := onNode(t, asNode+modeIPTables("nft")+other); !got.has("look firewall: forwarded packets") {
+				t.Error(TextOf(&got, "text"))
+			}
+		})
+	}
 	t.Run("nf_tables", func(t *testing.T) {
 		_, got := onNode(t, asNode+`nft -f - <<X
 table inet fw {
@@ -271,11 +298,8 @@ status: {addresses: [{type: InternalIP, address: 10.9.0.1}]}
 			t.Fatal(err)
 		}
 	}
-	look := func(args ...string) (v Preflight) {
-		_, stdout, stderr := execute(append([]string{"preflight", "-o", "json"}, args...)...)
-		if err := json.Unmarshal([]byte(stdout), &v); err != nil {
-			t.Fatal(err, stderr)
-		}
+	look := func(args ...string) Preflight {
+		_, v := here(t, args...)
 		return v
 	}
 	const used = "look node-ports: connections there that connection tracking has: 1, for example 10.9.0.1 to 10.9.0.1:30080 |"
@@ -307,6 +331,31 @@ status: {addresses: [{type: InternalIP, address: 10.9.0.1}]}
 	}
 }
 
+func TestPreflightPorts(t *testing.T) {
+	netns.EnterForTest(t)
+	shell(t, asNode)
+	server, err := net.Listen("tcp4", "127.0.0.1:10249")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer server.Close()
+	look := func(args ...string) Preflight {
+		_, v := here(t, args...)
+		return v
+	}
+	if got := look(); !got.has("look ports: a program that is no kube-proxy listens at port 10249 |") {
+		t.Error(TextOf(&got, "text"))
+	}
+	shell(t, modeIPTables("nft"))
+	if got := look(); !got.has("go ports: a program listens at port 10249 |") {
+		t.Error(TextOf(&got, "text"))
+	}
+	server.Close()
+	if got := look(); got.has("go ports") || got.has("look ports") {
+		t.Error(TextOf(&got, "text"))
+	}
+}
+
 // A kube-proxy that runs, in this network namespace, has a command line with its file.
 func TestPreflightBesideAKubeProxy(t *testing.T) {
 	netns.EnterForTest(t)
@@ -326,11 +375,8 @@ func TestPreflightBesideAKubeProxy(t *testing.T) {
 		}
 		t.Cleanup(func() { _ = old.Process.Kill(); _ = old.Wait() })
 	}
-	look := func() (v Preflight) {
-		_, stdout, stderr := execute("preflight", "-o", "json")
-		if err := json.Unmarshal([]byte(stdout), &v); err != nil {
-			t.Fatal(err, stderr)
-		}
+	look := func(args ...string) Preflight {
+		_, v := here(t, args...)
 		return v
 	}
 	if got := look(); got.Mode != "none" || got.has("go running") {

@@ -72,14 +72,14 @@ func (r *runningProxy) configFile() string {
 	return ""
 }
 
-func (p *preflight) checkRunning(running []runningProxy) {
-	for _, r := range running {
+func (p *preflight) checkRunning() {
+	for _, r := range p.running {
 		p.old = cmp.Or(p.old, v1alpha2.Mode(r.flag("proxy-mode")))
 		p.out.add("running", levelGo, fmt.Sprintf("kube-proxy runs, process %s: %s", r.pid, strings.Join(r.args, " ")), "",
 			"the swap has to end it: two proxies undo each other's rules")
 	}
-	if len(running) > 1 {
-		p.out.add("running", levelLook, fmt.Sprintf("%d processes called kube-proxy share this network namespace", len(running)),
+	if len(p.running) > 1 {
+		p.out.add("running", levelLook, fmt.Sprintf("%d processes called kube-proxy share this network namespace", len(p.running)),
 			"two proxies undo each other's rules", "end all but one")
 	}
 }
@@ -334,4 +334,51 @@ func (p *preflight) leadsInto(network netip.Prefix) bool {
 		to, err := netip.ParsePrefix(r.Dst.String())
 		return err == nil && to.Bits() > 0 && to.Overlaps(network)
 	})
+}
+
+// checkPorts looks for programs that listen where the proxy serves its health and its metrics.
+func (p *preflight) checkPorts() error {
+	addresses := []string{fmt.Sprintf(":%d", v1alpha2.HealthzPort), fmt.Sprintf(":%d", v1alpha2.MetricsPort)}
+	if p.settings != nil {
+		addresses = []string{p.settings.Config.HealthzBindAddress, p.settings.Config.MetricsBindAddress}
+	}
+	taken := listeningPorts()
+	var found []string
+	for _, a := range addresses {
+		if _, port, err := net.SplitHostPort(a); err == nil && taken[port] {
+			found = append(found, port)
+		}
+	}
+	switch {
+	case len(found) == 0:
+	case p.old == "" && len(p.running) == 0:
+		p.out.add("ports", levelLook, "a program that is no kube-proxy listens at port "+strings.Join(found, " and "), "the proxy ends there, or with bindAddressHardFail: false tries again for ever",
+			"end that program, or set healthzBindAddress and metricsBindAddress")
+	default:
+		p.out.add("ports", levelGo, "a program listens at port "+strings.Join(found, " and "), "", "the old kube-proxy has to end before the new one starts")
+	}
+	return nil
+}
+
+// listeningPorts returns the TCP ports at which programs listen in this network namespace.
+func listeningPorts() map[string]bool {
+	const listening = "0A" // TCP_LISTEN
+	ports := map[string]bool{}
+	for _, name := range []string{"tcp", "tcp6"} {
+		text, err := os.ReadFile("/proc/thread-self/net/" + name)
+		if err != nil {
+			continue // a kernel without IPv6
+		}
+		for line := range strings.Lines(string(text)) {
+			fields := strings.Fields(line) // number, local address, remote address, state
+			if len(fields) < 4 || fields[3] != listening {
+				continue
+			}
+			_, hex, _ := strings.Cut(fields[1], ":")
+			if port, err := strconv.ParseUint(hex, 16, 16); err == nil {
+				ports[strconv.FormatUint(port, 10)] = true
+			}
+		}
+	}
+	return ports
 }

@@ -73,7 +73,9 @@ func (p *preflight) checkUses(uses []leftovers.Use, before, after uint32) {
 func (p *preflight) checkDrops(drops []leftovers.Drop) {
 	names := map[nft.Hook][]string{}
 	for _, d := range drops {
-		names[d.Hook] = append(names[d.Hook], d.Chain)
+		if !d.AcceptsTranslated || d.Hook == nft.HookInput {
+			names[d.Hook] = append(names[d.Hook], d.Chain)
+		}
 	}
 	if list := names[nft.HookForward]; len(list) > 0 {
 		l := levelGo
@@ -85,7 +87,7 @@ func (p *preflight) checkDrops(drops []leftovers.Drop) {
 	}
 	if list := names[nft.HookInput]; len(list) > 0 {
 		p.out.add("firewall", levelLook, "packets to this node that no rule accepts are dropped by "+some(list), "KUBE-NODEPORTS accepts health check node ports in mode iptables, and goes",
-			"see that the firewall accepts the ports of node ports and of their health checks")
+			"see that the firewall accepts the ports of health checks, and node ports of endpoints in the node's network")
 	}
 }
 
