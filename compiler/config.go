@@ -75,6 +75,9 @@ type Config struct {
 	// CountServices counts new connections, packets and bytes for each frontend, in sets of their own: see CountSets.
 	// Every packet of a Service then takes one more lookup (kernel 5.7). Call nft.Conn.ProbeCounters before.
 	CountServices bool
+	// DirectReturn serves the external addresses of Service ports with model.ServicePort.DirectReturn without translating
+	// the source: see direct.go. Call nft.Conn.ProbeDup before.
+	DirectReturn bool
 }
 
 // Default returns kube-proxy's defaults: bit 14, no detection of local clients, node ports on the node's addresses.

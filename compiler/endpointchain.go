@@ -21,14 +21,16 @@ const (
 	kindLocal
 	// kindDirect only chooses an endpoint: for clients of the cluster and the node under policy Local.
 	kindDirect
+	// kindReturn serves external traffic with direct return: the source is kept in this node's slots (direct.go).
+	kindReturn
 )
 
-var chainKindNames = [...]string{kindNone: "", kindCluster: "cluster", kindExternal: "external", kindLocal: "local", kindDirect: "direct"}
+var chainKindNames = [...]string{kindNone: "", kindCluster: "cluster", kindExternal: "external", kindLocal: "local", kindDirect: "direct", kindReturn: "direct-return"}
 
 func (k chainKind) String() string { return chainKindNames[k] }
 
 // isExternal reports whether chains of the kind serve addresses other than ClusterIPs.
-func (k chainKind) isExternal() bool { return k == kindExternal || k == kindLocal }
+func (k chainKind) isExternal() bool { return k == kindExternal || k == kindLocal || k == kindReturn }
 
 // parseChainKind is the inverse of String; kindNone for what is none.
 func parseChainKind(name string) chainKind {
@@ -78,6 +80,8 @@ func (p *program) endpointChain(c endpointChain) *nft.Chain {
 	switch c.kind {
 	case kindCluster, kindExternal:
 		chain.Rules = p.masquerading(c.kind)
+	case kindReturn:
+		chain.Rules = append([]nft.Rule{p.ownSlots()}, p.masquerading(kindExternal)...)
 	case kindLocal:
 		shortCircuit := chainShortCircuit
 		if c.nodePort {

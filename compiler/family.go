@@ -85,7 +85,7 @@ func (f *family) setPort(id model.PortID, p *model.ServicePort) {
 
 // addPort adds a port, except for its records in lists and decisions.replace.
 func (f *family) addPort(p *model.ServicePort) {
-	plans := plansOf(p)
+	plans := plansOf(p, f.program.config)
 	f.ports[p.ID] = plans
 	f.claims.addPort(plans)
 	f.decisions.want = appendAffinityRecords(f.decisions.want, plans)

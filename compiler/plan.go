@@ -83,10 +83,12 @@ type portPlans struct {
 	comment string
 	// affinity is affinityName; empty for no affinity.
 	affinity string
+	// slots has the index in Cluster of the endpoint of each slot; nil without direct return.
+	slots []uint16
 }
 
-func plansOf(p *model.ServicePort) *portPlans {
-	plans := &portPlans{ServicePort: p, comment: nft.TruncateComment(p.ID.ServicePortName())}
+func plansOf(p *model.ServicePort, config *Config) *portPlans {
+	plans := &portPlans{ServicePort: p, comment: nft.TruncateComment(p.ID.ServicePortName()), slots: ownersOf(p, config)}
 	if p.AffinityTimeout > 0 {
 		plans.affinity = affinityName(p.ID)
 	}
@@ -110,6 +112,8 @@ func (p *portPlans) of(r rank) plan {
 		return pl
 	case len(p.Cluster) == 0 && (!local || len(p.Local) == 0):
 		pl.unserved = unservedReject
+	case p.slots != nil && r != rankNodePort:
+		pl.kind = kindReturn
 	case !local:
 		pl.kind = kindExternal
 	default:

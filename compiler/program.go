@@ -103,6 +103,9 @@ func (p *program) chains(chainSets []endpointChain) []*nft.Chain {
 			filter("filter-output-pre-dnat", nft.HookOutput, nft.PriorityDstNAT-10, newConnections(chainFirewall)),
 			&nft.Chain{Name: chainFirewall, Rules: p.firewallRules()})
 	}
+	if p.has(directRecord, false) {
+		chains = append(chains, p.directChains()...)
+	}
 	if p.config.CountServices {
 		chains = append(chains,
 			nat(chainCountInput, nft.HookInput, nft.PrioritySrcNAT, p.countIn(chainCountConnections)),

@@ -57,6 +57,9 @@ type Frontend struct {
 	// Masquerade says that the frontend is external with policy Cluster, so that all its clients are masqueraded. It does
 	// not tell whether those of a ClusterIP are.
 	Masquerade bool
+	// DirectReturn says that the frontend is external with policy Cluster and keeps the source of clients outside the
+	// cluster: their packets go to the node of the endpoint first.
+	DirectReturn bool
 	// Endpoints is the list that Chain, or under policy Local ShortCircuit, draws from. LocalEndpoints is the list for
 	// the clients that policy Local binds. Both are in the order of the slots.
 	Endpoints, LocalEndpoints []netip.AddrPort
@@ -223,6 +226,8 @@ func (r *reader) add(record record, ok bool) {
 			f.Policy = model.PolicyLocal.String()
 		case kindExternal:
 			f.Policy, f.Masquerade = model.PolicyCluster.String(), true
+		case kindReturn:
+			f.Policy, f.DirectReturn = model.PolicyCluster.String(), true
 		}
 		r.counts[endpointsOf{record.frontend, record.chain.endpoints()}] = record.chain.count
 	case shortCircuitRecord:

@@ -57,6 +57,11 @@ const (
 	// connectionsRecord and trafficRecord count.
 	connectionsRecord
 	trafficRecord
+	// directRecord is an address with direct return. Of its slots, a hopRecord leads to another node, and a slotRecord is
+	// this node's.
+	directRecord
+	hopRecord
+	slotRecord
 	// hairpinRecord is needed by each Service port with the endpoint.
 	hairpinRecord
 	// elementKinds is the number of kinds above, which are elements of sets that a table always has.
@@ -71,9 +76,10 @@ const (
 type keyShape uint8
 
 const (
-	// keyFrontend is a frontend; keySlot is one and a slot; keySource is one and the range of a prefix.
+	// keyFrontend is a frontend; keySlot is one and a slot, for an endpoint; keyHop the same for its address; keySource is one and the range of a prefix.
 	keyFrontend keyShape = iota
 	keySlot
+	keyHop
 	keySource
 	// keyAddress is an address; keyPair is one twice.
 	keyAddress
@@ -86,6 +92,7 @@ var recordSets = [elementKinds]struct {
 	key      keyShape
 	verdicts bool
 	counter  bool
+	direct   bool
 }{
 	serviceRecord:       {names: [2]string{ServiceIPs, "service-nodeports"}, verdicts: true},
 	endpointRecord:      {names: [2]string{Endpoints, "nodeport-endpoints"}, key: keySlot},
@@ -99,6 +106,9 @@ var recordSets = [elementKinds]struct {
 	knownRecord:         {names: [2]string{"affinity-known-ips", "affinity-known-nodeports"}, verdicts: true},
 	connectionsRecord:   {names: [2]string{"service-connections", "nodeport-connections"}, counter: true},
 	trafficRecord:       {names: [2]string{"service-traffic", "nodeport-traffic"}, counter: true},
+	directRecord:        {names: [2]string{"direct-ips"}, direct: true},
+	hopRecord:           {names: [2]string{directHops}, key: keyHop, direct: true},
+	slotRecord:          {names: [2]string{"direct-slots"}, key: keySlot, direct: true},
 	hairpinRecord:       {names: [2]string{hairpinSet}, key: keyPair},
 }
 
@@ -123,7 +133,7 @@ func addSets(draft *nft.Draft, p *program) *sets {
 	for kind, as := range recordSets {
 		for i, name := range as.names {
 			switch {
-			case as.counter && !p.config.CountServices:
+			case as.counter && !p.config.CountServices, as.direct && !p.config.DirectReturn:
 				continue
 			case name == "": // node ports have no such records, and records without a frontend look like theirs
 				s[kind][i] = s[kind][0]
@@ -131,9 +141,12 @@ func addSets(draft *nft.Draft, p *program) *sets {
 			}
 			set := &nft.Set{Name: name, Key: p.key(i == 1), Verdicts: as.verdicts, Counter: as.counter}
 			switch as.key {
-			case keySlot:
+			case keySlot, keyHop:
 				set.Key = append(set.Key, nft.Numgen{Mod: 2})
 				set.Data = nft.Concat{p.family.Daddr(), nft.ThDport}
+				if as.key == keyHop {
+					set.Data = set.Data[:1]
+				}
 			case keySource:
 				set.Key, set.Interval = append(set.Key, p.family.Saddr()), true
 			case keyAddress:
@@ -211,7 +224,7 @@ func appendListRecords(to []record, p plan, fe frontend) []record {
 			to = append(to, record{kind: localEndpointRecord, frontend: fe, slot: slot, addr: p.port.Local[slot].AddrPort})
 		}
 	}
-	return to
+	return appendSlotRecords(to, p, fe)
 }
 
 // appendRecords appends all else that a frontend needs, in the order of compareRecords.
@@ -254,6 +267,9 @@ func appendRecords(to []record, p plan, fe frontend, config *Config) []record {
 		add(record{kind: connectionsRecord})
 		add(record{kind: trafficRecord})
 	}
+	if p.kind == kindReturn {
+		add(record{kind: directRecord})
+	}
 	return to
 }
 
@@ -263,7 +279,7 @@ func compareRecords(a, b *record) int {
 		return cmp.Or(cmp.Compare(a.kind, b.kind), cmp.Compare(a.list, b.list))
 	}
 	switch a.kind {
-	case endpointRecord, localEndpointRecord:
+	case endpointRecord, localEndpointRecord, hopRecord, slotRecord:
 		return cmp.Compare(a.slot, b.slot)
 	case hairpinRecord:
 		return a.addr.Compare(b.addr)
@@ -287,10 +303,14 @@ func (r *record) element(bytes *byteBlock, chains func(endpointChain) string) nf
 		return nft.Element{Key: bytes.data(nft.AppendAddr(key, r.addr.Addr()))}
 	case keyPair:
 		return nft.Element{Key: bytes.data(nft.AppendAddr(nft.AppendAddr(key, r.addr.Addr()), r.addr.Addr()))}
-	case keySlot:
+	case keySlot, keyHop:
 		key = nft.AppendInteger(r.frontend.appendKey(key), uint32(r.slot))
 		length := len(key)
-		both := bytes.data(nft.AppendPort(nft.AppendAddr(key, r.addr.Addr()), r.addr.Port()))
+		key = nft.AppendAddr(key, r.addr.Addr())
+		if recordSets[r.kind].key == keySlot {
+			key = nft.AppendPort(key, r.addr.Port())
+		}
+		both := bytes.data(key)
 		return nft.Element{Key: both[:length], Value: both[length:]}
 	case keySource:
 		key = r.frontend.appendKey(key)
@@ -332,9 +352,12 @@ func readRecord(kind recordKind, e nft.Element) (r record, ok bool) {
 		addr, ok := netip.AddrFromSlice([]byte(key))
 		r.addr = netip.AddrPortFrom(addr, 0)
 		return r, ok
-	case keySlot:
-		at := len(key) - 4
-		if r.addr, ok = ParseEndpoint(e.Value); !ok || at < 0 {
+	case keySlot, keyHop:
+		at, value := len(key)-4, e.Value
+		if shape == keyHop {
+			value += nft.PortData(0)
+		}
+		if r.addr, ok = ParseEndpoint(value); !ok || at < 0 {
 			return r, false
 		}
 		r.slot, key = int(binary.NativeEndian.Uint32([]byte(key[at:]))), key[:at]

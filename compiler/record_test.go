@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/nftproxy/nftproxy/model"
 	"github.com/nftproxy/nftproxy/nft"
 	"pgregory.net/rapid"
 )
@@ -16,8 +17,14 @@ func TestRecord(t *testing.T) {
 		c := &cluster{failer: r, chooser: drawn{r}, config: randomConfig(drawn{r})}
 		id := c.id()
 		p := c.port(id)
+		if c.maybe(3) { // often enough for every kind
+			c.config.DirectReturn, p.DirectReturn, p.ExternalPolicy, p.AffinityTimeout = true, true, model.PolicyCluster, 0
+			p.LoadBalancerIPs = []netip.Addr{c.addr(id.Family, externalNet, 3)}
+			here, elsewhere := netip.AddrPortFrom(c.addr(id.Family, podNet, 5), 80), netip.AddrPortFrom(c.addr(id.Family, podNet, 5), 81)
+			p.Cluster = []model.Endpoint{{AddrPort: here, Local: true}, {AddrPort: elsewhere, Remote: true}}
+		}
 		var all []record
-		plans := plansOf(p)
+		plans := plansOf(p, &c.config)
 		eachFrontend(p, func(rank rank, fe frontend) {
 			all = appendListRecords(appendRecords(all, plans.of(rank), fe, &c.config), plans.of(rank), fe)
 		})

@@ -28,18 +28,24 @@ const (
 	RoleServeLocal
 	// RoleServeDirect sends clients to an endpoint after another chain has decided about the source address.
 	RoleServeDirect
+	// RoleServeReturn sends clients of an external frontend with direct return to the endpoint of their slot, or, if that is
+	// not on this node, to any.
+	RoleServeReturn
+	// RoleDirectForward sends packets of external frontends with direct return to the node of their endpoint.
+	RoleDirectForward
 	// RoleKnownLocal sends known clients of an external frontend with policy Local to their endpoint. Like
 	// RoleShortCircuit, it marks those of the node.
 	RoleKnownLocal
 )
 
 var kindRoles = [len(chainKindNames)]Role{
-	kindCluster: RoleServeCluster, kindExternal: RoleServeExternal, kindLocal: RoleServeLocal, kindDirect: RoleServeDirect,
+	kindCluster: RoleServeCluster, kindExternal: RoleServeExternal, kindLocal: RoleServeLocal, kindDirect: RoleServeDirect, kindReturn: RoleServeReturn,
 }
 
 var fixedRoles = map[string]Role{
-	chainFirewall:    RoleFirewall,
-	chainNoEndpoints: RoleNoEndpoints, chainNoEndpointNodePorts: RoleNoEndpoints,
+	chainDirectForward: RoleDirectForward,
+	chainFirewall:      RoleFirewall,
+	chainNoEndpoints:   RoleNoEndpoints, chainNoEndpointNodePorts: RoleNoEndpoints,
 	chainClusterIPs:      RoleClusterIPs,
 	chainMarkUnlessLocal: RoleMarkUnlessLocal,
 	chainShortCircuit:    RoleShortCircuit, chainShortCircuitNodePorts: RoleShortCircuit,

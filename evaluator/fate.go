@@ -21,6 +21,8 @@ type Fate struct {
 	// Interface is the name of the interface by which the packet leaves the node; empty if the host's routes do not
 	// tell.
 	Interface string
+	// CopyTo is an address to whose next hop the last copy of the packet was sent, as it was; the zero Addr if there is none.
+	CopyTo netip.Addr
 	// Mark is the packet mark in the end.
 	Mark uint32
 	// Added holds the elements that the packet added to dynamic maps, in order.
@@ -80,6 +82,9 @@ func (f *Fate) describe(destinations []netip.AddrPort) string {
 	case Refused:
 		return "refused: the sender gets an ICMP port unreachable"
 	case Dropped:
+		if f.CopyTo.IsValid() {
+			return "sent on, as it is, to where the routes lead to " + f.CopyTo.String()
+		}
 		return "dropped"
 	case Undecided:
 		return "not known: a rule of another program decides"

@@ -64,14 +64,14 @@ func (w *walk) hash(h nft.JHash) (value, error) {
 	if h.Mod == 0 {
 		return value{}, errors.New("there is no number below 0")
 	}
-	if h.Field != w.family.Saddr() && h.Field != w.family.Daddr() {
-		return value{}, errors.New("the evaluator hashes addresses only")
+	if h.Field != w.family.Saddr() && h.Field != w.family.Daddr() || h.And != 0 && h.And != nft.ThSport {
+		return value{}, errors.New("the evaluator hashes addresses, alone or with the source port")
 	}
-	v, err := w.field(h.Field)
-	if err != nil || v.unknown != "" {
-		return unknownValue(4, v.unknown), err
+	k, err := w.evaluate(h.Fields())
+	if err != nil || k.unknown != "" {
+		return unknownValue(4, k.unknown), err
 	}
-	return value{data: nft.IntegerData(slot(jenkinsHash([]byte(v.data), h.Seed), h.Mod))}, nil
+	return value{data: nft.IntegerData(slot(jenkinsHash([]byte(k.data), h.Seed), h.Mod))}, nil
 }
 
 // lookup finds the element of a set or map with a key.

@@ -32,6 +32,8 @@ func (s *statements) run(statement nft.Statement) (matched bool, v nft.Verdict, 
 		matched, s.mark = true, (s.mark|x.Or)^x.Xor
 	case nft.DNAT:
 		return s.dnat(x)
+	case nft.Dup:
+		matched, err = s.dup(x)
 	case nft.Masquerade:
 		return s.masqueradeHere()
 	case nft.Update:
@@ -107,6 +109,20 @@ func (s *statements) dnat(d nft.DNAT) (bool, nft.Verdict, error) {
 	}
 	s.setDestination(netip.AddrPortFrom(addr, uint16(e.Value[length])<<8|uint16(e.Value[length+1])))
 	return true, nft.Accept, nil
+}
+
+// dup sends a copy of the packet away, if the map has the key.
+func (s *statements) dup(d nft.Dup) (bool, error) {
+	e, found, err := s.lookup(d.Key, d.Map)
+	if err != nil || !found {
+		return false, err
+	}
+	addr, ok := netip.AddrFromSlice([]byte(e.Value))
+	if !ok || addr.BitLen() != s.destination.Addr().BitLen() {
+		return false, fmt.Errorf("%s does not map to an address of family %s", d.Map, s.family)
+	}
+	s.fate.CopyTo = addr
+	return true, nil
 }
 
 func (s *statements) masqueradeHere() (bool, nft.Verdict, error) {

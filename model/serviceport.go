@@ -124,6 +124,9 @@ type ServicePort struct {
 	AffinityTimeout time.Duration
 	// InternalPolicy is the policy for ClusterIP, ExternalPolicy that for all other addresses.
 	InternalPolicy, ExternalPolicy TrafficPolicy
+	// DirectReturn says that ExternalIPs and LoadBalancerIPs should keep the client's address on its way to endpoints of
+	// other nodes (annotation nftproxy.io/direct-return). Cluster is then the same for all nodes: topology is not applied.
+	DirectReturn bool
 	// HealthCheckNodePort is the port on which load balancers ask for local endpoints; 0 means none.
 	HealthCheckNodePort uint16
 
@@ -214,7 +217,7 @@ func (p *ServicePort) equalWithoutKeys(other *ServicePort) bool {
 		slices.Equal(p.LoadBalancerSourceRanges, other.LoadBalancerSourceRanges) &&
 		p.AffinityTimeout == other.AffinityTimeout &&
 		p.InternalPolicy == other.InternalPolicy && p.ExternalPolicy == other.ExternalPolicy &&
-		p.HealthCheckNodePort == other.HealthCheckNodePort &&
+		p.DirectReturn == other.DirectReturn && p.HealthCheckNodePort == other.HealthCheckNodePort &&
 		slices.Equal(p.Cluster, other.Cluster) &&
 		slices.Equal(p.Local, other.Local) && p.LocalTerminating == other.LocalTerminating &&
 		slices.Equal(p.Serving, other.Serving) && slices.Equal(p.NotServing, other.NotServing) &&

@@ -53,6 +53,7 @@ var hookNumbers = []Hook{HookPrerouting, HookInput, HookForward, HookOutput, Hoo
 
 // Priorities that service proxies use (enum nf_ip_hook_priorities).
 const (
+	PriorityMangle int32 = -150
 	PriorityDstNAT int32 = -100
 	PriorityFilter int32 = 0
 	PrioritySrcNAT int32 = 100
@@ -66,7 +67,7 @@ func priorityString(p int32, hook Hook) string {
 		at   int32
 		hook Hook // where nft knows the name; empty for all hooks
 	}{
-		{"raw", -300, ""}, {"mangle", -150, ""}, {"dstnat", PriorityDstNAT, HookPrerouting},
+		{"raw", -300, ""}, {"mangle", PriorityMangle, ""}, {"dstnat", PriorityDstNAT, HookPrerouting},
 		{"filter", PriorityFilter, ""}, {"security", 50, ""}, {"srcnat", PrioritySrcNAT, HookPostrouting},
 	} {
 		if named.hook != "" && named.hook != hook {

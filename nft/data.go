@@ -124,14 +124,19 @@ var addrTypeNames = map[uint32]string{
 
 func formatAddrType(b string) string { return formatName(hostOrder(b), addrTypeNames) }
 
-// CTStateNew is the bit of ct state that says a packet opens a connection.
-const CTStateNew = 1 << 3
+// Bits of ct state: a packet belongs to a connection that has seen packets in both directions, belongs to another
+// connection (such as an ICMP error), or opens a connection.
+const (
+	CTStateEstablished = 1 << 1
+	CTStateRelated     = 1 << 2
+	CTStateNew         = 1 << 3
+)
 
 // CTStatusDNAT is the bit of ct status that says the destination was translated.
 const CTStatusDNAT = 1 << 5
 
 var (
-	ctStateNames  = map[uint32]string{1: "invalid", 2: "established", 4: "related", CTStateNew: "new", 64: "untracked"}
+	ctStateNames  = map[uint32]string{1: "invalid", CTStateEstablished: "established", CTStateRelated: "related", CTStateNew: "new", 64: "untracked"}
 	ctStatusNames = map[uint32]string{1: "expected", 2: "seen-reply", 4: "assured", 8: "confirmed", 16: "snat", CTStatusDNAT: "dnat", 512: "dying"}
 )
 

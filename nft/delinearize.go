@@ -79,6 +79,8 @@ func (d *delinearizer) step(e any) bool {
 		return d.lookup(e)
 	case *expr.NAT:
 		return d.nat(e)
+	case *expr.Dup:
+		return d.dup(e)
 	case *expr.Dynset:
 		return d.update(e)
 	case *expr.Masq:
@@ -116,11 +118,21 @@ func (d *delinearizer) loadNumgen(n *expr.Numgen) bool {
 func (d *delinearizer) loadHash(h *expr.Hash) bool {
 	v := d.loaded[registerIndex(h.SourceRegister)]
 	f, ok := v.expr.(Field)
-	if !ok || v.mask != nil || v.length > 0 || h.Type != expr.HashTypeJenkins || h.Offset != 0 || int(h.Length) != f.dataType().length {
+	if !ok || v.mask != nil || v.length > 0 || h.Type != expr.HashTypeJenkins || h.Offset != 0 {
 		return false
 	}
-	d.loaded[registerIndex(h.DestRegister)] = loadedValue{expr: JHash{Field: f, Mod: h.Modulus, Seed: h.Seed}}
-	return true
+	hash := JHash{Field: f, Mod: h.Modulus, Seed: h.Seed}
+	if int(h.Length) > f.dataType().length {
+		fields, ok := d.concatAt(h.SourceRegister, int(h.Length))
+		if !ok || len(fields) != 2 {
+			return false
+		}
+		if hash.And, ok = fields[1].(Field); !ok {
+			return false
+		}
+	}
+	d.loaded[registerIndex(h.DestRegister)] = loadedValue{expr: hash}
+	return int(h.Length) == hash.Fields().keyLen()
 }
 
 // loadPayload recognises a field also when only its first bytes are loaded, which is how a
@@ -238,6 +250,11 @@ func (d *delinearizer) nat(n *expr.NAT) bool {
 		return false
 	}
 	return d.emit(*from)
+}
+
+func (d *delinearizer) dup(e *expr.Dup) bool {
+	from := d.loaded[registerIndex(e.RegAddr)].lookup
+	return from != nil && e.RegDev == 0 && d.emit(Dup{Key: from.Key, Map: from.Map})
 }
 
 func (d *delinearizer) update(e *expr.Dynset) bool {

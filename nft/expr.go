@@ -170,12 +170,12 @@ func (n Numgen) typeof(b []byte) []byte {
 	return appendUdataU32(b, 2, 0)
 }
 
-// JHash is "jhash Field mod Mod seed Seed": a number from 0 to Mod-1 that depends on the value of the field and on
-// nothing else (the kernel's Jenkins hash, CONFIG_NFT_HASH). It cannot be part of a set's type; use Numgen
+// JHash is "jhash Field mod Mod seed Seed": a number from 0 to Mod-1 that depends on the value of the field, or of two,
+// and on nothing else (the kernel's Jenkins hash, CONFIG_NFT_HASH). It cannot be part of a set's type; use Numgen
 // there, which has the same type.
 type JHash struct {
-	// Field is hashed.
-	Field Field
+	// Field is hashed, and after it And, if that is not 0: "jhash Field . And mod Mod seed Seed".
+	Field, And Field
 	// Mod is the number of different results, at least 1. The same Seed gives the same results on every machine of one
 	// byte order.
 	Mod, Seed uint32
@@ -183,16 +183,28 @@ type JHash struct {
 
 // String returns the expression as nft writes it.
 func (h JHash) String() string {
-	return fmt.Sprintf("jhash %s mod %d seed 0x%x", h.Field, h.Mod, h.Seed)
+	return fmt.Sprintf("jhash %s mod %d seed 0x%x", h.Fields(), h.Mod, h.Seed)
+}
+
+// Fields returns the fields that are hashed.
+func (h JHash) Fields() Concat {
+	if h.And == 0 {
+		return Concat{h.Field}
+	}
+	return Concat{h.Field, h.And}
 }
 
 func (h JHash) dataType() dataType { return typeInteger }
 
-func (h JHash) loadVia(register, scratch uint32) []expr.Any {
-	return []expr.Any{h.Field.load(scratch), &expr.Hash{
-		SourceRegister: scratch, DestRegister: register, Length: uint32(h.Field.dataType().length),
+func (h JHash) loadVia(destination, scratch uint32) []expr.Any {
+	loads := []expr.Any{h.Field.load(scratch)}
+	if h.And != 0 {
+		loads = append(loads, h.And.load(register(registerIndex(scratch)+netlinkattr.Padded(h.Field.dataType().length)/4)))
+	}
+	return append(loads, &expr.Hash{
+		SourceRegister: scratch, DestRegister: destination, Length: uint32(h.Fields().keyLen()),
 		Modulus: h.Mod, Seed: h.Seed, Type: expr.HashTypeJenkins,
-	}}
+	})
 }
 
 func (h JHash) typeof([]byte) []byte { panic("nft: " + h.String() + " cannot be part of a set key") }

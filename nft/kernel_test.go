@@ -112,6 +112,9 @@ func everything(f Family) *Table {
 	endpoints := &Set{Name: "endpoints", Key: random(2), Data: Concat{f.Daddr(), ThDport}}
 	endpoints.Put(Element{Key: slot(0), Value: AddrData(addr.Next()) + PortData(8080)})
 	endpoints.Put(Element{Key: slot(1), Value: AddrData(addr.Next().Next()) + PortData(8081)})
+	neighbours := &Set{Name: "neighbours", Key: random(2), Data: Concat{f.Daddr()}}
+	neighbours.Put(Element{Key: slot(0), Value: AddrData(addr.Next())})
+	byClient := append(frontendKey(f), JHash{Field: f.Saddr(), And: ThSport, Mod: 251, Seed: 0x5eed})
 	ips := &Set{Name: "cluster-ips", Key: Concat{f.Daddr()}}
 	ips.Put(Element{Key: AddrData(addr), Comment: "one"})
 	ports := &Set{Name: "ports", Key: Concat{ThDport}, Data: Concat{ThDport}}
@@ -138,7 +141,7 @@ func everything(f Family) *Table {
 
 	return &Table{
 		Family: f, Name: "kube-proxy", Comment: "everything",
-		Sets: []*Set{services, endpoints, ips, ports, protocols, hairpin, sources, counted, affinity},
+		Sets: []*Set{services, endpoints, neighbours, ips, ports, protocols, hairpin, sources, counted, affinity},
 		Chains: []*Chain{
 			{Name: "nat-prerouting", Type: TypeNAT, Hook: HookPrerouting, Priority: PriorityDstNAT, Rules: []Rule{NewRule(Jump("services"))}},
 			{Name: "filter-forward", Type: TypeFilter, Hook: HookForward, Priority: PriorityFilter, Rules: []Rule{
@@ -148,6 +151,10 @@ func everything(f Family) *Table {
 				NewRule(InSet{append(frontendKey(f), f.Saddr()), NotEqual, "sources"}, Drop),
 			}},
 			{Name: "filter-output", Type: TypeFilter, Hook: HookOutput, Priority: PriorityDstNAT + 10},
+			{Name: "filter-prerouting", Type: TypeFilter, Hook: HookPrerouting, Priority: PriorityMangle, Rules: []Rule{
+				NewRule(Match{Field: CTState, Value: CTStateEstablished | CTStateRelated}, Return),
+				NewRule(Dup{byClient, "neighbours"}, Drop),
+			}},
 			{Name: "nat-postrouting", Type: TypeNAT, Hook: HookPostrouting, Priority: PrioritySrcNAT, Rules: []Rule{
 				NewRule(Match{Field: MetaMark, Mask: 0x4000, Value: 0x4000}, SetMark{Xor: 0x4000}, Masquerade{}),
 				NewRule(Match{Field: CTStatus, Value: CTStatusDNAT}, InSet{Concat{f.Saddr(), f.Daddr()}, Equal, "hairpin"}, Masquerade{}),
@@ -155,7 +162,8 @@ func everything(f Family) *Table {
 			{Name: "cluster-2", Rules: []Rule{
 				NewRule(Match{Field: f.Saddr(), Op: NotEqual, Value: cidr}, Jump("mark-for-masquerade")),
 				NewRule(DNAT{f, random(2), "endpoints"}),
-				NewRule(DNAT{f, append(frontendKey(f), JHash{f.Saddr(), 3, 0x5eed}), "endpoints"}),
+				NewRule(DNAT{f, append(frontendKey(f), JHash{Field: f.Saddr(), Mod: 3, Seed: 0x5eed}), "endpoints"}),
+				NewRule(DNAT{f, byClient, "endpoints"}),
 				NewRule(DNAT{f, random(1), "endpoints"}),
 			}},
 			updates,
@@ -327,7 +335,7 @@ func testARefusedTransactionNamesTheElementAndChangesNothing(t *testing.T) {
 	}
 	before := runNft(t, "", "list", "ruleset")
 	good, bad := everything(FamilyIP), everything(FamilyIP6)
-	good.Sets[2].Put(Element{Key: AddrData(netip.MustParseAddr("10.9.9.9"))})
+	good.Set("cluster-ips").Put(Element{Key: AddrData(netip.MustParseAddr("10.9.9.9"))})
 	bad.Sets[0].Put(Element{Key: AddrData(netip.MustParseAddr("fd00::9")) + ProtoData(6) + PortData(80), Verdict: Goto("nowhere"), Comment: "default/broken"})
 	tx := Diff(everything(FamilyIP), good)
 	tx.Append(Diff(everything(FamilyIP6), bad))

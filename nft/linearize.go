@@ -91,6 +91,13 @@ func (d DNAT) linearize(l *linearizer) {
 		&expr.NAT{Type: expr.NATTypeDestNAT, Family: uint32(d.Family), RegAddrMin: unix.NFT_REG_1, RegProtoMin: register(port)})
 }
 
+func (d Dup) linearize(l *linearizer) {
+	l.load(d.Key)
+	l.add(
+		&expr.Lookup{SourceRegister: unix.NFT_REG_1, SetName: d.Map, IsDestRegSet: true, DestRegister: unix.NFT_REG_1},
+		&expr.Dup{RegAddr: unix.NFT_REG_1})
+}
+
 func (u Update) linearize(l *linearizer) {
 	l.load(u.Key)
 	data := u.Key.Len() / 4

@@ -123,6 +123,32 @@ func features(f Family, table string) []feature {
 	}
 }
 
+// ProbeDup finds out whether the kernel can send copies of packets elsewhere (Dup) by the hash of two fields (JHash), in
+// tables of these families. If not, it returns a MissingError.
+func (c *Conn) ProbeDup(ctx context.Context, families ...Family) error {
+	var missing MissingError
+	for _, f := range families {
+		key := Concat{f.Daddr(), JHash{Field: f.Saddr(), And: ThSport, Mod: 2}}
+		set := &Set{Name: "probe", Key: Concat{f.Daddr(), Numgen{Mod: 2}}, Data: Concat{f.Daddr()}}
+		chain := &Chain{Name: "probe", Type: TypeFilter, Hook: HookPrerouting, Priority: PriorityMangle, Rules: []Rule{NewRule(Dup{key, set.Name}, Drop)}}
+		table := &Table{Family: f, Name: probeTable(), Sets: []*Set{set}, Chains: []*Chain{chain}}
+		tx := Diff(nil, table)
+		tx.Steps = append(tx.Steps, Step{Op: DeleteTable, Table: table})
+		_, err := c.Commit(ctx, tx)
+		switch {
+		case refusesProbe(err):
+			option := "CONFIG_NFT_DUP_" + byFamily(f, "IPV4", "IPV6") + " and CONFIG_NFT_HASH"
+			missing = append(missing, Missing{Feature: f.String() + ": dup to an address", Option: option, Err: errnoOf(err)})
+		case err != nil:
+			return err
+		}
+	}
+	if len(missing) > 0 {
+		return missing
+	}
+	return nil
+}
+
 // ProbeCounters finds out whether the elements of a set can count (Set.Counter, kernel 5.7). If not, it returns a
 // MissingError. An older kernel accepts such a set and leaves out the counters. So the probe adds a table with a new
 // name and without chains, reads it, and deletes it.

@@ -137,6 +137,7 @@ var exprTypes = map[string]func() expr.Any{
 	"cmp":       func() expr.Any { return &expr.Cmp{} },
 	"lookup":    func() expr.Any { return &expr.Lookup{} },
 	"nat":       func() expr.Any { return &expr.NAT{} },
+	"dup":       func() expr.Any { return &expr.Dup{} },
 	"dynset":    func() expr.Any { return &expr.Dynset{} },
 	"masq":      func() expr.Any { return &expr.Masq{} },
 	"reject":    func() expr.Any { return &expr.Reject{} },

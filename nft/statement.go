@@ -73,6 +73,19 @@ func (d DNAT) String() string {
 	return fmt.Sprintf("dnat %s to %s map @%s", d.Family, d.Key, d.Map)
 }
 
+// Dup looks the key up in the named map, and sends a copy of the packet, as it is, to where the host's routes lead to the
+// address that it finds, as in `dup to ip daddr map @neighbours`. The copy has one less TTL, and conntrack does not track
+// it. If the map lacks the key, the next rule runs.
+type Dup struct {
+	// Key is of the type of the map's Key.
+	Key Concat
+	// Map is the name of a map of the rule's table, whose Data is an address of the table's family.
+	Map string
+}
+
+// String returns the statement as nft lists it.
+func (d Dup) String() string { return "dup to " + d.Key.String() + " map @" + d.Map }
+
 // Update adds an element to the named Dynamic map, as in `update @clients { ip saddr timeout 3h : ip daddr . th
 // dport }`. Key and Data, evaluated for the packet, are its key and value. If the map has the key already, the
 // element keeps its value, and its timeout starts anew. If the map is full, the rule ends.
@@ -215,6 +228,8 @@ func setOf(s Statement) string {
 	case Vmap:
 		return s.Map
 	case DNAT:
+		return s.Map
+	case Dup:
 		return s.Map
 	case Update:
 		return s.Map

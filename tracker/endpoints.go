@@ -20,7 +20,7 @@ type candidate struct {
 // It returns scratch for the next call to use again.
 func fill(port *model.ServicePort, slices []*endpointSlice, seenFrom place, scratch []candidate) []candidate {
 	candidates := withoutDuplicates(gather(scratch[:0], port.ID, slices, seenFrom.node))
-	port.Cluster = clusterList(candidates, seenFrom.zone)
+	port.Cluster = clusterList(candidates, seenFrom.zone, port.DirectReturn)
 	if port.InternalPolicy == model.PolicyLocal || port.ExternalPolicy == model.PolicyLocal {
 		port.Local, port.LocalTerminating = localList(candidates)
 	}
@@ -107,11 +107,11 @@ func (c candidate) rank() (rank int) {
 // terminatingButServing is the fallback when nothing is ready (KEP-1669).
 func (c candidate) terminatingButServing() bool { return c.serving && c.terminating }
 
-// clusterList returns the endpoints for policy Cluster: the ready ones that topology leaves, or, if
-// none is ready, those that still serve while they terminate.
-func clusterList(candidates []candidate, zone string) []model.Endpoint {
+// clusterList returns the endpoints for policy Cluster: the ready ones that topology leaves, or with everywhere all ready
+// ones; or, if none is ready, those that still serve while they terminate.
+func clusterList(candidates []candidate, zone string, everywhere bool) []model.Endpoint {
 	near := nearby(candidates, zone)
-	ready := pick(candidates, func(c candidate) bool { return c.ready && near(c) }, endpoint)
+	ready := pick(candidates, func(c candidate) bool { return c.ready && (everywhere || near(c)) }, endpoint)
 	if ready != nil {
 		return ready
 	}

@@ -56,7 +56,7 @@ func parseService(obj *corev1.Service, options *Options) *service {
 		without.Spec.ExternalIPs = nil
 		obj = &without
 	}
-	base := s.parsePolicies(obj)
+	base := s.parsePolicies(obj, options)
 	if options.Details {
 		addDetails(&base, obj)
 	}
@@ -89,7 +89,7 @@ func isIP(text string) bool {
 }
 
 // parsePolicies returns a port with the fields that all ports of a Service share in both families.
-func (s *service) parsePolicies(obj *corev1.Service) model.ServicePort {
+func (s *service) parsePolicies(obj *corev1.Service, options *Options) model.ServicePort {
 	spec := &obj.Spec
 	base := model.ServicePort{ID: model.PortID{Namespace: obj.Namespace, Service: obj.Name}}
 	if ptr.Deref(spec.InternalTrafficPolicy, "") == corev1.ServiceInternalTrafficPolicyLocal {
@@ -105,6 +105,7 @@ func (s *service) parsePolicies(obj *corev1.Service) model.ServicePort {
 		base.HealthCheckNodePort = s.optionalPort(spec.HealthCheckNodePort, "spec.healthCheckNodePort")
 	}
 	base.AffinityTimeout = s.parseAffinity(spec)
+	base.DirectReturn = options.DirectReturn && takesExternalTraffic(spec) && s.parseDirectReturn(obj, &base)
 	return base
 }
 
@@ -127,6 +128,30 @@ func (s *service) parseAffinity(spec *corev1.ServiceSpec) time.Duration {
 		}
 	}
 	return time.Duration(seconds) * time.Second
+}
+
+// AnnotationDirectReturn, with the value "true", asks for direct return (Options.DirectReturn).
+const AnnotationDirectReturn = "nftproxy.io/direct-return"
+
+// parseDirectReturn reports whether a Service asks for direct return and can have it. Policy Local keeps the client's
+// address already, and direct return has no session affinity.
+func (s *service) parseDirectReturn(obj *corev1.Service, base *model.ServicePort) bool {
+	value, has := obj.Annotations[AnnotationDirectReturn]
+	var err error
+	switch {
+	case !has || value == "false":
+		return false
+	case value != "true":
+		err = errors.New(`neither "true" nor "false"`)
+	case base.ExternalPolicy == model.PolicyLocal:
+		err = errors.New("externalTrafficPolicy is Local, and direct return is for Cluster")
+	case base.AffinityTimeout > 0:
+		err = errors.New("sessionAffinity is ClientIP, and direct return has none")
+	default:
+		return true
+	}
+	s.skips.add(ReasonMalformed, "metadata.annotations["+AnnotationDirectReturn+"]", fmt.Sprintf("%.20q", value), err)
+	return false
 }
 
 // addPort appends a port once for each family in which the Service has a ClusterIP, unless it cannot be served. An

@@ -39,6 +39,8 @@ type Options struct {
 	// IgnoreExternalIPs leaves out the externalIPs of all Services. Otherwise everybody who may
 	// create a Service can claim any address (CVE-2020-8554).
 	IgnoreExternalIPs bool
+	// DirectReturn heeds the annotation AnnotationDirectReturn.
+	DirectReturn bool
 	// Logger takes warnings about skipped objects. The zero value logs nothing.
 	Logger klog.Logger
 	// OnSkip, if set, is called for each invalid object or part of an object that is left

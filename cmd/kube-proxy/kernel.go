@@ -40,7 +40,10 @@ func prepareKernel(ctx context.Context, c *v1alpha2.KubeProxyConfiguration, conn
 		return nil, err
 	}
 	gates, _, _ := config.FeatureGates(c.FeatureGates)
-	for gate, probe := range map[featuregate.Feature]func(context.Context) error{config.OwnTables: conn.ProbePersist, config.ServiceCounters: conn.ProbeCounters} {
+	for gate, probe := range map[featuregate.Feature]func(context.Context) error{
+		config.OwnTables: conn.ProbePersist, config.ServiceCounters: conn.ProbeCounters,
+		config.DirectReturn: func(ctx context.Context) error { return conn.ProbeDup(ctx, families...) },
+	} {
 		if !gates.Enabled(gate) {
 			continue
 		}

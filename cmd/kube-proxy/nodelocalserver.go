@@ -53,7 +53,7 @@ func (o *serverOptions) addFlags(flags *pflag.FlagSet) {
 	flags.StringVar(&o.metricsAddress, "metrics-bind-address", "", "The IP address and port for /metrics, /healthz, /livez and /readyz; by default there is none")
 	flags.BoolVar(&o.ignoreExternalIPs, "ignore-external-ips", false, "Leave out the externalIPs of all Services, as --feature-gates=AllowServiceExternalIPs=false does")
 	flags.StringVar(&o.serviceProxyName, "service-proxy-name", "", serviceProxyNameHelp)
-	flags.Var(cliflag.NewMapStringBool(&o.config.FeatureGates), "feature-gates", "Feature gates to set, as name=true or name=false: AllowServiceExternalIPs, and those of the client of the API server")
+	flags.Var(cliflag.NewMapStringBool(&o.config.FeatureGates), "feature-gates", "Feature gates to set, as name=true or name=false: AllowServiceExternalIPs, NFTProxyDirectReturn, and those of the client of the API server")
 	o.addSome(flags, "kubeconfig", "master", "manifests", "kube-api-content-type", "kube-api-qps", "kube-api-burst", "authorize-node-names",
 		"node-local-cert-file", "node-local-key-file", "node-local-ca-file")
 }
@@ -93,7 +93,7 @@ func (o *serverOptions) run(ctx context.Context) error {
 		return err
 	}
 	t := tracker.New(tracker.Options{
-		EveryNode: true, ServiceProxyName: o.serviceProxyName, History: nodeLocalHistory, Details: true, IgnoreExternalIPs: o.ignoreExternalIPs || !gates.Enabled(config.AllowServiceExternalIPs),
+		EveryNode: true, ServiceProxyName: o.serviceProxyName, History: nodeLocalHistory, Details: true, IgnoreExternalIPs: o.ignoreExternalIPs || !gates.Enabled(config.AllowServiceExternalIPs), DirectReturn: gates.Enabled(config.DirectReturn),
 		Logger: klog.FromContext(ctx), OnSkip: nftmetrics.CountSkip,
 	})
 	nftmetrics.ShowTracker(t)

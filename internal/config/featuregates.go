@@ -18,9 +18,10 @@ import (
 )
 
 const (
-	// AffinityHash, OwnTables and ServiceCounters are gates of this proxy, off by default. See AffinityHash, OwnTables and
-	// CountServices in compiler.Config.
+	// AffinityHash, DirectReturn, OwnTables and ServiceCounters are gates of this proxy, off by default. See AffinityHash,
+	// DirectReturn, OwnTables and CountServices in compiler.Config.
 	AffinityHash    featuregate.Feature = "NFTProxyAffinityHash"
+	DirectReturn    featuregate.Feature = "NFTProxyDirectReturn"
 	OwnTables       featuregate.Feature = "NFTProxyOwnTables"
 	ServiceCounters featuregate.Feature = "NFTProxyServiceCounters"
 	// AllowServiceExternalIPs is on by default. Off, the externalIPs of Services do not count (CVE-2020-8554).
@@ -79,11 +80,11 @@ func FeatureGates(set map[string]bool) (gates featuregate.MutableVersionedFeatur
 	return own, ineffective, errs
 }
 
-// ServerFeatureGates returns the gates of node-local-server: AllowServiceExternalIPs, and those of client-go. Every other one is
+// ServerFeatureGates returns the gates of node-local-server: AllowServiceExternalIPs, DirectReturn, and those of client-go. Every other one is
 // an error, since it would have no effect there.
 func ServerFeatureGates(set map[string]bool) (featuregate.MutableVersionedFeatureGate, error) {
 	for _, name := range slices.Sorted(maps.Keys(set)) {
-		if featuregate.Feature(name) != AllowServiceExternalIPs && !isClientGate(name) {
+		if own := featuregate.Feature(name); own != AllowServiceExternalIPs && own != DirectReturn && !isClientGate(name) {
 			return nil, fmt.Errorf("%s has no effect in node-local-server; set it for the proxies, or remove it", name)
 		}
 	}
@@ -103,6 +104,7 @@ func newFeatureGate() quietGates {
 		gates.Add(clientFeatures()),
 		gates.Add(map[featuregate.Feature]featuregate.FeatureSpec{
 			AffinityHash:            {Default: false, PreRelease: featuregate.Alpha},
+			DirectReturn:            {Default: false, PreRelease: featuregate.Alpha},
 			OwnTables:               {Default: false, PreRelease: featuregate.Alpha},
 			ServiceCounters:         {Default: false, PreRelease: featuregate.Alpha},
 			AllowServiceExternalIPs: {Default: true, PreRelease: featuregate.GA},

@@ -115,6 +115,7 @@ func testGatesAreDocumented(t *testing.T) {
 	}
 	known := strings.Fields(kubeProxyGates)
 	delete(want, string(AffinityHash))
+	delete(want, string(DirectReturn))
 	delete(want, string(OwnTables))
 	delete(want, string(ServiceCounters))
 	for name := range want {

@@ -27,6 +27,7 @@ func Compiler(c *v1alpha2.KubeProxyConfiguration) (compiler.Config, error) {
 		AffinityHash:      gates.Enabled(AffinityHash),
 		OwnTables:         gates.Enabled(OwnTables),
 		CountServices:     gates.Enabled(ServiceCounters),
+		DirectReturn:      gates.Enabled(DirectReturn),
 	}
 	return out, out.Validate()
 }
@@ -48,7 +49,7 @@ func detectLocal(c *v1alpha2.KubeProxyConfiguration) (out compiler.DetectLocal) 
 // Tracker returns the tracker's options. The caller adds the name of the node, and the callbacks.
 func Tracker(c *v1alpha2.KubeProxyConfiguration) tracker.Options {
 	gates, _, _ := FeatureGates(c.FeatureGates)
-	return tracker.Options{IgnoreExternalIPs: !gates.Enabled(AllowServiceExternalIPs)}
+	return tracker.Options{IgnoreExternalIPs: !gates.Enabled(AllowServiceExternalIPs), DirectReturn: gates.Enabled(DirectReturn)}
 }
 
 // everywhere holds each family's range of all addresses.

@@ -75,6 +75,7 @@ func DecodePort(port *nodelocalv1.ServicePort) (*model.ServicePort, error) {
 		AppProtocol:              d.text("app_protocol", port.GetAppProtocol(), MaxKey),
 		ServiceLabels:            d.values("service_labels", port.GetServiceLabels()),
 		ServiceAnnotations:       d.values("service_annotations", port.GetServiceAnnotations()),
+		DirectReturn:             port.GetDirectReturn(),
 	}
 	// A type of a later version is unknown: the other fields say what it means for proxies.
 	if t := port.GetServiceType(); known(nodelocalv1.ServiceType_name, int32(t)) {

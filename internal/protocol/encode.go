@@ -44,6 +44,7 @@ func EncodePort(port *model.ServicePort) *nodelocalv1.ServicePort {
 		ServiceType:              nodelocalv1.ServiceType(port.ServiceType),
 		ServiceLabels:            port.ServiceLabels,
 		ServiceAnnotations:       port.ServiceAnnotations,
+		DirectReturn:             port.DirectReturn,
 	}
 }
 

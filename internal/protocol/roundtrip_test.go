@@ -105,6 +105,7 @@ func genPort(t *rapid.T, id model.PortID) *model.ServicePort {
 		ServiceType:              rapid.SampledFrom([]model.ServiceType{0, model.TypeClusterIP, model.TypeNodePort, model.TypeLoadBalancer}).Draw(t, "type"),
 		ServiceLabels:            genValues(t, "labels"),
 		ServiceAnnotations:       genValues(t, "annotations"),
+		DirectReturn:             rapid.Bool().Draw(t, "direct return"),
 	}
 	return p
 }

@@ -956,8 +956,12 @@ type ServicePort struct {
 	ServiceLabels map[string]string `protobuf:"bytes,20,rep,name=service_labels,json=serviceLabels,proto3" json:"service_labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	// Those annotations of the Service that the client asked for (Service metadata.annotations).
 	ServiceAnnotations map[string]string `protobuf:"bytes,21,rep,name=service_annotations,json=serviceAnnotations,proto3" json:"service_annotations,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
-	unknownFields      protoimpl.UnknownFields
-	sizeCache          protoimpl.SizeCache
+	// external_ips and load_balancer_ips are to keep the client's address on its way to endpoints of other nodes (annotation
+	// nftproxy.io/direct-return of the Service, where the server has it switched on). The list cluster then is the same for
+	// all nodes: topology is not applied. A client that does not know the field may serve these addresses as any others.
+	DirectReturn  bool `protobuf:"varint,22,opt,name=direct_return,json=directReturn,proto3" json:"direct_return,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ServicePort) Reset() {
@@ -1135,6 +1139,13 @@ func (x *ServicePort) GetServiceAnnotations() map[string]string {
 		return x.ServiceAnnotations
 	}
 	return nil
+}
+
+func (x *ServicePort) GetDirectReturn() bool {
+	if x != nil {
+		return x.DirectReturn
+	}
+	return false
 }
 
 // Endpoint is where a connection can be sent.
@@ -1317,7 +1328,7 @@ const file_nodelocal_v1_nodelocal_proto_rawDesc = "" +
 	"\aservice\x18\x02 \x01(\tR\aservice\x12\x12\n" +
 	"\x04port\x18\x03 \x01(\tR\x04port\x12;\n" +
 	"\bprotocol\x18\x04 \x01(\x0e2\x1f.nftproxy.nodelocal.v1.ProtocolR\bprotocol\x125\n" +
-	"\x06family\x18\x05 \x01(\x0e2\x1d.nftproxy.nodelocal.v1.FamilyR\x06family\"\xa5\n" +
+	"\x06family\x18\x05 \x01(\x0e2\x1d.nftproxy.nodelocal.v1.FamilyR\x06family\"\xca\n" +
 	"\n" +
 	"\vServicePort\x12-\n" +
 	"\x02id\x18\x01 \x01(\v2\x1d.nftproxy.nodelocal.v1.PortIDR\x02id\x12\x1d\n" +
@@ -1343,7 +1354,8 @@ const file_nodelocal_v1_nodelocal_proto_rawDesc = "" +
 	"\fapp_protocol\x18\x12 \x01(\tR\vappProtocol\x12E\n" +
 	"\fservice_type\x18\x13 \x01(\x0e2\".nftproxy.nodelocal.v1.ServiceTypeR\vserviceType\x12\\\n" +
 	"\x0eservice_labels\x18\x14 \x03(\v25.nftproxy.nodelocal.v1.ServicePort.ServiceLabelsEntryR\rserviceLabels\x12k\n" +
-	"\x13service_annotations\x18\x15 \x03(\v2:.nftproxy.nodelocal.v1.ServicePort.ServiceAnnotationsEntryR\x12serviceAnnotations\x1a@\n" +
+	"\x13service_annotations\x18\x15 \x03(\v2:.nftproxy.nodelocal.v1.ServicePort.ServiceAnnotationsEntryR\x12serviceAnnotations\x12#\n" +
+	"\rdirect_return\x18\x16 \x01(\bR\fdirectReturn\x1a@\n" +
 	"\x12ServiceLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1aE\n" +

@@ -190,6 +190,8 @@ func (g *Graph) describe(f *compiler.Frontend, chain string) []string {
 	switch compiler.RoleOf(chain) {
 	case compiler.RoleServeExternal:
 		return []string{"source masqueraded"}
+	case compiler.RoleServeReturn:
+		return []string{"clients outside the cluster: source kept, on the endpoint's node", "all others: source masqueraded"}
 	case compiler.RoleServeLocal:
 		return []string{"clients outside the cluster", "source kept"}
 	case compiler.RoleServeDirect:

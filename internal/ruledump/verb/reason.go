@@ -19,6 +19,7 @@ type Reason string
 const (
 	ReasonServed      Reason = "served"             // a frontend sent it to an endpoint
 	ReasonAffinity    Reason = "affinity"           // the same, to the endpoint where session affinity keeps the client
+	ReasonSentOn      Reason = "sent-on"            // direct return: to the node of its endpoint, as it is
 	ReasonNotService  Reason = "not-a-service"      // the rules leave it alone
 	ReasonNoEndpoints Reason = "no-endpoints"       // no usable endpoint on any node
 	ReasonPolicyLocal Reason = "policy-local"       // policy Local, and no usable endpoint on this node
@@ -38,6 +39,7 @@ const (
 	SourcePolicyCluster SourceReason = "policy-cluster"
 	SourceNode          SourceReason = "from-the-node"
 	SourceAll           SourceReason = "masquerade-all"
+	SourceDirectReturn  SourceReason = "direct-return"
 	SourceClusterClient SourceReason = "cluster-client"
 	SourcePolicyLocal   SourceReason = "policy-local"
 	SourceNotTold       SourceReason = "clients-are-not-told-apart"
@@ -55,6 +57,8 @@ func reasonOf(fate *evaluator.Fate) Reason {
 			continue
 		}
 		switch compiler.RoleOf(step.Chain.Name) {
+		case compiler.RoleDirectForward:
+			return ReasonSentOn
 		case compiler.RoleFirewall:
 			return ReasonSource
 		case compiler.RoleNoEndpoints:
@@ -136,6 +140,8 @@ func sourceReasonOfStep(step *evaluator.Step, outside bool) SourceReason {
 		kept, marked = SourceClusterClient, SourceNode
 	case compiler.RoleServeExternal:
 		marked = SourcePolicyCluster
+	case compiler.RoleServeReturn:
+		kept, marked = SourceDirectReturn, SourcePolicyCluster
 	case compiler.RoleServeCluster:
 		marked = SourceAll
 		if marksSome(step.Rule) {
@@ -171,6 +177,7 @@ var sourceTexts = map[SourceReason]string{
 	SourceNode:          "the source is masqueraded: the client is the node itself",
 	SourceAll:           "the source is masqueraded: masqueradeAll is set",
 	SourceForeign:       "the source is masqueraded: another program has set the mark for that, or masquerades itself",
+	SourceDirectReturn:  "the source is kept: direct return, and the endpoint is on this node",
 	SourceClusterClient: "the source is kept: the client is one of the cluster's own",
 	SourcePolicyLocal:   "the source is kept: externalTrafficPolicy is Local",
 	SourceNotTold:       "the source is kept: no detectLocal setting applies to this IP family",
@@ -233,6 +240,8 @@ func (e *Explanation) why(o *Outcome, dialed *compiler.Frontend) string {
 			e.packet.Destination.Addr(), e.holder, e.packet.Destination.Port(), model.Protocol(e.packet.Protocol), strings.Join(e.ports[:min(len(e.ports), explainShown)], ", "))
 	case ReasonUnassigned:
 		return "dropped: the address is in a ServiceCIDR, and no Service holds it"
+	case ReasonSentOn:
+		return fmt.Sprintf("direct return of %s: the node of the endpoint translates it, keeps the source, and answers the client itself", name)
 	case ReasonSource:
 		text := fmt.Sprintf("dropped: loadBalancerSourceRanges of %s does not name %s", name, e.packet.Source.Addr())
 		if dialed != nil && len(dialed.Sources) > 0 {
