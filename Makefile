@@ -21,6 +21,9 @@ BUILDFLAGS  := -tags grpcnotrace -trimpath
 TEST         = $(GO) test -vet=off -p $(shell echo $$((2 * $$(nproc))))
 BUILD       := CGO_ENABLED=0 $(GO) build $(BUILDFLAGS) -ldflags '$(LDFLAGS)'
 COMMANDS    := ./cmd/kube-proxy ./cmd/ruledump
+# The plugin for kubectl. It has client-go's exec and runs on laptops, so it is a program of its own.
+PLUGIN      := ./cmd/kubectl-nftproxy
+PLATFORMS   := linux/amd64 linux/arm64 darwin/amd64 darwin/arm64 windows/amd64
 PROXYTEST   ?= localhost/nftproxy/proxytest
 IMAGE       ?= localhost/nftproxy/kube-proxy
 # The commit, a label of the image.
@@ -32,7 +35,14 @@ SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || echo 0)
 .PHONY: api build image release site sbom demo test check check-api unit modules fuzz golden generate bench plot soak test-386 test-arch test-skew test-kernels vulnerabilities clean
 
 build: announce ## static binaries in bin/
-	$(BUILD) -o $(BIN)/ $(COMMANDS)
+	$(BUILD) -o $(BIN)/ $(COMMANDS) $(PLUGIN)
+
+.PHONY: plugin
+plugin: ## bin/_plugin/OS/ARCH, the plugin for kubectl for all of PLATFORMS, with its bill of materials
+	@set -e; for platform in $(PLATFORMS); do \
+		GOOS=$${platform%/*} GOARCH=$${platform#*/} $(BUILD) -o $(BIN)/_plugin/$$platform/ $(PLUGIN); \
+		$(MAKE) --no-print-directory sbom PROGRAMS=$(BIN)/_plugin/$$platform LISTED="$$(cd $(BIN)/_plugin/$$platform && ls kubectl-nftproxy*)"; \
+	done
 
 image: ## bin/image.tar and bin/proxytest.tar, container images for amd64 and arm64; needs no container daemon
 	GOOS=linux GOARCH=amd64 $(BUILD) -o $(BIN)/linux/amd64/ $(COMMANDS)
@@ -48,9 +58,9 @@ image: ## bin/image.tar and bin/proxytest.tar, container images for amd64 and ar
 
 release: ## VERSION=v0.1.0: bin/release/v0.1.0, all files of a release; the same commit gives the same bytes
 	@[ "$(origin VERSION)" = "command line" ] || { echo "usage: make release VERSION=v0.1.0" >&2; exit 2; }
-	$(MAKE) image
+	$(MAKE) image plugin
 	rm -rf $(BIN)/release/$(VERSION)
-	cd tools && $(GO) run ./release -version $(VERSION) -created $(SOURCE_DATE_EPOCH) -binaries $(abspath $(BIN))/linux -image $(abspath $(BIN))/image.tar -root .. -o $(abspath $(BIN))/release/$(VERSION)
+	cd tools && $(GO) run ./release -version $(VERSION) -created $(SOURCE_DATE_EPOCH) -binaries $(abspath $(BIN))/linux -plugins $(abspath $(BIN))/_plugin -image $(abspath $(BIN))/image.tar -root .. -o $(abspath $(BIN))/release/$(VERSION)
 
 PROGRAMS ?= $(BIN)
 LISTED   ?= kube-proxy ruledump
@@ -191,7 +201,7 @@ test-arch: test-386 ## the same for s390x (big-endian) and arm64; needs qemu-use
 # A copy of the database in a directory works too: VULNDB=file:///path.
 VULNDB ?= https://vuln.go.dev
 vulnerabilities: ## published vulnerabilities in what the programs call; needs the network
-	@$(GO) run golang.org/x/vuln/cmd/govulncheck@v1.8.0 -db $(VULNDB) -tags grpcnotrace $(COMMANDS) || \
+	@$(GO) run golang.org/x/vuln/cmd/govulncheck@v1.8.0 -db $(VULNDB) -tags grpcnotrace $(COMMANDS) $(PLUGIN) || \
 		{ echo "vulnerabilities were found, or could not be looked for: this needs $(VULNDB)" >&2; exit 1; }
 
 test-skew: ## the version before this one (PREVIOUS=REVISION, the last tag) and this one, in turns, under connections

@@ -27,7 +27,7 @@ func TestPreflight(t *testing.T) {
 	if !selects(t, set.Spec.Selector, set) || selects(t, proxy.Spec.Selector, set) {
 		t.Errorf("selector %v, labels of the pods %v", set.Spec.Selector, set.Spec.Template.Labels)
 	}
-	command, flags, err := verb.New("ruledump").Find(container.Command[1:])
+	command, flags, err := verb.New().Find(container.Command[1:])
 	if err == nil {
 		err = command.ParseFlags(flags)
 	}

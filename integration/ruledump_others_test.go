@@ -215,7 +215,7 @@ func testExplainRateLimit(t *testing.T) {
 // explainDump runs explain on a dump, outside of the node.
 func explainDump(t *testing.T, dump string, explain ...string) (e verb.Explanation) {
 	t.Helper()
-	root := verb.New("ruledump")
+	root := verb.New()
 	var out strings.Builder
 	root.SetIn(strings.NewReader(dump))
 	root.SetOut(&out)

@@ -14,7 +14,7 @@ import (
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), unix.SIGINT, unix.SIGTERM)
 	defer stop()
-	root := verb.New(os.Args[0])
+	root := verb.New()
 	root.SetContext(ctx)
 	os.Exit(verb.Execute(root))
 }

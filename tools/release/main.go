@@ -1,9 +1,9 @@
 // Command release puts what `make image` and `make build` made into a directory, as a release publishes it: an archive
-// of the programs for each architecture, the image, its bills of materials, the chart, a krew manifest, the section of
+// of the programs for each architecture and of kubectl's plugin for each platform, the image, its bills of materials, the chart, a krew manifest, the section of
 // the changelog, and the checksums of all. The same input gives the same bytes: no file has an owner, and all have the
 // time that -created names.
 //
-//	release -version v0.1.0 -created 1766000000 -binaries bin/linux -image bin/image.tar -root . -o bin/release/v0.1.0
+//	release -version v0.1.0 -created 1766000000 -binaries bin/linux -plugins bin/_plugin -image bin/image.tar -root . -o bin/release/v0.1.0
 package main
 
 import (
@@ -25,21 +25,23 @@ import (
 
 var architectures = []string{"amd64", "arm64"}
 
+// platforms are those of kubectl's plugin, as OS/ARCH.
+var platforms = []string{"linux/amd64", "linux/arm64", "darwin/amd64", "darwin/arm64", "windows/amd64"}
+
 // release is a release in the making.
 type release struct {
-	version, root, binaries, image, out string
-	created                             time.Time
+	version, root, binaries, plugins, image, out string
+	created                                      time.Time
 	// sums has a line of checksums.txt for each file that was written, in that order.
 	sums strings.Builder
-	// archives are the sums of the programs' archives, by architecture.
-	archives map[string]string
 }
 
 func main() {
-	r := release{archives: map[string]string{}}
+	var r release
 	flag.StringVar(&r.version, "version", "", "`version` of the release, such as v0.1.0")
 	created := flag.Int64("created", 0, "time of all files, in `seconds` since 1970")
 	flag.StringVar(&r.binaries, "binaries", "", "`directory` with the programs and sbom.cdx.json of each architecture, in amd64/ and arm64/")
+	flag.StringVar(&r.plugins, "plugins", "", "`directory` with kubectl-nftproxy and sbom.cdx.json of each platform, in linux/amd64/ and so on")
 	flag.StringVar(&r.image, "image", "", "`file` of the image, an OCI archive")
 	flag.StringVar(&r.root, "root", ".", "`directory` of the repository")
 	flag.StringVar(&r.out, "o", "", "new `directory` to write to")
@@ -58,8 +60,8 @@ func (r *release) make() error {
 	if !versionPattern.MatchString(r.version) {
 		return fmt.Errorf("-version %q is not a version such as v0.1.0", r.version)
 	}
-	if r.out == "" || r.binaries == "" || r.image == "" {
-		return errors.New("-binaries, -image and -o are required")
+	if r.out == "" || r.binaries == "" || r.plugins == "" || r.image == "" {
+		return errors.New("-binaries, -plugins, -image and -o are required")
 	}
 	if err := os.MkdirAll(filepath.Dir(r.out), 0o755); err != nil {
 		return err
@@ -90,26 +92,27 @@ func (r *release) programs() error {
 			{"kube-proxy", filepath.Join(dir, "kube-proxy")}, {"ruledump", filepath.Join(dir, "ruledump")},
 			{"LICENSE", filepath.Join(r.root, "LICENSE")}, {"README.md", filepath.Join(r.root, "README.md")},
 		}
-		archive, err := r.archive(files, nil)
-		if err != nil {
-			return err
-		}
-		if r.archives[arch], err = r.write(r.archiveName(arch), archive); err != nil {
-			return err
-		}
-		bill, err := os.ReadFile(filepath.Join(dir, "sbom.cdx.json"))
-		if err != nil {
-			return err
-		}
-		if _, err := r.write("sbom-linux-"+arch+".cdx.json", bill); err != nil {
+		if _, err := r.publish(dir, fmt.Sprintf("nftproxy-%s-linux-%s.tar.gz", r.version, arch), "sbom-linux-"+arch, files); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (r *release) archiveName(arch string) string {
-	return fmt.Sprintf("nftproxy-%s-linux-%s.tar.gz", r.version, arch)
+// publish writes an archive of files, and the bill of materials in dir. It returns the archive's checksum.
+func (r *release) publish(dir, name, bill string, files []entry) (sum string, err error) {
+	archive, err := r.archive(files, nil)
+	if err != nil {
+		return "", err
+	}
+	if sum, err = r.write(name, archive); err != nil {
+		return "", err
+	}
+	listed, err := os.ReadFile(filepath.Join(dir, "sbom.cdx.json"))
+	if err == nil {
+		_, err = r.write(bill+".cdx.json", listed)
+	}
+	return sum, err
 }
 
 func (r *release) imageArchive() error {
@@ -151,7 +154,7 @@ func (r *release) chart() error {
 	return err
 }
 
-// krew writes the manifest of kubectl's plugin.
+// krew writes the archives of kubectl's plugin, and its manifest.
 func (r *release) krew() error {
 	var b strings.Builder
 	fmt.Fprintf(&b, `apiVersion: krew.googlecontainertools.github.com/v1alpha2
@@ -163,22 +166,32 @@ spec:
   homepage: https://github.com/nftproxy/nftproxy
   shortDescription: Shows and explains a node's Service rules
   description: |
-    Shows the Services of a node as nftproxy's rules have them, and says where a packet goes and why.
-    It reads the kernel's rules, manifests, or the objects of a cluster.
+    Runs ruledump in nftproxy's pod on a node: it shows the Services of the node as the kernel's rules
+    have them, says where the packets of a pod go and why, follows real packets and connections, and
+    writes a report for a bug. It needs the permission to exec into the proxy's pods.
   platforms:
 `, r.version)
-	for _, arch := range architectures {
+	for _, platform := range platforms {
+		system, arch, _ := strings.Cut(platform, "/")
+		program := "kubectl-nftproxy"
+		if system == "windows" {
+			program += ".exe"
+		}
+		dir := filepath.Join(r.plugins, system, arch)
+		archive := fmt.Sprintf("kubectl-nftproxy-%s-%s-%s.tar.gz", r.version, system, arch)
+		sum, err := r.publish(dir, archive, fmt.Sprintf("sbom-kubectl-nftproxy-%s-%s", system, arch),
+			[]entry{{program, filepath.Join(dir, program)}, {"LICENSE", filepath.Join(r.root, "LICENSE")}})
+		if err != nil {
+			return err
+		}
 		fmt.Fprintf(&b, `  - selector:
       matchLabels:
-        os: linux
+        os: %s
         arch: %s
     uri: https://github.com/nftproxy/nftproxy/releases/download/%s/%s
     sha256: %s
-    files:
-      - {from: ruledump, to: kubectl-nftproxy}
-      - {from: LICENSE, to: .}
-    bin: kubectl-nftproxy
-`, arch, r.version, r.archiveName(arch), r.archives[arch])
+    bin: %s
+`, system, arch, r.version, archive, sum, program)
 	}
 	_, err := r.write("nftproxy.yaml", []byte(b.String()))
 	return err

@@ -13,25 +13,35 @@ import (
 )
 
 func TestRelease(t *testing.T) {
-	binaries := t.TempDir()
-	for _, arch := range architectures {
-		for _, name := range []string{"kube-proxy", "ruledump", "sbom.cdx.json"} {
-			file := filepath.Join(binaries, arch, name)
+	binaries, plugins := t.TempDir(), t.TempDir()
+	write := func(dir, platform string, names ...string) {
+		for _, name := range names {
+			file := filepath.Join(dir, platform, name)
 			if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
 				t.Fatal(err)
 			}
-			if err := os.WriteFile(file, []byte(name+" for "+arch), 0o755); err != nil {
+			if err := os.WriteFile(file, []byte(name+" for "+platform), 0o755); err != nil {
 				t.Fatal(err)
 			}
 		}
+	}
+	for _, arch := range architectures {
+		write(binaries, arch, "kube-proxy", "ruledump", "sbom.cdx.json")
+	}
+	for _, platform := range platforms {
+		program := "kubectl-nftproxy"
+		if platform == "windows/amd64" {
+			program += ".exe"
+		}
+		write(plugins, platform, program, "sbom.cdx.json")
 	}
 	image := filepath.Join(t.TempDir(), "image.tar")
 	if err := os.WriteFile(image, []byte("image"), 0o644); err != nil {
 		t.Fatal(err)
 	}
 	make := func(version string) (string, error) {
-		r := release{version: version, root: "../..", binaries: binaries, image: image, out: filepath.Join(t.TempDir(), "new", version),
-			created: time.Unix(1766000000, 0), archives: map[string]string{}}
+		r := release{version: version, root: "../..", binaries: binaries, plugins: plugins, image: image, out: filepath.Join(t.TempDir(), "new", version),
+			created: time.Unix(1766000000, 0)}
 		return r.out, r.make()
 	}
 	first, err := make("v1.2.3")
@@ -45,8 +55,8 @@ func TestRelease(t *testing.T) {
 			t.Fatal(err)
 		}
 		files, err := os.ReadDir(first)
-		if err != nil || len(files) != 9 {
-			t.Fatalf("%d files, want 9 (%v)", len(files), err)
+		if err != nil || len(files) != 19 {
+			t.Fatalf("%d files, want 19 (%v)", len(files), err)
 		}
 		for _, f := range files {
 			if !bytes.Equal(read(t, filepath.Join(first, f.Name())), read(t, filepath.Join(second, f.Name()))) {
@@ -57,8 +67,8 @@ func TestRelease(t *testing.T) {
 
 	t.Run("lists the checksum of every other file", func(t *testing.T) {
 		sums := string(read(t, filepath.Join(first, "checksums.txt")))
-		if n := strings.Count(sums, "\n"); n != 8 {
-			t.Errorf("%d checksums, want 8:\n%s", n, sums)
+		if n := strings.Count(sums, "\n"); n != 18 {
+			t.Errorf("%d checksums, want 18:\n%s", n, sums)
 		}
 	})
 
@@ -69,13 +79,20 @@ func TestRelease(t *testing.T) {
 		}
 	})
 
-	t.Run("names the programs' archives in the krew manifest", func(t *testing.T) {
+	t.Run("names the plugin's archives in the krew manifest", func(t *testing.T) {
 		manifest := string(read(t, filepath.Join(first, "nftproxy.yaml")))
 		for line := range strings.Lines(string(read(t, filepath.Join(first, "checksums.txt")))) {
 			sum, name, _ := strings.Cut(strings.TrimSpace(line), "  ")
-			if strings.HasSuffix(name, ".tar.gz") && (!strings.Contains(manifest, sum) || !strings.Contains(manifest, "/v1.2.3/"+name)) {
+			if strings.HasPrefix(name, "kubectl-nftproxy-") && (!strings.Contains(manifest, sum) || !strings.Contains(manifest, "/v1.2.3/"+name)) {
 				t.Errorf("%s is not in\n%s", line, manifest)
 			}
+		}
+		if n := strings.Count(manifest, "\n    sha256: "); n != len(platforms) {
+			t.Errorf("%d platforms, want %d:\n%s", n, len(platforms), manifest)
+		}
+		archive := unpack(t, filepath.Join(first, "kubectl-nftproxy-v1.2.3-windows-amd64.tar.gz"))
+		if archive["kubectl-nftproxy.exe"] != "kubectl-nftproxy.exe for windows/amd64" || !strings.Contains(manifest, "bin: kubectl-nftproxy.exe\n") {
+			t.Errorf("the archive for Windows has %v", archive)
 		}
 	})
 

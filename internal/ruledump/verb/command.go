@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"strings"
 
 	"github.com/nftproxy/nftproxy/internal/ruledump"
@@ -16,11 +15,8 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// plugin is the name under which kubectl finds the program, as `kubectl nftproxy`.
-const plugin = "kubectl-nftproxy"
-
-// New returns the command for a program of that path.
-func New(path string) *cobra.Command {
+// New returns the command.
+func New() *cobra.Command {
 	root := &cobra.Command{
 		Use:   "ruledump",
 		Short: "Show what the proxy's nftables rules do",
@@ -30,8 +26,7 @@ its own, for as long as it runs.
 
 All commands take the same sources: the running kernel (on a node, the default),
 manifests, a cluster, a node-local server, and a dump that "ruledump live -o json" made on
-another node.
-Called ` + plugin + `, it is a plugin: kubectl nftproxy.`,
+another node. From outside a node, kubectl-nftproxy runs it there: "kubectl nftproxy".`,
 		Example: `  # Which Services does this node serve, and where do they go?
   ruledump services
 
@@ -47,9 +42,6 @@ Called ` + plugin + `, it is a plugin: kubectl nftproxy.`,
 		// Without a function to run, cobra prints the help for an unknown command and calls that a success.
 		Args: knownCommand,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
-	}
-	if filepath.Base(path) == plugin {
-		root.Annotations = map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl nftproxy"}
 	}
 	root.SuggestionsMinimumDistance = suggestWithin
 	root.SetFlagErrorFunc(suggestFlag)

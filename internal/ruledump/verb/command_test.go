@@ -15,7 +15,7 @@ import (
 // ruledump runs a command line and returns its exit status and what it printed.
 func execute(args ...string) (status int, stdout, stderr string) {
 	var out, errs bytes.Buffer
-	cmd := New("ruledump")
+	cmd := New()
 	cmd.SetArgs(args)
 	cmd.SetOut(&out)
 	cmd.SetErr(&errs)
@@ -117,16 +117,6 @@ func TestCompile(t *testing.T) {
 				t.Errorf("warns:\n%s", out)
 			}
 		})
-	}
-}
-
-func TestPlugin(t *testing.T) {
-	var out bytes.Buffer
-	cmd := New("/usr/local/bin/kubectl-nftproxy")
-	cmd.SetArgs([]string{"services", "--help"})
-	cmd.SetOut(&out)
-	if status := Execute(cmd); status != 0 || !strings.Contains(out.String(), "Usage:\n  kubectl nftproxy services [NAME] [flags]\n") {
-		t.Errorf("status %d\n%s", status, &out)
 	}
 }
 

@@ -8,7 +8,7 @@ import (
 // run runs ruledump and returns what it prints.
 func run(args ...string) (string, error) {
 	var out strings.Builder
-	cmd := New("ruledump")
+	cmd := New()
 	cmd.SetArgs(args)
 	cmd.SetOut(&out)
 	cmd.SetErr(&out)

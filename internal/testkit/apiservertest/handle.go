@@ -22,6 +22,10 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, "Unauthorized", http.StatusUnauthorized)
 		return
 	}
+	if of := parsePodPath(r.URL.Path); of.subresource != "" {
+		s.servePod(w, r, of)
+		return
+	}
 	t, ok := parsePath(r.URL.Path)
 	if !ok {
 		http.NotFound(w, r)

@@ -87,9 +87,11 @@ func selection(t target, options *metav1.ListOptions) (func(Object) bool, error)
 
 func selectableFields(obj Object) fields.Set {
 	set := fields.Set{"metadata.name": obj.GetName(), "metadata.namespace": obj.GetNamespace()}
-	if svc, ok := obj.(*corev1.Service); ok {
-		set["spec.clusterIP"] = svc.Spec.ClusterIP
-		set["spec.type"] = string(svc.Spec.Type)
+	switch obj := obj.(type) {
+	case *corev1.Service:
+		set["spec.clusterIP"], set["spec.type"] = obj.Spec.ClusterIP, string(obj.Spec.Type)
+	case *corev1.Pod:
+		set["spec.nodeName"], set["status.phase"] = obj.Spec.NodeName, string(obj.Status.Phase)
 	}
 	return set
 }

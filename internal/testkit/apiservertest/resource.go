@@ -28,10 +28,11 @@ type resource struct {
 	namespaced bool
 }
 
-// resources holds what a service proxy reads and, with events, what it writes.
+// resources holds what a service proxy reads and, with events, what it writes; and pods, for kubectl-nftproxy.
 var resources = []*resource{
 	{corev1.SchemeGroupVersion.WithKind("Service"), "services", true},
 	{corev1.SchemeGroupVersion.WithKind("Node"), "nodes", false},
+	{corev1.SchemeGroupVersion.WithKind("Pod"), "pods", true},
 	{corev1.SchemeGroupVersion.WithKind("Event"), "events", true},
 	{eventsv1.SchemeGroupVersion.WithKind("Event"), "events", true},
 	{discoveryv1.SchemeGroupVersion.WithKind("EndpointSlice"), "endpointslices", true},

@@ -31,6 +31,9 @@ import (
 type Options struct {
 	// Address is where to listen. Default 127.0.0.1:0, a free port.
 	Address string
+	// WithoutWebsockets makes the server upgrade requests to run a command to SPDY alone, as old HTTP proxies before a
+	// server do.
+	WithoutWebsockets bool
 	// WithoutWatchList makes the server refuse sendInitialEvents, as servers do that are older
 	// than Kubernetes 1.32 or have the feature switched off. Clients then list and watch.
 	WithoutWatchList bool
@@ -62,6 +65,7 @@ type Server struct {
 	refused  map[string]int                             // plural resource name → HTTP status
 	hanging  map[string]chan struct{}                   // plural resource name → closed when it answers again
 	watching map[*resource]int                          // open watches
+	kubelet  Kubelet
 	handlers sync.WaitGroup
 }
 

@@ -1,0 +1,165 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/term"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/tools/remotecommand"
+	"k8s.io/client-go/util/exec"
+	"k8s.io/streaming/pkg/httpstream"
+)
+
+// exec runs ruledump in the proxy's pod with the streams of this process. If these are a terminal, ruledump gets one too.
+func (s *session) exec(ctx context.Context, command []string) error {
+	streams := remotecommand.StreamOptions{Stdout: os.Stdout, Stderr: os.Stderr}
+	in, out := int(os.Stdin.Fd()), int(os.Stdout.Fd())
+	if term.IsTerminal(in) && term.IsTerminal(out) {
+		before, err := term.MakeRaw(in) // the terminal in the pod handles Ctrl-C
+		if err != nil {
+			return err
+		}
+		defer func() { _ = term.Restore(in, before) }()
+		streams.Stdin, streams.Stderr, streams.Tty = os.Stdin, nil, true
+		if width, height, err := term.GetSize(out); err == nil {
+			streams.TerminalSizeQueue = &oneSize{size: &remotecommand.TerminalSize{Width: uint16(width), Height: uint16(height)}, ctx: ctx}
+		}
+	}
+	return s.stream(ctx, command, streams)
+}
+
+// oneSize tells the size that the terminal had at the beginning.
+type oneSize struct {
+	size *remotecommand.TerminalSize
+	ctx  context.Context
+}
+
+// Next implements remotecommand.TerminalSizeQueue.
+func (o *oneSize) Next() *remotecommand.TerminalSize {
+	if size := o.size; size != nil {
+		o.size = nil
+		return size
+	}
+	<-o.ctx.Done()
+	return nil
+}
+
+// stream runs ruledump in the proxy's pod, over a websocket, or over SPDY with servers and HTTP proxies that have no
+// websockets.
+func (s *session) stream(ctx context.Context, command []string, streams remotecommand.StreamOptions) error {
+	request := s.client.RESTClient().Post().Resource("pods").Namespace(s.proxy.Namespace).Name(s.proxy.Name).SubResource("exec").
+		VersionedParams(&corev1.PodExecOptions{
+			Container: s.containerName(), Command: append([]string{"ruledump"}, command...),
+			Stdin: streams.Stdin != nil, Stdout: true, Stderr: streams.Stderr != nil, TTY: streams.Tty,
+		}, scheme.ParameterCodec)
+	spdy, err := remotecommand.NewSPDYExecutor(s.config, http.MethodPost, request.URL())
+	if err != nil {
+		return err
+	}
+	websocket, err := remotecommand.NewWebSocketExecutor(s.config, http.MethodGet, request.URL().String())
+	if err != nil {
+		return err
+	}
+	either, err := remotecommand.NewFallbackExecutor(websocket, spdy, func(err error) bool {
+		return httpstream.IsUpgradeFailure(err) || httpstream.IsHTTPSProxyError(err)
+	})
+	if err != nil {
+		return err
+	}
+	return s.explainExec(either.StreamWithContext(ctx, streams))
+}
+
+// explainExec says what helps when exec failed. The exit status of ruledump is no failure.
+func (s *session) explainExec(err error) error {
+	var status *apierrors.StatusError
+	switch {
+	case err == nil || errors.As(err, new(exec.CodeExitError)):
+		return err
+	case apierrors.IsForbidden(err) || !errors.As(err, &status) && strings.Contains(err.Error(), "is forbidden"):
+		return fmt.Errorf("%w\na Role in namespace %s needs the rule {apiGroups: [\"\"], resources: [pods/exec], verbs: [create, get]}", err, s.proxy.Namespace)
+	case strings.Contains(err.Error(), "executable file not found"), strings.Contains(err.Error(), "no such file or directory"):
+		return fmt.Errorf("pod %s has no ruledump: --selector and --container name nftproxy's pods: %w", s.proxy.Name, err)
+	}
+	return fmt.Errorf("exec in pod %s/%s: %w", s.proxy.Namespace, s.proxy.Name, err)
+}
+
+// containerName is that of the proxy's container.
+func (s *session) containerName() string {
+	containers := s.proxy.Spec.Containers
+	if s.container != "" || len(containers) == 0 {
+		return s.container
+	}
+	if at := slices.IndexFunc(containers, func(c corev1.Container) bool { return c.Name == "kube-proxy" }); at >= 0 {
+		return containers[at].Name
+	}
+	return containers[0].Name
+}
+
+// logLines is how many lines of the pod's log are sent to a report, which keeps the last MiB.
+const logLines = 10_000
+
+// report writes a report to a file of this machine. Unless --log is given, it has the log of the proxy's pod.
+func (s *session) report(ctx context.Context, command []string) error {
+	output, command, err := takeOutput(command)
+	if err != nil {
+		return err
+	}
+	command = append(command, "--output=-")
+	streams := remotecommand.StreamOptions{Stderr: os.Stderr}
+	if !slices.ContainsFunc(command, func(arg string) bool { return arg == "--log" || strings.HasPrefix(arg, "--log=") }) {
+		lines := int64(logLines)
+		log, err := s.client.Pods(s.proxy.Namespace).GetLogs(s.proxy.Name, &corev1.PodLogOptions{Container: s.containerName(), TailLines: &lines}).Stream(ctx)
+		if err != nil {
+			fmt.Fprintln(os.Stderr, "kubectl nftproxy: not in the report: the log:", explained(err, "get", "pods/log", s.proxy.Namespace))
+		} else {
+			defer log.Close()
+			streams.Stdin, command = log, append(command, "--log=-")
+		}
+	}
+	if output == "-" {
+		streams.Stdout = os.Stdout
+		return s.stream(ctx, command, streams)
+	}
+	output = cmp.Or(output, fmt.Sprintf("nftproxy-%s-%s.tar.gz", s.proxy.Spec.NodeName, time.Now().UTC().Format("20060102T150405Z")))
+	file, err := os.OpenFile(output, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
+	if err != nil {
+		return err
+	}
+	streams.Stdout = io.Writer(file)
+	if err := errors.Join(s.stream(ctx, command, streams), file.Close()); err != nil {
+		_ = os.Remove(output) // half a report helps nobody
+		return err
+	}
+	fmt.Fprintln(os.Stderr, "kubectl nftproxy: wrote", output)
+	return nil
+}
+
+// takeOutput takes -o FILE out of a command.
+func takeOutput(command []string) (output string, rest []string, err error) {
+	for i := 0; i < len(command); i++ {
+		name, value, joined := strings.Cut(command[i], "=")
+		switch {
+		case name != "-o" && name != "--output":
+			rest = append(rest, command[i])
+			continue
+		case !joined && i+1 == len(command):
+			return "", nil, fmt.Errorf("%s needs a value", name)
+		case !joined:
+			i++
+			value = command[i]
+		}
+		output = value
+	}
+	return output, rest, nil
+}
