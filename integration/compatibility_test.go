@@ -27,6 +27,7 @@ func TestCompatibility(t *testing.T) {
 		t.Run("CNI plugins "+plugin+", firewall and portmap", func(t *testing.T) { testCNIPlugins(t, plugin) })
 	}
 	t.Run("NodeLocal DNSCache answers before the rules", testNodeLocalDNS)
+	t.Run("preflight of several nodes is one table", testPreflightOfNodes)
 }
 
 // A Service of two pods behind CNI plugins: 10.244.9.2 is the endpoint, 10.244.9.3 a client.
@@ -205,14 +206,15 @@ func testCNIPlugins(t *testing.T, plugin string) {
 	wantAnswer(t, client, "a pod, FORWARD drops", "tcp", "10.96.0.10:80", "pod sees 10.244.9.3")
 	wantAnswer(t, l.Node, "the node, FORWARD drops", "tcp", "10.96.0.10:80", "pod sees 10.244.9.1")
 	wantAnswer(t, l.Outside, "a client outside, FORWARD drops", "tcp", "192.168.0.1:30080", "dropped")
+	const dropped = "dropped by ip filter FORWARD"
+	if text := preflightOf(t, l.Node); !strings.Contains(text, dropped) || !strings.Contains(text, "portmap (CNI)") {
+		t.Errorf("preflight says\n%s", text)
+	}
 	run("iptables -A FORWARD -m conntrack --ctstate DNAT -j ACCEPT")
 	wantAnswer(t, l.Outside, "a client outside, FORWARD accepts what is translated", "tcp", "192.168.0.1:30080", "pod sees 10.244.9.1")
 
-	text := preflightOf(t, l.Node)
-	for _, want := range []string{"portmap (CNI)", "dropped by ip filter FORWARD"} {
-		if !strings.Contains(text, want) {
-			t.Errorf("preflight does not say %q:\n%s", want, text)
-		}
+	if text := preflightOf(t, l.Node); strings.Contains(text, dropped) {
+		t.Errorf("preflight says\n%s", text)
 	}
 }
 
@@ -222,6 +224,38 @@ func preflightOf(t *testing.T, node *lab.Host) string {
 	p := lab.Start(t, node, "ruledump", "preflight", "-o=json")
 	_ = p.Wait()
 	return p.Output()
+}
+
+// As the DaemonSet does: preflight stays on each node until it is told to end, and the logs become one table.
+func testPreflightOfNodes(t *testing.T) {
+	l := lab.ForTest(t)
+	config := filepath.Join(t.TempDir(), "config.conf")
+	const text = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nmode: nftables\nclusterCIDR: 10.244.0.0/16\n"
+	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if p := lab.StartCommand(t, l.Remote, exec.Command("iptables", "-t", "nat", "-N", "KUBE-SERVICES")); p.Wait() != nil {
+		t.Fatal(p.Output())
+	}
+	var logs string
+	for _, node := range []*lab.Host{l.Node, l.Remote} {
+		p := lab.Start(t, node, "ruledump", "preflight", "-o=json", "--stay", "--from-config", config, "--node", node.Name)
+		p.Says(t, "\n}\n")
+		if err := p.Stop(t); err != nil {
+			t.Errorf("%s: %v", node.Name, err)
+		}
+		logs += p.Output()
+	}
+	collect := exec.Command(lab.Binary(t, "ruledump"), "preflight", "--collect", "-")
+	collect.Stdin = strings.NewReader(logs)
+	p := lab.StartCommand(t, l.Node, collect)
+	_ = p.Wait() // its status is that of the worst node
+	table := strings.Join(strings.Fields(p.Output()), " ")
+	for _, want := range []string{"node-2 look at the findings first iptables 0", "node-1 go nftables 0 0", "the settings mean mode nftables, and the node has rules of mode iptables"} {
+		if !strings.Contains(table, want) {
+			t.Errorf("no %q in\n%s", want, p.Output())
+		}
+	}
 }
 
 const dnsManifests = `apiVersion: v1

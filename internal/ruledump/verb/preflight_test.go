@@ -282,12 +282,12 @@ iptables-legacy -t nat -N KUBE-SERVICES`)
 		text := fmt.Sprintf(`apiVersion: v1
 kind: Service
 metadata: {name: web, namespace: shop}
-spec: {clusterIP: 10.96.0.1, externalIPs: [203.0.113.5], sessionAffinity: ClientIP, ports: [{port: 80, nodePort: %d}]}
+spec: {clusterIP: 10.96.0.1, externalIPs: [203.0.113.5], sessionAffinity: ClientIP, ports: [{port: 80, nodePort: %[1]d}]}
 ---
 apiVersion: v1
 kind: Service
 metadata: {name: other, namespace: shop}
-spec: {clusterIP: 10.96.0.2, externalIPs: [203.0.113.5], ports: [{port: 80}]}
+spec: {clusterIP: 10.96.0.2, externalIPs: [203.0.113.5], ports: [{port: 80}, {name: dns, port: 53, protocol: UDP, nodePort: %[1]d}]}
 ---
 apiVersion: v1
 kind: Node
@@ -324,6 +324,16 @@ status: {addresses: [{type: InternalIP, address: 10.9.0.1}]}
 	// The Node's own address is another one than that from which packets are sent.
 	if got := look("--manifests", manifests, "--node=node-1"); !got.has("look node-ports: on 127.0.0.1, 192.0.2.5, 10.244.1.1, and will not") {
 		t.Errorf("beside the Node:\n%s", TextOf(&got, "text"))
+	}
+	file := filepath.Join(t.TempDir(), "config.conf")
+	if err := os.WriteFile(file, []byte(kubeadmFile("nodePortAddresses: [primary, localhost]\ndetectLocalMode: NodeCIDR")), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	got = look("--manifests", manifests, "--node=node-1", "--from-config", file)
+	for _, want := range []string{"look services: these have node ports of UDP or SCTP: shop/other |", "look detect-local: the Node node-1 has no spec.podCIDRs |"} {
+		if !got.has(want) {
+			t.Errorf("no %q\n%s", want, TextOf(&got, "text"))
+		}
 	}
 	write(0)
 	if got := look("--manifests", manifests); !got.has("go node-ports: no Service has a node port") {

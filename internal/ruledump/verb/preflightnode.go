@@ -18,6 +18,7 @@ import (
 	"github.com/nftproxy/nftproxy/internal/leftovers"
 	"github.com/nftproxy/nftproxy/nft"
 	"github.com/nftproxy/nftproxy/sysctl"
+	"github.com/nftproxy/nftproxy/tracker"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 	kubeproxyv1alpha1 "k8s.io/kube-proxy/config/v1alpha1"
@@ -303,6 +304,16 @@ func (p *preflight) checkDetectLocal() error {
 	case v1alpha2.LocalModeInterfaceNamePrefix:
 		if !has(func(name string) bool { return strings.HasPrefix(name, prefix) }) {
 			say(levelLook, "no interface begins with "+prefix)
+			return nil
+		}
+	case v1alpha2.LocalModeNodeCIDR:
+		node := p.nodeObject()
+		if node == nil {
+			say(levelGo, "the Node was not looked at; it needs spec.podCIDRs")
+			return nil
+		}
+		if len(tracker.ParseNode(node).PodCIDRs) == 0 {
+			say(levelLook, "the Node "+node.Name+" has no spec.podCIDRs")
 			return nil
 		}
 	case v1alpha2.LocalModeClusterCIDR:

@@ -109,10 +109,8 @@ func (p *preflight) names(a netip.Addr) bool {
 // primaryAddresses returns the Node's own addresses. Without the Node they are those from which the node sends to
 // addresses elsewhere.
 func (p *preflight) primaryAddresses() (out []netip.Addr) {
-	if p.objects != nil {
-		if i := slices.IndexFunc(p.objects.Nodes, func(n *corev1.Node) bool { return n.Name == p.out.Node }); i >= 0 {
-			return tracker.ParseNode(p.objects.Nodes[i]).IPs
-		}
+	if node := p.nodeObject(); node != nil {
+		return tracker.ParseNode(node).IPs
 	}
 	if p.settings != nil {
 		out = config.NodeIPOverride(p.settings.Config)
@@ -127,6 +125,18 @@ func (p *preflight) primaryAddresses() (out []netip.Addr) {
 		}
 	}
 	return out
+}
+
+// nodeObject returns the Node; nil if it is not known.
+func (p *preflight) nodeObject() *corev1.Node {
+	if p.objects == nil {
+		return nil
+	}
+	i := slices.IndexFunc(p.objects.Nodes, func(n *corev1.Node) bool { return n.Name == p.out.Node })
+	if i < 0 {
+		return nil
+	}
+	return p.objects.Nodes[i]
 }
 
 // The range in which a cluster chooses node ports, unless its API server says otherwise.
@@ -210,7 +220,7 @@ func (p *preflight) checkServices() error {
 		p.out.add("services", levelGo, "Services were not looked at", "", "give --kubeconfig and --node")
 		return nil
 	}
-	var external, affine []string
+	var external, affine, datagrams []string
 	for _, s := range p.objects.Services {
 		name := s.Namespace + "/" + s.Name
 		if len(s.Spec.ExternalIPs) > 0 {
@@ -219,6 +229,14 @@ func (p *preflight) checkServices() error {
 		if s.Spec.SessionAffinity == corev1.ServiceAffinityClientIP {
 			affine = append(affine, name)
 		}
+		if slices.ContainsFunc(s.Spec.Ports, func(port corev1.ServicePort) bool {
+			return port.NodePort != 0 && port.Protocol != corev1.ProtocolTCP && port.Protocol != ""
+		}) {
+			datagrams = append(datagrams, name)
+		}
+	}
+	if len(datagrams) > 0 && p.old == v1alpha2.ModeIPTables && p.settings != nil && len(config.LoopbackNodePorts(p.settings.Config)) > 0 {
+		p.out.add("services", levelLook, "these have node ports of UDP or SCTP: "+some(datagrams), "on loopback the proxy serves TCP alone, and refuses these", "let clients on the node dial its own address")
 	}
 	if len(external) > 0 {
 		if p.settings != nil && config.Tracker(p.settings.Config).IgnoreExternalIPs {
