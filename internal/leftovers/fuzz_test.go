@@ -90,6 +90,11 @@ func FuzzLegacyEntries(f *testing.F) {
 			if err != nil {
 				continue
 			}
+			var others Others
+			others.addLegacy(table, ^uint32(0))
+			if len(others.Uses) > min(len(table.rules), maxUses) {
+				t.Errorf("%d rules have the uses %v", len(table.rules), others.Uses)
+			}
 			if _, err := table.remove(nil); err == nil && !slices.Equal(table.entries, entries) {
 				t.Error("removing nothing changed the entries")
 			}
