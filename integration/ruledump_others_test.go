@@ -180,6 +180,32 @@ func hostOf(l *lab.Lab, from flows.Origin) *lab.Host {
 	return l.Outside
 }
 
+// What explain cannot follow, it names, from a dump too.
+func testExplainNames(t *testing.T) {
+	l := lab.ForTest(t)
+	replace(t, lab.Conn(t, l.Node), exampleTables(t))
+	legacy := exec.Command("iptables-legacy-restore")
+	legacy.Stdin = strings.NewReader("*filter\n:FORWARD DROP\n:mine -\n-A FORWARD -j mine\n-A mine -s 192.0.2.1 -j ACCEPT\nCOMMIT\n*raw\nCOMMIT\n")
+	if p := lab.StartCommand(t, l.Node, legacy); p.Wait() != nil {
+		t.Fatal(p.Output())
+	}
+	lab.Nft(t, l.Node, "table bridge b {\n chain c { type filter hook forward priority 7; }\n}\ntable netdev n {\n chain in { type filter hook ingress device eth0 priority -500; }\n}\n", "-f", "-")
+	explain := []string{"explain", "--from=198.51.100.7", "--to=192.0.2.10:80"}
+	want := []string{
+		"table bridge b, chain c (hook forward, priority 7): explain follows no family bridge",
+		"table netdev n, chain in (hook ingress, priority -500): explain follows no family netdev",
+		"iptables-legacy table filter (hooks input, forward, output): 4 entries and the policies",
+		"iptables-legacy table raw (hooks prerouting, output): 0 entries and the policies",
+	}
+	text := runRuledump(t, l.Node, explain...)
+	if _, named, _ := strings.Cut(text, "\nnot looked at:\n  "); strings.TrimSpace(named) != strings.Join(want, "\n  ") {
+		t.Errorf("explain says\n%s", text)
+	}
+	if diff := cmp.Diff(want, explainDump(t, runRuledump(t, l.Node, "live", "-o=json"), explain...).NotLookedAt); diff != "" {
+		t.Errorf("from the dump (-want +got):\n%s", diff)
+	}
+}
+
 // A rate limit may let a packet pass or not, and explain says that it depends on it.
 func testExplainRateLimit(t *testing.T) {
 	l := lab.ForTest(t)

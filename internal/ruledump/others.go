@@ -5,11 +5,10 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
-	"os"
 	"slices"
-	"strings"
 
 	"github.com/nftproxy/nftproxy/evaluator"
+	"github.com/nftproxy/nftproxy/internal/leftovers"
 	"github.com/nftproxy/nftproxy/nft"
 	"github.com/vishvananda/netlink"
 )
@@ -41,10 +40,12 @@ func (s *Snapshot) readOthers(ctx context.Context, conn *nft.Conn, record bool) 
 	for _, t := range all {
 		s.nameUnfollowed(t)
 	}
-	for _, legacy := range []string{"ip", "ip6"} {
-		if names, err := os.ReadFile("/proc/thread-self/net/" + legacy + "_tables_names"); err == nil && len(names) > 0 {
-			s.NotLookedAt = append(s.NotLookedAt, fmt.Sprintf("%stables-legacy: the kernel has its tables %s", legacy, strings.Join(strings.Fields(string(names)), ", ")))
-		}
+	legacy, err := leftovers.LegacyTables()
+	if err != nil {
+		s.NotLookedAt = append(s.NotLookedAt, "iptables-legacy: "+err.Error())
+	}
+	for _, t := range legacy {
+		s.NotLookedAt = append(s.NotLookedAt, t.String())
 	}
 	s.Ordered = all
 	s.Host.Lookup = func(t *nft.Table, set string, key nft.Data) (nft.Element, bool, error) {
@@ -56,13 +57,16 @@ func (s *Snapshot) readOthers(ctx context.Context, conn *nft.Conn, record bool) 
 // nameUnfollowed adds to NotLookedAt the chains of a table that the evaluator cannot follow.
 func (s *Snapshot) nameUnfollowed(t *nft.Table) {
 	name := tableName(t)
-	hooks := slices.ContainsFunc(t.Chains, func(c *nft.Chain) bool { return c.Hook != "" })
-	if family := t.Family.String(); hooks && (family == "bridge" || family == "netdev") {
-		s.NotLookedAt = append(s.NotLookedAt, fmt.Sprintf("%s: the evaluator follows no family %s", name, family))
+	if family := t.Family.String(); family == "bridge" || family == "netdev" {
+		for _, c := range t.Chains {
+			if c.Hook != "" {
+				s.NotLookedAt = append(s.NotLookedAt, fmt.Sprintf("%s, chain %s (hook %s, priority %d): explain follows no family %s", name, c.Name, c.Hook, c.Priority, family))
+			}
+		}
 	}
 	for _, c := range t.Chains {
 		if t.Family == nft.FamilyInet && c.Hook == "ingress" {
-			s.NotLookedAt = append(s.NotLookedAt, fmt.Sprintf("%s, chain %s: the evaluator follows no hook ingress", name, c.Name))
+			s.NotLookedAt = append(s.NotLookedAt, fmt.Sprintf("%s, chain %s: explain follows no hook ingress", name, c.Name))
 		}
 	}
 	if t.Kernel != nil && t.Kernel.LeftOut != "" {
