@@ -284,6 +284,10 @@ func (t *tracing) take(ctx context.Context, step nft.Trace) error {
 	if step.Table == t.table {
 		switch back := t.returning(step); {
 		case back != nil:
+			// The packet before may have had the same memory, and so the same number.
+			if err := t.finish(ctx, func(p *underway) bool { return p != back && p.id == step.ID }); err != nil {
+				return err
+			}
 			back.id, back.returned, back.ticks = step.ID, true, 0
 		case step.Handle == 0: // the end of the chain that has marked it
 		default:
@@ -313,7 +317,7 @@ func (t *tracing) take(ctx context.Context, step nft.Trace) error {
 	return nil
 }
 
-// returning returns the packet that left by lo and comes back in with the step; nil for none.
+// returning returns the packet that left by lo and comes back in with the step, the first of its flow; nil for none.
 func (t *tracing) returning(step nft.Trace) (back *underway) {
 	const lo = 1
 	if step.Chain != string(nft.HookPrerouting) || step.In != lo {
@@ -321,7 +325,7 @@ func (t *tracing) returning(step nft.Trace) (back *underway) {
 	}
 	for _, p := range t.open {
 		same := p.first.In == 0 && !p.returned && p.latest.Destination == step.Destination && p.first.Protocol == step.Protocol
-		if same && (back == nil || p.first.Source == step.Source) {
+		if same && (back == nil || back.first.Source != step.Source && p.first.Source == step.Source) {
 			back = p
 		}
 	}
