@@ -241,9 +241,9 @@ func expectNoKubeProxyChain(t *testing.T, h *lab.Host, variant, after string) {
 }
 
 // runCleanup returns what --cleanup prints, and how it ended.
-func runCleanup(t *testing.T, h *lab.Host) (output string, err error) {
+func runCleanup(t *testing.T, h *lab.Host, more ...string) (output string, err error) {
 	t.Helper()
-	p := lab.Start(t, h, "kube-proxy", "--cleanup")
+	p := lab.Start(t, h, "kube-proxy", append([]string{"--cleanup"}, more...)...)
 	err = p.Wait()
 	return p.Output(), err
 }

@@ -174,23 +174,24 @@ func leaveIPVS(t *testing.T, h *lab.Host, variant string) {
 	}
 }
 
-// virtualServers makes those that are not there.
+// virtualServers makes those that are not there, and sets the weights of the others, as kube-proxy does when it starts.
 func virtualServers(t *testing.T, h *lab.Host, all []virtualServer) {
 	t.Helper()
 	have := runIn(t, h, "", "ipvsadm", "--save", "--numeric")
 	var rules strings.Builder
 	for _, v := range all {
 		service := map[string]string{"tcp": "-t ", "udp": "-u "}[v.protocol] + v.at.String()
-		if strings.Contains(have, "-A "+service+" ") {
-			continue
+		command := "-e"
+		if !strings.Contains(have, "-A "+service+" ") {
+			command = "-a"
+			fmt.Fprintf(&rules, "-A %s -s rr", service)
+			if v.timeout > 0 {
+				fmt.Fprintf(&rules, " -p %d", v.timeout)
+			}
+			rules.WriteString("\n")
 		}
-		fmt.Fprintf(&rules, "-A %s -s rr", service)
-		if v.timeout > 0 {
-			fmt.Fprintf(&rules, " -p %d", v.timeout)
-		}
-		rules.WriteString("\n")
 		for _, s := range v.servers {
-			fmt.Fprintf(&rules, "-a %s -r %s -m -w 1\n", service, s)
+			fmt.Fprintf(&rules, "%s %s -r %s -m -w 1\n", command, service, s)
 		}
 	}
 	runIn(t, h, rules.String(), "ipvsadm", "--restore")
@@ -281,13 +282,13 @@ func stateIPVS(t *testing.T, h *lab.Host, variant string) string {
 	return runIn(t, h, "", "ipvsadm", "--save", "--numeric") + runIn(t, h, "", "ipset", "save", "-sorted") + links + withoutKubelet(t, h, variant)
 }
 
-// TestTakeoverFromModeIPVS swaps kube-proxy in mode ipvs for this one and back.
+// TestTakeoverFromModeIPVS swaps kube-proxy in mode ipvs for this one. In half of the takeovers a process is killed.
 func TestTakeoverFromModeIPVS(t *testing.T) {
 	requireIPVS(t)
 	for i := range *takeovers {
-		variant := variants[i/2%2]
+		variant := variants[(i+1)%2]
 		t.Run(fmt.Sprintf("%d with iptables-%s", i+1, variant), func(t *testing.T) {
-			takeOverFromIPVS(t, variant, time.Duration(i%2*(i+1))*150*time.Millisecond)
+			takeOverFromIPVS(t, variant, time.Duration((i+1)/2%2*(i+1))*300*time.Millisecond)
 		})
 	}
 }
@@ -316,6 +317,12 @@ func expectStateIPVS(t *testing.T, h *lab.Host, variant, want string) {
 	}
 }
 
+// streamsInModeIPVS returns those that both modes serve alike: in mode ipvs a load balancer without local endpoints
+// refuses, and here it drops.
+func streamsInModeIPVS(l *lab.Lab) []*stream {
+	return slices.DeleteFunc(streamsOf(l), func(s *stream) bool { return s.to == "192.0.2.70:80" })
+}
+
 // excluded are the addresses of others that could be taken for kube-proxy's.
 const excluded = "--ipvs-exclude-cidrs=203.0.113.200/32"
 
@@ -331,8 +338,7 @@ func takeOverFromIPVS(t *testing.T, variant string, kill time.Duration) {
 	others := stateIPVS(t, l.Node, variant)
 	leaveIPVS(t, l.Node, variant)
 	runIn(t, l.Node, "", "ipvsadm", "--set", "900", "5", "10")
-	// In mode ipvs a load balancer without local endpoints refuses, and here it drops.
-	tr := startStreams(t, l, slices.DeleteFunc(streamsOf(l), func(s *stream) bool { return s.to == "192.0.2.70:80" }))
+	tr := startStreams(t, l, streamsInModeIPVS(l))
 	if kill > 0 {
 		p := startOurs(t, l.Node, excluded)
 		p.Says(t, "Starting")
@@ -397,9 +403,8 @@ func TestLeftoversOfModeIPVS(t *testing.T) {
 			startOurs(t, h, excluded, "--leftovers-drain-timeout=0s").Says(t, "Ended connections of the mode ipvs")
 		},
 		"--cleanup ends connections": func(t *testing.T, h *lab.Host) {
-			p := lab.Start(t, h, "kube-proxy", "--cleanup", excluded)
-			if err := p.Wait(); err != nil || !strings.Contains(p.Output(), "Ended connections of the mode ipvs") {
-				t.Errorf("%v\n%s", err, p.Output())
+			if output, err := runCleanup(t, h, excluded); err != nil || !strings.Contains(output, "Ended connections of the mode ipvs") {
+				t.Errorf("%v\n%s", err, output)
 			}
 			startOurs(t, h)
 		},
@@ -407,11 +412,16 @@ func TestLeftoversOfModeIPVS(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			l, others := prepare(t)
 			established := establish(t, l)
+			endpoint, err := established.ask("hello\n")
+			if err != nil {
+				t.Fatal(err)
+			}
 			end(t, l.Node)
 			awaitOurs(t, lab.Conn(t, l.Node))
 			expectStateIPVS(t, l.Node, "nft", others)
-			if _, err := established.ask("still here\n"); !errors.Is(err, syscall.ECONNRESET) {
-				t.Errorf("the established connection says %v, want a reset", err)
+			// Its next packet is a new connection to conntrack. It goes on if the rules choose its endpoint.
+			if reached, err := established.ask("still here\n"); !errors.Is(err, syscall.ECONNRESET) && reached != endpoint {
+				t.Errorf("the established connection to %s says %q, %v; want a reset", endpoint, reached, err)
 			}
 		})
 	}
@@ -419,15 +429,63 @@ func TestLeftoversOfModeIPVS(t *testing.T) {
 		l, _ := prepare(t)
 		established := establish(t, l)
 		p := startOurs(t, l.Node, excluded)
-		await.Within(t, 2*await.Patience, "it is named", func() error {
-			if !strings.Contains(p.Output(), "Another kube-proxy runs on this node") {
-				leaveIPVS(t, l.Node, "nft")
-				return errors.New("it is not")
+		removals := 0
+		await.Within(t, 3*await.Patience, "it is named", func() error {
+			if strings.Contains(p.Output(), "Another kube-proxy runs on this node") {
+				return nil
 			}
-			return nil
+			// Right after a removal, because the next one is ten seconds away.
+			if n := strings.Count(p.Output(), "Removed the rules"); n > removals {
+				removals = n
+				leaveIPVS(t, l.Node, "nft")
+			}
+			return errors.New("it is not")
 		})
 		if _, err := established.ask("still here\n"); err != nil {
 			t.Error(err)
 		}
+	})
+	t.Run("going back before its end loses no connection", func(t *testing.T) {
+		l := lab.ForTest(t)
+		leaveIPVS(t, l.Node, "nft")
+		tr := startStreams(t, l, streamsInModeIPVS(l))
+		p := startOurs(t, l.Node)
+		saysInTime(t, p, "Connections of the mode ipvs keep its virtual servers")
+		tr.flow(t)
+		p.Stop(t)
+		tr.mayMove()
+		leaveIPVS(t, l.Node, "nft")
+		c := lab.Conn(t, l.Node)
+		if _, err := c.Commit(t.Context(), deletion(t, c)); err != nil {
+			t.Fatal(err)
+		}
+		tr.finish(t)
+	})
+	t.Run("5,000 Services go", func(t *testing.T) {
+		l, others := prepare(t)
+		var many []virtualServer
+		if err := l.Node.Do(func() error {
+			device, err := netlink.LinkByName("kube-ipvs0")
+			if err != nil {
+				return err
+			}
+			for i := range 5000 {
+				a := netip.AddrFrom4([4]byte{10, 97, byte(i >> 8), byte(i)})
+				many = append(many, virtualServer{"tcp", netip.AddrPortFrom(a, 80), 0, []string{"10.244.1.5:8080", "10.244.2.6:8080"}})
+				if err := netlink.AddrAdd(device, &netlink.Addr{IPNet: netlink.NewIPNet(a.AsSlice())}); err != nil {
+					return err
+				}
+			}
+			return nil
+		}); err != nil {
+			t.Fatal(err)
+		}
+		virtualServers(t, l.Node, many)
+		start := time.Now()
+		if output, err := runCleanup(t, l.Node, excluded); err != nil {
+			t.Errorf("%v\n%s", err, output)
+		}
+		t.Logf("it took %v", time.Since(start))
+		expectStateIPVS(t, l.Node, "nft", others)
 	})
 }

@@ -97,11 +97,13 @@ type Removal struct {
 
 // Remover removes leftovers. Its zero value waits for no connection.
 type Remover struct {
-	// DrainTimeout limits how long connections of the mode ipvs keep their virtual servers, counted from the first Remove.
+	// DrainTimeout limits how long connections of the mode ipvs keep their virtual servers, counted from the Remove that
+	// found them.
 	DrainTimeout time.Duration
 	// Excluded are addresses of virtual servers of other programs, as in kube-proxy's --ipvs-exclude-cidrs.
 	Excluded []netip.Prefix
 
+	// begun is zero while there is nothing to wait for.
 	begun time.Time
 	// removed has the virtual servers that are gone.
 	removed map[virtualServer]bool

@@ -65,7 +65,10 @@ func (r *Remover) drain(ctx context.Context) (removal Removal, err error) {
 	}
 	now := time.Now()
 	if r.begun.IsZero() {
-		r.begun, r.removed = now, map[virtualServer]bool{}
+		r.begun = now
+	}
+	if r.removed == nil {
+		r.removed = map[virtualServer]bool{}
 	}
 	pass := drain{Removal: &removal, servers: servers, ends: now.Sub(r.begun) >= r.DrainTimeout, busy: map[netip.Addr]bool{}}
 	if servers != nil {
@@ -85,10 +88,13 @@ func (r *Remover) drain(ctx context.Context) (removal Removal, err error) {
 			}
 		}
 	}
-	if device == nil {
-		return removal, nil
+	if device != nil {
+		err = pass.addresses(device)
 	}
-	return removal, pass.addresses(device)
+	if err == nil && removal.Draining == (Draining{}) {
+		r.begun = time.Time{}
+	}
+	return removal, err
 }
 
 // virtualServers returns those that kube-proxy made: on addresses of kube-ipvs0, and of node ports.
@@ -108,12 +114,18 @@ func (r *Remover) virtualServers(c *ipvsConn, d *device) (own []virtualServer, e
 	if err != nil {
 		return nil, err
 	}
+	services := map[netip.Addr]bool{}
+	if d != nil {
+		for _, a := range d.addresses {
+			services[a] = true
+		}
+	}
 	for _, v := range all {
 		addr := v.at.Addr()
 		if slices.ContainsFunc(r.Excluded, func(p netip.Prefix) bool { return p.Contains(addr) }) {
 			continue
 		}
-		is := d != nil && slices.Contains(d.addresses, addr)
+		is := services[addr]
 		if !is && sets != nil && local[addr] {
 			if is, err = sets.isNodePort(v); err != nil {
 				return nil, err

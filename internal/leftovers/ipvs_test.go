@@ -233,8 +233,8 @@ func TestDrain(t *testing.T) {
 		expect(t, "draining", Draining{}, removal.Draining)
 		expect(t, "virtual servers", []fakeServer{foreign}, fake.servers)
 		expect(t, "addresses", []string{"no device"}, addressesOf(t))
-		if found := find(t); found != nil || removal.Back {
-			t.Errorf("left %v; back %v", found, removal.Back)
+		if found := find(t); found != nil || removal.Back || !r.begun.IsZero() {
+			t.Errorf("left %v; back %v; begun %v", found, removal.Back, r.begun)
 		}
 	})
 	t.Run("the timeout ends connections", func(t *testing.T) {
