@@ -14,11 +14,24 @@ import (
 // the slot's endpoint. The endpoint's own node translates it and keeps the source, so the answer goes straight to the
 // client. Only that node's conntrack knows the connection: others may go, and a router may choose another one.
 //
+// Connections outlive a move of their slot. A packet that opens no connection, of a slot of this node and of no connection
+// that it knows, goes to the endpoints with the next scores for the slot: one of them had the slot before, if this one
+// came since. Its node knows the connection, and the others drop the packet. TTL marks it, so that nobody sends it on
+// for ever.
+//
 // A node finds its own slots in the map direct-slots, and those of other nodes in direct-hops:
 //
 //	chain direct-forward {           # from filter-prerouting-direct, for frontends in direct-ips
 //		ct state established,related return
 //		dup to ip daddr . meta l4proto . th dport . jhash ip saddr . th sport mod 4093 seed … map @direct-hops drop
+//		meta l4proto != tcp return
+//		meta l4proto tcp tcp flags syn return
+//		ip ttl < 8 drop
+//		ip ttl set 8
+//		dup to … jhash … offset 8186 map @direct-others
+//		dup to … jhash … offset 4093 map @direct-others
+//		dup to … jhash … map @direct-others drop
+//		ct state invalid drop
 //	}
 //	chain direct-return-3 {          # from service-ips
 //		dnat ip to ip daddr . meta l4proto . th dport . jhash ip saddr . th sport mod 4093 seed … map @direct-slots
@@ -32,6 +45,11 @@ const (
 	chainPreroutingDirect = "filter-prerouting-direct"
 	chainDirectForward    = "direct-forward"
 	directHops            = "direct-hops"
+
+	// directOthers is how many other endpoints may have had a slot before.
+	directOthers = 3
+	// directTTL is enough for a packet to reach the pod of another node, and too small for one that comes from a client.
+	directTTL = 8
 )
 
 // IsDirectHops reports whether the map of that name leads to nodes that have other slots.
@@ -45,6 +63,13 @@ func (p *program) slotHash() nft.JHash {
 	return nft.JHash{Field: p.family.Saddr(), And: nft.ThSport, Mod: directSlots, Seed: directSeed}
 }
 
+// sendOn sends a packet to the endpoint of its slot in a map. The slots in the map begin at an offset.
+func (p *program) sendOn(kind recordKind, offset int) nft.Dup {
+	slot := p.slotHash()
+	slot.Offset = uint32(offset)
+	return nft.Dup{Key: append(p.key(false), slot), Map: kind.set(false)}
+}
+
 // directChains send packets of other nodes' slots on. They run after conntrack: connections that this node translated
 // stay, whoever has their slot now. An entry for any other connection goes with the packet, because it is never confirmed.
 func (p *program) directChains() []*nft.Chain {
@@ -52,7 +77,20 @@ func (p *program) directChains() []*nft.Chain {
 	for _, client := range p.localClients() {
 		rules = append(rules, nft.NewRule(client, nft.Return))
 	}
-	rules = append(rules, nft.NewRule(nft.Dup{Key: append(p.key(false), p.slotHash()), Map: directHops}, nft.Drop))
+	rules = append(rules, nft.NewRule(p.sendOn(hopRecord, 0), nft.Drop))
+	if p.has(otherRecord, false) {
+		rules = append(rules,
+			nft.NewRule(nft.Match{Field: nft.MetaL4proto, Op: nft.NotEqual, Value: nft.ProtoData(uint8(model.TCP))}, nft.Return),
+			nft.NewRule(isProtocol(model.TCP), nft.Match{Field: nft.TCPFlags, Value: nft.TCPFlagSYN}, nft.Return),
+			nft.NewRule(nft.Match{Field: p.family.TTL(), Op: nft.Less, Value: directTTL}, nft.Drop),
+			nft.NewRule(nft.SetTTL{Family: p.family, Hops: directTTL}))
+		for i := directOthers - 1; i > 0; i-- {
+			rules = append(rules, nft.NewRule(p.sendOn(otherRecord, i*directSlots)))
+		}
+		rules = append(rules, nft.NewRule(p.sendOn(otherRecord, 0), nft.Drop))
+	}
+	// Nobody translates an invalid packet, so it would go back to the router, again and again.
+	rules = append(rules, nft.NewRule(nft.Match{Field: nft.CTState, Value: nft.CTStateInvalid}, nft.Drop))
 	return []*nft.Chain{
 		{Name: chainPreroutingDirect, Type: nft.TypeFilter, Hook: nft.HookPrerouting, Priority: nft.PriorityMangle, Rules: []nft.Rule{
 			nft.NewRule(nft.InSet{Key: p.key(false), Set: directRecord.set(false)}, nft.Jump(chainDirectForward)),
@@ -79,6 +117,16 @@ func appendSlotRecords(to []record, p plan, fe frontend) []record {
 	for slot, owner := range p.port.slots {
 		if e := &p.port.Cluster[owner]; e.Local {
 			to = append(to, record{kind: slotRecord, frontend: fe, slot: slot, addr: e.AddrPort})
+		}
+	}
+	if fe.protocol != model.TCP {
+		return to
+	}
+	for i := range directOthers {
+		for slot, others := range p.port.others {
+			if i < len(others) {
+				to = append(to, record{kind: otherRecord, frontend: fe, slot: i*directSlots + slot, addr: netip.AddrPortFrom(others[i], 0)})
+			}
 		}
 	}
 	return to
@@ -170,6 +218,32 @@ func (c *choice) next(seeds []uint64) {
 			c.score, c.owner = s, i
 		}
 	}
+}
+
+// othersOf returns, for each slot of an endpoint on this node, the endpoints on other nodes with the highest scores for
+// it, at most directOthers.
+func othersOf(endpoints []model.Endpoint, owners []uint16) [][]netip.Addr {
+	if owners == nil {
+		return nil
+	}
+	var remote []netip.AddrPort
+	var seeds []uint64
+	for i := range endpoints {
+		if endpoints[i].Remote {
+			remote, seeds = append(remote, endpoints[i].AddrPort), append(seeds, endpointSeed(endpoints[i].AddrPort))
+		}
+	}
+	others := make([][]netip.Addr, len(owners))
+	for slot, owner := range owners {
+		c := choice{slot: uint64(slot), score: ^uint64(0)}
+		for range min(directOthers, len(remote)) {
+			if endpoints[owner].Local {
+				c.next(seeds)
+				others[slot] = append(others[slot], remote[c.owner].Addr())
+			}
+		}
+	}
+	return others
 }
 
 func endpointSeed(endpoint netip.AddrPort) uint64 {

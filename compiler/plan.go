@@ -85,10 +85,13 @@ type portPlans struct {
 	affinity string
 	// slots has the index in Cluster of the endpoint of each slot; nil without direct return.
 	slots []uint16
+	// others has the endpoints that may know connections of this node's slots: see othersOf.
+	others [][]netip.Addr
 }
 
 func plansOf(p *model.ServicePort, config *Config) *portPlans {
 	plans := &portPlans{ServicePort: p, comment: nft.TruncateComment(p.ID.ServicePortName()), slots: ownersOf(p, config)}
+	plans.others = othersOf(p.Cluster, plans.slots)
 	if p.AffinityTimeout > 0 {
 		plans.affinity = affinityName(p.ID)
 	}

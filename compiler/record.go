@@ -58,10 +58,12 @@ const (
 	connectionsRecord
 	trafficRecord
 	// directRecord is an address with direct return. Of its slots, a hopRecord leads to another node, and a slotRecord is
-	// this node's.
+	// this node's. An otherRecord leads to an endpoint that may have had the slot before: the first choices have the numbers
+	// of their slots, the next ones follow.
 	directRecord
 	hopRecord
 	slotRecord
+	otherRecord
 	// hairpinRecord is needed by each Service port with the endpoint.
 	hairpinRecord
 	// elementKinds is the number of kinds above, which are elements of sets that a table always has.
@@ -109,6 +111,7 @@ var recordSets = [elementKinds]struct {
 	directRecord:        {names: [2]string{"direct-ips"}, direct: true},
 	hopRecord:           {names: [2]string{directHops}, key: keyHop, direct: true},
 	slotRecord:          {names: [2]string{"direct-slots"}, key: keySlot, direct: true},
+	otherRecord:         {names: [2]string{"direct-others"}, key: keyHop, direct: true},
 	hairpinRecord:       {names: [2]string{hairpinSet}, key: keyPair},
 }
 
@@ -279,7 +282,7 @@ func compareRecords(a, b *record) int {
 		return cmp.Or(cmp.Compare(a.kind, b.kind), cmp.Compare(a.list, b.list))
 	}
 	switch a.kind {
-	case endpointRecord, localEndpointRecord, hopRecord, slotRecord:
+	case endpointRecord, localEndpointRecord, hopRecord, slotRecord, otherRecord:
 		return cmp.Compare(a.slot, b.slot)
 	case hairpinRecord:
 		return a.addr.Compare(b.addr)

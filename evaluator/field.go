@@ -54,6 +54,16 @@ func (w *walk) field(f nft.Field) (value, error) {
 		return w.iif.value(), nil
 	case nft.MetaOifname:
 		return w.oif.value(), nil
+	case nft.IPTTL, nft.IP6Hoplimit:
+		return value{data: nft.ProtoData(w.hops)}, nil
+	case nft.TCPFlags:
+		if w.packet.Protocol != unix.IPPROTO_TCP {
+			return value{}, errors.New("the packet has no TCP flags")
+		}
+		if w.packet.Connection != nil {
+			return value{}, errors.New("the flags of later packets are not known")
+		}
+		return value{data: nft.ProtoData(nft.TCPFlagSYN)}, nil
 	case nft.FibSaddrType:
 		return w.addressType(w.source.Addr()), nil
 	case nft.FibDaddrType:

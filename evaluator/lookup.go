@@ -71,7 +71,7 @@ func (w *walk) hash(h nft.JHash) (value, error) {
 	if err != nil || k.unknown != "" {
 		return unknownValue(4, k.unknown), err
 	}
-	return value{data: nft.IntegerData(slot(jenkinsHash([]byte(k.data), h.Seed), h.Mod))}, nil
+	return value{data: nft.IntegerData(slot(jenkinsHash([]byte(k.data), h.Seed), h.Mod) + h.Offset)}, nil
 }
 
 // lookup finds the element of a set or map with a key.

@@ -34,6 +34,8 @@ func (s *statements) run(statement nft.Statement) (matched bool, v nft.Verdict, 
 		return s.dnat(x)
 	case nft.Dup:
 		matched, err = s.dup(x)
+	case nft.SetTTL:
+		matched, s.hops = true, x.Hops
 	case nft.Masquerade:
 		return s.masqueradeHere()
 	case nft.Update:

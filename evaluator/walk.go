@@ -21,7 +21,9 @@ type walk struct {
 	// The packet in its current state. A source that masquerading chose may be unknown: the zero AddrPort.
 	source, destination netip.AddrPort
 	mark, ctMark        uint32
-	iif, oif            ifname
+	// hops is the TTL or hop limit.
+	hops     uint8
+	iif, oif ifname
 	// tracked says that conntrack has seen the packet.
 	tracked bool
 	// translated says, for each end, whether NAT has decided about it for the connection. changed says whether the
@@ -55,10 +57,13 @@ func translates(hook nft.Hook) end {
 	return neither
 }
 
+// commonHops is the TTL with which most systems send packets. The evaluator takes it for every packet.
+const commonHops = 64
+
 func newWalk(e *Evaluator, p Packet, added []Added, d *draws) *walk {
 	w := &walk{
 		Evaluator: e, packet: p, family: p.family(), added: added[:len(added):len(added)], draws: d,
-		source: p.Source, destination: p.Destination, mark: p.Mark,
+		source: p.Source, destination: p.Destination, mark: p.Mark, hops: commonHops,
 	}
 	if c := p.Connection; c != nil {
 		w.changed[destination] = c.Destination.IsValid() && c.Destination != p.Destination

@@ -81,16 +81,18 @@ const (
 const verdictType = 0xffffff00
 
 var (
-	typeInteger = dataType{"integer", 4, 4, orderHost, formatInteger, packHostOrder}
-	typeIPv4    = dataType{"ipv4_addr", 7, 4, orderBig, formatAddr, packAddr(netip.Addr.Is4)}
-	typeIPv6    = dataType{"ipv6_addr", 8, 16, orderBig, formatAddr, packAddr(netip.Addr.Is6)}
-	typeProto   = dataType{"inet_proto", 12, 1, orderBig, formatProto, packProto}
-	typePort    = dataType{"inet_service", 13, 2, orderBig, formatPort, packPort}
-	typeMark    = dataType{"mark", 19, 4, orderHost, formatMark, packHostOrder}
-	typeCTState = dataType{"ct_state", 26, 4, orderHost, formatFlags(ctStateNames), packHostOrder}
-	typeCTStat  = dataType{"ct_status", 28, 4, orderHost, formatFlags(ctStatusNames), packHostOrder}
-	typeFib     = dataType{"fib_addrtype", 40, 4, orderHost, formatAddrType, packHostOrder}
-	typeIfname  = dataType{"ifname", 41, 16, orderHost, formatIfname, packName}
+	typeInteger  = dataType{"integer", 4, 4, orderHost, formatInteger, packHostOrder}
+	typeIPv4     = dataType{"ipv4_addr", 7, 4, orderBig, formatAddr, packAddr(netip.Addr.Is4)}
+	typeIPv6     = dataType{"ipv6_addr", 8, 16, orderBig, formatAddr, packAddr(netip.Addr.Is6)}
+	typeProto    = dataType{"inet_proto", 12, 1, orderBig, formatProto, packProto}
+	typePort     = dataType{"inet_service", 13, 2, orderBig, formatPort, packPort}
+	typeMark     = dataType{"mark", 19, 4, orderHost, formatMark, packHostOrder}
+	typeCTState  = dataType{"ct_state", 26, 4, orderHost, formatFlags(ctStateNames), packHostOrder}
+	typeCTStat   = dataType{"ct_status", 28, 4, orderHost, formatFlags(ctStatusNames), packHostOrder}
+	typeFib      = dataType{"fib_addrtype", 40, 4, orderHost, formatAddrType, packHostOrder}
+	typeByte     = dataType{"integer", 4, 1, orderBig, formatByte, packByte}
+	typeTCPFlags = dataType{"tcp_flag", 14, 1, orderBig, formatTCPFlags, packByte}
+	typeIfname   = dataType{"ifname", 41, 16, orderHost, formatIfname, packName}
 )
 
 func hostOrder(b string) uint32 { return binary.NativeEndian.Uint32([]byte(b)) }
@@ -108,6 +110,15 @@ var protocolNames = map[uint32]string{unix.IPPROTO_TCP: "tcp", unix.IPPROTO_UDP:
 
 func formatProto(b string) string { return formatName(uint32(b[0]), protocolNames) }
 
+func formatByte(b string) string { return strconv.Itoa(int(b[0])) }
+
+// TCPFlagSYN is the bit of TCPFlags that opens a connection.
+const TCPFlagSYN = 2
+
+var tcpFlagNames = map[uint32]string{1: "fin", TCPFlagSYN: "syn", 4: "rst", 8: "psh", 16: "ack", 32: "urg", 64: "ecn", 128: "cwr"}
+
+func formatTCPFlags(b string) string { return formatBits(uint32(b[0]), tcpFlagNames, ",") }
+
 func formatPort(b string) string { return strconv.Itoa(int(b[0])<<8 | int(b[1])) }
 
 func formatIfname(b string) string { return strconv.Quote(strings.TrimRight(b, "\x00")) }
@@ -124,9 +135,10 @@ var addrTypeNames = map[uint32]string{
 
 func formatAddrType(b string) string { return formatName(hostOrder(b), addrTypeNames) }
 
-// Bits of ct state: a packet belongs to a connection that has seen packets in both directions, belongs to another
+// Bits of ct state: a packet belongs to no connection and cannot open one, belongs to a connection that has seen packets in both directions, belongs to another
 // connection (such as an ICMP error), or opens a connection.
 const (
+	CTStateInvalid     = 1 << 0
 	CTStateEstablished = 1 << 1
 	CTStateRelated     = 1 << 2
 	CTStateNew         = 1 << 3
@@ -136,7 +148,7 @@ const (
 const CTStatusDNAT = 1 << 5
 
 var (
-	ctStateNames  = map[uint32]string{1: "invalid", CTStateEstablished: "established", CTStateRelated: "related", CTStateNew: "new", 64: "untracked"}
+	ctStateNames  = map[uint32]string{CTStateInvalid: "invalid", CTStateEstablished: "established", CTStateRelated: "related", CTStateNew: "new", 64: "untracked"}
 	ctStatusNames = map[uint32]string{1: "expected", 2: "seen-reply", 4: "assured", 8: "confirmed", 16: "snat", CTStatusDNAT: "dnat", 512: "dying"}
 )
 

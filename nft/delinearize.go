@@ -1,6 +1,7 @@
 package nft
 
 import (
+	"bytes"
 	"encoding/binary"
 	"reflect"
 	"strings"
@@ -26,7 +27,8 @@ type loadedValue struct {
 	expr      Expr
 	length    int // bytes, when fewer than the field has
 	mask, xor []byte
-	lookup    *DNAT // the register holds the result of this lookup in a map
+	hops      []byte // of an immediate: a hop limit
+	lookup    *DNAT  // the register holds the result of this lookup in a map
 }
 
 func delinearize(family Family, sets func(string) *Set, exprs []any) []Statement {
@@ -79,6 +81,9 @@ func (d *delinearizer) step(e any) bool {
 		return d.lookup(e)
 	case *expr.NAT:
 		return d.nat(e)
+	case *expr.Immediate:
+		d.loaded[registerIndex(e.Register)] = loadedValue{hops: e.Data}
+		return true
 	case *expr.Dup:
 		return d.dup(e)
 	case *expr.Dynset:
@@ -118,10 +123,10 @@ func (d *delinearizer) loadNumgen(n *expr.Numgen) bool {
 func (d *delinearizer) loadHash(h *expr.Hash) bool {
 	v := d.loaded[registerIndex(h.SourceRegister)]
 	f, ok := v.expr.(Field)
-	if !ok || v.mask != nil || v.length > 0 || h.Type != expr.HashTypeJenkins || h.Offset != 0 {
+	if !ok || v.mask != nil || v.length > 0 || h.Type != expr.HashTypeJenkins {
 		return false
 	}
-	hash := JHash{Field: f, Mod: h.Modulus, Seed: h.Seed}
+	hash := JHash{Field: f, Mod: h.Modulus, Seed: h.Seed, Offset: h.Offset}
 	if int(h.Length) > f.dataType().length {
 		fields, ok := d.concatAt(h.SourceRegister, int(h.Length))
 		if !ok || len(fields) != 2 {
@@ -139,11 +144,15 @@ func (d *delinearizer) loadHash(h *expr.Hash) bool {
 // byte-aligned prefix is matched.
 func (d *delinearizer) loadPayload(p *expr.Payload) bool {
 	if p.OperationType != expr.PayloadLoad {
-		return false
+		return d.writeTTL(p)
+	}
+	if d.family == FamilyIP && p.Base == expr.PayloadBaseNetworkHeader && p.Offset == ttlWordOffset && p.Len == ttlWordLength {
+		d.loaded[registerIndex(p.DestRegister)] = loadedValue{expr: IPTTL, length: ttlWordLength}
+		return true
 	}
 	for f := Field(1); int(f) < len(fields); f++ {
 		spec, ok := f.load(p.DestRegister).(*expr.Payload)
-		inFamily := !f.isAddr() || f == d.family.Saddr() || f == d.family.Daddr() // offsets of both families can coincide
+		inFamily := !f.isAddr() && !f.isTTL() || f == d.family.Saddr() || f == d.family.Daddr() || f == d.family.TTL() // offsets of both families can coincide
 		if !ok || spec.Base != p.Base || spec.Offset != p.Offset || spec.Len < p.Len || !inFamily {
 			continue
 		}
@@ -155,6 +164,22 @@ func (d *delinearizer) loadPayload(p *expr.Payload) bool {
 		return true
 	}
 	return false
+}
+
+// writeTTL recognises what SetTTL writes.
+func (d *delinearizer) writeTTL(p *expr.Payload) bool {
+	v, want := d.loaded[registerIndex(p.SourceRegister)], linearizer{}
+	set := SetTTL{Family: d.family}
+	switch {
+	case len(v.hops) == hopLimitLength:
+		set.Hops = v.hops[0]
+	case v.expr == IPTTL && len(v.xor) == ttlWordLength && bytes.Equal(v.mask, []byte{0, 0xff}) && v.xor[1] == 0:
+		set.Hops = v.xor[0]
+	default:
+		return false
+	}
+	set.linearize(&want)
+	return reflect.DeepEqual(want.out[len(want.out)-1], p) && d.emit(set)
 }
 
 func (d *delinearizer) meta(m *expr.Meta) bool {
@@ -194,7 +219,7 @@ func (d *delinearizer) byteorder(b byteorderExpr) bool {
 func (d *delinearizer) cmp(c *expr.Cmp) bool {
 	v := d.loaded[registerIndex(c.Register)]
 	f, isField := v.expr.(Field)
-	if !isField || (c.Op != expr.CmpOpEq && c.Op != expr.CmpOpNeq) {
+	if !isField || c.Op != expr.CmpOpEq && c.Op != expr.CmpOpNeq && (c.Op != expr.CmpOpLt || !f.isTTL()) {
 		return false
 	}
 	s := matchOf(f, Op(c.Op), v, c.Data)

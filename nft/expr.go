@@ -48,6 +48,10 @@ const (
 	CTOriginalIP6Daddr
 	CTOriginalProtoDst
 	CTReplyProtoSrc
+	// TCPFlags is for packets whose MetaL4proto the rule has compared with TCP.
+	TCPFlags
+	IPTTL
+	IP6Hoplimit
 )
 
 type fieldSpec struct {
@@ -115,6 +119,10 @@ var fields = [...]fieldSpec{
 	CTOriginalIP6Daddr: {"ct original ip6 daddr", typeIPv6, ctOf(expr.CtDirOriginal, expr.CtKeyDSTIP6), 0, 0, 0},
 	CTOriginalProtoDst: {"ct original proto-dst", typePort, ctOf(expr.CtDirOriginal, expr.CtKeyPROTODST), 0, 0, 0},
 	CTReplyProtoSrc:    {"ct reply proto-src", typePort, ctOf(expr.CtDirReply, expr.CtKeyPROTOSRC), 0, 0, 0},
+
+	TCPFlags:    {"tcp flags", typeTCPFlags, payload(expr.PayloadBaseTransportHeader, 13, 1), 0, 0, 0},
+	IPTTL:       {"ip ttl", typeByte, payload(expr.PayloadBaseNetworkHeader, 8, 1), 0, 0, 0},
+	IP6Hoplimit: {"ip6 hoplimit", typeByte, payload(expr.PayloadBaseNetworkHeader, 7, 1), 0, 0, 0},
 }
 
 // String returns the field as nft writes it, such as "ip daddr".
@@ -179,11 +187,17 @@ type JHash struct {
 	// Mod is the number of different results, at least 1. The same Seed gives the same results on every machine of one
 	// byte order.
 	Mod, Seed uint32
+	// Offset is added to the result.
+	Offset uint32
 }
 
 // String returns the expression as nft writes it.
 func (h JHash) String() string {
-	return fmt.Sprintf("jhash %s mod %d seed 0x%x", h.Fields(), h.Mod, h.Seed)
+	text := fmt.Sprintf("jhash %s mod %d seed 0x%x", h.Fields(), h.Mod, h.Seed)
+	if h.Offset > 0 {
+		text += fmt.Sprintf(" offset %d", h.Offset)
+	}
+	return text
 }
 
 // Fields returns the fields that are hashed.
@@ -203,7 +217,7 @@ func (h JHash) loadVia(destination, scratch uint32) []expr.Any {
 	}
 	return append(loads, &expr.Hash{
 		SourceRegister: scratch, DestRegister: destination, Length: uint32(h.Fields().keyLen()),
-		Modulus: h.Mod, Seed: h.Seed, Type: expr.HashTypeJenkins,
+		Modulus: h.Mod, Seed: h.Seed, Offset: h.Offset, Type: expr.HashTypeJenkins,
 	})
 }
 

@@ -154,6 +154,11 @@ func everything(f Family) *Table {
 			{Name: "filter-prerouting", Type: TypeFilter, Hook: HookPrerouting, Priority: PriorityMangle, Rules: []Rule{
 				NewRule(Match{Field: CTState, Value: CTStateEstablished | CTStateRelated}, Return),
 				NewRule(Dup{byClient, "neighbours"}, Drop),
+				NewRule(Match{Field: MetaL4proto, Op: NotEqual, Value: ProtoData(unix.IPPROTO_TCP)}, Return),
+				NewRule(Match{Field: MetaL4proto, Value: ProtoData(unix.IPPROTO_TCP)}, Match{Field: TCPFlags, Value: TCPFlagSYN}, Return),
+				NewRule(Match{Field: f.TTL(), Op: Less, Value: 8}, Drop),
+				NewRule(SetTTL{f, 8}),
+				NewRule(Dup{append(frontendKey(f), JHash{Field: f.Saddr(), And: ThSport, Mod: 251, Seed: 0x5eed, Offset: 251}), "neighbours"}, Drop),
 			}},
 			{Name: "nat-postrouting", Type: TypeNAT, Hook: HookPostrouting, Priority: PrioritySrcNAT, Rules: []Rule{
 				NewRule(Match{Field: MetaMark, Mask: 0x4000, Value: 0x4000}, SetMark{Xor: 0x4000}, Masquerade{}),

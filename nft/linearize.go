@@ -98,6 +98,28 @@ func (d Dup) linearize(l *linearizer) {
 		&expr.Dup{RegAddr: unix.NFT_REG_1})
 }
 
+// The header checksum of IPv4 covers 16 bits at a time: the TTL and, after it, the protocol.
+const (
+	ttlWordOffset  = 8
+	checksumOffset = 10
+	hopLimitOffset = 7
+	ttlWordLength  = 2
+	hopLimitLength = 1
+)
+
+func (s SetTTL) linearize(l *linearizer) {
+	write := &expr.Payload{OperationType: expr.PayloadWrite, SourceRegister: unix.NFT_REG_1, Base: expr.PayloadBaseNetworkHeader}
+	if s.Family == FamilyIP6 {
+		write.Offset, write.Len = hopLimitOffset, hopLimitLength
+		l.add(&expr.Immediate{Register: unix.NFT_REG_1, Data: []byte{s.Hops}}, write)
+		return
+	}
+	write.Offset, write.Len, write.CsumType, write.CsumOffset = ttlWordOffset, ttlWordLength, expr.CsumTypeInet, checksumOffset
+	l.add(&expr.Payload{OperationType: expr.PayloadLoad, DestRegister: unix.NFT_REG_1, Base: write.Base, Offset: write.Offset, Len: write.Len})
+	l.mask([]byte{0, 0xff}, []byte{s.Hops, 0})
+	l.add(write)
+}
+
 func (u Update) linearize(l *linearizer) {
 	l.load(u.Key)
 	data := u.Key.Len() / 4

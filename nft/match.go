@@ -20,12 +20,17 @@ type Op uint8
 const (
 	Equal Op = iota
 	NotEqual
+	// Less is for Family.TTL.
+	Less
 )
 
 // infix returns the operator and a space, as nft lists it: equality is not written.
 func (o Op) infix() string {
-	if o == NotEqual {
+	switch o {
+	case NotEqual:
 		return "!= "
+	case Less:
+		return "< "
 	}
 	return ""
 }
@@ -92,6 +97,9 @@ func (m Match) Compare(value Data) (bool, error) {
 	if len(value) < len(c.data) {
 		return false, invalidf("nft: %s: the value has %d bytes, and %d are compared", m, len(value), len(c.data))
 	}
+	if c.op == Less {
+		return string(value[:len(c.data)]) < string(c.data), nil
+	}
 	equal := true
 	for i, want := range c.data {
 		b := value[i]
@@ -135,6 +143,8 @@ func (m Match) kernel() (kernelMatch, error) {
 		c.data = data
 	}
 	switch {
+	case m.Op == Less && !m.Field.isTTL():
+		return c, invalidf("nft: %s cannot be less than something", m.Field)
 	case m.Mask != 0 && m.Field != MetaMark:
 		return c, invalidf("nft: %s is compared without a mask", m.Field)
 	case m.Mask != 0:
@@ -159,7 +169,8 @@ func (f Field) packMatch(value any) ([]byte, error) {
 func (f Field) known() bool    { return f > 0 && int(f) < len(fields) }
 func (f Field) isAddr() bool   { return f >= IPSaddr && f <= IP6Daddr }
 func (f Field) isIfname() bool { return f == MetaIifname || f == MetaOifname }
-func (f Field) isFlags() bool  { return f == CTState || f == CTStatus }
+func (f Field) isFlags() bool  { return f == CTState || f == CTStatus || f == TCPFlags }
+func (f Field) isTTL() bool    { return f == IPTTL || f == IP6Hoplimit }
 
 func (m Match) linearize(l *linearizer) {
 	c, err := m.kernel()
@@ -217,10 +228,9 @@ func maskedMatch(f Field, op Op, mask, data []byte) Statement {
 		if p := prefixOf(f, data, ones); bits > 0 && !wholeBytes && p == p.Masked() {
 			return Match{Field: f, Op: op, Value: p}
 		}
-	case len(data) != 4:
 	case f.isFlags() && op == NotEqual && allZero(data):
-		return Match{Field: f, Value: Data(mask)}
-	case f == MetaMark && !allZero(mask):
+		return Match{Field: f, Value: pad(Data(mask))}
+	case f == MetaMark && len(data) == 4 && !allZero(mask):
 		return Match{Field: f, Op: op, Mask: binary.NativeEndian.Uint32(mask), Value: Data(data)}
 	}
 	return nil

@@ -137,6 +137,11 @@ func packProto(v any) (Data, error) {
 	return Data([]byte{byte(n)}), err
 }
 
+func packByte(v any) (Data, error) {
+	n, err := integer(v, math.MaxUint8)
+	return Data([]byte{byte(n)}), err
+}
+
 func packPort(v any) (Data, error) {
 	n, err := integer(v, math.MaxUint16)
 	return Data(binary.BigEndian.AppendUint16(nil, uint16(n))), err

@@ -88,6 +88,10 @@ func decodeExpr(family Family, b []byte) any {
 		if e, err := decodeByteorder(data); err == nil {
 			return e
 		}
+	case name == "immediate" && family == FamilyIP6 && !isVerdict(data):
+		if e := (&expr.Immediate{}); unmarshalExpr(family, data, e) == nil && len(e.Data) == hopLimitLength {
+			return e
+		}
 	case newExpr != nil && (name != "immediate" || isVerdict(data)):
 		e := newExpr()
 		if unmarshalExpr(family, data, e) == nil {

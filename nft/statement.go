@@ -86,6 +86,16 @@ type Dup struct {
 // String returns the statement as nft lists it.
 func (d Dup) String() string { return "dup to " + d.Key.String() + " map @" + d.Map }
 
+// SetTTL sets the number of hops that the packet may still take, as in `ip ttl set 8`.
+type SetTTL struct {
+	// Family is that of the rule's table.
+	Family Family
+	Hops   uint8
+}
+
+// String returns the statement as nft lists it.
+func (s SetTTL) String() string { return fmt.Sprintf("%s set %d", s.Family.TTL(), s.Hops) }
+
 // Update adds an element to the named Dynamic map, as in `update @clients { ip saddr timeout 3h : ip daddr . th
 // dport }`. Key and Data, evaluated for the packet, are its key and value. If the map has the key already, the
 // element keeps its value, and its timeout starts anew. If the map is full, the rule ends.

@@ -224,6 +224,9 @@ func (f Family) Saddr() Field { return byFamily(f, IPSaddr, IP6Saddr) }
 // Daddr is the field with the destination address in packets of the family.
 func (f Family) Daddr() Field { return byFamily(f, IPDaddr, IP6Daddr) }
 
+// TTL is the field with the number of hops that a packet of the family may still take.
+func (f Family) TTL() Field { return byFamily(f, IPTTL, IP6Hoplimit) }
+
 // OriginalDaddr is the field with the destination address that the first packet of a connection had
 // before it was translated.
 func (f Family) OriginalDaddr() Field { return byFamily(f, CTOriginalIPDaddr, CTOriginalIP6Daddr) }

@@ -3,6 +3,7 @@ package directreturn
 
 import (
 	"bufio"
+	"encoding/binary"
 	"fmt"
 	"net"
 	"net/netip"
@@ -15,6 +16,7 @@ import (
 	"github.com/go-logr/logr"
 	"github.com/nftproxy/nftproxy/compiler"
 	"github.com/nftproxy/nftproxy/model"
+	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
 )
 
@@ -35,7 +37,7 @@ func TestDirectReturn(t *testing.T) {
 			f := newFabric(t, config)
 			f.startPods(t)
 			f.serve(t, true, 2, 3, 4)
-			open := f.open(t)
+			open := f.open(t, "tcp", "udp")
 			f.expectSources(t, open, tt.direct)
 			if tt.direct {
 				expectSpread(t, open)
@@ -56,6 +58,78 @@ func TestDirectReturn(t *testing.T) {
 	}
 }
 
+// A connection's slot may move to another endpoint, or back. The endpoint that has the connection keeps it.
+func TestMovedSlots(t *testing.T) {
+	config := compiler.Default()
+	config.DirectReturn = true
+	f := newFabric(t, config)
+	f.startPods(t)
+	f.serve(t, true, 2)
+	open := f.open(t, "tcp")
+	for _, step := range []struct {
+		name string
+		do   func()
+	}{
+		{"two endpoints came", func() { f.serve(t, true, 2, 3, 4) }},
+		{"no packet enters by the node of the connections", func() { f.spread(t, 1, 3, 4) }},
+		{"nodes disagree", func() { f.serveAt(t, 1, true, 2); f.serveAt(t, 3, true, 2, 3) }},
+		{"an endpoint went that has none of them", func() { f.serve(t, true, 2, 3) }},
+	} {
+		step.do()
+		if lost := open.lost(t); lost > 0 {
+			t.Errorf("%s: %d of %d connections are lost", step.name, lost, len(open))
+		}
+	}
+	if n := f.nodes[1].entries(t); n != 0 {
+		t.Errorf("node 1, which has no pod, has %d conntrack entries of the Service", n)
+	}
+	t.Run("a packet of no connection ends", func(t *testing.T) {
+		f.serve(t, true, 2, 3, 4)
+		expectStrayPacketEnds(t, f)
+	})
+}
+
+// expectStrayPacketEnds sends packets of connections that nobody knows, and counts their copies on the wire: at most one
+// to the slot's owner, three from there, and each of them once back.
+func expectStrayPacketEnds(t *testing.T, f *fabric) {
+	t.Helper()
+	const sent = 100
+	before := f.received(t)
+	must(t, f.client.Do(func() error {
+		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_RAW, unix.IPPROTO_TCP)
+		if err != nil {
+			return err
+		}
+		defer unix.Close(fd)
+		to := &unix.SockaddrInet4{Addr: serviceAddr(model.IPv4).As4()}
+		for i := range sent {
+			header := make([]byte, 20) // an ACK without a valid checksum, which conntrack calls invalid
+			binary.BigEndian.PutUint16(header, uint16(20000+i))
+			binary.BigEndian.PutUint16(header[2:], 80)
+			header[12], header[13] = 5<<4, 16
+			if err := unix.Sendto(fd, header, 0, to); err != nil {
+				return err
+			}
+		}
+		return nil
+	}))
+	time.Sleep(200 * time.Millisecond)
+	if copies := f.received(t) - before; copies > 10*sent {
+		t.Errorf("%d stray packets became %d", sent, copies)
+	} else {
+		t.Logf("%d stray packets became %d", sent, copies)
+	}
+}
+
+// received counts the packets that all nodes have received from the router or from each other.
+func (f *fabric) received(t *testing.T) (n uint64) {
+	t.Helper()
+	for _, node := range f.nodes[1:] {
+		n += node.link(t, "eth0").Attrs().Statistics.RxPackets
+	}
+	return n
+}
+
 // connection is an open connection, or a UDP flow, of the client.
 type connection struct {
 	net.Conn
@@ -69,10 +143,10 @@ type connection struct {
 type connections []*connection
 
 // open opens connections from many ports of the client, and asks each endpoint who it is and whom it sees.
-func (f *fabric) open(t *testing.T) (open connections) {
+func (f *fabric) open(t *testing.T, networks ...string) (open connections) {
 	t.Helper()
 	for _, family := range families {
-		for _, network := range []string{"tcp", "udp"} {
+		for _, network := range networks {
 			for range flows {
 				c := &connection{family: family, udp: network == "udp"}
 				must(t, f.client.Do(func() (err error) {
@@ -113,7 +187,7 @@ func (cs connections) lost(t *testing.T) (lost int) {
 	var group sync.WaitGroup
 	for _, c := range cs {
 		group.Go(func() {
-			answer, err := c.ask(3 * time.Second)
+			answer, err := c.ask(5 * time.Second)
 			if pod, _, _ := strings.Cut(answer, " "); err != nil || pod != c.pod {
 				mu.Lock()
 				defer mu.Unlock()
