@@ -41,23 +41,8 @@ func testPodsProgramTheirNodes(t *testing.T) {
 // checkPod runs the pod's containers one after the other, and the last one until it has done its work.
 func checkPod(t *testing.T, p pod) {
 	t.Helper()
-	for _, c := range p.spec.InitContainers {
-		process := p.start(t, p.container(c))
-		process.logWhenFailed(t, c.Name)
-		if err := process.cmd.Wait(); err != nil {
-			t.Fatalf("init container %s: %v", c.Name, err)
-		}
-	}
+	proxy := p.apply(t)
 	c := p.spec.Containers[0]
-	proxy := p.start(t, p.container(c))
-	proxy.logWhenFailed(t, c.Name)
-	await.Until(t, "the Service in the kernel", func() error {
-		rules, err := p.run(t, c, "/usr/local/bin/ruledump", "live")
-		if err == nil && !strings.Contains(rules, clusterIP) {
-			err = fmt.Errorf("no %s in\n%s", clusterIP, rules)
-		}
-		return err
-	})
 	p.checkPorts(t, c)
 	if err := proxy.cmd.Process.Signal(syscall.SIGTERM); err != nil {
 		t.Fatal(err)
@@ -75,6 +60,29 @@ func checkPod(t *testing.T, p pod) {
 	if _, err := p.run(t, c, "/usr/local/bin/ruledump", "live"); err == nil || !strings.Contains(err.Error(), "has no table") {
 		t.Errorf("after --cleanup: error %v, want one that says that there is no table", err)
 	}
+}
+
+// apply runs the pod's init containers, and its container until the rules are in the kernel.
+func (p pod) apply(t *testing.T) (proxy *process) {
+	t.Helper()
+	for _, c := range p.spec.InitContainers {
+		process := p.start(t, p.container(c))
+		process.logWhenFailed(t, c.Name)
+		if err := process.cmd.Wait(); err != nil {
+			t.Fatalf("init container %s: %v", c.Name, err)
+		}
+	}
+	c := p.spec.Containers[0]
+	proxy = p.start(t, p.container(c))
+	proxy.logWhenFailed(t, c.Name)
+	await.Until(t, "the Service in the kernel", func() error {
+		rules, err := p.run(t, c, "/usr/local/bin/ruledump", "live")
+		if err == nil && !strings.Contains(rules, clusterIP) {
+			err = fmt.Errorf("no %s in\n%s", clusterIP, rules)
+		}
+		return err
+	})
+	return proxy
 }
 
 // checkProbe asks what the kubelet asks for a probe.

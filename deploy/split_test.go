@@ -88,26 +88,63 @@ func TestSplitOverlay(t *testing.T) {
 			t.Errorf("the pods use %s", server.ServiceAccountName)
 		}
 	})
-	t.Run("server and backend apply the rules", func(t *testing.T) {
-		c := newCluster(t)
-		ca, err := apiservertest.NewAuthority("nftproxy", time.Now().Add(time.Hour))
-		if err != nil {
-			t.Fatal(err)
-		}
-		filled := func(spec corev1.PodSpec) *corev1.ConfigMap {
-			files := projected(t, all, spec)
-			for name, text := range files.Data {
-				files.Data[name] = strings.NewReplacer(apiServer, c.api.URL(), unsetPodsRange, podsRange, serverAddress, "127.0.0.1:10264").Replace(text)
+	t.Run("server and backend apply the rules", func(t *testing.T) { checkSplit(t, newCluster(t), all) })
+}
+
+// TestSplitChart is TestSplitOverlay for the chart with nodeLocalServer.
+func TestSplitChart(t *testing.T) {
+	c := newCluster(t)
+	all := chart(t, needed(values{"apiServer": c.api.URL(), "nodeLocalServer": values{"enabled": true, "address": "127.0.0.1"}}))
+	overlay := kustomize(t, "kustomize/overlays/split")
+	t.Run("server and role are those of the overlay", func(t *testing.T) {
+		for _, key := range []string{"Deployment nftproxy-node-local-server", "ClusterRole nftproxy-node-local-server", "ClusterRoleBinding nftproxy-node-local-server", "ServiceAccount nftproxy-node-local-server"} {
+			of := func(all objects) any {
+				switch o := all[key].DeepCopyObject().(type) {
+				case *appsv1.Deployment:
+					sources := o.Spec.Template.Spec.Volumes[0].Projected.Sources
+					sources[0].ConfigMap.Name = "" // that of kustomize has a hash
+					return o.Spec
+				case *rbacv1.ClusterRole:
+					return o.Rules
+				case *rbacv1.ClusterRoleBinding:
+					return o.Subjects
+				default:
+					return o.(*corev1.ServiceAccount).AutomountServiceAccountToken
+				}
 			}
-			issue(t, ca, files.Data)
-			return files
+			if diff := cmp.Diff(of(overlay), of(all), cmpopts.EquateEmpty()); diff != "" {
+				t.Errorf("%s (-overlay +chart):\n%s", key, diff)
+			}
 		}
-		process := newPod(t, c, server, filled(server))
-		started := process.start(t, process.container(server.Containers[0]))
-		started.logWhenFailed(t, "server")
-		checkPod(t, newPod(t, c, backend, filled(backend)))
-		checkRole(t, c.api.Requests("", ""), get[*rbacv1.ClusterRole](t, all, "ClusterRole nftproxy-node-local-server"))
+		if len(all) != 9 { // with two of helm test
+			t.Errorf("the chart makes %v", all.names())
+		}
 	})
+	t.Run("server and backend apply the rules", func(t *testing.T) { checkSplit(t, c, all) })
+}
+
+// checkSplit runs the pods of a server and of a backend.
+func checkSplit(t *testing.T, c cluster, all objects) {
+	t.Helper()
+	backend := get[*appsv1.DaemonSet](t, all, "DaemonSet nftproxy").Spec.Template.Spec
+	server := get[*appsv1.Deployment](t, all, "Deployment nftproxy-node-local-server").Spec.Template.Spec
+	ca, err := apiservertest.NewAuthority("nftproxy", time.Now().Add(time.Hour))
+	if err != nil {
+		t.Fatal(err)
+	}
+	filled := func(spec corev1.PodSpec) *corev1.ConfigMap {
+		files := projected(t, all, spec)
+		for name, text := range files.Data {
+			files.Data[name] = strings.NewReplacer(apiServer, c.api.URL(), unsetPodsRange, podsRange, serverAddress, "127.0.0.1:10264").Replace(text)
+		}
+		issue(t, ca, files.Data)
+		return files
+	}
+	process := newPod(t, c, server, filled(server))
+	started := process.start(t, process.container(server.Containers[0]))
+	started.logWhenFailed(t, "server")
+	checkPod(t, newPod(t, c, backend, filled(backend)))
+	checkRole(t, c.api.Requests("", ""), get[*rbacv1.ClusterRole](t, all, "ClusterRole nftproxy-node-local-server"))
 }
 
 // projected returns the ConfigMap in the projected volume of a pod, which must have a Secret beside it.

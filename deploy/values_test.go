@@ -92,6 +92,9 @@ func TestRefusedValues(t *testing.T) {
 		"a seccomp profile without a file":  {values{"seccompProfile": values{"type": "Localhost"}}, "localhostProfile"},
 		"a seccomp profile of no type":      {values{"seccompProfile": values{"type": "localhost"}}, "/seccompProfile/type"},
 		"misspelt resources":                {values{"resources": values{"request": values{"cpu": "1"}}}, "'request' not allowed"},
+		"a server without an address":       {values{"nodeLocalServer": values{"enabled": true}}, "an address of the nodes with the server, such as control-plane.example"},
+		"a server's address with its port":  {values{"nodeLocalServer": values{"enabled": true, "address": "control-plane.example:10264"}}, "an address of the nodes with the server"},
+		"a canary without a version":        {values{"canary": values{"enabled": true}}, "the image tag of the other version"},
 		"metrics that Prometheus cannot reach": {
 			values{"monitoring": values{"enabled": true}},
 			"/config/metricsBindAddress': value must be 'an address that Prometheus reaches, such as 0.0.0.0:10249'",
@@ -215,7 +218,7 @@ func TestLabelsAndAnnotations(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if got := named.GetLabels(); got["team"] != "network" || got["app.kubernetes.io/name"] != "nftproxy" || got["mesh"] != "" {
+		if got := named.GetLabels(); got["team"] != "network" || !strings.HasPrefix(got["app.kubernetes.io/name"], "nftproxy") || got["mesh"] != "" {
 			t.Errorf("labels of %s: %v", key, got)
 		}
 	}

@@ -8,6 +8,7 @@ import (
 	"github.com/nftproxy/nftproxy/source/apiserver"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/pager"
@@ -38,24 +39,20 @@ func ClusterObjects(ctx context.Context, kubeconfig, node string) (*manifests.Ob
 
 func list(ctx context.Context, client kubernetes.Interface, node string) (*manifests.Objects, error) {
 	var o manifests.Objects
-	n, err := client.CoreV1().Nodes().Get(ctx, node, metav1.GetOptions{})
-	switch {
-	case err == nil:
-		o.Nodes = append(o.Nodes, n)
-	case !apierrors.IsNotFound(err):
-		return nil, fmt.Errorf("get Node %s: %w", node, err)
-	}
 	for _, kind := range []struct {
 		name string
 		list pager.ListPageFunc
+		// fields selects objects. The proxy's role allows to list Nodes, not to get one.
+		fields fields.Set
 		// optional says that servers before Kubernetes 1.33 do not have the kind.
 		optional bool
 	}{
-		{"Services", pages(client.CoreV1().Services("").List), false},
-		{"EndpointSlices", pages(client.DiscoveryV1().EndpointSlices("").List), false},
-		{"ServiceCIDRs", pages(client.NetworkingV1().ServiceCIDRs().List), true},
+		{name: "Nodes", list: pages(client.CoreV1().Nodes().List), fields: fields.Set{"metadata.name": node}},
+		{name: "Services", list: pages(client.CoreV1().Services("").List)},
+		{name: "EndpointSlices", list: pages(client.DiscoveryV1().EndpointSlices("").List)},
+		{name: "ServiceCIDRs", list: pages(client.NetworkingV1().ServiceCIDRs().List), optional: true},
 	} {
-		err := pager.New(kind.list).EachListItem(ctx, metav1.ListOptions{}, func(obj runtime.Object) error {
+		err := pager.New(kind.list).EachListItem(ctx, metav1.ListOptions{FieldSelector: kind.fields.String()}, func(obj runtime.Object) error {
 			o.Add(obj)
 			return nil
 		})

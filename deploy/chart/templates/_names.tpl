@@ -7,6 +7,32 @@ app.kubernetes.io/name: nftproxy
 {{ merge (include "nftproxy.labels" . | fromYaml) .Values.labels | toYaml }}
 {{- end }}
 
+{{- /* The account that may read Services: that of the program that watches the API server. */ -}}
+{{- define "nftproxy.account" -}}
+nftproxy{{ if .Values.nodeLocalServer.enabled }}-node-local-server{{ end }}
+{{- end }}
+
+{{- /* A kubeconfig for the account of a pod, given the API server's address. */ -}}
+{{- define "nftproxy.kubeconfig" -}}
+apiVersion: v1
+kind: Config
+clusters:
+- name: default
+  cluster:
+    server: {{ . }}
+    certificate-authority: /var/run/secrets/kubernetes.io/serviceaccount/ca.crt
+users:
+- name: default
+  user:
+    tokenFile: /var/run/secrets/kubernetes.io/serviceaccount/token
+contexts:
+- name: default
+  context:
+    cluster: default
+    user: default
+current-context: default
+{{- end }}
+
 {{- define "nftproxy.image" -}}
 {{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
 {{- end }}
@@ -26,9 +52,9 @@ app.kubernetes.io/name: nftproxy
 {{- $address }}
 {{- end }}
 
-{{- /* What both containers have in common. */ -}}
+{{- /* What all containers have in common, given the image. */ -}}
 {{- define "nftproxy.container" -}}
-image: {{ include "nftproxy.image" . }}
+image: {{ .image }}
 imagePullPolicy: {{ .Values.image.pullPolicy }}
 env:
 - name: NODE_NAME

@@ -1,0 +1,51 @@
+#!/bin/sh
+# The README's commands on a bare Debian, where only what the README asks for is installed: Go, make and git.
+# Fails on anything that the README does not say. Needs root, debootstrap and git; takes as long as the commands.
+#
+#   hack/bare.sh [COMMAND...]   without COMMAND, each `make ...` line of the README
+#   SUITE=trixie MIRROR=http://deb.debian.org/debian
+set -eu
+suite=${SUITE:-bookworm}
+mirror=${MIRROR:-http://deb.debian.org/debian}
+cd "$(dirname "$0")/.."
+go=$(go env GOROOT)
+proxy=$(go env GOPROXY)
+
+root=$(mktemp -d)
+trap 'rm -rf --one-file-system "$root"' EXIT
+debootstrap --variant=minbase --include=ca-certificates,make,git "$suite" "$root" "$mirror" >"$root.log" || { cat "$root.log"; exit 1; }
+rm "$root.log"
+cp -r "$go" "$root/usr/local/go"
+git clone --quiet . "$root/nftproxy"
+cat /etc/resolv.conf >"$root/etc/resolv.conf"
+if [ -d /usr/local/share/ca-certificates ]; then # where the network's own authority is, if it has one
+	cp -r /usr/local/share/ca-certificates/. "$root/usr/local/share/ca-certificates/"
+	chroot "$root" update-ca-certificates >/dev/null 2>&1
+fi
+
+if [ $# -eq 0 ]; then
+	grep '^    make ' README.md | sed 's/^ *//; s/ *#.*//' | awk '!seen[$0]++' >"$root/nftproxy.commands"
+else
+	printf '%s\n' "$@" >"$root/nftproxy.commands"
+fi
+cat >"$root/nftproxy.run" <<'RUN'
+#!/bin/sh
+cd /nftproxy
+while read -r command; do
+	begin=$(date +%s)
+	echo "== $command"
+	$command </dev/null >/nftproxy.log 2>&1 || { tail -n 60 /nftproxy.log; echo "== $command FAILED"; exit 1; }
+	tail -n 8 /nftproxy.log
+	echo "== $command: $(($(date +%s) - begin)) s"
+done </nftproxy.commands
+[ -z "$(git status --porcelain)" ] || { git status; echo "== the commands left files that git does not ignore"; exit 1; }
+RUN
+# Mounts and processes end with the script: they are in namespaces of their own.
+unshare --mount --pid --fork --kill-child sh -c '
+	set -e
+	mount -t proc proc "$1/proc"
+	mount --rbind --make-rslave /sys "$1/sys"
+	mount --rbind --make-rslave /dev "$1/dev"
+	mount -t tmpfs tmpfs "$1/tmp"
+	exec chroot "$1" env -i HOME=/root PATH=/usr/local/go/bin:/usr/sbin:/usr/bin:/sbin:/bin GOPROXY="$2" sh /nftproxy.run
+' sh "$root" "$proxy"
