@@ -87,6 +87,9 @@ func testFlagsSetFields(t *testing.T) {
 			return []any{c.ClientConnection.QPS, c.ClientConnection.Burst}
 		}, []any{float32(50), int32(100)}},
 		{"--kubeconfig=/k", func(c *v1alpha2.KubeProxyConfiguration) any { return c.ClientConnection.Kubeconfig }, "/k"},
+		{"", func(c *v1alpha2.KubeProxyConfiguration) any { return c.Linux.LeftoversDrainTimeout.Duration }, time.Hour},
+		{"--leftovers-drain-timeout=0s", func(c *v1alpha2.KubeProxyConfiguration) any { return c.Linux.LeftoversDrainTimeout.Duration }, time.Duration(0)},
+		{"--ipvs-exclude-cidrs=192.0.2.0/24", func(c *v1alpha2.KubeProxyConfiguration) any { return c.IPVS.ExcludeCIDRs }, []string{"192.0.2.0/24"}},
 		{"--masquerade-all", func(c *v1alpha2.KubeProxyConfiguration) any { return c.Linux.MasqueradeAll }, true},
 		{"--nodeport-addresses=primary,10.0.0.0/8", func(c *v1alpha2.KubeProxyConfiguration) any { return c.NodePortAddresses }, []string{"primary", "10.0.0.0/8"}},
 		{"--nodeport-addresses=", func(c *v1alpha2.KubeProxyConfiguration) any { return c.NodePortAddresses }, []string{"primary"}},
@@ -139,6 +142,8 @@ func testErrorsNameTheFlag(t *testing.T) {
 		{"--proxy-mode=foo", `--proxy-mode: Unsupported value: "foo": supported values: "nftables"`},
 		{"--write-config-version=v1", `--write-config-version: "v1" must be v1alpha1 or v1alpha2`},
 		{"--logging-format=xml", `--logging-format: Invalid value: "xml"`},
+		{"--leftovers-drain-timeout=-1s", "--leftovers-drain-timeout: -1s must not be negative"},
+		{"--ipvs-exclude-cidrs=vips", "--ipvs-exclude-cidrs: Invalid value"},
 		{"--manifests=/m --kubeconfig=/k", "--manifests: cannot be combined with --kubeconfig"},
 		{"--config=/none", "/none"},
 	} {
@@ -151,9 +156,12 @@ func testErrorsNameTheFlag(t *testing.T) {
 func testFlagsBesideAFile(t *testing.T) {
 	path := configFile(t, "v1alpha1", "mode: nftables\nhostnameOverride: from-file\nclusterCIDR: 10.0.0.0/8\nlogging: {verbosity: 3, vmodule: [{filePattern: loop, verbosity: 9}]}\n")
 	o := mustParse(t, "--config", path, "--cluster-cidr=11.0.0.0/8", "--masquerade-all", "--proxy-mode=iptables",
-		"--hostname-override= Node-2 ", "-v=5", "--vmodule=other=2", "--master=https://cp:6443")
+		"--hostname-override= Node-2 ", "--leftovers-drain-timeout=5m", "-v=5", "--vmodule=other=2", "--master=https://cp:6443")
 	if got := o.config.DetectLocal.ClusterCIDRs; !cmp.Equal(got, []string{"10.0.0.0/8"}) || o.config.Linux.MasqueradeAll || o.config.Mode != v1alpha2.ModeNFTables {
 		t.Errorf("the file's settings are not what counts: %+v", o.config)
+	}
+	if got := o.config.Linux.LeftoversDrainTimeout.Duration; got != 5*time.Minute {
+		t.Errorf("--leftovers-drain-timeout is not what counts: %v", got)
 	}
 	want := []string{"--cluster-cidr, --masquerade-all, --proxy-mode: ignored, because --config is given; set what they mean in the file"}
 	if diff := cmp.Diff(want, o.warnings); diff != "" {

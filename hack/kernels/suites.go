@@ -36,7 +36,7 @@ var suites = []suite{
 	},
 	{name: "without IPv6", pkg: "integration", run: "^Test(KernelWithoutIPv6|GoldenFlows)$", parameters: "ipv6.disable=1"},
 	{name: "takeover", pkg: "integration/takeover", run: "^TestTakeover$"},
-	{name: "from ipvs", pkg: "integration/takeover", run: "ModeIPVS$", args: []string{"-takeovers=8"}},
+	{name: "from ipvs", pkg: "integration/takeover", run: "ModeIPVS$", args: []string{"-takeovers=10"}},
 }
 
 // selectSuites returns the suites of these names, separated by commas; all for "".
