@@ -3,6 +3,7 @@ package integration
 import (
 	"bytes"
 	"encoding/json"
+	"flag"
 	"fmt"
 	"net/netip"
 	"os"
@@ -184,6 +185,12 @@ func writeServicesOf(t *testing.T, path string, n, endpoints int) {
 	}
 }
 
+// The size of testRuledumpAtScale. docs/measurements.md has the times of 2 endpoints and 100,000 flows.
+var (
+	scaleEndpoints = flag.Int("scale-endpoints", 10, "endpoints of each of the 10,000 Services that ruledump is asked about")
+	scaleFlows     = flag.Int("scale-flows", 20_000, "flows of conntrack beside them")
+)
+
 // testRuledumpAtScale asks a kernel with 10,000 Services of 10 endpoints. An operator waits at most three seconds on a machine
 // that does little else (docs/ruledump.md has what was measured). On a busy one only the processor time says something,
 // and shared caches make that longer too.
@@ -193,14 +200,16 @@ func testRuledumpAtScale(t *testing.T) {
 		memory    = 300 << 20
 	)
 	manifests := filepath.Join(t.TempDir(), "services.yaml")
-	writeServicesOf(t, manifests, 10_000, 10)
+	writeServicesOf(t, manifests, 10_000, *scaleEndpoints)
 	s, err := ruledump.FromManifests(manifests, ruledump.Compilation{Node: "node-1"})
 	if err != nil {
 		t.Fatal(err)
 	}
 	l := lab.ForTest(t)
 	replace(t, lab.Conn(t, l.Node), s.Tables)
-	addConnections(t, l.Node, 20_000)
+	addConnections(t, l.Node, *scaleFlows)
+	loadForeign(t, l.Node, "../testdata/foreign/firewalld.txtar")
+	served := fmt.Sprintf("sent to one of %d endpoints: scale/service-9999", *scaleEndpoints)
 	lab.Binary(t, "ruledump") // so that building it takes nobody's time
 	dumped, report := filepath.Join(t.TempDir(), "dump.json"), filepath.Join(t.TempDir(), "report.tar.gz")
 	out, err := os.Create(dumped)
@@ -219,18 +228,21 @@ func testRuledumpAtScale(t *testing.T) {
 		want string
 	}{
 		{"services", []string{"services"}, "scale/service-9999  10.96.39.250:80/TCP"},
-		{"explain", []string{"explain", "--from=10.244.1.250", "--to=10.96.39.250:80"}, "sent to one of 10 endpoints: scale/service-9999"},
+		{"explain", []string{"explain", "--from=10.244.1.250", "--to=10.96.39.250:80"}, served},
 		{"stats", []string{"stats"}, "10000 frontends of 10000 Service ports"},
-		{"graph", []string{"graph", "scale/service-9999"}, "10 endpoints"},
-		{"connections", []string{"connections"}, "and 19500 more"},
-		{"connections by client", []string{"connections", "scale/service-9999", "--by=client"}, "TCP       10.244.1.7  10000"},
+		{"graph", []string{"graph", "scale/service-9999"}, fmt.Sprintf("%d endpoints", *scaleEndpoints)},
+		{"connections", []string{"connections"}, fmt.Sprintf("and %d more", *scaleFlows-500)},
+		{"connections by client", []string{"connections", "scale/service-9999", "--by=client"}, fmt.Sprintf("TCP       10.244.1.7  %d", *scaleFlows/2)},
+		{"trace for 1 s", []string{"trace", "--yes", "--to=scale/service-9999", "--for=1s"}, "marks packets"},
+		{"live -o json", []string{"live", "-o=json"}, `"name": "firewalld"`},
 		{"report", []string{"report", "-o", report}, "wrote " + report},
-		{"explain of a report", []string{"explain", "--dump", report, "--from=10.244.1.250", "--to=10.96.39.250:80"}, "sent to one of 10 endpoints: scale/service-9999"},
+		{"explain of a report", []string{"explain", "--dump", report, "--from=10.244.1.250", "--to=10.96.39.250:80"}, served},
 		{"top", []string{"top", "--rounds=1"}, "0 Service ports with traffic"},
 		{"services of a dump", []string{"services", "--dump", dumped}, "scale/service-9999  10.96.39.250:80/TCP"},
 		{"diff", []string{"diff", "--proxy-address=", "--node=node-1", "--manifests", manifests}, "no difference"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
+			began := time.Now()
 			p := lab.Start(t, l.Node, "ruledump", tt.args...)
 			peakOf := watchMemory(p.Cmd.Process.Pid)
 			if err := p.Wait(); err != nil {
@@ -240,7 +252,7 @@ func testRuledumpAtScale(t *testing.T) {
 			if peak == 0 {
 				t.Error("its memory was not seen")
 			}
-			t.Logf("%v, %d MiB", used.Round(time.Millisecond), peak>>20)
+			t.Logf("%v, %v of a processor, %d MiB", time.Since(began).Round(time.Millisecond), used.Round(time.Millisecond), peak>>20)
 			if !strings.Contains(p.Output(), tt.want) {
 				t.Errorf("does not say %q:\n%.2000s", tt.want, p.Output())
 			}
