@@ -83,9 +83,41 @@ func expectReport(t *testing.T, node *lab.Host) {
 	if described.Node != "node-1" || described.Sysctls["net/ipv4/ip_forward"] != "1" || described.Sysctls["net/ipv4/conf/all/rp_filter"] == "" || len(described.Interfaces) < 2 {
 		t.Errorf("report.json: %+v", described)
 	}
+	expectRedacted(t, node)
 	for _, command := range [][]string{{"services"}, {"live"}, {"explain", "--from=198.51.100.7", "--to=192.0.2.10:80"}} {
 		if diff := cmp.Diff(runRuledump(t, node, command...), runRuledump(t, node, append(command, "--dump", report)...)); diff != "" {
 			t.Errorf("%s (-kernel +report):\n%s", command[0], diff)
 		}
 	}
+}
+
+// expectRedacted makes a redacted report, which has none of the addresses and explains the same.
+func expectRedacted(t *testing.T, node *lab.Host) {
+	t.Helper()
+	lab.Nft(t, node, "add table inet fw\nadd chain inet fw f { type filter hook forward priority -5; }\nadd rule inet fw f ip saddr 203.0.113.77 accept\n", "-f", "-")
+	dir := t.TempDir()
+	report, log := filepath.Join(dir, "redacted.tar.gz"), filepath.Join(dir, "proxy.log")
+	if err := os.WriteFile(log, []byte("I1122 client 198.51.100.7:4000 dialed [fd00:10:96::a]:80\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	runRuledump(t, node, "report", "--redact", "-o", report, "--log", log)
+	files := readReport(t, report)
+	files["live"] = runRuledump(t, node, "live", "--dump", report)
+	for name, text := range files {
+		for _, addr := range []string{"10.96.0.10", "192.0.2.10", "10.244.1.5", "10.244.0.0", "192.168.0.1", "198.51.100.7", "fd00:10:96::a", "203.0.113.77"} {
+			if strings.Contains(text, addr) {
+				t.Errorf("%s has %s", name, addr)
+			}
+		}
+	}
+	var services struct{ Frontends []struct{ Address string } }
+	if err := json.Unmarshal([]byte(runRuledump(t, node, "services", "--dump", report, "-o=json", "shop/web")), &services); err != nil {
+		t.Fatal(err)
+	}
+	to := services.Frontends[0].Address
+	text := runRuledump(t, node, "explain", "--dump", report, "--from=203.0.113.9", "--to", to)
+	if !strings.Contains(text, "why: sent to one of 3 endpoints: shop/web:http; the source is masqueraded: the client is outside clusterCIDR ") || !strings.Contains(text, "table inet fw: a redacted report leaves out the rules of other programs") {
+		t.Errorf("to %s:\n%s", to, text)
+	}
+	lab.Nft(t, node, "", "delete", "table", "inet", "fw")
 }

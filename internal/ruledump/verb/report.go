@@ -44,6 +44,7 @@ const (
 func newReportCommand() *cobra.Command {
 	var from source
 	var output, log string
+	var redact bool
 	cmd := &cobra.Command{
 		Use:   "report",
 		Short: "Write all that a bug report needs into one file",
@@ -55,7 +56,9 @@ metrics. --log adds the end of a log.
 
 All commands that take --dump read it: "ruledump explain --dump FILE", on any machine.
 
-It has no Secrets. It has names of Services, and addresses of clients.
+It has no Secrets. It has names of Services, and addresses of clients. With --redact each
+address is replaced by another one, always the same within the report, and addresses of one
+network by those of one network; rules of other programs are left out.
 
 It needs CAP_NET_ADMIN. What else cannot be read is named, and left out.`,
 		Example: `  # What is wrong on this node?
@@ -73,6 +76,7 @@ It needs CAP_NET_ADMIN. What else cannot be read is named, and left out.`,
 	from.addProxyAddress(flags)
 	flags.StringVarP(&output, "output", "o", "", "file to write; - is standard output (default nftproxy-NODE-TIME.tar.gz)")
 	flags.StringVar(&log, "log", "", "add the last MiB of this log; - is standard input")
+	flags.BoolVar(&redact, "redact", false, "replace IP addresses by pseudonyms, and leave out the rules of other programs")
 	_ = cmd.MarkFlagFilename("output", "tar.gz")
 	_ = cmd.MarkFlagFilename("log")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
@@ -84,6 +88,9 @@ It needs CAP_NET_ADMIN. What else cannot be read is named, and left out.`,
 		r := &report{Report: Report{
 			nodeDocument: aboutNode("Report", rules), Writer: "ruledump " + version.Own(), Taken: rules.Taken,
 		}, from: &from, rules: rules}
+		if redact {
+			r.pseudonyms, r.Redacted = ruledump.NewPseudonyms(), true
+		}
 		r.gather(cmd, log)
 		return r.write(cmd, output)
 	}
@@ -99,6 +106,8 @@ type Report struct {
 	// Sysctls are those that decide about packets, by name.
 	Sysctls    map[string]string    `json:"sysctls"`
 	Interfaces []describedInterface `json:"interfaces"`
+	// Redacted says that pseudonyms stand for addresses.
+	Redacted bool `json:"redacted,omitempty"`
 	// Missing says what could not be read, and why.
 	Missing []string `json:"missing,omitempty"`
 }
@@ -116,9 +125,14 @@ type report struct {
 	from  *source
 	rules *ruledump.Snapshot
 	files []ruledump.File
+	// pseudonyms, if set, stand for addresses.
+	pseudonyms *ruledump.Pseudonyms
 }
 
 func (r *report) add(name string, data []byte) {
+	if r.pseudonyms != nil && name != ruledump.RulesFile {
+		data = r.pseudonyms.Text(data)
+	}
 	r.files = append(r.files, ruledump.File{Name: name, Data: data})
 }
 
@@ -182,9 +196,16 @@ func (r *report) gatherClients(ctx context.Context) error {
 }
 
 func (r *report) gatherRules(ctx context.Context) error {
-	r.rules.AddOthers(ctx, r.from.conn, true)
+	rules := r.rules
+	rules.AddOthers(ctx, r.from.conn, true)
+	if r.pseudonyms != nil {
+		var err error
+		if rules, err = rules.Redact(r.pseudonyms); err != nil {
+			return err
+		}
+	}
 	var b bytes.Buffer
-	err := r.rules.Write(&b)
+	err := rules.Write(&b)
 	if err == nil {
 		r.add(ruledump.RulesFile, b.Bytes())
 	}

@@ -142,7 +142,7 @@ func TestSchema(t *testing.T) {
 			flowEvent{document: documentOf("ConnectionEvent"), Event: "lost"},
 			Report{
 				nodeDocument: nodeDocument{document: documentOf("Report")}, Sysctls: map[string]string{"net/ipv4/ip_forward": "1"},
-				Interfaces: []describedInterface{{"lo", 65536, "up|loopback", []string{"127.0.0.1/8"}}}, Missing: []string{"log.txt: no such file"},
+				Interfaces: []describedInterface{{"lo", 65536, "up|loopback", []string{"127.0.0.1/8"}}}, Missing: []string{"log.txt: no such file"}, Redacted: true,
 			},
 		} {
 			text, err := json.Marshal(document)
