@@ -309,7 +309,10 @@ func (m *machine) run(e any) result {
 	case *expr.Counter, *expr.Log, *expr.FlowOffload:
 		return goesOn
 	case *expr.Numgen:
-		return m.set(e.Register, unknownBits(4))
+		if e.Modulus == 0 || e.Modulus > maxBranches {
+			return m.set(e.Register, unknownBits(4))
+		}
+		return m.set(e.Register, knownBits([]byte(nft.IntegerData(e.Offset+m.draws.draw(e.Modulus)))))
 	case *expr.Hash:
 		return m.set(e.DestRegister, unknownBits(4))
 	case nft.Unknown:

@@ -322,13 +322,19 @@ func (p *printer) print(x any) {
 		o := p.regs[registerIndex(x.SourceRegister)]
 		o.mask = x.Mask
 		if x.SourceRegister != x.DestRegister || !bytes.Equal(x.Xor, make([]byte, len(x.Xor))) {
-			o = operand{text: fmt.Sprintf("%s & 0x%x ^ 0x%x", o.text, x.Mask, x.Xor), typ: o.typ}
+			o = operand{text: o.text + bitwiseText(x, o.typ.order == orderHost), typ: o.typ}
 		}
 		p.load(x.DestRegister, o)
 	case *expr.Byteorder:
 		p.load(x.DestRegister, p.regs[registerIndex(x.SourceRegister)])
 	case *expr.Immediate:
 		p.load(x.Register, operand{text: immediateText(x.Data), data: x.Data})
+	case *expr.Numgen:
+		word := "inc"
+		if x.Type == unix.NFT_NG_RANDOM {
+			word = "random"
+		}
+		p.load(x.Register, operand{text: fmt.Sprintf("numgen %s mod %d", word, x.Modulus), typ: typeInteger})
 	case *expr.Cmp:
 		p.cmp(x)
 	case *expr.Range:
@@ -363,6 +369,26 @@ func (p *printer) print(x any) {
 	default:
 		p.say(exprName(x))
 	}
+}
+
+// bitwiseText prints what is done to a number: "| 0x4000", "^ 0x4000" or both halves of it.
+func bitwiseText(x *expr.Bitwise, hostOrder bool) string {
+	mask, xor := slices.Clone(x.Mask), slices.Clone(x.Xor)
+	if hostOrder && binary.NativeEndian.Uint16([]byte{1, 0}) == 1 {
+		slices.Reverse(mask)
+		slices.Reverse(xor)
+	}
+	sets, keeps := true, true // all bits of xor, and all bits of the number
+	for i := range mask {
+		sets, keeps = sets && i < len(xor) && mask[i] == ^xor[i], keeps && mask[i] == 0xff
+	}
+	switch {
+	case keeps:
+		return fmt.Sprintf(" ^ 0x%x", xor)
+	case sets:
+		return fmt.Sprintf(" | 0x%x", xor)
+	}
+	return fmt.Sprintf(" & 0x%x ^ 0x%x", mask, xor)
 }
 
 // cmp prints a comparison. Like nft, it leaves out those that the next one implies.
@@ -559,6 +585,9 @@ func (p *printer) lookup(x *expr.Lookup) {
 		p.say(text, "vmap", set0)
 	case x.IsDestRegSet:
 		p.load(x.DestRegister, operand{text: text + " map " + set0})
+		for i := 1; set != nil && i < set.Data.Len()/4; i++ { // the rest of the value
+			delete(p.regs, registerIndex(x.DestRegister)+i)
+		}
 	case x.Invert:
 		p.say(text, "!=", set0)
 	default:
@@ -604,11 +633,20 @@ func (s *Set) listedText(key []operand) string {
 		if e.hasVerdict {
 			text += " : " + e.element().Verdict.String()
 		} else if len(e.value) > 0 {
-			text += " : " + immediateText(e.value)
+			text += " : " + valueText(e.value)
 		}
 		texts = append(texts, text)
 	}
 	return "{ " + strings.Join(texts, ", ") + " }"
+}
+
+// valueText prints a value of a map. One as long as an address and a port counts as these.
+func valueText(value []byte) string {
+	const port = 4 // padded
+	if n := len(value) - port; n == 4 || n == 16 {
+		return immediateText(value[:n]) + " . " + formatPort(string(value[n:n+2]))
+	}
+	return immediateText(value)
 }
 
 // isEnd reports whether the key is the first one after a range.

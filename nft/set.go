@@ -46,6 +46,8 @@ type kernelSet struct {
 	anonymous bool
 	// count is the kernel's count of elements when the set was read (kernel 6.15); -1 if there was none.
 	count int
+	// timeout is that of elements without one of their own.
+	timeout time.Duration
 	// unknown names, by key, a property of an element that an Element cannot express.
 	unknown map[Data]string
 	// listed are elements of another program's set: the first ones of an anonymous set, or, if recorded, all.
@@ -56,6 +58,9 @@ type kernelSet struct {
 	bounds bool
 	fields []int
 }
+
+// Timeout is that of elements without one of their own, in a set that was read; 0 for none.
+func (s *Set) Timeout() time.Duration { return s.kernel.timeout }
 
 // DefaultSize is the size that the kernel gives to a Dynamic set without one. Such a set starts small and grows.
 const DefaultSize = 1<<16 - 1

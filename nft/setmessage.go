@@ -1,6 +1,9 @@
 package nft
 
 import (
+	"encoding/binary"
+	"time"
+
 	"cmp"
 	"errors"
 	"fmt"
@@ -117,6 +120,9 @@ func decodeSet(data []byte) (*Set, error) {
 	s.kernel = kernelSet{
 		count: int(int32(count)), anonymous: flags&unix.NFT_SET_ANONYMOUS != 0,
 		bounds: flags&unix.NFT_SET_INTERVAL != 0 && len(fields) == 0, fields: fieldLengths(fields),
+	}
+	if len(timeout) == 8 {
+		s.kernel.timeout = time.Duration(binary.BigEndian.Uint64(timeout)) * time.Millisecond
 	}
 	s.Counter = c.is
 	isMap, kind := flags&unix.NFT_SET_MAP != 0, flags&^unix.NFT_SET_MAP

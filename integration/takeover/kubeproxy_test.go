@@ -121,30 +121,3 @@ func keep(t *testing.T, path, what, text string) {
 		t.Fatal(err)
 	}
 }
-
-// Each command that reads Services from the rules says that kube-proxy wrote them, and what to do. live prints what it knows of them.
-func testRuledumpSaysWhoseTablesTheyAre(t *testing.T) {
-	l := lab.ForTest(t)
-	loadRecorded(t, l.Node)
-	run := func(args ...string) (status int, output string) {
-		p := lab.Start(t, l.Node, "ruledump", args...)
-		_ = p.Wait() // the status says it
-		return p.Cmd.ProcessState.ExitCode(), p.Output()
-	}
-	const want = `ruledump: table ip kube-proxy was written by kube-proxy (nftables mode), not by nftproxy: "nft list table ip kube-proxy" prints it; if nftproxy shall serve this node, stop kube-proxy and start nftproxy` + "\n"
-	for _, command := range [][]string{
-		{"services"}, {"stats"}, {"graph", "shop/web"}, {"explain", "--from=198.51.100.7", "--to=10.96.0.10:80"},
-		{"diff", "--manifests", manifestsFile, "--node", lab.NodeName, "--proxy-address="},
-	} {
-		t.Run(command[0], func(t *testing.T) {
-			if status, output := run(command...); status != 2 || output != want {
-				t.Errorf("status %d, %q; want %q", status, output, want)
-			}
-		})
-	}
-	t.Run("live", func(t *testing.T) {
-		if status, output := run("live"); status != 0 || !strings.Contains(output, "chain service-endpoints-check {") {
-			t.Errorf("status %d, %.500q", status, output)
-		}
-	})
-}

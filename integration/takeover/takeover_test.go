@@ -20,7 +20,8 @@ func TestTakeover(t *testing.T) {
 	t.Run("going back loses no connection", testGoingBackLosesNoConnection)
 	t.Run("cleanup removes what kube-proxy left", testCleanupRemovesWhatKubeProxyLeft)
 	t.Run("node addresses are read from kube-proxy's tables", testNodeAddressesAreReadFromKubeProxysTables)
-	t.Run("ruledump says whose tables they are", testRuledumpSaysWhoseTablesTheyAre)
+	t.Run("ruledump reads kube-proxy's tables", testRuledumpReadsKubeProxys)
+	t.Run("ruledump lists what nftproxy would", testRuledumpListsWhatOursWould)
 }
 
 // What was recorded is a ruleset that works: else the other tests would compare with nothing.

@@ -2,6 +2,7 @@ package verb
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -69,6 +70,9 @@ func diff(cmd *cobra.Command, from *source) (*Difference, error) {
 	actual, err := from.actual(cmd)
 	if err != nil {
 		return nil, err
+	}
+	if actual.KubeProxys() {
+		return nil, errors.New("Kubernetes' kube-proxy wrote the tables: diff compares nftproxy's; \"ruledump services\" lists both kinds")
 	}
 	if err := checkSettings(cmd, from); err != nil {
 		return nil, err

@@ -173,6 +173,7 @@ type Explanation struct {
 	NotLookedAt []string `json:"notLookedAt,omitempty"`
 
 	packet evaluator.Packet
+	rules  *ruledump.Snapshot
 	// byAddress and byNodePort are the frontends that the packet may be for; nil for none.
 	byAddress, byNodePort *compiler.Frontend
 	// holder is the Service whose ClusterIP the packet is for, and ports are the ports that it has.
@@ -225,19 +226,14 @@ func Explain(s *ruledump.Snapshot, p evaluator.Packet) (*Explanation, error) {
 		return nil, err
 	}
 	p.Local = p.Local || p.Source.Addr().IsLoopback() || slices.Contains(s.Addresses, p.Source.Addr())
-	e := &Explanation{nodeDocument: aboutNode("Explanation", s), Packet: p.String(), NotLookedAt: s.NotLookedAt, packet: p}
+	e := &Explanation{nodeDocument: aboutNode("Explanation", s), Packet: p.String(), NotLookedAt: s.NotLookedAt, packet: p, rules: s}
 	e.findFrontends(frontends)
 	for _, f := range e.frontends() {
 		if err := e.readAffinity(s, f); err != nil {
 			return nil, err
 		}
 	}
-	tables, host := s.Tables, s.Host
-	if s.Ordered != nil {
-		tables = s.Ordered
-	}
-	host.Addresses = s.Addresses
-	fates, err := evaluator.New(tables, host).Fates(p)
+	fates, err := evaluator.New(s.Walked()).Fates(p)
 	if err != nil {
 		return nil, err
 	}
@@ -294,8 +290,12 @@ func (e *Explanation) add(o *evaluator.Outcome) {
 	for i := range o.Fate.Depends {
 		out.DependsOn = append(out.DependsOn, newStep(&o.Fate.Depends[i]))
 	}
+	if e.rules.KubeProxys() && o.Fate.Result == evaluator.Delivered && !o.Fate.Untouched() {
+		f = cmp.Or(e.byAddress, e.byNodePort)
+		out.Reason, out.SourceReason = kubeProxyReasons(f, &o.Fate)
+	}
 	out.Why = e.why(&out, f)
-	if by := decidedBy(&o.Fate); by != nil {
+	if by := e.decidedBy(&o.Fate); by != nil {
 		out.DecidedBy, out.head = by, out.Result+" by "+by.name()
 		out.Why = "another program's rule; " + e.intended(o)
 		if o.Fate.Result == evaluator.Undecided {
@@ -326,10 +326,12 @@ func (s *step) name() string {
 }
 
 // decidedBy returns the step of another program that ended a packet's way; nil if none did.
-func decidedBy(fate *evaluator.Fate) *step {
+func (e *Explanation) decidedBy(fate *evaluator.Fate) *step {
 	for i := len(fate.Path) - 1; i >= 0; i-- {
 		switch s := &fate.Path[i]; {
 		case s.Chain == nil:
+		case e.isProxys(s.Table) && fate.Result != evaluator.Undecided:
+			return nil
 		case fate.Result == evaluator.Delivered || s.Table.Kernel == nil || !s.Table.Kernel.Other:
 			return nil
 		default:

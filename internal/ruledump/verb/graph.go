@@ -187,6 +187,9 @@ var notLocalMasqueraded = []string{"the cluster's own clients: source kept", "al
 
 // describe returns the clients that a chain serves, and the treatment of their source addresses.
 func (g *Graph) describe(f *compiler.Frontend, chain string) []string {
+	if g.rules.KubeProxys() {
+		return describeKubeProxys(f, chain)
+	}
 	switch compiler.RoleOf(chain) {
 	case compiler.RoleServeExternal:
 		return []string{"source masqueraded"}

@@ -56,7 +56,7 @@ func reasonOf(fate *evaluator.Fate) Reason {
 		if step.Chain == nil || step.Rule == nil {
 			continue
 		}
-		switch compiler.RoleOf(step.Chain.Name) {
+		switch max(compiler.RoleOf(step.Chain.Name), kubeProxyRoles[step.Chain.Name]) {
 		case compiler.RoleDirectForward:
 			return ReasonSentOn
 		case compiler.RoleFirewall:

@@ -119,6 +119,9 @@ func Stats(s *ruledump.Snapshot) (*Statistics, error) {
 	out.ServicePorts = len(ports)
 	for _, t := range s.Tables {
 		out.addTable(t)
+		if s.KubeProxys() {
+			out.Tables[len(out.Tables)-1].Foreign = 0 // its rules have more expressions than this program writes
+		}
 	}
 	slices.SortFunc(out.Affinity, func(a, b affinityStats) int {
 		return cmp.Or(b.Clients-a.Clients, strings.Compare(a.Map, b.Map), strings.Compare(a.Family, b.Family))

@@ -376,7 +376,7 @@ func (t *tracing) compare(p *underway) (*tracedPacket, error) {
 	}
 	out := &tracedPacket{document: documentOf("Trace"), Time: p.begun.UTC(), Packet: packet.String()}
 	w := t.way(p)
-	e := &Explanation{nodeDocument: aboutNode("Trace", t.rules), packet: packet}
+	e := &Explanation{nodeDocument: aboutNode("Trace", t.rules), packet: packet, rules: t.rules}
 	e.findFrontends(t.frontends)
 	var expected evaluator.Fates
 	for i, candidate := range t.candidates(e, p) {
