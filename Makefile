@@ -74,6 +74,11 @@ demo: build ## the main job, in network namespaces that it makes and removes
 	$(BUILD) -o $(BIN)/demo ./hack/demo
 	$(BIN)/demo
 
+.PHONY: record
+record: build ## docs/demo.svg: a run of the demo, recorded
+	$(BUILD) -o $(BIN)/demo ./hack/demo
+	$(BIN)/demo -record docs/demo.svg
+
 .PHONY: proxytest mutations matrix
 proxytest: build ## the golden cases over bin/kube-proxy, as over any proxy; needs root
 	$(BUILD) -o $(BIN)/ ./cmd/proxytest

@@ -47,8 +47,8 @@ type demo struct {
 	out     io.Writer
 }
 
-// run shows everything, in a lab that is new.
-func run(ctx context.Context, l *lab.Lab, programs programs) (err error) {
+// run shows everything, in a lab that is new, and tells of it on out.
+func run(ctx context.Context, l *lab.Lab, programs programs, out io.Writer) (err error) {
 	dir, err := os.MkdirTemp("", "nftproxy-demo-")
 	if err != nil {
 		return err
@@ -59,7 +59,7 @@ func run(ctx context.Context, l *lab.Lab, programs programs) (err error) {
 		return err
 	}
 	defer rules.Close()
-	d := &demo{lab: l, programs: programs, rules: rules, manifests: filepath.Join(dir, "manifests"), servers: map[string]*server{}, out: os.Stdout}
+	d := &demo{lab: l, programs: programs, rules: rules, manifests: filepath.Join(dir, "manifests"), servers: map[string]*server{}, out: out}
 	defer func() {
 		for _, p := range []*proxy{d.proxy, d.server} {
 			if p != nil {
@@ -120,7 +120,8 @@ func (d *demo) startPod(p pod) (err error) {
 
 // startProxy starts the proxy and waits for the first connection through it.
 func (d *demo) startProxy(ctx context.Context) (err error) {
-	d.say("\n2. %s starts on node-1\n\n    kube-proxy --manifests DIR %s\n", short(d.programs.kubeProxy), strings.Join(proxyArgs, " "))
+	d.say("\n2. %s starts on node-1\n\n    kube-proxy --manifests DIR %s\n", short(d.programs.kubeProxy),
+		strings.Join(wrap(proxyArgs, 68), " \\\n        "))
 	begin := time.Now()
 	if d.proxy, err = d.runKubeProxy("kube-proxy", append([]string{"--manifests", d.manifests}, proxyArgs...)...); err != nil {
 		return err

@@ -8,7 +8,9 @@ package main
 import (
 	"context"
 	"errors"
+	"flag"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -23,7 +25,9 @@ import (
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	if err := start(ctx); err != nil {
+	record := flag.String("record", "", "draw the run as an animated SVG into this `file`, too")
+	flag.Parse()
+	if err := start(ctx, *record); err != nil {
 		if ctx.Err() != nil {
 			err = errors.New("interrupted, everything is removed")
 		}
@@ -36,7 +40,7 @@ func main() {
 }
 
 // start runs the demo here if this process may, else in a user namespace.
-func start(ctx context.Context) error {
+func start(ctx context.Context, record string) error {
 	programs, err := findPrograms()
 	if err != nil {
 		return err
@@ -52,7 +56,14 @@ func start(ctx context.Context) error {
 		return err
 	}
 	defer l.Close()
-	return run(ctx, l, programs)
+	if record == "" {
+		return run(ctx, l, programs, os.Stdout)
+	}
+	r := &recording{}
+	if err := run(ctx, l, programs, io.MultiWriter(os.Stdout, r)); err != nil {
+		return err
+	}
+	return r.writeFile(record)
 }
 
 // programs are the paths of the programs that the demo shows.
@@ -101,7 +112,7 @@ func isSecondSelf() bool { return os.Getenv(secondSelf) != "" }
 // runSecondSelf runs this program again as root of a new user namespace, which may do
 // anything to the network namespaces that it makes and nothing to those of the machine.
 func runSecondSelf(ctx context.Context) error {
-	cmd := exec.CommandContext(ctx, "/proc/self/exe")
+	cmd := exec.CommandContext(ctx, "/proc/self/exe", os.Args[1:]...)
 	cmd.Env = append(os.Environ(), secondSelf+"=1")
 	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{
