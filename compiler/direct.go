@@ -220,18 +220,28 @@ func (c *choice) next(seeds []uint64) {
 	}
 }
 
-// othersOf returns, for each slot of an endpoint on this node, the endpoints on other nodes with the highest scores for
-// it, at most directOthers.
-func othersOf(endpoints []model.Endpoint, owners []uint16) [][]netip.Addr {
+// othersOf returns, for each slot of an endpoint on this node, the other endpoints with the highest scores for it, at most
+// directOthers: those on other nodes, and those that terminate but still serve, wherever they are.
+func othersOf(p *model.ServicePort, owners []uint16) [][]netip.Addr {
 	if owners == nil {
 		return nil
 	}
+	endpoints := p.Cluster
 	var remote []netip.AddrPort
-	var seeds []uint64
 	for i := range endpoints {
 		if endpoints[i].Remote {
-			remote, seeds = append(remote, endpoints[i].AddrPort), append(seeds, endpointSeed(endpoints[i].AddrPort))
+			remote = append(remote, endpoints[i].AddrPort)
 		}
+	}
+	for _, serving := range p.Serving {
+		byAddr := func(e model.Endpoint, to netip.AddrPort) int { return e.AddrPort.Compare(to) }
+		if _, listed := slices.BinarySearchFunc(endpoints, serving, byAddr); !listed {
+			remote = append(remote, serving)
+		}
+	}
+	seeds := make([]uint64, len(remote))
+	for i := range remote {
+		seeds[i] = endpointSeed(remote[i])
 	}
 	others := make([][]netip.Addr, len(owners))
 	for slot, owner := range owners {

@@ -91,7 +91,7 @@ type portPlans struct {
 
 func plansOf(p *model.ServicePort, config *Config) *portPlans {
 	plans := &portPlans{ServicePort: p, comment: nft.TruncateComment(p.ID.ServicePortName()), slots: ownersOf(p, config)}
-	plans.others = othersOf(p.Cluster, plans.slots)
+	plans.others = othersOf(p, plans.slots)
 	if p.AffinityTimeout > 0 {
 		plans.affinity = affinityName(p.ID)
 	}

@@ -141,10 +141,10 @@ type ServicePort struct {
 	LocalTerminating bool
 	// Serving holds every endpoint that serves, also those that the lists leave out because of
 	// topology or because they terminate: existing flows to them must not be cut. It is
-	// nil for protocols other than UDP.
+	// nil for protocols other than UDP, unless DirectReturn is set.
 	Serving []netip.AddrPort
 	// NotServing holds the endpoints that EndpointSlices list while none serves: existing flows to them may
-	// stay until one serves. It is nil if Serving is not, and for protocols other than UDP.
+	// stay until one serves. It is nil if Serving is not, and where Serving always is.
 	NotServing []netip.AddrPort
 
 	// What follows does not matter to a backend that forwards packets, and to one that forwards requests. A client of a

@@ -1,6 +1,8 @@
 package tracker
 
 import (
+	"net/netip"
+	"slices"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -48,7 +50,7 @@ func TestDirectReturn(t *testing.T) {
 			})
 			set(tracker, makeNode(thisNode, zone))
 			set(tracker, service)
-			set(tracker, sliceOf(hintZones(pod("10.0.0.1", thisNode), zone), hintZones(pod("10.0.0.2", otherNode), "b")))
+			set(tracker, sliceOf(hintZones(pod("10.0.0.1", thisNode), zone), hintZones(pod("10.0.0.2", otherNode), "b"), pod("10.0.0.3", otherNode, "!ready", "serving", "terminating")))
 			tracker.Synced()
 			port := onePort(t, tracker)
 			if port.DirectReturn != tt.want {
@@ -61,6 +63,11 @@ func TestDirectReturn(t *testing.T) {
 			}
 			if diff := cmp.Diff(cluster, texts(port.Cluster)); diff != "" {
 				t.Errorf("cluster list (-want +got):\n%s", diff)
+			}
+			// Old connections stay with an endpoint that terminates.
+			terminating := netip.MustParseAddrPort("10.0.0.3:8080")
+			if got := slices.Contains(port.Serving, terminating); got != tt.want {
+				t.Errorf("the endpoint that terminates is among those that serve: %v, want %v", got, tt.want)
 			}
 			if want := tt.skipped; len(want)+len(skipped) > 0 {
 				if diff := cmp.Diff(want, skipped); diff != "" {

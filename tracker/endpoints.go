@@ -24,7 +24,7 @@ func fill(port *model.ServicePort, slices []*endpointSlice, seenFrom place, scra
 	if port.InternalPolicy == model.PolicyLocal || port.ExternalPolicy == model.PolicyLocal {
 		port.Local, port.LocalTerminating = localList(candidates)
 	}
-	if port.ID.Protocol == model.UDP {
+	if port.ID.Protocol == model.UDP || port.DirectReturn {
 		// A ready endpoint may not serve: publishNotReadyAddresses makes it ready.
 		port.Serving = pick(candidates, func(c candidate) bool { return c.ready || c.serving }, addrPort)
 		if port.Serving == nil {

@@ -74,6 +74,7 @@ func TestMovedSlots(t *testing.T) {
 		{"no packet enters by the node of the connections", func() { f.spread(t, 1, 3, 4) }},
 		{"nodes disagree", func() { f.serveAt(t, 1, true, 2); f.serveAt(t, 3, true, 2, 3) }},
 		{"an endpoint went that has none of them", func() { f.serve(t, true, 2, 3) }},
+		{"their endpoint terminates", func() { f.drain(t, []int{3, 4}, 2) }},
 	} {
 		step.do()
 		if lost := open.lost(t); lost > 0 {

@@ -5,6 +5,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 
@@ -95,6 +96,11 @@ func newFabric(t *testing.T, config compiler.Config) *fabric {
 	for _, family := range families {
 		f.router.address(t, "nodes", nodeAddr(family, routerNumber))
 		for n := 1; n <= nodes; n++ {
+			// While IPv6 looks for a neighbour, the router spreads connections over the others, and moves them later.
+			must(t, f.router.routes.NeighSet(&netlink.Neigh{
+				LinkIndex: bridge.Index, State: netlink.NUD_PERMANENT, IP: nodeAddr(family, n).AsSlice(),
+				HardwareAddr: f.nodes[n].link(t, "eth0").Attrs().HardwareAddr,
+			}))
 			for other := 2; other <= nodes; other++ {
 				if other != n {
 					network := netip.PrefixFrom(podAddr(family, other), prefixBits(family)).Masked()
@@ -227,6 +233,19 @@ func (f *fabric) serve(t *testing.T, direct bool, pods ...int) {
 
 func (f *fabric) serveAt(t *testing.T, n int, direct bool, pods ...int) {
 	t.Helper()
+	f.sync(t, n, direct, pods, nil)
+}
+
+// drain tells every node that the pods on these nodes terminate and still serve, beside others that are ready.
+func (f *fabric) drain(t *testing.T, ready []int, terminating ...int) {
+	t.Helper()
+	for n := 1; n <= nodes; n++ {
+		f.sync(t, n, true, ready, terminating)
+	}
+}
+
+func (f *fabric) sync(t *testing.T, n int, direct bool, pods, terminating []int) {
+	t.Helper()
 	changes := &model.Changes{Full: true, Node: &model.Node{Name: fmt.Sprintf("node-%d", n)}, Ports: map[model.PortID]*model.ServicePort{}, ServiceCIDRsChanged: true}
 	for _, family := range families {
 		for _, protocol := range []model.Protocol{model.TCP, model.UDP} {
@@ -237,6 +256,11 @@ func (f *fabric) serveAt(t *testing.T, n int, direct bool, pods ...int) {
 			}
 			for _, pod := range pods {
 				p.Cluster = append(p.Cluster, model.Endpoint{AddrPort: netip.AddrPortFrom(podAddr(family, pod), 8080), Local: pod == n, Remote: pod != n})
+			}
+			for pod := 2; pod <= nodes; pod++ {
+				if slices.Contains(pods, pod) || slices.Contains(terminating, pod) {
+					p.Serving = append(p.Serving, netip.AddrPortFrom(podAddr(family, pod), 8080))
+				}
 			}
 			changes.Ports[id] = p
 		}

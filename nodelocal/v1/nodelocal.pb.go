@@ -938,13 +938,13 @@ type ServicePort struct {
 	// health_check_node_port the node then says that it has no local endpoint, so that load balancers turn to others (KEP-1669).
 	LocalTerminating bool `protobuf:"varint,14,opt,name=local_terminating,json=localTerminating,proto3" json:"local_terminating,omitempty"`
 	// Every endpoint that serves, also those that the lists leave out because of topology or because they terminate:
-	// existing flows to them must not be cut. Filled for UDP only.
+	// existing flows to them must not be cut. Filled for UDP, and with direct_return.
 	Serving []*AddressPort `protobuf:"bytes,15,rep,name=serving,proto3" json:"serving,omitempty"`
 	// This message continues the ServicePort that came right before it in the batch, which has the same id: its endpoint lists
 	// (cluster, local, serving, not_serving) are appended, and all other fields but id are unset. It is used when a list is too large for one Update.
 	Continued bool `protobuf:"varint,16,opt,name=continued,proto3" json:"continued,omitempty"`
-	// The endpoints that EndpointSlices list while none serves: existing flows to them may stay until one serves. Filled for UDP
-	// only, and only if serving is empty. Servers of before this field send none: flows of a port without serving endpoints then
+	// The endpoints that EndpointSlices list while none serves: existing flows to them may stay until one serves. Filled as serving is,
+	// and only if serving is empty. Servers of before this field send none: flows of a port without serving endpoints then
 	// have no endpoint to stay with.
 	NotServing []*AddressPort `protobuf:"bytes,17,rep,name=not_serving,json=notServing,proto3" json:"not_serving,omitempty"`
 	// The application protocol of the port, such as "http", "kubernetes.io/h2c" or "example.com/own"; empty if the Service does
