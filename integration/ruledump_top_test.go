@@ -202,7 +202,7 @@ func testTopOnTerminal(t *testing.T) {
 	go func() {
 		for tick := time.Tick(20 * time.Millisecond); ctx.Err() == nil; <-tick {
 			if c, err := x.Outside.DialContext(ctx, "tcp", "192.0.2.10:80"); err == nil {
-				_ = c.(net.Conn).Close()
+				_ = c.Close()
 			}
 		}
 	}()

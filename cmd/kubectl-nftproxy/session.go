@@ -179,7 +179,7 @@ func (s *session) findService(ctx context.Context, namespace, text string, clien
 		}
 	}
 	if len(found) != 1 {
-		return to, fmt.Errorf("Service %s/%s has the ports [%s]: name one, as in svc/%s:80", namespace, name, strings.Join(names, ", "), name)
+		return to, fmt.Errorf("the Service %s/%s has the ports [%s]: name one, as in svc/%s:80", namespace, name, strings.Join(names, ", "), name)
 	}
 	families := map[bool]bool{}
 	for _, ip := range clients {
@@ -192,7 +192,7 @@ func (s *session) findService(ctx context.Context, namespace, text string, clien
 			return dialed{netip.AddrPortFrom(addr, uint16(found[0].Port)), found[0].Protocol}, nil
 		}
 	}
-	return to, fmt.Errorf("Service %s/%s has no ClusterIP of the client's IP family (type %s, ClusterIPs %v)", namespace, name, service.Spec.Type, service.Spec.ClusterIPs)
+	return to, fmt.Errorf("the Service %s/%s has no ClusterIP of the client's IP family (type %s, ClusterIPs %v)", namespace, name, service.Spec.Type, service.Spec.ClusterIPs)
 }
 
 // findProxy finds the proxy's pod on the node.
