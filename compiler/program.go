@@ -222,11 +222,14 @@ func (p *program) postrouting() []nft.Rule {
 // name. They run before the destination is translated. Their base chains, which cost every packet time, exist while
 // there is such an address.
 func (p *program) firewallRules() []nft.Rule {
-	return []nft.Rule{nft.NewRule(
+	rule := []nft.Statement{
 		nft.InSet{Key: p.key(false), Set: guardedRecord.set(false)},
 		nft.InSet{Key: append(p.key(false), p.family.Saddr()), Op: nft.NotEqual, Set: sourceRecord.set(false)},
-		nft.Drop,
-	)}
+	}
+	if p.config.CountServices { // refused-sources has all of guarded-ips
+		rule = append(rule, nft.InSet{Key: p.key(false), Set: refusedSourceRecord.set(false)})
+	}
+	return []nft.Rule{nft.NewRule(append(rule, nft.Drop)...)}
 }
 
 func isLocalAddress(field nft.Field) nft.Statement {

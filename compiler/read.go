@@ -91,9 +91,45 @@ func (f *Frontend) CountSets() (connections, traffic string) {
 	return connectionsRecord.set(nodePort), trafficRecord.set(nodePort)
 }
 
-// CountsConnections reports whether each packet that the set of CountSets counts is a new connection.
-func CountsConnections(set string) bool {
-	return slices.Contains(recordSets[connectionsRecord].names[:], set)
+// Counted says what the packets are that an element counts, in tables with Config.CountServices.
+type Counted uint8
+
+const (
+	// CountedTraffic are packets of connections that were sent to an endpoint, in both directions.
+	CountedTraffic Counted = iota
+	// CountedConnections are new connections that were sent to an endpoint.
+	CountedConnections
+	// The others are packets that would begin a connection, each try of a client again. There is no usable endpoint on any node;
+	CountedNoEndpoints
+	// or policy Local, and none on this node;
+	CountedPolicyLocal
+	// or loadBalancerSourceRanges do not name the client.
+	CountedSource
+	// CountedKinds is the number of those above.
+	CountedKinds
+)
+
+// String returns "traffic", "connections", or the reason of a refusal.
+func (c Counted) String() string {
+	return [CountedKinds]string{"traffic", "connections", "no-endpoints", "policy-local", "source-not-allowed"}[c]
+}
+
+// Refused reports whether the packets were refused or dropped.
+func (c Counted) Refused() bool { return c >= CountedNoEndpoints }
+
+// CountedBy returns what an element of the set of that name counts.
+func CountedBy(set string, e nft.Element) Counted {
+	switch {
+	case slices.Contains(recordSets[connectionsRecord].names[:], set):
+		return CountedConnections
+	case slices.Contains(recordSets[noEndpointRecord].names[:], set) && e.Verdict == nft.Drop:
+		return CountedPolicyLocal
+	case slices.Contains(recordSets[noEndpointRecord].names[:], set):
+		return CountedNoEndpoints
+	case set == refusedSourceRecord.set(false):
+		return CountedSource
+	}
+	return CountedTraffic
 }
 
 // Compare orders frontends by Service port, protocol, kind, address, port and family.

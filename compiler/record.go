@@ -54,9 +54,10 @@ const (
 	affinityRecord
 	// knownRecord leads clients to the chain of affinityKnownRecord.
 	knownRecord
-	// connectionsRecord and trafficRecord count.
+	// connectionsRecord and trafficRecord count. refusedSourceRecord counts what a guardedRecord refuses.
 	connectionsRecord
 	trafficRecord
+	refusedSourceRecord
 	// directRecord is an address with direct return. Of its slots, a hopRecord leads to another node, and a slotRecord is
 	// this node's. An otherRecord leads to an endpoint that may have had the slot before: the first choices have the numbers
 	// of their slots, the next ones follow.
@@ -88,26 +89,37 @@ const (
 	keyPair
 )
 
+// counting says whether the elements of a set count.
+type counting uint8
+
+const (
+	countsNot counting = iota
+	countsToo
+	countsOnly
+)
+
 var recordSets = [elementKinds]struct {
 	// names are those of the sets for addresses and for node ports.
 	names    [2]string
 	key      keyShape
 	verdicts bool
-	counter  bool
-	direct   bool
+	// counts are for Config.CountServices: without it, sets that count only do not exist, and others do not count.
+	counts counting
+	direct bool
 }{
 	serviceRecord:       {names: [2]string{ServiceIPs, "service-nodeports"}, verdicts: true},
 	endpointRecord:      {names: [2]string{Endpoints, "nodeport-endpoints"}, key: keySlot},
 	shortCircuitRecord:  {names: [2]string{"short-circuit-ips", "short-circuit-nodeports"}, verdicts: true},
 	localEndpointRecord: {names: [2]string{"local-endpoints", "local-nodeport-endpoints"}, key: keySlot},
-	noEndpointRecord:    {names: [2]string{"no-endpoint-services", "no-endpoint-nodeports"}, verdicts: true},
+	noEndpointRecord:    {names: [2]string{"no-endpoint-services", "no-endpoint-nodeports"}, verdicts: true, counts: countsToo},
 	clusterIPRecord:     {names: [2]string{ClusterIPs}, key: keyAddress},
 	guardedRecord:       {names: [2]string{guardSet}},
 	sourceRecord:        {names: [2]string{"allowed-sources"}, key: keySource},
 	affinityRecord:      {names: [2]string{"affinity-ips", "affinity-nodeports"}, verdicts: true},
 	knownRecord:         {names: [2]string{"affinity-known-ips", "affinity-known-nodeports"}, verdicts: true},
-	connectionsRecord:   {names: [2]string{"service-connections", "nodeport-connections"}, counter: true},
-	trafficRecord:       {names: [2]string{"service-traffic", "nodeport-traffic"}, counter: true},
+	connectionsRecord:   {names: [2]string{"service-connections", "nodeport-connections"}, counts: countsOnly},
+	trafficRecord:       {names: [2]string{"service-traffic", "nodeport-traffic"}, counts: countsOnly},
+	refusedSourceRecord: {names: [2]string{"refused-sources"}, counts: countsOnly},
 	directRecord:        {names: [2]string{"direct-ips"}, direct: true},
 	hopRecord:           {names: [2]string{directHops}, key: keyHop, direct: true},
 	slotRecord:          {names: [2]string{"direct-slots"}, key: keySlot, direct: true},
@@ -136,13 +148,13 @@ func addSets(draft *nft.Draft, p *program) *sets {
 	for kind, as := range recordSets {
 		for i, name := range as.names {
 			switch {
-			case as.counter && !p.config.CountServices, as.direct && !p.config.DirectReturn:
+			case as.counts == countsOnly && !p.config.CountServices, as.direct && !p.config.DirectReturn:
 				continue
 			case name == "": // node ports have no such records, and records without a frontend look like theirs
 				s[kind][i] = s[kind][0]
 				continue
 			}
-			set := &nft.Set{Name: name, Key: p.key(i == 1), Verdicts: as.verdicts, Counter: as.counter}
+			set := &nft.Set{Name: name, Key: p.key(i == 1), Verdicts: as.verdicts, Counter: as.counts != countsNot && p.config.CountServices}
 			switch as.key {
 			case keySlot, keyHop:
 				set.Key = append(set.Key, nft.Numgen{Mod: 2})
@@ -269,6 +281,9 @@ func appendRecords(to []record, p plan, fe frontend, config *Config) []record {
 	if config.CountServices {
 		add(record{kind: connectionsRecord})
 		add(record{kind: trafficRecord})
+		if len(p.sources) > 0 {
+			add(record{kind: refusedSourceRecord})
+		}
 	}
 	if p.kind == kindReturn {
 		add(record{kind: directRecord})

@@ -78,8 +78,10 @@ func (c *counting) sync(t *testing.T, endpoints ...string) {
 	}
 	remote := port("remote", "10.96.0.12", 30055, false, "10.244.2.250:5353")
 	remote.ExternalPolicy = model.PolicyLocal
+	pod := port("pod", "10.96.0.10", 30053, true, endpoints...)
+	pod.LoadBalancerIPs, pod.LoadBalancerSourceRanges = []netip.Addr{netip.MustParseAddr("192.0.2.20")}, []netip.Prefix{netip.MustParsePrefix("203.0.113.0/24")}
 	ports := map[model.PortID]*model.ServicePort{}
-	for _, p := range []*model.ServicePort{port("pod", "10.96.0.10", 30053, true, endpoints...), port("host", "10.96.0.11", 30054, true, "192.168.0.1:5353"), remote} {
+	for _, p := range []*model.ServicePort{pod, port("host", "10.96.0.11", 30054, true, "192.168.0.1:5353"), remote, port("empty", "10.96.0.13", 0, false)} {
 		ports[p.ID] = p
 	}
 	if err := c.backend.Sync(t.Context(), &model.Changes{Full: true, Ports: ports, Node: &model.Node{Name: lab.NodeName, IPs: []netip.Addr{lab.NodeAddrs.IPv4}}}); err != nil {
@@ -223,6 +225,37 @@ func TestServiceCounters(t *testing.T) {
 		send(t, c.lab.Outside, "192.168.0.1:30055", 3, false)
 		is(t)
 	})
+	t.Run("who is refused is counted by reason", func(t *testing.T) {
+		if err := counts.Read(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		send(t, c.lab.Outside, "192.0.2.20:53", 4, false)
+		for range 2 { // a socket learns of the refusal with its second packet
+			send(t, c.lab.Client, "10.96.0.13:53", 1, false)
+		}
+		is(t)
+		stats := runRuledump(t, c.lab.Node, "stats")
+		const refused = "REFUSED          REASON              PACKETS\nshop/pod:dns     source-not-allowed  4\n" +
+			"shop/remote:dns  policy-local        3\nshop/empty:dns   no-endpoints        2\n"
+		if !strings.Contains(stats, refused) {
+			t.Errorf("stats does not say\n%s\nbut\n%s", refused, stats)
+		}
+		if err := counts.Read(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		got := map[string]uint64{}
+		counts.Each(func(n metrics.ServiceCount) {
+			for reason, packets := range n.Refused {
+				if packets > 0 {
+					got[n.ServicePort+" "+compiler.Counted(reason).String()] = packets
+				}
+			}
+		})
+		want := map[string]uint64{"shop/pod:dns source-not-allowed": 4, "shop/remote:dns policy-local": 3, "shop/empty:dns no-endpoints": 2}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("-want +metrics:\n%s", diff)
+		}
+	})
 	t.Run("what goes to no Service does not count", func(t *testing.T) {
 		send(t, c.lab.Client, "192.168.0.1:5353", 1, true)
 		is(t)
@@ -256,6 +289,7 @@ func TestServiceCounters(t *testing.T) {
 		got := map[string]string{}
 		counts.Each(func(n metrics.ServiceCount) { got[n.ServicePort] = fmt.Sprintf("%d/%d", n.Connections, n.Bytes) })
 		want := map[string]string{
+			"shop/empty:dns":  "0/0", // only refused
 			"shop/pod:dns":    fmt.Sprintf("5/%d", 30*echoBytes),
 			"shop/host:dns":   fmt.Sprintf("4/%d", 24*echoBytes),
 			"shop/remote:dns": fmt.Sprintf("1/%d", 3*echoBytes),

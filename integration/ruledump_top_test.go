@@ -217,7 +217,7 @@ func testTopOnTerminal(t *testing.T) {
 		t.Fatal(err)
 	}
 	term.types(t, "\x1b[A") // an arrow, which says nothing
-	term.shows(t, "sorted by name; c, p, b, n sor\x1b[K")
+	term.shows(t, "sorted by name; c, p, b, r, n \x1b[K")
 	term.types(t, "q")
 	if err := cmd.Wait(); err != nil {
 		t.Errorf("ends with %v", err)

@@ -54,11 +54,11 @@ func loopbackUp(t *testing.T) {
 func countsOf(t *testing.T, c *Conn) map[string]Count {
 	t.Helper()
 	got := map[string]Count{}
-	whole, err := c.Counts(t.Context(), FamilyIP, "kube-proxy", "counted", func(key Data, comment string, n Count) {
-		if _, found := countingTable().Set("counted").Element(key); !found {
-			t.Errorf("element with the key %x", string(key))
+	whole, err := c.Counts(t.Context(), FamilyIP, "kube-proxy", "counted", func(e Element, n Count) {
+		if _, found := countingTable().Set("counted").Element(e.Key); !found {
+			t.Errorf("element with the key %x", string(e.Key))
 		}
-		got[comment] = n
+		got[e.Comment] = n
 	})
 	if err != nil || !whole {
 		t.Fatalf("whole: %v, error: %v", whole, err)

@@ -122,14 +122,14 @@ func (c *Conn) Elements(ctx context.Context, family Family, table string, s *Set
 	}
 }
 
-// Counts calls each with the key, comment and count of every element of a set with Counter, as they arrive. Commits
-// of others do not end it, but then elements can be left out, and whole is false. each must not use the connection.
+// Counts calls each with every element of a set with Counter, and its count, as they arrive. Commits of others do not
+// end it, but then elements can be left out, and whole is false. each must not use the connection.
 // The kernel takes time in proportion to the square of the set's length.
-func (c *Conn) Counts(ctx context.Context, family Family, table, set string, each func(key Data, comment string, n Count)) (whole bool, err error) {
+func (c *Conn) Counts(ctx context.Context, family Family, table, set string, each func(e Element, n Count)) (whole bool, err error) {
 	r := reader{conn: c, ctx: ctx, family: family, table: table, throughCommits: true}
 	err = r.elements(set, func(raw *rawElement) error {
 		if raw.counter.is && !raw.catchAll() {
-			each(pad(Data(raw.key)), string(commentIn(raw.userdata)), raw.counter.Count)
+			each(raw.element(), raw.counter.Count)
 		}
 		return nil
 	})

@@ -12,6 +12,8 @@ type ServiceCount struct {
 	ServicePort string
 	// Connections were sent to an endpoint. Bytes is the length of their packets in both directions.
 	Connections, Bytes uint64
+	// Refused are packets of clients that were refused or dropped, by their reason; those of the first kinds are 0.
+	Refused [compiler.CountedKinds]uint64
 }
 
 // unseenReadings is how many incomplete readings must leave an element out until it counts as gone.
@@ -36,8 +38,9 @@ type setCounts struct {
 }
 
 type elementCount struct {
-	port string
-	last nft.Count
+	port    string
+	counted compiler.Counted
+	last    nft.Count
 	// reading is the last reading that had the element.
 	reading int
 }
@@ -49,8 +52,8 @@ func newCountTotals(maxPorts int) countTotals {
 // countReading is one reading of a set. It is kept apart until it is complete, because it takes long.
 type countReading map[nft.Data]elementCount
 
-func (r countReading) add(key nft.Data, comment string, n nft.Count) {
-	r[key] = elementCount{port: comment, last: n}
+func (r countReading) add(set string, e nft.Element, n nft.Count) {
+	r[e.Key] = elementCount{port: e.Comment, counted: compiler.CountedBy(set, e), last: n}
 }
 
 // addReading adds the increase since the previous reading of the set. whole says that the reading has all elements.
@@ -66,9 +69,9 @@ func (t *countTotals) addReading(set countSet, r countReading, whole bool) {
 		before, seen := s.elements[key]
 		switch {
 		case seen:
-			t.add(set, now.port, since(before.last, now.last))
+			t.add(now, since(before.last, now.last))
 		case s.known:
-			t.add(set, now.port, now.last)
+			t.add(now, now.last)
 		}
 		s.elements[key] = now
 	}
@@ -89,23 +92,26 @@ func since(before, now nft.Count) nft.Count {
 	return nft.Count{Packets: now.Packets - before.Packets, Bytes: now.Bytes - before.Bytes}
 }
 
-func (t *countTotals) add(set countSet, port string, n nft.Count) {
+func (t *countTotals) add(e elementCount, n nft.Count) {
 	if n == (nft.Count{}) {
 		return
 	}
-	total := t.ports[port]
+	total := t.ports[e.port]
 	switch {
 	case total != nil:
 	case len(t.ports) < t.maxPorts:
-		total = &ServiceCount{ServicePort: port}
-		t.ports[port] = total
+		total = &ServiceCount{ServicePort: e.port}
+		t.ports[e.port] = total
 	default:
 		total = &t.others
 	}
-	if compiler.CountsConnections(set.name) {
+	switch e.counted {
+	case compiler.CountedConnections:
 		total.Connections += n.Packets
-	} else {
+	case compiler.CountedTraffic:
 		total.Bytes += n.Bytes
+	default:
+		total.Refused[e.counted] += n.Packets
 	}
 }
 

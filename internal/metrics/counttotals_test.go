@@ -17,7 +17,7 @@ type countElement struct {
 func (t *countTotals) take(set string, whole bool, elements ...countElement) {
 	r := countReading{}
 	for _, e := range elements {
-		r.add(nft.Data(e.key), e.port, nft.Count{Packets: e.packets, Bytes: 100 * e.packets})
+		r.add(set, nft.Element{Key: nft.Data(e.key), Comment: e.port}, nft.Count{Packets: e.packets, Bytes: 100 * e.packets})
 	}
 	t.addReading(countSet{nft.FamilyIP, "kube-proxy", set}, r, whole)
 }

@@ -15,6 +15,7 @@ import (
 	dto "github.com/prometheus/client_model/go"
 	"k8s.io/component-base/metrics/legacyregistry"
 
+	"github.com/nftproxy/nftproxy/compiler"
 	"github.com/nftproxy/nftproxy/internal/metrics"
 	"github.com/nftproxy/nftproxy/model"
 	"github.com/nftproxy/nftproxy/nft"
@@ -59,7 +60,7 @@ func everything() {
 	metrics.SetNodeLocalWatchers(1)
 	metrics.ObserveNodeLocalBatch(true, 1, time.Millisecond)
 	metrics.CountNodeLocalRefused("streams")
-	metrics.ShowServiceCounts(oneCount{ServicePort: "shop/web:http", Connections: 1, Bytes: 2})
+	metrics.ShowServiceCounts(oneCount{ServicePort: "shop/web:http", Connections: 1, Bytes: 2, Refused: [compiler.CountedKinds]uint64{compiler.CountedNoEndpoints: 3}})
 }
 
 // oneCount is the only count of Services.

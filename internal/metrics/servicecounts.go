@@ -11,12 +11,14 @@ import (
 	"k8s.io/component-base/metrics"
 	"k8s.io/klog/v2"
 
+	"github.com/nftproxy/nftproxy/compiler"
 	"github.com/nftproxy/nftproxy/nft"
 )
 
 var (
 	serviceConnections   = newServiceDesc("nftables_service_connections_total", "Connections that were sent to an endpoint, by Service port; without labels, those of all Service ports beyond the first 1000")
 	serviceBytes         = newServiceDesc("nftables_service_bytes_total", "Bytes of connections to Services in both directions, by Service port; without labels, those of all Service ports beyond the first 1000")
+	serviceRefused       = newDesc("nftables_service_refused_packets_total", "Packets of clients that were refused or dropped, each try again, by Service port and reason; without the labels of a Service port, those of all beyond the first 1000", "namespace", "service", "port", "reason")
 	serviceCountsTooMany = newDesc("nftables_service_counters_unread", "Sets whose counters are not read, because they have too many elements")
 )
 
@@ -36,13 +38,18 @@ type CountsOfServices interface {
 func ShowServiceCounts(c CountsOfServices) { serviceCollector.source.Store(&c) }
 
 var serviceCollector = &collector[CountsOfServices]{
-	descs: []*metrics.Desc{serviceConnections, serviceBytes, serviceCountsTooMany},
+	descs: []*metrics.Desc{serviceConnections, serviceBytes, serviceRefused, serviceCountsTooMany},
 	collect: func(counts *CountsOfServices, ch chan<- metrics.Metric) {
 		(*counts).Each(func(n ServiceCount) {
 			namespace, service, _ := strings.Cut(n.ServicePort, "/")
 			service, port, _ := strings.Cut(service, ":")
 			ch <- metrics.NewLazyConstMetric(serviceConnections, metrics.CounterValue, float64(n.Connections), namespace, service, port)
 			ch <- metrics.NewLazyConstMetric(serviceBytes, metrics.CounterValue, float64(n.Bytes), namespace, service, port)
+			for reason, packets := range n.Refused {
+				if packets > 0 {
+					ch <- metrics.NewLazyConstMetric(serviceRefused, metrics.CounterValue, float64(packets), namespace, service, port, compiler.Counted(reason).String())
+				}
+			}
 		})
 		ch <- metrics.NewLazyConstMetric(serviceCountsTooMany, metrics.GaugeValue, float64((*counts).TooLarge()))
 	},
@@ -109,7 +116,10 @@ func (c *ServiceCounts) Read(ctx context.Context) error {
 	defer conn.Close()
 	for set, size := range sets {
 		reading := make(countReading, size)
-		whole, err := conn.Counts(ctx, set.family, set.table, set.name, reading.add)
+		whole := true
+		if size > 0 { // in an empty set the next element counts in full
+			whole, err = conn.Counts(ctx, set.family, set.table, set.name, func(e nft.Element, n nft.Count) { reading.add(set.name, e, n) })
+		}
 		if err != nil {
 			return fmt.Errorf("count Services: %w", err)
 		}
@@ -136,14 +146,14 @@ type countSet struct {
 	table, name string
 }
 
-// sets returns the sets that count and have elements, with the number of these, without those that are too large.
+// sets returns the sets that count, with the number of their elements, without those that are too large.
 func (c *ServiceCounts) sets() map[countSet]int {
 	sets, left := map[countSet]int{}, 0
 	c.view(func(tables []*nft.Table) {
 		for _, t := range tables {
 			for _, s := range t.Sets {
 				switch {
-				case !s.Counter || s.Len() == 0:
+				case !s.Counter:
 				case s.Len() > c.maxElements:
 					left++
 				default:

@@ -55,6 +55,8 @@ type traffic struct {
 	// Packets and Bytes are those of both directions. Conntrack's events have none.
 	Packets float64 `json:"packets,omitempty"`
 	Bytes   float64 `json:"bytes,omitempty"`
+	// refused are packets of clients that were refused or dropped, by reason. Conntrack's events have none.
+	refused [compiler.CountedKinds]float64
 }
 
 // by returns the number for a value of --sort; 0 for the name.
@@ -66,6 +68,12 @@ func (t traffic) by(key string) float64 {
 		return t.Packets
 	case "bytes":
 		return t.Bytes
+	case "refused":
+		sum := 0.0
+		for _, n := range t.refused {
+			sum += n
+		}
+		return sum
 	}
 	return 0
 }
@@ -181,6 +189,11 @@ func (m *meter) round(ctx context.Context) (*Rates, error) {
 	for name, rounds := range m.history {
 		s := &serviceRate{name: name, traffic: ports[name], rounds: slices.Clone(rounds)}
 		s.Namespace, s.Service, s.Port = splitServicePort(name)
+		for reason, n := range s.refused {
+			if n > 0 {
+				s.Refused = append(s.Refused, refusedRate{compiler.Counted(reason).String(), n})
+			}
+		}
 		r.Services = append(r.Services, s)
 	}
 	r.sort(m.options.sort)
@@ -209,10 +222,9 @@ func (m *meter) takeConnections(r *Rates, ports map[string]traffic) {
 // read adds what the elements of a set have counted since they were last read.
 func (m *meter) read(ctx context.Context, s *meteredSet, ports map[string]traffic) error {
 	now := time.Now()
-	connections := compiler.CountsConnections(s.name)
-	whole, err := m.conn.Counts(ctx, s.table.Family, s.table.Name, s.name, func(key nft.Data, port string, count nft.Count) {
-		before, seen := s.elements[key]
-		s.elements[key] = meteredElement{count, now}
+	whole, err := m.conn.Counts(ctx, s.table.Family, s.table.Name, s.name, func(e nft.Element, count nft.Count) {
+		before, seen := s.elements[e.Key]
+		s.elements[e.Key] = meteredElement{count, now}
 		if !seen {
 			before.read = s.read
 		}
@@ -224,13 +236,16 @@ func (m *meter) read(ctx context.Context, s *meteredSet, ports map[string]traffi
 		}
 		seconds := now.Sub(before.read).Seconds()
 		packets, bytes := float64(count.Packets-before.count.Packets)/seconds, float64(count.Bytes-before.count.Bytes)/seconds
-		t := ports[port]
-		if connections {
+		t := ports[e.Comment]
+		switch counted := compiler.CountedBy(s.name, e); counted {
+		case compiler.CountedConnections:
 			t.Connections += packets
-		} else {
+		case compiler.CountedTraffic:
 			t.Packets, t.Bytes = t.Packets+packets, t.Bytes+bytes
+		default:
+			t.refused[counted] += packets
 		}
-		ports[port] = t
+		ports[e.Comment] = t
 	})
 	if err != nil {
 		return fmt.Errorf("the counters cannot be read: %w", err)

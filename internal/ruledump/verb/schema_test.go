@@ -153,7 +153,7 @@ func TestSchema(t *testing.T) {
 		}
 	})
 	t.Run("rates", func(t *testing.T) {
-		rate := &serviceRate{Namespace: "shop", Service: "web", Port: "http", traffic: traffic{1.5, 2, 3}}
+		rate := &serviceRate{Namespace: "shop", Service: "web", Port: "http", traffic: traffic{Connections: 1.5, Packets: 2, Bytes: 3}, Refused: []refusedRate{{"policy-local", 1}}}
 		text, err := json.Marshal(Rates{nodeDocument: nodeDocument{document: documentOf("Rates")}, From: "counters", Problem: "lost", Services: []*serviceRate{rate}})
 		if err != nil {
 			t.Fatal(err)

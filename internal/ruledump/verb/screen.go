@@ -175,7 +175,7 @@ func (s *screen) lines(height int) []string {
 		filter = fmt.Sprintf("/%s (%d, Esc for all)", s.filter, len(shown))
 	}
 	p := &Page{}
-	p.printf("%s\nsorted by %s; c, p, b, n sort, %s, q ends\n\n", s.rates.title(), s.sorted, filter)
+	p.printf("%s\nsorted by %s; c, p, b, r, n sort, %s, q ends\n\n", s.rates.title(), s.sorted, filter)
 	s.rates.print(p, shown[:min(len(shown), max(0, height))], s.sorted)
 	return strings.Split(strings.TrimSuffix(p.String(), "\n"), "\n")
 }

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/nftproxy/nftproxy/compiler"
 	"github.com/nftproxy/nftproxy/internal/leftovers"
 	"github.com/nftproxy/nftproxy/internal/ruledump"
 	"github.com/nftproxy/nftproxy/nft"
@@ -20,8 +21,10 @@ func newStatsCommand() *cobra.Command {
 		Use:   "stats",
 		Short: "Count chains, rules, elements and clients",
 		Long: `stats counts what is in the tables, estimates the kernel memory that they take, and says who
-owns them and how full each map of session affinity is. On a live node it also looks for what
-kube-proxy's modes iptables and ipvs left, which takes packets away from these rules.
+owns them and how full each map of session affinity is. Where the proxy counts (feature gate
+NFTProxyServiceCounters) it lists whose clients were refused, and why. On a live node it also
+looks for what kube-proxy's modes iptables and ipvs left, which takes packets away from these
+rules.
 
 With -o metrics it prints the text format of Prometheus, for the textfile collector of a node
 exporter. The number of series does not depend on how many Services there are.`,
@@ -53,6 +56,8 @@ type Statistics struct {
 	ServicePorts int             `json:"servicePorts"`
 	Unserved     int             `json:"unserved"`
 	Affinity     []affinityStats `json:"affinity"` // the fullest first
+	// Refused are the most first. Only the kernel and dumps have them, where the proxy counts.
+	Refused []refusedCount `json:"refused,omitempty"`
 	// Leftovers are those of kube-proxy's other modes in the running kernel.
 	Leftovers []leftoverStats `json:"leftovers,omitempty"`
 }
@@ -73,6 +78,13 @@ type affinityStats struct {
 	Map     string `json:"map"`
 	Clients int    `json:"clients"`
 	Size    int    `json:"size"`
+}
+
+// refusedCount counts packets of clients that were refused or dropped, since their frontend is in the kernel's set.
+type refusedCount struct {
+	ServicePort string `json:"servicePort"`
+	Reason      string `json:"reason"`
+	Packets     uint64 `json:"packets"`
 }
 
 func (a affinityStats) percent() int { return 100 * a.Clients / a.Size }
@@ -123,10 +135,30 @@ func Stats(s *ruledump.Snapshot) (*Statistics, error) {
 			out.Tables[len(out.Tables)-1].Foreign = 0 // its rules have more expressions than this program writes
 		}
 	}
+	out.addRefused(s)
 	slices.SortFunc(out.Affinity, func(a, b affinityStats) int {
 		return cmp.Or(b.Clients-a.Clients, strings.Compare(a.Map, b.Map), strings.Compare(a.Family, b.Family))
 	})
 	return out, nil
+}
+
+func (s *Statistics) addRefused(from *ruledump.Snapshot) {
+	sums := map[refusedCount]uint64{}
+	for set, counts := range from.Counts {
+		for key, n := range counts {
+			e, _ := from.Table(set.Family).Set(set.Set).Element(key)
+			if counted := compiler.CountedBy(set.Set, e); counted.Refused() && n.Packets > 0 {
+				sums[refusedCount{ServicePort: e.Comment, Reason: counted.String()}] += n.Packets
+			}
+		}
+	}
+	for of, packets := range sums {
+		of.Packets = packets
+		s.Refused = append(s.Refused, of)
+	}
+	slices.SortFunc(s.Refused, func(a, b refusedCount) int {
+		return cmp.Or(cmp.Compare(b.Packets, a.Packets), cmp.Compare(a.ServicePort, b.ServicePort), cmp.Compare(a.Reason, b.Reason))
+	})
 }
 
 func (s *Statistics) addTable(t *nft.Table) {
@@ -192,8 +224,8 @@ func memoryOf(s *nft.Set) int {
 	return bytes
 }
 
-// affinityShown is how many maps are printed for people.
-const affinityShown = 10
+// statsShown is how many maps of affinity, and how many refused Service ports, are printed for people.
+const statsShown = 10
 
 // Text implements View.
 func (s *Statistics) Text(p *Page) {
@@ -218,12 +250,21 @@ func (s *Statistics) Text(p *Page) {
 	p.table(rows, nil)
 	if len(s.Affinity) > 0 {
 		rows = [][]string{{"AFFINITY", "CLIENTS", "SIZE", "FULL"}}
-		for _, a := range s.Affinity[:min(len(s.Affinity), affinityShown)] {
+		for _, a := range s.Affinity[:min(len(s.Affinity), statsShown)] {
 			rows = append(rows, []string{a.Family + " " + a.Map, fmt.Sprint(a.Clients), fmt.Sprint(a.Size), fmt.Sprint(a.percent(), "%")})
 		}
 		p.WriteByte('\n')
 		p.table(rows, nil)
-		p.more(len(s.Affinity)-affinityShown, "… and %d more\n")
+		p.more(len(s.Affinity)-statsShown, "… and %d more\n")
+	}
+	if len(s.Refused) > 0 {
+		rows = [][]string{{"REFUSED", "REASON", "PACKETS"}}
+		for _, r := range s.Refused[:min(len(s.Refused), statsShown)] {
+			rows = append(rows, []string{r.ServicePort, r.Reason, fmt.Sprint(r.Packets)})
+		}
+		p.WriteByte('\n')
+		p.table(rows, nil)
+		p.more(len(s.Refused)-statsShown, "… and %d more\n")
 	}
 	for _, l := range s.Leftovers {
 		p.printf("\nleft over from another mode of kube-proxy: %s, %d, such as %s; it may take packets before these rules do\n", l.Kind, l.Count, l.Example)

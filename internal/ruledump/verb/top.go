@@ -30,8 +30,9 @@ func newTopCommand() *cobra.Command {
 		Use:   "top [NAME]",
 		Short: "Show the traffic of Services a second, live",
 		Long: `top shows the new connections, packets and bytes a second of each Service port that had traffic
-within the last minute. On a terminal the table changes in place: c, p, b and n sort by
-connections, packets, bytes and name, / filters by a part of the name, q ends. Elsewhere it
+within the last minute, and the packets of clients that were refused or dropped, with the
+reason. On a terminal the table changes in place: c, p, b, r and n sort by connections,
+packets, bytes, refusals and name, / filters by a part of the name, q ends. Elsewhere it
 prints a table each round, or with -o json a document on a line of its own. It needs
 CAP_NET_ADMIN.
 
@@ -108,7 +109,7 @@ fifth of it.`,
 }
 
 // sortKeys are the values of --sort. Their first letters are keys on a terminal.
-var sortKeys = []string{"connections", "packets", "bytes", "name"}
+var sortKeys = []string{"connections", "packets", "bytes", "refused", "name"}
 
 // Rates holds what the Service ports of a node did a second, in one round.
 type Rates struct {
@@ -130,10 +131,18 @@ type serviceRate struct {
 	Service   string `json:"service"`
 	Port      string `json:"port,omitempty"`
 	traffic
+	// Refused are packets of clients that were refused or dropped. Conntrack's events have none.
+	Refused []refusedRate `json:"refused,omitempty"`
 	// rounds are those of the last minute, the oldest first.
 	rounds []traffic
 	// name is the Service port, as the rules name it.
 	name string
+}
+
+// refusedRate is what was refused a second for one reason.
+type refusedRate struct {
+	Reason  string  `json:"reason"`
+	Packets float64 `json:"packets"`
 }
 
 func (r *Rates) sort(by string) {
@@ -168,11 +177,15 @@ func (r *Rates) print(p *Page, services []*serviceRate, sorted string) {
 	if sorted == "name" {
 		sorted = sortKeys[0]
 	}
-	rows := [][]string{{"SERVICE PORT", "CONNECTIONS/S", "PACKETS/S", "BYTES/S", "LAST MINUTE"}}
+	rows := [][]string{{"SERVICE PORT", "CONNECTIONS/S", "PACKETS/S", "BYTES/S", "REFUSED/S", "LAST MINUTE"}}
 	for _, s := range services {
-		row := []string{s.name, rateText(s.Connections), "-", "-", sparkline(s.rounds, sorted)}
+		row := []string{s.name, rateText(s.Connections), "-", "-", "-", sparkline(s.rounds, sorted)}
 		if r.From == "counters" {
-			row[2], row[3] = rateText(s.Packets), byteText(uint64(s.Bytes))
+			var refused []string
+			for _, n := range s.Refused {
+				refused = append(refused, rateText(n.Packets)+" "+n.Reason)
+			}
+			row[2], row[3], row[4] = rateText(s.Packets), byteText(uint64(s.Bytes)), orDash(strings.Join(refused, ", "))
 		}
 		rows = append(rows, row)
 	}
