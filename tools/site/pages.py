@@ -41,11 +41,12 @@ def on_page_markdown(markdown, page, config, files):
     directory = "" if page.file.src_path in OUTSIDE else "docs"
 
     def mend(match):
-        target, hash, anchor = match[1].partition("#")
+        start, target, end = match[1] or match[4], match[2] or match[5], match[3] or ""
+        target, hash, anchor = target.partition("#")
         if not target or "://" in target:
             return match[0]
         path = os.path.normpath(os.path.join(directory, target))
         inside = in_site(path) if os.path.isfile(os.path.join(ROOT, path)) else None
-        return "](" + (inside or f"{config['repo_url']}/blob/main/{path}") + hash + anchor + ")"
+        return start + (inside or f"{config['repo_url']}/blob/main/{path}") + hash + anchor + end
 
-    return re.sub(r"\]\(([^)\s]+)\)", mend, markdown)
+    return re.sub(r"(?m)(\]\()([^)\s]+)(\))|^(\[[^]]+\]: )(\S+)$", mend, markdown)
