@@ -2,6 +2,7 @@ package compiler
 
 import (
 	"hash/fnv"
+	"maps"
 	"net/netip"
 	"slices"
 
@@ -141,14 +142,66 @@ const (
 	// directEndpoints bounds the time for slotOwners: 14 ms for 1,000 endpoints, half a millisecond for 3. Up to some 200
 	// endpoints, each has at most 5 % more than its share; beyond, at most one slot more.
 	directEndpoints = 1000
+	// directAddresses bounds the elements, because anybody who may annotate a Service asks for direct return: a hundred
+	// addresses have 680,000 elements on a node with a third of the endpoints, and their first sync takes 4 s.
+	directAddresses = 50
 )
 
-// ownersOf returns the owner of each slot of a Service port with direct return; nil for one without. Direct return needs
-// policy Cluster, and has no session affinity and at most directEndpoints endpoints.
-func ownersOf(p *model.ServicePort, config *Config) []uint16 {
-	if !config.DirectReturn || !p.DirectReturn || p.ExternalPolicy != model.PolicyCluster || p.AffinityTimeout > 0 {
+// directGrants decides which Service ports have direct return. It goes by their IDs, so all nodes decide alike, whatever
+// happened before. Endpoints do not matter: their coming and going must not take direct return from another Service.
+type directGrants struct {
+	// most is the number of addresses that may have direct return.
+	most int
+	// asking has the number of external addresses of each Service port that asks for direct return.
+	asking  map[model.PortID]int
+	granted map[model.PortID]bool
+	// changed says that asking changed since decide.
+	changed bool
+}
+
+func newDirectGrants() directGrants {
+	return directGrants{most: directAddresses, asking: map[model.PortID]int{}, granted: map[model.PortID]bool{}}
+}
+
+// ask takes the present state of a Service port, nil if it is gone. Direct return needs policy Cluster, and has no session
+// affinity.
+func (g *directGrants) ask(id model.PortID, p *model.ServicePort) {
+	addresses := 0
+	if p != nil && p.DirectReturn && p.ExternalPolicy == model.PolicyCluster && p.AffinityTimeout == 0 {
+		addresses = len(p.LoadBalancerIPs) + len(p.ExternalIPs)
+	}
+	if addresses == g.asking[id] {
+		return
+	}
+	g.changed = true
+	g.asking[id] = addresses
+	if addresses == 0 {
+		delete(g.asking, id)
+		delete(g.granted, id)
+	}
+}
+
+// decide returns the Service ports that got direct return, or lost it.
+func (g *directGrants) decide() (changed []model.PortID) {
+	if !g.changed {
 		return nil
 	}
+	before, free := g.granted, g.most
+	g.granted, g.changed = map[model.PortID]bool{}, false
+	for _, id := range slices.SortedFunc(maps.Keys(g.asking), model.PortID.Compare) {
+		if n := g.asking[id]; n <= free {
+			g.granted[id] = true
+			free -= n
+		}
+		if g.granted[id] != before[id] {
+			changed = append(changed, id)
+		}
+	}
+	return changed
+}
+
+// ownersOf returns the owner of each slot; nil if there are no endpoints, or more than directEndpoints.
+func ownersOf(p *model.ServicePort) []uint16 {
 	if n := len(p.Cluster); n == 0 || n > directEndpoints {
 		return nil
 	}

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/nftproxy/nftproxy/model"
+	"github.com/nftproxy/nftproxy/nft"
 	"pgregory.net/rapid"
 )
 
@@ -91,4 +92,59 @@ func BenchmarkSlotOwners(b *testing.B) {
 			}
 		})
 	}
+}
+
+func TestDirectGrants(t *testing.T) {
+	config := Default()
+	config.DirectReturn = true
+	compiler, err := New(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// Each of the Services has two external addresses.
+	id := func(i int) model.PortID {
+		return model.PortID{Namespace: "default", Service: fmt.Sprintf("s%03d", i), Protocol: model.TCP, Family: model.IPv4}
+	}
+	port := func(i int) *model.ServicePort {
+		return &model.ServicePort{
+			ID: id(i), Port: 80, DirectReturn: true, ExternalIPs: []netip.Addr{netip.AddrFrom4([4]byte{203, 0, 113, byte(i)}), netip.AddrFrom4([4]byte{203, 0, 114, byte(i)})},
+			Cluster: []model.Endpoint{{AddrPort: netip.MustParseAddrPort("10.244.1.5:8080"), Remote: true}},
+		}
+	}
+	apply := func(t *testing.T, changes model.Changes, elements int) {
+		t.Helper()
+		compiler.Apply(&changes)
+		if got := compiler.Tables()[0].Set("direct-hops").Len(); got != elements {
+			t.Errorf("direct-hops has %d elements, want %d", got, elements)
+		}
+	}
+	const services = directAddresses / 2
+	t.Run("a thousand Services get no more elements than some", func(t *testing.T) {
+		all := model.Changes{Full: true, Ports: map[model.PortID]*model.ServicePort{}}
+		for i := range 1000 {
+			p := port(i % 250)
+			p.ID = id(i)
+			p.Port = uint16(80 + i/250)
+			all.Ports[p.ID] = p
+		}
+		apply(t, all, directAddresses*directSlots)
+	})
+	serves := func(i int) bool {
+		_, has := compiler.Tables()[0].Set("direct-ips").Element(nft.AddrData(port(i).ExternalIPs[0]) + nft.ProtoData(6) + nft.PortData(80))
+		return has
+	}
+	t.Run("the first ones by name have it, and the next one if one of these goes", func(t *testing.T) {
+		if !serves(0) || !serves(services-1) || serves(services) {
+			t.Errorf("direct return: the first %v, the last %v, one more %v", serves(0), serves(services-1), serves(services))
+		}
+		apply(t, model.Changes{Ports: map[model.PortID]*model.ServicePort{id(0): nil}}, directAddresses*directSlots)
+		if serves(0) || !serves(services) {
+			t.Errorf("direct return: one that is gone %v, the next one %v", serves(0), serves(services))
+		}
+	})
+	t.Run("one without endpoints keeps its place", func(t *testing.T) {
+		p := port(1)
+		p.Cluster = nil
+		apply(t, model.Changes{Ports: map[model.PortID]*model.ServicePort{id(1): p}}, (directAddresses-2)*directSlots)
+	})
 }

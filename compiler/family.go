@@ -16,6 +16,7 @@ type family struct {
 	sets    *sets
 	ports   map[model.PortID]*portPlans
 	claims  claims
+	direct  directGrants
 	// lists has the addresses and the lists of endpoints, decisions all other records.
 	lists, decisions store
 	chains           *endpointChains
@@ -29,7 +30,7 @@ func newFamily(ip nft.Family, config *Config) *family {
 	if config.OwnTables {
 		draft.Own()
 	}
-	f := &family{program: &program{family: ip, config: config}, draft: draft, ports: map[model.PortID]*portPlans{}, claims: newClaims(0)}
+	f := &family{program: &program{family: ip, config: config}, draft: draft, ports: map[model.PortID]*portPlans{}, claims: newClaims(0), direct: newDirectGrants()}
 	f.sets = addSets(draft, f.program)
 	f.chains = newEndpointChains(draft, f.program, f.sets.of(serviceRecord, false))
 	f.affinity = newAffinityState(draft, f.program)
@@ -56,6 +57,9 @@ func (f *family) apply(changes *model.Changes) []Conflict {
 				f.setPort(id, port)
 			}
 		}
+		for _, id := range f.direct.decide() {
+			f.setPort(id, f.ports[id].ServicePort)
+		}
 		f.count()
 		conflicts = f.claims.reconcileTouched(f.reconcile)
 	}
@@ -70,6 +74,7 @@ func (f *family) apply(changes *model.Changes) []Conflict {
 // setPort replaces the port with that ID by p, nil if it is gone, and touches the frontends of both.
 func (f *family) setPort(id model.PortID, p *model.ServicePort) {
 	lists, decisions := &f.lists, &f.decisions
+	f.askForDirect(id, p)
 	if old := f.ports[id]; old != nil {
 		f.claims.removePort(old)
 		delete(f.ports, id)
@@ -83,9 +88,15 @@ func (f *family) setPort(id model.PortID, p *model.ServicePort) {
 	decisions.replace()
 }
 
+func (f *family) askForDirect(id model.PortID, p *model.ServicePort) {
+	if f.program.config.DirectReturn {
+		f.direct.ask(id, p)
+	}
+}
+
 // addPort adds a port, except for its records in lists and decisions.replace.
 func (f *family) addPort(p *model.ServicePort) {
-	plans := plansOf(p, f.program.config)
+	plans := plansOf(p, f.direct.granted[p.ID])
 	f.ports[p.ID] = plans
 	f.claims.addPort(plans)
 	f.decisions.want = appendAffinityRecords(f.decisions.want, plans)
@@ -208,8 +219,10 @@ func (f *family) applyFirst(all map[model.PortID]*model.ServicePort) []Conflict 
 		if nftFamily(id.Family) == f.program.family {
 			ports = append(ports, p)
 			endpoints += len(p.Cluster)
+			f.askForDirect(id, p)
 		}
 	}
+	f.direct.decide()
 	claimed, done := make(chan []*frontendState, 1), make(chan struct{})
 	go func() {
 		defer close(done)

@@ -50,10 +50,12 @@ type cluster struct {
 	chooser
 	config Config
 	// limits are those of the compiler that is told of each change.
-	limits   chainLimits
-	compiler *Compiler
-	state    model.Changes
-	last     *model.Changes
+	limits chainLimits
+	// directAddresses is few enough to be reached.
+	directAddresses int
+	compiler        *Compiler
+	state           model.Changes
+	last            *model.Changes
 }
 
 func (c *cluster) maybe(of int) bool { return c.choose(of) == 0 }
@@ -193,7 +195,7 @@ func (c *cluster) newCompiler(limits chainLimits) *Compiler {
 		c.Fatalf("%v", err)
 	}
 	for _, f := range compiler.families {
-		f.chains.limits = limits
+		f.chains.limits, f.direct.most = limits, c.directAddresses
 	}
 	return compiler
 }
@@ -269,6 +271,7 @@ func printed(tables []*nft.Table) string {
 // anything but the state after each of them.
 func (c *cluster) run(events int) {
 	c.Helper()
+	c.directAddresses = c.choose(4)
 	c.compiler = c.newCompiler(c.limits)
 	c.state = model.Changes{Full: true, Ports: map[model.PortID]*model.ServicePort{}, Node: c.node(), ServiceCIDRsChanged: true}
 	first := c.state

@@ -89,9 +89,12 @@ type portPlans struct {
 	others [][]netip.Addr
 }
 
-func plansOf(p *model.ServicePort, config *Config) *portPlans {
-	plans := &portPlans{ServicePort: p, comment: nft.TruncateComment(p.ID.ServicePortName()), slots: ownersOf(p, config)}
-	plans.others = othersOf(p, plans.slots)
+func plansOf(p *model.ServicePort, direct bool) *portPlans {
+	plans := &portPlans{ServicePort: p, comment: nft.TruncateComment(p.ID.ServicePortName())}
+	if direct {
+		plans.slots = ownersOf(p)
+		plans.others = othersOf(p, plans.slots)
+	}
 	if p.AffinityTimeout > 0 {
 		plans.affinity = affinityName(p.ID)
 	}

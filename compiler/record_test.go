@@ -24,7 +24,7 @@ func TestRecord(t *testing.T) {
 			p.Cluster = []model.Endpoint{{AddrPort: here, Local: true}, {AddrPort: elsewhere, Remote: true}}
 		}
 		var all []record
-		plans := plansOf(p, &c.config)
+		plans := plansOf(p, c.config.DirectReturn && p.DirectReturn && p.ExternalPolicy == model.PolicyCluster && p.AffinityTimeout == 0)
 		eachFrontend(p, func(rank rank, fe frontend) {
 			all = appendListRecords(appendRecords(all, plans.of(rank), fe, &c.config), plans.of(rank), fe)
 		})
