@@ -79,7 +79,8 @@ const (
 type keyShape uint8
 
 const (
-	// keyFrontend is a frontend; keySlot is one and a slot, for an endpoint; keyHop the same for its address; keySource is one and the range of a prefix.
+	// keyFrontend is a frontend; keySlot is one and a slot, for an endpoint; keyHop the same for its address; keySource is one
+	// and the range of a prefix.
 	keyFrontend keyShape = iota
 	keySlot
 	keyHop

@@ -135,8 +135,8 @@ var addrTypeNames = map[uint32]string{
 
 func formatAddrType(b string) string { return formatName(hostOrder(b), addrTypeNames) }
 
-// Bits of ct state: a packet belongs to no connection and cannot open one, belongs to a connection that has seen packets in both directions, belongs to another
-// connection (such as an ICMP error), or opens a connection.
+// Bits of ct state: a packet belongs to no connection and cannot open one, belongs to a connection that has seen packets in
+// both directions, belongs to another connection (such as an ICMP error), or opens a connection.
 const (
 	CTStateInvalid     = 1 << 0
 	CTStateEstablished = 1 << 1

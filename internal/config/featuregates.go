@@ -80,8 +80,8 @@ func FeatureGates(set map[string]bool) (gates featuregate.MutableVersionedFeatur
 	return own, ineffective, errs
 }
 
-// ServerFeatureGates returns the gates of node-local-server: AllowServiceExternalIPs, DirectReturn, and those of client-go. Every other one is
-// an error, since it would have no effect there.
+// ServerFeatureGates returns the gates of node-local-server: AllowServiceExternalIPs, DirectReturn, and those of client-go.
+// Every other one is an error, since it would have no effect there.
 func ServerFeatureGates(set map[string]bool) (featuregate.MutableVersionedFeatureGate, error) {
 	for _, name := range slices.Sorted(maps.Keys(set)) {
 		if own := featuregate.Feature(name); own != AllowServiceExternalIPs && own != DirectReturn && !isClientGate(name) {

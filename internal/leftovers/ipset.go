@@ -114,8 +114,9 @@ func destroyIPSets(ctx context.Context) (removal Removal, err error) {
 		return Removal{}, err
 	}
 	defer c.Close()
+	deadline := time.Now().Add(destroyTime)
 	for _, name := range names {
-		switch err := c.destroy(ctx, name); {
+		switch err := c.destroy(ctx, name, deadline); {
 		case err == nil, errors.Is(err, unix.ENOENT):
 			removal.Removed = append(removal.Removed, setName(name))
 		case errors.Is(err, ipsetBusy):
@@ -129,9 +130,12 @@ func destroyIPSets(ctx context.Context) (removal Removal, err error) {
 
 func setName(name string) string { return "set " + name }
 
-// destroy tries for a while: nf_tables lets go of the sets of deleted rules some time after the commit.
-func (c *ipsetConn) destroy(ctx context.Context, name string) error {
-	for deadline := time.Now().Add(time.Second); ; time.Sleep(10 * time.Millisecond) {
+// destroyTime is for all sets together: nf_tables lets go of the sets of deleted rules some time after the commit.
+const destroyTime = time.Second
+
+// destroy tries until the deadline, and at least once.
+func (c *ipsetConn) destroy(ctx context.Context, name string, deadline time.Time) error {
+	for ; ; time.Sleep(10 * time.Millisecond) {
 		err := c.execute(ipsetDestroy, name, nil)
 		if !errors.Is(err, ipsetBusy) || ctx.Err() != nil || time.Now().After(deadline) {
 			return err

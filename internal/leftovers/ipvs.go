@@ -55,6 +55,10 @@ type drain struct {
 // drain removes virtual servers of kube-proxy without connections, then addresses without virtual servers, then
 // kube-ipvs0 without addresses. After the timeout it removes all.
 func (r *Remover) drain(ctx context.Context) (removal Removal, err error) {
+	if names, err := ipvsLeftovers(ctx); err == nil && len(names) == 0 {
+		r.begun = time.Time{}
+		return removal, nil // what IPVS has is another program's, and need not be read
+	}
 	device, err := readDevice()
 	if err != nil {
 		return removal, err

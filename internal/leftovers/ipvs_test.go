@@ -276,6 +276,16 @@ func TestDrain(t *testing.T) {
 		remove(t, &Remover{Excluded: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/24")}})
 		expect(t, "virtual servers", []fakeServer{excluded}, fake.servers)
 	})
+	t.Run("another program's IPVS is not asked", func(t *testing.T) {
+		netns.EnterForTest(t)
+		leaveKubeProxyAlone(t, "nft")
+		useFakeIPVS(t, foreign)
+		dialGeneric = func() (*netlink.Conn, error) { return nil, unix.EPERM }
+		remove(t, new(Remover))
+		if found := find(t); found != nil {
+			t.Errorf("left %v", found)
+		}
+	})
 	t.Run("an address that a socket of the node uses stays until the timeout", func(t *testing.T) {
 		netns.EnterForTest(t)
 		makeDevice(t, "10.96.0.1", "10.96.0.2", "fd00::1", "fd00::2")

@@ -37,7 +37,8 @@ type Options struct {
 }
 
 // Watch looks for leftovers until ctx ends: at once, or after o.Synced, and then every ten minutes, or every minute in the
-// hour after a removal, or every ten seconds while connections of the mode ipvs keep something. It logs what it removes, an error when it first finds a kind that stays, and a line when that is gone.
+// hour after a removal, or every ten seconds while connections of the mode ipvs keep something. It logs what it removes, an
+// error when it first finds a kind that stays, and a line when that is gone.
 func Watch(ctx context.Context, o Options) {
 	w := watch{logger: klog.FromContext(ctx), Options: o, find: Find, remove: o.Remover.Remove}
 	if o.Synced != nil {
