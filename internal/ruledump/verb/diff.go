@@ -72,7 +72,7 @@ func diff(cmd *cobra.Command, from *source) (*Difference, error) {
 		return nil, err
 	}
 	if actual.KubeProxys() {
-		return nil, errors.New("Kubernetes' kube-proxy wrote the tables: diff compares nftproxy's; \"ruledump services\" lists both kinds")
+		return nil, errors.New("the tables were written by Kubernetes' kube-proxy, and diff compares nftproxy's; \"ruledump services\" lists both kinds")
 	}
 	if err := checkSettings(cmd, from); err != nil {
 		return nil, err
