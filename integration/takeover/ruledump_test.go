@@ -89,7 +89,7 @@ func testRuledumpReadsKubeProxys(t *testing.T) {
 				t.Errorf("connections: %+v", list)
 			}
 			status, output := runRuledump(t, l.Node, "diff", "--manifests", manifestsFile, "--node", lab.NodeName, "--proxy-address=")
-			if want := "ruledump: Kubernetes' kube-proxy wrote the tables: diff compares nftproxy's"; status != 2 || !strings.HasPrefix(output, want) {
+			if want := "ruledump: the tables were written by Kubernetes' kube-proxy"; status != 2 || !strings.HasPrefix(output, want) {
 				t.Errorf("diff: status %d, %q; want %q", status, output, want)
 			}
 		})
