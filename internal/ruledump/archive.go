@@ -51,17 +51,20 @@ func fromReport(r io.Reader) (*Snapshot, error) {
 	var rules []byte
 	files := map[string][]byte{}
 	archive := tar.NewReader(limited)
-	for {
+	// A sparse file is larger than the part of the archive that it takes.
+	for total := int64(0); ; {
 		header, err := archive.Next()
 		if errors.Is(err, io.EOF) {
 			break
 		}
 		var data []byte
 		if err == nil {
-			data, err = io.ReadAll(archive)
+			if total += header.Size; total <= maxSize {
+				data, err = io.ReadAll(archive)
+			}
 		}
 		switch {
-		case limited.N <= 0:
+		case limited.N <= 0, total > maxSize:
 			return nil, fmt.Errorf("the report has more than %d bytes", maxSize)
 		case err != nil:
 			return nil, fmt.Errorf("the report is damaged: %w", err)

@@ -3,6 +3,7 @@ package ruledump
 import (
 	"bytes"
 	"compress/gzip"
+	"encoding/base64"
 	"maps"
 	"slices"
 	"strings"
@@ -21,6 +22,10 @@ func reportOf(t *testing.T, files ...File) string {
 	return b.String()
 }
 
+// sparse is an archive of a file of 3 GB without data: truncate -s 3G log.txt; tar -cSf - log.txt | gzip | base64
+const sparse = "H4sIAAAAAAACA+3QMQqDQBQE0D3KnkAUN14kJ7CyERZ0Ax4/YqmYQMAU8l4zH6b4MGMeqrKU" +
+	"cKV61aW05Wqfx7tJzaML8Rn+4DWXfooxTDl/XOFb/7P2ZIVLHgAAAAAAAAAAAHATbzVruTgAKAAA"
+
 func TestReport(t *testing.T) {
 	written := &Snapshot{Header: Header{Origin: Kernel, Node: "node-1"}, Tables: []*nft.Table{everything()}}
 	rules := File{RulesFile, []byte(dumpText(t, written))}
@@ -35,6 +40,10 @@ func TestReport(t *testing.T) {
 		}
 	})
 	good := reportOf(t, rules)
+	bomb, err := base64.StdEncoding.DecodeString(sparse)
+	if err != nil {
+		t.Fatal(err)
+	}
 	nested := bytes.Buffer{}
 	w := gzip.NewWriter(&nested)
 	if _, err := w.Write([]byte(good)); err != nil || w.Close() != nil {
@@ -46,6 +55,7 @@ func TestReport(t *testing.T) {
 		{"with a report as its rules", reportOf(t, File{RulesFile, []byte(good)}), "rules.json: this is no dump: at byte 1: "},
 		{"that ends in the middle", good[:len(good)/2], "the report is damaged: unexpected EOF"},
 		{"of which the beginning is left", good[:5], "the report is damaged: "},
+		{"of a few bytes with a file of gigabytes", string(bomb), "the report has more than 1073741824 bytes"},
 		{"compressed twice", nested.String(), "the report is damaged: "},
 	} {
 		t.Run(tt.name+" is refused", func(t *testing.T) {

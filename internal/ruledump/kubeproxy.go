@@ -188,8 +188,10 @@ type kubeProxyRule struct {
 func (r *kubeProxyReader) rules(chain string) (rules []kubeProxyRule) {
 	if c := r.chains[chain]; c != nil {
 		for _, rule := range c.Rules {
-			if x, is := rule.Statements[0].(nft.Expressions); is {
-				rules = append(rules, kubeProxyRule{rule, x.List()})
+			for _, statement := range rule.Statements { // one, or none
+				if x, is := statement.(nft.Expressions); is {
+					rules = append(rules, kubeProxyRule{rule, x.List()})
+				}
 			}
 		}
 	}
@@ -222,7 +224,7 @@ func (r *kubeProxyReader) endpoints(chain string) (list []netip.AddrPort) {
 					}
 				}
 			case *expr.Lookup:
-				if !x.IsDestRegSet {
+				if !x.IsDestRegSet || strings.HasPrefix(chain, "endpoint-") { // a dump may have a loop
 					continue
 				}
 				r.each(x.SetName, func(e nft.Element) {

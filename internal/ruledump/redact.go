@@ -1,6 +1,7 @@
 package ruledump
 
 import (
+	"bytes"
 	"crypto/rand"
 	"crypto/sha256"
 	"fmt"
@@ -29,7 +30,10 @@ func NewPseudonyms() *Pseudonyms {
 
 // Of returns the pseudonym of an address. Unspecified, loopback and multicast addresses are their own.
 func (p *Pseudonyms) Of(addr netip.Addr) netip.Addr {
-	if isNobodys(addr) {
+	switch {
+	case addr.Is4In6():
+		return netip.AddrFrom16(p.Of(addr.Unmap()).As16())
+	case isNobodys(addr):
 		return addr
 	}
 	out, known := p.known[addr]
@@ -43,10 +47,14 @@ func (p *Pseudonyms) Of(addr netip.Addr) netip.Addr {
 	return out
 }
 
-// isNobodys reports whether an address is of a block that identifies nobody: the first and last of all, and loopback.
+// isNobodys reports whether an address identifies nobody: it is unspecified, loopback or multicast, or of the first or the
+// last IPv4 addresses. Those of NAT64 begin with zeros too and have a client's IPv4 address.
 func isNobodys(addr netip.Addr) bool {
+	if addr.Is6() {
+		return addr.IsUnspecified() || addr.IsLoopback() || addr.IsMulticast()
+	}
 	first := addr.AsSlice()[0]
-	return first == 0 || addr.Is4() && (first == 127 || first >= 224) || addr.Is6() && first == 0xff
+	return first == 0 || first == 127 || first >= 224
 }
 
 // flip inverts each bit, or not, depending on the key and all bits before it.
@@ -69,26 +77,71 @@ func (p *Pseudonyms) ofPrefix(prefix netip.Prefix) netip.Prefix {
 	return of
 }
 
-var (
-	ipv6Text = regexp.MustCompile(`\b[0-9A-Fa-f]*:[0-9A-Fa-f:]*:[0-9A-Fa-f:.]*(/[0-9]{1,3})?`)
-	ipv4Text = regexp.MustCompile(`\b[0-9]{1,3}(\.[0-9]{1,3}){3}(/[0-9]{1,2}\b)?`)
-)
+// maxAddressText is the length of the longest text of an address, an IPv6 address that ends in an IPv4 address.
+const maxAddressText = 45
 
 // Text replaces the addresses and prefixes in a text.
 func (p *Pseudonyms) Text(text []byte) []byte {
-	for _, pattern := range []*regexp.Regexp{ipv6Text, ipv4Text} {
-		text = pattern.ReplaceAllFunc(text, func(found []byte) []byte {
-			if prefix, err := netip.ParsePrefix(string(found)); err == nil {
-				return []byte(p.ofPrefix(prefix).String())
+	var out []byte
+	copied := 0
+	for at := 0; at < len(text); at++ {
+		if isPartOfAddress(text[at]) && text[at] != '.' {
+			if with, length := p.addressAt(text, at); length > 0 {
+				out = append(append(out, text[copied:at]...), with...)
+				copied = at + length
+				at = copied - 1
 			}
-			if addr, err := netip.ParseAddr(string(found)); err == nil {
-				return []byte(p.Of(addr).String())
-			}
-			return found
-		})
+		}
 	}
-	return text
+	return append(out, text[copied:]...)
 }
+
+// addressAt returns the pseudonym of the longest address or prefix that begins at a place of a text, and its length; 0 for
+// none. No IPv6 address begins within a word, as in "cache::add". What follows may be anything: "fd00::1: no route".
+func (p *Pseudonyms) addressAt(text []byte, at int) (with string, length int) {
+	inWord := at > 0 && isWord(text[at-1]) && !endsEscape(text[:at])
+	if inWord && !isLetter(text[at-1]) {
+		return "", 0
+	}
+	end := at
+	for end < min(len(text), at+maxAddressText) && isPartOfAddress(text[end]) {
+		end++
+	}
+	run := text[at:end]
+	if bytes.Count(run, []byte(".")) < 3 && bytes.Count(run, []byte(":")) < 7 && !bytes.Contains(run, []byte("::")) {
+		return "", 0
+	}
+	for ; len(run) > 1; run = run[:len(run)-1] {
+		addr, err := netip.ParseAddr(string(run))
+		switch {
+		case err != nil:
+			continue
+		case inWord && !addr.Is4():
+			return "", 0
+		}
+		whole := text[at : at+len(run)+len(lengthOfPrefix.Find(text[at+len(run):]))]
+		if prefix, err := netip.ParsePrefix(string(whole)); err == nil {
+			return p.ofPrefix(prefix).String(), len(whole)
+		}
+		return p.Of(addr).String(), len(run)
+	}
+	return "", 0
+}
+
+var lengthOfPrefix = regexp.MustCompile(`^/[0-9]{1,3}`)
+
+func isPartOfAddress(b byte) bool {
+	return b >= '0' && b <= '9' || b >= 'a' && b <= 'f' || b >= 'A' && b <= 'F' || b == ':' || b == '.'
+}
+
+func isLetter(b byte) bool { return b >= 'a' && b <= 'z' || b >= 'A' && b <= 'Z' }
+
+func isWord(b byte) bool { return isLetter(b) || b >= '0' && b <= '9' }
+
+// escapes are the ends of a text that stand for one character, in JSON and in URLs.
+var escapes = regexp.MustCompile(`(\\[bfnrt]|%[0-9A-Fa-f]{2})$`)
+
+func endsEscape(text []byte) bool { return escapes.Match(text[max(0, len(text)-3):]) }
 
 // Redact returns a snapshot of the same tables, in which pseudonyms stand for addresses. It leaves out the tables of other
 // programs, which may have addresses anywhere.
@@ -113,12 +166,15 @@ func (s *Snapshot) Redact(p *Pseudonyms) (*Snapshot, error) {
 	for _, r := range s.Host.Routes {
 		out.Host.Routes = append(out.Host.Routes, evaluator.Route{Destination: p.ofPrefix(r.Destination), Interface: r.Interface})
 	}
-	out.Host.Interfaces, out.NotLookedAt = s.Host.Interfaces, s.NotLookedAt
+	out.Host.Interfaces = s.Host.Interfaces
+	for _, what := range s.NotLookedAt {
+		out.NotLookedAt = append(out.NotLookedAt, string(p.Text([]byte(what))))
+	}
 	out.Ordered = out.Tables
 	out.otherRecordings = make([]nft.Recording, len(out.Ordered)) // none: these are the proxy's own
 	for _, t := range s.Ordered {
 		if !slices.Contains(s.Tables, t) {
-			out.NotLookedAt = append(out.NotLookedAt, tableName(t)+": a redacted report leaves out the rules of other programs")
+			out.NotLookedAt = append(out.NotLookedAt, string(p.Text([]byte(tableName(t))))+": a redacted report leaves out the rules of other programs")
 		}
 	}
 	return out, nil

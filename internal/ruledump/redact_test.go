@@ -49,6 +49,13 @@ func TestPseudonyms(t *testing.T) {
 			t.Errorf("%d of %d", len(seen), 1<<16)
 		}
 	})
+	t.Run("are other addresses", func(t *testing.T) {
+		for _, text := range []string{"10.0.0.1", "fd00::1", "::ffff:10.0.0.1", "64:ff9b::10.0.0.1"} {
+			if addr := netip.MustParseAddr(text); p.Of(addr) == addr {
+				t.Errorf("%s stays", text)
+			}
+		}
+	})
 	t.Run("stand in text", func(t *testing.T) {
 		of := func(text string) string { return p.Of(netip.MustParseAddr(text)).String() }
 		network := p.ofPrefix(mustPrefix("10.244.0.0/16")).String()
@@ -57,6 +64,13 @@ func TestPseudonyms(t *testing.T) {
 			"clusterCIDR: 10.244.0.0/16":                 "clusterCIDR: " + network,
 			"192.168.0.1/24, fd00:1::1/64":               of("192.168.0.1") + "/24, " + of("fd00:1::1") + "/64",
 			"127.0.0.1:10249 0.0.0.0 ::1 255.255.255.0":  "127.0.0.1:10249 0.0.0.0 ::1 255.255.255.0",
+			"dial fd00::1: no route, was fd00::1.":       "dial " + of("fd00::1") + ": no route, was " + of("fd00::1") + ".",
+			`\n198.51.100.7\tfd00::1 %5Bfd00::1%5D`:      `\n` + of("198.51.100.7") + `\t` + of("fd00::1") + " %5B" + of("fd00::1") + "%5D",
+			"a_198.51.100.7_b v198.51.100.7 ip:fd00::1":  "a_" + of("198.51.100.7") + "_b v" + of("198.51.100.7") + " ip:" + of("fd00::1"),
+			"::ffff:198.51.100.7 ::ffff:c633:6407":       "::ffff:" + of("198.51.100.7") + " ::ffff:" + of("198.51.100.7"),
+			"64:ff9b::198.51.100.7 2001:db8:0:1:2:3:4:5": of("64:ff9b::198.51.100.7") + " " + of("2001:db8:0:1:2:3:4:5"),
+			"from 2001:db8:0:1:2:3:4:5:80":               "from " + of("2001:db8:0:1:2:3:4:5") + ":80",
+			"fd00::/108: 10.244.0.0/16,":                 p.ofPrefix(mustPrefix("fd00::/108")).String() + ": " + network + ",",
 			"03:00:00 v1.37.2 cache::add 300.1.1.1":      "03:00:00 v1.37.2 cache::add 300.1.1.1",
 		} {
 			if got := string(p.Text([]byte(text))); got != want {

@@ -227,9 +227,11 @@ func Execute(root *cobra.Command) int {
 	case errors.Is(err, errStop):
 		return exitFailed
 	}
-	fmt.Fprintln(root.ErrOrStderr(), "ruledump:", strings.TrimSpace(err.Error()))
+	p := &Page{} // the error may name a table of a dump
+	p.printf("ruledump: %s\n", strings.TrimSpace(err.Error()))
 	if !running {
-		fmt.Fprintf(root.ErrOrStderr(), "%q says more\n", cmd.CommandPath()+" --help")
+		p.printf("%q says more\n", cmd.CommandPath()+" --help")
 	}
+	fmt.Fprint(root.ErrOrStderr(), p.String())
 	return exitFailed
 }

@@ -6,9 +6,12 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"text/tabwriter"
+	"unicode"
 
 	"github.com/nftproxy/nftproxy/internal/ruledump"
 	"github.com/spf13/cobra"
@@ -144,6 +147,23 @@ type Page struct {
 	Format    string
 	colours   bool
 	noHeaders bool
+}
+
+// controls are characters that a terminal obeys, and the marks of a Page.
+var controls = regexp.MustCompile(`\x1b\[[0-9]*m|[\x00-\x08\x0b-\x1f\x7f-\x{9f}]`)
+
+// String returns the text for a terminal. Names and comments of other programs may have any characters, and so may a dump.
+func (p *Page) String() string {
+	text := p.Builder.String()
+	if !strings.ContainsFunc(text, func(r rune) bool { return unicode.IsControl(r) && r != '\n' && r != '\t' }) {
+		return text
+	}
+	return controls.ReplaceAllStringFunc(text, func(found string) string {
+		if len(found) > 2 && p.colours {
+			return found
+		}
+		return strings.Trim(strconv.QuoteToASCII(found), `"`)
+	})
 }
 
 func (p *Page) printf(format string, args ...any) { fmt.Fprintf(p, format, args...) }

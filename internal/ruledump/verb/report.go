@@ -58,7 +58,8 @@ All commands that take --dump read it: "ruledump explain --dump FILE", on any ma
 
 It has no Secrets. It has names of Services, and addresses of clients. With --redact each
 address is replaced by another one, always the same within the report, and addresses of one
-network by those of one network; rules of other programs are left out.
+network by those of one network; rules of other programs are left out. Names stay, also that
+of a Node that contains an address.
 
 It needs CAP_NET_ADMIN. What else cannot be read is named, and left out.`,
 		Example: `  # What is wrong on this node?
