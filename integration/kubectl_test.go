@@ -27,6 +27,8 @@ type cluster struct {
 	*lab.Lab
 	server             *apiservertest.Server
 	kubeconfig, plugin string
+	// stdin is the standard input of the plugin.
+	stdin string
 }
 
 // proxyPod returns a proxy's pod on a node.
@@ -81,7 +83,7 @@ func (c *cluster) run(t *testing.T, args ...string) (status int, stdout, stderr 
 	cmd.Dir = t.TempDir()
 	cmd.Env = append(os.Environ(), "KUBECONFIG="+c.kubeconfig)
 	var out, errs bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &out, &errs
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(c.stdin), &out, &errs
 	if err := c.Outside.Do(cmd.Start); err != nil {
 		t.Fatal(err)
 	}
@@ -175,10 +177,24 @@ func testKubectlReport(t *testing.T, plugin string) {
 			t.Errorf("status %d, %.10q, %s", status, stdout, stderr)
 		}
 	})
-	t.Run("that fails leaves no file", func(t *testing.T) {
-		status, _, _ := c.run(t, "report", "--bad", "--node", "node-1", "-o", report)
-		if _, err := os.Stat(report); status != 2 || !errors.Is(err, os.ErrNotExist) {
-			t.Errorf("status %d, %v", status, err)
+	t.Run("that fails leaves no file, and the one before", func(t *testing.T) {
+		before, fresh := readReport(t, report)["report.json"], filepath.Join(t.TempDir(), "fresh.tar.gz")
+		for _, output := range []string{"-o" + fresh, "--output=" + report} {
+			if status, _, _ := c.run(t, "report", "--bad", "--node", "node-1", output); status != 2 {
+				t.Errorf("status %d", status)
+			}
+		}
+		if _, err := os.Stat(fresh); !errors.Is(err, os.ErrNotExist) || readReport(t, report)["report.json"] != before {
+			t.Errorf("%v", err)
+		}
+	})
+	t.Run("goes to the file whose name is in the flag, with another log", func(t *testing.T) {
+		joined := filepath.Join(t.TempDir(), "joined.tar.gz")
+		c.stdin = "another log\n"
+		defer func() { c.stdin = "" }()
+		status, _, stderr := c.run(t, "report", "-o"+joined, "--node", "node-1", "--log", "-")
+		if log := readReport(t, joined)["log.txt"]; status != 0 || log != c.stdin {
+			t.Errorf("status %d, log %q: %s", status, log, stderr)
 		}
 	})
 }

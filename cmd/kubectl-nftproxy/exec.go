@@ -1,11 +1,11 @@
 package main
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"net/http"
 	"os"
 	"slices"
@@ -117,7 +117,9 @@ func (s *session) report(ctx context.Context, command []string) error {
 	}
 	command = append(command, "--output=-")
 	streams := remotecommand.StreamOptions{Stderr: os.Stderr}
-	if !slices.ContainsFunc(command, func(arg string) bool { return arg == "--log" || strings.HasPrefix(arg, "--log=") }) {
+	log := slices.IndexFunc(command, func(arg string) bool { return arg == "--log" || strings.HasPrefix(arg, "--log=") })
+	switch {
+	case log < 0:
 		lines := int64(logLines)
 		log, err := s.client.Pods(s.proxy.Namespace).GetLogs(s.proxy.Name, &corev1.PodLogOptions{Container: s.containerName(), TailLines: &lines}).Stream(ctx)
 		if err != nil {
@@ -126,29 +128,33 @@ func (s *session) report(ctx context.Context, command []string) error {
 			defer log.Close()
 			streams.Stdin, command = log, append(command, "--log=-")
 		}
+	case command[log] == "--log=-" || command[log] == "--log" && command[log+1] == "-":
+		streams.Stdin = os.Stdin
 	}
 	if output == "-" {
 		streams.Stdout = os.Stdout
 		return s.stream(ctx, command, streams)
 	}
 	output = cmp.Or(output, fmt.Sprintf("nftproxy-%s-%s.tar.gz", s.proxy.Spec.NodeName, time.Now().UTC().Format("20060102T150405Z")))
-	file, err := os.OpenFile(output, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
-	if err != nil {
+	var whole bytes.Buffer // half a report helps nobody
+	streams.Stdout = &whole
+	if err := s.stream(ctx, command, streams); err != nil {
 		return err
 	}
-	streams.Stdout = io.Writer(file)
-	if err := errors.Join(s.stream(ctx, command, streams), file.Close()); err != nil {
-		_ = os.Remove(output) // half a report helps nobody
+	if err := os.WriteFile(output, whole.Bytes(), 0o600); err != nil {
 		return err
 	}
 	fmt.Fprintln(os.Stderr, "kubectl nftproxy: wrote", output)
 	return nil
 }
 
-// takeOutput takes -o FILE out of a command.
+// takeOutput takes -o FILE, or -oFILE, out of a command.
 func takeOutput(command []string) (output string, rest []string, err error) {
 	for i := 0; i < len(command); i++ {
 		name, value, joined := strings.Cut(command[i], "=")
+		if short, is := strings.CutPrefix(command[i], "-o"); is && short != "" {
+			name, value, joined = "-o", strings.TrimPrefix(short, "="), true
+		}
 		switch {
 		case name != "-o" && name != "--output":
 			rest = append(rest, command[i])
