@@ -7,13 +7,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"os/signal"
 	"slices"
 	"strings"
 	"syscall"
 
+	"github.com/go-logr/logr"
 	"github.com/nftproxy/nftproxy/internal/version"
 	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/tools/clientcmd"
@@ -110,8 +110,7 @@ func (o *options) find(arg, verb string) (value string, own *string, joined bool
 }
 
 func main() {
-	klog.LogToStderr(false) // client-go logs what the errors say, also faults of a connection that has done its work
-	klog.SetOutput(io.Discard)
+	klog.SetLogger(logr.Discard()) // client-go logs what the errors say, also faults of a connection that has done its work
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	err := run(ctx, os.Args[1:])
 	stop()
