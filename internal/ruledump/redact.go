@@ -99,16 +99,19 @@ func (p *Pseudonyms) Text(text []byte) []byte {
 // addressAt returns the pseudonym of the longest address or prefix that begins at a place of a text, and its length; 0 for
 // none. No IPv6 address begins within a word, as in "cache::add". What follows may be anything: "fd00::1: no route".
 func (p *Pseudonyms) addressAt(text []byte, at int) (with string, length int) {
-	inWord := at > 0 && isWord(text[at-1]) && !endsEscape(text[:at])
-	if inWord && !isLetter(text[at-1]) {
-		return "", 0
-	}
 	end := at
 	for end < min(len(text), at+maxAddressText) && isPartOfAddress(text[end]) {
 		end++
 	}
 	run := text[at:end]
-	if bytes.Count(run, []byte(".")) < 3 && bytes.Count(run, []byte(":")) < 7 && !bytes.Contains(run, []byte("::")) {
+	switch {
+	case bytes.Count(run, []byte(".")) < 3 && bytes.Count(run, []byte(":")) < 7 && !bytes.Contains(run, []byte("::")):
+		return "", 0
+	case run[0] == ':' && (!bytes.HasPrefix(run, []byte("::")) || bytes.HasPrefix(run, []byte(":::"))):
+		return "", 0
+	}
+	inWord := at > 0 && isWord(text[at-1]) && !endsEscape(text[:at])
+	if inWord && !isLetter(text[at-1]) {
 		return "", 0
 	}
 	for ; len(run) > 1; run = run[:len(run)-1] {
