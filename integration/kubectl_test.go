@@ -124,7 +124,7 @@ func testKubectlAnswers(t *testing.T, plugin string) {
 		"flags of ruledump":               {[]string{"explain", "-o", "json", "--from=pod/shop/client", "--to", "192.0.2.10:80"}, onNode("explain", "-o=json", "--from=10.244.1.250", "--to=192.0.2.10:80")},
 		"Services of a namespace":         {[]string{"services", "-n", "shop", "--node", "node-1"}, onNode("services", "-n", "shop")},
 		"a Service of services":           {[]string{"services", "svc/web", "-n=shop", "--pod=kube-proxy-1"}, onNode("services", "shop/web")},
-		"a context of the kubeconfig":     {[]string{"stats", "--node=node-1", "--kubeconfig", c.kubeconfig, "--selector=k8s-app in (kube-proxy)"}, onNode("stats")},
+		"a context of the kubeconfig":     {[]string{"services", "-A", "--node=node-1", "--kubeconfig", c.kubeconfig, "--selector=k8s-app in (kube-proxy)"}, onNode("services", "-A")},
 		"a command that ruledump gets so": {[]string{"graph", "--node=node-1", "--", "-n", "shop", "web"}, onNode("graph", "-n", "shop", "web")},
 	} {
 		t.Run(name, func(t *testing.T) {

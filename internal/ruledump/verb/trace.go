@@ -64,8 +64,7 @@ its mark. Later packets of a connection do not see NAT chains.`,
 			return errors.New("trace adds a table to the kernel while it runs: give --yes if you want that")
 		}
 		// A packet is told also when the command is to end.
-		ctx, cancel := context.WithTimeout(cmd.Context(), patience)
-		defer cancel()
+		ctx := cmd.Context()
 		cmd.SetContext(context.WithoutCancel(ctx))
 		where.proxyAddress = ruledump.ProxyAddress
 		defer where.close()
@@ -82,7 +81,7 @@ its mark. Later packets of a connection do not see NAT chains.`,
 		if err := t.match(to, from); err != nil {
 			return err
 		}
-		err = t.run(ctx, func() {
+		err = t.run(ctx, patience, func() {
 			fmt.Fprintf(cmd.ErrOrStderr(), "ruledump: marks packets in table %s, until it ends\n", t.table)
 		})
 		if err == nil && t.told == 0 {
@@ -220,7 +219,7 @@ func (t *tracing) match(to []string, from string) error {
 }
 
 // run follows packets until ctx ends, or until enough have come. It calls ready when packets are marked.
-func (t *tracing) run(ctx context.Context, ready func()) error {
+func (t *tracing) run(ctx context.Context, patience time.Duration, ready func()) error {
 	tracer, err := t.conn.Trace()
 	if err != nil {
 		return err
@@ -231,10 +230,15 @@ func (t *tracing) run(ctx context.Context, ready func()) error {
 		tx.Append(nft.Diff(nil, marks))
 	}
 	if _, err := t.conn.Commit(ctx, tx); err != nil {
-		return fmt.Errorf("a table that goes with its owner needs Linux 5.12: %w", err)
+		if ctx.Err() == nil {
+			err = fmt.Errorf("a table that goes with its owner needs Linux 5.12: %w", err)
+		}
+		return err
 	}
 	t.rules.Generation++
 	ready()
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
 	steps, failed := make(chan nft.Trace), make(chan error, 1)
 	done, end := ctx.Done(), (<-chan time.Time)(nil)
 	ctx, stop := context.WithCancel(context.WithoutCancel(ctx))
