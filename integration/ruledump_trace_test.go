@@ -99,8 +99,12 @@ func testTraceGoldenFlows(t *testing.T) {
 			if err := trace.Stop(t); err != nil {
 				t.Fatal(err)
 			}
+			seen := map[string]bool{}
 			for _, p := range tracedBy(t, trace) {
-				if p.ExplainAgrees == nil || !*p.ExplainAgrees || p.Lost {
+				// Once both sides have closed a connection, the kernel may drop a late packet of it before any rule.
+				late := seen[p.Packet] && p.Outcome.Reason == verb.ReasonKernel
+				seen[p.Packet] = true
+				if p.ExplainAgrees == nil || !*p.ExplainAgrees && !late || p.Lost {
 					t.Errorf("%s: %s by\n%+v\nexplain says %v", p.Packet, p.Outcome.Result, p.Outcome.Path, p.ExplainSays)
 				}
 			}
