@@ -1,10 +1,13 @@
 package apiservertest
 
 import (
+	"errors"
 	"net"
 	"sync"
 	"sync/atomic"
+	"time"
 
+	"golang.org/x/sys/unix"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 )
@@ -51,9 +54,13 @@ type listener struct {
 	*connections
 }
 
-// listen counts in sent what is written to connections.
+// listen counts in sent what is written to connections. A client that dials while nobody listens can get the very port
+// for its own side, for a moment.
 func listen(address string, sent *atomic.Int64) (*listener, error) {
 	l, err := net.Listen("tcp", address)
+	for until := time.Now().Add(10 * time.Second); errors.Is(err, unix.EADDRINUSE) && time.Now().Before(until); l, err = net.Listen("tcp", address) {
+		time.Sleep(50 * time.Millisecond)
+	}
 	if err != nil {
 		return nil, err
 	}
