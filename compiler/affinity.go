@@ -15,8 +15,8 @@ import (
 // its own. All frontends of the port share them, so a client has one endpoint whichever address it dials, and a flood
 // of clients at one Service fills that Service's map only.
 //
-// Clients that are not in the map go to a random endpoint, as in kube-proxy, or with Config.AffinityHash to the one that
-// the hash of their address chooses.
+// Clients that are not in the map go to a random endpoint, as in kube-proxy, or with Config.AffinityHash to the
+// one that the hash of their address chooses.
 
 type affinityState struct {
 	draft   *nft.Draft
@@ -225,8 +225,8 @@ func IsLocalAffinityMap(name string) bool {
 const maxAffinityName = 200
 
 // affinityName returns the end of the names of a Service port's maps and chains: "namespace.service.tcp.port", without
-// ".port" if the port has no name. It has no slash, because kube-proxy deletes chains with one as its own. A hash replaces
-// names that Kubernetes does not allow, which can come from a manifest: nft could not list them.
+// ".port" if the port has no name. It has no slash, because kube-proxy deletes chains with one as its own. A hash
+// replaces names that Kubernetes does not allow, which can come from a manifest: nft could not list them.
 func affinityName(id model.PortID) string {
 	parts := []string{id.Namespace, id.Service, strings.ToLower(id.Protocol.String())}
 	if id.Port != "" {

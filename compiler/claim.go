@@ -11,7 +11,8 @@ import (
 // and the author of a Service writes external IPs. An external IP must not take over an address of the other two
 // (CVE-2020-8554).
 //
-// Unlike in kube-proxy, it does not even while the owner has no endpoints: an author would only have to wait for a crash.
+// Unlike in kube-proxy, it does not even while the owner has no endpoints: an author
+// would only have to wait for a crash.
 type rank uint8
 
 const (

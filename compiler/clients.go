@@ -7,8 +7,9 @@ import (
 	"github.com/nftproxy/nftproxy/nft"
 )
 
-// masquerading returns the rules that begin chains of kindCluster and kindExternal. They masquerade all clients, or, for
-// ClusterIPs, those that are not the cluster's own. Where these are one network, as nearly everywhere, no jump is needed.
+// masquerading returns the rules that begin chains of kindCluster and kindExternal. They masquerade
+// all clients, or, for ClusterIPs, those that are not the cluster's own. Where these are one
+// network, as nearly everywhere, no jump is needed.
 func (p *program) masquerading(kind chainKind) []nft.Rule {
 	clients := p.localClients()
 	local, isOne := onlyPrefix(clients)
@@ -70,7 +71,8 @@ func (p *program) localCIDRs() []netip.Prefix {
 
 // isLocalClient reports whether a client is of the cluster or the node, and whether its address tells that.
 func (p *program) isLocalClient(client netip.Addr) (local, known bool) {
-	local = slices.Contains(p.node.IPs, client) || slices.ContainsFunc(p.localCIDRs(), func(cidr netip.Prefix) bool { return cidr.Contains(client) })
+	local = slices.Contains(p.node.IPs, client) ||
+		slices.ContainsFunc(p.localCIDRs(), func(cidr netip.Prefix) bool { return cidr.Contains(client) })
 	return local, local || p.config.DetectLocal.Interface == ""
 }
 
@@ -122,9 +124,9 @@ func (p *program) onNodePortAddresses(used bool, do nft.Statement) []nft.Rule {
 	return rules
 }
 
-// sourcesFor returns the prefixes that may dial a load balancer address, given the Service's ranges, without nested ones:
-// the kernel refuses ranges that overlap. If a range contains an address of the node, the load balancer's address is
-// added: where the node has that address itself, packets that it sends there have it as their source.
+// sourcesFor returns the prefixes that may dial a load balancer address, given the Service's ranges, without nested
+// ones: the kernel refuses ranges that overlap. If a range contains an address of the node, the load balancer's address
+// is added: where the node has that address itself, packets that it sends there have it as their source.
 func (p *program) sourcesFor(fe frontend, ranges []netip.Prefix) []netip.Prefix {
 	sources := slices.Clone(ranges)
 	for _, ip := range p.node.IPs {

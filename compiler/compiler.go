@@ -99,8 +99,8 @@ func (c *Compiler) Owner(family model.Family, protocol model.Protocol, addr neti
 	return s.claims[0].port.ServicePort
 }
 
-// FormerFrontends returns the addresses and ports of a protocol whose elements a transaction deletes and that no Service
-// port claims, each by its family. For a node port, the address is the zero value. One may come several times.
+// FormerFrontends returns the addresses and ports of a protocol whose elements a transaction deletes and that no
+// Service port claims, each by its family. For a node port, the address is the zero value. One may come several times.
 func (c *Compiler) FormerFrontends(tx nft.Transaction, protocol model.Protocol) iter.Seq2[model.Family, netip.AddrPort] {
 	return func(yield func(model.Family, netip.AddrPort) bool) {
 		for _, step := range tx.Steps {
@@ -111,7 +111,8 @@ func (c *Compiler) FormerFrontends(tx nft.Transaction, protocol model.Protocol) 
 			f := c.families[i]
 			for e := range step.EachElement() {
 				fe, ok := f.program.frontendIn(step.Set, e.Key)
-				if ok && fe.protocol == protocol && f.claims.frontends[fe] == nil && !yield(model.Families[i], netip.AddrPortFrom(fe.addr, fe.port)) {
+				if ok && fe.protocol == protocol && f.claims.frontends[fe] == nil &&
+					!yield(model.Families[i], netip.AddrPortFrom(fe.addr, fe.port)) {
 					return
 				}
 			}

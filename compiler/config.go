@@ -73,9 +73,11 @@ type Config struct {
 	// table (CONFIG_IPV6, CONFIG_NF_TABLES_IPV6).
 	IPv4Only bool
 	// CountServices counts new connections, packets and bytes for each frontend, in sets of their own: see CountSets.
-	// Elements that refuse packets count these: see CountedBy.
 	// Every packet of a Service then takes one more lookup (kernel 5.7). Call nft.Conn.ProbeCounters before.
 	CountServices bool
+	// CountRefused counts the packets that are refused or dropped, in the elements that refuse them: see CountedBy. Packets
+	// that are served run through the same rules as without it. It needs the same kernel.
+	CountRefused bool
 	// DirectReturn serves the external addresses of Service ports with model.ServicePort.DirectReturn without translating
 	// the source: see direct.go. Call nft.Conn.ProbeDup before.
 	DirectReturn bool

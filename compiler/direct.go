@@ -1,6 +1,7 @@
 package compiler
 
 import (
+	"cmp"
 	"hash/fnv"
 	"maps"
 	"net/netip"
@@ -13,96 +14,199 @@ import (
 // Direct return (Config.DirectReturn). A frontend has slots, and each slot has one endpoint, the same on all nodes. The
 // hash of a client's address and port chooses the slot. Each node sends a packet, as it is, to where its routes lead to
 // the slot's endpoint. The endpoint's own node translates it and keeps the source, so the answer goes straight to the
-// client. Only that node's conntrack knows the connection: others may go, and a router may choose another one.
+// client. Only that node's conntrack knows the connection: others may go, and a router may choose another one. With
+// session affinity the hash is that of the address alone, and the numbers of its slots follow the others.
 //
 // Connections outlive a move of their slot. A packet that opens no connection, of a slot of this node and of no connection
 // that it knows, goes to the endpoints with the next scores for the slot: one of them had the slot before, if this one
-// came since. Its node knows the connection, and the others drop the packet. TTL marks it, so that nobody sends it on
-// for ever.
+// came since. Its node knows the connection, and the others drop the packet.
+//
+// TTL says how often a packet was sent on, so that nodes that disagree send none round: a node sends on what comes from
+// outside, and asks other endpoints about what comes from a node, once each. The kernel's dup makes 255 of a TTL of 0:
+// without these rules two nodes that disagree, or a route that leads back, send a packet around for ever.
 //
 // A node finds its own slots in the map direct-slots, and those of other nodes in direct-hops:
 //
 //	chain direct-forward {           # from filter-prerouting-direct, for frontends in direct-ips
 //		ct state established,related return
+//		ip ttl < 17 goto direct-again
+//		ip ttl set 17
 //		dup to ip daddr . meta l4proto . th dport . jhash ip saddr . th sport mod 4093 seed … map @direct-hops drop
+//		dup to ip daddr . meta l4proto . th dport . jhash ip saddr mod 4093 seed … offset 4093 map @direct-hops drop
+//		goto direct-again
+//	}
+//	chain direct-again {             # for this node's slots, and for packets that a node has sent on
+//		ip ttl < 8 drop
 //		meta l4proto != tcp return
 //		meta l4proto tcp tcp flags syn return
-//		ip ttl < 8 drop
 //		ip ttl set 8
+//		dup to … jhash … offset 16372 map @direct-others
 //		dup to … jhash … offset 8186 map @direct-others
-//		dup to … jhash … offset 4093 map @direct-others
 //		dup to … jhash … map @direct-others drop
+//		…                            # for affinity: with offset 20465, 12279 and 4093
 //		ct state invalid drop
+//	}
+//	chain direct-errors {            # from filter-prerouting-direct, for ICMP errors
+//		ct state established,related return
+//		ip ttl < 2 return
+//		dup to ip daddr . @th,136,8 . @th,224,16 . jhash @th,192,32 . @th,240,16 mod 4093 seed … map @direct-error-hops drop
+//		dup to ip daddr . @th,136,8 . @th,224,16 . jhash @th,192,32 mod 4093 seed … offset 4093 map @direct-error-hops drop
 //	}
 //	chain direct-return-3 {          # from service-ips
 //		dnat ip to ip daddr . meta l4proto . th dport . jhash ip saddr . th sport mod 4093 seed … map @direct-slots
+//		ip ttl < 17 drop             # a node has sent it here, because it has another list of endpoints for a moment
 //		…                            # as external-3
 //	}
 //
-// A slot that is in neither map has an endpoint whose node is not known. Its packets are translated as under external-3,
-// and so are those of clients of the cluster and of this node. docs/direct-return.md says more.
+// An ICMP error from the way to a client quotes an answer. The destination of this is the client, and its source port
+// is that of the frontend. direct-error-hops has the elements of direct-hops once more, because nft takes the protocol
+// and the port that are quoted for integers: it would not load a rule that looks them up in direct-hops.
+//
+// A slot that is in neither map has an endpoint whose node is not known. Its packets are translated as under
+// external-3, and so are those of clients of the cluster and of this node. docs/direct-return.md says more.
 
 const (
 	chainPreroutingDirect = "filter-prerouting-direct"
 	chainDirectForward    = "direct-forward"
-	directHops            = "direct-hops"
+	chainDirectAgain      = "direct-again"
+	chainDirectErrors     = "direct-errors"
 
 	// directOthers is how many other endpoints may have had a slot before.
 	directOthers = 3
-	// directTTL is enough for a packet to reach the pod of another node, and too small for one that comes from a client.
-	directTTL = 8
+	// directTTL is enough for a packet to reach the pod of another node, and too small for one that comes from a client. One
+	// that is sent on for the first time has directFirstTTL: enough for the second time when it arrives.
+	directTTL, directFirstTTL = 8, 17
 )
-
-// IsDirectHops reports whether the map of that name leads to nodes that have other slots.
-func IsDirectHops(set string) bool { return set == directHops }
 
 // directSeed must be the same on all nodes.
 const directSeed = 0x6e667470
 
-// slotHash is the slot of a packet.
-func (p *program) slotHash() nft.JHash {
-	return nft.JHash{Field: p.family.Saddr(), And: nft.ThSport, Mod: directSlots, Seed: directSeed}
+// slotNumber is the number of a slot in the maps: with affinity, and for the next choices, it is higher.
+func slotNumber(slot, choice int, affinity bool) int {
+	return (2*choice+index(affinity))*directSlots + slot
 }
 
-// sendOn sends a packet to the endpoint of its slot in a map. The slots in the map begin at an offset.
-func (p *program) sendOn(kind recordKind, offset int) nft.Dup {
-	slot := p.slotHash()
-	slot.Offset = uint32(offset)
-	return nft.Dup{Key: append(p.key(false), slot), Map: kind.set(false)}
+// slotHash is the slot of the packets of a client. Their source or, in a quoted answer, their destination is given.
+func slotHash(addr, port nft.Field, choice int, affinity bool) nft.JHash {
+	if affinity {
+		port = 0
+	}
+	return nft.JHash{Field: addr, And: port, Mod: directSlots, Seed: directSeed, Offset: uint32(slotNumber(0, choice, affinity))}
 }
 
-// directChains send packets of other nodes' slots on. They run after conntrack: connections that this node translated
-// stay, whoever has their slot now. An entry for any other connection goes with the packet, because it is never confirmed.
+func (p *program) slotOf(choice int, affinity bool) nft.JHash {
+	return slotHash(p.family.Saddr(), nft.ThSport, choice, affinity)
+}
+
+// sendOn sends a packet to the endpoint of its slot in a map, to one of several choices.
+func (p *program) sendOn(kind recordKind, choice int, affinity bool) nft.Dup {
+	return nft.Dup{Key: append(p.key(false), p.slotOf(choice, affinity)), Map: kind.set(false)}
+}
+
+// quoted returns the fields of an ICMP error that quotes an answer: a frontend's protocol and port, and a client.
+func (p *program) quoted() (protocol, port, client, clientPort nft.Field) {
+	if p.family == nft.FamilyIP6 {
+		return nft.IP6QuotedProtocol, nft.IP6QuotedSport, nft.IP6QuotedDaddr, nft.IP6QuotedDport
+	}
+	return nft.IPQuotedProtocol, nft.IPQuotedSport, nft.IPQuotedDaddr, nft.IPQuotedDport
+}
+
+// quotedKey returns the fields of an ICMP error that identify a frontend, as key does for other packets.
+func (p *program) quotedKey() nft.Concat {
+	protocol, port, _, _ := p.quoted()
+	return nft.Concat{p.family.Daddr(), protocol, port}
+}
+
+// icmpErrors returns the matches of the ICMP errors that conntrack relates to connections.
+func (p *program) icmpErrors() (matches [][]nft.Statement) {
+	protocol, field, types := "icmp", nft.ICMPType, []int{nft.ICMPDestinationUnreachable}
+	if p.family == nft.FamilyIP6 {
+		protocol, field, types = "ipv6-icmp", nft.ICMPv6Type, []int{nft.ICMPv6DestinationUnreachable, nft.ICMPv6PacketTooBig}
+	}
+	for _, t := range types {
+		matches = append(matches, []nft.Statement{nft.Match{Field: nft.MetaL4proto, Value: protocol}, nft.Match{Field: field, Value: t}})
+	}
+	return matches
+}
+
+var affinities = [...]bool{false, true}
+
+// directChains send packets of other nodes' slots on. They run after conntrack: connections that
+// this node translated stay, whoever has their slot now. An entry for any other connection goes with
+// the packet, because it is never confirmed.
 func (p *program) directChains() []*nft.Chain {
-	rules := []nft.Rule{nft.NewRule(nft.Match{Field: nft.CTState, Value: nft.CTStateEstablished | nft.CTStateRelated}, nft.Return)}
+	rules := []nft.Rule{knownReturns()}
 	for _, client := range p.localClients() {
 		rules = append(rules, nft.NewRule(client, nft.Return))
 	}
-	rules = append(rules, nft.NewRule(p.sendOn(hopRecord, 0), nft.Drop))
+	rules = append(rules,
+		nft.NewRule(p.ttlBelow(directFirstTTL), nft.Goto(chainDirectAgain)),
+		nft.NewRule(nft.SetTTL{Family: p.family, Hops: directFirstTTL}))
+	for _, affinity := range affinities {
+		rules = append(rules, nft.NewRule(p.sendOn(hopRecord, 0, affinity), nft.Drop))
+	}
+	rules = append(rules, nft.NewRule(nft.Goto(chainDirectAgain)))
+	base := []nft.Rule{nft.NewRule(nft.InSet{Key: p.key(false), Set: directRecord.set(false)}, nft.Jump(chainDirectForward))}
+	for _, match := range p.icmpErrors() {
+		base = append(base, nft.NewRule(append(match, nft.Jump(chainDirectErrors))...))
+	}
+	return []*nft.Chain{
+		{Name: chainPreroutingDirect, Type: nft.TypeFilter, Hook: nft.HookPrerouting, Priority: nft.PriorityMangle, Rules: base},
+		{Name: chainDirectForward, Rules: rules},
+		{Name: chainDirectAgain, Rules: p.directAgain()},
+		{Name: chainDirectErrors, Rules: p.directErrors()},
+	}
+}
+
+// directAgain asks the endpoints that may know a connection which this node does not, once.
+func (p *program) directAgain() []nft.Rule {
+	rules := []nft.Rule{nft.NewRule(p.ttlBelow(directTTL), nft.Drop)}
 	if p.has(otherRecord, false) {
 		rules = append(rules,
 			nft.NewRule(nft.Match{Field: nft.MetaL4proto, Op: nft.NotEqual, Value: nft.ProtoData(uint8(model.TCP))}, nft.Return),
 			nft.NewRule(isProtocol(model.TCP), nft.Match{Field: nft.TCPFlags, Value: nft.TCPFlagSYN}, nft.Return),
-			nft.NewRule(nft.Match{Field: p.family.TTL(), Op: nft.Less, Value: directTTL}, nft.Drop),
 			nft.NewRule(nft.SetTTL{Family: p.family, Hops: directTTL}))
-		for i := directOthers - 1; i > 0; i-- {
-			rules = append(rules, nft.NewRule(p.sendOn(otherRecord, i*directSlots)))
+		for _, affinity := range affinities {
+			for choice := directOthers - 1; choice > 0; choice-- {
+				rules = append(rules, nft.NewRule(p.sendOn(otherRecord, choice, affinity)))
+			}
+			rules = append(rules, nft.NewRule(p.sendOn(otherRecord, 0, affinity), nft.Drop))
 		}
-		rules = append(rules, nft.NewRule(p.sendOn(otherRecord, 0), nft.Drop))
 	}
 	// Nobody translates an invalid packet, so it would go back to the router, again and again.
-	rules = append(rules, nft.NewRule(nft.Match{Field: nft.CTState, Value: nft.CTStateInvalid}, nft.Drop))
-	return []*nft.Chain{
-		{Name: chainPreroutingDirect, Type: nft.TypeFilter, Hook: nft.HookPrerouting, Priority: nft.PriorityMangle, Rules: []nft.Rule{
-			nft.NewRule(nft.InSet{Key: p.key(false), Set: directRecord.set(false)}, nft.Jump(chainDirectForward)),
-		}},
-		{Name: chainDirectForward, Rules: rules},
-	}
+	return append(rules, nft.NewRule(nft.Match{Field: nft.CTState, Value: nft.CTStateInvalid}, nft.Drop))
 }
 
-// ownSlots translates packets of this node's slots.
-func (p *program) ownSlots() nft.Rule {
-	return nft.NewRule(nft.DNAT{Family: p.family, Key: append(p.key(false), p.slotHash()), Map: slotRecord.set(false)})
+// knownReturns leaves packets of connections that this node knows to it.
+func knownReturns() nft.Rule {
+	return nft.NewRule(nft.Match{Field: nft.CTState, Value: nft.CTStateEstablished | nft.CTStateRelated}, nft.Return)
+}
+
+// directErrors send ICMP errors to the node whose conntrack knows the connection.
+func (p *program) directErrors() []nft.Rule {
+	rules := []nft.Rule{
+		knownReturns(),
+		nft.NewRule(p.ttlBelow(2), nft.Return),
+	}
+	_, _, client, port := p.quoted()
+	for _, affinity := range affinities {
+		key := append(p.quotedKey(), slotHash(client, port, 0, affinity))
+		rules = append(rules, nft.NewRule(nft.Dup{Key: key, Map: errorHopRecord.set(false)}, nft.Drop))
+	}
+	return rules
+}
+
+func (p *program) ttlBelow(hops int) nft.Match {
+	return nft.Match{Field: p.family.TTL(), Op: nft.Less, Value: hops}
+}
+
+// ownSlots translates packets of this node's slots. It drops others that a node has sent here: the client sends again,
+// when the nodes agree.
+func (p *program) ownSlots(affinity bool) []nft.Rule {
+	return []nft.Rule{
+		nft.NewRule(nft.DNAT{Family: p.family, Key: append(p.key(false), p.slotOf(0, affinity)), Map: slotRecord.set(false)}),
+		nft.NewRule(p.ttlBelow(directFirstTTL), nft.Drop),
+	}
 }
 
 // appendSlotRecords appends the slots of a frontend that are this node's, and those that are other nodes'.
@@ -110,23 +214,26 @@ func appendSlotRecords(to []record, p plan, fe frontend) []record {
 	if p.kind != kindReturn {
 		return to
 	}
-	for slot, owner := range p.port.slots {
-		if e := &p.port.Cluster[owner]; e.Remote {
-			to = append(to, record{kind: hopRecord, frontend: fe, slot: slot, addr: netip.AddrPortFrom(e.AddrPort.Addr(), 0)})
+	affinity := p.port.AffinityTimeout > 0
+	for _, kind := range []recordKind{hopRecord, errorHopRecord} {
+		for slot, owner := range p.port.slots.owners {
+			if e := &p.port.Cluster[owner]; e.Remote {
+				to = append(to, record{kind: kind, frontend: fe, slot: slotNumber(slot, 0, affinity), addr: netip.AddrPortFrom(e.AddrPort.Addr(), 0)})
+			}
 		}
 	}
-	for slot, owner := range p.port.slots {
+	for slot, owner := range p.port.slots.owners {
 		if e := &p.port.Cluster[owner]; e.Local {
-			to = append(to, record{kind: slotRecord, frontend: fe, slot: slot, addr: e.AddrPort})
+			to = append(to, record{kind: slotRecord, frontend: fe, slot: slotNumber(slot, 0, affinity), addr: e.AddrPort})
 		}
 	}
 	if fe.protocol != model.TCP {
 		return to
 	}
 	for i := range directOthers {
-		for slot, others := range p.port.others {
+		for slot, others := range p.port.slots.others {
 			if i < len(others) {
-				to = append(to, record{kind: otherRecord, frontend: fe, slot: i*directSlots + slot, addr: netip.AddrPortFrom(others[i], 0)})
+				to = append(to, record{kind: otherRecord, frontend: fe, slot: slotNumber(slot, i, affinity), addr: netip.AddrPortFrom(others[i], 0)})
 			}
 		}
 	}
@@ -147,27 +254,31 @@ const (
 	directAddresses = 50
 )
 
-// directGrants decides which Service ports have direct return. It goes by their IDs, so all nodes decide alike, whatever
-// happened before. Endpoints do not matter: their coming and going must not take direct return from another Service.
+// directGrants decides which Service ports have direct return. It goes by their IDs, so all nodes
+// decide alike, whatever happened before. Endpoints do not matter: their coming and going must
+// not take direct return from another Service.
 type directGrants struct {
 	// most is the number of addresses that may have direct return.
 	most int
 	// asking has the number of external addresses of each Service port that asks for direct return.
 	asking  map[model.PortID]int
 	granted map[model.PortID]bool
+	// without has the Service ports that ask for direct return and have none because of a limit. Those of news were not
+	// told yet.
+	without map[model.PortID]bool
+	news    []model.PortID
 	// changed says that asking changed since decide.
 	changed bool
 }
 
 func newDirectGrants() directGrants {
-	return directGrants{most: directAddresses, asking: map[model.PortID]int{}, granted: map[model.PortID]bool{}}
+	return directGrants{most: directAddresses, asking: map[model.PortID]int{}, granted: map[model.PortID]bool{}, without: map[model.PortID]bool{}}
 }
 
-// ask takes the present state of a Service port, nil if it is gone. Direct return needs policy Cluster, and has no session
-// affinity.
+// ask takes the present state of a Service port, nil if it is gone. Direct return needs policy Cluster.
 func (g *directGrants) ask(id model.PortID, p *model.ServicePort) {
 	addresses := 0
-	if p != nil && p.DirectReturn && p.ExternalPolicy == model.PolicyCluster && p.AffinityTimeout == 0 {
+	if p != nil && p.DirectReturn && p.ExternalPolicy == model.PolicyCluster {
 		addresses = len(p.LoadBalancerIPs) + len(p.ExternalIPs)
 	}
 	if addresses == g.asking[id] {
@@ -178,7 +289,35 @@ func (g *directGrants) ask(id model.PortID, p *model.ServicePort) {
 	if addresses == 0 {
 		delete(g.asking, id)
 		delete(g.granted, id)
+		delete(g.without, id)
 	}
+}
+
+// note notes whether a Service port that asks for direct return has it. One without endpoints may have it later.
+func (g *directGrants) note(p *portPlans) {
+	switch {
+	case g.asking[p.ID] == 0:
+	case p.slots != nil || g.granted[p.ID] && len(p.Cluster) == 0:
+		delete(g.without, p.ID)
+	case !g.without[p.ID]:
+		g.without[p.ID] = true
+		g.news = append(g.news, p.ID)
+	}
+}
+
+// WithoutDirectReturn returns the Service ports that ask for direct return and have none, because others of the family
+// have as many addresses as may have it, or because they have too many endpoints. It returns each once, sorted.
+func (c *Compiler) WithoutDirectReturn() (ids []model.PortID) {
+	for _, f := range c.served() {
+		for _, id := range f.direct.news {
+			if f.direct.without[id] {
+				ids = append(ids, id)
+			}
+		}
+		f.direct.news = nil
+	}
+	slices.SortFunc(ids, model.PortID.Compare)
+	return slices.Compact(ids)
 }
 
 // decide returns the Service ports that got direct return, or lost it.
@@ -200,17 +339,27 @@ func (g *directGrants) decide() (changed []model.PortID) {
 	return changed
 }
 
-// ownersOf returns the owner of each slot; nil if there are no endpoints, or more than directEndpoints.
-func ownersOf(p *model.ServicePort) []uint16 {
+// portSlots are the slots of a Service port with direct return.
+type portSlots struct {
+	// owners has the index in Cluster of the endpoint of each slot.
+	owners []uint16
+	// others has the endpoints that may know connections of this node's slots: see othersOf.
+	others [][]netip.Addr
+}
+
+// slotsOf returns nil if there are no endpoints, or more than directEndpoints.
+func slotsOf(p *model.ServicePort) *portSlots {
 	if n := len(p.Cluster); n == 0 || n > directEndpoints {
 		return nil
 	}
-	return slotOwners(p.Cluster)
+	owners := slotOwners(p.Cluster)
+	return &portSlots{owners: owners, others: othersOf(p, owners)}
 }
 
-// slotOwners gives each slot to one of the endpoints and returns their indices. It depends on the set of endpoints only,
-// not on their order. A slot goes to the endpoint with the highest score for it (rendezvous hashing). An endpoint with more
-// than directLoad percent above its share gives up the slots for which its score is lowest, each to the slot's next choice.
+// slotOwners gives each slot to one of the endpoints and returns their indices. It depends on the set of
+// endpoints only, not on their order. A slot goes to the endpoint with the highest score for it (rendezvous
+// hashing). An endpoint with more than directLoad percent above its share gives up the slots for which its score
+// is lowest, each to the slot's next choice.
 func slotOwners(endpoints []model.Endpoint) []uint16 {
 	seeds := make([]uint64, len(endpoints))
 	for i := range endpoints {
@@ -219,7 +368,7 @@ func slotOwners(endpoints []model.Endpoint) []uint16 {
 	most := max(directSlots*(100+directLoad)/(100*len(endpoints)), (directSlots+len(endpoints)-1)/len(endpoints))
 	slots := make([]choice, directSlots)
 	for i := range slots {
-		slots[i] = choice{slot: uint64(i), score: ^uint64(0)}
+		slots[i] = choice{slot: uint64(i), score: ^uint64(0), owner: len(seeds)}
 	}
 	owned := make([][]choice, len(endpoints))
 	for free := slots; len(free) > 0; {
@@ -253,32 +402,25 @@ type choice struct {
 
 // compare orders choices by score, highest first.
 func (c choice) compare(other choice) int {
-	if c.score != other.score {
-		if c.score > other.score {
-			return -1
-		}
-		return 1
-	}
-	return int(c.slot) - int(other.slot)
+	return cmp.Or(cmp.Compare(other.score, c.score), cmp.Compare(c.slot, other.slot))
 }
 
-// next turns to the endpoint with the next lower score.
+// next turns to the endpoint with the next lower score; of those with one score, to the one with the next lower index. It
+// leaves out none: slotOwners would seek an endpoint with free slots for ever. Tenants write addresses, so they can find
+// two with one seed.
 func (c *choice) next(seeds []uint64) {
-	below := c.score
+	below, before := c.score, c.owner
 	c.score = 0
 	for i, seed := range seeds {
-		if s := mix(seed ^ mix(c.slot+1)); s < below && s >= c.score {
+		if s := mix(seed ^ mix(c.slot+1)); (s < below || s == below && i < before) && s >= c.score {
 			c.score, c.owner = s, i
 		}
 	}
 }
 
-// othersOf returns, for each slot of an endpoint on this node, the other endpoints with the highest scores for it, at most
-// directOthers: those on other nodes, and those that terminate but still serve, wherever they are.
+// othersOf returns, for each slot of an endpoint on this node, the other endpoints with the highest scores for it, at
+// most directOthers: those on other nodes, and those that terminate but still serve, wherever they are.
 func othersOf(p *model.ServicePort, owners []uint16) [][]netip.Addr {
-	if owners == nil {
-		return nil
-	}
 	endpoints := p.Cluster
 	var remote []netip.AddrPort
 	for i := range endpoints {
@@ -298,12 +440,13 @@ func othersOf(p *model.ServicePort, owners []uint16) [][]netip.Addr {
 	}
 	others := make([][]netip.Addr, len(owners))
 	for slot, owner := range owners {
-		c := choice{slot: uint64(slot), score: ^uint64(0)}
+		if !endpoints[owner].Local {
+			continue
+		}
+		c := choice{slot: uint64(slot), score: ^uint64(0), owner: len(seeds)}
 		for range min(directOthers, len(remote)) {
-			if endpoints[owner].Local {
-				c.next(seeds)
-				others[slot] = append(others[slot], remote[c.owner].Addr())
-			}
+			c.next(seeds)
+			others[slot] = append(others[slot], remote[c.owner].Addr())
 		}
 	}
 	return others

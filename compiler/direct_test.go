@@ -25,6 +25,15 @@ func pods(random *rand.Rand, n int) (endpoints []model.Endpoint) {
 }
 
 func TestSlotOwners(t *testing.T) {
+	// Whoever writes EndpointSlices can find two IPv6 addresses with one seed of 64 bits.
+	t.Run("ends with endpoints that have the same scores", func(t *testing.T) {
+		random := rand.New(rand.NewPCG(1, 0))
+		one := pods(random, 1)[0]
+		for n := range 5 {
+			all := append(pods(random, n), one, one)
+			checkLoad(t, slotOwners(all), len(all))
+		}
+	})
 	t.Run("moves, and loads, little more than the share", func(t *testing.T) {
 		rapid.Check(t, func(t *rapid.T) {
 			random := rand.New(rand.NewPCG(rapid.Uint64().Draw(t, "seed"), 0))
@@ -71,7 +80,7 @@ func TestSlotOwners(t *testing.T) {
 	})
 }
 
-func checkLoad(t *rapid.T, owners []uint16, n int) {
+func checkLoad(t rapid.TB, owners []uint16, n int) {
 	load := make([]int, n)
 	for _, owner := range owners {
 		load[owner]++
@@ -129,6 +138,14 @@ func TestDirectGrants(t *testing.T) {
 		}
 		apply(t, all, directAddresses*directSlots)
 	})
+	t.Run("the others are told once", func(t *testing.T) {
+		if ids := compiler.WithoutDirectReturn(); len(ids) != 1000-services || ids[0] != id(services) {
+			t.Errorf("%d Service ports have none, want %d from %v on", len(ids), 1000-services, id(services))
+		}
+		if ids := compiler.WithoutDirectReturn(); len(ids) > 0 {
+			t.Errorf("%d are told again", len(ids))
+		}
+	})
 	serves := func(i int) bool {
 		_, has := compiler.Tables()[0].Set("direct-ips").Element(nft.AddrData(port(i).ExternalIPs[0]) + nft.ProtoData(6) + nft.PortData(80))
 		return has
@@ -141,6 +158,15 @@ func TestDirectGrants(t *testing.T) {
 		if serves(0) || !serves(services) {
 			t.Errorf("direct return: one that is gone %v, the next one %v", serves(0), serves(services))
 		}
+	})
+	t.Run("one with too many endpoints is told, too", func(t *testing.T) {
+		p := port(2)
+		p.Cluster = pods(rand.New(rand.NewPCG(1, 2)), directEndpoints+1)
+		apply(t, model.Changes{Ports: map[model.PortID]*model.ServicePort{id(2): p}}, (directAddresses-2)*directSlots)
+		if ids := compiler.WithoutDirectReturn(); len(ids) != 1 || ids[0] != id(2) {
+			t.Errorf("%v have none", ids)
+		}
+		apply(t, model.Changes{Ports: map[model.PortID]*model.ServicePort{id(2): port(2)}}, directAddresses*directSlots)
 	})
 	t.Run("one without endpoints keeps its place", func(t *testing.T) {
 		p := port(1)

@@ -25,7 +25,10 @@ const (
 	kindReturn
 )
 
-var chainKindNames = [...]string{kindNone: "", kindCluster: "cluster", kindExternal: "external", kindLocal: "local", kindDirect: "direct", kindReturn: "direct-return"}
+var chainKindNames = [...]string{
+	kindNone: "", kindCluster: "cluster", kindExternal: "external",
+	kindLocal: "local", kindDirect: "direct", kindReturn: "direct-return",
+}
 
 func (k chainKind) String() string { return chainKindNames[k] }
 
@@ -81,7 +84,7 @@ func (p *program) endpointChain(c endpointChain) *nft.Chain {
 	case kindCluster, kindExternal:
 		chain.Rules = p.masquerading(c.kind)
 	case kindReturn:
-		chain.Rules = append([]nft.Rule{p.ownSlots()}, p.masquerading(kindExternal)...)
+		chain.Rules = append(p.ownSlots(c.hash), p.masquerading(kindExternal)...)
 	case kindLocal:
 		shortCircuit := chainShortCircuit
 		if c.nodePort {

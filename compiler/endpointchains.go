@@ -10,8 +10,8 @@ import (
 // A chain exists while frontends go to it. Beyond that, two things depend on the past, and nothing else in the table
 // does:
 //
-//   - Where 100 frontends use a kind of chain, those for one to eight endpoints exist in advance, and the last 32 others
-//     that lost their frontends stay.
+//   - Where 100 frontends use a kind of chain, those for one to eight endpoints exist in advance, and the last 32
+//     others that lost their frontends stay.
 //   - A chain of ClusterIPs has its frontends in a set of its own from 1,000 frontends on, and where 500 frontends have
 //     affinity, if it exists in advance.
 //
@@ -37,8 +37,8 @@ var defaultChainLimits = chainLimits{spareFrom: 100, spare: 8, kept: 32, setFrom
 // reached reports whether n reaches a limit, or has been there before and not fallen below half of it since.
 func reached(limit, n int, before bool) bool { return n >= limit || before && 2*n >= limit }
 
-// endpointChains holds the endpoint chains of the draft. Before frontends are written, move counts those that go to each
-// chain, and settle decides about chains and sets.
+// endpointChains holds the endpoint chains of the draft. Before frontends are written, move counts those that go to
+// each chain, and settle decides about chains and sets.
 type endpointChains struct {
 	draft   *nft.Draft
 	program *program
@@ -50,7 +50,8 @@ type endpointChains struct {
 	groups map[endpointChain]*chainGroup
 	// spareSets says that chains that exist in advance have a set, if they may.
 	spareSets bool
-	// changes counts the calls of count; settled is that of the last settle. setChanges counts the sets that came and went.
+	// changes counts the calls of count; settled is that of the last settle. setChanges
+	// counts the sets that came and went.
 	changes, settled, setChanges int
 }
 

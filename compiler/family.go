@@ -34,7 +34,7 @@ func newFamily(ip nft.Family, config *Config) *family {
 	f.sets = addSets(draft, f.program)
 	f.chains = newEndpointChains(draft, f.program, f.sets.of(serviceRecord, false))
 	f.affinity = newAffinityState(draft, f.program)
-	f.lists = store{draft: draft, sets: f.sets, more: map[nft.Data]int{}}
+	f.lists = store{draft: draft, sets: f.sets, more: map[nft.Data]int{}, contested: map[nft.Data]map[string]int{}}
 	f.decisions = store{draft: draft, sets: f.sets, chains: f.chains, affinity: f.affinity}
 	f.putFixedChains()
 	return f
@@ -78,11 +78,11 @@ func (f *family) setPort(id model.PortID, p *model.ServicePort) {
 	if old := f.ports[id]; old != nil {
 		f.claims.removePort(old)
 		delete(f.ports, id)
-		lists.have, decisions.have = appendPortRecords(lists.have, old.ServicePort), appendAffinityRecords(decisions.have, old)
+		lists.have, decisions.have = appendPortRecords(lists.have, old.ServicePort, f.program.config), appendAffinityRecords(decisions.have, old)
 	}
 	if p != nil {
 		f.addPort(p)
-		lists.want = appendPortRecords(lists.want, p)
+		lists.want = appendPortRecords(lists.want, p, f.program.config)
 	}
 	lists.replace()
 	decisions.replace()
@@ -98,6 +98,7 @@ func (f *family) askForDirect(id model.PortID, p *model.ServicePort) {
 func (f *family) addPort(p *model.ServicePort) {
 	plans := plansOf(p, f.direct.granted[p.ID])
 	f.ports[p.ID] = plans
+	f.direct.note(plans)
 	f.claims.addPort(plans)
 	f.decisions.want = appendAffinityRecords(f.decisions.want, plans)
 }
@@ -229,7 +230,7 @@ func (f *family) applyFirst(all map[model.PortID]*model.ServicePort) []Conflict 
 		f.sets.of(clusterIPRecord, false).Grow(len(ports))
 		f.sets.of(endpointRecord, false).Grow(endpoints)
 		for _, p := range ports {
-			f.lists.want = appendPortRecords(f.lists.want, p)
+			f.lists.want = appendPortRecords(f.lists.want, p, f.program.config)
 			f.lists.replace()
 		}
 		for _, s := range <-claimed {

@@ -121,7 +121,7 @@ func (c *cluster) port(id model.PortID) *model.ServicePort {
 		p.AffinityTimeout = 3 * time.Hour
 	}
 	if p.DirectReturn = c.maybe(2); p.DirectReturn && c.maybe(2) { // and can have it
-		p.AffinityTimeout, p.ExternalPolicy = 0, model.PolicyCluster
+		p.ExternalPolicy = model.PolicyCluster
 	}
 	p.Cluster = c.endpoints(id.Family, false)
 	p.Local = c.endpoints(id.Family, true)
@@ -327,7 +327,7 @@ func (c *cluster) compare() {
 }
 
 func randomConfig(c chooser) Config {
-	config := Config{MasqueradeBit: uint8(c.choose(32)), MasqueradeAll: c.choose(3) == 0, AffinityHash: c.choose(3) == 0, CountServices: c.choose(3) == 0, DirectReturn: c.choose(2) == 0}
+	config := Config{MasqueradeBit: uint8(c.choose(32)), MasqueradeAll: c.choose(3) == 0, AffinityHash: c.choose(3) == 0, CountServices: c.choose(3) == 0, CountRefused: c.choose(2) == 0, DirectReturn: c.choose(2) == 0}
 	config.NodePortAddresses.Primary = c.choose(2) == 0
 	config.DetectLocal.NodePodCIDRs = c.choose(2) == 0
 	if c.choose(3) == 0 {

@@ -47,9 +47,10 @@ const (
 // count too: otherwise nodes would disagree about the owner of an address.
 func (p *plan) serves() bool { return p.unserved != unservedReject }
 
-// affinity returns the name of the port's maps and chains; empty for no affinity.
+// affinity returns the name of the port's maps and chains; empty for no affinity, and for direct return, where the
+// hash of a client's address chooses.
 func (p *plan) affinity() string {
-	if p.kind == kindNone {
+	if p.kind == kindNone || p.kind == kindReturn {
 		return ""
 	}
 	return p.port.affinity
@@ -66,7 +67,8 @@ func (p *plan) listOf(list endpointList) []model.Endpoint {
 func (p *plan) chains(fe frontend, config *Config) (first, shortCircuit endpointChain) {
 	chain := func(kind chainKind, list endpointList) endpointChain {
 		n := len(p.listOf(list))
-		return endpointChain{kind: kind, nodePort: fe.isNodePort(), hash: config.AffinityHash && p.affinity() != "" && n > 1, count: n}
+		hash := config.AffinityHash && p.affinity() != "" && n > 1 || kind == kindReturn && p.port.AffinityTimeout > 0
+		return endpointChain{kind: kind, nodePort: fe.isNodePort(), hash: hash, count: n}
 	}
 	switch p.kind {
 	case kindNone:
@@ -83,17 +85,14 @@ type portPlans struct {
 	comment string
 	// affinity is affinityName; empty for no affinity.
 	affinity string
-	// slots has the index in Cluster of the endpoint of each slot; nil without direct return.
-	slots []uint16
-	// others has the endpoints that may know connections of this node's slots: see othersOf.
-	others [][]netip.Addr
+	// slots is nil without direct return.
+	slots *portSlots
 }
 
 func plansOf(p *model.ServicePort, direct bool) *portPlans {
 	plans := &portPlans{ServicePort: p, comment: nft.TruncateComment(p.ID.ServicePortName())}
 	if direct {
-		plans.slots = ownersOf(p)
-		plans.others = othersOf(p, plans.slots)
+		plans.slots = slotsOf(p)
 	}
 	if p.AffinityTimeout > 0 {
 		plans.affinity = affinityName(p.ID)

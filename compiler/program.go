@@ -196,11 +196,15 @@ func (p *program) clusterIPRules() []nft.Rule {
 	if p.config.ServiceProxyName != "" {
 		return rules // other proxies have Services in these ranges
 	}
+	drop := func(statements ...nft.Statement) {
+		rules = append(rules, nft.Rule{Statements: append(statements, nft.Drop), Comment: "an address that no Service holds"})
+	}
 	for _, cidr := range prefixesOf(p.family, p.serviceCIDRs) {
-		rules = append(rules, nft.Rule{
-			Statements: []nft.Statement{nft.Match{Field: daddr, Value: cidr}, nft.Drop},
-			Comment:    "an address that no Service holds",
-		})
+		inCIDR := nft.Match{Field: daddr, Value: cidr}
+		if p.config.CountRefused {
+			drop(inCIDR, nft.InSet{Key: nft.Concat{nft.MetaL4proto}, Set: unassignedSet})
+		}
+		drop(inCIDR) // of other protocols, too
 	}
 	return rules
 }
@@ -226,7 +230,7 @@ func (p *program) firewallRules() []nft.Rule {
 		nft.InSet{Key: p.key(false), Set: guardedRecord.set(false)},
 		nft.InSet{Key: append(p.key(false), p.family.Saddr()), Op: nft.NotEqual, Set: sourceRecord.set(false)},
 	}
-	if p.config.CountServices { // refused-sources has all of guarded-ips
+	if p.config.CountRefused { // refused-sources has all of guarded-ips
 		rule = append(rule, nft.InSet{Key: p.key(false), Set: refusedSourceRecord.set(false)})
 	}
 	return []nft.Rule{nft.NewRule(append(rule, nft.Drop)...)}

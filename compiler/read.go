@@ -91,7 +91,8 @@ func (f *Frontend) CountSets() (connections, traffic string) {
 	return connectionsRecord.set(nodePort), trafficRecord.set(nodePort)
 }
 
-// Counted says what the packets are that an element counts, in tables with Config.CountServices.
+// Counted says what the packets are that an element counts, in tables with Config.CountServices or
+// Config.CountRefused.
 type Counted uint8
 
 const (
@@ -103,21 +104,25 @@ const (
 	CountedNoEndpoints
 	// or policy Local, and none on this node;
 	CountedPolicyLocal
-	// or loadBalancerSourceRanges do not name the client.
+	// or loadBalancerSourceRanges do not name the client;
 	CountedSource
+	// or the ClusterIP does not have the port, or the address is one of a ServiceCIDR that no Service holds.
+	CountedPort
+	CountedAddress
 	// CountedKinds is the number of those above.
 	CountedKinds
 )
 
 // String returns "traffic", "connections", or the reason of a refusal.
 func (c Counted) String() string {
-	return [CountedKinds]string{"traffic", "connections", "no-endpoints", "policy-local", "source-not-allowed"}[c]
+	return [CountedKinds]string{"traffic", "connections", "no-endpoints", "policy-local", "source-not-allowed", "unknown-port", "unassigned-address"}[c]
 }
 
 // Refused reports whether the packets were refused or dropped.
 func (c Counted) Refused() bool { return c >= CountedNoEndpoints }
 
-// CountedBy returns what an element of the set of that name counts.
+// CountedBy returns what an element of the set of that name counts. The element's comment names the Service port; the
+// Service, where the port is unknown; and nothing, where the address is no Service's.
 func CountedBy(set string, e nft.Element) Counted {
 	switch {
 	case slices.Contains(recordSets[connectionsRecord].names[:], set):
@@ -128,6 +133,10 @@ func CountedBy(set string, e nft.Element) Counted {
 		return CountedNoEndpoints
 	case set == refusedSourceRecord.set(false):
 		return CountedSource
+	case set == ClusterIPs:
+		return CountedPort
+	case set == unassignedSet:
+		return CountedAddress
 	}
 	return CountedTraffic
 }

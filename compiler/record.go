@@ -8,6 +8,7 @@ import (
 
 	"github.com/nftproxy/nftproxy/model"
 	"github.com/nftproxy/nftproxy/nft"
+	"golang.org/x/sys/unix"
 )
 
 // record is one thing that a frontend or a Service port needs in the table: an element, or the maps and chains of its
@@ -58,11 +59,12 @@ const (
 	connectionsRecord
 	trafficRecord
 	refusedSourceRecord
-	// directRecord is an address with direct return. Of its slots, a hopRecord leads to another node, and a slotRecord is
-	// this node's. An otherRecord leads to an endpoint that may have had the slot before: the first choices have the numbers
-	// of their slots, the next ones follow.
+	// directRecord is an address with direct return. Of its slots, a hopRecord leads to another node, an errorHopRecord does
+	// so for ICMP errors, and a slotRecord is this node's. An otherRecord leads to an endpoint that may have had the slot
+	// before: see slotNumber.
 	directRecord
 	hopRecord
+	errorHopRecord
 	slotRecord
 	otherRecord
 	// hairpinRecord is needed by each Service port with the endpoint.
@@ -79,50 +81,56 @@ const (
 type keyShape uint8
 
 const (
-	// keyFrontend is a frontend; keySlot is one and a slot, for an endpoint; keyHop the same for its address; keySource is one
-	// and the range of a prefix.
+	// keyFrontend is a frontend; keySlot is one and a slot, for an endpoint; keyHop and keyErrorHop are the same for its
+	// address; keySource is one and the range of a prefix.
 	keyFrontend keyShape = iota
 	keySlot
 	keyHop
+	keyErrorHop
 	keySource
 	// keyAddress is an address; keyPair is one twice.
 	keyAddress
 	keyPair
 )
 
-// counting says whether the elements of a set count.
+// counting says what the elements of a set count; 0 for nothing.
 type counting uint8
 
 const (
-	countsNot counting = iota
-	countsToo
-	countsOnly
+	countsRefused counting = iota + 1 // Config.CountRefused
+	countsServed                      // Config.CountServices
 )
+
+func (c *Config) counts(what counting) bool {
+	return what == countsRefused && c.CountRefused || what == countsServed && c.CountServices
+}
 
 var recordSets = [elementKinds]struct {
 	// names are those of the sets for addresses and for node ports.
 	names    [2]string
 	key      keyShape
 	verdicts bool
-	// counts are for Config.CountServices: without it, sets that count only do not exist, and others do not count.
+	// counts says what the elements count. Sets that only count do not exist without that.
 	counts counting
+	only   bool
 	direct bool
 }{
 	serviceRecord:       {names: [2]string{ServiceIPs, "service-nodeports"}, verdicts: true},
 	endpointRecord:      {names: [2]string{Endpoints, "nodeport-endpoints"}, key: keySlot},
 	shortCircuitRecord:  {names: [2]string{"short-circuit-ips", "short-circuit-nodeports"}, verdicts: true},
 	localEndpointRecord: {names: [2]string{"local-endpoints", "local-nodeport-endpoints"}, key: keySlot},
-	noEndpointRecord:    {names: [2]string{"no-endpoint-services", "no-endpoint-nodeports"}, verdicts: true, counts: countsToo},
-	clusterIPRecord:     {names: [2]string{ClusterIPs}, key: keyAddress},
+	noEndpointRecord:    {names: [2]string{"no-endpoint-services", "no-endpoint-nodeports"}, verdicts: true, counts: countsRefused},
+	clusterIPRecord:     {names: [2]string{ClusterIPs}, key: keyAddress, counts: countsRefused},
 	guardedRecord:       {names: [2]string{guardSet}},
 	sourceRecord:        {names: [2]string{"allowed-sources"}, key: keySource},
 	affinityRecord:      {names: [2]string{"affinity-ips", "affinity-nodeports"}, verdicts: true},
 	knownRecord:         {names: [2]string{"affinity-known-ips", "affinity-known-nodeports"}, verdicts: true},
-	connectionsRecord:   {names: [2]string{"service-connections", "nodeport-connections"}, counts: countsOnly},
-	trafficRecord:       {names: [2]string{"service-traffic", "nodeport-traffic"}, counts: countsOnly},
-	refusedSourceRecord: {names: [2]string{"refused-sources"}, counts: countsOnly},
+	connectionsRecord:   {names: [2]string{"service-connections", "nodeport-connections"}, counts: countsServed, only: true},
+	trafficRecord:       {names: [2]string{"service-traffic", "nodeport-traffic"}, counts: countsServed, only: true},
+	refusedSourceRecord: {names: [2]string{"refused-sources"}, counts: countsRefused, only: true},
 	directRecord:        {names: [2]string{"direct-ips"}, direct: true},
-	hopRecord:           {names: [2]string{directHops}, key: keyHop, direct: true},
+	hopRecord:           {names: [2]string{"direct-hops"}, key: keyHop, direct: true},
+	errorHopRecord:      {names: [2]string{"direct-error-hops"}, key: keyErrorHop, direct: true},
 	slotRecord:          {names: [2]string{"direct-slots"}, key: keySlot, direct: true},
 	otherRecord:         {names: [2]string{"direct-others"}, key: keyHop, direct: true},
 	hairpinRecord:       {names: [2]string{hairpinSet}, key: keyPair},
@@ -149,20 +157,20 @@ func addSets(draft *nft.Draft, p *program) *sets {
 	for kind, as := range recordSets {
 		for i, name := range as.names {
 			switch {
-			case as.counts == countsOnly && !p.config.CountServices, as.direct && !p.config.DirectReturn:
+			case as.only && !p.config.counts(as.counts), as.direct && !p.config.DirectReturn:
 				continue
 			case name == "": // node ports have no such records, and records without a frontend look like theirs
 				s[kind][i] = s[kind][0]
 				continue
 			}
-			set := &nft.Set{Name: name, Key: p.key(i == 1), Verdicts: as.verdicts, Counter: as.counts != countsNot && p.config.CountServices}
+			set := &nft.Set{Name: name, Key: p.key(i == 1), Verdicts: as.verdicts, Counter: p.config.counts(as.counts)}
 			switch as.key {
-			case keySlot, keyHop:
-				set.Key = append(set.Key, nft.Numgen{Mod: 2})
-				set.Data = nft.Concat{p.family.Daddr(), nft.ThDport}
-				if as.key == keyHop {
-					set.Data = set.Data[:1]
-				}
+			case keySlot:
+				set.Key, set.Data = append(set.Key, nft.Numgen{Mod: 2}), nft.Concat{p.family.Daddr(), nft.ThDport}
+			case keyHop:
+				set.Key, set.Data = append(set.Key, nft.Numgen{Mod: 2}), nft.Concat{p.family.Daddr()}
+			case keyErrorHop:
+				set.Key, set.Data = append(p.quotedKey(), nft.Numgen{Mod: 2}), nft.Concat{p.family.Daddr()}
 			case keySource:
 				set.Key, set.Interval = append(set.Key, p.family.Saddr()), true
 			case keyAddress:
@@ -173,12 +181,20 @@ func addSets(draft *nft.Draft, p *program) *sets {
 			s[kind][i] = draft.AddSet(set)
 		}
 	}
+	if p.config.CountRefused {
+		unassigned := draft.AddSet(&nft.Set{Name: unassignedSet, Key: nft.Concat{nft.MetaL4proto}, Counter: true})
+		for _, protocol := range []uint8{unix.IPPROTO_TCP, unix.IPPROTO_UDP, unix.IPPROTO_SCTP, unix.IPPROTO_ICMP, unix.IPPROTO_ICMPV6} {
+			draft.Put(unassigned, nft.Element{Key: nft.ProtoData(protocol)})
+		}
+	}
 	return &s
 }
 
 const (
 	guardSet   = "guarded-ips"
 	hairpinSet = "hairpin"
+	// unassignedSet has protocols, whose elements count the packets to addresses that no Service holds.
+	unassignedSet = "unassigned-addresses"
 )
 
 // IsHairpinSet reports whether the set of that name holds the endpoints whose packets may be sent back to them.
@@ -188,12 +204,16 @@ func IsHairpinSet(set string) bool { return set == hairpinSet }
 //
 // Hairpins are the endpoints whose own packets this node may send back to them without masquerading them for another
 // reason: those of this node, and with a node port under policy Local, which pods of other nodes can dial here, all.
-func appendPortRecords(to []record, p *model.ServicePort) []record {
+func appendPortRecords(to []record, p *model.ServicePort, config *Config) []record {
 	if p == nil {
 		return to
 	}
 	if p.ClusterIP.IsValid() {
-		to = append(to, record{kind: clusterIPRecord, addr: netip.AddrPortFrom(p.ClusterIP, 0)})
+		ip := record{kind: clusterIPRecord, addr: netip.AddrPortFrom(p.ClusterIP, 0)}
+		if config.CountRefused { // it counts packets to ports that the Service does not have
+			ip.comment = nft.TruncateComment(p.ID.Namespace + "/" + p.ID.Service)
+		}
+		to = append(to, ip)
 	}
 	for list, endpoints := range [...][]model.Endpoint{listCluster: p.Cluster, listLocal: p.Local} {
 		for i := range endpoints {
@@ -210,11 +230,12 @@ func appendAffinityRecords(to []record, p *portPlans) []record {
 	if p == nil || p.affinity == "" {
 		return to
 	}
-	internal, external := p.of(rankClusterIP), p.of(rankExternalIP)
+	internal, external := p.of(rankClusterIP), p.of(rankNodePort)
 	if !p.ClusterIP.IsValid() {
 		internal = plan{}
 	}
-	if len(p.LoadBalancerIPs) == 0 && len(p.ExternalIPs) == 0 && p.NodePort == 0 {
+	// With direct return, addresses other than node ports need neither.
+	if addresses := len(p.LoadBalancerIPs) + len(p.ExternalIPs); p.NodePort == 0 && (addresses == 0 || p.slots != nil) {
 		external = plan{}
 	}
 	for _, list := range endpointLists {
@@ -282,9 +303,9 @@ func appendRecords(to []record, p plan, fe frontend, config *Config) []record {
 	if config.CountServices {
 		add(record{kind: connectionsRecord})
 		add(record{kind: trafficRecord})
-		if len(p.sources) > 0 {
-			add(record{kind: refusedSourceRecord})
-		}
+	}
+	if config.CountRefused && len(p.sources) > 0 {
+		add(record{kind: refusedSourceRecord})
 	}
 	if p.kind == kindReturn {
 		add(record{kind: directRecord})
@@ -298,7 +319,7 @@ func compareRecords(a, b *record) int {
 		return cmp.Or(cmp.Compare(a.kind, b.kind), cmp.Compare(a.list, b.list))
 	}
 	switch a.kind {
-	case endpointRecord, localEndpointRecord, hopRecord, slotRecord, otherRecord:
+	case endpointRecord, localEndpointRecord, hopRecord, errorHopRecord, slotRecord, otherRecord:
 		return cmp.Compare(a.slot, b.slot)
 	case hairpinRecord:
 		return a.addr.Compare(b.addr)
@@ -319,10 +340,10 @@ func (r *record) element(bytes *byteBlock, chains func(endpointChain) string) nf
 	key, e := buf[:0], nft.Element{Comment: r.comment}
 	switch recordSets[r.kind].key {
 	case keyAddress:
-		return nft.Element{Key: bytes.data(nft.AppendAddr(key, r.addr.Addr()))}
+		return nft.Element{Key: bytes.data(nft.AppendAddr(key, r.addr.Addr())), Comment: r.comment}
 	case keyPair:
 		return nft.Element{Key: bytes.data(nft.AppendAddr(nft.AppendAddr(key, r.addr.Addr()), r.addr.Addr()))}
-	case keySlot, keyHop:
+	case keySlot, keyHop, keyErrorHop:
 		key = nft.AppendInteger(r.frontend.appendKey(key), uint32(r.slot))
 		length := len(key)
 		key = nft.AppendAddr(key, r.addr.Addr())
@@ -371,9 +392,9 @@ func readRecord(kind recordKind, e nft.Element) (r record, ok bool) {
 		addr, ok := netip.AddrFromSlice([]byte(key))
 		r.addr = netip.AddrPortFrom(addr, 0)
 		return r, ok
-	case keySlot, keyHop:
+	case keySlot, keyHop, keyErrorHop:
 		at, value := len(key)-4, e.Value
-		if shape == keyHop {
+		if shape != keySlot {
 			value += nft.PortData(0)
 		}
 		if r.addr, ok = ParseEndpoint(value); !ok || at < 0 {

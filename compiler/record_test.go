@@ -1,6 +1,7 @@
 package compiler
 
 import (
+	"fmt"
 	"net/netip"
 	"testing"
 
@@ -18,18 +19,18 @@ func TestRecord(t *testing.T) {
 		id := c.id()
 		p := c.port(id)
 		if c.maybe(3) { // often enough for every kind
-			c.config.DirectReturn, p.DirectReturn, p.ExternalPolicy, p.AffinityTimeout = true, true, model.PolicyCluster, 0
+			c.config.DirectReturn, p.DirectReturn, p.ExternalPolicy = true, true, model.PolicyCluster
 			p.LoadBalancerIPs = []netip.Addr{c.addr(id.Family, externalNet, 3)}
 			here, elsewhere := netip.AddrPortFrom(c.addr(id.Family, podNet, 5), 80), netip.AddrPortFrom(c.addr(id.Family, podNet, 5), 81)
 			p.Cluster = []model.Endpoint{{AddrPort: here, Local: true}, {AddrPort: elsewhere, Remote: true}}
 		}
 		var all []record
-		plans := plansOf(p, c.config.DirectReturn && p.DirectReturn && p.ExternalPolicy == model.PolicyCluster && p.AffinityTimeout == 0)
+		plans := plansOf(p, c.config.DirectReturn && p.DirectReturn && p.ExternalPolicy == model.PolicyCluster)
 		eachFrontend(p, func(rank rank, fe frontend) {
 			all = appendListRecords(appendRecords(all, plans.of(rank), fe, &c.config), plans.of(rank), fe)
 		})
 		var bytes byteBlock
-		for _, want := range append(all, appendPortRecords(nil, p)...) {
+		for _, want := range append(all, appendPortRecords(nil, p, &c.config)...) {
 			if want.kind >= elementKinds {
 				continue
 			}
@@ -59,4 +60,37 @@ func TestRecord(t *testing.T) {
 			}
 		}
 	})
+}
+
+// Two Services claim one ClusterIP: the element names the first by name, whichever came first.
+func TestContestedClusterIPNames(t *testing.T) {
+	config := Default()
+	config.CountRefused = true
+	ip := netip.MustParseAddr("10.96.0.10")
+	port := func(service string, number uint16) *model.ServicePort {
+		id := model.PortID{Namespace: "shop", Service: service, Port: fmt.Sprint(number), Protocol: model.TCP, Family: model.IPv4}
+		return &model.ServicePort{ID: id, ClusterIP: ip, Port: number}
+	}
+	b80, b81, a := port("b", 80), port("b", 81), port("a", 80)
+	c, err := New(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, step := range []struct {
+		port *model.ServicePort
+		gone bool
+		want string
+	}{
+		{b80, false, "shop/b"}, {b81, false, "shop/b"}, {a, false, "shop/a"}, {b80, true, "shop/a"}, {a, true, "shop/b"},
+		{a, false, "shop/a"}, {b81, true, "shop/a"}, {b81, false, "shop/a"}, {a, true, "shop/b"}, {b81, true, ""},
+	} {
+		now := step.port
+		if step.gone {
+			now = nil
+		}
+		c.Apply(&model.Changes{Ports: map[model.PortID]*model.ServicePort{step.port.ID: now}})
+		if e, _ := c.Tables()[0].Set(ClusterIPs).Element(nft.AddrData(ip)); e.Comment != step.want {
+			t.Errorf("after %s (gone: %v) the element names %q, want %q", step.port.ID.Service, step.gone, e.Comment, step.want)
+		}
+	}
 }

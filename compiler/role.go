@@ -28,8 +28,8 @@ const (
 	RoleServeLocal
 	// RoleServeDirect sends clients to an endpoint after another chain has decided about the source address.
 	RoleServeDirect
-	// RoleServeReturn sends clients of an external frontend with direct return to the endpoint of their slot, or, if that is
-	// not on this node, to any.
+	// RoleServeReturn sends clients of an external frontend with direct return to the endpoint of their
+	// slot, or, if that is not on this node, to any.
 	RoleServeReturn
 	// RoleDirectForward sends packets of external frontends with direct return to the node of their endpoint.
 	RoleDirectForward
@@ -43,9 +43,9 @@ var kindRoles = [len(chainKindNames)]Role{
 }
 
 var fixedRoles = map[string]Role{
-	chainDirectForward: RoleDirectForward,
-	chainFirewall:      RoleFirewall,
-	chainNoEndpoints:   RoleNoEndpoints, chainNoEndpointNodePorts: RoleNoEndpoints,
+	chainDirectForward: RoleDirectForward, chainDirectAgain: RoleDirectForward, chainDirectErrors: RoleDirectForward,
+	chainFirewall:    RoleFirewall,
+	chainNoEndpoints: RoleNoEndpoints, chainNoEndpointNodePorts: RoleNoEndpoints,
 	chainClusterIPs:      RoleClusterIPs,
 	chainMarkUnlessLocal: RoleMarkUnlessLocal,
 	chainShortCircuit:    RoleShortCircuit, chainShortCircuitNodePorts: RoleShortCircuit,

@@ -1,6 +1,8 @@
 package compiler
 
 import (
+	"maps"
+	"slices"
 	"strings"
 
 	"github.com/nftproxy/nftproxy/nft"
@@ -12,9 +14,12 @@ type store struct {
 	sets  *sets
 	// more counts, of the addresses that several Service ports need, all ports but the first. The keys are of two lengths:
 	// ClusterIPs and pairs.
-	more     map[nft.Data]int
-	chains   *endpointChains
-	affinity *affinityState
+	more map[nft.Data]int
+	// contested has, of the ClusterIPs that several Services claim, the Service ports of each. The element names the Service
+	// that comes first, so that the past does not count.
+	contested map[nft.Data]map[string]int
+	chains    *endpointChains
+	affinity  *affinityState
 	// have, want and bytes are reused.
 	have, want []record
 	bytes      byteBlock
@@ -85,11 +90,16 @@ func (s *store) add(r *record) {
 	switch r.kind {
 	case clusterIPRecord, hairpinRecord:
 		e := r.element(&s.bytes, nil)
-		if _, has := s.set(r).Element(e.Key); has {
-			s.more[e.Key]++
-		} else {
+		have, has := s.set(r).Element(e.Key)
+		if !has {
 			s.draft.Put(s.set(r), e)
+			return
 		}
+		if s.contested[e.Key] == nil && have.Comment != e.Comment {
+			s.contested[e.Key] = map[string]int{have.Comment: s.more[e.Key] + 1}
+		}
+		s.more[e.Key]++
+		s.contest(r, e, 1)
 	case affinityRecord:
 		s.noteNodePort(r)
 		s.putAffinity(r)
@@ -105,7 +115,9 @@ func (s *store) add(r *record) {
 func (s *store) remove(r *record) {
 	switch r.kind {
 	case clusterIPRecord, hairpinRecord:
-		key := r.element(&s.bytes, nil).Key
+		e := r.element(&s.bytes, nil)
+		s.contest(r, e, -1)
+		key := e.Key
 		switch n := s.more[key]; n {
 		case 0:
 			s.draft.Remove(s.set(r), key)
@@ -123,6 +135,24 @@ func (s *store) remove(r *record) {
 		s.affinity.removeKnown(r.port, r.chain.kind)
 	default:
 		s.take(r)
+	}
+}
+
+// contest counts one claim of a Service to a contested ClusterIP more or less, and brings the name in line.
+func (s *store) contest(r *record, e nft.Element, more int) {
+	names := s.contested[e.Key]
+	if names == nil {
+		return
+	}
+	if names[e.Comment] += more; names[e.Comment] == 0 {
+		delete(names, e.Comment)
+	}
+	e.Comment = slices.Min(slices.Collect(maps.Keys(names)))
+	if len(names) == 1 {
+		delete(s.contested, e.Key)
+	}
+	if have, _ := s.set(r).Element(e.Key); have.Comment != e.Comment {
+		s.draft.Put(s.set(r), e)
 	}
 }
 

@@ -36,8 +36,8 @@ func (c *Compiler) TemporaryTables() (tables []*nft.Table) {
 // commit, a guarded address would drop everybody until the ranges of its sources are valid.
 func GuardsLast(tx nft.Transaction) (first, guards nft.Transaction) { return split(tx, guardSet) }
 
-// ServicesLast is GuardsLast for tables that are not there yet, while other rules serve. The second transaction adds the
-// addresses of Services too, so none is served without its guard.
+// ServicesLast is GuardsLast for tables that are not there yet, while other rules serve. The second transaction adds
+// the addresses of Services too, so none is served without its guard.
 func ServicesLast(tx nft.Transaction) (first, services nft.Transaction) {
 	return split(tx, guardSet, ServiceIPs)
 }

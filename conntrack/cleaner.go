@@ -50,7 +50,8 @@ type Rules interface {
 	NodePortPrefixes(family model.Family) []netip.Prefix
 }
 
-// HasEndpoints reports whether a frontend, or a node port if addr is the zero value, has endpoints. It is called concurrently.
+// HasEndpoints reports whether a frontend, or a node port if addr is the zero value, has
+// endpoints. It is called concurrently.
 type HasEndpoints func(family model.Family, protocol model.Protocol, addr netip.Addr, port uint16) bool
 
 // NewCleaner returns a Cleaner. The error is that of Dial.
@@ -72,16 +73,16 @@ func (c *Cleaner) Note(rules Rules, changes *model.Changes) {
 	}
 }
 
-// Gone records a UDP frontend that only the rules of an earlier process had. A zero address stands for a node port. Call
-// Note afterwards.
+// Gone records a UDP frontend that only the rules of an earlier process had. A zero address
+// stands for a node port. Call Note afterwards.
 func (c *Cleaner) Gone(family model.Family, frontend netip.AddrPort) {
 	c.flows.mu.Lock()
 	defer c.flows.mu.Unlock()
 	c.flows.gone(udpFrontend{family, frontend})
 }
 
-// Gap records that there may have been no rules until now. The next search looks for connections that began then and dial
-// a frontend with endpoints. Call Note or LookAtAll afterwards.
+// Gap records that there may have been no rules until now. The next search looks for connections that began then and
+// dial a frontend with endpoints. Call Note or LookAtAll afterwards.
 func (c *Cleaner) Gap(hasEndpoints HasEndpoints) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -101,8 +102,8 @@ func (c *Cleaner) signal() {
 	}
 }
 
-// Run searches after each note, until ctx ends. It tries again 100 ms after a failure, then twice as long each time, up to
-// 30 s; new notes do not wait for that. After a search it rests for as long as the search took.
+// Run searches after each note, until ctx ends. It tries again 100 ms after a failure, then twice as long each time, up
+// to 30 s; new notes do not wait for that. After a search it rests for as long as the search took.
 func (c *Cleaner) Run(ctx context.Context) {
 	waits := backoff.ExponentialBackOff{InitialInterval: 100 * time.Millisecond, Multiplier: 2, MaxInterval: 30 * time.Second}
 	var retry <-chan time.Time // nil unless the last search failed
@@ -135,8 +136,8 @@ func (c *Cleaner) Run(ctx context.Context) {
 	}
 }
 
-// Clean searches now, at most once for each IP family and protocol. If a search or a deletion fails, the next Clean tries
-// again.
+// Clean searches now, at most once for each IP family and protocol. If a search or a
+// deletion fails, the next Clean tries again.
 func (c *Cleaner) Clean(ctx context.Context) error {
 	c.searching.Lock()
 	defer c.searching.Unlock()
@@ -170,14 +171,15 @@ func (c *Cleaner) deleteStale(ctx context.Context, family model.Family, nodePort
 	}
 	stats, err = c.table.DeleteFlows(ctx, family, uint8(model.UDP), func(f Flow) bool { return c.flows.stale(f, local) })
 	if stats.Deleted > 0 {
-		c.options.Logger.V(2).Info("Removed stale UDP flows", "family", family, "flows", stats.Deleted, "duration", stats.Duration)
+		c.options.Logger.V(2).Info("Removed stale UDP flows",
+			"family", family, "flows", stats.Deleted, "duration", stats.Duration)
 	}
 	return stats, err
 }
 
 // A connection that begins while there are no rules is never translated: the decision about its first packet holds for
-// all later ones, also for a SYN that TCP sends again. So after a gap, unanswered entries of these protocols are removed
-// if they dial a frontend that has endpoints. kube-proxy leaves such entries to their timeout (120 s).
+// all later ones, also for a SYN that TCP sends again. So after a gap, unanswered entries of these protocols are
+// removed if they dial a frontend that has endpoints. kube-proxy leaves such entries to their timeout (120 s).
 var connectionProtocols = []model.Protocol{model.TCP, model.SCTP}
 
 // deleteUntranslated searches for such entries, if there was a gap since the last search that succeeded.
@@ -200,7 +202,8 @@ func (c *Cleaner) deleteUntranslated(ctx context.Context) error {
 					c.flows.answersNodePorts(addr, local) && (*gap)(family, protocol, netip.Addr{}, port))
 			})
 			if stats.Deleted > 0 {
-				c.options.Logger.V(2).Info("Removed connections that began without rules", "family", family, "protocol", protocol, "connections", stats.Deleted, "duration", stats.Duration)
+				c.options.Logger.V(2).Info("Removed connections that began without rules",
+					"family", family, "protocol", protocol, "connections", stats.Deleted, "duration", stats.Duration)
 			}
 			failures = append(failures, err)
 		}

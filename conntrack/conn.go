@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Conn searches the connection tracking table of one network namespace. It is safe for concurrent use. Each search opens
-// its own sockets, so a late answer is never taken for that to a later request.
+// Conn searches the connection tracking table of one network namespace. It is safe for concurrent use. Each search
+// opens its own sockets, so a late answer is never taken for that to a later request.
 type Conn struct {
 	netNS int
 	// timeout is how long the kernel may take for one datagram.
@@ -25,8 +25,8 @@ type Conn struct {
 // answerTimeout is far longer than one datagram takes: the kernel skips a million entries in 0.1 s.
 const answerTimeout = 10 * time.Second
 
-// Dial returns a Conn for the network namespace of the file descriptor, which must stay open as long as the Conn is used,
-// or with 0 for the current one. Listing and deleting need CAP_NET_ADMIN.
+// Dial returns a Conn for the network namespace of the file descriptor, which must stay open as long as the Conn is
+// used, or with 0 for the current one. Listing and deleting need CAP_NET_ADMIN.
 func Dial(netNS int) (*Conn, error) {
 	c := &Conn{netNS: netNS, timeout: answerTimeout, eventBuffer: 32 << 20}
 	s, err := c.open(0)
@@ -44,8 +44,8 @@ type Stats struct {
 	Duration time.Duration
 }
 
-// DeleteFlows lists all entries of an IP family and an IP protocol once, and deletes those for which stale returns true.
-// If the kernel refuses to delete an entry (EBUSY while it is offloaded to a flowtable), the others are deleted
+// DeleteFlows lists all entries of an IP family and an IP protocol once, and deletes those for which stale returns
+// true. If the kernel refuses to delete an entry (EBUSY while it is offloaded to a flowtable), the others are deleted
 // nevertheless, and the error wraps the first refusal. When ctx ends, the search ends with ctx's error.
 //
 // A kernel before 5.8 lists the whole family, of which DeleteFlows ignores the other entries.
@@ -88,12 +88,13 @@ type Query struct {
 
 func (q *Query) selects(f *Flow) bool {
 	addr, port := q.Dialed.Addr(), q.Dialed.Port()
-	return f.Protocol == q.Protocol && (!addr.IsValid() || addr == f.Dialed.Addr()) && (port == 0 || port == f.Dialed.Port())
+	return f.Protocol == q.Protocol && (!addr.IsValid() || addr == f.Dialed.Addr()) &&
+		(port == 0 || port == f.Dialed.Port())
 }
 
-// Entries calls do with each entry that the query selects, as the kernel lists them: in no order, and while flows come and
-// go perhaps one twice. The kernel filters them; one before 5.8 sends the whole family, of which Entries ignores the
-// others. When ctx ends, it returns ctx's error.
+// Entries calls do with each entry that the query selects, as the kernel lists them: in no order, and while flows come
+// and go perhaps one twice. The kernel filters them; one before 5.8 sends the whole family, of which Entries ignores
+// the others. When ctx ends, it returns ctx's error.
 func (c *Conn) Entries(ctx context.Context, q Query, do func(Entry)) error {
 	_, err := c.each(ctx, q, 0, func(e entry) bool {
 		do(e.entry())
@@ -134,7 +135,9 @@ const datagramSize = 1 << 15
 
 // open opens a socket that hears of the events of multicast groups, a mask of bits; 0 for none.
 func (c *Conn) open(groups uint32) (*socket, error) {
-	nl, err := netlink.Dial(unix.NETLINK_NETFILTER, &netlink.Config{NetNS: c.netNS, MessageBufferSize: datagramSize, Groups: groups})
+	nl, err := netlink.Dial(unix.NETLINK_NETFILTER, &netlink.Config{
+		NetNS: c.netNS, MessageBufferSize: datagramSize, Groups: groups,
+	})
 	if err != nil {
 		return nil, fmt.Errorf("conntrack: open netlink socket: %w", err)
 	}

@@ -78,8 +78,8 @@ func (d *deletion) delete(names [][]byte) (err error) {
 	return err
 }
 
-// readAnswers reads the answers up to that for the last request, and returns the number of entries that were not deleted.
-// One that does not exist any more is not refused.
+// readAnswers reads the answers up to that for the last request, and returns the number of entries that were not
+// deleted. One that does not exist any more is not refused.
 func (d *deletion) readAnswers(last uint32) (kept int, err error) {
 	for {
 		if err := d.s.expect(); err != nil {

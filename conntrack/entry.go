@@ -13,8 +13,8 @@ import (
 // entry is an entry as the kernel lists it.
 type entry struct {
 	flow Flow
-	// original, zone and id name the entry: the tuple of its first packet; the zone, nil for the default one; and the number
-	// that tells it from a later entry with the same tuple.
+	// original, zone and id name the entry: the tuple of its first packet; the zone, nil for the default one; and the
+	// number that tells it from a later entry with the same tuple.
 	original, zone, id []byte
 	status             uint32
 	details            Entry

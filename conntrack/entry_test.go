@@ -21,8 +21,8 @@ const (
 		"0800030000000008080008000000000008000c00a4938fe408000b00000000010800070000000e0f"
 )
 
-// recorded returns a message as this machine's kernel would send it: lengths and types of attributes are in the byte order
-// of the machine, all else here is in that of the network.
+// recorded returns a message as this machine's kernel would send it: lengths and types of attributes are in the byte
+// order of the machine, all else here is in that of the network.
 func recorded(t testing.TB, text string) []byte {
 	t.Helper()
 	b, err := hex.DecodeString(text)

@@ -20,8 +20,8 @@ type Event struct {
 // Follow calls do with each flow that begins or ends, of all families and protocols, until ctx ends or do returns an
 // error. It returns that error, or ctx's. ready, if not nil, is called as soon as no later event is missed.
 //
-// The kernel makes no events where net.netfilter.nf_conntrack_events is 0. Where it is 2, the default, the end of a flow is
-// told only if somebody already followed when the flow began.
+// The kernel makes no events where net.netfilter.nf_conntrack_events is 0. Where it is 2, the default, the end of a
+// flow is told only if somebody already followed when the flow began.
 func (c *Conn) Follow(ctx context.Context, ready func(), do func(Event) error) error {
 	s, err := c.open(groupNew | groupDestroy)
 	if err != nil {

@@ -12,8 +12,8 @@ import (
 // udpFlows holds the owner of each UDP frontend, and the frontends whose flows have to be searched for.
 //
 // The rules are those of kube-proxy since 1.37. A translated flow is stale if its frontend is gone; if EndpointSlices
-// do not list its endpoint any more; or if its endpoint does not serve and another one does. While none serves, flows to
-// listed endpoints stay. A flow that was never translated is stale if its frontend has a serving endpoint.
+// do not list its endpoint any more; or if its endpoint does not serve and another one does. While none serves, flows
+// to listed endpoints stay. A flow that was never translated is stale if its frontend has a serving endpoint.
 type udpFlows struct {
 	// mu is held for one change or one flow at a time.
 	mu    sync.Mutex
@@ -127,8 +127,8 @@ func (u *udpFlows) gone(fe udpFrontend) {
 	}
 }
 
-// begin reports whether to search for flows, and whether some may have dialed a node port. A search that starts now covers
-// all changes up to the number upTo.
+// begin reports whether to search for flows, and whether some may have dialed a node port. A search that starts
+// now covers all changes up to the number upTo.
 func (u *udpFlows) begin(family model.Family) (some, nodePorts bool, upTo uint64) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -149,8 +149,8 @@ func (u *udpFlows) done(family model.Family, upTo uint64) {
 	maps.DeleteFunc(u.pending, func(fe udpFrontend, change uint64) bool { return fe.family == family && change <= upTo })
 }
 
-// stale reports whether a UDP flow of a pending frontend is stale. local holds the machine's own addresses: the same port
-// number on another machine is no node port.
+// stale reports whether a UDP flow of a pending frontend is stale. local holds the machine's own addresses: the same
+// port number on another machine is no node port.
 func (u *udpFlows) stale(f Flow, local []netip.Prefix) bool {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -160,7 +160,8 @@ func (u *udpFlows) stale(f Flow, local []netip.Prefix) bool {
 			return false
 		}
 		fe.at = netip.AddrPortFrom(netip.Addr{}, fe.at.Port())
-		if _, pending := u.pending[fe]; !pending || !within(local, f.Dialed.Addr()) || !within(u.nodePorts[fe.family], f.Dialed.Addr()) {
+		if _, pending := u.pending[fe]; !pending || !within(local, f.Dialed.Addr()) ||
+			!within(u.nodePorts[fe.family], f.Dialed.Addr()) {
 			return false
 		}
 	}

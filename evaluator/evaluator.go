@@ -42,8 +42,8 @@ import (
 // Limits: each draw of a number multiplies the paths, and chains may jump to one another many times.
 const (
 	maxPaths         = 1 << 16
-	maxStatements    = 1 << 12 // of one path
-	maxAllStatements = 1 << 21 // of all paths of one packet
+	maxStatements    = 1 << 20 // of one path: a chain of iptables may have 100,000 rules
+	maxAllStatements = 1 << 25 // of all paths of one packet
 )
 
 // Evaluator walks packets through tables. It is safe for concurrent use as long as nobody changes the tables.
@@ -98,8 +98,6 @@ func New(tables []*nft.Table, host Host) *Evaluator {
 	}
 	for _, chains := range e.hooks {
 		slices.SortStableFunc(chains, func(a, b baseChain) int {
-			// Of two chains with one priority, the kernel runs the one first that was added last (nf_hook_entries_grow). It lists
-			// the chains of a table in the order in which they were added, but does not say which of two tables got its chain last.
 			return cmp.Or(compareBaseChains(a, b), cmp.Compare(b.made, a.made))
 		})
 	}
@@ -155,7 +153,7 @@ func (e *Evaluator) Fates(p Packet, added ...Added) (Fates, error) {
 	var fates Fates
 	d := &draws{}
 	statements := 0
-	seen := &others{rules: map[*nft.Rule][]any{}, found: map[lookedUp]answer{}}
+	seen := &others{rules: map[*nft.Rule][]any{}, found: map[lookedUp]answer{}, ordered: map[arrival]bool{}}
 	for {
 		w := newWalk(e, p, added, d)
 		w.others = seen

@@ -3,10 +3,12 @@ package evaluator
 import (
 	"net/netip"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/nftables/expr"
 	"github.com/nftproxy/nftproxy/nft"
 	"golang.org/x/sys/unix"
 )
@@ -566,6 +568,17 @@ func TestFatesErrors(t *testing.T) {
 	}
 }
 
+func TestFatesEndBesideATableOfOnePriority(t *testing.T) {
+	draws := rule(nft.InSet{Key: targetKey, Set: "pairs"}, nft.Accept)
+	drawing := tableOf(base("a", nft.HookPrerouting, 0, slices.Repeat([]nft.Rule{draws}, 40)...), setOf("pairs", targetKey))
+	other := tableOf(base("b", nft.HookPrerouting, 0))
+	other.Name, other.Kernel = "other", &nft.KernelTable{Other: true}
+	_, err := New([]*nft.Table{drawing, other}, Host{}).Fates(tcp(outside, "10.0.0.1:80"))
+	if err == nil || !strings.HasSuffix(err.Error(), "in more ways than can be followed") {
+		t.Errorf("error %v", err)
+	}
+}
+
 // What is not known does no harm where it cannot decide.
 func TestFatesUnknownField(t *testing.T) {
 	key := nft.Concat{nft.IPDaddr, nft.MetaL4proto, nft.ThDport}
@@ -598,5 +611,37 @@ func TestFatesNesting(t *testing.T) {
 	}
 	if fates[0].Result != Dropped {
 		t.Errorf("got %s, want it dropped", fates)
+	}
+}
+
+// Anything can be in the rules of a dump, also what no kernel takes.
+func TestRulesThatNoKernelTakes(t *testing.T) {
+	const none = 1000 // of the registers
+	for name, e := range map[string]expr.Any{
+		"a length beyond 32 bits":     &expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: 0xfffffff0, Len: 0x20},
+		"more than a header":          &expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: 1, Len: 0xffffffff},
+		"a mark of no register":       &expr.Meta{Key: expr.MetaKeyMARK, SourceRegister: true, Register: none},
+		"a ct mark of no register":    &expr.Ct{Key: expr.CtKeyMARK, SourceRegister: true, Register: none},
+		"an address of no register":   &expr.NAT{Type: expr.NATTypeDestNAT, Family: unix.AF_INET, RegAddrMin: none},
+		"a port of no register":       &expr.NAT{Type: expr.NATTypeDestNAT, Family: unix.AF_INET, RegProtoMin: none},
+		"a verdict of no map":         &expr.Lookup{SourceRegister: none, SetName: "x", IsDestRegSet: true},
+		"more bytes than a register":  &expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 0xffffffff, Mask: []byte{1, 2}, Xor: []byte{1}},
+		"more bytes than are swapped": &expr.Byteorder{SourceRegister: 1, DestRegister: 1, Len: 0xffffffff, Size: 0x7fffffff},
+	} {
+		t.Run(name, func(t *testing.T) {
+			rules := []nft.OtherRule{{Chain: "c", Exprs: []expr.Any{e}}}
+			recording, err := nft.RecordOther(&nft.Table{Family: nft.FamilyIP, Name: "x", Chains: []*nft.Chain{base("c", nft.HookPrerouting, 0)}}, slices.Values(rules))
+			if err != nil {
+				t.Fatal(err)
+			}
+			table, err := recording.Other()
+			if err != nil {
+				t.Fatal(err)
+			}
+			fates, err := New([]*nft.Table{table}, host).Fates(tcp(outside, "10.96.0.1:80"))
+			if err != nil || len(fates) == 0 {
+				t.Errorf("%d fates, error %v", len(fates), err)
+			}
+		})
 	}
 }

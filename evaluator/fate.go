@@ -21,7 +21,8 @@ type Fate struct {
 	// Interface is the name of the interface by which the packet leaves the node; empty if the host's routes do not
 	// tell.
 	Interface string
-	// CopyTo is an address to whose next hop the last copy of the packet was sent, as it was; the zero Addr if there is none.
+	// CopyTo is an address to whose next hop the last copy of the packet was sent, as it
+	// was; the zero Addr if there is none.
 	CopyTo netip.Addr
 	// Mark is the packet mark in the end.
 	Mark uint32
@@ -30,7 +31,7 @@ type Fate struct {
 	// Path is the way to this fate.
 	Path Path
 	// Depends are rules of other programs on which the fate depends. Whether they match is not known; the Verdict says
-	// which of both this fate is for, or why the walk ended there.
+	// which of both this fate is for, or why the walk ended there. A Step without a Rule is a chain that may run before others.
 	Depends []Step
 
 	sent netip.AddrPort

@@ -64,6 +64,11 @@ func (w *walk) field(f nft.Field) (value, error) {
 			return value{}, errors.New("the flags of later packets are not known")
 		}
 		return value{data: nft.ProtoData(nft.TCPFlagSYN)}, nil
+	case nft.ICMPType, nft.ICMPv6Type:
+		if w.packet.Connection != nil {
+			return value{}, errors.New("the type of later packets is not known")
+		}
+		return w.icmpType(f)
 	case nft.FibSaddrType:
 		return w.addressType(w.source.Addr()), nil
 	case nft.FibDaddrType:
@@ -73,6 +78,18 @@ func (w *walk) field(f nft.Field) (value, error) {
 		return value{}, errors.New("the chain runs before connection tracking")
 	}
 	return w.conntrackField(f)
+}
+
+// icmpType returns the type of the messages that begin a connection: echo requests. Errors belong to other connections.
+func (w *walk) icmpType(f nft.Field) (value, error) {
+	const echoRequest, echoRequestV6 = 8, 128
+	switch {
+	case f == nft.ICMPType && w.packet.Protocol == unix.IPPROTO_ICMP:
+		return value{data: nft.ProtoData(echoRequest)}, nil
+	case f == nft.ICMPv6Type && w.packet.Protocol == unix.IPPROTO_ICMPV6:
+		return value{data: nft.ProtoData(echoRequestV6)}, nil
+	}
+	return value{}, errors.New("the packet is no such ICMP message")
 }
 
 func (w *walk) conntrackField(f nft.Field) (value, error) {
@@ -122,7 +139,7 @@ func (w *walk) unknownSource() string {
 // are in their place.
 func (w *walk) port(port uint16, unknown string) value {
 	if !hasPorts(w.packet.Protocol) {
-		unknown = protocolName(w.packet.Protocol) + " has no ports"
+		unknown = nft.ProtocolName(w.packet.Protocol) + " has no ports"
 	} else if port != 0 {
 		return value{data: nft.PortData(port)}
 	}

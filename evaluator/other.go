@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 
@@ -20,6 +21,25 @@ const maxBranches = 256
 type others struct {
 	rules map[*nft.Rule][]any
 	found map[lookedUp]answer
+	// ordered says of chains with one priority whether their order makes a difference.
+	ordered map[arrival]bool
+}
+
+// arrival is a packet before the chains of one priority, of which first is one.
+type arrival struct {
+	first *nft.Chain
+	state
+}
+
+// state is what rules change of a packet.
+type state struct {
+	source, destination netip.AddrPort
+	mark, ctMark        uint32
+	translated, changed [2]bool
+}
+
+func (w *walk) state() state {
+	return state{w.source, w.destination, w.mark, w.ctMark, w.translated, w.changed}
 }
 
 type lookedUp struct {
@@ -78,8 +98,7 @@ func (w *walk) otherChain(c baseChain) (nft.Verdict, error) {
 			v = nft.Drop
 		}
 		known := slices.ContainsFunc(ends, func(e end) bool {
-			return e.verdict.Kind == v.Kind && e.walk.fate.Result == w.fate.Result && e.walk.mark == w.mark && e.walk.ctMark == w.ctMark &&
-				e.walk.source == w.source && e.walk.destination == w.destination && e.walk.translated == w.translated && e.walk.changed == w.changed
+			return e.verdict.Kind == v.Kind && e.walk.fate.Result == w.fate.Result && e.walk.state() == w.state()
 		})
 		if !known {
 			ends = append(ends, end{*w, v})
@@ -95,6 +114,78 @@ func (w *walk) otherChain(c baseChain) (nft.Verdict, error) {
 		w.fate.Depends = before.fate.Depends
 	}
 	return ends[chosen].verdict, nil
+}
+
+// runTogether runs chains with one priority. The kernel runs the one first that was added last (nf_hook_entries_grow). It
+// lists the chains of a table in the order in which they were added, but does not tell which of two tables got its chain
+// last: if that makes a difference, each table is the first one in turn, and before all the one that was made last.
+func (w *walk) runTogether(chains []baseChain) (bool, error) {
+	var orders [][]baseChain
+	for i, c := range chains {
+		if i == 0 || c.Table != chains[i-1].Table {
+			isFirst := func(o baseChain) bool { return o.Table == c.Table }
+			first := slices.DeleteFunc(slices.Clone(chains), func(o baseChain) bool { return !isFirst(o) })
+			orders = append(orders, append(first, slices.DeleteFunc(slices.Clone(chains), isFirst)...))
+		}
+	}
+	if len(orders) == 1 {
+		return w.runChains(chains)
+	}
+	at := arrival{chains[0].chain, w.state()}
+	matters, known := w.others.ordered[at]
+	if !known {
+		var err error
+		if matters, err = w.orderMatters(orders); err != nil {
+			return false, err
+		}
+		w.others.ordered[at] = matters
+	}
+	if !matters {
+		return w.runChains(chains)
+	}
+	chosen := orders[w.draws.draw(uint32(len(orders)))]
+	c := chosen[0]
+	w.fate.Depends = append(slices.Clip(w.fate.Depends), Step{
+		Hook: w.hook, Table: c.Table, Chain: c.chain, Verdict: "if it runs before other tables' chains of its priority",
+	})
+	return w.runChains(chosen)
+}
+
+// orderMatters reports whether the order of chains makes a difference to the packet. It ends where Fates gives up.
+func (w *walk) orderMatters(orders [][]baseChain) (matters bool, err error) {
+	before := *w
+	defer func() { *w = before }()
+	before.fate.Path, before.fate.Depends = slices.Clip(before.fate.Path), slices.Clip(before.fate.Depends)
+	type end struct {
+		state
+		on      bool
+		result  Result
+		decided *nft.Chain
+	}
+	var first map[end]bool
+	for _, chains := range orders {
+		ends, answers := map[end]bool{}, &draws{}
+		statements := 0
+		for paths := 0; paths == 0 || paths < maxPaths && statements <= maxAllStatements && answers.next(); paths++ {
+			*w = before
+			w.draws = answers
+			on, err := w.runChains(chains)
+			if err != nil {
+				return false, err
+			}
+			statements += w.statements - before.statements
+			e := end{state: w.state(), on: on, result: w.fate.Result}
+			if !on {
+				e.state, e.decided = state{}, w.fate.Path[len(w.fate.Path)-1].Chain
+			}
+			ends[e] = true
+		}
+		if first == nil {
+			first = ends
+		}
+		matters = matters || !maps.Equal(first, ends)
+	}
+	return matters, nil
 }
 
 // undecided ends the walk at a rule whose result is not known.
@@ -221,19 +312,22 @@ func (w *walk) assume(at place, r *nft.Rule, matches bool) {
 	w.fate.Depends = append(slices.Clip(w.fate.Depends), Step{Hook: w.hook, Table: at.Table, Chain: at.chain, Level: at.level, Rule: r, Verdict: verdict})
 }
 
-// place of a register among the bytes of all.
+// place of a register among the bytes of all, or one beyond them.
 func registerAt(n uint32) int {
+	n = min(n, 1<<16)
 	if n >= unix.NFT_REG32_00 {
 		return 4 * int(n-unix.NFT_REG32_00)
 	}
 	return 16 * int(max(n, 1)-1)
 }
 
-// get returns the content of registers.
+// get returns the content of registers. What a dump says of more than there are is not known.
 func (m *machine) get(register uint32, length int) bitsOf {
-	at := min(registerAt(register), len(m.data))
-	end := min(at+length, len(m.data))
-	return bitsOf{m.data[at:end], m.known[at:end]}
+	at, all := registerAt(register), len(m.data)
+	if length < 0 || length > all || at > all-length {
+		return unknownBits(min(max(length, 0), all))
+	}
+	return bitsOf{m.data[at : at+length], m.known[at : at+length]}
 }
 
 // set fills registers, and pads them.
@@ -524,12 +618,11 @@ func (m *machine) payload(e *expr.Payload) bitsOf {
 			put(13, knownBits([]byte{tcpSYN}))
 		}
 	}
-	from, to := min(int(e.Offset), 64), min(int(e.Offset+e.Len), 64)
-	part := bitsOf{header.data[from:to], header.known[from:to]}
-	if len(part.data) < int(e.Len) {
+	from, to := uint64(e.Offset), uint64(e.Offset)+uint64(e.Len)
+	if to > uint64(len(header.data)) {
 		return unknownBits(int(min(e.Len, 64)))
 	}
-	return part
+	return bitsOf{header.data[from:to], header.known[from:to]}
 }
 
 // tcpSYN are the flags of the first packet of a TCP connection.

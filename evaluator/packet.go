@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
-	"strconv"
 
 	"github.com/nftproxy/nftproxy/nft"
 	"golang.org/x/sys/unix"
@@ -42,7 +41,7 @@ type Connection struct {
 // String returns the packet in one line, such as
 // "tcp 198.51.100.7 to 10.96.0.10:80, coming in by eth0".
 func (p Packet) String() string {
-	text := fmt.Sprintf("%s %s to %s", protocolName(p.Protocol), formatAddrPort(p.Source), formatAddrPort(p.Destination))
+	text := fmt.Sprintf("%s %s to %s", nft.ProtocolName(p.Protocol), formatAddrPort(p.Source), formatAddrPort(p.Destination))
 	switch {
 	case p.Local:
 		text += ", from a process of the node"
@@ -88,22 +87,6 @@ func hasPorts(protocol uint8) bool {
 		return true
 	}
 	return false
-}
-
-func protocolName(protocol uint8) string {
-	switch protocol {
-	case unix.IPPROTO_TCP:
-		return "tcp"
-	case unix.IPPROTO_UDP:
-		return "udp"
-	case unix.IPPROTO_SCTP:
-		return "sctp"
-	case unix.IPPROTO_ICMP:
-		return "icmp"
-	case unix.IPPROTO_ICMPV6:
-		return "icmpv6"
-	}
-	return "protocol " + strconv.Itoa(int(protocol))
 }
 
 // formatAddrPort prints an address and its port, if it has one.

@@ -83,7 +83,8 @@ func (s *Step) print(b *strings.Builder, indent string) {
 // obvious reports whether the text of the step's rule or element shows its verdict.
 func (s *Step) obvious() bool {
 	texts := append(slices.Clip(s.Elements), nft.Rule{Statements: s.Rule.Statements}.String())
-	return s.Verdict == "continue" || slices.ContainsFunc(texts, func(text string) bool { return strings.HasSuffix(text, s.Verdict) })
+	return s.Verdict == "continue" ||
+		slices.ContainsFunc(texts, func(text string) bool { return strings.HasSuffix(text, s.Verdict) })
 }
 
 // route identifies the rules that led to a fate.

@@ -30,7 +30,8 @@ func (w *walk) baseChain(c baseChain) (nft.Verdict, error) {
 	}
 	at := place{Table: c.Table, base: c.chain, chain: c.chain}
 	if c.chain.Type != nft.TypeFilter && c.chain.Type != nft.TypeNAT {
-		return nft.Verdict{}, fmt.Errorf("%s %s %s: chain type %s: not modelled", c.Family, c.Name, c.chain.Name, c.chain.Type)
+		return nft.Verdict{}, fmt.Errorf("%s %s %s: chain type %s: not modelled",
+			c.Family, c.Name, c.chain.Name, c.chain.Type)
 	}
 	return w.runBaseChain(at)
 }

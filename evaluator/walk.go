@@ -3,6 +3,7 @@ package evaluator
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"github.com/nftproxy/nftproxy/nft"
 )
@@ -157,14 +158,36 @@ func (w *walk) leave() {
 // traverse runs the base chains of a hook. It reports whether the packet continues.
 func (w *walk) traverse(hook nft.Hook) (bool, error) {
 	w.hook = hook
-	at := translates(hook)
 	chains, err := w.baseChains(w.family, hook)
 	if err != nil {
 		return false, err
 	}
+	for len(chains) > 0 {
+		together := 1
+		differs := func(c baseChain) bool { return compareBaseChains(c, chains[together]) != 0 }
+		for together < len(chains) && !slices.ContainsFunc(chains[:together], differs) {
+			together++
+		}
+		if on, err := w.runTogether(chains[:together]); !on || err != nil {
+			return false, err
+		}
+		chains = chains[together:]
+	}
+	at := translates(hook)
+	w.tracked = true
+	w.continueConnection(at)
+	if at != neither {
+		w.translated[at] = true
+	}
+	return true, nil
+}
+
+// runChains runs base chains in this order. It reports whether the packet continues.
+func (w *walk) runChains(chains []baseChain) (bool, error) {
+	at := translates(w.hook)
 	for _, c := range chains {
 		w.tracked = w.tracked || runsAt(c.chain) > priorityConntrack
-		if runsAt(c.chain) > natPriority(hook) {
+		if runsAt(c.chain) > natPriority(w.hook) {
 			w.continueConnection(at)
 		}
 		if c.chain.Type == nft.TypeNAT && (at == neither || w.packet.Connection != nil || w.translated[at]) {
@@ -177,11 +200,6 @@ func (w *walk) traverse(hook nft.Hook) (bool, error) {
 		if v.Kind == nft.VerdictDrop {
 			return false, nil // unless the packet is refused, the Result is Dropped, the zero value
 		}
-	}
-	w.tracked = true
-	w.continueConnection(at)
-	if at != neither {
-		w.translated[at] = true
 	}
 	return true, nil
 }

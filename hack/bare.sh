@@ -30,12 +30,12 @@ else
 fi
 cat >"$root/nftproxy.run" <<'RUN'
 #!/bin/sh
+exec 2>&1
 cd /nftproxy
 while read -r command; do
 	begin=$(date +%s)
 	echo "== $command"
-	$command </dev/null >/nftproxy.log 2>&1 || { tail -n 60 /nftproxy.log; echo "== $command FAILED"; exit 1; }
-	tail -n 8 /nftproxy.log
+	$command </dev/null || { echo "== $command: failed after $(($(date +%s) - begin)) s"; exit 1; }
 	echo "== $command: $(($(date +%s) - begin)) s"
 done </nftproxy.commands
 [ -z "$(git status --porcelain)" ] || { git status; echo "== the commands left files that git does not ignore"; exit 1; }
@@ -43,6 +43,8 @@ RUN
 # Mounts and processes end with the script: they are in namespaces of their own.
 unshare --mount --pid --fork --kill-child sh -c '
 	set -e
+	mount --bind "$1" "$1" # tests change how mounts below / propagate, so / must be one
+	cd "$1"
 	mount -t proc proc "$1/proc"
 	mount --rbind --make-rslave /sys "$1/sys"
 	mount --rbind --make-rslave /dev "$1/dev"

@@ -167,7 +167,7 @@ func (m machine) addApt(t *testing.T) {
 	m.add(t, "apt-get", `echo "$*" >>`+m.log+`
 if [ "$1" = install ]; then
 	cd `+m.programs+`
-	for name in nft iptables-nft-restore iptables-legacy-restore gcc python3 portmap; do echo >$name; chmod +x $name; done
+	for name in nft iptables-nft-restore iptables-legacy-restore gcc python3 portmap bird; do echo >$name; chmod +x $name; done
 fi`)
 }
 
@@ -190,7 +190,7 @@ func (m machine) installed(t *testing.T) string {
 }
 
 func TestPrerequisites(t *testing.T) {
-	const programs, packages = "nft iptables-nft-restore iptables-legacy-restore gcc python3 portmap", "nftables iptables gcc libc6-dev python3 containernetworking-plugins"
+	const programs, packages = "nft iptables-nft-restore iptables-legacy-restore gcc python3 portmap bird", "nftables iptables gcc libc6-dev python3 containernetworking-plugins bird2"
 
 	t.Run("are installed", func(t *testing.T) {
 		m := newMachine(t, "0")

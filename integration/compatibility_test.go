@@ -19,8 +19,8 @@ import (
 	"github.com/nftproxy/nftproxy/internal/testkit/netns"
 )
 
-// TestCompatibility sends packets beside what network plugins and caches do to a node. docs/compatibility.md says of which
-// programs these are. Rules of firewalls are in testdata/foreign.
+// TestCompatibility sends packets beside what network plugins and caches do to a node. docs/compatibility.md says of
+// which programs these are. Rules of firewalls are in testdata/foreign.
 func TestCompatibility(t *testing.T) {
 	t.Parallel()
 	for _, plugin := range []string{"bridge", "ptp"} {
@@ -279,8 +279,8 @@ metadata: {name: kubernetes}
 spec: {cidrs: [10.96.0.0/16]}
 `
 
-// What the cache does where kube-proxy is in another mode than ipvs: the address of the Service on an interface of its own,
-// and no tracking of its packets, so that nothing translates them.
+// What the cache does where kube-proxy is in another mode than ipvs: the address of the Service on an interface of its
+// own, and no tracking of its packets, so that nothing translates them.
 const nodeLocalDNS = `ip link add nodelocaldns type bridge; ip addr add 10.96.0.53/32 dev nodelocaldns; ip addr add 169.254.20.10/32 dev nodelocaldns; ip link set nodelocaldns up
 for address in 10.96.0.53 169.254.20.10; do for protocol in udp tcp; do
 	iptables -t raw -A PREROUTING -d $address -p $protocol --dport 53 -j NOTRACK

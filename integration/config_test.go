@@ -96,8 +96,8 @@ func testKubeProxyConvertsConfigurations(t *testing.T) {
 	}
 }
 
-// kubeadm's ConfigMap and command line, and an API server: what a node of a cluster made with kubeadm has, on which only the program
-// was exchanged.
+// kubeadm's ConfigMap and command line, and an API server: what a node of a cluster made with kubeadm
+// has, on which only the program was exchanged.
 func testKubeProxyTakesThePlaceOfKubeadmsKubeProxy(t *testing.T) {
 	f := newWithServer(t)
 	configuration := kubeadmConfig(t)

@@ -53,7 +53,7 @@ func (c *counting) newBackend(t *testing.T) *proxy.Backend {
 	t.Helper()
 	config := compiler.Default()
 	config.DetectLocal.CIDRs = lab.LocalPodNetworks
-	config.CountServices = true
+	config.CountServices, config.CountRefused = true, true
 	b, err := proxy.NewBackend(c.conn, config, proxy.Hooks{})
 	if err != nil {
 		t.Fatal(err)
@@ -62,8 +62,8 @@ func (c *counting) newBackend(t *testing.T) *proxy.Backend {
 	return b
 }
 
-// sync gives the Services to the backend: shop/pod with the endpoints, shop/host with one of the node's own, and
-// shop/remote, which external clients are dropped for.
+// sync gives the Services to the backend: shop/pod with the endpoints, shop/host with one of the node's own,
+// shop/remote, which external clients are dropped for, and shop/empty without any.
 func (c *counting) sync(t *testing.T, endpoints ...string) {
 	t.Helper()
 	port := func(name, clusterIP string, nodePort uint16, local bool, addrs ...string) *model.ServicePort {
@@ -84,7 +84,10 @@ func (c *counting) sync(t *testing.T, endpoints ...string) {
 	for _, p := range []*model.ServicePort{pod, port("host", "10.96.0.11", 30054, true, "192.168.0.1:5353"), remote, port("empty", "10.96.0.13", 0, false)} {
 		ports[p.ID] = p
 	}
-	if err := c.backend.Sync(t.Context(), &model.Changes{Full: true, Ports: ports, Node: &model.Node{Name: lab.NodeName, IPs: []netip.Addr{lab.NodeAddrs.IPv4}}}); err != nil {
+	if err := c.backend.Sync(t.Context(), &model.Changes{
+		Full: true, Ports: ports, Node: &model.Node{Name: lab.NodeName, IPs: []netip.Addr{lab.NodeAddrs.IPv4}},
+		ServiceCIDRsChanged: true, ServiceCIDRs: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16")},
+	}); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -233,9 +236,14 @@ func TestServiceCounters(t *testing.T) {
 		for range 2 { // a socket learns of the refusal with its second packet
 			send(t, c.lab.Client, "10.96.0.13:53", 1, false)
 		}
+		for range 6 {
+			send(t, c.lab.Client, "10.96.0.10:54", 1, false)
+		}
+		send(t, c.lab.Outside, "10.96.0.99:53", 5, false)
 		is(t)
 		stats := runRuledump(t, c.lab.Node, "stats")
-		const refused = "REFUSED          REASON              PACKETS\nshop/pod:dns     source-not-allowed  4\n" +
+		const refused = "REFUSED          REASON              PACKETS\nshop/pod         unknown-port        6\n" +
+			"-                unassigned-address  5\nshop/pod:dns     source-not-allowed  4\n" +
 			"shop/remote:dns  policy-local        3\nshop/empty:dns   no-endpoints        2\n"
 		if !strings.Contains(stats, refused) {
 			t.Errorf("stats does not say\n%s\nbut\n%s", refused, stats)
@@ -251,7 +259,7 @@ func TestServiceCounters(t *testing.T) {
 				}
 			}
 		})
-		want := map[string]uint64{"shop/pod:dns source-not-allowed": 4, "shop/remote:dns policy-local": 3, "shop/empty:dns no-endpoints": 2}
+		want := map[string]uint64{"shop/pod:dns source-not-allowed": 4, "shop/remote:dns policy-local": 3, "shop/empty:dns no-endpoints": 2, "shop/pod unknown-port": 6, " unassigned-address": 5}
 		if diff := cmp.Diff(want, got); diff != "" {
 			t.Errorf("-want +metrics:\n%s", diff)
 		}
@@ -290,6 +298,8 @@ func TestServiceCounters(t *testing.T) {
 		counts.Each(func(n metrics.ServiceCount) { got[n.ServicePort] = fmt.Sprintf("%d/%d", n.Connections, n.Bytes) })
 		want := map[string]string{
 			"shop/empty:dns":  "0/0", // only refused
+			"shop/pod":        "0/0", // a port that it does not have
+			"":                "0/0", // addresses that no Service holds
 			"shop/pod:dns":    fmt.Sprintf("5/%d", 30*echoBytes),
 			"shop/host:dns":   fmt.Sprintf("4/%d", 24*echoBytes),
 			"shop/remote:dns": fmt.Sprintf("1/%d", 3*echoBytes),

@@ -32,7 +32,7 @@ func (d generator) config() compiler.Config {
 	c.MasqueradeBit = uint8(d.Choose(32))
 	c.MasqueradeAll = d.Maybe(5)
 	c.AffinityHash = d.Maybe(3)
-	c.CountServices = d.Maybe(3)
+	c.CountServices, c.CountRefused = d.Maybe(3), d.Maybe(3)
 	c.NodePortAddresses.Primary = !d.Maybe(3)
 	for _, p := range random.Places {
 		c.NodePortAddresses.CIDRs = append(c.NodePortAddresses.CIDRs, random.Some(d.Choose, p.NodePortRanges, 1, netip.Prefix.Compare)...)

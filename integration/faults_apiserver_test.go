@@ -474,7 +474,7 @@ func TestLogOfAnOutage(t *testing.T) {
 		f.server.Stop()
 		p := f.start(t, "--kubeconfig="+f.kubeconfig)
 		time.Sleep(outage)
-		if errors := p.Errors(); len(errors) != len(resources)+1 || linesWith(p, "Unable to write event") != 1 {
+		if errors := p.Errors(); len(errors) != len(resources)+1 || linesWith(p, "Cannot post an event") != 1 {
 			t.Errorf("error lines %q, want one for each resource and one for an event", errors)
 		}
 		for _, line := range []string{firstSyncLine, "Node is known", "Watching again"} {

@@ -192,8 +192,8 @@ func (k killer) run(t *testing.T, f *troubled, state clusterState) bool {
 
 var pause = flag.Duration("pause", 5*time.Second, "how long TestPause stops the proxy")
 
-// A proxy that is stopped (SIGSTOP), as when a hypervisor stops its machine, answers nothing; the rules work on. When it
-// goes on, it catches up by itself.
+// A proxy that is stopped (SIGSTOP), as when a hypervisor stops its machine, answers nothing; the rules work
+// on. When it goes on, it catches up by itself.
 func TestPause(t *testing.T) {
 	t.Run("loses no change", testPauseLosesNoChange)
 }
@@ -300,8 +300,8 @@ func (f *troubled) startWithClock(t *testing.T, jump *atomic.Int64, args ...stri
 // faultAddress is the ClusterIP of the Service that clients dial while something goes wrong.
 const faultAddress = "10.96.0.77"
 
-// createFaultService starts the pods first (10.244.1.5) and second (10.244.1.6), and creates the Service at faultAddress,
-// which leads to the first.
+// createFaultService starts the pods first (10.244.1.5) and second (10.244.1.6), and creates the Service
+// at faultAddress, which leads to the first.
 func (f *withServer) createFaultService(t *testing.T) {
 	t.Helper()
 	servePod(t, f.lab, "first", "10.244.1.5")

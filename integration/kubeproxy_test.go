@@ -19,9 +19,10 @@ import (
 	"github.com/nftproxy/nftproxy/internal/testkit/lab"
 	"github.com/nftproxy/nftproxy/internal/testkit/process"
 	"github.com/nftproxy/nftproxy/nft"
+	"github.com/nftproxy/nftproxy/source/apiserver"
 	corev1 "k8s.io/api/core/v1"
+	eventsv1 "k8s.io/api/events/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	eventsclient "k8s.io/client-go/kubernetes/typed/events/v1"
 )
 
 func TestMain(m *testing.M) {
@@ -345,16 +346,15 @@ func testProxyAsksAgainWithoutPermission(t *testing.T) {
 // hasEvent waits for an event about the Node.
 func (f *withServer) hasEvent(t *testing.T, reason string) {
 	t.Helper()
-	var client *eventsclient.EventsV1Client
 	config := f.server.RESTConfig()
 	config.Dial = f.lab.Node.DialContext
-	client, err := eventsclient.NewForConfig(config)
+	client, err := apiserver.Client(config, nil, eventsv1.SchemeGroupVersion, &eventsv1.Event{}, &eventsv1.EventList{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	await.Until(t, "there is an event "+reason, func() error {
-		list, err := client.Events(metav1.NamespaceDefault).List(t.Context(), metav1.ListOptions{})
-		if err != nil {
+		var list eventsv1.EventList
+		if err := client.Get().Namespace(metav1.NamespaceDefault).Resource("events").Do(t.Context()).Into(&list); err != nil {
 			return err
 		}
 		for _, event := range list.Items {

@@ -42,7 +42,8 @@ const churnPods = "10.244.0.0/16"
 // serverMetrics is where the server tells how many full states it has sent.
 const serverMetrics = "127.0.0.1:10400"
 
-// churn is an API server whose objects change, a server and a backend that are killed, and a relay between them that is cut.
+// churn is an API server whose objects change, a server and a backend that are killed,
+// and a relay between them that is cut.
 type churn struct {
 	t        *testing.T
 	random   *rand.Rand
@@ -63,8 +64,9 @@ func TestNodeLocalChurn(t *testing.T) {
 	t.Run("with kills and cuts ends with the right tables", testNodeLocalChurnWithKills)
 }
 
-// Each process is killed, and their connection cut, at random points while objects change. Each time the kernel ends with the
-// tables that a compiler makes of the objects from nothing; a connection that was cut resumes without a full state.
+// Each process is killed, and their connection cut, at random points while objects change. Each time
+// the kernel ends with the tables that a compiler makes of the objects from nothing; a connection
+// that was cut resumes without a full state.
 func testNodeLocalChurnWithKills(t *testing.T) {
 	t.Parallel()
 	seed := *churnSeed
@@ -229,8 +231,8 @@ func (c *churn) fullStates() (n int) {
 	return n
 }
 
-// check waits until the kernel has the tables that belong to the objects. Before, it changes a Service that nothing else
-// changes: the tables can only be right after both processes that run now have heard of that.
+// check waits until the kernel has the tables that belong to the objects. Before, it changes a Service that nothing
+// else changes: the tables can only be right after both processes that run now have heard of that.
 func (c *churn) check() {
 	c.t.Helper()
 	c.counts["checks"]++

@@ -215,8 +215,8 @@ func pageSays(h *lab.Host, at, path string, code int, text string) error {
 	return nil
 }
 
-// TestTwoNodeLocalServers has two servers behind one address, as those of a Service are, and the API server of one of them
-// does not answer.
+// TestTwoNodeLocalServers has two servers behind one address, as those of a Service are, and the
+// API server of one of them does not answer.
 func TestTwoNodeLocalServers(t *testing.T) {
 	t.Parallel()
 	l, _, kubeconfig := newOutageLab(t)

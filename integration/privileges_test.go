@@ -147,8 +147,8 @@ func TestMachineWithoutIPv6(t *testing.T) {
 	}
 }
 
-// No kernel has features of nf_tables that can be switched off, so seccomp stands between the proxy and a kernel that has
-// them all. Each feature of its own is tested in the package nft.
+// No kernel has features of nf_tables that can be switched off, so seccomp stands between the proxy and a kernel that
+// has them all. Each feature of its own is tested in the package nft.
 
 func testKernelWithoutNftablesEndsTheProxy(t *testing.T) {
 	f := newTroubled(t)

@@ -99,8 +99,8 @@ func TestRuledumpConnections(t *testing.T) {
 	t.Run("are followed", testRuledumpConnectionsFollow)
 }
 
-// Whatever another library reads both before and after the list is in the list, and nothing else but flows that it reads
-// before or after. A flow of which packets come counts once more for each number of packets.
+// Whatever another library reads both before and after the list is in the list, and nothing else but flows that it
+// reads before or after. A flow of which packets come counts once more for each number of packets.
 func testRuledumpConnectionsAreTheKernels(t *testing.T) {
 	x := newTalks(t)
 	if err := x.Node.Do(func() error { return os.WriteFile("/proc/sys/net/netfilter/nf_conntrack_acct", []byte("1"), 0) }); err != nil {

@@ -150,7 +150,8 @@ func (o *oracle) reasonOfDrop(p evaluator.Packet, port *model.ServicePort, kind 
 	return verb.ReasonPolicyLocal
 }
 
-// sourceReason says why the source is kept or not. An endpoint that is sent to itself is masqueraded if nothing else masquerades it.
+// sourceReason says why the source is kept or not. An endpoint that is sent to itself is
+// masqueraded if nothing else masquerades it.
 func (o *oracle) sourceReason(p evaluator.Packet, port *model.ServicePort, kind addressKind, to []netip.AddrPort) verb.SourceReason {
 	reason := o.reasonByPolicy(p, port, kind)
 	keeps := reason == verb.SourceClusterClient || reason == verb.SourceNotTold || reason == verb.SourcePolicyLocal

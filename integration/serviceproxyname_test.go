@@ -18,8 +18,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// sideManifests are Services of one of two proxies: web at a ClusterIP and a node port, dns over UDP, idle without endpoints, and
-// elsewhere, whose only endpoint is not on this node under externalTrafficPolicy Local. Function side fills in LABELS and SIDE.
+// sideManifests are Services of one of two proxies: web at a ClusterIP and a node port, dns over UDP, idle
+// without endpoints, and elsewhere, whose only endpoint is not on this node under externalTrafficPolicy
+// Local. Function side fills in LABELS and SIDE.
 const sideManifests = `{apiVersion: v1, kind: Service, metadata: {name: web-SIDE, namespace: shop, LABELS}, spec: {type: NodePort, clusterIP: 10.96.SIDE.1, clusterIPs: [10.96.SIDE.1], ports: [{port: 80, nodePort: 3SIDE080}]}}
 ---
 {apiVersion: discovery.k8s.io/v1, kind: EndpointSlice, metadata: {name: web-SIDE, namespace: shop, labels: {kubernetes.io/service-name: web-SIDE}}, addressType: IPv4, ports: [{name: "", port: 8080, protocol: TCP}], endpoints: [{addresses: [10.244.1.SIDE], nodeName: node-1}]}
@@ -55,7 +56,8 @@ const unassigned = `
 - {name: an address that no Service has is dropped, from: client, to: "10.96.200.1:80", expect: {result: dropped}}
 `
 
-// secondName has every kind of character that a label's value may have; nft has to be able to read it in a table's name.
+// secondName has every kind of character that a label's value may have; nft has to be
+// able to read it in a table's name.
 const (
 	secondName  = "2nd_Proxy.x-y"
 	secondTable = "kube-proxy." + secondName

@@ -264,7 +264,7 @@ add rule ip nat PREROUTING jump KUBE-SERVICES
 	},
 	"docker": func(t *testing.T, i *incident) {
 		i.edge(t, "")
-		loadForeign(t, i.l.Node, "../testdata/foreign/docker.txtar")
+		loadForeign(t, i.l.Node, "../testdata/foreign/docker.txtar", "nft")
 		i.becomes(t, "dropped", i.l.Outside, lab.OutsideAddrs.IPv4, "192.168.0.1:30080")
 	},
 	"input": func(t *testing.T, i *incident) {

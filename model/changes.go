@@ -23,7 +23,8 @@ func (n *Node) Equal(other *Node) bool {
 	if n == nil || other == nil {
 		return n == other
 	}
-	return n.Name == other.Name && n.GoingAway == other.GoingAway && slices.Equal(n.IPs, other.IPs) && slices.Equal(n.PodCIDRs, other.PodCIDRs)
+	return n.Name == other.Name && n.GoingAway == other.GoingAway &&
+		slices.Equal(n.IPs, other.IPs) && slices.Equal(n.PodCIDRs, other.PodCIDRs)
 }
 
 // Changes holds what changed since the last Changes that a backend applied.

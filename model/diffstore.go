@@ -21,8 +21,9 @@ import (
 //	for key, value := range store.Updated() { … } // in order of the keys
 //	store.Commit() // only if all of that succeeded; otherwise the same differences come again
 //
-// For dataplanes that take differences one by one, Apply does the last three steps, and keeps those that failed as
-// differences. A difference is between the last Commit and the wanted state, however often the store was written in between.
+// For dataplanes that take differences one by one, Apply does the last three steps, and keeps
+// those that failed as differences. A difference is between the last Commit and the wanted state,
+// however often the store was written in between.
 //
 // The store keeps the values that it gets. Nobody may modify afterwards what a value points to: such a change would be
 // in both states, and so in no difference. A DiffStore is not safe for concurrent use.

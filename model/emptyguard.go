@@ -37,8 +37,8 @@ func (g EmptyGuard) State(resource string, logger logr.Logger) *EmptyState {
 	return &EmptyState{guard: g, resource: resource, logger: logger}
 }
 
-// Hold decides about a full state: it reports whether the state must not be applied. had says whether the last state has
-// objects that count, has whether the new one does.
+// Hold decides about a full state: it reports whether the state must not be applied. had says whether the last state
+// has objects that count, has whether the new one does.
 func (e *EmptyState) Hold(had, has bool) bool {
 	hold := !has && !e.guard.Off && (had || !e.believed && e.guard.Before != nil && e.guard.Before(e.resource))
 	e.believed = e.believed || !hold

@@ -142,7 +142,8 @@ func (l *Loop) sync(ctx context.Context) {
 	} else {
 		l.next.fail()
 		result.RetryIn = l.next.wait
-		l.options.Logger.Error(err, "Sync failed, will retry", "changedPorts", len(l.pending.Ports), "full", l.pending.Full, "retryIn", result.RetryIn)
+		l.options.Logger.Error(err, "Sync failed, will retry",
+			"changedPorts", len(l.pending.Ports), "full", l.pending.Full, "retryIn", result.RetryIn)
 	}
 	if l.options.OnSync != nil {
 		l.options.OnSync(result)

@@ -160,8 +160,8 @@ type ServicePort struct {
 	ServiceLabels, ServiceAnnotations map[string]string
 }
 
-// KeepsFlow reports whether an existing UDP flow to an endpoint may stay: the endpoint serves; or it is listed, and none
-// serves.
+// KeepsFlow reports whether an existing UDP flow to an endpoint may stay: the endpoint
+// serves; or it is listed, and none serves.
 func (p *ServicePort) KeepsFlow(endpoint netip.AddrPort) bool {
 	_, serves := slices.BinarySearchFunc(p.Serving, endpoint, netip.AddrPort.Compare)
 	_, listed := slices.BinarySearchFunc(p.NotServing, endpoint, netip.AddrPort.Compare)

@@ -93,12 +93,14 @@ func (c *Chain) header() string {
 	if c.DropPolicy {
 		policy = "drop"
 	}
-	return fmt.Sprintf("type %s hook %s priority %s; policy %s", c.Type, c.Hook, priorityString(c.Priority, c.Hook), policy)
+	return fmt.Sprintf("type %s hook %s priority %s; policy %s",
+		c.Type, c.Hook, priorityString(c.Priority, c.Hook), policy)
 }
 
 // same reports whether two chains differ in nothing but their rules.
 func (c *Chain) same(o *Chain) bool {
-	return c.Type == o.Type && c.Hook == o.Hook && c.Priority == o.Priority && c.DropPolicy == o.DropPolicy && sameComment(c.Comment, o.Comment)
+	return c.Type == o.Type && c.Hook == o.Hook && c.Priority == o.Priority &&
+		c.DropPolicy == o.DropPolicy && sameComment(c.Comment, o.Comment)
 }
 
 func (c *Chain) appendText(b *strings.Builder) {

@@ -44,7 +44,10 @@ func (c *Conn) Compare(ctx context.Context, want *Table, options CompareOptions)
 			return nil
 		}
 	}
-	run := comparison{reader: reader{conn: c, ctx: ctx, family: want.Family, table: want.Name, throughCommits: options.ThroughCommits}, guard: options.Guard, want: want}
+	run := comparison{
+		reader: reader{conn: c, ctx: ctx, family: want.Family, table: want.Name, throughCommits: options.ThroughCommits},
+		guard:  options.Guard, want: want,
+	}
 	tx, err := run.run()
 	if errors.Is(err, unix.ENOENT) {
 		err = ErrGenerationMoved // deleted under our hands

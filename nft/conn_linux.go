@@ -156,7 +156,8 @@ func isAnswer(err error) bool {
 	var answer *kernelError
 	var refused *CommitError
 	var unsent notSent
-	return err == nil || errors.As(err, &answer) || errors.As(err, &refused) && !refused.unread || errors.Is(err, ErrTooLarge) || errors.As(err, &unsent)
+	return err == nil || errors.As(err, &answer) || errors.As(err, &refused) && !refused.unread ||
+		errors.Is(err, ErrTooLarge) || errors.As(err, &unsent)
 }
 
 // notSent is the error of a context that was done before anything was sent. So there is no answer to read.

@@ -91,9 +91,24 @@ var (
 	typeCTStat   = dataType{"ct_status", 28, 4, orderHost, formatFlags(ctStatusNames), packHostOrder}
 	typeFib      = dataType{"fib_addrtype", 40, 4, orderHost, formatAddrType, packHostOrder}
 	typeByte     = dataType{"integer", 4, 1, orderBig, formatByte, packByte}
-	typeTCPFlags = dataType{"tcp_flag", 14, 1, orderBig, formatTCPFlags, packByte}
+	typeTCPFlags = dataType{"tcp_flag", 15, 1, orderBig, formatTCPFlags, packByte}
+	typeICMP     = dataType{"icmp_type", 14, 1, orderBig, formatICMP(icmpNames), packByte}
+	typeICMPv6   = dataType{"icmpv6_type", 29, 1, orderBig, formatICMP(icmpv6Names), packByte}
 	typeIfname   = dataType{"ifname", 41, 16, orderHost, formatIfname, packName}
 )
+
+// typeRaw is the type of payload that nft has no name for.
+func typeRaw(length int) dataType {
+	format := func(b string) string { return "0x" + cmp.Or(strings.TrimLeft(fmt.Sprintf("%x", b), "0"), "0") }
+	pack := func(v any) (Data, error) {
+		n, err := integer(v, 1<<(8*length)-1)
+		return Data(binary.BigEndian.AppendUint64(nil, n)[8-length:]), err
+	}
+	if length > 4 {
+		pack = func(any) (Data, error) { return "", fmt.Errorf("an integer of %d bytes cannot be compared", length) }
+	}
+	return dataType{"integer", 4, length, orderBig, format, pack}
+}
 
 func hostOrder(b string) uint32 { return binary.NativeEndian.Uint32([]byte(b)) }
 
@@ -106,16 +121,46 @@ func formatAddr(b string) string {
 	return addr.String()
 }
 
-var protocolNames = map[uint32]string{unix.IPPROTO_TCP: "tcp", unix.IPPROTO_UDP: "udp", unix.IPPROTO_SCTP: "sctp"}
+var protocolNames = map[uint32]string{unix.IPPROTO_TCP: "tcp", unix.IPPROTO_UDP: "udp", unix.IPPROTO_SCTP: "sctp", unix.IPPROTO_ICMP: "icmp", unix.IPPROTO_ICMPV6: "ipv6-icmp"}
+
+// ProtocolName returns the name of an IP protocol, such as "tcp" or "icmpv6"; "protocol 47" for one without a name here.
+func ProtocolName(number uint8) string {
+	name, known := protocolNames[uint32(number)]
+	switch {
+	case number == unix.IPPROTO_ICMPV6:
+		return "icmpv6" // as in the names of fields; nft calls the number otherwise
+	case known:
+		return name
+	}
+	return "protocol " + strconv.Itoa(int(number))
+}
 
 func formatProto(b string) string { return formatName(uint32(b[0]), protocolNames) }
 
 func formatByte(b string) string { return strconv.Itoa(int(b[0])) }
 
+// Types of ICMP and ICMPv6 errors about packets that did not arrive.
+const (
+	ICMPDestinationUnreachable   = 3
+	ICMPv6DestinationUnreachable = 1
+	ICMPv6PacketTooBig           = 2
+)
+
+var (
+	icmpNames   = map[uint32]string{ICMPDestinationUnreachable: "destination-unreachable"}
+	icmpv6Names = map[uint32]string{ICMPv6DestinationUnreachable: "destination-unreachable", ICMPv6PacketTooBig: "packet-too-big"}
+)
+
+func formatICMP(names map[uint32]string) func(string) string {
+	return func(b string) string { return formatName(uint32(b[0]), names) }
+}
+
 // TCPFlagSYN is the bit of TCPFlags that opens a connection.
 const TCPFlagSYN = 2
 
-var tcpFlagNames = map[uint32]string{1: "fin", TCPFlagSYN: "syn", 4: "rst", 8: "psh", 16: "ack", 32: "urg", 64: "ecn", 128: "cwr"}
+var tcpFlagNames = map[uint32]string{
+	1: "fin", TCPFlagSYN: "syn", 4: "rst", 8: "psh", 16: "ack", 32: "urg", 64: "ecn", 128: "cwr",
+}
 
 func formatTCPFlags(b string) string { return formatBits(uint32(b[0]), tcpFlagNames, ",") }
 
@@ -135,8 +180,8 @@ var addrTypeNames = map[uint32]string{
 
 func formatAddrType(b string) string { return formatName(hostOrder(b), addrTypeNames) }
 
-// Bits of ct state: a packet belongs to no connection and cannot open one, belongs to a connection that has seen packets in
-// both directions, belongs to another connection (such as an ICMP error), or opens a connection.
+// Bits of ct state: a packet belongs to no connection and cannot open one, belongs to a connection that has seen
+// packets in both directions, belongs to another connection (such as an ICMP error), or opens a connection.
 const (
 	CTStateInvalid     = 1 << 0
 	CTStateEstablished = 1 << 1
@@ -148,8 +193,13 @@ const (
 const CTStatusDNAT = 1 << 5
 
 var (
-	ctStateNames  = map[uint32]string{CTStateInvalid: "invalid", CTStateEstablished: "established", CTStateRelated: "related", CTStateNew: "new", 64: "untracked"}
-	ctStatusNames = map[uint32]string{1: "expected", 2: "seen-reply", 4: "assured", 8: "confirmed", 16: "snat", CTStatusDNAT: "dnat", 512: "dying"}
+	ctStateNames = map[uint32]string{
+		CTStateInvalid: "invalid", CTStateEstablished: "established",
+		CTStateRelated: "related", CTStateNew: "new", 64: "untracked",
+	}
+	ctStatusNames = map[uint32]string{
+		1: "expected", 2: "seen-reply", 4: "assured", 8: "confirmed", 16: "snat", CTStatusDNAT: "dnat", 512: "dying",
+	}
 )
 
 // formatDuration prints whole milliseconds as nft does: "3h", "1d2h3m4s500ms".

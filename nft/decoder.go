@@ -8,8 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// decoder builds a table from the messages that describe it: the table's own, then those of its parts, in which sets come
-// before their elements.
+// decoder builds a table from the messages that describe it: the table's own, then those of its
+// parts, in which sets come before their elements.
 type decoder struct {
 	table *Table
 	sets  map[string]*Set

@@ -43,10 +43,10 @@ func delinearize(family Family, sets func(string) *Set, exprs []any) []Statement
 
 func exprName(e any) string {
 	switch e := e.(type) {
-	case unknownExpr:
-		return string(e)
-	case byteorderExpr:
-		return "byteorder"
+	case Unknown:
+		return e.Name
+	case *expr.FlowOffload:
+		return "flow_offload"
 	}
 	return strings.ToLower(reflect.TypeOf(e).Elem().Name())
 }
@@ -73,7 +73,7 @@ func (d *delinearizer) step(e any) bool {
 		return d.meta(e)
 	case *expr.Bitwise:
 		return d.bitwise(e)
-	case byteorderExpr:
+	case *expr.Byteorder:
 		return d.byteorder(e)
 	case *expr.Cmp:
 		return d.cmp(e)
@@ -83,7 +83,7 @@ func (d *delinearizer) step(e any) bool {
 		return d.nat(e)
 	case *expr.Immediate:
 		d.loaded[registerIndex(e.Register)] = loadedValue{hops: e.Data}
-		return true
+		return d.family == FamilyIP6 && len(e.Data) == hopLimitLength
 	case *expr.Dup:
 		return d.dup(e)
 	case *expr.Dynset:
@@ -146,14 +146,17 @@ func (d *delinearizer) loadPayload(p *expr.Payload) bool {
 	if p.OperationType != expr.PayloadLoad {
 		return d.writeTTL(p)
 	}
-	if d.family == FamilyIP && p.Base == expr.PayloadBaseNetworkHeader && p.Offset == ttlWordOffset && p.Len == ttlWordLength {
+	if d.family == FamilyIP && p.Base == expr.PayloadBaseNetworkHeader &&
+		p.Offset == ttlWordOffset && p.Len == ttlWordLength {
 		d.loaded[registerIndex(p.DestRegister)] = loadedValue{expr: IPTTL, length: ttlWordLength}
 		return true
 	}
 	for f := Field(1); int(f) < len(fields); f++ {
 		spec, ok := f.load(p.DestRegister).(*expr.Payload)
-		inFamily := !f.isAddr() && !f.isTTL() || f == d.family.Saddr() || f == d.family.Daddr() || f == d.family.TTL() // offsets of both families can coincide
-		if !ok || spec.Base != p.Base || spec.Offset != p.Offset || spec.Len < p.Len || !inFamily {
+		if !ok || spec.Base != p.Base || spec.Offset != p.Offset || !f.inFamily(d.family) {
+			continue
+		}
+		if spec.Len != p.Len && !(f.isAddr() && spec.Len > p.Len) {
 			continue
 		}
 		v := loadedValue{expr: f}
@@ -211,9 +214,9 @@ func (d *delinearizer) bitwise(b *expr.Bitwise) bool {
 }
 
 // byteorder ignores the swapping of a single byte, which has no effect. nft puts it before lookups in sets with ranges.
-func (d *delinearizer) byteorder(b byteorderExpr) bool {
-	v := d.loaded[registerIndex(b.source)]
-	return v.expr != nil && v.expr.dataType().length == 1 && b.source == b.dest
+func (d *delinearizer) byteorder(b *expr.Byteorder) bool {
+	v := d.loaded[registerIndex(b.SourceRegister)]
+	return v.expr != nil && v.expr.dataType().length == 1 && b.SourceRegister == b.DestRegister
 }
 
 func (d *delinearizer) cmp(c *expr.Cmp) bool {
@@ -270,7 +273,8 @@ func (d *delinearizer) nat(n *expr.NAT) bool {
 	addrEnd := n.RegAddrMax == 0 || n.RegAddrMax == n.RegAddrMin
 	portEnd := n.RegProtoMax == 0 || n.RegProtoMax == n.RegProtoMin
 	family, err := familyOf(n.Family)
-	if err != nil || from == nil || n.Type != expr.NATTypeDestNAT || registerIndex(n.RegProtoMin) != registerIndex(n.RegAddrMin)+port ||
+	if err != nil || from == nil || n.Type != expr.NATTypeDestNAT ||
+		registerIndex(n.RegProtoMin) != registerIndex(n.RegAddrMin)+port ||
 		!addrEnd || !portEnd || n.Random || n.FullyRandom || n.Persistent || n.Prefix || family != d.family {
 		return false
 	}

@@ -8,7 +8,8 @@
 //   - Conn.Commit commits a Transaction, whole or not at all.
 //   - A Draft is a Table that knows what changed since its last commit. So the Transaction for a small change costs as
 //     little as the change.
-//   - Conn.Compare returns the Transaction that repairs a table. It compares while the kernel lists, and copies nothing.
+//   - Conn.Compare returns the Transaction that repairs a table. It compares while the kernel lists, and copies
+//     nothing.
 //   - A Monitor hears of each commit in the network namespace, and of its parts.
 //   - Package nfttest has nf_tables in memory, for tests without privileges.
 //

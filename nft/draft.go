@@ -31,8 +31,8 @@ type Draft struct {
 	committed      bool
 }
 
-// parts are chains or sets by name, and what the kernel has instead for each name touched since the last commit; nil for
-// none.
+// parts are chains or sets by name, and what the kernel has instead for each name touched
+// since the last commit; nil for none.
 type parts[T any] struct{ now, before map[string]*T }
 
 func newParts[T any]() parts[T] { return parts[T]{map[string]*T{}, map[string]*T{}} }

@@ -55,8 +55,9 @@ func encodeElements(s Step, setID uint32) (messages []message, err error) {
 	return messages, nil
 }
 
-// maxList bounds the element list of one message, with its header: the length of a netlink attribute has 16 bits. The
-// largest element takes less than 1,024 bytes: two keys of 64 bytes, a verdict with a chain's name, a comment, a timeout.
+// maxList bounds the element list of one message, with its header: the length of a netlink
+// attribute has 16 bits. The largest element takes less than 1,024 bytes: two keys of 64 bytes, a
+// verdict with a chain's name, a comment, a timeout.
 const maxList = 1<<16 - 1
 
 // setLengths are the lengths of the keys and values of a set, as Data (key, value) and as the kernel is told (keyTold,
@@ -89,7 +90,8 @@ func (l setLengths) checkKey(s *Set, e *Element) error {
 	case len(e.Key) != l.key:
 		return fmt.Errorf("element key has %d bytes, want %d for %s", len(e.Key), l.key, s.Key)
 	case s.Interval && len(e.KeyEnd) != len(e.Key):
-		return fmt.Errorf("element %s: the end of its range has %d bytes, want %d", s.Key.Format(e.Key), len(e.KeyEnd), len(e.Key))
+		return fmt.Errorf("element %s: the end of its range has %d bytes, want %d",
+			s.Key.Format(e.Key), len(e.KeyEnd), len(e.Key))
 	}
 	return nil
 }

@@ -52,6 +52,19 @@ const (
 	TCPFlags
 	IPTTL
 	IP6Hoplimit
+	// ICMPType and ICMPv6Type are for packets whose MetaL4proto the rule has compared with ICMP, or with ICMPv6.
+	ICMPType
+	ICMPv6Type
+	// The others are parts of the packet that an ICMP error quotes, of a packet without IP options or extension headers: nft
+	// has no names for them, and takes them for integers. The protocol and the source port can be in the Key of a Set.
+	IPQuotedDaddr
+	IPQuotedProtocol
+	IPQuotedSport
+	IPQuotedDport
+	IP6QuotedDaddr
+	IP6QuotedProtocol
+	IP6QuotedSport
+	IP6QuotedDport
 )
 
 type fieldSpec struct {
@@ -59,8 +72,19 @@ type fieldSpec struct {
 	typ  dataType
 	load func(register uint32) expr.Any
 	// nft's numbers for "typeof": the kind of the expression, then protocol description and template (payload) or the
-	// key (meta). A kind of 0 means that the field cannot be in a set's type.
+	// key (meta). A kind of 0 means that the field cannot be in a set's type. Payload without a description is raw.
 	kind, desc, key uint32
+}
+
+// inFamily reports whether packets of the family have the field. Offsets of fields of both families can coincide.
+func (f Field) inFamily(family Family) bool {
+	switch f {
+	case IPSaddr, IPDaddr, IPTTL, ICMPType, IPQuotedDaddr, IPQuotedProtocol, IPQuotedSport, IPQuotedDport:
+		return family == FamilyIP
+	case IP6Saddr, IP6Daddr, IP6Hoplimit, ICMPv6Type, IP6QuotedDaddr, IP6QuotedProtocol, IP6QuotedSport, IP6QuotedDport:
+		return family == FamilyIP6
+	}
+	return true
 }
 
 // nft's enum expr_types and proto_desc_id, as stored in userdata since nft 0.9.4.
@@ -73,6 +97,8 @@ const (
 	udataDescTH  = 11
 	udataDescIP  = 12
 	udataDescIP6 = 13
+
+	udataBaseTransport = 3
 )
 
 func payload(base expr.PayloadBase, offset, length uint32) func(uint32) expr.Any {
@@ -123,6 +149,23 @@ var fields = [...]fieldSpec{
 	TCPFlags:    {"tcp flags", typeTCPFlags, payload(expr.PayloadBaseTransportHeader, 13, 1), 0, 0, 0},
 	IPTTL:       {"ip ttl", typeByte, payload(expr.PayloadBaseNetworkHeader, 8, 1), 0, 0, 0},
 	IP6Hoplimit: {"ip6 hoplimit", typeByte, payload(expr.PayloadBaseNetworkHeader, 7, 1), 0, 0, 0},
+	ICMPType:    {"icmp type", typeICMP, payload(expr.PayloadBaseTransportHeader, 0, 1), 0, 0, 0},
+	ICMPv6Type:  {"icmpv6 type", typeICMPv6, payload(expr.PayloadBaseTransportHeader, 0, 1), 0, 0, 0},
+
+	IPQuotedDaddr:     quoted(24, typeRaw(4), 0),
+	IPQuotedProtocol:  quoted(17, typeRaw(1), udataPayload),
+	IPQuotedSport:     quoted(28, typeRaw(2), udataPayload),
+	IPQuotedDport:     quoted(30, typeRaw(2), 0),
+	IP6QuotedDaddr:    quoted(32, typeRaw(16), 0),
+	IP6QuotedProtocol: quoted(14, typeRaw(1), udataPayload),
+	IP6QuotedSport:    quoted(48, typeRaw(2), udataPayload),
+	IP6QuotedDport:    quoted(50, typeRaw(2), 0),
+}
+
+// quoted is part of an ICMP message, whose header of eight bytes the quoted packet follows.
+func quoted(offset uint32, typ dataType, kind uint32) fieldSpec {
+	name := fmt.Sprintf("@th,%d,%d", 8*offset, 8*typ.length)
+	return fieldSpec{name, typ, payload(expr.PayloadBaseTransportHeader, offset, uint32(typ.length)), kind, 0, 0}
 }
 
 // String returns the field as nft writes it, such as "ip daddr".
@@ -143,12 +186,19 @@ func (f Field) load(register uint32) expr.Any { return fields[f].load(register) 
 func (f Field) typeof(b []byte) []byte {
 	spec := fields[f]
 	b = appendUdataU32(b, 0, spec.kind)
-	switch spec.kind {
-	case udataPayload:
+	switch raw, _ := f.load(0).(*expr.Payload); {
+	case spec.kind == udataPayload && spec.desc == 0:
+		return appendNested(b, 1, func(b []byte) []byte {
+			for i, v := range []uint32{spec.desc, spec.key, udataBaseTransport, 8 * raw.Offset, 8 * raw.Len} {
+				b = appendUdataU32(b, byte(i), v)
+			}
+			return b
+		})
+	case spec.kind == udataPayload:
 		b = append(b, 1, 12)
 		b = appendUdataU32(b, 0, spec.desc)
 		return appendUdataU32(b, 1, spec.key)
-	case udataMeta:
+	case spec.kind == udataMeta:
 		b = append(b, 1, 6)
 		return appendUdataU32(b, 0, spec.key)
 	}

@@ -17,8 +17,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// NewFake returns the configuration of a connection to a new nfttest.Kernel. The external test package sets it: this one
-// cannot import nfttest.
+// NewFake returns the configuration of a connection to a new nfttest.Kernel. The external test
+// package sets it: this one cannot import nfttest.
 var NewFake func() Config
 
 // dialFake returns a connection to a fake of its own.

@@ -58,9 +58,9 @@ func tryNft(t testing.TB, stdin string, args ...string) (string, error) {
 	return string(out), err
 }
 
-// loadable returns a table without the rules that the nft program cannot load into this kernel. Before nft 1.0.6 looks
-// up a protocol in a set with ranges, it swaps two bytes of the protocol's one, which Linux 6.12.117 refuses. This package
-// swaps none.
+// loadable returns a table without the rules that the nft program cannot load into this kernel. Before nft
+// 1.0.6 looks up a protocol in a set with ranges, it swaps two bytes of the protocol's one, which Linux
+// 6.12.117 refuses. This package swaps none.
 func loadable(t testing.TB, table *Table) *Table {
 	t.Helper()
 	const lookup = `table ip t {
@@ -115,6 +115,14 @@ func everything(f Family) *Table {
 	neighbours := &Set{Name: "neighbours", Key: random(2), Data: Concat{f.Daddr()}}
 	neighbours.Put(Element{Key: slot(0), Value: AddrData(addr.Next())})
 	byClient := append(frontendKey(f), JHash{Field: f.Saddr(), And: ThSport, Mod: 251, Seed: 0x5eed})
+	quotedKey, quotedHash := Concat{f.Daddr(), IPQuotedProtocol, IPQuotedSport}, JHash{Field: IPQuotedDaddr, And: IPQuotedDport, Mod: 251, Seed: 0x5eed}
+	icmp := []Statement{Match{Field: MetaL4proto, Value: "icmp"}, Match{Field: ICMPType, Value: ICMPDestinationUnreachable}, Jump("icmp-errors")}
+	if f == FamilyIP6 {
+		quotedKey, quotedHash = Concat{f.Daddr(), IP6QuotedProtocol, IP6QuotedSport}, JHash{Field: IP6QuotedDaddr, And: IP6QuotedDport, Mod: 251, Seed: 0x5eed}
+		icmp = []Statement{Match{Field: MetaL4proto, Value: "ipv6-icmp"}, Match{Field: ICMPv6Type, Value: ICMPv6PacketTooBig}, Jump("icmp-errors")}
+	}
+	quoted := &Set{Name: "quoted", Key: append(slices.Clip(quotedKey), Numgen{Mod: 2}), Data: Concat{f.Daddr()}}
+	quoted.Put(Element{Key: slot(0), Value: AddrData(addr.Next())})
 	ips := &Set{Name: "cluster-ips", Key: Concat{f.Daddr()}}
 	ips.Put(Element{Key: AddrData(addr), Comment: "one"})
 	ports := &Set{Name: "ports", Key: Concat{ThDport}, Data: Concat{ThDport}}
@@ -141,7 +149,7 @@ func everything(f Family) *Table {
 
 	return &Table{
 		Family: f, Name: "kube-proxy", Comment: "everything",
-		Sets: []*Set{services, endpoints, neighbours, ips, ports, protocols, hairpin, sources, counted, affinity},
+		Sets: []*Set{services, endpoints, neighbours, quoted, ips, ports, protocols, hairpin, sources, counted, affinity},
 		Chains: []*Chain{
 			{Name: "nat-prerouting", Type: TypeNAT, Hook: HookPrerouting, Priority: PriorityDstNAT, Rules: []Rule{NewRule(Jump("services"))}},
 			{Name: "filter-forward", Type: TypeFilter, Hook: HookForward, Priority: PriorityFilter, Rules: []Rule{
@@ -159,7 +167,9 @@ func everything(f Family) *Table {
 				NewRule(Match{Field: f.TTL(), Op: Less, Value: 8}, Drop),
 				NewRule(SetTTL{f, 8}),
 				NewRule(Dup{append(frontendKey(f), JHash{Field: f.Saddr(), And: ThSport, Mod: 251, Seed: 0x5eed, Offset: 251}), "neighbours"}, Drop),
+				NewRule(icmp...),
 			}},
+			{Name: "icmp-errors", Rules: []Rule{NewRule(Dup{append(quotedKey, quotedHash), "quoted"}, Drop)}},
 			{Name: "nat-postrouting", Type: TypeNAT, Hook: HookPostrouting, Priority: PrioritySrcNAT, Rules: []Rule{
 				NewRule(Match{Field: MetaMark, Mask: 0x4000, Value: 0x4000}, SetMark{Xor: 0x4000}, Masquerade{}),
 				NewRule(Match{Field: CTStatus, Value: CTStatusDNAT}, InSet{Concat{f.Saddr(), f.Daddr()}, Equal, "hairpin"}, Masquerade{}),

@@ -61,7 +61,9 @@ func (l *linearizer) loadFrom(i int, c Concat) {
 
 // mask appends "register 1 = (register 1 & mask) ^ xor".
 func (l *linearizer) mask(mask, xor []byte) {
-	l.add(&expr.Bitwise{SourceRegister: unix.NFT_REG_1, DestRegister: unix.NFT_REG_1, Len: uint32(len(mask)), Mask: mask, Xor: xor})
+	l.add(&expr.Bitwise{
+		SourceRegister: unix.NFT_REG_1, DestRegister: unix.NFT_REG_1, Len: uint32(len(mask)), Mask: mask, Xor: xor,
+	})
 }
 
 func (m InSet) linearize(l *linearizer) {
@@ -115,7 +117,10 @@ func (s SetTTL) linearize(l *linearizer) {
 		return
 	}
 	write.Offset, write.Len, write.CsumType, write.CsumOffset = ttlWordOffset, ttlWordLength, expr.CsumTypeInet, checksumOffset
-	l.add(&expr.Payload{OperationType: expr.PayloadLoad, DestRegister: unix.NFT_REG_1, Base: write.Base, Offset: write.Offset, Len: write.Len})
+	l.add(&expr.Payload{
+		OperationType: expr.PayloadLoad, DestRegister: unix.NFT_REG_1,
+		Base: write.Base, Offset: write.Offset, Len: write.Len,
+	})
 	l.mask([]byte{0, 0xff}, []byte{s.Hops, 0})
 	l.add(write)
 }
@@ -124,7 +129,10 @@ func (u Update) linearize(l *linearizer) {
 	l.load(u.Key)
 	data := u.Key.Len() / 4
 	l.loadFrom(data, u.Data)
-	l.add(&expr.Dynset{SrcRegKey: unix.NFT_REG_1, SrcRegData: register(data), SetName: u.Map, Operation: unix.NFT_DYNSET_OP_UPDATE, Timeout: u.Timeout})
+	l.add(&expr.Dynset{
+		SrcRegKey: unix.NFT_REG_1, SrcRegData: register(data), SetName: u.Map,
+		Operation: unix.NFT_DYNSET_OP_UPDATE, Timeout: u.Timeout,
+	})
 }
 
 func (Masquerade) linearize(l *linearizer) { l.add(&expr.Masq{FullyRandom: true}) }

@@ -12,9 +12,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// MapAddrs returns a copy of the recording in which f has replaced the IP addresses of elements and rules. Of a prefix f
-// gets the first address, and the first bits of what it returns count. A rule or a set of which the package does not know
-// whether it has addresses is an error.
+// MapAddrs returns a copy of the recording in which f has replaced the IP addresses of elements and rules. Of a prefix
+// f gets the first address, and the first bits of what it returns count. A rule or a set of which the package does not
+// know whether it has addresses is an error.
 func (r Recording) MapAddrs(f func(netip.Addr) netip.Addr) (Recording, error) {
 	t, err := r.Table()
 	if err != nil {
@@ -106,7 +106,7 @@ func (m *addrMapper) rule(data []byte) error {
 		value := func(attribute uint16) []byte {
 			return netlinkattr.Find(netlinkattr.Find(netlinkattr.Find(b, unix.NFTA_EXPR_DATA), attribute), unix.NFTA_DATA_VALUE)
 		}
-		decoded := decodeOther(m.table.Family, b)
+		decoded := decodeExpr(m.table.Family, b)
 		switch x := decoded.(type) {
 		case *expr.Cmp:
 			if o := p.regs[registerIndex(x.Register)]; o.isAddress() {
@@ -126,7 +126,9 @@ func (m *addrMapper) rule(data []byte) error {
 				}
 			}
 		case *expr.Range, *expr.Match, *expr.Target, Unknown:
-			return fmt.Errorf("it is not known whether a rule has addresses: %s", Expressions{family: m.table.Family, encoded: string(netlinkattr.Find(data[nfgenmsgLen:], unix.NFTA_RULE_EXPRESSIONS))})
+			return fmt.Errorf("it is not known whether a rule has addresses: %s", Expressions{
+				family: m.table.Family, encoded: string(netlinkattr.Find(data[nfgenmsgLen:], unix.NFTA_RULE_EXPRESSIONS)),
+			})
 		}
 		p.print(decoded)
 		return nil

@@ -49,9 +49,9 @@ type Match struct {
 	Op    Op
 	// Mask, if not 0, has the bits of MetaMark to compare, in host byte order.
 	Mask uint32
-	// Value is of a type that Values names for the field, or Data as Concat.Pack returns it. An address can be a netip.Prefix;
-	// its host bits do not count. A name of an interface that ends in "*" matches all names that begin with the text before
-	// the "*".
+	// Value is of a type that Values names for the field, or Data as Concat.Pack returns it. An address can
+	// be a netip.Prefix; its host bits do not count. A name of an interface that ends in "*" matches all
+	// names that begin with the text before the "*".
 	Value any
 }
 
@@ -111,8 +111,8 @@ func (m Match) Compare(value Data) (bool, error) {
 	return equal == (c.op == Equal), nil
 }
 
-// kernelMatch is a match as the kernel makes it: it loads the field, or as much of it as data is long, masks it if there
-// is a mask of the same length, and compares it with data.
+// kernelMatch is a match as the kernel makes it: it loads the field, or as much of it as data is long, masks it if
+// there is a mask of the same length, and compares it with data.
 type kernelMatch struct {
 	op         Op
 	mask, data []byte

@@ -124,8 +124,8 @@ func testMonitorNoticesCommits(t *testing.T) {
 	checkSilence(t, l)
 }
 
-// commitInNamedThread commits in another thread than the process's first one. It gives the thread a name and returns its
-// id. The thread lives as long as the test.
+// commitInNamedThread commits in another thread than the process's first one. It gives the thread a name and returns
+// its id. The thread lives as long as the test.
 func commitInNamedThread(t *testing.T, c *Conn, tx Transaction) (tid uint32) {
 	t.Helper()
 	committed, over := make(chan error), make(chan struct{})
@@ -295,8 +295,8 @@ func BenchmarkCommitBesideAMonitor(b *testing.B) {
 }
 
 // FuzzEvents shows that no series of messages makes a Monitor fall over: any process with CAP_NET_ADMIN can
-// commit what the kernel then describes. The first byte of the data says how many bytes the first message has, and so on;
-// each begins with its type.
+// commit what the kernel then describes. The first byte of the data says how many bytes the first message
+// has, and so on; each begins with its type.
 func FuzzEvents(f *testing.F) {
 	for _, family := range Families {
 		table := everything(family)

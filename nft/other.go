@@ -46,65 +46,10 @@ func (e Expressions) linearize(l *linearizer) {
 func (e Expressions) List() (list []any) {
 	// What cannot be decoded is Unknown already, so there is no error.
 	_ = netlinkattr.Each([]byte(e.encoded), func(_ uint16, b []byte) error {
-		list = append(list, decodeOther(e.family, b))
+		list = append(list, decodeExpr(e.family, b))
 		return nil
 	})
 	return list
-}
-
-// otherExprTypes make the expressions that only rules of other programs have.
-var otherExprTypes = map[string]func() expr.Any{
-	"range":        func() expr.Any { return &expr.Range{} },
-	"limit":        func() expr.Any { return &expr.Limit{} },
-	"log":          func() expr.Any { return &expr.Log{} },
-	"objref":       func() expr.Any { return &expr.Objref{} },
-	"redir":        func() expr.Any { return &expr.Redir{} },
-	"match":        func() expr.Any { return &expr.Match{} },
-	"target":       func() expr.Any { return &expr.Target{} },
-	"flow_offload": func() expr.Any { return &expr.FlowOffload{} },
-}
-
-func decodeOther(family Family, b []byte) any {
-	name := netlinkattr.Text(netlinkattr.Find(b, unix.NFTA_EXPR_NAME))
-	data := netlinkattr.Find(b, unix.NFTA_EXPR_DATA)
-	switch {
-	case name == "byteorder":
-		return decodeWholeByteorder(data)
-	case name == "immediate" && !isVerdict(data):
-		return unmarshalOther(family, data, name, &expr.Immediate{})
-	case name == "bitwise" && bytes.ContainsFunc(netlinkattr.Find(data, bitwiseOp), func(r rune) bool { return r != 0 }):
-		return Unknown{name} // a shift, or between registers
-	case otherExprTypes[name] != nil:
-		return unmarshalOther(family, data, name, otherExprTypes[name]())
-	case exprTypes[name] != nil:
-		return unmarshalOther(family, data, name, exprTypes[name]())
-	}
-	return Unknown{name}
-}
-
-// bitwiseOp is NFTA_BITWISE_OP. 0 is "register & mask ^ xor".
-const bitwiseOp = 6
-
-func unmarshalOther(family Family, data []byte, name string, e expr.Any) any {
-	if err := unmarshalExpr(family, data, e); err != nil {
-		return Unknown{name}
-	}
-	return e
-}
-
-// decodeWholeByteorder decodes what google/nftables cannot.
-func decodeWholeByteorder(data []byte) any {
-	var e expr.Byteorder
-	var op uint32
-	err := netlinkattr.Each(data, variables{
-		unix.NFTA_BYTEORDER_SREG: &e.SourceRegister, unix.NFTA_BYTEORDER_DREG: &e.DestRegister,
-		unix.NFTA_BYTEORDER_OP: &op, unix.NFTA_BYTEORDER_LEN: &e.Len, unix.NFTA_BYTEORDER_SIZE: &e.Size,
-	}.take)
-	if err != nil {
-		return Unknown{"byteorder"}
-	}
-	e.Op = expr.ByteorderOp(op)
-	return &e
 }
 
 // Bounds of ReadOthers and RecordOthers.
@@ -223,7 +168,8 @@ func (t *Table) Find(set string, key Data) (e Element, found bool, err error) {
 			best = r
 		// The element before the key decides: the beginning of a range, or the first key after one. Of two with one key, the
 		// beginning counts.
-		case s.kernel.bounds && string(r.key) <= string(k) && (best == nil || bytes.Compare(r.key, best.key)+endFirst(best, r) > 0):
+		case s.kernel.bounds && string(r.key) <= string(k) &&
+			(best == nil || bytes.Compare(r.key, best.key)+endFirst(best, r) > 0):
 			best = r
 		}
 	}
@@ -259,7 +205,8 @@ func (s *Set) contains(r *rawElement, key Data) bool {
 	}
 	for at := 0; len(fields) > 0; fields = fields[1:] {
 		to := at + fields[0]
-		if to > min(len(r.key), len(end), len(key)) || string(key[at:to]) < string(r.key[at:to]) || string(key[at:to]) > string(end[at:to]) {
+		if to > min(len(r.key), len(end), len(key)) ||
+			string(key[at:to]) < string(r.key[at:to]) || string(key[at:to]) > string(end[at:to]) {
 			return false
 		}
 		at = netlinkattr.Padded(to)
@@ -403,7 +350,9 @@ func (p *printer) cmp(x *expr.Cmp) {
 	}
 }
 
-var opTexts = map[expr.CmpOp]string{expr.CmpOpNeq: "!= ", expr.CmpOpLt: "< ", expr.CmpOpLte: "<= ", expr.CmpOpGt: "> ", expr.CmpOpGte: ">= "}
+var opTexts = map[expr.CmpOp]string{
+	expr.CmpOpNeq: "!= ", expr.CmpOpLt: "< ", expr.CmpOpLte: "<= ", expr.CmpOpGt: "> ", expr.CmpOpGte: ">= ",
+}
 
 func opText(op expr.CmpOp) string { return opTexts[op] }
 
@@ -461,7 +410,8 @@ func payloadOperand(family Family, x *expr.Payload) operand {
 	for f := IPSaddr; f <= ThDport; f++ {
 		load, _ := f.load(0).(*expr.Payload)
 		tooLong := f == IPSaddr || f == IPDaddr
-		if load.Base == x.Base && load.Offset == x.Offset && x.Len <= load.Len && (family != FamilyIP6 || !tooLong) && (family != FamilyIP || f >= ThSport || tooLong) {
+		if load.Base == x.Base && load.Offset == x.Offset && x.Len <= load.Len &&
+			(family != FamilyIP6 || !tooLong) && (family != FamilyIP || f >= ThSport || tooLong) {
 			return operand{text: f.String(), typ: f.dataType()}
 		}
 	}

@@ -11,10 +11,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ReadOthers reads the tables of all programs, in the order in which they were made. The known tables are not read, but
-// stand at their places. Tables of other families have their base chains only. In all others each rule has its
-// Expressions as its one statement; elements of sets stay in the kernel: see Lookup. A table with more than 100,000 rules
-// has no chains, and LeftOut says so. Commits of others do not end the call, so a rule can name a chain that has gone.
+// ReadOthers reads the tables of all programs, in the order in which they were made. The known tables are
+// not read, but stand at their places. Tables of other families have their base chains only. In all others
+// each rule has its Expressions as its one statement; elements of sets stay in the kernel: see Lookup. A
+// table with more than 100,000 rules has no chains, and LeftOut says so. Commits of others do not end the
+// call, so a rule can name a chain that has gone.
 func (c *Conn) ReadOthers(ctx context.Context, known ...*Table) ([]*Table, error) {
 	tables, _, err := c.others(ctx, reader{}, known)
 	return tables, err
@@ -50,7 +51,10 @@ func (c *Conn) others(ctx context.Context, how reader, known []*Table) (tables [
 		if slices.Contains(known, t) {
 			continue
 		}
-		r := reader{conn: c, ctx: ctx, family: t.Family, table: t.Name, throughCommits: true, record: how.record, recording: recordings[i]}
+		r := reader{
+			conn: c, ctx: ctx, family: t.Family, table: t.Name,
+			throughCommits: true, record: how.record, recording: recordings[i],
+		}
 		switch err := r.other(newOtherDecoder(t), room); {
 		case errors.As(err, new(leftOutError)):
 			t.Chains, t.Sets, t.Kernel.LeftOut, r.recording = nil, nil, err.Error(), nil
@@ -84,57 +88,49 @@ func (r *reader) other(d *otherDecoder, room int) error {
 			if err := r.recordElements(s, take); err != nil {
 				return err
 			}
-		case s.kernel.anonymous && listed < maxListedSets:
+		case s.kernel.anonymous && listed < maxListedSets: // it stands in a rule, which prints the first elements
 			listed++
-			if err := r.firstElements(s, take); err != nil {
+			if _, err := r.firstElements(s, maxListedElement, take); err != nil {
 				return err
 			}
+			s.kernel.recorded = false
 		}
 	}
 	return r.list(unix.NFT_MSG_GETRULE, take)
 }
 
-// firstElements reads the first elements of a set that stands in a rule, to print them.
-func (r *reader) firstElements(s *Set, take func(reply) error) error {
-	err := r.elementMessages(s.Name, func(m reply) error {
+// firstElements reads the elements of a set, but not many more than most. It reports whether it has read all.
+func (r *reader) firstElements(s *Set, most int, take func(reply) error) (all bool, err error) {
+	err = r.elementMessages(s.Name, func(m reply) error {
 		if err := take(m); err != nil {
 			return err
 		}
-		if len(s.kernel.listed) >= maxListedElement {
-			return errStopped
-		}
-		return nil
-	})
-	s.kernel.recorded = false
-	if errors.Is(err, errStopped) || errors.Is(err, unix.ENOENT) {
-		return nil
-	}
-	return err
-}
-
-// recordElements records the elements of a set, or none if there are too many.
-func (r *reader) recordElements(s *Set, take func(reply) error) error {
-	before := r.recording
-	err := r.elementMessages(s.Name, func(m reply) error {
-		if err := take(m); err != nil {
-			return err
-		}
-		if len(s.kernel.listed) > MaxRecordedElements {
+		if len(s.kernel.listed) > most {
 			return errStopped
 		}
 		return nil
 	})
 	switch {
 	case errors.Is(err, errStopped):
-		r.recording, s.kernel.listed, s.kernel.recorded = before, nil, false
-		return nil
+		return false, nil
 	case errors.Is(err, unix.ENOENT):
-		err = nil
+		err = nil // the set has gone
 	}
-	s.kernel.recorded = true
+	return true, err
+}
+
+// recordElements records the elements of a set, or none if there are too many.
+func (r *reader) recordElements(s *Set, take func(reply) error) error {
+	before := r.recording
+	all, err := r.firstElements(s, MaxRecordedElements, take)
+	if s.kernel.recorded = all; !all || err != nil {
+		r.recording, s.kernel.listed = before, nil
+		return err
+	}
 	// A message without elements says that the set was listed.
-	r.recording.add(unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_NEWSETELEM, append(start(r.family, r.table, 64), elementList(s.Name)...))
-	return err
+	empty := append(start(r.family, r.table, 64), elementList(s.Name)...)
+	r.recording.add(unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_NEWSETELEM, empty)
+	return nil
 }
 
 // Lookup asks the kernel for the element of a set that a packet with the key would find: the same, one whose range

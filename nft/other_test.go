@@ -113,7 +113,11 @@ func testOthersLookup(t *testing.T) {
 func FuzzExpressions(f *testing.F) {
 	var a netlinkattr.List
 	for _, x := range []Statement{Match{Field: IPSaddr, Value: netip.MustParsePrefix("10.0.0.0/8")}, Vmap{Concat{IPDaddr, ThDport}, "m"}, SetMark{Or: 1}, Reject{FamilyIP}} {
-		if err := encodeExpressions(&a, FamilyIP, NewRule(x)); err != nil {
+		list, err := NewRule(x).linearize()
+		if err == nil {
+			err = encodeExpressions(&a, FamilyIP, list)
+		}
+		if err != nil {
 			f.Fatal(err)
 		}
 	}

@@ -131,7 +131,7 @@ func packProto(v any) (Data, error) {
 				return Data([]byte{byte(number)}), nil
 			}
 		}
-		return "", fmt.Errorf("a name other than tcp, udp and sctp")
+		return "", fmt.Errorf("a name other than tcp, udp, sctp, icmp and ipv6-icmp")
 	}
 	n, err := integer(v, math.MaxUint8)
 	return Data([]byte{byte(n)}), err

@@ -102,7 +102,10 @@ func features(f Family, table string) []feature {
 	key := Concat{f.Daddr(), MetaL4proto, ThDport}
 	numbered := slices.Concat(key, Concat{Numgen{Mod: 2}})
 	ranged := slices.Concat(key, Concat{f.Saddr()})
-	clients := &Set{Name: "clients", Key: slices.Concat(Concat{f.Saddr()}, key), Data: Concat{f.Daddr(), ThDport}, Dynamic: true, Size: 1}
+	clients := &Set{
+		Name: "clients", Key: slices.Concat(Concat{f.Saddr()}, key),
+		Data: Concat{f.Daddr(), ThDport}, Dynamic: true, Size: 1,
+	}
 	return []feature{
 		{name: f.String() + " tables", option: "CONFIG_NF_TABLES_" + suffix, essential: true, table: &Table{Family: f, Name: table}},
 		rule("matching addresses", "CONFIG_NF_TABLES", nil, Match{Field: f.Daddr(), Value: netip.PrefixFrom(f.Loopback().Addr(), 5)}),
@@ -123,14 +126,17 @@ func features(f Family, table string) []feature {
 	}
 }
 
-// ProbeDup finds out whether the kernel can send copies of packets elsewhere (Dup) by the hash of two fields (JHash), in
-// tables of these families. If not, it returns a MissingError.
+// ProbeDup finds out whether the kernel can send copies of packets elsewhere (Dup) by the hash of two fields (JHash),
+// in tables of these families. If not, it returns a MissingError.
 func (c *Conn) ProbeDup(ctx context.Context, families ...Family) error {
 	var missing MissingError
 	for _, f := range families {
 		key := Concat{f.Daddr(), JHash{Field: f.Saddr(), And: ThSport, Mod: 2}}
 		set := &Set{Name: "probe", Key: Concat{f.Daddr(), Numgen{Mod: 2}}, Data: Concat{f.Daddr()}}
-		chain := &Chain{Name: "probe", Type: TypeFilter, Hook: HookPrerouting, Priority: PriorityMangle, Rules: []Rule{NewRule(Dup{key, set.Name}, Drop)}}
+		chain := &Chain{
+			Name: "probe", Type: TypeFilter, Hook: HookPrerouting,
+			Priority: PriorityMangle, Rules: []Rule{NewRule(Dup{key, set.Name}, Drop)},
+		}
 		table := &Table{Family: f, Name: probeTable(), Sets: []*Set{set}, Chains: []*Chain{chain}}
 		tx := Diff(nil, table)
 		tx.Steps = append(tx.Steps, Step{Op: DeleteTable, Table: table})
@@ -176,5 +182,7 @@ func (c *Conn) ProbeCounters(ctx context.Context) error {
 }
 
 func missingCounters(err error) error {
-	return MissingError{{Feature: "counters of the elements of sets", Option: "CONFIG_NF_TABLES of kernel 5.7 or later", Err: err}}
+	return MissingError{
+		{Feature: "counters of the elements of sets", Option: "CONFIG_NF_TABLES of kernel 5.7 or later", Err: err},
+	}
 }

@@ -151,7 +151,8 @@ func (r *rawElement) is(e *Element) bool {
 	case !r.catchAll() && string(r.keyEnd) != string(e.KeyEnd), !isPadded(r.value, e.Value):
 		return false
 	case r.hasVerdict:
-		if !e.Verdict.Kind.known() || r.verdict != uint32(e.Verdict.Kind.kernel()) || string(netlinkattr.TextBytes(r.chain)) != e.Verdict.Chain {
+		if !e.Verdict.Kind.known() || r.verdict != uint32(e.Verdict.Kind.kernel()) ||
+			string(netlinkattr.TextBytes(r.chain)) != e.Verdict.Chain {
 			return false
 		}
 	case e.Verdict != Verdict{}:

@@ -39,7 +39,8 @@ func (c *Conn) readSteadily(from reader) (*Table, Recording, error) {
 			return nil, nil, fmt.Errorf("nft: read table %s %s: %w", r.family, r.table, err)
 		}
 	}
-	return nil, nil, fmt.Errorf("nft: read table %s %s: %w, %d times", from.family, from.table, ErrGenerationMoved, readAttempts)
+	return nil, nil, fmt.Errorf("nft: read table %s %s: %w, %d times",
+		from.family, from.table, ErrGenerationMoved, readAttempts)
 }
 
 // HasTable reports whether the kernel has a table of that name.

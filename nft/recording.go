@@ -4,9 +4,11 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"iter"
 	"math"
 	"syscall"
 
+	"github.com/google/nftables/expr"
 	"github.com/nftproxy/nftproxy/internal/netlinkattr"
 	"golang.org/x/sys/unix"
 )
@@ -105,6 +107,36 @@ func (r Recording) Other() (*Table, error) {
 		return nil, err
 	}
 	return d.table, nil
+}
+
+// OtherRule is a rule for RecordOther.
+type OtherRule struct {
+	// Chain is the name of the rule's chain.
+	Chain   string
+	Exprs   []expr.Any
+	Comment string
+}
+
+// RecordOther returns the recording of a table of which the rules are given apart, as expressions: for rules that are
+// not in nf_tables. Other returns that table. Each rule's handle is its number, from 1.
+func RecordOther(t *Table, rules iter.Seq[OtherRule]) (Recording, error) {
+	r, err := t.Record()
+	handle := uint64(0)
+	for rule := range rules {
+		if err != nil {
+			break
+		}
+		handle++
+		a := start(t.Family, t.Name, 512)
+		a.Text(unix.NFTA_RULE_CHAIN, rule.Chain)
+		a.Uint64(unix.NFTA_RULE_HANDLE, handle)
+		err = encodeExpressions(&a, t.Family, rule.Exprs)
+		if rule.Comment != "" {
+			a.Bytes(unix.NFTA_RULE_USERDATA, appendUdataString(nil, udataComment, rule.Comment))
+		}
+		r.add(unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_NEWRULE, a)
+	}
+	return r, err
 }
 
 // Counts calls each for every element with a count, in no order: see Conn.Counts.

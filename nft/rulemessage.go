@@ -1,7 +1,7 @@
 package nft
 
 import (
-	"cmp"
+	"bytes"
 	"fmt"
 
 	"github.com/google/nftables/expr"
@@ -14,11 +14,13 @@ func (e *encoder) addRules(s Step) error {
 	for i, r := range s.Chain.Rules {
 		a := start(s.Table.Family, s.Table.Name, 512)
 		a.Text(unix.NFTA_RULE_CHAIN, s.Chain.Name)
-		nest := a.Begin(unix.NFTA_RULE_EXPRESSIONS)
-		if err := encodeExpressions(&a, s.Table.Family, r); err != nil {
+		expressions, err := r.linearize()
+		if err == nil {
+			err = encodeExpressions(&a, s.Table.Family, expressions)
+		}
+		if err != nil {
 			return fmt.Errorf("nft: rule %d of chain %s %s %s: %w", i+1, s.Table.Family, s.Table.Name, s.Chain.Name, err)
 		}
-		a.End(nest)
 		if r.Comment != "" {
 			a.Bytes(unix.NFTA_RULE_USERDATA, appendUdataString(nil, udataComment, r.Comment))
 		}
@@ -28,11 +30,8 @@ func (e *encoder) addRules(s Step) error {
 }
 
 // encodeExpressions appends the kernel's expressions of a rule. Rules are few, so google/nftables encodes them.
-func encodeExpressions(a *netlinkattr.List, family Family, r Rule) error {
-	expressions, err := r.linearize()
-	if err != nil {
-		return err
-	}
+func encodeExpressions(a *netlinkattr.List, family Family, expressions []expr.Any) error {
+	nest := a.Begin(unix.NFTA_RULE_EXPRESSIONS)
 	for _, x := range expressions {
 		b, err := expr.Marshal(uint8(family), x)
 		if err != nil {
@@ -40,6 +39,7 @@ func encodeExpressions(a *netlinkattr.List, family Family, r Rule) error {
 		}
 		a.Bytes(unix.NFTA_LIST_ELEM|unix.NLA_F_NESTED, b)
 	}
+	a.End(nest)
 	return nil
 }
 
@@ -75,31 +75,35 @@ func decodeRule(data []byte) (r decodedRule, err error) {
 	return r, err
 }
 
-// decodeExpr decodes one expression of a rule with google/nftables. One that cannot be decoded is somebody else's, and
-// becomes an unknownExpr: the table must be readable nevertheless.
+// decodeExpr decodes one expression of a rule with google/nftables: a pointer to a type of its package expr. One that
+// cannot be decoded is somebody else's, and becomes Unknown: the table must be readable nevertheless.
 func decodeExpr(family Family, b []byte) any {
 	var name string
 	var data []byte
 	malformed := netlinkattr.Each(b, variables{unix.NFTA_EXPR_NAME: &name, unix.NFTA_EXPR_DATA: &data}.take)
 	newExpr := exprTypes[name]
 	switch {
-	case malformed != nil:
 	case name == "byteorder":
-		if e, err := decodeByteorder(data); err == nil {
+		newExpr = nil
+		if e, err := decodeByteorder(data); malformed == nil && err == nil {
 			return e
 		}
-	case name == "immediate" && family == FamilyIP6 && !isVerdict(data):
-		if e := (&expr.Immediate{}); unmarshalExpr(family, data, e) == nil && len(e.Data) == hopLimitLength {
-			return e
-		}
-	case newExpr != nil && (name != "immediate" || isVerdict(data)):
+	case name == "immediate" && !isVerdict(data):
+		newExpr = func() expr.Any { return &expr.Immediate{} }
+	case name == "bitwise" && bytes.ContainsFunc(netlinkattr.Find(data, bitwiseOp), func(r rune) bool { return r != 0 }):
+		newExpr = nil // a shift, or between registers
+	}
+	if malformed == nil && newExpr != nil {
 		e := newExpr()
 		if unmarshalExpr(family, data, e) == nil {
 			return e
 		}
 	}
-	return unknownExpr(name)
+	return Unknown{name}
 }
+
+// bitwiseOp is NFTA_BITWISE_OP. 0 is "register & mask ^ xor".
+const bitwiseOp = 6
 
 // isVerdict reports whether an immediate is a verdict. The decoder would read one that loads data as "drop".
 func isVerdict(immediate []byte) bool {
@@ -107,15 +111,16 @@ func isVerdict(immediate []byte) bool {
 	return err == nil && register == unix.NFT_REG_VERDICT
 }
 
-// byteorderExpr swaps the bytes of a register; google/nftables cannot decode it.
-type byteorderExpr struct {
-	source, dest uint32
-}
-
-func decodeByteorder(data []byte) (byteorderExpr, error) {
-	source, errSource := netlinkattr.Uint32(netlinkattr.Find(data, unix.NFTA_BYTEORDER_SREG))
-	dest, errDest := netlinkattr.Uint32(netlinkattr.Find(data, unix.NFTA_BYTEORDER_DREG))
-	return byteorderExpr{source, dest}, cmp.Or(errSource, errDest)
+// decodeByteorder decodes what google/nftables cannot.
+func decodeByteorder(data []byte) (*expr.Byteorder, error) {
+	var e expr.Byteorder
+	var op uint32
+	err := netlinkattr.Each(data, variables{
+		unix.NFTA_BYTEORDER_SREG: &e.SourceRegister, unix.NFTA_BYTEORDER_DREG: &e.DestRegister,
+		unix.NFTA_BYTEORDER_OP: &op, unix.NFTA_BYTEORDER_LEN: &e.Len, unix.NFTA_BYTEORDER_SIZE: &e.Size,
+	}.take)
+	e.Op = expr.ByteorderOp(op)
+	return &e, err
 }
 
 // unmarshalExpr decodes an expression with google/nftables, which panics on some malformed input. It returns an error
@@ -147,7 +152,14 @@ var exprTypes = map[string]func() expr.Any{
 	"reject":    func() expr.Any { return &expr.Reject{} },
 	"counter":   func() expr.Any { return &expr.Counter{} },
 	"immediate": func() expr.Any { return &expr.Verdict{} },
-}
 
-// unknownExpr stands for an expression that the decoder has no type for.
-type unknownExpr string
+	// Only rules of other programs have these.
+	"range":        func() expr.Any { return &expr.Range{} },
+	"limit":        func() expr.Any { return &expr.Limit{} },
+	"log":          func() expr.Any { return &expr.Log{} },
+	"objref":       func() expr.Any { return &expr.Objref{} },
+	"redir":        func() expr.Any { return &expr.Redir{} },
+	"match":        func() expr.Any { return &expr.Match{} },
+	"target":       func() expr.Any { return &expr.Target{} },
+	"flow_offload": func() expr.Any { return &expr.FlowOffload{} },
+}

@@ -53,8 +53,8 @@ type kernelSet struct {
 	// listed are elements of another program's set: the first ones of an anonymous set, or, if recorded, all.
 	listed   []*rawElement
 	recorded bool
-	// bounds says that a range of keys is two elements: its beginning, and the first key after it. fields are the lengths of
-	// the key's fields, each of which can be a range.
+	// bounds says that a range of keys is two elements: its beginning, and the first key after it. fields are the
+	// lengths of the key's fields, each of which can be a range.
 	bounds bool
 	fields []int
 }

@@ -109,8 +109,8 @@ func (e *kernelError) Error() string {
 
 func (e *kernelError) Unwrap() error { return e.errno }
 
-// openKernel opens a socket in the namespace. Only where the thread is in another namespace does it have to move there, which
-// takes CAP_SYS_ADMIN.
+// openKernel opens a socket in the namespace. Only where the thread is in another namespace does it
+// have to move there, which takes CAP_SYS_ADMIN.
 func (n *namespace) openKernel() (Socket, error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()

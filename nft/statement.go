@@ -73,9 +73,9 @@ func (d DNAT) String() string {
 	return fmt.Sprintf("dnat %s to %s map @%s", d.Family, d.Key, d.Map)
 }
 
-// Dup looks the key up in the named map, and sends a copy of the packet, as it is, to where the host's routes lead to the
-// address that it finds, as in `dup to ip daddr map @neighbours`. The copy has one less TTL, and conntrack does not track
-// it. If the map lacks the key, the next rule runs.
+// Dup looks the key up in the named map, and sends a copy of the packet, as it is, to where the host's routes lead to
+// the address that it finds, as in `dup to ip daddr map @neighbours`. The copy has one less TTL, and conntrack does not
+// track it. If the map lacks the key, the next rule runs.
 type Dup struct {
 	// Key is of the type of the map's Key.
 	Key Concat

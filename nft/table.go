@@ -71,7 +71,10 @@ func (t *Table) setFlags(flags uint32) {
 	t.Dormant, t.Owner, t.Persist = flags&netlinkattr.TableFlagDormant != 0, flags&netlinkattr.TableFlagOwner != 0, flags&netlinkattr.TableFlagPersist != 0
 }
 
-var tableFlagNames = map[uint32]string{netlinkattr.TableFlagDormant: "dormant", netlinkattr.TableFlagOwner: "owner", netlinkattr.TableFlagPersist: "persist"}
+var tableFlagNames = map[uint32]string{
+	netlinkattr.TableFlagDormant: "dormant", netlinkattr.TableFlagOwner: "owner",
+	netlinkattr.TableFlagPersist: "persist",
+}
 
 // flagsText returns the flags as nft lists them; empty for none.
 func (t *Table) flagsText() string {

@@ -14,7 +14,9 @@ type SetNftrace struct{}
 func (SetNftrace) String() string { return "meta nftrace set 1" }
 
 func (SetNftrace) linearize(l *linearizer) {
-	l.add(&expr.Immediate{Register: unix.NFT_REG_1, Data: []byte{1}}, &expr.Meta{Key: expr.MetaKeyNFTRACE, SourceRegister: true, Register: unix.NFT_REG_1})
+	l.add(&expr.Immediate{Register: unix.NFT_REG_1, Data: []byte{1}}, &expr.Meta{
+		Key: expr.MetaKeyNFTRACE, SourceRegister: true, Register: unix.NFT_REG_1,
+	})
 }
 
 // Limit holds for no more than Rate packets a second, and Burst packets at once.

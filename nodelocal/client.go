@@ -18,8 +18,9 @@ import (
 	nodelocalv1 "github.com/nftproxy/nftproxy/nodelocal/v1"
 )
 
-// Run follows the server at target, and calls backend with the changes of the node. When ctx ends, it returns nil. It returns an error for an invalid target or invalid options, and the errors of [Client.Run]. After other faults of
-// the server, and after a Sync that fails, it tries again. target is unix:///PATH or tcp://HOST:PORT.
+// Run follows the server at target, and calls backend with the changes of the node. When ctx ends, it returns nil. It
+// returns an error for an invalid target or invalid options, and the errors of [Client.Run]. After other faults of the
+// server, and after a Sync that fails, it tries again. target is unix:///PATH or tcp://HOST:PORT.
 func Run(ctx context.Context, target string, backend model.Backend, options Options) error {
 	client, err := NewClient(target, options)
 	if err != nil {
@@ -64,9 +65,9 @@ func NewClient(target string, options Options) (*Client, error) {
 // Run follows the server until ctx ends, and then returns nil. It must not be called twice.
 //
 // While the client has no state yet, Run returns an error that wraps ErrRefused if the server answers that no later try
-// can succeed: INVALID_ARGUMENT, UNAUTHENTICATED, PERMISSION_DENIED or UNIMPLEMENTED; and one that wraps ErrServiceProxyName if
-// the server sends the Services of another proxy. A client that has a state keeps it: it logs the error and tries again, because
-// what changed at the server may change back.
+// can succeed: INVALID_ARGUMENT, UNAUTHENTICATED, PERMISSION_DENIED or UNIMPLEMENTED; and one that wraps
+// ErrServiceProxyName if the server sends the Services of another proxy. A client that has a state keeps it: it logs
+// the error and tries again, because what changed at the server may change back.
 func (c *Client) Run(ctx context.Context) error {
 	defer c.setConnected(false)
 	waits := backoff.ExponentialBackOff{InitialInterval: 100 * time.Millisecond, Multiplier: 2, MaxInterval: 10 * time.Second}
@@ -91,8 +92,9 @@ func (c *Client) Run(ctx context.Context) error {
 	}
 }
 
-// ended logs the end of a stream. It returns an error that no later try can mend, if the client has no state. The server
-// plans an end for the stream's age, so that clients spread over the servers: the client counts as connected then.
+// ended logs the end of a stream. It returns an error that no later try can mend, if the client
+// has no state. The server plans an end for the stream's age, so that clients spread over the
+// servers: the client counts as connected then.
 func (c *Client) ended(err error, planned bool, wait time.Duration) error {
 	logger := c.options.Logger.WithValues("target", c.target, "node", c.options.Node, "reason", reason(err), "retryIn", wait)
 	if planned {
@@ -133,14 +135,14 @@ func unmendable(err error) error {
 	return nil
 }
 
-// follow reads one stream to its end. good says that it carried a batch, followed the protocol to the end, and did not end
-// early.
+// follow reads one stream to its end. good says that it carried a batch, followed the
+// protocol to the end, and did not end early.
 func (c *Client) follow(ctx context.Context) (good bool, err error) {
 	began := time.Now()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	// A new connection each time: one that could not connect answers a call at once with its last error while it tries again, after a
-	// back-off of its own.
+	// A new connection each time: one that could not connect answers a call at once with its last error while
+	// it tries again, after a back-off of its own.
 	conn, err := dial(c.target, &c.options)
 	if err != nil {
 		return false, err
@@ -176,7 +178,9 @@ func (c *Client) follow(ctx context.Context) (good bool, err error) {
 // apply applies a batch, unless it is for another proxy: its Services would replace all of this one's.
 func (c *Client) apply(changes *model.Changes, sync *nodelocalv1.Sync) error {
 	if name := sync.GetServiceProxyName(); name != c.options.ServiceProxyName {
-		return errOtherName{fmt.Errorf("the server's service-proxy-name is %.100q, the client's is %q", name, c.options.ServiceProxyName)}
+		return errOtherName{
+			fmt.Errorf("the server's service-proxy-name is %.100q, the client's is %q", name, c.options.ServiceProxyName),
+		}
 	}
 	for _, port := range changes.Ports {
 		if port != nil && c.options.IgnoreExternalIPs {

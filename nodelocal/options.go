@@ -106,7 +106,8 @@ func dial(target string, options *Options) (*grpc.ClientConn, error) {
 		// Pings find a server that is gone silently. A server refuses them more often than every 10 s.
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 30 * time.Second, Timeout: 10 * time.Second}),
 		grpc.WithUserAgent("nftproxy-nodelocal"),
-		// Of several addresses of a name any may be the first, so that clients spread, and none tries one bad server for ever.
+		// Of several addresses of a name any may be the first, so that clients spread,
+		// and none tries one bad server for ever.
 		grpc.WithDefaultServiceConfig(`{"loadBalancingConfig":[{"pick_first":{"shuffleAddressList":true}}]}`),
 	)
 	if err != nil {

@@ -120,8 +120,8 @@ func (s *state) setPosition(sync *nodelocalv1.Sync) {
 	}
 }
 
-// difference returns the changes of batch that all does not have, and the size of the state after them. Ports in batch that
-// are equal to those in all become the same variable, the one that the backend has.
+// difference returns the changes of batch that all does not have, and the size of the state after them. Ports in batch
+// that are equal to those in all become the same variable, the one that the backend has.
 func (s *state) difference(all, batch *model.Changes) (added *model.Changes, size protocol.Limits) {
 	added = &model.Changes{Ports: map[model.PortID]*model.ServicePort{}}
 	size = s.size
@@ -160,8 +160,8 @@ func (s *state) difference(all, batch *model.Changes) (added *model.Changes, siz
 	return added, size
 }
 
-// maxPending bounds the changed ports of a backend that does not take them, beyond the number of all ports. If there are
-// more, the full state replaces them.
+// maxPending bounds the changed ports of a backend that does not take them, beyond the number of all ports. If
+// there are more, the full state replaces them.
 const maxPending = 10_000
 
 func (s *state) addPending(changes *model.Changes) {

@@ -15,8 +15,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// When an endpoint goes, its clients must be deleted from the maps of session affinity, which packets fill. A Sync deletes
-// those that it can read in a fixed time. Right after it, the affinity reconciler deletes the others, and later clients.
+// When an endpoint goes, its clients must be deleted from the maps of session affinity, which packets
+// fill. A Sync deletes those that it can read in a fixed time. Right after it, the affinity
+// reconciler deletes the others, and later clients.
 
 const (
 	// affinityReadTime bounds how long a Sync reads maps of clients.
@@ -33,9 +34,9 @@ const (
 	affinityConnectionsTime = 250 * time.Millisecond
 )
 
-// changes returns the steps for affinity maps in the transaction of a Sync: it deletes clients of endpoints that went,
-// and copies clients whose frontends use another map now. If reading takes too long or fails, it returns a part of them,
-// and the reconciler does the rest.
+// changes returns the steps for affinity maps in the transaction of a Sync: it deletes clients of endpoints that
+// went, and copies clients whose frontends use another map now. If reading takes too long or fails, it returns a part
+// of them, and the reconciler does the rest.
 func (r *affinityReconciler) changes(parent context.Context) nft.Transaction {
 	affinity := r.backend.compiler.Affinity()
 	ctx, cancel := context.WithTimeout(parent, affinityReadTime)
@@ -126,8 +127,8 @@ func (c clients) add(m compiler.AffinityMap, e nft.Element) {
 }
 
 // kept returns the steps that copy the clients of tables that are about to be replaced into the new ones. If maps are
-// gone, or another program's, it takes clients with a connection in conntrack: once the new tables are there, packets of
-// such a client could choose another endpoint first. If that takes too long, the reconciler adds the others.
+// gone, or another program's, it takes clients with a connection in conntrack: once the new tables are there, packets
+// of such a client could choose another endpoint first. If that takes too long, the reconciler adds the others.
 func (r *affinityReconciler) kept(parent context.Context) (tx nft.Transaction) {
 	ctx, cancel := context.WithTimeout(parent, affinityKeepTime)
 	defer cancel()

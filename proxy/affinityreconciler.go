@@ -61,7 +61,10 @@ type lateLook struct {
 }
 
 func newAffinityReconciler(b *Backend) *affinityReconciler {
-	return &affinityReconciler{backend: b, lock: measuredLock{mu: &b.mu}, wake: newWakeup(), copyTime: affinityCopyTime, late: map[mapID]lateLook{}, retry: newBackOff(lateDelay)}
+	return &affinityReconciler{
+		backend: b, lock: measuredLock{mu: &b.mu}, wake: newWakeup(),
+		copyTime: affinityCopyTime, late: map[mapID]lateLook{}, retry: newBackOff(lateDelay),
+	}
 }
 
 func (r *affinityReconciler) run(ctx context.Context) (err error) {
@@ -96,7 +99,8 @@ func (r *affinityReconciler) reconcile(ctx context.Context) (rest time.Duration)
 		for _, m := range failed {
 			r.late[idOf(m)] = lateLook{m, time.Now().Add(wait)}
 		}
-		logger.Error(err, "Cannot delete clients of endpoints that went from the maps of session affinity; trying again", "in", wait)
+		logger.Error(err, "Cannot delete clients of endpoints that went from the maps of session affinity; trying again",
+			"in", wait)
 	})
 	return min(restPerWork*work, maxRest)
 }

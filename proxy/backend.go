@@ -4,7 +4,8 @@
 //   - [Backend] takes Syncs: it applies the changes to the compiler and commits the difference (backend.go). If the
 //     kernel's tables are not known to be as committed, it reads them and commits the difference with the wanted ones,
 //     or replaces them (reconcile.go).
-//   - repairer compares the kernel's tables with the wanted ones when somebody else has committed (repair.go, watch.go).
+//   - repairer compares the kernel's tables with the wanted ones when somebody else has committed (repair.go,
+//     watch.go).
 //   - affinityReconciler keeps the maps of session affinity free of clients whose endpoint went (affinity.go,
 //     affinityreconciler.go).
 //
@@ -28,8 +29,8 @@ import (
 
 // Backend writes the model to nftables. It implements model.Backend.
 //
-// The loop of Syncs calls Sync, which holds mu. The repairer and the affinityReconciler take mu for each of their steps.
-// In a step they use the compiler, commit, compare and reconcile, and nothing else of the Backend.
+// The loop of Syncs calls Sync, which holds mu. The repairer and the affinityReconciler take mu for each of their
+// steps. In a step they use the compiler, commit, compare and reconcile, and nothing else of the Backend.
 type Backend struct {
 	conn *nft.Conn
 	// reader is for listings that can be long, so that commits do not wait for them.
@@ -82,8 +83,9 @@ type Hooks struct {
 	OnDiverged func(bool)
 	// OnRepair is called after the tables were repaired: after an external change, or after a failed commit.
 	OnRepair func()
-	// OtherRules is called before the first commit if the tables are not there. It reports whether other rules serve, such as
-	// those of kube-proxy's mode iptables. Then Services come in a second commit, when their source ranges are valid.
+	// OtherRules is called before the first commit if the tables are not there. It reports whether
+	// other rules serve, such as those of kube-proxy's mode iptables. Then Services come in a second
+	// commit, when their source ranges are valid.
 	OtherRules func(context.Context) bool
 }
 
@@ -118,6 +120,9 @@ func (b *Backend) Close() error { return b.reader.Close() }
 // before the first Sync.
 func (b *Backend) RemoveStaleFlows(c *conntrack.Cleaner) { b.flows = c }
 
+// maxNamed bounds the names in a line of the log.
+const maxNamed = 10
+
 // Sync compiles the changes and commits them, in one transaction for both IP families.
 //
 // The first Sync reads the kernel's tables and commits the difference. If they are another program's, it replaces them
@@ -142,7 +147,15 @@ func (b *Backend) Sync(ctx context.Context, changes *model.Changes) error {
 		for _, id := range c.Others {
 			others = append(others, id.ServicePortName())
 		}
-		logger.Info("Several Services claim the same address; only one gets it", "address", c.Frontend, "owner", c.Owner.ServicePortName(), "others", others)
+		logger.Info("Several Services claim the same address; only one gets it",
+			"address", c.Frontend, "owner", c.Owner.ServicePortName(), "others", others)
+	}
+	if ids := b.compiler.WithoutDirectReturn(); len(ids) > 0 {
+		var names []string
+		for _, id := range ids[:min(len(ids), maxNamed)] {
+			names = append(names, id.ServicePortName())
+		}
+		logger.Info("Service ports ask for direct return and are masqueraded, because of the limits of addresses and endpoints", "servicePorts", names, "count", len(ids))
 	}
 	if err := b.update(ctx, logger); err != nil {
 		return err
@@ -251,8 +264,8 @@ func (b *Backend) Tables() []*nft.Table {
 	return b.compiler.Tables()
 }
 
-// View calls do with the wanted rulesets, if the kernel has them as far as is known. They do not change during the call,
-// because no Sync runs.
+// View calls do with the wanted rulesets, if the kernel has them as far as is known. They do not
+// change during the call, because no Sync runs.
 func (b *Backend) View(do func(tables []*nft.Table)) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

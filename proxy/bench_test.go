@@ -178,9 +178,9 @@ func BenchmarkFirstSync(b *testing.B) {
 	}
 }
 
-// BenchmarkRestart measures the first Sync of a process that starts over the tables of an earlier one. In "changed" one
-// Service in a hundred has another endpoint in one slot, one more endpoint, or one less; in the others the tables are as
-// wanted.
+// BenchmarkRestart measures the first Sync of a process that starts over the tables of an earlier one.
+// In "changed" one Service in a hundred has another endpoint in one slot, one more endpoint, or one
+// less; in the others the tables are as wanted.
 func BenchmarkRestart(b *testing.B) {
 	for _, c := range []cluster{{services: 10_000, endpoints: 2}, {services: 44_000, endpoints: 2}, {services: 5_000, endpoints: 50}} {
 		same := c.changes()

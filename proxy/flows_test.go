@@ -128,8 +128,8 @@ func TestBackendFlowsAfterARepair(t *testing.T) {
 	}
 }
 
-// A client that conntrack knows must be in its map at once when lost tables come back: otherwise its next connection may
-// choose another endpoint, and that choice stays. Nothing restores clients later here, because Watch does not run.
+// A client that conntrack knows must be in its map at once when lost tables come back: otherwise its next connection
+// may choose another endpoint, and that choice stays. Nothing restores clients later here, because Watch does not run.
 func TestBackendAffinityFromConntrack(t *testing.T) {
 	port := dns("10.96.0.1")
 	port.AffinityTimeout = time.Hour

@@ -141,8 +141,8 @@ type comparison struct {
 // errOvertaken says that a Sync replaced the tables while they were compared.
 var errOvertaken = errors.New("a Sync replaced the tables")
 
-// run returns the transaction that turns the kernel's tables into the wanted ones. It compares until it succeeds, or the
-// tables have changed too often. A Sync waits for it at most as long as it takes to compare some hundred elements.
+// run returns the transaction that turns the kernel's tables into the wanted ones. It compares until it succeeds, or
+// the tables have changed too often. A Sync waits for it at most as long as it takes to compare some hundred elements.
 func (c *comparison) run(ctx context.Context, conn *nft.Conn) (tx nft.Transaction, err error) {
 	guard := func(work func()) error {
 		c.lock.Lock()
@@ -225,7 +225,8 @@ func (r *repairer) foundChange(ctx context.Context, repair string) {
 }
 
 func (r *repairer) logChange(ctx context.Context, repair string) {
-	klog.FromContext(ctx).Info("Somebody else changed the proxy's tables; repairing them", "repair", repair, "lastCommit", r.lastCommit())
+	klog.FromContext(ctx).Info("Somebody else changed the proxy's tables; repairing them",
+		"repair", repair, "lastCommit", r.lastCommit())
 }
 
 // lastCommit says who else was heard committing last; it may have been to other tables.

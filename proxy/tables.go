@@ -50,8 +50,8 @@ func hasElement(ctx context.Context, conn *nft.Conn, sets ...string) (bool, erro
 	return false, nil
 }
 
-// Cleanup removes the tables of both families and the temporary ones in one transaction, whoever made them: those of the proxy
-// with a service-proxy-name, "" for the proxy without one. It succeeds if there are none.
+// Cleanup removes the tables of both families and the temporary ones in one transaction, whoever made them: those of
+// the proxy with a service-proxy-name, "" for the proxy without one. It succeeds if there are none.
 func Cleanup(ctx context.Context, conn *nft.Conn, serviceProxyName string) error {
 	tx, err := removal(ctx, conn, compiler.TableNameFor(serviceProxyName), compiler.TemporaryNameFor(serviceProxyName))
 	if err != nil {

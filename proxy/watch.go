@@ -78,8 +78,8 @@ func (r *repairer) setMonitor(m *nft.Monitor) {
 	r.monitor = m
 }
 
-// ownCommit has the monitor leave its group, because the kernel takes time to describe each element of a commit to those
-// who listen. The caller calls listen after the commit: the generation number tells whether others committed too.
+// ownCommit has the monitor leave its group, because the kernel takes time to describe each element of a commit to
+// those who listen. The caller calls listen after the commit: the generation number tells whether others committed too.
 func (r *repairer) ownCommit(tx nft.Transaction) (listen func(context.Context)) {
 	r.concurrent.note(tx)
 	if r.monitor == nil || r.monitor.Leave() != nil {

@@ -16,7 +16,8 @@ import (
 	"k8s.io/utils/cpuset"
 )
 
-// maxScaled limits the product of maxPerCore and the cores, as in kube-proxy since v1.37, because the table takes memory.
+// maxScaled limits the product of maxPerCore and the cores, as in kube-proxy since v1.37,
+// because the table takes memory.
 const maxScaled = 1 << 20
 
 const hashSizeFile = "sys/module/nf_conntrack/parameters/hashsize"
@@ -26,12 +27,12 @@ const hashSizeFile = "sys/module/nf_conntrack/parameters/hashsize"
 //
 //   - nf_conntrack_max becomes the larger of min and maxPerCore × the node's cores, where that product counts up to
 //     1,048,576. kube-proxy v1.37 ignores min where the product exceeds that, and also makes a larger table smaller.
-//   - The table's hash table gets a quarter as many buckets, if it has fewer. That needs the initial network namespace and
-//     a writable /sys. A failure is only logged, since lookups only get slower.
+//   - The table's hash table gets a quarter as many buckets, if it has fewer. That needs the initial network namespace
+//     and a writable /sys. A failure is only logged, since lookups only get slower.
 //   - Timeouts are set in whole seconds, at least one.
 //
-// The error names each sysctl that is wrong and cannot be set, and the remedy. A sysctl in missing does not exist before
-// the kernel loads the module nf_conntrack, which rules that use connection tracking do. See AwaitConntrack.
+// The error names each sysctl that is wrong and cannot be set, and the remedy. A sysctl in missing does not exist
+// before the kernel loads the module nf_conntrack, which rules that use connection tracking do. See AwaitConntrack.
 func (t Tree) SetConntrack(ctx context.Context, config *kubeproxyv1alpha1.KubeProxyConntrackConfiguration) (missing []string, err error) {
 	logger := klog.FromContext(ctx)
 	entries := maxEntries(config, t.cores())
@@ -59,8 +60,8 @@ func (t Tree) SetConntrack(ctx context.Context, config *kubeproxyv1alpha1.KubePr
 	return nil, nil
 }
 
-// ConntrackChanges returns what SetConntrack would change, such as "net.netfilter.nf_conntrack_max from 65536 to 131072". It
-// leaves out sysctls that do not exist yet.
+// ConntrackChanges returns what SetConntrack would change, such as "net.netfilter.nf_conntrack_max from 65536 to
+// 131072". It leaves out sysctls that do not exist yet.
 func (t Tree) ConntrackChanges(config *kubeproxyv1alpha1.KubeProxyConntrackConfiguration) (changes []string) {
 	for _, s := range conntrackSettings(config, maxEntries(config, t.cores())) {
 		if current, err := t.readInt(s.file()); err == nil && !s.holds(current) {
@@ -76,8 +77,8 @@ const (
 	maxAwait = time.Minute
 )
 
-// AwaitConntrack calls SetConntrack, more and more seldom, until every sysctl exists. It logs an error if one cannot be set,
-// and when sysctls have been missing for a minute.
+// AwaitConntrack calls SetConntrack, more and more seldom, until every sysctl exists. It logs an error if one cannot be
+// set, and when sysctls have been missing for a minute.
 func (t Tree) AwaitConntrack(ctx context.Context, config *kubeproxyv1alpha1.KubeProxyConntrackConfiguration) {
 	logger := klog.FromContext(ctx)
 	waits := backoff.ExponentialBackOff{InitialInterval: minAwait, Multiplier: 2, MaxInterval: maxAwait}
@@ -97,7 +98,8 @@ func (t Tree) AwaitConntrack(ctx context.Context, config *kubeproxyv1alpha1.Kube
 		case len(missing) == 0:
 			return
 		case last < maxAwait && wait == maxAwait:
-			logger.Error(nil, "Sysctls still do not exist: load the kernel module nf_conntrack; looking again each minute", "sysctls", missing)
+			logger.Error(nil, "Sysctls still do not exist: load the kernel module nf_conntrack; looking again each minute",
+				"sysctls", missing)
 		}
 	}
 }
@@ -148,7 +150,8 @@ func (t Tree) growHashTable(logger klog.Logger, buckets int) {
 		err = t.writeInt(hashSizeFile, buckets)
 	}
 	if err != nil {
-		logger.Error(err, "Cannot enlarge the hash table of connection tracking; lookups get slower as it fills", "buckets", current, "wanted", buckets)
+		logger.Error(err, "Cannot enlarge the hash table of connection tracking; lookups get slower as it fills",
+			"buckets", current, "wanted", buckets)
 		return
 	}
 	logger.Info("Enlarged the hash table of connection tracking", "buckets", buckets, "before", current)

@@ -5,6 +5,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -269,5 +270,28 @@ func TestHasIPv6(t *testing.T) {
 		if got := plant(t, test.files).HasIPv6(); got != test.want {
 			t.Errorf("%s: got %v, want %v", test.name, got, test.want)
 		}
+	}
+}
+
+func TestStrictReversePaths(t *testing.T) {
+	for _, tt := range []struct {
+		name, all, eth0, vxlan string
+		want                   []string
+	}{
+		{"are those of the interface", "0", "1", "0", []string{"eth0"}},
+		{"are those of all", "1", "0", "0", []string{"eth0", "vxlan"}},
+		{"are loose where the larger value is", "1", "2", "1", []string{"vxlan"}},
+		{"are loose for all", "2", "1", "0", nil},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			files := map[string]string{}
+			for name, value := range map[string]string{"all": tt.all, "default": "1", "lo": "1", "eth0": tt.eth0, "vxlan": tt.vxlan} {
+				files["proc/sys/net/ipv4/conf/"+name+"/rp_filter"] = value + "\n"
+			}
+			tree := plant(t, files)
+			if got := tree.StrictReversePaths(); !slices.Equal(got, tt.want) {
+				t.Errorf("strict on %v, want %v", got, tt.want)
+			}
+		})
 	}
 }

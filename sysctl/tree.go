@@ -104,10 +104,25 @@ func (t Tree) HasIPv6() bool {
 	return err != nil || disabled == 0
 }
 
+// StrictReversePaths returns the interfaces, sorted and without lo, on which the kernel drops IPv4 packets whose source it
+// would not answer by the same interface: rp_filter is 1. The larger value of the interface and of "all" counts.
+func (t Tree) StrictReversePaths() (interfaces []string) {
+	files, _ := filepath.Glob(t.path("proc/sys/net/ipv4/conf/*/rp_filter"))
+	all, _ := t.readInt("proc/sys/net/ipv4/conf/all/rp_filter")
+	for _, file := range files {
+		name := filepath.Base(filepath.Dir(file))
+		own, err := t.readInt("proc/sys/net/ipv4/conf/" + name + "/rp_filter")
+		if name != "all" && name != "default" && name != "lo" && err == nil && max(own, all) == 1 {
+			interfaces = append(interfaces, name)
+		}
+	}
+	return interfaces
+}
+
 const oomScoreFile = "proc/self/oom_score_adj"
 
-// SetOOMScoreAdj makes the kernel more (up to 1000) or less (down to -1000) willing to kill this process when memory runs
-// out. A lower value than before needs CAP_SYS_RESOURCE. A program should continue after a failure.
+// SetOOMScoreAdj makes the kernel more (up to 1000) or less (down to -1000) willing to kill this process when memory
+// runs out. A lower value than before needs CAP_SYS_RESOURCE. A program should continue after a failure.
 func (t Tree) SetOOMScoreAdj(value int) error {
 	current, err := t.readInt(oomScoreFile)
 	if err != nil {

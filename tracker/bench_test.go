@@ -64,7 +64,8 @@ func BenchmarkHeap(b *testing.B) {
 	}
 }
 
-// withDetails adds to objects what most have of what Options.Details keeps. Their texts are their own, as a decoder makes them.
+// withDetails adds to objects what most have of what Options.Details keeps. Their texts
+// are their own, as a decoder makes them.
 type withDetails struct{ Sink }
 
 func (w withDetails) SetService(s *corev1.Service) {

@@ -44,7 +44,8 @@ func keepValues(all map[string]string) map[string]string {
 	size := 0
 	for _, key := range slices.Sorted(maps.Keys(all)) {
 		value := all[key]
-		if key == corev1.LastAppliedConfigAnnotation || !sendable(key, maxAppProtocol) || !sendable(value, maxValue) || size+len(key)+len(value) > maxValues {
+		if key == corev1.LastAppliedConfigAnnotation || !sendable(key, maxAppProtocol) ||
+			!sendable(value, maxValue) || size+len(key)+len(value) > maxValues {
 			continue
 		}
 		if kept == nil {

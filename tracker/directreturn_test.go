@@ -28,7 +28,7 @@ func TestDirectReturn(t *testing.T) {
 			edit: func(s *corev1.Service) { s.Spec.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyLocal },
 		},
 		{
-			name: "does not apply to session affinity", annotation: "true", skipped: skips{"Service malformed": 1},
+			name: "applies to session affinity too", annotation: "true", want: true,
 			edit: func(s *corev1.Service) { s.Spec.SessionAffinity = corev1.ServiceAffinityClientIP },
 		},
 		{

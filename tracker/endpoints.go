@@ -93,7 +93,8 @@ func compareCandidates(a, b candidate) int {
 	return b.rank() - a.rank()
 }
 
-// rank prefers an endpoint that is ready, then one that serves, then one that does not terminate, then one on this node.
+// rank prefers an endpoint that is ready, then one that serves, then one that does not
+// terminate, then one on this node.
 func (c candidate) rank() (rank int) {
 	for _, better := range [...]bool{c.ready, c.serving, !c.terminating, c.Local} {
 		rank *= 2
@@ -107,8 +108,8 @@ func (c candidate) rank() (rank int) {
 // terminatingButServing is the fallback when nothing is ready (KEP-1669).
 func (c candidate) terminatingButServing() bool { return c.serving && c.terminating }
 
-// clusterList returns the endpoints for policy Cluster: the ready ones that topology leaves, or with everywhere all ready
-// ones; or, if none is ready, those that still serve while they terminate.
+// clusterList returns the endpoints for policy Cluster: the ready ones that topology leaves, or with everywhere all
+// ready ones; or, if none is ready, those that still serve while they terminate.
 func clusterList(candidates []candidate, zone string, everywhere bool) []model.Endpoint {
 	near := nearby(candidates, zone)
 	ready := pick(candidates, func(c candidate) bool { return c.ready && (everywhere || near(c)) }, endpoint)

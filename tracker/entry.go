@@ -25,8 +25,8 @@ type entry struct {
 	shared *shared
 }
 
-// shared holds the ports of a Service for all nodes that its endpoints do not name, neither as their node nor in a hint.
-// Topology may make them different by zone.
+// shared holds the ports of a Service for all nodes that its endpoints do not name, neither as their node nor in a
+// hint. Topology may make them different by zone.
 type shared struct {
 	revision uint64
 	byZone   map[string]*published
@@ -152,9 +152,9 @@ type trigger struct {
 }
 
 // noteTrigger records the time of the event that led to the latest change of a Service's slices. The EndpointSlice
-// controller writes it into an annotation, for the network programming latency SLI. Events from before the start of this
-// process do not count, because they tell nothing about its latency. Of the times that views have not taken, the oldest
-// model.MaxTriggers stay: they tell the longest latency. Without a Service, e is nil.
+// controller writes it into an annotation, for the network programming latency SLI. Events from before the start of
+// this process do not count, because they tell nothing about its latency. Of the times that views have not taken, the
+// oldest model.MaxTriggers stay: they tell the longest latency. Without a Service, e is nil.
 func (t *Tracker) noteTrigger(e *entry, annotations map[string]string) {
 	text, ok := annotations[corev1.EndpointsLastChangeTriggerTime]
 	if !ok || e == nil {

@@ -48,9 +48,9 @@ func (o *apiObjects) deleteAll(sink Sink) {
 	}
 }
 
-// FuzzObjects shows that no objects make the Tracker fall over, that a Service port that it publishes is one that can be
-// compiled, and that nothing is left of objects that were deleted. The API server validates objects, but a proxy of another
-// version, an aggregated API server or a manifest need not.
+// FuzzObjects shows that no objects make the Tracker fall over, that a Service port that it publishes is one that can
+// be compiled, and that nothing is left of objects that were deleted. The API server validates objects, but a proxy of
+// another version, an aggregated API server or a manifest need not.
 func FuzzObjects(f *testing.F) {
 	node := corev1.Node{}
 	node.Name = thisNode

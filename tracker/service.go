@@ -77,10 +77,11 @@ func forThisProxy(obj *corev1.Service, proxyName string) bool {
 		obj.Spec.ClusterIP != corev1.ClusterIPNone && !slices.Contains(obj.Spec.ClusterIPs, corev1.ClusterIPNone)
 }
 
-// NeedsProxy reports whether a Service needs the cluster's Service proxy: it has ports and a ClusterIP, is neither headless
-// nor of type ExternalName, and names no other proxy.
+// NeedsProxy reports whether a Service needs the cluster's Service proxy: it has ports and a ClusterIP, is neither
+// headless nor of type ExternalName, and names no other proxy.
 func NeedsProxy(obj *corev1.Service) bool {
-	return forThisProxy(obj, "") && len(obj.Spec.Ports) > 0 && (isIP(obj.Spec.ClusterIP) || slices.ContainsFunc(obj.Spec.ClusterIPs, isIP))
+	return forThisProxy(obj, "") && len(obj.Spec.Ports) > 0 &&
+		(isIP(obj.Spec.ClusterIP) || slices.ContainsFunc(obj.Spec.ClusterIPs, isIP))
 }
 
 func isIP(text string) bool {
@@ -100,7 +101,8 @@ func (s *service) parsePolicies(obj *corev1.Service, options *Options) model.Ser
 	}
 	if spec.Type == corev1.ServiceTypeLoadBalancer && base.ExternalPolicy == model.PolicyLocal {
 		if spec.HealthCheckNodePort == 0 { // only in a manifest: the API server allocates the port
-			s.skips.add(ReasonInvalidPort, "spec.healthCheckNodePort", "0", errors.New("externalTrafficPolicy is Local, and load balancers cannot ask which nodes have endpoints"))
+			s.skips.add(ReasonInvalidPort, "spec.healthCheckNodePort",
+				"0", errors.New("externalTrafficPolicy is Local, and load balancers cannot ask which nodes have endpoints"))
 		}
 		base.HealthCheckNodePort = s.optionalPort(spec.HealthCheckNodePort, "spec.healthCheckNodePort")
 	}
@@ -112,7 +114,8 @@ func (s *service) parsePolicies(obj *corev1.Service, options *Options) model.Ser
 // takesExternalTraffic reports whether externalTrafficPolicy has a meaning. For other Services the
 // API server clears it, but a manifest may still have it.
 func takesExternalTraffic(spec *corev1.ServiceSpec) bool {
-	return spec.Type == corev1.ServiceTypeNodePort || spec.Type == corev1.ServiceTypeLoadBalancer || len(spec.ExternalIPs) > 0
+	return spec.Type == corev1.ServiceTypeNodePort ||
+		spec.Type == corev1.ServiceTypeLoadBalancer || len(spec.ExternalIPs) > 0
 }
 
 func (s *service) parseAffinity(spec *corev1.ServiceSpec) time.Duration {
@@ -124,7 +127,8 @@ func (s *service) parseAffinity(spec *corev1.ServiceSpec) time.Duration {
 		if given := *c.ClientIP.TimeoutSeconds; given > 0 && given <= 86400 { // as the API server accepts
 			seconds = given
 		} else {
-			s.skips.add(ReasonInvalidTimeout, "spec.sessionAffinityConfig.clientIP.timeoutSeconds", strconv.Itoa(int(given)), nil)
+			s.skips.add(ReasonInvalidTimeout, "spec.sessionAffinityConfig.clientIP.timeoutSeconds",
+				strconv.Itoa(int(given)), nil)
 		}
 	}
 	return time.Duration(seconds) * time.Second
@@ -134,7 +138,7 @@ func (s *service) parseAffinity(spec *corev1.ServiceSpec) time.Duration {
 const AnnotationDirectReturn = "nftproxy.io/direct-return"
 
 // parseDirectReturn reports whether a Service asks for direct return and can have it. Policy Local keeps the client's
-// address already, and direct return has no session affinity.
+// address already.
 func (s *service) parseDirectReturn(obj *corev1.Service, base *model.ServicePort) bool {
 	value, has := obj.Annotations[AnnotationDirectReturn]
 	var err error
@@ -145,8 +149,6 @@ func (s *service) parseDirectReturn(obj *corev1.Service, base *model.ServicePort
 		err = errors.New(`neither "true" nor "false"`)
 	case base.ExternalPolicy == model.PolicyLocal:
 		err = errors.New("externalTrafficPolicy is Local, and direct return is for Cluster")
-	case base.AffinityTimeout > 0:
-		err = errors.New("sessionAffinity is ClientIP, and direct return has none")
 	default:
 		return true
 	}
@@ -171,7 +173,8 @@ func (s *service) addPort(port *corev1.ServicePort, field string, bases *bothFam
 	if bases.v4.ServiceType == 0 { // no Options.Details
 		appProtocol = ""
 	} else if !sendable(appProtocol, maxAppProtocol) {
-		s.skips.add(ReasonMalformed, field+".appProtocol", fmt.Sprintf("%.20q", appProtocol), errors.New("not a qualified name"))
+		s.skips.add(ReasonMalformed, field+".appProtocol",
+			fmt.Sprintf("%.20q", appProtocol), errors.New("not a qualified name"))
 		appProtocol = ""
 	}
 	if slices.ContainsFunc(s.ports, func(p model.ServicePort) bool { return p.ID.Port == port.Name && p.ID.Protocol == protocol }) {

@@ -103,7 +103,8 @@ func (t *Tracker) report(kind string, name objectName, skips skipList) {
 			t.options.OnSkip(kind, s.reason)
 		}
 		if i < loggedSkips {
-			logger.Info("Skipping invalid part of object", "field", s.field, "value", s.value, "reason", s.reason, "err", s.detail)
+			logger.Info("Skipping invalid part of object",
+				"field", s.field, "value", s.value, "reason", s.reason, "err", s.detail)
 		}
 	}
 	if more := len(skips) - loggedSkips; more > 0 {

@@ -30,8 +30,8 @@ type Options struct {
 	ServiceProxyName string
 	// Details makes the Tracker keep what forwarding packets does not need: of a ServicePort AppProtocol, ServiceType,
 	// ServiceLabels and ServiceAnnotations, of an Endpoint Info. Left out are the annotation
-	// kubectl.kubernetes.io/last-applied-configuration, values of more than 4,096 bytes, and what of one Service's labels, or
-	// annotations, exceeds 32 KiB, in the order of their keys.
+	// kubectl.kubernetes.io/last-applied-configuration, values of more than 4,096 bytes, and what of one Service's
+	// labels, or annotations, exceeds 32 KiB, in the order of their keys.
 	Details bool
 	// ServiceKeys are the labels and annotations whose changes Changes and Take report, with Details. ServicePorts have
 	// all that are kept, but are up to date in these only. View.Select is the same for a View.
@@ -229,7 +229,8 @@ func (t *Tracker) SetNode(obj *corev1.Node) {
 		return
 	}
 	if old.zone != "" && old.zone != parsed.zone && !t.options.EveryNode {
-		t.options.Logger.Info("Node is in another zone, deciding anew on topology", "node", parsed.Name, "zone", parsed.zone, "oldZone", old.zone)
+		t.options.Logger.Info("Node is in another zone, deciding anew on topology",
+			"node", parsed.Name, "zone", parsed.zone, "oldZone", old.zone)
 	}
 	parsed.changed = t.changes.next()
 	for _, v := range t.viewsOf(parsed.Name) {
@@ -279,7 +280,8 @@ func (t *Tracker) SetServiceCIDR(obj *networkingv1.ServiceCIDR) {
 
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if old := t.cidrs[obj.Name]; old != nil && slices.Equal(old.ranges, parsed.ranges) && slices.Equal(old.skips, parsed.skips) {
+	if old := t.cidrs[obj.Name]; old != nil &&
+		slices.Equal(old.ranges, parsed.ranges) && slices.Equal(old.skips, parsed.skips) {
 		return
 	}
 	t.cidrs[obj.Name] = parsed

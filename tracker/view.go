@@ -42,7 +42,8 @@ func (t *Tracker) newView(node string) *View {
 	return v
 }
 
-// View returns a new view of a node. The caller must call Close. View panics for a node that the Tracker does not serve.
+// View returns a new view of a node. The caller must call Close. View panics for a node
+// that the Tracker does not serve.
 //
 // With resume 0 the first changes are Full. Otherwise resume is a revision that TakeRevision of
 // another view of the same node returned, from this Tracker. The first changes are then increments
@@ -65,8 +66,8 @@ func (t *Tracker) View(node string, resume uint64) *View {
 	return v
 }
 
-// Select makes the view report changes of the labels and annotations with these keys, with [Options.Details]. It must be
-// called before the first Take. A view that resumes must select what the earlier one did.
+// Select makes the view report changes of the labels and annotations with these keys, with [Options.Details]. It must
+// be called before the first Take. A view that resumes must select what the earlier one did.
 func (v *View) Select(keys model.ServiceKeys) {
 	v.tracker.mu.Lock()
 	defer v.tracker.mu.Unlock()
@@ -107,8 +108,8 @@ func (v *View) Resync() {
 }
 
 // Take returns the changes since the last call, nil for none, and the times of the events that led to them, oldest
-// first, as far as EndpointSlices tell (annotation endpoints.kubernetes.io/last-change-trigger-time). Times from before the
-// start of the Tracker, or of a View that starts with Full changes, are left out.
+// first, as far as EndpointSlices tell (annotation endpoints.kubernetes.io/last-change-trigger-time). Times from before
+// the start of the Tracker, or of a View that starts with Full changes, are left out.
 func (v *View) Take() (*model.Changes, []time.Time) {
 	changes, triggers, _, _ := v.TakeRevision()
 	return changes, triggers
@@ -166,8 +167,8 @@ func (v *View) Behind() int {
 	return min(int(t.changes.revision-v.seen), all)
 }
 
-// startsFull reports whether the next changes are Full, also because the Tracker has forgotten deletions that the client
-// of a view that resumed does not know.
+// startsFull reports whether the next changes are Full, also because the Tracker has forgotten deletions that the
+// client of a view that resumed does not know.
 func (v *View) startsFull() bool {
 	return v.full || v.resumed > 0 && v.resumed < v.tracker.changes.horizon
 }
@@ -186,8 +187,8 @@ func (v *View) signal() {
 	}
 }
 
-// resume makes the view continue after a revision, as if it had published everything up to that. If the Node has changed
-// since, it publishes everything again.
+// resume makes the view continue after a revision, as if it had published everything up to that. If the Node has
+// changed since, it publishes everything again.
 func (v *View) resume(revision uint64) {
 	t := v.tracker
 	v.full, v.seen, v.resumed = false, revision, revision
@@ -300,8 +301,9 @@ func (v *View) recompute(e *entry, changed map[model.PortID]*model.ServicePort) 
 	}
 }
 
-// publish returns the ports of a Service with their endpoints, as a node sees them, nil for none. Ports that are equal to
-// those in old, which may be nil, are the same objects. All nodes of a zone that the endpoints do not name share them.
+// publish returns the ports of a Service with their endpoints, as a node sees them, nil for none.
+// Ports that are equal to those in old, which may be nil, are the same objects. All nodes of a zone
+// that the endpoints do not name share them.
 func (t *Tracker) publish(e *entry, from place, old *published) *published {
 	if own := t.own; own != nil && own.seen >= e.changed && int(e.index) < len(own.published) && from == own.where() {
 		return own.published[e.index]

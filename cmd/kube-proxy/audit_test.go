@@ -94,7 +94,8 @@ var leaves = []reflect.Type{
 	reflect.TypeFor[intstr.IntOrString](), reflect.TypeFor[corev1.PortStatus](),
 }
 
-// objectFields returns the paths of all fields of an object below its metadata, with [] after the name of a list of objects.
+// objectFields returns the paths of all fields of an object below its metadata, with []
+// after the name of a list of objects.
 func objectFields(typ reflect.Type, path string) (out []string) {
 	for typ.Kind() == reflect.Pointer {
 		typ = typ.Elem()

@@ -15,8 +15,8 @@ import (
 	"github.com/nftproxy/nftproxy/proxy"
 )
 
-// cleanup removes the rules of every mode of kube-proxy, and logs them. Anything that it cannot remove is an error, and so
-// is a running proxy that adds the tables again. With a service-proxy-name it removes the tables of that proxy only.
+// cleanup removes the rules of every mode of kube-proxy, and logs them. Anything that it cannot remove is an error, and
+// so is a running proxy that adds the tables again. With a service-proxy-name it removes the tables of that proxy only.
 func cleanup(ctx context.Context, serviceProxyName string, remover leftovers.Remover) error {
 	logger := klog.FromContext(ctx)
 	conn, err := nft.Dial(nft.Config{})
@@ -55,14 +55,15 @@ func cleanup(ctx context.Context, serviceProxyName string, remover leftovers.Rem
 	return errors.Join(err, addedAgain(ctx, commits, func() ([]string, error) { return proxy.Present(ctx, conn, serviceProxyName) }))
 }
 
-// cleanupLeftovers removes the leftovers of kube-proxy's other modes, without regard for connections of the mode ipvs. It
-// returns the number of removed things, and an error if any leftovers remain.
+// cleanupLeftovers removes the leftovers of kube-proxy's other modes, without regard for connections of the mode ipvs.
+// It returns the number of removed things, and an error if any leftovers remain.
 func cleanupLeftovers(ctx context.Context, remover leftovers.Remover) (removed int, err error) {
 	logger := klog.FromContext(ctx)
 	remover.DrainTimeout = 0
 	removal, err := remover.Remove(ctx)
 	if n := len(removal.Removed); n > 0 {
-		logger.Info("Removed what the modes iptables and ipvs left, and the rules that led there", "count", n, "example", removal.Removed[0])
+		logger.Info("Removed what the modes iptables and ipvs left, and the rules that led there",
+			"count", n, "example", removal.Removed[0])
 	}
 	if removal.Ended > 0 {
 		logger.Info("Ended connections of the mode ipvs", "connections", removal.Ended)
@@ -93,7 +94,8 @@ func addedAgain(ctx context.Context, commits *nft.Monitor, present func() ([]str
 			return err
 		}
 		if len(tables) > 0 && commit.PID != uint32(os.Getpid()) {
-			return fmt.Errorf("a proxy runs on this node: %s has added again %s; stop it, then clean up", commit.Who(), strings.Join(tables, " and "))
+			return fmt.Errorf("a proxy runs on this node: %s has added again %s; stop it, then clean up",
+				commit.Who(), strings.Join(tables, " and "))
 		}
 	}
 }
@@ -102,7 +104,8 @@ func addedAgain(ctx context.Context, commits *nft.Monitor, present func() ([]str
 func remaining(ctx context.Context) error {
 	found, err := leftovers.Find(ctx)
 	if err != nil {
-		klog.FromContext(ctx).Info("Cannot look for everything that kube-proxy's other modes may have left behind", "reason", err.Error())
+		klog.FromContext(ctx).Info("Cannot look for everything that kube-proxy's other modes may have left behind",
+			"reason", err.Error())
 	}
 	var left []string
 	for _, l := range found {

@@ -29,7 +29,8 @@ type flagInfo struct {
 	besideConfig bool
 }
 
-// flagTable returns every flag of kube-proxy v1.37, those that v1.36 had besides, and this project's own, in alphabetical order.
+// flagTable returns every flag of kube-proxy v1.37, those that v1.36 had besides, and
+// this project's own, in alphabetical order.
 func (o *options) flagTable() []flagInfo {
 	table := slices.Concat(o.processFlags(), o.nodeLocal.flags(), loggingFlags)
 	for i := range table {

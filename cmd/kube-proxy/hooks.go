@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 
-	corev1 "k8s.io/api/core/v1"
 	"k8s.io/klog/v2"
 
 	"github.com/nftproxy/nftproxy/compiler"
@@ -89,12 +88,7 @@ func newServiceHealth(p *health.Proxy, c compiler.Config, events *node.Events) *
 		Primary:     c.NodePortAddresses.Primary,
 		CIDRs:       c.NodePortAddresses.CIDRs,
 		OnListening: metrics.SetServiceHealthPorts,
-		OnFailure: func(namespace, service string, err error) {
-			if recorder := events.Recorder(); recorder != nil {
-				about := &corev1.ObjectReference{APIVersion: "v1", Kind: "Service", Namespace: namespace, Name: service}
-				recorder.Eventf(about, nil, corev1.EventTypeWarning, "FailedToStartServiceHealthcheck", "Listen", "%s", err)
-			}
-		},
+		OnFailure:   events.ServiceHealthFailed,
 	})
 }
 

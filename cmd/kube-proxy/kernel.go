@@ -41,7 +41,7 @@ func prepareKernel(ctx context.Context, c *v1alpha2.KubeProxyConfiguration, conn
 	}
 	gates, _, _ := config.FeatureGates(c.FeatureGates)
 	for gate, probe := range map[featuregate.Feature]func(context.Context) error{
-		config.OwnTables: conn.ProbePersist, config.ServiceCounters: conn.ProbeCounters,
+		config.OwnTables: conn.ProbePersist, config.RefusedCounters: conn.ProbeCounters, config.ServiceCounters: conn.ProbeCounters,
 		config.DirectReturn: func(ctx context.Context) error { return conn.ProbeDup(ctx, families...) },
 	} {
 		if !gates.Enabled(gate) {
@@ -51,11 +51,23 @@ func prepareKernel(ctx context.Context, c *v1alpha2.KubeProxyConfiguration, conn
 			return nil, fmt.Errorf("featureGates: %s: %w", gate, err)
 		}
 	}
+	if gates.Enabled(config.DirectReturn) {
+		nameStrictReversePaths(ctx)
+	}
 	missing, err = sysctl.Tree{}.SetConntrack(ctx, (*kubeproxyv1alpha1.KubeProxyConntrackConfiguration)(&c.Linux.Conntrack))
 	if len(missing) > 0 {
 		klog.FromContext(ctx).Info("Sysctls of connection tracking do not exist yet; the proxy sets them when the kernel has loaded the module nf_conntrack", "sysctls", missing)
 	}
 	return missing, err
+}
+
+// nameStrictReversePaths logs the interfaces by which direct return cannot get packets.
+func nameStrictReversePaths(ctx context.Context) {
+	const named = 10
+	if strict := (sysctl.Tree{}).StrictReversePaths(); len(strict) > 0 {
+		klog.FromContext(ctx).Info("Direct return: strict rp_filter drops what other nodes send on by these interfaces",
+			"interfaces", strict[:min(len(strict), named)], "count", len(strict))
+	}
 }
 
 // setOOMScore only logs an error: a proxy without the capability for it runs too.

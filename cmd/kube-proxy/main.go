@@ -130,7 +130,8 @@ func (o *options) writeConfig(ctx context.Context) error {
 	return nil
 }
 
-// checkRunnable refuses other modes, and settings without effect beside a node-local server. The error names file or flag.
+// checkRunnable refuses other modes, and settings without effect beside a node-local
+// server. The error names file or flag.
 func (o *options) checkRunnable() error {
 	names := o.flagNames()
 	if o.file != nil {

@@ -49,9 +49,12 @@ sends the result to their backends over gRPC. It needs no privileges and writes 
 }
 
 func (o *serverOptions) addFlags(flags *pflag.FlagSet) {
-	flags.StringVar(&o.nodeLocal.Serve, "listen", "unix:///run/nftproxy/node-local.sock", "The address of the server: unix:///PATH, or tcp://HOST:PORT with the --node-local-*-file flags")
-	flags.StringVar(&o.metricsAddress, "metrics-bind-address", "", "The IP address and port for /metrics, /healthz, /livez and /readyz; by default there is none")
-	flags.BoolVar(&o.ignoreExternalIPs, "ignore-external-ips", false, "Leave out the externalIPs of all Services, as --feature-gates=AllowServiceExternalIPs=false does")
+	flags.StringVar(&o.nodeLocal.Serve, "listen", "unix:///run/nftproxy/node-local.sock",
+		"The address of the server: unix:///PATH, or tcp://HOST:PORT with the --node-local-*-file flags")
+	flags.StringVar(&o.metricsAddress, "metrics-bind-address", "",
+		"The IP address and port for /metrics, /healthz, /livez and /readyz; by default there is none")
+	flags.BoolVar(&o.ignoreExternalIPs, "ignore-external-ips", false,
+		"Leave out the externalIPs of all Services, as --feature-gates=AllowServiceExternalIPs=false does")
 	flags.StringVar(&o.serviceProxyName, "service-proxy-name", "", serviceProxyNameHelp)
 	flags.Var(cliflag.NewMapStringBool(&o.config.FeatureGates), "feature-gates", "Feature gates to set, as name=true or name=false: AllowServiceExternalIPs, NFTProxyDirectReturn, and those of the client of the API server")
 	o.addSome(flags, "kubeconfig", "master", "manifests", "kube-api-content-type", "kube-api-qps", "kube-api-burst", "authorize-node-names",
@@ -109,8 +112,8 @@ func (o *serverOptions) run(ctx context.Context) error {
 	return group.Wait()
 }
 
-// serverPages returns the metrics and the health of a server. /livez says that the process answers; /readyz and /healthz
-// are 503 until t knows all Services and EndpointSlices.
+// serverPages returns the metrics and the health of a server. /livez says that the process answers; /readyz and
+// /healthz are 503 until t knows all Services and EndpointSlices.
 func serverPages(t *tracker.Tracker) http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("/metrics", legacyregistry.Handler())

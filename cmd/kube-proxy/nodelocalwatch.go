@@ -45,9 +45,12 @@ server is away, it prints nothing; when one is back, only the difference.`,
 	o.addSome(flags, "node-local-source", "node-local-max-ports", "node-local-max-addresses", "node-local-max-bytes",
 		"node-local-cert-file", "node-local-key-file", "node-local-ca-file")
 	flags.StringVar(&o.hostname, "hostname-override", "", "The name of the Node; by default the host name")
-	flags.StringVar(&o.serviceProxyName, "service-proxy-name", "", "The --service-proxy-name of the server; a server with another one is refused")
-	flags.StringSliceVar(&o.nodeLocal.keys.Labels, "service-labels", nil, "Keys of labels of Services to print with their ports")
-	flags.StringSliceVar(&o.nodeLocal.keys.Annotations, "service-annotations", nil, "Keys of annotations of Services to print with their ports")
+	flags.StringVar(&o.serviceProxyName, "service-proxy-name", "",
+		"The --service-proxy-name of the server; a server with another one is refused")
+	flags.StringSliceVar(&o.nodeLocal.keys.Labels, "service-labels", nil,
+		"Keys of labels of Services to print with their ports")
+	flags.StringSliceVar(&o.nodeLocal.keys.Annotations, "service-annotations", nil,
+		"Keys of annotations of Services to print with their ports")
 	flags.StringVarP(&format, "output", "o", "jsonl", "The format: jsonl is one JSON object a line")
 	_ = cmd.MarkFlagRequired("node-local-source") // it is there
 	return cmd

@@ -77,7 +77,8 @@ func defaultOptions() *options {
 // validate checks the flags that are not part of the configuration.
 func (o *options) validate() error {
 	if o.writeConfigVersion != config.V1alpha1 && o.writeConfigVersion != config.V1alpha2 {
-		return fmt.Errorf("--write-config-version: %q must be %s or %s", o.writeConfigVersion, config.V1alpha1, config.V1alpha2)
+		return fmt.Errorf("--write-config-version: %q must be %s or %s",
+			o.writeConfigVersion, config.V1alpha1, config.V1alpha2)
 	}
 	if l := o.leftovers; l != "" && l != v1alpha2.LeftoversRemove && l != v1alpha2.LeftoversReport {
 		return fmt.Errorf("--leftovers: %q must be %s or %s", l, v1alpha2.LeftoversRemove, v1alpha2.LeftoversReport)

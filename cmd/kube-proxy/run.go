@@ -110,7 +110,7 @@ func newParts(ctx context.Context, o *options, compilerConfig compiler.Config, c
 		return nil, err
 	}
 	p.backend.RemoveStaleFlows(p.flows)
-	if compilerConfig.CountServices {
+	if compilerConfig.CountServices || compilerConfig.CountRefused {
 		p.counts = metrics.NewServiceCounts(conn, p.backend.View)
 		metrics.ShowServiceCounts(p.counts)
 	}

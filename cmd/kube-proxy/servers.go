@@ -30,7 +30,8 @@ type httpServer struct {
 	failed func(error)
 }
 
-// serveHTTP serves health and metrics. If it cannot listen, it ends the process with bindAddressHardFail, else tries again.
+// serveHTTP serves health and metrics. If it cannot listen, it ends the process with
+// bindAddressHardFail, else tries again.
 func (p *parts) serveHTTP(ctx context.Context, group *errgroup.Group, o *options) {
 	for _, s := range []httpServer{
 		{"health server", o.config.HealthzBindAddress, "healthzBindAddress", p.health.Handler(), p.events.HealthServerFailed},

@@ -15,7 +15,6 @@ import (
 	"golang.org/x/term"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/tools/remotecommand"
 	"k8s.io/client-go/util/exec"
 	"k8s.io/streaming/pkg/httpstream"
@@ -58,11 +57,16 @@ func (o *oneSize) Next() *remotecommand.TerminalSize {
 // stream runs ruledump in the proxy's pod, over a websocket, or over SPDY with servers and HTTP proxies that have no
 // websockets.
 func (s *session) stream(ctx context.Context, command []string, streams remotecommand.StreamOptions) error {
-	request := s.client.RESTClient().Post().Resource("pods").Namespace(s.proxy.Namespace).Name(s.proxy.Name).SubResource("exec").
-		VersionedParams(&corev1.PodExecOptions{
-			Container: s.containerName(), Command: append([]string{"ruledump"}, command...),
-			Stdin: streams.Stdin != nil, Stdout: true, Stderr: streams.Stderr != nil, TTY: streams.Tty,
-		}, scheme.ParameterCodec)
+	request := s.client.Post().Resource("pods").Namespace(s.proxy.Namespace).Name(s.proxy.Name).SubResource("exec").
+		Param("container", s.containerName()).Param("stdout", "true").Param("command", "ruledump")
+	for _, arg := range command {
+		request.Param("command", arg)
+	}
+	for name, wanted := range map[string]bool{"stdin": streams.Stdin != nil, "stderr": streams.Stderr != nil, "tty": streams.Tty} {
+		if wanted {
+			request.Param(name, "true")
+		}
+	}
 	spdy, err := remotecommand.NewSPDYExecutor(s.config, http.MethodPost, request.URL())
 	if err != nil {
 		return err
@@ -107,7 +111,7 @@ func (s *session) containerName() string {
 }
 
 // logLines is how many lines of the pod's log are sent to a report, which keeps the last MiB.
-const logLines = 10_000
+const logLines = "10000"
 
 // report writes a report to a file of this machine. Unless --log is given, it has the log of the proxy's pod.
 func (s *session) report(ctx context.Context, command []string) error {
@@ -120,8 +124,8 @@ func (s *session) report(ctx context.Context, command []string) error {
 	log := slices.IndexFunc(command, func(arg string) bool { return arg == "--log" || strings.HasPrefix(arg, "--log=") })
 	switch {
 	case log < 0:
-		lines := int64(logLines)
-		log, err := s.client.Pods(s.proxy.Namespace).GetLogs(s.proxy.Name, &corev1.PodLogOptions{Container: s.containerName(), TailLines: &lines}).Stream(ctx)
+		log, err := s.client.Get().Resource("pods").Namespace(s.proxy.Namespace).Name(s.proxy.Name).SubResource("log").
+			Param("container", s.containerName()).Param("tailLines", logLines).Stream(ctx)
 		if err != nil {
 			fmt.Fprintln(os.Stderr, "kubectl nftproxy: not in the report: the log:", explained(err, "get", "pods/log", s.proxy.Namespace))
 		} else {

@@ -15,7 +15,9 @@ import (
 
 	"github.com/go-logr/logr"
 	"github.com/nftproxy/nftproxy/internal/version"
-	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
+	"github.com/nftproxy/nftproxy/source/apiserver"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/client-go/util/exec"
 	"k8s.io/klog/v2"
@@ -188,8 +190,9 @@ func (o *options) connect() (*session, error) {
 	if err != nil {
 		return nil, err
 	}
+	config.UserAgent = rest.DefaultKubernetesUserAgent()
 	s := &session{options: *o, config: config, inNamespace: cmp.Or(o.namespace, namespace)}
 	s.proxyNamespace, s.selector = cmp.Or(o.proxyNamespace, "kube-system"), cmp.Or(o.selector, "k8s-app=kube-proxy")
-	s.client, err = corev1client.NewForConfig(config)
+	s.client, err = apiserver.Client(config, nil, corev1.SchemeGroupVersion, &corev1.Pod{}, &corev1.PodList{}, &corev1.Service{})
 	return s, err
 }

@@ -10,7 +10,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/rest"
 )
 
@@ -18,7 +17,7 @@ import (
 type session struct {
 	options
 	config *rest.Config
-	client corev1client.CoreV1Interface
+	client *rest.RESTClient
 	// inNamespace is that of pods and Services without one.
 	inNamespace string
 	// proxy is the proxy's pod, once findProxy has found it.
@@ -136,7 +135,7 @@ func (s *session) isEnd(arg string) bool {
 
 // findClient gets a pod that has an address, and takes its node.
 func (s *session) findClient(ctx context.Context, namespace, name string) (*corev1.Pod, error) {
-	pod, err := s.client.Pods(namespace).Get(ctx, name, metav1.GetOptions{})
+	pod, err := s.getPod(ctx, namespace, name)
 	switch {
 	case apierrors.IsNotFound(err):
 		return nil, fmt.Errorf("there is no pod %s in namespace %s (-n names another)", name, namespace)
@@ -151,6 +150,11 @@ func (s *session) findClient(ctx context.Context, namespace, name string) (*core
 	return pod, nil
 }
 
+func (s *session) getPod(ctx context.Context, namespace, name string) (*corev1.Pod, error) {
+	var pod corev1.Pod
+	return &pod, s.client.Get().Namespace(namespace).Resource("pods").Name(name).Do(ctx).Into(&pod)
+}
+
 // dialed is what a client dials.
 type dialed struct {
 	at       netip.AddrPort
@@ -163,7 +167,8 @@ func (d dialed) String() string { return d.at.String() + "/" + strings.ToLower(s
 // findService returns a ClusterIP of a Service, of an IP family that the clients have, with a port.
 func (s *session) findService(ctx context.Context, namespace, text string, clients []corev1.PodIP) (to dialed, err error) {
 	name, wanted, _ := strings.Cut(text, ":")
-	service, err := s.client.Services(namespace).Get(ctx, name, metav1.GetOptions{})
+	var service corev1.Service
+	err = s.client.Get().Namespace(namespace).Resource("services").Name(name).Do(ctx).Into(&service)
 	switch {
 	case apierrors.IsNotFound(err):
 		return to, fmt.Errorf("there is no Service %s in namespace %s (-n names another)", name, namespace)
@@ -197,9 +202,8 @@ func (s *session) findService(ctx context.Context, namespace, text string, clien
 
 // findProxy finds the proxy's pod on the node.
 func (s *session) findProxy(ctx context.Context) error {
-	pods := s.client.Pods(s.proxyNamespace)
 	if s.pod != "" {
-		pod, err := pods.Get(ctx, s.pod, metav1.GetOptions{})
+		pod, err := s.getPod(ctx, s.proxyNamespace, s.pod)
 		if apierrors.IsNotFound(err) {
 			return fmt.Errorf("there is no pod %s in namespace %s (--proxy-namespace names another)", s.pod, s.proxyNamespace)
 		}
@@ -210,7 +214,8 @@ func (s *session) findProxy(ctx context.Context) error {
 	if s.node != "" {
 		options.FieldSelector += ",spec.nodeName=" + s.node
 	}
-	list, err := pods.List(ctx, options)
+	var list corev1.PodList
+	err := s.client.Get().Namespace(s.proxyNamespace).Resource("pods").VersionedParams(&options, metav1.ParameterCodec).Do(ctx).Into(&list)
 	if err != nil {
 		return explained(err, "list", "pods", s.proxyNamespace)
 	}

@@ -1,6 +1,6 @@
-// Command compare measures this module's kube-proxy against Kubernetes' own in nftables mode, or against other builds of
-// itself. They run one after the other in the same network namespace, fed by the same API server over HTTP. It needs root
-// and the nft program:
+// Command compare measures this module's kube-proxy against Kubernetes' own in nftables mode, or against other
+// builds of itself. They run one after the other in the same network namespace, fed by the same API server
+// over HTTP. It needs root and the nft program:
 //
 //	go run ./hack/compare --kube-proxy /path/to/kube-proxy
 //	go run ./hack/compare --other v0.1.0=/path/to/older/kube-proxy

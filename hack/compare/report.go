@@ -56,7 +56,8 @@ func (r *report) print(w io.Writer) {
 	}
 }
 
-// printSize prints the table of a size. The last column says how many times as long each of the others took as this proxy.
+// printSize prints the table of a size. The last column says how many times as long each
+// of the others took as this proxy.
 func (r *report) printSize(w io.Writer, s size) {
 	all := r.results[s]
 	ours := all[len(all)-1]

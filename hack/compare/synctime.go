@@ -15,8 +15,8 @@ import (
 	"github.com/nftproxy/nftproxy/nft"
 )
 
-// syncTime is how long all Syncs of the running proxy took together, as its metrics on the node's loopback say. The metric
-// has a value for each IP family, and one Sync of both families counts in both. The Services here are of IPv4.
+// syncTime is how long all Syncs of the running proxy took together, as its metrics on the node's loopback say. The
+// metric has a value for each IP family, and one Sync of both families counts in both. The Services here are of IPv4.
 func (c *cluster) syncTime(ctx context.Context) (time.Duration, error) {
 	const url, name = "http://127.0.0.1:10249/metrics", "kubeproxy_sync_proxy_rules_duration_seconds_sum"
 	transport := &http.Transport{DialContext: c.lab.Node.DialContext}
@@ -107,8 +107,8 @@ func commitInNamespace(ctx context.Context, tx nft.Transaction) (time.Duration, 
 	return stats.Kernel, err
 }
 
-// untilServed dials the address from a pod until a connection comes about, and returns when it did. Attempts do not wait
-// for each other, so the answer is exact to the time between them: 1 ms in the first second, 10 ms after.
+// untilServed dials the address from a pod until a connection comes about, and returns when it did. Attempts do not
+// wait for each other, so the answer is exact to the time between them: 1 ms in the first second, 10 ms after.
 func (c *cluster) untilServed(ctx context.Context, addr netip.AddrPort, patience time.Duration) (time.Time, error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()

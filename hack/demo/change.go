@@ -39,8 +39,9 @@ func (d *demo) change(ctx context.Context) error {
 	})
 }
 
-// replace has one pod take the place of another while connections run. act makes the manifests say so by calling rename, and
-// returns since when the proxy could know it. tell prints what the connections noticed. replace fails if a connection did.
+// replace has one pod take the place of another while connections run. act makes the manifests say so by
+// calling rename, and returns since when the proxy could know it. tell prints what the connections
+// noticed. replace fails if a connection did.
 func (d *demo) replace(ctx context.Context, r replacement, act func(rename func() error) (time.Time, error), tell func(time.Time, observations)) error {
 	if err := d.startPod(r.added); err != nil {
 		return err

@@ -1,14 +1,15 @@
 #!/bin/sh
-# Records the rules that Debian's firewalld and ufw write, for the golden cases testdata/foreign/firewalld.txtar and
-# ufw.txtar. It installs nothing: a firewall that `make test` installed would start on the contributor's machine. The
+# Records the rules that Debian's firewalld, ufw and Docker write, for the golden cases testdata/foreign/firewalld.txtar,
+# ufw.txtar and docker*.txtar. It installs nothing: a firewall that `make test` installed would start on the contributor's machine. The
 # packages are unpacked over /usr and /etc in a mount namespace of their own, and the programs run there, without
-# network. Needs root, apt-get, dbus-daemon, nft and iptables-nft.
+# network. Needs root, apt-get, dbus-daemon, nft and iptables-nft; for Docker's container cgroups.
 #
 #	hack/firewalls/record.sh OUTPUT-DIRECTORY
 set -eu
 
 packages="firewalld python3-firewall python3-nftables python3-dbus python3-gi gir1.2-glib-2.0 libgirepository-1.0-1
-gir1.2-nm-1.0 libnm0 python3-jsonschema python3-pyrsistent python3-attr python3-cap-ng ufw"
+gir1.2-nm-1.0 libnm0 python3-jsonschema python3-pyrsistent python3-attr python3-cap-ng ufw
+docker.io containerd runc busybox-static"
 
 if [ "${2-}" = "" ]; then
 	out=$(realpath "$1")
@@ -19,8 +20,10 @@ if [ "${2-}" = "" ]; then
 	for package in "$unpacked"/*.deb; do
 		dpkg -x "$package" "$unpacked/root"
 	done
-	[ ! -d "$unpacked/root/lib" ] || cp -r "$unpacked/root/lib" "$unpacked/root/usr/"
-	for firewall in firewalld ufw; do
+	for dir in lib bin; do
+		[ ! -d "$unpacked/root/$dir" ] || cp -r "$unpacked/root/$dir" "$unpacked/root/usr/"
+	done
+	for firewall in firewalld ufw docker; do
 		unshare --net --mount --propagation private --pid --fork --mount-proc "$0" "$out" "$firewall" "$unpacked/root"
 	done
 	exit
@@ -64,5 +67,20 @@ ufw)
 	for family in ip ip6; do
 		${family}tables-nft-save | grep -v '^#' >"$out/ufw.$family.rules"
 	done
+	;;
+docker)
+	mount -t tmpfs tmpfs /var/lib
+	dockerd --storage-driver vfs --exec-opt native.cgroupdriver=cgroupfs --cgroup-parent /recorded >/dev/null 2>&1 &
+	for i in $(seq 100); do
+		! docker version >/dev/null 2>&1 || break
+		sleep 0.1
+	done
+	mkdir -p /mnt/image/bin
+	cp /usr/bin/busybox /mnt/image/bin/
+	tar -C /mnt/image -c . | docker import - box >/dev/null
+	container=$(docker run -d -p 8000:80 box /bin/busybox sleep 1000)
+	iptables-nft-save | grep -v '^#' >"$out/docker.ip.rules"
+	docker rm -f "$container" >/dev/null
+	rmdir /sys/fs/cgroup/*/recorded /sys/fs/cgroup/recorded 2>/dev/null || true
 	;;
 esac

@@ -98,7 +98,8 @@ func (r *result) end(message string) bool {
 	return err == nil
 }
 
-// line reads a line of go test -v. A test that passes although subtests were skipped counts as passed, and they as skipped.
+// line reads a line of go test -v. A test that passes although subtests were skipped
+// counts as passed, and they as skipped.
 func (r *result) line(line string) {
 	verdict, rest, found := strings.Cut(line, ": ")
 	name, _, _ := strings.Cut(rest, " ")

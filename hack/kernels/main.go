@@ -5,9 +5,9 @@
 //	go run ./hack/kernels -kernels 6.1 -only 'golden flows'
 //	go run ./hack/kernels -report docs/kernels.md
 //
-// For each kernel it downloads the package, picks the modules, and builds the tests as static binaries. For each suite of
-// tests it packs both into an initramfs, and boots that. As the machine's first process, this program
-// loads the modules, runs the tests and turns the machine off. It needs qemu-system-x86, dpkg, apt, xz and the nft program.
+// For each kernel it downloads the package, picks the modules, and builds the tests as static binaries. For each suite
+// of tests it packs both into an initramfs, and boots that. As the machine's first process, this program loads the
+// modules, runs the tests and turns the machine off. It needs qemu-system-x86, dpkg, apt, xz and the nft program.
 //
 // The results are kept in the cache beside the packages, and a report is made of the last result of each suite. So one
 // suite can be run again alone.

@@ -120,7 +120,8 @@ func (r result) String() string {
 	return fmt.Sprintf("%s, %v", text, r.Took.Round(time.Second))
 }
 
-// A result is what one suite came to on one kernel. It is kept in the cache, so that a report can be made of several runs.
+// A result is what one suite came to on one kernel. It is kept in the cache, so that a
+// report can be made of several runs.
 type result struct {
 	Release         string        // of the kernel, as uname -r says
 	Commit          string        // of the source, as git describe says

@@ -36,7 +36,8 @@ var suites = []suite{
 	},
 	{name: "without IPv6", pkg: "integration", run: "^Test(KernelWithoutIPv6|GoldenFlows)$", parameters: "ipv6.disable=1"},
 	{name: "takeover", pkg: "integration/takeover", run: "^TestTakeover$"},
-	{name: "from ipvs", pkg: "integration/takeover", run: "ModeIPVS$", args: []string{"-takeovers=10"}},
+	{name: "from ipvs", pkg: "integration/takeover", run: "^TestTakeoverFromModeIPVS$", args: []string{"-takeovers=3"}},
+	{name: "leftovers of ipvs", pkg: "integration/takeover", run: "^TestLeftoversOfModeIPVS$"},
 }
 
 // selectSuites returns the suites of these names, separated by commas; all for "".

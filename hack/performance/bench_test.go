@@ -23,11 +23,12 @@ const (
 	roundsOfFlows = 50
 )
 
-// BenchmarkFirstPacket measures the kernel's time for the first packet of a flow that a node forwards from one device to
-// another. Batches to all nodes take turns. A node's figure is the 5th percentile of its batches.
+// BenchmarkFirstPacket measures the kernel's time for the first packet of a flow that a node forwards from one device
+// to another. Batches to all nodes take turns. A node's figure is the 5th percentile of its batches.
 //
 //   - no-rules: forwarding, without connection tracking.
 //   - untranslated: the chains of a node with one Service, and a packet to an endpoint itself.
+//   - untranslated-direct-return: the same beside a Service with direct return.
 //   - services-N: a packet to a ClusterIP, on a node with N Services. The packets of a batch go to 64 of them, or to
 //     the only one.
 //   - services-N-counted: the same with the feature gate NFTProxyServiceCounters.
@@ -36,6 +37,7 @@ func BenchmarkFirstPacket(b *testing.B) {
 	nodes := []*node{
 		{name: "no-rules"},
 		{name: "untranslated", rules: true, services: 1, direct: true},
+		{name: "untranslated-direct-return", rules: true, services: 1, direct: true, directReturn: true},
 		{name: "services-1", rules: true, services: 1},
 		{name: "services-64", rules: true, services: 64},
 		{name: "services-1000", rules: true, services: 1000},
@@ -50,15 +52,62 @@ func BenchmarkFirstPacket(b *testing.B) {
 }
 
 // BenchmarkLaterPacket measures the same for the later packets of 128 flows: what every packet of a Service pays, and
-// again with the feature gate NFTProxyServiceCounters.
+// again with the feature gate NFTProxyServiceCounters, and beside a Service with direct return.
 func BenchmarkLaterPacket(b *testing.B) {
 	takeTurns(b, []*node{
 		{name: "no-rules"},
 		{name: "services-1", rules: true, services: 1},
 		{name: "services-1-counted", rules: true, services: 1, counted: true},
+		{name: "services-1-direct-return", rules: true, services: 1, directReturn: true},
 		{name: "services-44000", rules: true, services: 44_000},
 		{name: "services-44000-counted", rules: true, services: 44_000, counted: true},
 	}, func(int) int { return 0 })
+}
+
+// BenchmarkRefusedCounters measures what counting refused packets (NFTProxyRefusedCounters) costs packets that are served,
+// and what somebody who watches refused packets costs them. Each node has a twin, whose difference is the noise.
+func BenchmarkRefusedCounters(b *testing.B) {
+	var nodes []*node
+	for range 2 {
+		nodes = append(nodes,
+			&node{name: "services-1000", rules: true, services: 1000},
+			&node{name: "services-1000-refused-counted", rules: true, services: 1000, refused: true},
+			&node{name: "services-1000-counted", rules: true, services: 1000, counted: true},
+			&node{name: "services-1000-watched", rules: true, services: 1000, watched: true})
+	}
+	for _, flows := range []struct {
+		name string
+		of   func(round int) int
+	}{{"first", func(round int) int { return round }}, {"later", func(int) int { return 0 }}} {
+		b.Run(flows.name, func(b *testing.B) { takeTurns(b, twins(nodes), flows.of) })
+	}
+}
+
+// twins returns copies of the nodes, the second of each with a name of its own.
+func twins(nodes []*node) (out []*node) {
+	for i, n := range nodes {
+		c := *n
+		if i >= len(nodes)/2 {
+			c.name += "-twin"
+		}
+		out = append(out, &c)
+	}
+	return out
+}
+
+// BenchmarkRefusedPacket measures packets that are refused because the ClusterIP does not have the port: with the counters
+// of refused packets, with a rule that logs before the refusal while nobody listens, and while somebody watches.
+func BenchmarkRefusedPacket(b *testing.B) {
+	refused := func(n node) *node {
+		n.rules, n.services, n.wrongPort = true, 1000, true
+		return &n
+	}
+	var nodes []*node
+	for range 2 {
+		nodes = append(nodes, refused(node{name: "refused"}), refused(node{name: "refused-counted", refused: true}),
+			refused(node{name: "refused-logged", logged: true}), refused(node{name: "refused-watched", watched: true}))
+	}
+	takeTurns(b, twins(nodes), func(round int) int { return round })
 }
 
 // takeTurns sends rounds of batches through the nodes in turns. flows returns the number of the flows of a round.
@@ -89,7 +138,7 @@ func takeTurns(b *testing.B, nodes []*node, flows func(round int) int) {
 		}
 	}
 	for i, n := range nodes {
-		if got := n.forwarded(b); got < round*batch {
+		if got := n.forwarded(b); got < round*batch && !n.wrongPort {
 			b.Errorf("%s: %d packets of %d left the node", n.name, got, round*batch)
 		}
 		slices.Sort(elapsed[i])

@@ -60,8 +60,8 @@ const chainPerServiceBase = `table ip kube-proxy {
 }
 `
 
-// chainPerService returns a ruleset in the layout of kube-proxy's nftables mode: a chain for each Service, which draws a
-// chain for each of its endpoints.
+// chainPerService returns a ruleset in the layout of kube-proxy's nftables mode: a chain for each Service,
+// which draws a chain for each of its endpoints.
 func chainPerService(changes *model.Changes) string {
 	var services, addresses, chains strings.Builder
 	for _, p := range changes.Ports {

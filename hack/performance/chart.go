@@ -20,15 +20,16 @@ type line struct {
 	values      []float64
 }
 
-// compared is a figure of kube-proxy, and that of nftproxy in the same run. The run is another one than that of the lines.
+// compared is a figure of kube-proxy, and that of nftproxy in the same run. The run is
+// another one than that of the lines.
 type compared struct {
 	name                string
 	kubeProxy, nftproxy float64
 }
 
-// comparedServices is the number of Services in the run of kube-proxy v1.36.2 (nftables mode, its defaults) beside nftproxy
-// a302040: the first table in docs/measurements-kube-proxy.md. Each had 2 endpoints, as here. That page has no other number
-// of Services with 2 endpoints, so there is no line.
+// comparedServices is the number of Services in the run of kube-proxy v1.36.2 (nftables mode, its defaults) beside
+// nftproxy a302040: the first table in docs/measurements-kube-proxy.md. Each had 2 endpoints, as here. That page has no
+// other number of Services with 2 endpoints, so there is no line.
 const comparedServices = 10_000
 
 var (

@@ -1,10 +1,12 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"net"
 	"net/netip"
 	"os"
+	"os/exec"
 	"slices"
 	"strconv"
 	"strings"
@@ -26,17 +28,23 @@ const (
 	incoming, outgoing, sender, nobody = "incoming", "outgoing", "sender", "nobody"
 )
 
-// node is a network namespace that forwards packets from one veth device to another. The other end of the first one is
-// its client. The other end of the second one is down, so that the packets are dropped when they have passed all chains.
+// node is a network namespace that forwards packets from one veth device to another. The other
+// end of the first one is its client. The other end of the second one is down, so that the
+// packets are dropped when they have passed all chains.
 type node struct {
 	name string
 	// rules says whether the tables are there, and services of how many Services they are.
 	rules    bool
 	services int
-	// counted has the tables count Services.
-	counted bool
+	// counted has the tables count Services, and refused has them count refused packets.
+	counted, refused bool
+	// directReturn has one more Service with direct return, to which no packet goes.
+	directReturn bool
 	// chainPerService makes the tables in the layout of kube-proxy instead.
 	chainPerService bool
+	// wrongPort sends packets to a port that the Services do not have, so that they are refused. Before the rule that refuses
+	// them, logged has one that logs 100 a second to nobody, and watched a table that marks 100 a second for somebody.
+	wrongPort, logged, watched bool
 	// direct sends packets to endpoints instead of ClusterIPs: the same chains without a translation.
 	direct bool
 
@@ -61,6 +69,61 @@ func (n *node) setUp(b *testing.B) {
 		n.loadChainPerService(b)
 	case n.rules:
 		n.commit(b)
+	}
+	if n.logged {
+		n.nft(b, "insert", "rule", "ip", "kube-proxy", "cluster-ips-check", "ip", "daddr", "@cluster-ips", "limit", "rate", "100/second", "log", "prefix", "unknown-port", "group", "4711")
+	}
+	if n.watched {
+		n.watch(b)
+	}
+}
+
+// nft runs the nft program in the node's namespace.
+func (n *node) nft(b *testing.B, args ...string) {
+	b.Helper()
+	var text []byte
+	err := n.namespace.Do(func() (err error) {
+		text, err = exec.Command("nft", args...).CombinedOutput()
+		return err
+	})
+	if err != nil {
+		b.Fatalf("nft %s: %v\n%s", strings.Join(args, " "), err, text)
+	}
+}
+
+// watch marks packets as ruledump watch --refused does, and reads what the kernel tells of them.
+func (n *node) watch(b *testing.B) {
+	b.Helper()
+	conn, err := nft.Dial(nft.Config{NetNS: n.namespace.FD()})
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() { conn.Close() })
+	tracer, err := conn.Trace()
+	if err != nil {
+		b.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(context.Background())
+	b.Cleanup(func() { stop(); tracer.Close() })
+	go func() {
+		for {
+			if _, err := tracer.Next(ctx); err != nil {
+				return
+			}
+		}
+	}()
+	ips := &nft.Set{Name: "cluster-ips", Key: nft.Concat{nft.IPDaddr}}
+	for i := range n.services {
+		ips.Put(nft.Element{Key: nft.AddrData(numbered("10.96.0.0", i))})
+	}
+	marks := &nft.Table{Family: nft.FamilyIP, Name: "watch", Owner: true, Sets: []*nft.Set{ips}, Chains: []*nft.Chain{{
+		Name: "forward", Type: nft.TypeFilter, Hook: nft.HookForward, Priority: -1, Rules: []nft.Rule{
+			nft.NewRule(nft.Match{Field: nft.CTStatus, Value: nft.CTStatusDNAT}, nft.Accept),
+			nft.NewRule(nft.Match{Field: nft.CTState, Value: nft.CTStateNew}, nft.InSet{Key: ips.Key, Set: ips.Name}, nft.Limit{Rate: 100, Burst: 100}, nft.SetNftrace{}, nft.Accept),
+		},
+	}}}
+	if _, err := conn.Commit(b.Context(), nft.Diff(nil, marks)); err != nil {
+		b.Fatal(err)
 	}
 }
 
@@ -133,14 +196,21 @@ func (n *node) commit(b *testing.B) {
 	}
 	defer conn.Close()
 	config := compiler.Default()
-	config.CountServices = n.counted
+	config.CountServices, config.CountRefused = n.counted, n.refused || n.counted
+	config.DirectReturn = n.directReturn
 	config.DetectLocal.CIDRs = []netip.Prefix{clusterCIDR}
 	backend, err := proxy.NewBackend(conn, config, proxy.Hooks{})
 	if err != nil {
 		b.Fatal(err)
 	}
 	defer backend.Close()
-	if err := backend.Sync(b.Context(), services(n.services)); err != nil {
+	changes := services(n.services)
+	if n.directReturn {
+		p := service(n.services)
+		p.DirectReturn, p.LoadBalancerIPs = true, []netip.Addr{netip.MustParseAddr("203.0.113.1")}
+		changes.Ports[p.ID] = p
+	}
+	if err := backend.Sync(b.Context(), changes); err != nil {
 		b.Fatal(err)
 	}
 }
@@ -191,6 +261,9 @@ func (n *node) destination(i int) netip.AddrPort {
 	service := 0
 	if n.services > 0 {
 		service = i % 64 * max(1, n.services/64) % n.services
+	}
+	if n.wrongPort {
+		return netip.AddrPortFrom(numbered("10.96.0.0", service), servicePort+1)
 	}
 	if n.direct || !n.rules {
 		return netip.AddrPortFrom(numbered("10.128.0.0", service), endpointPort)

@@ -76,8 +76,8 @@ func testNodePortAndHealthCheckFollowTheExternalPolicy(t *testing.T) {
 	underLocal()
 }
 
-// Tests of test/e2e/network/traffic_distribution.go and pod_lifecycle.go. There clients in several zones look at one set
-// of pods; here the clients are on node1 and the pods change.
+// Tests of test/e2e/network/traffic_distribution.go and pod_lifecycle.go. There clients in several zones look at one
+// set of pods; here the clients are on node1 and the pods change.
 func TestTrafficDistribution(t *testing.T) {
 	t.Run("PreferSameNode falls back when the pod goes", testPreferSameNodeFallsBackWhenThePodGoes)
 	t.Run("a blue-green switch fails no connection", testBlueGreenSwitchFailsNoConnection)

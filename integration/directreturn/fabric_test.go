@@ -6,16 +6,14 @@ import (
 	"net/netip"
 	"os"
 	"slices"
-	"strings"
 	"testing"
+	"time"
 
-	"github.com/nftproxy/nftproxy/compiler"
-	"github.com/nftproxy/nftproxy/internal/testkit/netns"
+	"github.com/nftproxy/nftproxy/internal/testkit/await"
+	"github.com/nftproxy/nftproxy/internal/testkit/lab"
 	"github.com/nftproxy/nftproxy/model"
 	"github.com/nftproxy/nftproxy/nft"
-	"github.com/nftproxy/nftproxy/proxy"
 	"github.com/vishvananda/netlink"
-	vnetns "github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 )
 
@@ -24,21 +22,32 @@ import (
 //	client ── router ─┬─ node 1
 //	                  ├─ node 2 ── pod 2
 //	                  ├─ node 3 ── pod 3
-//	                  └─ node 4 ── pod 4
+//	                  ├─ node 4 ── pod 4
+//	                  └─ node 5 ── pod 5
 //
-// Each node has routes to the pods of the others by their addresses, and a backend of its own.
+// All nodes are in one network with the router, and have routes to the pods of the others by their addresses. With an
+// overlay each node is in a network of its own, and a VXLAN device leads to the pods of the others. Router and nodes run
+// bird: a node announces the addresses of Services by BGP, and BFD tells the router that a node died.
 type fabric struct {
-	client, router *host
-	nodes, pods    [nodes + 1]*host // from 1 on; node 1 has no pod
-	backends       [nodes + 1]*proxy.Backend
+	client, router *lab.Host
+	overlay        bool
+	nodes          [nodes + 1]*node // from 1 on
+	routerBird     *bird
 }
 
-const nodes = 4
+const nodes = 5
 
-// host is a network namespace.
-type host struct {
-	*netns.Namespace
-	routes *netlink.Handle
+// node is a node with its pod, its kube-proxy and its bird. Node 1 has no pod.
+type node struct {
+	*lab.Host
+	number    int
+	pod       *lab.Host
+	rules     *nft.Conn
+	manifests string
+	proxy     *lab.Process
+	bird      *bird
+	// dead says that its links and programs are gone.
+	dead bool
 }
 
 var families = [...]model.Family{model.IPv4, model.IPv6}
@@ -51,10 +60,22 @@ func addr(f model.Family, v4, v6 string) netip.Addr {
 	return netip.MustParseAddr(v4)
 }
 
-func serviceAddr(f model.Family) netip.Addr { return addr(f, "203.0.113.1", "2001:db8:113::1") }
+const routerNumber = 254
 
-func nodeAddr(f model.Family, n int) netip.Addr {
-	return addr(f, fmt.Sprintf("10.0.0.%d", n), fmt.Sprintf("fd00:10::%d", n))
+// nodeAddr returns the address of a node, or of the router in the nodes' network.
+func (f *fabric) nodeAddr(family model.Family, n int) netip.Addr {
+	if f.overlay {
+		return addr(family, fmt.Sprintf("10.0.%d.1", n), fmt.Sprintf("fd00:10:%d::1", n))
+	}
+	return addr(family, fmt.Sprintf("10.0.0.%d", n), fmt.Sprintf("fd00:10::%d", n))
+}
+
+// routerAddr returns the router's address in the network of a node.
+func (f *fabric) routerAddr(family model.Family, n int) netip.Addr {
+	if f.overlay {
+		return addr(family, fmt.Sprintf("10.0.%d.%d", n, routerNumber), fmt.Sprintf("fd00:10:%d::%d", n, routerNumber))
+	}
+	return f.nodeAddr(family, routerNumber)
 }
 
 func podAddr(f model.Family, n int) netip.Addr {
@@ -65,67 +86,155 @@ func podGateway(f model.Family, n int) netip.Addr {
 	return addr(f, fmt.Sprintf("10.244.%d.1", n), fmt.Sprintf("fd00:244:%d::1", n))
 }
 
-func clientAddr(f model.Family) netip.Addr { return addr(f, "198.51.100.2", "2001:db8:100::2") }
+// hopAddr returns an address of a node to which the others route packets for its pod: the first or, with second, another.
+func (f *fabric) hopAddr(family model.Family, n int, second bool) netip.Addr {
+	last := n
+	if second {
+		last += 100
+	}
+	if f.overlay {
+		return addr(family, fmt.Sprintf("10.245.0.%d", last), fmt.Sprintf("fd00:245::%d", last))
+	}
+	return f.nodeAddr(family, last)
+}
+
+// clients is the number of the client's addresses in each family.
+const clients = 50
+
+func clientAddr(f model.Family, i int) netip.Addr {
+	return addr(f, fmt.Sprintf("198.51.100.%d", 10+i), fmt.Sprintf("2001:db8:100::%d", 10+i))
+}
 
 func clientGateway(f model.Family) netip.Addr { return addr(f, "198.51.100.1", "2001:db8:100::1") }
 
-const routerNumber = 254
-
-func newFabric(t *testing.T, config compiler.Config) *fabric {
+// newFabric makes the hosts and their links. Nothing runs on them yet.
+func newFabric(t testing.TB, overlay bool) *fabric {
 	t.Helper()
-	f := &fabric{client: newHost(t), router: newHost(t)}
-	bridge := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "nodes"}}
-	must(t, f.router.routes.LinkAdd(bridge))
-	f.router.up(t, "nodes")
-	f.connect(t, f.router, "client", clientGateway, f.client, clientAddr)
-	number := func(n int) func(model.Family) netip.Addr {
-		return func(f model.Family) netip.Addr { return nodeAddr(f, n) }
+	f := &fabric{client: newHost(t, "client"), router: newHost(t, "router"), overlay: overlay}
+	connect(t, f.router, "client", f.client)
+	for _, family := range families {
+		address(t, f.router, "client", clientGateway(family))
+		for i := range clients {
+			address(t, f.client, "eth0", clientAddr(family, i))
+		}
+		route(t, f.client, everywhere(family), clientGateway(family))
 	}
-	for n := 1; n <= nodes; n++ {
-		f.nodes[n] = newHost(t)
-		f.connect(t, f.router, fmt.Sprintf("node-%d", n), nil, f.nodes[n], number(n))
-		must(t, f.router.routes.LinkSetMaster(f.router.link(t, fmt.Sprintf("node-%d", n)), bridge))
-		if n > 1 {
-			f.pods[n] = newHost(t)
-			gateway := func(f model.Family) netip.Addr { return podGateway(f, n) }
-			pod := func(f model.Family) netip.Addr { return podAddr(f, n) }
-			f.connect(t, f.nodes[n], "pod", gateway, f.pods[n], pod)
-			f.pods[n].routeDefault(t, gateway)
+	if !overlay {
+		must(t, f.router.Routes().LinkAdd(&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "nodes"}}))
+		must(t, f.router.Routes().LinkSetUp(link(t, f.router, "nodes")))
+		for _, family := range families {
+			address(t, f.router, "nodes", f.routerAddr(family, 0))
 		}
 	}
+	for n := 1; n <= nodes; n++ {
+		f.addNode(t, n)
+	}
+	if overlay {
+		f.addOverlay(t)
+	}
+	f.route(t, false)
+	return f
+}
+
+func (f *fabric) addNode(t testing.TB, number int) {
+	t.Helper()
+	n := &node{Host: newHost(t, fmt.Sprintf("node-%d", number)), number: number, manifests: t.TempDir()}
+	f.nodes[number] = n
+	n.rules = lab.Conn(t, n.Host)
+	connect(t, f.router, n.Name, n.Host)
+	if !f.overlay {
+		must(t, f.router.Routes().LinkSetMaster(link(t, f.router, n.Name), link(t, f.router, "nodes")))
+	}
 	for _, family := range families {
-		f.router.address(t, "nodes", nodeAddr(family, routerNumber))
-		for n := 1; n <= nodes; n++ {
-			// While IPv6 looks for a neighbour, the router spreads connections over the others, and moves them later.
-			must(t, f.router.routes.NeighSet(&netlink.Neigh{
-				LinkIndex: bridge.Index, State: netlink.NUD_PERMANENT, IP: nodeAddr(family, n).AsSlice(),
-				HardwareAddr: f.nodes[n].link(t, "eth0").Attrs().HardwareAddr,
+		address(t, n.Host, "eth0", f.nodeAddr(family, number))
+		if f.overlay {
+			address(t, f.router, n.Name, f.routerAddr(family, number))
+		} else {
+			address(t, n.Host, "eth0", f.hopAddr(family, number, true))
+		}
+		route(t, n.Host, everywhere(family), f.routerAddr(family, number))
+	}
+	if number == 1 {
+		return
+	}
+	n.pod = newHost(t, fmt.Sprintf("pod-%d", number))
+	connect(t, n.Host, "pod", n.pod)
+	for _, family := range families {
+		address(t, n.Host, "pod", podGateway(family, number))
+		address(t, n.pod, "eth0", podAddr(family, number))
+		route(t, n.pod, everywhere(family), podGateway(family, number))
+	}
+}
+
+// addOverlay joins the nodes by VXLAN, as flannel does: each knows the hardware addresses of the others.
+func (f *fabric) addOverlay(t testing.TB) {
+	t.Helper()
+	device := func(n *node) netlink.Link { return link(t, n.Host, "vxlan") }
+	for _, n := range f.nodes[1:] {
+		must(t, n.Routes().LinkAdd(&netlink.Vxlan{
+			LinkAttrs: netlink.LinkAttrs{Name: "vxlan", MTU: 1450}, VxlanId: 1, Port: 8472,
+			SrcAddr: f.nodeAddr(model.IPv4, n.number).AsSlice(), VtepDevIndex: link(t, n.Host, "eth0").Attrs().Index,
+		}))
+		must(t, n.Routes().LinkSetUp(device(n)))
+		for _, family := range families {
+			address(t, n.Host, "vxlan", f.hopAddr(family, n.number, false))
+			address(t, n.Host, "vxlan", f.hopAddr(family, n.number, true))
+		}
+		if n.pod != nil {
+			for _, end := range []netlink.Link{link(t, n.Host, "pod"), link(t, n.pod, "eth0")} {
+				h := n.Host
+				if end.Attrs().Name == "eth0" {
+					h = n.pod
+				}
+				must(t, h.Routes().LinkSetMTU(end, 1450))
+			}
+		}
+	}
+	for _, n := range f.nodes[1:] {
+		for _, other := range f.nodes[1:] {
+			if other == n {
+				continue
+			}
+			index, mac := device(n).Attrs().Index, device(other).Attrs().HardwareAddr
+			must(t, n.Routes().NeighAppend(&netlink.Neigh{
+				LinkIndex: index, Family: unix.AF_BRIDGE, Flags: netlink.NTF_SELF, State: netlink.NUD_PERMANENT,
+				IP: f.nodeAddr(model.IPv4, other.number).AsSlice(), HardwareAddr: mac,
 			}))
-			for other := 2; other <= nodes; other++ {
-				if other != n {
-					network := netip.PrefixFrom(podAddr(family, other), prefixBits(family)).Masked()
-					must(t, f.nodes[n].routes.RouteAdd(&netlink.Route{Dst: ipNet(network), Gw: nodeAddr(family, other).AsSlice()}))
+			for _, family := range families {
+				for _, second := range []bool{false, true} {
+					must(t, n.Routes().NeighSet(&netlink.Neigh{
+						LinkIndex: index, State: netlink.NUD_PERMANENT, HardwareAddr: mac,
+						IP: f.hopAddr(family, other.number, second).AsSlice(),
+					}))
 				}
 			}
 		}
 	}
-	f.client.routeDefault(t, clientGateway)
-	for n := 1; n <= nodes; n++ {
-		f.nodes[n].routeDefault(t, number(routerNumber))
-		f.backends[n] = newBackend(t, f.nodes[n], config)
-	}
-	f.spread(t, 1, 2, 3, 4)
-	return f
 }
 
-func newHost(t *testing.T) *host {
+// route gives each node routes to the pods of the others, by their first or second addresses.
+func (f *fabric) route(t testing.TB, second bool) {
 	t.Helper()
-	h := &host{Namespace: netns.ForTest(t)}
+	for _, n := range f.nodes[1:] {
+		for _, other := range f.nodes[2:] {
+			if other == n || n.dead {
+				continue
+			}
+			for _, family := range families {
+				pods := netip.PrefixFrom(podAddr(family, other.number), prefixBits(family)).Masked()
+				must(t, n.Routes().RouteReplace(&netlink.Route{Dst: ipNet(pods), Gw: f.hopAddr(family, other.number, second).AsSlice()}))
+			}
+		}
+	}
+}
+
+func newHost(t testing.TB, name string) *lab.Host {
+	t.Helper()
+	h := lab.RouterForTest(t, name)
 	must(t, h.Do(func() error {
 		for name, value := range map[string]string{
-			"ipv4/ip_forward": "1", "ipv6/conf/all/forwarding": "1", "ipv4/conf/all/rp_filter": "0", "ipv4/conf/default/rp_filter": "0",
-			"ipv4/fib_multipath_hash_policy": "1", "ipv6/fib_multipath_hash_policy": "1", "ipv6/conf/default/accept_dad": "0",
-			"ipv4/icmp_ratelimit": "0", "ipv4/icmp_msgs_per_sec": "100000",
+			"ipv4/fib_multipath_hash_policy": "1", "ipv6/fib_multipath_hash_policy": "1", // addresses and ports
+			"ipv6/conf/default/addr_gen_mode": "0", "ipv6/conf/default/accept_dad": "0", // routers ask for neighbours from link-local addresses
 		} {
 			if err := os.WriteFile("/proc/sys/net/"+name, []byte(value), 0); err != nil {
 				return err
@@ -133,40 +242,24 @@ func newHost(t *testing.T) *host {
 		}
 		return nil
 	}))
-	var err error
-	h.routes, err = netlink.NewHandleAt(vnetns.NsHandle(h.FD()), unix.NETLINK_ROUTE)
-	must(t, err)
-	t.Cleanup(h.routes.Close)
-	h.up(t, "lo")
 	return h
 }
 
-// connect joins two hosts. The other's end is eth0. No address of a host's end is for a port of a bridge.
-func (f *fabric) connect(t *testing.T, at *host, name string, addrAt func(model.Family) netip.Addr, other *host, addrOther func(model.Family) netip.Addr) {
+// connect joins two hosts. The other's end is eth0.
+func connect(t testing.TB, at *lab.Host, name string, other *lab.Host) {
 	t.Helper()
 	pair := netlink.NewVeth(netlink.LinkAttrs{Name: name})
-	pair.PeerName, pair.PeerNamespace = "eth0", netlink.NsFd(other.FD())
-	must(t, at.routes.LinkAdd(pair))
-	at.up(t, name)
-	other.up(t, "eth0")
-	for _, family := range families {
-		if addrAt != nil {
-			at.address(t, name, addrAt(family))
-		}
-		other.address(t, "eth0", addrOther(family))
-	}
+	pair.PeerName, pair.PeerNamespace = "eth0", netlink.NsFd(other.NetNS().Fd())
+	must(t, at.Routes().LinkAdd(pair))
+	must(t, at.Routes().LinkSetUp(link(t, at, name)))
+	must(t, other.Routes().LinkSetUp(link(t, other, "eth0")))
 }
 
-func (h *host) link(t *testing.T, name string) netlink.Link {
+func link(t testing.TB, h *lab.Host, name string) netlink.Link {
 	t.Helper()
-	link, err := h.routes.LinkByName(name)
+	l, err := h.Routes().LinkByName(name)
 	must(t, err)
-	return link
-}
-
-func (h *host) up(t *testing.T, name string) {
-	t.Helper()
-	must(t, h.routes.LinkSetUp(h.link(t, name)))
+	return l
 }
 
 func prefixBits(f model.Family) int {
@@ -176,10 +269,15 @@ func prefixBits(f model.Family) int {
 	return 24
 }
 
-func (h *host) address(t *testing.T, link string, a netip.Addr) {
+func address(t testing.TB, h *lab.Host, on string, a netip.Addr) {
 	t.Helper()
 	network := ipNet(netip.PrefixFrom(a, prefixBits(model.FamilyOf(a))))
-	must(t, h.routes.AddrAdd(h.link(t, link), &netlink.Addr{IPNet: network, Flags: unix.IFA_F_NODAD}))
+	must(t, h.Routes().AddrAdd(link(t, h, on), &netlink.Addr{IPNet: network, Flags: unix.IFA_F_NODAD}))
+}
+
+func route(t testing.TB, h *lab.Host, to *net.IPNet, via netip.Addr) {
+	t.Helper()
+	must(t, h.Routes().RouteAdd(&netlink.Route{Dst: to, Gw: via.AsSlice()}))
 }
 
 func ipNet(p netip.Prefix) *net.IPNet {
@@ -190,96 +288,50 @@ func everywhere(f model.Family) *net.IPNet {
 	return ipNet(netip.PrefixFrom(addr(f, "0.0.0.0", "::"), 0))
 }
 
-func (h *host) routeDefault(t *testing.T, gateway func(model.Family) netip.Addr) {
+// awaitHops waits until the router spreads packets to the Services over these nodes, and returns how long that took.
+func (f *fabric) awaitHops(t testing.TB, to ...int) time.Duration {
 	t.Helper()
-	for _, f := range families {
-		must(t, h.routes.RouteAdd(&netlink.Route{Dst: everywhere(f), Gw: gateway(f).AsSlice()}))
-	}
-}
-
-// spread makes the router send packets to the Service to these nodes.
-func (f *fabric) spread(t *testing.T, to ...int) {
-	t.Helper()
+	begin := time.Now()
 	for _, family := range families {
-		a := serviceAddr(family)
-		route := &netlink.Route{Dst: ipNet(netip.PrefixFrom(a, a.BitLen()))}
+		var want []string
 		for _, n := range to {
-			route.MultiPath = append(route.MultiPath, &netlink.NexthopInfo{Gw: nodeAddr(family, n).AsSlice()})
+			want = append(want, f.nodeAddr(family, n).String())
 		}
-		must(t, f.router.routes.RouteReplace(route))
-	}
-}
-
-func newBackend(t *testing.T, node *host, config compiler.Config) *proxy.Backend {
-	t.Helper()
-	conn, err := nft.Dial(nft.Config{NetNS: node.FD()})
-	must(t, err)
-	backend, err := proxy.NewBackend(conn, config, proxy.Hooks{})
-	must(t, err)
-	t.Cleanup(func() {
-		backend.Close()
-		conn.Close()
-	})
-	return backend
-}
-
-// serve tells every node of the Service with pods on these nodes.
-func (f *fabric) serve(t *testing.T, direct bool, pods ...int) {
-	t.Helper()
-	for n := 1; n <= nodes; n++ {
-		f.serveAt(t, n, direct, pods...)
-	}
-}
-
-func (f *fabric) serveAt(t *testing.T, n int, direct bool, pods ...int) {
-	t.Helper()
-	f.sync(t, n, direct, pods, nil)
-}
-
-// drain tells every node that the pods on these nodes terminate and still serve, beside others that are ready.
-func (f *fabric) drain(t *testing.T, ready []int, terminating ...int) {
-	t.Helper()
-	for n := 1; n <= nodes; n++ {
-		f.sync(t, n, true, ready, terminating)
-	}
-}
-
-func (f *fabric) sync(t *testing.T, n int, direct bool, pods, terminating []int) {
-	t.Helper()
-	changes := &model.Changes{Full: true, Node: &model.Node{Name: fmt.Sprintf("node-%d", n)}, Ports: map[model.PortID]*model.ServicePort{}, ServiceCIDRsChanged: true}
-	for _, family := range families {
-		for _, protocol := range []model.Protocol{model.TCP, model.UDP} {
-			id := model.PortID{Namespace: "shop", Service: "web", Protocol: protocol, Family: family}
-			p := &model.ServicePort{
-				ID: id, Port: 80, ClusterIP: addr(family, "10.96.0.1", "fd00:96::1"),
-				LoadBalancerIPs: []netip.Addr{serviceAddr(family)}, DirectReturn: direct,
-			}
-			for _, pod := range pods {
-				p.Cluster = append(p.Cluster, model.Endpoint{AddrPort: netip.AddrPortFrom(podAddr(family, pod), 8080), Local: pod == n, Remote: pod != n})
-			}
-			for pod := 2; pod <= nodes; pod++ {
-				if slices.Contains(pods, pod) || slices.Contains(terminating, pod) {
-					p.Serving = append(p.Serving, netip.AddrPortFrom(podAddr(family, pod), 8080))
+		slices.Sort(want)
+		for _, s := range services {
+			await.Until(t, fmt.Sprintf("the router's next hops to %s are %v", s.addr(family), want), func() error {
+				got, err := f.hops(s.addr(family))
+				if err == nil && !slices.Equal(got, want) {
+					err = fmt.Errorf("they are %v", got)
 				}
-			}
-			changes.Ports[id] = p
+				return err
+			})
 		}
 	}
-	must(t, f.backends[n].Sync(t.Context(), changes))
+	return time.Since(begin)
 }
 
-// entries counts the entries of a node's conntrack.
-func (h *host) entries(t *testing.T) (n int) {
-	t.Helper()
-	must(t, h.Do(func() error {
-		b, err := os.ReadFile("/proc/net/nf_conntrack")
-		n = strings.Count(string(b), "dport=80 ")
-		return err
-	}))
-	return n
+// hops returns the next hops of the router's route to an address.
+func (f *fabric) hops(to netip.Addr) (hops []string, err error) {
+	filter := &netlink.Route{Dst: ipNet(netip.PrefixFrom(to, to.BitLen()))}
+	family := unix.AF_INET
+	if to.Is6() {
+		family = unix.AF_INET6
+	}
+	routes, err := f.router.Routes().RouteListFiltered(family, filter, netlink.RT_FILTER_DST)
+	for _, r := range routes {
+		if r.Gw != nil {
+			hops = append(hops, r.Gw.String())
+		}
+		for _, hop := range r.MultiPath {
+			hops = append(hops, hop.Gw.String())
+		}
+	}
+	slices.Sort(hops)
+	return hops, err
 }
 
-func must(t *testing.T, err error) {
+func must(t testing.TB, err error) {
 	t.Helper()
 	if err != nil {
 		t.Fatal(err)

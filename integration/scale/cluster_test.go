@@ -17,8 +17,8 @@ import (
 
 func nodeName(i int) string { return fmt.Sprint("node-", i) }
 
-// managed is what an API server notes about who set which fields, and sends to everybody. The text has the length of the
-// note that kube-controller-manager's EndpointSlices, or kubectl's Services, get.
+// managed is what an API server notes about who set which fields, and sends to everybody. The text has the length of
+// the note that kube-controller-manager's EndpointSlices, or kubectl's Services, get.
 func managed(fields string) []metav1.ManagedFieldsEntry {
 	return []metav1.ManagedFieldsEntry{{
 		Manager: "kube-controller-manager", Operation: metav1.ManagedFieldsOperationUpdate, APIVersion: "v1",
@@ -45,7 +45,8 @@ func service(i int) *corev1.Service {
 
 func clusterIP(i int) string { return fmt.Sprintf("10.%d.%d.%d", 96+i>>16, i>>8&255, i&255) }
 
-// slice returns the EndpointSlice of web-i as the EndpointSlice controller writes it; its last endpoint is ready or not.
+// slice returns the EndpointSlice of web-i as the EndpointSlice controller writes it; its
+// last endpoint is ready or not.
 func slice(i, endpoints int, ready bool) *discoveryv1.EndpointSlice {
 	name := fmt.Sprint("web-", i)
 	s := &discoveryv1.EndpointSlice{

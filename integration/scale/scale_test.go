@@ -88,8 +88,8 @@ func BenchmarkEndpointChange(b *testing.B) {
 	})
 }
 
-// BenchmarkOutage has the API server go away and come back. Either it knows still what happened since, or it has forgotten
-// it, as after an outage of more than five minutes, and everything is listed again.
+// BenchmarkOutage has the API server go away and come back. Either it knows still what happened since, or it has
+// forgotten it, as after an outage of more than five minutes, and everything is listed again.
 func BenchmarkOutage(b *testing.B) {
 	for _, forgets := range []bool{false, true} {
 		name := "history=kept"

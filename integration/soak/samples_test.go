@@ -125,9 +125,9 @@ var quantities = []struct {
 	{"goroutines", func(s sample) float64 { return s.goroutines }, 0, 8},
 }
 
-// judge fits a line to each quantity since then. From the first sample to the last it must not rise by more than allowed,
-// and three times the line's own uncertainty: in the minute of a short run goroutines come and go with connections to the
-// API server, and their scatter alone tilts the line. In a long run next to nothing is added.
+// judge fits a line to each quantity since then. From the first sample to the last it must not rise by more than
+// allowed, and three times the line's own uncertainty: in the minute of a short run goroutines come and go with
+// connections to the API server, and their scatter alone tilts the line. In a long run next to nothing is added.
 func (s *samples) judge(t *testing.T, since time.Time) {
 	t.Helper()
 	x, chosen := s.since(since)

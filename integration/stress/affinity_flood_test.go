@@ -16,7 +16,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// forgedClients is how many forged addresses dial the attacked Service. docs/measurements.md has what came of a million.
+// forgedClients is how many forged addresses dial the attacked Service.
+// docs/measurements.md has what came of a million.
 var forgedClients = flag.Int("forged-clients", 150_000, "number of forged SYNs that attack session affinity")
 
 const (
@@ -92,7 +93,8 @@ func (c *cluster) awaitNoClientsOf(t *testing.T, gone netip.Addr) {
 	}
 }
 
-// dropTranslated drops packets after their destination was translated and affinity was noted, so that no pods need to be there.
+// dropTranslated drops packets after their destination was translated and affinity was
+// noted, so that no pods need to be there.
 func (c *cluster) dropTranslated(t *testing.T) {
 	t.Helper()
 	load := "table ip sink {\n\tchain forward {\n\t\ttype filter hook forward priority 10\n\t\tct status dnat drop\n\t}\n}\n"

@@ -13,8 +13,8 @@ import (
 	"github.com/nftproxy/nftproxy/internal/testkit/lab"
 )
 
-// every is the time between two datagrams of one client. Some fifty clients send at once: a machine that is too slow for
-// that loses some of them.
+// every is the time between two datagrams of one client. Some fifty clients send at once: a machine
+// that is too slow for that loses some of them.
 var every = flag.Duration("datagram-every", 10*time.Millisecond, "time between two datagrams of one UDP client")
 
 // answerDatagrams answers every datagram with the pod's name and what it said.

@@ -82,9 +82,9 @@ func (c *cluster) clientsOfDNS(t *testing.T) (clients map[int][]*udpClient) {
 	return clients
 }
 
-// A flow ends when its endpoint, its address or its Service is gone, because the endpoint's address may soon be another
-// pod's. It stays while its endpoint is listed and none serves: games, VPNs and QUIC with one replica notice every packet
-// that is lost.
+// A flow ends when its endpoint, its address or its Service is gone, because the endpoint's address may
+// soon be another pod's. It stays while its endpoint is listed and none serves: games, VPNs and QUIC with
+// one replica notice every packet that is lost.
 func testUDPFlowsEndWhen(t *testing.T) {
 	all := []int{onClusterIP, onNodePort, onLoadBalancerIP, onExternalIP, onSecondaryNodePort}
 	for _, tt := range []struct {
@@ -154,8 +154,8 @@ func expectEntries(t *testing.T, clients []*udpClient, before, now map[string]ui
 	}
 }
 
-// clientsOfAnotherProgram returns clients whose datagrams another program on the node translates, as for a host port: on
-// a port of the node, and on an address that no Service has.
+// clientsOfAnotherProgram returns clients whose datagrams another program on the node translates, as for a host port:
+// on a port of the node, and on an address that no Service has.
 func (c *cluster) clientsOfAnotherProgram(t *testing.T) (clients []*udpClient) {
 	t.Helper()
 	for _, family := range model.Families {

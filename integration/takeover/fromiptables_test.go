@@ -116,8 +116,8 @@ func deletion(t *testing.T, c *nft.Conn) (tx nft.Transaction) {
 	return tx
 }
 
-// withoutKubelet returns the saved rules of both families without KUBE-FIREWALL, which kube-proxy makes and leaves for the
-// kubelet.
+// withoutKubelet returns the saved rules of both families without KUBE-FIREWALL, which
+// kube-proxy makes and leaves for the kubelet.
 func withoutKubelet(t *testing.T, h *lab.Host, variant string) string {
 	t.Helper()
 	var lines []string

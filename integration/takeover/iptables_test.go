@@ -211,8 +211,8 @@ func TestLeftoversOfModeIPTables(t *testing.T) {
 	}
 }
 
-// kubeProxyCleansUp checks what docs/deploy.md says of Kubernetes' kube-proxy: that it removes what its mode iptables left, told
-// to by --cleanup or when it starts in the mode nftables.
+// kubeProxyCleansUp checks what docs/deploy.md says of Kubernetes' kube-proxy: that it removes what its mode iptables
+// left, told to by --cleanup or when it starts in the mode nftables.
 func kubeProxyCleansUp(t *testing.T, variant string) {
 	t.Helper()
 	for name, run := range map[string]func(h *lab.Host, dir string){

@@ -282,14 +282,83 @@ func stateIPVS(t *testing.T, h *lab.Host, variant string) string {
 	return runIn(t, h, "", "ipvsadm", "--save", "--numeric") + runIn(t, h, "", "ipset", "save", "-sorted") + links + withoutKubelet(t, h, variant)
 }
 
-// TestTakeoverFromModeIPVS swaps kube-proxy in mode ipvs for this one. In half of the takeovers a process is killed.
+// TestTakeoverFromModeIPVS swaps kube-proxy in mode ipvs for this one and back, each under traffic. Every second process is
+// killed at some instant of the takeover, and the next one goes on.
 func TestTakeoverFromModeIPVS(t *testing.T) {
 	requireIPVS(t)
-	for i := range *takeovers {
-		variant := variants[(i+1)%2]
-		t.Run(fmt.Sprintf("%d with iptables-%s", i+1, variant), func(t *testing.T) {
-			takeOverFromIPVS(t, variant, time.Duration((i+1)/2%2*(i+1))*300*time.Millisecond)
+	for _, variant := range variants {
+		t.Run("iptables-"+variant, func(t *testing.T) {
+			l := lab.ForTest(t)
+			for _, commands := range commandsOf(variant) { // makes the tables
+				runIn(t, l.Node, "*nat\nCOMMIT\n*filter\nCOMMIT\n*mangle\nCOMMIT\n", commands.restore, "--noflush")
+			}
+			leaveOthersIPVS(t, l.Node, variant)
+			others := stateIPVS(t, l.Node, variant)
+			leaveIPVS(t, l.Node, variant)
+			runIn(t, l.Node, "", "ipvsadm", "--set", "900", "5", "10") // IPVS forgets what has ended
+			serveEndpoints(t, l)
+			for round := range *takeovers {
+				t.Logf("takeover %d of %d", round+1, *takeovers)
+				p := takeOverFromIPVS(t, l, time.Duration(round%2*(round+1)*900)*time.Millisecond)
+				expectStateIPVS(t, l.Node, variant, others)
+				t.Logf("way back %d of %d", round+1, *takeovers)
+				tr := startClients(t, streamsInModeIPVS(l))
+				p.Stop(t)
+				backToIPVS(t, l, tr, variant)
+				tr.finishWithout(t)
+			}
 		})
+	}
+}
+
+// takeOverFromIPVS starts the proxy, and returns it when nothing of the mode ipvs is left. If kill is not 0, a process is
+// killed so long after its start, and another one goes on.
+func takeOverFromIPVS(t *testing.T, l *lab.Lab, kill time.Duration) *lab.Process {
+	t.Helper()
+	tr := startClients(t, streamsInModeIPVS(l))
+	if kill > 0 {
+		p := startOurs(t, l.Node, excluded)
+		p.Says(t, "Starting")
+		time.Sleep(kill)
+		if err := p.Cmd.Process.Kill(); err != nil {
+			t.Fatal(err)
+		}
+		_ = p.Wait()
+	}
+	p := startOurs(t, l.Node, excluded)
+	saysInTime(t, p, "Connections of the mode ipvs keep its virtual servers")
+	awaitOurs(t, lab.Conn(t, l.Node))
+	tr.flow(t)
+	if state := runIn(t, l.Node, "", "ipvsadm", "--list", "--numeric"); !strings.Contains(state, "Masq    0      1 ") {
+		t.Errorf("no real server has the weight 0 and a connection:\n%s", state)
+	}
+	// A process of the node that dials a Service keeps its address on kube-ipvs0, so the traffic ends before the rest goes.
+	tr.finishWithout(t)
+	awaitGone(t, p)
+	return p
+}
+
+// finishWithout is finish, and allows no connection to go wrong.
+func (tr *traffic) finishWithout(t *testing.T) {
+	t.Helper()
+	tr.finish(t)
+	for _, c := range tr.established {
+		c.close()
+	}
+	if len(tr.lost) > 0 {
+		t.Errorf("%d connections went wrong", len(tr.lost))
+	}
+}
+
+// backToIPVS does as kube-proxy where the proxy has stopped: its own rules, then the end of this proxy's tables. After it,
+// clients with session affinity can have connections to several endpoints.
+func backToIPVS(t *testing.T, l *lab.Lab, tr *traffic, variant string) {
+	t.Helper()
+	tr.mayMove()
+	leaveIPVS(t, l.Node, variant)
+	c := lab.Conn(t, l.Node)
+	if _, err := c.Commit(t.Context(), deletion(t, c)); err != nil {
+		t.Fatal(err)
 	}
 }
 
@@ -325,43 +394,6 @@ func streamsInModeIPVS(l *lab.Lab) []*stream {
 
 // excluded are the addresses of others that could be taken for kube-proxy's.
 const excluded = "--ipvs-exclude-cidrs=203.0.113.200/32"
-
-// takeOverFromIPVS takes over under traffic. If kill is not 0, a process is killed so long after its start, and another one
-// goes on.
-func takeOverFromIPVS(t *testing.T, variant string, kill time.Duration) {
-	l := lab.ForTest(t)
-	c := lab.Conn(t, l.Node)
-	for _, commands := range commandsOf(variant) { // makes the tables
-		runIn(t, l.Node, "*nat\nCOMMIT\n*filter\nCOMMIT\n*mangle\nCOMMIT\n", commands.restore, "--noflush")
-	}
-	leaveOthersIPVS(t, l.Node, variant)
-	others := stateIPVS(t, l.Node, variant)
-	leaveIPVS(t, l.Node, variant)
-	runIn(t, l.Node, "", "ipvsadm", "--set", "900", "5", "10")
-	tr := startStreams(t, l, streamsInModeIPVS(l))
-	if kill > 0 {
-		p := startOurs(t, l.Node, excluded)
-		p.Says(t, "Starting")
-		time.Sleep(kill)
-		if err := p.Cmd.Process.Kill(); err != nil {
-			t.Fatal(err)
-		}
-		_ = p.Wait()
-	}
-	p := startOurs(t, l.Node, excluded)
-	saysInTime(t, p, "Connections of the mode ipvs keep its virtual servers")
-	awaitOurs(t, c)
-	tr.flow(t)
-	if state := runIn(t, l.Node, "", "ipvsadm", "--list", "--numeric"); !strings.Contains(state, "Masq    0      1 ") {
-		t.Errorf("no real server has the weight 0 and a connection:\n%s", state)
-	}
-	tr.finish(t)
-	for _, c := range tr.established {
-		c.close()
-	}
-	awaitGone(t, p)
-	expectStateIPVS(t, l.Node, variant, others)
-}
 
 // TestLeftoversOfModeIPVS tries what is not a plain takeover.
 func TestLeftoversOfModeIPVS(t *testing.T) {
@@ -453,12 +485,7 @@ func TestLeftoversOfModeIPVS(t *testing.T) {
 		saysInTime(t, p, "Connections of the mode ipvs keep its virtual servers")
 		tr.flow(t)
 		p.Stop(t)
-		tr.mayMove()
-		leaveIPVS(t, l.Node, "nft")
-		c := lab.Conn(t, l.Node)
-		if _, err := c.Commit(t.Context(), deletion(t, c)); err != nil {
-			t.Fatal(err)
-		}
+		backToIPVS(t, l, tr, "nft")
 		tr.finish(t)
 	})
 	t.Run("5,000 Services go", func(t *testing.T) {

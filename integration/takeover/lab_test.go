@@ -29,6 +29,12 @@ func TestMain(m *testing.M) { lab.Main(m) }
 // startOurs starts this module's kube-proxy with the manifests.
 func startOurs(t *testing.T, h *lab.Host, more ...string) *lab.Process {
 	t.Helper()
+	return lab.Start(t, h, "kube-proxy", slices.Concat(flags, []string{"--manifests", manifestsDir(t), "-v=2"}, more)...)
+}
+
+// manifestsDir returns a directory that holds nothing but the manifests.
+func manifestsDir(t *testing.T) string {
+	t.Helper()
 	text, err := os.ReadFile(manifestsFile)
 	if err != nil {
 		t.Fatal(err)
@@ -37,7 +43,7 @@ func startOurs(t *testing.T, h *lab.Host, more ...string) *lab.Process {
 	if err := os.WriteFile(filepath.Join(dir, "manifests.yaml"), text, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	return lab.Start(t, h, "kube-proxy", slices.Concat(flags, []string{"--manifests", dir, "-v=2"}, more)...)
+	return dir
 }
 
 // flags are those that this module's kube-proxy and Kubernetes' get alike.

@@ -136,7 +136,8 @@ func explained(t *testing.T, s *stream, e verb.Explanation) {
 	}
 }
 
-// The rows of services for kube-proxy's tables are those of nftproxy's, but for the names of chains and the places of endpoints.
+// The rows of services for kube-proxy's tables are those of nftproxy's, but for the names
+// of chains and the places of endpoints.
 func testRuledumpListsWhatOursWould(t *testing.T) {
 	l := lab.ForTest(t)
 	loadRecorded(t, l.Node)

@@ -5,7 +5,6 @@ import (
 	"flag"
 	"fmt"
 	"net"
-	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -34,17 +33,10 @@ func TestSkew(t *testing.T) {
 // An update, the way back, and an update again.
 func testRestartsOverOtherVersion(t *testing.T, before, now string) {
 	l := lab.ForTest(t)
-	dir := t.TempDir()
-	text, err := os.ReadFile(manifestsFile)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(filepath.Join(dir, "manifests.yaml"), text, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	dir := manifestsDir(t)
 	start := func(binary string) *lab.Process {
 		p := lab.StartCommand(t, l.Node, exec.Command(binary, append(flags, "--manifests", dir)...))
-		awaitSynced(t, l.Node)
+		lab.AwaitHealthy(t, l.Node)
 		return p
 	}
 	p := start(before)
@@ -70,7 +62,7 @@ func testServerOfOtherVersion(t *testing.T, before, now string) {
 	}
 	startBackend := func(binary string) *lab.Process {
 		p := lab.StartCommand(t, l.Node, exec.Command(binary, append(slices.Clone(flags), "--node-local-source", socket)...))
-		awaitSynced(t, l.Node)
+		lab.AwaitHealthy(t, l.Node)
 		return p
 	}
 	server, backend := startServer(before), startBackend(before)
@@ -92,23 +84,6 @@ func (tr *traffic) expectNothingLost(t *testing.T) {
 	if err := errors.Join(append(tr.lost, tr.moved...)...); err != nil {
 		t.Errorf("between two versions no connection may be lost: %v", err)
 	}
-}
-
-// awaitSynced waits until the proxy's health check says that it has synced, which all versions have.
-func awaitSynced(t *testing.T, h *lab.Host) {
-	t.Helper()
-	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: h.DialContext}}
-	await.Until(t, "the proxy is healthy", func() error {
-		response, err := client.Get("http://127.0.0.1:10256/healthz")
-		if err != nil {
-			return err
-		}
-		response.Body.Close()
-		if response.StatusCode != http.StatusOK {
-			return errors.New(response.Status)
-		}
-		return nil
-	})
 }
 
 // awaitNewService creates a Service with a ClusterIP, and waits until the client reaches its endpoint.

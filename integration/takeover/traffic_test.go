@@ -34,6 +34,12 @@ func startTraffic(t *testing.T, l *lab.Lab) *traffic {
 func startStreams(t *testing.T, l *lab.Lab, streams []*stream) *traffic {
 	t.Helper()
 	serveEndpoints(t, l)
+	return startClients(t, streams)
+}
+
+// startClients is startStreams where the endpoints serve already.
+func startClients(t *testing.T, streams []*stream) *traffic {
+	t.Helper()
 	tr := &traffic{streams: streams, established: map[*stream]*connection{}, stop: make(chan struct{})}
 	t.Cleanup(tr.end)
 	for _, s := range tr.streams {

@@ -7,8 +7,8 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// FuzzAddresses shows that text in place of addresses and prefixes, in a flag or a file, is refused in one line that names
-// the field, or becomes valid prefixes without host bits.
+// FuzzAddresses shows that text in place of addresses and prefixes, in a flag or a file, is refused in one line that
+// names the field, or becomes valid prefixes without host bits.
 func FuzzAddresses(f *testing.F) {
 	for _, text := range []string{"10.244.0.0/16,fd00:10:244::/48", "primary,localhost", "::", "10.0.0.1/33", "010.0.0.0/8", "::ffff:10.0.0.0/104", ",", "fe80::1%eth0/64", "10.0.0.1/8"} {
 		f.Add(text)

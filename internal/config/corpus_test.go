@@ -138,8 +138,8 @@ func testWrittenFilesAreReadBack(t *testing.T) {
 	}
 }
 
-// isWrittenAsV1alpha1 checks that a proxy which reads what was written as v1alpha1 has the same configuration, apart from what
-// is said to be lost.
+// isWrittenAsV1alpha1 checks that a proxy which reads what was written as v1alpha1 has the same
+// configuration, apart from what is said to be lost.
 func isWrittenAsV1alpha1(t *testing.T, c corpus.Case, f *File) {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "v1alpha1.yaml")

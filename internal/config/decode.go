@@ -146,7 +146,8 @@ func joinLine(errs []error) error {
 	return errors.New(strings.Join(texts, "; "))
 }
 
-// unknownFields describes fields that a document has and its version does not. otherNames translates from the other version.
+// unknownFields describes fields that a document has and its version does not. otherNames
+// translates from the other version.
 func unknownFields(paths []string, otherNames Names) (out []string) {
 	for _, path := range paths {
 		advice := "remove it or correct its name"

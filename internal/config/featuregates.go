@@ -18,11 +18,13 @@ import (
 )
 
 const (
-	// AffinityHash, DirectReturn, OwnTables and ServiceCounters are gates of this proxy, off by default. See AffinityHash,
-	// DirectReturn, OwnTables and CountServices in compiler.Config.
+	// AffinityHash, DirectReturn, OwnTables, RefusedCounters and ServiceCounters are gates of this proxy, off by default. See
+	// AffinityHash, DirectReturn, OwnTables, CountRefused and CountServices in compiler.Config. ServiceCounters includes
+	// RefusedCounters.
 	AffinityHash    featuregate.Feature = "NFTProxyAffinityHash"
 	DirectReturn    featuregate.Feature = "NFTProxyDirectReturn"
 	OwnTables       featuregate.Feature = "NFTProxyOwnTables"
+	RefusedCounters featuregate.Feature = "NFTProxyRefusedCounters"
 	ServiceCounters featuregate.Feature = "NFTProxyServiceCounters"
 	// AllowServiceExternalIPs is on by default. Off, the externalIPs of Services do not count (CVE-2020-8554).
 	AllowServiceExternalIPs featuregate.Feature = "AllowServiceExternalIPs"
@@ -106,6 +108,7 @@ func newFeatureGate() quietGates {
 			AffinityHash:            {Default: false, PreRelease: featuregate.Alpha},
 			DirectReturn:            {Default: false, PreRelease: featuregate.Alpha},
 			OwnTables:               {Default: false, PreRelease: featuregate.Alpha},
+			RefusedCounters:         {Default: false, PreRelease: featuregate.Alpha},
 			ServiceCounters:         {Default: false, PreRelease: featuregate.Alpha},
 			AllowServiceExternalIPs: {Default: true, PreRelease: featuregate.GA},
 			LocalhostNodePorts:      {Default: true, PreRelease: featuregate.Alpha},

@@ -117,6 +117,7 @@ func testGatesAreDocumented(t *testing.T) {
 	delete(want, string(AffinityHash))
 	delete(want, string(DirectReturn))
 	delete(want, string(OwnTables))
+	delete(want, string(RefusedCounters))
 	delete(want, string(ServiceCounters))
 	for name := range want {
 		if !slices.Contains(known, name) {

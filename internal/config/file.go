@@ -91,7 +91,8 @@ func versionOf(document []byte) (string, error) {
 	}
 	versions := []string{kubeproxyv1alpha1.SchemeGroupVersion.String(), v1alpha2.APIVersion}
 	if header.Kind != v1alpha2.Kind || !slices.Contains(versions, header.APIVersion) {
-		return "", fmt.Errorf("apiVersion %q, kind %q: must be %s, %s", header.APIVersion, header.Kind, strings.Join(versions, " or "), v1alpha2.Kind)
+		return "", fmt.Errorf("apiVersion %q, kind %q: must be %s, %s",
+			header.APIVersion, header.Kind, strings.Join(versions, " or "), v1alpha2.Kind)
 	}
 	return header.APIVersion, nil
 }
@@ -166,8 +167,8 @@ func chosenByKubeadm(c *kubeproxyv1alpha1.KubeProxyConfiguration) bool {
 }
 
 // Watch returns an error when the file has changed, so that the process exits, and nil when ctx ends. It watches the
-// directories of the file and of the link's target, because in the volume of a ConfigMap only a link changes. A file that
-// is gone or empty may be about to be overwritten, so it waits.
+// directories of the file and of the link's target, because in the volume of a ConfigMap only a link changes. A file
+// that is gone or empty may be about to be overwritten, so it waits.
 func (f *File) Watch(ctx context.Context) error {
 	watcher, err := fsnotify.NewWatcher()
 	if err != nil {

@@ -6,7 +6,8 @@ import (
 	"github.com/nftproxy/nftproxy/internal/config/v1alpha2"
 )
 
-// Names maps fields of v1alpha2, and everything below them, to the user's names: paths of v1alpha1, or flags with dashes.
+// Names maps fields of v1alpha2, and everything below them, to the user's names: paths of
+// v1alpha1, or flags with dashes.
 type Names map[string]string
 
 // of returns the user's name of a field such as "linux.conntrack.min" or "nodeIPOverride[0]".

@@ -27,6 +27,7 @@ func Compiler(c *v1alpha2.KubeProxyConfiguration) (compiler.Config, error) {
 		AffinityHash:      gates.Enabled(AffinityHash),
 		OwnTables:         gates.Enabled(OwnTables),
 		CountServices:     gates.Enabled(ServiceCounters),
+		CountRefused:      gates.Enabled(RefusedCounters) || gates.Enabled(ServiceCounters),
 		DirectReturn:      gates.Enabled(DirectReturn),
 	}
 	return out, out.Validate()

@@ -15,7 +15,8 @@ import (
 	"github.com/nftproxy/nftproxy/internal/config/v1alpha2"
 )
 
-// Validate checks a configuration with defaults filled in. Its error, one line, names every wrong field and the right values.
+// Validate checks a configuration with defaults filled in. Its error, one line, names
+// every wrong field and the right values.
 func Validate(c *v1alpha2.KubeProxyConfiguration, names Names) error {
 	errs := v1alpha2.Validate(c)
 	gates, _, gateErrs := FeatureGates(c.FeatureGates)
@@ -24,7 +25,8 @@ func Validate(c *v1alpha2.KubeProxyConfiguration, names Names) error {
 	return fieldErrors(errs, names)
 }
 
-// Warnings returns a line for each setting that is missing, has no effect, or leaves node ports open to more than it says.
+// Warnings returns a line for each setting that is missing, has no effect, or leaves node
+// ports open to more than it says.
 func Warnings(c *v1alpha2.KubeProxyConfiguration, names Names) []string {
 	warnings := missing(c, names)
 	_, ineffective, _ := FeatureGates(c.FeatureGates)
@@ -56,7 +58,8 @@ func CheckSource(c *v1alpha2.KubeProxyConfiguration, names Names) error {
 	set, unset := c.ClientConnection, defaults.ClientConnection
 	check(set.Kubeconfig != unset.Kubeconfig, names.of("clientConnection.kubeconfig"), "--kubeconfig")
 	check(set.ContentType != unset.ContentType, names.of("clientConnection.contentType"), "--kube-api-content-type")
-	check(set.AcceptContentTypes != unset.AcceptContentTypes, names.of("clientConnection.acceptContentTypes"), "--kube-api-content-type")
+	check(set.AcceptContentTypes != unset.AcceptContentTypes, names.of("clientConnection.acceptContentTypes"),
+		"--kube-api-content-type")
 	check(set.QPS != unset.QPS, names.of("clientConnection.qps"), "--kube-api-qps")
 	check(set.Burst != unset.Burst, names.of("clientConnection.burst"), "--kube-api-burst")
 	for _, gate := range slices.Sorted(maps.Keys(c.FeatureGates)) {
@@ -75,7 +78,8 @@ func CheckMode(mode v1alpha2.Mode, names Names) error {
 	if mode == v1alpha2.ModeNFTables {
 		return nil
 	}
-	return fmt.Errorf("%s: this kube-proxy does not have the mode %q; set it to %q, or run Kubernetes' own kube-proxy", names.of("mode"), mode, v1alpha2.ModeNFTables)
+	return fmt.Errorf("%s: this kube-proxy does not have the mode %q; set it to %q, or run Kubernetes' own kube-proxy",
+		names.of("mode"), mode, v1alpha2.ModeNFTables)
 }
 
 // validateLogging adds remedies to the errors of component-base.
@@ -92,8 +96,8 @@ func validateLogging(c *logsapi.LoggingConfiguration, gates featuregate.FeatureG
 	return errs
 }
 
-// dropGatedLogging turns off splitStream where its feature gate does not allow it. It is no error, because in kube-proxy
-// the defaults of flags overwrite that option of a file.
+// dropGatedLogging turns off splitStream where its feature gate does not allow it. It is no error, because in
+// kube-proxy the defaults of flags overwrite that option of a file.
 func (f *File) dropGatedLogging(c *kubeproxyv1alpha1.KubeProxyConfiguration) {
 	gates, _, _ := FeatureGates(c.FeatureGates)
 	if gates.Enabled(logsapi.LoggingAlphaOptions) {

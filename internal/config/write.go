@@ -41,8 +41,8 @@ func Write(c *v1alpha2.KubeProxyConfiguration, version, path string) (lost []v1a
 	return lost, nil
 }
 
-// replaceFile writes a file whole or not at all. It writes in place if the path is no regular file, such as /dev/stdout,
-// or if it cannot write the directory.
+// replaceFile writes a file whole or not at all. It writes in place if the path is no regular file, such as
+// /dev/stdout, or if it cannot write the directory.
 func replaceFile(path string, data []byte) error {
 	mode := fs.FileMode(0o644)
 	if target, err := filepath.EvalSymlinks(path); err == nil {

@@ -27,8 +27,8 @@ type familyStatus struct {
 	Healthy     bool      `json:"healthy"`
 }
 
-// Handler answers /healthz and /livez with 200 or 503. /healthz is for load balancers and readiness
-// probes: it fails until a sync has succeeded, while the Node is being deleted, and while an empty state is held. /livez is for the
+// Handler answers /healthz and /livez with 200 or 503. /healthz is for load balancers and readiness probes: it fails
+// until a sync has succeeded, while the Node is being deleted, and while an empty state is held. /livez is for the
 // kubelet: it fails only when a restart may help.
 func (p *Proxy) Handler() http.Handler {
 	mux := http.NewServeMux()

@@ -38,10 +38,11 @@ type Options struct {
 	OnHealthz, OnLivez func(code int)
 }
 
-// Proxy is the health of this proxy. The proxy is alive unless a change has waited for longer than the timeout: then
-// syncs fail or hang, and a restart may help. During a commit it is alive for up to 30 minutes, because the kernel undoes
-// the commit of a process that is killed, and the next process would begin it anew. The proxy is ready if no change has
-// waited for too long, a sync has succeeded, and it does not wait for the Node. /healthz asks more: see Handler.
+// Proxy is the health of this proxy. The proxy is alive unless a change has waited for longer than the
+// timeout: then syncs fail or hang, and a restart may help. During a commit it is alive for up to 30
+// minutes, because the kernel undoes the commit of a process that is killed, and the next process would
+// begin it anew. The proxy is ready if no change has waited for too long, a sync has succeeded, and it does
+// not wait for the Node. /healthz asks more: see Handler.
 //
 // Its methods are safe for concurrent use.
 type Proxy struct {
@@ -101,8 +102,8 @@ func (p *Proxy) Committing(yes bool) {
 	}
 }
 
-// SetNode records the Node that this proxy runs on. While it is being deleted (GoingAway), /healthz is 503, so that load
-// balancers choose other nodes (KEP-3836). /livez does not change. A proxy without a Node object is healthy.
+// SetNode records the Node that this proxy runs on. While it is being deleted (GoingAway), /healthz is 503, so that
+// load balancers choose other nodes (KEP-3836). /livez does not change. A proxy without a Node object is healthy.
 func (p *Proxy) SetNode(node model.Node) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -87,7 +87,8 @@ func (s *server) serve(logger klog.Logger, addr netip.Addr) error {
 	httpServer := s.http
 	go func() {
 		if err := httpServer.Serve(l); !errors.Is(err, http.ErrServerClosed) && !errors.Is(err, net.ErrClosed) {
-			logger.Error(err, "The health check of a Service is not served any more", "service", klog.KRef(s.id.namespace, s.id.name), "address", l.Addr())
+			logger.Error(err, "The health check of a Service is not served any more",
+				"service", klog.KRef(s.id.namespace, s.id.name), "address", l.Addr())
 		}
 	}()
 	return nil

@@ -31,7 +31,8 @@ type ServicesOptions struct {
 	Clock clock.WithDelayedExecution
 	// OnFailure, if set, is called when a server cannot listen, once for each reason. It must not call the Services.
 	OnFailure func(namespace, service string, err error)
-	// OnListening, if set, is called with the numbers of servers that listen and that cannot. It must not call the Services.
+	// OnListening, if set, is called with the numbers of servers that listen and that
+	// cannot. It must not call the Services.
 	OnListening func(listening, failing int)
 }
 
@@ -50,7 +51,8 @@ type Services struct {
 	ports   map[model.PortID]*model.ServicePort
 	servers map[serviceID]*server
 	closed  bool
-	// addresses are those to listen on, by family, from the last listing that succeeded. unlisted says that a later one failed.
+	// addresses are those to listen on, by family, from the last listing that succeeded.
+	// unlisted says that a later one failed.
 	addresses map[model.Family][]netip.Addr
 	unlisted  bool
 	// timer starts the next look at the machine's addresses; nil while there are no servers. delay is the time up to it
@@ -88,9 +90,9 @@ func NewServices(options ServicesOptions) *Services {
 }
 
 // Apply starts, updates and ends servers. Call it after a Sync: load balancers must not send traffic before the rules
-// exist. If a server cannot listen, or the machine's addresses cannot be listed, Apply tries again with later changes and
-// after 1 s, then twice as long each time, up to 10 s. Addresses that come later are listened on within 10 s. Servers end
-// with ctx, which should be the same for all calls.
+// exist. If a server cannot listen, or the machine's addresses cannot be listed, Apply tries again with later changes
+// and after 1 s, then twice as long each time, up to 10 s. Addresses that come later are listened on within 10 s.
+// Servers end with ctx, which should be the same for all calls.
 func (s *Services) Apply(ctx context.Context, changes *model.Changes) {
 	s.ending.Do(func() { context.AfterFunc(ctx, s.close) })
 	s.mu.Lock()
@@ -127,9 +129,9 @@ func (s *Services) note(changes *model.Changes) (touched bool) {
 	return touched
 }
 
-// update gives each Service a server and its number of ready endpoints on this node, and ends the other servers. An address
-// counts once. Endpoints that terminate do not count, even while they serve in place of ready ones, so that load balancers
-// choose other nodes (KEP-1669).
+// update gives each Service a server and its number of ready endpoints on this node, and ends the other servers. An
+// address counts once. Endpoints that terminate do not count, even while they serve in place of ready ones, so that
+// load balancers choose other nodes (KEP-1669).
 func (s *Services) update() {
 	ready := map[serviceID]map[netip.Addr]struct{}{}
 	for id, port := range s.ports {
@@ -174,8 +176,8 @@ func (s *Services) list() error {
 	return err
 }
 
-// listen makes each server listen on all addresses, and looks again later. In a family for which nodePortAddresses names
-// nothing, no server listens.
+// listen makes each server listen on all addresses, and looks again later. In a family for which
+// nodePortAddresses names nothing, no server listens.
 func (s *Services) listen() {
 	err := s.list()
 	// All that closes comes before all that opens, because a port may move between Services.

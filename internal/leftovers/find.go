@@ -11,6 +11,7 @@
 package leftovers
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -47,37 +48,80 @@ type Leftover struct {
 	Count int
 	// Example is one of them, in the words of an administrator: "ip nat KUBE-SERVICES", or "kube-ipvs0".
 	Example string
+	// tables have chains to remove. For IPVS there are none.
+	tables []table
 }
 
-// places says for each kind how to find its leftovers, and to remove its rules.
+// table names a table of iptables-nft or of iptables-legacy.
+type table struct {
+	family nft.Family
+	name   string
+}
+
+// places say for each variant of iptables how to list the chains of a table, and how to remove those of kube-proxy.
 var places = []struct {
-	kind Kind
-	// look returns the names of the leftovers.
-	look func(context.Context) (names []string, err error)
-	// remove is nil for IPVS, which Remover removes in steps.
-	remove func(context.Context) (Removal, error)
+	kind   Kind
+	chains func(context.Context, table) ([]string, error)
+	remove func(context.Context, []table) (Removal, error)
 }{
 	{NFT, nftChains, removeNFT},
-	{Legacy, func(context.Context) ([]string, error) { return legacyChains(isProxyChain) }, removeLegacy},
-	{IPVS, ipvsLeftovers, nil},
+	{Legacy, legacyChains, removeLegacy},
 }
 
 // Find returns the leftovers of kube-proxy's other modes in the network namespace of the calling thread, at
 // most one Leftover of each kind. It changes nothing, needs CAP_NET_ADMIN, and loads no kernel module. Where it
 // cannot look, the error says so; Find returns the leftovers of other places all the same.
 func Find(ctx context.Context) ([]Leftover, error) {
-	var found []Leftover
+	found, err := list(ctx)
+	return slices.DeleteFunc(found, func(l Leftover) bool { return l.Count == 0 }), err
+}
+
+// list is Find, and lists in addition tables that have none but shared chains, which do not count.
+func list(ctx context.Context) (found []Leftover, err error) {
 	var errs []error
-	for _, place := range places {
-		names, err := place.look(ctx)
+	add := func(l Leftover, names []string, err error) {
 		if err != nil {
-			errs = append(errs, fmt.Errorf("look for what %s left: %w", place.kind, err))
+			errs = append(errs, fmt.Errorf("look for what %s left: %w", l.Kind, err))
 		}
-		if len(names) > 0 {
-			found = append(found, Leftover{Kind: place.kind, Count: len(names), Example: names[0]})
+		if l.Count = len(names); l.Count > 0 {
+			l.Example = names[0]
+		}
+		if l.Count > 0 || len(l.tables) > 0 {
+			found = append(found, l)
 		}
 	}
+	for _, place := range places {
+		l := Leftover{Kind: place.kind}
+		var names []string
+		err := eachTable(func(t table) error {
+			chains, err := place.chains(ctx, t)
+			if slices.ContainsFunc(chains, isRemovable) {
+				l.tables = append(l.tables, t)
+			}
+			for _, c := range chains {
+				if isProxyChain(c) {
+					names = append(names, t.chain(c))
+				}
+			}
+			return err
+		})
+		add(l, names, err)
+	}
+	names, err := ipvsLeftovers()
+	add(Leftover{Kind: IPVS}, names, err)
 	return found, errors.Join(errs...)
+}
+
+// eachTable calls use with the tables in which kube-proxy has chains, until it returns an error.
+func eachTable(use func(table) error) error {
+	for _, family := range nft.Families {
+		for _, name := range []string{"nat", "filter", "mangle"} {
+			if err := use(table{family, name}); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
 }
 
 // Removal is the result of Remove.
@@ -91,8 +135,8 @@ type Removal struct {
 	Draining Draining
 	// Ended counts the connections of the mode ipvs that went with their virtual servers.
 	Ended int
-	// Back says that virtual servers were there again that an earlier Remove had removed.
-	Back bool
+	// Back is one of Removed that an earlier Remove had removed too: another kube-proxy made it again. Else it is empty.
+	Back string
 }
 
 // Remover removes leftovers. Its zero value waits for no connection.
@@ -105,8 +149,14 @@ type Remover struct {
 
 	// begun is zero while there is nothing to wait for.
 	begun time.Time
-	// removed has the virtual servers that are gone.
-	removed map[virtualServer]bool
+	// removed has what is gone.
+	removed map[removed]bool
+}
+
+// removed names one of Removal.Removed: both variants of iptables can have chains of one name.
+type removed struct {
+	kind Kind
+	name string
 }
 
 // Remove removes the chains that kube-proxy's other modes made with iptables-nft and iptables-legacy, and the rules of
@@ -116,7 +166,15 @@ type Remover struct {
 // ends with the sets. While connections of the mode ipvs keep some of it, Removal.Draining says so, and another Remove
 // goes on. An interrupted removal is completed by the next one.
 func (r *Remover) Remove(ctx context.Context) (Removal, error) {
-	removal, err := r.drain(ctx)
+	found, err := list(ctx)
+	removal, failure := r.remove(ctx, found)
+	return removal, errors.Join(err, failure)
+}
+
+// remove removes what was found.
+func (r *Remover) remove(ctx context.Context, found []Leftover) (removal Removal, err error) {
+	removal, err = r.drain(ctx)
+	removal.Back = r.record(IPVS, removal.Removed)
 	if err != nil {
 		return removal, fmt.Errorf("remove what %s left: %w", IPVS, err)
 	}
@@ -129,11 +187,14 @@ func (r *Remover) Remove(ctx context.Context) (Removal, error) {
 			errs = append(errs, fmt.Errorf("remove what %s left: %w", kind, err))
 		}
 		removal.Removed, removal.Kept = append(removal.Removed, more.Removed...), append(removal.Kept, more.Kept...)
+		removal.Back = cmp.Or(removal.Back, r.record(kind, more.Removed))
 	}
 	for _, place := range places {
-		if place.remove != nil {
-			more, err := place.remove(ctx)
-			add(place.kind, more, err)
+		for _, l := range found {
+			if l.Kind == place.kind {
+				more, err := place.remove(ctx, l.tables)
+				add(l.Kind, more, err)
+			}
 		}
 	}
 	if len(errs) == 0 {
@@ -143,9 +204,23 @@ func (r *Remover) Remove(ctx context.Context) (Removal, error) {
 	return removal, errors.Join(errs...)
 }
 
-func chainName(family nft.Family, table, chain string) string {
-	return fmt.Sprintf("%s %s %s", family, table, chain)
+// record notes what is gone, and returns a name that had gone before. A shared chain does not count: a kubelet can make it.
+func (r *Remover) record(kind Kind, names []string) (back string) {
+	if r.removed == nil {
+		r.removed = map[removed]bool{}
+	}
+	for _, name := range names {
+		isShared := slices.ContainsFunc(sharedChains, func(chain string) bool { return strings.HasSuffix(name, " "+chain) })
+		if r.removed[removed{kind, name}] && !isShared {
+			back = name
+		}
+		r.removed[removed{kind, name}] = true
+	}
+	return back
 }
+
+// chain names a chain of the table as iptables-save and nft do.
+func (t table) chain(name string) string { return fmt.Sprintf("%s %s %s", t.family, t.name, name) }
 
 // retry calls read up to a hundred times while other programs change the rules. Another proxy may do so many times a
 // second.
@@ -158,9 +233,6 @@ func retry[T any](read func() (T, error)) (out T, err error) {
 	}
 	return out, err
 }
-
-// iptablesTables are the tables in which kube-proxy has chains.
-var iptablesTables = []string{"nat", "filter", "mangle"}
 
 // Names of chains in kube-proxy v1.36's modes iptables and ipvs, and in those of older versions.
 //
@@ -228,13 +300,13 @@ func doomedChains(chains []string, jumps []jump) (doomed map[string]bool) {
 }
 
 // add records what becomes of a table's chains.
-func (r *Removal) add(family nft.Family, table string, chains []string, doomed map[string]bool) {
+func (r *Removal) add(t table, chains []string, doomed map[string]bool) {
 	for _, c := range chains {
 		switch {
 		case doomed[c]:
-			r.Removed = append(r.Removed, chainName(family, table, c))
+			r.Removed = append(r.Removed, t.chain(c))
 		case isRemovable(c):
-			r.Kept = append(r.Kept, chainName(family, table, c))
+			r.Kept = append(r.Kept, t.chain(c))
 		}
 	}
 }

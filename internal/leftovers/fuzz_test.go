@@ -95,6 +95,11 @@ func FuzzLegacyEntries(f *testing.F) {
 			if len(others.Uses) > min(len(table.rules), maxUses) {
 				t.Errorf("%d rules have the uses %v", len(table.rules), others.Uses)
 			}
+			if recording, err := table.record("nat"); err == nil {
+				if _, err := recording.Other(); err != nil {
+					t.Error(err)
+				}
+			}
 			if _, err := table.remove(nil); err == nil && !slices.Equal(table.entries, entries) {
 				t.Error("removing nothing changed the entries")
 			}
@@ -117,7 +122,8 @@ func FuzzLegacyEntries(f *testing.F) {
 	})
 }
 
-// FuzzIPVSAnswers feeds answers about virtual and real servers. The kernel sends them, so a wrong one is an error and no more.
+// FuzzIPVSAnswers feeds answers about virtual and real servers. The kernel sends them, so
+// a wrong one is an error and no more.
 func FuzzIPVSAnswers(f *testing.F) {
 	f.Add(encoded(f, server(6, "10.96.0.1:443").encode))
 	f.Add(encoded(f, server(17, "[fd00::1]:53").encode))

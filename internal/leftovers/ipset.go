@@ -16,8 +16,8 @@ import (
 	"github.com/nftproxy/nftproxy/internal/netlinkattr"
 )
 
-// ipsetNames are the sets that the mode ipvs makes for IPv4. Other programs have sets that begin with KUBE- too, such as
-// kube-router's KUBE-SRC-….
+// ipsetNames are the sets that the mode ipvs makes for IPv4. Other programs have sets that begin with
+// KUBE- too, such as kube-router's KUBE-SRC-….
 var ipsetNames = []string{
 	"KUBE-CLUSTER-IP", "KUBE-LOOP-BACK", "KUBE-EXTERNAL-IP", "KUBE-EXTERNAL-IP-LOCAL", "KUBE-LOAD-BALANCER", "KUBE-LOAD-BALANCER-FW",
 	"KUBE-LOAD-BALANCER-LOCAL", "KUBE-LOAD-BALANCER-SOURCE-IP", "KUBE-LOAD-BALANCER-SOURCE-CIDR", "KUBE-NODE-PORT-TCP",
@@ -62,7 +62,8 @@ func dialIPSet() (*ipsetConn, error) {
 	return &ipsetConn{conn}, nil
 }
 
-// execute sends a command. The kernel answers ipsetHeader with the header, and the others only if they are to be acknowledged.
+// execute sends a command. The kernel answers ipsetHeader with the header, and the others
+// only if they are to be acknowledged.
 func (c *ipsetConn) execute(command uint16, set string, data func(*netlinkattr.List)) error {
 	flags := netlink.Request | netlink.Acknowledge
 	if command == ipsetHeader {

@@ -10,15 +10,18 @@ import (
 
 // The mode ipvs has connections in a table of its own, and kube-ipvs0 makes the addresses of Services local ones, so that
 // packets reach IPVS. Once the proxy's own rules serve, they translate new connections before IPVS sees them. Then a
-// virtual server stays while it has connections, an address while it has virtual servers, and kube-ipvs0 while it has
-// addresses. The iptables rules stay as long: they guard ports of those addresses that no Service has, and masquerade what
-// the node sends from such an address. The sets go last: rules name them, and they tell the virtual servers of node ports.
+// virtual server stays while it has connections, an address while it has virtual servers, and kube-ipvs0 while there are
+// any of these. The iptables rules stay as long: they guard ports of those addresses that no Service has, and masquerade
+// what the node sends from such an address. The sets go last: rules name them.
+//
+// Without kube-ipvs0 all virtual servers are another program's, also one with the number of a node port in a set that stays
+// because a rule names it.
 //
 // Each step leaves a state with which the next process goes on.
 
-// ipvsLeftovers returns the names of what the mode ipvs left. It does not ask IPVS: without the device and the sets, a
-// virtual server may be anybody's.
-func ipvsLeftovers(context.Context) (names []string, err error) {
+// ipvsLeftovers returns the names of what the mode ipvs left. It does not ask IPVS: without the device, a virtual server may
+// be anybody's.
+func ipvsLeftovers() (names []string, err error) {
 	d, err := readDevice()
 	if err != nil {
 		return nil, err
@@ -55,12 +58,9 @@ type drain struct {
 // drain removes virtual servers of kube-proxy without connections, then addresses without virtual servers, then
 // kube-ipvs0 without addresses. After the timeout it removes all.
 func (r *Remover) drain(ctx context.Context) (removal Removal, err error) {
-	if names, err := ipvsLeftovers(ctx); err == nil && len(names) == 0 {
-		r.begun = time.Time{}
-		return removal, nil // what IPVS has is another program's, and need not be read
-	}
 	device, err := readDevice()
-	if err != nil {
+	if device == nil || err != nil {
+		r.begun = time.Time{}
 		return removal, err
 	}
 	servers, err := dialIPVS()
@@ -71,9 +71,6 @@ func (r *Remover) drain(ctx context.Context) (removal Removal, err error) {
 	if r.begun.IsZero() {
 		r.begun = now
 	}
-	if r.removed == nil {
-		r.removed = map[virtualServer]bool{}
-	}
 	pass := drain{Removal: &removal, servers: servers, ends: now.Sub(r.begun) >= r.DrainTimeout, busy: map[netip.Addr]bool{}}
 	if servers != nil {
 		defer servers.Close()
@@ -82,20 +79,12 @@ func (r *Remover) drain(ctx context.Context) (removal Removal, err error) {
 			return removal, err
 		}
 		for _, v := range own {
-			removal.Back = removal.Back || r.removed[v]
-			stays, err := pass.serve(ctx, v)
-			if err != nil {
+			if err := pass.serve(ctx, v); err != nil {
 				return removal, err
-			}
-			if !stays {
-				r.removed[v] = true
 			}
 		}
 	}
-	if device != nil {
-		err = pass.addresses(device)
-	}
-	if err == nil && removal.Draining == (Draining{}) {
+	if err = pass.addresses(device); err == nil && removal.Draining == (Draining{}) {
 		r.begun = time.Time{}
 	}
 	return removal, err
@@ -119,10 +108,8 @@ func (r *Remover) virtualServers(c *ipvsConn, d *device) (own []virtualServer, e
 		return nil, err
 	}
 	services := map[netip.Addr]bool{}
-	if d != nil {
-		for _, a := range d.addresses {
-			services[a] = true
-		}
+	for _, a := range d.addresses {
+		services[a] = true
 	}
 	for _, v := range all {
 		addr := v.at.Addr()
@@ -158,13 +145,13 @@ func localAddresses() (local map[netip.Addr]bool, err error) {
 
 // serve removes a virtual server if it has no connections, or if these end. Else it keeps it from getting more, which can
 // still happen where the proxy's own rules serve less: a Service that is gone, a node port on a secondary address.
-func (d *drain) serve(ctx context.Context, v virtualServer) (stays bool, err error) {
+func (d *drain) serve(ctx context.Context, v virtualServer) error {
 	if err := ctx.Err(); err != nil {
-		return false, err
+		return err
 	}
 	servers, err := d.servers.realServers(v)
 	if err != nil {
-		return false, err
+		return err
 	}
 	connections := 0
 	for _, s := range servers {
@@ -172,11 +159,11 @@ func (d *drain) serve(ctx context.Context, v virtualServer) (stays bool, err err
 	}
 	if connections == 0 || d.ends {
 		if err := d.servers.delete(v); err != nil {
-			return false, err
+			return err
 		}
 		d.Ended += connections
 		d.Removed = append(d.Removed, v.String())
-		return false, nil
+		return nil
 	}
 	d.busy[v.at.Addr()] = true
 	d.Draining.VirtualServers++
@@ -186,27 +173,24 @@ func (d *drain) serve(ctx context.Context, v virtualServer) (stays bool, err err
 			continue
 		}
 		if err := d.servers.takeNoNew(v, s); err != nil {
-			return true, err
+			return err
 		}
 	}
-	return true, nil
+	return nil
 }
 
-// addresses removes those of kube-ipvs0 that are not in use, and kube-ipvs0 if none is.
+// addresses removes those of kube-ipvs0 that are not in use, and kube-ipvs0 if nothing is.
 func (d *drain) addresses(device *device) error {
-	used := d.busy
-	if !d.ends {
-		sockets, err := usedBySockets()
+	unused := slices.DeleteFunc(slices.Clone(device.addresses), func(a netip.Addr) bool { return d.busy[a] })
+	if len(unused) > 0 && !d.ends {
+		used, err := usedBySockets()
 		if err != nil {
 			return err
 		}
-		for addr := range sockets {
-			used[addr] = true
-		}
+		unused = slices.DeleteFunc(unused, used)
 	}
-	unused := slices.DeleteFunc(slices.Clone(device.addresses), func(a netip.Addr) bool { return used[a] })
 	d.Draining.Addresses = len(device.addresses) - len(unused)
-	if d.Draining.Addresses == 0 {
+	if d.Draining == (Draining{}) {
 		if err := device.remove(); err != nil {
 			return err
 		}

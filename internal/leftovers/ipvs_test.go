@@ -8,12 +8,14 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/mdlayher/netlink"
 	"github.com/mdlayher/netlink/nltest"
+	"github.com/nftproxy/nftproxy/internal/netlinkattr"
 	"github.com/nftproxy/nftproxy/internal/testkit/netns"
 	vnetlink "github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -121,28 +123,20 @@ func encodeDest(ae *netlink.AttributeEncoder, r realServer) {
 
 // decode reads the attributes of a request.
 func (f *fakeIPVS) decode(data []byte) (v virtualServer, r realServer) {
-	ad, err := netlink.NewAttributeDecoder(data)
+	request := []netlink.Message{{Data: append(make([]byte, genericHeaderLen), data...)}}
+	servers, err := parseVirtualServers(request)
 	if err != nil {
 		f.t.Error(err)
-		return v, r
 	}
-	for ad.Next() {
-		fields := map[uint16][]byte{}
-		isDest := ad.Type() == ipvsAttrDest
-		ad.Nested(func(nested *netlink.AttributeDecoder) error {
-			for nested.Next() {
-				fields[nested.Type()] = nested.Bytes()
-			}
-			return nested.Err()
-		})
-		number := func(typ uint16) uint32 { return binary.NativeEndian.Uint32(fields[typ]) }
-		if isDest {
-			r.at = addrPort(binary.NativeEndian.Uint16(fields[destAddrFamily]), fields[destAddress], binary.BigEndian.Uint16(fields[destPort]))
-			r.forward, r.weight, r.upper, r.lower = number(destForward), number(destWeight), number(destUpperThreshold), number(destLowerThreshold)
-			continue
-		}
-		v.protocol = binary.NativeEndian.Uint16(fields[serviceProtocol])
-		v.at = addrPort(binary.NativeEndian.Uint16(fields[serviceFamily]), fields[serviceAddress], binary.BigEndian.Uint16(fields[servicePort]))
+	real, err := v.parseRealServers(request)
+	if err != nil {
+		f.t.Error(err)
+	}
+	if len(servers) > 0 {
+		v = servers[0]
+	}
+	if len(real) > 0 {
+		r = real[0]
 	}
 	return v, r
 }
@@ -233,7 +227,7 @@ func TestDrain(t *testing.T) {
 		expect(t, "draining", Draining{}, removal.Draining)
 		expect(t, "virtual servers", []fakeServer{foreign}, fake.servers)
 		expect(t, "addresses", []string{"no device"}, addressesOf(t))
-		if found := find(t); found != nil || removal.Back || !r.begun.IsZero() {
+		if found := find(t); found != nil || removal.Back != "" || !r.begun.IsZero() {
 			t.Errorf("left %v; back %v; begun %v", found, removal.Back, r.begun)
 		}
 	})
@@ -253,7 +247,7 @@ func TestDrain(t *testing.T) {
 		makeDevice(t, "10.96.0.1", "10.96.0.2")
 		fake := useFakeIPVS(t, server(tcp, "10.96.0.1:443", endpoint("10.244.1.5:6443", 1, 2)), server(tcp, "10.96.0.2:80"))
 		r := &Remover{DrainTimeout: time.Hour}
-		if removal := remove(t, r); removal.Back {
+		if removal := remove(t, r); removal.Back != "" {
 			t.Error("back at first")
 		}
 		fake.servers = append(fake.servers, server(tcp, "10.96.0.2:80"))
@@ -264,9 +258,31 @@ func TestDrain(t *testing.T) {
 		} else if err := vnetlink.AddrAdd(link, addr); err != nil {
 			t.Fatal(err)
 		}
-		if removal := remove(t, r); !removal.Back {
-			t.Error("not said")
+		expect(t, "back", "virtual server tcp 10.96.0.2:80", remove(t, r).Back)
+	})
+	t.Run("kube-ipvs0 stays for node ports, and without it a virtual server is another program's", func(t *testing.T) {
+		netns.EnterForTest(t)
+		makeDevice(t, "10.96.0.1", "10.96.0.2")
+		const address = "192.168.9.1"
+		lo, err := vnetlink.LinkByName("lo")
+		if err != nil {
+			t.Fatal(err)
 		}
+		if err := vnetlink.AddrAdd(lo, &vnetlink.Addr{IPNet: vnetlink.NewIPNet(net.ParseIP(address))}); err != nil {
+			t.Fatal(err)
+		}
+		sets := keepNodePort(t, 30080)
+		fake := useFakeIPVS(t, server(tcp, address+":30080", endpoint("10.244.1.5:8080", 1, 2)), server(tcp, "10.96.0.2:80"))
+		r := &Remover{DrainTimeout: time.Hour}
+		expect(t, "draining", Draining{VirtualServers: 1, Connections: 2}, remove(t, r).Draining)
+		expect(t, "addresses", []string(nil), addressesOf(t))
+		fake.servers[0].real[0].connections = 0
+		expect(t, "kept", sets, remove(t, r).Kept)
+		expect(t, "virtual servers", []fakeServer{}, fake.servers)
+		expect(t, "addresses", []string{"no device"}, addressesOf(t))
+		fake.servers = []fakeServer{server(tcp, address+":30080")}
+		remove(t, r)
+		expect(t, "virtual servers", []fakeServer{server(tcp, address+":30080")}, fake.servers)
 	})
 	t.Run("excluded addresses stay", func(t *testing.T) {
 		netns.EnterForTest(t)
@@ -304,6 +320,23 @@ func TestDrain(t *testing.T) {
 	})
 }
 
+func TestUsedBySockets(t *testing.T) {
+	real := socketFiles
+	t.Cleanup(func() { socketFiles = real })
+	for count, want := range map[int]bool{maxSockets: false, maxSockets + 1: true} {
+		file := filepath.Join(t.TempDir(), "tcp")
+		const line = "   0: 0100007F:1F90 0100007F:8124 01 00000000:00000000 00:00000000 00000000     0        0 2144 1 0000000000000000 20 0 0 10 -1\n"
+		if err := os.WriteFile(file, []byte("sl local_address\n"+strings.Repeat(line, count)), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		socketFiles = []string{file}
+		is, err := usedBySockets()
+		if err != nil || is(netip.MustParseAddr("10.96.0.1")) != want || !is(netip.MustParseAddr("127.0.0.1")) {
+			t.Errorf("%d sockets: error %v, or not what it has to be", count, err)
+		}
+	}
+}
+
 func TestParseSocketAddress(t *testing.T) {
 	word := func(b ...byte) string { return fmt.Sprintf("%08X", binary.NativeEndian.Uint32(b)) }
 	for text, want := range map[string]string{
@@ -325,4 +358,27 @@ func TestIPSetNames(t *testing.T) {
 			t.Errorf("%s for IPv6 is %s, want %s", name, got, want)
 		}
 	}
+}
+
+// keepNodePort makes kube-proxy's set of node ports for TCP, which a rule of another program names. It returns its name as in
+// Removal.Kept.
+func keepNodePort(t *testing.T, port uint16) (kept []string) {
+	t.Helper()
+	const name = "KUBE-NODE-PORT-TCP"
+	if err := vnetlink.IpsetCreate(name, "bitmap:port", vnetlink.IpsetCreateOptions{PortFrom: 0, PortTo: 65535}); err != nil {
+		t.Fatal(err)
+	}
+	c, err := dialIPSet()
+	if c == nil || err != nil {
+		t.Fatal("no ipset", err)
+	}
+	defer c.Close()
+	const add = 9
+	if err := c.execute(add, name, func(data *netlinkattr.List) {
+		data.Bytes(ipsetAttrPort|unix.NLA_F_NET_BYTEORDER, binary.BigEndian.AppendUint16(nil, port))
+	}); err != nil {
+		t.Fatal(err)
+	}
+	run(t, "", "iptables-nft", "-A", "INPUT", "-p", "tcp", "-m", "set", "--match-set", name, "dst", "-j", "ACCEPT")
+	return []string{setName(name)}
 }

@@ -1,6 +1,7 @@
 package leftovers
 
 import (
+	"bufio"
 	"encoding/binary"
 	"encoding/hex"
 	"errors"
@@ -93,28 +94,41 @@ func changeLinks(typ netlink.HeaderType, body []byte, ae *netlink.AttributeEncod
 // socketFiles list the sockets of a network namespace.
 var socketFiles = []string{"/proc/thread-self/net/tcp", "/proc/thread-self/net/tcp6", "/proc/thread-self/net/udp", "/proc/thread-self/net/udp6"}
 
-// usedBySockets returns the local addresses of the node's sockets. A process of the node that dials a Service gets the
-// Service's address as its own, as long as that is on kube-ipvs0, and loses its connection with it.
-func usedBySockets() (used map[netip.Addr]bool, err error) {
-	used = map[netip.Addr]bool{}
+// maxSockets limits the sockets that one look reads: clients of the node can make a million.
+const maxSockets = 100_000
+
+// usedBySockets tells whether an address is the local one of a socket of the node. A process of the node that dials a
+// Service gets the Service's address as its own, as long as that is on kube-ipvs0, and loses its connection with it. If there
+// are more than maxSockets, each address counts as used.
+func usedBySockets() (is func(netip.Addr) bool, err error) {
+	used := map[netip.Addr]bool{}
+	read := 0
 	for _, name := range socketFiles {
-		text, err := os.ReadFile(name)
+		file, err := os.Open(name)
 		if errors.Is(err, fs.ErrNotExist) {
 			continue // no IPv6
 		}
 		if err != nil {
 			return nil, err
 		}
-		for line := range strings.Lines(string(text)) {
+		defer file.Close()
+		lines := bufio.NewScanner(file)
+		for ; lines.Scan(); read++ {
+			if read > maxSockets {
+				return func(netip.Addr) bool { return true }, nil
+			}
 			// sl local_address rem_address st …, in hexadecimal.
-			if f := strings.Fields(line); len(f) > 3 && f[3] != socketListens && f[3] != socketTimeWait {
+			if f := strings.Fields(lines.Text()); len(f) > 3 && f[3] != socketListens && f[3] != socketTimeWait {
 				if addr, ok := parseSocketAddress(f[1]); ok {
 					used[addr] = true
 				}
 			}
 		}
+		if err := lines.Err(); err != nil {
+			return nil, err
+		}
 	}
-	return used, nil
+	return func(a netip.Addr) bool { return used[a] }, nil
 }
 
 // States of TCP sockets.

@@ -2,6 +2,7 @@ package leftovers
 
 import (
 	"bytes"
+	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -43,38 +44,32 @@ const (
 // maxLegacyTable limits the size of a table in bytes. The rules of 50,000 Services take less than half as much.
 const maxLegacyTable = 512 << 20
 
-// legacyChains returns the names of the chains in tables of iptables-legacy that match.
-func legacyChains(match func(name string) bool) (names []string, err error) {
-	for _, f := range legacyFamilies {
-		tables, err := f.tables()
-		if err != nil {
-			return names, err
-		}
-		for _, name := range tables {
-			t, err := f.read(name)
-			if err != nil {
-				return names, err
-			}
-			for _, c := range t.chains {
-				if match(c) {
-					names = append(names, chainName(f.family, name, c))
-				}
-			}
-		}
-	}
-	return names, nil
+// familyOf returns the interface to the tables of a family.
+func familyOf(family nft.Family) legacyFamily {
+	return legacyFamilies[slices.IndexFunc(legacyFamilies, func(f legacyFamily) bool { return f.family == family })]
 }
 
-// tables returns those in use in which kube-proxy has chains.
+// legacyChains returns the names of the chains of a table of iptables-legacy; none if the table is not in use.
+func legacyChains(_ context.Context, of table) ([]string, error) {
+	f := familyOf(of.family)
+	tables, err := f.tables()
+	if err != nil || !slices.Contains(tables, of.name) {
+		return nil, err
+	}
+	t, err := f.read(of.name)
+	if err != nil {
+		return nil, err
+	}
+	return t.chains, nil
+}
+
+// tables returns the names of those in use.
 func (f legacyFamily) tables() ([]string, error) {
 	text, err := os.ReadFile(f.names)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil // the kernel has no iptables-legacy, or no IPv6
 	}
-	if err != nil {
-		return nil, err
-	}
-	return slices.DeleteFunc(strings.Fields(string(text)), func(name string) bool { return !slices.Contains(iptablesTables, name) }), nil
+	return slices.Sorted(slices.Values(strings.Fields(string(text)))), err
 }
 
 // socket calls use with a socket of the family.

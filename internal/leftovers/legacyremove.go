@@ -30,11 +30,7 @@ var lockFile = "/run/xtables.lock"
 const lockTime = 30 * time.Second
 
 // removeLegacy removes chains of iptables-legacy, from one table after the other.
-func removeLegacy(ctx context.Context) (removal Removal, err error) {
-	chains, err := legacyChains(isRemovable)
-	if len(chains) == 0 {
-		return Removal{}, err
-	}
+func removeLegacy(ctx context.Context, tables []table) (removal Removal, err error) {
 	if unsafe.Sizeof(uintptr(0)) != 8 {
 		return Removal{}, errors.New("this program must be a 64-bit one for that")
 	}
@@ -43,18 +39,12 @@ func removeLegacy(ctx context.Context) (removal Removal, err error) {
 		return Removal{}, err
 	}
 	defer lock.Close()
-	for _, f := range legacyFamilies {
-		tables, err := f.tables()
+	for _, t := range tables {
+		r, err := retry(func() (Removal, error) { return familyOf(t.family).remove(t.name) })
 		if err != nil {
-			return removal, err
+			return removal, fmt.Errorf("table %s of %s: %w", t.name, t.family, err)
 		}
-		for _, name := range tables {
-			r, err := retry(func() (Removal, error) { return f.remove(name) })
-			if err != nil {
-				return removal, fmt.Errorf("table %s of %s: %w", name, f.family, err)
-			}
-			removal.Removed, removal.Kept = append(removal.Removed, r.Removed...), append(removal.Kept, r.Kept...)
-		}
+		removal.Removed, removal.Kept = append(removal.Removed, r.Removed...), append(removal.Kept, r.Kept...)
 	}
 	return removal, nil
 }
@@ -88,7 +78,7 @@ func (f legacyFamily) remove(name string) (removal Removal, err error) {
 		return Removal{}, err
 	}
 	doomed := doomedChains(t.chains, t.jumps())
-	removal.add(f.family, name, t.chains, doomed)
+	removal.add(table{f.family, name}, t.chains, doomed)
 	if len(removal.Removed) == 0 {
 		return removal, nil
 	}

@@ -2,53 +2,32 @@ package leftovers
 
 import (
 	"context"
-	"slices"
 
 	"github.com/nftproxy/nftproxy/nft"
 )
 
-// nftChains returns the names of the chains that kube-proxy's other modes made with iptables-nft.
-func nftChains(ctx context.Context) (names []string, err error) {
+// nftChains returns the names of the chains of a table of nf_tables.
+func nftChains(ctx context.Context, t table) (names []string, err error) {
 	conn, err := nft.Dial(nft.Config{})
 	if err != nil {
 		return nil, err
 	}
 	defer conn.Close()
-	err = eachTable(ctx, conn, func(t table, chains []*nft.Chain) {
-		for _, c := range chains {
-			if isProxyChain(c.Name) {
-				names = append(names, chainName(t.family, t.name, c.Name))
-			}
-		}
-	})
+	chains, err := retry(func() ([]*nft.Chain, error) { return conn.ReadChains(ctx, t.family, t.name) })
+	for _, c := range chains {
+		names = append(names, c.Name)
+	}
 	return names, err
 }
 
-// eachTable calls each with the chains of the tables in which kube-proxy may have some.
-func eachTable(ctx context.Context, conn *nft.Conn, each func(table, []*nft.Chain)) error {
-	for _, family := range nft.Families {
-		for _, name := range iptablesTables {
-			chains, err := retry(func() ([]*nft.Chain, error) { return conn.ReadChains(ctx, family, name) })
-			if err != nil {
-				return err
-			}
-			each(table{family, name}, chains)
-		}
-	}
-	return nil
-}
-
-// removeNFT removes chains of iptables-nft in one transaction.
-func removeNFT(ctx context.Context) (removal Removal, err error) {
+// removeNFT removes chains of iptables-nft from tables in one transaction. It reads no others: while it reads, nobody else may
+// commit.
+func removeNFT(ctx context.Context, tables []table) (removal Removal, err error) {
 	conn, err := nft.Dial(nft.Config{})
 	if err != nil {
 		return Removal{}, err
 	}
 	defer conn.Close()
-	tables, err := removableTables(ctx, conn)
-	if err != nil {
-		return Removal{}, err
-	}
 	return retry(func() (Removal, error) {
 		tx, removal, err := plan(ctx, conn, tables)
 		if err == nil {
@@ -59,22 +38,6 @@ func removeNFT(ctx context.Context) (removal Removal, err error) {
 		}
 		return removal, nil
 	})
-}
-
-// table names a table of iptables-nft.
-type table struct {
-	family nft.Family
-	name   string
-}
-
-// removableTables returns the tables with chains to remove. plan reads no others: while it reads, nobody else may commit.
-func removableTables(ctx context.Context, conn *nft.Conn) (tables []table, err error) {
-	err = eachTable(ctx, conn, func(t table, chains []*nft.Chain) {
-		if slices.ContainsFunc(chains, func(c *nft.Chain) bool { return isRemovable(c.Name) }) {
-			tables = append(tables, t)
-		}
-	})
-	return tables, err
 }
 
 // plan returns the transaction that removes the leftovers from the rules as they are now: after any other change of the
@@ -105,7 +68,7 @@ func (r *Removal) addTable(tx *nft.Transaction, t *nft.Table) {
 		}
 	}
 	doomed := doomedChains(names, jumpsOf(t))
-	r.add(t.Family, t.Name, names, doomed)
+	r.add(table{t.Family, t.Name}, names, doomed)
 	var flushes, deletions []nft.Step
 	for _, c := range t.Chains {
 		for i, rule := range c.Rules {

@@ -80,7 +80,7 @@ func (o *Others) findNFT(ctx context.Context, bits uint32, ours func(*nft.Table)
 		o.Tables = append(o.Tables, fmt.Sprintf("%s %s", t.Family, t.Name))
 		drops, accepts := len(o.Drops), false
 		for _, c := range t.Chains {
-			name := chainName(t.Family, t.Name, c.Name)
+			name := table{t.Family, t.Name}.chain(c.Name)
 			if c.DropPolicy && (c.Hook == nft.HookInput || c.Hook == nft.HookForward) {
 				o.Drops = append(o.Drops, Drop{Chain: name, Hook: c.Hook})
 			}
@@ -248,7 +248,7 @@ func (o *Others) addLegacy(t *legacyTable, bits uint32) {
 	for hook, name := range legacyHooks {
 		_, last := t.hook(hook)
 		if t.endsWith(last, verdictDrop) && (name == nft.HookInput || name == nft.HookForward) {
-			o.Drops = append(o.Drops, Drop{Chain: chainName(t.family.family, t.name, baseChain(name)), Hook: name})
+			o.Drops = append(o.Drops, Drop{Chain: table{t.family.family, t.name}.chain(baseChain(name)), Hook: name})
 		}
 	}
 	for _, c := range t.chains {
@@ -258,7 +258,7 @@ func (o *Others) addLegacy(t *legacyTable, bits uint32) {
 		if chain := t.chainOf(r); !isRemovable(chain) && !slices.Contains(kubeletChains, chain) {
 			u := t.useOf(r)
 			accepts = accepts || u.translated && t.endsWith(r.at, verdictAccept)
-			o.add(chainName(t.family.family, t.name, chain), r.chain == "", u, bits)
+			o.add(table{t.family.family, t.name}.chain(chain), r.chain == "", u, bits)
 		}
 	}
 	o.setAccepts(drops, accepts)
@@ -278,8 +278,8 @@ func (t *legacyTable) hook(number int) (first, last int) {
 	return int(binary.NativeEndian.Uint32(t.info[at:])), int(binary.NativeEndian.Uint32(t.info[at+4*hooks:]))
 }
 
-// Verdicts that end: -NF_DROP-1 and -NF_ACCEPT-1.
-const verdictDrop, verdictAccept = -1, -2
+// Verdicts that end: -NF_DROP-1, -NF_ACCEPT-1 and -NF_REPEAT-1.
+const verdictDrop, verdictAccept, verdictReturn = -1, -2, -5
 
 // endsWith reports whether the entry at an offset has a verdict.
 func (t *legacyTable) endsWith(at int, verdict int32) bool {
@@ -303,21 +303,25 @@ func (t *legacyTable) chainOf(r legacyRule) string {
 // useOf returns the chain that a rule leads to, and the bits of the mark that it has to do with.
 func (t *legacyTable) useOf(r legacyRule) Use {
 	u := Use{To: r.to}
+	t.eachExtension(r, u.addXT, u.addXT)
+	return u
+}
+
+// eachExtension calls match for each match of a rule, and then target.
+func (t *legacyTable) eachExtension(r legacyRule, match, target func(name string, revision uint8, data []byte)) {
 	entry := t.entries[r.at:r.end]
-	target := int(binary.NativeEndian.Uint16(entry[t.family.offsets.targetOffset:]))
+	end := int(binary.NativeEndian.Uint16(entry[t.family.offsets.targetOffset:]))
 	// In struct xt_entry_match the size, the name and the revision stand before the data, as in the target.
-	take := func(b []byte) {
-		name := text(b[targetNameAt:][:targetNameSize])
-		u.addXT(name, b[targetNameAt+targetNameSize], b[targetDataAt:])
+	call := func(b []byte, f func(string, uint8, []byte)) {
+		f(text(b[targetNameAt:][:targetNameSize]), b[targetNameAt+targetNameSize], b[targetDataAt:])
 	}
-	for at := t.family.offsets.size; at+targetDataAt <= target; {
+	for at := t.family.offsets.size; at+targetDataAt <= end; {
 		size := int(binary.NativeEndian.Uint16(entry[at:]))
-		if size < targetDataAt || at+size > target {
+		if size < targetDataAt || at+size > end {
 			break
 		}
-		take(entry[at : at+size])
+		call(entry[at:at+size], match)
 		at += size
 	}
-	take(entry[target:])
-	return u
+	call(entry[end:], target)
 }

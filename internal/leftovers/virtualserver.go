@@ -1,6 +1,7 @@
 package leftovers
 
 import (
+	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -9,7 +10,10 @@ import (
 	"os"
 
 	"github.com/mdlayher/netlink"
+	"github.com/nftproxy/nftproxy/nft"
 	"golang.org/x/sys/unix"
+
+	"github.com/nftproxy/nftproxy/internal/netlinkattr"
 )
 
 // Messages of IPVS over generic netlink, from linux/ip_vs.h and linux/genetlink.h. Package github.com/moby/ipvs runs
@@ -29,8 +33,8 @@ const (
 	destActive, destInactive, destAddrFamily = 7, 8, 11
 )
 
-// ipvsFile exists in each network namespace once the kernel has loaded IPVS. Asking for the generic netlink family would
-// load it: the module has the alias of that family.
+// ipvsFile exists in each network namespace once the kernel has loaded IPVS. Asking for the generic netlink family
+// would load it: the module has the alias of that family.
 var ipvsFile = "/proc/thread-self/net/ip_vs"
 
 // virtualServer is an address, port and protocol that IPVS balances.
@@ -40,19 +44,7 @@ type virtualServer struct {
 }
 
 func (v virtualServer) String() string {
-	return fmt.Sprintf("virtual server %s %s", protocolName(v.protocol), v.at)
-}
-
-func protocolName(number uint16) string {
-	switch number {
-	case unix.IPPROTO_TCP:
-		return "tcp"
-	case unix.IPPROTO_UDP:
-		return "udp"
-	case unix.IPPROTO_SCTP:
-		return "sctp"
-	}
-	return fmt.Sprintf("protocol %d", number)
+	return fmt.Sprintf("virtual server %s %s", nft.ProtocolName(uint8(v.protocol)), v.at)
 }
 
 // realServer is a server of a virtual one.
@@ -88,12 +80,10 @@ func dialIPVS() (*ipvsConn, error) {
 	}
 	c := &ipvsConn{Conn: conn, family: ctrlFamily}
 	answers, err := c.execute(ctrlGetFamily, netlink.Request, func(ae *netlink.AttributeEncoder) { ae.String(ctrlAttrFamilyName, "IPVS") })
-	if err == nil {
-		err = eachAnswer(answers, func(ad *netlink.AttributeDecoder) {
-			if ad.Type() == ctrlAttrFamilyID {
-				c.family = netlink.HeaderType(ad.Uint16())
-			}
-		})
+	for _, m := range answers {
+		if id := netlinkattr.Find(m.Data[min(len(m.Data), genericHeaderLen):], ctrlAttrFamilyID); len(id) == 2 {
+			c.family = netlink.HeaderType(binary.NativeEndian.Uint16(id))
+		}
 	}
 	if err == nil && c.family == ctrlFamily {
 		err = errors.New("the kernel has no generic netlink family IPVS")
@@ -119,24 +109,54 @@ func (c *ipvsConn) execute(command byte, flags netlink.HeaderFlags, attributes f
 	})
 }
 
-// eachAnswer calls read for each attribute of each message.
-func eachAnswer(messages []netlink.Message, read func(*netlink.AttributeDecoder)) error {
-	for _, m := range messages {
-		if len(m.Data) < genericHeaderLen {
-			continue // an acknowledgement
-		}
-		ad, err := netlink.NewAttributeDecoder(m.Data[genericHeaderLen:])
+// attributes are those of a virtual server or of a real one, by their types.
+type attributes map[uint16][]byte
+
+// attributesOf returns the attributes in each attribute of a type.
+func attributesOf(answers []netlink.Message, of uint16) (all []attributes, err error) {
+	for _, m := range answers {
+		err := netlinkattr.Each(m.Data[min(len(m.Data), genericHeaderLen):], func(typ uint16, payload []byte) error {
+			if typ != of {
+				return nil
+			}
+			a := attributes{}
+			all = append(all, a)
+			return netlinkattr.Each(payload, func(typ uint16, payload []byte) error {
+				a[typ] = payload
+				return nil
+			})
+		})
 		if err != nil {
-			return err
-		}
-		for ad.Next() {
-			read(ad)
-		}
-		if err := ad.Err(); err != nil {
-			return err
+			return nil, err
 		}
 	}
-	return nil
+	return all, nil
+}
+
+// number returns an attribute of 16 or 32 bits; 0 if it is missing.
+func (a attributes) number(typ uint16) uint32 {
+	switch b := a[typ]; len(b) {
+	case 2:
+		return uint32(binary.NativeEndian.Uint16(b))
+	case 4:
+		return binary.NativeEndian.Uint32(b)
+	}
+	return 0
+}
+
+// addrPort is invalid if something is missing.
+func (a attributes) addrPort(family uint16, addr, port uint16) (at netip.AddrPort) {
+	number, err := netlinkattr.Uint16(a[port])
+	if err != nil {
+		return at
+	}
+	switch b := a[addr]; {
+	case family == unix.AF_INET && len(b) >= 4:
+		at = netip.AddrPortFrom(netip.AddrFrom4([4]byte(b)), number)
+	case family == unix.AF_INET6 && len(b) >= 16:
+		at = netip.AddrPortFrom(netip.AddrFrom16([16]byte(b)), number)
+	}
+	return at
 }
 
 // virtualServers returns those with an address. Those that go by a packet mark are never kube-proxy's.
@@ -149,33 +169,13 @@ func (c *ipvsConn) virtualServers() (all []virtualServer, err error) {
 }
 
 func parseVirtualServers(answers []netlink.Message) (all []virtualServer, err error) {
-	err = eachAnswer(answers, func(ad *netlink.AttributeDecoder) {
-		if ad.Type() != ipvsAttrService {
-			return
-		}
-		var v virtualServer
-		var family uint16
-		var addr []byte
-		var port uint16
-		ad.Nested(func(nested *netlink.AttributeDecoder) error {
-			for nested.Next() {
-				switch nested.Type() {
-				case serviceFamily:
-					family = nested.Uint16()
-				case serviceProtocol:
-					v.protocol = nested.Uint16()
-				case serviceAddress:
-					addr = nested.Bytes()
-				case servicePort:
-					port = bigEndian16(nested.Bytes())
-				}
-			}
-			return nested.Err()
-		})
-		if v.at = addrPort(family, addr, port); v.at.IsValid() {
+	services, err := attributesOf(answers, ipvsAttrService)
+	for _, a := range services {
+		v := virtualServer{uint16(a.number(serviceProtocol)), a.addrPort(uint16(a.number(serviceFamily)), serviceAddress, servicePort)}
+		if v.at.IsValid() {
 			all = append(all, v)
 		}
-	})
+	}
 	return all, err
 }
 
@@ -189,41 +189,17 @@ func (c *ipvsConn) realServers(v virtualServer) (all []realServer, err error) {
 }
 
 func (v virtualServer) parseRealServers(answers []netlink.Message) (all []realServer, err error) {
-	err = eachAnswer(answers, func(ad *netlink.AttributeDecoder) {
-		if ad.Type() != ipvsAttrDest {
-			return
+	servers, err := attributesOf(answers, ipvsAttrDest)
+	for _, a := range servers {
+		r := realServer{
+			at:      a.addrPort(cmp.Or(uint16(a.number(destAddrFamily)), v.family()), destAddress, destPort),
+			forward: a.number(destForward), upper: a.number(destUpperThreshold), lower: a.number(destLowerThreshold),
+			weight: a.number(destWeight), connections: int(a.number(destActive)) + int(a.number(destInactive)),
 		}
-		var r realServer
-		family := v.family()
-		var addr []byte
-		var port uint16
-		ad.Nested(func(nested *netlink.AttributeDecoder) error {
-			for nested.Next() {
-				switch nested.Type() {
-				case destAddress:
-					addr = nested.Bytes()
-				case destPort:
-					port = bigEndian16(nested.Bytes())
-				case destForward:
-					r.forward = nested.Uint32()
-				case destWeight:
-					r.weight = nested.Uint32()
-				case destUpperThreshold:
-					r.upper = nested.Uint32()
-				case destLowerThreshold:
-					r.lower = nested.Uint32()
-				case destActive, destInactive:
-					r.connections += int(nested.Uint32())
-				case destAddrFamily:
-					family = nested.Uint16()
-				}
-			}
-			return nested.Err()
-		})
-		if r.at = addrPort(family, addr, port); r.at.IsValid() {
+		if r.at.IsValid() {
 			all = append(all, r)
 		}
-	})
+	}
 	return all, err
 }
 
@@ -292,22 +268,4 @@ func union(addr netip.Addr) []byte {
 	b := make([]byte, 16)
 	copy(b, addr.AsSlice())
 	return b
-}
-
-// addrPort is invalid if something is missing.
-func addrPort(family uint16, addr []byte, port uint16) netip.AddrPort {
-	switch {
-	case family == unix.AF_INET && len(addr) >= 4:
-		return netip.AddrPortFrom(netip.AddrFrom4([4]byte(addr)), port)
-	case family == unix.AF_INET6 && len(addr) >= 16:
-		return netip.AddrPortFrom(netip.AddrFrom16([16]byte(addr)), port)
-	}
-	return netip.AddrPort{}
-}
-
-func bigEndian16(b []byte) uint16 {
-	if len(b) < 2 {
-		return 0
-	}
-	return binary.BigEndian.Uint16(b)
 }

@@ -18,9 +18,9 @@ const (
 	passTime = 2 * time.Minute
 	// drainInterval is the time between two looks at connections of the mode ipvs.
 	drainInterval = 10 * time.Second
-	// Rules that come back after so many removals in that time are another kube-proxy's, which runs.
-	conflictRemovals = 3
-	conflictTime     = time.Hour
+	// Rules that come back so often in that time are those of another kube-proxy, which runs.
+	conflictReturns = 3
+	conflictTime    = time.Hour
 )
 
 const remedy = "stop any other kube-proxy on this node, then restart this one with --leftovers=remove"
@@ -31,8 +31,8 @@ type Options struct {
 	Synced <-chan struct{}
 	// Remover removes them.
 	Remover Remover
-	// OnLook is called with the count of each kind. conflict says that another kube-proxy put its rules back each time that
-	// they were removed; Watch leaves them then.
+	// OnLook is called with the count of each kind. conflict says that another kube-proxy put its rules back again and again;
+	// Watch leaves them then.
 	OnLook func(count map[Kind]int, draining Draining, conflict bool)
 }
 
@@ -40,7 +40,7 @@ type Options struct {
 // hour after a removal, or every ten seconds while connections of the mode ipvs keep something. It logs what it removes, an
 // error when it first finds a kind that stays, and a line when that is gone.
 func Watch(ctx context.Context, o Options) {
-	w := watch{logger: klog.FromContext(ctx), Options: o, find: Find, remove: o.Remover.Remove}
+	w := watch{logger: klog.FromContext(ctx), Options: o, find: Find, remove: o.Remover.remove}
 	if o.Synced != nil {
 		select {
 		case <-ctx.Done():
@@ -54,7 +54,7 @@ func Watch(ctx context.Context, o Options) {
 		switch {
 		case w.draining != (Draining{}):
 			pause = drainInterval
-		case len(w.removals) > 0:
+		case time.Since(w.removedAt) < conflictTime:
 			pause = closeInterval
 		}
 		select {
@@ -69,10 +69,12 @@ type watch struct {
 	Options
 	logger klog.Logger
 	find   func(context.Context) ([]Leftover, error)
-	remove func(context.Context) (Removal, error)
-	// removals are the times of the last hour at which something was removed.
-	removals []time.Time
-	conflict bool
+	remove func(context.Context, []Leftover) (Removal, error)
+	// removedAt is the time of the last removal, and returns are the times of the last hour at which one found what had been
+	// removed before.
+	removedAt time.Time
+	returns   []time.Time
+	conflict  bool
 	// known has the counts of the last look.
 	known map[Kind]int
 	// failed is the text of the last error, and kept the number of chains that the last removal kept.
@@ -87,12 +89,13 @@ type watch struct {
 func (w *watch) pass(ctx context.Context, now time.Time) {
 	ctx, cancel := context.WithTimeout(ctx, passTime)
 	defer cancel()
-	w.removals = slices.DeleteFunc(w.removals, func(t time.Time) bool { return now.Sub(t) >= conflictTime })
+	w.returns = slices.DeleteFunc(w.returns, func(t time.Time) bool { return now.Sub(t) >= conflictTime })
 	found, err := w.find(ctx)
-	if w.Synced == nil || !w.mayRemove(found) {
+	w.conflict = w.conflict && len(found) > 0
+	if w.Synced == nil || w.conflict || len(found) == 0 {
 		w.draining = Draining{}
 	} else {
-		removal, failure := w.remove(ctx)
+		removal, failure := w.remove(ctx, found)
 		w.logRemoval(removal, now)
 		if failure == nil {
 			w.drain(removal, now)
@@ -103,26 +106,18 @@ func (w *watch) pass(ctx context.Context, now time.Time) {
 	w.look(found, err)
 }
 
-// mayRemove reports whether there are leftovers to remove.
-func (w *watch) mayRemove(found []Leftover) bool {
-	if len(found) == 0 {
-		w.conflict = false
-		return false
-	}
-	if !w.conflict && len(w.removals) >= conflictRemovals {
-		w.conflict = true
-		w.logger.Error(nil, "Another kube-proxy runs on this node: its rules are back after each removal; leaving them in place",
-			"kind", found[0].Kind, "removals", len(w.removals), "example", found[0].Example, "remedy", remedy)
-	}
-	return !w.conflict
-}
-
 func (w *watch) logRemoval(r Removal, now time.Time) {
 	if n := len(r.Removed); n > 0 {
-		if r.Back || r.Draining == (Draining{}) {
-			w.removals = append(w.removals, now)
-		}
+		w.removedAt = now
 		w.logger.Info("Removed the rules that another mode of kube-proxy left behind", "count", n, "example", r.Removed[0])
+	}
+	if r.Back != "" {
+		w.returns = append(w.returns, now)
+		w.conflict = len(w.returns) >= conflictReturns
+	}
+	if w.conflict {
+		w.logger.Error(nil, "Another kube-proxy runs on this node: its rules are back after each removal; leaving them in place",
+			"returns", len(w.returns), "example", r.Back, "remedy", remedy)
 	}
 	if n := len(r.Kept); n > 0 && n != w.kept {
 		w.logger.Info("Kept chains of kube-proxy, because a rule of another program leads to them", "chains", n, "example", r.Kept[0])

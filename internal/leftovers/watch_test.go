@@ -55,7 +55,7 @@ func TestWatchRemoves(t *testing.T) {
 	rules := []Leftover{{Kind: Legacy, Count: 7, Example: "ip nat KUBE-SERVICES"}}
 	device := append([]Leftover{{Kind: IPVS, Count: 1, Example: "kube-ipvs0"}}, rules...)
 	all := Removal{Removed: []string{"ip nat KUBE-SERVICES", "ip nat KUBE-MARK-MASQ"}}
-	const removed, conflict = "Removed rules", "Another kube-proxy runs on this node iptables-legacy"
+	const removed, conflict = "Removed rules", "Another kube-proxy runs on this node KUBE-SERVICES"
 	for _, tt := range []struct {
 		name   string
 		report bool
@@ -63,23 +63,27 @@ func TestWatchRemoves(t *testing.T) {
 		found     [][]Leftover
 		remaining []Leftover
 		removal   Removal
-		failure   error
-		lines     []string
-		removals  int
-		conflict  bool
+		// back says that each removal but the first finds what had been removed.
+		back     bool
+		failure  error
+		lines    []string
+		removals int
+		conflict bool
 	}{
-		{"what it finds", false, [][]Leftover{rules, nil}, nil, all, nil, []string{removed}, 1, false},
-		{"nothing where it only reports", true, [][]Leftover{rules}, nil, all, nil, []string{"left rules behind"}, 0, false},
-		{"the mode ipvs too", false, [][]Leftover{device}, nil, all, nil, []string{removed}, 1, false},
-		{"again when an old pod was still ending", false, [][]Leftover{rules, rules, nil}, nil, all, nil, []string{removed, removed}, 2, false},
-		{"not against another kube-proxy that runs", false, [][]Leftover{rules, rules, rules, rules, rules}, nil, all, nil,
-			[]string{removed, removed, removed, conflict, "left rules behind"}, 3, true},
-		{"again after the conflict has ended", false, [][]Leftover{rules, rules, rules, rules, nil}, nil, all, nil,
-			[]string{removed, removed, removed, conflict, "left rules behind", "are gone"}, 3, false},
-		{"not what others use, which is said once", false, [][]Leftover{rules, rules, rules, rules, rules}, rules, Removal{Kept: all.Removed}, nil,
+		{"what it finds", false, [][]Leftover{rules, nil}, nil, all, false, nil, []string{removed}, 1, false},
+		{"nothing where it only reports", true, [][]Leftover{rules}, nil, all, false, nil, []string{"left rules behind"}, 0, false},
+		{"the mode ipvs too", false, [][]Leftover{device}, nil, all, false, nil, []string{removed}, 1, false},
+		{"again when an old pod was still ending", false, [][]Leftover{rules, rules, nil}, nil, all, true, nil, []string{removed, removed}, 2, false},
+		{"not against another kube-proxy that runs", false, [][]Leftover{rules, rules, rules, rules, rules, rules}, nil, all, true, nil,
+			[]string{removed, removed, removed, removed, conflict, "left rules behind"}, 4, true},
+		{"again after the conflict has ended", false, [][]Leftover{rules, rules, rules, rules, rules, nil}, nil, all, true, nil,
+			[]string{removed, removed, removed, removed, conflict, "left rules behind", "are gone"}, 4, false},
+		{"not what others use, which is said once", false, [][]Leftover{rules, rules, rules, rules, rules}, rules, Removal{Kept: all.Removed}, false, nil,
 			[]string{"Kept another program", "left rules behind"}, 5, false},
-		{"what it can after a failure, which is said once", false, [][]Leftover{rules, rules}, rules, Removal{}, errors.New("no lock"),
+		{"what it can after a failure, which is said once", false, [][]Leftover{rules, rules}, rules, Removal{}, false, errors.New("no lock"),
 			[]string{"Cannot remove no lock", "left rules behind"}, 2, false},
+		{"again however often a removal fails half way", false, [][]Leftover{rules, rules, rules, rules, rules}, rules, all, false, errors.New("no lock"),
+			[]string{removed, "Cannot remove no lock", "left rules behind", removed, removed, removed, removed}, 5, false},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			var lines []string
@@ -90,9 +94,12 @@ func TestWatchRemoves(t *testing.T) {
 				w.Synced = nil
 			}
 			removals := 0
-			w.remove = func(context.Context) (Removal, error) {
-				removals++
-				return tt.removal, tt.failure
+			w.remove = func(context.Context, []Leftover) (Removal, error) {
+				removal := tt.removal
+				if removals++; removals > 1 && tt.back {
+					removal.Back = removal.Removed[0]
+				}
+				return removal, tt.failure
 			}
 			for i, found := range tt.found {
 				before := removals
@@ -117,7 +124,7 @@ func TestWatchDrains(t *testing.T) {
 	device := []Leftover{{Kind: IPVS, Count: 1, Example: "kube-ipvs0"}}
 	some := Draining{VirtualServers: 2, Connections: 5, Addresses: 1}
 	idle := Removal{Removed: []string{"virtual server tcp 10.96.0.1:443"}, Draining: some}
-	back := Removal{Removed: idle.Removed, Draining: some, Back: true}
+	back := Removal{Removed: idle.Removed, Draining: some, Back: idle.Removed[0]}
 	const removed, keep, conflict = "Removed virtual", "Connections keep connections=5", "Another kube-proxy runs on this node"
 	for _, tt := range []struct {
 		name     string
@@ -139,12 +146,13 @@ func TestWatchDrains(t *testing.T) {
 			w := &watch{Options: Options{Synced: make(chan struct{}), OnLook: func(_ map[Kind]int, d Draining, c bool) { draining, conflict = d, c }}}
 			w.logger = funcr.New(func(_, args string) { lines = append(lines, strings.ReplaceAll(args, `"`, "")) }, funcr.Options{})
 			for i, removal := range tt.removals {
-				w.remove = func(context.Context) (Removal, error) { return removal, nil }
-				w.find = func(context.Context) ([]Leftover, error) {
-					if w.draining == (Draining{}) && i == len(tt.removals)-1 && slices.Contains(removal.Removed, ipvsDevice) && len(w.removals) > 0 {
-						return nil, nil
+				found := device
+				w.find = func(context.Context) ([]Leftover, error) { return found, nil }
+				w.remove = func(context.Context, []Leftover) (Removal, error) {
+					if slices.Contains(removal.Removed, ipvsDevice) {
+						found = nil
 					}
-					return device, nil
+					return removal, nil
 				}
 				w.pass(t.Context(), time.Unix(int64(10*i), 0))
 			}

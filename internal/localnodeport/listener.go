@@ -177,7 +177,8 @@ func (l *listener) serve(ctx context.Context, client *net.TCPConn) {
 	}
 	endpoint, err := l.dial(ctx)
 	if err != nil {
-		klog.FromContext(ctx).V(2).Info("Cannot connect to an endpoint of a node port on loopback", append(l.about(), "err", err)...)
+		klog.FromContext(ctx).V(2).Info("Cannot connect to an endpoint of a node port on loopback",
+			append(l.about(), "err", err)...)
 		reset(client)
 		return
 	}
@@ -215,8 +216,8 @@ func sleep(ctx context.Context, wait time.Duration) bool {
 	}
 }
 
-// choice draws endpoints for the connections to one node port. All its clients have the loopback address, so with session
-// affinity they are one client with one endpoint.
+// choice draws endpoints for the connections to one node port. All its clients have the loopback address, so with
+// session affinity they are one client with one endpoint.
 type choice struct {
 	mu        sync.Mutex
 	endpoints []model.Endpoint
@@ -234,8 +235,8 @@ func (c *choice) update(endpoints []model.Endpoint, affinity time.Duration) {
 	c.endpoints, c.affinity = endpoints, affinity
 }
 
-// draw returns an endpoint for a connection now, other than those that were tried for it in vain; false if there is none.
-// With affinity it is the one to keep from now on.
+// draw returns an endpoint for a connection now, other than those that were tried for it in vain; false if there is
+// none. With affinity it is the one to keep from now on.
 func (c *choice) draw(now time.Time, tried []netip.AddrPort) (netip.AddrPort, bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -23,8 +23,8 @@ type document struct {
 }
 
 // documents splits a file at lines that begin with "---", which YAML forbids inside any document, even in a block of
-// text. The text behind the dashes belongs to the document ("--- {a: 1}"), which is why this is not apimachinery's reader:
-// that one would lose such a document silently. Documents without content are left out, but counted.
+// text. The text behind the dashes belongs to the document ("--- {a: 1}"), which is why this is not apimachinery's
+// reader: that one would lose such a document silently. Documents without content are left out, but counted.
 func documents(file []byte) (docs []document) {
 	file = bytes.TrimPrefix(file, []byte("\ufeff"))
 	doc := document{number: 1, line: 1}
@@ -39,7 +39,8 @@ func documents(file []byte) (docs []document) {
 	}
 	for text := range bytes.Lines(file) {
 		line++
-		if rest, ok := bytes.CutPrefix(text, []byte("---")); ok && (len(rest) == 0 || strings.ContainsRune(" \t\r\n", rune(rest[0]))) {
+		if rest, ok := bytes.CutPrefix(text, []byte("---")); ok &&
+			(len(rest) == 0 || strings.ContainsRune(" \t\r\n", rune(rest[0]))) {
 			end()
 			start, doc.line = pos+len("---"), line
 		}

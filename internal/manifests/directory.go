@@ -38,8 +38,8 @@ type file struct {
 	errs []error
 }
 
-// refresh reads dir and returns its errors. Of a file that cannot be used the last good objects stay; if dir itself cannot
-// be read, everything stays.
+// refresh reads dir and returns its errors. Of a file that cannot be used the last good objects stay; if
+// dir itself cannot be read, everything stays.
 func (d *directory) refresh(dir string) (errs []error) {
 	all, err := readDir(dir)
 	if d.unreadable = err; err != nil {
@@ -107,8 +107,8 @@ func (d *directory) objects() (map[id]metav1.Object, []error) {
 	return all, errs
 }
 
-// isManifest reports whether a file of that name is read. Hidden files are not: editors and Kubernetes' own volumes keep
-// unfinished files under such names.
+// isManifest reports whether a file of that name is read. Hidden files are not: editors and Kubernetes' own
+// volumes keep unfinished files under such names.
 func isManifest(name string) bool {
 	return !strings.HasPrefix(name, ".") && slices.Contains([]string{".yaml", ".yml", ".json"}, filepath.Ext(name))
 }
@@ -134,8 +134,8 @@ func readDir(dir string) (map[string]content, error) {
 // errVanished is the error of a directory whose files are renamed or deleted while it is read.
 var errVanished = errors.New("files vanish while the directory is read")
 
-// readListed lists dir and reads each manifest in it, or what a link to one points at. It returns errVanished if one has
-// vanished. A link that leads nowhere has not: its target may be a volume that is not mounted yet.
+// readListed lists dir and reads each manifest in it, or what a link to one points at. It returns errVanished if one
+// has vanished. A link that leads nowhere has not: its target may be a volume that is not mounted yet.
 func readListed(dir string) (map[string]content, error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil {

@@ -97,9 +97,9 @@ type Objects struct {
 	EndpointSlices []*discoveryv1.EndpointSlice
 }
 
-// Load reads the manifests in a directory, or a single file, once. It returns all errors, joined: of a file that cannot
-// be read, of an object that cannot be decoded, of an object in two places. With them it returns the Objects of the files
-// without errors.
+// Load reads the manifests in a directory, or a single file, once. It returns all errors, joined: of a file
+// that cannot be read, of an object that cannot be decoded, of an object in two places. With them it
+// returns the Objects of the files without errors.
 func Load(path string) (objects Objects, err error) {
 	var d directory
 	var errs []error

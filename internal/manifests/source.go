@@ -59,8 +59,8 @@ type reminder struct {
 	waits *backoff.ExponentialBackOff
 }
 
-// maxReminder is the longest time between two lines about an error that stays. The first is Source.Rescan; each is twice
-// the one before.
+// maxReminder is the longest time between two lines about an error that stays. The first is
+// Source.Rescan; each is twice the one before.
 const maxReminder = time.Hour
 
 var _ tracker.Source = (*Source)(nil)
@@ -211,7 +211,8 @@ func (s *Source) logIgnored(ctx context.Context) {
 		for _, gk := range s.directory.files[name].ignored {
 			if !s.ignored[gk] {
 				s.ignored[gk] = true
-				klog.FromContext(ctx).Info("Ignoring objects of a kind that a Service proxy does not need", "apiVersion", gk.apiVersion, "kind", gk.kind, "file", name)
+				klog.FromContext(ctx).Info("Ignoring objects of a kind that a Service proxy does not need",
+					"apiVersion", gk.apiVersion, "kind", gk.kind, "file", name)
 			}
 		}
 	}

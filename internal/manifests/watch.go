@@ -14,8 +14,9 @@ import (
 // patience is the number of quiet periods after which a directory that changes all the time is read nevertheless.
 const patience = 20
 
-// watch tells when a directory should be read again. It watches the directory and its parent: the path may be a link that
-// is swapped for another, or a directory that is renamed away, and a watch on the directory alone would stay with it.
+// watch tells when a directory should be read again. It watches the directory and its parent: the
+// path may be a link that is swapped for another, or a directory that is renamed away, and a watch
+// on the directory alone would stay with it.
 type watch struct {
 	dir    string
 	quiet  time.Duration
@@ -112,8 +113,8 @@ func (w *watch) wait(ctx context.Context) bool {
 	}
 }
 
-// matters reports whether an event can mean other manifests. Hidden names do: the link "..data" is all that changes in a
-// volume that Kubernetes makes of a ConfigMap.
+// matters reports whether an event can mean other manifests. Hidden names do: the link "..data" is all that changes in
+// a volume that Kubernetes makes of a ConfigMap.
 func (w *watch) matters(event fsnotify.Event) bool {
 	return event.Op != fsnotify.Chmod && (event.Name == w.dir || filepath.Dir(event.Name) == w.dir)
 }

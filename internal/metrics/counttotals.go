@@ -8,7 +8,8 @@ import (
 // ServiceCount counts the connections of a Service port through its frontends of both IP families, since the process
 // began to count. It does not decrease while the Service port exists, also if the tables are replaced.
 type ServiceCount struct {
-	// ServicePort is such as "shop/web:http". It is empty for the sum of all Service ports beyond the first 1000.
+	// ServicePort is such as "shop/web:http", or the Service, of clients that dial another port of its ClusterIP. It is empty
+	// for the sum of all beyond the first 1000, and of clients of addresses that no Service holds.
 	ServicePort string
 	// Connections were sent to an endpoint. Bytes is the length of their packets in both directions.
 	Connections, Bytes uint64
@@ -99,6 +100,8 @@ func (t *countTotals) add(e elementCount, n nft.Count) {
 	total := t.ports[e.port]
 	switch {
 	case total != nil:
+	case e.port == "":
+		total = &t.others
 	case len(t.ports) < t.maxPorts:
 		total = &ServiceCount{ServicePort: e.port}
 		t.ports[e.port] = total

@@ -9,7 +9,8 @@ import (
 var (
 	healthz            = newCounterVec("proxy_healthz_total", "Answers of /healthz by HTTP status code", "code")
 	livez              = newCounterVec("proxy_livez_total", "Answers of /livez by HTTP status code", "code")
-	serviceHealthPorts = newGaugeVec("service_health_ports", "Services' healthCheckNodePorts, one for each IP family, by state: listening, or failing to listen", "state")
+	serviceHealthPorts = newGaugeVec("service_health_ports",
+		"Services' healthCheckNodePorts, one for each IP family, by state: listening, or failing to listen", "state")
 )
 
 // CountHealthz counts an answer of /healthz (health.Options.OnHealthz).
@@ -25,8 +26,10 @@ func SetServiceHealthPorts(listening, failing int) {
 }
 
 var (
-	localhostListeners      = newGaugeVec("nftables_localhost_nodeport_listeners", "Sockets that serve node ports on loopback addresses", ipFamily)
-	localhostListenFailures = newCounterVec("nftables_localhost_nodeport_listener_creation_failures_total", "Failures to listen for a node port on a loopback address", ipFamily)
+	localhostListeners = newGaugeVec("nftables_localhost_nodeport_listeners",
+		"Sockets that serve node ports on loopback addresses", ipFamily)
+	localhostListenFailures = newCounterVec("nftables_localhost_nodeport_listener_creation_failures_total",
+		"Failures to listen for a node port on a loopback address", ipFamily)
 )
 
 // SetLocalhostListeners records the number of sockets that serve node ports on loopback addresses of a family.

@@ -10,17 +10,24 @@ import (
 )
 
 var (
-	compileDuration = newPhaseDuration("nftables_compile_duration_seconds", "Seconds that a sync took to compute the change of the rules")
-	encodeDuration  = newPhaseDuration("nftables_encode_duration_seconds", "Seconds that a sync took to encode its transaction as netlink messages")
-	commitDuration  = newPhaseDuration("nftables_commit_duration_seconds", "Seconds that the kernel took to apply a transaction")
+	compileDuration = newPhaseDuration("nftables_compile_duration_seconds",
+		"Seconds that a sync took to compute the change of the rules")
+	encodeDuration = newPhaseDuration("nftables_encode_duration_seconds",
+		"Seconds that a sync took to encode its transaction as netlink messages")
+	commitDuration = newPhaseDuration("nftables_commit_duration_seconds",
+		"Seconds that the kernel took to apply a transaction")
 
 	commitBytes    = newCommitSize("nftables_commit_bytes", "Bytes of a transaction that the kernel applied", 256)
-	commitElements = newCommitSize("nftables_commit_elements", "Elements added and deleted by a transaction that the kernel applied", 1)
-	commitChains   = newCommitSize("nftables_commit_chains", "Chains added, rewritten and deleted by a transaction that the kernel applied", 1)
+	commitElements = newCommitSize("nftables_commit_elements",
+		"Elements added and deleted by a transaction that the kernel applied", 1)
+	commitChains = newCommitSize("nftables_commit_chains",
+		"Chains added, rewritten and deleted by a transaction that the kernel applied", 1)
 
 	foreignChanges = newCounter("nftables_foreign_changes_total", "External changes found in the proxy's tables")
-	repairs        = newCounter("nftables_foreign_changes_repaired_total", "Repairs of the proxy's tables, after an external change or after a commit that failed")
-	divergedTables = newGauge("nftables_diverged", "1 while the proxy's tables differ from the wanted ones and the kernel refuses the repair, else 0")
+	repairs        = newCounter("nftables_foreign_changes_repaired_total",
+		"Repairs of the proxy's tables, after an external change or after a commit that failed")
+	divergedTables = newGauge("nftables_diverged",
+		"1 while the proxy's tables differ from the wanted ones and the kernel refuses the repair, else 0")
 )
 
 // newPhaseDuration has buckets from 0.1 ms to 13 s.
@@ -55,8 +62,10 @@ func CountRepair() { repairs.Inc() }
 func SetDiverged(yes bool) { divergedTables.Set(oneIf(yes)) }
 
 var (
-	conntrackDuration = newFamilyDuration("conntrack_reconciler_sync_duration_seconds", "Seconds that it took to find and delete stale connection tracking entries")
-	conntrackDeleted  = newCounterVec("conntrack_reconciler_deleted_entries_total", "Stale connection tracking entries that were deleted", ipFamily)
+	conntrackDuration = newFamilyDuration("conntrack_reconciler_sync_duration_seconds",
+		"Seconds that it took to find and delete stale connection tracking entries")
+	conntrackDeleted = newCounterVec("conntrack_reconciler_deleted_entries_total",
+		"Stale connection tracking entries that were deleted", ipFamily)
 	conntrackFailures = newCounterVec("conntrack_reconciler_failures_total", "Searches for stale connection tracking entries that failed, or left entries that the kernel refused to delete; each is tried again", ipFamily)
 )
 

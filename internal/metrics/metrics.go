@@ -10,8 +10,10 @@ import (
 
 	"k8s.io/component-base/metrics"
 	"k8s.io/component-base/metrics/legacyregistry"
-	_ "k8s.io/component-base/metrics/prometheus/clientgo" // rest_client_* and the like
-	_ "k8s.io/component-base/metrics/prometheus/version"  // kubernetes_build_info
+	_ "k8s.io/component-base/metrics/prometheus/clientgo/fifo" // without leaderelection, which has all of client-go
+	_ "k8s.io/component-base/metrics/prometheus/restclient"
+	_ "k8s.io/component-base/metrics/prometheus/version" // kubernetes_build_info
+	_ "k8s.io/component-base/metrics/prometheus/workqueue"
 
 	"github.com/nftproxy/nftproxy/internal/version"
 	"github.com/nftproxy/nftproxy/model"

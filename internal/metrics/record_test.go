@@ -14,6 +14,7 @@ import (
 	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/rest"
 
+	"github.com/nftproxy/nftproxy/compiler"
 	"github.com/nftproxy/nftproxy/internal/metrics"
 	"github.com/nftproxy/nftproxy/model"
 	"github.com/nftproxy/nftproxy/nft"
@@ -229,6 +230,22 @@ func testMetricsOfEveryComponentAreThere(t *testing.T) {
 	} {
 		if families[name] == nil {
 			t.Errorf("there is no %s", name)
+		}
+	}
+}
+
+// The gate NFTProxyRefusedCounters counts no connections, and nobody counts those of an unknown port.
+func TestRefusalsAloneShowNoConnections(t *testing.T) {
+	metrics.ShowServiceCounts(oneCount{ServicePort: "shop/refusing", Refused: [compiler.CountedKinds]uint64{compiler.CountedPort: 3}})
+	labels := []string{"namespace", "shop", "service", "refusing", "port", ""}
+	if got := value(t, "nftables_service_refused_packets_total", append(labels, "reason", "unknown-port")...); got != 3 {
+		t.Errorf("%v refused packets are shown, want 3", got)
+	}
+	for _, name := range []string{"nftables_service_connections_total", "nftables_service_bytes_total"} {
+		for _, metric := range gather(t)["kubeproxy_"+name].GetMetric() {
+			if matches(metric, labels) {
+				t.Errorf("%s is shown, which is not counted", name)
+			}
 		}
 	}
 }

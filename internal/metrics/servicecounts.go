@@ -18,7 +18,7 @@ import (
 var (
 	serviceConnections   = newServiceDesc("nftables_service_connections_total", "Connections that were sent to an endpoint, by Service port; without labels, those of all Service ports beyond the first 1000")
 	serviceBytes         = newServiceDesc("nftables_service_bytes_total", "Bytes of connections to Services in both directions, by Service port; without labels, those of all Service ports beyond the first 1000")
-	serviceRefused       = newDesc("nftables_service_refused_packets_total", "Packets of clients that were refused or dropped, each try again, by Service port and reason; without the labels of a Service port, those of all beyond the first 1000", "namespace", "service", "port", "reason")
+	serviceRefused       = newDesc("nftables_service_refused_packets_total", "Packets of clients that were refused or dropped, each try again, by Service port and reason; without the labels of a Service port, those of all beyond the first 1000 and of addresses that no Service holds", "namespace", "service", "port", "reason")
 	serviceCountsTooMany = newDesc("nftables_service_counters_unread", "Sets whose counters are not read, because they have too many elements")
 )
 
@@ -43,8 +43,10 @@ var serviceCollector = &collector[CountsOfServices]{
 		(*counts).Each(func(n ServiceCount) {
 			namespace, service, _ := strings.Cut(n.ServicePort, "/")
 			service, port, _ := strings.Cut(service, ":")
-			ch <- metrics.NewLazyConstMetric(serviceConnections, metrics.CounterValue, float64(n.Connections), namespace, service, port)
-			ch <- metrics.NewLazyConstMetric(serviceBytes, metrics.CounterValue, float64(n.Bytes), namespace, service, port)
+			if n.Connections > 0 || n.Bytes > 0 { // a gate may count refusals alone, and no connection has an unknown port
+				ch <- metrics.NewLazyConstMetric(serviceConnections, metrics.CounterValue, float64(n.Connections), namespace, service, port)
+				ch <- metrics.NewLazyConstMetric(serviceBytes, metrics.CounterValue, float64(n.Bytes), namespace, service, port)
+			}
 			for reason, packets := range n.Refused {
 				if packets > 0 {
 					ch <- metrics.NewLazyConstMetric(serviceRefused, metrics.CounterValue, float64(packets), namespace, service, port, compiler.Counted(reason).String())
@@ -66,7 +68,7 @@ const (
 	maxCountedPorts = 1000
 )
 
-// ServiceCounts reads the counters of the tables (compiler.Config.CountServices) and adds them up by Service port. Each
+// ServiceCounts reads the counters of the tables (compiler.Config.CountServices and CountRefused) and adds them up by Service port. Each
 // reading has a connection of its own, so no Sync waits for it.
 type ServiceCounts struct {
 	conn *nft.Conn

@@ -10,13 +10,19 @@ import (
 )
 
 var (
-	serviceChanges         = newDesc("sync_proxy_rules_service_changes_total", "Services that were reported as added, changed or deleted")
-	serviceChangesPending  = newDesc("sync_proxy_rules_service_changes_pending", "Changes of Services that no sync has taken up yet")
-	endpointChanges        = newDesc("sync_proxy_rules_endpoint_changes_total", "EndpointSlices that were reported as added, changed or deleted")
-	endpointChangesPending = newDesc("sync_proxy_rules_endpoint_changes_pending", "Changes of EndpointSlices that no sync has taken up yet")
-	unguardedServices      = newDesc("unguarded_load_balancer_services", "Services with loadBalancerSourceRanges and load balancer IPs of an IP family that everybody may dial nevertheless")
+	serviceChanges = newDesc("sync_proxy_rules_service_changes_total",
+		"Services that were reported as added, changed or deleted")
+	serviceChangesPending = newDesc("sync_proxy_rules_service_changes_pending",
+		"Changes of Services that no sync has taken up yet")
+	endpointChanges = newDesc("sync_proxy_rules_endpoint_changes_total",
+		"EndpointSlices that were reported as added, changed or deleted")
+	endpointChangesPending = newDesc("sync_proxy_rules_endpoint_changes_pending",
+		"Changes of EndpointSlices that no sync has taken up yet")
+	unguardedServices = newDesc("unguarded_load_balancer_services",
+		"Services with loadBalancerSourceRanges and load balancer IPs of an IP family that everybody may dial nevertheless")
 
-	skippedObjects = newCounterVec("skipped_objects_total", "Objects, or parts of them, that were skipped because they are invalid", "kind", "reason")
+	skippedObjects = newCounterVec("skipped_objects_total",
+		"Objects, or parts of them, that were skipped because they are invalid", "kind", "reason")
 )
 
 // CountSkip counts an invalid object, or an invalid part of one (tracker.Options.OnSkip).
@@ -40,7 +46,8 @@ var trackerCollector = &collector[tracker.Tracker]{
 var (
 	watchFailing = newGaugeVec("watch_failing", "1 while a resource cannot be listed or watched at the API server, a node-local server is away, or manifests cannot be read", "resource")
 	emptyHeld    = newGaugeVec("empty_state_held", "1 while a list or full state without services or endpointslices, or a missing directory of manifests, is not believed, and the last state stays", "resource")
-	nodeMissing  = newGaugeVec("node_missing", "1 while the proxy runs without the Node itself (node), its addresses or its pod CIDRs", "what")
+	nodeMissing  = newGaugeVec("node_missing",
+		"1 while the proxy runs without the Node itself (node), its addresses or its pod CIDRs", "what")
 )
 
 // SetWatchFailing records whether listing or watching a resource fails (apiserver.Config.OnFailing).
@@ -62,10 +69,12 @@ func SetNodeMissing(node, addresses, podCIDRs bool) {
 
 var (
 	nodeLocalWatchers = newGauge("node_local_watchers", "Streams of the node-local API that this process serves")
-	nodeLocalBatches  = newCounterVec("node_local_batches_total", "Batches sent to clients of the node-local API, by whether they were the full state", "full")
-	nodeLocalBytes    = newCounter("node_local_sent_bytes_total", "Bytes of batches sent to clients of the node-local API")
-	nodeLocalLag      = newHistogram("node_local_lag_seconds", "Time from the first change in a batch until the batch was sent", metrics.ExponentialBuckets(0.001, 2, 16))
-	nodeLocalRefused  = newCounterVec("node_local_refused_total", "Connections and calls of the node-local API that were refused or ended: the TLS handshake failed, the node is invalid or not served, the certificate is for another node (permission), the keys of labels or annotations are invalid, there are too many streams, others take the memory for full states (busy), the client stalled", "reason")
+	nodeLocalBatches  = newCounterVec("node_local_batches_total",
+		"Batches sent to clients of the node-local API, by whether they were the full state", "full")
+	nodeLocalBytes = newCounter("node_local_sent_bytes_total", "Bytes of batches sent to clients of the node-local API")
+	nodeLocalLag   = newHistogram("node_local_lag_seconds",
+		"Time from the first change in a batch until the batch was sent", metrics.ExponentialBuckets(0.001, 2, 16))
+	nodeLocalRefused = newCounterVec("node_local_refused_total", "Connections and calls of the node-local API that were refused or ended: the TLS handshake failed, the node is invalid or not served, the certificate is for another node (permission), the keys of labels or annotations are invalid, there are too many streams, others take the memory for full states (busy), the client stalled", "reason")
 )
 
 // SetNodeLocalWatchers records the number of streams (server.Hooks.OnWatchers).

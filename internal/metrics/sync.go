@@ -9,14 +9,21 @@ import (
 )
 
 var (
-	syncDuration        = newFamilyDuration("sync_proxy_rules_duration_seconds", "Seconds that a sync took, from the changes to the kernel's answer")
-	fullSyncDuration    = newFamilyDuration("sync_full_proxy_rules_duration_seconds", "Seconds that a full sync took, such as the first one")
-	partialSyncDuration = newFamilyDuration("sync_partial_proxy_rules_duration_seconds", "Seconds that a sync took that was not full")
+	syncDuration = newFamilyDuration("sync_proxy_rules_duration_seconds",
+		"Seconds that a sync took, from the changes to the kernel's answer")
+	fullSyncDuration = newFamilyDuration("sync_full_proxy_rules_duration_seconds",
+		"Seconds that a full sync took, such as the first one")
+	partialSyncDuration = newFamilyDuration("sync_partial_proxy_rules_duration_seconds",
+		"Seconds that a sync took that was not full")
 
-	lastSync            = newGaugeVec("sync_proxy_rules_last_timestamp_seconds", "Time when a sync last succeeded", ipFamily)
-	lastQueued          = newGaugeVec("sync_proxy_rules_last_queued_timestamp_seconds", "Time when a sync was last requested", ipFamily)
-	syncFailures        = newCounterVec("sync_proxy_rules_nftables_sync_failures_total", "Syncs that failed; each is tried again", ipFamily)
-	cleanupFailures     = newCounterVec("sync_proxy_rules_nftables_cleanup_failures_total", "Always 0, since chains are deleted in the transaction of the sync", ipFamily)
+	lastSync = newGaugeVec("sync_proxy_rules_last_timestamp_seconds",
+		"Time when a sync last succeeded", ipFamily)
+	lastQueued = newGaugeVec("sync_proxy_rules_last_queued_timestamp_seconds",
+		"Time when a sync was last requested", ipFamily)
+	syncFailures = newCounterVec("sync_proxy_rules_nftables_sync_failures_total",
+		"Syncs that failed; each is tried again", ipFamily)
+	cleanupFailures = newCounterVec("sync_proxy_rules_nftables_cleanup_failures_total",
+		"Always 0, since chains are deleted in the transaction of the sync", ipFamily)
 	programmingDuration = newHistogramVec("network_programming_duration_seconds", "Seconds from the change of a pod or Service to the rules in the kernel",
 		metrics.MergeBuckets(
 			metrics.LinearBuckets(0.25, 0.25, 2), metrics.LinearBuckets(1, 1, 59),
@@ -57,10 +64,11 @@ func ObserveSync(r model.SyncResult) {
 	ports.show()
 }
 
-var noLocalEndpoints = newGaugeVec("sync_proxy_rules_no_local_endpoints_total", "Service ports with traffic policy Local that have endpoints, but none on this node", "traffic_policy", ipFamily)
+var noLocalEndpoints = newGaugeVec("sync_proxy_rules_no_local_endpoints_total",
+	"Service ports with traffic policy Local that have endpoints, but none on this node", "traffic_policy", ipFamily)
 
-// unserved holds the ports that drop traffic under policy Local for want of a local endpoint. A port without any endpoint
-// refuses traffic, so it does not count.
+// unserved holds the ports that drop traffic under policy Local for want of a local endpoint. A port without any
+// endpoint refuses traffic, so it does not count.
 type unserved map[model.PortID]*model.ServicePort
 
 // apply adds changes after their sync.

@@ -1,105 +1,141 @@
 package node
 
 import (
+	"cmp"
 	"context"
-	"sync"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"time"
 
-	"github.com/go-logr/logr"
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/client-go/kubernetes/scheme"
-	eventsclient "k8s.io/client-go/kubernetes/typed/events/v1"
+	eventsv1 "k8s.io/api/events/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/events"
 	"k8s.io/klog/v2"
+
+	"github.com/nftproxy/nftproxy/source/apiserver"
 )
 
-// Events posts the events of kube-proxy v1.37 on the Node, with the same reasons. It posts in the background and gives up
-// after some tries. A nil *Events posts nothing, as without an API server.
+// Events posts the events of kube-proxy v1.37 on the Node, with the same reasons. It posts in the background, one after
+// another, and gives up after some tries. A nil *Events posts nothing, as without an API server.
+//
+// client-go's recorder would do, but brings in its clients for all kinds of Kubernetes.
 type Events struct {
-	recorder events.EventRecorder
-	node     *corev1.ObjectReference
+	client   *rest.RESTClient
+	node     corev1.ObjectReference
+	instance string
+	// waiting are the events to post. A full queue drops events.
+	waiting chan *eventsv1.Event
 }
 
+const (
+	// maxWaitingEvents are few, because no event repeats unless its text changes.
+	maxWaitingEvents = 100
+	// eventTries and eventPause are those of client-go.
+	eventTries = 12
+	eventPause = 10 * time.Second
+	// maxNote is the longest note in bytes that the API server takes.
+	maxNote = 1024
+)
+
 // NewEvents returns Events that post until ctx ends. It does not connect yet; the error is about config only. The account
-// needs permission to create and patch events.events.k8s.io, in the namespace default for those about Nodes.
+// needs permission to create events.events.k8s.io, in the namespace default for those about Nodes.
 func NewEvents(ctx context.Context, config *rest.Config, nodeName string) (*Events, error) {
-	client, err := eventsclient.NewForConfig(config)
+	client, err := apiserver.Client(config, nil, eventsv1.SchemeGroupVersion, &eventsv1.Event{})
 	if err != nil {
 		return nil, err
 	}
-	broadcaster := events.NewBroadcaster(&events.EventSinkImpl{Interface: client})
-	if err := broadcaster.StartRecordingToSinkWithContext(klog.NewContext(ctx, withoutRepeats(ctx, klog.FromContext(ctx)))); err != nil {
+	hostname, err := os.Hostname()
+	if err != nil {
 		return nil, err
 	}
-	context.AfterFunc(ctx, broadcaster.Shutdown)
-	return &Events{
-		recorder: broadcaster.NewRecorder(scheme.Scheme, "kube-proxy"),
-		node:     &corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: nodeName},
-	}, nil
-}
-
-// Recorder posts events about other objects; nil on a nil *Events.
-func (e *Events) Recorder() events.EventRecorder {
-	if e == nil {
-		return nil
+	e := &Events{
+		client:   client,
+		node:     corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: nodeName},
+		instance: "kube-proxy-" + hostname,
+		waiting:  make(chan *eventsv1.Event, maxWaitingEvents),
 	}
-	return e.recorder
+	go e.run(ctx)
+	return e, nil
 }
 
 // Starting says that the proxy starts.
-func (e *Events) Starting() { e.post(corev1.EventTypeNormal, "Starting", "") }
+func (e *Events) Starting() { e.aboutNode(corev1.EventTypeNormal, "Starting", "") }
 
 // HealthServerFailed says that the proxy ends because it cannot serve /healthz.
 func (e *Events) HealthServerFailed(err error) {
-	e.post(corev1.EventTypeWarning, "FailedToStartProxierHealthcheck", err.Error())
+	e.aboutNode(corev1.EventTypeWarning, "FailedToStartProxierHealthcheck", err.Error())
 }
 
 // MetricsServerFailed says that the proxy ends because it cannot serve its metrics.
 func (e *Events) MetricsServerFailed(err error) {
-	e.post(corev1.EventTypeWarning, "FailedToStartMetricServer", err.Error())
+	e.aboutNode(corev1.EventTypeWarning, "FailedToStartMetricServer", err.Error())
 }
 
-func (e *Events) post(kind, reason, note string) {
+func (e *Events) aboutNode(kind, reason, note string) {
 	if e != nil {
-		e.recorder.Eventf(e.node, nil, kind, reason, "StartKubeProxy", "%s", note)
+		e.post(e.node, kind, reason, "StartKubeProxy", note)
 	}
 }
 
-// withoutRepeats returns a logger that repeats an error only at verbosity 2: client-go tries an event every ten seconds
-// while the API server is away. Errors after the end of ctx count as repeated, because it interrupts the posting.
-func withoutRepeats(ctx context.Context, logger klog.Logger) klog.Logger {
-	sink := logger.GetSink()
-	if sink == nil {
-		return logger
+// ServiceHealthFailed says that the healthCheckNodePort of a Service cannot be served.
+func (e *Events) ServiceHealthFailed(namespace, service string, err error) {
+	if e != nil {
+		about := corev1.ObjectReference{APIVersion: "v1", Kind: "Service", Namespace: namespace, Name: service}
+		e.post(about, corev1.EventTypeWarning, "FailedToStartServiceHealthcheck", "Listen", err.Error())
 	}
-	if deeper, ok := sink.(logr.CallDepthLogSink); ok {
-		sink = deeper.WithCallDepth(1)
-	}
-	return logger.WithSink(&repeats{LogSink: sink, ended: ctx.Err})
 }
 
-// repeats remembers the last error.
-type repeats struct {
-	logr.LogSink
-	ended func() error
-	mu    sync.Mutex
-	last  string
+func (e *Events) post(about corev1.ObjectReference, kind, reason, action, note string) {
+	now := time.Now()
+	if len(note) > maxNote {
+		note = strings.ToValidUTF8(note[:maxNote], "")
+	}
+	select {
+	case e.waiting <- &eventsv1.Event{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: cmp.Or(about.Namespace, metav1.NamespaceDefault), Name: fmt.Sprintf("%s.%x", about.Name, now.UnixNano()),
+		},
+		EventTime: metav1.NewMicroTime(now), ReportingController: "kube-proxy", ReportingInstance: e.instance,
+		Regarding: about, Type: kind, Reason: reason, Action: action, Note: note,
+	}:
+	default:
+	}
 }
 
-// Error implements logr.LogSink.
-func (r *repeats) Error(err error, message string, keysAndValues ...any) {
-	text := message
-	if err != nil {
-		text += ": " + err.Error()
+func (e *Events) run(ctx context.Context) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case event := <-e.waiting:
+			e.send(ctx, event)
+		}
 	}
-	r.mu.Lock()
-	again := text == r.last || r.ended() != nil
-	r.last = text
-	r.mu.Unlock()
-	switch {
-	case !again:
-		r.LogSink.Error(err, message, keysAndValues...)
-	case r.Enabled(2):
-		r.Info(2, message, append(keysAndValues, "err", err)...)
+}
+
+// send posts an event. It tries again unless the server answers.
+func (e *Events) send(ctx context.Context, event *eventsv1.Event) {
+	logger := klog.FromContext(ctx).WithValues("reason", event.Reason, "about", klog.KRef(event.Regarding.Namespace, event.Regarding.Name))
+	for try := range eventTries {
+		err := e.client.Post().Namespace(event.Namespace).Resource("events").Body(event).Do(ctx).Error()
+		switch {
+		case err == nil || ctx.Err() != nil:
+			return
+		case errors.As(err, new(*apierrors.StatusError)):
+			logger.Error(err, "Server rejected event")
+			return
+		case try == 0:
+			logger.Error(err, "Cannot post an event, will retry")
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(wait.Jitter(eventPause, 0.25)): // not all nodes at once
+		}
 	}
 }

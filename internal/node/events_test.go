@@ -1,34 +1,30 @@
 package node
 
 import (
-	"context"
 	"errors"
 	"net/http"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/go-logr/logr/funcr"
 	"github.com/google/go-cmp/cmp"
-	corev1 "k8s.io/api/core/v1"
 	eventsv1 "k8s.io/api/events/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	eventsclient "k8s.io/client-go/kubernetes/typed/events/v1"
-	"k8s.io/klog/v2"
 
 	"github.com/nftproxy/nftproxy/internal/testkit/apiservertest"
+	"github.com/nftproxy/nftproxy/source/apiserver"
 )
 
 // posted waits for n events at the API server and returns them.
 func posted(t *testing.T, server *apiservertest.Server, n int) []eventsv1.Event {
 	t.Helper()
-	client, err := eventsclient.NewForConfig(server.RESTConfig())
+	client, err := apiserver.Client(server.RESTConfig(), nil, eventsv1.SchemeGroupVersion, &eventsv1.Event{}, &eventsv1.EventList{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	for deadline := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
-		list, err := client.Events(metav1.NamespaceDefault).List(t.Context(), metav1.ListOptions{})
-		if err != nil {
+		var list eventsv1.EventList
+		if err := client.Get().Namespace(metav1.NamespaceDefault).Resource("events").Do(t.Context()).Into(&list); err != nil {
 			t.Fatal(err)
 		}
 		if len(list.Items) >= n {
@@ -44,7 +40,6 @@ func TestEvents(t *testing.T) {
 	t.Run("arrive as those of kube-proxy", testEventsArriveAsThoseOfKubeProxy)
 	t.Run("that are refused do no harm", testEventsThatAreRefusedDoNoHarm)
 	t.Run("none post nothing", testNoEventsPostNothing)
-	t.Run("repeated errors are for debugging", testRepeatedErrorsAreForDebugging)
 }
 
 func testEventsArriveAsThoseOfKubeProxy(t *testing.T) {
@@ -56,8 +51,7 @@ func testEventsArriveAsThoseOfKubeProxy(t *testing.T) {
 	events.Starting()
 	events.HealthServerFailed(errors.New("listen tcp :10256: 100% taken"))
 	events.MetricsServerFailed(errors.New("listen tcp :10249: taken"))
-	events.Recorder().Eventf(&corev1.ObjectReference{APIVersion: "v1", Kind: "Service", Namespace: metav1.NamespaceDefault, Name: "web"}, nil,
-		corev1.EventTypeWarning, "FailedToStartServiceHealthcheck", "Listen", "port taken")
+	events.ServiceHealthFailed(metav1.NamespaceDefault, "web", errors.New("port taken"))
 
 	type event struct{ Kind, Name, Type, Reason, Action, Note, By string }
 	got := map[string]event{}
@@ -102,40 +96,5 @@ func testNoEventsPostNothing(t *testing.T) {
 	var events *Events
 	events.Starting()
 	events.HealthServerFailed(errors.New("taken"))
-	if events.Recorder() != nil {
-		t.Error("there is a recorder")
-	}
-}
-
-func testRepeatedErrorsAreForDebugging(t *testing.T) {
-	for verbosity, want := range map[int][]string{
-		0: {"E refused", "E gone", "E refused", "E nothing"},
-		2: {"E refused", "I refused", "I refused", "E gone", "E refused", "E nothing", "I stops"},
-	} {
-		var lines []string
-		ctx, stop := context.WithCancel(t.Context())
-		logger := withoutRepeats(ctx, funcr.New(func(_, args string) {
-			kind := "I"
-			if !strings.Contains(args, `"level"`) {
-				kind = "E"
-			}
-			for _, text := range []string{"refused", "gone", "stops", "nothing"} {
-				if strings.Contains(args, text) {
-					lines = append(lines, kind+" "+text)
-				}
-			}
-		}, funcr.Options{Verbosity: verbosity}))
-		for range 3 {
-			logger.Error(errors.New("refused"), "Unable to write")
-		}
-		logger.Error(errors.New("gone"), "Unable to write")
-		logger.Error(errors.New("refused"), "Unable to write")
-		logger.Error(nil, "nothing")
-		stop()
-		logger.Error(errors.New("stops"), "Unable to write")
-		if diff := cmp.Diff(want, lines); diff != "" {
-			t.Errorf("at -v %d (-want +got):\n%s", verbosity, diff)
-		}
-	}
-	withoutRepeats(t.Context(), klog.Logger{}).Error(nil, "to nobody")
+	events.ServiceHealthFailed(metav1.NamespaceDefault, "web", errors.New("taken"))
 }

@@ -1,6 +1,6 @@
 // Package node guards the Node object of the node that the proxy runs on. It supplies facts that the Node lacks at the
-// start, ends the process when the Node changes in a way that a running proxy cannot follow, and posts events on the Node.
-// The tracker reads zone, addresses and pod CIDRs.
+// start, ends the process when the Node changes in a way that a running proxy cannot follow, and posts events on the
+// Node. The tracker reads zone, addresses and pod CIDRs.
 package node
 
 import (
@@ -19,10 +19,11 @@ import (
 // guard decides which Node the proxy works with:
 //
 //   - It overrides the Node's addresses (Options.Override, Options.FamilyPolicy).
-//   - It keeps addresses and pod CIDRs in force that the Node no longer has. This machine goes on running while its Node
-//     is registered anew, or loses its addresses.
-//   - If the Node lacks required facts at the start, it uses those of the previous run (Options.PreviousNode), else none,
-//     and reports that after a while (Options.Wait). The proxy programs Services in the meantime. Later facts are accepted.
+//   - It keeps addresses and pod CIDRs in force that the Node no longer has. This machine goes on running while its
+//     Node is registered anew, or loses its addresses.
+//   - If the Node lacks required facts at the start, it uses those of the previous run (Options.PreviousNode), else
+//     none, and reports that after a while (Options.Wait). The proxy programs Services in the meantime. Later facts
+//     are accepted.
 //   - It fails when the Node has new addresses or pod CIDRs in place of, or beside, those before, as kube-proxy v1.37
 //     does, so that a restart sets up everything anew.
 type guard struct {
@@ -104,15 +105,18 @@ func (g *guard) logKept(next facts) {
 	case next.kept == "":
 		g.logger.Info("The Node has again what it had lost", "node", g.options.NodeName)
 	default:
-		g.logger.Info("The Node has lost addresses or pod CIDRs; keeping them in force", "node", g.options.NodeName, "kept", next.kept)
+		g.logger.Info("The Node has lost addresses or pod CIDRs; keeping them in force",
+			"node", g.options.NodeName, "kept", next.kept)
 	}
 	g.keeping = next.kept
 }
 
-// synced says that the source has listed everything. It does not wait for missing facts of the Node, which are added later.
+// synced says that the source has listed everything. It does not wait for missing facts
+// of the Node, which are added later.
 func (g *guard) synced() {
 	if overrides := g.options.overrides(); g.said == nil && len(overrides) > 0 {
-		g.logger.Info("There is no Node of this name yet; going on with the addresses that override its own", "node", g.options.NodeName, "ips", text(overrides))
+		g.logger.Info("There is no Node of this name yet; going on with the addresses that override its own",
+			"node", g.options.NodeName, "ips", text(overrides))
 		g.update()
 	}
 	if g.missing().any() {
@@ -121,7 +125,8 @@ func (g *guard) synced() {
 	g.listed = true
 	switch missing := g.missing(); {
 	case missing.any() && g.options.Wait > 0:
-		g.logger.Info("Waiting for the Node; programming Services meanwhile", "node", g.options.NodeName, "missing", missing.String(), "upTo", g.options.Wait.String())
+		g.logger.Info("Waiting for the Node; programming Services meanwhile",
+			"node", g.options.NodeName, "missing", missing.String(), "upTo", g.options.Wait.String())
 		g.timer = time.AfterFunc(g.options.Wait, g.waited)
 	case missing.any():
 		g.giveUp()
@@ -190,7 +195,8 @@ func (g *guard) report() {
 	}
 	known := !missing.any() && !g.known.previous
 	if known && !g.announced {
-		g.logger.Info("Node is known", "node", g.options.NodeName, "ips", text(g.options.counted(g.known.ips)), "podCIDRs", text(g.known.podCIDRs))
+		g.logger.Info("Node is known",
+			"node", g.options.NodeName, "ips", text(g.options.counted(g.known.ips)), "podCIDRs", text(g.known.podCIDRs))
 	}
 	g.announced = known
 }

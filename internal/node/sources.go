@@ -14,9 +14,9 @@ import (
 	"github.com/nftproxy/nftproxy/tracker"
 )
 
-// NewSource returns a Source that passes on the objects of another one and guards this proxy's Node among them. Beyond the
-// errors of the other Source, its Run returns one when the Node has new addresses or, if they count, pod CIDRs, and when
-// the proxy cannot serve the IP families that it has to.
+// NewSource returns a Source that passes on the objects of another one and guards this proxy's Node among them. Beyond
+// the errors of the other Source, its Run returns one when the Node has new addresses or, if they count, pod CIDRs, and
+// when the proxy cannot serve the IP families that it has to.
 func NewSource(source tracker.Source, options Options) tracker.Source {
 	return guardedSource{source, options}
 }
@@ -107,8 +107,8 @@ func NewRemote(ctx context.Context, feed model.Feed, options Options, onNode fun
 	return r
 }
 
-// Run waits for the end of ctx, and then returns nil; or for a Node that requires a restart, or that the proxy cannot serve,
-// and returns that as an error.
+// Run waits for the end of ctx, and then returns nil; or for a Node that requires a restart, or that the proxy
+// cannot serve, and returns that as an error.
 func (r *Remote) Run(ctx context.Context) error {
 	select {
 	case <-ctx.Done():

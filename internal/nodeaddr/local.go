@@ -17,8 +17,8 @@ const answerTimeout = 10 * time.Second
 var addressFamilies = map[model.Family]uint8{model.IPv4: unix.AF_INET, model.IPv6: unix.AF_INET6}
 
 // Local returns the addresses of an IP family that are the machine's own for the kernel, as for nft's "fib daddr type
-// local": the routes of type local in the routing table local. netNS is the file descriptor of the network namespace, or 0
-// for the current one. Kernels before 4.20 list other routes too, which Local ignores.
+// local": the routes of type local in the routing table local. netNS is the file descriptor of the network namespace,
+// or 0 for the current one. Kernels before 4.20 list other routes too, which Local ignores.
 func Local(netNS int, family model.Family) ([]netip.Prefix, error) {
 	prefixes, err := local(netNS, family)
 	if err != nil {

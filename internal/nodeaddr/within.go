@@ -1,5 +1,5 @@
-// Package nodeaddr finds the machine's own addresses: those that nodePortAddresses selects (Within), and those that decide
-// whether the destination of a packet or a flow is this machine (Local).
+// Package nodeaddr finds the machine's own addresses: those that nodePortAddresses selects (Within), and those that
+// decide whether the destination of a packet or a flow is this machine (Local).
 package nodeaddr
 
 import (
@@ -12,10 +12,11 @@ import (
 )
 
 // Within returns the addresses on which a server has to listen so that it answers on each of the machine's addresses in
-// prefixes, sorted. For a prefix of length 0 the list of the family is the unspecified address alone. A family without a
-// prefix has no list; one with prefixes, but without an address of the machine in them, has an empty list.
+// prefixes, sorted. For a prefix of length 0 the list of the family is the unspecified address alone. A family without
+// a prefix has no list; one with prefixes, but without an address of the machine in them, has an empty list.
 //
-// It looks at the interfaces of the network namespace of the calling thread, and leaves out link-local addresses of IPv6.
+// It looks at the interfaces of the network namespace of the calling thread, and leaves
+// out link-local addresses of IPv6.
 func Within(prefixes []netip.Prefix) (map[model.Family][]netip.Addr, error) {
 	mine, err := interfaceAddrs()
 	if err != nil {

@@ -48,7 +48,8 @@ func (l Limits) Check(used Limits) error {
 	)
 }
 
-// frameHeader is the number of bytes that gRPC puts before each message. They count, so that a batch of empty parts ends too.
+// frameHeader is the number of bytes that gRPC puts before each message. They count, so
+// that a batch of empty parts ends too.
 const frameHeader = 5
 
 // add counts a part.
@@ -79,8 +80,8 @@ type Batch struct {
 	port *nodelocalv1.ServicePort
 }
 
-// Add takes the next part. When it ends a batch, Add returns the changes and the end; before that it returns neither. After
-// an error, which names port and field or the limit, the batch is lost, and the stream with it.
+// Add takes the next part. When it ends a batch, Add returns the changes and the end; before that it returns neither.
+// After an error, which names port and field or the limit, the batch is lost, and the stream with it.
 func (b *Batch) Add(update *nodelocalv1.Update) (*model.Changes, *nodelocalv1.Sync, error) {
 	err := b.add(update)
 	if err == nil && update.GetSync() == nil {
@@ -149,7 +150,8 @@ func (b *Batch) set(message *nodelocalv1.ServicePort) error {
 	return nil
 }
 
-// endPort decodes the last port, which has all its continuations. A port that was known before, and is left out now, is gone.
+// endPort decodes the last port, which has all its continuations. A port that was known
+// before, and is left out now, is gone.
 func (b *Batch) endPort() error {
 	message := b.port
 	if message == nil {

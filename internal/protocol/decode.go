@@ -7,6 +7,7 @@ import (
 	"math"
 	"net/netip"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/nftproxy/nftproxy/model"
@@ -54,7 +55,8 @@ func DecodePort(port *nodelocalv1.ServicePort) (*model.ServicePort, error) {
 	}
 	d := decoder{family: id.Family}
 	// First, because a port with another policy may lack what the known ones need.
-	internal, external := d.policy("internal_policy", port.GetInternalPolicy()), d.policy("external_policy", port.GetExternalPolicy())
+	internal, external := d.policy("internal_policy", port.GetInternalPolicy()), d.policy("external_policy",
+		port.GetExternalPolicy())
 	out := &model.ServicePort{
 		ID:                       id,
 		ClusterIP:                d.addr("cluster_ip", port.GetClusterIp()),
@@ -281,4 +283,27 @@ func convert[A, B any](list []A, f func(A) B) []B {
 		out[i] = f(element)
 	}
 	return out
+}
+
+// maxSeen bounds the texts in a Seen, so that the other side can fill neither log nor memory.
+const maxSeen = 1000
+
+// Seen remembers texts that were logged.
+type Seen struct {
+	mu    sync.Mutex
+	texts map[string]struct{}
+}
+
+// First reports whether a text is to be logged: it is new, and there is room for it.
+func (s *Seen) First(text string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if _, known := s.texts[text]; known || len(s.texts) == maxSeen {
+		return false
+	}
+	if s.texts == nil {
+		s.texts = map[string]struct{}{}
+	}
+	s.texts[text] = struct{}{}
+	return true
 }

@@ -66,13 +66,19 @@ func EncodeServiceCIDRs(ranges []netip.Prefix) *nodelocalv1.ServiceCIDRs {
 	return &nodelocalv1.ServiceCIDRs{Cidrs: texts(ranges)}
 }
 
-// EncodeSync returns the end of a batch: the position after it, and the first MaxTriggers times of events that led to it.
+// EncodeSync returns the end of a batch: the position after it, and the first MaxTriggers
+// times of events that led to it.
 func EncodeSync(position *nodelocalv1.Position, triggers []time.Time) *nodelocalv1.Sync {
-	return &nodelocalv1.Sync{Position: position, TriggerTimes: convert(triggers[:min(len(triggers), MaxTriggers)], timestamppb.New)}
+	return &nodelocalv1.Sync{
+		Position: position, TriggerTimes: convert(triggers[:min(len(triggers), MaxTriggers)], timestamppb.New),
+	}
 }
 
 func encodeEndpoint(e model.Endpoint) *nodelocalv1.Endpoint {
-	return &nodelocalv1.Endpoint{Address: e.AddrPort.Addr().String(), Port: uint32(e.AddrPort.Port()), Placement: placementOf(e), Hostname: e.Info.Hostname(), Zone: e.Info.Zone()}
+	return &nodelocalv1.Endpoint{
+		Address: e.AddrPort.Addr().String(), Port: uint32(e.AddrPort.Port()),
+		Placement: placementOf(e), Hostname: e.Info.Hostname(), Zone: e.Info.Zone(),
+	}
 }
 
 func placementOf(e model.Endpoint) nodelocalv1.Placement {

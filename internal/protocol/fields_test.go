@@ -15,7 +15,8 @@ import (
 	nodelocalv1 "github.com/nftproxy/nftproxy/nodelocal/v1"
 )
 
-// notZero sets v to a value that is valid and not the zero value. It fails for a type that it does not know: a new field may need one.
+// notZero sets v to a value that is valid and not the zero value. It fails for a type that
+// it does not know: a new field may need one.
 func notZero(t *testing.T, path string, v reflect.Value) {
 	t.Helper()
 	switch v.Interface().(type) {

@@ -12,7 +12,8 @@ import (
 	nodelocalv1 "github.com/nftproxy/nftproxy/nodelocal/v1"
 )
 
-// PartSize is about the length of the longest part of a batch, in bytes. It leaves room below the 4 MiB that gRPC takes by default.
+// PartSize is about the length of the longest part of a batch, in bytes. It leaves room
+// below the 4 MiB that gRPC takes by default.
 const PartSize = 1 << 20
 
 // maxEndpoints is the number of endpoints, of up to 180 bytes, in one message of a port; more are in continuations.
@@ -44,13 +45,16 @@ func SetField(port *model.ServicePort) (fields []Field) {
 	}
 }
 
-// AddKeys appends the labels and annotations that keys names to fields, which SetField returned for the port. It does not
-// modify fields.
+// AddKeys appends the labels and annotations that keys names to fields, which SetField
+// returned for the port. It does not modify fields.
 func AddKeys(fields []Field, port *model.ServicePort, keys model.ServiceKeys) []Field {
 	if keys.Empty() {
 		return fields
 	}
-	more := &nodelocalv1.ServicePort{ServiceLabels: valuesAt(keys.Labels, port.ServiceLabels), ServiceAnnotations: valuesAt(keys.Annotations, port.ServiceAnnotations)}
+	more := &nodelocalv1.ServicePort{
+		ServiceLabels:      valuesAt(keys.Labels, port.ServiceLabels),
+		ServiceAnnotations: valuesAt(keys.Annotations, port.ServiceAnnotations),
+	}
 	if len(more.ServiceLabels)+len(more.ServiceAnnotations) == 0 || len(fields[0]) == 0 {
 		return fields
 	}

@@ -10,7 +10,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/pager"
 )
 
@@ -30,29 +29,29 @@ func ClusterObjects(ctx context.Context, kubeconfig, node string) (*manifests.Ob
 	if err != nil {
 		return nil, err
 	}
-	client, err := kubernetes.NewForConfig(settings)
+	collections, err := apiserver.NewCollections(settings, nil)
 	if err != nil {
 		return nil, fmt.Errorf("kubeconfig %s: %w", kubeconfig, err)
 	}
-	return list(ctx, client, node)
+	return list(ctx, collections, node)
 }
 
-func list(ctx context.Context, client kubernetes.Interface, node string) (*manifests.Objects, error) {
+func list(ctx context.Context, collections apiserver.Collections, node string) (*manifests.Objects, error) {
 	var o manifests.Objects
 	for _, kind := range []struct {
 		name string
-		list pager.ListPageFunc
+		apiserver.Collection
 		// fields selects objects. The proxy's role allows to list Nodes, not to get one.
 		fields fields.Set
 		// optional says that servers before Kubernetes 1.33 do not have the kind.
 		optional bool
 	}{
-		{name: "Nodes", list: pages(client.CoreV1().Nodes().List), fields: fields.Set{"metadata.name": node}},
-		{name: "Services", list: pages(client.CoreV1().Services("").List)},
-		{name: "EndpointSlices", list: pages(client.DiscoveryV1().EndpointSlices("").List)},
-		{name: "ServiceCIDRs", list: pages(client.NetworkingV1().ServiceCIDRs().List), optional: true},
+		{name: "Nodes", Collection: collections.Nodes, fields: fields.Set{"metadata.name": node}},
+		{name: "Services", Collection: collections.Services},
+		{name: "EndpointSlices", Collection: collections.EndpointSlices},
+		{name: "ServiceCIDRs", Collection: collections.ServiceCIDRs, optional: true},
 	} {
-		err := pager.New(kind.list).EachListItem(ctx, metav1.ListOptions{FieldSelector: kind.fields.String()}, func(obj runtime.Object) error {
+		err := pager.New(kind.List).EachListItem(ctx, metav1.ListOptions{FieldSelector: kind.fields.String()}, func(obj runtime.Object) error {
 			o.Add(obj)
 			return nil
 		})
@@ -61,10 +60,4 @@ func list(ctx context.Context, client kubernetes.Interface, node string) (*manif
 		}
 	}
 	return &o, nil
-}
-
-func pages[L runtime.Object](list func(context.Context, metav1.ListOptions) (L, error)) pager.ListPageFunc {
-	return func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
-		return list(ctx, options)
-	}
 }

@@ -90,7 +90,9 @@ type ruleText struct {
 
 // Write writes the snapshot as a dump.
 func (s *Snapshot) Write(w io.Writer) error {
-	d := document[tableText, otherText]{APIVersion: APIVersion, Kind: kind, Writer: "ruledump " + version.Own(), Header: s.Header, Tables: []tableText{}}
+	d := document[tableText, otherText]{
+		APIVersion: APIVersion, Kind: kind, Writer: "ruledump " + version.Own(), Header: s.Header, Tables: []tableText{},
+	}
 	for i, t := range s.Tables {
 		text := fromTable(t, s.Counts)
 		if s.recordings != nil {
@@ -140,7 +142,10 @@ func fromTable(t *nft.Table, counts Counts) tableText {
 }
 
 func fromSet(s *nft.Set, counts map[nft.Data]nft.Count) setText {
-	out := setText{Name: s.Name, Key: s.Key.String(), Comment: s.Comment, Interval: s.Interval, Dynamic: s.Dynamic, Size: s.Size, Counter: s.Counter, Elements: []elementText{}}
+	out := setText{
+		Name: s.Name, Key: s.Key.String(), Comment: s.Comment, Interval: s.Interval,
+		Dynamic: s.Dynamic, Size: s.Size, Counter: s.Counter, Elements: []elementText{},
+	}
 	switch {
 	case s.Verdicts:
 		out.Data = "verdict"
@@ -186,8 +191,8 @@ const maxSize = 1 << 30
 
 var errTruncated = errors.New("the dump is truncated: it ends in the middle")
 
-// FromDump reads a dump, or the dump in a report. An error names the fault and its place: a truncated dump, JSON that is no dump, a dump of
-// another version.
+// FromDump reads a dump, or the dump in a report. An error names the fault and its place: a truncated dump, JSON
+// that is no dump, a dump of another version.
 func FromDump(r io.Reader) (*Snapshot, error) {
 	buffered := bufio.NewReader(r)
 	if beginning, _ := buffered.Peek(2); isReport(beginning) {
@@ -216,7 +221,8 @@ func fromDocument(r io.Reader) (*Snapshot, error) {
 		case err != nil:
 			return nil, fmt.Errorf("table %s %s: %w", text.Family, text.Name, err)
 		case t.Name != compiler.TableName && !strings.HasPrefix(t.Name, compiler.TableName+"."):
-			return nil, fmt.Errorf("the dump has a table %s %s, and the proxy's are called %s", t.Family, t.Name, compiler.TableName)
+			return nil, fmt.Errorf("the dump has a table %s %s, and the proxy's are called %s",
+				t.Family, t.Name, compiler.TableName)
 		}
 		if err := s.add(t, text.Netlink); err != nil {
 			return nil, fmt.Errorf("table %s %s: %w", text.Family, text.Name, err)
@@ -252,7 +258,8 @@ func decode(r io.Reader, d *document[tableBytes, otherBytes]) error {
 	case d.APIVersion != APIVersion:
 		return fmt.Errorf("the dump has apiVersion %q, and this ruledump reads %s: use the ruledump of the version that wrote it", d.APIVersion, APIVersion)
 	case d.Kind != kind:
-		return fmt.Errorf("the document is of kind %q, and a dump is of kind %s, as `ruledump live -o json` writes it", d.Kind, kind)
+		return fmt.Errorf("the document is of kind %q, and a dump is of kind %s, as `ruledump live -o json` writes it",
+			d.Kind, kind)
 	case err != nil:
 		return fmt.Errorf("the dump cannot be read: %w", err)
 	}

@@ -214,8 +214,8 @@ func FuzzRead(f *testing.F) {
 
 func mustPrefix(text string) netip.Prefix { return netip.MustParsePrefix(text) }
 
-// FuzzTables shows that no tables make those fall over who read meaning into them: the proxy at its start, and ruledump.
-// Another process can put anything into tables of the proxy's name, and anything can be in a dump.
+// FuzzTables shows that no tables make those fall over who read meaning into them: the proxy at its start, and
+// ruledump. Another process can put anything into tables of the proxy's name, and anything can be in a dump.
 func FuzzTables(f *testing.F) {
 	for _, table := range compiled(f) {
 		recording, err := table.Record()

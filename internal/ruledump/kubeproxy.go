@@ -16,14 +16,15 @@ import (
 	"github.com/nftproxy/nftproxy/nft"
 )
 
-// kubeProxyChecks are chains that refuse clients in the tables of Kubernetes' kube-proxy: of v1.37, and of versions with a
-// chain for each endpoint. nftproxy's tables do not have them.
+// kubeProxyChecks are chains that refuse clients in the tables of Kubernetes' kube-proxy: of v1.37, and of versions
+// with a chain for each endpoint. nftproxy's tables do not have them.
 var kubeProxyChecks = []string{"service-endpoints-check", "endpoints-check"}
 
-// isKubeProxys reports whether Kubernetes' kube-proxy wrote a table. The comment does not tell: it stays when one program
-// replaces the content that the other wrote.
+// isKubeProxys reports whether Kubernetes' kube-proxy wrote a table. The comment does not tell: it stays when one
+// program replaces the content that the other wrote.
 func isKubeProxys(t *nft.Table) bool {
-	return t.Set(compiler.ServiceIPs) != nil && slices.ContainsFunc(kubeProxyChecks, func(name string) bool { return t.Chain(name) != nil })
+	return t.Set(compiler.ServiceIPs) != nil &&
+		slices.ContainsFunc(kubeProxyChecks, func(name string) bool { return t.Chain(name) != nil })
 }
 
 // KubeProxys reports whether Kubernetes' kube-proxy wrote the tables.
@@ -208,8 +209,8 @@ func (r *kubeProxyRule) next() string {
 	return ""
 }
 
-// endpoints returns those that a chain draws from: the address of its dnat, the values of the map that its dnat draws from, or the
-// endpoints of the chains that it draws from.
+// endpoints returns those that a chain draws from: the address of its dnat, the values of the map that its dnat draws
+// from, or the endpoints of the chains that it draws from.
 func (r *kubeProxyReader) endpoints(chain string) (list []netip.AddrPort) {
 	for _, rule := range r.rules(chain) {
 		var constants []byte // the address, then the port

@@ -40,18 +40,42 @@ func (s *Snapshot) readOthers(ctx context.Context, conn *nft.Conn, record bool) 
 	for _, t := range all {
 		s.nameUnfollowed(t)
 	}
-	legacy, err := leftovers.LegacyTables()
-	if err != nil {
-		s.NotLookedAt = append(s.NotLookedAt, "iptables-legacy: "+err.Error())
-	}
-	for _, t := range legacy {
-		s.NotLookedAt = append(s.NotLookedAt, t.String())
-	}
 	s.Ordered = all
+	s.addLegacy(record)
 	s.Host.Lookup = func(t *nft.Table, set string, key nft.Data) (nft.Element, bool, error) {
 		return conn.Lookup(ctx, t, set, key)
 	}
 	return s.addRoutes()
+}
+
+// How large a table of iptables-legacy may be in the kernel. A dump has less room: some 40,000 rules.
+const maxLegacyBytes, maxLegacyInDump = 256 << 20, 32 << 20
+
+// addLegacy adds the tables of iptables-legacy, as if they had been made first.
+func (s *Snapshot) addLegacy(record bool) {
+	maxBytes := maxLegacyBytes
+	if record {
+		maxBytes = maxLegacyInDump
+	}
+	tables, err := leftovers.LegacyTables(maxBytes)
+	if err != nil {
+		s.NotLookedAt = append(s.NotLookedAt, "iptables-legacy: "+err.Error())
+	}
+	for _, legacy := range slices.Backward(tables) {
+		var t *nft.Table
+		err := legacy.Err
+		if err == nil {
+			t, err = legacy.Rules.Other()
+		}
+		if err != nil {
+			s.NotLookedAt = append(s.NotLookedAt, fmt.Sprintf("table %s %s: %v", legacy.Family, legacy.Name, err))
+			continue
+		}
+		s.Ordered = slices.Insert(s.Ordered, 0, t)
+		if record {
+			s.otherRecordings = slices.Insert(s.otherRecordings, 0, legacy.Rules)
+		}
+	}
 }
 
 // nameUnfollowed adds to NotLookedAt the chains of a table that the evaluator cannot follow.

@@ -36,8 +36,8 @@ type Proxy struct {
 	Config *v1alpha2.KubeProxyConfiguration
 }
 
-// RunningProxy asks the proxy whose metrics server is at address, HOST:PORT, for its settings, at /configz. It waits for
-// proxyPatience. An answer that is no valid KubeProxyConfiguration is an error: another program may listen there.
+// RunningProxy asks the proxy whose metrics server is at address, HOST:PORT, for its settings, at /configz. It waits
+// for proxyPatience. An answer that is no valid KubeProxyConfiguration is an error: another program may listen there.
 func RunningProxy(ctx context.Context, address string) (*Proxy, error) {
 	url := "http://" + address + "/configz"
 	status, text, err := Page(ctx, url, maxConfigz)
@@ -69,8 +69,8 @@ func RunningProxy(ctx context.Context, address string) (*Proxy, error) {
 	return p, nil
 }
 
-// Page returns the status and the body of the answer to GET, of at most limit bytes. It follows no redirect, asks no HTTP
-// proxy, and waits for two seconds.
+// Page returns the status and the body of the answer to GET, of at most limit bytes. It follows no redirect,
+// asks no HTTP proxy, and waits for two seconds.
 func Page(ctx context.Context, url string, limit int64) (status int, text []byte, err error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, proxyPatience, fmt.Errorf("no answer within %v", proxyPatience))
 	defer cancel()

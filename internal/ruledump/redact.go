@@ -13,9 +13,9 @@ import (
 	"github.com/nftproxy/nftproxy/nft"
 )
 
-// Pseudonyms replaces IP addresses by others: the same one always by the same one, and addresses that have the first bits
-// in common by addresses that have as many in common. So prefixes, and the rules and routes about them, mean the same
-// as before. The way back takes the key, which nobody keeps.
+// Pseudonyms replaces IP addresses by others: the same one always by the same one, and addresses that have the first
+// bits in common by addresses that have as many in common. So prefixes, and the rules and routes about them, mean the
+// same as before. The way back takes the key, which nobody keeps.
 type Pseudonyms struct {
 	key   [32]byte
 	known map[netip.Addr]netip.Addr
@@ -47,8 +47,8 @@ func (p *Pseudonyms) Of(addr netip.Addr) netip.Addr {
 	return out
 }
 
-// isNobodys reports whether an address identifies nobody: it is unspecified, loopback or multicast, or of the first or the
-// last IPv4 addresses. Those of NAT64 begin with zeros too and have a client's IPv4 address.
+// isNobodys reports whether an address identifies nobody: it is unspecified, loopback or multicast, or of the first or
+// the last IPv4 addresses. Those of NAT64 begin with zeros too and have a client's IPv4 address.
 func isNobodys(addr netip.Addr) bool {
 	if addr.Is6() {
 		return addr.IsUnspecified() || addr.IsLoopback() || addr.IsMulticast()
@@ -96,8 +96,9 @@ func (p *Pseudonyms) Text(text []byte) []byte {
 	return append(out, text[copied:]...)
 }
 
-// addressAt returns the pseudonym of the longest address or prefix that begins at a place of a text, and its length; 0 for
-// none. No IPv6 address begins within a word, as in "cache::add". What follows may be anything: "fd00::1: no route".
+// addressAt returns the pseudonym of the longest address or prefix that begins at a place of a
+// text, and its length; 0 for none. No IPv6 address begins within a word, as in "cache::add". What
+// follows may be anything: "fd00::1: no route".
 func (p *Pseudonyms) addressAt(text []byte, at int) (with string, length int) {
 	end := at
 	for end < min(len(text), at+maxAddressText) && isPartOfAddress(text[end]) {
@@ -146,8 +147,8 @@ var escapes = regexp.MustCompile(`(\\[bfnrt]|%[0-9A-Fa-f]{2})$`)
 
 func endsEscape(text []byte) bool { return escapes.Match(text[max(0, len(text)-3):]) }
 
-// Redact returns a snapshot of the same tables, in which pseudonyms stand for addresses. It leaves out the tables of other
-// programs, which may have addresses anywhere.
+// Redact returns a snapshot of the same tables, in which pseudonyms stand for addresses. It leaves out the tables of
+// other programs, which may have addresses anywhere.
 func (s *Snapshot) Redact(p *Pseudonyms) (*Snapshot, error) {
 	out := &Snapshot{Header: s.Header, ServiceProxyName: s.ServiceProxyName}
 	out.Addresses = nil

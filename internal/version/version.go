@@ -1,8 +1,9 @@
 // Package version says which version of nftproxy this is, and which kube-proxy it stands for.
 //
-// Other components of Kubernetes and their alerts go by kube-proxy's version: kubernetes-mixin's KubeVersionMismatch counts the
-// minor versions that components report in the label git_version of kubernetes_build_info. So that label, and --version,
-// begin with the version of the kube-proxy that this program stands for, and end with its own: v1.37.2+nftproxy-v0.1.0.
+// Other components of Kubernetes and their alerts go by kube-proxy's version: kubernetes-mixin's
+// KubeVersionMismatch counts the minor versions that components report in the label git_version of
+// kubernetes_build_info. So that label, and --version, begin with the version of the kube-proxy that this program
+// stands for, and end with its own: v1.37.2+nftproxy-v0.1.0.
 package version
 
 import (
@@ -31,7 +32,8 @@ func KubeProxy() string {
 	return "v" + kubernetes.DefaultKubeBinaryVersion
 }
 
-// Full returns both as other components of Kubernetes write a version that somebody added to: "v1.37.2+nftproxy-v0.1.0".
+// Full returns both as other components of Kubernetes write a version that somebody added
+// to: "v1.37.2+nftproxy-v0.1.0".
 func Full() string { return KubeProxy() + infix + Own() }
 
 // infix stands between the two versions, here and in the Makefile.

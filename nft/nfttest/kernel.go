@@ -22,16 +22,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Kernel is nf_tables in memory. Its zero value has no tables. All methods of Conn and Monitor work with it as they are,
-// and several connections share it:
+// Kernel is nf_tables in memory. Its zero value has no tables. All methods of Conn and Monitor work with it as
+// they are, and several connections share it:
 //
 //	kernel := &nfttest.Kernel{}
 //	conn, err := nft.Dial(nft.Config{Open: kernel.Open})
 //
-// A transaction has its effect whole or not at all. The kernel's errno refuses names that are missing, there already or
-// in use, full sets, loops of chains, tables with another owner, and old generations. Left out are packets (elements that
-// they would add can be added with a Timeout), checks of expressions against a chain's hook, interrupted listings, and
-// what package nft cannot write.
+// A transaction has its effect whole or not at all. The kernel's errno refuses names that are missing, there already
+// or in use, full sets, loops of chains, tables with another owner, and old generations. Left out are packets
+// (elements that they would add can be added with a Timeout), checks of expressions against a chain's hook,
+// interrupted listings, and what package nft cannot write.
 //
 // TestFake of package nft compares it with the kernel.
 type Kernel struct {
@@ -231,7 +231,8 @@ func (c *socket) answer(typ uint16, flags netlink.HeaderFlags, sequence uint32, 
 	c.update(func() { c.queue = append(c.queue, b) })
 }
 
-// refuse answers a message with an errno; 0 for success. at is the offset of the attribute that is to blame; 0 for none.
+// refuse answers a message with an errno; 0 for success. at is the offset of the
+// attribute that is to blame; 0 for none.
 func (c *socket) refuse(sequence uint32, err error, at int) {
 	var errno unix.Errno
 	errors.As(err, &errno)

@@ -69,8 +69,8 @@ func (a *admission) leave(peer string) {
 
 func (a *admission) peerMemory() int64 { return max(a.options.BatchMemory/peerShare, 1) }
 
-// reserve waits for memory for a batch of Services. After Options.BatchWait the error is errBusy; other errors are those of
-// ctx. The caller must call free when the client has received the batch.
+// reserve waits for memory for a batch of Services. After Options.BatchWait the error is errBusy; other errors are
+// those of ctx. The caller must call free when the client has received the batch.
 func (a *admission) reserve(ctx context.Context, load *peerLoad, services int) (free func(), err error) {
 	if services <= smallBatch {
 		return func() {}, nil

@@ -16,8 +16,8 @@ func TestChurn(t *testing.T) {
 	t.Run("reaches backends as few changes", testChurnReachesBackendsAsFewChanges)
 }
 
-// testChurnReachesBackendsAsFewChanges sends what a cluster of 1,000 Services sends in a bad hour, at once: half of 20,000
-// events touches nothing that a node does, and endpoints of a few broken Services flap.
+// testChurnReachesBackendsAsFewChanges sends what a cluster of 1,000 Services sends in a bad hour, at once: half of
+// 20,000 events touches nothing that a node does, and endpoints of a few broken Services flap.
 func testChurnReachesBackendsAsFewChanges(t *testing.T) {
 	const services, events = 1000, 20_000
 	tr := servingTracker(1000)
@@ -85,7 +85,8 @@ func testChurnReachesBackendsAsFewChanges(t *testing.T) {
 	})
 	syncs, changes := follower.counts()
 	t.Logf("%d events (%v) reached the backend as %d changes in %d Syncs", events, kinds, changes, syncs-1)
-	// A machine that is slow spreads the events over more batches, one each 50 ms at most. Each has the ten that flap at most.
+	// A machine that is slow spreads the events over more batches, one each 50 ms at
+	// most. Each has the ten that flap at most.
 	took := time.Since(begin)
 	most := max(events/100, 10*(2+int(took/(50*time.Millisecond))))
 	if changes > most {

@@ -12,8 +12,8 @@ import (
 	"github.com/nftproxy/nftproxy/model"
 )
 
-// part is an Update that is encoded already. It is the pool of the one buffer that gRPC makes of it, and so learns when gRPC
-// has written it to the connection.
+// part is an Update that is encoded already. It is the pool of the one buffer that gRPC makes of it, and so learns
+// when gRPC has written it to the connection.
 type part struct {
 	data []byte
 	// written is closed when gRPC does not need data any more.
@@ -52,8 +52,8 @@ func (codec) Unmarshal(data mem.BufferSlice, message any) error {
 // maxEncodings bounds the encodings in each of two generations, with their ports, in bytes: some 300,000 endpoints.
 const maxEncodings = 32 << 20
 
-// encodings remembers the encodings of ports that several nodes may have in common. When the younger of two generations is
-// full, it forgets the older one.
+// encodings remembers the encodings of ports that several nodes may have in common. When the younger of two
+// generations is full, it forgets the older one.
 type encodings struct {
 	mu         sync.Mutex
 	young, old map[*model.ServicePort][]protocol.Field
@@ -85,7 +85,8 @@ func (e *encodings) keep(port *model.ServicePort, fields []protocol.Field) {
 	if e.young[port] != nil {
 		return
 	}
-	// About the memory of the map and the port: an address in a list is up to 64 bytes. Labels and annotations count as such.
+	// About the memory of the map and the port: an address in a list is up to 64 bytes.
+	// Labels and annotations count as such.
 	size := 100 + 64*port.Addresses()
 	for _, f := range fields {
 		size += len(f)

@@ -218,7 +218,8 @@ func testRunFollowsOn(t *testing.T) {
 	eventually(t, func() string { return follower.difference(want) })
 }
 
-// Two servers are behind one address, as those of a Service are. The first connection leads to the one that knows nothing.
+// Two servers are behind one address, as those of a Service are. The first connection
+// leads to the one that knows nothing.
 func testRunLeavesAServerThatIsNotReady(t *testing.T) {
 	t.Parallel()
 	ready := servingTracker(100)

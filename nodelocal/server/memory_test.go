@@ -79,8 +79,8 @@ func serveTCP(t *testing.T, tr *tracker.Tracker, options server.Options) (addres
 	return listener.Addr().String()
 }
 
-// watchFrom begins to watch over a connection of its own, whose window is small: what the client does not read stays with
-// the server.
+// watchFrom begins to watch over a connection of its own, whose window is small: what the
+// client does not read stays with the server.
 func watchFrom(t *testing.T, address, source string, i int) grpc.ServerStreamingClient[nodelocalv1.Update] {
 	t.Helper()
 	from := &net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(source)}}
@@ -152,8 +152,8 @@ func testServerSendsOneByOne(t *testing.T) {
 	}
 }
 
-// testServerDoesNotWaitForSlowReaders has a client that takes each part long before SendTimeout, and more time than the whole
-// batch may take.
+// testServerDoesNotWaitForSlowReaders has a client that takes each part long before SendTimeout,
+// and more time than the whole batch may take.
 func testServerDoesNotWaitForSlowReaders(t *testing.T) {
 	t.Parallel()
 	tr := servingTracker(10)

@@ -19,10 +19,11 @@ type Options struct {
 	MaxStreamsPerPeer int
 	// MaxConnections bounds the connections, by default 5,000. More wait to be accepted.
 	MaxConnections int
-	// MinInterval is the least time from one batch of a stream to the next, by default 50 ms. Concurrent changes are merged.
+	// MinInterval is the least time from one batch of a stream to the next, by default 50
+	// ms. Concurrent changes are merged.
 	MinInterval time.Duration
-	// MaxAge is the age at which a stream ends without an error, by default 30 min and up to a tenth more. The client comes
-	// back, perhaps to another server, so that clients spread over the servers.
+	// MaxAge is the age at which a stream ends without an error, by default 30 min and up to a tenth more. The client
+	// comes back, perhaps to another server, so that clients spread over the servers.
 	MaxAge time.Duration
 	// SendTimeout bounds the time in which a client receives one part of a batch, by default 30 s.
 	SendTimeout time.Duration
@@ -31,8 +32,8 @@ type Options struct {
 	// BatchMemory is about the memory in bytes of the large batches under way to clients, by default 128 MiB. The clients
 	// of one peer may use an eighth of it. The rest wait. At least one batch is always under way.
 	BatchMemory int64
-	// BatchWait bounds the time that a large batch waits for that memory, by default 10 s. Then the call ends with UNAVAILABLE, so
-	// that the client tries again, perhaps at another server.
+	// BatchWait bounds the time that a large batch waits for that memory, by default 10 s. Then the call ends with
+	// UNAVAILABLE, so that the client tries again, perhaps at another server.
 	BatchWait time.Duration
 	// TLS is the configuration for tcp://; it must ask clients for certificates (nodelocal.TLSFiles).
 	TLS *tls.Config
@@ -53,7 +54,8 @@ type Hooks struct {
 	// OnBatch is called for each batch that gRPC has written. full says that it was the full state. lag is the time since
 	// the server learnt of the first change in it, and 0 for the first batch of a stream.
 	OnBatch func(full bool, bytes int, lag time.Duration)
-	// OnRefused is called for each connection or call that is refused or ended by the server, with one of the Refused constants.
+	// OnRefused is called for each connection or call that is refused or ended by the
+	// server, with one of the Refused constants.
 	OnRefused func(reason string)
 }
 
@@ -69,7 +71,9 @@ const (
 )
 
 // Refused lists the reasons.
-var Refused = []string{RefusedNode, RefusedPermission, RefusedKeys, RefusedStreams, RefusedBusy, RefusedStalled, RefusedTLS}
+var Refused = []string{
+	RefusedNode, RefusedPermission, RefusedKeys, RefusedStreams, RefusedBusy, RefusedStalled, RefusedTLS,
+}
 
 func (o *Options) setDefaults() {
 	o.MaxStreams = cmp.Or(o.MaxStreams, 5000)

@@ -93,15 +93,16 @@ func processOf(conn *net.UnixConn) (pid process) {
 // nodeUser is the prefix of a node's name in a certificate (Kubernetes' Node authorizer).
 const nodeUser = "system:node:"
 
-// authorize returns an error unless the peer may watch the node. Without TLS it has come over a socket of this machine, whose
-// mode says who may.
+// authorize returns an error unless the peer may watch the node. Without TLS it has come over a
+// socket of this machine, whose mode says who may.
 func (s *Server) authorize(node string, peer identity) error {
 	if s.options.TLS == nil || s.options.AnyNode {
 		return nil
 	}
 	info, _ := peer.AuthInfo.(credentials.TLSInfo)
 	if len(info.State.PeerCertificates) == 0 {
-		return status.Errorf(codes.PermissionDenied, "the client has no certificate, and to watch node %q it must have one for %q", node, nodeUser+node)
+		return status.Errorf(codes.PermissionDenied,
+			"the client has no certificate, and to watch node %q it must have one for %q", node, nodeUser+node)
 	}
 	cert := info.State.PeerCertificates[0]
 	names := slices.Concat([]string{cert.Subject.CommonName}, cert.DNSNames)

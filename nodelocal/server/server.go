@@ -76,8 +76,8 @@ func New(t *tracker.Tracker, options Options) *Server {
 	}
 }
 
-// Serve answers on the listener, which Listen returned. When ctx ends, it ends all calls, closes the listener and returns
-// nil. It must not be called twice.
+// Serve answers on the listener, which Listen returned. When ctx ends, it ends all calls, closes the listener
+// and returns nil. It must not be called twice.
 func (s *Server) Serve(ctx context.Context, listener net.Listener) error {
 	server := s.newGRPC(ctx)
 	go s.logWaiting(ctx)
@@ -139,7 +139,8 @@ func (s *Server) logWaiting(ctx context.Context) {
 			return
 		case <-time.After(wait):
 			wait = waits.NextBackOff()
-			s.options.Logger.Info("Not serving the node-local API yet, clients are told to try again", "waitingFor", s.tracker.WaitingFor(), "nextLogIn", wait)
+			s.options.Logger.Info("Not serving the node-local API yet, clients are told to try again",
+				"waitingFor", s.tracker.WaitingFor(), "nextLogIn", wait)
 		}
 	}
 }
@@ -147,7 +148,8 @@ func (s *Server) logWaiting(ctx context.Context) {
 // refusedHandshake may log a handshake, and counts it.
 func (s *Server) refusedHandshake(peer string, err error) {
 	s.handshakes.Do(func() {
-		s.options.Logger.Info("Refused a connection, the TLS handshake failed; of many only some are logged", "peer", peer, "reason", err.Error())
+		s.options.Logger.Info("Refused a connection, the TLS handshake failed; of many only some are logged",
+			"peer", peer, "reason", err.Error())
 	})
 	s.options.Hooks.OnRefused(RefusedTLS)
 }

@@ -24,11 +24,13 @@ const (
 	maxSocketPath = 100
 )
 
-// Listen listens on unix:///PATH, or on tcp://HOST:PORT, for which secure says that Options.TLS is set. Errors name the address.
+// Listen listens on unix:///PATH, or on tcp://HOST:PORT, for which secure says that
+// Options.TLS is set. Errors name the address.
 //
-// A socket is private: its mode is 0600, and nobody but root and this process's user may be able to write to its directory,
-// which is made if it is missing. The listener locks the file PATH.lock until it is closed. A socket whose lock another server holds,
-// or on which one answers, is an error that wraps ErrInUse; one that a server left when it was killed is replaced.
+// A socket is private: its mode is 0600, and nobody but root and this process's user may be able to write to
+// its directory, which is made if it is missing. The listener locks the file PATH.lock until it is closed. A
+// socket whose lock another server holds, or on which one answers, is an error that wraps ErrInUse; one that a
+// server left when it was killed is replaced.
 func Listen(ctx context.Context, address string, secure bool) (net.Listener, error) {
 	scheme, rest, _ := strings.Cut(address, "://")
 	switch {
@@ -123,8 +125,8 @@ func (s *socket) bind(ctx context.Context) error {
 	return nil
 }
 
-// takeLock locks the file PATH.lock, unless it is the one that s has locked. The kernel unlocks it when the process ends. The
-// file stays: if a server removed it, two others could lock a file of that name each.
+// takeLock locks the file PATH.lock, unless it is the one that s has locked. The kernel unlocks it when the process
+// ends. The file stays: if a server removed it, two others could lock a file of that name each.
 func (s *socket) takeLock() error {
 	path := s.path + ".lock"
 	if own, err := s.lock.Stat(); err == nil && isAt(path, own) {

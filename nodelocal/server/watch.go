@@ -52,8 +52,8 @@ type request interface {
 	GetServiceKeys() *nodelocalv1.ServiceKeys
 }
 
-// call runs one call in a goroutine of its own, so that call can return, and so end the stream, while that goroutine waits
-// for the client to read.
+// call runs one call in a goroutine of its own, so that call can return, and so end the stream, while
+// that goroutine waits for the client to read.
 func (s *Server) call(asked request, seen *nodelocalv1.Position, out grpc.ServerStream, run func(*stream) error) error {
 	peer := identify(out.Context())
 	node := asked.GetNode()
@@ -69,7 +69,9 @@ func (s *Server) call(asked request, seen *nodelocalv1.Position, out grpc.Server
 	}
 	ctx, cancel := context.WithCancelCause(out.Context())
 	defer cancel(nil)
-	st := &stream{ctx: ctx, server: s, node: node, peer: peer.name, keys: keys, instance: s.instanceFor(keys), load: load, out: out}
+	st := &stream{
+		ctx: ctx, server: s, node: node, peer: peer.name, keys: keys, instance: s.instanceFor(keys), load: load, out: out,
+	}
 	st.watchdog = time.AfterFunc(s.options.SendTimeout, func() { cancel(errStalled) })
 	st.watchdog.Stop()
 	ended := make(chan error, 1)
@@ -95,7 +97,8 @@ func (s *Server) call(asked request, seen *nodelocalv1.Position, out grpc.Server
 	}
 	if errors.Is(context.Cause(ctx), errStalled) {
 		s.options.Hooks.OnRefused(RefusedStalled)
-		s.options.Logger.Info("Closing the connection of a client that reads too slowly or not at all", "node", node, "peer", peer.name, "timeout", s.options.SendTimeout)
+		s.options.Logger.Info("Closing the connection of a client that reads too slowly or not at all",
+			"node", node, "peer", peer.name, "timeout", s.options.SendTimeout)
 		// Ending the stream alone would leave unread data in the connection's buffers.
 		if peer.conn != nil {
 			_ = peer.conn.Close()
@@ -112,7 +115,8 @@ func (s *Server) check(asked request, peer identity) (keys model.ServiceKeys, re
 		return keys, RefusedNode, status.Errorf(codes.InvalidArgument, "node %.300q: %s", node, problems[0])
 	}
 	if !s.tracker.Serves(node) {
-		return keys, RefusedNode, status.Errorf(codes.NotFound, "node %q is not served here, but only the node that this server runs on", node)
+		return keys, RefusedNode, status.Errorf(codes.NotFound,
+			"node %q is not served here, but only the node that this server runs on", node)
 	}
 	if err := s.authorize(node, peer); err != nil {
 		return keys, RefusedPermission, err
@@ -149,11 +153,12 @@ type stream struct {
 	last time.Time
 }
 
-// maxBehind is the number of revisions without a change for the node after which the server sends the position anyway, so
-// that the client can resume after it.
+// maxBehind is the number of revisions without a change for the node after which the server sends the position
+// anyway, so that the client can resume after it.
 const maxBehind = 1000
 
-// follow sends changes until the client goes, or the stream reaches its maximal age and the client should choose a server anew.
+// follow sends changes until the client goes, or the stream reaches its maximal age and
+// the client should choose a server anew.
 func (st *stream) follow() error {
 	var woken time.Time
 	old := time.After(st.server.options.streamAge())
@@ -177,8 +182,8 @@ func (st *stream) follow() error {
 	}
 }
 
-// next sends the changes since the last batch, if there are any worth a batch. woken is the time at which the server learnt
-// of them; zero skips the lag metric.
+// next sends the changes since the last batch, if there are any worth a batch. woken is the time at which the server
+// learnt of them; zero skips the lag metric.
 func (st *stream) next(woken time.Time) error {
 	free, err := st.server.streams.reserve(st.ctx, st.load, st.view.Behind())
 	if err != nil {
@@ -210,8 +215,8 @@ func (st *stream) next(woken time.Time) error {
 	return nil
 }
 
-// send sends one batch, and returns its length. Each part has SendTimeout, and the batch so far SendTimeout and a second for
-// each LeastRate bytes.
+// send sends one batch, and returns its length. Each part has SendTimeout, and the batch so far
+// SendTimeout and a second for each LeastRate bytes.
 func (st *stream) send(changes *model.Changes, end *nodelocalv1.Sync) (bytes int, err error) {
 	s := st.server
 	encode := func(port *model.ServicePort) []protocol.Field {
@@ -234,13 +239,14 @@ func (st *stream) warning() string {
 		return ""
 	}
 	if st.server.unknown.First(st.node) {
-		st.server.options.Logger.Info("A client watches a node without a Node object; perhaps its name is wrong", "node", st.node, "peer", st.peer)
+		st.server.options.Logger.Info("A client watches a node without a Node object; perhaps its name is wrong",
+			"node", st.node, "peer", st.peer)
 	}
 	return fmt.Sprintf("the server knows no Node object %q: perhaps the name is wrong", st.node)
 }
 
-// sendPart sends a part, and waits until gRPC has written it to the connection, so that a stream never has two of them in
-// memory. After the timeout the connection is closed.
+// sendPart sends a part, and waits until gRPC has written it to the connection, so that a stream never has two of them
+// in memory. After the timeout the connection is closed.
 func (st *stream) sendPart(data protocol.Update, timeout time.Duration) error {
 	st.watchdog.Reset(timeout)
 	defer st.watchdog.Stop()

@@ -6,28 +6,28 @@ import (
 	"net"
 	"time"
 
-	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 	"k8s.io/client-go/util/connrotation"
+	"k8s.io/client-go/util/flowcontrol"
 )
 
-// connect makes a client, and a dialer that knows all its connections.
-func connect(config Config) (kubernetes.Interface, *connrotation.Dialer, error) {
+// connect makes clients, and a dialer that knows all their connections.
+func connect(config Config) (Collections, *connrotation.Dialer, error) {
 	settings, err := RESTConfig(config)
 	if err != nil {
-		return nil, nil, err
+		return Collections{}, nil, err
 	}
 	// As client-go dials by default.
 	dialer := connrotation.NewDialer((&net.Dialer{Timeout: 30 * time.Second, KeepAlive: 30 * time.Second}).DialContext)
 	settings.Dial = dialer.DialContext
 	transport, err := rest.HTTPClientFor(settings)
 	if err != nil {
-		return nil, nil, describe(config, err)
+		return Collections{}, nil, describe(config, err)
 	}
-	client, err := kubernetes.NewForConfigAndClient(settings, transport)
-	return client, dialer, describe(config, err)
+	collections, err := NewCollections(settings, transport)
+	return collections, dialer, describe(config, err)
 }
 
 // RESTConfig returns the settings for other clients of the API server, such as one that posts events. Nothing is sent.
@@ -38,10 +38,15 @@ func RESTConfig(config Config) (*rest.Config, error) {
 	if err != nil {
 		return nil, err
 	}
+	// rest.RESTClientFor sends Go's own name otherwise, and an audit log would not tell which program asks.
+	settings.UserAgent = rest.DefaultKubernetesUserAgent()
 	settings.ContentType = config.ContentType
 	settings.AcceptContentTypes = config.AcceptContentTypes
 	settings.QPS = config.QPS
 	settings.Burst = config.Burst
+	if config.QPS > 0 { // one limit for all kinds
+		settings.RateLimiter = flowcontrol.NewTokenBucketRateLimiter(config.QPS, config.Burst)
+	}
 	return settings, nil
 }
 

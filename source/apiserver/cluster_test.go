@@ -10,9 +10,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	networkingv1 "k8s.io/api/networking/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/klog/v2"
 )
 
@@ -21,9 +18,9 @@ var assets = os.Getenv("KUBEBUILDER_ASSETS")
 
 // cluster is an API server to test against: the in-process one, or the real one.
 type cluster struct {
-	kubeconfig string
-	client     kubernetes.Interface
-	server     *apiservertest.Server // nil: it is the real one
+	kubeconfig  string
+	collections Collections
+	server      *apiservertest.Server // nil: it is the real one
 }
 
 // forEachServer runs a test against a current and an older in-process server, or the real one, all
@@ -67,47 +64,43 @@ func inProcess(t *testing.T, options apiservertest.Options) *cluster {
 	if err := server.WriteKubeconfig(path); err != nil {
 		t.Fatal(err)
 	}
-	return &cluster{path, clientFor(t, path), server}
+	return &cluster{path, collectionsOf(t, path), server}
 }
 
 func realCluster(t *testing.T) *cluster {
 	t.Helper()
 	path := apiservertest.StartBinaries(t, assets)
-	return &cluster{path, clientFor(t, path), nil}
+	return &cluster{path, collectionsOf(t, path), nil}
 }
 
-func clientFor(t *testing.T, kubeconfig string) kubernetes.Interface {
+func collectionsOf(t *testing.T, kubeconfig string) Collections {
 	t.Helper()
-	config, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
+	collections, _, err := connect(Config{Kubeconfig: kubeconfig, QPS: -1})
 	if err != nil {
 		t.Fatal(err)
 	}
-	config.QPS = -1
-	client, err := kubernetes.NewForConfig(config)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return client
+	return collections
 }
 
 // create stores objects through the API.
-func (c *cluster) create(t *testing.T, objects ...any) {
+func (c *cluster) create(t *testing.T, objects ...object) {
 	t.Helper()
 	for _, obj := range objects {
-		var err error
-		switch obj := obj.(type) {
+		var in Collection
+		switch obj.(type) {
 		case *corev1.Service:
-			_, err = c.client.CoreV1().Services(obj.Namespace).Create(t.Context(), obj, metav1.CreateOptions{})
+			in = c.collections.Services
 		case *discoveryv1.EndpointSlice:
-			_, err = c.client.DiscoveryV1().EndpointSlices(obj.Namespace).Create(t.Context(), obj, metav1.CreateOptions{})
+			in = c.collections.EndpointSlices
 		case *corev1.Node:
-			_, err = c.client.CoreV1().Nodes().Create(t.Context(), obj, metav1.CreateOptions{})
+			in = c.collections.Nodes
 		case *networkingv1.ServiceCIDR:
-			_, err = c.client.NetworkingV1().ServiceCIDRs().Create(t.Context(), obj, metav1.CreateOptions{})
+			in = c.collections.ServiceCIDRs
 		default:
 			t.Fatalf("no client for %T", obj)
 		}
-		if err != nil {
+		namespace := obj.GetNamespace()
+		if err := in.client.Post().NamespaceIfScoped(namespace, namespace != "").Resource(in.resource).Body(obj).Do(t.Context()).Error(); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -116,9 +109,8 @@ func (c *cluster) create(t *testing.T, objects ...any) {
 // relabel sets a label of a Service through the API; an empty value removes it.
 func (c *cluster) relabel(t *testing.T, name, label, value string) {
 	t.Helper()
-	services := c.client.CoreV1().Services("default")
-	svc, err := services.Get(t.Context(), name, metav1.GetOptions{})
-	if err != nil {
+	services, svc := c.collections.Services.client, &corev1.Service{}
+	if err := services.Get().Namespace("default").Resource("services").Name(name).Do(t.Context()).Into(svc); err != nil {
 		t.Fatal(err)
 	}
 	if svc.Labels == nil {
@@ -128,7 +120,7 @@ func (c *cluster) relabel(t *testing.T, name, label, value string) {
 	if value == "" {
 		delete(svc.Labels, label)
 	}
-	if _, err := services.Update(t.Context(), svc, metav1.UpdateOptions{}); err != nil {
+	if err := services.Put().Namespace("default").Resource("services").Name(name).Body(svc).Do(t.Context()).Error(); err != nil {
 		t.Fatal(err)
 	}
 }

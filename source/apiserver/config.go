@@ -38,8 +38,8 @@ type Config struct {
 	// ServiceProxyName is the value of the label service.kubernetes.io/service-proxy-name that
 	// makes a Service this proxy's own. Default: the Services without that label.
 	ServiceProxyName string
-	// Empty decides about a list without any Service that needs a proxy, and about one without any EndpointSlice. It is off
-	// for Services with a ServiceProxyName.
+	// Empty decides about a list without any Service that needs a proxy, and about one without any EndpointSlice. It
+	// is off for Services with a ServiceProxyName.
 	Empty model.EmptyGuard
 	// OnFailing, if set, is told when a resource, named as in URLs ("services"), cannot be listed or
 	// watched, and when it can again. A resource that the server does not have does not fail.

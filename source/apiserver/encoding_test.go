@@ -4,6 +4,7 @@ import (
 	"testing"
 
 	"github.com/nftproxy/nftproxy/internal/testkit/await"
+	"k8s.io/client-go/rest"
 )
 
 func TestSource(t *testing.T) {
@@ -57,6 +58,9 @@ func testAnswersAreProtobuf(t *testing.T) {
 				for _, r := range c.server.Requests(verb, resource) {
 					if r.Accept != accept {
 						t.Errorf("%s of %s accepts %q, want %q", verb, resource, r.Accept, accept)
+					}
+					if own := rest.DefaultKubernetesUserAgent(); r.UserAgent != own {
+						t.Errorf("%s of %s came from %q, want %q", verb, resource, r.UserAgent, own)
 					}
 					if r.Status == 200 && r.ContentType != want {
 						t.Errorf("%s of %s was answered in %q, want %q", verb, resource, r.ContentType, want)

@@ -4,7 +4,7 @@ import (
 	"testing"
 
 	"github.com/nftproxy/nftproxy/internal/testkit/await"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/rest"
 )
 
 func testChangesArrive(t *testing.T) {
@@ -21,18 +21,12 @@ func testChangesArrive(t *testing.T) {
 		c.relabel(t, "old", "step", "2")
 		await.True(t, "the update", sink.labelled("services/default/old", "2"))
 
-		for id, remove := range map[string]func() error{
-			"services/default/old": func() error {
-				return c.client.CoreV1().Services("default").Delete(t.Context(), "old", metav1.DeleteOptions{})
-			},
-			"endpointslices/default/new-a": func() error {
-				return c.client.DiscoveryV1().EndpointSlices("default").Delete(t.Context(), "new-a", metav1.DeleteOptions{})
-			},
-			"nodes//" + thisNode: func() error {
-				return c.client.CoreV1().Nodes().Delete(t.Context(), thisNode, metav1.DeleteOptions{})
-			},
+		for id, request := range map[string]*rest.Request{
+			"services/default/old":         c.collections.Services.client.Delete().Namespace("default").Resource("services").Name("old"),
+			"endpointslices/default/new-a": c.collections.EndpointSlices.client.Delete().Namespace("default").Resource("endpointslices").Name("new-a"),
+			"nodes//" + thisNode:           c.collections.Nodes.client.Delete().Resource("nodes").Name(thisNode),
 		} {
-			if err := remove(); err != nil {
+			if err := request.Do(t.Context()).Error(); err != nil {
 				t.Fatal(err)
 			}
 			await.True(t, id+" to go", sink.lacks(id))

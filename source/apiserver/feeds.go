@@ -40,23 +40,22 @@ type feed struct {
 
 // feeds returns the four resources that a proxy reads, those that Synced waits for first.
 func (s *Source) feeds(ctx context.Context, sink tracker.Sink) []*feed {
-	all := metav1.NamespaceAll
 	waits, guard := &waits{sink: sink, reasons: map[string]string{}}, s.config.Empty
 	forSlices := guard
 	if guard.Off = guard.Off || s.config.ServiceProxyName != ""; guard.Off {
 		forSlices.Off, forSlices.Before = false, nil
 	}
-	services := newFeed(s.outage("services", waits), &corev1.Service{}, s.client.CoreV1().Services(all),
+	services := newFeed(s.outage("services", waits), &corev1.Service{}, s.collections.Services,
 		ownServices(s.config.ServiceProxyName), sink.SetService, sink.DeleteService,
 		waits.guard(guard, "services", klog.FromContext(ctx)), tracker.NeedsProxy)
 	services.queue.(*directQueue[*corev1.Service]).details = s.config.Details
-	endpointSlices := newFeed(s.outage("endpointslices", waits), &discoveryv1.EndpointSlice{}, s.client.DiscoveryV1().EndpointSlices(all),
+	endpointSlices := newFeed(s.outage("endpointslices", waits), &discoveryv1.EndpointSlice{}, s.collections.EndpointSlices,
 		routableSlices, sink.SetEndpointSlice, sink.DeleteEndpointSlice,
 		waits.guard(forSlices, "endpointslices", klog.FromContext(ctx)), nil)
-	nodes := newFeed(s.outage("nodes", nil), &corev1.Node{}, s.client.CoreV1().Nodes(),
+	nodes := newFeed(s.outage("nodes", nil), &corev1.Node{}, s.collections.Nodes,
 		s.config.narrowNodes, sink.SetNode, byName(sink.DeleteNode), nil, nil)
 	nodes.patience = s.timing.node
-	cidrs := newFeed(s.outage("servicecidrs", nil), &networkingv1.ServiceCIDR{}, s.client.NetworkingV1().ServiceCIDRs(),
+	cidrs := newFeed(s.outage("servicecidrs", nil), &networkingv1.ServiceCIDR{}, s.collections.ServiceCIDRs,
 		func(*metav1.ListOptions) {}, sink.SetServiceCIDR, byName(sink.DeleteServiceCIDR), nil, nil)
 	cidrs.outage.pause = s.timing.refusal
 	cidrs.patience, cidrs.giveUp = s.timing.cidrs, cidrs.outage.noticed
@@ -117,8 +116,8 @@ func (w *waits) set(resource, reason string) {
 	w.sink.Waiting(strings.Join(all, "; "))
 }
 
-func newFeed[T object, L runtime.Object](
-	outage *outage, example T, objects collection[L], narrow narrowing, set func(T), remove func(namespace, name string),
+func newFeed[T object](
+	outage *outage, example T, objects Collection, narrow narrowing, set func(T), remove func(namespace, name string),
 	empty *model.EmptyState, counts func(T) bool,
 ) *feed {
 	queue := newDirectQueue(outage.resource, set, remove)

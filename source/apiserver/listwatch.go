@@ -15,18 +15,12 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// collection is what every typed client can do.
-type collection[L runtime.Object] interface {
-	List(context.Context, metav1.ListOptions) (L, error)
-	Watch(context.Context, metav1.ListOptions) (watch.Interface, error)
-}
-
 // listWatch lists and watches a part of a collection, reporting outages.
-func listWatch[L runtime.Object](objects collection[L], narrow narrowing, outage *outage) *cache.ListWatch {
+func listWatch(objects Collection, narrow narrowing, outage *outage) *cache.ListWatch {
 	return &cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
 			narrow(&options)
-			list, err := request(ctx, outage, func() (L, error) { return objects.List(ctx, options) })
+			list, err := request(ctx, outage, func() (runtime.Object, error) { return objects.List(ctx, options) })
 			if err == nil {
 				outage.over(ctx)
 			}

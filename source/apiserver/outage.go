@@ -26,7 +26,8 @@ const (
 // and then, and the recovery. The repetitions in between are for debugging.
 type outage struct {
 	resource string
-	// waiting is told why the resource is not listed yet, and "" once it is; nil for a resource that the proxy can do without.
+	// waiting is told why the resource is not listed yet, and "" once it is; nil for a
+	// resource that the proxy can do without.
 	waiting func(reason string)
 	// onFailing is told when the resource begins and ceases to fail.
 	onFailing func(failing bool)
@@ -79,7 +80,8 @@ func (o *outage) failed(ctx context.Context, err error) {
 // expired reports whether the server no longer has the changes since the last watch.
 func expired(err error) bool { return apierrors.IsResourceExpired(err) || apierrors.IsGone(err) }
 
-// mayExpire reports whether the server may say so: once, since the list that follows has no version that could be too old.
+// mayExpire reports whether the server may say so: once, since the list that follows has
+// no version that could be too old.
 func (o *outage) mayExpire() bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -154,7 +156,8 @@ func (o *outage) over(ctx context.Context) {
 // end logs the end of an outage, if there was one. It needs mu.
 func (o *outage) end(ctx context.Context, how string) {
 	if o.failures > 0 {
-		klog.FromContext(ctx).Info(how, "resource", o.resource, "outage", time.Since(o.since).Round(time.Second).String(), "failures", o.failures)
+		klog.FromContext(ctx).Info(how,
+			"resource", o.resource, "outage", time.Since(o.since).Round(time.Second).String(), "failures", o.failures)
 		o.failures = 0
 	}
 }
@@ -197,7 +200,8 @@ func (o *outage) noteRefusal(ctx context.Context, err error) {
 	switch {
 	case o.refusal == reason:
 	case forbidden:
-		logger.Error(err, "Not allowed to list and watch; going on without. The proxy's ClusterRole needs both verbs", "resource", o.resource)
+		logger.Error(err, "Not allowed to list and watch; going on without. The proxy's ClusterRole needs both verbs",
+			"resource", o.resource)
 	default:
 		logger.Info("The API server does not have the resource; going on without", "resource", o.resource, "err", err)
 	}

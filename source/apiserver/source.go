@@ -5,7 +5,6 @@ import (
 	"sync"
 	"time"
 
-	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/util/connrotation"
 
 	"github.com/nftproxy/nftproxy/tracker"
@@ -14,7 +13,7 @@ import (
 // Source watches an API server. It implements tracker.Source.
 type Source struct {
 	config      Config
-	client      kubernetes.Interface
+	collections Collections
 	connections *connrotation.Dialer
 	timing      timing
 }
@@ -50,11 +49,11 @@ func New(config Config) (*Source, error) {
 	if err := config.validate(); err != nil {
 		return nil, err
 	}
-	client, connections, err := connect(config)
+	collections, connections, err := connect(config)
 	if err != nil {
 		return nil, err
 	}
-	return &Source{config: config, client: client, connections: connections, timing: defaultTiming}, nil
+	return &Source{config: config, collections: collections, connections: connections, timing: defaultTiming}, nil
 }
 
 // Run watches until ctx ends, and then returns nil once nothing of it runs any more.

@@ -1,10 +1,7 @@
 package main
 
 import (
-	"archive/tar"
 	"encoding/json"
-	"io"
-	"io/fs"
 	"os"
 	"path/filepath"
 
@@ -74,23 +71,3 @@ func writeDockerManifest(file string, s spec, images []v1.Image) error {
 }
 
 func blob(d v1.Descriptor) string { return "blobs/" + d.Digest.Algorithm + "/" + d.Digest.Hex }
-
-// archive writes the files below dir as a tar archive, in the order of their names and
-// without owners and times.
-func archive(w io.Writer, dir string) error {
-	out := tar.NewWriter(w)
-	err := filepath.WalkDir(dir, func(file string, entry fs.DirEntry, err error) error {
-		if err != nil || entry.IsDir() {
-			return err
-		}
-		name, err := filepath.Rel(dir, file)
-		if err != nil {
-			return err
-		}
-		return writeFile(out, file, filepath.ToSlash(name), 0o644)
-	})
-	if err != nil {
-		return err
-	}
-	return out.Close()
-}

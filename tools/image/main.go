@@ -15,6 +15,8 @@ import (
 	"path/filepath"
 	"strings"
 	"time"
+
+	"github.com/nftproxy/nftproxy/tools/archive"
 )
 
 func main() {
@@ -65,5 +67,9 @@ func write(w io.Writer, s spec) error {
 	if err := writeLayout(dir, s, images); err != nil {
 		return err
 	}
-	return archive(w, dir)
+	files, err := archive.Below(dir, "")
+	if err != nil {
+		return err
+	}
+	return archive.Write(w, time.Time{}, files)
 }

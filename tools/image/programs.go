@@ -1,13 +1,13 @@
 package main
 
 import (
-	"archive/tar"
 	"io"
-	"os"
 	"path"
 	"path/filepath"
+	"time"
 
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
+	"github.com/nftproxy/nftproxy/tools/archive"
 )
 
 // programNames are the programs in the image of the proxy.
@@ -31,37 +31,13 @@ func programs(binaries, arch string, names []string) tarball.Opener {
 }
 
 func writePrograms(w io.Writer, dir string, names []string) error {
-	out := tar.NewWriter(w)
+	var files []archive.File
 	for _, parent := range []string{"usr/", "usr/local/", binDir + "/", "usr/share/", path.Dir(billPath) + "/"} {
-		if err := out.WriteHeader(&tar.Header{Typeflag: tar.TypeDir, Name: parent, Mode: 0o755}); err != nil {
-			return err
-		}
+		files = append(files, archive.File{Name: parent})
 	}
 	for _, name := range names {
-		if err := writeFile(out, filepath.Join(dir, name), path.Join(binDir, name), 0o755); err != nil {
-			return err
-		}
+		files = append(files, archive.File{Name: path.Join(binDir, name), Path: filepath.Join(dir, name), Program: true})
 	}
-	if err := writeFile(out, filepath.Join(dir, billName), billPath, 0o644); err != nil {
-		return err
-	}
-	return out.Close()
-}
-
-// writeFile adds a file under another name, without its owner and times.
-func writeFile(out *tar.Writer, from, name string, mode int64) error {
-	file, err := os.Open(from)
-	if err != nil {
-		return err
-	}
-	defer file.Close()
-	info, err := file.Stat()
-	if err != nil {
-		return err
-	}
-	if err := out.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: name, Mode: mode, Size: info.Size()}); err != nil {
-		return err
-	}
-	_, err = io.Copy(out, file)
-	return err
+	files = append(files, archive.File{Name: billPath, Path: filepath.Join(dir, billName)})
+	return archive.Write(w, time.Time{}, files)
 }

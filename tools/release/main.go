@@ -1,26 +1,25 @@
 // Command release puts what `make image` and `make build` made into a directory, as a release publishes it: an archive
-// of the programs for each architecture and of kubectl's plugin for each platform, the image, its bills of materials, the chart, a krew manifest, the section of
-// the changelog, and the checksums of all. The same input gives the same bytes: no file has an owner, and all have the
-// time that -created names.
+// of the programs for each architecture and of kubectl's plugin for each platform, the image, its bills of materials,
+// the chart, a krew manifest, the section of the changelog, and the checksums of all. The same input gives the same
+// bytes: no file has an owner, and all have the time that -created names.
 //
 //	release -version v0.1.0 -created 1766000000 -binaries bin/linux -plugins bin/_plugin -image bin/image.tar -root . -o bin/release/v0.1.0
 package main
 
 import (
-	"archive/tar"
 	"bytes"
 	"compress/gzip"
 	"crypto/sha256"
 	"errors"
 	"flag"
 	"fmt"
-	"io/fs"
 	"os"
-	"path"
 	"path/filepath"
 	"regexp"
 	"strings"
 	"time"
+
+	"github.com/nftproxy/nftproxy/tools/archive"
 )
 
 var architectures = []string{"amd64", "arm64"}
@@ -88,11 +87,14 @@ func (r *release) write(name string, data []byte) (string, error) {
 func (r *release) programs() error {
 	for _, arch := range architectures {
 		dir := filepath.Join(r.binaries, arch)
-		files := []entry{
-			{"kube-proxy", filepath.Join(dir, "kube-proxy")}, {"ruledump", filepath.Join(dir, "ruledump")},
-			{"LICENSE", filepath.Join(r.root, "LICENSE")}, {"README.md", filepath.Join(r.root, "README.md")},
+		files := []archive.File{
+			{Name: "kube-proxy", Path: filepath.Join(dir, "kube-proxy"), Program: true},
+			{Name: "ruledump", Path: filepath.Join(dir, "ruledump"), Program: true},
+			{Name: "LICENSE", Path: filepath.Join(r.root, "LICENSE")},
+			{Name: "README.md", Path: filepath.Join(r.root, "README.md")},
 		}
-		if _, err := r.publish(dir, fmt.Sprintf("nftproxy-%s-linux-%s.tar.gz", r.version, arch), "sbom-linux-"+arch, files); err != nil {
+		name := fmt.Sprintf("nftproxy-%s-linux-%s.tar.gz", r.version, arch)
+		if _, err := r.publish(dir, name, "sbom-linux-"+arch, files); err != nil {
 			return err
 		}
 	}
@@ -100,12 +102,12 @@ func (r *release) programs() error {
 }
 
 // publish writes an archive of files, and the bill of materials in dir. It returns the archive's checksum.
-func (r *release) publish(dir, name, bill string, files []entry) (sum string, err error) {
-	archive, err := r.archive(files, nil)
+func (r *release) publish(dir, name, bill string, files []archive.File) (sum string, err error) {
+	data, err := r.compressed(files)
 	if err != nil {
 		return "", err
 	}
-	if sum, err = r.write(name, archive); err != nil {
+	if sum, err = r.write(name, data); err != nil {
 		return "", err
 	}
 	listed, err := os.ReadFile(filepath.Join(dir, "sbom.cdx.json"))
@@ -126,31 +128,28 @@ func (r *release) imageArchive() error {
 
 // chart writes the chart's package, as `helm push` takes it, with the release's version in Chart.yaml.
 func (r *release) chart() error {
-	dir := filepath.Join(r.root, "deploy", "chart")
-	var files []entry
-	err := filepath.WalkDir(dir, func(file string, d fs.DirEntry, err error) error {
-		if err != nil || d.IsDir() {
-			return err
-		}
-		name, err := filepath.Rel(dir, file)
-		files = append(files, entry{path.Join("nftproxy", filepath.ToSlash(name)), file})
-		return err
-	})
+	files, err := archive.Below(filepath.Join(r.root, "deploy", "chart"), "nftproxy")
 	if err != nil {
 		return err
 	}
 	number := strings.TrimPrefix(r.version, "v")
-	archive, err := r.archive(files, func(name string, data []byte) []byte {
-		if name != "nftproxy/Chart.yaml" {
-			return data
+	for i, f := range files {
+		if f.Name != "nftproxy/Chart.yaml" {
+			continue
+		}
+		data, err := os.ReadFile(f.Path)
+		if err != nil {
+			return err
 		}
 		data = regexp.MustCompile(`(?m)^version:.*$`).ReplaceAll(data, []byte("version: "+number))
-		return regexp.MustCompile(`(?m)^appVersion:.*$`).ReplaceAll(data, []byte("appVersion: "+r.version))
-	})
+		data = regexp.MustCompile(`(?m)^appVersion:.*$`).ReplaceAll(data, []byte("appVersion: "+r.version))
+		files[i] = archive.File{Name: f.Name, Data: data}
+	}
+	data, err := r.compressed(files)
 	if err != nil {
 		return err
 	}
-	_, err = r.write("nftproxy-"+number+".tgz", archive)
+	_, err = r.write("nftproxy-"+number+".tgz", data)
 	return err
 }
 
@@ -178,9 +177,11 @@ spec:
 			program += ".exe"
 		}
 		dir := filepath.Join(r.plugins, system, arch)
-		archive := fmt.Sprintf("kubectl-nftproxy-%s-%s-%s.tar.gz", r.version, system, arch)
-		sum, err := r.publish(dir, archive, fmt.Sprintf("sbom-kubectl-nftproxy-%s-%s", system, arch),
-			[]entry{{program, filepath.Join(dir, program)}, {"LICENSE", filepath.Join(r.root, "LICENSE")}})
+		name := fmt.Sprintf("kubectl-nftproxy-%s-%s-%s.tar.gz", r.version, system, arch)
+		sum, err := r.publish(dir, name, fmt.Sprintf("sbom-kubectl-nftproxy-%s-%s", system, arch), []archive.File{
+			{Name: program, Path: filepath.Join(dir, program), Program: true},
+			{Name: "LICENSE", Path: filepath.Join(r.root, "LICENSE")},
+		})
 		if err != nil {
 			return err
 		}
@@ -191,7 +192,7 @@ spec:
     uri: https://github.com/nftproxy/nftproxy/releases/download/%s/%s
     sha256: %s
     bin: %s
-`, system, arch, r.version, archive, sum, program)
+`, system, arch, r.version, name, sum, program)
 	}
 	_, err := r.write("nftproxy.yaml", []byte(b.String()))
 	return err
@@ -217,42 +218,13 @@ func (r *release) notes() error {
 	return fmt.Errorf("CHANGELOG.md has neither a section [%s] nor [Unreleased]", r.version)
 }
 
-// entry is a file of an archive: its name there, and where it is.
-type entry struct{ name, file string }
-
-// archive returns a compressed tar archive of the files, each passed through edit.
-func (r *release) archive(files []entry, edit func(name string, data []byte) []byte) ([]byte, error) {
+// compressed returns a compressed tar archive of the files.
+func (r *release) compressed(files []archive.File) ([]byte, error) {
 	var buffer bytes.Buffer
-	compressed, err := gzip.NewWriterLevel(&buffer, gzip.BestCompression)
+	w, err := gzip.NewWriterLevel(&buffer, gzip.BestCompression)
 	if err != nil {
 		return nil, err
 	}
-	w := tar.NewWriter(compressed)
-	for _, f := range files {
-		info, err := os.Stat(f.file)
-		if err != nil {
-			return nil, err
-		}
-		data, err := os.ReadFile(f.file)
-		if err != nil {
-			return nil, err
-		}
-		if edit != nil {
-			data = edit(f.name, data)
-		}
-		mode := int64(0o644)
-		if info.Mode()&0o100 != 0 {
-			mode = 0o755
-		}
-		if err := w.WriteHeader(&tar.Header{Name: f.name, Mode: mode, Size: int64(len(data)), ModTime: r.created}); err != nil {
-			return nil, err
-		}
-		if _, err := w.Write(data); err != nil {
-			return nil, err
-		}
-	}
-	if err := errors.Join(w.Close(), compressed.Close()); err != nil {
-		return nil, err
-	}
-	return buffer.Bytes(), nil
+	err = errors.Join(archive.Write(w, r.created, files), w.Close())
+	return buffer.Bytes(), err
 }

@@ -8,6 +8,9 @@ from mkdocs.structure.files import File
 ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), "../.."))
 OUTSIDE = ["README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md"]
 
+# On a telephone the text of a picture would be too small to read: one scrolls instead.
+NARROW = "<style>@media (max-width: 700px) { .md-typeset p:has(> img) { overflow-x: auto } .md-typeset p > img { width: 700px; max-width: none } }</style>"
+
 
 def in_site(path):
     """Returns the site's name of a path of the repository; None for what is no part of the site."""
@@ -26,7 +29,7 @@ def on_config(config):
                     path = in_site(os.path.normpath(os.path.join("docs", target)))
                     if path != "README.md":
                         pages.append(path)
-    config["nav"] = nav + ["CHANGELOG.md", "SECURITY.md"]
+    config["nav"] = nav + ["CHANGELOG.md", {"Reporting a vulnerability": "SECURITY.md"}]
     return config
 
 
@@ -35,6 +38,10 @@ def on_files(files, config):
     for name in OUTSIDE:
         files.append(File(name, ROOT, config["site_dir"], config["use_directory_urls"]))
     return files
+
+
+def on_post_page(output, page, config):
+    return output.replace("</head>", NARROW + "</head>")
 
 
 def on_page_markdown(markdown, page, config, files):

@@ -23,8 +23,8 @@ func (l *losses) add(field, format string, args ...any) {
 	*l = append(*l, Loss{Field: field, Reason: fmt.Sprintf(format, args...)})
 }
 
-// ToV1alpha1 converts a v1alpha2 document, without defaults filled in. Losses are ipFamilyPolicy, configHardFail unless it
-// is false, a second nodeIPOverride, the masqueradeBit of iptables or ipvs where they differ, linux.leftovers and
+// ToV1alpha1 converts a v1alpha2 document, without defaults filled in. Losses are ipFamilyPolicy, configHardFail unless
+// it is false, a second nodeIPOverride, the masqueradeBit of iptables or ipvs where they differ, linux.leftovers and
 // linux.leftoversDrainTimeout unless they have the default, and nodeLocal.
 func ToV1alpha1(in *KubeProxyConfiguration) (*kubeproxyv1alpha1.KubeProxyConfiguration, []Loss) {
 	common, out := *in, &kubeproxyv1alpha1.KubeProxyConfiguration{}
@@ -47,7 +47,8 @@ func ToV1alpha1(in *KubeProxyConfiguration) (*kubeproxyv1alpha1.KubeProxyConfigu
 		lost.add("linux.leftovers", "v1alpha1 has no such field; this project's kube-proxy has the flag --leftovers")
 	}
 	if t := in.Linux.LeftoversDrainTimeout; t != nil && t.Duration != defaultDrainTimeout {
-		lost.add("linux.leftoversDrainTimeout", "v1alpha1 has no such field; this project's kube-proxy has the flag --leftovers-drain-timeout")
+		lost.add("linux.leftoversDrainTimeout",
+			"v1alpha1 has no such field; this project's kube-proxy has the flag --leftovers-drain-timeout")
 	}
 	lost.nodeLocalToV1alpha1(ptr.Deref(in.NodeLocal, NodeLocalConfiguration{}))
 	return out, lost
@@ -78,7 +79,8 @@ func (l *losses) nodeIPsToV1alpha1(in *KubeProxyConfiguration, out *kubeproxyv1a
 		out.BindAddress = in.NodeIPOverride[0]
 	}
 	if len(in.NodeIPOverride) > 1 {
-		l.add("nodeIPOverride[1]", "v1alpha1 has one bindAddress, which is nodeIPOverride[0]; the other family's address is the Node object's")
+		l.add("nodeIPOverride[1]",
+			"v1alpha1 has one bindAddress, which is nodeIPOverride[0]; the other family's address is the Node object's")
 	}
 	if in.IPFamilyPolicy != "" {
 		l.add("ipFamilyPolicy", "v1alpha1 has no such field; the node's addresses are taken as under PreferDualStack")

@@ -121,7 +121,8 @@ type KubeProxyConfiguration struct {
 	DetectLocalMode LocalMode `json:"detectLocalMode"`
 	// DetectLocal holds what DetectLocalMode needs.
 	DetectLocal DetectLocalConfiguration `json:"detectLocal"`
-	// NodePortAddresses are CIDRs and keywords for the addresses on which node ports answer. Default for nftables: primary.
+	// NodePortAddresses are CIDRs and keywords for the addresses on which node ports
+	// answer. Default for nftables: primary.
 	NodePortAddresses []string `json:"nodePortAddresses"`
 
 	// SyncPeriod: the proxy is unhealthy if a change waits for twice this time for a successful sync. Default 30s.
@@ -143,8 +144,8 @@ type LinuxConfiguration struct {
 	// Leftovers says what to do with the rules that another mode of kube-proxy left on the node. Default remove.
 	// KEP-784 and kube-proxy, which removes them, do not have this field.
 	Leftovers LeftoversPolicy `json:"leftovers"`
-	// LeftoversDrainTimeout limits how long established connections keep the virtual servers that the mode ipvs left. Default
-	// 1h; 0s ends them at once. Only this project has the field.
+	// LeftoversDrainTimeout limits how long established connections keep the virtual servers that the mode ipvs left.
+	// Default 1h; 0s ends them at once. Only this project has the field.
 	LeftoversDrainTimeout *metav1.Duration `json:"leftoversDrainTimeout"`
 }
 

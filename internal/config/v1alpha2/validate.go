@@ -119,7 +119,8 @@ func validateNodeIPs(c *KubeProxyConfiguration) (errs field.ErrorList) {
 			errs = append(errs, field.Invalid(path.Index(i), ip, "must be an IP address such as 192.0.2.1 or 2001:db8::1"))
 		}
 	}
-	if n := len(c.NodeIPOverride); len(errs) == 0 && (n > 2 || n == 2 && netutils.IsIPv6String(c.NodeIPOverride[0]) == netutils.IsIPv6String(c.NodeIPOverride[1])) {
+	if n := len(c.NodeIPOverride); len(errs) == 0 &&
+		(n > 2 || n == 2 && netutils.IsIPv6String(c.NodeIPOverride[0]) == netutils.IsIPv6String(c.NodeIPOverride[1])) {
 		errs = append(errs, field.Invalid(path, c.NodeIPOverride, "must have at most one IP address of each family"))
 	}
 	switch c.IPFamilyPolicy {
@@ -163,7 +164,8 @@ func validateDetectLocal(c *KubeProxyConfiguration) field.ErrorList {
 
 func validateClusterCIDRs(cidrs []string, path *field.Path) (errs field.ErrorList) {
 	errs = validateCIDRs(cidrs, path)
-	if n := len(cidrs); len(errs) == 0 && (n > 2 || n == 2 && netutils.IsIPv6CIDRString(cidrs[0]) == netutils.IsIPv6CIDRString(cidrs[1])) {
+	if n := len(cidrs); len(errs) == 0 &&
+		(n > 2 || n == 2 && netutils.IsIPv6CIDRString(cidrs[0]) == netutils.IsIPv6CIDRString(cidrs[1])) {
 		errs = append(errs, field.Invalid(path, cidrs, "must have at most one CIDR of each IP family"))
 	}
 	return errs

@@ -21,8 +21,8 @@ func New() *cobra.Command {
 		Use:   "ruledump",
 		Short: "Show what the proxy's nftables rules do",
 		Long: `ruledump shows the nftables rules that the proxy wrote on this node, or would write: as
-rules, as Services, as the way of one packet. It changes nothing; trace alone adds a table of
-its own, for as long as it runs.
+rules, as Services, as the way of one packet. It changes nothing; trace and watch --refused
+alone add a table of their own, for as long as they run.
 
 All commands take the same sources: the running kernel (on a node, the default),
 manifests, a cluster, a node-local server, and a dump that "ruledump live -o json" made on
@@ -52,7 +52,9 @@ another node. From outside a node, kubectl-nftproxy runs it there: "kubectl nftp
 // commands returns the subcommands.
 func commands() []*cobra.Command {
 	return []*cobra.Command{
-		newServicesCommand(), newExplainCommand(), newDiffCommand(), newStatsCommand(), newGraphCommand(), newConnectionsCommand(), newTopCommand(), newWatchCommand(), newTraceCommand(), newReportCommand(), newPreflightCommand(), newCompileCommand(), newLiveCommand(), newSchemaCommand(), newManCommand(),
+		newServicesCommand(), newExplainCommand(), newDiffCommand(), newStatsCommand(), newGraphCommand(),
+		newConnectionsCommand(), newTopCommand(), newWatchCommand(), newTraceCommand(), newReportCommand(),
+		newPreflightCommand(), newCompileCommand(), newLiveCommand(), newSchemaCommand(), newManCommand(),
 	}
 }
 
@@ -76,8 +78,8 @@ func knownCommand(cmd *cobra.Command, args []string) error {
 // suggestWithin is the largest number of wrong letters with which a name is suggested.
 const suggestWithin = 2
 
-// suggestFlag adds flags with similar names to the error about an unknown one. cobra compares names of commands alone, so
-// each flag becomes a command for that.
+// suggestFlag adds flags with similar names to the error about an unknown one. cobra compares names of commands
+// alone, so each flag becomes a command for that.
 func suggestFlag(cmd *cobra.Command, err error) error {
 	var unknown *pflag.NotExistError
 	if !errors.As(err, &unknown) {
@@ -153,7 +155,7 @@ addresses are private. --clients adds them.`,
 	cmd.Flags().BoolVar(&from.clients, "clients", false, "print the clients of Services with session affinity too")
 	format := newFormat("nft", "json")
 	return from.shows(cmd, format, func(cmd *cobra.Command, s *ruledump.Snapshot, _ Filter) (View, error) {
-		if from.conn != nil && format.value == "json" {
+		if from.conn != nil && format.value != "nft" {
 			s.AddOthers(cmd.Context(), from.conn, true)
 		}
 		return ruleset{s}, nil
@@ -172,7 +174,8 @@ func newManCommand() *cobra.Command {
 				return fmt.Errorf("man pages: %w", err)
 			}
 			cmd.Root().DisableAutoGenTag = true // no date: the same source gives the same pages
-			return doc.GenManTree(cmd.Root(), &doc.GenManHeader{Section: "8", Source: "nftproxy " + version.Own(), Manual: "nftproxy"}, args[0])
+			header := &doc.GenManHeader{Section: "8", Source: "nftproxy " + version.Own(), Manual: "nftproxy"}
+			return doc.GenManTree(cmd.Root(), header, args[0])
 		},
 	}
 }
@@ -198,7 +201,8 @@ a new apiVersion; readers ignore those that they do not know.`,
 
 // Exit statuses besides 0, as diff(1) has them.
 const (
-	// exitDifferent is for a difference that the diff command found, and for what the preflight command wants to be looked at.
+	// exitDifferent is for a difference that the diff command found, and for what the
+	// preflight command wants to be looked at.
 	exitDifferent = 1
 	// exitFailed is for everything that could not be done, and for a command line that makes no sense.
 	exitFailed = 2

@@ -21,7 +21,8 @@ type connectionOptions struct {
 	limit    int
 	unserved bool
 	watch    bool
-	// listFailing lists flows beside the sums, if their endpoint does not serve, or if they did not come about or were reset.
+	// listFailing lists flows beside the sums, if their endpoint does not serve, or if
+	// they did not come about or were reset.
 	listFailing bool
 }
 
@@ -63,13 +64,14 @@ Ctrl-C. --dump lists the flows of a report: those whose endpoint does not serve.
 	from.addKernel(cmd)
 	flags := cmd.Flags()
 	flags.StringVar(&o.by, "by", "", "add up by endpoint, client, node or state")
-	flags.StringVar(&from.dump, "dump", "", `list the flows of a file that "ruledump report" wrote: those whose endpoint does not serve`)
+	flags.StringVar(&from.dump, "dump", "",
+		`list the flows of a file that "ruledump report" wrote: those whose endpoint does not serve`)
 	_ = cmd.MarkFlagFilename("dump", "tar.gz")
 	flags.IntVar(&o.limit, "limit", defaultLimit, "how many lines to print; 0 for all")
 	flags.BoolVar(&o.unserved, "unserved", false, "only flows whose endpoint does not serve the Service")
 	flags.BoolVarP(&o.watch, "watch", "w", false, "print flows as they begin and end")
 	_ = cmd.RegisterFlagCompletionFunc("by", cobra.FixedCompletions(sumsBy, cobra.ShellCompDirectiveNoFileComp))
-	format := newFormat("table", "wide", "name", "json", "yaml")
+	format := newFormat("table", "wide", "name", "json")
 	format.addTo(cmd)
 	cmd.PreRunE = func(*cobra.Command, []string) error {
 		switch {
@@ -84,16 +86,7 @@ Ctrl-C. --dump lists the flows of a report: those whose endpoint does not serve.
 		}
 		return nil
 	}
-	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		filter, err := from.filter(args)
-		if err != nil {
-			return err
-		}
-		defer from.close()
-		index, err := from.index(cmd, filter)
-		if err != nil {
-			return err
-		}
+	return from.indexes(cmd, false, func(cmd *cobra.Command, index *flowIndex, _ Filter) error {
 		if o.watch {
 			return followConnections(cmd, index, format, o)
 		}
@@ -102,8 +95,7 @@ Ctrl-C. --dump lists the flows of a report: those whose endpoint does not serve.
 			return err
 		}
 		return format.show(cmd.OutOrStdout(), list)
-	}
-	return cmd
+	})
 }
 
 // addKernel adds the flags of a command that reads the running kernel alone.
@@ -116,7 +108,8 @@ func (s *source) addKernel(cmd *cobra.Command) {
 
 // addProxyAddress adds the flag of a command that asks the proxy beside the kernel's rules.
 func (s *source) addProxyAddress(flags *pflag.FlagSet) {
-	flags.StringVar(&s.proxyAddress, "proxy-address", ruledump.ProxyAddress, "metrics address of the proxy on this node, HOST:PORT: its /configz has the node's name; empty asks nobody")
+	flags.StringVar(&s.proxyAddress, "proxy-address", ruledump.ProxyAddress,
+		"metrics address of the proxy on this node, HOST:PORT: its /configz has the node's name; empty asks nobody")
 }
 
 // sumsBy are the values of --by.
@@ -181,7 +174,8 @@ const maxSums = 100_000
 // othersName names the sum of those that have none of their own.
 const othersName = "others"
 
-// listConnections reads the flows of conntrack to the Services of the index. Of the flows it keeps those that it prints.
+// listConnections reads the flows of conntrack to the Services of the index. Of the flows
+// it keeps those that it prints.
 func listConnections(ctx context.Context, index *flowIndex, o connectionOptions) (*Connections, error) {
 	hops, err := newNextHops()
 	if err != nil {
@@ -209,7 +203,8 @@ func listConnections(ctx context.Context, index *flowIndex, o connectionOptions)
 		if o.by != "" {
 			addSum(sums, f, o.by, hops)
 		}
-		if listed := o.by == "" || o.listFailing && (f.NoEndpoint || slices.Contains(failingStates, f.State)); listed && (o.limit == 0 || len(*keep) < o.limit) {
+		if listed := o.by == "" || o.listFailing &&
+			(f.NoEndpoint || slices.Contains(failingStates, f.State)); listed && (o.limit == 0 || len(*keep) < o.limit) {
 			*keep = append(*keep, f)
 		}
 	}
@@ -291,27 +286,25 @@ func (l *Connections) Text(p *Page) {
 		l.printSums(p)
 		return
 	}
-	wide := p.Format == "wide"
 	head := []string{"SERVICE PORT", "CLIENT", "DIALED", "ENDPOINT", "SERVES", "STATE", "LEFT", "AGE", "BYTES"}
+	wide := p.Format == "wide"
 	if wide {
 		head = append(head, "PACKETS", "NODE")
 	}
-	rows := [][]string{head}
-	for _, f := range l.Flows {
+	table(p, head, l.Flows, func(f *serviceFlow) []any {
 		age := ""
 		if !f.Begun.IsZero() {
 			age = shortDuration(time.Since(f.Begun).Round(time.Second))
 		}
-		row := []string{
-			f.name, f.Source.String(), f.Dialed.String() + "/" + f.Protocol, f.Server.String(), f.serves(), f.stateText(),
+		row := []any{
+			f.name, f.Source, f.Dialed.String() + "/" + f.Protocol, f.Server, f.serves(), f.stateText(),
 			orDash(shortDuration(time.Duration(f.LeftSeconds) * time.Second)), orDash(age), countText(f.Bytes, byteText),
 		}
 		if wide {
 			row = append(row, countText(f.Packets, decimal), orDash(f.Node))
 		}
-		rows = append(rows, row)
-	}
-	p.table(rows, func(row int) bool { return l.Flows[row-1].NoEndpoint })
+		return row
+	}, func(f *serviceFlow) bool { return f.NoEndpoint })
 	p.more(l.Total-len(l.Flows), "… and %d more; --limit 0 prints all, --by adds them up\n")
 }
 
@@ -328,15 +321,14 @@ func (l *Connections) printNames(p *Page) {
 }
 
 func (l *Connections) printSums(p *Page) {
-	rows := [][]string{{"SERVICE PORT", "PROTOCOL", strings.ToUpper(l.By), "CONNECTIONS", "FINISHED", "UNSERVED", "BYTES"}}
 	shown := l.Sums
 	if l.limit > 0 {
 		shown = shown[:min(l.limit, len(shown))]
 	}
-	for _, s := range shown {
-		rows = append(rows, []string{s.ServicePort, s.Protocol, s.Of, fmt.Sprint(s.Connections), fmt.Sprint(s.Finished), fmt.Sprint(s.Unserved), countText(s.Bytes, byteText)})
-	}
-	p.table(rows, func(row int) bool { return shown[row-1].Unserved > 0 })
+	head := []string{"SERVICE PORT", "PROTOCOL", strings.ToUpper(l.By), "CONNECTIONS", "FINISHED", "UNSERVED", "BYTES"}
+	table(p, head, shown, func(s *connectionSum) []any {
+		return []any{s.ServicePort, s.Protocol, s.Of, s.Connections, s.Finished, s.Unserved, countText(s.Bytes, byteText)}
+	}, func(s *connectionSum) bool { return s.Unserved > 0 })
 	p.more(len(l.Sums)-len(shown), "… and %d more; --limit 0 prints all\n")
 }
 

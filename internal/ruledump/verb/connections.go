@@ -47,13 +47,14 @@ func (e *Explanation) addConnections(ctx context.Context, from *source, s *ruled
 	return nil
 }
 
-// takeConnections takes those connections of the packet's sender that are to the packet's destination. If the packet has
-// a source port, only that connection counts.
+// takeConnections takes those connections of the packet's sender that are to the packet's destination. If the packet
+// has a source port, only that connection counts.
 func (e *Explanation) takeConnections(eachFlow func(each func(conntrack.Flow)) error) error {
 	p := e.packet
 	var finished []connection
 	err := eachFlow(func(f conntrack.Flow) {
-		if f.Protocol != p.Protocol || f.Dialed != p.Destination || f.Source.Addr() != p.Source.Addr() || p.Source.Port() != 0 && p.Source.Port() != f.Source.Port() {
+		if f.Protocol != p.Protocol || f.Dialed != p.Destination || f.Source.Addr() != p.Source.Addr() ||
+			p.Source.Port() != 0 && p.Source.Port() != f.Source.Port() {
 			return
 		}
 		list := &e.Connections
@@ -62,19 +63,32 @@ func (e *Explanation) takeConnections(eachFlow func(each func(conntrack.Flow)) e
 			e.ConnectionsFinished++
 		}
 		if e.ConnectionsTotal++; len(*list) < maxConnections {
-			*list = append(*list, connection{f.Source, f.Dialed, f.Server, f.State, f.Finished(), e.hasNoEndpoint(f)})
+			*list = append(*list, connection{f.Source, f.Dialed, f.Server, f.State, f.Finished(), !e.serves(f)})
 		}
 	})
 	e.Connections = append(e.Connections, finished[:min(len(finished), maxConnections-len(e.Connections))]...)
 	return err
 }
 
-// hasNoEndpoint reports whether a flow that the rules, or earlier ones, translated leads to no endpoint of the packet's
-// Service port.
-func (e *Explanation) hasNoEndpoint(flow conntrack.Flow) bool {
-	return (e.ServicePort != "" || flow.Translated()) && !slices.ContainsFunc(e.frontends(), func(f *compiler.Frontend) bool {
-		return f.ServicePort == e.ServicePort && (slices.Contains(f.Endpoints, flow.Server) || slices.Contains(f.LocalEndpoints, flow.Server))
+// serves reports whether the packet's Service port has the server of a flow as an endpoint. If there is none, each server
+// serves that was not translated.
+func (e *Explanation) serves(flow conntrack.Flow) bool {
+	if e.ServicePort == "" {
+		return !flow.Translated()
+	}
+	return slices.ContainsFunc(e.frontends(), func(f *compiler.Frontend) bool {
+		return f.ServicePort == e.ServicePort && serversOf(f)[flow.Server]
 	})
+}
+
+// serversOf returns the endpoints to which the rules send any client of a frontend. A server that is not among them serves
+// nobody: it is gone or not ready, or the connection began before the address belonged to the Service.
+func serversOf(f *compiler.Frontend) map[netip.AddrPort]bool {
+	endpoints := make(map[netip.AddrPort]bool, len(f.Endpoints))
+	for _, e := range slices.Concat(f.Endpoints, f.LocalEndpoints) {
+		endpoints[e] = true
+	}
+	return endpoints
 }
 
 func (e *Explanation) printConnections(p *Page) {
@@ -85,7 +99,8 @@ func (e *Explanation) printConnections(p *Page) {
 	if e.ConnectionsFinished > 0 {
 		finished = fmt.Sprintf(", %d of them finished", e.ConnectionsFinished)
 	}
-	p.printf("\nconntrack has connections of the client to this address (%d%s); changed rules do not move them\n", e.ConnectionsTotal, finished)
+	p.printf("\nconntrack has connections of the client to this address (%d%s); changed rules do not move them\n",
+		e.ConnectionsTotal, finished)
 	for _, c := range e.Connections {
 		p.printf("  %s to %s: answered by %s", c.Source, c.Dialed, c.Server)
 		if c.State != "" {

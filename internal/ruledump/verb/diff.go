@@ -17,7 +17,7 @@ import (
 func newDiffCommand() *cobra.Command {
 	var from source
 	var all bool
-	format := newFormat("text", "json", "yaml")
+	format := newFormat("text", "json")
 	cmd := &cobra.Command{
 		Use:   "diff {--manifests DIR|FILE | --kubeconfig FILE | --node-local TARGET} --node NAME [--dump FILE]",
 		Short: "Say how the kernel's rules differ from the desired state",
@@ -97,7 +97,8 @@ func diff(cmd *cobra.Command, from *source) (*Difference, error) {
 func checkSettings(cmd *cobra.Command, from *source) error {
 	switch {
 	case from.proxy != nil && from.proxy.Node != from.node:
-		fmt.Fprintf(cmd.ErrOrStderr(), "ruledump: the proxy at %s says that this is node %s, and --node is %s\n", from.proxy.Address, from.proxy.Node, from.node)
+		fmt.Fprintf(cmd.ErrOrStderr(), "ruledump: the proxy at %s says that this is node %s, and --node is %s\n",
+			from.proxy.Address, from.proxy.Node, from.node)
 	case from.noProxy != nil && from.config == "":
 		return fmt.Errorf("%w: give its metrics address (--proxy-address), its configuration file (--config), or --proxy-address= for kube-proxy's defaults", from.noProxy)
 	}
@@ -182,7 +183,9 @@ func (d *Difference) compareFrontends(want, have []*compiler.Frontend) {
 		key    nft.Data
 	}
 	add := func(is string, f *compiler.Frontend, changes []changedProperty) {
-		d.Services = append(d.Services, differentFrontend{is, f.ServicePort, string(f.Kind), f.Family.String(), addressOf(f), f.Protocol.String(), changes})
+		d.Services = append(d.Services, differentFrontend{
+			is, f.ServicePort, string(f.Kind), f.Family.String(), addressOf(f), f.Protocol.String(), changes,
+		})
 	}
 	actual := map[identity]*compiler.Frontend{}
 	for _, f := range have {
@@ -201,7 +204,8 @@ func (d *Difference) compareFrontends(want, have []*compiler.Frontend) {
 		add(unwanted, f, nil)
 	}
 	slices.SortFunc(d.Services, func(a, b differentFrontend) int {
-		return cmp.Or(cmp.Compare(a.ServicePort, b.ServicePort), cmp.Compare(a.Protocol, b.Protocol), cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.Address, b.Address), cmp.Compare(a.Family, b.Family))
+		return cmp.Or(cmp.Compare(a.ServicePort, b.ServicePort), cmp.Compare(a.Protocol, b.Protocol),
+			cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.Address, b.Address), cmp.Compare(a.Family, b.Family))
 	})
 }
 
@@ -263,7 +267,8 @@ func (d *Difference) addStep(s *nft.Step, have, want *nft.Table) {
 	}
 	switch s.Op {
 	case nft.AddTable, nft.AdoptTable:
-		if have.Comment != want.Comment || have.Owner != want.Owner || have.Persist != want.Persist || have.Dormant != want.Dormant {
+		if have.Comment != want.Comment || have.Owner != want.Owner ||
+			have.Persist != want.Persist || have.Dormant != want.Dormant {
 			add(missing, "", "table with its flags and comment")
 		}
 	case nft.DeleteTable, nft.DestroyTable:
@@ -358,7 +363,8 @@ func (s *differentFrontend) print(p *Page) {
 	}
 	p.different(s.Is, "", text)
 	for _, change := range s.Changes {
-		p.printf("    %s: desired %s, actual %s\n", change.Property, cmp.Or(change.Wanted, "none"), cmp.Or(change.Actual, "none"))
+		p.printf("    %s: desired %s, actual %s\n",
+			change.Property, cmp.Or(change.Wanted, "none"), cmp.Or(change.Actual, "none"))
 	}
 }
 

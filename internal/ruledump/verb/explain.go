@@ -32,11 +32,11 @@ A packet from one of the node's own addresses counts as one of a local process; 
 rules these are the Node's addresses alone. It does not look at unreachable routes.
 
 With the rules of the kernel, or of a dump of one, it follows the packet through the chains of
-all programs (families ip, ip6 and inet), in the order of their priorities. If one drops the
-packet, it is named. If that depends on something unknown, such as a rate limit, each outcome
-names the rule that it depends on. A packet counts as coming in by the interface that leads to
-its source. What it cannot follow, such as rules of iptables-legacy, is listed under "not looked
-at".
+all programs (families ip, ip6 and inet, and iptables-legacy), in the order of their priorities.
+If one drops the packet, it is named. If that depends on something unknown, such as a rate limit
+or the order of chains with one priority, each outcome names what it depends on. A packet counts
+as coming in by the interface that leads to its source. What it cannot follow, such as chains of
+a bridge, is listed under "not looked at".
 
 With -o svg it draws the packet's way through the hooks and chains; what decided is red, other
 programs' chains are blue.
@@ -63,7 +63,7 @@ whose server is no endpoint by these rules are marked.`,
 	_ = cmd.MarkFlagRequired("from")
 	_ = cmd.MarkFlagRequired("to")
 	where.addTo(cmd)
-	where.shows(cmd, newFormat("text", "svg", "json", "yaml"), func(cmd *cobra.Command, s *ruledump.Snapshot, _ Filter) (View, error) {
+	where.shows(cmd, newFormat("text", "svg", "json"), func(cmd *cobra.Command, s *ruledump.Snapshot, _ Filter) (View, error) {
 		packet, err := parsePacket(s, from, to, iif)
 		if err != nil {
 			return nil, err
@@ -193,7 +193,8 @@ type Outcome struct {
 	Destinations []netip.AddrPort `json:"destinations,omitempty"`
 	// DecidedBy is the rule of another program, or the chain with its policy, that ended the packet's way.
 	DecidedBy *step `json:"decidedBy,omitempty"`
-	// DependsOn has rules of other programs of which it is not known whether they match.
+	// DependsOn has rules of other programs of which it is not known whether they match, and chains, without a rule, of which
+	// it is not known whether they run before others.
 	DependsOn []step `json:"dependsOn,omitempty"`
 	Path      []step `json:"path"`
 
@@ -281,7 +282,7 @@ func (e *Explanation) add(o *evaluator.Outcome) {
 			f = e.byNodePort
 		}
 	}
-	if f != nil && e.ServicePort == "" && out.Reason != ReasonUnknownPort {
+	if f != nil && e.ServicePort == "" && out.Reason != ReasonUnknownPort && out.Reason != ReasonUnassigned {
 		e.ServicePort = f.ServicePort
 	}
 	for i := range o.Fate.Path {
@@ -323,6 +324,14 @@ func (s *step) name() string {
 		return fmt.Sprintf("%s, chain %s (%s)", s.Table, s.Chain, s.Verdict)
 	}
 	return fmt.Sprintf("%s, chain %s: %s", s.Table, s.Chain, s.Rule)
+}
+
+// condition says of a step of DependsOn what it is.
+func (s *step) condition() string {
+	if s.Rule == "" {
+		return "depends on the order of chains: " + s.name()
+	}
+	return fmt.Sprintf("depends on %s (%s)", s.name(), s.Verdict)
 }
 
 // decidedBy returns the step of another program that ended a packet's way; nil if none did.
@@ -434,7 +443,7 @@ func (e *Explanation) Text(p *Page) {
 		}
 		p.printf("%s\n  why: %s\n", p.headOf(&o), o.Why)
 		for _, d := range o.DependsOn {
-			p.printf("  depends on %s (%s)\n", d.name(), d.Verdict)
+			p.printf("  %s\n", d.condition())
 		}
 		for line := range strings.Lines(o.steps.String()) {
 			p.printf("  %s", line)

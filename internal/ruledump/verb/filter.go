@@ -85,8 +85,8 @@ func isAddress(text string) bool {
 	return false
 }
 
-// parseAddress reads ADDRESS, ADDRESS:PORT or :PORT with or without a protocol, a prefix, or an endpoint with its place,
-// as in "10.244.1.5:8080@node-1/zone-a".
+// parseAddress reads ADDRESS, ADDRESS:PORT or :PORT with or without a protocol, a prefix, or an endpoint with its
+// place, as in "10.244.1.5:8080@node-1/zone-a".
 func (f *Filter) parseAddress() error {
 	text, _, _ := strings.Cut(f.text, "@")
 	if prefix, err := netip.ParsePrefix(text); err == nil {
@@ -257,8 +257,8 @@ func targetsOf(s *ruledump.Snapshot, text string) (targets []target, err error) 
 	return targets, err
 }
 
-// targetOf returns the one destination of an IP family that text names. A Service stands for the first of its addresses,
-// which is the ClusterIP.
+// targetOf returns the one destination of an IP family that text names. A Service stands for the
+// first of its addresses, which is the ClusterIP.
 func targetOf(s *ruledump.Snapshot, text string, is4 bool) (to evaluator.Packet, err error) {
 	targets, err := targetsOf(s, text)
 	if err != nil || targets[0].frontend == nil {

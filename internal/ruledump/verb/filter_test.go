@@ -43,8 +43,8 @@ var quantities = map[string][]string{
 	"stats":    {"CHAINS", "RULES", "SETS", "ELEMENTS", "MEMORY (ESTIMATE)", "OWNER", "EXTERNAL", "CLIENTS", "SIZE", "FULL"},
 }
 
-// Each cell that a verb prints for a golden case is accepted by each verb that takes a Service or an address: services prints its row
-// again, and the others answer, or say that the cell names several Services.
+// Each cell that a verb prints for a golden case is accepted by each verb that takes a Service or an address: services
+// prints its row again, and the others answer, or say that the cell names several Services.
 func TestEachCellIsAccepted(t *testing.T) {
 	for _, name := range []string{
 		"baseline-of-the-example", "affinity-under-policy-local", "source-ranges-drop-all-others", "both-policies-local",

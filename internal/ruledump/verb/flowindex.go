@@ -55,6 +55,27 @@ func (s *source) index(cmd *cobra.Command, filter Filter) (*flowIndex, error) {
 	return x, nil
 }
 
+// indexes makes cmd run with the filter of its arguments, and an index of the Services that it selects, or of all.
+func (s *source) indexes(cmd *cobra.Command, all bool, run func(*cobra.Command, *flowIndex, Filter) error) *cobra.Command {
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		filter, err := s.filter(args)
+		if err != nil {
+			return err
+		}
+		defer s.close()
+		indexed := filter
+		if all {
+			indexed = Filter{}
+		}
+		index, err := s.index(cmd, indexed)
+		if err != nil {
+			return err
+		}
+		return run(cmd, index, filter)
+	}
+	return cmd
+}
+
 func (x *flowIndex) build(rules *ruledump.Snapshot) error {
 	frontends, err := x.filter.dialed(rules)
 	if err != nil {
@@ -186,13 +207,8 @@ func (x *flowIndex) frontend(f *conntrack.Flow) *compiler.Frontend {
 
 // serves returns the endpoints of a frontend.
 func (x *flowIndex) serves(f *compiler.Frontend) map[netip.AddrPort]bool {
-	endpoints := x.serving[f]
-	if endpoints == nil {
-		endpoints = map[netip.AddrPort]bool{}
-		for _, e := range slices.Concat(f.Endpoints, f.LocalEndpoints) {
-			endpoints[e] = true
-		}
-		x.serving[f] = endpoints
+	if x.serving[f] == nil {
+		x.serving[f] = serversOf(f)
 	}
-	return endpoints
+	return x.serving[f]
 }

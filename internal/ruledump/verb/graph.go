@@ -124,8 +124,12 @@ func (g *Graph) edge(from, to *box) {
 	}
 }
 
+var kindTexts = map[compiler.FrontendKind]string{
+	compiler.FrontendClusterIP: "ClusterIP", compiler.FrontendExternal: "external IP", compiler.FrontendNodePort: "node port",
+}
+
 func (g *Graph) frontend(f *compiler.Frontend) {
-	kind := map[compiler.FrontendKind]string{compiler.FrontendClusterIP: "ClusterIP", compiler.FrontendExternal: "external IP", compiler.FrontendNodePort: "node port"}[f.Kind]
+	kind := kindTexts[f.Kind]
 	if _, _, port := splitServicePort(f.ServicePort); port != "" {
 		kind += ", port " + port
 	}
@@ -145,7 +149,8 @@ func (g *Graph) frontend(f *compiler.Frontend) {
 	}
 	switch {
 	case f.Unserved == compiler.UnservedReject:
-		g.edge(g.through(from, "no endpoint on any node"), g.box(ending, box{lines: []string{"refused", "ICMP port unreachable"}, dead: true}))
+		refused := box{lines: []string{"refused", "ICMP port unreachable"}, dead: true}
+		g.edge(g.through(from, "no endpoint on any node"), g.box(ending, refused))
 	case f.Unserved == compiler.UnservedDrop && f.Chain == "":
 		g.drop(g.through(from, "policy Local,", "no endpoint on this node"))
 	}
@@ -236,8 +241,8 @@ func (g *Graph) endpoints(list []netip.AddrPort, where string) []string {
 	return lines
 }
 
-// Text writes Mermaid's text, which Markdown on GitHub and GitLab shows as a drawing, or Graphviz's. Dashed lines lead to
-// where packets end without an answer.
+// Text writes Mermaid's text, which Markdown on GitHub and GitLab shows as a drawing, or Graphviz's. Dashed lines
+// lead to where packets end without an answer.
 func (g *Graph) Text(p *Page) {
 	if p.Format == "dot" {
 		g.dot(p)
@@ -271,7 +276,8 @@ func (g *Graph) Text(p *Page) {
 }
 
 func (g *Graph) dot(p *Page) {
-	p.printf("digraph {\n  label=%q; labelloc=t; rankdir=LR; node [shape=box, style=rounded, fontname=monospace];\n", g.title)
+	p.printf("digraph {\n  label=%q; labelloc=t; rankdir=LR; node [shape=box, style=rounded, fontname=monospace];\n",
+		g.title)
 	for _, boxes := range g.columns {
 		p.WriteString("  subgraph { rank=same;\n")
 		for _, b := range boxes {

@@ -21,8 +21,8 @@ func (e *Explanation) isProxys(t *nft.Table) bool {
 	return e.rules.KubeProxys() && slices.ContainsFunc(e.rules.Tables, func(own *nft.Table) bool { return own.Family == t.Family && own.Name == t.Name })
 }
 
-// kubeProxyReasons returns why the rules of Kubernetes' kube-proxy sent a packet to an endpoint, and what they did about its
-// source. They have a comment, or the chain tells.
+// kubeProxyReasons returns why the rules of Kubernetes' kube-proxy sent a packet to an endpoint, and what they did
+// about its source. They have a comment, or the chain tells.
 func kubeProxyReasons(dialed *compiler.Frontend, fate *evaluator.Fate) (Reason, SourceReason) {
 	if dialed == nil {
 		return ReasonOther, ""

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"maps"
-	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -26,7 +25,8 @@ type meter struct {
 	// history has the rounds of the last minute, the oldest first, of Service ports that had any traffic then.
 	history map[string][]traffic
 
-	// Without sets, connections are those that began since the last round.
+	// events says that no set counts connections. Then they are those that began since the last round.
+	events      bool
 	mu          sync.Mutex // guards index, connections and lost while events come
 	index       *flowIndex
 	connections map[string]int
@@ -55,7 +55,7 @@ type traffic struct {
 	// Packets and Bytes are those of both directions. Conntrack's events have none.
 	Packets float64 `json:"packets,omitempty"`
 	Bytes   float64 `json:"bytes,omitempty"`
-	// refused are packets of clients that were refused or dropped, by reason. Conntrack's events have none.
+	// refused are packets of clients that were refused or dropped, by reason. Only the rules count them.
 	refused [compiler.CountedKinds]float64
 }
 
@@ -80,11 +80,12 @@ func (t traffic) by(key string) float64 {
 
 // newMeter takes an index of all Services. It is an error if the filter selects none.
 func newMeter(index *flowIndex, filter Filter, o topOptions) (*meter, error) {
-	m := &meter{options: o, conn: index.from.conn, filter: filter, index: index, history: map[string][]traffic{}, connections: map[string]int{}}
+	m := &meter{options: o, conn: index.from.conn, filter: filter, index: index, history: map[string][]traffic{}, connections: map[string]int{}, events: true}
 	for _, t := range index.rules.Tables {
 		for _, s := range t.Sets {
 			if s.Counter {
 				m.sets = append(m.sets, &meteredSet{table: t, name: s.Name, elements: map[nft.Data]meteredElement{}})
+				m.events = m.events && compiler.CountedBy(s.Name, nft.Element{}) != compiler.CountedConnections
 			}
 		}
 	}
@@ -105,7 +106,8 @@ func (m *meter) choose() error {
 	m.selected = map[string]bool{}
 	frontends, err := frontendsOf(m.index.rules, m.filter)
 	for _, f := range frontends {
-		m.selected[f.ServicePort] = true
+		service, _, _ := strings.Cut(f.ServicePort, ":") // clients of a port that it does not have
+		m.selected[f.ServicePort], m.selected[service] = true, true
 	}
 	return err
 }
@@ -116,8 +118,8 @@ const readingShare = 5
 // run shows each round, until there were enough, ctx ends or show returns an error.
 func (m *meter) run(ctx context.Context, show func(*Rates) error) error {
 	failed := make(chan error, 1)
-	if len(m.sets) == 0 {
-		if value, err := os.ReadFile("/proc/sys/net/netfilter/nf_conntrack_events"); err == nil && strings.TrimSpace(string(value)) == "0" {
+	if m.events {
+		if readSysctl("net.netfilter.nf_conntrack_events") == 0 {
 			return errNoEvents
 		}
 		ready := make(chan struct{})
@@ -174,7 +176,7 @@ func (m *meter) follow(ctx context.Context, ready func()) error {
 func (m *meter) round(ctx context.Context) (*Rates, error) {
 	r := &Rates{nodeDocument: aboutNode("Rates", m.index.rules), Time: time.Now().UTC(), From: "counters", Services: []*serviceRate{}, options: m.options}
 	ports := map[string]traffic{}
-	if len(m.sets) == 0 {
+	if m.events {
 		r.From = "events"
 		m.takeConnections(r, ports)
 	}
@@ -197,7 +199,7 @@ func (m *meter) round(ctx context.Context) (*Rates, error) {
 		r.Services = append(r.Services, s)
 	}
 	r.sort(m.options.sort)
-	if len(m.sets) == 0 || m.selected != nil {
+	if m.events || m.selected != nil {
 		if err := m.refresh(ctx); err != nil {
 			r.Problem = err.Error()
 		}

@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// nextHops finds the gateways by which the node reaches endpoints. The rules do not say on which node an endpoint is; with
-// most networks of pods the gateway does.
+// nextHops finds the gateways by which the node reaches endpoints. The rules do not say on which node an endpoint is;
+// with most networks of pods the gateway does.
 type nextHops struct {
 	handle *netlink.Handle
 	// known holds what was asked already.

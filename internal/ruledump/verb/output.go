@@ -1,6 +1,7 @@
 package verb
 
 import (
+	"bytes"
 	"cmp"
 	"encoding/json"
 	"fmt"
@@ -32,8 +33,11 @@ type outputFormat struct {
 	noHeaders bool
 }
 
-// newFormat returns a flag with those choices, of which the first is the default.
+// newFormat returns a flag with those choices, of which the first is the default. What has JSON has YAML.
 func newFormat(choices ...string) *outputFormat {
+	if at := slices.Index(choices, "json"); at >= 0 {
+		choices = slices.Insert(choices, at+1, "yaml")
+	}
 	return &outputFormat{value: choices[0], choices: choices}
 }
 
@@ -66,21 +70,18 @@ func (f *outputFormat) addTo(cmd *cobra.Command) {
 // show writes a view in the format.
 func (f *outputFormat) show(w io.Writer, v View) error {
 	switch f.value {
+	case "json":
+		return writeJSON(w, v)
 	case "yaml":
-		data, err := yaml.Marshal(v)
-		if err != nil {
+		var b bytes.Buffer
+		if err := writeJSON(&b, v); err != nil {
 			return err
 		}
-		_, err = w.Write(data)
-		return err
-	case "json":
-		if r, isRuleset := v.(ruleset); isRuleset {
-			return r.Write(w)
+		data, err := yaml.JSONToYAML(b.Bytes())
+		if err == nil {
+			_, err = w.Write(data)
 		}
-		enc := json.NewEncoder(w)
-		enc.SetIndent("", "  ")
-		enc.SetEscapeHTML(false)
-		return enc.Encode(v)
+		return err
 	}
 	p := &Page{Format: f.value, colours: coloursFor(w), noHeaders: f.noHeaders}
 	v.Text(p)
@@ -88,10 +89,25 @@ func (f *outputFormat) show(w io.Writer, v View) error {
 	return err
 }
 
-// stream writes one view of many: as JSON on a line of its own, else as show does.
+func writeJSON(w io.Writer, v View) error {
+	if r, isRuleset := v.(ruleset); isRuleset {
+		return r.Write(w)
+	}
+	enc := json.NewEncoder(w)
+	enc.SetIndent("", "  ")
+	enc.SetEscapeHTML(false)
+	return enc.Encode(v)
+}
+
+// stream writes one view of many: as JSON on a line of its own, as YAML a document, else as show does.
 func (f *outputFormat) stream(w io.Writer, v View) error {
-	if f.value == "json" {
+	switch f.value {
+	case "json":
 		return json.NewEncoder(w).Encode(v)
+	case "yaml":
+		if _, err := io.WriteString(w, "---\n"); err != nil {
+			return err
+		}
 	}
 	return f.show(w, v)
 }
@@ -152,7 +168,8 @@ type Page struct {
 // controls are characters that a terminal obeys, and the marks of a Page.
 var controls = regexp.MustCompile(`\x1b\[[0-9]*m|[\x00-\x08\x0b-\x1f\x7f-\x{9f}]`)
 
-// String returns the text for a terminal. Names and comments of other programs may have any characters, and so may a dump.
+// String returns the text for a terminal. Names and comments of other programs may have
+// any characters, and so may a dump.
 func (p *Page) String() string {
 	text := p.Builder.String()
 	if !strings.ContainsFunc(text, func(r rune) bool { return unicode.IsControl(r) && r != '\n' && r != '\t' }) {
@@ -186,28 +203,29 @@ func (p *Page) names(names []string) {
 	}
 }
 
-// table prints rows in columns, of which the first is the heading. bad, if set, chooses rows to mark.
-func (p *Page) table(rows [][]string, bad func(row int) bool) {
+// table prints a row for each value of a list in columns, below a heading. bad, if set, chooses values to mark.
+func table[T any](p *Page, head []string, list []T, row func(T) []any, bad func(T) bool) {
 	var b strings.Builder
 	tab := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
-	for _, row := range rows {
-		fmt.Fprintln(tab, strings.Join(row, "\t"))
+	fmt.Fprintln(tab, strings.Join(head, "\t"))
+	for _, value := range list {
+		for _, cell := range row(value) {
+			fmt.Fprintf(tab, "%v\t", cell)
+		}
+		fmt.Fprintln(tab)
 	}
 	_ = tab.Flush() // a strings.Builder takes everything
-	i := 0
-	for line := range strings.Lines(b.String()) {
-		line = strings.TrimRight(line, " \n")
+	for i, line := range strings.Split(strings.TrimSuffix(b.String(), "\n"), "\n") {
+		line = strings.TrimRight(line, " ")
 		switch {
 		case i == 0 && p.noHeaders:
-			i++
 			continue
 		case i == 0:
 			line = p.bold(line)
-		case bad != nil && bad(i):
+		case bad != nil && bad(list[i-1]):
 			line = p.bad(line)
 		}
 		p.printf("%s\n", line)
-		i++
 	}
 }
 

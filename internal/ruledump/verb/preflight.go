@@ -12,6 +12,7 @@ import (
 
 	"github.com/nftproxy/nftproxy/internal/config"
 	"github.com/nftproxy/nftproxy/internal/config/v1alpha2"
+	"github.com/nftproxy/nftproxy/internal/leftovers"
 	"github.com/nftproxy/nftproxy/internal/manifests"
 	"github.com/nftproxy/nftproxy/internal/ruledump"
 	"github.com/nftproxy/nftproxy/nft"
@@ -22,7 +23,7 @@ import (
 func newPreflightCommand() *cobra.Command {
 	var p preflight
 	var collect, stay bool
-	format := newFormat("text", "json", "yaml")
+	format := newFormat("text", "json")
 	cmd := &cobra.Command{
 		Use:   "preflight [--from-config FILE] | preflight --collect FILE...",
 		Short: "Say what will change when this node's kube-proxy is replaced",
@@ -57,17 +58,17 @@ first, and 2 if the swap would fail, or preflight itself did.
 			var worst level
 			var err error
 			if collect {
-				view, worst, err = collected(cmd.InOrStdin(), args)
+				view, worst, err = collected(cmd, args)
 			} else {
 				view, worst, err = p.run(cmd.Context())
 			}
 			if err == nil {
 				err = format.show(cmd.OutOrStdout(), view)
 			}
-			if err != nil {
+			switch {
+			case err != nil:
 				return err
-			}
-			if stay {
+			case stay:
 				ctx, stop := signal.NotifyContext(cmd.Context(), unix.SIGTERM, unix.SIGINT)
 				defer stop()
 				<-ctx.Done()
@@ -78,9 +79,12 @@ first, and 2 if the swap would fail, or preflight itself did.
 	}
 	format.addTo(cmd)
 	flags := cmd.Flags()
-	flags.StringVar(&p.config, "from-config", "", "KubeProxyConfiguration file of the kube-proxy to replace, v1alpha1 or v1alpha2")
-	flags.StringVar(&p.kubeconfig, "kubeconfig", "", "look at the Services of a cluster too, which are listed once and not changed")
-	flags.StringVar(&p.manifests, "manifests", "", "look at the Services in this directory of manifests, or in one such file, too")
+	flags.StringVar(&p.config, "from-config", "",
+		"KubeProxyConfiguration file of the kube-proxy to replace, v1alpha1 or v1alpha2")
+	flags.StringVar(&p.kubeconfig, "kubeconfig", "",
+		"look at the Services of a cluster too, which are listed once and not changed")
+	flags.StringVar(&p.manifests, "manifests", "",
+		"look at the Services in this directory of manifests, or in one such file, too")
 	flags.StringVar(&p.node, "node", "", "name of the Node; by default the host name")
 	flags.BoolVar(&collect, "collect", false, "read what other nodes printed with -o json, from files, or - for standard input")
 	flags.BoolVar(&stay, "stay", false, "print, and wait until the process is told to end: for a DaemonSet, whose pods start again when they end")
@@ -130,9 +134,9 @@ type Preflight struct {
 	Findings []finding `json:"findings"`
 }
 
-func (v *Preflight) add(check string, l level, seen, why, do string) {
-	v.Findings = append(v.Findings, finding{check, l, seen, why, do})
-	v.Verdict = worse(v.Verdict, l)
+func (v *Preflight) add(f finding) {
+	v.Findings = append(v.Findings, f)
+	v.Verdict = worse(v.Verdict, f.Level)
 }
 
 // Text implements View.
@@ -168,8 +172,15 @@ type preflight struct {
 	ctx  context.Context
 	conn *nft.Conn
 	out  Preflight
+	// check is the name of the check that runs, which its findings get.
+	check string
+	// err ends the checks.
+	err error
 	// running are the processes called kube-proxy.
-	running []runningProxy
+	running    []runningProxy
+	interfaces []describedInterface
+	// others are the rules of other programs.
+	others leftovers.Others
 	// settings are nil if they are not known.
 	settings *config.File
 	// objects are nil if they are not known.
@@ -178,104 +189,109 @@ type preflight struct {
 	old v1alpha2.Mode
 }
 
-// run makes all checks.
+func (p *preflight) add(l level, seen, why, do string) { p.out.add(finding{p.check, l, seen, why, do}) }
+
+// fine adds a finding that does not speak against the swap.
+func (p *preflight) fine(seen, why, do string) { p.add(levelGo, seen, why, do) }
+
+// look adds a finding to look at before the swap.
+func (p *preflight) look(seen, why, do string) { p.add(levelLook, seen, why, do) }
+
+// stop adds a finding with which the swap would fail.
+func (p *preflight) stop(seen, why, do string) { p.add(levelStop, seen, why, do) }
+
+// run makes all checks, in the order in which JSON has their findings.
 func (p *preflight) run(ctx context.Context) (View, level, error) {
 	p.ctx = ctx
-	p.out.nodeDocument, p.out.Verdict, p.out.Findings = nodeDocument{document: documentOf("Preflight"), Node: p.node}, levelGo, []finding{}
+	p.out = Preflight{
+		nodeDocument: nodeDocument{document: documentOf("Preflight"), Node: p.node}, Verdict: levelGo, Findings: []finding{},
+	}
 	if p.node == "" {
 		p.out.NodeSource = ruledump.NodeFromHost
 		p.out.Node, _ = os.Hostname() // only shown, and the name of the Node in most clusters
 	}
-	var err error
-	if p.conn, err = nft.Dial(nft.Config{}); err != nil {
-		return nil, levelStop, err
+	if p.conn, p.err = nft.Dial(nft.Config{}); p.err != nil {
+		return nil, levelStop, p.err
 	}
 	defer p.conn.Close()
-	if err := p.loadObjects(); err != nil {
-		return nil, levelStop, err
-	}
 	p.running = runningProxies()
-	if err := p.loadSettings(); err != nil {
-		return nil, levelStop, err
+	if p.interfaces, p.err = interfaces(); p.err == nil {
+		p.loadObjects()
 	}
-	p.checkRunning()
-	for _, check := range []func() error{
-		p.checkKernel, p.checkTables, p.checkLeftovers, p.checkPorts, p.checkMode, p.checkNodePorts, p.checkIPVS, p.checkOthers,
-		p.checkDetectLocal, p.checkSysctls, p.checkServices,
+	for _, c := range []struct {
+		name string
+		look func()
+	}{
+		{"config", p.checkConfig}, {"running", p.checkRunning}, {"kernel", p.checkKernel}, {"tables", p.checkTables},
+		{"leftovers", p.checkLeftovers}, {"ports", p.checkPorts}, {"mode", p.checkMode}, {"node-ports", p.checkNodePorts},
+		{"ipvs", p.checkIPVS}, {"rules", p.checkRules}, {"mark", p.checkMark}, {"firewall", p.checkFirewall},
+		{"neighbours", p.checkNeighbours}, {"detect-local", p.checkDetectLocal}, {"sysctls", p.checkSysctls},
+		{"services", p.checkServices},
 	} {
-		if err := check(); err != nil {
-			return nil, levelStop, err
+		if p.err != nil {
+			return nil, levelStop, p.err
 		}
+		p.check = c.name
+		c.look()
 	}
 	p.out.Mode = cmp.Or(string(p.old), "none")
-	return &p.out, p.out.Verdict, nil
+	return &p.out, p.out.Verdict, p.err
 }
 
-func (p *preflight) loadObjects() (err error) {
+func (p *preflight) loadObjects() {
 	switch {
 	case p.kubeconfig != "":
-		p.objects, err = ruledump.ClusterObjects(p.ctx, p.kubeconfig, p.out.Node)
+		p.objects, p.err = ruledump.ClusterObjects(p.ctx, p.kubeconfig, p.out.Node)
 	case p.manifests != "":
-		var objects manifests.Objects
-		objects, err = manifests.Load(p.manifests)
-		p.objects = &objects
+		p.objects = new(manifests.Objects)
+		*p.objects, p.err = manifests.Load(p.manifests)
 	}
-	return err
 }
 
-// loadSettings reads the file that is named, or that of a running kube-proxy. A file that the proxy would refuse is a
+// checkConfig reads the file that is named, or that of a running kube-proxy. A file that the proxy would refuse is a
 // finding; one that cannot be read, if it was named, an error.
-func (p *preflight) loadSettings() error {
+func (p *preflight) checkConfig() {
 	path := p.config
-	if i := slices.IndexFunc(p.running, func(r runningProxy) bool { return r.configFile() != "" }); path == "" && i >= 0 {
-		path = p.running[i].configFile()
+	for _, r := range p.running {
+		path = cmp.Or(path, r.configFile())
 	}
 	if path == "" {
-		p.out.add("config", levelLook, "the settings of the kube-proxy are not known", "findings may be missing, and masquerade bit 14 is assumed",
+		p.look("the settings of the kube-proxy are not known", "findings may be missing, and masquerade bit 14 is assumed",
 			"give its file: --from-config")
-		return nil
+		return
 	}
 	data, err := os.ReadFile(path)
 	if err != nil && p.config != "" {
-		return err
+		p.err = err
+		return
 	}
 	if err == nil {
 		p.settings, err = config.Parse(data)
 	}
 	if err != nil {
-		p.out.add("config", levelStop, err.Error(), "the proxy would not start with this file", "correct the field that is named")
-		return nil
+		p.stop(err.Error(), "the proxy would not start with this file", "correct the field that is named")
+		return
 	}
 	for _, warning := range p.settings.Warnings {
-		p.out.add("config", levelLook, warning, "the proxy logs this at its start", "change the field, or go on if this is meant")
+		p.look(warning, "the proxy logs this at its start", "change the field, or go on if this is meant")
 	}
 	if err := config.CheckMode(p.settings.Config.Mode, nil); err != nil {
-		p.out.add("config", levelStop, err.Error(), "the proxy would end with this error", "set mode to nftables in the file of the new proxy")
+		p.stop(err.Error(), "the proxy would end with this error", "set mode to nftables in the file of the new proxy")
 	}
-	return nil
 }
 
-// masqueradeBits returns the bits of the packet mark that the old and the new proxy use to masquerade.
-func (p *preflight) masqueradeBits() (before, after uint32) {
-	if p.settings == nil {
-		return 1 << 14, 1 << 14
-	}
-	c := p.settings.Config
-	before, after = 1<<*c.NFTables.MasqueradeBit, 1<<*c.NFTables.MasqueradeBit
-	switch p.old {
-	case v1alpha2.ModeIPTables:
-		before = 1 << *c.IPTables.MasqueradeBit
-	case v1alpha2.ModeIPVS:
-		before = 1 << *c.IPVS.MasqueradeBit
-	}
-	return before, after
-}
+// shownNames is how many chains, addresses or Services a finding names.
+const shownNames = 5
 
 // some returns the first of a list, and how many more there are.
-func some(list []string) string {
-	const shown = 5
-	if len(list) <= shown {
-		return strings.Join(list, ", ")
+func some[T any](list []T, most int) string {
+	var texts []string
+	for _, v := range list[:min(len(list), most)] {
+		texts = append(texts, fmt.Sprint(v))
 	}
-	return fmt.Sprintf("%s and %d more", strings.Join(list[:shown], ", "), len(list)-shown)
+	text := strings.Join(texts, ", ")
+	if more := len(list) - most; more > 0 {
+		text += fmt.Sprintf(" and %d more", more)
+	}
+	return text
 }

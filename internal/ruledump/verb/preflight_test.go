@@ -49,6 +49,13 @@ func onNode(t *testing.T, script string, args ...string) (status int, answer Pre
 	return here(t, args...)
 }
 
+// look returns what preflight says in the network namespace of the test.
+func look(t *testing.T, args ...string) Preflight {
+	t.Helper()
+	_, answer := here(t, args...)
+	return answer
+}
+
 // here runs preflight in the network namespace of the test.
 func here(t *testing.T, args ...string) (status int, answer Preflight) {
 	t.Helper()
@@ -67,6 +74,16 @@ func (v *Preflight) has(want string) bool {
 	})
 }
 
+// expect fails the test for each wanted finding that is not there.
+func (v *Preflight) expect(t *testing.T, wanted ...string) {
+	t.Helper()
+	for _, want := range wanted {
+		if !v.has(want) {
+			t.Errorf("no %q\n%s", want, TextOf(v, "text"))
+		}
+	}
+}
+
 func TestPreflight(t *testing.T) {
 	for _, test := range []struct {
 		name, script string
@@ -78,7 +95,8 @@ func TestPreflight(t *testing.T) {
 		want, not []string
 	}{
 		{
-			name: "an empty node with a clean file", script: asNode, file: kubeadmFile("mode: nftables"), status: 0, mode: "nftables",
+			name: "an empty node with a clean file", script: asNode,
+			file: kubeadmFile("mode: nftables"), status: 0, mode: "nftables",
 			want: []string{"go kernel: has every feature", "go detect-local: fits this node"},
 			not:  []string{"leftovers", "node-ports", "rules", "mark", "firewall", "ipvs"},
 		},
@@ -88,36 +106,43 @@ func TestPreflight(t *testing.T) {
 			not:  []string{"leftovers", "node-ports"},
 		},
 		{
-			name: "a file that the proxy refuses", script: asNode, file: kubeadmFile("detectLocalMode: Somehow"), status: 2, mode: "none",
+			name: "a file that the proxy refuses", script: asNode,
+			file: kubeadmFile("detectLocalMode: Somehow"), status: 2, mode: "none",
 			want: []string{`stop config: detectLocalMode: Unsupported value: "Somehow"`},
 		},
 		{
-			name: "another mode in the file", script: asNode, file: kubeadmFile("mode: ipvs\nipvs: {scheduler: lc, strictARP: true, tcpTimeout: 900s, unknown: 1}"), status: 2, mode: "ipvs",
+			name: "another mode in the file", script: asNode,
+			file: kubeadmFile("mode: ipvs\nipvs: {scheduler: lc, strictARP: true, tcpTimeout: 900s, unknown: 1}"), status: 2, mode: "ipvs",
 			want: []string{
 				`stop config: this kube-proxy does not have the mode "ipvs"`, "look ipvs: ipvs.scheduler is lc", "go ipvs: MetalLB",
 				"look ipvs: tcpEstablishedTimeout", "look config: ipvs.unknown",
 			},
 		},
 		{
-			name: "node ports where they will not answer", script: asNode, file: kubeadmFile("mode: iptables\niptables: {masqueradeBit: 15}"), status: 2, mode: "iptables",
+			name: "node ports where they will not answer", script: asNode,
+			file: kubeadmFile("mode: iptables\niptables: {masqueradeBit: 15}"), status: 2, mode: "iptables",
 			want: []string{"look node-ports: on 127.0.0.1, 10.9.0.1, 10.244.1.1, and will not; connection tracking has no connection", `look node-ports: add "localhost"`,
 				"go mark: from 0x8000 to 0x4000"},
 		},
 		{
-			name: "node ports that stay", script: asNode, file: kubeadmFile("nodePortAddresses: [192.0.2.0/24, '2001:db8::/32']"), status: 0, mode: "iptables",
+			name: "node ports that stay", script: asNode,
+			file: kubeadmFile("nodePortAddresses: [192.0.2.0/24, '2001:db8::/32']"), status: 0, mode: "iptables",
 			want: []string{`go node-ports: ["192.0.2.0/24" "2001:db8::/32"] before and after`},
 			not:  []string{"mark"},
 		},
 		{
-			name: "loopback that the file names", script: asNode, file: kubeadmFile("nodePortAddresses: [0.0.0.0/0]"), status: 1, mode: "iptables",
+			name: "loopback that the file names", script: asNode,
+			file: kubeadmFile("nodePortAddresses: [0.0.0.0/0]"), status: 1, mode: "iptables",
 			want: []string{"look node-ports: on 127.0.0.1, and will not"},
 		},
 		{
-			name: "a file of another mode than the rules", script: asNode + modeIPTables("nft"), file: kubeadmFile("mode: nftables"), status: 1, mode: "iptables",
+			name: "a file of another mode than the rules", script: asNode + modeIPTables("nft"),
+			file: kubeadmFile("mode: nftables"), status: 1, mode: "iptables",
 			want: []string{"look mode: the settings mean mode nftables, and the node has rules of mode iptables"},
 		},
 		{
-			name: "both variants", script: asNode + modeIPTables("nft") + modeIPTables("legacy"), file: kubeadmFile("nodePortAddresses: [primary]\niptables: {localhostNodePorts: false}"), status: 1, mode: "iptables",
+			name: "both variants", script: asNode + modeIPTables("nft") + modeIPTables("legacy"),
+			file: kubeadmFile("nodePortAddresses: [primary]\niptables: {localhostNodePorts: false}"), status: 1, mode: "iptables",
 			want: []string{"look leftovers: both variants", "go leftovers: iptables-nft: ", "go leftovers: iptables-legacy: "},
 			not:  []string{"rules", "firewall"},
 		},
@@ -126,24 +151,30 @@ func TestPreflight(t *testing.T) {
 			want: []string{"go leftovers: ipvs: 1, for example kube-ipvs0", "look node-ports: on 127.0.0.1, 10.9.0.1, 10.244.1.1,"},
 		},
 		{
-			name: "kube-proxy's tables", script: asNode + "nft -f ../../../integration/takeover/testdata/ruleset.nft", file: kubeadmFile("mode: nftables"), status: 0, mode: "nftables",
+			name: "kube-proxy's tables", script: asNode + "nft -f ../../../integration/takeover/testdata/ruleset.nft",
+			file: kubeadmFile("mode: nftables"), status: 0, mode: "nftables",
 			want: []string{"go tables: table ip kube-proxy exists", "go tables: table ip6 kube-proxy exists"},
 			not:  []string{"firewall", "rules", "mark"},
 		},
 		{
-			name: "pods that are not here", script: asNode + "ip addr del 10.244.1.1/24 dev cni0", file: kubeadmFile("mode: nftables"), status: 1, mode: "nftables",
+			name: "pods that are not here", script: asNode + "ip addr del 10.244.1.1/24 dev cni0",
+			file: kubeadmFile("mode: nftables"), status: 1, mode: "nftables",
 			want: []string{"look detect-local: no route or address of this node is in 10.244.0.0/16"},
 		},
 		{
-			name: "no such bridge", script: asNode, file: kubeadmFile("mode: nftables\ndetectLocalMode: BridgeInterface\ndetectLocal: {bridgeInterface: cbr0}"), status: 1, mode: "nftables",
+			name: "no such bridge", script: asNode,
+			file: kubeadmFile("mode: nftables\ndetectLocalMode: BridgeInterface\ndetectLocal: {bridgeInterface: cbr0}"), status: 1, mode: "nftables",
 			want: []string{"look detect-local: BridgeInterface: there is no interface cbr0"},
 		},
 		{
-			name: "a node that does not forward", script: asNode + "echo 0 > /proc/sys/net/ipv4/ip_forward; echo 1 > /proc/sys/net/ipv4/conf/all/route_localnet", file: kubeadmFile("mode: nftables"),
-			status: 1, mode: "nftables", want: []string{"look sysctls: net.ipv4.ip_forward is 0", "go sysctls: CVE-2020-8558"},
+			name:   "a node that does not forward",
+			script: asNode + "echo 0 > /proc/sys/net/ipv4/ip_forward; echo 1 > /proc/sys/net/ipv4/conf/all/route_localnet",
+			file:   kubeadmFile("mode: nftables"), status: 1, mode: "nftables",
+			want: []string{"look sysctls: net.ipv4.ip_forward is 0", "go sysctls: CVE-2020-8558"},
 		},
 		{
-			name: "another service proxy", script: asNode + "ip link add kube-dummy-if type bridge", file: kubeadmFile("mode: nftables"), status: 2, mode: "nftables",
+			name: "another service proxy", script: asNode + "ip link add kube-dummy-if type bridge",
+			file: kubeadmFile("mode: nftables"), status: 2, mode: "nftables",
 			want: []string{"stop neighbours: kube-router serves Services"},
 		},
 	} {
@@ -160,11 +191,7 @@ func TestPreflight(t *testing.T) {
 			if status != test.status || got.Mode != test.mode {
 				t.Errorf("status %d, mode %s; want %d, %s", status, got.Mode, test.status, test.mode)
 			}
-			for _, want := range test.want {
-				if !got.has(want) {
-					t.Errorf("no %q", want)
-				}
-			}
+			got.expect(t, test.want...)
 			for _, not := range test.not {
 				if slices.ContainsFunc(got.Findings, func(f finding) bool { return f.Check == not }) {
 					t.Errorf("there is a finding of %s", not)
@@ -198,7 +225,7 @@ V -t filter -A DROPPED -j MARK --set-xmark 0x8000/0x8000
 			if status != 1 {
 				t.Errorf("status %d", status)
 			}
-			for _, want := range []string{
+			got.expect(t,
 				"look rules: lead to chains of kube-proxy: ip nat CNI-HOSTPORT-SETMARK to KUBE-MARK-MASQ |",
 				"look mark: set bits of the masquerade mark: ip mangle PREROUTING (0x4000) |",
 				"go mark: compare bits of the masquerade mark: ip mangle PREROUTING (0x4000), ip mangle FORWARD (0xc000) |",
@@ -206,14 +233,7 @@ V -t filter -A DROPPED -j MARK --set-xmark 0x8000/0x8000
 				"look firewall: forwarded packets that no rule accepts are dropped by ip filter FORWARD |",
 				"look firewall: packets to this node that no rule accepts are dropped by ip filter INPUT |",
 				"go neighbours: portmap (CNI)",
-			} {
-				if !got.has(want) {
-					t.Errorf("no %q", want)
-				}
-			}
-			if t.Failed() {
-				t.Log(TextOf(&got, "text"))
-			}
+			)
 		})
 	}
 	for name, accept := range map[string]string{
@@ -250,16 +270,12 @@ table inet fw {
 table inet firewalld {
 }
 X`)
-		for _, want := range []string{
+		got.expect(t,
 			"look mark: set bits of the masquerade mark: inet fw f (0x4000), inet fw f (0xc000) |",
 			"go mark: compare bits of the masquerade mark: inet fw f (0xc000) |",
 			"go firewall: dropped by inet fw f |", // nothing of mode iptables serves here
 			"go neighbours: firewalld",
-		} {
-			if !got.has(want) {
-				t.Errorf("no %q\n%s", want, TextOf(&got, "text"))
-			}
-		}
+		)
 	})
 }
 
@@ -298,47 +314,32 @@ status: {addresses: [{type: InternalIP, address: 10.9.0.1}]}
 			t.Fatal(err)
 		}
 	}
-	look := func(args ...string) Preflight {
-		_, v := here(t, args...)
-		return v
-	}
 	const used = "look node-ports: connections there that connection tracking has: 1, for example 10.9.0.1 to 10.9.0.1:30080 |"
-	if got := look(); !got.has(used) {
-		t.Errorf("without Services no %q\n%s", used, TextOf(&got, "text"))
-	}
+	got := look(t)
+	got.expect(t, used)
 	write(30080)
-	if got := look("--manifests", manifests); !got.has(used) {
-		t.Errorf("with the Services no %q\n%s", used, TextOf(&got, "text"))
-	}
+	got = look(t, "--manifests", manifests)
+	got.expect(t, used)
 	write(30081)
-	got := look("--manifests", manifests)
-	for _, want := range []string{
+	got = look(t, "--manifests", manifests)
+	got.expect(t,
 		"look node-ports: on 127.0.0.1, 10.9.0.1, 10.244.1.1, and will not; connection tracking has no connection there",
 		"go services: these use externalIPs: shop/other, shop/web", "go services: these have session affinity: shop/web",
 		"look services: 203.0.113.5:80/TCP is claimed by several Services",
-	} {
-		if !got.has(want) {
-			t.Errorf("no %q\n%s", want, TextOf(&got, "text"))
-		}
-	}
+	)
 	// The Node's own address is another one than that from which packets are sent.
-	if got := look("--manifests", manifests, "--node=node-1"); !got.has("look node-ports: on 127.0.0.1, 192.0.2.5, 10.244.1.1, and will not") {
-		t.Errorf("beside the Node:\n%s", TextOf(&got, "text"))
-	}
+	got = look(t, "--manifests", manifests, "--node=node-1")
+	got.expect(t, "look node-ports: on 127.0.0.1, 192.0.2.5, 10.244.1.1, and will not")
 	file := filepath.Join(t.TempDir(), "config.conf")
 	if err := os.WriteFile(file, []byte(kubeadmFile("nodePortAddresses: [primary, localhost]\ndetectLocalMode: NodeCIDR")), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	got = look("--manifests", manifests, "--node=node-1", "--from-config", file)
-	for _, want := range []string{"look services: these have node ports of UDP or SCTP: shop/other |", "look detect-local: the Node node-1 has no spec.podCIDRs |"} {
-		if !got.has(want) {
-			t.Errorf("no %q\n%s", want, TextOf(&got, "text"))
-		}
-	}
+	got = look(t, "--manifests", manifests, "--node=node-1", "--from-config", file)
+	got.expect(t, "look services: these have node ports of UDP or SCTP: shop/other |",
+		"look detect-local: the Node node-1 has no spec.podCIDRs |")
 	write(0)
-	if got := look("--manifests", manifests); !got.has("go node-ports: no Service has a node port") {
-		t.Errorf("without node ports:\n%s", TextOf(&got, "text"))
-	}
+	got = look(t, "--manifests", manifests)
+	got.expect(t, "go node-ports: no Service has a node port")
 }
 
 func TestPreflightPorts(t *testing.T) {
@@ -349,19 +350,15 @@ func TestPreflightPorts(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer server.Close()
-	look := func(args ...string) Preflight {
-		_, v := here(t, args...)
-		return v
-	}
-	if got := look(); !got.has("look ports: a program that is no kube-proxy listens at port 10249 |") {
+	if got := look(t); !got.has("look ports: a program that is no kube-proxy listens at port 10249 |") {
 		t.Error(TextOf(&got, "text"))
 	}
 	shell(t, modeIPTables("nft"))
-	if got := look(); !got.has("go ports: a program listens at port 10249 |") {
+	if got := look(t); !got.has("go ports: a program listens at port 10249 |") {
 		t.Error(TextOf(&got, "text"))
 	}
 	server.Close()
-	if got := look(); got.has("go ports") || got.has("look ports") {
+	if got := look(t); got.has("go ports") || got.has("look ports") {
 		t.Error(TextOf(&got, "text"))
 	}
 }
@@ -385,31 +382,22 @@ func TestPreflightBesideAKubeProxy(t *testing.T) {
 		}
 		t.Cleanup(func() { _ = old.Process.Kill(); _ = old.Wait() })
 	}
-	look := func(args ...string) Preflight {
-		_, v := here(t, args...)
-		return v
-	}
-	if got := look(); got.Mode != "none" || got.has("go running") {
+	if got := look(t); got.Mode != "none" || got.has("go running") {
 		t.Errorf("before it runs:\n%s", TextOf(&got, "text"))
 	}
 	start("--config=" + file)
-	got := look()
-	for _, want := range []string{"go running: --config=" + file, "look ipvs: ipvs.scheduler is wlc", `stop config: does not have the mode "ipvs"`} {
-		if !got.has(want) {
-			t.Errorf("no %q\n%s", want, TextOf(&got, "text"))
-		}
-	}
+	got := look(t)
+	got.expect(t, "go running: --config="+file, "look ipvs: ipvs.scheduler is wlc", `stop config: does not have the mode "ipvs"`)
 	start("--proxy-mode", "iptables")
-	if got := look(); !got.has("look running: 2 processes called kube-proxy") {
-		t.Errorf("beside two:\n%s", TextOf(&got, "text"))
-	}
+	got = look(t)
+	got.expect(t, "look running: 2 processes called kube-proxy")
 }
 
 func TestPreflightCollect(t *testing.T) {
 	answer := func(node string, findings ...finding) string {
 		v := Preflight{nodeDocument: nodeDocument{document: documentOf("Preflight"), Node: node}, Verdict: levelGo, Mode: "iptables"}
 		for _, f := range findings {
-			v.add(f.Check, f.Level, f.Seen, f.Why, f.Do)
+			v.add(f)
 		}
 		text, err := json.MarshalIndent(v, "", "  ")
 		if err != nil {

@@ -6,11 +6,10 @@ import (
 	"fmt"
 	"io"
 	"maps"
-	"os"
 	"slices"
-	"strings"
 
 	"github.com/nftproxy/nftproxy/internal/ruledump"
+	"github.com/spf13/cobra"
 )
 
 // PreflightTable is the answer of the preflight command about many nodes.
@@ -37,12 +36,17 @@ type sharedFinding struct {
 	Nodes []string `json:"nodes"`
 }
 
-// collected reads answers of many nodes from files, of which "-" is standard input. A file may have several, and other lines
-// between them, as logs of pods have. Of two answers of one node the last counts.
-func collected(stdin io.Reader, paths []string) (View, level, error) {
+// collected reads answers of many nodes from files, of which "-" is standard input. A file may have several, and other
+// lines between them, as logs of pods have. Of two answers of one node the last counts.
+func collected(cmd *cobra.Command, paths []string) (View, level, error) {
 	byNode := map[string]*Preflight{}
 	for _, path := range paths {
-		text, err := readFile(stdin, path)
+		in, err := input(cmd, path)
+		if err != nil {
+			return nil, levelStop, err
+		}
+		defer in.Close()
+		text, err := io.ReadAll(in)
 		if err != nil {
 			return nil, levelStop, err
 		}
@@ -61,13 +65,6 @@ func collected(stdin io.Reader, paths []string) (View, level, error) {
 	return table, table.Verdict, nil
 }
 
-func readFile(stdin io.Reader, path string) ([]byte, error) {
-	if path == "-" {
-		return io.ReadAll(stdin)
-	}
-	return os.ReadFile(path)
-}
-
 // preflights reads the JSON documents that begin at the beginnings of lines.
 func preflights(text []byte) (out []*Preflight, err error) {
 	for len(text) > 0 {
@@ -80,12 +77,15 @@ func preflights(text []byte) (out []*Preflight, err error) {
 		if err := decoder.Decode(&answer); err != nil {
 			return nil, fmt.Errorf("answer %d: %w", len(out)+1, err)
 		}
-		if answer.APIVersion != ruledump.APIVersion || answer.Kind != "Preflight" || !slices.Contains(levels, answer.Verdict) {
-			return nil, fmt.Errorf("answer %d is %s of %s, want Preflight of %s", len(out)+1, answer.Kind, answer.APIVersion, ruledump.APIVersion)
+		if answer.APIVersion != ruledump.APIVersion ||
+			answer.Kind != "Preflight" || !slices.Contains(levels, answer.Verdict) {
+			return nil, fmt.Errorf("answer %d is %s of %s, want Preflight of %s",
+				len(out)+1, answer.Kind, answer.APIVersion, ruledump.APIVersion)
 		}
 		for _, f := range answer.Findings {
 			if !slices.Contains(levels, f.Level) {
-				return nil, fmt.Errorf("answer %d, finding %s: level %q is not known: another version wrote it", len(out)+1, f.Check, f.Level)
+				return nil, fmt.Errorf("answer %d, finding %s: level %q is not known: another version wrote it",
+					len(out)+1, f.Check, f.Level)
 			}
 		}
 		out, text = append(out, &answer), text[decoder.InputOffset():]
@@ -131,19 +131,13 @@ func tableOf(byNode map[string]*Preflight) *PreflightTable {
 
 // Text implements View. What speaks for the swap is not printed.
 func (t *PreflightTable) Text(p *Page) {
-	rows := [][]string{{"NODE", "VERDICT", "MODE NOW", "STOP", "LOOK"}}
-	for _, n := range t.Nodes {
-		rows = append(rows, []string{n.Node, verdicts[n.Verdict], n.Mode, fmt.Sprint(n.Stop), fmt.Sprint(n.Look)})
-	}
-	p.table(rows, func(row int) bool { return row > 0 && t.Nodes[row-1].Verdict == levelStop })
+	table(p, []string{"NODE", "VERDICT", "MODE NOW", "STOP", "LOOK"}, t.Nodes, func(n preflightNode) []any {
+		return []any{n.Node, verdicts[n.Verdict], n.Mode, n.Stop, n.Look}
+	}, func(n preflightNode) bool { return n.Verdict == levelStop })
 	for _, f := range t.Findings {
 		if f.Level != levelGo {
-			nodes := strings.Join(f.Nodes[:min(len(f.Nodes), explainShown)], ", ")
-			if more := len(f.Nodes) - explainShown; more > 0 {
-				nodes += fmt.Sprintf(" and %d more", more)
-			}
 			p.printf("\n")
-			f.text(p, fmt.Sprintf(" (%d: %s)", len(f.Nodes), nodes))
+			f.text(p, fmt.Sprintf(" (%d: %s)", len(f.Nodes), some(f.Nodes, explainShown)))
 		}
 	}
 }

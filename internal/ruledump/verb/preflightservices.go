@@ -20,90 +20,77 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// checkNodePorts looks for addresses on which node ports answer now, and will not. Mode nftables has them on the Node's
-// own addresses by default, the other modes on all.
-func (p *preflight) checkNodePorts() error {
-	const check = "node-ports"
-	if p.old != v1alpha2.ModeIPTables && p.old != v1alpha2.ModeIPVS {
-		return nil
-	}
-	switch {
-	case p.settings == nil:
-		return p.compareNodePorts(true)
-	case len(p.settings.NodePortAddresses) > 0:
-		p.out.add(check, levelGo, fmt.Sprintf("nodePortAddresses is %q before and after", p.settings.NodePortAddresses), "", "")
-	}
-	loopback := p.old == v1alpha2.ModeIPTables && ptr.Deref(p.settings.Config.IPTables.LocalhostNodePorts, false)
-	return p.compareNodePorts(loopback)
-}
+var localhost = netip.AddrFrom4([4]byte{127, 0, 0, 1})
 
-// compareNodePorts names the addresses, and connections to them. loopback says that node ports may answer on 127.0.0.1.
-func (p *preflight) compareNodePorts(loopback bool) error {
+// checkNodePorts looks for addresses on which node ports answer now, and will not, and for connections to them. Mode
+// nftables has node ports on the Node's own addresses by default, the other modes on all.
+func (p *preflight) checkNodePorts() {
+	if p.old != v1alpha2.ModeIPTables && p.old != v1alpha2.ModeIPVS {
+		return
+	}
+	var named []string
+	if p.settings != nil {
+		named = p.settings.NodePortAddresses
+	}
+	if len(named) > 0 {
+		p.fine(fmt.Sprintf("nodePortAddresses is %q before and after", named), "", "")
+	}
 	ports := p.nodePorts()
 	if p.objects != nil && len(ports) == 0 {
-		p.out.add("node-ports", levelGo, "no Service has a node port", "", "")
-		return nil
+		p.fine("no Service has a node port", "", "")
+		return
 	}
-	named := p.settings != nil && len(p.settings.NodePortAddresses) > 0
-	lost, err := p.lostAddresses(loopback, named)
-	if err != nil || len(lost) == 0 {
-		return err
-	}
-	var texts []string
-	for _, a := range lost {
-		texts = append(texts, a.String())
+	lost := p.lostAddresses(named)
+	if len(lost) == 0 {
+		return
 	}
 	used, example, err := connectionsTo(p.ctx, lost, ports)
 	if err != nil {
-		return err
+		p.err = err
+		return
 	}
-	seen := "node ports answer now on " + some(texts) + ", and will not"
+	seen := "connection tracking has no connection there at this moment"
 	if used > 0 {
-		seen += fmt.Sprintf("; connections there that connection tracking has: %d, for example %s", used, example)
-	} else {
-		seen += "; connection tracking has no connection there at this moment"
+		seen = fmt.Sprintf("connections there that connection tracking has: %d, for example %s", used, example)
 	}
-	do := `set nodePortAddresses: ["primary"] if no client uses them, or the CIDRs that clients use; "0.0.0.0/0" and "::/0" for all but loopback`
-	if slices.ContainsFunc(lost, netip.Addr.IsLoopback) {
+	do := `set nodePortAddresses: ["primary"] if no client uses them, or the CIDRs that clients use; ` +
+		`"0.0.0.0/0" and "::/0" for all but loopback`
+	if slices.Contains(lost, localhost) {
 		do += `; add "localhost" for TCP on 127.0.0.1`
 	}
-	p.out.add("node-ports", levelLook, seen, "by default mode nftables serves node ports on the Node's own addresses only", do)
-	return nil
+	p.look("node ports answer now on "+some(lost, shownNames)+", and will not; "+seen,
+		"by default mode nftables serves node ports on the Node's own addresses only", do)
 }
 
-// lostAddresses returns the addresses of this network namespace that node ports lose. named says that nodePortAddresses
-// names addresses, so that only loopback is lost, if it is not among them.
-func (p *preflight) lostAddresses(loopback, named bool) (lost []netip.Addr, err error) {
-	if loopback && (p.settings == nil || len(config.LoopbackNodePorts(p.settings.Config)) == 0) && !(named && !p.names(netip.AddrFrom4([4]byte{127, 0, 0, 1}))) {
-		lost = append(lost, netip.AddrFrom4([4]byte{127, 0, 0, 1}))
+// lostAddresses returns the addresses of this network namespace that node ports lose: all but the primary ones if
+// nodePortAddresses names none, and perhaps loopback.
+func (p *preflight) lostAddresses(named []string) (lost []netip.Addr) {
+	loopback := true
+	if p.settings != nil {
+		c := p.settings.Config
+		isNamed := func(n netip.Prefix) bool { return n.Contains(localhost) }
+		loopback = p.old == v1alpha2.ModeIPTables && ptr.Deref(c.IPTables.LocalhostNodePorts, false) &&
+			len(config.LoopbackNodePorts(c)) == 0 &&
+			(len(named) == 0 || slices.ContainsFunc(config.ParseCIDRs(named), isNamed))
 	}
-	if named {
-		return lost, nil
+	if loopback {
+		lost = append(lost, localhost)
 	}
-	interfaces, err := net.Interfaces()
-	if err != nil {
-		return nil, fmt.Errorf("list the interfaces of this network namespace: %w", err)
+	if len(named) > 0 {
+		return lost
 	}
 	primary := p.primaryAddresses()
-	for _, i := range interfaces {
+	for _, i := range p.interfaces {
 		if i.Name == "kube-ipvs0" {
 			continue // it has the addresses of Services
 		}
-		for _, prefix := range addressesOf(i.Name) {
+		for _, prefix := range i.Addresses {
 			if a := prefix.Addr(); !a.IsLoopback() && !a.IsLinkLocalUnicast() && !slices.Contains(primary, a) {
 				lost = append(lost, a)
 			}
 		}
 	}
-	return lost, nil
-}
-
-// names reports whether nodePortAddresses names an address by a CIDR.
-func (p *preflight) names(a netip.Addr) bool {
-	return slices.ContainsFunc(p.settings.NodePortAddresses, func(text string) bool {
-		prefix, err := netip.ParsePrefix(text)
-		return err == nil && prefix.Contains(a)
-	})
+	return lost
 }
 
 // primaryAddresses returns the Node's own addresses. Without the Node they are those from which the node sends to
@@ -145,12 +132,13 @@ const firstNodePort, lastNodePort = 30000, 32767
 // nodePorts returns the node ports of all Services, as far as these are known.
 func (p *preflight) nodePorts() map[uint16]bool {
 	ports := map[uint16]bool{}
-	if p.objects != nil {
-		for _, s := range p.objects.Services {
-			for _, port := range s.Spec.Ports {
-				if port.NodePort != 0 {
-					ports[uint16(port.NodePort)] = true
-				}
+	if p.objects == nil {
+		return ports
+	}
+	for _, s := range p.objects.Services {
+		for _, port := range s.Spec.Ports {
+			if port.NodePort != 0 {
+				ports[uint16(port.NodePort)] = true
 			}
 		}
 	}
@@ -174,7 +162,7 @@ func connectionsTo(ctx context.Context, addrs []netip.Addr, ports map[uint16]boo
 		for _, protocol := range []uint8{unix.IPPROTO_TCP, unix.IPPROTO_UDP} {
 			err := conn.Each(ctx, family, protocol, func(f conntrack.Flow) {
 				dialed := f.Dialed.Addr()
-				lost := slices.Contains(addrs, dialed) || dialed.IsLoopback() && slices.ContainsFunc(addrs, netip.Addr.IsLoopback)
+				lost := slices.Contains(addrs, dialed) || dialed.IsLoopback() && slices.Contains(addrs, localhost)
 				if lost && f.Translated() && wanted(f.Dialed.Port()) {
 					count++
 					if example == "" {
@@ -191,34 +179,39 @@ func connectionsTo(ctx context.Context, addrs []netip.Addr, ports map[uint16]boo
 }
 
 // checkIPVS names settings of mode ipvs that have no counterpart.
-func (p *preflight) checkIPVS() error {
+func (p *preflight) checkIPVS() {
 	if p.settings == nil || p.settings.KubeProxyMode != v1alpha2.ModeIPVS && p.old != v1alpha2.ModeIPVS {
-		return nil
+		return
 	}
 	c := &p.settings.Config.IPVS
 	if c.Scheduler != "" && c.Scheduler != "rr" {
-		p.out.add("ipvs", levelLook, "ipvs.scheduler is "+c.Scheduler, "the proxy draws an endpoint at random for each connection",
-			"for one client, one endpoint (sh, mh, dh): sessionAffinity ClientIP in the Service; weights and least connections have no counterpart")
+		p.look("ipvs.scheduler is "+c.Scheduler, "the proxy draws an endpoint at random for each connection",
+			"for one client, one endpoint (sh, mh, dh): sessionAffinity ClientIP in the Service; "+
+				"weights and least connections have no counterpart")
 	}
 	if c.StrictARP {
-		p.out.add("ipvs", levelGo, "ipvs.strictARP is true", "only mode ipvs needs it, for MetalLB and kube-vip: it puts addresses of Services on the node", "nothing: remove it after the swap")
+		p.fine("ipvs.strictARP is true",
+			"only mode ipvs needs it, for MetalLB and kube-vip: it puts addresses of Services on the node",
+			"nothing: remove it after the swap")
 	}
-	if timeouts := c.TCPTimeout.Duration + c.TCPFinTimeout.Duration + c.UDPTimeout.Duration; timeouts > 0 {
-		p.out.add("ipvs", levelLook, "ipvs has timeouts of its own (tcpTimeout, tcpFinTimeout, udpTimeout)", "connections are then in connection tracking, with its timeouts",
+	if c.TCPTimeout.Duration+c.TCPFinTimeout.Duration+c.UDPTimeout.Duration > 0 {
+		p.look("ipvs has timeouts of its own (tcpTimeout, tcpFinTimeout, udpTimeout)",
+			"connections are then in connection tracking, with its timeouts",
 			"set conntrack.tcpEstablishedTimeout and conntrack.udpStreamTimeout")
 	}
 	if len(c.ExcludeCIDRs) > 0 {
-		p.out.add("ipvs", levelGo, "ipvs.excludeCIDRs is "+some(c.ExcludeCIDRs), "somebody else has virtual servers there; the proxy leaves them alone", "")
+		p.fine("ipvs.excludeCIDRs is "+some(c.ExcludeCIDRs, shownNames),
+			"somebody else has virtual servers there; the proxy leaves them alone", "")
 	}
-	p.out.add("ipvs", levelGo, "in mode ipvs the node has the addresses of all Services, which answer pings", "", "programs on the node must not bind to addresses of Services, or ping them")
-	return nil
+	p.fine("in mode ipvs the node has the addresses of all Services, which answer pings", "",
+		"programs on the node must not bind to addresses of Services, or ping them")
 }
 
 // checkServices names Services that the swap changes, or that the proxy serves in another way.
-func (p *preflight) checkServices() error {
+func (p *preflight) checkServices() {
 	if p.objects == nil {
-		p.out.add("services", levelGo, "Services were not looked at", "", "give --kubeconfig and --node")
-		return nil
+		p.fine("Services were not looked at", "", "give --kubeconfig and --node")
+		return
 	}
 	var external, affine, datagrams []string
 	for _, s := range p.objects.Services {
@@ -235,30 +228,36 @@ func (p *preflight) checkServices() error {
 			datagrams = append(datagrams, name)
 		}
 	}
-	if len(datagrams) > 0 && p.old == v1alpha2.ModeIPTables && p.settings != nil && len(config.LoopbackNodePorts(p.settings.Config)) > 0 {
-		p.out.add("services", levelLook, "these have node ports of UDP or SCTP: "+some(datagrams), "on loopback the proxy serves TCP alone, and refuses these", "let clients on the node dial its own address")
-	}
-	if len(external) > 0 {
-		if p.settings != nil && config.Tracker(p.settings.Config).IgnoreExternalIPs {
-			p.out.add("services", levelLook, "these use externalIPs: "+some(external), "the gate AllowServiceExternalIPs is off: nobody serves them then", "remove the gate, or use a load balancer")
-		} else {
-			p.out.add("services", levelGo, "these use externalIPs: "+some(external), "they are served as before; an external IP never takes over another Service's ClusterIP or load balancer IP", "")
-		}
-	}
-	if len(affine) > 0 && p.old != "" {
-		p.out.add("services", levelGo, "these have session affinity: "+some(affine), "a client without a connection in connection tracking may get another endpoint, once", "")
-	}
 	how := ruledump.Compilation{Node: p.out.Node, Warn: func(text string) {
 		if !strings.HasPrefix(text, "configuration ") {
-			p.out.add("services", levelLook, text, "", "")
+			p.look(text, "", "")
 		}
 	}}
+	ignoresExternal, loopback := false, false
 	if p.settings != nil {
 		c := *p.settings.Config
+		ignoresExternal = config.Tracker(&c).IgnoreExternalIPs
+		loopback = p.old == v1alpha2.ModeIPTables && len(config.LoopbackNodePorts(&c)) > 0
 		c.Mode = v1alpha2.ModeNFTables
 		v1alpha2.SetDefaults(&c)
 		how.Proxy = &ruledump.Proxy{Config: &c}
 	}
-	_, err := ruledump.FromObjects(ruledump.Cluster, p.objects, how)
-	return err
+	if len(datagrams) > 0 && loopback {
+		p.look("these have node ports of UDP or SCTP: "+some(datagrams, shownNames),
+			"on loopback the proxy serves TCP alone, and refuses these", "let clients on the node dial its own address")
+	}
+	switch {
+	case len(external) == 0:
+	case ignoresExternal:
+		p.look("these use externalIPs: "+some(external, shownNames), "the gate AllowServiceExternalIPs is off: nobody serves them then",
+			"remove the gate, or use a load balancer")
+	default:
+		p.fine("these use externalIPs: "+some(external, shownNames), "they are served as before; an external IP never takes over "+
+			"another Service's ClusterIP or load balancer IP", "")
+	}
+	if len(affine) > 0 && p.old != "" {
+		p.fine("these have session affinity: "+some(affine, shownNames),
+			"a client without a connection in connection tracking may get another endpoint, once", "")
+	}
+	_, p.err = ruledump.FromObjects(ruledump.Cluster, p.objects, how)
 }

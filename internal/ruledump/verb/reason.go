@@ -183,8 +183,9 @@ var sourceTexts = map[SourceReason]string{
 	SourceNotTold:       "the source is kept: no detectLocal setting applies to this IP family",
 }
 
-// sourceText returns the SourceReason in words. For a client outside the cluster it names the range of pods, or the rule's
-// condition. The rules do not tell whether the range is clusterCIDR or, under detectLocalMode NodeCIDR, the Node's.
+// sourceText returns the SourceReason in words. For a client outside the cluster it names the range
+// of pods, or the rule's condition. The rules do not tell whether the range is clusterCIDR or,
+// under detectLocalMode NodeCIDR, the Node's.
 func sourceText(o *Outcome) string {
 	text := sourceTexts[o.SourceReason]
 	if o.SourceReason != SourceOutside {

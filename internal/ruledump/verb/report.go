@@ -10,6 +10,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -20,6 +21,7 @@ import (
 	"github.com/nftproxy/nftproxy/internal/version"
 	"github.com/nftproxy/nftproxy/nft"
 	"github.com/spf13/cobra"
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
 
@@ -114,10 +116,32 @@ type Report struct {
 }
 
 type describedInterface struct {
-	Name      string   `json:"name"`
-	MTU       int      `json:"mtu"`
-	Flags     string   `json:"flags"`
-	Addresses []string `json:"addresses,omitempty"`
+	Name      string         `json:"name"`
+	MTU       int            `json:"mtu"`
+	Flags     string         `json:"flags"`
+	Addresses []netip.Prefix `json:"addresses,omitempty"`
+}
+
+// interfaces lists the interfaces of the calling thread's network namespace.
+func interfaces() (list []describedInterface, err error) {
+	found, err := net.Interfaces()
+	if err != nil {
+		return nil, fmt.Errorf("list the interfaces of this network namespace: %w", err)
+	}
+	all, err := netlink.AddrList(nil, netlink.FAMILY_ALL)
+	if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) { // then some may be missing
+		return nil, fmt.Errorf("list the addresses of this network namespace: %w", err)
+	}
+	addresses := map[int][]netip.Prefix{}
+	for _, a := range all {
+		if prefix, err := netip.ParsePrefix(a.IPNet.String()); err == nil {
+			addresses[a.LinkIndex] = append(addresses[a.LinkIndex], prefix)
+		}
+	}
+	for _, i := range found {
+		list = append(list, describedInterface{i.Name, i.MTU, i.Flags.String(), addresses[i.Index]})
+	}
+	return list, nil
 }
 
 // report is a report in the making.
@@ -161,7 +185,7 @@ func (r *report) gather(cmd *cobra.Command, log string) {
 		{statsFile, r.gatherStats},
 		{connectionsFile, r.gatherConnections},
 		{"pages of the proxy", r.gatherPages},
-		{"log.txt", func(context.Context) error { return r.gatherLog(log, cmd.InOrStdin()) }},
+		{"log.txt", func(context.Context) error { return r.gatherLog(cmd, log) }},
 		{"interfaces", r.gatherInterfaces},
 	} {
 		ctx, stop := context.WithTimeoutCause(cmd.Context(), partPatience, fmt.Errorf("not read within %v", partPatience))
@@ -267,26 +291,20 @@ func (r *report) gatherPages(ctx context.Context) error {
 }
 
 // gatherLog keeps the last whole lines of a log.
-func (r *report) gatherLog(name string, stdin io.Reader) error {
-	var in io.Reader
-	switch name {
-	case "":
+func (r *report) gatherLog(cmd *cobra.Command, name string) error {
+	if name == "" {
 		return nil
-	case "-":
-		in = stdin
-	default:
-		file, err := os.Open(name)
-		if err != nil {
-			return err
-		}
-		defer file.Close()
-		if info, err := file.Stat(); err == nil && info.Size() > maxLog {
-			_, _ = file.Seek(-maxLog-1, io.SeekEnd) // a file that cannot seek is read whole
-		}
-		in = file
+	}
+	in, err := input(cmd, name)
+	if err != nil {
+		return err
+	}
+	defer in.Close()
+	if file, isFile := in.(*os.File); isFile {
+		_, _ = file.Seek(-maxLog-1, io.SeekEnd) // a shorter file, or one that cannot seek, is read whole
 	}
 	tail := tail{}
-	_, err := io.Copy(&tail, in)
+	_, err = io.Copy(&tail, in)
 	r.add("log.txt", tail.lines())
 	return err
 }
@@ -320,15 +338,8 @@ func (t *tail) lines() []byte {
 }
 
 func (r *report) gatherInterfaces(context.Context) error {
-	interfaces, err := net.Interfaces()
-	for _, i := range interfaces[:min(len(interfaces), maxInterfaces)] {
-		described := describedInterface{Name: i.Name, MTU: i.MTU, Flags: i.Flags.String()}
-		addresses, _ := i.Addrs() // the interface may have gone meanwhile
-		for _, a := range addresses {
-			described.Addresses = append(described.Addresses, a.String())
-		}
-		r.Interfaces = append(r.Interfaces, described)
-	}
+	list, err := interfaces()
+	r.Interfaces = list[:min(len(list), maxInterfaces)]
 	return err
 }
 

@@ -3,6 +3,7 @@ package verb
 import (
 	"bytes"
 	"encoding/json"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
@@ -132,6 +133,24 @@ func TestSchema(t *testing.T) {
 		}
 		conforms(t, string(text))
 	})
+	t.Run("a refusal", func(t *testing.T) {
+		client, dialed := netip.MustParseAddrPort("10.244.1.5:40000"), netip.MustParseAddrPort("10.96.0.10:80")
+		about := nodeDocument{documentOf("Refusal"), "node-1", "host-name"}
+		for _, f := range []refusal{
+			{nodeDocument: about, Lost: true},
+			{nodeDocument: about, Limited: true},
+			{
+				nodeDocument: about, Result: "refused", Reason: ReasonNoEndpoints, Why: "no endpoint", Namespace: "shop", Service: "web", Port: "http",
+				Client: client, Dialed: dialed, Protocol: "TCP",
+			},
+		} {
+			text, err := json.Marshal(f)
+			if err != nil {
+				t.Fatal(err)
+			}
+			conforms(t, string(text))
+		}
+	})
 	t.Run("connections, their events, and a report", func(t *testing.T) {
 		flow := &serviceFlow{Protocol: "TCP", connection: connection{State: "ESTABLISHED", NoEndpoint: true, Finished: true}, Begun: time.Now(), Packets: 1, Bytes: 1, Node: "dev eth0"}
 		sum := &connectionSum{sumKey{"shop/web", "TCP", "10.244.1.5"}, 1, 1, 1, 1, 1}
@@ -142,7 +161,8 @@ func TestSchema(t *testing.T) {
 			flowEvent{document: documentOf("ConnectionEvent"), Event: "lost"},
 			Report{
 				nodeDocument: nodeDocument{document: documentOf("Report")}, Sysctls: map[string]string{"net/ipv4/ip_forward": "1"},
-				Interfaces: []describedInterface{{"lo", 65536, "up|loopback", []string{"127.0.0.1/8"}}}, Missing: []string{"log.txt: no such file"}, Redacted: true,
+				Interfaces: []describedInterface{{"lo", 65536, "up|loopback", []netip.Prefix{netip.MustParsePrefix("127.0.0.1/8")}}},
+				Missing:    []string{"log.txt: no such file"}, Redacted: true,
 			},
 		} {
 			text, err := json.Marshal(document)
@@ -178,7 +198,7 @@ func TestSchema(t *testing.T) {
 	})
 	t.Run("a preflight, and that of many nodes", func(t *testing.T) {
 		answer := &Preflight{nodeDocument: nodeDocument{documentOf("Preflight"), "node-1", "host-name"}, Verdict: levelGo, Mode: "none"}
-		answer.add("mark", levelLook, "seen", "why", "do")
+		answer.add(finding{"mark", levelLook, "seen", "why", "do"})
 		for _, v := range []View{answer, tableOf(map[string]*Preflight{"node-1": answer})} {
 			text, err := json.Marshal(v)
 			if err != nil {

@@ -48,7 +48,7 @@ when an address comes into the kernel or the tables are made anew.`,
 	}
 	from.addNamesTo(cmd)
 	cmd.Flags().BoolVar(&from.unserved, "unserved", false, "only addresses that send some clients to no endpoint")
-	return from.shows(cmd, newFormat("table", "wide", "name", "json", "yaml"), func(_ *cobra.Command, s *ruledump.Snapshot, filter Filter) (View, error) {
+	return from.shows(cmd, newFormat("table", "wide", "name", "json"), func(_ *cobra.Command, s *ruledump.Snapshot, filter Filter) (View, error) {
 		return ListServices(s, filter)
 	})
 }
@@ -141,8 +141,8 @@ func endpointsOf(list []netip.AddrPort, places map[netip.Addr]ruledump.Place) []
 	return out
 }
 
-// Text prints a line for each frontend. The format "wide" adds the endpoints themselves and the source ranges. Where the
-// proxy counts, there are connections and bytes too.
+// Text prints a line for each frontend. The format "wide" adds the endpoints themselves and the source ranges. Where
+// the proxy counts, there are connections and bytes too.
 func (l *Services) Text(p *Page) {
 	if p.Format == "name" {
 		var names []string
@@ -161,29 +161,26 @@ func (l *Services) Text(p *Page) {
 	if wide {
 		head = append(head, "TO")
 	}
-	rows := [][]string{head}
-	for i := range l.Frontends {
-		f := &l.Frontends[i]
+	table(p, head, l.Frontends, func(f frontend) []any {
 		name := f.Namespace + "/" + f.Service
 		if f.Port != "" {
 			name += ":" + f.Port
 		}
-		row := []string{
+		row := []any{
 			name, f.Address + "/" + f.Protocol, f.Kind, orDash(f.Policy), f.served(),
 			orDash(shortDuration(time.Duration(f.AffinitySeconds) * time.Second)), f.sources(wide), orDash(f.Chain),
 		}
 		switch {
 		case f.count != nil:
-			row = append(row, fmt.Sprint(f.Connections), byteText(f.Bytes))
+			row = append(row, f.Connections, byteText(f.Bytes))
 		case counted:
 			row = append(row, "-", "-")
 		}
 		if wide {
 			row = append(row, f.to())
 		}
-		rows = append(rows, row)
-	}
-	p.table(rows, func(row int) bool { return l.Frontends[row-1].Unserved != "" })
+		return row
+	}, func(f frontend) bool { return f.Unserved != "" })
 }
 
 // byteText prints a number of bytes with three digits or so: "512 B", "1.5 KiB", "320 GiB".

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"slices"
 	"strings"
@@ -48,8 +49,10 @@ CAP_NET_ADMIN), or of one of --manifests, --kubeconfig, --node-local (each with 
 // one of them.
 func (s *source) addWanted(cmd *cobra.Command, otherwise string) {
 	flags := cmd.Flags()
-	flags.StringVar(&s.manifests, "manifests", "", "compile the manifests in this directory (.yaml, .yml, .json), or in one such file")
-	flags.StringVar(&s.kubeconfig, "kubeconfig", "", "compile the objects of a cluster, which are listed once and not changed")
+	flags.StringVar(&s.manifests, "manifests", "",
+		"compile the manifests in this directory (.yaml, .yml, .json), or in one such file")
+	flags.StringVar(&s.kubeconfig, "kubeconfig", "",
+		"compile the objects of a cluster, which are listed once and not changed")
 	flags.StringVar(&s.nodeLocal, "node-local", "", "compile what a node-local server has for the node, at unix:///PATH, or at tcp://HOST:PORT with the --node-local-*-file flags")
 	flags.StringVar(&s.files.Cert, "node-local-cert-file", "", "this side's certificate for tcp://, in PEM")
 	flags.StringVar(&s.files.Key, "node-local-key-file", "", "the key of that certificate, in PEM")
@@ -70,12 +73,14 @@ func (s *source) addWanted(cmd *cobra.Command, otherwise string) {
 
 // addServiceProxyName adds the flag that names a proxy beside another one.
 func addServiceProxyName(flags *pflag.FlagSet, name *string) {
-	flags.StringVar(name, "service-proxy-name", "", "the proxy with this --service-proxy-name, whose tables are called kube-proxy.NAME")
+	flags.StringVar(name, "service-proxy-name", "",
+		"the proxy with this --service-proxy-name, whose tables are called kube-proxy.NAME")
 }
 
 // addActual adds the flags for rules that are read: from the kernel, or elsewhere before.
 func (s *source) addActual(cmd *cobra.Command) {
-	cmd.Flags().StringVar(&s.dump, "dump", "", `read what "ruledump live -o json" or "ruledump report" wrote, perhaps on another node; - is standard input`)
+	cmd.Flags().StringVar(&s.dump, "dump", "",
+		`read what "ruledump live -o json" or "ruledump report" wrote, perhaps on another node; - is standard input`)
 	_ = cmd.MarkFlagFilename("dump", "json", "tar.gz")
 	cmd.Flags().StringVar(&s.proxyAddress, "proxy-address", ruledump.ProxyAddress, "metrics address of the proxy on this node, HOST:PORT: its /configz has the node's name and the settings; empty asks nobody")
 	_ = cmd.RegisterFlagCompletionFunc("proxy-address", cobra.NoFileCompletions)
@@ -104,7 +109,8 @@ func (s *source) addNamesTo(cmd *cobra.Command) {
 // addFilter adds the flags of commands that take a filter.
 func (s *source) addFilter(cmd *cobra.Command) {
 	cmd.Flags().StringVarP(&s.namespace, "namespace", "n", "", "only Services in this namespace")
-	cmd.Flags().BoolVarP(&s.allNamespaces, "all-namespaces", "A", false, "Services in all namespaces, which is the default, whatever --namespace says")
+	cmd.Flags().BoolVarP(&s.allNamespaces, "all-namespaces", "A", false,
+		"Services in all namespaces, which is the default, whatever --namespace says")
 	cmd.Long = strings.TrimRight(cmd.Long, "\n") + "\n" + filterHelp
 	cmd.ValidArgsFunction = s.complete
 }
@@ -251,13 +257,16 @@ func (s *source) actual(cmd *cobra.Command) (*ruledump.Snapshot, error) {
 }
 
 // rereadKernel returns the rules that the kernel has now, with the node's name of those that were read before; if nobody
-// has committed since, it returns these.
+// has committed since, or others commit too often, it returns these.
 func rereadKernel(ctx context.Context, conn *nft.Conn, before *ruledump.Snapshot) (*ruledump.Snapshot, error) {
 	generation, err := conn.Generation(ctx)
 	if err != nil || generation == before.Generation {
 		return before, err
 	}
 	now, err := ruledump.FromKernel(ctx, conn, before.ServiceProxyName, false)
+	if errors.Is(err, nft.ErrGenerationMoved) {
+		return before, nil
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -280,17 +289,22 @@ func (s *source) askProxy(cmd *cobra.Command, live *ruledump.Snapshot) {
 }
 
 func (s *source) readDump(cmd *cobra.Command) (*ruledump.Snapshot, error) {
-	if s.dump == "-" {
-		return ruledump.FromDump(cmd.InOrStdin())
-	}
-	file, err := os.Open(s.dump)
+	in, err := input(cmd, s.dump)
 	if err != nil {
 		return nil, err
 	}
-	defer file.Close()
-	dumped, err := ruledump.FromDump(file)
-	if err != nil {
+	defer in.Close()
+	dumped, err := ruledump.FromDump(in)
+	if err != nil && s.dump != "-" {
 		err = fmt.Errorf("%s: %w", s.dump, err)
 	}
 	return dumped, err
+}
+
+// input opens a file; "-" is standard input.
+func input(cmd *cobra.Command, name string) (io.ReadCloser, error) {
+	if name == "-" {
+		return io.NopCloser(cmd.InOrStdin()), nil
+	}
+	return os.Open(name)
 }

@@ -22,7 +22,7 @@ func newStatsCommand() *cobra.Command {
 		Short: "Count chains, rules, elements and clients",
 		Long: `stats counts what is in the tables, estimates the kernel memory that they take, and says who
 owns them and how full each map of session affinity is. Where the proxy counts (feature gate
-NFTProxyServiceCounters) it lists whose clients were refused, and why. On a live node it also
+NFTProxyRefusedCounters) it lists whose clients were refused, and why. On a live node it also
 looks for what kube-proxy's modes iptables and ipvs left, which takes packets away from these
 rules.
 
@@ -34,7 +34,7 @@ exporter. The number of series does not depend on how many Services there are.`,
 		Args: cobra.NoArgs,
 	}
 	from.addTo(cmd)
-	return from.shows(cmd, newFormat("text", "json", "yaml", "metrics"), func(cmd *cobra.Command, s *ruledump.Snapshot, _ Filter) (View, error) {
+	return from.shows(cmd, newFormat("text", "json", "metrics"), func(cmd *cobra.Command, s *ruledump.Snapshot, _ Filter) (View, error) {
 		counted, err := Stats(s)
 		if err == nil && from.conn != nil {
 			err = counted.addLeftovers(cmd.Context())
@@ -82,6 +82,7 @@ type affinityStats struct {
 
 // refusedCount counts packets of clients that were refused or dropped, since their frontend is in the kernel's set.
 type refusedCount struct {
+	// ServicePort is the Service alone for an unknown port, and empty for an address that no Service holds.
 	ServicePort string `json:"servicePort"`
 	Reason      string `json:"reason"`
 	Packets     uint64 `json:"packets"`
@@ -237,38 +238,35 @@ func (s *Statistics) Text(p *Page) {
 	if s.Generation != 0 {
 		p.printf("generation %d at %s\n", s.Generation, s.Taken.Format(time.RFC3339))
 	}
-	rows := [][]string{{"TABLE", "CHAINS", "RULES", "SETS", "ELEMENTS", "MEMORY (ESTIMATE)", "OWNER", "EXTERNAL"}}
-	for _, t := range s.Tables {
+	head := []string{"TABLE", "CHAINS", "RULES", "SETS", "ELEMENTS", "MEMORY (ESTIMATE)", "OWNER", "EXTERNAL"}
+	p.WriteByte('\n')
+	table(p, head, s.Tables, func(t tableStats) []any {
 		owner := "-"
 		if t.Owner != 0 {
 			owner = fmt.Sprint("port ", t.Owner)
 		}
 		memory := fmt.Sprintf("%.1f MiB", float64(t.MemoryBytes)/(1<<20))
-		rows = append(rows, []string{t.Family, fmt.Sprint(t.Chains), fmt.Sprint(t.Rules), fmt.Sprint(t.Sets), fmt.Sprint(t.Elements), memory, owner, fmt.Sprint(t.Foreign)})
-	}
-	p.WriteByte('\n')
-	p.table(rows, nil)
-	if len(s.Affinity) > 0 {
-		rows = [][]string{{"AFFINITY", "CLIENTS", "SIZE", "FULL"}}
-		for _, a := range s.Affinity[:min(len(s.Affinity), statsShown)] {
-			rows = append(rows, []string{a.Family + " " + a.Map, fmt.Sprint(a.Clients), fmt.Sprint(a.Size), fmt.Sprint(a.percent(), "%")})
-		}
-		p.WriteByte('\n')
-		p.table(rows, nil)
-		p.more(len(s.Affinity)-statsShown, "… and %d more\n")
-	}
-	if len(s.Refused) > 0 {
-		rows = [][]string{{"REFUSED", "REASON", "PACKETS"}}
-		for _, r := range s.Refused[:min(len(s.Refused), statsShown)] {
-			rows = append(rows, []string{r.ServicePort, r.Reason, fmt.Sprint(r.Packets)})
-		}
-		p.WriteByte('\n')
-		p.table(rows, nil)
-		p.more(len(s.Refused)-statsShown, "… and %d more\n")
-	}
+		return []any{t.Family, t.Chains, t.Rules, t.Sets, t.Elements, memory, owner, t.Foreign}
+	}, nil)
+	firstRows(p, []string{"AFFINITY", "CLIENTS", "SIZE", "FULL"}, s.Affinity, func(a affinityStats) []any {
+		return []any{a.Family + " " + a.Map, a.Clients, a.Size, fmt.Sprint(a.percent(), "%")}
+	})
+	firstRows(p, []string{"REFUSED", "REASON", "PACKETS"}, s.Refused, func(r refusedCount) []any {
+		return []any{orDash(r.ServicePort), r.Reason, r.Packets}
+	})
 	for _, l := range s.Leftovers {
 		p.printf("\nleft over from another mode of kube-proxy: %s, %d, such as %s; it may take packets before these rules do\n", l.Kind, l.Count, l.Example)
 	}
+}
+
+// firstRows prints a table of the first values of a list, if there are any.
+func firstRows[T any](p *Page, head []string, list []T, row func(T) []any) {
+	if len(list) == 0 {
+		return
+	}
+	p.WriteByte('\n')
+	table(p, head, list[:min(len(list), statsShown)], row, nil)
+	p.more(len(list)-statsShown, "… and %d more\n")
 }
 
 // almostFull is the percentage from which a map counts as full in metrics.

@@ -60,7 +60,7 @@ func (o *Outcome) draw(d *svg, packet string) {
 	d.text("title", o.head)
 	d.text("dim", "why: "+o.Why)
 	for _, on := range o.DependsOn {
-		d.text("dim", fmt.Sprintf("depends on %s (%s)", on.name(), on.Verdict))
+		d.text("dim", on.condition())
 	}
 	d.y += svgPadding
 	begin := d.y
@@ -84,7 +84,8 @@ func (o *Outcome) draw(d *svg, packet string) {
 	d.y += 2 * svgLine
 }
 
-// drawHook draws the chains of a hook that the packet came through. If the hook is the last one, the last chain decided.
+// drawHook draws the chains of a hook that the packet came through. If the hook is the
+// last one, the last chain decided.
 func (o *Outcome) drawHook(d *svg, path evaluator.Path, last bool) {
 	frame := d.y
 	outside := d.String()

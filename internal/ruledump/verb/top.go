@@ -37,7 +37,9 @@ prints a table each round, or with -o json a document on a line of its own. It n
 CAP_NET_ADMIN.
 
 Where the proxy counts (feature gate NFTProxyServiceCounters), the numbers are from its
-counters. Else they are from conntrack's events, which have connections alone.
+counters. Else they are from conntrack's events, which have connections alone; refusals are
+always from counters (NFTProxyRefusedCounters, which the other gate includes). The Service is
+"-" where a client dials an address that no Service holds.
 
 A round takes longer than --interval says where reading the counters takes more than a
 fifth of it.`,
@@ -72,16 +74,7 @@ fifth of it.`,
 		}
 		return nil
 	}
-	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		filter, err := from.filter(args)
-		if err != nil {
-			return err
-		}
-		defer from.close()
-		index, err := from.index(cmd, Filter{})
-		if err != nil {
-			return err
-		}
+	return from.indexes(cmd, true, func(cmd *cobra.Command, index *flowIndex, filter Filter) error {
 		m, err := newMeter(index, filter, o)
 		if err != nil {
 			return err
@@ -104,8 +97,7 @@ fifth of it.`,
 			return nil
 		}
 		return err
-	}
-	return cmd
+	})
 }
 
 // sortKeys are the values of --sort. Their first letters are keys on a terminal.
@@ -131,7 +123,7 @@ type serviceRate struct {
 	Service   string `json:"service"`
 	Port      string `json:"port,omitempty"`
 	traffic
-	// Refused are packets of clients that were refused or dropped. Conntrack's events have none.
+	// Refused are packets of clients that were refused or dropped, where the rules count them.
 	Refused []refusedRate `json:"refused,omitempty"`
 	// rounds are those of the last minute, the oldest first.
 	rounds []traffic
@@ -177,19 +169,18 @@ func (r *Rates) print(p *Page, services []*serviceRate, sorted string) {
 	if sorted == "name" {
 		sorted = sortKeys[0]
 	}
-	rows := [][]string{{"SERVICE PORT", "CONNECTIONS/S", "PACKETS/S", "BYTES/S", "REFUSED/S", "LAST MINUTE"}}
-	for _, s := range services {
-		row := []string{s.name, rateText(s.Connections), "-", "-", "-", sparkline(s.rounds, sorted)}
-		if r.From == "counters" {
-			var refused []string
-			for _, n := range s.Refused {
-				refused = append(refused, rateText(n.Packets)+" "+n.Reason)
-			}
-			row[2], row[3], row[4] = rateText(s.Packets), byteText(uint64(s.Bytes)), orDash(strings.Join(refused, ", "))
+	head := []string{"SERVICE PORT", "CONNECTIONS/S", "PACKETS/S", "BYTES/S", "REFUSED/S", "LAST MINUTE"}
+	table(p, head, services, func(s *serviceRate) []any {
+		var refused []string
+		for _, n := range s.Refused {
+			refused = append(refused, rateText(n.Packets)+" "+n.Reason)
 		}
-		rows = append(rows, row)
-	}
-	p.table(rows, nil)
+		row := []any{orDash(s.name), rateText(s.Connections), "-", "-", orDash(strings.Join(refused, ", ")), sparkline(s.rounds, sorted)}
+		if r.From == "counters" {
+			row[2], row[3] = rateText(s.Packets), byteText(uint64(s.Bytes))
+		}
+		return row
+	}, nil)
 }
 
 // rateText prints a number a second: with one digit after the point if it is small.

@@ -2,7 +2,6 @@ package verb
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -34,7 +33,7 @@ func newTraceCommand() *cobra.Command {
 in the proxy's tables and in others, the elements that they found, the verdict, and the
 translated address. It says where explain expects something else.
 
-It is the only command that changes the kernel. It adds a table of its own, ruledump-trace-PID,
+Like watch --refused, it changes the kernel. It adds a table of its own, ruledump-trace-PID,
 whose rules mark matching packets ("meta nftrace set 1"), each rule at most as many a second as
 -n says. The table belongs to trace's socket, so the kernel removes it when trace ends, even by
 kill -9. So trace needs Linux 5.12, CAP_NET_ADMIN, and a terminal or --yes.
@@ -60,8 +59,8 @@ its mark. Later packets of a connection do not see NAT chains.`,
 	addServiceProxyName(cmd.Flags(), &where.serviceProxyName)
 	_ = cmd.MarkFlagRequired("to")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		if !yes && !term.IsTerminal(int(os.Stdin.Fd())) {
-			return errors.New("trace adds a table to the kernel while it runs: give --yes if you want that")
+		if err := needYes(yes, "trace"); err != nil {
+			return err
 		}
 		// A packet is told also when the command is to end.
 		ctx := cmd.Context()
@@ -75,6 +74,7 @@ its mark. Later packets of a connection do not see NAT chains.`,
 		out := cmd.OutOrStdout()
 		t := &tracing{conn: where.conn, table: fmt.Sprintf("ruledump-trace-%d", os.Getpid()), atMost: atMost}
 		t.tell = func(p *tracedPacket) error { return format.stream(out, p) }
+		t.complete = t.report
 		if err := t.use(rules); err != nil {
 			return err
 		}
@@ -90,6 +90,14 @@ its mark. Later packets of a connection do not see NAT chains.`,
 		return err
 	}
 	return cmd
+}
+
+// needYes is an error if a command that adds a table has neither --yes nor a terminal.
+func needYes(yes bool, command string) error {
+	if !yes && !term.IsTerminal(int(os.Stdin.Fd())) {
+		return fmt.Errorf("%s adds a table to the kernel while it runs: give --yes if you want that", command)
+	}
+	return nil
 }
 
 // tracedPacket is the way of one packet, or the news that some were lost.
@@ -109,7 +117,10 @@ type tracedPacket struct {
 
 // tracing follows packets.
 type tracing struct {
-	conn      *nft.Conn
+	conn *nft.Conn
+	// owner has the tables that mark packets. It reads nothing: a Conn whose reading is disturbed by a commit of somebody
+	// else opens another socket, and the tables go with the first one.
+	owner     *nft.Conn
 	rules     *ruledump.Snapshot
 	frontends []*compiler.Frontend
 	evaluator *evaluator.Evaluator
@@ -119,6 +130,9 @@ type tracing struct {
 	table string
 	marks []*nft.Table
 	tell  func(*tracedPacket) error
+	// complete gets each packet of which no more steps come. refresh, if set, is called now and then.
+	complete func(context.Context, *underway) error
+	refresh  func(context.Context) error
 	// open are packets on their way, oldest first.
 	open         []*underway
 	told, atMost int
@@ -167,11 +181,9 @@ func (t *tracing) match(to []string, from string) error {
 		}
 		targets = append(targets, more...)
 	}
-	var source netip.Prefix
-	if addr, err := netip.ParseAddr(from); err == nil {
-		source = netip.PrefixFrom(addr.Unmap(), addr.Unmap().BitLen())
-	} else if source, err = netip.ParsePrefix(from); err != nil && from != "" {
-		return fmt.Errorf("--from: %q is neither an IP address nor a prefix", from)
+	source, err := parseClients(from)
+	if err != nil {
+		return err
 	}
 	for _, family := range nft.Families {
 		if source.IsValid() && source.Addr().Is4() != (family == nft.FamilyIP) {
@@ -218,18 +230,35 @@ func (t *tracing) match(to []string, from string) error {
 	return nil
 }
 
-// run follows packets until ctx ends, or until enough have come. It calls ready when packets are marked.
+// parseClients reads the value of --from: an address or a prefix; empty for all clients.
+func parseClients(from string) (netip.Prefix, error) {
+	if addr, err := netip.ParseAddr(from); err == nil {
+		return netip.PrefixFrom(addr.Unmap(), addr.Unmap().BitLen()), nil
+	}
+	clients, err := netip.ParsePrefix(from)
+	if err != nil && from != "" {
+		return clients, fmt.Errorf("--from: %q is neither an IP address nor a prefix", from)
+	}
+	return clients.Masked(), nil
+}
+
+// run follows packets until ctx ends, until enough have come, or for the time of patience if it is not 0. It calls ready
+// when packets are marked.
 func (t *tracing) run(ctx context.Context, patience time.Duration, ready func()) error {
 	tracer, err := t.conn.Trace()
 	if err != nil {
 		return err
 	}
 	defer tracer.Close()
+	if t.owner, err = t.conn.Another(); err != nil {
+		return err
+	}
+	defer t.owner.Close()
 	var tx nft.Transaction
 	for _, marks := range t.marks {
 		tx.Append(nft.Diff(nil, marks))
 	}
-	if _, err := t.conn.Commit(ctx, tx); err != nil {
+	if _, err := t.owner.Commit(ctx, tx); err != nil {
 		if ctx.Err() == nil {
 			err = fmt.Errorf("a table that goes with its owner needs Linux 5.12: %w", err)
 		}
@@ -237,8 +266,11 @@ func (t *tracing) run(ctx context.Context, patience time.Duration, ready func())
 	}
 	t.rules.Generation++
 	ready()
-	ctx, cancel := context.WithTimeout(ctx, patience)
-	defer cancel()
+	if patience > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, patience)
+		defer cancel()
+	}
 	steps, failed := make(chan nft.Trace), make(chan error, 1)
 	done, end := ctx.Done(), (<-chan time.Time)(nil)
 	ctx, stop := context.WithCancel(context.WithoutCancel(ctx))
@@ -265,6 +297,9 @@ func (t *tracing) run(ctx context.Context, patience time.Duration, ready func())
 			err = t.take(ctx, step)
 		case <-quiet.C:
 			err = t.finish(ctx, func(p *underway) bool { p.ticks++; return p.ticks > quietTicks })
+			if err == nil && t.refresh != nil {
+				err = t.refresh(ctx)
+			}
 		case err = <-failed:
 		case <-done: // the rest of the packets that are on their way
 			done, end, t.ending = nil, time.After(quietTicks*tick), true
@@ -345,7 +380,7 @@ func (t *tracing) finish(ctx context.Context, complete func(*underway) bool) err
 			continue
 		}
 		t.open = slices.Delete(t.open, i, i+1)
-		if err := t.report(ctx, p); err != nil {
+		if err := t.complete(ctx, p); err != nil {
 			return err
 		}
 	}
@@ -372,12 +407,18 @@ func (t *tracing) report(ctx context.Context, p *underway) error {
 	return t.tell(out)
 }
 
-// compare finds out which of the fates that explain expects is the packet's.
-func (t *tracing) compare(p *underway) (*tracedPacket, error) {
+// packet returns the packet as it came.
+func (p *underway) packet() evaluator.Packet {
 	packet := evaluator.Packet{Source: p.first.Source, Destination: p.first.Destination, Protocol: p.first.Protocol, Local: p.first.In == 0}
 	if iface, err := net.InterfaceByIndex(int(p.first.In)); err == nil {
 		packet.Interface = iface.Name
 	}
+	return packet
+}
+
+// compare finds out which of the fates that explain expects is the packet's.
+func (t *tracing) compare(p *underway) (*tracedPacket, error) {
+	packet := p.packet()
 	out := &tracedPacket{document: documentOf("Trace"), Time: p.begun.UTC(), Packet: packet.String()}
 	w := t.way(p)
 	e := &Explanation{nodeDocument: aboutNode("Trace", t.rules), packet: packet, rules: t.rules}
@@ -458,9 +499,9 @@ const (
 	masqueraded = 2
 )
 
-// candidates are the fates that explain expects of the packet: with and without the clients that the kernel has in maps of session
-// affinity now, because the packet may have been the one that added its client; and of a connection that conntrack
-// knows already.
+// candidates are the fates that explain expects of the packet: with and without the clients that the kernel
+// has in maps of session affinity now, because the packet may have been the one that added its client; and of
+// a connection that conntrack knows already.
 func (t *tracing) candidates(e *Explanation, p *underway) []func() (evaluator.Fates, error) {
 	walk := func(c *evaluator.Connection) (evaluator.Fates, error) {
 		packet := e.packet
@@ -594,7 +635,8 @@ func (w *way) is(fate *evaluator.Fate, p *underway) bool {
 	return len(rest) == 0 && fate.Result == w.result && fate.Destination == p.latest.Destination
 }
 
-// reported reports whether the kernel reports a step of the evaluator's: a rule of the proxy's tables that matched, or a policy.
+// reported reports whether the kernel reports a step of the evaluator's: a rule of the
+// proxy's tables that matched, or a policy.
 func (w *way) reported(s *evaluator.Step) bool {
 	if s.Rule == nil {
 		return s.Chain != nil && s.Chain.Hook != "" && slices.Contains(w.own, s.Table)

@@ -15,38 +15,91 @@ import (
 
 func newWatchCommand() *cobra.Command {
 	var options watchOptions
+	var refused refusedOptions
+	var where source
+	var onlyRefused bool
 	format := newFormat("text", "json")
 	cmd := &cobra.Command{
-		Use:   "watch",
-		Short: "Tell of each change to the proxy's tables as it happens",
+		Use:   "watch [--refused [NAME]]",
+		Short: "Tell of each change to the proxy's tables, or of each refused packet, as it happens",
 		Long: `watch prints each commit that changes the proxy's tables as the kernel announces it: when it
 was, which process made it, whether that was the proxy, and what changed. It ends with Ctrl-C.
 It needs CAP_NET_ADMIN.
 
 While it runs, the kernel describes each commit of anybody to it in full, which makes large
 commits slower: one of 60,000 elements took 213 ms instead of 133. So do not leave it running.
-What packets add to maps of session affinity is no commit and is not announced.`,
+What packets add to maps of session affinity is no commit and is not announced.
+
+With --refused it prints the packets of clients that the proxy's rules refuse or drop instead:
+the client, the Service, the address that it dialed, and the reason in the words of explain.
+For that it changes the kernel: it adds a table of its own, ruledump-refused-PID, with a copy of
+the rules that refuse, which mark the packet ("meta nftrace set 1") just before the proxy's
+rules see it, each rule at most --limit a second. So the kernel reports the rule that refuses
+it. The table belongs to watch's socket, so the kernel removes it when watch ends, even by
+kill -9. So it needs Linux 5.12, and a terminal or --yes. Packets that are served, and later
+packets of a connection, are not marked. Where the rules change, the copy follows after a
+second; with many Services later, since reading them may take a tenth of the time.`,
 		Example: `  # Who flushes the rules?
   ruledump watch
 
   # Changes that the proxy did not make, as JSON, one a line.
-  ruledump watch -o json | jq -c 'select(.foreign)'`,
-		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
+  ruledump watch -o json | jq -c 'select(.foreign)'
+
+  # Whose packets are refused, and why?
+  ruledump watch --refused
+
+  # Clients of a namespace's Services, for a minute.
+  ruledump watch --refused -n shop --for 1m --yes -o json | jq -r '.client, .reason'`,
+		Args: cobra.MaximumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if onlyRefused {
+				if err := needYes(refused.yes, "watch --refused"); err != nil {
+					return err
+				}
+				filter, err := where.filter(args)
+				if err != nil {
+					return err
+				}
+				out := cmd.OutOrStdout()
+				return watchRefused(cmd, &where, filter, refused, func(f *refusal) error { return format.stream(out, f) })
+			}
+			if err := checkNotRefused(cmd, args); err != nil {
+				return err
+			}
 			conn, err := nft.Dial(nft.Config{})
 			if err != nil {
 				return err
 			}
 			defer conn.Close()
 			out := cmd.OutOrStdout()
+			options.serviceProxyName = where.serviceProxyName
 			return watch(cmd.Context(), conn, options, func(c *change) error { return format.stream(out, c) })
 		},
 	}
 	format.addTo(cmd)
-	cmd.Flags().StringVar(&options.proxy, "proxy", "kube-proxy", "name of the proxy's process; commits of others count as external")
-	addServiceProxyName(cmd.Flags(), &options.serviceProxyName)
-	cmd.Flags().IntVar(&options.maxParts, "parts", 20, "how many parts of each commit to print")
+	where.addKernel(cmd)
+	flags := cmd.Flags()
+	flags.StringVar(&options.proxy, "proxy", "kube-proxy", "name of the proxy's process; commits of others count as external")
+	flags.IntVar(&options.maxParts, "parts", 20, "how many parts of each commit to print")
+	flags.BoolVar(&onlyRefused, "refused", false, "print packets of clients that are refused or dropped, with the reason")
+	flags.StringVar(&refused.from, "from", "", "with --refused, source: ADDRESS, or a prefix such as 10.244.0.0/16; all if left out")
+	flags.DurationVar(&refused.time, "for", 0, "with --refused, end after this time; 0 for never")
+	flags.IntVar(&refused.limit, "limit", 100, "with --refused, how many packets a second each rule may mark")
+	flags.BoolVar(&refused.yes, "yes", false, "with --refused, add the table also where standard input is no terminal")
 	return cmd
+}
+
+// checkNotRefused refuses what belongs to --refused alone.
+func checkNotRefused(cmd *cobra.Command, args []string) (err error) {
+	if len(args) > 0 {
+		return fmt.Errorf("%s names a Service, which needs --refused", args[0])
+	}
+	for _, name := range []string{"from", "for", "limit", "yes", "namespace", "all-namespaces"} {
+		if cmd.Flags().Changed(name) {
+			return fmt.Errorf("--%s needs --refused", name)
+		}
+	}
+	return nil
 }
 
 // change is one commit that concerns the proxy's tables.

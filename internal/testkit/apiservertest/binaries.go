@@ -14,7 +14,7 @@ import (
 	"testing"
 	"time"
 
-	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 )
 
@@ -87,7 +87,8 @@ func waitUntilReady(tb testing.TB, kubeconfig string) {
 	if err != nil {
 		tb.Fatalf("reading back the kubeconfig: %v", err)
 	}
-	client, err := kubernetes.NewForConfig(config)
+	config.NegotiatedSerializer = Codecs
+	client, err := rest.UnversionedRESTClientFor(config)
 	if err != nil {
 		tb.Fatalf("making a client: %v", err)
 	}
@@ -95,7 +96,7 @@ func waitUntilReady(tb testing.TB, kubeconfig string) {
 	defer cancel()
 	for {
 		var status int
-		err := client.Discovery().RESTClient().Get().AbsPath("/readyz").Do(ctx).StatusCode(&status).Error()
+		err := client.Get().AbsPath("/readyz").Do(ctx).StatusCode(&status).Error()
 		if status == http.StatusOK {
 			return
 		}

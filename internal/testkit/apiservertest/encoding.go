@@ -8,14 +8,13 @@ import (
 
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/serializer/streaming"
-	"k8s.io/client-go/kubernetes/scheme"
 	restwatch "k8s.io/client-go/rest/watch"
 )
 
 // negotiate returns the first encoding in the Accept header that the server speaks. With none it
 // answers in JSON, as the real server does for "*/*".
 func negotiate(r *http.Request) runtime.SerializerInfo {
-	known := scheme.Codecs.SupportedMediaTypes()
+	known := Codecs.SupportedMediaTypes()
 	for accepted := range strings.SplitSeq(r.Header.Get("Accept"), ",") {
 		mediaType, _, err := mime.ParseMediaType(accepted)
 		if err != nil {
@@ -33,7 +32,7 @@ func negotiate(r *http.Request) runtime.SerializerInfo {
 func writeObject(w http.ResponseWriter, r *http.Request, code int, res *resource, obj runtime.Object) {
 	info := negotiate(r)
 	var body bytes.Buffer
-	if err := scheme.Codecs.EncoderForVersion(info.Serializer, res.kind.GroupVersion()).Encode(obj, &body); err != nil {
+	if err := Codecs.EncoderForVersion(info.Serializer, res.kind.GroupVersion()).Encode(obj, &body); err != nil {
 		http.Error(w, err.Error(), http.StatusInternalServerError)
 		return
 	}
@@ -54,12 +53,12 @@ func newEventEncoder(w http.ResponseWriter, r *http.Request, res *resource) *res
 	frames := info.StreamSerializer.NewFrameWriter(w)
 	return restwatch.NewEncoder(
 		streaming.NewEncoder(frames, info.StreamSerializer.Serializer),
-		scheme.Codecs.EncoderForVersion(info.Serializer, res.kind.GroupVersion()))
+		Codecs.EncoderForVersion(info.Serializer, res.kind.GroupVersion()))
 }
 
 // decodeObject reads a request body in whatever encoding it says it has.
 func decodeObject(body []byte, contentType string, res *resource) (Object, error) {
-	info, ok := runtime.SerializerInfoForMediaType(scheme.Codecs.SupportedMediaTypes(), mediaTypeOf(contentType))
+	info, ok := runtime.SerializerInfoForMediaType(Codecs.SupportedMediaTypes(), mediaTypeOf(contentType))
 	if !ok {
 		return nil, errUnsupportedMediaType(contentType)
 	}
@@ -67,7 +66,7 @@ func decodeObject(body []byte, contentType string, res *resource) (Object, error
 	if err != nil {
 		return nil, err
 	}
-	if err := runtime.DecodeInto(scheme.Codecs.DecoderToVersion(info.Serializer, res.kind.GroupVersion()), body, into); err != nil {
+	if err := runtime.DecodeInto(Codecs.DecoderToVersion(info.Serializer, res.kind.GroupVersion()), body, into); err != nil {
 		return nil, err
 	}
 	return into, nil

@@ -9,7 +9,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/client-go/kubernetes/scheme"
 )
 
 // serve answers one request.
@@ -53,7 +52,7 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 
 func listOptions(r *http.Request) (*metav1.ListOptions, error) {
 	var options metav1.ListOptions
-	err := scheme.ParameterCodec.DecodeParameters(r.URL.Query(), schema.GroupVersion{Version: "v1"}, &options)
+	err := parameters.DecodeParameters(r.URL.Query(), schema.GroupVersion{Version: "v1"}, &options)
 	return &options, err
 }
 

@@ -21,8 +21,8 @@ type Request struct {
 	Resource string
 	// Query holds the options: labelSelector, resourceVersion, sendInitialEvents, …
 	Query url.Values
-	// Accept is the header with which the client asks for an encoding.
-	Accept string
+	// Accept is the header with which the client asks for an encoding. UserAgent names the client.
+	Accept, UserAgent string
 	// ContentType is the encoding of the answer. Status is its HTTP status; a watch that was accepted
 	// has status 200 while it is open.
 	ContentType string
@@ -38,7 +38,7 @@ type requestLog struct {
 func (l *requestLog) add(verb, resource string, r *http.Request) *Request {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	entry := &Request{Verb: verb, Resource: resource, Query: r.URL.Query(), Accept: r.Header.Get("Accept")}
+	entry := &Request{Verb: verb, Resource: resource, Query: r.URL.Query(), Accept: r.Header.Get("Accept"), UserAgent: r.UserAgent()}
 	l.seen = append(l.seen, entry)
 	return entry
 }

@@ -12,7 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
 )
 
 // Object is what the server stores: any API object with metadata whose kind it serves.
@@ -39,8 +39,28 @@ var resources = []*resource{
 	{networkingv1.SchemeGroupVersion.WithKind("ServiceCIDR"), "servicecidrs", false},
 }
 
+// Scheme has all kinds of these groups, and Codecs encodes them. The scheme of client-go would bring its clients into
+// each test program.
+var (
+	Scheme = newScheme()
+	Codecs = serializer.NewCodecFactory(Scheme)
+
+	parameters = runtime.NewParameterCodec(Scheme)
+)
+
+func newScheme() *runtime.Scheme {
+	scheme := runtime.NewScheme()
+	metav1.AddToGroupVersion(scheme, schema.GroupVersion{Version: "v1"})
+	for _, add := range []func(*runtime.Scheme) error{corev1.AddToScheme, eventsv1.AddToScheme, discoveryv1.AddToScheme, networkingv1.AddToScheme} {
+		if err := add(scheme); err != nil {
+			panic(err)
+		}
+	}
+	return scheme
+}
+
 func resourceOf(obj Object) (*resource, error) {
-	kinds, _, err := scheme.Scheme.ObjectKinds(obj)
+	kinds, _, err := Scheme.ObjectKinds(obj)
 	if err != nil {
 		return nil, err
 	}
@@ -62,7 +82,7 @@ func (r *resource) checkNamespace(namespace string) error {
 
 // newObject returns an empty object of the resource's kind.
 func (r *resource) newObject() (Object, error) {
-	obj, err := scheme.Scheme.New(r.kind)
+	obj, err := Scheme.New(r.kind)
 	if err != nil {
 		return nil, err
 	}
@@ -71,7 +91,7 @@ func (r *resource) newObject() (Object, error) {
 
 // newList returns an empty list of the resource's kind.
 func (r *resource) newList() (runtime.Object, error) {
-	return scheme.Scheme.New(r.kind.GroupVersion().WithKind(r.kind.Kind + "List"))
+	return Scheme.New(r.kind.GroupVersion().WithKind(r.kind.Kind + "List"))
 }
 
 // groupResource names the resource as error messages do.

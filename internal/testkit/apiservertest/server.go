@@ -208,15 +208,16 @@ func (s *Server) Answer(plural string) {
 	}
 }
 
-// Wrap puts a handler before those that answer requests for a resource, watches too; nil removes it. Open watches go on.
+// Wrap puts a handler before those that answer requests for a resource, watches too; nil
+// removes it. Open watches go on.
 func (s *Server) Wrap(plural string, wrap func(http.Handler) http.Handler) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.wrapped[plural] = wrap
 }
 
-// RenewCertificate gives the server a certificate of the same authority that is valid until then, which may be over. Open
-// connections keep the one before.
+// RenewCertificate gives the server a certificate of the same authority that is valid until then, which may be
+// over. Open connections keep the one before.
 func (s *Server) RenewCertificate(until time.Time) error {
 	c, err := s.authority.Issue(serverName, until)
 	if err != nil {

@@ -1,15 +1,15 @@
 // Package corpus holds example configurations and the result of each, for the tests of several packages.
 //
-// The archives testdata/*.txtar hold the cases: refused.txtar those with an error, whose names start with "bad-", and two
-// others those in each version of the format. A case has these files, named CASE/FILE:
+// The archives testdata/*.txtar hold the cases: refused.txtar those with an error, whose names start with "bad-", and
+// two others those in each version of the format. A case has these files, named CASE/FILE:
 //
 //	input.yaml     the configuration
 //	messages.txt   warnings, losses and errors; missing when there are none
 //	v1alpha2.yaml  the file that --write-config-to writes; missing when the input is invalid
 //	v1alpha1.yaml  that file, converted back; missing when the input is invalid
 //
-// The last two are complete in the cases nothing-set, every-field-set and v1alpha2-every-field-set. In others they hold only
-// what differs from the case nothing-set. go test ./internal/config -update writes the last three.
+// The last two are complete in the cases nothing-set, every-field-set and v1alpha2-every-field-set. In others they hold
+// only what differs from the case nothing-set. go test ./internal/config -update writes the last three.
 package corpus
 
 import (
@@ -115,7 +115,8 @@ func Save(t testing.TB, folder string, cases []Case) {
 	}
 }
 
-// Shown returns the part of a resulting document that the case holds. base is the same document of the case nothing-set.
+// Shown returns the part of a resulting document that the case holds. base is the same
+// document of the case nothing-set.
 func (c *Case) Shown(t testing.TB, base, document string) string {
 	t.Helper()
 	if strings.HasSuffix(c.Name, "nothing-set") || strings.HasSuffix(c.Name, "every-field-set") {

@@ -172,8 +172,8 @@ func (c Case) ConfigFile(t testing.TB) string {
 	return path
 }
 
-// Baseline returns the path of the ruleset of a cluster without Services, under the configuration of all cases that have
-// none of their own. The ruleset of a case is loadable on top of it.
+// Baseline returns the path of the ruleset of a cluster without Services, under the configuration of all cases that
+// have none of their own. The ruleset of a case is loadable on top of it.
 func Baseline(t testing.TB) string {
 	t.Helper()
 	return filepath.Join(corpus(t), "baseline.nft")

@@ -11,8 +11,8 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// Promise says what a proxy promises of the corpus, and in what it is known to differ. The files expect.PROXY.yaml of the
-// corpus are promises. The zero value promises everything.
+// Promise says what a proxy promises of the corpus, and in what it is known to differ. The files expect.PROXY.yaml of
+// the corpus are promises. The zero value promises everything.
 type Promise struct {
 	// Cases, if set, are the only cases that the proxy claims.
 	Cases []string `json:"cases"`

@@ -16,8 +16,9 @@ type Learned struct {
 	Strange string
 }
 
-// Learn sends each flow many times and returns it with the expectation that it has met: all endpoints that it reached,
-// and what they saw, or its result. A connection that gets no answer for patience gets none. Expectations are not sticky.
+// Learn sends each flow many times and returns it with the expectation that it has met: all
+// endpoints that it reached, and what they saw, or its result. A connection that gets no answer for
+// patience gets none. Expectations are not sticky.
 func (r *Runner) Learn(flows []Flow, patience time.Duration) []Learned {
 	learned := make([]Learned, len(flows))
 	slots := make(chan struct{}, atOnce)

@@ -6,7 +6,6 @@ import (
 
 	"github.com/nftproxy/nftproxy/internal/testkit/apiservertest"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/client-go/kubernetes/scheme"
 	"sigs.k8s.io/yaml"
 )
 
@@ -40,7 +39,7 @@ func appendObjects(objects []apiservertest.Object, data []byte) ([]apiservertest
 	if list.Items != nil || string(data) == "null" {
 		return objects, nil
 	}
-	decoded, err := runtime.Decode(scheme.Codecs.UniversalDeserializer(), data)
+	decoded, err := runtime.Decode(apiservertest.Codecs.UniversalDeserializer(), data)
 	if err != nil {
 		return nil, err
 	}

@@ -26,8 +26,8 @@ import (
 // clusterIP is the address of the Service that RunChange changes.
 const clusterIP = "10.96.0.10"
 
-// RunChange runs the program while a Service changes: endpoints come and go, the server is killed and comes back, and the Service
-// is deleted and comes back. Connections from a pod show what the program has applied.
+// RunChange runs the program while a Service changes: endpoints come and go, the server is killed and comes back, and
+// the Service is deleted and comes back. Connections from a pod show what the program has applied.
 func (b Program) RunChange(t *testing.T) {
 	t.Helper()
 	l := lab.ForTest(t)

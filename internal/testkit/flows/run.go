@@ -11,8 +11,8 @@ import (
 	"github.com/nftproxy/nftproxy/internal/testkit/lab"
 )
 
-// patience is how long an attempt waits: what should come may take its time on a busy machine. In between, TCP sends its
-// SYN again by itself.
+// patience is how long an attempt waits: what should come may take its time on a busy machine. In
+// between, TCP sends its SYN again by itself.
 const patience = 5 * time.Second
 
 // ShortPatience is how long an attempt waits where silence is, or may be, what must come. Where other things may come

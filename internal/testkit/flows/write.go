@@ -8,7 +8,6 @@ import (
 
 	"github.com/nftproxy/nftproxy/internal/testkit/apiservertest"
 	"golang.org/x/tools/txtar"
-	"k8s.io/client-go/kubernetes/scheme"
 	"sigs.k8s.io/yaml"
 )
 
@@ -66,7 +65,7 @@ func entryOf(f Flow) entry {
 func Manifests(objects []apiservertest.Object) ([]byte, error) {
 	var documents [][]byte
 	for _, o := range objects {
-		kinds, _, err := scheme.Scheme.ObjectKinds(o)
+		kinds, _, err := apiservertest.Scheme.ObjectKinds(o)
 		if err != nil {
 			return nil, err
 		}

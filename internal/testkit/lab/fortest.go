@@ -33,6 +33,18 @@ func ForTestWithBridge(t testing.TB, bridge string) *Lab {
 	return l
 }
 
+// RouterForTest returns a host of no lab that forwards packets and has no links yet. It is removed when the test ends.
+func RouterForTest(t testing.TB, name string) *Host {
+	t.Helper()
+	netns.Need(t)
+	h, err := newHost(name, router)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(h.close)
+	return h
+}
+
 // Conn returns a connection to the nf_tables of the host.
 func Conn(t testing.TB, h *Host) *nft.Conn {
 	t.Helper()

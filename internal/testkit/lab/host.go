@@ -73,6 +73,9 @@ func (h *Host) NetNS() *os.File {
 	return h.namespace.File()
 }
 
+// Routes talks rtnetlink inside the host, from any thread. The host keeps owning it.
+func (h *Host) Routes() *netlink.Handle { return h.routes }
+
 // Addrs returns the addresses of the host in the order in which it got them, without loopback.
 func (h *Host) Addrs() []netip.Addr {
 	h.mu.Lock()

@@ -3,6 +3,7 @@ package lab
 import (
 	"bytes"
 	"errors"
+	"net/http"
 	"os/exec"
 	"strings"
 	"sync"
@@ -127,4 +128,22 @@ func (b *buffer) String() string {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.bytes.String()
+}
+
+// AwaitHealthy waits until the health server of the proxy on a node says that it has synced, which all versions of
+// kube-proxy have.
+func AwaitHealthy(t testing.TB, node *Host) {
+	t.Helper()
+	client := http.Client{Transport: &http.Transport{DialContext: node.DialContext, DisableKeepAlives: true}, Timeout: 5 * time.Second}
+	await.Until(t, node.Name+" is healthy", func() error {
+		response, err := client.Get("http://127.0.0.1:10256/healthz")
+		if err != nil {
+			return err
+		}
+		response.Body.Close()
+		if response.StatusCode != http.StatusOK {
+			return errors.New(response.Status)
+		}
+		return nil
+	})
 }

@@ -157,8 +157,8 @@ func EnterForTest(t testing.TB) {
 	})
 }
 
-// NeedLinux skips the test on a kernel that is older than major.minor. Newer ones must pass it: `make test-kernels` runs
-// on older ones too, and lists what it skipped there.
+// NeedLinux skips the test on a kernel that is older than major.minor. Newer ones must pass it: `make test-kernels`
+// runs on older ones too, and lists what it skipped there.
 func NeedLinux(t testing.TB, major, minor int) {
 	t.Helper()
 	release, hasMajor, hasMinor, err := linux()

@@ -1,6 +1,6 @@
 // Package process measures a process, and puts a judge between its threads and the kernel: seccomp hands the judge each
-// system call that a filter selects, and the judge has it run, has it fail, or answers it itself. So tests inject faults
-// beneath the code under test, which has no hook for that.
+// system call that a filter selects, and the judge has it run, has it fail, or answers it itself. So tests inject
+// faults beneath the code under test, which has no hook for that.
 //
 // A filter stays on its thread, and on what the thread starts, for as long as that lives.
 package process
@@ -71,11 +71,12 @@ func OnThread(f func() error) error {
 	return <-done
 }
 
-// Install puts the calling thread, and what it starts, behind a filter. The goroutine must be locked to the thread for good.
+// Install puts the calling thread, and what it starts, behind a filter. The goroutine
+// must be locked to the thread for good.
 func Install(filter Filter, judge Judge) error { return install(filter, judge, new(sync.WaitGroup)) }
 
-// waitKillable is SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV (Linux 5.19): a call that is being judged is not interrupted by
-// signals, which would have it judged twice.
+// waitKillable is SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV (Linux 5.19): a call that is being judged is not interrupted
+// by signals, which would have it judged twice.
 const waitKillable = 1 << 5
 
 func install(filter Filter, judge Judge, judging *sync.WaitGroup) error {
@@ -219,8 +220,8 @@ func (c *Call) Message() (data []byte) {
 	return data
 }
 
-// Received returns the verdict that has recvmsg receive a datagram with these flags (MSG_TRUNC). What is longer than the
-// buffer is cut.
+// Received returns the verdict that has recvmsg receive a datagram with these flags
+// (MSG_TRUNC). What is longer than the buffer is cut.
 func (c *Call) Received(datagram []byte, flags int) Verdict {
 	m := c.memory()
 	defer m.Close()

@@ -140,8 +140,8 @@ type injection struct {
 	last   []byte
 }
 
-// Run runs f on a thread of its own, whose n-th call that can has the fault; the first is 1. It reports whether there was
-// such a call.
+// Run runs f on a thread of its own, whose n-th call that can has the fault; the first is
+// 1. It reports whether there was such a call.
 func (f NetlinkFault) Run(n int, run func()) (struck bool, err error) {
 	if f.refuse != 0 {
 		return n == 1, Behind(NetfilterSockets(Refused(f.refuse)), nil, run)

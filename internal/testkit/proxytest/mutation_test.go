@@ -15,8 +15,8 @@ import (
 
 var mutations = flag.Bool("mutations", false, "try all mutations of the compiler, and not only two of them")
 
-// TestMutations builds proxies whose compiler has a defect. The cases about it must find it, and one that is not about it
-// must not.
+// TestMutations builds proxies whose compiler has a defect. The cases about it must find
+// it, and one that is not about it must not.
 func TestMutations(t *testing.T) {
 	netns.Need(t)
 	for i, m := range []struct {

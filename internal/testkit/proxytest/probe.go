@@ -17,8 +17,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// A proxy has settled when a pod reaches the probe: a Service with a new address, written after all other objects. Then
-// the proxy has received those too; and for some that write object by object, the kernel's ruleset must have rested for quiet.
+// A proxy has settled when a pod reaches the probe: a Service with a new address, written after all
+// other objects. Then the proxy has received those too; and for some that write object by object, the
+// kernel's ruleset must have rested for quiet.
 
 const (
 	// quiet is the time for which the ruleset must not change.

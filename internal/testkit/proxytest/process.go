@@ -67,7 +67,8 @@ func (p *process) stop() {
 	<-p.ended
 }
 
-// killAll kills the processes in the host's network namespace. A proxy may have started some that left its process group.
+// killAll kills the processes in the host's network namespace. A proxy may have started
+// some that left its process group.
 func killAll(host *lab.Host) {
 	for range 10 { // they may start others while they are looked for
 		pids := processesIn(host)
@@ -123,7 +124,8 @@ func (t *tail) String() string {
 	return t.kept.String()
 }
 
-// split takes a command line apart at blanks. Quotes, single and double, keep blanks together; there is no other syntax.
+// split takes a command line apart at blanks. Quotes, single and double, keep blanks
+// together; there is no other syntax.
 func split(command string) (args []string, err error) {
 	var word strings.Builder
 	var quote rune

@@ -181,8 +181,8 @@ func (p *pair) round(ctx context.Context, seed uint64) error {
 	return nil
 }
 
-// explain looks for the smallest objects with which the first flow still differs, adds a result with all flows that differ
-// with these, and returns the others.
+// explain looks for the smallest objects with which the first flow still differs, adds a result with all flows that
+// differ with these, and returns the others.
 func (p *pair) explain(ctx context.Context, name string, seed uint64, objects []apiservertest.Object, found []divergence, began time.Time) (rest []divergence, err error) {
 	if err := p.fromClient(ctx, objects, found); err != nil {
 		return nil, err
@@ -237,7 +237,8 @@ func (p *pair) explain(ctx context.Context, name string, seed uint64, objects []
 	}), nil
 }
 
-// fromClient has the client send the first flow instead of a pod, if it still differs then: a pod needs an EndpointSlice.
+// fromClient has the client send the first flow instead of a pod, if it still differs
+// then: a pod needs an EndpointSlice.
 func (p *pair) fromClient(ctx context.Context, objects []apiservertest.Object, found []divergence) error {
 	f := found[0].flow
 	if !isPod(f) {
@@ -305,9 +306,9 @@ func manifestsOf(objects []apiservertest.Object) (string, error) {
 	return string(text), err
 }
 
-// differing returns the flows that the proxies treat otherwise, and the objects with which they do. With session affinity
-// the endpoint of a client is by chance. So flows are first compared without any; if they do not differ then, and the
-// objects have some, once more with it. Nothing differs if a proxy fails: p.failure says so.
+// differing returns the flows that the proxies treat otherwise, and the objects with which they do. With session
+// affinity the endpoint of a client is by chance. So flows are first compared without any; if they do not differ then,
+// and the objects have some, once more with it. Nothing differs if a proxy fails: p.failure says so.
 func (p *pair) differing(ctx context.Context, objects []apiservertest.Object, list []flows.Flow) (found []divergence, of []apiservertest.Object, err error) {
 	plain, changed := withoutAffinity(objects)
 	found, learned, err := p.compare(ctx, plain, list, p.learn)
@@ -322,8 +323,8 @@ func (p *pair) differing(ctx context.Context, objects []apiservertest.Object, li
 	return found, objects, err
 }
 
-// aloneWithTheirClient returns flows with several endpoints, one for each sender and family: the flows of one client could
-// share an endpoint.
+// aloneWithTheirClient returns flows with several endpoints, one for each sender and family: the
+// flows of one client could share an endpoint.
 func aloneWithTheirClient(list []flows.Flow) (alone []flows.Flow) {
 	for _, f := range list {
 		same := func(o flows.Flow) bool {
@@ -339,7 +340,8 @@ func aloneWithTheirClient(list []flows.Flow) (alone []flows.Flow) {
 // runners send flows through the two nodes.
 type runners struct{ proxy, against *flows.Runner }
 
-// learner returns flows with what to expect of them: what the other proxy does, and in swapped what the proxy under test does.
+// learner returns flows with what to expect of them: what the other proxy does, and in
+// swapped what the proxy under test does.
 type learner func(r runners, list []flows.Flow) (learned, swapped []flows.Flow)
 
 // compare puts objects in force on both nodes, learns what to expect of flows, and judges the proxies by that.

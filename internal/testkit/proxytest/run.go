@@ -38,7 +38,8 @@ type Options struct {
 	Keep func(commands string)
 }
 
-// maxFailures is the number of cases in a row in which the proxy may end or not settle. After these it is not tried again.
+// maxFailures is the number of cases in a row in which the proxy may end or not settle.
+// After these it is not tried again.
 const maxFailures = 3
 
 // patience is the time in which an endpoint that must be reached answers: long enough for TCP's second SYN.
@@ -201,8 +202,8 @@ func (r *run) inFamilies(list []flows.Flow) []flows.Flow {
 	return slices.DeleteFunc(slices.Clone(list), func(f flows.Flow) bool { return !slices.Contains(r.Families, familyOf(f.To.Addr())) })
 }
 
-// prepare puts the objects of a case in force, on the present node or a new one, and waits until the proxy has settled. The
-// runner has the endpoints of all steps. If the proxy has failed, settled is false, and the result has the reason.
+// prepare puts the objects of a case in force, on the present node or a new one, and waits until the proxy has settled.
+// The runner has the endpoints of all steps. If the proxy has failed, settled is false, and the result has the reason.
 func (r *run) prepare(ctx context.Context, config map[string]any, c flows.Case, steps []flows.Step, result *Result) (runner *flows.Runner, settled bool, err error) {
 	objects, err := flows.Objects(c.Manifests())
 	if err != nil {
@@ -345,7 +346,8 @@ func (r *run) fail(result *Result, err error) {
 	result.Ruleset, r.node.failed = r.node.ruleset(), true
 }
 
-// differences sends flows and returns those that ended otherwise than the corpus expects, each with whether that is known.
+// differences sends flows and returns those that ended otherwise than the corpus expects,
+// each with whether that is known.
 func (r *run) differences(runner *flows.Runner, c flows.Case, list []flows.Flow) (all []Difference, err error) {
 	var sent []flows.Flow
 	for _, f := range list {

@@ -1,5 +1,5 @@
-// Package random draws Services, EndpointSlices and the flows to them for the cluster of a lab, out of few values, so that
-// objects meet and clash. Tests draw with rapid, which shrinks; proxytest draws with a seed.
+// Package random draws Services, EndpointSlices and the flows to them for the cluster of a lab, out of few values, so
+// that objects meet and clash. Tests draw with rapid, which shrinks; proxytest draws with a seed.
 package random
 
 import (

@@ -25,8 +25,8 @@ const (
 
 const namespace = "random"
 
-// Objects draws Services with their EndpointSlices, and ServiceCIDRs. An API server would take all of them: no two Services
-// have the same ClusterIP or node port.
+// Objects draws Services with their EndpointSlices, and ServiceCIDRs. An API server would take all of them: no two
+// Services have the same ClusterIP or node port.
 func (c Choose) Objects(places []*Place) (out manifests.Objects) {
 	cidr := &networkingv1.ServiceCIDR{ObjectMeta: metav1.ObjectMeta{Name: "kubernetes"}}
 	for _, p := range places {

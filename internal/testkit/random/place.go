@@ -9,8 +9,8 @@ import (
 	"github.com/nftproxy/nftproxy/model"
 )
 
-// Place has the addresses of one IP family that are drawn from. Services claim each other's addresses and those of nodes
-// and pods.
+// Place has the addresses of one IP family that are drawn from. Services claim each
+// other's addresses and those of nodes and pods.
 type Place struct {
 	// Family is the IP family.
 	Family model.Family

@@ -17,9 +17,9 @@ import (
 // atOnce is how many watchers receive their full state at the same time.
 const atOnce = 16
 
-// Start has n clients watch the server at target until ctx ends, the i-th for node(i), each over a connection of its own.
-// It returns when all have the full state. heard is called for each batch after that with the number of the watcher, on a
-// goroutine of the watcher.
+// Start has n clients watch the server at target until ctx ends, the i-th for node(i), each over a connection of
+// its own. It returns when all have the full state. heard is called for each batch after that with the number of
+// the watcher, on a goroutine of the watcher.
 func Start(ctx context.Context, target string, n int, node func(i int) string, heard func(i int)) error {
 	gate, begun := make(chan struct{}, atOnce), make(chan error, n)
 	for i := range n {

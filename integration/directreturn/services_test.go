@@ -1,0 +1,296 @@
+package directreturn
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/go-logr/logr"
+	"github.com/nftproxy/nftproxy/compiler"
+	"github.com/nftproxy/nftproxy/internal/testkit/lab"
+	"github.com/nftproxy/nftproxy/model"
+	"github.com/nftproxy/nftproxy/proxy"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/net/ipv4"
+	"golang.org/x/net/ipv6"
+	"k8s.io/klog/v2"
+)
+
+// wired is a fabric without programs: each node has a backend in this process, and the router has fixed routes.
+type wired struct {
+	*fabric
+	backends [nodes + 1]*proxy.Backend
+	// edit changes each Service port before nodes are told of it, if it is set.
+	edit func(*model.ServicePort)
+}
+
+func newWired(t *testing.T) *wired {
+	t.Helper()
+	w := &wired{fabric: newFabric(t, false)}
+	w.startPods(t)
+	config := compiler.Default()
+	config.DirectReturn = true
+	config.DetectLocal.CIDRs = []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16"), netip.MustParsePrefix("fd00:244::/32")}
+	for number, n := range w.nodes {
+		if number == 0 {
+			continue
+		}
+		b, err := proxy.NewBackend(n.rules, config, proxy.Hooks{})
+		must(t, err)
+		t.Cleanup(func() { b.Close() })
+		w.backends[number] = b
+	}
+	return w
+}
+
+// spread makes the router send packets to the Service to these nodes.
+func (w *wired) spread(t *testing.T, to ...int) {
+	t.Helper()
+	for _, family := range families {
+		a := direct.addr(family)
+		route := &netlink.Route{Dst: ipNet(netip.PrefixFrom(a, a.BitLen()))}
+		for _, n := range to {
+			route.MultiPath = append(route.MultiPath, &netlink.NexthopInfo{Gw: w.nodeAddr(family, n).AsSlice()})
+		}
+		must(t, w.router.Routes().RouteReplace(route))
+	}
+}
+
+// serve tells nodes of the Service with pods on these nodes.
+func (w *wired) serve(t *testing.T, on []int, pods ...int) {
+	t.Helper()
+	for _, n := range on {
+		node := &model.Node{Name: w.nodes[n].Name}
+		changes := &model.Changes{Full: true, Node: node, Ports: map[model.PortID]*model.ServicePort{}, ServiceCIDRsChanged: true}
+		for _, family := range families {
+			node.IPs = append(node.IPs, w.nodeAddr(family, n))
+			for _, protocol := range []model.Protocol{model.TCP, model.UDP} {
+				p := &model.ServicePort{
+					ID:   model.PortID{Namespace: "shop", Service: direct.name, Protocol: protocol, Family: family},
+					Port: 80, ClusterIP: addr(family, "10.96.0.1", "fd00:96::1"),
+					LoadBalancerIPs: []netip.Addr{direct.addr(family)}, DirectReturn: true,
+				}
+				for _, pod := range pods {
+					p.Cluster = append(p.Cluster, model.Endpoint{AddrPort: netip.AddrPortFrom(podAddr(family, pod), 8080), Local: pod == n, Remote: pod != n})
+					p.Serving = append(p.Serving, netip.AddrPortFrom(podAddr(family, pod), 8080))
+				}
+				if w.edit != nil {
+					w.edit(p)
+				}
+				changes.Ports[p.ID] = p
+			}
+		}
+		must(t, w.backends[n].Sync(t.Context(), changes))
+	}
+}
+
+var everyNode = []int{1, 2, 3, 4, 5}
+
+// dialFrom opens a connection from one of the client's addresses, and asks the endpoint who it is and whom it sees.
+func (w *wired) dialFrom(t *testing.T, network string, family model.Family, client int) *connection {
+	t.Helper()
+	c := &connection{network: network, from: clientAddr(family, client), lost: true}
+	w.reopen(t, direct, connections{c})
+	t.Cleanup(func() { c.Close() })
+	return c
+}
+
+// A packet that is too long for the way to the client is answered with an ICMP error, which enters by a node that does not
+// know the connection.
+func TestICMPErrors(t *testing.T) {
+	t.Parallel()
+	for _, affinity := range []time.Duration{0, time.Hour} {
+		t.Run(fmt.Sprintf("find the node of the connection, affinity %v", affinity), func(t *testing.T) {
+			t.Parallel()
+			w := newWired(t)
+			w.edit = func(p *model.ServicePort) { p.AffinityTimeout = affinity }
+			w.serve(t, everyNode, 2, 3, 4)
+			w.spread(t, 1)
+			must(t, w.router.Routes().LinkSetMTU(link(t, w.router, "client"), 1300))
+			for _, family := range families {
+				pods := map[string]bool{} // a pod remembers the MTU for each client
+				for client := range clients {
+					c := w.dialFrom(t, "tcp", family, client)
+					pods[c.pod] = true
+					must(t, c.SetDeadline(time.Now().Add(patience)))
+					_, err := io.WriteString(c, "much\n")
+					must(t, err)
+					if much, err := bufio.NewReader(c).ReadString('\n'); err != nil || len(much) != 1<<16+1 {
+						t.Errorf("%s sent %d bytes to %s: %v", c.pod, len(much), c.from, err)
+						break
+					}
+				}
+				if len(pods) < 3 && !t.Failed() {
+					t.Errorf("%s: connections lead to %v only", family, pods)
+				}
+			}
+		})
+	}
+}
+
+// With session affinity the hash is that of the client's address alone.
+func TestAffinity(t *testing.T) {
+	t.Parallel()
+	w := newWired(t)
+	w.edit = func(p *model.ServicePort) { p.AffinityTimeout = time.Hour }
+	w.serve(t, everyNode, 2, 3, 4)
+	w.spread(t, everyNode...)
+	var open connections
+	for _, family := range families {
+		load := map[string]int{}
+		for client := range 10 {
+			first := w.dialFrom(t, "tcp", family, client)
+			load[first.pod]++
+			for range 2 {
+				for _, network := range []string{"tcp", "udp"} {
+					c := w.dialFrom(t, network, family, client)
+					if c.pod != first.pod {
+						t.Errorf("%s is sent to %s and, by %s, to %s", c.from, first.pod, network, c.pod)
+					}
+					open = append(open, c)
+				}
+			}
+		}
+		if len(load) != 3 {
+			t.Errorf("%s: clients are sent to %v", family, load)
+		}
+	}
+	if kept := open.kept(); kept != len(open) {
+		t.Errorf("pods see the client's address of %d of %d connections", kept, len(open))
+	}
+	if lost := open.during(func() { w.spread(t, 2, 3, 4, 5) }); lost.lost() > 0 {
+		t.Errorf("after node 1 went: %v", lost)
+	}
+}
+
+// Of two nodes that each take a slot for the other's, the first sends its packets on, and the other drops them.
+func TestDisagreement(t *testing.T) {
+	t.Parallel()
+	w := newWired(t)
+	w.serve(t, []int{1}, 2)
+	w.serve(t, []int{2}, 1)
+	w.spread(t, 1)
+	const neighbours = 50 // at most as many messages of ARP and neighbour discovery
+	for _, family := range families {
+		for _, ttl := range []int{4, 9, 64, 255} {
+			before := w.received(t)
+			must(t, w.client.Do(func() error {
+				c, err := net.Dial("udp", netip.AddrPortFrom(direct.addr(family), 80).String())
+				if err != nil {
+					return err
+				}
+				defer c.Close()
+				if family == model.IPv4 {
+					err = ipv4.NewConn(c).SetTTL(ttl)
+				} else {
+					err = ipv6.NewConn(c).SetHopLimit(ttl)
+				}
+				if err == nil {
+					_, err = c.Write([]byte("x"))
+				}
+				return err
+			}))
+			time.Sleep(200 * time.Millisecond)
+			if passed := w.received(t) - before; passed < 1 || passed > neighbours {
+				t.Errorf("%s: a packet with a TTL of %d passed %d times", family, ttl, passed)
+			}
+		}
+	}
+}
+
+// The endpoint's node sees the client's address, so loadBalancerSourceRanges apply there, whichever node is entered.
+func TestSourceRanges(t *testing.T) {
+	t.Parallel()
+	w := newWired(t)
+	w.edit = func(p *model.ServicePort) {
+		allowed := clientAddr(p.ID.Family, 0)
+		p.LoadBalancerSourceRanges = []netip.Prefix{netip.PrefixFrom(allowed, allowed.BitLen())}
+	}
+	w.serve(t, everyNode, 2, 3, 4)
+	for _, enter := range []int{1, 2} {
+		w.spread(t, enter)
+		for _, family := range families {
+			pods := map[string]bool{}
+			for range 20 {
+				c := w.dialFrom(t, "tcp", family, 0)
+				pods[c.pod] = true
+			}
+			if len(pods) < 2 {
+				t.Errorf("by node %d, %s: an allowed client is sent to %v only", enter, family, pods)
+			}
+			expectNoAnswer(t, w.client, clientAddr(family, 1), direct.addr(family))
+		}
+	}
+}
+
+// expectNoAnswer fails if one of several connections comes about.
+func expectNoAnswer(t *testing.T, h *lab.Host, from, to netip.Addr) {
+	t.Helper()
+	must(t, h.Do(func() error {
+		for range 4 {
+			dialer := net.Dialer{Timeout: 300 * time.Millisecond, LocalAddr: net.TCPAddrFromAddrPort(netip.AddrPortFrom(from, 0))}
+			if c, err := dialer.Dial("tcp", netip.AddrPortFrom(to, 80).String()); err == nil {
+				c.Close()
+				t.Errorf("%s is not refused", from)
+			}
+		}
+		return nil
+	}))
+}
+
+// Pods and nodes are masqueraded, also when they are sent to themselves.
+func TestClientsOfTheCluster(t *testing.T) {
+	t.Parallel()
+	w := newWired(t)
+	w.serve(t, everyNode, 2, 3)
+	for _, family := range families {
+		for _, h := range []*lab.Host{w.nodes[1].Host, w.nodes[2].Host, w.nodes[2].pod, w.nodes[4].pod} {
+			pods := map[string]int{}
+			must(t, h.Do(func() error {
+				for range 20 {
+					c, err := net.DialTimeout("tcp", netip.AddrPortFrom(direct.addr(family), 80).String(), patience)
+					if err != nil {
+						return fmt.Errorf("%s: %w", h.Name, err)
+					}
+					defer c.Close()
+					answering := &connection{Conn: c, in: bufio.NewReader(c), network: "tcp"}
+					pod, _, err := answering.ask()
+					if err != nil {
+						return fmt.Errorf("%s: %w", h.Name, err)
+					}
+					pods[pod]++
+				}
+				return nil
+			}))
+			if len(pods) != 2 {
+				t.Errorf("%s of %s is sent to %v only", family, h.Name, pods)
+			}
+		}
+	}
+}
+
+func TestRepair(t *testing.T) {
+	t.Parallel()
+	w := newWired(t)
+	w.serve(t, everyNode, 2, 3, 4)
+	w.spread(t, 1)
+	for _, number := range []int{1, 2} {
+		h := w.nodes[number].Host
+		want := lab.Nft(t, h, "", "-s", "list", "ruleset")
+		for _, command := range []string{"flush ruleset", "delete table ip kube-proxy", "flush chain ip kube-proxy direct-errors", "flush map ip6 kube-proxy direct-error-hops"} {
+			lab.Nft(t, h, command, "-f", "-")
+			if _, err := w.backends[number].Check(klog.NewContext(t.Context(), logr.Discard())); err != nil {
+				t.Fatal(err)
+			}
+			if got := lab.Nft(t, h, "", "-s", "list", "ruleset"); got != want {
+				t.Errorf("node %d lists other rules after %q:\n%.2000s", number, command, got)
+			}
+		}
+	}
+	w.dialFrom(t, "tcp", model.IPv4, 0)
+	w.dialFrom(t, "udp", model.IPv6, 0)
+}

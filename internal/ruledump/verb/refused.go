@@ -1,0 +1,321 @@
+package verb
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"net/netip"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/nftproxy/nftproxy/compiler"
+	"github.com/nftproxy/nftproxy/evaluator"
+	"github.com/nftproxy/nftproxy/internal/ruledump"
+	"github.com/nftproxy/nftproxy/nft"
+	"github.com/spf13/cobra"
+)
+
+// refusal is a packet that the proxy's rules refused or dropped, or the news that some are missing.
+type refusal struct {
+	nodeDocument
+	Time time.Time `json:"time"`
+	// Lost says that the kernel reported more than was read, and Limited that as many came as --limit lets through. Then
+	// there may have been more, and all below is empty.
+	Lost    bool `json:"lost,omitempty"`
+	Limited bool `json:"limited,omitempty"`
+	// Result is "refused" or "dropped".
+	Result string `json:"result,omitempty"`
+	Reason Reason `json:"reason,omitempty"`
+	Why    string `json:"why,omitempty"`
+	// Namespace, Service and Port are empty for an address that no Service holds; Port is empty for one that the Service
+	// does not have.
+	Namespace string         `json:"namespace,omitempty"`
+	Service   string         `json:"service,omitempty"`
+	Port      string         `json:"port,omitempty"`
+	Client    netip.AddrPort `json:"client,omitzero"`
+	Dialed    netip.AddrPort `json:"dialed,omitzero"`
+	Protocol  string         `json:"protocol,omitempty"`
+	// name is the Service port, as the rules name it.
+	name string
+}
+
+// refusals follows the packets that the proxy's tables refuse. Its tables have a chain before each of the proxy's chains
+// that refuse packets, with the same rules, which mark the packets instead.
+type refusals struct {
+	tracing
+	filter  Filter
+	clients netip.Prefix
+	// limit is how many packets a second each rule may mark.
+	limit int
+	// selected are the keys of the frontends, and the ClusterIPs, that the filter selects; nil for all.
+	selected map[nft.Data]bool
+	print    func(*refusal) error
+	// check is when to look for changed rules next, and earliest when they may be read again at all.
+	check, earliest time.Time
+	// counts counts the packets since second, of each reason.
+	second time.Time
+	counts map[Reason]int
+}
+
+// refusedOptions are the flags of watch --refused.
+type refusedOptions struct {
+	from  string
+	limit int
+	time  time.Duration
+	yes   bool
+}
+
+// watchRefused tells of packets that the proxy's rules refuse.
+func watchRefused(cmd *cobra.Command, where *source, filter Filter, o refusedOptions, tell func(*refusal) error) error {
+	if o.limit < 1 || o.limit > math.MaxInt32 {
+		return fmt.Errorf("--limit %d is not between 1 and %d", o.limit, math.MaxInt32)
+	}
+	clients, err := parseClients(o.from)
+	if err != nil {
+		return err
+	}
+	defer where.close()
+	rules, err := where.open(cmd)
+	if err != nil {
+		return err
+	}
+	if rules.KubeProxys() {
+		return errors.New("the tables are those of Kubernetes' kube-proxy: watch --refused knows nftproxy's rules alone")
+	}
+	r := &refusals{filter: filter, clients: clients, limit: o.limit, print: tell, counts: map[Reason]int{}}
+	r.tracing = tracing{conn: where.conn, table: fmt.Sprintf("ruledump-refused-%d", os.Getpid()), atMost: math.MaxInt}
+	r.tracing.tell = func(*tracedPacket) error {
+		return r.print(&refusal{nodeDocument: r.document(), Time: time.Now().UTC(), Lost: true})
+	}
+	r.complete, r.refresh = r.judge, r.follow
+	if err := r.renew(rules); err != nil {
+		return err
+	}
+	if r.selected != nil && len(r.selected) == 0 {
+		return filter.notFound()
+	}
+	return r.run(cmd.Context(), o.time, func() {
+		fmt.Fprintf(cmd.ErrOrStderr(), "ruledump: marks packets that will be refused in table %s, until it ends\n", r.table)
+	})
+}
+
+func (r *refusals) document() nodeDocument { return aboutNode("Refusal", r.rules) }
+
+// renew takes the rules, and makes the tables that mark the packets which they refuse.
+func (r *refusals) renew(rules *ruledump.Snapshot) error {
+	if err := r.use(rules); err != nil {
+		return err
+	}
+	r.selected = nil
+	if !r.filter.isAll() {
+		r.selected = map[nft.Data]bool{}
+		for _, f := range r.frontends {
+			if !r.filter.selects(f, rules.Addresses) {
+				continue
+			}
+			if r.selected[f.Key()] = true; f.Kind == compiler.FrontendClusterIP {
+				r.selected[nft.AddrData(f.Addr)] = true
+			}
+		}
+		if len(r.selected) == 0 && r.filter.prefix.IsValid() {
+			r.selected = nil // an address that no Service holds
+		}
+	}
+	r.marks = nil
+	for _, t := range rules.Tables {
+		if !r.clients.IsValid() || r.clients.Addr().Is4() == (t.Family == nft.FamilyIP) {
+			r.marks = append(r.marks, r.marksBefore(t))
+		}
+	}
+	return nil
+}
+
+// marksBefore makes the table for one of the proxy's. A packet whose destination is translated is not refused any more.
+func (r *refusals) marksBefore(own *nft.Table) *nft.Table {
+	table := &nft.Table{Family: own.Family, Name: r.table, Owner: true}
+	for _, base := range own.Chains {
+		if base.Type != nft.TypeFilter {
+			continue
+		}
+		if rules := r.rulesBefore(own, base, table); len(rules) > 0 {
+			translated := nft.NewRule(nft.Match{Field: nft.CTStatus, Value: nft.CTStatusDNAT}, nft.Accept)
+			table.Chains = append(table.Chains, &nft.Chain{Name: base.Name, Type: base.Type, Hook: base.Hook, Priority: base.Priority - 1, Rules: append([]nft.Rule{translated}, rules...)})
+		}
+	}
+	return table
+}
+
+// rulesBefore returns the rules that mark what a chain, or one to which it leads, refuses. It copies their sets.
+func (r *refusals) rulesBefore(own *nft.Table, chain *nft.Chain, to *nft.Table) (rules []nft.Rule) {
+	for i := range chain.Rules {
+		for _, s := range chain.Rules[i].Statements {
+			v, _ := s.(nft.Verdict)
+			next := own.Chain(v.Chain)
+			if next == nil {
+				continue
+			}
+			switch compiler.RoleOf(next.Name) {
+			case compiler.RoleFirewall, compiler.RoleNoEndpoints, compiler.RoleClusterIPs:
+				for i := range next.Rules {
+					rules = append(rules, r.marking(own, &next.Rules[i], to)...)
+				}
+			default:
+				rules = append(rules, r.rulesBefore(own, next, to)...)
+			}
+		}
+	}
+	return rules
+}
+
+// marking returns a rule that marks what a rule refuses; none for a rule about no Service if only some are selected.
+func (r *refusals) marking(own *nft.Table, refuses *nft.Rule, to *nft.Table) []nft.Rule {
+	statements := []nft.Statement{nft.Match{Field: nft.CTState, Value: nft.CTStateNew}}
+	if r.clients.IsValid() {
+		statements = append(statements, nft.Match{Field: own.Family.Saddr(), Value: r.clients})
+	}
+	if r.selected == nil && r.filter.prefix.IsValid() {
+		if r.filter.prefix.Addr().Is4() != (own.Family == nft.FamilyIP) {
+			return nil
+		}
+		statements = append(statements, nft.Match{Field: own.Family.Daddr(), Value: r.filter.prefix})
+	}
+	named := false
+	for _, s := range refuses.Statements {
+		set := ""
+		switch s := s.(type) {
+		case nft.Match:
+			statements = append(statements, s)
+		case nft.InSet:
+			statements, set = append(statements, s), s.Set
+		case nft.Vmap:
+			statements, set = append(statements, nft.InSet{Key: s.Key, Set: s.Map}), s.Map
+		}
+		if set != "" {
+			named = true
+			r.copySet(own.Set(set), to)
+		}
+	}
+	if r.selected != nil && !named {
+		return nil
+	}
+	limit := nft.Limit{Rate: uint32(r.limit), Burst: uint32(r.limit)}
+	// The address of a Service without endpoints is in a ServiceCIDR too: one mark is enough.
+	return []nft.Rule{nft.NewRule(append(statements, limit, nft.SetNftrace{}, nft.Accept)...)}
+}
+
+// copySet copies the elements of the selected frontends.
+func (r *refusals) copySet(from *nft.Set, to *nft.Table) {
+	if from == nil || to.Set(from.Name) != nil {
+		return
+	}
+	set := &nft.Set{Name: from.Name, Key: from.Key, Interval: from.Interval}
+	of := from.Key
+	if from.Interval { // the sources that may dial a frontend
+		of = of[:len(of)-1]
+	}
+	for _, e := range from.Elements() {
+		if r.selected == nil || r.selected[e.Key[:of.Len()]] {
+			set.Put(nft.Element{Key: e.Key, KeyEnd: e.KeyEnd})
+		}
+	}
+	to.Sets = append(to.Sets, set)
+}
+
+// Reading the rules again takes no more than one part in followShare of the time.
+const followShare = 10
+
+// follow reads the rules again if they have changed, and marks what they refuse now.
+func (r *refusals) follow(ctx context.Context) error {
+	begun := time.Now()
+	if begun.Before(r.check) {
+		return nil
+	}
+	defer func() {
+		pause := (followShare - 1) * time.Since(begun)
+		r.earliest, r.check = time.Now().Add(pause), time.Now().Add(max(refreshEvery, pause))
+	}()
+	fresh, err := rereadKernel(ctx, r.conn, r.rules)
+	if err != nil || fresh == r.rules || fresh.NeedTables() != nil {
+		return err // without tables, somebody is making them anew
+	}
+	have := ruledump.Snapshot{Tables: r.marks}
+	if err := r.renew(fresh); err != nil {
+		return err
+	}
+	want := ruledump.Snapshot{Tables: r.marks}
+	var tx nft.Transaction
+	for _, family := range nft.Families {
+		tx.Append(nft.Diff(have.Table(family), want.Table(family)))
+	}
+	if len(tx.Steps) == 0 {
+		return nil
+	}
+	_, err = r.owner.Commit(ctx, tx)
+	r.rules.Generation++
+	return err
+}
+
+// judge tells of a marked packet, if the proxy's rules have refused it.
+func (r *refusals) judge(ctx context.Context, p *underway) error {
+	out := r.describe(p)
+	if out != nil && out.Reason == ReasonOther {
+		// A rule that came since the rules were read.
+		r.check = r.earliest
+		if err := r.follow(ctx); err != nil {
+			return err
+		}
+		out = r.describe(p)
+	}
+	if out == nil {
+		return nil
+	}
+	if err := r.print(out); err != nil {
+		return err
+	}
+	if time.Since(r.second) > time.Second {
+		r.second = time.Now()
+		clear(r.counts)
+	}
+	if r.counts[out.Reason]++; r.counts[out.Reason] == r.limit {
+		return r.print(&refusal{nodeDocument: r.document(), Time: out.Time, Limited: true})
+	}
+	return nil
+}
+
+// describe returns nil for a packet that the proxy's rules have not refused.
+func (r *refusals) describe(p *underway) *refusal {
+	w := r.way(p)
+	if w.result == evaluator.Delivered || w.stopped {
+		return nil
+	}
+	e := &Explanation{nodeDocument: r.document(), packet: p.packet(), rules: r.rules}
+	e.findFrontends(r.frontends)
+	e.add(&evaluator.Outcome{Fate: evaluator.Fate{Result: w.result, Destination: p.latest.Destination, Path: w.path}})
+	o := &e.Outcomes[0]
+	protocol, _, _ := strings.Cut(e.packet.String(), " ")
+	out := &refusal{
+		nodeDocument: e.nodeDocument, Time: p.begun.UTC(), Result: o.Result, Reason: o.Reason, Why: o.Why, Client: p.first.Source, Dialed: p.first.Destination,
+		Protocol: strings.ToUpper(protocol), name: e.ServicePort,
+	}
+	if o.Reason == ReasonUnknownPort {
+		out.name = e.holder
+	}
+	out.Namespace, out.Service, out.Port = splitServicePort(out.name)
+	return out
+}
+
+// Text implements View.
+func (f *refusal) Text(p *Page) {
+	at := f.Time.Local().Format("15:04:05.000")
+	switch {
+	case f.Lost:
+		p.printf("%s %s\n", at, p.bad("messages of the kernel were lost: packets are missing"))
+	case f.Limited:
+		p.printf("%s %s\n", at, p.bad("as many in a second as --limit lets through: there may be more"))
+	default:
+		p.printf("%s %s %s %s to %s/%s: %s\n", at, p.bad(f.Result), cmp.Or(f.name, "no Service"), f.Client, f.Dialed, f.Protocol, f.Reason)
+	}
+}
