@@ -198,14 +198,16 @@ func testTopOnTerminal(t *testing.T) {
 	x := newTalks(t)
 	term, cmd := startOnTerminal(t, x.Node, "top")
 	ctx, stop := context.WithCancel(t.Context())
+	var dialing sync.WaitGroup
+	defer dialing.Wait()
 	defer stop()
-	go func() {
+	dialing.Go(func() {
 		for tick := time.Tick(20 * time.Millisecond); ctx.Err() == nil; <-tick {
 			if c, err := x.Outside.DialContext(ctx, "tcp", "192.0.2.10:80"); err == nil {
 				_ = c.Close()
 			}
 		}
-	}()
+	})
 	term.shows(t, "sorted by connections", "1 Service ports with traffic, by conntrack's events", "\x1b[1mSERVICE PORT", "shop/web:http", "▇")
 	term.types(t, "n")
 	term.shows(t, "sorted by name")

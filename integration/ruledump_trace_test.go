@@ -3,12 +3,14 @@ package integration
 import (
 	"bufio"
 	"cmp"
+	"context"
 	"encoding/json"
 	"flag"
 	"fmt"
 	"maps"
 	"net/netip"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -144,8 +146,17 @@ func testTraceAnotherProgram(t *testing.T) {
 		replace(t, lab.Conn(t, l.Node), exampleTables(t))
 		lab.Nft(t, l.Node, "table inet fw {\n chain f {\n type filter hook forward priority -5; "+chain.text+"\n }\n}\n", "-f", "-")
 		trace := startTrace(t, l.Node, "--to=shop/web", "-n=1")
-		go l.Outside.DialContext(t.Context(), "tcp", "192.0.2.10:80")
-		if err := trace.Wait(); err != nil {
+		ctx, stop := context.WithCancel(t.Context())
+		var dialing sync.WaitGroup
+		dialing.Go(func() {
+			if c, err := l.Outside.DialContext(ctx, "tcp", "192.0.2.10:80"); err == nil {
+				c.Close()
+			}
+		})
+		err := trace.Wait()
+		stop()
+		dialing.Wait()
+		if err != nil {
 			t.Fatal(err)
 		}
 		for _, want := range []string{"tcp 198.51.100.7:", chain.why, `192.0.2.10 . tcp . 80 comment "shop/web:http" : goto `} {

@@ -101,9 +101,15 @@ func unshare() error {
 	return nil
 }
 
-// enter moves the calling thread to a namespace.
+// enter moves the calling thread to a namespace. A goroutine of a test may still call it when the namespace is closed:
+// it gets an error then, where Fd would race with Close, or name a file that was opened since.
 func enter(namespace *os.File) error {
-	if err := unix.Setns(int(namespace.Fd()), unix.CLONE_NEWNET); err != nil {
+	conn, err := namespace.SyscallConn()
+	if err != nil {
+		return fmt.Errorf("enter network namespace: %w", err)
+	}
+	failed := conn.Control(func(fd uintptr) { err = unix.Setns(int(fd), unix.CLONE_NEWNET) })
+	if err := errors.Join(failed, err); err != nil {
 		return fmt.Errorf("enter network namespace: %w", err)
 	}
 	return nil
