@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
+	"strings"
 	"testing"
 
 	"github.com/nftproxy/nftproxy/model"
@@ -173,4 +174,54 @@ func TestDirectGrants(t *testing.T) {
 		p.Cluster = nil
 		apply(t, model.Changes{Ports: map[model.PortID]*model.ServicePort{id(1): p}}, (directAddresses-2)*directSlots)
 	})
+}
+
+// Packets to other addresses leave after a comparison with a prefix. Those to addresses with direct return must not.
+func TestDirectPrefix(t *testing.T) {
+	for _, c := range []struct{ name, addresses, base, find string }{
+		{"one address", "203.0.113.1", "ip daddr 203.0.113.1 ", ""},
+		{"24 bits", "203.0.113.1 203.0.113.200", "ip daddr 203.0.112.0/23 ", "ip daddr != 203.0.113.0/24 return"},
+		{"29 bits", "203.0.113.1 203.0.113.2 203.0.113.4", "ip daddr 203.0.113.0/29 ", ""},
+		{"nothing in common", "8.8.8.8 203.0.113.1", "", ""},
+		{"IPv6", "2001:db8:113::1 2001:db8:113::2", "ip6 daddr 2001:db8::/32 ", "ip6 daddr != 2001:db8:113::/126 return"},
+		{"31 bits of IPv6", "2001:db8:: 2001:db9::", "ip6 daddr 2001::/16 ", "ip6 daddr != 2001:db8::/31 return"},
+		{"nothing in common of IPv6", "2001:db8:: fd00::", "", ""},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			config := Default()
+			config.DirectReturn = true
+			compiler, err := New(config)
+			if err != nil {
+				t.Fatal(err)
+			}
+			changes := &model.Changes{Full: true, Ports: map[model.PortID]*model.ServicePort{}}
+			for _, text := range strings.Fields(c.addresses) {
+				address := netip.MustParseAddr(text)
+				id := model.PortID{Namespace: "shop", Service: text, Protocol: model.TCP, Family: model.FamilyOf(address)}
+				changes.Ports[id] = &model.ServicePort{
+					ID: id, Port: 80, LoadBalancerIPs: []netip.Addr{address}, DirectReturn: true,
+					Cluster: []model.Endpoint{{AddrPort: netip.AddrPortFrom(address.Next(), 80), Remote: true}},
+				}
+			}
+			compiler.Apply(changes)
+			rules := map[string]string{}
+			for _, table := range compiler.Tables() {
+				for _, chain := range table.Chains {
+					for _, rule := range chain.Rules {
+						rules[chain.Name] += rule.String() + "\n"
+					}
+				}
+			}
+			if got, want := rules[chainPreroutingDirect], c.base+"jump direct-find\n"; got != want {
+				t.Errorf("the base chain has %q, want %q", got, want)
+			}
+			first, _, _ := strings.Cut(rules[chainDirectFind], "\n")
+			if !strings.HasSuffix(first, " return") {
+				first = ""
+			}
+			if first != c.find {
+				t.Errorf("%s begins with %q, want %q", chainDirectFind, first, c.find)
+			}
+		})
+	}
 }

@@ -181,6 +181,9 @@ func (f *family) usesNow() uses {
 			u.has[kind][i] = set != nil && set.Len() > 0
 		}
 	}
+	if u.has[directRecord][0] {
+		u.direct = commonPrefix(f.program.family, f.sets.of(directRecord, false).Elements())
+	}
 	u.has[serviceRecord][0] = false // all tables look up service-ips
 	for i, protocol := range protocols {
 		for _, nodePort := range []bool{false, true} {

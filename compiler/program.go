@@ -44,6 +44,8 @@ type uses struct {
 	has [elementKinds][2]bool
 	// affinity is by whether the frontends are node ports, and by the index in protocols.
 	affinity [2][len(protocols)]bool
+	// direct is the longest prefix of all addresses with direct return.
+	direct netip.Prefix
 	// chainSets changes with the chains that have a set.
 	chainSets int
 }

@@ -43,7 +43,7 @@ var kindRoles = [len(chainKindNames)]Role{
 }
 
 var fixedRoles = map[string]Role{
-	chainDirectForward: RoleDirectForward, chainDirectAgain: RoleDirectForward, chainDirectErrors: RoleDirectForward,
+	chainDirectFind: RoleDirectForward, chainDirectForward: RoleDirectForward, chainDirectAgain: RoleDirectForward, chainDirectErrors: RoleDirectForward,
 	chainFirewall:    RoleFirewall,
 	chainNoEndpoints: RoleNoEndpoints, chainNoEndpointNodePorts: RoleNoEndpoints,
 	chainClusterIPs:      RoleClusterIPs,

@@ -28,7 +28,6 @@ const (
 //
 //   - no-rules: forwarding, without connection tracking.
 //   - untranslated: the chains of a node with one Service, and a packet to an endpoint itself.
-//   - untranslated-direct-return: the same beside a Service with direct return.
 //   - services-N: a packet to a ClusterIP, on a node with N Services. The packets of a batch go to 64 of them, or to
 //     the only one.
 //   - services-N-counted: the same with the feature gate NFTProxyServiceCounters.
@@ -37,7 +36,6 @@ func BenchmarkFirstPacket(b *testing.B) {
 	nodes := []*node{
 		{name: "no-rules"},
 		{name: "untranslated", rules: true, services: 1, direct: true},
-		{name: "untranslated-direct-return", rules: true, services: 1, direct: true, directReturn: true},
 		{name: "services-1", rules: true, services: 1},
 		{name: "services-64", rules: true, services: 64},
 		{name: "services-1000", rules: true, services: 1000},
@@ -52,16 +50,46 @@ func BenchmarkFirstPacket(b *testing.B) {
 }
 
 // BenchmarkLaterPacket measures the same for the later packets of 128 flows: what every packet of a Service pays, and
-// again with the feature gate NFTProxyServiceCounters, and beside a Service with direct return.
+// again with the feature gate NFTProxyServiceCounters.
 func BenchmarkLaterPacket(b *testing.B) {
 	takeTurns(b, []*node{
 		{name: "no-rules"},
 		{name: "services-1", rules: true, services: 1},
 		{name: "services-1-counted", rules: true, services: 1, counted: true},
-		{name: "services-1-direct-return", rules: true, services: 1, directReturn: true},
 		{name: "services-44000", rules: true, services: 44_000},
 		{name: "services-44000-counted", rules: true, services: 44_000, counted: true},
 	}, func(int) int { return 0 })
+}
+
+// BenchmarkDirectReturn measures what a Service with direct return costs packets that are not for it: to endpoints, and to
+// another Service. Each node has a twin, whose difference is the noise.
+func BenchmarkDirectReturn(b *testing.B) {
+	var nodes []*node
+	for range 2 {
+		for _, n := range []node{
+			{name: "forwarded", direct: true},
+			{name: "forwarded-ipv6", direct: true, ip6: true},
+			{name: "service"},
+		} {
+			n.rules, n.services = true, 1
+			beside := n
+			beside.name += "-beside-direct-return"
+			beside.directReturn = true
+			nodes = append(nodes, &n, &beside)
+		}
+	}
+	inTurns(b, nodes)
+}
+
+// inTurns measures the first and the later packets of nodes and of their twins.
+func inTurns(b *testing.B, nodes []*node) {
+	b.Helper()
+	for _, flows := range []struct {
+		name string
+		of   func(round int) int
+	}{{"first", func(round int) int { return round }}, {"later", func(int) int { return 0 }}} {
+		b.Run(flows.name, func(b *testing.B) { takeTurns(b, twins(nodes), flows.of) })
+	}
 }
 
 // BenchmarkRefusedCounters measures what counting refused packets (NFTProxyRefusedCounters) costs packets that are served,
@@ -75,12 +103,7 @@ func BenchmarkRefusedCounters(b *testing.B) {
 			&node{name: "services-1000-counted", rules: true, services: 1000, counted: true},
 			&node{name: "services-1000-watched", rules: true, services: 1000, watched: true})
 	}
-	for _, flows := range []struct {
-		name string
-		of   func(round int) int
-	}{{"first", func(round int) int { return round }}, {"later", func(int) int { return 0 }}} {
-		b.Run(flows.name, func(b *testing.B) { takeTurns(b, twins(nodes), flows.of) })
-	}
+	inTurns(b, nodes)
 }
 
 // twins returns copies of the nodes, the second of each with a name of its own.
@@ -189,35 +212,56 @@ func newPackets(n *node) *packets {
 	return p
 }
 
-// Offsets in a frame.
+// Offsets and lengths in a frame.
 const (
 	ipHeader  = 14
-	udpHeader = ipHeader + 20
-	frameLen  = udpHeader + 8
+	ip4Len    = 20
+	ip6Len    = 40
+	udpLen    = 8
+	ip4Source = ipHeader + 12
+	ip6Source = ipHeader + 8
 )
 
 // frame returns an Ethernet frame with an empty UDP datagram to the destination. Its source is not set.
 func frame(device net.HardwareAddr, to netip.AddrPort) []byte {
-	f := make([]byte, frameLen)
+	kind, ip := uint16(unix.ETH_P_IP), make([]byte, ip4Len)
+	if to.Addr().Is4() {
+		ip[0], ip[3], ip[8], ip[9] = 0x45, ip4Len+udpLen, 64, unix.IPPROTO_UDP
+	} else {
+		kind, ip = unix.ETH_P_IPV6, make([]byte, ip6Len)
+		ip[0], ip[5], ip[6], ip[7] = 0x60, udpLen, unix.IPPROTO_UDP, 64
+	}
+	copy(ip[len(ip)-len(to.Addr().AsSlice()):], to.Addr().AsSlice())
+	f := make([]byte, ipHeader)
 	copy(f, device)
-	binary.BigEndian.PutUint16(f[12:], unix.ETH_P_IP)
-	ip := f[ipHeader:udpHeader]
-	ip[0], ip[3], ip[8], ip[9] = 0x45, frameLen-ipHeader, 64, unix.IPPROTO_UDP
-	copy(ip[16:], to.Addr().AsSlice())
-	binary.BigEndian.PutUint16(f[udpHeader+2:], to.Port())
-	binary.BigEndian.PutUint16(f[udpHeader+4:], 8)
-	return f
+	binary.BigEndian.PutUint16(f[12:], kind)
+	f = append(f, ip...)
+	f = append(f, 0, 0)
+	f = binary.BigEndian.AppendUint16(f, to.Port())
+	return append(f, 0, udpLen, 0, 0)
+}
+
+// setSource makes a frame one of a flow.
+func setSource(f []byte, from netip.AddrPort) {
+	udp := len(f) - udpLen
+	binary.BigEndian.PutUint16(f[udp:], from.Port())
+	if from.Addr().Is6() { // which has no checksum in its header, and always one in that of UDP
+		copy(f[ip6Source:], from.Addr().AsSlice())
+		binary.BigEndian.PutUint16(f[udp+6:], 0)
+		pseudo := append([]byte{0, unix.IPPROTO_UDP, 0, udpLen}, f[ip6Source:]...)
+		binary.BigEndian.PutUint16(f[udp+6:], checksum(pseudo))
+		return
+	}
+	copy(f[ip4Source:], from.Addr().AsSlice())
+	binary.BigEndian.PutUint16(f[ipHeader+10:], 0)
+	binary.BigEndian.PutUint16(f[ipHeader+10:], checksum(f[ipHeader:udp]))
 }
 
 // send sends the batch in flows that were not there before, and returns how long the system call took.
 func (p *packets) send(b *testing.B, n *node, round int) time.Duration {
 	for i, f := range p.frames {
 		flow := round*batch + i
-		from := numbered("192.0.2.1", flow>>15)
-		copy(f[ipHeader+12:], from.AsSlice())
-		binary.BigEndian.PutUint16(f[udpHeader:], uint16(1024+flow&(1<<15-1)))
-		binary.BigEndian.PutUint16(f[ipHeader+10:], 0)
-		binary.BigEndian.PutUint16(f[ipHeader+10:], checksum(f[ipHeader:udpHeader]))
+		setSource(f, netip.AddrPortFrom(n.addr("192.0.2.1", flow>>15), uint16(1024+flow&(1<<15-1))))
 	}
 	begin := time.Now()
 	sent, _, errno := unix.Syscall6(unix.SYS_SENDMMSG, uintptr(n.socket), uintptr(unsafe.Pointer(&p.messages[0])), batch, 0, 0, 0)

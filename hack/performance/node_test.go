@@ -15,6 +15,7 @@ import (
 	ctnetlink "github.com/mdlayher/netlink"
 	"github.com/nftproxy/nftproxy/compiler"
 	"github.com/nftproxy/nftproxy/internal/testkit/netns"
+	"github.com/nftproxy/nftproxy/model"
 	"github.com/nftproxy/nftproxy/nft"
 	"github.com/nftproxy/nftproxy/proxy"
 	"github.com/vishvananda/netlink"
@@ -47,6 +48,8 @@ type node struct {
 	wrongPort, logged, watched bool
 	// direct sends packets to endpoints instead of ClusterIPs: the same chains without a translation.
 	direct bool
+	// ip6 sends IPv6 packets.
+	ip6 bool
 
 	namespace, client *netns.Namespace
 	// mac is the address of the device by which packets come in.
@@ -131,6 +134,7 @@ func (n *node) watch(b *testing.B) {
 func (n *node) addLinks() error {
 	for path, value := range map[string]string{
 		"net/ipv4/ip_forward":             "1",
+		"net/ipv6/conf/all/forwarding":    "1",
 		"net/ipv4/conf/all/rp_filter":     "0",
 		"net/ipv4/conf/default/rp_filter": "0",
 	} {
@@ -147,11 +151,12 @@ func (n *node) addLinks() error {
 	if err != nil {
 		return err
 	}
-	address := &netlink.Addr{IPNet: &net.IPNet{IP: net.IPv4(172, 31, 0, 1), Mask: net.CIDRMask(30, 32)}}
-	if err := netlink.AddrAdd(out, address); err != nil {
-		return fmt.Errorf("add %s: %w", address, err)
+	for _, link := range []netlink.Link{in, out} { // IPv6 needs an address on the incoming one, too
+		if err := netlink.AddrAdd(link, &netlink.Addr{IPNet: n.network(link), Flags: unix.IFA_F_NODAD}); err != nil {
+			return fmt.Errorf("add an address to %s: %w", link.Attrs().Name, err)
+		}
 	}
-	gateway := net.IPv4(172, 31, 0, 2)
+	gateway := n.addr("172.31.0.2", 0).AsSlice()
 	if err := netlink.NeighSet(&netlink.Neigh{LinkIndex: out.Attrs().Index, IP: gateway, HardwareAddr: n.mac, State: netlink.NUD_PERMANENT}); err != nil {
 		return fmt.Errorf("add the gateway's address: %w", err)
 	}
@@ -159,6 +164,24 @@ func (n *node) addLinks() error {
 		return fmt.Errorf("add the default route: %w", err)
 	}
 	return nil
+}
+
+// addr returns the i-th address from first on, an IPv4 address; of a node with IPv6, fd00::A.B.C.D.
+func (n *node) addr(first string, i int) netip.Addr {
+	addr := numbered(first, i)
+	if n.ip6 {
+		b := netip.MustParseAddr("fd00::").As16()
+		copy(b[12:], addr.AsSlice())
+		addr = netip.AddrFrom16(b)
+	}
+	return addr
+}
+
+// network returns the address of a device of the node, with its network of four addresses.
+func (n *node) network(link netlink.Link) *net.IPNet {
+	first := map[string]string{outgoing: "172.31.0.1", incoming: "172.31.0.5"}
+	addr := n.addr(first[link.Attrs().Name], 0)
+	return &net.IPNet{IP: addr.AsSlice(), Mask: net.CIDRMask(addr.BitLen()-2, addr.BitLen())}
 }
 
 // addLink adds a veth device whose other end is the client's.
@@ -208,6 +231,12 @@ func (n *node) commit(b *testing.B) {
 	if n.directReturn {
 		p := service(n.services)
 		p.DirectReturn, p.LoadBalancerIPs = true, []netip.Addr{netip.MustParseAddr("203.0.113.1")}
+		if n.ip6 {
+			p.ID.Family, p.ClusterIP, p.LoadBalancerIPs[0] = model.IPv6, n.addr("10.96.0.0", 1), netip.MustParseAddr("2001:db8:113::1")
+			for i := range p.Cluster {
+				p.Cluster[i].AddrPort = netip.AddrPortFrom(n.addr("10.128.1.0", i), endpointPort)
+			}
+		}
 		changes.Ports[p.ID] = p
 	}
 	if err := backend.Sync(b.Context(), changes); err != nil {
@@ -237,18 +266,25 @@ func (n *node) deleteFlows(b *testing.B) {
 // forwarded returns how many packets the node has forwarded.
 func (n *node) forwarded(b *testing.B) (packets int) {
 	b.Helper()
+	file, counter := "snmp", "ForwDatagrams"
+	if n.ip6 {
+		file, counter = "snmp6", "Ip6OutForwDatagrams"
+	}
 	if err := n.namespace.Do(func() error {
-		text, err := os.ReadFile("/proc/thread-self/net/snmp")
+		text, err := os.ReadFile("/proc/thread-self/net/" + file)
 		if err != nil {
 			return err
 		}
 		var names, values []string
 		for line := range strings.Lines(string(text)) {
-			if strings.HasPrefix(line, "Ip:") {
-				names, values = values, strings.Fields(line)
+			switch fields := strings.Fields(line); {
+			case fields[0] == counter:
+				names, values = fields[:1], fields[1:]
+			case fields[0] == "Ip:":
+				names, values = values, fields
 			}
 		}
-		packets, err = strconv.Atoi(values[slices.Index(names, "ForwDatagrams")])
+		packets, err = strconv.Atoi(values[slices.Index(names, counter)])
 		return err
 	}); err != nil {
 		b.Fatal(err)
@@ -266,7 +302,7 @@ func (n *node) destination(i int) netip.AddrPort {
 		return netip.AddrPortFrom(numbered("10.96.0.0", service), servicePort+1)
 	}
 	if n.direct || !n.rules {
-		return netip.AddrPortFrom(numbered("10.128.0.0", service), endpointPort)
+		return netip.AddrPortFrom(n.addr("10.128.0.0", service), endpointPort)
 	}
 	return netip.AddrPortFrom(numbered("10.96.0.0", service), servicePort)
 }
