@@ -35,9 +35,10 @@ func contenders(o options) (all []contender) {
 type process struct {
 	cmd *exec.Cmd
 	// peak is the most memory that it and the programs that it runs had at a time, in bytes.
-	peak    atomic.Int64
-	stopped chan struct{}
-	log     io.Closer
+	peak atomic.Int64
+	// ended is closed when the process has ended.
+	ended chan struct{}
+	log   io.Closer
 }
 
 func (c *cluster) start(p contender, verbose bool) (*process, error) {
@@ -46,7 +47,7 @@ func (c *cluster) start(p contender, verbose bool) (*process, error) {
 		// The sysctls of connection tracking are in part those of the whole machine.
 		"--conntrack-max-per-core=0", "--conntrack-min=0", "--conntrack-tcp-timeout-established=0", "--conntrack-tcp-timeout-close-wait=0",
 	}, p.args...)
-	r := &process{cmd: exec.Command(p.path, args...), stopped: make(chan struct{})}
+	r := &process{cmd: exec.Command(p.path, args...), ended: make(chan struct{})}
 	if verbose {
 		f, err := os.OpenFile("compare-"+p.name+".log", os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
 		if err != nil {
@@ -57,6 +58,10 @@ func (c *cluster) start(p contender, verbose bool) (*process, error) {
 	if err := c.lab.Node.Do(r.cmd.Start); err != nil {
 		return nil, err
 	}
+	go func() {
+		_ = r.cmd.Wait() // kube-proxy does not catch SIGTERM
+		close(r.ended)
+	}()
 	go r.watchMemory()
 	return r, nil
 }
@@ -65,8 +70,7 @@ func (r *process) stop() error {
 	if err := r.cmd.Process.Signal(syscall.SIGTERM); err != nil {
 		return fmt.Errorf("it ended by itself: %w", err)
 	}
-	_ = r.cmd.Wait() // kube-proxy does not catch the signal
-	close(r.stopped)
+	<-r.ended
 	if r.log != nil {
 		return r.log.Close()
 	}
@@ -76,7 +80,7 @@ func (r *process) stop() error {
 // kill ends the process when measuring failed.
 func (r *process) kill() {
 	_ = r.cmd.Process.Kill()
-	_ = r.cmd.Wait()
+	<-r.ended
 }
 
 func (r *process) watchMemory() {
@@ -84,7 +88,7 @@ func (r *process) watchMemory() {
 	defer tick.Stop()
 	for {
 		select {
-		case <-r.stopped:
+		case <-r.ended:
 			return
 		case <-tick.C:
 		}

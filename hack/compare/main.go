@@ -89,19 +89,26 @@ func run(ctx context.Context, o options) error {
 		return err
 	}
 	for _, s := range o.sizes {
-		c, err := newCluster(s)
-		if err != nil {
+		if err := measureAll(ctx, s, o, report); err != nil {
 			return err
 		}
-		for _, p := range contenders(o) {
-			result, err := c.measure(ctx, p, o)
-			if err != nil {
-				return fmt.Errorf("%s, %s: %w", s, p.name, err)
-			}
-			report.add(s, result)
-		}
-		c.close()
 	}
 	report.print(os.Stdout)
+	return nil
+}
+
+func measureAll(ctx context.Context, s size, o options, report *report) error {
+	c, err := newCluster(s)
+	if err != nil {
+		return err
+	}
+	defer c.close()
+	for _, p := range contenders(o) {
+		result, err := c.measure(ctx, p, o)
+		if err != nil {
+			return fmt.Errorf("%s, %s: %w", s, p.name, err)
+		}
+		report.add(s, result)
+	}
 	return nil
 }

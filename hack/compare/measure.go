@@ -52,6 +52,9 @@ func (c *cluster) measure(ctx context.Context, p contender, o options) (r result
 			proxy.kill()
 		}
 	}()
+	if err := c.refuseWhatNftCannotRemove(ctx); err != nil {
+		return r, err
+	}
 	if p.path == o.ours {
 		say("floor")
 		if r.floor, err = c.floor(ctx); err != nil {
@@ -102,8 +105,17 @@ func (c *cluster) timedStart(ctx context.Context, p contender, verbose bool, s *
 	if err != nil {
 		return nil, err
 	}
+	serving, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	go func() {
+		select {
+		case <-proxy.ended:
+			cancel(errors.New("the proxy has ended; -v keeps its log"))
+		case <-serving.Done():
+		}
+	}()
 	for _, addr := range addrs {
-		at, err := c.untilServed(ctx, addr, startPatience)
+		at, err := c.untilServed(serving, addr, startPatience)
 		if err != nil {
 			proxy.kill()
 			return nil, err

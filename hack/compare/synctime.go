@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/nftproxy/nftproxy/internal/leftovers"
 	"github.com/nftproxy/nftproxy/internal/testkit/netns"
 	"github.com/nftproxy/nftproxy/nft"
 )
@@ -92,6 +93,25 @@ func (c *cluster) hasTable(ctx context.Context) (bool, error) {
 	return conn.HasTable(ctx, nft.FamilyIP, "kube-proxy")
 }
 
+// refuseWhatNftCannotRemove returns an error if the proxy has rules that `nft flush ruleset` leaves in place: its row would say
+// that they come back at once, and the next proxy would run beside them.
+func (c *cluster) refuseWhatNftCannotRemove(ctx context.Context) error {
+	return c.lab.Node.Do(func() error {
+		found, err := leftovers.Find(ctx)
+		for _, l := range found {
+			switch l.Kind {
+			case leftovers.Legacy:
+				return fmt.Errorf("it has %d chains of iptables-legacy (%s), which `nft flush ruleset` does not remove: "+
+					"put an iptables that is iptables-nft first in PATH", l.Count, l.Example)
+			case leftovers.IPVS:
+				return fmt.Errorf("it runs in ipvs mode (%s), whose virtual servers `nft flush ruleset` does not remove: "+
+					"compare measures the modes nftables and iptables", l.Example)
+			}
+		}
+		return err
+	})
+}
+
 func commitInNamespace(ctx context.Context, tx nft.Transaction) (time.Duration, error) {
 	namespace, err := netns.New()
 	if err != nil {
@@ -138,7 +158,7 @@ func (c *cluster) untilServed(ctx context.Context, addr netip.AddrPort, patience
 		case at := <-served:
 			return at, nil
 		case <-ctx.Done():
-			return time.Time{}, fmt.Errorf("%s is not served: %w", addr, ctx.Err())
+			return time.Time{}, fmt.Errorf("%s is not served: %w", addr, context.Cause(ctx))
 		case <-time.After(between):
 		}
 	}

@@ -1,0 +1,147 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes"
+	corelisters "k8s.io/client-go/listers/core/v1"
+	discoverylisters "k8s.io/client-go/listers/discovery/v1"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/tools/clientcmd"
+
+	"github.com/nftproxy/nftproxy/internal/testkit/netns"
+)
+
+// standInRestore is set in processes that stand in for kube-proxy in iptables mode: the program that loads their rules.
+const standInRestore = "COMPARE_STAND_IN_RESTORE"
+
+func TestMain(m *testing.M) {
+	if restore := os.Getenv(standInRestore); restore != "" {
+		fmt.Fprintln(os.Stderr, "the stand-in ends:", standIn(restore))
+		os.Exit(1)
+	}
+	os.Exit(m.Run())
+}
+
+// A proxy in iptables mode has no table that is its own.
+func TestModeIPTables(t *testing.T) {
+	netns.Need(t)
+	t.Run("of iptables-nft is measured, but for its table", func(t *testing.T) {
+		r, err := measureStandIn(t, "iptables-nft-restore")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !r.table.none || !r.flush.over {
+			t.Errorf("rows of `nft delete table` and `nft flush ruleset`: %+v, %+v; want none, and no repair before a change", r.table, r.flush)
+		}
+		for name, row := range map[string]span{"start": r.cold, "one more Service": r.change, "restart": r.restart} {
+			if row.took <= 0 || row.over {
+				t.Errorf("row %q: %+v", name, row)
+			}
+		}
+	})
+	t.Run("of iptables-legacy is refused", func(t *testing.T) {
+		_, err := measureStandIn(t, "iptables-legacy-restore")
+		if err == nil || !strings.Contains(err.Error(), "chains of iptables-legacy") {
+			t.Errorf("measured, or refused with %v; `nft flush ruleset` does not remove its rules", err)
+		}
+	})
+}
+
+func measureStandIn(t *testing.T, restore string) (result, error) {
+	t.Helper()
+	if _, err := exec.LookPath(restore); err != nil {
+		t.Fatal(err)
+	}
+	c, err := newCluster(size{services: 3, endpoints: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(c.close)
+	program, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv(standInRestore, restore)
+	o := options{changes: 1, patience: 2 * time.Second}
+	return c.measure(t.Context(), contender{name: "kube-proxy", path: program, args: []string{"--proxy-mode=iptables"}}, o)
+}
+
+// standIn does as little of kube-proxy's iptables mode as compare looks at: rules of all Services, loaded anew with each
+// change, and a metric.
+func standIn(restore string) error {
+	var kubeconfig string
+	for _, arg := range os.Args {
+		if path, ok := strings.CutPrefix(arg, "--kubeconfig="); ok {
+			kubeconfig = path
+		}
+	}
+	config, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
+	if err != nil {
+		return err
+	}
+	client, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		return err
+	}
+	go func() {
+		_ = http.ListenAndServe("127.0.0.1:10249", http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			_, _ = io.WriteString(w, "kubeproxy_sync_proxy_rules_duration_seconds_sum 0\n")
+		}))
+	}()
+	factory := informers.NewSharedInformerFactory(client, 0)
+	services, slices := factory.Core().V1().Services(), factory.Discovery().V1().EndpointSlices()
+	changed := make(chan struct{}, 1)
+	for _, informer := range []cache.SharedIndexInformer{services.Informer(), slices.Informer()} {
+		if _, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{AddFunc: func(any) {
+			select {
+			case changed <- struct{}{}:
+			default:
+			}
+		}}); err != nil {
+			return err
+		}
+	}
+	factory.Start(nil)
+	for range changed {
+		if err := load(restore, services.Lister(), slices.Lister()); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// load replaces the table nat by rules for the first endpoint of each slice.
+func load(restore string, services corelisters.ServiceLister, slices discoverylisters.EndpointSliceLister) error {
+	all, err := slices.List(labels.Everything())
+	if err != nil {
+		return err
+	}
+	var rules strings.Builder
+	rules.WriteString("*nat\n:KUBE-SERVICES -\n-A PREROUTING -j KUBE-SERVICES\n")
+	for _, s := range all {
+		service, err := services.Services(s.Namespace).Get(s.Labels[discoveryv1.LabelServiceName])
+		if err != nil {
+			continue // its event comes later
+		}
+		fmt.Fprintf(&rules, "-A KUBE-SERVICES -d %s -p tcp --dport %d -j DNAT --to-destination %s:%d\n",
+			service.Spec.ClusterIP, service.Spec.Ports[0].Port, s.Endpoints[0].Addresses[0], *s.Ports[0].Port)
+	}
+	rules.WriteString("COMMIT\n")
+	cmd := exec.Command(restore, "--wait")
+	cmd.Stdin = strings.NewReader(rules.String())
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("%s: %w\n%s", restore, err, out)
+	}
+	return nil
+}
