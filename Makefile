@@ -16,7 +16,8 @@ LDFLAGS      := -s -w -X github.com/nftproxy/nftproxy/internal/version.own=$(VER
 FUZZTIME    ?= 5000x
 BIN         ?= bin
 # Without grpcnotrace gRPC brings in html/template, for which the linker keeps every method: 5 MB more.
-BUILDFLAGS  := -tags grpcnotrace -trimpath
+# Without -buildvcs=false the bytes depend on the tags of the clone, and on GOFLAGS. The version is in LDFLAGS.
+BUILDFLAGS  := -tags grpcnotrace -trimpath -buildvcs=false
 # Most tests wait more than they compute. go vet has run before.
 TEST         = $(GO) test -vet=off -p $(shell echo $$((2 * $$(nproc))))
 BUILD       := CGO_ENABLED=0 $(GO) build $(BUILDFLAGS) -ldflags '$(LDFLAGS)'
@@ -190,7 +191,7 @@ bench: ## benchmarks; compare numbers of one run only
 	$(GO) test -run '^$$' -bench . -benchmem ./nft ./compiler ./proxy ./tracker ./internal/manifests ./conntrack ./nodelocal/server ./model ./internal/metrics ./hack/performance ./integration/scale ./integration/directreturn
 
 plot: ## docs/performance.svg: first Sync, one change and memory from 1,000 to 100,000 Services
-	$(GO) run ./internal/metrics ./hack/performance ./integration/scale
+	$(GO) run ./hack/performance
 
 SOAK ?= 30m
 SEED ?= 0

@@ -1,6 +1,7 @@
 package integration
 
 import (
+	"bytes"
 	"debug/buildinfo"
 	"fmt"
 	"os"
@@ -252,4 +253,29 @@ func TestFirstBuild(t *testing.T) {
 			t.Errorf("make announce: %v, output %q", err, out)
 		}
 	})
+}
+
+// make plot cannot run here: it takes a quiet machine. A wrong name of its program is found all the same.
+func TestMakefile(t *testing.T) {
+	t.Parallel()
+	makefile, err := os.ReadFile("../Makefile")
+	if err != nil {
+		t.Fatal(err)
+	}
+	runs := regexp.MustCompile(`(?m)^\t(cd tools && )?\$\(GO\) run (\./\S+)(.*)$`).FindAllStringSubmatch(string(makefile), -1)
+	if len(runs) < 5 {
+		t.Fatalf("%d commands run a program of this repository; this test looks for something else", len(runs))
+	}
+	for _, run := range runs {
+		dir := filepath.Join("..", run[2])
+		if run[1] != "" {
+			dir = filepath.Join("../tools", run[2])
+		}
+		if text, err := os.ReadFile(filepath.Join(dir, "main.go")); err != nil || !bytes.Contains(text, []byte("\npackage main\n")) {
+			t.Errorf("%q runs no program (%v)", run[0], err)
+		}
+		if strings.HasPrefix(strings.TrimSpace(run[3]), "./") {
+			t.Errorf("%q passes a package as an argument", run[0])
+		}
+	}
 }

@@ -23,6 +23,7 @@ func TestDocs(t *testing.T) {
 	t.Run("every link leads somewhere", func(t *testing.T) { testLinks(t, pages) })
 	t.Run("every test that a page names exists", func(t *testing.T) { testTestNames(t, pages) })
 	t.Run("every page of docs is two links from the README at most", func(t *testing.T) { testReachable(t, pages) })
+	t.Run("the README's figures are those of the newest run", func(t *testing.T) { testFigures(t, pages) })
 }
 
 // pages returns the text of each page by its path from the root of the repository.
@@ -54,6 +55,7 @@ var (
 	notInID  = regexp.MustCompile(`[^\p{L}\p{N}_ -]`)
 	testName = regexp.MustCompile("`(Test[A-Z]\\w*)(?:/([^`/\\s]+))?")
 	testFunc = regexp.MustCompile(`(?m)^func (Test[A-Z]\w*)\(`)
+	figure   = regexp.MustCompile(`[0-9.,]+ (?:s|ms|µs|MB)\b`)
 )
 
 func testLinks(t *testing.T, pages map[string]string) {
@@ -87,6 +89,30 @@ func testReachable(t *testing.T, pages map[string]string) {
 		if strings.HasPrefix(page, "docs/") && !reached[page] {
 			t.Errorf("neither the README nor a page that it links to links to %s", page)
 		}
+	}
+}
+
+// testFigures looks for the figures of the README's comparison in the newest run of the page of measurements.
+func testFigures(t *testing.T, pages map[string]string) {
+	_, run, found := strings.Cut(pages["docs/measurements-kube-proxy.md"], "\n### Latest run\n")
+	run, _, closed := strings.Cut(run, "\n### ")
+	if !found || !closed {
+		t.Fatal("docs/measurements-kube-proxy.md has no section \"Latest run\" with another one after it")
+	}
+	rows := 0
+	for line, code := range lines(pages["README.md"]) {
+		if code || !strings.HasPrefix(line, "| ") {
+			continue
+		}
+		rows++
+		for _, figure := range figure.FindAllString(line, -1) {
+			if !regexp.MustCompile(` ` + regexp.QuoteMeta(figure) + `\b`).MatchString(run) {
+				t.Errorf("the latest run has no figure %q, of the README's row %q", figure, strings.TrimSpace(line))
+			}
+		}
+	}
+	if rows < 7 {
+		t.Fatalf("the README's comparison has %d rows", rows)
 	}
 }
 
