@@ -3,7 +3,8 @@
 // the chart, a krew manifest, the section of the changelog, and the checksums of all. The same input gives the same
 // bytes: no file has an owner, and all have the time that -created names.
 //
-//	release -version v0.1.0 -created 1766000000 -binaries bin/linux -plugins bin/_plugin -image bin/image.tar -root . -o bin/release/v0.1.0
+//	release -version v0.1.0 -created 1766000000 -binaries bin/linux -plugins bin/_plugin -image bin/image.tar \
+//	  -name ghcr.io/nftproxy/nftproxy/kube-proxy -root . -o bin/release/v0.1.0
 package main
 
 import (
@@ -29,8 +30,10 @@ var platforms = []string{"linux/amd64", "linux/arm64", "darwin/amd64", "darwin/a
 
 // release is a release in the making.
 type release struct {
-	version, root, binaries, plugins, image, out string
-	created                                      time.Time
+	version, root, binaries, plugins, out string
+	// image is the file of the image, and name its name in a registry, without a tag.
+	image, name string
+	created     time.Time
 	// sums has a line of checksums.txt for each file that was written, in that order.
 	sums strings.Builder
 }
@@ -42,6 +45,7 @@ func main() {
 	flag.StringVar(&r.binaries, "binaries", "", "`directory` with the programs and sbom.cdx.json of each architecture, in amd64/ and arm64/")
 	flag.StringVar(&r.plugins, "plugins", "", "`directory` with kubectl-nftproxy and sbom.cdx.json of each platform, in linux/amd64/ and so on")
 	flag.StringVar(&r.image, "image", "", "`file` of the image, an OCI archive")
+	flag.StringVar(&r.name, "name", "", "`name` of the image in its registry, which the chart installs")
 	flag.StringVar(&r.root, "root", ".", "`directory` of the repository")
 	flag.StringVar(&r.out, "o", "", "new `directory` to write to")
 	flag.Parse()
@@ -59,8 +63,8 @@ func (r *release) make() error {
 	if !versionPattern.MatchString(r.version) {
 		return fmt.Errorf("-version %q is not a version such as v0.1.0", r.version)
 	}
-	if r.out == "" || r.binaries == "" || r.plugins == "" || r.image == "" {
-		return errors.New("-binaries, -plugins, -image and -o are required")
+	if r.out == "" || r.binaries == "" || r.plugins == "" || r.image == "" || r.name == "" {
+		return errors.New("-binaries, -plugins, -image, -name and -o are required")
 	}
 	if err := os.MkdirAll(filepath.Dir(r.out), 0o755); err != nil {
 		return err
@@ -126,23 +130,32 @@ func (r *release) imageArchive() error {
 	return err
 }
 
-// chart writes the chart's package, as `helm push` takes it, with the release's version in Chart.yaml.
+// chart writes the chart's package, as `helm push` takes it, with the release's version and image.
 func (r *release) chart() error {
 	files, err := archive.Below(filepath.Join(r.root, "deploy", "chart"), "nftproxy")
 	if err != nil {
 		return err
 	}
 	number := strings.TrimPrefix(r.version, "v")
+	lines := map[string]map[string]string{
+		"nftproxy/Chart.yaml":  {`(?m)^version:.*$`: "version: " + number, `(?m)^appVersion:.*$`: "appVersion: " + r.version},
+		"nftproxy/values.yaml": {`(?m)^  # No registry carries .*\n  repository:.*$`: "  repository: " + r.name},
+	}
 	for i, f := range files {
-		if f.Name != "nftproxy/Chart.yaml" {
+		if lines[f.Name] == nil {
 			continue
 		}
 		data, err := os.ReadFile(f.Path)
 		if err != nil {
 			return err
 		}
-		data = regexp.MustCompile(`(?m)^version:.*$`).ReplaceAll(data, []byte("version: "+number))
-		data = regexp.MustCompile(`(?m)^appVersion:.*$`).ReplaceAll(data, []byte("appVersion: "+r.version))
+		for pattern, line := range lines[f.Name] {
+			if re := regexp.MustCompile(pattern); re.Match(data) {
+				data = re.ReplaceAll(data, []byte(line))
+			} else {
+				return fmt.Errorf("%s has no line %q", f.Path, pattern)
+			}
+		}
 		files[i] = archive.File{Name: f.Name, Data: data}
 	}
 	data, err := r.compressed(files)
@@ -198,6 +211,9 @@ spec:
 	return err
 }
 
+// relativeLink is a link to a file of the repository, which leads nowhere from the page of a release.
+var relativeLink = regexp.MustCompile(`\]\(([A-Za-z0-9_./-]+(?:#[^)]*)?)\)`)
+
 // notes writes the changelog's section of the version; before the section has its version, that of what is unreleased.
 func (r *release) notes() error {
 	data, err := os.ReadFile(filepath.Join(r.root, "CHANGELOG.md"))
@@ -212,6 +228,7 @@ func (r *release) notes() error {
 		_, section, _ = strings.Cut(section, "\n") // the rest of the heading: a date
 		section, _, _ = strings.Cut(section, "\n## [")
 		section, _, _ = strings.Cut(section, "\n["+heading+"]:") // the links at the end
+		section = relativeLink.ReplaceAllString(section, "](https://github.com/nftproxy/nftproxy/blob/"+r.version+"/$1)")
 		_, err = r.write("NOTES.md", []byte(strings.TrimSpace(section)+"\n"))
 		return err
 	}

@@ -40,7 +40,7 @@ func TestRelease(t *testing.T) {
 		t.Fatal(err)
 	}
 	make := func(version string) (string, error) {
-		r := release{version: version, root: "../..", binaries: binaries, plugins: plugins, image: image, out: filepath.Join(t.TempDir(), "new", version),
+		r := release{version: version, root: "../..", binaries: binaries, plugins: plugins, image: image, name: "registry.example/kube-proxy", out: filepath.Join(t.TempDir(), "new", version),
 			created: time.Unix(1766000000, 0)}
 		return r.out, r.make()
 	}
@@ -72,10 +72,13 @@ func TestRelease(t *testing.T) {
 		}
 	})
 
-	t.Run("gives the chart its version", func(t *testing.T) {
+	t.Run("gives the chart its version and its image", func(t *testing.T) {
 		chart := unpack(t, filepath.Join(first, "nftproxy-1.2.3.tgz"))
 		if text := chart["nftproxy/Chart.yaml"]; !strings.Contains(text, "\nversion: 1.2.3\nappVersion: v1.2.3\n") {
 			t.Errorf("Chart.yaml:\n%s", text)
+		}
+		if text := chart["nftproxy/values.yaml"]; !strings.Contains(text, "\nimage:\n  repository: registry.example/kube-proxy\n") || strings.Contains(text, "localhost/") {
+			t.Errorf("values.yaml:\n%s", text)
 		}
 	})
 
@@ -100,6 +103,9 @@ func TestRelease(t *testing.T) {
 		notes := string(read(t, filepath.Join(first, "NOTES.md")))
 		if !strings.Contains(notes, "### Added") || strings.Contains(notes, "[Unreleased]") {
 			t.Errorf("notes:\n%s", notes)
+		}
+		if !strings.Contains(notes, "](https://github.com/nftproxy/nftproxy/blob/v1.2.3/docs/") || strings.Contains(notes, "](docs/") {
+			t.Errorf("links of the notes lead nowhere from the page of a release:\n%s", notes)
 		}
 	})
 
