@@ -281,13 +281,13 @@ func TestConn(t *testing.T) {
 
 func testConnTimeout(t *testing.T) {
 	c, table := newTable(t)
-	c.timeout = 200 * time.Millisecond
 	t.Run("a kernel that does not answer ends the search", func(t *testing.T) {
 		s, err := c.open(0)
 		if err != nil {
 			t.Fatal(err)
 		}
 		defer s.nl.Close()
+		s.timeout = 200 * time.Millisecond
 		// To a deletion that succeeds the kernel has no answer, unless it is asked for one.
 		add(t, table, dns4)
 		e := entryOf(t, c, unix.IPPROTO_UDP)
@@ -303,6 +303,7 @@ func testConnTimeout(t *testing.T) {
 			f.Source = client(i)
 			add(t, table, f)
 		}
+		c.timeout = time.Second
 		begin, seen := time.Now(), 0
 		err := c.Each(t.Context(), model.IPv4, unix.IPPROTO_UDP, func(Flow) {
 			if seen++; seen%(many/10) == 0 {
