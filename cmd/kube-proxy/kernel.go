@@ -10,6 +10,7 @@ import (
 
 	"github.com/nftproxy/nftproxy/internal/config"
 	"github.com/nftproxy/nftproxy/internal/config/v1alpha2"
+	"github.com/nftproxy/nftproxy/internal/nodeaddr"
 	"github.com/nftproxy/nftproxy/nft"
 	"github.com/nftproxy/nftproxy/sysctl"
 )
@@ -52,7 +53,7 @@ func prepareKernel(ctx context.Context, c *v1alpha2.KubeProxyConfiguration, conn
 		}
 	}
 	if gates.Enabled(config.DirectReturn) {
-		nameStrictReversePaths(ctx)
+		nameObstacles(ctx)
 	}
 	missing, err = sysctl.Tree{}.SetConntrack(ctx, (*kubeproxyv1alpha1.KubeProxyConntrackConfiguration)(&c.Linux.Conntrack))
 	if len(missing) > 0 {
@@ -61,12 +62,20 @@ func prepareKernel(ctx context.Context, c *v1alpha2.KubeProxyConfiguration, conn
 	return missing, err
 }
 
-// nameStrictReversePaths logs the interfaces by which direct return cannot get packets.
-func nameStrictReversePaths(ctx context.Context) {
+// nameObstacles logs the interfaces by which direct return cannot get packets, or not long ones.
+func nameObstacles(ctx context.Context) {
 	const named = 10
+	logger := klog.FromContext(ctx)
 	if strict := (sysctl.Tree{}).StrictReversePaths(); len(strict) > 0 {
-		klog.FromContext(ctx).Info("Direct return: strict rp_filter drops what other nodes send on by these interfaces",
+		logger.Info("Direct return: strict rp_filter drops what other nodes send on by these interfaces",
 			"interfaces", strict[:min(len(strict), named)], "count", len(strict))
+	}
+	switch small, mtu, err := nodeaddr.SmallHops(); {
+	case err != nil:
+		logger.Info("Direct return: cannot compare the MTUs of interfaces", "reason", err.Error())
+	case len(small) > 0:
+		logger.Info("Direct return: interfaces to other nodes have a smaller MTU than the default route; clients are told to send shorter packets",
+			"interfaces", small[:min(len(small), named)], "count", len(small), "defaultMTU", mtu)
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"os"
 	"testing"
 	"time"
 
@@ -271,6 +272,17 @@ func TestClientsOfTheCluster(t *testing.T) {
 			}
 		}
 	}
+}
+
+// What the proxy needs and does not set is named at its start.
+func TestObstaclesAreNamed(t *testing.T) {
+	t.Parallel()
+	f := newFabric(t, true)
+	n := f.nodes[2]
+	must(t, n.Do(func() error { return os.WriteFile("/proc/sys/net/ipv4/conf/vxlan/rp_filter", []byte("1"), 0) }))
+	f.start(t, serving(2, 3), 2)
+	n.proxy.Says(t, `strict rp_filter drops what other nodes send on by these interfaces" interfaces=["vxlan"]`)
+	n.proxy.Says(t, `have a smaller MTU than the default route; clients are told to send shorter packets" interfaces=[{"Interface":"vxlan","MTU":1450}] count=1 defaultMTU=1500`)
 }
 
 func TestRepair(t *testing.T) {

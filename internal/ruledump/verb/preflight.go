@@ -226,7 +226,7 @@ func (p *preflight) run(ctx context.Context) (View, level, error) {
 		{"leftovers", p.checkLeftovers}, {"ports", p.checkPorts}, {"mode", p.checkMode}, {"node-ports", p.checkNodePorts},
 		{"ipvs", p.checkIPVS}, {"rules", p.checkRules}, {"mark", p.checkMark}, {"firewall", p.checkFirewall},
 		{"neighbours", p.checkNeighbours}, {"detect-local", p.checkDetectLocal}, {"sysctls", p.checkSysctls},
-		{"services", p.checkServices},
+		{"direct-return", p.checkDirectReturn}, {"services", p.checkServices},
 	} {
 		if p.err != nil {
 			return nil, levelStop, p.err

@@ -111,6 +111,25 @@ func TestPreflight(t *testing.T) {
 			want: []string{`stop config: detectLocalMode: Unsupported value: "Somehow"`},
 		},
 		{
+			name: "direct return on a node without obstacles", script: asNode + "echo 0 | tee /proc/sys/net/ipv4/conf/*/rp_filter\n",
+			file: kubeadmFile("mode: nftables\nfeatureGates: {NFTProxyDirectReturn: true}"), status: 0, mode: "nftables",
+			want: []string{"go kernel: has every feature"},
+			not:  []string{"direct-return"},
+		},
+		{
+			name: "direct return by strict interfaces and an overlay", script: asNode + `echo 0 | tee /proc/sys/net/ipv4/conf/*/rp_filter; echo 1 > /proc/sys/net/ipv4/conf/eth0/rp_filter
+ip link add vx type vxlan id 1 dstport 8472 dev eth0; ip link set vx mtu 1450 up; ip addr add 10.244.1.0/32 dev vx
+ip route add 10.244.2.0/24 via 10.244.2.0 dev vx onlink
+`,
+			file: kubeadmFile("mode: nftables\nfeatureGates: {NFTProxyDirectReturn: true}"), status: 1, mode: "nftables",
+			want: []string{"look direct-return: rp_filter is 1 on eth0 |", "look direct-return: a smaller MTU than the default route (1500): vx (1450) |"},
+		},
+		{
+			name: "an overlay without direct return", script: asNode + "ip route add 10.244.2.0/24 dev cni0 mtu 1400\n",
+			file: kubeadmFile("mode: nftables"), status: 0, mode: "nftables",
+			not: []string{"direct-return"},
+		},
+		{
 			name: "another mode in the file", script: asNode,
 			file: kubeadmFile("mode: ipvs\nipvs: {scheduler: lc, strictARP: true, tcpTimeout: 900s, unknown: 1}"), status: 2, mode: "ipvs",
 			want: []string{
@@ -459,4 +478,28 @@ look node-ports (3: node-1, node-2, node-3): on 10.0.0.1
 	if status, _, stderr := execute("preflight", one); status != exitFailed || !strings.Contains(stderr, "give files with --collect") {
 		t.Errorf("status %d, %q", status, stderr)
 	}
+}
+
+func TestPreflightDirectReturn(t *testing.T) {
+	netns.EnterForTest(t)
+	shell(t, asNode)
+	dir := t.TempDir()
+	write := func(name, text string) string {
+		path := filepath.Join(dir, name)
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	services := write("services.yaml", `apiVersion: v1
+kind: Service
+metadata: {name: web, namespace: shop, annotations: {nftproxy.io/direct-return: "true"}}
+spec: {clusterIP: 10.96.0.1, externalIPs: [203.0.113.5], ports: [{port: 80}]}
+`)
+	off := write("off.yaml", kubeadmFile("mode: nftables\n"))
+	on := write("on.yaml", kubeadmFile("mode: nftables\nfeatureGates: {NFTProxyDirectReturn: true}\n"))
+	got := look(t, "--manifests", services, "--from-config", off)
+	got.expect(t, "look direct-return: these ask for direct return: shop/web | without the feature gate NFTProxyDirectReturn")
+	got = look(t, "--manifests", services, "--from-config", on)
+	got.expect(t, "go direct-return: these ask for direct return: shop/web |")
 }

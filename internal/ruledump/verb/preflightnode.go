@@ -16,12 +16,14 @@ import (
 	"github.com/nftproxy/nftproxy/internal/config"
 	"github.com/nftproxy/nftproxy/internal/config/v1alpha2"
 	"github.com/nftproxy/nftproxy/internal/leftovers"
+	"github.com/nftproxy/nftproxy/internal/nodeaddr"
 	"github.com/nftproxy/nftproxy/nft"
 	"github.com/nftproxy/nftproxy/sysctl"
 	"github.com/nftproxy/nftproxy/tracker"
 	"github.com/spf13/pflag"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+	"k8s.io/component-base/featuregate"
 	kubeproxyv1alpha1 "k8s.io/kube-proxy/config/v1alpha1"
 )
 
@@ -87,14 +89,14 @@ func (p *preflight) checkKernel() {
 		families = families[:1]
 	}
 	probes := []error{p.conn.Probe(p.ctx, families...)}
-	if p.settings != nil {
-		gates, _, _ := config.FeatureGates(p.settings.Config.FeatureGates)
-		if gates.Enabled(config.OwnTables) {
-			probes = append(probes, p.conn.ProbePersist(p.ctx))
-		}
-		if gates.Enabled(config.RefusedCounters) || gates.Enabled(config.ServiceCounters) {
-			probes = append(probes, p.conn.ProbeCounters(p.ctx))
-		}
+	if p.enabled(config.OwnTables) {
+		probes = append(probes, p.conn.ProbePersist(p.ctx))
+	}
+	if p.enabled(config.RefusedCounters) || p.enabled(config.ServiceCounters) {
+		probes = append(probes, p.conn.ProbeCounters(p.ctx))
+	}
+	if p.enabled(config.DirectReturn) {
+		probes = append(probes, p.conn.ProbeDup(p.ctx, families...))
 	}
 	var name unix.Utsname
 	_ = unix.Uname(&name) // it cannot fail
@@ -108,6 +110,48 @@ func (p *preflight) checkKernel() {
 			"load the module, or boot a kernel that has the option")
 	default:
 		p.err = err
+	}
+}
+
+// enabled reports whether the settings have a feature gate on.
+func (p *preflight) enabled(gate featuregate.Feature) bool {
+	if p.settings == nil {
+		return false
+	}
+	gates, _, _ := config.FeatureGates(p.settings.Config.FeatureGates)
+	return gates.Enabled(gate)
+}
+
+// checkDirectReturn looks for what keeps packets that other nodes send on from this node.
+func (p *preflight) checkDirectReturn() {
+	var asking []string
+	if p.objects != nil {
+		for _, s := range p.objects.Services {
+			if s.Annotations[tracker.AnnotationDirectReturn] == "true" {
+				asking = append(asking, s.Namespace+"/"+s.Name)
+			}
+		}
+	}
+	switch on := p.enabled(config.DirectReturn); {
+	case !on && len(asking) == 0:
+		return
+	case !on:
+		p.look("these ask for direct return: "+some(asking, shownNames), "without the feature gate "+string(config.DirectReturn)+" their clients are masqueraded",
+			"set the gate on all nodes, or go on if this is meant")
+	case len(asking) > 0:
+		p.fine("these ask for direct return: "+some(asking, shownNames), "", "set the feature gate on all nodes")
+	}
+	if strict := (sysctl.Tree{}).StrictReversePaths(); len(strict) > 0 {
+		p.look("rp_filter is 1 on "+some(strict, shownNames), "if other nodes send packets on by these interfaces, the kernel drops them",
+			"set net.ipv4.conf.*.rp_filter to 0 or 2 there")
+	}
+	switch small, mtu, err := nodeaddr.SmallHops(); {
+	case err != nil:
+		p.err = err
+	case len(small) > 0:
+		p.look(fmt.Sprintf("interfaces to other nodes have a smaller MTU than the default route (%d): %s", mtu, some(small, shownNames)),
+			"clients that send longer packets are told so by ICMP; where that is filtered, these packets are lost",
+			"give the pods the smaller MTU, which TCP clients heed, and let ICMP pass")
 	}
 }
 
