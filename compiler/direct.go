@@ -61,6 +61,7 @@ import (
 //		dup to ip daddr . @th,136,8 . @th,224,16 . jhash @th,192,32 mod 4093 seed … offset 4093 map @direct-error-hops drop
 //	}
 //	chain direct-return-3 {          # from service-ips
+//		ip saddr 10.244.0.0/16 meta mark set meta mark | 0x00004000
 //		dnat ip to ip daddr . meta l4proto . th dport . jhash ip saddr . th sport mod 4093 seed … map @direct-slots
 //		ip ttl < 17 drop             # a node has sent it here, because it has another list of endpoints for a moment
 //		…                            # as external-3

@@ -84,7 +84,10 @@ func (p *program) endpointChain(c endpointChain) *nft.Chain {
 	case kindCluster, kindExternal:
 		chain.Rules = p.masquerading(c.kind)
 	case kindReturn:
-		chain.Rules = append(p.ownSlots(c.hash), p.masquerading(kindExternal)...)
+		for _, client := range p.localClients() { // in this node's slots, too
+			chain.Rules = append(chain.Rules, nft.NewRule(client, p.mark()))
+		}
+		chain.Rules = append(append(chain.Rules, p.ownSlots(c.hash)...), p.masquerading(kindExternal)...)
 	case kindLocal:
 		shortCircuit := chainShortCircuit
 		if c.nodePort {

@@ -22,7 +22,7 @@ var nodeOnPaper = evaluator.Host{Addresses: []netip.Addr{
 // packetOf is the first packet of a flow, as the node sees it that has its pods behind podLink.
 func packetOf(f flows.Flow, podLink string) evaluator.Packet {
 	p := evaluator.Packet{
-		Source:      netip.AddrPortFrom(f.From.Addr(f.To.Addr()), 0),
+		Source:      netip.AddrPortFrom(f.From.Addr(f.To.Addr()), f.Port),
 		Destination: f.To,
 		Protocol:    protocolNumber(f),
 		Local:       f.From == flows.FromNode,

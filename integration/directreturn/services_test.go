@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"strings"
 	"testing"
 	"time"
 
@@ -259,9 +260,12 @@ func TestClientsOfTheCluster(t *testing.T) {
 					}
 					defer c.Close()
 					answering := &connection{Conn: c, in: bufio.NewReader(c), network: "tcp"}
-					pod, _, err := answering.ask()
+					pod, source, err := answering.ask()
 					if err != nil {
 						return fmt.Errorf("%s: %w", h.Name, err)
+					}
+					if source == unmapped(c.LocalAddr()) && strings.HasPrefix(h.Name, "pod-") {
+						return fmt.Errorf("%s is seen as %s by %s, and not masqueraded", h.Name, source, pod)
 					}
 					pods[pod]++
 				}

@@ -39,16 +39,23 @@ func (c Config) narrowNodes(options *metav1.ListOptions) {
 }
 
 // trim drops what no part of the proxy reads, so that a sink that keeps a piece of an object does not keep that too:
-// managed fields, and annotations but for the time at which endpoints changed, which latency metrics need. With details
-// the annotations of a Service stay too.
+// managed fields, and annotations but for those of readAnnotations. With details the annotations of a Service stay too.
 func trim(obj metav1.Object, details bool) {
 	obj.SetManagedFields(nil)
 	if _, is := obj.(*corev1.Service); is && details {
 		return
 	}
 	var kept map[string]string
-	if changed, ok := obj.GetAnnotations()[corev1.EndpointsLastChangeTriggerTime]; ok {
-		kept = map[string]string{corev1.EndpointsLastChangeTriggerTime: changed}
+	for _, name := range readAnnotations {
+		if value, ok := obj.GetAnnotations()[name]; ok {
+			if kept == nil {
+				kept = make(map[string]string, 1)
+			}
+			kept[name] = value
+		}
 	}
 	obj.SetAnnotations(kept)
 }
+
+// readAnnotations are the time at which endpoints changed, which latency metrics need, and what Services ask for.
+var readAnnotations = [...]string{corev1.EndpointsLastChangeTriggerTime, tracker.AnnotationDirectReturn}

@@ -5,6 +5,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/nftproxy/nftproxy/internal/testkit/await"
+	"github.com/nftproxy/nftproxy/tracker"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
@@ -35,14 +36,14 @@ func testTrimKeepsWhatIsRead(t *testing.T) {
 func testTrimWithDetails(t *testing.T) {
 	svc := service("web")
 	svc.ManagedFields = []metav1.ManagedFieldsEntry{{Manager: "kubectl"}}
-	svc.Annotations = map[string]string{"example.com/weight": "3"}
+	svc.Annotations = map[string]string{"example.com/weight": "3", tracker.AnnotationDirectReturn: "true"}
 	want := service("web")
-	want.Annotations = map[string]string{"example.com/weight": "3"}
+	want.Annotations = map[string]string{"example.com/weight": "3", tracker.AnnotationDirectReturn: "true"}
 	trim(svc, true)
 	if diff := cmp.Diff(want, svc); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
-	want.Annotations = nil
+	want.Annotations = map[string]string{tracker.AnnotationDirectReturn: "true"}
 	trim(svc, false)
 	if diff := cmp.Diff(want, svc); diff != "" {
 		t.Errorf("without details (-want +got):\n%s", diff)
