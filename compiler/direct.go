@@ -56,7 +56,8 @@ import (
 //	}
 //	chain direct-errors {
 //		ct state established,related return
-//		ip ttl < 2 return
+//		ip ttl < 17 drop             # a node has sent it on already
+//		ip ttl set 17
 //		dup to ip daddr . @th,136,8 . @th,224,16 . jhash @th,192,32 . @th,240,16 mod 4093 seed … map @direct-error-hops drop
 //		dup to ip daddr . @th,136,8 . @th,224,16 . jhash @th,192,32 mod 4093 seed … offset 4093 map @direct-error-hops drop
 //	}
@@ -239,11 +240,13 @@ func knownReturns() nft.Rule {
 	return nft.NewRule(nft.Match{Field: nft.CTState, Value: nft.CTStateEstablished | nft.CTStateRelated}, nft.Return)
 }
 
-// directErrors send ICMP errors to the node whose conntrack knows the connection.
+// directErrors send ICMP errors to the node whose conntrack knows the connection, once: an endpoint may have the address
+// of a node, and the error would go round until its TTL ends.
 func (p *program) directErrors() []nft.Rule {
 	rules := []nft.Rule{
 		knownReturns(),
-		nft.NewRule(p.ttlBelow(2), nft.Return),
+		nft.NewRule(p.ttlBelow(directFirstTTL), nft.Drop),
+		nft.NewRule(nft.SetTTL{Family: p.family, Hops: directFirstTTL}),
 	}
 	_, _, client, port := p.quoted()
 	for _, affinity := range affinities {

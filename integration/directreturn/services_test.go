@@ -2,6 +2,7 @@ package directreturn
 
 import (
 	"bufio"
+	"encoding/binary"
 	"fmt"
 	"io"
 	"net"
@@ -13,12 +14,15 @@ import (
 
 	"github.com/go-logr/logr"
 	"github.com/nftproxy/nftproxy/compiler"
+	"github.com/nftproxy/nftproxy/internal/testkit/await"
 	"github.com/nftproxy/nftproxy/internal/testkit/lab"
 	"github.com/nftproxy/nftproxy/model"
 	"github.com/nftproxy/nftproxy/proxy"
 	"github.com/vishvananda/netlink"
+	"golang.org/x/net/icmp"
 	"golang.org/x/net/ipv4"
 	"golang.org/x/net/ipv6"
+	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
 )
 
@@ -202,6 +206,84 @@ func TestDisagreement(t *testing.T) {
 			}
 		}
 	}
+}
+
+// An ICMP error is sent on once, although a tenant says that the endpoint of its slot is a node, or nodes disagree.
+func TestErrorsDoNotGoRound(t *testing.T) {
+	t.Parallel()
+	w := newWired(t)
+	const sent, others = 20, 60 // others are messages of ARP and neighbour discovery at most
+	check := func(t *testing.T) {
+		w.spread(t, 1)
+		for _, family := range families {
+			before := w.received(t)
+			for range sent {
+				w.sendError(t, family)
+			}
+			await.Until(t, "the errors arrive", func() error {
+				if passed := w.received(t) - before; passed < sent {
+					return fmt.Errorf("%d of %d have", passed, sent)
+				}
+				return nil
+			})
+			time.Sleep(200 * time.Millisecond) // for those that go round
+			// Each is received from the router and from another node at most.
+			if passed := w.received(t) - before; passed > 3*sent+others {
+				t.Errorf("%s: %d errors passed %d times", family, sent, passed)
+			}
+		}
+	}
+	t.Run("nodes disagree", func(t *testing.T) {
+		w.serve(t, []int{1}, 2)
+		w.serve(t, []int{2}, 1)
+		check(t)
+	})
+	for _, number := range []int{1, 2} {
+		t.Run(fmt.Sprintf("the endpoint is node %d", number), func(t *testing.T) {
+			w.edit = func(p *model.ServicePort) {
+				p.Cluster = []model.Endpoint{{AddrPort: netip.AddrPortFrom(w.nodeAddr(p.ID.Family, number), 8080), Remote: true}}
+			}
+			w.serve(t, everyNode, 2)
+			check(t)
+		})
+	}
+}
+
+// sendError sends what a router sends that finds an answer to the client too long.
+func (f *fabric) sendError(t *testing.T, family model.Family) {
+	t.Helper()
+	service, client := direct.addr(family), clientAddr(family, 0)
+	quoted := make([]byte, 20) // an IP header
+	quoted[0], quoted[8], quoted[9] = 0x45, 60, unix.IPPROTO_TCP
+	domain, protocol, kind := unix.AF_INET, unix.IPPROTO_ICMP, icmp.Type(ipv4.ICMPTypeDestinationUnreachable)
+	to := unix.Sockaddr(&unix.SockaddrInet4{Addr: [4]byte(service.AsSlice())})
+	if family == model.IPv6 {
+		quoted = make([]byte, 40)
+		quoted[0], quoted[5], quoted[6], quoted[7] = 0x60, 20, unix.IPPROTO_TCP, 60
+		domain, protocol, kind = unix.AF_INET6, unix.IPPROTO_ICMPV6, ipv6.ICMPTypePacketTooBig
+		to = &unix.SockaddrInet6{Addr: service.As16()}
+	}
+	addresses := quoted[len(quoted)-2*service.BitLen()/8:]
+	copy(addresses, service.AsSlice())
+	copy(addresses[service.BitLen()/8:], client.AsSlice())
+	tcp := make([]byte, 20)
+	binary.BigEndian.PutUint16(tcp, 80)
+	binary.BigEndian.PutUint16(tcp[2:], 20000)
+	body := &icmp.RawBody{Data: append(append([]byte{0, 0, 5, 0}, quoted...), tcp...)} // an MTU of 1280
+	code := 0
+	if family == model.IPv4 {
+		code = 4 // fragmentation needed
+	}
+	message, err := (&icmp.Message{Type: kind, Code: code, Body: body}).Marshal(nil)
+	must(t, err)
+	must(t, f.client.Do(func() error {
+		fd, err := unix.Socket(domain, unix.SOCK_RAW, protocol)
+		if err != nil {
+			return err
+		}
+		defer unix.Close(fd)
+		return unix.Sendto(fd, message, 0, to)
+	}))
 }
 
 // The endpoint's node sees the client's address, so loadBalancerSourceRanges apply there, whichever node is entered.
