@@ -45,16 +45,12 @@ func Write(c *v1alpha2.KubeProxyConfiguration, version, path string) (lost []v1a
 // /dev/stdout, or if it cannot write the directory.
 func replaceFile(path string, data []byte) error {
 	mode := fs.FileMode(0o644)
-	if target, err := filepath.EvalSymlinks(path); err == nil {
-		path = target
-		info, err := os.Stat(path)
-		if err != nil {
-			return err
-		}
-		if !info.Mode().IsRegular() {
+	if info, err := os.Stat(path); err == nil {
+		target, err := filepath.EvalSymlinks(path) // of /dev/stdout there is none where it is a pipe
+		if err != nil || !info.Mode().IsRegular() {
 			return os.WriteFile(path, data, mode)
 		}
-		mode = info.Mode().Perm()
+		path, mode = target, info.Mode().Perm()
 	}
 	draft, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+"-*")
 	if err != nil {

@@ -2,6 +2,9 @@ package config
 
 import (
 	"errors"
+	"fmt"
+	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -17,6 +20,7 @@ func TestWriteTo(t *testing.T) {
 	t.Run("a full disk leaves the file that is there", testWriteToAFullDisk)
 	t.Run("a link follows it and keeps the mode", testWriteFollowsALink)
 	t.Run("a device writes there", testWriteToADevice)
+	t.Run("a link to a pipe writes there and leaves the link", testWriteToAPipe)
 }
 
 // onTinyDisk runs f with a disk of two pages at dir, which nobody else sees.
@@ -83,5 +87,31 @@ func testWriteToADevice(t *testing.T) {
 	}
 	if info, err := os.Stat("/dev/full"); err != nil || info.Mode().IsRegular() {
 		t.Errorf("/dev/full is %v, %v now", info.Mode(), err)
+	}
+}
+
+// /dev/stdout is such a link. Its target, pipe:[4026], is no path.
+func testWriteToAPipe(t *testing.T) {
+	from, to, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer from.Close()
+	link := filepath.Join(t.TempDir(), "stdout")
+	if err := os.Symlink(fmt.Sprintf("/proc/self/fd/%d", to.Fd()), link); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Write(&v1alpha2.KubeProxyConfiguration{}, V1alpha2, link); err != nil {
+		t.Fatal(err)
+	}
+	if err := to.Close(); err != nil {
+		t.Fatal(err)
+	}
+	content, err := io.ReadAll(from)
+	if err != nil || !strings.Contains(string(content), "bindAddress") {
+		t.Errorf("the pipe got %q, %v", content, err)
+	}
+	if info, err := os.Lstat(link); err != nil || info.Mode()&fs.ModeSymlink == 0 {
+		t.Errorf("the link is %v, %v now", info, err)
 	}
 }
