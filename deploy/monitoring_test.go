@@ -113,15 +113,19 @@ func testDashboardAsksForWhatTheProgramHas(t *testing.T) {
 }
 
 func testDashboardShowsCountedServices(t *testing.T) {
-	for _, metric := range []string{"kubeproxy_nftables_service_connections_total", "kubeproxy_nftables_service_bytes_total"} {
+	for metric, legend := range map[string]string{
+		"kubeproxy_nftables_service_connections_total":     "{{service}}",
+		"kubeproxy_nftables_service_bytes_total":           "{{service}}",
+		"kubeproxy_nftables_service_refused_packets_total": "{{service}} {{reason}}",
+	} {
 		shown := false
 		for _, panel := range readDashboard(t).Panels {
 			for _, target := range panel.Targets {
-				shown = shown || strings.Contains(target.Expr, metric) && strings.Contains(target.LegendFormat, "{{service}}")
+				shown = shown || strings.Contains(target.Expr, metric) && strings.Contains(target.LegendFormat, legend)
 			}
 		}
 		if !shown {
-			t.Errorf("no panel shows %s by Service", metric)
+			t.Errorf("no panel shows %s by %s", metric, legend)
 		}
 	}
 }
