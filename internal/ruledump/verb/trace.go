@@ -3,6 +3,7 @@ package verb
 import (
 	"context"
 	"fmt"
+	"math"
 	"net"
 	"net/netip"
 	"os"
@@ -152,14 +153,17 @@ type underway struct {
 	first, latest nft.Trace
 	// returned says that the packet left by lo and came back in.
 	returned bool
-	steps    []nft.Trace
+	// prerouted, routed and complete say that the packet has come to the end of prerouting, to forward or input, and to the
+	// end of its way.
+	prerouted, routed, complete bool
+	steps                       []nft.Trace
 }
 
 // Limits of a trace.
 const (
-	// A packet is complete when no more steps came for so many ticks.
-	quietTicks = 4
-	tick       = 50 * time.Millisecond
+	// A packet is told when no more steps came for so many ticks: at the end of its way, and before.
+	quietTicks, patientTicks = 4, 40
+	tick                     = 50 * time.Millisecond
 	// maxTraceSteps bounds the memory for one packet.
 	maxTraceSteps = 1000
 )
@@ -222,12 +226,34 @@ func (t *tracing) match(to []string, from string) error {
 		for _, hook := range []nft.Hook{nft.HookPrerouting, nft.HookOutput} {
 			table.Chains = append(table.Chains, &nft.Chain{Name: string(hook), Type: nft.TypeFilter, Hook: hook, Priority: -400, Rules: rules})
 		}
+		// These mark nothing: the kernel reports their policies.
+		for _, c := range wayPoints {
+			table.Chains = append(table.Chains, &c)
+		}
 		t.marks = append(t.marks, table)
 	}
 	if len(t.marks) == 0 {
 		return fmt.Errorf("--from %s and --to %s are of different IP families", from, strings.Join(to, " and "))
 	}
 	return nil
+}
+
+// Chains that tell how far a packet has come: to the end of prerouting, to the beginning of forward or input, and to the
+// end of its way.
+const (
+	chainPrerouted = "prerouted"
+	chainForward   = "forward"
+	chainInput     = "input"
+	chainSent      = "sent"
+	chainReceived  = "received"
+)
+
+var wayPoints = []nft.Chain{
+	{Name: chainPrerouted, Type: nft.TypeFilter, Hook: nft.HookPrerouting, Priority: math.MaxInt32},
+	{Name: chainForward, Type: nft.TypeFilter, Hook: nft.HookForward, Priority: -400},
+	{Name: chainInput, Type: nft.TypeFilter, Hook: nft.HookInput, Priority: -400},
+	{Name: chainSent, Type: nft.TypeFilter, Hook: nft.HookPostrouting, Priority: math.MaxInt32},
+	{Name: chainReceived, Type: nft.TypeFilter, Hook: nft.HookInput, Priority: math.MaxInt32},
 }
 
 // parseClients reads the value of --from: an address or a prefix; empty for all clients.
@@ -296,7 +322,7 @@ func (t *tracing) run(ctx context.Context, patience time.Duration, ready func())
 		case step := <-steps:
 			err = t.take(ctx, step)
 		case <-quiet.C:
-			err = t.finish(ctx, func(p *underway) bool { p.ticks++; return p.ticks > quietTicks })
+			err = t.finish(ctx, func(p *underway) bool { p.ticks++; return p.isQuiet() })
 			if err == nil && t.refresh != nil {
 				err = t.refresh(ctx)
 			}
@@ -319,26 +345,10 @@ func (t *tracing) take(ctx context.Context, step nft.Trace) error {
 		t.lost = true
 		return t.tell(&tracedPacket{document: documentOf("Trace"), Time: time.Now().UTC(), Lost: true})
 	}
-	at := slices.IndexFunc(t.open, func(p *underway) bool { return p.id == step.ID })
 	if step.Table == t.table {
-		switch back := t.returning(step); {
-		case back != nil:
-			// The packet before may have had the same memory, and so the same number.
-			if err := t.finish(ctx, func(p *underway) bool { return p != back && p.id == step.ID }); err != nil {
-				return err
-			}
-			back.id, back.returned, back.ticks = step.ID, true, 0
-		case step.Handle == 0: // the end of the chain that has marked it
-		default:
-			if err := t.finish(ctx, func(p *underway) bool { return p.id == step.ID }); err != nil {
-				return err
-			}
-			if !t.ending {
-				t.open = append(t.open, &underway{id: step.ID, begun: time.Now(), first: step, latest: step})
-			}
-		}
-		return nil
+		return t.takeMark(ctx, step)
 	}
+	at := slices.IndexFunc(t.open, func(p *underway) bool { return p.id == step.ID })
 	if at < 0 {
 		return nil // another's
 	}
@@ -352,6 +362,66 @@ func (t *tracing) take(ctx context.Context, step nft.Trace) error {
 	}
 	if step.Verdict == nft.Drop {
 		return t.finish(ctx, func(open *underway) bool { return open == p })
+	}
+	return nil
+}
+
+// isQuiet reports whether no more steps come. On a busy machine the kernel may pause on a packet's way.
+func (p *underway) isQuiet() bool {
+	return p.ticks > patientTicks || p.complete && p.ticks > quietTicks
+}
+
+// takeMark takes a step in the table that marks packets.
+func (t *tracing) takeMark(ctx context.Context, step nft.Trace) error {
+	at := slices.IndexFunc(t.open, func(p *underway) bool { return p.id == step.ID })
+	known := t.returning(step)
+	switch {
+	case known != nil:
+		known.returned, known.prerouted, known.complete = true, false, false
+	case step.Handle != 0: // a packet begins
+	case begins(step):
+		if known = t.routing(step); known != nil {
+			known.routed, known.latest = true, step
+		}
+	case at >= 0:
+		p := t.open[at]
+		p.ticks = 0
+		p.prerouted = p.prerouted || step.Chain == chainPrerouted
+		p.complete = p.complete || step.Chain == chainSent || step.Chain == chainReceived
+		return nil
+	default: // the end of a chain that has marked a packet
+		return nil
+	}
+	// The packet before may have had the same memory, and so the same number.
+	if err := t.finish(ctx, func(p *underway) bool { return p != known && p.id == step.ID }); err != nil {
+		return err
+	}
+	switch {
+	case known != nil:
+		known.id, known.ticks = step.ID, 0
+	case step.Handle != 0 && !t.ending:
+		t.open = append(t.open, &underway{id: step.ID, begun: time.Now(), first: step, latest: step})
+	}
+	return nil
+}
+
+// begins reports whether a step is the first one at forward or input.
+func begins(step nft.Trace) bool {
+	return (step.Chain == chainForward || step.Chain == chainInput) && step.Destination.IsValid()
+}
+
+// routing returns the packet that comes to forward or input with the step; nil for none. If br_netfilter called
+// prerouting while the packet was at the port of a bridge, it has another number from here on. Then it is the newest one
+// of its flow that comes from there: older ones the kernel has dropped.
+func (t *tracing) routing(step nft.Trace) *underway {
+	waits := func(p *underway) bool { return p.prerouted && !p.routed }
+	if i := slices.IndexFunc(t.open, func(p *underway) bool { return waits(p) && p.id == step.ID }); i >= 0 {
+		return t.open[i]
+	}
+	for _, p := range slices.Backward(t.open) {
+		if waits(p) && p.first.In == step.In && p.first.Source == step.Source && p.first.Protocol == step.Protocol {
+			return p
+		}
 	}
 	return nil
 }
@@ -480,10 +550,15 @@ func (t *tracing) compare(p *underway) (*tracedPacket, error) {
 
 // unfinished reports whether the last step is at a hook from which a packet goes on to another.
 func (w *way) unfinished() bool {
-	if len(w.path) == 0 {
+	var last nft.Hook
+	for _, s := range w.path {
+		if s.Table.Family.Routes() {
+			last = s.Hook
+		}
+	}
+	if last == "" {
 		return true
 	}
-	last := w.path[len(w.path)-1].Hook
 	return w.result == evaluator.Delivered && (last == nft.HookPrerouting || last == nft.HookOutput)
 }
 
@@ -558,7 +633,9 @@ func (t *tracing) way(p *underway) *way {
 	for i, step := range p.steps {
 		s := evaluator.Step{Chain: &nft.Chain{Name: step.Chain}, Verdict: "continue"}
 		if t.find(&s, step); s.Chain.Hook != "" {
-			hook = s.Chain.Hook
+			if hook = s.Chain.Hook; !s.Table.Family.Routes() {
+				hook = nft.Hook(s.Table.Family.String() + " " + string(hook))
+			}
 		}
 		if i == 0 || step.Destination.IsValid() {
 			clear(levels)

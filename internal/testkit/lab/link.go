@@ -63,9 +63,14 @@ func newBridge(node *Host, name string, number int) (*port, error) {
 	return p, nil
 }
 
-// enslave makes other a port of the bridge p.
+// enslave makes other a port of the bridge p. With br_netfilter a packet that comes back to its pod is bridged, which
+// needs hairpin mode: network plugins have it as hairpinMode.
 func (p *port) enslave(other *port) error {
-	if err := p.host.routes.LinkSetMaster(other.link, p.link); err != nil {
+	err := firstError(
+		func() error { return p.host.routes.LinkSetMaster(other.link, p.link) },
+		func() error { return p.host.routes.LinkSetHairpin(other.link, true) },
+	)
+	if err != nil {
 		return fmt.Errorf("host %s: connect %s to the bridge %s: %w", p.host.Name, other.name, p.name, err)
 	}
 	return p.awaitUp() // Without a port it does not transmit.

@@ -15,8 +15,7 @@ type pod struct {
 
 // AddPod adds a pod to node-1. Its address is a route to a veth of its own, named "veth-"
 // and a number, or to the bridge if the lab has one, of which the veth is a port then. Pods
-// have no route to each other but by node-1, so that it sees every packet either way, and a pod
-// that reaches itself through a Service needs no hairpin mode.
+// have no route to each other but by node-1, so that it sees every packet either way.
 func (l *Lab) AddPod(name string, addrs ...netip.Addr) (*Host, error) {
 	addrs = possible(addrs)
 	for _, addr := range addrs {
