@@ -1,6 +1,12 @@
 package compiler
 
-import "strings"
+import (
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/nftproxy/nftproxy/nft"
+)
 
 // Role is the decision that a chain makes about a packet, for programs that explain a packet's path.
 type Role uint8
@@ -61,6 +67,24 @@ func RoleOf(chain string) Role {
 		}
 	}
 	return max(fixedRoles[chain], kindRoles[c.kind])
+}
+
+// ServiceCIDRs returns the ranges of a table in which packets to an address that no Service holds are dropped.
+func ServiceCIDRs(t *nft.Table) (cidrs []netip.Prefix) {
+	for _, chain := range t.Chains {
+		if RoleOf(chain.Name) != RoleClusterIPs {
+			continue
+		}
+		for _, rule := range chain.Rules {
+			for _, s := range rule.Statements {
+				in, _ := s.(nft.Match)
+				if cidr, is := in.Value.(netip.Prefix); is && in.Field == t.Family.Daddr() && !slices.Contains(cidrs, cidr) {
+					cidrs = append(cidrs, cidr)
+				}
+			}
+		}
+	}
+	return cidrs
 }
 
 // ServesNodePorts reports whether the chain of that name sees packets to node ports only.

@@ -151,6 +151,26 @@ func (i *incident) dial(t *testing.T, network, from, to string) {
 	}
 }
 
+// connect opens a connection of the client to the Service of edge.yaml, which lasts until the test ends.
+func (i *incident) connect(t *testing.T) {
+	t.Helper()
+	pod, err := i.l.AddPod("edge", netip.MustParseAddr("10.244.1.5"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	lab.ServeTCP(t, pod, ":8080", lab.Echo)
+	i.apply(t, "edge.yaml")
+	var conn net.Conn
+	err = i.l.Client.Do(func() (err error) {
+		conn, err = (&net.Dialer{LocalAddr: &net.TCPAddr{IP: lab.ClientAddrs.IPv4.AsSlice(), Port: 40000}}).Dial("tcp", "10.96.0.80:80")
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close() })
+}
+
 // incidents prepare the node for those incidents of the page, by their heading, whose commands look at a live kernel.
 var incidents = map[string]func(*testing.T, *incident){
 	"udp": func(t *testing.T, i *incident) {
@@ -245,22 +265,14 @@ add rule ip nat PREROUTING jump KUBE-SERVICES
 		i.send = func() { i.becomes(t, "refused", i.l.Client, lab.ClientAddrs.IPv4, "10.96.0.80:80") }
 	},
 	"old-endpoint": func(t *testing.T, i *incident) {
-		pod, err := i.l.AddPod("old", netip.MustParseAddr("10.244.1.5"))
-		if err != nil {
-			t.Fatal(err)
-		}
-		lab.ServeTCP(t, pod, ":8080", lab.Echo)
-		i.apply(t, "edge.yaml")
-		var conn net.Conn
-		err = i.l.Client.Do(func() (err error) {
-			conn, err = (&net.Dialer{LocalAddr: &net.TCPAddr{IP: lab.ClientAddrs.IPv4.AsSlice(), Port: 40000}}).Dial("tcp", "10.96.0.80:80")
-			return err
-		})
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { conn.Close() })
+		i.connect(t)
 		i.apply(t, "edge-after.yaml")
+	},
+	"deleted": func(t *testing.T, i *incident) {
+		i.connect(t)
+		i.apply(t, "deleted.yaml")
+		i.becomes(t, "dropped", i.l.Client, lab.ClientAddrs.IPv4, "10.96.0.80:80")
+		i.becomes(t, "delivered", i.l.Client, lab.ClientAddrs.IPv4, "10.96.0.90:80")
 	},
 	"docker": func(t *testing.T, i *incident) {
 		i.edge(t, "")
@@ -321,8 +333,8 @@ func TestTroubleshooting(t *testing.T) {
 			}
 		})
 	}
-	if n := len(sections) - 1; n < 21 {
-		t.Errorf("the page has %d incidents, want 21", n)
+	if n := len(sections) - 1; n < 22 {
+		t.Errorf("the page has %d incidents, want 22", n)
 	}
 	if *update {
 		if err := os.WriteFile(troubleshooting, []byte(strings.Join(sections, "")), 0o644); err != nil {

@@ -312,6 +312,9 @@ func (l *Connections) Text(p *Page) {
 func (l *Connections) printNames(p *Page) {
 	var names []string
 	for _, f := range l.Flows {
+		if f.Service == "" {
+			continue
+		}
 		names = append(names, f.Namespace+"/"+f.Service)
 	}
 	for _, s := range l.Sums {

@@ -26,6 +26,8 @@ type flowIndex struct {
 	checked time.Time
 
 	frontends map[dialedKey]*compiler.Frontend
+	// serviceCIDRs are the ranges in which an address without a Service is one of a Service that was deleted.
+	serviceCIDRs []netip.Prefix
 	// serving holds the endpoints of the frontends of which flows were found.
 	serving map[*compiler.Frontend]map[netip.AddrPort]bool
 }
@@ -86,7 +88,19 @@ func (x *flowIndex) build(rules *ruledump.Snapshot) error {
 	for _, f := range frontends {
 		x.frontends[dialedKey{f.Family, f.Protocol, netip.AddrPortFrom(f.Addr, f.Port)}] = f
 	}
+	x.serviceCIDRs = nil
+	if x.filter.isAll() || x.filter.prefix.IsValid() {
+		for _, t := range rules.Tables {
+			x.serviceCIDRs = append(x.serviceCIDRs, compiler.ServiceCIDRs(t)...)
+		}
+	}
 	return nil
+}
+
+// ofDeleted reports whether the client dialed an address while a Service held it that none holds now.
+func (x *flowIndex) ofDeleted(e *conntrack.Entry) bool {
+	contains := func(cidr netip.Prefix) bool { return cidr.Contains(e.Dialed.Addr()) }
+	return e.Translated() && slices.ContainsFunc(x.serviceCIDRs, contains)
 }
 
 // refreshEvery is the least time between two looks for changed rules.
@@ -124,6 +138,9 @@ func (x *flowIndex) queries() (queries []conntrack.Query) {
 					some = []conntrack.Query{{Family: family, Protocol: uint8(protocol)}}
 					break
 				}
+			}
+			if len(x.serviceCIDRs) > 0 {
+				some = []conntrack.Query{{Family: family, Protocol: uint8(protocol)}}
 			}
 			queries = append(queries, some...)
 		}
@@ -171,18 +188,26 @@ func reportedEntries(s *ruledump.Snapshot, each func(conntrack.Entry)) error {
 	return nil
 }
 
+// noService stands for a Service port in flows to addresses of Services that were deleted.
+var noService = &compiler.Frontend{ServicePort: "-"}
+
 // find returns the flow to a Service; nil if the client dialed none of those in the index.
 func (x *flowIndex) find(e *conntrack.Entry) *serviceFlow {
 	f := x.frontend(&e.Flow)
-	if f == nil {
+	switch {
+	case f == nil && x.ofDeleted(e):
+		f = noService
+	case f == nil:
 		return nil
 	}
 	out := &serviceFlow{
 		name:     f.ServicePort,
-		Protocol: f.Protocol.String(), Answered: e.Answered, LeftSeconds: int(e.Left.Seconds()), Begun: e.Begun, Packets: e.Packets, Bytes: e.Bytes,
+		Protocol: model.Protocol(e.Protocol).String(), Answered: e.Answered, LeftSeconds: int(e.Left.Seconds()), Begun: e.Begun, Packets: e.Packets, Bytes: e.Bytes,
 		connection: connection{e.Source, e.Dialed, e.Server, e.State, e.Finished(), !x.serves(f)[e.Server]},
 	}
-	out.Namespace, out.Service, out.Port = splitServicePort(f.ServicePort)
+	if f != noService {
+		out.Namespace, out.Service, out.Port = splitServicePort(f.ServicePort)
+	}
 	if x.hops != nil && x.filter.isNextHop() {
 		out.Node = x.hops.of(e.Server.Addr())
 	}
