@@ -3,6 +3,7 @@ package integration
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"flag"
 	"fmt"
 	"net/netip"
@@ -15,6 +16,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/nftproxy/nftproxy/internal/ruledump"
 	"github.com/nftproxy/nftproxy/internal/ruledump/verb"
+	"github.com/nftproxy/nftproxy/internal/testkit/await"
 	"github.com/nftproxy/nftproxy/internal/testkit/flows"
 	"github.com/nftproxy/nftproxy/internal/testkit/lab"
 	"github.com/nftproxy/nftproxy/internal/testkit/netns"
@@ -247,6 +249,7 @@ func testRuledumpAtScale(t *testing.T) {
 			"depends on the order of chains: ip nat (iptables-legacy), chain PREROUTING"},
 		{"live -o json beside iptables-legacy", []string{"live", "-o=json"}, "table ip nat (iptables-legacy): it has more than 32 MB"},
 	}
+	t.Run("watch, a commit of all tables", func(t *testing.T) { testWatchAtScale(t, l, s.Tables, memory) })
 	for i, tt := range all {
 		if i == len(all)-2 {
 			loadLegacy(t, l.Node, "iptables-legacy-restore", legacyServices(10_000))
@@ -272,6 +275,58 @@ func testRuledumpAtScale(t *testing.T) {
 			}
 		})
 	}
+}
+
+// testWatchAtScale lets ruledump watch a commit that replaces all tables.
+func testWatchAtScale(t *testing.T, l *lab.Lab, tables []*nft.Table, memory int64) {
+	watch := lab.Start(t, l.Node, "ruledump", "watch")
+	peakOf := watchMemory(watch.Cmd.Process.Pid)
+	conn, probe := lab.Conn(t, l.Node), &nft.Table{Family: tables[0].Family, Name: tables[0].Name, Chains: []*nft.Chain{{Name: "probe"}}}
+	empty := &nft.Table{Family: probe.Family, Name: probe.Name}
+	commit := func(tx nft.Transaction) time.Duration {
+		t.Helper()
+		began := time.Now()
+		if _, err := conn.Commit(t.Context(), tx); err != nil {
+			t.Fatal(err)
+		}
+		return time.Since(began)
+	}
+	await.Until(t, "watch listens", func() error { // until then, commits go unheard
+		commit(nft.Diff(empty, probe))
+		commit(nft.Diff(probe, empty))
+		if !strings.Contains(watch.Output(), "-chain 1") {
+			return errors.New("it has heard of no commit")
+		}
+		return nil
+	})
+	var tx nft.Transaction
+	for _, table := range tables {
+		tx.Append(nft.Replace(table))
+	}
+	used := processorTime(t, watch.Cmd.Process.Pid)
+	began := time.Now()
+	committed := commit(tx)
+	watch.Says(t, "-table 2")
+	t.Logf("told %v after the commit began, which took %v; %v of a processor", time.Since(began).Round(time.Millisecond), committed.Round(time.Millisecond), (processorTime(t, watch.Cmd.Process.Pid) - used).Round(10*time.Millisecond))
+	_ = watch.Stop(t)
+	if peak := peakOf(); peak == 0 || peak > memory {
+		t.Errorf("it had %d MiB, want %d at most", peak>>20, memory>>20)
+	} else {
+		t.Logf("%d MiB", peak>>20)
+	}
+}
+
+func processorTime(t *testing.T, pid int) time.Duration {
+	t.Helper()
+	p, err := procfs.NewProc(pid)
+	if err != nil {
+		t.Fatal(err)
+	}
+	stat, err := p.Stat()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return time.Duration(stat.CPUTime() * float64(time.Second))
 }
 
 // legacyServices returns the rules of kube-proxy's mode iptables for the Services of writeServicesOf, two endpoints each:
