@@ -16,6 +16,10 @@
 //   - NAT chains see the first packet of a connection only: once for its destination (prerouting or output) and once
 //     for its source (postrouting or input). They run at dstnat or srcnat, whatever their own priority.
 //   - accept ends the base chain, but not the hook. drop and reject end everything.
+//   - A device calls its chains of family netdev when a packet comes in, and when it leaves. A bridge calls those of
+//     family bridge: for a packet that it hands up (prerouting, input) or that leaves by it (output, postrouting). With
+//     br_netfilter, prerouting of IP runs at the port, before input of the bridge; and a packet that leaves by the bridge
+//     that it came in by is forwarded by the bridge.
 //   - In output, oifname is the interface towards the destination before translation.
 //
 // Tables of other programs (nft.Conn.ReadOthers) run beside, as the kernel's register machine does, with values that may
@@ -65,6 +69,8 @@ type baseChain struct {
 	chain *nft.Chain
 	// made is the position of the chain among those of the tables that New got.
 	made int
+	// maybe says that it is not known whether the packet comes to the chain.
+	maybe bool
 }
 
 func (c baseChain) isOther() bool { return c.Kernel != nil && c.Kernel.Other }
@@ -83,11 +89,16 @@ func New(tables []*nft.Table, host Host) *Evaluator {
 			if made++; c.Hook == "" {
 				continue
 			}
-			for _, family := range nft.Families {
-				if t.Family == family || t.Family == nft.FamilyInet {
-					key := hookKey{family, c.Hook}
-					e.hooks[key] = append(e.hooks[key], baseChain{t, c, made})
-				}
+			families := []nft.Family{t.Family}
+			switch {
+			case c.Hook == nft.HookIngress:
+				families[0] = nft.FamilyNetdev
+			case t.Family == nft.FamilyInet:
+				families = nft.Families[:]
+			}
+			for _, family := range families {
+				key := hookKey{family, c.Hook}
+				e.hooks[key] = append(e.hooks[key], baseChain{Table: t, chain: c, made: made})
 			}
 		}
 		for _, set := range t.Sets {

@@ -31,7 +31,8 @@ type Fate struct {
 	// Path is the way to this fate.
 	Path Path
 	// Depends are rules of other programs on which the fate depends. Whether they match is not known; the Verdict says
-	// which of both this fate is for, or why the walk ended there. A Step without a Rule is a chain that may run before others.
+	// which of both this fate is for, or why the walk ended there. A Step without a Rule is a chain of which
+	// it is not known whether it runs before others (OrderOfChains), or whether the packet comes by its devices.
 	Depends []Step
 
 	sent netip.AddrPort

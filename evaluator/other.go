@@ -89,7 +89,7 @@ func (w *walk) otherChain(c baseChain) (nft.Verdict, error) {
 		*w = before
 		w.draws = answers
 		at := place{Table: c.Table, base: c.chain, chain: c.chain}
-		v, err := w.runBaseChain(at)
+		v, err := w.meet(c, at)
 		if more = answers.next(); n == maxBranches && more {
 			err, more = fmt.Errorf("it has more than %d ways for the packet", maxBranches), false
 		}
@@ -115,6 +115,26 @@ func (w *walk) otherChain(c baseChain) (nft.Verdict, error) {
 	}
 	return ends[chosen].verdict, nil
 }
+
+// meet runs a base chain of another program, if the packet comes to it.
+func (w *walk) meet(c baseChain, at place) (nft.Verdict, error) {
+	if !c.maybe {
+		return w.runBaseChain(at)
+	}
+	comes := w.draws.draw(2) == 1
+	verdict := "if the packet does not come by its devices"
+	if comes {
+		verdict = "if the packet comes by one of its devices"
+	}
+	w.fate.Depends = append(slices.Clip(w.fate.Depends), Step{Hook: w.hook, Table: at.Table, Chain: at.chain, Verdict: verdict})
+	if comes {
+		return w.runBaseChain(at)
+	}
+	return nft.Accept, nil
+}
+
+// OrderOfChains is the end of the Verdict of a Step in Depends that is about the order of chains.
+const OrderOfChains = "before other tables' chains of its priority"
 
 // runTogether runs chains with one priority. The kernel runs the one first that was added last (nf_hook_entries_grow). It
 // lists the chains of a table in the order in which they were added, but does not tell which of two tables got its chain
@@ -146,7 +166,7 @@ func (w *walk) runTogether(chains []baseChain) (bool, error) {
 	chosen := orders[w.draws.draw(uint32(len(orders)))]
 	c := chosen[0]
 	w.fate.Depends = append(slices.Clip(w.fate.Depends), Step{
-		Hook: w.hook, Table: c.Table, Chain: c.chain, Verdict: "if it runs before other tables' chains of its priority",
+		Hook: w.hook, Table: c.Table, Chain: c.chain, Verdict: "if it runs " + OrderOfChains,
 	})
 	return w.runChains(chosen)
 }
@@ -484,16 +504,19 @@ func (m *machine) meta(e *expr.Meta) result {
 	case expr.MetaKeyMARK:
 		return m.set(e.Register, knownBits([]byte(nft.IntegerData(m.mark))))
 	case expr.MetaKeyNFPROTO:
-		return m.set(e.Register, knownBits([]byte{byte(m.walk.family)}))
+		family := m.walk.family
+		if !m.Table.Family.Routes() {
+			family = m.Table.Family
+		}
+		return m.set(e.Register, knownBits([]byte{byte(family)}))
 	case expr.MetaKeyL4PROTO:
 		return m.set(e.Register, knownBits([]byte{m.packet.Protocol}))
 	case expr.MetaKeyPROTOCOL:
-		ether := uint16(unix.ETH_P_IP)
-		if m.walk.family == nft.FamilyIP6 {
-			ether = unix.ETH_P_IPV6
-		}
-		return m.set(e.Register, knownBits(binary.BigEndian.AppendUint16(nil, ether)))
+		return m.set(e.Register, knownBits(m.etherType()))
 	case expr.MetaKeyPKTTYPE:
+		if m.atDevice {
+			return m.set(e.Register, unknownBits(1)) // before the kernel looks for whom a frame is, or when it leaves
+		}
 		return m.set(e.Register, knownBits([]byte{unix.PACKET_HOST}))
 	case expr.MetaKeyIIFNAME, expr.MetaKeyOIFNAME, expr.MetaKeyIIF, expr.MetaKeyOIF:
 		return m.ifname(e)
@@ -501,12 +524,20 @@ func (m *machine) meta(e *expr.Meta) result {
 	return m.set(e.Register, unknownBits(16))
 }
 
+// etherType is the protocol of an Ethernet frame with the packet.
+func (m *machine) etherType() []byte {
+	if m.walk.family == nft.FamilyIP6 {
+		return binary.BigEndian.AppendUint16(nil, unix.ETH_P_IPV6)
+	}
+	return binary.BigEndian.AppendUint16(nil, unix.ETH_P_IP)
+}
+
 // incoming is the interface that the packet comes in by: if nobody has named it, that of the route to its source.
-func (m *machine) incoming() ifname {
-	if name := m.host.route(m.packet.Source.Addr()).Interface; m.iif.unknown != "" && name != "" {
+func (w *walk) incoming() ifname {
+	if name := w.host.route(w.packet.Source.Addr()).Interface; w.iif.unknown != "" && name != "" && !w.atDevice {
 		return ifname{name: name}
 	}
-	return m.iif
+	return w.iif
 }
 
 // ifname loads the name or the number of an interface.
@@ -539,6 +570,9 @@ func (m *machine) ct(e *expr.Ct) result {
 		}
 		mark := binary.NativeEndian.Uint32(have.data)
 		return result{matches: yes, effect: func() { m.ctMark = mark }}
+	}
+	if m.Table.Family == nft.FamilyBridge {
+		return m.set(e.Register, unknownBits(16)) // there is connection tracking of bridges, too
 	}
 	if !m.tracked {
 		if e.Key == expr.CtKeySTATE {
@@ -601,6 +635,8 @@ func (m *machine) payload(e *expr.Payload) bitsOf {
 		copy(header.known[at:], b.known)
 	}
 	switch {
+	case e.Base == expr.PayloadBaseLLHeader:
+		put(12, knownBits(m.etherType()))
 	case e.Base == expr.PayloadBaseNetworkHeader && m.walk.family == nft.FamilyIP:
 		put(0, knownBits([]byte{4<<4 | 5}))
 		put(6, bitsOf{[]byte{0, 0}, []byte{0x3f, 0xff}}) // no fragment

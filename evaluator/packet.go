@@ -105,6 +105,11 @@ type Host struct {
 	Routes []Route
 	// Interfaces are the numbers of the interfaces, by name. Only rules of other programs look at them.
 	Interfaces map[string]uint32
+	// Bridges has the bridge of each port, by names. BridgePorts has the port behind which an address is, where the kernel
+	// knows it. BridgeFilters are the families whose hooks br_netfilter calls at ports.
+	Bridges       map[string]string
+	BridgePorts   map[netip.Addr]string
+	BridgeFilters []nft.Family
 	// Lookup finds the element of a set of another program's table that has a key, as nft.Conn.Lookup does. Without it,
 	// such a table's sets are not known.
 	Lookup func(table *nft.Table, set string, key nft.Data) (nft.Element, bool, error)

@@ -25,6 +25,8 @@ type walk struct {
 	// hops is the TTL or hop limit.
 	hops     uint8
 	iif, oif ifname
+	// atDevice says that the hook is one that a device calls: not one of IP.
+	atDevice bool
 	// tracked says that conntrack has seen the packet.
 	tracked bool
 	// translated says, for each end, whether NAT has decided about it for the connection. changed says whether the
@@ -116,6 +118,9 @@ func (w *walk) send() (bool, error) {
 	if on, err := w.traverse(nft.HookPostrouting); !on {
 		return false, err
 	}
+	if on, err := w.pass(w.device(w.oif, w.destination.Addr()).departure()...); !on {
+		return false, err
+	}
 	if back {
 		w.iif, w.oif = ifname{name: loopback}, ifname{}
 		return w.arrive()
@@ -126,21 +131,41 @@ func (w *walk) send() (bool, error) {
 
 // arrive walks a packet that arrives by an interface.
 func (w *walk) arrive() (bool, error) {
+	in := w.device(w.incoming(), w.packet.Source.Addr())
+	if on, err := w.pass(in.arrival()...); !on {
+		return false, err
+	}
 	if on, err := w.traverse(nft.HookPrerouting); !on {
 		return false, err
 	}
-	if w.host.isLocal(w.destination.Addr()) {
+	local := w.host.isLocal(w.destination.Addr())
+	if !local {
+		w.leave()
+		if out := w.device(w.oif, w.destination.Addr()); in.filtered && out.name == in.name {
+			on, err := w.bridge(in, out)
+			if on {
+				w.fate.Interface = w.oif.name
+			}
+			return on, err
+		}
+	}
+	if on, err := w.pass(in.handedUp()...); !on {
+		return false, err
+	}
+	if local {
 		w.note("routing: to a process of the node")
 		on, err := w.traverse(nft.HookInput)
 		w.fate.Local = on
 		return on, err
 	}
-	w.leave()
 	w.note("routing: forwarded")
 	if on, err := w.traverse(nft.HookForward); !on {
 		return false, err
 	}
-	on, err := w.traverse(nft.HookPostrouting)
+	if on, err := w.traverse(nft.HookPostrouting); !on {
+		return false, err
+	}
+	on, err := w.pass(w.device(w.oif, w.destination.Addr()).departure()...)
 	if on {
 		w.fate.Interface = w.oif.name
 	}
@@ -162,6 +187,20 @@ func (w *walk) traverse(hook nft.Hook) (bool, error) {
 	if err != nil {
 		return false, err
 	}
+	if on, err := w.runHook(chains); !on || err != nil {
+		return false, err
+	}
+	at := translates(hook)
+	w.tracked = true
+	w.continueConnection(at)
+	if at != neither {
+		w.translated[at] = true
+	}
+	return true, nil
+}
+
+// runHook runs the base chains of a hook. It reports whether the packet continues.
+func (w *walk) runHook(chains []baseChain) (bool, error) {
 	for len(chains) > 0 {
 		together := 1
 		differs := func(c baseChain) bool { return compareBaseChains(c, chains[together]) != 0 }
@@ -173,12 +212,6 @@ func (w *walk) traverse(hook nft.Hook) (bool, error) {
 		}
 		chains = chains[together:]
 	}
-	at := translates(hook)
-	w.tracked = true
-	w.continueConnection(at)
-	if at != neither {
-		w.translated[at] = true
-	}
 	return true, nil
 }
 
@@ -186,7 +219,7 @@ func (w *walk) traverse(hook nft.Hook) (bool, error) {
 func (w *walk) runChains(chains []baseChain) (bool, error) {
 	at := translates(w.hook)
 	for _, c := range chains {
-		w.tracked = w.tracked || runsAt(c.chain) > priorityConntrack
+		w.tracked = w.tracked || runsAt(c.chain) > priorityConntrack && !w.atDevice
 		if runsAt(c.chain) > natPriority(w.hook) {
 			w.continueConnection(at)
 		}

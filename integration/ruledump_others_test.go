@@ -19,10 +19,14 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
+	"github.com/nftproxy/nftproxy/evaluator"
 	"github.com/nftproxy/nftproxy/internal/ruledump/verb"
+	"github.com/nftproxy/nftproxy/internal/testkit/await"
 	"github.com/nftproxy/nftproxy/internal/testkit/flows"
 	"github.com/nftproxy/nftproxy/internal/testkit/lab"
 	"github.com/nftproxy/nftproxy/nft"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 	"golang.org/x/tools/txtar"
 )
 
@@ -37,21 +41,7 @@ const foreignCases = "../testdata/foreign/*.txtar"
 
 // explain follows a packet through the tables of other programs, and says what becomes of real packets.
 func testRuledumpOthers(t *testing.T) {
-	l := lab.ForTest(t)
-	for _, addr := range []string{"10.244.1.5", "10.244.1.6"} {
-		pod, err := l.AddPod(addr, netip.MustParseAddr(addr))
-		if err != nil {
-			t.Fatal(err)
-		}
-		lab.ServeTCP(t, pod, addr+":8080", lab.Echo)
-	}
-	if err := l.AddRemoteAddr(netip.MustParseAddr("10.244.2.6")); err != nil {
-		t.Fatal(err)
-	}
-	lab.ServeTCP(t, l.Remote, "10.244.2.6:8080", lab.Echo)
-	for _, addr := range []string{"192.168.0.1:22", "192.168.0.1:9999", "[fd00:1::1]:22", "[fd00:1::1]:9999"} {
-		lab.ServeTCP(t, l.Node, addr, lab.Echo)
-	}
+	labs := map[podNetwork]*lab.Lab{}
 	paths, err := filepath.Glob(foreignCases)
 	if err != nil || len(paths) < 10 {
 		t.Fatal(err, paths)
@@ -62,11 +52,68 @@ func testRuledumpOthers(t *testing.T) {
 			t.Fatal(err)
 		}
 		name := strings.TrimSuffix(filepath.Base(path), ".txtar")
-		t.Run(name, func(t *testing.T) { testForeign(t, l, path, "nft") })
-		if bytes.Contains(rules, []byte("-- foreign.ip.rules --")) {
-			t.Run(name+" by iptables-legacy", func(t *testing.T) { testForeign(t, l, path, "legacy") })
+		networks := []podNetwork{{name: "veths"}}
+		if bytes.Contains(rules, []byte("\ntable bridge ")) {
+			networks = bridges()
+		}
+		for _, network := range networks {
+			if labs[network] == nil {
+				labs[network] = foreignLab(t, network)
+			}
+			l := labs[network]
+			t.Run(name+" over "+network.name, func(t *testing.T) { testForeign(t, l, path, "nft") })
+			if bytes.Contains(rules, []byte("-- foreign.ip.rules --")) {
+				t.Run(name+" by iptables-legacy", func(t *testing.T) { testForeign(t, l, path, "legacy") })
+			}
 		}
 	}
+}
+
+// foreignLab returns a lab with endpoints of the example's Services, whose bridge knows the port of each pod.
+func foreignLab(t *testing.T, network podNetwork) *lab.Lab {
+	t.Helper()
+	l := network.lab(t)
+	pods := []*lab.Host{l.Client}
+	for _, addr := range []string{"10.244.1.5", "10.244.1.6"} {
+		pod, err := l.AddPod(addr, netip.MustParseAddr(addr))
+		if err != nil {
+			t.Fatal(err)
+		}
+		lab.ServeTCP(t, pod, addr+":8080", lab.Echo)
+		pods = append(pods, pod)
+	}
+	if err := l.AddRemoteAddr(netip.MustParseAddr("10.244.2.6")); err != nil {
+		t.Fatal(err)
+	}
+	lab.ServeTCP(t, l.Remote, "10.244.2.6:8080", lab.Echo)
+	for _, addr := range []string{"192.168.0.1:22", "192.168.0.1:9999", "[fd00:1::1]:22", "[fd00:1::1]:9999"} {
+		lab.ServeTCP(t, l.Node, addr, lab.Echo)
+	}
+	if network.bridge != "" {
+		await.Until(t, "the bridge has learnt the ports of the pods", func() error { return l.Node.Do(func() error { return knowPorts(t, pods) }) })
+	}
+	return l
+}
+
+// knowPorts is an error if a bridge of this namespace does not know the ports of all pods. Then these say something.
+func knowPorts(t *testing.T, pods []*lab.Host) error {
+	entries, err := netlink.NeighList(0, unix.AF_BRIDGE)
+	if err != nil {
+		return err
+	}
+	entries = slices.DeleteFunc(entries, func(e netlink.Neigh) bool { return e.MasterIndex == 0 || e.State&netlink.NUD_PERMANENT != 0 })
+	if len(entries) >= len(pods) {
+		return nil
+	}
+	for _, pod := range pods {
+		conn, err := pod.DialContext(t.Context(), "udp", netip.AddrPortFrom(lab.GatewayAddrs.IPv4, 9).String())
+		if err != nil {
+			return err
+		}
+		_, _ = conn.Write([]byte("x"))
+		conn.Close()
+	}
+	return fmt.Errorf("it knows %d of %d", len(entries), len(pods))
 }
 
 // testForeign plays a case. The variant is that of iptables.
@@ -200,7 +247,9 @@ func explainFlow(t *testing.T, node *lab.Host, f flows.Flow, dump string, said *
 	}
 }
 
-func dependsOnOrder(o verb.Outcome) bool { return len(o.DependsOn) > 0 && o.DependsOn[0].Rule == "" }
+func dependsOnOrder(o verb.Outcome) bool {
+	return len(o.DependsOn) > 0 && strings.HasSuffix(o.DependsOn[0].Verdict, evaluator.OrderOfChains)
+}
 
 // explained is the result of a flow in the words of explain.
 func explained(f flows.Flow) string {
@@ -224,12 +273,12 @@ func hostOf(l *lab.Lab, from flows.Origin) *lab.Host {
 func testExplainNames(t *testing.T) {
 	l := lab.ForTest(t)
 	replace(t, lab.Conn(t, l.Node), exampleTables(t))
-	lab.Nft(t, l.Node, "table bridge b {\n chain c { type filter hook forward priority 7; }\n}\ntable netdev n {\n chain in { type filter hook ingress device eth0 priority -500; }\n}\n", "-f", "-")
-	explain := []string{"explain", "--from=198.51.100.7", "--to=192.0.2.10:80"}
-	want := []string{
-		"table bridge b, chain c (hook forward, priority 7): explain follows no family bridge",
-		"table netdev n, chain in (hook ingress, priority -500): explain follows no family netdev",
+	if err := l.Node.Do(func() error { return addMacvlan("eth0", "above") }); err != nil {
+		t.Fatal(err)
 	}
+	lab.Nft(t, l.Node, "table netdev n {\n chain in { type filter hook ingress device eth0 priority -500; }\n}\n", "-f", "-")
+	explain := []string{"explain", "--from=198.51.100.7", "--to=192.0.2.10:80"}
+	want := []string{"table netdev n, chain in: for packets of above, which pass eth0 too"}
 	text := runRuledump(t, l.Node, explain...)
 	if _, named, _ := strings.Cut(text, "\nnot looked at:\n  "); strings.TrimSpace(named) != strings.Join(want, "\n  ") {
 		t.Errorf("explain says\n%s", text)
@@ -237,6 +286,14 @@ func testExplainNames(t *testing.T) {
 	if diff := cmp.Diff(want, explainDump(t, runRuledump(t, l.Node, "live", "-o=json"), explain...).NotLookedAt); diff != "" {
 		t.Errorf("from the dump (-want +got):\n%s", diff)
 	}
+}
+
+func addMacvlan(parent, name string) error {
+	link, err := netlink.LinkByName(parent)
+	if err != nil {
+		return err
+	}
+	return netlink.LinkAdd(&netlink.Macvlan{LinkAttrs: netlink.LinkAttrs{Name: name, ParentIndex: link.Attrs().Index}, Mode: netlink.MACVLAN_MODE_BRIDGE})
 }
 
 // A rate limit may let a packet pass or not, and explain says that it depends on it.

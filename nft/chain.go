@@ -46,6 +46,10 @@ const (
 	HookForward     Hook = "forward"
 	HookOutput      Hook = "output"
 	HookPostrouting Hook = "postrouting"
+
+	// HookIngress and HookEgress are those of family netdev. Family inet has ingress too.
+	HookIngress Hook = "ingress"
+	HookEgress  Hook = "egress"
 )
 
 // hookNumbers are the kernel's enum nf_inet_hooks.

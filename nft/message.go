@@ -155,6 +155,35 @@ func decodeChain(data []byte) (*Chain, error) {
 	return c, err
 }
 
+// decodeDevices returns the devices of a base chain. The kernel repeats the first one, if it is the only one.
+func decodeDevices(data []byte) (names []string, err error) {
+	var hook []byte
+	if err = decodeAttributes(data, variables{unix.NFTA_CHAIN_HOOK: &hook}.take); err != nil {
+		return nil, err
+	}
+	add := func(b []byte) {
+		if name := netlinkattr.Text(b); !slices.Contains(names, name) {
+			names = append(names, name)
+		}
+	}
+	err = netlinkattr.Each(hook, func(typ uint16, b []byte) error {
+		switch typ {
+		case unix.NFTA_HOOK_DEV:
+			add(b)
+		case netlinkattr.HookDevs:
+			return netlinkattr.Each(b, func(typ uint16, b []byte) error {
+				if typ == netlinkattr.DevicePrefix {
+					b = append(slices.Clone([]byte(netlinkattr.Text(b))), '*')
+				}
+				add(b)
+				return nil
+			})
+		}
+		return nil
+	})
+	return names, err
+}
+
 // Verdicts of a base chain's policy (linux/netfilter.h).
 const (
 	nfDrop   = 0

@@ -19,10 +19,10 @@ import (
 // hook returns the family's hook with the number of an inet hook.
 func (f Family) hook(inet Hook) Hook {
 	switch {
-	case f == unix.NFPROTO_NETDEV && inet == HookPrerouting, f == FamilyInet && inet == "hook-5":
-		return "ingress"
-	case f == unix.NFPROTO_NETDEV:
-		return "egress"
+	case f == FamilyNetdev && inet == HookPrerouting, f == FamilyInet && inet == "hook-5":
+		return HookIngress
+	case f == FamilyNetdev:
+		return HookEgress
 	}
 	return inet
 }
@@ -80,7 +80,7 @@ type otherDecoder struct {
 }
 
 func newOtherDecoder(t *Table) *otherDecoder {
-	t.Kernel.Other, t.Kernel.Handles = true, map[string][]uint64{}
+	t.Kernel.Other, t.Kernel.Handles, t.Kernel.Devices = true, map[string][]uint64{}, map[string][]string{}
 	return &otherDecoder{table: t, chains: map[string]*Chain{}, sets: map[string]*Set{}}
 }
 
@@ -95,6 +95,9 @@ func (d *otherDecoder) take(m reply) error {
 		}
 		if c.Hook != "" {
 			c.Hook = d.table.Family.hook(c.Hook)
+			if d.table.Kernel.Devices[c.Name], err = decodeDevices(m.Data); err != nil {
+				return err
+			}
 		}
 		d.table.Chains, d.chains[c.Name] = append(d.table.Chains, c), c
 	case typ == unix.NFT_MSG_NEWSET:
@@ -341,7 +344,7 @@ func bitwiseText(x *expr.Bitwise, hostOrder bool) string {
 // cmp prints a comparison. Like nft, it leaves out those that the next one implies.
 func (p *printer) cmp(x *expr.Cmp) {
 	o := p.regs[registerIndex(x.Register)]
-	if o.text == "meta nfproto" && x.Op == expr.CmpOpEq {
+	if x.Op == expr.CmpOpEq && (o.text == "meta nfproto" || o.text == "meta protocol" && !p.family.Routes()) {
 		return
 	}
 	p.say(o.text, strings.TrimSpace(o.compared(x.Op, x.Data)))
@@ -418,6 +421,12 @@ func payloadOperand(family Family, x *expr.Payload) operand {
 	switch at := [3]uint32{uint32(x.Base), x.Offset, x.Len}; at {
 	case [3]uint32{unix.NFT_PAYLOAD_NETWORK_HEADER, 9, 1}:
 		return operand{text: "ip protocol", typ: typeProto}
+	case [3]uint32{unix.NFT_PAYLOAD_LL_HEADER, 0, 6}:
+		return operand{text: "ether daddr", typ: typeEther}
+	case [3]uint32{unix.NFT_PAYLOAD_LL_HEADER, 6, 6}:
+		return operand{text: "ether saddr", typ: typeEther}
+	case [3]uint32{unix.NFT_PAYLOAD_LL_HEADER, 12, 2}:
+		return operand{text: "ether type"}
 	case [3]uint32{unix.NFT_PAYLOAD_TRANSPORT_HEADER, 13, 1}:
 		return operand{text: "th flags"}
 	}
@@ -508,6 +517,9 @@ var typePresent = dataType{name: "present", length: 4, format: func(b string) st
 	}
 	return "exists"
 }}
+
+// typeEther is for addresses of Ethernet.
+var typeEther = dataType{name: "ether_addr", length: 6, format: func(b string) string { return net.HardwareAddr(b).String() }}
 
 func immediateText(data []byte) string {
 	if addr, ok := netip.AddrFromSlice(data); ok {

@@ -12,7 +12,7 @@ import (
 )
 
 // ReadOthers reads the tables of all programs, in the order in which they were made. The known tables are
-// not read, but stand at their places. Tables of other families have their base chains only. In all others
+// not read, but stand at their places. Of family arp a table has its base chains only. In all others
 // each rule has its Expressions as its one statement; elements of sets stay in the kernel: see Lookup. A
 // table with more than 100,000 rules has no chains, and LeftOut says so. Commits of others do not end the
 // call, so a rule can name a chain that has gone.
@@ -75,7 +75,7 @@ func (r *reader) other(d *otherDecoder, room int) error {
 		}
 		return d.take(m)
 	}
-	if err := r.list(unix.NFT_MSG_GETCHAIN, take); err != nil || !d.table.Family.Routes() {
+	if err := r.list(unix.NFT_MSG_GETCHAIN, take); err != nil || d.table.Family == unix.NFPROTO_ARP {
 		return err
 	}
 	if err := r.list(unix.NFT_MSG_GETSET, take); err != nil {

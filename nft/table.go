@@ -42,6 +42,9 @@ type KernelTable struct {
 	Objects []Object
 	// Handles are the handles of the rules, in their order, by the name of the chain. A Step with DeleteRule takes one.
 	Handles map[string][]uint64
+	// Devices are the names of the devices that a base chain belongs to, by the name of the chain: those of family netdev,
+	// and of the hook ingress of family inet. A name that ends in * stands for all that begin so.
+	Devices map[string][]string
 	// Other says that ReadOthers read the table: its rules are Expressions.
 	Other bool
 	// LeftOut says why ReadOthers left the table's contents out; empty if it did not.
@@ -178,6 +181,9 @@ const (
 	FamilyIP6 Family = unix.NFPROTO_IPV6
 	// FamilyInet is for both. This package reads its tables (ReadOthers), and writes none.
 	FamilyInet Family = unix.NFPROTO_INET
+	// FamilyNetdev and FamilyBridge are read like FamilyInet. Their chains are called by the device, not by the route.
+	FamilyNetdev Family = unix.NFPROTO_NETDEV
+	FamilyBridge Family = unix.NFPROTO_BRIDGE
 )
 
 // familyOf returns the family with the kernel's number nfproto. It is an error for the families that this package does

@@ -19,6 +19,9 @@ const (
 	TableFlagOwner   = 2 // 5.12
 	TableFlagPersist = 4 // 6.9
 
+	HookDevs     = 4 // 5.5
+	DevicePrefix = 2 // 6.18
+
 	ChainFlags    = 10 // 5.7
 	ChainUserdata = 12 // 5.10
 

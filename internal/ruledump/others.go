@@ -3,14 +3,16 @@ package ruledump
 import (
 	"context"
 	"fmt"
-	"net"
 	"net/netip"
+	"os"
 	"slices"
+	"strings"
 
 	"github.com/nftproxy/nftproxy/evaluator"
 	"github.com/nftproxy/nftproxy/internal/leftovers"
 	"github.com/nftproxy/nftproxy/nft"
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 )
 
 // maxRoutes is how many routes are read.
@@ -37,15 +39,23 @@ func (s *Snapshot) readOthers(ctx context.Context, conn *nft.Conn, record bool) 
 	if err != nil {
 		return err
 	}
-	for _, t := range all {
-		s.nameUnfollowed(t)
-	}
 	s.Ordered = all
 	s.addLegacy(record)
 	s.Host.Lookup = func(t *nft.Table, set string, key nft.Data) (nft.Element, bool, error) {
 		return conn.Lookup(ctx, t, set, key)
 	}
-	return s.addRoutes()
+	links, err := netlink.LinkList()
+	if err != nil {
+		return fmt.Errorf("list the interfaces of this network namespace: %w", err)
+	}
+	under := s.addLinks(links)
+	for _, t := range all {
+		if !slices.Contains(s.Tables, t) {
+			s.nameUnfollowed(t, under)
+		}
+	}
+	s.addRoutes(links)
+	return nil
 }
 
 // How large a table of iptables-legacy may be in the kernel. A dump has less room: some 40,000 rules.
@@ -78,38 +88,92 @@ func (s *Snapshot) addLegacy(record bool) {
 	}
 }
 
-// nameUnfollowed adds to NotLookedAt the chains of a table that the evaluator cannot follow.
-func (s *Snapshot) nameUnfollowed(t *nft.Table) {
+// nameUnfollowed adds to NotLookedAt the chains of a table that the evaluator cannot follow. under has the devices that
+// others send their packets through.
+func (s *Snapshot) nameUnfollowed(t *nft.Table, under map[string]string) {
 	name := tableName(t)
-	if family := t.Family.String(); family == "bridge" || family == "netdev" {
-		for _, c := range t.Chains {
-			if c.Hook != "" {
-				s.NotLookedAt = append(s.NotLookedAt, fmt.Sprintf("%s, chain %s (hook %s, priority %d): explain follows no family %s", name, c.Name, c.Hook, c.Priority, family))
+	for _, c := range t.Chains {
+		if t.Family == nft.FamilyBridge && c.Hook != "" && !slices.Contains(bridgeHooks, c.Hook) {
+			s.NotLookedAt = append(s.NotLookedAt, fmt.Sprintf("%s, chain %s: explain follows no %s of bridges", name, c.Name, c.Hook))
+		}
+		for _, device := range t.Kernel.Devices[c.Name] {
+			if above := under[device]; above != "" {
+				s.NotLookedAt = append(s.NotLookedAt, fmt.Sprintf("%s, chain %s: for packets of %s, which pass %s too", name, c.Name, above, device))
 			}
 		}
 	}
-	for _, c := range t.Chains {
-		if t.Family == nft.FamilyInet && c.Hook == "ingress" {
-			s.NotLookedAt = append(s.NotLookedAt, fmt.Sprintf("%s, chain %s: explain follows no hook ingress", name, c.Name))
-		}
-	}
-	if t.Kernel != nil && t.Kernel.LeftOut != "" {
+	if t.Kernel.LeftOut != "" {
 		s.NotLookedAt = append(s.NotLookedAt, name+": "+t.Kernel.LeftOut)
 	}
 }
 
+var bridgeHooks = []nft.Hook{nft.HookPrerouting, nft.HookInput, nft.HookForward, nft.HookOutput, nft.HookPostrouting}
+
 func tableName(t *nft.Table) string { return fmt.Sprintf("table %s %s", t.Family, t.Name) }
 
-// addRoutes reads the interfaces, and the routes of the main table.
-func (s *Snapshot) addRoutes() error {
-	links, err := net.Interfaces()
-	if err != nil {
-		return fmt.Errorf("list the interfaces of this network namespace: %w", err)
-	}
-	names := map[int]string{}
-	s.Host.Interfaces = map[string]uint32{}
+// addLinks adds the interfaces and the ports of bridges. It returns the devices that others send their packets through, with
+// one of those.
+func (s *Snapshot) addLinks(links []netlink.Link) (under map[string]string) {
+	byIndex := map[int]netlink.Link{}
+	s.Host.Interfaces, s.Host.Bridges, under = map[string]uint32{}, map[string]string{}, map[string]string{}
 	for _, l := range links {
-		names[l.Index], s.Host.Interfaces[l.Name] = l.Name, uint32(l.Index)
+		byIndex[l.Attrs().Index], s.Host.Interfaces[l.Attrs().Name] = l, uint32(l.Attrs().Index)
+	}
+	for _, l := range links {
+		switch master := byIndex[l.Attrs().MasterIndex]; {
+		case master == nil:
+		case master.Type() == "bridge":
+			s.Host.Bridges[l.Attrs().Name] = master.Attrs().Name
+		default:
+			under[l.Attrs().Name] = master.Attrs().Name
+		}
+		if parent := byIndex[l.Attrs().ParentIndex]; parent != nil && slices.Contains([]string{"vlan", "vxlan", "macvlan", "ipvlan"}, l.Type()) {
+			under[parent.Attrs().Name] = l.Attrs().Name
+		}
+	}
+	if len(s.Host.Bridges) > 0 {
+		s.Host.BridgePorts = bridgePorts(byIndex)
+	}
+	for family, name := range map[nft.Family]string{nft.FamilyIP: "iptables", nft.FamilyIP6: "ip6tables"} {
+		if value, err := os.ReadFile("/proc/sys/net/bridge/bridge-nf-call-" + name); err == nil && strings.TrimSpace(string(value)) == "1" {
+			s.Host.BridgeFilters = append(s.Host.BridgeFilters, family)
+		}
+	}
+	slices.Sort(s.Host.BridgeFilters)
+	return under
+}
+
+// bridgePorts finds the ports behind which addresses are: by the neighbours of a bridge, and the Ethernet addresses that it
+// has learnt. What cannot be read leaves ports unknown.
+func bridgePorts(links map[int]netlink.Link) map[netip.Addr]string {
+	type learnt struct {
+		bridge int
+		mac    string
+	}
+	ports, addrs := map[learnt]string{}, map[netip.Addr]string{}
+	entries, _ := netlink.NeighList(0, unix.AF_BRIDGE)
+	for _, e := range entries {
+		if port := links[e.LinkIndex]; port != nil {
+			ports[learnt{e.MasterIndex, e.HardwareAddr.String()}] = port.Attrs().Name
+		}
+	}
+	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
+		neighbours, _ := netlink.NeighList(0, family)
+		for _, n := range neighbours {
+			port := ports[learnt{n.LinkIndex, n.HardwareAddr.String()}]
+			if addr, ok := netip.AddrFromSlice(n.IP); ok && port != "" && len(addrs) < maxRoutes {
+				addrs[addr.Unmap()] = port
+			}
+		}
+	}
+	return addrs
+}
+
+// addRoutes reads the routes of the main table.
+func (s *Snapshot) addRoutes(links []netlink.Link) {
+	names := map[int]string{}
+	for _, l := range links {
+		names[l.Attrs().Index] = l.Attrs().Name
 	}
 	for family, anywhere := range map[int]netip.Prefix{netlink.FAMILY_V4: netip.PrefixFrom(netip.IPv4Unspecified(), 0), netlink.FAMILY_V6: netip.PrefixFrom(netip.IPv6Unspecified(), 0)} {
 		routes, err := netlink.RouteList(nil, family)
@@ -125,20 +189,23 @@ func (s *Snapshot) addRoutes() error {
 			}
 			if len(s.Host.Routes) == maxRoutes {
 				s.NotLookedAt = append(s.NotLookedAt, fmt.Sprintf("routes: more than the first %d", maxRoutes))
-				return nil
+				return
 			}
 			s.Host.Routes = append(s.Host.Routes, evaluator.Route{Destination: to, Interface: names[r.LinkIndex]})
 		}
 	}
-	return nil
 }
 
 // others is the part of a dump about what else is on the way of packets.
 type others[Table any] struct {
-	Tables      []Table           `json:"tables"`
-	Routes      []route           `json:"routes"`
-	Interfaces  map[string]uint32 `json:"interfaces,omitempty"`
-	NotLookedAt []string          `json:"notLookedAt,omitempty"`
+	Tables     []Table           `json:"tables"`
+	Routes     []route           `json:"routes"`
+	Interfaces map[string]uint32 `json:"interfaces,omitempty"`
+	// Bridges, BridgePorts and BridgeFilters are those of evaluator.Host.
+	Bridges       map[string]string     `json:"bridges,omitempty"`
+	BridgePorts   map[netip.Addr]string `json:"bridgePorts,omitempty"`
+	BridgeFilters []string              `json:"bridgeFilters,omitempty"`
+	NotLookedAt   []string              `json:"notLookedAt,omitempty"`
 }
 
 type otherText struct {
@@ -168,7 +235,13 @@ func (s *Snapshot) othersText() *others[otherText] {
 	if s.otherRecordings == nil && len(s.NotLookedAt) == 0 {
 		return nil
 	}
-	out := &others[otherText]{Tables: []otherText{}, Routes: []route{}, Interfaces: s.Host.Interfaces, NotLookedAt: s.NotLookedAt}
+	out := &others[otherText]{
+		Tables: []otherText{}, Routes: []route{}, Interfaces: s.Host.Interfaces, NotLookedAt: s.NotLookedAt,
+		Bridges: s.Host.Bridges, BridgePorts: s.Host.BridgePorts,
+	}
+	for _, family := range s.Host.BridgeFilters {
+		out.BridgeFilters = append(out.BridgeFilters, family.String())
+	}
 	for i, t := range s.Ordered {
 		text := otherText{Family: t.Family.String(), Name: t.Name, Own: slices.Contains(s.Tables, t)}
 		if !text.Own {
@@ -177,7 +250,7 @@ func (s *Snapshot) othersText() *others[otherText] {
 			}
 			text.Comment, text.Netlink = t.Comment, s.otherRecordings[i]
 			for _, set := range t.Sets {
-				if t.Family.Routes() && !set.Recorded() {
+				if !set.Recorded() {
 					text.LeftOut = append(text.LeftOut, fmt.Sprintf("the elements of set %s: there are more than %d", set.Name, nft.MaxRecordedElements))
 				}
 			}
@@ -196,6 +269,12 @@ func (s *Snapshot) othersText() *others[otherText] {
 // addRecorded adds the others of a dump.
 func (s *Snapshot) addRecorded(o *others[otherBytes]) error {
 	s.NotLookedAt, s.Host.Interfaces = o.NotLookedAt, o.Interfaces
+	s.Host.Bridges, s.Host.BridgePorts = o.Bridges, o.BridgePorts
+	for _, family := range nft.Families {
+		if slices.Contains(o.BridgeFilters, family.String()) {
+			s.Host.BridgeFilters = append(s.Host.BridgeFilters, family)
+		}
+	}
 	s.Ordered, s.otherRecordings = []*nft.Table{}, []nft.Recording{}
 	for i := range o.Tables {
 		text := &o.Tables[i]

@@ -170,7 +170,13 @@ func (s *Snapshot) Redact(p *Pseudonyms) (*Snapshot, error) {
 	for _, r := range s.Host.Routes {
 		out.Host.Routes = append(out.Host.Routes, evaluator.Route{Destination: p.ofPrefix(r.Destination), Interface: r.Interface})
 	}
-	out.Host.Interfaces = s.Host.Interfaces
+	out.Host.Interfaces, out.Host.Bridges, out.Host.BridgeFilters = s.Host.Interfaces, s.Host.Bridges, s.Host.BridgeFilters
+	for addr, port := range s.Host.BridgePorts {
+		if out.Host.BridgePorts == nil {
+			out.Host.BridgePorts = map[netip.Addr]string{}
+		}
+		out.Host.BridgePorts[p.Of(addr)] = port
+	}
 	for _, what := range s.NotLookedAt {
 		out.NotLookedAt = append(out.NotLookedAt, string(p.Text([]byte(what))))
 	}

@@ -32,11 +32,12 @@ A packet from one of the node's own addresses counts as one of a local process; 
 rules these are the Node's addresses alone. It does not look at unreachable routes.
 
 With the rules of the kernel, or of a dump of one, it follows the packet through the chains of
-all programs (families ip, ip6 and inet, and iptables-legacy), in the order of their priorities.
+all programs (families ip, ip6, inet, netdev and bridge, and iptables-legacy), in the order of
+their priorities.
 If one drops the packet, it is named. If that depends on something unknown, such as a rate limit
 or the order of chains with one priority, each outcome names what it depends on. A packet counts
-as coming in by the interface that leads to its source. What it cannot follow, such as chains of
-a bridge, is listed under "not looked at".
+as coming in by the interface that leads to its source. What it cannot follow is listed under
+"not looked at".
 
 With -o svg it draws the packet's way through the hooks and chains; what decided is red, other
 programs' chains are blue.
@@ -194,7 +195,7 @@ type Outcome struct {
 	// DecidedBy is the rule of another program, or the chain with its policy, that ended the packet's way.
 	DecidedBy *step `json:"decidedBy,omitempty"`
 	// DependsOn has rules of other programs of which it is not known whether they match, and chains, without a rule, of which
-	// it is not known whether they run before others.
+	// it is not known whether they run before others or at all.
 	DependsOn []step `json:"dependsOn,omitempty"`
 	Path      []step `json:"path"`
 
@@ -328,7 +329,7 @@ func (s *step) name() string {
 
 // condition says of a step of DependsOn what it is.
 func (s *step) condition() string {
-	if s.Rule == "" {
+	if s.Rule == "" && strings.HasSuffix(s.Verdict, evaluator.OrderOfChains) {
 		return "depends on the order of chains: " + s.name()
 	}
 	return fmt.Sprintf("depends on %s (%s)", s.name(), s.Verdict)

@@ -1,0 +1,159 @@
+package evaluator
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/nftproxy/nftproxy/nft"
+)
+
+// device is an interface on a packet's way. Of a bridge, port is the port that the packet comes or leaves by, and filtered
+// says that br_netfilter calls the hooks of IP there, before the bridge hands the packet up.
+type device struct {
+	ifname
+	isBridge, filtered bool
+	port               ifname
+}
+
+// device returns the interface on the way from or to an address.
+func (w *walk) device(name ifname, addr netip.Addr) device {
+	d := device{ifname: name}
+	var ports []string
+	for port, bridge := range w.host.Bridges {
+		if bridge == name.name {
+			ports = append(ports, port)
+		}
+	}
+	if len(ports) == 0 {
+		return d
+	}
+	d.isBridge, d.filtered = true, slices.Contains(w.host.BridgeFilters, w.family)
+	d.port.name = w.host.BridgePorts[addr]
+	switch {
+	case slices.Contains(ports, d.port.name):
+	case len(ports) == 1:
+		d.port.name = ports[0]
+	default:
+		d.port = ifname{unknown: fmt.Sprintf("the port of %s towards %s is not known", name.name, addr)}
+	}
+	return d
+}
+
+// half is a part of the chains of a hook of a bridge: br_netfilter calls the hooks of IP at priority 0.
+type half int8
+
+const (
+	whole half = iota
+	beforeIP
+	behindIP
+)
+
+// stage is a hook that the device calls. in and out are its interfaces.
+type stage struct {
+	family  nft.Family
+	hook    nft.Hook
+	in, out ifname
+	half    half
+}
+
+// arrival are the stages before prerouting of IP.
+func (d device) arrival() []stage {
+	switch {
+	case !d.isBridge:
+		return []stage{{nft.FamilyNetdev, nft.HookIngress, d.ifname, ifname{}, whole}}
+	case d.filtered:
+		return []stage{{nft.FamilyNetdev, nft.HookIngress, d.port, ifname{}, whole}, {nft.FamilyBridge, nft.HookPrerouting, d.port, ifname{}, beforeIP}}
+	}
+	return []stage{
+		{nft.FamilyNetdev, nft.HookIngress, d.port, ifname{}, whole}, {nft.FamilyBridge, nft.HookPrerouting, d.port, ifname{}, whole},
+		{nft.FamilyBridge, nft.HookInput, d.port, ifname{}, whole}, {nft.FamilyNetdev, nft.HookIngress, d.ifname, ifname{}, whole},
+	}
+}
+
+// handedUp are the stages behind prerouting of IP, if br_netfilter has called that.
+func (d device) handedUp() []stage {
+	if !d.filtered {
+		return nil
+	}
+	return []stage{
+		{nft.FamilyBridge, nft.HookPrerouting, d.port, ifname{}, behindIP},
+		{nft.FamilyBridge, nft.HookInput, d.port, ifname{}, whole}, {nft.FamilyNetdev, nft.HookIngress, d.ifname, ifname{}, whole},
+	}
+}
+
+// departure are the stages behind postrouting of IP.
+func (d device) departure() []stage {
+	stages := []stage{{nft.FamilyNetdev, nft.HookEgress, ifname{}, d.ifname, whole}}
+	if d.isBridge {
+		stages = append(stages, stage{nft.FamilyBridge, nft.HookOutput, ifname{}, d.port, whole},
+			stage{nft.FamilyBridge, nft.HookPostrouting, ifname{}, d.port, whole}, stage{nft.FamilyNetdev, nft.HookEgress, ifname{}, d.port, whole})
+	}
+	return stages
+}
+
+// bridge walks a packet that leaves by the bridge that it came in by, behind prerouting: with br_netfilter the bridge
+// forwards it, and calls the hooks of IP.
+func (w *walk) bridge(in, out device) (bool, error) {
+	w.note("routing: bridged")
+	if on, err := w.pass(stage{nft.FamilyBridge, nft.HookPrerouting, in.port, ifname{}, behindIP}, stage{nft.FamilyBridge, nft.HookForward, in.port, out.port, beforeIP}); !on {
+		return false, err
+	}
+	if on, err := w.traverse(nft.HookForward); !on {
+		return false, err
+	}
+	if on, err := w.pass(stage{nft.FamilyBridge, nft.HookForward, in.port, out.port, behindIP}, stage{nft.FamilyBridge, nft.HookPostrouting, ifname{}, out.port, whole}); !on {
+		return false, err
+	}
+	if on, err := w.traverse(nft.HookPostrouting); !on {
+		return false, err
+	}
+	return w.pass(stage{nft.FamilyNetdev, nft.HookEgress, ifname{}, out.port, whole})
+}
+
+// pass runs the chains of the stages. It reports whether the packet continues.
+func (w *walk) pass(stages ...stage) (bool, error) {
+	for _, s := range stages {
+		chains := w.chainsOf(s)
+		if len(chains) == 0 {
+			continue
+		}
+		iif, oif := w.iif, w.oif
+		w.hook = nft.Hook(s.family.String() + " " + string(s.hook))
+		w.iif, w.oif, w.atDevice = s.in, s.out, true
+		on, err := w.runHook(chains)
+		if w.iif, w.oif, w.atDevice = iif, oif, false; !on || err != nil {
+			return false, err
+		}
+	}
+	return true, nil
+}
+
+// chainsOf returns the chains that a packet meets at a stage. Where its device is not known, it may or may not meet them.
+func (w *walk) chainsOf(s stage) (chains []baseChain) {
+	at := s.in
+	if s.hook == nft.HookEgress || s.hook == nft.HookOutput || s.hook == nft.HookPostrouting {
+		at = s.out
+	}
+	for _, c := range w.hooks[hookKey{s.family, s.hook}] {
+		switch {
+		case s.half == beforeIP && c.chain.Priority >= 0, s.half == behindIP && c.chain.Priority < 0:
+			continue
+		case s.family == nft.FamilyNetdev && at.unknown == "" && !c.belongsTo(at.name):
+			continue
+		case s.family == nft.FamilyNetdev:
+			c.maybe = at.unknown != ""
+		}
+		chains = append(chains, c)
+	}
+	return chains
+}
+
+// belongsTo reports whether a device calls the chain.
+func (c baseChain) belongsTo(name string) bool {
+	return slices.ContainsFunc(c.Kernel.Devices[c.chain.Name], func(device string) bool {
+		prefix, isPrefix := strings.CutSuffix(device, "*")
+		return device == name || isPrefix && strings.HasPrefix(name, prefix)
+	})
+}
