@@ -49,14 +49,14 @@ func testExplainGoldenFlows(t *testing.T) {
 		})
 	}
 	t.Run("every reason but that of foreign rules and of affinity comes up", func(t *testing.T) {
-		for _, r := range []verb.Reason{verb.ReasonServed, verb.ReasonNotService, verb.ReasonNoEndpoints, verb.ReasonPolicyLocal, verb.ReasonUnknownPort, verb.ReasonUnassigned, verb.ReasonSource} {
+		for _, r := range []verb.Reason{verb.ReasonServed, verb.ReasonNotService, verb.ReasonNoEndpoints, verb.ReasonPolicyLocal, verb.ReasonUnknownPort, verb.ReasonUnassigned, verb.ReasonSource, verb.ReasonSentOn} {
 			if reasons[r] == 0 {
 				t.Errorf("no flow has the reason %s", r)
 			}
 		}
 		for _, r := range []verb.SourceReason{
 			verb.SourceHairpin, verb.SourceOutside, verb.SourcePolicyCluster, verb.SourceNode, verb.SourceAll,
-			verb.SourceClusterClient, verb.SourcePolicyLocal, verb.SourceNotTold,
+			verb.SourceClusterClient, verb.SourcePolicyLocal, verb.SourceNotTold, verb.SourceDirectReturn,
 		} {
 			if sources[r] == 0 {
 				t.Errorf("no flow has the source reason %s", r)
@@ -146,8 +146,16 @@ func (o *oracle) reasonOfDrop(p evaluator.Packet, port *model.ServicePort, kind 
 		return verb.ReasonUnassigned
 	case kind == loadBalancerIP && port.LoadBalancerSourceRanges != nil && !contains(port.LoadBalancerSourceRanges, p.Source.Addr()):
 		return verb.ReasonSource
+	case o.isDirect(p, port, kind):
+		return verb.ReasonSentOn
 	}
 	return verb.ReasonPolicyLocal
+}
+
+// isDirect reports whether a packet goes the direct way: sent on, or with its source kept. Then the case says so.
+func (o *oracle) isDirect(p evaluator.Packet, port *model.ServicePort, kind addressKind) bool {
+	own, _ := o.isOwnClient(p)
+	return port.DirectReturn && (kind == loadBalancerIP || kind == externalIP) && !own && !p.Local
 }
 
 // sourceReason says why the source is kept or not. An endpoint that is sent to itself is
@@ -173,6 +181,8 @@ func (o *oracle) reasonByPolicy(p evaluator.Packet, port *model.ServicePort, kin
 		return verb.SourceClusterClient
 	case kind == clusterIP:
 		return verb.SourceOutside
+	case o.isDirect(p, port, kind):
+		return verb.SourceDirectReturn
 	case port.ExternalPolicy == model.PolicyCluster:
 		return verb.SourcePolicyCluster
 	case own:

@@ -109,6 +109,9 @@ func sourceReasonOf(fate *evaluator.Fate) (reason SourceReason) {
 			reason = r
 		}
 	}
+	if fate.Masqueraded && reason == SourceDirectReturn {
+		return SourcePolicyCluster // a client of the cluster, or a slot that is nobody's
+	}
 	// By the proxy's rules the source would be kept, but another program has set their mark, or has translated the source.
 	if fate.Masqueraded && slices.Contains([]SourceReason{SourceClusterClient, SourcePolicyLocal, SourceNotTold}, reason) {
 		reason = SourceForeign
