@@ -15,6 +15,9 @@ const ctStateEstablished = 1 << 1
 // ctStatusSNAT is the bit of ct status that says the source was translated.
 const ctStatusSNAT = 1 << 4
 
+// UnknownSourcePort is in the text of the error that says that a rule looks at the source port of a packet without one.
+const UnknownSourcePort = "the source port is not known"
+
 // value is the value of a field. If it is not known, data is zeros and unknown says why.
 type value struct {
 	data    nft.Data
@@ -43,7 +46,7 @@ func (w *walk) field(f nft.Field) (value, error) {
 	case nft.IPDaddr, nft.IP6Daddr:
 		return w.address(f, w.family.Daddr(), w.destination.Addr())
 	case nft.ThSport:
-		return w.port(w.source.Port(), "the source port is not known"), nil
+		return w.port(w.source.Port(), UnknownSourcePort), nil
 	case nft.ThDport:
 		return w.port(w.destination.Port(), "the destination port is not known"), nil
 	case nft.MetaL4proto:

@@ -236,6 +236,9 @@ func Explain(s *ruledump.Snapshot, p evaluator.Packet) (*Explanation, error) {
 		}
 	}
 	fates, err := evaluator.New(s.Walked()).Fates(p)
+	if err != nil && p.Source.Port() == 0 && strings.Contains(err.Error(), evaluator.UnknownSourcePort) {
+		return nil, fmt.Errorf("%w: give one, as in --from %s", err, netip.AddrPortFrom(p.Source.Addr(), 40000))
+	}
 	if err != nil {
 		return nil, err
 	}

@@ -1,8 +1,12 @@
 package verb
 
 import (
+	"slices"
 	"strings"
 	"testing"
+
+	"github.com/nftproxy/nftproxy/internal/testkit/flows"
+	"github.com/nftproxy/nftproxy/internal/testkit/lab"
 )
 
 // run runs ruledump and returns what it prints.
@@ -27,6 +31,21 @@ func TestExplain(t *testing.T) {
 	t.Run("says what becomes of a packet", testExplainSaysWhatBecomesOfAPacket)
 	t.Run("refuses what it cannot read", testExplainRefusesWhatItCannotRead)
 	t.Run("needs all that it is asked", testExplainNeedsAllThatItIsAsked)
+	t.Run("asks for a source port that decides", testExplainAsksForASourcePort)
+}
+
+// Direct return chooses the node by the client's port.
+func testExplainAsksForASourcePort(t *testing.T) {
+	cases := flows.Cases(t)
+	c := cases[slices.IndexFunc(cases, func(c flows.Case) bool { return c.Name == "direct-return-keeps-the-source" })]
+	args := []string{"explain", "--manifests", c.ManifestsDir(t), "--config", c.ConfigFile(t), "--node", lab.NodeName, "--to=192.0.2.10:80"}
+	const want = "the source port is not known: give one, as in --from 198.51.100.7:40000"
+	if status, _, stderr := execute(append(args, "--from=198.51.100.7")...); status != 2 || !strings.Contains(stderr, want) {
+		t.Errorf("status %d: %s", status, stderr)
+	}
+	if status, stdout, stderr := execute(append(args, "--from=198.51.100.7:40000")...); status != 0 || !strings.Contains(stdout, "to 10.244.") {
+		t.Errorf("status %d: %s%s", status, stderr, stdout)
+	}
 }
 
 func testExplainPrintsThePathThatAllEndpointsShareOnce(t *testing.T) {

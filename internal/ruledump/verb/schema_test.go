@@ -70,8 +70,8 @@ func TestSchema(t *testing.T) {
 			append([]string{"compile"}, from...),
 			append([]string{"services"}, from...),
 			append([]string{"stats"}, from...),
-			append([]string{"explain", "--from", "198.51.100.7%eth0", "--to", "192.0.2.10:80"}, from...),
-			append([]string{"explain", "--from", "10.244.1.250%veth1", "--to", "10.96.0.10:80"}, from...),
+			append([]string{"explain", "--from", "198.51.100.7:40000%eth0", "--to", "192.0.2.10:80"}, from...),
+			append([]string{"explain", "--from", "10.244.1.250:40000%veth1", "--to", "10.96.0.10:80"}, from...),
 			append([]string{"diff", "--dump", dumped}, from...),
 		} {
 			t.Run(c.Name+"/"+command[0], func(t *testing.T) {
