@@ -18,8 +18,10 @@ BIN         ?= bin
 # Without grpcnotrace gRPC brings in html/template, for which the linker keeps every method: 5 MB more.
 # Without -buildvcs=false the bytes depend on the tags of the clone, and on GOFLAGS. The version is in LDFLAGS.
 BUILDFLAGS  := -tags grpcnotrace -trimpath -buildvcs=false
-# Most tests wait more than they compute. go vet has run before.
-TEST         = $(GO) test -vet=off -p $(shell echo $$((2 * $$(nproc))))
+# Most tests wait more than they compute.
+PARALLEL     = -p $(shell echo $$((2 * $$(nproc))))
+# go vet has run before.
+TEST         = $(GO) test -vet=off $(PARALLEL)
 BUILD       := CGO_ENABLED=0 $(GO) build $(BUILDFLAGS) -ldflags '$(LDFLAGS)'
 COMMANDS    := ./cmd/kube-proxy ./cmd/ruledump
 # The plugin for kubectl. It has client-go's exec and runs on laptops, so it is a program of its own.
@@ -107,9 +109,14 @@ announce: # go list says whether Kubernetes' libraries have to be compiled
 	@[ "$$(CGO_ENABLED=0 $(GO) list $(BUILDFLAGS) -f '{{.Stale}}' k8s.io/client-go/rest)" != true ] || \
 		echo "The first build compiles Kubernetes' libraries: about 130 s of processor time."
 
+# The packages whose tests all need root and network namespaces.
+NAMESPACES := /(integration|hack|examples)(/|$$)
+# go test vets while other tests wait. With a garbage collector that runs seldom, tests take up to a third less
+# processor time, and the compiler a tenth.
 quick: format ## for each save: no root, no nft program, half a minute with a warm cache
-	$(GO) vet ./...
-	$(TEST) -short $$($(GO) list ./... | grep -Ev '/(integration|hack|examples)(/|$$)')
+	GOGC=400 $(GO) test -vet=all $(PARALLEL) -short $$($(GO) list ./... | grep -Ev '$(NAMESPACES)')
+	$(GO) vet $$($(GO) list ./... | grep -E '$(NAMESPACES)')
+	$(TEST) -short -run '^(TestGoldenRulesets|TestGoldenFlowsOnPaper|TestGoldenCases|TestImports)$$' ./integration
 
 test: prerequisites build ## all of it; needs root, and the programs of NEEDS, which it installs
 	$(MAKE) --no-print-directory -O -j $$(nproc) check test-386 fuzz modules

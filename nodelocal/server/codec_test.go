@@ -23,8 +23,9 @@ func TestEncodings(t *testing.T) {
 	})
 	t.Run("count the ports that they belong to", func(t *testing.T) {
 		var e encodings
+		long := map[string]string{"example.com/note": strings.Repeat("x", 1<<20)}
 		for range 10 * maxEncodings >> 20 {
-			e.keep(&model.ServicePort{ServiceAnnotations: map[string]string{"example.com/note": strings.Repeat("x", 1<<20)}}, nil)
+			e.keep(&model.ServicePort{ServiceAnnotations: long}, nil)
 		}
 		if kept := (len(e.young) + len(e.old)) << 20; kept > 2*maxEncodings {
 			t.Errorf("%d bytes of annotations are kept, want up to two generations of %d", kept, maxEncodings)
