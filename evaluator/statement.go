@@ -40,6 +40,8 @@ func (s *statements) run(statement nft.Statement) (matched bool, v nft.Verdict, 
 		return s.masqueradeHere()
 	case nft.Update:
 		matched, err = s.update(x)
+	case nft.Delete:
+		matched, err = true, s.deleteAdded(x)
 	case nft.Reject:
 		return s.reject(x)
 	case nft.Counter:

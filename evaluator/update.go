@@ -45,7 +45,7 @@ func (s *statements) addedElements(set *nft.Set) []nft.Element {
 	return out
 }
 
-// update adds an element to a dynamic map. If the map has the key, the element keeps its data, and its timeout starts
+// update adds an element to a dynamic map or set. If it has the key, the element keeps its data, and its timeout starts
 // anew. If the map is full, nothing is added, and the rule ends (net/netfilter/nft_dynset.c).
 func (s *statements) update(u nft.Update) (matched bool, err error) {
 	set := s.Set(u.Map)
@@ -56,7 +56,7 @@ func (s *statements) update(u nft.Update) (matched bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	data, err := s.evaluate(u.Data)
+	data, err := s.evaluate(u.Data) // nothing for a set
 	if err != nil {
 		return false, err
 	}
@@ -79,6 +79,28 @@ func (s *statements) update(u nft.Update) (matched bool, err error) {
 	s.fate.Added = append(s.fate.Added, added)
 	s.elements = append(s.elements, set.FormatElement(e))
 	return true, nil
+}
+
+// deleteAdded removes an element that a packet added to a dynamic set. One that was there before stays: the next packet
+// may be another one.
+func (s *statements) deleteAdded(d nft.Delete) error {
+	set := s.Set(d.Set)
+	if set == nil || !set.Dynamic {
+		return fmt.Errorf("there is no dynamic set %s", d.Set)
+	}
+	k, err := s.evaluate(d.Key)
+	if err != nil {
+		return err
+	}
+	if len(k.data) != set.Key.Len() {
+		return fmt.Errorf("the keys of %s are not %s", d.Set, d.Key)
+	}
+	if k.unknown != "" {
+		return errors.New(k.unknown)
+	}
+	isIt := func(a Added) bool { return a.isOf(s.Table, set) && a.Element.Key == k.data }
+	s.added = slices.DeleteFunc(slices.Clone(s.added), isIt)
+	return nil
 }
 
 // full reports whether a dynamic map has no room left.

@@ -288,10 +288,20 @@ func (d *delinearizer) dup(e *expr.Dup) bool {
 
 func (d *delinearizer) update(e *expr.Dynset) bool {
 	set := d.sets(e.SetName)
-	if set == nil || set.Data == nil || e.Operation != unix.NFT_DYNSET_OP_UPDATE || e.Invert || len(e.Exprs) > 0 {
+	if set == nil || e.Invert || len(e.Exprs) > 0 || (set.Data == nil) != (e.SrcRegData == 0) {
 		return false
 	}
-	key, okKey := d.concatAt(e.SrcRegKey, set.Key.Len())
-	data, okData := d.concatAt(e.SrcRegData, set.Data.Len())
-	return okKey && okData && d.emit(Update{Map: e.SetName, Key: key, Data: data, Timeout: e.Timeout})
+	key, ok := d.concatAt(e.SrcRegKey, set.Key.Len())
+	switch {
+	case !ok:
+		return false
+	case e.Operation == netlinkattr.DynsetDelete && set.Data == nil && e.Timeout == 0:
+		return d.emit(Delete{Set: e.SetName, Key: key})
+	case e.Operation != unix.NFT_DYNSET_OP_UPDATE:
+		return false
+	case set.Data == nil:
+		return d.emit(Update{Map: e.SetName, Key: key, Timeout: e.Timeout})
+	}
+	data, ok := d.concatAt(e.SrcRegData, set.Data.Len())
+	return ok && d.emit(Update{Map: e.SetName, Key: key, Data: data, Timeout: e.Timeout})
 }

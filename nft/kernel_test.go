@@ -147,9 +147,10 @@ func everything(f Family) *Table {
 		updates.Rules = append(updates.Rules, affinityUpdate(f))
 	}
 
+	asked := &Set{Name: "asked", Key: Concat{f.Saddr(), ThSport, f.Daddr(), ThDport}, Dynamic: true, Size: DefaultSize}
 	return &Table{
 		Family: f, Name: "kube-proxy", Comment: "everything",
-		Sets: []*Set{services, endpoints, neighbours, quoted, ips, ports, protocols, hairpin, sources, counted, affinity},
+		Sets: []*Set{services, endpoints, neighbours, quoted, ips, ports, protocols, hairpin, sources, counted, affinity, asked},
 		Chains: []*Chain{
 			{Name: "nat-prerouting", Type: TypeNAT, Hook: HookPrerouting, Priority: PriorityDstNAT, Rules: []Rule{NewRule(Jump("services"))}},
 			{Name: "filter-forward", Type: TypeFilter, Hook: HookForward, Priority: PriorityFilter, Rules: []Rule{
@@ -168,6 +169,10 @@ func everything(f Family) *Table {
 				NewRule(SetTTL{f, 8}),
 				NewRule(Dup{append(frontendKey(f), JHash{Field: f.Saddr(), And: ThSport, Mod: 251, Seed: 0x5eed, Offset: 251}), "neighbours"}, Drop),
 				NewRule(icmp...),
+			}},
+			{Name: "asked", Rules: []Rule{
+				NewRule(InSet{asked.Key, Equal, asked.Name}, Update{Map: asked.Name, Key: asked.Key, Timeout: 3 * time.Minute}),
+				NewRule(Delete{asked.Name, asked.Key}),
 			}},
 			{Name: "icmp-errors", Rules: []Rule{NewRule(Dup{append(quotedKey, quotedHash), "quoted"}, Drop)}},
 			{Name: "nat-postrouting", Type: TypeNAT, Hook: HookPostrouting, Priority: PrioritySrcNAT, Rules: []Rule{

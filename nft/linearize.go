@@ -127,12 +127,18 @@ func (s SetTTL) linearize(l *linearizer) {
 
 func (u Update) linearize(l *linearizer) {
 	l.load(u.Key)
-	data := u.Key.Len() / 4
-	l.loadFrom(data, u.Data)
-	l.add(&expr.Dynset{
-		SrcRegKey: unix.NFT_REG_1, SrcRegData: register(data), SetName: u.Map,
-		Operation: unix.NFT_DYNSET_OP_UPDATE, Timeout: u.Timeout,
-	})
+	update := &expr.Dynset{SrcRegKey: unix.NFT_REG_1, SetName: u.Map, Operation: unix.NFT_DYNSET_OP_UPDATE, Timeout: u.Timeout}
+	if u.Data != nil {
+		data := u.Key.Len() / 4
+		l.loadFrom(data, u.Data)
+		update.SrcRegData = register(data)
+	}
+	l.add(update)
+}
+
+func (d Delete) linearize(l *linearizer) {
+	l.load(d.Key)
+	l.add(&expr.Dynset{SrcRegKey: unix.NFT_REG_1, SetName: d.Set, Operation: netlinkattr.DynsetDelete})
 }
 
 func (Masquerade) linearize(l *linearizer) { l.add(&expr.Masq{FullyRandom: true}) }

@@ -48,6 +48,8 @@ func TestStatementString(t *testing.T) {
 		{"destination NAT", DNAT{FamilyIP, append(slices.Clone(front), Numgen{3}), "endpoints"}, "dnat ip to ip daddr . meta l4proto . th dport . numgen random mod 3 map @endpoints"},
 		{"destination NAT for IPv6", DNAT{FamilyIP6, Concat{IP6Daddr}, "m"}, "dnat ip6 to ip6 daddr map @m"},
 		{"an update of a map", affinityUpdate(FamilyIP6).Statements[1], "update @affinity { ip6 saddr . ct original ip6 daddr . meta l4proto . ct original proto-dst timeout 3h : ip6 daddr . ct reply proto-src }"},
+		{"an update of a set", Update{Map: "m", Key: Concat{IPSaddr}, Timeout: time.Minute}, "update @m { ip saddr timeout 1m }"},
+		{"a delete", Delete{"m", Concat{IPSaddr, ThSport}}, "delete @m { ip saddr . th sport }"},
 		{"an update with a timeout of several units", Update{"m", Concat{IPSaddr}, Concat{IPDaddr}, 25*time.Hour + 62*time.Second + 5*time.Millisecond}, "update @m { ip saddr timeout 1d1h1m2s5ms : ip daddr }"},
 		{"masquerade", Masquerade{}, "masquerade fully-random"},
 		{"reject", Reject{FamilyIP6}, "reject"},

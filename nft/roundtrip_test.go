@@ -102,6 +102,12 @@ func drawStatement(t *rapid.T, f Family, sets map[string]*Set) Statement {
 		key := Concat{f.Saddr(), f.OriginalDaddr(), CTOriginalProtoDst}
 		sets[name].Key = key
 		return Update{Map: name, Key: key, Data: data, Timeout: rapid.Custom(drawTimeout).Draw(t, "timeout")}
+	case 14:
+		key, name := lookIn(Set{Dynamic: true})
+		return Update{Map: name, Key: key, Timeout: rapid.Custom(drawTimeout).Draw(t, "timeout")}
+	case 15:
+		key, name := lookIn(Set{Dynamic: true})
+		return Delete{Set: name, Key: key}
 	}
 	return rapid.SampledFrom([]Verdict{Accept, Drop, Return, Jump("a-chain"), Goto("a-chain")}).Draw(t, "verdict")
 }

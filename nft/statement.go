@@ -97,12 +97,12 @@ type SetTTL struct {
 func (s SetTTL) String() string { return fmt.Sprintf("%s set %d", s.Family.TTL(), s.Hops) }
 
 // Update adds an element to the named Dynamic map, as in `update @clients { ip saddr timeout 3h : ip daddr . th
-// dport }`. Key and Data, evaluated for the packet, are its key and value. If the map has the key already, the
-// element keeps its value, and its timeout starts anew. If the map is full, the rule ends.
+// dport }`, or to a Dynamic set. Key and Data, evaluated for the packet, are its key and value. If the map has the key
+// already, the element keeps its value, and its timeout starts anew. If the map is full, the rule ends.
 type Update struct {
-	// Map is the name of a Dynamic map of the rule's table.
+	// Map is the name of a Dynamic map or set of the rule's table.
 	Map string
-	// Key and Data are of the types of the map's Key and Data.
+	// Key and Data are of the types of the map's Key and Data. Data is nil for a set.
 	Key, Data Concat
 	// Timeout is in whole milliseconds.
 	Timeout time.Duration
@@ -110,8 +110,23 @@ type Update struct {
 
 // String returns the statement as nft lists it.
 func (u Update) String() string {
-	return fmt.Sprintf("update @%s { %s timeout %s : %s }", u.Map, u.Key, formatDuration(u.Timeout), u.Data)
+	data := ""
+	if u.Data != nil {
+		data = " : " + u.Data.String()
+	}
+	return fmt.Sprintf("update @%s { %s timeout %s%s }", u.Map, u.Key, formatDuration(u.Timeout), data)
 }
+
+// Delete removes an element from the named Dynamic set, if it is there, as in `delete @asked { ip saddr }`.
+type Delete struct {
+	// Set is the name of a Dynamic set of the rule's table.
+	Set string
+	// Key is of the type of the set's Key.
+	Key Concat
+}
+
+// String returns the statement as nft lists it.
+func (d Delete) String() string { return fmt.Sprintf("delete @%s { %s }", d.Set, d.Key) }
 
 // Masquerade translates the source to an address of the outgoing interface and to a random port (flag fully-random).
 // It is for chains of type nat at the hook postrouting.
@@ -243,6 +258,8 @@ func setOf(s Statement) string {
 		return s.Map
 	case Update:
 		return s.Map
+	case Delete:
+		return s.Set
 	}
 	return ""
 }

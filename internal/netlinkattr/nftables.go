@@ -36,6 +36,7 @@ const (
 	SetFieldLen   = 1 // 5.6
 
 	SetFlagConcat = 0x80 // 5.6
+	DynsetDelete  = 2    // 5.4
 
 	SetElemKeyEnd      = 10 // 5.6
 	SetElemExpressions = 11 // 5.11
