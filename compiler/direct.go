@@ -17,12 +17,12 @@ import (
 // client. Only that node's conntrack knows the connection: others may go, and a router may choose another one. With
 // session affinity the hash is that of the address alone, and the numbers of its slots follow the others.
 //
-// Connections outlive a move of their slot. A packet that opens no connection, of a slot of this node and of no connection
+// Connections outlive a move of their slot. A TCP packet that opens no connection, of a slot of this node and of no connection
 // that it knows, goes to the endpoints with the next scores for the slot: one of them had the slot before, if this one
-// came since. Its node knows the connection, and the others drop the packet.
+// came since. Its node knows the connection, and the others drop the packet. For UDP and SCTP see directflows.go.
 //
 // TTL says how often a packet was sent on, so that nodes that disagree send none round: a node sends on what comes from
-// outside, and asks other endpoints about what comes from a node, once each. The kernel's dup makes 255 of a TTL of 0:
+// outside, and asks other endpoints about what comes from a node, with less each time. The kernel's dup makes 255 of a TTL of 0:
 // without these rules two nodes that disagree, or a route that leads back, send a packet around for ever.
 //
 // A node finds its own slots in the map direct-slots, and those of other nodes in direct-hops:
@@ -37,6 +37,7 @@ import (
 //	}
 //	chain direct-forward {
 //		ct state established,related return
+//		ct status dnat return        # of a flow that nobody answers
 //		ip ttl < 17 goto direct-again
 //		ip ttl set 17
 //		dup to ip daddr . meta l4proto . th dport . jhash ip saddr . th sport mod 4093 seed … map @direct-hops drop
@@ -44,8 +45,8 @@ import (
 //		goto direct-again
 //	}
 //	chain direct-again {             # for this node's slots, and for packets that a node has sent on
+//		meta l4proto != tcp goto direct-unknown
 //		ip ttl < 8 drop
-//		meta l4proto != tcp return
 //		meta l4proto tcp tcp flags syn return
 //		ip ttl set 8
 //		dup to … jhash … offset 16372 map @direct-others
@@ -146,7 +147,10 @@ var affinities = [...]bool{false, true}
 // this node translated stay, whoever has their slot now. An entry for any other connection goes with
 // the packet, because it is never confirmed.
 func (p *program) directChains() []*nft.Chain {
-	rules := []nft.Rule{knownReturns()}
+	rules := []nft.Rule{
+		knownReturns(),
+		nft.NewRule(wasTranslated, nft.Return), // a flow that is not established, because nobody answers it
+	}
 	for _, client := range p.localClients() {
 		rules = append(rules, nft.NewRule(client, nft.Return))
 	}
@@ -157,13 +161,13 @@ func (p *program) directChains() []*nft.Chain {
 		rules = append(rules, nft.NewRule(p.sendOn(hopRecord, 0, affinity), nft.Drop))
 	}
 	rules = append(rules, nft.NewRule(nft.Goto(chainDirectAgain)))
-	return []*nft.Chain{
+	return append(p.flowChains(), []*nft.Chain{
 		{Name: chainPreroutingDirect, Type: nft.TypeFilter, Hook: nft.HookPrerouting, Priority: nft.PriorityMangle, Rules: p.directBase()},
 		{Name: chainDirectFind, Rules: p.directFind()},
 		{Name: chainDirectForward, Rules: rules},
 		{Name: chainDirectAgain, Rules: p.directAgain()},
 		{Name: chainDirectErrors, Rules: p.directErrors()},
-	}
+	}...)
 }
 
 // directBase is what every packet pays that a node forwards.
@@ -216,12 +220,14 @@ func cheapPrefix(p netip.Prefix) netip.Prefix {
 	return netip.PrefixFrom(p.Addr(), bits).Masked()
 }
 
-// directAgain asks the endpoints that may know a connection which this node does not, once.
+// directAgain asks the endpoints that may know a TCP connection which this node does not, once.
 func (p *program) directAgain() []nft.Rule {
-	rules := []nft.Rule{nft.NewRule(p.ttlBelow(directTTL), nft.Drop)}
+	rules := []nft.Rule{
+		nft.NewRule(nft.Match{Field: nft.MetaL4proto, Op: nft.NotEqual, Value: nft.ProtoData(uint8(model.TCP))}, nft.Goto(chainDirectUnknown)),
+		nft.NewRule(p.ttlBelow(directTTL), nft.Drop),
+	}
 	if p.has(otherRecord, false) {
 		rules = append(rules,
-			nft.NewRule(nft.Match{Field: nft.MetaL4proto, Op: nft.NotEqual, Value: nft.ProtoData(uint8(model.TCP))}, nft.Return),
 			nft.NewRule(isProtocol(model.TCP), nft.Match{Field: nft.TCPFlags, Value: nft.TCPFlagSYN}, nft.Return),
 			nft.NewRule(nft.SetTTL{Family: p.family, Hops: directTTL}))
 		for _, affinity := range affinities {
@@ -287,14 +293,18 @@ func appendSlotRecords(to []record, p plan, fe frontend) []record {
 			to = append(to, record{kind: slotRecord, frontend: fe, slot: slotNumber(slot, 0, affinity), addr: e.AddrPort})
 		}
 	}
-	if fe.protocol != model.TCP {
-		return to
-	}
 	for i := range directOthers {
 		for slot, others := range p.port.slots.others {
-			if i < len(others) {
+			if i < len(others) && fe.protocol == model.TCP {
 				to = append(to, record{kind: otherRecord, frontend: fe, slot: slotNumber(slot, i, affinity), addr: netip.AddrPortFrom(others[i], 0)})
 			}
+		}
+	}
+	for slot, previous := range p.port.slots.previous {
+		if previous.IsValid() {
+			to = append(to, record{
+				kind: previousRecord, frontend: fe, slot: slotNumber(slot, 0, affinity), addr: netip.AddrPortFrom(previous, 0), moved: p.port.slots.moved[slot],
+			})
 		}
 	}
 	return to
@@ -405,6 +415,10 @@ type portSlots struct {
 	owners []uint16
 	// others has the endpoints that may know connections of this node's slots: see othersOf.
 	others [][]netip.Addr
+	// previous has the endpoints that had slots before, and moved says which of these slots have just come to this node:
+	// see follow. Both are nil if there are none.
+	previous []netip.Addr
+	moved    []bool
 }
 
 // slotsOf returns nil if there are no endpoints, or more than directEndpoints.

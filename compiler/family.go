@@ -17,6 +17,10 @@ type family struct {
 	ports   map[model.PortID]*portPlans
 	claims  claims
 	direct  directGrants
+	// former is nil after the first apply, or without RestoreSlots.
+	former formerSlots
+	// moved and flows are the sets movedSet and flowSet; nil if there is none.
+	moved, flows *nft.Set
 	// lists has the addresses and the lists of endpoints, decisions all other records.
 	lists, decisions store
 	chains           *endpointChains
@@ -32,9 +36,12 @@ func newFamily(ip nft.Family, config *Config) *family {
 	}
 	f := &family{program: &program{family: ip, config: config}, draft: draft, ports: map[model.PortID]*portPlans{}, claims: newClaims(0), direct: newDirectGrants()}
 	f.sets = addSets(draft, f.program)
+	if config.DirectReturn {
+		f.moved = draft.AddSet(f.program.movedSlots())
+	}
 	f.chains = newEndpointChains(draft, f.program, f.sets.of(serviceRecord, false))
 	f.affinity = newAffinityState(draft, f.program)
-	f.lists = store{draft: draft, sets: f.sets, more: map[nft.Data]int{}, contested: map[nft.Data]map[string]int{}}
+	f.lists = store{draft: draft, sets: f.sets, more: map[nft.Data]int{}, contested: map[nft.Data]map[string]int{}, moved: map[nft.Data]bool{}}
 	f.decisions = store{draft: draft, sets: f.sets, chains: f.chains, affinity: f.affinity}
 	f.putFixedChains()
 	return f
@@ -63,6 +70,7 @@ func (f *family) apply(changes *model.Changes) []Conflict {
 		f.count()
 		conflicts = f.claims.reconcileTouched(f.reconcile)
 	}
+	f.former = nil
 	f.putExceptions()
 	if now := f.usesNow(); now != f.program.uses {
 		f.program.uses = now
@@ -75,13 +83,14 @@ func (f *family) apply(changes *model.Changes) []Conflict {
 func (f *family) setPort(id model.PortID, p *model.ServicePort) {
 	lists, decisions := &f.lists, &f.decisions
 	f.askForDirect(id, p)
-	if old := f.ports[id]; old != nil {
+	old := f.ports[id]
+	if old != nil {
 		f.claims.removePort(old)
 		delete(f.ports, id)
 		lists.have, decisions.have = appendPortRecords(lists.have, old.ServicePort, f.program.config), appendAffinityRecords(decisions.have, old)
 	}
 	if p != nil {
-		f.addPort(p)
+		f.addPort(p, old)
 		lists.want = appendPortRecords(lists.want, p, f.program.config)
 	}
 	lists.replace()
@@ -94,9 +103,10 @@ func (f *family) askForDirect(id model.PortID, p *model.ServicePort) {
 	}
 }
 
-// addPort adds a port, except for its records in lists and decisions.replace.
-func (f *family) addPort(p *model.ServicePort) {
+// addPort adds a port whose plans were old, except for its records in lists and decisions.replace.
+func (f *family) addPort(p *model.ServicePort, old *portPlans) {
 	plans := plansOf(p, f.direct.granted[p.ID])
+	f.followSlots(plans, old)
 	f.ports[p.ID] = plans
 	f.direct.note(plans)
 	f.claims.addPort(plans)
@@ -195,6 +205,7 @@ func (f *family) usesNow() uses {
 
 // putFixedChains puts the chains with fixed names, and removes those that are not needed any more.
 func (f *family) putFixedChains() {
+	f.putFlowSet()
 	before := f.fixed
 	f.fixed = nil
 	for _, c := range f.program.chains(f.chains.withSet()) {
@@ -243,7 +254,7 @@ func (f *family) applyFirst(all map[model.PortID]*model.ServicePort) []Conflict 
 	f.ports = make(map[model.PortID]*portPlans, len(ports))
 	f.claims = newClaims(len(ports))
 	for _, p := range ports {
-		f.addPort(p)
+		f.addPort(p, nil)
 		f.decisions.replace()
 	}
 	claimed <- f.claims.touched

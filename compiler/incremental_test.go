@@ -165,12 +165,21 @@ func (c *cluster) serviceCIDRs() []netip.Prefix {
 // change chooses changes and takes them into the state.
 func (c *cluster) change() *model.Changes {
 	next := &model.Changes{Ports: map[model.PortID]*model.ServicePort{}}
-	switch c.choose(8) {
+	switch c.choose(9) {
 	case 0:
 		next.Node = c.node()
-	case 1:
-		next.ServiceCIDRs, next.ServiceCIDRsChanged = c.serviceCIDRs(), true
+	case 1: // slots of direct return move
+		p := c.port(model.PortID{Namespace: "default", Service: "a", Protocol: model.UDP, Family: model.IPv4})
+		p.DirectReturn, p.ExternalPolicy, p.LoadBalancerIPs, p.Cluster = true, model.PolicyCluster, []netip.Addr{c.addr(model.IPv4, externalNet, 2)}, nil
+		for on := range byte(3) {
+			if c.maybe(2) {
+				p.Cluster = append(p.Cluster, model.Endpoint{AddrPort: flowEndpoint(on), Local: on == 0, Remote: on > 0})
+			}
+		}
+		next.Ports[p.ID] = p
 	case 2:
+		next.ServiceCIDRs, next.ServiceCIDRsChanged = c.serviceCIDRs(), true
+	case 3:
 		next.Full, next.Node, next.ServiceCIDRs, next.ServiceCIDRsChanged = true, c.node(), c.serviceCIDRs(), true
 		for range c.choose(6) {
 			id := c.id()
@@ -208,8 +217,8 @@ func fewFrontends(c chooser) chainLimits {
 	}
 }
 
-// fresh compiles the state from nothing, and then gives it the chains and the sets that depend on the past. It fails if
-// the past does not explain them.
+// fresh compiles the state from nothing, and then gives it what depends on the past: chains and sets, for which it fails
+// if the past does not explain them, and the previous endpoints of slots.
 func (c *cluster) fresh() *Compiler {
 	compiler := c.newCompiler(chainLimits{spareFrom: math.MaxInt, setFrom: math.MaxInt, spareSetsFrom: math.MaxInt})
 	all := c.state
@@ -225,9 +234,20 @@ func (c *cluster) fresh() *Compiler {
 				f.chains.addSet(chain, f.chains.chains[chain])
 			}
 		}
+		f.givePrevious(c.compiler.families[i])
 		f.putFixedChains()
 	}
 	return compiler
+}
+
+// givePrevious gives a family the previous endpoints that slots have in another one.
+func (f *family) givePrevious(from *family) {
+	for fe, s := range f.claims.frontends {
+		if p := s.applied.port; s.applied.kind == kindReturn && p.ID.Protocol != model.TCP {
+			p.slots.previous, p.slots.moved = from.ports[p.ID].slots.previous, make([]bool, directSlots)
+			f.lists.replaceLists(fe, plan{}, s.applied)
+		}
+	}
 }
 
 // expectChains fails if a chain exists that the limits do not explain, or lacks something that they demand.
@@ -271,7 +291,7 @@ func printed(tables []*nft.Table) string {
 // anything but the state after each of them.
 func (c *cluster) run(events int) {
 	c.Helper()
-	c.directAddresses = c.choose(4)
+	c.directAddresses = c.choose(6)
 	c.compiler = c.newCompiler(c.limits)
 	c.state = model.Changes{Full: true, Ports: map[model.PortID]*model.ServicePort{}, Node: c.node(), ServiceCIDRsChanged: true}
 	first := c.state

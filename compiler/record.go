@@ -30,6 +30,8 @@ type record struct {
 	comment  string
 	// port is set for affinityMapRecord and affinityKnownRecord only.
 	port *portPlans
+	// moved says that a previousRecord's slot has just come to this node.
+	moved bool
 }
 
 // recordKind is the kind of a record. Kinds are in the order of their sets in the table, and of a plan's records.
@@ -61,12 +63,13 @@ const (
 	refusedSourceRecord
 	// directRecord is an address with direct return. Of its slots, a hopRecord leads to another node, an errorHopRecord does
 	// so for ICMP errors, and a slotRecord is this node's. An otherRecord leads to an endpoint that may have had the slot
-	// before: see slotNumber.
+	// before: see slotNumber. A previousRecord leads to the one that had it.
 	directRecord
 	hopRecord
 	errorHopRecord
 	slotRecord
 	otherRecord
+	previousRecord
 	// hairpinRecord is needed by each Service port with the endpoint.
 	hairpinRecord
 	// elementKinds is the number of kinds above, which are elements of sets that a table always has.
@@ -133,6 +136,7 @@ var recordSets = [elementKinds]struct {
 	errorHopRecord:      {names: [2]string{"direct-error-hops"}, key: keyErrorHop, direct: true},
 	slotRecord:          {names: [2]string{"direct-slots"}, key: keySlot, direct: true},
 	otherRecord:         {names: [2]string{"direct-others"}, key: keyHop, direct: true},
+	previousRecord:      {names: [2]string{"direct-previous"}, key: keyHop, direct: true},
 	hairpinRecord:       {names: [2]string{hairpinSet}, key: keyPair},
 }
 
@@ -319,7 +323,7 @@ func compareRecords(a, b *record) int {
 		return cmp.Or(cmp.Compare(a.kind, b.kind), cmp.Compare(a.list, b.list))
 	}
 	switch a.kind {
-	case endpointRecord, localEndpointRecord, hopRecord, errorHopRecord, slotRecord, otherRecord:
+	case endpointRecord, localEndpointRecord, hopRecord, errorHopRecord, slotRecord, otherRecord, previousRecord:
 		return cmp.Compare(a.slot, b.slot)
 	case hairpinRecord:
 		return a.addr.Compare(b.addr)

@@ -103,13 +103,17 @@ func changeClients(op nft.StepOp, m compiler.AffinityMap, elements []nft.Element
 
 // readAffinity reads the clients of the kernel's map. That may take long, so conn must not be the one that commits.
 func readAffinity(ctx context.Context, conn *nft.Conn, m compiler.AffinityMap) (clients []nft.Element, err error) {
-	for e, err := range conn.Elements(ctx, m.Table.Family, m.Table.Name, m.Set) {
+	return readSet(ctx, conn, m.Table.Family, m.Table.Name, m.Set)
+}
+
+func readSet(ctx context.Context, conn *nft.Conn, family nft.Family, table string, set *nft.Set) (elements []nft.Element, err error) {
+	for e, err := range conn.Elements(ctx, family, table, set) {
 		if err != nil {
 			return nil, err
 		}
-		clients = append(clients, e)
+		elements = append(elements, e)
 	}
-	return clients, ctx.Err()
+	return elements, ctx.Err()
 }
 
 // clients holds the maps that get clients, with the clients.

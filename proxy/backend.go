@@ -36,8 +36,9 @@ type Backend struct {
 	// reader is for listings that can be long, so that commits do not wait for them.
 	reader *nft.Conn
 	hooks  Hooks
-	// serviceProxyName is that of the compiler's Config, which names the tables.
+	// serviceProxyName is that of the compiler's Config, which names the tables, and directReturn its DirectReturn.
 	serviceProxyName string
+	directReturn     bool
 	// flows takes notes of each Sync, and lists the connections from which lost affinity is restored; nil for none.
 	flows *conntrack.Cleaner
 
@@ -106,7 +107,7 @@ func NewBackend(conn *nft.Conn, config compiler.Config, hooks Hooks) (*Backend, 
 	if err != nil {
 		return nil, err
 	}
-	b := &Backend{conn: conn, reader: reader, compiler: c, hooks: hooks, serviceProxyName: config.ServiceProxyName}
+	b := &Backend{conn: conn, reader: reader, compiler: c, hooks: hooks, serviceProxyName: config.ServiceProxyName, directReturn: config.DirectReturn}
 	b.repairs, b.affinity = newRepairer(b), newAffinityReconciler(b)
 	return b, nil
 }
@@ -139,6 +140,9 @@ func (b *Backend) Sync(ctx context.Context, changes *model.Changes) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	logger := klog.FromContext(ctx)
+	if b.state == stateNew && b.directReturn {
+		b.restoreSlots(ctx)
+	}
 	begin := time.Now()
 	conflicts := b.compiler.Apply(changes)
 	call(b.hooks.OnCompile, time.Since(begin))
@@ -170,7 +174,7 @@ func (b *Backend) Sync(ctx context.Context, changes *model.Changes) error {
 // update commits the changes. If that fails, or the kernel's tables are not known, it reconciles them.
 func (b *Backend) update(ctx context.Context, logger klog.Logger) error {
 	if b.state == stateApplied {
-		err := b.commitWithAffinity(ctx, b.compiler.Transaction())
+		err := b.commitWithChanges(ctx, b.compiler.Transaction())
 		if err == nil || notSent(ctx, err) {
 			return err
 		}
@@ -189,10 +193,11 @@ func (b *Backend) update(ctx context.Context, logger klog.Logger) error {
 	return nil
 }
 
-// commitWithAffinity commits a transaction together with the changes to affinity maps that follow from it. Packets
-// change those maps too, so the kernel may refuse the whole. Then it commits the transaction alone.
-func (b *Backend) commitWithAffinity(ctx context.Context, tx nft.Transaction) error {
+// commitWithChanges commits a transaction together with the changes that follow from it to sets that packets change
+// too: maps of affinity, and slots that moved. So the kernel may refuse the whole. Then it commits the transaction alone.
+func (b *Backend) commitWithChanges(ctx context.Context, tx nft.Transaction) error {
 	changes := b.affinity.changes(ctx)
+	changes.Append(b.compiler.MovedSlots())
 	err := b.commitWanted(ctx, nft.Transaction{Steps: slices.Concat(tx.Steps, changes.Steps)})
 	if refused := (*nft.CommitError)(nil); errors.As(err, &refused) && !changes.Empty() {
 		return b.commitWanted(ctx, tx)

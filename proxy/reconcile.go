@@ -60,7 +60,7 @@ func (b *Backend) reconcileTables(ctx context.Context, logger klog.Logger) error
 			reason = ""
 			logger.V(2).Info("Making the tables anew, because they are not there or another program's")
 		default:
-			if err = b.commitWithAffinity(ctx, tx); err == nil || notSent(ctx, err) {
+			if err = b.commitWithChanges(ctx, tx); err == nil || notSent(ctx, err) {
 				return err
 			}
 			reason = "committing the difference failed: " + err.Error()
@@ -116,6 +116,7 @@ func (b *Backend) replace(ctx context.Context, do func(context.Context, nft.Tran
 	b.lost()
 	tx := b.compiler.Transaction()
 	tx.Append(kept)
+	tx.Append(b.compiler.MovedSlots())
 	if err := do(ctx, tx); err != nil {
 		return fmt.Errorf("program the rules: %w", err)
 	}
@@ -168,6 +169,27 @@ func (b *Backend) commitBoth(ctx context.Context, first, second nft.Transaction,
 		return err
 	}
 	return commitSecond(ctx, second)
+}
+
+// slotsReadTime bounds how long the first Sync reads the slots of direct return from the kernel.
+const slotsReadTime = time.Second
+
+// restoreSlots tells the compiler which slots the kernel's tables have. If they cannot be read, it is as if all of them
+// just came to this node.
+func (b *Backend) restoreSlots(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, slotsReadTime)
+	defer cancel()
+	b.compiler.RestoreSlots(func(family nft.Family, set *nft.Set) []nft.Element {
+		for range differenceAttempts {
+			elements, err := readSet(ctx, b.reader, family, compiler.TableNameFor(b.serviceProxyName), set)
+			if err == nil {
+				return elements
+			} else if !errors.Is(err, nft.ErrGenerationMoved) {
+				break
+			}
+		}
+		return nil
+	})
 }
 
 // removeTemporary removes the temporary tables, also those of an earlier process that ended too soon.

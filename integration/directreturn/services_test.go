@@ -3,7 +3,9 @@ package directreturn
 import (
 	"bufio"
 	"encoding/binary"
+	"errors"
 	"fmt"
+	"hash/crc32"
 	"io"
 	"net"
 	"net/netip"
@@ -38,19 +40,25 @@ func newWired(t *testing.T) *wired {
 	t.Helper()
 	w := &wired{fabric: newFabric(t, false)}
 	w.startPods(t)
+	for _, number := range everyNode {
+		w.startBackend(t, number)
+	}
+	t.Cleanup(func() {
+		for _, number := range everyNode {
+			w.backends[number].Close()
+		}
+	})
+	return w
+}
+
+func (w *wired) startBackend(t *testing.T, number int) {
+	t.Helper()
 	config := compiler.Default()
 	config.DirectReturn = true
 	config.DetectLocal.CIDRs = []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16"), netip.MustParsePrefix("fd00:244::/32")}
-	for number, n := range w.nodes {
-		if number == 0 {
-			continue
-		}
-		b, err := proxy.NewBackend(n.rules, config, proxy.Hooks{})
-		must(t, err)
-		t.Cleanup(func() { b.Close() })
-		w.backends[number] = b
-	}
-	return w
+	b, err := proxy.NewBackend(w.nodes[number].rules, config, proxy.Hooks{})
+	must(t, err)
+	w.backends[number] = b
 }
 
 // spread makes the router send packets to the Service to these nodes.
@@ -378,17 +386,174 @@ func TestRepair(t *testing.T) {
 	w.spread(t, 1)
 	for _, number := range []int{1, 2} {
 		h := w.nodes[number].Host
-		want := lab.Nft(t, h, "", "-s", "list", "ruleset")
+		want := rules(t, h)
 		for _, command := range []string{"flush ruleset", "delete table ip kube-proxy", "flush chain ip kube-proxy direct-errors", "flush map ip6 kube-proxy direct-error-hops"} {
 			lab.Nft(t, h, command, "-f", "-")
 			if _, err := w.backends[number].Check(klog.NewContext(t.Context(), logr.Discard())); err != nil {
 				t.Fatal(err)
 			}
-			if got := lab.Nft(t, h, "", "-s", "list", "ruleset"); got != want {
+			if got := rules(t, h); got != want {
 				t.Errorf("node %d lists other rules after %q:\n%.2000s", number, command, got)
 			}
 		}
 	}
 	w.dialFrom(t, "tcp", model.IPv4, 0)
 	w.dialFrom(t, "udp", model.IPv6, 0)
+}
+
+// A slot's new owner remembers flows of the previous one for longer than it asks about all flows, and over a restart.
+func TestFlowsOfMovedSlots(t *testing.T) {
+	t.Parallel()
+	w := newWired(t)
+	w.serve(t, everyNode, 2)
+	w.spread(t, everyNode...)
+	var open connections
+	for range 3 {
+		for client := range 20 {
+			open = append(open, w.dialFrom(t, "udp", families[client%2], client))
+		}
+	}
+	flush := func(sets ...string) {
+		for _, n := range w.nodes[1:] {
+			for _, set := range sets {
+				lab.Nft(t, n.Host, fmt.Sprintf("flush set ip kube-proxy %[1]s\nflush set ip6 kube-proxy %[1]s", set), "-f", "-")
+			}
+		}
+	}
+	expect := func(when string, do func()) {
+		t.Helper()
+		if lost := open.during(do); lost.lost() > 0 {
+			t.Errorf("%s: %v, the first one: %s", when, lost, lost.gone[0].why)
+		}
+	}
+	expect("slots move", func() { w.serve(t, everyNode, 2, 3, 4) })
+	expect("the time is over in which nodes ask about all flows", func() { flush("direct-moved") })
+	expect("a proxy starts again", func() {
+		for _, number := range everyNode {
+			must(t, w.backends[number].Close())
+			w.startBackend(t, number)
+		}
+		w.serve(t, everyNode, 2, 3, 4)
+	})
+	if lost := open.during(func() { flush("direct-moved", "direct-flows") }); lost.lost() == 0 {
+		t.Error("no flow is lost without the sets: the test shows nothing")
+	}
+	w.serve(t, everyNode, 3, 4) // pod 2 is gone, and nobody must be asked to go on with its flows
+	for _, c := range open {
+		c.lost = c.lost || c.pod == "pod-2"
+	}
+	w.reopen(t, direct, open)
+}
+
+// This kernel has no SCTP sockets, so raw ones send and count the packets that open associations. conntrack knows an
+// association from the first one on.
+func TestMovedSlotsOfSCTP(t *testing.T) {
+	t.Parallel()
+	w := newWired(t)
+	w.edit = func(p *model.ServicePort) {
+		if p.ID.Protocol == model.UDP {
+			p.ID.Protocol = model.SCTP
+		}
+	}
+	w.serve(t, everyNode, 2)
+	w.spread(t, 1)
+	for _, family := range families {
+		t.Run(family.String(), func(t *testing.T) {
+			a := newAssociations(t, w, family)
+			const old, all = 40, 80
+			for port := range old {
+				if pod := a.open(t, port); pod != 2 {
+					t.Errorf("association %d is sent to pod %d", port, pod)
+				}
+			}
+			w.serve(t, everyNode, 2, 3, 4)
+			pods := map[int]int{}
+			for port := range all {
+				pod := a.open(t, port)
+				if port < old && pod != 2 {
+					t.Errorf("association %d of pod 2 is sent to pod %d", port, pod)
+				} else if port >= old {
+					pods[pod]++
+				}
+			}
+			if len(pods) != 3 {
+				t.Errorf("new associations are sent to %v only", pods)
+			}
+			w.serve(t, everyNode, 2)
+		})
+	}
+}
+
+// associations opens SCTP associations from a client's address, and sees which pods get the packets.
+type associations struct {
+	client *net.IPConn
+	to     netip.Addr
+	// got has a client's port and a pod for each packet.
+	got chan [2]int
+}
+
+func newAssociations(t *testing.T, w *wired, family model.Family) *associations {
+	t.Helper()
+	const manyPackets = 1000
+	a := &associations{to: direct.addr(family), got: make(chan [2]int, manyPackets)}
+	listen := func(h *lab.Host, at netip.Addr) (c *net.IPConn) {
+		must(t, h.Do(func() (err error) {
+			c, err = net.ListenIP(map[model.Family]string{model.IPv4: "ip4:132", model.IPv6: "ip6:132"}[family], &net.IPAddr{IP: at.AsSlice()})
+			return err
+		}))
+		return c
+	}
+	a.client = listen(w.client, clientAddr(family, 0))
+	t.Cleanup(func() { a.client.Close() })
+	for _, n := range w.nodes[2:] {
+		c := listen(n.pod, podAddr(family, n.number))
+		ended := make(chan struct{})
+		t.Cleanup(func() { c.Close(); <-ended })
+		go func() {
+			defer close(ended)
+			for packet := make([]byte, 100); ; {
+				length, _, err := c.ReadFromIP(packet)
+				if err != nil {
+					return
+				}
+				if length >= 2 {
+					select {
+					case a.got <- [2]int{int(binary.BigEndian.Uint16(packet)) - firstAssociation, n.number}:
+					default: // nobody asks any more
+					}
+				}
+			}
+		}()
+	}
+	return a
+}
+
+const firstAssociation = 20000
+
+// open sends the packet that opens an association, and returns the pod that gets it. It sends it again if it is lost.
+func (a *associations) open(t *testing.T, port int) (pod int) {
+	t.Helper()
+	const length = 32 // a common header and an INIT chunk
+	packet := make([]byte, length)
+	binary.BigEndian.PutUint16(packet, uint16(firstAssociation+port))
+	binary.BigEndian.PutUint16(packet[2:], 80)
+	packet[12], packet[15], packet[19], packet[25], packet[27] = 1, length-12, 1, 1, 1 // its type, length, tag, and streams
+	binary.LittleEndian.PutUint32(packet[8:], crc32.Checksum(packet, crc32.MakeTable(crc32.Castagnoli)))
+	await.Until(t, fmt.Sprintf("a pod gets association %d", port), func() error {
+		if _, err := a.client.WriteToIP(packet, &net.IPAddr{IP: a.to.AsSlice()}); err != nil {
+			return err
+		}
+		for deadline := time.After(time.Second); ; {
+			select {
+			case got := <-a.got:
+				if got[0] == port {
+					pod = got[1]
+					return nil
+				} // else it is a late copy
+			case <-deadline:
+				return errors.New("it is lost")
+			}
+		}
+	})
+	return pod
 }

@@ -7,6 +7,8 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"os"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -21,8 +23,9 @@ import (
 const flows = 500
 
 const (
-	// patience is how long a connection may take to answer. Until the router knows that a node died, packets are lost.
-	patience = 5 * time.Second
+	// patience is how long a connection may take to answer. Until the router and the nodes know that a node died, packets
+	// are lost.
+	patience = 15 * time.Second
 	// again is when a datagram without an answer is sent again.
 	again = time.Second
 	// pause is the time between two questions on a connection.
@@ -40,8 +43,9 @@ type connection struct {
 	source netip.AddrPort
 	// asked is the number of the last question.
 	asked int
-	// lost says that it does not answer any more, or was not opened yet.
+	// lost says that it does not answer any more, or was not opened yet, and why says how it was lost.
 	lost bool
+	why  string
 }
 
 type connections []*connection
@@ -164,24 +168,50 @@ func (c *connection) ask() (pod string, source netip.AddrPort, err error) {
 	return pod, source, err
 }
 
-// outcome counts the connections that no longer answered, or whose answer was from another endpoint.
+// outcome has the connections that no longer answered, or whose answer was from another endpoint.
 type outcome struct {
-	tcp, udp, of int
+	gone connections
+	of   int
 	// longest is the longest time until an answer of a connection that was not lost.
 	longest time.Duration
-	// byPod counts lost connections by their endpoint.
-	byPod map[string]int
+	// dropped is how many packets the kernel dropped meanwhile because a processor's queue was full. All namespaces share
+	// the queues.
+	dropped uint64
 }
 
-func (o outcome) lost() int { return o.tcp + o.udp }
+func (o outcome) lost() int { return len(o.gone) }
 
 func (o outcome) String() string {
-	return fmt.Sprintf("%d of %d lost (TCP %d, UDP %d), longest wait %v", o.lost(), o.of, o.tcp, o.udp, o.longest.Round(time.Millisecond))
+	return fmt.Sprintf("%d of %d lost (TCP %d, UDP %d), longest wait %v, %d packets dropped",
+		o.lost(), o.of, o.gone.count("tcp"), o.gone.count("udp"), o.longest.Round(time.Millisecond), o.dropped)
+}
+
+// count counts the connections of a network.
+func (cs connections) count(network string) (n int) {
+	for _, c := range cs {
+		if c.network == network {
+			n++
+		}
+	}
+	return n
+}
+
+// droppedByQueues returns the second column of softnet_stat, of all processors.
+func droppedByQueues() (dropped uint64) {
+	stat, _ := os.ReadFile("/proc/net/softnet_stat")
+	for line := range strings.Lines(string(stat)) {
+		if columns := strings.Fields(line); len(columns) > 1 {
+			n, _ := strconv.ParseUint(columns[1], 16, 32)
+			dropped += n
+		}
+	}
+	return dropped
 }
 
 // during asks on all connections again and again while do runs, and once after it.
 func (cs connections) during(do func()) outcome {
 	var longest atomic.Int64
+	dropped := droppedByQueues()
 	done, asked := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(asked)
@@ -193,8 +223,12 @@ func (cs connections) during(do func()) outcome {
 				case <-time.After(pause):
 				}
 				begin := time.Now()
-				if pod, _, err := c.ask(); err != nil || pod != c.pod {
-					c.lost = true
+				pod, _, err := c.ask()
+				if err == nil && pod != c.pod {
+					err = fmt.Errorf("%s answers", pod)
+				}
+				if err != nil {
+					c.lost, c.why = true, fmt.Sprintf("%s from %s to %s after %v: %v", c.network, c.LocalAddr(), c.pod, time.Since(begin).Round(time.Millisecond), err)
 					return nil
 				}
 				took := int64(time.Since(begin))
@@ -207,26 +241,13 @@ func (cs connections) during(do func()) outcome {
 	do()
 	close(done)
 	<-asked
-	o := outcome{of: len(cs), longest: time.Duration(longest.Load()), byPod: map[string]int{}}
+	o := outcome{of: len(cs), longest: time.Duration(longest.Load()), dropped: droppedByQueues() - dropped}
 	for _, c := range cs {
-		if !c.lost {
-			continue
-		}
-		o.byPod[c.pod]++
-		if c.network == "udp" {
-			o.udp++
-		} else {
-			o.tcp++
+		if c.lost {
+			o.gone = append(o.gone, c)
 		}
 	}
 	return o
-}
-
-// forget has reopen open all connections of a network anew.
-func (cs connections) forget(network string) {
-	for _, c := range cs {
-		c.lost = c.lost || c.network == network
-	}
 }
 
 // kept counts the connections whose endpoint sees the client's own address.

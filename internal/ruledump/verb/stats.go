@@ -180,7 +180,7 @@ func (s *Statistics) addTable(t *nft.Table) {
 	for _, set := range t.Sets {
 		out.Elements += set.Len()
 		out.MemoryBytes += memoryOf(set)
-		if set.Dynamic {
+		if compiler.IsAffinityMap(set.Name) {
 			s.Affinity = append(s.Affinity, affinityStats{Family: t.Family.String(), Map: set.Name, Clients: set.Len(), Size: int(cmp.Or(set.Size, nft.DefaultSize))})
 		}
 	}
