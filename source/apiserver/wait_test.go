@@ -126,7 +126,7 @@ func testListThatIsNeverAnsweredIsLogged(t *testing.T) {
 		if got := reports.of("services"); !slices.Equal(got, []bool{true}) {
 			t.Errorf("reports %v, want one of a failure", got)
 		}
-		if got := logs.count("no answer"); got != 1 {
+		if got := logs.count("no answer", `"resource"="services"`); got != 1 {
 			t.Errorf("%d lines about missing answers, want one:\n%s", got, logs)
 		}
 		if sink.synced() {
