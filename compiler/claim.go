@@ -39,6 +39,9 @@ func eachFrontend(p *model.ServicePort, do func(rank, frontend)) {
 	}
 }
 
+// externalAddresses returns the number of addresses of a Service port beside its ClusterIP.
+func externalAddresses(p *model.ServicePort) int { return len(p.LoadBalancerIPs) + len(p.ExternalIPs) }
+
 // EachFrontend calls do with the address and port of each frontend that a Service port claims. For a node port, addr is
 // the zero value. A frontend comes twice if the Service port names its address twice.
 func (c *Compiler) EachFrontend(p *model.ServicePort, do func(addr netip.Addr, port uint16)) {

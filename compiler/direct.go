@@ -349,7 +349,7 @@ func newDirectGrants() directGrants {
 func (g *directGrants) ask(id model.PortID, p *model.ServicePort) {
 	addresses := 0
 	if p != nil && p.DirectReturn && p.ExternalPolicy == model.PolicyCluster {
-		addresses = len(p.LoadBalancerIPs) + len(p.ExternalIPs)
+		addresses = externalAddresses(p)
 	}
 	if addresses == g.asking[id] {
 		return

@@ -239,7 +239,7 @@ func appendAffinityRecords(to []record, p *portPlans) []record {
 		internal = plan{}
 	}
 	// With direct return, addresses other than node ports need neither.
-	if addresses := len(p.LoadBalancerIPs) + len(p.ExternalIPs); p.NodePort == 0 && (addresses == 0 || p.slots != nil) {
+	if p.NodePort == 0 && (externalAddresses(p.ServicePort) == 0 || p.slots != nil) {
 		external = plan{}
 	}
 	for _, list := range endpointLists {
