@@ -46,6 +46,8 @@ type node struct {
 	manifests string
 	proxy     *lab.Process
 	bird      *bird
+	// gates are further feature gates of its proxy, each after a comma.
+	gates string
 	// dead says that its links and programs are gone.
 	dead bool
 }

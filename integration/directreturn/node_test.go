@@ -106,7 +106,7 @@ func (n *node) die(t testing.TB) {
 func (n *node) startProxy(t testing.TB) {
 	t.Helper()
 	n.proxy = lab.Start(t, n.Host, "kube-proxy", "--hostname-override", n.Name, "--manifests", n.manifests, "--cluster-cidr", "10.244.0.0/16,fd00:244::/32",
-		"--feature-gates", "NFTProxyDirectReturn=true", "-v", "1")
+		"--feature-gates", "NFTProxyDirectReturn=true"+n.gates, "-v", "1")
 	lab.AwaitHealthy(t, n.Host)
 }
 

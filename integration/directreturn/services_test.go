@@ -61,16 +61,18 @@ func (w *wired) startBackend(t *testing.T, number int) {
 	w.backends[number] = b
 }
 
-// spread makes the router send packets to the Service to these nodes.
-func (w *wired) spread(t *testing.T, to ...int) {
+// spread makes the router send packets to Services to these nodes, without bird.
+func (f *fabric) spread(t *testing.T, to ...int) {
 	t.Helper()
 	for _, family := range families {
-		a := direct.addr(family)
-		route := &netlink.Route{Dst: ipNet(netip.PrefixFrom(a, a.BitLen()))}
-		for _, n := range to {
-			route.MultiPath = append(route.MultiPath, &netlink.NexthopInfo{Gw: w.nodeAddr(family, n).AsSlice()})
+		for _, s := range services {
+			a := s.addr(family)
+			route := &netlink.Route{Dst: ipNet(netip.PrefixFrom(a, a.BitLen()))}
+			for _, n := range to {
+				route.MultiPath = append(route.MultiPath, &netlink.NexthopInfo{Gw: f.nodeAddr(family, n).AsSlice()})
+			}
+			must(t, f.router.Routes().RouteReplace(route))
 		}
-		must(t, w.router.Routes().RouteReplace(route))
 	}
 }
 
@@ -105,10 +107,10 @@ func (w *wired) serve(t *testing.T, on []int, pods ...int) {
 var everyNode = []int{1, 2, 3, 4, 5}
 
 // dialFrom opens a connection from one of the client's addresses, and asks the endpoint who it is and whom it sees.
-func (w *wired) dialFrom(t *testing.T, network string, family model.Family, client int) *connection {
+func (f *fabric) dialFrom(t *testing.T, network string, family model.Family, client int) *connection {
 	t.Helper()
 	c := &connection{network: network, from: clientAddr(family, client), lost: true}
-	w.reopen(t, direct, connections{c})
+	f.reopen(t, direct, connections{c})
 	t.Cleanup(func() { c.Close() })
 	return c
 }
