@@ -457,6 +457,16 @@ func TestMovedSlotsOfSCTP(t *testing.T) {
 			p.ID.Protocol = model.SCTP
 		}
 	}
+	for _, n := range w.nodes[1:] {
+		must(t, n.Do(func() error { // conntrack forgets an association after 10 s if nobody answers
+			for _, state := range []string{"closed", "cookie_wait", "cookie_echoed", "established", "heartbeat_sent"} {
+				if err := os.WriteFile("/proc/sys/net/netfilter/nf_conntrack_sctp_timeout_"+state, []byte("600"), 0); err != nil {
+					return err
+				}
+			}
+			return nil
+		}))
+	}
 	w.serve(t, everyNode, 2)
 	w.spread(t, 1)
 	for _, family := range families {
