@@ -113,7 +113,7 @@ announce: # go list says whether Kubernetes' libraries have to be compiled
 NAMESPACES := /(integration|hack|examples)(/|$$)
 # go test vets while other tests wait. With a garbage collector that runs seldom, tests take up to a third less
 # processor time, and the compiler a tenth.
-quick: format ## for each save: no root, no nft program, half a minute with a warm cache
+quick: format ## for each save: no root, no nft program, less than a minute with a warm cache
 	GOGC=400 $(GO) test -vet=all $(PARALLEL) -short $$($(GO) list ./... | grep -Ev '$(NAMESPACES)')
 	$(GO) vet $$($(GO) list ./... | grep -E '$(NAMESPACES)')
 	$(TEST) -short -run '^(TestGoldenRulesets|TestGoldenFlowsOnPaper|TestGoldenCases|TestImports)$$' ./integration
