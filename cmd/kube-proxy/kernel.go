@@ -10,6 +10,7 @@ import (
 
 	"github.com/nftproxy/nftproxy/internal/config"
 	"github.com/nftproxy/nftproxy/internal/config/v1alpha2"
+	"github.com/nftproxy/nftproxy/internal/leftovers"
 	"github.com/nftproxy/nftproxy/internal/nodeaddr"
 	"github.com/nftproxy/nftproxy/nft"
 	"github.com/nftproxy/nftproxy/sysctl"
@@ -62,7 +63,8 @@ func prepareKernel(ctx context.Context, c *v1alpha2.KubeProxyConfiguration, conn
 	return missing, err
 }
 
-// nameObstacles logs the interfaces by which direct return cannot get packets, or not long ones.
+// nameObstacles logs the interfaces by which direct return cannot get packets, or not long ones, and the firewalls that
+// may drop what this node sends on.
 func nameObstacles(ctx context.Context) {
 	const named = 10
 	logger := klog.FromContext(ctx)
@@ -77,6 +79,16 @@ func nameObstacles(ctx context.Context) {
 		logger.Info("Direct return: interfaces to other nodes have a smaller MTU than the default route; clients are told to send shorter packets",
 			"interfaces", small[:min(len(small), named)], "count", len(small), "defaultMTU", mtu)
 	}
+	go func() { // nobody waits for the rules of other programs
+		others, err := leftovers.FindOthers(ctx, 0, func(*nft.Table) bool { return false })
+		if err != nil && ctx.Err() == nil {
+			logger.Info("Direct return: cannot read all rules of other programs", "reason", err.Error())
+		}
+		if chains := others.DropsAt(nft.HookOutput); len(chains) > 0 {
+			logger.Info("Direct return: these chains drop what the node sends on to other nodes, unless a rule accepts ct state untracked",
+				"chains", chains[:min(len(chains), named)], "count", len(chains))
+		}
+	}()
 }
 
 // setOOMScore only logs an error: a proxy without the capability for it runs too.

@@ -376,9 +376,41 @@ func TestObstaclesAreNamed(t *testing.T) {
 	f := newFabric(t, true)
 	n := f.nodes[2]
 	must(t, n.Do(func() error { return os.WriteFile("/proc/sys/net/ipv4/conf/vxlan/rp_filter", []byte("1"), 0) }))
+	lab.Nft(t, n.Host, "table inet fw {\n chain out {\n type filter hook output priority 0; policy drop;\n meta l4proto 6 accept\n }\n}\n", "-f", "-")
 	f.start(t, serving(2, 3), 2)
+	n.proxy.Says(t, `these chains drop what the node sends on to other nodes, unless a rule accepts ct state untracked" chains=["inet fw out"] count=1`)
 	n.proxy.Says(t, `strict rp_filter drops what other nodes send on by these interfaces" interfaces=["vxlan"]`)
 	n.proxy.Says(t, `have a smaller MTU than the default route; clients are told to send shorter packets" interfaces=[{"Interface":"vxlan","MTU":1450}] count=1 defaultMTU=1500`)
+}
+
+// What a node sends on passes the chains of its own output, in no connection.
+func TestFirewallOfTheNode(t *testing.T) {
+	t.Parallel()
+	w := newWired(t)
+	w.serve(t, everyNode, 3)
+	w.spread(t, 1)
+	reach := func(network string) (reached int) {
+		for _, family := range families {
+			must(t, w.client.Do(func() error {
+				c := &connection{network: network, from: clientAddr(family, 1)}
+				if c.dial(direct) == nil {
+					reached++
+					c.Close()
+				}
+				return nil
+			}))
+		}
+		return reached
+	}
+	const rules = "flush ruleset inet\ntable inet fw {\n chain out {\n type filter hook output priority 0; policy drop;\n ct state established,related,new %s accept\n }\n}\n"
+	lab.Nft(t, w.nodes[1].Host, strings.Replace(rules, " %s", "", 1), "-f", "-")
+	if n := reach("tcp"); n != 0 {
+		t.Errorf("%d connections came about past a firewall that drops untracked packets", n)
+	}
+	lab.Nft(t, w.nodes[1].Host, strings.Replace(rules, " %s", ",untracked", 1), "-f", "-")
+	if n := reach("tcp"); n != len(families) {
+		t.Errorf("%d connections came about past a firewall that accepts untracked packets, want %d", n, len(families))
+	}
 }
 
 func TestRepair(t *testing.T) {

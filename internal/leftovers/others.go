@@ -19,7 +19,7 @@ type Others struct {
 	// Uses are rules that lead to a chain of kube-proxy, or compare or set bits of the packet mark. There are at most
 	// 100.
 	Uses []Use
-	// Drops are base chains of the hooks input and forward that drop packets which no rule accepts.
+	// Drops are base chains of the hooks input, forward and output that drop packets which no rule accepts.
 	Drops []Drop
 	// Tables are the tables of nf_tables and of iptables-legacy, such as "ip nat".
 	Tables []string
@@ -48,6 +48,18 @@ type Drop struct {
 	Hook  nft.Hook
 	// AcceptsTranslated says that a rule of the same table accepts packets whose destination was translated.
 	AcceptsTranslated bool
+}
+
+var dropHooks = []nft.Hook{nft.HookInput, nft.HookForward, nft.HookOutput}
+
+// DropsAt returns the chains of Drops at a hook.
+func (o *Others) DropsAt(hook nft.Hook) (chains []string) {
+	for _, d := range o.Drops {
+		if d.Hook == hook {
+			chains = append(chains, d.Chain)
+		}
+	}
+	return chains
 }
 
 // maxUses limits Others.Uses.
@@ -81,7 +93,7 @@ func (o *Others) findNFT(ctx context.Context, bits uint32, ours func(*nft.Table)
 		drops, accepts := len(o.Drops), false
 		for _, c := range t.Chains {
 			name := table{t.Family, t.Name}.chain(c.Name)
-			if c.DropPolicy && (c.Hook == nft.HookInput || c.Hook == nft.HookForward) {
+			if c.DropPolicy && slices.Contains(dropHooks, c.Hook) {
 				o.Drops = append(o.Drops, Drop{Chain: name, Hook: c.Hook})
 			}
 			if !o.addChain(c.Name) {
@@ -247,7 +259,7 @@ func (o *Others) addLegacy(t *legacyTable, bits uint32) {
 	drops, accepts := len(o.Drops), false
 	for hook, name := range legacyHooks {
 		_, last := t.hook(hook)
-		if t.endsWith(last, verdictDrop) && (name == nft.HookInput || name == nft.HookForward) {
+		if t.endsWith(last, verdictDrop) && slices.Contains(dropHooks, name) {
 			o.Drops = append(o.Drops, Drop{Chain: table{t.family.family, t.name}.chain(baseChain(name)), Hook: name})
 		}
 	}

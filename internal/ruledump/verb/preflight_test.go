@@ -120,9 +120,13 @@ func TestPreflight(t *testing.T) {
 			name: "direct return by strict interfaces and an overlay", script: asNode + `echo 0 | tee /proc/sys/net/ipv4/conf/*/rp_filter; echo 1 > /proc/sys/net/ipv4/conf/eth0/rp_filter
 ip link add vx type vxlan id 1 dstport 8472 dev eth0; ip link set vx mtu 1450 up; ip addr add 10.244.1.0/32 dev vx
 ip route add 10.244.2.0/24 via 10.244.2.0 dev vx onlink
+nft 'add table inet fw; add chain inet fw out { type filter hook output priority 0; policy drop; }'
 `,
 			file: kubeadmFile("mode: nftables\nfeatureGates: {NFTProxyDirectReturn: true}"), status: 1, mode: "nftables",
-			want: []string{"look direct-return: rp_filter is 1 on eth0 |", "look direct-return: a smaller MTU than the default route (1500): vx (1450) |"},
+			want: []string{
+				"look direct-return: rp_filter is 1 on eth0 |", "look direct-return: a smaller MTU than the default route (1500): vx (1450) |",
+				"look direct-return: packets of this node that no rule accepts are dropped by inet fw out |",
+			},
 		},
 		{
 			name: "an overlay without direct return", script: asNode + "ip route add 10.244.2.0/24 dev cni0 mtu 1400\n",

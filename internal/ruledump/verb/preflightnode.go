@@ -153,6 +153,11 @@ func (p *preflight) checkDirectReturn() {
 			"clients that send longer packets are told so by ICMP; where that is filtered, these packets are lost",
 			"give the pods the smaller MTU, which TCP clients heed, and let ICMP pass")
 	}
+	if chains := p.others.DropsAt(nft.HookOutput); len(chains) > 0 {
+		p.look("packets of this node that no rule accepts are dropped by "+some(chains, shownNames),
+			"also those that it sends on to other nodes, which belong to no connection",
+			"see that a rule there accepts them, such as: ct state untracked accept")
+	}
 }
 
 // oneLine returns the text of joined errors.
