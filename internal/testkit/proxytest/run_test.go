@@ -77,7 +77,7 @@ const (
 // Each failure has a clear verdict, takes a bounded time, and leaves no process behind.
 func testFailingProxies(t *testing.T) {
 	mark := fmt.Sprint(10_000_000 + os.Getpid()) // of this process alone
-	lab.Binary(t, "kube-proxy") // the time to build it does not count
+	lab.Binary(t, "kube-proxy")                  // the time to build it does not count
 	for _, tt := range []struct {
 		name, command string
 		// failures are the beginnings of the cases' failures; empty for one that must succeed.
