@@ -128,7 +128,8 @@ func IsPreviousSet(name string) bool { return name == previousRecord.set(false) 
 
 // slotsBefore are the slots of a Service port as they were before a change.
 type slotsBefore struct {
-	// owners are the endpoints that had the slots, and previous those that had them before, if they are known.
+	// owners are the endpoints on other nodes that had the slots, and previous those that had them before, if they are
+	// known. One whose node is not known is none of them: it knows no flow, and sends none back.
 	owners, previous [directSlots]netip.Addr
 	// here says which slots were this node's.
 	here [directSlots]bool
@@ -138,7 +139,9 @@ func (p *portPlans) slotsBefore() *slotsBefore {
 	before := &slotsBefore{}
 	for slot, owner := range p.slots.owners {
 		e := &p.Cluster[owner]
-		before.owners[slot], before.here[slot] = e.AddrPort.Addr(), e.Local
+		if before.here[slot] = e.Local; e.Remote {
+			before.owners[slot] = e.AddrPort.Addr()
+		}
 		if p.slots.previous != nil {
 			before.previous[slot] = p.slots.previous[slot]
 		}
@@ -147,19 +150,20 @@ func (p *portPlans) slotsBefore() *slotsBefore {
 }
 
 // follow fills previous: the endpoint that had a slot before it came to this node, or, if that does not serve any more,
-// the one that would have it without this node. It stays until it stops serving. A node that loses the slot keeps it
-// too, because the next owner may ask.
+// the one that would have it without this node, which may have had it still earlier. A node that loses the slot keeps it
+// too until it stops serving, because the next owner may ask.
 func (s *portSlots) follow(p *model.ServicePort, before *slotsBefore) {
+	// serving are the endpoints that may be asked. Only another node sends back what it does not know.
 	serving := map[netip.Addr]bool{}
 	var remote []model.Endpoint
-	for i := range p.Cluster {
-		serving[p.Cluster[i].AddrPort.Addr()] = true
-		if p.Cluster[i].Remote {
-			remote = append(remote, p.Cluster[i])
-		}
-	}
 	for _, e := range p.Serving {
 		serving[e.Addr()] = true
+	}
+	for i := range p.Cluster {
+		e := &p.Cluster[i]
+		if serving[e.AddrPort.Addr()] = e.Remote; e.Remote {
+			remote = append(remote, *e)
+		}
 	}
 	var without []uint16 // owners without this node
 	for slot, owner := range s.owners {
@@ -168,7 +172,7 @@ func (s *portSlots) follow(p *model.ServicePort, before *slotsBefore) {
 		if came {
 			previous = before.owners[slot]
 		}
-		if came && !serving[previous] && len(remote) > 0 {
+		if now.Local && (came || previous.IsValid()) && !serving[previous] && len(remote) > 0 {
 			if without == nil {
 				without = slotOwners(remote)
 			}

@@ -14,6 +14,8 @@ type flowNode struct {
 	*testing.T
 	*Compiler
 	number byte
+	// nowhere and here have endpoints of which it is not known on which node they are, and that are on this one.
+	nowhere, here byte
 }
 
 func newFlowNode(t *testing.T, number byte) *flowNode {
@@ -24,7 +26,7 @@ func newFlowNode(t *testing.T, number byte) *flowNode {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &flowNode{t, c, number}
+	return &flowNode{T: t, Compiler: c, number: number}
 }
 
 func flowEndpoint(node byte) netip.AddrPort {
@@ -38,7 +40,8 @@ func (n *flowNode) tell(ready, terminating []byte) {
 		Port: 53, ExternalIPs: []netip.Addr{netip.AddrFrom4([4]byte{203, 0, 113, 1})}, DirectReturn: true,
 	}
 	for _, on := range ready {
-		p.Cluster = append(p.Cluster, model.Endpoint{AddrPort: flowEndpoint(on), Local: on == n.number, Remote: on != n.number})
+		local := on == n.number || on == n.here
+		p.Cluster = append(p.Cluster, model.Endpoint{AddrPort: flowEndpoint(on), Local: local, Remote: !local && on != n.nowhere})
 		p.Serving = append(p.Serving, flowEndpoint(on))
 	}
 	for _, on := range terminating {
@@ -124,6 +127,34 @@ func TestPreviousEndpoints(t *testing.T) {
 		n.tell([]byte{1, 2}, nil)
 		came := two - owned(2, 1, 2, 3)
 		n.expect("asks the one that would have it", map[byte]int{1: came}, came)
+	})
+	t.Run("a slot that came, and whose previous endpoint goes later", func(t *testing.T) {
+		n := newFlowNode(t, 3)
+		n.tell([]byte{1, 2}, nil)
+		n.tell([]byte{1, 2, 3}, nil)
+		n.Committed()
+		n.tell([]byte{1, 3}, nil)
+		// The slots that were 2's may have been 1's before.
+		n.expect("asks the one that would have it", map[byte]int{1: owned(3, 1, 3)}, owned(3, 1, 3)-three)
+	})
+	t.Run("a slot of an endpoint whose node is not known", func(t *testing.T) {
+		n := newFlowNode(t, 2)
+		n.nowhere = 1
+		n.tell([]byte{1}, nil)
+		n.tell([]byte{1, 2}, nil)
+		n.expect("asks nobody", none, 0)
+		n.tell([]byte{1, 2, 3}, nil)
+		n.tell([]byte{1, 2}, nil)
+		n.tell([]byte{2}, []byte{1})
+		n.expect("asks nobody, although it still serves", none, 0)
+	})
+	t.Run("an address that comes to this node", func(t *testing.T) {
+		n := newFlowNode(t, 2)
+		n.tell([]byte{1}, nil)
+		n.tell([]byte{1, 2}, nil)
+		n.here = 1
+		n.tell([]byte{1, 2}, nil)
+		n.expect("is not asked any more", none, 0)
 	})
 	t.Run("a node that has just come", func(t *testing.T) {
 		n := newFlowNode(t, 2)

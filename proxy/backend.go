@@ -193,11 +193,11 @@ func (b *Backend) update(ctx context.Context, logger klog.Logger) error {
 	return nil
 }
 
-// commitWithChanges commits a transaction together with the changes that follow from it to sets that packets change
-// too: maps of affinity, and slots that moved. So the kernel may refuse the whole. Then it commits the transaction alone.
+// commitWithChanges commits a transaction and the slots that moved, together with the changes that follow from it to maps
+// of affinity. Packets change those maps too, so the kernel may refuse the whole. Then it commits the rest alone.
 func (b *Backend) commitWithChanges(ctx context.Context, tx nft.Transaction) error {
 	changes := b.affinity.changes(ctx)
-	changes.Append(b.compiler.MovedSlots())
+	tx = nft.Transaction{Steps: slices.Concat(tx.Steps, b.compiler.MovedSlots().Steps)}
 	err := b.commitWanted(ctx, nft.Transaction{Steps: slices.Concat(tx.Steps, changes.Steps)})
 	if refused := (*nft.CommitError)(nil); errors.As(err, &refused) && !changes.Empty() {
 		return b.commitWanted(ctx, tx)
