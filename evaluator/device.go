@@ -20,12 +20,7 @@ type device struct {
 // device returns the interface on the way from or to an address.
 func (w *walk) device(name ifname, addr netip.Addr) device {
 	d := device{ifname: name}
-	var ports []string
-	for port, bridge := range w.host.Bridges {
-		if bridge == name.name {
-			ports = append(ports, port)
-		}
-	}
+	ports := w.ports[name.name]
 	if len(ports) == 0 {
 		return d
 	}
@@ -140,7 +135,7 @@ func (w *walk) chainsOf(s stage) (chains []baseChain) {
 		switch {
 		case s.half == beforeIP && c.chain.Priority >= 0, s.half == behindIP && c.chain.Priority < 0:
 			continue
-		case s.family == nft.FamilyNetdev && at.unknown == "" && !c.belongsTo(at.name):
+		case s.family == nft.FamilyNetdev && at.unknown == "" && !w.belongs(c, at.name):
 			continue
 		case s.family == nft.FamilyNetdev:
 			c.maybe = at.unknown != ""
@@ -150,9 +145,11 @@ func (w *walk) chainsOf(s stage) (chains []baseChain) {
 	return chains
 }
 
-// belongsTo reports whether a device calls the chain.
-func (c baseChain) belongsTo(name string) bool {
-	return slices.ContainsFunc(c.Kernel.Devices[c.chain.Name], func(device string) bool {
+// belongs reports whether a device calls the chain.
+func (w *walk) belongs(c baseChain, name string) bool {
+	devices := c.Kernel.Devices[c.chain.Name]
+	w.statements += 1 + len(devices)
+	return slices.ContainsFunc(devices, func(device string) bool {
 		prefix, isPrefix := strings.CutSuffix(device, "*")
 		return device == name || isPrefix && strings.HasPrefix(name, prefix)
 	})

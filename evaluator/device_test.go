@@ -3,6 +3,7 @@ package evaluator
 import (
 	"fmt"
 	"net/netip"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -125,5 +126,42 @@ func TestDeviceNotKnown(t *testing.T) {
 		if diff := cmp.Diff(want, got); diff != "" {
 			t.Errorf("%q drops (-want +got):\n%s", drops, diff)
 		}
+	}
+}
+
+// Whether the order of two tables matters is found out at each device that shares their chains.
+func TestDevicesShareChains(t *testing.T) {
+	netdev := func(name string, drops bool, devices ...string) *nft.Table {
+		return &nft.Table{
+			Family: nft.FamilyNetdev, Name: name, Chains: []*nft.Chain{{Name: name, Type: nft.TypeFilter, Hook: nft.HookIngress, DropPolicy: drops}},
+			Kernel: &nft.KernelTable{Other: true, Devices: map[string][]string{name: devices}},
+		}
+	}
+	tables := []*nft.Table{netdev("drops", true, "cni0"), netdev("drops, too", true, "cni0"), netdev("both", false, "veth-1", "cni0"), netdev("first", false, "veth-1", "cni0")}
+	fates, err := New(tables, deviceHost).Fates(devicePacket("10.244.1.1", "203.0.113.1", false))
+	if err != nil {
+		t.Fatal(err)
+	}
+	deciding := map[string]bool{}
+	for _, f := range fates {
+		deciding[f.Path[len(f.Path)-1].Chain.Name] = true
+	}
+	if len(deciding) != 2 {
+		t.Errorf("dropped by %v, want both chains of the bridge:\n%s", deciding, fates)
+	}
+}
+
+// A dump can have more chains than a kernel.
+func TestDevicesOfManyTables(t *testing.T) {
+	var tables []*nft.Table
+	for i := range 50_000 {
+		tables = append(tables, &nft.Table{
+			Family: nft.FamilyIP, Name: fmt.Sprint(i), Kernel: &nft.KernelTable{Other: true},
+			Chains: []*nft.Chain{{Name: "c", Type: nft.TypeFilter, Hook: nft.HookPrerouting, Priority: 7}},
+		})
+	}
+	_, err := New(tables, deviceHost).Fates(devicePacket("198.51.100.7", "203.0.113.1", false))
+	if err == nil || !strings.Contains(err.Error(), "more than 256 tables have chains of the hook prerouting with priority 7") {
+		t.Error(err)
 	}
 }

@@ -55,6 +55,8 @@ type Evaluator struct {
 	host Host
 	// hooks holds the base chains by family and hook, in the order in which they run.
 	hooks map[hookKey][]baseChain
+	// ports are those of each bridge.
+	ports map[string][]string
 	// ranges holds the elements of the sets with ranges, in the order of their keys: there may be thousands of each.
 	ranges map[*nft.Set][]nft.Element
 }
@@ -79,7 +81,10 @@ func (c baseChain) isOther() bool { return c.Kernel != nil && c.Kernel.Other }
 // and to change nothing. Tables of other programs (nft.Conn.ReadOthers) must be in the order in which they were made.
 // The tables must not be modified while the evaluator is in use.
 func New(tables []*nft.Table, host Host) *Evaluator {
-	e := &Evaluator{host: host, hooks: map[hookKey][]baseChain{}, ranges: map[*nft.Set][]nft.Element{}}
+	e := &Evaluator{host: host, hooks: map[hookKey][]baseChain{}, ranges: map[*nft.Set][]nft.Element{}, ports: map[string][]string{}}
+	for port, bridge := range host.Bridges {
+		e.ports[bridge] = append(e.ports[bridge], port)
+	}
 	made := 0
 	for _, t := range tables {
 		if t.Dormant {

@@ -13,8 +13,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// maxBranches is how many ways through one base chain of another program are followed.
-const maxBranches = 256
+const (
+	// maxBranches is how many ways through one base chain of another program are followed.
+	maxBranches = 256
+	// maxOrders is of how many tables with chains of one priority each is tried as the first one.
+	maxOrders = 256
+)
 
 // others keeps what the walks of one packet have in common: the decoded rules of other programs, and the elements that
 // the kernel found.
@@ -23,11 +27,22 @@ type others struct {
 	found map[lookedUp]answer
 	// ordered says of chains with one priority whether their order makes a difference.
 	ordered map[arrival]bool
+	// spent counts the statements and chains of all walks, also of those that only tell whether something matters.
+	spent int
 }
 
-// arrival is a packet before the chains of one priority, of which first is one.
+// spend reports whether the walks take longer than they may.
+func (o *others) spend(statements int) bool {
+	o.spent += statements
+	return o.spent > maxAllStatements
+}
+
+// arrival is a packet before the chains of one priority, of which first is one. Devices may share chains, and a packet
+// comes to those of more than one.
 type arrival struct {
-	first *nft.Chain
+	first    *nft.Chain
+	hook     nft.Hook
+	iif, oif ifname
 	state
 }
 
@@ -145,13 +160,16 @@ func (w *walk) runTogether(chains []baseChain) (bool, error) {
 		if i == 0 || c.Table != chains[i-1].Table {
 			isFirst := func(o baseChain) bool { return o.Table == c.Table }
 			first := slices.DeleteFunc(slices.Clone(chains), func(o baseChain) bool { return !isFirst(o) })
+			if len(orders) == maxOrders {
+				return false, fmt.Errorf("more than %d tables have chains of the hook %s with priority %d", maxOrders, w.hook, runsAt(c.chain))
+			}
 			orders = append(orders, append(first, slices.DeleteFunc(slices.Clone(chains), isFirst)...))
 		}
 	}
 	if len(orders) == 1 {
 		return w.runChains(chains)
 	}
-	at := arrival{chains[0].chain, w.state()}
+	at := arrival{chains[0].chain, w.hook, w.iif, w.oif, w.state()}
 	matters, known := w.others.ordered[at]
 	if !known {
 		var err error
@@ -290,7 +308,7 @@ var goesOn = result{matches: yes}
 func (s *statements) expressions(x nft.Expressions, r *nft.Rule) (matched bool, v nft.Verdict, err error) {
 	m := &machine{walk: s.walk, place: s.place, rule: r, notLoopback: map[int]bool{}}
 	for _, e := range s.others.decoded(r, x) {
-		if s.statements++; s.statements > maxStatements {
+		if s.statements++; s.statements > maxStatements || s.others.spend(1) {
 			return false, v, fmt.Errorf("its rules take longer than can be followed")
 		}
 		res := m.run(e)

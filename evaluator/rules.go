@@ -25,6 +25,10 @@ func (p place) fail(err error) error {
 
 // baseChain runs a base chain to its verdict: accept or drop.
 func (w *walk) baseChain(c baseChain) (nft.Verdict, error) {
+	// A chain without rules takes time, too.
+	if w.statements++; w.others.spend(1) {
+		return nft.Verdict{}, errors.New("the hooks have more chains than can be followed")
+	}
 	if c.isOther() {
 		return w.otherChain(c)
 	}

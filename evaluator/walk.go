@@ -3,7 +3,6 @@ package evaluator
 import (
 	"fmt"
 	"net/netip"
-	"slices"
 
 	"github.com/nftproxy/nftproxy/nft"
 )
@@ -202,9 +201,11 @@ func (w *walk) traverse(hook nft.Hook) (bool, error) {
 // runHook runs the base chains of a hook. It reports whether the packet continues.
 func (w *walk) runHook(chains []baseChain) (bool, error) {
 	for len(chains) > 0 {
-		together := 1
-		differs := func(c baseChain) bool { return compareBaseChains(c, chains[together]) != 0 }
-		for together < len(chains) && !slices.ContainsFunc(chains[:together], differs) {
+		together, last := 1, chains[0] // the last NAT chain, if there is one
+		for together < len(chains) && compareBaseChains(chains[0], chains[together]) == 0 && compareBaseChains(last, chains[together]) == 0 {
+			if chains[together].chain.Type == nft.TypeNAT {
+				last = chains[together]
+			}
 			together++
 		}
 		if on, err := w.runTogether(chains[:together]); !on || err != nil {

@@ -162,7 +162,7 @@ func decodeDevices(data []byte) (names []string, err error) {
 		return nil, err
 	}
 	add := func(b []byte) {
-		if name := netlinkattr.Text(b); !slices.Contains(names, name) {
+		if name := netlinkattr.Text(b); len(names) != 1 || names[0] != name {
 			names = append(names, name)
 		}
 	}
