@@ -92,7 +92,14 @@ func (d device) departure() []stage {
 // forwards it, and calls the hooks of IP.
 func (w *walk) bridge(in, out device) (bool, error) {
 	w.note("routing: bridged")
-	if on, err := w.pass(stage{nft.FamilyBridge, nft.HookPrerouting, in.port, ifname{}, behindIP}, stage{nft.FamilyBridge, nft.HookForward, in.port, out.port, beforeIP}); !on {
+	if on, err := w.pass(stage{nft.FamilyBridge, nft.HookPrerouting, in.port, ifname{}, behindIP}); !on {
+		return false, err
+	}
+	if in.port == out.port && slices.Contains(w.host.NoHairpin, in.port.name) {
+		w.note("bridge: " + in.port.name + " is without hairpin mode, so the packet does not go back")
+		return false, nil
+	}
+	if on, err := w.pass(stage{nft.FamilyBridge, nft.HookForward, in.port, out.port, beforeIP}); !on {
 		return false, err
 	}
 	if on, err := w.traverse(nft.HookForward); !on {

@@ -110,6 +110,8 @@ type Host struct {
 	Bridges       map[string]string
 	BridgePorts   map[netip.Addr]string
 	BridgeFilters []nft.Family
+	// NoHairpin are ports to which their bridge forwards no packet that came in by them.
+	NoHairpin []string
 	// Lookup finds the element of a set of another program's table that has a key, as nft.Conn.Lookup does. Without it,
 	// such a table's sets are not known.
 	Lookup func(table *nft.Table, set string, key nft.Data) (nft.Element, bool, error)

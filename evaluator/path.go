@@ -40,6 +40,9 @@ func (w *walk) note(text string) {
 	w.fate.Path = append(w.fate.Path, Step{Hook: w.hook, Verdict: text})
 }
 
+// EndsInKernel reports whether the last step is a decision of the kernel.
+func (p Path) EndsInKernel() bool { return len(p) > 0 && p[len(p)-1].Chain == nil }
+
 // String prints one step a line, under its hook, indented by its Level.
 func (p Path) String() string {
 	var b strings.Builder

@@ -58,6 +58,7 @@ func TestRuledump(t *testing.T) {
 	t.Run("watch tells each commit", testRuledumpWatch)
 	t.Run("explain follows other programs' tables", testRuledumpOthers)
 	t.Run("explain names what it cannot follow", testExplainNames)
+	t.Run("explain knows hairpin mode", testExplainHairpin)
 	t.Run("explain says what depends on a rate limit", testExplainRateLimit)
 	t.Run("dump leaves out large sets of other programs", testDumpLeavesOut)
 	t.Run("answers alike from every source", testRuledumpSources)

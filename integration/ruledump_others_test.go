@@ -273,12 +273,19 @@ func hostOf(l *lab.Lab, from flows.Origin) *lab.Host {
 func testExplainNames(t *testing.T) {
 	l := lab.ForTest(t)
 	replace(t, lab.Conn(t, l.Node), exampleTables(t))
-	if err := l.Node.Do(func() error { return addMacvlan("eth0", "above") }); err != nil {
+	if err := l.Node.Do(func() error {
+		return errors.Join(addMacvlan("eth0", "above"), addBridge("br", "port"), addMacvlan("br", "above-br"))
+	}); err != nil {
 		t.Fatal(err)
 	}
-	lab.Nft(t, l.Node, "table netdev n {\n chain in { type filter hook ingress device eth0 priority -500; }\n}\n", "-f", "-")
+	lab.Nft(t, l.Node, "table netdev n {\n chain in { type filter hook ingress device eth0 priority -500; }\n chain port { type filter hook ingress device port priority 0; }\n}\n"+
+		"table bridge b {\n chain c { type filter hook prerouting priority 7; }\n}\n", "-f", "-")
 	explain := []string{"explain", "--from=198.51.100.7", "--to=192.0.2.10:80"}
-	want := []string{"table netdev n, chain in: for packets of above, which pass eth0 too"}
+	want := []string{
+		"table netdev n, chain in: for packets of above, which pass eth0 too",
+		"table netdev n, chain port: for packets of above-br, which pass port too",
+		"table bridge b, chain c: for packets of above-br, which pass br too",
+	}
 	text := runRuledump(t, l.Node, explain...)
 	if _, named, _ := strings.Cut(text, "\nnot looked at:\n  "); strings.TrimSpace(named) != strings.Join(want, "\n  ") {
 		t.Errorf("explain says\n%s", text)
@@ -294,6 +301,74 @@ func addMacvlan(parent, name string) error {
 		return err
 	}
 	return netlink.LinkAdd(&netlink.Macvlan{LinkAttrs: netlink.LinkAttrs{Name: name, ParentIndex: link.Attrs().Index}, Mode: netlink.MACVLAN_MODE_BRIDGE})
+}
+
+// With br_netfilter a bridge sends no packet back to a port without hairpin mode.
+func testExplainHairpin(t *testing.T) {
+	for _, network := range bridges() {
+		l := foreignLab(t, network)
+		replace(t, lab.Conn(t, l.Node), exampleTables(t))
+		pod, err := l.AddPod("alone", netip.MustParseAddr("10.244.1.9"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		lab.ServeTCP(t, pod, "10.244.1.9:8080", lab.Echo)
+		lab.Nft(t, l.Node, "table ip hairpin {\n chain c { type nat hook prerouting priority -101; ip daddr 192.0.2.99 dnat to 10.244.1.9; }\n chain m { type nat hook postrouting priority 99; ip saddr 10.244.1.9 ip daddr 10.244.1.9 masquerade; }\n}\n", "-f", "-")
+		await.Until(t, "the bridge has learnt the port of the pod", func() error {
+			return l.Node.Do(func() error { return knowPorts(t, []*lab.Host{l.Client, l.Client, l.Client, pod}) })
+		})
+		explain := []string{"explain", "--from=10.244.1.9:40000", "--to=192.0.2.99:8080"}
+		for _, on := range []bool{true, false} {
+			setHairpin(t, l.Node, on)
+			want, result, patience := "to 10.244.1.9:8080, source masqueraded", "delivered", await.Patience
+			if network.filtered && !on {
+				want, result, patience = "dropped\n  why: dropped by the kernel, not by a rule; bridge: ", "dropped", time.Second
+			}
+			if text := runRuledump(t, l.Node, explain...); !strings.Contains(text, want) {
+				t.Errorf("hairpin mode %v over %s: explain says\n%s", on, network.name, text)
+			}
+			if o := explainDump(t, runRuledump(t, l.Node, "live", "-o=json"), explain...).Outcomes; len(o) != 1 || o[0].Result != result {
+				t.Errorf("hairpin mode %v over %s: from the dump explain says %v", on, network.name, o)
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), patience)
+			conn, err := pod.DialContext(ctx, "tcp", "192.0.2.99:8080")
+			cancel()
+			if (err == nil) != (result == "delivered") {
+				t.Errorf("hairpin mode %v over %s: %v", on, network.name, err)
+			}
+			if err == nil {
+				conn.Close()
+			}
+		}
+	}
+}
+
+// setHairpin sets hairpin mode of all ports of bridges.
+func setHairpin(t *testing.T, node *lab.Host, on bool) {
+	t.Helper()
+	err := node.Do(func() error {
+		links, err := netlink.LinkList()
+		for _, l := range links {
+			if l.Attrs().MasterIndex != 0 {
+				err = errors.Join(err, netlink.LinkSetHairpin(l, on))
+			}
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// addBridge adds a bridge with a port.
+func addBridge(name, port string) error {
+	bridge := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: name}}
+	if err := netlink.LinkAdd(bridge); err != nil {
+		return err
+	}
+	pair := netlink.NewVeth(netlink.LinkAttrs{Name: port, MasterIndex: bridge.Index})
+	pair.PeerName = port + "-peer"
+	return netlink.LinkAdd(pair)
 }
 
 // A rate limit may let a packet pass or not, and explain says that it depends on it.

@@ -3,6 +3,7 @@ package ruledump
 import (
 	"context"
 	"fmt"
+	"maps"
 	"net/netip"
 	"os"
 	"slices"
@@ -12,6 +13,7 @@ import (
 	"github.com/nftproxy/nftproxy/internal/leftovers"
 	"github.com/nftproxy/nftproxy/nft"
 	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 )
 
@@ -96,6 +98,11 @@ func (s *Snapshot) nameUnfollowed(t *nft.Table, under map[string]string) {
 		if t.Family == nft.FamilyBridge && c.Hook != "" && !slices.Contains(bridgeHooks, c.Hook) {
 			s.NotLookedAt = append(s.NotLookedAt, fmt.Sprintf("%s, chain %s: explain follows no %s of bridges", name, c.Name, c.Hook))
 		}
+		for _, bridge := range slices.Sorted(maps.Keys(under)) {
+			if t.Family == nft.FamilyBridge && c.Hook != "" && slices.Contains(slices.Collect(maps.Values(s.Host.Bridges)), bridge) {
+				s.NotLookedAt = append(s.NotLookedAt, fmt.Sprintf("%s, chain %s: for packets of %s, which pass %s too", name, c.Name, under[bridge], bridge))
+			}
+		}
 		for _, device := range t.Kernel.Devices[c.Name] {
 			if above := under[device]; above != "" {
 				s.NotLookedAt = append(s.NotLookedAt, fmt.Sprintf("%s, chain %s: for packets of %s, which pass %s too", name, c.Name, above, device))
@@ -132,7 +139,13 @@ func (s *Snapshot) addLinks(links []netlink.Link) (under map[string]string) {
 		}
 	}
 	if len(s.Host.Bridges) > 0 {
-		s.Host.BridgePorts = bridgePorts(byIndex)
+		s.Host.BridgePorts, s.Host.NoHairpin = bridgePorts(byIndex), portsWithoutHairpin(byIndex)
+	}
+	// What passes a bridge passes its ports.
+	for port, bridge := range s.Host.Bridges {
+		if above := under[bridge]; above != "" {
+			under[port] = above
+		}
 	}
 	for family, name := range map[nft.Family]string{nft.FamilyIP: "iptables", nft.FamilyIP6: "ip6tables"} {
 		if value, err := os.ReadFile("/proc/sys/net/bridge/bridge-nf-call-" + name); err == nil && strings.TrimSpace(string(value)) == "1" {
@@ -154,7 +167,12 @@ func bridgePorts(links map[int]netlink.Link) map[netip.Addr]string {
 	entries, _ := netlink.NeighList(0, unix.AF_BRIDGE)
 	for _, e := range entries {
 		if port := links[e.LinkIndex]; port != nil {
-			ports[learnt{e.MasterIndex, e.HardwareAddr.String()}] = port.Attrs().Name
+			at := learnt{e.MasterIndex, e.HardwareAddr.String()}
+			if known, is := ports[at]; is && known != port.Attrs().Name {
+				ports[at] = "" // VLANs of a bridge learn apart
+				continue
+			}
+			ports[at] = port.Attrs().Name
 		}
 	}
 	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
@@ -167,6 +185,24 @@ func bridgePorts(links map[int]netlink.Link) map[netip.Addr]string {
 		}
 	}
 	return addrs
+}
+
+// portsWithoutHairpin lists the ports of bridges in whose place nobody else sends packets back: a promiscuous bridge does.
+func portsWithoutHairpin(links map[int]netlink.Link) (names []string) {
+	request := nl.NewNetlinkRequest(unix.RTM_GETLINK, unix.NLM_F_DUMP)
+	request.AddData(nl.NewIfInfomsg(unix.AF_BRIDGE))
+	messages, _ := request.Execute(unix.NETLINK_ROUTE, unix.RTM_NEWLINK)
+	for _, m := range messages {
+		port, err := netlink.LinkDeserialize(&unix.NlMsghdr{Type: unix.RTM_NEWLINK}, m)
+		if err != nil || port.Attrs().Protinfo == nil || port.Attrs().Protinfo.Hairpin {
+			continue
+		}
+		if bridge := links[port.Attrs().MasterIndex]; bridge != nil && bridge.Attrs().Promisc == 0 {
+			names = append(names, port.Attrs().Name)
+		}
+	}
+	slices.Sort(names)
+	return names
 }
 
 // addRoutes reads the routes of the main table.
@@ -201,10 +237,11 @@ type others[Table any] struct {
 	Tables     []Table           `json:"tables"`
 	Routes     []route           `json:"routes"`
 	Interfaces map[string]uint32 `json:"interfaces,omitempty"`
-	// Bridges, BridgePorts and BridgeFilters are those of evaluator.Host.
+	// Bridges, BridgePorts, BridgeFilters and NoHairpin are those of evaluator.Host.
 	Bridges       map[string]string     `json:"bridges,omitempty"`
 	BridgePorts   map[netip.Addr]string `json:"bridgePorts,omitempty"`
 	BridgeFilters []string              `json:"bridgeFilters,omitempty"`
+	NoHairpin     []string              `json:"noHairpin,omitempty"`
 	NotLookedAt   []string              `json:"notLookedAt,omitempty"`
 }
 
@@ -237,7 +274,7 @@ func (s *Snapshot) othersText() *others[otherText] {
 	}
 	out := &others[otherText]{
 		Tables: []otherText{}, Routes: []route{}, Interfaces: s.Host.Interfaces, NotLookedAt: s.NotLookedAt,
-		Bridges: s.Host.Bridges, BridgePorts: s.Host.BridgePorts,
+		Bridges: s.Host.Bridges, BridgePorts: s.Host.BridgePorts, NoHairpin: s.Host.NoHairpin,
 	}
 	for _, family := range s.Host.BridgeFilters {
 		out.BridgeFilters = append(out.BridgeFilters, family.String())
@@ -269,7 +306,7 @@ func (s *Snapshot) othersText() *others[otherText] {
 // addRecorded adds the others of a dump.
 func (s *Snapshot) addRecorded(o *others[otherBytes]) error {
 	s.NotLookedAt, s.Host.Interfaces = o.NotLookedAt, o.Interfaces
-	s.Host.Bridges, s.Host.BridgePorts = o.Bridges, o.BridgePorts
+	s.Host.Bridges, s.Host.BridgePorts, s.Host.NoHairpin = o.Bridges, o.BridgePorts, o.NoHairpin
 	for _, family := range nft.Families {
 		if slices.Contains(o.BridgeFilters, family.String()) {
 			s.Host.BridgeFilters = append(s.Host.BridgeFilters, family)

@@ -171,6 +171,7 @@ func (s *Snapshot) Redact(p *Pseudonyms) (*Snapshot, error) {
 		out.Host.Routes = append(out.Host.Routes, evaluator.Route{Destination: p.ofPrefix(r.Destination), Interface: r.Interface})
 	}
 	out.Host.Interfaces, out.Host.Bridges, out.Host.BridgeFilters = s.Host.Interfaces, s.Host.Bridges, s.Host.BridgeFilters
+	out.Host.NoHairpin = s.Host.NoHairpin
 	for addr, port := range s.Host.BridgePorts {
 		if out.Host.BridgePorts == nil {
 			out.Host.BridgePorts = map[netip.Addr]string{}

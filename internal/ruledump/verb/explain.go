@@ -340,6 +340,9 @@ func (s *step) condition() string {
 
 // decidedBy returns the step of another program that ended a packet's way; nil if none did.
 func (e *Explanation) decidedBy(fate *evaluator.Fate) *step {
+	if fate.Path.EndsInKernel() {
+		return nil
+	}
 	for i := len(fate.Path) - 1; i >= 0; i-- {
 		switch s := &fate.Path[i]; {
 		case s.Chain == nil:

@@ -51,6 +51,9 @@ func reasonOf(fate *evaluator.Fate) Reason {
 	if fate.Result == evaluator.Delivered {
 		return reasonOfDelivery(fate)
 	}
+	if fate.Path.EndsInKernel() && fate.Result == evaluator.Dropped {
+		return ReasonKernel
+	}
 	for i := len(fate.Path) - 1; i >= 0; i-- {
 		step := &fate.Path[i]
 		if step.Chain == nil || step.Rule == nil {
@@ -215,6 +218,8 @@ func (e *Explanation) why(o *Outcome, dialed *compiler.Frontend) string {
 		name = dialed.ServicePort
 	}
 	switch o.Reason {
+	case ReasonKernel:
+		return "dropped by the kernel, not by a rule; " + o.Path[len(o.Path)-1].Verdict
 	case ReasonServed:
 		to := "the only endpoint"
 		if n := drawnFrom(dialed, o); n != 1 {

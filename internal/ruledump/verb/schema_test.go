@@ -104,7 +104,7 @@ func TestSchema(t *testing.T) {
 		others, err := json.Marshal(map[string]any{
 			"tables": []any{map[string]any{"family": "ip", "name": "kube-proxy", "own": true}, map[string]any{"family": "ip6", "name": "fw", "netlink": fw}},
 			"routes": []any{map[string]string{"to": "0.0.0.0/0", "interface": "eth0"}}, "interfaces": map[string]int{"eth0": 2},
-			"bridges": map[string]string{"veth-1": "cni0"}, "bridgePorts": map[string]string{"10.244.1.5": "veth-1"}, "bridgeFilters": []string{"ip"}, "notLookedAt": []string{"x"},
+			"bridges": map[string]string{"veth-1": "cni0"}, "bridgePorts": map[string]string{"10.244.1.5": "veth-1"}, "bridgeFilters": []string{"ip"}, "noHairpin": []string{"veth-1"}, "notLookedAt": []string{"x"},
 		})
 		if err != nil {
 			t.Fatal(err)
