@@ -479,6 +479,25 @@ func TestFlowsOfMovedSlots(t *testing.T) {
 	w.reopen(t, direct, open)
 }
 
+// A slot's previous endpoint goes, and the flows of the one before it stay.
+func TestFlowsWhileOthersGo(t *testing.T) {
+	t.Parallel()
+	w := newWired(t)
+	w.serve(t, everyNode, 2)
+	w.spread(t, 1)
+	var open connections
+	for range 3 {
+		for client := range 20 {
+			open = append(open, w.dialFrom(t, "udp", families[client%2], client))
+		}
+	}
+	for _, pods := range [][]int{{2, 3}, {2, 3, 4}, {2, 4}, {2, 3, 4}, {2, 3}} {
+		if lost := open.during(func() { w.serve(t, everyNode, pods...) }); lost.lost() > 0 {
+			t.Fatalf("with pods %v: %v, the first one: %s", pods, lost, lost.gone[0].why)
+		}
+	}
+}
+
 // This kernel has no SCTP sockets, so raw ones send and count the packets that open associations. conntrack knows an
 // association from the first one on.
 func TestMovedSlotsOfSCTP(t *testing.T) {
