@@ -76,12 +76,24 @@ func (r Recording) Table() (*Table, error) {
 	if d.table == nil {
 		return nil, errors.New("nft: the recording has no table")
 	}
-	for _, s := range d.table.Sets {
-		if s.Dynamic && s.Size == 0 {
-			s.Size = DefaultSize // as the kernel says once the set is there
+	t := d.finish()
+	for _, c := range t.Chains {
+		for _, r := range c.Rules {
+			for _, statement := range r.Statements {
+				var name string
+				switch x := statement.(type) {
+				case Update:
+					name = x.Map
+				case Delete:
+					name = x.Set
+				}
+				if s := t.Set(name); s != nil && s.Dynamic && s.Size == 0 {
+					s.Size = DefaultSize // as the kernel says once a rule changes the set
+				}
+			}
 		}
 	}
-	return d.finish(), nil
+	return t, nil
 }
 
 // Other returns the recorded table of another program, as ReadOthers would. Find looks into its sets.
