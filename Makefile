@@ -123,7 +123,7 @@ test: prerequisites build ## all of it; needs root, and the programs of NEEDS, w
 	$(MAKE) --no-print-directory unit
 
 # The programs that `make test` needs beside Go, make and git, each with its package in Debian. There is no other list.
-NEEDS := nft:nftables iptables-nft-restore:iptables iptables-legacy-restore:iptables gcc:gcc gcc:libc6-dev python3:python3 portmap:containernetworking-plugins bird:bird2
+NEEDS := nft:nftables iptables-nft-restore:iptables iptables-legacy-restore:iptables gcc:gcc gcc:libc6-dev python3:python3 ip:iproute2 portmap:containernetworking-plugins bird:bird2
 CNI_PLUGINS := /usr/lib/cni
 
 # bird2 brings a daemon, which tests start in their namespaces. It must not run on the machine itself, now or later.

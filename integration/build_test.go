@@ -168,7 +168,7 @@ func (m machine) addApt(t *testing.T) {
 	m.add(t, "apt-get", `echo "$*" >>`+m.log+`
 if [ "$1" = install ]; then
 	cd `+m.programs+`
-	for name in nft iptables-nft-restore iptables-legacy-restore gcc python3 portmap bird; do echo >$name; chmod +x $name; done
+	for name in nft iptables-nft-restore iptables-legacy-restore gcc python3 ip portmap bird; do echo >$name; chmod +x $name; done
 fi`)
 }
 
@@ -191,7 +191,7 @@ func (m machine) installed(t *testing.T) string {
 }
 
 func TestPrerequisites(t *testing.T) {
-	const programs, packages = "nft iptables-nft-restore iptables-legacy-restore gcc python3 portmap bird", "nftables iptables gcc libc6-dev python3 containernetworking-plugins bird2"
+	const programs, packages = "nft iptables-nft-restore iptables-legacy-restore gcc python3 ip portmap bird", "nftables iptables gcc libc6-dev python3 iproute2 containernetworking-plugins bird2"
 
 	t.Run("are installed", func(t *testing.T) {
 		m := newMachine(t, "0")

@@ -22,11 +22,11 @@ type bird struct {
 	socket  string
 }
 
-// birdCommon is in the configuration of the router and of nodes. BFD notices after a second that a node is dead: less
-// would find living ones dead on a busy machine.
+// birdCommon is in the configuration of the router and of nodes. BFD notices after three seconds that a node is dead: one
+// second was too little for living ones on a machine with a load of 25.
 const birdCommon = `log stderr { warning, error, fatal, bug };
 protocol device { }
-protocol bfd { interface "*" { interval 200 ms; multiplier 5; }; }
+protocol bfd { interface "*" { interval 200 ms; multiplier 15; }; }
 `
 
 func startBird(t testing.TB, h *lab.Host, config string) *bird {

@@ -297,7 +297,7 @@ func (t *tracing) run(ctx context.Context, patience time.Duration, ready func())
 		ctx, cancel = context.WithTimeout(ctx, patience)
 		defer cancel()
 	}
-	steps, failed := make(chan nft.Trace), make(chan error, 1)
+	steps, failed := make(chan nft.Trace, 1024), make(chan error, 1)
 	done, end := ctx.Done(), (<-chan time.Time)(nil)
 	ctx, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
@@ -322,6 +322,9 @@ func (t *tracing) run(ctx context.Context, patience time.Duration, ready func())
 		case step := <-steps:
 			err = t.take(ctx, step)
 		case <-quiet.C:
+			if len(steps) > 0 {
+				continue // the steps of a packet that seems quiet may be among those that wait
+			}
 			err = t.finish(ctx, func(p *underway) bool { p.ticks++; return p.isQuiet() })
 			if err == nil && t.refresh != nil {
 				err = t.refresh(ctx)
