@@ -231,3 +231,51 @@ func testTopOnTerminal(t *testing.T) {
 		return nil
 	})
 }
+
+// Text that does not fit the terminal waits for a key after each screen. The terminal is as before in the end.
+func TestRuledumpPages(t *testing.T) {
+	t.Parallel()
+	l := lab.ForTest(t)
+	replace(t, lab.Conn(t, l.Node), exampleTables(t))
+	for _, end := range []struct {
+		name string
+		do   func(*terminal, *exec.Cmd) error
+	}{
+		{"q", func(term *terminal, _ *exec.Cmd) error { _, err := term.WriteString("q"); return err }},
+		{"Ctrl-C", func(term *terminal, _ *exec.Cmd) error { _, err := term.WriteString("\x03"); return err }},
+		{"SIGTERM", func(_ *terminal, cmd *exec.Cmd) error { return cmd.Process.Signal(unix.SIGTERM) }},
+	} {
+		t.Run(end.name, func(t *testing.T) {
+			term, cmd := startOnTerminal(t, l.Node, "live")
+			lines := strings.Count(runRuledump(t, l.Node, "live"), "\n")
+			says := func(read int) {
+				t.Helper()
+				question := fmt.Sprintf("-- %d of %d lines: Space, Enter or q --", read, lines)
+				await.Until(t, question, func() error {
+					if text := term.text(); !strings.HasSuffix(text, question) {
+						return fmt.Errorf("%q", text)
+					}
+					return nil
+				})
+			}
+			says(11) // of 12 rows, one is for the question
+			term.types(t, "?\r")
+			says(12)
+			term.types(t, " ")
+			says(22) // one line takes two rows
+			before, err := unix.IoctlGetTermios(int(term.Fd()), unix.TCGETS)
+			if err != nil || before.Lflag&unix.ICANON != 0 {
+				t.Errorf("keys do not come at once: %+v, %v", before, err)
+			}
+			if err := end.do(term, cmd); err != nil {
+				t.Fatal(err)
+			}
+			if err := cmd.Wait(); err != nil {
+				t.Errorf("ends with %v", err)
+			}
+			if after, err := unix.IoctlGetTermios(int(term.Fd()), unix.TCGETS); err != nil || after.Lflag&unix.ICANON == 0 {
+				t.Errorf("the terminal is left without lines: %+v, %v", after, err)
+			}
+		})
+	}
+}

@@ -67,7 +67,7 @@ func (f *outputFormat) addTo(cmd *cobra.Command) {
 	_ = cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions(f.choices, cobra.ShellCompDirectiveNoFileComp))
 }
 
-// show writes a view in the format.
+// show writes a view in the format, for people a screen at a time.
 func (f *outputFormat) show(w io.Writer, v View) error {
 	switch f.value {
 	case "json":
@@ -83,10 +83,14 @@ func (f *outputFormat) show(w io.Writer, v View) error {
 		}
 		return err
 	}
+	return writePages(w, f.text(w, v))
+}
+
+// text returns what a view prints for people.
+func (f *outputFormat) text(w io.Writer, v View) string {
 	p := &Page{Format: f.value, colours: coloursFor(w), noHeaders: f.noHeaders}
 	v.Text(p)
-	_, err := io.WriteString(w, p.String())
-	return err
+	return p.String()
 }
 
 func writeJSON(w io.Writer, v View) error {
@@ -108,8 +112,10 @@ func (f *outputFormat) stream(w io.Writer, v View) error {
 		if _, err := io.WriteString(w, "---\n"); err != nil {
 			return err
 		}
+		return f.show(w, v)
 	}
-	return f.show(w, v)
+	_, err := io.WriteString(w, f.text(w, v))
+	return err
 }
 
 // TextOf returns a view as it prints without colours, in a format for people such as "wide".
