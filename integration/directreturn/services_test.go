@@ -483,7 +483,10 @@ func TestFlowsOfMovedSlots(t *testing.T) {
 func TestFlowsWhileOthersGo(t *testing.T) {
 	t.Parallel()
 	w := newWired(t)
-	w.serve(t, everyNode, 2)
+	// The node that packets enter hears last. If it heard first, it would send packets to new owners that do not know yet
+	// that they are: docs/direct-return.md, what is missing.
+	ordered := []int{2, 3, 4, 5, 1}
+	w.serve(t, ordered, 2)
 	w.spread(t, 1)
 	var open connections
 	for range 3 {
@@ -492,7 +495,7 @@ func TestFlowsWhileOthersGo(t *testing.T) {
 		}
 	}
 	for _, pods := range [][]int{{2, 3}, {2, 3, 4}, {2, 4}, {2, 3, 4}, {2, 3}} {
-		if lost := open.during(func() { w.serve(t, everyNode, pods...) }); lost.lost() > 0 {
+		if lost := open.during(func() { w.serve(t, ordered, pods...) }); lost.lost() > 0 {
 			t.Fatalf("with pods %v: %v, the first one: %s", pods, lost, lost.gone[0].why)
 		}
 	}
