@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -121,20 +122,21 @@ func nodeLocalWorld(t *testing.T, _ *lab.Lab) world {
 		}
 		ended := make(chan error, 1)
 		go func() { ended <- server.New(tr, server.Options{}).Serve(ctx, listener) }()
-		return tr, func() {
+		stop = sync.OnceFunc(func() {
 			cancel()
 			if err := <-ended; err != nil {
 				t.Error(err)
 			}
-		}
+		})
+		t.Cleanup(stop)
+		return tr, stop
 	}
 	tr, stop := serve("10.244.1.5")
-	t.Cleanup(func() { stop() })
 	return world{
 		flags: []string{"--node-local-source", socket, "--hostname-override", lab.NodeName},
 		lose: func(*testing.T) {
 			stop()
-			tr, stop = serve()
+			tr, _ = serve()
 		},
 		mend: func(*testing.T) {
 			service, slice := outageObjects("10.244.1.6")

@@ -7,7 +7,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -277,8 +276,11 @@ func dialAt(h *lab.Host, address string) (net.Conn, string, error) {
 	return conn, name, nil
 }
 
-func readLine(r io.Reader) (string, error) {
-	line, err := bufio.NewReader(r).ReadString('\n')
+func readLine(conn net.Conn) (string, error) {
+	if err := conn.SetReadDeadline(time.Now().Add(await.Patience)); err != nil {
+		return "", err
+	}
+	line, err := bufio.NewReader(conn).ReadString('\n')
 	return strings.TrimSpace(line), err
 }
 

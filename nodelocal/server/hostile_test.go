@@ -9,11 +9,13 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
@@ -363,6 +365,20 @@ func TestListen(t *testing.T) {
 		}
 		second.Close()
 	})
+	t.Run("a path is free once its server has ended, whatever else has the files", func(t *testing.T) {
+		path := filepath.Join(private(t), "s")
+		first, err := server.Listen(t.Context(), "unix://"+path, false)
+		if err != nil {
+			t.Fatal(err)
+		}
+		inherit(t, path+".lock")
+		first.Close()
+		second, err := server.Listen(t.Context(), "unix://"+path, false)
+		if err != nil {
+			t.Fatal(err)
+		}
+		second.Close()
+	})
 	t.Run("one whose socket another server has replaced leaves it there", func(t *testing.T) {
 		path := filepath.Join(private(t), "s")
 		first, err := server.Listen(t.Context(), "unix://"+path, false)
@@ -458,4 +474,30 @@ func testServerStopsWithStreams(t *testing.T) {
 	}
 	_, err = stream.Recv()
 	expectCode(t, err, codes.Unavailable, "the server stops")
+}
+
+// inherit makes another descriptor of the open file with that name, as a program has it between fork and exec, until the
+// test ends.
+func inherit(t *testing.T, name string) {
+	t.Helper()
+	descriptors, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, d := range descriptors {
+		if to, err := os.Readlink("/proc/self/fd/" + d.Name()); err != nil || to != name {
+			continue
+		}
+		fd, err := strconv.Atoi(d.Name())
+		if err != nil {
+			t.Fatal(err)
+		}
+		again, err := unix.Dup(fd)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { unix.Close(again) })
+		return
+	}
+	t.Fatalf("%s is not open", name)
 }

@@ -48,7 +48,7 @@ func Listen(ctx context.Context, address string, secure bool) (net.Listener, err
 func listenUnix(ctx context.Context, path string) (net.Listener, error) {
 	s := &socket{path: path}
 	if err := s.bind(ctx); err != nil {
-		s.lock.Close()
+		s.unlock()
 		return nil, fmt.Errorf("listen on unix://%s: %w", path, err)
 	}
 	return s, nil
@@ -85,7 +85,7 @@ type socket struct {
 	listener *net.UnixListener
 	// info describes the file that listener has made.
 	info fs.FileInfo
-	// lock is the locked file. It may be nil: os.File has a Close for that.
+	// lock is the locked file, nil until there is one.
 	lock *os.File
 }
 
@@ -136,17 +136,30 @@ func (s *socket) takeLock() error {
 	if err != nil {
 		return err
 	}
-	// A lock of the open file: one of the process would let the same process lock it again.
-	if err := unix.FcntlFlock(lock.Fd(), unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_WRLCK}); err != nil {
+	if err := setLock(lock, unix.F_WRLCK); err != nil {
 		lock.Close()
 		if errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.EACCES) {
 			return ErrInUse
 		}
 		return fmt.Errorf("lock %s: %w", path, err)
 	}
-	s.lock.Close()
+	s.unlock()
 	s.lock = lock
 	return nil
+}
+
+// setLock locks the open file: a lock of the process would let the same process lock it again.
+func setLock(file *os.File, kind int16) error {
+	return unix.FcntlFlock(file.Fd(), unix.F_OFD_SETLK, &unix.Flock_t{Type: kind})
+}
+
+// unlock gives the lock up, if there is one. Closing the file does not: a program that this process is just starting has
+// the file too, until it is executed.
+func (s *socket) unlock() {
+	if s.lock != nil {
+		_ = setLock(s.lock, unix.F_UNLCK)
+		s.lock.Close()
+	}
 }
 
 // checkFree returns an error unless the path is free, or a socket on which nobody answers.
@@ -241,6 +254,6 @@ func (s *socket) Close() error {
 	if isAt(s.path, s.info) {
 		_ = os.Remove(s.path)
 	}
-	defer s.lock.Close()
+	defer s.unlock()
 	return s.listener.Close()
 }

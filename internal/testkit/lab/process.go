@@ -61,12 +61,14 @@ func (p *Process) Output() string { return p.output.String() }
 // Wait waits for the process to end and returns how it ended.
 func (p *Process) Wait() error { return p.Cmd.Wait() }
 
-// Stop ends the process with SIGTERM and returns how it ended.
+// Stop ends the process with SIGTERM and returns how it ended. One that does not end says where it stands.
 func (p *Process) Stop(t testing.TB) error {
 	t.Helper()
 	if err := p.signal(syscall.SIGTERM); err != nil {
 		t.Fatal(err)
 	}
+	tooLong := time.AfterFunc(await.Patience, func() { _ = p.signal(syscall.SIGQUIT) })
+	defer tooLong.Stop()
 	return p.Cmd.Wait()
 }
 
