@@ -116,7 +116,12 @@ func FuzzDecode(f *testing.F) {
 	f.Add(append(header{family: unix.AF_INET, bits: 32, table: unix.RT_TABLE_LOCAL, typ: unix.RTN_LOCAL}.encode(), 8, 0, 1, 0, 192, 0, 2, 1), uint8(unix.AF_INET))
 	f.Add(header{family: unix.AF_INET6, table: unix.RT_TABLE_LOCAL, typ: unix.RTN_LOCAL}.encode(), uint8(unix.AF_INET6))
 	f.Fuzz(func(t *testing.T, message []byte, family uint8) {
-		if p, ok := decode(message, family); ok && (!p.IsValid() || p != p.Masked() || p.Addr() == (netip.Addr{})) {
+		r, ok := header{family: family, table: unix.RT_TABLE_LOCAL, typ: unix.RTN_LOCAL}.decode(message)
+		if !ok {
+			return
+		}
+		r.hop()
+		if p, ok := r.destination(); ok && (!p.IsValid() || p != p.Masked() || p.Addr() == (netip.Addr{})) {
 			t.Errorf("decoded %v", p)
 		}
 	})
