@@ -115,6 +115,15 @@ func (p *program) sendOn(kind recordKind, choice int, affinity bool) nft.Dup {
 	return nft.Dup{Key: append(p.key(false), p.slotOf(choice, affinity)), Map: kind.set(false)}
 }
 
+// sendOnOr sends packets to the endpoints of their slots, with so many hops, and those without one to a chain.
+func (p *program) sendOnOr(otherwise nft.Verdict, hops uint8, kind recordKind) []nft.Rule {
+	rules := []nft.Rule{nft.NewRule(nft.SetTTL{Family: p.family, Hops: hops})}
+	for _, affinity := range affinities {
+		rules = append(rules, nft.NewRule(p.sendOn(kind, 0, affinity), nft.Drop))
+	}
+	return append(rules, nft.NewRule(otherwise))
+}
+
 // quoted returns the fields of an ICMP error that quotes an answer: a frontend's protocol and port, and a client.
 func (p *program) quoted() (protocol, port, client, clientPort nft.Field) {
 	if p.family == nft.FamilyIP6 {
@@ -154,13 +163,8 @@ func (p *program) directChains() []*nft.Chain {
 	for _, client := range p.localClients() {
 		rules = append(rules, nft.NewRule(client, nft.Return))
 	}
-	rules = append(rules,
-		nft.NewRule(p.ttlBelow(directFirstTTL), nft.Goto(chainDirectAgain)),
-		nft.NewRule(nft.SetTTL{Family: p.family, Hops: directFirstTTL}))
-	for _, affinity := range affinities {
-		rules = append(rules, nft.NewRule(p.sendOn(hopRecord, 0, affinity), nft.Drop))
-	}
-	rules = append(rules, nft.NewRule(nft.Goto(chainDirectAgain)))
+	rules = append(rules, nft.NewRule(p.ttlBelow(directFirstTTL), nft.Goto(chainDirectAgain)))
+	rules = append(rules, p.sendOnOr(nft.Goto(chainDirectAgain), directFirstTTL, hopRecord)...)
 	return append(p.flowChains(), []*nft.Chain{
 		{Name: chainPreroutingDirect, Type: nft.TypeFilter, Hook: nft.HookPrerouting, Priority: nft.PriorityMangle, Rules: p.directBase()},
 		{Name: chainDirectFind, Rules: p.directFind()},
@@ -295,7 +299,7 @@ func appendSlotRecords(to []record, p plan, fe frontend) []record {
 	}
 	for i := range directOthers {
 		for slot, others := range p.port.slots.others {
-			if i < len(others) && fe.protocol == model.TCP {
+			if i < len(others) {
 				to = append(to, record{kind: otherRecord, frontend: fe, slot: slotNumber(slot, i, affinity), addr: netip.AddrPortFrom(others[i], 0)})
 			}
 		}
@@ -413,7 +417,7 @@ func (g *directGrants) decide() (changed []model.PortID) {
 type portSlots struct {
 	// owners has the index in Cluster of the endpoint of each slot.
 	owners []uint16
-	// others has the endpoints that may know connections of this node's slots: see othersOf.
+	// others has the endpoints that may know TCP connections of this node's slots: see othersOf.
 	others [][]netip.Addr
 	// previous has the endpoints that had slots before, and moved says which of these slots have just come to this node:
 	// see follow. Both are nil if there are none.
@@ -426,8 +430,11 @@ func slotsOf(p *model.ServicePort) *portSlots {
 	if n := len(p.Cluster); n == 0 || n > directEndpoints {
 		return nil
 	}
-	owners := slotOwners(p.Cluster)
-	return &portSlots{owners: owners, others: othersOf(p, owners)}
+	slots := &portSlots{owners: slotOwners(p.Cluster)}
+	if p.ID.Protocol == model.TCP {
+		slots.others = othersOf(p, slots.owners)
+	}
+	return slots
 }
 
 // slotOwners gives each slot to one of the endpoints and returns their indices. It depends on the set of

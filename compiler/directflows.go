@@ -92,14 +92,6 @@ func (f *family) putFlowSet() {
 func (p *program) flowChains() []*nft.Chain {
 	here, back, ask := nft.Goto(chainDirectHere), nft.Goto(chainDirectBack), nft.Goto(chainDirectAsk)
 	invalid := nft.NewRule(nft.Match{Field: nft.CTState, Value: nft.CTStateInvalid}, nft.Drop)
-	// sending sends packets on to the endpoints of their slots, with so many hops, and goes to a chain if there is none.
-	sending := func(hops uint8, kind recordKind, otherwise nft.Verdict) []nft.Rule {
-		rules := []nft.Rule{nft.NewRule(nft.SetTTL{Family: p.family, Hops: hops})}
-		for _, affinity := range affinities {
-			rules = append(rules, nft.NewRule(p.sendOn(kind, 0, affinity), nft.Drop))
-		}
-		return append(rules, nft.NewRule(otherwise))
-	}
 	unknown := []nft.Rule{
 		nft.NewRule(p.ttlBelow(directTTL), here),
 		nft.NewRule(p.ttlBelow(directAskOnTTL), back),
@@ -115,9 +107,9 @@ func (p *program) flowChains() []*nft.Chain {
 	remember := nft.NewRule(nft.Update{Map: flowSet, Key: p.flowKey(), Timeout: flowTimeout})
 	return []*nft.Chain{
 		{Name: chainDirectUnknown, Rules: unknown},
-		{Name: chainDirectAsk, Rules: append([]nft.Rule{remember}, sending(directAskTTL, previousRecord, back)...)},
-		{Name: chainDirectAsked, Rules: sending(directAskOnTTL, previousRecord, back)},
-		{Name: chainDirectBack, Rules: sending(directTTL, hopRecord, here)},
+		{Name: chainDirectAsk, Rules: append([]nft.Rule{remember}, p.sendOnOr(back, directAskTTL, previousRecord)...)},
+		{Name: chainDirectAsked, Rules: p.sendOnOr(back, directAskOnTTL, previousRecord)},
+		{Name: chainDirectBack, Rules: p.sendOnOr(here, directTTL, hopRecord)},
 		{Name: chainDirectHere, Rules: []nft.Rule{nft.NewRule(nft.Delete{Set: flowSet, Key: p.flowKey()}), invalid}},
 	}
 }
@@ -218,10 +210,10 @@ func (f formerSlots) of(p *model.ServicePort) *slotsBefore {
 // about flows. elements returns the elements of one of the kernel's sets, none if there is no such set. Call it before
 // the first Apply. Without it, the compiler takes all Services for new ones.
 func (c *Compiler) RestoreSlots(elements func(nft.Family, *nft.Set) []nft.Element) {
+	if !c.config.DirectReturn {
+		return
+	}
 	for _, f := range c.served() {
-		if !c.config.DirectReturn {
-			return
-		}
 		f.former = formerSlots{}
 		for _, kind := range []recordKind{slotRecord, previousRecord} {
 			for _, e := range elements(f.program.family, f.sets.of(kind, false)) {

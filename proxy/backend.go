@@ -36,9 +36,8 @@ type Backend struct {
 	// reader is for listings that can be long, so that commits do not wait for them.
 	reader *nft.Conn
 	hooks  Hooks
-	// serviceProxyName is that of the compiler's Config, which names the tables, and directReturn its DirectReturn.
+	// serviceProxyName is that of the compiler's Config, which names the tables.
 	serviceProxyName string
-	directReturn     bool
 	// flows takes notes of each Sync, and lists the connections from which lost affinity is restored; nil for none.
 	flows *conntrack.Cleaner
 
@@ -107,7 +106,7 @@ func NewBackend(conn *nft.Conn, config compiler.Config, hooks Hooks) (*Backend, 
 	if err != nil {
 		return nil, err
 	}
-	b := &Backend{conn: conn, reader: reader, compiler: c, hooks: hooks, serviceProxyName: config.ServiceProxyName, directReturn: config.DirectReturn}
+	b := &Backend{conn: conn, reader: reader, compiler: c, hooks: hooks, serviceProxyName: config.ServiceProxyName}
 	b.repairs, b.affinity = newRepairer(b), newAffinityReconciler(b)
 	return b, nil
 }
@@ -140,7 +139,7 @@ func (b *Backend) Sync(ctx context.Context, changes *model.Changes) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	logger := klog.FromContext(ctx)
-	if b.state == stateNew && b.directReturn {
+	if b.state == stateNew {
 		b.restoreSlots(ctx)
 	}
 	begin := time.Now()
