@@ -80,15 +80,11 @@ func (r Recording) Table() (*Table, error) {
 	for _, c := range t.Chains {
 		for _, r := range c.Rules {
 			for _, statement := range r.Statements {
-				var name string
-				switch x := statement.(type) {
-				case Update:
-					name = x.Map
-				case Delete:
-					name = x.Set
-				}
-				if s := t.Set(name); s != nil && s.Dynamic && s.Size == 0 {
-					s.Size = DefaultSize // as the kernel says once a rule changes the set
+				switch statement.(type) {
+				case Update, Delete:
+					if s := t.Set(setOf(statement)); s != nil && s.Dynamic && s.Size == 0 {
+						s.Size = DefaultSize // as the kernel says once a rule changes the set
+					}
 				}
 			}
 		}
