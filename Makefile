@@ -63,7 +63,7 @@ release: ## VERSION=v0.1.0: bin/release/v0.1.0, all files of a release; the same
 	@[ "$(origin VERSION)" = "command line" ] || { echo "usage: make release VERSION=v0.1.0" >&2; exit 2; }
 	$(MAKE) image plugin
 	rm -rf $(BIN)/release/$(VERSION)
-	cd tools && $(GO) run ./release -version $(VERSION) -created $(SOURCE_DATE_EPOCH) -binaries $(abspath $(BIN))/linux -plugins $(abspath $(BIN))/_plugin -image $(abspath $(BIN))/image.tar -name $(IMAGE) -root .. -o $(abspath $(BIN))/release/$(VERSION)
+	cd tools && $(GO) run ./release -version $(VERSION) -created $(SOURCE_DATE_EPOCH) -binaries $(abspath $(BIN))/linux -plugins $(abspath $(BIN))/_plugin -image $(abspath $(BIN))/image.tar -name $(IMAGE) -proxytest $(abspath $(BIN))/_proxytest -proxytest-image $(abspath $(BIN))/proxytest.tar -root .. -o $(abspath $(BIN))/release/$(VERSION)
 
 PROGRAMS ?= $(BIN)
 LISTED   ?= kube-proxy ruledump

@@ -1,10 +1,11 @@
 // Command release puts what `make image` and `make build` made into a directory, as a release publishes it: an archive
-// of the programs for each architecture and of kubectl's plugin for each platform, the image, its bills of materials,
-// the chart, a krew manifest, the section of the changelog, and the checksums of all. The same input gives the same
-// bytes: no file has an owner, and all have the time that -created names.
+// of the programs for each architecture and of kubectl's plugin for each platform, the images of the proxy and of
+// proxytest, the bills of materials of all these, the chart, a krew manifest, the section of the changelog, and the
+// checksums of all. The same input gives the same bytes: no file has an owner, and all have the time that -created names.
 //
 //	release -version v0.1.0 -created 1766000000 -binaries bin/linux -plugins bin/_plugin -image bin/image.tar \
-//	  -name ghcr.io/nftproxy/nftproxy/kube-proxy -root . -o bin/release/v0.1.0
+//	  -name ghcr.io/nftproxy/nftproxy/kube-proxy -proxytest bin/_proxytest -proxytest-image bin/proxytest.tar \
+//	  -root . -o bin/release/v0.1.0
 package main
 
 import (
@@ -17,6 +18,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"time"
 
@@ -33,7 +35,9 @@ type release struct {
 	version, root, binaries, plugins, out string
 	// image is the file of the image, and name its name in a registry, without a tag.
 	image, name string
-	created     time.Time
+	// proxytest is a directory like binaries, and proxytestImage the file of that image.
+	proxytest, proxytestImage string
+	created                   time.Time
 	// sums has a line of checksums.txt for each file that was written, in that order.
 	sums strings.Builder
 }
@@ -46,6 +50,8 @@ func main() {
 	flag.StringVar(&r.plugins, "plugins", "", "`directory` with kubectl-nftproxy and sbom.cdx.json of each platform, in linux/amd64/ and so on")
 	flag.StringVar(&r.image, "image", "", "`file` of the image, an OCI archive")
 	flag.StringVar(&r.name, "name", "", "`name` of the image in its registry, which the chart installs")
+	flag.StringVar(&r.proxytest, "proxytest", "", "`directory` with the sbom.cdx.json of proxytest for each architecture, in amd64/ and arm64/")
+	flag.StringVar(&r.proxytestImage, "proxytest-image", "", "`file` of proxytest's image, an OCI archive")
 	flag.StringVar(&r.root, "root", ".", "`directory` of the repository")
 	flag.StringVar(&r.out, "o", "", "new `directory` to write to")
 	flag.Parse()
@@ -63,8 +69,8 @@ func (r *release) make() error {
 	if !versionPattern.MatchString(r.version) {
 		return fmt.Errorf("-version %q is not a version such as v0.1.0", r.version)
 	}
-	if r.out == "" || r.binaries == "" || r.plugins == "" || r.image == "" || r.name == "" {
-		return errors.New("-binaries, -plugins, -image, -name and -o are required")
+	if slices.Contains([]string{r.out, r.binaries, r.plugins, r.image, r.name, r.proxytest, r.proxytestImage}, "") {
+		return errors.New("-binaries, -plugins, -image, -name, -proxytest, -proxytest-image and -o are required")
 	}
 	if err := os.MkdirAll(filepath.Dir(r.out), 0o755); err != nil {
 		return err
@@ -72,7 +78,7 @@ func (r *release) make() error {
 	if err := os.Mkdir(r.out, 0o755); err != nil {
 		return fmt.Errorf("%w: each release goes to a new directory", err)
 	}
-	for _, step := range []func() error{r.programs, r.imageArchive, r.chart, r.krew, r.notes} {
+	for _, step := range []func() error{r.programs, r.images, r.chart, r.krew, r.notes} {
 		if err := step(); err != nil {
 			return err
 		}
@@ -114,19 +120,24 @@ func (r *release) publish(dir, name, bill string, files []archive.File) (sum str
 	if sum, err = r.write(name, data); err != nil {
 		return "", err
 	}
-	listed, err := os.ReadFile(filepath.Join(dir, "sbom.cdx.json"))
-	if err == nil {
-		_, err = r.write(bill+".cdx.json", listed)
-	}
-	return sum, err
+	return sum, r.copy(bill+".cdx.json", filepath.Join(dir, "sbom.cdx.json"))
 }
 
-func (r *release) imageArchive() error {
-	data, err := os.ReadFile(r.image)
-	if err != nil {
-		return err
+// images writes both images, and what is linked into proxytest. The bills of the proxy's programs are with their archives.
+func (r *release) images() error {
+	err := errors.Join(r.copy("image.tar", r.image), r.copy("proxytest.tar", r.proxytestImage))
+	for _, arch := range architectures {
+		err = errors.Join(err, r.copy("sbom-proxytest-linux-"+arch+".cdx.json", filepath.Join(r.proxytest, arch, "sbom.cdx.json")))
 	}
-	_, err = r.write("image.tar", data)
+	return err
+}
+
+// copy writes a copy of path as a file of the release.
+func (r *release) copy(name, path string) error {
+	data, err := os.ReadFile(path)
+	if err == nil {
+		_, err = r.write(name, data)
+	}
 	return err
 }
 

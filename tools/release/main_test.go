@@ -4,6 +4,8 @@ import (
 	"archive/tar"
 	"bytes"
 	"compress/gzip"
+	"crypto/sha256"
+	"fmt"
 	"io"
 	"os"
 	"path/filepath"
@@ -13,7 +15,7 @@ import (
 )
 
 func TestRelease(t *testing.T) {
-	binaries, plugins := t.TempDir(), t.TempDir()
+	binaries, plugins, proxytest, images := t.TempDir(), t.TempDir(), t.TempDir(), t.TempDir()
 	write := func(dir, platform string, names ...string) {
 		for _, name := range names {
 			file := filepath.Join(dir, platform, name)
@@ -27,6 +29,7 @@ func TestRelease(t *testing.T) {
 	}
 	for _, arch := range architectures {
 		write(binaries, arch, "kube-proxy", "ruledump", "sbom.cdx.json")
+		write(proxytest, arch, "proxytest", "sbom.cdx.json")
 	}
 	for _, platform := range platforms {
 		program := "kubectl-nftproxy"
@@ -35,13 +38,14 @@ func TestRelease(t *testing.T) {
 		}
 		write(plugins, platform, program, "sbom.cdx.json")
 	}
-	image := filepath.Join(t.TempDir(), "image.tar")
-	if err := os.WriteFile(image, []byte("image"), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	write(images, ".", "image.tar", "proxytest.tar")
 	make := func(version string) (string, error) {
-		r := release{version: version, root: "../..", binaries: binaries, plugins: plugins, image: image, name: "registry.example/kube-proxy", out: filepath.Join(t.TempDir(), "new", version),
-			created: time.Unix(1766000000, 0)}
+		r := release{
+			version: version, root: "../..", binaries: binaries, plugins: plugins,
+			image: filepath.Join(images, "image.tar"), name: "registry.example/kube-proxy",
+			proxytest: proxytest, proxytestImage: filepath.Join(images, "proxytest.tar"),
+			out: filepath.Join(t.TempDir(), "new", version), created: time.Unix(1766000000, 0),
+		}
 		return r.out, r.make()
 	}
 	first, err := make("v1.2.3")
@@ -55,8 +59,8 @@ func TestRelease(t *testing.T) {
 			t.Fatal(err)
 		}
 		files, err := os.ReadDir(first)
-		if err != nil || len(files) != 19 {
-			t.Fatalf("%d files, want 19 (%v)", len(files), err)
+		if err != nil || len(files) != 22 {
+			t.Fatalf("%d files, want 22 (%v)", len(files), err)
 		}
 		for _, f := range files {
 			if !bytes.Equal(read(t, filepath.Join(first, f.Name())), read(t, filepath.Join(second, f.Name()))) {
@@ -67,8 +71,27 @@ func TestRelease(t *testing.T) {
 
 	t.Run("lists the checksum of every other file", func(t *testing.T) {
 		sums := string(read(t, filepath.Join(first, "checksums.txt")))
-		if n := strings.Count(sums, "\n"); n != 18 {
-			t.Errorf("%d checksums, want 18:\n%s", n, sums)
+		files, err := os.ReadDir(first)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, f := range files {
+			line := fmt.Sprintf("%x  %s\n", sha256.Sum256(read(t, filepath.Join(first, f.Name()))), f.Name())
+			if f.Name() != "checksums.txt" && !strings.Contains(sums, line) {
+				t.Errorf("no line %q in\n%s", line, sums)
+			}
+		}
+	})
+
+	t.Run("has the image of proxytest, and what is linked into it", func(t *testing.T) {
+		for name, content := range map[string]string{
+			"image.tar": "image.tar for .", "proxytest.tar": "proxytest.tar for .",
+			"sbom-proxytest-linux-amd64.cdx.json": "sbom.cdx.json for amd64",
+			"sbom-proxytest-linux-arm64.cdx.json": "sbom.cdx.json for arm64",
+		} {
+			if got := string(read(t, filepath.Join(first, name))); got != content {
+				t.Errorf("%s has %q, want %q", name, got, content)
+			}
 		}
 	})
 
@@ -106,6 +129,17 @@ func TestRelease(t *testing.T) {
 		}
 		if !strings.Contains(notes, "](https://github.com/nftproxy/nftproxy/blob/v1.2.3/docs/") || strings.Contains(notes, "](docs/") {
 			t.Errorf("links of the notes lead nowhere from the page of a release:\n%s", notes)
+		}
+	})
+
+	t.Run("names a file that was not made", func(t *testing.T) {
+		bill := filepath.Join(proxytest, "arm64", "sbom.cdx.json")
+		if err := os.Remove(bill); err != nil {
+			t.Fatal(err)
+		}
+		defer write(proxytest, "arm64", "sbom.cdx.json")
+		if _, err := make("v1.2.3"); err == nil || !strings.Contains(err.Error(), bill) {
+			t.Errorf("got %v", err)
 		}
 	})
 
