@@ -8,8 +8,14 @@ from mkdocs.structure.files import File
 ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), "../.."))
 OUTSIDE = ["README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md"]
 
-# On a telephone the text of a picture would be too small to read: one scrolls instead.
-NARROW = "<style>@media (max-width: 700px) { .md-typeset p:has(> img) { overflow-x: auto } .md-typeset p > img { width: 700px; max-width: none } }</style>"
+# On a telephone the text of a picture would be too small to read: one scrolls instead. Pictures take the colours of the
+# page, also when its reader chose others than those of the system. White on the theme's light blue is hard to read.
+STYLE = """<style>
+@media (max-width: 700px) { .md-typeset p:has(> img) { overflow-x: auto } .md-typeset p > img { width: 700px; max-width: none } }
+[data-md-color-scheme=default] { color-scheme: light }
+[data-md-color-scheme=slate] { color-scheme: dark }
+[data-md-color-scheme=slate] .md-header { background-color: #1e2129 }
+</style>"""
 
 
 def in_site(path):
@@ -41,7 +47,7 @@ def on_files(files, config):
 
 
 def on_post_page(output, page, config):
-    return output.replace("</head>", NARROW + "</head>")
+    return output.replace("</head>", STYLE + "</head>")
 
 
 def on_page_markdown(markdown, page, config, files):
