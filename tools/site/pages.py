@@ -2,11 +2,17 @@
 
 import os
 import re
+from urllib.parse import urldefrag, urljoin
 
+from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File
 
 ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), "../.."))
 OUTSIDE = ["README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md"]
+
+SITE = "http://site/"
+headings = {}  # the identifiers of each page, by its URL
+anchors = []  # page, URL of the page that it links to, identifier
 
 # On a telephone the text of a picture would be too small to read: one scrolls instead. Pictures take the colours of the
 # page, also when its reader chose others than those of the system. White on the theme's light blue is hard to read.
@@ -47,7 +53,18 @@ def on_files(files, config):
 
 
 def on_post_page(output, page, config):
+    url = urljoin(SITE, page.url)
+    headings[url] = set(re.findall(r' id="([^"]*)"', output))
+    for link in re.findall(r'<a href="([^"]*#[^"]+)"', page.content):
+        anchors.append((page.file.src_path, *urldefrag(urljoin(url, link))))
     return output.replace("</head>", STYLE + "</head>")
+
+
+def on_post_build(config):
+    """mkdocs looks for pages, and not for headings."""
+    for path, url, heading in anchors:
+        if url.startswith(SITE) and heading not in headings.get(url, ()):
+            raise PluginError(f"{path} links to {url.removeprefix(SITE)}#{heading}, which does not exist")
 
 
 def on_page_markdown(markdown, page, config, files):
@@ -59,6 +76,8 @@ def on_page_markdown(markdown, page, config, files):
         if not target or "://" in target:
             return match[0]
         path = os.path.normpath(os.path.join(directory, target))
+        if not os.path.exists(os.path.join(ROOT, path)):
+            raise PluginError(f"{page.file.src_path} links to {target}, which does not exist")
         inside = in_site(path) if os.path.isfile(os.path.join(ROOT, path)) else None
         return start + (inside or f"{config['repo_url']}/blob/main/{path}") + hash + anchor + end
 
