@@ -1,0 +1,148 @@
+package verb
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/nftproxy/nftproxy/evaluator"
+	"github.com/nftproxy/nftproxy/nft"
+)
+
+// way is a packet's path by its trace.
+type way struct {
+	path   evaluator.Path
+	result evaluator.Result
+	// own are the tables that explain walks.
+	own []*nft.Table
+	// stopped says that a rule of another program dropped the packet.
+	stopped bool
+}
+
+// way finds chains and rules of a packet's steps.
+func (t *tracing) way(p *underway) *way {
+	w := &way{result: evaluator.Delivered, own: t.rules.Tables}
+	levels := map[string]int{}
+	var hook nft.Hook
+	for i, step := range p.steps {
+		s := evaluator.Step{Chain: &nft.Chain{Name: step.Chain}, Verdict: "continue"}
+		if t.find(&s, step); s.Chain.Hook != "" {
+			if hook = s.Chain.Hook; !s.Table.Family.Routes() {
+				hook = nft.Hook(s.Table.Family.String() + " " + string(hook))
+			}
+		}
+		if i == 0 || step.Destination.IsValid() {
+			clear(levels)
+		}
+		if s.Hook, s.Level = hook, levels[step.Chain]; step.Verdict.Chain != "" {
+			levels[step.Verdict.Chain] = s.Level + 1
+		}
+		switch {
+		case step.Handle == 0:
+			s.Verdict = "policy " + step.Verdict.String()
+		case step.Verdict.Kind != 0:
+			s.Verdict = step.Verdict.String()
+		}
+		if s.Rule == nil && step.Handle != 0 {
+			s.Verdict = fmt.Sprintf("rule with handle %d: %s", step.Handle, s.Verdict)
+		}
+		if step.Verdict == nft.Drop {
+			w.result, w.stopped = evaluator.Dropped, !slices.Contains(w.own, s.Table)
+			if s.Rule != nil && has(s.Rule, func(nft.Reject) bool { return true }) {
+				w.result = evaluator.Refused
+			}
+		}
+		w.path = append(w.path, s)
+	}
+	return w
+}
+
+// find puts the table, the chain and the rule of the step in place. It reads the tables of other programs when a packet
+// first comes through one that it does not know.
+func (t *tracing) find(s *evaluator.Step, step nft.Trace) {
+	same := func(table *nft.Table) bool { return table.Family == step.Family && table.Name == step.Table }
+	if i := slices.IndexFunc(t.rules.Tables, same); i >= 0 {
+		s.Table = t.rules.Tables[i]
+	} else if i := slices.IndexFunc(t.others, same); i >= 0 {
+		s.Table = t.others[i]
+	} else {
+		// An error leaves the table without chains: its rules are named by their handles then.
+		t.others, _ = t.conn.ReadOthers(context.Background(), t.rules.Tables...)
+		if i := slices.IndexFunc(t.others, same); i >= 0 {
+			s.Table = t.others[i]
+		} else {
+			s.Table = &nft.Table{Family: step.Family, Name: step.Table, Kernel: &nft.KernelTable{}}
+			t.others = append(t.others, s.Table)
+		}
+	}
+	if chain := s.Table.Chain(step.Chain); chain != nil {
+		s.Chain = chain
+		if at := slices.Index(s.Table.Kernel.Handles[chain.Name], step.Handle); at >= 0 {
+			s.Rule = &chain.Rules[at]
+		}
+	}
+}
+
+// is reports whether a fate is that of the traced packet: the same rules of the proxy's tables, and the same address.
+func (w *way) is(fate *evaluator.Fate, p *underway) bool {
+	var rest []evaluator.Step
+	for _, s := range fate.Path {
+		if w.reported(&s) {
+			rest = append(rest, s)
+		}
+	}
+	for _, s := range w.path {
+		if !slices.Contains(w.own, s.Table) {
+			continue
+		}
+		if len(rest) == 0 || rest[0].Chain != s.Chain || rest[0].Rule != s.Rule {
+			return false
+		}
+		rest = rest[1:]
+	}
+	if w.stopped {
+		return fate.Destination == p.latest.Destination || p.latest.Destination == p.first.Destination
+	}
+	return len(rest) == 0 && fate.Result == w.result && fate.Destination == p.latest.Destination
+}
+
+// reported reports whether the kernel reports a step of the evaluator's: a rule of the
+// proxy's tables that matched, or a policy.
+func (w *way) reported(s *evaluator.Step) bool {
+	if s.Rule == nil {
+		return s.Chain != nil && s.Chain.Hook != "" && slices.Contains(w.own, s.Table)
+	}
+	return !strings.HasPrefix(s.Verdict, "no match") && slices.Contains(w.own, s.Table)
+}
+
+// merge puts the steps in tables of others into the path of the fate, which has the elements.
+func (w *way) merge(fate evaluator.Path) (out evaluator.Path) {
+	// What explain says of other programs' tables, the trace knows better.
+	fate = slices.DeleteFunc(slices.Clone(fate), func(s evaluator.Step) bool { return s.Table != nil && !slices.Contains(w.own, s.Table) })
+	for _, s := range w.path {
+		if !slices.Contains(w.own, s.Table) {
+			for len(fate) > 0 && fate[0].Chain == nil && fate[0].Hook != s.Hook {
+				out, fate = append(out, fate[0]), fate[1:]
+			}
+			out = append(out, s)
+			continue
+		}
+		for done := false; !done; fate = fate[1:] {
+			out, done = append(out, fate[0]), w.reported(&fate[0])
+		}
+	}
+	if !w.stopped {
+		out = append(out, fate...)
+	}
+	return out
+}
+
+// blame names the rule of another program that dropped the packet.
+func (w *way) blame(o *Outcome) {
+	if !w.stopped {
+		return
+	}
+	last := w.path[len(w.path)-1]
+	o.Reason, o.Why = ReasonOther, fmt.Sprintf("dropped by %s, chain %s (%s)", tableName(last.Table), last.Chain.Name, last.Verdict)
+}
