@@ -48,30 +48,14 @@ func (s *statements) addedElements(set *nft.Set) []nft.Element {
 // update adds an element to a dynamic map or set. If it has the key, the element keeps its data, and its timeout starts
 // anew. If the map is full, nothing is added, and the rule ends (net/netfilter/nft_dynset.c).
 func (s *statements) update(u nft.Update) (matched bool, err error) {
-	set := s.Set(u.Map)
-	if set == nil || !set.Dynamic {
-		return false, fmt.Errorf("there is no dynamic map %s", u.Map)
-	}
-	k, err := s.evaluate(u.Key)
+	set, e, err := s.element(u.Map, u.Key, u.Data)
 	if err != nil {
 		return false, err
 	}
-	data, err := s.evaluate(u.Data) // nothing for a set
-	if err != nil {
-		return false, err
-	}
-	if len(k.data) != set.Key.Len() || len(data.data) != set.Data.Len() {
-		return false, fmt.Errorf("%s does not map %s to %s", u.Map, u.Key, u.Data)
-	}
-	if unknown := cmp.Or(k.unknown, data.unknown); unknown != "" {
-		return false, errors.New(unknown)
-	}
-	e, found := s.find(set, k)
-	if !found {
-		if s.full(set) {
-			return false, nil
-		}
-		e = nft.Element{Key: k.data, Value: data.data}
+	if there, found := s.find(set, key{data: e.Key}); found {
+		e = there
+	} else if s.full(set) {
+		return false, nil
 	}
 	e.Timeout, e.Expires = u.Timeout, u.Timeout
 	added := Added{Family: s.Family, Table: s.Name, Map: u.Map, Element: e}
@@ -84,23 +68,31 @@ func (s *statements) update(u nft.Update) (matched bool, err error) {
 // deleteAdded removes an element that a packet added to a dynamic set. One that was there before stays: the next packet
 // may be another one.
 func (s *statements) deleteAdded(d nft.Delete) error {
-	set := s.Set(d.Set)
-	if set == nil || !set.Dynamic {
-		return fmt.Errorf("there is no dynamic set %s", d.Set)
-	}
-	k, err := s.evaluate(d.Key)
+	set, e, err := s.element(d.Set, d.Key, nil)
 	if err != nil {
 		return err
 	}
-	if len(k.data) != set.Key.Len() {
-		return fmt.Errorf("the keys of %s are not %s", d.Set, d.Key)
-	}
-	if k.unknown != "" {
-		return errors.New(k.unknown)
-	}
-	isIt := func(a Added) bool { return a.isOf(s.Table, set) && a.Element.Key == k.data }
+	isIt := func(a Added) bool { return a.isOf(s.Table, set) && a.Element.Key == e.Key }
 	s.added = slices.DeleteFunc(slices.Clone(s.added), isIt)
 	return nil
+}
+
+// element returns a dynamic map or set, and an element of it with the packet's key and data, nil for a set.
+func (s *statements) element(name string, key, data nft.Concat) (set *nft.Set, e nft.Element, err error) {
+	if set = s.Set(name); set == nil || !set.Dynamic {
+		return nil, e, fmt.Errorf("there is no dynamic map or set %s", name)
+	}
+	k, keyErr := s.evaluate(key)
+	d, dataErr := s.evaluate(data)
+	switch err, unknown := errors.Join(keyErr, dataErr), cmp.Or(k.unknown, d.unknown); {
+	case err != nil:
+		return nil, e, err
+	case len(k.data) != set.Key.Len() || len(d.data) != set.Data.Len():
+		return nil, e, fmt.Errorf("%s does not map %s to %s", name, key, data)
+	case unknown != "":
+		return nil, e, errors.New(unknown)
+	}
+	return set, nft.Element{Key: k.data, Value: d.data}, nil
 }
 
 // full reports whether a dynamic map has no room left.
