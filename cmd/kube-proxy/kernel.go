@@ -8,6 +8,7 @@ import (
 	"k8s.io/klog/v2"
 	kubeproxyv1alpha1 "k8s.io/kube-proxy/config/v1alpha1"
 
+	"github.com/nftproxy/nftproxy/compiler"
 	"github.com/nftproxy/nftproxy/internal/config"
 	"github.com/nftproxy/nftproxy/internal/config/v1alpha2"
 	"github.com/nftproxy/nftproxy/internal/leftovers"
@@ -17,13 +18,13 @@ import (
 )
 
 // initOnly does the work that needs more privileges than CAP_NET_ADMIN, so that run needs no other.
-func initOnly(ctx context.Context, c *v1alpha2.KubeProxyConfiguration) error {
+func initOnly(ctx context.Context, o *options) error {
 	conn, err := nft.Dial(nft.Config{})
 	if err != nil {
 		return err
 	}
 	defer conn.Close()
-	if _, err := prepareKernel(ctx, c, conn); err != nil {
+	if _, err := prepareKernel(ctx, o, conn); err != nil {
 		return err
 	}
 	klog.FromContext(ctx).Info("System initialized and --init-only specified")
@@ -32,7 +33,7 @@ func initOnly(ctx context.Context, c *v1alpha2.KubeProxyConfiguration) error {
 
 // prepareKernel probes the kernel features that the rules need, which loads modules, and then sets those modules' sysctls.
 // It returns the names of the sysctls that do not exist yet.
-func prepareKernel(ctx context.Context, c *v1alpha2.KubeProxyConfiguration, conn *nft.Conn) (missing []string, err error) {
+func prepareKernel(ctx context.Context, o *options, conn *nft.Conn) (missing []string, err error) {
 	families := nft.Families[:]
 	if !(sysctl.Tree{}).KernelHasIPv6() {
 		families = []nft.Family{nft.FamilyIP}
@@ -41,7 +42,7 @@ func prepareKernel(ctx context.Context, c *v1alpha2.KubeProxyConfiguration, conn
 	if err := conn.Probe(ctx, families...); err != nil {
 		return nil, err
 	}
-	gates, _, _ := config.FeatureGates(c.FeatureGates)
+	gates, _, _ := config.FeatureGates(o.config.FeatureGates)
 	for gate, probe := range map[featuregate.Feature]func(context.Context) error{
 		config.OwnTables: conn.ProbePersist, config.RefusedCounters: conn.ProbeCounters, config.ServiceCounters: conn.ProbeCounters,
 		config.DirectReturn: func(ctx context.Context) error { return conn.ProbeDup(ctx, families...) },
@@ -54,9 +55,9 @@ func prepareKernel(ctx context.Context, c *v1alpha2.KubeProxyConfiguration, conn
 		}
 	}
 	if gates.Enabled(config.DirectReturn) {
-		nameObstacles(ctx)
+		nameObstacles(ctx, o.serviceProxyName)
 	}
-	missing, err = sysctl.Tree{}.SetConntrack(ctx, (*kubeproxyv1alpha1.KubeProxyConntrackConfiguration)(&c.Linux.Conntrack))
+	missing, err = sysctl.Tree{}.SetConntrack(ctx, (*kubeproxyv1alpha1.KubeProxyConntrackConfiguration)(&o.config.Linux.Conntrack))
 	if len(missing) > 0 {
 		klog.FromContext(ctx).Info("Sysctls of connection tracking do not exist yet; the proxy sets them when the kernel has loaded the module nf_conntrack", "sysctls", missing)
 	}
@@ -65,7 +66,7 @@ func prepareKernel(ctx context.Context, c *v1alpha2.KubeProxyConfiguration, conn
 
 // nameObstacles logs the interfaces by which direct return cannot get packets, or not long ones, and the firewalls that
 // may drop what this node sends on.
-func nameObstacles(ctx context.Context) {
+func nameObstacles(ctx context.Context, serviceProxyName string) {
 	const named = 10
 	logger := klog.FromContext(ctx)
 	if strict := (sysctl.Tree{}).StrictReversePaths(); len(strict) > 0 {
@@ -80,7 +81,7 @@ func nameObstacles(ctx context.Context) {
 			"interfaces", small[:min(len(small), named)], "count", len(small), "defaultMTU", mtu)
 	}
 	go func() { // nobody waits for the rules of other programs
-		others, err := leftovers.FindOthers(ctx, 0, func(*nft.Table) bool { return false })
+		others, err := leftovers.FindOthers(ctx, 0, compiler.TableNameFor(serviceProxyName))
 		if err != nil && ctx.Err() == nil {
 			logger.Info("Direct return: cannot read all rules of other programs", "reason", err.Error())
 		}

@@ -108,7 +108,7 @@ func (o *options) do(ctx context.Context) error {
 	case o.cleanup:
 		return cleanup(ctx, o.serviceProxyName, o.remover())
 	case o.initOnly:
-		return initOnly(ctx, o.config)
+		return initOnly(ctx, o)
 	}
 	return unlessStopped(ctx, run(ctx, o))
 }

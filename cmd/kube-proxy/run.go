@@ -55,7 +55,7 @@ func run(ctx context.Context, o *options) error {
 		return err
 	}
 	setOOMScore(ctx, o.config)
-	missing, err := prepareKernel(ctx, o.config, conn)
+	missing, err := prepareKernel(ctx, o, conn)
 	if err != nil {
 		return err
 	}

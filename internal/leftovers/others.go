@@ -69,24 +69,25 @@ const maxUses = 100
 var kubeletChains = []string{"KUBE-FIREWALL", "KUBE-IPTABLES-HINT", "KUBE-KUBELET-CANARY", "KUBE-MARK-DROP"}
 
 // FindOthers reads the rules of other programs in the network namespace of the calling thread: all tables of nf_tables
-// but those of which ours says true, and iptables-legacy. bits are the bits of the packet mark to look for. It changes
+// but the proxy's, with the name own, and iptables-legacy. bits are the bits of the packet mark to look for. It changes
 // nothing and needs CAP_NET_ADMIN. Where it cannot look, the error says so; what it found elsewhere is returned all the same.
-func FindOthers(ctx context.Context, bits uint32, ours func(*nft.Table) bool) (o Others, err error) {
-	return o, errors.Join(o.findNFT(ctx, bits, ours), o.findLegacy(bits))
+func FindOthers(ctx context.Context, bits uint32, own string) (o Others, err error) {
+	return o, errors.Join(o.findNFT(ctx, bits, own), o.findLegacy(bits))
 }
 
-func (o *Others) findNFT(ctx context.Context, bits uint32, ours func(*nft.Table) bool) error {
+func (o *Others) findNFT(ctx context.Context, bits uint32, own string) error {
 	conn, err := nft.Dial(nft.Config{})
 	if err != nil {
 		return err
 	}
 	defer conn.Close()
-	tables, err := conn.ReadOthers(ctx)
+	known := []*nft.Table{{Family: nft.FamilyIP, Name: own}, {Family: nft.FamilyIP6, Name: own}}
+	tables, err := conn.ReadOthers(ctx, known...)
 	if err != nil {
 		return err
 	}
 	for _, t := range tables {
-		if ours(t) {
+		if slices.Contains(known, t) {
 			continue
 		}
 		o.Tables = append(o.Tables, fmt.Sprintf("%s %s", t.Family, t.Name))

@@ -18,9 +18,8 @@ const droppedMark = 0x8000
 // checkRules reads the rules of other programs for the checks after it, and names those that lead to kube-proxy's.
 func (p *preflight) checkRules() {
 	before, after := p.masqueradeBits()
-	own := func(t *nft.Table) bool { return t.Name == compiler.TableName }
 	var err error
-	if p.others, err = leftovers.FindOthers(p.ctx, before|after|droppedMark, own); err != nil {
+	if p.others, err = leftovers.FindOthers(p.ctx, before|after|droppedMark, compiler.TableName); err != nil {
 		p.look(oneLine(err), "rules of other programs that depend on kube-proxy's may be missing here", "")
 	}
 	var jumps []string
