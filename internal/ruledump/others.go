@@ -50,13 +50,13 @@ func (s *Snapshot) readOthers(ctx context.Context, conn *nft.Conn, record bool) 
 	if err != nil {
 		return fmt.Errorf("list the interfaces of this network namespace: %w", err)
 	}
-	under := s.addLinks(links)
+	byIndex, under := s.addLinks(links)
 	for _, t := range all {
 		if !slices.Contains(s.Tables, t) {
 			s.nameUnfollowed(t, under)
 		}
 	}
-	s.addRoutes(links)
+	s.addRoutes(byIndex)
 	return nil
 }
 
@@ -94,16 +94,16 @@ func (s *Snapshot) addLegacy(record bool) {
 // others send their packets through.
 func (s *Snapshot) nameUnfollowed(t *nft.Table, under map[string]string) {
 	name := tableName(t)
+	bridges := slices.Compact(slices.Sorted(maps.Values(s.Host.Bridges)))
 	for _, c := range t.Chains {
-		if t.Family == nft.FamilyBridge && c.Hook != "" && !slices.Contains(bridgeHooks, c.Hook) {
-			s.NotLookedAt = append(s.NotLookedAt, fmt.Sprintf("%s, chain %s: explain follows no %s of bridges", name, c.Name, c.Hook))
-		}
-		for _, bridge := range slices.Sorted(maps.Keys(under)) {
-			if t.Family == nft.FamilyBridge && c.Hook != "" && slices.Contains(slices.Collect(maps.Values(s.Host.Bridges)), bridge) {
-				s.NotLookedAt = append(s.NotLookedAt, fmt.Sprintf("%s, chain %s: for packets of %s, which pass %s too", name, c.Name, under[bridge], bridge))
+		devices := t.Kernel.Devices[c.Name]
+		if t.Family == nft.FamilyBridge && c.Hook != "" {
+			if !slices.Contains(bridgeHooks, c.Hook) {
+				s.NotLookedAt = append(s.NotLookedAt, fmt.Sprintf("%s, chain %s: explain follows no %s of bridges", name, c.Name, c.Hook))
 			}
+			devices = bridges
 		}
-		for _, device := range t.Kernel.Devices[c.Name] {
+		for _, device := range devices {
 			if above := under[device]; above != "" {
 				s.NotLookedAt = append(s.NotLookedAt, fmt.Sprintf("%s, chain %s: for packets of %s, which pass %s too", name, c.Name, above, device))
 			}
@@ -118,11 +118,11 @@ var bridgeHooks = []nft.Hook{nft.HookPrerouting, nft.HookInput, nft.HookForward,
 
 func tableName(t *nft.Table) string { return fmt.Sprintf("table %s %s", t.Family, t.Name) }
 
-// addLinks adds the interfaces and the ports of bridges. It returns the devices that others send their packets through, with
-// one of those.
-func (s *Snapshot) addLinks(links []netlink.Link) (under map[string]string) {
-	byIndex := map[int]netlink.Link{}
-	s.Host.Interfaces, s.Host.Bridges, under = map[string]uint32{}, map[string]string{}, map[string]string{}
+// addLinks adds the interfaces and the ports of bridges. It returns the interfaces by their indices, and the devices that
+// others send their packets through, with one of those.
+func (s *Snapshot) addLinks(links []netlink.Link) (byIndex map[int]netlink.Link, under map[string]string) {
+	byIndex, under = map[int]netlink.Link{}, map[string]string{}
+	s.Host.Interfaces, s.Host.Bridges = map[string]uint32{}, map[string]string{}
 	for _, l := range links {
 		byIndex[l.Attrs().Index], s.Host.Interfaces[l.Attrs().Name] = l, uint32(l.Attrs().Index)
 	}
@@ -153,7 +153,7 @@ func (s *Snapshot) addLinks(links []netlink.Link) (under map[string]string) {
 		}
 	}
 	slices.Sort(s.Host.BridgeFilters)
-	return under
+	return byIndex, under
 }
 
 // bridgePorts finds the ports behind which addresses are: by the neighbours of a bridge, and the Ethernet addresses that it
@@ -206,11 +206,7 @@ func portsWithoutHairpin(links map[int]netlink.Link) (names []string) {
 }
 
 // addRoutes reads the routes of the main table.
-func (s *Snapshot) addRoutes(links []netlink.Link) {
-	names := map[int]string{}
-	for _, l := range links {
-		names[l.Attrs().Index] = l.Attrs().Name
-	}
+func (s *Snapshot) addRoutes(links map[int]netlink.Link) {
 	for family, anywhere := range map[int]netip.Prefix{netlink.FAMILY_V4: netip.PrefixFrom(netip.IPv4Unspecified(), 0), netlink.FAMILY_V6: netip.PrefixFrom(netip.IPv6Unspecified(), 0)} {
 		routes, err := netlink.RouteList(nil, family)
 		if err != nil {
@@ -227,7 +223,11 @@ func (s *Snapshot) addRoutes(links []netlink.Link) {
 				s.NotLookedAt = append(s.NotLookedAt, fmt.Sprintf("routes: more than the first %d", maxRoutes))
 				return
 			}
-			s.Host.Routes = append(s.Host.Routes, evaluator.Route{Destination: to, Interface: names[r.LinkIndex]})
+			route := evaluator.Route{Destination: to}
+			if l := links[r.LinkIndex]; l != nil {
+				route.Interface = l.Attrs().Name
+			}
+			s.Host.Routes = append(s.Host.Routes, route)
 		}
 	}
 }
