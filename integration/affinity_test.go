@@ -224,7 +224,7 @@ func (a *affinityTest) dial(client netip.Addr, frontend affinityFrontend) (strin
 	if client.Is6() {
 		to = frontend(1)
 	}
-	dialer := net.Dialer{LocalAddr: &net.TCPAddr{IP: client.AsSlice()}, Timeout: 10 * time.Second, Control: bindAnyAddr}
+	dialer := net.Dialer{LocalAddr: &net.TCPAddr{IP: client.AsSlice()}, Timeout: await.Patience, Control: bindAnyAddr}
 	var conn net.Conn
 	if err := a.lab.Outside.Do(func() (err error) {
 		conn, err = dialer.Dial("tcp", to.String())
@@ -233,6 +233,9 @@ func (a *affinityTest) dial(client netip.Addr, frontend affinityFrontend) (strin
 		return "", err
 	}
 	defer conn.Close()
+	if err := conn.SetDeadline(time.Now().Add(await.Patience)); err != nil {
+		return "", err
+	}
 	name, err := io.ReadAll(conn)
 	return string(name), err
 }

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/nftproxy/nftproxy/internal/ruledump"
+	"github.com/nftproxy/nftproxy/internal/testkit/await"
 	"github.com/nftproxy/nftproxy/internal/testkit/lab"
 	"github.com/nftproxy/nftproxy/internal/testkit/netns"
 )
@@ -90,26 +91,27 @@ func tellClients(t *testing.T, in inside, at, name string) {
 	}()
 }
 
-// asked returns what a server said, or "dropped" after a while without an answer.
-func asked(t *testing.T, in inside, network, to string) (answer string) {
+// asked returns what a server said, or "dropped" if no answer comes in time.
+func asked(t *testing.T, in inside, network, to string, patience time.Duration) (answer string) {
 	t.Helper()
 	err := in.Do(func() error {
-		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-		defer cancel()
-		conn, err := new(net.Dialer).DialContext(ctx, network, to)
+		conn, err := net.DialTimeout(network, to, patience)
 		if err != nil {
 			return err
 		}
 		defer conn.Close()
-		_ = conn.SetDeadline(time.Now().Add(time.Second))
+		_ = conn.SetDeadline(time.Now().Add(patience))
 		if network == "udp" {
-			if _, err := conn.Write([]byte("?")); err != nil {
+			return await.Poll(patience, func() error { // a datagram may be lost
+				if _, err := conn.Write([]byte("?")); err != nil {
+					return err
+				}
+				_ = conn.SetReadDeadline(time.Now().Add(min(patience, 2*time.Second)))
+				buffer := make([]byte, 100)
+				n, err := conn.Read(buffer)
+				answer = string(buffer[:n])
 				return err
-			}
-			buffer := make([]byte, 100)
-			n, err := conn.Read(buffer)
-			answer = string(buffer[:n])
-			return err
+			})
 		}
 		text, err := io.ReadAll(conn)
 		answer = string(text)
@@ -126,7 +128,11 @@ func asked(t *testing.T, in inside, network, to string) (answer string) {
 
 func wantAnswer(t *testing.T, in inside, what, network, to, want string) {
 	t.Helper()
-	if got := asked(t, in, network, to); got != want {
+	patience := await.Patience
+	if want == "dropped" {
+		patience = time.Second
+	}
+	if got := asked(t, in, network, to, patience); got != want {
 		t.Errorf("%s to %s %s: %q, want %q", what, network, to, got, want)
 	}
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/nftproxy/nftproxy/compiler"
 	"github.com/nftproxy/nftproxy/internal/metrics"
+	"github.com/nftproxy/nftproxy/internal/testkit/await"
 	"github.com/nftproxy/nftproxy/internal/testkit/lab"
 	"github.com/nftproxy/nftproxy/model"
 	"github.com/nftproxy/nftproxy/nft"
@@ -138,7 +139,7 @@ func send(t *testing.T, h *lab.Host, to string, packets int, answers bool) {
 			if !answers {
 				continue
 			}
-			if err := conn.SetReadDeadline(time.Now().Add(5 * time.Second)); err != nil {
+			if err := conn.SetReadDeadline(time.Now().Add(await.Patience)); err != nil {
 				return err
 			}
 			if _, err := conn.Read(make([]byte, 64)); err != nil {

@@ -272,8 +272,7 @@ func (f *troubled) status(t *testing.T, method, url string) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: f.lab.Node.DialContext}}
-	response, err := client.Do(request)
+	response, err := clientOf(f.lab.Node).Do(request)
 	if err != nil {
 		t.Fatal(err)
 	}

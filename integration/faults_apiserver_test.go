@@ -376,7 +376,7 @@ func testTrafficFlowsWhileTheAPIServerIsGone(t *testing.T) {
 		t.Fatal(err)
 	}
 	// By now client-go waits for 30 to 60 seconds before it tries again.
-	await.Within(t, 90*time.Second, "a change made during the outage arrives", func() error {
+	await.Within(t, 3*await.Patience, "a change made during the outage arrives", func() error {
 		conn, name, err := dialService(l.Client)
 		if err != nil {
 			return err

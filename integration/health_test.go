@@ -28,10 +28,14 @@ import (
 // firstSyncLine is the line of the log that the documents name as the sign of success.
 const firstSyncLine = "Programmed all Services; following changes from now on"
 
+// clientOf returns a client in a host, each of whose requests has a connection of its own.
+func clientOf(h *lab.Host) *http.Client {
+	return &http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: h.DialContext}, Timeout: 10 * time.Second}
+}
+
 // ask returns the status code and the body of a path of the node's health server, or another port of the node.
 func ask(h *lab.Host, port int, path string) (int, string, error) {
-	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: h.DialContext}, Timeout: 5 * time.Second}
-	response, err := client.Get(fmt.Sprintf("http://127.0.0.1:%d%s", port, path))
+	response, err := clientOf(h).Get(fmt.Sprintf("http://127.0.0.1:%d%s", port, path))
 	if err != nil {
 		return 0, "", err
 	}
@@ -82,21 +86,26 @@ func (f *troubled) remains(t *testing.T, codes string) {
 // metric returns the value of a metric with its labels, as /metrics has it; empty if it is not there.
 func (f *troubled) metric(t *testing.T, name string) string {
 	t.Helper()
-	_, page, err := ask(f.lab.Node, 10249, "/metrics")
+	value, err := f.readMetric(name)
 	if err != nil {
 		t.Error(err)
 	}
+	return value
+}
+
+func (f *troubled) readMetric(name string) (string, error) {
+	_, page, err := ask(f.lab.Node, 10249, "/metrics")
 	if value := regexp.MustCompile(`(?m)^` + regexp.QuoteMeta(name) + ` (.+)$`).FindStringSubmatch(page); value != nil {
-		return value[1]
+		return value[1], err
 	}
-	return ""
+	return "", err
 }
 
 func (f *troubled) metricIs(t *testing.T, name, want string) {
 	t.Helper()
 	await.Until(t, "metric "+name, func() error {
-		if got := f.metric(t, name); got != want {
-			return fmt.Errorf("it is %q, want %q", got, want)
+		if got, err := f.readMetric(name); got != want || err != nil {
+			return fmt.Errorf("it is %q, %v; want %q", got, err, want)
 		}
 		return nil
 	})
@@ -234,10 +243,13 @@ func testServiceCIDRsThatFailHoldUpNothing(t *testing.T) {
 			lab.Create(t, f.server, cidr)
 			tt.spoil(f)
 			p := f.start(t, "--kubeconfig="+f.kubeconfig)
-			await.Within(t, 10*time.Second, "the rules are in the kernel", func() error { return lab.TableError(f.conn, f.want) })
+			await.Until(t, "the rules are in the kernel", func() error { return lab.TableError(f.conn, f.want) })
 			f.becomes(t, "200 200", `"problems":["cannot watch servicecidrs"]`)
 			f.metricIs(t, failing, "1")
 			p.Says(t, tt.log)
+			if log := p.Output(); name == "no answer" && strings.Index(log, firstSyncLine) > strings.Index(log, tt.log) {
+				t.Error("Services waited for the answer")
+			}
 
 			f.server.Refuse("servicecidrs", 0)
 			f.server.Answer("servicecidrs")

@@ -10,7 +10,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -19,6 +18,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/nftproxy/nftproxy/internal/testkit/apiservertest"
+	"github.com/nftproxy/nftproxy/internal/testkit/await"
 	"github.com/nftproxy/nftproxy/internal/testkit/lab"
 )
 
@@ -62,7 +62,7 @@ func newCluster(t *testing.T, plugin string, options apiservertest.Options) *clu
 				return 0, fmt.Errorf("exec: %q: executable file not found in $PATH", in.Args[0])
 			}
 			cmd := exec.CommandContext(ctx, ruledump, in.Args[1:]...)
-			cmd.Stdin, cmd.Stdout, cmd.Stderr, cmd.WaitDelay = in.Stdin, in.Stdout, in.Stderr, time.Second
+			cmd.Stdin, cmd.Stdout, cmd.Stderr, cmd.WaitDelay = in.Stdin, in.Stdout, in.Stderr, await.Patience
 			if err := c.Node.Do(cmd.Start); err != nil {
 				return 0, err
 			}
@@ -79,7 +79,9 @@ func newCluster(t *testing.T, plugin string, options apiservertest.Options) *clu
 // run runs the plugin outside the node.
 func (c *cluster) run(t *testing.T, args ...string) (status int, stdout, stderr string) {
 	t.Helper()
-	cmd := exec.Command(c.plugin, args...)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*await.Patience)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, c.plugin, args...)
 	cmd.Dir = t.TempDir()
 	cmd.Env = append(os.Environ(), "KUBECONFIG="+c.kubeconfig)
 	var out, errs bytes.Buffer
@@ -267,16 +269,22 @@ func testKubectlTerminal(t *testing.T, plugin string) {
 		return 7, err
 	}})
 	master, slave := newTerminal(t)
-	cmd := exec.Command(plugin, "services", "--node=node-1")
+	ctx, cancel := context.WithTimeout(t.Context(), 2*await.Patience)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, plugin, "services", "--node=node-1")
 	cmd.Env = append(os.Environ(), "KUBECONFIG="+c.kubeconfig)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = slave, slave, slave
 	if err := c.Outside.Do(cmd.Start); err != nil {
 		t.Fatal(err)
 	}
-	if in := <-asked; !in.TTY || in.Stdin == nil || in.Stderr != nil {
+	if in := await.Receive(t, "what the server is asked for", asked); !in.TTY || in.Stdin == nil || in.Stderr != nil {
 		t.Errorf("the server was asked for %+v", in)
 	}
 	_ = cmd.Wait() // the status says it
+	written := []unix.PollFd{{Fd: int32(master.Fd()), Events: unix.POLLIN}}
+	if n, err := unix.Poll(written, int(await.Patience.Milliseconds())); n == 0 {
+		t.Fatalf("nothing is on the terminal: %v, status %d", err, cmd.ProcessState.ExitCode())
+	}
 	text := make([]byte, 100)
 	n, err := master.Read(text)
 	if status := cmd.ProcessState.ExitCode(); err != nil || string(text[:n]) != "on a terminal\r\n" || status != 7 {

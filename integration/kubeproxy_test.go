@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"net/http"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -31,8 +30,7 @@ func TestMain(m *testing.M) {
 }
 
 func getFrom(h *lab.Host, url string) (string, error) {
-	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: h.DialContext}}
-	resp, err := client.Get(url)
+	resp, err := clientOf(h).Get(url)
 	if err != nil {
 		return "", err
 	}

@@ -201,8 +201,7 @@ func TestNodeLocalServer(t *testing.T) {
 
 // pageSays returns an error unless a page has a status code, and a text in it.
 func pageSays(h *lab.Host, at, path string, code int, text string) error {
-	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: h.DialContext}}
-	response, err := client.Get("http://" + at + path)
+	response, err := clientOf(h).Get("http://" + at + path)
 	if err != nil {
 		return err
 	}

@@ -149,9 +149,7 @@ func testRefusedRepairIsTriedAgain(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := l.Node.Do(owner.Start); err != nil {
-		t.Fatal(err)
-	}
+	process := lab.StartCommand(t, l.Node, owner)
 	if _, err := io.WriteString(stdin, "flush ruleset; add table ip kube-proxy { flags owner; }\n"); err != nil {
 		t.Fatal(err)
 	}
@@ -167,7 +165,7 @@ func testRefusedRepairIsTriedAgain(t *testing.T) {
 		}
 	}
 	stdin.Close()
-	if err := owner.Wait(); err != nil {
+	if err := process.Wait(); err != nil {
 		t.Fatal(err)
 	}
 	await.Until(t, "the tables are repaired", func() error {

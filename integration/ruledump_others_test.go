@@ -449,7 +449,7 @@ func testDumpLeavesOut(t *testing.T) {
 // answers may come after that only: an ICMPv6 error during connect(2) does not end it.
 func dialled(t *testing.T, host *lab.Host, from netip.Addr, to netip.AddrPort, want string) string {
 	t.Helper()
-	patience := 5 * time.Second
+	patience := 20 * time.Second
 	if want == "dropped" {
 		patience = 400 * time.Millisecond
 	}

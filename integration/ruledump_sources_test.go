@@ -357,20 +357,23 @@ func legacyServices(n int) string {
 // watchMemory looks at the peak of a process's memory, in bytes, until it ends or the function that it returns is called.
 // What the kernel says of a process that has ended includes what its parent had when it was started.
 func watchMemory(pid int) (peak func() int64) {
-	stop, result := make(chan struct{}), make(chan int64)
+	stop, result := make(chan struct{}), make(chan int64, 1)
+	var last int64
+	look := func() {
+		// A process that has ended has none until it is waited for.
+		if p, err := procfs.NewProc(pid); err == nil {
+			if status, err := p.NewStatus(); err == nil && status.VmHWM > 0 {
+				last = int64(status.VmHWM)
+			}
+		}
+	}
+	look() // a busy machine may not come to it again before the process ends
 	go func() {
-		var last int64
-		for ended := false; !ended; {
+		for ended := false; !ended; look() {
 			select {
 			case <-stop:
 				ended = true
 			case <-time.After(5 * time.Millisecond):
-			}
-			// A process that has ended has none until it is waited for.
-			if p, err := procfs.NewProc(pid); err == nil {
-				if status, err := p.NewStatus(); err == nil && status.VmHWM > 0 {
-					last = int64(status.VmHWM)
-				}
 			}
 		}
 		result <- last

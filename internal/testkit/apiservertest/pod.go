@@ -176,7 +176,11 @@ func (c *Command) openSPDY(w http.ResponseWriter, r *http.Request, options *core
 	if conn == nil {
 		return nil, nil, errors.New("not upgraded")
 	}
-	<-complete
+	select {
+	case <-complete:
+	case <-conn.CloseChan():
+		return nil, nil, errors.New("the client has gone")
+	}
 	c.take(options, streams[corev1.StreamTypeStdin], streams[corev1.StreamTypeStdout], streams[corev1.StreamTypeStderr])
 	return conn, streams[corev1.StreamTypeError], nil
 }

@@ -17,6 +17,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 
 	"github.com/nftproxy/nftproxy/internal/testkit/apiservertest"
+	"github.com/nftproxy/nftproxy/internal/testkit/await"
 )
 
 func client(t *testing.T, config *rest.Config) kubernetes.Interface {
@@ -153,7 +154,7 @@ func testWatchFromForgottenVersionExpires(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer w.Stop()
-	if event := <-w.ResultChan(); event.Type != watch.Error || !apierrors.IsResourceExpired(apierrors.FromObject(event.Object)) {
+	if event, _ := next(t, w); event.Type != watch.Error || !apierrors.IsResourceExpired(apierrors.FromObject(event.Object)) {
 		t.Errorf("got %v, want an expired version", event)
 	}
 	expect(t, w, "end")
@@ -186,7 +187,7 @@ func expect(t *testing.T, w watch.Interface, want ...string) {
 	t.Helper()
 	for _, text := range want {
 		got := "end"
-		if event, ok := <-w.ResultChan(); ok {
+		if event, ok := next(t, w); ok {
 			obj := event.Object.(*corev1.Service)
 			got = string(event.Type) + " " + obj.ResourceVersion
 			if obj.Annotations[metav1.InitialEventsAnnotationKey] == "true" {
@@ -199,6 +200,17 @@ func expect(t *testing.T, w watch.Interface, want ...string) {
 	}
 }
 
+// next returns the next event; ok is false at the end of the watch.
+func next(t *testing.T, w watch.Interface) (event watch.Event, ok bool) {
+	t.Helper()
+	select {
+	case event, ok = <-w.ResultChan():
+	case <-time.After(await.Patience):
+		t.Fatal("nothing comes")
+	}
+	return event, ok
+}
+
 func testHangingResourceIsAnsweredLater(t *testing.T) {
 	server := apiservertest.Start(t, apiservertest.Options{})
 	core := client(t, server.RESTConfig()).CoreV1()
@@ -206,19 +218,29 @@ func testHangingResourceIsAnsweredLater(t *testing.T) {
 	if _, err := core.Nodes().List(t.Context(), metav1.ListOptions{}); err != nil {
 		t.Errorf("another resource gives %v", err)
 	}
-	impatient, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	list := func(ctx context.Context) <-chan error {
+		asked, answered := len(server.Requests("list", "services")), make(chan error, 1)
+		go func() {
+			_, err := core.Services("").List(ctx, metav1.ListOptions{})
+			answered <- err
+		}()
+		await.True(t, "the server has the request", func() bool { return len(server.Requests("list", "services")) > asked })
+		return answered
+	}
+	impatient, cancel := context.WithCancel(t.Context())
+	answered := list(impatient)
+	select {
+	case err := <-answered:
+		t.Fatalf("a list gives %v, want no answer", err)
+	case <-time.After(100 * time.Millisecond):
+	}
+	cancel()
+	if err := <-answered; !errors.Is(err, context.Canceled) {
+		t.Errorf("a list that the client gave up gives %v", err)
+	}
+	patient, cancel := context.WithTimeout(t.Context(), await.Patience)
 	defer cancel()
-	if _, err := core.Services("").List(impatient, metav1.ListOptions{}); !errors.Is(err, context.DeadlineExceeded) {
-		t.Errorf("a list gives %v, want no answer", err)
-	}
-	answered := make(chan error, 1)
-	go func() {
-		_, err := core.Services("").List(t.Context(), metav1.ListOptions{})
-		answered <- err
-	}()
-	for len(server.Requests("list", "services")) < 2 {
-		time.Sleep(time.Millisecond)
-	}
+	answered = list(patient)
 	server.Answer("services")
 	if err := <-answered; err != nil {
 		t.Errorf("who waited is answered with %v", err)

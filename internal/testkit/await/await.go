@@ -62,6 +62,17 @@ func Progress(t testing.TB, subject string, check func() (done int64, err error)
 	}
 }
 
+// Receive waits for what a channel gives. The subject names it.
+func Receive[T any](t testing.TB, subject string, from <-chan T) (got T) {
+	t.Helper()
+	select {
+	case got = <-from:
+	case <-time.After(Patience):
+		t.Fatalf("%s: nothing came for %v", subject, Patience)
+	}
+	return got
+}
+
 // Poll is Within for goroutines that are not the test's own: it returns the error.
 func Poll(patience time.Duration, check func() error) error {
 	for deadline := time.Now().Add(patience); ; time.Sleep(pause) {

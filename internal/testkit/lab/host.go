@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/nftproxy/nftproxy/internal/testkit/await"
 	"github.com/nftproxy/nftproxy/internal/testkit/netns"
 	"github.com/ti-mo/conntrack"
 	"github.com/vishvananda/netlink"
@@ -124,7 +125,7 @@ func (h *Host) addAddr(link netlink.Link, addr netip.Addr) error {
 // awaitLocal waits until the host takes packets to addr. For IPv6 the kernel leaves that to
 // a work queue, which lags behind when the machine is busy.
 func (h *Host) awaitLocal(addr netip.Addr) error {
-	for deadline := time.Now().Add(10 * time.Second); time.Now().Before(deadline); time.Sleep(50 * time.Microsecond) {
+	for deadline := time.Now().Add(await.Patience); time.Now().Before(deadline); time.Sleep(50 * time.Microsecond) {
 		routes, err := h.routes.RouteGet(addr.AsSlice())
 		if err == nil && len(routes) > 0 && routes[0].Type == unix.RTN_LOCAL {
 			return nil

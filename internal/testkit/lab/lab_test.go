@@ -10,11 +10,12 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nftproxy/nftproxy/internal/testkit/await"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
 
-// heard sends a datagram from host to an address of listener, and returns who was heard there.
+// heard sends datagrams from host to an address of listener, until one arrives, and returns who was heard there.
 func heard(host, listener *Host, to netip.Addr) (netip.Addr, error) {
 	var server net.PacketConn
 	err := listener.Do(func() (err error) {
@@ -25,20 +26,24 @@ func heard(host, listener *Host, to netip.Addr) (netip.Addr, error) {
 		return netip.Addr{}, err
 	}
 	defer server.Close()
-	err = host.Do(func() error {
-		client, err := net.Dial("udp", server.LocalAddr().String())
-		if err != nil {
-			return err
-		}
-		defer client.Close()
-		_, err = client.Write([]byte("x"))
+	var client net.Conn
+	err = host.Do(func() (err error) {
+		client, err = net.Dial("udp", server.LocalAddr().String())
 		return err
 	})
 	if err != nil {
 		return netip.Addr{}, err
 	}
-	server.SetReadDeadline(time.Now().Add(5 * time.Second))
-	_, peer, err := server.ReadFrom(make([]byte, 1))
+	defer client.Close()
+	var peer net.Addr
+	err = await.Poll(await.Patience, func() (err error) {
+		if _, err := client.Write([]byte("x")); err != nil {
+			return err
+		}
+		server.SetReadDeadline(time.Now().Add(time.Second)) // a busy machine may lose a datagram
+		_, peer, err = server.ReadFrom(make([]byte, 1))
+		return err
+	})
 	if err != nil {
 		return netip.Addr{}, err
 	}

@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"time"
 
+	"github.com/nftproxy/nftproxy/internal/testkit/await"
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
@@ -40,7 +41,7 @@ func connect(number int, a, b *port) error {
 // awaitUp waits until this end of the link transmits. The kernel leaves that to a work queue
 // too, and throws away without a trace what is sent before: the first packet to a new pod.
 func (p *port) awaitUp() error {
-	for deadline := time.Now().Add(10 * time.Second); time.Now().Before(deadline); time.Sleep(50 * time.Microsecond) {
+	for deadline := time.Now().Add(await.Patience); time.Now().Before(deadline); time.Sleep(50 * time.Microsecond) {
 		link, err := p.host.routes.LinkByIndex(p.link.Attrs().Index)
 		if err == nil && link.Attrs().OperState == netlink.OperUp {
 			return nil

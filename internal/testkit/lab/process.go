@@ -7,6 +7,7 @@ import (
 	"os/exec"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -19,6 +20,9 @@ type Process struct {
 	// Cmd is the command. Its standard output and error are collected.
 	Cmd    *exec.Cmd
 	output buffer
+	// ended is the result of Cmd.Wait, which must not be called twice: the second call may wait for ever.
+	ended func() error
+	over  atomic.Bool
 }
 
 // Start starts a command of this module in the host.
@@ -42,11 +46,17 @@ func StartCommand(t testing.TB, h *Host, cmd *exec.Cmd) *Process {
 func NewProcess(t testing.TB, cmd *exec.Cmd) *Process {
 	t.Helper()
 	p := &Process{Cmd: cmd}
+	p.ended = sync.OnceValue(func() error {
+		defer p.over.Store(true)
+		return cmd.Wait()
+	})
 	cmd.Stdout, cmd.Stderr = &p.output, &p.output
+	// What it started may keep the output open.
+	cmd.WaitDelay = await.Patience
 	t.Cleanup(func() {
-		if cmd.Process != nil && cmd.ProcessState == nil {
+		if cmd.Process != nil && !p.over.Load() {
 			_ = p.signal(syscall.SIGKILL) // it may end right now
-			cmd.Wait()
+			_ = p.ended()
 		}
 		if t.Failed() {
 			t.Logf("output of %v:\n%s", cmd.Args, p.Output())
@@ -58,8 +68,8 @@ func NewProcess(t testing.TB, cmd *exec.Cmd) *Process {
 // Output returns what the process has written so far, to standard output and standard error.
 func (p *Process) Output() string { return p.output.String() }
 
-// Wait waits for the process to end and returns how it ended.
-func (p *Process) Wait() error { return p.Cmd.Wait() }
+// Wait waits for the process to end and returns how it ended. One that does not end says where it stands.
+func (p *Process) Wait() error { return p.wait(2 * await.Patience) }
 
 // Stop ends the process with SIGTERM and returns how it ended. One that does not end says where it stands.
 func (p *Process) Stop(t testing.TB) error {
@@ -67,9 +77,16 @@ func (p *Process) Stop(t testing.TB) error {
 	if err := p.signal(syscall.SIGTERM); err != nil {
 		t.Fatal(err)
 	}
-	tooLong := time.AfterFunc(await.Patience, func() { _ = p.signal(syscall.SIGQUIT) })
-	defer tooLong.Stop()
-	return p.Cmd.Wait()
+	return p.wait(await.Patience)
+}
+
+// wait has a process that does not end within the patience print its goroutines, and kills it if that does not end it.
+func (p *Process) wait(patience time.Duration) error {
+	quit := time.AfterFunc(patience, func() { _ = p.signal(syscall.SIGQUIT) })
+	defer quit.Stop()
+	kill := time.AfterFunc(patience+10*time.Second, func() { _ = p.signal(syscall.SIGKILL) })
+	defer kill.Stop()
+	return p.ended()
 }
 
 // signal signals the process, and with it all of its process group if it was given one of its own (Setpgid).
@@ -83,9 +100,7 @@ func (p *Process) signal(s syscall.Signal) error {
 // Fails waits for the process to end. It must end with exit code 1 and one error line that contains want.
 func (p *Process) Fails(t testing.TB, want string) {
 	t.Helper()
-	tooLong := time.AfterFunc(await.Patience, func() { p.Cmd.Process.Kill() })
-	defer tooLong.Stop()
-	if err := p.Cmd.Wait(); err == nil || p.Cmd.ProcessState.ExitCode() != 1 {
+	if err := p.wait(await.Patience); err == nil || p.Cmd.ProcessState.ExitCode() != 1 {
 		t.Errorf("exit: %v, want code 1", err)
 	}
 	if errors := p.Errors(); len(errors) != 1 || !strings.Contains(errors[0], want) {

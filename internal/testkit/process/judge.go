@@ -7,6 +7,7 @@ package process
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"os"
 	"runtime"
@@ -57,16 +58,18 @@ func Behind(filter Filter, judge Judge, f func()) error {
 
 // OnThread runs f on a thread that ends afterwards.
 func OnThread(f func() error) error {
-	done := make(chan error)
+	done := make(chan error, 1)
 	go func() {
+		err := errors.New("the function ended its goroutine instead of returning") // as t.FailNow does it
+		defer func() { done <- err }()
 		runtime.LockOSThread() // for good: the thread is not to be used again
 		if unix.Gettid() == unix.Getpid() {
 			// The first thread of a process does not end. While this goroutine holds it, another has another.
 			defer runtime.UnlockOSThread()
-			done <- OnThread(f)
+			err = OnThread(f)
 			return
 		}
-		done <- f()
+		err = f()
 	}()
 	return <-done
 }
