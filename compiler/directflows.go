@@ -25,7 +25,7 @@ import (
 //		ip daddr . meta l4proto . th dport . jhash ip saddr . th sport mod 4093 seed … @direct-moved goto direct-ask
 //		ip daddr . meta l4proto . th dport . jhash ip saddr mod 4093 seed … offset 4093 @direct-moved goto direct-ask
 //		ip saddr . th sport . ip daddr . th dport @direct-flows goto direct-ask
-//		ip ttl < 17 goto direct-back     # from a node with another list of endpoints
+//		ip ttl < 17 goto direct-owner    # from a node with another list of endpoints
 //		ct state invalid drop
 //	}
 //	chain direct-ask {
@@ -38,6 +38,11 @@ import (
 //		ip ttl set 11
 //		dup to … jhash … map @direct-previous drop
 //		goto direct-back
+//	}
+//	chain direct-owner {             # which may ask on
+//		ip ttl set 14
+//		dup to … jhash … map @direct-hops drop
+//		goto direct-here
 //	}
 //	chain direct-back {
 //		ip ttl set 8
@@ -53,6 +58,7 @@ const (
 	chainDirectUnknown = "direct-unknown"
 	chainDirectAsk     = "direct-ask"
 	chainDirectAsked   = "direct-asked"
+	chainDirectOwner   = "direct-owner"
 	chainDirectBack    = "direct-back"
 	chainDirectHere    = "direct-here"
 
@@ -102,13 +108,14 @@ func (p *program) flowChains() []*nft.Chain {
 	}
 	unknown = append(unknown,
 		nft.NewRule(nft.InSet{Key: p.flowKey(), Set: flowSet}, ask),
-		nft.NewRule(p.ttlBelow(directFirstTTL), back),
+		nft.NewRule(p.ttlBelow(directFirstTTL), nft.Goto(chainDirectOwner)),
 		invalid)
 	remember := nft.NewRule(nft.Update{Map: flowSet, Key: p.flowKey(), Timeout: flowTimeout})
 	return []*nft.Chain{
 		{Name: chainDirectUnknown, Rules: unknown},
 		{Name: chainDirectAsk, Rules: append([]nft.Rule{remember}, p.sendOnOr(back, directAskTTL, previousRecord)...)},
 		{Name: chainDirectAsked, Rules: p.sendOnOr(back, directAskOnTTL, previousRecord)},
+		{Name: chainDirectOwner, Rules: p.sendOnOr(here, directAskTTL, hopRecord)},
 		{Name: chainDirectBack, Rules: p.sendOnOr(here, directTTL, hopRecord)},
 		{Name: chainDirectHere, Rules: []nft.Rule{nft.NewRule(nft.Delete{Set: flowSet, Key: p.flowKey()}), invalid}},
 	}
