@@ -18,11 +18,7 @@ func TestAffinityStale(t *testing.T) {
 		}
 	}
 	apply := func(full bool, ports ...*model.ServicePort) {
-		changes := &model.Changes{Full: full, Ports: map[model.PortID]*model.ServicePort{}}
-		for _, p := range ports {
-			changes.Ports[p.ID] = p
-		}
-		c.Apply(changes)
+		c.Apply(&model.Changes{Full: full, Ports: model.PortsByID(ports...)})
 		c.Committed()
 	}
 	var all []*model.ServicePort

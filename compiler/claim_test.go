@@ -27,11 +27,7 @@ func withoutEndpoints(p *model.ServicePort) { p.Cluster = nil }
 func onOtherNodesOnly(p *model.ServicePort) { p.ExternalPolicy = model.PolicyLocal }
 
 func portsOf(ports ...*model.ServicePort) *model.Changes {
-	changes := &model.Changes{Ports: map[model.PortID]*model.ServicePort{}}
-	for _, p := range ports {
-		changes.Ports[p.ID] = p
-	}
-	return changes
+	return &model.Changes{Ports: model.PortsByID(ports...)}
 }
 
 func TestClaimOrder(t *testing.T) {

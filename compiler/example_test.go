@@ -30,7 +30,7 @@ func Example() {
 		return
 	}
 	port := webPort("10.244.1.5:8080", "10.244.2.6:8080")
-	c.Apply(&model.Changes{Full: true, Ports: map[model.PortID]*model.ServicePort{port.ID: port}})
+	c.Apply(&model.Changes{Full: true, Ports: model.PortsByID(port)})
 
 	table := c.Tables()[0] // IPv4
 	for _, name := range []string{"service-ips", "endpoints"} {
@@ -58,11 +58,11 @@ func ExampleCompiler_Transaction() {
 		return
 	}
 	port := webPort("10.244.1.5:8080", "10.244.2.6:8080")
-	c.Apply(&model.Changes{Full: true, Ports: map[model.PortID]*model.ServicePort{port.ID: port}})
+	c.Apply(&model.Changes{Full: true, Ports: model.PortsByID(port)})
 	c.Committed() // as if the kernel had taken the first transaction
 
 	port = webPort("10.244.1.5:8080", "10.244.2.7:8080")
-	c.Apply(&model.Changes{Ports: map[model.PortID]*model.ServicePort{port.ID: port}})
+	c.Apply(&model.Changes{Ports: model.PortsByID(port)})
 	fmt.Print(c.Transaction())
 	// Output:
 	// delete element ip kube-proxy endpoints {

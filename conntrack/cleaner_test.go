@@ -1,7 +1,6 @@
 package conntrack
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -10,12 +9,12 @@ import (
 	"os"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
 	"github.com/mdlayher/netlink"
 	"github.com/nftproxy/nftproxy/compiler"
+	"github.com/nftproxy/nftproxy/internal/testkit/await"
 	"github.com/nftproxy/nftproxy/internal/testkit/netns"
 	"github.com/nftproxy/nftproxy/model"
 	trackedby "github.com/ti-mo/conntrack"
@@ -42,30 +41,12 @@ type cleaning struct {
 	// namespace is the namespace, used a descriptor for it that the Cleaner has.
 	namespace, used int
 	searches        chan search
-	log             *lockedBuffer
-}
-
-// lockedBuffer is a log that can be read while it is written.
-type lockedBuffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (l *lockedBuffer) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(p)
-}
-
-func (l *lockedBuffer) count(text string) int {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return strings.Count(l.b.String(), text)
+	log             *await.Buffer
 }
 
 func newCleaning(t *testing.T) *cleaning {
 	t.Helper()
-	c := &cleaning{T: t, searches: make(chan search, 1000), log: &lockedBuffer{}}
+	c := &cleaning{T: t, searches: make(chan search, 1000), log: &await.Buffer{}}
 	c.namespace = netns.ForTest(t).FD()
 	var err error
 	if c.used, err = unix.FcntlInt(uintptr(c.namespace), unix.F_DUPFD_CLOEXEC, 0); err != nil {
@@ -244,7 +225,7 @@ func TestCleanerFailures(t *testing.T) {
 		if failed[3] < 700*time.Millisecond || slices.ContainsFunc([]int{1, 2, 3}, func(i int) bool { return failed[i]-failed[i-1] < 100*time.Millisecond<<(i-1) }) {
 			t.Errorf("searches failed after %v", failed)
 		}
-		if n := c.log.count("Cannot remove all stale UDP flows"); n != 1 {
+		if n := strings.Count(c.log.String(), "Cannot remove all stale UDP flows"); n != 1 {
 			t.Errorf("the failure is logged %d times, want once", n)
 		}
 
@@ -256,7 +237,7 @@ func TestCleanerFailures(t *testing.T) {
 		if n := c.held(); n != 0 {
 			t.Errorf("%d entries are left when the table can be listed again", n)
 		}
-		for deadline := time.Now().Add(10 * time.Second); c.log.count("can be removed again") != 1; time.Sleep(time.Millisecond) {
+		for deadline := time.Now().Add(10 * time.Second); strings.Count(c.log.String(), "can be removed again") != 1; time.Sleep(time.Millisecond) {
 			if time.Now().After(deadline) {
 				t.Fatal("the end of the failures is not logged")
 			}

@@ -30,11 +30,7 @@ func unready(p *model.ServicePort, listed ...string) *model.ServicePort {
 }
 
 func changed(ports ...*model.ServicePort) *model.Changes {
-	c := &model.Changes{Ports: map[model.PortID]*model.ServicePort{}}
-	for _, p := range ports {
-		c.Ports[p.ID] = p
-	}
-	return c
+	return &model.Changes{Ports: model.PortsByID(ports...)}
 }
 
 func udpFlow(dialed, server string) Flow {

@@ -1,18 +1,17 @@
 package deploy
 
 import (
-	"bytes"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
 
 	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/nftproxy/nftproxy/internal/testkit/await"
 	"github.com/nftproxy/nftproxy/internal/testkit/lab"
 )
 
@@ -107,7 +106,7 @@ func (p pod) start(t *testing.T, c container) *process {
 // process is a running container.
 type process struct {
 	cmd    *exec.Cmd
-	output lockedBuffer
+	output await.Buffer
 }
 
 // logWhenFailed shows what the process printed, if the test fails.
@@ -130,21 +129,4 @@ func (p pod) run(t *testing.T, c corev1.Container, command ...string) (string, e
 		err = fmt.Errorf("%v: %w: %s", command, err, &process.output)
 	}
 	return process.output.String(), err
-}
-
-type lockedBuffer struct {
-	mu     sync.Mutex
-	buffer bytes.Buffer
-}
-
-func (b *lockedBuffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.buffer.Write(p)
-}
-
-func (b *lockedBuffer) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.buffer.String()
 }

@@ -81,10 +81,7 @@ func (c *counting) sync(t *testing.T, endpoints ...string) {
 	remote.ExternalPolicy = model.PolicyLocal
 	pod := port("pod", "10.96.0.10", 30053, true, endpoints...)
 	pod.LoadBalancerIPs, pod.LoadBalancerSourceRanges = []netip.Addr{netip.MustParseAddr("192.0.2.20")}, []netip.Prefix{netip.MustParsePrefix("203.0.113.0/24")}
-	ports := map[model.PortID]*model.ServicePort{}
-	for _, p := range []*model.ServicePort{pod, port("host", "10.96.0.11", 30054, true, "192.168.0.1:5353"), remote, port("empty", "10.96.0.13", 0, false)} {
-		ports[p.ID] = p
-	}
+	ports := model.PortsByID(pod, port("host", "10.96.0.11", 30054, true, "192.168.0.1:5353"), remote, port("empty", "10.96.0.13", 0, false))
 	if err := c.backend.Sync(t.Context(), &model.Changes{
 		Full: true, Ports: ports, Node: &model.Node{Name: lab.NodeName, IPs: []netip.Addr{lab.NodeAddrs.IPv4}},
 		ServiceCIDRsChanged: true, ServiceCIDRs: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16")},

@@ -162,7 +162,7 @@ func servicesAndFlows(t *testing.T, g flows.Case, s *ruledump.Snapshot, list []f
 	return out
 }
 
-// writeServicesOf writes Services with ten endpoints each, as JSON.
+// writeServicesOf writes Services with so many endpoints each, as JSON, which reads faster than YAML.
 func writeServicesOf(t *testing.T, path string, n, endpoints int) {
 	t.Helper()
 	var b strings.Builder

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"io"
 	"math"
 	"net"
 	"os"
@@ -115,8 +116,7 @@ func testTopRates(t *testing.T, node *lab.Host, service string, packets int, con
 // terminal is a pseudoterminal with a program in it.
 type terminal struct {
 	*os.File
-	mu     sync.Mutex
-	output strings.Builder
+	output await.Buffer
 }
 
 // startOnTerminal runs a command on a terminal of 100 columns and 12 rows.
@@ -149,32 +149,15 @@ func startOnTerminal(t *testing.T, h *lab.Host, args ...string) (*terminal, *lab
 		t.Fatal(err)
 	}
 	term := &terminal{File: ours}
-	go func() {
-		buf := make([]byte, 4096)
-		for {
-			n, err := ours.Read(buf)
-			term.mu.Lock()
-			term.output.Write(buf[:n])
-			term.mu.Unlock()
-			if err != nil {
-				return
-			}
-		}
-	}()
+	go func() { _, _ = io.Copy(&term.output, ours) }()
 	return term, p
-}
-
-func (x *terminal) text() string {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	return x.output.String()
 }
 
 // shows waits until the last whole picture has all these texts.
 func (x *terminal) shows(t *testing.T, texts ...string) {
 	t.Helper()
 	await.Until(t, "the terminal shows "+strings.Join(texts, ", "), func() error {
-		picture := x.text()
+		picture := x.output.String()
 		picture = picture[:max(0, strings.LastIndex(picture, "\x1b[J"))]
 		picture = picture[strings.LastIndex(picture, "\x1b[H")+1:]
 		for _, text := range texts {
@@ -225,7 +208,7 @@ func testTopOnTerminal(t *testing.T) {
 		t.Errorf("ends with %v", err)
 	}
 	await.Until(t, "the terminal is as before", func() error {
-		if text := term.text(); !strings.HasPrefix(text, "\x1b[?1049h\x1b[?25l") || !strings.HasSuffix(text, "\x1b[?25h\x1b[?1049l") {
+		if text := term.output.String(); !strings.HasPrefix(text, "\x1b[?1049h\x1b[?25l") || !strings.HasSuffix(text, "\x1b[?25h\x1b[?1049l") {
 			return fmt.Errorf("%q", text)
 		}
 		return nil
@@ -252,7 +235,7 @@ func TestRuledumpPages(t *testing.T) {
 				t.Helper()
 				question := fmt.Sprintf("-- %d of %d lines: Space, Enter or q --", read, lines)
 				await.Until(t, question, func() error {
-					if text := term.text(); !strings.HasSuffix(text, question) {
+					if text := term.output.String(); !strings.HasSuffix(text, question) {
 						return fmt.Errorf("%q", text)
 					}
 					return nil

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
-	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -233,26 +232,6 @@ func testThousandsOfSourceRanges(t *testing.T) {
 
 const scaleServices = 10_000
 
-// writeManyServices writes Services with two endpoints each, as JSON, which reads faster than YAML.
-func writeManyServices(t *testing.T, dir string, n int) {
-	t.Helper()
-	var b strings.Builder
-	for i := range n {
-		high, low := i/250, i%250+1
-		fmt.Fprintf(&b, `---
-{"apiVersion":"v1","kind":"Service","metadata":{"name":"service-%d","namespace":"scale"},
-"spec":{"type":"ClusterIP","clusterIP":"10.96.%d.%d","clusterIPs":["10.96.%[2]d.%[3]d"],"ipFamilies":["IPv4"],"ports":[{"port":80,"protocol":"TCP","targetPort":8080}]}}
----
-{"apiVersion":"discovery.k8s.io/v1","kind":"EndpointSlice","metadata":{"name":"service-%[1]d-x","namespace":"scale","labels":{"kubernetes.io/service-name":"service-%[1]d"}},
-"addressType":"IPv4","ports":[{"port":8080,"protocol":"TCP"}],
-"endpoints":[{"addresses":["10.244.%[2]d.%[3]d"],"conditions":{"ready":true}},{"addresses":["10.245.%[2]d.%[3]d"],"conditions":{"ready":true}}]}
-`, i, high, low)
-	}
-	if err := os.WriteFile(filepath.Join(dir, "services.yaml"), []byte(b.String()), 0o600); err != nil {
-		t.Fatal(err)
-	}
-}
-
 func TestScale(t *testing.T) {
 	t.Parallel()
 	t.Run("ten thousand Services are few chains in the kernel", testTenThousandServicesAreFewChainsInTheKernel)
@@ -260,7 +239,7 @@ func TestScale(t *testing.T) {
 
 func testTenThousandServicesAreFewChainsInTheKernel(t *testing.T) {
 	dir := t.TempDir()
-	writeManyServices(t, dir, scaleServices)
+	writeServicesOf(t, filepath.Join(dir, "services.yaml"), scaleServices, 2)
 	objects, err := manifests.Load(dir)
 	if err != nil {
 		t.Fatal(err)

@@ -43,6 +43,15 @@ type Changes struct {
 	ServiceCIDRsChanged bool
 }
 
+// PortsByID returns Changes.Ports for ports that are not gone.
+func PortsByID(ports ...*ServicePort) map[PortID]*ServicePort {
+	byID := make(map[PortID]*ServicePort, len(ports))
+	for _, p := range ports {
+		byID[p.ID] = p
+	}
+	return byID
+}
+
 // Empty reports whether c has no changes. Full changes are never empty.
 func (c *Changes) Empty() bool {
 	return !c.Full && len(c.Ports) == 0 && c.Node == nil && !c.ServiceCIDRsChanged

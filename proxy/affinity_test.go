@@ -33,11 +33,7 @@ func stickyEndpoint(n byte) netip.AddrPort {
 }
 
 func changesOf(ports ...*model.ServicePort) *model.Changes {
-	changes := &model.Changes{Ports: map[model.PortID]*model.ServicePort{}}
-	for _, p := range ports {
-		changes.Ports[p.ID] = p
-	}
-	return changes
+	return &model.Changes{Ports: model.PortsByID(ports...)}
 }
 
 func fullSync(t *testing.T, b *Backend, ports ...*model.ServicePort) {

@@ -84,11 +84,7 @@ func full(ports ...*model.ServicePort) *model.Changes {
 
 // only is changes of the ports alone.
 func only(ports ...*model.ServicePort) *model.Changes {
-	changes := &model.Changes{Ports: map[model.PortID]*model.ServicePort{}}
-	for _, p := range ports {
-		changes.Ports[p.ID] = p
-	}
-	return changes
+	return &model.Changes{Ports: model.PortsByID(ports...)}
 }
 
 // clusterIP returns the ClusterIP of that number.

@@ -81,11 +81,7 @@ func port(name, portName string, family model.Family, healthCheck uint16, local 
 }
 
 func changes(ports ...*model.ServicePort) *model.Changes {
-	c := &model.Changes{Ports: map[model.PortID]*model.ServicePort{}}
-	for _, p := range ports {
-		c.Ports[p.ID] = p
-	}
-	return c
+	return &model.Changes{Ports: model.PortsByID(ports...)}
 }
 
 func full(ports ...*model.ServicePort) *model.Changes {

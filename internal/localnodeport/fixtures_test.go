@@ -119,11 +119,7 @@ func start(t *testing.T, options localnodeport.Options) *node {
 
 // apply tells the Forwarder of changed ports.
 func (n *node) apply(ports ...*model.ServicePort) {
-	changes := &model.Changes{Ports: map[model.PortID]*model.ServicePort{}}
-	for _, p := range ports {
-		changes.Ports[p.ID] = p
-	}
-	n.Apply(n.ctx, changes)
+	n.Apply(n.ctx, &model.Changes{Ports: model.PortsByID(ports...)})
 }
 
 // lines is what was logged.

@@ -3,9 +3,11 @@
 package await
 
 import (
+	"bytes"
 	"errors"
 	"flag"
 	"fmt"
+	"sync"
 	"testing"
 	"time"
 )
@@ -84,6 +86,24 @@ func Poll(patience time.Duration, check func() error) error {
 			return fmt.Errorf("still not after %v: %w", patience, err)
 		}
 	}
+}
+
+// Buffer collects output and can be read while it is written.
+type Buffer struct {
+	mu    sync.Mutex
+	bytes bytes.Buffer
+}
+
+func (b *Buffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.bytes.Write(p)
+}
+
+func (b *Buffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.bytes.String()
 }
 
 // Parallel sets how many parallel tests of a package run at once, whatever the number of cores, for packages whose

@@ -1,7 +1,6 @@
 package lab
 
 import (
-	"bytes"
 	"errors"
 	"net/http"
 	"os/exec"
@@ -19,7 +18,7 @@ import (
 type Process struct {
 	// Cmd is the command. Its standard output and error are collected.
 	Cmd    *exec.Cmd
-	output buffer
+	output await.Buffer
 	// ended is the result of Cmd.Wait, which must not be called twice: the second call may wait for ever.
 	ended func() error
 	over  atomic.Bool
@@ -127,24 +126,6 @@ func (p *Process) Errors() (lines []string) {
 		}
 	}
 	return lines
-}
-
-// buffer can be read while it is written.
-type buffer struct {
-	mu    sync.Mutex
-	bytes bytes.Buffer
-}
-
-func (b *buffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.bytes.Write(p)
-}
-
-func (b *buffer) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.bytes.String()
 }
 
 // AwaitHealthy waits until the health server of the proxy on a node says that it has synced, which all versions of
