@@ -2,7 +2,6 @@ package main
 
 import (
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -38,7 +37,6 @@ type process struct {
 	peak atomic.Int64
 	// ended is closed when the process has ended.
 	ended chan struct{}
-	log   io.Closer
 }
 
 func (c *cluster) start(p contender, verbose bool) (*process, error) {
@@ -53,7 +51,8 @@ func (c *cluster) start(p contender, verbose bool) (*process, error) {
 		if err != nil {
 			return nil, err
 		}
-		r.cmd.Stderr, r.log = f, f
+		defer f.Close() // the process has its own
+		r.cmd.Stderr = f
 	}
 	if err := c.lab.Node.Do(r.cmd.Start); err != nil {
 		return nil, err
@@ -71,9 +70,6 @@ func (r *process) stop() error {
 		return fmt.Errorf("it ended by itself: %w", err)
 	}
 	<-r.ended
-	if r.log != nil {
-		return r.log.Close()
-	}
 	return nil
 }
 

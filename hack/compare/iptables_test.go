@@ -1,11 +1,14 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
 	"os"
 	"os/exec"
+	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -22,8 +25,12 @@ import (
 	"github.com/nftproxy/nftproxy/internal/testkit/netns"
 )
 
-// standInRestore is set in processes that stand in for kube-proxy in iptables mode: the program that loads their rules.
-const standInRestore = "COMPARE_STAND_IN_RESTORE"
+// These are set in processes that stand in for kube-proxy in iptables mode: the program that loads their rules, and a
+// directory from which each takes one file at its start.
+const (
+	standInRestore = "COMPARE_STAND_IN_RESTORE"
+	standInTokens  = "COMPARE_STAND_IN_TOKENS"
+)
 
 func TestMain(m *testing.M) {
 	if restore := os.Getenv(standInRestore); restore != "" {
@@ -37,7 +44,7 @@ func TestMain(m *testing.M) {
 func TestModeIPTables(t *testing.T) {
 	netns.Need(t)
 	t.Run("of iptables-nft is measured, but for its table", func(t *testing.T) {
-		r, err := measureStandIn(t, "iptables-nft-restore")
+		r, err := measureStandIn(t, "iptables-nft-restore", 2)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -51,14 +58,21 @@ func TestModeIPTables(t *testing.T) {
 		}
 	})
 	t.Run("of iptables-legacy is refused", func(t *testing.T) {
-		_, err := measureStandIn(t, "iptables-legacy-restore")
+		_, err := measureStandIn(t, "iptables-legacy-restore", 1)
 		if err == nil || !strings.Contains(err.Error(), "chains of iptables-legacy") {
 			t.Errorf("measured, or refused with %v; `nft flush ruleset` does not remove its rules", err)
 		}
 	})
+	t.Run("that does not start again is an error", func(t *testing.T) {
+		_, err := measureStandIn(t, "iptables-nft-restore", 1)
+		if err == nil || !strings.Contains(err.Error(), "the proxy has ended") {
+			t.Errorf("got %v", err)
+		}
+	})
 }
 
-func measureStandIn(t *testing.T, restore string) (result, error) {
+// measureStandIn measures a stand-in that can be started so many times.
+func measureStandIn(t *testing.T, restore string, starts int) (result, error) {
 	t.Helper()
 	if _, err := exec.LookPath(restore); err != nil {
 		t.Fatal(err)
@@ -73,6 +87,13 @@ func measureStandIn(t *testing.T, restore string) (result, error) {
 		t.Fatal(err)
 	}
 	t.Setenv(standInRestore, restore)
+	tokens := t.TempDir()
+	for i := range starts {
+		if err := os.WriteFile(filepath.Join(tokens, strconv.Itoa(i)), nil, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Setenv(standInTokens, tokens)
 	o := options{changes: 1, patience: 2 * time.Second}
 	return c.measure(t.Context(), contender{name: "kube-proxy", path: program, args: []string{"--proxy-mode=iptables"}}, o)
 }
@@ -80,6 +101,16 @@ func measureStandIn(t *testing.T, restore string) (result, error) {
 // standIn does as little of kube-proxy's iptables mode as compare looks at: rules of all Services, loaded anew with each
 // change, and a metric.
 func standIn(restore string) error {
+	tokens, err := os.ReadDir(os.Getenv(standInTokens))
+	if err != nil {
+		return err
+	}
+	if len(tokens) == 0 {
+		return errors.New("it has been started too often")
+	}
+	if err := os.Remove(filepath.Join(os.Getenv(standInTokens), tokens[0].Name())); err != nil {
+		return err
+	}
 	var kubeconfig string
 	for _, arg := range os.Args {
 		if path, ok := strings.CutPrefix(arg, "--kubeconfig="); ok {

@@ -11,6 +11,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"os"
@@ -71,6 +72,9 @@ func parse() (options, error) {
 	sizes := flag.String("sizes", "10000x2,5000x50", "SERVICESxENDPOINTS, separated by commas")
 	flag.Parse()
 	o.kubeProxyFlags = strings.Fields(*flags)
+	if o.kubeProxy == "" && len(o.kubeProxyFlags) > 0 {
+		return o, errors.New("--kube-proxy-flags is for --kube-proxy, which is not set")
+	}
 	for _, text := range strings.Split(*sizes, ",") {
 		services, endpoints, _ := strings.Cut(text, "x")
 		s, err1 := strconv.Atoi(services)

@@ -88,23 +88,32 @@ func (c *cluster) measure(ctx context.Context, p contender, o options) (r result
 	if err != nil {
 		return r, err
 	}
-	if proxy, err = c.timedStart(ctx, p, o.verbose, &r.restart, meanwhile); err != nil {
+	restarted, err := c.timedStart(ctx, p, o.verbose, &r.restart, meanwhile)
+	if err != nil {
 		return r, err
 	}
-	r.peak = max(r.peak, proxy.peak.Load())
-	if err := proxy.stop(); err != nil {
+	r.peak = max(r.peak, restarted.peak.Load())
+	if err := restarted.stop(); err != nil {
 		return r, err
 	}
 	return r, c.reset()
 }
 
-// timedStart starts a proxy and waits until it serves the addresses.
+// timedStart starts a proxy and waits until it serves the addresses. After an error nothing runs.
 func (c *cluster) timedStart(ctx context.Context, p contender, verbose bool, s *span, addrs ...netip.AddrPort) (*process, error) {
 	begin := time.Now()
 	proxy, err := c.start(p, verbose)
 	if err != nil {
 		return nil, err
 	}
+	if err := c.timeStart(ctx, proxy, begin, s, addrs); err != nil {
+		proxy.kill()
+		return nil, err
+	}
+	return proxy, nil
+}
+
+func (c *cluster) timeStart(ctx context.Context, proxy *process, begin time.Time, s *span, addrs []netip.AddrPort) error {
 	serving, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	go func() {
@@ -117,19 +126,19 @@ func (c *cluster) timedStart(ctx context.Context, p contender, verbose bool, s *
 	for _, addr := range addrs {
 		at, err := c.untilServed(serving, addr, startPatience)
 		if err != nil {
-			proxy.kill()
-			return nil, err
+			return err
 		}
 		s.took = max(s.took, at.Sub(begin))
 	}
 	if err := proxy.waitIdle(); err != nil {
-		return nil, err
+		return err
 	}
+	var err error
 	if s.sync, err = c.syncTime(ctx); err != nil {
-		return nil, err
+		return err
 	}
 	s.cpu, err = proxy.cpu()
-	return proxy, err
+	return err
 }
 
 // timedChanges adds Services one by one, each when the proxy is done with the one before.

@@ -31,6 +31,9 @@ func (c *cluster) syncTime(ctx context.Context) (time.Duration, error) {
 		return 0, err
 	}
 	defer response.Body.Close()
+	if response.StatusCode != http.StatusOK {
+		return 0, fmt.Errorf("%s: %s", url, response.Status)
+	}
 	sum := time.Duration(0)
 	lines := bufio.NewScanner(response.Body)
 	for lines.Scan() {
