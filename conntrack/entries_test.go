@@ -72,23 +72,23 @@ func TestConnEntriesHaveDetails(t *testing.T) {
 func TestConnFollow(t *testing.T) {
 	c, table := newTable(t)
 	ctx, cancel := context.WithCancel(t.Context())
-	events, ready, done := make(chan Event, 10), make(chan struct{}), make(chan error)
+	events, ready, done := make(chan Event, 10), make(chan struct{}), make(chan error, 1)
 	go func() {
 		done <- c.Follow(ctx, func() { close(ready) }, func(e Event) error { events <- e; return nil })
 	}()
-	<-ready
+	await.Receive(t, "Follow", ready)
 	add(t, table, dns6)
-	if e := <-events; e.Flow != dns6 || e.Ended || e.Lost {
+	if e := await.Receive(t, "an event", events); e.Flow != dns6 || e.Ended || e.Lost {
 		t.Errorf("began: %+v", e)
 	}
 	if err := table.Flush(); err != nil {
 		t.Fatal(err)
 	}
-	if e := <-events; e.Flow != dns6 || !e.Ended || e.Lost {
+	if e := await.Receive(t, "an event", events); e.Flow != dns6 || !e.Ended || e.Lost {
 		t.Errorf("ended: %+v", e)
 	}
 	cancel()
-	if err := <-done; !errors.Is(err, context.Canceled) {
+	if err := await.Receive(t, "the end of Follow", done); !errors.Is(err, context.Canceled) {
 		t.Errorf("ends with %v", err)
 	}
 }
@@ -104,7 +104,7 @@ func TestConnFollowSaysWhatItLost(t *testing.T) {
 		seen.Store(seen.Load() || lost.Load() && e.Flow.Dialed == dns6.Dialed)
 		return nil
 	})
-	<-ready
+	await.Receive(t, "Follow", ready)
 	for i := range 200 {
 		f := dns4
 		f.Source = netip.AddrPortFrom(f.Source.Addr(), uint16(2000+i))

@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
@@ -94,7 +95,9 @@ func (p pod) start(t *testing.T, c container) *process {
 	if err := p.cluster.node.Do(cmd.Start); err != nil {
 		t.Fatal(err)
 	}
+	tooLong := time.AfterFunc(5*await.Patience, func() { cmd.Process.Kill() })
 	t.Cleanup(func() {
+		tooLong.Stop()
 		if cmd.ProcessState == nil {
 			cmd.Process.Kill()
 			cmd.Wait()

@@ -155,6 +155,9 @@ func testConnAfterAFault(t *testing.T) {
 			c.patience, c.socket.patience = 50*time.Millisecond, 50*time.Millisecond
 			tc.fault(t, c)
 			c.patience = patience
+			if c.socket != nil { // it was not replaced
+				c.socket.patience = patience
+			}
 			// More than one call: an answer too many would be one for the next call too.
 			for range 3 {
 				if _, err := c.Generation(t.Context()); err != nil {
@@ -401,7 +404,7 @@ func TestConnSend(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			c.patience, c.socket.patience = 200*time.Millisecond, 200*time.Millisecond
+			c.patience, c.socket.patience = time.Second, time.Second
 			outcome := make(chan error, 1)
 			go func() {
 				var failed error
@@ -418,7 +421,7 @@ func TestConnSend(t *testing.T) {
 				if !errors.Is(err, tc.want) {
 					t.Errorf("Commit = %v, want %v", err, tc.want)
 				}
-			case <-time.After(5 * time.Second):
+			case <-time.After(await.Patience):
 				t.Fatal("Commit waits for ever; see socket.send")
 			}
 			defer c.Close()
@@ -439,7 +442,7 @@ func TestConnReceive(t *testing.T) {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { c.Close() })
-		c.patience, c.socket.patience = 200*time.Millisecond, 200*time.Millisecond
+		c.patience, c.socket.patience = time.Second, time.Second
 		var failed error
 		struck, err := process.Fails("", unix.SYS_RECVMSG, unix.EINTR).Run(1, func() {
 			_, failed = c.Generation(t.Context())

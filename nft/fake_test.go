@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/nftproxy/nftproxy/internal/testkit/await"
 	"github.com/nftproxy/nftproxy/internal/testkit/netns"
 	"golang.org/x/sys/unix"
 	"pgregory.net/rapid"
@@ -46,7 +47,8 @@ func outcome(t testing.TB, c *Conn, m *Monitor, tx Transaction) string {
 	var b strings.Builder
 	before := generation(t, c)
 	stats, err := c.Commit(t.Context(), tx)
-	fmt.Fprintf(&b, "unchanged %v, error %v, raised %d\n", stats.Unchanged, err, generation(t, c)-before)
+	last := generation(t, c)
+	fmt.Fprintf(&b, "unchanged %v, error %v, raised %d\n", stats.Unchanged, err, last-before)
 	for _, family := range Families {
 		table, err := c.ReadTable(t.Context(), family, "t")
 		fmt.Fprintf(&b, "%v %v\n", table, err)
@@ -60,12 +62,19 @@ func outcome(t testing.TB, c *Conn, m *Monitor, tx Transaction) string {
 		fmt.Fprintln(&b, repair, err)
 	}
 	var events []string
-	for {
-		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+	for heard := before; ; {
+		wait := 20 * time.Millisecond
+		if heard != last {
+			wait = await.Patience // a busy machine takes its time
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), wait)
 		e, err := m.Next(ctx)
 		cancel()
 		if err != nil {
 			break
+		}
+		if e.Kind == EventGeneration {
+			heard = e.Generation
 		}
 		if e.Kind == EventGeneration {
 			e.Generation = 0 // a namespace may begin with another one

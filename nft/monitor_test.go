@@ -176,7 +176,7 @@ func testMonitorWhoseEventsDoNotFitSaysSo(t *testing.T) {
 	}
 	// It goes on after that.
 	for {
-		ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
+		ctx, cancel := context.WithTimeout(context.Background(), 500*time.Millisecond)
 		_, err := l.Next(ctx)
 		cancel()
 		if err != nil {
@@ -184,7 +184,11 @@ func testMonitorWhoseEventsDoNotFitSaysSo(t *testing.T) {
 		}
 	}
 	commitAll(t, c, Replace(table))
-	if n := next(t, l); n.Lost || n.Generation != generation(t, c) {
+	n := next(t, l)
+	for last := generation(t, c); n.Generation != last && !n.Lost; { // on a busy machine there may be earlier ones
+		n = next(t, l)
+	}
+	if n.Lost {
 		t.Errorf("noticed %+v", n)
 	}
 }

@@ -7,7 +7,9 @@ import (
 	"os/exec"
 	"strings"
 	"testing"
+	"time"
 
+	"github.com/nftproxy/nftproxy/internal/testkit/await"
 	"github.com/nftproxy/nftproxy/internal/testkit/netns"
 	"golang.org/x/sys/unix"
 )
@@ -245,6 +247,9 @@ func killOwner(t *testing.T, want *Table) {
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
+	tooLong := time.AfterFunc(await.Patience, func() { _ = cmd.Process.Kill() })
+	defer tooLong.Stop()
+	t.Cleanup(func() { _ = cmd.Process.Kill() })
 	lines := bufio.NewScanner(out)
 	for lines.Scan() && lines.Text() != "committed" {
 	}

@@ -1,11 +1,13 @@
 package nft
 
 import (
+	"context"
 	"net"
 	"net/netip"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/nftproxy/nftproxy/internal/testkit/await"
 	"github.com/nftproxy/nftproxy/internal/testkit/netns"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -77,8 +79,10 @@ func TestTracer(t *testing.T) {
 		for range 100 {
 			_, _ = conn.Write([]byte("x"))
 		}
+		ctx, cancel := context.WithTimeout(t.Context(), await.Patience)
+		defer cancel()
 		for {
-			step, err := tracer.Next(t.Context())
+			step, err := tracer.Next(ctx)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -15,6 +15,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/klog/v2"
 	kubeproxyv1alpha1 "k8s.io/kube-proxy/config/v1alpha1"
+
+	"github.com/nftproxy/nftproxy/internal/testkit/await"
 )
 
 const netfilter = "proc/sys/net/netfilter/"
@@ -223,7 +225,7 @@ func testMissingSysctlsAreSetOnceTheyExist(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	<-done
+	await.Receive(t, "the end of AwaitConntrack", done)
 	files[netfilter+"nf_conntrack_max"], files[netfilter+"nf_conntrack_tcp_be_liberal"], files[hashSizeFile] = "400000", "1", "100000"
 	if diff := cmp.Diff(files, harvest(t, tree, files)); diff != "" {
 		t.Errorf("once they exist (-want +got):\n%s", diff)

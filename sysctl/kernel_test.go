@@ -5,12 +5,12 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/nftproxy/nftproxy/internal/testkit/netns"
+	"github.com/nftproxy/nftproxy/internal/testkit/process"
 	tracking "github.com/ti-mo/conntrack"
 	"golang.org/x/sys/unix"
 )
@@ -45,16 +45,13 @@ func inNamespace(t *testing.T, fn func() error) {
 func withOwnMounts(t *testing.T, fn func() error) {
 	t.Helper()
 	netns.Need(t)
-	done := make(chan error)
-	go func() {
-		runtime.LockOSThread() // never unlocked: nobody else may get the thread
+	err := process.OnThread(func() error {
 		if err := unix.Unshare(unix.CLONE_NEWNS | unix.CLONE_FS); err != nil {
-			done <- fmt.Errorf("this test needs root: unshare: %w", err)
-			return
+			return fmt.Errorf("this test needs root: unshare: %w", err)
 		}
-		done <- fn()
-	}()
-	if err := <-done; err != nil {
+		return fn()
+	})
+	if err != nil {
 		t.Fatal(err)
 	}
 }

@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nftproxy/nftproxy/internal/testkit/await"
+	"github.com/nftproxy/nftproxy/internal/testkit/lab"
 	"github.com/nftproxy/nftproxy/internal/testkit/netns"
 )
 
@@ -75,10 +77,12 @@ func checkNothingLeft(t *testing.T, tmp string) {
 func checkDemo(t *testing.T, cmd *exec.Cmd, output *bytes.Buffer) {
 	t.Helper()
 	begin := time.Now()
+	tooLong := time.AfterFunc(2*await.Patience, func() { _ = cmd.Process.Signal(syscall.SIGQUIT) })
+	defer tooLong.Stop()
 	if err := cmd.Run(); err != nil {
 		t.Fatalf("%v\n%s", err, output)
 	}
-	if took := time.Since(begin); took > 30*time.Second {
+	if took := time.Since(begin); took > await.Patience {
 		t.Errorf("it took %s", took)
 	}
 	for _, want := range []string{
@@ -150,16 +154,17 @@ func skipWithoutUserNamespaces(t *testing.T, asNobody *syscall.SysProcAttr) {
 
 func testDemoCleansUpAfterAnInterrupt(t *testing.T) {
 	requireRoot(t)
-	cmd, output, tmp := demoIn(t, buildPrograms(t))
+	cmd, _, tmp := demoIn(t, buildPrograms(t))
+	p := lab.NewProcess(t, cmd)
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	time.Sleep(time.Second)
+	p.Says(t, "First connection to")
 	if err := cmd.Process.Signal(os.Interrupt); err != nil {
 		t.Fatal(err)
 	}
-	if err := cmd.Wait(); err == nil || !strings.Contains(output.String(), "interrupted") {
-		t.Errorf("error %v\n%s", err, output)
+	if err := p.Wait(); err == nil || !strings.Contains(p.Output(), "interrupted") {
+		t.Errorf("error %v\n%s", err, p.Output())
 	}
 	checkNothingLeft(t, tmp)
 	program := filepath.Join(filepath.Dir(cmd.Path), "kube-proxy")

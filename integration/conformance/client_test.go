@@ -28,7 +28,7 @@ type client struct {
 	from lab.Addrs
 }
 
-// How long to wait for an answer that should come, and until silence is silence.
+// How long to wait for an answer that should come, where one may try again, and until silence is silence.
 const (
 	answerTimeout  = 3 * time.Second
 	silenceTimeout = 300 * time.Millisecond

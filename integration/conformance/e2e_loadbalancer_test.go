@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+
+	"github.com/nftproxy/nftproxy/internal/testkit/await"
 )
 
 // What test/e2e/network/loadbalancer.go tests, as far as node1 has to do with it: its load
@@ -181,7 +183,7 @@ func (cl *client) connectsAllTheTime(to address) (stop func()) {
 					return
 				default:
 				}
-				if _, _, err := to.ask(answerTimeout); err != nil {
+				if _, _, err := to.ask(await.Patience); err != nil {
 					failures[i] = fmt.Errorf("%s: %w", to, err)
 					return
 				}

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/nftproxy/nftproxy/internal/testkit/await"
 )
 
 // exchange sends datagrams from one socket in each family all the time, and never gives up.
@@ -37,7 +39,7 @@ func (cl *client) keepsSending(to address) *exchange {
 	x := &exchange{c: cl.c}
 	var ended sync.WaitGroup
 	for _, to := range cl.targets(to) {
-		conn, err := to.dial(answerTimeout)
+		conn, err := to.dial(await.Patience)
 		if err != nil {
 			cl.c.t.Fatal(err)
 		}
@@ -129,12 +131,12 @@ func (cl *client) opens(to address) *lasting {
 	cl.c.t.Helper()
 	l := &lasting{c: cl.c}
 	for _, to := range cl.targets(to) {
-		conn, err := to.dial(answerTimeout)
+		conn, err := to.dial(await.Patience)
 		if err != nil {
 			cl.c.t.Fatal(err)
 		}
 		cl.c.t.Cleanup(func() { conn.Close() })
-		conn.SetDeadline(time.Now().Add(answerTimeout))
+		conn.SetDeadline(time.Now().Add(await.Patience))
 		reader := bufio.NewReader(conn)
 		hello, err := reader.ReadString('\n')
 		if err != nil {
@@ -153,7 +155,7 @@ func (cl *client) opens(to address) *lasting {
 func (l *lasting) works() {
 	l.c.t.Helper()
 	for i, conn := range l.conns {
-		conn.SetDeadline(time.Now().Add(answerTimeout))
+		conn.SetDeadline(time.Now().Add(await.Patience))
 		if _, err := io.WriteString(conn, "still there?\n"); err != nil {
 			l.c.t.Fatalf("connection to %s through %s: %v", l.pods[i], conn.RemoteAddr(), err)
 		}

@@ -7,8 +7,6 @@ import (
 	"io"
 	"net"
 	"net/netip"
-	"os"
-	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -196,22 +194,10 @@ func (cs connections) count(network string) (n int) {
 	return n
 }
 
-// droppedByQueues returns the second column of softnet_stat, of all processors.
-func droppedByQueues() (dropped uint64) {
-	stat, _ := os.ReadFile("/proc/net/softnet_stat")
-	for line := range strings.Lines(string(stat)) {
-		if columns := strings.Fields(line); len(columns) > 1 {
-			n, _ := strconv.ParseUint(columns[1], 16, 32)
-			dropped += n
-		}
-	}
-	return dropped
-}
-
 // during asks on all connections again and again while do runs, and once after it.
 func (cs connections) during(do func()) outcome {
 	var longest atomic.Int64
-	dropped := droppedByQueues()
+	dropped := lab.DroppedByQueues()
 	done, asked := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(asked)
@@ -241,7 +227,7 @@ func (cs connections) during(do func()) outcome {
 	do()
 	close(done)
 	<-asked
-	o := outcome{of: len(cs), longest: time.Duration(longest.Load()), dropped: droppedByQueues() - dropped}
+	o := outcome{of: len(cs), longest: time.Duration(longest.Load()), dropped: lab.DroppedByQueues() - dropped}
 	for _, c := range cs {
 		if c.lost {
 			o.gone = append(o.gone, c)

@@ -118,8 +118,16 @@ func (c *counters) spread(t *testing.T, l *lab.Lab, family model.Family) (counts
 	}); err != nil {
 		t.Fatal(err)
 	}
+	lost := 0
 	for range cap(c.underway) { // Until all have arrived, no place is free for all of these.
-		c.underway <- struct{}{}
+		select {
+		case c.underway <- struct{}{}:
+			continue
+		case <-time.After(patience):
+		}
+		if lost++; lost > 3 { // so many change no distribution
+			t.Fatal("datagrams got lost")
+		}
 	}
 	for range cap(c.underway) {
 		<-c.underway

@@ -129,9 +129,9 @@ func startWithoutServices(t *testing.T, h *lab.Host, more ...string) *lab.Proces
 }
 
 // dialDeleted dials, from a pod, a Service that kube-proxy's old rules have and the cluster has no more.
-func dialDeleted(l *lab.Lab) error {
+func dialDeleted(l *lab.Lab, patience time.Duration) error {
 	return l.Client.Do(func() error {
-		conn, err := net.DialTimeout("tcp", "10.96.0.10:80", time.Second)
+		conn, err := net.DialTimeout("tcp", "10.96.0.10:80", patience)
 		if err == nil {
 			conn.Close()
 		}
@@ -150,6 +150,7 @@ func leftoversMetric(t *testing.T, h *lab.Host, kind string) (count float64) {
 				return err
 			}
 			defer conn.Close()
+			_ = conn.SetDeadline(time.Now().Add(10 * time.Second))
 			fmt.Fprint(conn, "GET /metrics HTTP/1.0\r\n\r\n")
 			page, err := io.ReadAll(conn)
 			if err != nil {
@@ -184,7 +185,7 @@ func TestLeftoversOfModeIPTables(t *testing.T) {
 				t.Errorf("the metric counts %v chains", count)
 			}
 			awaitTables(t, lab.Conn(t, l.Node))
-			if err := dialDeleted(l); err != nil {
+			if err := dialDeleted(l, await.Patience); err != nil {
 				t.Errorf("the old rules do not serve the deleted Service: %v; this test shows nothing", err)
 			}
 			p.Stop(t)
@@ -201,7 +202,7 @@ func TestLeftoversOfModeIPTables(t *testing.T) {
 				t.Errorf("--cleanup ended with %v and says:\n%s", err, output)
 			}
 			expectNoKubeProxyChain(t, l.Node, variant, "--cleanup")
-			if err := dialDeleted(l); err == nil {
+			if err := dialDeleted(l, time.Second); err == nil {
 				t.Error("the deleted Service is served after --cleanup")
 			}
 			if output, _ := runCleanup(t, l.Node); !strings.Contains(output, "Nothing to remove") {

@@ -17,6 +17,7 @@ import (
 	clocktesting "k8s.io/utils/clock/testing"
 
 	"github.com/nftproxy/nftproxy/internal/health"
+	"github.com/nftproxy/nftproxy/internal/testkit/await"
 	"github.com/nftproxy/nftproxy/tracker"
 )
 
@@ -26,7 +27,7 @@ var start = time.Date(2026, 7, 1, 3, 0, 0, 0, time.UTC)
 
 func get(t *testing.T, url string) (*http.Response, string) {
 	t.Helper()
-	response, err := http.Get(url)
+	response, err := (&http.Client{Timeout: await.Patience}).Get(url)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -17,6 +17,8 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	"k8s.io/klog/v2"
+
+	"github.com/nftproxy/nftproxy/internal/testkit/await"
 )
 
 const serviceText = `apiVersion: v1
@@ -119,7 +121,7 @@ func (r *recorder) Synced() { r.tell("synced", func() { r.synced = true }) }
 // waitFor waits until the state is want, or fails.
 func (r *recorder) waitFor(t *testing.T, want map[string]string) {
 	t.Helper()
-	deadline := time.After(10 * time.Second)
+	deadline := time.After(await.Patience)
 	for {
 		r.mu.Lock()
 		state, synced := maps.Clone(r.state), r.synced
@@ -139,7 +141,7 @@ func (r *recorder) waitFor(t *testing.T, want map[string]string) {
 func (r *recorder) waitForReason(t *testing.T, want string) {
 	t.Helper()
 	var waiting string
-	for range 1000 {
+	for deadline := time.Now().Add(await.Patience); time.Now().Before(deadline); {
 		r.mu.Lock()
 		synced := r.synced
 		waiting = r.waiting
@@ -195,7 +197,7 @@ func (l *logLines) waitFor(t *testing.T, part string) {
 // waitForCount waits until n lines with part are logged.
 func (l *logLines) waitForCount(t *testing.T, part string, n int) {
 	t.Helper()
-	for range 1000 {
+	for deadline := time.Now().Add(await.Patience); time.Now().Before(deadline); {
 		if l.count(part) >= n {
 			return
 		}

@@ -11,6 +11,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/nftproxy/nftproxy/internal/testkit/await"
 )
 
 func TestSource(t *testing.T) {
@@ -113,7 +115,7 @@ func testBadFileAtTheStartIsWaitedFor(t *testing.T) {
 	sink.waitForReason(t, "manifests: "+cause+" (and 1 more)")
 	log.waitForCount(t, cause, 3) // with back-off, from 20 ms
 	log.waitFor(t, "/link.yaml: no such file or directory")
-	if !<-failing {
+	if !await.Receive(t, "OnFailing", failing) {
 		t.Error("OnFailing was told false first")
 	}
 	if events := slices.DeleteFunc(sink.takeEvents(), func(e string) bool { return e == "waiting" }); len(events) > 0 {
@@ -129,7 +131,7 @@ func testBadFileAtTheStartIsWaitedFor(t *testing.T) {
 		t.Fatal(err)
 	}
 	sink.waitFor(t, map[string]string{"Service default/web": "10.96.0.1", "Service default/dns": "10.96.0.10"})
-	if <-failing {
+	if await.Receive(t, "OnFailing", failing) {
 		t.Error("OnFailing was told true again")
 	}
 }
@@ -150,7 +152,7 @@ func testEmptiedDirectoryIsNotBelieved(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if got, want := <-held, "services the source has none, but every cluster has some"; got != want {
+	if got, want := await.Receive(t, "OnHeld", held), "services the source has none, but every cluster has some"; got != want {
 		t.Errorf("OnHeld was told %q, want %q", got, want)
 	}
 	time.Sleep(100 * time.Millisecond) // several reads
@@ -162,7 +164,7 @@ func testEmptiedDirectoryIsNotBelieved(t *testing.T) {
 	t.Log("it ends with the first Service")
 	writeFile(t, dir, "dns.yaml", serviceYAML("dns", "10.96.0.10"))
 	sink.waitFor(t, map[string]string{"Service default/dns": "10.96.0.10"})
-	if got := <-held; got != "services " {
+	if got := await.Receive(t, "OnHeld", held); got != "services " {
 		t.Errorf("OnHeld was told %q at the end", got)
 	}
 }
@@ -260,7 +262,7 @@ func testDirectoryThatGoesAwayKeepsItsObjectsUntilItIsBack(t *testing.T) {
 	}
 	log.waitFor(t, "no such file or directory")
 	sink.waitFor(t, map[string]string{"Service default/web": "10.96.0.1"})
-	if got, want := <-held, "manifests: open "+dir+": no such file or directory"; got != want {
+	if got, want := await.Receive(t, "OnHeld", held), "manifests: open "+dir+": no such file or directory"; got != want {
 		t.Errorf("OnHeld was told %q, want %q", got, want)
 	}
 
@@ -270,7 +272,7 @@ func testDirectoryThatGoesAwayKeepsItsObjectsUntilItIsBack(t *testing.T) {
 		t.Fatal(err)
 	}
 	sink.waitFor(t, map[string]string{"Service default/web": "10.96.0.2"})
-	if got := <-held; got != "manifests: " {
+	if got := await.Receive(t, "OnHeld", held); got != "manifests: " {
 		t.Errorf("OnHeld was told %q at the end", got)
 	}
 	writeFile(t, dir, "web.yaml", serviceYAML("web", "10.96.0.3"))

@@ -13,6 +13,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/nftproxy/nftproxy/internal/testkit/await"
 	"github.com/nftproxy/nftproxy/model"
 	"github.com/nftproxy/nftproxy/sysctl"
 	"github.com/nftproxy/nftproxy/tracker"
@@ -115,7 +116,7 @@ func start(t *testing.T, options Options) *guarded {
 		stop()
 		<-done
 	})
-	g.in = <-h.sink
+	g.in = await.Receive(t, "the sink of the source", h.sink)
 	return g
 }
 

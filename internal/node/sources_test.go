@@ -14,6 +14,7 @@ import (
 
 	"github.com/nftproxy/nftproxy/internal/manifests"
 	"github.com/nftproxy/nftproxy/internal/testkit/apiservertest"
+	"github.com/nftproxy/nftproxy/internal/testkit/await"
 	"github.com/nftproxy/nftproxy/model"
 	"github.com/nftproxy/nftproxy/source/apiserver"
 	"github.com/nftproxy/nftproxy/tracker"
@@ -124,7 +125,7 @@ func testStoppingIsNoError(t *testing.T) {
 	tr := tracker.New(tracker.Options{NodeName: thisNode})
 	ended := make(chan error, 1)
 	go func() { ended <- NewSource(p.source, Options{NodeName: thisNode}).Run(ctx, tr) }()
-	<-tr.Dirty()
+	await.Receive(t, "a change", tr.Dirty())
 	stop()
 	if err := <-ended; err != nil {
 		t.Errorf("got error %v", err)

@@ -13,6 +13,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/tools/cache"
+
+	"github.com/nftproxy/nftproxy/internal/testkit/await"
 )
 
 // calls is a sink that writes down what it is told.
@@ -140,7 +142,7 @@ func testBrokenStream(t *testing.T) {
 	defer cancel()
 	controller := cache.New(&cache.Config{Queue: q, ListerWatcher: source, ObjectType: &corev1.Service{}})
 	running.Go(func() { controller.RunWithContext(ctx) })
-	<-q.Done()
+	await.Receive(t, "the end of the first list", q.Done())
 	want := []string{"set gone", "set kept", "set kept", "set new", "remove default/gone"}
 	if got := sink.take(); !slices.Equal(got, want) {
 		t.Errorf("the sink was told %q, want %q", got, want)

@@ -15,7 +15,7 @@ import (
 
 // promptly is how long Run may take to return. It must be shorter than any back-off that Run could
 // be caught in (30 s and more), and long enough for a busy machine.
-const promptly = 5 * time.Second
+const promptly = 20 * time.Second
 
 func testRunEndsWithItsContext(t *testing.T) {
 	tests := map[string]func(t *testing.T, c *cluster, sink *recorder, logs *logLines){

@@ -68,10 +68,9 @@ func testFailingServiceCIDRsDelayNothing(t *testing.T) {
 				c.create(t, node(thisNode), service("web"), slice("web-a", "web"), serviceCIDR("more", "10.97.0.0/16"))
 				spoil(c, "servicecidrs")
 				reports, begin := &reports{}, time.Now()
-				sink := c.run(t, reports.listen, impatient)
+				sink := c.run(t, reports.listen, impatient, func(s *Source) { s.timing.node = await.Patience })
 				await.True(t, "Synced", sink.synced)
-				// A reflector's first retry comes after 0.8 s, and a machine may be busy.
-				if took := time.Since(begin); took > 5*time.Second {
+				if took := time.Since(begin); took > await.Patience/2 {
 					t.Errorf("Synced after %v", took)
 				}
 				for _, id := range []string{"services/default/web", "endpointslices/default/web-a", "nodes//" + thisNode} {

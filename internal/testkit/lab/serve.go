@@ -5,6 +5,9 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"os"
+	"strconv"
+	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -117,4 +120,17 @@ func closeLater(t testing.TB) func(io.Closer, error) {
 		}
 		t.Cleanup(func() { c.Close() })
 	}
+}
+
+// DroppedByQueues returns how many packets the kernel has dropped because a processor's queue was full. All namespaces
+// share the queues: it is the second column of softnet_stat, of all processors.
+func DroppedByQueues() (dropped uint64) {
+	stat, _ := os.ReadFile("/proc/net/softnet_stat")
+	for line := range strings.Lines(string(stat)) {
+		if columns := strings.Fields(line); len(columns) > 1 {
+			n, _ := strconv.ParseUint(columns[1], 16, 32)
+			dropped += n
+		}
+	}
+	return dropped
 }

@@ -18,6 +18,9 @@ import (
 // stopPatience is the time that a proxy has to end after SIGTERM.
 var stopPatience = 5 * time.Second
 
+// killPatience is the time that processes may take to go after SIGKILL, on a busy machine.
+const killPatience = 20 * time.Second
+
 // process is a command that runs in a host of the lab, in a process group of its own.
 type process struct {
 	cmd    *exec.Cmd
@@ -70,7 +73,7 @@ func (p *process) stop() {
 // killAll kills the processes in the host's network namespace. A proxy may have started
 // some that left its process group.
 func killAll(host *lab.Host) {
-	for range 10 { // they may start others while they are looked for
+	for deadline := time.Now().Add(killPatience); time.Now().Before(deadline); { // they may start others while they are looked for
 		pids := processesIn(host)
 		if len(pids) == 0 {
 			return

@@ -2,6 +2,7 @@ package proxytest
 
 import (
 	"bytes"
+	"fmt"
 	"os"
 	"strings"
 	"testing"
@@ -82,19 +83,22 @@ func testDifferenceIsFoundShrunkAndWritten(t *testing.T) {
 
 func testRandomWithAProxyThatFails(t *testing.T) {
 	const ours = "kube-proxy --config {config}"
+	mark := fmt.Sprint(20_000_000 + os.Getpid()) // of this process alone
 	for _, tt := range []struct {
 		name, command, against string
-		want                   []string
+		// ready is long for a proxy that has to be ready beside the one that fails.
+		ready time.Duration
+		want  []string
 	}{
-		{"ends at once", "sh -c 'exit 3'", ours,
+		{"ends at once", "sh -c 'exit 3'", ours, time.Minute,
 			[]string{"--proxy: the proxy ended: exit status 3", "--proxy: the proxy ended", "--proxy: the proxy ended", "no more tries: --proxy failed 3 times in a row"}},
-		{"writes nothing", ours, "sleep 98764",
+		{"writes nothing", ours, "sleep " + mark, 10 * time.Second,
 			[]string{"--against: the proxy has not settled: IPv4", "--against: the proxy has not settled", "--against: the proxy has not settled", "no more tries: --against failed 3 times in a row"}},
-		{"ignores a family", ours, `sh -c 'nft "add table ip6 deaf; add chain ip6 deaf c { type filter hook prerouting priority -300; policy drop; }"; exec kube-proxy --config {config}'`,
+		{"ignores a family", ours, `sh -c 'nft "add table ip6 deaf; add chain ip6 deaf c { type filter hook prerouting priority -300; policy drop; }"; exec kube-proxy --config {config}'`, 20 * time.Second,
 			[]string{"--against: the proxy has not settled: IPv6", ""}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			report := randomOver(t, tt.command, tt.against, RandomOptions{Options: Options{Ready: 2 * time.Second}, Rounds: len(tt.want), Seed: 1})
+			report := randomOver(t, tt.command, tt.against, RandomOptions{Options: Options{Ready: tt.ready}, Rounds: len(tt.want), Seed: 1})
 			if len(report.Results) != len(tt.want) {
 				t.Fatalf("%d results, want %d: %+v", len(report.Results), len(tt.want), report.Results)
 			}
@@ -104,7 +108,7 @@ func testRandomWithAProxyThatFails(t *testing.T) {
 				}
 			}
 			for _, line := range commandLines(t) {
-				if strings.Contains(line, "98764") {
+				if strings.Contains(line, mark) {
 					t.Errorf("a process is left: %s", line)
 				}
 			}

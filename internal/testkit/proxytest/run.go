@@ -42,8 +42,8 @@ type Options struct {
 // After these it is not tried again.
 const maxFailures = 3
 
-// patience is the time in which an endpoint that must be reached answers: long enough for TCP's second SYN.
-const patience = 2 * time.Second
+// patience is the time in which an endpoint that must be reached answers: long enough for TCP's third SYN.
+const patience = 5 * time.Second
 
 // Run runs the cases. The error says why the tool itself failed.
 func Run(ctx context.Context, cases []flows.Case, o Options) (*Report, error) {

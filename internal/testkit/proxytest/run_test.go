@@ -137,7 +137,7 @@ func commandLines(t *testing.T) (lines []string) {
 
 func testAProxyThatIgnoresAFamily(t *testing.T) {
 	const deaf = `sh -c 'nft "add table ip6 deaf; add chain ip6 deaf c { type filter hook prerouting priority -300; policy drop; }"; exec kube-proxy --config {config}'`
-	report := runOver(t, deaf, Options{Ready: 2 * time.Second}, first, second, "single-stack-ipv4")
+	report := runOver(t, deaf, Options{Ready: 20 * time.Second}, first, second, "single-stack-ipv4")
 	for i, want := range []string{"the proxy has not settled: IPv6", "", ""} {
 		r := report.Results[i]
 		if !strings.HasPrefix(r.Failure, want) || want == "" && r.Failure != "" {
