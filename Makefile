@@ -125,6 +125,7 @@ test: prerequisites build ## all of it; needs root, and the programs of NEEDS, w
 # The programs that `make test` needs beside Go, make and git, each with its package in Debian. There is no other list.
 NEEDS := nft:nftables iptables-nft-restore:iptables iptables-legacy-restore:iptables gcc:gcc gcc:libc6-dev python3:python3 ip:iproute2 portmap:containernetworking-plugins bird:bird2
 CNI_PLUGINS := /usr/lib/cni
+POLICY := /usr/sbin/policy-rc.d
 
 # bird2 brings a daemon, which tests start in their namespaces. It must not run on the machine itself, now or later.
 prerequisites: ## installs what `make test` lacks; with NO_INSTALL=1, or without root or apt-get, only names it
@@ -141,7 +142,7 @@ prerequisites: ## installs what `make test` lacks; with NO_INSTALL=1, or without
 		echo "make test lacks$$programs (apt-get install$$packages); make quick needs nothing but Go" >&2; exit 1; \
 	fi; \
 	echo "make test lacks$$programs: apt-get installs$$packages (NO_INSTALL=1 refuses)"; \
-	policy=/usr/sbin/policy-rc.d; [ -e $$policy ] || { printf '#!/bin/sh\nexit 101\n' >$$policy; chmod +x $$policy; trap "rm -f $$policy" EXIT; }; \
+	policy=$(POLICY); [ -e $$policy ] || { printf '#!/bin/sh\nexit 101\n' >$$policy; chmod +x $$policy; trap "rm -f $$policy" EXIT; }; \
 	apt-get update -qq; DEBIAN_FRONTEND=noninteractive apt-get install -y -qq $$packages >/dev/null; \
 	case "$$packages " in *" bird2 "*) ! command -v update-rc.d >/dev/null || update-rc.d bird disable;; esac
 

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/blang/semver/v4"
@@ -141,7 +142,7 @@ type machine struct{ programs, log string }
 func newMachine(t *testing.T, uid string) machine {
 	t.Helper()
 	m := machine{programs: t.TempDir(), log: filepath.Join(t.TempDir(), "log")}
-	for _, name := range []string{"make", "git", "sed", "chmod"} {
+	for _, name := range []string{"make", "git", "sed", "chmod", "rm"} {
 		path, err := exec.LookPath(name)
 		if err != nil {
 			t.Fatal(err)
@@ -157,16 +158,24 @@ func newMachine(t *testing.T, uid string) machine {
 
 func (m machine) add(t *testing.T, name, script string) {
 	t.Helper()
+	// A process that another test starts would have the file open for writing until it is executed, and then nobody could
+	// execute this one.
+	syscall.ForkLock.RLock()
+	defer syscall.ForkLock.RUnlock()
 	if err := os.WriteFile(filepath.Join(m.programs, name), []byte("#!/bin/sh\n"+script+"\n"), 0o755); err != nil {
 		t.Fatal(err)
 	}
 }
+
+// policy says that no daemon may be started. It is there for as long as something is installed.
+func (m machine) policy() string { return filepath.Join(m.programs, "policy-rc.d") }
 
 // addApt adds an apt-get that logs its arguments. What it installs are the programs that `make test` needs.
 func (m machine) addApt(t *testing.T) {
 	t.Helper()
 	m.add(t, "apt-get", `echo "$*" >>`+m.log+`
 if [ "$1" = install ]; then
+	[ -x `+m.policy()+` ] || exit 1
 	cd `+m.programs+`
 	for name in nft iptables-nft-restore iptables-legacy-restore gcc python3 ip portmap bird; do echo >$name; chmod +x $name; done
 fi`)
@@ -175,7 +184,7 @@ fi`)
 // make runs a target, and returns what it prints and whether it succeeds.
 func (m machine) make(t *testing.T, args ...string) (string, bool) {
 	t.Helper()
-	cmd := exec.Command("make", append([]string{"-s", "-C", "..", "KUBE_VERSION=v1.37.0", "CNI_PLUGINS=/nonexistent"}, args...)...)
+	cmd := exec.Command("make", append([]string{"-s", "-C", "..", "KUBE_VERSION=v1.37.0", "CNI_PLUGINS=/nonexistent", "POLICY=" + m.policy()}, args...)...)
 	cmd.Env = []string{"PATH=" + m.programs, "MAKEFLAGS="}
 	out, err := cmd.CombinedOutput()
 	return string(out), err == nil
@@ -202,6 +211,9 @@ func TestPrerequisites(t *testing.T) {
 		}
 		if got, want := m.installed(t), "update -qq\ninstall -y -qq "+packages+"\n"; got != want {
 			t.Errorf("apt-get was called with %q, want %q", got, want)
+		}
+		if _, err := os.Stat(m.policy()); !os.IsNotExist(err) {
+			t.Errorf("the policy that no daemon is started is left: %v", err)
 		}
 		if out, ok := m.make(t, "prerequisites", "NO_INSTALL=1"); !ok || out != "" {
 			t.Errorf("with everything installed: success: %t, output %q, want none", ok, out)
