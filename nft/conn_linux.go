@@ -35,8 +35,6 @@ type Conn struct {
 	// socket is nil after an error, until the next call.
 	socket *socket
 	closed bool
-	// port is the socket's netlink port id; 0 for no socket. It may be read at any time.
-	port atomic.Uint32
 	// owned are the tables that belong to the socket. The next socket takes them over.
 	owned map[identity]*Table
 	// patience is how long each socket waits for the kernel; tests wait less.
@@ -112,7 +110,6 @@ func (c *Conn) open(ctx context.Context) (*socket, error) {
 	}
 	s.patience = c.patience
 	c.socket = s
-	c.port.Store(s.port)
 	if err := c.adoptOwned(ctx); err != nil {
 		return nil, errors.Join(err, c.drop())
 	}
@@ -126,7 +123,6 @@ func (c *Conn) drop() error {
 	}
 	err := c.socket.conn.Close()
 	c.socket = nil
-	c.port.Store(0)
 	return err
 }
 

@@ -220,7 +220,7 @@ func testFakeOwner(t *testing.T) {
 		if _, err := other.Commit(t.Context(), Diff(owned, nil)); !errors.Is(err, ErrTableOwned) {
 			t.Errorf("%s: Commit of another = %v", name, err)
 		}
-		if h := header(t, owner, owned); !owner.owns(h) || other.owns(h) {
+		if h := header(t, owner, owned); !owns(owner, h) || owns(other, h) {
 			t.Errorf("%s: the owner is %d", name, h.Kernel.OwnerPort)
 		}
 		if err := owner.Close(); err != nil {
@@ -231,7 +231,7 @@ func testFakeOwner(t *testing.T) {
 			t.Errorf("%s: what the owner left has %q", name, orphan.flagsText())
 		}
 		commitAll(t, other, Diff(orphan, owned))
-		if h := header(t, other, owned); !other.owns(h) {
+		if h := header(t, other, owned); !owns(other, h) {
 			t.Errorf("%s: adopted, it has %q", name, h.flagsText())
 		}
 	}

@@ -52,12 +52,6 @@ func (c *Conn) adoptOwned(ctx context.Context) error {
 	return nil
 }
 
-// owns reports whether a table that was read from the kernel belongs to this connection.
-func (c *Conn) owns(t *Table) bool {
-	port := t.kernel().OwnerPort
-	return port != 0 && c.port.Load() == port
-}
-
 // ProbePersist finds out whether the kernel keeps a table whose owner ends (Table.Owner and Table.Persist, kernel 6.9).
 // If not, it returns a MissingError. Do not set Owner on such a kernel: it deletes the table when the process ends.
 func (c *Conn) ProbePersist(ctx context.Context) error {
