@@ -2,10 +2,11 @@ package leftovers
 
 import (
 	"context"
-	"net"
 	"net/netip"
 	"slices"
 	"time"
+
+	"github.com/nftproxy/nftproxy/internal/nodeaddr"
 )
 
 // The mode ipvs has connections in a table of its own, and kube-ipvs0 makes the addresses of Services local ones, so that
@@ -103,13 +104,16 @@ func (r *Remover) virtualServers(c *ipvsConn, d *device) (own []virtualServer, e
 	if sets != nil {
 		defer sets.Close()
 	}
-	local, err := localAddresses()
+	mine, err := nodeaddr.OfInterfaces()
 	if err != nil {
 		return nil, err
 	}
-	services := map[netip.Addr]bool{}
+	services, local := map[netip.Addr]bool{}, map[netip.Addr]bool{}
 	for _, a := range d.addresses {
 		services[a] = true
+	}
+	for _, a := range mine {
+		local[a] = true
 	}
 	for _, v := range all {
 		addr := v.at.Addr()
@@ -127,20 +131,6 @@ func (r *Remover) virtualServers(c *ipvsConn, d *device) (own []virtualServer, e
 		}
 	}
 	return own, nil
-}
-
-func localAddresses() (local map[netip.Addr]bool, err error) {
-	addrs, err := net.InterfaceAddrs()
-	if err != nil {
-		return nil, err
-	}
-	local = map[netip.Addr]bool{}
-	for _, a := range addrs {
-		if prefix, err := netip.ParsePrefix(a.String()); err == nil {
-			local[prefix.Addr()] = true
-		}
-	}
-	return local, nil
 }
 
 // serve removes a virtual server if it has no connections, or if these end. Else it keeps it from getting more, which can

@@ -1,5 +1,6 @@
-// Package nodeaddr finds the machine's own addresses: those that nodePortAddresses selects (Within), and those that
-// decide whether the destination of a packet or a flow is this machine (Local).
+// Package nodeaddr finds the machine's own addresses: those of its interfaces (OfInterfaces), those that
+// nodePortAddresses selects (Within), and those that decide whether the destination of a packet or a flow is this machine
+// (Local).
 package nodeaddr
 
 import (
@@ -18,10 +19,11 @@ import (
 // It looks at the interfaces of the network namespace of the calling thread, and leaves
 // out link-local addresses of IPv6.
 func Within(prefixes []netip.Prefix) (map[model.Family][]netip.Addr, error) {
-	mine, err := interfaceAddrs()
+	mine, err := OfInterfaces()
 	if err != nil {
-		return nil, fmt.Errorf("list the addresses of interfaces: %w", err)
+		return nil, err
 	}
+	mine = slices.DeleteFunc(mine, func(addr netip.Addr) bool { return addr.Is6() && addr.IsLinkLocalUnicast() })
 	out := map[model.Family][]netip.Addr{}
 	for _, prefix := range prefixes {
 		family := model.FamilyOf(prefix.Addr())
@@ -50,14 +52,16 @@ func within(prefix netip.Prefix, addresses []netip.Addr) (out []netip.Addr) {
 	return out
 }
 
-func interfaceAddrs() (out []netip.Addr, err error) {
+// OfInterfaces returns the addresses of the interfaces in the network namespace of the calling thread.
+func OfInterfaces() (out []netip.Addr, err error) {
 	nets, err := net.InterfaceAddrs()
-	for _, n := range nets {
-		prefix, err := netip.ParsePrefix(n.String())
-		if err != nil || prefix.Addr().Is6() && prefix.Addr().IsLinkLocalUnicast() {
-			continue
-		}
-		out = append(out, prefix.Addr())
+	if err != nil {
+		return nil, fmt.Errorf("list the addresses of interfaces: %w", err)
 	}
-	return out, err
+	for _, n := range nets {
+		if prefix, err := netip.ParsePrefix(n.String()); err == nil {
+			out = append(out, prefix.Addr())
+		}
+	}
+	return out, nil
 }

@@ -3,12 +3,11 @@ package ruledump
 import (
 	"context"
 	"fmt"
-	"net"
-	"net/netip"
 	"os"
 	"time"
 
 	"github.com/nftproxy/nftproxy/compiler"
+	"github.com/nftproxy/nftproxy/internal/nodeaddr"
 	"github.com/nftproxy/nftproxy/nft"
 	"github.com/nftproxy/nftproxy/sysctl"
 )
@@ -45,7 +44,7 @@ func FromKernel(ctx context.Context, conn *nft.Conn, serviceProxyName string, cl
 		}
 		return err
 	}
-	s.Addresses, err = ownAddresses()
+	s.Addresses, err = nodeaddr.OfInterfaces()
 	return s, err
 }
 
@@ -55,19 +54,4 @@ func (s *Snapshot) NeedTables() error {
 		return nil
 	}
 	return fmt.Errorf("the kernel has no table ip %s or ip6 %[1]s in this network namespace: see whether the proxy runs, and whether this is the node's own namespace", compiler.TableNameFor(s.ServiceProxyName))
-}
-
-// ownAddresses returns the addresses of this network namespace.
-func ownAddresses() ([]netip.Addr, error) {
-	list, err := net.InterfaceAddrs()
-	if err != nil {
-		return nil, fmt.Errorf("list the addresses of this network namespace: %w", err)
-	}
-	var out []netip.Addr
-	for _, a := range list {
-		if prefix, err := netip.ParsePrefix(a.String()); err == nil {
-			out = append(out, prefix.Addr().Unmap())
-		}
-	}
-	return out, nil
 }

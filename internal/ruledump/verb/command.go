@@ -117,11 +117,9 @@ It refuses a directory with an invalid file, unlike the proxy, which uses the va
 		Args: cobra.NoArgs,
 	}
 	from.addWanted(cmd, `; "ruledump live" prints the kernel's rules`)
-	return from.shows(cmd, newFormat("nft", "json"), asRuleset)
-}
-
-func asRuleset(_ *cobra.Command, s *ruledump.Snapshot, _ Filter) (View, error) {
-	return ruleset{s}, nil
+	return from.shows(cmd, newFormat("nft", "json"), func(_ *cobra.Command, s *ruledump.Snapshot, _ Filter) (View, error) {
+		return ruleset{s}, nil
+	})
 }
 
 func newLiveCommand() *cobra.Command {

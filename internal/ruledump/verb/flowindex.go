@@ -41,41 +41,21 @@ type dialedKey struct {
 
 var tableFamilies = map[model.Family]nft.Family{model.IPv4: nft.FamilyIP, model.IPv6: nft.FamilyIP6}
 
-// index reads the kernel's rules and returns an index of the Services that the filter selects.
-func (s *source) index(cmd *cobra.Command, filter Filter) (*flowIndex, error) {
-	rules, err := s.open(cmd)
-	if err != nil {
-		return nil, err
-	}
-	x := &flowIndex{from: s, filter: filter}
-	if err := x.build(rules); err != nil {
-		return nil, err
-	}
-	if len(x.frontends) == 0 && !filter.isAll() {
-		return nil, filter.notFound()
-	}
-	return x, nil
-}
-
 // indexes makes cmd run with the filter of its arguments, and an index of the Services that it selects, or of all.
 func (s *source) indexes(cmd *cobra.Command, all bool, run func(*cobra.Command, *flowIndex, Filter) error) *cobra.Command {
-	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		filter, err := s.filter(args)
-		if err != nil {
+	return s.reads(cmd, func(cmd *cobra.Command, rules *ruledump.Snapshot, filter Filter) error {
+		x := &flowIndex{from: s}
+		if !all {
+			x.filter = filter
+		}
+		if err := x.build(rules); err != nil {
 			return err
 		}
-		defer s.close()
-		indexed := filter
-		if all {
-			indexed = Filter{}
+		if len(x.frontends) == 0 && !x.filter.isAll() {
+			return filter.notFound()
 		}
-		index, err := s.index(cmd, indexed)
-		if err != nil {
-			return err
-		}
-		return run(cmd, index, filter)
-	}
-	return cmd
+		return run(cmd, x, filter)
+	})
 }
 
 func (x *flowIndex) build(rules *ruledump.Snapshot) error {
@@ -128,18 +108,14 @@ func (x *flowIndex) queries() (queries []conntrack.Query) {
 		if x.rules.Table(table) == nil {
 			continue
 		}
-		for _, protocol := range []model.Protocol{model.TCP, model.UDP, model.SCTP} {
+		for _, protocol := range protocols {
 			var some []conntrack.Query
 			for key := range x.frontends {
 				if key.family == table && key.protocol == protocol {
 					some = append(some, conntrack.Query{Family: family, Protocol: uint8(protocol), Dialed: key.at})
 				}
-				if len(some) > manyQueries {
-					some = []conntrack.Query{{Family: family, Protocol: uint8(protocol)}}
-					break
-				}
 			}
-			if len(x.serviceCIDRs) > 0 {
+			if len(some) > manyQueries || len(x.serviceCIDRs) > 0 {
 				some = []conntrack.Query{{Family: family, Protocol: uint8(protocol)}}
 			}
 			queries = append(queries, some...)
@@ -176,7 +152,7 @@ func reportedEntries(s *ruledump.Snapshot, each func(conntrack.Entry)) error {
 	}
 	for _, f := range list.Flows {
 		flow := conntrack.Flow{Source: f.Source, Dialed: f.Dialed, Server: f.Server, State: f.State}
-		for _, protocol := range []model.Protocol{model.TCP, model.UDP, model.SCTP} {
+		for _, protocol := range protocols {
 			if protocol.String() == f.Protocol {
 				flow.Protocol = uint8(protocol)
 			}

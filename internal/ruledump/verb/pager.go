@@ -26,8 +26,8 @@ type pager struct {
 // writePages writes text. If it goes to a terminal that it does not fit, and keys come from one, Space shows another
 // screen, Enter another line, and q ends.
 func writePages(w io.Writer, text string) error {
-	out, isFile := w.(*os.File)
-	if !isFile || os.Getenv("TERM") == "dumb" || !term.IsTerminal(int(out.Fd())) || !term.IsTerminal(int(os.Stdin.Fd())) {
+	out := terminalOf(w)
+	if out == nil {
 		_, err := io.WriteString(w, text)
 		return err
 	}
@@ -35,6 +35,15 @@ func writePages(w io.Writer, text string) error {
 	signal.Notify(p.ended, unix.SIGINT, unix.SIGTERM, unix.SIGHUP)
 	defer signal.Stop(p.ended)
 	return p.write(slices.Collect(strings.Lines(text)))
+}
+
+// terminalOf returns a writer that is a terminal which takes commands, if keys come from one too; else nil.
+func terminalOf(w io.Writer) *os.File {
+	file, isFile := w.(*os.File)
+	if !isFile || os.Getenv("TERM") == "dumb" || !term.IsTerminal(int(file.Fd())) || !term.IsTerminal(int(os.Stdin.Fd())) {
+		return nil
+	}
+	return file
 }
 
 func (p *pager) write(lines []string) error {

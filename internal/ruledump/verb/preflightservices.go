@@ -155,7 +155,7 @@ func connectionsTo(ctx context.Context, addrs []netip.Addr, ports map[uint16]boo
 	wanted := func(port uint16) bool {
 		return ports[port] || len(ports) == 0 && port >= firstNodePort && port <= lastNodePort
 	}
-	for _, family := range []model.Family{model.IPv4, model.IPv6} {
+	for _, family := range model.Families {
 		if !slices.ContainsFunc(addrs, func(a netip.Addr) bool { return model.FamilyOf(a) == family }) {
 			continue
 		}

@@ -185,6 +185,17 @@ func (s *source) checkWanted() error {
 // shows makes cmd get the rules and show a view of them.
 func (s *source) shows(cmd *cobra.Command, format *outputFormat, view func(*cobra.Command, *ruledump.Snapshot, Filter) (View, error)) *cobra.Command {
 	format.addTo(cmd)
+	return s.reads(cmd, func(cmd *cobra.Command, rules *ruledump.Snapshot, filter Filter) error {
+		v, err := view(cmd, rules, filter)
+		if err != nil {
+			return err
+		}
+		return format.show(cmd.OutOrStdout(), v)
+	})
+}
+
+// reads makes cmd run with the rules and the filter of its arguments.
+func (s *source) reads(cmd *cobra.Command, run func(*cobra.Command, *ruledump.Snapshot, Filter) error) *cobra.Command {
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		filter, err := s.filter(args)
 		if err != nil {
@@ -195,11 +206,7 @@ func (s *source) shows(cmd *cobra.Command, format *outputFormat, view func(*cobr
 		if err != nil {
 			return err
 		}
-		v, err := view(cmd, rules, filter)
-		if err != nil {
-			return err
-		}
-		return format.show(cmd.OutOrStdout(), v)
+		return run(cmd, rules, filter)
 	}
 	return cmd
 }

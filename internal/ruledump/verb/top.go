@@ -5,13 +5,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"slices"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
-	"golang.org/x/term"
 )
 
 // topOptions are the flags of the top command.
@@ -83,8 +81,7 @@ fifth of it.`,
 		defer stop()
 		out := cmd.OutOrStdout()
 		show := func(r *Rates) error { return format.stream(out, r) }
-		if file, isFile := out.(*os.File); isFile && format.value == "table" && os.Getenv("TERM") != "dumb" &&
-			term.IsTerminal(int(file.Fd())) && term.IsTerminal(int(os.Stdin.Fd())) {
+		if file := terminalOf(out); file != nil && format.value == "table" {
 			s, err := newScreen(file, stop, o)
 			if err != nil {
 				return err
