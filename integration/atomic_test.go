@@ -10,6 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/mdlayher/netlink"
 	"github.com/nftproxy/nftproxy/compiler"
+	"github.com/nftproxy/nftproxy/internal/testkit/flows"
 	"github.com/nftproxy/nftproxy/internal/testkit/lab"
 	"github.com/nftproxy/nftproxy/model"
 	"github.com/nftproxy/nftproxy/nft"
@@ -61,7 +62,7 @@ func mustSync(t *testing.T, b *proxy.Backend, changes *model.Changes) {
 
 func checkHeld(t *testing.T, c *nft.Conn, b *proxy.Backend) {
 	t.Helper()
-	if diff := cmp.Diff(printTables(b.Tables()), printTables(readBack(t, c))); diff != "" {
+	if diff := cmp.Diff(flows.PrintTables(b.Tables()), flows.PrintTables(readBack(t, c))); diff != "" {
 		t.Errorf("the kernel holds (-wanted +held):\n%s", diff)
 	}
 }
@@ -172,7 +173,7 @@ func testFailingCommitsChangeAndLoseNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	release := takeTable(t, l.Node, nft.FamilyIP6, compiler.TableName)
-	before, generationBefore := printTables(readBack(t, c)), generation(t, c)
+	before, generationBefore := flows.PrintTables(readBack(t, c)), generation(t, c)
 	for _, changes := range []*model.Changes{dualStack("second", 2, 3, 4), dualStack("first", 1, 2)} {
 		err := b.Sync(t.Context(), changes)
 		var refused *nft.CommitError
@@ -185,7 +186,7 @@ func testFailingCommitsChangeAndLoseNothing(t *testing.T) {
 		if !strings.Contains(err.Error(), "belongs to another process") {
 			t.Errorf("the error does not say whose the table is: %v", err)
 		}
-		if diff := cmp.Diff(before, printTables(readBack(t, c))); diff != "" {
+		if diff := cmp.Diff(before, flows.PrintTables(readBack(t, c))); diff != "" {
 			t.Errorf("a refused batch changed the kernel:\n%s", diff)
 		}
 	}
@@ -195,7 +196,7 @@ func testFailingCommitsChangeAndLoseNothing(t *testing.T) {
 	release()
 	mustSync(t, b, &model.Changes{})
 	checkHeld(t, c, b)
-	held := printTables(readBack(t, c))
+	held := flows.PrintTables(readBack(t, c))
 	for _, frontend := range []string{
 		`10.96.0.2 . tcp . 80 comment "default/second" : goto cluster-2`, `fd60::2 . tcp . 80 comment "default/second" : goto cluster-2`,
 		`10.96.0.1 . tcp . 80 comment "default/first" : goto cluster-1`, `fd60::1 . tcp . 80 comment "default/first" : goto cluster-1`,

@@ -176,7 +176,7 @@ func testExternalIPsStayOutWithTheGateOff(t *testing.T) {
 		if err := p.Wait(); err != nil {
 			t.Error(err)
 		}
-		if p.Output() != printTables(g.Compile(t)) {
+		if p.Output() != flows.PrintTables(g.Compile(t)) {
 			t.Errorf("ruledump prints\n%s", p.Output())
 		}
 	})

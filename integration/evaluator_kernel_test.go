@@ -88,7 +88,7 @@ func (b *bench) load(t failing, tables []*nft.Table) *comparison {
 		tx.Append(nft.Replace(table))
 	}
 	if _, err := b.conn.Commit(context.Background(), tx); err != nil {
-		t.Fatalf("%v\n%s", err, printTables(tables))
+		t.Fatalf("%v\n%s", err, flows.PrintTables(tables))
 	}
 	if err := b.lab.Node.FlushConntrack(); err != nil {
 		t.Fatal(err)
@@ -375,7 +375,7 @@ func routeInLab(to netip.Prefix, link string) evaluator.Route {
 
 // packetInLab is the first packet of a flow, as the node under test sees it.
 func packetInLab(host evaluator.Host, f flows.Flow) evaluator.Packet {
-	p := packetOf(f, "")
+	p := f.Packet("")
 	bits := -1
 	for _, r := range host.Routes {
 		if !p.Local && r.Destination.Contains(p.Source.Addr()) && r.Destination.Bits() > bits {

@@ -35,7 +35,7 @@ func testEvaluatorAgreesWithTheKernelOnAnyRules(t *testing.T) {
 		}
 		c := b.load(rt, tables)
 		if err := c.compare(list); err != nil {
-			rt.Fatalf("%s\n%v", printTables(tables), err)
+			rt.Fatalf("%s\n%v", flows.PrintTables(tables), err)
 		}
 		if err := c.checkAdded(tables); err == nil {
 			return
@@ -44,7 +44,7 @@ func testEvaluatorAgreesWithTheKernelOnAnyRules(t *testing.T) {
 		// other traces. That does not happen twice.
 		c = b.load(rt, tables)
 		if err := errors.Join(c.compare(list), c.checkAdded(tables)); err != nil {
-			rt.Fatalf("%s\n%v", printTables(tables), err)
+			rt.Fatalf("%s\n%v", flows.PrintTables(tables), err)
 		}
 	})
 	t.Logf("connections by what became of them: %v", b.tally.counts)

@@ -2,7 +2,6 @@
 package integration
 
 import (
-	"flag"
 	"fmt"
 	"os"
 	"regexp"
@@ -16,70 +15,6 @@ import (
 	"github.com/nftproxy/nftproxy/internal/testkit/lab"
 	"github.com/nftproxy/nftproxy/nft"
 )
-
-var update = flag.Bool("update", false, "rewrite baseline.nft, and ruleset.nft of every golden case")
-
-// podLink is the name of an interface that packets of node-1's pods come in by.
-func podLink(t testing.TB, g flows.Case) string {
-	t.Helper()
-	if bridge := g.Bridge(t); bridge != "" {
-		return bridge
-	}
-	return "veth-1"
-}
-
-func printTables(tables []*nft.Table) string {
-	var b strings.Builder
-	for _, t := range tables {
-		b.WriteString(t.String())
-	}
-	return b.String()
-}
-
-// printDiff prints the transaction that turns the tables have into want, as a script for nft -f.
-func printDiff(t testing.TB, have, want []*nft.Table) string {
-	t.Helper()
-	if len(have) != len(want) {
-		t.Fatalf("%d tables cannot become %d", len(have), len(want))
-	}
-	var tx nft.Transaction
-	for i := range have {
-		tx.Append(nft.Diff(have[i], want[i]))
-	}
-	return tx.String()
-}
-
-func TestGoldenRulesets(t *testing.T) {
-	t.Parallel()
-	compiled := flows.CompileBaseline(t)
-	t.Run("baseline", func(t *testing.T) {
-		got := printTables(compiled)
-		if *update {
-			if err := os.WriteFile(flows.Baseline(t), []byte(got), 0o644); err != nil {
-				t.Fatal(err)
-			}
-			return
-		}
-		compareGolden(t, readFile(t, flows.Baseline(t)), got)
-	})
-	for _, g := range flows.Cases(t) {
-		t.Run(g.Name, func(t *testing.T) {
-			got := printDiff(t, compiled, g.Compile(t))
-			if *update {
-				g.SetRuleset(t, got)
-				return
-			}
-			compareGolden(t, g.Ruleset(), got)
-		})
-	}
-}
-
-func compareGolden(t *testing.T, want, got string) {
-	t.Helper()
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("ruleset (-golden +compiled); `make golden` accepts the change:\n%s", diff)
-	}
-}
 
 func replace(t testing.TB, c *nft.Conn, tables []*nft.Table) {
 	t.Helper()
@@ -126,7 +61,7 @@ func TestGoldenFlows(t *testing.T) {
 			c := lab.Conn(t, l.Node)
 			tables := g.Compile(t)
 			replace(t, c, tables)
-			if diff := cmp.Diff(printTables(tables), printTables(readBack(t, c))); diff != "" {
+			if diff := cmp.Diff(flows.PrintTables(tables), flows.PrintTables(readBack(t, c))); diff != "" {
 				t.Errorf("the kernel holds something else (-compiled +read back):\n%s", diff)
 			}
 			sendFlows(t, l, g)
@@ -179,7 +114,7 @@ func testGoldensLoadedByTheNftProgramAreTheSame(t *testing.T) {
 			script := "flush ruleset\n" + baseline + g.Ruleset()
 			loadable := strings.ReplaceAll(learningIPv6.ReplaceAllString(script, ""), fmt.Sprintf(" size %d;", nft.DefaultSize), "")
 			lab.Nft(t, l.Node, loadable, "-f", "-")
-			if diff := printDiff(t, readBack(t, c), ours); diff != "" {
+			if diff := flows.PrintDiff(t, readBack(t, c), ours); diff != "" {
 				t.Errorf("what nft loaded differs from what we committed by\n%s", diff)
 			}
 			if diff := cmp.Diff(sortedLines(lab.Nft(t, l.Node, "", "list", "ruleset")), sortedLines(listed)); diff != "" {
@@ -222,32 +157,4 @@ func sortedLines(listing string) []string {
 	}
 	slices.Sort(fields)
 	return fields
-}
-
-func TestGoldenCases(t *testing.T) {
-	t.Run("show a behaviour", testGoldenCasesShowABehaviour)
-}
-
-// docs/status.md says which cases show which behaviour. No case is left out there, and none is made up.
-func testGoldenCasesShowABehaviour(t *testing.T) {
-	text, err := os.ReadFile("../docs/status.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	var named, there []string
-	for _, line := range strings.Split(string(text), "\n") {
-		if _, cells, ok := strings.Cut(line, " | "); ok && strings.HasPrefix(line, "| ") {
-			for _, match := range regexp.MustCompile("`([a-z0-9-]+)`").FindAllStringSubmatch(cells, -1) {
-				named = append(named, match[1])
-			}
-		}
-	}
-	for _, g := range flows.Cases(t) {
-		there = append(there, g.Name)
-	}
-	slices.Sort(named)
-	slices.Sort(there)
-	if diff := cmp.Diff(there, slices.Compact(named)); diff != "" {
-		t.Errorf("cases (-in testdata +in docs/status.md):\n%s", diff)
-	}
 }

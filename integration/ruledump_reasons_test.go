@@ -31,10 +31,10 @@ func testExplainGoldenFlows(t *testing.T) {
 		t.Run(g.Name, func(t *testing.T) {
 			list := g.Flows()
 			o := newOracle(t, g)
-			s := &ruledump.Snapshot{Header: ruledump.Header{Node: "node-1", Addresses: nodeOnPaper.Addresses}, Tables: o.compiler.Tables()}
+			s := &ruledump.Snapshot{Header: ruledump.Header{Node: "node-1", Addresses: flows.NodeUnderTest.Addresses}, Tables: o.compiler.Tables()}
 			for _, f := range list {
 				t.Run(f.Name, func(t *testing.T) {
-					packet := packetOf(f, podLink(t, g))
+					packet := f.Packet(g.PodLink(t))
 					e, err := verb.Explain(s, packet)
 					if err != nil {
 						t.Fatal(err)

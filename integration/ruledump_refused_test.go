@@ -173,13 +173,13 @@ func testRefusedGoldenFlows(t *testing.T) {
 		t.Run(g.Name, func(t *testing.T) {
 			tables := g.Compile(t)
 			replace(t, lab.Conn(t, l.Node), tables)
-			paper := evaluator.New(tables, nodeOnPaper)
+			paper := evaluator.New(tables, flows.NodeUnderTest)
 			want, got := map[string]string{}, map[string]string{}
 			for _, f := range g.Flows() {
 				if f.To.Addr().Is6() && !lab.HasIPv6 || f.Expect.Result != flows.Refused && f.Expect.Result != flows.Dropped {
 					continue
 				}
-				fates, err := paper.Fates(packetOf(f, podLink(t, g)))
+				fates, err := paper.Fates(f.Packet(g.PodLink(t)))
 				if err != nil {
 					t.Fatal(err)
 				}

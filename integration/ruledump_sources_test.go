@@ -81,7 +81,7 @@ func testRuledumpSources(t *testing.T) {
 // answers returns what all verbs say. diff compares with the rules of another case.
 func answers(t *testing.T, g flows.Case, s *ruledump.Snapshot, list []flows.Flow, other *ruledump.Snapshot) []string {
 	t.Helper()
-	s.Addresses = append([]netip.Addr(nil), nodeOnPaper.Addresses...)
+	s.Addresses = append([]netip.Addr(nil), flows.NodeUnderTest.Addresses...)
 	s.Counts = nil // a compiler has none
 	out := append(servicesAndFlows(t, g, s, list), graphs(t, s)...)
 	// A kernel knows more of its tables than a compiler.
@@ -153,7 +153,7 @@ func servicesAndFlows(t *testing.T, g flows.Case, s *ruledump.Snapshot, list []f
 	}
 	out := []string{verb.TextOf(l, "wide")}
 	for _, f := range list {
-		e, err := verb.Explain(s, packetOf(f, podLink(t, g)))
+		e, err := verb.Explain(s, f.Packet(g.PodLink(t)))
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -1,6 +1,7 @@
 package integration
 
 import (
+	"flag"
 	"fmt"
 	"io"
 	"net"
@@ -21,6 +22,8 @@ import (
 	"github.com/nftproxy/nftproxy/internal/testkit/lab"
 	"github.com/nftproxy/nftproxy/nft"
 )
+
+var update = flag.Bool("update", false, "rewrite what the page about troubleshooting and the folder testdata/foreign show")
 
 // troubleshooting is the page of incidents. The output of each command in it is written by TestTroubleshooting with -update.
 const troubleshooting = "../docs/troubleshooting.md"

@@ -262,6 +262,28 @@ func Compile(objects *manifests.Objects, options tracker.Options, config compile
 	return c.Tables(), nil
 }
 
+// PrintTables prints the tables one after the other.
+func PrintTables(tables []*nft.Table) string {
+	var b strings.Builder
+	for _, t := range tables {
+		b.WriteString(t.String())
+	}
+	return b.String()
+}
+
+// PrintDiff prints the transaction that turns the tables have into want, as a script for nft -f.
+func PrintDiff(t testing.TB, have, want []*nft.Table) string {
+	t.Helper()
+	if len(have) != len(want) {
+		t.Fatalf("%d tables cannot become %d", len(have), len(want))
+	}
+	var tx nft.Transaction
+	for i := range have {
+		tx.Append(nft.Diff(have[i], want[i]))
+	}
+	return tx.String()
+}
+
 // Bridge returns the name of the bridge that the case's pods are connected to, empty for none.
 func (c Case) Bridge(t testing.TB) string {
 	t.Helper()

@@ -17,7 +17,7 @@
 //	    result: refused
 //
 // [Parse] reads the file, for whoever wants to judge it: a program that walks packets through rules in
-// memory, or a [Runner], which sends them for real through the node under test of a [lab.Lab].
+// memory ([Flow.Packet]), or a [Runner], which sends them for real through the node under test of a [lab.Lab].
 package flows
 
 import (

@@ -1,4 +1,4 @@
-package integration
+package nftproxy
 
 import (
 	"fmt"
@@ -20,7 +20,7 @@ import (
 const module = "github.com/nftproxy/nftproxy"
 
 // architecture has a table of the packages that other programs may import, and one of the others.
-const architecture = "../docs/architecture.md"
+const architecture = "docs/architecture.md"
 
 // withoutKubernetes are the packages that import nothing of Kubernetes, not even its types, and why.
 var withoutKubernetes = map[string]string{
@@ -107,11 +107,11 @@ func expectProduct(t *testing.T, pkg string, imports []string) {
 }
 
 // packageImports returns what each package of the module imports, tests excepted. A package is named by its
-// directory; the root is ".".
+// directory. The root has no code.
 func packageImports(t *testing.T) map[string][]string {
 	t.Helper()
 	imports := map[string][]string{}
-	err := filepath.WalkDir("..", func(path string, d fs.DirEntry, err error) error {
+	err := filepath.WalkDir(".", func(path string, d fs.DirEntry, err error) error {
 		if err != nil {
 			return err
 		}
@@ -121,8 +121,8 @@ func packageImports(t *testing.T) map[string][]string {
 		if !strings.HasSuffix(path, ".go") {
 			return nil
 		}
-		dir := filepath.ToSlash(strings.TrimPrefix(filepath.Dir(path), "../"))
-		if dir == ".." {
+		dir := filepath.ToSlash(filepath.Dir(path))
+		if dir == "." {
 			return nil // the root has documentation only
 		}
 		imports[dir] = append(imports[dir], fileImports(t, path)...)
@@ -136,7 +136,7 @@ func packageImports(t *testing.T) map[string][]string {
 
 // skipDir leaves out the directories that Go leaves out, and other modules.
 func skipDir(path, name string) error {
-	if path == ".." {
+	if path == "." {
 		return nil
 	}
 	if name == "testdata" || name == "bin" || strings.HasPrefix(name, ".") || strings.HasPrefix(name, "_") {
