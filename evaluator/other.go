@@ -598,7 +598,10 @@ func (m *machine) ct(e *expr.Ct) result {
 		}
 		return result{matches: no} // the kernel ends the rule
 	}
-	original := e.Direction == expr.CtDirOriginal
+	var source, destination netip.AddrPort // those of answers are not known
+	if e.Direction == expr.CtDirOriginal {
+		source, destination = m.packet.Source, m.packet.Destination
+	}
 	length := m.walk.destination.Addr().BitLen() / 8
 	switch e.Key {
 	case expr.CtKeySTATE:
@@ -614,19 +617,11 @@ func (m *machine) ct(e *expr.Ct) result {
 	case expr.CtKeyDIRECTION:
 		return m.set(e.Register, knownBits([]byte{expr.CtDirOriginal}))
 	case expr.CtKeySRC, expr.CtKeySRCIP, expr.CtKeySRCIP6:
-		if original {
-			return m.set(e.Register, knownBits(m.packet.Source.Addr().AsSlice()))
-		}
-		return m.set(e.Register, unknownBits(length))
+		return m.set(e.Register, addrBits(source.Addr(), length))
 	case expr.CtKeyDST, expr.CtKeyDSTIP, expr.CtKeyDSTIP6:
-		if original {
-			return m.set(e.Register, knownBits(m.packet.Destination.Addr().AsSlice()))
-		}
-		return m.set(e.Register, unknownBits(length))
+		return m.set(e.Register, addrBits(destination.Addr(), length))
 	case expr.CtKeyPROTODST:
-		if original {
-			return m.set(e.Register, portBits(m.packet.Destination.Port()))
-		}
+		return m.set(e.Register, portBits(destination.Port()))
 	}
 	return m.set(e.Register, unknownBits(16))
 }

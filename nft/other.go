@@ -2,6 +2,7 @@ package nft
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -439,24 +440,26 @@ var metaNames = map[expr.MetaKey]string{
 }
 
 func (p *printer) meta(x *expr.Meta) {
-	o := operand{text: "meta " + metaNames[x.Key]}
-	if metaNames[x.Key] == "" {
-		o.text = fmt.Sprintf("meta key-%d", x.Key)
-	}
+	o := operand{text: keyText("meta", metaNames, x.Key)}
 	for _, f := range []Field{MetaL4proto, MetaMark, MetaIifname, MetaOifname} {
 		if load, _ := f.load(0).(*expr.Meta); load.Key == x.Key {
 			o = operand{text: f.String(), typ: f.dataType()}
 		}
 	}
-	if x.SourceRegister {
-		p.set(o, x.Register)
-		return
-	}
-	p.load(x.Register, o)
+	p.loadOrSet(o, x.Register, x.SourceRegister)
 }
 
-// set prints that the content of a register becomes a mark or the like.
-func (p *printer) set(o operand, register uint32) {
+// keyText names a key of meta or ct.
+func keyText[K comparable](of string, names map[K]string, key K) string {
+	return of + " " + cmp.Or(names[key], fmt.Sprintf("key-%v", key))
+}
+
+// loadOrSet loads a mark or the like into a register, or prints that it becomes the content of the register.
+func (p *printer) loadOrSet(o operand, register uint32, sets bool) {
+	if !sets {
+		p.load(register, o)
+		return
+	}
 	value := p.regs[registerIndex(register)]
 	if value.data != nil {
 		value.text = o.format(value.data)
@@ -469,10 +472,7 @@ var ctNames = map[expr.CtKey]string{
 }
 
 func (p *printer) ct(x *expr.Ct) {
-	o := operand{text: "ct " + ctNames[x.Key]}
-	if ctNames[x.Key] == "" {
-		o.text = fmt.Sprintf("ct key-%d", x.Key)
-	}
+	o := operand{text: keyText("ct", ctNames, x.Key)}
 	for f := CTState; int(f) < len(fields); f++ {
 		if load, is := f.load(0).(*expr.Ct); is && load.Key == x.Key && load.Direction == x.Direction {
 			o = operand{text: f.String(), typ: f.dataType()}
@@ -481,11 +481,7 @@ func (p *printer) ct(x *expr.Ct) {
 	if x.Key == expr.CtKeyMARK {
 		o.typ = typeMark
 	}
-	if x.SourceRegister {
-		p.set(o, x.Register)
-		return
-	}
-	p.load(x.Register, o)
+	p.loadOrSet(o, x.Register, x.SourceRegister)
 }
 
 func fibOperand(x *expr.Fib) operand {
