@@ -1,6 +1,7 @@
 package integration
 
 import (
+	"context"
 	"flag"
 	"fmt"
 	"io"
@@ -17,6 +18,7 @@ import (
 	"time"
 
 	"github.com/nftproxy/nftproxy/internal/ruledump"
+	"github.com/nftproxy/nftproxy/internal/testkit/await"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/nftproxy/nftproxy/internal/testkit/lab"
@@ -72,11 +74,16 @@ func (i *incident) sysctl(t *testing.T, name, value string) {
 // sees compares the client's address that the server sees.
 func (i *incident) sees(t *testing.T, want string, client *lab.Host, to string) {
 	t.Helper()
-	conn, err := client.DialContext(t.Context(), "tcp", to)
+	ctx, cancel := context.WithTimeout(t.Context(), await.Patience)
+	defer cancel()
+	conn, err := client.DialContext(ctx, "tcp", to)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer conn.Close()
+	if err := conn.SetDeadline(time.Now().Add(await.Patience)); err != nil {
+		t.Fatal(err)
+	}
 	if seen, err := io.ReadAll(conn); err != nil || !strings.HasPrefix(string(seen), want) {
 		t.Errorf("the server saw %s, %v; want %s", seen, err, want)
 	}
@@ -165,7 +172,7 @@ func (i *incident) connect(t *testing.T) {
 	i.apply(t, "edge.yaml")
 	var conn net.Conn
 	err = i.l.Client.Do(func() (err error) {
-		conn, err = (&net.Dialer{LocalAddr: &net.TCPAddr{IP: lab.ClientAddrs.IPv4.AsSlice(), Port: 40000}}).Dial("tcp", "10.96.0.80:80")
+		conn, err = (&net.Dialer{LocalAddr: &net.TCPAddr{IP: lab.ClientAddrs.IPv4.AsSlice(), Port: 40000}, Timeout: await.Patience}).Dial("tcp", "10.96.0.80:80")
 		return err
 	})
 	if err != nil {

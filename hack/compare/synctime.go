@@ -26,7 +26,7 @@ func (c *cluster) syncTime(ctx context.Context) (time.Duration, error) {
 	if err != nil {
 		return 0, err
 	}
-	response, err := (&http.Client{Transport: transport}).Do(request)
+	response, err := (&http.Client{Transport: transport, Timeout: 10 * time.Second}).Do(request)
 	if err != nil {
 		return 0, err
 	}

@@ -116,7 +116,7 @@ func TestAuthorizeNodeNames(t *testing.T) {
 				defer conn.Close()
 				client := nodelocalv1.NewNodeLocalClient(conn)
 				_, watched := watch(t, client, "node-1")
-				stream, got := client.Get(t.Context(), &nodelocalv1.GetRequest{Node: "node-1"})
+				stream, got := client.Get(patient(t), &nodelocalv1.GetRequest{Node: "node-1"})
 				if got == nil {
 					_, got = stream.Recv()
 				}
@@ -164,7 +164,7 @@ func TestAuthorizeNodeNames(t *testing.T) {
 		address := serveOverTLS(t, server.Options{TLS: config})
 		side := tlsFiles(t)
 		issue(t, side, authority, authority, soon)
-		err = nodelocal.Run(t.Context(), "tcp://"+address, &backend{}, nodelocal.Options{Node: "node-1", TLS: side.Client})
+		err = nodelocal.Run(patient(t), "tcp://"+address, &backend{}, nodelocal.Options{Node: "node-1", TLS: side.Client})
 		if !errors.Is(err, nodelocal.ErrRefused) || !strings.Contains(err.Error(), "system:node:node-1") {
 			t.Errorf("Run ended with %v", err)
 		}

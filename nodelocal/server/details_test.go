@@ -111,7 +111,7 @@ func TestDetails(t *testing.T) {
 		client := dial(t, b.address)
 		ask := func(seen *nodelocalv1.Position, keys *nodelocalv1.ServiceKeys) *nodelocalv1.Update {
 			t.Helper()
-			stream, err := client.Watch(t.Context(), &nodelocalv1.WatchRequest{Node: "node-1", LastSeen: seen, ServiceKeys: keys})
+			stream, err := client.Watch(patient(t), &nodelocalv1.WatchRequest{Node: "node-1", LastSeen: seen, ServiceKeys: keys})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -142,7 +142,7 @@ func TestDetails(t *testing.T) {
 			{Labels: []string{"a b"}}, {Annotations: []string{"/x"}}, {Labels: []string{""}},
 			{Labels: make([]string, 17)}, {Annotations: []string{strings.Repeat("x", 318)}},
 		} {
-			stream, err := client.Get(t.Context(), &nodelocalv1.GetRequest{Node: "node-1", ServiceKeys: keys})
+			stream, err := client.Get(patient(t), &nodelocalv1.GetRequest{Node: "node-1", ServiceKeys: keys})
 			if err == nil {
 				_, err = stream.Recv()
 			}
@@ -152,7 +152,7 @@ func TestDetails(t *testing.T) {
 		}
 	})
 	t.Run("Get answers like Watch", func(t *testing.T) {
-		stream, err := dial(t, b.address).Get(t.Context(), &nodelocalv1.GetRequest{Node: "node-1", ServiceKeys: &nodelocalv1.ServiceKeys{Labels: []string{"tier"}}})
+		stream, err := dial(t, b.address).Get(patient(t), &nodelocalv1.GetRequest{Node: "node-1", ServiceKeys: &nodelocalv1.ServiceKeys{Labels: []string{"tier"}}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -183,14 +183,14 @@ func TestUnknownNode(t *testing.T) {
 		}
 		return update.GetSync().GetWarning()
 	}
-	stream, err := client.Watch(t.Context(), &nodelocalv1.WatchRequest{Node: "nodee-1"})
+	stream, err := client.Watch(patient(t), &nodelocalv1.WatchRequest{Node: "nodee-1"})
 	if err != nil {
 		t.Fatal(err)
 	}
 	if got := warning(stream.Recv()); !strings.Contains(got, `"nodee-1"`) {
 		t.Errorf("Watch warns %q", got)
 	}
-	get, err := client.Get(t.Context(), &nodelocalv1.GetRequest{Node: "nodee-1"})
+	get, err := client.Get(patient(t), &nodelocalv1.GetRequest{Node: "nodee-1"})
 	if err != nil {
 		t.Fatal(err)
 	}

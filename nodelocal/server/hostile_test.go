@@ -1,6 +1,7 @@
 package server_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -22,6 +23,7 @@ import (
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/status"
 
+	"github.com/nftproxy/nftproxy/internal/testkit/await"
 	"github.com/nftproxy/nftproxy/nodelocal/server"
 	nodelocalv1 "github.com/nftproxy/nftproxy/nodelocal/v1"
 	"github.com/nftproxy/nftproxy/tracker"
@@ -42,9 +44,17 @@ func connect(t testing.TB, address string, options ...grpc.DialOption) *grpc.Cli
 	return conn
 }
 
+// patient returns a context that ends in time for a call that is never answered.
+func patient(t testing.TB) context.Context {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 3*await.Patience)
+	t.Cleanup(cancel)
+	return ctx
+}
+
 // watch opens a stream and waits for its first part, or its error.
 func watch(t testing.TB, client nodelocalv1.NodeLocalClient, node string) (grpc.ServerStreamingClient[nodelocalv1.Update], error) {
-	stream, err := client.Watch(t.Context(), &nodelocalv1.WatchRequest{Node: node})
+	stream, err := client.Watch(patient(t), &nodelocalv1.WatchRequest{Node: node})
 	if err != nil {
 		return nil, err
 	}
@@ -104,7 +114,7 @@ func testServerRefusesNodeNames(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			_, err := watch(t, client, tc.node)
 			expectCode(t, err, tc.code, tc.text)
-			stream, err := client.Get(t.Context(), &nodelocalv1.GetRequest{Node: tc.node})
+			stream, err := client.Get(patient(t), &nodelocalv1.GetRequest{Node: tc.node})
 			if err == nil {
 				_, err = stream.Recv()
 			}
@@ -167,7 +177,7 @@ func testServerWithClientsThatDoNotRead(t *testing.T) {
 	for i := range stalled {
 		// A small window, so that the server's data stays with the server.
 		client := dial(t, b.address, grpc.WithInitialWindowSize(64<<10), grpc.WithInitialConnWindowSize(64<<10), grpc.WithStaticStreamWindowSize(64<<10))
-		stream, err := client.Watch(t.Context(), &nodelocalv1.WatchRequest{Node: nodeName(i)})
+		stream, err := client.Watch(patient(t), &nodelocalv1.WatchRequest{Node: nodeName(i)})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -251,11 +261,11 @@ func testServerWithGarbageAndHalfOpenConnections(t *testing.T) {
 func TestHealthService(t *testing.T) {
 	tr := servingTracker(0)
 	b := newTestServer(t, tr, server.Options{})
-	client := healthv1.NewHealthClient(connect(t, b.address))
+	client, ctx := healthv1.NewHealthClient(connect(t, b.address)), patient(t)
 	expect := func(want healthv1.HealthCheckResponse_ServingStatus) {
 		t.Helper()
 		eventually(t, func() string {
-			got, err := client.Check(t.Context(), &healthv1.HealthCheckRequest{Service: "nftproxy.nodelocal.v1.NodeLocal"})
+			got, err := client.Check(ctx, &healthv1.HealthCheckRequest{Service: "nftproxy.nodelocal.v1.NodeLocal"})
 			if err != nil || got.Status != want {
 				return fmt.Sprint(got, err)
 			}
@@ -264,7 +274,7 @@ func TestHealthService(t *testing.T) {
 	}
 	expect(healthv1.HealthCheckResponse_NOT_SERVING)
 	tr.Waiting("endpointslices: forbidden")
-	stream, err := dial(t, b.address).Get(t.Context(), &nodelocalv1.GetRequest{Node: "n"})
+	stream, err := dial(t, b.address).Get(patient(t), &nodelocalv1.GetRequest{Node: "n"})
 	if err == nil {
 		_, err = stream.Recv()
 	}

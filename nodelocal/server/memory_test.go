@@ -34,8 +34,9 @@ func testServerForgetsPortsOfOneNode(t *testing.T) {
 	tr.SetEndpointSlice(daemonSet)
 	tr.Synced()
 	client := dial(t, newTestServer(t, tr, server.Options{}).address)
+	ctx := patient(t)
 	get := func(i int) (bytes int64) {
-		stream, err := client.Get(t.Context(), &nodelocalv1.GetRequest{Node: nodeName(i)})
+		stream, err := client.Get(ctx, &nodelocalv1.GetRequest{Node: nodeName(i)})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -88,7 +89,7 @@ func watchFrom(t *testing.T, address, source string, i int) grpc.ServerStreaming
 		grpc.WithContextDialer(func(ctx context.Context, target string) (net.Conn, error) {
 			return from.DialContext(ctx, "tcp", target)
 		}))
-	stream, err := client.Watch(t.Context(), &nodelocalv1.WatchRequest{Node: nodeName(i)})
+	stream, err := client.Watch(patient(t), &nodelocalv1.WatchRequest{Node: nodeName(i)})
 	if err != nil {
 		t.Fatal(err)
 	}

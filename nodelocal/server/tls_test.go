@@ -20,6 +20,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/nftproxy/nftproxy/internal/testkit/apiservertest"
+	"github.com/nftproxy/nftproxy/internal/testkit/await"
 	"github.com/nftproxy/nftproxy/nodelocal"
 	"github.com/nftproxy/nftproxy/nodelocal/server"
 	nodelocalv1 "github.com/nftproxy/nftproxy/nodelocal/v1"
@@ -137,6 +138,7 @@ func testServerOverTLS(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
+			_ = conn.SetDeadline(time.Now().Add(await.Patience))
 			_, _ = conn.Write([]byte("garbage that is no TLS\n"))
 			_, _ = io.Copy(io.Discard, conn)
 			conn.Close()

@@ -16,7 +16,7 @@ import (
 func execute(args ...string) (status int, stdout, stderr string) {
 	var out, errs bytes.Buffer
 	cmd := New()
-	cmd.SetArgs(args)
+	cmd.SetArgs(append([]string{}, args...)) // nil is those of the test
 	cmd.SetOut(&out)
 	cmd.SetErr(&errs)
 	status = Execute(cmd)

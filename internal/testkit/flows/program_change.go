@@ -115,12 +115,13 @@ const refusedText = "nobody, it is refused"
 
 // dial returns who answers at the Service, or how a connection ends.
 func dial(client *lab.Host) string {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	const patience = 10 * time.Second
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	conn, err := client.DialContext(ctx, "tcp", net.JoinHostPort(clusterIP, "80"))
 	if err == nil {
 		defer conn.Close()
-		_ = conn.SetDeadline(time.Now().Add(time.Second))
+		_ = conn.SetDeadline(time.Now().Add(patience))
 		var name string
 		if name, err = bufio.NewReader(conn).ReadString('\n'); err == nil {
 			return name[:len(name)-1]
