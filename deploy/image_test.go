@@ -36,28 +36,36 @@ var testTime = time.Date(2026, 7, 1, 3, 0, 0, 0, time.UTC)
 // imageDir is where the image is built. TestMain makes and removes it.
 var imageDir string
 
-// buildImage runs `make image`, once for all tests, and returns the archive that it wrote.
-var buildImage = sync.OnceValues(func() (string, error) {
+// images are those that `make image` makes, by their entry points.
+var images = map[string]struct {
+	archive  string
+	programs []string
+}{
+	"kube-proxy": {"image.tar", []string{"kube-proxy", "ruledump"}},
+	"proxytest":  {"proxytest.tar", []string{"proxytest"}},
+}
+
+// buildImages runs `make image`, once for all tests.
+var buildImages = sync.OnceValue(func() error {
 	make := exec.Command("make", "-C", "..", "image", "BIN="+imageDir, "VERSION="+testVersion, "REVISION="+testRevision)
 	make.Env = append(os.Environ(), "MAKEFLAGS=", fmt.Sprintf("SOURCE_DATE_EPOCH=%d", testTime.Unix()))
 	if output, err := make.CombinedOutput(); err != nil {
-		return "", fmt.Errorf("make image: %w\n%s", err, output)
+		return fmt.Errorf("make image: %w\n%s", err, output)
 	}
-	return filepath.Join(imageDir, "image.tar"), nil
+	return nil
 })
 
-// builtImage is the image of an architecture.
-func builtImage(t *testing.T, arch string) v1.Image {
+// builtImage is the image with an entry point, of an architecture.
+func builtImage(t *testing.T, program, arch string) v1.Image {
 	t.Helper()
-	archive, err := buildImage()
+	if err := buildImages(); err != nil {
+		t.Fatal(err)
+	}
+	tag, err := name.NewTag("localhost/nftproxy/" + program + ":" + testVersion + "-" + arch)
 	if err != nil {
 		t.Fatal(err)
 	}
-	tag, err := name.NewTag("localhost/nftproxy/kube-proxy:" + testVersion + "-" + arch)
-	if err != nil {
-		t.Fatal(err)
-	}
-	image, err := tarball.ImageFromPath(archive, &tag)
+	image, err := tarball.ImageFromPath(filepath.Join(imageDir, images[program].archive), &tag)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -66,10 +74,10 @@ func builtImage(t *testing.T, arch string) v1.Image {
 
 // unpacked writes the files of an image to an empty directory, as a runtime does for a
 // container's root, and returns that.
-func unpacked(t *testing.T, arch string) string {
+func unpacked(t *testing.T, program, arch string) string {
 	t.Helper()
 	root := t.TempDir()
-	layers := mutate.Extract(builtImage(t, arch))
+	layers := mutate.Extract(builtImage(t, program, arch))
 	defer layers.Close()
 	files := tar.NewReader(layers)
 	for {
@@ -105,35 +113,45 @@ func TestImage(t *testing.T) {
 	t.Run("lists what is linked into its programs", testImageListsWhatIsLinked)
 	t.Run("its programs need no libraries", testProgramsInTheImageNeedNoLibraries)
 	t.Run("says when it was made", testImageCreated)
-	t.Run("names its commit", testImageNamesItsCommit)
+	t.Run("names its commit and its program", testImageNamesItsCommit)
 	t.Run("alone prints its version", testImageAlonePrintsItsVersion)
 }
 
+// eachImage runs a subtest for each image and architecture.
+func eachImage(t *testing.T, test func(t *testing.T, program, arch string)) {
+	for program := range images {
+		for _, arch := range []string{"amd64", "arm64"} {
+			t.Run(program+" for "+arch, func(t *testing.T) { test(t, program, arch) })
+		}
+	}
+}
+
 func testProgramsInTheImageNeedNoLibraries(t *testing.T) {
-	for arch, machine := range map[string]elf.Machine{"amd64": elf.EM_X86_64, "arm64": elf.EM_AARCH64} {
-		root := unpacked(t, arch)
-		for _, program := range []string{"kube-proxy", "ruledump"} {
+	machines := map[string]elf.Machine{"amd64": elf.EM_X86_64, "arm64": elf.EM_AARCH64}
+	eachImage(t, func(t *testing.T, image, arch string) {
+		root := unpacked(t, image, arch)
+		for _, program := range images[image].programs {
 			file, err := elf.Open(filepath.Join(root, "usr/local/bin", program))
 			if err != nil {
 				t.Fatal(err)
 			}
 			defer file.Close()
-			if file.Machine != machine {
-				t.Errorf("%s of %s is for %s", program, arch, file.Machine)
+			if file.Machine != machines[arch] {
+				t.Errorf("%s is for %s", program, file.Machine)
 			}
 			for _, p := range file.Progs {
 				if p.Type == elf.PT_INTERP || p.Type == elf.PT_DYNAMIC {
-					t.Errorf("%s of %s is linked dynamically: it has %s", program, arch, p.Type)
+					t.Errorf("%s is linked dynamically: it has %s", program, p.Type)
 				}
 			}
 		}
-	}
+	})
 }
 
 // testImageListsWhatIsLinked compares the bill of materials with what the go command reads out of the programs.
 func testImageListsWhatIsLinked(t *testing.T) {
-	for _, arch := range []string{"amd64", "arm64"} {
-		root := unpacked(t, arch)
+	eachImage(t, func(t *testing.T, image, arch string) {
+		root := unpacked(t, image, arch)
 		file, err := os.Open(filepath.Join(root, "usr/share/sbom/nftproxy.cdx.json"))
 		if err != nil {
 			t.Fatal(err)
@@ -144,26 +162,28 @@ func testImageListsWhatIsLinked(t *testing.T) {
 			t.Fatal(err)
 		}
 		if c := bom.Metadata.Component; c.Version != testVersion || bom.Metadata.Timestamp != testTime.Format(time.RFC3339) {
-			t.Errorf("%s: version %s of %s", arch, c.Version, bom.Metadata.Timestamp)
+			t.Errorf("version %s of %s", c.Version, bom.Metadata.Timestamp)
 		}
 		listed := map[string]string{}
 		for _, c := range *bom.Components {
 			listed[c.BOMRef] = c.Name + " " + c.Version
 		}
+		var programs []string
 		for _, d := range *bom.Dependencies {
+			programs = append(programs, d.Ref)
 			var got []string
 			for _, ref := range *d.Dependencies {
 				got = append(got, listed[ref])
 			}
 			slices.Sort(got)
 			if diff := cmp.Diff(linkedModules(t, filepath.Join(root, "usr/local/bin", d.Ref)), got); diff != "" {
-				t.Errorf("%s of %s (-go version -m +bill of materials):\n%s", d.Ref, arch, diff)
+				t.Errorf("%s (-go version -m +bill of materials):\n%s", d.Ref, diff)
 			}
 		}
-		if n := len(*bom.Dependencies); n != 2 {
-			t.Errorf("%s: %d programs, want 2", arch, n)
+		if diff := cmp.Diff(images[image].programs, programs); diff != "" {
+			t.Errorf("programs (-want +got):\n%s", diff)
 		}
-	}
+	})
 }
 
 // linkedModules is what go version -m says is in a program: name and version of each module, in order.
@@ -192,15 +212,18 @@ func linkedModules(t *testing.T, program string) (modules []string) {
 }
 
 func testImageNamesItsCommit(t *testing.T) {
-	for _, arch := range []string{"amd64", "arm64"} {
-		file, err := builtImage(t, arch).ConfigFile()
+	eachImage(t, func(t *testing.T, program, arch string) {
+		file, err := builtImage(t, program, arch).ConfigFile()
 		if err != nil {
 			t.Fatal(err)
 		}
 		if got := file.Config.Labels["org.opencontainers.image.revision"]; got != testRevision {
-			t.Errorf("%s: revision %q, want %q", arch, got, testRevision)
+			t.Errorf("revision %q, want %q", got, testRevision)
 		}
-	}
+		if diff := cmp.Diff([]string{"/usr/local/bin/" + program}, file.Config.Entrypoint); diff != "" || file.Architecture != arch {
+			t.Errorf("it is for %s, and its entry point is (-want +got):\n%s", file.Architecture, diff)
+		}
+	})
 	t.Run("which is git's unless told otherwise", func(t *testing.T) {
 		commit, err := exec.Command("git", "rev-parse", "HEAD").Output()
 		if err != nil {
@@ -226,15 +249,15 @@ func dryRun(t *testing.T, variable string) string {
 
 func testImageCreated(t *testing.T) {
 	t.Run("is what SOURCE_DATE_EPOCH says", func(t *testing.T) {
-		for _, arch := range []string{"amd64", "arm64"} {
-			file, err := builtImage(t, arch).ConfigFile()
+		eachImage(t, func(t *testing.T, program, arch string) {
+			file, err := builtImage(t, program, arch).ConfigFile()
 			if err != nil {
 				t.Fatal(err)
 			}
 			if !file.Created.Equal(testTime) {
-				t.Errorf("%s: %v, want %v", arch, file.Created, testTime)
+				t.Errorf("%v, want %v", file.Created, testTime)
 			}
-		}
+		})
 	})
 	t.Run("is the time of the commit otherwise", func(t *testing.T) {
 		commit, err := exec.Command("git", "log", "-1", "--format=%ct").Output()
@@ -249,7 +272,7 @@ func testImageCreated(t *testing.T) {
 }
 
 func testImageAlonePrintsItsVersion(t *testing.T) {
-	config, err := builtImage(t, runtime.GOARCH).ConfigFile()
+	config, err := builtImage(t, "kube-proxy", runtime.GOARCH).ConfigFile()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -267,7 +290,7 @@ func testImageAlonePrintsItsVersion(t *testing.T) {
 // newRoot is the root directory of a container with the image's files and what a runtime adds.
 func newRoot(t *testing.T) string {
 	t.Helper()
-	root := unpacked(t, runtime.GOARCH)
+	root := unpacked(t, "kube-proxy", runtime.GOARCH)
 	if err := os.Mkdir(filepath.Join(root, "proc"), 0o755); err != nil {
 		t.Fatal(err)
 	}
