@@ -171,8 +171,9 @@ func (b *Backend) commitBoth(ctx context.Context, first, second nft.Transaction,
 	return commitSecond(ctx, second)
 }
 
-// slotsReadTime bounds how long the first Sync reads the slots of direct return from the kernel.
-const slotsReadTime = time.Second
+// slotsReadTime bounds how long the first Sync reads the slots of direct return from the kernel. It takes milliseconds, but
+// on a busy machine more than a second, and without the slots flows are lost.
+const slotsReadTime = 5 * time.Second
 
 // restoreSlots tells the compiler which slots the kernel's tables have. If they cannot be read, it is as if all of them
 // just came to this node.

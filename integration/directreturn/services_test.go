@@ -41,6 +41,7 @@ func newWired(t *testing.T) *wired {
 	w := &wired{fabric: newFabric(t, false)}
 	w.startPods(t)
 	for _, number := range everyNode {
+		must(t, w.nodes[number].Do(rememberFlows))
 		w.startBackend(t, number)
 	}
 	t.Cleanup(func() {
@@ -49,6 +50,20 @@ func newWired(t *testing.T) *wired {
 		}
 	})
 	return w
+}
+
+// rememberFlows makes conntrack keep UDP flows and SCTP associations for longer than a busy machine takes to use them again:
+// by default it forgets an association after 10 s if nobody answers, and a new UDP flow after 30 s.
+func rememberFlows() error {
+	for _, timeout := range []string{
+		"udp_timeout", "udp_timeout_stream",
+		"sctp_timeout_closed", "sctp_timeout_cookie_wait", "sctp_timeout_cookie_echoed", "sctp_timeout_established", "sctp_timeout_heartbeat_sent",
+	} {
+		if err := os.WriteFile("/proc/sys/net/netfilter/nf_conntrack_"+timeout, []byte("600"), 0); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func (w *wired) startBackend(t *testing.T, number int) {
@@ -517,16 +532,6 @@ func TestMovedSlotsOfSCTP(t *testing.T) {
 		if p.ID.Protocol == model.UDP {
 			p.ID.Protocol = model.SCTP
 		}
-	}
-	for _, n := range w.nodes[1:] {
-		must(t, n.Do(func() error { // conntrack forgets an association after 10 s if nobody answers
-			for _, state := range []string{"closed", "cookie_wait", "cookie_echoed", "established", "heartbeat_sent"} {
-				if err := os.WriteFile("/proc/sys/net/netfilter/nf_conntrack_sctp_timeout_"+state, []byte("600"), 0); err != nil {
-					return err
-				}
-			}
-			return nil
-		}))
 	}
 	w.serve(t, everyNode, 2)
 	w.spread(t, 1)
