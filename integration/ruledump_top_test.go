@@ -191,7 +191,7 @@ func testTopOnTerminal(t *testing.T) {
 			}
 		}
 	})
-	term.shows(t, "sorted by connections", "1 Service ports with traffic, by conntrack's events", "\x1b[1mSERVICE PORT", "shop/web:http", "▇")
+	term.shows(t, "sorted by connections", "1 Service ports with traffic, by conntrack's events", "\x1b[1mSERVICE PORT", "shop/web:http", "█")
 	term.types(t, "n")
 	term.shows(t, "sorted by name")
 	term.types(t, "/api")

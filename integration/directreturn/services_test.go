@@ -124,7 +124,7 @@ var everyNode = []int{1, 2, 3, 4, 5}
 // dialFrom opens a connection from one of the client's addresses, and asks the endpoint who it is and whom it sees.
 func (f *fabric) dialFrom(t *testing.T, network string, family model.Family, client int) *connection {
 	t.Helper()
-	c := &connection{network: network, from: clientAddr(family, client), lost: true}
+	c := &connection{network: network, from: clientAddr(family, client), patience: directPatience, lost: true}
 	f.reopen(t, direct, connections{c})
 	t.Cleanup(func() { c.Close() })
 	return c

@@ -24,6 +24,9 @@ const (
 	// patience is how long a connection may take to answer. Until the router and the nodes know that a node died, packets
 	// are lost.
 	patience = 15 * time.Second
+	// directPatience is that for a connection with direct return: it must not be lost, so only a test that fails waits so
+	// long, and a node's last.
+	directPatience = 40 * time.Second
 	// again is when a datagram without an answer is sent again.
 	again = time.Second
 	// pause is the time between two questions on a connection.
@@ -39,6 +42,8 @@ type connection struct {
 	// pod and source are the endpoint that answered and the address that it saw.
 	pod    string
 	source netip.AddrPort
+	// patience is how long an answer may take.
+	patience time.Duration
 	// asked is the number of the last question.
 	asked int
 	// lost says that it does not answer any more, or was not opened yet, and why says how it was lost.
@@ -54,7 +59,7 @@ func (f *fabric) open(t testing.TB, s service, networks ...string) (open connect
 	for _, family := range families {
 		for _, network := range networks {
 			for i := range flows {
-				open = append(open, &connection{network: network, from: clientAddr(family, i%clients), lost: true})
+				open = append(open, &connection{network: network, from: clientAddr(family, i%clients), patience: s.patience(), lost: true})
 			}
 		}
 	}
@@ -67,6 +72,13 @@ func (f *fabric) open(t testing.TB, s service, networks ...string) (open connect
 	})
 	f.reopen(t, s, open)
 	return open
+}
+
+func (s service) patience() time.Duration {
+	if s.direct {
+		return directPatience
+	}
+	return patience
 }
 
 // reopen opens the lost ones anew, and asks each endpoint who it is and whom it sees.
@@ -140,12 +152,12 @@ func (cs connections) each(do func(*connection) error) (failed []error) {
 func (c *connection) ask() (pod string, source netip.AddrPort, err error) {
 	c.asked++
 	question, answer, begin := fmt.Sprintf(" %d\n", c.asked), "", time.Now()
-	wait := patience
+	wait := max(c.patience, patience)
 	if c.network == "udp" {
 		wait = again
 	}
 	for timeout := net.Error(nil); ; err = nil {
-		if err := c.SetDeadline(time.Now().Add(wait)); err != nil {
+		if err := c.SetReadDeadline(time.Now().Add(wait)); err != nil { // a busy machine may come to the write later
 			return "", source, err
 		}
 		if _, err := io.WriteString(c, question); err != nil {
@@ -157,7 +169,7 @@ func (c *connection) ask() (pod string, source netip.AddrPort, err error) {
 		if err == nil {
 			break
 		}
-		if !errors.As(err, &timeout) || !timeout.Timeout() || time.Since(begin) > patience-again {
+		if !errors.As(err, &timeout) || !timeout.Timeout() || time.Since(begin) > max(c.patience, patience)-again {
 			return "", source, err
 		}
 	}
