@@ -17,17 +17,16 @@ func TestGoldenFlowsOnPaper(t *testing.T) {
 	for _, g := range Cases(t) {
 		t.Run(g.Name, func(t *testing.T) {
 			list := g.Flows()
-			e := evaluator.New(g.Compile(t), NodeUnderTest)
+			e, podLink := evaluator.New(g.Compile(t), NodeUnderTest), g.PodLink(t)
 			for _, f := range list {
-				t.Run(f.Name, func(t *testing.T) { judgeOnPaper(t, e, f, g) })
+				t.Run(f.Name, func(t *testing.T) { judgeOnPaper(t, e, f, f.Packet(podLink), g) })
 			}
 		})
 	}
 }
 
-func judgeOnPaper(t *testing.T, e *evaluator.Evaluator, f Flow, g Case) {
+func judgeOnPaper(t *testing.T, e *evaluator.Evaluator, f Flow, packet evaluator.Packet, g Case) {
 	t.Helper()
-	packet := f.Packet(g.PodLink(t))
 	fates, err := e.Fates(packet)
 	if err != nil {
 		t.Fatal(err)
