@@ -112,7 +112,7 @@ announce: # go list says whether Kubernetes' libraries have to be compiled
 # The packages whose tests need root and network namespaces.
 NAMESPACES := integration hack examples
 # The packages whose tests wait for seconds. They come first, and wait while the compiler is busy with others.
-WAITING := ./source/apiserver ./nodelocal/... ./internal/manifests
+WAITING := ./source/apiserver ./nodelocal/... ./internal/manifests ./internal/ruledump
 # go test vets while other tests wait, and tests that wait do so side by side. With a garbage collector that runs
 # seldom, tests take up to a third less processor time, and the compiler a tenth.
 quick: export GOGC = 400
