@@ -116,7 +116,7 @@ WAITING := ./source/apiserver ./nodelocal/... ./internal/manifests ./internal/ru
 # go test vets while other tests wait, and tests that wait do so side by side. With a garbage collector that runs
 # seldom, tests take up to a third less processor time, and the compiler a tenth.
 quick: export GOGC = 400
-quick: format ## for each save: no root, no nft program, less than a minute with a warm cache
+quick: format ## for each save: no root, no nft program; half a minute with a warm cache, up to 45 s after a change of model
 	$(GO) test -vet=all $(PARALLEL) -parallel 16 -short $$($(GO) list $(WAITING) ./... | grep -Ev '/($(subst $() ,|,$(NAMESPACES)))(/|$$)')
 	$(GO) vet $(NAMESPACES:%=./%/...)
 
