@@ -13,7 +13,7 @@ import (
 
 // patience is how long an attempt waits: what should come may take its time on a busy machine. In
 // between, TCP sends its SYN again by itself.
-const patience = 5 * time.Second
+const patience = 10 * time.Second
 
 // ShortPatience is how long an attempt waits where silence is, or may be, what must come. Where other things may come
 // as well, an answer that takes longer is taken for silence, so an emulated machine needs more. It must be shorter than
