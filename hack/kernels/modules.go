@@ -17,7 +17,7 @@ import (
 // they are asked for; in the test's machine there is no modprobe, so all are loaded at the start.
 var neededModules = []string{
 	// The proxy's rules.
-	"nf_tables", "nft_chain_nat", "nft_ct", "nft_nat", "nft_masq", "nft_numgen", "nft_hash", "nft_fib_ipv4", "nft_fib_ipv6",
+	"nf_tables", "nft_chain_nat", "nft_ct", "nft_nat", "nft_masq", "nft_numgen", "nft_hash", "nft_dup_ipv4", "nft_dup_ipv6", "nft_fib_ipv4", "nft_fib_ipv6",
 	"nft_reject_ipv4", "nft_reject_ipv6", "nf_conntrack_netlink",
 	// What tests make besides: links, foreign rules, tables of iptables-nft.
 	"veth", "nft_fib_inet", "nft_reject_inet", "nft_log", "nf_log_syslog", "nft_connlimit", "nf_conntrack_ftp", "nf_conntrack_tftp", "nf_conntrack_sip", "nft_limit", "nft_redir", "nft_objref", "nft_quota", "nft_compat", "xt_comment", "xt_mark", "xt_MASQUERADE",
