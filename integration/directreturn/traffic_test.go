@@ -122,7 +122,7 @@ func (c *connection) dial(s service) error {
 }
 
 func dial(network string, from netip.AddrPort, to string) (net.Conn, error) {
-	dialer := net.Dialer{Timeout: patience}
+	dialer := net.Dialer{Timeout: patience, KeepAlive: -1} // tests count packets
 	if network == "udp" {
 		dialer.LocalAddr = net.UDPAddrFromAddrPort(from)
 	} else {
@@ -279,6 +279,7 @@ func (f *fabric) startPods(t testing.TB) (counted *datagrams) {
 	counted = &datagrams{}
 	for _, n := range f.nodes[2:] {
 		lab.ServeTCP(t, n.pod, ":8080", func(c net.Conn) {
+			_ = c.(*net.TCPConn).SetKeepAlive(false) // tests count packets
 			for in := bufio.NewScanner(c); in.Scan(); {
 				switch in.Text() {
 				case "much":
