@@ -237,11 +237,9 @@ func TestCleanerFailures(t *testing.T) {
 		if n := c.held(); n != 0 {
 			t.Errorf("%d entries are left when the table can be listed again", n)
 		}
-		for deadline := time.Now().Add(10 * time.Second); strings.Count(c.log.String(), "can be removed again") != 1; time.Sleep(time.Millisecond) {
-			if time.Now().After(deadline) {
-				t.Fatal("the end of the failures is not logged")
-			}
-		}
+		await.True(t, "the end of the failures is logged", func() bool {
+			return strings.Count(c.log.String(), "can be removed again") == 1
+		})
 	})
 	t.Run("new changes do not wait for the back-off", func(t *testing.T) {
 		c := newCleaning(t)

@@ -1,9 +1,9 @@
 package deploy
 
 import (
+	"bytes"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -84,41 +84,9 @@ func (p pod) container(c corev1.Container) container {
 var capabilities = map[corev1.Capability]uintptr{"NET_ADMIN": unix.CAP_NET_ADMIN}
 
 // start starts a container in the node's network.
-func (p pod) start(t *testing.T, c container) *process {
+func (p pod) start(t *testing.T, c container) *lab.Process {
 	t.Helper()
-	cmd, err := c.command()
-	if err != nil {
-		t.Fatal(err)
-	}
-	out := &process{cmd: cmd}
-	cmd.Stdout, cmd.Stderr = &out.output, &out.output
-	if err := p.cluster.node.Do(cmd.Start); err != nil {
-		t.Fatal(err)
-	}
-	tooLong := time.AfterFunc(5*await.Patience, func() { cmd.Process.Kill() })
-	t.Cleanup(func() {
-		tooLong.Stop()
-		if cmd.ProcessState == nil {
-			cmd.Process.Kill()
-			cmd.Wait()
-		}
-	})
-	return out
-}
-
-// process is a running container.
-type process struct {
-	cmd    *exec.Cmd
-	output await.Buffer
-}
-
-// logWhenFailed shows what the process printed, if the test fails.
-func (p *process) logWhenFailed(t *testing.T, name string) {
-	t.Cleanup(func() {
-		if t.Failed() {
-			t.Logf("output of %s:\n%s", name, &p.output)
-		}
-	})
+	return lab.StartCommand(t, p.cluster.node, c.command(t))
 }
 
 // run runs another command of the image with the privileges of a container, as `kubectl exec` does.
@@ -126,10 +94,17 @@ func (p pod) run(t *testing.T, c corev1.Container, command ...string) (string, e
 	t.Helper()
 	with := p.container(c)
 	with.Command = command
-	process := p.start(t, with)
-	err := process.cmd.Wait()
-	if err != nil {
-		err = fmt.Errorf("%v: %w: %s", command, err, &process.output)
+	var output bytes.Buffer
+	cmd := with.command(t)
+	cmd.Stdout, cmd.Stderr = &output, &output
+	if err := p.cluster.node.Do(cmd.Start); err != nil {
+		t.Fatal(err)
 	}
-	return process.output.String(), err
+	tooLong := time.AfterFunc(await.Patience, func() { _ = cmd.Process.Kill() })
+	defer tooLong.Stop()
+	err := cmd.Wait()
+	if err != nil {
+		err = fmt.Errorf("%v: %w: %s", command, err, &output)
+	}
+	return output.String(), err
 }

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -44,10 +43,7 @@ func checkPod(t *testing.T, p pod) {
 	proxy := p.apply(t)
 	c := p.spec.Containers[0]
 	p.checkPorts(t, c)
-	if err := proxy.cmd.Process.Signal(syscall.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
-	if err := proxy.cmd.Wait(); err != nil {
+	if err := proxy.Stop(t); err != nil {
 		t.Errorf("the proxy ended with %v", err)
 	}
 	rules, err := p.run(t, c, "/usr/local/bin/ruledump", "live")
@@ -63,18 +59,15 @@ func checkPod(t *testing.T, p pod) {
 }
 
 // apply runs the pod's init containers, and its container until the rules are in the kernel.
-func (p pod) apply(t *testing.T) (proxy *process) {
+func (p pod) apply(t *testing.T) (proxy *lab.Process) {
 	t.Helper()
 	for _, c := range p.spec.InitContainers {
-		process := p.start(t, p.container(c))
-		process.logWhenFailed(t, c.Name)
-		if err := process.cmd.Wait(); err != nil {
+		if err := p.start(t, p.container(c)).Wait(); err != nil {
 			t.Fatalf("init container %s: %v", c.Name, err)
 		}
 	}
 	c := p.spec.Containers[0]
 	proxy = p.start(t, p.container(c))
-	proxy.logWhenFailed(t, c.Name)
 	await.Until(t, "the Service in the kernel", func() error {
 		rules, err := p.run(t, c, "/usr/local/bin/ruledump", "live")
 		if err == nil && !strings.Contains(rules, clusterIP) {
@@ -151,8 +144,7 @@ func TestProbes(t *testing.T) {
 		if c.StartupProbe == nil {
 			t.Fatal("no startup probe")
 		}
-		process := p.start(t, privileged(p.container(c)))
-		process.logWhenFailed(t, c.Name)
+		p.start(t, privileged(p.container(c)))
 		started := time.Now()
 		await.Until(t, "the health server", func() error { return p.checkProbe(c.StartupProbe, portsOf(c)) })
 		t.Logf("listens after %v", time.Since(started).Round(time.Millisecond))

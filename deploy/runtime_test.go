@@ -52,15 +52,16 @@ func TestMain(m *testing.M) {
 }
 
 // command returns the command that runs the container.
-func (c container) command() (*exec.Cmd, error) {
+func (c container) command(t *testing.T) *exec.Cmd {
+	t.Helper()
 	text, err := json.Marshal(c)
 	if err != nil {
-		return nil, err
+		t.Fatal(err)
 	}
 	cmd := exec.Command("/proc/self/exe")
 	cmd.Env = []string{containerVariable + "=" + string(text)}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWNS}
-	return cmd, nil
+	return cmd
 }
 
 // become replaces the process by the container's. It returns only with an error.

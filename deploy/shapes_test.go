@@ -98,9 +98,9 @@ func TestHelmTest(t *testing.T) {
 	client.write(t, "/etc/hosts", serviceIP+" localhost\n")
 	test := spec.Containers[0]
 	without := client.start(t, client.container(test))
-	ended := time.AfterFunc(time.Second, func() { without.cmd.Process.Kill() })
-	if err := without.cmd.Wait(); err == nil {
-		t.Errorf("without a proxy it says %s", &without.output)
+	ended := time.AfterFunc(time.Second, func() { without.Cmd.Process.Kill() })
+	if err := without.Wait(); err == nil {
+		t.Errorf("without a proxy it says %s", without.Output())
 	}
 	ended.Stop()
 	proxy := newPod(t, c, get[*appsv1.DaemonSet](t, all, "DaemonSet nftproxy").Spec.Template.Spec, configMapOf(t, all))

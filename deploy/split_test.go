@@ -141,8 +141,7 @@ func checkSplit(t *testing.T, c cluster, all objects) {
 		return files
 	}
 	process := newPod(t, c, server, filled(server))
-	started := process.start(t, process.container(server.Containers[0]))
-	started.logWhenFailed(t, "server")
+	process.start(t, process.container(server.Containers[0]))
 	checkPod(t, newPod(t, c, backend, filled(backend)))
 	checkRole(t, c.api.Requests("", ""), get[*rbacv1.ClusterRole](t, all, "ClusterRole nftproxy-node-local-server"))
 }

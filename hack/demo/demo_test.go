@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -46,7 +45,7 @@ func requireRoot(t *testing.T) {
 }
 
 // demoIn prepares a run of the demo that keeps its temporary files in a directory of its own.
-func demoIn(t *testing.T, dir string) (cmd *exec.Cmd, output *bytes.Buffer, tmp string) {
+func demoIn(t *testing.T, dir string) (demo *lab.Process, tmp string) {
 	t.Helper()
 	tmp = filepath.Join(dir, "tmp")
 	if err := os.Mkdir(tmp, 0o777); err != nil {
@@ -55,11 +54,9 @@ func demoIn(t *testing.T, dir string) (cmd *exec.Cmd, output *bytes.Buffer, tmp 
 	if err := os.Chmod(tmp, 0o777); err != nil {
 		t.Fatal(err)
 	}
-	output = &bytes.Buffer{}
-	cmd = exec.Command(filepath.Join(dir, "demo"))
+	cmd := exec.Command(filepath.Join(dir, "demo"))
 	cmd.Dir, cmd.Env = dir, append(os.Environ(), "TMPDIR="+tmp)
-	cmd.Stdout, cmd.Stderr = output, output
-	return cmd, output, tmp
+	return lab.NewProcess(t, cmd), tmp
 }
 
 func checkNothingLeft(t *testing.T, tmp string) {
@@ -74,13 +71,11 @@ func checkNothingLeft(t *testing.T, tmp string) {
 }
 
 // checkDemo runs the demo to its end and looks for the lines that matter.
-func checkDemo(t *testing.T, cmd *exec.Cmd, output *bytes.Buffer) {
+func checkDemo(t *testing.T, demo *lab.Process) {
 	t.Helper()
 	begin := time.Now()
-	tooLong := time.AfterFunc(2*await.Patience, func() { _ = cmd.Process.Signal(syscall.SIGQUIT) })
-	defer tooLong.Stop()
-	if err := cmd.Run(); err != nil {
-		t.Fatalf("%v\n%s", err, output)
+	if err := run(demo); err != nil {
+		t.Fatal(err)
 	}
 	if took := time.Since(begin); took > await.Patience {
 		t.Errorf("it took %s", took)
@@ -100,13 +95,17 @@ func checkDemo(t *testing.T, cmd *exec.Cmd, output *bytes.Buffer) {
 		"40 of 40 new connections",
 		"tables ip kube-proxy and ip6 kube-proxy are gone",
 	} {
-		if !strings.Contains(output.String(), want) {
+		if !strings.Contains(demo.Output(), want) {
 			t.Errorf("no line with %q", want)
 		}
 	}
-	if t.Failed() {
-		t.Log(output)
+}
+
+func run(demo *lab.Process) error {
+	if err := demo.Cmd.Start(); err != nil {
+		return err
 	}
+	return demo.Wait()
 }
 
 func TestDemo(t *testing.T) {
@@ -118,8 +117,8 @@ func TestDemo(t *testing.T) {
 
 func testDemoAsRoot(t *testing.T) {
 	requireRoot(t)
-	cmd, output, tmp := demoIn(t, buildPrograms(t))
-	checkDemo(t, cmd, output)
+	demo, tmp := demoIn(t, buildPrograms(t))
+	checkDemo(t, demo)
 	checkNothingLeft(t, tmp)
 }
 
@@ -127,9 +126,9 @@ func testDemoWithoutPrivileges(t *testing.T) {
 	requireRoot(t)
 	asNobody := &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}}
 	skipWithoutUserNamespaces(t, asNobody)
-	cmd, output, tmp := demoIn(t, buildPrograms(t))
-	cmd.SysProcAttr = asNobody
-	checkDemo(t, cmd, output)
+	demo, tmp := demoIn(t, buildPrograms(t))
+	demo.Cmd.SysProcAttr = asNobody
+	checkDemo(t, demo)
 	checkNothingLeft(t, tmp)
 }
 
@@ -154,20 +153,19 @@ func skipWithoutUserNamespaces(t *testing.T, asNobody *syscall.SysProcAttr) {
 
 func testDemoCleansUpAfterAnInterrupt(t *testing.T) {
 	requireRoot(t)
-	cmd, _, tmp := demoIn(t, buildPrograms(t))
-	p := lab.NewProcess(t, cmd)
-	if err := cmd.Start(); err != nil {
+	demo, tmp := demoIn(t, buildPrograms(t))
+	if err := demo.Cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	p.Says(t, "First connection to")
-	if err := cmd.Process.Signal(os.Interrupt); err != nil {
+	demo.Says(t, "First connection to")
+	if err := demo.Cmd.Process.Signal(os.Interrupt); err != nil {
 		t.Fatal(err)
 	}
-	if err := p.Wait(); err == nil || !strings.Contains(p.Output(), "interrupted") {
-		t.Errorf("error %v\n%s", err, p.Output())
+	if err := demo.Wait(); err == nil || !strings.Contains(demo.Output(), "interrupted") {
+		t.Errorf("error %v", err)
 	}
 	checkNothingLeft(t, tmp)
-	program := filepath.Join(filepath.Dir(cmd.Path), "kube-proxy")
+	program := filepath.Join(filepath.Dir(demo.Cmd.Path), "kube-proxy")
 	if found := processesOf(t, program); len(found) > 0 {
 		t.Errorf("still running: %v", found)
 	}
@@ -195,11 +193,11 @@ func testDemoExplainsAMissingProgram(t *testing.T) {
 	if err := os.Remove(filepath.Join(dir, "kube-proxy")); err != nil {
 		t.Fatal(err)
 	}
-	cmd, output, _ := demoIn(t, dir)
-	if err := cmd.Run(); err == nil {
+	demo, _ := demoIn(t, dir)
+	if err := run(demo); err == nil {
 		t.Error("no error")
 	}
-	if want := "demo: kube-proxy not found: run `make demo`\n"; output.String() != want {
-		t.Errorf("got %q, want %q", output, want)
+	if got, want := demo.Output(), "demo: kube-proxy not found: run `make demo`\n"; got != want {
+		t.Errorf("got %q, want %q", got, want)
 	}
 }

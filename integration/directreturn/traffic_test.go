@@ -152,7 +152,8 @@ func (cs connections) each(do func(*connection) error) (failed []error) {
 func (c *connection) ask() (pod string, source netip.AddrPort, err error) {
 	c.asked++
 	question, answer, begin := fmt.Sprintf(" %d\n", c.asked), "", time.Now()
-	wait := max(c.patience, patience)
+	longest := max(c.patience, patience)
+	wait := longest
 	if c.network == "udp" {
 		wait = again
 	}
@@ -169,7 +170,7 @@ func (c *connection) ask() (pod string, source netip.AddrPort, err error) {
 		if err == nil {
 			break
 		}
-		if !errors.As(err, &timeout) || !timeout.Timeout() || time.Since(begin) > max(c.patience, patience)-again {
+		if !errors.As(err, &timeout) || !timeout.Timeout() || time.Since(begin) > longest-again {
 			return "", source, err
 		}
 	}

@@ -2,6 +2,7 @@ package server_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"net"
@@ -246,11 +247,10 @@ func followWith(t testing.TB, address string, b model.Backend, options nodelocal
 // eventually waits until check returns "", and fails with what it returned last.
 func eventually(t testing.TB, check func() string) {
 	t.Helper()
-	problem := ""
-	for deadline := time.Now().Add(await.Patience); time.Now().Before(deadline); time.Sleep(2 * time.Millisecond) {
-		if problem = check(); problem == "" {
-			return
+	await.Until(t, "the state of server and client", func() error {
+		if problem := check(); problem != "" {
+			return errors.New(problem)
 		}
-	}
-	t.Fatal(problem)
+		return nil
+	})
 }

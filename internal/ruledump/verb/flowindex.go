@@ -109,13 +109,17 @@ func (x *flowIndex) queries() (queries []conntrack.Query) {
 			continue
 		}
 		for _, protocol := range protocols {
+			all := len(x.serviceCIDRs) > 0
 			var some []conntrack.Query
 			for key := range x.frontends {
+				if all = all || len(some) > manyQueries; all {
+					break
+				}
 				if key.family == table && key.protocol == protocol {
 					some = append(some, conntrack.Query{Family: family, Protocol: uint8(protocol), Dialed: key.at})
 				}
 			}
-			if len(some) > manyQueries || len(x.serviceCIDRs) > 0 {
+			if all {
 				some = []conntrack.Query{{Family: family, Protocol: uint8(protocol)}}
 			}
 			queries = append(queries, some...)

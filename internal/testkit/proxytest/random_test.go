@@ -94,7 +94,7 @@ func testRandomWithAProxyThatFails(t *testing.T) {
 			[]string{"--proxy: the proxy ended: exit status 3", "--proxy: the proxy ended", "--proxy: the proxy ended", "no more tries: --proxy failed 3 times in a row"}},
 		{"writes nothing", ours, "sleep " + mark, 10 * time.Second,
 			[]string{"--against: the proxy has not settled: IPv4", "--against: the proxy has not settled", "--against: the proxy has not settled", "no more tries: --against failed 3 times in a row"}},
-		{"ignores a family", ours, `sh -c 'nft "add table ip6 deaf; add chain ip6 deaf c { type filter hook prerouting priority -300; policy drop; }"; exec kube-proxy --config {config}'`, 20 * time.Second,
+		{"ignores a family", ours, deaf, 20 * time.Second,
 			[]string{"--against: the proxy has not settled: IPv6", ""}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

@@ -135,8 +135,10 @@ func commandLines(t *testing.T) (lines []string) {
 	return lines
 }
 
+// deaf is the command of a proxy that nobody can reach by IPv6.
+const deaf = `sh -c 'nft "add table ip6 deaf; add chain ip6 deaf c { type filter hook prerouting priority -300; policy drop; }"; exec kube-proxy --config {config}'`
+
 func testAProxyThatIgnoresAFamily(t *testing.T) {
-	const deaf = `sh -c 'nft "add table ip6 deaf; add chain ip6 deaf c { type filter hook prerouting priority -300; policy drop; }"; exec kube-proxy --config {config}'`
 	report := runOver(t, deaf, Options{Ready: 20 * time.Second}, first, second, "single-stack-ipv4")
 	for i, want := range []string{"the proxy has not settled: IPv6", "", ""} {
 		r := report.Results[i]
