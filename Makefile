@@ -1,4 +1,4 @@
-# Everything a contributor needs. `make test` is what CI runs.
+# Everything a contributor needs. CI runs `make test`.
 
 GO          ?= go
 STATICCHECK := $(GO) run honnef.co/go/tools/cmd/staticcheck@v0.8.2

@@ -167,7 +167,7 @@ func fileImports(t *testing.T, path string) (imports []string) {
 	return imports
 }
 
-// importRow is what docs/architecture.md says of a package, or of several.
+// importRow is a row of docs/architecture.md, about one package or several.
 type importRow struct {
 	// pattern is the package's directory. One that ends in "/*" is all packages below.
 	pattern string

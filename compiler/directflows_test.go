@@ -79,7 +79,7 @@ func (n *flowNode) expect(when string, previous map[byte]int, moved int) {
 
 // The endpoint that had a slot before it came to a node is asked about the slot's flows.
 func TestPreviousEndpoints(t *testing.T) {
-	// owned is how many slots each of two and three endpoints has.
+	// owned returns the number of slots that the node's endpoint has among these endpoints.
 	owned := func(node byte, endpoints ...byte) int {
 		n := newFlowNode(t, node)
 		n.tell(endpoints, nil)

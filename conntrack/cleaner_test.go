@@ -24,7 +24,7 @@ import (
 	"k8s.io/klog/v2/textlogger"
 )
 
-// search is what one search of the connection tracking table came to.
+// search is the result of one search of the connection tracking table.
 type search struct {
 	family model.Family
 	stats  Stats

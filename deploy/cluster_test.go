@@ -17,7 +17,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// patience is how long something may take that must happen.
+// patience bounds each wait for something that must happen.
 const patience = 30 * time.Second
 
 // cluster is a node to run pods on, and an API server, which the node reaches at its loopback address.

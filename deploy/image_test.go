@@ -27,13 +27,13 @@ import (
 // testVersion is the version that the image is built as.
 const testVersion = "v9.8.7-test"
 
-// testRevision is the commit that it is said to be of: somebody may commit while the tests run.
+// testRevision is the commit that the image states: somebody may commit while the tests run.
 const testRevision = "0123456789abcdef0123456789abcdef01234567"
 
-// testTime is when the image is said to be made.
+// testTime is the creation time that the image states.
 var testTime = time.Date(2026, 7, 1, 3, 0, 0, 0, time.UTC)
 
-// imageDir is where the image is built. TestMain makes and removes it.
+// imageDir is the directory in which the image is built. TestMain makes and removes it.
 var imageDir string
 
 // images are those that `make image` makes, by their entry points.
@@ -186,7 +186,7 @@ func testImageListsWhatIsLinked(t *testing.T) {
 	})
 }
 
-// linkedModules is what go version -m says is in a program: name and version of each module, in order.
+// linkedModules returns the modules of a program, as go version -m lists them: name and version of each, in order.
 func linkedModules(t *testing.T, program string) (modules []string) {
 	t.Helper()
 	output, err := exec.Command("go", "version", "-m", program).Output()

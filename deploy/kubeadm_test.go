@@ -51,7 +51,7 @@ func testOverlayTakesKubeadmsPrivilegesAway(t *testing.T) {
 	}
 }
 
-// applied is what `kubectl apply` makes of an object that it did not make itself.
+// applied returns the result of `kubectl apply` of wanted on live, an object that it did not create.
 func applied(t *testing.T, live, wanted *appsv1.DaemonSet) *appsv1.DaemonSet {
 	t.Helper()
 	current, err := json.Marshal(live)

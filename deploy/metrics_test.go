@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// metric is what a metric of the program is like.
+// metric has the kind and the labels of a metric of the program.
 type metric struct {
 	kind   string // counter, gauge or histogram
 	labels []string

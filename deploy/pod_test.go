@@ -38,7 +38,7 @@ func newPod(t *testing.T, c cluster, spec corev1.PodSpec, configMap *corev1.Conf
 	return p
 }
 
-// mountPath is where the pod's only volume is mounted in every container.
+// mountPath returns the directory at which every container mounts the pod's only volume.
 func (p pod) mountPath(t *testing.T) string {
 	t.Helper()
 	for _, c := range append(p.spec.InitContainers, p.spec.Containers...) {
@@ -60,8 +60,8 @@ func (p pod) write(t *testing.T, path, content string) {
 	}
 }
 
-// container is what the runtime makes of a container of the pod. It gets no more than the
-// pod's security context allows.
+// container returns a container of the pod as the runtime starts it, with no more privileges than its
+// security context allows.
 func (p pod) container(c corev1.Container) container {
 	out := container{
 		Root:                   p.root,

@@ -30,10 +30,10 @@ func kustomize(t *testing.T, dir string) objects {
 	return all
 }
 
-// values are what an operator sets of the chart.
+// values are the values that an operator sets for the chart.
 type values = map[string]any
 
-// needed adds to values what the chart does without in no case.
+// needed adds the values that the chart requires.
 func needed(more values) values {
 	return util.CoalesceTables(more, values{"apiServer": apiServer, "config": values{"clusterCIDR": podsRange}})
 }

@@ -40,7 +40,7 @@ type affinityTest struct {
 	// hash is compiler.Config.AffinityHash.
 	hash    bool
 	clients []netip.Addr
-	// home is where each client was sent.
+	// home has the endpoint of each client.
 	home map[netip.Addr]string
 }
 
@@ -434,7 +434,7 @@ func (a *affinityTest) watchUntil(subject string, check func() error) {
 	await.Until(a.T, subject, check)
 }
 
-// learnedElements is how many pairs of client and endpoint the kernel remembers.
+// learnedElements returns the number of pairs of client and endpoint that the kernel remembers.
 func (a *affinityTest) learnedElements() int {
 	a.Helper()
 	return len(a.learned())

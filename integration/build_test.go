@@ -83,8 +83,8 @@ func printed(t *testing.T, program string, args ...string) string {
 	return string(out)
 }
 
-// mixinsVersion is what the alert KubeVersionMismatch of kubernetes-mixin makes of the label git_version
-// before it counts how many different ones there are.
+// mixinsVersion matches the part of the label git_version that the alert KubeVersionMismatch of kubernetes-mixin
+// keeps before it counts the different ones.
 var mixinsVersion = regexp.MustCompile(`^(v[0-9]*.[0-9]*).*$`)
 
 func TestVersions(t *testing.T) {

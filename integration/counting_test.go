@@ -150,7 +150,7 @@ func send(t *testing.T, h *lab.Host, to string, packets int, answers bool) {
 	}
 }
 
-// counted is what ruledump says: "connections/packets/bytes" by "Service address", without what is 0.
+// counted returns the counters that ruledump prints: "connections/packets/bytes" by "Service address", without zeros.
 func (c *counting) counted(t *testing.T, args ...string) map[string]string {
 	t.Helper()
 	var list struct {

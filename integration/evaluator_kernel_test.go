@@ -24,7 +24,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-// flowsPerRuleset is how many flows are sent through each random ruleset.
+// flowsPerRuleset is the number of flows through each random ruleset.
 const flowsPerRuleset = 40
 
 func init() {
@@ -37,8 +37,8 @@ func TestEvaluator(t *testing.T) {
 	t.Run("agrees with the kernel on any rules", testEvaluatorAgreesWithTheKernelOnAnyRules)
 }
 
-// What the evaluator says of random packets through the rulesets of random models is what the
-// kernel does with them. rapid prints how to try a case that fails again.
+// The kernel treats random packets through the rulesets of random models as the evaluator
+// predicts. rapid prints how to repeat a case that fails.
 func testEvaluatorAgreesWithTheKernel(t *testing.T) {
 	b := newBench(t)
 	rapid.Check(t, func(rt *rapid.T) {
@@ -166,8 +166,8 @@ func (c *comparison) independent(list []flows.Flow) (alone []flows.Flow, err err
 	return alone, nil
 }
 
-// fewFates is how many fates a flow may have at most for each to be seen: of many, some come about
-// by a row of draws that hardly ever happens.
+// fewFates bounds the fates of a flow of which a test must see each. Of more fates, some are too
+// improbable to come up.
 const fewFates = 4
 
 // compareFlow makes connections until each fate of the first one was seen. Each must have one of
@@ -325,7 +325,7 @@ func compiled(t failing, config compiler.Config, m *model.Changes) []*nft.Table 
 	return c.Tables()
 }
 
-// failing is what *testing.T and *rapid.T have in common here.
+// failing has the methods of *testing.T and *rapid.T that the tests here use.
 type failing interface {
 	Helper()
 	Fatal(...any)

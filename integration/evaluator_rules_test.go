@@ -60,7 +60,7 @@ type ruleGenerator struct {
 	// from is the first of them that the chain under way may lead to.
 	from     int
 	verdicts *nft.Set
-	// trace is where packets leave traces that tell what they were like when they passed.
+	// trace is a map to which rules add an element for each packet, with the header and the mark that it had there.
 	trace *nft.Set
 }
 
@@ -140,8 +140,8 @@ func (d *ruleGenerator) chains() []*nft.Chain {
 		d.regular = append(d.regular, &nft.Chain{Name: fmt.Sprintf("%s-to-%d", d.base.Name, i)})
 	}
 	d.verdicts, d.trace = d.verdictMap(), d.traceMap()
-	// Answers, errors and what hosts say unasked (MLD) go their way, so that what is observed
-	// is what became of the first packets.
+	// Answers, errors and messages that hosts send by themselves (MLD) pass, so that a test
+	// observes the fate of the first packets alone.
 	const invalidEstablishedRelated = 1 | 2 | 4
 	d.base.Rules = []nft.Rule{
 		nft.NewRule(nft.Match{Field: nft.CTState, Value: invalidEstablishedRelated}, nft.Accept),

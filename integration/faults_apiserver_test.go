@@ -30,7 +30,7 @@ type apiFault struct {
 	name string
 	// begin has it go wrong, for open watches too. The function that it returns mends it.
 	begin func(t *testing.T, f *withServer) (mend func())
-	// says is what the log says, and problem what health does, while it lasts.
+	// says is a text in the log, and problem one in the answer about health, while the fault lasts.
 	says, problem string
 	// long says that it takes a minute or two, for timeouts of client-go.
 	long bool
@@ -152,7 +152,7 @@ var apiFaults = []apiFault{
 	}},
 }
 
-// shortLife is how long a certificate is valid that is to expire.
+// shortLife is the validity of a certificate that is to expire.
 const shortLife = 20 * time.Second
 
 // clientCertificate writes a certificate, and its key, that is valid for a while.
@@ -224,7 +224,7 @@ func (fault apiFault) survive(t *testing.T) {
 	end()
 }
 
-// outage is how long the API server is gone: longer than clients and load balancers wait for anything.
+// outage is the time for which the API server is gone: longer than clients and load balancers wait for anything.
 const outage = time.Minute
 
 // servePod starts a pod that tells each client its name, and again for each line that the client sends.

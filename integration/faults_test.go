@@ -31,7 +31,7 @@ import (
 var everyCall = flag.Bool("every-call", false, "kill the proxy at each of its system calls, not at some; run faults that take minutes too")
 
 const (
-	// someKills is how many times the proxy is killed without -every-call, at calls up to usualCalls and in commits.
+	// someKills is the number of kills without -every-call, at calls up to usualCalls and again in commits.
 	someKills  = 4
 	usualCalls = 250
 	// killedServices make a commit long enough to be killed in.

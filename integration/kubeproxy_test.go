@@ -364,13 +364,13 @@ func (f *withServer) hasEvent(t *testing.T, reason string) {
 	})
 }
 
-// usage is what a proxy that runs has in use.
+// usage has the descriptors and goroutines of a running proxy.
 type usage struct {
 	descriptors await.Descriptors
 	goroutines  int
 }
 
-// spareGoroutines is how many may come and go with connections and timers.
+// spareGoroutines is the number of goroutines that may come and go with connections and timers.
 const spareGoroutines = 8
 
 func (f *troubled) usage(t *testing.T, p *lab.Process) usage {

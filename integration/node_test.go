@@ -277,8 +277,8 @@ func awaitAnswer(t *testing.T, h *lab.Host, url string) {
 	})
 }
 
-// The health checks of Services are where node ports are: in a family that nodePortAddresses does not
-// name, on every address. A warning says so.
+// The health checks of Services answer on the addresses of node ports: in a family that nodePortAddresses
+// does not name, on every address. A warning says so.
 func testHealthChecksOfAnUnnamedFamilyAnswerEverywhere(t *testing.T) {
 	l, p := startWithNodePortAddresses(t, "10.244.1.254/32")
 	for _, url := range []string{"http://10.244.1.254:32080", "http://[fd00:1::1]:32080", "http://[fd00:10:244:1::254]:32080", "http://[::1]:32080"} {

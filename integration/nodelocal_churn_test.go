@@ -33,13 +33,13 @@ var (
 	churnSeed    = flag.Uint64("node-local-seed", 0, "the seed of TestNodeLocalChurn; 0 draws one")
 )
 
-// churnServices is how many Services come, go and change.
+// churnServices is the number of Services that come, go and change.
 const churnServices = 40
 
 // churnPods is the network of the pods.
 const churnPods = "10.244.0.0/16"
 
-// serverMetrics is where the server tells how many full states it has sent.
+// serverMetrics is the address of the server's metrics, which count the full states that it has sent.
 const serverMetrics = "127.0.0.1:10400"
 
 // churn is an API server whose objects change, a server and a backend that are killed,

@@ -120,7 +120,7 @@ func TestTwoProxies(t *testing.T) {
 	t.Run("that differ name each other and back off", testTwoProxiesThatDiffer)
 }
 
-// contestLine is what a proxy logs that backs off because another program undoes its repairs.
+// contestLine is the log line of a proxy that backs off because another program undoes its repairs.
 const contestLine = "Another program keeps changing the proxy's tables; comparing less often. Does a second proxy run on this node?"
 
 // startSecond starts a second proxy, with ports of its own.

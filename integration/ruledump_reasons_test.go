@@ -23,8 +23,8 @@ func TestExplain(t *testing.T) {
 }
 
 // testExplainGoldenFlows explains every flow of every golden case, of which TestGoldenFlows sends the packets. The
-// result is what the case says, and the reason what follows from that and from the Services. The reason is
-// worked out here from the model; explain knows the tables alone.
+// result must be that of the case, and the reason must follow from the result and the Services. The test works out
+// the reason from the model; explain knows the tables alone.
 func testExplainGoldenFlows(t *testing.T) {
 	reasons := map[verb.Reason]int{}
 	sources := map[verb.SourceReason]int{}

@@ -69,7 +69,7 @@ const traceEvery = 8
 
 var traceAll = flag.Bool("traceall", false, "trace the flows of all golden cases")
 
-// podNetwork is how the pods of a lab are connected.
+// podNetwork says how the pods of a lab are connected.
 type podNetwork struct {
 	name, bridge string
 	// filtered says that br_netfilter calls the hooks of IP at the ports of the bridge.

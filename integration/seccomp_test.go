@@ -121,7 +121,7 @@ func (f *restricted) run(t *testing.T, program string, args ...string) *lab.Proc
 	return p
 }
 
-// badCall is how a program in Go ends that makes a forbidden system call.
+// badCall is the message of a Go program that dies of a forbidden system call.
 const badCall = "SIGSYS: bad system call"
 
 func (f *restricted) proxy(t *testing.T, args ...string) *lab.Process {

@@ -37,7 +37,7 @@ const sideManifests = `{apiVersion: v1, kind: Service, metadata: {name: web-SIDE
 ---
 `
 
-// sideFlows are what becomes of packets to those Services while their proxy's rules are there.
+// sideFlows has the results of packets to those Services while their proxy's rules are there.
 const sideFlows = `
 - {name: a pod reaches web-SIDE, from: client, to: "10.96.SIDE.1:80", expect: {endpoints: ["10.244.1.SIDE:8080"], source: kept}}
 - {name: an outside host reaches web-SIDE masqueraded, from: outside, to: "10.96.SIDE.1:80", expect: {endpoints: ["10.244.1.SIDE:8080"], source: masqueraded}}

@@ -68,7 +68,7 @@ func TestSIGTERM(t *testing.T) {
 }
 
 const (
-	// someStops is how many times each program is stopped without -every-call, each time up to lastStop after its start.
+	// someStops is the number of stops of each program without -every-call, each up to lastStop after its start.
 	someStops = 6
 	lastStop  = 600 * time.Millisecond
 )

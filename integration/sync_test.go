@@ -94,7 +94,7 @@ func updated(i, n int) (*corev1.Service, *discoveryv1.EndpointSlice) {
 	return serviceAt(fmt.Sprint("updated-", i), fmt.Sprint("10.96.7.", i+1), fmt.Sprintf("10.244.1.%d", 1+n/updatedServices%200), "10.244.1.201")
 }
 
-// syncs is how many the proxy has made.
+// syncs returns the number of Syncs that the proxy has made.
 func (f *troubled) syncs(t *testing.T) int {
 	t.Helper()
 	n, err := strconv.Atoi(f.metric(t, `kubeproxy_sync_proxy_rules_duration_seconds_count{ip_family="IPv4"}`))

@@ -482,7 +482,7 @@ func (i *incident) runOnReport(t *testing.T, binary string, command []string, wa
 var (
 	// ofObjects are warnings about objects, which a report does not have.
 	ofObjects = regexp.MustCompile(`(?m)^ruledump: .* claimed by .*\n`)
-	// noTables is how the lack of tables is told, of a kernel and of a report.
+	// noTables matches the message about missing tables, of a kernel and of a report.
 	noTables = regexp.MustCompile(`ruledump: .* no table ip kube-proxy or ip6 kube-proxy.*`)
 )
 

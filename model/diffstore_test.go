@@ -243,8 +243,8 @@ func TestPortStore(t *testing.T) {
 	t.Run("does what changes do", testPortStoreDoesWhatChangesDo)
 }
 
-// Whatever comes in, as increments or as everything, what was applied from the differences is what a
-// backend has that applied each of the Changes.
+// A backend that applies the differences has the same as one that applies each of the Changes, whether
+// these are increments or full.
 func testPortStoreDoesWhatChangesDo(t *testing.T) {
 	ids := []PortID{{Service: "a"}, {Service: "b"}, {Service: "c"}, {Service: "d"}}
 	rapid.Check(t, func(t *rapid.T) {

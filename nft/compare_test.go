@@ -158,8 +158,8 @@ func readTable(t *testing.T, c *Conn, want *Table) *Table {
 	return got
 }
 
-// giveUpTime is how soon a listing has to end when nobody wants it any more. The kernel makes a piece in less than 10
-// ms; the rest is for busy machines and for emulated ones. The number of pieces is the stricter measure.
+// giveUpTime bounds the time until a listing ends when nobody wants it any more. The kernel makes a piece in less than
+// 10 ms; the rest is for busy machines and for emulated ones. The number of pieces is the stricter measure.
 const giveUpTime = 10 * time.Second
 
 // A comparison is disturbed after disturbedAt pieces of work. It may do givingUp more: those under way. Without a
@@ -426,7 +426,7 @@ func TestCompareRefusesAKeyOfAnotherLength(t *testing.T) {
 	}
 }
 
-// The lock that a Guard takes is what keeps the wanted table still; a race detector would see if it did not.
+// The lock that a Guard takes keeps the wanted table still; a race detector would see if it did not.
 func testCompareBesideChanges(t *testing.T) {
 	table := manyAddresses(20_000)
 	_, another := dialOver(t, table)

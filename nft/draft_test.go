@@ -203,7 +203,7 @@ func testTheDiffOfTwoTablesTurnsOneIntoTheOther(t *testing.T) {
 	})
 }
 
-// kernelOf is what a random walk commits to: the strict one in memory or the real one.
+// kernelOf is the kernel to which a random walk commits: the strict one in memory or the real one.
 type kernelOf interface {
 	commit(Transaction) error
 	read(Family, string) (*Table, error)

@@ -41,7 +41,7 @@ func TestFake(t *testing.T) {
 	t.Run("knows the owner of a table, as the kernel does", testFakeOwner)
 }
 
-// outcome is what a connection says of a transaction and has after it.
+// outcome prints a connection's result of a transaction, and the tables and events after it.
 func outcome(t testing.TB, c *Conn, m *Monitor, tx Transaction) string {
 	t.Helper()
 	var b strings.Builder

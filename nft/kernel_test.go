@@ -29,7 +29,7 @@ func dial(t testing.TB) *Conn {
 	return c
 }
 
-// initialNamespace is where the tests were started. Its rules are not theirs.
+// initialNamespace is the namespace in which the tests were started. Its rules are not theirs.
 var initialNamespace, _ = os.Stat(currentNamespace)
 
 // runNft runs the nft program in the test's namespace; it is here to check this package, which does without.

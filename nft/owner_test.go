@@ -234,7 +234,7 @@ const ownerMark = "NFT_TEST_OWNER"
 
 func isOwner() bool { return os.Getenv(ownerMark) != "" }
 
-// ownUntilKilled is what the process does that killOwner starts.
+// ownUntilKilled owns a table until the process is killed. It runs in the process that killOwner starts.
 func ownUntilKilled(t *testing.T) {
 	c := dial(t)
 	commitAll(t, c, Replace(ours(FamilyIP)))

@@ -21,7 +21,7 @@ import (
 	nodelocalv1 "github.com/nftproxy/nftproxy/nodelocal/v1"
 )
 
-// play is what a server does in one call of Watch. A client that goes ends sending.
+// play serves one call of Watch. Sending ends when the client disconnects.
 type play = func(seen *nodelocalv1.Position, send func(...*nodelocalv1.Update)) error
 
 // script is a server that plays what a test wrote: one function for each call of Watch; the last one is
@@ -142,7 +142,7 @@ func testClientOfABadServer(t *testing.T) {
 	for _, tt := range []struct {
 		name string
 		bad  play
-		// before is what the backend has from the bad server.
+		// before is the state that the backend has from the bad server.
 		before string
 	}{
 		{"increments before any state", func(_ *nodelocalv1.Position, send func(...*nodelocalv1.Update)) error {

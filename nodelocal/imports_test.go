@@ -9,7 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// clientModules is what a client of the node-local API depends on. docs/node-local.md says it too.
+// clientModules has the modules that a client of the node-local API depends on. docs/node-local.md lists them too.
 var clientModules = []string{
 	"github.com/cenkalti/backoff/v5",
 	"github.com/go-logr/logr",

@@ -21,15 +21,15 @@ import (
 
 var everyCall = flag.Bool("every-call", false, "have each fault strike each system call in turn, not one at random")
 
-// usualCalls is about how many system calls of one kind a case makes.
+// usualCalls is the approximate number of system calls of one kind in a case.
 const usualCalls = 30
 
-// faultCase is something that a backend does, and during which netlink goes wrong.
+// faultCase is an action of a backend during which netlink goes wrong.
 type faultCase struct {
 	name string
-	// prepare does all that comes before.
+	// prepare does all that comes before the action.
 	prepare func(t *testing.T, n *node)
-	// act is what goes wrong.
+	// act does the action.
 	act func(ctx context.Context, n *node) error
 	// atomic says that one commit does it, so that the kernel has the tables of before or of afterwards.
 	atomic bool
@@ -208,7 +208,7 @@ func (tc *faultCase) survives(t *testing.T, ns *netns.Namespace, fault process.N
 	return struck
 }
 
-// printed is what the backend wants; nothing without one.
+// printed returns the tables that the backend wants, as text; empty without a backend.
 func (n *node) printed() string {
 	if n.backend == nil {
 		return ""
@@ -216,7 +216,7 @@ func (n *node) printed() string {
 	return printed(n.backend.Tables()...)
 }
 
-// held is what the kernel has, temporary tables included.
+// held returns the tables that the kernel has, as text, temporary tables included.
 func held(t *testing.T, c *nft.Conn) string {
 	t.Helper()
 	var tables []*nft.Table
@@ -238,7 +238,7 @@ func held(t *testing.T, c *nft.Conn) string {
 func TestBackendSyncRefusedOnce(t *testing.T) {
 	for _, tc := range []struct {
 		name string
-		// before is what the backend does before the Sync.
+		// before has the backend do its work before the Sync.
 		before func(t *testing.T, n *node)
 	}{
 		{"after a refused change it commits the difference", func(t *testing.T, n *node) { n.run(t, 1, 2) }},

@@ -12,7 +12,7 @@ import (
 	"github.com/nftproxy/nftproxy/model"
 )
 
-// apiObjects is what somebody who may write to the API server can make, as JSON.
+// apiObjects has objects that somebody who may write to the API server can create, as JSON.
 type apiObjects struct {
 	Services     []corev1.Service
 	Slices       []discoveryv1.EndpointSlice

@@ -26,12 +26,12 @@ type fakeBackend struct {
 	// broken makes every Sync fail; fail, if set, is asked with the number of the call.
 	broken atomic.Bool
 	fail   func(call int) bool
-	// takes is how long a Sync lasts.
+	// takes is the duration of a Sync.
 	takes time.Duration
 
 	mu   sync.Mutex
 	busy bool
-	// called is when Sync was called, applied what it came to.
+	// called has the time of each call of Sync; applied has the merged Changes of the successful ones.
 	called  []time.Time
 	applied *model.Changes
 }

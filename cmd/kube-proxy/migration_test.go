@@ -76,7 +76,7 @@ func testFieldsHaveARow(t *testing.T) {
 	}
 }
 
-// verdict is what a row may say in the column "here".
+// verdict matches the texts that the column "here" may have.
 var verdict = regexp.MustCompile(`^(same([:.,] .+)?|different: .+|not applicable: .+|only here)$`)
 
 func testRowsSayWhatBecomesOfAField(t *testing.T) {

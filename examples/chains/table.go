@@ -28,12 +28,12 @@ type builder struct {
 	hairpin           *nft.Set
 }
 
-// dialed is what clients dial: address, protocol and port. It is the key of services and refused.
+// dialed returns the address, the protocol and the port that clients dial. They are the key of services and refused.
 func (b *builder) dialed() nft.Concat {
 	return nft.Concat{b.family.Daddr(), nft.MetaL4proto, nft.ThDport}
 }
 
-// buildTable returns the table for all ports of a family. clusterCIDR is where pods are.
+// buildTable returns the table for all ports of a family. clusterCIDR is the range of the pods.
 func buildTable(family nft.Family, state *model.Changes, clusterCIDR netip.Prefix) *nft.Table {
 	b := &builder{family: family, clusterCIDR: clusterCIDR}
 	b.services = &nft.Set{Name: "services", Key: b.dialed(), Verdicts: true}

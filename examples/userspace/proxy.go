@@ -28,14 +28,14 @@ func (f frontend) compare(o frontend) int {
 	return cmp.Or(int(f.protocol)-int(o.protocol), f.at.Compare(o.at))
 }
 
-// What a frontend's address is to its Service.
+// The kinds of a frontend's address.
 const clusterIP, loadBalancerIP, externalIP, nodePort = 0, 1, 2, 3
 
-// target is what is behind a frontend.
+// target is the Service port behind a frontend, and the kind of the frontend's address.
 type target struct {
 	port *model.ServicePort
 	kind int
-	// inside is where clients are that traffic policy Local is not about: pods, and the node itself.
+	// inside has the addresses of clients to which traffic policy Local does not apply: pods, and the node itself.
 	inside []netip.Prefix
 }
 
@@ -49,7 +49,7 @@ func (t target) precedes(o target) bool {
 
 // proxy works out all frontends anew with each change, and its DiffStores tell which to open and close.
 type proxy struct {
-	clusterCIDRs []netip.Prefix // where pods are
+	clusterCIDRs []netip.Prefix // the ranges of the pods
 	frontends    *model.DiffStore[frontend, target]
 	addresses    *model.DiffStore[netip.Addr, struct{}]
 	servers      map[frontend]*server

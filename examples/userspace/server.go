@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// maxClients is how many connections, or UDP clients, a frontend has at a time. More wait, or are not heard.
+// maxClients bounds the TCP connections, or UDP clients, of a frontend. Further connections wait; datagrams are lost.
 const maxClients = 1024
 
 // server is an open frontend.

@@ -36,7 +36,7 @@ type cluster struct {
 	kubeconfig string
 
 	cleanups []func()
-	// services is how many there are, those that answer included.
+	// services is the number of Services, those that answer included.
 	services     int
 	lastEndpoint netip.Addr
 	// first and last answer, and were created before and after all others.

@@ -35,7 +35,7 @@ type options struct {
 	verbose  bool
 }
 
-// size is how large a cluster is.
+// size is the size of a cluster: the number of Services, and of endpoints of each.
 type size struct{ services, endpoints int }
 
 func (s size) String() string { return fmt.Sprintf("%d×%d", s.services, s.endpoints) }

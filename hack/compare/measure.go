@@ -11,27 +11,27 @@ import (
 	"time"
 )
 
-// span is how long something took, and the processor time that it cost until the proxy was idle again.
+// span is the time that something took, and the processor time that it cost until the proxy was idle again.
 type span struct {
 	took, cpu time.Duration
-	// sync is how long the Syncs took meanwhile, as the proxy's own metric says.
+	// sync is the time of the Syncs meanwhile, by the proxy's own metric.
 	sync time.Duration
-	// over says that it took longer than anybody waited.
+	// over says that it took longer than the patience.
 	over bool
 	// none says that the proxy has nothing to measure this with: kube-proxy in iptables mode has no table of its own.
 	none bool
 }
 
-// result is what was measured of one contender.
+// result has the measurements of one contender.
 type result struct {
 	name                                string
 	cold, change, restart, flush, table span
 	peak                                int64
-	// floor is how long the kernel takes to commit the tables of the start, encoded before; 0 for proxies of others.
+	// floor is the kernel's time to commit the tables of the start, encoded before; 0 for proxies of others.
 	floor time.Duration
 }
 
-// startPatience is how long a proxy may take to program everything.
+// startPatience bounds the time in which a proxy programs everything.
 const startPatience = 20 * time.Minute
 
 // measure takes one contender through all of it. There are no tables before, and none after.

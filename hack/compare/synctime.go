@@ -16,7 +16,7 @@ import (
 	"github.com/nftproxy/nftproxy/nft"
 )
 
-// syncTime is how long all Syncs of the running proxy took together, as its metrics on the node's loopback say. The
+// syncTime returns the time of all Syncs of the running proxy together, by its metrics on the node's loopback. The
 // metric has a value for each IP family, and one Sync of both families counts in both. The Services here are of IPv4.
 func (c *cluster) syncTime(ctx context.Context) (time.Duration, error) {
 	const url, name = "http://127.0.0.1:10249/metrics", "kubeproxy_sync_proxy_rules_duration_seconds_sum"
@@ -50,7 +50,7 @@ func (c *cluster) syncTime(ctx context.Context) (time.Duration, error) {
 	return sum, lines.Err()
 }
 
-// floor is how long the kernel takes to commit the tables of the node in an empty namespace, encoded before: a lower
+// floor returns the kernel's time to commit the tables of the node in an empty namespace, encoded before: a lower
 // bound of each first Sync. It is the least of five.
 func (c *cluster) floor(ctx context.Context) (least time.Duration, err error) {
 	tx, err := c.tables(ctx)

@@ -136,13 +136,13 @@ func sleep(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// observations is what a stream of connections has noticed so far.
+// observations has the results of a stream of connections so far.
 type observations struct {
 	replacement
 	total, failed int
 	firstFailure  error
 	failedAt      time.Time
-	// firstNew is when the new pod first answered, lastOld when the old one last did.
+	// firstNew is the time of the new pod's first answer, lastOld of the old pod's last answer.
 	firstNew, lastOld time.Time
 }
 

@@ -12,8 +12,8 @@ import (
 	"github.com/nftproxy/nftproxy/internal/testkit/lab"
 )
 
-// patience is how long a client waits for anything. Nothing is ever tried twice: the
-// kernel sends a lost packet again after a second, and so shows what got lost.
+// patience bounds each wait of a client. A client tries nothing twice: the kernel sends a
+// lost packet again after a second, and so shows the loss.
 const patience = 900 * time.Millisecond
 
 // client opens connections to one Service address.
@@ -24,9 +24,9 @@ type client struct {
 	to      netip.AddrPort
 }
 
-// reply is what the server said.
+// reply is the answer of a server.
 type reply struct {
-	// reached is the endpoint, seen whom it saw, own who the client was.
+	// reached is the endpoint, seen the client's address as the endpoint saw it, own the client's own address.
 	reached     netip.AddrPort
 	seen, own   netip.Addr
 	answered    time.Time
@@ -153,7 +153,7 @@ func (d *demo) openLasting(ctx context.Context, leaving pod) (lasting, error) {
 	return lasting{}, fmt.Errorf("100 connections to %s all reached %s", c.to, leaving.name)
 }
 
-// echoResult is what became of the lines that were sent.
+// echoResult has the numbers of lines that were sent and that came back.
 type echoResult struct {
 	sent, returned int
 	err            error

@@ -32,7 +32,7 @@ func addresses(port uint16, ipv4, ipv6 string) [2]netip.AddrPort {
 	}
 }
 
-// demo is what the steps share.
+// demo holds the state that the steps share.
 type demo struct {
 	lab      *lab.Lab
 	programs programs

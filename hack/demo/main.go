@@ -131,7 +131,7 @@ func runSecondSelf(ctx context.Context) error {
 	return nil
 }
 
-// away is how long a killed process stays away while connections run.
+// away is the time from the kill of a process to its restart, while connections run.
 const away = 300 * time.Millisecond
 
 // apart runs the server, which knows Kubernetes, and the backend, which programs nftables, as processes of their

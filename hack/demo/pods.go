@@ -61,7 +61,7 @@ func (p pod) start(l *lab.Lab) (*server, error) {
 //go:embed manifests/*.yaml
 var embedded embed.FS
 
-// shopFile holds the Services with endpoints, and is what changes.
+// shopFile holds the Services with endpoints. The demo changes this file.
 const shopFile = "shop.yaml"
 
 // writeManifests puts the embedded manifests into dir.
@@ -107,8 +107,8 @@ const (
 	logPort = 5140
 )
 
-// server is what runs in a pod. It tells every client where it was reached and whom it
-// saw, and then sends back what it gets.
+// server serves in a pod. It tells every client the address that the client reached and the
+// client's address, and then echoes.
 type server struct {
 	host    *lab.Host
 	sockets []io.Closer

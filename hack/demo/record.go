@@ -49,10 +49,10 @@ type frame struct {
 }
 
 const (
-	// reading is how long the picture waits after each frame, and atTheEnd after the last
-	// one, on top of the recorded time.
+	// reading is the time that the picture waits after each frame, and atTheEnd after the
+	// last one, on top of the recorded time.
 	reading, atTheEnd = 1500 * time.Millisecond, 8 * time.Second
-	// atOnce is the time between two lines of one frame at most.
+	// atOnce bounds the time between two lines of one frame.
 	atOnce = 50 * time.Millisecond
 )
 

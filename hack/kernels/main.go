@@ -80,7 +80,7 @@ func (o options) reported() []string {
 	return versions
 }
 
-// source is what is tested.
+// source is the source code under test.
 type source struct {
 	root   string // directory of the module
 	commit string // as git describe says

@@ -13,8 +13,8 @@ import (
 	"strings"
 )
 
-// neededModules are what the proxy and the tests need of a kernel. On a real machine the kernel loads them when
-// they are asked for; in the test's machine there is no modprobe, so all are loaded at the start.
+// neededModules are the kernel modules that the proxy and the tests need. On a real machine the kernel loads them
+// on demand. The test's machine has no modprobe, so all are loaded at the start.
 var neededModules = []string{
 	// The proxy's rules.
 	"nf_tables", "nft_chain_nat", "nft_ct", "nft_nat", "nft_masq", "nft_numgen", "nft_hash", "nft_dup_ipv4", "nft_dup_ipv6", "nft_fib_ipv4", "nft_fib_ipv6",

@@ -120,8 +120,8 @@ func (r result) String() string {
 	return fmt.Sprintf("%s, %v", text, r.Took.Round(time.Second))
 }
 
-// A result is what one suite came to on one kernel. It is kept in the cache, so that a
-// report can be made of several runs.
+// A result is the outcome of one suite on one kernel. The cache keeps it, so that a report
+// can be made of several runs.
 type result struct {
 	Release         string        // of the kernel, as uname -r says
 	Commit          string        // of the source, as git describe says
@@ -174,7 +174,7 @@ func (r result) print(s suite) {
 	}
 }
 
-// err is what failed, if anything did.
+// err returns the status and the failed tests as an error; nil if the status is ok.
 func (r result) err() error {
 	if r.Status == "ok" {
 		return nil

@@ -67,7 +67,7 @@ func (s suite) job() job {
 
 func (s suite) testBinary() string { return strings.ReplaceAll(s.pkg, "/", "-") + ".test" }
 
-// binaries are what was built for the machine, by the path there.
+// binaries has the files that were built for the machine, by their paths there.
 type binaries map[string]string
 
 // of returns what one suite needs: the commands, and its own tests.

@@ -14,12 +14,12 @@ import (
 )
 
 const (
-	// batch is how many packets one system call sends, each the first of its flow.
+	// batch is the number of packets that one system call sends, each the first of its flow.
 	batch = 128
-	// rounds is how many batches each node gets, in turns with the others.
+	// rounds is the number of batches that each node gets, in turns with the others.
 	rounds = 300
-	// roundsOfFlows is how many rounds leave their flows in connection tracking. A percentile of the batches does not see
-	// the first one after that, even where all rounds have the same flows.
+	// roundsOfFlows is the number of rounds that leave their flows in connection tracking. A percentile of the batches
+	// does not see the first one after that, even where all rounds have the same flows.
 	roundsOfFlows = 50
 )
 

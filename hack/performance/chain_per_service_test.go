@@ -9,8 +9,8 @@ import (
 	"github.com/nftproxy/nftproxy/model"
 )
 
-// chainPerServiceBase is what the layout has once: base chains with the lookups that a packet passes in them. The verbs
-// are the chains of Services and the elements of service-ips.
+// chainPerServiceBase is the part that the layout has once: base chains with the lookups that a packet passes in them.
+// The verbs are the chains of Services and the elements of service-ips.
 const chainPerServiceBase = `table ip kube-proxy {
 	set cluster-ips { type ipv4_addr; elements = { %[3]s } }
 	set nodeport-ips { type ipv4_addr; elements = { 172.31.0.1 } }

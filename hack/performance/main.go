@@ -49,7 +49,7 @@ func run(output string, repeat int) error {
 	return os.WriteFile(output, []byte(charts(points)), 0o644)
 }
 
-// point is what was measured with one number of Services.
+// point has the measurements with one number of Services.
 type point struct {
 	services int
 	// firstSync is the time from objects in memory until the kernel has committed into an empty namespace, and kernel the
@@ -57,7 +57,7 @@ type point struct {
 	firstSync, kernel time.Duration
 	// oneChange is the median time of a Sync with one more Service.
 	oneChange time.Duration
-	// heap is how many bytes the model and the backend hold after a garbage collection.
+	// heap is the number of bytes that the model and the backend hold after a garbage collection.
 	heap float64
 }
 

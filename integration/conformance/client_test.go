@@ -108,7 +108,7 @@ func (t target) get(path string) (status int, body string, err error) {
 	return response.StatusCode, string(content), err
 }
 
-// affinityChecks is how many connections in a row tell affinity from chance, as in the e2e suite.
+// affinityChecks is the number of connections in a row that tell affinity from chance, as in the e2e suite.
 const affinityChecks = 15
 
 // sticks expects that connections end at the same one of pods, in each family.

@@ -30,10 +30,10 @@ const (
 	node2 = lab.RemoteName
 )
 
-// zoneOf is where the nodes are.
+// zoneOf holds the zone of each node.
 var zoneOf = map[string]string{node1: "zone-a", node2: "zone-b"}
 
-// clusterCIDR is where pods are.
+// clusterCIDR is the range of the pods in each family.
 const clusterCIDR = "10.244.0.0/16,fd00:10:244::/48"
 
 // cluster is a lab with an API server, and with what the control plane does for Services.
@@ -45,7 +45,7 @@ type cluster struct {
 	kubeconfig string
 	controlPlane
 
-	// pod is a pod on node1, and node a process there, which is what a pod with hostNetwork is.
+	// pod is a pod on node1, and node a process there, as in a pod with hostNetwork.
 	// peer is a process on node2, and outside a host outside the cluster.
 	pod, node, peer, outside *client
 }
@@ -84,7 +84,7 @@ func build(t *testing.T) *cluster {
 	return c
 }
 
-// dialFunc is how to connect to a server.
+// dialFunc connects to a server.
 type dialFunc func(ctx context.Context, network, address string) (net.Conn, error)
 
 // connect makes the client for the API server and registers the nodes. dial replaces the

@@ -19,7 +19,7 @@ type controlPlane struct {
 	clusterIPs, nodePorts, loadBalancers, lastPod int
 }
 
-// firstNodePort is where the default range of node ports starts.
+// firstNodePort is the start of the default range of node ports.
 const firstNodePort = 30000
 
 // admit completes a Service before it is stored.
@@ -154,7 +154,7 @@ func (s *service) emptySlice(suffix string, family corev1.IPFamily) *discoveryv1
 	}
 }
 
-// endpoint is what a slice says of the pod, for a Service that selects it.
+// endpoint returns the pod's entry in a slice of a Service that selects the pod.
 func (p *pod) endpoint(s *corev1.Service, family corev1.IPFamily) discoveryv1.Endpoint {
 	ready := s.Spec.PublishNotReadyAddresses || p.ready && !p.terminating
 	serving, terminating, zone := p.ready, p.terminating, zoneOf[p.node]
@@ -167,7 +167,7 @@ func (p *pod) endpoint(s *corev1.Service, family corev1.IPFamily) discoveryv1.En
 	}
 }
 
-// hints is what trafficDistribution makes of where the pod is (KEP-4444, KEP-3015).
+// hints returns the topology hints that the pod gets from trafficDistribution (KEP-4444, KEP-3015).
 func (p *pod) hints(distribution *string) *discoveryv1.EndpointHints {
 	if distribution == nil {
 		return nil

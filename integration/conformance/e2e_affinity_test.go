@@ -69,7 +69,7 @@ func (cl *client) changesAfter(timeout time.Duration, to address) {
 		if err != nil {
 			return err
 		}
-		time.Sleep(timeout + timeout/4) // Being away is what this is about.
+		time.Sleep(timeout + timeout/4) // The test needs the client's absence itself.
 		after, _, err := to.ask(answerTimeout)
 		if err == nil && after.pod == before.pod {
 			err = fmt.Errorf("reached %s again", after.pod)

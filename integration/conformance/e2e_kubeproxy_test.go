@@ -100,7 +100,7 @@ func (cl *client) closes(to address) (netip.AddrPort, error) {
 	return addrPort(conn.LocalAddr()), conn.(*net.TCPConn).CloseWrite()
 }
 
-// timeLeft is how long node1's conntrack keeps a connection of client's in state CLOSE_WAIT.
+// timeLeft returns the time that node1's conntrack still keeps a connection of client's in state CLOSE_WAIT.
 func (c *cluster) timeLeft(client netip.AddrPort) (time.Duration, error) {
 	var flows []conntrack.Flow
 	if err := c.lab.Node.Do(func() error {

@@ -30,7 +30,7 @@ type familyExchange struct {
 	streak int
 }
 
-// certain is how many datagrams in a row make sure that no answer is a late one.
+// certain is the number of datagrams in a row that rules out a late answer.
 const certain = 5
 
 // keepsSending begins to send to an address, until the test ends.
@@ -122,7 +122,7 @@ type lasting struct {
 	c     *cluster
 	conns []net.Conn
 	read  []*bufio.Reader
-	// pods is who answered.
+	// pods has the name of the pod that answered, for each connection.
 	pods []string
 }
 

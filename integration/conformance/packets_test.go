@@ -18,7 +18,7 @@ type packets struct {
 	heard map[netip.AddrPort]segment
 }
 
-// segment is what matters of a TCP segment (RFC 9293, section 3.1): the sequence number that
+// segment has two numbers of a TCP segment (RFC 9293, section 3.1): the sequence number that
 // comes next, and the one that its receiver is to send next.
 type segment struct{ next, acknowledged uint32 }
 

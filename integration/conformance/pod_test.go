@@ -140,11 +140,11 @@ func (p *pod) serveUDP(at netip.AddrPort) (io.Closer, error) {
 // hello is one line with the pod's name and who it sees.
 func (p *pod) hello(peer net.Addr) string { return p.name + " " + peer.String() + "\n" }
 
-// answer is what a client learns from a pod.
+// answer is a pod's answer to a client.
 type answer struct {
 	pod  string
 	sees netip.AddrPort
-	// rest is what follows the hello.
+	// rest is the text after the hello.
 	rest string
 }
 

@@ -125,7 +125,7 @@ type port struct {
 func tcp(number int32) port { return port{corev1.ProtocolTCP, number} }
 func udp(number int32) port { return port{corev1.ProtocolUDP, number} }
 
-// network is what package net calls the protocol.
+// network returns the protocol's name in package net.
 func (p port) network() string { return lower(string(p.protocol)) }
 
 // to is a Service port, named after its protocol and number, that leads to a port of pods.
@@ -169,7 +169,7 @@ func labels(l map[string]string) change {
 	return func(s *corev1.Service) { s.Labels = l }
 }
 
-// address is what clients dial: one or both families of an address, with a port.
+// address is an address that clients dial, in one or both families, with a port.
 type address struct {
 	network string
 	addrs   []netip.Addr
@@ -214,7 +214,7 @@ func (s *service) loadBalancerIP(p port) address {
 	return a
 }
 
-// nodePort is where node1 answers for a port of the Service.
+// nodePort returns the address on which node1 answers for a port of the Service.
 func (s *service) nodePort(p port) address {
 	s.c.t.Helper()
 	for _, servicePort := range s.get().Spec.Ports {
@@ -226,7 +226,7 @@ func (s *service) nodePort(p port) address {
 	return address{}
 }
 
-// healthCheck is where node1 tells load balancers whether it has endpoints.
+// healthCheck returns the address on which node1 tells load balancers whether it has endpoints.
 func (s *service) healthCheck() address {
 	s.c.t.Helper()
 	return onNode1(tcp(s.get().Spec.HealthCheckNodePort))

@@ -17,17 +17,17 @@ import (
 	"github.com/nftproxy/nftproxy/model"
 )
 
-// flows is how many connections of each family and protocol are open to each Service.
+// flows is the number of open connections to each Service, of each family and protocol.
 const flows = 500
 
 const (
-	// patience is how long a connection may take to answer. Until the router and the nodes know that a node died, packets
-	// are lost.
+	// patience bounds the wait for the answer of a connection. Until the router and the nodes know that a node died,
+	// packets are lost.
 	patience = 15 * time.Second
-	// directPatience is that for a connection with direct return: it must not be lost, so only a test that fails waits so
-	// long, and a node's last.
+	// directPatience is the bound for a connection with direct return: it must not be lost, so only a test that fails
+	// waits so long, and a node's last.
 	directPatience = 40 * time.Second
-	// again is when a datagram without an answer is sent again.
+	// again is the time after which a datagram without an answer is sent again.
 	again = time.Second
 	// pause is the time between two questions on a connection.
 	pause = 2 * time.Second
@@ -42,7 +42,7 @@ type connection struct {
 	// pod and source are the endpoint that answered and the address that it saw.
 	pod    string
 	source netip.AddrPort
-	// patience is how long an answer may take.
+	// patience bounds the wait for an answer.
 	patience time.Duration
 	// asked is the number of the last question.
 	asked int
@@ -185,8 +185,8 @@ type outcome struct {
 	of   int
 	// longest is the longest time until an answer of a connection that was not lost.
 	longest time.Duration
-	// dropped is how many packets the kernel dropped meanwhile because a processor's queue was full. All namespaces share
-	// the queues.
+	// dropped is the number of packets that the kernel dropped meanwhile because a processor's queue was full. All
+	// namespaces share the queues.
 	dropped uint64
 }
 
@@ -268,10 +268,10 @@ func (cs connections) byPod() map[string]int {
 	return load
 }
 
-// bulk is what a pod sends at a time to whom asks for it.
+// bulk is the number of bytes with which a pod answers the question "bulk".
 const bulk = 64 << 20
 
-// datagrams counts those that each pod got and that want no answer.
+// datagrams counts the datagrams that each pod got and that ask for no answer.
 type datagrams [nodes + 1]atomic.Int64
 
 // startPods makes every pod answer each line with its name and the address that it sees, and "bulk" with much.

@@ -17,8 +17,8 @@ import (
 
 func nodeName(i int) string { return fmt.Sprint("node-", i) }
 
-// managed is what an API server notes about who set which fields, and sends to everybody. The text has the length of
-// the note that kube-controller-manager's EndpointSlices, or kubectl's Services, get.
+// managed returns managed fields: the API server's note about who set which fields, which it sends to everybody. The
+// text has the length of the note that kube-controller-manager's EndpointSlices, or kubectl's Services, get.
 func managed(fields string) []metav1.ManagedFieldsEntry {
 	return []metav1.ManagedFieldsEntry{{
 		Manager: "kube-controller-manager", Operation: metav1.ManagedFieldsOperationUpdate, APIVersion: "v1",

@@ -110,13 +110,13 @@ func (p *roleProcess) change(b *testing.B, do func()) (p50, p99, last time.Durat
 	return time.Duration(times[0] - begin), time.Duration(times[1] - begin), time.Duration(times[2] - begin)
 }
 
-// processorTime is what the process has used.
+// processorTime returns the processor time that the process has used.
 func (p *roleProcess) processorTime(b *testing.B) time.Duration {
 	b.Helper()
 	return process.ProcessorTimeOf(b, p.cmd.Process.Pid)
 }
 
-// heap is what this process keeps, stacks included.
+// heap returns the number of bytes that this process keeps, stacks included.
 func heap() uint64 {
 	runtime.GC()
 	var stats runtime.MemStats

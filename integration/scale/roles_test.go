@@ -20,9 +20,9 @@ import (
 	"github.com/nftproxy/nftproxy/tracker"
 )
 
-// role is what a process of its own does. It says "ready" when all of its proxies have everything. After each line that
-// it reads it says "go", and then, once a change has reached all proxies, when that was: for the median, the 99th
-// percentile and the last of them, in nanoseconds since 1970.
+// role is the task of a process of its own. The process prints "ready" when all of its proxies have everything. After
+// each line that it reads it prints "go", and then, once a change has reached all proxies, the times at which it did:
+// for the median, the 99th percentile and the last of them, in nanoseconds since 1970.
 type role struct {
 	name       string
 	proxies    int
@@ -30,7 +30,7 @@ type role struct {
 	socket     string
 }
 
-// atOnce is how many proxies begin at the same time.
+// atOnce bounds the proxies that begin at the same time.
 const atOnce = 16
 
 // run does what the role is for until stdin ends.
@@ -116,7 +116,7 @@ func (r role) serve(ctx context.Context) error {
 	return nil
 }
 
-// arrivals is when a change reached each proxy first.
+// arrivals has the time at which a change first reached each proxy.
 type arrivals struct {
 	waiting []atomic.Bool
 	times   chan time.Time

@@ -25,7 +25,7 @@ type fixture struct {
 	server *apiservertest.Server
 	// clients are the processes that the API server serves, hearers the one that knows what reached the proxies.
 	clients, hearers *roleProcess
-	// watches is how many watches of EndpointSlices there are.
+	// watches is the number of watches of EndpointSlices.
 	watches int
 }
 

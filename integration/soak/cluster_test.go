@@ -90,7 +90,7 @@ func (c *cluster) changes() []kind {
 const (
 	others        = 60
 	mostEndpoints = 9
-	// silentPort is where nobody listens.
+	// silentPort is a port on which nobody listens.
 	silentPort = 9090
 )
 

@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// faults are what others do to the node, and what the API server does to the proxy.
+// faults returns the disturbances of the proxy: by other programs on the node, by signals and by the API server.
 func (s *soak) faults(t *testing.T) []kind {
 	return []kind{
 		{"nft flush ruleset", 1, func() { s.gap(t, "flush ruleset\n") }},
@@ -31,7 +31,7 @@ func (s *soak) faults(t *testing.T) []kind {
 	}
 }
 
-// restarts are how the process ends and begins anew.
+// restarts returns the ways in which the process ends and starts again.
 func (s *soak) restarts(t *testing.T) []kind {
 	return []kind{
 		{"kill -9 and a restart", 1, func() {
@@ -95,7 +95,7 @@ func (s *soak) freeze(t *testing.T, howLong time.Duration) {
 	}
 }
 
-// catchingUp is how long the proxy may take to be up to date. client-go waits for up to a minute before it asks an
+// catchingUp bounds the time until the proxy is up to date. client-go waits for up to a minute before it asks an
 // API server again that failed.
 const catchingUp = 2 * time.Minute
 
@@ -145,7 +145,7 @@ func (s *soak) staleFlow(t *testing.T) error {
 	return nil
 }
 
-// flappingFrontends are where the Service with changing endpoints is dialed.
+// flappingFrontends are the frontends of the Service with changing endpoints.
 var flappingFrontends = []netip.AddrPort{
 	netip.MustParseAddrPort("10.96.2.1:80"), netip.MustParseAddrPort("[fd00:10:96::2:1]:80"),
 	netip.MustParseAddrPort("192.168.0.1:32001"), netip.MustParseAddrPort("[fd00:1::1]:32001"),

@@ -20,7 +20,7 @@ import (
 
 const metricsAddress = "127.0.0.1:10249"
 
-// samples are what the proxy's process took of the machine, over time.
+// samples has samples of the resources that the proxy's process uses.
 type samples struct {
 	host *lab.Host
 
@@ -112,8 +112,8 @@ func (s *samples) metric(ctx context.Context, name string) (float64, error) {
 	return 0, fmt.Errorf("no metric %s", name)
 }
 
-// quantities are what must stay flat. A little growth is allowed: the memory of a Go program goes up and down with its
-// garbage collector, and connections to the API server come and go.
+// quantities must stay flat. A little growth is allowed: the memory of a Go program goes up and down with its garbage
+// collector, and connections to the API server come and go.
 var quantities = []struct {
 	name     string
 	of       func(sample) float64

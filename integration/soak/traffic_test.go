@@ -16,7 +16,7 @@ import (
 	"github.com/nftproxy/nftproxy/internal/testkit/lab"
 )
 
-// echoPort is where anchors and the flapping Service's pods send back what they get, over TCP and UDP.
+// echoPort is the port on which anchors and the flapping Service's pods echo, over TCP and UDP.
 const echoPort = 9000
 
 // traffic is the clients: each flow of testdata/flows.yaml again and again, TCP connections that last, and UDP sockets
@@ -39,7 +39,7 @@ type traffic struct {
 	excused  int // failures while the rules were broken by somebody else
 }
 
-// answersForOneLost is of how many datagrams to steady endpoints one may be lost.
+// answersForOneLost is the number of datagrams to steady endpoints of which one may be lost.
 const answersForOneLost = 2000
 
 var errLost = errors.New("a datagram was lost")
@@ -52,7 +52,7 @@ type failure struct {
 	err error
 }
 
-// grace is how long after a repair clients may still feel it: a UDP flow that was never translated is removed
+// grace is the time after a repair in which clients may still fail: a UDP flow that was never translated is removed
 // once connection tracking was searched, and TCP sends a lost segment again.
 const grace = 5 * time.Second
 

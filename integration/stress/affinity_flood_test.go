@@ -16,8 +16,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// forgedClients is how many forged addresses dial the attacked Service.
-// docs/measurements.md has what came of a million.
+// forgedClients is the number of forged addresses that dial the attacked Service.
+// docs/measurements.md has the results with a million.
 var forgedClients = flag.Int("forged-clients", 150_000, "number of forged SYNs that attack session affinity")
 
 const (

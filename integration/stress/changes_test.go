@@ -15,7 +15,7 @@ var (
 	changes = flag.Int("changes", 1000, "how many times something changes")
 )
 
-// betweenChanges is how many new connections are made between two changes.
+// betweenChanges is the number of new connections between two changes.
 const betweenChanges = 16
 
 func TestChanges(t *testing.T) {
@@ -70,11 +70,11 @@ table inet probe {
 }
 `
 
-// probe is a table of the test's own next to the proxy's, with counters of what becomes of
-// packets right before the proxy's rules would refuse those that were not translated.
+// probe is a table of the test's own next to the proxy's. Its counters tell translated
+// packets from others, right before the proxy's rules would refuse the others.
 type probe struct {
 	node *lab.Host
-	// dropped is how many packets the kernel had dropped for lack of room at the last reset.
+	// dropped is the number of packets that the kernel had dropped for lack of room at the last reset.
 	dropped uint64
 }
 

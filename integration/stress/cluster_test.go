@@ -26,7 +26,7 @@ type cluster struct {
 	config  compiler.Config
 	backend *proxy.Backend
 	flows   *conntrack.Cleaner
-	// searches is how often the connection tracking table was searched.
+	// searches counts the searches of the connection tracking table.
 	searches int
 }
 
@@ -129,7 +129,7 @@ func service(name string, protocol model.Protocol, family model.Family, number b
 	return p
 }
 
-// patience is how long to wait for anything that takes milliseconds on an idle machine.
+// patience bounds each wait for something that takes milliseconds on an idle machine.
 const patience = 20 * time.Second
 
 const namespace = "shop"

@@ -16,12 +16,12 @@ import (
 	"github.com/nftproxy/nftproxy/model"
 )
 
-// connections is how many clients a Service gets, each with a port of its own.
+// connections is the number of clients of a Service, each with a port of its own.
 const connections = 30_000
 
-// significance is how improbable a spread must be, given that all endpoints have the same
-// chance, to be called uneven. One even spread in a thousand is called so for nothing, so
-// there is a second try: both fail for nothing once in a million times.
+// significance is the probability below which a spread counts as uneven, given that all endpoints
+// have the same chance. One even spread in a thousand counts as uneven by chance, so there is a
+// second try: both fail by chance once in a million times.
 const significance = 0.001
 
 // mostEndpoints is the largest number of endpoints that is tried.

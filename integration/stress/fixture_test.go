@@ -29,7 +29,7 @@ type fixture struct {
 
 	// mu guards what follows.
 	mu sync.Mutex
-	// syncs is how many there were.
+	// syncs counts the Syncs.
 	syncs int
 	// until has, for each address that ever was an endpoint of the Service with clients, up to
 	// which Sync it was one.

@@ -18,7 +18,7 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// packets is how many new flows each kind of change gets. Where packets can fall between two
+// packets is the number of new flows for each kind of change. Where packets can fall between two
 // generations, a few of so many do, if the machine has two processors.
 var packets = flag.Int("packets", 100_000, "how many packets are sent while the rules change in one way")
 

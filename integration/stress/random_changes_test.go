@@ -19,11 +19,11 @@ const (
 	watchedNumber = 10
 	others        = 30
 	mostOthers    = 12 // endpoints
-	// otherPort is where nobody listens: a connection to another Service's endpoint fails.
+	// otherPort is a port on which nobody listens: a connection to another Service's endpoint fails.
 	otherPort = 9090
 )
 
-// What is behind the Service with clients: keepers all the time, extras now and then. All of
+// The endpoints of the Service with clients: keepers all the time, extras now and then. All of
 // them serve at any time.
 var (
 	keepers = []byte{1, 2, 3}

@@ -33,7 +33,7 @@ type udpClient struct {
 
 	// mu guards what follows.
 	mu sync.Mutex
-	// sent is how many datagrams the kernel took.
+	// sent counts the datagrams that the kernel took.
 	sent     int
 	refused  int
 	answered map[int]string
@@ -54,7 +54,7 @@ func dialUDP(t *testing.T, from *lab.Host, to netip.AddrPort) *udpClient {
 	return c
 }
 
-// source is where the datagrams start.
+// source returns the source address of the datagrams.
 func (c *udpClient) source() netip.AddrPort { return c.conn.LocalAddr().(*net.UDPAddr).AddrPort() }
 
 func (c *udpClient) listen() {
@@ -129,7 +129,7 @@ func (c *udpClient) expectNone(t *testing.T) {
 	}
 }
 
-// count is how many datagrams were sent so far: later ones have at least this number.
+// count returns the number of datagrams sent so far: later ones have at least this number.
 func (c *udpClient) count() int {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -22,7 +22,7 @@ const (
 
 var podNames = map[byte]string{first: "first", second: "second", keeper: "keeper"}
 
-// enough is how many datagrams each client sends in each state of the cluster.
+// enough is the number of datagrams that each client sends in each state of the cluster.
 const enough = 20
 
 func TestUDPFlows(t *testing.T) {
@@ -150,7 +150,7 @@ func clientsOf(t *testing.T, from *lab.Host, to netip.AddrPort, pods ...string) 
 	return nil
 }
 
-// marks are how many datagrams each client had sent at an instant.
+// marks has the number of datagrams that each client had sent at an instant.
 type marks map[*udpClient]int
 
 func mark(clients []*udpClient) marks {

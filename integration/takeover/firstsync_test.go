@@ -21,9 +21,9 @@ var containers = []string{
 	"service-nodeports", "hairpin-connections",
 }
 
-// firstSync returns the transaction that kube-proxy begins with when a table of its name exists. script is
-// what it sends when there is none. Elements that are there already it leaves out, replaces those with another value,
-// and removes those that it does not want, as well as sets with the names of its affinity sets.
+// firstSync returns the transaction that kube-proxy begins with when a table of its name exists. script
+// is the transaction without such a table. kube-proxy leaves out elements that exist already, replaces those with
+// another value, and removes those that it does not want, as well as sets with the names of its affinity sets.
 func firstSync(script string, have *nft.Table) string {
 	existing := map[string]map[string]string{}
 	for _, name := range containers {

@@ -58,7 +58,7 @@ var kubeProxyShapes = []struct {
 	}},
 }
 
-// What explain says of each client's packet is what becomes of a real one, by the kernel's rules and by a dump of them.
+// A real packet of each client meets the fate that explain predicts, from the kernel's rules and from a dump of them.
 func testRuledumpReadsKubeProxys(t *testing.T) {
 	for _, shape := range kubeProxyShapes {
 		t.Run(shape.name, func(t *testing.T) {

@@ -16,14 +16,14 @@ import (
 )
 
 const (
-	// patience is how long a connection may take on a busy machine. It is no measure of a gap: a packet
+	// patience bounds the time of a connection on a busy machine. It is no measure of a gap: a packet
 	// that got lost shows as a retransmission, and a wrong rule as a refusal or a wrong endpoint.
 	patience = 20 * time.Second
-	// silence is how long a client waits that must not get through.
+	// silence is the wait of a client that must not get through.
 	silence = 100 * time.Millisecond
-	// enough is how many connections each stream makes before a change, and after it.
+	// enough is the number of connections that each stream makes before a change, and after it.
 	enough = 30
-	// unlucky is how many connections may go wrong in one exchange of rulesets. The kernel lets a packet that is on
+	// unlucky bounds the connections that may go wrong in one exchange of rulesets. The kernel lets a packet that is on
 	// its way through the old rules at that very instant look into the new, or emptied, maps: it cost a connection
 	// in 2 of 544 exchanges before there were temporary tables, and going back to kube-proxy has none.
 	unlucky = 1
@@ -32,7 +32,7 @@ const (
 // errMoved is about a client that did not keep its endpoint, despite session affinity.
 var errMoved = errors.New("the client has moved")
 
-// outcome is what must become of every connection of a stream.
+// outcome is the required result of every connection of a stream.
 type outcome int
 
 const (
@@ -47,7 +47,7 @@ type stream struct {
 	network string
 	to      string
 	want    outcome
-	// endpoints are where the connections may end.
+	// endpoints are the addresses that the connections may reach.
 	endpoints []string
 	// sticky says that all connections must end at the same endpoint, which is at reached, unless moving.
 	sticky  bool

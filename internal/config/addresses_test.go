@@ -53,7 +53,7 @@ func FuzzAddresses(f *testing.F) {
 func TestMissing(t *testing.T) {
 	for _, tt := range []struct {
 		name, document string
-		// want is how the warning starts; empty for none.
+		// want is the start of the warning; empty for none.
 		want string
 	}{
 		{"nothing set", header1, "clusterCIDR: not set"},

@@ -16,7 +16,7 @@ import (
 
 var update = flag.Bool("update", false, "write v1alpha2.yaml, v1alpha1.yaml and messages.txt of every case")
 
-// corpusFolder is where -update writes the cases.
+// corpusFolder is the directory into which -update writes the cases.
 const corpusFolder = "../testkit/corpus/testdata"
 
 func cases(t testing.TB) []corpus.Case {

@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// patience is how long a change may take to be noticed.
+// patience bounds the time until a change is noticed.
 const patience = 30 * time.Second
 
 // watching loads a file and watches it. What Watch returns comes on the channel.

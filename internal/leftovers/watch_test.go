@@ -19,7 +19,7 @@ func TestWatch(t *testing.T) {
 	for _, tt := range []struct {
 		name  string
 		looks []func(*watch)
-		// lines are what the log says, abridged.
+		// lines are the lines of the log, abridged.
 		lines []string
 		want  map[Kind]int
 	}{
@@ -59,7 +59,7 @@ func TestWatchRemoves(t *testing.T) {
 	for _, tt := range []struct {
 		name   string
 		report bool
-		// found is what each pass finds first; after a removal it finds remaining.
+		// found has the leftovers that each pass finds first; after a removal it finds remaining.
 		found     [][]Leftover
 		remaining []Leftover
 		removal   Removal

@@ -20,7 +20,7 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// patience is how long something may take that must happen.
+// patience bounds each wait for something that must happen.
 const patience = 30 * time.Second
 
 // family has what the tests need of each IP family.
@@ -122,7 +122,7 @@ func (n *node) apply(ports ...*model.ServicePort) {
 	n.Apply(n.ctx, &model.Changes{Ports: model.PortsByID(ports...)})
 }
 
-// lines is what was logged.
+// lines has the lines of the log.
 type lines struct {
 	mu  sync.Mutex
 	all []string

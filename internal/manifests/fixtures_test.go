@@ -63,7 +63,7 @@ type recorder struct {
 	state  map[string]string
 	events []string
 	synced bool
-	// waiting is what the source said last that it waits for.
+	// waiting is the last reason to wait that the source gave.
 	waiting string
 	wake    chan struct{}
 }
@@ -137,7 +137,7 @@ func (r *recorder) waitFor(t *testing.T, want map[string]string) {
 	}
 }
 
-// waitForReason waits until that is what the source waits for, or fails.
+// waitForReason waits until the source waits for want, or fails.
 func (r *recorder) waitForReason(t *testing.T, want string) {
 	t.Helper()
 	var waiting string

@@ -20,7 +20,7 @@ import (
 	"github.com/nftproxy/nftproxy/tracker"
 )
 
-// publisher is where a Source takes this Node from.
+// publisher has a Source of this Node, and publishes the Node to it.
 type publisher struct {
 	source  tracker.Source
 	publish func(t *testing.T, addresses ...string)

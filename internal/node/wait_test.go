@@ -37,7 +37,7 @@ func testStartWithoutTheWholeNode(t *testing.T) {
 		name    string
 		options Options
 		events  []event
-		// first is what is published with Synced, then what is published in the next hour, nil is nothing.
+		// first is the Node that is published with Synced, then the one in the next hour; nil is none.
 		first, then *model.Node
 		reported    []Missing
 		ends        string

@@ -44,7 +44,7 @@ func TestLocal(t *testing.T) {
 	for _, tt := range []struct {
 		name   string
 		family model.Family
-		// up, addresses and routes are what the namespace is given.
+		// The namespace gets addresses and routes, and its loopback interface is up if up is true.
 		up                bool
 		addresses, routes []string
 		want              []string

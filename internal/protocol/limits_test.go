@@ -23,7 +23,7 @@ func TestBatchLimits(t *testing.T) {
 		name   string
 		limits protocol.Limits
 		part   func(i int) *nodelocalv1.Update
-		// want is after how many parts the batch is refused.
+		// want is the number of the part that is refused.
 		want  int
 		field string
 	}{

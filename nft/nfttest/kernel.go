@@ -762,7 +762,7 @@ func (s *set) expire(t *table) {
 	}
 }
 
-// maxDepth is how deep chains may call each other (NFT_JUMP_STACK_SIZE).
+// maxDepth bounds the depth to which chains call each other (NFT_JUMP_STACK_SIZE).
 const maxDepth = 16
 
 // isShallow reports whether no chains call each other in a loop or too deep.

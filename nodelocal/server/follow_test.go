@@ -56,7 +56,7 @@ func (c *cluster) event(sink tracker.Sink) {
 	}
 }
 
-// truth is what a tracker of the node alone says of the objects.
+// truth returns the Changes that a tracker of the node alone makes of the objects.
 func (c *cluster) truth(node string) *model.Changes {
 	t := tracker.New(tracker.Options{NodeName: node})
 	for _, s := range c.services {

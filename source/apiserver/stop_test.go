@@ -13,8 +13,8 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// promptly is how long Run may take to return. It must be shorter than any back-off that Run could
-// be caught in (30 s and more), and long enough for a busy machine.
+// promptly bounds the time until Run returns. It must be shorter than any back-off that Run could
+// be in (30 s and more), and long enough for a busy machine.
 const promptly = 20 * time.Second
 
 func testRunEndsWithItsContext(t *testing.T) {

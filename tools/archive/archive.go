@@ -17,7 +17,7 @@ import (
 type File struct {
 	// Name is that in the archive. A directory's ends with a slash; it needs no more.
 	Name string
-	// Path is where the file is; empty if Data has its content.
+	// Path is the path of the file to read; empty if Data has its content.
 	Path string
 	Data []byte
 	// Program says that all may execute the file.

@@ -19,7 +19,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/validate"
 )
 
-// testTime is when the images of tests are made.
+// testTime is the creation time of the images of tests.
 var testTime = time.Date(2026, 7, 1, 3, 0, 0, 0, time.UTC)
 
 // testSpec describes an image of programs that are only their own names.

@@ -21,14 +21,14 @@ type spec struct {
 	name, version string
 	// revision is the commit of the source.
 	revision string
-	// created is when the image was made; zero leaves that out.
+	// created is the creation time of the image; zero leaves it out.
 	created time.Time
 }
 
 // architectures are those that the image is made for, in Go's and OCI's words.
 var architectures = []string{"amd64", "arm64"}
 
-// binDir is where kubeadm's DaemonSet looks for kube-proxy.
+// binDir is the directory in which kubeadm's DaemonSet looks for kube-proxy.
 const binDir = "usr/local/bin"
 
 // reference is the name and tag of the image of all architectures.

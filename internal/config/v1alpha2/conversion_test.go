@@ -27,8 +27,8 @@ func lossFields(losses []Loss) []string {
 	return fields
 }
 
-// v1alpha1ThereAndBack: what was set comes back as it was, or is listed as lost; and nothing
-// is listed that does come back.
+// v1alpha1ThereAndBack checks that a round trip through v1alpha2 keeps every field that was set, except
+// for those listed as lost, and that it loses each of these.
 func v1alpha1ThereAndBack(example map[string]any) func(*rapid.T) {
 	return func(t *rapid.T) {
 		in := decode[kubeproxyv1alpha1.KubeProxyConfiguration](t, draw(t, example, ""))
@@ -61,8 +61,8 @@ func v1alpha1ThereAndBack(example map[string]any) func(*rapid.T) {
 	}
 }
 
-// v1alpha2ThereAndBack: with defaults filled in, what comes back is what was, except for what
-// is listed as lost.
+// v1alpha2ThereAndBack checks that a round trip through v1alpha1 keeps every field, with defaults filled
+// in, except for those listed as lost.
 func v1alpha2ThereAndBack(example map[string]any) func(*rapid.T) {
 	return func(t *rapid.T) {
 		in := decode[KubeProxyConfiguration](t, draw(t, example, ""))

@@ -18,7 +18,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 )
 
-// startTimeout is how long etcd and kube-apiserver together may take to answer.
+// startTimeout bounds the time until both etcd and kube-apiserver answer.
 const startTimeout = 2 * time.Minute
 
 // StartBinaries starts the etcd and the kube-apiserver in folder assets (what KUBEBUILDER_ASSETS

@@ -78,7 +78,7 @@ func (a *answerRecorder) WriteHeader(status int) {
 // Unwrap lets http.ResponseController flush.
 func (a *answerRecorder) Unwrap() http.ResponseWriter { return a.ResponseWriter }
 
-// user is who the bearer token stands for.
+// user is the user of the bearer token.
 const user = "system:kube-proxy"
 
 // statusOf turns any error into the Status object that a client gets.
@@ -115,7 +115,7 @@ func errVersionExpired(asked, compacted uint64) error {
 	return apierrors.NewResourceExpired(fmt.Sprintf("too old resource version: %d (%d)", asked, compacted))
 }
 
-// errNoWatchList is what servers answer to a streaming list when they do not have it switched on.
+// errNoWatchList is the answer to a streaming list from a server with the feature switched off.
 func errNoWatchList() error {
 	err := apierrors.NewInvalid(schema.GroupKind{Group: "meta.k8s.io", Kind: "ListOptions"}, "", nil)
 	err.ErrStatus.Message = `ListOptions.meta.k8s.io "" is invalid: sendInitialEvents: Forbidden: ` +

@@ -15,7 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 )
 
-// Object is what the server stores: any API object with metadata whose kind it serves.
+// Object is an object that the server stores: any API object with metadata whose kind it serves.
 type Object interface {
 	runtime.Object
 	metav1.Object
@@ -99,7 +99,7 @@ func (r *resource) groupResource() schema.GroupResource {
 	return schema.GroupResource{Group: r.kind.Group, Resource: r.plural}
 }
 
-// target is what a URL path names.
+// target is the object or the collection that a URL path names.
 type target struct {
 	resource  *resource
 	namespace string // empty: all of them, or the resource has none

@@ -29,7 +29,7 @@ import (
 
 // Options say how the server behaves. The zero value is a current server on a free loopback port.
 type Options struct {
-	// Address is where to listen. Default 127.0.0.1:0, a free port.
+	// Address is the address to listen on. Default 127.0.0.1:0, a free port.
 	Address string
 	// WithoutWebsockets makes the server upgrade requests to run a command to SPDY alone, as old HTTP proxies before a
 	// server do.
@@ -39,7 +39,7 @@ type Options struct {
 	WithoutWatchList bool
 }
 
-// serverName is what the certificate is made out to. A kubeconfig names it too, so the server can
+// serverName is the host name in the certificate. A kubeconfig names it too, so the server can
 // listen on any address, also one in another network namespace.
 const serverName = "apiserver.test"
 
@@ -150,7 +150,7 @@ func (s *Server) Resume() error {
 	s.http = &http.Server{
 		Handler:   http.HandlerFunc(s.serve),
 		TLSConfig: &tls.Config{GetCertificate: s.currentCertificate, ClientAuth: tls.RequestClientCert},
-		ErrorLog:  log.New(io.Discard, "", 0), // cut connections are what this server is for
+		ErrorLog:  log.New(io.Discard, "", 0), // tests cut connections on purpose
 	}
 	go func(server *http.Server) { _ = server.ServeTLS(listener, "", "") }(s.http)
 	return nil
@@ -287,7 +287,8 @@ func (s *Server) Watches(plural string) int {
 	return open
 }
 
-// Sent is how many bytes the server has written to connections since it started, those of TLS and HTTP included.
+// Sent returns the number of bytes that the server has written to connections since it started, those of TLS and HTTP
+// included.
 func (s *Server) Sent() int64 { return s.sent.Load() }
 
 // Create stores an object and returns it with its version. It fails if the object exists.

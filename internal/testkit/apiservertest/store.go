@@ -139,7 +139,7 @@ func (s *store) snapshot(r *resource, match func(Object) bool) ([]Object, uint64
 	return found, s.version
 }
 
-// news is what a watch has not seen yet.
+// news has the changes that a watch has not seen yet.
 type news struct {
 	changes   []change
 	version   uint64          // the version that the watch has reached with these changes

@@ -76,7 +76,7 @@ func (s *Server) watchClosed(r *resource) {
 func (w *stream) begin(start uint64, initial bool) (uint64, error) {
 	if start != 0 && !initial {
 		if _, compacted := w.server.store.versions(); start < compacted {
-			// Inside the stream, with HTTP status 200: that is where kube-apiserver says it.
+			// kube-apiserver says it inside the stream, with HTTP status 200.
 			err := w.send(watch.Event{Type: watch.Error, Object: statusOf(errVersionExpired(start, compacted))})
 			return 0, firstError(err, errVersionExpired(start, compacted))
 		}

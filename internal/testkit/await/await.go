@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// Patience is how long something may take that must happen. It is long, because only a test that
+// Patience bounds each wait for something that must happen. It is long, because only a test that
 // fails waits for its end, and because reflectors of client-go back off for up to 30 s.
 const Patience = time.Minute
 

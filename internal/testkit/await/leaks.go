@@ -11,7 +11,7 @@ import (
 	"go.uber.org/goleak"
 )
 
-// leakPatience is how long goroutines and descriptors may take to go once the test has closed what it opened.
+// leakPatience bounds the wait for goroutines and descriptors to end once the test has closed what it opened.
 const leakPatience = 10 * time.Second
 
 // NoLeaks fails the test if more goroutines run, or more descriptors are open, when it ends than now. What the test

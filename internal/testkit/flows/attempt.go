@@ -12,10 +12,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// outcome is how an attempt ended.
+// outcome is the result of an attempt.
 type outcome struct {
 	kind outcomeKind
-	// local is where the attempt came from.
+	// local is the source address of the attempt.
 	local netip.AddrPort
 	// answer is set when the kind is answered.
 	answer answer
@@ -63,7 +63,7 @@ type attempt struct {
 	bound   bool
 	token   uint32
 	notices <-chan notice
-	// patience is how long to wait until silence is silence.
+	// patience is the wait after which no answer counts as silence.
 	patience time.Duration
 	arrived  *arrivals
 }
@@ -138,7 +138,7 @@ func (a *attempt) udp() outcome {
 	return a.readAnswer(conn)
 }
 
-// repeatAfter is how long an unanswered datagram waits to be sent again: TCP's initial
+// repeatAfter is the time after which an unanswered datagram is sent again: TCP's initial
 // retransmission timeout (RFC 6298), and more than the patience of a flow that is to be dropped.
 const repeatAfter = time.Second
 
@@ -160,7 +160,7 @@ func repeat(send func()) (stop func()) {
 	return func() { close(done) }
 }
 
-// answerAfter is how long an answer may take once the attempt has arrived at an endpoint. A machine that is slow, such
+// answerAfter bounds the wait for an answer once the attempt has arrived at an endpoint. A machine that is slow, such
 // as an emulated one, takes longer than the patience of a flow that may be dropped.
 const answerAfter = 2 * time.Second
 

@@ -37,7 +37,7 @@ type Difference struct {
 	Source   string `json:"source"`
 	// Family is 4 or 6.
 	Family int `json:"family"`
-	// Expect is what the proxy does instead, as in flows.yaml. The endpoints are those of the corpus unless it names
+	// Expect is the proxy's own result, as in flows.yaml. The endpoints are those of the corpus unless it names
 	// others. Without it any result is known.
 	Expect *wanted `json:"expect"`
 }

@@ -59,7 +59,7 @@ const (
 	FromRemote Origin = "remote"
 )
 
-// origins is where packets of the named senders start.
+// origins has the addresses of the named senders.
 var origins = map[Origin]lab.Addrs{
 	FromClient:   lab.ClientAddrs,
 	FromNode:     lab.NodeAddrs,
@@ -99,7 +99,7 @@ const (
 
 // Expectation is the expected result of a flow: either it reaches Endpoints, or it has Result.
 type Expectation struct {
-	// Endpoints are where connections must end: each at least once, and no other ever.
+	// Endpoints are the endpoints that connections must reach: each at least once, and no other ever.
 	Endpoints []netip.AddrPort
 	// Sticky turns that around: all connections of the sender must end at the same one of them.
 	Sticky bool
@@ -124,7 +124,7 @@ const (
 	Masqueraded Source = "masqueraded"
 )
 
-// Result is how a flow ends that no endpoint serves.
+// Result is the result of a flow that no endpoint serves.
 type Result string
 
 // The results.

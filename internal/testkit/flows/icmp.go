@@ -123,8 +123,8 @@ func (e *listener) understand(message []byte, family *icmpFamily, from netip.Add
 	}
 }
 
-// echo tells whoever awaits an echo by its identifier, wherever it went: that an answer comes from
-// elsewhere is just what they want to know.
+// echo notifies the sender that awaits an echo with the identifier, wherever the packet went: the
+// sender wants to know of an answer from another address too.
 func (e *listener) echo(identifier uint16, n notice) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -171,7 +171,7 @@ type exchange struct {
 	to   netip.AddrPort
 }
 
-// icmpFamily is what ICMP and ICMPv6 do not have in common.
+// icmpFamily has the values in which ICMP and ICMPv6 differ.
 type icmpFamily struct {
 	network              string
 	echoRequest, echoAck uint8

@@ -65,8 +65,8 @@ func unless(ok bool, format string, args ...any) string {
 	return fmt.Sprintf(format, args...)
 }
 
-// soon is how long Observe waits for an answer where none is expected: shorter than a flow of a file does,
-// since it is for those who send very many.
+// soon bounds Observe's wait for an answer where none is expected. It is shorter than the wait for a flow of
+// a file, since callers of Observe send very many.
 const soon = 150 * time.Millisecond
 
 // Observe makes one connection and returns the indexes of the expectations that it meets, and in
@@ -101,8 +101,8 @@ func (r *Runner) Observe(flow Flow, expectations []Expectation) (met []int, beca
 	return met, became, err
 }
 
-// patienceFor is how long to wait for an answer: not long where silence alone is expected, a
-// while where it is among what is expected.
+// patienceFor returns the bound of the wait for an answer: the shortest where silence alone is
+// expected, a longer one where silence is among several expectations.
 func patienceFor(expectations []Expectation) time.Duration {
 	silences := 0
 	for _, e := range expectations {

@@ -10,8 +10,8 @@ import (
 	"github.com/nftproxy/nftproxy/evaluator"
 )
 
-// Every flow of every golden case, walked through the compiled ruleset in memory: all that
-// can become of it is what the case says.
+// TestGoldenFlowsOnPaper walks every flow of every golden case through the compiled ruleset in
+// memory. Each possible fate must be as the case says.
 func TestGoldenFlowsOnPaper(t *testing.T) {
 	t.Parallel()
 	for _, g := range Cases(t) {

@@ -11,13 +11,13 @@ import (
 	"github.com/nftproxy/nftproxy/internal/testkit/lab"
 )
 
-// patience is how long an attempt waits: what should come may take its time on a busy machine. In
+// patience bounds the wait of an attempt for an answer, which may take its time on a busy machine. In
 // between, TCP sends its SYN again by itself.
 const patience = 10 * time.Second
 
-// ShortPatience is how long an attempt waits where silence is, or may be, what must come. Where other things may come
-// as well, an answer that takes longer is taken for silence, so an emulated machine needs more. It must be shorter than
-// repeatAfter: what is sent again may meet another fate.
+// ShortPatience bounds the wait of an attempt where silence is, or may be, the expected result. Where other results
+// may come as well, an answer that takes longer is taken for silence, so an emulated machine needs more. It must be
+// shorter than repeatAfter: a datagram that is sent again may meet another fate.
 var ShortPatience = 400 * time.Millisecond
 
 // atOnce bounds how many flows run at the same time; most of the time they wait.
@@ -135,7 +135,7 @@ func (s *sender) await() error {
 	return err
 }
 
-// patience is how long an attempt waits for an answer.
+// patience returns the bound of an attempt's wait for an answer.
 func (s *sender) patience() time.Duration {
 	if s.flow.Expect.Result == Dropped {
 		return ShortPatience

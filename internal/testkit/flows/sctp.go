@@ -149,7 +149,7 @@ var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 // sctpPacket is a packet with one chunk.
 type sctpPacket struct {
 	source, destination uint16
-	// tag is what the receiver told the sender to put into its packets, 0 in an INIT.
+	// tag is the one that the receiver told the sender to put into its packets, 0 in an INIT.
 	tag   uint32
 	chunk uint8
 	// initTag is the tag that the sender of an INIT or INIT ACK wants to see.

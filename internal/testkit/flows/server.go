@@ -18,7 +18,7 @@ type service struct {
 	at       netip.AddrPort
 }
 
-// answer is what every server says to every client: where it was reached, and by whom.
+// answer is every server's answer to every client: the address that the client reached, and the client's address.
 type answer struct {
 	reached, peer netip.AddrPort
 }

@@ -39,7 +39,7 @@ type Lab struct {
 	// Client is a pod on node-1.
 	Client *Host
 
-	// bridge is what the pods on node-1 are connected to; nil when each has a link of its own.
+	// bridge connects the pods on node-1; nil when each has a link of its own.
 	bridge *port
 
 	// mu guards what follows, and keeps pods with one name from being made twice.
@@ -181,7 +181,7 @@ func dual(ipv4, ipv6 string) Addrs {
 	return Addrs{IPv4: netip.MustParseAddr(ipv4), IPv6: netip.MustParseAddr(ipv6)}
 }
 
-// NodeName and RemoteName are what Kubernetes objects call the two nodes.
+// NodeName and RemoteName are the names of the two nodes in Kubernetes objects.
 const (
 	NodeName   = "node-1"
 	RemoteName = "node-2"

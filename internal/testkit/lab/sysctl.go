@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// role is what a host does besides being one.
+// role says whether a host forwards.
 type role int
 
 const (

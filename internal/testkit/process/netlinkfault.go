@@ -16,7 +16,7 @@ type NetlinkFault struct {
 	call uint32
 	// strike has the call go wrong. It returns false if this one cannot go wrong in that way.
 	strike func(i *injection, c *Call) (v Verdict, struck bool)
-	// refuse, if not 0, is what opening a socket fails with.
+	// refuse, if not 0, is the error with which the opening of a socket fails.
 	refuse unix.Errno
 	// lasting has all later calls go wrong too.
 	lasting bool
@@ -135,7 +135,7 @@ type injection struct {
 	// seen counts the calls that could go wrong.
 	seen   int
 	struck bool
-	// forged is what a socket receives next; last what one received last.
+	// forged has the message that each socket receives next; last is the message that one received last.
 	forged map[int][]byte
 	last   []byte
 }

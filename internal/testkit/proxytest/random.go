@@ -41,7 +41,7 @@ const (
 	casesPerRound = 3
 )
 
-// sureAfter is how long an answer may take once flows seem to differ: less than TCP takes to send its SYN again.
+// sureAfter bounds the wait for an answer once flows seem to differ: less than TCP takes to send its SYN again.
 const sureAfter = 900 * time.Millisecond
 
 // pair is two proxies on two nodes that are alike.
@@ -51,7 +51,7 @@ type pair struct {
 	report         *Report
 	// failure is the result of a proxy that has failed.
 	failure *Result
-	// patience is how long an answer may take.
+	// patience bounds the wait for an answer.
 	patience time.Duration
 	// compared counts the flows of the last comparison for which an expectation covers what the other proxy does.
 	compared int
@@ -62,7 +62,7 @@ type pair struct {
 type divergence struct {
 	// flow expects what one of them does.
 	flow flows.Flow
-	// seen is what became of it with the other one.
+	// seen is the flow's result with the other one.
 	seen *flows.Failure
 	// swapped says that flow expects what the proxy under test does, because no expectation covers what the other does.
 	swapped bool

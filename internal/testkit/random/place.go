@@ -90,7 +90,7 @@ func (p *Place) nodeOf(endpoint netip.Addr) string {
 	return []string{lab.NodeName, lab.NodeName, lab.RemoteName, lab.RemoteName, lab.NodeName, lab.NodeName, lab.RemoteName, ""}[slices.Index(p.Endpoints, endpoint)]
 }
 
-// Endpoints is what a lab has to serve for whatever is drawn.
+// Endpoints returns the endpoints that a lab must serve, whatever is drawn.
 func Endpoints() []flows.Endpoint {
 	var out []flows.Endpoint
 	for _, p := range Places {

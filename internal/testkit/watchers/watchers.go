@@ -14,7 +14,7 @@ import (
 	nodelocalv1 "github.com/nftproxy/nftproxy/nodelocal/v1"
 )
 
-// atOnce is how many watchers receive their full state at the same time.
+// atOnce bounds the watchers that receive their full state at the same time.
 const atOnce = 16
 
 // Start has n clients watch the server at target until ctx ends, the i-th for node(i), each over a connection of
